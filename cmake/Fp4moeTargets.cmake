@@ -1,0 +1,67 @@
+# Helpers that make the project's targets. Flags are per target; consumers see none of them.
+set(CMAKE_CXX_EXTENSIONS OFF)
+
+add_library(fp4moe_flags INTERFACE)
+target_compile_features(fp4moe_flags INTERFACE cxx_std_20)
+target_compile_options(fp4moe_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
+                                              $<$<BOOL:${FP4MOE_WERROR}>:-Werror>)
+# Contracting a*b+c into a fused operation would make results depend on the compiler's mood.
+target_compile_options(fp4moe_flags INTERFACE -ffp-contract=off)
+if(FP4MOE_FUZZ)
+  target_compile_options(fp4moe_flags INTERFACE -fsanitize=fuzzer-no-link)
+  target_link_options(fp4moe_flags INTERFACE -fsanitize=fuzzer-no-link)
+endif()
+
+# fp4moe_library(FOLDER SOURCES ... LINKS folders... PRIVATE libs...)
+# The static library fp4moe_FOLDER of src/FOLDER. Its headers are reachable as "FOLDER/x.h" only for
+# targets that link it, so an include against the order of dependence does not compile.
+function(fp4moe_library folder)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINKS;PRIVATE" ${ARGN})
+  set(target fp4moe_${folder})
+  set(root "${PROJECT_BINARY_DIR}/layers/${folder}")
+  file(MAKE_DIRECTORY "${root}")
+  file(CREATE_LINK "${PROJECT_SOURCE_DIR}/src/${folder}" "${root}/${folder}" SYMBOLIC)
+  add_library(${target} STATIC ${ARG_SOURCES})
+  add_library(fp4moe::${folder} ALIAS ${target})
+  target_include_directories(${target} PUBLIC "$<BUILD_INTERFACE:${root}>"
+                                              "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>")
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  target_link_libraries(${target} PRIVATE "$<BUILD_INTERFACE:fp4moe_flags>" ${ARG_PRIVATE})
+  foreach(link ${ARG_LINKS})
+    target_link_libraries(${target} PUBLIC fp4moe_${link})
+  endforeach()
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+endfunction()
+
+# fp4moe_test(STEM LINKS folders... [SOURCES ...] [LABELS ...] [ARGS ...])
+# The GoogleTest binary STEM from STEM.cc (and SOURCES); one CTest entry, label unit unless said otherwise.
+function(fp4moe_test stem)
+  if(NOT FP4MOE_TESTS)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINKS;LABELS;ARGS;PRIVATE" ${ARGN})
+  if(NOT ARG_LABELS)
+    set(ARG_LABELS unit)
+  endif()
+  add_executable(${stem} ${stem}.cc ${ARG_SOURCES})
+  target_link_libraries(${stem} PRIVATE fp4moe_flags fp4moe_test_support ${ARG_PRIVATE} GTest::gtest_main)
+  foreach(link ${ARG_LINKS})
+    target_link_libraries(${stem} PRIVATE fp4moe_${link})
+  endforeach()
+  add_test(NAME ${stem} COMMAND ${stem} ${ARG_ARGS})
+  set_tests_properties(${stem} PROPERTIES LABELS "${ARG_LABELS}")
+endfunction()
+
+# fp4moe_fuzz_target(STEM LINKS folders...)  -- libFuzzer binary from STEM.cc, corpus in corpus/STEM.
+function(fp4moe_fuzz_target stem)
+  if(NOT FP4MOE_FUZZ)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "" "" "LINKS;PRIVATE" ${ARGN})
+  add_executable(${stem} ${stem}.cc)
+  target_link_libraries(${stem} PRIVATE fp4moe_flags ${ARG_PRIVATE})
+  foreach(link ${ARG_LINKS})
+    target_link_libraries(${stem} PRIVATE fp4moe_${link})
+  endforeach()
+  target_link_options(${stem} PRIVATE -fsanitize=fuzzer)
+endfunction()

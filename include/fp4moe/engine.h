@@ -1,0 +1,79 @@
+// Engine: one loaded model that answers many requests at once. All methods may be called from any thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fp4moe/config.h"
+#include "fp4moe/request.h"
+#include "fp4moe/status.h"
+
+namespace fp4moe {
+
+// Facts of the loaded model, constant after Engine::make.
+struct ModelInfo {
+  std::string name;                        // served model name
+  std::string path;
+  std::string architecture;                // such as "GptOssForCausalLM"
+  std::string quantization;                // such as "mxfp4"
+  int64_t vocab_size = 0;                  // V of the logits
+  int64_t num_layers = 0, hidden_size = 0, num_experts = 0, top_k = 0;
+  int64_t context_length = 0;              // most tokens of prompt and answer together
+  int64_t max_total_tokens = 0;            // KV pool
+  int64_t weight_bytes = 0, kv_bytes = 0;
+  std::vector<int32_t> eos_token_ids;
+  SamplingParams default_sampling;         // from generation_config.json where it says
+  std::vector<std::string> startup_lines;  // device, plan, memory: the start-up screen
+};
+
+// Counters and gauges at one moment.
+struct EngineStats {
+  int64_t num_running_reqs = 0, num_queue_reqs = 0;
+  int64_t num_used_tokens = 0, max_total_num_tokens = 0;
+  int64_t prompt_tokens_total = 0, generation_tokens_total = 0;
+  int64_t num_requests_total = 0, num_aborted_requests_total = 0, num_failed_requests_total = 0;
+  double gen_throughput = 0;               // tokens/s over the last seconds
+  double load_seconds = 0, uptime_seconds = 0;
+};
+
+struct ChatTemplateOptions {
+  bool add_generation_prompt = true;
+  bool continue_final_message = false;
+  std::string tools_json;                  // JSON array, or empty
+  std::string kwargs_json;                 // JSON object of further template variables, or empty
+};
+
+class Engine {
+ public:
+  // Loads the model and starts the engine's thread. Refuses unknown combinations before any weight
+  // is read: kInvalidArgument, kUnsupported, kDoesNotFit, kDataLoss, kNotFound.
+  static Result<std::unique_ptr<Engine>> make(EngineConfig config);
+
+  virtual ~Engine() = default;             // aborts what runs
+
+  // Queues a request; returns its id at once. kInvalidArgument (ids out of range, bad parameters),
+  // kDoesNotFit (longer than the context or the KV pool), kUnavailable (queue full, draining).
+  virtual Result<std::string> submit(Request request, DeltaCallback on_delta) = 0;
+  // Ends a request; its last delta has kAbort. Unknown and finished ids are ignored.
+  virtual void cancel(const std::string& id) = 0;
+  // Refuses new requests; returns when none runs, or after the deadline with the rest aborted.
+  virtual void drain(double timeout_seconds) = 0;
+
+  virtual const ModelInfo& info() const = 0;
+  virtual EngineStats stats() const = 0;
+
+  // Text to ids and back. add_special_tokens runs the tokenizer's post-processor.
+  virtual Result<std::vector<int32_t>> tokenize(std::string_view text, bool add_special_tokens) const = 0;
+  virtual Result<std::string> detokenize(const std::vector<int32_t>& ids, bool skip_special_tokens) const = 0;
+  // The bytes one id stands for; empty for ids without a token.
+  virtual std::string token_bytes(int32_t id) const = 0;
+  // Renders the chat template over a JSON array of messages. kUnsupported if the model has none,
+  // kInvalidArgument with the template's line for an error inside it.
+  virtual Result<std::string> apply_chat_template(std::string_view messages_json,
+                                                  const ChatTemplateOptions& options) const = 0;
+};
+
+}  // namespace fp4moe

@@ -1,0 +1,54 @@
+#include "base/buffer.h"
+
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "base/check.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr int64_t kHugePageBytes = 2 << 20;
+
+}  // namespace
+
+Result<Buffer> Buffer::make(int64_t num_bytes) {
+  if (num_bytes < 0) return invalid_argument("buffer of " + std::to_string(num_bytes) + " bytes");
+  Buffer buffer;
+  if (num_bytes == 0) return buffer;
+  const int64_t align = num_bytes >= 2 * kHugePageBytes ? kHugePageBytes : 64;
+  if (num_bytes > INT64_MAX - align) return does_not_fit("buffer of " + std::to_string(num_bytes) + " bytes");
+  const int64_t rounded = (num_bytes + align - 1) / align * align;
+  void* p = std::aligned_alloc(static_cast<size_t>(align), static_cast<size_t>(rounded));
+  if (p == nullptr) return does_not_fit("the system refused " + std::to_string(num_bytes) + " bytes");
+  if (align == kHugePageBytes) madvise(p, static_cast<size_t>(rounded), MADV_HUGEPAGE);  // best effort
+  buffer.data_ = static_cast<uint8_t*>(p);
+  buffer.num_bytes_ = num_bytes;
+  return buffer;
+}
+
+void Buffer::release() {
+  std::free(data_);
+  data_ = nullptr;
+  num_bytes_ = 0;
+}
+
+Result<Arena> Arena::make(int64_t num_bytes) {
+  FP4MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::make(num_bytes));
+  Arena arena;
+  arena.buffer_ = std::move(buffer);
+  return arena;
+}
+
+uint8_t* Arena::take_bytes(int64_t num_bytes) {
+  FP4MOE_CHECK(num_bytes >= 0 && padded(num_bytes) <= capacity_bytes() - used_,
+               "arena: want " + std::to_string(num_bytes) + " bytes, " +
+                   std::to_string(capacity_bytes() - used_) + " of " + std::to_string(capacity_bytes()) + " left");
+  uint8_t* p = buffer_.data() + used_;
+  used_ += padded(num_bytes);
+  return p;
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,60 @@
+// Owned, aligned, uninitialised memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+#include "fp4moe/status.h"
+
+namespace fp4moe {
+
+// 64-byte aligned bytes (2 MiB aligned and advised to huge pages from 4 MiB on). Movable, not copyable.
+class Buffer {
+ public:
+  Buffer() = default;
+  // kDoesNotFit if the system refuses; zero_bytes == 0 makes an empty buffer.
+  static Result<Buffer> make(int64_t num_bytes);
+  ~Buffer() { release(); }
+  Buffer(Buffer&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), num_bytes_(std::exchange(other.num_bytes_, 0)) {}
+  Buffer& operator=(Buffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(num_bytes_, other.num_bytes_);
+    return *this;
+  }
+
+  uint8_t* data() const { return data_; }
+  int64_t num_bytes() const { return num_bytes_; }
+  template <class T>
+  T* as() const { return reinterpret_cast<T*>(data_); }
+
+ private:
+  void release();
+  uint8_t* data_ = nullptr;
+  int64_t num_bytes_ = 0;
+};
+
+// Hands out aligned pieces of one Buffer, first to last; all are given back together by reset().
+// Sizes are known at load, so running out is our mistake: CHECK.
+class Arena {
+ public:
+  Arena() = default;
+  static Result<Arena> make(int64_t num_bytes);
+  // n elements of T, 64-byte aligned, uninitialised.
+  template <class T>
+  T* take(int64_t n) { return reinterpret_cast<T*>(take_bytes(n * static_cast<int64_t>(sizeof(T)))); }
+  void reset() { used_ = 0; }
+  int64_t used_bytes() const { return used_; }
+  int64_t capacity_bytes() const { return buffer_.num_bytes(); }
+  // What take() of these bytes uses up, alignment included.
+  static constexpr int64_t padded(int64_t num_bytes) { return (num_bytes + 63) / 64 * 64; }
+
+ private:
+  uint8_t* take_bytes(int64_t num_bytes);
+  Buffer buffer_;
+  int64_t used_ = 0;
+};
+
+}  // namespace fp4moe

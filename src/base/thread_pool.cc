@@ -1,0 +1,99 @@
+#include "base/thread_pool.h"
+
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/check.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr int kSpinMicroseconds = 50;
+
+void cpu_pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+// Spins for a while until done() holds; false if it still does not.
+template <class Done>
+bool spin_until(const Done& done) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::microseconds(kSpinMicroseconds);
+  do {
+    for (int i = 0; i < 64; ++i) {
+      if (done()) return true;
+      cpu_pause();
+    }
+  } while (std::chrono::steady_clock::now() < deadline);
+  return done();
+}
+
+}  // namespace
+
+struct ThreadPool::State {
+  std::vector<std::thread> threads;
+  std::atomic<bool> stop{false};
+  // A loop: body and num_chunks are written before `epoch` is raised, and read after it was seen.
+  const std::function<void(int64_t, int)>* body = nullptr;
+  int64_t num_chunks = 0;
+  alignas(64) std::atomic<uint32_t> epoch{0};
+  alignas(64) std::atomic<int64_t> next_chunk{0};
+  alignas(64) std::atomic<int> num_busy{0};  // workers (not the caller) that have not finished the loop
+
+  void drain_chunks(int worker) {
+    for (int64_t c; (c = next_chunk.fetch_add(1, std::memory_order_relaxed)) < num_chunks;) (*body)(c, worker);
+  }
+
+  void work(int worker) {
+    uint32_t seen = 0;
+    for (;;) {
+      if (!spin_until([&] { return epoch.load(std::memory_order_acquire) != seen; }))
+        epoch.wait(seen, std::memory_order_acquire);
+      if (epoch.load(std::memory_order_acquire) == seen) continue;
+      seen = epoch.load(std::memory_order_acquire);
+      if (stop.load(std::memory_order_relaxed)) return;
+      drain_chunks(worker);
+      if (num_busy.fetch_sub(1, std::memory_order_acq_rel) == 1) num_busy.notify_one();
+    }
+  }
+};
+
+ThreadPool::ThreadPool(int num_threads) : state_(std::make_unique<State>()) {
+  FP4MOE_CHECK(num_threads >= 1, "num_threads=" + std::to_string(num_threads));
+  for (int w = 1; w < num_threads; ++w) state_->threads.emplace_back([s = state_.get(), w] { s->work(w); });
+}
+
+ThreadPool::~ThreadPool() {
+  state_->stop.store(true, std::memory_order_relaxed);
+  state_->epoch.fetch_add(1, std::memory_order_release);
+  state_->epoch.notify_all();
+  for (std::thread& t : state_->threads) t.join();
+}
+
+int ThreadPool::num_threads() const { return static_cast<int>(state_->threads.size()) + 1; }
+
+void ThreadPool::run(int64_t num_chunks, const std::function<void(int64_t, int)>& body) {
+  State& s = *state_;
+  if (num_chunks <= 0) return;
+  if (num_chunks == 1 || s.threads.empty()) {
+    for (int64_t c = 0; c < num_chunks; ++c) body(c, 0);
+    return;
+  }
+  s.body = &body;
+  s.num_chunks = num_chunks;
+  s.next_chunk.store(0, std::memory_order_relaxed);
+  s.num_busy.store(static_cast<int>(s.threads.size()), std::memory_order_relaxed);
+  s.epoch.fetch_add(1, std::memory_order_release);
+  s.epoch.notify_all();
+  s.drain_chunks(0);
+  while (!spin_until([&] { return s.num_busy.load(std::memory_order_acquire) == 0; })) {
+    const int busy = s.num_busy.load(std::memory_order_acquire);
+    if (busy != 0) s.num_busy.wait(busy, std::memory_order_acquire);
+  }
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,36 @@
+// ChatTemplate: a checkpoint's Jinja chat template, rendered as Hugging Face's (Jinja2, sandboxed) renders it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "fp4moe/engine.h"
+#include "fp4moe/status.h"
+
+namespace fp4moe {
+
+class ChatTemplate {
+ public:
+  // `source` is the template. kInvalidArgument with line and reason for a syntax error.
+  static Result<ChatTemplate> parse(std::string_view source);
+  // From chat_template.jinja or tokenizer_config.json's chat_template (a string, or a list of named ones:
+  // "default") in `folder`, or from the file `override_path` if not empty. Reads bos_token, eos_token and
+  // further special tokens from tokenizer_config.json for the template's variables. kUnsupported if the
+  // folder has no template: there is no fallback.
+  static Result<ChatTemplate> load(const std::string& folder, const std::string& override_path);
+  ChatTemplate(ChatTemplate&&) noexcept;
+  ChatTemplate& operator=(ChatTemplate&&) noexcept;
+  ~ChatTemplate();
+
+  // kInvalidArgument: malformed JSON, a template's raise_exception, or a run-time error, with its line;
+  // kDoesNotFit: the limits on steps, depth or output were reached. Thread-safe.
+  Result<std::string> render(std::string_view messages_json, const ChatTemplateOptions& options) const;
+
+ private:
+  struct State;
+  explicit ChatTemplate(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace fp4moe

@@ -1,0 +1,50 @@
+// Checkpoint: the tensors of a checkpoint folder, memory-mapped. A single model.safetensors or the shards
+// of model.safetensors.index.json.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/tensor_view.h"
+#include "fp4moe/status.h"
+
+namespace fp4moe {
+
+// Where a tensor lies and what it is.
+struct TensorEntry {
+  std::string name;
+  TensorView view;
+  std::string file;       // the shard's file name
+  int64_t file_offset = 0;
+};
+
+class Checkpoint {
+ public:
+  // Maps and checks every shard's header. kNotFound (folder, missing shard), kDataLoss (truncated or
+  // inconsistent header, overlap, hole, size), kInvalidArgument (index pointing outside the folder).
+  static Result<Checkpoint> open(const std::string& folder);
+  Checkpoint(Checkpoint&&) noexcept;
+  Checkpoint& operator=(Checkpoint&&) noexcept;
+  ~Checkpoint();
+
+  const std::string& folder() const;
+  // In file order, shard by shard. Views stay valid as long as the Checkpoint lives.
+  const std::vector<TensorEntry>& tensors() const;
+  int64_t total_bytes() const;
+  // Null if there is no such tensor.
+  const TensorEntry* find(std::string_view name) const;
+  // kNotFound, or kInvalidArgument naming both shapes or dtypes.
+  Result<TensorView> get(std::string_view name, DType dtype, std::vector<int64_t> shape) const;
+  // Tells the kernel that these bytes will be read soon / are no longer needed.
+  void will_need(const TensorView& view) const;
+  void release(const TensorView& view) const;
+
+ private:
+  struct State;
+  explicit Checkpoint(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace fp4moe

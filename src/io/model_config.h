@@ -1,0 +1,65 @@
+// The hyper-parameters of a checkpoint: config.json, generation_config.json and the quantization
+// declaration (config.json's quantization_config or hf_quant_config.json), parsed, checked and typed.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fp4moe/request.h"
+#include "fp4moe/status.h"
+
+namespace fp4moe {
+
+enum class ModelFamily { kGptOss, kDeepseekV3, kQwen3Moe };
+
+enum class QuantMethod { kNone, kMxfp4GptOss /* dialect C */, kModelOptNvfp4 /* dialect A */ };
+
+struct QuantConfig {
+  QuantMethod method = QuantMethod::kNone;
+  int group_size = 0;                           // 32 for MXFP4, 16 for NVFP4
+  std::string declared_by;                      // file and key that said so, for messages
+  std::vector<std::string> exclude_modules;     // patterns of modules kept in bf16
+};
+
+struct RopeConfig {
+  enum class Type { kDefault, kYarn };
+  Type type = Type::kDefault;
+  double theta = 10000;
+  double factor = 1;                            // YaRN
+  double beta_fast = 32, beta_slow = 1;
+  double original_max_position_embeddings = 0;
+  bool truncate = true;                         // round the ramp's bounds to integers
+  std::optional<double> attention_factor;       // given explicitly; else 0.1 ln(factor) + 1
+  std::optional<double> mscale, mscale_all_dim; // DeepSeek
+};
+
+struct ModelConfig {
+  ModelFamily family = ModelFamily::kGptOss;
+  std::string architecture, model_type;
+  int64_t vocab_size = 0, hidden_size = 0, num_layers = 0;
+  int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
+  int64_t num_experts = 0, top_k = 0;           // top_k = num_experts_per_tok
+  int64_t intermediate_size = 0;                // of one expert
+  int64_t max_position_embeddings = 0;
+  double rms_norm_eps = 1e-5;
+  bool attention_bias = false, tie_word_embeddings = false;
+  RopeConfig rope;
+  std::vector<int64_t> layer_windows;           // per layer: 0 full attention, else the sliding window
+  float swiglu_alpha = 1.702f, swiglu_limit = 7.0f;  // gpt-oss
+  QuantConfig quant;
+  std::vector<int32_t> eos_token_ids;           // generation_config.json's, else config.json's
+  SamplingParams default_sampling;              // generation_config.json: temperature, top_p, top_k, do_sample
+};
+
+// Parses and checks; `config_json` etc. are file contents, empty where the file is absent.
+// kInvalidArgument names the key, the value and what would be legal; kUnsupported names the
+// architecture or feature. All counts are checked in 64 bits and against each other.
+Result<ModelConfig> parse_model_config(std::string_view config_json, std::string_view generation_config_json,
+                                       std::string_view hf_quant_config_json);
+// The same, from a checkpoint folder.
+Result<ModelConfig> load_model_config(const std::string& folder);
+
+}  // namespace fp4moe

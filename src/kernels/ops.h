@@ -1,0 +1,127 @@
+// Every dense op of a forward pass, declared once. Implementations: kernels/ref (naive, double
+// accumulation: the oracle and the float32 mode) and kernels/cpu (one file per op, compiled per ISA).
+//
+// Conventions. Matrices are row-major and contiguous unless a stride is named. Dims: T tokens (rows of a
+// batch), H hidden_size, V vocab_size; heads and head_dim as named. "act" rows are the inputs of GEMMs:
+// bf16 in the default mode, f32 with --dtype float32; everything else (residual, GEMM outputs, logits) is
+// f32. No op allocates, keeps state or throws; T = 0 is legal everywhere. Every output element is computed
+// in one fixed order whatever T, chunking, thread count or neighbours in the batch ("batch invariant").
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "base/cpu_info.h"
+#include "base/dtype.h"
+#include "base/thread_pool.h"
+#include "formats/bf16.h"
+
+namespace fp4moe {
+
+// Rows of a matrix of either activation type; null data with rows == 0 is legal.
+struct ActRows {
+  void* data = nullptr;          // [rows, cols] of dtype
+  DType dtype = DType::kBF16;    // kBF16 or kF32
+  int64_t rows = 0, cols = 0;
+};
+
+// How a dense [N, K] bf16 weight lies in memory.
+enum class LinearLayout : uint8_t {
+  kRowMajor,   // [N, K]: as in the checkpoint; kernels/ref
+  kPanel16,    // [ceil(N/16)][ceil(K/2)][16][2]: 16 output rows side by side, pairs of k together (the
+               // operand order of vdpbf16ps); rows past N and the k past an odd K are zero
+};
+
+// bytes of an [N, K] bf16 weight in `layout`.
+int64_t linear_weight_bytes(int64_t n, int64_t k, LinearLayout layout);
+// src [N, K] row-major -> dst, linear_weight_bytes() long, 64-byte aligned, not overlapping. Exact.
+void pack_linear_weight(const bf16* src, int64_t n, int64_t k, LinearLayout layout, bf16* dst, ThreadPool& pool);
+
+struct LinearArgs {              // out = x W^T + bias (+ out)
+  ActRows x;                     // [T, K]
+  const bf16* weight = nullptr;  // [N, K] in the table's linear_layout
+  const float* bias = nullptr;   // [N] or null
+  float* out = nullptr;          // [T, N]; must not overlap x
+  int64_t n = 0;
+  bool accumulate = false;       // add to what out holds (residual), after the sum over k
+};
+
+struct EmbedArgs {               // out[t] = table[ids[t]]; ids were checked against num_rows by the caller
+  const bf16* table = nullptr;   // [num_rows, H]
+  const int32_t* ids = nullptr;  // [T]
+  float* out = nullptr;          // [T, H]
+  int64_t num_tokens = 0, hidden_size = 0;
+};
+
+struct RmsNormArgs {             // y = x / sqrt(mean(x^2) + eps) * weight, in f32, then as out_act wants
+  const float* x = nullptr;      // [T, H]
+  const float* weight = nullptr; // [H]
+  float eps = 0;
+  ActRows out_act;               // [T, H]: the GEMM input (rounded if bf16)
+  float* out_f32 = nullptr;      // [T, H] or null: the same before rounding (the router's input)
+};
+
+// Rotary embedding of the two-halves kind: pairs (i, i + rotary_dim/2). YaRN and other scalings are in the
+// table that rope_table() makes; elements past rotary_dim pass through.
+struct RopeArgs {
+  float* x = nullptr;                  // [T, row_stride], heads contiguous from its start; in place
+  const int64_t* positions = nullptr;  // [T]
+  const float* inv_freq = nullptr;     // [rotary_dim / 2]
+  float attention_factor = 1;          // multiplies cos and sin (YaRN's concentration)
+  int64_t num_tokens = 0, row_stride = 0;
+  int num_heads = 0, head_dim = 0, rotary_dim = 0;
+};
+
+// One sequence's part of a batch: its rows, and where its keys and values are.
+struct SequenceRows {
+  int64_t first_row = 0;                // in the batch
+  int64_t num_rows = 0;                 // new tokens
+  int64_t first_position = 0;           // of the first new token = tokens already in the cache
+  std::span<const int32_t> page_table;  // page ids, page_size tokens each; covers first_position + num_rows
+};
+
+// Keys or values of one layer: [num_pages, num_kv_heads, page_size, head_dim] of dtype.
+struct KvPages {
+  void* data = nullptr;
+  DType dtype = DType::kBF16;          // kBF16 or kF32
+  int num_kv_heads = 0, page_size = 0, head_dim = 0;
+};
+
+struct KvWriteArgs {             // stores the new tokens' rows into their pages (rounded if the pages are bf16)
+  const float* k = nullptr;      // [T, row_stride]: num_kv_heads * head_dim from its start
+  const float* v = nullptr;      // the same
+  int64_t row_stride = 0;
+  KvPages k_pages, v_pages;
+  std::span<const SequenceRows> sequences;
+};
+
+struct AttentionArgs {           // causal, grouped-query; the new tokens' keys and values are already in the pages
+  const float* q = nullptr;      // [T, q_stride]: num_heads * head_dim from its start
+  int64_t q_stride = 0;
+  KvPages k_pages, v_pages;
+  std::span<const SequenceRows> sequences;
+  int num_heads = 0;             // a multiple of num_kv_heads
+  float scale = 0;               // of q k
+  int64_t window = 0;            // 0: all; w: positions p - w < j <= p
+  const float* sinks = nullptr;  // [num_heads] or null: logit that joins the softmax's denominator only
+  ActRows out;                   // [T, num_heads * head_dim]
+};
+
+// The dense ops at one ISA level. All functions are thread-compatible; pool is the only parallelism.
+struct DenseOps {
+  const char* name;              // "ref", "cpu_scalar", "cpu_avx2", "cpu_avx512"
+  LinearLayout linear_layout;
+  void (*linear)(const LinearArgs&, ThreadPool&);
+  void (*embed)(const EmbedArgs&, ThreadPool&);
+  void (*rms_norm)(const RmsNormArgs&, ThreadPool&);
+  void (*rope)(const RopeArgs&, ThreadPool&);
+  void (*kv_write)(const KvWriteArgs&, ThreadPool&);
+  void (*attention)(const AttentionArgs&, ThreadPool&);
+};
+
+// The oracle; accepts both activation types.
+const DenseOps& ref_dense_ops();
+// Precondition: isa_available(isa). Both activation types are accepted; bf16 is the fast one.
+const DenseOps& cpu_dense_ops(Isa isa);
+
+}  // namespace fp4moe

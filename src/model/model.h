@@ -1,0 +1,50 @@
+// Model: immutable weights and one forward pass over a batch of rows of several sequences.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "fp4moe/config.h"
+#include "io/checkpoint.h"
+#include "io/model_config.h"
+#include "kernels/ops.h"
+#include "model/kv_cache.h"
+#include "moe/plan.h"
+
+namespace fp4moe {
+
+struct ModelOptions {
+  DType act_dtype = DType::kBF16;   // kBF16 or kF32
+  MoePlan moe_plan;                 // of every MoE layer
+  int64_t max_batch_tokens = 0;     // most rows of one forward()
+  int64_t max_logit_rows = 0;       // most rows with logits of one forward()
+};
+
+// T rows, sequence after sequence. Ids and positions were checked by the caller.
+struct Batch {
+  std::span<const int32_t> token_ids;          // [T]
+  std::span<const int64_t> positions;          // [T]
+  std::span<const SequenceRows> sequences;     // covers the T rows in order
+  std::span<const int64_t> logit_rows;         // rows whose logits are wanted, ascending
+};
+
+class Model {
+ public:
+  // Reads, checks and packs the weights layer by layer. The checkpoint may be closed afterwards.
+  static Result<std::unique_ptr<Model>> load(const Checkpoint& checkpoint, const ModelConfig& config,
+                                             const ModelOptions& options, ThreadPool& pool,
+                                             const ProgressSink& progress);
+  virtual ~Model() = default;
+
+  virtual const ModelConfig& config() const = 0;
+  virtual int64_t weight_bytes() const = 0;
+  // Appends the rows' keys and values to `kv` and writes logits [logit_rows.size(), V], f32. Not
+  // re-entrant: one forward() at a time (it uses the model's scratch memory).
+  virtual void forward(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool) = 0;
+};
+
+}  // namespace fp4moe

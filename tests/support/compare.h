@@ -1,0 +1,28 @@
+// The one comparator of the tests. NaN never passes; the budget is a formula's result, not a magic number.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <span>
+
+namespace fp4moe {
+
+// || actual - expected || / || expected ||, in double; infinity if either holds a NaN or an infinity, or the
+// lengths differ. Two all-zero inputs give 0.
+double relative_l2(std::span<const float> actual, std::span<const float> expected);
+
+// Passes if |actual[i] - expected[i]| <= budget[i] for all i (budget has the same length, or length 1).
+// Any NaN or infinity fails unless both sides hold the same infinity. On failure reports the worst index,
+// both values, the error in units of its budget, and how many exceed.
+testing::AssertionResult within_budget(std::span<const float> actual, std::span<const float> expected,
+                                       std::span<const float> budget);
+
+// Passes if relative_l2(actual, expected) <= limit; reports the value.
+testing::AssertionResult within_relative_l2(std::span<const float> actual, std::span<const float> expected,
+                                            double limit);
+
+// Bytewise equality with the first difference reported.
+testing::AssertionResult same_bytes(std::span<const uint8_t> actual, std::span<const uint8_t> expected);
+
+}  // namespace fp4moe
