@@ -1,0 +1,16 @@
+#include "device/device.h"
+
+#include <string>
+
+namespace fp4moe {
+
+const char* device_kind_name(DeviceKind kind) { return kind == DeviceKind::kCpu ? "cpu" : "cuda"; }
+
+Result<DeviceKind> resolve_device(std::string_view name) {
+  if (name == "auto" || name == "cpu") return DeviceKind::kCpu;
+  if (name == "cuda")
+    return unsupported("device=cuda: this build has no CUDA backend; nearest legal choice: --device cpu");
+  return invalid_argument("unknown device '" + std::string(name) + "': auto, cpu or cuda");
+}
+
+}  // namespace fp4moe

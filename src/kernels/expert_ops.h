@@ -1,0 +1,84 @@
+// The ops of a MoE layer's experts and router, declared once. Implementations: kernels/ref (naive, double
+// accumulation: the oracle and the float32 mode) and kernels/cpu (16-row panels, one file per ISA).
+//
+// The conventions of kernels/ops.h hold. A weight [N, K] is cut into panels of 16 rows (N / 16 of them); how
+// a panel lies in memory is the table's matter: pack_panel() writes it, gate_up() and down() read it. An op
+// computes one chunk (some panels times all rows of one expert); the caller spreads chunks over threads.
+#pragma once
+
+#include <cstdint>
+
+#include "formats/fp4_matrix.h"
+#include "kernels/ops.h"
+
+namespace fp4moe {
+
+constexpr int64_t kPanelRows = 16;
+
+enum class ActivationKind : uint8_t {
+  kSwigluOai,  // g = min(g, limit), u = clamp(u, -limit, limit): g * sigmoid(alpha * g) * (u + 1)
+  kSilu,       // g * sigmoid(g) * u
+  kRelu2,      // max(u, 0)^2; not gated: there is no gate matrix
+};
+
+struct Activation {
+  ActivationKind kind = ActivationKind::kSwigluOai;
+  float alpha = 1.702f, limit = 7.0f;  // kSwigluOai only
+};
+
+constexpr bool is_gated(ActivationKind kind) { return kind != ActivationKind::kRelu2; }
+
+// What a chunk of either GEMM reads. Panels lie one behind the other, panel_bytes(format, k) each.
+struct ExpertGemmArgs {
+  Fp4Format format = Fp4Format::kMxfp4;
+  ActRows x;                        // [rows, K], contiguous: one expert's rows
+  const uint8_t* panels = nullptr;  // [num_panels], 64-byte aligned
+  const float* bias = nullptr;      // [num_panels * 16], zeros where the model has none
+  int64_t num_panels = 0;
+  int64_t out_stride = 0;  // elements from one row of out to the next
+};
+
+// out[row, 16 p ...] = activation(gate panel p of x, up panel p of x), in f32, then rounded to x's dtype.
+// Panels alternate gate, up (bias as well); without a gate there are only up panels.
+struct ExpertGateUpArgs {
+  ExpertGemmArgs gemm;
+  float gate_scale = 1, up_scale = 1;  // tensor scales, decode direction
+  Activation activation;
+  void* out = nullptr;  // the chunk's first column of [rows, I], x's dtype; must not overlap x
+};
+
+// out[row, 16 p ...] = down panel p of x + bias, in f32.
+struct ExpertDownArgs {
+  ExpertGemmArgs gemm;
+  float scale = 1;       // tensor scale, decode direction
+  float* out = nullptr;  // the chunk's first column of [rows, H]; must not overlap x
+};
+
+// logits = x W^T + bias for one panel of 16 experts and some tokens. Weight panels are [H][16] bf16 (rows
+// past E are zero), so that 16 experts' sums run side by side.
+struct RouterLogitsArgs {
+  const float* x = nullptr;     // [T, H]
+  const bf16* panel = nullptr;  // [H, 16]
+  const float* bias = nullptr;  // [16]
+  float* out = nullptr;         // the panel's first column of [T, out_stride]
+  int64_t num_tokens = 0, hidden_size = 0, out_stride = 0;
+};
+
+// The expert ops at one ISA level. Stateless and re-entrant; every output element is summed in one fixed
+// order, whatever the number of rows, panels or neighbours.
+struct ExpertOps {
+  const char* name;                                     // "ref", "cpu_scalar", "cpu_avx2", "cpu_avx512"
+  int64_t (*panel_bytes)(Fp4Format format, int64_t k);  // a multiple of 64; k is a multiple of the block
+  // Rows [16 panel, 16 panel + 16) of w -> dst, panel_bytes() long. Exact and invertible.
+  void (*pack_panel)(const Fp4MatrixView& w, int64_t panel, uint8_t* dst);
+  void (*gate_up)(const ExpertGateUpArgs&);
+  void (*down)(const ExpertDownArgs&);
+  void (*router_logits)(const RouterLogitsArgs&);
+};
+
+// The oracle; x of either activation type.
+const ExpertOps& ref_expert_ops();
+// Precondition: isa_available(isa). x must be bf16.
+const ExpertOps& cpu_expert_ops(Isa isa);
+
+}  // namespace fp4moe

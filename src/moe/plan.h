@@ -1,0 +1,98 @@
+// The plan of a model's MoE layers: which table rows run them, decided and explained before weights are read.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/cpu_info.h"
+#include "base/dtype.h"
+#include "comm/fabric.h"
+#include "device/device.h"
+#include "formats/fp4_matrix.h"
+#include "fp4moe/status.h"
+#include "kernels/expert_ops.h"
+
+namespace fp4moe {
+
+// Numerics of the expert GEMMs: weights are FP4, activations are as named.
+enum class Scheme : uint8_t {
+  kW4A16,  // bf16 (or f32 with --dtype float32), FP32 accumulation and tensor scales
+  kW4A4,   // NVFP4 activations
+  kW4A8,   // INT8 or FP8 activations
+};
+const char* scheme_name(Scheme scheme);  // "w4a16", "w4a4", "w4a8"
+
+// What is to be computed: facts of the checkpoint, the activations and the machine.
+struct MoeProblem {
+  int64_t hidden_size = 0;        // H
+  int64_t intermediate_size = 0;  // I, of one expert
+  int64_t num_experts = 0;        // E
+  int64_t top_k = 0;              // K
+  Fp4Format format = Fp4Format::kMxfp4;
+  Activation activation;
+  DType act_dtype = DType::kBF16;  // kBF16 or kF32
+  DeviceKind device = DeviceKind::kCpu;
+  Isa isa = best_isa();  // the best level this CPU runs
+};
+
+// What the user asked for: the flags' strings and numbers, unchecked.
+struct MoeChoice {
+  std::string runner = "auto";       // --moe-runner-backend: a row, one of SGLang's names, or auto
+  std::string a2a = "none";          // --moe-a2a-backend
+  std::string fp4_compute = "auto";  // auto | w4a16 | w4a4 | w4a8
+  std::string fabric = "auto";       // auto | local | threads | mpi
+  int tp = 1, ep = 1, dp = 1;
+  bool enable_dp_attention = false;
+};
+
+struct A2aRow;
+struct RunnerRow;
+
+// A row that was considered and what became of it. An empty reason: it fits, but a better row was taken.
+struct RowVerdict {
+  std::string kind;  // "a2a" or "runner"
+  std::string name;
+  std::string reason;
+};
+
+// Immutable; made by plan_moe() only. A default-constructed one is empty and runs nothing.
+class MoePlan {
+ public:
+  const MoeProblem& problem() const { return problem_; }
+  Scheme scheme() const { return scheme_; }
+  const Fabric& fabric() const { return fabric_; }
+  // The chosen rows (moe/table.h); null in an empty plan. They live as long as the program.
+  const A2aRow* a2a() const { return a2a_; }
+  const RunnerRow* runner() const { return runner_; }
+  // Every row of the table that was not taken, best first.
+  const std::vector<RowVerdict>& verdicts() const { return verdicts_; }
+  // How a name of SGLang's was resolved; empty where a native name or auto was given.
+  const std::string& note() const { return note_; }
+
+ private:
+  friend Result<MoePlan> plan_moe(const MoeProblem&, const MoeChoice&);
+  MoeProblem problem_;
+  Scheme scheme_ = Scheme::kW4A16;
+  Fabric fabric_;
+  const A2aRow* a2a_ = nullptr;
+  const RunnerRow* runner_ = nullptr;
+  std::vector<RowVerdict> verdicts_;
+  std::string note_;
+};
+
+// The first rows of the table that fit; forced names are strict. kInvalidArgument: an unknown name (the
+// message lists the known ones) or sizes that contradict each other. kUnsupported: a combination this version
+// has no row for; the message holds both values and the nearest legal choice.
+Result<MoePlan> plan_moe(const MoeProblem& problem, const MoeChoice& choice);
+
+// The plan for people: problem, chosen rows, the runner-up, and why each other row was refused. Several
+// lines, none with a newline at the end of the text.
+std::string describe(const MoePlan& plan);
+
+// The table's own names, best first, and SGLang's names that resolve to them.
+std::vector<std::string> runner_names();
+std::vector<std::string> a2a_names();
+
+}  // namespace fp4moe
