@@ -18,10 +18,10 @@
 namespace fp4moe {
 
 struct ModelOptions {
-  DType act_dtype = DType::kBF16;   // kBF16 or kF32
+  DType act_dtype = DType::kBF16;   // kBF16, or kF32: the reference ops, every sum in double
+  Isa isa = Isa::kScalar;           // of the dense ops with kBF16
   MoePlan moe_plan;                 // of every MoE layer
   int64_t max_batch_tokens = 0;     // most rows of one forward()
-  int64_t max_logit_rows = 0;       // most rows with logits of one forward()
 };
 
 // T rows, sequence after sequence. Ids and positions were checked by the caller.

@@ -1,0 +1,69 @@
+#include "model/plan_model.h"
+
+#include "base/check.h"
+
+namespace fp4moe {
+namespace {
+
+Result<DType> resolve_dtype(const std::string& name) {
+  if (name == "auto" || name == "bfloat16") return DType::kBF16;
+  if (name == "float32") return DType::kF32;
+  return invalid_argument("--dtype " + name + ": auto, bfloat16 or float32");
+}
+
+Status check_quantization(const ModelConfig& model, const std::string& flag) {
+  const std::string declared = quantization_name(model.quant);
+  if (flag != "auto" && flag != "mxfp4" && flag != "modelopt_fp4")
+    return invalid_argument("--quantization " + flag + ": auto, mxfp4 or modelopt_fp4");
+  if (model.quant.method == QuantMethod::kNone)
+    return unsupported("the checkpoint declares no FP4 quantization (neither config.json's quantization_config nor "
+                       "hf_quant_config.json); this version runs FP4 experts only");
+  if (flag != "auto" && flag != declared)
+    return unsupported("--quantization " + flag + " contradicts the checkpoint, which is " + declared + " (" +
+                       model.quant.declared_by + "); use --quantization " + declared + " or auto");
+  return {};
+}
+
+}  // namespace
+
+const char* quantization_name(const QuantConfig& quant) {
+  switch (quant.method) {
+    case QuantMethod::kNone: return "none";
+    case QuantMethod::kMxfp4GptOss: return "mxfp4";
+    case QuantMethod::kModelOptNvfp4: return "modelopt_fp4";
+  }
+  return "unknown";
+}
+
+Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& flags) {
+  ModelPlan plan;
+  FP4MOE_RETURN_IF_ERROR(check_quantization(model, flags.quantization));
+  FP4MOE_ASSIGN_OR_RETURN(plan.device, resolve_device(flags.device));
+  FP4MOE_ASSIGN_OR_RETURN(plan.act_dtype, resolve_dtype(flags.dtype));
+  plan.isa = best_isa();
+  const MoeProblem problem{
+      .hidden_size = model.hidden_size,
+      .intermediate_size = model.intermediate_size,
+      .num_experts = model.num_experts,
+      .top_k = model.top_k,
+      .format = model.quant.method == QuantMethod::kMxfp4GptOss ? Fp4Format::kMxfp4 : Fp4Format::kNvfp4,
+      .activation = {ActivationKind::kSwigluOai, model.swiglu_alpha, model.swiglu_limit},
+      .act_dtype = plan.act_dtype,
+      .device = plan.device,
+      .isa = plan.isa,
+  };
+  const MoeChoice choice{
+      .runner = flags.moe_runner_backend,
+      .a2a = flags.moe_a2a_backend,
+      .fp4_compute = flags.fp4_compute,
+      .fabric = flags.fabric,
+      .tp = flags.tp_size,
+      .ep = flags.ep_size,
+      .dp = flags.dp_size,
+      .enable_dp_attention = flags.enable_dp_attention,
+  };
+  FP4MOE_ASSIGN_OR_RETURN(plan.moe, plan_moe(problem, choice));
+  return plan;
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,29 @@
+// What a checkpoint and the flags come to, decided and checked before any weight is read.
+#pragma once
+
+#include <string>
+
+#include "base/cpu_info.h"
+#include "base/dtype.h"
+#include "device/device.h"
+#include "fp4moe/config.h"
+#include "io/model_config.h"
+#include "moe/plan.h"
+
+namespace fp4moe {
+
+struct ModelPlan {
+  DeviceKind device = DeviceKind::kCpu;
+  DType act_dtype = DType::kBF16;
+  Isa isa = Isa::kScalar;    // of the dense ops
+  MoePlan moe;
+};
+
+// kInvalidArgument: an unknown flag value, or --quantization against the checkpoint; kUnsupported: a
+// combination that this version has no row for.
+Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& flags);
+
+// "mxfp4", "modelopt_fp4" or "none": the checkpoint's scheme in --quantization's words.
+const char* quantization_name(const QuantConfig& quant);
+
+}  // namespace fp4moe

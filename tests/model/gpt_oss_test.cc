@@ -1,0 +1,116 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "reference_prompt.h"
+#include "support/compare.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr double kFloat32Limit = 1e-4;  // both sides sum in different orders; measured below 1e-6
+
+EngineConfig reference_flags() {
+  EngineConfig flags;
+  flags.dtype = "float32";
+  flags.moe_runner_backend = "ref";
+  flags.threads = 2;
+  return flags;
+}
+
+std::span<const float> row(const std::vector<float>& logits, size_t r, size_t v) {
+  return std::span<const float>(logits).subspan(r * v, v);
+}
+
+size_t argmax(std::span<const float> x) { return static_cast<size_t>(std::max_element(x.begin(), x.end()) - x.begin()); }
+
+// The stock Hugging Face class's float32 logits of random checkpoints (make_gptoss_fixtures.py): odd sizes,
+// shards, both rope spellings, windows shorter than the prompt.
+class Fixture : public testing::TestWithParam<const char*> {};
+
+TEST_P(Fixture, ReferenceRunnerMatchesStockClass) {
+  const std::string folder = std::string(FP4MOE_FIXTURES "/") + GetParam();
+  const Result<ReferencePrompt> prompt = read_reference(folder + "/reference.safetensors", "input_ids", "logits");
+  ASSERT_TRUE(prompt.ok()) << prompt.status().to_string();
+  const Result<std::vector<float>> logits = compute_logits({folder, reference_flags()}, prompt->ids);
+  ASSERT_TRUE(logits.ok()) << logits.status().to_string();
+  EXPECT_TRUE(within_relative_l2(*logits, prompt->logits, kFloat32Limit));
+}
+
+// bf16 rounding of every GEMM input: the default mode is near, not equal.
+TEST_P(Fixture, DefaultRunnerIsNearTheStockClass) {
+  const std::string folder = std::string(FP4MOE_FIXTURES "/") + GetParam();
+  const Result<ReferencePrompt> prompt = read_reference(folder + "/reference.safetensors", "input_ids", "logits");
+  ASSERT_TRUE(prompt.ok()) << prompt.status().to_string();
+  const Result<std::vector<float>> logits = compute_logits({folder, EngineConfig{}}, prompt->ids);
+  ASSERT_TRUE(logits.ok()) << logits.status().to_string();
+  EXPECT_TRUE(within_relative_l2(*logits, prompt->logits, 5e-2));
+  EXPECT_FALSE(within_relative_l2(*logits, prompt->logits, 1e-6)) << "bf16 activations cannot be this near";
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpt, Fixture,
+                         testing::Values("h192_i96_yarn", "h160_i224_sharded_old_rope", "h96_i32_plain_rope_top1"));
+
+class Demo : public testing::TestWithParam<int> {
+ protected:
+  Demo() {
+    const std::string name = "prompt_" + std::to_string(GetParam());
+    Result<ReferencePrompt> prompt =
+        read_reference(FP4MOE_DEMO "/reference_logits.safetensors", name + ".input_ids", name + ".logits_w4a16");
+    if (prompt.ok()) prompt_ = std::move(*prompt);
+    vocab_size_ = prompt_.logits.size() / std::max<size_t>(1, prompt_.ids.size());
+  }
+
+  // The share of positions with the reference's argmax, and the median of the positions' relative L2 errors.
+  std::pair<double, double> agreement(const std::vector<float>& logits) const {
+    std::vector<double> errors;
+    double same = 0;
+    for (size_t r = 0; r < prompt_.ids.size(); ++r) {
+      const auto actual = row(logits, r, vocab_size_), expected = row(prompt_.logits, r, vocab_size_);
+      errors.push_back(relative_l2(actual, expected));
+      same += argmax(actual) == argmax(expected);
+    }
+    std::nth_element(errors.begin(), errors.begin() + static_cast<long>(errors.size() / 2), errors.end());
+    return {same / static_cast<double>(errors.size()), errors[errors.size() / 2]};
+  }
+
+  ReferencePrompt prompt_;
+  size_t vocab_size_ = 0;
+};
+
+TEST_P(Demo, ReferenceRunnerMatchesEveryArgmax) {
+  ASSERT_FALSE(prompt_.ids.empty());
+  const Result<std::vector<float>> logits = compute_logits({FP4MOE_DEMO, reference_flags()}, prompt_.ids);
+  ASSERT_TRUE(logits.ok()) << logits.status().to_string();
+  EXPECT_TRUE(within_relative_l2(*logits, prompt_.logits, kFloat32Limit));
+  EXPECT_EQ(agreement(*logits).first, 1.0);
+}
+
+TEST_P(Demo, DefaultRunnerIsWithinItsPromise) {
+  ASSERT_FALSE(prompt_.ids.empty());
+  const Result<std::vector<float>> logits = compute_logits({FP4MOE_DEMO, EngineConfig{}}, prompt_.ids);
+  ASSERT_TRUE(logits.ok()) << logits.status().to_string();
+  EXPECT_TRUE(within_relative_l2(*logits, prompt_.logits, 2e-2));
+  const auto [same_argmax, median_error] = agreement(*logits);
+  EXPECT_GE(same_argmax, 0.99);
+  EXPECT_LE(median_error, 5e-3);
+}
+
+TEST_P(Demo, LogitsDoNotDependOnChunksPagesOrThreads) {
+  ASSERT_FALSE(prompt_.ids.empty());
+  const Result<std::vector<float>> whole = compute_logits({FP4MOE_DEMO, EngineConfig{}}, prompt_.ids);
+  ASSERT_TRUE(whole.ok()) << whole.status().to_string();
+  for (const int64_t chunk : {1, 7, 64}) {
+    LogitsRun run{FP4MOE_DEMO, EngineConfig{}, chunk, static_cast<int>(chunk % 5 + 1)};
+    run.flags.threads = static_cast<int>(chunk % 4 + 1);
+    const Result<std::vector<float>> parts = compute_logits(run, prompt_.ids);
+    ASSERT_TRUE(parts.ok()) << parts.status().to_string();
+    EXPECT_EQ(*parts, *whole) << "chunk " << chunk;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Prompts, Demo, testing::Values(0, 1));
+
+}  // namespace
+}  // namespace fp4moe

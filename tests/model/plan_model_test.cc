@@ -1,0 +1,69 @@
+#include "model/plan_model.h"
+
+#include <gtest/gtest.h>
+
+namespace fp4moe {
+namespace {
+
+ModelConfig gpt_oss() {
+  ModelConfig config;
+  config.hidden_size = 256;
+  config.intermediate_size = 256;
+  config.num_experts = 16;
+  config.top_k = 4;
+  config.quant.method = QuantMethod::kMxfp4GptOss;
+  config.quant.group_size = 32;
+  config.quant.declared_by = "config.json quantization_config";
+  return config;
+}
+
+StatusCode code_of(const EngineConfig& flags) { return plan_model(gpt_oss(), flags).status().code(); }
+
+TEST(PlanModel, DefaultsRunOnTheCpuInBf16) {
+  const Result<ModelPlan> plan = plan_model(gpt_oss(), EngineConfig{});
+  ASSERT_TRUE(plan.ok()) << plan.status().to_string();
+  EXPECT_EQ(plan->device, DeviceKind::kCpu);
+  EXPECT_EQ(plan->act_dtype, DType::kBF16);
+  EXPECT_EQ(plan->moe.scheme(), Scheme::kW4A16);
+}
+
+TEST(PlanModel, Float32TakesTheReferenceRunner) {
+  EngineConfig flags;
+  flags.dtype = "float32";
+  const Result<ModelPlan> plan = plan_model(gpt_oss(), flags);
+  ASSERT_TRUE(plan.ok()) << plan.status().to_string();
+  EXPECT_EQ(plan->act_dtype, DType::kF32);
+}
+
+TEST(PlanModel, UnknownDtypeNamesTheLegalOnes) {
+  EngineConfig flags;
+  flags.dtype = "float16";
+  const Result<ModelPlan> plan = plan_model(gpt_oss(), flags);
+  EXPECT_EQ(plan.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(plan.status().message().find("bfloat16 or float32"), std::string::npos);
+}
+
+TEST(PlanModel, QuantizationMustAgreeWithTheCheckpoint) {
+  EngineConfig flags;
+  flags.quantization = "mxfp4";
+  EXPECT_EQ(code_of(flags), StatusCode::kOk);
+  flags.quantization = "modelopt_fp4";
+  EXPECT_EQ(code_of(flags), StatusCode::kUnsupported);
+  flags.quantization = "int3";
+  EXPECT_EQ(code_of(flags), StatusCode::kInvalidArgument);
+}
+
+TEST(PlanModel, RanksAndDevicesThatAreNotThereAreRefused) {
+  for (const auto& change : {+[](EngineConfig& f) { f.tp_size = 2; }, +[](EngineConfig& f) { f.ep_size = 2; },
+                             +[](EngineConfig& f) { f.moe_a2a_backend = "deepep"; },
+                             +[](EngineConfig& f) { f.fp4_compute = "w4a4"; }}) {
+    EngineConfig flags;
+    change(flags);
+    const Result<ModelPlan> plan = plan_model(gpt_oss(), flags);
+    EXPECT_FALSE(plan.ok());
+    EXPECT_FALSE(plan.status().message().empty());
+  }
+}
+
+}  // namespace
+}  // namespace fp4moe

@@ -1,0 +1,63 @@
+#include "reference_prompt.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "base/check.h"
+#include "io/file.h"
+#include "io/safetensors.h"
+#include "model/kv_cache.h"
+#include "model/model.h"
+#include "model/plan_model.h"
+
+namespace fp4moe {
+
+Result<ReferencePrompt> read_reference(const std::string& file, const std::string& ids_name,
+                                       const std::string& logits_name) {
+  FP4MOE_ASSIGN_OR_RETURN(const MappedFile mapped, MappedFile::open(file));
+  FP4MOE_ASSIGN_OR_RETURN(const std::vector<SafetensorsEntry> entries, parse_safetensors(mapped.bytes()));
+  ReferencePrompt prompt;
+  for (const SafetensorsEntry& e : entries) {
+    const uint8_t* data = mapped.bytes().data() + e.begin;
+    if (e.spec.name == ids_name && e.spec.dtype == DType::kI64) {
+      std::vector<int64_t> ids(static_cast<size_t>(e.end - e.begin) / 8);
+      std::memcpy(ids.data(), data, ids.size() * 8);
+      prompt.ids.assign(ids.begin(), ids.end());
+    } else if (e.spec.name == logits_name && e.spec.dtype == DType::kF32) {
+      prompt.logits.resize(static_cast<size_t>(e.end - e.begin) / 4);
+      std::memcpy(prompt.logits.data(), data, prompt.logits.size() * 4);
+    }
+  }
+  if (prompt.ids.empty() || prompt.logits.empty()) return not_found(file + ": " + ids_name + ", " + logits_name);
+  return prompt;
+}
+
+Result<std::vector<float>> compute_logits(const LogitsRun& run, const std::vector<int32_t>& ids) {
+  const int64_t t = static_cast<int64_t>(ids.size()), chunk = run.chunk > 0 ? run.chunk : t;
+  FP4MOE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(run.folder));
+  FP4MOE_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(config, run.flags));
+  ThreadPool pool(std::max(1, run.flags.threads));
+  FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(run.folder));
+  const ModelOptions options{plan.act_dtype, plan.isa, plan.moe, chunk};
+  FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, Model::load(checkpoint, config, options, pool, {}));
+  const int64_t num_pages = (t + run.page_size - 1) / run.page_size;
+  FP4MOE_ASSIGN_OR_RETURN(KvCache kv, KvCache::make(config, plan.act_dtype, num_pages, run.page_size));
+
+  std::vector<int32_t> pages(static_cast<size_t>(num_pages));
+  std::iota(pages.rbegin(), pages.rend(), 0);  // not in memory order
+  std::vector<float> logits(static_cast<size_t>(t * config.vocab_size));
+  for (int64_t first = 0; first < t; first += chunk) {
+    const int64_t rows = std::min(chunk, t - first);
+    std::vector<int64_t> positions(static_cast<size_t>(rows)), logit_rows(static_cast<size_t>(rows));
+    std::iota(positions.begin(), positions.end(), first);
+    std::iota(logit_rows.begin(), logit_rows.end(), 0);
+    const SequenceRows sequence{0, rows, first, pages};
+    const std::span<const int32_t> chunk_ids(ids.data() + first, static_cast<size_t>(rows));
+    model->forward({chunk_ids, positions, {&sequence, 1}, logit_rows}, kv,
+                   logits.data() + first * config.vocab_size, pool);
+  }
+  return logits;
+}
+
+}  // namespace fp4moe

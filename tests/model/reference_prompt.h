@@ -1,0 +1,33 @@
+// Checkpoints with reference logits, and runs over them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fp4moe/config.h"
+#include "fp4moe/status.h"
+#include "io/model_config.h"
+
+namespace fp4moe {
+
+struct ReferencePrompt {
+  std::vector<int32_t> ids;    // [T]
+  std::vector<float> logits;   // [T, V]
+};
+
+// From a safetensors file: an I64 tensor of ids and an F32 tensor of logits.
+Result<ReferencePrompt> read_reference(const std::string& file, const std::string& ids_name,
+                                       const std::string& logits_name);
+
+struct LogitsRun {
+  std::string folder;          // checkpoint
+  EngineConfig flags;          // dtype, runner, threads
+  int64_t chunk = 0;           // prompt tokens in one forward(); 0: all
+  int page_size = 16;
+};
+
+// Logits [T, V] of the prompt, computed chunk by chunk with every row's logits taken.
+Result<std::vector<float>> compute_logits(const LogitsRun& run, const std::vector<int32_t>& ids);
+
+}  // namespace fp4moe
