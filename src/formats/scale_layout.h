@@ -1,0 +1,137 @@
+// Where the block scale of (row, group) lies in a buffer, for every layout that kernels of this field read. A
+// layout is a small type; turning one into another is convert_scales(), which never guesses.
+//
+// Dims: rows M, groups G = K / block. One byte per scale. All layouts keep four consecutive groups of a row,
+// from a group that is a multiple of four on, side by side.
+#pragma once
+
+#include <array>
+#include <concepts>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "fp4moe/status.h"
+
+namespace fp4moe {
+
+constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// [M, G], no padding. The layout of checkpoints.
+struct LinearScales {
+  static constexpr const char* kName = "linear";
+  int64_t rows = 0, groups = 0;
+
+  constexpr int64_t num_bytes() const { return rows * groups; }
+  constexpr int64_t offset(int64_t m, int64_t g) const { return m * groups + g; }
+};
+
+// "128x4": tiles of 128 rows x 4 groups, [M/128, G/4] of [32, 4, 4] = (m % 32, m % 128 / 32, g % 4). Rows are
+// padded to 128 and groups to 4; padding is zero.
+struct Swizzled128x4Scales {
+  static constexpr const char* kName = "swizzled_128x4";
+  int64_t rows = 0, groups = 0;
+
+  constexpr int64_t num_bytes() const { return round_up(rows, 128) * round_up(groups, 4); }
+  constexpr int64_t offset(int64_t m, int64_t g) const {
+    const int64_t tile = m / 128 * ((groups + 3) / 4) + g / 4;
+    return tile * 512 + m % 32 * 16 + m % 128 / 32 * 4 + g % 4;
+  }
+};
+
+// "8x4", for few rows: tiles of 8 rows x 4 groups, [M/8, G/4] of [8, 4]. Padding is zero.
+struct Swizzled8x4Scales {
+  static constexpr const char* kName = "swizzled_8x4";
+  int64_t rows = 0, groups = 0;
+
+  constexpr int64_t num_bytes() const { return round_up(rows, 8) * round_up(groups, 4); }
+  constexpr int64_t offset(int64_t m, int64_t g) const {
+    const int64_t tile = m / 8 * ((groups + 3) / 4) + g / 4;
+    return tile * 32 + m % 8 * 4 + g % 4;
+  }
+};
+
+template <class L>
+concept ScaleLayout = requires(const L layout, int64_t i) {
+  { layout.rows } -> std::convertible_to<int64_t>;
+  { layout.groups } -> std::convertible_to<int64_t>;
+  { layout.num_bytes() } -> std::same_as<int64_t>;
+  { layout.offset(i, i) } -> std::same_as<int64_t>;
+};
+
+// Copies the scales of rows [0, num_rows) and touches no other byte of dst. Precondition: num_rows <= rows of
+// both, equal groups, no overlap.
+template <ScaleLayout From, ScaleLayout To>
+void copy_scale_rows(const From& from, const uint8_t* src, const To& to, uint8_t* dst, int64_t num_rows) {
+  for (int64_t m = 0; m < num_rows; ++m)
+    for (int64_t g = 0; g < from.groups; g += 4)
+      std::memcpy(dst + to.offset(m, g), src + from.offset(m, g), from.groups - g < 4 ? from.groups - g : 4);
+}
+
+// src in layout `from`, from.num_bytes() long, becomes dst in layout `to`, to.num_bytes() long, padding zero;
+// no overlap. The inverse is the call with the layouts exchanged. kInvalidArgument if the shapes differ.
+template <ScaleLayout From, ScaleLayout To>
+Status convert_scales(const From& from, const uint8_t* src, const To& to, uint8_t* dst) {
+  if (from.rows != to.rows || from.groups != to.groups)
+    return invalid_argument("scales of shape [" + std::to_string(from.rows) + ", " +
+                            std::to_string(from.groups) + "] in layout " + From::kName + " cannot become [" +
+                            std::to_string(to.rows) + ", " + std::to_string(to.groups) + "] in layout " +
+                            To::kName + "; the shapes must be equal");
+  std::memset(dst, 0, static_cast<size_t>(to.num_bytes()));
+  copy_scale_rows(from, src, to, dst, from.rows);
+  return {};
+}
+
+// E matrices of equal shape, each in the 128x4 layout with its own padding: [E, rup(M,128), rup(G,4)]. Also
+// the physical layout of the "masked" (grouped) quantisers, which leave the rows past an expert's count, and
+// all padding, as they were: copy_masked_scales_*().
+struct BatchedScales {
+  int64_t experts = 0, rows = 0, groups = 0;
+
+  constexpr Swizzled128x4Scales expert() const { return {rows, groups}; }
+  constexpr int64_t num_bytes() const { return experts * expert().num_bytes(); }
+  constexpr int64_t offset(int64_t e, int64_t m, int64_t g) const {
+    return e * expert().num_bytes() + expert().offset(m, g);
+  }
+};
+
+// linear [E, M, G] <-> batched, rows [0, num_rows[e]) of each expert only. num_rows has layout.experts
+// entries, each in [0, layout.rows].
+void copy_masked_scales_to_batched(const BatchedScales& layout, const uint8_t* linear,
+                                   const int32_t* num_rows, uint8_t* batched);
+void copy_masked_scales_to_linear(const BatchedScales& layout, const uint8_t* batched,
+                                  const int32_t* num_rows, uint8_t* linear);
+
+// The "MMA layout" of CuTe kernels: six-dimensional strides over a BatchedScales buffer, no data moved. The
+// index is (m % 32, m % 128 / 32, m / 128, g % 4, g / 4, e).
+struct MmaScaleView {
+  std::array<int64_t, 6> shape;
+  std::array<int64_t, 6> strides;
+
+  static MmaScaleView of(const BatchedScales& layout);
+  static std::array<int64_t, 6> index(int64_t e, int64_t m, int64_t g);
+  int64_t offset(const std::array<int64_t, 6>& i) const;
+};
+
+// Activation scales of rows grouped by expert without gaps: each expert's rows start a 128x4 block of their
+// own, at a row that follows from the expert and the rows before it alone: rup(first_token + 127 e, 128).
+struct ExpertPackedScales {
+  std::vector<int64_t> first_token;  // [E + 1]: expert e has rows [first_token[e], first_token[e + 1])
+  int64_t groups = 0;
+
+  static constexpr int64_t first_row(int64_t expert, int64_t first_token_of_expert) {
+    return round_up(first_token_of_expert + 127 * expert, 128);
+  }
+  // Precondition of all: first_token holds at least one entry and never decreases.
+  int64_t num_experts() const { return static_cast<int64_t>(first_token.size()) - 1; }
+  int64_t num_bytes() const;
+  // m counts within expert e.
+  int64_t offset(int64_t e, int64_t m, int64_t g) const;
+};
+
+// linear [first_token[E], G] -> packed, num_bytes() long, padding zero; and back.
+void pack_expert_scales(const ExpertPackedScales& layout, const uint8_t* linear, uint8_t* packed);
+void unpack_expert_scales(const ExpertPackedScales& layout, const uint8_t* packed, uint8_t* linear);
+
+}  // namespace fp4moe
