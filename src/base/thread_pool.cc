@@ -37,15 +37,14 @@ bool spin_until(const Done& done) {
 struct ThreadPool::State {
   std::vector<std::thread> threads;
   std::atomic<bool> stop{false};
-  // A loop: body and num_chunks are written before `epoch` is raised, and read after it was seen.
-  const std::function<void(int64_t, int)>* body = nullptr;
-  int64_t num_chunks = 0;
+  Loop loop;  // written before `epoch` is raised, and read after it was seen
   alignas(64) std::atomic<uint32_t> epoch{0};
   alignas(64) std::atomic<int64_t> next_chunk{0};
   alignas(64) std::atomic<int> num_busy{0};  // workers (not the caller) that have not finished the loop
 
   void drain_chunks(int worker) {
-    for (int64_t c; (c = next_chunk.fetch_add(1, std::memory_order_relaxed)) < num_chunks;) (*body)(c, worker);
+    for (int64_t c; (c = next_chunk.fetch_add(1, std::memory_order_relaxed)) < loop.num_chunks;)
+      loop.call(loop.body, c, worker);
   }
 
   void work(int worker) {
@@ -76,15 +75,13 @@ ThreadPool::~ThreadPool() {
 
 int ThreadPool::num_threads() const { return static_cast<int>(state_->threads.size()) + 1; }
 
-void ThreadPool::run(int64_t num_chunks, const std::function<void(int64_t, int)>& body) {
+void ThreadPool::run_loop(const Loop& loop) {
   State& s = *state_;
-  if (num_chunks <= 0) return;
-  if (num_chunks == 1 || s.threads.empty()) {
-    for (int64_t c = 0; c < num_chunks; ++c) body(c, 0);
+  if (loop.num_chunks <= 1 || s.threads.empty()) {
+    for (int64_t c = 0; c < loop.num_chunks; ++c) loop.call(loop.body, c, 0);
     return;
   }
-  s.body = &body;
-  s.num_chunks = num_chunks;
+  s.loop = loop;
   s.next_chunk.store(0, std::memory_order_relaxed);
   s.num_busy.store(static_cast<int>(s.threads.size()), std::memory_order_relaxed);
   s.epoch.fetch_add(1, std::memory_order_release);

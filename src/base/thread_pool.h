@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 
 namespace fp4moe {
@@ -22,9 +21,20 @@ class ThreadPool {
   int num_threads() const;
   // Calls body(chunk, worker) once for each chunk in [0, num_chunks), worker in [0, num_threads());
   // returns when all are done. One run() at a time; body must not call run() of the same pool.
-  void run(int64_t num_chunks, const std::function<void(int64_t chunk, int worker)>& body);
+  template <class Body>
+  void run(int64_t num_chunks, const Body& body) {
+    run_loop({&body,
+              [](const void* b, int64_t chunk, int worker) { (*static_cast<const Body*>(b))(chunk, worker); },
+              num_chunks});
+  }
 
  private:
+  struct Loop {  // borrowed for the time of run(), so nothing is allocated
+    const void* body = nullptr;
+    void (*call)(const void* body, int64_t chunk, int worker) = nullptr;
+    int64_t num_chunks = 0;
+  };
+  void run_loop(const Loop& loop);
   struct State;
   std::unique_ptr<State> state_;
 };
