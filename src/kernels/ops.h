@@ -20,22 +20,23 @@ namespace fp4moe {
 
 // Rows of a matrix of either activation type; null data with rows == 0 is legal.
 struct ActRows {
-  void* data = nullptr;          // [rows, cols] of dtype
-  DType dtype = DType::kBF16;    // kBF16 or kF32
+  void* data = nullptr;        // [rows, cols] of dtype
+  DType dtype = DType::kBF16;  // kBF16 or kF32
   int64_t rows = 0, cols = 0;
 };
 
 // How a dense [N, K] bf16 weight lies in memory.
 enum class LinearLayout : uint8_t {
-  kRowMajor,   // [N, K]: as in the checkpoint; kernels/ref
-  kPanel16,    // [ceil(N/16)][ceil(K/2)][16][2]: 16 output rows side by side, pairs of k together (the
-               // operand order of vdpbf16ps); rows past N and the k past an odd K are zero
+  kRowMajor,  // [N, K]: as in the checkpoint; kernels/ref
+  kPanel16,   // [ceil(N/16)][ceil(K/2)][16][2]: 16 output rows side by side, pairs of k together (the
+              // operand order of vdpbf16ps); rows past N and the k past an odd K are zero
 };
 
 // bytes of an [N, K] bf16 weight in `layout`.
 int64_t linear_weight_bytes(int64_t n, int64_t k, LinearLayout layout);
 // src [N, K] row-major -> dst, linear_weight_bytes() long, 64-byte aligned, not overlapping. Exact.
-void pack_linear_weight(const bf16* src, int64_t n, int64_t k, LinearLayout layout, bf16* dst, ThreadPool& pool);
+void pack_linear_weight(const bf16* src, int64_t n, int64_t k, LinearLayout layout, bf16* dst,
+                        ThreadPool& pool);
 
 struct LinearArgs {              // out = x W^T + bias (+ out)
   ActRows x;                     // [T, K]
@@ -43,7 +44,7 @@ struct LinearArgs {              // out = x W^T + bias (+ out)
   const float* bias = nullptr;   // [N] or null
   float* out = nullptr;          // [T, N]; must not overlap x
   int64_t n = 0;
-  bool accumulate = false;       // add to what out holds (residual), after the sum over k
+  bool accumulate = false;  // add to what out holds (residual), after the sum over k
 };
 
 struct EmbedArgs {               // out[t] = table[ids[t]]; ids were checked against num_rows by the caller
@@ -53,12 +54,13 @@ struct EmbedArgs {               // out[t] = table[ids[t]]; ids were checked aga
   int64_t num_tokens = 0, hidden_size = 0;
 };
 
-struct RmsNormArgs {             // y = x / sqrt(mean(x^2) + eps) * weight, in f32, then as out_act wants
-  const float* x = nullptr;      // [T, H]
-  const float* weight = nullptr; // [H]
+struct RmsNormArgs {              // y = x / sqrt(mean(x^2) + eps) * weight, in f32, then as out_act wants;
+                                  // T and H are out_act's; f32 outputs may be x itself
+  const float* x = nullptr;       // [T, H]
+  const float* weight = nullptr;  // [H]
   float eps = 0;
-  ActRows out_act;               // [T, H]: the GEMM input (rounded if bf16)
-  float* out_f32 = nullptr;      // [T, H] or null: the same before rounding (the router's input)
+  ActRows out_act;           // [T, H]: the GEMM input (rounded if bf16); null data: not wanted
+  float* out_f32 = nullptr;  // [T, H] or null: the same before rounding (the router's input)
 };
 
 // Rotary embedding of the two-halves kind: pairs (i, i + rotary_dim/2). YaRN and other scalings are in the
@@ -80,23 +82,31 @@ struct SequenceRows {
   std::span<const int32_t> page_table;  // page ids, page_size tokens each; covers first_position + num_rows
 };
 
+constexpr int kMaxHeadDim = 512;
+
 // Keys or values of one layer: [num_pages, num_kv_heads, page_size, head_dim] of dtype.
 struct KvPages {
   void* data = nullptr;
-  DType dtype = DType::kBF16;          // kBF16 or kF32
-  int num_kv_heads = 0, page_size = 0, head_dim = 0;
+  DType dtype = DType::kBF16;                         // kBF16 or kF32
+  int num_kv_heads = 0, page_size = 0, head_dim = 0;  // head_dim <= kMaxHeadDim; k's and v's may differ
+
+  // Where the row of `position` lies, in elements. Always inlined: sources of every ISA use it.
+  [[gnu::always_inline]] int64_t offset(const int32_t* page_table, int kv_head, int64_t position) const {
+    const int64_t page = page_table[position / page_size], slot = position % page_size;
+    return ((page * num_kv_heads + kv_head) * page_size + slot) * head_dim;
+  }
 };
 
-struct KvWriteArgs {             // stores the new tokens' rows into their pages (rounded if the pages are bf16)
-  const float* k = nullptr;      // [T, row_stride]: num_kv_heads * head_dim from its start
-  const float* v = nullptr;      // the same
+struct KvWriteArgs {         // stores the new tokens' rows into their pages (rounded if the pages are bf16)
+  const float* k = nullptr;  // [T, row_stride]: num_kv_heads * k_pages.head_dim from its start
+  const float* v = nullptr;  // the same with v_pages.head_dim
   int64_t row_stride = 0;
   KvPages k_pages, v_pages;
   std::span<const SequenceRows> sequences;
 };
 
-struct AttentionArgs {           // causal, grouped-query; the new tokens' keys and values are already in the pages
-  const float* q = nullptr;      // [T, q_stride]: num_heads * head_dim from its start
+struct AttentionArgs {  // causal, grouped-query; the new tokens' keys and values are already in the pages
+  const float* q = nullptr;  // [T, q_stride]: num_heads * k_pages.head_dim from its start
   int64_t q_stride = 0;
   KvPages k_pages, v_pages;
   std::span<const SequenceRows> sequences;
@@ -104,12 +114,12 @@ struct AttentionArgs {           // causal, grouped-query; the new tokens' keys 
   float scale = 0;               // of q k
   int64_t window = 0;            // 0: all; w: positions p - w < j <= p
   const float* sinks = nullptr;  // [num_heads] or null: logit that joins the softmax's denominator only
-  ActRows out;                   // [T, num_heads * head_dim]
+  ActRows out;                   // [T, num_heads * v_pages.head_dim]
 };
 
 // The dense ops at one ISA level. All functions are thread-compatible; pool is the only parallelism.
 struct DenseOps {
-  const char* name;              // "ref", "cpu_scalar", "cpu_avx2", "cpu_avx512"
+  const char* name;  // "ref", "cpu_scalar", "cpu_avx2", "cpu_avx512"
   LinearLayout linear_layout;
   void (*linear)(const LinearArgs&, ThreadPool&);
   void (*embed)(const EmbedArgs&, ThreadPool&);

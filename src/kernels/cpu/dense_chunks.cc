@@ -1,0 +1,23 @@
+#include "kernels/cpu/dense_chunks.h"
+
+#include "kernels/cpu/vec.h"
+
+namespace fp4moe::FP4MOE_ISA {
+
+void linear_chunk(const LinearArgs&, const LinearChunk&);
+void rms_norm_chunk(const RmsNormArgs&, int64_t row_begin, int64_t row_end);
+void rope_chunk(const RopeArgs&, int64_t row_begin, int64_t row_end);
+void attention_chunk(const AttentionArgs&, const AttentionChunk&);
+
+namespace {
+
+void exp_elems(const float* x, int64_t n, float* y) {
+  for (int64_t i = 0; i < n; i += kLanes) store_partial(y + i, exp(load_partial(x + i, n - i)), n - i);
+}
+
+}  // namespace
+
+extern const DenseChunks dense_chunks = {linear_chunk, rms_norm_chunk, rope_chunk, attention_chunk,
+                                         exp_elems};
+
+}  // namespace fp4moe::FP4MOE_ISA

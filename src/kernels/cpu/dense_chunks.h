@@ -1,0 +1,44 @@
+// The seam between the parallel drivers (compiled once) and the kernels that are compiled per ISA: each
+// kernel does one chunk of an op on one thread. A kernel source includes this header and vec.h only and
+// calls no inline function that another ISA's source could share.
+#pragma once
+
+#include "kernels/ops.h"
+
+namespace fp4moe {
+
+struct LinearChunk {
+  int64_t row_begin = 0, row_end = 0;      // of x and out
+  int64_t panel_begin = 0, panel_end = 0;  // 16 outputs each
+};
+
+struct AttentionChunk {
+  const int32_t* page_table = nullptr;
+  int64_t first_row = 0, first_position = 0;  // of the chunk's first token
+  int num_tokens = 0;                         // num_tokens * num_heads <= kAttentionRows
+  int first_head = 0, num_heads = 0;          // query heads, all of kv_head
+  int kv_head = 0;
+};
+
+// Query rows (tokens x heads of one kv head) that share one pass over the keys.
+constexpr int kAttentionRows = 32;
+
+struct DenseChunks {
+  void (*linear)(const LinearArgs&, const LinearChunk&);
+  void (*rms_norm)(const RmsNormArgs&, int64_t row_begin, int64_t row_end);
+  void (*rope)(const RopeArgs&, int64_t row_begin, int64_t row_end);
+  void (*attention)(const AttentionArgs&, const AttentionChunk&);
+  void (*exp)(const float* x, int64_t n, float* y);  // vec.h's exp, for its test
+};
+
+namespace cpu_scalar {
+extern const DenseChunks dense_chunks;
+}
+namespace cpu_avx2 {
+extern const DenseChunks dense_chunks;
+}
+namespace cpu_avx512 {
+extern const DenseChunks dense_chunks;
+}
+
+}  // namespace fp4moe

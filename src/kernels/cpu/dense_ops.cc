@@ -1,0 +1,129 @@
+// The parallel drivers of the CPU ops: they cut an op into chunks, which the sources compiled per ISA
+// compute. Chunk sizes are free: no result depends on them.
+#include <algorithm>
+#include <string>
+
+#include "base/check.h"
+#include "kernels/cpu/dense_chunks.h"
+#include "kernels/ref/dense_ref.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Calls body(begin, end) for chunks of up to `step` of the `count` items.
+template <class Body>
+void run_ranges(ThreadPool& pool, int64_t count, int64_t step, const Body& body) {
+  pool.run(ceil_div(count, step),
+           [&](int64_t chunk, int) { body(chunk * step, std::min(count, (chunk + 1) * step)); });
+}
+
+// A chunk's weights (4 panels, K = 2880: 0.4 MB) stay in a core's L2 while its rows pass over them.
+constexpr int64_t kLinearPanels = 4, kLinearRows = 240;
+
+template <const DenseChunks& chunks>
+void linear(const LinearArgs& args, ThreadPool& pool) {
+  const int64_t panels = ceil_div(args.n, 16), panel_chunks = ceil_div(panels, kLinearPanels);
+  pool.run(panel_chunks * ceil_div(args.x.rows, kLinearRows), [&](int64_t chunk, int) {
+    const int64_t row = chunk / panel_chunks * kLinearRows, panel = chunk % panel_chunks * kLinearPanels;
+    chunks.linear(args, {.row_begin = row,
+                         .row_end = std::min(args.x.rows, row + kLinearRows),
+                         .panel_begin = panel,
+                         .panel_end = std::min(panels, panel + kLinearPanels)});
+  });
+}
+
+constexpr int64_t kRowsPerChunk = 8;
+
+template <const DenseChunks& chunks>
+void rms_norm(const RmsNormArgs& args, ThreadPool& pool) {
+  run_ranges(pool, args.out_act.rows, kRowsPerChunk,
+             [&](int64_t begin, int64_t end) { chunks.rms_norm(args, begin, end); });
+}
+
+template <const DenseChunks& chunks>
+void rope(const RopeArgs& args, ThreadPool& pool) {
+  run_ranges(pool, args.num_tokens, kRowsPerChunk,
+             [&](int64_t begin, int64_t end) { chunks.rope(args, begin, end); });
+}
+
+// How attention is cut: sequence by sequence, then blocks of tokens, then groups of query heads.
+struct AttentionCut {
+  const AttentionArgs& args;
+  int group, heads_per_chunk, head_chunks_per_group, tokens_per_chunk;
+
+  explicit AttentionCut(const AttentionArgs& a)
+      : args(a),
+        group(a.num_heads / a.k_pages.num_kv_heads),
+        heads_per_chunk(std::min(group, kAttentionRows)),
+        head_chunks_per_group(static_cast<int>(ceil_div(group, heads_per_chunk))),
+        tokens_per_chunk(kAttentionRows / heads_per_chunk) {}
+
+  int64_t head_chunks() const { return int64_t{args.k_pages.num_kv_heads} * head_chunks_per_group; }
+  int64_t chunks_of(const SequenceRows& s) const {
+    return ceil_div(s.num_rows, tokens_per_chunk) * head_chunks();
+  }
+
+  AttentionChunk chunk_of(const SequenceRows& s, int64_t index) const {
+    const int64_t first_token = index / head_chunks() * tokens_per_chunk, head_chunk = index % head_chunks();
+    const int kv_head = static_cast<int>(head_chunk / head_chunks_per_group);
+    const int head_in_group = static_cast<int>(head_chunk % head_chunks_per_group) * heads_per_chunk;
+    return {.page_table = s.page_table.data(),
+            .first_row = s.first_row + first_token,
+            .first_position = s.first_position + first_token,
+            .num_tokens = static_cast<int>(std::min<int64_t>(tokens_per_chunk, s.num_rows - first_token)),
+            .first_head = kv_head * group + head_in_group,
+            .num_heads = std::min(heads_per_chunk, group - head_in_group),
+            .kv_head = kv_head};
+  }
+};
+
+template <const DenseChunks& chunks>
+void attention(const AttentionArgs& args, ThreadPool& pool) {
+  FP4MOE_CHECK(args.k_pages.head_dim <= kMaxHeadDim && args.v_pages.head_dim <= kMaxHeadDim,
+               "head_dim " + std::to_string(std::max(args.k_pages.head_dim, args.v_pages.head_dim)) + " > " +
+                   std::to_string(kMaxHeadDim));
+  const AttentionCut cut(args);
+  int64_t num_chunks = 0;
+  for (const SequenceRows& s : args.sequences) num_chunks += cut.chunks_of(s);
+  pool.run(num_chunks, [&](int64_t chunk, int) {
+    int64_t index = num_chunks - 1 - chunk;  // late tokens first: they have the most keys
+    for (const SequenceRows& s : args.sequences) {
+      if (index < cut.chunks_of(s)) return chunks.attention(args, cut.chunk_of(s, index));
+      index -= cut.chunks_of(s);
+    }
+  });
+}
+
+// Copying ops gain nothing from wider registers: the oracle's are used.
+template <const DenseChunks& chunks>
+constexpr DenseOps make_ops(const char* name) {
+  return {.name = name,
+          .linear_layout = LinearLayout::kPanel16,
+          .linear = linear<chunks>,
+          .embed = ref::embed,
+          .rms_norm = rms_norm<chunks>,
+          .rope = rope<chunks>,
+          .kv_write = ref::kv_write,
+          .attention = attention<chunks>};
+}
+
+constexpr DenseOps kScalarOps = make_ops<cpu_scalar::dense_chunks>("cpu_scalar");
+#if defined(__x86_64__)
+constexpr DenseOps kAvx2Ops = make_ops<cpu_avx2::dense_chunks>("cpu_avx2");
+constexpr DenseOps kAvx512Ops = make_ops<cpu_avx512::dense_chunks>("cpu_avx512");
+#endif
+
+}  // namespace
+
+const DenseOps& cpu_dense_ops(Isa isa) {
+  FP4MOE_CHECK(isa_available(isa), std::string("this CPU has no ") + isa_name(isa));
+#if defined(__x86_64__)
+  if (isa == Isa::kAvx512) return kAvx512Ops;
+  if (isa == Isa::kAvx2) return kAvx2Ops;
+#endif
+  return kScalarOps;
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,124 @@
+// Computes  out[T, N] = x[T, K] W^T (+ bias) (+ out), W in panels of 16 outputs (LinearLayout::kPanel16).
+// Bytes     2 N K of weights, once for up to kLargeRows rows; x and out are small beside them.
+// Flops     2 T N K.
+// Bound     memory for T <= 4 (weights stream from DRAM, prefetched); from T = 12 the multiply units:
+//           bf16 dots on AVX-512, f32 FMA elsewhere.
+// Numerics  one f32 accumulator per output, over k in ascending pairs, for every T, tile and chunk.
+//           AVX-512 on bf16 rows: vdpbf16ps (subnormals count as zero). Otherwise bf16 is decoded exactly and
+//           even k, then odd k are added by fma (a rounded product and a rounded sum on scalar).
+#include "kernels/cpu/dense_chunks.h"
+#include "kernels/cpu/vec.h"
+
+namespace fp4moe::FP4MOE_ISA {
+namespace {
+
+// A tile of P panels x R rows lives in registers: P R accumulators of 16 outputs.
+#if defined(__AVX512BF16__)
+constexpr int kSmallRows = 4, kSmallPanels = 4, kLargeRows = 12, kLargePanels = 2;
+#elif defined(__AVX2__)
+constexpr int kSmallRows = 1, kSmallPanels = 2, kLargeRows = 4, kLargePanels = 1;
+#else
+constexpr int kSmallRows = 1, kSmallPanels = 1, kLargeRows = 2, kLargePanels = 1;
+#endif
+constexpr int64_t kPrefetchElems = 1024;  // 2 KiB ahead in each panel's stream
+
+template <class T>
+struct FmaStep {
+  using X = T;
+  using Weights = VecPair;
+  static Weights load_weights(const bf16* w) { return load_pairs(w); }
+  static Vec last(Vec sum, const X* x, Weights w) { return fma(broadcast(to_float(x[0])), w.even, sum); }
+  static Vec pair(Vec sum, const X* x, Weights w) {
+    return fma(broadcast(to_float(x[1])), w.odd, last(sum, x, w));
+  }
+};
+
+#if defined(__AVX512BF16__)
+struct Bf16Step {
+  using X = bf16;
+  using Weights = __m512bh;
+  static Weights load_weights(const bf16* w) { return (__m512bh)_mm512_loadu_si512(w); }
+  static Vec dot(Vec sum, uint32_t x, Weights w) {
+    return {_mm512_dpbf16_ps(sum.v, (__m512bh)_mm512_set1_epi32(static_cast<int>(x)), w)};
+  }
+  static Vec last(Vec sum, const X* x, Weights w) { return dot(sum, x->bits, w); }
+  static Vec pair(Vec sum, const X* x, Weights w) {
+    uint32_t two;
+    __builtin_memcpy(&two, x, sizeof(two));
+    return dot(sum, two, w);
+  }
+};
+#else
+using Bf16Step = FmaStep<bf16>;
+#endif
+
+inline void store_outputs(const LinearArgs& a, int64_t row, int64_t panel, Vec sum) {
+  const int64_t first = panel * kLanes, n = a.n - first;
+  float* out = a.out + row * a.n + first;
+  if (a.bias != nullptr) sum = add(sum, load_partial(a.bias + first, n));
+  if (a.accumulate) sum = add(sum, load_partial(out, n));
+  store_partial(out, sum, n);
+}
+
+template <class Step, int P, int R>
+void tile(const LinearArgs& a, int64_t row, int64_t panel) {
+  const int64_t k = a.x.cols, panel_elems = (k + 1) / 2 * 2 * kLanes;
+  const auto* x = static_cast<const typename Step::X*>(a.x.data) + row * k;
+  const bf16* w = a.weight + panel * panel_elems;
+  Vec sums[P][R];
+  for (int p = 0; p < P; ++p)
+    for (int r = 0; r < R; ++r) sums[p][r] = zero();
+  for (int64_t i = 0; i + 1 < k; i += 2, w += 2 * kLanes) {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
+      const auto weights = Step::load_weights(w + p * panel_elems);
+      if constexpr (R <= kSmallRows) __builtin_prefetch(w + p * panel_elems + kPrefetchElems);
+#pragma GCC unroll 12
+      for (int r = 0; r < R; ++r) sums[p][r] = Step::pair(sums[p][r], x + r * k + i, weights);
+    }
+  }
+  for (int p = 0; p < P; ++p)
+    for (int r = 0; r < R; ++r) {
+      if (k % 2 != 0)
+        sums[p][r] = Step::last(sums[p][r], x + r * k + k - 1, Step::load_weights(w + p * panel_elems));
+      store_outputs(a, row + r, panel + p, sums[p][r]);
+    }
+}
+
+// The tile of `rows` <= R rows.
+template <class Step, int P, int R>
+void tile_of_rows(const LinearArgs& a, int64_t row, int64_t rows, int64_t panel) {
+  if (rows == R) return tile<Step, P, R>(a, row, panel);
+  if constexpr (R > 1) tile_of_rows<Step, P, R - 1>(a, row, rows, panel);
+}
+
+// P panels at a time, then one; all rows of the chunk pass over them while they are in the cache.
+template <class Step, int P, int R>
+void tiles(const LinearArgs& a, const LinearChunk& c) {
+  int64_t panel = c.panel_begin;
+  auto all_rows = [&](auto tile_fn) {
+    for (int64_t row = c.row_begin; row < c.row_end; row += R)
+      tile_fn(a, row, c.row_end - row < R ? c.row_end - row : R, panel);
+  };
+  for (; panel + P <= c.panel_end; panel += P) all_rows(tile_of_rows<Step, P, R>);
+  for (; panel < c.panel_end; ++panel) all_rows(tile_of_rows<Step, 1, R>);
+}
+
+template <class Step>
+void run(const LinearArgs& a, const LinearChunk& c) {
+  if (c.row_end - c.row_begin <= kSmallRows)
+    tiles<Step, kSmallPanels, kSmallRows>(a, c);
+  else
+    tiles<Step, kLargePanels, kLargeRows>(a, c);
+}
+
+}  // namespace
+
+void linear_chunk(const LinearArgs& a, const LinearChunk& c) {
+  if (a.x.dtype == DType::kF32)
+    run<FmaStep<float>>(a, c);
+  else
+    run<Bf16Step>(a, c);
+}
+
+}  // namespace fp4moe::FP4MOE_ISA

@@ -1,0 +1,36 @@
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/ops.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr int64_t kPanelRows = 16;
+
+void pack_panel(const bf16* src, int64_t rows, int64_t k, bf16* dst) {
+  for (int64_t i = 0; i < k; i += 2)
+    for (int64_t r = 0; r < kPanelRows; ++r)
+      for (int64_t j = i; j < i + 2; ++j) *dst++ = r < rows && j < k ? src[r * k + j] : bf16{};
+}
+
+}  // namespace
+
+int64_t linear_weight_bytes(int64_t n, int64_t k, LinearLayout layout) {
+  constexpr int64_t kElem = sizeof(bf16);
+  if (layout == LinearLayout::kRowMajor) return n * k * kElem;
+  return (n + kPanelRows - 1) / kPanelRows * kPanelRows * ((k + 1) / 2 * 2) * kElem;
+}
+
+void pack_linear_weight(const bf16* src, int64_t n, int64_t k, LinearLayout layout, bf16* dst,
+                        ThreadPool& pool) {
+  pool.run((n + kPanelRows - 1) / kPanelRows, [&](int64_t panel, int) {
+    const int64_t first = panel * kPanelRows, rows = std::min(kPanelRows, n - first);
+    if (layout == LinearLayout::kRowMajor)
+      std::memcpy(dst + first * k, src + first * k, static_cast<size_t>(rows * k) * sizeof(bf16));
+    else
+      pack_panel(src + first * k, rows, k, dst + first * ((k + 1) / 2 * 2));
+  });
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,145 @@
+// Vec in AVX2 and FMA: two 8-lane halves.
+#pragma once
+
+#include <immintrin.h>
+
+namespace fp4moe::FP4MOE_ISA {
+
+struct Vec {
+  __m256 lo, hi;
+};
+
+inline Vec zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+inline Vec broadcast(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline Vec load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline __m256 load_half(const bf16* p) {
+  const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+inline Vec load(const bf16* p) { return {load_half(p), load_half(p + 8)}; }
+struct VecPair {
+  Vec even, odd;
+};
+inline VecPair load_pairs(const bf16* p) {
+  const __m256i* pairs = reinterpret_cast<const __m256i*>(p);
+  const __m256i lo = _mm256_loadu_si256(pairs), hi = _mm256_loadu_si256(pairs + 1);
+  const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  return {
+      {_mm256_castsi256_ps(_mm256_slli_epi32(lo, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(hi, 16))},
+      {_mm256_castsi256_ps(_mm256_and_si256(lo, upper)), _mm256_castsi256_ps(_mm256_and_si256(hi, upper))}};
+}
+
+inline void store(float* p, Vec v) {
+  _mm256_storeu_ps(p, v.lo);
+  _mm256_storeu_ps(p + 8, v.hi);
+}
+// Eight f32 rounded to nearest, ties to even, as the upper halves of 32-bit lanes; NaN stays NaN.
+inline __m256i round_to_bf16_bits(__m256 x) {
+  const __m256i bits = _mm256_castps_si256(x), upper = _mm256_srli_epi32(bits, 16);
+  const __m256i odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
+  const __m256i rounded =
+      _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd), 16);
+  const __m256i quiet = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
+  return _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+}
+inline void store(bf16* p, Vec v) {
+  const __m256i packed = _mm256_packus_epi32(round_to_bf16_bits(v.lo), round_to_bf16_bits(v.hi));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+}
+
+// Partial vectors, rare (the last columns of a row), go through a buffer.
+template <class T>
+inline Vec load_partial(const T* p, int64_t n) {
+  if (n >= 16) return load(p);
+  alignas(32) T buffer[16] = {};
+  for (int i = 0; i < n; ++i) buffer[i] = p[i];
+  return load(buffer);
+}
+template <class T>
+inline void store_partial(T* p, Vec v, int64_t n) {
+  if (n >= 16) return store(p, v);
+  alignas(32) T buffer[16];
+  store(buffer, v);
+  for (int i = 0; i < n; ++i) p[i] = buffer[i];
+}
+
+inline Vec add(Vec a, Vec b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+inline Vec sub(Vec a, Vec b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+inline Vec mul(Vec a, Vec b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+inline Vec div(Vec a, Vec b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+// A NaN in b comes through.
+inline Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+inline Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+inline Vec fma(Vec a, Vec b, Vec c) {
+  return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+
+// Eight rows of eight: pairs of rows, then pairs of pairs, then halves.
+inline void transpose8(__m256* r) {
+  __m256 t[8];
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+    r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+    r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+    r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x20);
+    t[i + 4] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x31);
+  }
+  for (int i = 0; i < 8; ++i) r[i] = t[i];
+}
+inline void transpose(Vec* rows) {
+  __m256 quarter[4][8];  // upper left, upper right, lower left, lower right
+  for (int i = 0; i < 8; ++i) {
+    quarter[0][i] = rows[i].lo;
+    quarter[1][i] = rows[i].hi;
+    quarter[2][i] = rows[i + 8].lo;
+    quarter[3][i] = rows[i + 8].hi;
+  }
+  for (int q = 0; q < 4; ++q) transpose8(quarter[q]);
+  for (int i = 0; i < 8; ++i) {
+    rows[i] = {quarter[0][i], quarter[2][i]};
+    rows[i + 8] = {quarter[1][i], quarter[3][i]};
+  }
+}
+
+inline float sum(Vec v) {
+  const __m256 eight = _mm256_add_ps(v.lo, v.hi);
+  __m128 x = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+inline float largest(Vec v) {
+  const __m256 eight = _mm256_max_ps(v.lo, v.hi);
+  __m128 x = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+}
+
+// To the nearest integer, ties to even.
+inline Vec round(Vec x) {
+  constexpr int kMode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(x.lo, kMode), _mm256_round_ps(x.hi, kMode)};
+}
+inline __m256 scale_by_power_of_2(__m256 x, __m256 n) {
+  const __m256i scaled =
+      _mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23));
+  return _mm256_blendv_ps(_mm256_castsi256_ps(scaled), x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+}
+// x * 2^n for integral n that keeps x normal; a NaN x stays one.
+inline Vec scale_by_power_of_2(Vec x, Vec n) {
+  return {scale_by_power_of_2(x.lo, n.lo), scale_by_power_of_2(x.hi, n.hi)};
+}
+// y where x >= limit or x is NaN, else 0.
+inline Vec zero_below(Vec x, float limit, Vec y) {
+  const __m256 l = _mm256_set1_ps(limit);
+  return {_mm256_andnot_ps(_mm256_cmp_ps(x.lo, l, _CMP_LT_OQ), y.lo),
+          _mm256_andnot_ps(_mm256_cmp_ps(x.hi, l, _CMP_LT_OQ), y.hi)};
+}
+
+}  // namespace fp4moe::FP4MOE_ISA

@@ -1,0 +1,17 @@
+#include "kernels/ref/dense_ref.h"
+
+namespace fp4moe {
+
+const DenseOps& ref_dense_ops() {
+  static constexpr DenseOps ops = {.name = "ref",
+                                   .linear_layout = LinearLayout::kRowMajor,
+                                   .linear = ref::linear,
+                                   .embed = ref::embed,
+                                   .rms_norm = ref::rms_norm,
+                                   .rope = ref::rope,
+                                   .kv_write = ref::kv_write,
+                                   .attention = ref::attention};
+  return ops;
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,29 @@
+// The oracle of every dense op: plain loops, double accumulation, weights as in the checkpoint. Also what
+// --dtype float32 runs, so rows or outputs are spread over the pool.
+#pragma once
+
+#include "kernels/ops.h"
+
+namespace fp4moe::ref {
+
+void linear(const LinearArgs& args, ThreadPool& pool);
+void embed(const EmbedArgs& args, ThreadPool& pool);
+void rms_norm(const RmsNormArgs& args, ThreadPool& pool);
+void rope(const RopeArgs& args, ThreadPool& pool);
+void kv_write(const KvWriteArgs& args, ThreadPool& pool);
+void attention(const AttentionArgs& args, ThreadPool& pool);
+
+// Element i of `data`, bf16 or f32.
+inline float load_elem(const void* data, DType dtype, int64_t i) {
+  return dtype == DType::kF32 ? static_cast<const float*>(data)[i]
+                              : bf16_to_float(static_cast<const bf16*>(data)[i]);
+}
+
+inline void store_elem(void* data, DType dtype, int64_t i, float value) {
+  if (dtype == DType::kF32)
+    static_cast<float*>(data)[i] = value;
+  else
+    static_cast<bf16*>(data)[i] = float_to_bf16(value);
+}
+
+}  // namespace fp4moe::ref
