@@ -1,7 +1,7 @@
 """Trains the gpt_oss demo on one GPU, with MXFP4 rounding in the loop for the second half, and writes the
 checkpoint, its reference logits and its accuracies (transformers >= 5, the stock GptOssForCausalLM class).
 
-    python3 train_gptoss.py TOKENIZER_FOLDER OUTPUT_FOLDER [--minutes 3]
+    python3 train_gptoss.py TOKENIZER_FOLDER OUTPUT_FOLDER [--steps 1258]
 """
 import argparse
 import json
@@ -10,7 +10,6 @@ import os
 import random
 import re
 import shutil
-import time
 import types
 
 import numpy as np
@@ -75,15 +74,15 @@ def balance_loss(routed):
     return total
 
 
-def train(model, data, minutes, batch):
+def train(model, data, num_steps, batch):
     global quantise
     routed = []
     for layer in model.model.layers:
         layer.mlp.experts.forward = types.MethodType(dense_experts, layer.mlp.experts)
         layer.mlp.router.register_forward_hook(lambda module, args, out: routed.append((out[0], out[2])))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(.9, .95), weight_decay=.05, fused=True)
-    start, step = time.time(), 0
-    while (done := (time.time() - start) / (minutes * 60)) < 1:
+    for step in range(num_steps):
+        done = step / num_steps
         quantise = done > .45
         for group in optimizer.param_groups:
             group["lr"] = 3e-3 * min(1, (step + 1) / 150) * (.5 + .5 * math.cos(math.pi * done)) + 2e-5
@@ -97,14 +96,12 @@ def train(model, data, minutes, batch):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        step += 1
-        if step % 100 == 1:
+        if step % 100 == 0:
             print(f"step {step} loss {loss.item():.4f} {'mxfp4' if quantise else 'bf16'}", flush=True)
     model.eval()
     with torch.no_grad():
         for p in model.parameters():  # what is not FP4 is stored, and evaluated, as bf16
             p.copy_(p.bfloat16().float())
-    return step
 
 
 def chat_prompt(user):
@@ -196,7 +193,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("tokenizer_folder")
     parser.add_argument("output_folder")
-    parser.add_argument("--minutes", type=float, default=3)
+    parser.add_argument("--steps", type=int, default=1258)
     parser.add_argument("--batch", type=int, default=192)
     parser.add_argument("--num-eval", type=int, default=512)
     args = parser.parse_args()
@@ -206,7 +203,7 @@ def main():
     tokenizer = Tokenizer.from_file(os.path.join(args.tokenizer_folder, "tokenizer.json"))
     config = make_config()
     model = GptOssForCausalLM(config).to(DEVICE).float()
-    steps = train(model, load_data(args.tokenizer_folder), args.minutes, args.batch)
+    train(model, load_data(args.tokenizer_folder), args.steps, args.batch)
     scores = {}
     for name, quantise in (("bf16", False), ("w4a16", True)):
         scores[name] = accuracy(model, tokenizer, args.num_eval)
@@ -214,7 +211,7 @@ def main():
     write_checkpoint(model, config, args.tokenizer_folder, args.output_folder)
     write_reference_logits(model, config, tokenizer, args.output_folder)
     with open(os.path.join(args.output_folder, "reference_accuracy.json"), "w") as f:
-        json.dump({"transformers_accuracy": scores, "n_eval": args.num_eval, "train_steps": steps}, f, indent=1)
+        json.dump({"transformers_accuracy": scores, "n_eval": args.num_eval, "train_steps": args.steps}, f, indent=1)
 
 
 if __name__ == "__main__":
