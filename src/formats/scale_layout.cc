@@ -44,7 +44,7 @@ int64_t ExpertPackedScales::offset(int64_t e, int64_t m, int64_t g) const {
 }
 
 void pack_expert_scales(const ExpertPackedScales& layout, const uint8_t* linear, uint8_t* packed) {
-  std::memset(packed, 0, static_cast<size_t>(layout.num_bytes()));
+  std::fill_n(packed, layout.num_bytes(), uint8_t{0});
   for (int64_t e = 0; e < layout.num_experts(); ++e) {
     const int64_t first = layout.first_token[e], rows = layout.first_token[e + 1] - first;
     copy_scale_rows(LinearScales{rows, layout.groups}, linear + first * layout.groups,

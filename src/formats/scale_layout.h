@@ -5,6 +5,7 @@
 // from a group that is a multiple of four on, side by side.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <concepts>
 #include <cstdint>
@@ -78,7 +79,7 @@ Status convert_scales(const From& from, const uint8_t* src, const To& to, uint8_
                             std::to_string(from.groups) + "] in layout " + From::kName + " cannot become [" +
                             std::to_string(to.rows) + ", " + std::to_string(to.groups) + "] in layout " +
                             To::kName + "; the shapes must be equal");
-  std::memset(dst, 0, static_cast<size_t>(to.num_bytes()));
+  std::fill_n(dst, to.num_bytes(), uint8_t{0});
   copy_scale_rows(from, src, to, dst, from.rows);
   return {};
 }
