@@ -14,9 +14,9 @@
 namespace fp4moe {
 
 struct MoeForwardArgs {
-  ActRows x;                       // [T, H]: the experts' input, of the plan's activation type
-  const float* router_x = nullptr; // [T, H]: the same rows before any rounding, the router's input
-  float* residual = nullptr;       // [T, H]: the layer's output is added to it
+  ActRows x;                        // [T, H]: the experts' input, of the plan's activation type
+  const float* router_x = nullptr;  // [T, H]: the same rows before any rounding, the router's input
+  float* residual = nullptr;        // [T, H]: the layer's output is added to it
 };
 
 class MoeLayer {

@@ -1,0 +1,138 @@
+// The expert and router ops of one ISA; compiled once for each, in its own namespace and with its flags.
+// Nothing here may call inline functions of other headers: the linker could keep this ISA's copy for
+// everybody.
+#include "kernels/expert_ops.h"
+
+#include "kernels/cpu/vec.h"
+
+#if defined(__AVX512BF16__)
+#include "kernels/cpu/expert_dot_avx512.h"
+#else
+#include "kernels/cpu/expert_dot_f32.h"
+#endif
+
+#define FP4MOE_STRING_(x) #x
+#define FP4MOE_STRING(x) FP4MOE_STRING_(x)
+
+namespace fp4moe::FP4MOE_ISA {
+namespace {
+
+using Lanes = float[kPanelRows];  // one value for each row of a panel
+using DotFn = void (*)(const uint8_t* panel, int64_t k, const bf16* x, int64_t stride, Lanes* out);
+
+template <Fp4Format F, int NT>
+DotFn dot_of(int64_t num_tokens) {
+  if constexpr (NT == 0)
+    return nullptr;
+  else
+    return num_tokens == NT ? expert_dot<F, NT> : dot_of<F, NT - 1>(num_tokens);
+}
+
+// expert_dot<num_tokens>, 1 <= num_tokens <= kMaxTokens.
+DotFn dot_of(Fp4Format format, int64_t num_tokens) {
+  return format == Fp4Format::kMxfp4 ? dot_of<Fp4Format::kMxfp4, kMaxTokens>(num_tokens)
+                                     : dot_of<Fp4Format::kNvfp4, kMaxTokens>(num_tokens);
+}
+
+// Calls tile(first, num) for tiles of at most kMaxTokens rows and nearly equal size: 13 rows are 7 + 6. Every
+// tile size sums in the same order, so the cut is free.
+template <class Tile>
+void for_each_tile(int64_t rows, const Tile& tile) {
+  const int64_t num_tiles = (rows + kMaxTokens - 1) / kMaxTokens;
+  for (int64_t i = 0, first = 0; i < num_tiles; ++i) {
+    const int64_t num = (rows - first + num_tiles - i - 1) / (num_tiles - i);
+    tile(first, num);
+    first += num;
+  }
+}
+
+// x * sigmoid(z)
+Vec times_sigmoid(Vec x, Vec z) { return div(x, add(broadcast(1.0f), exp(sub(zero(), z)))); }
+
+// Bounds go first: min and max let a NaN of their second operand through.
+Vec activate(const Activation& act, Vec gate, Vec up) {
+  switch (act.kind) {
+    case ActivationKind::kSwigluOai: {
+      const Vec g = min(broadcast(act.limit), gate);
+      const Vec u = min(broadcast(act.limit), max(broadcast(-act.limit), up));
+      return mul(times_sigmoid(g, mul(broadcast(act.alpha), g)), add(u, broadcast(1.0f)));
+    }
+    case ActivationKind::kSilu:
+      return mul(times_sigmoid(gate, gate), up);
+    case ActivationKind::kRelu2: {
+      const Vec u = max(zero(), up);
+      return mul(u, u);
+    }
+  }
+  return zero();
+}
+
+Vec scale_and_bias(const Lanes& sums, float scale, const float* bias) {
+  return add(mul(load(sums), broadcast(scale)), load(bias));
+}
+
+int64_t panel_bytes(Fp4Format format, int64_t k) { return expert_panel_bytes(format, k); }
+
+void gate_up(const ExpertGateUpArgs& a) {
+  const ExpertGemmArgs& g = a.gemm;
+  const int64_t group = a.activation.kind == ActivationKind::kRelu2 ? 1 : 2;  // panels of 16 output columns
+  const int64_t k = g.x.cols, bytes = expert_panel_bytes(g.format, k);
+  for_each_tile(g.x.rows, [&](int64_t first, int64_t num) {
+    const DotFn dot = dot_of(g.format, num);
+    const bf16* x = static_cast<const bf16*>(g.x.data) + first * k;
+    for (int64_t p = 0; p < g.num_panels; p += group) {
+      const int64_t up_panel = p + group - 1;
+      alignas(64) Lanes gate_sums[kMaxTokens], up_sums[kMaxTokens];
+      if (group == 2) dot(g.panels + p * bytes, k, x, k, gate_sums);
+      dot(g.panels + up_panel * bytes, k, x, k, up_sums);
+      for (int64_t t = 0; t < num; ++t) {
+        const Vec gate =
+            group == 2 ? scale_and_bias(gate_sums[t], a.gate_scale, g.bias + p * kPanelRows) : zero();
+        const Vec up = scale_and_bias(up_sums[t], a.up_scale, g.bias + up_panel * kPanelRows);
+        bf16* out = static_cast<bf16*>(a.out) + (first + t) * g.out_stride + p / group * kPanelRows;
+        store(out, activate(a.activation, gate, up));
+      }
+    }
+  });
+}
+
+void down(const ExpertDownArgs& a) {
+  const ExpertGemmArgs& g = a.gemm;
+  const int64_t k = g.x.cols, bytes = expert_panel_bytes(g.format, k);
+  for_each_tile(g.x.rows, [&](int64_t first, int64_t num) {
+    const DotFn dot = dot_of(g.format, num);
+    const bf16* x = static_cast<const bf16*>(g.x.data) + first * k;
+    for (int64_t p = 0; p < g.num_panels; ++p) {
+      alignas(64) Lanes sums[kMaxTokens];
+      dot(g.panels + p * bytes, k, x, k, sums);
+      for (int64_t t = 0; t < num; ++t)
+        store(a.out + (first + t) * g.out_stride + p * kPanelRows,
+              scale_and_bias(sums[t], a.scale, g.bias + p * kPanelRows));
+    }
+  });
+}
+
+// Four partial sums (h mod 4) hide the latency of the additions.
+void router_logits(const RouterLogitsArgs& a) {
+  for (int64_t t = 0; t < a.num_tokens; ++t) {
+    const float* x = a.x + t * a.hidden_size;
+    Vec sums[4] = {zero(), zero(), zero(), zero()};
+    const auto add_term = [&](int64_t h, Vec& to) {
+      to = fma(load(a.panel + h * kPanelRows), broadcast(x[h]), to);
+    };
+    const int64_t whole = a.hidden_size / 4 * 4;
+    for (int64_t h = 0; h < whole; h += 4)
+      for (int64_t i = 0; i < 4; ++i) add_term(h + i, sums[i]);
+    for (int64_t h = whole; h < a.hidden_size; ++h) add_term(h, sums[h - whole]);
+    const Vec logits = add(add(sums[0], sums[1]), add(sums[2], sums[3]));
+    store(a.out + t * a.out_stride, add(logits, load(a.bias)));
+  }
+}
+
+}  // namespace
+
+extern const ExpertOps kExpertOps;
+const ExpertOps kExpertOps = {
+    FP4MOE_STRING(FP4MOE_ISA), panel_bytes, pack_expert_panel, gate_up, down, router_logits};
+
+}  // namespace fp4moe::FP4MOE_ISA

@@ -1,0 +1,41 @@
+// expert_dot for CPUs without bf16 dots: a block of 16 rows is decoded to f32 in the L1 cache, then
+// multiplied with up to kMaxTokens tokens. The block scale meets the FP32 sum once per block.
+#pragma once
+
+#include "kernels/cpu/expert_panel.h"
+#include "kernels/cpu/vec.h"
+
+#if defined(__AVX2__)
+#include "kernels/cpu/expert_decode_avx2.h"
+#else
+#include "kernels/cpu/expert_decode_scalar.h"
+#endif
+
+namespace fp4moe::FP4MOE_ISA {
+namespace {
+
+// out[t][r] = sum over k of x[t * stride + k] * w[r, k], t < NT.
+template <Fp4Format F, int NT>
+void expert_dot(const uint8_t* panel, int64_t k, const bf16* x, int64_t stride, float (*out)[kPanelRows]) {
+  constexpr int kBlock = fp4_block(F);
+  const uint8_t* codes = panel + expert_panel_scale_bytes(F, k);
+  for (int t = 0; t < NT; ++t) store(out[t], zero());
+  for (int64_t b = 0; b < k / kBlock; ++b, codes += kBlock / 8 * 64, x += kBlock) {
+    alignas(64) float w[kBlock][kPanelRows];
+    for (int j = 0; j < kBlock / 8; ++j) decode_words(codes + 64 * j, &w[8 * j]);
+    Vec sum[NT];
+    for (int t = 0; t < NT; ++t) sum[t] = zero();
+    for (int c = 0; c < kBlock; ++c) {
+      const Vec weight = load(w[c]);
+      for (int t = 0; t < NT; ++t) {
+        const uint32_t bits = static_cast<uint32_t>(x[t * stride + c].bits) << 16;
+        sum[t] = fma(weight, broadcast(__builtin_bit_cast(float, bits)), sum[t]);
+      }
+    }
+    const Vec scale = block_scales<F>(panel + b * kPanelRows);
+    for (int t = 0; t < NT; ++t) store(out[t], fma(scale, sum[t], load(out[t])));
+  }
+}
+
+}  // namespace
+}  // namespace fp4moe::FP4MOE_ISA

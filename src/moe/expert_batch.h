@@ -1,0 +1,55 @@
+// ExpertBatch: the only type between transports (a2a) and runners.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/ops.h"
+
+namespace fp4moe {
+
+enum class BatchLayout : uint8_t {
+  kPacked = 1,  // expert after expert without gaps: rows [offsets[e], offsets[e + 1])
+  kMasked = 2,  // [L, capacity, H]: rows [e * capacity, e * capacity + counts[e])
+};
+
+// Where the router's weights meet the experts' outputs.
+enum class CombineContract : uint8_t {
+  kWeightsAtSource =
+      1,             // runners return one row per (token, slot); the source weighs and sums in top-k order
+  kPartialSums = 2,  // each rank returns one weighted sum per token; the source adds up the ranks
+};
+
+// Token rows grouped by local expert. Memory belongs to whoever made it (the arena of a forward pass).
+struct ExpertBatch {
+  BatchLayout layout = BatchLayout::kPacked;
+  CombineContract combine = CombineContract::kWeightsAtSource;
+  int64_t num_experts = 0;               // L
+  const int64_t* offsets = nullptr;      // [L + 1], kPacked
+  const int64_t* counts = nullptr;       // [L], kMasked
+  int64_t capacity = 0;                  // kMasked
+  ActRows x;                             // [rows, H]; with kMasked, rows past the counts are undefined
+  const int32_t* slot_of_row = nullptr;  // [rows], kPacked: t * K + k of the (token, slot) it came from
+  const int32_t* row_of_slot = nullptr;  // [T * K]: its inverse; -1 where the slot's expert is not here
+  float* y = nullptr;  // [rows, H], f32: the runner's output, down bias included, not weighted
+
+  int64_t first_row(int64_t e) const { return layout == BatchLayout::kPacked ? offsets[e] : e * capacity; }
+  int64_t num_rows(int64_t e) const {
+    return layout == BatchLayout::kPacked ? offsets[e + 1] - offsets[e] : counts[e];
+  }
+};
+
+// Groups T * K slots by local expert; stable, so rows of one expert keep the order of their slots and the
+// result depends on the ids alone. ids are global; those outside [first_expert, first_expert + L) are
+// dropped, -1 among them (row_of_slot -1). An expert that a token names twice gets two rows, each with its
+// own weight.
+struct MoeSortArgs {
+  const int32_t* ids = nullptr;  // [num_slots]
+  int64_t num_slots = 0;         // T * K
+  int64_t first_expert = 0, num_experts = 0;
+  int64_t* offsets = nullptr;      // [L + 1] out
+  int32_t* slot_of_row = nullptr;  // [num_slots] out; the first offsets[L] are written
+  int32_t* row_of_slot = nullptr;  // [num_slots] out
+};
+void moe_sort(const MoeSortArgs& args);
+
+}  // namespace fp4moe

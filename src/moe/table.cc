@@ -1,0 +1,91 @@
+#include "moe/table.h"
+
+#include <string_view>
+
+namespace fp4moe {
+namespace {
+
+constexpr EnumSet<BatchLayout> kAnyLayout = {BatchLayout::kPacked, BatchLayout::kMasked};
+constexpr EnumSet<Fp4Format> kAnyFormat = {Fp4Format::kMxfp4, Fp4Format::kNvfp4};
+constexpr EnumSet<Fp4Format> kMxfp4 = {Fp4Format::kMxfp4}, kNvfp4 = {Fp4Format::kNvfp4};
+constexpr EnumSet<Scheme> kW4A16 = {Scheme::kW4A16};
+constexpr EnumSet<DType> kBF16 = {DType::kBF16}, kBF16OrF32 = {DType::kBF16, DType::kF32};
+
+constexpr A2aRow kA2a[] = {
+    {"none",
+     1,
+     {BatchLayout::kPacked},
+     CombineContract::kWeightsAtSource,
+     local_scratch_bytes,
+     local_dispatch,
+     local_combine},
+};
+
+template <Isa isa>
+const ExpertOps& cpu_ops() {
+  return cpu_expert_ops(isa);
+}
+
+constexpr RunnerRow cpu_row(const char* name, Isa isa, EnumSet<DType> acts, const ExpertOps& (*ops)()) {
+  return {name,        DeviceKind::kCpu,     isa,       kAnyLayout, kAnyFormat, kW4A16, acts, ops,
+          panels_pack, panels_scratch_bytes, panels_run};
+}
+
+constexpr RunnerRow kRunner[] = {
+    cpu_row("cpu_avx512", Isa::kAvx512, kBF16, cpu_ops<Isa::kAvx512>),
+    cpu_row("cpu_avx2", Isa::kAvx2, kBF16, cpu_ops<Isa::kAvx2>),
+    cpu_row("cpu_scalar", Isa::kScalar, kBF16, cpu_ops<Isa::kScalar>),
+    cpu_row("ref", Isa::kScalar, kBF16OrF32, ref_expert_ops),
+};
+
+constexpr RunnerAlias kAliases[] = {
+    {"marlin", kAnyFormat, Scheme::kW4A16},        {"triton_kernel", kMxfp4, Scheme::kW4A16},
+    {"flashinfer_mxfp4", kMxfp4, Scheme::kW4A16},  {"flashinfer_cutedsl", kNvfp4, Scheme::kW4A4},
+    {"flashinfer_cutlass", kNvfp4, Scheme::kW4A4}, {"flashinfer_trtllm", kNvfp4, Scheme::kW4A4},
+};
+
+constexpr UnbuiltName kUnbuiltA2a[] = {
+    {"deepep", "expert-parallel transport, not built in this version"},
+    {"flashinfer", "one-sided transport, not built in this version"},
+};
+
+constexpr bool same(const char* a, const char* b) { return std::string_view(a) == b; }
+
+constexpr bool names_unique() {
+  for (const RunnerRow& a : kRunner)
+    for (const RunnerRow& b : kRunner)
+      if (&a != &b && same(a.name, b.name)) return false;
+  for (const RunnerAlias& a : kAliases)
+    for (const RunnerRow& b : kRunner)
+      if (same(a.name, b.name)) return false;
+  return true;
+}
+
+constexpr bool every_runner_is_fed() {
+  for (const RunnerRow& runner : kRunner) {
+    bool fed = false;
+    for (const A2aRow& a2a : kA2a)
+      fed |= runner.layouts.meets(a2a.layouts) && a2a.combine_contract == CombineContract::kWeightsAtSource;
+    if (!fed) return false;
+  }
+  return true;
+}
+
+constexpr bool has_oracle() {
+  for (const RunnerRow& row : kRunner)
+    if (same(row.name, "ref")) return true;
+  return false;
+}
+
+static_assert(names_unique());
+static_assert(every_runner_is_fed(), "a runner whose layout no transport produces can never run");
+static_assert(has_oracle());
+
+}  // namespace
+
+std::span<const A2aRow> a2a_rows() { return kA2a; }
+std::span<const RunnerRow> runner_rows() { return kRunner; }
+std::span<const RunnerAlias> runner_aliases() { return kAliases; }
+std::span<const UnbuiltName> unbuilt_a2a() { return kUnbuiltA2a; }
+
+}  // namespace fp4moe
