@@ -1,7 +1,7 @@
 """Compares the scalar codecs with PyPI's ml_dtypes.  Usage: ml_dtypes_test.py PATH_OF_codec_dump
 
 Known differences, each checked here rather than skipped:
-  e2m1  ml_dtypes maps NaN to -0 (0x8), we to +6 (0x7), as the GPU's conversion does.
+  e2m1  ml_dtypes maps NaN to a zero, we to +6 (0x7), as the conversion instruction of GPUs does.
   e4m3  ml_dtypes turns what rounds past 448, and infinities, into NaN; we saturate. Its NaN keeps the sign, ours is 0x7f.
   e8m0  ml_dtypes rounds to nearest; we have two directed rules, compared here where x is a power of two.
   bf16  ml_dtypes makes every NaN 0x7fc0 or 0xffc0; we keep the upper payload bits.
