@@ -36,14 +36,15 @@ void Buffer::release() {
 }
 
 Result<Arena> Arena::make(int64_t num_bytes) {
-  FP4MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::make(num_bytes));
+  if (num_bytes > INT64_MAX - 64) return does_not_fit("arena of " + std::to_string(num_bytes) + " bytes");
+  FP4MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::make(padded(num_bytes)));
   Arena arena;
   arena.buffer_ = std::move(buffer);
   return arena;
 }
 
 uint8_t* Arena::take_bytes(int64_t num_bytes) {
-  FP4MOE_CHECK(num_bytes >= 0 && padded(num_bytes) <= capacity_bytes() - used_,
+  FP4MOE_CHECK(num_bytes >= 0 && num_bytes <= capacity_bytes() - used_,
                "arena: want " + std::to_string(num_bytes) + " bytes, " +
                    std::to_string(capacity_bytes() - used_) + " of " + std::to_string(capacity_bytes()) + " left");
   uint8_t* p = buffer_.data() + used_;

@@ -14,7 +14,7 @@ namespace fp4moe {
 class Buffer {
  public:
   Buffer() = default;
-  // kDoesNotFit if the system refuses; zero_bytes == 0 makes an empty buffer.
+  // kDoesNotFit if the system refuses; num_bytes == 0 makes an empty buffer.
   static Result<Buffer> make(int64_t num_bytes);
   ~Buffer() { release(); }
   Buffer(Buffer&& other) noexcept
@@ -41,6 +41,7 @@ class Buffer {
 class Arena {
  public:
   Arena() = default;
+  // Room for at least num_bytes, rounded up to whole padded pieces.
   static Result<Arena> make(int64_t num_bytes);
   // n elements of T, 64-byte aligned, uninitialised.
   template <class T>

@@ -34,13 +34,18 @@ bool spin_until(const Done& done) {
 
 }  // namespace
 
+// A worker joins a loop by raising `gate`, and only while the loop is open; the caller closes the gate when
+// no chunk is left and waits for those inside. A worker that wakes up late, or not at all because another
+// process has its core, is not waited for.
 struct ThreadPool::State {
+  static constexpr uint32_t kOpen = 1u << 31;
+
   std::vector<std::thread> threads;
   std::atomic<bool> stop{false};
-  Loop loop;  // written before `epoch` is raised, and read after it was seen
-  alignas(64) std::atomic<uint32_t> epoch{0};
+  Loop loop;                                   // written before the gate opens, read by those inside
+  alignas(64) std::atomic<uint32_t> epoch{0};  // raised for each loop; sleeping workers wait on it
+  alignas(64) std::atomic<uint32_t> gate{0};   // kOpen + the number of workers inside
   alignas(64) std::atomic<int64_t> next_chunk{0};
-  alignas(64) std::atomic<int> num_busy{0};  // workers (not the caller) that have not finished the loop
 
   void drain_chunks(int worker) {
     for (int64_t c; (c = next_chunk.fetch_add(1, std::memory_order_relaxed)) < loop.num_chunks;)
@@ -48,15 +53,13 @@ struct ThreadPool::State {
   }
 
   void work(int worker) {
-    uint32_t seen = 0;
-    for (;;) {
+    for (uint32_t seen = 0;;) {
       if (!spin_until([&] { return epoch.load(std::memory_order_acquire) != seen; }))
         epoch.wait(seen, std::memory_order_acquire);
-      if (epoch.load(std::memory_order_acquire) == seen) continue;
       seen = epoch.load(std::memory_order_acquire);
       if (stop.load(std::memory_order_relaxed)) return;
-      drain_chunks(worker);
-      if (num_busy.fetch_sub(1, std::memory_order_acq_rel) == 1) num_busy.notify_one();
+      if (gate.fetch_add(1, std::memory_order_acquire) & kOpen) drain_chunks(worker);
+      if (gate.fetch_sub(1, std::memory_order_release) == 1) gate.notify_one();
     }
   }
 };
@@ -83,13 +86,14 @@ void ThreadPool::run_loop(const Loop& loop) {
   }
   s.loop = loop;
   s.next_chunk.store(0, std::memory_order_relaxed);
-  s.num_busy.store(static_cast<int>(s.threads.size()), std::memory_order_relaxed);
+  s.gate.fetch_or(State::kOpen, std::memory_order_release);
   s.epoch.fetch_add(1, std::memory_order_release);
   s.epoch.notify_all();
   s.drain_chunks(0);
-  while (!spin_until([&] { return s.num_busy.load(std::memory_order_acquire) == 0; })) {
-    const int busy = s.num_busy.load(std::memory_order_acquire);
-    if (busy != 0) s.num_busy.wait(busy, std::memory_order_acquire);
+  s.gate.fetch_and(~State::kOpen, std::memory_order_relaxed);
+  while (!spin_until([&] { return s.gate.load(std::memory_order_acquire) == 0; })) {
+    const uint32_t inside = s.gate.load(std::memory_order_acquire);
+    if (inside != 0) s.gate.wait(inside, std::memory_order_acquire);
   }
 }
 

@@ -1,0 +1,48 @@
+#include "base/cpu_info.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+namespace fp4moe {
+namespace {
+
+TEST(CpuInfo, IsaNamesRoundTrip) {
+  for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) EXPECT_EQ(*parse_isa(isa_name(isa)), isa);
+  EXPECT_EQ(parse_isa("avx").status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(parse_isa("AVX2").status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST(CpuInfo, LevelsIncludeTheLowerOnes) {
+  EXPECT_TRUE(isa_available(Isa::kScalar));
+  EXPECT_TRUE(isa_available(best_isa()));
+  for (Isa isa : {Isa::kAvx2, Isa::kAvx512}) EXPECT_EQ(isa_available(isa), isa <= best_isa());
+}
+
+// /proc/cpuinfo is the kernel's own reading of cpuid: an independent witness.
+TEST(CpuInfo, BestIsaAgreesWithTheKernel) {
+  if (std::getenv("FP4MOE_ISA") != nullptr) GTEST_SKIP() << "lowered by FP4MOE_ISA";
+  std::ifstream file("/proc/cpuinfo");
+  std::stringstream text;
+  text << file.rdbuf();
+  const std::string flags = text.str();
+  auto has = [&](const char* flag) { return flags.find(std::string(" ") + flag + " ") != std::string::npos; };
+  Isa expected = Isa::kScalar;
+  if (has("avx2") && has("fma")) expected = Isa::kAvx2;
+  if (expected == Isa::kAvx2 && has("avx512f") && has("avx512bw") && has("avx512dq") && has("avx512vl") &&
+      has("avx512_vnni") && has("avx512_bf16"))
+    expected = Isa::kAvx512;
+  EXPECT_EQ(best_isa(), expected);
+}
+
+TEST(CpuInfo, CoresAndMemoryArePlausible) {
+  EXPECT_GE(available_cores(), 1);
+  EXPECT_LE(available_cores(), static_cast<int>(std::thread::hardware_concurrency()));
+  EXPECT_GT(available_memory_bytes(), 1 << 20);
+  EXPECT_FALSE(cpu_model_name().empty());
+}
+
+}  // namespace
+}  // namespace fp4moe

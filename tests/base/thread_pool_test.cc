@@ -1,0 +1,97 @@
+#include "base/thread_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace fp4moe {
+namespace {
+
+class ThreadPoolOf : public testing::TestWithParam<int> {};
+
+TEST_P(ThreadPoolOf, RunsEveryChunkOnce) {
+  ThreadPool pool(GetParam());
+  ASSERT_EQ(pool.num_threads(), GetParam());
+  for (int64_t chunks : {0, 1, 2, 3, 7, 100, 1000}) {
+    std::vector<std::atomic<int>> calls(static_cast<size_t>(chunks));
+    std::atomic<bool> workers_in_range{true};
+    pool.run(chunks, [&](int64_t chunk, int worker) {
+      ++calls[static_cast<size_t>(chunk)];
+      if (worker < 0 || worker >= pool.num_threads()) workers_in_range = false;
+    });
+    for (auto& n : calls) EXPECT_EQ(n, 1);
+    EXPECT_TRUE(workers_in_range);
+  }
+}
+
+// What a loop wrote without synchronisation is seen by the next loop and by the caller.
+TEST_P(ThreadPoolOf, LoopsFollowEachOther) {
+  ThreadPool pool(GetParam());
+  std::vector<int> before(17), after(17);
+  for (int round = 0; round < 3000; ++round) {
+    pool.run(17, [&](int64_t chunk, int) { after[chunk] = before[(chunk + round) % 17] + 1; });
+    std::swap(before, after);
+  }
+  EXPECT_EQ(before, std::vector<int>(17, 3000));
+}
+
+TEST_P(ThreadPoolOf, OneWorkerIsNeverInTwoChunks) {
+  ThreadPool pool(GetParam());
+  std::vector<std::atomic<int>> inside(static_cast<size_t>(GetParam()));
+  std::atomic<bool> overlapped{false};
+  pool.run(500, [&](int64_t, int worker) {
+    if (++inside[static_cast<size_t>(worker)] != 1) overlapped = true;
+    std::this_thread::yield();
+    --inside[static_cast<size_t>(worker)];
+  });
+  EXPECT_FALSE(overlapped);
+}
+
+// Pauses longer than the spin put workers to sleep; they must wake up for the next loop.
+TEST_P(ThreadPoolOf, SleepersWakeUp) {
+  ThreadPool pool(GetParam());
+  for (int round = 0; round < 20; ++round) {
+    std::this_thread::sleep_for(std::chrono::microseconds(round * 50));
+    std::atomic<int> calls{0};
+    pool.run(10, [&](int64_t, int) { ++calls; });
+    ASSERT_EQ(calls, 10);
+  }
+}
+
+TEST_P(ThreadPoolOf, StartsAndStopsIdle) {
+  for (int i = 0; i < 50; ++i) ThreadPool pool(GetParam());
+}
+
+TEST_P(ThreadPoolOf, PoolsDoNotDisturbEachOther) {
+  std::vector<std::thread> ranks;
+  std::atomic<int64_t> total{0};
+  for (int r = 0; r < 3; ++r)
+    ranks.emplace_back([&] {
+      ThreadPool pool(GetParam());
+      for (int i = 0; i < 200; ++i) pool.run(5, [&](int64_t chunk, int) { total += chunk; });
+    });
+  for (auto& rank : ranks) rank.join();
+  EXPECT_EQ(total, 3 * 200 * 10);
+}
+
+INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolOf, testing::Values(1, 2, 3, 7));
+
+// Two chunks that wait for each other end only if two threads run them.
+TEST(ThreadPool, WorkersRunAtTheSameTime) {
+  ThreadPool pool(2);
+  std::atomic<int> arrived{0};
+  pool.run(2, [&](int64_t, int) {
+    ++arrived;
+    while (arrived < 2) std::this_thread::yield();
+  });
+  EXPECT_EQ(arrived, 2);
+}
+
+TEST(ThreadPoolDeathTest, NeedsAThread) { EXPECT_DEATH(ThreadPool(0), "num_threads=0"); }
+
+}  // namespace
+}  // namespace fp4moe
