@@ -1,0 +1,37 @@
+// Random checkpoints in the published dialects, of the published shapes or any smaller one: for tests and
+// benchmarks that need a model's form, not its answers.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fp4moe/status.h"
+
+namespace fp4moe {
+
+struct MakeTinyOptions {
+  std::string like = "gpt-oss-tiny";  // one of make_tiny_shapes()
+  std::string dialect = "auto";       // auto | gpt-oss | modelopt: must be one that the shape is published in
+  std::string rope_style = "new";     // new: rope_parameters; old: rope_theta and rope_scaling
+  uint64_t seed = 0;                  // a tensor's data depends on this and its name and shape alone
+  int num_shards = 1;
+  // Where not given, as in `like`.
+  std::optional<int64_t> num_hidden_layers, hidden_size, intermediate_size /* of one expert */, num_experts,
+      top_k;
+  std::optional<int64_t> num_heads, num_kv_heads, head_dim, vocab_size, sliding_window,
+      max_position_embeddings;
+  std::optional<int64_t> dense_intermediate_size, num_dense_layers, num_groups, top_k_groups;  // DeepSeek
+};
+
+std::vector<std::string> make_tiny_shapes();
+
+// Writes config.json, generation_config.json, tokenizer.json, tokenizer_config.json, hf_quant_config.json
+// (modelopt) and the tensors into `folder`, which must be absent or empty; config.json is written last.
+// Memory: one piece of 1 MiB. The tokenizer has 259 tokens (3 special ones, then the 256 bytes), whatever
+// vocab_size is. kInvalidArgument or kUnsupported: the sizes make no model, as parse_model_config says;
+// kDoesNotFit: the disk is too small.
+Status make_tiny(const std::string& folder, const MakeTinyOptions& options);
+
+}  // namespace fp4moe

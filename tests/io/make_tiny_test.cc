@@ -1,0 +1,172 @@
+#include "io/make_tiny.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "io/checkpoint.h"
+#include "io/expert_weights.h"
+#include "io/file.h"
+#include "io/status_matchers.h"
+#include "io/temp_folder.h"
+
+namespace fp4moe {
+namespace {
+
+MakeTinyOptions small(const std::string& like) {
+  MakeTinyOptions options;
+  options.like = like;
+  options.num_hidden_layers = 2;
+  options.hidden_size = 96;
+  options.intermediate_size = 64;
+  options.num_experts = 4;
+  options.top_k = 2;
+  options.num_heads = 4;
+  options.num_kv_heads = 2;
+  options.vocab_size = 300;
+  if (like == "deepseek-v3") {
+    options.dense_intermediate_size = 128;
+    options.num_dense_layers = 1;
+    options.num_groups = 2;
+    options.top_k_groups = 1;
+  }
+  return options;
+}
+
+std::string test_name(const testing::TestParamInfo<std::string>& param) {
+  std::string name = param.param;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+class EveryShape : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(MakeTiny, EveryShape, testing::ValuesIn(make_tiny_shapes()), test_name);
+
+double published_theta(const std::string& shape) {
+  if (shape.starts_with("gpt-oss")) return 150000;
+  return shape.starts_with("qwen3") ? 1000000 : 10000;
+}
+
+TEST_P(EveryShape, LoadsAsACheckpoint) {
+  for (const char* rope : {"new", "old"}) {
+    const TempFolder folder;
+    MakeTinyOptions options = small(GetParam());
+    options.rope_style = rope;
+    options.num_shards = 3;
+    ASSERT_TRUE(is_ok(make_tiny(folder.path(), options)));
+    const auto config = load_model_config(folder.path());
+    ASSERT_TRUE(is_ok(config));
+    EXPECT_EQ(config->hidden_size, 96);
+    EXPECT_EQ(config->intermediate_size, 64);
+    EXPECT_EQ(config->top_k, 2);
+    EXPECT_EQ(config->eos_token_ids, (std::vector<int32_t>{0, 2}));
+    EXPECT_EQ(config->rope.theta, published_theta(GetParam()));
+    EXPECT_EQ(config->rope.type == RopeConfig::Type::kYarn, !GetParam().starts_with("qwen3"));
+    const auto checkpoint = Checkpoint::open(folder.path());
+    ASSERT_TRUE(is_ok(checkpoint));
+    EXPECT_TRUE(is_ok(checkpoint->get("lm_head.weight", DType::kBF16, {300, 96})));
+    for (int64_t layer = 0; layer < 2; ++layer) {
+      const auto moe = load_expert_weights(*checkpoint, *config, layer);
+      if (!config->layer_has_experts.empty() && !config->layer_has_experts[static_cast<size_t>(layer)])
+        continue;
+      ASSERT_TRUE(is_ok(moe));
+      EXPECT_EQ(moe->experts.size(), 4u);
+    }
+  }
+}
+
+TEST(MakeTiny, WeightsHaveTheMagnitudesOfAnInitialisedModel) {
+  const TempFolder folder;
+  ASSERT_TRUE(is_ok(make_tiny(folder.path(), small("gpt-oss-tiny"))));
+  const auto checkpoint = Checkpoint::open(folder.path());
+  ASSERT_TRUE(is_ok(checkpoint));
+  const auto view = checkpoint->get("lm_head.weight", DType::kBF16, {300, 96});
+  ASSERT_TRUE(is_ok(view));
+  double sum = 0, squares = 0;
+  const int64_t n = view->num_elems();
+  for (int64_t i = 0; i < n; ++i) {
+    const double x = bf16_to_float(view->as<bf16>()[i]);
+    sum += x;
+    squares += x * x;
+  }
+  // Four standard errors of the mean and of the deviation of n draws.
+  EXPECT_NEAR(sum / n, 0, 4 * 0.02 / std::sqrt(n));
+  EXPECT_NEAR(std::sqrt(squares / n), 0.02, 4 * 0.02 / std::sqrt(2 * n));
+}
+
+std::string file_bytes(const TempFolder& folder) {
+  return read_text_file(folder.file("model.safetensors"), int64_t{1} << 30).value();
+}
+
+TEST(MakeTiny, SameSeedSameBytesAndShardsDoNotMatter) {
+  const TempFolder first, again, other, sharded;
+  MakeTinyOptions options = small("gpt-oss-tiny");
+  options.seed = 1;
+  ASSERT_TRUE(is_ok(make_tiny(first.path(), options)));
+  ASSERT_TRUE(is_ok(make_tiny(again.path(), options)));
+  EXPECT_TRUE(file_bytes(first) == file_bytes(again));
+  options.num_shards = 5;
+  ASSERT_TRUE(is_ok(make_tiny(sharded.path(), options)));
+  options.num_shards = 1;
+  options.seed = 2;
+  ASSERT_TRUE(is_ok(make_tiny(other.path(), options)));
+  EXPECT_FALSE(file_bytes(first) == file_bytes(other));
+
+  const auto one = Checkpoint::open(first.path()), many = Checkpoint::open(sharded.path());
+  ASSERT_TRUE(is_ok(one));
+  ASSERT_TRUE(is_ok(many));
+  ASSERT_EQ(one->tensors().size(), many->tensors().size());
+  for (const TensorEntry& tensor : one->tensors()) {
+    const auto same = many->get(tensor.name, tensor.view.dtype, tensor.view.shape);
+    ASSERT_TRUE(is_ok(same));
+    EXPECT_TRUE(std::equal(tensor.view.data, tensor.view.data + tensor.view.num_bytes(), same->data))
+        << tensor.name;
+  }
+}
+
+TEST(MakeTiny, RefusesWhatMakesNoModel) {
+  const TempFolder folder;
+  const std::string out = folder.file("out");
+  const auto make = [&](auto edit) {
+    MakeTinyOptions options = small("gpt-oss-tiny");
+    edit(options);
+    return make_tiny(out, options);
+  };
+  using O = MakeTinyOptions;
+  constexpr StatusCode kInvalid = StatusCode::kInvalidArgument;
+  EXPECT_TRUE(
+      fails_with(make([](O& o) { o.like = "llama"; }), kInvalid, {"'llama'", "gpt-oss-20b", "deepseek-v3"}));
+  EXPECT_TRUE(fails_with(make([](O& o) { o.dialect = "gguf"; }), kInvalid, {"'gguf'", "modelopt"}));
+  EXPECT_TRUE(fails_with(make([](O& o) { o.dialect = "modelopt"; }), StatusCode::kUnsupported, {"gpt_oss"}));
+  EXPECT_TRUE(fails_with(make([](O& o) { o.rope_style = "x"; }), kInvalid, {"'x'", "new, old"}));
+  EXPECT_TRUE(fails_with(make([](O& o) { o.hidden_size = 100; }), kInvalid, {"hidden_size = 100", "32"}));
+  EXPECT_TRUE(fails_with(make([](O& o) { o.top_k = 5; }), kInvalid, {"num_experts_per_tok = 5"}));
+  EXPECT_TRUE(fails_with(make([](O& o) { o.vocab_size = 258; }), kInvalid, {"vocab_size = 258", "259"}));
+  EXPECT_TRUE(fails_with(make([](O& o) { o.num_groups = 2; }), kInvalid, {"num_groups", "gpt_oss"}));
+  EXPECT_TRUE(
+      fails_with(make([](O& o) { o.dense_intermediate_size = 64; }), kInvalid, {"dense_intermediate_size"}));
+  EXPECT_FALSE(file_exists(out));
+  EXPECT_TRUE(fails_with(make([](O& o) { o.num_shards = 1000; }), kInvalid, {"num_shards=1000"}));
+}
+
+TEST(MakeTiny, OnlyWritesIntoANewFolder) {
+  const TempFolder folder;
+  ASSERT_TRUE(is_ok(write_text_file(folder.file("precious"), "x")));
+  EXPECT_TRUE(fails_with(make_tiny(folder.path(), small("gpt-oss-tiny")), StatusCode::kInvalidArgument,
+                         {folder.path(), "not empty"}));
+}
+
+TEST(MakeTiny, RefusesADiskThatIsTooSmall) {
+  const TempFolder folder;
+  MakeTinyOptions options;
+  options.like = "gpt-oss-120b";
+  options.num_hidden_layers = 1024;
+  options.num_experts = 4096;
+  EXPECT_TRUE(fails_with(make_tiny(folder.path(), options), StatusCode::kDoesNotFit, {"bytes", "room for"}));
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+}  // namespace
+}  // namespace fp4moe
