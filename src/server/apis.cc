@@ -1,0 +1,174 @@
+#include "server/apis.h"
+
+#include <random>
+
+namespace fp4moe {
+
+namespace {
+
+constexpr int64_t kMaxChoices = 128;      // of one prompt
+constexpr size_t kMaxSubmissions = 1024;  // of one HTTP request
+constexpr size_t kMaxStops = 64;
+constexpr size_t kMaxStopBytes = 1024;
+constexpr int64_t kInt32Max = 2147483647;
+
+// Fields of SGLang and OpenAI that change the answer, with the value that asks for nothing.
+void refuse_unimplemented(Fields& fields) {
+  for (const char* name : {"frequency_penalty", "presence_penalty", "min_p"}) fields.refuse(name, 0);
+  fields.refuse("repetition_penalty", 1);
+  fields.refuse("min_tokens", 0);
+  fields.refuse("min_new_tokens", 0);
+  fields.refuse("logit_bias", json::object());
+  for (const char* name : {"regex", "ebnf", "json_schema", "structural_tag", "stop_regex"})
+    fields.refuse(name, nullptr);
+}
+
+}  // namespace
+
+std::string make_id(const std::string& prefix) {
+  thread_local std::random_device device;
+  static constexpr char kHex[] = "0123456789abcdef";
+  std::string id = prefix;
+  for (int word = 0; word < 4; ++word) {
+    uint32_t bits = device();
+    for (int i = 0; i < 8; ++i, bits >>= 4) id += kHex[bits & 15];
+  }
+  return id;
+}
+
+SamplingParams read_sampling(Fields& fields, const SamplingParams& defaults) {
+  SamplingParams s = defaults;
+  s.temperature = static_cast<float>(fields.number("temperature", s.temperature, 0, 100));
+  s.top_p = static_cast<float>(fields.number("top_p", s.top_p, 0, 1, true));
+  s.top_k = static_cast<int32_t>(fields.integer("top_k", s.top_k, -1, kInt32Max));
+  if (s.top_k == 0) fields.fail("top_k", "must be -1 (all tokens) or at least 1, got 0");
+  constexpr int64_t kNoSeed = INT64_MIN;
+  const int64_t seed = fields.integer("seed", kNoSeed, kNoSeed + 1, INT64_MAX);
+  if (seed != kNoSeed) s.seed = static_cast<uint64_t>(seed);
+  s.stop = fields.strings("stop");
+  if (s.stop.size() > kMaxStops)
+    fields.fail("stop",
+                "has " + std::to_string(s.stop.size()) + " strings; at most " + std::to_string(kMaxStops));
+  for (const std::string& stop : s.stop) {
+    if (stop.empty() || stop.size() > kMaxStopBytes)
+      fields.fail("stop", "has a string of " + std::to_string(stop.size()) + " bytes; legal are 1.." +
+                              std::to_string(kMaxStopBytes));
+  }
+  s.stop_token_ids = fields.ids("stop_token_ids");
+  s.ignore_eos = fields.boolean("ignore_eos", s.ignore_eos);
+  s.skip_special_tokens = fields.boolean("skip_special_tokens", s.skip_special_tokens);
+  s.no_stop_trim = fields.boolean("no_stop_trim", s.no_stop_trim);
+  refuse_unimplemented(fields);
+  return s;
+}
+
+int64_t read_n(Fields& fields) { return fields.integer("n", 1, 1, kMaxChoices); }
+
+bool read_include_usage(Fields& fields) {
+  const json* options = fields.find("stream_options");
+  if (options == nullptr) return false;
+  Fields inner(*options, "stream_options.");
+  const bool include = inner.boolean("include_usage", false);
+  fields.merge(inner);
+  return include;
+}
+
+std::vector<int32_t> encode(const Engine& engine, Fields& fields, const std::string& name,
+                            const std::string& text, bool add_special_tokens) {
+  Result<std::vector<int32_t>> ids = engine.tokenize(text, add_special_tokens);
+  if (!ids.ok()) {
+    fields.fail(name, ids.status());
+    return {};
+  }
+  if (ids->empty()) fields.fail(name, "is empty: a prompt needs at least one token");
+  return std::move(ids).value();
+}
+
+void add_requests(GenerationCall& call, Fields& fields, const std::string& id,
+                  const std::vector<std::vector<int32_t>>& prompts, int64_t n,
+                  const SamplingParams& sampling) {
+  const size_t count = prompts.size() * static_cast<size_t>(n);
+  if (count > kMaxSubmissions) {
+    return fields.fail("n", std::to_string(prompts.size()) + " prompts x n=" + std::to_string(n) +
+                                " exceed the limit of " + std::to_string(kMaxSubmissions) +
+                                " answers in one request");
+  }
+  for (const std::vector<int32_t>& prompt : prompts) {
+    for (int64_t k = 0; k < n; ++k) {
+      Request request;
+      request.id = count == 1 ? id : id + "-" + std::to_string(call.requests.size());
+      request.input_ids = prompt;
+      request.sampling = sampling;
+      if (sampling.seed) request.sampling.seed = *sampling.seed + static_cast<uint64_t>(k);
+      call.requests.push_back(std::move(request));
+    }
+  }
+}
+
+Prompts read_prompts(const Engine& engine, Fields& fields, const std::string& name, PromptKind kind) {
+  Prompts prompts;
+  const json* value = fields.find(name);
+  const json* first = value != nullptr && value->is_array() && !value->empty() ? &value->front() : value;
+  if (value == nullptr) {
+    fields.fail(name, "is missing");
+    return prompts;
+  }
+  prompts.is_list = first != value && (first->is_array() || first->is_string());
+  const bool is_text = first->is_string();
+  if ((is_text && kind == PromptKind::kIds) || (!is_text && kind == PromptKind::kText)) {
+    fields.fail(name, std::string("must be ") + (is_text ? "token ids" : "a string") + " or a list of such");
+  } else if (prompts.is_list && value->size() > kMaxSubmissions) {
+    fields.fail(name, "has " + std::to_string(value->size()) + " prompts; at most " +
+                          std::to_string(kMaxSubmissions));
+  } else if (is_text) {
+    for (const std::string& text : fields.strings(name))
+      prompts.ids.push_back(encode(engine, fields, name, text, /*add_special_tokens=*/true));
+  } else if (prompts.is_list) {
+    for (const json& item : *value) {
+      const json one = {{name, item}};
+      Fields inner(one);
+      prompts.ids.push_back(inner.ids(name));
+      fields.merge(inner);
+    }
+  } else {
+    prompts.ids.push_back(fields.ids(name));
+  }
+  for (const auto& ids : prompts.ids) {
+    if (ids.empty()) fields.fail(name, "is empty: a prompt needs at least one token");
+  }
+  return prompts;
+}
+
+const char* finish_reason_name(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kNone:
+      return "none";
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kAbort:
+      return "abort";
+    case FinishReason::kError:
+      return "error";
+  }
+  return "none";
+}
+
+json matched_stop(const Choice& choice) {
+  if (!choice.matched_stop.empty()) return choice.matched_stop;
+  if (choice.matched_stop_token >= 0) return choice.matched_stop_token;
+  return nullptr;
+}
+
+json usage(const std::vector<Choice>& choices, int64_t n) {
+  int64_t prompt = 0, completion = 0;
+  for (const Choice& choice : choices) {
+    if (choice.index % n == 0) prompt += choice.prompt_tokens;
+    completion += choice.completion_tokens;
+  }
+  return {
+      {"prompt_tokens", prompt}, {"completion_tokens", completion}, {"total_tokens", prompt + completion}};
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,50 @@
+// The three generation APIs: from a request's fields to submissions and an answer format. Each returns
+// through Fields what is wrong (then the call is not to be used).
+#pragma once
+
+#include <string>
+
+#include "fp4moe/engine.h"
+#include "server/generation.h"
+#include "server/json.h"
+
+namespace fp4moe {
+
+GenerationCall parse_chat(const Engine& engine, Fields& fields);        // POST /v1/chat/completions
+GenerationCall parse_completion(const Engine& engine, Fields& fields);  // POST /v1/completions
+GenerationCall parse_generate(const Engine& engine, Fields& fields);    // POST /generate, SGLang's shape
+
+// A fresh unguessable id such as "chatcmpl-3f...".
+std::string make_id(const std::string& prefix);
+
+// The sampling fields that have the same name in all APIs, over the model's defaults; refuses, by name, known
+// ones that would change the answer and are not implemented.
+SamplingParams read_sampling(Fields& fields, const SamplingParams& defaults);
+// "n": 1..128.
+int64_t read_n(Fields& fields);
+// "stream_options": {"include_usage"}.
+bool read_include_usage(Fields& fields);
+
+// A prompt's token ids. Errors go to fields under `name`.
+std::vector<int32_t> encode(const Engine& engine, Fields& fields, const std::string& name,
+                            const std::string& text, bool add_special_tokens);
+// Adds n requests for each prompt, named after `id`; the k-th of a prompt has seed + k.
+void add_requests(GenerationCall& call, Fields& fields, const std::string& id,
+                  const std::vector<std::vector<int32_t>>& prompts, int64_t n,
+                  const SamplingParams& sampling);
+
+// Prompts given as text, a list of texts, ids, or a list of id lists; or only as one kind of these.
+enum class PromptKind { kAny, kText, kIds };
+struct Prompts {
+  std::vector<std::vector<int32_t>> ids;
+  bool is_list = false;  // several were asked for, maybe one
+};
+Prompts read_prompts(const Engine& engine, Fields& fields, const std::string& name, PromptKind kind);
+
+const char* finish_reason_name(FinishReason reason);
+// The stop string or token id that ended the choice, or null.
+json matched_stop(const Choice& choice);
+// OpenAI's usage object; n choices share a prompt.
+json usage(const std::vector<Choice>& choices, int64_t n);
+
+}  // namespace fp4moe

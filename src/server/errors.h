@@ -1,0 +1,18 @@
+// OpenAI error objects, and the one table from Status to HTTP.
+#pragma once
+
+#include <string>
+
+#include "fp4moe/status.h"
+#include "server/http.h"
+
+namespace fp4moe {
+
+int http_status(StatusCode code);
+
+// {"error":{"message","type","param","code"}}; an empty `param` becomes null.
+std::string error_body(const Status& status, const std::string& param);
+// The whole answer, with Retry-After where trying again helps.
+HttpResponse error_response(const Status& status, const std::string& param = "");
+
+}  // namespace fp4moe

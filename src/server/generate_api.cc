@@ -1,0 +1,105 @@
+#include "server/apis.h"
+
+namespace fp4moe {
+
+namespace {
+
+constexpr int64_t kDefaultMaxNewTokens = 128;  // SGLang's
+constexpr int64_t kMaxTopLogprobs = 20;
+
+// SGLang's triple of a token: logprob, id, text.
+json triple(const TokenLogprob& t, bool with_text) {
+  return json::array({t.logprob, t.token_id, with_text ? json(t.bytes) : json(nullptr)});
+}
+
+class GenerateFormat final : public AnswerFormat {
+ public:
+  bool is_list = false;  // answers come as an array
+  bool logprobs = false, text_in_logprobs = false;
+  int64_t top_logprobs = 0;
+
+  // SGLang's events repeat the whole answer so far.
+  std::vector<json> news(const Choice& choice, const Delta& delta) override {
+    if (delta.text.empty() && delta.token_ids.empty() && delta.finish_reason == FinishReason::kNone)
+      return {};
+    json event = answer(choice);
+    if (is_list) event["index"] = choice.index;
+    return {std::move(event)};
+  }
+
+  std::vector<json> closing(const std::vector<Choice>&) override { return {}; }
+
+  json whole(const std::vector<Choice>& choices) override {
+    if (!is_list) return answer(choices.front());
+    json answers = json::array();
+    for (const Choice& choice : choices) answers.push_back(answer(choice));
+    return answers;
+  }
+
+ private:
+  static json finish_reason(const Choice& choice) {
+    if (choice.finish_reason == FinishReason::kNone) return nullptr;
+    json reason = {{"type", finish_reason_name(choice.finish_reason)}};
+    if (choice.finish_reason == FinishReason::kLength) reason["length"] = choice.completion_tokens;
+    if (choice.finish_reason == FinishReason::kStop) reason["matched"] = matched_stop(choice);
+    if (choice.finish_reason == FinishReason::kAbort) reason["message"] = "aborted";
+    return reason;
+  }
+
+  json answer(const Choice& choice) const {
+    json meta = {{"id", choice.request_id},
+                 {"finish_reason", finish_reason(choice)},
+                 {"prompt_tokens", choice.prompt_tokens},
+                 {"completion_tokens", choice.completion_tokens},
+                 {"cached_tokens", 0},
+                 {"e2e_latency", choice.seconds}};
+    if (logprobs) {
+      json chosen = json::array(), tops = json::array();
+      for (const PositionLogprobs& position : choice.logprobs) {
+        chosen.push_back(triple(position.chosen, text_in_logprobs));
+        json top = json::array();
+        for (const TokenLogprob& t : position.top) top.push_back(triple(t, text_in_logprobs));
+        tops.push_back(std::move(top));
+      }
+      meta["output_token_logprobs"] = std::move(chosen);
+      if (top_logprobs > 0) meta["output_top_logprobs"] = std::move(tops);
+    }
+    return {{"text", choice.text}, {"output_ids", choice.token_ids}, {"meta_info", std::move(meta)}};
+  }
+};
+
+}  // namespace
+
+GenerationCall parse_generate(const Engine& engine, Fields& fields) {
+  GenerationCall call;
+  auto format = std::make_unique<GenerateFormat>();
+  const json empty = json::object();
+  const json* given = fields.find("sampling_params");
+  if (given != nullptr && given->is_array())
+    fields.fail("sampling_params", unsupported("one object for all prompts is supported, not a list"));
+  Fields inner(given == nullptr || given->is_array() ? empty : *given, "sampling_params.");
+  SamplingParams sampling = read_sampling(inner, engine.info().default_sampling);
+  sampling.max_new_tokens = inner.integer("max_new_tokens", kDefaultMaxNewTokens, 0, INT32_MAX);
+  const int64_t n = read_n(inner);
+  fields.merge(inner);
+
+  format->logprobs = fields.boolean("return_logprob", false);
+  format->top_logprobs = fields.integer("top_logprobs_num", 0, 0, kMaxTopLogprobs);
+  format->text_in_logprobs = fields.boolean("return_text_in_logprobs", false);
+  fields.refuse("logprob_start_len", -1);
+  if (format->logprobs) sampling.top_logprobs = static_cast<int32_t>(format->top_logprobs);
+  call.stream = fields.boolean("stream", false);
+  if (!fields.ok()) return call;
+
+  const bool has_text = fields.find("text") != nullptr, has_ids = fields.find("input_ids") != nullptr;
+  if (has_text == has_ids) fields.fail("text", "exactly one of text and input_ids is needed");
+  if (!fields.ok()) return call;
+  const Prompts prompts = has_text ? read_prompts(engine, fields, "text", PromptKind::kText)
+                                   : read_prompts(engine, fields, "input_ids", PromptKind::kIds);
+  format->is_list = prompts.is_list || n > 1;
+  add_requests(call, fields, make_id(""), prompts.ids, n, sampling);
+  call.format = std::move(format);
+  return call;
+}
+
+}  // namespace fp4moe

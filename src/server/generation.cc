@@ -1,0 +1,169 @@
+#include "server/generation.h"
+
+#include <chrono>
+
+#include "server/errors.h"
+
+namespace fp4moe {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+
+// Everything but the engine's callbacks runs on the exchange.
+class Generation : public std::enable_shared_from_this<Generation> {
+ public:
+  Generation(const GenerationContext& context, std::shared_ptr<HttpExchange> exchange, GenerationCall call)
+      : context_(context),
+        exchange_(std::move(exchange)),
+        stream_(call.stream),
+        format_(std::move(call.format)),
+        choices_(call.requests.size()),
+        latest_(call.requests.size(), start_),
+        unfinished_(call.requests.size()) {}
+
+  void start(std::vector<Request> requests) {
+    exchange_->on_disconnect([weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->abandon();
+    });
+    for (size_t i = 0; i < requests.size(); ++i) {
+      choices_[i].index = static_cast<int64_t>(i);
+      choices_[i].prompt_tokens = static_cast<int64_t>(requests[i].input_ids.size());
+      context_.live->add();
+      Result<std::string> id = context_.engine->submit(std::move(requests[i]), callback(i));
+      if (!id.ok()) {
+        context_.live->done();
+        abandon();
+        return exchange_->respond(error_response(id.status()));
+      }
+      choices_[i].request_id = std::move(id).value();
+    }
+  }
+
+ private:
+  // The engine may keep copies of the callback for a while after the last delta: they share one owner, which
+  // is let go before the count that the server's end waits for.
+  DeltaCallback callback(size_t i) {
+    auto owner = std::make_shared<std::shared_ptr<Generation>>(shared_from_this());
+    return [owner, i, live = context_.live](const Delta& delta) {
+      std::shared_ptr<Generation> self = *owner;
+      if (self == nullptr) return;
+      const bool last = delta.finish_reason != FinishReason::kNone;
+      if (last) owner->reset();
+      HttpExchange& exchange = *self->exchange_;
+      exchange.post(
+          [self = std::move(self), i, delta, now = Clock::now()] { self->on_delta(i, delta, now); });
+      if (last) live->done();
+    };
+  }
+
+  void on_delta(size_t i, const Delta& delta, Clock::time_point now) {
+    if (over_) return;
+    if (delta.finish_reason == FinishReason::kError) return fail(internal_error(delta.error));
+    measure(i, delta, now);
+    Choice& choice = choices_[i];
+    choice.text += delta.text;
+    choice.token_ids.insert(choice.token_ids.end(), delta.token_ids.begin(), delta.token_ids.end());
+    choice.logprobs.insert(choice.logprobs.end(), delta.logprobs.begin(), delta.logprobs.end());
+    choice.finish_reason = delta.finish_reason;
+    choice.matched_stop = delta.matched_stop;
+    choice.matched_stop_token = delta.matched_stop_token;
+    choice.completion_tokens = delta.completion_tokens;
+    choice.seconds = seconds(now - start_);
+    if (stream_) send(format_->news(choice, delta));
+    choice.started = true;
+    if (delta.finish_reason != FinishReason::kNone && --unfinished_ == 0) complete();
+  }
+
+  void measure(size_t i, const Delta& delta, Clock::time_point now) {
+    const auto tokens = static_cast<int64_t>(delta.token_ids.size());
+    if (tokens > 0 && choices_[i].token_ids.empty()) {
+      context_.metrics->time_to_first_token.observe(seconds(now - start_));
+    } else if (tokens > 0) {
+      context_.metrics->inter_token_latency.observe(seconds(now - latest_[i]) / static_cast<double>(tokens),
+                                                    tokens);
+    }
+    if (tokens > 0) latest_[i] = now;
+    if (delta.finish_reason != FinishReason::kNone)
+      context_.metrics->e2e_request_latency.observe(seconds(now - start_));
+  }
+
+  void send(const std::vector<json>& events) {
+    std::string text;
+    for (const json& event : events) text += "data: " + to_text(event) + "\n\n";
+    send_text(std::move(text));
+  }
+
+  void send_text(std::string text) {
+    if (!stream_started_) exchange_->start_stream("text/event-stream; charset=utf-8");
+    stream_started_ = true;
+    exchange_->write(std::move(text));
+  }
+
+  void complete() {
+    over_ = true;
+    if (!stream_) {
+      HttpResponse response;
+      response.body = to_text(format_->whole(choices_));
+      return exchange_->respond(std::move(response));
+    }
+    send(format_->closing(choices_));
+    send_text("data: [DONE]\n\n");
+    exchange_->finish();
+  }
+
+  void fail(const Status& status) {
+    abandon();
+    if (!stream_started_) return exchange_->respond(error_response(status));
+    send_text("data: " + error_body(status, "") + "\n\ndata: [DONE]\n\n");
+    exchange_->finish();
+  }
+
+  // Nobody waits for the answer any more.
+  void abandon() {
+    over_ = true;
+    for (const Choice& choice : choices_) {
+      if (!choice.request_id.empty() && choice.finish_reason == FinishReason::kNone)
+        context_.engine->cancel(choice.request_id);
+    }
+  }
+
+  const GenerationContext context_;
+  const std::shared_ptr<HttpExchange> exchange_;
+  const bool stream_;
+  const std::unique_ptr<AnswerFormat> format_;
+  const Clock::time_point start_ = Clock::now();
+  std::vector<Choice> choices_;
+  std::vector<Clock::time_point> latest_;  // tokens of each choice
+  size_t unfinished_;
+  bool stream_started_ = false;
+  bool over_ = false;  // answered, failed or abandoned: later deltas are dropped
+};
+
+}  // namespace
+
+void LiveCount::add() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ++count_;
+}
+
+void LiveCount::done() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (--count_ == 0) none_.notify_all();
+}
+
+void LiveCount::wait_for_none() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  none_.wait(lock, [this] { return count_ == 0; });
+}
+
+void run_generation(const GenerationContext& context, std::shared_ptr<HttpExchange> exchange,
+                    GenerationCall call) {
+  std::vector<Request> requests = std::move(call.requests);
+  call.requests.resize(requests.size());  // the generation takes only their number
+  std::make_shared<Generation>(context, std::move(exchange), std::move(call))->start(std::move(requests));
+}
+
+}  // namespace fp4moe

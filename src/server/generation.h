@@ -1,0 +1,75 @@
+// The one path from a parsed request to its answer: submit, collect, and print as the API wants it, whole or
+// as server-sent events.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "fp4moe/engine.h"
+#include "server/http.h"
+#include "server/json.h"
+#include "server/metrics.h"
+
+namespace fp4moe {
+
+// What is known of one submission so far.
+struct Choice {
+  int64_t index = 0;
+  std::string request_id;
+  std::string text;
+  std::vector<int32_t> token_ids;
+  std::vector<PositionLogprobs> logprobs;
+  FinishReason finish_reason = FinishReason::kNone;
+  std::string matched_stop;
+  int32_t matched_stop_token = -1;
+  int64_t prompt_tokens = 0, completion_tokens = 0;
+  bool started = false;  // some news went into events
+  double seconds = 0;    // from the request's arrival to the latest news
+};
+
+// How one API prints answers.
+class AnswerFormat {
+ public:
+  virtual ~AnswerFormat() = default;
+  // The events that tell `delta`, already merged into `choice`.
+  virtual std::vector<json> news(const Choice& choice, const Delta& delta) = 0;
+  // The events after the last choice's end, before [DONE].
+  virtual std::vector<json> closing(const std::vector<Choice>& choices) = 0;
+  virtual json whole(const std::vector<Choice>& choices) = 0;
+};
+
+struct GenerationCall {
+  std::vector<Request> requests;  // one for each choice: prompts x n
+  bool stream = false;
+  std::unique_ptr<AnswerFormat> format;
+};
+
+// Submissions whose last delta has not come; the engine holds callbacks into the server until then.
+class LiveCount {
+ public:
+  void add();
+  void done();
+  void wait_for_none();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable none_;
+  int64_t count_ = 0;
+};
+
+struct GenerationContext {
+  Engine* engine = nullptr;
+  Metrics* metrics = nullptr;
+  std::shared_ptr<LiveCount> live;
+};
+
+// Answers on `exchange`; aborts the submissions if the client goes away. From the exchange's handler.
+void run_generation(const GenerationContext& context, std::shared_ptr<HttpExchange> exchange,
+                    GenerationCall call);
+
+}  // namespace fp4moe

@@ -1,0 +1,59 @@
+// HTTP/1.1 without its library: what the routes see of a connection.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "fp4moe/server.h"
+#include "fp4moe/status.h"
+
+namespace fp4moe {
+
+struct HttpRequest {
+  std::string method;         // as sent, such as "POST"
+  std::string path;           // without the query; never percent-decoded
+  std::string authorization;  // the header's value
+  std::string body;
+};
+
+struct HttpResponse {
+  int status = 200;
+  std::string body;
+  std::string content_type = "application/json";
+  std::string extra_headers;  // whole lines, each ending in CRLF
+};
+
+// One request and its answer: respond(), or start_stream(), any write()s and finish().
+// After the client has gone all of them do nothing.
+class HttpExchange {
+ public:
+  virtual ~HttpExchange() = default;
+
+  // Runs `task` after the handler, never at the same time as it or another task. From any thread.
+  virtual void post(std::function<void()> task) = 0;
+
+  // Only from the handler or from posted tasks:
+  virtual const HttpRequest& request() const = 0;
+  virtual void respond(HttpResponse response) = 0;
+  virtual void start_stream(const std::string& content_type) = 0;
+  virtual void write(std::string bytes) = 0;
+  virtual void finish() = 0;
+  // `task` runs if the client goes away (or falls too far behind) before the answer is whole.
+  virtual void on_disconnect(std::function<void()> task) = 0;
+};
+
+using HttpHandler = std::function<void(std::shared_ptr<HttpExchange>)>;
+
+// Listens, parses and times out; calls `handler` for each whole request, one at a time per connection.
+class HttpServer {
+ public:
+  static Result<std::unique_ptr<HttpServer>> make(const ServerConfig& config, HttpHandler handler);
+  virtual ~HttpServer() = default;  // joins; no task may be posted any more
+  virtual int port() const = 0;
+  virtual int64_t busy_exchanges() const = 0;  // requests whose answer is not yet handed to the system
+  virtual void close_all() = 0;                // closes the listener and every connection
+};
+
+}  // namespace fp4moe

@@ -1,0 +1,185 @@
+#include "server/json.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace fp4moe {
+
+namespace {
+
+constexpr size_t kMaxDepth = 64;   // nlohmann's printer recurses
+constexpr int kMaxKeys = 4096;     // ordered objects find keys linearly
+constexpr size_t kMaxQuoted = 80;  // characters of a wrong value shown in an error
+
+// Checks depth and keys by a walk over the text; whether it is JSON at all is the parser's affair.
+Status check_shape(std::string_view text) {
+  std::vector<int> keys;  // colons seen in each open bracket
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      if (c == '"') in_string = false;
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '{' || c == '[') {
+      keys.push_back(0);
+      if (keys.size() > kMaxDepth)
+        return invalid_argument("JSON nests deeper than " + std::to_string(kMaxDepth) + " levels");
+    } else if ((c == '}' || c == ']') && !keys.empty()) {
+      keys.pop_back();
+    } else if (c == ':' && !keys.empty() && ++keys.back() > kMaxKeys) {
+      return invalid_argument("a JSON object has more than " + std::to_string(kMaxKeys) + " keys");
+    }
+  }
+  return {};
+}
+
+std::string format(double value) {
+  std::string text = json(value).dump();
+  if (text.size() > 2 && text.compare(text.size() - 2, 2, ".0") == 0) text.resize(text.size() - 2);
+  return text;
+}
+
+}  // namespace
+
+Result<json> parse_json(std::string_view text) {
+  if (Status status = check_shape(text); !status.ok()) return status;
+  try {
+    return json::parse(text);
+  } catch (const json::exception& error) {
+    return invalid_argument(std::string("the body is not valid JSON: ") + error.what());
+  }
+}
+
+std::string to_text(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
+
+Fields::Fields(const json& object, std::string prefix) : object_(object), prefix_(std::move(prefix)) {
+  if (!object_.is_object()) {
+    if (!prefix_.empty()) param_ = prefix_.substr(0, prefix_.size() - 1);
+    error_ = invalid_argument((param_.empty() ? "the body" : param_) + " must be a JSON object, not " +
+                              object_.type_name());
+  }
+}
+
+const json* Fields::find(const std::string& name) {
+  if (!object_.is_object()) return nullptr;
+  asked_.push_back(name);
+  const auto at = object_.find(name);
+  return at == object_.end() || at->is_null() ? nullptr : &*at;
+}
+
+void Fields::fail(const std::string& name, std::string message) {
+  fail(name, invalid_argument(std::move(message)));
+}
+
+void Fields::fail(const std::string& name, const Status& status) {
+  if (!error_.ok()) return;
+  param_ = prefix_ + name;
+  error_ = status.with_context(param_);
+}
+
+void Fields::merge(const Fields& inner) {
+  for (std::string& name : inner.unknown()) unknown_inside_.push_back(std::move(name));
+  if (!error_.ok()) return;
+  error_ = inner.error_;
+  param_ = inner.param_;
+}
+
+void Fields::wrong_type(const std::string& name, const char* wanted, const json& value) {
+  std::string shown = to_text(value).substr(0, kMaxQuoted);
+  fail(name, "must be " + std::string(wanted) + ", got " + value.type_name() + " " + shown);
+}
+
+bool Fields::boolean(const std::string& name, bool otherwise) {
+  const json* value = find(name);
+  if (value == nullptr) return otherwise;
+  if (value->is_boolean()) return value->get<bool>();
+  wrong_type(name, "a boolean", *value);
+  return otherwise;
+}
+
+int64_t Fields::integer(const std::string& name, int64_t otherwise, int64_t least, int64_t most) {
+  const json* value = find(name);
+  if (value == nullptr) return otherwise;
+  // 3.0 is accepted as 3; unsigned values beyond int64 are out of any range asked for.
+  const bool whole = value->is_number_float() && value->get<double>() >= -9e15 &&
+                     value->get<double>() <= 9e15 &&
+                     value->get<double>() == static_cast<double>(static_cast<int64_t>(value->get<double>()));
+  if (!value->is_number_integer() && !whole) {
+    wrong_type(name, "an integer", *value);
+    return otherwise;
+  }
+  const bool huge = value->is_number_unsigned() &&
+                    value->get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+  const int64_t got = whole ? static_cast<int64_t>(value->get<double>()) : value->get<int64_t>();
+  if (!huge && got >= least && got <= most) return got;
+  fail(name,
+       "must be in " + std::to_string(least) + ".." + std::to_string(most) + ", got " + to_text(*value));
+  return otherwise;
+}
+
+double Fields::number(const std::string& name, double otherwise, double least, double most, bool open_least) {
+  const json* value = find(name);
+  if (value == nullptr) return otherwise;
+  if (!value->is_number()) {
+    wrong_type(name, "a number", *value);
+    return otherwise;
+  }
+  const double got = value->get<double>();
+  if (got <= most && (open_least ? got > least : got >= least)) return got;
+  fail(name, "must be in " + std::string(open_least ? "(" : "[") + format(least) + ", " + format(most) +
+                 "], got " + to_text(*value));
+  return otherwise;
+}
+
+std::string Fields::string(const std::string& name, const std::string& otherwise) {
+  const json* value = find(name);
+  if (value == nullptr) return otherwise;
+  if (value->is_string()) return value->get<std::string>();
+  wrong_type(name, "a string", *value);
+  return otherwise;
+}
+
+std::vector<std::string> Fields::strings(const std::string& name) {
+  const json* value = find(name);
+  if (value == nullptr) return {};
+  if (value->is_string()) return {value->get<std::string>()};
+  const auto is_string = [](const json& v) { return v.is_string(); };
+  if (value->is_array() && std::all_of(value->begin(), value->end(), is_string))
+    return value->get<std::vector<std::string>>();
+  wrong_type(name, "a string or an array of strings", *value);
+  return {};
+}
+
+std::vector<int32_t> Fields::ids(const std::string& name) {
+  const json* value = find(name);
+  if (value == nullptr) return {};
+  const auto is_id = [](const json& v) {
+    return v.is_number_unsigned() && v.get<uint64_t>() <= std::numeric_limits<int32_t>::max();
+  };
+  if (is_id(*value)) return {value->get<int32_t>()};
+  if (value->is_array() && std::all_of(value->begin(), value->end(), is_id))
+    return value->get<std::vector<int32_t>>();
+  wrong_type(name, "a token id or an array of them", *value);
+  return {};
+}
+
+void Fields::refuse(const std::string& name, const json& neutral) {
+  const json* value = find(name);
+  if (value == nullptr || *value == neutral) return;
+  fail(name, unsupported("is not supported by this server: leave it out or send " + to_text(neutral) +
+                         ", got " + to_text(*value).substr(0, kMaxQuoted)));
+}
+
+std::vector<std::string> Fields::unknown() const {
+  std::vector<std::string> names = unknown_inside_;
+  if (!object_.is_object()) return names;
+  for (const auto& item : object_.items()) {
+    if (std::find(asked_.begin(), asked_.end(), item.key()) == asked_.end())
+      names.push_back(prefix_ + item.key());
+  }
+  return names;
+}
+
+}  // namespace fp4moe

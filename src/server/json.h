@@ -1,0 +1,63 @@
+// JSON at the boundary: bounded parsing, printing that cannot fail, and typed reading of request fields.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fp4moe/status.h"
+
+namespace fp4moe {
+
+// Keeps the order of keys: chat templates print tools as they came.
+using json = nlohmann::ordered_json;
+
+// kInvalidArgument for malformed JSON (or UTF-8), for nesting deeper than 64 and for objects of more than
+// 4096 keys.
+Result<json> parse_json(std::string_view text);
+
+// Compact; invalid UTF-8 in strings becomes U+FFFD.
+std::string to_text(const json& value);
+
+// Reads the fields of a JSON object. The first wrong one is kept as the error, with its name; reading goes on
+// with defaults, so that callers check once. Absent and null fields have the default value.
+class Fields {
+ public:
+  // `prefix` goes in front of names in errors, such as "sampling_params.".
+  explicit Fields(const json& object, std::string prefix = "");
+
+  const json* find(const std::string& name);  // nullptr if absent or null
+  bool boolean(const std::string& name, bool otherwise);
+  int64_t integer(const std::string& name, int64_t otherwise, int64_t least, int64_t most);
+  // least <= value <= most; `open_least` excludes least itself.
+  double number(const std::string& name, double otherwise, double least, double most,
+                bool open_least = false);
+  std::string string(const std::string& name, const std::string& otherwise);
+  std::vector<std::string> strings(const std::string& name);  // a string, or an array of them
+  std::vector<int32_t> ids(const std::string& name);          // an integer, or an array of them
+  // For a field that this server cannot honour: only absent, null or `neutral` is accepted.
+  void refuse(const std::string& name, const json& neutral);
+
+  void fail(const std::string& name, std::string message);
+  void fail(const std::string& name, const Status& status);
+  // Takes over what `inner`, the Fields of a nested object, found wrong or unknown.
+  void merge(const Fields& inner);
+  bool ok() const { return error_.ok(); }
+  const Status& error() const { return error_; }
+  const std::string& param() const { return param_; }  // the wrong field
+  std::vector<std::string> unknown() const;            // fields that nobody asked for
+
+ private:
+  void wrong_type(const std::string& name, const char* wanted, const json& value);
+
+  const json& object_;
+  std::string prefix_;
+  std::vector<std::string> asked_;
+  std::vector<std::string> unknown_inside_;
+  Status error_;
+  std::string param_;
+};
+
+}  // namespace fp4moe

@@ -1,0 +1,35 @@
+// Prometheus metrics: the engine's counters and gauges, and latency histograms kept here.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fp4moe/engine.h"
+
+namespace fp4moe {
+
+// Cumulative histogram of seconds. Thread-safe.
+class Histogram {
+ public:
+  static constexpr std::array<double, 18> kBounds = {
+      0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.4, 1, 2, 5, 10, 30, 60, 300};
+  void observe(double seconds, int64_t times = 1);
+  std::string print(const std::string& name, const std::string& labels) const;
+
+ private:
+  std::array<std::atomic<int64_t>, kBounds.size() + 1> counts_{};  // the last: above all bounds
+  std::atomic<double> sum_{0};
+};
+
+struct Metrics {
+  Histogram time_to_first_token, inter_token_latency, e2e_request_latency;
+};
+
+// Prometheus' text format, names with SGLang's spelling after `prefix`.
+std::string print_metrics(const Metrics& metrics, const ModelInfo& info, const EngineStats& stats,
+                          const std::string& prefix);
+
+}  // namespace fp4moe

@@ -1,0 +1,292 @@
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "fp4moe/server.h"
+#include "server/apis.h"
+#include "server/errors.h"
+#include "server/generation.h"
+#include "server/http.h"
+#include "server/json.h"
+#include "server/metrics.h"
+
+namespace fp4moe {
+
+namespace {
+
+constexpr size_t kMaxWarnings = 256;  // distinct unknown fields that are worth a line
+
+// The time taken does not depend on where the strings differ.
+bool equal_in_constant_time(const std::string& a, const std::string& b) {
+  unsigned char difference = a.size() == b.size() ? 0 : 1;
+  for (size_t i = 0; i < a.size(); ++i)
+    difference |=
+        static_cast<unsigned char>(a[i]) ^ static_cast<unsigned char>(b[b.empty() ? 0 : i % b.size()]);
+  return difference == 0;
+}
+
+HttpResponse json_response(const json& value) {
+  HttpResponse response;
+  response.body = to_text(value);
+  return response;
+}
+
+class ServerImpl final : public Server {
+ public:
+  explicit ServerImpl(ServerConfig config) : config_(std::move(config)) {}
+  ~ServerImpl() override { stop(); }
+
+  Status listen() {
+    auto http = HttpServer::make(config_, [this](std::shared_ptr<HttpExchange> e) { handle(std::move(e)); });
+    if (!http.ok()) return http.status();
+    http_ = std::move(http).value();
+    return {};
+  }
+
+  int port() const override { return http_->port(); }
+  void set_engine(Engine& engine) override { engine_.store(&engine); }
+
+  void drain(double timeout_seconds) override {
+    const auto deadline = std::chrono::steady_clock::now() +
+                          std::chrono::milliseconds(static_cast<int64_t>(1000 * timeout_seconds));
+    draining_.store(true);
+    if (Engine* engine = engine_.load()) engine->drain(timeout_seconds);
+    while (http_->busy_exchanges() > 0 && std::chrono::steady_clock::now() < deadline)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+
+  void stop() override {
+    if (http_ == nullptr || stopped_.exchange(true)) return;
+    draining_.store(true);
+    http_->close_all();
+    live_->wait_for_none();
+  }
+
+ private:
+  using Plain = HttpResponse (ServerImpl::*)(Engine&, const HttpRequest&);
+  using Generate = GenerationCall (*)(const Engine&, Fields&);
+  struct Route {
+    const char* method;
+    const char* path;
+    Plain plain;        // answers at once, or
+    Generate generate;  // parses a generation request
+  };
+  static const Route kRoutes[10];
+
+  void handle(std::shared_ptr<HttpExchange> exchange) {
+    try {
+      route(exchange);
+    } catch (const std::exception& error) {  // out of memory, or a mistake of ours
+      log(LogLevel::kError, "request failed: " + exchange->request().path + ": " + error.what());
+      exchange->respond(error_response(internal_error(error.what())));
+    }
+  }
+
+  void route(const std::shared_ptr<HttpExchange>& exchange) {
+    const HttpRequest& request = exchange->request();
+    if (request.path == "/health") return exchange->respond(health(request));
+    if (!authorised(request)) return exchange->respond(unauthorised());
+    const Route* found = nullptr;
+    std::string allowed;
+    for (const Route& r : kRoutes) {
+      const std::string path = r.path;
+      const bool tail =
+          path.back() == '/' && request.path.size() > path.size() && request.path.rfind(path, 0) == 0;
+      if (request.path != path && !tail) continue;
+      allowed = r.method;
+      if (request.method == r.method) found = &r;
+    }
+    if (allowed.empty()) return exchange->respond(error_response(not_found("no route " + request.path)));
+    if (found == nullptr) return exchange->respond(wrong_method(request, allowed));
+    Engine* engine = engine_.load();
+    if (engine == nullptr)
+      return exchange->respond(error_response(unavailable("the model is still loading")));
+    if (found->plain != nullptr) return exchange->respond((this->*found->plain)(*engine, request));
+    if (draining_.load())
+      return exchange->respond(error_response(unavailable("the server is shutting down")));
+    generate(*engine, *found, exchange);
+  }
+
+  void generate(Engine& engine, const Route& r, const std::shared_ptr<HttpExchange>& exchange) {
+    const Result<json> body = parse_json(exchange->request().body);
+    if (!body.ok()) return exchange->respond(error_response(body.status()));
+    Fields fields(*body);
+    check_model(engine, fields);
+    GenerationCall call;
+    if (fields.ok()) call = r.generate(engine, fields);
+    if (!fields.ok()) return exchange->respond(error_response(fields.error(), fields.param()));
+    warn_unknown(r.path, fields);
+    run_generation({&engine, &metrics_, live_}, exchange, std::move(call));
+  }
+
+  void check_model(const Engine& engine, Fields& fields) {
+    const std::string model = fields.string("model", "");
+    const ModelInfo& info = engine.info();
+    if (model.empty() || model == info.name || model == info.path || model == "default") return;
+    fields.fail("model",
+                not_found("\"" + model.substr(0, 80) + "\" is not served here; \"" + info.name + "\" is"));
+  }
+
+  void warn_unknown(const std::string& path, const Fields& fields) {
+    for (const std::string& name : fields.unknown()) {
+      std::lock_guard<std::mutex> lock(warned_mutex_);
+      if (warned_.size() < kMaxWarnings && warned_.insert(path + " " + name).second)
+        log(LogLevel::kWarning, path + ": unknown field " + name.substr(0, 80) + " is ignored");
+    }
+  }
+
+  bool authorised(const HttpRequest& request) const {
+    return config_.api_key.empty() ||
+           equal_in_constant_time(request.authorization, "Bearer " + config_.api_key);
+  }
+
+  static HttpResponse unauthorised() {
+    HttpResponse response =
+        error_response(invalid_argument("a valid key is needed: Authorization: Bearer KEY"));
+    response.status = 401;
+    response.extra_headers = "WWW-Authenticate: Bearer\r\n";
+    return response;
+  }
+
+  static HttpResponse wrong_method(const HttpRequest& request, const std::string& allowed) {
+    HttpResponse response =
+        error_response(invalid_argument(request.path + " takes " + allowed + ", not " + request.method));
+    response.status = 405;
+    response.extra_headers = "Allow: " + allowed + "\r\n";
+    return response;
+  }
+
+  HttpResponse health(const HttpRequest& request) const {
+    if (request.method != "GET" && request.method != "HEAD") return wrong_method(request, "GET");
+    if (draining_.load()) return error_response(unavailable("the server is shutting down"));
+    if (engine_.load() == nullptr) return error_response(unavailable("the model is still loading"));
+    return json_response({{"status", "ok"}});
+  }
+
+  static json model_card(const ModelInfo& info) {
+    return {{"id", info.name},      {"object", "model"}, {"created", 0},
+            {"owned_by", "fp4moe"}, {"root", info.path}, {"max_model_len", info.context_length}};
+  }
+
+  HttpResponse models(Engine& engine, const HttpRequest&) {
+    return json_response({{"object", "list"}, {"data", json::array({model_card(engine.info())})}});
+  }
+
+  HttpResponse model(Engine& engine, const HttpRequest& request) {
+    const std::string id = request.path.substr(std::string("/v1/models/").size());
+    if (id == engine.info().name) return json_response(model_card(engine.info()));
+    return error_response(
+        not_found("model \"" + id + "\" does not exist; \"" + engine.info().name + "\" does"), "model");
+  }
+
+  HttpResponse tokenize(Engine& engine, const HttpRequest& request) {
+    const Result<json> body = parse_json(request.body);
+    if (!body.ok()) return error_response(body.status());
+    Fields fields(*body);
+    check_model(engine, fields);
+    const bool special = fields.boolean("add_special_tokens", true);
+    const json* prompt = fields.find("prompt");
+    if (prompt == nullptr) fields.fail("prompt", "is missing");
+    json tokens = json::array(), counts = json::array();
+    for (const std::string& text : fields.strings("prompt")) {
+      const auto ids = engine.tokenize(text, special);
+      if (!ids.ok()) {
+        fields.fail("prompt", ids.status());
+        break;
+      }
+      tokens.push_back(*ids);
+      counts.push_back(ids->size());
+    }
+    if (!fields.ok()) return error_response(fields.error(), fields.param());
+    const bool single = prompt->is_string();
+    return json_response({{"tokens", single ? tokens.front() : tokens},
+                          {"count", single ? counts.front() : counts},
+                          {"max_model_len", engine.info().context_length}});
+  }
+
+  HttpResponse detokenize(Engine& engine, const HttpRequest& request) {
+    const Result<json> body = parse_json(request.body);
+    if (!body.ok()) return error_response(body.status());
+    Fields fields(*body);
+    check_model(engine, fields);
+    const bool skip = fields.boolean("skip_special_tokens", true);
+    if (fields.find("tokens") == nullptr) fields.fail("tokens", "is missing");
+    const auto ids = fields.ids("tokens");
+    if (!fields.ok()) return error_response(fields.error(), fields.param());
+    const Result<std::string> text = engine.detokenize(ids, skip);
+    if (!text.ok()) return error_response(text.status(), "tokens");
+    return json_response({{"text", *text}});
+  }
+
+  HttpResponse metrics(Engine& engine, const HttpRequest&) {
+    HttpResponse response;
+    response.content_type = "text/plain; version=0.0.4; charset=utf-8";
+    response.body = print_metrics(metrics_, engine.info(), engine.stats(), config_.metrics_prefix);
+    return response;
+  }
+
+  HttpResponse server_info(Engine& engine, const HttpRequest&) {
+    const ModelInfo& info = engine.info();
+    const EngineStats stats = engine.stats();
+    return json_response({{"model_path", info.path},
+                          {"served_model_name", info.name},
+                          {"architecture", info.architecture},
+                          {"quantization", info.quantization},
+                          {"vocab_size", info.vocab_size},
+                          {"num_layers", info.num_layers},
+                          {"hidden_size", info.hidden_size},
+                          {"num_experts", info.num_experts},
+                          {"top_k", info.top_k},
+                          {"context_length", info.context_length},
+                          {"max_total_num_tokens", info.max_total_tokens},
+                          {"weight_bytes", info.weight_bytes},
+                          {"kv_bytes", info.kv_bytes},
+                          {"plan", info.startup_lines},
+                          {"num_running_reqs", stats.num_running_reqs},
+                          {"num_queue_reqs", stats.num_queue_reqs},
+                          {"num_used_tokens", stats.num_used_tokens},
+                          {"last_gen_throughput", stats.gen_throughput},
+                          {"uptime_seconds", stats.uptime_seconds},
+                          {"version", FP4MOE_VERSION}});
+  }
+
+  void log(LogLevel level, const std::string& line) const {
+    if (config_.log_sink) config_.log_sink(level, line);
+  }
+
+  const ServerConfig config_;
+  std::atomic<Engine*> engine_{nullptr};
+  std::atomic<bool> draining_{false}, stopped_{false};
+  Metrics metrics_;
+  std::shared_ptr<LiveCount> live_ = std::make_shared<LiveCount>();
+  std::mutex warned_mutex_;
+  std::set<std::string> warned_;
+  std::unique_ptr<HttpServer> http_;  // last: its threads use the above
+};
+
+// A path that ends in '/' stands for everything below it.
+const ServerImpl::Route ServerImpl::kRoutes[10] = {
+    {"POST", "/v1/chat/completions", nullptr, parse_chat},
+    {"POST", "/v1/completions", nullptr, parse_completion},
+    {"POST", "/generate", nullptr, parse_generate},
+    {"GET", "/v1/models", &ServerImpl::models, nullptr},
+    {"GET", "/v1/models/", &ServerImpl::model, nullptr},
+    {"POST", "/tokenize", &ServerImpl::tokenize, nullptr},
+    {"POST", "/detokenize", &ServerImpl::detokenize, nullptr},
+    {"GET", "/metrics", &ServerImpl::metrics, nullptr},
+    {"GET", "/server_info", &ServerImpl::server_info, nullptr},
+    {"GET", "/get_server_info", &ServerImpl::server_info, nullptr},
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Server>> Server::make(ServerConfig config) {
+  auto server = std::make_unique<ServerImpl>(std::move(config));
+  if (Status status = server->listen(); !status.ok()) return status;
+  return std::unique_ptr<Server>(std::move(server));
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,208 @@
+#include "server/fake_engine.h"
+
+#include <nlohmann/json.hpp>
+
+namespace fp4moe {
+
+namespace {
+
+// Bytes that the character starting with `lead` has.
+size_t utf8_length(unsigned char lead) { return lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4; }
+
+}  // namespace
+
+FakeEngine::FakeEngine(FakeOptions options) : options_(options) {
+  info_.name = "fake";
+  info_.path = "/models/fake";
+  info_.architecture = "FakeForCausalLM";
+  info_.quantization = "mxfp4";
+  info_.vocab_size = 257;
+  info_.context_length = 4096;
+  info_.max_total_tokens = 8192;
+  info_.eos_token_ids = {kEnd};
+  info_.default_sampling.temperature = 0;
+  thread_ = std::thread([this] { loop(); });
+}
+
+FakeEngine::~FakeEngine() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+    for (auto& [id, r] : running_) r->cancelled = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+Result<std::string> FakeEngine::submit(Request request, DeltaCallback on_delta) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (draining_ || running_.size() >= options_.max_requests) return unavailable("the queue is full");
+  for (const int32_t id : request.input_ids) {
+    if (id < 0 || id > kEnd) return invalid_argument("token id " + std::to_string(id) + " is not in 0..256");
+  }
+  if (static_cast<int64_t>(request.input_ids.size()) >= info_.context_length)
+    return does_not_fit(std::to_string(request.input_ids.size()) + " prompt tokens, context 4096");
+  last_ = request;
+  submitted_.fetch_add(1);
+  auto r = std::make_shared<Running>();
+  for (const int32_t id : request.input_ids) r->prompt += token_bytes(id);
+  r->request = std::move(request);
+  r->on_delta = std::move(on_delta);
+  const std::string id = r->request.id;
+  running_[id] = std::move(r);
+  changed_.notify_all();
+  return id;
+}
+
+void FakeEngine::cancel(const std::string& id) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (const auto at = running_.find(id); at != running_.end()) at->second->cancelled = true;
+}
+
+void FakeEngine::drain(double timeout_seconds) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  draining_ = true;
+  const auto idle = [this] { return running_.empty(); };
+  if (changed_.wait_for(lock, std::chrono::duration<double>(timeout_seconds), idle)) return;
+  for (auto& [id, r] : running_) r->cancelled = true;
+  changed_.wait(lock, idle);
+}
+
+EngineStats FakeEngine::stats() const {
+  EngineStats stats;
+  stats.num_running_reqs = running();
+  stats.num_requests_total = submitted_.load();
+  stats.generation_tokens_total = generated_.load();
+  stats.num_aborted_requests_total = aborted_.load();
+  stats.max_total_num_tokens = info_.max_total_tokens;
+  return stats;
+}
+
+Result<std::vector<int32_t>> FakeEngine::tokenize(std::string_view text, bool) const {
+  std::vector<int32_t> ids;
+  for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
+  return ids;
+}
+
+Result<std::string> FakeEngine::detokenize(const std::vector<int32_t>& ids, bool) const {
+  std::string text;
+  for (const int32_t id : ids) text += token_bytes(id);
+  return text;
+}
+
+std::string FakeEngine::token_bytes(int32_t id) const {
+  return id >= 0 && id < 256 ? std::string(1, static_cast<char>(id)) : "";
+}
+
+Result<std::string> FakeEngine::apply_chat_template(std::string_view messages_json,
+                                                    const ChatTemplateOptions& options) const {
+  const auto messages = nlohmann::json::parse(messages_json);
+  std::string text;
+  for (const auto& m : messages) {
+    if (m["role"] == "bad") return invalid_argument("chat template, line 1: unknown role bad");
+    text += m["content"].get<std::string>();
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  last_messages_ = messages_json;
+  last_options_ = options;
+  return text;
+}
+
+Request FakeEngine::last_request() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return last_;
+}
+
+std::string FakeEngine::last_messages() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return last_messages_;
+}
+
+ChatTemplateOptions FakeEngine::last_options() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return last_options_;
+}
+
+int64_t FakeEngine::running() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return static_cast<int64_t>(running_.size());
+}
+
+void FakeEngine::loop() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!stopping_ || !running_.empty()) {
+    if (running_.empty()) changed_.wait(lock, [this] { return stopping_ || !running_.empty(); });
+    const auto batch = running_;
+    for (const auto& [id, r] : batch) {
+      const bool cancelled = r->cancelled;
+      lock.unlock();
+      Delta delta;
+      if (cancelled) {
+        delta.finish_reason = FinishReason::kAbort;
+        delta.completion_tokens = r->generated;
+        aborted_.fetch_add(1);
+      } else {
+        delta = next(*r);
+      }
+      delta.prompt_tokens = static_cast<int64_t>(r->request.input_ids.size());
+      generated_.fetch_add(static_cast<int64_t>(delta.token_ids.size()));
+      const bool last = delta.finish_reason != FinishReason::kNone;
+      r->on_delta(delta);
+      lock.lock();
+      if (last) running_.erase(id);
+    }
+    changed_.notify_all();
+    if (options_.step.count() > 0) {
+      lock.unlock();
+      std::this_thread::sleep_for(options_.step);
+      lock.lock();
+    }
+  }
+}
+
+Delta FakeEngine::next(Running& r) const {
+  const SamplingParams& s = r.request.sampling;
+  Delta delta;
+  const auto n = static_cast<size_t>(r.generated++);
+  delta.completion_tokens = r.generated;
+  if (n == 2 && r.prompt.find("FAIL") != std::string::npos) {
+    delta.finish_reason = FinishReason::kError;
+    delta.error = "asked to fail";
+    return delta;
+  }
+  if (n >= static_cast<size_t>(s.max_new_tokens)) {  // only with max_new_tokens = 0
+    delta.completion_tokens = --r.generated;
+    delta.finish_reason = FinishReason::kLength;
+    return delta;
+  }
+  const bool end = n >= r.prompt.size() && !s.ignore_eos;
+  const int32_t id = end ? kEnd : static_cast<unsigned char>(r.prompt[n % r.prompt.size()]);
+  delta.token_ids = {id};
+  r.pending += token_bytes(id);
+  if (s.top_logprobs >= 0) {
+    PositionLogprobs p{{id, -0.5f, token_bytes(id)}, {}};
+    for (int32_t k = 0; k < s.top_logprobs; ++k)
+      p.top.push_back({'a' + k, -0.5f - static_cast<float>(k), token_bytes('a' + k)});
+    delta.logprobs = {p};
+  }
+  if (!r.pending.empty() && r.pending.size() >= utf8_length(static_cast<unsigned char>(r.pending[0])))
+    delta.text = std::exchange(r.pending, "");
+  r.text += delta.text;
+  for (const std::string& stop : s.stop) {
+    if (r.text.size() >= stop.size() && r.text.compare(r.text.size() - stop.size(), stop.size(), stop) == 0) {
+      delta.text.clear();  // stop strings of one byte only, so nothing was sent before
+      delta.matched_stop = stop;
+      delta.finish_reason = FinishReason::kStop;
+      return delta;
+    }
+  }
+  if (end) {
+    delta.finish_reason = FinishReason::kStop;
+    delta.matched_stop_token = id;
+  } else if (r.generated >= s.max_new_tokens) {
+    delta.finish_reason = FinishReason::kLength;
+  }
+  return delta;
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,71 @@
+// An Engine without a model: one token per byte, and the answer repeats the prompt.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "fp4moe/engine.h"
+
+namespace fp4moe {
+
+struct FakeOptions {
+  std::chrono::microseconds step{0};  // pause between tokens
+  size_t max_requests = 1000;         // more are refused as kUnavailable
+};
+
+// Ids 0..255 are bytes, 256 the end token. A prompt that contains "FAIL" fails after two tokens. Each answer
+// is the prompt once, then the end token; with ignore_eos the prompt over and over.
+class FakeEngine final : public Engine {
+ public:
+  static constexpr int32_t kEnd = 256;
+
+  explicit FakeEngine(FakeOptions options = {});
+  ~FakeEngine() override;
+
+  Result<std::string> submit(Request request, DeltaCallback on_delta) override;
+  void cancel(const std::string& id) override;
+  void drain(double timeout_seconds) override;
+  const ModelInfo& info() const override { return info_; }
+  EngineStats stats() const override;
+  Result<std::vector<int32_t>> tokenize(std::string_view text, bool add_special_tokens) const override;
+  Result<std::string> detokenize(const std::vector<int32_t>& ids, bool skip_special_tokens) const override;
+  std::string token_bytes(int32_t id) const override;
+  Result<std::string> apply_chat_template(std::string_view messages_json,
+                                          const ChatTemplateOptions& options) const override;
+
+  Request last_request() const;       // as submitted
+  std::string last_messages() const;  // as given to the template
+  ChatTemplateOptions last_options() const;
+  int64_t running() const;
+  int64_t aborted() const { return aborted_.load(); }
+
+ private:
+  struct Running {
+    Request request;
+    DeltaCallback on_delta;
+    std::string prompt, text, pending;
+    int64_t generated = 0;
+    bool cancelled = false;  // under mutex_; the rest belongs to the thread
+  };
+  void loop();
+  Delta next(Running& r) const;
+
+  const FakeOptions options_;
+  ModelInfo info_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::shared_ptr<Running>> running_;
+  Request last_;
+  mutable std::string last_messages_;
+  mutable ChatTemplateOptions last_options_;
+  std::atomic<int64_t> aborted_{0}, generated_{0}, submitted_{0};
+  bool stopping_ = false, draining_ = false;
+  std::thread thread_;
+};
+
+}  // namespace fp4moe

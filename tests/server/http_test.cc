@@ -1,0 +1,283 @@
+// The HTTP layer under bad input, slow and vanishing clients.
+#include "server/server_fixture.h"
+
+namespace fp4moe {
+namespace {
+
+using nlohmann::json;
+
+const std::string kEndless =
+    R"({"text":"abc","stream":true,"sampling_params":{"max_new_tokens":1000000000,"ignore_eos":true}})";
+const std::string kEndlessWhole =
+    R"({"text":"abc","sampling_params":{"max_new_tokens":1000000000,"ignore_eos":true}})";
+
+// What must hold after any abuse.
+void expect_alive(const TestServer& s) { EXPECT_EQ(http_get(s.port, "/health").status, 200); }
+
+TEST(MalformedJson, IsRefused) {
+  TestServer s;
+  const std::pair<const char*, std::string> cases[] = {
+      {"empty", ""},
+      {"truncated", R"({"text":"a)"},
+      {"not an object", "[1,2]"},
+      {"trailing bytes", R"({"text":"a"} x)"},
+      {"NaN", R"({"text":"a","sampling_params":{"temperature":NaN}})"},
+      {"number beyond double", R"({"text":"a","sampling_params":{"temperature":1e999}})"},
+      {"lone surrogate", R"({"text":"\ud800"})"},
+      {"invalid UTF-8", "{\"text\":\"\xFF\xFE\"}"},
+      {"GBK bytes", "{\"text\":\"\xC4\xE3\"}"},
+      {"deep array", std::string(100000, '[')},
+      {"deep object",
+       [] {
+         std::string text;
+         for (int i = 0; i < 100000; ++i) text += "{\"a\":";
+         return text;
+       }()},
+      {"deep but closed", R"({"text":)" + std::string(70, '[') + std::string(70, ']') + "}"},
+      {"many keys",
+       [] {
+         std::string text = "{";
+         for (int i = 0; i < 5000; ++i) text += "\"k" + std::to_string(i) + "\":0,";
+         return text + "\"text\":\"a\"}";
+       }()},
+  };
+  for (const auto& [name, body] : cases) {
+    const HttpAnswer answer = http_post(s.port, "/generate", body);
+    EXPECT_EQ(answer.status, 400) << name;
+    EXPECT_EQ(json::parse(answer.body)["error"]["type"], "invalid_request_error") << name;
+  }
+  expect_alive(s);
+}
+
+TEST(OddJson, IsAccepted) {
+  TestServer s;
+  const HttpAnswer twice = http_post(s.port, "/generate", R"({"text":"a","text":"b"})");
+  EXPECT_EQ(json::parse(twice.body)["text"], "b");
+  EXPECT_EQ(http_post(s.port, "/generate", "\xEF\xBB\xBF{\"text\":\"a\"}").status, 200);  // byte order mark
+  EXPECT_EQ(http_post(s.port, "/generate", R"({"text":"<|im_end|>\u0000\ud83d\ude00"})").status, 200);
+}
+
+TEST(MalformedHttp, IsRefusedAndClosed) {
+  TestServer s;
+  const std::pair<const char*, std::string> cases[] = {
+      {"no HTTP", "hello\r\n\r\n"},
+      {"bad version", "GET / HTTP/9.9\r\n\r\n"},
+      {"NUL in header", std::string("GET /health HTTP/1.1\r\nA: \0\r\n\r\n", 34)},
+      {"negative length", "POST /generate HTTP/1.1\r\nContent-Length: -1\r\n\r\n"},
+      {"two lengths", "POST /generate HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab"},
+      {"length and chunks",
+       "POST /generate HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"},
+      {"bad chunk size", "POST /generate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"},
+      {"TLS hello", std::string("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 15)},
+  };
+  for (const auto& [name, bytes] : cases) {
+    HttpClient client(s.port);
+    client.send(bytes);
+    EXPECT_EQ(client.receive().status, 400) << name;
+    EXPECT_TRUE(client.at_end()) << name;
+  }
+  expect_alive(s);
+}
+
+TEST(Limits, Header) {
+  TestServer s;
+  HttpClient one(s.port);
+  one.send("GET /health HTTP/1.1\r\nA: " + std::string(1 << 20, 'x') + "\r\n\r\n");
+  EXPECT_EQ(one.receive().status, 431);
+  std::string many;
+  for (int i = 0; i < 10000; ++i) many += "A" + std::to_string(i) + ": 1\r\n";
+  EXPECT_EQ(http_get(s.port, "/health", many).status, 431);
+  expect_alive(s);
+}
+
+TEST(Limits, BodyWithAndWithoutLength) {
+  ServerConfig config;
+  config.max_body_bytes = 1000;
+  TestServer s({}, config);
+  EXPECT_EQ(http_post(s.port, "/generate", std::string(1001, ' ')).status, 413);
+  HttpClient announced(s.port);
+  announced.send("POST /generate HTTP/1.1\r\nContent-Length: 1000000000000\r\n\r\n");
+  EXPECT_EQ(announced.receive().status, 413);
+  HttpClient chunked(s.port);
+  chunked.send("POST /generate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3e9\r\n" +
+               std::string(1001, ' '));
+  EXPECT_EQ(chunked.receive().status, 413);
+  const std::string fits = R"({"text":"a"})" + std::string(1000 - 12, ' ');
+  EXPECT_EQ(http_post(s.port, "/generate", fits).status, 200);
+}
+
+TEST(Limits, Connections) {
+  ServerConfig config;
+  config.max_connections = 2;
+  TestServer s({}, config);
+  HttpClient a(s.port), b(s.port);
+  for (HttpClient* client : {&a, &b}) {
+    client->send(get_request("/health"));
+    EXPECT_EQ(client->receive().status, 200);
+  }
+  HttpClient c(s.port);
+  EXPECT_EQ(c.receive().status, 503);
+}
+
+TEST(Requests, ChunkedBodyInSmallPieces) {
+  TestServer s;
+  HttpClient client(s.port);
+  const std::string bytes =
+      "POST /generate HTTP/1.1\r\nTransfer-Encoding: "
+      "chunked\r\n\r\n5\r\n{\"tex\r\n7\r\nt\":\"a\"}\r\n0\r\n\r\n";
+  for (const char byte : bytes) client.send(std::string(1, byte));
+  const HttpAnswer answer = client.receive();
+  ASSERT_EQ(answer.status, 200) << answer.body;
+  EXPECT_EQ(json::parse(answer.body)["text"], "a");
+}
+
+TEST(Requests, ExpectContinue) {
+  TestServer s;
+  HttpClient client(s.port);
+  client.send("POST /generate HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 12\r\n\r\n");
+  EXPECT_EQ(client.receive().status, 100);
+  client.send(R"({"text":"a"})");
+  EXPECT_EQ(client.receive().status, 200);
+}
+
+TEST(Requests, PipelinedAreAnsweredInOrder) {
+  TestServer s;
+  HttpClient client(s.port);
+  std::string bytes;
+  for (int i = 0; i < 50; ++i) {
+    bytes += post_request("/generate", R"({"text":")" + std::to_string(i) + "\"}");
+    bytes += get_request("/health");
+  }
+  client.send(bytes);
+  for (int i = 0; i < 50; ++i) {
+    EXPECT_EQ(json::parse(client.receive().body)["text"], std::to_string(i));
+    EXPECT_EQ(json::parse(client.receive().body)["status"], "ok");
+  }
+}
+
+TEST(Requests, KeepAliveAfterErrorsAndStreams) {
+  TestServer s;
+  HttpClient client(s.port);
+  client.send(post_request("/generate", "{"));
+  EXPECT_EQ(client.receive().status, 400);
+  client.send(post_request("/generate", R"({"text":"a","stream":true})"));
+  EXPECT_EQ(client.receive().status, 200);
+  client.send(get_request("/health", "Connection: close\r\n"));
+  EXPECT_EQ(client.receive().status, 200);
+  EXPECT_TRUE(client.at_end());
+}
+
+TEST(Requests, Http10StreamEndsByClosing) {
+  TestServer s;
+  HttpClient client(s.port);
+  client.send("POST /generate HTTP/1.0\r\nContent-Length: 26\r\n\r\n{\"text\":\"a\",\"stream\":true}");
+  const HttpAnswer answer = client.receive();
+  EXPECT_EQ(answer.headers.count("transfer-encoding"), 0u);
+  EXPECT_EQ(parse_events(answer.body).back(), "[DONE]");
+}
+
+class Disconnect : public testing::TestWithParam<std::string> {};
+
+TEST_P(Disconnect, AbortsTheRequest) {
+  TestServer s(FakeOptions{std::chrono::milliseconds(1)});
+  for (const bool rst : {false, true}) {
+    const int64_t before = s.engine.aborted();
+    auto client = std::make_unique<HttpClient>(s.port);
+    client->send(post_request("/generate", GetParam()));
+    ASSERT_TRUE(eventually([&] { return s.engine.running() == 1; }));
+    if (rst) client->reset();
+    client.reset();
+    EXPECT_TRUE(eventually([&] { return s.engine.aborted() == before + 1 && s.engine.running() == 0; }));
+  }
+  expect_alive(s);
+}
+INSTANTIATE_TEST_SUITE_P(StreamOrNot, Disconnect, testing::Values(kEndless, kEndlessWhole),
+                         [](const auto& test) { return test.param == kEndless ? "Stream" : "Whole"; });
+
+TEST(Clients, VanishingInTheMiddleOfARequest) {
+  TestServer s;
+  const std::string whole = post_request("/generate", R"({"text":"abc"})");
+  for (size_t cut = 0; cut < whole.size(); ++cut) {
+    HttpClient client(s.port);
+    client.send(whole.substr(0, cut));
+    if (cut % 2 == 0) client.reset();
+  }
+  expect_alive(s);
+}
+
+TEST(Clients, OneThatNeverReadsIsDropped) {
+  ServerConfig config;
+  config.max_unsent_bytes = 64 << 10;
+  TestServer s({}, config);
+  HttpClient client(s.port);
+  client.send(post_request("/generate", kEndless));
+  EXPECT_TRUE(eventually([&] { return s.engine.aborted() == 1; }));
+  expect_alive(s);
+}
+
+TEST(Clients, OneThatStallsIsDroppedByTime) {
+  ServerConfig config;
+  config.max_unsent_bytes = int64_t{1} << 40;
+  config.write_timeout_seconds = 0.2;
+  TestServer s(FakeOptions{std::chrono::microseconds(1)}, config);
+  HttpClient client(s.port);
+  const std::string prompt(4000, 'x');  // each event a few KiB, so that the sockets' buffers fill
+  client.send(
+      post_request("/generate", R"({"stream":true,"text":")" + prompt +
+                                    R"(","sampling_params":{"ignore_eos":true,"max_new_tokens":100000}})"));
+  EXPECT_TRUE(eventually([&] { return s.engine.aborted() == 1; }));
+}
+
+TEST(Clients, SlowHeaderAndIdleConnectionAreClosed) {
+  ServerConfig config;
+  config.request_timeout_seconds = 0.1;
+  config.idle_timeout_seconds = 0.3;
+  TestServer s({}, config);
+  HttpClient slow(s.port), idle(s.port), body(s.port);
+  slow.send("GET /hea");
+  body.send("POST /generate HTTP/1.1\r\nContent-Length: 100\r\n\r\n{");
+  EXPECT_TRUE(slow.at_end());
+  EXPECT_TRUE(body.at_end());
+  EXPECT_TRUE(idle.at_end());
+}
+
+TEST(Clients, ManyAtOnceGetTheirOwnAnswers) {
+  TestServer s;
+  std::vector<std::thread> threads;
+  std::atomic<int> right{0};
+  for (int t = 0; t < 16; ++t) {
+    threads.emplace_back([&, t] {
+      HttpClient client(s.port);
+      for (int i = 0; i < 20; ++i) {
+        const std::string text = std::to_string(t) + "/" + std::to_string(i);
+        const bool stream = i % 2 == 0;
+        client.send(post_request("/generate",
+                                 R"({"text":")" + text + R"(","stream":)" + (stream ? "true}" : "false}")));
+        const HttpAnswer answer = client.receive();
+        const std::string got =
+            stream ? parse_events(answer.body).rbegin()[1]["text"] : json::parse(answer.body)["text"];
+        right += got == text;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(right.load(), 320);
+}
+
+TEST(Stop, WithOpenConnectionsAndRunningRequests) {
+  auto s = std::make_unique<TestServer>(FakeOptions{std::chrono::milliseconds(1)});
+  HttpClient idle(s->port), stream(s->port), whole(s->port), partial(s->port);
+  stream.send(post_request("/generate", kEndless));
+  whole.send(post_request("/generate", kEndlessWhole));
+  partial.send("POST /gen");
+  ASSERT_TRUE(stream.receive_until("data: "));
+  ASSERT_TRUE(eventually([&] { return s->engine.running() == 2; }));
+  s->server->stop();
+  EXPECT_TRUE(eventually([&] { return s->engine.running() == 0; }));
+  s.reset();
+  EXPECT_TRUE(idle.at_end());
+  EXPECT_EQ(whole.receive().status, 0);
+}
+
+}  // namespace
+}  // namespace fp4moe

@@ -1,0 +1,223 @@
+// SGLang's native routes, and what operators look at.
+#include "server/server_fixture.h"
+
+namespace fp4moe {
+namespace {
+
+using nlohmann::json;
+
+json post(const TestServer& s, const std::string& path, const std::string& body) {
+  const HttpAnswer answer = http_post(s.port, path, body);
+  EXPECT_EQ(answer.status, 200) << answer.body;
+  return json::parse(answer.body);
+}
+
+TEST(Generate, Text) {
+  TestServer s;
+  const json body =
+      post(s, "/generate", R"({"text":"abc","sampling_params":{"max_new_tokens":2,"temperature":0}})");
+  EXPECT_EQ(body["text"], "ab");
+  EXPECT_EQ(body["output_ids"], json::array({97, 98}));
+  const json& meta = body["meta_info"];
+  EXPECT_EQ(meta["finish_reason"], (json{{"type", "length"}, {"length", 2}}));
+  EXPECT_EQ(meta["prompt_tokens"], 3);
+  EXPECT_EQ(meta["completion_tokens"], 2);
+  EXPECT_GT(meta["e2e_latency"].get<double>(), 0);
+  EXPECT_FALSE(meta["id"].get<std::string>().empty());
+}
+
+TEST(Generate, IdsAndStopToken) {
+  TestServer s;
+  const json body = post(s, "/generate", R"({"input_ids":[97,98]})");
+  EXPECT_EQ(body["output_ids"], json::array({97, 98, 256}));
+  EXPECT_EQ(body["meta_info"]["finish_reason"], (json{{"type", "stop"}, {"matched", 256}}));
+}
+
+TEST(Generate, ListsGiveLists) {
+  TestServer s;
+  const json body = post(s, "/generate", R"({"text":["a","bc"]})");
+  ASSERT_EQ(body.size(), 2u);
+  EXPECT_EQ(body[1]["text"], "bc");
+  EXPECT_NE(body[0]["meta_info"]["id"], body[1]["meta_info"]["id"]);
+  EXPECT_EQ(post(s, "/generate", R"({"text":["a"]})").size(), 1u);
+}
+
+TEST(Generate, StreamRepeatsTheTextSoFar) {
+  TestServer s;
+  const HttpAnswer answer = http_post(s.port, "/generate", R"({"text":"ab","stream":true})");
+  const auto events = parse_events(answer.body);
+  ASSERT_EQ(events.size(), 4u);
+  EXPECT_EQ(events[0]["text"], "a");
+  EXPECT_EQ(events[1]["text"], "ab");
+  EXPECT_TRUE(events[1]["meta_info"]["finish_reason"].is_null());
+  EXPECT_EQ(events[2]["meta_info"]["finish_reason"]["type"], "stop");
+  EXPECT_EQ(events[3], "[DONE]");
+}
+
+TEST(Generate, Logprobs) {
+  TestServer s;
+  const json body = post(
+      s, "/generate",
+      R"({"text":"z","return_logprob":true,"top_logprobs_num":1,"sampling_params":{"max_new_tokens":1}})");
+  EXPECT_EQ(body["meta_info"]["output_token_logprobs"], json::parse("[[-0.5,122,null]]"));
+  EXPECT_EQ(body["meta_info"]["output_top_logprobs"], json::parse("[[[-0.5,97,null]]]"));
+}
+
+TEST(Generate, WrongFieldsAreNamed) {
+  TestServer s;
+  const std::pair<const char*, const char*> cases[] = {
+      {R"({})", "text"},
+      {R"({"text":"a","input_ids":[1]})", "text"},
+      {R"({"text":5})", "text"},
+      {R"({"input_ids":"abc"})", "input_ids"},
+      {R"({"text":"a","sampling_params":5})", "sampling_params"},
+      {R"({"text":"a","sampling_params":[{}]})", "sampling_params"},
+      {R"({"text":"a","sampling_params":{"max_new_tokens":"many"}})", "sampling_params.max_new_tokens"},
+      {R"({"text":"a","sampling_params":{"top_p":0}})", "sampling_params.top_p"},
+      {R"({"text":"a","stream":1})", "stream"},
+  };
+  for (const auto& [body, param] : cases) {
+    const HttpAnswer answer = http_post(s.port, "/generate", body);
+    EXPECT_EQ(answer.status, 400) << body << answer.body;
+    EXPECT_EQ(json::parse(answer.body)["error"]["param"], param) << body;
+  }
+}
+
+TEST(Tokens, ThereAndBack) {
+  TestServer s;
+  const json one = post(s, "/tokenize", R"({"prompt":"ab"})");
+  EXPECT_EQ(one["tokens"], json::array({97, 98}));
+  EXPECT_EQ(one["count"], 2);
+  EXPECT_EQ(one["max_model_len"], 4096);
+  const json two = post(s, "/tokenize", R"({"prompt":["a","bc"]})");
+  EXPECT_EQ(two["tokens"], json::parse("[[97],[98,99]]"));
+  EXPECT_EQ(two["count"], json::array({1, 2}));
+  EXPECT_EQ(post(s, "/tokenize", R"({"prompt":""})")["count"], 0);
+  EXPECT_EQ(post(s, "/detokenize", R"({"tokens":[97,98]})")["text"], "ab");
+  EXPECT_EQ(post(s, "/detokenize", R"({"tokens":[195]})")["text"], "\xEF\xBF\xBD");
+  for (const char* body : {R"({})", R"({"tokens":"a"})", R"({"tokens":[-1]})"})
+    EXPECT_EQ(http_post(s.port, "/detokenize", body).status, 400) << body;
+  for (const char* body : {R"({})", R"({"prompt":5})", R"([])"})
+    EXPECT_EQ(http_post(s.port, "/tokenize", body).status, 400) << body;
+}
+
+TEST(Models, ListAndOne) {
+  TestServer s;
+  const json list = json::parse(http_get(s.port, "/v1/models").body);
+  EXPECT_EQ(list["object"], "list");
+  EXPECT_EQ(list["data"][0]["id"], "fake");
+  EXPECT_EQ(list["data"][0]["max_model_len"], 4096);
+  EXPECT_EQ(json::parse(http_get(s.port, "/v1/models/fake").body)["object"], "model");
+  EXPECT_EQ(http_get(s.port, "/v1/models/other").status, 404);
+}
+
+TEST(Operations, HealthFollowsTheLife) {
+  ServerConfig config;
+  config.port = 0;
+  auto server = Server::make(config);
+  ASSERT_TRUE(server.ok());
+  const int port = (*server)->port();
+  EXPECT_EQ(http_get(port, "/health").status, 503);
+  EXPECT_EQ(http_post(port, "/generate", R"({"text":"a"})").status, 503);
+  FakeEngine engine;
+  (*server)->set_engine(engine);
+  EXPECT_EQ(http_get(port, "/health").status, 200);
+  (*server)->drain(5);
+  EXPECT_EQ(http_get(port, "/health").status, 503);
+  const HttpAnswer refused = http_post(port, "/generate", R"({"text":"a"})");
+  EXPECT_EQ(refused.status, 503);
+  EXPECT_EQ(refused.headers.count("retry-after"), 1u);
+  (*server)->stop();
+}
+
+TEST(Operations, TakenPortIsRefused) {
+  TestServer s;
+  ServerConfig config;
+  config.port = s.port;
+  const auto second = Server::make(config);
+  ASSERT_FALSE(second.ok());
+  EXPECT_EQ(second.status().code(), StatusCode::kUnavailable);
+  EXPECT_NE(second.status().message().find(std::to_string(s.port)), std::string::npos);
+  config.port = 70000;
+  EXPECT_EQ(Server::make(config).status().code(), StatusCode::kInvalidArgument);
+  config.port = 0;
+  config.host = "no.such.host.invalid";
+  EXPECT_EQ(Server::make(config).status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST(Operations, DrainFinishesWhatRuns) {
+  TestServer s(FakeOptions{std::chrono::milliseconds(2)});
+  HttpClient client(s.port);
+  client.send(post_request("/generate",
+                           R"({"text":"abc","sampling_params":{"max_new_tokens":50,"ignore_eos":true}})"));
+  ASSERT_TRUE(eventually([&] { return s.engine.running() == 1; }));
+  s.server->drain(10);
+  const HttpAnswer answer = client.receive();
+  EXPECT_EQ(answer.status, 200);
+  EXPECT_EQ(json::parse(answer.body)["meta_info"]["completion_tokens"], 50);
+}
+
+TEST(Operations, DrainAbortsAtTheDeadline) {
+  TestServer s(FakeOptions{std::chrono::milliseconds(2)});
+  HttpClient client(s.port);
+  client.send(post_request(
+      "/generate", R"({"text":"abc","sampling_params":{"max_new_tokens":1000000,"ignore_eos":true}})"));
+  ASSERT_TRUE(eventually([&] { return s.engine.running() == 1; }));
+  s.server->drain(0.05);
+  const HttpAnswer answer = client.receive();
+  EXPECT_EQ(answer.status, 200);
+  EXPECT_EQ(json::parse(answer.body)["meta_info"]["finish_reason"]["type"], "abort");
+}
+
+TEST(Operations, MetricsCountTokensAndLatencies) {
+  TestServer s;
+  post(s, "/generate", R"({"text":"abc"})");
+  const HttpAnswer answer = http_get(s.port, "/metrics");
+  EXPECT_EQ(answer.headers.at("content-type"), "text/plain; version=0.0.4; charset=utf-8");
+  for (const char* line : {"sglang:generation_tokens_total{model_name=\"fake\"} 4\n",
+                           "sglang:num_requests_total{model_name=\"fake\"} 1\n",
+                           "sglang:time_to_first_token_seconds_count{model_name=\"fake\"} 1\n",
+                           "sglang:inter_token_latency_seconds_count{model_name=\"fake\"} 3\n",
+                           "sglang:e2e_request_latency_seconds_bucket{model_name=\"fake\",le=\"+Inf\"} 1\n",
+                           "# TYPE sglang:token_usage gauge\n"})
+    EXPECT_NE(answer.body.find(line), std::string::npos) << line << answer.body;
+}
+
+TEST(Operations, MetricsPrefix) {
+  ServerConfig config;
+  config.metrics_prefix = "fp4moe_";
+  TestServer s({}, config);
+  EXPECT_NE(http_get(s.port, "/metrics").body.find("\nfp4moe_num_running_reqs{"), std::string::npos);
+}
+
+TEST(Operations, ServerInfoAndItsOldName) {
+  TestServer s;
+  const json info = json::parse(http_get(s.port, "/server_info").body);
+  EXPECT_EQ(info["served_model_name"], "fake");
+  EXPECT_EQ(info["quantization"], "mxfp4");
+  EXPECT_EQ(json::parse(http_get(s.port, "/get_server_info").body)["model_path"], "/models/fake");
+}
+
+TEST(Operations, KeyIsAskedForEverywhereButHealth) {
+  ServerConfig config;
+  config.api_key = "secret";
+  TestServer s({}, config);
+  EXPECT_EQ(http_get(s.port, "/health").status, 200);
+  for (const char* header : {"", "Authorization: Bearer wrong!\r\n", "Authorization: Bearer secre\r\n",
+                             "Authorization: Bearer secret2\r\n", "Authorization: secret\r\n"})
+    EXPECT_EQ(http_get(s.port, "/v1/models", header).status, 401) << header;
+  EXPECT_EQ(http_get(s.port, "/v1/models", "Authorization: Bearer secret\r\n").status, 200);
+}
+
+TEST(Operations, UnknownRoutesAndMethods) {
+  TestServer s;
+  EXPECT_EQ(http_get(s.port, "/nope").status, 404);
+  EXPECT_EQ(http_get(s.port, "/../etc/passwd").status, 404);
+  EXPECT_EQ(http_get(s.port, "/health?deep=1").status, 200);
+  const HttpAnswer answer = http_get(s.port, "/v1/chat/completions");
+  EXPECT_EQ(answer.status, 405);
+  EXPECT_EQ(answer.headers.at("allow"), "POST");
+}
+
+}  // namespace
+}  // namespace fp4moe

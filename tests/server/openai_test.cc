@@ -1,0 +1,379 @@
+// The OpenAI routes, field by field, over a real socket.
+#include "server/server_fixture.h"
+
+namespace fp4moe {
+namespace {
+
+using nlohmann::json;
+
+const std::string kChat = "/v1/chat/completions";
+const std::string kText = "/v1/completions";
+
+json body_of(const HttpAnswer& answer) { return json::parse(answer.body); }
+
+std::string chat(const std::string& text, const std::string& more = "") {
+  return R"({"model":"fake","messages":[{"role":"user","content":")" + text + "\"}]" + more + "}";
+}
+
+TEST(Chat, WholeAnswer) {
+  TestServer s;
+  const HttpAnswer answer = http_post(s.port, kChat, chat("hello"));
+  ASSERT_EQ(answer.status, 200) << answer.body;
+  EXPECT_EQ(answer.headers.at("content-type"), "application/json");
+  const json body = body_of(answer);
+  EXPECT_EQ(body["object"], "chat.completion");
+  EXPECT_EQ(body["id"].get<std::string>().rfind("chatcmpl-", 0), 0u);
+  EXPECT_EQ(body["model"], "fake");
+  const json& choice = body["choices"][0];
+  EXPECT_EQ(choice["message"]["role"], "assistant");
+  EXPECT_EQ(choice["message"]["content"], "hello");
+  EXPECT_EQ(choice["finish_reason"], "stop");
+  EXPECT_EQ(choice["matched_stop"], FakeEngine::kEnd);
+  EXPECT_TRUE(choice["logprobs"].is_null());
+  EXPECT_EQ(body["usage"], (json{{"prompt_tokens", 5}, {"completion_tokens", 6}, {"total_tokens", 11}}));
+}
+
+TEST(Chat, StreamHasRoleTextFinishUsageAndDone) {
+  TestServer s;
+  const HttpAnswer answer =
+      http_post(s.port, kChat, chat("ab", R"(,"stream":true,"stream_options":{"include_usage":true})"));
+  ASSERT_EQ(answer.status, 200) << answer.body;
+  EXPECT_EQ(answer.headers.at("content-type"), "text/event-stream; charset=utf-8");
+  const auto events = parse_events(answer.body);
+  ASSERT_EQ(events.size(), 6u) << answer.body;
+  EXPECT_EQ(events[0]["object"], "chat.completion.chunk");
+  EXPECT_EQ(events[0]["choices"][0]["delta"], (json{{"role", "assistant"}, {"content", ""}}));
+  EXPECT_EQ(events[1]["choices"][0]["delta"], (json{{"content", "a"}}));
+  EXPECT_TRUE(events[1]["choices"][0]["finish_reason"].is_null());
+  EXPECT_TRUE(events[1]["usage"].is_null());
+  EXPECT_EQ(events[2]["choices"][0]["delta"], (json{{"content", "b"}}));
+  EXPECT_EQ(events[3]["choices"][0]["delta"], json::object());
+  EXPECT_EQ(events[3]["choices"][0]["finish_reason"], "stop");
+  EXPECT_EQ(events[4]["choices"], json::array());
+  EXPECT_EQ(events[4]["usage"]["total_tokens"], 5);
+  EXPECT_EQ(events[5], "[DONE]");
+  for (size_t i = 1; i < 5; ++i) EXPECT_EQ(events[i]["id"], events[0]["id"]);
+}
+
+TEST(Chat, StreamWithoutUsageHasNoUsageField) {
+  TestServer s;
+  const auto events = parse_events(http_post(s.port, kChat, chat("a", R"(,"stream":true)")).body);
+  ASSERT_EQ(events.size(), 4u);
+  for (size_t i = 0; i < 3; ++i) EXPECT_FALSE(events[i].contains("usage"));
+}
+
+TEST(Chat, StreamAndWholeAgree) {
+  TestServer s;
+  const std::string text = "gr\xC3\xBC\xC3\x9F \xE2\x82\xAC";
+  const json whole = body_of(http_post(s.port, kChat, chat(text)));
+  std::string streamed;
+  for (const json& event : parse_events(http_post(s.port, kChat, chat(text, R"(,"stream":true)")).body)) {
+    if (event.is_object()) streamed += event["choices"][0]["delta"].value("content", "");
+  }
+  EXPECT_EQ(whole["choices"][0]["message"]["content"], text);
+  EXPECT_EQ(streamed, text);
+}
+
+TEST(Chat, SamplingFieldsReachTheEngine) {
+  TestServer s;
+  const std::string more =
+      R"(,"temperature":0.5,"top_p":0.25,"top_k":7,"seed":-1,"stop":["x","y"],"max_tokens":9,)"
+      R"("stop_token_ids":[5],"ignore_eos":true,"skip_special_tokens":false,"no_stop_trim":true)";
+  ASSERT_EQ(http_post(s.port, kChat, chat("hello", more)).status, 200);
+  const SamplingParams p = s.engine.last_request().sampling;
+  EXPECT_EQ(p.temperature, 0.5f);
+  EXPECT_EQ(p.top_p, 0.25f);
+  EXPECT_EQ(p.top_k, 7);
+  EXPECT_EQ(p.seed, UINT64_MAX);
+  EXPECT_EQ(p.stop, (std::vector<std::string>{"x", "y"}));
+  EXPECT_EQ(p.stop_token_ids, std::vector<int32_t>{5});
+  EXPECT_EQ(p.max_new_tokens, 9);
+  EXPECT_TRUE(p.ignore_eos);
+  EXPECT_FALSE(p.skip_special_tokens);
+  EXPECT_TRUE(p.no_stop_trim);
+  EXPECT_EQ(p.top_logprobs, -1);
+}
+
+TEST(Chat, DefaultsAreTheModels) {
+  TestServer s;
+  ASSERT_EQ(http_post(s.port, kChat, chat("hello", R"(,"temperature":null)")).status, 200);
+  const SamplingParams p = s.engine.last_request().sampling;
+  EXPECT_EQ(p.temperature, 0.0f);
+  EXPECT_EQ(p.max_new_tokens, s.engine.info().context_length);
+  EXPECT_FALSE(p.seed.has_value());
+}
+
+TEST(Chat, MaxCompletionTokensWinsOverMaxTokens) {
+  TestServer s;
+  const json body =
+      body_of(http_post(s.port, kChat, chat("hello", R"(,"max_tokens":4,"max_completion_tokens":2)")));
+  EXPECT_EQ(body["choices"][0]["message"]["content"], "he");
+  EXPECT_EQ(body["choices"][0]["finish_reason"], "length");
+}
+
+TEST(Chat, StopStringIsCutAndNamed) {
+  TestServer s;
+  const json body = body_of(http_post(s.port, kChat, chat("abc", R"(,"stop":"b")")));
+  EXPECT_EQ(body["choices"][0]["message"]["content"], "a");
+  EXPECT_EQ(body["choices"][0]["finish_reason"], "stop");
+  EXPECT_EQ(body["choices"][0]["matched_stop"], "b");
+}
+
+TEST(Chat, Logprobs) {
+  TestServer s;
+  const std::string more = R"(,"logprobs":true,"top_logprobs":2,"max_tokens":1)";
+  const json body = body_of(http_post(s.port, kChat, chat("z", more)));
+  const json& content = body["choices"][0]["logprobs"]["content"];
+  ASSERT_EQ(content.size(), 1u);
+  EXPECT_EQ(content[0]["token"], "z");
+  EXPECT_EQ(content[0]["logprob"], -0.5);
+  EXPECT_EQ(content[0]["bytes"], json::array({'z'}));
+  ASSERT_EQ(content[0]["top_logprobs"].size(), 2u);
+  EXPECT_EQ(content[0]["top_logprobs"][1]["token"], "b");
+  const auto events = parse_events(http_post(s.port, kChat, chat("z", more + ",\"stream\":true")).body);
+  EXPECT_EQ(events[1]["choices"][0]["logprobs"]["content"], content);
+}
+
+TEST(Chat, LogprobsOfBytesThatAreNoCharacter) {
+  TestServer s;
+  const HttpAnswer answer = http_post(s.port, kChat, chat("\xC3\xBC", R"(,"logprobs":true)"));
+  ASSERT_EQ(answer.status, 200);
+  const json content = body_of(answer)["choices"][0]["logprobs"]["content"];
+  EXPECT_EQ(content[0]["token"], "\xEF\xBF\xBD");
+  EXPECT_EQ(content[0]["bytes"], json::array({0xC3}));
+}
+
+TEST(Chat, SeveralChoicesCountThePromptOnce) {
+  TestServer s;
+  const json body = body_of(http_post(s.port, kChat, chat("hey", R"(,"n":3,"seed":10)")));
+  ASSERT_EQ(body["choices"].size(), 3u);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(body["choices"][i]["index"], i);
+    EXPECT_EQ(body["choices"][i]["message"]["content"], "hey");
+  }
+  EXPECT_EQ(body["usage"]["prompt_tokens"], 3);
+  EXPECT_EQ(body["usage"]["completion_tokens"], 12);
+  EXPECT_EQ(s.engine.last_request().sampling.seed, 12u);
+}
+
+TEST(Chat, ContentPartsToolsAndTemplateArguments) {
+  TestServer s;
+  const std::string body =
+      R"({"messages":[{"role":"system","content":null},{"role":"user","content":[{"type":"text","text":"a"},)"
+      R"({"type":"text","text":"b"}]},{"role":"assistant","content":"c","tool_calls":[{"type":"function",)"
+      R"("function":{"name":"f","arguments":"{\"x\":1}"}}]}],"tools":[{"z":1,"a":2}],)"
+      R"("chat_template_kwargs":{"thinking":true},"reasoning_effort":"low","max_tokens":1})";
+  const HttpAnswer answer = http_post(s.port, kChat, body);
+  ASSERT_EQ(answer.status, 200) << answer.body;
+  const json messages = json::parse(s.engine.last_messages());
+  EXPECT_EQ(messages[0]["content"], "");
+  EXPECT_EQ(messages[1]["content"], "a b");
+  EXPECT_EQ(messages[2]["tool_calls"][0]["function"]["arguments"], (json{{"x", 1}}));
+  EXPECT_EQ(s.engine.last_options().tools_json, R"([{"z":1,"a":2}])");  // in the order they came
+  EXPECT_EQ(s.engine.last_options().kwargs_json, R"({"thinking":true,"reasoning_effort":"low"})");
+  EXPECT_TRUE(s.engine.last_options().add_generation_prompt);
+}
+
+struct Wrong {
+  const char* name;
+  const char* more;  // fields beside messages
+  const char* param;
+};
+class WrongChatField : public testing::TestWithParam<Wrong> {};
+
+TEST_P(WrongChatField, IsRefusedByName) {
+  TestServer s;
+  const HttpAnswer answer = http_post(s.port, kChat, chat("x", std::string(",") + GetParam().more));
+  ASSERT_EQ(answer.status, 400) << answer.body;
+  const json error = body_of(answer)["error"];
+  EXPECT_EQ(error["type"], "invalid_request_error");
+  EXPECT_EQ(error["param"], GetParam().param);
+  EXPECT_NE(error["message"].get<std::string>().find(GetParam().param), std::string::npos) << error;
+  EXPECT_EQ(s.engine.stats().num_requests_total, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Fields, WrongChatField,
+    testing::Values(
+        Wrong{"TextTemperature", R"("temperature":"hot")", "temperature"},
+        Wrong{"NegativeTemperature", R"("temperature":-1)", "temperature"},
+        Wrong{"HugeTemperature", R"("temperature":1e30)", "temperature"},
+        Wrong{"ZeroTopP", R"("top_p":0)", "top_p"}, Wrong{"BigTopP", R"("top_p":2)", "top_p"},
+        Wrong{"NegativeTopK", R"("top_k":-2)", "top_k"}, Wrong{"ZeroTopK", R"("top_k":0)", "top_k"},
+        Wrong{"NegativeMaxTokens", R"("max_tokens":-1)", "max_tokens"},
+        Wrong{"HugeMaxTokens", R"("max_tokens":2147483648)", "max_tokens"},
+        Wrong{"FractionMaxTokens", R"("max_tokens":1.5)", "max_tokens"},
+        Wrong{"TextMaxCompletionTokens", R"("max_completion_tokens":"9")", "max_completion_tokens"},
+        Wrong{"HugeN", R"("n":1000000000)", "n"}, Wrong{"ZeroN", R"("n":0)", "n"},
+        Wrong{"HugeSeed", R"("seed":18446744073709551615)", "seed"},
+        Wrong{"NumberStop", R"("stop":5)", "stop"}, Wrong{"EmptyStop", R"("stop":[""])", "stop"},
+        Wrong{"TextStopIds", R"("stop_token_ids":["a"])", "stop_token_ids"},
+        Wrong{"NegativeStopIds", R"("stop_token_ids":[-1])", "stop_token_ids"},
+        Wrong{"TextStream", R"("stream":"yes")", "stream"},
+        Wrong{"TextStreamOptions", R"("stream_options":"all")", "stream_options"},
+        Wrong{"TextIncludeUsage", R"("stream_options":{"include_usage":1})", "stream_options.include_usage"},
+        Wrong{"NumberLogprobs", R"("logprobs":3)", "logprobs"},
+        Wrong{"ManyTopLogprobs", R"("logprobs":true,"top_logprobs":21)", "top_logprobs"},
+        Wrong{"LonelyTopLogprobs", R"("top_logprobs":1)", "top_logprobs"},
+        Wrong{"TextTools", R"("tools":"f")", "tools"},
+        Wrong{"ForcedTool", R"("tool_choice":"required")", "tool_choice"},
+        Wrong{"ListKwargs", R"("chat_template_kwargs":[])", "chat_template_kwargs"},
+        Wrong{"Penalty", R"("frequency_penalty":0.5)", "frequency_penalty"},
+        Wrong{"LogitBias", R"("logit_bias":{"5":1})", "logit_bias"},
+        Wrong{"JsonFormat", R"("response_format":{"type":"json_object"})", "response_format"},
+        Wrong{"NumberModel", R"("model":5)", "model"}),
+    [](const auto& test) { return test.param.name; });
+
+TEST(Chat, WrongMessagesAreRefusedByPlace) {
+  TestServer s;
+  const std::pair<const char*, const char*> cases[] = {
+      {R"({})", "messages"},
+      {R"({"messages":[]})", "messages"},
+      {R"({"messages":"hi"})", "messages"},
+      {R"({"messages":[5]})", "messages[0]"},
+      {R"({"messages":[{"content":"x"}]})", "messages[0].role"},
+      {R"({"messages":[{"role":"user","content":"x"},{"role":"user","content":5}]})", "messages[1].content"},
+      {R"({"messages":[{"role":"user","content":[{"type":"image_url"}]}]})", "messages[0].content[0]"},
+      {R"({"messages":[{"role":"user","content":""}]})", "messages"},
+      {R"({"messages":[{"role":"bad","content":"x"}]})", "messages"},
+  };
+  for (const auto& [body, param] : cases) {
+    const HttpAnswer answer = http_post(s.port, kChat, body);
+    EXPECT_EQ(answer.status, 400) << body;
+    EXPECT_EQ(body_of(answer)["error"]["param"], param) << body;
+  }
+}
+
+TEST(Chat, NeutralValuesOfUnsupportedFieldsAreAccepted) {
+  TestServer s;
+  const std::string more =
+      R"(,"frequency_penalty":0.0,"presence_penalty":0,"logit_bias":{},"response_format":{"type":"text"},)"
+      R"("tool_choice":"auto","min_p":0.0,"repetition_penalty":1.0,"regex":null)";
+  const HttpAnswer answer = http_post(s.port, kChat, chat("x", more));
+  EXPECT_EQ(answer.status, 200) << answer.body;
+}
+
+TEST(Chat, UnknownFieldsWarnOnce) {
+  TestServer s;
+  for (int i = 0; i < 3; ++i)
+    ASSERT_EQ(http_post(s.port, kChat, chat("x", R"(,"colour":"red")")).status, 200);
+  int lines = 0;
+  for (const std::string& line : s.log()) lines += line.find("colour") != std::string::npos;
+  EXPECT_EQ(lines, 1);
+}
+
+TEST(Chat, UnknownModelIs404) {
+  TestServer s;
+  const HttpAnswer answer =
+      http_post(s.port, kChat, R"({"model":"gpt-9","messages":[{"role":"user","content":"x"}]})");
+  EXPECT_EQ(answer.status, 404);
+  EXPECT_EQ(body_of(answer)["error"]["type"], "not_found_error");
+  EXPECT_EQ(body_of(answer)["error"]["param"], "model");
+}
+
+TEST(Chat, TooLongIsContextLengthExceeded) {
+  TestServer s;
+  const HttpAnswer answer = http_post(s.port, kChat, chat(std::string(4096, 'x')));
+  EXPECT_EQ(answer.status, 400);
+  EXPECT_EQ(body_of(answer)["error"]["code"], "context_length_exceeded");
+}
+
+TEST(Chat, FullQueueIs503WithRetryAfter) {
+  TestServer s(FakeOptions{std::chrono::microseconds(0), 0});
+  const HttpAnswer answer = http_post(s.port, kChat, chat("x"));
+  EXPECT_EQ(answer.status, 503);
+  EXPECT_EQ(answer.headers.at("retry-after"), "1");
+}
+
+TEST(Chat, PartlyRefusedChoicesAreAborted) {
+  TestServer s(FakeOptions{std::chrono::milliseconds(1), 2});
+  EXPECT_EQ(http_post(s.port, kChat, chat("x", R"(,"n":3,"ignore_eos":true)")).status, 503);
+  EXPECT_TRUE(eventually([&] { return s.engine.aborted() == 2; }));
+}
+
+TEST(Chat, EngineErrorIs500OrAnEvent) {
+  TestServer s;
+  const HttpAnswer whole = http_post(s.port, kChat, chat("FAIL"));
+  EXPECT_EQ(whole.status, 500);
+  EXPECT_EQ(body_of(whole)["error"]["message"], "asked to fail");
+  const auto events = parse_events(http_post(s.port, kChat, chat("FAIL", R"(,"stream":true)")).body);
+  ASSERT_GE(events.size(), 2u);
+  EXPECT_EQ(events[events.size() - 2]["error"]["type"], "server_error");
+  EXPECT_EQ(events.back(), "[DONE]");
+}
+
+TEST(Completions, AllPromptForms) {
+  TestServer s;
+  const std::pair<const char*, std::vector<std::string>> cases[] = {{R"("ab")", {"ab"}},
+                                                                    {R"(["ab","c"])", {"ab", "c"}},
+                                                                    {"[97,98]", {"ab"}},
+                                                                    {"[[97],[98,99]]", {"a", "bc"}}};
+  for (const auto& [prompt, texts] : cases) {
+    const HttpAnswer answer = http_post(s.port, kText, std::string(R"({"prompt":)") + prompt + "}");
+    ASSERT_EQ(answer.status, 200) << answer.body;
+    const json body = body_of(answer);
+    EXPECT_EQ(body["object"], "text_completion");
+    ASSERT_EQ(body["choices"].size(), texts.size());
+    for (size_t i = 0; i < texts.size(); ++i) {
+      EXPECT_EQ(body["choices"][i]["text"], texts[i]);
+      EXPECT_EQ(body["choices"][i]["index"], i);
+      EXPECT_EQ(body["choices"][i]["finish_reason"], "stop");
+    }
+  }
+}
+
+TEST(Completions, WrongPrompts) {
+  TestServer s;
+  for (const char* prompt : {"null", "5.5", "{}", "[]", "\"\"", "[\"a\",5]", "[[1],[\"x\"]]", "[[1],[]]",
+                             "[-1]", "[4294967296]", "true"}) {
+    const HttpAnswer answer = http_post(s.port, kText, std::string(R"({"prompt":)") + prompt + "}");
+    EXPECT_EQ(answer.status, 400) << prompt;
+    EXPECT_EQ(body_of(answer)["error"]["param"], "prompt") << prompt;
+  }
+  EXPECT_EQ(http_post(s.port, kText, R"({"prompt":[257]})").status, 400);  // beyond the vocabulary
+  EXPECT_EQ(http_post(s.port, kText, R"({"prompt":"a","echo":true})").status, 400);
+}
+
+TEST(Completions, DefaultIsSixteenTokens) {
+  TestServer s;
+  const json body = body_of(http_post(s.port, kText, R"({"prompt":"a","ignore_eos":true})"));
+  EXPECT_EQ(body["choices"][0]["text"], std::string(16, 'a'));
+  EXPECT_EQ(body["choices"][0]["finish_reason"], "length");
+}
+
+TEST(Completions, Stream) {
+  TestServer s;
+  const std::string request =
+      R"({"prompt":["a","b"],"stream":true,"logprobs":1,"max_tokens":1,"stream_options":{"include_usage":true}})";
+  const auto events = parse_events(http_post(s.port, kText, request).body);
+  ASSERT_EQ(events.size(), 4u);
+  for (int i = 0; i < 2; ++i) {
+    const json& choice = events[i]["choices"][0];
+    EXPECT_EQ(choice["text"], choice["index"] == 0 ? "a" : "b");
+    EXPECT_EQ(choice["finish_reason"], "length");
+    EXPECT_EQ(choice["logprobs"]["token_logprobs"], json::array({-0.5}));
+    EXPECT_EQ(choice["logprobs"]["top_logprobs"][0], (json{{"a", -0.5}}));
+  }
+  EXPECT_EQ(events[2]["usage"], (json{{"prompt_tokens", 2}, {"completion_tokens", 2}, {"total_tokens", 4}}));
+  EXPECT_EQ(events[3], "[DONE]");
+}
+
+TEST(Completions, LogprobOffsets) {
+  TestServer s;
+  const json body = body_of(http_post(s.port, kText, R"({"prompt":"abc","logprobs":0,"max_tokens":3})"));
+  const json& logprobs = body["choices"][0]["logprobs"];
+  EXPECT_EQ(logprobs["tokens"], json::array({"a", "b", "c"}));
+  EXPECT_EQ(logprobs["text_offset"], json::array({0, 1, 2}));
+  EXPECT_EQ(logprobs["top_logprobs"][0], json::object());
+}
+
+TEST(Completions, NoTokensAtAll) {
+  TestServer s;
+  const json body = body_of(http_post(s.port, kText, R"({"prompt":"abc","max_tokens":0})"));
+  EXPECT_EQ(body["choices"][0]["text"], "");
+  EXPECT_EQ(body["choices"][0]["finish_reason"], "length");
+  EXPECT_EQ(body["usage"]["completion_tokens"], 0);
+}
+
+}  // namespace
+}  // namespace fp4moe
