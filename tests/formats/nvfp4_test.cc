@@ -4,6 +4,7 @@
 #include <rapidcheck/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -117,6 +118,30 @@ TEST(Nvfp4, EqualsThePublishedStepsBitForBit) {
       ASSERT_TRUE(same_bytes(actual.codes, expected.codes)) << "seed " << seed << ", gs " << gs;
     }
   }
+}
+
+// Where one ulp more or less in any step flips a scale byte or a code: the order of operations shows here
+// only.
+TEST(Nvfp4, EqualsThePublishedStepsAroundEveryDecisionPoint) {
+  const double ties[] = {.25, .75, 1.25, 1.75, 2.5, 3.5, 5};
+  const std::vector<double> sf = oracle::e4m3_magnitudes();
+  const auto shifted = [](double value, int ulps) {  // the nearest float, some neighbours on
+    return std::bit_cast<float>(std::bit_cast<int32_t>(static_cast<float>(value)) + ulps);
+  };
+  for (float gs : {2688 / 12.7f, 0.37f, 1.9f, 77777.7f, 3e-7f})
+    for (size_t byte = 8; byte + 1 < sf.size(); ++byte)
+      for (int ulps = -6; ulps <= 6; ++ulps) {
+        std::vector<float> x(16);
+        x[0] = shifted((sf[byte] + sf[byte + 1]) / 2 * 6 / gs, ulps);
+        const double chosen = sf[quantize_by_steps(x, gs).scales[0]];
+        for (int i = 0; i < 7; ++i) {
+          x[1 + i] = shifted(ties[i] * chosen / gs, ulps);
+          x[8 + i] = -shifted(ties[i] * chosen / gs, ulps / 3);
+        }
+        const Quantized expected = quantize_by_steps(x, gs), actual = quantize(x, EncodeScale{gs});
+        ASSERT_EQ(actual.scales[0], expected.scales[0]) << "gs " << gs << ", A " << x[0];
+        ASSERT_TRUE(same_bytes(actual.codes, expected.codes)) << "gs " << gs << ", A " << x[0];
+      }
 }
 
 TEST(Nvfp4, BlockOfZerosHasScaleZeroAndCodesZero) {

@@ -152,8 +152,14 @@ TEST(BatchedScales, MaskedCopyTouchesValidRowsOnly) {
 }
 
 TEST(ExpertPackedScales, ExpertsNeverOverlapWhateverTheCounts) {
+  EXPECT_EQ(ExpertPackedScales::first_row(0, 0), 0);
+  EXPECT_EQ(ExpertPackedScales::first_row(1, 1), 128);
+  EXPECT_EQ(ExpertPackedScales::first_row(2, 3), 384);
+  std::vector<int64_t> one_token_each(301);
+  std::iota(one_token_each.begin(), one_token_each.end(), 0);
   const std::vector<std::vector<int64_t>> cases = {
-      {0}, {0, 0, 0}, {0, 1, 2, 3}, {0, 128, 256}, {0, 127, 129, 129, 500}, {0, 0, 1000, 1000, 1001}};
+      one_token_each,          {0}, {0, 0, 0}, {0, 1, 2, 3}, {0, 128, 256}, {0, 127, 129, 129, 500},
+      {0, 0, 1000, 1000, 1001}};
   for (const auto& first_token : cases) {
     const ExpertPackedScales layout{first_token, 5};
     const std::vector<uint8_t> linear = counted(first_token.back() * 5);
