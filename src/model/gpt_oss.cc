@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 #include "io/expert_weights.h"
-#include "model/rope.h"
+#include "model/rope_table.h"
 #include "model/weight_loader.h"
 #include "moe/moe_layer.h"
 
