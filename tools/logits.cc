@@ -1,0 +1,81 @@
+// fp4moe logits: one forward pass over given token ids, every position's logits as a safetensors file.
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <vector>
+
+#include "base/check.h"
+#include "base/thread_pool.h"
+#include "io/file.h"
+#include "io/safetensors.h"
+#include "model/kv_cache.h"
+#include "model/model.h"
+#include "model/plan_model.h"
+#include "verb.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr int64_t kMaxIdsFileBytes = 64 << 20;
+
+struct LogitsFlags {
+  EngineConfig engine;
+  std::string input_ids, output;
+};
+
+Result<std::vector<int32_t>> read_ids(const std::string& path, int64_t vocab_size) {
+  FP4MOE_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kMaxIdsFileBytes));
+  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_array() || json.empty()) return invalid_argument(path + ": want a non-empty JSON array of token ids");
+  std::vector<int32_t> ids;
+  for (const nlohmann::json& id : json) {
+    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= vocab_size)
+      return invalid_argument(path + ": id " + id.dump() + " at index " + std::to_string(ids.size()) +
+                              "; legal ids are 0 to " + std::to_string(vocab_size - 1));
+    ids.push_back(id.get<int32_t>());
+  }
+  return ids;
+}
+
+Status run_logits(const LogitsFlags& flags) {
+  const EngineConfig& engine = flags.engine;
+  FP4MOE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(engine.model_path));
+  FP4MOE_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(config, engine));
+  FP4MOE_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, read_ids(flags.input_ids, config.vocab_size));
+  const int64_t t = static_cast<int64_t>(ids.size());
+  if (t > config.max_position_embeddings)
+    return does_not_fit(flags.input_ids + ": " + std::to_string(t) + " tokens, the model's context is " +
+                        std::to_string(config.max_position_embeddings));
+
+  ThreadPool pool(engine.threads > 0 ? engine.threads : available_cores());
+  FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(engine.model_path));
+  const ModelOptions options{plan.act_dtype, plan.isa, plan.moe, t};
+  FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, Model::load(checkpoint, config, options, pool, {}));
+  const int64_t num_pages = (t + engine.page_size - 1) / engine.page_size;
+  FP4MOE_ASSIGN_OR_RETURN(KvCache kv, KvCache::make(config, plan.act_dtype, num_pages, engine.page_size));
+  FP4MOE_ASSIGN_OR_RETURN(const Buffer logits, Buffer::make(t * config.vocab_size * 4));
+
+  std::vector<int64_t> rows(ids.size());
+  std::iota(rows.begin(), rows.end(), 0);
+  std::vector<int32_t> pages(static_cast<size_t>(num_pages));
+  std::iota(pages.begin(), pages.end(), 0);
+  const SequenceRows sequence{0, t, 0, pages};
+  model->forward({ids, rows, {&sequence, 1}, rows}, kv, logits.as<float>(), pool);
+  const std::span<const uint8_t> bytes{logits.data(), static_cast<size_t>(logits.num_bytes())};
+  return write_safetensors(flags.output, {{"logits", DType::kF32, {t, config.vocab_size}}},
+                           [bytes](const TensorSpec&, const ByteSink& sink) { return sink(bytes); });
+}
+
+}  // namespace
+
+void add_logits(CLI::App& app, int& exit_code) {
+  CLI::App* verb = app.add_subcommand("logits", "logits of one forward pass over given token ids");
+  auto flags = std::make_shared<LogitsFlags>();
+  add_engine_flags(*verb, flags->engine);
+  verb->add_option("--input-ids", flags->input_ids, "JSON array of token ids")->required();
+  verb->add_option("--output", flags->output, "safetensors file: `logits` [T, V] float32")->required();
+  verb->callback([flags, &exit_code] {
+    if (const Status status = run_logits(*flags); !status.ok()) exit_code = report_error(status);
+  });
+}
+
+}  // namespace fp4moe
