@@ -1,0 +1,268 @@
+// gate_up() and down() of every table, against sums in double straight from fp4_at().
+#include <gtest/gtest.h>
+
+#include <tuple>
+
+#include "kernels/expert_case.h"
+#include "support/compare.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr Activation kSwigluOai = {ActivationKind::kSwigluOai, 1.702f, 7.0f};
+constexpr Activation kSilu = {ActivationKind::kSilu};
+constexpr Activation kRelu2 = {ActivationKind::kRelu2};
+
+class ExpertGemmTest : public testing::TestWithParam<std::tuple<const ExpertOps*, Fp4Format>> {
+ protected:
+  const ExpertOps& ops() const { return *std::get<0>(GetParam()); }
+  Fp4Format format() const { return std::get<1>(GetParam()); }
+  std::vector<int64_t> widths() const {
+    return format() == Fp4Format::kMxfp4 ? std::vector<int64_t>{32, 96, 192, 2880}
+                                         : std::vector<int64_t>{16, 32, 48, 192, 2880};
+  }
+  std::vector<DType> act_types() const {
+    return &ops() == &ref_expert_ops() ? std::vector<DType>{DType::kBF16, DType::kF32}
+                                       : std::vector<DType>{DType::kBF16};
+  }
+};
+
+std::string test_name(const testing::TestParamInfo<ExpertGemmTest::ParamType>& info) {
+  return std::string(std::get<0>(info.param)->name) + "_" + fp4_format_name(std::get<1>(info.param));
+}
+
+INSTANTIATE_TEST_SUITE_P(Tables, ExpertGemmTest,
+                         testing::Combine(testing::ValuesIn(expert_tables()),
+                                          testing::Values(Fp4Format::kMxfp4, Fp4Format::kNvfp4)),
+                         test_name);
+
+// One down projection [n, k] with a bias, and rows to put through it.
+struct DownCase {
+  DownCase(Fp4Format format, int64_t n, int64_t k, Random& random)
+      : weight(format, n, k, random), bias(random.normal(n, 0.1f)) {}
+
+  std::vector<float> run(const ExpertOps& ops, const ActRows& x) const {
+    const Fp4MatrixView w = weight.view();
+    const Buffer panels = pack_groups(ops, nullptr, w);
+    std::vector<float> out(static_cast<size_t>(x.rows * w.rows), NAN);
+    ops.down({.gemm = {w.format, x, panels.data(), bias.data(), w.rows / kPanelRows, w.rows},
+              .scale = w.tensor_scale,
+              .out = out.data()});
+    return out;
+  }
+
+  Fp4Matrix weight;
+  std::vector<float> bias;
+};
+
+TEST_P(ExpertGemmTest, DownIsWithinBudgetForEveryNumberOfRows) {
+  for (int64_t k : widths()) {
+    Random random(static_cast<uint64_t>(k));
+    const int64_t n = k == 2880 ? 32 : 48;
+    const DownCase c(format(), n, k, random);
+    for (DType dtype : act_types()) {
+      ActBuffer x(dtype, 40, k, random.normal(40 * k));
+      const std::vector<float> values = x.values();
+      std::vector<float> expected, budget;
+      for (int64_t t = 0; t < 40; ++t) {
+        for (int64_t r = 0; r < n; ++r) {
+          const ExactDot dot = exact_dot(c.weight.view(), r, &values[static_cast<size_t>(t * k)]);
+          const double bias = c.bias[static_cast<size_t>(r)];
+          expected.push_back(static_cast<float>(dot.sum + bias));
+          budget.push_back(static_cast<float>(dot_budget(c.weight.view(), dot, bias)));
+        }
+      }
+      for (int64_t rows : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 40}) {
+        ActRows some = x.view();
+        some.rows = rows;
+        const size_t size = static_cast<size_t>(rows * n);
+        EXPECT_TRUE(within_budget(c.run(ops(), some), {expected.data(), size}, {budget.data(), size}))
+            << "K=" << k << " rows=" << rows << " " << dtype_name(dtype);
+      }
+    }
+  }
+}
+
+// gate and up [i, h] with biases, run through gate_up().
+struct GateUpCase {
+  GateUpCase(Fp4Format format, int64_t i, int64_t h, const Activation& act, Random& random)
+      : gate(format, i, h, random),
+        up(format, i, h, random),
+        activation(act),
+        bias(random.normal(2 * i, 0.3f)) {}
+
+  bool gated() const { return is_gated(activation.kind); }
+  // Bias of row r: which = 0 gate, 1 up. Groups of 16 alternate where there is a gate.
+  float bias_of(int which, int64_t r) const {
+    return bias[static_cast<size_t>(gated() ? r / 16 * 32 + which * 16 + r % 16 : r)];
+  }
+
+  std::vector<float> run(const ExpertOps& ops, const ActRows& x, bool swapped = false) const {
+    const Fp4MatrixView first = swapped ? up.view() : gate.view(), last = swapped ? gate.view() : up.view();
+    const Buffer panels = pack_groups(ops, gated() ? &first : nullptr, last);
+    ActBuffer out(x.dtype, x.rows, last.rows);
+    ops.gate_up(
+        {.gemm = {last.format, x, panels.data(), bias.data(), last.rows / 16 * (gated() ? 2 : 1), last.rows},
+         .gate_scale = first.tensor_scale,
+         .up_scale = last.tensor_scale,
+         .activation = activation,
+         .out = out.view().data});
+    return out.values();
+  }
+
+  // In double; and what an f32 kernel may be off by: both sums' budgets through the activation's slopes (the
+  // sigmoid forms have |d/dg| <= 1.2 (|u| + 1) for alpha up to 1.702 and |d/du| <= |g|; relu2 2 |u|), 16
+  // roundings in it, and the rounding of the result.
+  void expect(const std::vector<float>& x, DType dtype, std::vector<float>& values,
+              std::vector<float>& budget) const {
+    const int64_t h = up.view().cols, rows = static_cast<int64_t>(x.size()) / h;
+    for (int64_t t = 0; t < rows; ++t) {
+      for (int64_t r = 0; r < up.view().rows; ++r) {
+        const ExactDot g_dot = exact_dot(gate.view(), r, &x[static_cast<size_t>(t * h)]);
+        const ExactDot u_dot = exact_dot(up.view(), r, &x[static_cast<size_t>(t * h)]);
+        const double g = g_dot.sum + bias_of(0, r), u = u_dot.sum + bias_of(1, r);
+        const double v = exact_activation(activation, g, u);
+        const double slope_g = gated() ? 1.2 * (std::abs(u) + 1) : 0,
+                     slope_u = gated() ? std::abs(g) : 2 * std::abs(u);
+        const double sums = slope_g * dot_budget(gate.view(), g_dot, bias_of(0, r)) +
+                            slope_u * dot_budget(up.view(), u_dot, bias_of(1, r));
+        const double result_eps = dtype == DType::kBF16 ? kBf16Eps : kF32Eps;
+        values.push_back(static_cast<float>(v));
+        budget.push_back(static_cast<float>(1.01 * sums + (result_eps + 16 * kF32Eps) * std::abs(v) +
+                                            std::numeric_limits<float>::min()));
+      }
+    }
+  }
+
+  Fp4Matrix gate, up;
+  Activation activation;
+  std::vector<float> bias;
+};
+
+TEST_P(ExpertGemmTest, GateUpIsWithinBudgetForEveryActivation) {
+  for (const Activation& act : {kSwigluOai, kSilu, kRelu2}) {
+    for (int64_t h : widths()) {
+      Random random(static_cast<uint64_t>(h));
+      const GateUpCase c(format(), h == 2880 ? 16 : 48, h, act, random);
+      for (DType dtype : act_types()) {
+        ActBuffer x(dtype, 17, h, random.normal(17 * h, 4.0f));  // wide enough to reach the clamp
+        std::vector<float> expected, budget;
+        c.expect(x.values(), dtype, expected, budget);
+        for (int64_t rows : {0, 1, 2, 3, 5, 7, 12, 13, 17}) {
+          ActRows some = x.view();
+          some.rows = rows;
+          const size_t size = static_cast<size_t>(rows * c.up.view().rows);
+          EXPECT_TRUE(within_budget(c.run(ops(), some), {expected.data(), size}, {budget.data(), size}))
+              << "activation " << int(act.kind) << " H=" << h << " rows=" << rows << " " << dtype_name(dtype);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(ExpertGemmTest, WrongOrderOfGateAndUpFails) {
+  for (const Activation& act : {kSwigluOai, kSilu}) {
+    Random random(11);
+    const GateUpCase c(format(), 48, 96, act, random);
+    ActBuffer x(DType::kBF16, 5, 96, random.normal(5 * 96));
+    std::vector<float> expected, budget;
+    c.expect(x.values(), DType::kBF16, expected, budget);
+    EXPECT_TRUE(within_budget(c.run(ops(), x.view()), expected, budget));
+    EXPECT_FALSE(within_budget(c.run(ops(), x.view(), true), expected, budget));
+    EXPECT_FALSE(within_relative_l2(c.run(ops(), x.view(), true), expected, 0.1));
+  }
+}
+
+// A row of x with a single 1 picks one weight out, so that code, scale byte and column are all seen exactly.
+TEST_P(ExpertGemmTest, EveryCodeScaleByteAndColumnIsExact) {
+  const int block = fp4_block(format());
+  // Above byte 252, 6 * 2^(byte - 127) is no f32; the loader refuses e4m3's NaN, 127.
+  const int last_scale = format() == Fp4Format::kMxfp4 ? 252 : 126;
+  Random random(5);
+  for (int first = 0; first <= last_scale; first += 16) {
+    DownCase c(format(), 16, 2 * block, random);
+    c.bias.assign(16, 0.0f);
+    for (int64_t r = 0; r < 16; ++r) {
+      for (int64_t col = 0; col < 2 * block; col += 2)
+        c.weight.code_byte(r, col) = static_cast<uint8_t>(((r + col) & 15) | ((r + col + 7) & 15) << 4);
+      for (int64_t b = 0; b < 2; ++b)
+        c.weight.scale_byte(r, b) = static_cast<uint8_t>(std::min<int64_t>(first + r, last_scale));
+    }
+    std::vector<float> identity(static_cast<size_t>(4 * block * block));
+    for (int i = 0; i < 2 * block; ++i) identity[static_cast<size_t>(i * 2 * block + i)] = 1;
+    ActBuffer x(DType::kBF16, 2 * block, 2 * block, identity);
+    const std::vector<float> out = c.run(ops(), x.view());
+    for (int64_t col = 0; col < 2 * block; ++col)
+      for (int64_t r = 0; r < 16; ++r)
+        ASSERT_EQ(out[static_cast<size_t>(col * 16 + r)], fp4_at(c.weight.view(), r, col))
+            << "scale byte " << first + r << " row " << r << " column " << col;
+  }
+}
+
+TEST_P(ExpertGemmTest, ARowGivesTheSameBitsAloneAndInAnyBatch) {
+  const int64_t k = 192, n = 48;
+  Random random(7);
+  const DownCase down(format(), n, k, random);
+  const GateUpCase gate_up(format(), n, k, kSwigluOai, random);
+  ActBuffer x(DType::kBF16, 40, k, random.normal(40 * k));
+  std::vector<float> down_alone, gate_up_alone;
+  for (int64_t t = 0; t < 40; ++t) {
+    const ActRows row = {static_cast<bf16*>(x.view().data) + t * k, DType::kBF16, 1, k};
+    for (float v : down.run(ops(), row)) down_alone.push_back(v);
+    for (float v : gate_up.run(ops(), row)) gate_up_alone.push_back(v);
+  }
+  const auto bytes = [](const std::vector<float>& v, int64_t rows) {
+    return std::span(reinterpret_cast<const uint8_t*>(v.data()), static_cast<size_t>(rows * n * 4));
+  };
+  for (int64_t rows = 1; rows <= 40; ++rows) {
+    ActRows some = x.view();
+    some.rows = rows;
+    EXPECT_TRUE(same_bytes(bytes(down.run(ops(), some), rows), bytes(down_alone, rows))) << rows;
+    EXPECT_TRUE(same_bytes(bytes(gate_up.run(ops(), some), rows), bytes(gate_up_alone, rows))) << rows;
+  }
+}
+
+TEST_P(ExpertGemmTest, NanStaysInItsRow) {
+  const int64_t k = 96, n = 16;
+  for (const Activation& act : {kSwigluOai, kSilu, kRelu2}) {
+    Random random(9);
+    const GateUpCase c(format(), n, k, act, random);
+    std::vector<float> values = random.normal(9 * k);
+    values[static_cast<size_t>(4 * k + 17)] = NAN;
+    ActBuffer x(DType::kBF16, 9, k, values);
+    const std::vector<float> out = c.run(ops(), x.view());
+    for (size_t i = 0; i < out.size(); ++i) EXPECT_EQ(std::isnan(out[i]), i / n == 4) << i;
+  }
+}
+
+TEST_P(ExpertGemmTest, RouterLogitsAreWithinBudget) {
+  for (int64_t h : {1, 2, 3, 5, 64, 2880}) {
+    Random random(static_cast<uint64_t>(h));
+    const int64_t tokens = 9, stride = 32;
+    const std::vector<float> x = random.normal(tokens * h), bias = random.normal(16);
+    const std::vector<bf16> panel = to_bf16(random.normal(h * 16));
+    std::vector<float> out(static_cast<size_t>(tokens * stride), 42.0f);
+    ops().router_logits({x.data(), panel.data(), bias.data(), out.data() + 16, tokens, h, stride});
+    std::vector<float> actual, expected, budget;
+    for (int64_t t = 0; t < tokens; ++t) {
+      EXPECT_EQ(out[static_cast<size_t>(t * stride + 15)], 42.0f);
+      for (int64_t r = 0; r < 16; ++r) {
+        double sum = bias[static_cast<size_t>(r)], magnitude = std::abs(sum);
+        for (int64_t i = 0; i < h; ++i) {
+          const double term = static_cast<double>(x[static_cast<size_t>(t * h + i)]) *
+                              bf16_to_float(panel[static_cast<size_t>(i * 16 + r)]);
+          sum += term;
+          magnitude += std::abs(term);
+        }
+        actual.push_back(out[static_cast<size_t>(t * stride + 16 + r)]);
+        expected.push_back(static_cast<float>(sum));
+        // Each term: its product, at most h / 4 + 1 additions in its partial sum, and three at the end.
+        budget.push_back(static_cast<float>((static_cast<double>(h) / 4 + 6) * kF32Eps * magnitude));
+      }
+    }
+    EXPECT_TRUE(within_budget(actual, expected, budget)) << "H=" << h;
+  }
+}
+
+}  // namespace
+}  // namespace fp4moe

@@ -1,0 +1,265 @@
+// The whole layer on every row of the table: against the oracle row, and bit for bit against itself.
+#include "moe/moe_layer.h"
+
+#include <gtest/gtest.h>
+
+#include <tuple>
+
+#include "kernels/expert_case.h"
+#include "moe/table.h"
+#include "support/compare.h"
+
+namespace fp4moe {
+namespace {
+
+struct LayerSize {
+  int64_t hidden = 0, intermediate = 0, num_experts = 0, top_k = 0;
+};
+
+// Random experts and router, as a checkpoint would hold them: gate and up biases interleaved.
+class LayerCase {
+ public:
+  LayerCase(const LayerSize& size, Fp4Format format, ActivationKind kind, uint64_t seed = 1) : random_(seed) {
+    problem = {size.hidden, size.intermediate, size.num_experts, size.top_k, format, {kind}};
+    weights_ = {format, size.hidden, size.intermediate, {}};
+    const auto matrix = [&](int64_t rows, int64_t cols) {
+      matrices_.push_back(std::make_unique<Fp4Matrix>(format, rows, cols, random_));
+      return matrices_.back()->view();
+    };
+    const auto bias = [&](int64_t n) {
+      biases_.push_back(std::make_unique<std::vector<bf16>>(to_bf16(random_.normal(n, 0.2f))));
+      return biases_.back()->data();
+    };
+    for (int64_t e = 0; e < size.num_experts; ++e) {
+      ExpertWeightsView w;
+      if (is_gated(kind)) w.gate = matrix(size.intermediate, size.hidden);
+      w.up = matrix(size.intermediate, size.hidden);
+      w.down = matrix(size.hidden, size.intermediate);
+      w.gate_bias = bias(2 * size.intermediate);
+      w.up_bias = w.gate_bias + 1;
+      w.gate_up_bias_stride = 2;
+      if (e % 2 == 0) w.down_bias = bias(size.hidden);
+      weights_.experts.push_back(w);
+    }
+    router_weight_ = to_bf16(random_.normal(size.num_experts * size.hidden, 0.2f));
+    router.weight = router_weight_.data();
+  }
+
+  std::vector<float> tokens(int64_t n) { return random_.normal(n * problem.hidden_size); }
+  MoeWeightsView& weights() { return weights_; }
+
+  std::unique_ptr<MoeLayer> make(const char* runner, DType dtype, ThreadPool& pool) const {
+    MoeProblem p = problem;
+    p.act_dtype = dtype;
+    const Result<MoePlan> plan = plan_moe(p, {.runner = runner});
+    EXPECT_TRUE(plan.ok()) << plan.status().to_string();
+    EXPECT_STREQ(plan->runner()->name, runner);
+    auto layer = MoeLayer::make(*plan, router, weights_, pool);
+    EXPECT_TRUE(layer.ok()) << layer.status().to_string();
+    return std::move(*layer);
+  }
+
+  // residual + layer(x); the residual is a ramp, so that adding to it is seen.
+  std::vector<float> run(const MoeLayer& layer, DType dtype, const std::vector<float>& x,
+                         ThreadPool& pool) const {
+    const int64_t tokens = static_cast<int64_t>(x.size()) / problem.hidden_size;
+    ActBuffer act(dtype, tokens, problem.hidden_size, x);
+    std::vector<float> residual(x.size());
+    for (size_t i = 0; i < x.size(); ++i)
+      residual[i] = 0.001f * static_cast<float>(i % static_cast<size_t>(problem.hidden_size));
+    Arena scratch = std::move(*Arena::make(layer.scratch_bytes(tokens)));
+    layer.forward({act.view(), x.data(), residual.data()}, scratch, pool);
+    EXPECT_LE(scratch.used_bytes(), layer.scratch_bytes(tokens));
+    return residual;
+  }
+
+  std::vector<float> run(const char* runner, DType dtype, const std::vector<float>& x,
+                         int threads = 2) const {
+    ThreadPool pool(threads);
+    return run(*make(runner, dtype, pool), dtype, x, pool);
+  }
+
+  MoeProblem problem;
+  RouterWeights router;
+
+ private:
+  Random random_;
+  MoeWeightsView weights_;
+  std::vector<std::unique_ptr<Fp4Matrix>> matrices_;
+  std::vector<std::unique_ptr<std::vector<bf16>>> biases_;
+  std::vector<bf16> router_weight_;
+};
+
+// The layer in double, straight from fp4_at(), with h rounded as the activations are.
+std::vector<float> exact_layer(LayerCase& c, DType dtype, const std::vector<float>& x) {
+  const MoeProblem& p = c.problem;
+  const auto round = [&](double v) {
+    return dtype == DType::kBF16 ? round_to_bf16(static_cast<float>(v)) : static_cast<float>(v);
+  };
+  std::vector<float> out;
+  for (size_t t = 0; t < x.size() / static_cast<size_t>(p.hidden_size); ++t) {
+    const float* x_row = &x[t * static_cast<size_t>(p.hidden_size)];
+    std::vector<float> act, logits;
+    for (int64_t i = 0; i < p.hidden_size; ++i) act.push_back(round(x_row[i]));
+    for (int64_t e = 0; e < p.num_experts; ++e) {
+      double sum = 0;
+      for (int64_t i = 0; i < p.hidden_size; ++i)
+        sum += static_cast<double>(x_row[i]) * bf16_to_float(c.router.weight[e * p.hidden_size + i]);
+      logits.push_back(static_cast<float>(sum));
+    }
+    std::vector<int32_t> ids(static_cast<size_t>(p.top_k));
+    std::vector<float> route(ids.size());
+    topk_softmax(logits.data(), {p.num_experts, p.hidden_size, p.top_k}, ids.data(), route.data());
+    std::vector<double> sum(static_cast<size_t>(p.hidden_size));
+    for (size_t k = 0; k < ids.size(); ++k) {
+      const ExpertWeightsView& w = c.weights().experts[static_cast<size_t>(ids[k])];
+      std::vector<float> h;
+      for (int64_t i = 0; i < p.intermediate_size; ++i) {
+        const double g = is_gated(p.activation.kind)
+                             ? exact_dot(w.gate, i, act.data()).sum + bf16_to_float(w.gate_bias[2 * i])
+                             : 0;
+        const double u = exact_dot(w.up, i, act.data()).sum + bf16_to_float(w.up_bias[2 * i]);
+        h.push_back(round(exact_activation(p.activation, g, u)));
+      }
+      for (int64_t i = 0; i < p.hidden_size; ++i)
+        sum[static_cast<size_t>(i)] +=
+            route[k] * (exact_dot(w.down, i, h.data()).sum +
+                        (w.down_bias == nullptr ? 0.0f : bf16_to_float(w.down_bias[i])));
+    }
+    for (size_t i = 0; i < sum.size(); ++i)
+      out.push_back(static_cast<float>(sum[i] + 0.001f * static_cast<float>(i)));
+  }
+  return out;
+}
+
+class MoeLayerTest : public testing::TestWithParam<std::tuple<const RunnerRow*, Fp4Format>> {
+ protected:
+  const RunnerRow& row() const { return *std::get<0>(GetParam()); }
+  Fp4Format format() const { return std::get<1>(GetParam()); }
+  std::vector<DType> act_types() const {
+    std::vector<DType> types;
+    for (DType d : {DType::kBF16, DType::kF32})
+      if (row().act_dtypes.has(d)) types.push_back(d);
+    return types;
+  }
+  void SetUp() override {
+    if (!isa_available(row().isa)) GTEST_SKIP() << "this CPU does not run " << row().name;
+  }
+};
+
+std::vector<const RunnerRow*> all_rows() {
+  std::vector<const RunnerRow*> rows;
+  for (const RunnerRow& row : runner_rows()) rows.push_back(&row);
+  return rows;
+}
+
+INSTANTIATE_TEST_SUITE_P(Table, MoeLayerTest,
+                         testing::Combine(testing::ValuesIn(all_rows()),
+                                          testing::Values(Fp4Format::kMxfp4, Fp4Format::kNvfp4)),
+                         [](const auto& row) {
+                           return std::string(std::get<0>(row.param)->name) + "_" +
+                                  fp4_format_name(std::get<1>(row.param));
+                         });
+
+TEST_P(MoeLayerTest, AgreesWithDoubleArithmetic) {
+  const LayerSize sizes[] = {{32, 32, 1, 1}, {96, 64, 5, 2}, {64, 192, 8, 4}};
+  for (const LayerSize& size : sizes) {
+    for (ActivationKind kind : {ActivationKind::kSwigluOai, ActivationKind::kSilu, ActivationKind::kRelu2}) {
+      LayerCase c(size, format(), kind);
+      const std::vector<float> x = c.tokens(19);
+      for (DType dtype : act_types())
+        EXPECT_TRUE(within_relative_l2(c.run(row().name, dtype, x), exact_layer(c, dtype, x), 3e-3))
+            << "H=" << size.hidden << " activation " << int(kind) << " " << dtype_name(dtype);
+    }
+  }
+}
+
+TEST_P(MoeLayerTest, LargeLayerAgreesWithTheOracleRow) {
+  LayerCase c({2880, 96, 4, 2}, format(), ActivationKind::kSwigluOai);
+  const std::vector<float> x = c.tokens(17);
+  EXPECT_TRUE(within_relative_l2(c.run(row().name, DType::kBF16, x), c.run("ref", DType::kBF16, x), 3e-3));
+}
+
+TEST_P(MoeLayerTest, NoTokens) {
+  LayerCase c({32, 32, 4, 2}, format(), ActivationKind::kSwigluOai);
+  EXPECT_TRUE(c.run(row().name, act_types().front(), {}).empty());
+}
+
+TEST_P(MoeLayerTest, AllTokensToOneExpertAndTheOthersIdle) {
+  LayerCase c({64, 64, 6, 1}, format(), ActivationKind::kSwigluOai);
+  c.router.bias = {0, 0, 0, 1e6f, 0, 0};
+  const std::vector<float> x = c.tokens(40);
+  LayerCase only({64, 64, 1, 1}, format(), ActivationKind::kSwigluOai);
+  only.weights().experts = {c.weights().experts[3]};
+  EXPECT_EQ(c.run(row().name, DType::kBF16, x), only.run(row().name, DType::kBF16, x));
+}
+
+// Skewed: expert 0 gets a row of every token, the others share the second one.
+TEST_P(MoeLayerTest, SameBitsAloneInABatchAndOnAnyNumberOfThreads) {
+  LayerCase c({96, 64, 9, 2}, format(), ActivationKind::kSwigluOai);
+  c.router.bias = {1e6f, 0, 0, 0, 0, 0, 0, 0, 0};
+  const std::vector<float> x = c.tokens(41);
+  const std::vector<float> batch = c.run(row().name, DType::kBF16, x, 1);
+  EXPECT_EQ(c.run(row().name, DType::kBF16, x, 2), batch);
+  EXPECT_EQ(c.run(row().name, DType::kBF16, x, 5), batch);
+  ThreadPool pool(2);
+  const auto layer = c.make(row().name, DType::kBF16, pool);
+  for (int64_t t = 0; t < 41; ++t) {
+    const auto first = t * 96, last = first + 96;
+    EXPECT_EQ(c.run(*layer, DType::kBF16, {x.begin() + first, x.begin() + last}, pool),
+              std::vector<float>(batch.begin() + first, batch.begin() + last))
+        << "token " << t;
+  }
+}
+
+TEST_P(MoeLayerTest, MaskedBatchesGiveTheBitsOfPackedOnes) {
+  if (!row().layouts.has(BatchLayout::kMasked)) GTEST_SKIP() << row().name << " takes no masked batches";
+  LayerCase c({64, 32, 3, 1}, format(), ActivationKind::kSwigluOai);
+  ThreadPool pool(2);
+  const PackedExperts experts = std::move(*row().pack(row(), c.problem, c.weights(), pool));
+  const int64_t counts[] = {2, 0, 5}, offsets[] = {0, 2, 2, 7}, capacity = 6;
+  const std::vector<float> x = c.tokens(7);
+  std::vector<float> masked_x(static_cast<size_t>(3 * capacity * 64), NAN);  // NAN: what must not be read
+  for (int64_t e = 0; e < 3; ++e)
+    std::copy_n(x.begin() + offsets[e] * 64, counts[e] * 64, masked_x.begin() + e * capacity * 64);
+  ActBuffer packed_act(DType::kBF16, 7, 64, x), masked_act(DType::kBF16, 3 * capacity, 64, masked_x);
+  std::vector<float> packed_y(7 * 64), masked_y(static_cast<size_t>(3 * capacity * 64), -1.0f);
+  ExpertBatch packed{.num_experts = 3, .offsets = offsets, .x = packed_act.view(), .y = packed_y.data()};
+  ExpertBatch masked{.layout = BatchLayout::kMasked,
+                     .num_experts = 3,
+                     .counts = counts,
+                     .capacity = capacity,
+                     .x = masked_act.view(),
+                     .y = masked_y.data()};
+  for (const ExpertBatch* batch : {&packed, &masked}) {
+    Arena scratch = std::move(*Arena::make(row().scratch_bytes(c.problem, batch->x.rows)));
+    row().run(row(), {c.problem, experts, *batch}, scratch, pool);
+  }
+  for (int64_t e = 0; e < 3; ++e)
+    for (int64_t r = 0; r < capacity; ++r)
+      for (int64_t h = 0; h < 64; ++h)
+        EXPECT_EQ(masked_y[static_cast<size_t>((e * capacity + r) * 64 + h)],
+                  r < counts[e] ? packed_y[static_cast<size_t>((offsets[e] + r) * 64 + h)] : -1.0f);
+}
+
+TEST(MoeLayerMakeTest, WrongOrderOfGateAndUpFails) {
+  LayerCase c({64, 64, 4, 2}, Fp4Format::kMxfp4, ActivationKind::kSwigluOai);
+  const std::vector<float> x = c.tokens(8), expected = exact_layer(c, DType::kBF16, x);
+  for (ExpertWeightsView& w : c.weights().experts) std::swap(w.gate, w.up);
+  EXPECT_FALSE(within_relative_l2(c.run("ref", DType::kBF16, x), expected, 0.1));
+}
+
+TEST(MoeLayerMakeTest, WeightsThatContradictThePlanAreRefused) {
+  LayerCase c({64, 32, 4, 2}, Fp4Format::kMxfp4, ActivationKind::kSwigluOai);
+  ThreadPool pool(1);
+  const MoePlan plan = *plan_moe(c.problem, {.runner = "ref"});
+  c.weights().experts[2].down.cols = 64;
+  EXPECT_EQ(MoeLayer::make(plan, c.router, c.weights(), pool).status().message(),
+            "expert 2: down is mxfp4 [64, 64], the plan has mxfp4 [64, 32]");
+  c.weights().experts.pop_back();
+  EXPECT_EQ(MoeLayer::make(plan, c.router, c.weights(), pool).status().message(),
+            "weights of 3 experts, the plan has 4");
+}
+
+}  // namespace
+}  // namespace fp4moe

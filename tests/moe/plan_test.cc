@@ -1,0 +1,208 @@
+// plan_moe(): what fits, what is forced, and the text of every refusal.
+#include "moe/plan.h"
+
+#include <gtest/gtest.h>
+
+#include "moe/table.h"
+
+namespace fp4moe {
+namespace {
+
+MoeProblem problem(Fp4Format format = Fp4Format::kMxfp4, Isa isa = Isa::kAvx512) {
+  MoeProblem p;
+  p.hidden_size = p.intermediate_size = 2880;
+  p.num_experts = 32;
+  p.top_k = 4;
+  p.format = format;
+  p.isa = isa;
+  return p;
+}
+
+MoePlan plan(const MoeProblem& p, const MoeChoice& choice = {}) {
+  Result<MoePlan> made = plan_moe(p, choice);
+  EXPECT_TRUE(made.ok()) << made.status().to_string();
+  return made.ok() ? *made : MoePlan();
+}
+
+std::string refusal(const MoeProblem& p, const MoeChoice& choice,
+                    StatusCode code = StatusCode::kUnsupported) {
+  const Result<MoePlan> made = plan_moe(p, choice);
+  EXPECT_FALSE(made.ok()) << describe(*made);
+  EXPECT_EQ(made.status().code(), code);
+  return made.status().message();
+}
+
+TEST(PlanTest, AutoTakesTheBestRowOfTheMachine) {
+  for (Fp4Format format : {Fp4Format::kMxfp4, Fp4Format::kNvfp4}) {
+    EXPECT_STREQ(plan(problem(format, Isa::kAvx512)).runner()->name, "cpu_avx512");
+    EXPECT_STREQ(plan(problem(format, Isa::kAvx2)).runner()->name, "cpu_avx2");
+    EXPECT_STREQ(plan(problem(format, Isa::kScalar)).runner()->name, "cpu_scalar");
+  }
+}
+
+TEST(PlanTest, Float32ActivationsRunOnTheOracle) {
+  MoeProblem p = problem();
+  p.act_dtype = DType::kF32;
+  const MoePlan made = plan(p);
+  EXPECT_STREQ(made.runner()->name, "ref");
+  EXPECT_NE(describe(made).find("refused  runner cpu_avx512: takes no F32 activations, only BF16"),
+            std::string::npos)
+      << describe(made);
+  EXPECT_EQ(refusal(p, {.runner = "cpu_avx512"}),
+            "moe_runner_backend=cpu_avx512 takes no F32 activations, only BF16; nearest legal choice: "
+            "--moe-runner-backend ref");
+}
+
+TEST(PlanTest, EveryRowCanBeForcedAndForcingTakesEffect) {
+  for (const RunnerRow& row : runner_rows()) {
+    for (Fp4Format format : {Fp4Format::kMxfp4, Fp4Format::kNvfp4}) {
+      const MoePlan made = plan(problem(format), {.runner = row.name});
+      EXPECT_STREQ(made.runner()->name, row.name);
+      EXPECT_EQ(made.verdicts().size(), runner_rows().size() - 1 + unbuilt_a2a().size());
+    }
+  }
+}
+
+TEST(PlanTest, SglangNamesResolveToNativeRows) {
+  const MoePlan marlin = plan(problem(Fp4Format::kNvfp4), {.runner = "marlin"});
+  EXPECT_STREQ(marlin.runner()->name, "cpu_avx512");
+  EXPECT_EQ(marlin.note(), "marlin is w4a16, which runs here as cpu_avx512");
+  for (const char* name : {"marlin", "triton_kernel", "flashinfer_mxfp4"})
+    EXPECT_STREQ(plan(problem(), {.runner = name}).runner()->name, "cpu_avx512") << name;
+  EXPECT_EQ(refusal(problem(Fp4Format::kNvfp4), {.runner = "triton_kernel"}),
+            "moe_runner_backend=triton_kernel does not run nvfp4; nearest legal choice: --moe-runner-backend "
+            "marlin");
+}
+
+TEST(PlanTest, DescribesChoiceRunnerUpAndRefusals) {
+  EXPECT_EQ(
+      describe(plan(problem(Fp4Format::kMxfp4, Isa::kAvx2), {.runner = "marlin"})),
+      "MoE plan: mxfp4 w4a16, activations BF16, H=2880 I=2880 E=32 K=4, cpu avx2, fabric local, 1 rank\n"
+      "  chosen   a2a    none\n"
+      "  chosen   runner cpu_avx2 (marlin is w4a16, which runs here as cpu_avx2)\n"
+      "  refused  a2a    deepep: expert-parallel transport, not built in this version\n"
+      "  refused  a2a    flashinfer: one-sided transport, not built in this version\n"
+      "  refused  runner cpu_avx512: needs avx512, this CPU offers avx2\n"
+      "  next     runner cpu_scalar: fits\n"
+      "  also     runner ref: fits");
+  EXPECT_EQ(describe(MoePlan()), "MoE plan: empty");
+}
+
+TEST(PlanRefusalTest, ForcedRowTheMachineCannotRun) {
+  EXPECT_EQ(refusal(problem(Fp4Format::kMxfp4, Isa::kAvx2), {.runner = "cpu_avx512"}),
+            "moe_runner_backend=cpu_avx512 needs avx512, this CPU offers avx2; nearest legal choice: "
+            "--moe-runner-backend cpu_avx2");
+}
+
+TEST(PlanRefusalTest, UnknownNamesListTheKnownOnes) {
+  constexpr auto kInvalid = StatusCode::kInvalidArgument;
+  EXPECT_EQ(refusal(problem(), {.runner = "triton"}, kInvalid),
+            "unknown moe_runner_backend 'triton': auto, cpu_avx512, cpu_avx2, cpu_scalar, ref, marlin, "
+            "triton_kernel, flashinfer_mxfp4, flashinfer_cutedsl, flashinfer_cutlass or flashinfer_trtllm");
+  EXPECT_EQ(refusal(problem(), {.a2a = "pplx"}, kInvalid),
+            "unknown moe_a2a_backend 'pplx': none, deepep or flashinfer");
+  EXPECT_EQ(refusal(problem(), {.fp4_compute = "w8a8"}, kInvalid),
+            "unknown fp4_compute 'w8a8': auto, w4a16, w4a4 or w4a8");
+  EXPECT_EQ(refusal(problem(), {.fabric = "nccl"}, kInvalid),
+            "unknown fabric 'nccl': auto, local, threads or mpi");
+}
+
+TEST(PlanRefusalTest, SchemesThatAreNotBuilt) {
+  EXPECT_EQ(
+      refusal(problem(Fp4Format::kNvfp4), {.fp4_compute = "w4a4"}),
+      "fp4_compute=w4a4 is not built in this version for nvfp4; nearest legal choice: --fp4-compute w4a16");
+  EXPECT_EQ(
+      refusal(problem(), {.fp4_compute = "w4a8"}),
+      "fp4_compute=w4a8 is not built in this version for mxfp4; nearest legal choice: --fp4-compute w4a16");
+  for (const std::string name : {"flashinfer_cutedsl", "flashinfer_cutlass", "flashinfer_trtllm"})
+    EXPECT_EQ(
+        refusal(problem(Fp4Format::kNvfp4), {.runner = name}),
+        "fp4_compute=w4a4 (implied by moe_runner_backend=" + name +
+            ") is not built in this version for nvfp4; nearest legal choice: --moe-runner-backend marlin "
+            "--fp4-compute w4a16");
+}
+
+TEST(PlanRefusalTest, Mxfp4HasNoActivationScalesForW4a4) {
+  EXPECT_EQ(
+      refusal(problem(), {.fp4_compute = "w4a4"}),
+      "fp4_compute=w4a4 needs calibrated activation scales, which an mxfp4 checkpoint does not have; nearest "
+      "legal choice: --fp4-compute w4a16");
+  EXPECT_EQ(
+      refusal(problem(), {.runner = "flashinfer_cutedsl"}),
+      "fp4_compute=w4a4 (implied by moe_runner_backend=flashinfer_cutedsl) needs calibrated activation "
+      "scales, which an mxfp4 checkpoint does not have; nearest legal choice: --moe-runner-backend marlin "
+      "--fp4-compute w4a16");
+}
+
+TEST(PlanRefusalTest, SchemeThatContradictsTheRunnersName) {
+  EXPECT_EQ(
+      refusal(problem(Fp4Format::kNvfp4), {.runner = "flashinfer_cutedsl", .fp4_compute = "w4a16"}),
+      "fp4_compute=w4a16 contradicts moe_runner_backend=flashinfer_cutedsl, which computes w4a4; nearest "
+      "legal choice: --moe-runner-backend auto");
+  EXPECT_EQ(
+      refusal(problem(Fp4Format::kNvfp4), {.runner = "marlin", .fp4_compute = "w4a4"}),
+      "fp4_compute=w4a4 contradicts moe_runner_backend=marlin, which computes w4a16; nearest legal choice: "
+      "--moe-runner-backend auto");
+}
+
+TEST(PlanRefusalTest, TransportsAndFabricsThatAreNotBuilt) {
+  EXPECT_EQ(
+      refusal(problem(), {.a2a = "deepep"}),
+      "a2a=deepep is refused: expert-parallel transport, not built in this version; nearest legal choice: "
+      "--moe-a2a-backend none");
+  EXPECT_EQ(
+      refusal(problem(), {.a2a = "flashinfer"}),
+      "a2a=flashinfer is refused: one-sided transport, not built in this version; nearest legal choice: "
+      "--moe-a2a-backend none");
+  EXPECT_EQ(refusal(problem(), {.fabric = "mpi"}),
+            "fabric=mpi is not built in this version; nearest legal choice: --fabric local");
+}
+
+TEST(PlanRefusalTest, Parallelism) {
+  EXPECT_EQ(refusal(problem(), {.tp = 0}, StatusCode::kInvalidArgument),
+            "tp=0, ep=1, dp=1: each must be at least 1");
+  EXPECT_EQ(refusal(problem(), {.tp = 4, .dp = 3}),
+            "dp=3 does not divide tp=4; nearest legal choice: --dp 1");
+  EXPECT_EQ(refusal(problem(), {.tp = 4, .ep = 2}),
+            "ep=2 is neither 1 nor tp=4; nearest legal choice: --ep 4");
+  EXPECT_EQ(refusal(problem(), {.tp = 3, .ep = 3}),
+            "ep=3 does not divide num_experts=32; nearest legal choice: --ep 1");
+  EXPECT_EQ(
+      refusal(problem(), {.a2a = "flashinfer", .tp = 4, .dp = 2, .enable_dp_attention = true}),
+      "a2a=flashinfer with DP attention needs dp = tp, but dp=2 and tp=4; nearest legal choice: --dp 4");
+  EXPECT_EQ(refusal(problem(), {.tp = 2}),
+            "tp=2 is not built in this version, which runs 1 rank; nearest legal choice: --tp 1");
+  EXPECT_EQ(refusal(problem(), {.enable_dp_attention = true}),
+            "enable_dp_attention needs dp > 1, but dp=1; nearest legal choice: leave it out");
+}
+
+TEST(PlanRefusalTest, SizesThatMakeNoSense) {
+  const auto with = [](int64_t MoeProblem::*field, int64_t value, Fp4Format format = Fp4Format::kMxfp4) {
+    MoeProblem p = problem(format);
+    p.*field = value;
+    return refusal(p, {}, StatusCode::kInvalidArgument);
+  };
+  EXPECT_EQ(with(&MoeProblem::hidden_size, 48),
+            "hidden_size=48 is not a multiple of mxfp4's block of 32 from 32 to 1048576");
+  EXPECT_EQ(with(&MoeProblem::intermediate_size, 8, Fp4Format::kNvfp4),
+            "intermediate_size=8 is not a multiple of nvfp4's block of 16 from 16 to 1048576");
+  EXPECT_EQ(with(&MoeProblem::hidden_size, int64_t{1} << 40),
+            "hidden_size=1099511627776 is not a multiple of mxfp4's block of 32 from 32 to 1048576");
+  EXPECT_EQ(with(&MoeProblem::num_experts, 0), "num_experts=0 is not in 1 to 65536");
+  EXPECT_EQ(with(&MoeProblem::top_k, 33), "top_k=33 is not in 1 to num_experts=32");
+  MoeProblem p = problem();
+  p.act_dtype = DType::kF16;
+  EXPECT_EQ(refusal(p, {}, StatusCode::kInvalidArgument), "activations of F16: BF16 or F32");
+}
+
+TEST(PlanRefusalTest, DeviceWithoutARow) {
+  MoeProblem p = problem();
+  p.device = DeviceKind::kCuda;
+  EXPECT_EQ(
+      refusal(p, {}),
+      "no runner fits; cpu_avx512 runs on cpu, the device is cuda; cpu_avx2 runs on cpu, the device is cuda; "
+      "cpu_scalar runs on cpu, the device is cuda; ref runs on cpu, the device is cuda");
+}
+
+}  // namespace
+}  // namespace fp4moe
