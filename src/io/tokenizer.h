@@ -27,11 +27,14 @@ class Tokenizer {
   // over the size limit, kDoesNotFit where the pattern's match limit is reached.
   Result<std::vector<int32_t>> encode(std::string_view text, bool add_special_tokens) const;
   std::string decode(const std::vector<int32_t>& ids, bool skip_special_tokens) const;
+  // Appends what one id adds to the bytes that decode makes into text; *is_first starts as true and is kept
+  // from call to call.
+  void append_bytes(int32_t id, bool skip_special_tokens, bool* is_first, std::string* bytes) const;
   // The bytes of one token; empty for an id without one.
   std::string_view token_bytes(int32_t id) const;
   bool is_special(int32_t id) const;
   bool has_token(int32_t id) const;
-  int64_t vocab_size() const;                  // ids are below this; some may have no token
+  int64_t vocab_size() const;                          // ids are below this; some may have no token
   int32_t find_token(std::string_view content) const;  // -1 if there is none
 
  private:
@@ -46,13 +49,14 @@ class IncrementalDetokenizer {
  public:
   IncrementalDetokenizer(const Tokenizer& tokenizer, bool skip_special_tokens)
       : tokenizer_(&tokenizer), skip_special_tokens_(skip_special_tokens) {}
-  std::string push(int32_t id);                // the text that became certain, maybe empty
-  std::string finish();                        // what is left, incomplete characters as U+FFFD
+  std::string push(int32_t id);  // the text that became certain, maybe empty
+  std::string finish();          // what is left, incomplete characters as U+FFFD
 
  private:
   const Tokenizer* tokenizer_;
   bool skip_special_tokens_;
-  std::string pending_;                        // bytes of an incomplete character
+  bool is_first_ = true;  // no token so far
+  std::string pending_;   // bytes of an incomplete character
 };
 
 }  // namespace fp4moe

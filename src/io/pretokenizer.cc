@@ -1,0 +1,204 @@
+#include "io/pretokenizer.h"
+
+#include <cstdint>
+
+#include "base/check.h"
+#include "io/unicode_text.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr const char* kGpt2Pattern =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+
+// The patterns below are PCRE2's, for rules that Hugging Face has in Rust, with other Unicode versions.
+// Numbers of Unicode 17.
+constexpr const char* kNumber = R"([\p{N}\x{11DE0}-\x{11DE9}\x{16FF4}-\x{16FF6}])";
+// Punctuation of Unicode 8, and ASCII's symbols.
+constexpr const char* kPunctuation =
+    R"((?![\x{61D}\x{9FD}\x{A76}\x{C77}\x{C84}\x{1B4E}\x{1B4F}\x{1B7D}-\x{1B7F}\x{2E43}-\x{2E5D}\x{10D6E})"
+    R"(\x{10EAD}\x{10F55}-\x{10F59}\x{10F86}-\x{10F89}\x{113D4}-\x{113D8}\x{1144B}-\x{1144F}\x{1145A}-\x{1145D})"
+    R"(\x{11660}-\x{1166C}\x{116B9}\x{1183B}\x{11944}-\x{11946}\x{119E2}\x{11A3F}-\x{11AA2}\x{11B00}-\x{11BE1})"
+    R"(\x{11C41}-\x{11C71}\x{11EF7}\x{11EF8}\x{11F43}-\x{11F4F}\x{11FFF}\x{12FF1}\x{12FF2}\x{16D6D}-\x{16D6F})"
+    R"(\x{16E97}-\x{16E9A}\x{16FE2}\x{1E5FF}\x{1E95E}\x{1E95F}])[\p{P}$+<=>^`|~\x{166D}\x{111C9}])";
+constexpr const char* kWordOrSymbols =
+    R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200C}\x{200D}]+)"
+    R"(|[^\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200C}\x{200D}\p{White_Space}]+)";
+constexpr const char* kWhiteSpace = R"(\p{White_Space})";
+
+Result<SplitBehavior> parse_behavior(const JsonCursor& behavior) {
+  FP4MOE_ASSIGN_OR_RETURN(const std::string_view name, behavior.string());
+  if (name == "Removed") return SplitBehavior::kRemoved;
+  if (name == "Isolated") return SplitBehavior::kIsolated;
+  if (name == "MergedWithPrevious") return SplitBehavior::kMergedWithPrevious;
+  if (name == "MergedWithNext") return SplitBehavior::kMergedWithNext;
+  if (name == "Contiguous") return SplitBehavior::kContiguous;
+  return behavior.error("Removed, Isolated, MergedWithPrevious, MergedWithNext or Contiguous");
+}
+
+// A stretch of a piece; stretches alternate freely and cover it.
+struct Stretch {
+  uint32_t begin, end;
+  bool is_match;
+};
+
+void cover(const std::vector<SplitPattern::Range>& matches, uint32_t size, std::vector<Stretch>* stretches) {
+  stretches->clear();
+  uint32_t end = 0;
+  for (const auto& match : matches) {
+    if (end < match.first) stretches->push_back({end, match.first, false});
+    stretches->push_back({match.first, match.second, true});
+    end = match.second;
+  }
+  if (end < size) stretches->push_back({end, size, false});
+}
+
+// Joins neighbours, or drops matches, in place.
+void join(SplitBehavior behavior, std::vector<Stretch>* stretches) {
+  size_t count = 0;
+  bool previous_match = false;
+  for (const Stretch stretch : *stretches) {  // a copy: count never overtakes it
+    bool join_left = false;
+    switch (behavior) {
+      case SplitBehavior::kIsolated:
+        break;
+      case SplitBehavior::kRemoved:
+        if (stretch.is_match) continue;
+        break;
+      case SplitBehavior::kMergedWithPrevious:
+        join_left = stretch.is_match && !previous_match;
+        break;
+      // A match joins what follows it unless that is a match; the first one of several stays alone.
+      case SplitBehavior::kMergedWithNext:
+        join_left = previous_match && !stretch.is_match;
+        break;
+      case SplitBehavior::kContiguous:
+        join_left = stretch.is_match == previous_match;
+        break;
+    }
+    previous_match = stretch.is_match;
+    if (join_left && count > 0)
+      (*stretches)[count - 1].end = stretch.end;
+    else
+      (*stretches)[count++] = stretch;
+  }
+  stretches->resize(count);
+}
+
+}  // namespace
+
+Result<PreTokenizer> PreTokenizer::parse(const JsonCursor& pre_tokenizer) {
+  PreTokenizer result;
+  if (!pre_tokenizer.is_null()) FP4MOE_RETURN_IF_ERROR(result.add_step(pre_tokenizer));
+  if (!result.has_byte_level_)
+    return unsupported("tokenizer.json: pre_tokenizer is " + json_brief(pre_tokenizer.value()) +
+                       "; supported: ones with ByteLevel");
+  return result;
+}
+
+Status PreTokenizer::add_step(const JsonCursor& config) {
+  FP4MOE_ASSIGN_OR_RETURN(const std::string_view type, config.type());
+  if (type == "Sequence") {
+    const JsonCursor parts = config["pretokenizers"];
+    FP4MOE_ASSIGN_OR_RETURN(const size_t count, parts.array_size());
+    for (size_t i = 0; i < count; ++i) FP4MOE_RETURN_IF_ERROR(add_step(parts.element(i)));
+    return {};
+  }
+  if (has_byte_level_)
+    return unsupported("tokenizer.json: " + config.path() + " is " + std::string(type) +
+                       " behind ByteLevel; supported: ByteLevel last");
+  if (type == "Split") return add_split(config);
+  if (type == "ByteLevel") return add_byte_level(config);
+  if (type == "Digits") {
+    FP4MOE_ASSIGN_OR_RETURN(const bool individual, config["individual_digits"].boolean_or(false));
+    return add_pattern(config, kNumber, individual ? SplitBehavior::kIsolated : SplitBehavior::kContiguous,
+                       false);
+  }
+  if (type == "Punctuation") {
+    SplitBehavior behavior = SplitBehavior::kIsolated;
+    if (!config["behavior"].is_null()) {
+      FP4MOE_ASSIGN_OR_RETURN(behavior, parse_behavior(config["behavior"]));
+    }
+    return add_pattern(config, kPunctuation, behavior, false);
+  }
+  if (type == "Whitespace") return add_pattern(config, kWordOrSymbols, SplitBehavior::kRemoved, true);
+  if (type == "WhitespaceSplit") return add_pattern(config, kWhiteSpace, SplitBehavior::kRemoved, false);
+  return unsupported(
+      "tokenizer.json: " + config.path() + " is " + std::string(type) +
+      "; supported: Sequence, Split, ByteLevel, Digits, Punctuation, Whitespace, WhitespaceSplit");
+}
+
+Status PreTokenizer::add_pattern(const JsonCursor& config, const std::string& pattern, SplitBehavior behavior,
+                                 bool invert) {
+  auto compiled = SplitPattern::compile(pattern);
+  if (!compiled.ok()) return compiled.status().with_context("tokenizer.json: " + config.path());
+  steps_.push_back({std::move(*compiled), behavior, invert});
+  return {};
+}
+
+Status PreTokenizer::add_split(const JsonCursor& config) {
+  FP4MOE_ASSIGN_OR_RETURN(const SplitBehavior behavior, parse_behavior(config["behavior"]));
+  FP4MOE_ASSIGN_OR_RETURN(const bool invert, config["invert"].boolean());
+  const JsonCursor regex = config["pattern"]["Regex"];
+  if (regex.is_null()) {
+    FP4MOE_ASSIGN_OR_RETURN(const std::string_view text, config["pattern"]["String"].string());
+    return add_pattern(config, escape_pattern(text), behavior, invert);
+  }
+  FP4MOE_ASSIGN_OR_RETURN(const std::string_view pattern, regex.string());
+  auto translated = translate_pattern(pattern);
+  if (!translated.ok()) return translated.status().with_context("tokenizer.json: " + regex.path());
+  return add_pattern(regex, *translated, behavior, invert);
+}
+
+Status PreTokenizer::add_byte_level(const JsonCursor& config) {
+  FP4MOE_ASSIGN_OR_RETURN(const bool add_prefix_space, config["add_prefix_space"].boolean());
+  FP4MOE_ASSIGN_OR_RETURN(const bool use_regex, config["use_regex"].boolean_or(true));
+  has_byte_level_ = true;
+  if (add_prefix_space) prefix_before_ = steps_.size();
+  if (!use_regex) return {};
+  FP4MOE_ASSIGN_OR_RETURN(const std::string pattern, translate_pattern(kGpt2Pattern));
+  return add_pattern(config, pattern, SplitBehavior::kIsolated, false);
+}
+
+Status PreTokenizer::apply(const Step& step, const std::vector<Piece>& pieces, std::vector<Piece>* next) {
+  std::vector<SplitPattern::Range> matches;
+  std::vector<Stretch> stretches;
+  next->clear();
+  for (const Piece& piece : pieces) {
+    const auto size = static_cast<uint32_t>(piece.text.size());
+    FP4MOE_RETURN_IF_ERROR(step.pattern.find_all({piece.shown, size}, &matches));
+    cover(matches, size, &stretches);
+    if (step.invert)
+      for (Stretch& stretch : stretches) stretch.is_match = !stretch.is_match;
+    if (step.behavior != SplitBehavior::kIsolated) join(step.behavior, &stretches);
+    for (const Stretch& stretch : stretches)
+      if (stretch.begin < stretch.end)
+        next->push_back(
+            {piece.text.substr(stretch.begin, stretch.end - stretch.begin), piece.shown + stretch.begin});
+  }
+  return {};
+}
+
+Status PreTokenizer::split(std::string_view text, std::deque<std::string>* storage,
+                           std::vector<std::string_view>* words) const {
+  std::string shown;
+  const bool replaced = replace_newer_characters(text, &shown);
+  std::vector<Piece> pieces = {{text, replaced ? shown.data() : text.data()}}, next;
+  std::deque<std::string> prefixed;
+  for (size_t i = 0; i <= steps_.size(); ++i) {
+    if (i == prefix_before_)
+      for (Piece& piece : pieces) {
+        if (piece.text[0] == ' ') continue;
+        const std::string_view old_shown(piece.shown, piece.text.size());
+        piece.text = storage->emplace_back(" " + std::string(piece.text));
+        piece.shown = prefixed.emplace_back(" " + std::string(old_shown)).data();
+      }
+    if (i == steps_.size()) break;
+    FP4MOE_RETURN_IF_ERROR(apply(steps_[i], pieces, &next));
+    pieces.swap(next);
+  }
+  for (const Piece& piece : pieces) words->push_back(piece.text);
+  return {};
+}
+
+}  // namespace fp4moe

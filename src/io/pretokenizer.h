@@ -1,0 +1,50 @@
+// Cuts text into the words that byte-pair encoding never crosses, as tokenizer.json's "pre_tokenizer" says.
+#pragma once
+
+#include <deque>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fp4moe/status.h"
+#include "io/split_pattern.h"
+#include "io/tokenizer_json.h"
+
+namespace fp4moe {
+
+// What becomes of a pattern's matches and of the text between them.
+enum class SplitBehavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
+
+class PreTokenizer {
+ public:
+  // kInvalidArgument, kUnsupported: as Tokenizer::parse. It must end in ByteLevel.
+  static Result<PreTokenizer> parse(const JsonCursor& pre_tokenizer);
+
+  // Appends the words of `text`, non-empty valid UTF-8, in raw bytes. They point into `text` or into strings
+  // appended to `storage`. kDoesNotFit: as SplitPattern::find_all.
+  Status split(std::string_view text, std::deque<std::string>* storage,
+               std::vector<std::string_view>* words) const;
+
+ private:
+  struct Step {
+    SplitPattern pattern;
+    SplitBehavior behavior;
+    bool invert;  // takes what is between the matches for the matches
+  };
+  struct Piece {
+    std::string_view text;
+    const char* shown;  // what patterns see: as long as text, newer characters replaced
+  };
+  Status add_step(const JsonCursor& config);
+  Status add_pattern(const JsonCursor& config, const std::string& pattern, SplitBehavior behavior,
+                     bool invert);
+  Status add_split(const JsonCursor& config);
+  Status add_byte_level(const JsonCursor& config);
+  static Status apply(const Step& step, const std::vector<Piece>& pieces, std::vector<Piece>* next);
+
+  std::vector<Step> steps_;
+  bool has_byte_level_ = false;
+  size_t prefix_before_ = SIZE_MAX;  // the step before which each piece gets a leading space
+};
+
+}  // namespace fp4moe

@@ -1,0 +1,42 @@
+// Regular expressions of tokenizer.json: written for Oniguruma, run by PCRE2 with equal results.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fp4moe/status.h"
+
+namespace fp4moe {
+
+// `pattern`, Oniguruma's default syntax, as a PCRE2 pattern. kUnsupported, naming it, for a construct that
+// the two read differently and no known tokenizer uses; syntax errors are left to PCRE2.
+Result<std::string> translate_pattern(std::string_view pattern);
+// Matches `text` itself.
+std::string escape_pattern(std::string_view text);
+
+// A compiled pattern. Immutable; find_all may run on many threads at once.
+class SplitPattern {
+ public:
+  using Range = std::pair<uint32_t, uint32_t>;  // bytes [first, second)
+
+  // Takes PCRE2 syntax. kInvalidArgument, with PCRE2's reason and the place, if it does not compile.
+  static Result<SplitPattern> compile(const std::string& pcre_pattern);
+  SplitPattern(SplitPattern&&) noexcept;
+  SplitPattern& operator=(SplitPattern&&) noexcept;
+  ~SplitPattern();
+
+  // Replaces *matches by the matches from left to right; an empty match right behind a match is skipped.
+  // `text` is valid UTF-8 below 2 GiB. kDoesNotFit where a match takes too many steps.
+  Status find_all(std::string_view text, std::vector<Range>* matches) const;
+
+ private:
+  struct Code;
+  explicit SplitPattern(std::unique_ptr<Code> code);
+  std::unique_ptr<Code> code_;
+};
+
+}  // namespace fp4moe

@@ -1,0 +1,43 @@
+// Reading tokenizer.json with errors that name the key. Only for the tokenizer's .cc files.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "io/json_document.h"
+
+namespace fp4moe {
+
+// Ids of all tokenizers we know are below 2^19; the bound keeps a bad file from asking for memory.
+inline constexpr int32_t kMaxTokenIds = 1 << 22;
+
+// A value of the document and the path that leads to it. Absent values read as null.
+class JsonCursor {
+ public:
+  JsonCursor(const Json& value, std::string path) : value_(&value), path_(std::move(path)) {}
+
+  const Json& value() const { return *value_; }
+  const std::string& path() const { return path_; }
+  bool is_null() const { return value_->is_null(); }
+  // Null where this is no object, or has no such key.
+  JsonCursor operator[](std::string_view key) const;
+  // Precondition: this is an array with more than `index` elements.
+  JsonCursor element(size_t index) const;
+
+  // kInvalidArgument: "PATH is VALUE; expected ...", or "PATH is missing; expected ...".
+  Status error(const std::string& expected) const;
+  Result<std::string_view> string() const;  // points into the document
+  Result<bool> boolean() const;
+  Result<bool> boolean_or(bool fallback) const;  // the fallback is for null and absent values
+  Result<int32_t> token_id() const;              // below kMaxTokenIds
+  Result<size_t> array_size() const;
+  // The "type" of an object.
+  Result<std::string_view> type() const { return (*this)["type"].string(); }
+
+ private:
+  const Json* value_;
+  std::string path_;
+};
+
+}  // namespace fp4moe
