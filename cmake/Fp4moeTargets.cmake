@@ -34,7 +34,7 @@ function(fp4moe_library folder)
   foreach(link ${ARG_LINKS})
     target_link_libraries(${target} PUBLIC fp4moe_${link})
   endforeach()
-  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON EXPORT_NAME ${folder})
 endfunction()
 
 # fp4moe_test(STEM LINKS folders... [SOURCES ...] [LABELS ...] [ARGS ...])

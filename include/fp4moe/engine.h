@@ -34,7 +34,9 @@ struct EngineStats {
   int64_t num_running_reqs = 0, num_queue_reqs = 0;
   int64_t num_used_tokens = 0, max_total_num_tokens = 0;
   int64_t prompt_tokens_total = 0, generation_tokens_total = 0;
+  // Ended requests: all of them, and of these the aborted and the failed ones.
   int64_t num_requests_total = 0, num_aborted_requests_total = 0, num_failed_requests_total = 0;
+  int64_t num_retracted_reqs = 0;          // times a request gave its KV pages up and started again, in all
   double gen_throughput = 0;               // tokens/s over the last seconds
   double load_seconds = 0, uptime_seconds = 0;
 };

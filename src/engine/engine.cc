@@ -1,0 +1,187 @@
+#include "fp4moe/engine.h"
+
+#include <chrono>
+#include <filesystem>
+#include <optional>
+#include <utility>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "engine/memory_plan.h"
+#include "engine/startup_lines.h"
+#include "engine/step_loop.h"
+#include "io/chat_template.h"
+#include "io/checkpoint.h"
+#include "model/plan_model.h"
+
+namespace fp4moe {
+namespace {
+
+Status check_range(const char* flag, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return {};
+  return invalid_argument(std::string(flag) + " " + std::to_string(value) +
+                          "; legal: " + std::to_string(low) + " to " + std::to_string(high));
+}
+
+Status check_flags(const EngineConfig& flags) {
+  constexpr int64_t kMany = 1 << 20;  // keeps every product of two of these in 64 bits
+  if (flags.model_path.empty()) return invalid_argument("no model path");
+  FP4MOE_RETURN_IF_ERROR(check_range("--threads", flags.threads, 0, 4096));
+  FP4MOE_RETURN_IF_ERROR(check_range("--page-size", flags.page_size, 1, 4096));
+  FP4MOE_RETURN_IF_ERROR(check_range("--max-running-requests", flags.max_running_requests, 1, kMany));
+  FP4MOE_RETURN_IF_ERROR(check_range("--max-queued-requests", flags.max_queued_requests, 1, kMany));
+  FP4MOE_RETURN_IF_ERROR(check_range("--chunked-prefill-size", flags.chunked_prefill_size, 1, kMany));
+  FP4MOE_RETURN_IF_ERROR(check_range("--max-prefill-tokens", flags.max_prefill_tokens, 1, kMany));
+  FP4MOE_RETURN_IF_ERROR(check_range("--context-length", flags.context_length, 0, int64_t{1} << 40));
+  FP4MOE_RETURN_IF_ERROR(check_range("--max-total-tokens", flags.max_total_tokens, 0, int64_t{1} << 40));
+  if (!(flags.mem_fraction_static > 0 && flags.mem_fraction_static <= 1))
+    return invalid_argument("--mem-fraction-static " + std::to_string(flags.mem_fraction_static) +
+                            "; legal: above 0, at most 1");
+  return {};
+}
+
+std::string folder_name(const std::string& path) {
+  const std::filesystem::path normal = std::filesystem::path(path).lexically_normal();
+  return (normal.has_filename() ? normal : normal.parent_path()).filename().string();
+}
+
+// What answers text questions: the tokenizer, and the chat template or why there is none.
+struct TextTools {
+  Tokenizer tokenizer;
+  std::optional<ChatTemplate> chat_template;
+  Status chat_template_status;
+};
+
+Result<TextTools> load_text_tools(const EngineConfig& flags) {
+  const std::string& path = flags.tokenizer_path.empty() ? flags.model_path : flags.tokenizer_path;
+  FP4MOE_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::load(path));
+  TextTools tools{std::move(tokenizer), {}, {}};
+  Result<ChatTemplate> chat_template = ChatTemplate::load(flags.model_path, flags.chat_template);
+  if (chat_template.ok()) {
+    tools.chat_template = std::move(*chat_template);
+  } else {
+    // Only chat needs a template; one that was asked for must work.
+    if (!flags.chat_template.empty()) return chat_template.status();
+    tools.chat_template_status = chat_template.status();
+    log_warning("no chat template: " + chat_template.status().message());
+  }
+  return tools;
+}
+
+class EngineImpl final : public Engine {
+ public:
+  EngineImpl(TextTools text, std::unique_ptr<ThreadPool> pool, std::unique_ptr<Model> model)
+      : text_(std::move(text)), pool_(std::move(pool)), model_(std::move(model)) {}
+
+  Status start(KvCache kv, const StepLoopOptions& options, ModelInfo info, double load_seconds) {
+    info_ = std::move(info);
+    load_seconds_ = load_seconds;
+    FP4MOE_ASSIGN_OR_RETURN(loop_, StepLoop::make(*model_, std::move(kv), text_.tokenizer, *pool_, options));
+    return {};
+  }
+
+  Result<std::string> submit(Request request, DeltaCallback on_delta) override {
+    return loop_->submit(std::move(request), std::move(on_delta));
+  }
+  void cancel(const std::string& id) override { loop_->cancel(id); }
+  void drain(double timeout_seconds) override { loop_->drain(timeout_seconds); }
+  const ModelInfo& info() const override { return info_; }
+  EngineStats stats() const override {
+    EngineStats stats = loop_->stats();
+    stats.load_seconds = load_seconds_;
+    return stats;
+  }
+
+  Result<std::vector<int32_t>> tokenize(std::string_view text, bool add_special_tokens) const override {
+    return text_.tokenizer.encode(text, add_special_tokens);
+  }
+  Result<std::string> detokenize(const std::vector<int32_t>& ids, bool skip_special_tokens) const override {
+    for (const int32_t id : ids)
+      if (id < 0 || id >= info_.vocab_size)
+        return invalid_argument("token id " + std::to_string(id) + "; legal: 0 to " +
+                                std::to_string(info_.vocab_size - 1));
+    return text_.tokenizer.decode(ids, skip_special_tokens);
+  }
+  std::string token_bytes(int32_t id) const override { return std::string(text_.tokenizer.token_bytes(id)); }
+  Result<std::string> apply_chat_template(std::string_view messages_json,
+                                          const ChatTemplateOptions& options) const override {
+    if (!text_.chat_template) return text_.chat_template_status;
+    return text_.chat_template->render(messages_json, options);
+  }
+
+ private:
+  TextTools text_;
+  std::unique_ptr<ThreadPool> pool_;
+  std::unique_ptr<Model> model_;
+  ModelInfo info_;
+  double load_seconds_ = 0;
+  std::unique_ptr<StepLoop> loop_;  // last: it borrows the others
+};
+
+ModelInfo model_info(const EngineConfig& flags, const ModelConfig& config, const MemoryPlan& memory) {
+  ModelInfo info;
+  info.name = flags.served_model_name.empty() ? folder_name(flags.model_path) : flags.served_model_name;
+  info.path = flags.model_path;
+  info.architecture = config.architecture;
+  info.quantization = quantization_name(config.quant);
+  info.vocab_size = config.vocab_size;
+  info.num_layers = config.num_layers;
+  info.hidden_size = config.hidden_size;
+  info.num_experts = config.num_experts;
+  info.top_k = config.top_k;
+  info.context_length = memory.context_length;
+  info.max_total_tokens = memory.num_kv_pages * flags.page_size;
+  info.eos_token_ids = config.eos_token_ids;
+  info.default_sampling = config.default_sampling;
+  return info;
+}
+
+}  // namespace
+
+// Everything that can be refused is refused before the first weight is read.
+Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
+  set_log_sink(flags.log_sink);
+  FP4MOE_RETURN_IF_ERROR(check_flags(flags));
+  FP4MOE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(flags.model_path));
+  FP4MOE_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(config, flags));
+  FP4MOE_ASSIGN_OR_RETURN(TextTools text, load_text_tools(flags));
+  FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(flags.model_path));
+  const MemoryProblem memory_problem{
+      .available_bytes = available_memory_bytes(),
+      .weight_bytes = checkpoint.total_bytes(),
+      .kv_bytes_per_page = KvCache::bytes_per_page(config, plan.act_dtype, flags.page_size),
+      .max_position_embeddings = config.max_position_embeddings,
+  };
+  FP4MOE_ASSIGN_OR_RETURN(const MemoryPlan memory, plan_memory(memory_problem, flags));
+
+  const auto started = std::chrono::steady_clock::now();
+  auto pool = std::make_unique<ThreadPool>(flags.threads > 0 ? flags.threads : available_cores());
+  const ModelOptions options{
+      .act_dtype = plan.act_dtype,
+      .isa = plan.isa,
+      .moe_plan = plan.moe,
+      .max_batch_tokens = flags.max_prefill_tokens + flags.max_running_requests,
+  };
+  FP4MOE_ASSIGN_OR_RETURN(std::unique_ptr<Model> model,
+                          Model::load(checkpoint, config, options, *pool, flags.progress_sink));
+  FP4MOE_ASSIGN_OR_RETURN(KvCache kv,
+                          KvCache::make(config, plan.act_dtype, memory.num_kv_pages, flags.page_size));
+  const std::chrono::duration<double> load_time = std::chrono::steady_clock::now() - started;
+
+  ModelInfo info = model_info(flags, config, memory);
+  info.weight_bytes = model->weight_bytes();
+  info.kv_bytes = kv.num_bytes();
+  info.startup_lines =
+      startup_lines({flags, config, plan, memory, info, pool->num_threads(), load_time.count()});
+  const StepLoopOptions loop_options{
+      .scheduler = {flags.max_running_requests, flags.chunked_prefill_size, flags.max_prefill_tokens},
+      .context_length = memory.context_length,
+      .max_queued_requests = flags.max_queued_requests,
+      .random_seed = flags.random_seed,
+  };
+  auto engine = std::make_unique<EngineImpl>(std::move(text), std::move(pool), std::move(model));
+  FP4MOE_RETURN_IF_ERROR(engine->start(std::move(kv), loop_options, std::move(info), load_time.count()));
+  return std::unique_ptr<Engine>(std::move(engine));
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,97 @@
+#include "engine/memory_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+
+#include "base/check.h"
+
+namespace fp4moe {
+namespace {
+
+std::string decimal(double x) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f", x);
+  return text;
+}
+
+// The next hundredth that makes `num_bytes` fit, as an advice; or how much memory is missing.
+std::string fraction_advice(int64_t num_bytes, int64_t available_bytes) {
+  constexpr double kLargestSensible = 0.95;  // activations, the process and its neighbours need some
+  const double needed =
+      std::ceil(100.0 * static_cast<double>(num_bytes) / static_cast<double>(available_bytes)) / 100;
+  if (needed <= kLargestSensible) return "--mem-fraction-static " + decimal(needed) + " would do";
+  return "this needs a machine with about " +
+         size_string(static_cast<int64_t>(num_bytes / kLargestSensible)) + " available";
+}
+
+std::string budget_string(const MemoryPlan& plan, const EngineConfig& flags) {
+  return size_string(plan.budget_bytes) + " (--mem-fraction-static " + decimal(flags.mem_fraction_static) +
+         " of " + size_string(plan.available_bytes) + " available)";
+}
+
+// Pages of the pool; the most that fit, or what --max-total-tokens says.
+Result<int64_t> plan_pages(const MemoryProblem& problem, const EngineConfig& flags, const MemoryPlan& plan,
+                           int64_t wanted_context) {
+  const int64_t page_size = flags.page_size;
+  const int64_t rest = plan.budget_bytes - problem.weight_bytes;
+  const int64_t most =
+      std::min<int64_t>(rest / problem.kv_bytes_per_page, std::numeric_limits<int32_t>::max());
+  const std::string left = size_string(rest) + " that the weights leave of " + budget_string(plan, flags);
+  if (most < 1)
+    return does_not_fit(
+        "one KV page of " + size_string(problem.kv_bytes_per_page) + " exceeds the " + left + "; " +
+        fraction_advice(problem.weight_bytes + problem.kv_bytes_per_page, plan.available_bytes));
+  const auto pages_for = [&](int64_t num_tokens) {
+    return num_tokens / page_size + (num_tokens % page_size != 0);
+  };
+  if (flags.max_total_tokens == 0) {
+    const int64_t per_request = pages_for(wanted_context);
+    return most / flags.max_running_requests < per_request ? most : per_request * flags.max_running_requests;
+  }
+  const int64_t wanted = pages_for(flags.max_total_tokens);
+  if (wanted > most)
+    return does_not_fit("--max-total-tokens " + std::to_string(flags.max_total_tokens) + " needs " +
+                        std::to_string(wanted) + " KV pages of " + size_string(problem.kv_bytes_per_page) +
+                        ", more than the " + left + "; --max-total-tokens " +
+                        std::to_string(most * page_size) + " would do");
+  return wanted;
+}
+
+}  // namespace
+
+std::string size_string(int64_t num_bytes) {
+  constexpr double kMiB = 1024.0 * 1024.0;
+  const double mib = static_cast<double>(num_bytes) / kMiB;
+  return mib < 1024 ? decimal(mib) + " MiB" : decimal(mib / 1024) + " GiB";
+}
+
+Result<MemoryPlan> plan_memory(const MemoryProblem& problem, const EngineConfig& flags) {
+  if (flags.context_length > problem.max_position_embeddings)
+    return invalid_argument("--context-length " + std::to_string(flags.context_length) +
+                            "; the model was made for " + std::to_string(problem.max_position_embeddings) +
+                            " tokens (max_position_embeddings)");
+  MemoryPlan plan;
+  plan.available_bytes = problem.available_bytes;
+  plan.budget_bytes =
+      static_cast<int64_t>(flags.mem_fraction_static * static_cast<double>(problem.available_bytes));
+  if (problem.weight_bytes > plan.budget_bytes)
+    return does_not_fit("the weights take " + size_string(problem.weight_bytes) + ", more than " +
+                        budget_string(plan, flags) + "; " +
+                        fraction_advice(problem.weight_bytes, problem.available_bytes));
+  const int64_t wanted_context =
+      flags.context_length > 0 ? flags.context_length : problem.max_position_embeddings;
+  FP4MOE_ASSIGN_OR_RETURN(plan.num_kv_pages, plan_pages(problem, flags, plan, wanted_context));
+  const int64_t pool_tokens = plan.num_kv_pages * flags.page_size;
+  plan.context_length = std::min(wanted_context, pool_tokens);
+  if (plan.context_length == wanted_context) return plan;
+  const std::string holds = "the KV pool holds " + std::to_string(pool_tokens) + " tokens";
+  if (flags.context_length > 0)
+    return does_not_fit("--context-length " + std::to_string(flags.context_length) + ": " + holds +
+                        "; --context-length " + std::to_string(pool_tokens) + " would do");
+  plan.note = "context shortened from the model's " + std::to_string(wanted_context) + " tokens: " + holds;
+  return plan;
+}
+
+}  // namespace fp4moe

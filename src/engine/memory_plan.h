@@ -1,0 +1,36 @@
+// How much memory the weights and the KV pool take, decided before any weight is read.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "fp4moe/config.h"
+#include "fp4moe/status.h"
+
+namespace fp4moe {
+
+struct MemoryProblem {
+  int64_t available_bytes = 0;  // of the machine, now
+  int64_t weight_bytes = 0;     // of the checkpoint; packed weights are about as large
+  int64_t kv_bytes_per_page = 0;
+  int64_t max_position_embeddings = 0;  // tokens the model was made for
+};
+
+struct MemoryPlan {
+  int64_t available_bytes = 0;
+  int64_t budget_bytes = 0;  // mem_fraction_static of it: for weights and KV pool
+  int64_t num_kv_pages = 0;
+  int64_t context_length = 0;  // of one request; never more than the pool holds
+  std::string note;            // why the context is shorter than the model's, or empty
+};
+
+// Without --max-total-tokens the pool takes what the weights leave of the budget, at most a full context for
+// every running request. Without --context-length the context is the model's or, with a note, what the pool
+// holds. kInvalidArgument: a context longer than the model's. kDoesNotFit holds both numbers, and the flag
+// with the value that would work.
+Result<MemoryPlan> plan_memory(const MemoryProblem& problem, const EngineConfig& flags);
+
+// "9.02 MiB", "12.50 GiB".
+std::string size_string(int64_t num_bytes);
+
+}  // namespace fp4moe

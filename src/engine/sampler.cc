@@ -1,0 +1,215 @@
+#include "engine/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// SplitMix64's increment and finaliser (Steele, Lea, Flood 2014).
+constexpr uint64_t kGolden = 0x9e3779b97f4a7c15u;
+uint64_t mix64(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
+struct Maximum {
+  float value = -kInfinity;
+  bool has_bad = false;  // NaN or +infinity somewhere
+};
+
+// Independent lanes, so that the loop vectorises.
+Maximum find_maximum(std::span<const float> x) {
+  constexpr size_t kLanes = 16;
+  float lane[kLanes];
+  int32_t bad[kLanes] = {};
+  std::fill(lane, lane + kLanes, -kInfinity);
+  const size_t whole = x.size() / kLanes * kLanes;
+  for (size_t i = 0; i < whole; i += kLanes)
+    for (size_t j = 0; j < kLanes; ++j) {
+      const float v = x[i + j];
+      lane[j] = v > lane[j] ? v : lane[j];
+      bad[j] |= !(v < kInfinity);
+    }
+  for (size_t i = whole; i < x.size(); ++i) {
+    lane[0] = x[i] > lane[0] ? x[i] : lane[0];
+    bad[0] |= !(x[i] < kInfinity);
+  }
+  Maximum maximum;
+  for (size_t j = 0; j < kLanes; ++j) {
+    maximum.value = std::max(maximum.value, lane[j]);
+    maximum.has_bad |= bad[j] != 0;
+  }
+  return maximum;
+}
+
+int32_t first_index_of(std::span<const float> x, float value) {
+  return static_cast<int32_t>(std::find(x.begin(), x.end(), value) - x.begin());
+}
+
+// Probability of logit x, up to the normaliser: exp((x - maximum) / temperature), in double.
+struct Softmax {
+  double maximum, temperature;
+  double operator()(float x) const { return std::exp((x - maximum) / temperature); }
+};
+
+double sum_of(std::span<const float> logits, Softmax softmax) {
+  double sum = 0;
+  for (const float x : logits) sum += softmax(x);
+  return sum;
+}
+
+// Hands out ids in rank order (largest logit first, equal ones by lower id) and orders no more of them
+// than are asked for.
+class Ranking {
+ public:
+  // Only ids whose logit is at least `floor` take part; -infinity never does.
+  explicit Ranking(std::span<const float> logits, double floor = kLowest) : ranks_after_{logits} {
+    for (size_t i = 0; i < logits.size(); ++i)
+      if (logits[i] >= std::max(floor, kLowest)) heap_.push_back(static_cast<int32_t>(i));
+    std::make_heap(heap_.begin(), heap_.end(), ranks_after_);
+  }
+  // The next id, or -1 after the last.
+  int32_t pop() {
+    if (heap_.empty()) return -1;
+    std::pop_heap(heap_.begin(), heap_.end(), ranks_after_);
+    const int32_t id = heap_.back();
+    heap_.pop_back();
+    return id;
+  }
+
+ private:
+  static constexpr double kLowest = std::numeric_limits<float>::lowest();
+  struct RanksAfter {
+    std::span<const float> logits;
+    bool operator()(int32_t a, int32_t b) const {
+      const float x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
+      return x != y ? x < y : a > b;
+    }
+  };
+  RanksAfter ranks_after_;
+  std::vector<int32_t> heap_;
+};
+
+std::vector<int32_t> first_ranked(std::span<const float> logits, int32_t count) {
+  Ranking ranking(logits);
+  std::vector<int32_t> ids;
+  for (int32_t id; count-- > 0 && (id = ranking.pop()) >= 0;) ids.push_back(id);
+  return ids;
+}
+
+// The shortest run of the ids next() gives (until -1) that weighs at least `wanted`; one id at least.
+template <class Next, class WeightOf>
+std::vector<int32_t> shortest_run(Next next, WeightOf weight_of, double wanted) {
+  std::vector<int32_t> ids;
+  double sum = 0;
+  for (int32_t id; (ids.empty() || sum < wanted) && (id = next()) >= 0;) {
+    ids.push_back(id);
+    sum += weight_of(id);
+  }
+  return ids;
+}
+
+// The ids that top_k and top_p leave, ranked; one of the two cuts.
+template <class WeightOf>
+std::vector<int32_t> kept_ids(std::span<const float> logits, const Softmax& softmax,
+                              const SamplingParams& params, WeightOf weight_of) {
+  const double top_p = params.top_p;
+  if (params.top_k > 0) {
+    std::vector<int32_t> ids = first_ranked(logits, params.top_k);
+    if (top_p >= 1) return ids;
+    double total = 0;
+    for (const int32_t id : ids) total += weight_of(id);
+    auto next = [it = ids.begin(), end = ids.end()]() mutable { return it == end ? -1 : *it++; };
+    return shortest_run(next, weight_of, top_p * total);
+  }
+  // Ids that weigh less than a V-th of what top_p leaves out are dispensable even all together, so they
+  // need no ranking. The slack covers the rounding of exp and log.
+  const double total = sum_of(logits, softmax);
+  const double dispensable = (1 - top_p) * total / static_cast<double>(logits.size());
+  const double floor = softmax.maximum + softmax.temperature * (std::log(dispensable) - 1e-6);
+  Ranking ranking(logits, floor);
+  return shortest_run([&] { return ranking.pop(); }, weight_of, top_p * total);
+}
+
+// The first of num ids at which the running sum of weights exceeds `random` of the whole.
+template <class IdAt, class WeightOf>
+int32_t pick(size_t num, IdAt id_at, WeightOf weight_of, double random) {
+  double total = 0;
+  for (size_t i = 0; i < num; ++i) total += weight_of(id_at(i));
+  int32_t last = id_at(0);
+  double sum = 0;
+  for (size_t i = 0; i < num; ++i) {
+    const double weight = weight_of(id_at(i));
+    if (weight <= 0) continue;
+    last = id_at(i);
+    sum += weight;
+    if (sum > random * total) break;
+  }
+  return last;
+}
+
+int32_t draw(std::span<const float> logits, float maximum, const SamplingParams& params, double random) {
+  const Softmax softmax{maximum, params.temperature};
+  const auto weight_of = [&](int32_t id) { return softmax(logits[static_cast<size_t>(id)]); };
+  if (params.top_k < 0 && params.top_p >= 1)
+    return pick(
+        logits.size(), [](size_t i) { return static_cast<int32_t>(i); }, weight_of, random);
+  const std::vector<int32_t> ids = kept_ids(logits, softmax, params, weight_of);
+  return pick(
+      ids.size(), [&](size_t i) { return ids[i]; }, weight_of, random);
+}
+
+}  // namespace
+
+double token_random(uint64_t seed, int64_t position) {
+  const uint64_t bits = mix64(mix64(seed) + kGolden * (static_cast<uint64_t>(position) + 1));
+  return static_cast<double>(bits >> 11) * 0x1p-53;
+}
+
+uint64_t derived_seed(uint64_t random_seed, uint64_t n) {
+  return mix64(mix64(random_seed) + kGolden * (n + 1));
+}
+
+Sampler::Sampler(int64_t vocab_size, std::vector<int32_t> masked_ids)
+    : vocab_size_(vocab_size), masked_ids_(std::move(masked_ids)) {}
+
+Result<SampledToken> Sampler::sample(std::span<float> logits, const SamplingParams& params,
+                                     double random) const {
+  FP4MOE_CHECK(static_cast<int64_t>(logits.size()) == vocab_size_,
+               std::to_string(logits.size()) + " logits for vocab_size=" + std::to_string(vocab_size_));
+  const Maximum unmasked = find_maximum(logits);
+  if (unmasked.has_bad || unmasked.value == -kInfinity)
+    return internal_error("the model's logits hold NaN or infinity");
+
+  // The normaliser is taken before masking: it is the model's.
+  const bool wants_logprobs = params.top_logprobs >= 0;
+  const double log_total =
+      wants_logprobs ? unmasked.value + std::log(sum_of(logits, Softmax{unmasked.value, 1})) : 0;
+  for (const int32_t id : masked_ids_) logits[static_cast<size_t>(id)] = -kInfinity;
+  const float maximum = masked_ids_.empty() ? unmasked.value : find_maximum(logits).value;
+  if (maximum == -kInfinity) return internal_error("the model allows no id that has a token");
+
+  SampledToken sampled;
+  sampled.token_id =
+      params.temperature == 0 ? first_index_of(logits, maximum) : draw(logits, maximum, params, random);
+  if (!wants_logprobs) return sampled;
+  const auto logprob = [&](int32_t id) {
+    return static_cast<float>(logits[static_cast<size_t>(id)] - log_total);
+  };
+  sampled.logprob = logprob(sampled.token_id);
+  if (params.top_logprobs > 0)
+    for (const int32_t id : first_ranked(logits, params.top_logprobs))
+      sampled.top.push_back({id, logprob(id), {}});
+  return sampled;
+}
+
+}  // namespace fp4moe

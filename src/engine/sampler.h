@@ -1,0 +1,44 @@
+// Sampler: one row of logits -> one token id, with its log-probabilities.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "fp4moe/request.h"
+#include "fp4moe/status.h"
+
+namespace fp4moe {
+
+// The random number of one token: uniform in [0, 1), a pure function of the request's seed and the
+// token's position in its sequence, so that text does not depend on what else runs. It is element
+// `position` of the SplitMix64 stream that starts at the mixed seed.
+double token_random(uint64_t seed, int64_t position);
+// A seed for the n-th request that names none.
+uint64_t derived_seed(uint64_t random_seed, uint64_t n);
+
+struct SampledToken {
+  int32_t token_id = 0;
+  float logprob = 0;              // with top_logprobs >= 0
+  std::vector<TokenLogprob> top;  // best first; `bytes` are left empty
+};
+
+// Temperature scales the logits, then top_k keeps the k largest, then top_p keeps the shortest run of
+// the largest whose probability (among those kept) reaches top_p, at least one token; equal logits rank
+// by lower id. Temperature 0 takes the first of this order. Sums are in double, in a fixed order.
+class Sampler {
+ public:
+  // masked_ids (ids without a token) are never sampled nor listed in `top`; they do count in the
+  // normaliser of the log-probabilities, which are the model's own.
+  Sampler(int64_t vocab_size, std::vector<int32_t> masked_ids);
+
+  // logits [V] are overwritten (masked ids become -infinity). Thread-safe. kInternal if the row holds NaN
+  // or +infinity, or nothing but -infinity.
+  Result<SampledToken> sample(std::span<float> logits, const SamplingParams& params, double random) const;
+
+ private:
+  int64_t vocab_size_;
+  std::vector<int32_t> masked_ids_;
+};
+
+}  // namespace fp4moe

@@ -1,0 +1,31 @@
+// Sequence: one request on its way through the engine.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/answer_text.h"
+#include "fp4moe/request.h"
+
+namespace fp4moe {
+
+struct Sequence {
+  std::string id;
+  SamplingParams sampling;
+  DeltaCallback on_delta;
+  uint64_t seed = 0;
+  AnswerText text;
+  int64_t num_prompt_tokens = 0;
+  int64_t max_tokens = 0;          // prompt and answer together
+  std::vector<int32_t> token_ids;  // the prompt, then the answer so far
+
+  // The scheduler's.
+  int64_t num_cached = 0;           // the first token_ids, whose keys and values are in the pages
+  std::vector<int32_t> page_table;  // covers num_cached and the rows of the current step
+
+  int64_t num_tokens() const { return static_cast<int64_t>(token_ids.size()); }
+  int64_t num_answer_tokens() const { return num_tokens() - num_prompt_tokens; }
+};
+
+}  // namespace fp4moe

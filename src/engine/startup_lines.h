@@ -1,0 +1,25 @@
+// The start-up screen: what runs where, and why.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "engine/memory_plan.h"
+#include "fp4moe/engine.h"
+#include "model/plan_model.h"
+
+namespace fp4moe {
+
+struct StartupFacts {
+  const EngineConfig& flags;
+  const ModelConfig& model;
+  const ModelPlan& plan;
+  const MemoryPlan& memory;
+  const ModelInfo& info;  // all but startup_lines
+  int num_threads = 0;
+  double load_seconds = 0;
+};
+
+std::vector<std::string> startup_lines(const StartupFacts& facts);
+
+}  // namespace fp4moe

@@ -1,0 +1,313 @@
+#include "engine/step_loop.h"
+
+#include <algorithm>
+#include <exception>
+#include <span>
+
+#include "base/check.h"
+#include "base/log.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr std::chrono::seconds kThroughputWindow{5};
+
+std::vector<int32_t> ids_without_token(const Tokenizer& tokenizer, int64_t vocab_size) {
+  std::vector<int32_t> ids;
+  for (int32_t id = 0; id < vocab_size; ++id)
+    if (!tokenizer.has_token(id)) ids.push_back(id);
+  return ids;
+}
+
+double seconds(std::chrono::duration<double> duration) { return duration.count(); }
+
+bool contains(const std::vector<int32_t>& ids, int32_t id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<StepLoop>> StepLoop::make(Model& model, KvCache kv, const Tokenizer& tokenizer,
+                                                 ThreadPool& pool, const StepLoopOptions& options) {
+  const int64_t num_rows = options.scheduler.max_running_requests;
+  FP4MOE_ASSIGN_OR_RETURN(Buffer logits,
+                          Buffer::make(num_rows * model.config().vocab_size * int64_t{sizeof(float)}));
+  std::unique_ptr<StepLoop> loop(new StepLoop(model, std::move(kv), tokenizer, pool, options));
+  loop->logits_ = std::move(logits);
+  loop->thread_ = std::thread([raw = loop.get()] { raw->run(); });
+  return loop;
+}
+
+StepLoop::StepLoop(Model& model, KvCache kv, const Tokenizer& tokenizer, ThreadPool& pool,
+                   const StepLoopOptions& options)
+    : model_(model),
+      kv_(std::move(kv)),
+      tokenizer_(tokenizer),
+      pool_(pool),
+      options_(options),
+      request_limits_{model.config().vocab_size, options.context_length},
+      scheduler_(options.scheduler, kv_.num_pages(), kv_.page_size()),
+      sampler_(model.config().vocab_size, ids_without_token(tokenizer, model.config().vocab_size)) {
+  totals_.max_total_num_tokens = kv_.num_pages() * kv_.page_size();
+  FP4MOE_CHECK(options.context_length <= totals_.max_total_num_tokens,
+               "a context of " + std::to_string(options.context_length) + " tokens in a KV pool of " +
+                   std::to_string(totals_.max_total_num_tokens));
+  publish();
+}
+
+StepLoop::~StepLoop() {
+  {
+    std::lock_guard lock(mutex_);
+    draining_ = aborting_ = stopping_ = true;
+  }
+  mail_.notify_one();
+  if (thread_.joinable()) thread_.join();
+}
+
+std::unique_ptr<Sequence> StepLoop::make_sequence(Request request, DeltaCallback on_delta,
+                                                  uint64_t ordinal) const {
+  const SamplingParams& sampling = request.sampling;
+  const int64_t num_prompt_tokens = static_cast<int64_t>(request.input_ids.size());
+  AnswerText text(tokenizer_, sampling.skip_special_tokens, sampling.stop);
+  return std::make_unique<Sequence>(Sequence{
+      .id = std::move(request.id),
+      .sampling = sampling,
+      .on_delta = std::move(on_delta),
+      .seed = sampling.seed.value_or(derived_seed(options_.random_seed, ordinal)),
+      .text = std::move(text),
+      .num_prompt_tokens = num_prompt_tokens,
+      .max_tokens =
+          num_prompt_tokens + std::min(sampling.max_new_tokens, options_.context_length - num_prompt_tokens),
+      .token_ids = std::move(request.input_ids),
+  });
+}
+
+Result<std::string> StepLoop::submit(Request request, DeltaCallback on_delta) {
+  FP4MOE_RETURN_IF_ERROR(check_request(request, request_limits_));
+  std::lock_guard lock(mutex_);
+  if (draining_) return unavailable("the engine is draining and takes no new requests");
+  if (stats_.num_queue_reqs >= options_.max_queued_requests)
+    return unavailable("the queue is full: " + std::to_string(stats_.num_queue_reqs) +
+                       " requests wait, --max-queued-requests is " +
+                       std::to_string(options_.max_queued_requests));
+  const uint64_t ordinal = num_submitted_++;
+  if (active_ids_.contains(request.id))
+    return invalid_argument("request id \"" + request.id + "\" is in use by a request that has not ended");
+  while (request.id.empty() || active_ids_.contains(request.id))
+    request.id = "req-" + std::to_string(num_named_++);
+  std::string id = request.id;
+  inbox_.push_back(make_sequence(std::move(request), std::move(on_delta), ordinal));
+  active_ids_.insert(id);
+  ++stats_.num_queue_reqs;
+  mail_.notify_one();
+  return id;
+}
+
+void StepLoop::cancel(const std::string& id) {
+  std::lock_guard lock(mutex_);
+  if (!active_ids_.contains(id)) return;
+  cancelled_ids_.push_back(id);
+  mail_.notify_one();
+}
+
+void StepLoop::drain(double timeout_seconds) {
+  constexpr double kLongest = 1e8;  // seconds; keeps the conversion to a clock's ticks in range
+  const std::chrono::duration<double> timeout(timeout_seconds > 0 ? std::min(timeout_seconds, kLongest) : 0);
+  std::unique_lock lock(mutex_);
+  draining_ = true;
+  const auto is_idle = [this] { return active_ids_.empty(); };
+  if (idle_.wait_for(lock, timeout, is_idle)) return;
+  aborting_ = true;
+  mail_.notify_one();
+  idle_.wait(lock, is_idle);
+}
+
+EngineStats StepLoop::stats() const {
+  std::lock_guard lock(mutex_);
+  EngineStats stats = stats_;
+  const auto now = Clock::now();
+  stats.uptime_seconds = seconds(now - started_);
+  // Tokens since the last sample before the window, or since the start.
+  const auto in_window = std::find_if(recent_.begin(), recent_.end(), [&](const TokensAt& sample) {
+    return now - sample.time <= kThroughputWindow;
+  });
+  const int64_t before = in_window == recent_.begin() ? 0 : std::prev(in_window)->num_tokens;
+  const double window = std::min(stats.uptime_seconds, seconds(kThroughputWindow));
+  if (window > 0) stats.gen_throughput = static_cast<double>(stats.generation_tokens_total - before) / window;
+  return stats;
+}
+
+void StepLoop::run() {
+  while (take_mail()) {
+    run_step();
+    publish();
+  }
+  publish();
+}
+
+// Waits for something to do. False at the end, when everything was aborted.
+bool StepLoop::take_mail() {
+  std::vector<std::unique_ptr<Sequence>> inbox;
+  std::vector<std::string> cancelled_ids;
+  bool aborting, stopping;
+  {
+    std::unique_lock lock(mutex_);
+    mail_.wait(lock, [this] {
+      return scheduler_.first() || !inbox_.empty() || !cancelled_ids_.empty() || stopping_;
+    });
+    inbox.swap(inbox_);
+    cancelled_ids.swap(cancelled_ids_);
+    aborting = aborting_;
+    stopping = stopping_;
+  }
+  for (auto& mail : inbox) {
+    Sequence& sequence = *mail;
+    scheduler_.enqueue(std::move(mail));
+    if (sequence.num_tokens() == sequence.max_tokens)  // max_new_tokens = 0
+      end(sequence, {.finish_reason = FinishReason::kLength});
+  }
+  for (const std::string& id : cancelled_ids)
+    if (Sequence* sequence = scheduler_.find(id)) end(*sequence, {.finish_reason = FinishReason::kAbort});
+  if (aborting)
+    while (Sequence* sequence = scheduler_.first()) end(*sequence, {.finish_reason = FinishReason::kAbort});
+  return !stopping;
+}
+
+void StepLoop::run_step() {
+  try {
+    const std::vector<ScheduledRows>& step = scheduler_.plan_step();
+    if (step.empty()) return;
+    forward(step);
+    scheduler_.commit_step();
+    sample_rows();
+  } catch (const std::exception& error) {
+    log_error(std::string("a step failed, and with it all running requests: ") + error.what());
+    rows_.clear();
+    while (scheduler_.num_running() > 0)
+      end(*scheduler_.first(), {.finish_reason = FinishReason::kError, .error = error.what()});
+  }
+  for (SampledRow& row : rows_) accept(row);
+}
+
+// Runs the model over the step's rows; rows_ then names the sequences that have logits.
+void StepLoop::forward(const std::vector<ScheduledRows>& step) {
+  std::vector<int32_t> token_ids;
+  std::vector<int64_t> positions, logit_rows;
+  std::vector<SequenceRows> sequences;
+  rows_.clear();
+  for (const ScheduledRows& scheduled : step) {
+    Sequence& sequence = *scheduled.sequence;
+    const int64_t first_row = static_cast<int64_t>(token_ids.size()), first = sequence.num_cached;
+    sequences.push_back({first_row, scheduled.num_rows, first, sequence.page_table});
+    for (int64_t position = first; position < first + scheduled.num_rows; ++position) {
+      token_ids.push_back(sequence.token_ids[static_cast<size_t>(position)]);
+      positions.push_back(position);
+    }
+    if (!scheduled.reaches_end()) continue;
+    logit_rows.push_back(first_row + scheduled.num_rows - 1);
+    rows_.push_back({&sequence, {}, {}});
+  }
+  model_.forward({token_ids, positions, sequences, logit_rows}, kv_, logits_.as<float>(), pool_);
+}
+
+void StepLoop::sample_rows() {
+  const int64_t vocab_size = request_limits_.vocab_size;
+  pool_.run(static_cast<int64_t>(rows_.size()), [&](int64_t i, int) {
+    SampledRow& row = rows_[static_cast<size_t>(i)];
+    const std::span<float> logits(logits_.as<float>() + i * vocab_size, static_cast<size_t>(vocab_size));
+    try {
+      const double random = token_random(row.sequence->seed, row.sequence->num_tokens());
+      Result<SampledToken> token = sampler_.sample(logits, row.sequence->sampling, random);
+      row.status = token.status();
+      if (token.ok()) row.token = std::move(*token);
+    } catch (const std::exception& error) {  // out of memory; must not leave a worker
+      row.status = internal_error(error.what());
+    }
+  });
+}
+
+// Appends a row's token to its sequence and delivers the news.
+void StepLoop::accept(SampledRow& row) {
+  Sequence& sequence = *row.sequence;
+  Delta delta;
+  try {
+    if (sequence.num_answer_tokens() == 0) totals_.prompt_tokens_total += sequence.num_prompt_tokens;
+    if (row.status.ok()) delta = append_token(sequence, row.token);
+  } catch (const std::exception& error) {
+    row.status = internal_error(error.what());
+  }
+  if (!row.status.ok()) {
+    delta = {.finish_reason = FinishReason::kError, .error = row.status.message()};
+  } else {
+    ++totals_.generation_tokens_total;
+  }
+  if (delta.finish_reason != FinishReason::kNone) return end(sequence, std::move(delta));
+  deliver(sequence, delta);
+}
+
+void StepLoop::deliver(const Sequence& sequence, Delta& delta) {
+  delta.prompt_tokens = sequence.num_prompt_tokens;
+  delta.completion_tokens = sequence.num_answer_tokens();
+  sequence.on_delta(delta);
+}
+
+Delta StepLoop::append_token(Sequence& sequence, SampledToken& token) const {
+  const SamplingParams& sampling = sequence.sampling;
+  const int32_t id = token.token_id;
+  sequence.token_ids.push_back(id);
+
+  Delta delta{.token_ids = {id}};
+  if (sampling.top_logprobs >= 0) {
+    const auto bytes_of = [&](int32_t i) { return std::string(tokenizer_.token_bytes(i)); };
+    for (TokenLogprob& top : token.top) top.bytes = bytes_of(top.token_id);
+    delta.logprobs.push_back({{id, token.logprob, bytes_of(id)}, std::move(token.top)});
+  }
+  const bool is_end = !sampling.ignore_eos && contains(model_.config().eos_token_ids, id);
+  if (is_end || contains(sampling.stop_token_ids, id)) delta.matched_stop_token = id;
+  if (delta.matched_stop_token < 0 || sampling.no_stop_trim) delta.text = sequence.text.push(id);
+  if (delta.matched_stop_token >= 0 || !sequence.text.matched_stop().empty())
+    delta.finish_reason = FinishReason::kStop;
+  else if (sequence.num_tokens() == sequence.max_tokens)
+    delta.finish_reason = FinishReason::kLength;
+  return delta;
+}
+
+// Delivers the last delta, with what is left of the text, and forgets the sequence.
+void StepLoop::end(Sequence& sequence, Delta delta) {
+  const std::unique_ptr<Sequence> owned = scheduler_.remove(sequence.id);
+  FP4MOE_CHECK(owned != nullptr, "sequence " + sequence.id + " is not scheduled");
+  delta.text += sequence.text.finish();
+  if (delta.finish_reason == FinishReason::kAbort) ++totals_.num_aborted_requests_total;
+  if (delta.finish_reason == FinishReason::kError) ++totals_.num_failed_requests_total;
+  ++totals_.num_requests_total;
+  if (const std::string& stop = sequence.text.matched_stop(); !stop.empty()) {
+    delta.finish_reason = FinishReason::kStop;
+    delta.matched_stop = stop;
+    if (sequence.sampling.no_stop_trim) delta.text += stop;
+  }
+  deliver(sequence, delta);
+  ended_ids_.push_back(sequence.id);
+}
+
+// Makes what the iteration has changed visible to other threads.
+void StepLoop::publish() {
+  totals_.num_running_reqs = scheduler_.num_running();
+  totals_.num_queue_reqs = scheduler_.num_waiting();
+  totals_.num_retracted_reqs = scheduler_.num_retracted();
+  const PagePool& pages = scheduler_.pages();
+  totals_.num_used_tokens = (pages.num_pages() - pages.num_free()) * pages.page_size();
+
+  std::lock_guard lock(mutex_);
+  if (totals_.generation_tokens_total != stats_.generation_tokens_total) {
+    const auto now = Clock::now();
+    while (recent_.size() > 1 && now - recent_[1].time > kThroughputWindow) recent_.pop_front();
+    recent_.push_back({now, totals_.generation_tokens_total});
+  }
+  stats_ = totals_;
+  stats_.num_queue_reqs += static_cast<int64_t>(inbox_.size());
+  for (const std::string& id : ended_ids_) active_ids_.erase(id);
+  ended_ids_.clear();
+  if (active_ids_.empty()) idle_.notify_all();
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,155 @@
+// The whole engine over the demo checkpoint.
+#include "fp4moe/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <random>
+
+namespace fp4moe {
+namespace {
+
+const std::string kModelPath = FP4MOE_DEMO_MODEL;
+
+EngineConfig demo_config() {
+  EngineConfig config;
+  config.model_path = kModelPath;
+  config.threads = 2;
+  config.max_total_tokens = 1024;
+  return config;
+}
+
+std::unique_ptr<Engine> make_engine(const EngineConfig& config = demo_config()) {
+  Result<std::unique_ptr<Engine>> engine = Engine::make(config);
+  EXPECT_TRUE(engine.ok()) << engine.status().to_string();
+  return engine.ok() ? std::move(*engine) : nullptr;
+}
+
+using Tokens = std::vector<int32_t>;
+
+std::future<Tokens> submit(Engine& engine, Tokens prompt, const SamplingParams& sampling) {
+  auto promise = std::make_shared<std::promise<Tokens>>();
+  auto tokens = std::make_shared<Tokens>();
+  const auto id = engine.submit({"", std::move(prompt), sampling}, [promise, tokens](const Delta& delta) {
+    tokens->insert(tokens->end(), delta.token_ids.begin(), delta.token_ids.end());
+    EXPECT_EQ(delta.error, "");
+    if (delta.finish_reason != FinishReason::kNone) promise->set_value(*tokens);
+  });
+  EXPECT_TRUE(id.ok()) << id.status().to_string();
+  return promise->get_future();
+}
+
+SamplingParams greedy(int64_t max_new_tokens) {
+  return {.temperature = 0, .max_new_tokens = max_new_tokens, .ignore_eos = true};
+}
+
+TEST(Engine, DescribesTheModel) {
+  const auto engine = make_engine();
+  ASSERT_NE(engine, nullptr);
+  const ModelInfo& info = engine->info();
+  EXPECT_EQ(info.name, "demo-gptoss-mxfp4");
+  EXPECT_EQ(info.architecture, "GptOssForCausalLM");
+  EXPECT_EQ(info.quantization, "mxfp4");
+  EXPECT_GT(info.weight_bytes, 0);
+  EXPECT_EQ(info.max_total_tokens, 1024);
+  EXPECT_GE(info.startup_lines.size(), 8u);
+  for (const std::string& line : info.startup_lines) EXPECT_EQ(line.find('\n'), std::string::npos);
+  EXPECT_GT(engine->stats().load_seconds, 0);
+}
+
+TEST(Engine, TextToIdsAndBack) {
+  const auto engine = make_engine();
+  ASSERT_NE(engine, nullptr);
+  const std::string text = "Tom has 3 apples.";
+  const auto ids = engine->tokenize(text, false);
+  ASSERT_TRUE(ids.ok());
+  EXPECT_EQ(*engine->detokenize(*ids, true), text);
+  std::string bytes;
+  for (const int32_t id : *ids) bytes += engine->token_bytes(id);
+  EXPECT_EQ(bytes, text);
+  EXPECT_EQ(engine->detokenize({-1}, true).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(engine->detokenize({static_cast<int32_t>(engine->info().vocab_size)}, true).status().code(),
+            StatusCode::kInvalidArgument);
+}
+
+// Each prompt alone, then all in one crowd under other chunk and page sizes and too small a pool: same bits.
+TEST(Engine, GreedyTokensAreIndependentOfTheCrowd) {
+  std::mt19937 generator(1);
+  std::vector<Tokens> prompts(6), alone;
+  {
+    const auto engine = make_engine();
+    ASSERT_NE(engine, nullptr);
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      for (size_t n = 1 + i * 7; n > 0; --n)
+        prompts[i].push_back(
+            static_cast<int32_t>(generator() % static_cast<uint32_t>(engine->info().vocab_size)));
+      alone.push_back(submit(*engine, prompts[i], greedy(12)).get());
+      EXPECT_EQ(alone.back().size(), 12u);
+    }
+  }
+  int64_t num_retracted = 0;
+  for (const int chunk : {1, 5, 64}) {
+    EngineConfig config = demo_config();
+    config.chunked_prefill_size = chunk;
+    config.max_prefill_tokens = 2 * chunk + 1;
+    config.page_size = chunk == 5 ? 3 : 8;
+    config.max_total_tokens = chunk == 64 ? 1024 : 72;
+    const auto engine = make_engine(config);
+    ASSERT_NE(engine, nullptr);
+    std::vector<std::future<Tokens>> crowd;
+    for (const Tokens& prompt : prompts) crowd.push_back(submit(*engine, prompt, greedy(12)));
+    for (size_t i = 0; i < crowd.size(); ++i)
+      EXPECT_EQ(crowd[i].get(), alone[i]) << "prompt " << i << " chunk " << chunk;
+    engine->drain(60);
+    EXPECT_EQ(engine->stats().num_used_tokens, 0);
+    num_retracted += engine->stats().num_retracted_reqs;
+  }
+  EXPECT_GT(num_retracted, 0);
+}
+
+TEST(Engine, RefusesBeforeLoading) {
+  const auto refusal = [](auto change) {
+    EngineConfig config = demo_config();
+    config.progress_sink = [](int64_t, int64_t) { ADD_FAILURE() << "weights were read"; };
+    change(config);
+    Result<std::unique_ptr<Engine>> engine = Engine::make(config);
+    EXPECT_FALSE(engine.ok());
+    EXPECT_FALSE(engine.status().message().empty());
+    return engine.status().code();
+  };
+  EXPECT_EQ(refusal([](auto& c) { c.model_path = "/nonexistent"; }), StatusCode::kNotFound);
+  EXPECT_EQ(refusal([](auto& c) { c.model_path = ""; }), StatusCode::kInvalidArgument);
+  EXPECT_EQ(refusal([](auto& c) { c.quantization = "modelopt_fp4"; }), StatusCode::kUnsupported);
+  EXPECT_EQ(refusal([](auto& c) { c.quantization = "int8"; }), StatusCode::kInvalidArgument);
+  EXPECT_EQ(refusal([](auto& c) { c.dtype = "float16"; }), StatusCode::kInvalidArgument);
+  EXPECT_EQ(refusal([](auto& c) { c.fp4_compute = "w4a4"; }), StatusCode::kUnsupported);
+  EXPECT_EQ(refusal([](auto& c) { c.moe_runner_backend = "no-such"; }), StatusCode::kInvalidArgument);
+  EXPECT_EQ(refusal([](auto& c) { c.page_size = 0; }), StatusCode::kInvalidArgument);
+  EXPECT_EQ(refusal([](auto& c) { c.mem_fraction_static = 0; }), StatusCode::kInvalidArgument);
+  EXPECT_EQ(refusal([](auto& c) { c.mem_fraction_static = 1e-6; }), StatusCode::kDoesNotFit);
+  EXPECT_EQ(refusal([](auto& c) { c.context_length = int64_t{1} << 30; }), StatusCode::kInvalidArgument);
+  EXPECT_EQ(refusal([](auto& c) { c.chat_template = "/nonexistent"; }), StatusCode::kNotFound);
+  EXPECT_EQ(refusal([](auto& c) { c.tokenizer_path = "/nonexistent"; }), StatusCode::kNotFound);
+}
+
+TEST(Engine, AModelWithoutAChatTemplateAnswersAllButChat) {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::path(testing::TempDir()) / "fp4moe_engine_test_no_template";
+  fs::remove_all(folder);
+  fs::create_directories(folder);
+  for (const char* file : {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"})
+    fs::create_symlink(fs::path(kModelPath) / file, folder / file);
+  EngineConfig config = demo_config();
+  config.model_path = folder.string() + "/";
+  const auto engine = make_engine(config);
+  ASSERT_NE(engine, nullptr);
+  EXPECT_EQ(engine->info().name, "fp4moe_engine_test_no_template");
+  EXPECT_EQ(engine->apply_chat_template("[]", {}).status().code(), StatusCode::kUnsupported);
+  EXPECT_EQ(submit(*engine, {1, 2, 3}, greedy(2)).get().size(), 2u);
+  fs::remove_all(folder);
+}
+
+}  // namespace
+}  // namespace fp4moe

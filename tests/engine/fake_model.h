@@ -1,0 +1,97 @@
+// A Model that computes next to nothing: it stores token ids in the KV pages and derives logits from what it
+// reads back through the page tables, so that lost, shared or misplaced pages show in its output.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "model/kv_cache.h"
+#include "model/model.h"
+
+namespace fp4moe {
+
+inline ModelConfig fake_config(int64_t vocab_size, std::vector<int32_t> eos_token_ids = {}) {
+  ModelConfig config;
+  config.vocab_size = vocab_size;
+  config.num_layers = config.num_kv_heads = config.num_heads = config.head_dim = 1;
+  config.eos_token_ids = std::move(eos_token_ids);
+  return config;
+}
+
+// KV pages that hold one float for each token: the fake model's memory.
+inline KvCache fake_kv(int64_t num_pages, int page_size) {
+  Result<KvCache> kv = KvCache::make(fake_config(1), DType::kF32, num_pages, page_size);
+  EXPECT_TRUE(kv.ok()) << kv.status().to_string();
+  return std::move(*kv);
+}
+
+// Logits of what follows `history`.
+using FakeLogits = std::function<void(std::span<const int32_t> history, std::span<float> logits)>;
+
+// A hash of the whole history decides every logit, in [-4, 4).
+inline void hashed_logits(std::span<const int32_t> history, std::span<float> logits) {
+  uint64_t h = 1469598103934665603u;  // FNV-1a
+  for (const int32_t id : history) h = (h ^ static_cast<uint64_t>(id)) * 1099511628211u;
+  for (float& x : logits) {
+    h = h * 6364136223846793005u + 1442695040888963407u;
+    x = static_cast<float>(h >> 40) * 0x1p-24f * 8 - 4;
+  }
+}
+
+// Always certain of one id: what `next` says.
+inline FakeLogits certain_logits(std::function<int32_t(std::span<const int32_t>)> next) {
+  return [next = std::move(next)](std::span<const int32_t> history, std::span<float> logits) {
+    std::fill(logits.begin(), logits.end(), -20.0f);
+    logits[static_cast<size_t>(next(history))] = 0;
+  };
+}
+
+class FakeModel : public Model {
+ public:
+  explicit FakeModel(ModelConfig config, FakeLogits logits = hashed_logits)
+      : config_(std::move(config)), logits_(std::move(logits)) {}
+
+  const ModelConfig& config() const override { return config_; }
+  int64_t weight_bytes() const override { return 0; }
+
+  void forward(const Batch& batch, KvCache& kv, float* logits, ThreadPool&) override {
+    if (before_forward) before_forward(batch);
+    const KvPages pages = kv.k_pages(0);
+    const auto slot = [&](const SequenceRows& s, int64_t position) -> float& {
+      const int32_t page = s.page_table[static_cast<size_t>(position / pages.page_size)];
+      return static_cast<float*>(pages.data)[page * pages.page_size + position % pages.page_size];
+    };
+    auto wanted = batch.logit_rows.begin();
+    int64_t next_row = 0;
+    for (const SequenceRows& s : batch.sequences) {
+      ASSERT_EQ(s.first_row, next_row);
+      next_row += s.num_rows;
+      for (int64_t i = 0; i < s.num_rows; ++i) {
+        const size_t row = static_cast<size_t>(s.first_row + i);
+        ASSERT_EQ(batch.positions[row], s.first_position + i);
+        slot(s, s.first_position + i) = static_cast<float>(batch.token_ids[row]);
+      }
+      if (wanted == batch.logit_rows.end() || *wanted >= next_row) continue;
+      ASSERT_EQ(*wanted++, next_row - 1);
+      std::vector<int32_t> history;
+      for (int64_t p = 0; p < s.first_position + s.num_rows; ++p)
+        history.push_back(static_cast<int32_t>(slot(s, p)));
+      logits_(history, {logits, static_cast<size_t>(config_.vocab_size)});
+      logits += config_.vocab_size;
+    }
+    ASSERT_EQ(next_row, static_cast<int64_t>(batch.token_ids.size()));
+    ASSERT_TRUE(wanted == batch.logit_rows.end());
+  }
+
+  std::function<void(const Batch&)> before_forward;  // set before the first request; may block or throw
+
+ private:
+  ModelConfig config_;
+  FakeLogits logits_;
+};
+
+}  // namespace fp4moe

@@ -1,0 +1,122 @@
+#include "engine/memory_plan.h"
+
+#include <gtest/gtest.h>
+
+namespace fp4moe {
+namespace {
+
+constexpr int64_t kGiB = int64_t{1} << 30, kMiB = 1 << 20;
+
+// 10 GiB for weights and KV pool, 2 GiB of weights, pages of 1 MiB for 16 tokens, a context of 4096.
+MemoryProblem problem() {
+  return {.available_bytes = 20 * kGiB,
+          .weight_bytes = 2 * kGiB,
+          .kv_bytes_per_page = kMiB,
+          .max_position_embeddings = 4096};
+}
+EngineConfig flags() {
+  EngineConfig flags;
+  flags.mem_fraction_static = 0.5;
+  flags.page_size = 16;
+  flags.max_running_requests = 8;
+  return flags;
+}
+
+TEST(MemoryPlan, ThePoolNeedsNoMoreThanAContextForEveryRequest) {
+  const Result<MemoryPlan> plan = plan_memory(problem(), flags());
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->budget_bytes, 10 * kGiB);
+  EXPECT_EQ(plan->num_kv_pages, 8 * 4096 / 16);
+  EXPECT_EQ(plan->context_length, 4096);
+  EXPECT_EQ(plan->note, "");
+}
+
+TEST(MemoryPlan, ThePoolTakesWhatTheWeightsLeave) {
+  EngineConfig many = flags();
+  many.max_running_requests = 1000;
+  EXPECT_EQ(plan_memory(problem(), many)->num_kv_pages, 8 * 1024);
+}
+
+TEST(MemoryPlan, TheModelsContextIsShortenedWithANoteButTheUsersIsRefused) {
+  MemoryProblem tight = problem();
+  tight.weight_bytes = 10 * kGiB - 100 * kMiB - 5;
+  const Result<MemoryPlan> plan = plan_memory(tight, flags());
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->num_kv_pages, 100);
+  EXPECT_EQ(plan->context_length, 1600);
+  EXPECT_EQ(plan->note, "context shortened from the model's 4096 tokens: the KV pool holds 1600 tokens");
+  EngineConfig strict = flags();
+  strict.context_length = 1601;
+  const Status status = plan_memory(tight, strict).status();
+  EXPECT_EQ(status.code(), StatusCode::kDoesNotFit);
+  EXPECT_EQ(status.message(),
+            "--context-length 1601: the KV pool holds 1600 tokens; --context-length 1600 would do");
+  strict.context_length = 1600;
+  EXPECT_TRUE(plan_memory(tight, strict).ok());
+}
+
+TEST(MemoryPlan, WeightsThatDoNotFitNameTheFractionThatWouldDo) {
+  MemoryProblem big = problem();
+  big.weight_bytes = 12 * kGiB;
+  const Status status = plan_memory(big, flags()).status();
+  EXPECT_EQ(status.code(), StatusCode::kDoesNotFit);
+  EXPECT_EQ(
+      status.message(),
+      "the weights take 12.00 GiB, more than 10.00 GiB (--mem-fraction-static 0.50 of 20.00 GiB available); "
+      "--mem-fraction-static 0.60 would do");
+  big.weight_bytes = 38 * kGiB;
+  EXPECT_NE(plan_memory(big, flags()).status().message().find("a machine with about 40.00 GiB"),
+            std::string::npos);
+}
+
+TEST(MemoryPlan, AdviceWorksWhenFollowed) {
+  for (int64_t weights = 1; weights <= 19 * kGiB; weights += 317 * kMiB + 1) {
+    MemoryProblem big = problem();
+    big.weight_bytes = weights;
+    const Result<MemoryPlan> plan = plan_memory(big, flags());
+    if (plan.ok()) continue;
+    const std::string& message = plan.status().message();
+    const size_t at = message.rfind("--mem-fraction-static ");
+    ASSERT_NE(at, std::string::npos) << message;
+    EngineConfig advised = flags();
+    advised.mem_fraction_static = std::stod(message.substr(at + 22));
+    const Result<MemoryPlan> second = plan_memory(big, advised);
+    EXPECT_TRUE(second.ok() || second.status().message().find("KV page") != std::string::npos)
+        << message << "\n"
+        << second.status().message();
+  }
+}
+
+TEST(MemoryPlan, MaxTotalTokens) {
+  EngineConfig exact = flags();
+  exact.max_total_tokens = 4097;
+  EXPECT_EQ(plan_memory(problem(), exact)->num_kv_pages, 257);
+  exact.max_total_tokens = 8 * 1024 * 16 + 1;
+  const Status status = plan_memory(problem(), exact).status();
+  EXPECT_EQ(status.code(), StatusCode::kDoesNotFit);
+  EXPECT_NE(status.message().find("--max-total-tokens 131072 would do"), std::string::npos)
+      << status.message();
+  exact.max_total_tokens = 131072;
+  EXPECT_TRUE(plan_memory(problem(), exact).ok());
+}
+
+TEST(MemoryPlan, NotOnePageFits) {
+  MemoryProblem tight = problem();
+  tight.weight_bytes = 10 * kGiB;
+  EXPECT_EQ(plan_memory(tight, flags()).status().code(), StatusCode::kDoesNotFit);
+}
+
+TEST(MemoryPlan, AContextBeyondTheModelsIsRefused) {
+  EngineConfig beyond = flags();
+  beyond.context_length = 4097;
+  EXPECT_EQ(plan_memory(problem(), beyond).status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST(SizeString, ChangesItsUnitAtAGibibyte) {
+  EXPECT_EQ(size_string(0), "0.00 MiB");
+  EXPECT_EQ(size_string(1023 * kMiB), "1023.00 MiB");
+  EXPECT_EQ(size_string(kGiB), "1.00 GiB");
+}
+
+}  // namespace
+}  // namespace fp4moe

@@ -1,0 +1,540 @@
+#include "engine/step_loop.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <future>
+#include <limits>
+#include <map>
+#include <new>
+#include <random>
+
+#include "engine/fake_model.h"
+#include "engine/fake_tokenizer.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr int64_t kVocab = 300;  // more than the tokenizer has: the last ids have no token
+
+struct Answer {
+  std::string text;
+  std::vector<int32_t> token_ids;
+  std::vector<PositionLogprobs> logprobs;
+  Delta last;  // the final delta
+  FinishReason reason() const { return last.finish_reason; }
+};
+
+// Collects one request's deltas.
+class Collector {
+ public:
+  DeltaCallback callback() {
+    return [state = state_](const Delta& delta) {
+      EXPECT_EQ(state->answer.reason(), FinishReason::kNone) << "a delta after the last";
+      state->answer.text += delta.text;
+      for (const int32_t id : delta.token_ids) state->answer.token_ids.push_back(id);
+      for (const auto& logprobs : delta.logprobs) state->answer.logprobs.push_back(logprobs);
+      EXPECT_EQ(delta.completion_tokens, static_cast<int64_t>(state->answer.token_ids.size()));
+      state->answer.last = delta;
+      ++state->num_deltas;
+      if (delta.finish_reason != FinishReason::kNone) state->done.set_value();
+    };
+  }
+  const Answer& wait() {
+    const bool is_done = state_->future.wait_for(std::chrono::seconds(60)) == std::future_status::ready;
+    EXPECT_TRUE(is_done) << "the request did not end";
+    return state_->answer;
+  }
+  int num_deltas() const { return state_->num_deltas; }
+
+ private:
+  struct State {
+    Answer answer;
+    std::atomic<int> num_deltas = 0;
+    std::promise<void> done;
+    std::future<void> future = done.get_future();
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+struct LoopShape {
+  int64_t num_pages = 256;
+  int page_size = 4;
+  SchedulerLimits scheduler{.max_running_requests = 8, .chunked_prefill_size = 16, .max_prefill_tokens = 32};
+  int64_t context_length = 128;
+  int64_t max_queued_requests = 1000;
+};
+
+// A step loop over a fake model, with all it borrows.
+class TestLoop {
+ public:
+  explicit TestLoop(FakeLogits logits = hashed_logits, const LoopShape& shape = {},
+                    std::function<void(const Batch&)> before_forward = {})
+      : tokenizer_(fake_tokenizer({"<a>", "<b>"})),
+        model_(fake_config(kVocab, {kEosId}), std::move(logits)),
+        pool_(2) {
+    model_.before_forward = std::move(before_forward);
+    const StepLoopOptions options{.scheduler = shape.scheduler,
+                                  .context_length = shape.context_length,
+                                  .max_queued_requests = shape.max_queued_requests,
+                                  .random_seed = 1};
+    auto loop = StepLoop::make(model_, fake_kv(shape.num_pages, shape.page_size), tokenizer_, pool_, options);
+    EXPECT_TRUE(loop.ok()) << loop.status().to_string();
+    loop_ = std::move(*loop);
+  }
+  StepLoop* operator->() { return loop_.get(); }
+
+  Answer run(std::vector<int32_t> prompt, const SamplingParams& sampling) {
+    Collector collector;
+    const auto id = loop_->submit({"", std::move(prompt), sampling}, collector.callback());
+    EXPECT_TRUE(id.ok()) << id.status().to_string();
+    return id.ok() ? collector.wait() : Answer{};
+  }
+  // Waits until nothing runs and checks that all pages are back.
+  EngineStats finish() {
+    loop_->drain(60);
+    const EngineStats stats = loop_->stats();
+    EXPECT_EQ(stats.num_used_tokens, 0);
+    EXPECT_EQ(stats.num_running_reqs, 0);
+    EXPECT_EQ(stats.num_queue_reqs, 0);
+    return stats;
+  }
+  void destroy() { loop_.reset(); }
+
+ private:
+  Tokenizer tokenizer_;
+  FakeModel model_;
+  ThreadPool pool_;
+  std::unique_ptr<StepLoop> loop_;
+};
+
+SamplingParams greedy(int64_t max_new_tokens) { return {.temperature = 0, .max_new_tokens = max_new_tokens}; }
+
+// A model that says `text` after a prompt of one token.
+FakeLogits says(std::vector<int32_t> ids) {
+  return certain_logits([ids = std::move(ids)](std::span<const int32_t> history) {
+    return history.size() <= ids.size() ? ids[history.size() - 1] : kEosId;
+  });
+}
+FakeLogits says(std::string_view text) { return says(byte_ids(text)); }
+
+// Holds the engine's thread inside forward() until opened.
+class Gate {
+ public:
+  std::function<void(const Batch&)> hook() {
+    return [this](const Batch&) {
+      arrived_.store(true);
+      arrived_.notify_all();
+      open_.wait(false);
+    };
+  }
+  void wait_until_reached() { arrived_.wait(false); }
+  void open() {
+    open_.store(true);
+    open_.notify_all();
+  }
+
+ private:
+  std::atomic<bool> arrived_ = false, open_ = false;
+};
+
+TEST(StepLoop, AnswersUntilTheModelEnds) {
+  TestLoop loop(says("hello"));
+  const Answer answer = loop.run({'x'}, greedy(100));
+  EXPECT_EQ(answer.text, "hello");
+  EXPECT_EQ(answer.reason(), FinishReason::kStop);
+  EXPECT_EQ(answer.last.matched_stop_token, kEosId);
+  EXPECT_EQ(answer.token_ids.size(), 6u);
+  EXPECT_EQ(answer.last.prompt_tokens, 1);
+  const EngineStats stats = loop.finish();
+  EXPECT_EQ(stats.num_requests_total, 1);
+  EXPECT_EQ(stats.prompt_tokens_total, 1);
+  EXPECT_EQ(stats.generation_tokens_total, 6);
+}
+
+TEST(StepLoop, RefusesWhatIsIllegal) {
+  TestLoop loop;
+  const auto code_of = [&](std::vector<int32_t> ids, const SamplingParams& sampling) {
+    return loop->submit({"", std::move(ids), sampling}, [](const Delta&) { ADD_FAILURE(); }).status();
+  };
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<SamplingParams> bad = {{.temperature = -1},
+                                           {.temperature = nan},
+                                           {.temperature = 101},
+                                           {.top_p = 0},
+                                           {.top_p = nan},
+                                           {.top_p = 1.5f},
+                                           {.top_k = 0},
+                                           {.top_k = -2},
+                                           {.max_new_tokens = -1},
+                                           {.stop = {""}},
+                                           {.stop = {"a", "\xc3"}},
+                                           {.stop = {"\xa9"}},
+                                           {.stop_token_ids = {-1}},
+                                           {.stop_token_ids = {300}},
+                                           {.top_logprobs = 21},
+                                           {.top_logprobs = -2},
+                                           {.stop = std::vector<std::string>(65, "a")},
+                                           {.stop = {std::string(1025, 'a')}}};
+  for (size_t i = 0; i < bad.size(); ++i)
+    EXPECT_EQ(code_of({1}, bad[i]).code(), StatusCode::kInvalidArgument) << "case " << i;
+  EXPECT_EQ(code_of({}, greedy(1)).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code_of({1, -1}, greedy(1)).message(), "input_ids[1]=-1; legal: 0 to 299");
+  EXPECT_EQ(code_of({300}, greedy(1)).message(), "input_ids[0]=300; legal: 0 to 299");
+  const Status too_long = code_of(std::vector<int32_t>(128, 1), greedy(1));
+  EXPECT_EQ(too_long.code(), StatusCode::kDoesNotFit);
+  EXPECT_EQ(too_long.message(),
+            "the prompt has 128 tokens, the context holds 128 of prompt and answer together");
+}
+
+TEST(StepLoop, MaxNewTokens) {
+  TestLoop loop(says("abcdefgh"));
+  EXPECT_EQ(loop.run({'x'}, greedy(0)).reason(), FinishReason::kLength);
+  EXPECT_EQ(loop.run({'x'}, greedy(0)).text, "");
+  const Answer three = loop.run({'x'}, greedy(3));
+  EXPECT_EQ(three.text, "abc");
+  EXPECT_EQ(three.reason(), FinishReason::kLength);
+  // A prompt that fills the context is legal without an answer; a huge limit is cut to what is left.
+  EXPECT_EQ(loop.run(std::vector<int32_t>(128, 1), greedy(0)).reason(), FinishReason::kLength);
+  const Answer cut = loop.run(std::vector<int32_t>(120, 1),
+                              {.temperature = 0, .max_new_tokens = INT64_MAX, .ignore_eos = true});
+  EXPECT_EQ(cut.token_ids.size(), 8u);
+  EXPECT_EQ(cut.reason(), FinishReason::kLength);
+  loop.finish();
+}
+
+TEST(StepLoop, StopStrings) {
+  TestLoop loop(says("one STOP two"));
+  SamplingParams sampling = greedy(50);
+  sampling.stop = {"STOP"};  // over four tokens
+  Answer answer = loop.run({'x'}, sampling);
+  EXPECT_EQ(answer.text, "one ");
+  EXPECT_EQ(answer.reason(), FinishReason::kStop);
+  EXPECT_EQ(answer.last.matched_stop, "STOP");
+  EXPECT_EQ(answer.last.matched_stop_token, -1);
+  EXPECT_EQ(answer.token_ids.size(), 8u);
+
+  sampling.no_stop_trim = true;
+  EXPECT_EQ(loop.run({'x'}, sampling).text, "one STOP");
+
+  sampling = greedy(6);
+  sampling.stop = {"STOP"};  // the limit comes inside the stop string: what was held back is text
+  answer = loop.run({'x'}, sampling);
+  EXPECT_EQ(answer.text, "one ST");
+  EXPECT_EQ(answer.reason(), FinishReason::kLength);
+
+  sampling = greedy(8);
+  sampling.stop = {"TO", "STOP", "OP"};
+  EXPECT_EQ(loop.run({'x'}, sampling).text, "one S");
+  sampling.stop = {"o"};  // at the first token
+  answer = loop.run({'x'}, sampling);
+  EXPECT_EQ(answer.text, "");
+  EXPECT_EQ(answer.token_ids.size(), 1u);
+  EXPECT_EQ(answer.last.matched_stop, "o");
+  loop.finish();
+}
+
+TEST(StepLoop, StopTokensAndIgnoreEos) {
+  TestLoop loop(says({'a', kFirstWordId, 'b', kEosId, 'c'}));
+  SamplingParams sampling = greedy(5);
+  sampling.stop_token_ids = {kFirstWordId};
+  Answer answer = loop.run({'x'}, sampling);
+  EXPECT_EQ(answer.text, "a");
+  EXPECT_EQ(answer.last.matched_stop_token, kFirstWordId);
+  EXPECT_EQ(answer.token_ids, (std::vector<int32_t>{'a', kFirstWordId}));
+  sampling.no_stop_trim = true;
+  EXPECT_EQ(loop.run({'x'}, sampling).text, "a<a>");
+  EXPECT_EQ(loop.run({'x'}, greedy(5)).text, "a<a>b");
+
+  sampling = greedy(5);
+  sampling.ignore_eos = true;
+  answer = loop.run({'x'}, sampling);
+  EXPECT_EQ(answer.text, "a<a>bc");
+  EXPECT_EQ(answer.reason(), FinishReason::kLength);
+  sampling.skip_special_tokens = false;
+  EXPECT_EQ(loop.run({'x'}, sampling).text, "a<a>b<eos>c");
+}
+
+TEST(StepLoop, LogprobsOfEveryToken) {
+  TestLoop loop;
+  SamplingParams sampling{
+      .temperature = 1, .seed = 3, .max_new_tokens = 10, .ignore_eos = true, .top_logprobs = 5};
+  const Answer answer = loop.run({1, 2, 3}, sampling);
+  ASSERT_EQ(answer.logprobs.size(), 10u);
+  for (size_t i = 0; i < 10; ++i) {
+    EXPECT_EQ(answer.logprobs[i].chosen.token_id, answer.token_ids[i]);
+    EXPECT_LT(answer.token_ids[i], kFirstWordId + 2) << "an id without a token";
+    ASSERT_EQ(answer.logprobs[i].top.size(), 5u);
+    EXPECT_GE(answer.logprobs[i].top[0].logprob, answer.logprobs[i].chosen.logprob);
+    EXPECT_FALSE(answer.logprobs[i].chosen.bytes.empty());
+  }
+  sampling.top_logprobs = 0;
+  EXPECT_TRUE(loop.run({1, 2, 3}, sampling).logprobs[0].top.empty());
+  sampling.top_logprobs = -1;
+  EXPECT_TRUE(loop.run({1, 2, 3}, sampling).logprobs.empty());
+}
+
+TEST(StepLoop, SeedsMakeTextReproducibleWhateverElseRuns) {
+  TestLoop loop;
+  const SamplingParams seeded{.seed = 17, .max_new_tokens = 20, .ignore_eos = true};
+  const Answer alone = loop.run({5, 6}, seeded);
+  std::vector<Collector> crowd(12);
+  for (size_t i = 0; i < crowd.size(); ++i) {
+    const SamplingParams unseeded{.max_new_tokens = 20, .ignore_eos = true};
+    ASSERT_TRUE(loop->submit({"", {5, 6}, i == 7 ? seeded : unseeded}, crowd[i].callback()).ok());
+  }
+  EXPECT_EQ(crowd[7].wait().token_ids, alone.token_ids);
+  EXPECT_NE(crowd[0].wait().token_ids, crowd[1].wait().token_ids);
+  SamplingParams other = seeded;
+  other.seed = 18;
+  EXPECT_NE(loop.run({5, 6}, other).token_ids, alone.token_ids);
+  TestLoop again;  // requests without a seed repeat from the engine's random_seed
+  EXPECT_EQ(again.run({9}, {.max_new_tokens = 20, .ignore_eos = true}).token_ids,
+            TestLoop().run({9}, {.max_new_tokens = 20, .ignore_eos = true}).token_ids);
+}
+
+// What the fake model must say: its own function, without pages, batches or chunks.
+std::vector<int32_t> expected_greedy(std::vector<int32_t> history, int64_t num_tokens) {
+  std::vector<float> logits(kVocab);
+  std::vector<int32_t> answer;
+  for (int64_t i = 0; i < num_tokens; ++i) {
+    hashed_logits(history, logits);
+    const auto end = logits.begin() + kFirstWordId + 2;  // ids from here on have no token
+    answer.push_back(static_cast<int32_t>(std::max_element(logits.begin(), end) - logits.begin()));
+    history.push_back(answer.back());
+  }
+  return answer;
+}
+
+// Few pages, many requests, random arrival; all chunk and page sizes: answers are those of each prompt alone,
+// and all pages come back.
+TEST(StepLoop, GreedyTextIsIndependentOfTheCrowd) {
+  std::mt19937 generator(5);
+  const auto uniform = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(generator);
+  };
+  int64_t num_retracted = 0;
+  for (int round = 0; round < 24; ++round) {
+    LoopShape shape{.page_size = 1 + round % 6,
+                    .scheduler = {.max_running_requests = uniform(1, 8),
+                                  .chunked_prefill_size = 1 + round % 9,
+                                  .max_prefill_tokens = uniform(1, 20)},
+                    .context_length = 60};
+    shape.num_pages = (60 + shape.page_size - 1) / shape.page_size + uniform(0, 10);
+    TestLoop loop(hashed_logits, shape);
+    constexpr size_t kRequests = 20;
+    std::vector<Collector> collectors(kRequests);
+    std::vector<std::vector<int32_t>> prompts(kRequests);
+    std::vector<int> num_answer_tokens(kRequests);
+    for (size_t i = 0; i < kRequests; ++i) {
+      for (int n = uniform(1, 30); n > 0; --n) prompts[i].push_back(uniform(0, kVocab - 1));
+      num_answer_tokens[i] = uniform(1, 30);
+      SamplingParams sampling = greedy(num_answer_tokens[i]);
+      sampling.ignore_eos = true;
+      ASSERT_TRUE(loop->submit({"", prompts[i], sampling}, collectors[i].callback()).ok());
+      if (uniform(0, 3) == 0) collectors[static_cast<size_t>(uniform(0, static_cast<int>(i)))].wait();
+    }
+    for (size_t i = 0; i < kRequests; ++i)
+      EXPECT_EQ(collectors[i].wait().token_ids, expected_greedy(prompts[i], num_answer_tokens[i]))
+          << "round " << round << " request " << i;
+    num_retracted += loop.finish().num_retracted_reqs;
+  }
+  EXPECT_GT(num_retracted, 0) << "no pool was small enough to test retraction";
+}
+
+TEST(StepLoop, CancelWhileQueuedPrefillingAndDecoding) {
+  Gate gate;
+  TestLoop loop(
+      hashed_logits,
+      {.scheduler = {.max_running_requests = 2, .chunked_prefill_size = 4, .max_prefill_tokens = 8}},
+      gate.hook());
+  SamplingParams sampling = greedy(100);
+  sampling.ignore_eos = true;
+  Collector decoding, prefilling, queued;
+  ASSERT_TRUE(loop->submit({"decoding", {1}, sampling}, decoding.callback()).ok());
+  gate.wait_until_reached();
+  ASSERT_TRUE(
+      loop->submit({"prefilling", std::vector<int32_t>(20, 1), sampling}, prefilling.callback()).ok());
+  ASSERT_TRUE(loop->submit({"queued", {1}, sampling}, queued.callback()).ok());
+  for (const char* id : {"queued", "prefilling", "decoding", "unknown", "decoding"}) loop->cancel(id);
+  gate.open();
+  for (Collector* collector : {&decoding, &prefilling, &queued})
+    EXPECT_EQ(collector->wait().reason(), FinishReason::kAbort);
+  EXPECT_EQ(decoding.wait().last.completion_tokens, 1);
+  EXPECT_EQ(loop.finish().num_aborted_requests_total, 3);
+}
+
+TEST(StepLoop, CancelAtAnyMoment) {
+  TestLoop loop(hashed_logits, {.num_pages = 40, .page_size = 4});
+  std::mt19937 generator(6);
+  std::vector<Collector> collectors(200);
+  for (size_t i = 0; i < collectors.size(); ++i) {
+    SamplingParams sampling = greedy(40);
+    sampling.ignore_eos = true;
+    const std::vector<int32_t> prompt(1 + generator() % 60, static_cast<int32_t>(i));
+    const auto id = loop->submit({"", prompt, sampling}, collectors[i].callback());
+    ASSERT_TRUE(id.ok());
+    if (generator() % 2 == 0) loop->cancel("req-" + std::to_string(generator() % (i + 1)));
+  }
+  for (Collector& collector : collectors) collector.wait();
+  EXPECT_EQ(loop.finish().num_requests_total, 200);
+}
+
+TEST(StepLoop, CancelFromTheCallback) {
+  TestLoop loop;
+  Collector collector;
+  DeltaCallback collect = collector.callback();
+  SamplingParams sampling = greedy(100);
+  sampling.ignore_eos = true;
+  ASSERT_TRUE(loop->submit({"self", {1}, sampling},
+                           [&](const Delta& delta) {
+                             collect(delta);
+                             if (delta.completion_tokens == 3) loop->cancel("self");
+                           })
+                  .ok());
+  EXPECT_EQ(collector.wait().reason(), FinishReason::kAbort);
+  EXPECT_EQ(collector.wait().token_ids.size(), 3u);
+}
+
+TEST(StepLoop, QueueFullAndIdInUse) {
+  Gate gate;
+  TestLoop loop(says("abc"),
+                {.scheduler = {.max_running_requests = 1, .chunked_prefill_size = 4, .max_prefill_tokens = 8},
+                 .max_queued_requests = 2},
+                gate.hook());
+  Collector running, queued1, queued2, later;
+  ASSERT_TRUE(loop->submit({"r", {1}, greedy(2)}, running.callback()).ok());
+  gate.wait_until_reached();
+  // The running one left the queue in the loop's books only after its first step.
+  Status status;
+  int num_accepted = 0;
+  while ((status = loop->submit({"", {1}, greedy(2)}, [](const Delta&) {}).status()).ok()) ++num_accepted;
+  EXPECT_LE(num_accepted, 2);
+  EXPECT_EQ(status.code(), StatusCode::kUnavailable);
+  EXPECT_NE(status.message().find("--max-queued-requests is 2"), std::string::npos) << status.message();
+  gate.open();
+  running.wait();
+  while (loop->stats().num_queue_reqs + loop->stats().num_running_reqs > 0) std::this_thread::yield();
+  ASSERT_TRUE(loop->submit({"r", {1}, greedy(2)}, later.callback()).ok()) << "the id is free again";
+  later.wait();
+}
+
+TEST(StepLoop, AnIdInUseIsRefused) {
+  Gate gate;
+  TestLoop loop(says("abc"), {}, gate.hook());
+  Collector first;
+  ASSERT_TRUE(loop->submit({"x", {1}, greedy(2)}, first.callback()).ok());
+  EXPECT_EQ(loop->submit({"x", {1}, greedy(2)}, [](const Delta&) {}).status().code(),
+            StatusCode::kInvalidArgument);
+  gate.open();
+  first.wait();
+}
+
+TEST(StepLoop, DrainLetsRequestsEndAndRefusesNewOnes) {
+  Gate gate;
+  TestLoop loop(says("abc"), {}, gate.hook());
+  std::vector<Collector> collectors(20);
+  for (Collector& collector : collectors)
+    ASSERT_TRUE(loop->submit({"", {1}, greedy(9)}, collector.callback()).ok());
+  std::thread drainer([&] { loop->drain(60); });
+  while (loop->submit({"", {1}, greedy(1)}, [](const Delta&) {}).ok()) std::this_thread::yield();
+  gate.open();
+  drainer.join();
+  for (Collector& collector : collectors) EXPECT_EQ(collector.wait().reason(), FinishReason::kStop);
+  EXPECT_EQ(loop->submit({"", {1}, greedy(1)}, [](const Delta&) {}).status().code(),
+            StatusCode::kUnavailable);
+}
+
+// Two at a time and 100 steps each, every step at least 1 ms: cannot end within the deadline.
+TEST(StepLoop, DrainAbortsAfterTheDeadline) {
+  TestLoop loop(
+      hashed_logits,
+      {.scheduler = {.max_running_requests = 2, .chunked_prefill_size = 4, .max_prefill_tokens = 8}},
+      [](const Batch&) { std::this_thread::sleep_for(std::chrono::milliseconds(1)); });
+  SamplingParams sampling = greedy(100);
+  sampling.ignore_eos = true;
+  std::vector<Collector> collectors(20);
+  for (Collector& collector : collectors)
+    ASSERT_TRUE(loop->submit({"", {1}, sampling}, collector.callback()).ok());
+  loop->drain(0.01);
+  for (Collector& collector : collectors) EXPECT_EQ(collector.wait().reason(), FinishReason::kAbort);
+  EXPECT_EQ(loop.finish().num_aborted_requests_total, 20);
+  for (const double odd : {-1.0, std::nan(""), 1e300}) loop->drain(odd);
+}
+
+TEST(StepLoop, DestructionAbortsWhatRuns) {
+  std::vector<Collector> collectors(20);
+  {
+    TestLoop loop;
+    SamplingParams sampling = greedy(120);
+    sampling.ignore_eos = true;
+    for (Collector& collector : collectors)
+      ASSERT_TRUE(loop->submit({"", {1}, sampling}, collector.callback()).ok());
+  }
+  for (Collector& collector : collectors) {
+    const FinishReason reason = collector.wait().reason();
+    EXPECT_TRUE(reason == FinishReason::kAbort || reason == FinishReason::kLength);
+  }
+}
+
+TEST(StepLoop, NanFailsItsOwnRequestOnly) {
+  TestLoop loop([](std::span<const int32_t> history, std::span<float> logits) {
+    hashed_logits(history, logits);
+    if (history[0] == 13 && history.size() == 4) logits[200] = std::nanf("");
+  });
+  SamplingParams sampling = greedy(10);
+  sampling.ignore_eos = true;
+  Collector bad, good;
+  ASSERT_TRUE(loop->submit({"", {13}, sampling}, bad.callback()).ok());
+  ASSERT_TRUE(loop->submit({"", {14}, sampling}, good.callback()).ok());
+  EXPECT_EQ(bad.wait().reason(), FinishReason::kError);
+  EXPECT_NE(bad.wait().last.error.find("NaN"), std::string::npos);
+  EXPECT_EQ(bad.wait().token_ids.size(), 3u);
+  EXPECT_EQ(good.wait().token_ids, expected_greedy({14}, 10));
+  EXPECT_EQ(loop.finish().num_failed_requests_total, 1);
+}
+
+TEST(StepLoop, AStepOutOfMemoryFailsItsRequestsAndNotTheEngine) {
+  int num_steps = 0;
+  TestLoop loop(says("abc"), {}, [&](const Batch&) {
+    if (++num_steps == 2) throw std::bad_alloc();
+  });
+  const Answer failed = loop.run({'x'}, greedy(9));
+  EXPECT_EQ(failed.reason(), FinishReason::kError);
+  EXPECT_EQ(failed.text, "a");
+  EXPECT_FALSE(failed.last.error.empty());
+  EXPECT_EQ(loop.run({'x'}, greedy(9)).text, "abc");
+  EXPECT_EQ(loop.finish().num_failed_requests_total, 1);
+}
+
+TEST(StepLoop, SubmitFromManyThreads) {
+  TestLoop loop(hashed_logits, {.num_pages = 64});
+  std::atomic<int> num_ended = 0;
+  std::vector<std::thread> clients;
+  for (int c = 0; c < 4; ++c)
+    clients.emplace_back([&, c] {
+      for (int i = 0; i < 50; ++i) {
+        const auto id = loop->submit({"", {c, i}, greedy(1 + i % 7)}, [&](const Delta& delta) {
+          if (delta.finish_reason != FinishReason::kNone) ++num_ended;
+        });
+        ASSERT_TRUE(id.ok());
+        if (i % 3 == 0) loop->cancel(*id);
+        (void)loop->stats();
+      }
+    });
+  for (std::thread& client : clients) client.join();
+  loop.finish();
+  EXPECT_EQ(num_ended, 200);
+}
+
+TEST(StepLoop, ThroughputCountsTheLastSeconds) {
+  TestLoop loop(says("abcdefgh"));
+  EXPECT_EQ(loop->stats().gen_throughput, 0);
+  loop.run({'x'}, greedy(8));
+  const EngineStats stats = loop.finish();
+  EXPECT_NEAR(stats.gen_throughput * stats.uptime_seconds, 8, 1e-6);
+}
+
+}  // namespace
+}  // namespace fp4moe
