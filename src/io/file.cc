@@ -56,7 +56,7 @@ Status write_synced(const std::string& path, const std::function<Status(const By
 }  // namespace
 
 Result<MappedFile> MappedFile::open(const std::string& path) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a FIFO must not block us
   struct stat info = {};
   if (file.fd < 0 || ::fstat(file.fd, &info) != 0) return system_error("cannot open", path);
   if (!S_ISREG(info.st_mode)) return data_loss("'" + path + "' is not a regular file");

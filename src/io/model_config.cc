@@ -155,6 +155,10 @@ void read_rope(JsonFields& fields, ModelConfig& config) {
   const Json* object = fields.object(key);
   if (object == nullptr) return;
   JsonFields scaling(*object, fields.where() + ": " + key);
+  for (const auto& [name, value] : object->items())
+    if (value.is_object())
+      scaling.fail(
+          unsupported(scaling.where() + " differs by layer type ('" + name + "'); supported: one for all"));
   std::string type = "default";
   scaling.read_string("type", type);
   scaling.read_string("rope_type", type);

@@ -131,6 +131,8 @@ TEST(ModelConfig, RefusesWrongRope) {
                          {"factor = 0.5"}));
   EXPECT_TRUE(fails_with(rope(R"({"rope_type": "yarn", "factor": 2, "beta_fast": 1, "beta_slow": 2})"),
                          StatusCode::kInvalidArgument, {"beta_fast"}));
+  EXPECT_TRUE(fails_with(rope(R"({"full_attention": {"rope_type": "default"}})"), StatusCode::kUnsupported,
+                         {"'full_attention'"}));
   EXPECT_TRUE(fails_with(rope("7"), StatusCode::kInvalidArgument, {"rope_scaling = 7", "object"}));
   EXPECT_TRUE(
       fails_with(parse(with(kGptOss, "rope_theta", "0")), StatusCode::kInvalidArgument, {"rope_theta = 0"}));
