@@ -22,15 +22,15 @@ constexpr int kSmallRows = 1, kSmallPanels = 1, kLargeRows = 2, kLargePanels = 1
 #endif
 constexpr int64_t kPrefetchElems = 1024;  // 2 KiB ahead in each panel's stream
 
+// A step takes two neighbouring k (x broadcast) times the same two of 16 outputs.
 template <class T>
 struct FmaStep {
   using X = T;
   using Weights = VecPair;
   static Weights load_weights(const bf16* w) { return load_pairs(w); }
-  static Vec last(Vec sum, const X* x, Weights w) { return fma(broadcast(to_float(x[0])), w.even, sum); }
-  static Vec pair(Vec sum, const X* x, Weights w) {
-    return fma(broadcast(to_float(x[1])), w.odd, last(sum, x, w));
-  }
+  static VecPair two(const X* x) { return {broadcast(to_float(x[0])), broadcast(to_float(x[1]))}; }
+  static Vec add_two(Vec sum, VecPair x, Weights w) { return fma(x.odd, w.odd, fma(x.even, w.even, sum)); }
+  static Vec add_last(Vec sum, const X* x, Weights w) { return fma(broadcast(to_float(*x)), w.even, sum); }
 };
 
 #if defined(__AVX512BF16__)
@@ -38,14 +38,14 @@ struct Bf16Step {
   using X = bf16;
   using Weights = __m512bh;
   static Weights load_weights(const bf16* w) { return (__m512bh)_mm512_loadu_si512(w); }
-  static Vec dot(Vec sum, uint32_t x, Weights w) {
-    return {_mm512_dpbf16_ps(sum.v, (__m512bh)_mm512_set1_epi32(static_cast<int>(x)), w)};
+  static __m512bh two(const X* x) {
+    int pair;
+    __builtin_memcpy(&pair, x, sizeof(pair));
+    return (__m512bh)_mm512_set1_epi32(pair);
   }
-  static Vec last(Vec sum, const X* x, Weights w) { return dot(sum, x->bits, w); }
-  static Vec pair(Vec sum, const X* x, Weights w) {
-    uint32_t two;
-    __builtin_memcpy(&two, x, sizeof(two));
-    return dot(sum, two, w);
+  static Vec add_two(Vec sum, __m512bh x, Weights w) { return {_mm512_dpbf16_ps(sum.v, x, w)}; }
+  static Vec add_last(Vec sum, const X* x, Weights w) {
+    return add_two(sum, (__m512bh)_mm512_set1_epi32(x->bits), w);
   }
 };
 #else
@@ -69,18 +69,22 @@ void tile(const LinearArgs& a, int64_t row, int64_t panel) {
   for (int p = 0; p < P; ++p)
     for (int r = 0; r < R; ++r) sums[p][r] = zero();
   for (int64_t i = 0; i + 1 < k; i += 2, w += 2 * kLanes) {
-#pragma GCC unroll 4
+    typename Step::Weights weights[P];
     for (int p = 0; p < P; ++p) {
-      const auto weights = Step::load_weights(w + p * panel_elems);
+      weights[p] = Step::load_weights(w + p * panel_elems);
       if constexpr (R <= kSmallRows) __builtin_prefetch(w + p * panel_elems + kPrefetchElems);
+    }
 #pragma GCC unroll 12
-      for (int r = 0; r < R; ++r) sums[p][r] = Step::pair(sums[p][r], x + r * k + i, weights);
+    for (int r = 0; r < R; ++r) {
+      const auto two = Step::two(x + r * k + i);
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) sums[p][r] = Step::add_two(sums[p][r], two, weights[p]);
     }
   }
   for (int p = 0; p < P; ++p)
     for (int r = 0; r < R; ++r) {
       if (k % 2 != 0)
-        sums[p][r] = Step::last(sums[p][r], x + r * k + k - 1, Step::load_weights(w + p * panel_elems));
+        sums[p][r] = Step::add_last(sums[p][r], x + r * k + k - 1, Step::load_weights(w + p * panel_elems));
       store_outputs(a, row + r, panel + p, sums[p][r]);
     }
 }
