@@ -2,142 +2,15 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cmath>
-#include <future>
 #include <limits>
-#include <map>
 #include <new>
 #include <random>
 
-#include "engine/fake_model.h"
-#include "engine/fake_tokenizer.h"
+#include "engine/test_loop.h"
 
 namespace fp4moe {
 namespace {
-
-constexpr int64_t kVocab = 300;  // more than the tokenizer has: the last ids have no token
-
-struct Answer {
-  std::string text;
-  std::vector<int32_t> token_ids;
-  std::vector<PositionLogprobs> logprobs;
-  Delta last;  // the final delta
-  FinishReason reason() const { return last.finish_reason; }
-};
-
-// Collects one request's deltas.
-class Collector {
- public:
-  DeltaCallback callback() {
-    return [state = state_](const Delta& delta) {
-      EXPECT_EQ(state->answer.reason(), FinishReason::kNone) << "a delta after the last";
-      state->answer.text += delta.text;
-      for (const int32_t id : delta.token_ids) state->answer.token_ids.push_back(id);
-      for (const auto& logprobs : delta.logprobs) state->answer.logprobs.push_back(logprobs);
-      EXPECT_EQ(delta.completion_tokens, static_cast<int64_t>(state->answer.token_ids.size()));
-      state->answer.last = delta;
-      ++state->num_deltas;
-      if (delta.finish_reason != FinishReason::kNone) state->done.set_value();
-    };
-  }
-  const Answer& wait() {
-    const bool is_done = state_->future.wait_for(std::chrono::seconds(60)) == std::future_status::ready;
-    EXPECT_TRUE(is_done) << "the request did not end";
-    return state_->answer;
-  }
-  int num_deltas() const { return state_->num_deltas; }
-
- private:
-  struct State {
-    Answer answer;
-    std::atomic<int> num_deltas = 0;
-    std::promise<void> done;
-    std::future<void> future = done.get_future();
-  };
-  std::shared_ptr<State> state_ = std::make_shared<State>();
-};
-
-struct LoopShape {
-  int64_t num_pages = 256;
-  int page_size = 4;
-  SchedulerLimits scheduler{.max_running_requests = 8, .chunked_prefill_size = 16, .max_prefill_tokens = 32};
-  int64_t context_length = 128;
-  int64_t max_queued_requests = 1000;
-};
-
-// A step loop over a fake model, with all it borrows.
-class TestLoop {
- public:
-  explicit TestLoop(FakeLogits logits = hashed_logits, const LoopShape& shape = {},
-                    std::function<void(const Batch&)> before_forward = {})
-      : tokenizer_(fake_tokenizer({"<a>", "<b>"})),
-        model_(fake_config(kVocab, {kEosId}), std::move(logits)),
-        pool_(2) {
-    model_.before_forward = std::move(before_forward);
-    const StepLoopOptions options{.scheduler = shape.scheduler,
-                                  .context_length = shape.context_length,
-                                  .max_queued_requests = shape.max_queued_requests,
-                                  .random_seed = 1};
-    auto loop = StepLoop::make(model_, fake_kv(shape.num_pages, shape.page_size), tokenizer_, pool_, options);
-    EXPECT_TRUE(loop.ok()) << loop.status().to_string();
-    loop_ = std::move(*loop);
-  }
-  StepLoop* operator->() { return loop_.get(); }
-
-  Answer run(std::vector<int32_t> prompt, const SamplingParams& sampling) {
-    Collector collector;
-    const auto id = loop_->submit({"", std::move(prompt), sampling}, collector.callback());
-    EXPECT_TRUE(id.ok()) << id.status().to_string();
-    return id.ok() ? collector.wait() : Answer{};
-  }
-  // Waits until nothing runs and checks that all pages are back.
-  EngineStats finish() {
-    loop_->drain(60);
-    const EngineStats stats = loop_->stats();
-    EXPECT_EQ(stats.num_used_tokens, 0);
-    EXPECT_EQ(stats.num_running_reqs, 0);
-    EXPECT_EQ(stats.num_queue_reqs, 0);
-    return stats;
-  }
-  void destroy() { loop_.reset(); }
-
- private:
-  Tokenizer tokenizer_;
-  FakeModel model_;
-  ThreadPool pool_;
-  std::unique_ptr<StepLoop> loop_;
-};
-
-SamplingParams greedy(int64_t max_new_tokens) { return {.temperature = 0, .max_new_tokens = max_new_tokens}; }
-
-// A model that says `text` after a prompt of one token.
-FakeLogits says(std::vector<int32_t> ids) {
-  return certain_logits([ids = std::move(ids)](std::span<const int32_t> history) {
-    return history.size() <= ids.size() ? ids[history.size() - 1] : kEosId;
-  });
-}
-FakeLogits says(std::string_view text) { return says(byte_ids(text)); }
-
-// Holds the engine's thread inside forward() until opened.
-class Gate {
- public:
-  std::function<void(const Batch&)> hook() {
-    return [this](const Batch&) {
-      arrived_.store(true);
-      arrived_.notify_all();
-      open_.wait(false);
-    };
-  }
-  void wait_until_reached() { arrived_.wait(false); }
-  void open() {
-    open_.store(true);
-    open_.notify_all();
-  }
-
- private:
-  std::atomic<bool> arrived_ = false, open_ = false;
-};
 
 TEST(StepLoop, AnswersUntilTheModelEnds) {
   TestLoop loop(says("hello"));
