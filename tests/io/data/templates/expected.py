@@ -1,0 +1,13 @@
+"""Writes a .json beside each template here: what Jinja2 makes of it, for every conversation of conversations.json."""
+import json
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from chat_template_jinja2_test import render  # noqa: E402
+
+folder = pathlib.Path(__file__).resolve().parent
+conversations = json.loads((folder / "conversations.json").read_text())
+for template in sorted(folder.glob("*.jinja")):
+    texts = [render(template.read_text(), conversation) for conversation in conversations]
+    template.with_suffix(".json").write_text(json.dumps(texts, indent=1, ensure_ascii=False) + "\n")
