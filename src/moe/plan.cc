@@ -207,6 +207,10 @@ Result<MoePlan> plan_moe(const MoeProblem& problem, const MoeChoice& choice) {
   return plan;
 }
 
+const char* runner_name(const MoePlan& plan) {
+  return plan.runner() == nullptr ? "none" : plan.runner()->name;
+}
+
 std::string describe(const MoePlan& plan) {
   if (plan.runner() == nullptr) return "MoE plan: empty";
   const MoeProblem& p = plan.problem();

@@ -87,6 +87,9 @@ class MoePlan {
 // has no row for; the message holds both values and the nearest legal choice.
 Result<MoePlan> plan_moe(const MoeProblem& problem, const MoeChoice& choice);
 
+// The chosen runner's name; "none" of an empty plan.
+const char* runner_name(const MoePlan& plan);
+
 // The plan for people: problem, chosen rows, the runner-up, and why each other row was refused. Several
 // lines, none with a newline at the end of the text.
 std::string describe(const MoePlan& plan);
