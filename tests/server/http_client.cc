@@ -71,6 +71,7 @@ HttpAnswer HttpClient::receive() {
   const size_t end = buffer_.find("\r\n\r\n");
   std::string head = buffer_.substr(0, end + 2);
   buffer_.erase(0, end + 4);
+  const int status = std::atoi(head.c_str() + 9);
   for (size_t at = head.find("\r\n") + 2; at < head.size();) {
     const size_t stop = head.find("\r\n", at), colon = head.find(':', at);
     std::string name = head.substr(at, colon - at);
@@ -78,7 +79,8 @@ HttpAnswer HttpClient::receive() {
     answer.headers[name] = head.substr(colon + 2, stop - colon - 2);
     at = stop + 2;
   }
-  if (answer.headers.count("transfer-encoding") != 0) {
+  if (status < 200) {  // no body
+  } else if (answer.headers.count("transfer-encoding") != 0) {
     for (;;) {
       if (!receive_until("\r\n")) return {};
       const size_t line = buffer_.find("\r\n"), size = std::strtoul(buffer_.c_str(), nullptr, 16);
@@ -101,7 +103,7 @@ HttpAnswer HttpClient::receive() {
     }
     answer.body = std::move(buffer_);
   }
-  answer.status = std::atoi(head.c_str() + 9);
+  answer.status = status;
   return answer;
 }
 

@@ -1,0 +1,28 @@
+"""Starts `fp4moe serve` on a free port and ends it again."""
+import re
+import signal
+import subprocess
+
+
+class Serve:
+    """with Serve(binary, model) as s: ... s.url ...; afterwards s.exit_code and s.lines."""
+
+    def __init__(self, binary, model, *flags):
+        self.command = [binary, "serve", model, "--host", "127.0.0.1", "--port", "0", *flags]
+        self.lines = []
+
+    def __enter__(self):
+        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, text=True)
+        for line in self.process.stdout:
+            self.lines.append(line)
+            found = re.search(r"endpoints: (http://\S+?:\d+)/", line)
+            if found:
+                self.url = found.group(1)
+            if "The server is fired up and ready to roll!" in line:
+                return self
+        raise RuntimeError(f"serve ended with {self.process.wait()}:\n" + "".join(self.lines))
+
+    def __exit__(self, *_):
+        self.process.send_signal(signal.SIGTERM)
+        self.lines += self.process.stdout.read().splitlines(keepends=True)
+        self.exit_code = self.process.wait(timeout=60)

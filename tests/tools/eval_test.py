@@ -1,0 +1,52 @@
+"""serve + eval on the demo checkpoint: scores, and the same answers at 1 and at 32 threads."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from serve_process import Serve
+
+BINARY, MODEL, EVALS = sys.argv[1:4]
+LEAST_SCORE = 0.9  # the stock implementation scores 0.996 and 1.000 on all 512 questions
+
+
+def evaluate(url, name, data, *flags):
+    with tempfile.TemporaryDirectory() as folder:
+        report = os.path.join(folder, "report.json")
+        out = subprocess.run([BINARY, "eval", "--base-url", url, "--eval-name", name, "--data-path", os.path.join(EVALS, data),
+                              "--num-examples", "32", "--max-tokens", "256", "--output-json", report, *flags],
+                             check=True, capture_output=True, text=True).stdout
+        with open(report) as file:
+            return out, json.load(file)
+
+
+class Eval(unittest.TestCase):
+    def check(self, url, *arguments):
+        reports = []
+        for threads in ("1", "32"):
+            out, report = evaluate(url, *arguments, "--num-threads", threads)
+            score = report["rounds"][0]["score"]
+            self.assertIn(f"\nScore: {score:.3f}\n", out)
+            self.assertIn("Total latency: ", out)
+            self.assertIn("Output throughput: ", out)
+            self.assertGreaterEqual(score, LEAST_SCORE, arguments)
+            reports.append([(a["question"], a["answer"]) for a in report["rounds"][0]["answers"]])
+        self.assertEqual(len(reports[0]), 32)
+        self.assertEqual(reports[0], reports[1])
+
+    def test_all(self):
+        with Serve(BINARY, MODEL) as serve:
+            self.check(serve.url, "gsm8k", "gsm8k_form.jsonl")
+            self.check(serve.url, "gpqa", "gpqa_form.csv")
+            self.check(serve.url, "gsm8k", "gsm8k_form.jsonl", "--num-shots", "2")
+            self.check(serve.url, "gsm8k", "gsm8k_form.jsonl", "--api", "generate", "--num-shots", "2")
+            out, report = evaluate(serve.url, "gsm8k", "gsm8k_form.jsonl", "--repeat", "2")
+            self.assertEqual(len(report["rounds"]), 2)
+            self.assertIn("Repeat: 2, mean: ", out)
+            self.assertIn("Scores: [", out)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1], verbosity=2)

@@ -1,0 +1,98 @@
+// fp4moe run: one answer on the terminal, streamed.
+#include <condition_variable>
+#include <cstdio>
+#include <mutex>
+#include <nlohmann/json.hpp>
+
+#include "fp4moe/engine.h"
+#include "verb.h"
+
+namespace fp4moe {
+
+namespace {
+
+struct RunOptions {
+  EngineConfig engine;
+  std::string prompt, system;
+  bool raw = false, stats = false;
+  int64_t max_tokens = 512;
+  std::optional<float> temperature, top_p;
+  std::optional<int32_t> top_k;
+  std::optional<uint64_t> seed;
+  std::vector<std::string> stop;
+};
+
+Result<std::vector<int32_t>> prompt_ids(const Engine& engine, const RunOptions& options) {
+  if (options.raw) return engine.tokenize(options.prompt, /*add_special_tokens=*/true);
+  nlohmann::json messages = nlohmann::json::array();
+  if (!options.system.empty()) messages.push_back({{"role", "system"}, {"content", options.system}});
+  messages.push_back({{"role", "user"}, {"content", options.prompt}});
+  const auto text = engine.apply_chat_template(
+      messages.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), ChatTemplateOptions{});
+  if (!text.ok()) return text.status();
+  return engine.tokenize(*text, /*add_special_tokens=*/false);
+}
+
+int run(const RunOptions& options) {
+  EngineConfig config = options.engine;
+  config.log_sink = [](LogLevel level, const std::string& line) {
+    if (level >= LogLevel::kWarning) std::fprintf(stderr, "%s\n", line.c_str());
+  };
+  auto made = Engine::make(config);
+  if (!made.ok()) return report_error(made.status());
+  Engine& engine = **made;
+  Request request;
+  auto ids = prompt_ids(engine, options);
+  if (!ids.ok()) return report_error(ids.status());
+  request.input_ids = std::move(ids).value();
+  SamplingParams& s = request.sampling = engine.info().default_sampling;
+  s.max_new_tokens = options.max_tokens;
+  s.temperature = options.temperature.value_or(s.temperature);
+  s.top_p = options.top_p.value_or(s.top_p);
+  s.top_k = options.top_k.value_or(s.top_k);
+  if (options.seed) s.seed = options.seed;
+  s.stop = options.stop;
+
+  std::mutex mutex;
+  std::condition_variable ended;
+  Delta last;  // finish_reason is kNone until the end
+  const auto id = engine.submit(std::move(request), [&](const Delta& delta) {
+    std::fwrite(delta.text.data(), 1, delta.text.size(), stdout);
+    std::fflush(stdout);
+    if (delta.finish_reason == FinishReason::kNone) return;
+    std::lock_guard<std::mutex> lock(mutex);
+    last = delta;
+    ended.notify_all();
+  });
+  if (!id.ok()) return report_error(id.status());
+  std::unique_lock<std::mutex> lock(mutex);
+  ended.wait(lock, [&] { return last.finish_reason != FinishReason::kNone; });
+  std::fputc('\n', stdout);
+  if (last.finish_reason == FinishReason::kError) return report_error(internal_error(last.error));
+  if (options.stats)
+    std::fprintf(stderr, "%lld prompt tokens, %lld answer tokens\n",
+                 static_cast<long long>(last.prompt_tokens), static_cast<long long>(last.completion_tokens));
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_run(CLI::App& app, int& exit_code) {
+  CLI::App* verb = app.add_subcommand("run", "Print one answer, as it is made");
+  auto options = std::make_shared<RunOptions>();
+  add_engine_flags(*verb, options->engine);
+  verb->add_option("-p,--prompt", options->prompt, "what to ask")->required();
+  verb->add_option("--system", options->system, "system message");
+  verb->add_flag("--raw", options->raw, "the prompt as it is, without the chat template");
+  verb->add_option("-n,--max-tokens", options->max_tokens, "most tokens of the answer")
+      ->capture_default_str();
+  verb->add_option("--temperature", options->temperature, "0: the likeliest token; default: the model's");
+  verb->add_option("--top-p", options->top_p, "default: the model's");
+  verb->add_option("--top-k", options->top_k, "default: the model's");
+  verb->add_option("--seed", options->seed, "of the sampler");
+  verb->add_option("--stop", options->stop, "end before this text; may be given several times");
+  verb->add_flag("--stats", options->stats, "token counts on stderr at the end");
+  verb->callback([options, &exit_code] { exit_code = run(*options); });
+}
+
+}  // namespace fp4moe
