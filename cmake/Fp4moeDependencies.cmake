@@ -1,19 +1,11 @@
 # Third-party libraries, all from Debian (scripts/setup); none of them shows in include/.
 find_package(Threads REQUIRED)
 
-# fp4moe_find_static(TARGET header library) -- an imported target for a C library's static archive.
-function(fp4moe_find_static target header library)
-  find_path(${target}_INCLUDE ${header} REQUIRED)
-  find_library(${target}_LIBRARY NAMES lib${library}.a ${library} REQUIRED)
-  add_library(${target} UNKNOWN IMPORTED GLOBAL)
-  set_target_properties(${target} PROPERTIES IMPORTED_LOCATION "${${target}_LIBRARY}"
-                                             INTERFACE_INCLUDE_DIRECTORIES "${${target}_INCLUDE}")
-endfunction()
+include(Fp4moeStatic)
 
 find_package(nlohmann_json 3.11 REQUIRED)
 fp4moe_find_static(fp4moe_dep_pcre2 pcre2.h pcre2-8)
 fp4moe_find_static(fp4moe_dep_utf8proc utf8proc.h utf8proc)
-find_path(FP4MOE_XXHASH_INCLUDE xxhash.h REQUIRED)
 
 if(FP4MOE_SERVER)
   find_package(Boost 1.81 REQUIRED)  # Beast and Asio are header-only
