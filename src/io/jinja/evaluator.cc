@@ -43,7 +43,7 @@ Value Interpreter::eval_inner(const Expr& e) {
     case ExprKind::kNeg:
       return negative(eval(*e.args[0]));
     case ExprKind::kPos:
-      return binary(heap_, "+", Value(int64_t{0}), eval(*e.args[0]));
+      return negative(negative(eval(*e.args[0])));
     case ExprKind::kBinary: {
       const Value left = eval(*e.args[0]), right = eval(*e.args[1]);
       line_ = e.line;
@@ -195,6 +195,8 @@ Value Interpreter::loop_attribute(const Loop& loop, std::string_view name, const
 }
 
 Value Interpreter::attribute(const Value& object, std::string_view name) {
+  const bool exists = !object.is<Undefined>() || name == "__class__";
+  if (name.starts_with("__") && exists) return forbidden_member(heap_, object, name);
   require_defined(object);
   if (const Builtin* method = find_method(object, name))
     return Value(static_cast<const Callable*>(heap_.make<Callable>(method, nullptr, object)));

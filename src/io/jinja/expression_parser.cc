@@ -382,22 +382,22 @@ ExprPtr ExpressionParser::parse_subscript(ExprPtr node) {
 // What stands between brackets: an index, a slice, or several indices, which make a tuple.
 ExprPtr ExpressionParser::parse_subscript_part(ExprPtr node) {
   const int line = token().line;
-  std::vector<ExprPtr> parts(1);
-  if (!is_op(":")) parts[0] = parse_expression();
+  ExprPtr key = is_op(":") ? nullptr : parse_expression();
   if (is_op(":")) {
+    std::vector<ExprPtr> parts = list_of(std::move(node), std::move(key));
     while (accept_op(":")) {
-      if (parts.size() == 3) fail_unexpected("']'");
+      if (parts.size() == 4) fail_unexpected("']'");
       parts.push_back(is_op(":") || is_op("]") ? nullptr : parse_expression());
     }
-    parts.resize(3);
-    parts.insert(parts.begin(), std::move(node));
+    parts.resize(4);
     return make(ExprKind::kSlice, line, "", std::move(parts));
   }
   if (is_op(",")) {
-    while (accept_op(",") && !is_op("]")) parts.push_back(parse_expression());
-    parts[0] = make(ExprKind::kTuple, line, "", std::move(parts));
+    std::vector<ExprPtr> keys = list_of(std::move(key));
+    while (accept_op(",") && !is_op("]")) keys.push_back(parse_expression());
+    key = make(ExprKind::kTuple, line, "", std::move(keys));
   }
-  return make(ExprKind::kItem, line, "", list_of(std::move(node), std::move(parts[0])));
+  return make(ExprKind::kItem, line, "", list_of(std::move(node), std::move(key)));
 }
 
 std::vector<Argument> ExpressionParser::parse_call_arguments() {

@@ -127,18 +127,6 @@ Value format_filter(Call& call) {
   return format_percent(call.heap, format, Value(named.finish()));
 }
 
-Value url_encode(Call& call) {
-  std::string out;
-  for (const char c : subject(call).bytes) {
-    const bool plain = std::isalnum(static_cast<unsigned char>(c)) ||
-                       std::string_view("_.-~/").find(c) != std::string_view::npos;
-    char escape_code[4];
-    std::snprintf(escape_code, sizeof escape_code, "%%%02X", static_cast<unsigned char>(c));
-    plain ? out += c : out += escape_code;
-  }
-  return heap_text(call.heap, out);
-}
-
 Value to_json_filter(Call& call) {
   JsonStyle style;
   style.ensure_ascii = call.truth_or(0, false);
@@ -179,7 +167,6 @@ constexpr Builtin kFilters[] = {
     {"truncate", "length killwords end leeway", 0, truncate},
     {"wordcount", "", 0, count_words},
     {"format", "*", 0, format_filter},
-    {"urlencode", "", 0, url_encode},
     {"tojson", "ensure_ascii indent separators sort_keys", 0, to_json_filter},
 };
 

@@ -129,7 +129,10 @@ class PercentFormat {
       if (percent < text_.size()) out += convert();
       heap_.checked_bytes(out.size(), 1);
     }
-    const bool mapping = argument_.dict() != nullptr;
+    // Python takes anything with subscripts, except tuples and text, for a mapping that may go unused.
+    const bool mapping =
+        argument_.dict() != nullptr || argument_.is<Undefined>() ||
+        (argument_.sequence() != nullptr && argument_.sequence()->type <= SequenceType::kRange);
     const bool all_used = tuple_ != nullptr ? used_ == tuple_->items.size() : used_ > 0 || mapping;
     if (!all_used) fail("not all arguments converted during string formatting");
     return heap_text(heap_, out, format_.safe);

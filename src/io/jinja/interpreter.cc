@@ -109,23 +109,25 @@ Interpreter::Flow Interpreter::run_for(const Stmt& stmt) {
 }
 
 // The items that pass the loop's own filter, which sees the target but not `loop`.
-std::vector<Value> Interpreter::loop_items(const Stmt& stmt, const Value& iterable, Scope* outer) {
+std::span<const Value> Interpreter::loop_items(const Stmt& stmt, const Value& iterable, Scope* outer) {
   line_ = stmt.line;
-  std::vector<Value> items = iterate(heap_, iterable);
-  if (stmt.tests.empty()) return items;
+  const Sequence* s = iterable.sequence();
+  if (stmt.tests.empty() && s != nullptr && s->type != SequenceType::kGenerator) return s->items;
+  const std::vector<Value> items = iterate(heap_, iterable);
+  if (stmt.tests.empty()) return heap_.items(items);
   std::vector<Value> kept;
   scope_ = heap_.make<Scope>(heap_, outer);
   for (const Value& item : items) {
     assign(*stmt.target, item);
     if (truth(eval(*stmt.tests[0]))) kept.push_back(item);
   }
-  return kept;
+  return heap_.items(kept);
 }
 
 void Interpreter::run_loop(const Stmt& stmt, const Value& iterable, Scope* outer, int depth, Flow& flow) {
   const Heap::Level level(heap_);
   Scope* const caller = scope_;
-  Loop* loop = heap_.make<Loop>(&stmt, outer, heap_.items(loop_items(stmt, iterable, outer)), depth);
+  Loop* loop = heap_.make<Loop>(&stmt, outer, loop_items(stmt, iterable, outer), depth);
   scope_ = heap_.make<Scope>(heap_, outer);
   for (; loop->at < loop->items.size(); ++loop->at) {
     heap_.step();

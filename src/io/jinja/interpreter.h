@@ -47,7 +47,7 @@ class Interpreter {
   Flow run_for(const Stmt& stmt);
   Flow run_scope(const Stmt& stmt);
   void run_loop(const Stmt& stmt, const Value& iterable, Scope* outer, int depth, Flow& flow);
-  std::vector<Value> loop_items(const Stmt& stmt, const Value& iterable, Scope* outer);
+  std::span<const Value> loop_items(const Stmt& stmt, const Value& iterable, Scope* outer);
   void run_call_block(const Stmt& stmt);
   void write(std::string_view text);
   // What running `body` in a scope of its own writes.

@@ -169,7 +169,7 @@ Value slice(Heap& heap, const Value& object, const SliceBounds& bounds) {
   const Sequence* s = object.sequence();
   const Text* text = object.as<Text>();
   if (text == nullptr && (s == nullptr || s->type > SequenceType::kRange))
-    fail("'" + std::string(type_name(object)) + "' object cannot be sliced");
+    return missing_member(heap, object, text_value("slice"));  // as for an absent element
   const bool has_step = bounds.step != nullptr && !bounds.step->is<None>();
   const int64_t step = has_step ? to_index(*bounds.step, "slice indices") : 1;
   if (step == 0) fail("slice step cannot be zero");
@@ -187,6 +187,15 @@ Value slice(Heap& heap, const Value& object, const SliceBounds& bounds) {
   for (int64_t at = start; step > 0 ? at < stop : at > stop;) {
     items.push_back(all[static_cast<size_t>(at)]);
     if (__builtin_add_overflow(at, step, &at)) break;
+  }
+  if (s != nullptr && s->type == SequenceType::kRange) {
+    const auto element = [&](int64_t at) {
+      return std::get<int64_t>(
+          integer_binary("+", s->start, std::get<int64_t>(integer_binary("*", at, s->step))));
+    };
+    const int64_t stride = std::get<int64_t>(integer_binary("*", s->step, step));
+    return Value(static_cast<const Sequence*>(
+        heap.make<Sequence>(s->type, heap.items(items), false, element(start), element(stop), stride)));
   }
   if (text == nullptr)
     return sequence_value(heap, s->type == SequenceType::kGroup ? SequenceType::kTuple : s->type, items);

@@ -60,8 +60,7 @@ std::string sequence_repr(Heap& heap, const Sequence& s) {
     case SequenceType::kGenerator:
       return "<generator object>";
     case SequenceType::kRange: {
-      const int64_t stop = s.start + s.step * static_cast<int64_t>(s.items.size());
-      out = "range(" + std::to_string(s.start) + ", " + std::to_string(stop);
+      out = "range(" + std::to_string(s.start) + ", " + std::to_string(s.stop);
       return out + (s.step == 1 ? ")" : ", " + std::to_string(s.step) + ")");
     }
     case SequenceType::kList:
@@ -94,8 +93,9 @@ std::string dict_repr(Heap& heap, const Dict& dict) {
 
 void require_hashable(const Value& key) {
   const Sequence* s = key.sequence();
-  const bool tuple = s != nullptr && (s->type == SequenceType::kTuple || s->type == SequenceType::kGroup);
-  if (key.dict() != nullptr || (s != nullptr && !tuple))
+  const bool hashable = s != nullptr && (s->type == SequenceType::kTuple || s->type == SequenceType::kGroup ||
+                                         s->type == SequenceType::kRange);
+  if (key.dict() != nullptr || (s != nullptr && !hashable))
     fail("unhashable type: '" + std::string(type_name(key)) + "'");
 }
 
@@ -295,7 +295,7 @@ std::vector<Value> iterate(Heap& heap, const Value& value) {
   } else if (const Text* text = value.as<Text>()) {
     heap.step(text->bytes.size());
     heap.checked_bytes(text->bytes.size(), sizeof(Value));
-    for (const std::string_view point : points(text->bytes)) items.push_back(text_value(point, text->safe));
+    for (const std::string_view point : points(text->bytes)) items.push_back(text_value(point));
   } else if (const Dict* dict = value.dict()) {
     heap.scan(heap.checked_bytes(dict->entries.size(), sizeof(Value)));
     for (const Dict::Entry& entry : dict->entries) items.push_back(entry.key);

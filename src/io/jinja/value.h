@@ -65,8 +65,8 @@ enum class SequenceType { kList, kTuple, kGroup, kRange, kGenerator, kKeys, kVal
 struct Sequence {
   SequenceType type = SequenceType::kList;
   std::span<const Value> items;
-  mutable bool consumed = false;  // generators can be walked once
-  int64_t start = 0, step = 1;    // of a range
+  mutable bool consumed = false;          // generators can be walked once
+  int64_t start = 0, stop = 0, step = 1;  // of a range
 };
 
 struct Dict {

@@ -1,0 +1,30 @@
+// Renders a template as the tests ask on standard input, for comparison with Jinja2. One request per line,
+// a JSON object: template, messages and kwargs (values), tools (optional), add_generation_prompt. One answer
+// per line:
+// {"text": ...} or {"error": ...}.
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "io/chat_template.h"
+
+namespace {
+
+nlohmann::ordered_json answer(const nlohmann::ordered_json& request) {
+  auto parsed = fp4moe::ChatTemplate::parse(request.at("template").get<std::string>());
+  if (!parsed.ok()) return {{"error", parsed.status().to_string()}};
+  fp4moe::ChatTemplateOptions options;
+  options.add_generation_prompt = request.value("add_generation_prompt", true);
+  if (request.contains("tools")) options.tools_json = request["tools"].dump();
+  if (request.contains("kwargs")) options.kwargs_json = request["kwargs"].dump();
+  const auto text = parsed->render(request.at("messages").dump(), options);
+  if (!text.ok()) return {{"error", text.status().to_string()}};
+  return {{"text", *text}};
+}
+
+}  // namespace
+
+int main() {
+  for (std::string line; std::getline(std::cin, line);)
+    std::cout << answer(nlohmann::ordered_json::parse(line)).dump() << std::endl;
+}
