@@ -1,12 +1,14 @@
 // fp4moe bench latency: prompt and decode speed of the engine, as llama-bench prints them.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <thread>
 
 #include "fp4moe/engine.h"
 #include "verb.h"
@@ -218,7 +220,8 @@ int bench_latency(const BenchOptions& options) {
     config.max_queued_requests = std::max(config.max_queued_requests, static_cast<int>(most));
     auto engine = Engine::make(config);
     if (!engine.ok()) return report_error(engine.status());
-    for (const Case& c : cases(options, threads)) {
+    const int used = threads > 0 ? threads : static_cast<int>(std::thread::hardware_concurrency());
+    for (const Case& c : cases(options, used)) {
       const auto measured = measure(**engine, c, options);
       if (!measured.ok()) return report_error(measured.status());
       table.add(*measured, (*engine)->info(), config.device);

@@ -1,6 +1,7 @@
 // fp4moe eval: asks a server a set of questions and scores the answers, with run_eval's flags and prints.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <fstream>

@@ -17,7 +17,7 @@ MESSAGES = [{"role": "user", "content": QUESTION}]
 class OpenAiSdk(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.serve = Serve(BINARY, MODEL, "--served-model-name", "demo", "--api-key", KEY)
+        cls.serve = Serve(BINARY, MODEL, "--served-model-name", "demo", "--api-key", KEY, "--context-length", "1024")
         cls.serve.__enter__()
         cls.client = openai.OpenAI(base_url=cls.serve.url + "/v1", api_key=KEY, max_retries=0)
 
@@ -81,7 +81,7 @@ class OpenAiSdk(unittest.TestCase):
             self.chat(top_p=7)
         self.assertEqual(caught.exception.param, "top_p")
         with self.assertRaises(openai.BadRequestError) as caught:
-            self.client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "x " * 20000}])
+            self.client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "x " * 2000}])
         self.assertEqual(caught.exception.code, "context_length_exceeded")
         with self.assertRaises(openai.AuthenticationError):
             openai.OpenAI(base_url=self.serve.url + "/v1", api_key="wrong", max_retries=0).models.list()

@@ -25,4 +25,5 @@ class Serve:
     def __exit__(self, *_):
         self.process.send_signal(signal.SIGTERM)
         self.lines += self.process.stdout.read().splitlines(keepends=True)
+        self.process.stdout.close()
         self.exit_code = self.process.wait(timeout=60)
