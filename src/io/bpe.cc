@@ -28,6 +28,10 @@ constexpr ByteLevelMap make_byte_level_map() {
 }
 constexpr ByteLevelMap kByteLevel = make_byte_level_map();
 
+uint64_t pair_key(int32_t left, int32_t right) {
+  return static_cast<uint64_t>(left) << 32 | static_cast<uint32_t>(right);
+}
+
 // Merges the symbols of one word, best rank first. A candidate that has gone stale still counts if the pair
 // now at its place merges into the same token: Hugging Face's check, which decides ids where two merges
 // have one result.
@@ -89,10 +93,6 @@ size_t MergeTable::slot_of(uint64_t key) const {
   size_t slot = hash & mask;
   while (slots_[slot].key != key && slots_[slot].key != kEmpty) slot = (slot + 1) & mask;
   return slot;
-}
-
-static uint64_t pair_key(int32_t left, int32_t right) {
-  return static_cast<uint64_t>(left) << 32 | static_cast<uint32_t>(right);
 }
 
 void MergeTable::insert(int32_t left, int32_t right, Merge merge) {

@@ -14,13 +14,14 @@ constexpr const char* kGpt2Pattern =
 // The patterns below are PCRE2's, for rules that Hugging Face has in Rust, with other Unicode versions.
 // Numbers of Unicode 17.
 constexpr const char* kNumber = R"([\p{N}\x{11DE0}-\x{11DE9}\x{16FF4}-\x{16FF6}])";
-// Punctuation of Unicode 8, and ASCII's symbols.
+// Punctuation of Unicode 8, and ASCII's symbols. Of what came later, replace_newer_characters gives the
+// newest the place of characters that are listed here.
 constexpr const char* kPunctuation =
-    R"((?![\x{61D}\x{9FD}\x{A76}\x{C77}\x{C84}\x{1B4E}\x{1B4F}\x{1B7D}-\x{1B7F}\x{2E43}-\x{2E5D}\x{10D6E})"
-    R"(\x{10EAD}\x{10F55}-\x{10F59}\x{10F86}-\x{10F89}\x{113D4}-\x{113D8}\x{1144B}-\x{1144F}\x{1145A}-\x{1145D})"
-    R"(\x{11660}-\x{1166C}\x{116B9}\x{1183B}\x{11944}-\x{11946}\x{119E2}\x{11A3F}-\x{11AA2}\x{11B00}-\x{11BE1})"
-    R"(\x{11C41}-\x{11C71}\x{11EF7}\x{11EF8}\x{11F43}-\x{11F4F}\x{11FFF}\x{12FF1}\x{12FF2}\x{16D6D}-\x{16D6F})"
-    R"(\x{16E97}-\x{16E9A}\x{16FE2}\x{1E5FF}\x{1E95E}\x{1E95F}])[\p{P}$+<=>^`|~\x{166D}\x{111C9}])";
+    R"((?![\x{61D}\x{9FD}\x{A76}\x{C77}\x{C84}\x{1B7D}\x{1B7E}\x{2E43}-\x{2E5D}\x{10EAD})"
+    R"(\x{10F55}-\x{10F59}\x{10F86}-\x{10F89}\x{1144B}-\x{1144F}\x{1145A}-\x{1145D}\x{11660}-\x{1166C})"
+    R"(\x{116B9}\x{1183B}\x{11944}-\x{11946}\x{119E2}\x{11A3F}-\x{11AA2}\x{11C41}-\x{11C71})"
+    R"(\x{11EF7}\x{11EF8}\x{11FFF}\x{12FF1}\x{12FF2}\x{16E97}-\x{16E9A}\x{16FE2}\x{1E95E}\x{1E95F}]))"
+    R"([\p{P}$+<=>^`|~\x{166D}\x{111C9}])";
 constexpr const char* kWordOrSymbols =
     R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200C}\x{200D}]+)"
     R"(|[^\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200C}\x{200D}\p{White_Space}]+)";
