@@ -8,12 +8,17 @@ namespace fp4moe {
 int report_error(const Status& status) {
   std::fprintf(stderr, "error: %s\n", status.message().c_str());
   switch (status.code()) {
-    case StatusCode::kOk: return kExitOk;
+    case StatusCode::kOk:
+      return kExitOk;
     case StatusCode::kInvalidArgument:
-    case StatusCode::kNotFound: return kExitUsage;
-    case StatusCode::kUnsupported: return kExitUnsupported;
-    case StatusCode::kDoesNotFit: return kExitDoesNotFit;
-    default: return 1;
+    case StatusCode::kNotFound:
+      return kExitUsage;
+    case StatusCode::kUnsupported:
+      return kExitUnsupported;
+    case StatusCode::kDoesNotFit:
+      return kExitDoesNotFit;
+    default:
+      return 1;
   }
 }
 
@@ -46,19 +51,22 @@ void add_engine_flags(CLI::App& verb, EngineConfig& c) {
   flag("--ep-size,--ep,--expert-parallel-size", c.ep_size, "expert-parallel ranks")->group("Execution");
   flag("--dp-size,--dp,--data-parallel-size", c.dp_size, "data-parallel ranks")->group("Execution");
   verb.add_flag("--enable-dp-attention", c.enable_dp_attention, "data-parallel attention")
-      ->envname("FP4MOE_ENABLE_DP_ATTENTION")->group("Execution");
+      ->envname("FP4MOE_ENABLE_DP_ATTENTION")
+      ->group("Execution");
 
   flag("--max-total-tokens", c.max_total_tokens, "tokens in the KV pool; 0: from --mem-fraction-static")
       ->group("Memory and scheduling");
   flag("--mem-fraction-static", c.mem_fraction_static, "share of free memory for weights and KV pool")
       ->group("Memory and scheduling");
   flag("--page-size", c.page_size, "tokens in a KV page")->group("Memory and scheduling");
-  flag("--max-running-requests", c.max_running_requests, "requests in one batch")->group("Memory and scheduling");
+  flag("--max-running-requests", c.max_running_requests, "requests in one batch")
+      ->group("Memory and scheduling");
   flag("--max-queued-requests", c.max_queued_requests, "requests that wait; more get 503")
       ->group("Memory and scheduling");
   flag("--chunked-prefill-size", c.chunked_prefill_size, "most prompt tokens of a request in a step")
       ->group("Memory and scheduling");
-  flag("--max-prefill-tokens", c.max_prefill_tokens, "most prompt tokens in a step")->group("Memory and scheduling");
+  flag("--max-prefill-tokens", c.max_prefill_tokens, "most prompt tokens in a step")
+      ->group("Memory and scheduling");
   flag("--random-seed", c.random_seed, "of requests that name no seed")->group("Memory and scheduling");
 }
 

@@ -25,7 +25,8 @@ struct LogitsFlags {
 Result<std::vector<int32_t>> read_ids(const std::string& path, int64_t vocab_size) {
   FP4MOE_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kMaxIdsFileBytes));
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_array() || json.empty()) return invalid_argument(path + ": want a non-empty JSON array of token ids");
+  if (!json.is_array() || json.empty())
+    return invalid_argument(path + ": want a non-empty JSON array of token ids");
   std::vector<int32_t> ids;
   for (const nlohmann::json& id : json) {
     if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= vocab_size)
@@ -49,7 +50,8 @@ Status run_logits(const LogitsFlags& flags) {
   ThreadPool pool(engine.threads > 0 ? engine.threads : available_cores());
   FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(engine.model_path));
   const ModelOptions options{plan.act_dtype, plan.isa, plan.moe, t};
-  FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, Model::load(checkpoint, config, options, pool, {}));
+  FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model,
+                          Model::load(checkpoint, config, options, pool, {}));
   const int64_t num_pages = (t + engine.page_size - 1) / engine.page_size;
   FP4MOE_ASSIGN_OR_RETURN(KvCache kv, KvCache::make(config, plan.act_dtype, num_pages, engine.page_size));
   FP4MOE_ASSIGN_OR_RETURN(const Buffer logits, Buffer::make(t * config.vocab_size * 4));

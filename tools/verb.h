@@ -11,10 +11,12 @@ namespace fp4moe {
 // Exit codes of the binary.
 enum ExitCode { kExitOk = 0, kExitUsage = 2, kExitUnsupported = 3, kExitDoesNotFit = 4, kExitSelfTest = 5 };
 
-// Prints "error: ..." to stderr and returns the exit code that fits the status (1 where none of the above does).
+// Prints "error: ..." to stderr and returns the exit code that fits the status (1 where none of the above
+// does).
 int report_error(const Status& status);
 
-// The flags of every verb that loads a model, with SGLang's names and spellings; MODEL is positional or --model-path.
+// The flags of every verb that loads a model, with SGLang's names and spellings; MODEL is positional or
+// --model-path.
 void add_engine_flags(CLI::App& verb, EngineConfig& config);
 
 // Registers `fp4moe NAME ...`; on success of parsing, the verb runs and stores its exit code.

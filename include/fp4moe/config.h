@@ -18,38 +18,38 @@ using ProgressSink = std::function<void(int64_t done_bytes, int64_t total_bytes)
 
 struct EngineConfig {
   // Model.
-  std::string model_path;                  // folder with config.json and safetensors
-  std::string tokenizer_path;              // folder or tokenizer.json; empty: model_path
-  std::string chat_template;               // file with a Jinja template; empty: the checkpoint's
-  std::string served_model_name;           // empty: the folder's name
-  std::string quantization = "auto";       // auto | mxfp4 | modelopt_fp4: must agree with the checkpoint
-  std::string dtype = "auto";              // activations: auto (= bfloat16) | bfloat16 | float32
-  int64_t context_length = 0;              // tokens; 0: max_position_embeddings
+  std::string model_path;             // folder with config.json and safetensors
+  std::string tokenizer_path;         // folder or tokenizer.json; empty: model_path
+  std::string chat_template;          // file with a Jinja template; empty: the checkpoint's
+  std::string served_model_name;      // empty: the folder's name
+  std::string quantization = "auto";  // auto | mxfp4 | modelopt_fp4: must agree with the checkpoint
+  std::string dtype = "auto";         // activations: auto (= bfloat16) | bfloat16 | float32
+  int64_t context_length = 0;         // tokens; 0: max_position_embeddings
 
   // Where and how it runs.
-  std::string device = "auto";             // auto | cpu | cuda
-  int threads = 0;                         // 0: all cores this process may use
+  std::string device = "auto";  // auto | cpu | cuda
+  int threads = 0;              // 0: all cores this process may use
   std::string moe_runner_backend = "auto";
   std::string moe_a2a_backend = "none";
-  std::string fp4_compute = "auto";        // auto | w4a16 | w4a4 | w4a8
-  std::string fabric = "auto";             // auto | local | threads | mpi
+  std::string fp4_compute = "auto";  // auto | w4a16 | w4a4 | w4a8
+  std::string fabric = "auto";       // auto | local | threads | mpi
   int tp_size = 1;
   int ep_size = 1;
   int dp_size = 1;
   bool enable_dp_attention = false;
 
   // Memory and scheduling.
-  int64_t max_total_tokens = 0;            // tokens in the KV pool; 0: from mem_fraction_static
-  double mem_fraction_static = 0.6;        // share of free memory for weights and KV pool
-  int page_size = 16;                      // tokens in a KV page
+  int64_t max_total_tokens = 0;      // tokens in the KV pool; 0: from mem_fraction_static
+  double mem_fraction_static = 0.6;  // share of free memory for weights and KV pool
+  int page_size = 16;                // tokens in a KV page
   int max_running_requests = 64;
   int max_queued_requests = 4096;
-  int64_t chunked_prefill_size = 512;      // most prompt tokens of one request in one step
-  int64_t max_prefill_tokens = 2048;       // most prompt tokens of all requests in one step
-  uint64_t random_seed = 0;                // of requests that name no seed
+  int64_t chunked_prefill_size = 512;  // most prompt tokens of one request in one step
+  int64_t max_prefill_tokens = 2048;   // most prompt tokens of all requests in one step
+  uint64_t random_seed = 0;            // of requests that name no seed
 
-  LogSink log_sink;                        // empty: log lines are dropped
-  ProgressSink progress_sink;              // may be empty
+  LogSink log_sink;            // empty: log lines are dropped
+  ProgressSink progress_sink;  // may be empty
 };
 
 }  // namespace fp4moe

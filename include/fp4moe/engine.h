@@ -15,14 +15,14 @@ namespace fp4moe {
 
 // Facts of the loaded model, constant after Engine::make.
 struct ModelInfo {
-  std::string name;                        // served model name
+  std::string name;  // served model name
   std::string path;
-  std::string architecture;                // such as "GptOssForCausalLM"
-  std::string quantization;                // such as "mxfp4"
-  int64_t vocab_size = 0;                  // V of the logits
+  std::string architecture;  // such as "GptOssForCausalLM"
+  std::string quantization;  // such as "mxfp4"
+  int64_t vocab_size = 0;    // V of the logits
   int64_t num_layers = 0, hidden_size = 0, num_experts = 0, top_k = 0;
-  int64_t context_length = 0;              // most tokens of prompt and answer together
-  int64_t max_total_tokens = 0;            // KV pool
+  int64_t context_length = 0;    // most tokens of prompt and answer together
+  int64_t max_total_tokens = 0;  // KV pool
   int64_t weight_bytes = 0, kv_bytes = 0;
   std::vector<int32_t> eos_token_ids;
   SamplingParams default_sampling;         // from generation_config.json where it says
@@ -36,16 +36,16 @@ struct EngineStats {
   int64_t prompt_tokens_total = 0, generation_tokens_total = 0;
   // Ended requests: all of them, and of these the aborted and the failed ones.
   int64_t num_requests_total = 0, num_aborted_requests_total = 0, num_failed_requests_total = 0;
-  int64_t num_retracted_reqs = 0;          // times a request gave its KV pages up and started again, in all
-  double gen_throughput = 0;               // tokens/s over the last seconds
+  int64_t num_retracted_reqs = 0;  // times a request gave its KV pages up and started again, in all
+  double gen_throughput = 0;       // tokens/s over the last seconds
   double load_seconds = 0, uptime_seconds = 0;
 };
 
 struct ChatTemplateOptions {
   bool add_generation_prompt = true;
   bool continue_final_message = false;
-  std::string tools_json;                  // JSON array, or empty
-  std::string kwargs_json;                 // JSON object of further template variables, or empty
+  std::string tools_json;   // JSON array, or empty
+  std::string kwargs_json;  // JSON object of further template variables, or empty
 };
 
 class Engine {
@@ -54,7 +54,7 @@ class Engine {
   // is read: kInvalidArgument, kUnsupported, kDoesNotFit, kDataLoss, kNotFound.
   static Result<std::unique_ptr<Engine>> make(EngineConfig config);
 
-  virtual ~Engine() = default;             // aborts what runs
+  virtual ~Engine() = default;  // aborts what runs
 
   // Queues a request; returns its id at once. kInvalidArgument (ids out of range, bad parameters),
   // kDoesNotFit (longer than the context or the KV pool), kUnavailable (queue full, draining).

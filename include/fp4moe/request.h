@@ -10,34 +10,34 @@
 namespace fp4moe {
 
 struct SamplingParams {
-  float temperature = 1.0f;                // 0: greedy; else in (0, 100]
-  float top_p = 1.0f;                      // in (0, 1]
-  int32_t top_k = -1;                      // -1: all tokens; else >= 1
-  std::optional<uint64_t> seed;            // same seed, same prompt, same text, whatever else runs
-  int64_t max_new_tokens = 128;            // >= 0; cut to what the context leaves
-  std::vector<std::string> stop;           // generation ends before the first of these
-  std::vector<int32_t> stop_token_ids;     // besides the model's own end tokens
+  float temperature = 1.0f;             // 0: greedy; else in (0, 100]
+  float top_p = 1.0f;                   // in (0, 1]
+  int32_t top_k = -1;                   // -1: all tokens; else >= 1
+  std::optional<uint64_t> seed;         // same seed, same prompt, same text, whatever else runs
+  int64_t max_new_tokens = 128;         // >= 0; cut to what the context leaves
+  std::vector<std::string> stop;        // generation ends before the first of these
+  std::vector<int32_t> stop_token_ids;  // besides the model's own end tokens
   bool ignore_eos = false;
   bool skip_special_tokens = true;
-  bool no_stop_trim = false;               // keep the matched stop string or token in the text
-  int32_t top_logprobs = -1;               // -1: none; n: the chosen token's and the n best (n <= 20)
+  bool no_stop_trim = false;  // keep the matched stop string or token in the text
+  int32_t top_logprobs = -1;  // -1: none; n: the chosen token's and the n best (n <= 20)
 };
 
 struct Request {
-  std::string id;                          // empty: the engine names it
-  std::vector<int32_t> input_ids;          // the prompt, at least one id
+  std::string id;                  // empty: the engine names it
+  std::vector<int32_t> input_ids;  // the prompt, at least one id
   SamplingParams sampling;
 };
 
 struct TokenLogprob {
   int32_t token_id = 0;
-  float logprob = 0;                       // natural log, of the unscaled distribution
-  std::string bytes;                       // the token's own bytes, not always valid UTF-8
+  float logprob = 0;  // natural log, of the unscaled distribution
+  std::string bytes;  // the token's own bytes, not always valid UTF-8
 };
 
 struct PositionLogprobs {
   TokenLogprob chosen;
-  std::vector<TokenLogprob> top;           // best first
+  std::vector<TokenLogprob> top;  // best first
 };
 
 enum class FinishReason { kNone, kStop, kLength, kAbort, kError };
@@ -47,13 +47,13 @@ enum class FinishReason { kNone, kStop, kLength, kAbort, kError };
 struct Delta {
   std::string text;
   std::vector<int32_t> token_ids;
-  std::vector<PositionLogprobs> logprobs;  // one for each of token_ids, if asked for
+  std::vector<PositionLogprobs> logprobs;            // one for each of token_ids, if asked for
   FinishReason finish_reason = FinishReason::kNone;  // other than kNone: the last delta
-  std::string matched_stop;                // the stop string that ended it, if one did
-  int32_t matched_stop_token = -1;         // the token id that ended it, if one did
-  std::string error;                       // with kError: what happened
-  int64_t prompt_tokens = 0;               // of the whole request
-  int64_t completion_tokens = 0;           // so far
+  std::string matched_stop;                          // the stop string that ended it, if one did
+  int32_t matched_stop_token = -1;                   // the token id that ended it, if one did
+  std::string error;                                 // with kError: what happened
+  int64_t prompt_tokens = 0;                         // of the whole request
+  int64_t completion_tokens = 0;                     // so far
 };
 
 // Called on the engine's thread, in order, the last time with finish_reason set. It must be quick

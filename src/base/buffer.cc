@@ -46,7 +46,8 @@ Result<Arena> Arena::make(int64_t num_bytes) {
 uint8_t* Arena::take_bytes(int64_t num_bytes) {
   FP4MOE_CHECK(num_bytes >= 0 && num_bytes <= capacity_bytes() - used_,
                "arena: want " + std::to_string(num_bytes) + " bytes, " +
-                   std::to_string(capacity_bytes() - used_) + " of " + std::to_string(capacity_bytes()) + " left");
+                   std::to_string(capacity_bytes() - used_) + " of " + std::to_string(capacity_bytes()) +
+                   " left");
   uint8_t* p = buffer_.data() + used_;
   used_ += padded(num_bytes);
   return p;

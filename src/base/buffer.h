@@ -28,7 +28,9 @@ class Buffer {
   uint8_t* data() const { return data_; }
   int64_t num_bytes() const { return num_bytes_; }
   template <class T>
-  T* as() const { return reinterpret_cast<T*>(data_); }
+  T* as() const {
+    return reinterpret_cast<T*>(data_);
+  }
 
  private:
   void release();
@@ -45,7 +47,9 @@ class Arena {
   static Result<Arena> make(int64_t num_bytes);
   // n elements of T, 64-byte aligned, uninitialised.
   template <class T>
-  T* take(int64_t n) { return reinterpret_cast<T*>(take_bytes(n * static_cast<int64_t>(sizeof(T)))); }
+  T* take(int64_t n) {
+    return reinterpret_cast<T*>(take_bytes(n * static_cast<int64_t>(sizeof(T))));
+  }
   void reset() { used_ = 0; }
   int64_t used_bytes() const { return used_; }
   int64_t capacity_bytes() const { return buffer_.num_bytes(); }

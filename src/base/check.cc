@@ -7,16 +7,26 @@ namespace fp4moe {
 
 const char* status_code_name(StatusCode code) {
   switch (code) {
-    case StatusCode::kOk: return "ok";
-    case StatusCode::kInvalidArgument: return "invalid_argument";
-    case StatusCode::kNotFound: return "not_found";
-    case StatusCode::kDataLoss: return "data_loss";
-    case StatusCode::kUnsupported: return "unsupported";
-    case StatusCode::kDoesNotFit: return "does_not_fit";
-    case StatusCode::kCancelled: return "cancelled";
-    case StatusCode::kUnavailable: return "unavailable";
-    case StatusCode::kDeadline: return "deadline";
-    case StatusCode::kInternal: return "internal";
+    case StatusCode::kOk:
+      return "ok";
+    case StatusCode::kInvalidArgument:
+      return "invalid_argument";
+    case StatusCode::kNotFound:
+      return "not_found";
+    case StatusCode::kDataLoss:
+      return "data_loss";
+    case StatusCode::kUnsupported:
+      return "unsupported";
+    case StatusCode::kDoesNotFit:
+      return "does_not_fit";
+    case StatusCode::kCancelled:
+      return "cancelled";
+    case StatusCode::kUnavailable:
+      return "unavailable";
+    case StatusCode::kDeadline:
+      return "deadline";
+    case StatusCode::kInternal:
+      return "internal";
   }
   return "unknown";
 }

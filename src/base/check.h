@@ -13,10 +13,10 @@ namespace fp4moe {
 }  // namespace fp4moe
 
 // The message is evaluated only on failure; it should hold both values.
-#define FP4MOE_CHECK(condition, message)                                        \
-  do {                                                                          \
-    if (!(condition)) [[unlikely]]                                              \
-      ::fp4moe::check_failed(__FILE__, __LINE__, #condition, (message));        \
+#define FP4MOE_CHECK(condition, message)                                 \
+  do {                                                                   \
+    if (!(condition)) [[unlikely]]                                       \
+      ::fp4moe::check_failed(__FILE__, __LINE__, #condition, (message)); \
   } while (0)
 
 #ifdef NDEBUG
@@ -26,10 +26,9 @@ namespace fp4moe {
 #endif
 
 // Returns from the enclosing function if `expression`, a Status, is an error.
-#define FP4MOE_RETURN_IF_ERROR(expression)                                      \
-  do {                                                                          \
-    if (::fp4moe::Status fp4moe_status_ = (expression); !fp4moe_status_.ok())   \
-      return fp4moe_status_;                                                    \
+#define FP4MOE_RETURN_IF_ERROR(expression)                                                           \
+  do {                                                                                               \
+    if (::fp4moe::Status fp4moe_status_ = (expression); !fp4moe_status_.ok()) return fp4moe_status_; \
   } while (0)
 
 // FP4MOE_ASSIGN_OR_RETURN(auto x, f()): x = *f(), or returns f's error.

@@ -43,9 +43,12 @@ int cgroup_core_quota() {
 
 const char* isa_name(Isa isa) {
   switch (isa) {
-    case Isa::kScalar: return "scalar";
-    case Isa::kAvx2: return "avx2";
-    case Isa::kAvx512: return "avx512";
+    case Isa::kScalar:
+      return "scalar";
+    case Isa::kAvx2:
+      return "avx2";
+    case Isa::kAvx512:
+      return "avx512";
   }
   return "unknown";
 }
@@ -73,7 +76,7 @@ int available_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
   int cores = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set)
-                                                            : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+                                                           : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   return std::max(1, std::min(cores, cgroup_core_quota()));
 }
 

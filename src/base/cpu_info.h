@@ -10,13 +10,13 @@ namespace fp4moe {
 
 // Instruction-set levels that kernels are compiled for, each including the ones before.
 enum class Isa {
-  kScalar,   // x86-64 baseline, and any other CPU
-  kAvx2,     // AVX2, FMA, F16C
-  kAvx512,   // AVX-512 F, BW, DQ, VL, with VNNI and BF16
+  kScalar,  // x86-64 baseline, and any other CPU
+  kAvx2,    // AVX2, FMA, F16C
+  kAvx512,  // AVX-512 F, BW, DQ, VL, with VNNI and BF16
 };
 
-const char* isa_name(Isa isa);                       // "scalar", "avx2", "avx512"
-Result<Isa> parse_isa(std::string_view name);        // the inverse
+const char* isa_name(Isa isa);                 // "scalar", "avx2", "avx512"
+Result<Isa> parse_isa(std::string_view name);  // the inverse
 // The best level this CPU runs, lowered by the environment variable FP4MOE_ISA if set to a lower one.
 Isa best_isa();
 // Whether this CPU (and FP4MOE_ISA) allows `isa`.

@@ -9,11 +9,23 @@
 namespace fp4moe {
 
 enum class DType : uint8_t {
-  kBool, kU8, kI8, kU16, kI16, kF16, kBF16, kU32, kI32, kF32, kU64, kI64, kF64,
-  kF8E4M3,   // OCP e4m3fn, max 448
+  kBool,
+  kU8,
+  kI8,
+  kU16,
+  kI16,
+  kF16,
+  kBF16,
+  kU32,
+  kI32,
+  kF32,
+  kU64,
+  kI64,
+  kF64,
+  kF8E4M3,  // OCP e4m3fn, max 448
   kF8E5M2,
-  kF8E8M0,   // OCP e8m0fnu, 2^(byte - 127)
-  kF4,       // e2m1, two elements in a byte, the even one in the low nibble
+  kF8E8M0,  // OCP e8m0fnu, 2^(byte - 127)
+  kF4,      // e2m1, two elements in a byte, the even one in the low nibble
 };
 
 // Bits of one element: 4 for kF4, else a multiple of 8.

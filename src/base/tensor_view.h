@@ -24,7 +24,9 @@ struct TensorView {
   }
   int64_t num_bytes() const { return (num_elems() * dtype_bits(dtype) + 7) / 8; }
   template <class T>
-  const T* as() const { return reinterpret_cast<const T*>(data); }
+  const T* as() const {
+    return reinterpret_cast<const T*>(data);
+  }
 };
 
 // "[16, 512, 8, 16]".

@@ -1,4 +1,5 @@
-// ChatTemplate: a checkpoint's Jinja chat template, rendered as Hugging Face's (Jinja2, sandboxed) renders it.
+// ChatTemplate: a checkpoint's Jinja chat template, rendered as Hugging Face's (Jinja2, sandboxed) renders
+// it.
 #pragma once
 
 #include <memory>

@@ -16,7 +16,7 @@ namespace fp4moe {
 struct TensorEntry {
   std::string name;
   TensorView view;
-  std::string file;       // the shard's file name
+  std::string file;  // the shard's file name
   int64_t file_offset = 0;
 };
 

@@ -31,6 +31,7 @@ struct MoeWeightsView {
 
 // Finds, checks (names, dtypes, shapes, finite positive scales, no 0xFF e8m0 byte) and types the experts
 // of layer `layer`. Errors name the tensor, both values, and for scales the expert and position.
-Result<MoeWeightsView> load_expert_weights(const Checkpoint& checkpoint, const ModelConfig& config, int64_t layer);
+Result<MoeWeightsView> load_expert_weights(const Checkpoint& checkpoint, const ModelConfig& config,
+                                           int64_t layer);
 
 }  // namespace fp4moe

@@ -20,35 +20,35 @@ enum class QuantMethod { kNone, kMxfp4GptOss /* dialect C */, kModelOptNvfp4 /* 
 
 struct QuantConfig {
   QuantMethod method = QuantMethod::kNone;
-  int group_size = 0;                           // 32 for MXFP4, 16 for NVFP4
-  std::string declared_by;                      // file and key that said so, for messages
-  std::vector<std::string> exclude_modules;     // patterns of modules kept in bf16
+  int group_size = 0;                        // 32 for MXFP4, 16 for NVFP4
+  std::string declared_by;                   // file and key that said so, for messages
+  std::vector<std::string> exclude_modules;  // patterns of modules kept in bf16
 };
 
 struct RopeConfig {
   enum class Type { kDefault, kYarn };
   Type type = Type::kDefault;
   double theta = 10000;
-  double factor = 1;                            // YaRN
+  double factor = 1;  // YaRN
   double beta_fast = 32, beta_slow = 1;
   double original_max_position_embeddings = 0;
-  bool truncate = true;                         // round the ramp's bounds to integers
-  std::optional<double> attention_factor;       // given explicitly; else 0.1 ln(factor) + 1
-  std::optional<double> mscale, mscale_all_dim; // DeepSeek
+  bool truncate = true;                          // round the ramp's bounds to integers
+  std::optional<double> attention_factor;        // given explicitly; else 0.1 ln(factor) + 1
+  std::optional<double> mscale, mscale_all_dim;  // DeepSeek
 };
 
 // Where a chosen expert's weight comes from (DeepSeek, Qwen3); gpt-oss softmaxes the chosen logits.
 struct RouterConfig {
-  int64_t num_groups = 1, top_k_groups = 1;     // group-limited choice; 1 of 1: none
-  bool norm_top_k = false;                      // chosen weights are divided by their sum
-  double scaling_factor = 1;                    // routed_scaling_factor
+  int64_t num_groups = 1, top_k_groups = 1;  // group-limited choice; 1 of 1: none
+  bool norm_top_k = false;                   // chosen weights are divided by their sum
+  double scaling_factor = 1;                 // routed_scaling_factor
 };
 
 // Multi-head latent attention (DeepSeek). A query or key head is [nope, rope].
 struct MlaConfig {
-  int64_t q_lora_rank = 0;                      // 0: queries are not compressed
+  int64_t q_lora_rank = 0;  // 0: queries are not compressed
   int64_t kv_lora_rank = 0, qk_nope_head_dim = 0, qk_rope_head_dim = 0, v_head_dim = 0;
-  bool rope_interleave = true;                  // rotated pairs are (2i, 2i+1), else (i, i + dim/2)
+  bool rope_interleave = true;  // rotated pairs are (2i, 2i+1), else (i, i + dim/2)
 };
 
 struct ModelConfig {
@@ -56,24 +56,24 @@ struct ModelConfig {
   std::string architecture, model_type;
   int64_t vocab_size = 0, hidden_size = 0, num_layers = 0;
   int64_t num_heads = 0, num_kv_heads = 0;
-  int64_t head_dim = 0;                         // of queries and keys; DeepSeek: nope + rope
-  int64_t num_experts = 0, top_k = 0;           // top_k = num_experts_per_tok
-  int64_t intermediate_size = 0;                // of one expert
-  int64_t dense_intermediate_size = 0;          // of the MLP of layers without experts; 0: none has one
-  int64_t num_shared_experts = 0;               // each of intermediate_size, run for every token
-  std::vector<bool> layer_has_experts;          // [num_layers]; empty: every layer has
+  int64_t head_dim = 0;                 // of queries and keys; DeepSeek: nope + rope
+  int64_t num_experts = 0, top_k = 0;   // top_k = num_experts_per_tok
+  int64_t intermediate_size = 0;        // of one expert
+  int64_t dense_intermediate_size = 0;  // of the MLP of layers without experts; 0: none has one
+  int64_t num_shared_experts = 0;       // each of intermediate_size, run for every token
+  std::vector<bool> layer_has_experts;  // [num_layers]; empty: every layer has
   int64_t max_position_embeddings = 0;
   double rms_norm_eps = 1e-5;
   bool attention_bias = false, tie_word_embeddings = false;
-  DType dense_dtype = DType::kBF16;             // of what is not quantised
+  DType dense_dtype = DType::kBF16;  // of what is not quantised
   RopeConfig rope;
-  std::vector<int64_t> layer_windows;           // [num_layers]: 0 full attention, else the sliding window
+  std::vector<int64_t> layer_windows;  // [num_layers]: 0 full attention, else the sliding window
   float swiglu_alpha = 1.702f, swiglu_limit = 7.0f;  // gpt-oss
-  RouterConfig router;                          // DeepSeek, Qwen3
-  MlaConfig mla;                                // DeepSeek
+  RouterConfig router;                               // DeepSeek, Qwen3
+  MlaConfig mla;                                     // DeepSeek
   QuantConfig quant;
-  std::vector<int32_t> eos_token_ids;           // generation_config.json's, else config.json's
-  SamplingParams default_sampling;              // generation_config.json: temperature, top_p, top_k, do_sample
+  std::vector<int32_t> eos_token_ids;  // generation_config.json's, else config.json's
+  SamplingParams default_sampling;     // generation_config.json: temperature, top_p, top_k, do_sample
 };
 
 // Parses and checks; `config_json` etc. are file contents, empty where the file is absent.

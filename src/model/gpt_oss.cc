@@ -14,22 +14,22 @@ namespace fp4moe {
 namespace {
 
 struct LayerWeights {
-  std::vector<float> attention_norm;   // [H]
-  LinearWeights qkv;                   // [(num_heads + 2 num_kv_heads) head_dim, H]: q, k, v rows
-  std::vector<float> sinks;            // [num_heads]
-  LinearWeights attention_out;         // [H, num_heads head_dim]
-  std::vector<float> moe_norm;         // [H]
+  std::vector<float> attention_norm;  // [H]
+  LinearWeights qkv;                  // [(num_heads + 2 num_kv_heads) head_dim, H]: q, k, v rows
+  std::vector<float> sinks;           // [num_heads]
+  LinearWeights attention_out;        // [H, num_heads head_dim]
+  std::vector<float> moe_norm;        // [H]
   std::unique_ptr<MoeLayer> moe;
   int64_t window = 0;
 };
 
 // Buffers of one forward pass, allocated at load for max_batch_tokens rows.
 struct Activations {
-  float* residual;       // [T, H]
-  float* normed_f32;     // [T, H]: the router's input
-  void* normed;          // [T, H] act: GEMM input
-  float* qkv;            // [T, qkv.n]
-  void* attention;       // [T, num_heads head_dim] act
+  float* residual;    // [T, H]
+  float* normed_f32;  // [T, H]: the router's input
+  void* normed;       // [T, H] act: GEMM input
+  float* qkv;         // [T, qkv.n]
+  void* attention;    // [T, num_heads head_dim] act
 };
 
 class GptOss final : public Model {
@@ -49,7 +49,8 @@ class GptOss final : public Model {
  private:
   Status load_layer(const Checkpoint& checkpoint, WeightLoader& loader, int64_t layer, ThreadPool& pool);
   Status allocate_scratch();
-  void attention(const LayerWeights& w, const Batch& batch, KvPages k_pages, KvPages v_pages, ThreadPool& pool);
+  void attention(const LayerWeights& w, const Batch& batch, KvPages k_pages, KvPages v_pages,
+                 ThreadPool& pool);
   void attention_output(const LayerWeights& w, int64_t num_rows, ThreadPool& pool);
   void moe(const LayerWeights& w, int64_t num_rows, ThreadPool& pool);
   void keep_logit_rows(const Batch& batch);
@@ -61,9 +62,9 @@ class GptOss final : public Model {
   const ModelOptions options_;
   const DenseOps& ops_;
   const RopeTable rope_;
-  Buffer embedding_;                   // [V, H] bf16
-  LinearWeights lm_head_;              // [V, H]
-  std::vector<float> final_norm_;      // [H]
+  Buffer embedding_;               // [V, H] bf16
+  LinearWeights lm_head_;          // [V, H]
+  std::vector<float> final_norm_;  // [H]
   std::vector<LayerWeights> layers_;
   int64_t weight_bytes_ = 0;
   Activations act_{};
@@ -85,7 +86,8 @@ Status GptOss::load(const Checkpoint& checkpoint, ThreadPool& pool, const Progre
   return allocate_scratch();
 }
 
-Status GptOss::load_layer(const Checkpoint& checkpoint, WeightLoader& loader, int64_t layer, ThreadPool& pool) {
+Status GptOss::load_layer(const Checkpoint& checkpoint, WeightLoader& loader, int64_t layer,
+                          ThreadPool& pool) {
   const int64_t h = config_.hidden_size;
   const int64_t q_cols = head_cols(config_.num_heads), kv_cols = head_cols(config_.num_kv_heads);
   const std::string prefix = "model.layers." + std::to_string(layer) + ".";
@@ -100,10 +102,11 @@ Status GptOss::load_layer(const Checkpoint& checkpoint, WeightLoader& loader, in
   FP4MOE_ASSIGN_OR_RETURN(w.attention_out, loader.linear({attn + "o_proj"}, {h}, q_cols, bias));
   FP4MOE_ASSIGN_OR_RETURN(w.moe_norm, loader.vector(prefix + "post_attention_layernorm.weight", h));
 
-  FP4MOE_ASSIGN_OR_RETURN(const TensorView router,
-                          checkpoint.get(prefix + "mlp.router.weight", DType::kBF16, {config_.num_experts, h}));
+  FP4MOE_ASSIGN_OR_RETURN(const TensorView router, checkpoint.get(prefix + "mlp.router.weight", DType::kBF16,
+                                                                  {config_.num_experts, h}));
   RouterWeights router_weights{.scoring = RouterScoring::kTopkSoftmax, .weight = router.as<bf16>()};
-  FP4MOE_ASSIGN_OR_RETURN(router_weights.bias, loader.vector(prefix + "mlp.router.bias", config_.num_experts));
+  FP4MOE_ASSIGN_OR_RETURN(router_weights.bias,
+                          loader.vector(prefix + "mlp.router.bias", config_.num_experts));
   FP4MOE_ASSIGN_OR_RETURN(const MoeWeightsView experts, load_expert_weights(checkpoint, config_, layer));
   FP4MOE_ASSIGN_OR_RETURN(w.moe, MoeLayer::make(options_.moe_plan, router_weights, experts, pool));
   loader.count(w.moe->weight_bytes());
@@ -133,8 +136,8 @@ Status GptOss::allocate_scratch() {
 void GptOss::forward(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool) {
   const int64_t t = static_cast<int64_t>(batch.token_ids.size()), h = config_.hidden_size;
   const int64_t num_logit_rows = static_cast<int64_t>(batch.logit_rows.size());
-  FP4MOE_CHECK(t <= options_.max_batch_tokens, std::to_string(t) + " rows, at most " +
-                                                   std::to_string(options_.max_batch_tokens));
+  FP4MOE_CHECK(t <= options_.max_batch_tokens,
+               std::to_string(t) + " rows, at most " + std::to_string(options_.max_batch_tokens));
   ops_.embed({embedding_.as<bf16>(), batch.token_ids.data(), act_.residual, t, h}, pool);
   int64_t num_rows = t;
   for (int64_t i = 0; i < config_.num_layers; ++i) {
@@ -156,7 +159,8 @@ void GptOss::forward(const Batch& batch, KvCache& kv, float* logits, ThreadPool&
 void GptOss::attention(const LayerWeights& w, const Batch& batch, KvPages k_pages, KvPages v_pages,
                        ThreadPool& pool) {
   const int64_t t = static_cast<int64_t>(batch.token_ids.size()), h = config_.hidden_size, stride = w.qkv.n;
-  const int num_heads = static_cast<int>(config_.num_heads), num_kv_heads = static_cast<int>(config_.num_kv_heads);
+  const int num_heads = static_cast<int>(config_.num_heads),
+            num_kv_heads = static_cast<int>(config_.num_kv_heads);
   const int head_dim = static_cast<int>(config_.head_dim);
   float* q = act_.qkv;
   float* k = q + head_cols(num_heads);
@@ -168,17 +172,20 @@ void GptOss::attention(const LayerWeights& w, const Batch& batch, KvPages k_page
   ops_.linear({act(act_.normed, t, h), w.qkv.weight.as<bf16>(), bias, act_.qkv, stride}, pool);
   // q and k heads are neighbours in a row, so one call turns both.
   ops_.rope({q, batch.positions.data(), rope_.inv_freq.data(), rope_.attention_factor, t, stride,
-             num_heads + num_kv_heads, head_dim, head_dim}, pool);
+             num_heads + num_kv_heads, head_dim, head_dim},
+            pool);
   ops_.kv_write({k, v, stride, k_pages, v_pages, batch.sequences}, pool);
   const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
   ops_.attention({q, stride, k_pages, v_pages, batch.sequences, num_heads, scale, w.window, w.sinks.data(),
-                  act(act_.attention, t, head_cols(num_heads))}, pool);
+                  act(act_.attention, t, head_cols(num_heads))},
+                 pool);
 }
 
 void GptOss::attention_output(const LayerWeights& w, int64_t num_rows, ThreadPool& pool) {
   const float* bias = w.attention_out.bias.empty() ? nullptr : w.attention_out.bias.data();
   ops_.linear({act(act_.attention, num_rows, w.attention_out.k), w.attention_out.weight.as<bf16>(), bias,
-               act_.residual, w.attention_out.n, /*accumulate=*/true}, pool);
+               act_.residual, w.attention_out.n, /*accumulate=*/true},
+              pool);
 }
 
 void GptOss::moe(const LayerWeights& w, int64_t num_rows, ThreadPool& pool) {

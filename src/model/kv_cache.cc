@@ -14,8 +14,8 @@ int64_t KvCache::bytes_per_page(const ModelConfig& config, DType dtype, int page
 Result<KvCache> KvCache::make(const ModelConfig& config, DType dtype, int64_t num_pages, int page_size) {
   const int64_t page_bytes = bytes_per_page(config, dtype, page_size);
   if (num_pages <= 0 || page_size <= 0 || num_pages > INT64_MAX / page_bytes)
-    return invalid_argument("KV pool of " + std::to_string(num_pages) + " pages of " + std::to_string(page_bytes) +
-                            " bytes");
+    return invalid_argument("KV pool of " + std::to_string(num_pages) + " pages of " +
+                            std::to_string(page_bytes) + " bytes");
   KvCache kv;
   FP4MOE_ASSIGN_OR_RETURN(kv.buffer_, Buffer::make(num_pages * page_bytes));
   kv.dtype_ = dtype;

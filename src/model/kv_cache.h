@@ -24,7 +24,7 @@ class KvCache {
 
  private:
   KvPages pages(int64_t layer, int which) const;
-  Buffer buffer_;                 // [num_layers, 2 (k, v), num_pages, num_kv_heads, page_size, head_dim] of dtype
+  Buffer buffer_;  // [num_layers, 2 (k, v), num_pages, num_kv_heads, page_size, head_dim] of dtype
   DType dtype_ = DType::kBF16;
   int64_t num_pages_ = 0;
   int page_size_ = 0, num_kv_heads_ = 0, head_dim_ = 0;

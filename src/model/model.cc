@@ -8,11 +8,14 @@ Result<std::unique_ptr<Model>> Model::load(const Checkpoint& checkpoint, const M
                                            const ModelOptions& options, ThreadPool& pool,
                                            const ProgressSink& progress) {
   switch (config.family) {
-    case ModelFamily::kGptOss: return load_gpt_oss(checkpoint, config, options, pool, progress);
+    case ModelFamily::kGptOss:
+      return load_gpt_oss(checkpoint, config, options, pool, progress);
     case ModelFamily::kDeepseekV3:
-    case ModelFamily::kQwen3Moe: break;
+    case ModelFamily::kQwen3Moe:
+      break;
   }
-  return unsupported("architecture " + config.architecture + " can be read but not run in this version; it runs "
+  return unsupported("architecture " + config.architecture +
+                     " can be read but not run in this version; it runs "
                      "GptOssForCausalLM");
 }
 

@@ -18,18 +18,18 @@
 namespace fp4moe {
 
 struct ModelOptions {
-  DType act_dtype = DType::kBF16;   // kBF16, or kF32: the reference ops, every sum in double
-  Isa isa = Isa::kScalar;           // of the dense ops with kBF16
-  MoePlan moe_plan;                 // of every MoE layer
-  int64_t max_batch_tokens = 0;     // most rows of one forward()
+  DType act_dtype = DType::kBF16;  // kBF16, or kF32: the reference ops, every sum in double
+  Isa isa = Isa::kScalar;          // of the dense ops with kBF16
+  MoePlan moe_plan;                // of every MoE layer
+  int64_t max_batch_tokens = 0;    // most rows of one forward()
 };
 
 // T rows, sequence after sequence. Ids and positions were checked by the caller.
 struct Batch {
-  std::span<const int32_t> token_ids;          // [T]
-  std::span<const int64_t> positions;          // [T]
-  std::span<const SequenceRows> sequences;     // covers the T rows in order
-  std::span<const int64_t> logit_rows;         // rows whose logits are wanted, ascending
+  std::span<const int32_t> token_ids;       // [T]
+  std::span<const int64_t> positions;       // [T]
+  std::span<const SequenceRows> sequences;  // covers the T rows in order
+  std::span<const int64_t> logit_rows;      // rows whose logits are wanted, ascending
 };
 
 class Model {

@@ -16,8 +16,9 @@ Status check_quantization(const ModelConfig& model, const std::string& flag) {
   if (flag != "auto" && flag != "mxfp4" && flag != "modelopt_fp4")
     return invalid_argument("--quantization " + flag + ": auto, mxfp4 or modelopt_fp4");
   if (model.quant.method == QuantMethod::kNone)
-    return unsupported("the checkpoint declares no FP4 quantization (neither config.json's quantization_config nor "
-                       "hf_quant_config.json); this version runs FP4 experts only");
+    return unsupported(
+        "the checkpoint declares no FP4 quantization (neither config.json's quantization_config nor "
+        "hf_quant_config.json); this version runs FP4 experts only");
   if (flag != "auto" && flag != declared)
     return unsupported("--quantization " + flag + " contradicts the checkpoint, which is " + declared + " (" +
                        model.quant.declared_by + "); use --quantization " + declared + " or auto");
@@ -28,9 +29,12 @@ Status check_quantization(const ModelConfig& model, const std::string& flag) {
 
 const char* quantization_name(const QuantConfig& quant) {
   switch (quant.method) {
-    case QuantMethod::kNone: return "none";
-    case QuantMethod::kMxfp4GptOss: return "mxfp4";
-    case QuantMethod::kModelOptNvfp4: return "modelopt_fp4";
+    case QuantMethod::kNone:
+      return "none";
+    case QuantMethod::kMxfp4GptOss:
+      return "mxfp4";
+    case QuantMethod::kModelOptNvfp4:
+      return "modelopt_fp4";
   }
   return "unknown";
 }

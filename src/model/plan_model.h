@@ -15,7 +15,7 @@ namespace fp4moe {
 struct ModelPlan {
   DeviceKind device = DeviceKind::kCpu;
   DType act_dtype = DType::kBF16;
-  Isa isa = Isa::kScalar;    // of the dense ops
+  Isa isa = Isa::kScalar;  // of the dense ops
   MoePlan moe;
 };
 

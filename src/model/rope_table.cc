@@ -43,8 +43,10 @@ RopeTable make_rope_table(const RopeConfig& config, int64_t rotary_dim) {
   }
   for (size_t i = 0; i < table.inv_freq.size(); ++i) {
     const double frequency = std::pow(config.theta, -2.0 * static_cast<double>(i) / dim);
-    const double interpolated = yarn ? std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0) : 0.0;
-    table.inv_freq[i] = static_cast<float>(frequency * (1 - interpolated) + frequency / config.factor * interpolated);
+    const double interpolated =
+        yarn ? std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0) : 0.0;
+    table.inv_freq[i] =
+        static_cast<float>(frequency * (1 - interpolated) + frequency / config.factor * interpolated);
   }
   return table;
 }

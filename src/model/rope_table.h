@@ -1,4 +1,5 @@
-// Rotary frequencies of a model: plain, or YaRN (Peng et al. 2023, "YaRN: Efficient Context Window Extension").
+// Rotary frequencies of a model: plain, or YaRN (Peng et al. 2023, "YaRN: Efficient Context Window
+// Extension").
 #pragma once
 
 #include <cstdint>

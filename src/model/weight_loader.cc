@@ -28,13 +28,14 @@ Result<Buffer> WeightLoader::matrix(const std::string& name, int64_t rows, int64
   return buffer;
 }
 
-Result<LinearWeights> WeightLoader::linear(const std::vector<std::string>& names, const std::vector<int64_t>& rows,
-                                           int64_t k, bool has_bias) {
+Result<LinearWeights> WeightLoader::linear(const std::vector<std::string>& names,
+                                           const std::vector<int64_t>& rows, int64_t k, bool has_bias) {
   LinearWeights out;
   out.k = k;
   std::vector<TensorView> views;
   for (size_t i = 0; i < names.size(); ++i) {
-    FP4MOE_ASSIGN_OR_RETURN(TensorView view, checkpoint_.get(names[i] + ".weight", DType::kBF16, {rows[i], k}));
+    FP4MOE_ASSIGN_OR_RETURN(TensorView view,
+                            checkpoint_.get(names[i] + ".weight", DType::kBF16, {rows[i], k}));
     checkpoint_.will_need(view);
     views.push_back(std::move(view));
     out.n += rows[i];

@@ -22,13 +22,14 @@ struct LinearWeights {
 
 class WeightLoader {
  public:
-  WeightLoader(const Checkpoint& checkpoint, LinearLayout layout, ThreadPool& pool, const ProgressSink& progress)
+  WeightLoader(const Checkpoint& checkpoint, LinearLayout layout, ThreadPool& pool,
+               const ProgressSink& progress)
       : checkpoint_(checkpoint), layout_(layout), pool_(pool), progress_(progress) {}
 
   // One matrix from the rows of `names`' weights, one below the other: each "<name>.weight" is
   // [rows[i], k] bf16 and, if has_bias, "<name>.bias" [rows[i]] bf16.
-  Result<LinearWeights> linear(const std::vector<std::string>& names, const std::vector<int64_t>& rows, int64_t k,
-                               bool has_bias);
+  Result<LinearWeights> linear(const std::vector<std::string>& names, const std::vector<int64_t>& rows,
+                               int64_t k, bool has_bias);
   // A bf16 vector [n] as f32.
   Result<std::vector<float>> vector(const std::string& name, int64_t n);
   // A bf16 matrix [rows, cols] as it is.

@@ -23,7 +23,9 @@ std::span<const float> row(const std::vector<float>& logits, size_t r, size_t v)
   return std::span<const float>(logits).subspan(r * v, v);
 }
 
-size_t argmax(std::span<const float> x) { return static_cast<size_t>(std::max_element(x.begin(), x.end()) - x.begin()); }
+size_t argmax(std::span<const float> x) {
+  return static_cast<size_t>(std::max_element(x.begin(), x.end()) - x.begin());
+}
 
 // The stock Hugging Face class's float32 logits of random checkpoints (make_gptoss_fixtures.py): odd sizes,
 // shards, both rope spellings, windows shorter than the prompt.
@@ -31,7 +33,8 @@ class Fixture : public testing::TestWithParam<const char*> {};
 
 TEST_P(Fixture, ReferenceRunnerMatchesStockClass) {
   const std::string folder = std::string(FP4MOE_FIXTURES "/") + GetParam();
-  const Result<ReferencePrompt> prompt = read_reference(folder + "/reference.safetensors", "input_ids", "logits");
+  const Result<ReferencePrompt> prompt =
+      read_reference(folder + "/reference.safetensors", "input_ids", "logits");
   ASSERT_TRUE(prompt.ok()) << prompt.status().to_string();
   const Result<std::vector<float>> logits = compute_logits({folder, reference_flags()}, prompt->ids);
   ASSERT_TRUE(logits.ok()) << logits.status().to_string();
@@ -41,7 +44,8 @@ TEST_P(Fixture, ReferenceRunnerMatchesStockClass) {
 // bf16 rounding of every GEMM input: the default mode is near, not equal.
 TEST_P(Fixture, DefaultRunnerIsNearTheStockClass) {
   const std::string folder = std::string(FP4MOE_FIXTURES "/") + GetParam();
-  const Result<ReferencePrompt> prompt = read_reference(folder + "/reference.safetensors", "input_ids", "logits");
+  const Result<ReferencePrompt> prompt =
+      read_reference(folder + "/reference.safetensors", "input_ids", "logits");
   ASSERT_TRUE(prompt.ok()) << prompt.status().to_string();
   const Result<std::vector<float>> logits = compute_logits({folder, EngineConfig{}}, prompt->ids);
   ASSERT_TRUE(logits.ok()) << logits.status().to_string();
@@ -50,14 +54,15 @@ TEST_P(Fixture, DefaultRunnerIsNearTheStockClass) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpt, Fixture,
-                         testing::Values("h192_i96_yarn", "h160_i224_sharded_old_rope", "h96_i32_plain_rope_top1"));
+                         testing::Values("h192_i96_yarn", "h160_i224_sharded_old_rope",
+                                         "h96_i32_plain_rope_top1"));
 
 class Demo : public testing::TestWithParam<int> {
  protected:
   Demo() {
     const std::string name = "prompt_" + std::to_string(GetParam());
-    Result<ReferencePrompt> prompt =
-        read_reference(FP4MOE_DEMO "/reference_logits.safetensors", name + ".input_ids", name + ".logits_w4a16");
+    Result<ReferencePrompt> prompt = read_reference(FP4MOE_DEMO "/reference_logits.safetensors",
+                                                    name + ".input_ids", name + ".logits_w4a16");
     if (prompt.ok()) prompt_ = std::move(*prompt);
     vocab_size_ = prompt_.logits.size() / std::max<size_t>(1, prompt_.ids.size());
   }

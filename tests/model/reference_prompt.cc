@@ -29,7 +29,8 @@ Result<ReferencePrompt> read_reference(const std::string& file, const std::strin
       std::memcpy(prompt.logits.data(), data, prompt.logits.size() * 4);
     }
   }
-  if (prompt.ids.empty() || prompt.logits.empty()) return not_found(file + ": " + ids_name + ", " + logits_name);
+  if (prompt.ids.empty() || prompt.logits.empty())
+    return not_found(file + ": " + ids_name + ", " + logits_name);
   return prompt;
 }
 
@@ -40,7 +41,8 @@ Result<std::vector<float>> compute_logits(const LogitsRun& run, const std::vecto
   ThreadPool pool(std::max(1, run.flags.threads));
   FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(run.folder));
   const ModelOptions options{plan.act_dtype, plan.isa, plan.moe, chunk};
-  FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, Model::load(checkpoint, config, options, pool, {}));
+  FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model,
+                          Model::load(checkpoint, config, options, pool, {}));
   const int64_t num_pages = (t + run.page_size - 1) / run.page_size;
   FP4MOE_ASSIGN_OR_RETURN(KvCache kv, KvCache::make(config, plan.act_dtype, num_pages, run.page_size));
 

@@ -12,8 +12,8 @@
 namespace fp4moe {
 
 struct ReferencePrompt {
-  std::vector<int32_t> ids;    // [T]
-  std::vector<float> logits;   // [T, V]
+  std::vector<int32_t> ids;   // [T]
+  std::vector<float> logits;  // [T, V]
 };
 
 // From a safetensors file: an I64 tensor of ids and an F32 tensor of logits.
@@ -21,9 +21,9 @@ Result<ReferencePrompt> read_reference(const std::string& file, const std::strin
                                        const std::string& logits_name);
 
 struct LogitsRun {
-  std::string folder;          // checkpoint
-  EngineConfig flags;          // dtype, runner, threads
-  int64_t chunk = 0;           // prompt tokens in one forward(); 0: all
+  std::string folder;  // checkpoint
+  EngineConfig flags;  // dtype, runner, threads
+  int64_t chunk = 0;   // prompt tokens in one forward(); 0: all
   int page_size = 16;
 };
 

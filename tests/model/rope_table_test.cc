@@ -23,7 +23,8 @@ TEST(Rope, PlainFrequenciesAreAGeometricRow) {
   const RopeTable table = make_rope_table(config, 8);
   ASSERT_EQ(table.inv_freq.size(), 4u);
   EXPECT_EQ(table.attention_factor, 1.0f);
-  for (int i = 0; i < 4; ++i) EXPECT_FLOAT_EQ(table.inv_freq[static_cast<size_t>(i)], std::pow(10.0f, static_cast<float>(-i)));
+  for (int i = 0; i < 4; ++i)
+    EXPECT_FLOAT_EQ(table.inv_freq[static_cast<size_t>(i)], std::pow(10.0f, static_cast<float>(-i)));
 }
 
 // Fast pairs keep their frequency, slow ones are divided by the factor, the ramp between is monotonic.
@@ -43,7 +44,8 @@ TEST(Rope, YarnInterpolatesSlowPairsOnly) {
 }
 
 TEST(Rope, YarnConcentrationIsATenthOfLnFactorPlusOne) {
-  EXPECT_FLOAT_EQ(make_rope_table(gpt_oss_yarn(), 64).attention_factor, static_cast<float>(0.1 * std::log(32.0) + 1));
+  EXPECT_FLOAT_EQ(make_rope_table(gpt_oss_yarn(), 64).attention_factor,
+                  static_cast<float>(0.1 * std::log(32.0) + 1));
 }
 
 TEST(Rope, ExplicitAttentionFactorWins) {

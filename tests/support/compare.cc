@@ -24,7 +24,8 @@ testing::AssertionResult within_budget(std::span<const float> actual, std::span<
   if (actual.size() != expected.size())
     return testing::AssertionFailure() << "lengths differ: " << actual.size() << " and " << expected.size();
   if (budget.size() != 1 && budget.size() != expected.size())
-    return testing::AssertionFailure() << "budget has " << budget.size() << " entries for " << expected.size();
+    return testing::AssertionFailure()
+           << "budget has " << budget.size() << " entries for " << expected.size();
   size_t worst = 0, num_over = 0;
   double worst_units = -1;
   for (size_t i = 0; i < actual.size(); ++i) {
@@ -38,9 +39,9 @@ testing::AssertionResult within_budget(std::span<const float> actual, std::span<
     if (units > worst_units) worst_units = units, worst = i;
   }
   if (num_over == 0) return testing::AssertionSuccess();
-  return testing::AssertionFailure() << num_over << " of " << actual.size() << " over budget; worst at " << worst
-                                     << ": actual " << actual[worst] << ", expected " << expected[worst] << ", "
-                                     << worst_units << " x budget";
+  return testing::AssertionFailure() << num_over << " of " << actual.size() << " over budget; worst at "
+                                     << worst << ": actual " << actual[worst] << ", expected "
+                                     << expected[worst] << ", " << worst_units << " x budget";
 }
 
 testing::AssertionResult within_relative_l2(std::span<const float> actual, std::span<const float> expected,
@@ -55,8 +56,8 @@ testing::AssertionResult same_bytes(std::span<const uint8_t> actual, std::span<c
     return testing::AssertionFailure() << "lengths differ: " << actual.size() << " and " << expected.size();
   for (size_t i = 0; i < actual.size(); ++i)
     if (actual[i] != expected[i])
-      return testing::AssertionFailure() << "byte " << i << ": actual " << int{actual[i]} << ", expected "
-                                         << int{expected[i]};
+      return testing::AssertionFailure()
+             << "byte " << i << ": actual " << int{actual[i]} << ", expected " << int{expected[i]};
   return testing::AssertionSuccess();
 }
 

@@ -19,7 +19,8 @@ void run_ranges(ThreadPool& pool, int64_t count, int64_t step, const Body& body)
            [&](int64_t chunk, int) { body(chunk * step, std::min(count, (chunk + 1) * step)); });
 }
 
-// A chunk's rows (K = 2880: 0.55 MB of bf16) stay in a core's L2 while 4 panels pass over them, two at a time.
+// A chunk's rows (K = 2880: 0.55 MB of bf16) stay in a core's L2 while 4 panels pass over them, two at a
+// time.
 constexpr int64_t kLinearPanels = 4, kLinearRows = 96;
 
 template <const DenseChunks& chunks>
