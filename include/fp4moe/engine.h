@@ -19,6 +19,7 @@ struct ModelInfo {
   std::string path;
   std::string architecture;  // such as "GptOssForCausalLM"
   std::string quantization;  // such as "mxfp4"
+  std::string backend;       // what runs the experts, such as "cpu_avx512"
   int64_t vocab_size = 0;    // V of the logits
   int64_t num_layers = 0, hidden_size = 0, num_experts = 0, top_k = 0;
   int64_t context_length = 0;    // most tokens of prompt and answer together

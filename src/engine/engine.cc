@@ -118,12 +118,14 @@ class EngineImpl final : public Engine {
   std::unique_ptr<StepLoop> loop_;  // last: it borrows the others
 };
 
-ModelInfo model_info(const EngineConfig& flags, const ModelConfig& config, const MemoryPlan& memory) {
+ModelInfo model_info(const EngineConfig& flags, const ModelConfig& config, const ModelPlan& plan,
+                     const MemoryPlan& memory) {
   ModelInfo info;
   info.name = flags.served_model_name.empty() ? folder_name(flags.model_path) : flags.served_model_name;
   info.path = flags.model_path;
   info.architecture = config.architecture;
   info.quantization = quantization_name(config.quant);
+  info.backend = runner_name(plan.moe);
   info.vocab_size = config.vocab_size;
   info.num_layers = config.num_layers;
   info.hidden_size = config.hidden_size;
@@ -168,7 +170,7 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
                           KvCache::make(config, plan.act_dtype, memory.num_kv_pages, flags.page_size));
   const std::chrono::duration<double> load_time = std::chrono::steady_clock::now() - started;
 
-  ModelInfo info = model_info(flags, config, memory);
+  ModelInfo info = model_info(flags, config, plan, memory);
   info.weight_bytes = model->weight_bytes();
   info.kv_bytes = kv.num_bytes();
   info.startup_lines =

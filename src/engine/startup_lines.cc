@@ -54,8 +54,7 @@ std::vector<std::string> startup_lines(const StartupFacts& facts) {
       experts_line(facts),
       std::string("numerics   activations ") + (facts.plan.act_dtype == DType::kF32 ? "float32" : "bfloat16"),
   };
-  std::istringstream plan(describe(facts.plan.moe));
-  for (std::string line; std::getline(plan, line);) lines.push_back(line);
+  lines.push_back("MoE        " + summary(facts.plan.moe));
   lines.push_back("memory     " + size_string(facts.memory.available_bytes) + " available, " +
                   size_string(facts.memory.budget_bytes) + " for weights and KV pool");
   lines.push_back("           weights " + size_string(info.weight_bytes) + ", KV pool " +

@@ -211,6 +211,19 @@ const char* runner_name(const MoePlan& plan) {
   return plan.runner() == nullptr ? "none" : plan.runner()->name;
 }
 
+std::string summary(const MoePlan& plan) {
+  if (plan.runner() == nullptr) return "nothing planned";
+  std::string text = std::string(scheme_name(plan.scheme())) + " by " + plan.runner()->name + " over a2a " +
+                     plan.a2a()->name + ", fabric " + plan.fabric().name;
+  if (!plan.note().empty()) text += " (" + plan.note() + ")";
+  for (const RowVerdict& v : plan.verdicts()) {
+    if (v.kind != "runner") continue;
+    if (v.reason.empty()) return text + "; runner-up " + v.name;
+    text += "; not " + v.name + ": " + v.reason;
+  }
+  return text;
+}
+
 std::string describe(const MoePlan& plan) {
   if (plan.runner() == nullptr) return "MoE plan: empty";
   const MoeProblem& p = plan.problem();

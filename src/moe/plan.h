@@ -94,6 +94,10 @@ const char* runner_name(const MoePlan& plan);
 // lines, none with a newline at the end of the text.
 std::string describe(const MoePlan& plan);
 
+// The choice in one line: "w4a16 by cpu_avx2 over a2a none, fabric local; not cpu_avx512:
+// needs avx512, this CPU offers avx2; runner-up cpu_scalar".
+std::string summary(const MoePlan& plan);
+
 // The table's own names, best first, and SGLang's names that resolve to them.
 std::vector<std::string> runner_names();
 std::vector<std::string> a2a_names();

@@ -88,6 +88,14 @@ TEST(PlanTest, DescribesChoiceRunnerUpAndRefusals) {
   EXPECT_EQ(describe(MoePlan()), "MoE plan: empty");
 }
 
+TEST(PlanTest, SummaryTellsTheChoiceWhyNotABetterRowAndTheRunnerUp) {
+  EXPECT_EQ(
+      summary(plan(problem(Fp4Format::kMxfp4, Isa::kAvx2), {})),
+      "w4a16 by cpu_avx2 over a2a none, fabric local; not cpu_avx512: needs avx512, this CPU offers avx2; "
+      "runner-up cpu_scalar");
+  EXPECT_EQ(summary(MoePlan()), "nothing planned");
+}
+
 TEST(PlanRefusalTest, ForcedRowTheMachineCannotRun) {
   EXPECT_EQ(refusal(problem(Fp4Format::kMxfp4, Isa::kAvx2), {.runner = "cpu_avx512"}),
             "moe_runner_backend=cpu_avx512 needs avx512, this CPU offers avx2; nearest legal choice: "
