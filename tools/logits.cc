@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/thread_pool.h"
+#include "engine/memory_plan.h"
 #include "io/file.h"
 #include "io/safetensors.h"
 #include "model/kv_cache.h"
@@ -43,12 +44,14 @@ Status run_logits(const LogitsFlags& flags) {
   FP4MOE_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(config, engine));
   FP4MOE_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, read_ids(flags.input_ids, config.vocab_size));
   const int64_t t = static_cast<int64_t>(ids.size());
-  if (t > config.max_position_embeddings)
-    return does_not_fit(flags.input_ids + ": " + std::to_string(t) + " tokens, the model's context is " +
-                        std::to_string(config.max_position_embeddings));
+  FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(engine.model_path));
+  FP4MOE_ASSIGN_OR_RETURN(const MemoryPlan memory,
+                          plan_memory(memory_problem(checkpoint, config, plan, engine), engine));
+  if (t > memory.context_length)
+    return does_not_fit(flags.input_ids + ": " + std::to_string(t) + " tokens; the context holds " +
+                        std::to_string(memory.context_length));
 
   ThreadPool pool(engine.threads > 0 ? engine.threads : available_cores());
-  FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(engine.model_path));
   const ModelOptions options{plan.act_dtype, plan.isa, plan.moe, t};
   FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model,
                           Model::load(checkpoint, config, options, pool, {}));

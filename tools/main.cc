@@ -3,10 +3,30 @@
 
 #include "verb.h"
 
+namespace {
+
+// One line: what is wrong, and what is legal or where that is said.
+std::string usage_error(const CLI::App* app, const CLI::Error& error) {
+  const auto chosen = app->get_subcommands();
+  if (!chosen.empty())
+    return std::string("error: ") + error.what() + "; see `fp4moe " + chosen[0]->get_name() + " --help`\n";
+  const std::vector<std::string> rest = app->remaining();
+  std::string text = rest.empty() ? "error: no verb is given" : "error: '" + rest[0] + "' is no verb";
+  const char* separator = "; legal: ";
+  for (const CLI::App* verb : app->get_subcommands([](const CLI::App*) { return true; })) {
+    text += separator + verb->get_name();
+    separator = ", ";
+  }
+  return text + "\n";
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
   CLI::App app{"fp4moe " FP4MOE_VERSION ": native FP4 mixture-of-experts inference"};
   app.set_version_flag("--version", "fp4moe " FP4MOE_VERSION);
   app.require_subcommand(1);
+  app.failure_message(usage_error);
   int exit_code = fp4moe::kExitOk;
   for (const auto add_verb :
        {fp4moe::add_serve, fp4moe::add_run, fp4moe::add_logits, fp4moe::add_eval, fp4moe::add_bench,

@@ -17,29 +17,6 @@
 namespace fp4moe {
 namespace {
 
-Status check_range(const char* flag, int64_t value, int64_t low, int64_t high) {
-  if (value >= low && value <= high) return {};
-  return invalid_argument(std::string(flag) + " " + std::to_string(value) +
-                          "; legal: " + std::to_string(low) + " to " + std::to_string(high));
-}
-
-Status check_flags(const EngineConfig& flags) {
-  constexpr int64_t kMany = 1 << 20;  // keeps every product of two of these in 64 bits
-  if (flags.model_path.empty()) return invalid_argument("no model path");
-  FP4MOE_RETURN_IF_ERROR(check_range("--threads", flags.threads, 0, 4096));
-  FP4MOE_RETURN_IF_ERROR(check_range("--page-size", flags.page_size, 1, 4096));
-  FP4MOE_RETURN_IF_ERROR(check_range("--max-running-requests", flags.max_running_requests, 1, kMany));
-  FP4MOE_RETURN_IF_ERROR(check_range("--max-queued-requests", flags.max_queued_requests, 1, kMany));
-  FP4MOE_RETURN_IF_ERROR(check_range("--chunked-prefill-size", flags.chunked_prefill_size, 1, kMany));
-  FP4MOE_RETURN_IF_ERROR(check_range("--max-prefill-tokens", flags.max_prefill_tokens, 1, kMany));
-  FP4MOE_RETURN_IF_ERROR(check_range("--context-length", flags.context_length, 0, int64_t{1} << 40));
-  FP4MOE_RETURN_IF_ERROR(check_range("--max-total-tokens", flags.max_total_tokens, 0, int64_t{1} << 40));
-  if (!(flags.mem_fraction_static > 0 && flags.mem_fraction_static <= 1))
-    return invalid_argument("--mem-fraction-static " + std::to_string(flags.mem_fraction_static) +
-                            "; legal: above 0, at most 1");
-  return {};
-}
-
 std::string folder_name(const std::string& path) {
   const std::filesystem::path normal = std::filesystem::path(path).lexically_normal();
   return (normal.has_filename() ? normal : normal.parent_path()).filename().string();
@@ -143,18 +120,12 @@ ModelInfo model_info(const EngineConfig& flags, const ModelConfig& config, const
 // Everything that can be refused is refused before the first weight is read.
 Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
   set_log_sink(flags.log_sink);
-  FP4MOE_RETURN_IF_ERROR(check_flags(flags));
   FP4MOE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(flags.model_path));
   FP4MOE_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(config, flags));
   FP4MOE_ASSIGN_OR_RETURN(TextTools text, load_text_tools(flags));
   FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(flags.model_path));
-  const MemoryProblem memory_problem{
-      .available_bytes = available_memory_bytes(),
-      .weight_bytes = checkpoint.total_bytes(),
-      .kv_bytes_per_page = KvCache::bytes_per_page(config, plan.act_dtype, flags.page_size),
-      .max_position_embeddings = config.max_position_embeddings,
-  };
-  FP4MOE_ASSIGN_OR_RETURN(const MemoryPlan memory, plan_memory(memory_problem, flags));
+  FP4MOE_ASSIGN_OR_RETURN(const MemoryPlan memory,
+                          plan_memory(memory_problem(checkpoint, config, plan, flags), flags));
 
   const auto started = std::chrono::steady_clock::now();
   auto pool = std::make_unique<ThreadPool>(flags.threads > 0 ? flags.threads : available_cores());

@@ -6,6 +6,8 @@
 #include <limits>
 
 #include "base/check.h"
+#include "base/cpu_info.h"
+#include "model/kv_cache.h"
 
 namespace fp4moe {
 namespace {
@@ -67,11 +69,21 @@ std::string size_string(int64_t num_bytes) {
   return mib < 1024 ? decimal(mib) + " MiB" : decimal(mib / 1024) + " GiB";
 }
 
+MemoryProblem memory_problem(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan,
+                             const EngineConfig& flags) {
+  return {
+      .available_bytes = available_memory_bytes(),
+      .weight_bytes = checkpoint.total_bytes(),
+      .kv_bytes_per_page = KvCache::bytes_per_page(config, plan.act_dtype, flags.page_size),
+      .max_position_embeddings = config.max_position_embeddings,
+  };
+}
+
 Result<MemoryPlan> plan_memory(const MemoryProblem& problem, const EngineConfig& flags) {
   if (flags.context_length > problem.max_position_embeddings)
-    return invalid_argument("--context-length " + std::to_string(flags.context_length) +
-                            "; the model was made for " + std::to_string(problem.max_position_embeddings) +
-                            " tokens (max_position_embeddings)");
+    return does_not_fit("--context-length " + std::to_string(flags.context_length) +
+                        "; the model was made for " + std::to_string(problem.max_position_embeddings) +
+                        " tokens (max_position_embeddings)");
   MemoryPlan plan;
   plan.available_bytes = problem.available_bytes;
   plan.budget_bytes =

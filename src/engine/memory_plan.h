@@ -6,6 +6,8 @@
 
 #include "fp4moe/config.h"
 #include "fp4moe/status.h"
+#include "io/checkpoint.h"
+#include "model/plan_model.h"
 
 namespace fp4moe {
 
@@ -15,6 +17,10 @@ struct MemoryProblem {
   int64_t kv_bytes_per_page = 0;
   int64_t max_position_embeddings = 0;  // tokens the model was made for
 };
+
+// Of `checkpoint` on this machine.
+MemoryProblem memory_problem(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan,
+                             const EngineConfig& flags);
 
 struct MemoryPlan {
   int64_t available_bytes = 0;
@@ -26,8 +32,7 @@ struct MemoryPlan {
 
 // Without --max-total-tokens the pool takes what the weights leave of the budget, at most a full context for
 // every running request. Without --context-length the context is the model's or, with a note, what the pool
-// holds. kInvalidArgument: a context longer than the model's. kDoesNotFit holds both numbers, and the flag
-// with the value that would work.
+// holds. kDoesNotFit, such as for a context longer than the model's, holds both numbers, and what would work.
 Result<MemoryPlan> plan_memory(const MemoryProblem& problem, const EngineConfig& flags);
 
 // "9.02 MiB", "12.50 GiB".

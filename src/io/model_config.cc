@@ -348,6 +348,10 @@ Result<ModelConfig> parse_model_config(std::string_view config_json, std::string
 }
 
 Result<ModelConfig> load_model_config(const std::string& folder) {
+  if (folder.empty() || !file_exists(folder + "/"))
+    return not_found(
+        "model folder '" + folder +
+        "' does not exist; legal: a folder on this machine with config.json and safetensors files");
   FP4MOE_ASSIGN_OR_RETURN(const std::string config, read_text_file(folder + "/config.json", kMaxConfigBytes));
   FP4MOE_ASSIGN_OR_RETURN(const std::string generation, read_if_there(folder + "/generation_config.json"));
   FP4MOE_ASSIGN_OR_RETURN(const std::string hf_quant, read_if_there(folder + "/hf_quant_config.json"));

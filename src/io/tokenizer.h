@@ -13,8 +13,9 @@ namespace fp4moe {
 
 class Tokenizer {
  public:
-  // `json` is tokenizer.json's content. kInvalidArgument (malformed; names the key), kUnsupported (a model,
-  // normalizer, pre-tokenizer or decoder that would change ids or text and is not implemented; named).
+  // `json` is tokenizer.json's content. kDataLoss (not JSON), kInvalidArgument (malformed; names the key),
+  // kUnsupported (a model, normalizer, pre-tokenizer or decoder that would change ids or text and is not
+  // implemented; named).
   static Result<Tokenizer> parse(std::string_view json);
   // From a file, or from a folder's tokenizer.json.
   static Result<Tokenizer> load(const std::string& path);

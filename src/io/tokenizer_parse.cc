@@ -13,19 +13,17 @@ constexpr int64_t kMaxFileBytes = int64_t{256} << 20;
 }  // namespace
 
 Result<Tokenizer> Tokenizer::load(const std::string& path) {
-  const std::string inside = path + "/tokenizer.json";
-  const std::string& file = file_exists(inside) ? inside : path;
+  const std::string file = file_exists(path + "/") ? path + "/tokenizer.json" : path;
   FP4MOE_ASSIGN_OR_RETURN(const std::string json, read_text_file(file, kMaxFileBytes));
   auto tokenizer = parse(json);
-  if (!tokenizer.ok()) return tokenizer.status().with_context(file);
+  if (!tokenizer.ok()) return tokenizer.status().with_context(path);
   return tokenizer;
 }
 
 Result<Tokenizer> Tokenizer::parse(std::string_view json) {
-  const auto document = parse_json(json, "tokenizer.json");
-  if (!document.ok()) return invalid_argument(document.status().message());
-  const JsonCursor root(*document, "");
-  if (!document->is_object()) return JsonCursor(*document, "the document").error("an object");
+  FP4MOE_ASSIGN_OR_RETURN(const Json document, parse_json(json, "tokenizer.json"));
+  const JsonCursor root(document, "");
+  if (!document.is_object()) return JsonCursor(document, "the document").error("an object");
   const JsonCursor version = root["version"];
   if (!version.is_null() && version.value() != "1.0") return version.error("\"1.0\"");
   FP4MOE_ASSIGN_OR_RETURN(BpeModel model, BpeModel::parse(root["model"]));

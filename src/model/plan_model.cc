@@ -5,16 +5,40 @@
 namespace fp4moe {
 namespace {
 
+Status check_range(const char* flag, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return {};
+  const std::string legal = high == INT64_MAX ? "at least " + std::to_string(low)
+                                              : std::to_string(low) + " to " + std::to_string(high);
+  return invalid_argument(std::string(flag) + " " + std::to_string(value) + "; legal: " + legal);
+}
+
+// What is large but not absurd is judged where memory is planned.
+Status check_ranges(const EngineConfig& flags) {
+  constexpr int64_t kMany = 1 << 20;  // keeps every product of two of these in 64 bits
+  FP4MOE_RETURN_IF_ERROR(check_range("--threads", flags.threads, 0, 4096));
+  FP4MOE_RETURN_IF_ERROR(check_range("--page-size", flags.page_size, 1, 4096));
+  FP4MOE_RETURN_IF_ERROR(check_range("--max-running-requests", flags.max_running_requests, 1, kMany));
+  FP4MOE_RETURN_IF_ERROR(check_range("--max-queued-requests", flags.max_queued_requests, 1, kMany));
+  FP4MOE_RETURN_IF_ERROR(check_range("--chunked-prefill-size", flags.chunked_prefill_size, 1, kMany));
+  FP4MOE_RETURN_IF_ERROR(check_range("--max-prefill-tokens", flags.max_prefill_tokens, 1, kMany));
+  FP4MOE_RETURN_IF_ERROR(check_range("--context-length", flags.context_length, 0, INT64_MAX));
+  FP4MOE_RETURN_IF_ERROR(check_range("--max-total-tokens", flags.max_total_tokens, 0, INT64_MAX));
+  if (!(flags.mem_fraction_static > 0 && flags.mem_fraction_static <= 1))  // NaN too
+    return invalid_argument("--mem-fraction-static " + std::to_string(flags.mem_fraction_static) +
+                            "; legal: above 0, at most 1");
+  return {};
+}
+
 Result<DType> resolve_dtype(const std::string& name) {
   if (name == "auto" || name == "bfloat16") return DType::kBF16;
   if (name == "float32") return DType::kF32;
-  return invalid_argument("--dtype " + name + ": auto, bfloat16 or float32");
+  return invalid_argument("--dtype " + name + "; legal: auto, bfloat16 or float32");
 }
 
 Status check_quantization(const ModelConfig& model, const std::string& flag) {
   const std::string declared = quantization_name(model.quant);
   if (flag != "auto" && flag != "mxfp4" && flag != "modelopt_fp4")
-    return invalid_argument("--quantization " + flag + ": auto, mxfp4 or modelopt_fp4");
+    return invalid_argument("--quantization " + flag + "; legal: auto, mxfp4 or modelopt_fp4");
   if (model.quant.method == QuantMethod::kNone)
     return unsupported(
         "the checkpoint declares no FP4 quantization (neither config.json's quantization_config nor "
@@ -41,6 +65,7 @@ const char* quantization_name(const QuantConfig& quant) {
 
 Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& flags) {
   ModelPlan plan;
+  FP4MOE_RETURN_IF_ERROR(check_ranges(flags));
   FP4MOE_RETURN_IF_ERROR(check_quantization(model, flags.quantization));
   FP4MOE_ASSIGN_OR_RETURN(plan.device, resolve_device(flags.device));
   FP4MOE_ASSIGN_OR_RETURN(plan.act_dtype, resolve_dtype(flags.dtype));

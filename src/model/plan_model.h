@@ -19,8 +19,8 @@ struct ModelPlan {
   MoePlan moe;
 };
 
-// kInvalidArgument: an unknown flag value, or --quantization against the checkpoint; kUnsupported: a
-// combination that this version has no row for.
+// kInvalidArgument: a flag's value is unknown or out of range; kUnsupported: --quantization against the
+// checkpoint, or a combination that this version has no row for.
 Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& flags);
 
 // "mxfp4", "modelopt_fp4" or "none": the checkpoint's scheme in --quantization's words.

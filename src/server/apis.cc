@@ -73,11 +73,16 @@ bool read_include_usage(Fields& fields) {
   return include;
 }
 
+void fail_text(Fields& fields, const std::string& name, const Status& status) {
+  const bool is_limit = status.code() == StatusCode::kDoesNotFit;  // whose HTTP code blames the context
+  fields.fail(name, is_limit ? invalid_argument(status.message()) : status);
+}
+
 std::vector<int32_t> encode(const Engine& engine, Fields& fields, const std::string& name,
                             const std::string& text, bool add_special_tokens) {
   Result<std::vector<int32_t>> ids = engine.tokenize(text, add_special_tokens);
   if (!ids.ok()) {
-    fields.fail(name, ids.status());
+    fail_text(fields, name, ids.status());
     return {};
   }
   if (ids->empty()) fields.fail(name, "is empty: a prompt needs at least one token");
@@ -115,8 +120,12 @@ Prompts read_prompts(const Engine& engine, Fields& fields, const std::string& na
   }
   prompts.is_list = first != value && (first->is_array() || first->is_string());
   const bool is_text = first->is_string();
-  if ((is_text && kind == PromptKind::kIds) || (!is_text && kind == PromptKind::kText)) {
-    fields.fail(name, std::string("must be ") + (is_text ? "token ids" : "a string") + " or a list of such");
+  const bool is_ids = first->is_number() || first->is_array();
+  if (is_text ? kind == PromptKind::kIds : kind == PromptKind::kText || !is_ids) {
+    const char* wanted = kind == PromptKind::kIds    ? "token ids"
+                         : kind == PromptKind::kText ? "a string"
+                                                     : "a string, token ids";
+    fields.fail(name, std::string("must be ") + wanted + " or a list of such");
   } else if (prompts.is_list && value->size() > kMaxSubmissions) {
     fields.fail(name, "has " + std::to_string(value->size()) + " prompts; at most " +
                           std::to_string(kMaxSubmissions));

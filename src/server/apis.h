@@ -25,6 +25,9 @@ int64_t read_n(Fields& fields);
 // "stream_options": {"include_usage"}.
 bool read_include_usage(Fields& fields);
 
+// Fails with a status of the tokenizer or the chat template.
+void fail_text(Fields& fields, const std::string& name, const Status& status);
+
 // A prompt's token ids. Errors go to fields under `name`.
 std::vector<int32_t> encode(const Engine& engine, Fields& fields, const std::string& name,
                             const std::string& text, bool add_special_tokens);

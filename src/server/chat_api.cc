@@ -194,7 +194,7 @@ GenerationCall parse_chat(const Engine& engine, Fields& fields) {
 
   const Result<std::string> prompt = engine.apply_chat_template(messages, options);
   if (!prompt.ok()) {
-    fields.fail("messages", prompt.status());
+    fail_text(fields, "messages", prompt.status());
     return call;
   }
   const auto ids = encode(engine, fields, "messages", *prompt, /*add_special_tokens=*/false);

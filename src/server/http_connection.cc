@@ -114,14 +114,21 @@ void Connection::parse() {
 
 void Connection::refuse(boost::system::error_code error) {
   int status = 400;
-  if (error == http::error::body_limit) status = 413;
-  if (error == http::error::header_limit) status = 431;
+  std::string problem = "malformed HTTP request: " + error.message();
+  if (error == http::error::body_limit) {
+    status = 413;
+    problem = "the body has more than the legal " + std::to_string(shared_.config.max_body_bytes) + " bytes";
+  } else if (error == http::error::header_limit) {
+    status = 431;
+    problem =
+        "the header has more than the legal " + std::to_string(shared_.config.max_header_bytes) + " bytes";
+  }
   parser_.reset();
   busy_ = true;
   count_busy();
   keep_alive_ = false;
   streaming_ = false;
-  HttpResponse response = error_response(invalid_argument("malformed HTTP request: " + error.message()));
+  HttpResponse response = error_response(invalid_argument(problem));
   response.status = status;
   respond(std::move(response));
 }

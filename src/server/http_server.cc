@@ -21,6 +21,22 @@ namespace {
 constexpr int kThreads = 2;
 constexpr double kAcceptRetrySeconds = 0.1;  // after accept failed, such as for want of file descriptors
 
+Status check_limits(const ServerConfig& c) {
+  const struct {
+    const char* name;
+    int64_t value, least, most;
+  } limits[] = {{"port", c.port, 0, 65535},
+                {"max_connections", c.max_connections, 1, INT32_MAX},
+                {"max_body_bytes", c.max_body_bytes, 1, INT32_MAX},
+                {"max_header_bytes", c.max_header_bytes, 1, INT32_MAX},
+                {"max_unsent_bytes", c.max_unsent_bytes, 1, INT64_MAX}};
+  for (const auto& limit : limits)
+    if (limit.value < limit.least || limit.value > limit.most)
+      return invalid_argument(std::string(limit.name) + "=" + std::to_string(limit.value) + " is not in " +
+                              std::to_string(limit.least) + ".." + std::to_string(limit.most));
+  return {};
+}
+
 class AsioHttpServer final : public HttpServer {
  public:
   AsioHttpServer(const ServerConfig& config, HttpHandler handler)
@@ -38,8 +54,7 @@ class AsioHttpServer final : public HttpServer {
   Status listen() {
     const ServerConfig& config = shared_.config;
     const std::string place = config.host + ":" + std::to_string(config.port);
-    if (config.port < 0 || config.port > 65535)
-      return invalid_argument("port=" + std::to_string(config.port) + " is not in 0..65535");
+    if (Status status = check_limits(config); !status.ok()) return status;
     boost::system::error_code error;
     tcp::resolver resolver(io_);
     const auto found =

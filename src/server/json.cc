@@ -48,7 +48,8 @@ Result<json> parse_json(std::string_view text) {
   try {
     return json::parse(text);
   } catch (const json::exception& error) {
-    return invalid_argument(std::string("the body is not valid JSON: ") + error.what());
+    const std::string what = error.what();  // "[json.exception.parse_error.101] parse error at line ..."
+    return invalid_argument("the body is not valid JSON: " + what.substr(what.find(']') + 2));
   }
 }
 

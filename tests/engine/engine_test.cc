@@ -120,7 +120,7 @@ TEST(Engine, RefusesBeforeLoading) {
     return engine.status().code();
   };
   EXPECT_EQ(refusal([](auto& c) { c.model_path = "/nonexistent"; }), StatusCode::kNotFound);
-  EXPECT_EQ(refusal([](auto& c) { c.model_path = ""; }), StatusCode::kInvalidArgument);
+  EXPECT_EQ(refusal([](auto& c) { c.model_path = ""; }), StatusCode::kNotFound);
   EXPECT_EQ(refusal([](auto& c) { c.quantization = "modelopt_fp4"; }), StatusCode::kUnsupported);
   EXPECT_EQ(refusal([](auto& c) { c.quantization = "int8"; }), StatusCode::kInvalidArgument);
   EXPECT_EQ(refusal([](auto& c) { c.dtype = "float16"; }), StatusCode::kInvalidArgument);
@@ -129,7 +129,7 @@ TEST(Engine, RefusesBeforeLoading) {
   EXPECT_EQ(refusal([](auto& c) { c.page_size = 0; }), StatusCode::kInvalidArgument);
   EXPECT_EQ(refusal([](auto& c) { c.mem_fraction_static = 0; }), StatusCode::kInvalidArgument);
   EXPECT_EQ(refusal([](auto& c) { c.mem_fraction_static = 1e-6; }), StatusCode::kDoesNotFit);
-  EXPECT_EQ(refusal([](auto& c) { c.context_length = int64_t{1} << 30; }), StatusCode::kInvalidArgument);
+  EXPECT_EQ(refusal([](auto& c) { c.context_length = int64_t{1} << 30; }), StatusCode::kDoesNotFit);
   EXPECT_EQ(refusal([](auto& c) { c.chat_template = "/nonexistent"; }), StatusCode::kNotFound);
   EXPECT_EQ(refusal([](auto& c) { c.tokenizer_path = "/nonexistent"; }), StatusCode::kNotFound);
 }

@@ -108,8 +108,19 @@ TEST(MemoryPlan, NotOnePageFits) {
 
 TEST(MemoryPlan, AContextBeyondTheModelsIsRefused) {
   EngineConfig beyond = flags();
-  beyond.context_length = 4097;
-  EXPECT_EQ(plan_memory(problem(), beyond).status().code(), StatusCode::kInvalidArgument);
+  for (const int64_t length : {int64_t{4097}, INT64_MAX}) {
+    beyond.context_length = length;
+    const Status status = plan_memory(problem(), beyond).status();
+    EXPECT_EQ(status.code(), StatusCode::kDoesNotFit);
+    for (const std::string& number : {std::to_string(length), std::string("4096")})
+      EXPECT_NE(status.message().find(number), std::string::npos) << status.message();
+  }
+}
+
+TEST(MemoryPlan, AnAbsurdPoolIsRefused) {
+  EngineConfig absurd = flags();
+  absurd.max_total_tokens = INT64_MAX;
+  EXPECT_EQ(plan_memory(problem(), absurd).status().code(), StatusCode::kDoesNotFit);
 }
 
 TEST(SizeString, ChangesItsUnitAtAGibibyte) {

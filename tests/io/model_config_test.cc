@@ -89,6 +89,12 @@ TEST(ModelConfig, ReadsTheCommittedDemo) {
   EXPECT_EQ(config->default_sampling.temperature, 0);  // do_sample false
 }
 
+TEST(ModelConfig, NamesAFolderThatDoesNotExist) {
+  for (const char* folder : {"", "/none/such", FP4MOE_DEMO_MODEL "/config.json"})
+    EXPECT_TRUE(fails_with(load_model_config(folder), StatusCode::kNotFound,
+                           {"'" + std::string(folder) + "' does not exist", "config.json"}));
+}
+
 TEST(ModelConfig, ReadsLayerTypes) {
   const auto types = [](const char* value) { return parse(with(kGptOss, "layer_types", value)); };
   const auto config = types(R"(["full_attention","full_attention","sliding_attention","full_attention"])");

@@ -11,6 +11,7 @@
 #include "io/split_pattern.h"
 #include "io/unicode_text.h"
 #include "status_matchers.h"
+#include "temp_folder.h"
 
 namespace fp4moe {
 namespace {
@@ -200,9 +201,15 @@ TEST(Tokenizer, NamesWhatIsWrongWithAFile) {
     const auto result = Tokenizer::parse(small_config(bad.patch));
     for (const std::string& part : bad.parts) EXPECT_TRUE(fails_with(result, bad.code, {part})) << bad.patch;
   }
-  EXPECT_TRUE(fails_with(Tokenizer::parse("{"), kInvalid, {"tokenizer.json"}));
+  EXPECT_TRUE(fails_with(Tokenizer::parse("{"), StatusCode::kDataLoss, {"tokenizer.json"}));
   EXPECT_TRUE(fails_with(Tokenizer::parse("[]"), kInvalid, {"object"}));
-  EXPECT_TRUE(fails_with(Tokenizer::parse(std::string(100000, '[')), kInvalid, {"deeper"}));
+  EXPECT_TRUE(fails_with(Tokenizer::parse(std::string(100000, '[')), StatusCode::kDataLoss, {"deeper"}));
+}
+
+TEST(Tokenizer, AFolderWithoutTheFileNamesTheFile) {
+  const TempFolder empty;
+  EXPECT_TRUE(
+      fails_with(Tokenizer::load(empty.path()), StatusCode::kNotFound, {empty.path() + "/tokenizer.json"}));
 }
 
 TEST(Tokenizer, RefusesAddedTokensThatHuggingFaceWouldRenumber) {

@@ -43,6 +43,25 @@ TEST(PlanModel, UnknownDtypeNamesTheLegalOnes) {
   EXPECT_NE(plan.status().message().find("bfloat16 or float32"), std::string::npos);
 }
 
+TEST(PlanModel, FlagsOutOfRangeAreNamedWithWhatIsLegal) {
+  struct Case {
+    void (*change)(EngineConfig&);
+    const char* message;
+  };
+  for (const Case& c :
+       {Case{[](EngineConfig& f) { f.page_size = 0; }, "--page-size 0; legal: 1 to 4096"},
+        Case{[](EngineConfig& f) { f.threads = -3; }, "--threads -3; legal: 0 to 4096"},
+        Case{[](EngineConfig& f) { f.context_length = -1; }, "--context-length -1; legal: at least 0"},
+        Case{[](EngineConfig& f) { f.mem_fraction_static = 1.5; },
+             "--mem-fraction-static 1.500000; legal: above 0, at most 1"}}) {
+    EngineConfig flags;
+    c.change(flags);
+    const Status status = plan_model(gpt_oss(), flags).status();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(status.message(), c.message);
+  }
+}
+
 TEST(PlanModel, QuantizationMustAgreeWithTheCheckpoint) {
   EngineConfig flags;
   flags.quantization = "mxfp4";
