@@ -64,15 +64,6 @@ SamplingParams read_sampling(Fields& fields, const SamplingParams& defaults) {
 
 int64_t read_n(Fields& fields) { return fields.integer("n", 1, 1, kMaxChoices); }
 
-bool read_include_usage(Fields& fields) {
-  const json* options = fields.find("stream_options");
-  if (options == nullptr) return false;
-  Fields inner(*options, "stream_options.");
-  const bool include = inner.boolean("include_usage", false);
-  fields.merge(inner);
-  return include;
-}
-
 void fail_text(Fields& fields, const std::string& name, const Status& status) {
   const bool is_limit = status.code() == StatusCode::kDoesNotFit;  // whose HTTP code blames the context
   fields.fail(name, is_limit ? invalid_argument(status.message()) : status);
@@ -168,16 +159,6 @@ json matched_stop(const Choice& choice) {
   if (!choice.matched_stop.empty()) return choice.matched_stop;
   if (choice.matched_stop_token >= 0) return choice.matched_stop_token;
   return nullptr;
-}
-
-json usage(const std::vector<Choice>& choices, int64_t n) {
-  int64_t prompt = 0, completion = 0;
-  for (const Choice& choice : choices) {
-    if (choice.index % n == 0) prompt += choice.prompt_tokens;
-    completion += choice.completion_tokens;
-  }
-  return {
-      {"prompt_tokens", prompt}, {"completion_tokens", completion}, {"total_tokens", prompt + completion}};
 }
 
 }  // namespace fp4moe

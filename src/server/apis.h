@@ -14,6 +14,8 @@ GenerationCall parse_chat(const Engine& engine, Fields& fields);        // POST 
 GenerationCall parse_completion(const Engine& engine, Fields& fields);  // POST /v1/completions
 GenerationCall parse_generate(const Engine& engine, Fields& fields);    // POST /generate, SGLang's shape
 
+constexpr int64_t kMaxTopLogprobs = 20;
+
 // A fresh unguessable id such as "chatcmpl-3f...".
 std::string make_id(const std::string& prefix);
 
@@ -22,8 +24,6 @@ std::string make_id(const std::string& prefix);
 SamplingParams read_sampling(Fields& fields, const SamplingParams& defaults);
 // "n": 1..128.
 int64_t read_n(Fields& fields);
-// "stream_options": {"include_usage"}.
-bool read_include_usage(Fields& fields);
 
 // Fails with a status of the tokenizer or the chat template.
 void fail_text(Fields& fields, const std::string& name, const Status& status);
@@ -47,7 +47,5 @@ Prompts read_prompts(const Engine& engine, Fields& fields, const std::string& na
 const char* finish_reason_name(FinishReason reason);
 // The stop string or token id that ended the choice, or null.
 json matched_stop(const Choice& choice);
-// OpenAI's usage object; n choices share a prompt.
-json usage(const std::vector<Choice>& choices, int64_t n);
 
 }  // namespace fp4moe

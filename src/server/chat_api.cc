@@ -1,13 +1,8 @@
-#include <algorithm>
-#include <ctime>
-
-#include "server/apis.h"
+#include "server/openai_format.h"
 
 namespace fp4moe {
 
 namespace {
-
-constexpr int64_t kMaxTopLogprobs = 20;
 
 json token_logprob(const TokenLogprob& t) {
   json bytes = json::array();
@@ -26,12 +21,12 @@ json logprobs_object(const std::vector<PositionLogprobs>& positions) {
   return {{"content", std::move(content)}};
 }
 
-class ChatFormat final : public AnswerFormat {
+class ChatFormat final : public OpenAiFormat {
  public:
-  std::string id, model;
-  int64_t n = 1;
-  bool include_usage = false, logprobs = false;
-  const int64_t created = std::time(nullptr);
+  bool logprobs = false;
+
+  explicit ChatFormat(const Engine& engine)
+      : OpenAiFormat(engine, "chatcmpl-", "chat.completion", "chat.completion.chunk") {}
 
   std::vector<json> news(const Choice& choice, const Delta& delta) override {
     std::vector<json> events;
@@ -46,32 +41,14 @@ class ChatFormat final : public AnswerFormat {
     return events;
   }
 
-  std::vector<json> closing(const std::vector<Choice>& choices) override {
-    if (!include_usage) return {};
-    json event = head("chat.completion.chunk");
-    event["choices"] = json::array();
-    event["usage"] = usage(choices, n);
-    return {std::move(event)};
-  }
-
-  json whole(const std::vector<Choice>& choices) override {
-    json answer = head("chat.completion");
-    answer["choices"] = json::array();
-    for (const Choice& choice : choices) {
-      json message = {{"role", "assistant"}, {"content", choice.text}, {"refusal", nullptr}};
-      answer["choices"].push_back({{"index", choice.index},
-                                   {"message", std::move(message)},
-                                   {"logprobs", logprobs ? logprobs_object(choice.logprobs) : json(nullptr)},
-                                   {"finish_reason", finish_reason_name(choice.finish_reason)},
-                                   {"matched_stop", matched_stop(choice)}});
-    }
-    answer["usage"] = usage(choices, n);
-    return answer;
-  }
-
  private:
-  json head(const char* object) const {
-    return {{"id", id}, {"object", object}, {"created", created}, {"model", model}};
+  json whole_choice(const Choice& choice) const override {
+    json message = {{"role", "assistant"}, {"content", choice.text}, {"refusal", nullptr}};
+    return {{"index", choice.index},
+            {"message", std::move(message)},
+            {"logprobs", logprobs ? logprobs_object(choice.logprobs) : json(nullptr)},
+            {"finish_reason", finish_reason_name(choice.finish_reason)},
+            {"matched_stop", matched_stop(choice)}};
   }
 
   json chunk(const Choice& choice, json delta, json positions, bool finished) const {
@@ -83,10 +60,7 @@ class ChatFormat final : public AnswerFormat {
       entry["finish_reason"] = finish_reason_name(choice.finish_reason);
       entry["matched_stop"] = matched_stop(choice);
     }
-    json event = head("chat.completion.chunk");
-    event["choices"] = json::array({std::move(entry)});
-    if (include_usage) event["usage"] = nullptr;
-    return event;
+    return event(std::move(entry));
   }
 };
 
@@ -173,9 +147,7 @@ void read_response_format(Fields& fields) {
 
 GenerationCall parse_chat(const Engine& engine, Fields& fields) {
   GenerationCall call;
-  auto format = std::make_unique<ChatFormat>();
-  format->id = make_id("chatcmpl-");
-  format->model = engine.info().name;
+  auto format = std::make_unique<ChatFormat>(engine);
   const std::string messages = read_messages(fields);
   const ChatTemplateOptions options = read_template_options(fields);
   read_response_format(fields);
@@ -187,9 +159,7 @@ GenerationCall parse_chat(const Engine& engine, Fields& fields) {
   const int64_t top = fields.integer("top_logprobs", 0, 0, kMaxTopLogprobs);
   if (top > 0 && !format->logprobs) fields.fail("top_logprobs", "needs logprobs: true");
   if (format->logprobs) sampling.top_logprobs = static_cast<int32_t>(top);
-  format->n = read_n(fields);
-  call.stream = fields.boolean("stream", false);
-  format->include_usage = read_include_usage(fields);
+  format->read(call, fields);
   if (!fields.ok()) return call;
 
   const Result<std::string> prompt = engine.apply_chat_template(messages, options);
@@ -198,7 +168,7 @@ GenerationCall parse_chat(const Engine& engine, Fields& fields) {
     return call;
   }
   const auto ids = encode(engine, fields, "messages", *prompt, /*add_special_tokens=*/false);
-  add_requests(call, fields, format->id, {ids}, format->n, sampling);
+  add_requests(call, fields, format->id, {ids}, format->n(), sampling);
   call.format = std::move(format);
   return call;
 }

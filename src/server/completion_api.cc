@@ -1,50 +1,25 @@
-#include <ctime>
-
-#include "server/apis.h"
+#include "server/openai_format.h"
 
 namespace fp4moe {
 
 namespace {
 
 constexpr int64_t kDefaultMaxTokens = 16;  // OpenAI's
-constexpr int64_t kMaxLogprobs = 20;
 
-class CompletionFormat final : public AnswerFormat {
+class CompletionFormat final : public OpenAiFormat {
  public:
-  std::string id, model;
-  int64_t n = 1;
-  bool include_usage = false, logprobs = false;
-  const int64_t created = std::time(nullptr);
+  bool logprobs = false;
+
+  explicit CompletionFormat(const Engine& engine)
+      : OpenAiFormat(engine, "cmpl-", "text_completion", "text_completion") {}
 
   std::vector<json> news(const Choice& choice, const Delta& delta) override {
     if (delta.text.empty() && delta.logprobs.empty() && delta.finish_reason == FinishReason::kNone) return {};
-    json event = head();
-    const size_t first = choice.logprobs.size() - delta.logprobs.size();
-    event["choices"] = json::array({entry(choice, delta.text, first)});
-    if (include_usage) event["usage"] = nullptr;
-    return {std::move(event)};
-  }
-
-  std::vector<json> closing(const std::vector<Choice>& choices) override {
-    if (!include_usage) return {};
-    json event = head();
-    event["choices"] = json::array();
-    event["usage"] = usage(choices, n);
-    return {std::move(event)};
-  }
-
-  json whole(const std::vector<Choice>& choices) override {
-    json answer = head();
-    answer["choices"] = json::array();
-    for (const Choice& choice : choices) answer["choices"].push_back(entry(choice, choice.text, 0));
-    answer["usage"] = usage(choices, n);
-    return answer;
+    return {event(entry(choice, delta.text, choice.logprobs.size() - delta.logprobs.size()))};
   }
 
  private:
-  json head() const {
-    return {{"id", id}, {"object", "text_completion"}, {"created", created}, {"model", model}};
-  }
+  json whole_choice(const Choice& choice) const override { return entry(choice, choice.text, 0); }
 
   json entry(const Choice& choice, const std::string& text, size_t first_logprob) const {
     json e = {{"index", choice.index}, {"text", text}, {"logprobs", nullptr}};
@@ -84,23 +59,19 @@ class CompletionFormat final : public AnswerFormat {
 
 GenerationCall parse_completion(const Engine& engine, Fields& fields) {
   GenerationCall call;
-  auto format = std::make_unique<CompletionFormat>();
-  format->id = make_id("cmpl-");
-  format->model = engine.info().name;
+  auto format = std::make_unique<CompletionFormat>(engine);
   SamplingParams sampling = read_sampling(fields, engine.info().default_sampling);
   sampling.max_new_tokens = fields.integer("max_tokens", kDefaultMaxTokens, 0, INT32_MAX);
-  const int64_t top = fields.integer("logprobs", -1, 0, kMaxLogprobs);
+  const int64_t top = fields.integer("logprobs", -1, 0, kMaxTopLogprobs);
   format->logprobs = top >= 0;
   sampling.top_logprobs = static_cast<int32_t>(top);
-  format->n = read_n(fields);
-  fields.refuse("best_of", format->n);
+  format->read(call, fields);
+  fields.refuse("best_of", format->n());
   fields.refuse("echo", false);
   fields.refuse("suffix", "");
-  call.stream = fields.boolean("stream", false);
-  format->include_usage = read_include_usage(fields);
   if (!fields.ok()) return call;
   const Prompts prompts = read_prompts(engine, fields, "prompt", PromptKind::kAny);
-  add_requests(call, fields, format->id, prompts.ids, format->n, sampling);
+  add_requests(call, fields, format->id, prompts.ids, format->n(), sampling);
   call.format = std::move(format);
   return call;
 }

@@ -5,7 +5,6 @@ namespace fp4moe {
 namespace {
 
 constexpr int64_t kDefaultMaxNewTokens = 128;  // SGLang's
-constexpr int64_t kMaxTopLogprobs = 20;
 
 // SGLang's triple of a token: logprob, id, text.
 json triple(const TokenLogprob& t, bool with_text) {

@@ -12,6 +12,14 @@ using Clock = std::chrono::steady_clock;
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
+// Memory that a copy of the delta holds; texts of a token or two are inside of their objects.
+int64_t held_bytes(const Delta& delta) {
+  size_t bytes = sizeof(Delta) + delta.text.size() + delta.token_ids.size() * sizeof(int32_t);
+  for (const PositionLogprobs& position : delta.logprobs)
+    bytes += sizeof position + position.top.size() * sizeof(TokenLogprob);
+  return static_cast<int64_t>(bytes);
+}
+
 // Everything but the engine's callbacks runs on the exchange.
 class Generation : public std::enable_shared_from_this<Generation> {
  public:
@@ -28,8 +36,10 @@ class Generation : public std::enable_shared_from_this<Generation> {
     exchange_->on_disconnect([weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->abandon();
     });
+    for (const Request& request : requests) ids_.push_back(request.id);
     for (size_t i = 0; i < requests.size(); ++i) {
       choices_[i].index = static_cast<int64_t>(i);
+      choices_[i].request_id = ids_[i];
       choices_[i].prompt_tokens = static_cast<int64_t>(requests[i].input_ids.size());
       context_.live->add();
       Result<std::string> id = context_.engine->submit(std::move(requests[i]), callback(i));
@@ -38,7 +48,6 @@ class Generation : public std::enable_shared_from_this<Generation> {
         abandon();
         return exchange_->respond(error_response(id.status()));
       }
-      choices_[i].request_id = std::move(id).value();
     }
   }
 
@@ -52,15 +61,33 @@ class Generation : public std::enable_shared_from_this<Generation> {
       if (self == nullptr) return;
       const bool last = delta.finish_reason != FinishReason::kNone;
       if (last) owner->reset();
-      HttpExchange& exchange = *self->exchange_;
-      exchange.post(
-          [self = std::move(self), i, delta, now = Clock::now()] { self->on_delta(i, delta, now); });
+      self->hand_over(i, delta);
+      self.reset();
       if (last) live->done();
     };
   }
 
+  // On the engine's thread, which must not wait: where the exchange cannot keep up, the request is given up.
+  void hand_over(size_t i, const Delta& delta) {
+    if (behind_.load()) return;
+    const int64_t bytes = held_bytes(delta);
+    if (pending_bytes_.fetch_add(bytes) + bytes <= context_.config->max_unsent_bytes) {
+      exchange_->post([self = shared_from_this(), i, delta, bytes, now = Clock::now()] {
+        self->pending_bytes_.fetch_sub(bytes);
+        self->on_delta(i, delta, now);
+      });
+      return;
+    }
+    behind_.store(true);
+    for (const std::string& id : ids_) context_.engine->cancel(id);
+    exchange_->post([self = shared_from_this()] {
+      self->exchange_->drop("its answer waits to be printed with more than max_unsent_bytes=" +
+                            std::to_string(self->context_.config->max_unsent_bytes));
+    });
+  }
+
   void on_delta(size_t i, const Delta& delta, Clock::time_point now) {
-    if (over_) return;
+    if (over_ || behind_.load()) return;
     if (delta.finish_reason == FinishReason::kError) return fail(internal_error(delta.error));
     measure(i, delta, now);
     Choice& choice = choices_[i];
@@ -125,8 +152,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void abandon() {
     over_ = true;
     for (const Choice& choice : choices_) {
-      if (!choice.request_id.empty() && choice.finish_reason == FinishReason::kNone)
-        context_.engine->cancel(choice.request_id);
+      if (choice.finish_reason == FinishReason::kNone) context_.engine->cancel(choice.request_id);
     }
   }
 
@@ -135,11 +161,14 @@ class Generation : public std::enable_shared_from_this<Generation> {
   const bool stream_;
   const std::unique_ptr<AnswerFormat> format_;
   const Clock::time_point start_ = Clock::now();
+  std::vector<std::string> ids_;  // of the submissions; constant once the first is made
   std::vector<Choice> choices_;
   std::vector<Clock::time_point> latest_;  // tokens of each choice
   size_t unfinished_;
   bool stream_started_ = false;
-  bool over_ = false;  // answered, failed or abandoned: later deltas are dropped
+  bool over_ = false;                      // answered, failed or abandoned: later deltas are dropped
+  std::atomic<int64_t> pending_bytes_{0};  // of deltas that the exchange has not taken yet
+  std::atomic<bool> behind_{false};        // they were too many: nothing more is handed over
 };
 
 }  // namespace

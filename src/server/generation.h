@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "fp4moe/engine.h"
+#include "fp4moe/server.h"
 #include "server/http.h"
 #include "server/json.h"
 #include "server/metrics.h"
@@ -65,10 +66,12 @@ class LiveCount {
 struct GenerationContext {
   Engine* engine = nullptr;
   Metrics* metrics = nullptr;
+  const ServerConfig* config = nullptr;
   std::shared_ptr<LiveCount> live;
 };
 
-// Answers on `exchange`; aborts the submissions if the client goes away. From the exchange's handler.
+// Answers on `exchange`; aborts the submissions if the client goes away, or if their news waits for the
+// exchange with more than config->max_unsent_bytes. From the exchange's handler.
 void run_generation(const GenerationContext& context, std::shared_ptr<HttpExchange> exchange,
                     GenerationCall call);
 

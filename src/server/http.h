@@ -40,6 +40,8 @@ class HttpExchange {
   virtual void start_stream(const std::string& content_type) = 0;
   virtual void write(std::string bytes) = 0;
   virtual void finish() = 0;
+  // Closes the connection, with a line in the log. The answer's rest is lost.
+  virtual void drop(const std::string& reason) = 0;
   // `task` runs if the client goes away (or falls too far behind) before the answer is whole.
   virtual void on_disconnect(std::function<void()> task) = 0;
 };

@@ -18,7 +18,6 @@ namespace http = boost::beast::http;
 
 namespace {
 
-constexpr size_t kReadBytes = 16 << 10;
 constexpr size_t kPipelineBytes = 64 << 10;  // read ahead while a request is being answered
 constexpr double kLingerSeconds = 2;
 
@@ -65,9 +64,9 @@ void Connection::post(std::function<void()> task) {
 }
 
 void Connection::read() {
-  if (reading_ || closed_ || (busy_ && in_.size() >= kPipelineBytes)) return;
+  if (reading_ || closed_ || (is_answering() && in_.size() >= kPipelineBytes)) return;
   reading_ = true;
-  socket_.async_read_some(in_.prepare(kReadBytes),
+  socket_.async_read_some(asio::buffer(arriving_),
                           [self = shared_from_this()](boost::system::error_code error, size_t bytes) {
                             self->on_read(error, bytes);
                           });
@@ -84,13 +83,13 @@ void Connection::on_read(boost::system::error_code error, size_t bytes) {
     return;
   }
   if (lingering_) return read();
-  in_.commit(bytes);
+  in_.commit(asio::buffer_copy(in_.prepare(bytes), asio::buffer(arriving_, bytes)));
   parse();
   read();
 }
 
 void Connection::parse() {
-  while (!busy_ && !closed_ && !close_when_sent_ && in_.size() > 0) {
+  while (!is_answering() && !closed_ && !close_when_sent_ && in_.size() > 0) {
     if (!parser_) {
       parser_.emplace();
       parser_->eager(true);
@@ -128,6 +127,7 @@ void Connection::refuse(boost::system::error_code error) {
   count_busy();
   keep_alive_ = false;
   streaming_ = false;
+  request_ = {};
   HttpResponse response = error_response(invalid_argument(problem));
   response.status = status;
   respond(std::move(response));
@@ -146,7 +146,7 @@ void Connection::dispatch() {
 }
 
 void Connection::count_busy() {
-  const bool now = !closed_ && (busy_ || unsent_bytes_ > 0);
+  const bool now = !closed_ && is_answering();
   if (now != counted_busy_) shared_.busy.fetch_add(now ? 1 : -1);
   counted_busy_ = now;
 }
@@ -159,8 +159,8 @@ std::string Connection::header(int status, const std::string& content_type) cons
 
 void Connection::respond(HttpResponse response) {
   if (closed_ || !busy_) return;
-  send(header(response.status, response.content_type) + response.extra_headers +
-       "Content-Length: " + std::to_string(response.body.size()) + "\r\n\r\n" + response.body);
+  send(header(response.status, response.content_type) + response.extra_headers + "Content-Length: " +
+       std::to_string(response.body.size()) + "\r\n\r\n" + (request_.method == "HEAD" ? "" : response.body));
   finish();
 }
 
@@ -175,7 +175,10 @@ void Connection::start_stream(const std::string& content_type) {
 
 void Connection::write(std::string bytes) {
   if (closed_ || !busy_ || bytes.empty()) return;
-  if (unsent_bytes_ + bytes.size() > static_cast<size_t>(shared_.config.max_unsent_bytes)) return close();
+  if (unsent_bytes_ + bytes.size() > static_cast<size_t>(shared_.config.max_unsent_bytes)) {
+    return drop("the client is behind by more than max_unsent_bytes=" +
+                std::to_string(shared_.config.max_unsent_bytes));
+  }
   if (!chunked_) return send(std::move(bytes));
   char size[32];
   std::snprintf(size, sizeof size, "%zx\r\n", bytes.size());
@@ -191,11 +194,23 @@ void Connection::finish() {
   count_busy();
   if (!keep_alive_) close_when_sent_ = true;
   read_deadline_ = seconds_from_now(shared_.config.idle_timeout_seconds);
-  post([this] {  // not at once: a handler that answers synchronously is still inside parse()
-    if (close_when_sent_ && unsent_bytes_ == 0) return linger();
-    parse();
-    read();
-  });
+  // Not at once: a handler that answers synchronously is still inside parse().
+  post([this] { proceed(); });
+}
+
+// Goes on after an answer, once it is both made and sent.
+void Connection::proceed() {
+  if (is_answering()) return;
+  if (close_when_sent_) return linger();
+  parse();
+  read();
+}
+
+void Connection::drop(const std::string& reason) {
+  if (closed_) return;
+  if (shared_.config.log_sink)
+    shared_.config.log_sink(LogLevel::kWarning, "dropped a client of " + request_.path + ": " + reason);
+  close();
 }
 
 void Connection::send(std::string bytes) {
@@ -226,7 +241,7 @@ void Connection::on_written(boost::system::error_code error) {
   if (error) return close();
   flush();
   count_busy();
-  if (close_when_sent_ && unsent_bytes_ == 0 && !busy_) linger();
+  proceed();
 }
 
 // Closing a socket with unread input makes the system throw away what the client has not read yet.
@@ -243,7 +258,10 @@ void Connection::linger() {
 void Connection::tick() {
   if (closed_) return;
   const Clock::time_point now = Clock::now();
-  if (!writing_.empty() && now > write_deadline_) return close();
+  if (!writing_.empty() && now > write_deadline_) {
+    return drop("it took nothing for write_timeout_seconds=" +
+                std::to_string(shared_.config.write_timeout_seconds));
+  }
   if (!busy_ && writing_.empty() && now > read_deadline_) return close();
   const ServerConfig& c = shared_.config;
   const double shortest =

@@ -1,6 +1,7 @@
 // One client's socket. Everything runs on the connection's strand except post().
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -27,7 +28,8 @@ struct ConnectionShared {
 };
 
 // One read is always outstanding, also while an answer is made, so that a disconnect is seen at once; what is
-// read meanwhile (pipelined requests) waits in `in_`.
+// read meanwhile (pipelined requests) waits in `in_` until the answer is sent, and beyond a bound is not
+// read: a client that takes no answers gets no further ones made.
 class Connection final : public HttpExchange, public std::enable_shared_from_this<Connection> {
  public:
   using Socket = boost::asio::ip::tcp::socket;
@@ -43,6 +45,7 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   void start_stream(const std::string& content_type) override;
   void write(std::string bytes) override;
   void finish() override;
+  void drop(const std::string& reason) override;
   void on_disconnect(std::function<void()> task) override { on_disconnect_ = std::move(task); }
 
  private:
@@ -56,6 +59,8 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   void send(std::string bytes);
   void flush();
   void on_written(boost::system::error_code error);
+  void proceed();
+  bool is_answering() const { return busy_ || unsent_bytes_ > 0; }
   void count_busy();
   void tick();
   void linger();
@@ -67,6 +72,7 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   boost::asio::steady_timer timer_;
   Clock::time_point read_deadline_, write_deadline_;
 
+  std::array<char, 16 << 10> arriving_;  // of the read under way: parsing moves what is in in_ meanwhile
   boost::beast::flat_buffer in_;
   std::optional<boost::beast::http::request_parser<boost::beast::http::string_body>> parser_;
   HttpRequest request_;
@@ -78,7 +84,7 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
 
   bool reading_ = false;
   bool busy_ = false;          // between dispatch and the answer's end
-  bool counted_busy_ = false;  // in ConnectionShared::busy: busy_, or bytes are unsent
+  bool counted_busy_ = false;  // in ConnectionShared::busy, as is_answering() said last
   bool streaming_ = false;
   bool chunked_ = false;  // HTTP/1.1 streams; HTTP/1.0 ends them by closing
   bool http11_ = true;

@@ -5,7 +5,6 @@
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/strand.hpp>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -94,13 +93,18 @@ class AsioHttpServer final : public HttpServer {
     acceptor_.async_accept(asio::make_strand(io_),
                            [this](boost::system::error_code error, tcp::socket socket) {
                              if (!acceptor_.is_open()) return;
-                             if (error) return retry();
+                             if (error) return retry(error);
+                             accept_failed_ = false;
                              add(std::move(socket));
                              accept();
                            });
   }
 
-  void retry() {
+  void retry(boost::system::error_code error) {
+    const ServerConfig& config = shared_.config;
+    if (!accept_failed_ && config.log_sink)
+      config.log_sink(LogLevel::kWarning, "cannot accept connections: " + error.message() + "; trying on");
+    accept_failed_ = true;
     retry_timer_.expires_after(std::chrono::milliseconds(static_cast<int>(1000 * kAcceptRetrySeconds)));
     retry_timer_.async_wait([this](boost::system::error_code) { accept(); });
   }
@@ -131,6 +135,7 @@ class AsioHttpServer final : public HttpServer {
   asio::steady_timer retry_timer_;
   asio::executor_work_guard<asio::io_context::executor_type> work_;
   std::vector<std::weak_ptr<Connection>> connections_;
+  bool accept_failed_ = false;  // the last time: one line for a row of failures
   std::vector<std::thread> threads_;
   int port_ = 0;
 };

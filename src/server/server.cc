@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <exception>
@@ -17,7 +18,8 @@ namespace fp4moe {
 
 namespace {
 
-constexpr size_t kMaxWarnings = 256;  // distinct unknown fields that are worth a line
+constexpr auto kLastWords = std::chrono::seconds(1);  // to send the ends of answers that drain() has cut
+constexpr size_t kMaxWarnings = 256;                  // distinct unknown fields that are worth a line
 
 // The time taken does not depend on where the strings differ.
 bool equal_in_constant_time(const std::string& a, const std::string& b) {
@@ -50,11 +52,12 @@ class ServerImpl final : public Server {
   void set_engine(Engine& engine) override { engine_.store(&engine); }
 
   void drain(double timeout_seconds) override {
-    const auto deadline = std::chrono::steady_clock::now() +
-                          std::chrono::milliseconds(static_cast<int64_t>(1000 * timeout_seconds));
+    using Clock = std::chrono::steady_clock;
+    const auto end = Clock::now() + std::chrono::milliseconds(static_cast<int64_t>(1000 * timeout_seconds));
     draining_.store(true);
     if (Engine* engine = engine_.load()) engine->drain(timeout_seconds);
-    while (http_->busy_exchanges() > 0 && std::chrono::steady_clock::now() < deadline)
+    const auto deadline = std::max(end, Clock::now() + kLastWords);
+    while (http_->busy_exchanges() > 0 && Clock::now() < deadline)
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
 
@@ -119,7 +122,7 @@ class ServerImpl final : public Server {
     if (fields.ok()) call = r.generate(engine, fields);
     if (!fields.ok()) return exchange->respond(error_response(fields.error(), fields.param()));
     warn_unknown(r.path, fields);
-    run_generation({&engine, &metrics_, live_}, exchange, std::move(call));
+    run_generation({&engine, &metrics_, &config_, live_}, exchange, std::move(call));
   }
 
   void check_model(const Engine& engine, Fields& fields) {
@@ -235,6 +238,7 @@ class ServerImpl final : public Server {
                           {"served_model_name", info.name},
                           {"architecture", info.architecture},
                           {"quantization", info.quantization},
+                          {"backend", info.backend},
                           {"vocab_size", info.vocab_size},
                           {"num_layers", info.num_layers},
                           {"hidden_size", info.hidden_size},

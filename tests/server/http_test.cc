@@ -1,4 +1,11 @@
 // The HTTP layer under bad input, slow and vanishing clients.
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <ctime>
+
+#include "server/http.h"
 #include "server/server_fixture.h"
 
 namespace fp4moe {
@@ -10,6 +17,12 @@ const std::string kEndless =
     R"({"text":"abc","stream":true,"sampling_params":{"max_new_tokens":1000000000,"ignore_eos":true}})";
 const std::string kEndlessWhole =
     R"({"text":"abc","sampling_params":{"max_new_tokens":1000000000,"ignore_eos":true}})";
+
+bool logged(TestServer& s, const std::string& part) {
+  const std::vector<std::string> lines = s.log();
+  return std::any_of(lines.begin(), lines.end(),
+                     [&](const std::string& line) { return line.find(part) != std::string::npos; });
+}
 
 // What must hold after any abuse.
 void expect_alive(const TestServer& s) { EXPECT_EQ(http_get(s.port, "/health").status, 200); }
@@ -155,6 +168,24 @@ TEST(Requests, PipelinedAreAnsweredInOrder) {
   }
 }
 
+TEST(Requests, OneThatArrivesWhileAPipelinedOneIsAnsweredStaysWhole) {
+  TestServer s(FakeOptions{std::chrono::milliseconds(1)});
+  HttpClient client(s.port);
+  client.send(post_request("/generate", R"({"text":"first"})") +
+              post_request("/generate", R"({"text":"second"})"));
+  EXPECT_EQ(json::parse(client.receive().body)["text"], "first");
+  client.send(post_request("/generate", R"({"text":"third"})"));
+  EXPECT_EQ(json::parse(client.receive().body)["text"], "second");
+  EXPECT_EQ(json::parse(client.receive().body)["text"], "third");
+}
+
+TEST(Requests, HeadHasNoBody) {
+  TestServer s;
+  HttpClient client(s.port);
+  client.send("HEAD /health HTTP/1.1\r\n\r\n" + get_request("/health"));
+  ASSERT_TRUE(client.receive_until("\r\n\r\nHTTP/1.1 200 OK\r\n"));
+}
+
 TEST(Requests, KeepAliveAfterErrorsAndStreams) {
   TestServer s;
   HttpClient client(s.port);
@@ -212,6 +243,69 @@ TEST(Clients, OneThatNeverReadsIsDropped) {
   HttpClient client(s.port);
   client.send(post_request("/generate", kEndless));
   EXPECT_TRUE(eventually([&] { return s.engine.aborted() == 1; }));
+  EXPECT_TRUE(logged(s, "dropped a client of /generate: "));
+  expect_alive(s);
+}
+
+TEST(Clients, OneWhoseAnswerOutrunsTheServerIsDropped) {
+  ServerConfig config;
+  config.max_unsent_bytes = 1;  // less than any news
+  TestServer s({}, config);
+  HttpClient client(s.port);
+  client.send(post_request("/generate", kEndlessWhole));
+  EXPECT_TRUE(client.at_end());
+  EXPECT_TRUE(eventually([&] { return s.engine.aborted() == 1 && s.engine.running() == 0; }));
+  EXPECT_TRUE(logged(s, "waits to be printed with more than max_unsent_bytes=1"));
+  expect_alive(s);
+}
+
+TEST(Clients, OneThatPipelinesAndNeverReadsGetsNoMoreAnswersMade) {
+  constexpr int kRequests = 2000;
+  constexpr size_t kAnswerBytes = 256 << 10;  // all of them are 500 MB, far beyond the sockets' buffers
+  ServerConfig config;
+  config.port = 0;
+  config.write_timeout_seconds = 0.3;
+  std::atomic<int> answered{0};
+  auto server = HttpServer::make(config, [&](std::shared_ptr<HttpExchange> exchange) {
+    ++answered;
+    HttpResponse response;
+    response.body.assign(kAnswerBytes, 'x');
+    exchange->respond(std::move(response));
+  });
+  ASSERT_TRUE(server.ok());
+  HttpClient client((*server)->port());
+  std::string bytes;
+  for (int i = 0; i < kRequests; ++i) bytes += get_request("/");
+  client.send(bytes);
+  ASSERT_TRUE(eventually([&] { return answered > 0 && (*server)->busy_exchanges() == 0; }));
+  EXPECT_LT(answered, kRequests / 4);
+}
+
+// The descriptors of this process, which are the server's too, run out and come back.
+TEST(Clients, OneWithoutADescriptorLeftIsAcceptedLater) {
+  TestServer s;
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit before = limit;
+  limit.rlim_cur = 256;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  std::vector<int> files;
+  for (int file = open("/dev/null", O_RDONLY); file >= 0; file = open("/dev/null", O_RDONLY))
+    files.push_back(file);
+  ASSERT_FALSE(files.empty());
+  close(files.back());
+  files.pop_back();
+  {
+    HttpClient client(s.port);  // takes the last one
+    client.send(get_request("/health"));
+    EXPECT_TRUE(eventually([&] { return logged(s, "cannot accept connections: "); }));
+    const std::clock_t start = std::clock();
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    EXPECT_LT(std::clock() - start, CLOCKS_PER_SEC / 4) << "the server spins";
+    for (const int file : files) close(file);
+    EXPECT_EQ(client.receive().status, 200);
+  }
+  setrlimit(RLIMIT_NOFILE, &before);
   expect_alive(s);
 }
 

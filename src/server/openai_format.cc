@@ -1,0 +1,59 @@
+#include "server/openai_format.h"
+
+namespace fp4moe {
+
+namespace {
+
+// OpenAI's usage object; n choices share a prompt.
+json usage(const std::vector<Choice>& choices, int64_t n) {
+  int64_t prompt = 0, completion = 0;
+  for (const Choice& choice : choices) {
+    if (choice.index % n == 0) prompt += choice.prompt_tokens;
+    completion += choice.completion_tokens;
+  }
+  return {
+      {"prompt_tokens", prompt}, {"completion_tokens", completion}, {"total_tokens", prompt + completion}};
+}
+
+}  // namespace
+
+void OpenAiFormat::read(GenerationCall& call, Fields& fields) {
+  n_ = read_n(fields);
+  call.stream = fields.boolean("stream", false);
+  const json* options = fields.find("stream_options");
+  if (options == nullptr) return;
+  Fields inner(*options, "stream_options.");
+  include_usage_ = inner.boolean("include_usage", false);
+  fields.merge(inner);
+}
+
+json OpenAiFormat::head(const char* object, json choices) const {
+  return {{"id", id},
+          {"object", object},
+          {"created", created_},
+          {"model", model_},
+          {"choices", std::move(choices)}};
+}
+
+json OpenAiFormat::event(json choice) const {
+  json event = head(event_object_, json::array({std::move(choice)}));
+  if (include_usage_) event["usage"] = nullptr;
+  return event;
+}
+
+std::vector<json> OpenAiFormat::closing(const std::vector<Choice>& choices) {
+  if (!include_usage_) return {};
+  json event = head(event_object_, json::array());
+  event["usage"] = usage(choices, n_);
+  return {std::move(event)};
+}
+
+json OpenAiFormat::whole(const std::vector<Choice>& choices) {
+  json list = json::array();
+  for (const Choice& choice : choices) list.push_back(whole_choice(choice));
+  json answer = head(object_, std::move(list));
+  answer["usage"] = usage(choices, n_);
+  return answer;
+}
+
+}  // namespace fp4moe

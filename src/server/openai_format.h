@@ -1,0 +1,42 @@
+// What OpenAI's two generation APIs print around their choices, and the fields that ask for it.
+#pragma once
+
+#include <ctime>
+#include <string>
+#include <vector>
+
+#include "server/apis.h"
+
+namespace fp4moe {
+
+class OpenAiFormat : public AnswerFormat {
+ public:
+  const std::string id;
+
+  // Reads n, stream and stream_options into itself and `call`.
+  void read(GenerationCall& call, Fields& fields);
+  int64_t n() const { return n_; }
+
+  std::vector<json> closing(const std::vector<Choice>& choices) final;
+  json whole(const std::vector<Choice>& choices) final;
+
+ protected:
+  OpenAiFormat(const Engine& engine, const std::string& id_prefix, const char* object,
+               const char* event_object)
+      : id(make_id(id_prefix)), model_(engine.info().name), object_(object), event_object_(event_object) {}
+
+  virtual json whole_choice(const Choice& choice) const = 0;
+  json event(json choice) const;
+
+ private:
+  json head(const char* object, json choices) const;
+
+  const std::string model_;
+  const char* const object_;        // the name of a whole answer
+  const char* const event_object_;  // and of a part of one
+  const int64_t created_ = std::time(nullptr);
+  int64_t n_ = 1;
+  bool include_usage_ = false;
+};
+
+}  // namespace fp4moe
