@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <future>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "load_progress.h"
@@ -25,6 +26,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kInterrupted = 130;
 constexpr auto kTick = std::chrono::milliseconds(100);
+// timeout(1) sends its signal to the server and to the server's process group, and wrappers pass a terminal's
+// Ctrl-C on to a child that already had it: what follows within this time is the same wish.
+constexpr auto kSameSignal = std::chrono::milliseconds(500);
 
 struct ServeOptions {
   EngineConfig engine;
@@ -75,32 +79,40 @@ bool signalled(const sigset_t& set) {
   return sigtimedwait(&set, nullptr, &wait) > 0;
 }
 
-// Prints SGLang's line about running decodes. The engine counts tokens, not steps: a step gives each running
-// request one token.
+// Prints SGLang's lines about batches: of prompts, those since the last tick; of decodes, one every
+// `interval` steps. The engine counts tokens, not steps: a step gives each running request one token.
 class BatchLog {
  public:
   BatchLog(const LogSink& log, int64_t interval) : log_(log), interval_(interval) {}
 
   void tick(const EngineStats& now) {
-    const int64_t tokens = now.generation_tokens_total - last_tokens_;
-    last_tokens_ = now.generation_tokens_total;
-    if (interval_ <= 0 || now.num_running_reqs == 0) return;
-    steps_ += static_cast<double>(tokens) / static_cast<double>(now.num_running_reqs);
+    const EngineStats last = std::exchange(last_, now);
+    if (interval_ <= 0) return;
+    const double usage = static_cast<double>(now.num_used_tokens) /
+                         static_cast<double>(std::max<int64_t>(now.max_total_num_tokens, 1));
+    if (now.num_prompts_total > last.num_prompts_total)
+      log_(LogLevel::kInfo,
+           fmt::format("Prefill batch, #new-seq: {}, #new-token: {}, #cached-token: 0, token usage: {:.2f}, "
+                       "#running-req: {}, #queue-req: {}",
+                       now.num_prompts_total - last.num_prompts_total,
+                       now.prompt_tokens_total - last.prompt_tokens_total, usage, now.num_running_reqs,
+                       now.num_queue_reqs));
+    if (now.num_running_reqs == 0) return;
+    steps_ += static_cast<double>(now.generation_tokens_total - last.generation_tokens_total) /
+              static_cast<double>(now.num_running_reqs);
     if (steps_ < static_cast<double>(interval_)) return;
     steps_ = 0;
-    const double capacity = static_cast<double>(std::max<int64_t>(now.max_total_num_tokens, 1));
     log_(LogLevel::kInfo, fmt::format("Decode batch, #running-req: {}, #token: {}, token usage: {:.2f}, gen "
                                       "throughput (token/s): {:.2f}, "
                                       "#queue-req: {}",
-                                      now.num_running_reqs, now.num_used_tokens,
-                                      static_cast<double>(now.num_used_tokens) / capacity, now.gen_throughput,
+                                      now.num_running_reqs, now.num_used_tokens, usage, now.gen_throughput,
                                       now.num_queue_reqs));
   }
 
  private:
   const LogSink& log_;
   const int64_t interval_;
-  int64_t last_tokens_ = 0;
+  EngineStats last_;
   double steps_ = 0;
 };
 
@@ -138,8 +150,9 @@ int drain(const ServeOptions& options, Server& server, const sigset_t& signals) 
   options.server.log_sink(LogLevel::kInfo,
                           "shutting down: running requests are finished; a second signal aborts them");
   auto drained = std::async(std::launch::async, [&] { server.drain(options.drain_timeout); });
+  const Clock::time_point first = Clock::now();
   while (drained.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
-    if (signalled(signals)) _exit(kInterrupted);
+    if (signalled(signals) && Clock::now() - first > kSameSignal) _exit(kInterrupted);
   }
   server.stop();
   return kExitOk;
@@ -157,7 +170,10 @@ int serve(ServeOptions options) {
   auto server = Server::make(options.server);
   if (!server.ok()) return report_error(server.status());
   auto engine = load(options.engine, signals);
-  if (!engine) _exit(kInterrupted);  // the loading thread cannot be stopped half-way
+  if (!engine) {
+    log(LogLevel::kInfo, "shutting down: nothing was loaded yet");
+    _exit(kExitOk);  // the loading thread cannot be stopped half-way
+  }
   if (!engine->ok()) return report_error(engine->status());
   Engine& loaded = ***engine;
   for (const std::string& line : loaded.info().startup_lines) log(LogLevel::kInfo, line);
@@ -202,10 +218,13 @@ void add_serve(CLI::App& app, int& exit_code) {
   flag("--metrics-prefix", s.metrics_prefix, "in front of the names in /metrics");
   flag("--max-connections", s.max_connections, "clients at a time");
   flag("--max-body-bytes", s.max_body_bytes, "of one HTTP request");
-  flag("--drain-timeout", options->drain_timeout, "seconds that running requests get after SIGTERM");
+  flag("--drain-timeout", options->drain_timeout, "seconds that running requests get after SIGTERM")
+      ->check(CLI::Range(0.0, 1e6));
   flag("--log-level", options->log_level, "debug, info, warning or error")
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
-  flag("--decode-log-interval", options->decode_log_interval, "decode steps between two log lines; 0: none");
+  flag("--decode-log-interval", options->decode_log_interval,
+       "decode steps between two log lines; 0: no lines about batches")
+      ->check(CLI::NonNegativeNumber);
   add_harmless_flags(*verb, options->harmless);
   verb->callback([options, &exit_code] { exit_code = serve(*options); });
 }

@@ -34,6 +34,7 @@ struct ModelInfo {
 struct EngineStats {
   int64_t num_running_reqs = 0, num_queue_reqs = 0;
   int64_t num_used_tokens = 0, max_total_num_tokens = 0;
+  int64_t num_prompts_total = 0;  // computed to their first token, and their tokens:
   int64_t prompt_tokens_total = 0, generation_tokens_total = 0;
   // Ended requests: all of them, and of these the aborted and the failed ones.
   int64_t num_requests_total = 0, num_aborted_requests_total = 0, num_failed_requests_total = 0;

@@ -231,7 +231,10 @@ void StepLoop::accept(SampledRow& row) {
   Sequence& sequence = *row.sequence;
   Delta delta;
   try {
-    if (sequence.num_answer_tokens() == 0) totals_.prompt_tokens_total += sequence.num_prompt_tokens;
+    if (sequence.num_answer_tokens() == 0) {
+      ++totals_.num_prompts_total;
+      totals_.prompt_tokens_total += sequence.num_prompt_tokens;
+    }
     if (row.status.ok()) delta = append_token(sequence, row.token);
   } catch (const std::exception& error) {
     row.status = internal_error(error.what());
