@@ -67,6 +67,8 @@ class Batch {
   Result<double> run(uint64_t seed) {
     std::mt19937_64 random(seed);
     const Clock::time_point start = Clock::now();
+    int64_t submitted = 0;
+    Status refused;
     for (int64_t b = 0; b < case_.batch; ++b) {
       Request request;
       request.input_ids.resize(static_cast<size_t>(std::max<int64_t>(case_.n_prompt, 1)));
@@ -75,11 +77,12 @@ class Batch {
       request.sampling.ignore_eos = true;
       request.sampling.max_new_tokens = case_.n_gen + 1;
       auto id = engine_.submit(std::move(request), [this](const Delta& delta) { on_delta(delta); });
-      if (!id.ok() && status_.ok()) status_ = id.status();
-      if (id.ok()) ++submitted_;
+      if (id.ok()) ++submitted;
+      if (!id.ok()) refused = id.status();
     }
     std::unique_lock<std::mutex> lock(mutex_);
-    news_.wait(lock, [this] { return ended_ == submitted_; });
+    news_.wait(lock, [&] { return ended_ == submitted; });
+    if (!refused.ok()) return refused;
     if (!status_.ok()) return status_;
     const Clock::time_point from = case_.n_gen > 0 ? all_started_at_ : start;
     const Clock::time_point to = case_.n_gen > 0 ? ended_at_ : all_started_at_;
@@ -115,7 +118,7 @@ class Batch {
   const Case case_;
   std::mutex mutex_;
   std::condition_variable news_;
-  int64_t submitted_ = 0, started_ = 0, ended_ = 0, tokens_ = 0, tokens_at_start_ = 0;
+  int64_t started_ = 0, ended_ = 0, tokens_ = 0, tokens_at_start_ = 0;
   Clock::time_point all_started_at_, ended_at_;
   Status status_;
 };
@@ -137,13 +140,13 @@ std::string size_text(int64_t bytes) {
                                    : fmt::format("{:.2f} MiB", static_cast<double>(bytes) / (1 << 20));
 }
 
-json to_json(const Measured& m, const ModelInfo& info, const std::string& backend) {
+json to_json(const Measured& m, const ModelInfo& info) {
   json samples = json::array();
   for (const double s : m.seconds) samples.push_back(m.tokens / s);
   return {{"model", info.name},
           {"quantization", info.quantization},
           {"model_size", info.weight_bytes},
-          {"backend", backend},
+          {"backend", info.backend},
           {"n_threads", m.what.threads},
           {"n_batch", m.what.batch},
           {"n_prompt", m.what.n_prompt},
@@ -165,11 +168,11 @@ class Table {
           "| --- | ---: | --- | --- | ---: | ---: | ---: |\n");
   }
 
-  void add(const Measured& m, const ModelInfo& info, const std::string& backend) {
-    const json row = to_json(m, info, backend);
+  void add(const Measured& m, const ModelInfo& info) {
+    const json row = to_json(m, info);
     if (form_ == "md") {
       fmt::print("| {} | {} | {} | {} | {} | {} | {:.2f} ± {:.2f} |\n", info.name,
-                 size_text(info.weight_bytes), info.quantization, backend, m.what.threads, m.what.name(),
+                 size_text(info.weight_bytes), info.quantization, info.backend, m.what.threads, m.what.name(),
                  m.mean(), m.stddev());
     } else if (form_ == "csv") {
       std::string names, values;
@@ -224,7 +227,7 @@ int bench_latency(const BenchOptions& options) {
     for (const Case& c : cases(options, used)) {
       const auto measured = measure(**engine, c, options);
       if (!measured.ok()) return report_error(measured.status());
-      table.add(*measured, (*engine)->info(), config.device);
+      table.add(*measured, (*engine)->info());
     }
   }
   table.finish();
@@ -256,6 +259,8 @@ void add_bench(CLI::App& app, int& exit_code) {
   verb->add_option("-o,--output", options->output, "md, csv, json or jsonl")
       ->check(CLI::IsMember({"md", "csv", "json", "jsonl"}))
       ->capture_default_str();
+  verb->add_flag_callback(
+      "--json", [options] { options->output = "json"; }, "the same as -o json");
   verb->callback([options, &exit_code] { exit_code = bench_latency(*options); });
   for (const char* name : {"serving", "moe", "comm"}) {
     CLI::App* absent = bench->add_subcommand(name, "not in this version")->group("")->allow_extras();

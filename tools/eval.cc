@@ -30,6 +30,10 @@ struct EvalOptions {
   double temperature = 0, top_p = 1;
   std::optional<int64_t> top_k;
   std::string output_json, output_html;
+  bool json_to_stdout = false;
+
+  // For what people read.
+  FILE* prints() const { return json_to_stdout ? stderr : stdout; }
 };
 
 struct Answer {
@@ -201,9 +205,17 @@ Status write_file(const std::string& path, const std::string& text) {
   return file ? Status() : not_found("cannot write " + path);
 }
 
-void print_round(const Round& round) {
-  fmt::print("Total latency: {:.3f} s\nScore: {:.3f}\nOutput throughput: {:.3f} token/s\n", round.seconds,
-             round.score(), static_cast<double>(round.tokens()) / round.seconds);
+void print_round(FILE* file, const Round& round) {
+  fmt::print(file, "Total latency: {:.3f} s\nScore: {:.3f}\nOutput throughput: {:.3f} token/s\n",
+             round.seconds, round.score(), static_cast<double>(round.tokens()) / round.seconds);
+}
+
+void print_repeats(FILE* file, const std::vector<double>& scores) {
+  std::string list;
+  for (const double score : scores) list += fmt::format("{}'{:.3f}'", list.empty() ? "" : ", ", score);
+  const double mean = std::accumulate(scores.begin(), scores.end(), 0.0) / static_cast<double>(scores.size());
+  fmt::print(file, "{0}\nRepeat: {1}, mean: {2:.3f}\nScores: [{3}]\n{0}\n", std::string(20, '='),
+             scores.size(), mean, list);
 }
 
 int eval(EvalOptions options) {
@@ -218,25 +230,18 @@ int eval(EvalOptions options) {
   size_t failed = 0;
   for (int r = 0; r < options.repeat; ++r) {
     rounds.push_back(ask_all(options, *set));
-    print_round(rounds.back());
+    print_round(options.prints(), rounds.back());
     scores.push_back(rounds.back().score());
     for (const Answer& a : rounds.back().answers) {
       if (!a.error.ok() && failed++ == 0) fmt::print(stderr, "first failed request: {}\n", a.error.message());
     }
   }
-  if (options.repeat > 1) {
-    std::string list;
-    for (const double score : scores) list += fmt::format("{}'{:.3f}'", list.empty() ? "" : ", ", score);
-    const double mean =
-        std::accumulate(scores.begin(), scores.end(), 0.0) / static_cast<double>(scores.size());
-    fmt::print("{0}\nRepeat: {1}, mean: {2:.3f}\nScores: [{3}]\n{0}\n", std::string(20, '='), options.repeat,
-               mean, list);
-  }
+  if (options.repeat > 1) print_repeats(options.prints(), scores);
   const json result = report(options, *set, rounds);
-  if (Status s = write_file(options.output_json, to_text(result, 1) + "\n"); !s.ok()) return report_error(s);
-  if (!options.output_html.empty()) {
-    if (Status s = write_file(options.output_html, html_report(result)); !s.ok()) return report_error(s);
-  }
+  const std::string text = to_text(result, 1) + "\n";
+  if (options.json_to_stdout) fmt::print("{}", text);
+  if (Status s = write_file(options.output_json, text); !s.ok()) return report_error(s);
+  if (Status s = write_file(options.output_html, html_report(result)); !s.ok()) return report_error(s);
   if (failed > 0) return report_error(unavailable(std::to_string(failed) + " requests failed"));
   return kExitOk;
 }
@@ -273,6 +278,7 @@ void add_eval(CLI::App& app, int& exit_code) {
   verb->add_option("--top-k", o.top_k, "");
   flag("--seed", o.questions.seed, "of the order of gpqa's choices");
   flag("--output-json", o.output_json, "file for every answer");
+  verb->add_flag("--json", o.json_to_stdout, "the same on stdout; the other prints go to stderr");
   flag("--output-html", o.output_html, "file for a readable report");
   verb->callback([options, &exit_code] { exit_code = eval(*options); });
 }
