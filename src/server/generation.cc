@@ -68,18 +68,17 @@ class Generation : public std::enable_shared_from_this<Generation> {
   }
 
   // On the engine's thread, which must not wait: where the exchange cannot keep up, the request is given up.
+  // Each submission is cancelled at its own next news, so also one that is submitted only now.
   void hand_over(size_t i, const Delta& delta) {
-    if (behind_.load()) return;
     const int64_t bytes = held_bytes(delta);
-    if (pending_bytes_.fetch_add(bytes) + bytes <= context_.config->max_unsent_bytes) {
-      exchange_->post([self = shared_from_this(), i, delta, bytes, now = Clock::now()] {
+    if (!behind_.load() && pending_bytes_.fetch_add(bytes) + bytes <= context_.config->max_unsent_bytes) {
+      return exchange_->post([self = shared_from_this(), i, delta, bytes, now = Clock::now()] {
         self->pending_bytes_.fetch_sub(bytes);
         self->on_delta(i, delta, now);
       });
-      return;
     }
-    behind_.store(true);
-    for (const std::string& id : ids_) context_.engine->cancel(id);
+    context_.engine->cancel(ids_[i]);
+    if (behind_.exchange(true)) return;
     exchange_->post([self = shared_from_this()] {
       self->exchange_->drop("its answer waits to be printed with more than max_unsent_bytes=" +
                             std::to_string(self->context_.config->max_unsent_bytes));
