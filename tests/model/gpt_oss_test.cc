@@ -10,6 +10,7 @@ namespace fp4moe {
 namespace {
 
 constexpr double kFloat32Limit = 1e-4;  // both sides sum in different orders; measured below 1e-6
+constexpr double kDefaultLimit = 2e-2;  // docs/numerics.md: a whole prompt with bf16 activations
 
 EngineConfig reference_flags() {
   EngineConfig flags;
@@ -49,7 +50,7 @@ TEST_P(Fixture, DefaultRunnerIsNearTheStockClass) {
   ASSERT_TRUE(prompt.ok()) << prompt.status().to_string();
   const Result<std::vector<float>> logits = compute_logits({folder, EngineConfig{}}, prompt->ids);
   ASSERT_TRUE(logits.ok()) << logits.status().to_string();
-  EXPECT_TRUE(within_relative_l2(*logits, prompt->logits, 5e-2));
+  EXPECT_TRUE(within_relative_l2(*logits, prompt->logits, kDefaultLimit));
   EXPECT_FALSE(within_relative_l2(*logits, prompt->logits, 1e-6)) << "bf16 activations cannot be this near";
 }
 
@@ -96,7 +97,7 @@ TEST_P(Demo, DefaultRunnerIsWithinItsPromise) {
   ASSERT_FALSE(prompt_.ids.empty());
   const Result<std::vector<float>> logits = compute_logits({FP4MOE_DEMO, EngineConfig{}}, prompt_.ids);
   ASSERT_TRUE(logits.ok()) << logits.status().to_string();
-  EXPECT_TRUE(within_relative_l2(*logits, prompt_.logits, 2e-2));
+  EXPECT_TRUE(within_relative_l2(*logits, prompt_.logits, kDefaultLimit));
   const auto [same_argmax, median_error] = agreement(*logits);
   EXPECT_GE(same_argmax, 0.99);
   EXPECT_LE(median_error, 5e-3);
