@@ -12,6 +12,7 @@ namespace fp4moe {
 namespace {
 
 using nlohmann::json;
+using std::string_literals::operator""s;
 
 const std::string kEndless =
     R"({"text":"abc","stream":true,"sampling_params":{"max_new_tokens":1000000000,"ignore_eos":true}})";
@@ -75,13 +76,13 @@ TEST(MalformedHttp, IsRefusedAndClosed) {
   const std::pair<const char*, std::string> cases[] = {
       {"no HTTP", "hello\r\n\r\n"},
       {"bad version", "GET / HTTP/9.9\r\n\r\n"},
-      {"NUL in header", std::string("GET /health HTTP/1.1\r\nA: \0\r\n\r\n", 34)},
+      {"NUL in header", "GET /health HTTP/1.1\r\nA: \0\r\n\r\n"s},
       {"negative length", "POST /generate HTTP/1.1\r\nContent-Length: -1\r\n\r\n"},
       {"two lengths", "POST /generate HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab"},
       {"length and chunks",
        "POST /generate HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"},
       {"bad chunk size", "POST /generate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"},
-      {"TLS hello", std::string("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 15)},
+      {"TLS hello", "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"s},
   };
   for (const auto& [name, bytes] : cases) {
     HttpClient client(s.port);
