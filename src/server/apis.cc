@@ -13,7 +13,7 @@ constexpr size_t kMaxStopBytes = 1024;
 constexpr int64_t kInt32Max = 2147483647;
 
 // Fields of SGLang and OpenAI that change the answer, with the value that asks for nothing.
-void refuse_unimplemented(Fields& fields) {
+void refuse_unsupported(Fields& fields) {
   for (const char* name : {"frequency_penalty", "presence_penalty", "min_p"}) fields.refuse(name, 0);
   fields.refuse("repetition_penalty", 1);
   fields.refuse("min_tokens", 0);
@@ -58,7 +58,7 @@ SamplingParams read_sampling(Fields& fields, const SamplingParams& defaults) {
   s.ignore_eos = fields.boolean("ignore_eos", s.ignore_eos);
   s.skip_special_tokens = fields.boolean("skip_special_tokens", s.skip_special_tokens);
   s.no_stop_trim = fields.boolean("no_stop_trim", s.no_stop_trim);
-  refuse_unimplemented(fields);
+  refuse_unsupported(fields);
   return s;
 }
 

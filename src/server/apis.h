@@ -20,7 +20,7 @@ constexpr int64_t kMaxTopLogprobs = 20;
 std::string make_id(const std::string& prefix);
 
 // The sampling fields that have the same name in all APIs, over the model's defaults; refuses, by name, known
-// ones that would change the answer and are not implemented.
+// ones that would change the answer and are not supported.
 SamplingParams read_sampling(Fields& fields, const SamplingParams& defaults);
 // "n": 1..128.
 int64_t read_n(Fields& fields);
