@@ -64,7 +64,7 @@ Status run_logits(const LogitsFlags& flags) {
   std::vector<int32_t> pages(static_cast<size_t>(num_pages));
   std::iota(pages.begin(), pages.end(), 0);
   const SequenceRows sequence{0, t, 0, pages};
-  model->forward({ids, rows, {&sequence, 1}, rows}, kv, logits.as<float>(), pool);
+  FP4MOE_RETURN_IF_ERROR(model->forward({ids, rows, {&sequence, 1}, rows}, kv, logits.as<float>(), pool));
   const std::span<const uint8_t> bytes{logits.data(), static_cast<size_t>(logits.num_bytes())};
   return write_safetensors(flags.output, {{"logits", DType::kF32, {t, config.vocab_size}}},
                            [bytes](const TensorSpec&, const ByteSink& sink) { return sink(bytes); });

@@ -18,25 +18,46 @@ using ProgressSink = std::function<void(int64_t done_bytes, int64_t total_bytes)
 
 struct EngineConfig {
   // Model.
-  std::string model_path;             // folder with config.json and safetensors
-  std::string tokenizer_path;         // folder or tokenizer.json; empty: model_path
-  std::string chat_template;          // file with a Jinja template; empty: the checkpoint's
-  std::string served_model_name;      // empty: the folder's name
-  std::string quantization = "auto";  // auto | mxfp4 | modelopt_fp4: must agree with the checkpoint
-  std::string dtype = "auto";         // activations: auto (= bfloat16) | bfloat16 | float32
-  int64_t context_length = 0;         // tokens; 0: max_position_embeddings
+  std::string model_path;         // folder with config.json and safetensors
+  std::string tokenizer_path;     // folder or tokenizer.json; empty: model_path
+  std::string chat_template;      // file with a Jinja template; empty: the checkpoint's
+  std::string served_model_name;  // empty: the folder's name
+  std::string quantization =
+      "auto";  // auto | mxfp4 | modelopt_fp4 | compressed-tensors: must agree with the checkpoint
+  std::string kv_cache_dtype = "auto";  // auto | bfloat16
+  std::string dtype = "auto";           // activations: auto (= bfloat16) | bfloat16 | float32
+  int64_t context_length = 0;           // tokens; 0: max_position_embeddings
 
   // Where and how it runs.
   std::string device = "auto";  // auto | cpu | cuda
   int threads = 0;              // 0: all cores this process may use
   std::string moe_runner_backend = "auto";
   std::string moe_a2a_backend = "none";
-  std::string fp4_compute = "auto";  // auto | w4a16 | w4a4 | w4a8
-  std::string fabric = "auto";       // auto | local | threads | mpi
-  int tp_size = 1;
-  int ep_size = 1;
-  int dp_size = 1;
+  std::string fp4_compute = "auto";                     // auto | w4a16 | w4a4 | w4a8
+  std::string fp4_act_scales = "auto";                  // w4a4: auto | static (the checkpoint's) | per_token
+  std::string deepep_mode = "auto";                     // auto | low_latency (normal is refused)
+  std::string deepep_dispatcher_output_dtype = "auto";  // auto | bf16 | fp8 | nvfp4
+  std::string flashinfer_dispatcher_output_dtype = "auto";  // auto | bf16 | nvfp4
+  std::string flashinfer_combine_dtype = "auto";            // auto (= bf16) | bf16 | fp8
+  bool disable_fp4_allgather = false;  // a2a none under DP attention: gather unquantised rows
+  bool enable_deterministic_inference = false;
+
+  // Ranks.
+  std::string fabric = "auto";  // auto | local | threads | mpi
+  int tp_size = 1;              // ranks in all
+  int ep_size = 1;              // 1: experts sharded along I; tp_size: whole experts
+  int dp_size = 1;              // groups of tp_size / dp_size ranks with their own requests
   bool enable_dp_attention = false;
+  bool enable_dp_lm_head = false;
+  int64_t a2a_memory_budget = int64_t{64} << 20;  // bytes a rank's transport may use
+  bool a2a_checksum = false;                      // verify every transported row
+  double comm_timeout = 10;                       // seconds a rank waits for another one
+
+  // Checks and tuning before serving.
+  std::string self_test = "off";  // fast | full | off
+  bool disable_autotune = false;
+  double autotune_budget = 2;  // seconds
+  std::string autotune_cache;  // file; empty: in the user's cache folder
 
   // Memory and scheduling.
   int64_t max_total_tokens = 0;      // tokens in the KV pool; 0: from mem_fraction_static

@@ -51,6 +51,8 @@ class Arena {
     return reinterpret_cast<T*>(take_bytes(n * static_cast<int64_t>(sizeof(T))));
   }
   void reset() { used_ = 0; }
+  // Gives back what was taken since used_bytes() was `used`.
+  void rewind(int64_t used) { used_ = used; }
   int64_t used_bytes() const { return used_; }
   int64_t capacity_bytes() const { return buffer_.num_bytes(); }
   // What take() of these bytes uses up, alignment included.

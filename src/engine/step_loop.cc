@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <span>
+#include <stdexcept>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -177,7 +178,7 @@ void StepLoop::run_step() {
   try {
     const std::vector<ScheduledRows>& step = scheduler_.plan_step();
     if (step.empty()) return;
-    forward(step);
+    if (const Status status = forward(step); !status.ok()) throw std::runtime_error(status.message());
     scheduler_.commit_step();
     sample_rows();
   } catch (const std::exception& error) {
@@ -190,7 +191,7 @@ void StepLoop::run_step() {
 }
 
 // Runs the model over the step's rows; rows_ then names the sequences that have logits.
-void StepLoop::forward(const std::vector<ScheduledRows>& step) {
+Status StepLoop::forward(const std::vector<ScheduledRows>& step) {
   std::vector<int32_t> token_ids;
   std::vector<int64_t> positions, logit_rows;
   std::vector<SequenceRows> sequences;
@@ -207,7 +208,7 @@ void StepLoop::forward(const std::vector<ScheduledRows>& step) {
     logit_rows.push_back(first_row + scheduled.num_rows - 1);
     rows_.push_back({&sequence, {}, {}});
   }
-  model_.forward({token_ids, positions, sequences, logit_rows}, kv_, logits_.as<float>(), pool_);
+  return model_.forward({token_ids, positions, sequences, logit_rows}, kv_, logits_.as<float>(), pool_);
 }
 
 void StepLoop::sample_rows() {

@@ -68,7 +68,7 @@ class StepLoop {
   void run();
   bool take_mail();
   void run_step();
-  void forward(const std::vector<ScheduledRows>& step);
+  Status forward(const std::vector<ScheduledRows>& step);
   void sample_rows();
   void accept(SampledRow& row);
   Delta append_token(Sequence& sequence, SampledToken& token) const;

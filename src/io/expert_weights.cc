@@ -191,6 +191,8 @@ Result<MoeWeightsView> load_expert_weights(const Checkpoint& checkpoint, const M
       return load_gpt_oss(checkpoint, config, prefix);
     case QuantMethod::kModelOptNvfp4:
       return load_modelopt(checkpoint, config, prefix);
+    case QuantMethod::kCompressedNvfp4:
+    case QuantMethod::kCompressedMxfp4:
     case QuantMethod::kNone:
       break;
   }

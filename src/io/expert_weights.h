@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "formats/fp4_matrix.h"
@@ -28,6 +29,32 @@ struct MoeWeightsView {
   int64_t hidden_size = 0, intermediate_size = 0;
   std::vector<ExpertWeightsView> experts;  // [E]
 };
+
+// A linear layer outside the routed experts: FP4, or bf16 where the checkpoint left it alone.
+struct LinearWeightsView {
+  bool is_fp4 = false;
+  Fp4MatrixView fp4;             // [N, K]
+  float input_scale = 1;         // of fp4, decode direction; 1 where the checkpoint has none
+  const bf16* weight = nullptr;  // [N, K] row-major, if not FP4
+  const bf16* bias = nullptr;    // [N] or null
+  int64_t n = 0, k = 0;
+};
+
+// A gated MLP that every token visits: a shared expert, or the MLP of a layer without experts.
+struct MlpWeightsView {
+  int64_t hidden_size = 0, intermediate_size = 0;
+  LinearWeightsView gate, up, down;  // [I, H], [I, H], [H, I]; all FP4 of one format, or none
+};
+
+// "<name>.weight" and what belongs to it: FP4 if the checkpoint holds FP4 tensors of that name and the
+// quantization declaration does not exclude the module (kInvalidArgument where the two contradict). Checks as
+// for experts. has_bias: "<name>.bias" must be there.
+Result<LinearWeightsView> load_linear_weights(const Checkpoint& checkpoint, const ModelConfig& config,
+                                              const std::string& name, int64_t n, int64_t k,
+                                              bool has_bias = false);
+// "<prefix>.gate_proj", "<prefix>.up_proj", "<prefix>.down_proj".
+Result<MlpWeightsView> load_mlp_weights(const Checkpoint& checkpoint, const ModelConfig& config,
+                                        const std::string& prefix, int64_t intermediate_size);
 
 // Finds, checks (names, dtypes, shapes, finite positive scales, no 0xFF e8m0 byte) and types the experts
 // of layer `layer`. Errors name the tensor, both values, and for scales the expert and position.

@@ -265,6 +265,7 @@ void read_family(JsonFields& fields, ModelConfig& config) {
     case ModelFamily::kDeepseekV3:
       return read_deepseek_v3(fields, config);
     case ModelFamily::kQwen3Moe:
+    case ModelFamily::kQwen2Moe:
       return read_qwen3_moe(fields, config);
   }
 }

@@ -14,15 +14,27 @@
 
 namespace fp4moe {
 
-enum class ModelFamily { kGptOss, kDeepseekV3, kQwen3Moe };
+enum class ModelFamily { kGptOss, kDeepseekV3, kQwen3Moe, kQwen2Moe };
 
-enum class QuantMethod { kNone, kMxfp4GptOss /* dialect C */, kModelOptNvfp4 /* dialect A */ };
+enum class QuantMethod {
+  kNone,
+  kMxfp4GptOss,      // dialect C: fused experts, gate and up rows alternate
+  kModelOptNvfp4,    // dialect A: per expert or fused, decode-direction scales
+  kCompressedNvfp4,  // compressed-tensors nvfp4-pack-quantized: global scales are divisors
+  kCompressedMxfp4,  // compressed-tensors mxfp4-pack-quantized
+};
+
+// How the checkpoint's FP4 tensors are blocked; kNone has none.
+constexpr bool is_mxfp4(QuantMethod method) {
+  return method == QuantMethod::kMxfp4GptOss || method == QuantMethod::kCompressedMxfp4;
+}
 
 struct QuantConfig {
   QuantMethod method = QuantMethod::kNone;
   int group_size = 0;                        // 32 for MXFP4, 16 for NVFP4
   std::string declared_by;                   // file and key that said so, for messages
   std::vector<std::string> exclude_modules;  // patterns of modules kept in bf16
+  std::string kv_cache_note;  // a declared KV cache type that is served as bf16; empty: none declared
 };
 
 struct RopeConfig {
@@ -42,6 +54,7 @@ struct RouterConfig {
   int64_t num_groups = 1, top_k_groups = 1;  // group-limited choice; 1 of 1: none
   bool norm_top_k = false;                   // chosen weights are divided by their sum
   double scaling_factor = 1;                 // routed_scaling_factor
+  bool has_correction_bias = false;          // DeepSeek: e_score_correction_bias joins the choice only
 };
 
 // Multi-head latent attention (DeepSeek). A query or key head is [nope, rope].
@@ -56,12 +69,16 @@ struct ModelConfig {
   std::string architecture, model_type;
   int64_t vocab_size = 0, hidden_size = 0, num_layers = 0;
   int64_t num_heads = 0, num_kv_heads = 0;
-  int64_t head_dim = 0;                 // of queries and keys; DeepSeek: nope + rope
-  int64_t num_experts = 0, top_k = 0;   // top_k = num_experts_per_tok
-  int64_t intermediate_size = 0;        // of one expert
-  int64_t dense_intermediate_size = 0;  // of the MLP of layers without experts; 0: none has one
-  int64_t num_shared_experts = 0;       // each of intermediate_size, run for every token
-  std::vector<bool> layer_has_experts;  // [num_layers]; empty: every layer has
+  int64_t head_dim = 0;                  // of queries and keys; DeepSeek: nope + rope
+  int64_t num_experts = 0, top_k = 0;    // top_k = num_experts_per_tok
+  int64_t intermediate_size = 0;         // of one expert
+  int64_t dense_intermediate_size = 0;   // of the MLP of layers without experts; 0: none has one
+  int64_t num_shared_experts = 0;        // run for every token
+  int64_t shared_intermediate_size = 0;  // of all shared experts together
+  bool shared_expert_gate = false;       // Qwen2: the shared expert's output is scaled by sigmoid(x . gate)
+  bool qk_norm = false;                  // Qwen3: RMS norm of every query and key head
+  int64_t num_mtp_layers = 0;            // layers past num_layers in the checkpoint that are skipped by name
+  std::vector<bool> layer_has_experts;   // [num_layers]; empty: every layer has
   int64_t max_position_embeddings = 0;
   double rms_norm_eps = 1e-5;
   bool attention_bias = false, tie_word_embeddings = false;

@@ -16,14 +16,14 @@ namespace fp4moe {
 constexpr int64_t kPanelRows = 16;
 
 enum class ActivationKind : uint8_t {
-  kSwigluOai,  // g = min(g, limit), u = clamp(u, -limit, limit): g * sigmoid(alpha * g) * (u + 1)
+  kSwigluOai,  // g = min(g, limit), u = clamp(u, -limit, limit): g * sigmoid(alpha * g) * (u + beta)
   kSilu,       // g * sigmoid(g) * u
   kRelu2,      // max(u, 0)^2; not gated: there is no gate matrix
 };
 
 struct Activation {
   ActivationKind kind = ActivationKind::kSwigluOai;
-  float alpha = 1.702f, limit = 7.0f;  // kSwigluOai only
+  float alpha = 1.702f, beta = 1.0f, limit = 7.0f;  // kSwigluOai only
 };
 
 constexpr bool is_gated(ActivationKind kind) { return kind != ActivationKind::kRelu2; }
@@ -31,20 +31,24 @@ constexpr bool is_gated(ActivationKind kind) { return kind != ActivationKind::kR
 // What a chunk of either GEMM reads. Panels lie one behind the other, panel_bytes(format, k) each.
 struct ExpertGemmArgs {
   Fp4Format format = Fp4Format::kMxfp4;
-  ActRows x;                        // [rows, K], contiguous: one expert's rows
-  const uint8_t* panels = nullptr;  // [num_panels], 64-byte aligned
-  const float* bias = nullptr;      // [num_panels * 16], zeros where the model has none
+  ActRows x;  // [rows, K], contiguous: one expert's rows, or what quantize_act() made of them
+  const float* x_block_scales =
+      nullptr;  // [rows, K / fp4_block] or null: each multiplies its block's sum (w4a8)
+  const float* x_row_scales = nullptr;  // [rows] or null: each multiplies the row's sum, before the bias
+  const uint8_t* panels = nullptr;      // [num_panels], 64-byte aligned
+  const float* bias = nullptr;          // [num_panels * 16], zeros where the model has none
   int64_t num_panels = 0;
   int64_t out_stride = 0;  // elements from one row of out to the next
 };
 
-// out[row, 16 p ...] = activation(gate panel p of x, up panel p of x), in f32, then rounded to x's dtype.
+// out[row, 16 p ...] = activation(gate panel p of x, up panel p of x), in f32, then rounded to out_dtype.
 // Panels alternate gate, up (bias as well); without a gate there are only up panels.
 struct ExpertGateUpArgs {
   ExpertGemmArgs gemm;
   float gate_scale = 1, up_scale = 1;  // tensor scales, decode direction
   Activation activation;
-  void* out = nullptr;  // the chunk's first column of [rows, I], x's dtype; must not overlap x
+  void* out = nullptr;             // the chunk's first column of [rows, I] of out_dtype; must not overlap x
+  DType out_dtype = DType::kBF16;  // kBF16 or kF32
 };
 
 // out[row, 16 p ...] = down panel p of x + bias, in f32.

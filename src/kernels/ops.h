@@ -82,24 +82,27 @@ struct SequenceRows {
   std::span<const int32_t> page_table;  // page ids, page_size tokens each; covers first_position + num_rows
 };
 
-constexpr int kMaxHeadDim = 512;
+constexpr int kMaxHeadDim = 576;  // MLA: kv_lora_rank 512 + rope 64
 
-// Keys or values of one layer: [num_pages, num_kv_heads, page_size, head_dim] of dtype.
+// Keys or values of one layer: [num_pages, num_kv_heads, page_size, row_stride] of dtype, of which the first
+// head_dim elements of each row are read. With MLA the values are the first kv_lora_rank columns of the keys:
+// same data and row_stride, smaller head_dim.
 struct KvPages {
   void* data = nullptr;
   DType dtype = DType::kBF16;                         // kBF16 or kF32
   int num_kv_heads = 0, page_size = 0, head_dim = 0;  // head_dim <= kMaxHeadDim; k's and v's may differ
+  int row_stride = 0;                                 // elements; 0: head_dim
 
   // Where the row of `position` lies, in elements. Always inlined: sources of every ISA use it.
   [[gnu::always_inline]] int64_t offset(const int32_t* page_table, int kv_head, int64_t position) const {
     const int64_t page = page_table[position / page_size], slot = position % page_size;
-    return ((page * num_kv_heads + kv_head) * page_size + slot) * head_dim;
+    return ((page * num_kv_heads + kv_head) * page_size + slot) * (row_stride != 0 ? row_stride : head_dim);
   }
 };
 
 struct KvWriteArgs {         // stores the new tokens' rows into their pages (rounded if the pages are bf16)
   const float* k = nullptr;  // [T, row_stride]: num_kv_heads * k_pages.head_dim from its start
-  const float* v = nullptr;  // the same with v_pages.head_dim
+  const float* v = nullptr;  // the same with v_pages.head_dim; null: values are part of the keys
   int64_t row_stride = 0;
   KvPages k_pages, v_pages;
   std::span<const SequenceRows> sequences;
@@ -117,6 +120,34 @@ struct AttentionArgs {  // causal, grouped-query; the new tokens' keys and value
   ActRows out;                   // [T, num_heads * v_pages.head_dim]
 };
 
+// RMS norm of each head's slice of a row, in place, f32 (QK norms; with one head: MLA's latent).
+struct HeadNormArgs {
+  float* x = nullptr;             // [T, row_stride], heads contiguous from its start
+  const float* weight = nullptr;  // [head_dim]
+  float eps = 0;
+  int64_t num_tokens = 0, row_stride = 0;
+  int num_heads = 0, head_dim = 0;
+};
+
+// out[t, h] = x[t, h] W_h^T for every head: f32 rows times bf16 weights, f32 sums (MLA's absorbed
+// projections).
+struct HeadLinearArgs {
+  const float* x = nullptr;  // row t, head h starts at x + t * x_stride + h * x_head_stride
+  int64_t x_stride = 0, x_head_stride = 0;
+  const bf16* weight = nullptr;  // [num_heads] matrices [N, K], each in the table's linear_layout
+  void* out = nullptr;           // of out_dtype, kF32 or kBF16; addressed as x; must not overlap it
+  DType out_dtype = DType::kF32;
+  int64_t out_stride = 0, out_head_stride = 0;
+  int64_t num_tokens = 0, n = 0, k = 0;
+  int num_heads = 0;
+};
+
+// out = silu(gate) * up in f32, then as out wants; T and I are out's.
+struct SiluMulArgs {
+  const float* gate_up = nullptr;  // [T, 2 I]: gate, then up
+  ActRows out;                     // [T, I]
+};
+
 // The dense ops at one ISA level. All functions are thread-compatible; pool is the only parallelism.
 struct DenseOps {
   const char* name;  // "ref", "cpu_scalar", "cpu_avx2", "cpu_avx512"
@@ -127,6 +158,9 @@ struct DenseOps {
   void (*rope)(const RopeArgs&, ThreadPool&);
   void (*kv_write)(const KvWriteArgs&, ThreadPool&);
   void (*attention)(const AttentionArgs&, ThreadPool&);
+  void (*head_norm)(const HeadNormArgs&, ThreadPool&) = nullptr;
+  void (*head_linear)(const HeadLinearArgs&, ThreadPool&) = nullptr;
+  void (*silu_mul)(const SiluMulArgs&, ThreadPool&) = nullptr;
 };
 
 // The oracle; accepts both activation types.

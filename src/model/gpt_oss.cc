@@ -44,7 +44,7 @@ class GptOss final : public Model {
 
   const ModelConfig& config() const override { return config_; }
   int64_t weight_bytes() const override { return weight_bytes_; }
-  void forward(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool) override;
+  Status forward(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool) override;
 
  private:
   Status load_layer(const Checkpoint& checkpoint, WeightLoader& loader, int64_t layer, ThreadPool& pool);
@@ -133,7 +133,7 @@ Status GptOss::allocate_scratch() {
 
 // ---- forward --------------------------------------------------------------------------------------
 
-void GptOss::forward(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool) {
+Status GptOss::forward(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool) {
   const int64_t t = static_cast<int64_t>(batch.token_ids.size()), h = config_.hidden_size;
   const int64_t num_logit_rows = static_cast<int64_t>(batch.logit_rows.size());
   FP4MOE_CHECK(t <= options_.max_batch_tokens,
@@ -153,6 +153,7 @@ void GptOss::forward(const Batch& batch, KvCache& kv, float* logits, ThreadPool&
   const float eps = static_cast<float>(config_.rms_norm_eps);
   ops_.rms_norm({act_.residual, final_norm_.data(), eps, act(act_.normed, num_rows, h), nullptr}, pool);
   ops_.linear({act(act_.normed, num_rows, h), lm_head_.weight.as<bf16>(), nullptr, logits, lm_head_.n}, pool);
+  return {};
 }
 
 // residual -> norm -> q, k, v -> rotary -> cache -> attention rows.

@@ -12,6 +12,7 @@ Result<std::unique_ptr<Model>> Model::load(const Checkpoint& checkpoint, const M
       return load_gpt_oss(checkpoint, config, options, pool, progress);
     case ModelFamily::kDeepseekV3:
     case ModelFamily::kQwen3Moe:
+    case ModelFamily::kQwen2Moe:
       break;
   }
   return unsupported("architecture " + config.architecture +

@@ -13,6 +13,7 @@
 #include "io/model_config.h"
 #include "kernels/ops.h"
 #include "model/kv_cache.h"
+#include "model/rank_context.h"
 #include "moe/plan.h"
 
 namespace fp4moe {
@@ -22,6 +23,8 @@ struct ModelOptions {
   Isa isa = Isa::kScalar;          // of the dense ops with kBF16
   MoePlan moe_plan;                // of every MoE layer
   int64_t max_batch_tokens = 0;    // most rows of one forward()
+  int64_t max_logit_rows = 0;  // most logit rows of one forward(), all groups together; 0: max_batch_tokens
+  RankContext rank;
 };
 
 // T rows, sequence after sequence. Ids and positions were checked by the caller.
@@ -44,7 +47,9 @@ class Model {
   virtual int64_t weight_bytes() const = 0;
   // Appends the rows' keys and values to `kv` and writes logits [logit_rows.size(), V], f32. Not
   // re-entrant: one forward() at a time (it uses the model's scratch memory).
-  virtual void forward(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool) = 0;
+  // With several ranks an error is the job's: a rank that failed or did not come in time. Every rank of a
+  // group passes the same batch; logits may be null on all but the group's first rank.
+  virtual Status forward(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool) = 0;
 };
 
 }  // namespace fp4moe

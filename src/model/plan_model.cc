@@ -59,6 +59,9 @@ const char* quantization_name(const QuantConfig& quant) {
       return "mxfp4";
     case QuantMethod::kModelOptNvfp4:
       return "modelopt_fp4";
+    case QuantMethod::kCompressedNvfp4:
+    case QuantMethod::kCompressedMxfp4:
+      return "compressed-tensors";
   }
   return "unknown";
 }

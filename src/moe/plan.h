@@ -13,16 +13,10 @@
 #include "formats/fp4_matrix.h"
 #include "fp4moe/status.h"
 #include "kernels/expert_ops.h"
+#include "moe/rank_layout.h"
+#include "moe/scheme.h"
 
 namespace fp4moe {
-
-// Numerics of the expert GEMMs: weights are FP4, activations are as named.
-enum class Scheme : uint8_t {
-  kW4A16,  // bf16 (or f32 with --dtype float32), FP32 accumulation and tensor scales
-  kW4A4,   // NVFP4 activations
-  kW4A8,   // INT8 or FP8 activations
-};
-const char* scheme_name(Scheme scheme);  // "w4a16", "w4a4", "w4a8"
 
 // What is to be computed: facts of the checkpoint, the activations and the machine.
 struct MoeProblem {
@@ -35,6 +29,13 @@ struct MoeProblem {
   DType act_dtype = DType::kBF16;  // kBF16 or kF32
   DeviceKind device = DeviceKind::kCpu;
   Isa isa = best_isa();  // the best level this CPU runs
+  RankLayout layout;     // which rank this is; sizes above are the whole model's
+
+  // This rank's experts, and its part of each expert's I (cut in whole scale blocks).
+  Shard local_experts() const { return shard_blocks(num_experts, 1, layout.ep, layout.ep_rank()); }
+  Shard local_intermediate() const {
+    return shard_blocks(intermediate_size, fp4_block(format), layout.moe_tp(), layout.moe_tp_rank());
+  }
 };
 
 // What the user asked for: the flags' strings and numbers, unchecked.

@@ -58,7 +58,15 @@ class FakeModel : public Model {
   const ModelConfig& config() const override { return config_; }
   int64_t weight_bytes() const override { return 0; }
 
-  void forward(const Batch& batch, KvCache& kv, float* logits, ThreadPool&) override {
+  Status forward(const Batch& batch, KvCache& kv, float* logits, ThreadPool&) override {
+    run(batch, kv, logits);
+    return {};
+  }
+
+  std::function<void(const Batch&)> before_forward;  // set before the first request; may block or throw
+
+ private:
+  void run(const Batch& batch, KvCache& kv, float* logits) {
     if (before_forward) before_forward(batch);
     const KvPages pages = kv.k_pages(0);
     const auto slot = [&](const SequenceRows& s, int64_t position) -> float& {
@@ -87,9 +95,6 @@ class FakeModel : public Model {
     ASSERT_TRUE(wanted == batch.logit_rows.end());
   }
 
-  std::function<void(const Batch&)> before_forward;  // set before the first request; may block or throw
-
- private:
   ModelConfig config_;
   FakeLogits logits_;
 };

@@ -56,8 +56,8 @@ Result<std::vector<float>> compute_logits(const LogitsRun& run, const std::vecto
     std::iota(logit_rows.begin(), logit_rows.end(), 0);
     const SequenceRows sequence{0, rows, first, pages};
     const std::span<const int32_t> chunk_ids(ids.data() + first, static_cast<size_t>(rows));
-    model->forward({chunk_ids, positions, {&sequence, 1}, logit_rows}, kv,
-                   logits.data() + first * config.vocab_size, pool);
+    FP4MOE_RETURN_IF_ERROR(model->forward({chunk_ids, positions, {&sequence, 1}, logit_rows}, kv,
+                                          logits.data() + first * config.vocab_size, pool));
   }
   return logits;
 }

@@ -1,0 +1,31 @@
+// Quantised activations as the GEMMs read them: values that are exact in bf16, and the scales that multiply
+// the sums. One implementation for every runner, so that all of them see the same codes.
+#pragma once
+
+#include <cstdint>
+
+#include "formats/tensor_scale.h"
+#include "kernels/ops.h"
+
+namespace fp4moe {
+
+enum class ActQuantKind : uint8_t {
+  kNvfp4Static,    // out = code * block scale; the tensor scale is the caller's (part of alpha)
+  kNvfp4PerToken,  // the same with each row's own tensor scale: row_scales = rowamax / 2688
+  kInt8Block,      // out = round(x / s), s = max |x| of the block / 127 -> block_scales; ties to even
+};
+
+struct ActQuantArgs {
+  ActQuantKind kind = ActQuantKind::kNvfp4Static;
+  ActRows x;                      // [T, K], bf16 or f32; K a multiple of `block`
+  int block = 16;                 // kInt8Block: 16 or 32; NVFP4: 16
+  EncodeScale scale;              // kNvfp4Static
+  ActRows out;                    // [T, K], bf16 or f32: exact in either; may be x itself if the dtypes agree
+  float* row_scales = nullptr;    // [T], kNvfp4PerToken
+  float* block_scales = nullptr;  // [T, K / block], kInt8Block
+};
+
+// NVFP4 follows formats/nvfp4.h's exact mode on x's own values. A block of zeros gives zeros and scale 0.
+void quantize_act(const ActQuantArgs& args);  // the caller spreads rows over threads
+
+}  // namespace fp4moe

@@ -1,0 +1,31 @@
+// DenseMlp: a gated MLP that every token visits: the shared expert, and the MLP of layers without experts.
+// FP4 weights run as one expert of the plan's runner (so schemes mean the same everywhere), bf16 weights as
+// dense GEMMs.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "base/buffer.h"
+#include "base/thread_pool.h"
+#include "io/expert_weights.h"
+#include "kernels/ops.h"
+#include "moe/plan.h"
+
+namespace fp4moe {
+
+class DenseMlp {
+ public:
+  // The shard [intermediate.first, + count) of I of the weights, which may be released afterwards. `ops` runs
+  // bf16 weights; FP4 ones follow plan.runner() and plan.numerics().
+  static Result<std::unique_ptr<DenseMlp>> make(const MoePlan& plan, const DenseOps& ops,
+                                                const MlpWeightsView& weights, Shard intermediate,
+                                                ThreadPool& pool);
+  virtual ~DenseMlp() = default;
+  virtual int64_t scratch_bytes(int64_t max_tokens) const = 0;
+  virtual int64_t weight_bytes() const = 0;
+  // out [T, H] f32 = this shard's part of the MLP of x [T, H]; overwritten. T = 0 is legal.
+  virtual void forward(const ActRows& x, float* out, Arena& scratch, ThreadPool& pool) const = 0;
+};
+
+}  // namespace fp4moe

@@ -1,0 +1,29 @@
+// Fp4Linear: a linear layer outside the experts with FP4 weights (attention projections of some checkpoints),
+// computed by the plan's runner's GEMM under the plan's scheme.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "base/buffer.h"
+#include "base/thread_pool.h"
+#include "io/expert_weights.h"
+#include "kernels/ops.h"
+#include "moe/plan.h"
+
+namespace fp4moe {
+
+class Fp4Linear {
+ public:
+  // weights.fp4 [N, K] and its input scale; a shard is a view of it. The source may be released afterwards.
+  static Result<std::unique_ptr<Fp4Linear>> make(const MoePlan& plan, const LinearWeightsView& weights,
+                                                 ThreadPool& pool);
+  virtual ~Fp4Linear() = default;
+  virtual int64_t scratch_bytes(int64_t max_tokens) const = 0;
+  virtual int64_t weight_bytes() const = 0;
+  // out [T, out_stride] f32 (+)= x [T, K] W^T: N columns from its start.
+  virtual void forward(const ActRows& x, float* out, int64_t out_stride, bool accumulate, Arena& scratch,
+                       ThreadPool& pool) const = 0;
+};
+
+}  // namespace fp4moe

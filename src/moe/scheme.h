@@ -1,0 +1,35 @@
+// What the GEMMs of FP4 linears compute with: the scheme, and the details in which runners differ.
+#pragma once
+
+#include <cstdint>
+
+namespace fp4moe {
+
+// Weights are FP4, activations are as named.
+enum class Scheme : uint8_t {
+  kW4A16,  // bf16 (or f32 with --dtype float32), FP32 accumulation and tensor scales
+  kW4A4,   // NVFP4 activations
+  kW4A8,   // INT8 activations with one scale for each block of K (on SM90: FP8)
+};
+const char* scheme_name(Scheme scheme);  // "w4a16", "w4a4", "w4a8"
+
+// Which tensor scale the w4a4 quantiser uses.
+enum class ActScaleChoice : uint8_t {
+  kScalar,  // one for the layer: the largest input scale over all E experts (and both halves), on every rank
+  kPerExpert,  // each expert's own
+  kPerToken,   // each row's own amax / 2688: needs no calibration
+};
+
+// From what the intermediate (after the activation function) is quantised under w4a4.
+enum class IntermediateRounding : uint8_t {
+  kDirect,     // from FP32
+  kBf16First,  // rounded to bf16, then quantised
+};
+
+struct Numerics {
+  Scheme scheme = Scheme::kW4A16;
+  ActScaleChoice a1 = ActScaleChoice::kScalar, a2 = ActScaleChoice::kScalar;  // kW4A4 only, as the next
+  IntermediateRounding intermediate = IntermediateRounding::kDirect;
+};
+
+}  // namespace fp4moe
