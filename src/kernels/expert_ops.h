@@ -32,13 +32,13 @@ constexpr bool is_gated(ActivationKind kind) { return kind != ActivationKind::kR
 struct ExpertGemmArgs {
   Fp4Format format = Fp4Format::kMxfp4;
   ActRows x;  // [rows, K], contiguous: one expert's rows, or what quantize_act() made of them
+  const uint8_t* panels = nullptr;  // [num_panels], 64-byte aligned
+  const float* bias = nullptr;      // [num_panels * 16], zeros where the model has none
+  int64_t num_panels = 0;
+  int64_t out_stride = 0;  // elements from one row of out to the next
   const float* x_block_scales =
       nullptr;  // [rows, K / fp4_block] or null: each multiplies its block's sum (w4a8)
   const float* x_row_scales = nullptr;  // [rows] or null: each multiplies the row's sum, before the bias
-  const uint8_t* panels = nullptr;      // [num_panels], 64-byte aligned
-  const float* bias = nullptr;          // [num_panels * 16], zeros where the model has none
-  int64_t num_panels = 0;
-  int64_t out_stride = 0;  // elements from one row of out to the next
 };
 
 // out[row, 16 p ...] = activation(gate panel p of x, up panel p of x), in f32, then rounded to out_dtype.
