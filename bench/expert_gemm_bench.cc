@@ -24,7 +24,7 @@ struct Experts {
         format, kSize, kSize, codes.data(), scales.data(), kSize / 2, kSize / fp4_block(format), 1};
     MoeWeightsView weights{format, kSize, kSize, std::vector<ExpertWeightsView>(kExperts)};
     for (ExpertWeightsView& w : weights.experts) w.gate = w.up = w.down = m;
-    packed = std::move(*row.pack(row, problem, weights, pool));
+    packed = std::move(*row.pack(row, problem, {}, weights, pool));
   }
   MoeProblem problem;
   PackedExperts packed;
@@ -42,7 +42,7 @@ void expert_gemm(benchmark::State& state, const RunnerRow& row, Fp4Format format
                           .offsets = offsets.data(),
                           .x = {x.data(), DType::kBF16, rows, kSize},
                           .y = y.data()};
-  Arena scratch = std::move(*Arena::make(row.scratch_bytes(experts.problem, rows)));
+  Arena scratch = std::move(*Arena::make(row.scratch_bytes(experts.problem, {}, rows)));
   for (auto _ : state) {
     scratch.reset();
     row.run(row, {experts.problem, experts.packed, batch}, scratch, pool);

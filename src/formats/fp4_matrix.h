@@ -30,6 +30,22 @@ struct Fp4MatrixView {
   float tensor_scale = 1;           // decode direction; 1 for kMxfp4
 };
 
+// Rows [first, first + count) of m.
+constexpr Fp4MatrixView row_slice(Fp4MatrixView m, int64_t first, int64_t count) {
+  m.codes += first * m.code_stride_bytes;
+  m.scales += first * m.scale_stride_bytes;
+  m.rows = count;
+  return m;
+}
+
+// Columns [first, first + count) of m: whole blocks.
+constexpr Fp4MatrixView column_slice(Fp4MatrixView m, int64_t first, int64_t count) {
+  m.codes += first / 2;
+  m.scales += first / fp4_block(m.format);
+  m.cols = count;
+  return m;
+}
+
 // Element (r, c): code * block scale is exact in f32, its product with tensor_scale is rounded once (and
 // overflows to infinity for e8m0 bytes 253 and 254 with codes that reach 2^128).
 float fp4_at(const Fp4MatrixView& m, int64_t r, int64_t c);

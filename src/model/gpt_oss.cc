@@ -52,7 +52,7 @@ class GptOss final : public Model {
   void attention(const LayerWeights& w, const Batch& batch, KvPages k_pages, KvPages v_pages,
                  ThreadPool& pool);
   void attention_output(const LayerWeights& w, int64_t num_rows, ThreadPool& pool);
-  void moe(const LayerWeights& w, int64_t num_rows, ThreadPool& pool);
+  Status moe(int64_t layer, int64_t num_rows, ThreadPool& pool);
   void keep_logit_rows(const Batch& batch);
 
   ActRows act(void* data, int64_t rows, int64_t cols) const { return {data, options_.act_dtype, rows, cols}; }
@@ -68,6 +68,7 @@ class GptOss final : public Model {
   std::vector<LayerWeights> layers_;
   int64_t weight_bytes_ = 0;
   Activations act_{};
+  std::unique_ptr<Transport> transport_;
   Arena activations_, moe_scratch_;
 };
 
@@ -108,7 +109,8 @@ Status GptOss::load_layer(const Checkpoint& checkpoint, WeightLoader& loader, in
   FP4MOE_ASSIGN_OR_RETURN(router_weights.bias,
                           loader.vector(prefix + "mlp.router.bias", config_.num_experts));
   FP4MOE_ASSIGN_OR_RETURN(const MoeWeightsView experts, load_expert_weights(checkpoint, config_, layer));
-  FP4MOE_ASSIGN_OR_RETURN(w.moe, MoeLayer::make(options_.moe_plan, router_weights, experts, pool));
+  FP4MOE_ASSIGN_OR_RETURN(w.moe,
+                          MoeLayer::make(options_.moe_plan, ops_, router_weights, experts, nullptr, pool));
   loader.count(w.moe->weight_bytes());
   weight_bytes_ += w.qkv.weight.num_bytes() + w.attention_out.weight.num_bytes() + w.moe->weight_bytes();
   layers_.push_back(std::move(w));
@@ -127,7 +129,8 @@ Status GptOss::allocate_scratch() {
   act_.normed = activations_.take<uint8_t>(t * h * act_bytes);
   act_.qkv = activations_.take<float>(t * qkv_cols);
   act_.attention = activations_.take<uint8_t>(t * q_cols * act_bytes);
-  FP4MOE_ASSIGN_OR_RETURN(moe_scratch_, Arena::make(layers_[0].moe->scratch_bytes(t)));
+  FP4MOE_ASSIGN_OR_RETURN(transport_, make_transport(options_.moe_plan, {.max_group_rows = t}));
+  FP4MOE_ASSIGN_OR_RETURN(moe_scratch_, Arena::make(layers_[0].moe->scratch_bytes(t, *transport_)));
   return {};
 }
 
@@ -148,7 +151,7 @@ Status GptOss::forward(const Batch& batch, KvCache& kv, float* logits, ThreadPoo
       num_rows = num_logit_rows;
     }
     attention_output(w, num_rows, pool);
-    moe(w, num_rows, pool);
+    FP4MOE_RETURN_IF_ERROR(moe(i, num_rows, pool));
   }
   const float eps = static_cast<float>(config_.rms_norm_eps);
   ops_.rms_norm({act_.residual, final_norm_.data(), eps, act(act_.normed, num_rows, h), nullptr}, pool);
@@ -189,12 +192,14 @@ void GptOss::attention_output(const LayerWeights& w, int64_t num_rows, ThreadPoo
               pool);
 }
 
-void GptOss::moe(const LayerWeights& w, int64_t num_rows, ThreadPool& pool) {
+Status GptOss::moe(int64_t layer, int64_t num_rows, ThreadPool& pool) {
+  const LayerWeights& w = layers_[static_cast<size_t>(layer)];
   const ActRows x = act(act_.normed, num_rows, config_.hidden_size);
   const float eps = static_cast<float>(config_.rms_norm_eps);
   ops_.rms_norm({act_.residual, w.moe_norm.data(), eps, x, act_.normed_f32}, pool);
   moe_scratch_.reset();
-  w.moe->forward({x, act_.normed_f32, act_.residual}, moe_scratch_, pool);
+  return w.moe->forward({static_cast<int>(layer), x, act_.normed_f32, act_.residual}, *transport_,
+                        moe_scratch_, pool);
 }
 
 // Moves the rows whose logits are wanted (ascending, so never onto one still to be moved) to the front.

@@ -14,10 +14,14 @@
 
 namespace fp4moe {
 
+// Shards of the MLP's I are whole blocks of this many columns.
+int64_t dense_mlp_block(const MlpWeightsView& weights);
+
 class DenseMlp {
  public:
-  // The shard [intermediate.first, + count) of I of the weights, which may be released afterwards. `ops` runs
-  // bf16 weights; FP4 ones follow plan.runner() and plan.numerics().
+  // The shard [intermediate.first, + count) of I of the weights, which may be released afterwards; count 0 is
+  // legal and gives zeros. `ops` runs bf16 weights; FP4 ones follow plan.runner() and plan.numerics(), with
+  // their own input scales. kUnsupported for biases or a mix of FP4 and bf16.
   static Result<std::unique_ptr<DenseMlp>> make(const MoePlan& plan, const DenseOps& ops,
                                                 const MlpWeightsView& weights, Shard intermediate,
                                                 ThreadPool& pool);

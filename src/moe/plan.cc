@@ -55,14 +55,19 @@ Status check_parallelism(const MoeProblem& p, const MoeChoice& c) {
   if (c.a2a == "flashinfer" && c.enable_dp_attention && c.dp != c.tp)
     return refuse("a2a=flashinfer with DP attention", "needs dp = tp, but " + dp + " and " + tp,
                   "--dp " + number(c.tp));
-  if (c.tp > 1) return refuse(tp, "is not built in this version, which runs 1 rank", "--tp 1");
   if (c.enable_dp_attention) return refuse("enable_dp_attention", "needs dp > 1, but " + dp, "leave it out");
   return {};
 }
 
 Result<const A2aRow*> choose_a2a(const MoeChoice& c) {
-  for (const A2aRow& row : a2a_rows())
-    if (c.a2a == row.name) return &row;
+  bool known = false;
+  for (const A2aRow& row : a2a_rows()) {
+    if (c.a2a != row.name) continue;
+    if (row.min_ranks <= c.tp && c.tp <= row.max_ranks) return &row;
+    known = true;
+  }
+  if (known)
+    return refuse("a2a=" + c.a2a, "is not built in this version for tp=" + number(c.tp) + " ranks", "--tp 1");
   for (const UnbuiltName& name : unbuilt_a2a())
     if (c.a2a == name.name)
       return refuse("a2a=" + c.a2a, std::string("is refused: ") + name.reason, "--moe-a2a-backend none");
@@ -176,16 +181,19 @@ Result<MoePlan> plan_moe(const MoeProblem& problem, const MoeChoice& choice) {
   FP4MOE_RETURN_IF_ERROR(check_parallelism(problem, choice));
   MoePlan plan;
   plan.problem_ = problem;
+  plan.problem_.layout.tp = choice.tp;
+  plan.problem_.layout.ep = choice.ep;
+  plan.problem_.layout.dp = choice.dp;
   FP4MOE_ASSIGN_OR_RETURN(plan.fabric_, make_fabric(choice.fabric, choice.tp));
   FP4MOE_ASSIGN_OR_RETURN(plan.a2a_, choose_a2a(choice));
-  FP4MOE_ASSIGN_OR_RETURN(plan.scheme_, choose_scheme(problem, choice));
+  FP4MOE_ASSIGN_OR_RETURN(plan.numerics_.scheme, choose_scheme(problem, choice));
   FP4MOE_RETURN_IF_ERROR(check_runner_name(problem, choice));
 
   for (const UnbuiltName& name : unbuilt_a2a()) plan.verdicts_.push_back({"a2a", name.name, name.reason});
   const RunnerRow* forced = find_row(choice.runner);
   const RunnerRow* best = nullptr;
   for (const RunnerRow& row : runner_rows()) {
-    const std::string reason = why_not(row, problem, plan.scheme_, *plan.a2a_);
+    const std::string reason = why_not(row, problem, plan.numerics_.scheme, *plan.a2a_);
     if (best == nullptr && reason.empty()) best = &row;
     if (plan.runner_ == nullptr && reason.empty() && (forced == nullptr || forced == &row))
       plan.runner_ = &row;
@@ -193,7 +201,8 @@ Result<MoePlan> plan_moe(const MoeProblem& problem, const MoeChoice& choice) {
       plan.verdicts_.push_back({"runner", row.name, reason});
   }
   if (forced != nullptr && plan.runner_ == nullptr)
-    return refuse("moe_runner_backend=" + choice.runner, why_not(*forced, problem, plan.scheme_, *plan.a2a_),
+    return refuse("moe_runner_backend=" + choice.runner,
+                  why_not(*forced, problem, plan.numerics_.scheme, *plan.a2a_),
                   best == nullptr ? "none" : std::string("--moe-runner-backend ") + best->name);
   if (plan.runner_ == nullptr) {
     std::string reasons;
@@ -202,13 +211,25 @@ Result<MoePlan> plan_moe(const MoeProblem& problem, const MoeChoice& choice) {
     return unsupported("no runner fits" + reasons);
   }
   if (find_alias(choice.runner) != nullptr)
-    plan.note_ =
-        choice.runner + " is " + scheme_name(plan.scheme_) + ", which runs here as " + plan.runner_->name;
+    plan.note_ = choice.runner + " is " + scheme_name(plan.numerics_.scheme) + ", which runs here as " +
+                 plan.runner_->name;
   return plan;
 }
 
 const char* runner_name(const MoePlan& plan) {
   return plan.runner() == nullptr ? "none" : plan.runner()->name;
+}
+
+MoePlan MoePlan::at_rank(int rank) const {
+  FP4MOE_CHECK(rank >= 0 && rank < problem_.layout.tp,
+               "rank " + number(rank) + " of " + number(problem_.layout.tp));
+  MoePlan plan = *this;
+  plan.problem_.layout.rank = rank;
+  return plan;
+}
+
+bool MoePlan::shared_expert_is_sharded() const {
+  return a2a_ != nullptr && std::string_view(a2a_->name) == "none" && problem_.layout.dp == 1;
 }
 
 std::string summary(const MoePlan& plan) {

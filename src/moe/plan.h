@@ -13,6 +13,7 @@
 #include "formats/fp4_matrix.h"
 #include "fp4moe/status.h"
 #include "kernels/expert_ops.h"
+#include "moe/payload.h"
 #include "moe/rank_layout.h"
 #include "moe/scheme.h"
 
@@ -43,9 +44,18 @@ struct MoeChoice {
   std::string runner = "auto";       // --moe-runner-backend: a row, one of SGLang's names, or auto
   std::string a2a = "none";          // --moe-a2a-backend
   std::string fp4_compute = "auto";  // auto | w4a16 | w4a4 | w4a8
+  std::string act_scales = "auto";   // w4a4: auto | static | per_token
   std::string fabric = "auto";       // auto | local | threads | mpi
   int tp = 1, ep = 1, dp = 1;
   bool enable_dp_attention = false;
+  std::string deepep_mode = "auto";         // auto | low_latency
+  std::string deepep_payload = "auto";      // auto (= bf16) | bf16 | fp8 | nvfp4
+  std::string flashinfer_payload = "auto";  // auto | bf16 | nvfp4
+  std::string flashinfer_combine = "auto";  // auto (= bf16) | bf16 | fp8
+  bool disable_fp4_allgather = false;       // a2a none under DP attention: rows travel unquantised
+  bool deterministic = false;
+  bool a2a_checksum = false;
+  int64_t a2a_memory_budget = int64_t{64} << 20;  // bytes a rank
 };
 
 struct A2aRow;
@@ -62,22 +72,30 @@ struct RowVerdict {
 class MoePlan {
  public:
   const MoeProblem& problem() const { return problem_; }
-  Scheme scheme() const { return scheme_; }
+  Scheme scheme() const { return numerics_.scheme; }
+  const Numerics& numerics() const { return numerics_; }
   const Fabric& fabric() const { return fabric_; }
   // The chosen rows (moe/table.h); null in an empty plan. They live as long as the program.
   const A2aRow* a2a() const { return a2a_; }
   const RunnerRow* runner() const { return runner_; }
+  const A2aSettings& a2a_settings() const { return a2a_settings_; }
   // Every row of the table that was not taken, best first.
   const std::vector<RowVerdict>& verdicts() const { return verdicts_; }
   // How a name of SGLang's was resolved; empty where a native name or auto was given.
   const std::string& note() const { return note_; }
+  // The same plan for another rank of the job.
+  MoePlan at_rank(int rank) const;
+  // A layer's output on a rank is a partial sum of all ranks': a shared expert is then sharded over all of
+  // them; else each rank has all of it, for its own rows.
+  bool shared_expert_is_sharded() const;
 
  private:
   friend Result<MoePlan> plan_moe(const MoeProblem&, const MoeChoice&);
   MoeProblem problem_;
-  Scheme scheme_ = Scheme::kW4A16;
+  Numerics numerics_;
   Fabric fabric_;
   const A2aRow* a2a_ = nullptr;
+  A2aSettings a2a_settings_;
   const RunnerRow* runner_ = nullptr;
   std::vector<RowVerdict> verdicts_;
   std::string note_;

@@ -11,14 +11,17 @@ constexpr EnumSet<Fp4Format> kMxfp4 = {Fp4Format::kMxfp4}, kNvfp4 = {Fp4Format::
 constexpr EnumSet<Scheme> kW4A16 = {Scheme::kW4A16};
 constexpr EnumSet<DType> kBF16 = {DType::kBF16}, kBF16OrF32 = {DType::kBF16, DType::kF32};
 
+constexpr EnumSet<Payload> kActOnly = {Payload::kAct};
+
 constexpr A2aRow kA2a[] = {
     {"none",
      1,
+     1,
      {BatchLayout::kPacked},
      CombineContract::kWeightsAtSource,
-     local_scratch_bytes,
-     local_dispatch,
-     local_combine},
+     kActOnly,
+     make_local_transport,
+     local_heap_bytes},
 };
 
 template <Isa isa>
@@ -64,8 +67,7 @@ constexpr bool names_unique() {
 constexpr bool every_runner_is_fed() {
   for (const RunnerRow& runner : kRunner) {
     bool fed = false;
-    for (const A2aRow& a2a : kA2a)
-      fed |= runner.layouts.meets(a2a.layouts) && a2a.combine_contract == CombineContract::kWeightsAtSource;
+    for (const A2aRow& a2a : kA2a) fed |= runner.layouts.meets(a2a.layouts);
     if (!fed) return false;
   }
   return true;
@@ -77,7 +79,17 @@ constexpr bool has_oracle() {
   return false;
 }
 
+// Rows of one name must not overlap in ranks: name and number of ranks decide.
+constexpr bool a2a_rows_disjoint() {
+  for (const A2aRow& a : kA2a)
+    for (const A2aRow& b : kA2a)
+      if (&a != &b && same(a.name, b.name) && a.min_ranks <= b.max_ranks && b.min_ranks <= a.max_ranks)
+        return false;
+  return true;
+}
+
 static_assert(names_unique());
+static_assert(a2a_rows_disjoint());
 static_assert(every_runner_is_fed(), "a runner whose layout no transport produces can never run");
 static_assert(has_oracle());
 

@@ -3,14 +3,17 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "base/buffer.h"
 #include "base/thread_pool.h"
 #include "io/expert_weights.h"
+#include "moe/act_scales.h"
 #include "moe/expert_batch.h"
 #include "moe/plan.h"
+#include "moe/transport.h"
 
 namespace fp4moe {
 
@@ -25,40 +28,31 @@ struct EnumSet {
   constexpr bool meets(EnumSet other) const { return (bits & other.bits) != 0; }
 };
 
-struct DispatchArgs {
-  ActRows x;                     // [T, H]
-  const int32_t* ids = nullptr;  // [T, K]: global ids; those that are not an expert's are dropped
-  int64_t num_experts = 0, top_k = 0;
-};
-
-struct CombineArgs {
-  const float* weights = nullptr;  // [T, K]
-  int64_t num_tokens = 0, top_k = 0, hidden_size = 0;
-  float* residual = nullptr;  // [T, H]: += sum over k, in top-k order, of weight * y; dropped slots count 0
-};
-
-// A transport.
+// A transport. Rows of one name differ in the number of ranks that they connect.
 struct A2aRow {
-  const char* name;
-  int max_ranks;
-  EnumSet<BatchLayout> layouts;  // that dispatch can produce
+  const char* name;              // of --moe-a2a-backend
+  int min_ranks, max_ranks;      // of the whole job
+  EnumSet<BatchLayout> layouts;  // that next() makes
   CombineContract combine_contract;
-  int64_t (*scratch_bytes)(const MoeProblem&, int64_t max_tokens);
-  ExpertBatch (*dispatch)(const DispatchArgs&, Arena&, ThreadPool&);
-  void (*combine)(const ExpertBatch&, const CombineArgs&, ThreadPool&);
+  EnumSet<Payload> payloads;
+  // Communicators: of all ranks, and of this rank's group (null where it is alone). Both outlive the object.
+  Result<std::unique_ptr<Transport>> (*make)(const TransportOptions&, Communicator* world,
+                                             Communicator* attention);
+  // Bytes of the symmetric heap that make() uses from options.region_offset on.
+  int64_t (*heap_bytes)(const TransportOptions&);
 };
 
-// One layer's experts in a runner's own layout.
+constexpr int kMaxRanks = 1024;
+
+// A rank's part of one layer's experts in a runner's own layout.
 struct PackedExperts {
   // Per expert, in the order in which a chunk reads them.
-  Buffer gate_up;                   // [E][I / 16][gate, up] panels of K = H (up only where there is no gate)
-  Buffer down;                      // [E][H / 16] panels of K = I
-  std::vector<float> gate_up_bias;  // [E][I / 16][gate, up][16]
-  std::vector<float> down_bias;     // [E][H]
-  struct TensorScales {
-    float gate = 1, up = 1, down = 1;
-  };
-  std::vector<TensorScales> scales;  // [E]
+  Buffer gate_up;                   // [L][I / 16][gate, up] panels of K = H (up only where there is no gate)
+  Buffer down;                      // [L][H / 16] panels of K = I
+  std::vector<float> gate_up_bias;  // [L][I / 16][gate, up][16]
+  std::vector<float> down_bias;     // [L][H]
+  Numerics numerics;
+  std::vector<ExpertScales> scales;  // [L]
 
   int64_t num_bytes() const {
     return gate_up.num_bytes() + down.num_bytes() +
@@ -81,9 +75,12 @@ struct RunnerRow {
   EnumSet<Fp4Format> formats;
   EnumSet<Scheme> schemes;
   EnumSet<DType> act_dtypes;
-  const ExpertOps& (*ops)();  // precondition: isa is available
-  Result<PackedExperts> (*pack)(const RunnerRow&, const MoeProblem&, const MoeWeightsView&, ThreadPool&);
-  int64_t (*scratch_bytes)(const MoeProblem&, int64_t max_rows);
+  const ExpertOps& (
+      *ops)();  // precondition: isa is available
+                // Weights are those of all E experts, whole; the problem's layout says which part is packed.
+  Result<PackedExperts> (*pack)(const RunnerRow&, const MoeProblem&, const Numerics&, const MoeWeightsView&,
+                                ThreadPool&);
+  int64_t (*scratch_bytes)(const MoeProblem&, const Numerics&, int64_t max_rows);
   void (*run)(const RunnerRow&, const RunnerArgs&, Arena&, ThreadPool&);
 };
 
@@ -105,15 +102,15 @@ std::span<const RunnerRow> runner_rows();
 std::span<const RunnerAlias> runner_aliases();
 std::span<const UnbuiltName> unbuilt_a2a();
 
-// The transport of one rank (a2a_local.cc).
-int64_t local_scratch_bytes(const MoeProblem& problem, int64_t max_tokens);
-ExpertBatch local_dispatch(const DispatchArgs& args, Arena& scratch, ThreadPool& pool);
-void local_combine(const ExpertBatch& batch, const CombineArgs& args, ThreadPool& pool);
+// The transport of one rank (a2a_local.cc): groups rows by expert in this rank's memory.
+Result<std::unique_ptr<Transport>> make_local_transport(const TransportOptions& options, Communicator* world,
+                                                        Communicator* attention);
+int64_t local_heap_bytes(const TransportOptions& options);  // none
 
-// Runs any table of ExpertOps over panels (runner_panels.cc). Batches of either layout.
-Result<PackedExperts> panels_pack(const RunnerRow& row, const MoeProblem& problem,
+// Runs any table of ExpertOps over panels (pack_panels.cc, runner_panels.cc). Batches of either layout.
+Result<PackedExperts> panels_pack(const RunnerRow& row, const MoeProblem& problem, const Numerics& numerics,
                                   const MoeWeightsView& weights, ThreadPool& pool);
-int64_t panels_scratch_bytes(const MoeProblem& problem, int64_t max_rows);
+int64_t panels_scratch_bytes(const MoeProblem& problem, const Numerics& numerics, int64_t max_rows);
 void panels_run(const RunnerRow& row, const RunnerArgs& args, Arena& scratch, ThreadPool& pool);
 
 }  // namespace fp4moe

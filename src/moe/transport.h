@@ -9,25 +9,13 @@
 #include "base/buffer.h"
 #include "base/thread_pool.h"
 #include "comm/communicator.h"
+#include "formats/tensor_scale.h"
 #include "moe/expert_batch.h"
+#include "moe/payload.h"
 #include "moe/plan.h"
 #include "moe/rank_layout.h"
 
 namespace fp4moe {
-
-// What carries a row to its experts.
-enum class Payload : uint8_t {
-  kAct,    // bf16 (f32 with --dtype float32)
-  kFp8,    // e4m3 with one f32 scale for 128 columns
-  kNvfp4,  // codes, block scales and an f32 tensor scale for the row
-};
-const char* payload_name(Payload payload);  // "bf16", "fp8", "nvfp4"
-
-// What carries results back.
-enum class CombinePayload : uint8_t {
-  kAct,  // bf16 (f32 with --dtype float32)
-  kFp8,  // e4m3, saturating cast without a scale
-};
 
 struct TransportOptions {
   MoeProblem problem;  // global sizes; its layout says which rank this is
@@ -58,7 +46,8 @@ class Transport {
   // Rows of the group's T that this rank routes and dispatches. Without an exchange (a2a none, one group):
   // all T, on every rank.
   virtual Shard own_rows(int64_t group_rows) const = 0;
-  // Most rows of a batch that next() makes, and what next() takes from its arena at most.
+  // Most rows of a batch that next() makes, and what begin(), and next() and combine() of one round, take
+  // from their arena at most, together.
   virtual int64_t max_batch_rows() const = 0;
   virtual int64_t scratch_bytes() const = 0;
 
@@ -75,5 +64,18 @@ class Transport {
   // the layer's complete output, the same on all ranks of the group.
   virtual Status finish(float* out, ThreadPool& pool) = 0;
 };
+
+// Where a transport lives: the rank's communicators (null with one rank) and its part of the heap.
+struct TransportSite {
+  Communicator* world = nullptr;
+  Communicator* attention = nullptr;
+  int64_t region_offset = 0;
+  int64_t max_group_rows = 0;  // most rows of a group's batch
+};
+
+// The plan's transport for the rank that plan.problem().layout names.
+Result<std::unique_ptr<Transport>> make_transport(const MoePlan& plan, const TransportSite& site);
+// Bytes of the symmetric heap that it uses, the same on every rank.
+int64_t transport_heap_bytes(const MoePlan& plan, int64_t max_group_rows);
 
 }  // namespace fp4moe

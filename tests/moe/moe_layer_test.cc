@@ -54,7 +54,7 @@ class LayerCase {
     const Result<MoePlan> plan = plan_moe(p, {.runner = runner});
     EXPECT_TRUE(plan.ok()) << plan.status().to_string();
     EXPECT_STREQ(plan->runner()->name, runner);
-    auto layer = MoeLayer::make(*plan, router, weights_, pool);
+    auto layer = MoeLayer::make(*plan, ref_dense_ops(), router, weights_, nullptr, pool);
     EXPECT_TRUE(layer.ok()) << layer.status().to_string();
     return std::move(*layer);
   }
@@ -67,9 +67,11 @@ class LayerCase {
     std::vector<float> residual(x.size());
     for (size_t i = 0; i < x.size(); ++i)
       residual[i] = 0.001f * static_cast<float>(i % static_cast<size_t>(problem.hidden_size));
-    Arena scratch = std::move(*Arena::make(layer.scratch_bytes(tokens)));
-    layer.forward({act.view(), x.data(), residual.data()}, scratch, pool);
-    EXPECT_LE(scratch.used_bytes(), layer.scratch_bytes(tokens));
+    MoeProblem p = problem;
+    p.act_dtype = dtype;
+    const auto transport = std::move(*make_transport(*plan_moe(p, {}), {.max_group_rows = tokens}));
+    Arena scratch = std::move(*Arena::make(layer.scratch_bytes(tokens, *transport)));
+    EXPECT_TRUE(layer.forward({0, act.view(), x.data(), residual.data()}, *transport, scratch, pool).ok());
     return residual;
   }
 
@@ -216,7 +218,7 @@ TEST_P(MoeLayerTest, MaskedBatchesGiveTheBitsOfPackedOnes) {
   if (!row().layouts.has(BatchLayout::kMasked)) GTEST_SKIP() << row().name << " takes no masked batches";
   LayerCase c({64, 32, 3, 1}, format(), ActivationKind::kSwigluOai);
   ThreadPool pool(2);
-  const PackedExperts experts = std::move(*row().pack(row(), c.problem, c.weights(), pool));
+  const PackedExperts experts = std::move(*row().pack(row(), c.problem, {}, c.weights(), pool));
   const int64_t counts[] = {2, 0, 5}, offsets[] = {0, 2, 2, 7}, capacity = 6;
   const std::vector<float> x = c.tokens(7);
   std::vector<float> masked_x(static_cast<size_t>(3 * capacity * 64), NAN);  // NAN: what must not be read
@@ -232,7 +234,7 @@ TEST_P(MoeLayerTest, MaskedBatchesGiveTheBitsOfPackedOnes) {
                      .x = masked_act.view(),
                      .y = masked_y.data()};
   for (const ExpertBatch* batch : {&packed, &masked}) {
-    Arena scratch = std::move(*Arena::make(row().scratch_bytes(c.problem, batch->x.rows)));
+    Arena scratch = std::move(*Arena::make(row().scratch_bytes(c.problem, {}, batch->x.rows)));
     row().run(row(), {c.problem, experts, *batch}, scratch, pool);
   }
   for (int64_t e = 0; e < 3; ++e)
@@ -254,10 +256,10 @@ TEST(MoeLayerMakeTest, WeightsThatContradictThePlanAreRefused) {
   ThreadPool pool(1);
   const MoePlan plan = *plan_moe(c.problem, {.runner = "ref"});
   c.weights().experts[2].down.cols = 64;
-  EXPECT_EQ(MoeLayer::make(plan, c.router, c.weights(), pool).status().message(),
+  EXPECT_EQ(MoeLayer::make(plan, ref_dense_ops(), c.router, c.weights(), nullptr, pool).status().message(),
             "expert 2: down is mxfp4 [64, 64], the plan has mxfp4 [64, 32]");
   c.weights().experts.pop_back();
-  EXPECT_EQ(MoeLayer::make(plan, c.router, c.weights(), pool).status().message(),
+  EXPECT_EQ(MoeLayer::make(plan, ref_dense_ops(), c.router, c.weights(), nullptr, pool).status().message(),
             "weights of 3 experts, the plan has 4");
 }
 

@@ -179,7 +179,7 @@ TEST(PlanRefusalTest, Parallelism) {
       refusal(problem(), {.a2a = "flashinfer", .tp = 4, .dp = 2, .enable_dp_attention = true}),
       "a2a=flashinfer with DP attention needs dp = tp, but dp=2 and tp=4; nearest legal choice: --dp 4");
   EXPECT_EQ(refusal(problem(), {.tp = 2}),
-            "tp=2 is not built in this version, which runs 1 rank; nearest legal choice: --tp 1");
+            "fabric=auto: no fabric built in this version carries tp=2 ranks; nearest legal choice: --tp 1");
   EXPECT_EQ(refusal(problem(), {.enable_dp_attention = true}),
             "enable_dp_attention needs dp > 1, but dp=1; nearest legal choice: leave it out");
 }

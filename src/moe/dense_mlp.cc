@@ -1,0 +1,149 @@
+#include "moe/dense_mlp.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "moe/table.h"
+
+namespace fp4moe {
+namespace {
+
+// A shard without a block: its part of the output is zero.
+class EmptyMlp final : public DenseMlp {
+ public:
+  explicit EmptyMlp(int64_t hidden_size) : hidden_size_(hidden_size) {}
+  int64_t scratch_bytes(int64_t) const override { return 0; }
+  int64_t weight_bytes() const override { return 0; }
+  void forward(const ActRows& x, float* out, Arena&, ThreadPool&) const override {
+    std::fill_n(out, x.rows * hidden_size_, 0.0f);
+  }
+
+ private:
+  int64_t hidden_size_;
+};
+
+// FP4 weights: one expert of the plan's runner that all rows visit.
+class Fp4Mlp final : public DenseMlp {
+ public:
+  Fp4Mlp(const RunnerRow& runner, const MoeProblem& problem, PackedExperts experts)
+      : runner_(runner), problem_(problem), experts_(std::move(experts)) {}
+
+  int64_t scratch_bytes(int64_t max_tokens) const override {
+    return Arena::padded(2 * 8) + runner_.scratch_bytes(problem_, experts_.numerics, max_tokens);
+  }
+  int64_t weight_bytes() const override { return experts_.num_bytes(); }
+  void forward(const ActRows& x, float* out, Arena& scratch, ThreadPool& pool) const override {
+    int64_t* offsets = scratch.take<int64_t>(2);
+    offsets[0] = 0;
+    offsets[1] = x.rows;
+    const ExpertBatch batch{.num_experts = 1, .offsets = offsets, .x = x, .y = out};
+    runner_.run(runner_, {problem_, experts_, batch}, scratch, pool);
+  }
+
+ private:
+  const RunnerRow& runner_;
+  MoeProblem problem_;
+  PackedExperts experts_;
+};
+
+// bf16 weights: gate and up as one GEMM.
+class Bf16Mlp final : public DenseMlp {
+ public:
+  Bf16Mlp(const DenseOps& ops, DType act_dtype, int64_t hidden, int64_t intermediate)
+      : ops_(ops), act_dtype_(act_dtype), hidden_(hidden), intermediate_(intermediate) {}
+
+  Status pack(const MlpWeightsView& w, int64_t first, ThreadPool& pool) {
+    const int64_t h = hidden_, n = intermediate_;
+    FP4MOE_ASSIGN_OR_RETURN(gate_up_, Buffer::make(linear_weight_bytes(2 * n, h, ops_.linear_layout)));
+    FP4MOE_ASSIGN_OR_RETURN(down_, Buffer::make(linear_weight_bytes(h, n, ops_.linear_layout)));
+    std::vector<bf16> rows(static_cast<size_t>(2 * n * h));
+    std::copy_n(w.gate.weight + first * h, n * h, rows.begin());
+    std::copy_n(w.up.weight + first * h, n * h, rows.begin() + n * h);
+    pack_linear_weight(rows.data(), 2 * n, h, ops_.linear_layout, gate_up_.as<bf16>(), pool);
+    for (int64_t r = 0; r < h; ++r)
+      std::copy_n(w.down.weight + r * w.down.k + first, n, rows.begin() + r * n);
+    pack_linear_weight(rows.data(), h, n, ops_.linear_layout, down_.as<bf16>(), pool);
+    return {};
+  }
+
+  int64_t scratch_bytes(int64_t max_tokens) const override {
+    return Arena::padded(max_tokens * 2 * intermediate_ * 4) +
+           Arena::padded(max_tokens * intermediate_ * dtype_bits(act_dtype_) / 8);
+  }
+  int64_t weight_bytes() const override { return gate_up_.num_bytes() + down_.num_bytes(); }
+  void forward(const ActRows& x, float* out, Arena& scratch, ThreadPool& pool) const override {
+    float* gate_up = scratch.take<float>(x.rows * 2 * intermediate_);
+    const ActRows h = {scratch.take<uint8_t>(x.rows * intermediate_ * dtype_bits(act_dtype_) / 8), act_dtype_,
+                       x.rows, intermediate_};
+    ops_.linear({x, gate_up_.as<bf16>(), nullptr, gate_up, 2 * intermediate_}, pool);
+    ops_.silu_mul({gate_up, h}, pool);
+    ops_.linear({h, down_.as<bf16>(), nullptr, out, hidden_}, pool);
+  }
+
+ private:
+  const DenseOps& ops_;
+  DType act_dtype_;
+  int64_t hidden_, intermediate_;
+  Buffer gate_up_;  // [2 I, H] in the ops' layout: gate, then up
+  Buffer down_;     // [H, I]
+};
+
+Status check_linear(const LinearWeightsView& w, const char* name, int64_t n, int64_t k, bool is_fp4) {
+  if (w.bias != nullptr) return unsupported(std::string(name) + " has a bias, which a gated MLP has not");
+  if (w.is_fp4 != is_fp4)
+    return unsupported(std::string(name) + " is " + (w.is_fp4 ? "FP4" : "bf16") +
+                       ", gate is not: all of an MLP or none");
+  const int64_t rows = is_fp4 ? w.fp4.rows : w.n, cols = is_fp4 ? w.fp4.cols : w.k;
+  if (rows == n && cols == k) return {};
+  return invalid_argument(std::string(name) + " is [" + std::to_string(rows) + ", " + std::to_string(cols) +
+                          "], expected [" + std::to_string(n) + ", " + std::to_string(k) + "]");
+}
+
+// The shard as the only expert of a layer.
+MoeWeightsView as_expert(const MlpWeightsView& w, Shard shard) {
+  ExpertWeightsView expert;
+  expert.gate = row_slice(w.gate.fp4, shard.first, shard.count);
+  expert.up = row_slice(w.up.fp4, shard.first, shard.count);
+  expert.down = column_slice(w.down.fp4, shard.first, shard.count);
+  expert.gate_input_scale = w.gate.input_scale;
+  expert.up_input_scale = w.up.input_scale;
+  expert.down_input_scale = w.down.input_scale;
+  return {w.gate.fp4.format, w.hidden_size, shard.count, {expert}};
+}
+
+}  // namespace
+
+int64_t dense_mlp_block(const MlpWeightsView& weights) {
+  return weights.gate.is_fp4 ? fp4_block(weights.gate.fp4.format) : kPanelRows;
+}
+
+Result<std::unique_ptr<DenseMlp>> DenseMlp::make(const MoePlan& plan, const DenseOps& ops,
+                                                 const MlpWeightsView& w, Shard shard, ThreadPool& pool) {
+  FP4MOE_CHECK(plan.runner() != nullptr, "the plan is empty");
+  const int64_t h = w.hidden_size, n = w.intermediate_size;
+  const bool is_fp4 = w.gate.is_fp4;
+  FP4MOE_RETURN_IF_ERROR(check_linear(w.gate, "gate", n, h, is_fp4));
+  FP4MOE_RETURN_IF_ERROR(check_linear(w.up, "up", n, h, is_fp4));
+  FP4MOE_RETURN_IF_ERROR(check_linear(w.down, "down", h, n, is_fp4));
+  if (shard.count == 0) return std::unique_ptr<DenseMlp>(std::make_unique<EmptyMlp>(h));
+  MoeProblem p = plan.problem();
+  if (!is_fp4) {
+    auto mlp = std::make_unique<Bf16Mlp>(ops, p.act_dtype, h, shard.count);
+    FP4MOE_RETURN_IF_ERROR(mlp->pack(w, shard.first, pool));
+    return std::unique_ptr<DenseMlp>(std::move(mlp));
+  }
+  p.hidden_size = h;
+  p.intermediate_size = shard.count;
+  p.num_experts = p.top_k = 1;
+  p.format = w.gate.fp4.format;
+  p.activation = {ActivationKind::kSilu};
+  p.layout = {};
+  const RunnerRow& row = *plan.runner();
+  FP4MOE_ASSIGN_OR_RETURN(PackedExperts experts,
+                          row.pack(row, p, plan.numerics(), as_expert(w, shard), pool));
+  return std::unique_ptr<DenseMlp>(std::make_unique<Fp4Mlp>(row, p, std::move(experts)));
+}
+
+}  // namespace fp4moe
