@@ -26,6 +26,8 @@ struct ActQuantArgs {
 };
 
 // NVFP4 follows formats/nvfp4.h's exact mode on x's own values. A block of zeros gives zeros and scale 0.
+// Not finite: NVFP4 as that header says (NaN counts for no scale and becomes 6 block scales, infinity
+// saturates); an int8 block that holds a NaN or an infinity gets scale NaN, so that the row's sums are NaN.
 void quantize_act(const ActQuantArgs& args);  // the caller spreads rows over threads
 
 }  // namespace fp4moe

@@ -158,9 +158,9 @@ struct DenseOps {
   void (*rope)(const RopeArgs&, ThreadPool&);
   void (*kv_write)(const KvWriteArgs&, ThreadPool&);
   void (*attention)(const AttentionArgs&, ThreadPool&);
-  void (*head_norm)(const HeadNormArgs&, ThreadPool&) = nullptr;
-  void (*head_linear)(const HeadLinearArgs&, ThreadPool&) = nullptr;
-  void (*silu_mul)(const SiluMulArgs&, ThreadPool&) = nullptr;
+  void (*head_norm)(const HeadNormArgs&, ThreadPool&);
+  void (*head_linear)(const HeadLinearArgs&, ThreadPool&);
+  void (*silu_mul)(const SiluMulArgs&, ThreadPool&);
 };
 
 // The oracle; accepts both activation types.

@@ -84,7 +84,7 @@ inline double exact_activation(const Activation& act, double g, double u) {
     case ActivationKind::kSwigluOai:
       g = std::min<double>(g, act.limit);
       u = std::clamp<double>(u, -act.limit, act.limit);
-      return g / (1 + std::exp(-act.alpha * g)) * (u + 1);
+      return g / (1 + std::exp(-act.alpha * g)) * (u + act.beta);
     case ActivationKind::kSilu:
       return g / (1 + std::exp(-g)) * u;
     case ActivationKind::kRelu2:

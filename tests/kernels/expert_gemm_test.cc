@@ -9,7 +9,8 @@
 namespace fp4moe {
 namespace {
 
-constexpr Activation kSwigluOai = {ActivationKind::kSwigluOai, 1.702f, 7.0f};
+constexpr Activation kSwigluOai = {ActivationKind::kSwigluOai};
+constexpr Activation kSwigluOther = {ActivationKind::kSwigluOai, 1.1f, 0.25f, 3.0f};
 constexpr Activation kSilu = {ActivationKind::kSilu};
 constexpr Activation kRelu2 = {ActivationKind::kRelu2};
 
@@ -97,16 +98,18 @@ struct GateUpCase {
     return bias[static_cast<size_t>(gated() ? r / 16 * 32 + which * 16 + r % 16 : r)];
   }
 
-  std::vector<float> run(const ExpertOps& ops, const ActRows& x, bool swapped = false) const {
+  std::vector<float> run(const ExpertOps& ops, const ActRows& x, bool swapped = false,
+                         DType out_dtype = DType::kBF16) const {
     const Fp4MatrixView first = swapped ? up.view() : gate.view(), last = swapped ? gate.view() : up.view();
     const Buffer panels = pack_groups(ops, gated() ? &first : nullptr, last);
-    ActBuffer out(x.dtype, x.rows, last.rows);
+    ActBuffer out(out_dtype, x.rows, last.rows);
     ops.gate_up(
         {.gemm = {last.format, x, panels.data(), bias.data(), last.rows / 16 * (gated() ? 2 : 1), last.rows},
          .gate_scale = first.tensor_scale,
          .up_scale = last.tensor_scale,
          .activation = activation,
-         .out = out.view().data});
+         .out = out.view().data,
+         .out_dtype = out_dtype});
     return out.values();
   }
 
@@ -140,20 +143,24 @@ struct GateUpCase {
 };
 
 TEST_P(ExpertGemmTest, GateUpIsWithinBudgetForEveryActivation) {
-  for (const Activation& act : {kSwigluOai, kSilu, kRelu2}) {
+  for (const Activation& act : {kSwigluOai, kSwigluOther, kSilu, kRelu2}) {
     for (int64_t h : widths()) {
       Random random(static_cast<uint64_t>(h));
       const GateUpCase c(format(), h == 2880 ? 16 : 48, h, act, random);
       for (DType dtype : act_types()) {
         ActBuffer x(dtype, 17, h, random.normal(17 * h, 4.0f));  // wide enough to reach the clamp
-        std::vector<float> expected, budget;
-        c.expect(x.values(), dtype, expected, budget);
-        for (int64_t rows : {0, 1, 2, 3, 5, 7, 12, 13, 17}) {
-          ActRows some = x.view();
-          some.rows = rows;
-          const size_t size = static_cast<size_t>(rows * c.up.view().rows);
-          EXPECT_TRUE(within_budget(c.run(ops(), some), {expected.data(), size}, {budget.data(), size}))
-              << "activation " << int(act.kind) << " H=" << h << " rows=" << rows << " " << dtype_name(dtype);
+        for (DType out_dtype : {DType::kBF16, DType::kF32}) {
+          std::vector<float> expected, budget;
+          c.expect(x.values(), out_dtype, expected, budget);
+          for (int64_t rows : {0, 1, 2, 3, 5, 7, 12, 13, 17}) {
+            ActRows some = x.view();
+            some.rows = rows;
+            const size_t size = static_cast<size_t>(rows * c.up.view().rows);
+            EXPECT_TRUE(within_budget(c.run(ops(), some, false, out_dtype), {expected.data(), size},
+                                      {budget.data(), size}))
+                << "activation " << int(act.kind) << " beta=" << act.beta << " H=" << h << " rows=" << rows
+                << " " << dtype_name(dtype) << " -> " << dtype_name(out_dtype);
+          }
         }
       }
     }

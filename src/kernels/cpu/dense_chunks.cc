@@ -8,6 +8,9 @@ void linear_chunk(const LinearArgs&, const LinearChunk&);
 void rms_norm_chunk(const RmsNormArgs&, int64_t row_begin, int64_t row_end);
 void rope_chunk(const RopeArgs&, int64_t row_begin, int64_t row_end);
 void attention_chunk(const AttentionArgs&, const AttentionChunk&);
+void head_norm_chunk(const HeadNormArgs&, int64_t row_begin, int64_t row_end);
+void head_linear_chunk(const HeadLinearArgs&, int64_t head, const LinearChunk&);
+void silu_mul_chunk(const SiluMulArgs&, int64_t row, int64_t col_begin, int64_t col_end);
 
 namespace {
 
@@ -17,7 +20,7 @@ void exp_elems(const float* x, int64_t n, float* y) {
 
 }  // namespace
 
-extern const DenseChunks dense_chunks = {linear_chunk, rms_norm_chunk, rope_chunk, attention_chunk,
-                                         exp_elems};
+extern const DenseChunks dense_chunks = {linear_chunk,    rms_norm_chunk,    rope_chunk,     attention_chunk,
+                                         head_norm_chunk, head_linear_chunk, silu_mul_chunk, exp_elems};
 
 }  // namespace fp4moe::FP4MOE_ISA

@@ -28,6 +28,9 @@ struct DenseChunks {
   void (*rms_norm)(const RmsNormArgs&, int64_t row_begin, int64_t row_end);
   void (*rope)(const RopeArgs&, int64_t row_begin, int64_t row_end);
   void (*attention)(const AttentionArgs&, const AttentionChunk&);
+  void (*head_norm)(const HeadNormArgs&, int64_t row_begin, int64_t row_end);
+  void (*head_linear)(const HeadLinearArgs&, int64_t head, const LinearChunk&);
+  void (*silu_mul)(const SiluMulArgs&, int64_t row, int64_t col_begin, int64_t col_end);
   void (*exp)(const float* x, int64_t n, float* y);  // vec.h's exp, for its test
 };
 

@@ -97,6 +97,37 @@ void attention(const AttentionArgs& args, ThreadPool& pool) {
   });
 }
 
+template <const DenseChunks& chunks>
+void head_norm(const HeadNormArgs& args, ThreadPool& pool) {
+  run_ranges(pool, args.num_tokens, kRowsPerChunk,
+             [&](int64_t begin, int64_t end) { chunks.head_norm(args, begin, end); });
+}
+
+template <const DenseChunks& chunks>
+void head_linear(const HeadLinearArgs& args, ThreadPool& pool) {
+  const int64_t panels = ceil_div(args.n, 16), per_head = ceil_div(panels, kLinearPanels);
+  const int64_t per_block = args.num_heads * per_head;
+  pool.run(per_block * ceil_div(args.num_tokens, kLinearRows), [&](int64_t chunk, int) {
+    const int64_t row = chunk / per_block * kLinearRows, panel = chunk % per_head * kLinearPanels;
+    chunks.head_linear(args, chunk % per_block / per_head,
+                       {.row_begin = row,
+                        .row_end = std::min(args.num_tokens, row + kLinearRows),
+                        .panel_begin = panel,
+                        .panel_end = std::min(panels, panel + kLinearPanels)});
+  });
+}
+
+constexpr int64_t kSiluMulCols = 2048;
+
+template <const DenseChunks& chunks>
+void silu_mul(const SiluMulArgs& args, ThreadPool& pool) {
+  const int64_t per_row = ceil_div(args.out.cols, kSiluMulCols);
+  pool.run(args.out.rows * per_row, [&](int64_t chunk, int) {
+    const int64_t begin = chunk % per_row * kSiluMulCols;
+    chunks.silu_mul(args, chunk / per_row, begin, std::min(args.out.cols, begin + kSiluMulCols));
+  });
+}
+
 // Copying ops gain nothing from wider registers: the oracle's are used.
 template <const DenseChunks& chunks>
 constexpr DenseOps make_ops(const char* name) {
@@ -107,7 +138,10 @@ constexpr DenseOps make_ops(const char* name) {
           .rms_norm = rms_norm<chunks>,
           .rope = rope<chunks>,
           .kv_write = ref::kv_write,
-          .attention = attention<chunks>};
+          .attention = attention<chunks>,
+          .head_norm = head_norm<chunks>,
+          .head_linear = head_linear<chunks>,
+          .silu_mul = silu_mul<chunks>};
 }
 
 constexpr DenseOps kScalarOps = make_ops<cpu_scalar::dense_chunks>("cpu_scalar");

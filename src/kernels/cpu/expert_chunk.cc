@@ -18,21 +18,43 @@ namespace fp4moe::FP4MOE_ISA {
 namespace {
 
 using Lanes = float[kPanelRows];  // one value for each row of a panel
-using DotFn = void (*)(const uint8_t* panel, int64_t k, const bf16* x, int64_t stride, Lanes* out);
+using DotFn = void (*)(const uint8_t* panel, int64_t k, const bf16* x, const float* x_scales, Lanes* out);
 
-template <Fp4Format F, int NT>
+template <Fp4Format F, bool kXScales, int NT>
 DotFn dot_of(int64_t num_tokens) {
   if constexpr (NT == 0)
     return nullptr;
   else
-    return num_tokens == NT ? expert_dot<F, NT> : dot_of<F, NT - 1>(num_tokens);
+    return num_tokens == NT ? expert_dot<F, kXScales, NT> : dot_of<F, kXScales, NT - 1>(num_tokens);
 }
 
-// expert_dot<num_tokens>, 1 <= num_tokens <= kMaxTokens.
-DotFn dot_of(Fp4Format format, int64_t num_tokens) {
-  return format == Fp4Format::kMxfp4 ? dot_of<Fp4Format::kMxfp4, kMaxTokens>(num_tokens)
-                                     : dot_of<Fp4Format::kNvfp4, kMaxTokens>(num_tokens);
+template <Fp4Format F>
+DotFn dot_of(bool x_scales, int64_t num_tokens) {
+  return x_scales ? dot_of<F, true, kMaxTokens>(num_tokens) : dot_of<F, false, kMaxTokens>(num_tokens);
 }
+
+// Some rows of x times one panel after the other.
+struct TileDot {
+  DotFn dot;
+  int64_t k, panel_bytes;
+  const bf16* x;
+  const float* x_scales;
+
+  // 1 <= num_rows <= kMaxTokens
+  TileDot(const ExpertGemmArgs& g, int64_t first_row, int64_t num_rows)
+      : dot(g.format == Fp4Format::kMxfp4 ? dot_of<Fp4Format::kMxfp4>(g.x_block_scales != nullptr, num_rows)
+                                          : dot_of<Fp4Format::kNvfp4>(g.x_block_scales != nullptr, num_rows)),
+        k(g.x.cols),
+        panel_bytes(expert_panel_bytes(g.format, k)),
+        x(static_cast<const bf16*>(g.x.data) + first_row * k),
+        x_scales(g.x_block_scales == nullptr
+                     ? nullptr
+                     : g.x_block_scales + first_row * (k / (g.format == Fp4Format::kMxfp4 ? 32 : 16))) {}
+
+  void run(const ExpertGemmArgs& g, int64_t panel, Lanes* out) const {
+    dot(g.panels + panel * panel_bytes, k, x, x_scales, out);
+  }
+};
 
 // Calls tile(first, num) for tiles of at most kMaxTokens rows and nearly equal size: 13 rows are 7 + 6. Every
 // tile size sums in the same order, so the cut is free.
@@ -46,16 +68,13 @@ void for_each_tile(int64_t rows, const Tile& tile) {
   }
 }
 
-// x * sigmoid(z)
-Vec times_sigmoid(Vec x, Vec z) { return div(x, add(broadcast(1.0f), exp(sub(zero(), z)))); }
-
 // Bounds go first: min and max let a NaN of their second operand through.
 Vec activate(const Activation& act, Vec gate, Vec up) {
   switch (act.kind) {
     case ActivationKind::kSwigluOai: {
       const Vec g = min(broadcast(act.limit), gate);
       const Vec u = min(broadcast(act.limit), max(broadcast(-act.limit), up));
-      return mul(times_sigmoid(g, mul(broadcast(act.alpha), g)), add(u, broadcast(1.0f)));
+      return mul(times_sigmoid(g, mul(broadcast(act.alpha), g)), add(u, broadcast(act.beta)));
     }
     case ActivationKind::kSilu:
       return mul(times_sigmoid(gate, gate), up);
@@ -67,8 +86,11 @@ Vec activate(const Activation& act, Vec gate, Vec up) {
   return zero();
 }
 
-Vec scale_and_bias(const Lanes& sums, float scale, const float* bias) {
-  return add(mul(load(sums), broadcast(scale)), load(bias));
+// The sums of one row and panel, finished.
+Vec scale_and_bias(const ExpertGemmArgs& g, const Lanes& sums, float scale, int64_t row, int64_t panel) {
+  Vec y = mul(load(sums), broadcast(scale));
+  if (g.x_row_scales != nullptr) y = mul(y, broadcast(g.x_row_scales[row]));
+  return add(y, load(g.bias + panel * kPanelRows));
 }
 
 int64_t panel_bytes(Fp4Format format, int64_t k) { return expert_panel_bytes(format, k); }
@@ -76,21 +98,22 @@ int64_t panel_bytes(Fp4Format format, int64_t k) { return expert_panel_bytes(for
 void gate_up(const ExpertGateUpArgs& a) {
   const ExpertGemmArgs& g = a.gemm;
   const int64_t group = a.activation.kind == ActivationKind::kRelu2 ? 1 : 2;  // panels of 16 output columns
-  const int64_t k = g.x.cols, bytes = expert_panel_bytes(g.format, k);
   for_each_tile(g.x.rows, [&](int64_t first, int64_t num) {
-    const DotFn dot = dot_of(g.format, num);
-    const bf16* x = static_cast<const bf16*>(g.x.data) + first * k;
+    const TileDot tile(g, first, num);
     for (int64_t p = 0; p < g.num_panels; p += group) {
       const int64_t up_panel = p + group - 1;
       alignas(64) Lanes gate_sums[kMaxTokens], up_sums[kMaxTokens];
-      if (group == 2) dot(g.panels + p * bytes, k, x, k, gate_sums);
-      dot(g.panels + up_panel * bytes, k, x, k, up_sums);
+      if (group == 2) tile.run(g, p, gate_sums);
+      tile.run(g, up_panel, up_sums);
       for (int64_t t = 0; t < num; ++t) {
-        const Vec gate =
-            group == 2 ? scale_and_bias(gate_sums[t], a.gate_scale, g.bias + p * kPanelRows) : zero();
-        const Vec up = scale_and_bias(up_sums[t], a.up_scale, g.bias + up_panel * kPanelRows);
-        bf16* out = static_cast<bf16*>(a.out) + (first + t) * g.out_stride + p / group * kPanelRows;
-        store(out, activate(a.activation, gate, up));
+        const Vec gate = group == 2 ? scale_and_bias(g, gate_sums[t], a.gate_scale, first + t, p) : zero();
+        const Vec up = scale_and_bias(g, up_sums[t], a.up_scale, first + t, up_panel);
+        const Vec y = activate(a.activation, gate, up);
+        const int64_t out = (first + t) * g.out_stride + p / group * kPanelRows;
+        if (a.out_dtype == DType::kF32)
+          store(static_cast<float*>(a.out) + out, y);
+        else
+          store(static_cast<bf16*>(a.out) + out, y);
       }
     }
   });
@@ -98,16 +121,14 @@ void gate_up(const ExpertGateUpArgs& a) {
 
 void down(const ExpertDownArgs& a) {
   const ExpertGemmArgs& g = a.gemm;
-  const int64_t k = g.x.cols, bytes = expert_panel_bytes(g.format, k);
   for_each_tile(g.x.rows, [&](int64_t first, int64_t num) {
-    const DotFn dot = dot_of(g.format, num);
-    const bf16* x = static_cast<const bf16*>(g.x.data) + first * k;
+    const TileDot tile(g, first, num);
     for (int64_t p = 0; p < g.num_panels; ++p) {
       alignas(64) Lanes sums[kMaxTokens];
-      dot(g.panels + p * bytes, k, x, k, sums);
+      tile.run(g, p, sums);
       for (int64_t t = 0; t < num; ++t)
         store(a.out + (first + t) * g.out_stride + p * kPanelRows,
-              scale_and_bias(sums[t], a.scale, g.bias + p * kPanelRows));
+              scale_and_bias(g, sums[t], a.scale, first + t, p));
     }
   });
 }

@@ -34,15 +34,18 @@ inline __m512 block_scales(const uint8_t* scales) {
   }
 }
 
-// out[t][r] = sum over k of x[t * stride + k] * w[r, k], t < NT.
-template <Fp4Format F, int NT>
-void expert_dot(const uint8_t* panel, int64_t k, const bf16* x, int64_t stride, float (*out)[kPanelRows]) {
+// out[t][r] = sum over k of x[t, k] * w[r, k], t < NT. With kXScales each block's sum is multiplied by its
+// x_scales[t, block] first.
+template <Fp4Format F, bool kXScales, int NT>
+void expert_dot(const uint8_t* panel, int64_t k, const bf16* x, const float* x_scales,
+                float (*out)[kPanelRows]) {
   constexpr int kBlock = fp4_block(F), kWords = kBlock / 8;
+  const int64_t num_blocks = k / kBlock;
   const __m512i table = _mm512_load_si512(kCodeBf16);
   const uint8_t* codes = panel + expert_panel_scale_bytes(F, k);
   __m512 total[NT];
   for (int t = 0; t < NT; ++t) total[t] = _mm512_setzero_ps();
-  for (int64_t b = 0; b < k / kBlock; ++b, codes += kWords * 64, x += kBlock) {
+  for (int64_t b = 0; b < num_blocks; ++b, codes += kWords * 64, x += kBlock) {
     __m512 sum[NT];
     for (int t = 0; t < NT; ++t) sum[t] = _mm512_setzero_ps();
     for (int j = 0; j < kWords; ++j) {
@@ -52,13 +55,16 @@ void expert_dot(const uint8_t* panel, int64_t k, const bf16* x, int64_t stride, 
         const auto w = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * i), table);
         for (int t = 0; t < NT; ++t) {
           int pair;
-          __builtin_memcpy(&pair, x + t * stride + 8 * j + 2 * i, 4);
+          __builtin_memcpy(&pair, x + t * k + 8 * j + 2 * i, 4);
           sum[t] = _mm512_dpbf16_ps(sum[t], w, (__m512bh)_mm512_set1_epi32(pair));
         }
       }
     }
     const __m512 scale = block_scales<F>(panel + b * kPanelRows);
-    for (int t = 0; t < NT; ++t) total[t] = _mm512_fmadd_ps(scale, sum[t], total[t]);
+    for (int t = 0; t < NT; ++t) {
+      if constexpr (kXScales) sum[t] = _mm512_mul_ps(sum[t], _mm512_set1_ps(x_scales[t * num_blocks + b]));
+      total[t] = _mm512_fmadd_ps(scale, sum[t], total[t]);
+    }
   }
   for (int t = 0; t < NT; ++t) _mm512_storeu_ps(out[t], total[t]);
 }

@@ -14,13 +14,16 @@
 namespace fp4moe::FP4MOE_ISA {
 namespace {
 
-// out[t][r] = sum over k of x[t * stride + k] * w[r, k], t < NT.
-template <Fp4Format F, int NT>
-void expert_dot(const uint8_t* panel, int64_t k, const bf16* x, int64_t stride, float (*out)[kPanelRows]) {
+// out[t][r] = sum over k of x[t, k] * w[r, k], t < NT. With kXScales each block's sum is multiplied by its
+// x_scales[t, block] first.
+template <Fp4Format F, bool kXScales, int NT>
+void expert_dot(const uint8_t* panel, int64_t k, const bf16* x, const float* x_scales,
+                float (*out)[kPanelRows]) {
   constexpr int kBlock = fp4_block(F);
+  const int64_t num_blocks = k / kBlock;
   const uint8_t* codes = panel + expert_panel_scale_bytes(F, k);
   for (int t = 0; t < NT; ++t) store(out[t], zero());
-  for (int64_t b = 0; b < k / kBlock; ++b, codes += kBlock / 8 * 64, x += kBlock) {
+  for (int64_t b = 0; b < num_blocks; ++b, codes += kBlock / 8 * 64, x += kBlock) {
     alignas(64) float w[kBlock][kPanelRows];
     for (int j = 0; j < kBlock / 8; ++j) decode_words(codes + 64 * j, &w[8 * j]);
     Vec sum[NT];
@@ -28,12 +31,15 @@ void expert_dot(const uint8_t* panel, int64_t k, const bf16* x, int64_t stride, 
     for (int c = 0; c < kBlock; ++c) {
       const Vec weight = load(w[c]);
       for (int t = 0; t < NT; ++t) {
-        const uint32_t bits = static_cast<uint32_t>(x[t * stride + c].bits) << 16;
+        const uint32_t bits = static_cast<uint32_t>(x[t * k + c].bits) << 16;
         sum[t] = fma(weight, broadcast(__builtin_bit_cast(float, bits)), sum[t]);
       }
     }
     const Vec scale = block_scales<F>(panel + b * kPanelRows);
-    for (int t = 0; t < NT; ++t) store(out[t], fma(scale, sum[t], load(out[t])));
+    for (int t = 0; t < NT; ++t) {
+      if constexpr (kXScales) sum[t] = mul(sum[t], broadcast(x_scales[t * num_blocks + b]));
+      store(out[t], fma(scale, sum[t], load(out[t])));
+    }
   }
 }
 

@@ -1,4 +1,5 @@
-// Computes  out[T, N] = x[T, K] W^T (+ bias) (+ out), W in panels of 16 outputs (LinearLayout::kPanel16).
+// Computes  out[T, N] = x[T, K] W^T (+ bias) (+ out), W in panels of 16 outputs (LinearLayout::kPanel16);
+//           head_linear: the same for each head's slice of f32 rows.
 // Bytes     2 N K of weights, once for up to kLargeRows rows; x and out are small beside them.
 // Flops     2 T N K.
 // Bound     memory for T <= 4 (weights stream from DRAM, prefetched); from T = 12 the multiply units:
@@ -52,18 +53,43 @@ struct Bf16Step {
 using Bf16Step = FmaStep<bf16>;
 #endif
 
-inline void store_outputs(const LinearArgs& a, int64_t row, int64_t panel, Vec sum) {
-  const int64_t first = panel * kLanes, n = a.n - first;
-  float* out = a.out + row * a.n + first;
-  if (a.bias != nullptr) sum = add(sum, load_partial(a.bias + first, n));
-  if (a.accumulate) sum = add(sum, load_partial(out, n));
-  store_partial(out, sum, n);
-}
+// What a tile reads, and store(row, panel, sums): where its sums go.
+struct LinearTiles {
+  const LinearArgs& a;
+  const void* x = a.x.data;
+  int64_t x_stride = a.x.cols, k = a.x.cols;
+  const bf16* weight = a.weight;
 
-template <class Step, int P, int R>
-void tile(const LinearArgs& a, int64_t row, int64_t panel) {
-  const int64_t k = a.x.cols, panel_elems = (k + 1) / 2 * 2 * kLanes;
-  const auto* x = static_cast<const typename Step::X*>(a.x.data) + row * k;
+  void store(int64_t row, int64_t panel, Vec sum) const {
+    const int64_t first = panel * kLanes, n = a.n - first;
+    float* out = a.out + row * a.n + first;
+    if (a.bias != nullptr) sum = add(sum, load_partial(a.bias + first, n));
+    if (a.accumulate) sum = add(sum, load_partial(out, n));
+    store_partial(out, sum, n);
+  }
+};
+
+struct HeadTiles {
+  const HeadLinearArgs& a;
+  int64_t head;
+  const void* x = a.x + head * a.x_head_stride;
+  int64_t x_stride = a.x_stride, k = a.k;
+  const bf16* weight = a.weight + head * ((a.n + kLanes - 1) / kLanes) * kLanes * ((a.k + 1) / 2 * 2);
+
+  void store(int64_t row, int64_t panel, Vec sum) const {
+    const int64_t first = panel * kLanes, n = a.n - first;
+    const int64_t out = row * a.out_stride + head * a.out_head_stride + first;
+    if (a.out_dtype == DType::kF32)
+      store_partial(static_cast<float*>(a.out) + out, sum, n);
+    else
+      store_partial(static_cast<bf16*>(a.out) + out, sum, n);
+  }
+};
+
+template <class Step, int P, int R, class Tiles>
+void tile(const Tiles& a, int64_t row, int64_t panel) {
+  const int64_t k = a.k, stride = a.x_stride, panel_elems = (k + 1) / 2 * 2 * kLanes;
+  const auto* x = static_cast<const typename Step::X*>(a.x) + row * stride;
   const bf16* w = a.weight + panel * panel_elems;
   Vec sums[P][R];
   for (int p = 0; p < P; ++p)
@@ -76,7 +102,7 @@ void tile(const LinearArgs& a, int64_t row, int64_t panel) {
     }
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
-      const auto two = Step::two(x + r * k + i);
+      const auto two = Step::two(x + r * stride + i);
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) sums[p][r] = Step::add_two(sums[p][r], two, weights[p]);
     }
@@ -84,32 +110,33 @@ void tile(const LinearArgs& a, int64_t row, int64_t panel) {
   for (int p = 0; p < P; ++p)
     for (int r = 0; r < R; ++r) {
       if (k % 2 != 0)
-        sums[p][r] = Step::add_last(sums[p][r], x + r * k + k - 1, Step::load_weights(w + p * panel_elems));
-      store_outputs(a, row + r, panel + p, sums[p][r]);
+        sums[p][r] =
+            Step::add_last(sums[p][r], x + r * stride + k - 1, Step::load_weights(w + p * panel_elems));
+      a.store(row + r, panel + p, sums[p][r]);
     }
 }
 
 // The tile of `rows` <= R rows.
-template <class Step, int P, int R>
-void tile_of_rows(const LinearArgs& a, int64_t row, int64_t rows, int64_t panel) {
+template <class Step, int P, int R, class Tiles>
+void tile_of_rows(const Tiles& a, int64_t row, int64_t rows, int64_t panel) {
   if (rows == R) return tile<Step, P, R>(a, row, panel);
   if constexpr (R > 1) tile_of_rows<Step, P, R - 1>(a, row, rows, panel);
 }
 
 // P panels at a time, then one; all rows of the chunk pass over them while they are in the cache.
-template <class Step, int P, int R>
-void tiles(const LinearArgs& a, const LinearChunk& c) {
+template <class Step, int P, int R, class Tiles>
+void tiles(const Tiles& a, const LinearChunk& c) {
   int64_t panel = c.panel_begin;
   auto all_rows = [&](auto tile_fn) {
     for (int64_t row = c.row_begin; row < c.row_end; row += R)
       tile_fn(a, row, c.row_end - row < R ? c.row_end - row : R, panel);
   };
-  for (; panel + P <= c.panel_end; panel += P) all_rows(tile_of_rows<Step, P, R>);
-  for (; panel < c.panel_end; ++panel) all_rows(tile_of_rows<Step, 1, R>);
+  for (; panel + P <= c.panel_end; panel += P) all_rows(tile_of_rows<Step, P, R, Tiles>);
+  for (; panel < c.panel_end; ++panel) all_rows(tile_of_rows<Step, 1, R, Tiles>);
 }
 
-template <class Step>
-void run(const LinearArgs& a, const LinearChunk& c) {
+template <class Step, class Tiles>
+void run(const Tiles& a, const LinearChunk& c) {
   if (c.row_end - c.row_begin <= kSmallRows)
     tiles<Step, kSmallPanels, kSmallRows>(a, c);
   else
@@ -120,9 +147,13 @@ void run(const LinearArgs& a, const LinearChunk& c) {
 
 void linear_chunk(const LinearArgs& a, const LinearChunk& c) {
   if (a.x.dtype == DType::kF32)
-    run<FmaStep<float>>(a, c);
+    run<FmaStep<float>>(LinearTiles{a}, c);
   else
-    run<Bf16Step>(a, c);
+    run<Bf16Step>(LinearTiles{a}, c);
+}
+
+void head_linear_chunk(const HeadLinearArgs& a, int64_t head, const LinearChunk& c) {
+  run<FmaStep<float>>(HeadTiles{a, head}, c);
 }
 
 }  // namespace fp4moe::FP4MOE_ISA

@@ -49,4 +49,7 @@ inline Vec exp(Vec x) {
   return zero_below(x, -87.0f, scale_by_power_of_2(p, n));
 }
 
+// x * sigmoid(z)
+inline Vec times_sigmoid(Vec x, Vec z) { return div(x, add(broadcast(1.0f), exp(sub(zero(), z)))); }
+
 }  // namespace fp4moe::FP4MOE_ISA

@@ -10,7 +10,10 @@ const DenseOps& ref_dense_ops() {
                                    .rms_norm = ref::rms_norm,
                                    .rope = ref::rope,
                                    .kv_write = ref::kv_write,
-                                   .attention = ref::attention};
+                                   .attention = ref::attention,
+                                   .head_norm = ref::head_norm,
+                                   .head_linear = ref::head_linear,
+                                   .silu_mul = ref::silu_mul};
   return ops;
 }
 

@@ -12,6 +12,9 @@ void rms_norm(const RmsNormArgs& args, ThreadPool& pool);
 void rope(const RopeArgs& args, ThreadPool& pool);
 void kv_write(const KvWriteArgs& args, ThreadPool& pool);
 void attention(const AttentionArgs& args, ThreadPool& pool);
+void head_norm(const HeadNormArgs& args, ThreadPool& pool);
+void head_linear(const HeadLinearArgs& args, ThreadPool& pool);
+void silu_mul(const SiluMulArgs& args, ThreadPool& pool);
 
 // Element i of `data`, bf16 or f32.
 inline float load_elem(const void* data, DType dtype, int64_t i) {

@@ -44,12 +44,18 @@ double act_at(const ActRows& x, int64_t row, int64_t col) {
                                 : bf16_to_float(static_cast<const bf16*>(x.data)[i]);
 }
 
-// out[t] = x[t] . weight + bias for all rows t of a.x.
+// out[t] = x[t] . weight + bias for all rows t of a.x, times the scales of quantised activations.
 void dot_rows(const ExpertGemmArgs& a, const std::vector<float>& weight, double bias, double* out) {
+  const int64_t block = fp4_block(a.format), blocks = a.x.cols / block;
   for (int64_t t = 0; t < a.x.rows; ++t) {
     double sum = 0;
-    for (int64_t k = 0; k < a.x.cols; ++k) sum += act_at(a.x, t, k) * weight[static_cast<size_t>(k)];
-    out[t] = sum + bias;
+    for (int64_t b = 0; b < blocks; ++b) {
+      double block_sum = 0;
+      for (int64_t k = b * block; k < (b + 1) * block; ++k)
+        block_sum += act_at(a.x, t, k) * weight[static_cast<size_t>(k)];
+      sum += a.x_block_scales != nullptr ? block_sum * a.x_block_scales[t * blocks + b] : block_sum;
+    }
+    out[t] = (a.x_row_scales != nullptr ? sum * a.x_row_scales[t] : sum) + bias;
   }
 }
 
@@ -58,7 +64,7 @@ double activate(const Activation& act, double gate, double up) {
     case ActivationKind::kSwigluOai: {
       const double g = gate > act.limit ? act.limit : gate;
       const double u = up > act.limit ? act.limit : (up < -act.limit ? -act.limit : up);
-      return g / (1 + std::exp(-act.alpha * g)) * (u + 1);
+      return g / (1 + std::exp(-act.alpha * g)) * (u + act.beta);
     }
     case ActivationKind::kSilu:
       return gate / (1 + std::exp(-gate)) * up;
@@ -71,7 +77,7 @@ double activate(const Activation& act, double gate, double up) {
 void store_act(const ExpertGateUpArgs& a, int64_t row, int64_t col, double value) {
   const int64_t i = row * a.gemm.out_stride + col;
   const float rounded = static_cast<float>(value);
-  if (a.gemm.x.dtype == DType::kF32)
+  if (a.out_dtype == DType::kF32)
     static_cast<float*>(a.out)[i] = rounded;
   else
     static_cast<bf16*>(a.out)[i] = float_to_bf16(rounded);

@@ -18,7 +18,7 @@ void kv_write(const KvWriteArgs& a, ThreadPool& pool) {
     pool.run(s.num_rows, [&](int64_t r, int) {
       const int64_t row = (s.first_row + r) * a.row_stride, position = s.first_position + r;
       write_row(a.k + row, a.k_pages, s.page_table.data(), position);
-      write_row(a.v + row, a.v_pages, s.page_table.data(), position);
+      if (a.v != nullptr) write_row(a.v + row, a.v_pages, s.page_table.data(), position);
     });
   }
 }
