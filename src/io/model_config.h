@@ -29,11 +29,19 @@ constexpr bool is_mxfp4(QuantMethod method) {
   return method == QuantMethod::kMxfp4GptOss || method == QuantMethod::kCompressedMxfp4;
 }
 
+// Modules quantised to something that is not FP4.
+struct ModuleAlgorithm {
+  std::string pattern, algorithm;
+};
+
 struct QuantConfig {
   QuantMethod method = QuantMethod::kNone;
-  int group_size = 0;                        // 32 for MXFP4, 16 for NVFP4
-  std::string declared_by;                   // file and key that said so, for messages
-  std::vector<std::string> exclude_modules;  // patterns of modules kept in bf16
+  int group_size = 0;       // 32 for MXFP4, 16 for NVFP4
+  std::string declared_by;  // file and key that said so, for messages
+  // Patterns as names_module() of quant_config.h reads them; is_excluded() there is the question to ask.
+  std::vector<std::string> exclude_modules;    // kept in bf16
+  std::vector<std::string> include_modules;    // in FP4; empty: all linear layers that are not excluded
+  std::vector<ModuleAlgorithm> other_modules;  // refused, unless they belong to MTP layers
   std::string kv_cache_note;  // a declared KV cache type that is served as bf16; empty: none declared
 };
 
@@ -77,11 +85,13 @@ struct ModelConfig {
   int64_t shared_intermediate_size = 0;  // of all shared experts together
   bool shared_expert_gate = false;       // Qwen2: the shared expert's output is scaled by sigmoid(x . gate)
   bool qk_norm = false;                  // Qwen3: RMS norm of every query and key head
-  int64_t num_mtp_layers = 0;            // layers past num_layers in the checkpoint that are skipped by name
+  int64_t num_mtp_layers = 0;            // declared layers past num_layers, skipped by name: mtp_layers.h
   std::vector<bool> layer_has_experts;   // [num_layers]; empty: every layer has
   int64_t max_position_embeddings = 0;
   double rms_norm_eps = 1e-5;
-  bool attention_bias = false, tie_word_embeddings = false;
+  // Of q, k, v and o (gpt-oss, Qwen3), of q, k, v (Qwen2), of q_a, kv_a and o (DeepSeek).
+  bool attention_bias = false;
+  bool tie_word_embeddings = false;
   DType dense_dtype = DType::kBF16;  // of what is not quantised
   RopeConfig rope;
   std::vector<int64_t> layer_windows;  // [num_layers]: 0 full attention, else the sliding window

@@ -232,6 +232,126 @@ TEST(ModelOptExperts, RefuseEveryBlockScaleThatIsNegativeOrNaN) {
   }
 }
 
+std::vector<TensorSpec> compressed_specs(bool is_mx) {
+  std::vector<TensorSpec> specs;
+  for (int64_t e = 0; e < kExperts; ++e)
+    for (const char* name : {"gate_proj", "up_proj", "down_proj"}) {
+      const std::string prefix = kPrefix + std::to_string(e) + "." + name;
+      const bool down = std::string(name) == "down_proj";
+      const int64_t rows = down ? kHidden : kIntermediate, cols = down ? kIntermediate : kHidden;
+      specs.push_back({prefix + ".weight_packed", DType::kU8, {rows, cols / 2}});
+      specs.push_back(
+          {prefix + ".weight_scale", is_mx ? DType::kU8 : DType::kF8E4M3, {rows, cols / (is_mx ? 32 : 16)}});
+      if (is_mx) continue;
+      specs.push_back({prefix + ".weight_global_scale", DType::kF32, {1}});
+      specs.push_back({prefix + ".input_global_scale", DType::kF32, {1}});
+    }
+  return specs;
+}
+
+TEST(CompressedExperts, AreTypedWithInvertedScales) {
+  for (const bool is_mx : {false, true}) {
+    const Fixture fixture(compressed_specs(is_mx), nullptr);
+    const auto moe = load_expert_weights(
+        *fixture.checkpoint,
+        make_config(is_mx ? QuantMethod::kCompressedMxfp4 : QuantMethod::kCompressedNvfp4), 0);
+    ASSERT_TRUE(is_ok(moe));
+    EXPECT_EQ(moe->format, is_mx ? Fp4Format::kMxfp4 : Fp4Format::kNvfp4);
+    for (int64_t e = 0; e < kExperts; ++e) {
+      const ExpertWeightsView& expert = moe->experts[static_cast<size_t>(e)];
+      const std::string prefix = kPrefix + std::to_string(e);
+      expect_rows(expert.gate, prefix + ".gate_proj.weight_packed", prefix + ".gate_proj.weight_scale", 0, 1);
+      expect_rows(expert.up, prefix + ".up_proj.weight_packed", prefix + ".up_proj.weight_scale", 0, 1);
+      expect_rows(expert.down, prefix + ".down_proj.weight_packed", prefix + ".down_proj.weight_scale", 0, 1);
+      const auto inverse_length = [&](const char* rest) {
+        return is_mx ? 1.0f : 1.0f / static_cast<float>(prefix.size() + std::strlen(rest));
+      };
+      EXPECT_EQ(expert.gate.tensor_scale, inverse_length(".gate_proj.weight_global_scale"));
+      EXPECT_EQ(expert.up.tensor_scale, inverse_length(".up_proj.weight_global_scale"));
+      EXPECT_EQ(expert.down_input_scale, inverse_length(".down_proj.input_global_scale"));
+    }
+  }
+}
+
+std::vector<TensorSpec> fused_modelopt_specs(std::vector<int64_t> gate_up_scale,
+                                             std::vector<int64_t> down_scale) {
+  const std::string gate_up = kPrefix + "gate_up_proj", down = kPrefix + "down_proj";
+  return {{gate_up + ".weight", DType::kU8, {kExperts, 2 * kIntermediate, kHidden / 2}},
+          {gate_up + ".weight_scale", DType::kF8E4M3, {kExperts, 2 * kIntermediate, kHidden / 16}},
+          {gate_up + ".weight_scale_2", DType::kF32, gate_up_scale},
+          {gate_up + ".input_scale", DType::kF32, gate_up_scale},
+          {down + ".weight", DType::kU8, {kExperts, kHidden, kIntermediate / 2}},
+          {down + ".weight_scale", DType::kF8E4M3, {kExperts, kHidden, kIntermediate / 16}},
+          {down + ".weight_scale_2", DType::kF32, down_scale},
+          {down + ".input_scale", DType::kF32, down_scale}};
+}
+
+// f32 tensors count 1, 2, 3, ..., one per value.
+void count_up(const std::string& name, std::vector<uint8_t>& bytes) {
+  if (!name.ends_with("_scale_2") && !name.ends_with("input_scale")) return;
+  for (size_t i = 0; i < bytes.size() / 4; ++i) {
+    const float value = static_cast<float>(i + 1);
+    std::memcpy(&bytes[4 * i], &value, sizeof value);
+  }
+}
+
+TEST(FusedModelOptExperts, AreHalvesOfTheFusedTensorsWithScalesOfAnyShape) {
+  struct Case {
+    std::vector<int64_t> gate_up, down;
+    float gate, up, down_value;  // of the last expert
+  };
+  for (const Case& c :
+       {Case{{}, {}, 1, 1, 1}, Case{{1}, {1}, 1, 1, 1}, Case{{kExperts}, {kExperts}, 3, 3, 3},
+        Case{{kExperts, 1}, {kExperts, 1}, 3, 3, 3}, Case{{kExperts, 2}, {kExperts}, 5, 6, 3}}) {
+    const Fixture fixture(fused_modelopt_specs(c.gate_up, c.down), count_up);
+    const auto moe = load_expert_weights(*fixture.checkpoint, make_config(QuantMethod::kModelOptNvfp4), 0);
+    ASSERT_TRUE(is_ok(moe));
+    const std::string gate_up = kPrefix + "gate_up_proj.weight", down = kPrefix + "down_proj.weight";
+    for (int64_t e = 0; e < kExperts; ++e) {
+      const ExpertWeightsView& expert = moe->experts[static_cast<size_t>(e)];
+      const int64_t row = e * 2 * kIntermediate;
+      expect_rows(expert.gate, gate_up, gate_up + "_scale", row, 1);
+      expect_rows(expert.up, gate_up, gate_up + "_scale", row + kIntermediate, 1);
+      expect_rows(expert.down, down, down + "_scale", e * kHidden, 1);
+    }
+    const ExpertWeightsView& last = moe->experts.back();
+    EXPECT_EQ(last.gate.tensor_scale, c.gate);
+    EXPECT_EQ(last.up.tensor_scale, c.up);
+    EXPECT_EQ(last.down.tensor_scale, c.down_value);
+    EXPECT_EQ(last.gate_input_scale, c.gate);
+    EXPECT_EQ(last.up_input_scale, c.up);
+    EXPECT_EQ(last.down_input_scale, c.down_value);
+  }
+}
+
+TEST(FusedModelOptExperts, RefuseScalesThatDoNotFit) {
+  const ModelConfig config = make_config(QuantMethod::kModelOptNvfp4);
+  const Fixture three(fused_modelopt_specs({kExperts, 3}, {kExperts}), count_up);
+  EXPECT_TRUE(fails_with(load_expert_weights(*three.checkpoint, config, 0), StatusCode::kInvalidArgument,
+                         {"gate_up_proj.weight_scale_2", "[3, 3]"}));
+  const Fixture halves_of_down(fused_modelopt_specs({kExperts}, {kExperts, 2}), count_up);
+  EXPECT_TRUE(fails_with(load_expert_weights(*halves_of_down.checkpoint, config, 0),
+                         StatusCode::kInvalidArgument, {"down_proj.weight_scale_2", "[3, 2]"}));
+  const Fixture negative(fused_modelopt_specs({kExperts, 2}, {kExperts}),
+                         [](const std::string& name, std::vector<uint8_t>& bytes) {
+                           count_up(name, bytes);
+                           if (name == kPrefix + "gate_up_proj.input_scale") bytes[4 * 3 + 3] |= 0x80;
+                         });
+  EXPECT_TRUE(fails_with(load_expert_weights(*negative.checkpoint, config, 0), StatusCode::kDataLoss,
+                         {"gate_up_proj.input_scale'[3] is -4"}));
+}
+
+TEST(Experts, ThatAreExcludedFromQuantisationAreNamed) {
+  const Fixture fixture(modelopt_specs(), nullptr);
+  ModelConfig config = make_config(QuantMethod::kModelOptNvfp4);
+  config.quant.declared_by = "hf_quant_config.json";
+  for (const char* pattern : {"model.layers.0*", "model.layers.0.mlp.experts", "*.experts.*"}) {
+    config.quant.exclude_modules = {pattern};
+    EXPECT_TRUE(fails_with(load_expert_weights(*fixture.checkpoint, config, 0), StatusCode::kUnsupported,
+                           {kPrefix, "hf_quant_config.json"}));
+  }
+}
+
 TEST(Experts, AreRefusedWhereThereAreNone) {
   const Fixture fixture(gpt_oss_specs(), nullptr);
   EXPECT_TRUE(fails_with(load_expert_weights(*fixture.checkpoint, make_config(QuantMethod::kMxfp4GptOss), 1),

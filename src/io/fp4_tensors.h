@@ -1,0 +1,36 @@
+// One FP4 matrix as the dialects hold it: which tensors it has, checked and typed. Only for the .cc files of
+// this folder.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "formats/fp4_matrix.h"
+#include "io/checkpoint.h"
+#include "io/model_config.h"
+
+namespace fp4moe {
+
+// An FP4 matrix and the calibrated scale of its input (decode direction, 1 where there is none).
+struct Fp4Projection {
+  Fp4MatrixView weight;
+  float input_scale = 1;
+};
+
+// The codes' tensor of the module `name`: "<name>.weight", for compressed-tensors "<name>.weight_packed".
+std::string fp4_codes_name(QuantMethod method, const std::string& name);
+// Whether the checkpoint holds FP4 tensors for the module.
+bool has_fp4_tensors(const Checkpoint& checkpoint, QuantMethod method, const std::string& name);
+
+// `name` [rows, cols] in the per-module form of `method` (not kNone, not kMxfp4GptOss). Checks names, dtypes,
+// shapes, scale bytes and tensor scales; cols must be whole blocks.
+Result<Fp4Projection> load_fp4_projection(const Checkpoint& checkpoint, QuantMethod method,
+                                          const std::string& name, int64_t rows, int64_t cols);
+
+// kDataLoss, with expert (where the tensor is [E, rows, blocks]), row, block and byte, for a block scale that
+// is NaN or negative: e8m0 byte 0xFF, e4m3 bytes from 0x7F.
+Status check_block_scales(Fp4Format format, const TensorEntry& scales);
+// kDataLoss, naming the tensor and the value, unless it is finite and above 0. `position`: "", or "[3]".
+Status check_tensor_scale(const std::string& name, const std::string& position, float scale);
+
+}  // namespace fp4moe
