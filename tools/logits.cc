@@ -4,12 +4,10 @@
 #include <vector>
 
 #include "base/check.h"
-#include "base/thread_pool.h"
 #include "engine/memory_plan.h"
+#include "engine/rank_group.h"
 #include "io/file.h"
 #include "io/safetensors.h"
-#include "model/kv_cache.h"
-#include "model/model.h"
 #include "model/plan_model.h"
 #include "verb.h"
 
@@ -51,21 +49,23 @@ Status run_logits(const LogitsFlags& flags) {
     return does_not_fit(flags.input_ids + ": " + std::to_string(t) + " tokens; the context holds " +
                         std::to_string(memory.context_length));
 
-  ThreadPool pool(engine.threads > 0 ? engine.threads : available_cores());
-  const ModelOptions options{plan.act_dtype, plan.isa, plan.moe, t};
-  FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model,
-                          Model::load(checkpoint, config, options, pool, {}));
-  const int64_t num_pages = (t + engine.page_size - 1) / engine.page_size;
-  FP4MOE_ASSIGN_OR_RETURN(KvCache kv, KvCache::make(config, plan.act_dtype, num_pages, engine.page_size));
-  FP4MOE_ASSIGN_OR_RETURN(const Buffer logits, Buffer::make(t * config.vocab_size * 4));
-
+  const RankGroupOptions options{
+      .max_batch_tokens = t,
+      .max_logit_rows = t,
+      .num_kv_pages = (t + engine.page_size - 1) / engine.page_size,
+  };
+  FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<RankGroup> ranks,
+                          RankGroup::make(checkpoint, config, plan, engine, options));
   std::vector<int64_t> rows(ids.size());
   std::iota(rows.begin(), rows.end(), 0);
-  std::vector<int32_t> pages(static_cast<size_t>(num_pages));
+  std::vector<int32_t> pages(static_cast<size_t>(options.num_kv_pages));
   std::iota(pages.begin(), pages.end(), 0);
   const SequenceRows sequence{0, t, 0, pages};
-  FP4MOE_RETURN_IF_ERROR(model->forward({ids, rows, {&sequence, 1}, rows}, kv, logits.as<float>(), pool));
-  const std::span<const uint8_t> bytes{logits.data(), static_cast<size_t>(logits.num_bytes())};
+  std::vector<Batch> groups(static_cast<size_t>(ranks->num_groups()));  // all but the first are idle
+  groups[0] = {ids, rows, {&sequence, 1}, rows};
+  FP4MOE_RETURN_IF_ERROR(ranks->forward(groups));
+  const std::span<const uint8_t> bytes{reinterpret_cast<const uint8_t*>(ranks->logits()),
+                                       static_cast<size_t>(t * config.vocab_size * 4)};
   return write_safetensors(flags.output, {{"logits", DType::kF32, {t, config.vocab_size}}},
                            [bytes](const TensorSpec&, const ByteSink& sink) { return sink(bytes); });
 }

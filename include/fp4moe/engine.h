@@ -59,12 +59,16 @@ class Engine {
   virtual ~Engine() = default;  // aborts what runs
 
   // Queues a request; returns its id at once. kInvalidArgument (ids out of range, bad parameters),
-  // kDoesNotFit (longer than the context or the KV pool), kUnavailable (queue full, draining).
+  // kDoesNotFit (longer than the context or the KV pool), kUnavailable (queue full, draining, failed).
   virtual Result<std::string> submit(Request request, DeltaCallback on_delta) = 0;
   // Ends a request; its last delta has kAbort. Unknown and finished ids are ignored.
   virtual void cancel(const std::string& id) = 0;
   // Refuses new requests; returns when none runs, or after the deadline with the rest aborted.
   virtual void drain(double timeout_seconds) = 0;
+
+  // Not OK once a rank has failed or did not come in time: all requests have ended with this error, new ones
+  // are refused, and only a new engine helps.
+  virtual Status failure() const { return {}; }
 
   virtual const ModelInfo& info() const = 0;
   virtual EngineStats stats() const = 0;

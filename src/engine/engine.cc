@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "engine/memory_plan.h"
+#include "engine/rank_group.h"
 #include "engine/startup_lines.h"
 #include "engine/step_loop.h"
 #include "io/chat_template.h"
@@ -47,13 +48,13 @@ Result<TextTools> load_text_tools(const EngineConfig& flags) {
 
 class EngineImpl final : public Engine {
  public:
-  EngineImpl(TextTools text, std::unique_ptr<ThreadPool> pool, std::unique_ptr<Model> model)
-      : text_(std::move(text)), pool_(std::move(pool)), model_(std::move(model)) {}
+  EngineImpl(TextTools text, std::unique_ptr<RankGroup> ranks)
+      : text_(std::move(text)), ranks_(std::move(ranks)) {}
 
-  Status start(KvCache kv, const StepLoopOptions& options, ModelInfo info, double load_seconds) {
+  Status start(const StepLoopOptions& options, ModelInfo info, double load_seconds) {
     info_ = std::move(info);
     load_seconds_ = load_seconds;
-    FP4MOE_ASSIGN_OR_RETURN(loop_, StepLoop::make(*model_, std::move(kv), text_.tokenizer, *pool_, options));
+    FP4MOE_ASSIGN_OR_RETURN(loop_, StepLoop::make(*ranks_, text_.tokenizer, options));
     return {};
   }
 
@@ -62,6 +63,7 @@ class EngineImpl final : public Engine {
   }
   void cancel(const std::string& id) override { loop_->cancel(id); }
   void drain(double timeout_seconds) override { loop_->drain(timeout_seconds); }
+  Status failure() const override { return loop_->failure(); }
   const ModelInfo& info() const override { return info_; }
   EngineStats stats() const override {
     EngineStats stats = loop_->stats();
@@ -88,8 +90,7 @@ class EngineImpl final : public Engine {
 
  private:
   TextTools text_;
-  std::unique_ptr<ThreadPool> pool_;
-  std::unique_ptr<Model> model_;
+  std::unique_ptr<RankGroup> ranks_;
   ModelInfo info_;
   double load_seconds_ = 0;
   std::unique_ptr<StepLoop> loop_;  // last: it borrows the others
@@ -128,32 +129,30 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
                           plan_memory(memory_problem(checkpoint, config, plan, flags), flags));
 
   const auto started = std::chrono::steady_clock::now();
-  auto pool = std::make_unique<ThreadPool>(flags.threads > 0 ? flags.threads : available_cores());
-  const ModelOptions options{
-      .act_dtype = plan.act_dtype,
-      .isa = plan.isa,
-      .moe_plan = plan.moe,
-      .max_batch_tokens = flags.max_prefill_tokens + flags.max_running_requests,
-  };
-  FP4MOE_ASSIGN_OR_RETURN(std::unique_ptr<Model> model,
-                          Model::load(checkpoint, config, options, *pool, flags.progress_sink));
-  FP4MOE_ASSIGN_OR_RETURN(KvCache kv,
-                          KvCache::make(config, plan.act_dtype, memory.num_kv_pages, flags.page_size));
-  const std::chrono::duration<double> load_time = std::chrono::steady_clock::now() - started;
-
-  ModelInfo info = model_info(flags, config, plan, memory);
-  info.weight_bytes = model->weight_bytes();
-  info.kv_bytes = kv.num_bytes();
-  info.startup_lines =
-      startup_lines({flags, config, plan, memory, info, pool->num_threads(), load_time.count()});
   const StepLoopOptions loop_options{
       .scheduler = {flags.max_running_requests, flags.chunked_prefill_size, flags.max_prefill_tokens},
       .context_length = memory.context_length,
       .max_queued_requests = flags.max_queued_requests,
       .random_seed = flags.random_seed,
   };
-  auto engine = std::make_unique<EngineImpl>(std::move(text), std::move(pool), std::move(model));
-  FP4MOE_RETURN_IF_ERROR(engine->start(std::move(kv), loop_options, std::move(info), load_time.count()));
+  const int dp = plan.moe.problem().layout.dp;
+  const SchedulerLimits limits = group_limits(loop_options.scheduler, dp);
+  const RankGroupOptions rank_options{
+      .max_batch_tokens = limits.max_prefill_tokens + limits.max_running_requests,
+      .max_logit_rows = dp * limits.max_running_requests,
+      .num_kv_pages = memory.num_kv_pages,
+  };
+  FP4MOE_ASSIGN_OR_RETURN(std::unique_ptr<RankGroup> ranks,
+                          RankGroup::make(checkpoint, config, plan, flags, rank_options));
+  const std::chrono::duration<double> load_time = std::chrono::steady_clock::now() - started;
+
+  ModelInfo info = model_info(flags, config, plan, memory);
+  info.weight_bytes = ranks->weight_bytes();
+  info.kv_bytes = ranks->kv_bytes();
+  info.startup_lines =
+      startup_lines({flags, config, plan, memory, info, ranks->pool().num_threads(), load_time.count()});
+  auto engine = std::make_unique<EngineImpl>(std::move(text), std::move(ranks));
+  FP4MOE_RETURN_IF_ERROR(engine->start(loop_options, std::move(info), load_time.count()));
   return std::unique_ptr<Engine>(std::move(engine));
 }
 

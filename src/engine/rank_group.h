@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <vector>
 
 #include "comm/job.h"
+#include "engine/executor.h"
 #include "fp4moe/config.h"
 #include "io/checkpoint.h"
 #include "model/model.h"
@@ -21,24 +21,22 @@ struct RankGroupOptions {
   int64_t num_kv_pages = 0;      // of each data-parallel group
 };
 
-class RankGroup {
+class RankGroup : public Executor {
  public:
   // Opens the job (fabric of the plan), then every local rank loads its shard. All processes call it with the
-  // same arguments; that is checked.
+  // same arguments; that is checked. kDoesNotFit: no memory for weights, KV pages, heaps or logits.
   static Result<std::unique_ptr<RankGroup>> make(const Checkpoint& checkpoint, const ModelConfig& config,
                                                  const ModelPlan& plan, const EngineConfig& flags,
                                                  const RankGroupOptions& options);
-  virtual ~RankGroup() = default;
 
-  // Process 0: one step over groups.size() == dp batches, some of them empty. logits: group after group, each
-  // group's logit_rows in order, [rows, V] f32. An error ends the job: it names the rank and the operation,
-  // and every later call returns it.
-  virtual Status forward(std::span<const Batch> groups, float* logits) = 0;
+  // forward() is for process 0. With several ranks an error ends the job: it names the rank and the
+  // operation, and every later call returns it. With one rank there is no job, and an error is the step's
+  // alone.
+
   // Other processes: takes part in the steps of process 0 until it ends the job; OK at an orderly end.
   virtual Status follow() = 0;
 
-  virtual const Job& job() const = 0;
-  virtual ThreadPool& pool() = 0;            // rank 0's, for sampling between steps
+  virtual const Job* job() const = 0;        // null: one rank alone
   virtual int64_t weight_bytes() const = 0;  // of all ranks of this process
   virtual int64_t kv_bytes() const = 0;
   virtual int64_t comm_bytes() const = 0;  // heaps of this process's ranks

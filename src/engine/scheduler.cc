@@ -21,15 +21,23 @@ Scheduler::~Scheduler() {
 void Scheduler::enqueue(std::unique_ptr<Sequence> sequence) { waiting_.push_back(std::move(sequence)); }
 
 const std::vector<ScheduledRows>& Scheduler::plan_step() {
-  step_.clear();
-  prefill_left_ = limits_.max_prefill_tokens;
-  const int64_t retracted_before = num_retracted_;
-  schedule_running();
-  if (num_retracted_ == retracted_before) admit_waiting();
+  begin_step();
   FP4MOE_CHECK(!step_.empty() || (running_.empty() && waiting_.empty()),
                "no rows for " + std::to_string(running_.size()) + " running and " +
                    std::to_string(waiting_.size()) + " waiting sequences");
   return step_;
+}
+
+void Scheduler::begin_step() {
+  step_.clear();
+  prefill_left_ = limits_.max_prefill_tokens;
+  const int64_t retracted_before = num_retracted_;
+  schedule_running();
+  admits_ = num_retracted_ == retracted_before;
+  while (!waiting_.empty() && has_room(*waiting_.front())) {
+    admit(waiting_.front());
+    waiting_.pop_front();
+  }
 }
 
 void Scheduler::commit_step() {
@@ -45,16 +53,17 @@ void Scheduler::schedule_running() {
   }
 }
 
-void Scheduler::admit_waiting() {
-  while (!waiting_.empty() && num_running() < limits_.max_running_requests && prefill_left_ > 0) {
-    Sequence& sequence = *waiting_.front();
-    const int64_t pages_left = pages_.num_free() - pages_.pages_for(sequence.num_tokens());
-    if (pages_left < num_running()) return;
-    FP4MOE_CHECK(pages_.grow(sequence.page_table, sequence.num_tokens()), "free pages were counted");
-    running_.push_back(std::move(waiting_.front()));
-    waiting_.pop_front();
-    add_rows(sequence);
-  }
+bool Scheduler::has_room(const Sequence& sequence) const {
+  return admits_ && num_running() < limits_.max_running_requests && prefill_left_ > 0 &&
+         pages_.num_free() - pages_.pages_for(sequence.num_tokens()) >= num_running();
+}
+
+bool Scheduler::can_admit(const Sequence& sequence) const { return waiting_.empty() && has_room(sequence); }
+
+void Scheduler::admit(std::unique_ptr<Sequence>& sequence) {
+  FP4MOE_CHECK(pages_.grow(sequence->page_table, sequence->num_tokens()), "free pages were counted");
+  running_.push_back(std::move(sequence));
+  add_rows(*running_.back());
 }
 
 // Makes room for num_tokens of `sequence`, at the cost of the sequences admitted last. False if that was

@@ -43,6 +43,12 @@ class Scheduler {
   void enqueue(std::unique_ptr<Sequence> sequence);
   // The next step, oldest sequence first; empty iff nothing waits or runs. Valid until the next call.
   const std::vector<ScheduledRows>& plan_step();
+  // plan_step() in pieces, for who keeps a queue of their own: rows of what runs and waits here; then whether
+  // `sequence` would be admitted to this step at once, and its admission, which takes it over.
+  void begin_step();
+  bool can_admit(const Sequence& sequence) const;
+  void admit(std::unique_ptr<Sequence>& sequence);
+  const std::vector<ScheduledRows>& step() const { return step_; }
   // Marks the step's rows as cached. Called after the forward pass, before tokens are appended.
   void commit_step();
   // Takes a sequence out, wherever it is, and gives its pages back. Null if there is none.
@@ -59,7 +65,7 @@ class Scheduler {
 
  private:
   void schedule_running();
-  void admit_waiting();
+  bool has_room(const Sequence& sequence) const;
   bool grow_or_retract(Sequence& sequence, int64_t num_tokens);
   void retract_last();
   void add_rows(Sequence& sequence);
@@ -71,6 +77,7 @@ class Scheduler {
   std::vector<std::unique_ptr<Sequence>> running_;  // in the order of admission
   std::vector<ScheduledRows> step_;
   int64_t prefill_left_ = 0;  // of max_prefill_tokens in this step
+  bool admits_ = false;       // nothing was retracted in this step
   int64_t num_retracted_ = 0;
 };
 

@@ -28,31 +28,27 @@ bool contains(const std::vector<int32_t>& ids, int32_t id) {
 
 }  // namespace
 
-Result<std::unique_ptr<StepLoop>> StepLoop::make(Model& model, KvCache kv, const Tokenizer& tokenizer,
-                                                 ThreadPool& pool, const StepLoopOptions& options) {
-  const int64_t num_rows = options.scheduler.max_running_requests;
-  FP4MOE_ASSIGN_OR_RETURN(Buffer logits,
-                          Buffer::make(num_rows * model.config().vocab_size * int64_t{sizeof(float)}));
-  std::unique_ptr<StepLoop> loop(new StepLoop(model, std::move(kv), tokenizer, pool, options));
-  loop->logits_ = std::move(logits);
+Result<std::unique_ptr<StepLoop>> StepLoop::make(Executor& executor, const Tokenizer& tokenizer,
+                                                 const StepLoopOptions& options) {
+  std::unique_ptr<StepLoop> loop(new StepLoop(executor, tokenizer, options));
   loop->thread_ = std::thread([raw = loop.get()] { raw->run(); });
   return loop;
 }
 
-StepLoop::StepLoop(Model& model, KvCache kv, const Tokenizer& tokenizer, ThreadPool& pool,
-                   const StepLoopOptions& options)
-    : model_(model),
-      kv_(std::move(kv)),
+StepLoop::StepLoop(Executor& executor, const Tokenizer& tokenizer, const StepLoopOptions& options)
+    : executor_(executor),
       tokenizer_(tokenizer),
-      pool_(pool),
       options_(options),
-      request_limits_{model.config().vocab_size, options.context_length},
-      scheduler_(options.scheduler, kv_.num_pages(), kv_.page_size()),
-      sampler_(model.config().vocab_size, ids_without_token(tokenizer, model.config().vocab_size)) {
-  totals_.max_total_num_tokens = kv_.num_pages() * kv_.page_size();
-  FP4MOE_CHECK(options.context_length <= totals_.max_total_num_tokens,
+      request_limits_{executor.config().vocab_size, options.context_length},
+      scheduler_(executor.num_groups(), group_limits(options.scheduler, executor.num_groups()),
+                 executor.num_kv_pages(), executor.page_size()),
+      sampler_(executor.config().vocab_size, ids_without_token(tokenizer, executor.config().vocab_size)),
+      groups_(static_cast<size_t>(executor.num_groups())) {
+  totals_.max_total_num_tokens = scheduler_.num_pages() * executor.page_size();
+  const int64_t group_tokens = executor.num_kv_pages() * executor.page_size();
+  FP4MOE_CHECK(options.context_length <= group_tokens,
                "a context of " + std::to_string(options.context_length) + " tokens in a KV pool of " +
-                   std::to_string(totals_.max_total_num_tokens));
+                   std::to_string(group_tokens));
   publish();
 }
 
@@ -85,6 +81,8 @@ std::unique_ptr<Sequence> StepLoop::make_sequence(Request request, DeltaCallback
 
 Result<std::string> StepLoop::submit(Request request, DeltaCallback on_delta) {
   FP4MOE_RETURN_IF_ERROR(check_request(request, request_limits_));
+  if (const Status failed = failure(); !failed.ok())
+    return unavailable("the engine has failed: " + failed.message());
   std::lock_guard lock(mutex_);
   if (draining_) return unavailable("the engine is draining and takes no new requests");
   if (stats_.num_queue_reqs >= options_.max_queued_requests)
@@ -123,6 +121,11 @@ void StepLoop::drain(double timeout_seconds) {
   idle_.wait(lock, is_idle);
 }
 
+Status StepLoop::failure() const {
+  std::lock_guard lock(mutex_);
+  return failure_.ok() ? executor_.failure() : failure_;
+}
+
 EngineStats StepLoop::stats() const {
   std::lock_guard lock(mutex_);
   EngineStats stats = stats_;
@@ -151,6 +154,7 @@ bool StepLoop::take_mail() {
   std::vector<std::unique_ptr<Sequence>> inbox;
   std::vector<std::string> cancelled_ids;
   bool aborting, stopping;
+  Status failure;
   {
     std::unique_lock lock(mutex_);
     mail_.wait(lock, [this] {
@@ -160,6 +164,7 @@ bool StepLoop::take_mail() {
     cancelled_ids.swap(cancelled_ids_);
     aborting = aborting_;
     stopping = stopping_;
+    failure = failure_;
   }
   for (auto& mail : inbox) {
     Sequence& sequence = *mail;
@@ -169,6 +174,9 @@ bool StepLoop::take_mail() {
   }
   for (const std::string& id : cancelled_ids)
     if (Sequence* sequence = scheduler_.find(id)) end(*sequence, {.finish_reason = FinishReason::kAbort});
+  if (!failure.ok())  // submitted before the failure was known
+    while (Sequence* sequence = scheduler_.first())
+      end(*sequence, {.finish_reason = FinishReason::kError, .error = failure.message()});
   if (aborting)
     while (Sequence* sequence = scheduler_.first()) end(*sequence, {.finish_reason = FinishReason::kAbort});
   return !stopping;
@@ -176,46 +184,71 @@ bool StepLoop::take_mail() {
 
 void StepLoop::run_step() {
   try {
-    const std::vector<ScheduledRows>& step = scheduler_.plan_step();
-    if (step.empty()) return;
-    if (const Status status = forward(step); !status.ok()) throw std::runtime_error(status.message());
+    if (!scheduler_.plan_step()) return;
+    if (const Status status = forward(); !status.ok()) throw std::runtime_error(status.message());
     scheduler_.commit_step();
     sample_rows();
   } catch (const std::exception& error) {
-    log_error(std::string("a step failed, and with it all running requests: ") + error.what());
-    rows_.clear();
-    while (scheduler_.num_running() > 0)
-      end(*scheduler_.first(), {.finish_reason = FinishReason::kError, .error = error.what()});
+    fail_step(error.what());
   }
   for (SampledRow& row : rows_) accept(row);
 }
 
-// Runs the model over the step's rows; rows_ then names the sequences that have logits.
-Status StepLoop::forward(const std::vector<ScheduledRows>& step) {
-  std::vector<int32_t> token_ids;
-  std::vector<int64_t> positions, logit_rows;
-  std::vector<SequenceRows> sequences;
+// All running requests end with the error; when no further step can run, the waiting ones too.
+void StepLoop::fail_step(const std::string& error) {
   rows_.clear();
+  const Status failure = executor_.failure();
+  if (failure.ok()) {
+    log_error("a step failed, and with it all running requests: " + error);
+    while (scheduler_.num_running() > 0)
+      end(*scheduler_.first(), {.finish_reason = FinishReason::kError, .error = error});
+    return;
+  }
+  log_error("the engine failed, and with it all requests: " + failure.message());
+  {
+    std::lock_guard lock(mutex_);
+    failure_ = failure;
+  }
+  while (Sequence* sequence = scheduler_.first())
+    end(*sequence, {.finish_reason = FinishReason::kError, .error = failure.message()});
+}
+
+// Runs the model over the step's rows; rows_ then names the sequences that have logits.
+Status StepLoop::forward() {
+  rows_.clear();
+  std::vector<Batch> batches;
+  for (int group = 0; group < scheduler_.num_groups(); ++group) {
+    GroupRows& rows = groups_[static_cast<size_t>(group)];
+    gather(rows, scheduler_.step(group));
+    batches.push_back({rows.token_ids, rows.positions, rows.sequences, rows.logit_rows});
+  }
+  return executor_.forward(batches);
+}
+
+void StepLoop::gather(GroupRows& rows, std::span<const ScheduledRows> step) {
+  rows.token_ids.clear();
+  rows.positions.clear();
+  rows.logit_rows.clear();
+  rows.sequences.clear();
   for (const ScheduledRows& scheduled : step) {
     Sequence& sequence = *scheduled.sequence;
-    const int64_t first_row = static_cast<int64_t>(token_ids.size()), first = sequence.num_cached;
-    sequences.push_back({first_row, scheduled.num_rows, first, sequence.page_table});
+    const int64_t first_row = static_cast<int64_t>(rows.token_ids.size()), first = sequence.num_cached;
+    rows.sequences.push_back({first_row, scheduled.num_rows, first, sequence.page_table});
     for (int64_t position = first; position < first + scheduled.num_rows; ++position) {
-      token_ids.push_back(sequence.token_ids[static_cast<size_t>(position)]);
-      positions.push_back(position);
+      rows.token_ids.push_back(sequence.token_ids[static_cast<size_t>(position)]);
+      rows.positions.push_back(position);
     }
     if (!scheduled.reaches_end()) continue;
-    logit_rows.push_back(first_row + scheduled.num_rows - 1);
+    rows.logit_rows.push_back(first_row + scheduled.num_rows - 1);
     rows_.push_back({&sequence, {}, {}});
   }
-  return model_.forward({token_ids, positions, sequences, logit_rows}, kv_, logits_.as<float>(), pool_);
 }
 
 void StepLoop::sample_rows() {
   const int64_t vocab_size = request_limits_.vocab_size;
-  pool_.run(static_cast<int64_t>(rows_.size()), [&](int64_t i, int) {
+  executor_.pool().run(static_cast<int64_t>(rows_.size()), [&](int64_t i, int) {
     SampledRow& row = rows_[static_cast<size_t>(i)];
-    const std::span<float> logits(logits_.as<float>() + i * vocab_size, static_cast<size_t>(vocab_size));
+    const std::span<float> logits(executor_.logits() + i * vocab_size, static_cast<size_t>(vocab_size));
     try {
       const double random = token_random(row.sequence->seed, row.sequence->num_tokens());
       Result<SampledToken> token = sampler_.sample(logits, row.sequence->sampling, random);
@@ -266,7 +299,7 @@ Delta StepLoop::append_token(Sequence& sequence, SampledToken& token) const {
     for (TokenLogprob& top : token.top) top.bytes = bytes_of(top.token_id);
     delta.logprobs.push_back({{id, token.logprob, bytes_of(id)}, std::move(token.top)});
   }
-  const bool is_end = !sampling.ignore_eos && contains(model_.config().eos_token_ids, id);
+  const bool is_end = !sampling.ignore_eos && contains(executor_.config().eos_token_ids, id);
   if (is_end || contains(sampling.stop_token_ids, id)) delta.matched_stop_token = id;
   if (delta.matched_stop_token < 0 || sampling.no_stop_trim) delta.text = sequence.text.push(id);
   if (delta.matched_stop_token >= 0 || !sequence.text.matched_stop().empty())
@@ -298,8 +331,7 @@ void StepLoop::publish() {
   totals_.num_running_reqs = scheduler_.num_running();
   totals_.num_queue_reqs = scheduler_.num_waiting();
   totals_.num_retracted_reqs = scheduler_.num_retracted();
-  const PagePool& pages = scheduler_.pages();
-  totals_.num_used_tokens = (pages.num_pages() - pages.num_free()) * pages.page_size();
+  totals_.num_used_tokens = (scheduler_.num_pages() - scheduler_.num_free_pages()) * executor_.page_size();
 
   std::lock_guard lock(mutex_);
   if (totals_.generation_tokens_total != stats_.generation_tokens_total) {

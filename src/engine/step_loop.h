@@ -7,44 +7,43 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <thread>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
-#include "base/buffer.h"
-#include "base/thread_pool.h"
+#include "engine/dp_scheduler.h"
+#include "engine/executor.h"
 #include "engine/request_check.h"
 #include "engine/sampler.h"
-#include "engine/scheduler.h"
 #include "fp4moe/engine.h"
 #include "io/tokenizer.h"
-#include "model/kv_cache.h"
-#include "model/model.h"
 
 namespace fp4moe {
 
 struct StepLoopOptions {
-  SchedulerLimits scheduler;
-  int64_t context_length = 0;  // tokens of one request, prompt and answer; the KV pool holds them
+  SchedulerLimits scheduler;   // of all data-parallel groups together
+  int64_t context_length = 0;  // tokens of one request, prompt and answer; a group's KV pool holds them
   int64_t max_queued_requests = 0;
   uint64_t random_seed = 0;  // of requests that name no seed
 };
 
-// Model, tokenizer and pool are borrowed, and used by this thread alone, until destruction. submit, cancel,
-// drain and stats are as in Engine. A step that fails (out of memory) fails all running requests; a row of
-// logits that holds NaN fails its own request.
+// Executor and tokenizer are borrowed, and used by this thread alone, until destruction. submit, cancel,
+// drain, stats and failure are as in Engine. A step that fails (out of memory) fails all running requests;
+// when the executor has failed for good, all requests. A row of logits that holds NaN fails its own request.
 class StepLoop {
  public:
-  static Result<std::unique_ptr<StepLoop>> make(Model& model, KvCache kv, const Tokenizer& tokenizer,
-                                                ThreadPool& pool, const StepLoopOptions& options);
+  static Result<std::unique_ptr<StepLoop>> make(Executor& executor, const Tokenizer& tokenizer,
+                                                const StepLoopOptions& options);
   ~StepLoop();  // aborts what runs
 
   Result<std::string> submit(Request request, DeltaCallback on_delta);
   void cancel(const std::string& id);
   void drain(double timeout_seconds);
   EngineStats stats() const;
+  Status failure() const;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -58,8 +57,14 @@ class StepLoop {
     Status status;
   };
 
-  StepLoop(Model& model, KvCache kv, const Tokenizer& tokenizer, ThreadPool& pool,
-           const StepLoopOptions& options);
+  // One group's rows of the current step.
+  struct GroupRows {
+    std::vector<int32_t> token_ids;
+    std::vector<int64_t> positions, logit_rows;
+    std::vector<SequenceRows> sequences;
+  };
+
+  StepLoop(Executor& executor, const Tokenizer& tokenizer, const StepLoopOptions& options);
 
   // On the caller's thread.
   std::unique_ptr<Sequence> make_sequence(Request request, DeltaCallback on_delta, uint64_t ordinal) const;
@@ -68,7 +73,9 @@ class StepLoop {
   void run();
   bool take_mail();
   void run_step();
-  Status forward(const std::vector<ScheduledRows>& step);
+  Status forward();
+  void gather(GroupRows& rows, std::span<const ScheduledRows> step);
+  void fail_step(const std::string& error);
   void sample_rows();
   void accept(SampledRow& row);
   Delta append_token(Sequence& sequence, SampledToken& token) const;
@@ -76,18 +83,16 @@ class StepLoop {
   void end(Sequence& sequence, Delta delta);
   void publish();
 
-  Model& model_;
-  KvCache kv_;
+  Executor& executor_;
   const Tokenizer& tokenizer_;
-  ThreadPool& pool_;
   const StepLoopOptions options_;
   const RequestLimits request_limits_;
   const Clock::time_point started_ = Clock::now();
 
   // The loop's own.
-  Scheduler scheduler_;
+  DpScheduler scheduler_;
   Sampler sampler_;
-  Buffer logits_;                       // [max_running_requests, V] f32
+  std::vector<GroupRows> groups_;       // [dp]
   std::vector<SampledRow> rows_;        // of the current step
   std::vector<std::string> ended_ids_;  // since the last publish()
   EngineStats totals_;
@@ -99,6 +104,7 @@ class StepLoop {
   std::vector<std::unique_ptr<Sequence>> inbox_;
   std::vector<std::string> cancelled_ids_;
   std::unordered_set<std::string> active_ids_;  // submitted, last delta not delivered
+  Status failure_;                              // not OK: no step will run any more
   bool draining_ = false, aborting_ = false, stopping_ = false;
   uint64_t num_submitted_ = 0, num_named_ = 0;
   EngineStats stats_;

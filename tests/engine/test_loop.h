@@ -6,6 +6,7 @@
 #include <atomic>
 #include <future>
 #include <memory>
+#include <mutex>
 
 #include "engine/fake_model.h"
 #include "engine/fake_tokenizer.h"
@@ -61,6 +62,52 @@ struct LoopShape {
   SchedulerLimits scheduler{.max_running_requests = 8, .chunked_prefill_size = 16, .max_prefill_tokens = 32};
   int64_t context_length = 128;
   int64_t max_queued_requests = 1000;
+  int num_groups = 1;
+};
+
+// One fake model with KV pages of its own for each group; `fail` set: the next step fails for good.
+class FakeExecutor : public Executor {
+ public:
+  FakeExecutor(FakeModel& model, int num_groups, int64_t num_pages, int page_size, int64_t max_logit_rows)
+      : model_(model), logits_(static_cast<size_t>(max_logit_rows * model.config().vocab_size)) {
+    for (int group = 0; group < num_groups; ++group) kv_.push_back(fake_kv(num_pages, page_size));
+  }
+
+  const ModelConfig& config() const override { return model_.config(); }
+  int num_groups() const override { return static_cast<int>(kv_.size()); }
+  int64_t num_kv_pages() const override { return kv_[0].num_pages(); }
+  int page_size() const override { return kv_[0].page_size(); }
+  Status forward(std::span<const Batch> groups) override {
+    EXPECT_EQ(groups.size(), kv_.size());
+    if (!failure().ok()) return failure();
+    float* logits = logits_.data();
+    for (size_t group = 0; group < groups.size(); ++group) {
+      EXPECT_TRUE(model_.forward(groups[group], kv_[group], logits, pool_).ok());
+      logits += groups[group].logit_rows.size() * static_cast<size_t>(model_.config().vocab_size);
+    }
+    if (on_step) on_step(groups);
+    return {};
+  }
+  float* logits() override { return logits_.data(); }
+  Status failure() const override {
+    std::lock_guard lock(mutex_);
+    return failure_;
+  }
+  ThreadPool& pool() override { return pool_; }
+
+  void fail(const Status& status) {
+    std::lock_guard lock(mutex_);
+    failure_ = status;
+  }
+  std::function<void(std::span<const Batch>)> on_step;  // set before the first request
+
+ private:
+  FakeModel& model_;
+  std::vector<KvCache> kv_;
+  std::vector<float> logits_;
+  ThreadPool pool_{2};
+  mutable std::mutex mutex_;
+  Status failure_;
 };
 
 // A step loop over a fake model, with all it borrows.
@@ -70,13 +117,14 @@ class TestLoop {
                     std::function<void(const Batch&)> before_forward = {})
       : tokenizer_(fake_tokenizer({"<a>", "<b>"})),
         model_(fake_config(kVocab, {kEosId}), std::move(logits)),
-        pool_(2) {
+        executor_(model_, shape.num_groups, shape.num_pages, shape.page_size,
+                  shape.scheduler.max_running_requests + shape.num_groups) {
     model_.before_forward = std::move(before_forward);
     const StepLoopOptions options{.scheduler = shape.scheduler,
                                   .context_length = shape.context_length,
                                   .max_queued_requests = shape.max_queued_requests,
                                   .random_seed = 1};
-    auto loop = StepLoop::make(model_, fake_kv(shape.num_pages, shape.page_size), tokenizer_, pool_, options);
+    auto loop = StepLoop::make(executor_, tokenizer_, options);
     EXPECT_TRUE(loop.ok()) << loop.status().to_string();
     loop_ = std::move(*loop);
   }
@@ -98,11 +146,12 @@ class TestLoop {
     return stats;
   }
   void destroy() { loop_.reset(); }
+  FakeExecutor& executor() { return executor_; }
 
  private:
   Tokenizer tokenizer_;
   FakeModel model_;
-  ThreadPool pool_;
+  FakeExecutor executor_;
   std::unique_ptr<StepLoop> loop_;
 };
 

@@ -1,0 +1,106 @@
+#include "engine/dp_scheduler.h"
+
+#include <algorithm>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "base/check.h"
+
+namespace fp4moe {
+
+SchedulerLimits group_limits(const SchedulerLimits& limits, int num_groups) {
+  const auto part = [num_groups](int64_t n) { return n / num_groups + (n % num_groups != 0); };
+  return {.max_running_requests = part(limits.max_running_requests),
+          .chunked_prefill_size = part(limits.chunked_prefill_size),
+          .max_prefill_tokens = part(limits.max_prefill_tokens)};
+}
+
+DpScheduler::DpScheduler(int num_groups, const SchedulerLimits& limits, int64_t num_pages, int page_size) {
+  FP4MOE_CHECK(num_groups >= 1, "num_groups=" + std::to_string(num_groups));
+  for (int group = 0; group < num_groups; ++group)
+    groups_.push_back(std::make_unique<Scheduler>(limits, num_pages, page_size));
+}
+
+void DpScheduler::enqueue(std::unique_ptr<Sequence> sequence) { waiting_.push_back(std::move(sequence)); }
+
+bool DpScheduler::plan_step() {
+  for (const auto& group : groups_) group->begin_step();
+  while (!waiting_.empty()) {
+    Scheduler* group = choose_group(*waiting_.front());
+    if (group == nullptr) break;  // whoever comes first is not overtaken
+    group->admit(waiting_.front());
+    waiting_.pop_front();
+  }
+  const bool has_rows =
+      std::any_of(groups_.begin(), groups_.end(), [](const auto& g) { return !g->step().empty(); });
+  FP4MOE_CHECK(has_rows || first() == nullptr, "no rows for " + std::to_string(num_running()) +
+                                                   " running and " + std::to_string(num_waiting()) +
+                                                   " waiting sequences");
+  return has_rows;
+}
+
+Scheduler* DpScheduler::choose_group(const Sequence& sequence) const {
+  Scheduler* best = nullptr;
+  const auto load = [](const Scheduler& s) {
+    return std::tuple(s.num_running(), s.pages().num_pages() - s.pages().num_free());
+  };
+  for (const auto& group : groups_)
+    if (group->can_admit(sequence) && (best == nullptr || load(*group) < load(*best))) best = group.get();
+  return best;
+}
+
+void DpScheduler::commit_step() {
+  for (const auto& group : groups_) group->commit_step();
+}
+
+std::unique_ptr<Sequence> DpScheduler::remove(std::string_view id) {
+  for (const auto& group : groups_)
+    if (std::unique_ptr<Sequence> sequence = group->remove(id)) return sequence;
+  const auto it = std::find_if(waiting_.begin(), waiting_.end(), [&](const auto& s) { return s->id == id; });
+  if (it == waiting_.end()) return nullptr;
+  std::unique_ptr<Sequence> sequence = std::move(*it);
+  waiting_.erase(it);
+  return sequence;
+}
+
+Sequence* DpScheduler::find(std::string_view id) const {
+  for (const auto& group : groups_)
+    if (Sequence* sequence = group->find(id)) return sequence;
+  const auto it = std::find_if(waiting_.begin(), waiting_.end(), [&](const auto& s) { return s->id == id; });
+  return it == waiting_.end() ? nullptr : it->get();
+}
+
+Sequence* DpScheduler::first() const {
+  for (const auto& group : groups_)
+    if (group->num_running() > 0) return group->first();
+  for (const auto& group : groups_)
+    if (Sequence* sequence = group->first()) return sequence;
+  return waiting_.empty() ? nullptr : waiting_.front().get();
+}
+
+int64_t DpScheduler::sum(int64_t (Scheduler::*number)() const) const {
+  int64_t total = 0;
+  for (const auto& group : groups_) total += ((*group).*number)();
+  return total;
+}
+
+int64_t DpScheduler::num_running() const { return sum(&Scheduler::num_running); }
+int64_t DpScheduler::num_waiting() const {
+  return sum(&Scheduler::num_waiting) + static_cast<int64_t>(waiting_.size());
+}
+int64_t DpScheduler::num_retracted() const { return sum(&Scheduler::num_retracted); }
+
+int64_t DpScheduler::num_pages() const {
+  int64_t total = 0;
+  for (const auto& group : groups_) total += group->pages().num_pages();
+  return total;
+}
+
+int64_t DpScheduler::num_free_pages() const {
+  int64_t total = 0;
+  for (const auto& group : groups_) total += group->pages().num_free();
+  return total;
+}
+
+}  // namespace fp4moe

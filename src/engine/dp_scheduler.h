@@ -1,0 +1,56 @@
+// DpScheduler: one queue in front of the schedulers of all data-parallel groups.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "engine/scheduler.h"
+
+namespace fp4moe {
+
+// The limits of one of `num_groups` groups: each takes an equal part of every number, rounded up, so that a
+// step of all groups together is about as large as one group's would be.
+SchedulerLimits group_limits(const SchedulerLimits& limits, int num_groups);
+
+// First come, first served over all groups: the request at the head of the queue goes to the group that runs
+// the fewest requests and has room for it; of those to the one with the fewest tokens, then to the lowest. It
+// stays there, also when it is retracted. With one group this is the scheduler itself.
+//
+// Single-threaded.
+class DpScheduler {
+ public:
+  // `limits` are those of each group, num_pages too.
+  DpScheduler(int num_groups, const SchedulerLimits& limits, int64_t num_pages, int page_size);
+
+  void enqueue(std::unique_ptr<Sequence> sequence);
+  // The next step, for each group its rows, oldest sequence first; false iff nothing waits or runs. Groups
+  // without work have no rows.
+  bool plan_step();
+  std::span<const ScheduledRows> step(int group) const { return groups_[static_cast<size_t>(group)]->step(); }
+  // As in Scheduler.
+  void commit_step();
+  std::unique_ptr<Sequence> remove(std::string_view id);
+  Sequence* find(std::string_view id) const;
+  // One that runs, else one that waits, else null.
+  Sequence* first() const;
+
+  int num_groups() const { return static_cast<int>(groups_.size()); }
+  int64_t num_running() const;
+  int64_t num_waiting() const;
+  int64_t num_retracted() const;
+  int64_t num_pages() const;  // of all groups
+  int64_t num_free_pages() const;
+
+ private:
+  Scheduler* choose_group(const Sequence& sequence) const;
+  int64_t sum(int64_t (Scheduler::*number)() const) const;
+
+  std::vector<std::unique_ptr<Scheduler>> groups_;
+  std::deque<std::unique_ptr<Sequence>> waiting_;  // not yet given to a group
+};
+
+}  // namespace fp4moe

@@ -1,0 +1,31 @@
+// Executor: what the step loop runs its steps on. RankGroup is the real one.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "base/thread_pool.h"
+#include "model/model.h"
+
+namespace fp4moe {
+
+class Executor {
+ public:
+  virtual ~Executor() = default;
+
+  virtual const ModelConfig& config() const = 0;
+  virtual int num_groups() const = 0;        // data-parallel groups, each with KV pages of its own
+  virtual int64_t num_kv_pages() const = 0;  // of each group
+  virtual int page_size() const = 0;
+
+  // One step over num_groups() batches, some of them empty; not re-entrant. Afterwards logits() has group
+  // after group, each group's logit_rows in order: [rows, V] f32, the caller's to change until the next step.
+  virtual Status forward(std::span<const Batch> groups) = 0;
+  virtual float* logits() = 0;
+  // Not OK once no further step can run; a failed step may also be the matter of its batch alone.
+  virtual Status failure() const = 0;
+
+  virtual ThreadPool& pool() = 0;  // for sampling between steps
+};
+
+}  // namespace fp4moe

@@ -1,0 +1,140 @@
+#include "engine/dp_scheduler.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <set>
+#include <tuple>
+
+#include "engine/fake_tokenizer.h"
+
+namespace fp4moe {
+namespace {
+
+std::unique_ptr<Sequence> sequence(const std::string& id, int64_t num_prompt_tokens,
+                                   int64_t num_answer_tokens) {
+  static const Tokenizer tokenizer = fake_tokenizer();
+  return std::make_unique<Sequence>(
+      Sequence{.id = id,
+               .text = AnswerText(tokenizer, true, {}),
+               .num_prompt_tokens = num_prompt_tokens,
+               .max_tokens = num_prompt_tokens + num_answer_tokens,
+               .token_ids = std::vector<int32_t>(static_cast<size_t>(num_prompt_tokens), 1)});
+}
+
+// (group, id, rows) of one step. Appends a token to sequences at their end; ended ones are removed.
+using Rows = std::vector<std::tuple<int, std::string, int64_t>>;
+Rows run_step(DpScheduler& scheduler) {
+  Rows rows;
+  std::vector<Sequence*> at_end;
+  scheduler.plan_step();
+  for (int group = 0; group < scheduler.num_groups(); ++group) {
+    std::set<int32_t> pages;
+    for (const ScheduledRows& scheduled : scheduler.step(group)) {
+      rows.emplace_back(group, scheduled.sequence->id, scheduled.num_rows);
+      for (const int32_t page : scheduled.sequence->page_table)
+        EXPECT_TRUE(pages.insert(page).second) << "page " << page << " twice in group " << group;
+      if (scheduled.reaches_end()) at_end.push_back(scheduled.sequence);
+    }
+  }
+  scheduler.commit_step();
+  for (Sequence* s : at_end) {
+    s->token_ids.push_back(1);
+    if (s->num_tokens() == s->max_tokens) scheduler.remove(s->id);
+  }
+  return rows;
+}
+
+constexpr SchedulerLimits kLimits{
+    .max_running_requests = 2, .chunked_prefill_size = 4, .max_prefill_tokens = 8};
+
+TEST(DpScheduler, GroupsShareTheLimitsRoundedUp) {
+  const SchedulerLimits limits = group_limits({64, 513, 2048}, 4);
+  EXPECT_EQ(limits.max_running_requests, 16);
+  EXPECT_EQ(limits.chunked_prefill_size, 129);
+  EXPECT_EQ(limits.max_prefill_tokens, 512);
+  EXPECT_EQ(group_limits({1, 1, 1}, 8).max_running_requests, 1);
+  EXPECT_EQ(group_limits({64, 513, 2048}, 1).chunked_prefill_size, 513);
+}
+
+TEST(DpScheduler, ARequestGoesToTheGroupWithTheFewestRequestsThenTokensThenTheLowest) {
+  DpScheduler scheduler(3, kLimits, 100, 4);
+  scheduler.enqueue(sequence("a", 4, 9));
+  scheduler.enqueue(sequence("b", 1, 9));
+  scheduler.enqueue(sequence("c", 4, 9));
+  EXPECT_EQ(run_step(scheduler), (Rows{{0, "a", 4}, {1, "b", 1}, {2, "c", 4}}));
+  scheduler.enqueue(sequence("d", 2, 9));  // a and c have two pages now, b has one
+  EXPECT_EQ(run_step(scheduler), (Rows{{0, "a", 1}, {1, "b", 1}, {1, "d", 2}, {2, "c", 1}}));
+  scheduler.remove("c");
+  scheduler.enqueue(sequence("e", 2, 9));
+  scheduler.enqueue(sequence("f", 2, 9));
+  EXPECT_EQ(run_step(scheduler),  // e alone has one page, a two
+            (Rows{{0, "a", 1}, {1, "b", 1}, {1, "d", 1}, {2, "e", 2}, {2, "f", 2}}));
+  while (Sequence* s = scheduler.first()) scheduler.remove(s->id);
+}
+
+TEST(DpScheduler, WhatNoGroupHasRoomForIsNotOvertaken) {
+  DpScheduler scheduler(2, kLimits, 4, 4);
+  scheduler.enqueue(sequence("a", 4, 3));
+  scheduler.enqueue(sequence("b", 4, 5));
+  scheduler.enqueue(sequence("big", 12, 2));
+  scheduler.enqueue(sequence("small", 1, 2));
+  std::vector<std::string> order;
+  for (int step = 0; step < 50 && scheduler.first(); ++step)
+    for (const auto& [group, id, num_rows] : run_step(scheduler))
+      if (id == "big" || id == "small") order.push_back(id);
+  EXPECT_EQ(scheduler.first(), nullptr);
+  ASSERT_GE(order.size(), 2u);
+  EXPECT_EQ(order.front(), "big");
+}
+
+TEST(DpScheduler, ARetractedRequestStaysInItsGroup) {
+  DpScheduler scheduler(2, {.max_running_requests = 4, .chunked_prefill_size = 64, .max_prefill_tokens = 64},
+                        4, 2);
+  for (const char* id : {"a", "b", "c", "d"}) scheduler.enqueue(sequence(id, 2, 6));
+  std::map<std::string, std::set<int>> groups;
+  int num_steps = 0;
+  for (; scheduler.first() && num_steps < 100; ++num_steps)
+    for (const auto& [group, id, num_rows] : run_step(scheduler)) groups[id].insert(group);
+  EXPECT_LT(num_steps, 100);
+  EXPECT_GE(scheduler.num_retracted(), 2);
+  for (const auto& [id, seen] : groups) EXPECT_EQ(seen.size(), 1u) << id;
+  EXPECT_EQ(scheduler.num_free_pages(), scheduler.num_pages());
+}
+
+// Random requests, cancelled at random in the queue, in prefill and in decode: every step is within each
+// group's limits, all others end, all pages come back.
+TEST(DpScheduler, AllEndWhateverIsCancelled) {
+  std::mt19937 random(7);
+  for (const int num_groups : {1, 2, 4})
+    for (const int64_t num_pages : {6, 9, 40}) {
+      DpScheduler scheduler(num_groups, kLimits, num_pages, 3);
+      std::set<std::string> alive;
+      for (int i = 0; i < 30; ++i) {
+        const std::string id = std::to_string(i);
+        scheduler.enqueue(
+            sequence(id, 1 + static_cast<int64_t>(random() % 10), 1 + static_cast<int64_t>(random() % 8)));
+        alive.insert(id);
+      }
+      int num_steps = 0;
+      for (; scheduler.first() && num_steps < 1000; ++num_steps) {
+        std::vector<int64_t> rows(static_cast<size_t>(num_groups), 0), requests = rows;
+        for (const auto& [group, id, num_rows] : run_step(scheduler)) {
+          rows[static_cast<size_t>(group)] += num_rows;
+          ++requests[static_cast<size_t>(group)];
+        }
+        for (size_t group = 0; group < rows.size(); ++group) {
+          EXPECT_LE(requests[group], kLimits.max_running_requests);
+          EXPECT_LE(rows[group], kLimits.max_prefill_tokens + kLimits.max_running_requests);
+        }
+        if (random() % 3 == 0) scheduler.remove(std::to_string(random() % 30));
+      }
+      EXPECT_LT(num_steps, 1000);
+      EXPECT_EQ(scheduler.num_free_pages(), scheduler.num_pages());
+      EXPECT_EQ(scheduler.num_waiting(), 0);
+    }
+}
+
+}  // namespace
+}  // namespace fp4moe
