@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "base/buffer.h"
@@ -37,6 +38,11 @@ struct TransportInput {
   const float* weights = nullptr;  // [own rows, K]
   bool nvfp4_per_token = false;    // kNvfp4 payload: each row's own scale instead of nvfp4_scale
   EncodeScale nvfp4_scale;         // kNvfp4 payload: the layer's scalar a1
+  // For batches that are never whole in memory, in transports that exchange rows. Instead of x.data: writes
+  // own row `row`, of the activation type, to x (called from pool threads). Instead of finish()'s out: takes
+  // the row's sum once it is complete.
+  std::function<void(int64_t row, void* x)> make_row;
+  std::function<void(int64_t row, const float* sum)> take_row;
 };
 
 class Transport {

@@ -1,0 +1,146 @@
+// What the transports that move rows have in common: chunks, counts first, rounds, puts straight to a row's
+// final place, results straight back, sums at the source.
+//
+// A layer's exchange: each rank cuts its tokens into blocks and announces their counts (one exchange()); all
+// compute the same ExchangePlan; in each round rows are put where the plan says, the experts run, results are
+// put back into the source's return area, the source sums. Tokens that do not fit into a record follow in
+// further chunks. Areas are reused safely because phases alternate: a peer's results of a round say that it
+// has read its rows, and its next rows say that it has summed the results.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "moe/a2a_wire.h"
+#include "moe/exchange_plan.h"
+#include "moe/transport.h"
+
+namespace fp4moe {
+
+// What a protocol is, and how large all of it becomes within the options' memory budget.
+struct ExchangeSetup {
+  ExchangeShape shape;
+  WireFormat payload = WireFormat::kBf16, results = WireFormat::kBf16;
+  bool with_ids = false;          // each row is followed by its ids and weights [K]
+  bool weights_at_source = true;  // the source weighs what comes back
+  int64_t parts = 1;              // most rows that come back for a token
+  int64_t max_own_rows = 0;
+  int64_t row_bytes = 0, return_bytes = 0;                        // on the wire
+  int64_t rows_offset = 0, returns_offset = 0, region_bytes = 0;  // in the transport's heap region
+  int64_t record_bytes = 0;
+  int64_t max_batch_rows = 0;
+  int64_t scratch_bytes = 0;  // of begin(), next() and combine() together
+  int64_t sums_bytes = 0;     // of them: not taken where the input takes rows
+};
+
+// One rank's way to the others: the world communicator and the region, or memory of its own where there are
+// no others.
+class ExchangePort {
+ public:
+  static Result<ExchangePort> make(Communicator* world, int num_ranks, int64_t offset, int64_t num_bytes);
+  uint8_t* region() const { return region_; }
+  Status exchange(const OpName& op, const void* mine, int64_t num_bytes, void* all);
+  Status put(int rank, int64_t offset, const void* src, int64_t num_bytes);  // offset in the region
+  // Announces what was put to all ranks, then waits until all have announced theirs.
+  Status sync(const OpName& op);
+  uint32_t epoch() const { return world_ == nullptr ? 0 : world_->epoch(); }
+  Status fail(const Status& status) const;  // ends the job; returns status
+
+ private:
+  Communicator* world_ = nullptr;
+  int64_t offset_ = 0;
+  Buffer own_;
+  uint8_t* region_ = nullptr;
+};
+
+class ExchangeTransport : public Transport {
+ public:
+  ExchangeTransport(const TransportOptions& options, const ExchangeSetup& setup, ExchangePort port,
+                    Communicator* attention);
+  Shard own_rows(int64_t group_rows) const final;
+  int64_t max_batch_rows() const final { return setup_.max_batch_rows; }
+  int64_t scratch_bytes() const final { return setup_.scratch_bytes; }
+  Status begin(const TransportInput& input, Arena& scratch, ThreadPool& pool) final;
+  Result<bool> next(ExpertBatch& batch, Arena& scratch, ThreadPool& pool) final;
+  Status combine(const ExpertBatch& batch, Arena& scratch, ThreadPool& pool) final;
+  Status finish(float* out, ThreadPool& pool) final;
+
+ protected:
+  // What a token with these ids sends: to each unit at most one row for each of its slots. Ids that are not
+  // an expert's are dropped. Returns how many of sends [K] were written.
+  virtual int64_t route(const int32_t* ids, Send* sends) const = 0;
+  // Makes the batch of the round's rows, which all lie in the region.
+  virtual Status receive(ExpertBatch& batch, Arena& scratch, ThreadPool& pool) = 0;
+  // Row i of what unit (of this rank) returns to source: where it is, or written to tmp [H].
+  virtual const float* result_row(int source, int64_t unit, int64_t i, float* tmp) const = 0;
+  // The unit of a slot, for protocols whose slots return.
+  virtual int64_t unit_of(int32_t id) const = 0;
+
+  int rank() const { return options_.problem.layout.rank; }
+  int64_t hidden() const { return options_.problem.hidden_size; }
+  const uint8_t* unit_data(int64_t unit) const;  // of this rank: its rows
+  // Decodes n wire rows that lie row_bytes apart into x (and their scales, where there are any).
+  void decode_rows(const uint8_t* wire, int64_t n, uint8_t* x, float* scales, ThreadPool& pool) const;
+  Status bad_row(int source, const std::string& what) const;
+
+  const TransportOptions options_;
+  const ExchangeSetup setup_;
+  ExchangePlan plan_;
+  const ExpertBatch* batch_ = nullptr;  // within combine()
+
+ private:
+  OpName op(const char* name) const;
+  Status open_chunk();
+  Status send_rows(ThreadPool& pool);
+  Status put_token(int64_t token, const uint8_t* wire);
+  void place_returns(int64_t token, std::span<const Send> sends);
+  Status send_results(ThreadPool& pool);
+  Status put_results(int source, int64_t unit, ThreadPool& pool);
+  Status announce(const char* name, int phase);
+  Status verify(const char* name, int phase);
+  uint64_t arrived_hash(int source, int phase) const;
+  void encode_token(const WireEncoder& encoder, int64_t token, uint8_t* wire) const;
+  void sum_returns(ThreadPool& pool);
+  void sum_token(int64_t token, float* sum) const;
+  Shard round_tokens() const { return packer_.tokens(plan_.blocks(rank())); }
+
+  ExchangePort port_;
+  Communicator* attention_;
+  BlockPacker packer_;
+  uint32_t geometry_ = 0;
+  TransportInput input_;
+  Shard own_;
+  int64_t round_ = 0;
+  // From begin()'s arena.
+  float* sums_ = nullptr;                        // [own rows, H], unless the input takes rows
+  int32_t* return_of_part_ = nullptr;            // [own rows, parts]: where in the return area, -1: nowhere
+  uint8_t* record_ = nullptr;                    // this rank's
+  uint8_t* records_ = nullptr;                   // [R]
+  uint8_t* staging_ = nullptr;                   // [kStagedRows] wire rows of either kind
+  float* row_ = nullptr;                         // [kStagedRows, H]
+  std::vector<Send> sends_;                      // [K]
+  std::vector<int64_t> next_row_, next_return_;  // [U]: of this rank in the round
+  std::vector<uint64_t> sent_hash_;              // [R]
+};
+
+constexpr int64_t kStagedRows = 16;
+
+// Fills in what follows from shape (num_ranks, num_units, top_k, group_ranks, unit_name, slots_return),
+// formats and flags: wire sizes, room for rows within the budget, offsets, scratch without the protocol's
+// own. slots_per_row: how many slots a unit has room for, for each row. kDoesNotFit with the formula.
+struct RoomRequest {
+  const char* protocol = "";
+  int64_t slots_per_row = 1;
+  int64_t returns_per_row = 1;
+  int64_t most_unit_rows = 0, most_return_rows = 0;  // that the largest batches can need
+};
+Status fit_exchange(const TransportOptions& options, const RoomRequest& request, ExchangeSetup& setup);
+
+// The protocols' setups: what plan and tests ask for sizes. kUnsupported, kDoesNotFit.
+Result<ExchangeSetup> deepep_setup(const TransportOptions& options);
+Result<ExchangeSetup> flashinfer_setup(const TransportOptions& options);
+Result<ExchangeSetup> none_setup(const TransportOptions& options);  // dp > 1
+
+}  // namespace fp4moe

@@ -1,0 +1,41 @@
+// Rows on the wire: what a row of H activations or results looks like while it travels.
+#pragma once
+
+#include <cstdint>
+
+#include "base/dtype.h"
+#include "formats/tensor_scale.h"
+#include "kernels/ops.h"
+
+namespace fp4moe {
+
+enum class WireFormat : uint8_t {
+  kF32,       // H f32
+  kBf16,      // H bf16
+  kFp8Block,  // H e4m3 codes, then an f32 scale for each 128 of them: amax / 448 (a shorter last block
+              // counts)
+  kFp8Plain,  // H e4m3 codes: a saturating cast, no scale
+  kNvfp4,     // H / 2 bytes of codes, H / 16 block scales (e4m3), an f32 tensor scale (decode direction)
+};
+
+// Bytes of a row of `cols` elements; kNvfp4: cols is a multiple of 16.
+int64_t wire_row_bytes(WireFormat format, int64_t cols);
+
+struct WireEncoder {
+  WireFormat format = WireFormat::kBf16;
+  bool nvfp4_per_token = false;  // kNvfp4: the row's own scale instead of nvfp4_scale
+  EncodeScale nvfp4_scale;
+
+  // x: `cols` elements of `dtype` (kBF16 or kF32) -> wire_row_bytes() at wire, unaligned is legal.
+  void encode(const void* x, DType dtype, int64_t cols, uint8_t* wire) const;
+};
+
+// wire -> out [cols] of dtype. Returns what each element is still to be multiplied by: 1, or the row's tensor
+// scale with kNvfp4, whose out = code * block scale is exact in either dtype. kFp8Block is rounded to dtype.
+float decode_wire_row(WireFormat format, const uint8_t* wire, int64_t cols, DType dtype, void* out);
+
+// sum[i] += weight * row[first + i] for n elements of a row of `cols`, one multiplication and one addition
+// each; kF32, kBf16 and kFp8Plain only.
+void add_wire_row(WireFormat format, const uint8_t* wire, int64_t first, int64_t n, float weight, float* sum);
+
+}  // namespace fp4moe
