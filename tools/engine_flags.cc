@@ -1,6 +1,10 @@
+#include <cctype>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
+#include <vector>
 
+#include "model/sglang_names.h"
 #include "verb.h"
 
 namespace fp4moe {
@@ -22,52 +26,141 @@ int report_error(const Status& status) {
   }
 }
 
-void add_engine_flags(CLI::App& verb, EngineConfig& c) {
-  // Every flag is also an environment variable: FP4MOE_ and the flag in capitals.
-  const auto flag = [&verb](const std::string& names, auto& value, const std::string& help) {
-    CLI::Option* option = verb.add_option(names, value, help)->capture_default_str();
-    const size_t first = names.find("--");
-    std::string env = "FP4MOE_";
-    for (const char ch : names.substr(first + 2, names.find(',', first) - first - 2))
-      env += ch == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(ch)));
-    option->envname(env);
-    return option;
-  };
-  flag("model,--model-path,--model", c.model_path, "folder of the checkpoint")->required();
-  flag("--tokenizer-path", c.tokenizer_path, "folder or tokenizer.json, if not the checkpoint's");
-  flag("--chat-template", c.chat_template, "file with a Jinja chat template, if not the checkpoint's");
-  flag("--served-model-name", c.served_model_name, "name in /v1/models; default: the folder's name");
-  flag("--quantization", c.quantization, "auto, mxfp4 or modelopt_fp4; must agree with the checkpoint");
-  flag("--dtype", c.dtype, "activations: auto (bfloat16), bfloat16 or float32");
-  flag("--context-length,--max-model-len", c.context_length, "most tokens of a request; 0: the model's");
+namespace {
 
-  flag("--device", c.device, "auto, cpu or cuda")->group("Execution");
-  flag("--threads", c.threads, "CPU threads; 0: all cores")->group("Execution");
-  flag("--moe-runner-backend", c.moe_runner_backend, "see `fp4moe backends`")->group("Execution");
-  flag("--moe-a2a-backend", c.moe_a2a_backend, "none, deepep or flashinfer")->group("Execution");
-  flag("--fp4-compute", c.fp4_compute, "auto, w4a16, w4a4 or w4a8")->group("Execution");
-  flag("--fabric", c.fabric, "auto, local, threads or mpi")->group("Execution");
-  flag("--tp-size,--tp,--tensor-parallel-size", c.tp_size, "tensor-parallel ranks")->group("Execution");
-  flag("--ep-size,--ep,--expert-parallel-size", c.ep_size, "expert-parallel ranks")->group("Execution");
-  flag("--dp-size,--dp,--data-parallel-size", c.dp_size, "data-parallel ranks")->group("Execution");
-  verb.add_flag("--enable-dp-attention", c.enable_dp_attention, "data-parallel attention")
-      ->envname("FP4MOE_ENABLE_DP_ATTENTION")
-      ->group("Execution");
+// FP4MOE_ and the first long name in capitals.
+std::string environment_name(const std::string& names) {
+  const size_t first = names.find("--");
+  std::string env = "FP4MOE_";
+  for (const char c : names.substr(first + 2, names.find(',', first) - first - 2))
+    env += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return env;
+}
 
-  flag("--max-total-tokens", c.max_total_tokens, "tokens in the KV pool; 0: from --mem-fraction-static")
-      ->group("Memory and scheduling");
-  flag("--mem-fraction-static", c.mem_fraction_static, "share of free memory for weights and KV pool")
-      ->group("Memory and scheduling");
-  flag("--page-size", c.page_size, "tokens in a KV page")->group("Memory and scheduling");
-  flag("--max-running-requests", c.max_running_requests, "requests in one batch")
-      ->group("Memory and scheduling");
-  flag("--max-queued-requests", c.max_queued_requests, "requests that wait; more get 503")
-      ->group("Memory and scheduling");
-  flag("--chunked-prefill-size", c.chunked_prefill_size, "most prompt tokens of a request in a step")
-      ->group("Memory and scheduling");
-  flag("--max-prefill-tokens", c.max_prefill_tokens, "most prompt tokens in a step")
-      ->group("Memory and scheduling");
-  flag("--random-seed", c.random_seed, "of requests that name no seed")->group("Memory and scheduling");
+// Adds options of one group; each is also an environment variable.
+class Group {
+ public:
+  Group(CLI::App& verb, const char* name) : verb_(verb), name_(name) {}
+
+  template <class T>
+  CLI::Option* value(const std::string& names, T& field, const std::string& help) {
+    return verb_.add_option(names, field, help)
+        ->capture_default_str()
+        ->envname(environment_name(names))
+        ->group(name_);
+  }
+  void on(const std::string& names, bool& field, const std::string& help) {
+    verb_.add_flag(names, field, help)->envname(environment_name(names))->group(name_);
+  }
+
+ private:
+  CLI::App& verb_;
+  const char* name_;
+};
+
+void add_model_flags(CLI::App& verb, EngineConfig& c) {
+  Group model(verb, "Model");
+  model.value("model,--model-path,--model", c.model_path, "folder of the checkpoint")->required();
+  model.value("--tokenizer-path", c.tokenizer_path, "folder or tokenizer.json, if not the checkpoint's");
+  model.value("--chat-template", c.chat_template, "file with a Jinja chat template, if not the checkpoint's");
+  model.value("--served-model-name", c.served_model_name, "name in /v1/models; default: the folder's name");
+  model.value("--quantization", c.quantization,
+              "auto, mxfp4, modelopt_fp4 or compressed-tensors; must agree with the checkpoint");
+  model.value("--dtype", c.dtype, "activations: auto (bfloat16), bfloat16 or float32");
+  model.value("--kv-cache-dtype", c.kv_cache_dtype,
+              "auto or bfloat16; a declared FP8 cache runs as bfloat16");
+  model.value("--context-length,--max-model-len", c.context_length,
+              "most tokens of a request; 0: the model's");
+}
+
+void add_moe_flags(CLI::App& verb, EngineConfig& c) {
+  Group moe(verb, "Experts");
+  moe.value("--moe-runner-backend", c.moe_runner_backend, "see `fp4moe backends`");
+  moe.value("--moe-a2a-backend", c.moe_a2a_backend, "none, deepep or flashinfer");
+  moe.value("--fp4-compute", c.fp4_compute,
+            "auto, w4a16, w4a4 or w4a8; auto: what the runner's name implies");
+  moe.value("--fp4-act-scales", c.fp4_act_scales,
+            "w4a4's scales: auto, static (the checkpoint's) or per_token");
+  moe.value("--deepep-mode", c.deepep_mode, "auto or low_latency");
+  moe.value("--deepep-dispatcher-output-dtype", c.deepep_dispatcher_output_dtype, "auto, bf16, fp8 or nvfp4");
+  moe.value("--flashinfer-dispatcher-output-dtype", c.flashinfer_dispatcher_output_dtype,
+            "auto, bf16 or nvfp4");
+  moe.value("--flashinfer-combine-dtype", c.flashinfer_combine_dtype, "auto (bf16), bf16 or fp8");
+  moe.on("--disable-fp4-allgather,--disable-flashinfer-cutlass-moe-fp4-allgather", c.disable_fp4_allgather,
+         "a2a none under data-parallel attention: gather unquantised rows");
+  moe.on("--enable-deterministic-inference", c.enable_deterministic_inference,
+         "sum experts in top-k order for any number of ranks, at more bytes");
+}
+
+void add_rank_flags(CLI::App& verb, EngineConfig& c) {
+  Group ranks(verb, "Ranks");
+  ranks.value("--fabric", c.fabric, "auto, local, threads or mpi");
+  ranks.value("--tp-size,--tp,--tensor-parallel-size", c.tp_size, "ranks in all");
+  ranks.value("--ep-size,--ep,--expert-parallel-size", c.ep_size,
+              "1: every rank has a shard of each expert; --tp-size: whole experts");
+  ranks.value("--dp-size,--dp,--data-parallel-size", c.dp_size, "groups with their own requests");
+  ranks.on("--enable-dp-attention", c.enable_dp_attention, "data-parallel attention");
+  ranks.on("--enable-dp-lm-head", c.enable_dp_lm_head, "each data-parallel group makes its own logits");
+  ranks.value("--a2a-memory-budget", c.a2a_memory_budget, "bytes that a rank's transport may use");
+  ranks.on("--a2a-checksum", c.a2a_checksum, "verify every transported row");
+  ranks.value("--comm-timeout", c.comm_timeout, "seconds that a rank waits for another one");
+}
+
+void add_execution_flags(CLI::App& verb, EngineConfig& c) {
+  Group run(verb, "Execution");
+  run.value("--device", c.device, "auto, cpu or cuda");
+  run.value("--threads", c.threads, "CPU threads; 0: all cores");
+  run.value("--self-test", c.self_test, "before serving: fast (one layer), full (all layers) or off");
+  run.on("--disable-autotune,--disable-flashinfer-autotune", c.disable_autotune, "use the shipped tactics");
+  run.value("--autotune-budget", c.autotune_budget, "seconds of timing at start");
+  run.value("--autotune-cache", c.autotune_cache,
+            "file with timed tactics; default: in the user's cache folder");
+  Group memory(verb, "Memory and scheduling");
+  memory.value("--max-total-tokens", c.max_total_tokens,
+               "tokens in the KV pool; 0: by --mem-fraction-static");
+  memory.value("--mem-fraction-static", c.mem_fraction_static,
+               "share of free memory for weights and KV pool");
+  memory.value("--page-size", c.page_size, "tokens in a KV page");
+  memory.value("--max-running-requests", c.max_running_requests, "requests in one batch");
+  memory.value("--max-queued-requests", c.max_queued_requests, "requests that wait; more get 503");
+  memory.value("--chunked-prefill-size", c.chunked_prefill_size, "most prompt tokens of a request in a step");
+  memory.value("--max-prefill-tokens", c.max_prefill_tokens, "most prompt tokens in a step");
+  memory.value("--random-seed", c.random_seed, "of requests that name no seed");
+}
+
+// SGLang's flags without a field: noted as given, judged with the others when the model is planned.
+void add_sglang_flags(CLI::App& verb, EngineConfig& c) {
+  for (const SglangFlag& flag : sglang_flags()) {
+    const std::string names = flag.names;
+    const std::string name = names.substr(0, names.find(','));
+    const std::string help = flag.fate == SglangFlag::Fate::kMoot ? "accepted, no effect" : "refused";
+    const auto note = [&c, name](const std::string& value) { c.sglang_flags.push_back({name, value}); };
+    CLI::Option* option = flag.num_values == 0 ? verb.add_flag_callback(
+                                                     names, [note] { note(""); }, help)
+                          : flag.num_values == 1 ? verb.add_option_function<std::string>(names, note, help)
+                                                 : verb.add_option_function<std::vector<std::string>>(
+                                                       names,
+                                                       [note](const std::vector<std::string>& values) {
+                                                         std::string joined;
+                                                         for (const std::string& value : values)
+                                                           joined += (joined.empty() ? "" : " ") + value;
+                                                         note(joined);
+                                                       },
+                                                       help);
+    option->group("SGLang compatibility");
+  }
+}
+
+}  // namespace
+
+void add_engine_flags(CLI::App& verb, EngineConfig& config) {
+  add_model_flags(verb, config);
+  add_moe_flags(verb, config);
+  add_rank_flags(verb, config);
+  add_execution_flags(verb, config);
+  add_sglang_flags(verb, config);
+  for (const char* name : sglang_environment())
+    if (const char* value = std::getenv(name)) config.environment.push_back({name, value});
 }
 
 }  // namespace fp4moe

@@ -13,7 +13,6 @@
 #include <future>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 #include "load_progress.h"
 #include "verb.h"
@@ -36,7 +35,6 @@ struct ServeOptions {
   std::string log_level = "info";
   int64_t decode_log_interval = 40;  // decode steps between two lines; 0: none
   double drain_timeout = 60;
-  std::vector<std::string> harmless;  // SGLang's flags that mean nothing here, as given
 };
 
 double seconds_since(Clock::time_point start) {
@@ -164,8 +162,6 @@ int serve(ServeOptions options) {
   const LogSink log = make_log(options.log_level);
   options.engine.log_sink = log;
   options.server.log_sink = log;
-  for (const std::string& name : options.harmless)
-    log(LogLevel::kWarning, name + " has no effect here and is ignored");
   log(LogLevel::kInfo, "fp4moe " FP4MOE_VERSION ": " + options.engine.model_path);
   auto server = Server::make(options.server);
   if (!server.ok()) return report_error(server.status());
@@ -184,22 +180,6 @@ int serve(ServeOptions options) {
   const int code = drain(options, **server, signals);
   server = Result<std::unique_ptr<Server>>(cancelled("stopped"));  // before the engine that it uses
   return code;
-}
-
-// Known to SGLang's users, and without meaning for this engine's answers.
-void add_harmless_flags(CLI::App& verb, std::vector<std::string>& given) {
-  const auto note = [&given](const std::string& name) {
-    return [&given, name](auto&&...) { given.push_back(name); };
-  };
-  for (const char* name :
-       {"--trust-remote-code", "--disable-radix-cache", "--disable-cuda-graph", "--enable-metrics",
-        "--disable-flashinfer-autotune", "--disable-custom-all-reduce", "--skip-server-warmup"})
-    verb.add_flag_callback(name, note(name), "accepted, no effect")->group("SGLang compatibility");
-  for (const char* name : {"--cuda-graph-max-bs", "--attention-backend", "--watchdog-timeout",
-                           "--schedule-policy", "--load-format", "--log-requests-level"}) {
-    verb.add_option_function<std::string>(name, note(name), "accepted, no effect")
-        ->group("SGLang compatibility");
-  }
 }
 
 }  // namespace
@@ -225,7 +205,6 @@ void add_serve(CLI::App& app, int& exit_code) {
   flag("--decode-log-interval", options->decode_log_interval,
        "decode steps between two log lines; 0: no lines about batches")
       ->check(CLI::NonNegativeNumber);
-  add_harmless_flags(*verb, options->harmless);
   verb->callback([options, &exit_code] { exit_code = serve(*options); });
 }
 

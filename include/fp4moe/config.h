@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace fp4moe {
 
@@ -15,6 +16,10 @@ using LogSink = std::function<void(LogLevel, const std::string&)>;
 
 // Progress of loading: bytes of weights done and in all. Called from the loading thread.
 using ProgressSink = std::function<void(int64_t done_bytes, int64_t total_bytes)>;
+
+struct NamedValue {
+  std::string name, value;
+};
 
 struct EngineConfig {
   // Model.
@@ -68,6 +73,11 @@ struct EngineConfig {
   int64_t chunked_prefill_size = 512;  // most prompt tokens of one request in one step
   int64_t max_prefill_tokens = 2048;   // most prompt tokens of all requests in one step
   uint64_t random_seed = 0;            // of requests that name no seed
+
+  // What came with the flags and has no field above: SGLang's other flags as they were given ("--name", value or
+  // empty), and the SGLANG_* environment variables that are set. They are judged as the flags are, and said.
+  std::vector<NamedValue> sglang_flags;
+  std::vector<NamedValue> environment;
 
   LogSink log_sink;            // empty: log lines are dropped
   ProgressSink progress_sink;  // may be empty

@@ -123,6 +123,7 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
   set_log_sink(flags.log_sink);
   FP4MOE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(flags.model_path));
   FP4MOE_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(config, flags));
+  flags = plan.flags;
   FP4MOE_ASSIGN_OR_RETURN(TextTools text, load_text_tools(flags));
   FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(flags.model_path));
   FP4MOE_ASSIGN_OR_RETURN(const MemoryPlan memory,

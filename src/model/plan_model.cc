@@ -1,6 +1,8 @@
 #include "model/plan_model.h"
 
 #include "base/check.h"
+#include "base/log.h"
+#include "model/resolve_flags.h"
 
 namespace fp4moe {
 namespace {
@@ -23,6 +25,13 @@ Status check_ranges(const EngineConfig& flags) {
   FP4MOE_RETURN_IF_ERROR(check_range("--max-prefill-tokens", flags.max_prefill_tokens, 1, kMany));
   FP4MOE_RETURN_IF_ERROR(check_range("--context-length", flags.context_length, 0, INT64_MAX));
   FP4MOE_RETURN_IF_ERROR(check_range("--max-total-tokens", flags.max_total_tokens, 0, INT64_MAX));
+  FP4MOE_RETURN_IF_ERROR(check_range("--a2a-memory-budget", flags.a2a_memory_budget, 1, int64_t{1} << 40));
+  if (!(flags.comm_timeout > 0 && flags.comm_timeout <= 86400))
+    return invalid_argument("--comm-timeout " + std::to_string(flags.comm_timeout) +
+                            "; legal: above 0, at most 86400 seconds");
+  if (!(flags.autotune_budget >= 0 && flags.autotune_budget <= 3600))
+    return invalid_argument("--autotune-budget " + std::to_string(flags.autotune_budget) +
+                            "; legal: 0 to 3600 seconds");
   if (!(flags.mem_fraction_static > 0 && flags.mem_fraction_static <= 1))  // NaN too
     return invalid_argument("--mem-fraction-static " + std::to_string(flags.mem_fraction_static) +
                             "; legal: above 0, at most 1");
@@ -37,8 +46,9 @@ Result<DType> resolve_dtype(const std::string& name) {
 
 Status check_quantization(const ModelConfig& model, const std::string& flag) {
   const std::string declared = quantization_name(model.quant);
-  if (flag != "auto" && flag != "mxfp4" && flag != "modelopt_fp4")
-    return invalid_argument("--quantization " + flag + "; legal: auto, mxfp4 or modelopt_fp4");
+  if (flag != "auto" && flag != "mxfp4" && flag != "modelopt_fp4" && flag != "compressed-tensors")
+    return invalid_argument("--quantization " + flag +
+                            "; legal: auto, mxfp4, modelopt_fp4 or compressed-tensors");
   if (model.quant.method == QuantMethod::kNone)
     return unsupported(
         "the checkpoint declares no FP4 quantization (neither config.json's quantization_config nor "
@@ -66,9 +76,14 @@ const char* quantization_name(const QuantConfig& quant) {
   return "unknown";
 }
 
-Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& flags) {
+Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given) {
   ModelPlan plan;
-  FP4MOE_RETURN_IF_ERROR(check_ranges(flags));
+  FP4MOE_RETURN_IF_ERROR(check_ranges(given));
+  const Fp4Format format = is_mxfp4(model.quant.method) ? Fp4Format::kMxfp4 : Fp4Format::kNvfp4;
+  FP4MOE_ASSIGN_OR_RETURN(ResolvedFlags resolved, resolve_flags(given, format));
+  for (const FlagNote& note : resolved.notes) log(note.level, note.text);
+  plan.flags = std::move(resolved.flags);
+  const EngineConfig& flags = plan.flags;
   FP4MOE_RETURN_IF_ERROR(check_quantization(model, flags.quantization));
   FP4MOE_ASSIGN_OR_RETURN(plan.device, resolve_device(flags.device));
   FP4MOE_ASSIGN_OR_RETURN(plan.act_dtype, resolve_dtype(flags.dtype));
@@ -78,7 +93,7 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& flags
       .intermediate_size = model.intermediate_size,
       .num_experts = model.num_experts,
       .top_k = model.top_k,
-      .format = model.quant.method == QuantMethod::kMxfp4GptOss ? Fp4Format::kMxfp4 : Fp4Format::kNvfp4,
+      .format = format,
       .activation = {.kind = ActivationKind::kSwigluOai,
                      .alpha = model.swiglu_alpha,
                      .limit = model.swiglu_limit},

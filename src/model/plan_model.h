@@ -17,11 +17,13 @@ struct ModelPlan {
   DType act_dtype = DType::kBF16;
   Isa isa = Isa::kScalar;  // of the dense ops
   MoePlan moe;
+  EngineConfig flags;  // resolved: no automatic choice that resolve_flags() makes is left open
 };
 
-// kInvalidArgument: a flag's value is unknown or out of range; kUnsupported: --quantization against the
-// checkpoint, or a combination that this version has no row for.
-Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& flags);
+// Resolves the flags, says in the log what was chosen for the user, and plans. kInvalidArgument: a flag's value
+// is unknown or out of range; kUnsupported: --quantization against the checkpoint, or a combination that this
+// version has no row for.
+Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given);
 
 // "mxfp4", "modelopt_fp4" or "none": the checkpoint's scheme in --quantization's words.
 const char* quantization_name(const QuantConfig& quant);

@@ -1,0 +1,250 @@
+#include "model/resolve_flags.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <string_view>
+
+#include "base/check.h"
+#include "model/sglang_names.h"
+#include "moe/table.h"
+
+namespace fp4moe {
+namespace {
+
+class Resolver {
+ public:
+  Resolver(const EngineConfig& flags, Fp4Format format) : format_(format), given_(flags) {
+    out_.flags = flags;
+    out_.flags.sglang_flags.clear();
+    out_.flags.environment.clear();
+  }
+
+  Result<ResolvedFlags> run() {
+    FP4MOE_RETURN_IF_ERROR(judge_sglang_flags());
+    FP4MOE_RETURN_IF_ERROR(check_words());
+    FP4MOE_RETURN_IF_ERROR(resolve_act_scales());
+    resolve_parallelism();
+    FP4MOE_RETURN_IF_ERROR(resolve_deepep());
+    FP4MOE_RETURN_IF_ERROR(resolve_flashinfer());
+    FP4MOE_RETURN_IF_ERROR(check_capacity());
+    return std::move(out_);
+  }
+
+ private:
+  EngineConfig& flags() { return out_.flags; }
+  void note(std::string text) { out_.notes.push_back({LogLevel::kInfo, std::move(text)}); }
+  void warn(std::string text) { out_.notes.push_back({LogLevel::kWarning, std::move(text)}); }
+
+  // null where the variable is not set.
+  const std::string* env(std::string_view name) const {
+    for (const NamedValue& variable : given_.environment)
+      if (variable.name == name) return &variable.value;
+    return nullptr;
+  }
+  Result<std::optional<bool>> env_switch(const std::string& name) const {
+    const std::string* value = env(name);
+    if (value == nullptr || value->empty()) return std::optional<bool>();
+    for (const char* on : {"1", "true", "True", "yes"})
+      if (*value == on) return std::optional<bool>(true);
+    for (const char* off : {"0", "false", "False", "no"})
+      if (*value == off) return std::optional<bool>(false);
+    return invalid_argument("environment variable " + name + "=" + *value + "; legal: 0 or 1");
+  }
+
+  // What plan_moe() will come to; a contradiction between the two flags is its to refuse.
+  bool computes_w4a4() const {
+    if (format_ != Fp4Format::kNvfp4) return false;
+    if (given_.fp4_compute != "auto") return given_.fp4_compute == scheme_name(Scheme::kW4A4);
+    for (const RunnerAlias& alias : runner_aliases())
+      if (given_.moe_runner_backend == alias.name) return alias.scheme == Scheme::kW4A4;
+    return false;
+  }
+
+  Status judge_sglang_flags() {
+    for (const NamedValue& flag : given_.sglang_flags) {
+      FP4MOE_ASSIGN_OR_RETURN(std::string text, judge_sglang_flag(flag.name, flag.value));
+      if (!text.empty()) note(std::move(text));
+    }
+    return {};
+  }
+
+  Status check_words() {
+    FP4MOE_RETURN_IF_ERROR(
+        check_sglang_name(sglang_runners(), "moe_runner_backend", given_.moe_runner_backend));
+    FP4MOE_RETURN_IF_ERROR(check_sglang_name(sglang_a2a(), "moe_a2a_backend", given_.moe_a2a_backend));
+    FP4MOE_RETURN_IF_ERROR(check_sglang_name(sglang_quantizations(), "quantization", given_.quantization));
+    FP4MOE_RETURN_IF_ERROR(
+        check_word("--fp4-act-scales", given_.fp4_act_scales, {"auto", "static", "per_token"}));
+    FP4MOE_RETURN_IF_ERROR(
+        check_word("--deepep-mode", given_.deepep_mode, {"auto", "low_latency", "normal"}));
+    FP4MOE_RETURN_IF_ERROR(check_word("--deepep-dispatcher-output-dtype",
+                                      given_.deepep_dispatcher_output_dtype, {"auto", "bf16", "fp8", "nvfp4"},
+                                      {"int8"}));
+    FP4MOE_RETURN_IF_ERROR(check_word("--flashinfer-dispatcher-output-dtype",
+                                      given_.flashinfer_dispatcher_output_dtype, {"auto", "bf16", "nvfp4"},
+                                      {"fp8"}));
+    FP4MOE_RETURN_IF_ERROR(
+        check_word("--flashinfer-combine-dtype", given_.flashinfer_combine_dtype, {"auto", "bf16", "fp8"}));
+    FP4MOE_RETURN_IF_ERROR(check_word("--self-test", given_.self_test, {"fast", "full", "off"}));
+    return check_word("--kv-cache-dtype", given_.kv_cache_dtype, {"auto", "bfloat16", "bf16"},
+                      {"fp8_e4m3", "fp8_e5m2", "fp4_e2m1"});
+  }
+
+  // `foreign`: words that SGLang knows and this engine does not run.
+  static Status check_word(const char* flag, const std::string& value,
+                           std::initializer_list<const char*> legal,
+                           std::initializer_list<const char*> foreign = {}) {
+    std::string list;
+    for (const char* word : legal) {
+      if (value == word) return {};
+      list += (list.empty() ? "" : ", ") + std::string(word);
+    }
+    const std::string message = std::string(flag) + " " + value;
+    for (const char* word : foreign)
+      if (value == word)
+        return unsupported(message + " has nothing that runs it here; nearest legal choice: " + flag +
+                           " auto (legal: " + list + ")");
+    return invalid_argument(message + "; legal: " + list);
+  }
+
+  Status resolve_act_scales() {
+    const std::string name = "SGLANG_FLASHINFER_NVFP4_PER_TOKEN_ACTIVATION";
+    FP4MOE_ASSIGN_OR_RETURN(const std::optional<bool> per_token, env_switch(name));
+    if (!per_token.value_or(false) || given_.fp4_act_scales != "auto") return {};
+    if (!computes_w4a4()) {
+      warn(name + "=1 is ignored: activations are quantised under w4a4 only");
+      return {};
+    }
+    flags().fp4_act_scales = "per_token";
+    note("--fp4-act-scales auto is per_token: " + name + "=1");
+    return {};
+  }
+
+  void resolve_parallelism() {
+    EngineConfig& f = flags();
+    const std::string tp = std::to_string(f.tp_size);
+    if (f.moe_a2a_backend != "none" && f.ep_size == 1 && f.tp_size > 1) {
+      f.ep_size = f.tp_size;
+      note("--ep-size 1 is raised to --tp-size " + tp + ": --moe-a2a-backend " + f.moe_a2a_backend +
+           " moves rows to whole experts");
+    }
+    if (f.enable_dp_attention && f.dp_size > 1) {
+      const int64_t each = std::max<int64_t>(1, f.chunked_prefill_size / f.dp_size);
+      note("--chunked-prefill-size " + std::to_string(f.chunked_prefill_size) + " is " +
+           std::to_string(each) + " for each of " + std::to_string(f.dp_size) + " data-parallel groups");
+      f.chunked_prefill_size = each;
+    }
+  }
+
+  // The switch of both its names; the old one only where the new one is not set.
+  Result<std::optional<bool>> nvfp4_dispatch() {
+    const std::string name = "SGLANG_MOE_NVFP4_DISPATCH", old_name = "SGLANG_CUTEDSL_MOE_NVFP4_DISPATCH";
+    FP4MOE_ASSIGN_OR_RETURN(const std::optional<bool> value, env_switch(name));
+    if (value.has_value()) return value;
+    FP4MOE_ASSIGN_OR_RETURN(const std::optional<bool> old_value, env_switch(old_name));
+    if (old_value.has_value()) warn(old_name + " is an old name, read as " + name);
+    return old_value;
+  }
+
+  // Flag, then the bf16 variable, then the NVFP4 one, then bf16.
+  Status resolve_deepep() {
+    EngineConfig& f = flags();
+    if (f.moe_a2a_backend != "deepep") {
+      if (f.deepep_mode != "auto")
+        warn("--deepep-mode " + f.deepep_mode + " is ignored: --moe-a2a-backend is " + f.moe_a2a_backend);
+      return {};
+    }
+    if (f.deepep_mode == "normal")
+      return unsupported(
+          "--deepep-mode normal: only DeepEP low_latency dispatch (masked layout) runs here; nearest legal "
+          "choice: --deepep-mode low_latency");
+    if (f.deepep_mode == "auto") {
+      f.deepep_mode = "low_latency";
+      note("--deepep-mode auto is low_latency, for prompts too: long ones go in chunks");
+    }
+    std::string& dtype = f.deepep_dispatcher_output_dtype;
+    if (dtype != "auto") return {};
+    FP4MOE_ASSIGN_OR_RETURN(const std::optional<bool> bf16, env_switch("SGLANG_DEEPEP_BF16_DISPATCH"));
+    FP4MOE_ASSIGN_OR_RETURN(const std::optional<bool> nvfp4, nvfp4_dispatch());
+    dtype = "bf16";
+    std::string why = "the default";
+    if (bf16.value_or(false)) {
+      why = "SGLANG_DEEPEP_BF16_DISPATCH=1";
+    } else if (nvfp4.value_or(false)) {
+      if (computes_w4a4()) {
+        dtype = "nvfp4";
+        why = "SGLANG_MOE_NVFP4_DISPATCH=1";
+      } else {
+        warn_nvfp4_ignored();
+      }
+    }
+    note("--deepep-dispatcher-output-dtype auto is " + dtype + ": " + why);
+    return {};
+  }
+
+  // w4a4 sends what its quantiser would make of the rows anyway, as SGLang does.
+  Status resolve_flashinfer() {
+    EngineConfig& f = flags();
+    if (f.moe_a2a_backend != "flashinfer") return {};
+    if (f.flashinfer_combine_dtype == "auto") f.flashinfer_combine_dtype = "bf16";
+    std::string& dtype = f.flashinfer_dispatcher_output_dtype;
+    if (dtype != "auto") return {};
+    FP4MOE_ASSIGN_OR_RETURN(const std::optional<bool> nvfp4, nvfp4_dispatch());
+    if (nvfp4.value_or(false) && !computes_w4a4()) warn_nvfp4_ignored();
+    dtype = computes_w4a4() && nvfp4.value_or(true) ? "nvfp4" : "bf16";
+    std::string why = "activations are not NVFP4";
+    if (computes_w4a4())
+      why = nvfp4.has_value() ? std::string("SGLANG_MOE_NVFP4_DISPATCH=") + (*nvfp4 ? "1" : "0")
+                              : "w4a4 quantises the rows anyway (SGLANG_MOE_NVFP4_DISPATCH=0 for bf16)";
+    note("--flashinfer-dispatcher-output-dtype auto is " + dtype + ": " + why);
+    return {};
+  }
+
+  void warn_nvfp4_ignored() {
+    warn(
+        "SGLANG_MOE_NVFP4_DISPATCH=1 is ignored: rows are sent as NVFP4 under w4a4 only, on an NVFP4 "
+        "checkpoint");
+  }
+
+  // SGLang sizes its buffers by these variables and fails past them; here they only say what to expect.
+  Status check_capacity() {
+    const std::string a2a = given_.moe_a2a_backend;
+    if (a2a != "deepep" && a2a != "flashinfer") return {};
+    const std::string name = a2a == "deepep" ? "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
+                                             : "SGLANG_FLASHINFER_NUM_MAX_DISPATCH_TOKENS_PER_RANK";
+    const std::string* text = env(name);
+    if (text == nullptr || text->empty()) return {};
+    int64_t cap = 0;
+    const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), cap);
+    const int64_t most = a2a == "deepep" ? 1024 : 1 << 20;
+    if (error != std::errc() || end != text->data() + text->size() || cap < 1 || cap > most)
+      return invalid_argument("environment variable " + name + "=" + *text + "; legal: 1 to " +
+                              std::to_string(most));
+    const int64_t required = dispatch_tokens_per_rank(flags());
+    if (cap < required)
+      warn(name + "=" + *text + " is below the " + std::to_string(required) +
+           " tokens that a rank may dispatch in a step, ceil((max_prefill_tokens + max_running_requests) * "
+           "dp / tp); more than fit into --a2a-memory-budget " +
+           std::to_string(given_.a2a_memory_budget) + " bytes go in chunks");
+    return {};
+  }
+
+  Fp4Format format_;
+  const EngineConfig& given_;
+  ResolvedFlags out_;
+};
+
+}  // namespace
+
+int64_t dispatch_tokens_per_rank(const EngineConfig& flags) {
+  const int64_t rows = flags.max_prefill_tokens + flags.max_running_requests;
+  const int64_t ranks = std::max(1, flags.tp_size / std::max(1, flags.dp_size));
+  return (rows + ranks - 1) / ranks;
+}
+
+Result<ResolvedFlags> resolve_flags(const EngineConfig& flags, Fp4Format format) {
+  return Resolver(flags, format).run();
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,192 @@
+#include "model/sglang_names.h"
+
+#include <string>
+
+namespace fp4moe {
+namespace {
+
+using Fate = SglangFlag::Fate;
+
+constexpr Fate kMoot = Fate::kMoot, kRefused = Fate::kRefused, kSpeculative = Fate::kSpeculative;
+constexpr const char* kNoGraphs = "is about CUDA graphs; CPU ranks capture none";
+constexpr const char* kOverlap =
+    "overlaps experts and exchange; here counts travel under the shared expert and rows go straight to "
+    "their place";
+constexpr const char* kEplb = "moves experts between ranks by load; this version keeps them where they are";
+constexpr const char* kDisaggregation = "splits prefill and decode into two servers; not built yet";
+
+constexpr SglangFlag kFlags[] = {
+    {"--trust-remote-code", 0, kMoot, "runs a checkpoint's Python; none is ever run here"},
+    {"--load-format", 1, kRefused, "only safetensors are read; leave it out", nullptr, "auto|safetensors"},
+    {"--attention-backend", 1, kMoot, "chooses a GPU attention kernel; CPU ranks have one"},
+    {"--prefill-attention-backend", 1, kMoot, "chooses a GPU attention kernel; CPU ranks have one"},
+    {"--decode-attention-backend", 1, kMoot, "chooses a GPU attention kernel; CPU ranks have one"},
+    {"--sampling-backend", 1, kMoot, "chooses a GPU sampler; CPU ranks have one"},
+    {"--fp4-gemm-backend", 1, kMoot, "chooses a GPU kernel of dense FP4 layers; the runner's own is used"},
+    {"--cuda-graph-max-bs,--cuda-graph-max-bs-decode", 1, kMoot, kNoGraphs},
+    {"--cuda-graph-bs,--cuda-graph-bs-decode", -1, kMoot, kNoGraphs},
+    {"--disable-cuda-graph", 0, kMoot, kNoGraphs},
+    {"--disable-cuda-graph-padding", 0, kMoot, kNoGraphs},
+    {"--disable-piecewise-cuda-graph", 0, kMoot, kNoGraphs},
+    {"--enable-torch-compile", 0, kMoot, "compiles PyTorch code; there is none"},
+    {"--disable-custom-all-reduce", 0, kMoot, "is about GPU all-reduce kernels; CPU ranks use the fabric"},
+    {"--disable-radix-cache", 0, kMoot, "turns prefix sharing off; this version never shares prefixes"},
+    {"--disable-overlap-schedule", 0, kMoot, "is about a CPU scheduler beside a GPU; the step loop is one"},
+    {"--schedule-policy", 1, kMoot, "orders waiting requests; here they are served as they came"},
+    {"--schedule-conservativeness", 1, kMoot, "tunes retraction; here pages are counted exactly"},
+    {"--stream-interval", 1, kMoot, "joins streamed tokens; here every token is sent"},
+    {"--watchdog-timeout", 1, kMoot, "kills a stuck server; here every wait has --comm-timeout"},
+    {"--dist-timeout", 1, kMoot, "is torch.distributed's; waits between ranks have --comm-timeout"},
+    {"--enable-metrics", 0, kMoot, "turns /metrics on, which is always on"},
+    {"--enable-cache-report", 0, kMoot, "reports cached prompt tokens, of which there are none"},
+    {"--skip-server-warmup", 0, kMoot, "skips a first request; none is sent"},
+    {"--log-requests", 0, kMoot, "logs requests; use --log-level debug"},
+    {"--log-requests-level", 1, kMoot, "logs requests; use --log-level debug"},
+    {"--log-level-http", 1, kMoot, "is about Python's HTTP server; use --log-level"},
+    {"--disable-shared-experts-fusion", 0, kMoot,
+     "keeps the shared expert out of the routed ones, where it never is"},
+    {"--moe-dense-tp-size", 1, kMoot, "shards dense MLPs differently; results are the same"},
+    {"--enable-single-batch-overlap", 0, kMoot, kOverlap},
+    {"--enable-two-batch-overlap", 0, kMoot, kOverlap},
+    {"--tbo-token-distribution-threshold", 1, kMoot, kOverlap},
+    {"--deepep-config", 1, kMoot, "sets SM counts of DeepEP's normal mode; low_latency on CPUs has none"},
+    {"--flashinfer-mxfp4-moe-precision", 1, kRefused, "its W4A8 kernel is --fp4-compute w4a8 here",
+     "default|bf16|fp8", "default|bf16"},
+    {"--ep-num-redundant-experts", 1, kRefused, kEplb, nullptr, "0"},
+    {"--enable-eplb", 0, kRefused, kEplb},
+    {"--init-expert-location", 1, kRefused, kEplb, nullptr, "trivial"},
+    {"--pipeline-parallel-size,--pp-size,--pp", 1, kRefused, "pipeline stages are not built; use --tp",
+     nullptr, "1"},
+    {"--nnodes", 1, kRefused, "several nodes are started by mpirun or srun with --fabric mpi", nullptr, "1"},
+    {"--node-rank", 1, kRefused, "several nodes are started by mpirun or srun with --fabric mpi", nullptr,
+     "0"},
+    {"--dist-init-addr,--nccl-init-addr", 1, kMoot,
+     "is where torch.distributed meets; ranks need no address"},
+    {"--quantization-param-path", 1, kRefused, "scales come from the checkpoint; leave it out"},
+    {"--json-model-override-args", 1, kRefused, "edit the checkpoint's config.json instead", nullptr, "{}"},
+    {"--is-embedding", 0, kRefused, "embedding models are not served"},
+    {"--enable-lora", 0, kRefused, "LoRA adapters are not supported yet"},
+    {"--lora-paths", -1, kRefused, "LoRA adapters are not supported yet"},
+    {"--reasoning-parser", 1, kRefused, "answers are not split yet; clients get the whole text"},
+    {"--tool-call-parser", 1, kRefused, "tool calls are not parsed yet; clients get the whole text"},
+    {"--grammar-backend", 1, kRefused, "structured output is not supported yet", nullptr, "none"},
+    {"--disaggregation-mode", 1, kRefused, kDisaggregation, "null|prefill|decode", "null"},
+    {"--disaggregation-transfer-backend", 1, kMoot, kDisaggregation},
+    {"--speculative-algorithm", 1, kSpeculative},
+    {"--speculative-draft-model-path,--speculative-draft-model", 1, kSpeculative},
+    {"--speculative-num-steps", 1, kSpeculative},
+    {"--speculative-eagle-topk", 1, kSpeculative},
+    {"--speculative-num-draft-tokens", 1, kSpeculative},
+    {"--speculative-attention-mode", 1, kSpeculative},
+    {"--speculative-moe-runner-backend", 1, kSpeculative},
+    {"--speculative-moe-a2a-backend", 1, kSpeculative},
+    {"--speculative-token-map", 1, kSpeculative},
+};
+
+constexpr const char* kNativeRunner = "is a kernel library that this engine does not call";
+constexpr SglangName kRunners[] = {
+    {"triton", kNativeRunner, "--moe-runner-backend triton_kernel (MXFP4), marlin or auto"},
+    {"deep_gemm", "runs FP8 experts, or FP4 ones on Blackwell", "--moe-runner-backend marlin or auto"},
+    {"cutlass", "is for FP8 experts", "--moe-runner-backend flashinfer_cutlass"},
+    {"flashinfer_trtllm_routed", "has no row of its own", "--moe-runner-backend flashinfer_trtllm"},
+    {"experimental_sgl_trtllm", kNativeRunner, "--moe-runner-backend flashinfer_trtllm"},
+    {"experimental_sgl_marlin", kNativeRunner, "--moe-runner-backend marlin"},
+    {"humming", kNativeRunner, "--moe-runner-backend marlin"},
+    {"aiter", "runs on AMD GPUs only", "--moe-runner-backend auto"},
+    {"hpc_ops", kNativeRunner, "--moe-runner-backend auto"},
+    {"megamoe", "runs on Blackwell only", "--moe-runner-backend auto"},
+};
+
+constexpr const char* kDeepep = "--moe-a2a-backend deepep";
+constexpr SglangName kA2a[] = {
+    {"mooncake", "is a transport that this engine does not link", kDeepep},
+    {"nixl", "is a transport that this engine does not link", kDeepep},
+    {"mori", "runs on AMD GPUs only", kDeepep},
+    {"ascend_fuseep", "runs on Ascend NPUs only", kDeepep},
+    {"megamoe", "runs on Blackwell only", kDeepep},
+    {"pplx", "is a transport that this engine does not link", kDeepep},
+};
+
+constexpr const char* kAuto = "--quantization auto";
+constexpr const char* kNoFp4 = "names no FP4 format; this engine runs FP4 experts only";
+constexpr SglangName kQuantizations[] = {
+    {"fp8", kNoFp4, kAuto},
+    {"mxfp8", kNoFp4, kAuto},
+    {"awq", kNoFp4, kAuto},
+    {"awq_marlin", kNoFp4, kAuto},
+    {"gptq", kNoFp4, kAuto},
+    {"gptq_marlin", kNoFp4, kAuto},
+    {"gguf", kNoFp4, kAuto},
+    {"bitsandbytes", kNoFp4, kAuto},
+    {"w8a8_int8", kNoFp4, kAuto},
+    {"w8a8_fp8", kNoFp4, kAuto},
+    {"modelopt_fp8", kNoFp4, kAuto},
+    {"moe_wna16", kNoFp4, kAuto},
+    {"w4afp8", kNoFp4, kAuto},
+    {"petit_nvfp4", kNoFp4, kAuto},
+    {"quark", kNoFp4, kAuto},
+    {"nvfp4_online", "quantises a bf16 checkpoint while it loads, which this engine does not", kAuto},
+};
+
+constexpr const char* kEnvironment[] = {
+    "SGLANG_MOE_NVFP4_DISPATCH",
+    "SGLANG_CUTEDSL_MOE_NVFP4_DISPATCH",
+    "SGLANG_DEEPEP_BF16_DISPATCH",
+    "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK",
+    "SGLANG_FLASHINFER_NUM_MAX_DISPATCH_TOKENS_PER_RANK",
+    "SGLANG_FLASHINFER_NVFP4_PER_TOKEN_ACTIVATION",
+};
+
+// Whether `word` is one of "a|b|c".
+bool among(const char* words, std::string_view word) {
+  if (words == nullptr) return false;
+  for (std::string_view rest = words; !rest.empty();) {
+    const size_t end = std::min(rest.find('|'), rest.size());
+    if (rest.substr(0, end) == word) return true;
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+  }
+  return false;
+}
+
+std::string words(const char* list) {
+  std::string text;
+  for (const char* c = list; *c != 0; ++c) text += *c == '|' ? std::string(", ") : std::string(1, *c);
+  return text;
+}
+
+}  // namespace
+
+std::span<const SglangFlag> sglang_flags() { return kFlags; }
+std::span<const SglangName> sglang_runners() { return kRunners; }
+std::span<const SglangName> sglang_a2a() { return kA2a; }
+std::span<const SglangName> sglang_quantizations() { return kQuantizations; }
+std::span<const char* const> sglang_environment() { return kEnvironment; }
+
+Result<std::string> judge_sglang_flag(std::string_view name, std::string_view value) {
+  const std::string given = std::string(name) + (value.empty() ? "" : " " + std::string(value));
+  for (const SglangFlag& flag : kFlags) {
+    const std::string_view first =
+        std::string_view(flag.names).substr(0, std::string_view(flag.names).find(','));
+    if (first != name) continue;
+    if (flag.fate == Fate::kSpeculative)
+      return unsupported(given +
+                         ": speculative decoding is not supported yet; leave the --speculative flags out");
+    if (among(flag.harmless, value)) return std::string();
+    if (flag.legal != nullptr && !among(flag.legal, value))
+      return invalid_argument(given + "; legal: " + words(flag.harmless));
+    if (flag.fate == Fate::kMoot) return given + " is ignored: it " + flag.text;
+    return unsupported(given + ": " + flag.text +
+                       (flag.harmless == nullptr ? "" : "; legal: " + words(flag.harmless)));
+  }
+  return invalid_argument("unknown flag " + given);
+}
+
+Status check_sglang_name(std::span<const SglangName> names, const char* flag, std::string_view name) {
+  for (const SglangName& known : names)
+    if (name == known.name)
+      return unsupported(std::string(flag) + "=" + known.name + " " + known.reason +
+                         "; nearest legal choice: " + known.nearest);
+  return {};
+}
+
+}  // namespace fp4moe

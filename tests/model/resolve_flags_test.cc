@@ -1,0 +1,306 @@
+// resolve_flags(): each automatic choice, each variable, each name of SGLang's, and their order.
+#include "model/resolve_flags.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <set>
+
+#include "model/sglang_names.h"
+#include "moe/plan.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr Fp4Format kMxfp4 = Fp4Format::kMxfp4, kNvfp4 = Fp4Format::kNvfp4;
+
+ResolvedFlags resolved(const EngineConfig& flags, Fp4Format format = kNvfp4) {
+  Result<ResolvedFlags> result = resolve_flags(flags, format);
+  EXPECT_TRUE(result.ok()) << result.status().to_string();
+  return result.ok() ? *result : ResolvedFlags();
+}
+
+Status refused(const EngineConfig& flags, Fp4Format format = kNvfp4) {
+  return resolve_flags(flags, format).status();
+}
+
+bool says(const ResolvedFlags& flags, LogLevel level, const std::string& text) {
+  for (const FlagNote& note : flags.notes)
+    if (note.level == level && note.text.find(text) != std::string::npos) return true;
+  return false;
+}
+
+EngineConfig a2a(const std::string& name, const std::string& runner = "auto") {
+  EngineConfig flags;
+  flags.moe_a2a_backend = name;
+  flags.moe_runner_backend = runner;
+  return flags;
+}
+
+TEST(ResolveFlags, DefaultsStayAsTheyAreAndSayNothing) {
+  for (const Fp4Format format : {kMxfp4, kNvfp4}) {
+    const ResolvedFlags r = resolved({}, format);
+    EXPECT_TRUE(r.notes.empty());
+    EXPECT_EQ(r.flags.ep_size, 1);
+    EXPECT_EQ(r.flags.deepep_mode, "auto");
+    EXPECT_EQ(r.flags.chunked_prefill_size, EngineConfig().chunked_prefill_size);
+  }
+}
+
+TEST(ResolveFlags, AnA2aRaisesExpertParallelismToAllRanks) {
+  for (const char* name : {"none", "deepep", "flashinfer"}) {
+    for (const int tp : {1, 2, 4}) {
+      EngineConfig flags = a2a(name);
+      flags.tp_size = tp;
+      const ResolvedFlags r = resolved(flags);
+      const bool raised = std::string(name) != "none" && tp > 1;
+      EXPECT_EQ(r.flags.ep_size, raised ? tp : 1) << name << tp;
+      EXPECT_EQ(says(r, LogLevel::kInfo, "--ep-size 1 is raised to --tp-size " + std::to_string(tp)), raised);
+    }
+  }
+  EngineConfig odd = a2a("deepep");
+  odd.tp_size = 4;
+  odd.ep_size = 2;
+  EXPECT_EQ(resolved(odd).flags.ep_size, 2) << "a given value is plan_moe's to refuse";
+}
+
+TEST(ResolveFlags, DataParallelAttentionSharesThePrefillChunk) {
+  EngineConfig flags;
+  flags.tp_size = flags.dp_size = 4;
+  flags.chunked_prefill_size = 2048;
+  EXPECT_EQ(resolved(flags).flags.chunked_prefill_size, 2048);
+  flags.enable_dp_attention = true;
+  const ResolvedFlags r = resolved(flags);
+  EXPECT_EQ(r.flags.chunked_prefill_size, 512);
+  EXPECT_TRUE(says(r, LogLevel::kInfo, "--chunked-prefill-size 2048 is 512 for each of 4"));
+  flags.chunked_prefill_size = 3;
+  EXPECT_EQ(resolved(flags).flags.chunked_prefill_size, 1) << "never 0";
+}
+
+TEST(ResolveFlags, DeepepModeIsLowLatencyOrRefused) {
+  EXPECT_EQ(resolved(a2a("deepep")).flags.deepep_mode, "low_latency");
+  EngineConfig normal = a2a("deepep");
+  normal.deepep_mode = "normal";
+  EXPECT_EQ(refused(normal).code(), StatusCode::kUnsupported);
+  EXPECT_NE(refused(normal).message().find("only DeepEP low_latency dispatch (masked layout)"),
+            std::string::npos);
+  normal.moe_a2a_backend = "flashinfer";
+  EXPECT_TRUE(says(resolved(normal), LogLevel::kWarning, "--deepep-mode normal is ignored"));
+  normal.deepep_mode = "fast";
+  EXPECT_EQ(refused(normal).code(), StatusCode::kInvalidArgument);
+}
+
+// Flag, then the bf16 variable, then the NVFP4 variable (where activations are NVFP4), then bf16.
+TEST(ResolveFlags, DeepepPayload) {
+  struct Case {
+    const char *flag, *bf16, *nvfp4, *runner;
+    Fp4Format format;
+    const char* expected;
+  };
+  for (const Case& c : {
+           Case{"auto", "", "", "flashinfer_cutedsl", kNvfp4, "bf16"},
+           Case{"auto", "", "1", "flashinfer_cutedsl", kNvfp4, "nvfp4"},
+           Case{"auto", "1", "1", "flashinfer_cutedsl", kNvfp4, "bf16"},
+           Case{"auto", "0", "1", "flashinfer_cutedsl", kNvfp4, "nvfp4"},
+           Case{"fp8", "1", "1", "flashinfer_cutedsl", kNvfp4, "fp8"},
+           Case{"nvfp4", "1", "0", "flashinfer_cutedsl", kNvfp4, "nvfp4"},
+           Case{"auto", "", "1", "marlin", kNvfp4, "bf16"},
+           Case{"auto", "", "1", "auto", kNvfp4, "bf16"},
+           Case{"auto", "", "1", "auto", kMxfp4, "bf16"},
+       }) {
+    EngineConfig flags = a2a("deepep", c.runner);
+    flags.deepep_dispatcher_output_dtype = c.flag;
+    flags.environment = {{"SGLANG_DEEPEP_BF16_DISPATCH", c.bf16}, {"SGLANG_MOE_NVFP4_DISPATCH", c.nvfp4}};
+    EXPECT_EQ(resolved(flags, c.format).flags.deepep_dispatcher_output_dtype, c.expected)
+        << c.flag << " " << c.bf16 << " " << c.nvfp4 << " " << c.runner;
+  }
+  EngineConfig ignored = a2a("deepep", "marlin");
+  ignored.environment = {{"SGLANG_MOE_NVFP4_DISPATCH", "1"}};
+  EXPECT_TRUE(says(resolved(ignored), LogLevel::kWarning, "SGLANG_MOE_NVFP4_DISPATCH=1 is ignored"));
+  EngineConfig int8 = a2a("deepep");
+  int8.deepep_dispatcher_output_dtype = "int8";
+  EXPECT_EQ(refused(int8).code(), StatusCode::kUnsupported);
+}
+
+TEST(ResolveFlags, FlashinferPayloadIsNvfp4UnderW4a4UnlessToldOtherwise) {
+  EngineConfig flags = a2a("flashinfer", "flashinfer_cutlass");
+  EXPECT_EQ(resolved(flags).flags.flashinfer_dispatcher_output_dtype, "nvfp4");
+  EXPECT_EQ(resolved(flags).flags.flashinfer_combine_dtype, "bf16");
+  EXPECT_TRUE(says(resolved(flags), LogLevel::kInfo, "SGLANG_MOE_NVFP4_DISPATCH=0 for bf16"));
+  EXPECT_EQ(resolved(flags, kMxfp4).flags.flashinfer_dispatcher_output_dtype, "bf16");
+  flags.environment = {{"SGLANG_MOE_NVFP4_DISPATCH", "0"}};
+  EXPECT_EQ(resolved(flags).flags.flashinfer_dispatcher_output_dtype, "bf16");
+  flags.flashinfer_dispatcher_output_dtype = "nvfp4";
+  EXPECT_EQ(resolved(flags).flags.flashinfer_dispatcher_output_dtype, "nvfp4");
+  flags = a2a("flashinfer", "auto");
+  EXPECT_EQ(resolved(flags).flags.flashinfer_dispatcher_output_dtype, "bf16");
+  flags.fp4_compute = "w4a4";
+  EXPECT_EQ(resolved(flags).flags.flashinfer_dispatcher_output_dtype, "nvfp4");
+}
+
+TEST(ResolveFlags, TheOldNameOfTheNvfp4VariableIsForwarded) {
+  EngineConfig flags = a2a("deepep", "flashinfer_cutedsl");
+  flags.environment = {{"SGLANG_CUTEDSL_MOE_NVFP4_DISPATCH", "1"}};
+  EXPECT_EQ(resolved(flags).flags.deepep_dispatcher_output_dtype, "nvfp4");
+  EXPECT_TRUE(says(resolved(flags), LogLevel::kWarning, "is an old name"));
+  flags.environment.push_back({"SGLANG_MOE_NVFP4_DISPATCH", "0"});
+  EXPECT_EQ(resolved(flags).flags.deepep_dispatcher_output_dtype, "bf16");
+}
+
+TEST(ResolveFlags, PerTokenScalesByVariable) {
+  EngineConfig flags;
+  flags.environment = {{"SGLANG_FLASHINFER_NVFP4_PER_TOKEN_ACTIVATION", "1"}};
+  EXPECT_EQ(resolved(flags).flags.fp4_act_scales, "auto");
+  flags.fp4_compute = "w4a4";
+  EXPECT_EQ(resolved(flags).flags.fp4_act_scales, "per_token");
+  flags.fp4_act_scales = "static";
+  EXPECT_EQ(resolved(flags).flags.fp4_act_scales, "static");
+  flags.environment[0].value = "2";
+  const Status status = refused(flags);
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("SGLANG_FLASHINFER_NVFP4_PER_TOKEN_ACTIVATION=2; legal: 0 or 1"),
+            std::string::npos);
+}
+
+TEST(ResolveFlags, OneCapacityFormula) {
+  EngineConfig flags;
+  flags.max_prefill_tokens = 4096;
+  flags.max_running_requests = 10;
+  const auto tokens = [&](int tp, int dp) {
+    flags.tp_size = tp;
+    flags.dp_size = dp;
+    return dispatch_tokens_per_rank(flags);
+  };
+  EXPECT_EQ(tokens(1, 1), 4106);
+  EXPECT_EQ(tokens(4, 1), 1027);  // 1026.5 up
+  EXPECT_EQ(tokens(4, 2), 2053);
+  EXPECT_EQ(tokens(4, 4), 4106);
+}
+
+TEST(ResolveFlags, ATokenLimitThatIsTooSmallIsAWarningWithTheFormula) {
+  for (const auto& [name, variable] :
+       {std::pair{"deepep", "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"},
+        std::pair{"flashinfer", "SGLANG_FLASHINFER_NUM_MAX_DISPATCH_TOKENS_PER_RANK"}}) {
+    EngineConfig flags = a2a(name);
+    flags.max_prefill_tokens = 500;
+    flags.max_running_requests = 12;
+    const auto warned = [&](const std::string& value) {
+      flags.environment = {{variable, value}};
+      return says(resolved(flags), LogLevel::kWarning,
+                  "512 tokens that a rank may dispatch in a step, ceil((max_prefill_tokens + "
+                  "max_running_requests) * dp / tp)");
+    };
+    EXPECT_TRUE(warned("511"));
+    EXPECT_FALSE(warned("512"));
+    for (const char* bad : {"0", "-1", "12x", "9999999999999999999", "2000000"}) {
+      flags.environment = {{variable, bad}};
+      EXPECT_EQ(refused(flags).code(), StatusCode::kInvalidArgument) << bad;
+    }
+    flags.moe_a2a_backend = "none";
+    EXPECT_TRUE(resolved(flags).notes.empty()) << "not read without its a2a";
+  }
+  EngineConfig flags = a2a("deepep");
+  flags.environment = {{"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK", "1025"}};
+  EXPECT_EQ(refused(flags).code(), StatusCode::kInvalidArgument) << "SGLang's own limit";
+}
+
+// Every listed name is refused as known, with what to take instead; a made-up one is left to plan_moe.
+TEST(ResolveFlags, NamesOfSglangAreKnownButRefused) {
+  const auto each = [](std::span<const SglangName> names, std::string EngineConfig::*field) {
+    for (const SglangName& name : names) {
+      EngineConfig flags;
+      flags.*field = name.name;
+      const Status status = refused(flags);
+      EXPECT_EQ(status.code(), StatusCode::kUnsupported) << name.name;
+      EXPECT_NE(status.message().find("nearest legal choice: "), std::string::npos) << status.message();
+    }
+    EngineConfig flags;
+    flags.*field = "fast";
+    EXPECT_TRUE(refused(flags).ok());
+  };
+  each(sglang_runners(), &EngineConfig::moe_runner_backend);
+  each(sglang_a2a(), &EngineConfig::moe_a2a_backend);
+  each(sglang_quantizations(), &EngineConfig::quantization);
+}
+
+TEST(ResolveFlags, NoForeignNameHidesANativeOne) {
+  for (const SglangName& name : sglang_runners())
+    for (const std::string& native : runner_names()) EXPECT_NE(native, name.name);
+  for (const SglangName& name : sglang_a2a())
+    for (const std::string& native : a2a_names()) EXPECT_NE(native, name.name);
+}
+
+TEST(ResolveFlags, ForeignFlagsAreMootRefusedOrHarmlessByTheirTable) {
+  std::set<std::string> seen;
+  for (const SglangFlag& flag : sglang_flags()) {
+    const std::string names = flag.names, name = names.substr(0, names.find(','));
+    EXPECT_TRUE(seen.insert(name).second) << name << " is listed twice";
+    const Result<std::string> judged = judge_sglang_flag(name, flag.legal != nullptr ? "fp8" : "7");
+    switch (flag.fate) {
+      case SglangFlag::Fate::kMoot:
+        ASSERT_TRUE(judged.ok());
+        EXPECT_NE(judged->find(" is ignored: it "), std::string::npos) << *judged;
+        break;
+      case SglangFlag::Fate::kRefused:
+        EXPECT_FALSE(judged.ok()) << name;
+        break;
+      case SglangFlag::Fate::kSpeculative:
+        EXPECT_EQ(judged.status().code(), StatusCode::kUnsupported);
+        EXPECT_NE(judged.status().message().find("speculative decoding is not supported yet"),
+                  std::string::npos);
+    }
+  }
+  EXPECT_EQ(*judge_sglang_flag("--disaggregation-mode", "null"), "");
+  EXPECT_EQ(judge_sglang_flag("--disaggregation-mode", "prefill").status().code(), StatusCode::kUnsupported);
+  EXPECT_EQ(judge_sglang_flag("--disaggregation-mode", "p").status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(*judge_sglang_flag("--flashinfer-mxfp4-moe-precision", "bf16"), "");
+  EXPECT_EQ(judge_sglang_flag("--none-such", "").status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(*judge_sglang_flag("--cuda-graph-max-bs", "256"),
+            "--cuda-graph-max-bs 256 is ignored: it is about CUDA graphs; CPU ranks capture none");
+}
+
+TEST(ResolveFlags, GivenForeignFlagsEndInNotesOrARefusal) {
+  EngineConfig flags;
+  flags.sglang_flags = {{"--disable-cuda-graph", ""}, {"--attention-backend", "trtllm_mla"}};
+  const ResolvedFlags r = resolved(flags);
+  EXPECT_EQ(r.notes.size(), 2u);
+  EXPECT_TRUE(r.flags.sglang_flags.empty());
+  flags.sglang_flags.push_back({"--speculative-num-steps", "3"});
+  EXPECT_EQ(refused(flags).code(), StatusCode::kUnsupported);
+}
+
+TEST(ResolveFlags, UnknownWordsListTheLegalOnes) {
+  struct Case {
+    std::string EngineConfig::*field;
+    const char* flag;
+  };
+  for (const Case& c :
+       {Case{&EngineConfig::fp4_act_scales, "--fp4-act-scales"},
+        Case{&EngineConfig::deepep_mode, "--deepep-mode"},
+        Case{&EngineConfig::deepep_dispatcher_output_dtype, "--deepep-dispatcher-output-dtype"},
+        Case{&EngineConfig::flashinfer_dispatcher_output_dtype, "--flashinfer-dispatcher-output-dtype"},
+        Case{&EngineConfig::flashinfer_combine_dtype, "--flashinfer-combine-dtype"},
+        Case{&EngineConfig::self_test, "--self-test"},
+        Case{&EngineConfig::kv_cache_dtype, "--kv-cache-dtype"}}) {
+    EngineConfig flags;
+    flags.*(c.field) = "zap";
+    const Status status = refused(flags);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(status.message().find(std::string(c.flag) + " zap; legal: "), 0u) << status.message();
+  }
+}
+
+TEST(ResolveFlags, ResolvingTwiceChangesNothing) {
+  for (const char* name : {"none", "deepep", "flashinfer"}) {
+    EngineConfig flags = a2a(name, "flashinfer_cutedsl");
+    flags.tp_size = 4;
+    const ResolvedFlags once = resolved(flags);
+    const ResolvedFlags twice = resolved(once.flags);
+    EXPECT_TRUE(twice.notes.empty()) << twice.notes[0].text;
+    EXPECT_EQ(twice.flags.ep_size, once.flags.ep_size);
+    EXPECT_EQ(twice.flags.deepep_dispatcher_output_dtype, once.flags.deepep_dispatcher_output_dtype);
+  }
+}
+
+}  // namespace
+}  // namespace fp4moe

@@ -1,0 +1,118 @@
+"""SGLang's flags and variables: what starts, what is refused, how fast, and in which words."""
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+BINARY, MODEL = map(os.path.abspath, sys.argv[1:3])
+USAGE, UNSUPPORTED = 2, 3  # exit codes
+
+# name, flags, exit code, what the line must say. Refused before any weight is read.
+REFUSED = [
+    ("speculation", "--speculative-algorithm EAGLE", UNSUPPORTED, "speculative decoding is not supported yet"),
+    ("draft model", "--speculative-draft-model-path x", UNSUPPORTED, "speculative decoding is not supported yet"),
+    ("draft steps", "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4", UNSUPPORTED,
+     "speculative decoding is not supported yet"),
+    ("deep_gemm", "--moe-runner-backend deep_gemm", UNSUPPORTED, "deep_gemm", "nearest legal choice: --moe-runner-backend"),
+    ("triton", "--moe-runner-backend triton", UNSUPPORTED, "triton_kernel"),
+    ("cutlass", "--moe-runner-backend cutlass", UNSUPPORTED, "flashinfer_cutlass"),
+    ("unknown runner", "--moe-runner-backend fast", USAGE, "'fast'", "flashinfer_cutedsl"),
+    ("mooncake", "--moe-a2a-backend mooncake", UNSUPPORTED, "mooncake", "nearest legal choice: --moe-a2a-backend deepep"),
+    ("nixl", "--moe-a2a-backend nixl", UNSUPPORTED, "nixl", "--moe-a2a-backend deepep"),
+    ("unknown a2a", "--moe-a2a-backend carrier-pigeon", USAGE, "'carrier-pigeon'", "deepep"),
+    ("normal mode", "--moe-a2a-backend deepep --deepep-mode normal", UNSUPPORTED, "low_latency dispatch (masked layout)",
+     "--deepep-mode low_latency"),
+    ("unknown mode", "--deepep-mode fast", USAGE, "--deepep-mode fast", "low_latency"),
+    ("int8 rows", "--moe-a2a-backend deepep --deepep-dispatcher-output-dtype int8", UNSUPPORTED, "int8", "bf16, fp8, nvfp4"),
+    ("unknown rows", "--deepep-dispatcher-output-dtype fp3", USAGE, "fp3", "bf16, fp8, nvfp4"),
+    ("FP8 weights", "--quantization fp8", UNSUPPORTED, "quantization=fp8", "--quantization auto"),
+    ("unknown weights", "--quantization fp3", USAGE, "--quantization fp3", "mxfp4"),
+    ("MXFP4 under w4a4", "--fp4-compute w4a4", UNSUPPORTED, "w4a4", "w4a16"),
+    ("NVFP4 runner, MXFP4 weights", "--moe-runner-backend flashinfer_cutedsl", UNSUPPORTED, "flashinfer_cutedsl", "nearest legal"),
+    ("uneven dp", "--tp 4 --dp 3", UNSUPPORTED, "dp=3", "tp=4"),
+    ("ep in between", "--tp 4 --ep-size 2", UNSUPPORTED, "ep=2", "--ep"),
+    ("flashinfer with few groups", "--tp 4 --ep 4 --dp 2 --enable-dp-attention --moe-a2a-backend flashinfer", UNSUPPORTED, "dp"),
+    ("two nodes", "--nnodes 2", UNSUPPORTED, "--nnodes 2", "mpirun"),
+    ("pipeline", "--pp-size 2", UNSUPPORTED, "--pipeline-parallel-size 2", "--tp"),
+    ("prefill server", "--disaggregation-mode prefill", UNSUPPORTED, "--disaggregation-mode prefill", "null"),
+    ("W4A8 by precision", "--flashinfer-mxfp4-moe-precision fp8", UNSUPPORTED, "--fp4-compute w4a8"),
+    ("unknown precision", "--flashinfer-mxfp4-moe-precision fp3", USAGE, "fp3", "default, bf16"),
+    ("FP8 KV cache", "--kv-cache-dtype fp8_e4m3", UNSUPPORTED, "fp8_e4m3", "auto"),
+    ("unknown test", "--self-test slow", USAGE, "slow", "fast, full, off"),
+    ("no time to wait", "--comm-timeout 0", USAGE, "--comm-timeout", "above 0"),
+    ("no memory for rows", "--a2a-memory-budget 0", USAGE, "--a2a-memory-budget 0", "1 to"),
+    ("negative tuning", "--autotune-budget -1", USAGE, "--autotune-budget", "0 to 3600"),
+]
+
+VARIABLES = [  # on --moe-a2a-backend deepep
+    ("SGLANG_MOE_NVFP4_DISPATCH", "maybe", "0 or 1"),
+    ("SGLANG_DEEPEP_BF16_DISPATCH", "2", "0 or 1"),
+    ("SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK", "1025", "1 to 1024"),
+    ("SGLANG_FLASHINFER_NVFP4_PER_TOKEN_ACTIVATION", "x", "0 or 1"),
+]
+
+MOOT = ("--trust-remote-code --attention-backend trtllm_mla --cuda-graph-max-bs 256 --disable-cuda-graph --disable-radix-cache "
+        "--disable-shared-experts-fusion --enable-metrics --watchdog-timeout 300 --moe-dense-tp-size 1 --deepep-config {} "
+        "--disable-flashinfer-autotune --disable-flashinfer-cutlass-moe-fp4-allgather --flashinfer-mxfp4-moe-precision bf16 "
+        "--nnodes 1 --pp 1 --disaggregation-mode null --cuda-graph-bs 1 2 4 --dtype auto").split()
+
+
+def serve(*flags, **variables):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("SGLANG_", "FP4MOE_"))}
+    return subprocess.Popen([BINARY, "serve", *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            env={**environment, **variables})
+
+
+class Flags(unittest.TestCase):
+    def refused(self, flags, code, *words, **variables):
+        # A folder with a configuration and no weights: what is refused here never looks for them.
+        with tempfile.TemporaryDirectory() as folder:
+            os.symlink(os.path.join(MODEL, "config.json"), os.path.join(folder, "config.json"))
+            start = time.monotonic()
+            with serve(folder, "--port", "0", *flags, **variables) as process:
+                _, error = process.communicate(timeout=20)
+            seconds = time.monotonic() - start
+        self.assertEqual(process.returncode, code, (flags, error))
+        self.assertRegex(error, r"\Aerror: [^\n]*\n\Z")
+        for word in words:
+            self.assertIn(word, error)
+        self.assertLess(seconds, 1, flags)
+
+    def test_refused(self):
+        for name, flags, code, *words in REFUSED:
+            with self.subTest(name):
+                self.refused(flags.split(), code, *words)
+
+    def test_variables(self):
+        for name, value, *words in VARIABLES:
+            with self.subTest(name):
+                self.refused(["--moe-a2a-backend", "deepep"], USAGE, f"{name}={value}", *words, **{name: value})
+
+    def test_every_flag_is_a_variable(self):
+        for name, value, word in [("FP4MOE_DTYPE", "float16", "--dtype float16"), ("FP4MOE_COMM_TIMEOUT", "0", "--comm-timeout"),
+                                  ("FP4MOE_FP4_ACT_SCALES", "fast", "--fp4-act-scales fast")]:
+            with self.subTest(name):
+                self.refused([], USAGE, word, **{name: value})
+
+    def test_moot_flags_are_said_and_served(self):
+        with serve(MODEL, "--port", "0", *MOOT) as process:
+            lines = []
+            for line in process.stdout:
+                lines.append(line)
+                if "ready to roll" in line:
+                    break
+            process.terminate()
+            process.communicate(timeout=20)
+        log = "".join(lines)
+        self.assertIn("ready to roll", log)
+        for flag in ("--trust-remote-code", "--attention-backend trtllm_mla", "--cuda-graph-max-bs 256", "--disable-cuda-graph",
+                     "--disable-radix-cache", "--disable-shared-experts-fusion", "--enable-metrics", "--watchdog-timeout 300",
+                     "--moe-dense-tp-size 1", "--deepep-config {}", "--cuda-graph-bs 1 2 4"):
+            self.assertEqual(len(re.findall(re.escape(f" {flag} is ignored: it ") + "[^\n]{10,}\n", log)), 1, (flag, log))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1], verbosity=2)
