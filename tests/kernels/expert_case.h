@@ -61,7 +61,8 @@ class Fp4Matrix {
 struct ExactDot {
   double sum = 0, magnitude = 0;
 };
-inline ExactDot exact_dot(const Fp4MatrixView& w, int64_t row, const float* x) {
+template <class X>
+ExactDot exact_dot(const Fp4MatrixView& w, int64_t row, const X* x) {
   ExactDot dot;
   for (int64_t c = 0; c < w.cols; ++c) {
     const double term = static_cast<double>(fp4_at(w, row, c)) * x[c];
@@ -72,9 +73,10 @@ inline ExactDot exact_dot(const Fp4MatrixView& w, int64_t row, const float* x) {
 }
 
 // What an f32 kernel may be off by: products are exact; each term passes through at most one addition per
-// column of its block, one per block, the scale's two products, and the bias; each rounds once.
+// column of its block, one per block, the scales' products (block, tensor and the activation's three), and
+// the bias; each rounds once.
 inline double dot_budget(const Fp4MatrixView& w, const ExactDot& dot, double bias) {
-  const double roundings = fp4_block(w.format) + static_cast<double>(w.cols / fp4_block(w.format)) + 4;
+  const double roundings = fp4_block(w.format) + static_cast<double>(w.cols / fp4_block(w.format)) + 7;
   return roundings * kF32Eps * dot.magnitude + kF32Eps * (std::abs(dot.sum + bias) + std::abs(bias)) +
          std::numeric_limits<float>::min();
 }

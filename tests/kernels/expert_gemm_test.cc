@@ -3,16 +3,11 @@
 
 #include <tuple>
 
-#include "kernels/expert_case.h"
+#include "kernels/expert_gemm_case.h"
 #include "support/compare.h"
 
 namespace fp4moe {
 namespace {
-
-constexpr Activation kSwigluOai = {ActivationKind::kSwigluOai};
-constexpr Activation kSwigluOther = {ActivationKind::kSwigluOai, 1.1f, 0.25f, 3.0f};
-constexpr Activation kSilu = {ActivationKind::kSilu};
-constexpr Activation kRelu2 = {ActivationKind::kRelu2};
 
 class ExpertGemmTest : public testing::TestWithParam<std::tuple<const ExpertOps*, Fp4Format>> {
  protected:
@@ -37,25 +32,6 @@ INSTANTIATE_TEST_SUITE_P(Tables, ExpertGemmTest,
                                           testing::Values(Fp4Format::kMxfp4, Fp4Format::kNvfp4)),
                          test_name);
 
-// One down projection [n, k] with a bias, and rows to put through it.
-struct DownCase {
-  DownCase(Fp4Format format, int64_t n, int64_t k, Random& random)
-      : weight(format, n, k, random), bias(random.normal(n, 0.1f)) {}
-
-  std::vector<float> run(const ExpertOps& ops, const ActRows& x) const {
-    const Fp4MatrixView w = weight.view();
-    const Buffer panels = pack_groups(ops, nullptr, w);
-    std::vector<float> out(static_cast<size_t>(x.rows * w.rows), NAN);
-    ops.down({.gemm = {w.format, x, panels.data(), bias.data(), w.rows / kPanelRows, w.rows},
-              .scale = w.tensor_scale,
-              .out = out.data()});
-    return out;
-  }
-
-  Fp4Matrix weight;
-  std::vector<float> bias;
-};
-
 TEST_P(ExpertGemmTest, DownIsWithinBudgetForEveryNumberOfRows) {
   for (int64_t k : widths()) {
     Random random(static_cast<uint64_t>(k));
@@ -63,16 +39,8 @@ TEST_P(ExpertGemmTest, DownIsWithinBudgetForEveryNumberOfRows) {
     const DownCase c(format(), n, k, random);
     for (DType dtype : act_types()) {
       ActBuffer x(dtype, 40, k, random.normal(40 * k));
-      const std::vector<float> values = x.values();
       std::vector<float> expected, budget;
-      for (int64_t t = 0; t < 40; ++t) {
-        for (int64_t r = 0; r < n; ++r) {
-          const ExactDot dot = exact_dot(c.weight.view(), r, &values[static_cast<size_t>(t * k)]);
-          const double bias = c.bias[static_cast<size_t>(r)];
-          expected.push_back(static_cast<float>(dot.sum + bias));
-          budget.push_back(static_cast<float>(dot_budget(c.weight.view(), dot, bias)));
-        }
-      }
+      c.expect(to_double(x.values()), expected, budget);
       for (int64_t rows : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 40}) {
         ActRows some = x.view();
         some.rows = rows;
@@ -84,64 +52,6 @@ TEST_P(ExpertGemmTest, DownIsWithinBudgetForEveryNumberOfRows) {
   }
 }
 
-// gate and up [i, h] with biases, run through gate_up().
-struct GateUpCase {
-  GateUpCase(Fp4Format format, int64_t i, int64_t h, const Activation& act, Random& random)
-      : gate(format, i, h, random),
-        up(format, i, h, random),
-        activation(act),
-        bias(random.normal(2 * i, 0.3f)) {}
-
-  bool gated() const { return is_gated(activation.kind); }
-  // Bias of row r: which = 0 gate, 1 up. Groups of 16 alternate where there is a gate.
-  float bias_of(int which, int64_t r) const {
-    return bias[static_cast<size_t>(gated() ? r / 16 * 32 + which * 16 + r % 16 : r)];
-  }
-
-  std::vector<float> run(const ExpertOps& ops, const ActRows& x, bool swapped = false,
-                         DType out_dtype = DType::kBF16) const {
-    const Fp4MatrixView first = swapped ? up.view() : gate.view(), last = swapped ? gate.view() : up.view();
-    const Buffer panels = pack_groups(ops, gated() ? &first : nullptr, last);
-    ActBuffer out(out_dtype, x.rows, last.rows);
-    ops.gate_up(
-        {.gemm = {last.format, x, panels.data(), bias.data(), last.rows / 16 * (gated() ? 2 : 1), last.rows},
-         .gate_scale = first.tensor_scale,
-         .up_scale = last.tensor_scale,
-         .activation = activation,
-         .out = out.view().data,
-         .out_dtype = out_dtype});
-    return out.values();
-  }
-
-  // In double; and what an f32 kernel may be off by: both sums' budgets through the activation's slopes (the
-  // sigmoid forms have |d/dg| <= 1.2 (|u| + 1) for alpha up to 1.702 and |d/du| <= |g|; relu2 2 |u|), 16
-  // roundings in it, and the rounding of the result.
-  void expect(const std::vector<float>& x, DType dtype, std::vector<float>& values,
-              std::vector<float>& budget) const {
-    const int64_t h = up.view().cols, rows = static_cast<int64_t>(x.size()) / h;
-    for (int64_t t = 0; t < rows; ++t) {
-      for (int64_t r = 0; r < up.view().rows; ++r) {
-        const ExactDot g_dot = exact_dot(gate.view(), r, &x[static_cast<size_t>(t * h)]);
-        const ExactDot u_dot = exact_dot(up.view(), r, &x[static_cast<size_t>(t * h)]);
-        const double g = g_dot.sum + bias_of(0, r), u = u_dot.sum + bias_of(1, r);
-        const double v = exact_activation(activation, g, u);
-        const double slope_g = gated() ? 1.2 * (std::abs(u) + 1) : 0,
-                     slope_u = gated() ? std::abs(g) : 2 * std::abs(u);
-        const double sums = slope_g * dot_budget(gate.view(), g_dot, bias_of(0, r)) +
-                            slope_u * dot_budget(up.view(), u_dot, bias_of(1, r));
-        const double result_eps = dtype == DType::kBF16 ? kBf16Eps : kF32Eps;
-        values.push_back(static_cast<float>(v));
-        budget.push_back(static_cast<float>(1.01 * sums + (result_eps + 16 * kF32Eps) * std::abs(v) +
-                                            std::numeric_limits<float>::min()));
-      }
-    }
-  }
-
-  Fp4Matrix gate, up;
-  Activation activation;
-  std::vector<float> bias;
-};
-
 TEST_P(ExpertGemmTest, GateUpIsWithinBudgetForEveryActivation) {
   for (const Activation& act : {kSwigluOai, kSwigluOther, kSilu, kRelu2}) {
     for (int64_t h : widths()) {
@@ -151,12 +61,12 @@ TEST_P(ExpertGemmTest, GateUpIsWithinBudgetForEveryActivation) {
         ActBuffer x(dtype, 17, h, random.normal(17 * h, 4.0f));  // wide enough to reach the clamp
         for (DType out_dtype : {DType::kBF16, DType::kF32}) {
           std::vector<float> expected, budget;
-          c.expect(x.values(), out_dtype, expected, budget);
+          c.expect(to_double(x.values()), out_dtype, expected, budget);
           for (int64_t rows : {0, 1, 2, 3, 5, 7, 12, 13, 17}) {
             ActRows some = x.view();
             some.rows = rows;
             const size_t size = static_cast<size_t>(rows * c.up.view().rows);
-            EXPECT_TRUE(within_budget(c.run(ops(), some, false, out_dtype), {expected.data(), size},
+            EXPECT_TRUE(within_budget(c.run(ops(), some, {.out_dtype = out_dtype}), {expected.data(), size},
                                       {budget.data(), size}))
                 << "activation " << int(act.kind) << " beta=" << act.beta << " H=" << h << " rows=" << rows
                 << " " << dtype_name(dtype) << " -> " << dtype_name(out_dtype);
@@ -173,10 +83,10 @@ TEST_P(ExpertGemmTest, WrongOrderOfGateAndUpFails) {
     const GateUpCase c(format(), 48, 96, act, random);
     ActBuffer x(DType::kBF16, 5, 96, random.normal(5 * 96));
     std::vector<float> expected, budget;
-    c.expect(x.values(), DType::kBF16, expected, budget);
+    c.expect(to_double(x.values()), DType::kBF16, expected, budget);
     EXPECT_TRUE(within_budget(c.run(ops(), x.view()), expected, budget));
-    EXPECT_FALSE(within_budget(c.run(ops(), x.view(), true), expected, budget));
-    EXPECT_FALSE(within_relative_l2(c.run(ops(), x.view(), true), expected, 0.1));
+    EXPECT_FALSE(within_budget(c.run(ops(), x.view(), {.swapped = true}), expected, budget));
+    EXPECT_FALSE(within_relative_l2(c.run(ops(), x.view(), {.swapped = true}), expected, 0.1));
   }
 }
 

@@ -1,0 +1,232 @@
+// The expert GEMMs on quantised activations (w4a4 and w4a8), every table: against sums in double over the
+// quantised values, and w4a8 against integers.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "formats/e2m1.h"
+#include "formats/e4m3.h"
+#include "formats/e8m0.h"
+#include "formats/nvfp4.h"
+#include "kernels/act_quant.h"
+#include "kernels/expert_gemm_case.h"
+#include "support/compare.h"
+
+namespace fp4moe {
+namespace {
+
+enum class Scheme { kStatic, kPerToken, kInt8 };
+
+// Rows as quantize_act() makes them, the call that undoes their scales, and their values in double.
+struct QuantRows {
+  QuantRows(Scheme scheme, Fp4Format format, const std::vector<float>& values, int64_t k)
+      : x(DType::kBF16, static_cast<int64_t>(values.size()) / k, k) {
+    const int64_t rows = x.view().rows, block = fp4_block(format);
+    ActBuffer plain(DType::kF32, rows, k, values);
+    row_scales.assign(static_cast<size_t>(rows), 1);
+    block_scales.assign(static_cast<size_t>(rows * k / block), 1);
+    quantize_act({.kind = scheme == Scheme::kStatic     ? ActQuantKind::kNvfp4Static
+                          : scheme == Scheme::kPerToken ? ActQuantKind::kNvfp4PerToken
+                                                        : ActQuantKind::kInt8Block,
+                  .x = plain.view(),
+                  .block = static_cast<int>(block),
+                  .scale = encode,
+                  .out = x.view(),
+                  .row_scales = row_scales.data(),
+                  .block_scales = block_scales.data()});
+    if (scheme == Scheme::kStatic) call.tensor_scale = to_decode(encode).value;
+    if (scheme == Scheme::kPerToken) call.row_scales = row_scales.data();
+    if (scheme == Scheme::kInt8) call.block_scales = block_scales.data();
+    const std::vector<float> codes = x.values();
+    for (size_t i = 0; i < codes.size(); ++i)
+      exact.push_back(static_cast<double>(codes[i]) * call.tensor_scale *
+                      row_scales[i / static_cast<size_t>(k)] * block_scales[i / static_cast<size_t>(block)]);
+  }
+
+  ActRows first(int64_t rows) {
+    ActRows some = x.view();
+    some.rows = rows;
+    return some;
+  }
+
+  EncodeScale encode = {2688.0f / 5.3f};
+  ActBuffer x;
+  std::vector<float> row_scales, block_scales;
+  GemmCall call;
+  std::vector<double> exact;
+};
+
+class ExpertQuantGemm : public testing::TestWithParam<std::tuple<const ExpertOps*, Fp4Format>> {
+ protected:
+  const ExpertOps& ops() const { return *std::get<0>(GetParam()); }
+  Fp4Format format() const { return std::get<1>(GetParam()); }
+  std::vector<Scheme> schemes() const {
+    return format() == Fp4Format::kMxfp4
+               ? std::vector<Scheme>{Scheme::kInt8}
+               : std::vector<Scheme>{Scheme::kStatic, Scheme::kPerToken, Scheme::kInt8};
+  }
+  std::vector<int64_t> widths() const {
+    return format() == Fp4Format::kMxfp4 ? std::vector<int64_t>{32, 96, 2880}
+                                         : std::vector<int64_t>{16, 48, 2880};
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Tables, ExpertQuantGemm,
+                         testing::Combine(testing::ValuesIn(expert_tables()),
+                                          testing::Values(Fp4Format::kMxfp4, Fp4Format::kNvfp4)),
+                         [](const auto& p) {
+                           return std::string(std::get<0>(p.param)->name) + "_" +
+                                  fp4_format_name(std::get<1>(p.param));
+                         });
+
+TEST_P(ExpertQuantGemm, DownIsWithinBudgetForEveryNumberOfRows) {
+  for (Scheme scheme : schemes())
+    for (int64_t k : widths()) {
+      Random random(static_cast<uint64_t>(k));
+      const DownCase c(format(), 32, k, random);
+      QuantRows x(scheme, format(), random.normal(17 * k), k);
+      std::vector<float> expected, budget;
+      c.expect(x.exact, expected, budget);
+      for (int64_t rows = 0; rows <= 17; ++rows) {
+        const size_t size = static_cast<size_t>(rows * 32);
+        EXPECT_TRUE(within_budget(c.run(ops(), x.first(rows), x.call), {expected.data(), size},
+                                  {budget.data(), size}))
+            << "scheme " << int(scheme) << " K=" << k << " rows=" << rows;
+      }
+    }
+}
+
+TEST_P(ExpertQuantGemm, GateUpIsWithinBudgetForEveryActivation) {
+  for (Scheme scheme : schemes())
+    for (const Activation& act : {kSwigluOai, kSwigluOther, kSilu, kRelu2})
+      for (DType out_dtype : {DType::kBF16, DType::kF32}) {
+        const int64_t h = 192;
+        Random random(31);
+        const GateUpCase c(format(), 32, h, act, random);
+        QuantRows x(scheme, format(), random.normal(13 * h, 4), h);
+        x.call.out_dtype = out_dtype;
+        std::vector<float> expected, budget;
+        c.expect(x.exact, out_dtype, expected, budget);
+        for (int64_t rows : {0, 1, 5, 12, 13}) {
+          const size_t size = static_cast<size_t>(rows * 32);
+          EXPECT_TRUE(within_budget(c.run(ops(), x.first(rows), x.call), {expected.data(), size},
+                                    {budget.data(), size}))
+              << "scheme " << int(scheme) << " activation " << int(act.kind) << " rows=" << rows;
+        }
+      }
+}
+
+// What must not pass: rows that were not quantised, the encode scale where the decode scale belongs, scales
+// that are left out, gate and up in the wrong order.
+TEST_P(ExpertQuantGemm, WrongInputsFail) {
+  for (Scheme scheme : schemes()) {
+    const int64_t h = 192;
+    Random random(41);
+    const GateUpCase c(format(), 32, h, kSilu, random);
+    const std::vector<float> values = random.normal(6 * h);
+    QuantRows x(scheme, format(), values, h);
+    std::vector<float> expected, budget;
+    c.expect(x.exact, DType::kBF16, expected, budget);
+    const auto passes = [&](const ActRows& rows, const GemmCall& call) {
+      return within_budget(c.run(ops(), rows, call), expected, budget);
+    };
+    ASSERT_TRUE(passes(x.first(6), x.call)) << int(scheme);
+
+    ActBuffer plain(DType::kBF16, 6, h, values);
+    EXPECT_FALSE(passes(plain.view(), {})) << int(scheme);
+    EXPECT_FALSE(within_relative_l2(c.run(ops(), plain.view(), {}), expected, 3e-3)) << int(scheme);
+    EXPECT_FALSE(passes(x.first(6), {})) << int(scheme);
+    GemmCall wrong = x.call;
+    wrong.swapped = true;
+    EXPECT_FALSE(passes(x.first(6), wrong)) << int(scheme);
+    wrong = x.call;
+    wrong.tensor_scale = 1 / wrong.tensor_scale;
+    std::vector<float> inverse = scheme == Scheme::kInt8 ? x.block_scales : x.row_scales;
+    for (float& s : inverse) s = 1 / s;
+    (scheme == Scheme::kInt8 ? wrong.block_scales : wrong.row_scales) = inverse.data();
+    EXPECT_FALSE(passes(x.first(6), wrong)) << int(scheme);
+  }
+}
+
+// Sums of a block in int32 (codes doubled), then the same float steps as documented: times the activation's
+// block scale, fused with the weight's block scale in ascending blocks; tensor scale; bias.
+float integer_dot(const DownCase& c, int64_t row, const float* codes, const float* scales) {
+  const Fp4MatrixView w = c.weight.view();
+  const int64_t block = fp4_block(w.format);
+  float total = 0;
+  for (int64_t b = 0; b < w.cols / block; ++b) {
+    int32_t sum = 0;
+    for (int64_t i = b * block; i < (b + 1) * block; ++i) {
+      const uint8_t byte = w.codes[row * w.code_stride_bytes + i / 2];
+      const float code = e2m1_decode(i % 2 == 0 ? e2m1_even(byte) : e2m1_odd(byte));
+      sum += static_cast<int32_t>(2 * code) * static_cast<int32_t>(codes[i]);
+    }
+    const uint8_t scale_byte = w.scales[row * w.scale_stride_bytes + b];
+    const float scale = w.format == Fp4Format::kMxfp4 ? e8m0_decode(scale_byte) : e4m3_decode(scale_byte);
+    total = std::fma(scale, static_cast<float>(sum) * 0.5f * scales[b], total);
+  }
+  return total * w.tensor_scale + c.bias[static_cast<size_t>(row)];
+}
+
+// w4a8 in bf16 and f32 is integer arithmetic: every bit is that of int32 sums. (AVX2 and AVX-512 fuse; the
+// scalar build rounds the product of an e4m3 scale, the oracle sums in double.)
+TEST_P(ExpertQuantGemm, Int8SumsAreExact) {
+  const bool fused = &ops() != &ref_expert_ops() &&
+                     (std::string(ops().name) != "cpu_scalar" || format() == Fp4Format::kMxfp4);
+  if (!fused) GTEST_SKIP();
+  for (int64_t k : {96, 2880})
+    for (bool extreme : {false, true}) {
+      Random random(51);
+      DownCase c(format(), 32, k, random);
+      std::vector<float> values = random.normal(17 * k);
+      if (extreme) {  // 127 times 6, everywhere
+        for (float& v : values) v = v < 0 ? -1.0f : 1.0f;
+        for (int64_t r = 0; r < 32; ++r)
+          for (int64_t i = 0; i < k; i += 2) c.weight.code_byte(r, i) = r % 2 == 0 ? 0x77 : 0xf7;
+      }
+      QuantRows x(Scheme::kInt8, format(), values, k);
+      const std::vector<float> codes = x.x.values();
+      for (int64_t rows : {1, 4, 12, 17}) {
+        const std::vector<float> out = c.run(ops(), x.first(rows), x.call);
+        for (int64_t t = 0; t < rows; ++t)
+          for (int64_t r = 0; r < 32; ++r)
+            ASSERT_EQ(out[static_cast<size_t>(t * 32 + r)],
+                      integer_dot(c, r, codes.data() + t * k,
+                                  x.block_scales.data() + t * (k / fp4_block(format()))))
+                << "K=" << k << " row " << t << " output " << r;
+      }
+    }
+}
+
+TEST_P(ExpertQuantGemm, ARowGivesTheSameBitsAloneAndInAnyBatch) {
+  const int64_t k = 192, n = 32, blocks = k / fp4_block(format());
+  for (Scheme scheme : schemes()) {
+    Random random(7);
+    const DownCase c(format(), n, k, random);
+    QuantRows x(scheme, format(), random.normal(30 * k), k);
+    const std::vector<float> whole = c.run(ops(), x.first(30), x.call);
+    for (int64_t t = 0; t < 30; ++t) {
+      GemmCall call = x.call;
+      if (call.row_scales != nullptr) call.row_scales += t;
+      if (call.block_scales != nullptr) call.block_scales += t * blocks;
+      const std::vector<float> alone =
+          c.run(ops(), {static_cast<bf16*>(x.x.view().data) + t * k, DType::kBF16, 1, k}, call);
+      ASSERT_TRUE(std::equal(alone.begin(), alone.end(), whole.begin() + t * n)) << t;
+    }
+  }
+}
+
+TEST_P(ExpertQuantGemm, NanOfOneBlockStaysInItsRow) {
+  const int64_t k = 96, n = 16;
+  Random random(9);
+  const DownCase c(format(), n, k, random);
+  std::vector<float> values = random.normal(9 * k);
+  values[static_cast<size_t>(4 * k + 17)] = NAN;
+  QuantRows x(Scheme::kInt8, format(), values, k);
+  const std::vector<float> out = c.run(ops(), x.first(9), x.call);
+  for (size_t i = 0; i < out.size(); ++i) EXPECT_EQ(std::isnan(out[i]), i / n == 4) << i;
+}
+
+}  // namespace
+}  // namespace fp4moe
