@@ -74,8 +74,9 @@ struct EngineConfig {
   int64_t max_prefill_tokens = 2048;   // most prompt tokens of all requests in one step
   uint64_t random_seed = 0;            // of requests that name no seed
 
-  // What came with the flags and has no field above: SGLang's other flags as they were given ("--name", value or
-  // empty), and the SGLANG_* environment variables that are set. They are judged as the flags are, and said.
+  // What came with the flags and has no field above: SGLang's other flags as they were given ("--name", value
+  // or empty), and the SGLANG_* environment variables that are set. They are judged as the flags are, and
+  // said.
   std::vector<NamedValue> sglang_flags;
   std::vector<NamedValue> environment;
 

@@ -17,7 +17,8 @@ inline uint64_t hash64(const void* data, int64_t num_bytes, uint64_t seed = 0) {
     return state ^ (state >> 32);
   };
   const uint8_t* p = static_cast<const uint8_t*>(data);
-  uint64_t lanes[4] = {seed, ~seed, seed + 1, ~seed - 1};  // four chains, since a multiplication has a latency
+  uint64_t lanes[4] = {seed, ~seed, seed + 1,
+                       ~seed - 1};  // four chains, since a multiplication has a latency
   int64_t left = num_bytes;
   for (; left >= 32; p += 32, left -= 32)
     for (int lane = 0; lane < 4; ++lane) {

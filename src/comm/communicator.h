@@ -22,9 +22,19 @@ struct OpName {
 // FNV-1a over the numbers.
 uint32_t geometry_hash(std::span<const int64_t> numbers);
 
+// No deadline: only a signal or the job's failure ends the wait.
+constexpr std::chrono::nanoseconds kNoDeadline = std::chrono::nanoseconds::max();
+
 struct CommOptions {
   std::chrono::nanoseconds timeout = std::chrono::seconds(10);
-  uint32_t first_epoch = 1;  // tests start near 2^32 to see it wrap
+  uint32_t first_epoch = 1;  // the job's first_signal + 1; tests start near 2^32 to see it wrap
+  bool checksum = false;     // verifies what the collectives carry; exchange() always does
+};
+
+// How long this rank has waited for a peer.
+struct WaitStats {
+  int64_t waits = 0;  // that did not find their signal there
+  std::chrono::nanoseconds total{0}, longest{0};
 };
 
 // Memory of one communicator in the symmetric heap, the same on every rank.
@@ -54,31 +64,39 @@ class Communicator {
   uint32_t epoch() const;          // of the next operation
 
   // All-gathers a small record: all[r * num_bytes ...] is rank r's. Every rank passes the same num_bytes
-  // <= record_bytes. Also the point where op, layer, epoch and geometry of all ranks are compared:
-  // kFailedPrecondition (kInternal where the code has none) names both ranks and both values.
+  // <= record_bytes. Also the point where op, layer, epoch, geometry and num_bytes of all ranks are compared,
+  // as every collective below does too: kInternal names both ranks and both values, kDataLoss a record whose
+  // checksum is wrong. `mine` may be its place in `all`.
   Status exchange(const OpName& op, const void* mine, int64_t num_bytes, void* all);
 
   // Rows of any size: rank r contributes counts[r] bytes; `out` has all of them, rank after rank. The counts
-  // are known to all ranks and the same on all.
+  // are known to all ranks and the same on all. `mine` may be its place in `out`.
   Status all_gather(const OpName& op, const void* mine, std::span<const int64_t> counts, void* out);
   // x[i] = sum over ranks in rank order, f32. In place; the same bits on every rank.
   Status all_reduce(const OpName& op, float* x, int64_t num_elems);
-  // out = this rank's part of the sum: part r has counts[r] elements of x, rank after rank.
+  // out = this rank's part of the sum: part r has counts[r] elements of x, rank after rank. `out` may be this
+  // rank's part of x.
   Status reduce_scatter(const OpName& op, const float* x, std::span<const int64_t> counts, float* out);
   // num_bytes of rank `root` to all.
   Status broadcast(const OpName& op, int root, void* data, int64_t num_bytes);
   Status barrier(const OpName& op);
 
-  // For transports that move rows themselves: puts to `rank` of the group at a heap offset, then announces
-  // this epoch's data with data_ready(rank); wait_data(rank) returns when rank's data of this epoch is here.
-  // Both end an epoch that exchange() began when all ranks have been waited for: see epoch rules in
-  // communicator.cc.
+  // For transports that move rows themselves, between an exchange() and the next operation: puts to `rank` of
+  // the group at a heap offset; data_ready(rank) announces all of them so far and ends a round;
+  // wait_data(rank) returns when rank's next round is here. An operation may have many rounds, each counted
+  // by itself; every data_ready() has its wait_data() in the same operation (the next one compares them).
+  // When a region may be written again: see communicator.cc.
   Status put(int rank, int64_t heap_offset, const void* src, int64_t num_bytes);
   Status data_ready(const OpName& op, int rank);
   Status wait_data(const OpName& op, int rank);
 
+  // The deadline of the waits from now on, such as kNoDeadline while an idle rank waits for work.
+  void set_timeout(std::chrono::nanoseconds timeout);
+  WaitStats wait_stats(int rank) const;
+
+  struct State;  // private to comm
+
  private:
-  struct State;
   std::unique_ptr<State> state_;
 };
 

@@ -10,9 +10,14 @@
 
 namespace fp4moe {
 
-// Cells of one (source, destination) pair. Who uses which slot is fixed here, so that no two uses collide.
+// Cells of one (source, destination) pair. Who uses which slot is fixed here, so that no two uses collide:
+//   0..3    the communicator of all ranks
+//   4..7    the communicator of the attention group (tensor parallelism inside a data-parallel group)
+//   8..11   the MoE transports' communicator
+//   12..15  the engine's steps
 constexpr int kSignalSlots = 16;
 
+// Used by one thread at a time, the rank's; only fail() and failure() may come from any thread.
 class Endpoint {
  public:
   virtual ~Endpoint() = default;
@@ -25,7 +30,8 @@ class Endpoint {
   // Copies num_bytes to `offset` of dst's heap (dst may be this rank); src may be reused on return. Visible
   // to dst at the latest with the next signal() to it. An error of the job comes back as its Status.
   virtual Status put(int dst, int64_t offset, const void* src, int64_t num_bytes) = 0;
-  // Stores `value` in the cell (this rank, slot) of dst, after all earlier puts to it (release).
+  // Stores `value` in the cell (this rank, slot) of dst, after all earlier puts to it (release). Cells only
+  // grow (modulo 2^32): a value behind the cell's changes nothing.
   virtual Status signal(int dst, int slot, uint32_t value) = 0;
   // Returns the cell (src, slot) of this rank once it is `value` or later (compared modulo 2^32), with
   // acquire. Spins briefly, then sleeps. kDeadlineExceeded after `timeout` (what was expected and seen is the

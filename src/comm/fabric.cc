@@ -2,38 +2,71 @@
 
 #include <string>
 
+#include "comm/job.h"
+
 namespace fp4moe {
 namespace {
 
+Status refuse(const std::string& what, const std::string& why, const std::string& legal) {
+  return unsupported(what + " " + why + "; nearest legal choice: " + legal);
+}
+
+// One process carries all ranks, so it must be the only one.
+Status check_single(const std::string& forced, const LauncherInfo& launcher) {
+  if (launcher.num_processes == 1) return {};
+  return refuse(forced, "is one process, but the launcher started " + std::to_string(launcher.num_processes),
+                "--fabric mpi");
+}
+
+Status check_local(const std::string& forced, int num_ranks, const LauncherInfo& launcher) {
+  const std::string ranks = std::to_string(num_ranks);
+  if (num_ranks > 1)
+    return refuse(forced, "carries 1 rank, but tp=" + ranks + " asks for " + ranks, "--fabric threads");
+  return check_single(forced, launcher);
+}
+
+Status check_threads(const std::string& forced, int, const LauncherInfo& launcher) {
+  return check_single(forced, launcher);
+}
+
+Status check_mpi(const std::string& forced, int num_ranks, const LauncherInfo& launcher) {
+  if (!launcher.launched)
+    return refuse(forced, "needs mpirun or srun, and none of them started this process",
+                  num_ranks == 1 ? "--fabric local" : "--fabric threads");
+  const int processes = launcher.num_processes;
+  if (num_ranks % processes == 0) return {};
+  const int more = (num_ranks / processes + 1) * processes;
+  return refuse("tp=" + std::to_string(num_ranks),
+                "does not split evenly over the " + std::to_string(processes) + " processes of the launcher",
+                "--tp " + std::to_string(more));
+}
+
 struct FabricRow {
   const char* name;
-  int max_ranks;  // 0: known, but not built in this version
+  Status (*check)(const std::string& forced, int num_ranks, const LauncherInfo& launcher);
 };
 
-constexpr FabricRow kFabrics[] = {
-    {"local", 1},
-    {"threads", 0},
-    {"mpi", 0},
-};
+constexpr FabricRow kFabrics[] = {{"local", check_local}, {"threads", check_threads}, {"mpi", check_mpi}};
+
+std::string_view automatic(int num_ranks, const LauncherInfo& launcher) {
+  if (launcher.num_processes > 1) return "mpi";
+  return num_ranks > 1 ? "threads" : "local";
+}
 
 }  // namespace
 
 Result<Fabric> make_fabric(std::string_view name, int num_ranks) {
-  const std::string ranks = std::to_string(num_ranks);
-  if (num_ranks < 1) return invalid_argument("fabric: num_ranks=" + ranks + " must be at least 1");
+  if (num_ranks < 1)
+    return invalid_argument("fabric: num_ranks=" + std::to_string(num_ranks) + " must be at least 1");
+  const LauncherInfo launcher = launcher_info();
+  const std::string_view wanted = name == "auto" ? automatic(num_ranks, launcher) : name;
   for (const FabricRow& row : kFabrics) {
-    if (name == "auto" ? num_ranks <= row.max_ranks : name == row.name && num_ranks <= row.max_ranks)
-      return Fabric{row.name, 0, num_ranks};
-    if (name != row.name) continue;
-    const std::string forced = "fabric=" + std::string(name);
-    if (row.max_ranks == 0)
-      return unsupported(forced + " is not built in this version; nearest legal choice: --fabric local");
-    return unsupported(forced + " carries " + std::to_string(row.max_ranks) + " rank, but tp=" + ranks +
-                       " asks for " + ranks + "; nearest legal choice: --tp 1");
+    if (wanted != row.name) continue;
+    const Status status = row.check("fabric=" + std::string(wanted), num_ranks, launcher);
+    if (!status.ok()) return status;
+    const bool many = wanted == "mpi";
+    return Fabric{row.name, many ? launcher.process * (num_ranks / launcher.num_processes) : 0, num_ranks};
   }
-  if (name == "auto")
-    return unsupported("fabric=auto: no fabric built in this version carries tp=" + ranks +
-                       " ranks; nearest legal choice: --tp 1");
   return invalid_argument("unknown fabric '" + std::string(name) + "': auto, local, threads or mpi");
 }
 

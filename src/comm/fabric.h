@@ -10,13 +10,14 @@ namespace fp4moe {
 // This process's place among the ranks.
 struct Fabric {
   const char* name = "local";
-  int rank = 0;
+  int rank = 0;  // the first of this process
   int num_ranks = 1;
 };
 
-// auto | local | threads | mpi for `num_ranks` ranks; auto is the first row that can carry them.
-// kUnsupported for a fabric or a rank count that this build has no row for, naming the nearest legal choice;
-// kInvalidArgument for an unknown name.
+// auto | local | threads | mpi for `num_ranks` ranks. auto is mpi where a launcher (mpirun, srun) started
+// several processes, else threads for more than one rank, else local. kUnsupported where the fabric cannot
+// carry these ranks in these processes, naming the nearest legal choice; kInvalidArgument for an unknown
+// name.
 Result<Fabric> make_fabric(std::string_view name, int num_ranks);
 
 }  // namespace fp4moe

@@ -16,6 +16,8 @@ struct JobOptions {
   int64_t heap_bytes = 0;       // symmetric heap of each rank
   double timeout_seconds = 10;
   std::string config_text;  // what all processes must agree on: compared by content hash at start
+  // What signal cells hold at first: the communicators' first_epoch - 1. Tests start near 2^32.
+  uint32_t first_signal = 0;
 };
 
 // R ranks in P processes, R / P consecutive ones in each; R % P == 0. With local and threads P = 1.

@@ -20,9 +20,9 @@ struct ModelPlan {
   EngineConfig flags;  // resolved: no automatic choice that resolve_flags() makes is left open
 };
 
-// Resolves the flags, says in the log what was chosen for the user, and plans. kInvalidArgument: a flag's value
-// is unknown or out of range; kUnsupported: --quantization against the checkpoint, or a combination that this
-// version has no row for.
+// Resolves the flags, says in the log what was chosen for the user, and plans. kInvalidArgument: a flag's
+// value is unknown or out of range; kUnsupported: --quantization against the checkpoint, or a combination
+// that this version has no row for.
 Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given);
 
 // "mxfp4", "modelopt_fp4" or "none": the checkpoint's scheme in --quantization's words.

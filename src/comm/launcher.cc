@@ -1,0 +1,39 @@
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+
+#include "comm/job.h"
+
+namespace fp4moe {
+namespace {
+
+// A whole decimal number, or -1.
+int number_in(const char* variable) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr) return -1;
+  int value = -1;
+  const char* end = text + std::strlen(text);
+  const auto [stop, error] = std::from_chars(text, end, value);
+  return error == std::errc() && stop == end && value >= 0 ? value : -1;
+}
+
+}  // namespace
+
+// OpenMPI's mpirun, then PMI launchers (MPICH's mpiexec), then srun: outside of a step Slurm's variables only
+// describe the allocation.
+LauncherInfo launcher_info() {
+  struct Variables {
+    const char *process, *num_processes, *needs;
+  };
+  constexpr Variables kLaunchers[] = {{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", nullptr},
+                                      {"PMI_RANK", "PMI_SIZE", nullptr},
+                                      {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID"}};
+  for (const Variables& v : kLaunchers) {
+    const int process = number_in(v.process), num_processes = number_in(v.num_processes);
+    if (v.needs != nullptr && std::getenv(v.needs) == nullptr) continue;
+    if (process >= 0 && process < num_processes) return {true, process, num_processes};
+  }
+  return {};
+}
+
+}  // namespace fp4moe

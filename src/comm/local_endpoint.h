@@ -1,0 +1,36 @@
+// LocalEndpoint: the end of a rank in this process. It reaches the ranks of the process through memory; a
+// fabric of several processes adds the way to the others.
+#pragma once
+
+#include "comm/endpoint.h"
+#include "comm/rank_memory.h"
+
+namespace fp4moe {
+
+class LocalEndpoint : public Endpoint {
+ public:
+  // Borrows memory, which has rank.
+  LocalEndpoint(RankMemory& memory, int rank) : memory_(memory), rank_(rank) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return memory_.shape().num_ranks; }
+  uint8_t* heap() const override { return memory_.heap(rank_); }
+  int64_t heap_bytes() const override { return memory_.shape().heap_bytes; }
+  Status put(int dst, int64_t offset, const void* src, int64_t num_bytes) override;
+  Status signal(int dst, int slot, uint32_t value) override;
+  Status wait(int src, int slot, uint32_t value, std::chrono::nanoseconds timeout, uint32_t* seen) override {
+    return memory_.wait(rank_, src, slot, value, timeout, seen);
+  }
+  void fail(const Status& status) override { memory_.fail(status); }
+  Status failure() const override { return memory_.failure(); }
+
+ protected:
+  // What put() and signal() may be asked for: our own mistakes otherwise.
+  void check_put(int dst, int64_t offset, int64_t num_bytes) const;
+  void check_signal(int dst, int slot) const;
+
+  RankMemory& memory_;
+  const int rank_;
+};
+
+}  // namespace fp4moe

@@ -1,0 +1,150 @@
+// How a rank sleeps. It publishes the cell that it waits for in `awaited`, reads the doorbell, looks at the
+// cell once more and sleeps on the doorbell's value. Who raises a cell stores it and then looks at `awaited`.
+// All of these are sequentially consistent, so either the waiter sees the new cell, or the raiser sees the
+// waiter and changes the doorbell, which ends the sleep or keeps it from starting. Signals that nobody waits
+// for cost no system call.
+#include "comm/rank_memory.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <string>
+#include <thread>
+
+#include "base/check.h"
+
+namespace fp4moe {
+namespace {
+
+using std::chrono::nanoseconds;
+using std::chrono::steady_clock;
+
+constexpr int kMinPolls = 50;
+constexpr nanoseconds kLongest = std::chrono::hours(24 * 365);  // keeps deadlines far from overflow
+
+void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#endif
+}
+
+void futex_wait(std::atomic<uint32_t>& word, uint32_t value, nanoseconds timeout) {
+  const timespec time = {static_cast<time_t>(timeout.count() / 1'000'000'000),
+                         static_cast<long>(timeout.count() % 1'000'000'000)};
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, value, &time, nullptr, 0);
+}
+
+void futex_wake(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+// Polls before a sleep: waiting on a core of one's own is cheap, on a shared one it keeps the peer from
+// running.
+int polls_for(int num_local_ranks) {
+  const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
+  return static_cast<unsigned>(num_local_ranks) < cores ? 4000 : 300;
+}
+
+}  // namespace
+
+RankMemory::RankMemory(const RankMemoryShape& shape)
+    : shape_(shape), max_polls_(polls_for(shape.num_local_ranks)) {}
+
+Result<std::unique_ptr<RankMemory>> RankMemory::make(const RankMemoryShape& shape) {
+  FP4MOE_CHECK(shape.num_local_ranks >= 1 && shape.first_rank >= 0 &&
+                   shape.num_ranks - shape.first_rank >= shape.num_local_ranks,
+               "ranks " + std::to_string(shape.first_rank) + " + " + std::to_string(shape.num_local_ranks) +
+                   " of " + std::to_string(shape.num_ranks));
+  std::unique_ptr<RankMemory> memory(new RankMemory(shape));
+  for (int i = 0; i < shape.num_local_ranks; ++i) {
+    Result<Buffer> heap = Buffer::make(shape.heap_bytes);
+    if (!heap.ok())
+      return heap.status().with_context("heap of rank " + std::to_string(shape.first_rank + i) + " of " +
+                                        std::to_string(shape.num_ranks) + ", " +
+                                        std::to_string(shape.heap_bytes) + " bytes a rank");
+    auto local = std::make_unique<Local>();
+    local->heap = std::move(*heap);
+    local->cells = std::vector<std::atomic<uint32_t>>(static_cast<size_t>(shape.num_ranks) * kSignalSlots);
+    for (auto& cell : local->cells) cell.store(shape.first_signal, std::memory_order_relaxed);
+    local->polls = memory->max_polls_;
+    memory->locals_.push_back(std::move(local));
+  }
+  return memory;
+}
+
+void RankMemory::raise(int src, int dst, int slot, uint32_t value) {
+  Local& to = local(dst);
+  const int index = src * kSignalSlots + slot;
+  std::atomic<uint32_t>& cell = to.cells[static_cast<size_t>(index)];
+  if (reached(cell.load(std::memory_order_relaxed), value)) return;
+  cell.store(value);
+  if (to.awaited.load() != index) return;
+  to.doorbell.fetch_add(1);
+  futex_wake(to.doorbell);
+}
+
+Status RankMemory::wait(int rank, int src, int slot, uint32_t value, nanoseconds timeout, uint32_t* seen) {
+  FP4MOE_CHECK(src >= 0 && src < shape_.num_ranks && slot >= 0 && slot < kSignalSlots,
+               "wait for rank " + std::to_string(src) + " slot " + std::to_string(slot));
+  Local& me = local(rank);
+  const int index = src * kSignalSlots + slot;
+  std::atomic<uint32_t>& cell = me.cells[static_cast<size_t>(index)];
+  for (int poll = 0;; ++poll) {
+    *seen = cell.load(std::memory_order_acquire);
+    if (failed()) return failure();
+    if (reached(*seen, value)) {
+      if (poll > 0) me.polls = std::min(max_polls_, 2 * me.polls);
+      return {};
+    }
+    if (poll >= me.polls) break;
+    relax();
+  }
+  me.polls = std::max(kMinPolls, me.polls / 2);
+  num_waiting_.fetch_add(1, std::memory_order_relaxed);
+  me.awaited.store(index);
+  Status status = sleep(me, cell, value, timeout, seen);
+  me.awaited.store(-1);
+  num_waiting_.fetch_sub(1, std::memory_order_relaxed);
+  return status;
+}
+
+Status RankMemory::sleep(Local& me, std::atomic<uint32_t>& cell, uint32_t value, nanoseconds timeout,
+                         uint32_t* seen) {
+  const auto deadline = steady_clock::now() + std::clamp(timeout, nanoseconds(0), kLongest);
+  while (true) {
+    const uint32_t bell = me.doorbell.load();
+    *seen = cell.load();
+    if (failed_.load()) return failure();
+    if (reached(*seen, value)) return {};
+    const nanoseconds left = deadline - steady_clock::now();
+    if (left <= nanoseconds(0)) return {StatusCode::kDeadline, "no signal"};
+    futex_wait(me.doorbell, bell, left);
+  }
+}
+
+bool RankMemory::fail(const Status& status) {
+  FP4MOE_CHECK(!status.ok(), "fail() with an ok status");
+  {
+    std::lock_guard lock(failure_mutex_);
+    if (!failure_.ok()) return false;
+    failure_ = status;
+    failed_.store(true);
+  }
+  for (const auto& to : locals_) {
+    to->doorbell.fetch_add(1);
+    futex_wake(to->doorbell);
+  }
+  return true;
+}
+
+Status RankMemory::failure() const {
+  if (!failed()) return {};
+  std::lock_guard lock(failure_mutex_);
+  return failure_;
+}
+
+}  // namespace fp4moe
