@@ -57,7 +57,7 @@ class Resolver {
     if (format_ != Fp4Format::kNvfp4) return false;
     if (given_.fp4_compute != "auto") return given_.fp4_compute == scheme_name(Scheme::kW4A4);
     for (const RunnerAlias& alias : runner_aliases())
-      if (given_.moe_runner_backend == alias.name) return alias.scheme == Scheme::kW4A4;
+      if (given_.moe_runner_backend == alias.name) return alias.packed.scheme == Scheme::kW4A4;
     return false;
   }
 

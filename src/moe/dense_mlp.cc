@@ -140,6 +140,10 @@ Result<std::unique_ptr<DenseMlp>> DenseMlp::make(const MoePlan& plan, const Dens
   p.format = w.gate.fp4.format;
   p.activation = {ActivationKind::kSilu};
   p.layout = {};
+  if (plan.scheme() == Scheme::kW4A4 && p.format == Fp4Format::kMxfp4)
+    return unsupported(
+        "an MLP of mxfp4 has no activation scales for w4a4; nearest legal choice: --fp4-compute "
+        "w4a16");
   const RunnerRow& row = *plan.runner();
   FP4MOE_ASSIGN_OR_RETURN(PackedExperts experts,
                           row.pack(row, p, plan.numerics(), as_expert(w, shard), pool));

@@ -23,13 +23,15 @@ enum class CombineContract : uint8_t {
 struct ExpertBatch {
   BatchLayout layout = BatchLayout::kPacked;
   CombineContract combine = CombineContract::kWeightsAtSource;
-  int64_t num_experts = 0;               // L
-  const int64_t* offsets = nullptr;      // [L + 1], kPacked
-  const int64_t* counts = nullptr;       // [L], kMasked
-  int64_t capacity = 0;                  // kMasked
-  ActRows x;                             // [rows, H]; with kMasked, rows past the counts are undefined
-  const float* x_row_scales = nullptr;   // [rows] or null: row r stands for x[r] * x_row_scales[r]
-  bool x_is_nvfp4 = false;               // x holds NVFP4 values already: w4a4 does not quantise it again
+  int64_t num_experts = 0;              // L
+  const int64_t* offsets = nullptr;     // [L + 1], kPacked
+  const int64_t* counts = nullptr;      // [L], kMasked
+  int64_t capacity = 0;                 // kMasked
+  ActRows x;                            // [rows, H]; with kMasked, rows past the counts are undefined
+  const float* x_row_scales = nullptr;  // [rows] or null: row r stands for x[r] * x_row_scales[r]
+  // x holds NVFP4 values already (code * block scale), of the layer's scalar a1 where w4a4 has one, else of
+  // each row's own tensor scale: w4a4 does not quantise them again. x_row_scales are the tensor scales.
+  bool x_is_nvfp4 = false;
   const int32_t* slot_of_row = nullptr;  // [rows], kPacked: t * K + k of the (token, slot) it came from
   const int32_t* row_of_slot = nullptr;  // [T * K]: its inverse; -1 where the slot's expert is not here
   float* y = nullptr;  // [rows, H], f32: the runner's output, down bias included, not weighted

@@ -15,13 +15,14 @@ namespace fp4moe {
 
 class Fp4Linear {
  public:
-  // weights.fp4 [N, K] and its input scale; a shard is a view of it. The source may be released afterwards.
+  // weights.fp4 [N, K] (any N), its input scale and bias; a shard is a view of it. The source may be released
+  // afterwards.
   static Result<std::unique_ptr<Fp4Linear>> make(const MoePlan& plan, const LinearWeightsView& weights,
                                                  ThreadPool& pool);
   virtual ~Fp4Linear() = default;
   virtual int64_t scratch_bytes(int64_t max_tokens) const = 0;
   virtual int64_t weight_bytes() const = 0;
-  // out [T, out_stride] f32 (+)= x [T, K] W^T: N columns from its start.
+  // out [T, out_stride] f32 (+)= x [T, K] W^T + bias: N columns from its start. T = 0 is legal.
   virtual void forward(const ActRows& x, float* out, int64_t out_stride, bool accumulate, Arena& scratch,
                        ThreadPool& pool) const = 0;
 };

@@ -1,14 +1,15 @@
 #include "moe/plan.h"
 
+#include <algorithm>
+
 #include "base/check.h"
+#include "moe/legality.h"
 #include "moe/table.h"
 
 namespace fp4moe {
 namespace {
 
 std::string number(int64_t n) { return std::to_string(n); }
-
-constexpr Scheme kSchemes[] = {Scheme::kW4A16, Scheme::kW4A4, Scheme::kW4A8};
 
 // "a, b or c".
 std::string one_of(const std::vector<std::string>& names) {
@@ -18,8 +19,21 @@ std::string one_of(const std::vector<std::string>& names) {
   return text;
 }
 
-Status refuse(const std::string& what, const std::string& why, const std::string& nearest) {
-  return unsupported(what + " " + why + "; nearest legal choice: " + nearest);
+Status check_name(const char* flag, const std::string& name, const std::vector<std::string>& known) {
+  if (std::find(known.begin(), known.end(), name) != known.end()) return {};
+  return invalid_argument(std::string("unknown ") + flag + " '" + name + "': " + one_of(known));
+}
+
+Status check_names(const MoeChoice& c) {
+  FP4MOE_RETURN_IF_ERROR(check_name("moe_runner_backend", c.runner, runner_names()));
+  FP4MOE_RETURN_IF_ERROR(check_name("moe_a2a_backend", c.a2a, a2a_names()));
+  FP4MOE_RETURN_IF_ERROR(check_name("fp4_compute", c.fp4_compute, {"auto", "w4a16", "w4a4", "w4a8"}));
+  FP4MOE_RETURN_IF_ERROR(check_name("fp4_act_scales", c.act_scales, {"auto", "static", "per_token"}));
+  FP4MOE_RETURN_IF_ERROR(
+      check_name("deepep_dispatcher_output_dtype", c.deepep_payload, {"auto", "bf16", "fp8", "nvfp4"}));
+  FP4MOE_RETURN_IF_ERROR(
+      check_name("flashinfer_dispatcher_output_dtype", c.flashinfer_payload, {"auto", "bf16", "nvfp4"}));
+  return check_name("flashinfer_combine_dtype", c.flashinfer_combine, {"auto", "bf16", "fp8"});
 }
 
 Status check_problem(const MoeProblem& p) {
@@ -43,37 +57,6 @@ Status check_problem(const MoeProblem& p) {
   return {};
 }
 
-// Rules that hold for any number of ranks, then what this version has.
-Status check_parallelism(const MoeProblem& p, const MoeChoice& c) {
-  const std::string tp = "tp=" + number(c.tp), ep = "ep=" + number(c.ep), dp = "dp=" + number(c.dp);
-  if (c.tp < 1 || c.ep < 1 || c.dp < 1)
-    return invalid_argument(tp + ", " + ep + ", " + dp + ": each must be at least 1");
-  if (c.tp % c.dp != 0) return refuse(dp, "does not divide " + tp, "--dp 1");
-  if (c.ep != 1 && c.ep != c.tp) return refuse(ep, "is neither 1 nor " + tp, "--ep " + number(c.tp));
-  if (p.num_experts % c.ep != 0)
-    return refuse(ep, "does not divide num_experts=" + number(p.num_experts), "--ep 1");
-  if (c.a2a == "flashinfer" && c.enable_dp_attention && c.dp != c.tp)
-    return refuse("a2a=flashinfer with DP attention", "needs dp = tp, but " + dp + " and " + tp,
-                  "--dp " + number(c.tp));
-  if (c.enable_dp_attention) return refuse("enable_dp_attention", "needs dp > 1, but " + dp, "leave it out");
-  return {};
-}
-
-Result<const A2aRow*> choose_a2a(const MoeChoice& c) {
-  bool known = false;
-  for (const A2aRow& row : a2a_rows()) {
-    if (c.a2a != row.name) continue;
-    if (row.min_ranks <= c.tp && c.tp <= row.max_ranks) return &row;
-    known = true;
-  }
-  if (known)
-    return refuse("a2a=" + c.a2a, "is not built in this version for tp=" + number(c.tp) + " ranks", "--tp 1");
-  for (const UnbuiltName& name : unbuilt_a2a())
-    if (c.a2a == name.name)
-      return refuse("a2a=" + c.a2a, std::string("is refused: ") + name.reason, "--moe-a2a-backend none");
-  return invalid_argument("unknown moe_a2a_backend '" + c.a2a + "': " + one_of(a2a_names()));
-}
-
 const RunnerAlias* find_alias(const std::string& name) {
   for (const RunnerAlias& alias : runner_aliases())
     if (name == alias.name) return &alias;
@@ -86,38 +69,79 @@ const RunnerRow* find_row(const std::string& name) {
   return nullptr;
 }
 
-// The scheme that the flag asks for, or that the runner's name implies.
-Result<Scheme> choose_scheme(const MoeProblem& p, const MoeChoice& c) {
+// The row of the asked name that connects the asked number of ranks.
+Result<const A2aRow*> choose_a2a(const MoeChoice& c) {
+  for (const UnbuiltName& name : unbuilt_a2a())
+    if (c.a2a == name.name)
+      return refuse("a2a=" + c.a2a, std::string("is refused: ") + name.reason, "--moe-a2a-backend none");
+  for (const A2aRow& row : a2a_rows())
+    if (c.a2a == row.name && row.min_ranks <= c.tp && c.tp <= row.max_ranks) return &row;
+  return refuse("a2a=" + c.a2a, "connects no tp=" + number(c.tp) + " ranks in this version", "--tp 1");
+}
+
+// What fp4_compute and fp4_act_scales ask for, or what the runner's name implies.
+Numerics asked_numerics(const MoeChoice& c, const A2aRow& a2a) {
   const RunnerAlias* alias = find_alias(c.runner);
-  const Scheme implied = alias == nullptr ? Scheme::kW4A16 : alias->scheme;
-  Scheme scheme = implied;
-  std::string what = "fp4_compute=" + c.fp4_compute;
-  if (c.fp4_compute == "auto") {
-    what = std::string("fp4_compute=") + scheme_name(implied) +
-           " (implied by moe_runner_backend=" + c.runner + ")";
-  } else {
-    std::vector<std::string> names = {"auto"};
-    const Scheme* found = nullptr;
-    for (const Scheme& s : kSchemes) {
-      names.push_back(scheme_name(s));
-      if (c.fp4_compute == names.back()) found = &s;
-    }
-    if (found == nullptr)
-      return invalid_argument("unknown fp4_compute '" + c.fp4_compute + "': " + one_of(names));
-    scheme = *found;
-    if (alias != nullptr && scheme != implied)
-      return refuse(what,
-                    "contradicts moe_runner_backend=" + c.runner + ", which computes " + scheme_name(implied),
-                    "--moe-runner-backend auto");
-  }
-  const std::string nearest =
-      alias == nullptr ? "--fp4-compute w4a16" : "--moe-runner-backend marlin --fp4-compute w4a16";
-  if (scheme == Scheme::kW4A4 && p.format == Fp4Format::kMxfp4)
+  Numerics n;
+  if (alias != nullptr) n = a2a.layouts.has(BatchLayout::kPacked) ? alias->packed : alias->masked;
+  if (alias == nullptr && c.fp4_compute != "auto")
+    n.scheme = c.fp4_compute == "w4a4"   ? Scheme::kW4A4
+               : c.fp4_compute == "w4a8" ? Scheme::kW4A8
+                                         : Scheme::kW4A16;
+  if (c.act_scales == "per_token") n.a1 = n.a2 = ActScaleChoice::kPerToken;
+  return n;
+}
+
+Status check_numerics(const MoeProblem& p, const MoeChoice& c, const Numerics& n) {
+  const bool is_alias = find_alias(c.runner) != nullptr;
+  const std::string scheme = scheme_name(n.scheme), asked = "fp4_compute=" + c.fp4_compute;
+  if (is_alias && c.fp4_compute != "auto" && c.fp4_compute != scheme)
+    return refuse(asked, "contradicts moe_runner_backend=" + c.runner + ", which computes " + scheme,
+                  "--moe-runner-backend auto");
+  const std::string what = is_alias && c.fp4_compute == "auto"
+                               ? "fp4_compute=" + scheme + " (implied by moe_runner_backend=" + c.runner + ")"
+                               : asked;
+  if (n.scheme == Scheme::kW4A4 && p.format == Fp4Format::kMxfp4)
     return refuse(what, "needs calibrated activation scales, which an mxfp4 checkpoint does not have",
-                  nearest);
-  for (const RunnerRow& row : runner_rows())
-    if (row.schemes.has(scheme)) return scheme;
-  return refuse(what, std::string("is not built in this version for ") + fp4_format_name(p.format), nearest);
+                  is_alias ? "--moe-runner-backend marlin --fp4-compute w4a16" : "--fp4-compute w4a16");
+  if (c.act_scales == "per_token" && n.scheme != Scheme::kW4A4)
+    return refuse("fp4_act_scales=per_token", "is of w4a4, but fp4_compute is " + scheme,
+                  p.format == Fp4Format::kMxfp4 ? "--fp4-act-scales auto" : "--fp4-compute w4a4");
+  return {};
+}
+
+// An alias must fit the checkpoint's format.
+Status check_alias_format(const MoeProblem& p, const MoeChoice& c) {
+  const RunnerAlias* alias = find_alias(c.runner);
+  if (alias == nullptr || alias->formats.has(p.format)) return {};
+  return refuse("moe_runner_backend=" + c.runner, std::string("does not run ") + fp4_format_name(p.format),
+                "--moe-runner-backend marlin");
+}
+
+// How rows travel. Without a word from the user, rows that every runner would quantise to NVFP4 with one
+// scale travel as such where SGLang does so: nothing is lost.
+Payload choose_payload(const MoeChoice& c, const Numerics& n, const A2aRow& a2a) {
+  const bool quantised = n.scheme == Scheme::kW4A4 && n.a1 == ActScaleChoice::kScalar;
+  const Payload implied = quantised && a2a.payloads.has(Payload::kNvfp4) ? Payload::kNvfp4 : Payload::kAct;
+  if (c.a2a == "none") return c.dp > 1 && !c.disable_fp4_allgather ? implied : Payload::kAct;
+  const std::string& name = c.a2a == "deepep" ? c.deepep_payload : c.flashinfer_payload;
+  if (name == "auto") return c.a2a == "flashinfer" ? implied : Payload::kAct;
+  return name == "fp8" ? Payload::kFp8 : name == "nvfp4" ? Payload::kNvfp4 : Payload::kAct;
+}
+
+Result<A2aSettings> choose_a2a_settings(const MoeChoice& c, const Numerics& n, const A2aRow& a2a) {
+  A2aSettings settings{.payload = choose_payload(c, n, a2a),
+                       .deterministic = c.deterministic,
+                       .checksum = c.a2a_checksum,
+                       .memory_budget = c.a2a_memory_budget};
+  if (!a2a.payloads.has(settings.payload))
+    return refuse(std::string("payload ") + payload_name(settings.payload),
+                  "is not carried by a2a=" + c.a2a + " in this version",
+                  "--" + c.a2a + "-dispatcher-output-dtype bf16");
+  if (c.a2a == "flashinfer" && c.flashinfer_combine == "fp8") settings.combine_payload = CombinePayload::kFp8;
+  if (c.a2a_memory_budget < 1)
+    return invalid_argument("a2a_memory_budget=" + number(c.a2a_memory_budget) + " must be at least 1 byte");
+  return settings;
 }
 
 // Why the row cannot run the problem; empty if it can.
@@ -137,30 +161,19 @@ std::string why_not(const RunnerRow& row, const MoeProblem& p, Scheme scheme, co
   return {};
 }
 
-// Names a row, an alias or auto; anything else is unknown. An alias must fit the checkpoint's format.
-Status check_runner_name(const MoeProblem& p, const MoeChoice& c) {
-  const RunnerAlias* alias = find_alias(c.runner);
-  if (alias == nullptr && find_row(c.runner) == nullptr && c.runner != "auto")
-    return invalid_argument("unknown moe_runner_backend '" + c.runner + "': " + one_of(runner_names()));
-  if (alias != nullptr && !alias->formats.has(p.format))
-    return refuse("moe_runner_backend=" + c.runner, std::string("does not run ") + fp4_format_name(p.format),
-                  "--moe-runner-backend marlin");
-  return {};
+// Resolutions that the user should know of.
+std::string notes(const MoeChoice& c, const MoePlan& plan) {
+  std::string text;
+  const auto add = [&](const std::string& note) { text += (text.empty() ? "" : "; ") + note; };
+  if (find_alias(c.runner) != nullptr)
+    add(c.runner + " is " + numerics_text(plan.numerics()) + ", which runs here as " + plan.runner()->name);
+  if (resolved_ep(c) != c.ep)
+    add("ep=" + number(c.ep) + " raised to tp=" + number(c.tp) + ", as a2a=" + c.a2a +
+        " moves rows to whole experts");
+  return text;
 }
 
 }  // namespace
-
-const char* scheme_name(Scheme scheme) {
-  switch (scheme) {
-    case Scheme::kW4A16:
-      return "w4a16";
-    case Scheme::kW4A4:
-      return "w4a4";
-    case Scheme::kW4A8:
-      return "w4a8";
-  }
-  return "unknown";
-}
 
 std::vector<std::string> runner_names() {
   std::vector<std::string> names = {"auto"};
@@ -171,53 +184,52 @@ std::vector<std::string> runner_names() {
 
 std::vector<std::string> a2a_names() {
   std::vector<std::string> names;
-  for (const A2aRow& row : a2a_rows()) names.push_back(row.name);
+  for (const A2aRow& row : a2a_rows())
+    if (names.empty() || names.back() != row.name)
+      names.push_back(row.name);  // rows of a name stand together
   for (const UnbuiltName& name : unbuilt_a2a()) names.push_back(name.name);
   return names;
 }
 
-Result<MoePlan> plan_moe(const MoeProblem& problem, const MoeChoice& choice) {
-  FP4MOE_RETURN_IF_ERROR(check_problem(problem));
-  FP4MOE_RETURN_IF_ERROR(check_parallelism(problem, choice));
-  MoePlan plan;
-  plan.problem_ = problem;
-  plan.problem_.layout.tp = choice.tp;
-  plan.problem_.layout.ep = choice.ep;
-  plan.problem_.layout.dp = choice.dp;
-  FP4MOE_ASSIGN_OR_RETURN(plan.fabric_, make_fabric(choice.fabric, choice.tp));
-  FP4MOE_ASSIGN_OR_RETURN(plan.a2a_, choose_a2a(choice));
-  FP4MOE_ASSIGN_OR_RETURN(plan.numerics_.scheme, choose_scheme(problem, choice));
-  FP4MOE_RETURN_IF_ERROR(check_runner_name(problem, choice));
-
-  for (const UnbuiltName& name : unbuilt_a2a()) plan.verdicts_.push_back({"a2a", name.name, name.reason});
+// Takes the first runner row that fits, or the forced one.
+Status MoePlan::choose_runner(const MoeChoice& choice) {
   const RunnerRow* forced = find_row(choice.runner);
   const RunnerRow* best = nullptr;
   for (const RunnerRow& row : runner_rows()) {
-    const std::string reason = why_not(row, problem, plan.numerics_.scheme, *plan.a2a_);
+    const std::string reason = why_not(row, problem_, scheme(), *a2a_);
     if (best == nullptr && reason.empty()) best = &row;
-    if (plan.runner_ == nullptr && reason.empty() && (forced == nullptr || forced == &row))
-      plan.runner_ = &row;
+    if (runner_ == nullptr && reason.empty() && (forced == nullptr || forced == &row))
+      runner_ = &row;
     else
-      plan.verdicts_.push_back({"runner", row.name, reason});
+      verdicts_.push_back({"runner", row.name, reason});
   }
-  if (forced != nullptr && plan.runner_ == nullptr)
-    return refuse("moe_runner_backend=" + choice.runner,
-                  why_not(*forced, problem, plan.numerics_.scheme, *plan.a2a_),
+  if (runner_ != nullptr) return {};
+  if (forced != nullptr)
+    return refuse("moe_runner_backend=" + choice.runner, why_not(*forced, problem_, scheme(), *a2a_),
                   best == nullptr ? "none" : std::string("--moe-runner-backend ") + best->name);
-  if (plan.runner_ == nullptr) {
-    std::string reasons;
-    for (const RowVerdict& v : plan.verdicts_)
-      if (v.kind == "runner") reasons += "; " + v.name + " " + v.reason;
-    return unsupported("no runner fits" + reasons);
-  }
-  if (find_alias(choice.runner) != nullptr)
-    plan.note_ = choice.runner + " is " + scheme_name(plan.numerics_.scheme) + ", which runs here as " +
-                 plan.runner_->name;
-  return plan;
+  std::string reasons;
+  for (const RowVerdict& v : verdicts_)
+    if (v.kind == "runner") reasons += "; " + v.name + " " + v.reason;
+  return unsupported("no runner fits" + reasons);
 }
 
-const char* runner_name(const MoePlan& plan) {
-  return plan.runner() == nullptr ? "none" : plan.runner()->name;
+Result<MoePlan> plan_moe(const MoeProblem& problem, const MoeChoice& choice) {
+  FP4MOE_RETURN_IF_ERROR(check_problem(problem));
+  FP4MOE_RETURN_IF_ERROR(check_names(choice));
+  FP4MOE_RETURN_IF_ERROR(check_legality(problem, choice));
+  MoePlan plan;
+  plan.problem_ = problem;
+  plan.problem_.layout = {choice.tp, resolved_ep(choice), choice.dp, 0};
+  FP4MOE_ASSIGN_OR_RETURN(plan.fabric_, make_fabric(choice.fabric, choice.tp));
+  FP4MOE_ASSIGN_OR_RETURN(plan.a2a_, choose_a2a(choice));
+  plan.numerics_ = asked_numerics(choice, *plan.a2a_);
+  FP4MOE_RETURN_IF_ERROR(check_numerics(problem, choice, plan.numerics_));
+  FP4MOE_RETURN_IF_ERROR(check_alias_format(problem, choice));
+  FP4MOE_ASSIGN_OR_RETURN(plan.a2a_settings_, choose_a2a_settings(choice, plan.numerics_, *plan.a2a_));
+  for (const UnbuiltName& name : unbuilt_a2a()) plan.verdicts_.push_back({"a2a", name.name, name.reason});
+  FP4MOE_RETURN_IF_ERROR(plan.choose_runner(choice));
+  plan.note_ = notes(choice, plan);
+  return plan;
 }
 
 MoePlan MoePlan::at_rank(int rank) const {
@@ -230,45 +242,6 @@ MoePlan MoePlan::at_rank(int rank) const {
 
 bool MoePlan::shared_expert_is_sharded() const {
   return a2a_ != nullptr && std::string_view(a2a_->name) == "none" && problem_.layout.dp == 1;
-}
-
-std::string summary(const MoePlan& plan) {
-  if (plan.runner() == nullptr) return "nothing planned";
-  std::string text = std::string(scheme_name(plan.scheme())) + " by " + plan.runner()->name + " over a2a " +
-                     plan.a2a()->name + ", fabric " + plan.fabric().name;
-  if (!plan.note().empty()) text += " (" + plan.note() + ")";
-  for (const RowVerdict& v : plan.verdicts()) {
-    if (v.kind != "runner") continue;
-    if (v.reason.empty()) return text + "; runner-up " + v.name;
-    text += "; not " + v.name + ": " + v.reason;
-  }
-  return text;
-}
-
-std::string describe(const MoePlan& plan) {
-  if (plan.runner() == nullptr) return "MoE plan: empty";
-  const MoeProblem& p = plan.problem();
-  std::string text = std::string("MoE plan: ") + fp4_format_name(p.format) + " " +
-                     scheme_name(plan.scheme()) + ", activations " + dtype_name(p.act_dtype) +
-                     ", H=" + number(p.hidden_size) + " I=" + number(p.intermediate_size) +
-                     " E=" + number(p.num_experts) + " K=" + number(p.top_k) + ", " +
-                     device_kind_name(p.device) + " " + isa_name(p.isa) + ", fabric " + plan.fabric().name +
-                     ", " + number(plan.fabric().num_ranks) + " rank";
-  const auto line = [&](const std::string& head, const std::string& kind, const std::string& name) {
-    text += "\n  " + head + std::string(8 - head.size(), ' ') + " " + kind +
-            std::string(6 - kind.size(), ' ') + " " + name;
-  };
-  line("chosen", "a2a", plan.a2a()->name);
-  line("chosen", "runner", plan.runner()->name);
-  if (!plan.note().empty()) text += " (" + plan.note() + ")";
-  bool has_runner_up = false;
-  for (const RowVerdict& v : plan.verdicts()) {
-    const bool next = v.reason.empty() && !has_runner_up;
-    has_runner_up |= next;
-    line(!v.reason.empty() ? "refused" : next ? "next" : "also", v.kind, v.name);
-    text += v.reason.empty() ? ": fits" : ": " + v.reason;
-  }
-  return text;
 }
 
 }  // namespace fp4moe

@@ -81,7 +81,8 @@ class MoePlan {
   const A2aSettings& a2a_settings() const { return a2a_settings_; }
   // Every row of the table that was not taken, best first.
   const std::vector<RowVerdict>& verdicts() const { return verdicts_; }
-  // How a name of SGLang's was resolved; empty where a native name or auto was given.
+  // How what was asked for was resolved (a name of SGLang's, ep raised to tp); empty where there was nothing
+  // to.
   const std::string& note() const { return note_; }
   // The same plan for another rank of the job.
   MoePlan at_rank(int rank) const;
@@ -91,6 +92,7 @@ class MoePlan {
 
  private:
   friend Result<MoePlan> plan_moe(const MoeProblem&, const MoeChoice&);
+  Status choose_runner(const MoeChoice& choice);
   MoeProblem problem_;
   Numerics numerics_;
   Fabric fabric_;

@@ -1,9 +1,10 @@
 #include "moe/router.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <string>
+
+#include "base/check.h"
 
 namespace fp4moe {
 namespace {
@@ -12,16 +13,39 @@ constexpr int64_t kTokensPerChunk = 32;
 
 int64_t num_chunks(int64_t num_tokens) { return (num_tokens + kTokensPerChunk - 1) / kTokensPerChunk; }
 
+Status check_bias(const char* name, const std::vector<float>& bias, const RouterShape& shape) {
+  const auto n = static_cast<int64_t>(bias.size());
+  if (n == 0 || n == shape.num_experts) return {};
+  return invalid_argument(std::string(name) + " has " + std::to_string(n) + " elements, num_experts is " +
+                          std::to_string(shape.num_experts));
+}
+
+Status check_groups(const RouterWeights& w, const RouterShape& shape) {
+  const auto text = [](const char* name, int64_t n) { return std::string(name) + "=" + std::to_string(n); };
+  if (w.num_groups < 1 || w.num_groups > kMaxRouterGroups || shape.num_experts % w.num_groups != 0)
+    return invalid_argument(text("n_group", w.num_groups) + " does not cut " +
+                            text("num_experts", shape.num_experts) + " evenly (at most " +
+                            std::to_string(kMaxRouterGroups) + " groups)");
+  if (w.top_k_groups < 1 || w.top_k_groups > w.num_groups)
+    return invalid_argument(text("topk_group", w.top_k_groups) + " is not in 1 to " +
+                            text("n_group", w.num_groups));
+  const int64_t eligible = shape.num_experts / w.num_groups * w.top_k_groups;
+  if (shape.top_k <= eligible) return {};
+  return invalid_argument(text("top_k", shape.top_k) + " is more than the " + std::to_string(eligible) +
+                          " experts of " + text("topk_group", w.top_k_groups) + " groups");
+}
+
 }  // namespace
 
 Result<Router> Router::make(const RouterWeights& weights, const RouterShape& shape, const ExpertOps& ops) {
-  const auto num_bias = static_cast<int64_t>(weights.bias.size());
-  if (num_bias != 0 && num_bias != shape.num_experts)
-    return invalid_argument("router bias has " + std::to_string(num_bias) + " elements, num_experts is " +
-                            std::to_string(shape.num_experts));
+  FP4MOE_RETURN_IF_ERROR(check_bias("router bias", weights.bias, shape));
+  FP4MOE_RETURN_IF_ERROR(check_bias("router correction bias", weights.correction_bias, shape));
+  FP4MOE_RETURN_IF_ERROR(check_groups(weights, shape));
   Router router;
   router.shape_ = shape;
-  router.scoring_ = weights.scoring;
+  router.rule_ = {weights.scoring,      shape.num_experts,  shape.top_k,           weights.num_groups,
+                  weights.top_k_groups, weights.norm_top_k, weights.scaling_factor};
+  router.correction_bias_ = weights.correction_bias;
   router.ops_ = &ops;
   const int64_t rows = router.num_panels() * kPanelRows;
   auto buffer = Buffer::make(rows * shape.hidden_size * static_cast<int64_t>(sizeof(bf16)));
@@ -58,28 +82,10 @@ Routes Router::route(const float* x, int64_t num_tokens, Arena& scratch, ThreadP
                          .hidden_size = shape_.hidden_size,
                          .out_stride = stride});
   });
-  pool.run(num_chunks(num_tokens), [&](int64_t chunk, int) {
-    const int64_t first = chunk * kTokensPerChunk;
-    for (int64_t t = first; t < std::min(first + kTokensPerChunk, num_tokens); ++t)
-      topk_softmax(logits + t * stride, shape_, routes.ids + t * top_k, routes.weights + t * top_k);
-  });
+  RoutingRule rule = rule_;
+  rule.correction_bias = correction_bias_.empty() ? nullptr : correction_bias_.data();
+  to_standard({logits, num_tokens, stride, rule}, routes.ids, routes.weights, pool);
   return routes;
-}
-
-void topk_softmax(const float* logits, const RouterShape& shape, int32_t* ids, float* weights) {
-  const auto better = [](float a, float b) { return a > b || (std::isnan(b) && !std::isnan(a)); };
-  // ids[0, n) stay sorted, best first; an equal logit of a later id goes behind.
-  for (int64_t e = 0, n = 0; e < shape.num_experts; ++e) {
-    if (n == shape.top_k && !better(logits[e], logits[ids[n - 1]])) continue;
-    if (n < shape.top_k) ++n;
-    int64_t i = n - 1;
-    for (; i > 0 && better(logits[e], logits[ids[i - 1]]); --i) ids[i] = ids[i - 1];
-    ids[i] = static_cast<int32_t>(e);
-  }
-  double sum = 0;
-  for (int64_t i = 0; i < shape.top_k; ++i) sum += std::exp(double{logits[ids[i]]} - logits[ids[0]]);
-  for (int64_t i = 0; i < shape.top_k; ++i)
-    weights[i] = static_cast<float>(std::exp(double{logits[ids[i]]} - logits[ids[0]]) / sum);
 }
 
 }  // namespace fp4moe

@@ -1,9 +1,11 @@
 // The runner of every CPU row: two parallel phases over the panels of an ExpertOps table, gate/up with the
-// activation, then down. Chunks of both phases are handed out over all active experts.
+// activation, then down; before each, w4a4 and w4a8 quantise its input rows. Chunks are handed out over all
+// active experts.
 #include <algorithm>
 #include <span>
 
 #include "base/check.h"
+#include "kernels/act_quant.h"
 #include "moe/panels.h"
 
 namespace fp4moe {
@@ -41,60 +43,191 @@ void for_chunks(const PanelGrid& grid, std::span<const int64_t> experts, ThreadP
   });
 }
 
+// The input of one of the two GEMMs: rows where the batch has them, and what multiplies their sums.
+struct Operand {
+  ActRows rows;
+  const float* row_scales = nullptr;    // [rows]
+  const float* block_scales = nullptr;  // [rows, K / block]
+};
+
+// What panels_run() needs of its arguments, once.
+struct Pass {
+  const MoeProblem& p;
+  const PackedExperts& experts;
+  const ExpertBatch& batch;
+  const ExpertOps& ops;
+  Arena& scratch;
+  ThreadPool& pool;
+  int64_t intermediate;             // of this rank
+  std::span<const int64_t> active;  // experts that have rows
+
+  const Numerics& numerics() const { return experts.numerics; }
+  bool is(Scheme scheme) const { return numerics().scheme == scheme; }
+  const ExpertScales& scales(int64_t e) const { return experts.scales[static_cast<size_t>(e)]; }
+};
+
+int64_t row_bytes(const ActRows& rows) { return rows.cols * dtype_bits(rows.dtype) / 8; }
+
+// `count` rows from row `first` on.
+ActRows rows_from(const ActRows& all, int64_t first, int64_t count) {
+  return {static_cast<uint8_t*>(all.data) + first * row_bytes(all), all.dtype, count, all.cols};
+}
+
 ActRows rows_of(const ActRows& all, const ExpertBatch& batch, int64_t expert) {
-  const int64_t row_bytes = all.cols * dtype_bits(all.dtype) / 8;
-  return {static_cast<uint8_t*>(all.data) + batch.first_row(expert) * row_bytes, all.dtype,
-          batch.num_rows(expert), all.cols};
+  return rows_from(all, batch.first_row(expert), batch.num_rows(expert));
+}
+
+ActRows take_rows(Arena& scratch, int64_t rows, int64_t cols, DType dtype) {
+  return {scratch.take<uint8_t>(rows * cols * dtype_bits(dtype) / 8), dtype, rows, cols};
+}
+
+// The GEMM's view of one expert's rows.
+ExpertGemmArgs gemm_args(const Pass& pass, const Operand& x, int64_t expert) {
+  const int64_t first = pass.batch.first_row(expert), blocks = x.rows.cols / fp4_block(pass.p.format);
+  return {.format = pass.p.format,
+          .x = rows_of(x.rows, pass.batch, expert),
+          .x_block_scales = x.block_scales == nullptr ? nullptr : x.block_scales + first * blocks,
+          .x_row_scales = x.row_scales == nullptr ? nullptr : x.row_scales + first};
+}
+
+// body(expert, first row of the batch, rows) for pieces of all active experts' rows.
+template <class Body>
+void for_row_pieces(const Pass& pass, const Body& body) {
+  constexpr int64_t kRows = 8;
+  int64_t most = 0;
+  for (int64_t e : pass.active) most = std::max(most, pass.batch.num_rows(e));
+  const int64_t pieces = (most + kRows - 1) / kRows;
+  pass.pool.run(static_cast<int64_t>(pass.active.size()) * pieces, [&](int64_t i, int) {
+    const int64_t e = pass.active[static_cast<size_t>(i / pieces)], first = i % pieces * kRows;
+    const int64_t rows = std::min(kRows, pass.batch.num_rows(e) - first);
+    if (rows > 0) body(e, pass.batch.first_row(e) + first, rows);
+  });
+}
+
+// Quantises all rows of `x` into `out` (which may be x). scale_of(expert) is the static tensor scale.
+template <class ScaleOf>
+Operand quantize(const Pass& pass, const ActRows& x, const ActRows& out, ActQuantKind kind,
+                 const ScaleOf& scale_of) {
+  const int block = kind == ActQuantKind::kInt8Block ? fp4_block(pass.p.format) : 16;
+  const int64_t blocks = x.cols / block;
+  float* row_scales = kind == ActQuantKind::kNvfp4PerToken ? pass.scratch.take<float>(x.rows) : nullptr;
+  float* block_scales =
+      kind == ActQuantKind::kInt8Block ? pass.scratch.take<float>(x.rows * blocks) : nullptr;
+  for_row_pieces(pass, [&](int64_t e, int64_t first, int64_t rows) {
+    quantize_act({.kind = kind,
+                  .x = rows_from(x, first, rows),
+                  .block = block,
+                  .scale = scale_of(e),
+                  .out = rows_from(out, first, rows),
+                  .row_scales = row_scales == nullptr ? nullptr : row_scales + first,
+                  .block_scales = block_scales == nullptr ? nullptr : block_scales + first * blocks});
+  });
+  return {out, row_scales, block_scales};
+}
+
+ActQuantKind quant_kind(const Pass& pass, ActScaleChoice choice) {
+  if (pass.is(Scheme::kW4A8)) return ActQuantKind::kInt8Block;
+  return choice == ActScaleChoice::kPerToken ? ActQuantKind::kNvfp4PerToken : ActQuantKind::kNvfp4Static;
+}
+
+Operand input_operand(const Pass& pass) {
+  const ExpertBatch& batch = pass.batch;
+  const bool quantised = pass.is(Scheme::kW4A4);
+  if (pass.is(Scheme::kW4A16) || (quantised && batch.x_is_nvfp4)) {
+    // Of the layer's scalar a1: it is in the alphas, as if the rows had been quantised here.
+    const bool in_alpha = quantised && pass.numerics().a1 == ActScaleChoice::kScalar;
+    return {batch.x, in_alpha ? nullptr : batch.x_row_scales};
+  }
+  FP4MOE_CHECK(!quantised || batch.x_row_scales == nullptr, "rows with scales that are not NVFP4");
+  const ActRows out = take_rows(pass.scratch, batch.x.rows, batch.x.cols, pass.p.act_dtype);
+  Operand x = quantize(pass, batch.x, out, quant_kind(pass, pass.numerics().a1),
+                       [&](int64_t e) { return pass.scales(e).a1; });
+  if (batch.x_row_scales != nullptr) x.row_scales = batch.x_row_scales;  // w4a8 of NVFP4 values
+  return x;
+}
+
+// From what the intermediate is quantised; with w4a16 it is what down reads.
+DType intermediate_dtype(const MoeProblem& p, const Numerics& n) {
+  if (n.scheme == Scheme::kW4A16) return p.act_dtype;
+  const bool through_bf16 = n.scheme == Scheme::kW4A4 && n.intermediate == IntermediateRounding::kBf16First;
+  return through_bf16 ? DType::kBF16 : DType::kF32;
+}
+
+Operand intermediate_operand(const Pass& pass, const ActRows& h) {
+  if (pass.is(Scheme::kW4A16)) return {h};
+  const DType dtype = pass.p.act_dtype;
+  const ActRows out = h.dtype == dtype ? h : take_rows(pass.scratch, h.rows, h.cols, dtype);
+  return quantize(pass, h, out, quant_kind(pass, pass.numerics().a2),
+                  [&](int64_t e) { return pass.scales(e).a2; });
+}
+
+void run_gate_up(const Pass& pass, const Operand& x, const ActRows& h) {
+  const PanelGrid grid = gate_up_grid(pass.ops, pass.p);
+  for_chunks(grid, pass.active, pass.pool, [&](const Chunk& c) {
+    const int64_t group = c.expert * grid.num_groups + c.first_group;
+    ExpertGemmArgs gemm = gemm_args(pass, x, c.expert);
+    gemm.panels = pass.experts.gate_up.data() + group * grid.group_bytes();
+    gemm.bias = pass.experts.gate_up_bias.data() + group * grid.group_panels * kPanelRows;
+    gemm.num_panels = c.num_groups * grid.group_panels;
+    gemm.out_stride = h.cols;
+    uint8_t* out = static_cast<uint8_t*>(h.data) + pass.batch.first_row(c.expert) * row_bytes(h) +
+                   c.first_group * kPanelRows * dtype_bits(h.dtype) / 8;
+    pass.ops.gate_up({.gemm = gemm,
+                      .gate_scale = pass.scales(c.expert).gate,
+                      .up_scale = pass.scales(c.expert).up,
+                      .activation = pass.p.activation,
+                      .out = out,
+                      .out_dtype = h.dtype});
+  });
+}
+
+void run_down(const Pass& pass, const Operand& h) {
+  const PanelGrid grid = down_grid(pass.ops, pass.p);
+  for_chunks(grid, pass.active, pass.pool, [&](const Chunk& c) {
+    const int64_t panel = c.expert * grid.num_groups + c.first_group;
+    ExpertGemmArgs gemm = gemm_args(pass, h, c.expert);
+    gemm.panels = pass.experts.down.data() + panel * grid.panel_bytes;
+    gemm.bias = pass.experts.down_bias.data() + panel * kPanelRows;
+    gemm.num_panels = c.num_groups;
+    gemm.out_stride = pass.p.hidden_size;
+    pass.ops.down({.gemm = gemm,
+                   .scale = pass.scales(c.expert).down,
+                   .out = pass.batch.y + pass.batch.first_row(c.expert) * pass.p.hidden_size +
+                          c.first_group * kPanelRows});
+  });
+}
+
+// Scratch of one quantised operand of [rows, cols]: values and the scales of either kind.
+int64_t quantised_bytes(const MoeProblem& p, int64_t rows, int64_t cols) {
+  return Arena::padded(rows * cols * dtype_bits(p.act_dtype) / 8) +
+         Arena::padded(rows * (cols / fp4_block(p.format)) * 4) + Arena::padded(rows * 4);
 }
 
 }  // namespace
 
-int64_t panels_scratch_bytes(const MoeProblem& p, const Numerics&, int64_t max_rows) {
-  return Arena::padded(p.local_experts().count * 8) +
-         Arena::padded(max_rows * p.local_intermediate().count * dtype_bits(p.act_dtype) / 8);
+int64_t panels_scratch_bytes(const MoeProblem& p, const Numerics& n, int64_t max_rows) {
+  const int64_t intermediate = p.local_intermediate().count;
+  int64_t bytes = Arena::padded(p.local_experts().count * 8) +
+                  Arena::padded(max_rows * intermediate * dtype_bits(intermediate_dtype(p, n)) / 8);
+  if (n.scheme != Scheme::kW4A16)
+    bytes += quantised_bytes(p, max_rows, p.hidden_size) + quantised_bytes(p, max_rows, intermediate);
+  return bytes;
 }
 
 void panels_run(const RunnerRow& row, const RunnerArgs& args, Arena& scratch, ThreadPool& pool) {
   const MoeProblem& p = args.problem;
-  const ExpertBatch& batch = args.batch;
-  const PackedExperts& experts = args.experts;
-  const ExpertOps& ops = row.ops();
-  const int64_t intermediate = p.local_intermediate().count;
-  const int64_t h_bytes = intermediate * dtype_bits(p.act_dtype) / 8;
-  const ActRows h = {scratch.take<uint8_t>(batch.x.rows * h_bytes), p.act_dtype, batch.x.rows, intermediate};
-
-  const std::span<const int64_t> active = active_experts(batch, scratch);
-  const PanelGrid gate_up = gate_up_grid(ops, p);
-  for_chunks(gate_up, active, pool, [&](const Chunk& c) {
-    const int64_t group = c.expert * gate_up.num_groups + c.first_group;
-    const ExpertScales& scales = experts.scales[static_cast<size_t>(c.expert)];
-    uint8_t* out = static_cast<uint8_t*>(rows_of(h, batch, c.expert).data) +
-                   c.first_group * kPanelRows * (h_bytes / intermediate);
-    ops.gate_up({.gemm = {.format = p.format,
-                          .x = rows_of(batch.x, batch, c.expert),
-                          .panels = experts.gate_up.data() + group * gate_up.group_bytes(),
-                          .bias = experts.gate_up_bias.data() + group * gate_up.group_panels * kPanelRows,
-                          .num_panels = c.num_groups * gate_up.group_panels,
-                          .out_stride = intermediate},
-                 .gate_scale = scales.gate,
-                 .up_scale = scales.up,
-                 .activation = p.activation,
-                 .out = out,
-                 .out_dtype = p.act_dtype});
-  });
-
-  const PanelGrid down = down_grid(ops, p);
-  for_chunks(down, active, pool, [&](const Chunk& c) {
-    const int64_t panel = c.expert * down.num_groups + c.first_group;
-    ops.down({.gemm = {.format = p.format,
-                       .x = rows_of(h, batch, c.expert),
-                       .panels = experts.down.data() + panel * down.panel_bytes,
-                       .bias = experts.down_bias.data() + panel * kPanelRows,
-                       .num_panels = c.num_groups,
-                       .out_stride = p.hidden_size},
-              .scale = experts.scales[static_cast<size_t>(c.expert)].down,
-              .out = batch.y + batch.first_row(c.expert) * p.hidden_size + c.first_group * kPanelRows});
-  });
+  const Pass pass = {p,
+                     args.experts,
+                     args.batch,
+                     row.ops(),
+                     scratch,
+                     pool,
+                     p.local_intermediate().count,
+                     active_experts(args.batch, scratch)};
+  const ActRows h =
+      take_rows(scratch, args.batch.x.rows, pass.intermediate, intermediate_dtype(p, pass.numerics()));
+  run_gate_up(pass, input_operand(pass), h);
+  run_down(pass, intermediate_operand(pass, h));
 }
 
 }  // namespace fp4moe

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace fp4moe {
 
@@ -30,6 +31,11 @@ struct Numerics {
   Scheme scheme = Scheme::kW4A16;
   ActScaleChoice a1 = ActScaleChoice::kScalar, a2 = ActScaleChoice::kScalar;  // kW4A4 only, as the next
   IntermediateRounding intermediate = IntermediateRounding::kDirect;
+
+  bool operator==(const Numerics&) const = default;
 };
+
+// "w4a16"; "w4a4 (scalar a1, per-expert a2, intermediate through bf16)".
+std::string numerics_text(const Numerics& numerics);
 
 }  // namespace fp4moe

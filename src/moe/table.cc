@@ -8,7 +8,7 @@ namespace {
 constexpr EnumSet<BatchLayout> kAnyLayout = {BatchLayout::kPacked, BatchLayout::kMasked};
 constexpr EnumSet<Fp4Format> kAnyFormat = {Fp4Format::kMxfp4, Fp4Format::kNvfp4};
 constexpr EnumSet<Fp4Format> kMxfp4 = {Fp4Format::kMxfp4}, kNvfp4 = {Fp4Format::kNvfp4};
-constexpr EnumSet<Scheme> kW4A16 = {Scheme::kW4A16};
+constexpr EnumSet<Scheme> kAnyScheme = {Scheme::kW4A16, Scheme::kW4A4, Scheme::kW4A8};
 constexpr EnumSet<DType> kBF16 = {DType::kBF16}, kBF16OrF32 = {DType::kBF16, DType::kF32};
 
 constexpr EnumSet<Payload> kActOnly = {Payload::kAct};
@@ -30,7 +30,7 @@ const ExpertOps& cpu_ops() {
 }
 
 constexpr RunnerRow cpu_row(const char* name, Isa isa, EnumSet<DType> acts, const ExpertOps& (*ops)()) {
-  return {name,        DeviceKind::kCpu,     isa,       kAnyLayout, kAnyFormat, kW4A16, acts, ops,
+  return {name,        DeviceKind::kCpu,     isa,       kAnyLayout, kAnyFormat, kAnyScheme, acts, ops,
           panels_pack, panels_scratch_bytes, panels_run};
 }
 
@@ -41,10 +41,21 @@ constexpr RunnerRow kRunner[] = {
     cpu_row("ref", Isa::kScalar, kBF16OrF32, ref_expert_ops),
 };
 
+constexpr Numerics kBf16Acts;
+constexpr Numerics kDirectW4A4 = {Scheme::kW4A4, ActScaleChoice::kScalar, ActScaleChoice::kScalar,
+                                  IntermediateRounding::kDirect};
+constexpr Numerics kBf16FirstW4A4 = {Scheme::kW4A4, ActScaleChoice::kScalar, ActScaleChoice::kScalar,
+                                     IntermediateRounding::kBf16First};
+constexpr Numerics kMaskedW4A4 = {Scheme::kW4A4, ActScaleChoice::kScalar, ActScaleChoice::kPerExpert,
+                                  IntermediateRounding::kBf16First};
+
 constexpr RunnerAlias kAliases[] = {
-    {"marlin", kAnyFormat, Scheme::kW4A16},        {"triton_kernel", kMxfp4, Scheme::kW4A16},
-    {"flashinfer_mxfp4", kMxfp4, Scheme::kW4A16},  {"flashinfer_cutedsl", kNvfp4, Scheme::kW4A4},
-    {"flashinfer_cutlass", kNvfp4, Scheme::kW4A4}, {"flashinfer_trtllm", kNvfp4, Scheme::kW4A4},
+    {"marlin", kAnyFormat, kBf16Acts, kBf16Acts},
+    {"triton_kernel", kMxfp4, kBf16Acts, kBf16Acts},
+    {"flashinfer_mxfp4", kMxfp4, kBf16Acts, kBf16Acts},
+    {"flashinfer_cutedsl", kNvfp4, kDirectW4A4, kMaskedW4A4},
+    {"flashinfer_cutlass", kNvfp4, kBf16FirstW4A4, kBf16FirstW4A4},
+    {"flashinfer_trtllm", kNvfp4, kBf16FirstW4A4, kBf16FirstW4A4},
 };
 
 constexpr UnbuiltName kUnbuiltA2a[] = {

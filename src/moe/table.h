@@ -88,7 +88,7 @@ struct RunnerRow {
 struct RunnerAlias {
   const char* name;
   EnumSet<Fp4Format> formats;
-  Scheme scheme;
+  Numerics packed, masked;  // of packed and of masked batches
 };
 
 // A name that users know and this version has no row for.

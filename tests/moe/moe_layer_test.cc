@@ -111,7 +111,7 @@ std::vector<float> exact_layer(LayerCase& c, DType dtype, const std::vector<floa
     }
     std::vector<int32_t> ids(static_cast<size_t>(p.top_k));
     std::vector<float> route(ids.size());
-    topk_softmax(logits.data(), {p.num_experts, p.hidden_size, p.top_k}, ids.data(), route.data());
+    choose_experts(logits.data(), {.num_experts = p.num_experts, .top_k = p.top_k}, ids.data(), route.data());
     std::vector<double> sum(static_cast<size_t>(p.hidden_size));
     for (size_t k = 0; k < ids.size(); ++k) {
       const ExpertWeightsView& w = c.weights().experts[static_cast<size_t>(ids[k])];

@@ -22,7 +22,8 @@ struct TopK {
 
 TopK topk(const std::vector<float>& logits, int64_t k) {
   TopK r{std::vector<int32_t>(static_cast<size_t>(k), -9), std::vector<float>(static_cast<size_t>(k), -9)};
-  topk_softmax(logits.data(), {static_cast<int64_t>(logits.size()), 0, k}, r.ids.data(), r.weights.data());
+  choose_experts(logits.data(), {.num_experts = static_cast<int64_t>(logits.size()), .top_k = k},
+                 r.ids.data(), r.weights.data());
   return r;
 }
 

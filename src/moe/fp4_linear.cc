@@ -1,0 +1,159 @@
+#include "moe/fp4_linear.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "kernels/act_quant.h"
+#include "moe/act_scales.h"
+#include "moe/table.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr int64_t kChunkBytes = 96 << 10;  // of weights: small enough for the L2 cache
+constexpr int64_t kRowsPerPiece = 8;
+
+int64_t act_bytes(DType dtype) { return dtype_bits(dtype) / 8; }
+
+class PanelLinear final : public Fp4Linear {
+ public:
+  PanelLinear(const ExpertOps& ops, const MoePlan& plan, const LinearWeightsView& w)
+      : ops_(ops),
+        numerics_(plan.numerics()),
+        act_dtype_(plan.problem().act_dtype),
+        format_(w.fp4.format),
+        n_(w.fp4.rows),
+        k_(w.fp4.cols),
+        panel_bytes_(ops.panel_bytes(format_, k_)) {
+    // A linear layer is the up projection of an expert of its own.
+    ExpertWeightsView expert;
+    expert.up = w.fp4;
+    expert.up_input_scale = w.input_scale;
+    const ExpertScales scales = resolve_scales({expert}, numerics_, {0, 1}).front();
+    act_scale_ = scales.a1;
+    alpha_ = scales.up;
+    bias_.resize(static_cast<size_t>(padded_n()));
+    for (int64_t i = 0; w.bias != nullptr && i < n_; ++i)
+      bias_[static_cast<size_t>(i)] = bf16_to_float(w.bias[i]);
+  }
+
+  // Rows past N are zero.
+  Status pack(const Fp4MatrixView& w, ThreadPool& pool) {
+    FP4MOE_ASSIGN_OR_RETURN(panels_, Buffer::make(num_panels() * panel_bytes_));
+    const int64_t whole = n_ / kPanelRows;
+    pool.run(whole, [&](int64_t i, int) { ops_.pack_panel(w, i, panels_.data() + i * panel_bytes_); });
+    if (whole == num_panels()) return {};
+    const int64_t codes = w.cols / 2, scales = w.cols / fp4_block(format_);
+    std::vector<uint8_t> tail(static_cast<size_t>(kPanelRows * (codes + scales)));
+    uint8_t* tail_scales = tail.data() + kPanelRows * codes;
+    for (int64_t r = whole * kPanelRows, i = 0; r < n_; ++r, ++i) {
+      std::copy_n(w.codes + r * w.code_stride_bytes, codes, tail.data() + i * codes);
+      std::copy_n(w.scales + r * w.scale_stride_bytes, scales, tail_scales + i * scales);
+    }
+    ops_.pack_panel({format_, kPanelRows, w.cols, tail.data(), tail_scales, codes, scales, w.tensor_scale}, 0,
+                    panels_.data() + whole * panel_bytes_);
+    return {};
+  }
+
+  int64_t scratch_bytes(int64_t max_tokens) const override {
+    const int64_t quantised = Arena::padded(max_tokens * k_ * act_bytes(act_dtype_)) +
+                              Arena::padded(max_tokens * (k_ / fp4_block(format_)) * 4) +
+                              Arena::padded(max_tokens * 4);
+    return (numerics_.scheme == Scheme::kW4A16 ? 0 : quantised) + Arena::padded(max_tokens * padded_n() * 4);
+  }
+  int64_t weight_bytes() const override { return panels_.num_bytes() + padded_n() * 4; }
+
+  void forward(const ActRows& x, float* out, int64_t out_stride, bool accumulate, Arena& scratch,
+               ThreadPool& pool) const override {
+    const ExpertGemmArgs gemm = operand(x, scratch, pool);
+    const bool direct = !accumulate && padded_n() == n_;
+    float* sums = direct ? out : scratch.take<float>(x.rows * padded_n());
+    const int64_t stride = direct ? out_stride : padded_n();
+    const int64_t panels = std::clamp<int64_t>(kChunkBytes / panel_bytes_, 1,
+                                               (num_panels() + pool.num_threads() - 1) / pool.num_threads());
+    pool.run((num_panels() + panels - 1) / panels, [&](int64_t chunk, int) {
+      const int64_t first = chunk * panels;
+      ExpertGemmArgs part = gemm;
+      part.panels = panels_.data() + first * panel_bytes_;
+      part.bias = bias_.data() + first * kPanelRows;
+      part.num_panels = std::min(panels, num_panels() - first);
+      part.out_stride = stride;
+      ops_.down({.gemm = part, .scale = alpha_, .out = sums + first * kPanelRows});
+    });
+    if (direct) return;
+    for_pieces(x.rows, pool, [&](int64_t first, int64_t rows) {
+      for (int64_t t = first; t < first + rows; ++t)
+        for (int64_t i = 0; i < n_; ++i) {
+          float& to = out[t * out_stride + i];
+          to = accumulate ? to + sums[t * stride + i] : sums[t * stride + i];
+        }
+    });
+  }
+
+ private:
+  int64_t num_panels() const { return (n_ + kPanelRows - 1) / kPanelRows; }
+  int64_t padded_n() const { return num_panels() * kPanelRows; }
+
+  template <class Body>
+  static void for_pieces(int64_t rows, ThreadPool& pool, const Body& body) {
+    pool.run((rows + kRowsPerPiece - 1) / kRowsPerPiece, [&](int64_t i, int) {
+      body(i * kRowsPerPiece, std::min(kRowsPerPiece, rows - i * kRowsPerPiece));
+    });
+  }
+
+  // x as the scheme's GEMM reads it.
+  ExpertGemmArgs operand(const ActRows& x, Arena& scratch, ThreadPool& pool) const {
+    if (numerics_.scheme == Scheme::kW4A16) return {.format = format_, .x = x};
+    const bool int8 = numerics_.scheme == Scheme::kW4A8;
+    const bool per_token = !int8 && numerics_.a1 == ActScaleChoice::kPerToken;
+    const int block = int8 ? fp4_block(format_) : 16;
+    const int64_t blocks = k_ / block, row_bytes = k_ * act_bytes(act_dtype_);
+    uint8_t* values = scratch.take<uint8_t>(x.rows * row_bytes);
+    float* row_scales = per_token ? scratch.take<float>(x.rows) : nullptr;
+    float* block_scales = int8 ? scratch.take<float>(x.rows * blocks) : nullptr;
+    for_pieces(x.rows, pool, [&](int64_t first, int64_t rows) {
+      quantize_act({.kind = int8        ? ActQuantKind::kInt8Block
+                            : per_token ? ActQuantKind::kNvfp4PerToken
+                                        : ActQuantKind::kNvfp4Static,
+                    .x = {static_cast<uint8_t*>(x.data) + first * row_bytes, x.dtype, rows, k_},
+                    .block = block,
+                    .scale = act_scale_,
+                    .out = {values + first * row_bytes, act_dtype_, rows, k_},
+                    .row_scales = per_token ? row_scales + first : nullptr,
+                    .block_scales = int8 ? block_scales + first * blocks : nullptr});
+    });
+    return {.format = format_,
+            .x = {values, act_dtype_, x.rows, k_},
+            .x_block_scales = block_scales,
+            .x_row_scales = row_scales};
+  }
+
+  const ExpertOps& ops_;
+  const Numerics numerics_;
+  const DType act_dtype_;
+  const Fp4Format format_;
+  const int64_t n_, k_, panel_bytes_;
+  EncodeScale act_scale_;
+  float alpha_ = 1;
+  std::vector<float> bias_;  // [padded N]
+  Buffer panels_;            // [ceil(N / 16)] panels of K
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Fp4Linear>> Fp4Linear::make(const MoePlan& plan, const LinearWeightsView& weights,
+                                                   ThreadPool& pool) {
+  FP4MOE_CHECK(plan.runner() != nullptr, "the plan is empty");
+  FP4MOE_CHECK(weights.is_fp4, "weights are not FP4");
+  if (plan.scheme() == Scheme::kW4A4 && weights.fp4.format == Fp4Format::kMxfp4)
+    return unsupported(
+        "a linear layer of mxfp4 has no activation scales for w4a4; nearest legal choice: "
+        "--fp4-compute w4a16");
+  auto linear = std::make_unique<PanelLinear>(plan.runner()->ops(), plan, weights);
+  FP4MOE_RETURN_IF_ERROR(linear->pack(weights.fp4, pool));
+  return std::unique_ptr<Fp4Linear>(std::move(linear));
+}
+
+}  // namespace fp4moe
