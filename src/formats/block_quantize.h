@@ -1,4 +1,4 @@
-// What the block quantisers of both formats share; private to nvfp4.cc and mxfp4.cc.
+// What the block quantisers share; private to the .cc files here.
 #pragma once
 
 #include <cmath>

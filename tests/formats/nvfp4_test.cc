@@ -255,5 +255,23 @@ RC_GTEST_PROP(Nvfp4Property, QuantisingTheResultAgainChangesNothing, (uint32_t s
   RC_ASSERT(again.codes == q.codes);
 }
 
+// What w4a4 on CPUs and SM90 rests on: both operands of a product are exact bf16 numbers.
+TEST(Nvfp4, CodeTimesBlockScaleIsExactInBf16) {
+  for (int scale = 0; scale < 0x7f; ++scale)
+    for (int code = 0; code < 16; code += 2) {
+      const std::vector<uint8_t> codes(8, static_cast<uint8_t>(code | (code + 1) << 4));
+      const auto scale_byte = static_cast<uint8_t>(scale);
+      std::vector<float> x(16);
+      nvfp4_dequantize_row(codes.data(), &scale_byte, 16, DecodeScale{1}, x.data());
+      for (int odd = 0; odd < 2; ++odd) {
+        const float value = x[static_cast<size_t>(odd)];
+        const double magnitude = oracle::e2m1_magnitudes()[static_cast<size_t>((code + odd) % 8)] *
+                                 oracle::e4m3_magnitudes()[static_cast<size_t>(scale)];
+        ASSERT_EQ(value, code < 8 ? magnitude : -magnitude);
+        ASSERT_EQ(bf16_to_float(float_to_bf16(value)), value) << "code " << code + odd << " scale " << scale;
+      }
+    }
+}
+
 }  // namespace
 }  // namespace fp4moe

@@ -1,0 +1,48 @@
+#include "formats/fp8.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "formats/block_quantize.h"
+#include "formats/e4m3.h"
+
+namespace fp4moe {
+namespace {
+
+template <class T>
+void quantize_row(const T* x, int64_t cols, uint8_t* codes, float* scales) {
+  constexpr float kMax = std::numeric_limits<float>::max();
+  for (int64_t begin = 0; begin < cols; begin += kFp8Group) {
+    const int64_t end = std::min(begin + kFp8Group, cols);
+    const float scale = std::min(block_quantize::amax(x + begin, end - begin), kMax) / kE4m3Max;
+    *scales++ = scale;
+    for (int64_t i = begin; i < end; ++i) {
+      const float value = block_quantize::to_float(x[i]);
+      codes[i] = e4m3_encode(scale == 0 ? value * 0 : value / scale);
+    }
+  }
+}
+
+}  // namespace
+
+void fp8_quantize_row(const float* x, int64_t cols, uint8_t* codes, float* scales) {
+  quantize_row(x, cols, codes, scales);
+}
+void fp8_quantize_row(const bf16* x, int64_t cols, uint8_t* codes, float* scales) {
+  quantize_row(x, cols, codes, scales);
+}
+
+void fp8_dequantize_row(const uint8_t* codes, const float* scales, int64_t cols, float* out) {
+  for (int64_t i = 0; i < cols; ++i) out[i] = e4m3_decode(codes[i]) * scales[i / kFp8Group];
+}
+
+void fp8_cast_row(const float* x, int64_t cols, uint8_t* codes) {
+  for (int64_t i = 0; i < cols; ++i) codes[i] = e4m3_encode(x[i]);
+}
+
+void fp8_uncast_row(const uint8_t* codes, int64_t cols, float* out) {
+  for (int64_t i = 0; i < cols; ++i) out[i] = e4m3_decode(codes[i]);
+}
+
+}  // namespace fp4moe

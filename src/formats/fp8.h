@@ -1,0 +1,29 @@
+// Rows of E4M3 with one f32 scale (decode direction) for every 128 columns, and rows of E4M3 without scales:
+// what activations travel as. IEEE f32, no contraction:
+//   A = min(max |x|, FLT_MAX) of the group;   scale = A / 448;   code = e4m3(x / scale);   value = code *
+//   scale
+// A group of zeros has scale 0 and codes of zeros (their signs kept), and so has one whose scale underflows.
+// NaN elements do not count for A and stay NaN; an infinity becomes 448 * scale. The last group may be short.
+#pragma once
+
+#include <cstdint>
+
+#include "formats/bf16.h"
+
+namespace fp4moe {
+
+inline constexpr int64_t kFp8Group = 128;
+constexpr int64_t fp8_num_groups(int64_t cols) { return (cols + kFp8Group - 1) / kFp8Group; }
+
+// codes [cols], scales [fp8_num_groups(cols)].
+void fp8_quantize_row(const float* x, int64_t cols, uint8_t* codes, float* scales);
+void fp8_quantize_row(const bf16* x, int64_t cols, uint8_t* codes, float* scales);
+// out[i] = code * scale, rounded once.
+void fp8_dequantize_row(const uint8_t* codes, const float* scales, int64_t cols, float* out);
+
+// codes[i] = e4m3_encode(x[i]): saturates to +-448.
+void fp8_cast_row(const float* x, int64_t cols, uint8_t* codes);
+// out[i] = e4m3_decode(codes[i]).
+void fp8_uncast_row(const uint8_t* codes, int64_t cols, float* out);
+
+}  // namespace fp4moe
