@@ -50,7 +50,7 @@ ExchangeTransport::ExchangeTransport(const TransportOptions& options, const Exch
       attention_(attention),
       packer_(setup.shape),
       geometry_(geometry_of(options, setup)),
-      sends_(static_cast<size_t>(setup.shape.top_k)),
+      sends_(static_cast<size_t>(std::max(setup.shape.top_k, setup.parts))),
       next_row_(static_cast<size_t>(setup.shape.num_units)),
       next_return_(static_cast<size_t>(setup.shape.num_units)),
       sent_hash_(static_cast<size_t>(setup.shape.num_ranks)) {}

@@ -69,7 +69,8 @@ class ExchangeTransport : public Transport {
 
  protected:
   // What a token with these ids sends: to each unit at most one row for each of its slots. Ids that are not
-  // an expert's are dropped. Returns how many of sends [K] were written.
+  // an expert's are dropped. Returns how many of
+  // sends [max(K, parts)] were written.
   virtual int64_t route(const int32_t* ids, Send* sends) const = 0;
   // Makes the batch of the round's rows, which all lie in the region.
   virtual Status receive(ExpertBatch& batch, Arena& scratch, ThreadPool& pool) = 0;

@@ -17,13 +17,13 @@ int64_t align(int64_t bytes) { return Arena::padded(bytes); }
 Status no_room(const TransportOptions& o, const RoomRequest& request, const ExchangeSetup& s, int64_t fixed,
                int64_t least) {
   const int64_t units = s.shape.units_per_rank();
-  const std::string k = std::to_string(s.shape.top_k);
+  const std::string k = std::to_string(std::max(s.shape.top_k, s.parts));
   return does_not_fit(std::string("--a2a-memory-budget ") + std::to_string(o.memory_budget) + ": a2a " +
                       request.protocol + " needs at least " + std::to_string(least) +
                       " bytes a rank for one token at a time: " + std::to_string(fixed) + " (records of " +
                       std::to_string(s.shape.num_ranks) + " ranks) + " + k + " x " + std::to_string(units) +
                       " x (" + std::to_string(s.row_bytes) + " + " + std::to_string(request.returns_per_row) +
-                      " x " + std::to_string(s.return_bytes) + ") (K x " + s.shape.unit_name +
+                      " x " + std::to_string(s.return_bytes) + ") (rows of a token x " + s.shape.unit_name +
                       "s of a rank x (bytes of a row + rows back x bytes of one))");
 }
 
@@ -37,11 +37,13 @@ Status take_room(const TransportOptions& o, const RoomRequest& request, Exchange
   const int64_t fixed = s.rows_offset + 2 * shape.num_ranks * align(s.record_bytes) + 2 * 64;
   const int64_t each = units * (s.row_bytes + request.returns_per_row * s.return_bytes);
   const int64_t rows = (o.memory_budget - fixed) / each;
-  if (rows < K) return no_room(o, request, s, fixed, fixed + K * each);
+  const int64_t token = std::max(K, s.parts);  // most rows of one
+  if (rows < token) return no_room(o, request, s, fixed, fixed + token * each);
   const int64_t most = std::numeric_limits<int32_t>::max() / std::max<int64_t>(1, K * units);
-  shape.unit_rows = std::min({rows, std::max(K, request.most_unit_rows), most});
+  shape.unit_rows = std::min({rows, std::max(token, request.most_unit_rows), most});
   shape.unit_slots = std::max(K, shape.unit_rows * request.slots_per_row);
-  shape.return_rows = std::min(rows * units * request.returns_per_row, std::max(K, request.most_return_rows));
+  shape.return_rows =
+      std::min(rows * units * request.returns_per_row, std::max(token, request.most_return_rows));
   s.returns_offset = s.rows_offset + align(units * shape.unit_rows * s.row_bytes);
   s.region_bytes = s.returns_offset + align(shape.return_rows * s.return_bytes);
   return {};

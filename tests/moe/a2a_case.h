@@ -1,0 +1,92 @@
+// A layer's exchange as a test case: random tokens of every group, experts that are simple functions, the
+// result by plain loops over tokens and slots (independent of plans and placement), and thread ranks that run
+// the transport under test.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/faulty_endpoint.h"
+#include "comm/job.h"
+#include "moe/a2a.h"
+
+namespace fp4moe::test {
+
+// One group's batch. x holds values of the activation type.
+struct GroupTokens {
+  int64_t T = 0;
+  std::vector<float> x;        // [T, H]
+  std::vector<int32_t> ids;    // [T, K]
+  std::vector<float> weights;  // [T, K]
+  std::vector<float> addend;   // [T, H]: the shared expert's output
+};
+
+struct A2aCase {
+  std::string protocol = "deepep";
+  RankLayout layout;  // rank is filled in
+  int64_t E = 8, K = 2, H = 64;
+  DType dtype = DType::kBF16;
+  Payload payload = Payload::kAct;
+  CombinePayload combine = CombinePayload::kAct;
+  bool per_token = false, deterministic = false, checksum = false;
+  float nvfp4_scale = 2688.0f / 6.0f;
+  int64_t budget = 1 << 20;
+  int64_t max_group_rows = 64;
+  int layer = 3;
+  std::vector<GroupTokens> groups;  // [dp]
+
+  TransportOptions options(int rank) const;
+};
+
+// How a case is filled.
+struct TokenOptions {
+  uint64_t seed = 1;
+  std::vector<int64_t> tokens;  // of each group
+  double dropped = 0.1;         // of the slots: ids of no expert
+  double hot = 0;               // of the slots: all to expert E / 2
+};
+void fill_tokens(A2aCase& c, const TokenOptions& options);
+
+// y = f(expert, x) for element h. Of experts that are split (ep = 1) rank r computes its part.
+float expert_value(const A2aCase& c, int64_t expert, float x, int64_t h, int rank);
+
+// The layer's output for each group [T, H], with the roundings that the protocol promises.
+std::vector<std::vector<float>> expected_output(const A2aCase& c);
+
+struct RankOutcome {
+  Status status;
+  std::vector<float> out;  // [T of the group, H]
+  int64_t rounds = 0, arena_used = 0, arena_promised = 0, batch_rows = 0;
+};
+
+// Thread ranks with one job and its communicators, for any number of cases of one dp.
+class A2aWorld {
+ public:
+  struct Options {
+    int ranks = 1, dp = 1;
+    int64_t heap_bytes = 2 << 20;     // for transports
+    int64_t record_bytes = 64 << 10;  // of exchanges
+    double timeout_seconds = 10;
+    uint32_t first_signal = 0;
+    std::vector<Faults> faults;  // [ranks] or empty
+  };
+  explicit A2aWorld(const Options& options);
+  ~A2aWorld();
+
+  // Runs the case on every rank `repeats` times; outcomes of the last. edit, if given, changes a rank's copy
+  // of the case first.
+  using Edit = std::function<void(int rank, A2aCase&)>;
+  std::vector<RankOutcome> run(const A2aCase& c, int repeats = 1, const Edit& edit = nullptr);
+  Endpoint& endpoint(int rank);
+
+ private:
+  struct Rank;
+  void run_rank(int rank, const A2aCase& c, int repeats, RankOutcome& outcome);
+  Options options_;
+  std::unique_ptr<Job> job_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+};
+
+}  // namespace fp4moe::test
