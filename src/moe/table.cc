@@ -2,6 +2,8 @@
 
 #include <string_view>
 
+#include "moe/a2a.h"
+
 namespace fp4moe {
 namespace {
 
@@ -12,6 +14,7 @@ constexpr EnumSet<Scheme> kAnyScheme = {Scheme::kW4A16, Scheme::kW4A4, Scheme::k
 constexpr EnumSet<DType> kBF16 = {DType::kBF16}, kBF16OrF32 = {DType::kBF16, DType::kF32};
 
 constexpr EnumSet<Payload> kActOnly = {Payload::kAct};
+constexpr EnumSet<Payload> kAnyPayload = {Payload::kAct, Payload::kFp8, Payload::kNvfp4};
 
 constexpr A2aRow kA2a[] = {
     {"none",
@@ -22,6 +25,30 @@ constexpr A2aRow kA2a[] = {
      kActOnly,
      make_local_transport,
      local_heap_bytes},
+    {"none",
+     2,
+     kMaxRanks,
+     {BatchLayout::kPacked},
+     CombineContract::kPartialSums,
+     kAnyPayload,
+     make_none,
+     none_heap_bytes},
+    {"deepep",
+     1,
+     kMaxRanks,
+     {BatchLayout::kMasked},
+     CombineContract::kWeightsAtSource,
+     kAnyPayload,
+     make_deepep,
+     deepep_heap_bytes},
+    {"flashinfer",
+     1,
+     kMaxRanks,
+     {BatchLayout::kPacked},
+     CombineContract::kPartialSums,
+     kAnyPayload,
+     make_flashinfer,
+     flashinfer_heap_bytes},
 };
 
 template <Isa isa>
@@ -56,11 +83,6 @@ constexpr RunnerAlias kAliases[] = {
     {"flashinfer_cutedsl", kNvfp4, kDirectW4A4, kMaskedW4A4},
     {"flashinfer_cutlass", kNvfp4, kBf16FirstW4A4, kBf16FirstW4A4},
     {"flashinfer_trtllm", kNvfp4, kBf16FirstW4A4, kBf16FirstW4A4},
-};
-
-constexpr UnbuiltName kUnbuiltA2a[] = {
-    {"deepep", "expert-parallel transport, not built in this version"},
-    {"flashinfer", "one-sided transport, not built in this version"},
 };
 
 constexpr bool same(const char* a, const char* b) { return std::string_view(a) == b; }
@@ -109,6 +131,6 @@ static_assert(has_oracle());
 std::span<const A2aRow> a2a_rows() { return kA2a; }
 std::span<const RunnerRow> runner_rows() { return kRunner; }
 std::span<const RunnerAlias> runner_aliases() { return kAliases; }
-std::span<const UnbuiltName> unbuilt_a2a() { return kUnbuiltA2a; }
+std::span<const UnbuiltName> unbuilt_a2a() { return {}; }
 
 }  // namespace fp4moe

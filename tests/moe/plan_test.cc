@@ -80,8 +80,6 @@ TEST(PlanTest, DescribesChoiceRunnerUpAndRefusals) {
       "MoE plan: mxfp4 w4a16, activations BF16, H=2880 I=2880 E=32 K=4, cpu avx2, fabric local, 1 rank\n"
       "  chosen   a2a    none\n"
       "  chosen   runner cpu_avx2 (marlin is w4a16, which runs here as cpu_avx2)\n"
-      "  refused  a2a    deepep: expert-parallel transport, not built in this version\n"
-      "  refused  a2a    flashinfer: one-sided transport, not built in this version\n"
       "  refused  runner cpu_avx512: needs avx512, this CPU offers avx2\n"
       "  next     runner cpu_scalar: fits\n"
       "  also     runner ref: fits");
@@ -138,15 +136,7 @@ TEST(PlanRefusalTest, SchemeThatContradictsTheRunnersName) {
       "--moe-runner-backend auto");
 }
 
-TEST(PlanRefusalTest, TransportsAndFabricsThatAreNotBuilt) {
-  EXPECT_EQ(
-      refusal(problem(), {.a2a = "deepep"}),
-      "a2a=deepep is refused: expert-parallel transport, not built in this version; nearest legal choice: "
-      "--moe-a2a-backend none");
-  EXPECT_EQ(
-      refusal(problem(), {.a2a = "flashinfer"}),
-      "a2a=flashinfer is refused: one-sided transport, not built in this version; nearest legal choice: "
-      "--moe-a2a-backend none");
+TEST(PlanRefusalTest, FabricsThatCannotBe) {
   EXPECT_EQ(refusal(problem(), {.fabric = "mpi"}),
             "fabric=mpi needs mpirun or srun, and none of them started this process; nearest legal choice: "
             "--fabric local");
@@ -163,8 +153,6 @@ TEST(PlanRefusalTest, Parallelism) {
   EXPECT_EQ(
       refusal(problem(), {.a2a = "flashinfer", .tp = 4, .dp = 2, .enable_dp_attention = true}),
       "a2a=flashinfer with DP attention needs dp = tp, but dp=2 and tp=4; nearest legal choice: --dp 4");
-  EXPECT_EQ(refusal(problem(), {.tp = 2}),
-            "a2a=none connects no tp=2 ranks in this version; nearest legal choice: --tp 1");
 }
 
 TEST(PlanRefusalTest, SizesThatMakeNoSense) {
