@@ -1,20 +1,16 @@
 #include "moe/a2a_wire.h"
 
-#include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstring>
 
 #include "base/check.h"
 #include "formats/e2m1.h"
 #include "formats/e4m3.h"
+#include "formats/fp8.h"
 #include "formats/nvfp4.h"
 
 namespace fp4moe {
 namespace {
-
-constexpr int64_t kFp8Block = 128;
-constexpr float kLeastAmax = 1e-30f;  // of a block: its scale and the inverse stay finite
 
 constexpr std::array<float, 256> kE4m3Values = [] {
   std::array<float, 256> values{};
@@ -27,23 +23,6 @@ float to_float(float x) { return x; }
 float to_float(bf16 x) { return bf16_to_float(x); }
 void store(float x, float& out) { out = x; }
 void store(float x, bf16& out) { out = float_to_bf16(x); }
-
-int64_t fp8_blocks(int64_t cols) { return (cols + kFp8Block - 1) / kFp8Block; }
-
-template <class T>
-void encode_fp8_blocks(const T* x, int64_t cols, uint8_t* wire) {
-  for (int64_t block = 0; block < fp8_blocks(cols); ++block) {
-    const int64_t first = block * kFp8Block, last = std::min(cols, first + kFp8Block);
-    float amax = kLeastAmax;
-    for (int64_t i = first; i < last; ++i) {
-      const float a = std::abs(to_float(x[i]));
-      amax = a > amax ? a : amax;
-    }
-    const float scale = amax / kE4m3Max, inverse = kE4m3Max / amax;
-    for (int64_t i = first; i < last; ++i) wire[i] = e4m3_encode(to_float(x[i]) * inverse);
-    std::memcpy(wire + cols + block * 4, &scale, 4);
-  }
-}
 
 template <class T>
 void encode_values(const WireEncoder& e, const T* x, int64_t cols, uint8_t* wire) {
@@ -61,7 +40,7 @@ void encode_values(const WireEncoder& e, const T* x, int64_t cols, uint8_t* wire
       }
       return;
     case WireFormat::kFp8Block:
-      return encode_fp8_blocks(x, cols, wire);
+      return fp8_quantize_row(x, cols, wire, reinterpret_cast<float*>(wire + cols));
     case WireFormat::kFp8Plain:
       for (int64_t i = 0; i < cols; ++i) wire[i] = e4m3_encode(to_float(x[i]));
       return;
@@ -98,7 +77,7 @@ float decode_values(WireFormat format, const uint8_t* wire, int64_t cols, T* out
     case WireFormat::kFp8Block:
       for (int64_t i = 0; i < cols; ++i) {
         float scale;
-        std::memcpy(&scale, wire + cols + i / kFp8Block * 4, 4);
+        std::memcpy(&scale, wire + cols + i / kFp8Group * 4, 4);
         store(kE4m3Values[wire[i]] * scale, out[i]);
       }
       return 1;
@@ -129,7 +108,7 @@ int64_t wire_row_bytes(WireFormat format, int64_t cols) {
     case WireFormat::kBf16:
       return cols * 2;
     case WireFormat::kFp8Block:
-      return cols + fp8_blocks(cols) * 4;
+      return cols + fp8_num_groups(cols) * 4;
     case WireFormat::kFp8Plain:
       return cols;
     case WireFormat::kNvfp4:

@@ -12,8 +12,7 @@ namespace fp4moe {
 enum class WireFormat : uint8_t {
   kF32,       // H f32
   kBf16,      // H bf16
-  kFp8Block,  // H e4m3 codes, then an f32 scale for each 128 of them: amax / 448 (a shorter last block
-              // counts)
+  kFp8Block,  // H e4m3 codes, then the f32 scales of their groups (formats/fp8.h); H is a multiple of 4
   kFp8Plain,  // H e4m3 codes: a saturating cast, no scale
   kNvfp4,     // H / 2 bytes of codes, H / 16 block scales (e4m3), an f32 tensor scale (decode direction)
 };
@@ -26,7 +25,7 @@ struct WireEncoder {
   bool nvfp4_per_token = false;  // kNvfp4: the row's own scale instead of nvfp4_scale
   EncodeScale nvfp4_scale;
 
-  // x: `cols` elements of `dtype` (kBF16 or kF32) -> wire_row_bytes() at wire, unaligned is legal.
+  // x: `cols` elements of `dtype` (kBF16 or kF32) -> wire_row_bytes() at wire, 4-byte aligned.
   void encode(const void* x, DType dtype, int64_t cols, uint8_t* wire) const;
 };
 

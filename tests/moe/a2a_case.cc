@@ -27,10 +27,10 @@ float payload_row(const A2aCase& c, const float* x, std::vector<float>& out) {
   if (c.payload == Payload::kFp8) {
     for (size_t first = 0; first < H; first += 128) {
       const size_t last = std::min(H, first + 128);
-      float amax = 1e-30f;
+      float amax = 0;
       for (size_t h = first; h < last; ++h) amax = std::max(amax, std::abs(x[h]));
       for (size_t h = first; h < last; ++h)
-        out[h] = rounded(e4m3_decode(e4m3_encode(x[h] * (448.0f / amax))) * (amax / 448.0f), c.dtype);
+        out[h] = rounded(e4m3_decode(e4m3_encode(x[h] / (amax / 448.0f))) * (amax / 448.0f), c.dtype);
     }
     return 1;
   }
