@@ -41,30 +41,43 @@ RowScale row_scale(const In* x, int64_t cols) {
   return {encode, amax == 0 ? 0 : to_decode(encode).value};
 }
 
+void store_code(float* out, int i, float code) { out[i] = code; }
+void store_code(bf16* out, int i, float code) { out[i] = float_to_bf16(code); }
+void store_code(uint8_t* out, int i, float code) {
+  out[i / 8 * 8 + i % 4 * 2 + i % 8 / 4] = static_cast<uint8_t>(static_cast<int>(code) + 128);
+}
+
 // Returns the block's scale.
 template <class In, class Out>
 float int8_block(const In* x, int block, Out* out) {
   float amax = 0;
-  bool finite = true;
+  bool any_nan = false;
   for (int i = 0; i < block; ++i) {
     const float magnitude = std::abs(to_float(x[i]));
-    finite = finite && magnitude <= std::numeric_limits<float>::max();
+    any_nan = any_nan || std::isnan(magnitude);
     amax = std::max(amax, magnitude);
   }
   const float scale = amax / 127;
-  if (!finite || scale == 0) {
-    std::fill_n(out, block, Out{});
-    return finite ? 0 : std::numeric_limits<float>::quiet_NaN();
+  const bool bad = any_nan || scale > kMaxInt8Scale;
+  if (bad || scale < kMinInt8Scale) {
+    for (int i = 0; i < block; ++i) store_code(out, i, 0);
+    return bad ? std::numeric_limits<float>::quiet_NaN() : 0;
   }
-  // A subnormal scale may be rounded down so far that the quotient passes 127.
-  for (int i = 0; i < block; ++i)
-    assign(out[i], std::clamp(std::nearbyint(to_float(x[i]) / scale), -127.0f, 127.0f));
+  for (int i = 0; i < block; ++i) store_code(out, i, std::nearbyint(to_float(x[i]) / scale));
   return scale;
 }
 
 template <class In, class Out>
-void quantize_rows(const ActQuantArgs& a) {
-  const int64_t cols = a.x.cols, blocks = cols / a.block;
+void int8_rows(const ActQuantArgs& a) {
+  const int64_t blocks = a.x.cols / a.block;
+  for (int64_t b = 0; b < a.x.rows * blocks; ++b)
+    a.block_scales[b] = int8_block(static_cast<const In*>(a.x.data) + b * a.block, a.block,
+                                   static_cast<Out*>(a.out.data) + b * a.block);
+}
+
+template <class In, class Out>
+void nvfp4_rows(const ActQuantArgs& a) {
+  const int64_t cols = a.x.cols;
   for (int64_t t = 0; t < a.x.rows; ++t) {
     const In* x = static_cast<const In*>(a.x.data) + t * cols;
     Out* out = static_cast<Out*>(a.out.data) + t * cols;
@@ -74,23 +87,28 @@ void quantize_rows(const ActQuantArgs& a) {
       scale = row.encode;
       a.row_scales[t] = row.decode;
     }
-    for (int64_t b = 0; b < blocks; ++b) {
-      if (a.kind == ActQuantKind::kInt8Block)
-        a.block_scales[t * blocks + b] = int8_block(x + b * a.block, a.block, out + b * a.block);
-      else
-        nvfp4_block(x + b * a.block, scale, out + b * a.block);
-    }
+    for (int64_t i = 0; i < cols; i += kNvfp4Block) nvfp4_block(x + i, scale, out + i);
   }
+}
+
+template <class In>
+void quantize_rows(const ActQuantArgs& a) {
+  const bool int8 = a.kind == ActQuantKind::kInt8Block;
+  if (a.out.dtype == DType::kU8)
+    int8_rows<In, uint8_t>(a);
+  else if (a.out.dtype == DType::kF32)
+    int8 ? int8_rows<In, float>(a) : nvfp4_rows<In, float>(a);
+  else
+    int8 ? int8_rows<In, bf16>(a) : nvfp4_rows<In, bf16>(a);
 }
 
 }  // namespace
 
 void quantize_act(const ActQuantArgs& a) {
-  const bool in_f32 = a.x.dtype == DType::kF32, out_f32 = a.out.dtype == DType::kF32;
-  if (in_f32)
-    out_f32 ? quantize_rows<float, float>(a) : quantize_rows<float, bf16>(a);
+  if (a.x.dtype == DType::kF32)
+    quantize_rows<float>(a);
   else
-    out_f32 ? quantize_rows<bf16, float>(a) : quantize_rows<bf16, bf16>(a);
+    quantize_rows<bf16>(a);
 }
 
 }  // namespace fp4moe

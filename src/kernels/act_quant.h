@@ -17,17 +17,24 @@ enum class ActQuantKind : uint8_t {
 
 struct ActQuantArgs {
   ActQuantKind kind = ActQuantKind::kNvfp4Static;
-  ActRows x;                      // [T, K], bf16 or f32; K a multiple of `block`
-  int block = 16;                 // kInt8Block: 16 or 32; NVFP4: 16
-  EncodeScale scale;              // kNvfp4Static
-  ActRows out;                    // [T, K], bf16 or f32: exact in either; may be x itself if the dtypes agree
+  ActRows x;          // [T, K], bf16 or f32; K a multiple of `block`
+  int block = 16;     // kInt8Block: 16 or 32; NVFP4: 16
+  EncodeScale scale;  // kNvfp4Static
+  // [T, K], bf16 or f32: exact in either; may be x itself if the dtypes agree. kInt8Block also kU8, what byte
+  // dots read: code + 128, every eight columns in the order 0 4 1 5 2 6 3 7; must not overlap x.
+  ActRows out;
   float* row_scales = nullptr;    // [T], kNvfp4PerToken
   float* block_scales = nullptr;  // [T, K / block], kInt8Block
 };
 
-// NVFP4 follows formats/nvfp4.h's exact mode on x's own values. A block of zeros gives zeros and scale 0.
-// Not finite: NVFP4 as that header says (NaN counts for no scale and becomes 6 block scales, infinity
-// saturates); an int8 block that holds a NaN or an infinity gets scale NaN, so that the row's sums are NaN.
+// An int8 scale of this range keeps its half and its products with a block's sum exact up to their one
+// rounding.
+inline constexpr float kMinInt8Scale = 0x1p-125f, kMaxInt8Scale = 0x1p110f;
+
+// NVFP4 follows formats/nvfp4.h's exact mode on x's own values: NaN counts for no scale and becomes 6 block
+// scales, infinity saturates. An int8 block whose scale would be below kMinInt8Scale gives zeros and scale 0;
+// one that holds a NaN or would have a scale above kMaxInt8Scale gives zeros and scale NaN, so that the row's
+// sums are NaN.
 void quantize_act(const ActQuantArgs& args);  // the caller spreads rows over threads
 
 }  // namespace fp4moe

@@ -31,7 +31,8 @@ constexpr bool is_gated(ActivationKind kind) { return kind != ActivationKind::kR
 // What a chunk of either GEMM reads. Panels lie one behind the other, panel_bytes(format, k) each.
 struct ExpertGemmArgs {
   Fp4Format format = Fp4Format::kMxfp4;
-  ActRows x;  // [rows, K], contiguous: one expert's rows, or what quantize_act() made of them
+  ActRows x;  // [rows, K], contiguous: one expert's rows, or what quantize_act() made of them. kU8 rows
+              // (w4a8) need x_block_scales; they give the bits of the same codes in bf16, sooner
   const uint8_t* panels = nullptr;  // [num_panels], 64-byte aligned
   const float* bias = nullptr;      // [num_panels * 16], zeros where the model has none
   int64_t num_panels = 0;
@@ -80,9 +81,9 @@ struct ExpertOps {
   void (*router_logits)(const RouterLogitsArgs&);
 };
 
-// The oracle; x of either activation type.
+// The oracle; x bf16, f32 or kU8.
 const ExpertOps& ref_expert_ops();
-// Precondition: isa_available(isa). x must be bf16.
+// Precondition: isa_available(isa). x must be bf16 or kU8.
 const ExpertOps& cpu_expert_ops(Isa isa);
 
 }  // namespace fp4moe

@@ -152,11 +152,10 @@ TEST_P(ActQuant, Int8IsTheNearestInteger) {
       for (size_t b = 0; b < q.block_scales.size(); ++b) {
         float amax = 0;
         for (size_t i = b * block; i < (b + 1) * block; ++i) amax = std::max(amax, std::abs(rounded[i]));
-        ASSERT_EQ(q.block_scales[b], amax / 127.0f);
+        ASSERT_EQ(q.block_scales[b], amax / 127.0f < kMinInt8Scale ? 0 : amax / 127.0f);
         for (size_t i = b * block; i < (b + 1) * block; ++i) {
-          const long code = amax / 127.0f == 0 ? 0 : std::lrint(rounded[i] / (amax / 127.0f));
-          ASSERT_EQ(q.values[i], static_cast<float>(std::clamp(code, -127l, 127l)))
-              << rounded[i] << " / " << amax;
+          const long code = amax / 127.0f < kMinInt8Scale ? 0 : std::lrint(rounded[i] / (amax / 127.0f));
+          ASSERT_EQ(q.values[i], static_cast<float>(code)) << rounded[i] << " / " << amax;
         }
       }
     }
@@ -185,22 +184,41 @@ TEST_P(ActQuant, Int8NotFiniteMakesTheBlocksScaleNan) {
   }
 }
 
-// Scales in the subnormal range: never beyond 127, and zero where the scale vanishes.
-TEST_P(ActQuant, Int8TinyBlocks) {
-  for (float tiny = 0x1p-110f; tiny > 0; tiny /= 2) {
-    const float amax = as_input({tiny})[0];
-    std::vector<float> x(16, tiny);
-    x[3] = -tiny;
-    const Quantised q = run(ActQuantKind::kInt8Block, x, 16);
-    EXPECT_EQ(q.block_scales[0], amax / 127);
-    for (float v : q.values) EXPECT_LE(std::abs(v), 127);
-    if (amax / 127 == 0) {
-      EXPECT_EQ(q.values[0], 0);
-    } else {
-      EXPECT_GT(q.values[0], 60);
-      EXPECT_EQ(q.values[3], -q.values[0]);
-    }
+// Scales out of range: below it zeros, above it NaN as from an infinity.
+TEST_P(ActQuant, Int8ScaleRange) {
+  for (int exponent = -149; exponent < 128; ++exponent) {
+    const float x = as_input({std::ldexp(127.0f, exponent)})[0];  // scale 2^exponent
+    if (!std::isfinite(x)) continue;
+    std::vector<float> values(16, x);
+    values[3] = -x;
+    const Quantised q = run(ActQuantKind::kInt8Block, values, 16);
+    const bool low = exponent<-125, high = exponent> 110;
+    EXPECT_EQ(q.values[0], low || high ? 0 : 127) << exponent;
+    EXPECT_EQ(q.values[3], low || high ? 0 : -127) << exponent;
+    if (high)
+      EXPECT_TRUE(std::isnan(q.block_scales[0])) << exponent;
+    else
+      EXPECT_EQ(q.block_scales[0], low ? 0 : std::ldexp(1.0f, exponent));
   }
+}
+
+// The bytes that byte dots read are the same codes: + 128, and every eight columns in their order.
+TEST_P(ActQuant, Int8BytesAreTheSameCodes) {
+  std::vector<float> values = uneven_rows(7, 96, 8);
+  values[100] = NAN;
+  const Quantised q = run(ActQuantKind::kInt8Block, values, 96, {}, 32);
+  ActBuffer x(in(), 7, 96, values);
+  std::vector<uint8_t> bytes(values.size());
+  std::vector<float> scales(q.block_scales.size());
+  quantize_act({.kind = ActQuantKind::kInt8Block,
+                .x = x.view(),
+                .block = 32,
+                .out = {bytes.data(), DType::kU8, 7, 96},
+                .block_scales = scales.data()});
+  EXPECT_TRUE(same_bytes(bytes_of(scales), bytes_of(q.block_scales)));
+  const int columns[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+  for (size_t i = 0; i < bytes.size(); ++i)
+    ASSERT_EQ(bytes[i] - 128, q.values[i / 8 * 8 + static_cast<size_t>(columns[i % 8])]) << i;
 }
 
 TEST_P(ActQuant, InPlaceAndNothingToDo) {

@@ -16,7 +16,9 @@
 namespace fp4moe {
 namespace {
 
-enum class Scheme { kStatic, kPerToken, kInt8 };
+enum class Scheme { kStatic, kPerToken, kInt8, kInt8Bytes };
+
+bool is_int8(Scheme scheme) { return scheme == Scheme::kInt8 || scheme == Scheme::kInt8Bytes; }
 
 // Rows as quantize_act() makes them, the call that undoes their scales, and their values in double.
 struct QuantRows {
@@ -37,17 +39,19 @@ struct QuantRows {
                   .block_scales = block_scales.data()});
     if (scheme == Scheme::kStatic) call.tensor_scale = to_decode(encode).value;
     if (scheme == Scheme::kPerToken) call.row_scales = row_scales.data();
-    if (scheme == Scheme::kInt8) call.block_scales = block_scales.data();
+    if (is_int8(scheme)) call.block_scales = block_scales.data();
     const std::vector<float> codes = x.values();
+    rows_ = x.view();
+    if (scheme == Scheme::kInt8Bytes) use_bytes(plain.view());
     for (size_t i = 0; i < codes.size(); ++i)
       exact.push_back(static_cast<double>(codes[i]) * call.tensor_scale *
                       row_scales[i / static_cast<size_t>(k)] * block_scales[i / static_cast<size_t>(block)]);
   }
 
-  ActRows first(int64_t rows) {
-    ActRows some = x.view();
-    some.rows = rows;
-    return some;
+  ActRows first(int64_t rows) const { return part(0, rows); }
+  ActRows part(int64_t first, int64_t rows) const {
+    const int64_t bytes = rows_.cols * (rows_.dtype == DType::kU8 ? 1 : 2);
+    return {static_cast<uint8_t*>(rows_.data) + first * bytes, rows_.dtype, rows, rows_.cols};
   }
 
   EncodeScale encode = {2688.0f / 5.3f};
@@ -55,6 +59,19 @@ struct QuantRows {
   std::vector<float> row_scales, block_scales;
   GemmCall call;
   std::vector<double> exact;
+
+ private:
+  void use_bytes(const ActRows& plain) {
+    bytes_.resize(static_cast<size_t>(plain.rows * plain.cols));
+    rows_ = {bytes_.data(), DType::kU8, plain.rows, plain.cols};
+    quantize_act({.kind = ActQuantKind::kInt8Block,
+                  .x = plain,
+                  .block = static_cast<int>(bytes_.size() / block_scales.size()),
+                  .out = rows_,
+                  .block_scales = block_scales.data()});
+  }
+  ActRows rows_;  // what the GEMM reads
+  std::vector<uint8_t> bytes_;
 };
 
 class ExpertQuantGemm : public testing::TestWithParam<std::tuple<const ExpertOps*, Fp4Format>> {
@@ -63,8 +80,8 @@ class ExpertQuantGemm : public testing::TestWithParam<std::tuple<const ExpertOps
   Fp4Format format() const { return std::get<1>(GetParam()); }
   std::vector<Scheme> schemes() const {
     return format() == Fp4Format::kMxfp4
-               ? std::vector<Scheme>{Scheme::kInt8}
-               : std::vector<Scheme>{Scheme::kStatic, Scheme::kPerToken, Scheme::kInt8};
+               ? std::vector<Scheme>{Scheme::kInt8, Scheme::kInt8Bytes}
+               : std::vector<Scheme>{Scheme::kStatic, Scheme::kPerToken, Scheme::kInt8, Scheme::kInt8Bytes};
   }
   std::vector<int64_t> widths() const {
     return format() == Fp4Format::kMxfp4 ? std::vector<int64_t>{32, 96, 2880}
@@ -136,15 +153,18 @@ TEST_P(ExpertQuantGemm, WrongInputsFail) {
     ActBuffer plain(DType::kBF16, 6, h, values);
     EXPECT_FALSE(passes(plain.view(), {})) << int(scheme);
     EXPECT_FALSE(within_relative_l2(c.run(ops(), plain.view(), {}), expected, 3e-3)) << int(scheme);
-    EXPECT_FALSE(passes(x.first(6), {})) << int(scheme);
-    GemmCall wrong = x.call;
+    const std::vector<float> ones(x.block_scales.size(), 1.0f);
+    GemmCall wrong;  // bytes are never without block scales
+    if (scheme == Scheme::kInt8Bytes) wrong.block_scales = ones.data();
+    EXPECT_FALSE(passes(x.first(6), wrong)) << int(scheme);
+    wrong = x.call;
     wrong.swapped = true;
     EXPECT_FALSE(passes(x.first(6), wrong)) << int(scheme);
     wrong = x.call;
     wrong.tensor_scale = 1 / wrong.tensor_scale;
-    std::vector<float> inverse = scheme == Scheme::kInt8 ? x.block_scales : x.row_scales;
+    std::vector<float> inverse = is_int8(scheme) ? x.block_scales : x.row_scales;
     for (float& s : inverse) s = 1 / s;
-    (scheme == Scheme::kInt8 ? wrong.block_scales : wrong.row_scales) = inverse.data();
+    (is_int8(scheme) ? wrong.block_scales : wrong.row_scales) = inverse.data();
     EXPECT_FALSE(passes(x.first(6), wrong)) << int(scheme);
   }
 }
@@ -185,10 +205,11 @@ TEST_P(ExpertQuantGemm, Int8SumsAreExact) {
         for (int64_t r = 0; r < 32; ++r)
           for (int64_t i = 0; i < k; i += 2) c.weight.code_byte(r, i) = r % 2 == 0 ? 0x77 : 0xf7;
       }
-      QuantRows x(Scheme::kInt8, format(), values, k);
+      QuantRows x(Scheme::kInt8, format(), values, k), bytes(Scheme::kInt8Bytes, format(), values, k);
       const std::vector<float> codes = x.x.values();
       for (int64_t rows : {1, 4, 12, 17}) {
         const std::vector<float> out = c.run(ops(), x.first(rows), x.call);
+        ASSERT_EQ(out, c.run(ops(), bytes.first(rows), bytes.call));
         for (int64_t t = 0; t < rows; ++t)
           for (int64_t r = 0; r < 32; ++r)
             ASSERT_EQ(out[static_cast<size_t>(t * 32 + r)],
@@ -197,6 +218,29 @@ TEST_P(ExpertQuantGemm, Int8SumsAreExact) {
                 << "K=" << k << " row " << t << " output " << r;
       }
     }
+}
+
+// Bytes and bf16 agree to the bit at the ends of the ranges of both scales.
+TEST_P(ExpertQuantGemm, Int8BytesAgreeForEveryScale) {
+  const int64_t k = 2 * fp4_block(format());
+  Random random(61);
+  DownCase c(format(), 16, k, random);
+  c.bias.assign(16, 0.0f);
+  std::vector<float> values;
+  for (int exponent = -125; exponent <= 110; ++exponent)
+    for (float v : random.normal(k)) values.push_back(std::ldexp(std::clamp(v, -3.0f, 3.0f), exponent + 5));
+  const int last_scale = format() == Fp4Format::kMxfp4 ? 254 : 126;
+  for (int scale = 0; scale <= last_scale; scale += 7) {
+    for (int64_t r = 0; r < 16; ++r)
+      for (int64_t b = 0; b < 2; ++b) c.weight.scale_byte(r, b) = static_cast<uint8_t>(scale);
+    QuantRows x(Scheme::kInt8, format(), values, k), bytes(Scheme::kInt8Bytes, format(), values, k);
+    const std::vector<float> from_bf16 = c.run(ops(), x.first(x.x.view().rows), x.call);
+    const std::vector<float> from_bytes = c.run(ops(), bytes.first(x.x.view().rows), bytes.call);
+    for (size_t i = 0; i < from_bf16.size(); ++i) {
+      if (std::isnan(from_bf16[i]) && std::isnan(from_bytes[i])) continue;
+      ASSERT_EQ(from_bf16[i], from_bytes[i]) << "scale byte " << scale << " row " << i / 16;
+    }
+  }
 }
 
 TEST_P(ExpertQuantGemm, ARowGivesTheSameBitsAloneAndInAnyBatch) {
@@ -210,8 +254,7 @@ TEST_P(ExpertQuantGemm, ARowGivesTheSameBitsAloneAndInAnyBatch) {
       GemmCall call = x.call;
       if (call.row_scales != nullptr) call.row_scales += t;
       if (call.block_scales != nullptr) call.block_scales += t * blocks;
-      const std::vector<float> alone =
-          c.run(ops(), {static_cast<bf16*>(x.x.view().data) + t * k, DType::kBF16, 1, k}, call);
+      const std::vector<float> alone = c.run(ops(), x.part(t, 1), call);
       ASSERT_TRUE(std::equal(alone.begin(), alone.end(), whole.begin() + t * n)) << t;
     }
   }
@@ -223,9 +266,11 @@ TEST_P(ExpertQuantGemm, NanOfOneBlockStaysInItsRow) {
   const DownCase c(format(), n, k, random);
   std::vector<float> values = random.normal(9 * k);
   values[static_cast<size_t>(4 * k + 17)] = NAN;
-  QuantRows x(Scheme::kInt8, format(), values, k);
-  const std::vector<float> out = c.run(ops(), x.first(9), x.call);
-  for (size_t i = 0; i < out.size(); ++i) EXPECT_EQ(std::isnan(out[i]), i / n == 4) << i;
+  for (Scheme scheme : {Scheme::kInt8, Scheme::kInt8Bytes}) {
+    QuantRows x(scheme, format(), values, k);
+    const std::vector<float> out = c.run(ops(), x.first(9), x.call);
+    for (size_t i = 0; i < out.size(); ++i) EXPECT_EQ(std::isnan(out[i]), i / n == 4) << i;
+  }
 }
 
 }  // namespace

@@ -18,35 +18,37 @@ namespace fp4moe::FP4MOE_ISA {
 namespace {
 
 using Lanes = float[kPanelRows];  // one value for each row of a panel
-using DotFn = void (*)(const uint8_t* panel, int64_t k, const bf16* x, const float* x_scales, Lanes* out);
+using DotFn = void (*)(const uint8_t* panel, int64_t k, const void* x, const float* x_scales, Lanes* out);
 
-template <Fp4Format F, bool kXScales, int NT>
-DotFn dot_of(int64_t num_tokens) {
+template <Fp4Format F, RowKind R, int NT>
+DotFn dot_of(int64_t num_rows) {
   if constexpr (NT == 0)
     return nullptr;
   else
-    return num_tokens == NT ? expert_dot<F, kXScales, NT> : dot_of<F, kXScales, NT - 1>(num_tokens);
+    return num_rows == NT ? expert_dot<F, R, NT> : dot_of<F, R, NT - 1>(num_rows);
 }
 
+// expert_dot<num_rows>, 1 <= num_rows <= kMaxTokens.
 template <Fp4Format F>
-DotFn dot_of(bool x_scales, int64_t num_tokens) {
-  return x_scales ? dot_of<F, true, kMaxTokens>(num_tokens) : dot_of<F, false, kMaxTokens>(num_tokens);
+DotFn dot_of(const ExpertGemmArgs& g, int64_t num_rows) {
+  if (g.x.dtype == DType::kU8) return dot_of<F, RowKind::kInt8, kMaxTokens>(num_rows);
+  return g.x_block_scales != nullptr ? dot_of<F, RowKind::kBf16Scaled, kMaxTokens>(num_rows)
+                                     : dot_of<F, RowKind::kBf16, kMaxTokens>(num_rows);
 }
 
 // Some rows of x times one panel after the other.
 struct TileDot {
   DotFn dot;
   int64_t k, panel_bytes;
-  const bf16* x;
+  const uint8_t* x;
   const float* x_scales;
 
-  // 1 <= num_rows <= kMaxTokens
   TileDot(const ExpertGemmArgs& g, int64_t first_row, int64_t num_rows)
-      : dot(g.format == Fp4Format::kMxfp4 ? dot_of<Fp4Format::kMxfp4>(g.x_block_scales != nullptr, num_rows)
-                                          : dot_of<Fp4Format::kNvfp4>(g.x_block_scales != nullptr, num_rows)),
+      : dot(g.format == Fp4Format::kMxfp4 ? dot_of<Fp4Format::kMxfp4>(g, num_rows)
+                                          : dot_of<Fp4Format::kNvfp4>(g, num_rows)),
         k(g.x.cols),
         panel_bytes(expert_panel_bytes(g.format, k)),
-        x(static_cast<const bf16*>(g.x.data) + first_row * k),
+        x(static_cast<const uint8_t*>(g.x.data) + first_row * k * (g.x.dtype == DType::kU8 ? 1 : 2)),
         x_scales(g.x_block_scales == nullptr
                      ? nullptr
                      : g.x_block_scales + first_row * (k / (g.format == Fp4Format::kMxfp4 ? 32 : 16))) {}

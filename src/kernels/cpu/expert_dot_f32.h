@@ -14,30 +14,44 @@
 namespace fp4moe::FP4MOE_ISA {
 namespace {
 
-// out[t][r] = sum over k of x[t, k] * w[r, k], t < NT. With kXScales each block's sum is multiplied by its
+// One block of a row, in f32.
+template <RowKind R, int kBlock>
+inline void load_row(const void* rows, int64_t first, float* x) {
+  for (int c = 0; c < kBlock; c += kLanes) {
+    if constexpr (R == RowKind::kInt8) {
+      const uint8_t* bytes = static_cast<const uint8_t*>(rows) + first + c;
+      for (int i = 0; i < kLanes; ++i)
+        x[c + i / 8 * 8 + kInt8Columns[i % 8]] = static_cast<float>(bytes[i] - 128);
+    } else {
+      store(x + c, load(static_cast<const bf16*>(rows) + first + c));
+    }
+  }
+}
+
+// out[t][r] = sum over k of x[t, k] * w[r, k], t < NT. With scales each block's sum is multiplied by its
 // x_scales[t, block] first.
-template <Fp4Format F, bool kXScales, int NT>
-void expert_dot(const uint8_t* panel, int64_t k, const bf16* x, const float* x_scales,
+template <Fp4Format F, RowKind R, int NT>
+void expert_dot(const uint8_t* panel, int64_t k, const void* rows, const float* x_scales,
                 float (*out)[kPanelRows]) {
   constexpr int kBlock = fp4_block(F);
   const int64_t num_blocks = k / kBlock;
   const uint8_t* codes = panel + expert_panel_scale_bytes(F, k);
   for (int t = 0; t < NT; ++t) store(out[t], zero());
-  for (int64_t b = 0; b < num_blocks; ++b, codes += kBlock / 8 * 64, x += kBlock) {
-    alignas(64) float w[kBlock][kPanelRows];
+  for (int64_t b = 0; b < num_blocks; ++b, codes += kBlock / 8 * 64) {
+    alignas(64) float w[kBlock][kPanelRows], x[NT][kBlock];
     for (int j = 0; j < kBlock / 8; ++j) decode_words(codes + 64 * j, &w[8 * j]);
     Vec sum[NT];
-    for (int t = 0; t < NT; ++t) sum[t] = zero();
+    for (int t = 0; t < NT; ++t) {
+      load_row<R, kBlock>(rows, t * k + b * kBlock, x[t]);
+      sum[t] = zero();
+    }
     for (int c = 0; c < kBlock; ++c) {
       const Vec weight = load(w[c]);
-      for (int t = 0; t < NT; ++t) {
-        const uint32_t bits = static_cast<uint32_t>(x[t * k + c].bits) << 16;
-        sum[t] = fma(weight, broadcast(__builtin_bit_cast(float, bits)), sum[t]);
-      }
+      for (int t = 0; t < NT; ++t) sum[t] = fma(weight, broadcast(x[t][c]), sum[t]);
     }
     const Vec scale = block_scales<F>(panel + b * kPanelRows);
     for (int t = 0; t < NT; ++t) {
-      if constexpr (kXScales) sum[t] = mul(sum[t], broadcast(x_scales[t * num_blocks + b]));
+      if constexpr (R != RowKind::kBf16) sum[t] = mul(sum[t], broadcast(x_scales[t * num_blocks + b]));
       store(out[t], fma(scale, sum[t], load(out[t])));
     }
   }

@@ -16,6 +16,17 @@
 
 namespace fp4moe {
 
+// What the rows of a GEMM are.
+enum class RowKind : uint8_t {
+  kBf16,        // no block scales
+  kBf16Scaled,  // bf16, each block's sum times its x_block_scales
+  kInt8,        // bytes of codes (kernels/act_quant.h), scaled likewise
+};
+
+// Column, within its eight, of the byte at each place of an eight of kInt8 rows: bytes of low nibbles of a
+// word above, then of high ones, are these columns.
+static constexpr int kInt8Columns[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+
 // static: sources of every ISA use these, and each must keep its own copy.
 static constexpr int64_t expert_panel_scale_bytes(Fp4Format format, int64_t k) {
   return (k / (format == Fp4Format::kMxfp4 ? 32 : 16) * kPanelRows + 63) / 64 * 64;
