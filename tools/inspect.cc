@@ -28,9 +28,9 @@ const char* quant_method_name(QuantMethod method) {
     case QuantMethod::kMxfp4GptOss:
       return "mxfp4 (gpt-oss)";
     case QuantMethod::kCompressedNvfp4:
-      return "NVFP4, compressed-tensors";
+      return "nvfp4 (compressed-tensors)";
     case QuantMethod::kCompressedMxfp4:
-      return "MXFP4, compressed-tensors";
+      return "mxfp4 (compressed-tensors)";
     case QuantMethod::kModelOptNvfp4:
       return "nvfp4 (modelopt)";
   }

@@ -20,7 +20,9 @@ void add_make_tiny(CLI::App& app, int& exit_code) {
   verb.add_option("--like", o.like, "shape to start from")
       ->check(CLI::IsMember(make_tiny_shapes()))
       ->capture_default_str();
-  verb.add_option("--dialect", o.dialect, "auto, gpt-oss (MXFP4) or modelopt (NVFP4)")->capture_default_str();
+  verb.add_option("--dialect", o.dialect,
+                  "auto, gpt-oss (MXFP4), modelopt (NVFP4), compressed-nvfp4 or compressed-mxfp4")
+      ->capture_default_str();
   verb.add_option("--rope-style", o.rope_style, "new (rope_parameters) or old (rope_scaling)")
       ->capture_default_str();
   verb.add_option("--seed", o.seed, "of the random weights")->capture_default_str();

@@ -13,9 +13,10 @@ namespace fp4moe {
 
 struct MakeTinyOptions {
   std::string like = "gpt-oss-tiny";  // one of make_tiny_shapes()
-  std::string dialect = "auto";       // auto | gpt-oss | modelopt: must be one that the shape is published in
-  std::string rope_style = "new";     // new: rope_parameters; old: rope_theta and rope_scaling
-  uint64_t seed = 0;                  // a tensor's data depends on this and its name and shape alone
+  // auto | gpt-oss | modelopt | compressed-nvfp4 | compressed-mxfp4: must be one that the family can have.
+  std::string dialect = "auto";
+  std::string rope_style = "new";  // new: rope_parameters; old: rope_theta and rope_scaling
+  uint64_t seed = 0;               // a tensor's data depends on this and its name and shape alone
   int num_shards = 1;
   // Where not given, as in `like`.
   std::optional<int64_t> num_hidden_layers, hidden_size, intermediate_size /* of one expert */, num_experts,

@@ -43,6 +43,31 @@ constexpr Shape kShapes[] = {
       "num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 40960, "rms_norm_eps": 1e-06,
       "attention_bias": false, "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": [],
       "use_sliding_window": false, "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}})"},
+    {"qwen3-moe-tiny", "modelopt", R"({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
+      "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 128,
+      "num_hidden_layers": 4, "num_experts": 16, "num_experts_per_tok": 4, "num_attention_heads": 4,
+      "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 40960, "rms_norm_eps": 1e-06,
+      "attention_bias": false, "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": [],
+      "use_sliding_window": false, "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}})"},
+    {"qwen2-moe-tiny", "modelopt", R"({"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe",
+      "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 128,
+      "shared_expert_intermediate_size": 256, "num_hidden_layers": 4, "num_experts": 16,
+      "num_experts_per_tok": 4, "num_attention_heads": 4, "num_key_value_heads": 4,
+      "max_position_embeddings": 32768, "rms_norm_eps": 1e-06, "qkv_bias": true, "norm_topk_prob": false,
+      "decoder_sparse_step": 1, "mlp_only_layers": [], "use_sliding_window": false,
+      "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}})"},
+    {"deepseek-v3-tiny", "modelopt", R"({"architectures": ["DeepseekV3ForCausalLM"],
+      "model_type": "deepseek_v3", "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512,
+      "moe_intermediate_size": 128, "num_hidden_layers": 4, "n_routed_experts": 16, "n_shared_experts": 1,
+      "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1,
+      "norm_topk_prob": true, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
+      "topk_method": "noaux_tc", "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 128,
+      "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 64,
+      "rope_interleave": true, "max_position_embeddings": 163840, "rms_norm_eps": 1e-06,
+      "attention_bias": false,
+      "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "beta_fast": 32.0,
+                          "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+                          "original_max_position_embeddings": 4096}})"},
     {"deepseek-v3", "modelopt", R"({"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3",
       "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
       "num_hidden_layers": 61, "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8,
@@ -122,7 +147,7 @@ void set_old_rope(Json& config) {
   config["rope_scaling"] = scaling["rope_type"] == "default" ? Json() : scaling;
 }
 
-// The modules that stay in bf16, as the two dialects spell them.
+// The modules that stay in bf16, as the dialects spell them.
 Json declare_mxfp4() {
   return {{"quant_method", "mxfp4"},
           {"modules_to_not_convert",
@@ -136,7 +161,17 @@ Json declare_nvfp4() {
             {"kv_cache_quant_algo", nullptr},
             {"group_size", 16},
             {"exclude_modules",
-             {"lm_head", "model.embed_tokens", "model.layers.*.self_attn*", "model.layers.*.mlp.gate"}}}}};
+             {"lm_head", "model.embed_tokens", "model.layers.*.self_attn*", "model.layers.*.mlp.gate",
+              "model.layers.*.mlp.shared_expert_gate"}}}}};
+}
+
+Json declare_compressed(bool is_mx) {
+  const Json weights = {
+      {"num_bits", 4}, {"type", "float"}, {"group_size", is_mx ? 32 : 16}, {"symmetric", true}};
+  return {{"quant_method", "compressed-tensors"},
+          {"format", is_mx ? "mxfp4-pack-quantized" : "nvfp4-pack-quantized"},
+          {"config_groups", {{"group_0", {{"targets", {"Linear"}}, {"weights", weights}}}}},
+          {"ignore", {"lm_head", "re:.*self_attn.*", "re:.*mlp.gate$", "re:.*shared_expert_gate$"}}};
 }
 
 // GPT-2's printable stand-in for a byte, in UTF-8: itself where that is printable, else the next of U+0100
@@ -199,8 +234,10 @@ std::vector<std::string> make_tiny_shapes() {
 Result<MakeTinyFiles> make_tiny_files(const MakeTinyOptions& options) {
   FP4MOE_ASSIGN_OR_RETURN(const Shape* shape, find_shape(options.like));
   const std::string dialect = options.dialect == "auto" ? shape->dialect : options.dialect;
-  if (dialect != "gpt-oss" && dialect != "modelopt")
-    return invalid_argument("dialect = '" + dialect + "'; legal: auto, gpt-oss, modelopt");
+  const bool is_compressed = dialect == "compressed-nvfp4" || dialect == "compressed-mxfp4";
+  if (dialect != "gpt-oss" && dialect != "modelopt" && !is_compressed)
+    return invalid_argument("dialect = '" + dialect +
+                            "'; legal: auto, gpt-oss, modelopt, compressed-nvfp4, compressed-mxfp4");
   if (options.rope_style != "new" && options.rope_style != "old")
     return invalid_argument("rope_style = '" + options.rope_style + "'; legal: new, old");
   MakeTinyFiles files;
@@ -221,6 +258,8 @@ Result<MakeTinyFiles> make_tiny_files(const MakeTinyOptions& options) {
   if (options.rope_style == "old") set_old_rope(config);
   if (dialect == "gpt-oss")
     config["quantization_config"] = declare_mxfp4();
+  else if (is_compressed)
+    config["quantization_config"] = declare_compressed(dialect == "compressed-mxfp4");
   else
     files.hf_quant = declare_nvfp4();
   files.generation = {{"eos_token_id", eos}, {"bos_token_id", 0}, {"pad_token_id", 0}, {"do_sample", false}};

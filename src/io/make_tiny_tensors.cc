@@ -96,10 +96,13 @@ class TensorList {
     add_projection("self_attn.q_proj", query, config_.hidden_size);
     add_projection("self_attn.k_proj", key, config_.hidden_size);
     add_projection("self_attn.v_proj", key, config_.hidden_size);
-    add_projection("self_attn.o_proj", config_.hidden_size, query);
-    if (config_.family == ModelFamily::kGptOss) {
+    if (config_.family == ModelFamily::kQwen2Moe)
+      add("self_attn.o_proj.weight", {config_.hidden_size, query});
+    else
+      add_projection("self_attn.o_proj", config_.hidden_size, query);
+    if (config_.family == ModelFamily::kGptOss)
       add("self_attn.sinks", {config_.num_heads}, TinyContent::kNormal, 0.5f);
-    } else {
+    if (config_.qk_norm) {
       add("self_attn.q_norm.weight", {config_.head_dim}, TinyContent::kNearOne);
       add("self_attn.k_norm.weight", {config_.head_dim}, TinyContent::kNearOne);
     }
@@ -126,43 +129,56 @@ class TensorList {
     if (config_.family == ModelFamily::kGptOss) {
       add("mlp.router.weight", {experts, hidden});
       add("mlp.router.bias", {experts});
-      add_mxfp4("mlp.experts.gate_up_proj", 2 * config_.intermediate_size, hidden);
-      add_mxfp4("mlp.experts.down_proj", hidden, config_.intermediate_size);
+      add_gpt_oss("mlp.experts.gate_up_proj", 2 * config_.intermediate_size, hidden);
+      add_gpt_oss("mlp.experts.down_proj", hidden, config_.intermediate_size);
       return;
     }
     if (!config_.layer_has_experts[static_cast<size_t>(layer)])
-      return add_nvfp4_mlp("mlp", config_.dense_intermediate_size);
+      return add_fp4_mlp("mlp", config_.dense_intermediate_size);
     add("mlp.gate.weight", {experts, hidden});
-    if (config_.family == ModelFamily::kDeepseekV3)
+    if (config_.router.has_correction_bias)
       add("mlp.gate.e_score_correction_bias", {experts}, TinyContent::kNormal, kWeightLevel, DType::kF32);
     for (int64_t e = 0; e < experts; ++e)
-      add_nvfp4_mlp("mlp.experts." + std::to_string(e), config_.intermediate_size);
-    if (config_.num_shared_experts > 0)
-      add_nvfp4_mlp("mlp.shared_experts", config_.num_shared_experts * config_.intermediate_size);
+      add_fp4_mlp("mlp.experts." + std::to_string(e), config_.intermediate_size);
+    if (config_.num_shared_experts == 0) return;
+    add_fp4_mlp(config_.shared_expert_gate ? "mlp.shared_expert" : "mlp.shared_experts",
+                config_.shared_intermediate_size);
+    if (config_.shared_expert_gate) add("mlp.shared_expert_gate.weight", {1, hidden});
   }
 
   // All experts of one projection.
-  void add_mxfp4(const std::string& name, int64_t rows, int64_t cols) {
+  void add_gpt_oss(const std::string& name, int64_t rows, int64_t cols) {
     const int64_t experts = config_.num_experts;
     add(name + "_blocks", {experts, rows, cols / 32, 16}, TinyContent::kCodes, 1, DType::kU8);
     add(name + "_scales", {experts, rows, cols / 32}, TinyContent::kE8m0, 1, DType::kU8);
     add(name + "_bias", {experts, rows});
   }
 
-  void add_nvfp4(const std::string& name, int64_t rows, int64_t cols, float input_amax) {
+  void add_fp4(const std::string& name, int64_t rows, int64_t cols, float input_amax) {
     constexpr float kCodeRms = 2.93f, kBlockScaleMean = 184, kFp4TimesFp8Max = 6 * 448;
-    add(name + ".weight", {rows, cols / 2}, TinyContent::kCodes, 1, DType::kU8);
+    const float scale = kWeightLevel / (kCodeRms * kBlockScaleMean);
+    const float input_scale = input_amax / kFp4TimesFp8Max;
+    const QuantMethod method = config_.quant.method;
+    const bool is_modelopt = method == QuantMethod::kModelOptNvfp4;
+    add(name + (is_modelopt ? ".weight" : ".weight_packed"), {rows, cols / 2}, TinyContent::kCodes, 1,
+        DType::kU8);
+    if (is_mxfp4(method))
+      return add(name + ".weight_scale", {rows, cols / 32}, TinyContent::kE8m0, 1, DType::kU8);
     add(name + ".weight_scale", {rows, cols / 16}, TinyContent::kE4m3, 1, DType::kF8E4M3);
-    add(name + ".weight_scale_2", {}, TinyContent::kLevel, kWeightLevel / (kCodeRms * kBlockScaleMean),
-        DType::kF32);
-    add(name + ".input_scale", {}, TinyContent::kLevel, input_amax / kFp4TimesFp8Max, DType::kF32);
+    if (is_modelopt) {
+      add(name + ".weight_scale_2", {}, TinyContent::kLevel, scale, DType::kF32);
+      add(name + ".input_scale", {}, TinyContent::kLevel, input_scale, DType::kF32);
+    } else {
+      add(name + ".weight_global_scale", {1}, TinyContent::kLevel, 1 / scale, DType::kF32);
+      add(name + ".input_global_scale", {1}, TinyContent::kLevel, 1 / input_scale, DType::kF32);
+    }
   }
 
-  void add_nvfp4_mlp(const std::string& name, int64_t intermediate) {
+  void add_fp4_mlp(const std::string& name, int64_t intermediate) {
     constexpr float kNormalisedAmax = 6, kActivatedAmax = 4;
-    add_nvfp4(name + ".gate_proj", intermediate, config_.hidden_size, kNormalisedAmax);
-    add_nvfp4(name + ".up_proj", intermediate, config_.hidden_size, kNormalisedAmax);
-    add_nvfp4(name + ".down_proj", config_.hidden_size, intermediate, kActivatedAmax);
+    add_fp4(name + ".gate_proj", intermediate, config_.hidden_size, kNormalisedAmax);
+    add_fp4(name + ".up_proj", intermediate, config_.hidden_size, kNormalisedAmax);
+    add_fp4(name + ".down_proj", config_.hidden_size, intermediate, kActivatedAmax);
   }
 
   const ModelConfig& config_;

@@ -26,7 +26,7 @@ MakeTinyOptions small(const std::string& like) {
   options.num_heads = 4;
   options.num_kv_heads = 2;
   options.vocab_size = 300;
-  if (like == "deepseek-v3") {
+  if (like.starts_with("deepseek")) {
     options.dense_intermediate_size = 128;
     options.num_dense_layers = 1;
     options.num_groups = 2;
@@ -46,7 +46,7 @@ INSTANTIATE_TEST_SUITE_P(MakeTiny, EveryShape, testing::ValuesIn(make_tiny_shape
 
 double published_theta(const std::string& shape) {
   if (shape.starts_with("gpt-oss")) return 150000;
-  return shape.starts_with("qwen3") ? 1000000 : 10000;
+  return shape.starts_with("qwen") ? 1000000 : 10000;
 }
 
 TEST_P(EveryShape, LoadsAsACheckpoint) {
@@ -63,7 +63,7 @@ TEST_P(EveryShape, LoadsAsACheckpoint) {
     EXPECT_EQ(config->top_k, 2);
     EXPECT_EQ(config->eos_token_ids, (std::vector<int32_t>{0, 2}));
     EXPECT_EQ(config->rope.theta, published_theta(GetParam()));
-    EXPECT_EQ(config->rope.type == RopeConfig::Type::kYarn, !GetParam().starts_with("qwen3"));
+    EXPECT_EQ(config->rope.type == RopeConfig::Type::kYarn, !GetParam().starts_with("qwen"));
     const auto checkpoint = Checkpoint::open(folder.path());
     ASSERT_TRUE(is_ok(checkpoint));
     EXPECT_TRUE(is_ok(checkpoint->get("lm_head.weight", DType::kBF16, {300, 96})));
@@ -74,6 +74,49 @@ TEST_P(EveryShape, LoadsAsACheckpoint) {
       ASSERT_TRUE(is_ok(moe));
       EXPECT_EQ(moe->experts.size(), 4u);
     }
+  }
+}
+
+// Every tensor of the dense path, too, is there in the form that the loaders expect.
+TEST_P(EveryShape, LinearLayersLoadInEveryDialect) {
+  if (GetParam().starts_with("gpt-oss")) return;
+  for (const char* dialect : {"modelopt", "compressed-nvfp4", "compressed-mxfp4"}) {
+    const TempFolder folder;
+    MakeTinyOptions options = small(GetParam());
+    options.dense_intermediate_size = 128;
+    options.dialect = dialect;
+    ASSERT_TRUE(is_ok(make_tiny(folder.path(), options)));
+    const auto config = load_model_config(folder.path());
+    ASSERT_TRUE(is_ok(config));
+    const auto checkpoint = Checkpoint::open(folder.path());
+    ASSERT_TRUE(is_ok(checkpoint));
+    const Fp4Format format = is_mxfp4(config->quant.method) ? Fp4Format::kMxfp4 : Fp4Format::kNvfp4;
+    EXPECT_EQ(format == Fp4Format::kMxfp4, std::string(dialect) == "compressed-mxfp4");
+    int num_mlps = 0;
+    const auto expect_mlp = [&](const std::string& name, int64_t intermediate) {
+      const auto mlp = load_mlp_weights(*checkpoint, *config, name, intermediate);
+      ASSERT_TRUE(is_ok(mlp)) << dialect;
+      EXPECT_TRUE(mlp->gate.is_fp4);
+      EXPECT_EQ(mlp->gate.fp4.format, format);
+      ++num_mlps;
+    };
+    for (int64_t layer = 0; layer < 2; ++layer) {
+      const std::string mlp = "model.layers." + std::to_string(layer) + ".mlp";
+      if (!config->layer_has_experts[static_cast<size_t>(layer)]) {
+        expect_mlp(mlp, 128);
+        continue;
+      }
+      EXPECT_TRUE(is_ok(load_expert_weights(*checkpoint, *config, layer)));
+      if (config->num_shared_experts > 0)
+        expect_mlp(mlp + (config->shared_expert_gate ? ".shared_expert" : ".shared_experts"),
+                   config->shared_intermediate_size);
+    }
+    EXPECT_EQ(num_mlps, config->family == ModelFamily::kQwen3Moe ? 0 : 2);
+    const auto attention = load_linear_weights(
+        *checkpoint, *config, "model.layers.0.self_attn.o_proj", 96,
+        config->family == ModelFamily::kDeepseekV3 ? 4 * config->mla.v_head_dim : 4 * config->head_dim);
+    ASSERT_TRUE(is_ok(attention));
+    EXPECT_FALSE(attention->is_fp4);
   }
 }
 
