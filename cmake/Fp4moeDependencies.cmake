@@ -21,3 +21,7 @@ if(FP4MOE_TESTS)
   find_package(GTest REQUIRED)
   find_package(rapidcheck REQUIRED)
 endif()
+
+# The fabric mpi is a plug-in: without MPI it is not built. Its C interface only.
+set(MPI_CXX_SKIP_MPICXX ON)
+find_package(MPI COMPONENTS CXX)

@@ -18,7 +18,8 @@
 // combine round n.
 //
 // Deadlines. Every wait ends after options.timeout with an error that names both ranks, the operation, its
-// layer and epoch, and the signal expected and seen. It becomes the job's failure, so all ranks return it.
+// layer and epoch, and the signal expected and seen. It becomes the job's failure, so all ranks return it;
+// the end of a process (kUnavailable) is told with the operation that waited.
 #include "comm/communicator.h"
 
 #include <algorithm>
@@ -114,7 +115,10 @@ Status Communicator::State::wait_for(const Operation& op, int from, int slot, ui
   if (endpoint.failure().ok())
     endpoint.fail({StatusCode::kDeadline, waiting_text(op, from, waited) + ": expected signal " +
                                               std::to_string(value) + ", seen " + std::to_string(seen)});
-  return endpoint.failure();
+  const Status failure = endpoint.failure();
+  // A process that has ended: what stood still for it is known here alone.
+  return failure.code() == StatusCode::kUnavailable ? failure.with_context(waiting_text(op, from, waited))
+                                                    : failure;
 }
 
 }  // namespace fp4moe

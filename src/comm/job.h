@@ -11,11 +11,12 @@
 namespace fp4moe {
 
 struct JobOptions {
-  std::string fabric = "auto";  // auto | local | threads | mpi
-  int num_ranks = 1;            // R
-  int64_t heap_bytes = 0;       // symmetric heap of each rank
-  double timeout_seconds = 10;
-  std::string config_text;  // what all processes must agree on: compared by content hash at start
+  std::string fabric = "auto";        // auto | local | threads | mpi
+  int num_ranks = 1;                  // R
+  int64_t heap_bytes = 0;             // symmetric heap of each rank
+  double timeout_seconds = 10;        // of a blocked send and of an orderly end
+  double start_timeout_seconds = 60;  // for all processes to come
+  std::string config_text;            // what all processes must agree on: compared by content hash at start
   // What signal cells hold at first: the communicators' first_epoch - 1. Tests start near 2^32.
   uint32_t first_signal = 0;
 };

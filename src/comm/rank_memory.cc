@@ -5,13 +5,7 @@
 // for cost no system call.
 #include "comm/rank_memory.h"
 
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <climits>
 #include <string>
 #include <thread>
 
@@ -30,16 +24,6 @@ void relax() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
 #endif
-}
-
-void futex_wait(std::atomic<uint32_t>& word, uint32_t value, nanoseconds timeout) {
-  const timespec time = {static_cast<time_t>(timeout.count() / 1'000'000'000),
-                         static_cast<long>(timeout.count() % 1'000'000'000)};
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, value, &time, nullptr, 0);
-}
-
-void futex_wake(std::atomic<uint32_t>& word) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
 // Polls before a sleep: waiting on a core of one's own is cheap, on a shared one it keeps the peer from
@@ -83,8 +67,7 @@ void RankMemory::raise(int src, int dst, int slot, uint32_t value) {
   if (reached(cell.load(std::memory_order_relaxed), value)) return;
   cell.store(value);
   if (to.awaited.load() != index) return;
-  to.doorbell.fetch_add(1);
-  futex_wake(to.doorbell);
+  to.doorbell.ring();
 }
 
 Status RankMemory::wait(int rank, int src, int slot, uint32_t value, nanoseconds timeout, uint32_t* seen) {
@@ -116,13 +99,13 @@ Status RankMemory::sleep(Local& me, std::atomic<uint32_t>& cell, uint32_t value,
                          uint32_t* seen) {
   const auto deadline = steady_clock::now() + std::clamp(timeout, nanoseconds(0), kLongest);
   while (true) {
-    const uint32_t bell = me.doorbell.load();
+    const uint32_t bell = me.doorbell.read();
     *seen = cell.load();
     if (failed_.load()) return failure();
     if (reached(*seen, value)) return {};
     const nanoseconds left = deadline - steady_clock::now();
     if (left <= nanoseconds(0)) return {StatusCode::kDeadline, "no signal"};
-    futex_wait(me.doorbell, bell, left);
+    me.doorbell.wait(bell, left);
   }
 }
 
@@ -134,10 +117,7 @@ bool RankMemory::fail(const Status& status) {
     failure_ = status;
     failed_.store(true);
   }
-  for (const auto& to : locals_) {
-    to->doorbell.fetch_add(1);
-    futex_wake(to->doorbell);
-  }
+  for (const auto& to : locals_) to->doorbell.ring();
   return true;
 }
 

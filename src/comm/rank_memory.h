@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/buffer.h"
+#include "comm/doorbell.h"
 #include "comm/endpoint.h"
 #include "fp4moe/status.h"
 
@@ -52,8 +53,8 @@ class RankMemory {
     Buffer heap;
     std::vector<std::atomic<uint32_t>> cells;      // [num_ranks][kSignalSlots]: one cache line a source
     alignas(64) std::atomic<int32_t> awaited{-1};  // index of the cell slept for
-    std::atomic<uint32_t> doorbell{0};             // the futex
-    int polls = 0;                                 // before sleeping: of this rank's thread alone
+    Doorbell doorbell;
+    int polls = 0;  // before sleeping: of this rank's thread alone
   };
   explicit RankMemory(const RankMemoryShape& shape);
   Local& local(int rank) const { return *locals_[static_cast<size_t>(rank - shape_.first_rank)]; }

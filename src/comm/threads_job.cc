@@ -1,5 +1,6 @@
 #include "comm/threads_job.h"
 
+#include <atomic>
 #include <utility>
 #include <vector>
 
@@ -28,12 +29,13 @@ class ThreadsJob : public Job {
     return *endpoints_[static_cast<size_t>(rank)];
   }
   void abort(const Status& status) override {
-    log_error("the job ends: " + status.message());
+    if (!has_aborted_.exchange(true)) log_error("the job ends: " + status.message());
     memory_->fail(status);
   }
 
  private:
   const Fabric fabric_;
+  std::atomic<bool> has_aborted_{false};
   std::unique_ptr<RankMemory> memory_;
   std::vector<std::unique_ptr<LocalEndpoint>> endpoints_;
 };

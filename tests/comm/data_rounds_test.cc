@@ -100,6 +100,7 @@ TEST(DataRounds, AMissingRoundIsFound) {
     Status status = comm.exchange({"dispatch", 1}, nullptr, 0, nullptr);
     if (status.ok() && rank == 1) status = comm.data_ready({"dispatch", 1}, 2);
     if (status.ok()) status = comm.barrier({"next"});
+    if (status.ok()) status = comm.barrier({"after"});  // rank 0 has no part in the difference
     ASSERT_EQ(status.code(), StatusCode::kInternal);
     EXPECT_NE(status.message().find("data rounds"), std::string::npos) << status.message();
     EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();

@@ -1,0 +1,64 @@
+// Frames: what the processes of an mpi job send each other. A frame is a header and operations, all of one
+// sender, in its order. What comes in is checked before it changes anything.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/rank_memory.h"
+#include "fp4moe/status.h"
+
+namespace fp4moe {
+
+constexpr uint32_t kFrameMagic = 0x34504d46;  // "FMP4"
+constexpr uint32_t kFrameVersion = 1;
+constexpr int64_t kMaxPutBytes = 256 << 10;  // of one operation; larger puts are several
+constexpr int64_t kMaxFrameBytes = 8 << 20;
+
+enum class FrameOp : uint32_t {
+  kHello = 1,   // payload: what the process is (mpi_hello.h)
+  kPut = 2,     // payload: bytes for the heap of dst at offset
+  kSignal = 3,  // cell (src, slot) of dst becomes value
+  kFail = 4,    // value: status code; payload: its message
+  kBye = 5,     // the process ends orderly and sends nothing more
+};
+
+// Fixed layouts, little-endian, every operation 8-byte aligned in the frame.
+struct FrameHeader {
+  uint32_t magic = kFrameMagic;
+  uint32_t version = kFrameVersion;
+  uint32_t process = 0;  // the sender
+  uint32_t zero = 0;
+};
+struct FrameOpHeader {
+  uint32_t op = 0;
+  uint32_t src = 0, dst = 0;  // ranks
+  uint32_t slot = 0;
+  uint32_t value = 0;
+  uint32_t zero = 0;
+  int64_t offset = 0;
+  int64_t num_bytes = 0;  // of the payload, which follows, padded to 8
+};
+static_assert(sizeof(FrameHeader) == 16 && sizeof(FrameOpHeader) == 40);
+
+// Appends to a frame; a frame that is empty gets its header first.
+void append_op(std::vector<uint8_t>& frame, int process, const FrameOpHeader& op, const void* payload);
+
+// What a frame's control operations mean is the receiver's business.
+class FrameSink {
+ public:
+  virtual ~FrameSink() = default;
+  virtual Status hello(int process, std::span<const uint8_t> payload) = 0;
+  virtual void failed(int process, const Status& status) = 0;
+  virtual void bye(int process) = 0;
+};
+
+// Carries out a frame that came from `process` (of processes with ranks_per_process ranks each) on this
+// process's memory. kDataLoss, naming the process, the field and its value, for anything that cannot be; the
+// operations before it have then been carried out.
+Status apply_frame(std::span<const uint8_t> frame, int process, int ranks_per_process, RankMemory& memory,
+                   FrameSink& sink);
+
+}  // namespace fp4moe

@@ -1,0 +1,105 @@
+#include "comm/mpi_hello.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+
+namespace fp4moe {
+namespace {
+
+struct WireHello {
+  int32_t process, num_processes, num_ranks;
+  uint32_t first_signal;
+  int64_t heap_bytes;
+  uint64_t pid_space;
+  int64_t pid;
+  int64_t version_bytes, config_bytes;  // that follow
+};
+static_assert(sizeof(WireHello) == 56);
+
+// The line of `text` around the byte `at`, cut to what fits a message.
+std::string line_at(const std::string& text, size_t at) {
+  constexpr size_t kAround = 100;
+  size_t begin = std::min(at, text.size()), end = begin;
+  while (begin > 0 && text[begin - 1] != '\n' && at - begin < kAround) --begin;
+  while (end < text.size() && text[end] != '\n' && end - at < kAround) ++end;
+  return "'" + text.substr(begin, end - begin) + "'";
+}
+
+Status differ(const Hello& mine, const Hello& theirs, const std::string& what, const std::string& my_value,
+              const std::string& their_value) {
+  return invalid_argument("processes " + std::to_string(mine.process) + " and " +
+                          std::to_string(theirs.process) + " of the job disagree on " + what + ": " +
+                          my_value + " on process " + std::to_string(mine.process) + ", " + their_value +
+                          " on process " + std::to_string(theirs.process));
+}
+
+}  // namespace
+
+std::vector<uint8_t> encode_hello(const Hello& h) {
+  FP4MOE_CHECK(static_cast<int64_t>(h.version.size()) <= kMaxHelloText &&
+                   static_cast<int64_t>(h.config.size()) <= kMaxHelloText,
+               "config_text of " + std::to_string(h.config.size()) + " bytes");
+  const WireHello wire = {h.process,
+                          h.num_processes,
+                          h.num_ranks,
+                          h.first_signal,
+                          h.heap_bytes,
+                          h.pid_space,
+                          h.pid,
+                          static_cast<int64_t>(h.version.size()),
+                          static_cast<int64_t>(h.config.size())};
+  std::vector<uint8_t> bytes(sizeof wire + h.version.size() + h.config.size());
+  std::memcpy(bytes.data(), &wire, sizeof wire);
+  std::copy(h.version.begin(), h.version.end(), bytes.begin() + sizeof wire);
+  std::copy(h.config.begin(), h.config.end(), bytes.end() - static_cast<int64_t>(h.config.size()));
+  return bytes;
+}
+
+Result<Hello> decode_hello(std::span<const uint8_t> bytes) {
+  WireHello wire;
+  const auto legal = [](int64_t n) { return n >= 0 && n <= kMaxHelloText; };
+  if (bytes.size() < sizeof wire) return data_loss("hello of " + std::to_string(bytes.size()) + " bytes");
+  std::memcpy(&wire, bytes.data(), sizeof wire);
+  if (!legal(wire.version_bytes) || !legal(wire.config_bytes) ||
+      static_cast<int64_t>(bytes.size() - sizeof wire) != wire.version_bytes + wire.config_bytes)
+    return data_loss("hello of " + std::to_string(bytes.size()) + " bytes with texts of " +
+                     std::to_string(wire.version_bytes) + " and " + std::to_string(wire.config_bytes));
+  const char* text = reinterpret_cast<const char*>(bytes.data() + sizeof wire);
+  return Hello{wire.process,
+               wire.num_processes,
+               wire.num_ranks,
+               wire.first_signal,
+               wire.heap_bytes,
+               wire.pid_space,
+               wire.pid,
+               std::string(text, static_cast<size_t>(wire.version_bytes)),
+               std::string(text + wire.version_bytes, static_cast<size_t>(wire.config_bytes))};
+}
+
+Status check_same(const Hello& mine, const Hello& theirs) {
+  if (mine.version != theirs.version)
+    return differ(mine, theirs, "the version", mine.version, theirs.version);
+  const struct {
+    const char* what;
+    int64_t mine, theirs;
+  } numbers[] = {{"num_processes", mine.num_processes, theirs.num_processes},
+                 {"num_ranks", mine.num_ranks, theirs.num_ranks},
+                 {"first_signal", mine.first_signal, theirs.first_signal}};
+  for (const auto& n : numbers)
+    if (n.mine != n.theirs)
+      return differ(mine, theirs, n.what, std::to_string(n.mine), std::to_string(n.theirs));
+  if (mine.config != theirs.config) {
+    const auto [a, b] =
+        std::mismatch(mine.config.begin(), mine.config.end(), theirs.config.begin(), theirs.config.end());
+    const size_t at = static_cast<size_t>(a - mine.config.begin());
+    return differ(mine, theirs, "the configuration", line_at(mine.config, at), line_at(theirs.config, at));
+  }
+  if (mine.heap_bytes != theirs.heap_bytes)
+    return differ(mine, theirs, "heap_bytes", std::to_string(mine.heap_bytes),
+                  std::to_string(theirs.heap_bytes));
+  return {};
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,31 @@
+// What the processes of a job tell each other before anything else, and must agree on.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "fp4moe/status.h"
+
+namespace fp4moe {
+
+struct Hello {
+  int32_t process = 0, num_processes = 1;
+  int32_t num_ranks = 1;
+  uint32_t first_signal = 0;
+  int64_t heap_bytes = 0;
+  uint64_t pid_space = 0;  // pid_space_id()
+  int64_t pid = 0;
+  std::string version;  // of fp4moe
+  std::string config;   // JobOptions::config_text
+};
+constexpr int64_t kMaxHelloText = 256 << 10;  // of version and config each
+
+std::vector<uint8_t> encode_hello(const Hello& hello);
+// kDataLoss for bytes that are none.
+Result<Hello> decode_hello(std::span<const uint8_t> bytes);
+// kInvalidArgument names the first thing in which they differ and both values.
+Status check_same(const Hello& mine, const Hello& theirs);
+
+}  // namespace fp4moe

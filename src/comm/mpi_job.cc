@@ -1,0 +1,154 @@
+#include "comm/mpi_job.h"
+
+#include <dlfcn.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "comm/local_endpoint.h"
+#include "comm/mpi_link.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr const char* kPluginFile = "libfp4moe_mpi.so";
+
+// Where the plug-in may be: as told, beside the binary (a build), in the library folder (an installation).
+std::vector<std::string> plugin_paths() {
+  if (const char* told = std::getenv("FP4MOE_MPI_PLUGIN")) return {told};
+  char exe[4096];
+  const ssize_t length = readlink("/proc/self/exe", exe, sizeof exe);
+  if (length <= 0) return {kPluginFile};
+  std::string folder(exe, static_cast<size_t>(length));
+  folder.resize(folder.rfind('/') + 1);
+  return {folder + kPluginFile, folder + "../" FP4MOE_LIBDIR "/" + kPluginFile};
+}
+
+Result<const Fp4moeMpi*> load_plugin() {
+  std::string reasons;
+  for (const std::string& path : plugin_paths()) {
+    // Global, because MPI's own plug-ins look for its symbols there.
+    void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
+    if (library == nullptr) {
+      reasons += std::string(reasons.empty() ? "" : "; ") + dlerror();
+      continue;
+    }
+    const auto entry = reinterpret_cast<const Fp4moeMpi* (*)()>(dlsym(library, "fp4moe_mpi"));
+    const Fp4moeMpi* mpi = entry == nullptr ? nullptr : entry();
+    if (mpi != nullptr && mpi->abi == FP4MOE_MPI_ABI) return mpi;
+    return unsupported("fabric=mpi: " + path + " is not the plug-in of this version (interface " +
+                       (mpi == nullptr ? "missing" : std::to_string(mpi->abi)) + ", wanted " +
+                       std::to_string(FP4MOE_MPI_ABI) + ")");
+  }
+  return unsupported("fabric=mpi needs the MPI plug-in, which is built where MPI is installed: " + reasons +
+                     "; nearest legal choice: one process with --fabric threads");
+}
+
+class MpiEndpoint : public LocalEndpoint {
+ public:
+  MpiEndpoint(RankMemory& memory, MpiLink& link, int rank) : LocalEndpoint(memory, rank), link_(link) {}
+  Status put(int dst, int64_t offset, const void* src, int64_t num_bytes) override {
+    if (memory_.is_local(dst)) return LocalEndpoint::put(dst, offset, src, num_bytes);
+    check_put(dst, offset, num_bytes);
+    return link_.put(rank_, dst, offset, src, num_bytes);
+  }
+  Status signal(int dst, int slot, uint32_t value) override {
+    if (memory_.is_local(dst)) return LocalEndpoint::signal(dst, slot, value);
+    check_signal(dst, slot);
+    return link_.signal(rank_, dst, slot, value);
+  }
+  void fail(const Status& status) override { link_.fail(status); }
+
+ private:
+  MpiLink& link_;
+};
+
+class MpiJob : public Job {
+ public:
+  MpiJob(const Fabric& fabric, const Hello& hello, std::shared_ptr<RankMemory> memory,
+         std::shared_ptr<MpiLink> link)
+      : fabric_(fabric), hello_(hello), memory_(std::move(memory)), link_(std::move(link)) {
+    for (int i = 0; i < num_local_ranks(); ++i)
+      endpoints_.push_back(std::make_unique<MpiEndpoint>(*memory_, *link_, first_rank() + i));
+  }
+  ~MpiJob() override { link_->stop(); }
+
+  const Fabric& fabric() const override { return fabric_; }
+  int num_processes() const override { return hello_.num_processes; }
+  int process() const override { return hello_.process; }
+  int first_rank() const override { return memory_->shape().first_rank; }
+  int num_local_ranks() const override { return memory_->shape().num_local_ranks; }
+  Endpoint& endpoint(int rank) override {
+    FP4MOE_CHECK(memory_->is_local(rank), "rank " + std::to_string(rank));
+    return *endpoints_[static_cast<size_t>(rank - first_rank())];
+  }
+  void abort(const Status& status) override {
+    if (!has_aborted_.exchange(true)) log_error("the job ends: " + status.message());
+    link_->fail(status);
+    link_->abort();
+  }
+
+ private:
+  const Fabric fabric_;
+  std::atomic<bool> has_aborted_{false};
+  const Hello hello_;
+  std::shared_ptr<RankMemory> memory_;
+  std::shared_ptr<MpiLink> link_;
+  std::vector<std::unique_ptr<MpiEndpoint>> endpoints_;
+};
+
+std::chrono::nanoseconds seconds(double s) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(s));
+}
+
+// mpirun binds each process to one core unless told otherwise: all ranks' threads would share it.
+void warn_if_bound(int num_local_ranks) {
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  const int cores = CPU_COUNT(&allowed);
+  if (cores < num_local_ranks && cores < sysconf(_SC_NPROCESSORS_ONLN))
+    log_warning("this process may use " + std::to_string(cores) + " of " +
+                std::to_string(sysconf(_SC_NPROCESSORS_ONLN)) + " cores for " +
+                std::to_string(num_local_ranks) + " ranks: start with mpirun --bind-to none");
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Job>> open_mpi_job(const JobOptions& options, const Fabric& fabric) {
+  const LauncherInfo launcher = launcher_info();
+  if (static_cast<int64_t>(options.config_text.size()) > kMaxHelloText)
+    return invalid_argument("config_text of " + std::to_string(options.config_text.size()) +
+                            " bytes, at most " + std::to_string(kMaxHelloText));
+  FP4MOE_ASSIGN_OR_RETURN(const Fp4moeMpi* mpi, load_plugin());
+  FP4MOE_ASSIGN_OR_RETURN(std::unique_ptr<RankMemory> made,
+                          RankMemory::make({.num_ranks = fabric.num_ranks,
+                                            .first_rank = fabric.rank,
+                                            .num_local_ranks = fabric.num_ranks / launcher.num_processes,
+                                            .heap_bytes = options.heap_bytes,
+                                            .first_signal = options.first_signal}));
+  const std::shared_ptr<RankMemory> memory = std::move(made);
+  const Hello hello = {.process = launcher.process,
+                       .num_processes = launcher.num_processes,
+                       .num_ranks = fabric.num_ranks,
+                       .first_signal = options.first_signal,
+                       .heap_bytes = options.heap_bytes,
+                       .pid_space = pid_space_id(),
+                       .pid = getpid(),
+                       .version = FP4MOE_VERSION,
+                       .config = options.config_text};
+  warn_if_bound(memory->shape().num_local_ranks);
+  const auto link = std::make_shared<MpiLink>(*mpi, memory, hello, seconds(options.timeout_seconds));
+  if (const Status status = MpiLink::start(link, seconds(options.start_timeout_seconds)); !status.ok()) {
+    link->stop();
+    return status;
+  }
+  return std::unique_ptr<Job>(std::make_unique<MpiJob>(fabric, hello, memory, link));
+}
+
+}  // namespace fp4moe

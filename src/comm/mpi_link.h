@@ -1,0 +1,103 @@
+// MpiLink: the communication thread of a process. It makes all MPI calls, through the plug-in: sends what the
+// ranks have queued, carries out what comes in on the local ranks' memory, watches the other processes.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "comm/doorbell.h"
+#include "comm/mpi_frame.h"
+#include "comm/mpi_hello.h"
+#include "comm/mpi_plugin.h"
+#include "comm/process_watch.h"
+#include "comm/rank_memory.h"
+
+namespace fp4moe {
+
+class MpiLink : public FrameSink {
+ public:
+  // `hello` says which process of how many this is. The plug-in stays loaded as long as the link lives.
+  MpiLink(const Fp4moeMpi& mpi, std::shared_ptr<RankMemory> memory, const Hello& hello,
+          std::chrono::nanoseconds timeout);
+
+  // Starts the thread (which keeps `self` alive) and waits for the hello of every process: kDeadline names
+  // those that did not come, kInvalidArgument what they disagree on.
+  static Status start(const std::shared_ptr<MpiLink>& self, std::chrono::nanoseconds timeout);
+  // Ends it: orderly with MPI_Finalize once all processes do the same, else after the timeout without it.
+  void stop();
+  // Ends all processes, by MPI_Abort. Does not return.
+  [[noreturn]] void abort();
+
+  // From rank src of this process to rank dst of another one. They wait while too much is queued.
+  Status put(int src, int dst, int64_t offset, const void* data, int64_t num_bytes);
+  Status signal(int src, int dst, int slot, uint32_t value);
+  // Fails the local ranks and tells all processes.
+  void fail(const Status& status);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Outbox {
+    std::mutex mutex;
+    std::condition_variable room;
+    std::vector<uint8_t> pending;  // a frame that grows, under mutex
+    std::vector<uint8_t> sending;  // the communication thread's, while request is not null
+    void* request = nullptr;
+    std::atomic<bool> has_pending{false};
+  };
+  struct Peer {
+    Outbox outbox;
+    bool has_come = false;  // its hello; under start_mutex_
+    bool has_gone = false;  // its bye; the communication thread's
+  };
+
+  Status hello(int process, std::span<const uint8_t> payload) override;
+  void failed(int process, const Status& status) override;
+  void bye(int process) override;
+
+  int process_of(int rank) const { return rank / ranks_per_process_; }
+  bool is_me(size_t process) const { return static_cast<int>(process) == mine_.process; }
+  Status enqueue(int process, const FrameOpHeader& op, const void* payload);
+  void append(Peer& peer, const FrameOpHeader& op, const void* payload);  // outbox.mutex is held
+  void send_to_all(FrameOp op, uint32_t value, std::span<const uint8_t> payload);
+
+  void run();
+  bool init();   // MPI, and the hello to all
+  void turns();  // until the end
+  bool receive_some();
+  bool send_some();
+  bool flushed() const;
+  bool pending() const;
+  void watch(Clock::time_point now);
+  void idle(Clock::time_point now);
+  bool check(int error, const char* call);  // fails the job; false then
+  void set_started(const Status& status);
+  std::string ranks_text(int process) const;
+  std::string missing_text();
+
+  const Fp4moeMpi& mpi_;
+  const std::shared_ptr<RankMemory> memory_;
+  const Hello mine_;
+  const int ranks_per_process_;
+  const Clock::duration timeout_;
+  std::vector<std::unique_ptr<Peer>> peers_;  // this process's stays unused
+
+  std::mutex start_mutex_;
+  std::condition_variable start_changed_;
+  bool is_initialized_ = false, is_started_ = false, is_finished_ = false;
+  Status start_status_;
+
+  std::atomic<bool> stopping_{false}, aborting_{false}, sleeping_{false};
+  Doorbell bell_;
+  // The communication thread's own.
+  ProcessWatch watch_;
+  std::vector<uint8_t> inbox_;
+  Clock::time_point last_progress_, next_watch_;
+  bool is_broken_ = false;
+};
+
+}  // namespace fp4moe

@@ -1,0 +1,34 @@
+// The interface of the MPI plug-in (libfp4moe_mpi.so), which alone is linked against MPI and is loaded only
+// for the fabric mpi. C, so that it does not depend on the compiler. One thread makes all calls, init()
+// first.
+#pragma once
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define FP4MOE_MPI_ABI 1u
+
+// Functions return 0 or MPI's error code, for which error_text() has words.
+typedef struct Fp4moeMpi {
+  uint32_t abi;  // FP4MOE_MPI_ABI
+  int (*init)(int* process, int* num_processes);
+  // Starts sending; data stays as it is until done() says so. *request is then null again.
+  int (*send)(int process, const void* data, int num_bytes, void** request);
+  int (*done)(void** request, int* is_done);
+  // Whether a message is there, from whom and how long; receive() then takes it.
+  int (*probe)(int* process, int* num_bytes, int* is_there);
+  int (*receive)(int process, void* data, int num_bytes);
+  int (*finalize)(void);
+  void (*abort)(int exit_code);
+  void (*error_text)(int error, char* text, int text_bytes);
+} Fp4moeMpi;
+
+// The one exported function, "fp4moe_mpi".
+const Fp4moeMpi* fp4moe_mpi(void);
+
+#ifdef __cplusplus
+}
+#endif
