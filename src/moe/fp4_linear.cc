@@ -110,7 +110,9 @@ class PanelLinear final : public Fp4Linear {
     const bool per_token = !int8 && numerics_.a1 == ActScaleChoice::kPerToken;
     const int block = int8 ? fp4_block(format_) : 16;
     const int64_t blocks = k_ / block, row_bytes = k_ * act_bytes(act_dtype_);
-    uint8_t* values = scratch.take<uint8_t>(x.rows * row_bytes);
+    const DType dtype = int8 ? DType::kU8 : act_dtype_;
+    const int64_t out_bytes = k_ * dtype_bits(dtype) / 8;
+    uint8_t* values = scratch.take<uint8_t>(x.rows * out_bytes);
     float* row_scales = per_token ? scratch.take<float>(x.rows) : nullptr;
     float* block_scales = int8 ? scratch.take<float>(x.rows * blocks) : nullptr;
     for_pieces(x.rows, pool, [&](int64_t first, int64_t rows) {
@@ -120,12 +122,12 @@ class PanelLinear final : public Fp4Linear {
                     .x = {static_cast<uint8_t*>(x.data) + first * row_bytes, x.dtype, rows, k_},
                     .block = block,
                     .scale = act_scale_,
-                    .out = {values + first * row_bytes, act_dtype_, rows, k_},
+                    .out = {values + first * out_bytes, dtype, rows, k_},
                     .row_scales = per_token ? row_scales + first : nullptr,
                     .block_scales = int8 ? block_scales + first * blocks : nullptr});
     });
     return {.format = format_,
-            .x = {values, act_dtype_, x.rows, k_},
+            .x = {values, dtype, x.rows, k_},
             .x_block_scales = block_scales,
             .x_row_scales = row_scales};
   }

@@ -125,6 +125,11 @@ Operand quantize(const Pass& pass, const ActRows& x, const ActRows& out, ActQuan
   return {out, row_scales, block_scales};
 }
 
+// What quantised rows are held in: int8 codes as bytes, NVFP4 values like activations.
+DType quantised_dtype(const MoeProblem& p, const Numerics& n) {
+  return n.scheme == Scheme::kW4A8 ? DType::kU8 : p.act_dtype;
+}
+
 ActQuantKind quant_kind(const Pass& pass, ActScaleChoice choice) {
   if (pass.is(Scheme::kW4A8)) return ActQuantKind::kInt8Block;
   return choice == ActScaleChoice::kPerToken ? ActQuantKind::kNvfp4PerToken : ActQuantKind::kNvfp4Static;
@@ -139,7 +144,8 @@ Operand input_operand(const Pass& pass) {
     return {batch.x, in_alpha ? nullptr : batch.x_row_scales};
   }
   FP4MOE_CHECK(!quantised || batch.x_row_scales == nullptr, "rows with scales that are not NVFP4");
-  const ActRows out = take_rows(pass.scratch, batch.x.rows, batch.x.cols, pass.p.act_dtype);
+  const ActRows out =
+      take_rows(pass.scratch, batch.x.rows, batch.x.cols, quantised_dtype(pass.p, pass.numerics()));
   Operand x = quantize(pass, batch.x, out, quant_kind(pass, pass.numerics().a1),
                        [&](int64_t e) { return pass.scales(e).a1; });
   if (batch.x_row_scales != nullptr) x.row_scales = batch.x_row_scales;  // w4a8 of NVFP4 values
@@ -155,7 +161,7 @@ DType intermediate_dtype(const MoeProblem& p, const Numerics& n) {
 
 Operand intermediate_operand(const Pass& pass, const ActRows& h) {
   if (pass.is(Scheme::kW4A16)) return {h};
-  const DType dtype = pass.p.act_dtype;
+  const DType dtype = quantised_dtype(pass.p, pass.numerics());
   const ActRows out = h.dtype == dtype ? h : take_rows(pass.scratch, h.rows, h.cols, dtype);
   return quantize(pass, h, out, quant_kind(pass, pass.numerics().a2),
                   [&](int64_t e) { return pass.scales(e).a2; });
@@ -198,8 +204,8 @@ void run_down(const Pass& pass, const Operand& h) {
 }
 
 // Scratch of one quantised operand of [rows, cols]: values and the scales of either kind.
-int64_t quantised_bytes(const MoeProblem& p, int64_t rows, int64_t cols) {
-  return Arena::padded(rows * cols * dtype_bits(p.act_dtype) / 8) +
+int64_t quantised_bytes(const MoeProblem& p, const Numerics& n, int64_t rows, int64_t cols) {
+  return Arena::padded(rows * cols * dtype_bits(quantised_dtype(p, n)) / 8) +
          Arena::padded(rows * (cols / fp4_block(p.format)) * 4) + Arena::padded(rows * 4);
 }
 
@@ -210,7 +216,7 @@ int64_t panels_scratch_bytes(const MoeProblem& p, const Numerics& n, int64_t max
   int64_t bytes = Arena::padded(p.local_experts().count * 8) +
                   Arena::padded(max_rows * intermediate * dtype_bits(intermediate_dtype(p, n)) / 8);
   if (n.scheme != Scheme::kW4A16)
-    bytes += quantised_bytes(p, max_rows, p.hidden_size) + quantised_bytes(p, max_rows, intermediate);
+    bytes += quantised_bytes(p, n, max_rows, p.hidden_size) + quantised_bytes(p, n, max_rows, intermediate);
   return bytes;
 }
 
