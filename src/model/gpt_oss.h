@@ -1,12 +1,10 @@
 // gpt_oss: grouped-query attention with sinks and alternating windows, then a top-k softmax MoE, per layer.
 #pragma once
 
-#include "model/model.h"
+#include "model/decoder.h"
 
 namespace fp4moe {
 
-Result<std::unique_ptr<Model>> load_gpt_oss(const Checkpoint& checkpoint, const ModelConfig& config,
-                                            const ModelOptions& options, ThreadPool& pool,
-                                            const ProgressSink& progress);
+Result<DecoderLayer> load_gpt_oss_layer(WeightLoader& loader, int64_t layer);
 
 }  // namespace fp4moe

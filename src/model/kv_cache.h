@@ -7,27 +7,39 @@
 #include "fp4moe/status.h"
 #include "io/model_config.h"
 #include "kernels/ops.h"
+#include "moe/rank_layout.h"
 
 namespace fp4moe {
 
-// A page holds page_size tokens of one sequence in every layer. Who owns which page is the engine's matter.
+// A page holds page_size tokens of one sequence in every layer: this rank's KV heads, or with latent
+// attention the latent and the rotary key of each token, of which the latent is the values too. Who owns
+// which page is the engine's matter.
 class KvCache {
  public:
-  static Result<KvCache> make(const ModelConfig& config, DType dtype, int64_t num_pages, int page_size);
-  static int64_t bytes_per_page(const ModelConfig& config, DType dtype, int page_size);
+  static Result<KvCache> make(const ModelConfig& config, DType dtype, int64_t num_pages, int page_size,
+                              const RankLayout& layout = {});
+  static int64_t bytes_per_page(const ModelConfig& config, DType dtype, int page_size,
+                                const RankLayout& layout = {});
 
   KvPages k_pages(int64_t layer) const { return pages(layer, 0); }
-  KvPages v_pages(int64_t layer) const { return pages(layer, 1); }
+  KvPages v_pages(int64_t layer) const;
   int64_t num_pages() const { return num_pages_; }
   int page_size() const { return page_size_; }
   int64_t num_bytes() const { return buffer_.num_bytes(); }
 
  private:
+  // What a token has in one layer: num_heads rows of row_dim in each of num_tensors tensors.
+  struct Shape {
+    int num_tensors = 2;  // keys and values; 1: values are the first value_dim columns of the keys
+    int num_heads = 0, row_dim = 0, value_dim = 0;
+  };
+  static Shape shape_of(const ModelConfig& config, const RankLayout& layout);
   KvPages pages(int64_t layer, int which) const;
-  Buffer buffer_;  // [num_layers, 2 (k, v), num_pages, num_kv_heads, page_size, head_dim] of dtype
+  Buffer buffer_;  // [num_layers, num_tensors, num_pages, num_heads, page_size, row_dim] of dtype
   DType dtype_ = DType::kBF16;
   int64_t num_pages_ = 0;
-  int page_size_ = 0, num_kv_heads_ = 0, head_dim_ = 0;
+  int page_size_ = 0;
+  Shape shape_;
 };
 
 }  // namespace fp4moe

@@ -9,7 +9,7 @@ Result<std::unique_ptr<Model>> Model::load(const Checkpoint& checkpoint, const M
                                            const ProgressSink& progress) {
   switch (config.family) {
     case ModelFamily::kGptOss:
-      return load_gpt_oss(checkpoint, config, options, pool, progress);
+      return load_decoder(checkpoint, config, options, load_gpt_oss_layer, pool, progress);
     case ModelFamily::kDeepseekV3:
     case ModelFamily::kQwen3Moe:
     case ModelFamily::kQwen2Moe:

@@ -25,6 +25,7 @@ struct ModelOptions {
   int64_t max_batch_tokens = 0;    // most rows of one forward()
   int64_t max_logit_rows = 0;  // most logit rows of one forward(), all groups together; 0: max_batch_tokens
   RankContext rank;
+  bool dp_lm_head = false;  // dp > 1: each group has a whole LM head; else all ranks share one
 };
 
 // T rows, sequence after sequence. Ids and positions were checked by the caller.

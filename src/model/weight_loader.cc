@@ -1,10 +1,22 @@
 #include "model/weight_loader.h"
 
 #include <cstring>
+#include <numeric>
+#include <utility>
 
 #include "base/check.h"
 
 namespace fp4moe {
+
+WeightLoader::WeightLoader(const Checkpoint& checkpoint, const ModelConfig& config,
+                           const ModelOptions& options, ThreadPool& pool, const ProgressSink& progress)
+    : checkpoint_(checkpoint),
+      config_(config),
+      options_(options),
+      moe_plan_(options.moe_plan.at_rank(options.rank.layout.rank)),
+      ops_(options.act_dtype == DType::kF32 ? ref_dense_ops() : cpu_dense_ops(options.isa)),
+      pool_(pool),
+      progress_(progress) {}
 
 void WeightLoader::count(int64_t bytes) {
   done_bytes_ += bytes;
@@ -12,9 +24,13 @@ void WeightLoader::count(int64_t bytes) {
 }
 
 Result<std::vector<float>> WeightLoader::vector(const std::string& name, int64_t n) {
-  FP4MOE_ASSIGN_OR_RETURN(const TensorView view, checkpoint_.get(name, DType::kBF16, {n}));
+  const TensorEntry* entry = checkpoint_.find(name);
+  const bool is_f32 = entry != nullptr && entry->view.dtype == DType::kF32;
+  FP4MOE_ASSIGN_OR_RETURN(const TensorView view,
+                          checkpoint_.get(name, is_f32 ? DType::kF32 : DType::kBF16, {n}));
   std::vector<float> values(static_cast<size_t>(n));
-  for (size_t i = 0; i < values.size(); ++i) values[i] = bf16_to_float(view.as<bf16>()[i]);
+  for (size_t i = 0; i < values.size(); ++i)
+    values[i] = is_f32 ? view.as<float>()[i] : bf16_to_float(view.as<bf16>()[i]);
   count(view.num_bytes());
   return values;
 }
@@ -28,39 +44,39 @@ Result<Buffer> WeightLoader::matrix(const std::string& name, int64_t rows, int64
   return buffer;
 }
 
-Result<LinearWeights> WeightLoader::linear(const std::vector<std::string>& names,
-                                           const std::vector<int64_t>& rows, int64_t k, bool has_bias) {
-  LinearWeights out;
-  out.k = k;
-  std::vector<TensorView> views;
-  for (size_t i = 0; i < names.size(); ++i) {
-    FP4MOE_ASSIGN_OR_RETURN(TensorView view,
-                            checkpoint_.get(names[i] + ".weight", DType::kBF16, {rows[i], k}));
-    checkpoint_.will_need(view);
-    views.push_back(std::move(view));
-    out.n += rows[i];
-    if (!has_bias) continue;
-    FP4MOE_ASSIGN_OR_RETURN(const std::vector<float> bias, vector(names[i] + ".bias", rows[i]));
-    out.bias.insert(out.bias.end(), bias.begin(), bias.end());
+Result<LinearWeightsView> WeightLoader::view(const std::string& name, const LinearShape& shape) const {
+  return load_linear_weights(checkpoint_, config_, name, shape.n, shape.k, shape.has_bias);
+}
+
+Result<LinearLayer> WeightLoader::linear(const std::vector<LinearPart>& parts) {
+  FP4MOE_ASSIGN_OR_RETURN(LinearLayer layer, LinearLayer::make(moe_plan_, ops_, parts, pool_));
+  for (const LinearPart& part : parts) {
+    const LinearWeightsView& w = part.weights;
+    if (!w.is_fp4)
+      checkpoint_.release({reinterpret_cast<const uint8_t*>(w.weight), DType::kBF16, {w.n, w.k}});
   }
-  const bf16* source = views[0].as<bf16>();
-  Buffer stacked;
-  if (views.size() > 1) {
-    FP4MOE_ASSIGN_OR_RETURN(stacked, Buffer::make(out.n * k * 2));
-    uint8_t* at = stacked.data();
-    for (const TensorView& view : views) {
-      std::memcpy(at, view.data, static_cast<size_t>(view.num_bytes()));
-      at += view.num_bytes();
-    }
-    source = stacked.as<bf16>();
-  }
-  FP4MOE_ASSIGN_OR_RETURN(out.weight, Buffer::make(linear_weight_bytes(out.n, k, layout_)));
-  pack_linear_weight(source, out.n, k, layout_, out.weight.as<bf16>(), pool_);
-  for (const TensorView& view : views) {
-    checkpoint_.release(view);
-    count(view.num_bytes());
-  }
-  return out;
+  count(layer.weight_bytes());
+  return layer;
+}
+
+Result<LinearLayer> WeightLoader::linear(const std::string& name, const LinearShape& shape) {
+  FP4MOE_ASSIGN_OR_RETURN(const LinearWeightsView weights, view(name, shape));
+  return linear({LinearPart{weights, {}, {}}});
+}
+
+Result<LinearLayer> WeightLoader::column_shard(const std::string& name, const LinearShape& shape,
+                                               Shard cols) {
+  FP4MOE_ASSIGN_OR_RETURN(LinearWeightsView weights, view(name, shape));
+  if (layout().attention_rank() != 0) weights.bias = nullptr;
+  Result<LinearLayer> layer = linear({LinearPart{weights, {}, cols}});
+  if (!layer.ok()) return layer.status().with_context(name);
+  return layer;
+}
+
+std::vector<int64_t> row_range(int64_t first, int64_t count) {
+  std::vector<int64_t> rows(static_cast<size_t>(count));
+  std::iota(rows.begin(), rows.end(), first);
+  return rows;
 }
 
 }  // namespace fp4moe

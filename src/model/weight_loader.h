@@ -1,4 +1,4 @@
-// Reads dense weights out of a checkpoint into the layout of a DenseOps table, and counts progress.
+// Reads what is not an expert out of a checkpoint, this rank's part of it, and counts progress.
 #pragma once
 
 #include <cstdint>
@@ -9,28 +9,43 @@
 #include "base/thread_pool.h"
 #include "fp4moe/config.h"
 #include "io/checkpoint.h"
+#include "io/model_config.h"
 #include "kernels/ops.h"
+#include "model/linear_layer.h"
+#include "model/model.h"
 
 namespace fp4moe {
 
-// A dense layer: weight [N, K] bf16 in the table's layout, bias [N] f32 or empty.
-struct LinearWeights {
-  Buffer weight;
-  std::vector<float> bias;
+// Of a linear layer in the checkpoint.
+struct LinearShape {
   int64_t n = 0, k = 0;
+  bool has_bias = false;
 };
 
 class WeightLoader {
  public:
-  WeightLoader(const Checkpoint& checkpoint, LinearLayout layout, ThreadPool& pool,
-               const ProgressSink& progress)
-      : checkpoint_(checkpoint), layout_(layout), pool_(pool), progress_(progress) {}
+  // All arguments are borrowed.
+  WeightLoader(const Checkpoint& checkpoint, const ModelConfig& config, const ModelOptions& options,
+               ThreadPool& pool, const ProgressSink& progress);
 
-  // One matrix from the rows of `names`' weights, one below the other: each "<name>.weight" is
-  // [rows[i], k] bf16 and, if has_bias, "<name>.bias" [rows[i]] bf16.
-  Result<LinearWeights> linear(const std::vector<std::string>& names, const std::vector<int64_t>& rows,
-                               int64_t k, bool has_bias);
-  // A bf16 vector [n] as f32.
+  const Checkpoint& checkpoint() const { return checkpoint_; }
+  const ModelConfig& config() const { return config_; }
+  const RankContext& rank() const { return options_.rank; }
+  const RankLayout& layout() const { return options_.rank.layout; }
+  const MoePlan& moe_plan() const { return moe_plan_; }  // this rank's
+  const DenseOps& ops() const { return ops_; }
+  ThreadPool& pool() const { return pool_; }
+
+  // "<name>.weight" [n, k] and, if has_bias, "<name>.bias" [n].
+  Result<LinearWeightsView> view(const std::string& name, const LinearShape& shape) const;
+  // A layer of these parts; their sources' memory is given back to the system.
+  Result<LinearLayer> linear(const std::vector<LinearPart>& parts);
+  // The whole of one matrix.
+  Result<LinearLayer> linear(const std::string& name, const LinearShape& shape);
+  // A matrix [n, k] whose columns the attention group shares out and whose results it adds up: only the
+  // group's first rank has the bias.
+  Result<LinearLayer> column_shard(const std::string& name, const LinearShape& shape, Shard cols);
+  // A bf16 or f32 vector [n] as f32.
   Result<std::vector<float>> vector(const std::string& name, int64_t n);
   // A bf16 matrix [rows, cols] as it is.
   Result<Buffer> matrix(const std::string& name, int64_t rows, int64_t cols);
@@ -39,10 +54,16 @@ class WeightLoader {
 
  private:
   const Checkpoint& checkpoint_;
-  LinearLayout layout_;
+  const ModelConfig& config_;
+  const ModelOptions& options_;
+  const MoePlan moe_plan_;
+  const DenseOps& ops_;
   ThreadPool& pool_;
   const ProgressSink& progress_;
   int64_t done_bytes_ = 0;
 };
+
+// `count` consecutive numbers from `first` on.
+std::vector<int64_t> row_range(int64_t first, int64_t count);
 
 }  // namespace fp4moe

@@ -1,0 +1,140 @@
+// Grouped-query attention: q, k and v projections, QK norms, rotary embedding, pages, softmax.
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "base/check.h"
+#include "model/attention.h"
+#include "model/rope_table.h"
+#include "model/weight_loader.h"
+
+namespace fp4moe {
+namespace {
+
+struct GqaWeights {
+  LinearLayer qkv;            // [(q + 2 kv heads) head_dim, H] if no projection is FP4, else these three:
+  LinearLayer q, k, v;        // [heads head_dim, H]
+  std::vector<float> q_norm;  // [head_dim] or empty
+  std::vector<float> k_norm;  // [head_dim] or empty
+  std::vector<float> sinks;   // [query heads] or empty
+  RopeTable rope;
+  HeadShard heads;
+  int64_t window = 0;
+  int head_dim = 0;
+  float norm_eps = 0;
+};
+
+// Where the projections' outputs lie.
+struct Qkv {
+  float *q, *k, *v;
+  int64_t q_stride, kv_stride;
+};
+
+class GqaAttention final : public Attention {
+ public:
+  GqaAttention(const DenseOps& ops, GqaWeights weights) : ops_(ops), w_(std::move(weights)) {}
+
+  int64_t out_cols() const override { return q_cols(); }
+  int64_t weight_bytes() const override {
+    return w_.qkv.weight_bytes() + w_.q.weight_bytes() + w_.k.weight_bytes() + w_.v.weight_bytes();
+  }
+  int64_t scratch_bytes(int64_t max_tokens) const override {
+    return Arena::padded(max_tokens * (q_cols() + 2 * kv_cols()) * 4) +
+           std::max({w_.q.scratch_bytes(max_tokens), w_.k.scratch_bytes(max_tokens),
+                     w_.v.scratch_bytes(max_tokens)});
+  }
+
+  void forward(const AttentionInput& in, Arena& scratch, ThreadPool& pool) const override {
+    const int64_t t = in.x.rows;
+    const int num_q = static_cast<int>(w_.heads.query.count), num_kv = static_cast<int>(w_.heads.kv.count);
+    const Qkv s = project(in.x, scratch, pool);
+    if (!w_.q_norm.empty()) {
+      ops_.head_norm({s.q, w_.q_norm.data(), w_.norm_eps, t, s.q_stride, num_q, w_.head_dim}, pool);
+      ops_.head_norm({s.k, w_.k_norm.data(), w_.norm_eps, t, s.kv_stride, num_kv, w_.head_dim}, pool);
+    }
+    turn(s.q, s.q_stride, num_q, in.batch, pool);
+    turn(s.k, s.kv_stride, num_kv, in.batch, pool);
+    ops_.kv_write({s.k, s.v, s.kv_stride, in.k_pages, in.v_pages, in.batch.sequences}, pool);
+    const float scale = 1.0f / std::sqrt(static_cast<float>(w_.head_dim));
+    const float* sinks = w_.sinks.empty() ? nullptr : w_.sinks.data();
+    ops_.attention(
+        {s.q, s.q_stride, in.k_pages, in.v_pages, in.batch.sequences, num_q, scale, w_.window, sinks, in.out},
+        pool);
+  }
+
+ private:
+  int64_t q_cols() const { return w_.heads.query.count * w_.head_dim; }
+  int64_t kv_cols() const { return w_.heads.kv.count * w_.head_dim; }
+
+  Qkv project(const ActRows& x, Arena& scratch, ThreadPool& pool) const {
+    float* out = scratch.take<float>(x.rows * (q_cols() + 2 * kv_cols()));
+    if (w_.qkv.n() > 0) {
+      w_.qkv.forward(x, out, /*accumulate=*/false, scratch, pool);
+      return {out, out + q_cols(), out + q_cols() + kv_cols(), w_.qkv.n(), w_.qkv.n()};
+    }
+    float* k = out + x.rows * q_cols();
+    float* v = k + x.rows * kv_cols();
+    w_.q.forward(x, out, false, scratch, pool);
+    w_.k.forward(x, k, false, scratch, pool);
+    w_.v.forward(x, v, false, scratch, pool);
+    return {out, k, v, q_cols(), kv_cols()};
+  }
+
+  void turn(float* x, int64_t stride, int num_heads, const Batch& batch, ThreadPool& pool) const {
+    ops_.rope({x, batch.positions.data(), w_.rope.inv_freq.data(), w_.rope.attention_factor,
+               static_cast<int64_t>(batch.positions.size()), stride, num_heads, w_.head_dim, w_.head_dim},
+              pool);
+  }
+
+  const DenseOps& ops_;
+  const GqaWeights w_;
+};
+
+// The projections of this rank's heads.
+Status load_qkv(WeightLoader& loader, const std::string& prefix, GqaWeights& w) {
+  const ModelConfig& config = loader.config();
+  const int64_t h = config.hidden_size, d = config.head_dim;
+  const auto part = [&](const char* name, int64_t num_heads, Shard heads) -> Result<LinearPart> {
+    FP4MOE_ASSIGN_OR_RETURN(const LinearWeightsView view,
+                            loader.view(prefix + name, {num_heads * d, h, config.attention_bias}));
+    return LinearPart{view, row_range(heads.first * d, heads.count * d), {}};
+  };
+  FP4MOE_ASSIGN_OR_RETURN(const LinearPart q, part("q_proj", config.num_heads, w.heads.query));
+  FP4MOE_ASSIGN_OR_RETURN(const LinearPart k, part("k_proj", config.num_kv_heads, w.heads.kv));
+  FP4MOE_ASSIGN_OR_RETURN(const LinearPart v, part("v_proj", config.num_kv_heads, w.heads.kv));
+  if (!q.weights.is_fp4 && !k.weights.is_fp4 && !v.weights.is_fp4) {
+    FP4MOE_ASSIGN_OR_RETURN(w.qkv, loader.linear({q, k, v}));
+    return {};
+  }
+  FP4MOE_ASSIGN_OR_RETURN(w.q, loader.linear({q}));
+  FP4MOE_ASSIGN_OR_RETURN(w.k, loader.linear({k}));
+  FP4MOE_ASSIGN_OR_RETURN(w.v, loader.linear({v}));
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Attention>> load_gqa(WeightLoader& loader, const std::string& prefix,
+                                            const GqaOptions& options) {
+  const ModelConfig& config = loader.config();
+  const RankLayout& layout = loader.layout();
+  GqaWeights w;
+  w.heads = head_shard(config.num_heads, config.num_kv_heads, layout.attention_tp(), layout.attention_rank());
+  w.head_dim = static_cast<int>(config.head_dim);
+  w.rope = make_rope_table(config.rope, config.head_dim);
+  w.norm_eps = static_cast<float>(config.rms_norm_eps);
+  w.window = config.layer_windows[static_cast<size_t>(options.layer)];
+  FP4MOE_RETURN_IF_ERROR(load_qkv(loader, prefix, w));
+  if (config.qk_norm) {
+    FP4MOE_ASSIGN_OR_RETURN(w.q_norm, loader.vector(prefix + "q_norm.weight", config.head_dim));
+    FP4MOE_ASSIGN_OR_RETURN(w.k_norm, loader.vector(prefix + "k_norm.weight", config.head_dim));
+  }
+  if (options.sinks) {
+    FP4MOE_ASSIGN_OR_RETURN(const std::vector<float> all, loader.vector(prefix + "sinks", config.num_heads));
+    const auto first = all.begin() + static_cast<long>(w.heads.query.first);
+    w.sinks.assign(first, first + static_cast<long>(w.heads.query.count));
+  }
+  return std::unique_ptr<Attention>(std::make_unique<GqaAttention>(loader.ops(), std::move(w)));
+}
+
+}  // namespace fp4moe

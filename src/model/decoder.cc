@@ -1,0 +1,263 @@
+#include "model/decoder.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "model/lm_head.h"
+#include "model/weight_loader.h"
+#include "moe/transport.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr int64_t kRowsPerChunk = 16;
+
+// Buffers of one forward pass, allocated at load for max_batch_tokens rows.
+struct Activations {
+  float* residual;    // [T, H]
+  float* normed_f32;  // [T, H]: the router's input
+  void* normed;       // [T, H] act: GEMM input
+  void* attention;    // [T, attention cols] act
+};
+
+class Decoder final : public Model {
+ public:
+  Decoder(const ModelConfig& config, const ModelOptions& options, const DenseOps& ops)
+      : config_(config), options_(options), ops_(ops) {}
+
+  Status load(WeightLoader& loader, LayerLoader load_layer);
+
+  const ModelConfig& config() const override { return config_; }
+  int64_t weight_bytes() const override { return weight_bytes_; }
+  Status forward(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool) override;
+
+ private:
+  Status load_lm_head(WeightLoader& loader);
+  Status allocate_scratch();
+  int64_t layer_scratch_bytes(const DecoderLayer& layer) const;
+  void attention(const DecoderLayer& w, const AttentionInput& in, ThreadPool& pool);
+  Status attention_output(int64_t layer, int64_t num_rows, ThreadPool& pool);
+  Status feed_forward(int64_t layer, int64_t num_rows, ThreadPool& pool);
+  Status add_partial(const OpName& op, float* partial, int64_t num_rows, ThreadPool& pool);
+  void keep_logit_rows(const Batch& batch);
+  void norm(const std::vector<float>& weight, int64_t num_rows, float* out_f32, ThreadPool& pool);
+
+  ActRows act(void* data, int64_t rows, int64_t cols) const { return {data, options_.act_dtype, rows, cols}; }
+  int64_t act_bytes() const { return dtype_bits(options_.act_dtype) / 8; }
+
+  const ModelConfig config_;
+  const ModelOptions options_;
+  const DenseOps& ops_;
+  Buffer embedding_;               // [V, H] bf16
+  std::vector<float> final_norm_;  // [H]
+  std::vector<DecoderLayer> layers_;
+  LmHead lm_head_;
+  int64_t weight_bytes_ = 0;
+  std::unique_ptr<Transport> transport_;
+  Activations act_{};
+  Arena activations_, scratch_;
+};
+
+// ---- loading --------------------------------------------------------------------------------------
+
+Status Decoder::load(WeightLoader& loader, LayerLoader load_layer) {
+  const int64_t h = config_.hidden_size;
+  FP4MOE_ASSIGN_OR_RETURN(embedding_, loader.matrix("model.embed_tokens.weight", config_.vocab_size, h));
+  weight_bytes_ = embedding_.num_bytes();
+  for (int64_t i = 0; i < config_.num_layers; ++i) {
+    FP4MOE_ASSIGN_OR_RETURN(DecoderLayer layer, load_layer(loader, i));
+    const int64_t ffn_bytes = layer.moe ? layer.moe->weight_bytes() : layer.mlp->weight_bytes();
+    loader.count(ffn_bytes);
+    weight_bytes_ += layer.attention->weight_bytes() + layer.attention_out.weight_bytes() + ffn_bytes;
+    layers_.push_back(std::move(layer));
+  }
+  FP4MOE_ASSIGN_OR_RETURN(final_norm_, loader.vector("model.norm.weight", h));
+  FP4MOE_RETURN_IF_ERROR(load_lm_head(loader));
+  FP4MOE_ASSIGN_OR_RETURN(transport_,
+                          make_transport(loader.moe_plan(), {.world = options_.rank.world,
+                                                             .attention = options_.rank.attention,
+                                                             .region_offset = options_.rank.a2a_region_offset,
+                                                             .max_group_rows = options_.max_batch_tokens}));
+  return allocate_scratch();
+}
+
+Status Decoder::load_lm_head(WeightLoader& loader) {
+  const RankLayout& layout = options_.rank.layout;
+  const LmHeadOptions head{
+      .rank = options_.rank,
+      .whole_job = layout.dp > 1 && !options_.dp_lm_head,
+      .max_rows =
+          options_.max_logit_rows > 0 ? options_.max_logit_rows : options_.max_batch_tokens * layout.dp,
+      .hidden_size = config_.hidden_size,
+      .vocab_size = config_.vocab_size,
+      .act_dtype = options_.act_dtype,
+  };
+  FP4MOE_ASSIGN_OR_RETURN(
+      lm_head_, LmHead::load(loader, config_.tie_word_embeddings ? "model.embed_tokens" : "lm_head", head));
+  weight_bytes_ += lm_head_.weight_bytes();
+  return {};
+}
+
+int64_t Decoder::layer_scratch_bytes(const DecoderLayer& layer) const {
+  const int64_t t = options_.max_batch_tokens, partial = Arena::padded(t * config_.hidden_size * 4);
+  const int64_t ffn =
+      layer.moe ? layer.moe->scratch_bytes(t, *transport_) : partial + layer.mlp->scratch_bytes(t);
+  return std::max({layer.attention->scratch_bytes(t), partial + layer.attention_out.scratch_bytes(t), ffn});
+}
+
+Status Decoder::allocate_scratch() {
+  const int64_t t = options_.max_batch_tokens, h = config_.hidden_size;
+  int64_t attention_cols = 0, scratch = lm_head_.scratch_bytes();
+  for (const DecoderLayer& layer : layers_) {
+    attention_cols = std::max(attention_cols, layer.attention->out_cols());
+    scratch = std::max(scratch, layer_scratch_bytes(layer));
+  }
+  const int64_t total = 2 * Arena::padded(t * h * 4) + Arena::padded(t * h * act_bytes()) +
+                        Arena::padded(t * attention_cols * act_bytes());
+  FP4MOE_ASSIGN_OR_RETURN(activations_, Arena::make(total));
+  act_.residual = activations_.take<float>(t * h);
+  act_.normed_f32 = activations_.take<float>(t * h);
+  act_.normed = activations_.take<uint8_t>(t * h * act_bytes());
+  act_.attention = activations_.take<uint8_t>(t * attention_cols * act_bytes());
+  FP4MOE_ASSIGN_OR_RETURN(scratch_, Arena::make(scratch));
+  return {};
+}
+
+// ---- forward --------------------------------------------------------------------------------------
+
+// A group without rows skips what is its own, and takes part in what all ranks do together.
+Status Decoder::forward(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool) {
+  const int64_t t = static_cast<int64_t>(batch.token_ids.size()), h = config_.hidden_size;
+  FP4MOE_CHECK(t <= options_.max_batch_tokens,
+               std::to_string(t) + " rows, at most " + std::to_string(options_.max_batch_tokens));
+  ops_.embed({embedding_.as<bf16>(), batch.token_ids.data(), act_.residual, t, h}, pool);
+  int64_t num_rows = t;
+  for (int64_t i = 0; i < config_.num_layers; ++i) {
+    const DecoderLayer& w = layers_[static_cast<size_t>(i)];
+    if (t > 0)
+      attention(w,
+                {batch, act(act_.normed, t, h), kv.k_pages(i), kv.v_pages(i),
+                 act(act_.attention, t, w.attention->out_cols())},
+                pool);
+    if (i + 1 == config_.num_layers) {  // nothing reads the other rows any more
+      keep_logit_rows(batch);
+      num_rows = static_cast<int64_t>(batch.logit_rows.size());
+    }
+    if (num_rows > 0) FP4MOE_RETURN_IF_ERROR(attention_output(i, num_rows, pool));
+    FP4MOE_RETURN_IF_ERROR(feed_forward(i, num_rows, pool));
+  }
+  norm(final_norm_, num_rows, nullptr, pool);
+  scratch_.reset();
+  return lm_head_.forward(act(act_.normed, num_rows, h), logits, scratch_, pool);
+}
+
+// act_.normed, and out_f32 unless it is null: the residual, normed.
+void Decoder::norm(const std::vector<float>& weight, int64_t num_rows, float* out_f32, ThreadPool& pool) {
+  ops_.rms_norm({act_.residual, weight.data(), static_cast<float>(config_.rms_norm_eps),
+                 act(act_.normed, num_rows, config_.hidden_size), out_f32},
+                pool);
+}
+
+void Decoder::attention(const DecoderLayer& w, const AttentionInput& in, ThreadPool& pool) {
+  norm(w.attention_norm, in.x.rows, nullptr, pool);
+  scratch_.reset();
+  w.attention->forward(in, scratch_, pool);
+}
+
+Status Decoder::attention_output(int64_t layer, int64_t num_rows, ThreadPool& pool) {
+  const DecoderLayer& w = layers_[static_cast<size_t>(layer)];
+  const ActRows heads = act(act_.attention, num_rows, w.attention->out_cols());
+  scratch_.reset();
+  if (options_.rank.attention == nullptr) {
+    w.attention_out.forward(heads, act_.residual, /*accumulate=*/true, scratch_, pool);
+    return {};
+  }
+  float* partial = scratch_.take<float>(num_rows * config_.hidden_size);
+  w.attention_out.forward(heads, partial, /*accumulate=*/false, scratch_, pool);
+  return add_partial({"attention_out", static_cast<int>(layer), 0}, partial, num_rows, pool);
+}
+
+Status Decoder::feed_forward(int64_t layer, int64_t num_rows, ThreadPool& pool) {
+  const DecoderLayer& w = layers_[static_cast<size_t>(layer)];
+  const ActRows x = act(act_.normed, num_rows, config_.hidden_size);
+  scratch_.reset();
+  if (w.moe) {
+    norm(w.ffn_norm, num_rows, act_.normed_f32, pool);
+    return w.moe->forward({static_cast<int>(layer), x, act_.normed_f32, act_.residual}, *transport_, scratch_,
+                          pool);
+  }
+  if (num_rows == 0) return {};
+  norm(w.ffn_norm, num_rows, nullptr, pool);
+  float* partial = scratch_.take<float>(num_rows * config_.hidden_size);
+  w.mlp->forward(x, partial, scratch_, pool);
+  return add_partial({"mlp", static_cast<int>(layer), 0}, partial, num_rows, pool);
+}
+
+// residual += partial [num_rows, H], summed over the group: the same bits on all its ranks.
+Status Decoder::add_partial(const OpName& op, float* partial, int64_t num_rows, ThreadPool& pool) {
+  const int64_t h = config_.hidden_size;
+  if (options_.rank.attention != nullptr) {
+    const int64_t sizes[] = {num_rows, h};
+    FP4MOE_RETURN_IF_ERROR(
+        options_.rank.attention->all_reduce({op.op, op.layer, geometry_hash(sizes)}, partial, num_rows * h));
+  }
+  pool.run((num_rows + kRowsPerChunk - 1) / kRowsPerChunk, [&](int64_t chunk, int) {
+    const int64_t end = std::min(num_rows, (chunk + 1) * kRowsPerChunk) * h;
+    for (int64_t i = chunk * kRowsPerChunk * h; i < end; ++i) act_.residual[i] += partial[i];
+  });
+  return {};
+}
+
+// Moves the rows whose logits are wanted (ascending, so never onto one still to be moved) to the front.
+void Decoder::keep_logit_rows(const Batch& batch) {
+  const auto h = static_cast<size_t>(config_.hidden_size);
+  const auto attention_bytes = static_cast<size_t>(layers_.back().attention->out_cols() * act_bytes());
+  uint8_t* attention = static_cast<uint8_t*>(act_.attention);
+  for (size_t i = 0; i < batch.logit_rows.size(); ++i) {
+    const size_t from = static_cast<size_t>(batch.logit_rows[i]);
+    if (from == i) continue;
+    std::memcpy(act_.residual + i * h, act_.residual + from * h, h * sizeof(float));
+    std::memcpy(attention + i * attention_bytes, attention + from * attention_bytes, attention_bytes);
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Model>> load_decoder(const Checkpoint& checkpoint, const ModelConfig& config,
+                                            const ModelOptions& options, LayerLoader load_layer,
+                                            ThreadPool& pool, const ProgressSink& progress) {
+  WeightLoader loader(checkpoint, config, options, pool, progress);
+  auto model = std::make_unique<Decoder>(config, options, loader.ops());
+  FP4MOE_RETURN_IF_ERROR(model->load(loader, load_layer));
+  return std::unique_ptr<Model>(std::move(model));
+}
+
+std::string layer_prefix(int64_t layer) { return "model.layers." + std::to_string(layer) + "."; }
+
+Status load_norms(WeightLoader& loader, int64_t layer, DecoderLayer& out) {
+  const std::string prefix = layer_prefix(layer);
+  const int64_t h = loader.config().hidden_size;
+  FP4MOE_ASSIGN_OR_RETURN(out.attention_norm, loader.vector(prefix + "input_layernorm.weight", h));
+  FP4MOE_ASSIGN_OR_RETURN(out.ffn_norm, loader.vector(prefix + "post_attention_layernorm.weight", h));
+  return {};
+}
+
+Result<LinearLayer> load_attention_out(WeightLoader& loader, int64_t layer, int64_t cols, bool has_bias) {
+  const RankLayout& layout = loader.layout();
+  const LinearShape shape = {loader.config().hidden_size, cols * layout.attention_tp(), has_bias};
+  return loader.column_shard(layer_prefix(layer) + "self_attn.o_proj", shape,
+                             {cols * layout.attention_rank(), cols});
+}
+
+Result<std::unique_ptr<DenseMlp>> load_dense_mlp(WeightLoader& loader, const std::string& prefix) {
+  const int64_t total = loader.config().dense_intermediate_size;
+  const RankLayout& layout = loader.layout();
+  FP4MOE_ASSIGN_OR_RETURN(const MlpWeightsView weights,
+                          load_mlp_weights(loader.checkpoint(), loader.config(), prefix, total));
+  const Shard shard =
+      shard_blocks(total, dense_mlp_block(weights), layout.attention_tp(), layout.attention_rank());
+  return DenseMlp::make(loader.moe_plan(), loader.ops(), weights, shard, loader.pool());
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,45 @@
+// Decoder: the forward pass of every family. A layer is norm, attention, norm, feed-forward, both added to
+// the residual; families differ in how they fill these in.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "model/attention.h"
+#include "model/linear_layer.h"
+#include "model/model.h"
+#include "moe/dense_mlp.h"
+#include "moe/moe_layer.h"
+
+namespace fp4moe {
+
+class WeightLoader;
+
+struct DecoderLayer {
+  std::vector<float> attention_norm;  // [H]
+  std::unique_ptr<Attention> attention;
+  LinearLayer attention_out;      // [H, attention->out_cols()]
+  std::vector<float> ffn_norm;    // [H]
+  std::unique_ptr<MoeLayer> moe;  // one of the two
+  std::unique_ptr<DenseMlp> mlp;
+};
+
+// Reads one layer of a family.
+using LayerLoader = Result<DecoderLayer> (*)(WeightLoader& loader, int64_t layer);
+
+// A model of these layers between "model.embed_tokens" and "lm_head".
+Result<std::unique_ptr<Model>> load_decoder(const Checkpoint& checkpoint, const ModelConfig& config,
+                                            const ModelOptions& options, LayerLoader load_layer,
+                                            ThreadPool& pool, const ProgressSink& progress);
+
+// "model.layers.<layer>."
+std::string layer_prefix(int64_t layer);
+// The two norms, under the names that all families use.
+Status load_norms(WeightLoader& loader, int64_t layer, DecoderLayer& out);
+// "o_proj", this rank's columns: those of its heads' outputs.
+Result<LinearLayer> load_attention_out(WeightLoader& loader, int64_t layer, int64_t cols, bool has_bias);
+// The MLP of a layer without experts, this rank's part: "<prefix>gate_proj" and so on.
+Result<std::unique_ptr<DenseMlp>> load_dense_mlp(WeightLoader& loader, const std::string& prefix);
+
+}  // namespace fp4moe

@@ -1,0 +1,112 @@
+#include "model/linear_layer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "base/check.h"
+
+namespace fp4moe {
+namespace {
+
+bool is_whole(const LinearPart& part) { return part.rows.empty() && part.cols.count == 0; }
+int64_t num_rows(const LinearPart& part) {
+  return part.rows.empty() ? part.weights.n : static_cast<int64_t>(part.rows.size());
+}
+int64_t num_cols(const LinearPart& part) { return part.cols.count > 0 ? part.cols.count : part.weights.k; }
+int64_t source_row(const LinearPart& part, int64_t i) {
+  return part.rows.empty() ? i : part.rows[static_cast<size_t>(i)];
+}
+
+// dst [rows, num_bytes]: the bytes from `offset` on of the part's rows of `src`, which are `stride` bytes
+// apart.
+struct RowBytes {
+  const uint8_t* src;
+  int64_t stride, offset, num_bytes;
+};
+void copy_rows(const LinearPart& part, const RowBytes& row, uint8_t* dst) {
+  for (int64_t i = 0; i < num_rows(part); ++i)
+    std::memcpy(dst + i * row.num_bytes, row.src + source_row(part, i) * row.stride + row.offset,
+                static_cast<size_t>(row.num_bytes));
+}
+
+// The part's matrix as a view of its own: of `storage`, unless it is the whole source.
+Result<LinearWeightsView> cut_fp4(const LinearPart& part, Buffer& storage) {
+  LinearWeightsView view = part.weights;
+  view.bias = nullptr;
+  if (is_whole(part)) return view;
+  Fp4MatrixView& m = view.fp4;
+  const int64_t block = fp4_block(m.format), n = num_rows(part), k = num_cols(part);
+  if (part.cols.first % block != 0 || k % block != 0)
+    return unsupported("columns [" + std::to_string(part.cols.first) + ", " +
+                       std::to_string(part.cols.first + k) + ") of an " + fp4_format_name(m.format) +
+                       " matrix cut a scale block of " + std::to_string(block) +
+                       "; legal: tensor-parallel shards of whole blocks");
+  FP4MOE_ASSIGN_OR_RETURN(storage, Buffer::make(n * (k / 2 + k / block)));
+  uint8_t* scales = storage.data() + n * (k / 2);
+  copy_rows(part, {m.codes, m.code_stride_bytes, part.cols.first / 2, k / 2}, storage.data());
+  copy_rows(part, {m.scales, m.scale_stride_bytes, part.cols.first / block, k / block}, scales);
+  m.codes = storage.data();
+  m.scales = scales;
+  m.code_stride_bytes = k / 2;
+  m.scale_stride_bytes = k / block;
+  view.n = m.rows = n;
+  view.k = m.cols = k;
+  return view;
+}
+
+}  // namespace
+
+Result<LinearLayer> LinearLayer::make(const MoePlan& plan, const DenseOps& ops,
+                                      std::span<const LinearPart> parts, ThreadPool& pool) {
+  LinearLayer layer;
+  layer.ops_ = &ops;
+  layer.k_ = num_cols(parts[0]);
+  for (const LinearPart& part : parts) {
+    layer.n_ += num_rows(part);
+    for (int64_t i = 0; part.weights.bias != nullptr && i < num_rows(part); ++i)
+      layer.bias_.push_back(bf16_to_float(part.weights.bias[source_row(part, i)]));
+    FP4MOE_CHECK(num_cols(part) == layer.k_ && (!part.weights.is_fp4 || parts.size() == 1),
+                 "parts of a layer must fit");
+  }
+  FP4MOE_CHECK(layer.bias_.empty() || static_cast<int64_t>(layer.bias_.size()) == layer.n_,
+               "parts with and without bias");
+  if (parts[0].weights.is_fp4) {
+    Buffer storage;
+    FP4MOE_ASSIGN_OR_RETURN(const LinearWeightsView view, cut_fp4(parts[0], storage));
+    FP4MOE_ASSIGN_OR_RETURN(layer.fp4_, Fp4Linear::make(plan, view, pool));
+    return layer;
+  }
+  const bf16* source = parts[0].weights.weight;
+  Buffer stacked;
+  if (parts.size() > 1 || !is_whole(parts[0])) {
+    FP4MOE_ASSIGN_OR_RETURN(stacked, Buffer::make(layer.n_ * layer.k_ * 2));
+    uint8_t* at = stacked.data();
+    for (const LinearPart& part : parts) {
+      copy_rows(part,
+                {reinterpret_cast<const uint8_t*>(part.weights.weight), part.weights.k * 2,
+                 part.cols.first * 2, layer.k_ * 2},
+                at);
+      at += num_rows(part) * layer.k_ * 2;
+    }
+    source = stacked.as<bf16>();
+  }
+  FP4MOE_ASSIGN_OR_RETURN(layer.weight_,
+                          Buffer::make(linear_weight_bytes(layer.n_, layer.k_, ops.linear_layout)));
+  pack_linear_weight(source, layer.n_, layer.k_, ops.linear_layout, layer.weight_.as<bf16>(), pool);
+  return layer;
+}
+
+void LinearLayer::forward(const ActRows& x, float* out, bool accumulate, Arena& scratch,
+                          ThreadPool& pool) const {
+  const float* bias = bias_.empty() ? nullptr : bias_.data();
+  if (!fp4_) return ops_->linear({x, weight_.as<bf16>(), bias, out, n_, accumulate}, pool);
+  if (bias != nullptr)
+    for (int64_t t = 0; t < x.rows; ++t)
+      for (int64_t i = 0; i < n_; ++i) out[t * n_ + i] = bias[i] + (accumulate ? out[t * n_ + i] : 0.0f);
+  const int64_t mark = scratch.used_bytes();
+  fp4_->forward(x, out, n_, accumulate || bias != nullptr, scratch, pool);
+  scratch.rewind(mark);
+}
+
+}  // namespace fp4moe

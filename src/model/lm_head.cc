@@ -1,0 +1,122 @@
+#include "model/lm_head.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "model/weight_loader.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr int64_t kRowsPerPass = 64;  // of logits that are gathered at a time: bounds the memory
+
+}  // namespace
+
+Shard vocab_shard(int64_t vocab_size, int64_t parts, int64_t index) {
+  constexpr int64_t kPanel = 16;
+  const Shard panels = shard_blocks((vocab_size + kPanel - 1) / kPanel, 1, parts, index);
+  const int64_t first = std::min(vocab_size, panels.first * kPanel);
+  return {first, std::min(vocab_size, (panels.first + panels.count) * kPanel) - first};
+}
+
+int LmHead::num_sharers() const {
+  const RankLayout& layout = options_.rank.layout;
+  return options_.whole_job ? layout.tp : layout.attention_tp();
+}
+
+Result<LmHead> LmHead::load(WeightLoader& loader, const std::string& name, const LmHeadOptions& options) {
+  LmHead head;
+  head.options_ = options;
+  const RankLayout& layout = options.rank.layout;
+  const Shard shard = vocab_shard(options.vocab_size, head.num_sharers(),
+                                  options.whole_job ? layout.rank : layout.attention_rank());
+  FP4MOE_ASSIGN_OR_RETURN(LinearWeightsView view,
+                          loader.view(name, {options.vocab_size, options.hidden_size}));
+  if (!view.is_fp4) {  // consecutive rows: no copy is needed
+    view.weight += shard.first * options.hidden_size;
+    view.n = shard.count;
+  }
+  if (shard.count == 0) return head;
+  std::vector<int64_t> rows = view.is_fp4 ? row_range(shard.first, shard.count) : std::vector<int64_t>();
+  FP4MOE_ASSIGN_OR_RETURN(head.linear_, loader.linear({LinearPart{view, std::move(rows), {}}}));
+  return head;
+}
+
+int64_t LmHead::scratch_bytes() const {
+  const int64_t linear = linear_.scratch_bytes(std::max(kRowsPerPass, options_.max_rows));
+  if (num_sharers() == 1) return linear;
+  const int64_t hidden_bytes = options_.hidden_size * dtype_bits(options_.act_dtype) / 8;
+  return linear + (options_.whole_job ? Arena::padded(options_.max_rows * hidden_bytes) : 0) +
+         Arena::padded(kRowsPerPass * linear_.n() * 4) +
+         Arena::padded(kRowsPerPass * options_.vocab_size * 4);
+}
+
+Status LmHead::forward(const ActRows& x, float* logits, Arena& scratch, ThreadPool& pool) const {
+  if (num_sharers() == 1) {
+    if (logits != nullptr) linear_.forward(x, logits, /*accumulate=*/false, scratch, pool);
+    return {};
+  }
+  if (!options_.whole_job) return shared_logits({x, {0, x.rows}}, logits, scratch, pool);
+  FP4MOE_ASSIGN_OR_RETURN(const JobRows rows, gather_rows(x, scratch));
+  return shared_logits(rows, logits, scratch, pool);
+}
+
+// Every rank of a group has the group's rows; its first one sends them.
+Result<LmHead::JobRows> LmHead::gather_rows(const ActRows& x, Arena& scratch) const {
+  const RankLayout& layout = options_.rank.layout;
+  Communicator& world = *options_.rank.world;
+  const size_t num_ranks = static_cast<size_t>(layout.tp);
+  const int64_t row_bytes = x.cols * dtype_bits(x.dtype) / 8;
+  std::vector<int64_t> counts(num_ranks);
+  const int64_t sizes[] = {options_.vocab_size, x.cols};
+  const OpName op = {"lm_head", -1, geometry_hash(sizes)};
+  FP4MOE_RETURN_IF_ERROR(world.exchange(op, &x.rows, sizeof x.rows, counts.data()));
+  JobRows rows{{nullptr, x.dtype, 0, x.cols}, {0, x.rows}};
+  for (size_t r = 0; r < num_ranks; ++r) {
+    if (static_cast<int>(r) % layout.attention_tp() != 0) counts[r] = 0;
+    if (static_cast<int>(r) < layout.rank - layout.attention_rank()) rows.own.first += counts[r];
+    rows.all.rows += counts[r];
+    counts[r] *= row_bytes;
+  }
+  FP4MOE_CHECK(rows.all.rows <= options_.max_rows,
+               std::to_string(rows.all.rows) + " logit rows, at most " + std::to_string(options_.max_rows));
+  rows.all.data = scratch.take<uint8_t>(rows.all.rows * row_bytes);
+  if (rows.all.rows == 0) return rows;
+  FP4MOE_RETURN_IF_ERROR(world.all_gather({"lm_head_rows", -1, op.geometry}, x.data, counts, rows.all.data));
+  return rows;
+}
+
+Status LmHead::shared_logits(const JobRows& rows, float* logits, Arena& scratch, ThreadPool& pool) const {
+  const int64_t v = options_.vocab_size, parts = num_sharers();
+  const int64_t row_bytes = rows.all.cols * dtype_bits(rows.all.dtype) / 8;
+  float* part = scratch.take<float>(kRowsPerPass * linear_.n());
+  float* gathered = scratch.take<float>(kRowsPerPass * v);
+  std::vector<int64_t> counts(static_cast<size_t>(parts));
+  for (int64_t first = 0; first < rows.all.rows; first += kRowsPerPass) {
+    const int64_t n = std::min(kRowsPerPass, rows.all.rows - first);
+    const ActRows x = {static_cast<uint8_t*>(rows.all.data) + first * row_bytes, rows.all.dtype, n,
+                       rows.all.cols};
+    if (linear_.n() > 0) linear_.forward(x, part, /*accumulate=*/false, scratch, pool);
+    for (int64_t r = 0; r < parts; ++r)
+      counts[static_cast<size_t>(r)] = n * vocab_shard(v, parts, r).count * int64_t{sizeof(float)};
+    const int64_t sizes[] = {n, v};
+    FP4MOE_RETURN_IF_ERROR(
+        sharers()->all_gather({"logits", -1, geometry_hash(sizes)}, part, counts, gathered));
+    if (logits == nullptr) continue;
+    const float* source = gathered;
+    for (int64_t r = 0; r < parts; ++r) {
+      const Shard shard = vocab_shard(v, parts, r);
+      for (int64_t i = 0; i < n; ++i, source += shard.count) {
+        const int64_t row = first + i - rows.own.first;
+        if (row < 0 || row >= rows.own.count) continue;
+        std::memcpy(logits + row * v + shard.first, source, static_cast<size_t>(shard.count) * sizeof(float));
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace fp4moe
