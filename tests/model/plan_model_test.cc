@@ -72,10 +72,10 @@ TEST(PlanModel, QuantizationMustAgreeWithTheCheckpoint) {
   EXPECT_EQ(code_of(flags), StatusCode::kInvalidArgument);
 }
 
-TEST(PlanModel, RanksAndDevicesThatAreNotThereAreRefused) {
-  for (const auto& change : {+[](EngineConfig& f) { f.tp_size = 2; }, +[](EngineConfig& f) { f.ep_size = 2; },
-                             +[](EngineConfig& f) { f.moe_a2a_backend = "deepep"; },
-                             +[](EngineConfig& f) { f.fp4_compute = "w4a4"; }}) {
+TEST(PlanModel, WhatCannotRunIsRefused) {
+  for (const auto& change :
+       {+[](EngineConfig& f) { f.ep_size = 2; }, +[](EngineConfig& f) { f.moe_a2a_backend = "carrier pigeon"; },
+        +[](EngineConfig& f) { f.fp4_compute = "w4a4"; }, +[](EngineConfig& f) { f.device = "abacus"; }}) {
     EngineConfig flags;
     change(flags);
     const Result<ModelPlan> plan = plan_model(gpt_oss(), flags);

@@ -1,0 +1,425 @@
+"""Makes the deepseek_v3, qwen3_moe and qwen2_moe fixtures of tests/model/fixtures: tiny random checkpoints with the
+stock class's logits.
+
+Each fixture is a folder with config.json, safetensors in a native FP4 dialect and expected.safetensors: ids I64 [T],
+logits_w4a16 F32 [T, V], computed in float32 by transformers' class on the dequantised weights, and, for NVFP4,
+logits_w4a4, where besides the inputs of all FP4 layers go through the NVFP4 rule of docs/formats.md under the
+calibrated input scales (routed experts: the largest of the layer). Needs torch, transformers >= 5 and safetensors; a
+CPU is enough.
+
+    python3 make_moe_fixtures.py OUTPUT_FOLDER
+"""
+import contextlib
+import json
+import pathlib
+import sys
+import types
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from transformers import (DeepseekV3Config, DeepseekV3ForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM,
+                          Qwen3MoeConfig, Qwen3MoeForCausalLM)
+
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+FLT_MAX = torch.finfo(torch.float32).max
+NUM_SEEDS = 64  # of which the one is taken whose routing is farthest from a tie
+
+# Widths are whole scale blocks, but of 16 (MXFP4: 32) only; heads are of odd number or size; prompts are longer than
+# YaRN's original context.
+FIXTURES = {
+    "dsv3_h96_modelopt_yarn": dict(
+        classes=(DeepseekV3Config, DeepseekV3ForCausalLM), dialect="modelopt", num_tokens=33,
+        config=dict(num_hidden_layers=2, vocab_size=101, hidden_size=96, intermediate_size=112, moe_intermediate_size=48,
+                    num_attention_heads=2, num_key_value_heads=2, q_lora_rank=40, kv_lora_rank=32, qk_nope_head_dim=24,
+                    qk_rope_head_dim=16, v_head_dim=40, n_routed_experts=6, n_group=2, topk_group=1,
+                    num_experts_per_tok=2, n_shared_experts=2, routed_scaling_factor=2.5, norm_topk_prob=True,
+                    first_k_dense_replace=1, max_position_embeddings=128,
+                    rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "beta_fast": 32.0,
+                                     "beta_slow": 1.0, "mscale": 0.8, "mscale_all_dim": 0.6,
+                                     "original_max_position_embeddings": 16})),
+    "dsv3_h64_compressed_sharded": dict(
+        classes=(DeepseekV3Config, DeepseekV3ForCausalLM), dialect="compressed_nvfp4", num_tokens=21, num_shards=3,
+        old_rope_spelling=True,
+        config=dict(num_hidden_layers=2, vocab_size=131, hidden_size=64, intermediate_size=64, moe_intermediate_size=32,
+                    num_attention_heads=3, num_key_value_heads=3, q_lora_rank=None, kv_lora_rank=24,
+                    qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=24, n_routed_experts=5, n_group=1, topk_group=1,
+                    num_experts_per_tok=3, n_shared_experts=0, routed_scaling_factor=1.7, norm_topk_prob=False,
+                    first_k_dense_replace=0, rope_interleave=False, attention_bias=True, tie_word_embeddings=True,
+                    max_position_embeddings=128, rope_parameters={"rope_type": "default", "rope_theta": 5000.0})),
+    "qwen3_h96_fused_old_rope": dict(
+        classes=(Qwen3MoeConfig, Qwen3MoeForCausalLM), dialect="modelopt_fused", num_tokens=33, old_rope_spelling=True,
+        config=dict(num_hidden_layers=2, vocab_size=101, hidden_size=96, intermediate_size=112, moe_intermediate_size=48,
+                    num_attention_heads=4, num_key_value_heads=2, head_dim=32, num_experts=6, num_experts_per_tok=3,
+                    norm_topk_prob=True, decoder_sparse_step=2, max_position_embeddings=64,
+                    rope_parameters={"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 4.0,
+                                     "original_max_position_embeddings": 16})),
+    "qwen3_h96_compressed_mxfp4_tied": dict(
+        classes=(Qwen3MoeConfig, Qwen3MoeForCausalLM), dialect="compressed_mxfp4", num_tokens=21,
+        config=dict(num_hidden_layers=2, vocab_size=131, hidden_size=96, intermediate_size=96, moe_intermediate_size=32,
+                    num_attention_heads=3, num_key_value_heads=1, head_dim=16, num_experts=5, num_experts_per_tok=2,
+                    norm_topk_prob=False, attention_bias=True, tie_word_embeddings=True, max_position_embeddings=128,
+                    rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
+    "qwen2_h64_shared_expert": dict(
+        classes=(Qwen2MoeConfig, Qwen2MoeForCausalLM), dialect="modelopt", num_tokens=29, flat_declaration=True,
+        quantised_attention=("q_proj", "o_proj"),
+        config=dict(num_hidden_layers=2, vocab_size=109, hidden_size=64, intermediate_size=96, moe_intermediate_size=48,
+                    shared_expert_intermediate_size=80, num_attention_heads=4, num_key_value_heads=2, num_experts=5,
+                    num_experts_per_tok=2, norm_topk_prob=False, mlp_only_layers=[0], max_position_embeddings=128,
+                    rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
+}
+
+
+def e2m1_codes(x):
+    """Magnitude codes of |x|: nearest, ties to even, saturating."""
+    a = x.abs()
+    return sum((a > t) if strict else (a >= t) for t, strict in
+               ((0.25, True), (0.75, False), (1.25, True), (1.75, False), (2.5, True), (3.5, False), (5, True))).long()
+
+
+def pack(scaled):
+    """[..., block] in units of the block scale -> e2m1 codes, two in a byte, the even column low; and their values."""
+    code = e2m1_codes(scaled)
+    values = torch.sign(scaled) * E2M1[code]
+    code = (code | (torch.signbit(scaled).long() << 3)).to(torch.uint8)
+    return (code[..., 0::2] | (code[..., 1::2] << 4)).flatten(-2).contiguous(), values
+
+
+class Fp4Weight:
+    """One matrix [N, K] in FP4: packed, scales, the tensor scale (NVFP4) and the values that they stand for."""
+
+    def __init__(self, weight, is_mxfp4):
+        blocks = weight.float().unflatten(-1, (-1, 32 if is_mxfp4 else 16))
+        amax = blocks.abs().amax(-1, keepdim=True)
+        if is_mxfp4:
+            exponent = torch.floor(torch.log2(amax.clamp_min(2.0**-60))) - 2
+            self.packed, values = pack(blocks / torch.exp2(exponent))
+            self.scales = (exponent.squeeze(-1) + 127).to(torch.uint8)
+            self.values = (values * torch.exp2(exponent)).flatten(-2)
+            return
+        # As stored: a decode scale, which compressed-tensors writes as the number to divide by.
+        self.divisor = 2688 / weight.float().abs().amax()
+        self.tensor_scale = weight.float().abs().amax() / 2688
+        self.scale_block(blocks, amax)
+
+    def scale_block(self, blocks, amax):
+        scales = (amax / 6 / self.tensor_scale).clamp(max=448).to(torch.float8_e4m3fn)
+        unit = scales.float() * self.tensor_scale
+        self.packed, values = pack(torch.where(unit > 0, blocks / unit, torch.zeros_like(blocks)))
+        self.scales = scales.squeeze(-1)
+        self.block_values = values * scales.float()  # exact
+        self.values = (self.block_values * self.tensor_scale).flatten(-2)
+
+    def use_divisor(self):
+        """The values of a reader that has the divisor only."""
+        self.tensor_scale = 1 / self.divisor
+        self.values = (self.block_values * self.tensor_scale).flatten(-2)
+        return self
+
+
+def quantise_activations(x, decode_scale):
+    """The NVFP4 rule of docs/formats.md, in IEEE float32."""
+    one_sixth = torch.tensor(1, dtype=torch.float32) / 6
+    encode = 1 / decode_scale
+    blocks = x.float().unflatten(-1, (-1, 16))
+    amax = blocks.abs().amax(-1, keepdim=True)
+    scales = (amax * (encode * one_sixth)).clamp(max=448).to(torch.float8_e4m3fn).float()
+    factor = (1 / (scales * (1 / encode))).clamp(max=FLT_MAX)
+    factor = torch.where(amax > 0, factor, torch.zeros_like(factor))
+    scaled = blocks * factor
+    return (torch.sign(scaled) * E2M1[e2m1_codes(scaled)] * scales * decode_scale).flatten(-2)
+
+
+class Fixture:
+    def __init__(self, spec, seed):
+        self.spec, self.seed = spec, seed
+        self.dialect = spec["dialect"]
+        self.generator = torch.Generator().manual_seed(seed)
+        config_class, model_class = spec["classes"]
+        self.config = config_class(eos_token_id=0, pad_token_id=None, bos_token_id=None, **spec["config"])
+        self.config._attn_implementation = "eager"
+        self.config._experts_implementation = "eager"
+        self.model = model_class(self.config).float().eval()
+        self.experts = {}  # layer -> [(gate, up, down)] of Fp4Weight
+        self.linears = {}  # module name -> Fp4Weight
+        self.input_scales = {}  # module name, or (layer, expert, "gate" | "up" | "down") -> decode scale
+        self.margin = float("inf")
+        self.looped = set()  # layers whose patched experts ran
+        self.randomize()
+        self.quantise()
+
+    def draw(self, *shape):
+        return torch.randn(*shape, generator=self.generator)
+
+    def randomize(self):
+        for name, p in list(self.model.named_parameters()) + list(self.model.named_buffers()):
+            if p.numel() == 0 or "inv_freq" in name:
+                continue
+            noise = self.draw(*p.shape)
+            if "e_score_correction_bias" in name:
+                p.copy_(0.1 * noise)
+                continue
+            if "norm" in name:
+                value = 1 + 0.2 * noise
+            elif "bias" in name:
+                value = 0.3 * noise
+            elif "embed_tokens" in name:
+                value = noise
+            elif "gate_up_proj" in name or "gate_proj" in name or "up_proj" in name or name.endswith("gate.weight"):
+                value = 1.5 * noise / p.shape[-1] ** 0.5
+            else:
+                value = noise / p.shape[-1] ** 0.5
+            p.copy_(value.bfloat16().float())
+
+    def fp4(self, weight):
+        fp4 = Fp4Weight(weight, is_mxfp4=self.dialect.endswith("mxfp4"))
+        return fp4.use_divisor() if self.dialect == "compressed_nvfp4" else fp4
+
+    def is_quantised(self, name):
+        parts = name.split(".")
+        is_mlp = parts[-1] in ("gate_proj", "up_proj", "down_proj") and "mlp" in parts
+        return is_mlp or parts[-1] in self.spec.get("quantised_attention", ())
+
+    def moe_layers(self):
+        for i, layer in enumerate(self.model.model.layers):
+            if hasattr(layer.mlp, "experts"):
+                yield i, layer.mlp
+
+    def quantise(self):
+        """The model takes the dequantised values."""
+        for name, module in self.model.named_modules():
+            if isinstance(module, torch.nn.Linear) and module.weight.numel() > 0 and self.is_quantised(name):
+                self.linears[name] = self.fp4(module.weight.detach())
+                module.weight.copy_(self.linears[name].values)
+        for i, mlp in self.moe_layers():
+            gate_up, down = mlp.experts.gate_up_proj, mlp.experts.down_proj
+            num_experts, inter = down.shape[0], down.shape[2]
+            assert gate_up.shape == (num_experts, 2 * inter, self.config.hidden_size), gate_up.shape
+            self.experts[i] = []
+            for e in range(num_experts):
+                # Halves differ in magnitude, and so in their tensor scales.
+                parts = [self.fp4(w) for w in (gate_up[e, :inter] * (1 + 0.1 * e), gate_up[e, inter:], down[e])]
+                gate_up[e].copy_(torch.cat([parts[0].values, parts[1].values]))
+                down[e].copy_(parts[2].values)
+                self.experts[i].append(parts)
+
+    # ---- running
+
+    def watch_routing(self, mlp, x):
+        """Keeps the smallest distance of a router's choice from a tie."""
+        x = x.reshape(-1, x.shape[-1])
+        logits = x @ mlp.gate.weight.T
+        k = self.config.num_experts_per_tok
+        bias = getattr(mlp.gate, "e_score_correction_bias", None)
+        if bias is None:
+            scores = logits.softmax(-1)
+        else:
+            scores = logits.sigmoid() + bias
+            groups = scores.unflatten(-1, (self.config.n_group, -1))
+            if self.config.n_group > 1:
+                best = groups.topk(2, -1)[0].sum(-1).sort(-1, descending=True)[0]
+                t = self.config.topk_group
+                self.margin = min(self.margin, float((best[:, t - 1] - best[:, t]).min()))
+                chosen = groups.topk(2, -1)[0].sum(-1).topk(t, -1)[1]
+                mask = torch.zeros_like(groups[..., 0]).scatter(1, chosen, 1).unsqueeze(-1)
+                scores = torch.where(mask > 0, groups, torch.full_like(groups, -9)).flatten(-2)
+        ordered = scores.sort(-1, descending=True)[0]
+        self.margin = min(self.margin, float((ordered[:, k - 1] - ordered[:, k]).min()))
+
+    def forward(self, ids, hooks=()):
+        with contextlib.ExitStack() as stack:
+            for module, hook in hooks:
+                stack.callback(module.register_forward_pre_hook(hook).remove)
+            for _, mlp in self.moe_layers():
+                stack.callback(mlp.register_forward_pre_hook(lambda m, a: self.watch_routing(m, a[0])).remove)
+            return self.model(input_ids=ids, use_cache=False).logits[0].float()
+
+    def patched_experts(self, visit):
+        """Replaces the experts' forward by a plain loop, in which `visit(layer, name, x)` sees, and may change, the
+        inputs of both GEMMs."""
+        def forward(module, x, index, weights):
+            layer, inter = module.fixture_layer, module.down_proj.shape[2]
+            self.looped.add(layer)
+            dense = torch.zeros(x.shape[0], module.down_proj.shape[0]).scatter(1, index, weights.float())
+            x = visit(layer, "a1", x)
+            out = torch.zeros_like(x)
+            for e in range(module.down_proj.shape[0]):
+                both = x @ module.gate_up_proj[e].T
+                h = torch.nn.functional.silu(both[:, :inter]) * both[:, inter:]
+                used = dense[:, e:e + 1] != 0
+                h = visit(layer, "a2", torch.where(used, h, torch.zeros_like(h)))
+                out += dense[:, e:e + 1] * (h @ module.down_proj[e].T)
+            return out
+        stack = contextlib.ExitStack()
+        for i, mlp in self.moe_layers():
+            mlp.experts.fixture_layer = i
+            mlp.experts.forward = types.MethodType(forward, mlp.experts)
+            stack.callback(lambda experts=mlp.experts: experts.__dict__.pop("forward"))
+        return stack
+
+    def calibrate(self, ids):
+        """Input scales: of linear layers from the largest input; experts get parts of the layer's."""
+        amax = {}
+        def watch(key, x):
+            amax[key] = torch.maximum(amax.get(key, torch.zeros(())), x.abs().amax())
+            return x
+        modules = dict(self.model.named_modules())
+        hooks = [(modules[n], lambda m, a, n=n: (watch(n, a[0]),)) for n in self.linears]
+        with self.patched_experts(lambda layer, name, x: watch((layer, name), x)):
+            patched = self.forward(ids, hooks)
+        for name in self.linears:
+            self.input_scales[name] = amax[name] / 2688 * 0.9  # so that some values saturate
+        for i, experts in self.experts.items():
+            for e in range(len(experts)):
+                for name, source in (("gate", "a1"), ("up", "a1"), ("down", "a2")):
+                    part = 0.4 + 0.5 * float(torch.rand((), generator=self.generator))
+                    self.input_scales[i, e, name] = amax[i, source] / 2688 * part
+        if self.dialect == "compressed_nvfp4":  # of which the file holds the reciprocal
+            self.input_scales = {k: 1 / (1 / v) for k, v in self.input_scales.items()}
+        return patched
+
+    def logits_w4a4(self, ids):
+        modules = dict(self.model.named_modules())
+        hooks = [(modules[n], lambda m, a, n=n: (quantise_activations(a[0], self.input_scales[n]),))
+                 for n in self.linears]
+        def quantise(layer, name, x):
+            names = ("gate", "up") if name == "a1" else ("down",)
+            scale = max(self.input_scales[layer, e, n] for e in range(len(self.experts[layer])) for n in names)
+            return quantise_activations(x, scale)
+        with self.patched_experts(quantise):
+            return self.forward(ids, hooks)
+
+    # ---- writing
+
+    def fp4_tensors(self, name, fp4, input_scale):
+        if self.dialect == "compressed_mxfp4":
+            return {name + ".weight_packed": fp4.packed, name + ".weight_scale": fp4.scales}
+        if self.dialect == "compressed_nvfp4":
+            return {name + ".weight_packed": fp4.packed, name + ".weight_scale": fp4.scales,
+                    name + ".weight_global_scale": fp4.divisor.reshape(1),
+                    name + ".input_global_scale": (1 / input_scale).reshape(1)}
+        return {name + ".weight": fp4.packed, name + ".weight_scale": fp4.scales,
+                name + ".weight_scale_2": fp4.tensor_scale.reshape(()).clone(),
+                name + ".input_scale": input_scale.reshape(()).clone()}
+
+    def expert_tensors(self, layer):
+        prefix = f"model.layers.{layer}.mlp.experts."
+        experts, tensors = self.experts[layer], {}
+        if self.dialect != "modelopt_fused":
+            for e, parts in enumerate(experts):
+                for name, fp4 in zip(("gate", "up", "down"), parts):
+                    tensors.update(self.fp4_tensors(f"{prefix}{e}.{name}_proj", fp4, self.input_scales[layer, e, name]))
+            return tensors
+        for name, parts in (("gate_up", (0, 1)), ("down", (2,))):
+            names = [("gate", "up", "down")[p] for p in parts]
+            rows = lambda field: torch.stack([torch.cat([getattr(x[p], field) for p in parts]) for x in experts])
+            scalars = lambda get: torch.stack([torch.stack([get(e, n, x[p]) for n, p in zip(names, parts)])
+                                               for e, x in enumerate(experts)]).squeeze(-1).contiguous()
+            tensors[f"{prefix}{name}_proj.weight"] = rows("packed")
+            tensors[f"{prefix}{name}_proj.weight_scale"] = torch.stack(
+                [torch.cat([x[p].scales.view(torch.uint8) for p in parts]) for x in experts]).view(torch.float8_e4m3fn)
+            tensors[f"{prefix}{name}_proj.weight_scale_2"] = scalars(lambda e, n, w: w.tensor_scale)
+            tensors[f"{prefix}{name}_proj.input_scale"] = scalars(lambda e, n, w: self.input_scales[layer, e, n])
+        return tensors
+
+    def tensors(self):
+        result = {}
+        for name, value in self.model.state_dict().items():
+            module = name.rsplit(".", 1)[0]
+            if value.numel() == 0 or ".mlp.experts." in name or (module in self.linears and name.endswith("weight")):
+                continue
+            if name == "lm_head.weight" and self.config.tie_word_embeddings:
+                continue
+            keep = "e_score_correction_bias" in name
+            result[name] = (value.float() if keep else value.bfloat16()).contiguous().clone()
+        for name, fp4 in self.linears.items():
+            result.update(self.fp4_tensors(name, fp4, self.input_scales[name]))
+        for layer in self.experts:
+            result.update(self.expert_tensors(layer))
+        return result
+
+    def declaration(self):
+        """(quantization_config, hf_quant_config.json), of which one is None."""
+        kept = [f"model.layers.{i}.self_attn*" for i in range(self.config.num_hidden_layers)]
+        if "quantised_attention" in self.spec:
+            kept = ["*.k_proj", "*.v_proj"]
+        if self.dialect.startswith("modelopt"):
+            ignore = ["lm_head", "model.embed_tokens", "*.mlp.gate", "*.mlp.shared_expert_gate"] + kept
+            if self.spec.get("flat_declaration"):
+                return {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ignore, "config_groups": {
+                    "group_0": {"weights": {"num_bits": 4, "type": "float", "group_size": 16}, "targets": ["Linear"]}},
+                    "kv_cache_scheme": {"type": "float", "num_bits": 8}}, None
+            return None, {"producer": {"name": "modelopt", "version": "0.29.0"}, "quantization": {
+                "quant_algo": "NVFP4", "kv_cache_quant_algo": None, "group_size": 16, "exclude_modules": ignore}}
+        is_mxfp4 = self.dialect.endswith("mxfp4")
+        weights = {"num_bits": 4, "type": "float", "strategy": "group" if is_mxfp4 else "tensor_group",
+                   "group_size": 32 if is_mxfp4 else 16, "symmetric": True, "dynamic": False}
+        return {"quant_method": "compressed-tensors", "quantization_status": "compressed",
+                "format": "mxfp4-pack-quantized" if is_mxfp4 else "nvfp4-pack-quantized",
+                "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights,
+                                              "input_activations": None if is_mxfp4 else weights}},
+                "ignore": ["lm_head", "re:.*self_attn.*", "re:.*mlp.gate$"], "kv_cache_scheme": None}, None
+
+    def config_json(self, declaration):
+        d = self.config.to_dict()
+        d.update(architectures=[self.spec["classes"][1].__name__], torch_dtype="bfloat16")
+        if declaration is not None:
+            d["quantization_config"] = declaration
+        if self.spec.get("old_rope_spelling"):
+            rope = dict(d.pop("rope_parameters"))
+            d["rope_theta"] = rope.pop("rope_theta")
+            d["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+        return json.dumps(d, indent=1, default=str)
+
+
+def save_shards(tensors, folder, num_shards):
+    if num_shards == 1:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    names, weight_map = sorted(tensors), {}
+    for s in range(num_shards):
+        file = f"model-{s + 1:05}-of-{num_shards:05}.safetensors"
+        part = names[s::num_shards]
+        save_file({n: tensors[n] for n in part}, folder / file, metadata={"format": "pt"})
+        weight_map.update({n: file for n in part})
+    total = sum(t.numel() * t.element_size() for t in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+
+
+def compute(spec, seed):
+    fixture = Fixture(spec, seed)
+    ids = torch.randint(0, fixture.config.vocab_size, (1, spec["num_tokens"]), generator=fixture.generator)
+    expected = {"ids": ids[0], "logits_w4a16": fixture.forward(ids)}
+    patched = fixture.calibrate(ids)
+    assert fixture.looped == set(fixture.experts), "the stock class goes around the experts' forward"
+    fixture.loop_error = float((patched - expected["logits_w4a16"]).abs().max())
+    if not fixture.dialect.endswith("mxfp4"):
+        expected["logits_w4a4"] = fixture.logits_w4a4(ids)
+    return fixture, expected
+
+
+def make_fixture(name, spec, folder):
+    fixture, expected = max((compute(spec, seed) for seed in range(NUM_SEEDS)), key=lambda pair: pair[0].margin)
+    assert fixture.loop_error < 1e-4, f"{name}: the loop over experts is not the stock class: {fixture.loop_error}"
+    folder.mkdir(parents=True, exist_ok=True)
+    save_shards(fixture.tensors(), folder, spec.get("num_shards", 1))
+    save_file({k: v.contiguous() for k, v in expected.items()}, folder / "expected.safetensors")
+    declaration, hf_quant = fixture.declaration()
+    (folder / "config.json").write_text(fixture.config_json(declaration))
+    if hf_quant is not None:
+        (folder / "hf_quant_config.json").write_text(json.dumps(hf_quant, indent=1))
+    moved = [float((v - expected["logits_w4a16"]).norm() / expected["logits_w4a16"].norm())
+             for k, v in expected.items() if k.startswith("logits")]
+    num_bytes = sum(f.stat().st_size for f in folder.iterdir())
+    print("OK", name, "seed", fixture.seed, f"margin {fixture.margin:.1e} loop {fixture.loop_error:.1e}",
+          "max", round(float(expected["logits_w4a16"].abs().max()), 2), "w4a4 moves", [round(m, 4) for m in moved],
+          "bytes", num_bytes, flush=True)
+
+
+if __name__ == "__main__":
+    print("torch", torch.__version__, "transformers", transformers.__version__, flush=True)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for fixture_name, fixture_spec in FIXTURES.items():
+            make_fixture(fixture_name, fixture_spec, pathlib.Path(sys.argv[1]) / fixture_name)
