@@ -1,9 +1,11 @@
-// fp4moe backends: every name of --moe-runner-backend and --moe-a2a-backend, what it runs as, or why not.
+// fp4moe backends: every runner x a2a x ranks, what it runs as, or why not.
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "backend_matrix.h"
 #include "base/check.h"
+#include "io/file.h"
 #include "io/model_config.h"
 #include "model/plan_model.h"
 #include "moe/plan.h"
@@ -14,31 +16,9 @@ namespace {
 
 struct BackendsFlags {
   EngineConfig engine;
-  bool json = false;
+  std::string scores;
+  bool json = false, markdown = false;
 };
-
-// One flag set to one name, all else as the user gave it.
-struct Verdict {
-  std::string flag, name, runs_as, refusal;
-};
-
-Verdict judge(const MoeProblem& problem, const std::string& flag, const std::string& name,
-              const MoeChoice& choice) {
-  const Result<MoePlan> plan = plan_moe(problem, choice);
-  if (!plan.ok()) return {flag, name, "", plan.status().message()};
-  return {flag, name, runner_name(*plan), ""};
-}
-
-std::vector<Verdict> judge_all(const MoeProblem& problem) {
-  std::vector<Verdict> verdicts;
-  for (const std::string& name : runner_names())
-    verdicts.push_back(judge(problem, "moe-runner-backend", name, {.runner = name}));
-  for (const std::string& name : a2a_names())
-    verdicts.push_back(judge(problem, "moe-a2a-backend", name, {.a2a = name}));
-  for (const char* name : {"auto", "w4a16", "w4a4", "w4a8"})
-    verdicts.push_back(judge(problem, "fp4-compute", name, {.fp4_compute = name}));
-  return verdicts;
-}
 
 // What the table is asked about: the model's MoE layers, or gpt-oss-sized ones in both formats.
 Result<std::vector<MoeProblem>> problems(const EngineConfig& engine) {
@@ -47,33 +27,16 @@ Result<std::vector<MoeProblem>> problems(const EngineConfig& engine) {
     FP4MOE_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(config, engine));
     return std::vector<MoeProblem>{plan.moe.problem()};
   }
-  std::vector<MoeProblem> both;
-  for (Fp4Format format : {Fp4Format::kMxfp4, Fp4Format::kNvfp4}) {
-    MoeProblem p;
-    p.hidden_size = p.intermediate_size = 2880;
-    p.num_experts = 32;
-    p.top_k = 4;
-    p.format = format;
-    both.push_back(p);
-  }
-  return both;
+  return std::vector<MoeProblem>{gpt_oss_problem(Fp4Format::kMxfp4), gpt_oss_problem(Fp4Format::kNvfp4)};
 }
 
-void print_text(const MoeProblem& problem, const std::vector<Verdict>& verdicts) {
-  std::printf("%s\n", describe(*plan_moe(problem, {})).c_str());
-  for (const Verdict& v : verdicts)
-    std::printf("  --%s %-20s %s%s\n", v.flag.c_str(), v.name.c_str(),
-                v.refusal.empty() ? "runs as " : "refused: ",
-                v.refusal.empty() ? v.runs_as.c_str() : v.refusal.c_str());
+void print_text(const MoeProblem& problem) {
+  const Result<MoePlan> plan = plan_moe(problem, {});
+  std::printf("%s\n", plan.ok() ? describe(*plan).c_str() : plan.status().message().c_str());
+  std::printf("%s\n", matrix_text(backend_matrix(problem), /*markdown=*/false).c_str());
 }
 
-nlohmann::json to_json(const MoeProblem& problem, const std::vector<Verdict>& verdicts) {
-  nlohmann::json rows = nlohmann::json::array();
-  for (const Verdict& v : verdicts) {
-    nlohmann::json row = {{"flag", v.flag}, {"name", v.name}, {"legal", v.refusal.empty()}};
-    row[v.refusal.empty() ? "runs_as" : "reason"] = v.refusal.empty() ? v.runs_as : v.refusal;
-    rows.push_back(row);
-  }
+nlohmann::json to_json(const MoeProblem& problem) {
   return {{"format", fp4_format_name(problem.format)},
           {"hidden_size", problem.hidden_size},
           {"intermediate_size", problem.intermediate_size},
@@ -81,18 +44,33 @@ nlohmann::json to_json(const MoeProblem& problem, const std::vector<Verdict>& ve
           {"top_k", problem.top_k},
           {"device", device_kind_name(problem.device)},
           {"isa", isa_name(problem.isa)},
-          {"backends", rows}};
+          {"backends", matrix_json(backend_matrix(problem))}};
+}
+
+// An absent file: no scores yet.
+Result<nlohmann::json> read_scores(const std::string& path) {
+  constexpr int64_t kMaxBytes = 16 << 20;
+  if (path.empty()) return nlohmann::json();
+  FP4MOE_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kMaxBytes));
+  nlohmann::json scores = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!scores.is_object() || !scores.contains("rows") || !scores["rows"].is_array())
+    return data_loss(path + ": want a JSON object with an array \"rows\"");
+  return scores;
 }
 
 Status run_backends(const BackendsFlags& flags) {
+  if (flags.markdown) {
+    FP4MOE_ASSIGN_OR_RETURN(const nlohmann::json scores, read_scores(flags.scores));
+    std::printf("%s", backends_document(scores).c_str());
+    return {};
+  }
   FP4MOE_ASSIGN_OR_RETURN(const std::vector<MoeProblem> asked, problems(flags.engine));
   nlohmann::json all = nlohmann::json::array();
   for (const MoeProblem& problem : asked) {
-    const std::vector<Verdict> verdicts = judge_all(problem);
     if (flags.json)
-      all.push_back(to_json(problem, verdicts));
+      all.push_back(to_json(problem));
     else
-      print_text(problem, verdicts);
+      print_text(problem);
   }
   if (flags.json) std::printf("%s\n", all.dump(2).c_str());
   return {};
@@ -108,7 +86,9 @@ void add_backends(CLI::App& app, int& exit_code) {
                    "ask about this checkpoint's MoE layers");
   verb->add_option("--dtype", flags->engine.dtype, "activations: auto, bfloat16 or float32");
   verb->add_option("--device", flags->engine.device, "auto, cpu or cuda");
-  verb->add_flag("--json", flags->json, "print JSON");
+  CLI::Option* json = verb->add_flag("--json", flags->json, "print JSON");
+  verb->add_flag("--markdown", flags->markdown, "print docs/backends.md")->excludes(json);
+  verb->add_option("--scores", flags->scores, "--markdown: file that accuracy_matrix.py wrote");
   verb->callback([flags, &exit_code] {
     if (const Status status = run_backends(*flags); !status.ok()) exit_code = report_error(status);
   });

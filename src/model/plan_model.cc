@@ -105,11 +105,20 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
       .runner = flags.moe_runner_backend,
       .a2a = flags.moe_a2a_backend,
       .fp4_compute = flags.fp4_compute,
+      .act_scales = flags.fp4_act_scales,
       .fabric = flags.fabric,
       .tp = flags.tp_size,
       .ep = flags.ep_size,
       .dp = flags.dp_size,
       .enable_dp_attention = flags.enable_dp_attention,
+      .deepep_mode = flags.deepep_mode,
+      .deepep_payload = flags.deepep_dispatcher_output_dtype,
+      .flashinfer_payload = flags.flashinfer_dispatcher_output_dtype,
+      .flashinfer_combine = flags.flashinfer_combine_dtype,
+      .disable_fp4_allgather = flags.disable_fp4_allgather,
+      .deterministic = flags.enable_deterministic_inference,
+      .a2a_checksum = flags.a2a_checksum,
+      .a2a_memory_budget = flags.a2a_memory_budget,
   };
   FP4MOE_ASSIGN_OR_RETURN(plan.moe, plan_moe(problem, choice));
   return plan;

@@ -1,0 +1,15 @@
+# docs/backends.md is what `fp4moe backends --markdown` prints. To refresh it:
+#   fp4moe backends --markdown [--scores docs/backends_scores.json] > docs/backends.md
+set(command "${BINARY}" backends --markdown)
+if(EXISTS "${DOCS}/backends_scores.json")
+  list(APPEND command --scores "${DOCS}/backends_scores.json")
+endif()
+execute_process(COMMAND ${command} OUTPUT_VARIABLE printed RESULT_VARIABLE code)
+if(NOT code EQUAL 0)
+  message(FATAL_ERROR "${command} ended with ${code}")
+endif()
+file(READ "${DOCS}/backends.md" page)
+if(NOT printed STREQUAL page)
+  string(REPLACE ";" " " line "${command}")
+  message(FATAL_ERROR "docs/backends.md is stale; refresh it: ${line} > docs/backends.md")
+endif()
