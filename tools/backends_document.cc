@@ -4,6 +4,7 @@
 
 #include "backend_matrix.h"
 #include "model/sglang_names.h"
+#include "moe/legality.h"
 
 namespace fp4moe {
 namespace {
@@ -38,9 +39,11 @@ std::string schemes_section() {
 }
 
 std::string rules_section() {
-  return "## What is refused\n\nBefore any weight is read, with exit code 3, the reason and the nearest "
-         "legal "
-         "choice:\n\n"
+  std::string text =
+      "## What is refused\n\nBefore any weight is read, with exit code 3, the reason and the nearest legal "
+      "choice:\n\n";
+  for (const LegalityRule& rule : legality_rules()) text += std::string("* ") + rule.text + "\n";
+  return text +
          "* a runner's name that contradicts the checkpoint's format or `--fp4-compute`, and w4a4 of MXFP4\n"
          "* `--quantization` that contradicts the checkpoint\n"
          "* speculative decoding\n";

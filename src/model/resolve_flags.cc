@@ -129,12 +129,9 @@ class Resolver {
       note("--ep-size 1 is raised to --tp-size " + tp + ": --moe-a2a-backend " + f.moe_a2a_backend +
            " moves rows to whole experts");
     }
-    if (f.enable_dp_attention && f.dp_size > 1) {
-      const int64_t each = std::max<int64_t>(1, f.chunked_prefill_size / f.dp_size);
-      note("--chunked-prefill-size " + std::to_string(f.chunked_prefill_size) + " is " +
-           std::to_string(each) + " for each of " + std::to_string(f.dp_size) + " data-parallel groups");
-      f.chunked_prefill_size = each;
-    }
+    if (f.enable_dp_attention && f.dp_size > 1)
+      note("--max-running-requests, --chunked-prefill-size and --max-prefill-tokens are shared evenly by " +
+           std::to_string(f.dp_size) + " data-parallel groups");
   }
 
   // The switch of both its names; the old one only where the new one is not set.
@@ -153,6 +150,7 @@ class Resolver {
     if (f.moe_a2a_backend != "deepep") {
       if (f.deepep_mode != "auto")
         warn("--deepep-mode " + f.deepep_mode + " is ignored: --moe-a2a-backend is " + f.moe_a2a_backend);
+      f.deepep_mode = "auto";
       return {};
     }
     if (f.deepep_mode == "normal")
@@ -224,8 +222,8 @@ class Resolver {
     const int64_t required = dispatch_tokens_per_rank(flags());
     if (cap < required)
       warn(name + "=" + *text + " is below the " + std::to_string(required) +
-           " tokens that a rank may dispatch in a step, ceil((max_prefill_tokens + max_running_requests) * "
-           "dp / tp); more than fit into --a2a-memory-budget " +
+           " tokens that a rank may dispatch in a step, (max_prefill_tokens + max_running_requests) / tp, "
+           "rounded up; more than fit into --a2a-memory-budget " +
            std::to_string(given_.a2a_memory_budget) + " bytes go in chunks");
     return {};
   }
@@ -238,9 +236,9 @@ class Resolver {
 }  // namespace
 
 int64_t dispatch_tokens_per_rank(const EngineConfig& flags) {
-  const int64_t rows = flags.max_prefill_tokens + flags.max_running_requests;
-  const int64_t ranks = std::max(1, flags.tp_size / std::max(1, flags.dp_size));
-  return (rows + ranks - 1) / ranks;
+  const auto part = [](int64_t n, int64_t parts) { return (n + parts - 1) / parts; };
+  const int64_t dp = std::max(1, flags.dp_size), ranks = std::max<int64_t>(1, flags.tp_size / dp);
+  return part(part(flags.max_prefill_tokens, dp) + part(flags.max_running_requests, dp), ranks);
 }
 
 Result<ResolvedFlags> resolve_flags(const EngineConfig& flags, Fp4Format format) {

@@ -22,13 +22,13 @@ struct ResolvedFlags {
 };
 
 // `format` is the checkpoint's. Sets ep_size, deepep_mode, the dispatch types (never "auto" for the a2a in
-// use), fp4_act_scales and chunked_prefill_size. kInvalidArgument: an unknown word or a number out of range;
+// use) and fp4_act_scales. kInvalidArgument: an unknown word or a number out of range;
 // kUnsupported: known to SGLang, not here; the message holds the nearest legal choice. Resolving twice
 // changes nothing, except that chunked_prefill_size is divided by dp_size again.
 Result<ResolvedFlags> resolve_flags(const EngineConfig& flags, Fp4Format format);
 
 // The one formula of a transport's capacity: the most tokens that a rank dispatches in a step, which is its
-// share, among the ranks of its data-parallel group, of a full prefill and one row of every running request.
+// share of a full prefill and one row of every running request, by data-parallel group, then by rank.
 int64_t dispatch_tokens_per_rank(const EngineConfig& flags);
 
 }  // namespace fp4moe

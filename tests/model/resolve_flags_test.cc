@@ -43,7 +43,6 @@ TEST(ResolveFlags, DefaultsStayAsTheyAreAndSayNothing) {
     EXPECT_TRUE(r.notes.empty());
     EXPECT_EQ(r.flags.ep_size, 1);
     EXPECT_EQ(r.flags.deepep_mode, "auto");
-    EXPECT_EQ(r.flags.chunked_prefill_size, EngineConfig().chunked_prefill_size);
   }
 }
 
@@ -64,17 +63,14 @@ TEST(ResolveFlags, AnA2aRaisesExpertParallelismToAllRanks) {
   EXPECT_EQ(resolved(odd).flags.ep_size, 2) << "a given value is plan_moe's to refuse";
 }
 
-TEST(ResolveFlags, DataParallelAttentionSharesThePrefillChunk) {
+TEST(ResolveFlags, DataParallelAttentionSaysThatGroupsShareTheLimits) {
   EngineConfig flags;
   flags.tp_size = flags.dp_size = 4;
-  flags.chunked_prefill_size = 2048;
-  EXPECT_EQ(resolved(flags).flags.chunked_prefill_size, 2048);
+  EXPECT_TRUE(resolved(flags).notes.empty());
   flags.enable_dp_attention = true;
-  const ResolvedFlags r = resolved(flags);
-  EXPECT_EQ(r.flags.chunked_prefill_size, 512);
-  EXPECT_TRUE(says(r, LogLevel::kInfo, "--chunked-prefill-size 2048 is 512 for each of 4"));
-  flags.chunked_prefill_size = 3;
-  EXPECT_EQ(resolved(flags).flags.chunked_prefill_size, 1) << "never 0";
+  EXPECT_TRUE(says(resolved(flags), LogLevel::kInfo,
+                   "--chunked-prefill-size and --max-prefill-tokens are "
+                   "shared evenly by 4 data-parallel groups"));
 }
 
 TEST(ResolveFlags, DeepepModeIsLowLatencyOrRefused) {
@@ -173,8 +169,8 @@ TEST(ResolveFlags, OneCapacityFormula) {
   };
   EXPECT_EQ(tokens(1, 1), 4106);
   EXPECT_EQ(tokens(4, 1), 1027);  // 1026.5 up
-  EXPECT_EQ(tokens(4, 2), 2053);
-  EXPECT_EQ(tokens(4, 4), 4106);
+  EXPECT_EQ(tokens(4, 2), 1027);  // groups of 2048 + 5, ranks of 1026.5
+  EXPECT_EQ(tokens(4, 4), 1027);  // groups of 1024 + 2.5
 }
 
 TEST(ResolveFlags, ATokenLimitThatIsTooSmallIsAWarningWithTheFormula) {
@@ -187,8 +183,8 @@ TEST(ResolveFlags, ATokenLimitThatIsTooSmallIsAWarningWithTheFormula) {
     const auto warned = [&](const std::string& value) {
       flags.environment = {{variable, value}};
       return says(resolved(flags), LogLevel::kWarning,
-                  "512 tokens that a rank may dispatch in a step, ceil((max_prefill_tokens + "
-                  "max_running_requests) * dp / tp)");
+                  "512 tokens that a rank may dispatch in a step, (max_prefill_tokens + "
+                  "max_running_requests) / tp, rounded up");
     };
     EXPECT_TRUE(warned("511"));
     EXPECT_FALSE(warned("512"));
