@@ -1,5 +1,6 @@
 // The transports' rows in the table: makers and sizes. What each protocol does is said in its source.
 //
+// attention: of this rank's group; null where the group is one rank, or all of them.
 // heap_bytes: of the symmetric heap, 0 where make() refuses. record_bytes: the largest record that the
 // transport exchanges, which the world communicator's region must have room for.
 #pragma once
@@ -30,9 +31,11 @@ int64_t none_heap_bytes(const TransportOptions& options);
 
 // What an exchange takes on each rank.
 struct A2aBytes {
-  int64_t heap = 0;     // the transport's region of the symmetric heap
-  int64_t record = 0;   // of Communicator::exchange(), which keeps two of every rank
+  int64_t heap = 0;  // the transport's region of the symmetric heap
+  int64_t record =
+      0;  // of Communicator::exchange(); its memory (Communicator::heap_bytes) is in the budget too
   int64_t scratch = 0;  // from the arena
+  int64_t sums = 0;     // of the scratch: not taken where the input takes rows
   int64_t rows = 0;     // largest batch
 };
 // For a2a `name` (deepep, flashinfer, none). kUnsupported or kDoesNotFit where make would refuse.

@@ -122,8 +122,8 @@ Result<std::unique_ptr<Transport>> make_deepep(const TransportOptions& options, 
   FP4MOE_ASSIGN_OR_RETURN(const ExchangeSetup setup, deepep_setup(options));
   FP4MOE_ASSIGN_OR_RETURN(ExchangePort port, ExchangePort::make(world, options.problem.layout.tp,
                                                                 options.region_offset, setup.region_bytes));
-  return std::unique_ptr<Transport>(
-      std::make_unique<DeepepTransport>(options, setup, std::move(port), attention));
+  return std::unique_ptr<Transport>(std::make_unique<DeepepTransport>(
+      options, setup, std::move(port), attention == nullptr ? world : attention));
 }
 
 }  // namespace fp4moe

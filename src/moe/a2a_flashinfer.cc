@@ -189,8 +189,8 @@ Result<std::unique_ptr<Transport>> make(const TransportOptions& options, const R
   if (!setup.ok()) return setup.status();
   FP4MOE_ASSIGN_OR_RETURN(ExchangePort port, ExchangePort::make(world, options.problem.layout.tp,
                                                                 options.region_offset, setup->region_bytes));
-  return std::unique_ptr<Transport>(
-      std::make_unique<FlashinferTransport>(options, setup.value(), std::move(port), attention));
+  return std::unique_ptr<Transport>(std::make_unique<FlashinferTransport>(
+      options, setup.value(), std::move(port), attention == nullptr ? world : attention));
 }
 
 }  // namespace

@@ -219,7 +219,8 @@ Result<A2aBytes> a2a_bytes(const char* name, const TransportOptions& o) {
                      : protocol == "flashinfer" ? flashinfer_setup(o)
                                                 : none_setup(o);
   if (!setup.ok()) return setup.status();
-  return A2aBytes{setup->region_bytes, setup->record_bytes, setup->scratch_bytes, setup->max_batch_rows};
+  return A2aBytes{setup->region_bytes, setup->record_bytes, setup->scratch_bytes, setup->sums_bytes,
+                  setup->max_batch_rows};
 }
 
 Result<std::unique_ptr<Transport>> make_none(const TransportOptions& options, Communicator* world,

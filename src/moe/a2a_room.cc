@@ -33,8 +33,8 @@ Status take_room(const TransportOptions& o, const RoomRequest& request, Exchange
   const int64_t units = shape.units_per_rank(), K = shape.top_k;
   s.record_bytes = exchange_record_bytes(shape);
   s.rows_offset = align(2 * shape.num_ranks * 8);
-  // A Communicator keeps two records of every rank; areas start on whole cache lines.
-  const int64_t fixed = s.rows_offset + 2 * shape.num_ranks * align(s.record_bytes) + 2 * 64;
+  // Areas start on whole cache lines.
+  const int64_t fixed = s.rows_offset + Communicator::heap_bytes(shape.num_ranks, s.record_bytes, 0) + 2 * 64;
   const int64_t each = units * (s.row_bytes + request.returns_per_row * s.return_bytes);
   const int64_t rows = (o.memory_budget - fixed) / each;
   const int64_t token = std::max(K, s.parts);  // most rows of one

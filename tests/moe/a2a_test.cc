@@ -245,8 +245,8 @@ TEST(BudgetTest, HeapStaysWithinIt) {
       c.max_group_rows = 10000000;
       const auto bytes = a2a_bytes(protocol, c.options(0));
       ASSERT_TRUE(bytes.ok()) << bytes.status().to_string();
-      EXPECT_LE(bytes->heap + 2 * 8 * bytes->record, budget);
-      EXPECT_GT(bytes->heap + 2 * 8 * bytes->record, budget * 9 / 10);
+      EXPECT_LE(bytes->heap + Communicator::heap_bytes(8, bytes->record, 0), budget);
+      EXPECT_GT(bytes->heap + Communicator::heap_bytes(8, bytes->record, 0), budget * 9 / 10);
     }
 }
 
