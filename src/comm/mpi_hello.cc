@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string_view>
+#include <utility>
 
 #include "base/check.h"
 
@@ -18,13 +20,27 @@ struct WireHello {
 };
 static_assert(sizeof(WireHello) == 56);
 
-// The line of `text` around the byte `at`, cut to what fits a message.
-std::string line_at(const std::string& text, size_t at) {
-  constexpr size_t kAround = 100;
-  size_t begin = std::min(at, text.size()), end = begin;
-  while (begin > 0 && text[begin - 1] != '\n' && at - begin < kAround) --begin;
-  while (end < text.size() && text[end] != '\n' && end - at < kAround) ++end;
-  return "'" + text.substr(begin, end - begin) + "'";
+// The next line of text and its newline are taken from it.
+std::string_view take_line(std::string_view& text) {
+  const size_t end = std::min(text.find('\n'), text.size());
+  const std::string_view line = text.substr(0, end);
+  text.remove_prefix(std::min(end + 1, text.size()));
+  return line;
+}
+
+// For a message: what a text has where it differs; `is_end`: nothing any more.
+std::string quoted(std::string_view line, bool is_end) {
+  return is_end ? "nothing" : "'" + std::string(line.substr(0, 200)) + "'";
+}
+
+// The first lines that differ, or the last ones.
+std::pair<std::string, std::string> first_difference(std::string_view a, std::string_view b) {
+  while (true) {
+    const bool a_ends = a.empty(), b_ends = b.empty();
+    const std::string_view line_a = take_line(a), line_b = take_line(b);
+    if (line_a != line_b || a_ends != b_ends || a_ends)
+      return {quoted(line_a, a_ends), quoted(line_b, b_ends)};
+  }
 }
 
 Status differ(const Hello& mine, const Hello& theirs, const std::string& what, const std::string& my_value,
@@ -91,10 +107,8 @@ Status check_same(const Hello& mine, const Hello& theirs) {
     if (n.mine != n.theirs)
       return differ(mine, theirs, n.what, std::to_string(n.mine), std::to_string(n.theirs));
   if (mine.config != theirs.config) {
-    const auto [a, b] =
-        std::mismatch(mine.config.begin(), mine.config.end(), theirs.config.begin(), theirs.config.end());
-    const size_t at = static_cast<size_t>(a - mine.config.begin());
-    return differ(mine, theirs, "the configuration", line_at(mine.config, at), line_at(theirs.config, at));
+    const auto [my_line, their_line] = first_difference(mine.config, theirs.config);
+    return differ(mine, theirs, "the configuration", my_line, their_line);
   }
   if (mine.heap_bytes != theirs.heap_bytes)
     return differ(mine, theirs, "heap_bytes", std::to_string(mine.heap_bytes),

@@ -5,6 +5,7 @@
 //   missing    the last process comes late, the others wait 2 s for it
 //   leave      the last process ends in the middle without a word
 //   disagree   rank 1 runs another operation than the others
+//   idle       waits for SECONDS in a barrier without a deadline; prints the CPU seconds of the process
 //   latency    microseconds of small and large all_reduces
 #include <unistd.h>
 
@@ -13,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <functional>
 #include <numeric>
 #include <string>
@@ -128,10 +130,23 @@ Status measure(Communicator& comm) {
   return {};
 }
 
+double cpu_seconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
+
+Status idle(Communicator& comm, const Setup& s) {
+  comm.set_timeout(kNoDeadline);
+  FP4MOE_RETURN_IF_ERROR(comm.barrier({"begin"}));
+  const double begin = cpu_seconds();
+  if (comm.rank() == 0) std::this_thread::sleep_for(std::chrono::duration<double>(s.seconds));
+  FP4MOE_RETURN_IF_ERROR(comm.barrier({"idle"}));
+  std::printf("cpu %.3f\n", cpu_seconds() - begin);
+  return {};
+}
+
 Status run_rank(Job& job, int rank, const Setup& s) {
   Communicator comm(job.endpoint(rank), 0, s.num_ranks, {.record_bytes = kRecord, .staging_bytes = kStaging},
                     {.timeout = std::chrono::seconds(3), .first_epoch = 0xfffffff0u});
   if (s.mode == "latency") return measure(comm);
+  if (s.mode == "idle") return idle(comm, s);
   if (s.mode == "disagree")
     return comm.exchange({rank == 1 ? "combine" : "dispatch", 7}, nullptr, 0, nullptr);
   const auto end = Clock::now() + std::chrono::duration<double>(s.seconds);
