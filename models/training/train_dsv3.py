@@ -1,0 +1,217 @@
+"""Trains the deepseek_v3 demo on one GPU, with NVFP4 rounding of weights and activations in the loop for the second
+half, and writes the checkpoint in ModelOpt's dialect, its reference logits and its accuracies (transformers >= 5, the
+stock DeepseekV3ForCausalLM class).
+
+    python3 train_dsv3.py TOKENIZER_FOLDER OUTPUT_FOLDER [--steps 3222]
+"""
+import types
+
+import torch
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+import nvfp4
+import recipe
+from recipe import DEVICE, EXPERTS, HIDDEN, TOP_K, VOCAB
+
+quantise_weights = quantise_activations = False  # what forward passes see
+bias_step = 0.0  # of the routers' correction biases towards equal load
+static_scales = {}  # (MLP's name, "a1" | "a2") -> the input's tensor scale; empty: each batch its own
+largest = None  # during calibration: (MLP's name, "a1" | "a2") -> amax of the input, of experts one each
+
+
+def make_config():
+    config = DeepseekV3Config(
+        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=512, moe_intermediate_size=128, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=4, n_shared_experts=1, n_routed_experts=EXPERTS,
+        routed_scaling_factor=2.5, kv_lora_rank=64, q_lora_rank=128, qk_rope_head_dim=32, v_head_dim=64,
+        qk_nope_head_dim=32, n_group=4, topk_group=2, num_experts_per_tok=TOP_K, first_k_dense_replace=1,
+        norm_topk_prob=True, max_position_embeddings=4096, num_mtp_layers=0,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, **recipe.TOKEN_IDS)
+    config.architectures = ["DeepseekV3ForCausalLM"]
+    config._attn_implementation = "sdpa"
+    config._experts_implementation = "eager"
+    return config
+
+
+def rounded_weight(w):
+    """w [out, in] or [E, out, in] under one tensor scale a matrix."""
+    amax = w.abs().amax(dim=(-2, -1), keepdim=True)
+    return nvfp4.round_trip(w, nvfp4.tensor_scale(amax).unsqueeze(-1)).to(w.dtype)
+
+
+def straight_through(x, rounded):
+    return x + (rounded - x).detach()
+
+
+def fp4_weight(w):
+    return straight_through(w, rounded_weight(w.detach())) if quantise_weights else w
+
+
+def fp4_input(x, key):
+    if not quantise_activations:
+        return x
+    scale = static_scales.get(key, nvfp4.tensor_scale(x.detach().abs().amax()))
+    return straight_through(x, nvfp4.round_trip(x.detach(), scale).to(x.dtype))
+
+
+def dense_experts(self, hidden_states, top_k_index, top_k_weights):
+    """All experts for all tokens, masked by the routing weights: quick at this size, and rounding fits in."""
+    x, name = hidden_states, self.recipe_name
+    w = torch.zeros(x.shape[0], EXPERTS, device=x.device).scatter(1, top_k_index, top_k_weights.float())
+    chosen = w.t() > 0
+    zero = torch.zeros((), device=x.device)
+    if largest is not None:
+        largest[name, "a1"] = torch.where(chosen, x.abs().amax(-1)[None], zero).amax(1)
+    gate_up = torch.matmul(fp4_input(x, (name, "a1")).unsqueeze(0), fp4_weight(self.gate_up_proj).transpose(1, 2))
+    gate, up = gate_up.chunk(2, -1)
+    h = torch.nn.functional.silu(gate) * up
+    if largest is not None:
+        largest[name, "a2"] = torch.where(chosen, h.abs().amax(-1), zero).amax(1)
+    h = fp4_input(h, (name, "a2")) * w.to(h.dtype).t().unsqueeze(-1)
+    down = fp4_weight(self.down_proj).transpose(1, 2).reshape(-1, HIDDEN)
+    return (h.transpose(0, 1).reshape(x.shape[0], -1) @ down).to(x.dtype)
+
+
+def mlp(self, x):
+    """The shared expert, and the MLP of layers without experts; gate and up share a tensor scale."""
+    name = self.recipe_name
+    if largest is not None:
+        largest[name, "a1"] = x.abs().amax()
+    gate_up = fp4_weight(torch.cat([self.gate_proj.weight, self.up_proj.weight]))
+    gate, up = torch.nn.functional.linear(fp4_input(x, (name, "a1")), gate_up).chunk(2, -1)
+    h = torch.nn.functional.silu(gate) * up
+    if largest is not None:
+        largest[name, "a2"] = h.abs().amax()
+    return torch.nn.functional.linear(fp4_input(h, (name, "a2")), fp4_weight(self.down_proj.weight))
+
+
+def watch_router(routed):
+    def hook(module, args, out):
+        scores = torch.nn.functional.normalize(out[0].float().sigmoid(), p=1, dim=-1)
+        routed.append((scores, out[2]))
+        with torch.no_grad():
+            load = torch.bincount(out[2].reshape(-1), minlength=EXPERTS).float()
+            module.e_score_correction_bias += bias_step * torch.sign(load.mean() - load)
+    return hook
+
+
+def patch(model):
+    """The list that collects what the routers of a forward pass chose."""
+    routed = []
+    for i, layer in enumerate(model.model.layers):
+        if not hasattr(layer.mlp, "experts"):
+            parts = [(layer.mlp, f"model.layers.{i}.mlp", mlp)]
+        else:
+            parts = [(layer.mlp.experts, f"model.layers.{i}.mlp.experts", dense_experts),
+                     (layer.mlp.shared_experts, f"model.layers.{i}.mlp.shared_experts", mlp)]
+            layer.mlp.gate.register_forward_hook(watch_router(routed))
+        for module, name, forward in parts:
+            module.recipe_name = name
+            module.forward = types.MethodType(forward, module)
+    return routed
+
+
+def set_mode(weights, activations, step=0.0):
+    global quantise_weights, quantise_activations, bias_step
+    quantise_weights, quantise_activations, bias_step = weights, activations, step
+
+
+def begin_step(done):
+    set_mode(done > .45, done > .45, step=1e-3 * (1 - done))
+
+
+@torch.no_grad()
+def calibrate(model, data):
+    """Input scales with the FP4 weights in place, of experts the largest; and what they were taken from."""
+    global largest, static_scales
+    set_mode(True, False)
+    largest = {}
+    model.model(input_ids=data[:64].long(), use_cache=False)
+    amax, largest = largest, None
+    static_scales = {key: nvfp4.tensor_scale(value.amax()) for key, value in amax.items()}
+    return amax
+
+
+def put_mlp(tensors, name, weights, amax):
+    """weights (gate, up, down), amax of the inputs (a1, a2)."""
+    gate, up, down = weights
+    first = nvfp4.tensor_scale(torch.maximum(gate.abs().amax(), up.abs().amax()))
+    for part, w, scale, a in (("gate_proj", gate, first, amax[0]), ("up_proj", up, first, amax[0]),
+                              ("down_proj", down, nvfp4.tensor_scale(down.abs().amax()), amax[1])):
+        codes, block = nvfp4.pack(w, scale)
+        tensors[f"{name}.{part}.weight"], tensors[f"{name}.{part}.weight_scale"] = codes.cpu(), block.cpu()
+        tensors[f"{name}.{part}.weight_scale_2"] = scale.reshape(()).cpu()
+        tensors[f"{name}.{part}.input_scale"] = nvfp4.tensor_scale(a).reshape(()).cpu()
+
+
+@torch.no_grad()
+def fp4_tensors(model, amax):
+    tensors = {k: v.detach().bfloat16().cpu().contiguous() for k, v in model.state_dict().items()}
+    for i, layer in enumerate(model.model.layers):
+        name = f"model.layers.{i}.mlp"
+        scales = lambda n: (amax[n, "a1"], amax[n, "a2"])
+        linears = lambda m: (m.gate_proj.weight, m.up_proj.weight, m.down_proj.weight)
+        if not hasattr(layer.mlp, "experts"):
+            put_mlp(tensors, name, linears(layer.mlp), scales(name))
+            continue
+        experts = layer.mlp.experts
+        del tensors[name + ".experts.gate_up_proj"], tensors[name + ".experts.down_proj"]
+        for e in range(EXPERTS):
+            weights = (*experts.gate_up_proj[e].chunk(2), experts.down_proj[e])
+            used = [a[e].clamp_min(1e-3) for a in scales(name + ".experts")]
+            put_mlp(tensors, f"{name}.experts.{e}", weights, used)
+        put_mlp(tensors, name + ".shared_experts", linears(layer.mlp.shared_experts), scales(name + ".shared_experts"))
+        tensors[name + ".gate.e_score_correction_bias"] = layer.mlp.gate.e_score_correction_bias.float().cpu()
+    return tensors
+
+
+@torch.no_grad()
+def stock_model(model, config):
+    """The stock class in float32 on the dequantised weights."""
+    state = dict(model.state_dict())
+    for k in state:
+        if k.endswith(("experts.gate_up_proj", "experts.down_proj")) or ".mlp." in k and k.endswith("down_proj.weight"):
+            state[k] = rounded_weight(state[k])
+        elif ".mlp." in k and k.endswith("gate_proj.weight"):
+            up = k.replace("gate_proj", "up_proj")
+            state[k], state[up] = rounded_weight(torch.cat([state[k], state[up]])).chunk(2)
+    stock = DeepseekV3ForCausalLM(config).to(DEVICE).float().eval()
+    stock.load_state_dict(state)
+    return lambda ids: stock(input_ids=ids, use_cache=False).logits[0]
+
+
+def quantised_model(model):
+    def logits(ids):
+        set_mode(True, True)
+        return model(input_ids=ids, use_cache=False).logits[0]
+    return logits
+
+
+def declaration(config):
+    return {"producer": {"name": "modelopt", "version": "0.29.0"}, "quantization": {
+        "quant_algo": "NVFP4", "kv_cache_quant_algo": None, "group_size": 16, "exclude_modules":
+            ["lm_head", "model.embed_tokens"] +
+            [f"model.layers.{i}.self_attn*" for i in range(config.num_hidden_layers)] +
+            [f"model.layers.{i}.mlp.gate" for i in range(config.first_k_dense_replace, config.num_hidden_layers)]}}
+
+
+def main():
+    args, tokenizer = recipe.parse_args(steps=3222)
+    config = make_config()
+    model = DeepseekV3ForCausalLM(config).to(DEVICE).float()
+    data = recipe.load_data(args.tokenizer_folder)
+    recipe.train(model, data, args, patch(model), begin_step)
+    amax = calibrate(model, data)
+    scores = {}
+    for name, weights, activations in (("bf16", False, False), ("w4a16", True, False), ("w4a4", True, True)):
+        set_mode(weights, activations)
+        scores[name] = recipe.accuracy(model, tokenizer, args.num_eval)
+    recipe.write_scores(scores, args)
+    recipe.write_files(config, fp4_tensors(model, amax), None, args)
+    recipe.write_json(args.output_folder, "hf_quant_config.json", declaration(config))
+    models = {"w4a16": stock_model(model, config), "w4a4": quantised_model(model)}
+    recipe.write_reference_logits(models, tokenizer, args)
+
+
+if __name__ == "__main__":
+    main()
