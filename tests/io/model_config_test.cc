@@ -89,6 +89,30 @@ TEST(ModelConfig, ReadsTheCommittedDemo) {
   EXPECT_EQ(config->default_sampling.temperature, 0);  // do_sample false
 }
 
+TEST(ModelConfig, ReadsTheSecondDemo) {
+  const auto config = load_model_config(FP4MOE_DEMO_DSV3);
+  ASSERT_TRUE(is_ok(config));
+  EXPECT_EQ(config->family, ModelFamily::kDeepseekV3);
+  EXPECT_EQ(config->quant.method, QuantMethod::kModelOptNvfp4);
+  EXPECT_EQ(config->shared_intermediate_size, 128);
+  EXPECT_EQ(config->rope.type, RopeConfig::Type::kDefault);
+  EXPECT_TRUE(config->mla.rope_interleave);
+}
+
+// Modules of other algorithms are refused before any weight is read, but those of MTP layers are never used.
+TEST(ModelConfig, NamesModulesOfOtherAlgorithms) {
+  const auto mixed = [](const std::string& module) {
+    return parse(kQwen, "",
+                 R"({"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": {
+      "model.layers.0.mlp.experts": {"quant_algo": "NVFP4"}, ")" +
+                     module + R"(": {"quant_algo": "FP8"}}}})");
+  };
+  EXPECT_TRUE(fails_with(mixed("model.layers.3.self_attn.q_proj"), StatusCode::kUnsupported,
+                         {"hf_quant_config.json", "FP8", "model.layers.3.self_attn.q_proj", "FP4"}));
+  EXPECT_TRUE(is_ok(mixed("model.layers.4.self_attn.q_proj")));
+  EXPECT_TRUE(is_ok(mixed("mtp.layers.0.self_attn.q_proj")));
+}
+
 TEST(ModelConfig, NamesAFolderThatDoesNotExist) {
   for (const char* folder : {"", "/none/such", FP4MOE_DEMO_MODEL "/config.json"})
     EXPECT_TRUE(fails_with(load_model_config(folder), StatusCode::kNotFound,

@@ -74,7 +74,8 @@ TEST(PlanModel, QuantizationMustAgreeWithTheCheckpoint) {
 
 TEST(PlanModel, WhatCannotRunIsRefused) {
   for (const auto& change :
-       {+[](EngineConfig& f) { f.ep_size = 2; }, +[](EngineConfig& f) { f.moe_a2a_backend = "carrier pigeon"; },
+       {+[](EngineConfig& f) { f.ep_size = 2; },
+        +[](EngineConfig& f) { f.moe_a2a_backend = "carrier pigeon"; },
         +[](EngineConfig& f) { f.fp4_compute = "w4a4"; }, +[](EngineConfig& f) { f.device = "abacus"; }}) {
     EngineConfig flags;
     change(flags);
