@@ -10,6 +10,7 @@
 #include "formats/e2m1.h"
 #include "formats/e4m3.h"
 #include "formats/nvfp4.h"
+#include "kernels/cpu/act_quant_chunk.h"
 #include "kernels/dense_case.h"
 #include "support/compare.h"
 
@@ -260,6 +261,83 @@ INSTANTIATE_TEST_SUITE_P(Types, ActQuant,
                            return std::string(dtype_name(std::get<0>(p.param))) + "_to_" +
                                   dtype_name(std::get<1>(p.param));
                          });
+
+// The loops of every ISA, beside the formats' quantiser and beside each other.
+class ActQuantIsa : public testing::TestWithParam<Isa> {
+ protected:
+  static const ActQuantChunk& chunk(Isa isa) {
+#if defined(__x86_64__)
+    if (isa == Isa::kAvx512) return cpu_avx512::act_quant_chunk;
+    if (isa == Isa::kAvx2) return cpu_avx2::act_quant_chunk;
+#endif
+    return cpu_scalar::act_quant_chunk;
+  }
+  // Any bits, and (2 of 3 blocks) exponents near each other, so that all codes occur; some on ties.
+  static std::vector<float> any_bits(Random& random, int64_t cols) {
+    std::vector<float> x;
+    for (int64_t i = 0, kind = 0, exponent = 0; i < cols; ++i) {
+      if (i % 16 == 0) kind = random.integer(0, 2), exponent = random.integer(4, 250);
+      uint32_t bits = static_cast<uint32_t>(random.integer(0, 0xffffffff));
+      if (kind > 0)
+        bits = (bits & 0x807fffffu) | static_cast<uint32_t>(exponent + random.integer(0, 4)) << 23;
+      if (kind == 2) bits &= 0xfff00000u;
+      x.push_back(std::bit_cast<float>(bits));
+    }
+    return x;
+  }
+};
+
+TEST_P(ActQuantIsa, AnyBitsGiveTheFormatsNvfp4) {
+  Random random(19);
+  constexpr int64_t kCols = 16 * 37;
+  std::vector<float> out(kCols);
+  std::vector<uint8_t> codes(kCols / 2), scales(kCols / 16);
+  for (int row = 0; row < 3000; ++row) {
+    std::vector<float> x = any_bits(random, kCols);
+    const EncodeScale gs = {
+        std::bit_cast<float>(static_cast<uint32_t>(random.integer(0x00800000, 0x7f7fffff)))};
+    nvfp4_quantize_row(x.data(), kCols, gs, codes.data(), scales.data());
+    ActQuantArgs args;
+    args.x = {x.data(), DType::kF32, 1, kCols};
+    args.out = {out.data(), DType::kF32, 1, kCols};
+    chunk(GetParam()).nvfp4_row(args, 0, gs.value, to_decode(gs).value);
+    ASSERT_TRUE(same_bytes(bytes_of(out), bytes_of(codes_times_scales(codes, scales)))) << "gs=" << gs.value;
+  }
+}
+
+TEST_P(ActQuantIsa, AnyBitsGiveTheScalarInt8) {
+  Random random(23);
+  constexpr int64_t kCols = 32 * 19;
+  for (int row = 0; row < 2000; ++row) {
+    std::vector<float> x = any_bits(random, kCols);
+    std::vector<uint8_t> bytes[2];
+    std::vector<float> scales[2];
+    for (int i = 0; i < 2; ++i) {
+      bytes[i].resize(kCols);
+      scales[i].resize(kCols / 32);
+      ActQuantArgs args;
+      args.kind = ActQuantKind::kInt8Block;
+      args.x = {x.data(), DType::kF32, 1, kCols};
+      args.block = 32;
+      args.out = {bytes[i].data(), DType::kU8, 1, kCols};
+      args.block_scales = scales[i].data();
+      chunk(i == 0 ? Isa::kScalar : GetParam()).int8_row(args, 0);
+    }
+    ASSERT_TRUE(same_bytes(bytes[1], bytes[0]));
+    for (size_t b = 0; b < scales[0].size(); ++b) {
+      if (std::isnan(scales[0][b]) && std::isnan(scales[1][b])) continue;
+      ASSERT_EQ(scales[1][b], scales[0][b]);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Isas, ActQuantIsa, testing::ValuesIn([] {
+                           std::vector<Isa> all;
+                           for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512})
+                             if (isa_available(isa)) all.push_back(isa);
+                           return all;
+                         }()),
+                         [](const auto& p) { return std::string(isa_name(p.param)); });
 
 }  // namespace
 }  // namespace fp4moe

@@ -84,6 +84,17 @@ inline Vec fma(Vec a, Vec b, Vec c) {
   return make([&](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; });
 }
 
+inline Vec and_bits(Vec v, uint32_t mask) {
+  return make([&](int i) { return float_of(bits_of(v.lane[i]) & mask); });
+}
+inline Vec or_bits(Vec a, Vec b) {
+  return make([&](int i) { return float_of(bits_of(a.lane[i]) | bits_of(b.lane[i])); });
+}
+inline void store_int8_eights(uint8_t* p, Vec v) {
+  for (int i = 0; i < 16; ++i)
+    p[i / 8 * 8 + i % 4 * 2 + i % 8 / 4] = static_cast<uint8_t>(static_cast<int>(v.lane[i]) + 128);
+}
+
 template <class Op>
 inline float reduce(Vec v, Op op) {
   for (int width = 8; width > 0; width /= 2)
