@@ -43,4 +43,7 @@ struct GqaOptions {
 Result<std::unique_ptr<Attention>> load_gqa(WeightLoader& loader, const std::string& prefix,
                                             const GqaOptions& options);
 
+// Multi-head latent attention: one latent and one rotary key per token in the pages, up-projections absorbed.
+Result<std::unique_ptr<Attention>> load_mla(WeightLoader& loader, const std::string& prefix);
+
 }  // namespace fp4moe

@@ -250,14 +250,4 @@ Result<LinearLayer> load_attention_out(WeightLoader& loader, int64_t layer, int6
                              {cols * layout.attention_rank(), cols});
 }
 
-Result<std::unique_ptr<DenseMlp>> load_dense_mlp(WeightLoader& loader, const std::string& prefix) {
-  const int64_t total = loader.config().dense_intermediate_size;
-  const RankLayout& layout = loader.layout();
-  FP4MOE_ASSIGN_OR_RETURN(const MlpWeightsView weights,
-                          load_mlp_weights(loader.checkpoint(), loader.config(), prefix, total));
-  const Shard shard =
-      shard_blocks(total, dense_mlp_block(weights), layout.attention_tp(), layout.attention_rank());
-  return DenseMlp::make(loader.moe_plan(), loader.ops(), weights, shard, loader.pool());
-}
-
 }  // namespace fp4moe

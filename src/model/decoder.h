@@ -39,7 +39,5 @@ std::string layer_prefix(int64_t layer);
 Status load_norms(WeightLoader& loader, int64_t layer, DecoderLayer& out);
 // "o_proj", this rank's columns: those of its heads' outputs.
 Result<LinearLayer> load_attention_out(WeightLoader& loader, int64_t layer, int64_t cols, bool has_bias);
-// The MLP of a layer without experts, this rank's part: "<prefix>gate_proj" and so on.
-Result<std::unique_ptr<DenseMlp>> load_dense_mlp(WeightLoader& loader, const std::string& prefix);
 
 }  // namespace fp4moe

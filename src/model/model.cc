@@ -1,23 +1,32 @@
 #include "model/model.h"
 
+#include "model/deepseek_v3.h"
 #include "model/gpt_oss.h"
+#include "model/qwen_moe.h"
 
 namespace fp4moe {
+namespace {
+
+LayerLoader layer_loader(ModelFamily family) {
+  switch (family) {
+    case ModelFamily::kGptOss:
+      return load_gpt_oss_layer;
+    case ModelFamily::kDeepseekV3:
+      return load_deepseek_v3_layer;
+    case ModelFamily::kQwen3Moe:
+      return load_qwen3_moe_layer;
+    case ModelFamily::kQwen2Moe:
+      return load_qwen2_moe_layer;
+  }
+  return nullptr;
+}
+
+}  // namespace
 
 Result<std::unique_ptr<Model>> Model::load(const Checkpoint& checkpoint, const ModelConfig& config,
                                            const ModelOptions& options, ThreadPool& pool,
                                            const ProgressSink& progress) {
-  switch (config.family) {
-    case ModelFamily::kGptOss:
-      return load_decoder(checkpoint, config, options, load_gpt_oss_layer, pool, progress);
-    case ModelFamily::kDeepseekV3:
-    case ModelFamily::kQwen3Moe:
-    case ModelFamily::kQwen2Moe:
-      break;
-  }
-  return unsupported("architecture " + config.architecture +
-                     " can be read but not run in this version; it runs "
-                     "GptOssForCausalLM");
+  return load_decoder(checkpoint, config, options, layer_loader(config.family), pool, progress);
 }
 
 }  // namespace fp4moe

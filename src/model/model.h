@@ -24,8 +24,9 @@ struct ModelOptions {
   MoePlan moe_plan;                // of every MoE layer
   int64_t max_batch_tokens = 0;    // most rows of one forward()
   int64_t max_logit_rows = 0;  // most logit rows of one forward(), all groups together; 0: max_batch_tokens
+  // dp > 1: each group has a whole LM head; else all ranks share one.
+  bool dp_lm_head = false;
   RankContext rank;
-  bool dp_lm_head = false;  // dp > 1: each group has a whole LM head; else all ranks share one
 };
 
 // T rows, sequence after sequence. Ids and positions were checked by the caller.

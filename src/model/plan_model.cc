@@ -59,6 +59,32 @@ Status check_quantization(const ModelConfig& model, const std::string& flag) {
   return {};
 }
 
+Activation activation_of(const ModelConfig& model) {
+  if (model.family != ModelFamily::kGptOss) return {.kind = ActivationKind::kSilu};
+  return {.kind = ActivationKind::kSwigluOai, .alpha = model.swiglu_alpha, .limit = model.swiglu_limit};
+}
+
+// The ranks of a group share out the query heads evenly; KV heads too, or each is on several ranks. The
+// nearest legal choice keeps the ranks and has more groups.
+Status check_heads(const ModelConfig& model, const RankLayout& layout) {
+  const auto fits = [&](int64_t ranks) {
+    // Latents are one KV head that every rank has.
+    const int64_t kv = model.mla.kv_lora_rank > 0 ? 1 : model.num_kv_heads;
+    return model.num_heads % ranks == 0 && (kv % ranks == 0 || ranks % kv == 0);
+  };
+  const int64_t ranks = layout.attention_tp();
+  if (fits(ranks)) return {};
+  int64_t dp = layout.dp;
+  while (layout.tp % dp != 0 || !fits(layout.tp / dp)) ++dp;  // ends at dp = tp: one rank a group
+  return unsupported("num_attention_heads=" + std::to_string(model.num_heads) +
+                     ", num_key_value_heads=" + std::to_string(model.num_kv_heads) +
+                     " cannot be shared by the attention TP " + std::to_string(ranks) +
+                     " (tp=" + std::to_string(layout.tp) + " / dp=" + std::to_string(layout.dp) +
+                     "): query heads must divide evenly, and KV heads divide it or be divided by it; nearest "
+                     "legal choice: --dp " +
+                     std::to_string(dp) + " --enable-dp-attention");
+}
+
 }  // namespace
 
 const char* quantization_name(const QuantConfig& quant) {
@@ -94,9 +120,7 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
       .num_experts = model.num_experts,
       .top_k = model.top_k,
       .format = format,
-      .activation = {.kind = ActivationKind::kSwigluOai,
-                     .alpha = model.swiglu_alpha,
-                     .limit = model.swiglu_limit},
+      .activation = activation_of(model),
       .act_dtype = plan.act_dtype,
       .device = plan.device,
       .isa = plan.isa,
@@ -121,6 +145,7 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
       .a2a_memory_budget = flags.a2a_memory_budget,
   };
   FP4MOE_ASSIGN_OR_RETURN(plan.moe, plan_moe(problem, choice));
+  FP4MOE_RETURN_IF_ERROR(check_heads(model, plan.moe.problem().layout));
   return plan;
 }
 

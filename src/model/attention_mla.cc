@@ -1,0 +1,250 @@
+// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434). A token's page row is [latent, rotary key],
+// shared by all heads. The up-projections of keys and values are absorbed: queries are taken into the latent
+// space and attend to the latents; what comes back is taken out of it, head by head.
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "base/check.h"
+#include "model/attention.h"
+#include "model/rope_table.h"
+#include "model/weight_loader.h"
+
+namespace fp4moe {
+namespace {
+
+// Latent queries and outputs are this wide: heads * (latent + rope). So they are made for some rows at a
+// time.
+constexpr int64_t kRowsPerPass = 256;
+// The stock class leaves the latents' norms at their default, whatever rms_norm_eps is.
+constexpr float kLatentNormEps = 1e-6f;
+
+struct MlaSizes {
+  int64_t heads = 0;  // of this rank
+  int64_t latent = 0, nope = 0, rope = 0, value = 0, q_lora = 0;
+
+  int64_t query() const { return nope + rope; }
+  int64_t key() const { return latent + rope; }  // a page row
+};
+
+struct MlaWeights {
+  MlaSizes sizes;
+  LinearLayer q_a;             // [q_lora, H]; without compression of queries: none
+  std::vector<float> q_norm;   // [q_lora]
+  LinearLayer q_b;             // [heads * query, q_lora or H]
+  LinearLayer kv_a;            // [latent + rope, H]
+  std::vector<float> kv_norm;  // [latent]
+  Buffer key_up;               // heads matrices [latent, nope], in the layout of the ops
+  Buffer value_up;             // heads matrices [value, latent]
+  RopeTable rope;
+  float scale = 0;
+};
+
+class MlaAttention final : public Attention {
+ public:
+  MlaAttention(const DenseOps& ops, MlaWeights weights) : ops_(ops), w_(std::move(weights)), s_(w_.sizes) {}
+
+  int64_t out_cols() const override { return s_.heads * s_.value; }
+  int64_t weight_bytes() const override {
+    return w_.q_a.weight_bytes() + w_.q_b.weight_bytes() + w_.kv_a.weight_bytes() + w_.key_up.num_bytes() +
+           w_.value_up.num_bytes();
+  }
+  int64_t scratch_bytes(int64_t max_tokens) const override {
+    const int64_t pass = std::min(max_tokens, kRowsPerPass);
+    const int64_t linears = std::max({w_.q_a.scratch_bytes(max_tokens), w_.q_b.scratch_bytes(max_tokens),
+                                      w_.kv_a.scratch_bytes(max_tokens)});
+    const int64_t latents =
+        Arena::padded(pass * s_.heads * s_.key() * 4) + Arena::padded(pass * s_.heads * s_.latent * 4);
+    return Arena::padded(max_tokens * s_.heads * s_.query() * 4) + Arena::padded(max_tokens * s_.key() * 4) +
+           2 * Arena::padded(max_tokens * s_.q_lora * 4) + std::max(linears, latents) +
+           Arena::padded((max_tokens + 1) * static_cast<int64_t>(sizeof(SequenceRows)));
+  }
+
+  void forward(const AttentionInput& in, Arena& scratch, ThreadPool& pool) const override {
+    const int64_t t = in.x.rows;
+    float* keys = scratch.take<float>(t * s_.key());
+    w_.kv_a.forward(in.x, keys, /*accumulate=*/false, scratch, pool);
+    ops_.head_norm({keys, w_.kv_norm.data(), kLatentNormEps, t, s_.key(), 1, static_cast<int>(s_.latent)},
+                   pool);
+    turn(keys + s_.latent, s_.key(), {1, s_.rope}, in.batch, pool);
+    ops_.kv_write({keys, nullptr, s_.key(), in.k_pages, in.v_pages, in.batch.sequences}, pool);
+
+    float* q = queries(in.x, scratch, pool);
+    turn(q + s_.nope, s_.heads * s_.query(), {s_.heads, s_.query()}, in.batch, pool);
+    SequenceRows* sequences = scratch.take<SequenceRows>(static_cast<int64_t>(in.batch.sequences.size()));
+    for (int64_t first = 0; first < t; first += kRowsPerPass) {
+      const Shard rows = {first, std::min(kRowsPerPass, t - first)};
+      const int64_t mark = scratch.used_bytes();
+      attend(in, rows, {q + first * s_.heads * s_.query(), cut(in.batch, rows, sequences)}, scratch, pool);
+      scratch.rewind(mark);
+    }
+  }
+
+ private:
+  // Rotates `heads.count` vectors of the rows, `heads.stride` apart.
+  struct RopeHeads {
+    int64_t count, stride;
+  };
+  void turn(float* x, int64_t row_stride, RopeHeads heads, const Batch& batch, ThreadPool& pool) const {
+    ops_.rope({x, batch.positions.data(), w_.rope.inv_freq.data(), w_.rope.attention_factor,
+               static_cast<int64_t>(batch.positions.size()), row_stride, static_cast<int>(heads.count),
+               static_cast<int>(heads.stride), static_cast<int>(s_.rope)},
+              pool);
+  }
+
+  // [T, heads * query], not yet rotated.
+  float* queries(const ActRows& x, Arena& scratch, ThreadPool& pool) const {
+    float* q = scratch.take<float>(x.rows * s_.heads * s_.query());
+    if (s_.q_lora == 0) {
+      w_.q_b.forward(x, q, /*accumulate=*/false, scratch, pool);
+      return q;
+    }
+    float* compressed = scratch.take<float>(x.rows * s_.q_lora);
+    const ActRows normed = {scratch.take<float>(x.rows * s_.q_lora), x.dtype, x.rows, s_.q_lora};
+    w_.q_a.forward(x, compressed, false, scratch, pool);
+    ops_.rms_norm({compressed, w_.q_norm.data(), kLatentNormEps, normed, nullptr}, pool);
+    w_.q_b.forward(normed, q, false, scratch, pool);
+    return q;
+  }
+
+  // The sequences' parts in `rows`, rows counted from rows.first.
+  static std::span<const SequenceRows> cut(const Batch& batch, Shard rows, SequenceRows* out) {
+    size_t n = 0;
+    for (const SequenceRows& s : batch.sequences) {
+      const int64_t first = std::max(s.first_row, rows.first);
+      const int64_t end = std::min(s.first_row + s.num_rows, rows.first + rows.count);
+      if (first < end)
+        out[n++] = {first - rows.first, end - first, s.first_position + first - s.first_row, s.page_table};
+    }
+    return {out, n};
+  }
+
+  // Some rows' rotated queries, and their parts of sequences.
+  struct Pass {
+    const float* q;
+    std::span<const SequenceRows> sequences;
+  };
+  void attend(const AttentionInput& in, Shard rows, const Pass& pass, Arena& scratch,
+              ThreadPool& pool) const {
+    const int64_t q_stride = s_.heads * s_.query(), key_stride = s_.heads * s_.key();
+    const int num_heads = static_cast<int>(s_.heads);
+    float* q = scratch.take<float>(rows.count * key_stride);
+    ops_.head_linear({pass.q, q_stride, s_.query(), w_.key_up.as<bf16>(), q, DType::kF32, key_stride,
+                      s_.key(), rows.count, s_.latent, s_.nope, num_heads},
+                     pool);
+    pool.run(rows.count, [&](int64_t t, int) {
+      for (int64_t h = 0; h < s_.heads; ++h)
+        std::copy_n(pass.q + t * q_stride + h * s_.query() + s_.nope, s_.rope,
+                    q + t * key_stride + h * s_.key() + s_.latent);
+    });
+    const int64_t latent_stride = s_.heads * s_.latent;
+    float* latents = scratch.take<float>(rows.count * latent_stride);
+    ops_.attention({q, key_stride, in.k_pages, in.v_pages, pass.sequences, num_heads, w_.scale, 0, nullptr,
+                    ActRows{latents, DType::kF32, rows.count, latent_stride}},
+                   pool);
+    uint8_t* out =
+        static_cast<uint8_t*>(in.out.data) + rows.first * in.out.cols * dtype_bits(in.out.dtype) / 8;
+    ops_.head_linear({latents, latent_stride, s_.latent, w_.value_up.as<bf16>(), out, in.out.dtype,
+                      in.out.cols, s_.value, rows.count, s_.value, s_.latent, num_heads},
+                     pool);
+  }
+
+  const DenseOps& ops_;
+  const MlaWeights w_;
+  const MlaSizes s_;
+};
+
+// The softmax scale, with YaRN's correction as the stock class has it.
+float softmax_scale(const ModelConfig& config) {
+  const double scale = 1 / std::sqrt(static_cast<double>(config.head_dim));
+  const RopeConfig& rope = config.rope;
+  if (rope.type == RopeConfig::Type::kDefault || !rope.mscale_all_dim || rope.factor <= 1)
+    return static_cast<float>(scale);
+  const double mscale = 0.1 * *rope.mscale_all_dim * std::log(rope.factor) + 1;
+  return static_cast<float>(scale * mscale * mscale);
+}
+
+// Appends the rows of a rotary part that starts at `first`, as pairs (i, i + n/2).
+void append_rope_rows(const MlaConfig& mla, int64_t first, std::vector<int64_t>& rows) {
+  const int64_t n = mla.qk_rope_head_dim;
+  for (int64_t i = 0; i < n; ++i)
+    rows.push_back(first + (mla.rope_interleave ? 2 * (i % (n / 2)) + i / (n / 2) : i));
+}
+
+Status load_projections(WeightLoader& loader, const std::string& prefix, Shard heads, MlaWeights& w) {
+  const ModelConfig& config = loader.config();
+  const MlaSizes& s = w.sizes;
+  const bool bias = config.attention_bias;
+  const int64_t h = config.hidden_size;
+  std::vector<int64_t> rows = row_range(0, s.latent);
+  append_rope_rows(config.mla, s.latent, rows);
+  FP4MOE_ASSIGN_OR_RETURN(const LinearWeightsView kv_a,
+                          loader.view(prefix + "kv_a_proj_with_mqa", {s.key(), h, bias}));
+  FP4MOE_ASSIGN_OR_RETURN(w.kv_a, loader.linear({LinearPart{kv_a, rows, {}}}));
+  FP4MOE_ASSIGN_OR_RETURN(w.kv_norm, loader.vector(prefix + "kv_a_layernorm.weight", s.latent));
+  rows.clear();
+  for (int64_t head = heads.first; head < heads.first + heads.count; ++head) {
+    for (int64_t i = 0; i < s.nope; ++i) rows.push_back(head * s.query() + i);
+    append_rope_rows(config.mla, head * s.query() + s.nope, rows);
+  }
+  const bool compressed = s.q_lora > 0;
+  FP4MOE_ASSIGN_OR_RETURN(const LinearWeightsView q_b,
+                          loader.view(prefix + (compressed ? "q_b_proj" : "q_proj"),
+                                      {config.num_heads * s.query(), compressed ? s.q_lora : h}));
+  FP4MOE_ASSIGN_OR_RETURN(w.q_b, loader.linear({LinearPart{q_b, rows, {}}}));
+  if (!compressed) return {};
+  FP4MOE_ASSIGN_OR_RETURN(w.q_a, loader.linear(prefix + "q_a_proj", {s.q_lora, h, bias}));
+  FP4MOE_ASSIGN_OR_RETURN(w.q_norm, loader.vector(prefix + "q_a_layernorm.weight", s.q_lora));
+  return {};
+}
+
+// kv_b_proj [num_heads (nope + value), latent] -> key_up (transposed) and value_up of this rank's heads.
+Status load_up_projections(WeightLoader& loader, const std::string& prefix, Shard heads, MlaWeights& w) {
+  const MlaSizes& s = w.sizes;
+  const std::string name = prefix + "kv_b_proj";
+  const LinearLayout layout = loader.ops().linear_layout;
+  FP4MOE_ASSIGN_OR_RETURN(const LinearWeightsView kv_b,
+                          loader.view(name, {loader.config().num_heads * (s.nope + s.value), s.latent}));
+  if (kv_b.is_fp4)
+    return unsupported("'" + name +
+                       "' is FP4; supported: bf16, because attention is computed on its two halves");
+  const int64_t key_bytes = linear_weight_bytes(s.latent, s.nope, layout);
+  const int64_t value_bytes = linear_weight_bytes(s.value, s.latent, layout);
+  FP4MOE_ASSIGN_OR_RETURN(w.key_up, Buffer::make(s.heads * key_bytes));
+  FP4MOE_ASSIGN_OR_RETURN(w.value_up, Buffer::make(s.heads * value_bytes));
+  FP4MOE_ASSIGN_OR_RETURN(const Buffer transposed, Buffer::make(s.latent * s.nope * 2));
+  for (int64_t head = 0; head < s.heads; ++head) {
+    const bf16* keys = kv_b.weight + (heads.first + head) * (s.nope + s.value) * s.latent;
+    for (int64_t i = 0; i < s.nope; ++i)
+      for (int64_t j = 0; j < s.latent; ++j) transposed.as<bf16>()[j * s.nope + i] = keys[i * s.latent + j];
+    pack_linear_weight(transposed.as<bf16>(), s.latent, s.nope, layout,
+                       reinterpret_cast<bf16*>(w.key_up.data() + head * key_bytes), loader.pool());
+    pack_linear_weight(keys + s.nope * s.latent, s.value, s.latent, layout,
+                       reinterpret_cast<bf16*>(w.value_up.data() + head * value_bytes), loader.pool());
+  }
+  loader.count(s.heads * (s.nope + s.value) * s.latent * 2);
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Attention>> load_mla(WeightLoader& loader, const std::string& prefix) {
+  const ModelConfig& config = loader.config();
+  const RankLayout& layout = loader.layout();
+  // Latents and rotary keys are one KV head, on every rank.
+  const Shard heads = head_shard(config.num_heads, 1, layout.attention_tp(), layout.attention_rank()).query;
+  MlaWeights w;
+  w.sizes = {.heads = heads.count,
+             .latent = config.mla.kv_lora_rank,
+             .nope = config.mla.qk_nope_head_dim,
+             .rope = config.mla.qk_rope_head_dim,
+             .value = config.mla.v_head_dim,
+             .q_lora = config.mla.q_lora_rank};
+  w.rope = make_rope_table(config.rope, w.sizes.rope);
+  w.scale = softmax_scale(config);
+  FP4MOE_RETURN_IF_ERROR(load_projections(loader, prefix, heads, w));
+  FP4MOE_RETURN_IF_ERROR(load_up_projections(loader, prefix, heads, w));
+  return std::unique_ptr<Attention>(std::make_unique<MlaAttention>(loader.ops(), std::move(w)));
+}
+
+}  // namespace fp4moe

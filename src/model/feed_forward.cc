@@ -1,0 +1,71 @@
+#include "model/feed_forward.h"
+
+#include "base/check.h"
+#include "io/expert_weights.h"
+#include "model/decoder.h"
+#include "model/weight_loader.h"
+
+namespace fp4moe {
+namespace {
+
+Result<RouterWeights> load_router(WeightLoader& loader, const std::string& prefix, const MoeNames& names) {
+  const ModelConfig& config = loader.config();
+  const std::string router = prefix + names.router;
+  FP4MOE_ASSIGN_OR_RETURN(
+      const TensorView weight,
+      loader.checkpoint().get(router + ".weight", DType::kBF16, {config.num_experts, config.hidden_size}));
+  RouterWeights weights{.scoring = names.scoring,
+                        .weight = weight.as<bf16>(),
+                        .num_groups = config.router.num_groups,
+                        .top_k_groups = config.router.top_k_groups,
+                        .norm_top_k = config.router.norm_top_k,
+                        .scaling_factor = static_cast<float>(config.router.scaling_factor)};
+  if (names.router_bias != nullptr) {
+    FP4MOE_ASSIGN_OR_RETURN(weights.bias, loader.vector(prefix + names.router_bias, config.num_experts));
+  }
+  if (config.router.has_correction_bias) {
+    FP4MOE_ASSIGN_OR_RETURN(weights.correction_bias,
+                            loader.vector(router + ".e_score_correction_bias", config.num_experts));
+  }
+  return weights;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<MoeLayer>> load_moe(WeightLoader& loader, int64_t layer, const MoeNames& names) {
+  const ModelConfig& config = loader.config();
+  const std::string prefix = layer_prefix(layer);
+  FP4MOE_ASSIGN_OR_RETURN(const RouterWeights router, load_router(loader, prefix, names));
+  FP4MOE_ASSIGN_OR_RETURN(const MoeWeightsView experts,
+                          load_expert_weights(loader.checkpoint(), config, layer));
+  const bool has_shared = names.shared_expert != nullptr && config.shared_intermediate_size > 0;
+  SharedExpertWeights shared;
+  if (has_shared) {
+    FP4MOE_ASSIGN_OR_RETURN(shared.mlp,
+                            load_mlp_weights(loader.checkpoint(), config, prefix + names.shared_expert,
+                                             config.shared_intermediate_size));
+  }
+  if (has_shared && names.shared_gate != nullptr) {
+    FP4MOE_ASSIGN_OR_RETURN(
+        const TensorView gate,
+        loader.checkpoint().get(prefix + names.shared_gate, DType::kBF16, {1, config.hidden_size}));
+    shared.gate = gate.as<bf16>();
+  }
+  return MoeLayer::make(loader.moe_plan(), loader.ops(), router, experts, has_shared ? &shared : nullptr,
+                        loader.pool());
+}
+
+Result<std::unique_ptr<DenseMlp>> load_dense_mlp(WeightLoader& loader, int64_t layer) {
+  const int64_t total = loader.config().dense_intermediate_size;
+  const RankLayout& layout = loader.layout();
+  const std::string name = layer_prefix(layer) + "mlp";
+  FP4MOE_ASSIGN_OR_RETURN(const MlpWeightsView weights,
+                          load_mlp_weights(loader.checkpoint(), loader.config(), name, total));
+  const Shard shard =
+      shard_blocks(total, dense_mlp_block(weights), layout.attention_tp(), layout.attention_rank());
+  auto mlp = DenseMlp::make(loader.moe_plan(), loader.ops(), weights, shard, loader.pool());
+  if (!mlp.ok()) return mlp.status().with_context(name);
+  return mlp;
+}
+
+}  // namespace fp4moe
