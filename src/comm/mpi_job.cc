@@ -11,8 +11,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
-#include "comm/local_endpoint.h"
-#include "comm/mpi_link.h"
+#include "comm/mpi_endpoint.h"
 
 namespace fp4moe {
 namespace {
@@ -49,25 +48,6 @@ Result<const Fp4moeMpi*> load_plugin() {
   return unsupported("fabric=mpi needs the MPI plug-in, which is built where MPI is installed: " + reasons +
                      "; nearest legal choice: one process with --fabric threads");
 }
-
-class MpiEndpoint : public LocalEndpoint {
- public:
-  MpiEndpoint(RankMemory& memory, MpiLink& link, int rank) : LocalEndpoint(memory, rank), link_(link) {}
-  Status put(int dst, int64_t offset, const void* src, int64_t num_bytes) override {
-    if (memory_.is_local(dst)) return LocalEndpoint::put(dst, offset, src, num_bytes);
-    check_put(dst, offset, num_bytes);
-    return link_.put(rank_, dst, offset, src, num_bytes);
-  }
-  Status signal(int dst, int slot, uint32_t value) override {
-    if (memory_.is_local(dst)) return LocalEndpoint::signal(dst, slot, value);
-    check_signal(dst, slot);
-    return link_.signal(rank_, dst, slot, value);
-  }
-  void fail(const Status& status) override { link_.fail(status); }
-
- private:
-  MpiLink& link_;
-};
 
 class MpiJob : public Job {
  public:
