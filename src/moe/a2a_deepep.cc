@@ -71,6 +71,8 @@ class DeepepTransport final : public ExchangeTransport {
     batch.num_experts = L;
     batch.counts = counts;
     batch.capacity = shape.unit_rows;
+    batch.expected_m =
+        (round_tokens().count * shape.num_ranks * shape.top_k + shape.num_units) / shape.num_units;
     batch.x = {x, dtype, rows, hidden()};
     batch.x_row_scales = scales;
     batch.x_is_nvfp4 = setup_.payload == WireFormat::kNvfp4;

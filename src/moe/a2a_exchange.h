@@ -82,6 +82,7 @@ class ExchangeTransport : public Transport {
   int rank() const { return options_.problem.layout.rank; }
   int64_t hidden() const { return options_.problem.hidden_size; }
   const uint8_t* unit_data(int64_t unit) const;  // of this rank: its rows
+  Shard round_tokens() const { return packer_.tokens(plan_.blocks(rank())); }
   // Decodes n wire rows that lie row_bytes apart into x (and their scales, where there are any).
   void decode_rows(const uint8_t* wire, int64_t n, uint8_t* x, float* scales, ThreadPool& pool) const;
   Status bad_row(int source, const std::string& what) const;
@@ -105,7 +106,6 @@ class ExchangeTransport : public Transport {
   void encode_token(const WireEncoder& encoder, int64_t token, uint8_t* wire) const;
   void sum_returns(ThreadPool& pool);
   void sum_token(int64_t token, float* sum) const;
-  Shard round_tokens() const { return packer_.tokens(plan_.blocks(rank())); }
 
   ExchangePort port_;
   Communicator* attention_;

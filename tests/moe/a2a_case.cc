@@ -272,6 +272,7 @@ Status exchange(Transport& transport, const A2aCase& c, int rank, const Transpor
     if (!*more) break;
     ++outcome.rounds;
     outcome.batch_rows = std::max(outcome.batch_rows, batch.x.rows);
+    outcome.expected_m = batch.expected_m;
     run_experts(c, rank, batch);
     if (Status s = transport.combine(batch, scratch, pool); !s.ok()) return s;
     outcome.arena_used = std::max(outcome.arena_used, scratch.used_bytes());

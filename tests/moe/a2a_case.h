@@ -58,7 +58,7 @@ std::vector<std::vector<float>> expected_output(const A2aCase& c);
 struct RankOutcome {
   Status status;
   std::vector<float> out;  // [T of the group, H]
-  int64_t rounds = 0, arena_used = 0, arena_promised = 0, batch_rows = 0;
+  int64_t rounds = 0, arena_used = 0, arena_promised = 0, batch_rows = 0, expected_m = 0;
 };
 
 // Thread ranks with one job and its communicators, for any number of cases of one dp.

@@ -109,6 +109,15 @@ TEST(DeepepTest, RanksDoNotChangeABit) {
   }
 }
 
+TEST(DeepepTest, ExpectedRowsOfAnExpertAreAHint) {
+  A2aCase c = make_case("deepep", 4, 4);
+  fill_tokens(c, {.tokens = {16, 3, 0, 1}});
+  const auto outcomes = check(c);
+  EXPECT_EQ(outcomes[0].expected_m, (16 * 4 * 2 + 8) / 8);
+  EXPECT_EQ(outcomes[1].expected_m, (3 * 4 * 2 + 8) / 8);
+  EXPECT_EQ(outcomes[2].expected_m, 1);
+}
+
 TEST(NoneTest, GroupsDoNotChangeABit) {
   A2aCase one = make_case("none", 4, 1), four = make_case("none", 4, 4);
   fill_tokens(four, {.tokens = {5, 0, 9, 2}});
