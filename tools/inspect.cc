@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "formats/bf16.h"
 #include "io/expert_statistics.h"
+#include "io/mtp_layers.h"
 #include "verb.h"
 
 namespace fp4moe {
@@ -38,21 +39,24 @@ const char* quant_method_name(QuantMethod method) {
 }
 
 Report config_report(const ModelConfig& c) {
-  return {{"model_type", c.model_type},
-          {"num_hidden_layers", c.num_layers},
-          {"hidden_size", c.hidden_size},
-          {"intermediate_size", c.intermediate_size},
-          {"num_experts", c.num_experts},
-          {"num_experts_per_tok", c.top_k},
-          {"num_attention_heads", c.num_heads},
-          {"num_key_value_heads", c.num_kv_heads},
-          {"head_dim", c.head_dim},
-          {"vocab_size", c.vocab_size},
-          {"max_position_embeddings", c.max_position_embeddings},
-          {"quantization", quant_method_name(c.quant.method)},
-          {"group_size", c.quant.group_size},
-          {"declared_by", c.quant.declared_by},
-          {"exclude_modules", c.quant.exclude_modules}};
+  Report report = {{"model_type", c.model_type},
+                   {"num_hidden_layers", c.num_layers},
+                   {"hidden_size", c.hidden_size},
+                   {"intermediate_size", c.intermediate_size},
+                   {"num_experts", c.num_experts},
+                   {"num_experts_per_tok", c.top_k},
+                   {"num_attention_heads", c.num_heads},
+                   {"num_key_value_heads", c.num_kv_heads},
+                   {"head_dim", c.head_dim},
+                   {"vocab_size", c.vocab_size},
+                   {"max_position_embeddings", c.max_position_embeddings},
+                   {"quantization", quant_method_name(c.quant.method)},
+                   {"group_size", c.quant.group_size},
+                   {"declared_by", c.quant.declared_by},
+                   {"exclude_modules", c.quant.exclude_modules}};
+  if (!c.quant.include_modules.empty()) report["fp4_modules"] = c.quant.include_modules;
+  if (!c.quant.kv_cache_note.empty()) report["kv_cache"] = c.quant.kv_cache_note;
+  return report;
 }
 
 Report tensor_report(const TensorEntry& tensor) {
@@ -155,6 +159,9 @@ Result<Report> make_report(const InspectFlags& flags) {
     for (const TensorEntry& tensor : checkpoint->tensors())
       report["tensors"].push_back(tensor_report(tensor));
     report["totals"] = totals_report(*checkpoint);
+    if (config.ok())
+      if (const std::string mtp = describe_skipped_mtp(*config, *checkpoint); !mtp.empty())
+        report["config"]["multi_token_prediction"] = mtp;
   } else {
     report["tensors_error"] = checkpoint.status().to_string();
   }
