@@ -31,14 +31,13 @@ constexpr bool is_gated(ActivationKind kind) { return kind != ActivationKind::kR
 // What a chunk of either GEMM reads. Panels lie one behind the other, panel_bytes(format, k) each.
 struct ExpertGemmArgs {
   Fp4Format format = Fp4Format::kMxfp4;
-  ActRows x;  // [rows, K], contiguous: one expert's rows, or what quantize_act() made of them. kU8 rows
-              // (w4a8) need x_block_scales; they give the bits of the same codes in bf16, sooner
+  ActRows x;  // [rows, K], contiguous: one expert's rows, or what quantize_act() made of them
   const uint8_t* panels = nullptr;  // [num_panels], 64-byte aligned
   const float* bias = nullptr;      // [num_panels * 16], zeros where the model has none
   int64_t num_panels = 0;
   int64_t out_stride = 0;  // elements from one row of out to the next
-  const float* x_block_scales =
-      nullptr;  // [rows, K / fp4_block] or null: each multiplies its block's sum (w4a8)
+  // [rows, K / fp4_block]: each multiplies its block's sum. With kU8 rows (w4a8), and only with them.
+  const float* x_block_scales = nullptr;
   const float* x_row_scales = nullptr;  // [rows] or null: each multiplies the row's sum, before the bias
 };
 
@@ -81,7 +80,7 @@ struct ExpertOps {
   void (*router_logits)(const RouterLogitsArgs&);
 };
 
-// The oracle; x bf16, f32 or kU8.
+// The oracle; x bf16, f32 or kU8, block scales with any of them.
 const ExpertOps& ref_expert_ops();
 // Precondition: isa_available(isa). x must be bf16 or kU8.
 const ExpertOps& cpu_expert_ops(Isa isa);

@@ -20,20 +20,18 @@ namespace {
 using Lanes = float[kPanelRows];  // one value for each row of a panel
 using DotFn = void (*)(const uint8_t* panel, int64_t k, const void* x, const float* x_scales, Lanes* out);
 
-template <Fp4Format F, RowKind R, int NT>
+template <Fp4Format F, bool kInt8, int NT>
 DotFn dot_of(int64_t num_rows) {
   if constexpr (NT == 0)
     return nullptr;
   else
-    return num_rows == NT ? expert_dot<F, R, NT> : dot_of<F, R, NT - 1>(num_rows);
+    return num_rows == NT ? expert_dot<F, kInt8, NT> : dot_of<F, kInt8, NT - 1>(num_rows);
 }
 
 // expert_dot<num_rows>, 1 <= num_rows <= kMaxTokens.
 template <Fp4Format F>
-DotFn dot_of(const ExpertGemmArgs& g, int64_t num_rows) {
-  if (g.x.dtype == DType::kU8) return dot_of<F, RowKind::kInt8, kMaxTokens>(num_rows);
-  return g.x_block_scales != nullptr ? dot_of<F, RowKind::kBf16Scaled, kMaxTokens>(num_rows)
-                                     : dot_of<F, RowKind::kBf16, kMaxTokens>(num_rows);
+DotFn dot_of(bool int8, int64_t num_rows) {
+  return int8 ? dot_of<F, true, kMaxTokens>(num_rows) : dot_of<F, false, kMaxTokens>(num_rows);
 }
 
 // Some rows of x times one panel after the other.
@@ -41,17 +39,16 @@ struct TileDot {
   DotFn dot;
   int64_t k, panel_bytes;
   const uint8_t* x;
-  const float* x_scales;
+  const float* x_scales = nullptr;
 
   TileDot(const ExpertGemmArgs& g, int64_t first_row, int64_t num_rows)
-      : dot(g.format == Fp4Format::kMxfp4 ? dot_of<Fp4Format::kMxfp4>(g, num_rows)
-                                          : dot_of<Fp4Format::kNvfp4>(g, num_rows)),
-        k(g.x.cols),
-        panel_bytes(expert_panel_bytes(g.format, k)),
-        x(static_cast<const uint8_t*>(g.x.data) + first_row * k * (g.x.dtype == DType::kU8 ? 1 : 2)),
-        x_scales(g.x_block_scales == nullptr
-                     ? nullptr
-                     : g.x_block_scales + first_row * (k / (g.format == Fp4Format::kMxfp4 ? 32 : 16))) {}
+      : k(g.x.cols), panel_bytes(expert_panel_bytes(g.format, k)) {
+    const bool int8 = g.x.dtype == DType::kU8, mxfp4 = g.format == Fp4Format::kMxfp4;
+    if (int8 != (g.x_block_scales != nullptr)) __builtin_trap();  // the caller broke expert_ops.h's rule
+    dot = mxfp4 ? dot_of<Fp4Format::kMxfp4>(int8, num_rows) : dot_of<Fp4Format::kNvfp4>(int8, num_rows);
+    x = static_cast<const uint8_t*>(g.x.data) + first_row * k * (int8 ? 1 : 2);
+    if (int8) x_scales = g.x_block_scales + first_row * (k / (mxfp4 ? 32 : 16));
+  }
 
   void run(const ExpertGemmArgs& g, int64_t panel, Lanes* out) const {
     dot(g.panels + panel * panel_bytes, k, x, x_scales, out);

@@ -15,17 +15,15 @@ alignas(64) constexpr uint16_t kCodeBf16[32] = {
     0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0, 0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040,
     0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0};
 
-template <Fp4Format F, RowKind R, int NT>
-void expert_dot_bf16(const uint8_t* panel, int64_t k, const void* rows, const float* x_scales,
-                     float (*out)[kPanelRows]) {
+// out[t][r] = sum over k of x[t, k] * w[r, k], t < NT.
+template <Fp4Format F, int NT>
+void expert_dot_bf16(const uint8_t* panel, int64_t k, const bf16* x, float (*out)[kPanelRows]) {
   constexpr int kBlock = fp4_block(F), kWords = kBlock / 8;
-  const auto* x = static_cast<const bf16*>(rows);
-  const int64_t num_blocks = k / kBlock;
   const __m512i table = _mm512_load_si512(kCodeBf16);
   const uint8_t* codes = panel + expert_panel_scale_bytes(F, k);
   __m512 total[NT];
   for (int t = 0; t < NT; ++t) total[t] = _mm512_setzero_ps();
-  for (int64_t b = 0; b < num_blocks; ++b, codes += kWords * 64, x += kBlock) {
+  for (int64_t b = 0; b < k / kBlock; ++b, codes += kWords * 64, x += kBlock) {
     __m512 sum[NT];
     for (int t = 0; t < NT; ++t) sum[t] = _mm512_setzero_ps();
     for (int j = 0; j < kWords; ++j) {
@@ -41,24 +39,19 @@ void expert_dot_bf16(const uint8_t* panel, int64_t k, const void* rows, const fl
       }
     }
     const __m512 scale = block_scales<F>(panel + b * kPanelRows);
-    for (int t = 0; t < NT; ++t) {
-      if constexpr (R == RowKind::kBf16Scaled)
-        sum[t] = _mm512_mul_ps(sum[t], _mm512_set1_ps(x_scales[t * num_blocks + b]));
-      total[t] = _mm512_fmadd_ps(scale, sum[t], total[t]);
-    }
+    for (int t = 0; t < NT; ++t) total[t] = _mm512_fmadd_ps(scale, sum[t], total[t]);
   }
   for (int t = 0; t < NT; ++t) _mm512_storeu_ps(out[t], total[t]);
 }
 
-// out[t][r] = sum over k of x[t, k] * w[r, k], t < NT. With scales each block's sum is multiplied by its
-// x_scales[t, block] first.
-template <Fp4Format F, RowKind R, int NT>
+// Either of the two: rows are bf16, or with kInt8 bytes and their block scales.
+template <Fp4Format F, bool kInt8, int NT>
 void expert_dot(const uint8_t* panel, int64_t k, const void* rows, const float* x_scales,
                 float (*out)[kPanelRows]) {
-  if constexpr (R == RowKind::kInt8)
-    expert_dot_int8<F, NT>(panel, k, rows, x_scales, out);
+  if constexpr (kInt8)
+    expert_dot_int8<F, NT>(panel, k, static_cast<const uint8_t*>(rows), x_scales, out);
   else
-    expert_dot_bf16<F, R, NT>(panel, k, rows, x_scales, out);
+    expert_dot_bf16<F, NT>(panel, k, static_cast<const bf16*>(rows), out);
 }
 
 }  // namespace

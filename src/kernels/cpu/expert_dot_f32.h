@@ -15,10 +15,10 @@ namespace fp4moe::FP4MOE_ISA {
 namespace {
 
 // One block of a row, in f32.
-template <RowKind R, int kBlock>
+template <bool kInt8, int kBlock>
 inline void load_row(const void* rows, int64_t first, float* x) {
   for (int c = 0; c < kBlock; c += kLanes) {
-    if constexpr (R == RowKind::kInt8) {
+    if constexpr (kInt8) {
       const uint8_t* bytes = static_cast<const uint8_t*>(rows) + first + c;
       for (int i = 0; i < kLanes; ++i)
         x[c + i / 8 * 8 + kInt8Columns[i % 8]] = static_cast<float>(bytes[i] - 128);
@@ -28,9 +28,9 @@ inline void load_row(const void* rows, int64_t first, float* x) {
   }
 }
 
-// out[t][r] = sum over k of x[t, k] * w[r, k], t < NT. With scales each block's sum is multiplied by its
-// x_scales[t, block] first.
-template <Fp4Format F, RowKind R, int NT>
+// out[t][r] = sum over k of x[t, k] * w[r, k], t < NT. Rows are bf16, or with kInt8 bytes of codes, of which
+// each block's sum is exact and is multiplied by its x_scales[t, block].
+template <Fp4Format F, bool kInt8, int NT>
 void expert_dot(const uint8_t* panel, int64_t k, const void* rows, const float* x_scales,
                 float (*out)[kPanelRows]) {
   constexpr int kBlock = fp4_block(F);
@@ -42,7 +42,7 @@ void expert_dot(const uint8_t* panel, int64_t k, const void* rows, const float* 
     for (int j = 0; j < kBlock / 8; ++j) decode_words(codes + 64 * j, &w[8 * j]);
     Vec sum[NT];
     for (int t = 0; t < NT; ++t) {
-      load_row<R, kBlock>(rows, t * k + b * kBlock, x[t]);
+      load_row<kInt8, kBlock>(rows, t * k + b * kBlock, x[t]);
       sum[t] = zero();
     }
     for (int c = 0; c < kBlock; ++c) {
@@ -51,7 +51,7 @@ void expert_dot(const uint8_t* panel, int64_t k, const void* rows, const float* 
     }
     const Vec scale = block_scales<F>(panel + b * kPanelRows);
     for (int t = 0; t < NT; ++t) {
-      if constexpr (R != RowKind::kBf16) sum[t] = mul(sum[t], broadcast(x_scales[t * num_blocks + b]));
+      if constexpr (kInt8) sum[t] = mul(sum[t], broadcast(x_scales[t * num_blocks + b]));
       store(out[t], fma(scale, sum[t], load(out[t])));
     }
   }

@@ -1,7 +1,7 @@
 // expert_dot_int8 for AVX-512 with VNNI: rows of bytes (code + 128, see kernels/act_quant.h) times doubled
 // e2m1 codes as signed bytes. 128 times the weights' sum, one more dot for all rows, takes the offset out
-// again. A block's sum is exact in int32 and in f32, and so is its half in the scale: the bits are those of
-// expert_dot_bf16 on the same codes.
+// again. A block's sum is exact in int32 and in f32, the half in the scale undoes the doubling exactly: the
+// bits are those of the same codes in f32.
 #pragma once
 
 #include "kernels/cpu/expert_decode_avx512.h"
@@ -17,14 +17,13 @@ alignas(64) constexpr int8_t kCodeDoubled[64] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1,
 
 // out[t][r] = sum over blocks of (x[t] . w[r] in the block) * x_scales[t, block] * w's block scale, t < NT.
 template <Fp4Format F, int NT>
-void expert_dot_int8(const uint8_t* panel, int64_t k, const void* rows, const float* x_scales,
+void expert_dot_int8(const uint8_t* panel, int64_t k, const uint8_t* x, const float* x_scales,
                      float (*out)[kPanelRows]) {
   constexpr int kBlock = fp4_block(F), kWords = kBlock / 8;
   const int64_t num_blocks = k / kBlock;
   const __m512i doubled = _mm512_load_si512(kCodeDoubled);
   const __m512i nibble = _mm512_set1_epi8(0x0f), offset = _mm512_set1_epi8(int8_t(0x80));
   const uint8_t* codes = panel + expert_panel_scale_bytes(F, k);
-  const auto* x = static_cast<const uint8_t*>(rows);
   __m512 total[NT];
   for (int t = 0; t < NT; ++t) total[t] = _mm512_setzero_ps();
   for (int64_t b = 0; b < num_blocks; ++b, codes += kWords * 64, x += kBlock) {

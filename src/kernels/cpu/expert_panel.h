@@ -16,14 +16,7 @@
 
 namespace fp4moe {
 
-// What the rows of a GEMM are.
-enum class RowKind : uint8_t {
-  kBf16,        // no block scales
-  kBf16Scaled,  // bf16, each block's sum times its x_block_scales
-  kInt8,        // bytes of codes (kernels/act_quant.h), scaled likewise
-};
-
-// Column, within its eight, of the byte at each place of an eight of kInt8 rows: bytes of low nibbles of a
+// Column, within its eight, of the byte at each place of an eight of kU8 rows: bytes of low nibbles of a
 // word above, then of high ones, are these columns.
 static constexpr int kInt8Columns[8] = {0, 4, 1, 5, 2, 6, 3, 7};
 
