@@ -21,6 +21,8 @@ int report_error(const Status& status) {
       return kExitUnsupported;
     case StatusCode::kDoesNotFit:
       return kExitDoesNotFit;
+    case StatusCode::kInternal:
+      return kExitSelfTest;
     default:
       return 1;
   }

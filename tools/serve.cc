@@ -187,6 +187,7 @@ int serve(ServeOptions options) {
 void add_serve(CLI::App& app, int& exit_code) {
   CLI::App* verb = app.add_subcommand("serve", "Serve a model over HTTP (OpenAI's and SGLang's routes)");
   auto options = std::make_shared<ServeOptions>();
+  options->engine.self_test = "fast";  // costs little beside loading, and a wrong answer costs more
   add_engine_flags(*verb, options->engine);
   ServerConfig& s = options->server;
   const auto flag = [verb](const std::string& name, auto& value, const std::string& help) {

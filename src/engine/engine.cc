@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "engine/memory_plan.h"
 #include "engine/rank_group.h"
+#include "engine/self_test.h"
 #include "engine/startup_lines.h"
 #include "engine/step_loop.h"
 #include "io/chat_template.h"
@@ -128,6 +129,8 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
   FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(flags.model_path));
   FP4MOE_ASSIGN_OR_RETURN(const MemoryPlan memory,
                           plan_memory(memory_problem(checkpoint, config, plan, flags), flags));
+
+  FP4MOE_RETURN_IF_ERROR(run_self_test(checkpoint, config, plan));
 
   const auto started = std::chrono::steady_clock::now();
   const StepLoopOptions loop_options{

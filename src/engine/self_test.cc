@@ -1,0 +1,139 @@
+#include "engine/self_test.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <vector>
+
+#include "base/check.h"
+#include "base/cpu_info.h"
+#include "base/log.h"
+#include "moe/expert_probe.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr int64_t kRows = 2;         // of each expert
+constexpr int64_t kFastExperts = 4;  // of the layer that the fast test looks at
+
+std::string text(double x) {
+  char digits[32];
+  std::snprintf(digits, sizeof digits, "%.2e", x);
+  return digits;
+}
+
+const RunnerRow* oracle_row() {
+  for (const RunnerRow& row : runner_rows())
+    if (std::string_view(row.name) == "ref") return &row;
+  return nullptr;
+}
+
+// One rank that holds `num_experts`, and tokens that visit one of them.
+MoeProblem alone(const MoePlan& plan, size_t num_experts) {
+  MoeProblem problem = plan.problem();
+  problem.layout = {};
+  problem.num_experts = static_cast<int64_t>(num_experts);
+  problem.top_k = 1;
+  return problem;
+}
+
+// Relative L2; infinite where anything is not finite.
+double relative_error(std::span<const float> actual, std::span<const float> expected) {
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (!std::isfinite(actual[i]) || !std::isfinite(expected[i])) return INFINITY;
+    const double d = static_cast<double>(actual[i]) - expected[i];
+    difference += d * d;
+    norm += static_cast<double>(expected[i]) * expected[i];
+  }
+  if (difference == 0) return 0;
+  return norm == 0 ? INFINITY : std::sqrt(difference / norm);
+}
+
+std::vector<int64_t> experts_to_test(int64_t num_experts, bool full) {
+  const int64_t n = full ? num_experts : std::min(num_experts, kFastExperts);
+  std::vector<int64_t> chosen;
+  for (int64_t i = 0; i < n; ++i) chosen.push_back(n == 1 ? 0 : i * (num_experts - 1) / (n - 1));
+  return chosen;
+}
+
+std::vector<int64_t> layers_to_test(const ModelConfig& config, bool full) {
+  std::vector<int64_t> layers;
+  for (int64_t i = 0; i < config.num_layers; ++i)
+    if (config.layer_has_experts.empty() || config.layer_has_experts[static_cast<size_t>(i)])
+      layers.push_back(i);
+  if (!full && !layers.empty()) layers = {layers[layers.size() / 2]};
+  return layers;
+}
+
+}  // namespace
+
+double self_test_budget(const Numerics& numerics) { return numerics.scheme == Scheme::kW4A4 ? 2e-2 : 3e-3; }
+
+Status compare_with_oracle(const MoePlan& plan, const MoeWeightsView& tested, const MoeWeightsView& oracle,
+                           const std::vector<int64_t>& names, ThreadPool& pool, SelfTestReport& report) {
+  FP4MOE_CHECK(tested.experts.size() == names.size() && oracle.experts.size() == names.size(),
+               "the experts of both sides have one name each");
+  const BatchLayout layout =
+      plan.a2a()->layouts.has(BatchLayout::kPacked) ? BatchLayout::kPacked : BatchLayout::kMasked;
+  const ProbeShape shape = {.layout = layout, .rows_per_expert = kRows};
+  const MoeProblem problem = alone(plan, names.size());
+  FP4MOE_ASSIGN_OR_RETURN(ExpertProbe actual,
+                          ExpertProbe::make(*plan.runner(), problem, plan.numerics(), tested, shape, pool));
+  FP4MOE_ASSIGN_OR_RETURN(ExpertProbe expected,
+                          ExpertProbe::make(*oracle_row(), problem, plan.numerics(), oracle, shape, pool));
+  const std::span<const float> y = actual.run(kRows, pool), reference = expected.run(kRows, pool);
+  const double budget = self_test_budget(plan.numerics());
+  const size_t each = y.size() / names.size();
+  for (size_t i = 0; i < names.size(); ++i) {
+    const double error = relative_error(y.subspan(i * each, each), reference.subspan(i * each, each));
+    if (!(error <= budget))
+      return {StatusCode::kInternal,
+              "expert " + std::to_string(names[i]) + " by " + plan.runner()->name + " (" +
+                  numerics_text(plan.numerics()) + ") differs from the oracle by " +
+                  (std::isinf(error) ? "values that are not finite" : text(error)) + "; budget " +
+                  text(budget) + " relative L2"};
+    report.worst_error = std::max(report.worst_error, error);
+    ++report.num_experts;
+  }
+  return {};
+}
+
+Result<SelfTestReport> self_test(const Checkpoint& checkpoint, const ModelConfig& config,
+                                 const ModelPlan& plan, ThreadPool& pool) {
+  const bool full = plan.flags.self_test == "full";
+  SelfTestReport report;
+  for (const int64_t layer : layers_to_test(config, full)) {
+    FP4MOE_ASSIGN_OR_RETURN(const MoeWeightsView all, load_expert_weights(checkpoint, config, layer));
+    const std::vector<int64_t> chosen = experts_to_test(static_cast<int64_t>(all.experts.size()), full);
+    // A few experts at a time bound the memory by a part of a layer.
+    for (size_t first = 0; first < chosen.size(); first += kFastExperts) {
+      const size_t last = std::min(chosen.size(), first + kFastExperts);
+      const std::vector<int64_t> names(chosen.begin() + static_cast<std::ptrdiff_t>(first),
+                                       chosen.begin() + static_cast<std::ptrdiff_t>(last));
+      const MoeWeightsView some = choose_experts_of(all, names, plan.moe.numerics());
+      FP4MOE_RETURN_IF_ERROR(compare_with_oracle(plan.moe, some, some, names, pool, report)
+                                 .with_context("self-test failed: layer " + std::to_string(layer)));
+    }
+    ++report.num_layers;
+  }
+  return report;
+}
+
+Status run_self_test(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan) {
+  if (plan.flags.self_test == "off") return {};
+  const auto start = std::chrono::steady_clock::now();
+  ThreadPool pool(plan.flags.threads > 0 ? plan.flags.threads : available_cores());
+  FP4MOE_ASSIGN_OR_RETURN(const SelfTestReport report, self_test(checkpoint, config, plan, pool));
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  char time[32];
+  std::snprintf(time, sizeof time, "%.2f s", seconds.count());
+  log_info("self-test " + plan.flags.self_test + ": " + std::to_string(report.num_experts) + " experts of " +
+           std::to_string(report.num_layers) + " layers by " + runner_name(plan.moe) +
+           " against the oracle, largest error " + text(report.worst_error) + ", budget " +
+           text(self_test_budget(plan.moe.numerics())) + ", " + time);
+  return {};
+}
+
+}  // namespace fp4moe

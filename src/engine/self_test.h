@@ -1,0 +1,37 @@
+// Before serving: the chosen runner row against the oracle, on the checkpoint's own experts.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "io/checkpoint.h"
+#include "model/plan_model.h"
+
+namespace fp4moe {
+
+// What a row may differ from the oracle by, in relative L2 of an expert's output on the same rows: 3e-3 for
+// w4a16 and w4a8; 2e-2 for w4a4, where a sum's last bit can flip an FP4 code of the intermediate.
+double self_test_budget(const Numerics& numerics);
+
+struct SelfTestReport {
+  int64_t num_layers = 0, num_experts = 0;  // compared
+  double worst_error = 0;
+};
+
+// Experts of `tested`, run by the plan's row, against those of `oracle`, run by the row "ref". Both hold the
+// same number of experts, named by `names` in messages. kInternal: expert, error and budget; NaN never
+// passes.
+Status compare_with_oracle(const MoePlan& plan, const MoeWeightsView& tested, const MoeWeightsView& oracle,
+                           const std::vector<int64_t>& names, ThreadPool& pool, SelfTestReport& report);
+
+// --self-test fast: four experts of one layer; full: every expert of every layer. On kInternal the
+// message names the layer too.
+Result<SelfTestReport> self_test(const Checkpoint& checkpoint, const ModelConfig& config,
+                                 const ModelPlan& plan, ThreadPool& pool);
+
+// The same by the plan's flags, nothing if they say off; one line in the log.
+Status run_self_test(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan);
+
+}  // namespace fp4moe

@@ -1,0 +1,103 @@
+#include "moe/expert_probe.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "formats/bf16.h"
+
+namespace fp4moe {
+namespace {
+
+// splitmix64.
+uint64_t mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+// Nearly normal, of variance 1: the sum of four uniform numbers.
+float noise(uint64_t seed, int64_t expert, int64_t row, int64_t col) {
+  const uint64_t bits = mix(mix(mix(seed + static_cast<uint64_t>(expert)) + static_cast<uint64_t>(row)) +
+                            static_cast<uint64_t>(col));
+  constexpr double kScale = 1.7320508075688772 / 65536;  // four of variance 1/12 each
+  double sum = 0;
+  for (int i = 0; i < 4; ++i) sum += static_cast<double>(bits >> (16 * i) & 0xffff);
+  return round_to_bf16(static_cast<float>((sum - 2 * 65535) * kScale));
+}
+
+}  // namespace
+
+Result<ExpertProbe> ExpertProbe::make(const RunnerRow& row, const MoeProblem& problem,
+                                      const Numerics& numerics, const MoeWeightsView& weights,
+                                      const ProbeShape& shape, ThreadPool& pool) {
+  ExpertProbe probe;
+  probe.row_ = &row;
+  probe.problem_ = problem;
+  probe.shape_ = shape;
+  FP4MOE_ASSIGN_OR_RETURN(probe.experts_, row.pack(row, problem, numerics, weights, pool));
+  const int64_t num_experts = problem.local_experts().count;
+  const int64_t rows = num_experts * shape.rows_per_expert, elems = rows * problem.hidden_size;
+  FP4MOE_ASSIGN_OR_RETURN(probe.x_, Buffer::make(elems * dtype_bits(problem.act_dtype) / 8));
+  FP4MOE_ASSIGN_OR_RETURN(probe.y_, Buffer::make(elems * int64_t{sizeof(float)}));
+  FP4MOE_ASSIGN_OR_RETURN(probe.scratch_, Arena::make(row.scratch_bytes(problem, numerics, rows)));
+  probe.offsets_.resize(static_cast<size_t>(num_experts) + 1);
+  probe.counts_.resize(static_cast<size_t>(num_experts));
+  return probe;
+}
+
+void ExpertProbe::fill(int64_t rows, ThreadPool& pool) {
+  const int64_t num_experts = problem_.local_experts().count, h = problem_.hidden_size;
+  pool.run(num_experts * rows, [&](int64_t i, int) {
+    for (int64_t c = 0; c < h; ++c) {
+      const float value = noise(shape_.seed, i / rows, i % rows, c);
+      if (problem_.act_dtype == DType::kF32)
+        x_.as<float>()[i * h + c] = value;
+      else
+        x_.as<bf16>()[i * h + c] = float_to_bf16(value);
+    }
+  });
+  filled_rows_ = rows;
+}
+
+std::span<const float> ExpertProbe::run(int64_t rows, ThreadPool& pool) {
+  FP4MOE_CHECK(rows >= 1 && rows <= shape_.rows_per_expert,
+               std::to_string(rows) + " rows of " + std::to_string(shape_.rows_per_expert));
+  const int64_t num_experts = problem_.local_experts().count, h = problem_.hidden_size;
+  if (rows != filled_rows_) fill(rows, pool);
+  for (int64_t e = 0; e <= num_experts; ++e) offsets_[static_cast<size_t>(e)] = e * rows;
+  std::fill(counts_.begin(), counts_.end(), rows);
+  const bool packed = shape_.layout == BatchLayout::kPacked;
+  const ExpertBatch batch = {.layout = shape_.layout,
+                             .num_experts = num_experts,
+                             .offsets = packed ? offsets_.data() : nullptr,
+                             .counts = packed ? nullptr : counts_.data(),
+                             .capacity = packed ? 0 : rows,
+                             .x = {x_.data(), problem_.act_dtype, num_experts * rows, h},
+                             .y = y_.as<float>()};
+  scratch_.reset();
+  row_->run(*row_, {problem_, experts_, batch}, scratch_, pool);
+  return {y_.as<float>(), static_cast<size_t>(num_experts * rows * h)};
+}
+
+MoeWeightsView choose_experts_of(const MoeWeightsView& all, std::span<const int64_t> chosen,
+                                 const Numerics& numerics) {
+  float gate_up = 0, down = 0;
+  for (const ExpertWeightsView& e : all.experts) {
+    gate_up = std::max({gate_up, e.gate_input_scale, e.up_input_scale});
+    down = std::max(down, e.down_input_scale);
+  }
+  MoeWeightsView some = all;
+  some.experts.clear();
+  for (const int64_t e : chosen) {
+    ExpertWeightsView expert = all.experts[static_cast<size_t>(e)];
+    if (numerics.a1 == ActScaleChoice::kScalar) expert.gate_input_scale = expert.up_input_scale = gate_up;
+    if (numerics.a2 == ActScaleChoice::kScalar) expert.down_input_scale = down;
+    some.experts.push_back(expert);
+  }
+  return some;
+}
+
+}  // namespace fp4moe

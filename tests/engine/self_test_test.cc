@@ -1,0 +1,127 @@
+// The self-test passes on sound weights, and names the layer and expert of a fault.
+#include "engine/self_test.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "io/expert_weights.h"
+
+namespace fp4moe {
+namespace {
+
+struct Demo {
+  ModelConfig config;
+  Checkpoint checkpoint;
+  ModelPlan plan;
+};
+
+Demo demo(const std::string& self_test, const std::string& runner = "auto",
+          const std::string& scheme = "auto", const std::string& a2a = "none",
+          const std::string& folder = FP4MOE_DEMO_MODEL) {
+  EngineConfig flags;
+  flags.self_test = self_test;
+  flags.moe_runner_backend = runner;
+  flags.moe_a2a_backend = a2a;
+  flags.fp4_compute = scheme;
+  Result<ModelConfig> config = load_model_config(folder);
+  Result<Checkpoint> checkpoint = Checkpoint::open(folder);
+  EXPECT_TRUE(config.ok() && checkpoint.ok());
+  Result<ModelPlan> plan = plan_model(*config, flags);
+  EXPECT_TRUE(plan.ok()) << plan.status().to_string();
+  return {std::move(*config), std::move(*checkpoint), std::move(*plan)};
+}
+
+TEST(SelfTest, EveryRowPassesOnTheDemo) {
+  ThreadPool pool(2);
+  for (const char* runner : {"auto", "cpu_scalar", "marlin", "ref"}) {
+    const Demo d = demo("full", runner);
+    const Result<SelfTestReport> report = self_test(d.checkpoint, d.config, d.plan, pool);
+    ASSERT_TRUE(report.ok()) << runner << ": " << report.status().to_string();
+    EXPECT_EQ(report->num_layers, d.config.num_layers);
+    EXPECT_EQ(report->num_experts, d.config.num_layers * d.config.num_experts);
+    EXPECT_EQ(report->worst_error == 0, std::string(runner) == "ref") << "only the oracle equals itself";
+  }
+}
+
+TEST(SelfTest, EverySchemeAndLayoutPasses) {
+  ThreadPool pool(2);
+  for (const char* a2a : {"none", "deepep"})
+    for (const char* scheme : {"w4a16", "w4a8"}) {
+      const Demo d = demo("fast", "auto", scheme, a2a);
+      const Result<SelfTestReport> report = self_test(d.checkpoint, d.config, d.plan, pool);
+      EXPECT_TRUE(report.ok()) << scheme << a2a << ": " << report.status().to_string();
+    }
+  for (const char* runner : {"flashinfer_cutedsl", "flashinfer_cutlass"})
+    for (const char* a2a : {"none", "deepep"}) {
+      const Demo d = demo("full", runner, "auto", a2a, FP4MOE_DEMO_NVFP4);
+      const Result<SelfTestReport> report = self_test(d.checkpoint, d.config, d.plan, pool);
+      EXPECT_TRUE(report.ok()) << runner << a2a << ": " << report.status().to_string();
+    }
+}
+
+TEST(SelfTest, FastLooksAtSomeExpertsOfOneLayer) {
+  ThreadPool pool(2);
+  const Demo d = demo("fast");
+  const Result<SelfTestReport> report = self_test(d.checkpoint, d.config, d.plan, pool);
+  ASSERT_TRUE(report.ok());
+  EXPECT_EQ(report->num_layers, 1);
+  EXPECT_EQ(report->num_experts, 4);
+}
+
+class Faults : public testing::Test {
+ protected:
+  Faults()
+      : demo_(demo("full")), good_(*load_expert_weights(demo_.checkpoint, demo_.config, 1)), bad_(good_) {
+    names_.resize(good_.experts.size());
+    std::iota(names_.begin(), names_.end(), 100);
+  }
+  // What the self-test says when the row under test has bad_'s weights.
+  std::string verdict() {
+    SelfTestReport report;
+    const Status status = compare_with_oracle(demo_.plan.moe, bad_, good_, names_, pool_, report);
+    EXPECT_EQ(status.ok(), status.code() != StatusCode::kInternal);
+    return status.message();
+  }
+
+  ThreadPool pool_{2};
+  Demo demo_;
+  MoeWeightsView good_, bad_;
+  std::vector<int64_t> names_;
+};
+
+TEST_F(Faults, NoFaultNoFailure) { EXPECT_EQ(verdict(), ""); }
+
+TEST_F(Faults, GateAndUpSwapped) {
+  std::swap(bad_.experts[3].gate, bad_.experts[3].up);
+  EXPECT_EQ(verdict().find("expert 103 by "), 0u) << verdict();
+}
+
+TEST_F(Faults, AnotherExpertsWeights) {
+  bad_.experts[7].down = bad_.experts[8].down;
+  EXPECT_EQ(verdict().find("expert 107 by "), 0u) << verdict();
+}
+
+TEST_F(Faults, OneScaleByteOff) {
+  const Fp4MatrixView& down = good_.experts[5].down;
+  std::vector<uint8_t> scales(down.scales, down.scales + down.rows * (down.cols / 32));
+  for (size_t i = 0; i < scales.size(); i += 8) ++scales[i];  // one block in eight is twice as large
+  bad_.experts[5].down.scales = scales.data();
+  EXPECT_EQ(verdict().find("expert 105 by "), 0u) << verdict();
+}
+
+TEST_F(Faults, ValuesThatAreNotFiniteNeverPass) {
+  const Fp4MatrixView& down = good_.experts[5].down;
+  std::vector<uint8_t> scales(static_cast<size_t>(down.rows * (down.cols / 32)), 254);
+  bad_.experts[5].down.scales = good_.experts[5].down.scales = scales.data();
+  EXPECT_NE(verdict().find("values that are not finite"), std::string::npos) << verdict();
+}
+
+TEST(SelfTest, BudgetsByScheme) {
+  EXPECT_EQ(self_test_budget({Scheme::kW4A16}), 3e-3);
+  EXPECT_EQ(self_test_budget({Scheme::kW4A8}), 3e-3);
+  EXPECT_EQ(self_test_budget({Scheme::kW4A4}), 2e-2);
+}
+
+}  // namespace
+}  // namespace fp4moe
