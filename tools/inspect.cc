@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "formats/bf16.h"
+#include "inspect_numerics.h"
 #include "io/expert_statistics.h"
 #include "io/mtp_layers.h"
 #include "verb.h"
@@ -19,7 +20,8 @@ using Report = nlohmann::ordered_json;
 
 struct InspectFlags {
   std::string folder, tensor;
-  bool experts = false, json = false;
+  bool experts = false, numerics = false, json = false;
+  int64_t layer = -1;  // of numerics; -1: all
 };
 
 const char* quant_method_name(QuantMethod method) {
@@ -155,9 +157,11 @@ Result<Report> make_report(const InspectFlags& flags) {
   else
     report["config_error"] = config.status().to_string();
   if (checkpoint.ok()) {
-    report["tensors"] = Report::array();
-    for (const TensorEntry& tensor : checkpoint->tensors())
-      report["tensors"].push_back(tensor_report(tensor));
+    if (!flags.numerics) {  // whose report is long enough
+      report["tensors"] = Report::array();
+      for (const TensorEntry& tensor : checkpoint->tensors())
+        report["tensors"].push_back(tensor_report(tensor));
+    }
     report["totals"] = totals_report(*checkpoint);
     if (config.ok())
       if (const std::string mtp = describe_skipped_mtp(*config, *checkpoint); !mtp.empty())
@@ -165,10 +169,15 @@ Result<Report> make_report(const InspectFlags& flags) {
   } else {
     report["tensors_error"] = checkpoint.status().to_string();
   }
-  if (!flags.experts) return report;
+  if (!flags.experts && !flags.numerics) return report;
   if (!config.ok()) return config.status();
   if (!checkpoint.ok()) return checkpoint.status();
-  FP4MOE_ASSIGN_OR_RETURN(report["experts"], experts_report(*checkpoint, *config));
+  if (flags.experts) {
+    FP4MOE_ASSIGN_OR_RETURN(report["experts"], experts_report(*checkpoint, *config));
+  }
+  if (flags.numerics) {
+    FP4MOE_ASSIGN_OR_RETURN(report["numerics"], numerics_report(*checkpoint, *config, flags.layer));
+  }
   return report;
 }
 
@@ -213,6 +222,7 @@ void print_text(const Report& report) {
     for (const auto& [dtype, total] : report["totals"].items())
       std::printf("total %-8s %8" PRId64 " tensors %16" PRId64 " bytes\n", dtype.c_str(),
                   total["tensors"].get<int64_t>(), total["bytes"].get<int64_t>());
+  if (report.contains("numerics")) print_numerics(report["numerics"]);
   if (!report.contains("experts")) return;
   for (const Report& layer : report["experts"]) {
     std::printf("layer %" PRId64 " experts, %s; block scales: min .. median .. max\n",
@@ -233,6 +243,9 @@ void add_inspect(CLI::App& app, int& exit_code) {
   verb.add_option("model,--model-path", flags->folder, "folder of the checkpoint")->required();
   verb.add_option("--tensor", flags->tensor, "only this tensor, with the range of its values");
   verb.add_flag("--experts", flags->experts, "read all experts: scales, codes, zero blocks, by layer");
+  verb.add_flag("--numerics", flags->numerics,
+                "run all experts: error of each scheme, saturation, odd scales, by layer and expert");
+  verb.add_option("--layer", flags->layer, "--numerics: only this layer")->check(CLI::NonNegativeNumber);
   verb.add_flag("--json", flags->json, "one JSON object instead of text");
   verb.callback([flags, &exit_code] {
     const Result<Report> report = make_report(*flags);

@@ -7,6 +7,7 @@
 
 #include "base/thread_pool.h"
 #include "io/checkpoint.h"
+#include "io/expert_weights.h"
 #include "model/plan_model.h"
 
 namespace fp4moe {

@@ -1,6 +1,8 @@
 """SGLang's flags and variables: what starts, what is refused, how fast, and in which words."""
+import json
 import os
 import re
+import struct
 import subprocess
 import sys
 import tempfile
@@ -8,7 +10,7 @@ import time
 import unittest
 
 BINARY, MODEL = map(os.path.abspath, sys.argv[1:3])
-USAGE, UNSUPPORTED = 2, 3  # exit codes
+USAGE, UNSUPPORTED, SELF_TEST = 2, 3, 5  # exit codes
 
 # name, flags, exit code, what the line must say. Refused before any weight is read.
 REFUSED = [
@@ -97,17 +99,46 @@ class Flags(unittest.TestCase):
             with self.subTest(name):
                 self.refused([], USAGE, word, **{name: value})
 
-    def test_moot_flags_are_said_and_served(self):
-        with serve(MODEL, "--port", "0", *MOOT) as process:
+    def log_until_ready(self, *flags):
+        with serve(MODEL, "--port", "0", *flags) as process:
             lines = []
             for line in process.stdout:
                 lines.append(line)
                 if "ready to roll" in line:
                     break
             process.terminate()
-            process.communicate(timeout=20)
-        log = "".join(lines)
-        self.assertIn("ready to roll", log)
+            _, error = process.communicate(timeout=20)
+        self.assertIn("ready to roll", "".join(lines), error)
+        return "".join(lines)
+
+    def test_self_test_passes_on_a_sound_checkpoint(self):
+        for how, experts in [("fast", "4 experts of 1 layers"), ("full", "64 experts of 4 layers")]:
+            self.assertIn(f"self-test {how}: {experts}", self.log_until_ready("--self-test", how))
+        self.assertNotIn("self-test", self.log_until_ready("--self-test", "off"))
+
+    def test_self_test_refuses_a_checkpoint_that_computes_no_numbers(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name in os.listdir(MODEL):
+                os.symlink(os.path.join(MODEL, name), os.path.join(folder, name))
+            weights = os.path.join(folder, "model.safetensors")
+            with open(weights, "rb") as file:
+                data = bytearray(file.read())
+            size = struct.unpack("<Q", data[:8])[0]
+            scales = json.loads(data[8:8 + size])["model.layers.1.mlp.experts.down_proj_scales"]
+            experts, rows, blocks = scales["shape"]
+            at = 8 + size + scales["data_offsets"][0] + 3 * rows * blocks  # expert 3
+            data[at:at + rows * blocks] = b"\xfe" * (rows * blocks)  # 2^127: legal, and beyond float32 in a sum
+            os.remove(weights)
+            with open(weights, "wb") as file:
+                file.write(data)
+            with serve(folder, "--port", "0", "--self-test", "full") as process:
+                _, error = process.communicate(timeout=20)
+        self.assertEqual(process.returncode, SELF_TEST, error)
+        self.assertRegex(error, r"\Aerror: self-test failed: layer 1: expert 3 by \S+ \(w4a16\) differs from the oracle by "
+                                r"values that are not finite; budget 3.00e-03 relative L2\n\Z")
+
+    def test_moot_flags_are_said_and_served(self):
+        log = self.log_until_ready(*MOOT)
         for flag in ("--trust-remote-code", "--attention-backend trtllm_mla", "--cuda-graph-max-bs 256", "--disable-cuda-graph",
                      "--disable-radix-cache", "--disable-shared-experts-fusion", "--enable-metrics", "--watchdog-timeout 300",
                      "--moe-dense-tp-size 1", "--deepep-config {}", "--cuda-graph-bs 1 2 4"):
