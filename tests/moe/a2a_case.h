@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,24 @@ struct TokenOptions {
 };
 void fill_tokens(A2aCase& c, const TokenOptions& options);
 
+// Random choices, the same for the same seed.
+class Draw {
+ public:
+  explicit Draw(uint64_t seed) : random_(seed) {}
+  int64_t below(int64_t n) { return static_cast<int64_t>(random_() % static_cast<uint64_t>(n)); }
+  bool one_in(int64_t n) { return below(n) == 0; }
+  template <class T>
+  T of(std::initializer_list<T> values) {
+    return values.begin()[below(static_cast<int64_t>(values.size()))];
+  }
+
+ private:
+  std::mt19937_64 random_;
+};
+
+// Any protocol, payload, skew and budget on these ranks.
+A2aCase random_case(int ranks, int dp, Draw& draw);
+
 // y = f(expert, x) for element h. Of experts that are split (ep = 1) rank r computes its part.
 float expert_value(const A2aCase& c, int64_t expert, float x, int64_t h, int rank);
 
@@ -56,16 +75,21 @@ float expert_value(const A2aCase& c, int64_t expert, float x, int64_t h, int ran
 std::vector<std::vector<float>> expected_output(const A2aCase& c);
 
 struct RankOutcome {
+  bool here = false;  // a rank of this process
   Status status;
   std::vector<float> out;  // [T of the group, H]
   int64_t rounds = 0, arena_used = 0, arena_promised = 0, batch_rows = 0, expected_m = 0;
 };
+
+// What differs from expected_output(c) on the ranks that are here; empty: nothing.
+std::string difference(const A2aCase& c, const std::vector<RankOutcome>& outcomes);
 
 // Thread ranks with one job and its communicators, for any number of cases of one dp.
 class A2aWorld {
  public:
   struct Options {
     int ranks = 1, dp = 1;
+    std::string fabric = "threads";
     int64_t heap_bytes = 2 << 20;     // for transports
     int64_t record_bytes = 64 << 10;  // of exchanges
     double timeout_seconds = 10;
@@ -75,8 +99,8 @@ class A2aWorld {
   explicit A2aWorld(const Options& options);
   ~A2aWorld();
 
-  // Runs the case on every rank `repeats` times; outcomes of the last. edit, if given, changes a rank's copy
-  // of the case first.
+  // Runs the case on every rank of this process `repeats` times; outcomes of the last. edit, if given,
+  // changes a rank's copy of the case first.
   using Edit = std::function<void(int rank, A2aCase&)>;
   std::vector<RankOutcome> run(const A2aCase& c, int repeats = 1, const Edit& edit = nullptr);
   Endpoint& endpoint(int rank);
@@ -86,7 +110,7 @@ class A2aWorld {
   void run_rank(int rank, const A2aCase& c, int repeats, RankOutcome& outcome);
   Options options_;
   std::unique_ptr<Job> job_;
-  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::vector<std::unique_ptr<Rank>> ranks_;  // null where a rank is another process's
 };
 
 }  // namespace fp4moe::test

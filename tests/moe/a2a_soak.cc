@@ -4,8 +4,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <random>
+#include <string>
 
 #include "moe/a2a_case.h"
 
@@ -13,20 +12,6 @@ namespace fp4moe::test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-class Draw {
- public:
-  explicit Draw(uint64_t seed) : random_(seed) {}
-  int64_t below(int64_t n) { return static_cast<int64_t>(random_() % static_cast<uint64_t>(n)); }
-  bool one_in(int64_t n) { return below(n) == 0; }
-  template <class T>
-  T of(std::initializer_list<T> values) {
-    return values.begin()[below(static_cast<int64_t>(values.size()))];
-  }
-
- private:
-  std::mt19937_64 random_;
-};
 
 // A job: ranks, groups, and how its ranks misbehave in time.
 A2aWorld::Options draw_world(Draw& draw) {
@@ -54,52 +39,6 @@ A2aWorld::Options draw_world(Draw& draw) {
   return o;
 }
 
-A2aCase draw_case(const A2aWorld::Options& world, Draw& draw) {
-  A2aCase c;
-  c.protocol = draw.of({"deepep", "deepep", "flashinfer", "flashinfer", "none"});
-  c.layout = {world.ranks, world.ranks, world.dp, 0};
-  if (c.protocol == "none" && draw.one_in(2)) c.layout.ep = 1;
-  c.E = world.ranks * (1 + draw.below(6));
-  c.K = 1 + draw.below(std::min<int64_t>(c.E, 8));
-  c.H = 16 * (1 + draw.below(12));
-  c.dtype = draw.one_in(4) ? DType::kF32 : DType::kBF16;
-  c.payload = draw.of({Payload::kAct, Payload::kFp8, Payload::kNvfp4});
-  c.combine = draw.one_in(4) ? CombinePayload::kFp8 : CombinePayload::kAct;
-  c.per_token = draw.one_in(2);
-  c.deterministic = draw.one_in(4);
-  c.checksum = draw.one_in(2);
-  c.max_group_rows = 96;
-  c.layer = static_cast<int>(draw.below(60));
-  TokenOptions tokens;
-  tokens.seed = static_cast<uint64_t>(draw.below(int64_t{1} << 40));
-  for (int g = 0; g < world.dp; ++g)
-    tokens.tokens.push_back(draw.one_in(4) ? 0 : draw.one_in(3) ? draw.below(97) : draw.below(12));
-  tokens.dropped = draw.of({0.0, 0.1, 0.9});
-  tokens.hot = draw.of({0.0, 0.0, 0.5, 1.0});
-  fill_tokens(c, tokens);
-  c.budget = draw.of<int64_t>({48 << 10, 128 << 10, 1 << 20});
-  while (!a2a_bytes(c.protocol.c_str(), c.options(0)).ok()) c.budget *= 2;
-  return c;
-}
-
-// Whether all ranks have the expected bits; says what differs.
-bool matches(const A2aCase& c, const std::vector<RankOutcome>& outcomes) {
-  const auto expected = expected_output(c);
-  for (size_t r = 0; r < outcomes.size(); ++r) {
-    if (!outcomes[r].status.ok()) {
-      std::printf("rank %zu: %s\n", r, outcomes[r].status.to_string().c_str());
-      return false;
-    }
-    const auto& e = expected[r / static_cast<size_t>(c.layout.attention_tp())];
-    if (outcomes[r].out.size() == e.size() &&
-        std::memcmp(outcomes[r].out.data(), e.data(), e.size() * sizeof(float)) == 0)
-      continue;
-    std::printf("rank %zu of %d: %s differs from the plain loops\n", r, c.layout.tp, c.protocol.c_str());
-    return false;
-  }
-  return true;
-}
-
 struct Totals {
   int64_t cases = 0, exchanges = 0, rounds = 0, tokens = 0;
 };
@@ -110,10 +49,11 @@ bool soak_world(uint64_t seed, Clock::time_point end, Totals& totals) {
   const A2aWorld::Options options = draw_world(draw);
   A2aWorld world(options);
   for (int i = 0; i < 40 && Clock::now() < end; ++i) {
-    const A2aCase c = draw_case(options, draw);
+    const A2aCase c = random_case(options.ranks, options.dp, draw);
     const int repeats = draw.one_in(4) ? 8 : 1;
     const auto outcomes = world.run(c, repeats);
-    if (!matches(c, outcomes)) {
+    if (const std::string wrong = difference(c, outcomes); !wrong.empty()) {
+      std::puts(wrong.c_str());
       std::printf("case %d of seed %llu\n", i, static_cast<unsigned long long>(seed));
       return false;
     }
