@@ -1,0 +1,181 @@
+// Models on 2 to 4 thread ranks against one rank: tensor, expert and data parallel, every a2a protocol.
+#include <gtest/gtest.h>
+
+#include "rank_threads.h"
+#include "support/compare.h"
+
+namespace fp4moe {
+namespace {
+
+struct Layout {
+  int tp, ep, dp;
+  const char* a2a;
+  bool dp_lm_head = false;
+};
+
+std::string text(const Layout& l) {
+  return "tp " + std::to_string(l.tp) + " ep " + std::to_string(l.ep) + " dp " + std::to_string(l.dp) + " " +
+         l.a2a + (l.dp_lm_head ? " dp-lm-head" : "");
+}
+
+EngineConfig flags_of(const Layout& l, const char* dtype, const char* fp4_compute) {
+  EngineConfig flags;
+  flags.dtype = dtype;
+  flags.fp4_compute = fp4_compute;
+  flags.tp_size = l.tp;
+  flags.ep_size = l.ep;
+  flags.dp_size = l.dp;
+  flags.enable_dp_attention = l.dp > 1;
+  flags.enable_dp_lm_head = l.dp_lm_head;
+  flags.moe_a2a_backend = l.a2a;
+  flags.a2a_memory_budget = 1 << 20;
+  return flags;
+}
+
+// Of different lengths, so that groups are idle at times; group 1's is empty where there are three or more.
+std::vector<std::vector<int32_t>> prompts_of(int dp) {
+  std::vector<std::vector<int32_t>> prompts;
+  for (int g = 0; g < dp; ++g) {
+    std::vector<int32_t> ids;
+    const int length = dp > 2 && g == 1 ? 0 : 21 - 5 * g;
+    for (int i = 0; i < length; ++i) ids.push_back((i * 37 + g * 11 + 3) % 97);
+    prompts.push_back(std::move(ids));
+  }
+  return prompts;
+}
+
+using Groups = std::vector<std::vector<float>>;
+
+class Parallel : public testing::Test {
+ protected:
+  static std::string folder(const std::string& name) {
+    const bool is_demo = name.starts_with("demo");
+    return (is_demo ? FP4MOE_MODELS "/" : FP4MOE_FIXTURES "/") + name;
+  }
+  static Groups run(const std::string& name, const EngineConfig& flags, int64_t chunk = 8,
+                    bool last_row_only = false) {
+    const auto groups = run_ranks({folder(name), flags, chunk, 4, last_row_only}, prompts_of(flags.dp_size));
+    EXPECT_TRUE(groups.ok()) << groups.status().to_string();
+    return groups.ok() ? *groups : Groups{};
+  }
+  // Each group's prompt alone on one rank, over the same protocol.
+  static Groups one_rank(const std::string& name, const EngineConfig& flags, int64_t chunk = 8,
+                         bool last_row_only = false) {
+    EngineConfig one = flags;
+    one.tp_size = one.ep_size = one.dp_size = 1;
+    one.enable_dp_attention = one.enable_dp_lm_head = false;
+    Groups groups;
+    for (const auto& prompt : prompts_of(flags.dp_size)) {
+      const auto logits = run_ranks({folder(name), one, chunk, 4, last_row_only}, {prompt});
+      EXPECT_TRUE(logits.ok()) << logits.status().to_string();
+      groups.push_back(logits.ok() ? logits->front() : std::vector<float>{});
+    }
+    return groups;
+  }
+  static void expect_near(const std::string& name, const EngineConfig& flags, double limit) {
+    const Groups many = run(name, flags), one = one_rank(name, flags);
+    ASSERT_EQ(many.size(), one.size());
+    for (size_t g = 0; g < one.size(); ++g)
+      EXPECT_TRUE(within_relative_l2(many[g], one[g], limit)) << name << ", group " << g;
+  }
+};
+
+// With every sum in double and no rounding of activations, ranks differ by the order of FP32 sums alone.
+TEST_F(Parallel, Float32AgreesWithOneRank) {
+  struct Case {
+    const char* name;
+    Layout layout;
+  };
+  for (const Case& c : {
+           Case{"dsv3_h96_modelopt_yarn", {2, 1, 1, "none"}},
+           Case{"dsv3_h96_modelopt_yarn", {2, 2, 1, "none"}},
+           Case{"dsv3_h96_modelopt_yarn", {2, 2, 2, "none"}},
+           Case{"dsv3_h96_modelopt_yarn", {2, 2, 1, "deepep"}},
+           Case{"dsv3_h96_modelopt_yarn", {2, 2, 2, "flashinfer"}},
+           Case{"dsv3_h64_compressed_sharded", {2, 1, 2, "none"}},
+           Case{"qwen3_h96_fused_old_rope", {2, 1, 1, "none"}},
+           Case{"qwen3_h96_fused_old_rope", {3, 3, 3, "none", true}},
+           Case{"qwen3_h96_compressed_mxfp4_tied", {5, 5, 5, "none"}},
+           Case{"qwen2_h64_shared_expert", {5, 5, 5, "deepep"}},
+           Case{"qwen2_h64_shared_expert", {5, 5, 5, "flashinfer", true}},
+           Case{"qwen2_h64_shared_expert", {2, 1, 1, "none"}}, Case{"h192_i96_yarn", {2, 2, 1, "flashinfer"}},
+           Case{"h160_i224_sharded_old_rope", {2, 1, 1, "none"}},  // 7 blocks of I: 4 and 3
+           Case{"h160_i224_sharded_old_rope", {4, 1, 2, "none"}},  // 2, 2, 2 and 1; one KV head
+       }) {
+    SCOPED_TRACE(text(c.layout));
+    expect_near(c.name, flags_of(c.layout, "float32", "w4a16"), 1e-5);
+  }
+}
+
+// What is promised bit for bit: each group of one rank computes as if it were alone, and deepep's rows are
+// weighed and summed at their source.
+TEST_F(Parallel, DataParallelDeepepEqualsOneRankBitForBit) {
+  for (const char* name : {"demo-dsv3-nvfp4", "demo-gptoss-mxfp4"})
+    for (const char* compute : {"w4a16", "w4a4", "w4a8"})
+      for (const Layout& layout : {Layout{2, 2, 2, "deepep"}, Layout{4, 4, 4, "deepep", true}}) {
+        if (name == std::string("demo-gptoss-mxfp4") && compute == std::string("w4a4")) continue;
+        SCOPED_TRACE(name + (" " + text(layout)) + " " + compute);
+        const EngineConfig flags = flags_of(layout, "bfloat16", compute);
+        EXPECT_EQ(run(name, flags), one_rank(name, flags));
+      }
+}
+
+// What carries the rows is rounded in the same way on one rank.
+TEST_F(Parallel, DataParallelDeepepPayloadsEqualOneRankBitForBit) {
+  for (const char* payload : {"fp8", "nvfp4"})
+    for (const char* compute : {"w4a16", "w4a4"}) {
+      SCOPED_TRACE(payload + std::string(" ") + compute);
+      EngineConfig flags = flags_of({4, 4, 4, "deepep"}, "bfloat16", compute);
+      flags.deepep_dispatcher_output_dtype = payload;
+      EXPECT_EQ(run("demo-dsv3-nvfp4", flags), one_rank("demo-dsv3-nvfp4", flags));
+    }
+}
+
+// The deterministic mode sums an expert's rows in top-k order wherever they come from.
+TEST_F(Parallel, DeterministicModeEqualsOneRankBitForBit) {
+  for (const char* name : {"demo-dsv3-nvfp4", "demo-gptoss-mxfp4"})
+    for (const Layout& layout : {Layout{4, 4, 4, "none"}, Layout{4, 4, 4, "flashinfer", true}}) {
+      SCOPED_TRACE(name + (" " + text(layout)));
+      EngineConfig flags = flags_of(layout, "bfloat16", "w4a16");
+      flags.enable_deterministic_inference = true;
+      EXPECT_EQ(run(name, flags), one_rank(name, flags));
+    }
+}
+
+// Ranks of a group that are given other rows find out at the first exchange, and say what each had.
+TEST_F(Parallel, RanksThatDisagreeAboutTheBatchSaySo) {
+  RankRun ranks{folder("demo-dsv3-nvfp4"), flags_of({2, 1, 1, "none"}, "bfloat16", "w4a16")};
+  ranks.short_rank = 1;
+  const auto groups = run_ranks(ranks, prompts_of(1));
+  ASSERT_FALSE(groups.ok());
+  EXPECT_NE(groups.status().message().find("attention_out"), std::string::npos)
+      << groups.status().to_string();
+  EXPECT_NE(groups.status().message().find("rank 1"), std::string::npos) << groups.status().to_string();
+}
+
+// The other layouts add up partial sums in another order: near one rank, and the same bits every time.
+TEST_F(Parallel, DefaultModeIsNearOneRankAndRepeats) {
+  for (const char* name : {"demo-dsv3-nvfp4", "demo-gptoss-mxfp4"})
+    for (const Layout& layout :
+         {Layout{2, 1, 1, "none"}, Layout{4, 1, 1, "none"}, Layout{4, 4, 1, "none"}, Layout{4, 4, 2, "none"},
+          Layout{4, 1, 4, "none"}, Layout{4, 4, 4, "flashinfer"}, Layout{4, 4, 1, "flashinfer"},
+          Layout{4, 4, 1, "deepep"}, Layout{4, 4, 2, "deepep"}}) {
+      SCOPED_TRACE(name + (" " + text(layout)));
+      const EngineConfig flags = flags_of(layout, "bfloat16", "w4a16");
+      const Groups many = run(name, flags), one = one_rank(name, flags);
+      ASSERT_EQ(many.size(), one.size());
+      for (size_t g = 0; g < one.size(); ++g) EXPECT_TRUE(within_relative_l2(many[g], one[g], 2e-2));
+      EXPECT_EQ(run(name, flags), many);
+    }
+}
+
+// Groups start and end at other steps, one has no tokens at all; only the last row's logits are wanted.
+TEST_F(Parallel, IdleGroupsAndFewLogitsChangeNoBit) {
+  const EngineConfig flags = flags_of({4, 4, 4, "deepep"}, "bfloat16", "w4a16");
+  for (const int64_t chunk : {1, 3, 16})
+    EXPECT_EQ(run("demo-dsv3-nvfp4", flags, chunk, true), one_rank("demo-dsv3-nvfp4", flags, chunk, true))
+        << "chunk " << chunk;
+}
+
+}  // namespace
+}  // namespace fp4moe
