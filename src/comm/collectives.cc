@@ -176,6 +176,7 @@ Status Communicator::all_reduce(const OpName& op, float* x, int64_t num_elems) {
   FP4MOE_CHECK(num_elems >= 0, std::string(op.op) + ": " + std::to_string(num_elems) + " elements");
   const int64_t num_bytes = num_elems * kF32;
   const Operation operation = s.begin(op, OpKind::kAllReduce, 0, num_bytes);
+  if (s.size == 1) return {};
   const StepArea& area = s.staging;
   const size_t size = static_cast<size_t>(s.size);
   if (num_bytes <= std::min(area.part_bytes, kOneStepBytes)) {
