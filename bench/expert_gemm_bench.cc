@@ -1,5 +1,6 @@
-// gate_up + down of one gpt-oss expert (2880 x 2880) after the other, by tokens per expert. The experts'
-// weights exceed the last-level cache, so few tokens show the memory's speed and many the arithmetic's.
+// gate_up + down of one gpt-oss expert (2880 x 2880) after the other, by tokens per expert; with w4a4 and
+// w4a8 the quantisation of their inputs too. The experts' weights exceed the last-level cache, so few tokens
+// show the memory's speed and many the arithmetic's.
 #include <benchmark/benchmark.h>
 
 #include <string>
@@ -14,7 +15,7 @@ constexpr int64_t kExperts = 8, kSize = 2880;
 
 struct Experts {
   // Codes are arbitrary; every block scale byte is near 1.
-  Experts(const RunnerRow& row, Fp4Format format, ThreadPool& pool) {
+  Experts(const RunnerRow& row, Fp4Format format, const Numerics& numerics, ThreadPool& pool) {
     problem = {kSize, kSize, kExperts, 1, format, {}};
     std::vector<uint8_t> codes(static_cast<size_t>(kSize * kSize / 2));
     for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i * 2654435761u >> 13);
@@ -24,15 +25,15 @@ struct Experts {
         format, kSize, kSize, codes.data(), scales.data(), kSize / 2, kSize / fp4_block(format), 1};
     MoeWeightsView weights{format, kSize, kSize, std::vector<ExpertWeightsView>(kExperts)};
     for (ExpertWeightsView& w : weights.experts) w.gate = w.up = w.down = m;
-    packed = std::move(*row.pack(row, problem, {}, weights, pool));
+    packed = std::move(*row.pack(row, problem, numerics, weights, pool));
   }
   MoeProblem problem;
   PackedExperts packed;
 };
 
-void expert_gemm(benchmark::State& state, const RunnerRow& row, Fp4Format format) {
+void expert_gemm(benchmark::State& state, const RunnerRow& row, Fp4Format format, const Numerics& numerics) {
   ThreadPool pool(static_cast<int>(state.range(1)));
-  const Experts experts(row, format, pool);
+  const Experts experts(row, format, numerics, pool);
   const int64_t tokens = state.range(0), rows = kExperts * tokens;
   std::vector<int64_t> offsets;
   for (int64_t e = 0; e <= kExperts; ++e) offsets.push_back(e * tokens);
@@ -42,7 +43,7 @@ void expert_gemm(benchmark::State& state, const RunnerRow& row, Fp4Format format
                           .offsets = offsets.data(),
                           .x = {x.data(), DType::kBF16, rows, kSize},
                           .y = y.data()};
-  Arena scratch = std::move(*Arena::make(row.scratch_bytes(experts.problem, {}, rows)));
+  Arena scratch = std::move(*Arena::make(row.scratch_bytes(experts.problem, numerics, rows)));
   for (auto _ : state) {
     scratch.reset();
     row.run(row, {experts.problem, experts.packed, batch}, scratch, pool);
@@ -56,17 +57,27 @@ void expert_gemm(benchmark::State& state, const RunnerRow& row, Fp4Format format
   state.counters["GFLOP/s"] = benchmark::Counter(runs * flops / 1e9, benchmark::Counter::kIsRate);
 }
 
-// One line for each row of the table that this CPU runs, format, tokens per expert and thread count.
+void register_one(const RunnerRow& row, Fp4Format format, const Numerics& numerics) {
+  const std::string name = std::string("expert_gemm/") + row.name + "/" + fp4_format_name(format) + "/" +
+                           scheme_name(numerics.scheme);
+  auto* bench = benchmark::RegisterBenchmark(name.c_str(), [&row, format, numerics](benchmark::State& state) {
+    expert_gemm(state, row, format, numerics);
+  });
+  bench->ArgNames({"tokens_per_expert", "threads"})->Unit(benchmark::kMicrosecond)->UseRealTime();
+  for (int64_t tokens : {1, 2, 4, 8, 12, 48, 192})
+    for (int threads : {1, available_cores()}) bench->Args({tokens, threads});
+}
+
+// One line for each row of the table that this CPU runs, format, scheme, tokens per expert and thread count.
 void register_all() {
+  const Numerics w4a8 = {.scheme = Scheme::kW4A8};
+  const Numerics w4a4 = {Scheme::kW4A4, ActScaleChoice::kPerToken, ActScaleChoice::kPerToken};
   for (const RunnerRow& row : runner_rows()) {
     if (!isa_available(row.isa) || std::string(row.name) == "ref") continue;
     for (Fp4Format format : {Fp4Format::kMxfp4, Fp4Format::kNvfp4}) {
-      const std::string name = std::string("expert_gemm/") + row.name + "/" + fp4_format_name(format);
-      auto* bench = benchmark::RegisterBenchmark(
-          name.c_str(), [&row, format](benchmark::State& state) { expert_gemm(state, row, format); });
-      bench->ArgNames({"tokens_per_expert", "threads"})->Unit(benchmark::kMicrosecond)->UseRealTime();
-      for (int64_t tokens : {1, 2, 4, 8, 12, 48, 192})
-        for (int threads : {1, available_cores()}) bench->Args({tokens, threads});
+      register_one(row, format, {});
+      register_one(row, format, w4a8);
+      if (format == Fp4Format::kNvfp4) register_one(row, format, w4a4);
     }
   }
 }
