@@ -23,12 +23,12 @@ enum class CombineContract : uint8_t {
 struct ExpertBatch {
   BatchLayout layout = BatchLayout::kPacked;
   CombineContract combine = CombineContract::kWeightsAtSource;
-  int64_t num_experts = 0;              // L
-  const int64_t* offsets = nullptr;     // [L + 1], kPacked
-  const int64_t* counts = nullptr;      // [L], kMasked
-  int64_t capacity = 0;                 // kMasked
-  // kMasked: a hint for the choice of tiles, nothing else: (T * R * K + E) / E with this rank's T of the round,
-  // about an expert's rows if every rank had as many and routing were even.
+  int64_t num_experts = 0;           // L
+  const int64_t* offsets = nullptr;  // [L + 1], kPacked
+  const int64_t* counts = nullptr;   // [L], kMasked
+  int64_t capacity = 0;              // kMasked
+  // kMasked: a hint for the choice of tiles, nothing else: (T * R * K + E) / E with this rank's T of the
+  // round, about an expert's rows if every rank had as many and routing were even.
   int64_t expected_m = 0;
   ActRows x;                            // [rows, H]; with kMasked, rows past the counts are undefined
   const float* x_row_scales = nullptr;  // [rows] or null: row r stands for x[r] * x_row_scales[r]

@@ -29,6 +29,7 @@ void expert_dot_int8(const uint8_t* panel, int64_t k, const uint8_t* x, const fl
   for (int64_t b = 0; b < num_blocks; ++b, codes += kWords * 64, x += kBlock) {
     __m512i sum[NT], excess = _mm512_setzero_si512();
     for (int t = 0; t < NT; ++t) sum[t] = _mm512_setzero_si512();
+#pragma GCC unroll 4
     for (int j = 0; j < kWords; ++j) {
       _mm_prefetch(reinterpret_cast<const char*>(codes + 64 * j + kPrefetchBytes), _MM_HINT_T0);
       const __m512i words = _mm512_load_si512(codes + 64 * j);
