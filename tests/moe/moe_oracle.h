@@ -1,0 +1,34 @@
+// The oracle of the MoE layer: plain double loops over dequantised weights and quantised-and-dequantised
+// activations, written from the formats' definitions. Shares no code with src/ but types.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "io/expert_weights.h"
+#include "moe/plan.h"
+
+namespace fp4moe {
+
+struct OracleLayer {
+  const MoeWeightsView* weights = nullptr;  // all E experts, whole
+  Activation activation;
+  Numerics numerics;
+  DType act_dtype = DType::kBF16;
+  // What a test may get wrong on purpose.
+  bool skip_input_quantisation = false, skip_intermediate_quantisation = false;
+};
+
+// x [T, H] of values of act_dtype, ids and weights [T, K]: [T, H] = sum over k of weight * expert(x). Slots
+// whose id is not an expert's are dropped.
+std::vector<double> oracle_moe(const OracleLayer& layer, const std::vector<float>& x,
+                               const std::vector<int32_t>& ids, const std::vector<float>& weights);
+
+// One expert on one row x [H]: [H], down bias included.
+std::vector<double> oracle_expert(const OracleLayer& layer, int64_t expert, const std::vector<float>& x);
+
+// x as the scheme's first GEMM sees it (block 16 or 32 of the format), dequantised.
+std::vector<double> oracle_quantised(const OracleLayer& layer, const std::vector<float>& x,
+                                     float static_scale, ActScaleChoice choice);
+
+}  // namespace fp4moe
