@@ -71,12 +71,17 @@ const RunnerRow* find_row(const std::string& name) {
 
 // The row of the asked name that connects the asked number of ranks.
 Result<const A2aRow*> choose_a2a(const MoeChoice& c) {
-  for (const UnbuiltName& name : unbuilt_a2a())
-    if (c.a2a == name.name)
-      return refuse("a2a=" + c.a2a, std::string("is refused: ") + name.reason, "--moe-a2a-backend none");
   for (const A2aRow& row : a2a_rows())
     if (c.a2a == row.name && row.min_ranks <= c.tp && c.tp <= row.max_ranks) return &row;
-  return refuse("a2a=" + c.a2a, "connects no tp=" + number(c.tp) + " ranks in this version", "--tp 1");
+  return refuse("a2a=" + c.a2a, "connects no tp=" + number(c.tp) + " ranks", "--tp 1");
+}
+
+// A protocol is never chosen for the user, who would see other sums.
+std::string why_not_a2a(const A2aRow& row, const MoeChoice& c) {
+  if (c.a2a != row.name) return "a2a=" + c.a2a + " was asked for";
+  return "connects " + number(row.min_ranks) +
+         (row.max_ranks == row.min_ranks ? "" : " to " + number(row.max_ranks)) +
+         " ranks, tp=" + number(c.tp);
 }
 
 // What fp4_compute and fp4_act_scales ask for, or what the runner's name implies.
@@ -187,7 +192,6 @@ std::vector<std::string> a2a_names() {
   for (const A2aRow& row : a2a_rows())
     if (names.empty() || names.back() != row.name)
       names.push_back(row.name);  // rows of a name stand together
-  for (const UnbuiltName& name : unbuilt_a2a()) names.push_back(name.name);
   return names;
 }
 
@@ -226,7 +230,8 @@ Result<MoePlan> plan_moe(const MoeProblem& problem, const MoeChoice& choice) {
   FP4MOE_RETURN_IF_ERROR(check_numerics(problem, choice, plan.numerics_));
   FP4MOE_RETURN_IF_ERROR(check_alias_format(problem, choice));
   FP4MOE_ASSIGN_OR_RETURN(plan.a2a_settings_, choose_a2a_settings(choice, plan.numerics_, *plan.a2a_));
-  for (const UnbuiltName& name : unbuilt_a2a()) plan.verdicts_.push_back({"a2a", name.name, name.reason});
+  for (const A2aRow& row : a2a_rows())
+    if (&row != plan.a2a_) plan.verdicts_.push_back({"a2a", row.name, why_not_a2a(row, choice)});
   FP4MOE_RETURN_IF_ERROR(plan.choose_runner(choice));
   plan.note_ = notes(choice, plan);
   return plan;

@@ -131,6 +131,5 @@ static_assert(has_oracle());
 std::span<const A2aRow> a2a_rows() { return kA2a; }
 std::span<const RunnerRow> runner_rows() { return kRunner; }
 std::span<const RunnerAlias> runner_aliases() { return kAliases; }
-std::span<const UnbuiltName> unbuilt_a2a() { return {}; }
 
 }  // namespace fp4moe

@@ -91,16 +91,9 @@ struct RunnerAlias {
   Numerics packed, masked;  // of packed and of masked batches
 };
 
-// A name that users know and this version has no row for.
-struct UnbuiltName {
-  const char* name;
-  const char* reason;
-};
-
 std::span<const A2aRow> a2a_rows();
 std::span<const RunnerRow> runner_rows();
 std::span<const RunnerAlias> runner_aliases();
-std::span<const UnbuiltName> unbuilt_a2a();
 
 // The transport of one rank (a2a_local.cc): groups rows by expert in this rank's memory.
 Result<std::unique_ptr<Transport>> make_local_transport(const TransportOptions& options, Communicator* world,

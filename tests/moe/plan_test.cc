@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+
+#include "moe/legality.h"
 #include "moe/table.h"
 
 namespace fp4moe {
@@ -58,7 +61,7 @@ TEST(PlanTest, EveryRowCanBeForcedAndForcingTakesEffect) {
     for (Fp4Format format : {Fp4Format::kMxfp4, Fp4Format::kNvfp4}) {
       const MoePlan made = plan(problem(format), {.runner = row.name});
       EXPECT_STREQ(made.runner()->name, row.name);
-      EXPECT_EQ(made.verdicts().size(), runner_rows().size() - 1 + unbuilt_a2a().size());
+      EXPECT_EQ(made.verdicts().size(), runner_rows().size() - 1 + a2a_rows().size() - 1);
     }
   }
 }
@@ -80,10 +83,124 @@ TEST(PlanTest, DescribesChoiceRunnerUpAndRefusals) {
       "MoE plan: mxfp4 w4a16, activations BF16, H=2880 I=2880 E=32 K=4, cpu avx2, fabric local, 1 rank\n"
       "  chosen   a2a    none\n"
       "  chosen   runner cpu_avx2 (marlin is w4a16, which runs here as cpu_avx2)\n"
+      "  refused  a2a    none: connects 2 to 1024 ranks, tp=1\n"
+      "  refused  a2a    deepep: a2a=none was asked for\n"
+      "  refused  a2a    flashinfer: a2a=none was asked for\n"
       "  refused  runner cpu_avx512: needs avx512, this CPU offers avx2\n"
       "  next     runner cpu_scalar: fits\n"
       "  also     runner ref: fits");
   EXPECT_EQ(describe(MoePlan()), "MoE plan: empty");
+}
+
+TEST(PlanTest, DescribesWhatEachRankHas) {
+  const std::string text = describe(plan(problem(Fp4Format::kNvfp4), {.runner = "flashinfer_cutedsl",
+                                                                      .a2a = "flashinfer",
+                                                                      .tp = 2,
+                                                                      .dp = 2,
+                                                                      .enable_dp_attention = true,
+                                                                      .flashinfer_combine = "fp8"}));
+  for (const char* part :
+       {"nvfp4 w4a4 (scalar a1, scalar a2, intermediate quantised from f32), activations BF16", ", 2 ranks\n",
+        "chosen   a2a    flashinfer, nvfp4 rows, fp8 back\n",
+        "ep=1 raised to tp=2, as a2a=flashinfer moves rows to whole experts",
+        "layout   rank   0: experts [0, 16), I [0, 2880), group 0 of 2\n",
+        "layout   rank   1: experts [16, 32), I [0, 2880), group 1 of 2"})
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\nin\n" << text;
+}
+
+TEST(PlanTest, TensorShardsAreWholeBlocks) {
+  const MoePlan made = plan(problem(), {.tp = 4});
+  const int64_t expected[] = {736, 736, 704, 704};
+  for (int rank = 0; rank < 4; ++rank) {
+    const MoeProblem p = made.at_rank(rank).problem();
+    EXPECT_EQ(p.local_intermediate().count, expected[rank]);
+    EXPECT_EQ(p.local_experts().count, 32);
+  }
+  EXPECT_TRUE(made.shared_expert_is_sharded());
+  EXPECT_FALSE(plan(problem(), {.a2a = "deepep", .tp = 4}).shared_expert_is_sharded());
+  EXPECT_FALSE(plan(problem(), {.tp = 4, .dp = 2, .enable_dp_attention = true}).shared_expert_is_sharded());
+}
+
+// ---- numerics -------------------------------------------------------------------------------------
+
+TEST(PlanNumericsTest, NamesOfSglangsCarryTheirOwn) {
+  constexpr auto kScalar = ActScaleChoice::kScalar, kPerExpert = ActScaleChoice::kPerExpert;
+  constexpr auto kDirect = IntermediateRounding::kDirect, kBf16First = IntermediateRounding::kBf16First;
+  const auto numerics = [](const MoeChoice& c) { return plan(problem(Fp4Format::kNvfp4), c).numerics(); };
+  const Numerics direct = {Scheme::kW4A4, kScalar, kScalar, kDirect};
+  const Numerics through_bf16 = {Scheme::kW4A4, kScalar, kScalar, kBf16First};
+  const Numerics masked = {Scheme::kW4A4, kScalar, kPerExpert, kBf16First};
+  EXPECT_EQ(numerics({}), Numerics());
+  EXPECT_EQ(numerics({.runner = "marlin"}), Numerics());
+  EXPECT_EQ(numerics({.fp4_compute = "w4a4"}), direct);
+  EXPECT_EQ(numerics({.a2a = "deepep", .fp4_compute = "w4a4"}), direct);
+  EXPECT_EQ(numerics({.runner = "flashinfer_cutedsl"}), direct);
+  EXPECT_EQ(numerics({.runner = "flashinfer_cutedsl", .a2a = "flashinfer"}), direct);
+  EXPECT_EQ(numerics({.runner = "flashinfer_cutedsl", .a2a = "deepep"}), masked);
+  EXPECT_EQ(numerics({.runner = "flashinfer_cutlass"}), through_bf16);
+  EXPECT_EQ(numerics({.runner = "flashinfer_trtllm", .a2a = "deepep"}), through_bf16);
+  EXPECT_EQ(numerics({.fp4_compute = "w4a8"}).scheme, Scheme::kW4A8);
+  const Numerics per_token = numerics({.runner = "flashinfer_cutlass", .act_scales = "per_token"});
+  EXPECT_EQ(per_token.a1, ActScaleChoice::kPerToken);
+  EXPECT_EQ(per_token.a2, ActScaleChoice::kPerToken);
+  EXPECT_EQ(per_token.intermediate, kBf16First);
+}
+
+TEST(PlanNumericsTest, PerTokenScalesAreOfW4a4) {
+  EXPECT_EQ(refusal(problem(Fp4Format::kNvfp4), {.act_scales = "per_token"}),
+            "fp4_act_scales=per_token is of w4a4, but fp4_compute is w4a16; nearest legal choice: "
+            "--fp4-compute w4a4");
+}
+
+// ---- payloads -------------------------------------------------------------------------------------
+
+TEST(PlanPayloadTest, QuantisedRowsTravelAsNvfp4WhereSglangDoesSo) {
+  const auto payload = [](const MoeChoice& c) {
+    return plan(problem(Fp4Format::kNvfp4), c).a2a_settings().payload;
+  };
+  EXPECT_EQ(payload({.runner = "flashinfer_cutedsl", .a2a = "flashinfer"}), Payload::kNvfp4);
+  EXPECT_EQ(payload({.runner = "flashinfer_cutedsl", .a2a = "flashinfer", .flashinfer_payload = "bf16"}),
+            Payload::kAct);
+  EXPECT_EQ(payload({.runner = "flashinfer_cutedsl", .a2a = "deepep"}), Payload::kAct);
+  EXPECT_EQ(payload({.a2a = "deepep", .deepep_payload = "fp8"}), Payload::kFp8);
+  EXPECT_EQ(payload({.a2a = "deepep", .deepep_payload = "nvfp4"}), Payload::kNvfp4);
+  EXPECT_EQ(payload({.a2a = "flashinfer"}), Payload::kAct);
+  MoeChoice gathered = {.runner = "flashinfer_cutlass", .tp = 4, .dp = 4, .enable_dp_attention = true};
+  EXPECT_EQ(payload(gathered), Payload::kNvfp4);
+  gathered.disable_fp4_allgather = true;
+  EXPECT_EQ(payload(gathered), Payload::kAct);
+}
+
+// ---- legality -------------------------------------------------------------------------------------
+
+// Every name x protocol x ranks that is promised.
+TEST(PlanLegalityTest, EveryRunnerOverEveryProtocolOnOneTwoAndFourRanks) {
+  const std::pair<Fp4Format, std::vector<std::string>> formats[] = {
+      {Fp4Format::kNvfp4,
+       {"flashinfer_cutedsl", "flashinfer_cutlass", "flashinfer_trtllm", "marlin", "auto", "ref"}},
+      {Fp4Format::kMxfp4, {"flashinfer_mxfp4", "triton_kernel", "marlin", "auto", "ref"}}};
+  for (const auto& [format, names] : formats)
+    for (const std::string& name : names)
+      for (const char* a2a : {"none", "deepep", "flashinfer"})
+        for (int ranks : {1, 2, 4})
+          for (int ep : {1, ranks})
+            for (int dp : {1, ranks}) {
+              const MoeChoice choice = {
+                  .runner = name, .a2a = a2a, .tp = ranks, .ep = ep, .dp = dp, .enable_dp_attention = dp > 1};
+              const auto made = plan_moe(problem(format), choice);
+              ASSERT_TRUE(made.ok()) << made.status().to_string();
+              EXPECT_EQ(made->problem().layout.ep, std::string(a2a) == "none" ? ep : ranks);
+              EXPECT_GE(ranks, made->a2a()->min_ranks);
+            }
+}
+
+TEST(PlanLegalityTest, RulesAreNamedAndExplained) {
+  std::set<std::string> names;
+  for (const LegalityRule& rule : legality_rules()) {
+    EXPECT_TRUE(names.insert(rule.name).second) << rule.name;
+    EXPECT_GT(std::string(rule.text).size(), 10u) << rule.name;
+    EXPECT_TRUE(rule.check(problem(), {}).ok()) << rule.name << " refuses the defaults";
+  }
 }
 
 TEST(PlanTest, SummaryTellsTheChoiceWhyNotABetterRowAndTheRunnerUp) {
@@ -150,6 +267,26 @@ TEST(PlanRefusalTest, Parallelism) {
             "ep=2 is neither 1 nor tp=4; nearest legal choice: --ep 4");
   EXPECT_EQ(refusal(problem(), {.tp = 3, .ep = 3}),
             "ep=3 does not divide num_experts=32; nearest legal choice: --ep 1");
+  EXPECT_EQ(refusal(problem(), {.a2a = "deepep", .tp = 6}),
+            "ep=6 (raised to tp by a2a=deepep) does not divide num_experts=32; nearest legal choice: --tp 4");
+  EXPECT_EQ(refusal(problem(), {.tp = 4, .dp = 2}),
+            "dp=2 without enable_dp_attention would be 2 servers; nearest legal choice: --dp 2 "
+            "--enable-dp-attention");
+  MoeProblem narrow = problem();
+  narrow.intermediate_size = 96;
+  EXPECT_EQ(
+      refusal(narrow, {.tp = 4}),
+      "tp=4 shards intermediate_size=96 into 3 whole scale blocks of 32, which leaves ranks without one; "
+      "nearest legal choice: --ep 4");
+  narrow.num_experts = 6;
+  EXPECT_EQ(
+      refusal(narrow, {.tp = 4}),
+      "tp=4 shards intermediate_size=96 into 3 whole scale blocks of 32, which leaves ranks without one; "
+      "nearest legal choice: --tp 3");
+  EXPECT_EQ(refusal(problem(), {.a2a = "deepep", .deepep_mode = "normal"}),
+            "deepep_mode=normal has no masked batches, which FP4 runners take from deepep; nearest legal "
+            "choice: --deepep-mode low_latency");
+  EXPECT_TRUE(plan_moe(problem(), {.enable_dp_attention = true}).ok());  // one group: nothing to do
   EXPECT_EQ(
       refusal(problem(), {.a2a = "flashinfer", .tp = 4, .dp = 2, .enable_dp_attention = true}),
       "a2a=flashinfer with DP attention needs dp = tp, but dp=2 and tp=4; nearest legal choice: --dp 4");
