@@ -73,7 +73,7 @@ Status ExchangeTransport::bad_row(int source, const std::string& what) const {
                               ", epoch " + std::to_string(port_.epoch()) + ": " + what));
 }
 
-Status ExchangeTransport::begin(const TransportInput& input, Arena& scratch, ThreadPool&) {
+Status ExchangeTransport::begin(const TransportInput& input, Arena& scratch, ThreadPool& pool) {
   input_ = input;
   if (input.group_rows < 0 || input.group_rows > options_.max_group_rows)
     return port_.fail(invalid_argument("a2a: a batch of " + std::to_string(input.group_rows) +
@@ -89,8 +89,8 @@ Status ExchangeTransport::begin(const TransportInput& input, Arena& scratch, Thr
   staging_ = scratch.take<uint8_t>(kStagedRows * std::max(setup_.row_bytes, setup_.return_bytes));
   row_ = scratch.take<float>(kStagedRows * hidden());
   packer_.start(0, reinterpret_cast<RankRecord*>(record_));
-  round_ = -1;
-  return {};
+  FP4MOE_RETURN_IF_ERROR(open_chunk());
+  return start_round(pool);
 }
 
 // Announces the next tokens and plans their rounds.
@@ -108,14 +108,22 @@ Status ExchangeTransport::open_chunk() {
   return planned.ok() ? planned : port_.fail(planned);
 }
 
-Result<bool> ExchangeTransport::next(ExpertBatch& batch, Arena& scratch, ThreadPool& pool) {
-  if (round_ < 0) FP4MOE_RETURN_IF_ERROR(open_chunk());
+// Sends the rows of the next round, if there is one.
+Status ExchangeTransport::start_round(ThreadPool& pool) {
+  in_round_ = false;
   while (round_ == plan_.num_rounds()) {
-    if (!plan_.more_chunks()) return false;
+    if (!plan_.more_chunks()) return {};
     FP4MOE_RETURN_IF_ERROR(open_chunk());
   }
   plan_.enter(round_);
-  FP4MOE_RETURN_IF_ERROR(send_rows(pool));
+  in_round_ = true;
+  return send_rows(pool);
+}
+
+Result<bool> ExchangeTransport::next(ExpertBatch& batch, Arena& scratch, ThreadPool& pool) {
+  if (!in_round_) FP4MOE_RETURN_IF_ERROR(start_round(pool));
+  if (!in_round_) return false;
+  FP4MOE_RETURN_IF_ERROR(arrive("dispatch", kDispatch));
   batch = {};
   FP4MOE_RETURN_IF_ERROR(receive(batch, scratch, pool));
   return true;
@@ -196,14 +204,19 @@ Status ExchangeTransport::send_rows(ThreadPool& pool) {
   return announce("dispatch", kDispatch);
 }
 
-// All that this rank put in this phase is complete; returns when the same is true of all ranks.
+// Tells all ranks that what this rank put in this phase is complete.
 Status ExchangeTransport::announce(const char* name, int phase) {
   const int64_t R = setup_.shape.num_ranks;
   if (options_.checksum)
     for (int to = 0; to < R; ++to)
       FP4MOE_RETURN_IF_ERROR(
           port_.put(to, (phase * R + rank()) * 8, &sent_hash_[static_cast<size_t>(to)], 8));
-  FP4MOE_RETURN_IF_ERROR(port_.sync(op(name)));
+  return port_.ready(op(name));
+}
+
+// Returns when what all ranks put here in this phase is complete.
+Status ExchangeTransport::arrive(const char* name, int phase) {
+  FP4MOE_RETURN_IF_ERROR(port_.wait(op(name)));
   return options_.checksum ? verify(name, phase) : Status();
 }
 
@@ -269,8 +282,10 @@ Status ExchangeTransport::combine(const ExpertBatch& batch, Arena&, ThreadPool& 
   }
   batch_ = nullptr;
   FP4MOE_RETURN_IF_ERROR(announce("combine", kCombine));
+  FP4MOE_RETURN_IF_ERROR(arrive("combine", kCombine));
   sum_returns(pool);
   ++round_;
+  in_round_ = false;
   return {};
 }
 

@@ -43,8 +43,8 @@ class ExchangePort {
   uint8_t* region() const { return region_; }
   Status exchange(const OpName& op, const void* mine, int64_t num_bytes, void* all);
   Status put(int rank, int64_t offset, const void* src, int64_t num_bytes);  // offset in the region
-  // Announces what was put to all ranks, then waits until all have announced theirs.
-  Status sync(const OpName& op);
+  Status ready(const OpName& op);  // announces to all ranks what was put to them
+  Status wait(const OpName& op);   // until all ranks have announced theirs
   uint32_t epoch() const { return world_ == nullptr ? 0 : world_->epoch(); }
   Status fail(const Status& status) const;  // ends the job; returns status
 
@@ -95,12 +95,14 @@ class ExchangeTransport : public Transport {
  private:
   OpName op(const char* name) const;
   Status open_chunk();
+  Status start_round(ThreadPool& pool);
   Status send_rows(ThreadPool& pool);
   Status put_token(int64_t token, const uint8_t* wire);
   void place_returns(int64_t token, std::span<const Send> sends);
   Status send_results(ThreadPool& pool);
   Status put_results(int source, int64_t unit, ThreadPool& pool);
   Status announce(const char* name, int phase);
+  Status arrive(const char* name, int phase);
   Status verify(const char* name, int phase);
   uint64_t arrived_hash(int source, int phase) const;
   void encode_token(const WireEncoder& encoder, int64_t token, uint8_t* wire) const;
@@ -114,6 +116,7 @@ class ExchangeTransport : public Transport {
   TransportInput input_;
   Shard own_;
   int64_t round_ = 0;
+  bool in_round_ = false;  // its rows are sent, its results not summed
   // From begin()'s arena.
   float* sums_ = nullptr;                        // [own rows, H], unless the input takes rows
   int32_t* return_of_part_ = nullptr;            // [own rows, parts]: where in the return area, -1: nowhere

@@ -106,10 +106,15 @@ Status ExchangePort::put(int rank, int64_t offset, const void* src, int64_t num_
   return {};
 }
 
-Status ExchangePort::sync(const OpName& op) {
-  if (world_ == nullptr) return {};
-  for (int r = 0; r < world_->size(); ++r) FP4MOE_RETURN_IF_ERROR(world_->data_ready(op, r));
-  for (int r = 0; r < world_->size(); ++r) FP4MOE_RETURN_IF_ERROR(world_->wait_data(op, r));
+Status ExchangePort::ready(const OpName& op) {
+  for (int r = 0; world_ != nullptr && r < world_->size(); ++r)
+    FP4MOE_RETURN_IF_ERROR(world_->data_ready(op, r));
+  return {};
+}
+
+Status ExchangePort::wait(const OpName& op) {
+  for (int r = 0; world_ != nullptr && r < world_->size(); ++r)
+    FP4MOE_RETURN_IF_ERROR(world_->wait_data(op, r));
   return {};
 }
 

@@ -57,8 +57,8 @@ class Transport {
   virtual int64_t max_batch_rows() const = 0;
   virtual int64_t scratch_bytes() const = 0;
 
-  // Counts and geometry go out; nothing is waited for, so that work that needs no rows (the shared expert)
-  // can follow before next().
+  // Counts are exchanged and the first round's rows go out, but their arrival is not waited for, so that work
+  // that needs no rows (the shared expert) can follow before next(). The input's memory lives until finish().
   virtual Status begin(const TransportInput& input, Arena& scratch, ThreadPool& pool) = 0;
   // The next round's rows, grouped by local expert; false when there is none left. A rank without rows of its
   // own still takes part. The batch's memory is the arena's and the heap's, valid until combine().
