@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "kernels/ops.h"
 #include "model/resolve_flags.h"
 
 namespace fp4moe {
@@ -62,6 +63,15 @@ Status check_quantization(const ModelConfig& model, const std::string& flag) {
 Activation activation_of(const ModelConfig& model) {
   if (model.family != ModelFamily::kGptOss) return {.kind = ActivationKind::kSilu};
   return {.kind = ActivationKind::kSwigluOai, .alpha = model.swiglu_alpha, .limit = model.swiglu_limit};
+}
+
+// What a query is compared with: a key, or with latent attention a latent and a rotary key.
+Status check_head_dim(const ModelConfig& model) {
+  const bool latent = model.mla.kv_lora_rank > 0;
+  const int64_t dim = latent ? model.mla.kv_lora_rank + model.mla.qk_rope_head_dim : model.head_dim;
+  if (dim <= kMaxHeadDim) return {};
+  return unsupported((latent ? "kv_lora_rank + qk_rope_head_dim = " : "head_dim = ") + std::to_string(dim) +
+                     "; supported: up to " + std::to_string(kMaxHeadDim));
 }
 
 // The ranks of a group share out the query heads evenly; KV heads too, or each is on several ranks. The
@@ -145,6 +155,7 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
       .a2a_memory_budget = flags.a2a_memory_budget,
   };
   FP4MOE_ASSIGN_OR_RETURN(plan.moe, plan_moe(problem, choice));
+  FP4MOE_RETURN_IF_ERROR(check_head_dim(model));
   FP4MOE_RETURN_IF_ERROR(check_heads(model, plan.moe.problem().layout));
   return plan;
 }

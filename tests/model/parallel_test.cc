@@ -107,6 +107,16 @@ TEST_F(Parallel, Float32AgreesWithOneRank) {
   }
 }
 
+// Activation scales are those of all experts on every rank, so that the codes are the same but for ties.
+TEST_F(Parallel, QuantisedActivationsAgreeWithOneRank) {
+  for (const Layout& layout :
+       {Layout{2, 1, 1, "none"}, Layout{2, 2, 1, "none"}, Layout{2, 2, 2, "flashinfer"}})
+    for (const char* name : {"dsv3_h96_modelopt_yarn", "qwen3_h96_fused_old_rope"}) {
+      SCOPED_TRACE(name + (" " + text(layout)));
+      expect_near(name, flags_of(layout, "float32", "w4a4"), 1e-5);
+    }
+}
+
 // What is promised bit for bit: each group of one rank computes as if it were alone, and deepep's rows are
 // weighed and summed at their source.
 TEST_F(Parallel, DataParallelDeepepEqualsOneRankBitForBit) {

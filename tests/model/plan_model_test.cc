@@ -8,6 +8,7 @@ namespace {
 ModelConfig gpt_oss() {
   ModelConfig config;
   config.hidden_size = 256;
+  config.num_heads = config.num_kv_heads = 4;
   config.intermediate_size = 256;
   config.num_experts = 16;
   config.top_k = 4;
@@ -70,6 +71,59 @@ TEST(PlanModel, QuantizationMustAgreeWithTheCheckpoint) {
   EXPECT_EQ(code_of(flags), StatusCode::kUnsupported);
   flags.quantization = "int3";
   EXPECT_EQ(code_of(flags), StatusCode::kInvalidArgument);
+}
+
+TEST(PlanModel, HeadsThatRanksCannotShareAreRefused) {
+  struct Case {
+    int64_t heads, kv_heads;
+    int tp, dp, nearest_dp;  // 0: legal
+  };
+  for (const Case& c : {Case{4, 2, 4, 1, 0},
+                        {4, 4, 4, 1, 0},
+                        {12, 3, 4, 1, 4},
+                        {6, 1, 4, 1, 2},
+                        {3, 1, 4, 2, 4},
+                        {3, 1, 4, 4, 0},
+                        {12, 2, 4, 1, 0},
+                        {8, 8, 2, 1, 0}}) {
+    ModelConfig config = gpt_oss();
+    config.num_heads = c.heads;
+    config.num_kv_heads = c.kv_heads;
+    EngineConfig flags;
+    flags.tp_size = c.tp;
+    flags.dp_size = c.dp;
+    flags.enable_dp_attention = c.dp > 1;
+    const Status status = plan_model(config, flags).status();
+    SCOPED_TRACE(std::to_string(c.heads) + "/" + std::to_string(c.kv_heads) + " tp " + std::to_string(c.tp));
+    EXPECT_EQ(status.code(), c.nearest_dp == 0 ? StatusCode::kOk : StatusCode::kUnsupported)
+        << status.to_string();
+    if (c.nearest_dp == 0) continue;
+    const std::string nearest = "--dp " + std::to_string(c.nearest_dp) + " ";
+    EXPECT_NE(status.message().find(nearest), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find("num_attention_heads=" + std::to_string(c.heads)), std::string::npos);
+  }
+}
+
+TEST(PlanModel, HeadsTooWideForTheAttentionAreRefused) {
+  ModelConfig config = gpt_oss();
+  config.head_dim = 578;
+  EXPECT_EQ(plan_model(config, EngineConfig{}).status().message(), "head_dim = 578; supported: up to 576");
+  config.mla = {.kv_lora_rank = 512, .qk_rope_head_dim = 64};
+  EXPECT_TRUE(plan_model(config, EngineConfig{}).ok());
+  config.mla.kv_lora_rank = 514;
+  EXPECT_EQ(plan_model(config, EngineConfig{}).status().code(), StatusCode::kUnsupported);
+}
+
+// Latents are one KV head, whatever num_key_value_heads says: only the query heads are shared out.
+TEST(PlanModel, LatentAttentionSharesQueryHeadsOnly) {
+  ModelConfig config = gpt_oss();
+  config.num_heads = config.num_kv_heads = 6;
+  config.mla.kv_lora_rank = 32;
+  EngineConfig flags;
+  flags.tp_size = 2;
+  EXPECT_TRUE(plan_model(config, flags).ok());
+  flags.tp_size = 4;
+  EXPECT_EQ(plan_model(config, flags).status().code(), StatusCode::kUnsupported);
 }
 
 TEST(PlanModel, WhatCannotRunIsRefused) {
