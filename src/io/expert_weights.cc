@@ -12,7 +12,7 @@ namespace {
 
 // Every projection of every expert is a module of its own.
 Result<MoeWeightsView> load_per_expert(const Checkpoint& checkpoint, const ModelConfig& config,
-                                       const std::string& prefix) {
+                                       const std::string& prefix, ExpertRange local) {
   const int64_t hidden = config.hidden_size, inter = config.intermediate_size;
   const QuantMethod method = config.quant.method;
   MoeWeightsView moe{.format = is_mxfp4(method) ? Fp4Format::kMxfp4 : Fp4Format::kNvfp4,
@@ -21,12 +21,12 @@ Result<MoeWeightsView> load_per_expert(const Checkpoint& checkpoint, const Model
                      .experts = {}};
   for (int64_t e = 0; e < config.num_experts; ++e) {
     const std::string expert = prefix + std::to_string(e);
-    FP4MOE_ASSIGN_OR_RETURN(const Fp4Projection gate,
-                            load_fp4_projection(checkpoint, method, expert + ".gate_proj", inter, hidden));
-    FP4MOE_ASSIGN_OR_RETURN(const Fp4Projection up,
-                            load_fp4_projection(checkpoint, method, expert + ".up_proj", inter, hidden));
-    FP4MOE_ASSIGN_OR_RETURN(const Fp4Projection down,
-                            load_fp4_projection(checkpoint, method, expert + ".down_proj", hidden, inter));
+    const auto load = [&](const char* name, int64_t rows, int64_t cols) {
+      return load_fp4_projection(checkpoint, method, expert + name, {rows, cols, local.contains(e)});
+    };
+    FP4MOE_ASSIGN_OR_RETURN(const Fp4Projection gate, load(".gate_proj", inter, hidden));
+    FP4MOE_ASSIGN_OR_RETURN(const Fp4Projection up, load(".up_proj", inter, hidden));
+    FP4MOE_ASSIGN_OR_RETURN(const Fp4Projection down, load(".down_proj", hidden, inter));
     moe.experts.push_back({.gate = gate.weight,
                            .up = up.weight,
                            .down = down.weight,
@@ -40,7 +40,7 @@ Result<MoeWeightsView> load_per_expert(const Checkpoint& checkpoint, const Model
 }  // namespace
 
 Result<MoeWeightsView> load_expert_weights(const Checkpoint& checkpoint, const ModelConfig& config,
-                                           int64_t layer) {
+                                           int64_t layer, ExpertRange local) {
   FP4MOE_CHECK(layer >= 0 && layer < config.num_layers,
                "layer " + std::to_string(layer) + " of " + std::to_string(config.num_layers));
   if (!config.layer_has_experts.empty() && !config.layer_has_experts[static_cast<size_t>(layer)])
@@ -57,9 +57,9 @@ Result<MoeWeightsView> load_expert_weights(const Checkpoint& checkpoint, const M
   if (is_excluded(config.quant, module))
     return unsupported("module '" + module + "' is left unquantised by " + config.quant.declared_by +
                        "; supported are experts in FP4");
-  if (method == QuantMethod::kMxfp4GptOss) return load_gpt_oss_experts(checkpoint, config, prefix);
-  if (is_fused) return load_fused_modelopt_experts(checkpoint, config, prefix);
-  return load_per_expert(checkpoint, config, prefix);
+  if (method == QuantMethod::kMxfp4GptOss) return load_gpt_oss_experts(checkpoint, config, prefix, local);
+  if (is_fused) return load_fused_modelopt_experts(checkpoint, config, prefix, local);
+  return load_per_expert(checkpoint, config, prefix, local);
 }
 
 }  // namespace fp4moe

@@ -56,9 +56,16 @@ Result<LinearWeightsView> load_linear_weights(const Checkpoint& checkpoint, cons
 Result<MlpWeightsView> load_mlp_weights(const Checkpoint& checkpoint, const ModelConfig& config,
                                         const std::string& prefix, int64_t intermediate_size);
 
-// Finds, checks (names, dtypes, shapes, finite positive scales, no 0xFF e8m0 byte) and types the experts
-// of layer `layer`. Errors name the tensor, both values, and for scales the expert and position.
+// Experts [first, first + count), clipped to those that there are.
+struct ExpertRange {
+  int64_t first = 0, count = INT64_MAX;
+  constexpr bool contains(int64_t expert) const { return expert >= first && expert - first < count; }
+};
+
+// Finds, checks (names, dtypes, shapes, finite positive scales, no 0xFF e8m0 byte) and types all experts of
+// layer `layer`. Errors name the tensor, both values, and for scales the expert and position. Block scales, a
+// ninth of the bytes, are only read of `local` experts: a rank need not touch the others' pages.
 Result<MoeWeightsView> load_expert_weights(const Checkpoint& checkpoint, const ModelConfig& config,
-                                           int64_t layer);
+                                           int64_t layer, ExpertRange local = {});
 
 }  // namespace fp4moe

@@ -79,12 +79,19 @@ bool has_fp4_tensors(const Checkpoint& checkpoint, QuantMethod method, const std
   return codes != nullptr && codes->view.dtype == DType::kU8;
 }
 
-Status check_block_scales(Fp4Format format, const TensorEntry& scales) {
+Status check_block_scales(Fp4Format format, const TensorEntry& scales, ExpertRange local) {
   const TensorView& view = scales.view;
-  const int64_t at = find_bad_scale(format, view.data, view.num_bytes());
-  if (at < 0) return {};
   const size_t rank = view.shape.size();
-  const int64_t blocks_per_row = view.shape[rank - 1], rows = view.shape[rank - 2], row = at / blocks_per_row;
+  const int64_t blocks_per_row = view.shape[rank - 1], rows = view.shape[rank - 2];
+  int64_t begin = 0, end = view.num_bytes();
+  if (rank == 3) {
+    const int64_t first = std::min(local.first, view.shape[0]);
+    begin = first * rows * blocks_per_row;
+    end = begin + std::min(local.count, view.shape[0] - first) * rows * blocks_per_row;
+  }
+  const int64_t found = find_bad_scale(format, view.data + begin, end - begin);
+  if (found < 0) return {};
+  const int64_t at = begin + found, row = at / blocks_per_row;
   char byte[8];
   std::snprintf(byte, sizeof byte, "0x%02X", view.data[at]);
   return data_loss("tensor '" + scales.name + "': scale byte " + byte + " at " +
@@ -101,7 +108,8 @@ Status check_tensor_scale(const std::string& name, const std::string& position, 
 }
 
 Result<Fp4Projection> load_fp4_projection(const Checkpoint& checkpoint, QuantMethod method,
-                                          const std::string& name, int64_t rows, int64_t cols) {
+                                          const std::string& name, const Fp4Shape& shape) {
+  const auto [rows, cols, reads_scales] = shape;
   const Fp4Format format = is_mxfp4(method) ? Fp4Format::kMxfp4 : Fp4Format::kNvfp4;
   const int64_t block = fp4_block(format);
   if (cols % block != 0)
@@ -114,7 +122,7 @@ Result<Fp4Projection> load_fp4_projection(const Checkpoint& checkpoint, QuantMet
   FP4MOE_ASSIGN_OR_RETURN(
       const TensorView scales,
       checkpoint.get(scales_name, is_mxfp4(method) ? DType::kU8 : DType::kF8E4M3, {rows, cols / block}));
-  FP4MOE_RETURN_IF_ERROR(check_block_scales(format, *checkpoint.find(scales_name)));
+  if (reads_scales) FP4MOE_RETURN_IF_ERROR(check_block_scales(format, *checkpoint.find(scales_name)));
   Fp4Projection projection;
   projection.weight = {.format = format,
                        .rows = rows,

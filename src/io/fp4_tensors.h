@@ -6,8 +6,7 @@
 #include <string>
 
 #include "formats/fp4_matrix.h"
-#include "io/checkpoint.h"
-#include "io/model_config.h"
+#include "io/expert_weights.h"
 
 namespace fp4moe {
 
@@ -22,14 +21,19 @@ std::string fp4_codes_name(QuantMethod method, const std::string& name);
 // Whether the checkpoint holds FP4 tensors for the module.
 bool has_fp4_tensors(const Checkpoint& checkpoint, QuantMethod method, const std::string& name);
 
-// `name` [rows, cols] in the per-module form of `method` (not kNone, not kMxfp4GptOss). Checks names, dtypes,
-// shapes, scale bytes and tensor scales; cols must be whole blocks.
+struct Fp4Shape {
+  int64_t rows, cols;        // cols must be whole blocks
+  bool reads_scales = true;  // whether the block scales' bytes are checked
+};
+
+// Module `name` in the per-module form of `method` (not kNone, not kMxfp4GptOss). Checks names, dtypes,
+// shapes, scale bytes and tensor scales.
 Result<Fp4Projection> load_fp4_projection(const Checkpoint& checkpoint, QuantMethod method,
-                                          const std::string& name, int64_t rows, int64_t cols);
+                                          const std::string& name, const Fp4Shape& shape);
 
 // kDataLoss, with expert (where the tensor is [E, rows, blocks]), row, block and byte, for a block scale that
-// is NaN or negative: e8m0 byte 0xFF, e4m3 bytes from 0x7F.
-Status check_block_scales(Fp4Format format, const TensorEntry& scales);
+// is NaN or negative: e8m0 byte 0xFF, e4m3 bytes from 0x7F. Of a tensor of all experts only those of `local`.
+Status check_block_scales(Fp4Format format, const TensorEntry& scales, ExpertRange local = {});
 // kDataLoss, naming the tensor and the value, unless it is finite and above 0. `position`: "", or "[3]".
 Status check_tensor_scale(const std::string& name, const std::string& position, float scale);
 

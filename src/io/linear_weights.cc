@@ -37,7 +37,7 @@ Result<LinearWeightsView> load_linear_weights(const Checkpoint& checkpoint, cons
     if (is_excluded(config.quant, name))
       return invalid_argument("module '" + name + "' has FP4 tensors, but " + config.quant.declared_by +
                               " leaves it unquantised");
-    FP4MOE_ASSIGN_OR_RETURN(const Fp4Projection fp4, load_fp4_projection(checkpoint, method, name, n, k));
+    FP4MOE_ASSIGN_OR_RETURN(const Fp4Projection fp4, load_fp4_projection(checkpoint, method, name, {n, k}));
     linear.fp4 = fp4.weight;
     linear.input_scale = fp4.input_scale;
   } else {

@@ -36,8 +36,10 @@ Result<std::unique_ptr<MoeLayer>> load_moe(WeightLoader& loader, int64_t layer, 
   const ModelConfig& config = loader.config();
   const std::string prefix = layer_prefix(layer);
   FP4MOE_ASSIGN_OR_RETURN(const RouterWeights router, load_router(loader, prefix, names));
-  FP4MOE_ASSIGN_OR_RETURN(const MoeWeightsView experts,
-                          load_expert_weights(loader.checkpoint(), config, layer));
+  const Shard local = loader.moe_plan().problem().local_experts();
+  FP4MOE_ASSIGN_OR_RETURN(
+      const MoeWeightsView experts,
+      load_expert_weights(loader.checkpoint(), config, layer, {local.first, local.count}));
   const bool has_shared = names.shared_expert != nullptr && config.shared_intermediate_size > 0;
   SharedExpertWeights shared;
   if (has_shared) {

@@ -341,6 +341,42 @@ TEST(FusedModelOptExperts, RefuseScalesThatDoNotFit) {
                          {"gate_up_proj.input_scale'[3] is -4"}));
 }
 
+// One scale byte of expert 1 is NaN.
+void expect_only_readers_of_expert_1_fail(const std::vector<TensorSpec>& specs, QuantMethod method,
+                                          const std::string& name, size_t at) {
+  const Fixture fixture(specs, [&](const std::string& tensor, std::vector<uint8_t>& bytes) {
+    if (tensor == name) bytes[at] = 0xFF;
+  });
+  struct Case {
+    ExpertRange local;
+    bool reads;
+  };
+  for (const Case& c : {Case{{0, 1}, false},
+                        {{2, 1}, false},
+                        {{0, 0}, false},
+                        {{3, 1}, false},
+                        {{1, 1}, true},
+                        {{0, 2}, true},
+                        {{0, 3}, true},
+                        {{1, 99}, true}}) {
+    const auto moe = load_expert_weights(*fixture.checkpoint, make_config(method), 0, c.local);
+    if (c.reads)
+      EXPECT_TRUE(fails_with(moe, StatusCode::kDataLoss, {name, "0xFF", "row 0, block 0"})) << c.local.first;
+    else
+      EXPECT_TRUE(is_ok(moe)) << c.local.first << ", " << c.local.count;
+  }
+}
+
+TEST(Experts, OfOtherRanksKeepTheirScalesUnread) {
+  expect_only_readers_of_expert_1_fail(modelopt_specs(), QuantMethod::kModelOptNvfp4,
+                                       kPrefix + "1.up_proj.weight_scale", 0);
+  expect_only_readers_of_expert_1_fail(gpt_oss_specs(), QuantMethod::kMxfp4GptOss,
+                                       kPrefix + "down_proj_scales", kHidden * kIntermediate / 32);
+  expect_only_readers_of_expert_1_fail(fused_modelopt_specs({}, {}), QuantMethod::kModelOptNvfp4,
+                                       kPrefix + "gate_up_proj.weight_scale",
+                                       2 * kIntermediate * kHidden / 16);
+}
+
 TEST(Experts, ThatAreExcludedFromQuantisationAreNamed) {
   const Fixture fixture(modelopt_specs(), nullptr);
   ModelConfig config = make_config(QuantMethod::kModelOptNvfp4);
