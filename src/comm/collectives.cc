@@ -26,9 +26,17 @@ int64_t piece_bytes(int64_t total, int64_t done, int64_t limit) {
   return std::clamp(total - done, int64_t{0}, limit);
 }
 
-// Everybody sends the same bytes to all.
-struct SameToAll : StepParts {
-  SameToAll(ConstBytes m, const std::vector<int64_t>& f) : mine(m), from(f) {}
+// Everybody sends the same number of bytes to all.
+struct EqualParts : StepParts {
+  explicit EqualParts(ConstBytes m) : mine(m) {}
+  ConstBytes to(int) const override { return mine; }
+  int64_t bytes_from(int) const override { return mine.num_bytes; }
+  ConstBytes mine;
+};
+
+// Everybody sends the same bytes to all, each its own number of them.
+struct RaggedParts : StepParts {
+  RaggedParts(ConstBytes m, const std::vector<int64_t>& f) : mine(m), from(f) {}
   ConstBytes to(int) const override { return mine; }
   int64_t bytes_from(int rank) const override { return from[static_cast<size_t>(rank)]; }
   ConstBytes mine;
@@ -68,12 +76,6 @@ int64_t total_of(std::span<const int64_t> counts) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
-std::vector<int64_t> starts_of(std::span<const int64_t> counts) {
-  std::vector<int64_t> starts(counts.size());
-  std::exclusive_scan(counts.begin(), counts.end(), starts.begin(), int64_t{0});
-  return starts;
-}
-
 void check_counts(const char* op, std::span<const int64_t> counts, int size) {
   FP4MOE_CHECK(static_cast<int>(counts.size()) == size, std::string(op) + ": " +
                                                             std::to_string(counts.size()) + " counts for " +
@@ -90,8 +92,7 @@ Status Communicator::exchange(const OpName& op, const void* mine, int64_t num_by
                std::string(op.op) + ": a record of " + std::to_string(num_bytes) + " bytes, at most " +
                    std::to_string(s.records.part_bytes));
   const Operation operation = s.begin(op, OpKind::kExchange, 0, num_bytes);
-  const std::vector<int64_t> from(static_cast<size_t>(s.size), num_bytes);
-  FP4MOE_RETURN_IF_ERROR(s.step(operation, s.records, SameToAll({mine, num_bytes}, from)));
+  FP4MOE_RETURN_IF_ERROR(s.step(operation, s.records, EqualParts({mine, num_bytes})));
   uint8_t* out = static_cast<uint8_t*>(all);
   for (int r = 0; r < s.size; ++r)
     if (num_bytes > 0) copy(out + r * num_bytes, r == s.me ? mine : s.part_from(s.records, r), num_bytes);
@@ -103,12 +104,12 @@ static Status gather_parts(Communicator::State& s, const Operation& operation,
                            std::span<const int64_t> counts, std::span<const int64_t> starts, uint8_t* out) {
   const int64_t most = *std::max_element(counts.begin(), counts.end());
   const StepArea& area = most <= s.records.part_bytes ? s.records : s.staging;
-  std::vector<int64_t> now(counts.size());
+  std::vector<int64_t>& now = s.expected;
   int64_t done = 0;
   do {
     for (size_t r = 0; r < counts.size(); ++r) now[r] = piece_bytes(counts[r], done, area.part_bytes);
     const size_t me = static_cast<size_t>(s.me);
-    const SameToAll parts({now[me] > 0 ? out + starts[me] + done : nullptr, now[me]}, now);
+    const RaggedParts parts({now[me] > 0 ? out + starts[me] + done : nullptr, now[me]}, now);
     FP4MOE_RETURN_IF_ERROR(s.step(operation, area, parts));
     for (size_t r = 0; r < counts.size(); ++r)
       if (r != me && now[r] > 0) copy(out + starts[r] + done, s.part_from(area, static_cast<int>(r)), now[r]);
@@ -122,30 +123,29 @@ Status Communicator::all_gather(const OpName& op, const void* mine, std::span<co
   State& s = *state_;
   check_counts(op.op, counts, s.size);
   const Operation operation = s.begin(op, OpKind::kAllGather, geometry_hash(counts), total_of(counts));
-  const std::vector<int64_t> starts = starts_of(counts);
+  std::exclusive_scan(counts.begin(), counts.end(), s.starts.begin(), int64_t{0});
   const size_t me = static_cast<size_t>(s.me);
   uint8_t* bytes = static_cast<uint8_t*>(out);
-  if (counts[me] > 0) copy(bytes + starts[me], mine, counts[me]);
-  return gather_parts(s, operation, counts, starts, bytes);
+  if (counts[me] > 0) copy(bytes + s.starts[me], mine, counts[me]);
+  return gather_parts(s, operation, counts, s.starts, bytes);
 }
 
 // Sum of the parts that have come for this rank, and of its own at `mine`, into out.
-static void sum_parts(const Communicator::State& s, const StepArea& area, const float* mine,
-                      int64_t num_elems, float* out) {
-  std::vector<const float*> sources(static_cast<size_t>(s.size));
+static void sum_parts(Communicator::State& s, const StepArea& area, const float* mine, int64_t num_elems,
+                      float* out) {
   for (int r = 0; r < s.size; ++r)
-    sources[static_cast<size_t>(r)] = r == s.me ? mine : reinterpret_cast<const float*>(s.part_from(area, r));
-  sum_in_order(sources, num_elems, out);
+    s.sources[static_cast<size_t>(r)] =
+        r == s.me ? mine : reinterpret_cast<const float*>(s.part_from(area, r));
+  sum_in_order(s.sources, num_elems, out);
 }
 
-// One step of a reduce-scatter: part r of x is num_bytes[r] at offsets[r].
-static Status reduce_step(Communicator::State& s, const Operation& operation, const StepArea& area,
-                          const float* x, const std::vector<int64_t>& offsets,
-                          const std::vector<int64_t>& num_bytes, float* out) {
-  const size_t me = static_cast<size_t>(s.me);
-  const PartToEach parts(bytes_of(x), offsets, num_bytes, num_bytes[me]);
-  FP4MOE_RETURN_IF_ERROR(s.step(operation, area, parts));
-  if (num_bytes[me] > 0) sum_parts(s, area, x + offsets[me] / kF32, num_bytes[me] / kF32, out);
+// One step of a reduce-scatter: part r of x is s.piece[r] bytes at byte s.offsets[r].
+static Status reduce_step(Communicator::State& s, const Operation& operation, const float* x, float* out) {
+  const int64_t num_bytes = s.piece[static_cast<size_t>(s.me)];
+  FP4MOE_RETURN_IF_ERROR(
+      s.step(operation, s.staging, PartToEach(bytes_of(x), s.offsets, s.piece, num_bytes)));
+  const float* mine = x + s.offsets[static_cast<size_t>(s.me)] / kF32;
+  if (num_bytes > 0) sum_parts(s, s.staging, mine, num_bytes / kF32, out);
   return {};
 }
 
@@ -156,16 +156,15 @@ Status Communicator::reduce_scatter(const OpName& op, const float* x, std::span<
   const Operation operation =
       s.begin(op, OpKind::kReduceScatter, geometry_hash(counts), total_of(counts) * kF32);
   const int64_t most = *std::max_element(counts.begin(), counts.end()) * kF32;
-  const std::vector<int64_t> starts = starts_of(counts);
-  std::vector<int64_t> offsets(counts.size()), now(counts.size());
+  std::exclusive_scan(counts.begin(), counts.end(), s.starts.begin(), int64_t{0});
   const StepArea& area = s.staging;
   int64_t done = 0;
   do {
     for (size_t r = 0; r < counts.size(); ++r) {
-      now[r] = piece_bytes(counts[r] * kF32, done, area.part_bytes);
-      offsets[r] = starts[r] * kF32 + std::min(done, counts[r] * kF32);
+      s.piece[r] = piece_bytes(counts[r] * kF32, done, area.part_bytes);
+      s.offsets[r] = s.starts[r] * kF32 + std::min(done, counts[r] * kF32);
     }
-    FP4MOE_RETURN_IF_ERROR(reduce_step(s, operation, area, x, offsets, now, out + done / kF32));
+    FP4MOE_RETURN_IF_ERROR(reduce_step(s, operation, x, out + done / kF32));
     done += area.part_bytes;
   } while (done < most);
   return {};
@@ -178,26 +177,22 @@ Status Communicator::all_reduce(const OpName& op, float* x, int64_t num_elems) {
   const Operation operation = s.begin(op, OpKind::kAllReduce, 0, num_bytes);
   if (s.size == 1) return {};
   const StepArea& area = s.staging;
-  const size_t size = static_cast<size_t>(s.size);
   if (num_bytes <= std::min(area.part_bytes, kOneStepBytes)) {
-    const std::vector<int64_t> from(size, num_bytes);
-    FP4MOE_RETURN_IF_ERROR(s.step(operation, area, SameToAll({x, num_bytes}, from)));
+    FP4MOE_RETURN_IF_ERROR(s.step(operation, area, EqualParts({x, num_bytes})));
     if (num_elems > 0) sum_parts(s, area, x, num_elems, x);
     return {};
   }
   // Block after block: each rank sums its share of the block, then all gather the shares.
   const int64_t block = s.size * area.part_bytes;
-  std::vector<int64_t> offsets(size), now(size);
   for (int64_t done = 0; done < num_bytes; done += block) {
     const int64_t elems = std::min(block, num_bytes - done) / kF32;
     const int64_t share = (elems + s.size - 1) / s.size;
     for (int64_t r = 0; r < s.size; ++r) {
-      now[static_cast<size_t>(r)] = piece_bytes(elems, r * share, share) * kF32;
-      offsets[static_cast<size_t>(r)] = done + std::min(elems, r * share) * kF32;
+      s.piece[static_cast<size_t>(r)] = piece_bytes(elems, r * share, share) * kF32;
+      s.offsets[static_cast<size_t>(r)] = done + std::min(elems, r * share) * kF32;
     }
-    float* out = x + offsets[static_cast<size_t>(s.me)] / kF32;
-    FP4MOE_RETURN_IF_ERROR(reduce_step(s, operation, area, x, offsets, now, out));
-    FP4MOE_RETURN_IF_ERROR(gather_parts(s, operation, now, offsets, reinterpret_cast<uint8_t*>(x)));
+    FP4MOE_RETURN_IF_ERROR(reduce_step(s, operation, x, x + s.offsets[static_cast<size_t>(s.me)] / kF32));
+    FP4MOE_RETURN_IF_ERROR(gather_parts(s, operation, s.piece, s.offsets, reinterpret_cast<uint8_t*>(x)));
   }
   return {};
 }
@@ -209,17 +204,16 @@ Status Communicator::broadcast(const OpName& op, int root, void* data, int64_t n
       std::string(op.op) + ": " + std::to_string(num_bytes) + " bytes of rank " + std::to_string(root));
   const int64_t geometry[1] = {root};
   const Operation operation = s.begin(op, OpKind::kBroadcast, geometry_hash(geometry), num_bytes);
-  std::vector<int64_t> counts(static_cast<size_t>(s.size), 0);
-  counts[static_cast<size_t>(root)] = num_bytes;
-  const std::vector<int64_t> starts(static_cast<size_t>(s.size), 0);
-  return gather_parts(s, operation, counts, starts, static_cast<uint8_t*>(data));
+  std::fill(s.piece.begin(), s.piece.end(), 0);
+  std::fill(s.starts.begin(), s.starts.end(), 0);
+  s.piece[static_cast<size_t>(root)] = num_bytes;
+  return gather_parts(s, operation, s.piece, s.starts, static_cast<uint8_t*>(data));
 }
 
 Status Communicator::barrier(const OpName& op) {
   State& s = *state_;
   const Operation operation = s.begin(op, OpKind::kBarrier, 0, 0);
-  const std::vector<int64_t> from(static_cast<size_t>(s.size), 0);
-  return s.step(operation, s.records, SameToAll({}, from));
+  return s.step(operation, s.records, EqualParts({}));
 }
 
 }  // namespace fp4moe

@@ -108,6 +108,9 @@ struct Communicator::State {
   uint32_t epoch, next_step;
   StepArea records, staging;
   std::vector<Peer> peers;
+  // Of the operation that runs, one for each rank: nothing is allocated per operation.
+  std::vector<int64_t> starts, offsets, piece, expected;
+  std::vector<const float*> sources;
 };
 
 }  // namespace fp4moe

@@ -62,7 +62,12 @@ Communicator::State::State(Endpoint& e, int first, int n, const CommRegion& regi
       next_step(options.first_epoch),
       records(record_area(region)),
       staging(staging_area(n, region)),
-      peers(static_cast<size_t>(std::max(n, 0))) {
+      peers(static_cast<size_t>(std::max(n, 0))),
+      starts(peers.size()),
+      offsets(peers.size()),
+      piece(peers.size()),
+      expected(peers.size()),
+      sources(peers.size()) {
   staging.verified = options.checksum;
 }
 
@@ -201,9 +206,18 @@ Status Communicator::State::end_job(int from, StatusCode code, const std::string
 }
 
 std::string Communicator::State::waiting_text(const Operation& op, int from, nanoseconds waited) const {
+  // Who is late may itself wait for somebody: the last one of the chain holds all of them.
+  std::string chain;
+  int last = first_rank + from;
+  for (int links = 0; links < endpoint.size(); ++links) {
+    const int next = endpoint.waits_for(last);
+    if (next < 0 || next == endpoint.rank()) break;
+    chain += ", which waits for rank " + std::to_string(next);
+    last = next;
+  }
   return "rank " + std::to_string(endpoint.rank()) + " waited " + seconds_text(waited) + " for rank " +
-         std::to_string(first_rank + from) + " in " + op.name.op + layer_text(op.name.layer) + ", epoch " +
-         std::to_string(op.epoch);
+         std::to_string(first_rank + from) + (chain.empty() ? " in " : chain + ", in ") + op.name.op +
+         layer_text(op.name.layer) + ", epoch " + std::to_string(op.epoch);
 }
 
 // One line for a slow peer in kEvery; the statistics have the rest.

@@ -42,6 +42,8 @@ class Endpoint {
   // Ends the job: every present and later call on every rank returns `status`. The first one wins.
   virtual void fail(const Status& status) = 0;
   virtual Status failure() const = 0;  // OK while the job lives
+  // For messages: whom a rank sleeps for now, -1 if for none or if that is not known here.
+  virtual int waits_for(int) const { return -1; }
 };
 
 }  // namespace fp4moe

@@ -23,6 +23,7 @@ class LocalEndpoint : public Endpoint {
   }
   void fail(const Status& status) override { memory_.fail(status); }
   Status failure() const override { return memory_.failure(); }
+  int waits_for(int rank) const override { return memory_.waits_for(rank); }
 
  protected:
   // What put() and signal() may be asked for: our own mistakes otherwise.

@@ -109,6 +109,11 @@ Status RankMemory::sleep(Local& me, std::atomic<uint32_t>& cell, uint32_t value,
   }
 }
 
+int RankMemory::waits_for(int rank) const {
+  const int index = is_local(rank) ? local(rank).awaited.load() : -1;
+  return index < 0 ? -1 : index / kSignalSlots;
+}
+
 bool RankMemory::fail(const Status& status) {
   FP4MOE_CHECK(!status.ok(), "fail() with an ok status");
   {

@@ -43,6 +43,9 @@ class RankMemory {
   // Whether a local rank sleeps in wait().
   bool anyone_waits() const { return num_waiting_.load(std::memory_order_relaxed) > 0; }
 
+  // The rank that `rank` sleeps for; -1 if for none, or if it is not of this process.
+  int waits_for(int rank) const;
+
   // The first failure wins: true for that one. Wakes all who wait.
   bool fail(const Status& status);
   bool failed() const { return failed_.load(std::memory_order_acquire); }

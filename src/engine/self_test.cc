@@ -89,11 +89,11 @@ Status compare_with_oracle(const MoePlan& plan, const MoeWeightsView& tested, co
   for (size_t i = 0; i < names.size(); ++i) {
     const double error = relative_error(y.subspan(i * each, each), reference.subspan(i * each, each));
     if (!(error <= budget))
-      return {StatusCode::kInternal,
-              "expert " + std::to_string(names[i]) + " by " + plan.runner()->name + " (" +
-                  numerics_text(plan.numerics()) + ") differs from the oracle by " +
-                  (std::isinf(error) ? "values that are not finite" : text(error)) + "; budget " +
-                  text(budget) + " relative L2"};
+      return {StatusCode::kInternal, "expert " + std::to_string(names[i]) + " by " + plan.runner()->name +
+                                         " (" + numerics_text(plan.numerics()) +
+                                         ") differs from the oracle by " +
+                                         (std::isinf(error) ? "values that are not finite" : text(error)) +
+                                         "; budget " + text(budget) + " relative L2"};
     report.worst_error = std::max(report.worst_error, error);
     ++report.num_experts;
   }

@@ -254,6 +254,27 @@ TEST(CommunicatorFaults, EveryDifferenceNamesBothValues) {
   }
 }
 
+// Rank 2 waits for rank 1 in one group, rank 1 for rank 0 in another: the last of the chain is to blame.
+TEST(CommunicatorFaults, TheErrorFollowsTheChainOfWaits) {
+  const int64_t bytes = Communicator::heap_bytes(2, 64, 64);
+  const auto job = threads_job(kRanks, 2 * bytes);
+  on_every_rank(kRanks, [&](int rank) {
+    const CommOptions slow = {.timeout = 20s}, fast = {.timeout = 300ms};
+    Communicator late(job->endpoint(rank), rank / 2 * 2, 2, {.record_bytes = 64, .staging_bytes = 64}, slow);
+    if (rank == 0) {
+      std::this_thread::sleep_for(700ms);  // rank 1 waits for it, and rank 2 for rank 1
+    } else if (rank == 1) {
+      EXPECT_FALSE(late.barrier({"late"}).ok());
+    } else if (rank == 2) {
+      Communicator pair(job->endpoint(rank), 1, 2,
+                        {.offset = bytes, .record_bytes = 64, .staging_bytes = 64, .first_slot = 4}, fast);
+      EXPECT_EQ(pair.barrier({"pair", 5}).message(),
+                "rank 2 waited 0.3 s for rank 1, which waits for rank 0, in pair, layer 5, epoch 1: expected "
+                "signal 1, seen 0");
+    }
+  });
+}
+
 TEST(CommunicatorFaults, ASlowPeerIsNamedOnceAndCounted) {
   std::mutex mutex;
   std::vector<std::string> lines;
