@@ -59,4 +59,25 @@ struct MoeSortArgs {
 };
 void moe_sort(const MoeSortArgs& args);
 
+// The same order for runners that take whole tiles of one expert's rows: each expert's rows start on a tile
+// ("permuted" rows), behind them is padding. Experts without rows have no tile.
+struct MoeTileArgs {
+  int64_t num_slots = 0, num_experts = 0;  // as in MoeSortArgs
+  int64_t tile = 128;                      // rows
+  const int64_t* offsets = nullptr;        // as moe_sort() made them
+  const int32_t* slot_of_row = nullptr;
+  int32_t* expert_of_tile = nullptr;     // [max_tiles] out: local expert
+  int32_t* row_limit_of_tile = nullptr;  // [max_tiles] out: permuted row after the tile's last token
+  int32_t* permuted_of_slot = nullptr;   // [num_slots] out; -1 where the slot's expert is not here
+  int32_t* slot_of_permuted = nullptr;   // [max_tiles * tile] out; padding is not written
+};
+struct MoeTiles {
+  int64_t num_tiles = 0, num_padded_rows = 0;  // written; rows = num_tiles * tile
+};
+MoeTiles moe_sort_tiles(const MoeTileArgs& args);
+// Most tiles that num_slots rows over num_experts can make.
+constexpr int64_t max_moe_tiles(int64_t num_slots, int64_t num_experts, int64_t tile) {
+  return num_slots <= num_experts ? num_slots : (num_slots + (tile - 1) * num_experts) / tile;
+}
+
 }  // namespace fp4moe

@@ -57,7 +57,7 @@ const ExpertOps& cpu_ops() {
 }
 
 constexpr RunnerRow cpu_row(const char* name, Isa isa, EnumSet<DType> acts, const ExpertOps& (*ops)()) {
-  return {name,        DeviceKind::kCpu,     isa,       kAnyLayout, kAnyFormat, kAnyScheme, acts, ops,
+  return {name,        DeviceKind::kCpu,     isa,       kAnyLayout, 1, kAnyFormat, kAnyScheme, acts, ops,
           panels_pack, panels_scratch_bytes, panels_run};
 }
 

@@ -72,6 +72,7 @@ struct RunnerRow {
   DeviceKind device;
   Isa isa;                       // the lowest level it runs on
   EnumSet<BatchLayout> layouts;  // that it accepts
+  int64_t row_align;             // rows of an expert that it takes at a time: moe_sort_tiles() where above 1
   EnumSet<Fp4Format> formats;
   EnumSet<Scheme> schemes;
   EnumSet<DType> act_dtypes;
