@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "model/attention.h"
@@ -36,6 +38,7 @@ struct MlaWeights {
   std::vector<float> kv_norm;  // [latent]
   Buffer key_up;               // heads matrices [latent, nope], in the layout of the ops
   Buffer value_up;             // heads matrices [value, latent]
+  float up_scale = 1;          // of both: the tensor scale of an FP4 matrix
   RopeTable rope;
   float scale = 0;
 };
@@ -133,20 +136,28 @@ class MlaAttention final : public Attention {
                       s_.key(), rows.count, s_.latent, s_.nope, num_heads},
                      pool);
     pool.run(rows.count, [&](int64_t t, int) {
-      for (int64_t h = 0; h < s_.heads; ++h)
-        std::copy_n(pass.q + t * q_stride + h * s_.query() + s_.nope, s_.rope,
-                    q + t * key_stride + h * s_.key() + s_.latent);
+      for (int64_t h = 0; h < s_.heads; ++h) {
+        float* head = q + t * key_stride + h * s_.key();
+        scale_up(head, s_.latent);
+        std::copy_n(pass.q + t * q_stride + h * s_.query() + s_.nope, s_.rope, head + s_.latent);
+      }
     });
     const int64_t latent_stride = s_.heads * s_.latent;
     float* latents = scratch.take<float>(rows.count * latent_stride);
     ops_.attention({q, key_stride, in.k_pages, in.v_pages, pass.sequences, num_heads, w_.scale, 0, nullptr,
                     ActRows{latents, DType::kF32, rows.count, latent_stride}},
                    pool);
+    pool.run(rows.count, [&](int64_t t, int) { scale_up(latents + t * latent_stride, latent_stride); });
     uint8_t* out =
         static_cast<uint8_t*>(in.out.data) + rows.first * in.out.cols * dtype_bits(in.out.dtype) / 8;
     ops_.head_linear({latents, latent_stride, s_.latent, w_.value_up.as<bf16>(), out, in.out.dtype,
                       in.out.cols, s_.value, rows.count, s_.value, s_.latent, num_heads},
                      pool);
+  }
+
+  void scale_up(float* x, int64_t n) const {
+    if (w_.up_scale == 1) return;
+    for (int64_t i = 0; i < n; ++i) x[i] *= w_.up_scale;
   }
 
   const DenseOps& ops_;
@@ -198,23 +209,38 @@ Status load_projections(WeightLoader& loader, const std::string& prefix, Shard h
   return {};
 }
 
-// kv_b_proj [num_heads (nope + value), latent] -> key_up (transposed) and value_up of this rank's heads.
+// kv_b_proj as bf16: of an FP4 matrix the codes times the block scales, exactly; the tensor scale is left.
+Result<const bf16*> up_projection_rows(const LinearWeightsView& kv_b, Buffer& storage, float& tensor_scale) {
+  if (!kv_b.is_fp4) return kv_b.weight;
+  Fp4MatrixView matrix = kv_b.fp4;
+  tensor_scale = std::exchange(matrix.tensor_scale, 1.0f);
+  FP4MOE_ASSIGN_OR_RETURN(storage, Buffer::make(matrix.rows * matrix.cols * 2));
+  std::vector<float> row(static_cast<size_t>(matrix.cols));
+  for (int64_t r = 0; r < matrix.rows; ++r) {
+    fp4_dequantize_row(matrix, r, row.data());
+    for (int64_t c = 0; c < matrix.cols; ++c)
+      storage.as<bf16>()[r * matrix.cols + c] = float_to_bf16(row[static_cast<size_t>(c)]);
+  }
+  return storage.as<bf16>();
+}
+
+// kv_b_proj [num_heads (nope + value), latent] -> key_up (transposed) and value_up of this rank's heads. What
+// they multiply is not quantised under any scheme: it is no row of the checkpoint's layer.
 Status load_up_projections(WeightLoader& loader, const std::string& prefix, Shard heads, MlaWeights& w) {
   const MlaSizes& s = w.sizes;
-  const std::string name = prefix + "kv_b_proj";
   const LinearLayout layout = loader.ops().linear_layout;
-  FP4MOE_ASSIGN_OR_RETURN(const LinearWeightsView kv_b,
-                          loader.view(name, {loader.config().num_heads * (s.nope + s.value), s.latent}));
-  if (kv_b.is_fp4)
-    return unsupported("'" + name +
-                       "' is FP4; supported: bf16, because attention is computed on its two halves");
+  FP4MOE_ASSIGN_OR_RETURN(
+      const LinearWeightsView kv_b,
+      loader.view(prefix + "kv_b_proj", {loader.config().num_heads * (s.nope + s.value), s.latent}));
+  Buffer dequantised;
+  FP4MOE_ASSIGN_OR_RETURN(const bf16* rows, up_projection_rows(kv_b, dequantised, w.up_scale));
   const int64_t key_bytes = linear_weight_bytes(s.latent, s.nope, layout);
   const int64_t value_bytes = linear_weight_bytes(s.value, s.latent, layout);
   FP4MOE_ASSIGN_OR_RETURN(w.key_up, Buffer::make(s.heads * key_bytes));
   FP4MOE_ASSIGN_OR_RETURN(w.value_up, Buffer::make(s.heads * value_bytes));
   FP4MOE_ASSIGN_OR_RETURN(const Buffer transposed, Buffer::make(s.latent * s.nope * 2));
   for (int64_t head = 0; head < s.heads; ++head) {
-    const bf16* keys = kv_b.weight + (heads.first + head) * (s.nope + s.value) * s.latent;
+    const bf16* keys = rows + (heads.first + head) * (s.nope + s.value) * s.latent;
     for (int64_t i = 0; i < s.nope; ++i)
       for (int64_t j = 0; j < s.latent; ++j) transposed.as<bf16>()[j * s.nope + i] = keys[i * s.latent + j];
     pack_linear_weight(transposed.as<bf16>(), s.latent, s.nope, layout,

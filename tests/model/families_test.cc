@@ -2,8 +2,17 @@
 // FP4 dialects (make_moe_fixtures.py) and the second demo.
 #include <gtest/gtest.h>
 
-#include <algorithm>
+#include <unistd.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "base/check.h"
+#include "formats/nvfp4.h"
+#include "io/checkpoint.h"
+#include "io/safetensors.h"
 #include "reference_prompt.h"
 #include "support/compare.h"
 
@@ -120,6 +129,82 @@ INSTANTIATE_TEST_SUITE_P(Families, Fixture,
                                          Case{"qwen3_h96_compressed_mxfp4_tied", false},
                                          Case{"qwen2_h64_shared_expert", true}),
                          [](const auto& test) { return std::string(test.param.name); });
+
+// The up-projections of latent attention are taken apart, so an FP4 one is dequantised: exactly, its tensor
+// scale (here a power of two, which bf16 weights can hold as well) applied to the products.
+class Fp4UpProjection : public testing::Test {
+ protected:
+  static constexpr const char* kSource = FP4MOE_FIXTURES "/dsv3_h96_modelopt_yarn";
+  static constexpr float kTensorScale = 1.0f / 64;
+
+  // A copy of the fixture whose kv_b_proj weights are FP4, or what these stand for in bf16.
+  static Status write_copy(const std::string& folder, bool is_fp4) {
+    namespace fs = std::filesystem;
+    fs::create_directories(folder);
+    fs::copy(std::string(kSource) + "/config.json", folder + "/config.json",
+             fs::copy_options::overwrite_existing);
+    std::ofstream(folder + "/hf_quant_config.json")
+        << R"({"quantization": {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head",
+            "*.mlp.gate", "*.q_a_proj", "*.q_b_proj", "*.kv_a_proj_with_mqa", "*.o_proj")"
+        << (is_fp4 ? "]}}" : R"(, "*.kv_b_proj"]}})");
+    FP4MOE_ASSIGN_OR_RETURN(const Checkpoint source, Checkpoint::open(kSource));
+    std::vector<TensorSpec> specs;
+    std::map<std::string, std::vector<uint8_t>> bytes;
+    const auto add = [&](const std::string& name, DType dtype, std::vector<int64_t> shape, const void* data,
+                         size_t n) {
+      const auto* begin = static_cast<const uint8_t*>(data);
+      bytes[name].assign(begin, begin + n);
+      specs.push_back({name, dtype, std::move(shape)});
+    };
+    for (const TensorEntry& tensor : source.tensors()) {
+      const TensorView& view = tensor.view;
+      if (!tensor.name.ends_with("kv_b_proj.weight")) {
+        add(tensor.name, view.dtype, view.shape, view.data, static_cast<size_t>(view.num_bytes()));
+        continue;
+      }
+      const int64_t n = view.shape[0], k = view.shape[1];
+      std::vector<uint8_t> codes(static_cast<size_t>(n * k / 2)), scales(static_cast<size_t>(n * k / 16));
+      std::vector<bf16> weights(static_cast<size_t>(n * k));
+      std::vector<float> row(static_cast<size_t>(k));
+      for (int64_t r = 0; r < n; ++r) {
+        uint8_t* row_codes = codes.data() + r * k / 2;
+        uint8_t* row_scales = scales.data() + r * k / 16;
+        nvfp4_quantize_row(view.as<bf16>() + r * k, k, EncodeScale{1 / kTensorScale}, row_codes, row_scales);
+        nvfp4_dequantize_row(row_codes, row_scales, k, DecodeScale{kTensorScale}, row.data());
+        for (int64_t c = 0; c < k; ++c)
+          weights[static_cast<size_t>(r * k + c)] = float_to_bf16(row[static_cast<size_t>(c)]);
+      }
+      if (!is_fp4) {
+        add(tensor.name, DType::kBF16, {n, k}, weights.data(), weights.size() * 2);
+        continue;
+      }
+      add(tensor.name, DType::kU8, {n, k / 2}, codes.data(), codes.size());
+      add(tensor.name + "_scale", DType::kF8E4M3, {n, k / 16}, scales.data(), scales.size());
+      add(tensor.name + "_scale_2", DType::kF32, {}, &kTensorScale, sizeof kTensorScale);
+    }
+    return write_safetensors(
+        folder + "/model.safetensors", specs,
+        [&](const TensorSpec& spec, const ByteSink& sink) { return sink(bytes.at(spec.name)); });
+  }
+};
+
+TEST_F(Fp4UpProjection, EqualsItsValuesInBf16) {
+  const std::string folder = testing::TempDir() + "fp4moe_up_projection_" + std::to_string(::getpid());
+  const std::vector<int32_t> ids = {5, 77, 3, 42, 8, 99, 1};
+  for (const bool reference : {true, false}) {
+    std::vector<std::vector<float>> logits;
+    for (const bool is_fp4 : {true, false}) {
+      const Status written = write_copy(folder + (is_fp4 ? "_fp4" : "_bf16"), is_fp4);
+      ASSERT_TRUE(written.ok()) << written.to_string();
+      const auto result =
+          compute_logits({folder + (is_fp4 ? "_fp4" : "_bf16"), flags_of("w4a16", reference)}, ids);
+      ASSERT_TRUE(result.ok()) << result.status().to_string();
+      logits.push_back(*result);
+    }
+    EXPECT_EQ(logits[0], logits[1]) << "a power of two rounds nothing";
+  }
+  for (const char* kind : {"_fp4", "_bf16"}) std::filesystem::remove_all(folder + kind);
+}
 
 class Demo : public testing::TestWithParam<int> {
  protected:
