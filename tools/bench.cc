@@ -213,14 +213,20 @@ std::vector<Case> cases(const BenchOptions& options, int threads) {
   return list;
 }
 
+// For a list of --threads each process of a job loads one engine after the other.
 int bench_latency(const BenchOptions& options) {
-  Table table(options.output);
+  const bool follows = Engine::is_follower(options.engine);
+  Table table(follows ? "none" : options.output);
   for (const int threads : options.threads) {
     EngineConfig config = options.engine;
     config.threads = threads;
     const int64_t most = *std::max_element(options.batch.begin(), options.batch.end());
     config.max_running_requests = std::max(config.max_running_requests, static_cast<int>(most));
     config.max_queued_requests = std::max(config.max_queued_requests, static_cast<int>(most));
+    if (follows) {
+      if (const int code = follow(config); code != kExitOk) return code;
+      continue;
+    }
     auto engine = Engine::make(config);
     if (!engine.ok()) return report_error(engine.status());
     const int used = threads > 0 ? threads : static_cast<int>(std::thread::hardware_concurrency());

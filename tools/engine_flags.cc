@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "comm/job.h"
+#include "fp4moe/engine.h"
 #include "model/sglang_names.h"
 #include "verb.h"
 
@@ -154,6 +156,15 @@ void add_sglang_flags(CLI::App& verb, EngineConfig& c) {
 }
 
 }  // namespace
+
+int follow(EngineConfig config) {
+  const std::string process = "process " + std::to_string(launcher_info().process);
+  config.log_sink = [process](LogLevel level, const std::string& line) {
+    if (level >= LogLevel::kError) std::fprintf(stderr, "%s: error: %s\n", process.c_str(), line.c_str());
+  };
+  const Status status = Engine::follow(config);
+  return status.ok() ? kExitOk : report_error(status.with_context(process));
+}
 
 void add_engine_flags(CLI::App& verb, EngineConfig& config) {
   add_model_flags(verb, config);

@@ -56,6 +56,7 @@ Status run_logits(const LogitsFlags& flags) {
   };
   FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<RankGroup> ranks,
                           RankGroup::make(checkpoint, config, plan, engine, options));
+  if (ranks->job() != nullptr && ranks->job()->process() != 0) return ranks->follow();
   std::vector<int64_t> rows(ids.size());
   std::iota(rows.begin(), rows.end(), 0);
   std::vector<int32_t> pages(static_cast<size_t>(options.num_kv_pages));

@@ -35,6 +35,7 @@ Result<std::vector<int32_t>> prompt_ids(const Engine& engine, const RunOptions& 
 
 int run(const RunOptions& options) {
   EngineConfig config = options.engine;
+  if (Engine::is_follower(config)) return follow(config);
   config.log_sink = [](LogLevel level, const std::string& line) {
     if (level >= LogLevel::kWarning) std::fprintf(stderr, "%s\n", line.c_str());
   };

@@ -156,7 +156,19 @@ int drain(const ServeOptions& options, Server& server, const sigset_t& signals) 
   return kExitOk;
 }
 
+// A rank has failed: what is open is answered with the error, and the process ends, whatever its ranks do.
+[[noreturn]] void fail(const ServeOptions& options, Server& server, Engine& engine) {
+  constexpr double kSecondsToAnswer = 0.5;
+  options.server.log_sink(LogLevel::kError,
+                          "the engine has failed, the server ends: " + engine.failure().message());
+  server.drain(kSecondsToAnswer);
+  server.stop();
+  engine.abort();
+  _exit(1);
+}
+
 int serve(ServeOptions options) {
+  if (Engine::is_follower(options.engine)) return follow(options.engine);
   const Clock::time_point start = Clock::now();
   const sigset_t signals = block_signals();
   const LogSink log = make_log(options.log_level);
@@ -176,7 +188,10 @@ int serve(ServeOptions options) {
   (*server)->set_engine(loaded);
   print_ready(options, **server, loaded.info(), seconds_since(start));
   BatchLog batches(log, options.decode_log_interval);
-  while (!signalled(signals)) batches.tick(loaded.stats());
+  while (!signalled(signals)) {
+    batches.tick(loaded.stats());
+    if (!loaded.failure().ok()) fail(options, **server, loaded);
+  }
   const int code = drain(options, **server, signals);
   server = Result<std::unique_ptr<Server>>(cancelled("stopped"));  // before the engine that it uses
   return code;

@@ -15,6 +15,10 @@ enum ExitCode { kExitOk = 0, kExitUsage = 2, kExitUnsupported = 3, kExitDoesNotF
 // does).
 int report_error(const Status& status);
 
+// In the processes of a job that do not lead it (Engine::is_follower): holds this process's ranks until the
+// job ends; returns the exit code. Prints nothing but errors.
+int follow(EngineConfig config);
+
 // The flags of every verb that loads a model, with SGLang's names and spellings; MODEL is positional or
 // --model-path.
 void add_engine_flags(CLI::App& verb, EngineConfig& config);

@@ -55,6 +55,10 @@ class Engine {
   // Loads the model and starts the engine's thread. Refuses unknown combinations before any weight
   // is read: kInvalidArgument, kUnsupported, kDoesNotFit, kDataLoss, kNotFound.
   static Result<std::unique_ptr<Engine>> make(EngineConfig config);
+  // Ranks in several processes (mpirun, srun): process 0 makes the engine, the others follow it with the same
+  // flags: they hold their ranks and take part in its steps until it is destroyed (OK) or fails.
+  static bool is_follower(const EngineConfig& config);
+  static Status follow(EngineConfig config);
 
   virtual ~Engine() = default;  // aborts what runs
 
@@ -69,6 +73,8 @@ class Engine {
   // Not OK once a rank has failed or did not come in time: all requests have ended with this error, new ones
   // are refused, and only a new engine helps.
   virtual Status failure() const { return {}; }
+  // After a failure: ends the other processes at once, and maybe this one, without waiting for any.
+  virtual void abort() {}
 
   virtual const ModelInfo& info() const = 0;
   virtual EngineStats stats() const = 0;

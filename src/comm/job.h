@@ -47,6 +47,7 @@ class Job {
 struct LauncherInfo {
   bool launched = false;
   int process = 0, num_processes = 1;
+  int local_processes = 1;  // on this host; all of them where the launcher does not say
 };
 LauncherInfo launcher_info();
 

@@ -23,15 +23,18 @@ int number_in(const char* variable) {
 // describe the allocation.
 LauncherInfo launcher_info() {
   struct Variables {
-    const char *process, *num_processes, *needs;
+    const char *process, *num_processes, *local_processes, *needs;
   };
-  constexpr Variables kLaunchers[] = {{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", nullptr},
-                                      {"PMI_RANK", "PMI_SIZE", nullptr},
-                                      {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID"}};
+  constexpr Variables kLaunchers[] = {
+      {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", nullptr},
+      {"PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", nullptr},
+      {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_STEP_ID"}};
   for (const Variables& v : kLaunchers) {
     const int process = number_in(v.process), num_processes = number_in(v.num_processes);
     if (v.needs != nullptr && std::getenv(v.needs) == nullptr) continue;
-    if (process >= 0 && process < num_processes) return {true, process, num_processes};
+    if (process < 0 || process >= num_processes) continue;
+    const int local = number_in(v.local_processes);
+    return {true, process, num_processes, local > 0 && local <= num_processes ? local : num_processes};
   }
   return {};
 }

@@ -1,5 +1,6 @@
 #include "fp4moe/engine.h"
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <optional>
@@ -7,7 +8,9 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "engine/comm_memory.h"
 #include "engine/memory_plan.h"
+#include "engine/rank_config.h"
 #include "engine/rank_group.h"
 #include "engine/self_test.h"
 #include "engine/startup_lines.h"
@@ -65,6 +68,7 @@ class EngineImpl final : public Engine {
   void cancel(const std::string& id) override { loop_->cancel(id); }
   void drain(double timeout_seconds) override { loop_->drain(timeout_seconds); }
   Status failure() const override { return loop_->failure(); }
+  void abort() override { ranks_->abort(); }
   const ModelInfo& info() const override { return info_; }
   EngineStats stats() const override {
     EngineStats stats = loop_->stats();
@@ -97,6 +101,46 @@ class EngineImpl final : public Engine {
   std::unique_ptr<StepLoop> loop_;  // last: it borrows the others
 };
 
+SchedulerLimits scheduler_limits(const EngineConfig& flags) {
+  return {flags.max_running_requests, flags.chunked_prefill_size, flags.max_prefill_tokens};
+}
+
+// What every process of a job knows before any weight is read.
+struct Prepared {
+  ModelConfig config;
+  ModelPlan plan;  // its flags are the ones to use
+  Checkpoint checkpoint;
+  MemoryPlan memory;
+  CommMemory comm;
+  RankGroupOptions options;
+};
+
+Result<Prepared> prepare(const EngineConfig& given) {
+  FP4MOE_ASSIGN_OR_RETURN(ModelConfig config, load_model_config(given.model_path));
+  FP4MOE_ASSIGN_OR_RETURN(ModelPlan plan, plan_model(config, given));
+  const EngineConfig& flags = plan.flags;
+  const int dp = plan.moe.problem().layout.dp;
+  const SchedulerLimits limits = group_limits(scheduler_limits(flags), dp);
+  RankGroupOptions options{
+      .max_batch_tokens = limits.max_prefill_tokens + limits.max_running_requests,
+      .max_logit_rows = dp * limits.max_running_requests,
+  };
+  FP4MOE_ASSIGN_OR_RETURN(const CommMemory comm,
+                          comm_memory(plan.moe, step_limits(config, plan, flags, options)));
+  FP4MOE_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::open(flags.model_path));
+  MemoryProblem problem = memory_problem(checkpoint, config, plan, flags);
+  problem.comm_bytes = comm.heap_bytes * local_ranks(plan);
+  FP4MOE_ASSIGN_OR_RETURN(MemoryPlan memory, plan_memory(problem, flags));
+  options.num_kv_pages = memory.num_kv_pages;
+  return Prepared{
+      std::move(config), std::move(plan), std::move(checkpoint), std::move(memory), comm, options};
+}
+
+Result<std::unique_ptr<RankGroup>> make_ranks(const Prepared& prepared) {
+  return RankGroup::make(prepared.checkpoint, prepared.config, prepared.plan, prepared.plan.flags,
+                         prepared.options);
+}
+
 ModelInfo model_info(const EngineConfig& flags, const ModelConfig& config, const ModelPlan& plan,
                      const MemoryPlan& memory) {
   ModelInfo info;
@@ -111,7 +155,7 @@ ModelInfo model_info(const EngineConfig& flags, const ModelConfig& config, const
   info.num_experts = config.num_experts;
   info.top_k = config.top_k;
   info.context_length = memory.context_length;
-  info.max_total_tokens = memory.num_kv_pages * flags.page_size;
+  info.max_total_tokens = memory.num_kv_pages * flags.page_size * plan.moe.problem().layout.dp;
   info.eos_token_ids = config.eos_token_ids;
   info.default_sampling = config.default_sampling;
   return info;
@@ -122,42 +166,45 @@ ModelInfo model_info(const EngineConfig& flags, const ModelConfig& config, const
 // Everything that can be refused is refused before the first weight is read.
 Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
   set_log_sink(flags.log_sink);
-  FP4MOE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(flags.model_path));
-  FP4MOE_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(config, flags));
-  flags = plan.flags;
+  FP4MOE_ASSIGN_OR_RETURN(Prepared prepared, prepare(flags));
+  flags = prepared.plan.flags;
   FP4MOE_ASSIGN_OR_RETURN(TextTools text, load_text_tools(flags));
-  FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(flags.model_path));
-  FP4MOE_ASSIGN_OR_RETURN(const MemoryPlan memory,
-                          plan_memory(memory_problem(checkpoint, config, plan, flags), flags));
 
-  FP4MOE_RETURN_IF_ERROR(run_self_test(checkpoint, config, plan));
+  FP4MOE_RETURN_IF_ERROR(run_self_test(prepared.checkpoint, prepared.config, prepared.plan));
 
   const auto started = std::chrono::steady_clock::now();
+  FP4MOE_ASSIGN_OR_RETURN(std::unique_ptr<RankGroup> ranks, make_ranks(prepared));
+  const std::chrono::duration<double> load_time = std::chrono::steady_clock::now() - started;
+
+  // Another process may have had room for fewer pages.
+  MemoryPlan& memory = prepared.memory;
+  memory.num_kv_pages = ranks->num_kv_pages();
+  memory.context_length = std::min(memory.context_length, memory.num_kv_pages * flags.page_size);
+  ModelInfo info = model_info(flags, prepared.config, prepared.plan, memory);
+  info.weight_bytes = ranks->weight_bytes();
+  info.kv_bytes = ranks->kv_bytes();
+  info.startup_lines = startup_lines(
+      {flags, prepared.config, prepared.plan, memory, info, *ranks, prepared.comm, load_time.count()});
   const StepLoopOptions loop_options{
-      .scheduler = {flags.max_running_requests, flags.chunked_prefill_size, flags.max_prefill_tokens},
+      .scheduler = scheduler_limits(flags),
       .context_length = memory.context_length,
       .max_queued_requests = flags.max_queued_requests,
       .random_seed = flags.random_seed,
   };
-  const int dp = plan.moe.problem().layout.dp;
-  const SchedulerLimits limits = group_limits(loop_options.scheduler, dp);
-  const RankGroupOptions rank_options{
-      .max_batch_tokens = limits.max_prefill_tokens + limits.max_running_requests,
-      .max_logit_rows = dp * limits.max_running_requests,
-      .num_kv_pages = memory.num_kv_pages,
-  };
-  FP4MOE_ASSIGN_OR_RETURN(std::unique_ptr<RankGroup> ranks,
-                          RankGroup::make(checkpoint, config, plan, flags, rank_options));
-  const std::chrono::duration<double> load_time = std::chrono::steady_clock::now() - started;
-
-  ModelInfo info = model_info(flags, config, plan, memory);
-  info.weight_bytes = ranks->weight_bytes();
-  info.kv_bytes = ranks->kv_bytes();
-  info.startup_lines =
-      startup_lines({flags, config, plan, memory, info, ranks->pool().num_threads(), load_time.count()});
   auto engine = std::make_unique<EngineImpl>(std::move(text), std::move(ranks));
   FP4MOE_RETURN_IF_ERROR(engine->start(loop_options, std::move(info), load_time.count()));
   return std::unique_ptr<Engine>(std::move(engine));
+}
+
+bool Engine::is_follower(const EngineConfig& flags) {
+  return launcher_info().process > 0 && (flags.fabric == "auto" || flags.fabric == "mpi");
+}
+
+Status Engine::follow(EngineConfig flags) {
+  set_log_sink(flags.log_sink);
+  FP4MOE_ASSIGN_OR_RETURN(const Prepared prepared, prepare(flags));
+  FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<RankGroup> ranks, make_ranks(prepared));
+  return ranks->follow();
 }
 
 }  // namespace fp4moe

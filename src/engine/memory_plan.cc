@@ -4,9 +4,12 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <string_view>
 
 #include "base/check.h"
 #include "base/cpu_info.h"
+#include "comm/job.h"
+#include "engine/rank_config.h"
 #include "model/kv_cache.h"
 
 namespace fp4moe {
@@ -37,14 +40,14 @@ std::string budget_string(const MemoryPlan& plan, const EngineConfig& flags) {
 Result<int64_t> plan_pages(const MemoryProblem& problem, const EngineConfig& flags, const MemoryPlan& plan,
                            int64_t wanted_context) {
   const int64_t page_size = flags.page_size;
-  const int64_t rest = plan.budget_bytes - problem.weight_bytes;
+  const int64_t fixed = problem.weight_bytes + problem.comm_bytes;
+  const int64_t rest = plan.budget_bytes - fixed;
   const int64_t most =
       std::min<int64_t>(rest / problem.kv_bytes_per_page, std::numeric_limits<int32_t>::max());
   const std::string left = size_string(rest) + " that the weights leave of " + budget_string(plan, flags);
   if (most < 1)
-    return does_not_fit(
-        "one KV page of " + size_string(problem.kv_bytes_per_page) + " exceeds the " + left + "; " +
-        fraction_advice(problem.weight_bytes + problem.kv_bytes_per_page, plan.available_bytes));
+    return does_not_fit("one KV page of " + size_string(problem.kv_bytes_per_page) + " exceeds the " + left +
+                        "; " + fraction_advice(fixed + problem.kv_bytes_per_page, plan.available_bytes));
   const auto pages_for = [&](int64_t num_tokens) {
     return num_tokens / page_size + (num_tokens % page_size != 0);
   };
@@ -69,12 +72,43 @@ std::string size_string(int64_t num_bytes) {
   return mib < 1024 ? decimal(mib) + " MiB" : decimal(mib / 1024) + " GiB";
 }
 
+int64_t rank_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan) {
+  const RankLayout& layout = plan.moe.problem().layout;
+  if (layout.tp == 1) return checkpoint.total_bytes();
+  const int64_t head_parts =
+      layout.dp > 1 && !plan.flags.enable_dp_lm_head ? layout.tp : layout.attention_tp();
+  const int64_t shared_parts = plan.moe.shared_expert_is_sharded() ? layout.tp : 1;
+  int64_t sum = 0;
+  for (const TensorEntry& tensor : checkpoint.tensors()) {
+    const std::string_view name = tensor.name;
+    const auto has = [&name](std::string_view part) { return name.find(part) != name.npos; };
+    const int64_t num_bytes = tensor.view.num_bytes();
+    if (has(".experts.")) {
+      sum += num_bytes / layout.tp;
+    } else if (has("shared_expert")) {
+      sum += num_bytes / shared_parts;
+    } else if (has("lm_head")) {
+      sum += num_bytes / head_parts;
+    } else if (has("embed_tokens")) {
+      sum += num_bytes + (config.tie_word_embeddings ? num_bytes / head_parts : 0);
+    } else if (has("_proj") && !has("_a_proj")) {  // MLA's compressions are on every rank
+      sum += num_bytes / layout.attention_tp();
+    } else {
+      sum += num_bytes;
+    }
+  }
+  return sum;
+}
+
 MemoryProblem memory_problem(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan,
                              const EngineConfig& flags) {
+  const bool is_mpi = plan.moe.fabric().name == std::string_view("mpi");
+  const int64_t num_ranks = local_ranks(plan);
   return {
-      .available_bytes = available_memory_bytes(),
-      .weight_bytes = checkpoint.total_bytes(),
-      .kv_bytes_per_page = KvCache::bytes_per_page(config, plan.act_dtype, flags.page_size),
+      .available_bytes = available_memory_bytes() / (is_mpi ? launcher_info().local_processes : 1),
+      .weight_bytes = num_ranks * rank_weight_bytes(checkpoint, config, plan),
+      .kv_bytes_per_page = num_ranks * KvCache::bytes_per_page(config, plan.act_dtype, flags.page_size,
+                                                               plan.moe.problem().layout),
       .max_position_embeddings = config.max_position_embeddings,
   };
 }
@@ -88,10 +122,12 @@ Result<MemoryPlan> plan_memory(const MemoryProblem& problem, const EngineConfig&
   plan.available_bytes = problem.available_bytes;
   plan.budget_bytes =
       static_cast<int64_t>(flags.mem_fraction_static * static_cast<double>(problem.available_bytes));
-  if (problem.weight_bytes > plan.budget_bytes)
-    return does_not_fit("the weights take " + size_string(problem.weight_bytes) + ", more than " +
-                        budget_string(plan, flags) + "; " +
-                        fraction_advice(problem.weight_bytes, problem.available_bytes));
+  const int64_t fixed = problem.weight_bytes + problem.comm_bytes;
+  const std::string heaps =
+      problem.comm_bytes > 0 ? " and the ranks' heaps " + size_string(problem.comm_bytes) : "";
+  if (fixed > plan.budget_bytes)
+    return does_not_fit("the weights take " + size_string(problem.weight_bytes) + heaps + ", more than " +
+                        budget_string(plan, flags) + "; " + fraction_advice(fixed, problem.available_bytes));
   const int64_t wanted_context =
       flags.context_length > 0 ? flags.context_length : problem.max_position_embeddings;
   FP4MOE_ASSIGN_OR_RETURN(plan.num_kv_pages, plan_pages(problem, flags, plan, wanted_context));

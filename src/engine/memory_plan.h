@@ -11,22 +11,28 @@
 
 namespace fp4moe {
 
+// Of one process; with several ranks in it, of all of them together.
 struct MemoryProblem {
-  int64_t available_bytes = 0;  // of the machine, now
-  int64_t weight_bytes = 0;     // of the checkpoint; packed weights are about as large
-  int64_t kv_bytes_per_page = 0;
+  int64_t available_bytes = 0;          // now: this process's part of the machine
+  int64_t weight_bytes = 0;             // of the ranks' shards; packed weights are about as large
+  int64_t kv_bytes_per_page = 0;        // of one page in each rank's pool
+  int64_t comm_bytes = 0;               // the ranks' heaps
   int64_t max_position_embeddings = 0;  // tokens the model was made for
 };
 
-// Of `checkpoint` on this machine.
+// Weights of rank plan.moe.problem().layout.rank: the checkpoint's bytes by what is whole, sharded over the
+// attention group or over all ranks. Exact but for shards that do not come out even.
+int64_t rank_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan);
+
+// Of `checkpoint` on this machine, in this process; comm_bytes is left 0.
 MemoryProblem memory_problem(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan,
                              const EngineConfig& flags);
 
 struct MemoryPlan {
   int64_t available_bytes = 0;
-  int64_t budget_bytes = 0;  // mem_fraction_static of it: for weights and KV pool
-  int64_t num_kv_pages = 0;
-  int64_t context_length = 0;  // of one request; never more than the pool holds
+  int64_t budget_bytes = 0;    // mem_fraction_static of it: for weights and KV pool
+  int64_t num_kv_pages = 0;    // of each data-parallel group
+  int64_t context_length = 0;  // of one request; never more than a group's pool holds
   std::string note;            // why the context is shorter than the model's, or empty
 };
 

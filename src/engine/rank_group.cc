@@ -1,73 +1,209 @@
 #include "engine/rank_group.h"
 
 #include <algorithm>
+#include <chrono>
+#include <exception>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "base/check.h"
 #include "base/cpu_info.h"
-#include "model/kv_cache.h"
+#include "engine/rank.h"
+#include "engine/rank_config.h"
+#include "engine/step_runner.h"
 
 namespace fp4moe {
 namespace {
 
+// After a failure process 0 answers its clients and ends the job; should it not, the others do.
+constexpr std::chrono::seconds kGrace{1};
+
+Result<Buffer> make_logits(const ModelConfig& config, const RankGroupOptions& options) {
+  return Buffer::make(options.max_logit_rows * config.vocab_size * int64_t{sizeof(float)});
+}
+
 // One rank without a fabric: a step is a call.
 class SingleRank final : public RankGroup {
  public:
-  explicit SingleRank(int num_threads) : pool_(num_threads) {}
+  explicit SingleRank(const RankSetup& setup) : rank_(setup, 0, nullptr) {}
 
-  Status load(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan,
-              const EngineConfig& flags, const RankGroupOptions& options) {
-    const ModelOptions model_options{
-        .act_dtype = plan.act_dtype,
-        .isa = plan.isa,
-        .moe_plan = plan.moe,
-        .max_batch_tokens = options.max_batch_tokens,
-        .max_logit_rows = options.max_logit_rows,
-    };
-    FP4MOE_ASSIGN_OR_RETURN(model_,
-                            Model::load(checkpoint, config, model_options, pool_, flags.progress_sink));
-    FP4MOE_ASSIGN_OR_RETURN(kv_,
-                            KvCache::make(config, plan.act_dtype, options.num_kv_pages, flags.page_size));
-    FP4MOE_ASSIGN_OR_RETURN(
-        logits_, Buffer::make(options.max_logit_rows * config.vocab_size * int64_t{sizeof(float)}));
+  Status load(const RankSetup& setup) {
+    FP4MOE_RETURN_IF_ERROR(rank_.load(setup, setup.flags.progress_sink));
+    FP4MOE_ASSIGN_OR_RETURN(logits_, make_logits(setup.config, setup.options));
     return {};
   }
 
-  const ModelConfig& config() const override { return model_->config(); }
+  const ModelConfig& config() const override { return rank_.model().config(); }
   int num_groups() const override { return 1; }
-  int64_t num_kv_pages() const override { return kv_.num_pages(); }
-  int page_size() const override { return kv_.page_size(); }
+  int64_t num_kv_pages() const override { return rank_.kv().num_pages(); }
+  int page_size() const override { return rank_.kv().page_size(); }
   Status forward(std::span<const Batch> groups) override {
     FP4MOE_CHECK(groups.size() == 1, std::to_string(groups.size()) + " groups, 1 rank");
-    return model_->forward(groups[0], kv_, logits(), pool_);
+    return rank_.forward(groups[0], logits());
   }
   float* logits() override { return logits_.as<float>(); }
   Status failure() const override { return {}; }
-  ThreadPool& pool() override { return pool_; }
+  ThreadPool& pool() override { return rank_.pool(); }
 
   Status follow() override { return internal_error("one rank has nobody to follow"); }
+  void abort() override {}
   const Job* job() const override { return nullptr; }
-  int64_t weight_bytes() const override { return model_->weight_bytes(); }
-  int64_t kv_bytes() const override { return kv_.num_bytes(); }
+  int64_t weight_bytes() const override { return rank_.model().weight_bytes(); }
+  int64_t kv_bytes() const override { return rank_.kv().num_bytes(); }
   int64_t comm_bytes() const override { return 0; }
 
  private:
-  ThreadPool pool_;
-  std::unique_ptr<Model> model_;
-  KvCache kv_;
+  Rank rank_;
   Buffer logits_;  // [max_logit_rows, V] f32
 };
+
+// Sums the ranks' progress; each reports its own bytes done and to do.
+class SummedProgress {
+ public:
+  SummedProgress(const ProgressSink& sink, size_t num_ranks) : sink_(sink), ranks_(num_ranks) {}
+  ProgressSink of(size_t rank) {
+    if (!sink_) return {};
+    return [this, rank](int64_t done, int64_t total) {
+      std::lock_guard lock(mutex_);
+      ranks_[rank] = {done, total};
+      int64_t all_done = 0, all_total = 0;
+      for (const auto& [rank_done, rank_total] : ranks_) {
+        all_done += rank_done;
+        all_total +=
+            rank_total > 0 ? rank_total : total;  // one that has not begun yet has about as much to do
+      }
+      sink_(all_done, all_total);
+    };
+  }
+
+ private:
+  const ProgressSink& sink_;
+  std::mutex mutex_;
+  std::vector<std::pair<int64_t, int64_t>> ranks_;
+};
+
+// The ranks of this process in a job of several ranks.
+class JobRanks final : public RankGroup {
+ public:
+  explicit JobRanks(std::unique_ptr<Job> job) : job_(std::move(job)) {}
+  ~JobRanks() override {
+    const bool failed = runner_ != nullptr && !runner_->failure().ok();
+    if (failed && job_->num_processes() > 1) {
+      if (job_->process() != 0) std::this_thread::sleep_for(kGrace);
+      abort();
+    }
+    runner_.reset();
+  }
+
+  Status start(const RankSetup& setup, const StepLimits& limits) {
+    config_ = setup.config;
+    heap_bytes_ = setup.memory.heap_bytes;
+    layout_ = setup.plan.moe.problem().layout;
+    if (job_->process() == 0) {
+      FP4MOE_ASSIGN_OR_RETURN(logits_, make_logits(setup.config, setup.options));
+    }
+    FP4MOE_RETURN_IF_ERROR(load(setup));
+    const StepRunnerOptions options{.layout = layout_,
+                                    .limits = limits,
+                                    .region = setup.memory.step,
+                                    .timeout = comm_timeout(setup.flags)};
+    runner_ =
+        std::make_unique<StepRunner>(*job_, options, [this](int rank, const Batch& batch, float* logits) {
+          return ranks_[static_cast<size_t>(rank - job_->first_rank())]->forward(batch, logits);
+        });
+    return job_->process() == 0 ? runner_->start() : Status();
+  }
+
+  const ModelConfig& config() const override { return config_; }
+  int num_groups() const override { return layout_.dp; }
+  int64_t num_kv_pages() const override { return ranks_[0]->kv().num_pages(); }
+  int page_size() const override { return ranks_[0]->kv().page_size(); }
+  Status forward(std::span<const Batch> groups) override { return runner_->run(groups, logits()); }
+  float* logits() override { return logits_.as<float>(); }
+  Status failure() const override { return runner_->failure(); }
+  ThreadPool& pool() override { return ranks_[0]->pool(); }
+
+  Status follow() override { return runner_->follow(); }
+  void abort() override { job_->abort(runner_->failure()); }
+  const Job* job() const override { return job_.get(); }
+  int64_t weight_bytes() const override {
+    int64_t sum = 0;
+    for (const auto& rank : ranks_) sum += rank->model().weight_bytes();
+    return sum;
+  }
+  int64_t kv_bytes() const override {
+    int64_t sum = 0;
+    for (const auto& rank : ranks_) sum += rank->kv().num_bytes();
+    return sum;
+  }
+  int64_t comm_bytes() const override { return heap_bytes_ * job_->num_local_ranks(); }
+
+ private:
+  Status load(const RankSetup& setup);
+
+  std::unique_ptr<Job> job_;
+  ModelConfig config_;
+  RankLayout layout_;
+  int64_t heap_bytes_ = 0;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  Buffer logits_;                       // process 0: [max_logit_rows, V] f32
+  std::unique_ptr<StepRunner> runner_;  // last: its threads use the others
+};
+
+// All ranks load at the same time, each on a thread. A rank that cannot ends the job.
+Status JobRanks::load(const RankSetup& setup) {
+  const int first = job_->first_rank(), count = job_->num_local_ranks();
+  SummedProgress progress(setup.flags.progress_sink, static_cast<size_t>(count));
+  for (int rank = first; rank < first + count; ++rank)
+    ranks_.push_back(std::make_unique<Rank>(setup, rank, &job_->endpoint(rank)));
+  std::vector<std::thread> threads;
+  for (int i = 0; i < count; ++i)
+    threads.emplace_back([&, i] {
+      Status status;
+      try {
+        status = ranks_[static_cast<size_t>(i)]->load(setup, progress.of(static_cast<size_t>(i)));
+      } catch (const std::bad_alloc&) {
+        status = does_not_fit("memory was refused while loading");
+      } catch (const std::exception& error) {
+        status = internal_error(error.what());
+      }
+      Endpoint& endpoint = job_->endpoint(first + i);
+      if (!status.ok() && endpoint.failure().ok())
+        endpoint.fail(status.with_context("rank " + std::to_string(first + i)));
+    });
+  for (std::thread& thread : threads) thread.join();
+  return job_->endpoint(first).failure();
+}
 
 }  // namespace
 
 Result<std::unique_ptr<RankGroup>> RankGroup::make(const Checkpoint& checkpoint, const ModelConfig& config,
                                                    const ModelPlan& plan, const EngineConfig& flags,
                                                    const RankGroupOptions& options) {
+  const RankLayout& layout = plan.moe.problem().layout;
+  const StepLimits limits = step_limits(config, plan, flags, options);
+  FP4MOE_ASSIGN_OR_RETURN(const CommMemory memory, comm_memory(plan.moe, limits));
   const int num_threads = flags.threads > 0 ? flags.threads : available_cores();
-  auto single = std::make_unique<SingleRank>(num_threads);
-  FP4MOE_RETURN_IF_ERROR(single->load(checkpoint, config, plan, flags, options));
-  return std::unique_ptr<RankGroup>(std::move(single));
+  RankSetup setup{checkpoint, config, plan, flags, options, memory, num_threads};
+  if (layout.tp == 1) {
+    auto single = std::make_unique<SingleRank>(setup);
+    FP4MOE_RETURN_IF_ERROR(single->load(setup));
+    return std::unique_ptr<RankGroup>(std::move(single));
+  }
+  const JobOptions job_options{
+      .fabric = plan.moe.fabric().name,
+      .num_ranks = layout.tp,
+      .heap_bytes = memory.heap_bytes,
+      .timeout_seconds = flags.comm_timeout,
+      .config_text = rank_config_text(checkpoint, config, plan, flags, options),
+  };
+  FP4MOE_ASSIGN_OR_RETURN(std::unique_ptr<Job> job, Job::open(job_options));
+  setup.num_threads = std::max(1, num_threads / job->num_local_ranks());
+  auto ranks = std::make_unique<JobRanks>(std::move(job));
+  FP4MOE_RETURN_IF_ERROR(ranks->start(setup, limits));
+  return std::unique_ptr<RankGroup>(std::move(ranks));
 }
 
 }  // namespace fp4moe

@@ -36,6 +36,9 @@ class RankGroup : public Executor {
   // Other processes: takes part in the steps of process 0 until it ends the job; OK at an orderly end.
   virtual Status follow() = 0;
 
+  // After a failure: ends all processes of the job now, with one line in the log, without waiting for any.
+  virtual void abort() = 0;
+
   virtual const Job* job() const = 0;        // null: one rank alone
   virtual int64_t weight_bytes() const = 0;  // of all ranks of this process
   virtual int64_t kv_bytes() const = 0;

@@ -43,18 +43,67 @@ std::string loaded_line(const StartupFacts& facts) {
   return text;
 }
 
+std::string shard_text(const char* what, const Shard& shard) {
+  if (shard.count == 0) return std::string("no ") + what;
+  return std::string(what) + " " + std::to_string(shard.first) + " to " +
+         std::to_string(shard.first + shard.count - 1);
+}
+
+// "rank 2    group 1, query heads 0 to 7, experts 32 to 47".
+std::string rank_line(const StartupFacts& facts, int rank) {
+  RankLayout layout = facts.plan.moe.problem().layout;
+  layout.rank = rank;
+  MoeProblem problem = facts.plan.moe.problem();
+  problem.layout = layout;
+  const HeadShard heads = head_shard(facts.model.num_heads, facts.model.num_kv_heads, layout.attention_tp(),
+                                     layout.attention_rank());
+  return "           rank " + std::to_string(rank) + ": group " + std::to_string(layout.dp_rank()) + ", " +
+         shard_text("query heads", heads.query) + ", " +
+         (layout.ep > 1 ? shard_text("experts", problem.local_experts())
+                        : shard_text("rows", problem.local_intermediate()) + " of every expert");
+}
+
+// Nothing for one rank.
+void add_rank_lines(const StartupFacts& facts, std::vector<std::string>& lines) {
+  const Job* job = facts.ranks.job();
+  if (job == nullptr) return;
+  const RankLayout& layout = facts.plan.moe.problem().layout;
+  std::ostringstream line;
+  line << "ranks      " << layout.tp << " in " << job->num_processes() << " process"
+       << (job->num_processes() == 1 ? "" : "es") << ", fabric " << job->fabric().name << "; " << layout.dp
+       << " data-parallel group" << (layout.dp == 1 ? "" : "s") << " of " << layout.attention_tp() << ", ep "
+       << layout.ep << "; " << facts.ranks.pool().num_threads() << " thread(s) each";
+  lines.push_back(line.str());
+  constexpr int kMostShown = 8;
+  for (int rank = 0; rank < layout.tp; ++rank)
+    if (layout.tp <= kMostShown || rank == 0 || rank == layout.tp - 1)
+      lines.push_back(rank_line(facts, rank));
+  const int local = job->num_local_ranks();
+  const CommMemory& comm = facts.comm;
+  lines.push_back("           memory of a rank: weights " + size_string(facts.info.weight_bytes / local) +
+                  ", KV " + size_string(facts.info.kv_bytes / local) + ", communication heap " +
+                  size_string(comm.heap_bytes) + " (collectives " + size_string(comm.communicator_bytes) +
+                  ", a2a " + size_string(comm.a2a_bytes) + ", steps " + size_string(comm.step_bytes) + ")");
+}
+
 }  // namespace
 
 std::vector<std::string> startup_lines(const StartupFacts& facts) {
   const ModelInfo& info = facts.info;
   std::vector<std::string> lines = {
       "fp4moe " FP4MOE_VERSION " on " + cpu_model_name() + ", " + isa_name(facts.plan.isa) + ", " +
-          std::to_string(facts.num_threads) + " threads",
+          std::to_string(facts.ranks.pool().num_threads()) + " threads",
       model_line(facts),
       experts_line(facts),
       std::string("numerics   activations ") + (facts.plan.act_dtype == DType::kF32 ? "float32" : "bfloat16"),
   };
   lines.push_back("MoE        " + summary(facts.plan.moe));
+  add_rank_lines(facts, lines);
+  if (facts.model.num_mtp_layers > 0)
+    lines.push_back("MTP        " + std::to_string(facts.model.num_mtp_layers) +
+                    " layer(s) of multi-token prediction in the checkpoint, skipped");
+  if (!facts.model.quant.kv_cache_note.empty())
+    lines.push_back("KV cache   " + facts.model.quant.kv_cache_note);
   lines.push_back("memory     " + size_string(facts.memory.available_bytes) + " available, " +
                   size_string(facts.memory.budget_bytes) + " for weights and KV pool");
   lines.push_back("           weights " + size_string(info.weight_bytes) + ", KV pool " +

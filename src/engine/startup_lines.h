@@ -4,7 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "engine/comm_memory.h"
 #include "engine/memory_plan.h"
+#include "engine/rank_group.h"
 #include "fp4moe/engine.h"
 #include "model/plan_model.h"
 
@@ -16,7 +18,8 @@ struct StartupFacts {
   const ModelPlan& plan;
   const MemoryPlan& memory;
   const ModelInfo& info;  // all but startup_lines
-  int num_threads = 0;
+  RankGroup& ranks;
+  const CommMemory& comm;
   double load_seconds = 0;
 };
 

@@ -204,7 +204,6 @@ void StepLoop::fail_step(const std::string& error) {
       end(*scheduler_.first(), {.finish_reason = FinishReason::kError, .error = error});
     return;
   }
-  log_error("the engine failed, and with it all requests: " + failure.message());
   {
     std::lock_guard lock(mutex_);
     failure_ = failure;

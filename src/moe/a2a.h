@@ -40,5 +40,7 @@ struct A2aBytes {
 };
 // For a2a `name` (deepep, flashinfer, none). kUnsupported or kDoesNotFit where make would refuse.
 Result<A2aBytes> a2a_bytes(const char* name, const TransportOptions& options);
+// Of the plan's transport (transport.cc).
+Result<A2aBytes> a2a_bytes(const MoePlan& plan, int64_t max_group_rows);
 
 }  // namespace fp4moe

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "moe/a2a.h"
 #include "moe/table.h"
 
 namespace fp4moe {
@@ -44,6 +45,12 @@ Result<std::unique_ptr<Transport>> make_transport(const MoePlan& plan, const Tra
   auto transport = plan.a2a()->make(options, site.world, site.attention);
   if (!transport.ok()) return transport.status().with_context(std::string("a2a ") + plan.a2a()->name);
   return transport;
+}
+
+Result<A2aBytes> a2a_bytes(const MoePlan& plan, int64_t max_group_rows) {
+  const auto bytes = a2a_bytes(plan.a2a()->name, options_of(plan, 0, max_group_rows));
+  if (!bytes.ok()) return bytes.status().with_context(std::string("a2a ") + plan.a2a()->name);
+  return bytes;
 }
 
 int64_t transport_heap_bytes(const MoePlan& plan, int64_t max_group_rows) {

@@ -1,0 +1,51 @@
+// StepBatches: the batches of one step, owned, and as bytes for other processes.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "fp4moe/status.h"
+#include "model/model.h"
+
+namespace fp4moe {
+
+// What a step may be at most.
+struct StepLimits {
+  int num_groups = 1;            // data-parallel groups: batches in a step
+  int64_t max_batch_tokens = 0;  // rows of one batch
+  int64_t max_logit_rows = 0;    // of all batches together
+  int64_t num_kv_pages = 0;      // of each group
+  int page_size = 0;
+  int64_t vocab_size = 0;
+};
+
+class StepBatches {
+ public:
+  // Copies. Positions of a sequence's rows follow one another.
+  void assign(std::span<const Batch> groups);
+
+  // 32-bit words of this machine: a header, then each group's numbers. decode() takes bytes from anywhere:
+  // kDataLoss names what is beyond the limits or contradicts the rest.
+  void encode(std::vector<uint8_t>& bytes) const;
+  Status decode(std::span<const uint8_t> bytes, const StepLimits& limits);
+  static int64_t max_bytes(const StepLimits& limits);
+
+  // Valid until the next assign() or decode().
+  Batch batch(int group) const;
+  int64_t num_logit_rows(int group) const;
+  int64_t first_logit_row(int group) const;  // in the step
+
+ private:
+  struct Group {
+    std::vector<int32_t> token_ids, page_tables;
+    std::vector<int64_t> positions, logit_rows;
+    std::vector<SequenceRows> sequences;
+  };
+  Status decode_group(std::span<const uint32_t>& words, const StepLimits& limits, Group& group);
+  static Status decode_sequences(std::span<const uint32_t> words, const StepLimits& limits, Group& group);
+
+  std::vector<Group> groups_;
+};
+
+}  // namespace fp4moe
