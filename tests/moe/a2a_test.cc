@@ -130,8 +130,8 @@ TEST(NoneTest, GroupsDoNotChangeABit) {
 }
 
 // F8: ranks without tokens.
-class IdleTest : public testing::TestWithParam<const char*> {};
-TEST_P(IdleTest, RanksWithoutTokens) {
+class AnyProtocolTest : public testing::TestWithParam<const char*> {};
+TEST_P(AnyProtocolTest, RanksWithoutTokens) {
   const std::vector<std::vector<int64_t>> batches = {{0, 3, 3, 3}, {0, 0, 0, 5}, {7, 0, 0, 0},
                                                      {0, 0, 0, 0}, {1, 1, 1, 1}, {1, 0, 64, 2}};
   for (const auto& tokens : batches) {
@@ -147,7 +147,7 @@ TEST_P(IdleTest, RanksWithoutTokens) {
   }
 }
 // F7, F10: ids of no expert, duplicates, K = 1, K = E, weights that are no numbers.
-TEST_P(IdleTest, OddIdsAndWeights) {
+TEST_P(AnyProtocolTest, OddIdsAndWeights) {
   A2aCase c = make_case(GetParam(), 4, 4);
   for (const int64_t K : {1, 8}) {
     c.K = K;
@@ -166,7 +166,7 @@ TEST_P(IdleTest, OddIdsAndWeights) {
                  });  // every slot names the same expert
   check(c);
 }
-TEST_P(IdleTest, WeightsThatAreNoNumbersStayInTheirToken) {
+TEST_P(AnyProtocolTest, WeightsThatAreNoNumbersStayInTheirToken) {
   A2aCase c = make_case(GetParam(), 2, 2);
   fill_tokens(c, {.tokens = {4, 4}, .dropped = 0});
   auto& g = c.groups[0];
@@ -187,8 +187,7 @@ TEST_P(IdleTest, WeightsThatAreNoNumbersStayInTheirToken) {
   EXPECT_TRUE(same_bits(outcomes[1].out, expected[1]));
 }
 
-// Weights of 1 / K and experts that return their input give the input back.
-TEST_P(IdleTest, PermutedTokensGivePermutedOutput) {
+TEST_P(AnyProtocolTest, PermutedTokensGivePermutedOutput) {
   A2aCase c = make_case(GetParam(), 4, 4), reversed = c;
   fill_tokens(c, {.tokens = {8, 8, 8, 8}});
   reversed.groups = c.groups;
@@ -209,7 +208,7 @@ TEST_P(IdleTest, PermutedTokensGivePermutedOutput) {
 }
 
 // F9 and the token cap: whatever does not fit is cut into rounds and chunks.
-TEST_P(IdleTest, SmallBudgetsMeanMoreRounds) {
+TEST_P(AnyProtocolTest, SmallBudgetsMeanMoreRounds) {
   A2aCase c = make_case(GetParam(), 4, 4);
   c.max_group_rows = 128;
   c.checksum = true;
@@ -225,7 +224,7 @@ TEST_P(IdleTest, SmallBudgetsMeanMoreRounds) {
     for (const RankOutcome& o : tight) EXPECT_LE(o.arena_used, o.arena_promised);
   }
 }
-INSTANTIATE_TEST_SUITE_P(All, IdleTest, testing::Values("deepep", "flashinfer", "none"),
+INSTANTIATE_TEST_SUITE_P(All, AnyProtocolTest, testing::Values("deepep", "flashinfer", "none"),
                          [](const auto& test) { return std::string(test.param); });
 
 TEST(BudgetTest, TooSmallIsRefusedWithTheFormula) {

@@ -23,10 +23,25 @@ class RanksCase : public ExpertsCase {
     router_weight_ = to_bf16(random.normal(size.num_experts * size.hidden, 0.2f));
     router.weight = router_weight_.data();
   }
+  // A shared expert in bf16, with the vector whose sigmoid scales it.
+  void add_shared_expert() {
+    constexpr int64_t kI = 96;
+    const int64_t H = problem.hidden_size;
+    const auto linear = [&](int64_t n, int64_t k) {
+      dense_.push_back(std::make_unique<std::vector<bf16>>(to_bf16(random.normal(n * k, 0.1f))));
+      return LinearWeightsView{.weight = dense_.back()->data(), .n = n, .k = k};
+    };
+    shared.mlp = {H, kI, linear(kI, H), linear(kI, H), linear(H, kI)};
+    shared.gate = linear(1, H).weight;
+    has_shared = true;
+  }
   RouterWeights router;
+  SharedExpertWeights shared;
+  bool has_shared = false;
 
  private:
   std::vector<bf16> router_weight_;
+  std::vector<std::unique_ptr<std::vector<bf16>>> dense_;
 };
 
 // One rank's residual + layer(x), from `x` [T, H] of its group.
@@ -34,7 +49,8 @@ Status run_rank(const RanksCase& c, const MoePlan& whole, const Rows& x, int ran
                 Rows& out) {
   ThreadPool pool(1);
   const MoePlan plan = whole.at_rank(rank);
-  auto layer = MoeLayer::make(plan, ref_dense_ops(), c.router, c.weights, nullptr, pool);
+  auto layer =
+      MoeLayer::make(plan, ref_dense_ops(), c.router, c.weights, c.has_shared ? &c.shared : nullptr, pool);
   if (!layer.ok()) return layer.status();
   auto transport = make_transport(plan, site);
   if (!transport.ok()) return transport.status();
@@ -163,6 +179,29 @@ TEST(MoeRanksTest, SplitExperts) {
       MoeChoice choice = ranks(tp, "none");
       choice.ep = 1;
       EXPECT_TRUE(within_relative_l2(run(c, choice, {x})[0], one, 3e-3));
+    }
+  }
+}
+
+// The shared expert: whole and once where rows are exchanged, shards that add up with a2a none.
+TEST(MoeRanksTest, SharedExpertCountsOnce) {
+  RanksCase c(Fp4Format::kMxfp4);
+  const Rows x = c.tokens(13);
+  const Rows without = run(c, {}, {x})[0];
+  c.add_shared_expert();
+  const Rows one = run(c, {}, {x})[0], deepep = run(c, ranks(1, "deepep"), {x})[0];
+  EXPECT_FALSE(within_relative_l2(without, one, 0.05));
+  for (const int tp : {2, 4}) {
+    EXPECT_EQ(run(c, ranks(tp, "deepep"), {x})[0], deepep);
+    for (const Rows& rows : run(c, ranks(tp, "deepep", tp), std::vector<Rows>(static_cast<size_t>(tp), x)))
+      EXPECT_EQ(rows, deepep);
+    for (const char* a2a : {"none", "flashinfer"}) {
+      EXPECT_TRUE(within_relative_l2(run(c, ranks(tp, a2a), {x})[0], one, 3.5e-3)) << a2a;
+      std::vector<Rows> groups(static_cast<size_t>(tp), x);
+      groups[1].clear();
+      const auto parts = run(c, ranks(tp, a2a, tp), groups);
+      EXPECT_TRUE(within_relative_l2(parts[0], one, 3.5e-3)) << a2a;
+      EXPECT_TRUE(parts[1].empty());
     }
   }
 }
