@@ -18,7 +18,7 @@ using namespace std::chrono_literals;
 
 constexpr size_t kOutboxBytes = 4 << 20;  // above it, ranks wait before they queue more
 constexpr size_t kMaxFailBytes = 4096;    // of a failure's message
-constexpr int kMessagesPerTurn = 16;
+constexpr int kMessagesPerTurn = 8;       // of one process
 
 }  // namespace
 
@@ -230,21 +230,31 @@ void MpiLink::turns() {
 }
 
 bool MpiLink::receive_some() {
-  for (int i = 0; i < kMessagesPerTurn; ++i) {
-    int process = 0, num_bytes = 0, is_there = 0;
-    if (!check(mpi_.probe(&process, &num_bytes, &is_there), "MPI_Iprobe")) return false;
-    if (is_there == 0) return i > 0;
+  bool progress = false;
+  for (int p = 0; p < mine_.num_processes; ++p)
+    for (int i = 0; i < kMessagesPerTurn && p != mine_.process && receive_from(p); ++i) progress = true;
+  return progress;
+}
+
+// Whether a message came and has been carried out.
+bool MpiLink::receive_from(int process) {
+  Inbox& box = peers_[static_cast<size_t>(process)]->inbox;
+  if (box.request == nullptr) {
+    int num_bytes = 0, is_there = 0;
+    if (!check(mpi_.probe(process, &num_bytes, &is_there), "MPI_Iprobe") || is_there == 0) return false;
     if (num_bytes < 0 || num_bytes > kMaxFrameBytes) {
       is_broken_ = true;
       fail(data_loss("message of process " + std::to_string(process) + ": bytes=" +
                      std::to_string(num_bytes) + ", legal is at most " + std::to_string(kMaxFrameBytes)));
       return false;
     }
-    inbox_.resize(static_cast<size_t>(std::max(num_bytes, 1)));
-    if (!check(mpi_.receive(process, inbox_.data(), num_bytes), "MPI_Recv")) return false;
-    const Status status = apply_frame({inbox_.data(), static_cast<size_t>(num_bytes)}, process,
-                                      ranks_per_process_, *memory_, *this);
-    if (status.ok()) continue;
+    box.bytes.resize(static_cast<size_t>(num_bytes));
+    if (!check(mpi_.receive(process, box.bytes.data(), num_bytes, &box.request), "MPI_Irecv")) return false;
+  }
+  int is_done = 0;
+  if (!check(mpi_.done(&box.request, &is_done), "MPI_Test") || is_done == 0) return false;
+  const Status status = apply_frame(box.bytes, process, ranks_per_process_, *memory_, *this);
+  if (!status.ok()) {
     fail(status);
     set_started(status);
   }

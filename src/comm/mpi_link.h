@@ -49,8 +49,14 @@ class MpiLink : public FrameSink {
     void* request = nullptr;
     std::atomic<bool> has_pending{false};
   };
+  // One message at a time, the communication thread's: they are carried out in order.
+  struct Inbox {
+    std::vector<uint8_t> bytes;
+    void* request = nullptr;
+  };
   struct Peer {
     Outbox outbox;
+    Inbox inbox;
     bool has_come = false;  // its hello; under start_mutex_
     bool has_gone = false;  // its bye; the communication thread's
   };
@@ -69,6 +75,7 @@ class MpiLink : public FrameSink {
   bool init();   // MPI, and the hello to all
   void turns();  // until the end
   bool receive_some();
+  bool receive_from(int process);
   bool send_some();
   bool flushed() const;
   bool pending() const;
@@ -95,7 +102,6 @@ class MpiLink : public FrameSink {
   Doorbell bell_;
   // The communication thread's own.
   ProcessWatch watch_;
-  std::vector<uint8_t> inbox_;
   Clock::time_point last_progress_, next_watch_;
   bool is_broken_ = false;
 };

@@ -13,19 +13,35 @@ int init(int* process, int* num_processes) {
   if (int error = MPI_Initialized(&is_initialized)) return error;
   if (is_initialized == 0)
     if (int error = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided)) return error;
+  if (is_initialized == 0 && provided < MPI_THREAD_FUNNELED) return MPI_ERR_OTHER;
   if (int error = MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN)) return error;
   if (int error = MPI_Comm_rank(MPI_COMM_WORLD, process)) return error;
   return MPI_Comm_size(MPI_COMM_WORLD, num_processes);
 }
 
-int send(int process, const void* data, int num_bytes, void** request) {
-  MPI_Request* started = new MPI_Request;
-  const int error = MPI_Isend(data, num_bytes, MPI_BYTE, process, kTag, MPI_COMM_WORLD, started);
-  if (error == MPI_SUCCESS)
-    *request = started;
-  else
-    delete started;
+int probe(int process, int* num_bytes, int* is_there) {
+  MPI_Status status;
+  const int error = MPI_Iprobe(process, kTag, MPI_COMM_WORLD, is_there, &status);
+  if (error != MPI_SUCCESS || *is_there == 0) return error;
+  return MPI_Get_count(&status, MPI_BYTE, num_bytes);
+}
+
+// The request as a pointer of its own, if it was started.
+int hand_out(int error, MPI_Request started, void** request) {
+  if (error == MPI_SUCCESS) *request = new MPI_Request(started);
   return error;
+}
+
+int send(int process, const void* data, int num_bytes, void** request) {
+  MPI_Request started;
+  const int error = MPI_Isend(data, num_bytes, MPI_BYTE, process, kTag, MPI_COMM_WORLD, &started);
+  return hand_out(error, started, request);
+}
+
+int receive(int process, void* data, int num_bytes, void** request) {
+  MPI_Request started;
+  const int error = MPI_Irecv(data, num_bytes, MPI_BYTE, process, kTag, MPI_COMM_WORLD, &started);
+  return hand_out(error, started, request);
 }
 
 int done(void** request, int* is_done) {
@@ -37,18 +53,6 @@ int done(void** request, int* is_done) {
   return error;
 }
 
-int probe(int* process, int* num_bytes, int* is_there) {
-  MPI_Status status;
-  const int error = MPI_Iprobe(MPI_ANY_SOURCE, kTag, MPI_COMM_WORLD, is_there, &status);
-  if (error != MPI_SUCCESS || *is_there == 0) return error;
-  *process = status.MPI_SOURCE;
-  return MPI_Get_count(&status, MPI_BYTE, num_bytes);
-}
-
-int receive(int process, void* data, int num_bytes) {
-  return MPI_Recv(data, num_bytes, MPI_BYTE, process, kTag, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-}
-
 void abort_job(int exit_code) { MPI_Abort(MPI_COMM_WORLD, exit_code); }
 
 void error_text(int error, char* text, int text_bytes) {
@@ -58,8 +62,8 @@ void error_text(int error, char* text, int text_bytes) {
   std::snprintf(text, static_cast<size_t>(text_bytes), "%s", words);
 }
 
-constexpr Fp4moeMpi kPlugin = {FP4MOE_MPI_ABI, init,         send,      done,      probe,
-                               receive,        MPI_Finalize, abort_job, error_text};
+constexpr Fp4moeMpi kPlugin = {FP4MOE_MPI_ABI, init,         probe,     send,      receive,
+                               done,           MPI_Finalize, abort_job, error_text};
 
 }  // namespace
 

@@ -15,12 +15,13 @@ extern "C" {
 typedef struct Fp4moeMpi {
   uint32_t abi;  // FP4MOE_MPI_ABI
   int (*init)(int* process, int* num_processes);
-  // Starts sending; data stays as it is until done() says so. *request is then null again.
+  // Whether a message of that process is there, and how long it is.
+  int (*probe)(int process, int* num_bytes, int* is_there);
+  // Start sending, and receiving the probed message; data belongs to MPI until done() says so, which makes
+  // *request null again. Nothing blocks: the other process may end in the middle of a message.
   int (*send)(int process, const void* data, int num_bytes, void** request);
+  int (*receive)(int process, void* data, int num_bytes, void** request);
   int (*done)(void** request, int* is_done);
-  // Whether a message is there, from whom and how long; receive() then takes it.
-  int (*probe)(int* process, int* num_bytes, int* is_there);
-  int (*receive)(int process, void* data, int num_bytes);
   int (*finalize)(void);
   void (*abort)(int exit_code);
   void (*error_text)(int error, char* text, int text_bytes);

@@ -91,6 +91,6 @@ if __name__ == "__main__":
         print(f"SKIPPED: cannot make two hosts here ({error}): mpi between hosts is NOT tested", file=sys.stderr)
         sys.exit(SKIPPED)
     try:
-        unittest.main(argv=sys.argv[:1])
+        unittest.main(argv=[sys.argv[0], *sys.argv[2:]])
     finally:
         remove_hosts()

@@ -25,7 +25,6 @@ using test::on_every_rank;
 constexpr int kMostProcesses = 3;
 
 struct Message {
-  int from;
   std::vector<uint8_t> bytes;
   std::shared_ptr<bool> taken;
 };
@@ -33,9 +32,10 @@ struct Message {
 // Messages between the processes; a send is done once its message has been received.
 struct PostOffice {
   std::mutex mutex;
-  std::deque<Message> inbox[kMostProcesses];
+  std::deque<Message> inbox[kMostProcesses][kMostProcesses];  // [to][from]
   int num_processes = 0, claimed_processes = 0;
   bool is_closed[kMostProcesses] = {};  // receives nothing
+  bool is_stuck[kMostProcesses] = {};   // never comes to the end of a message
   bool probe_fails[kMostProcesses] = {};
   int finalized = 0;
 } office;
@@ -53,7 +53,7 @@ struct Fake {
     const uint8_t* bytes = static_cast<const uint8_t*>(data);
     auto taken = std::make_shared<bool>(false);
     *request = new std::shared_ptr<bool>(taken);
-    office.inbox[process].push_back({kProcess, {bytes, bytes + num_bytes}, taken});
+    office.inbox[process][kProcess].push_back({{bytes, bytes + num_bytes}, taken});
     return 0;
   }
   static int done(void** request, int* is_done) {
@@ -65,21 +65,21 @@ struct Fake {
     *request = nullptr;
     return 0;
   }
-  static int probe(int* process, int* num_bytes, int* is_there) {
+  static int probe(int process, int* num_bytes, int* is_there) {
     std::lock_guard lock(office.mutex);
     if (office.probe_fails[kProcess]) return 13;
-    *is_there = !office.inbox[kProcess].empty() && !office.is_closed[kProcess];
-    if (*is_there == 0) return 0;
-    *process = office.inbox[kProcess].front().from;
-    *num_bytes = static_cast<int>(office.inbox[kProcess].front().bytes.size());
+    const auto& inbox = office.inbox[kProcess][process];
+    *is_there = !inbox.empty() && !office.is_closed[kProcess];
+    if (*is_there != 0) *num_bytes = static_cast<int>(inbox.front().bytes.size());
     return 0;
   }
-  static int receive(int, void* data, int num_bytes) {
+  static int receive(int process, void* data, int num_bytes, void** request) {
     std::lock_guard lock(office.mutex);
-    const Message& message = office.inbox[kProcess].front();
-    std::memcpy(data, message.bytes.data(), static_cast<size_t>(num_bytes));
-    *message.taken = true;
-    office.inbox[kProcess].pop_front();
+    auto& inbox = office.inbox[kProcess][process];
+    std::memcpy(data, inbox.front().bytes.data(), static_cast<size_t>(num_bytes));
+    *inbox.front().taken = !office.is_stuck[kProcess];
+    *request = new std::shared_ptr<bool>(inbox.front().taken);
+    inbox.pop_front();
     return 0;
   }
   static int finalize() {
@@ -90,8 +90,8 @@ struct Fake {
   static void error_text(int error, char* text, int text_bytes) {
     std::snprintf(text, static_cast<size_t>(text_bytes), "error number %d", error);
   }
-  static constexpr Fp4moeMpi table = {FP4MOE_MPI_ABI, init,     send,  done,      probe,
-                                      receive,        finalize, abort, error_text};
+  static constexpr Fp4moeMpi table = {FP4MOE_MPI_ABI, init,     probe, send,      receive,
+                                      done,           finalize, abort, error_text};
 };
 
 const Fp4moeMpi& fake(int process) {
@@ -106,8 +106,8 @@ class MpiLinkTest : public testing::Test {
     office.num_processes = office.claimed_processes = num_processes;
     office.finalized = 0;
     for (int p = 0; p < kMostProcesses; ++p) {
-      office.inbox[p].clear();
-      office.is_closed[p] = office.probe_fails[p] = false;
+      for (auto& inbox : office.inbox[p]) inbox.clear();
+      office.is_closed[p] = office.is_stuck[p] = office.probe_fails[p] = false;
     }
     num_ranks_ = num_processes * ranks_each;
     for (int p = 0; p < num_processes; ++p) {
@@ -208,6 +208,27 @@ TEST_F(MpiLinkTest, AProcessThatTakesNothingHoldsTheSenderUntilTheDeadline) {
   EXPECT_EQ(status.message(),
             "rank 0 could not send to rank 1: process 1 (rank 1) has taken nothing before the deadline");
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
+  stop();
+}
+
+// A sender may die in the middle of a message: the thread goes on, here with the other messages.
+TEST_F(MpiLinkTest, AMessageThatNeverEndsHoldsUpNobodyElse) {
+  open(3, 1, 300ms);
+  expect_started(3);
+  const auto stick = [](bool is_stuck) {
+    std::lock_guard lock(office.mutex);
+    office.is_stuck[0] = is_stuck;
+  };
+  uint32_t seen = 0;
+  stick(true);
+  ASSERT_TRUE(endpoint(1).signal(0, 0, 1).ok());
+  EXPECT_EQ(endpoint(0).wait(1, 0, 1, 200ms, &seen).code(), StatusCode::kDeadline);
+  stick(false);
+  ASSERT_TRUE(endpoint(2).signal(0, 0, 1).ok());
+  EXPECT_TRUE(endpoint(0).wait(2, 0, 1, 10s, &seen).ok());
+  ASSERT_TRUE(endpoint(0).signal(1, 0, 1).ok());
+  EXPECT_TRUE(endpoint(1).wait(0, 0, 1, 10s, &seen).ok());
+  endpoint(0).fail(cancelled("the end"));
   stop();
 }
 

@@ -145,4 +145,4 @@ if __name__ == "__main__":
     if shutil.which("mpirun") is None or not os.path.exists(os.path.join(os.path.dirname(BINARY), "libfp4moe_mpi.so")):
         print("SKIPPED: no mpirun, or the MPI plug-in was not built: the fabric mpi is NOT tested", file=sys.stderr)
         sys.exit(SKIPPED)
-    unittest.main(argv=sys.argv[:1])
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]])
