@@ -247,6 +247,26 @@ TEST_P(Demo, DefaultRunnerWithQuantisedActivationsIsWithinItsPromise) {
   EXPECT_LE(a.median(), 6e-2);
 }
 
+// Long enough that latent attention makes its queries in several passes, which cut sequences.
+TEST(Batches, SequencesOfOneBatchDoNotSeeEachOther) {
+  const auto prompt = read_reference(FP4MOE_DSV3_DEMO "/reference_logits.safetensors", "prompt_1.input_ids",
+                                     "prompt_1.logits_w4a16");
+  ASSERT_TRUE(prompt.ok());
+  const std::vector<std::vector<int32_t>> prompts = {{prompt->ids.begin(), prompt->ids.begin() + 190},
+                                                     {prompt->ids.begin() + 50, prompt->ids.begin() + 57},
+                                                     {prompt->ids.begin() + 8, prompt->ids.end()}};
+  const LogitsRun run{FP4MOE_DSV3_DEMO, flags_of("w4a16", false)};
+  const auto together = compute_batch_logits(run, prompts);
+  ASSERT_TRUE(together.ok()) << together.status().to_string();
+  std::vector<float> alone;
+  for (const auto& ids : prompts) {
+    const auto logits = compute_logits(run, ids);
+    ASSERT_TRUE(logits.ok());
+    alone.insert(alone.end(), logits->begin(), logits->end());
+  }
+  EXPECT_EQ(*together, alone);
+}
+
 INSTANTIATE_TEST_SUITE_P(Prompts, Demo, testing::Values(0, 1));
 
 }  // namespace

@@ -152,6 +152,20 @@ TEST_F(Parallel, DeterministicModeEqualsOneRankBitForBit) {
     }
 }
 
+// Others of a group may leave the logits to the first, whoever shares the head.
+TEST_F(Parallel, OnlyTheFirstRankOfAGroupNeedsLogits) {
+  for (const Layout& layout :
+       {Layout{2, 1, 1, "none"}, Layout{4, 4, 2, "deepep"}, Layout{4, 4, 2, "none", true}}) {
+    SCOPED_TRACE(text(layout));
+    RankRun ranks{folder("demo-dsv3-nvfp4"), flags_of(layout, "bfloat16", "w4a16")};
+    const auto all = run_ranks(ranks, prompts_of(layout.dp));
+    ranks.first_rank_only = true;
+    const auto first = run_ranks(ranks, prompts_of(layout.dp));
+    ASSERT_TRUE(all.ok() && first.ok()) << first.status().to_string();
+    EXPECT_EQ(*first, *all);
+  }
+}
+
 // Ranks of a group that are given other rows find out at the first exchange, and say what each had.
 TEST_F(Parallel, RanksThatDisagreeAboutTheBatchSaySo) {
   RankRun ranks{folder("demo-dsv3-nvfp4"), flags_of({2, 1, 1, "none"}, "bfloat16", "w4a16")};

@@ -102,9 +102,10 @@ class Rank {
     const SequenceRows sequence{0, rows, first, pages_};
     const std::span<const int32_t> ids(rows > 0 ? prompt.data() + first : nullptr, static_cast<size_t>(rows));
     const size_t at = logits.size();
-    logits.resize(at + logit_rows.size() * static_cast<size_t>(s_.config.vocab_size));
+    const bool wanted = !s_.run.first_rank_only || context_.layout.attention_rank() == 0;
+    if (wanted) logits.resize(at + logit_rows.size() * static_cast<size_t>(s_.config.vocab_size));
     return model_->forward({ids, positions, {&sequence, static_cast<size_t>(rows > 0)}, logit_rows}, kv_,
-                           logits.data() + at, pool_);
+                           wanted ? logits.data() + at : nullptr, pool_);
   }
 
   const Shared& s_;
@@ -155,7 +156,7 @@ Result<std::vector<std::vector<float>>> run_ranks(const RankRun& run,
     FP4MOE_RETURN_IF_ERROR(ranks[r]->status);
     if (static_cast<int>(r) % layout.attention_tp() == 0)
       groups.push_back(std::move(ranks[r]->logits));
-    else if (ranks[r]->logits != groups.back())
+    else if (!run.first_rank_only && ranks[r]->logits != groups.back())
       return internal_error("rank " + std::to_string(r) + " has other logits than the first of its group");
   }
   return groups;

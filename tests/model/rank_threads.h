@@ -15,8 +15,9 @@ struct RankRun {
   EngineConfig flags;  // tp, ep, dp, a2a, ...
   int64_t chunk = 8;   // prompt tokens of a group in one step
   int page_size = 4;
-  bool last_row_only = false;  // logits of each step's last row, else of all rows
-  int short_rank = -1;         // this rank is given a token less
+  bool last_row_only = false;    // logits of each step's last row, else of all rows
+  int short_rank = -1;           // this rank is given a token less
+  bool first_rank_only = false;  // only the first rank of each group asks for logits
 };
 
 // Logits [rows, V] of each group's prompt, step by step; a group whose prompt is over, or empty, goes on

@@ -62,4 +62,38 @@ Result<std::vector<float>> compute_logits(const LogitsRun& run, const std::vecto
   return logits;
 }
 
+Result<std::vector<float>> compute_batch_logits(const LogitsRun& run,
+                                                const std::vector<std::vector<int32_t>>& prompts) {
+  FP4MOE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(run.folder));
+  FP4MOE_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(config, run.flags));
+  ThreadPool pool(std::max(1, run.flags.threads));
+  FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(run.folder));
+  std::vector<int32_t> ids;
+  std::vector<int64_t> positions, first_page;
+  int64_t num_pages = 0;
+  for (const auto& prompt : prompts) {
+    first_page.push_back(num_pages);
+    num_pages += (static_cast<int64_t>(prompt.size()) + run.page_size - 1) / run.page_size;
+    ids.insert(ids.end(), prompt.begin(), prompt.end());
+    for (size_t i = 0; i < prompt.size(); ++i) positions.push_back(static_cast<int64_t>(i));
+  }
+  const int64_t t = static_cast<int64_t>(ids.size());
+  std::vector<int32_t> pages(static_cast<size_t>(num_pages));
+  std::iota(pages.rbegin(), pages.rend(), 0);
+  std::vector<SequenceRows> sequences;
+  for (size_t i = 0, row = 0; i < prompts.size(); row += prompts[i++].size())
+    sequences.push_back({static_cast<int64_t>(row), static_cast<int64_t>(prompts[i].size()), 0,
+                         std::span(pages).subspan(static_cast<size_t>(first_page[i]))});
+  std::vector<int64_t> logit_rows(ids.size());
+  std::iota(logit_rows.begin(), logit_rows.end(), 0);
+
+  const ModelOptions options{plan.act_dtype, plan.isa, plan.moe, t};
+  FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model,
+                          Model::load(checkpoint, config, options, pool, {}));
+  FP4MOE_ASSIGN_OR_RETURN(KvCache kv, KvCache::make(config, plan.act_dtype, num_pages, run.page_size));
+  std::vector<float> logits(static_cast<size_t>(t * config.vocab_size));
+  FP4MOE_RETURN_IF_ERROR(model->forward({ids, positions, sequences, logit_rows}, kv, logits.data(), pool));
+  return logits;
+}
+
 }  // namespace fp4moe

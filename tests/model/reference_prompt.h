@@ -30,4 +30,8 @@ struct LogitsRun {
 // Logits [T, V] of the prompt, computed chunk by chunk with every row's logits taken.
 Result<std::vector<float>> compute_logits(const LogitsRun& run, const std::vector<int32_t>& ids);
 
+// Logits [rows, V] of several prompts in one forward(), prompt after prompt.
+Result<std::vector<float>> compute_batch_logits(const LogitsRun& run,
+                                                const std::vector<std::vector<int32_t>>& prompts);
+
 }  // namespace fp4moe
