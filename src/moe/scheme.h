@@ -18,7 +18,7 @@ const char* scheme_name(Scheme scheme);  // "w4a16", "w4a4", "w4a8"
 enum class ActScaleChoice : uint8_t {
   kScalar,  // one for the layer: the largest input scale over all E experts (and both halves), on every rank
   kPerExpert,  // each expert's own
-  kPerToken,   // each row's own amax / 2688: needs no calibration
+  kPerToken,   // each row's own amax / 2688, of the part of I that a rank has: needs no calibration
 };
 
 // From what the intermediate (after the activation function) is quantised under w4a4.

@@ -5,48 +5,22 @@
 
 #include <tuple>
 
-#include "kernels/expert_case.h"
-#include "moe/table.h"
+#include "moe/layer_case.h"
 #include "support/compare.h"
 
 namespace fp4moe {
 namespace {
 
-struct LayerSize {
-  int64_t hidden = 0, intermediate = 0, num_experts = 0, top_k = 0;
-};
-
-// Random experts and router, as a checkpoint would hold them: gate and up biases interleaved.
-class LayerCase {
+// Experts with a router.
+class LayerCase : public ExpertsCase {
  public:
-  LayerCase(const LayerSize& size, Fp4Format format, ActivationKind kind, uint64_t seed = 1) : random_(seed) {
-    problem = {size.hidden, size.intermediate, size.num_experts, size.top_k, format, {kind}};
-    weights_ = {format, size.hidden, size.intermediate, {}};
-    const auto matrix = [&](int64_t rows, int64_t cols) {
-      matrices_.push_back(std::make_unique<Fp4Matrix>(format, rows, cols, random_));
-      return matrices_.back()->view();
-    };
-    const auto bias = [&](int64_t n) {
-      biases_.push_back(std::make_unique<std::vector<bf16>>(to_bf16(random_.normal(n, 0.2f))));
-      return biases_.back()->data();
-    };
-    for (int64_t e = 0; e < size.num_experts; ++e) {
-      ExpertWeightsView w;
-      if (is_gated(kind)) w.gate = matrix(size.intermediate, size.hidden);
-      w.up = matrix(size.intermediate, size.hidden);
-      w.down = matrix(size.hidden, size.intermediate);
-      w.gate_bias = bias(2 * size.intermediate);
-      w.up_bias = w.gate_bias + 1;
-      w.gate_up_bias_stride = 2;
-      if (e % 2 == 0) w.down_bias = bias(size.hidden);
-      weights_.experts.push_back(w);
-    }
-    router_weight_ = to_bf16(random_.normal(size.num_experts * size.hidden, 0.2f));
+  LayerCase(const LayerSize& size, Fp4Format format, ActivationKind kind) : ExpertsCase(size, format, kind) {
+    router_weight_ = to_bf16(random.normal(size.num_experts * size.hidden, 0.2f));
     router.weight = router_weight_.data();
   }
 
-  std::vector<float> tokens(int64_t n) { return random_.normal(n * problem.hidden_size); }
-  MoeWeightsView& weights() { return weights_; }
+  // Values that bf16 does not hold: the router sees them, the experts their rounding.
+  std::vector<float> tokens(int64_t n) { return random.normal(n * problem.hidden_size); }
 
   std::unique_ptr<MoeLayer> make(const char* runner, DType dtype, ThreadPool& pool) const {
     MoeProblem p = problem;
@@ -54,7 +28,7 @@ class LayerCase {
     const Result<MoePlan> plan = plan_moe(p, {.runner = runner});
     EXPECT_TRUE(plan.ok()) << plan.status().to_string();
     EXPECT_STREQ(plan->runner()->name, runner);
-    auto layer = MoeLayer::make(*plan, ref_dense_ops(), router, weights_, nullptr, pool);
+    auto layer = MoeLayer::make(*plan, ref_dense_ops(), router, weights, nullptr, pool);
     EXPECT_TRUE(layer.ok()) << layer.status().to_string();
     return std::move(*layer);
   }
@@ -81,14 +55,9 @@ class LayerCase {
     return run(*make(runner, dtype, pool), dtype, x, pool);
   }
 
-  MoeProblem problem;
   RouterWeights router;
 
  private:
-  Random random_;
-  MoeWeightsView weights_;
-  std::vector<std::unique_ptr<Fp4Matrix>> matrices_;
-  std::vector<std::unique_ptr<std::vector<bf16>>> biases_;
   std::vector<bf16> router_weight_;
 };
 
@@ -114,7 +83,7 @@ std::vector<float> exact_layer(LayerCase& c, DType dtype, const std::vector<floa
     choose_experts(logits.data(), {.num_experts = p.num_experts, .top_k = p.top_k}, ids.data(), route.data());
     std::vector<double> sum(static_cast<size_t>(p.hidden_size));
     for (size_t k = 0; k < ids.size(); ++k) {
-      const ExpertWeightsView& w = c.weights().experts[static_cast<size_t>(ids[k])];
+      const ExpertWeightsView& w = c.weights.experts[static_cast<size_t>(ids[k])];
       std::vector<float> h;
       for (int64_t i = 0; i < p.intermediate_size; ++i) {
         const double g = is_gated(p.activation.kind)
@@ -192,7 +161,7 @@ TEST_P(MoeLayerTest, AllTokensToOneExpertAndTheOthersIdle) {
   c.router.bias = {0, 0, 0, 1e6f, 0, 0};
   const std::vector<float> x = c.tokens(40);
   LayerCase only({64, 64, 1, 1}, format(), ActivationKind::kSwigluOai);
-  only.weights().experts = {c.weights().experts[3]};
+  only.weights.experts = {c.weights.experts[3]};
   EXPECT_EQ(c.run(row().name, DType::kBF16, x), only.run(row().name, DType::kBF16, x));
 }
 
@@ -218,7 +187,7 @@ TEST_P(MoeLayerTest, MaskedBatchesGiveTheBitsOfPackedOnes) {
   if (!row().layouts.has(BatchLayout::kMasked)) GTEST_SKIP() << row().name << " takes no masked batches";
   LayerCase c({64, 32, 3, 1}, format(), ActivationKind::kSwigluOai);
   ThreadPool pool(2);
-  const PackedExperts experts = std::move(*row().pack(row(), c.problem, {}, c.weights(), pool));
+  const PackedExperts experts = std::move(*row().pack(row(), c.problem, {}, c.weights, pool));
   const int64_t counts[] = {2, 0, 5}, offsets[] = {0, 2, 2, 7}, capacity = 6;
   const std::vector<float> x = c.tokens(7);
   std::vector<float> masked_x(static_cast<size_t>(3 * capacity * 64), NAN);  // NAN: what must not be read
@@ -247,7 +216,7 @@ TEST_P(MoeLayerTest, MaskedBatchesGiveTheBitsOfPackedOnes) {
 TEST(MoeLayerMakeTest, WrongOrderOfGateAndUpFails) {
   LayerCase c({64, 64, 4, 2}, Fp4Format::kMxfp4, ActivationKind::kSwigluOai);
   const std::vector<float> x = c.tokens(8), expected = exact_layer(c, DType::kBF16, x);
-  for (ExpertWeightsView& w : c.weights().experts) std::swap(w.gate, w.up);
+  for (ExpertWeightsView& w : c.weights.experts) std::swap(w.gate, w.up);
   EXPECT_FALSE(within_relative_l2(c.run("ref", DType::kBF16, x), expected, 0.1));
 }
 
@@ -255,11 +224,11 @@ TEST(MoeLayerMakeTest, WeightsThatContradictThePlanAreRefused) {
   LayerCase c({64, 32, 4, 2}, Fp4Format::kMxfp4, ActivationKind::kSwigluOai);
   ThreadPool pool(1);
   const MoePlan plan = *plan_moe(c.problem, {.runner = "ref"});
-  c.weights().experts[2].down.cols = 64;
-  EXPECT_EQ(MoeLayer::make(plan, ref_dense_ops(), c.router, c.weights(), nullptr, pool).status().message(),
+  c.weights.experts[2].down.cols = 64;
+  EXPECT_EQ(MoeLayer::make(plan, ref_dense_ops(), c.router, c.weights, nullptr, pool).status().message(),
             "expert 2: down is mxfp4 [64, 64], the plan has mxfp4 [64, 32]");
-  c.weights().experts.pop_back();
-  EXPECT_EQ(MoeLayer::make(plan, ref_dense_ops(), c.router, c.weights(), nullptr, pool).status().message(),
+  c.weights.experts.pop_back();
+  EXPECT_EQ(MoeLayer::make(plan, ref_dense_ops(), c.router, c.weights, nullptr, pool).status().message(),
             "weights of 3 experts, the plan has 4");
 }
 

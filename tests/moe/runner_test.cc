@@ -373,13 +373,52 @@ TEST(RunnerNumericsTest, EveryNumericsIsItsOwn) {
       EXPECT_NE(outputs[i], outputs[j]) << kNumerics[i].name << " and " << kNumerics[j].name;
 }
 
-// ---- many rows, many times ------------------------------------------------------------------------
+// ---- shapes that peers test -----------------------------------------------------------------------
 
 const RunnerRow& best_row() {
   for (const RunnerRow& row : runner_rows())
     if (isa_available(row.isa)) return row;
   return runner_rows().back();
 }
+
+struct PeerShape {
+  int64_t tokens;
+  LayerSize size;
+  Fp4Format format;
+  ActivationKind kind;
+};
+
+// SGLang's cutedsl cases (packed, masked) and FlashInfer's SM90 and alignment cases, within 3e-3 instead of
+// their tens of percent.
+TEST(RunnerPeerShapesTest, AgreeWithTheOracleRow) {
+  constexpr auto kMx = Fp4Format::kMxfp4, kNv = Fp4Format::kNvfp4;
+  constexpr auto kSilu = ActivationKind::kSilu, kOai = ActivationKind::kSwigluOai,
+                 kRelu2 = ActivationKind::kRelu2;
+  const PeerShape shapes[] = {
+      {128, {256, 512, 256, 2}, kNv, kSilu}, {128, {256, 512, 64, 8}, kNv, kRelu2},
+      {2, {128, 256, 8, 1}, kNv, kSilu},     {2, {128, 256, 8, 4}, kNv, kSilu},
+      {16, {128, 512, 8, 2}, kNv, kSilu},    {16, {128, 512, 8, 4}, kNv, kRelu2},
+      {1, {128, 128, 2, 2}, kMx, kSilu},     {4, {128, 128, 4, 2}, kMx, kOai},
+      {4, {768, 512, 8, 2}, kMx, kSilu},     {4, {2048, 1024, 8, 4}, kMx, kOai},
+      {8, {192, 192, 4, 2}, kMx, kOai},      {4, {160, 128, 4, 2}, kNv, kSilu},
+      {4, {288, 128, 4, 2}, kNv, kSilu},     {4, {2880, 2880, 2, 2}, kMx, kOai},
+  };
+  for (const PeerShape& shape : shapes)
+    for (const NamedNumerics& n : kNumerics) {
+      if (shape.format == kMx && n.numerics.scheme == Scheme::kW4A4) continue;
+      if (shape.size.num_experts > 8 && n.numerics != kNumerics[2].numerics) continue;  // large: w4a4_direct
+      ExpertsCase c(shape.size, shape.format, shape.kind);
+      const Routed r = routed_tokens(c, shape.tokens);
+      const BatchLayout layout = n.numerics.a2 == kPerExpert ? BatchLayout::kMasked : BatchLayout::kPacked;
+      EXPECT_TRUE(within_relative_l2(run_slots(best_row(), c.problem, n.numerics, c, r, layout),
+                                     run_slots(runner_rows().back(), c.problem, n.numerics, c, r, layout),
+                                     3e-3))
+          << n.name << " H=" << shape.size.hidden << " I=" << shape.size.intermediate
+          << " E=" << shape.size.num_experts;
+    }
+}
+
+// ---- many rows, many times ------------------------------------------------------------------------
 
 TEST(RunnerScaleTest, ThousandsOfRowsPerExpert) {
   for (const NamedNumerics& n : kNumerics) {
