@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <string>
+#include <system_error>
 #include <thread>
 
 #include "base/check.h"
@@ -33,7 +34,11 @@ MpiLink::MpiLink(const Fp4moeMpi& mpi, std::shared_ptr<RankMemory> memory, const
 }
 
 Status MpiLink::start(const std::shared_ptr<MpiLink>& self, std::chrono::nanoseconds timeout) {
-  std::thread([self] { self->run(); }).detach();
+  try {
+    std::thread([self] { self->run(); }).detach();
+  } catch (const std::system_error& error) {
+    return does_not_fit(std::string("the system refused the communication thread: ") + error.what());
+  }
   std::unique_lock lock(self->start_mutex_);
   const bool started = self->start_changed_.wait_for(lock, timeout, [&] { return self->is_started_; });
   if (started) return self->start_status_;
