@@ -1,3 +1,5 @@
+#include <signal.h>
+
 #include <cctype>
 #include <cstdio>
 #include <cstdlib>
@@ -158,6 +160,9 @@ void add_sglang_flags(CLI::App& verb, EngineConfig& c) {
 }  // namespace
 
 int follow(EngineConfig config) {
+  // mpirun hands signals to every process: process 0 decides what becomes of running requests.
+  signal(SIGTERM, SIG_IGN);
+  signal(SIGINT, SIG_IGN);
   const std::string process = "process " + std::to_string(launcher_info().process);
   config.log_sink = [process](LogLevel level, const std::string& line) {
     if (level >= LogLevel::kError) std::fprintf(stderr, "%s: error: %s\n", process.c_str(), line.c_str());

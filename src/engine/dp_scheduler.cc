@@ -10,9 +10,10 @@
 namespace fp4moe {
 
 SchedulerLimits group_limits(const SchedulerLimits& limits, int num_groups) {
-  SchedulerLimits each = limits;
-  each.max_running_requests = (limits.max_running_requests + num_groups - 1) / num_groups;
-  return each;
+  const auto part = [num_groups](int64_t n) { return n / num_groups + (n % num_groups != 0); };
+  return {.max_running_requests = part(limits.max_running_requests),
+          .chunked_prefill_size = part(limits.chunked_prefill_size),
+          .max_prefill_tokens = part(limits.max_prefill_tokens)};
 }
 
 DpScheduler::DpScheduler(int num_groups, const SchedulerLimits& limits, int64_t num_pages, int page_size) {

@@ -12,8 +12,8 @@
 
 namespace fp4moe {
 
-// The limits of one of `num_groups` groups: running requests are shared out, rounded up; prefill limits are
-// each group's own.
+// The limits of one of `num_groups` groups: each takes an equal part of every number, rounded up, so that a
+// step of all groups together is about as large as one group's would be.
 SchedulerLimits group_limits(const SchedulerLimits& limits, int num_groups);
 
 // First come, first served over all groups: the request at the head of the queue goes to the group that runs

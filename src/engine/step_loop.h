@@ -24,7 +24,7 @@
 namespace fp4moe {
 
 struct StepLoopOptions {
-  SchedulerLimits scheduler;   // max_running_requests: of all data-parallel groups together
+  SchedulerLimits scheduler;   // of all data-parallel groups together
   int64_t context_length = 0;  // tokens of one request, prompt and answer; a group's KV pool holds them
   int64_t max_queued_requests = 0;
   uint64_t random_seed = 0;  // of requests that name no seed

@@ -49,13 +49,13 @@ Rows run_step(DpScheduler& scheduler) {
 constexpr SchedulerLimits kLimits{
     .max_running_requests = 2, .chunked_prefill_size = 4, .max_prefill_tokens = 8};
 
-TEST(DpScheduler, GroupsShareTheRunningRequestsRoundedUp) {
-  const SchedulerLimits limits = group_limits({65, 512, 2048}, 4);
-  EXPECT_EQ(limits.max_running_requests, 17);
-  EXPECT_EQ(limits.chunked_prefill_size, 512);
-  EXPECT_EQ(limits.max_prefill_tokens, 2048);
+TEST(DpScheduler, GroupsShareTheLimitsRoundedUp) {
+  const SchedulerLimits limits = group_limits({64, 513, 2048}, 4);
+  EXPECT_EQ(limits.max_running_requests, 16);
+  EXPECT_EQ(limits.chunked_prefill_size, 129);
+  EXPECT_EQ(limits.max_prefill_tokens, 512);
   EXPECT_EQ(group_limits({1, 1, 1}, 8).max_running_requests, 1);
-  EXPECT_EQ(group_limits({64, 512, 2048}, 1).max_running_requests, 64);
+  EXPECT_EQ(group_limits({64, 513, 2048}, 1).chunked_prefill_size, 513);
 }
 
 TEST(DpScheduler, ARequestGoesToTheGroupWithTheFewestRequestsThenTokensThenTheLowest) {

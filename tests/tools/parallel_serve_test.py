@@ -1,0 +1,148 @@
+"""`fp4moe serve` on several ranks, in one process and under mpirun: the text of one rank; and when a process
+is killed or stopped."""
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import unittest
+from urllib.parse import urlsplit
+
+from serve_process import Serve
+
+BINARY, MODEL = sys.argv[1:3]
+LIMITS = ["--max-total-tokens", "512", "--max-running-requests", "8", "--self-test", "off"]
+DP = ["--tp", "4", "--ep-size", "4", "--dp", "4", "--enable-dp-attention", "--moe-a2a-backend", "deepep"]
+DEADLINE = 3.0  # seconds a rank waits for another one
+PROMPTS = ["Tom has 3 apples and buys 4.", "a", "The answer is", "7 + 5 =", "1 2 3 4 5 6"]
+MPIRUN = shutil.which("mpirun")
+needs_mpi = unittest.skipUnless(MPIRUN, "no mpirun on this machine: NOT TESTED")
+
+
+class Ranks(Serve):
+    """Serve in `processes` processes of mpirun; 1: without it."""
+
+    def __init__(self, processes, *flags):
+        super().__init__(BINARY, MODEL, *LIMITS, "--comm-timeout", str(DEADLINE), "--threads", "4", *flags)
+        if processes > 1:
+            self.command = [MPIRUN, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np",
+                            str(processes), *self.command]
+        self.processes = processes
+
+    def __exit__(self, *_):
+        if self.processes == 1:
+            return super().__exit__()
+        os.kill(ranks_of(self.process)[0], signal.SIGTERM)  # mpirun itself would end with the signal's code
+        self.lines += self.process.stdout.read().splitlines(keepends=True)
+        self.process.stdout.close()
+        self.exit_code = self.process.wait(timeout=60)
+
+
+def generate(url, prompt, tokens=24):
+    body = {"text": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}}
+    with contextlib.closing(http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)) as connection:
+        connection.request("POST", "/generate", json.dumps(body))
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+
+
+def texts(url, prompts=PROMPTS):
+    """All at once, so that they are spread over the groups."""
+    answers = [None] * len(prompts)
+
+    def ask(i):
+        answers[i] = generate(url, prompts[i])[1]["text"]
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+def ranks_of(launcher):
+    """Process ids of the engine's processes, by their number."""
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat") as stat:
+                parent = int(stat.read().rpartition(")")[2].split()[1])
+            with open(f"/proc/{pid}/environ", "rb") as environ:
+                variables = dict(v.split(b"=", 1) for v in environ.read().split(b"\0") if b"=" in v)
+        except (OSError, ValueError):
+            continue
+        rank = variables.get(b"OMPI_COMM_WORLD_RANK")
+        if parent == launcher.pid and rank is not None:
+            found[int(rank)] = int(pid)
+    return found
+
+
+class Parallel(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        with Serve(BINARY, MODEL, *LIMITS, "--moe-a2a-backend", "deepep") as serve:
+            cls.alone = texts(serve.url)
+
+    def check(self, processes, flags=DP):
+        with Ranks(processes, *flags) as serve:
+            self.assertEqual(texts(serve.url), self.alone)
+            self.assertEqual(sum("ready to roll" in line for line in serve.lines), 1)
+        self.assertEqual(serve.exit_code, 0)
+
+    def test_threads(self):
+        self.check(1)
+
+    @needs_mpi
+    def test_two_processes(self):
+        self.check(2)
+
+    @needs_mpi
+    def test_four_processes(self):
+        self.check(4)
+
+    @needs_mpi
+    def test_a_killed_process_ends_the_job_by_name_and_a_restart_answers_the_same(self):
+        serve = Ranks(2, *DP)
+        serve.__enter__()
+        thread = threading.Thread(target=lambda: self.swallow(serve.url))
+        thread.start()
+        time.sleep(0.5)
+        os.kill(ranks_of(serve.process)[1], signal.SIGKILL)
+        killed = time.monotonic()
+        rest = serve.process.stdout.read()
+        code = serve.process.wait(timeout=60)
+        self.assertLess(time.monotonic() - killed, DEADLINE + 1)
+        self.assertNotEqual(code, 0)
+        thread.join()
+        serve.process.stdout.close()
+        lines = [line for line in rest.splitlines() if "rank" in line and "error" in line]
+        self.assertTrue(lines, rest)
+        self.check(2)
+
+    @needs_mpi
+    def test_a_process_stopped_for_half_the_deadline_is_waited_for(self):
+        with Ranks(2, *DP) as serve:
+            pid = ranks_of(serve.process)[1]
+            answers = []
+            thread = threading.Thread(target=lambda: answers.extend(texts(serve.url)))
+            thread.start()
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(DEADLINE / 2)
+            os.kill(pid, signal.SIGCONT)
+            thread.join()
+            self.assertEqual(answers, self.alone)
+        self.assertEqual(serve.exit_code, 0)
+
+    @staticmethod
+    def swallow(url):
+        with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+            generate(url, "a", 400)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1], verbosity=2)
