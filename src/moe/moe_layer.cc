@@ -162,6 +162,7 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::make(const MoePlan& plan, const Dens
   FP4MOE_ASSIGN_OR_RETURN(Router gate,
                           Router::make(router, {p.num_experts, p.hidden_size, p.top_k}, row.ops()));
   FP4MOE_ASSIGN_OR_RETURN(PackedExperts experts, row.pack(row, p, plan.numerics(), weights, pool));
+  experts.tactics = plan.tactics();
   SharedExpert shared_expert;
   if (shared != nullptr) {
     FP4MOE_ASSIGN_OR_RETURN(shared_expert, make_shared_expert(plan, ops, *shared, pool));

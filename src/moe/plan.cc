@@ -237,6 +237,12 @@ Result<MoePlan> plan_moe(const MoeProblem& problem, const MoeChoice& choice) {
   return plan;
 }
 
+MoePlan MoePlan::with_tactics(const Tactics& tactics) const {
+  MoePlan plan = *this;
+  plan.tactics_ = tactics;
+  return plan;
+}
+
 MoePlan MoePlan::at_rank(int rank) const {
   FP4MOE_CHECK(rank >= 0 && rank < problem_.layout.tp,
                "rank " + number(rank) + " of " + number(problem_.layout.tp));

@@ -16,6 +16,7 @@
 #include "moe/payload.h"
 #include "moe/rank_layout.h"
 #include "moe/scheme.h"
+#include "moe/tactics.h"
 
 namespace fp4moe {
 
@@ -86,6 +87,9 @@ class MoePlan {
   const std::string& note() const { return note_; }
   // The same plan for another rank of the job.
   MoePlan at_rank(int rank) const;
+  // The same plan with other tactics; the results are the same to the bit.
+  MoePlan with_tactics(const Tactics& tactics) const;
+  const Tactics& tactics() const { return tactics_; }
   // A layer's output on a rank is a partial sum of all ranks': a shared expert is then sharded over all of
   // them; else each rank has all of it, for its own rows.
   bool shared_expert_is_sharded() const;
@@ -99,6 +103,7 @@ class MoePlan {
   const A2aRow* a2a_ = nullptr;
   A2aSettings a2a_settings_;
   const RunnerRow* runner_ = nullptr;
+  Tactics tactics_;
   std::vector<RowVerdict> verdicts_;
   std::string note_;
 };

@@ -11,10 +11,6 @@
 namespace fp4moe {
 namespace {
 
-// Weights of one chunk: large beside what handing a chunk out costs, small enough to stay in the L2 cache
-// while an expert's rows pass over them.
-constexpr int64_t kChunkBytes = 96 << 10;
-
 // A part of one expert's groups.
 struct Chunk {
   int64_t expert = 0, first_group = 0, num_groups = 0;
@@ -29,12 +25,14 @@ std::span<const int64_t> active_experts(const ExpertBatch& batch, Arena& scratch
   return {active, n};
 }
 
-// Calls body(chunk) for all groups of the given experts. Each expert is cut into at least as many chunks as
-// there are workers, where it has the groups, so that one busy expert occupies all of them.
+// Calls body(chunk) for all groups of the given experts, chunks of about `chunk_bytes`. Each expert is cut
+// into at least as many chunks as there are workers, where it has the groups, so that one busy expert
+// occupies all of them.
 template <class Body>
-void for_chunks(const PanelGrid& grid, std::span<const int64_t> experts, ThreadPool& pool, const Body& body) {
+void for_chunks(const PanelGrid& grid, int64_t chunk_bytes, std::span<const int64_t> experts,
+                ThreadPool& pool, const Body& body) {
   const int64_t share = (grid.num_groups + pool.num_threads() - 1) / pool.num_threads();
-  const int64_t groups = std::clamp<int64_t>(kChunkBytes / grid.group_bytes(), 1, share);
+  const int64_t groups = std::clamp<int64_t>(chunk_bytes / grid.group_bytes(), 1, share);
   const int64_t per_expert = (grid.num_groups + groups - 1) / groups;
   pool.run(static_cast<int64_t>(experts.size()) * per_expert, [&](int64_t i, int) {
     const int64_t first = i % per_expert * groups;
@@ -63,6 +61,12 @@ struct Pass {
 
   const Numerics& numerics() const { return experts.numerics; }
   bool is(Scheme scheme) const { return numerics().scheme == scheme; }
+  int64_t chunk_bytes(TacticOp op) const {
+    int64_t rows = 0;
+    for (const int64_t e : active) rows += batch.num_rows(e);
+    const auto experts_with_rows = std::max<int64_t>(1, static_cast<int64_t>(active.size()));
+    return experts.tactics.chunk_bytes(op, (rows + experts_with_rows - 1) / experts_with_rows);
+  }
   const ExpertScales& scales(int64_t e) const { return experts.scales[static_cast<size_t>(e)]; }
 };
 
@@ -169,7 +173,7 @@ Operand intermediate_operand(const Pass& pass, const ActRows& h) {
 
 void run_gate_up(const Pass& pass, const Operand& x, const ActRows& h) {
   const PanelGrid grid = gate_up_grid(pass.ops, pass.p);
-  for_chunks(grid, pass.active, pass.pool, [&](const Chunk& c) {
+  for_chunks(grid, pass.chunk_bytes(TacticOp::kGateUp), pass.active, pass.pool, [&](const Chunk& c) {
     const int64_t group = c.expert * grid.num_groups + c.first_group;
     ExpertGemmArgs gemm = gemm_args(pass, x, c.expert);
     gemm.panels = pass.experts.gate_up.data() + group * grid.group_bytes();
@@ -189,7 +193,7 @@ void run_gate_up(const Pass& pass, const Operand& x, const ActRows& h) {
 
 void run_down(const Pass& pass, const Operand& h) {
   const PanelGrid grid = down_grid(pass.ops, pass.p);
-  for_chunks(grid, pass.active, pass.pool, [&](const Chunk& c) {
+  for_chunks(grid, pass.chunk_bytes(TacticOp::kDown), pass.active, pass.pool, [&](const Chunk& c) {
     const int64_t panel = c.expert * grid.num_groups + c.first_group;
     ExpertGemmArgs gemm = gemm_args(pass, h, c.expert);
     gemm.panels = pass.experts.down.data() + panel * grid.panel_bytes;

@@ -13,6 +13,7 @@
 #include "moe/act_scales.h"
 #include "moe/expert_batch.h"
 #include "moe/plan.h"
+#include "moe/tactics.h"
 #include "moe/transport.h"
 
 namespace fp4moe {
@@ -53,6 +54,7 @@ struct PackedExperts {
   std::vector<float> down_bias;     // [L][H]
   Numerics numerics;
   std::vector<ExpertScales> scales;  // [L]
+  Tactics tactics;
 
   int64_t num_bytes() const {
     return gate_up.num_bytes() + down.num_bytes() +

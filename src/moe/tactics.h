@@ -1,0 +1,35 @@
+// Tactics: how a runner cuts its work into chunks. They decide about time alone, never about a bit of a
+// result.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace fp4moe {
+
+// What a chunk of the panels runner reads of the weights, in bytes: large beside what handing a chunk out
+// costs, small enough to stay in the L2 cache while an expert's rows pass over them. The first is what runs
+// where nothing was timed.
+constexpr std::array<int64_t, 4> kChunkBytes = {96 << 10, 24 << 10, 384 << 10, 1536 << 10};
+
+enum class TacticOp : uint8_t { kGateUp, kDown };
+constexpr int kNumTacticOps = 2;
+
+// By rows of an active expert: up to 1, 4, 32, more.
+constexpr std::array<int64_t, 4> kTacticRows = {1, 4, 32, 128};
+constexpr int tactic_bucket(int64_t rows_per_expert) {
+  int bucket = 0;
+  while (bucket + 1 < static_cast<int>(kTacticRows.size()) && rows_per_expert > kTacticRows[bucket]) ++bucket;
+  return bucket;
+}
+
+struct Tactics {
+  std::array<std::array<uint8_t, kTacticRows.size()>, kNumTacticOps> chosen = {};  // indices of kChunkBytes
+
+  int64_t chunk_bytes(TacticOp op, int64_t rows_per_expert) const {
+    return kChunkBytes[chosen[static_cast<size_t>(op)][static_cast<size_t>(tactic_bucket(rows_per_expert))]];
+  }
+  bool operator==(const Tactics&) const = default;
+};
+
+}  // namespace fp4moe

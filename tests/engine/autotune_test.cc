@@ -1,0 +1,179 @@
+// Tactics: who wins, that wrong ones never do, the cache, and that results stay the same to the bit.
+#include "engine/autotune.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+
+#include "moe/expert_probe.h"
+
+namespace fp4moe {
+namespace {
+
+bool always() { return true; }
+constexpr auto kGateUp = static_cast<size_t>(TacticOp::kGateUp), kDown = static_cast<size_t>(TacticOp::kDown);
+
+class Folder {
+ public:
+  Folder() {
+    std::string name = (std::filesystem::temp_directory_path() / "tactics-XXXXXX").string();
+    path_ = mkdtemp(name.data());
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  std::string file() const { return path_ + "/sub/tactics.json"; }
+
+ private:
+  std::string path_;
+};
+
+TEST(Tactics, BucketsByRowsOfAnExpert) {
+  const std::vector<std::pair<int64_t, int>> expected = {{0, 0},  {1, 0},  {2, 1},   {4, 1},      {5, 2},
+                                                         {32, 2}, {33, 3}, {128, 3}, {1 << 30, 3}};
+  for (const auto& [rows, bucket] : expected) EXPECT_EQ(tactic_bucket(rows), bucket) << rows;
+}
+
+TEST(ChooseTactics, TheFastestOfEachPlaceWins) {
+  // gate/up is fastest by tactic 2 for few rows, by 3 for many; down always by the default.
+  const auto timer = [](const Tactics& t, int64_t rows) {
+    const size_t bucket = static_cast<size_t>(tactic_bucket(rows));
+    const double gate_up = t.chosen[kGateUp][bucket] == (rows <= 4 ? 2 : 3) ? 1 : 2;
+    return gate_up + (t.chosen[kDown][bucket] == 0 ? 1 : 2);
+  };
+  const Tactics chosen = choose_tactics(timer, always);
+  EXPECT_EQ(chosen.chosen[kGateUp], (std::array<uint8_t, 4>{2, 2, 3, 3}));
+  EXPECT_EQ(chosen.chosen[kDown], (std::array<uint8_t, 4>{0, 0, 0, 0}));
+}
+
+TEST(ChooseTactics, AWrongTacticNeverWinsHoweverFast) {
+  // Each is right twice, then wrong: of the three times that a place asks it.
+  std::array<int, kChunkBytes.size()> calls = {};
+  const auto timer = [&](const Tactics& t, int64_t rows) {
+    const uint8_t tactic = t.chosen[kGateUp][static_cast<size_t>(tactic_bucket(rows))];
+    if (tactic == 0) return 1.0;
+    return ++calls[tactic] % 3 == 0 ? -1.0 : 0.1;
+  };
+  EXPECT_EQ(choose_tactics(timer, always).chosen[kGateUp], (std::array<uint8_t, 4>{}));
+}
+
+TEST(ChooseTactics, AGainBelowThreePercentIsNoise) {
+  const auto timer = [](const Tactics& t, int64_t) { return t == Tactics{} ? 1.0 : 0.98; };
+  EXPECT_EQ(choose_tactics(timer, always), Tactics{});
+}
+
+TEST(ChooseTactics, WithoutTimeTheDefaultStays) {
+  const auto timer = [](const Tactics& t, int64_t) { return t == Tactics{} ? 1.0 : 0.1; };
+  EXPECT_EQ(choose_tactics(timer, [] { return false; }), Tactics{});
+  int left = 5;  // not enough for one place
+  EXPECT_EQ(choose_tactics(timer, [&] { return left-- > 0; }), Tactics{});
+}
+
+TEST(TacticsCache, KeepsEveryKey) {
+  const Folder folder;
+  Tactics a, b, read;
+  a.chosen[0][1] = 2;
+  b.chosen[1][3] = 3;
+  EXPECT_FALSE(*read_tactics(folder.file(), "a", read)) << "an absent file is empty";
+  ASSERT_TRUE(write_tactics(folder.file(), "a", a).ok());
+  ASSERT_TRUE(write_tactics(folder.file(), "b", b).ok());
+  EXPECT_TRUE(*read_tactics(folder.file(), "a", read));
+  EXPECT_EQ(read, a);
+  EXPECT_TRUE(*read_tactics(folder.file(), "b", read));
+  EXPECT_EQ(read, b);
+  EXPECT_FALSE(*read_tactics(folder.file(), "c", read));
+}
+
+TEST(TacticsCache, ABrokenFileIsAnErrorAndIsReplaced) {
+  for (const char* text :
+       {"", "[", "[]", "{\"a\": 1}", "{\"a\": [[0,0,0,0]]}", "{\"a\": [[0,0,0,0],[0,0,0,4]]}",
+        "{\"a\": [[0,0,0,0],[0,0,0,-1]]}", "{\"a\": [[0,0,0],[0,0,0,0]]}"}) {
+    const Folder folder;
+    std::filesystem::create_directories(std::filesystem::path(folder.file()).parent_path());
+    std::ofstream(folder.file()) << text;
+    Tactics tactics;
+    EXPECT_EQ(read_tactics(folder.file(), "a", tactics).status().code(), StatusCode::kDataLoss) << text;
+    EXPECT_EQ(tactics, Tactics{});
+    ASSERT_TRUE(write_tactics(folder.file(), "a", tactics).ok());
+    EXPECT_TRUE(*read_tactics(folder.file(), "a", tactics));
+  }
+}
+
+struct Demo {
+  ModelConfig config;
+  Checkpoint checkpoint;
+  ModelPlan plan;
+};
+Demo demo(const EngineConfig& flags) {
+  Result<ModelConfig> config = load_model_config(FP4MOE_DEMO_MODEL);
+  Result<Checkpoint> checkpoint = Checkpoint::open(FP4MOE_DEMO_MODEL);
+  Result<ModelPlan> plan = plan_model(*config, flags);
+  EXPECT_TRUE(plan.ok()) << plan.status().to_string();
+  return {std::move(*config), std::move(*checkpoint), std::move(*plan)};
+}
+
+TEST(Autotune, TimesOnceThenReadsTheCache) {
+  const Folder folder;
+  EngineConfig flags;
+  flags.autotune_cache = folder.file();
+  flags.threads = 2;
+  const Demo d = demo(flags);
+  const Result<TuneResult> first = autotune(d.checkpoint, d.config, d.plan);
+  ASSERT_TRUE(first.ok()) << first.status().to_string();
+  EXPECT_NE(first->note.find("timed in"), std::string::npos) << first->note;
+  const Result<TuneResult> second = autotune(d.checkpoint, d.config, d.plan);
+  ASSERT_TRUE(second.ok());
+  EXPECT_NE(second->note.find("cached in"), std::string::npos) << second->note;
+  EXPECT_EQ(first->tactics, second->tactics);
+  flags.threads = 1;  // another key
+  const Demo other = demo(flags);
+  EXPECT_NE(autotune(other.checkpoint, other.config, other.plan)->note.find("timed in"), std::string::npos);
+}
+
+TEST(Autotune, OffMeansShippedTacticsAndNoFile) {
+  const Folder folder;
+  EngineConfig flags;
+  flags.autotune_cache = folder.file();
+  flags.disable_autotune = true;
+  EngineConfig no_budget;
+  no_budget.autotune_cache = folder.file();
+  no_budget.autotune_budget = 0;
+  EngineConfig oracle;
+  oracle.autotune_cache = folder.file();
+  oracle.dtype = "float32";
+  for (const EngineConfig& f : {flags, no_budget, oracle}) {
+    const Demo d = demo(f);
+    const Result<TuneResult> result = autotune(d.checkpoint, d.config, d.plan);
+    ASSERT_TRUE(result.ok());
+    EXPECT_EQ(result->tactics, Tactics{});
+    EXPECT_NE(result->note.find("shipped tactics"), std::string::npos);
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder.file()));
+}
+
+TEST(Autotune, EveryTacticGivesTheSameBits) {
+  ThreadPool pool(3);
+  const Demo d = demo({});
+  const Result<MoeWeightsView> weights = load_expert_weights(d.checkpoint, d.config, 0);
+  MoeProblem problem = d.plan.moe.problem();
+  problem.top_k = 1;
+  for (const Scheme scheme : {Scheme::kW4A16, Scheme::kW4A8}) {
+    Result<ExpertProbe> probe =
+        ExpertProbe::make(*d.plan.moe.runner(), problem, {scheme}, *weights, {.rows_per_expert = 40}, pool);
+    ASSERT_TRUE(probe.ok());
+    for (const int64_t rows : {1, 3, 40}) {
+      probe->experts().tactics = {};
+      const std::span<const float> y = probe->run(rows, pool);
+      const std::vector<float> expected(y.begin(), y.end());
+      for (uint8_t i = 1; i < kChunkBytes.size(); ++i) {
+        for (auto& op : probe->experts().tactics.chosen) op.fill(i);
+        const std::span<const float> same = probe->run(rows, pool);
+        EXPECT_TRUE(std::equal(same.begin(), same.end(), expected.begin())) << int{i} << " rows " << rows;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fp4moe
