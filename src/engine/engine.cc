@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "engine/autotune.h"
 #include "engine/comm_memory.h"
 #include "engine/memory_plan.h"
 #include "engine/rank_config.h"
@@ -171,6 +172,10 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
   FP4MOE_ASSIGN_OR_RETURN(TextTools text, load_text_tools(flags));
 
   FP4MOE_RETURN_IF_ERROR(run_self_test(prepared.checkpoint, prepared.config, prepared.plan));
+  FP4MOE_ASSIGN_OR_RETURN(const TuneResult tuned,
+                          autotune(prepared.checkpoint, prepared.config, prepared.plan));
+  prepared.plan.moe = prepared.plan.moe.with_tactics(tuned.tactics);
+  log_info("autotune   " + tuned.note);
 
   const auto started = std::chrono::steady_clock::now();
   FP4MOE_ASSIGN_OR_RETURN(std::unique_ptr<RankGroup> ranks, make_ranks(prepared));
@@ -203,6 +208,7 @@ bool Engine::is_follower(const EngineConfig& flags) {
 Status Engine::follow(EngineConfig flags) {
   set_log_sink(flags.log_sink);
   FP4MOE_ASSIGN_OR_RETURN(const Prepared prepared, prepare(flags));
+  FP4MOE_RETURN_IF_ERROR(run_self_test(prepared.checkpoint, prepared.config, prepared.plan));
   FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<RankGroup> ranks, make_ranks(prepared));
   return ranks->follow();
 }
