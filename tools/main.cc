@@ -30,7 +30,7 @@ int main(int argc, char** argv) {
   int exit_code = fp4moe::kExitOk;
   for (const auto add_verb :
        {fp4moe::add_serve, fp4moe::add_run, fp4moe::add_logits, fp4moe::add_eval, fp4moe::add_bench,
-        fp4moe::add_inspect, fp4moe::add_backends, fp4moe::add_make_tiny})
+        fp4moe::add_inspect, fp4moe::add_backends, fp4moe::add_plan, fp4moe::add_make_tiny})
     add_verb(app, exit_code);
   try {
     app.parse(argc, argv);

@@ -31,6 +31,7 @@ void add_eval(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app, int& exit_code);
 void add_inspect(CLI::App& app, int& exit_code);
 void add_backends(CLI::App& app, int& exit_code);
+void add_plan(CLI::App& app, int& exit_code);
 void add_make_tiny(CLI::App& app, int& exit_code);
 
 }  // namespace fp4moe

@@ -160,10 +160,10 @@ CONFIG_CASES = [  # on copies without weights: refused before they are looked fo
 
 FLAG_CASES = [  # on copies without weights too
     ("unknown runner", "--moe-runner-backend fast", USAGE, "'fast'", "marlin"),
-    ("tp 2", "--tp 2", UNSUPPORTED, "tp=2", "--tp 1"),
-    ("tp 0", "--tp 0", USAGE, "tp=0", "at least 1"),
+    ("ep 3 of 16 experts", "--tp 3 --ep-size 3", UNSUPPORTED, "ep=3", "num_experts=16", "--ep 1"),
+    ("tp 0", "--tp 0", USAGE, "tp=0", "1 to 1024"),
     ("tp two", "--tp two", USAGE, "--tp-size = two"),
-    ("deepep", "--moe-a2a-backend deepep", UNSUPPORTED, "deepep", "--moe-a2a-backend none"),
+    ("deepep", "--moe-a2a-backend deepep --tp 3", UNSUPPORTED, "ep=3 (raised to tp by a2a=deepep)", "--tp 2"),
     ("float16", "--dtype float16", USAGE, "--dtype float16", "bfloat16"),
     ("wrong scheme", "--quantization modelopt_fp4", UNSUPPORTED, "modelopt_fp4", "which is mxfp4"),
     ("cuda", "--device cuda", UNSUPPORTED, "device=cuda", "--device cpu"),
@@ -183,7 +183,7 @@ SIZE_CASES = [  # on a copy with a NaN scale: refused before it is read
 ]
 
 SPLIT = {"type": "Split", "pattern": {"Regex": "(a"}, "behavior": "Isolated", "invert": False}
-TEXT_CASES = [  # the tokenizer and the template; on copies without weights
+TEXT_CASES = [  # the tokenizer and the template
     ("no tokenizer", write("tokenizer.json", None), "", USAGE, "tokenizer.json"),
     ("truncated tokenizer", edit("tokenizer.json", lambda t: t[:9999]), "", CORRUPT, "tokenizer.json", "JSON at byte"),
     ("tokenizer is a list", write("tokenizer.json", "[]"), "", USAGE, "tokenizer.json", "expected an object"),
@@ -194,7 +194,7 @@ TEXT_CASES = [  # the tokenizer and the template; on copies without weights
     ("merges are numbers", tokenizer(model__merges=[7]), "", USAGE, "model.merges[0] is 7", "expected"),
     ("regex does not compile", tokenizer(pre_tokenizer__pretokenizers=[SPLIT]), "", USAGE, "pre_tokenizer", "of (a"),
     ("unknown model type", tokenizer(model__type="Unigram"), "", UNSUPPORTED, "Unigram", "BPE"),
-    ("no template at all", no_weights, "--chat-template /none.jinja", USAGE, "/none.jinja"),
+    ("no template at all", lambda folder: None, "--chat-template /none.jinja", USAGE, "/none.jinja"),
     ("template with a syntax error", write("a.jinja", "{% if x %}"), "--chat-template {folder}/a.jinja", USAGE,
      "a.jinja", "line 1", "expected 'endif'"),
     ("template nests deep", write("a.jinja", "{{" + "(" * 5000 + "1" + ")" * 5000 + "}}"),
@@ -260,7 +260,7 @@ class StartUp(unittest.TestCase):
 
     def test_tokenizer_and_template(self):
         for name, broken, flags, code, *words in TEXT_CASES:
-            self.all_refused(name, [broken, no_weights], flags, code, *words, verbs=slice(1, None))
+            self.all_refused(name, [broken], flags, code, *words, verbs=slice(1, None))
 
     def test_folder_that_does_not_exist(self):
         for command in [*self.verbs("/none/such"), ["inspect", "/none/such"]]:

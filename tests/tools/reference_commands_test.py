@@ -1,0 +1,59 @@
+"""Command lines that SGLang's users have, on the demos in place of their models and with 4 ranks in place of 8."""
+import json
+import os
+import sys
+import unittest
+import urllib.request
+
+from serve_process import Serve
+
+BINARY, MODEL = map(os.path.abspath, sys.argv[1:3])
+NVFP4 = os.path.join(os.path.dirname(MODEL), "demo-dsv3-nvfp4")
+PROMPT = "Tom has 3 apples and buys 4 more. How many apples does he have?"
+
+DEEPSEEK = ("--tensor-parallel-size 4 --cuda-graph-max-bs 256 --max-running-requests 256 --mem-fraction-static 0.85 --ep-size {} "
+            "--moe-runner-backend flashinfer_cutedsl --quantization modelopt_fp4")
+DP = "--quantization modelopt_fp4 --tp 4 --ep-size 4 --dp 4 --enable-dp-attention --enable-dp-lm-head"
+# name, model, flags, variables, what the log must say.
+COMMANDS = [
+    ("cutedsl, EP 1", NVFP4, DEEPSEEK.format(1), {}, ["--cuda-graph-max-bs 256 is ignored", "flashinfer_cutedsl is w4a4"]),
+    ("cutedsl, EP 4", NVFP4, DEEPSEEK.format(4), {}, ["flashinfer_cutedsl is w4a4"]),
+    ("cutedsl over flashinfer", NVFP4,
+     DP + " --moe-runner-backend flashinfer_cutedsl --moe-a2a-backend flashinfer --max-prefill-tokens 4096", {},
+     ["--flashinfer-dispatcher-output-dtype auto is nvfp4: w4a4 quantises the rows anyway"]),
+    ("cutedsl over deepep", NVFP4, "--moe-runner-backend flashinfer_cutedsl --moe-a2a-backend deepep --tp 4", {},
+     ["--ep-size 1 is raised to --tp-size 4", "--deepep-mode auto is low_latency"]),
+    ("cutedsl over deepep, low latency", NVFP4,
+     "--moe-runner-backend flashinfer_cutedsl --moe-a2a-backend deepep --deepep-mode low_latency", {}, []),
+    ("mxfp4", MODEL, "--tp 4 --moe-runner-backend flashinfer_mxfp4", {}, ["flashinfer_mxfp4 is w4a16"]),
+    ("cutlass, NVFP4 before the wire", NVFP4,
+     DP + " --moe-a2a-backend flashinfer --moe-runner-backend flashinfer_cutlass", {"SGLANG_MOE_NVFP4_DISPATCH": "1"},
+     ["--flashinfer-dispatcher-output-dtype auto is nvfp4: SGLANG_MOE_NVFP4_DISPATCH=1"]),
+]
+
+
+class ReferenceCommands(unittest.TestCase):
+    def test_serve(self):
+        for name, model, flags, variables, words in COMMANDS:
+            with self.subTest(name):
+                os.environ.update(variables)
+                try:
+                    with Serve(BINARY, model, *flags.split()) as server:
+                        body = json.dumps({"model": os.path.basename(model), "max_tokens": 8, "temperature": 0,
+                                           "messages": [{"role": "user", "content": PROMPT}]})
+                        request = urllib.request.Request(server.url + "/v1/chat/completions", body.encode(),
+                                                         {"Content-Type": "application/json"})
+                        with urllib.request.urlopen(request, timeout=60) as answer:
+                            text = json.load(answer)["choices"][0]["message"]["content"]
+                finally:
+                    for variable in variables:
+                        del os.environ[variable]
+                log = "".join(server.lines)
+                self.assertTrue(text.strip(), log)
+                self.assertEqual(server.exit_code, 0, log)
+                for word in words:
+                    self.assertIn(word, log)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1], verbosity=2)

@@ -1,0 +1,141 @@
+// fp4moe plan: what a start with these flags would come to, from the configuration and the tensors' headers.
+#include <cinttypes>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "base/check.h"
+#include "engine/comm_memory.h"
+#include "engine/dp_scheduler.h"
+#include "engine/memory_plan.h"
+#include "engine/rank_config.h"
+#include "moe/a2a.h"
+#include "verb.h"
+
+namespace fp4moe {
+namespace {
+
+using Report = nlohmann::ordered_json;
+
+struct PlanFlags {
+  EngineConfig engine;
+  bool json = false;
+};
+
+bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+
+// Weights that one token reads: all but the embedding (one row of it, unless it is the LM head too) and the
+// experts that it does not visit.
+int64_t bytes_per_token(const Checkpoint& checkpoint, const ModelConfig& config) {
+  int64_t experts = 0, rest = 0;
+  for (const TensorEntry& tensor : checkpoint.tensors()) {
+    if (contains(tensor.name, ".experts."))
+      experts += tensor.view.num_bytes();
+    else if (!contains(tensor.name, "embed_tokens") || config.tie_word_embeddings)
+      rest += tensor.view.num_bytes();
+  }
+  return rest + experts / config.num_experts * config.top_k;
+}
+
+Report flags_report(const EngineConfig& f) {
+  return {{"moe_runner_backend", f.moe_runner_backend},
+          {"moe_a2a_backend", f.moe_a2a_backend},
+          {"fp4_compute", f.fp4_compute},
+          {"fp4_act_scales", f.fp4_act_scales},
+          {"deepep_mode", f.deepep_mode},
+          {"deepep_dispatcher_output_dtype", f.deepep_dispatcher_output_dtype},
+          {"flashinfer_dispatcher_output_dtype", f.flashinfer_dispatcher_output_dtype},
+          {"tp_size", f.tp_size},
+          {"ep_size", f.ep_size},
+          {"dp_size", f.dp_size},
+          {"enable_dp_attention", f.enable_dp_attention},
+          {"a2a_memory_budget", f.a2a_memory_budget}};
+}
+
+// Everything in bytes, a rank.
+Result<Report> ranks_report(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan,
+                            const CommMemory& comm, int64_t num_kv_pages) {
+  Report ranks = Report::array();
+  for (int rank = 0; rank < plan.moe.problem().layout.tp; ++rank) {
+    ModelPlan at = plan;
+    at.moe = plan.moe.at_rank(rank);
+    ranks.push_back(
+        {{"rank", rank},
+         {"weight_bytes", rank_weight_bytes(checkpoint, config, at)},
+         {"kv_bytes", num_kv_pages * KvCache::bytes_per_page(config, plan.act_dtype, plan.flags.page_size,
+                                                             at.moe.problem().layout)},
+         {"comm_heap_bytes", comm.heap_bytes},
+         {"a2a_bytes", comm.a2a_bytes}});
+  }
+  return ranks;
+}
+
+Result<Report> make_report(const EngineConfig& given) {
+  FP4MOE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(given.model_path));
+  FP4MOE_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(config, given));
+  const EngineConfig& flags = plan.flags;
+  const int dp = plan.moe.problem().layout.dp;
+  const SchedulerLimits limits =
+      group_limits({flags.max_running_requests, flags.chunked_prefill_size, flags.max_prefill_tokens}, dp);
+  const RankGroupOptions options{
+      .max_batch_tokens = limits.max_prefill_tokens + limits.max_running_requests,
+      .max_logit_rows = dp * limits.max_running_requests,
+  };
+  FP4MOE_ASSIGN_OR_RETURN(const CommMemory comm,
+                          comm_memory(plan.moe, step_limits(config, plan, flags, options)));
+  FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(flags.model_path));
+  MemoryProblem problem = memory_problem(checkpoint, config, plan, flags);
+  problem.comm_bytes = comm.heap_bytes * local_ranks(plan);
+  FP4MOE_ASSIGN_OR_RETURN(const MemoryPlan memory, plan_memory(problem, flags));
+  FP4MOE_ASSIGN_OR_RETURN(Report ranks, ranks_report(checkpoint, config, plan, comm, memory.num_kv_pages));
+  return Report{{"model", flags.model_path},
+                {"architecture", config.architecture},
+                {"quantization", quantization_name(config.quant)},
+                {"moe", summary(plan.moe)},
+                {"flags", flags_report(flags)},
+                {"ranks", ranks},
+                {"available_bytes", memory.available_bytes},
+                {"budget_bytes", memory.budget_bytes},
+                {"kv_tokens", memory.num_kv_pages * flags.page_size * dp},
+                {"context_length", memory.context_length},
+                {"weight_bytes_per_token", bytes_per_token(checkpoint, config)},
+                {"kv_bytes_per_token",
+                 KvCache::bytes_per_page(config, plan.act_dtype, flags.page_size) / flags.page_size}};
+}
+
+void print_text(const Report& r) {
+  const auto size = [](const Report& bytes) { return size_string(bytes.get<int64_t>()); };
+  std::printf("%s: %s, %s\nMoE   %s\n", r["model"].get<std::string>().c_str(),
+              r["architecture"].get<std::string>().c_str(), r["quantization"].get<std::string>().c_str(),
+              r["moe"].get<std::string>().c_str());
+  for (const Report& rank : r["ranks"])
+    std::printf("rank %" PRId64 ": weights %s, KV pool %s, comm heap %s (a2a %s)\n",
+                rank["rank"].get<int64_t>(), size(rank["weight_bytes"]).c_str(),
+                size(rank["kv_bytes"]).c_str(), size(rank["comm_heap_bytes"]).c_str(),
+                size(rank["a2a_bytes"]).c_str());
+  std::printf("available %s, for weights, heaps and KV pool %s\nKV pool %" PRId64 " tokens, context %" PRId64
+              "\n",
+              size(r["available_bytes"]).c_str(), size(r["budget_bytes"]).c_str(),
+              r["kv_tokens"].get<int64_t>(), r["context_length"].get<int64_t>());
+  std::printf("a decoded token reads %s of weights, and %s of KV cache for each token before it\n",
+              size(r["weight_bytes_per_token"]).c_str(), size(r["kv_bytes_per_token"]).c_str());
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app, int& exit_code) {
+  CLI::App* verb = app.add_subcommand("plan", "memory of each rank and what runs, before anything is loaded");
+  auto flags = std::make_shared<PlanFlags>();
+  add_engine_flags(*verb, flags->engine);
+  verb->add_flag("--json", flags->json, "print JSON");
+  verb->callback([flags, &exit_code] {
+    const Result<Report> report = make_report(flags->engine);
+    if (!report.ok())
+      exit_code = report_error(report.status());
+    else if (flags->json)
+      std::printf("%s\n", report->dump(1, ' ', false, Report::error_handler_t::replace).c_str());
+    else
+      print_text(*report);
+  });
+}
+
+}  // namespace fp4moe
