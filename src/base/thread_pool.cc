@@ -2,11 +2,13 @@
 
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/check.h"
+#include "base/log.h"
 
 namespace fp4moe {
 namespace {
@@ -66,7 +68,13 @@ struct ThreadPool::State {
 
 ThreadPool::ThreadPool(int num_threads) : state_(std::make_unique<State>()) {
   FP4MOE_CHECK(num_threads >= 1, "num_threads=" + std::to_string(num_threads));
-  for (int w = 1; w < num_threads; ++w) state_->threads.emplace_back([s = state_.get(), w] { s->work(w); });
+  state_->threads.reserve(static_cast<size_t>(num_threads) - 1);
+  try {
+    for (int w = 1; w < num_threads; ++w) state_->threads.emplace_back([s = state_.get(), w] { s->work(w); });
+  } catch (const std::exception& error) {  // results do not depend on the number of workers
+    log_warning("the system refused worker " + std::to_string(state_->threads.size() + 1) + " of " +
+                std::to_string(num_threads) + ": " + error.what());
+  }
 }
 
 ThreadPool::~ThreadPool() {

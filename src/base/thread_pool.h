@@ -12,7 +12,7 @@ namespace fp4moe {
 // neighbour on a core costs a time slice at most and an idle engine costs nothing.
 class ThreadPool {
  public:
-  // num_threads >= 1 workers, the caller of run() being one of them.
+  // num_threads >= 1 workers, run()'s caller one of them; fewer, with a warning, if the system refuses.
   explicit ThreadPool(int num_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

@@ -158,30 +158,35 @@ Status JobRanks::load(const RankSetup& setup) {
   SummedProgress progress(setup.flags.progress_sink, static_cast<size_t>(count));
   for (int rank = first; rank < first + count; ++rank)
     ranks_.push_back(std::make_unique<Rank>(setup, rank, &job_->endpoint(rank)));
+  const auto load_rank = [&](int i) {
+    Status status;
+    try {
+      status = ranks_[static_cast<size_t>(i)]->load(setup, progress.of(static_cast<size_t>(i)));
+    } catch (const std::bad_alloc&) {
+      status = does_not_fit("memory was refused while loading");
+    } catch (const std::exception& error) {
+      status = internal_error(error.what());
+    }
+    Endpoint& endpoint = job_->endpoint(first + i);
+    if (!status.ok() && endpoint.failure().ok())
+      endpoint.fail(status.with_context("rank " + std::to_string(first + i)));
+  };
   std::vector<std::thread> threads;
-  for (int i = 0; i < count; ++i)
-    threads.emplace_back([&, i] {
-      Status status;
-      try {
-        status = ranks_[static_cast<size_t>(i)]->load(setup, progress.of(static_cast<size_t>(i)));
-      } catch (const std::bad_alloc&) {
-        status = does_not_fit("memory was refused while loading");
-      } catch (const std::exception& error) {
-        status = internal_error(error.what());
-      }
-      Endpoint& endpoint = job_->endpoint(first + i);
-      if (!status.ok() && endpoint.failure().ok())
-        endpoint.fail(status.with_context("rank " + std::to_string(first + i)));
-    });
+  threads.reserve(static_cast<size_t>(count));
+  try {
+    for (int i = 0; i < count; ++i) threads.emplace_back(load_rank, i);
+  } catch (const std::exception& error) {  // those that have begun learn of it from the job
+    job_->endpoint(first).fail(does_not_fit("no thread for rank " +
+                                            std::to_string(first + static_cast<int>(threads.size())) + ": " +
+                                            error.what()));
+  }
   for (std::thread& thread : threads) thread.join();
   return job_->endpoint(first).failure();
 }
 
-}  // namespace
-
-Result<std::unique_ptr<RankGroup>> RankGroup::make(const Checkpoint& checkpoint, const ModelConfig& config,
-                                                   const ModelPlan& plan, const EngineConfig& flags,
-                                                   const RankGroupOptions& options) {
+Result<std::unique_ptr<RankGroup>> make_group(const Checkpoint& checkpoint, const ModelConfig& config,
+                                              const ModelPlan& plan, const EngineConfig& flags,
+                                              const RankGroupOptions& options) {
   const RankLayout& layout = plan.moe.problem().layout;
   const StepLimits limits = step_limits(config, plan, flags, options);
   FP4MOE_ASSIGN_OR_RETURN(const CommMemory memory, comm_memory(plan.moe, limits));
@@ -204,6 +209,18 @@ Result<std::unique_ptr<RankGroup>> RankGroup::make(const Checkpoint& checkpoint,
   auto ranks = std::make_unique<JobRanks>(std::move(job));
   FP4MOE_RETURN_IF_ERROR(ranks->start(setup, limits));
   return std::unique_ptr<RankGroup>(std::move(ranks));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<RankGroup>> RankGroup::make(const Checkpoint& checkpoint, const ModelConfig& config,
+                                                   const ModelPlan& plan, const EngineConfig& flags,
+                                                   const RankGroupOptions& options) {
+  try {
+    return make_group(checkpoint, config, plan, flags, options);
+  } catch (const std::exception& error) {  // memory or threads
+    return does_not_fit(std::string("the system refused what the ranks need: ") + error.what());
+  }
 }
 
 }  // namespace fp4moe

@@ -31,7 +31,11 @@ bool contains(const std::vector<int32_t>& ids, int32_t id) {
 Result<std::unique_ptr<StepLoop>> StepLoop::make(Executor& executor, const Tokenizer& tokenizer,
                                                  const StepLoopOptions& options) {
   std::unique_ptr<StepLoop> loop(new StepLoop(executor, tokenizer, options));
-  loop->thread_ = std::thread([raw = loop.get()] { raw->run(); });
+  try {
+    loop->thread_ = std::thread([raw = loop.get()] { raw->run(); });
+  } catch (const std::exception& error) {
+    return does_not_fit(std::string("no thread for the engine: ") + error.what());
+  }
   return loop;
 }
 

@@ -64,13 +64,26 @@ Status StepRunner::fail(const Status& status) {
 
 Status StepRunner::start() {
   FP4MOE_CHECK(job_.process() == 0, "process " + std::to_string(job_.process()) + " follows");
-  for (int rank = 1; rank < job_.num_local_ranks(); ++rank)
-    threads_.emplace_back([this, rank] { rank_loop(rank); });
+  FP4MOE_RETURN_IF_ERROR(start_threads());
   started_ = true;
   Endpoint& endpoint = job_.endpoint(0);
   for (int rank = 1; rank < options_.layout.tp; ++rank) {
     uint32_t seen = 0;
     FP4MOE_RETURN_IF_ERROR(endpoint.wait(rank, kDone, last_step_ + 1, kNoDeadline, &seen));
+  }
+  return {};
+}
+
+// Of this process's ranks but the first.
+Status StepRunner::start_threads() {
+  const int first = job_.first_rank(), end = first + job_.num_local_ranks();
+  threads_.reserve(static_cast<size_t>(end - first));
+  for (int rank = first + 1; rank < end; ++rank) {
+    try {
+      threads_.emplace_back([this, rank] { rank_loop(rank); });
+    } catch (const std::exception& error) {
+      return fail(does_not_fit("no thread for " + rank_name(rank) + ": " + error.what()));
+    }
   }
   return {};
 }
@@ -141,10 +154,8 @@ Status StepRunner::forward_guarded(int rank, const Batch& batch, float* logits) 
 
 Status StepRunner::follow() {
   FP4MOE_CHECK(job_.process() != 0, "process 0 leads");
-  const int first = job_.first_rank();
-  for (int rank = first + 1; rank < first + job_.num_local_ranks(); ++rank)
-    threads_.emplace_back([this, rank] { rank_loop(rank); });
-  rank_loop(first);
+  FP4MOE_RETURN_IF_ERROR(start_threads());
+  rank_loop(job_.first_rank());
   for (std::thread& thread : threads_) thread.join();
   threads_.clear();
   return failure();

@@ -62,6 +62,7 @@ class StepRunner {
   Status failure() const { return job_.endpoint(job_.first_rank()).failure(); }
 
  private:
+  Status start_threads();
   void rank_loop(int rank);
   Status run_rank(int rank, const StepBatches& step);
   Status forward_guarded(int rank, const Batch& batch, float* logits);
