@@ -116,8 +116,9 @@ void print_text(const Report& r) {
               "\n",
               size(r["available_bytes"]).c_str(), size(r["budget_bytes"]).c_str(),
               r["kv_tokens"].get<int64_t>(), r["context_length"].get<int64_t>());
-  std::printf("a decoded token reads %s of weights, and %s of KV cache for each token before it\n",
-              size(r["weight_bytes_per_token"]).c_str(), size(r["kv_bytes_per_token"]).c_str());
+  std::printf("a decoded token reads %s of weights, and %" PRId64
+              " bytes of KV cache for each token before it\n",
+              size(r["weight_bytes_per_token"]).c_str(), r["kv_bytes_per_token"].get<int64_t>());
 }
 
 }  // namespace
