@@ -159,9 +159,9 @@ int drain(const ServeOptions& options, Server& server, const sigset_t& signals) 
 // A rank has failed: what is open is answered with the error, and the process ends, whatever its ranks do.
 [[noreturn]] void fail(const ServeOptions& options, Server& server, Engine& engine) {
   constexpr double kSecondsToAnswer = 0.5;
+  server.drain(kSecondsToAnswer);
   options.server.log_sink(LogLevel::kError,
                           "the engine has failed, the server ends: " + engine.failure().message());
-  server.drain(kSecondsToAnswer);
   server.stop();
   engine.abort();
   _exit(1);

@@ -36,7 +36,7 @@ StepRunner::StepRunner(Job& job, const StepRunnerOptions& options, RankForward f
 }
 
 StepRunner::~StepRunner() {
-  if (started_ && failure().ok()) {
+  if (started_ && job_failure().ok()) {
     ends_ = true;
     encoded_.clear();
     // Who cannot be told has failed, and ends for that reason.
@@ -88,9 +88,21 @@ Status StepRunner::start_threads() {
   return {};
 }
 
+Status StepRunner::failure() const {
+  std::lock_guard lock(mutex_);
+  return step_failure_.ok() ? job_failure() : step_failure_;
+}
+
 Status StepRunner::run(std::span<const Batch> groups, float* logits) {
   FP4MOE_CHECK(started_, "run() before start()");
   if (const Status failed = failure(); !failed.ok()) return failed;
+  const Status status = run_step(groups, logits);
+  if (status.ok()) return status;
+  std::lock_guard lock(mutex_);
+  return step_failure_ = status.with_context("op step " + std::to_string(last_step_) + " on rank 0");
+}
+
+Status StepRunner::run_step(std::span<const Batch> groups, float* logits) {
   const uint32_t step = ++last_step_;
   logits_ = logits;
   step_.assign(groups);
@@ -148,7 +160,7 @@ Status StepRunner::forward_guarded(int rank, const Batch& batch, float* logits) 
     status = internal_error(std::string("forward: ") + error.what());
   }
   if (status.ok()) return status;
-  if (!failure().ok()) return failure();
+  if (!job_failure().ok()) return job_failure();
   return fail(status.with_context(rank_name(rank)));
 }
 
@@ -158,7 +170,7 @@ Status StepRunner::follow() {
   rank_loop(job_.first_rank());
   for (std::thread& thread : threads_) thread.join();
   threads_.clear();
-  return failure();
+  return job_failure();
 }
 
 // Runs steps until the end or a failure of the job.

@@ -13,6 +13,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <thread>
 #include <vector>
@@ -59,9 +60,12 @@ class StepRunner {
   // Other processes: this process's ranks take part in steps until process 0 ends them (OK) or the job fails.
   Status follow();
 
-  Status failure() const { return job_.endpoint(job_.first_rank()).failure(); }
+  // The job's, from any thread; once run() has returned it, with the step in which it came.
+  Status failure() const;
 
  private:
+  Status run_step(std::span<const Batch> groups, float* logits);
+  Status job_failure() const { return job_.endpoint(job_.first_rank()).failure(); }
   Status start_threads();
   void rank_loop(int rank);
   Status run_rank(int rank, const StepBatches& step);
@@ -85,6 +89,9 @@ class StepRunner {
   float* logits_ = nullptr;
   uint32_t last_step_ = 0;
   bool started_ = false, ends_ = false;
+
+  mutable std::mutex mutex_;
+  Status step_failure_;
 
   std::vector<uint32_t> pieces_;  // [dp]: sent or taken so far
 };

@@ -215,7 +215,8 @@ TEST(StepRunner, ARankThatNeverEndsAStepIsNamed) {
   const Status status = ranks.try_run(Step({{1}, {2}}));
   EXPECT_EQ(status.code(), StatusCode::kDeadline);
   EXPECT_EQ(status.message(),
-            "rank 0 waited 0.300000 s for rank 1 at the end of step 1 (op step_end: expected 2, seen 1)");
+            "op step 1 on rank 0: rank 0 waited 0.300000 s for rank 1 at the end of step 1 (op step_end: "
+            "expected 2, seen 1)");
 }
 
 TEST(StepRunner, AnExceptionOnARankIsTheJobsError) {

@@ -120,7 +120,7 @@ class Parallel(unittest.TestCase):
         self.assertNotEqual(code, 0)
         thread.join()
         serve.process.stdout.close()
-        lines = [line for line in rest.splitlines() if "rank" in line and "error" in line]
+        lines = [line for line in rest.splitlines() if "ranks 2 to 3" in line and "op " in line]
         self.assertTrue(lines, rest)
         self.check(2)
 
