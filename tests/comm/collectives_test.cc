@@ -1,12 +1,12 @@
 // Every collective against plain loops over all ranks' inputs, ragged and empty operands included.
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <numeric>
 #include <random>
 
 #include "comm/communicator.h"
 #include "comm/rank_threads.h"
+#include "support/compare.h"
 
 namespace fp4moe {
 namespace {
@@ -49,10 +49,6 @@ std::vector<float> sum_in_rank_order(const std::vector<std::vector<float>>& x) {
   for (size_t r = 1; r < x.size(); ++r)
     for (size_t i = 0; i < sum.size(); ++i) sum[i] += x[r][i];
   return sum;
-}
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * 4) == 0);
 }
 
 // Sizes around the pieces: none, one, less and more than a part, several blocks and a rest.

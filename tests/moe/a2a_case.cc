@@ -3,13 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <random>
 #include <thread>
 
 #include "formats/e4m3.h"
 #include "formats/nvfp4.h"
+#include "support/compare.h"
 
 namespace fp4moe::test {
 namespace {
@@ -201,8 +201,7 @@ std::string difference(const A2aCase& c, const std::vector<RankOutcome>& outcome
     const std::string rank = "rank " + std::to_string(r) + " of " + std::to_string(c.layout.tp) + ": ";
     if (!o.status.ok()) return rank + o.status.to_string();
     const auto& e = expected[r / static_cast<size_t>(c.layout.attention_tp())];
-    if (o.out.size() != e.size() || std::memcmp(o.out.data(), e.data(), e.size() * sizeof(float)) != 0)
-      return rank + c.protocol + " differs from the plain loops";
+    if (!same_bits(o.out, e)) return rank + c.protocol + " differs from the plain loops";
   }
   return {};
 }

@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <cstring>
 
 #include "moe/a2a_case.h"
+#include "support/compare.h"
 
 namespace fp4moe::test {
 namespace {
@@ -32,8 +32,7 @@ A2aWorld::Options ranks_with(int faulty, const Faults& faults, double timeout = 
 
 bool expected_bits(const A2aCase& c, const std::vector<RankOutcome>& outcomes, size_t rank) {
   const auto e = expected_output(c)[rank / static_cast<size_t>(c.layout.attention_tp())];
-  const auto& out = outcomes[rank].out;
-  return out.size() == e.size() && std::memcmp(out.data(), e.data(), e.size() * sizeof(float)) == 0;
+  return same_bits(outcomes[rank].out, e);
 }
 
 bool all_expected(const A2aCase& c, const std::vector<RankOutcome>& outcomes) {

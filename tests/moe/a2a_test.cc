@@ -11,10 +11,6 @@
 namespace fp4moe::test {
 namespace {
 
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
 // The case on fresh ranks; every rank of a group has the group's expected output.
 std::vector<RankOutcome> check(const A2aCase& c, int repeats = 1) {
   A2aWorld world({.ranks = c.layout.tp, .dp = c.layout.dp, .heap_bytes = c.budget});

@@ -1,5 +1,7 @@
 #include "support/compare.h"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -59,6 +61,10 @@ testing::AssertionResult same_bytes(std::span<const uint8_t> actual, std::span<c
       return testing::AssertionFailure()
              << "byte " << i << ": actual " << int{actual[i]} << ", expected " << int{expected[i]};
   return testing::AssertionSuccess();
+}
+
+bool same_bits(std::span<const float> a, std::span<const float> b) {
+  return std::ranges::equal(a, b, {}, std::bit_cast<uint32_t, float>, std::bit_cast<uint32_t, float>);
 }
 
 }  // namespace fp4moe

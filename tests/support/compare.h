@@ -22,6 +22,9 @@ testing::AssertionResult within_budget(std::span<const float> actual, std::span<
 testing::AssertionResult within_relative_l2(std::span<const float> actual, std::span<const float> expected,
                                             double limit);
 
+// The same floats, bit for bit; NaN equals the same NaN.
+bool same_bits(std::span<const float> a, std::span<const float> b);
+
 // Bytewise equality with the first difference reported.
 testing::AssertionResult same_bytes(std::span<const uint8_t> actual, std::span<const uint8_t> expected);
 
