@@ -93,6 +93,12 @@ void read_sizes(JsonFields& fields, const FamilyRow& row, ModelConfig& config) {
   std::string activation = "silu";
   fields.read_string("hidden_act", activation);
   fields.require(activation == "silu", "hidden_act = '" + activation + "'; legal: silu");
+  bool weight_on_input = false;
+  fields.read_bool("apply_router_weight_on_input", weight_on_input);
+  if (weight_on_input)
+    fields.fail(unsupported(
+        "config.json: apply_router_weight_on_input = true; supported: false, routing weights meet the "
+        "experts' outputs"));
   read_dense_dtype(fields, config);
   if (!fields.status().ok()) return;
   fields.require(

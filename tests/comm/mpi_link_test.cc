@@ -297,7 +297,6 @@ TEST_F(MpiLinkTest, AMessageThatCannotBeEndsTheJob) {
     EXPECT_EQ(status.to_string(), "data_loss: message of process 0: bytes=7, legal is at least 16");
   });
   stop();
-  delete static_cast<std::shared_ptr<bool>*>(request);
 }
 
 }  // namespace

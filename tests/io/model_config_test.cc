@@ -168,6 +168,12 @@ TEST(ModelConfig, RefusesWrongRope) {
       fails_with(parse(with(kGptOss, "rope_theta", "0")), StatusCode::kInvalidArgument, {"rope_theta = 0"}));
 }
 
+TEST(ModelConfig, RefusesRouterWeightsOnTheInput) {
+  EXPECT_TRUE(is_ok(parse(with(kDeepseek, "apply_router_weight_on_input", "false"))));
+  EXPECT_TRUE(fails_with(parse(with(kDeepseek, "apply_router_weight_on_input", "true")),
+                         StatusCode::kUnsupported, {"apply_router_weight_on_input = true", "false"}));
+}
+
 TEST(ModelConfig, ReadsDeepseekV3) {
   const auto config = parse(kDeepseek, "", kNvfp4);
   ASSERT_TRUE(is_ok(config));

@@ -19,6 +19,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "server"))
+sys.dont_write_bytecode = True
 from serve_process import Serve  # noqa: E402
 
 LEAST_SCORE = 0.98
