@@ -7,21 +7,10 @@
 #include <set>
 #include <tuple>
 
-#include "engine/fake_tokenizer.h"
+#include "engine/test_sequence.h"
 
 namespace fp4moe {
 namespace {
-
-std::unique_ptr<Sequence> sequence(const std::string& id, int64_t num_prompt_tokens,
-                                   int64_t num_answer_tokens) {
-  static const Tokenizer tokenizer = fake_tokenizer();
-  return std::make_unique<Sequence>(
-      Sequence{.id = id,
-               .text = AnswerText(tokenizer, true, {}),
-               .num_prompt_tokens = num_prompt_tokens,
-               .max_tokens = num_prompt_tokens + num_answer_tokens,
-               .token_ids = std::vector<int32_t>(static_cast<size_t>(num_prompt_tokens), 1)});
-}
 
 // (group, id, rows) of one step. Appends a token to sequences at their end; ended ones are removed.
 using Rows = std::vector<std::tuple<int, std::string, int64_t>>;

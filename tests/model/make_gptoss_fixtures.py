@@ -15,6 +15,8 @@ import transformers
 from safetensors.torch import save_file
 from transformers import GptOssConfig, GptOssForCausalLM
 
+from fixture_files import save_shards
+
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
         "truncate": False, "original_max_position_embeddings": 64}
@@ -84,21 +86,6 @@ def export_tensors(model):
             del tensors[prefix]
             tensors[prefix + "_blocks"], tensors[prefix + "_scales"] = packed, scales
     return tensors
-
-
-def save_shards(tensors, folder, num_shards):
-    if num_shards == 1:
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        return
-    names, weight_map = sorted(tensors), {}
-    for s in range(num_shards):
-        file = f"model-{s + 1:05}-of-{num_shards:05}.safetensors"
-        part = names[s::num_shards]
-        save_file({n: tensors[n] for n in part}, folder / file, metadata={"format": "pt"})
-        weight_map.update({n: file for n in part})
-    total = sum(t.numel() * t.element_size() for t in tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
 
 
 def config_json(config, old_rope_spelling):

@@ -21,6 +21,8 @@ from safetensors.torch import save_file
 from transformers import (DeepseekV3Config, DeepseekV3ForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM,
                           Qwen3MoeConfig, Qwen3MoeForCausalLM)
 
+from fixture_files import save_shards
+
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 FLT_MAX = torch.finfo(torch.float32).max
 NUM_SEEDS = 64  # of which the one is taken whose routing is farthest from a tie
@@ -370,21 +372,6 @@ class Fixture:
             d["rope_theta"] = rope.pop("rope_theta")
             d["rope_scaling"] = None if rope["rope_type"] == "default" else rope
         return json.dumps(d, indent=1, default=str)
-
-
-def save_shards(tensors, folder, num_shards):
-    if num_shards == 1:
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        return
-    names, weight_map = sorted(tensors), {}
-    for s in range(num_shards):
-        file = f"model-{s + 1:05}-of-{num_shards:05}.safetensors"
-        part = names[s::num_shards]
-        save_file({n: tensors[n] for n in part}, folder / file, metadata={"format": "pt"})
-        weight_map.update({n: file for n in part})
-    total = sum(t.numel() * t.element_size() for t in tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
 
 
 def compute(spec, seed):

@@ -1,0 +1,24 @@
+// A sequence of the scheduler's tests: prompt tokens that mean nothing, and room for an answer.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/fake_tokenizer.h"
+#include "engine/sequence.h"
+
+namespace fp4moe {
+
+inline std::unique_ptr<Sequence> sequence(const std::string& id, int64_t num_prompt_tokens,
+                                          int64_t num_answer_tokens) {
+  static const Tokenizer tokenizer = fake_tokenizer();
+  return std::make_unique<Sequence>(
+      Sequence{.id = id,
+               .text = AnswerText(tokenizer, true, {}),
+               .num_prompt_tokens = num_prompt_tokens,
+               .max_tokens = num_prompt_tokens + num_answer_tokens,
+               .token_ids = std::vector<int32_t>(static_cast<size_t>(num_prompt_tokens), 1)});
+}
+
+}  // namespace fp4moe
