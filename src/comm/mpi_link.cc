@@ -212,7 +212,8 @@ void MpiLink::turns() {
   Clock::time_point end = Clock::time_point::max();
   bool has_said_bye = false;
   while (!is_broken_) {
-    const bool progress = receive_some() | send_some();
+    const bool received = receive_some(), sent = send_some();
+    const bool progress = received || sent;
     const auto now = Clock::now();
     if (progress) last_progress_ = now;
     watch(now);
