@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/run_ranges.h"
 #include "model/lm_head.h"
 #include "model/weight_loader.h"
 #include "moe/transport.h"
@@ -202,9 +203,8 @@ Status Decoder::add_partial(const OpName& op, float* partial, int64_t num_rows, 
     FP4MOE_RETURN_IF_ERROR(
         options_.rank.attention->all_reduce({op.op, op.layer, geometry_hash(sizes)}, partial, num_rows * h));
   }
-  pool.run((num_rows + kRowsPerChunk - 1) / kRowsPerChunk, [&](int64_t chunk, int) {
-    const int64_t end = std::min(num_rows, (chunk + 1) * kRowsPerChunk) * h;
-    for (int64_t i = chunk * kRowsPerChunk * h; i < end; ++i) act_.residual[i] += partial[i];
+  run_ranges(pool, num_rows, kRowsPerChunk, [&](int64_t first, int64_t last) {
+    for (int64_t i = first * h; i < last * h; ++i) act_.residual[i] += partial[i];
   });
   return {};
 }

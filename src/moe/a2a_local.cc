@@ -2,20 +2,13 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/run_ranges.h"
 #include "moe/table.h"
 
 namespace fp4moe {
 namespace {
 
 constexpr int64_t kRowsPerChunk = 32;
-
-// body(first, last) over ranges of [0, n), in parallel.
-template <class Body>
-void for_ranges(int64_t n, ThreadPool& pool, const Body& body) {
-  pool.run((n + kRowsPerChunk - 1) / kRowsPerChunk, [&](int64_t chunk, int) {
-    body(chunk * kRowsPerChunk, std::min(n, (chunk + 1) * kRowsPerChunk));
-  });
-}
 
 class LocalTransport final : public Transport {
  public:
@@ -51,7 +44,7 @@ class LocalTransport final : public Transport {
     const int64_t row_bytes = h * act_bytes();
     uint8_t* x = scratch.take<uint8_t>(rows * row_bytes);
     const uint8_t* source = static_cast<const uint8_t*>(input_.x.data);
-    for_ranges(rows, pool, [&](int64_t first, int64_t last) {
+    run_ranges(pool, rows, kRowsPerChunk, [&](int64_t first, int64_t last) {
       for (int64_t r = first; r < last; ++r)
         std::memcpy(x + r * row_bytes, source + slot_of_row_[r] / problem_.top_k * row_bytes,
                     static_cast<size_t>(row_bytes));
@@ -68,7 +61,7 @@ class LocalTransport final : public Transport {
 
   // sums[t] = sum over k, in top-k order, of weight * y; dropped slots count 0.
   Status combine(const ExpertBatch& batch, Arena&, ThreadPool& pool) override {
-    for_ranges(input_.x.rows, pool, [&](int64_t first, int64_t last) {
+    run_ranges(pool, input_.x.rows, kRowsPerChunk, [&](int64_t first, int64_t last) {
       for (int64_t t = first; t < last; ++t) sum_token(batch.y, t);
     });
     return {};
@@ -76,7 +69,7 @@ class LocalTransport final : public Transport {
 
   Status finish(float* out, ThreadPool& pool) override {
     const int64_t h = problem_.hidden_size;
-    for_ranges(input_.x.rows, pool, [&](int64_t first, int64_t last) {
+    run_ranges(pool, input_.x.rows, kRowsPerChunk, [&](int64_t first, int64_t last) {
       for (int64_t i = first * h; i < last * h; ++i) out[i] += sums_[i];
     });
     return {};

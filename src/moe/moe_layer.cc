@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/run_ranges.h"
 #include "moe/dense_mlp.h"
 #include "moe/table.h"
 
@@ -13,14 +14,6 @@ namespace fp4moe {
 namespace {
 
 constexpr int64_t kRowsPerChunk = 32;
-
-// body(first, last) over ranges of rows [0, n), in parallel.
-template <class Body>
-void for_ranges(int64_t n, ThreadPool& pool, const Body& body) {
-  pool.run((n + kRowsPerChunk - 1) / kRowsPerChunk, [&](int64_t chunk, int) {
-    body(chunk * kRowsPerChunk, std::min(n, (chunk + 1) * kRowsPerChunk));
-  });
-}
 
 ActRows row_range(const ActRows& x, Shard rows) {
   return {static_cast<uint8_t*>(x.data) + rows.first * x.cols * (dtype_bits(x.dtype) / 8), x.dtype,
@@ -73,7 +66,7 @@ class PlannedLayer final : public MoeLayer {
       scratch.rewind(before_rounds);
     }
     FP4MOE_RETURN_IF_ERROR(transport.finish(out, pool));
-    for_ranges(args.x.rows, pool, [&](int64_t first, int64_t last) {
+    run_ranges(pool, args.x.rows, kRowsPerChunk, [&](int64_t first, int64_t last) {
       for (int64_t i = first * h; i < last * h; ++i) args.residual[i] += out[i];
     });
     return {};
@@ -106,7 +99,7 @@ class PlannedLayer final : public MoeLayer {
     if (own.count == 0) return;
     const int64_t h = problem_.hidden_size;
     if (shared_.mlp == nullptr) {
-      for_ranges(own.count, pool,
+      run_ranges(pool, own.count, kRowsPerChunk,
                  [&](int64_t first, int64_t last) { std::fill(out + first * h, out + last * h, 0.0f); });
       return;
     }
@@ -114,7 +107,7 @@ class PlannedLayer final : public MoeLayer {
     shared_.mlp->forward(row_range(args.x, own), out, scratch, pool);
     scratch.rewind(mark);
     if (shared_.gate.empty()) return;
-    for_ranges(own.count, pool, [&](int64_t first, int64_t last) {
+    run_ranges(pool, own.count, kRowsPerChunk, [&](int64_t first, int64_t last) {
       for (int64_t t = first; t < last; ++t) scale_by_gate(args.router_x + (own.first + t) * h, out + t * h);
     });
   }

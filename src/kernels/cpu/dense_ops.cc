@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "base/run_ranges.h"
 #include "kernels/cpu/dense_chunks.h"
 #include "kernels/ref/dense_ref.h"
 
@@ -11,13 +12,6 @@ namespace fp4moe {
 namespace {
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// Calls body(begin, end) for chunks of up to `step` of the `count` items.
-template <class Body>
-void run_ranges(ThreadPool& pool, int64_t count, int64_t step, const Body& body) {
-  pool.run(ceil_div(count, step),
-           [&](int64_t chunk, int) { body(chunk * step, std::min(count, (chunk + 1) * step)); });
-}
 
 // A chunk's rows (K = 2880: 0.55 MB of bf16) stay in a core's L2 while 4 panels pass over them, two at a
 // time.
