@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <string>
 
 #include "base/check.h"
@@ -12,32 +13,55 @@ namespace {
 
 constexpr int64_t kHugePageBytes = 2 << 20;
 
+class HostMemory final : public MemoryResource {
+ public:
+  Result<uint8_t*> allocate(int64_t num_bytes) override {
+    const int64_t align = num_bytes >= 2 * kHugePageBytes ? kHugePageBytes : 64;
+    if (num_bytes > INT64_MAX - align)
+      return does_not_fit("buffer of " + std::to_string(num_bytes) + " bytes");
+    const int64_t rounded = (num_bytes + align - 1) / align * align;
+    void* p = std::aligned_alloc(static_cast<size_t>(align), static_cast<size_t>(rounded));
+    if (p == nullptr) return does_not_fit("the system refused " + std::to_string(num_bytes) + " bytes");
+    if (align == kHugePageBytes) madvise(p, static_cast<size_t>(rounded), MADV_HUGEPAGE);  // best effort
+    return static_cast<uint8_t*>(p);
+  }
+  void release(uint8_t* data) override { std::free(data); }
+  Status upload(void* to, const void* from_host, int64_t num_bytes) override {
+    std::memcpy(to, from_host, static_cast<size_t>(num_bytes));
+    return {};
+  }
+  Status download(void* to_host, const void* from, int64_t num_bytes) override {
+    return upload(to_host, from, num_bytes);
+  }
+  bool is_host() const override { return true; }
+};
+
 }  // namespace
 
-Result<Buffer> Buffer::make(int64_t num_bytes) {
+MemoryResource& host_memory() {
+  static HostMemory memory;
+  return memory;
+}
+
+Result<Buffer> Buffer::make(int64_t num_bytes, MemoryResource& memory) {
   if (num_bytes < 0) return invalid_argument("buffer of " + std::to_string(num_bytes) + " bytes");
   Buffer buffer;
   if (num_bytes == 0) return buffer;
-  const int64_t align = num_bytes >= 2 * kHugePageBytes ? kHugePageBytes : 64;
-  if (num_bytes > INT64_MAX - align) return does_not_fit("buffer of " + std::to_string(num_bytes) + " bytes");
-  const int64_t rounded = (num_bytes + align - 1) / align * align;
-  void* p = std::aligned_alloc(static_cast<size_t>(align), static_cast<size_t>(rounded));
-  if (p == nullptr) return does_not_fit("the system refused " + std::to_string(num_bytes) + " bytes");
-  if (align == kHugePageBytes) madvise(p, static_cast<size_t>(rounded), MADV_HUGEPAGE);  // best effort
-  buffer.data_ = static_cast<uint8_t*>(p);
+  FP4MOE_ASSIGN_OR_RETURN(buffer.data_, memory.allocate(num_bytes));
   buffer.num_bytes_ = num_bytes;
+  buffer.memory_ = &memory;
   return buffer;
 }
 
 void Buffer::release() {
-  std::free(data_);
+  if (data_ != nullptr) memory_->release(data_);
   data_ = nullptr;
   num_bytes_ = 0;
 }
 
-Result<Arena> Arena::make(int64_t num_bytes) {
+Result<Arena> Arena::make(int64_t num_bytes, MemoryResource& memory) {
   if (num_bytes > INT64_MAX - 64) return does_not_fit("arena of " + std::to_string(num_bytes) + " bytes");
-  FP4MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::make(padded(num_bytes)));
+  FP4MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::make(padded(num_bytes), memory));
   Arena arena;
   arena.buffer_ = std::move(buffer);
   return arena;

@@ -6,21 +6,25 @@
 #include <span>
 #include <utility>
 
+#include "base/memory.h"
 #include "fp4moe/status.h"
 
 namespace fp4moe {
 
-// 64-byte aligned bytes (2 MiB aligned and advised to huge pages from 4 MiB on). Movable, not copyable.
+// 64-byte aligned bytes of one memory. Movable, not copyable.
 class Buffer {
  public:
   Buffer() = default;
   // kDoesNotFit if the system refuses; num_bytes == 0 makes an empty buffer.
-  static Result<Buffer> make(int64_t num_bytes);
+  static Result<Buffer> make(int64_t num_bytes, MemoryResource& memory = host_memory());
   ~Buffer() { release(); }
   Buffer(Buffer&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), num_bytes_(std::exchange(other.num_bytes_, 0)) {}
+      : data_(std::exchange(other.data_, nullptr)),
+        num_bytes_(std::exchange(other.num_bytes_, 0)),
+        memory_(other.memory_) {}
   Buffer& operator=(Buffer&& other) noexcept {
     std::swap(data_, other.data_);
+    std::swap(memory_, other.memory_);
     std::swap(num_bytes_, other.num_bytes_);
     return *this;
   }
@@ -36,6 +40,7 @@ class Buffer {
   void release();
   uint8_t* data_ = nullptr;
   int64_t num_bytes_ = 0;
+  MemoryResource* memory_ = nullptr;  // of data_
 };
 
 // Hands out aligned pieces of one Buffer, first to last; all are given back together by reset().
@@ -44,7 +49,7 @@ class Arena {
  public:
   Arena() = default;
   // Room for at least num_bytes, rounded up to whole padded pieces.
-  static Result<Arena> make(int64_t num_bytes);
+  static Result<Arena> make(int64_t num_bytes, MemoryResource& memory = host_memory());
   // n elements of T, 64-byte aligned, uninitialised.
   template <class T>
   T* take(int64_t n) {

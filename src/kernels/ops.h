@@ -13,6 +13,7 @@
 
 #include "base/cpu_info.h"
 #include "base/dtype.h"
+#include "base/memory.h"
 #include "base/thread_pool.h"
 #include "formats/bf16.h"
 
@@ -82,6 +83,24 @@ struct SequenceRows {
   std::span<const int32_t> page_table;  // page ids, page_size tokens each; covers first_position + num_rows
 };
 
+// The same of a whole batch in a device's memory, for kernels that find a row's sequence by themselves. Sizes
+// are a graph's: rows past the last sequence's (row_sequence -1) are padding, which nothing is written for
+// but zeros in outputs.
+struct DeviceBatch {
+  int64_t num_rows = 0;                     // T, padded
+  int64_t num_sequences = 0;                // padded: sequences past the last have no rows
+  int64_t max_rows = 0;                     // of one sequence; 1: decode
+  int64_t max_pages = 0;                    // columns of page_table
+  const int32_t* token_ids = nullptr;       // [T]
+  const int64_t* positions = nullptr;       // [T]
+  const int32_t* row_sequence = nullptr;    // [T]
+  const int32_t* first_row = nullptr;       // [num_sequences + 1]
+  const int32_t* first_position = nullptr;  // [num_sequences]: of the first new token
+  const int32_t* page_table = nullptr;      // [num_sequences, max_pages]
+  const int32_t* logit_rows = nullptr;      // [num_logit_rows], ascending, padded with 0
+  int64_t num_logit_rows = 0;
+};
+
 constexpr int kMaxHeadDim = 576;  // MLA: kv_lora_rank 512 + rope 64
 
 // Keys or values of one layer: [num_pages, num_kv_heads, page_size, row_stride] of dtype, of which the first
@@ -106,6 +125,7 @@ struct KvWriteArgs {         // stores the new tokens' rows into their pages (ro
   int64_t row_stride = 0;
   KvPages k_pages, v_pages;
   std::span<const SequenceRows> sequences;
+  const DeviceBatch* device_batch = nullptr;  // on a GPU, instead of sequences
 };
 
 struct AttentionArgs {  // causal, grouped-query; the new tokens' keys and values are already in the pages
@@ -118,6 +138,8 @@ struct AttentionArgs {  // causal, grouped-query; the new tokens' keys and value
   int64_t window = 0;            // 0: all; w: positions p - w < j <= p
   const float* sinks = nullptr;  // [num_heads] or null: logit that joins the softmax's denominator only
   ActRows out;                   // [T, num_heads * v_pages.head_dim]
+  const DeviceBatch* device_batch = nullptr;  // on a GPU, instead of sequences
+  uint8_t* workspace = nullptr;               // on a GPU: attention_workspace_bytes() of the table
 };
 
 // RMS norm of each head's slice of a row, in place, f32 (QK norms; with one head: MLA's latent).
@@ -140,6 +162,40 @@ struct HeadLinearArgs {
   int64_t out_stride = 0, out_head_stride = 0;
   int64_t num_tokens = 0, n = 0, k = 0;
   int num_heads = 0;
+  float scale = 1;  // multiplies the sums
+};
+
+struct AddArgs {             // out += x
+  const float* x = nullptr;  // [count]
+  float* out = nullptr;      // [count]; must not overlap x
+  int64_t count = 0;
+};
+
+// out[i] = x[rows[i]] of rows of row_bytes (a multiple of 4). rows is ascending without repeats and out may
+// be x: row i is then never read after it was written.
+struct GatherRowsArgs {
+  const void* x = nullptr;
+  void* out = nullptr;
+  const int32_t* rows = nullptr;  // [num_rows]
+  int64_t num_rows = 0, row_bytes = 0;
+};
+
+// out[t, h] = x[t, h], n f32 elements of each head (MLA: the rotary part of queries beside the latent one).
+struct CopyHeadsArgs {
+  const float* x = nullptr;  // row t, head h starts at x + t * x_stride + h * x_head_stride
+  int64_t x_stride = 0, x_head_stride = 0;
+  float* out = nullptr;
+  int64_t out_stride = 0, out_head_stride = 0;
+  int64_t num_tokens = 0, n = 0;
+  int num_heads = 0;
+};
+
+// out[t] *= sigmoid(x[t] . weight), sums in double on a CPU, in f32 on a GPU (a shared expert's gate).
+struct SigmoidGateArgs {
+  const float* x = nullptr;       // [T, H]
+  const float* weight = nullptr;  // [H]
+  float* out = nullptr;           // [T, H]
+  int64_t num_tokens = 0, hidden_size = 0;
 };
 
 // out = silu(gate) * up in f32, then as out wants; T and I are out's.
@@ -148,9 +204,11 @@ struct SiluMulArgs {
   ActRows out;                     // [T, I]
 };
 
-// The dense ops at one ISA level. All functions are thread-compatible; pool is the only parallelism.
+// The dense ops at one ISA level, or of a GPU. All functions are thread-compatible; pool is the only
+// parallelism of a CPU. A GPU's read and write device memory only, go to the calling thread's current stream
+// (device/stream.h), leave the pool alone, and can be captured into a graph.
 struct DenseOps {
-  const char* name;  // "ref", "cpu_scalar", "cpu_avx2", "cpu_avx512"
+  const char* name;  // "ref", "cpu_scalar", "cpu_avx2", "cpu_avx512", "cuda"
   LinearLayout linear_layout;
   void (*linear)(const LinearArgs&, ThreadPool&);
   void (*embed)(const EmbedArgs&, ThreadPool&);
@@ -161,11 +219,20 @@ struct DenseOps {
   void (*head_norm)(const HeadNormArgs&, ThreadPool&);
   void (*head_linear)(const HeadLinearArgs&, ThreadPool&);
   void (*silu_mul)(const SiluMulArgs&, ThreadPool&);
+  void (*add)(const AddArgs&, ThreadPool&);
+  void (*gather_rows)(const GatherRowsArgs&, ThreadPool&);
+  void (*copy_heads)(const CopyHeadsArgs&, ThreadPool&);
+  void (*sigmoid_gate)(const SigmoidGateArgs&, ThreadPool&);
+  // Bytes of AttentionArgs::workspace for batches of up to max_tokens rows and heads as in args; null: none.
+  int64_t (*attention_workspace_bytes)(const AttentionArgs& args, int64_t max_tokens);
+  MemoryResource* memory;  // where all that ops read and write lies
 };
 
 // The oracle; accepts both activation types.
 const DenseOps& ref_dense_ops();
 // Precondition: isa_available(isa). Both activation types are accepted; bf16 is the fast one.
 const DenseOps& cpu_dense_ops(Isa isa);
+// Of the GPU; bf16 activations only. Null in a build without CUDA.
+const DenseOps* cuda_dense_ops();
 
 }  // namespace fp4moe

@@ -1,0 +1,82 @@
+#include "device/device_memory.h"
+
+#include <string>
+
+#include "base/check.h"
+
+#ifdef FP4MOE_HAS_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+namespace fp4moe {
+
+#ifdef FP4MOE_HAS_CUDA
+
+namespace {
+
+Status failure(const char* what, cudaError_t error) {
+  return internal_error(std::string(what) + ": " + cudaGetErrorString(error));
+}
+
+class DeviceMemory final : public MemoryResource {
+ public:
+  Result<uint8_t*> allocate(int64_t num_bytes) override {
+    void* data = nullptr;
+    if (const cudaError_t error = cudaMalloc(&data, static_cast<size_t>(num_bytes)); error != cudaSuccess) {
+      cudaGetLastError();
+      return does_not_fit("the GPU refused " + std::to_string(num_bytes) +
+                          " bytes: " + cudaGetErrorString(error));
+    }
+    return static_cast<uint8_t*>(data);
+  }
+  void release(uint8_t* data) override { cudaFree(data); }
+  Status upload(void* to, const void* from_host, int64_t num_bytes) override {
+    const cudaError_t error =
+        cudaMemcpy(to, from_host, static_cast<size_t>(num_bytes), cudaMemcpyHostToDevice);
+    return error == cudaSuccess ? Status() : failure("copy to the GPU", error);
+  }
+  Status download(void* to_host, const void* from, int64_t num_bytes) override {
+    const cudaError_t error =
+        cudaMemcpy(to_host, from, static_cast<size_t>(num_bytes), cudaMemcpyDeviceToHost);
+    return error == cudaSuccess ? Status() : failure("copy from the GPU", error);
+  }
+  bool is_host() const override { return false; }
+};
+
+}  // namespace
+
+Result<DeviceMemoryInfo> device_memory_info() {
+  size_t free_bytes = 0, total_bytes = 0;
+  if (const cudaError_t error = cudaMemGetInfo(&free_bytes, &total_bytes); error != cudaSuccess)
+    return failure("memory of the GPU", error);
+  return DeviceMemoryInfo{static_cast<int64_t>(free_bytes), static_cast<int64_t>(total_bytes)};
+}
+
+#else
+
+namespace {
+
+class DeviceMemory final : public MemoryResource {
+ public:
+  Result<uint8_t*> allocate(int64_t) override { return no_cuda(); }
+  void release(uint8_t*) override {}
+  Status upload(void*, const void*, int64_t) override { return no_cuda(); }
+  Status download(void*, const void*, int64_t) override { return no_cuda(); }
+  bool is_host() const override { return false; }
+
+ private:
+  static Status no_cuda() { return unsupported("built without CUDA"); }
+};
+
+}  // namespace
+
+Result<DeviceMemoryInfo> device_memory_info() { return unsupported("built without CUDA"); }
+
+#endif
+
+MemoryResource& device_memory() {
+  static DeviceMemory memory;
+  return memory;
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,54 @@
+// Stream: the order in which a device does what a thread asks of it. Kernels go to the calling thread's
+// current stream; what goes wrong is kept by the stream and returned by synchronize(), with the kernel's
+// name.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "fp4moe/status.h"
+
+struct CUstream_st;
+
+namespace fp4moe {
+
+using StreamHandle = ::CUstream_st*;  // cudaStream_t
+
+class Stream {
+ public:
+  // On device 0. kUnsupported without a device, or in a build without CUDA.
+  static Result<Stream> make();
+  Stream() = default;
+  Stream(Stream&& other) noexcept;
+  Stream& operator=(Stream&& other) noexcept;
+  ~Stream();
+
+  StreamHandle handle() const { return handle_; }
+  // Waits for all that was asked. The first error since the last call: of a launch, with the kernel's name,
+  // or of the device (kInternal; such an error is sticky: every later call returns it).
+  Status synchronize();
+  // After each launch: keeps the error if there is one. With FP4MOE_CUDA_SYNC=1 in the environment it waits
+  // for the kernel, so that an error of the device names it too.
+  void check_launch(const char* kernel);
+
+ private:
+  StreamHandle handle_ = nullptr;
+  Status failure_;
+};
+
+// The stream that this thread's kernels go to. Precondition: a StreamScope is alive on this thread.
+Stream& current_stream();
+
+// Makes `stream` the calling thread's current one for the object's life.
+class StreamScope {
+ public:
+  explicit StreamScope(Stream& stream);
+  ~StreamScope();
+  StreamScope(const StreamScope&) = delete;
+  StreamScope& operator=(const StreamScope&) = delete;
+
+ private:
+  Stream* const outer_;
+};
+
+}  // namespace fp4moe

@@ -1,0 +1,169 @@
+#include "kernels/cuda/tile_layout.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "base/check.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr int kLargestScale = 253,
+              kSmallestScale = 129;  // e8m0 bytes in tiles: every product is a normal bf16
+
+// Where a matrix's rows go: row i is tile row of_row(i).
+enum class RowOrder : uint8_t { kPlain, kGate, kUp };
+
+int64_t tile_row(RowOrder order, int64_t i) {
+  if (order == RowOrder::kPlain) return i;
+  return i / 32 * 64 + i % 32 / 8 * 16 + i % 8 + (order == RowOrder::kUp ? 8 : 0);
+}
+
+// What an element's place in its tile depends on.
+struct Place {
+  int64_t warp, g, half_row;        // row = 16 warp + 8 half_row + g
+  int64_t step, q, half_col, half;  // column = 16 step + 8 half_col + 2 q + half
+  Place(int64_t r, int64_t c)
+      : warp(r % 64 / 16),
+        g(r % 8),
+        half_row(r % 16 / 8),
+        step(c % 64 / 16),
+        q(c % 8 / 2),
+        half_col(c % 16 / 8),
+        half(c % 2) {}
+  int64_t word_byte() const { return ((warp * 32 + g * 4 + q) * 4 + step) * 4 + half * 2; }
+  int64_t scale_byte(Fp4Format format) const {
+    const bool mx = format == Fp4Format::kMxfp4;
+    return kTileCodeBytes + (warp * 8 + g) * (mx ? 4 : 8) + (mx ? step / 2 : step) * 2 + half_row;
+  }
+  int reg() const { return static_cast<int>(half_row + 2 * half_col); }
+};
+
+uint16_t spread(int reg, unsigned code) {
+  const unsigned s = code >> 3, em = code & 7;
+  switch (reg) {
+    case 0:
+      return static_cast<uint16_t>(s << 15 | em << 6);
+    case 1:
+      return static_cast<uint16_t>(s << 12 | em << 3);
+    case 2:
+      return static_cast<uint16_t>(s << 9 | em);
+    default:
+      return static_cast<uint16_t>(s << 14 | (em & 1) << 13 | em >> 1 << 10);
+  }
+}
+
+unsigned gathered(int reg, unsigned half) {
+  switch (reg) {
+    case 0:
+      return (half >> 15 & 1) << 3 | (half >> 6 & 7);
+    case 1:
+      return (half >> 12 & 1) << 3 | (half >> 3 & 7);
+    case 2:
+      return (half >> 9 & 1) << 3 | (half & 7);
+    default:
+      return (half >> 14 & 1) << 3 | (half >> 10 & 3) << 1 | (half >> 13 & 1);
+  }
+}
+
+// e4m3, not negative and not zero, as (e + 16) << 3 | m with subnormals normalised.
+uint8_t e5m3(uint8_t e4m3) {
+  int e = e4m3 >> 3, m = e4m3 & 7;
+  if (e > 0) return static_cast<uint8_t>((e - 7 + 16) << 3 | m);
+  e = -6;
+  while ((m & 8) == 0) m <<= 1, --e;
+  return static_cast<uint8_t>((e + 16) << 3 | (m & 7));
+}
+
+struct ScaleRange {
+  int least = 255, most = 0;  // of groups that hold a code other than zero
+};
+
+bool is_zero_group(const uint8_t* codes, int64_t bytes) {
+  return std::all_of(codes, codes + bytes, [](uint8_t b) { return (b & 0x77) == 0; });
+}
+
+ScaleRange scale_range(const Fp4MatrixView& w) {
+  ScaleRange range;
+  const int block = fp4_block(w.format);
+  for (int64_t r = 0; r < w.rows; ++r)
+    for (int64_t i = 0; i < w.cols / block; ++i) {
+      const int scale = w.scales[r * w.scale_stride_bytes + i];
+      if (scale >= range.least && scale <= range.most) continue;
+      if (is_zero_group(w.codes + r * w.code_stride_bytes + i * block / 2, block / 2)) continue;
+      range.least = std::min(range.least, scale);
+      range.most = std::max(range.most, scale);
+    }
+  return range;
+}
+
+// One matrix's rows into the tiles at dst, which are zero where nothing was put.
+Result<float> put(const Fp4MatrixView& w, RowOrder order, uint8_t* dst) {
+  const bool mx = w.format == Fp4Format::kMxfp4;
+  const int64_t bytes = tile_bytes(w.format), tiles_k = num_tiles(w.cols);
+  int move = 0;
+  if (mx) {
+    const ScaleRange range = scale_range(w);
+    if (range.most - range.least > kLargestScale - kSmallestScale)
+      return unsupported("e8m0 scales of one matrix span " + std::to_string(range.most - range.least) +
+                         " octaves; the tiles hold " + std::to_string(kLargestScale - kSmallestScale));
+    if (range.most > 0) move = kLargestScale - range.most;
+  }
+  const int block = fp4_block(w.format);
+  for (int64_t r = 0; r < w.rows; ++r) {
+    const int64_t row = tile_row(order, r);
+    uint8_t* tiles = dst + row / kTileRows * tiles_k * bytes;
+    for (int64_t c = 0; c < w.cols; c += 2) {
+      const unsigned pair = w.codes[r * w.code_stride_bytes + c / 2];
+      const uint8_t scale = w.scales[r * w.scale_stride_bytes + c / block];
+      const Place at(row, c);
+      uint8_t* tile = tiles + c / kTileCols * bytes;
+      const bool zero = (mx ? scale + move < kSmallestScale : scale == 0);
+      const unsigned keep = zero ? 0x8u : 0xfu;  // a zero's sign
+      auto* low = reinterpret_cast<uint16_t*>(tile + at.word_byte());
+      low[0] = static_cast<uint16_t>(low[0] | spread(at.reg(), pair & 15 & keep));
+      low[1] = static_cast<uint16_t>(low[1] | spread(at.reg(), pair >> 4 & keep));
+      if (c % block == 0)
+        tile[at.scale_byte(w.format)] = mx ? static_cast<uint8_t>(zero ? kSmallestScale : scale + move)
+                                           : (zero ? uint8_t{0} : e5m3(scale));
+    }
+  }
+  return mx ? std::ldexp(1.0f, 126 - move) : 256.0f;
+}
+
+}  // namespace
+
+Result<float> pack_tiles(const Fp4MatrixView& w, uint8_t* dst) {
+  std::memset(dst, 0, static_cast<size_t>(tiled_bytes(w.format, w.rows, w.cols)));
+  return put(w, RowOrder::kPlain, dst);
+}
+
+Result<GateUpFactors> pack_gate_up_tiles(const Fp4MatrixView& gate, const Fp4MatrixView& up, uint8_t* dst) {
+  if (gate.rows != up.rows || gate.cols != up.cols || gate.format != up.format || gate.rows % 32 != 0)
+    return invalid_argument("gate [" + std::to_string(gate.rows) + ", " + std::to_string(gate.cols) +
+                            "] and up [" + std::to_string(up.rows) + ", " + std::to_string(up.cols) +
+                            "] must have one shape, rows a multiple of 32");
+  std::memset(dst, 0, static_cast<size_t>(tiled_bytes(gate.format, 2 * gate.rows, gate.cols)));
+  GateUpFactors factors;
+  FP4MOE_ASSIGN_OR_RETURN(factors.gate, put(gate, RowOrder::kGate, dst));
+  FP4MOE_ASSIGN_OR_RETURN(factors.up, put(up, RowOrder::kUp, dst));
+  return factors;
+}
+
+float tiled_at(Fp4Format format, const uint8_t* tiles, int64_t, int64_t k, int64_t r, int64_t c) {
+  const uint8_t* tile = tiles + (r / kTileRows * num_tiles(k) + c / kTileCols) * tile_bytes(format);
+  const Place at(r, c);
+  uint16_t half;
+  std::memcpy(&half, tile + at.word_byte(), 2);
+  const unsigned code = gathered(at.reg(), half);
+  const unsigned byte = tile[at.scale_byte(format)];
+  const unsigned bits = format == Fp4Format::kMxfp4 ? byte << 7 : (byte << 4) + 0x7280;
+  constexpr float kMagnitudes[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+  const float value =
+      std::ldexp(kMagnitudes[code & 7], -126) * bf16_to_float(bf16{static_cast<uint16_t>(bits)});
+  return (code & 8) != 0 ? -value : value;
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,59 @@
+// How FP4 weights lie in device memory for the tensor cores of SM80 to SM90: tiles of 64 rows x 64 columns,
+// each one contiguous block of codes, then scales. Exact and invertible; plain C++.
+//
+// A matrix [N, K] is [ceil(N / 64)][ceil(K / 64)] tiles, padded with zero codes. A tile serves 4 warps, warp
+// w its rows 16 w ... 16 w + 15, as the A operand of four m16n8k16 (mma.sync) or m64nNk16 (wgmma) steps.
+//
+// Codes: [4 warps][32 lanes][4 words]; word s belongs to k step s (columns 16 s ... 16 s + 15). With g = lane
+// / 4 and q = lane % 4 it holds the lane's 8 codes, by A register r and half h (0: the low 16 bits):
+//   row 16 w + g + 8 (r % 2), column 16 s + 2 q + 8 (r / 2) + h
+// Within a half the four codes (sign s, exponent e1 e0, mantissa m) lie at bits
+//   r = 0: 15 | 8 7 6     r = 1: 12 | 5 4 3     r = 2: 9 | 2 1 0     r = 3: 14 | 11 10 13
+// so that a shift and a mask (for r = 3: three pieces) make a pair of bf16 worth code * 2^-126.
+//
+// Scales: [4 warps][8 g][bytes], one byte for each row and group of columns:
+//   MXFP4: 4 bytes: (g, group 0), (g + 8, group 0), (g, group 1), (g + 8, group 1); groups of 32 columns
+//   NVFP4: 8 bytes: (g, step s), (g + 8, step s) for s = 0 ... 3; groups of 16 columns
+// A byte makes the bf16 bits that multiply the pair:
+//   MXFP4: byte << 7, the e8m0 byte moved so that the matrix's largest is 253
+//   NVFP4: (byte << 4) + 0x7280, byte = (e + 16) << 3 | m for the scale (1 + m / 8) 2^e; a scale of zero has
+//   zero
+//          codes
+// The product with the codes is exact in bf16; pack_tiles() returns the power of two that makes it the
+// weight.
+//
+// Gate and up share tiles: matrix row 64 j + 16 w + g is gate row 32 j + 8 w + g, and row 8 further is the
+// same row of up; one thread of either instruction has both. I must be a multiple of 32.
+#pragma once
+
+#include <cstdint>
+
+#include "formats/fp4_matrix.h"
+#include "fp4moe/status.h"
+
+namespace fp4moe {
+
+constexpr int64_t kTileRows = 64, kTileCols = 64;
+constexpr int64_t kTileCodeBytes = kTileRows * kTileCols / 2;
+
+constexpr int64_t tile_scale_bytes(Fp4Format format) { return kTileRows * kTileCols / fp4_block(format); }
+constexpr int64_t tile_bytes(Fp4Format format) { return kTileCodeBytes + tile_scale_bytes(format); }
+constexpr int64_t num_tiles(int64_t n) { return (n + 63) / 64; }
+// Of an [N, K] matrix.
+constexpr int64_t tiled_bytes(Fp4Format format, int64_t n, int64_t k) {
+  return num_tiles(n) * num_tiles(k) * tile_bytes(format);
+}
+
+// w -> dst, tiled_bytes() long. Returns f: a weight is f * tensor_scale * what the tiles hold. kUnsupported
+// if e8m0 scales of w (of nonzero blocks) span more than 124 octaves.
+Result<float> pack_tiles(const Fp4MatrixView& w, uint8_t* dst);
+// Two matrices of equal shape [I, K], I % 32 == 0, interleaved as said above: [2 I, K]. One f for each.
+struct GateUpFactors {
+  float gate = 1, up = 1;
+};
+Result<GateUpFactors> pack_gate_up_tiles(const Fp4MatrixView& gate, const Fp4MatrixView& up, uint8_t* dst);
+
+// Element (r, c) as the kernels make it: the code times 2^-126 times its scale's bf16. For tests.
+float tiled_at(Fp4Format format, const uint8_t* tiles, int64_t n, int64_t k, int64_t r, int64_t c);
+
+}  // namespace fp4moe

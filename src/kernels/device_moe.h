@@ -1,0 +1,112 @@
+// The ops of a MoE layer on a GPU, declared once: sort, expert GEMMs, combine. Implementations: kernels/cuda.
+//
+// The conventions of kernels/ops.h hold; all pointers are device memory unless said otherwise, and work goes
+// to the calling thread's current stream (device/stream.h). Nothing allocates, waits for the device or reads
+// back from it, so that everything can be captured into a graph. Counts live on the device: launches depend
+// on the sizes in the arguments alone, and T = 0 is legal.
+#pragma once
+
+#include <cstdint>
+
+#include "formats/fp4_matrix.h"
+#include "kernels/expert_ops.h"
+#include "kernels/ops.h"
+
+namespace fp4moe {
+
+// L experts' weights in tiles (kernels/cuda/tile_layout.h).
+struct TiledExperts {
+  Fp4Format format = Fp4Format::kMxfp4;
+  int64_t num_experts = 0;        // L
+  int64_t hidden_size = 0;        // H
+  int64_t intermediate_size = 0;  // I
+  Activation activation;
+  const uint8_t* gate_up = nullptr;     // [L] matrices [gated ? 2 I : I, H], gate and up rows interleaved
+  const uint8_t* down = nullptr;        // [L] matrices [H, I]
+  const float* gate_up_bias = nullptr;  // [L, 2, I]: gate, then up; not gated: [L, I]; null: none
+  const float* down_bias = nullptr;     // [L, H] or null
+  const float* scales = nullptr;        // [L, 3]: what multiplies the sums of gate, up and down
+};
+
+// Which rows each local expert has: packed (row r of expert e is offsets[e] + r) or masked (e * capacity +
+// r). Written by sort(), read by the GEMMs.
+struct DeviceRows {
+  int64_t max_rows = 0;            // packed: rows that memory has room for; masked: L * capacity
+  int64_t capacity = 0;            // 0: packed
+  int32_t* offsets = nullptr;      // packed: [L + 1]
+  int32_t* counts = nullptr;       // [L]; masked_m of a masked batch
+  int32_t* slot_of_row = nullptr;  // packed: [max_rows]: t * topk + k; rows past offsets[L] are not written
+  int32_t* row_of_slot = nullptr;  // packed: [T * topk]; -1: not local, or not an expert
+};
+
+struct MoeSortArgs {  // rows of an expert in ascending slot order
+  const int32_t* ids =
+      nullptr;  // [T, topk] global; what is not in [first_expert, first_expert + L) is dropped
+  int64_t num_tokens = 0, topk = 0;
+  int64_t first_expert = 0, num_experts = 0;  // L local ones
+  DeviceRows rows;
+};
+
+// Both GEMMs of a layer over sorted rows.
+struct DeviceExpertArgs {
+  TiledExperts experts;
+  DeviceRows rows;
+  int64_t num_tokens = 0, topk = 1;
+  ActRows x;  // bf16. gather: [T, H], row slot / topk of it; else [max_rows, H]
+  bool gather = true;
+  const float* x_row_scales = nullptr;  // of x's rows or null: multiplies gate and up sums
+  ActRows intermediate;                 // [max_rows, I], bf16 or f32, written by gate_up
+  ActRows h;                            // what down reads: intermediate, or what was quantised of it; bf16
+  const float* h_row_scales = nullptr;  // [max_rows] or null
+  float* y = nullptr;                   // [max_rows, H], written by down: before the router's weights
+};
+
+struct MoeCombineArgs {  // out[t] (+)= sum over k, in top-k order, of weight[t, k] * y[row_of_slot[t, k]]
+  const float* y = nullptr;
+  const int32_t* row_of_slot = nullptr;  // [T, topk]; -1 counts 0
+  const float* weights = nullptr;        // [T, topk]
+  int64_t num_tokens = 0, topk = 0, hidden_size = 0;
+  float* out = nullptr;      // [T, H] f32, or null
+  bool accumulate = false;   // of out
+  bf16* out_bf16 = nullptr;  // [T, H], or null
+};
+
+// A whole layer behind the router: sort, gate/up with the activation, down, combine; w4a16.
+struct DeviceMoeArgs {
+  TiledExperts experts;
+  const bf16* x = nullptr;       // [T, H]
+  const int32_t* ids = nullptr;  // [T, topk] global; others than [first_expert, first_expert + L) are dropped
+  const float* weights = nullptr;  // [T, topk]
+  int64_t num_tokens = 0, topk = 0, first_expert = 0;
+  float* out = nullptr;  // [T, H] f32, or null
+  bool accumulate = false;
+  bf16* out_bf16 = nullptr;  // [T, H], or null
+  uint8_t* workspace =
+      nullptr;  // layer_workspace_bytes(), 256-byte aligned. Its first kWorkspaceHeader bytes
+                // are zero before the first call and left alone between calls of one stream.
+};
+constexpr int64_t kWorkspaceHeader = 8192;  // counters of grid barriers and arrivals
+
+struct DeviceRouterArgs;    // kernels/device_router.h
+struct DeviceActQuantArgs;  // kernels/device_act_quant.h
+
+// The ops of one kind of GPU. Preconditions are what the arguments' comments say.
+struct DeviceMoeOps {
+  const char* name;         // "sm90", "cuda_mma"
+  int tile_rows_alignment;  // rows of an expert are padded to this in the GEMMs, in registers only
+  void (*sort)(const MoeSortArgs&);
+  void (*gate_up)(const DeviceExpertArgs&);
+  void (*down)(const DeviceExpertArgs&);
+  void (*combine)(const MoeCombineArgs&);
+  void (*layer)(const DeviceMoeArgs&);
+  int64_t (*layer_workspace_bytes)(const TiledExperts& experts, int64_t max_tokens, int64_t topk);
+  void (*route)(const DeviceRouterArgs&);
+  void (*quantize)(const DeviceActQuantArgs&);
+};
+
+// Hopper: wgmma. Null in a build without CUDA.
+const DeviceMoeOps* sm90_moe_ops();
+// Every GPU since Ampere: mma.sync, compiled by the driver. Correct everywhere, tuned nowhere.
+const DeviceMoeOps* fallback_moe_ops();
+
+}  // namespace fp4moe
