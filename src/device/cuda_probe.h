@@ -1,11 +1,12 @@
-// What the CUDA runtime says of this machine.
+// The machine's GPU in one line.
 #pragma once
 
 #include <string>
 
 namespace fp4moe {
 
-// "1 CUDA device: NVIDIA H200, sm_90, 139.8 GiB", or why there is none, or "built without CUDA".
+// "NVIDIA H200, sm_90, 132 SMs, 139.8 GiB, driver for CUDA 13.0, built with 13.0" of device 0, or why it
+// cannot be used (device_info()), or "built without CUDA".
 std::string describe_cuda();
 
 }  // namespace fp4moe

@@ -2,10 +2,8 @@
 
 #include <string>
 
-#include "base/check.h"
-
 #ifdef FP4MOE_HAS_CUDA
-#include <cuda_runtime_api.h>
+#include "device/cuda_error.h"
 #endif
 
 namespace fp4moe {
@@ -13,10 +11,6 @@ namespace fp4moe {
 #ifdef FP4MOE_HAS_CUDA
 
 namespace {
-
-Status failure(const char* what, cudaError_t error) {
-  return internal_error(std::string(what) + ": " + cudaGetErrorString(error));
-}
 
 class DeviceMemory final : public MemoryResource {
  public:
@@ -33,12 +27,12 @@ class DeviceMemory final : public MemoryResource {
   Status upload(void* to, const void* from_host, int64_t num_bytes) override {
     const cudaError_t error =
         cudaMemcpy(to, from_host, static_cast<size_t>(num_bytes), cudaMemcpyHostToDevice);
-    return error == cudaSuccess ? Status() : failure("copy to the GPU", error);
+    return error == cudaSuccess ? Status() : cuda_failure("copy to the GPU", error);
   }
   Status download(void* to_host, const void* from, int64_t num_bytes) override {
     const cudaError_t error =
         cudaMemcpy(to_host, from, static_cast<size_t>(num_bytes), cudaMemcpyDeviceToHost);
-    return error == cudaSuccess ? Status() : failure("copy from the GPU", error);
+    return error == cudaSuccess ? Status() : cuda_failure("copy from the GPU", error);
   }
   bool is_host() const override { return false; }
 };
@@ -48,7 +42,7 @@ class DeviceMemory final : public MemoryResource {
 Result<DeviceMemoryInfo> device_memory_info() {
   size_t free_bytes = 0, total_bytes = 0;
   if (const cudaError_t error = cudaMemGetInfo(&free_bytes, &total_bytes); error != cudaSuccess)
-    return failure("memory of the GPU", error);
+    return cuda_failure("memory of the GPU", error);
   return DeviceMemoryInfo{static_cast<int64_t>(free_bytes), static_cast<int64_t>(total_bytes)};
 }
 

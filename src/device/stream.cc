@@ -5,10 +5,11 @@
 #include "base/check.h"
 
 #ifdef FP4MOE_HAS_CUDA
-#include <cuda_runtime_api.h>
-
 #include <cstdlib>
 #include <string_view>
+
+#include "device/cuda_error.h"
+#include "device/device_info.h"
 #endif
 
 namespace fp4moe {
@@ -17,17 +18,14 @@ namespace {
 thread_local Stream* t_current = nullptr;
 
 #ifdef FP4MOE_HAS_CUDA
-Status cuda_failure(const std::string& what, cudaError_t error) {
-  const std::string text = what + ": " + cudaGetErrorString(error);
-  return error == cudaErrorMemoryAllocation ? does_not_fit(text) : internal_error(text);
-}
-
-bool waits_for_kernels() {
+bool waits_for_kernels(StreamHandle stream) {
   static const bool waits = [] {
     const char* value = std::getenv("FP4MOE_CUDA_SYNC");
     return value != nullptr && std::string_view(value) == "1";
   }();
-  return waits;
+  if (!waits) return false;
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  return cudaStreamIsCapturing(stream, &capture) == cudaSuccess && capture == cudaStreamCaptureStatusNone;
 }
 #endif
 
@@ -47,8 +45,10 @@ Stream& Stream::operator=(Stream&& other) noexcept {
 Result<Stream> Stream::make() {
   Stream stream;
   const cudaError_t error = cudaStreamCreateWithFlags(&stream.handle_, cudaStreamNonBlocking);
-  if (error != cudaSuccess) return unsupported(std::string("no CUDA stream: ") + cudaGetErrorString(error));
-  return stream;
+  if (error == cudaSuccess) return stream;
+  cudaGetLastError();
+  const auto info = device_info();
+  return info.ok() ? cuda_failure("CUDA stream", error) : info.status();
 }
 
 Stream::~Stream() {
@@ -57,25 +57,30 @@ Stream::~Stream() {
 
 Status Stream::synchronize() {
   const cudaError_t error = cudaStreamSynchronize(handle_);
-  Status failure = std::exchange(failure_, {});
-  if (failure.ok() && error != cudaSuccess) failure = cuda_failure("device", error);
-  return failure;
+  if (error != cudaSuccess) keep(cuda_failure("device", error));
+  return take_failure();
 }
 
 void Stream::check_launch(const char* kernel) {
   cudaError_t error = cudaGetLastError();
-  if (error == cudaSuccess && waits_for_kernels()) error = cudaStreamSynchronize(handle_);
-  if (error != cudaSuccess && failure_.ok()) failure_ = cuda_failure(std::string("kernel ") + kernel, error);
+  if (error == cudaSuccess && waits_for_kernels(handle_)) error = cudaStreamSynchronize(handle_);
+  if (error != cudaSuccess) keep(cuda_failure(std::string("kernel ") + kernel, error));
 }
 
 #else
 
 Result<Stream> Stream::make() { return unsupported("built without CUDA"); }
 Stream::~Stream() = default;
-Status Stream::synchronize() { return std::exchange(failure_, {}); }
+Status Stream::synchronize() { return take_failure(); }
 void Stream::check_launch(const char*) {}
 
 #endif
+
+void Stream::keep(Status failure) {
+  if (failure_.ok()) failure_ = std::move(failure);
+}
+
+Status Stream::take_failure() { return std::exchange(failure_, {}); }
 
 Stream& current_stream() {
   FP4MOE_CHECK(t_current != nullptr, "no current stream");

@@ -30,6 +30,10 @@ class Stream {
   // After each launch: keeps the error if there is one. With FP4MOE_CUDA_SYNC=1 in the environment it waits
   // for the kernel, so that an error of the device names it too.
   void check_launch(const char* kernel);
+  // Keeps `failure` if it is the first.
+  void keep(Status failure);
+  // What is kept, without waiting; it is forgotten.
+  Status take_failure();
 
  private:
   StreamHandle handle_ = nullptr;

@@ -1,0 +1,77 @@
+#include "device/device_info.h"
+
+#ifdef FP4MOE_HAS_CUDA
+#include "device/cuda_error.h"
+#endif
+
+namespace fp4moe {
+
+std::string cuda_version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+Status check_device(const DeviceFacts& facts) {
+  if (facts.driver_version == 0)
+    return unsupported("no NVIDIA driver on this machine (libcuda.so.1 was not found)");
+  if (facts.driver_too_old)
+    return unsupported("the NVIDIA driver supports CUDA " + cuda_version_text(facts.driver_version) +
+                       ", this build was made with CUDA " + cuda_version_text(facts.runtime_version) +
+                       ": update the driver, or build with an older toolkit (12.4 or newer)");
+  if (!facts.error.empty()) return unsupported("no usable CUDA device: " + facts.error);
+  if (facts.num_devices == 0)
+    return unsupported("the NVIDIA driver shows no device (is CUDA_VISIBLE_DEVICES set?)");
+  const DeviceInfo& device = facts.device;
+  if (device.compute_major < 8)
+    return unsupported(device.name + " has compute capability " + std::to_string(device.compute_major) + "." +
+                       std::to_string(device.compute_minor) + ", 8.0 (Ampere) or newer is supported");
+  return {};
+}
+
+#ifdef FP4MOE_HAS_CUDA
+
+namespace {
+
+DeviceFacts read_facts() {
+  DeviceFacts facts;
+  cudaDriverGetVersion(&facts.driver_version);
+  cudaRuntimeGetVersion(&facts.runtime_version);
+  const cudaError_t error = cudaGetDeviceCount(&facts.num_devices);
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    facts.num_devices = 0;
+    facts.driver_too_old = error == cudaErrorInsufficientDriver;
+    if (error != cudaErrorNoDevice) facts.error = cudaGetErrorString(error);
+    return facts;
+  }
+  cudaDeviceProp properties{};
+  if (const cudaError_t e = cudaGetDeviceProperties(&properties, 0); e != cudaSuccess) {
+    cudaGetLastError();
+    facts.error = cudaGetErrorString(e);
+    return facts;
+  }
+  facts.device = {.name = properties.name,
+                  .compute_major = properties.major,
+                  .compute_minor = properties.minor,
+                  .num_sms = properties.multiProcessorCount,
+                  .l2_bytes = properties.l2CacheSize,
+                  .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem),
+                  .driver_version = facts.driver_version,
+                  .runtime_version = facts.runtime_version};
+  return facts;
+}
+
+}  // namespace
+
+Result<DeviceInfo> device_info() {
+  const DeviceFacts facts = read_facts();
+  if (Status usable = check_device(facts); !usable.ok()) return usable;
+  return facts.device;
+}
+
+#else
+
+Result<DeviceInfo> device_info() { return unsupported("built without CUDA"); }
+
+#endif
+
+}  // namespace fp4moe

@@ -1,0 +1,65 @@
+#include "device/pinned_memory.h"
+
+#include <cstring>
+#include <string>
+
+#include "device/stream.h"
+
+#ifdef FP4MOE_HAS_CUDA
+#include "device/cuda_error.h"
+#endif
+
+namespace fp4moe {
+namespace {
+
+class PinnedMemory final : public MemoryResource {
+ public:
+#ifdef FP4MOE_HAS_CUDA
+  Result<uint8_t*> allocate(int64_t num_bytes) override {
+    void* data = nullptr;
+    const cudaError_t error = cudaHostAlloc(&data, static_cast<size_t>(num_bytes), cudaHostAllocPortable);
+    if (error == cudaSuccess) return static_cast<uint8_t*>(data);
+    cudaGetLastError();
+    const std::string text =
+        std::to_string(num_bytes) + " bytes of page-locked memory: " + cudaGetErrorString(error);
+    return error == cudaErrorMemoryAllocation ? does_not_fit(text) : unsupported(text);
+  }
+  void release(uint8_t* data) override { cudaFreeHost(data); }
+#else
+  Result<uint8_t*> allocate(int64_t) override { return unsupported("built without CUDA"); }
+  void release(uint8_t*) override {}
+#endif
+  Status upload(void* to, const void* from_host, int64_t num_bytes) override {
+    std::memcpy(to, from_host, static_cast<size_t>(num_bytes));
+    return {};
+  }
+  Status download(void* to_host, const void* from, int64_t num_bytes) override {
+    std::memcpy(to_host, from, static_cast<size_t>(num_bytes));
+    return {};
+  }
+  bool is_host() const override { return true; }
+};
+
+}  // namespace
+
+MemoryResource& pinned_memory() {
+  static PinnedMemory memory;
+  return memory;
+}
+
+#ifdef FP4MOE_HAS_CUDA
+
+void copy_async(void* to, const void* from, int64_t num_bytes) {
+  Stream& stream = current_stream();
+  const cudaError_t error =
+      cudaMemcpyAsync(to, from, static_cast<size_t>(num_bytes), cudaMemcpyDefault, stream.handle());
+  if (error != cudaSuccess) stream.keep(cuda_failure("copy", error));
+}
+
+#else
+
+void copy_async(void*, const void*, int64_t) {}
+
+#endif
+
+}  // namespace fp4moe
