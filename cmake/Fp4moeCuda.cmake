@@ -1,0 +1,28 @@
+# Finds nvcc from 12.4 on and its toolkit: CMAKE_CUDA_COMPILER or CUDACXX if given, else nvcc on the PATH,
+# /usr/local/cuda, or what scripts/setup --cuda put into build/cuda. Included before enable_language(CUDA).
+if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+  find_program(FP4MOE_NVCC_ON_PATH nvcc)
+  mark_as_advanced(FP4MOE_NVCC_ON_PATH)
+  set(tried "")
+  foreach(nvcc "${FP4MOE_NVCC_ON_PATH}" /usr/local/cuda/bin/nvcc "${PROJECT_SOURCE_DIR}/build/cuda/bin/nvcc")
+    if(NOT EXISTS "${nvcc}")
+      continue()
+    endif()
+    execute_process(COMMAND "${nvcc}" --version OUTPUT_VARIABLE said)
+    string(REGEX MATCH "release ([0-9.]+)," _ "${said}")
+    if(CMAKE_MATCH_1 VERSION_GREATER_EQUAL 12.4)
+      set(CMAKE_CUDA_COMPILER "${nvcc}" CACHE FILEPATH "CUDA compiler")
+      break()
+    endif()
+    string(APPEND tried " ${nvcc} is ${CMAKE_MATCH_1};")
+  endforeach()
+  if(NOT CMAKE_CUDA_COMPILER)
+    message(FATAL_ERROR "FP4MOE_CUDA=ON needs nvcc 12.4 or newer:${tried} run scripts/setup --cuda, name one with "
+                        "-DCMAKE_CUDA_COMPILER=, or configure with -DFP4MOE_CUDA=OFF")
+  endif()
+endif()
+# The toolkit that find_package(CUDAToolkit) takes is the compiler's own.
+if(CMAKE_CUDA_COMPILER AND NOT CUDAToolkit_ROOT)
+  get_filename_component(bin "${CMAKE_CUDA_COMPILER}" DIRECTORY)
+  get_filename_component(CUDAToolkit_ROOT "${bin}" DIRECTORY)
+endif()
