@@ -1,10 +1,10 @@
 # Finds nvcc from 12.4 on and its toolkit: CMAKE_CUDA_COMPILER or CUDACXX if given, else nvcc on the PATH,
-# /usr/local/cuda, or what scripts/setup --cuda put into build/cuda. Included before enable_language(CUDA).
+# /usr/local/cuda, or what scripts/setup --cuda put into build/cuda-toolkit. Included before enable_language(CUDA).
 if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
   find_program(FP4MOE_NVCC_ON_PATH nvcc)
   mark_as_advanced(FP4MOE_NVCC_ON_PATH)
   set(tried "")
-  foreach(nvcc "${FP4MOE_NVCC_ON_PATH}" /usr/local/cuda/bin/nvcc "${PROJECT_SOURCE_DIR}/build/cuda/bin/nvcc")
+  foreach(nvcc "${FP4MOE_NVCC_ON_PATH}" /usr/local/cuda/bin/nvcc "${PROJECT_SOURCE_DIR}/build/cuda-toolkit/bin/nvcc")
     if(NOT EXISTS "${nvcc}")
       continue()
     endif()
