@@ -8,7 +8,7 @@ fp4moe_find_static(fp4moe_dep_pcre2 pcre2.h pcre2-8)
 fp4moe_find_static(fp4moe_dep_utf8proc utf8proc.h utf8proc)
 
 if(FP4MOE_CUDA)
-  find_package(CUDAToolkit 12.4 REQUIRED)
+  fp4moe_find_cuda_toolkit()
 endif()
 if(FP4MOE_SERVER)
   find_package(Boost 1.81 REQUIRED)  # Beast and Asio are header-only

@@ -1,3 +1,4 @@
+# What the build and the installed package both use to find libraries.
 # fp4moe_find_static(TARGET header library) -- an imported target for a C library's static archive.
 function(fp4moe_find_static target header library)
   find_path(${target}_INCLUDE ${header} REQUIRED)
@@ -6,3 +7,12 @@ function(fp4moe_find_static target header library)
   set_target_properties(${target} PROPERTIES IMPORTED_LOCATION "${${target}_LIBRARY}"
                                              INTERFACE_INCLUDE_DIRECTORIES "${${target}_INCLUDE}")
 endfunction()
+
+# find_package(CUDAToolkit). CMake 3.25's own module fails on toolkits without libnvToolsExt (13.0 and newer)
+# unless somebody made the target.
+macro(fp4moe_find_cuda_toolkit)
+  if(NOT TARGET CUDA::nvToolsExt)
+    add_library(CUDA::nvToolsExt INTERFACE IMPORTED)
+  endif()
+  find_package(CUDAToolkit 12.4 REQUIRED)
+endmacro()
