@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/buffer.h"
 #include "base/cpu_info.h"
 #include "base/dtype.h"
 #include "base/memory.h"
@@ -38,6 +39,11 @@ int64_t linear_weight_bytes(int64_t n, int64_t k, LinearLayout layout);
 // src [N, K] row-major -> dst, linear_weight_bytes() long, 64-byte aligned, not overlapping. Exact.
 void pack_linear_weight(const bf16* src, int64_t n, int64_t k, LinearLayout layout, bf16* dst,
                         ThreadPool& pool);
+
+struct DenseOps;
+// The same, in the memory and the layout of `ops`.
+Result<Buffer> put_linear_weight(const bf16* src, int64_t n, int64_t k, const DenseOps& ops,
+                                 ThreadPool& pool);
 
 struct LinearArgs {              // out = x W^T + bias (+ out)
   ActRows x;                     // [T, K]
@@ -97,7 +103,8 @@ struct DeviceBatch {
   const int32_t* first_row = nullptr;       // [num_sequences + 1]
   const int32_t* first_position = nullptr;  // [num_sequences]: of the first new token
   const int32_t* page_table = nullptr;      // [num_sequences, max_pages]
-  const int32_t* logit_rows = nullptr;      // [num_logit_rows], ascending, padded with 0
+  // [num_logit_rows], ascending, padded with 0; as many as rows: all rows in order.
+  const int64_t* logit_rows = nullptr;
   int64_t num_logit_rows = 0;
 };
 
@@ -171,12 +178,11 @@ struct AddArgs {             // out += x
   int64_t count = 0;
 };
 
-// out[i] = x[rows[i]] of rows of row_bytes (a multiple of 4). rows is ascending without repeats and out may
-// be x: row i is then never read after it was written.
+// out[i] = x[rows[i]] of rows of row_bytes (a multiple of 4).
 struct GatherRowsArgs {
   const void* x = nullptr;
-  void* out = nullptr;
-  const int32_t* rows = nullptr;  // [num_rows]
+  void* out = nullptr;            // must not overlap x
+  const int64_t* rows = nullptr;  // [num_rows]
   int64_t num_rows = 0, row_bytes = 0;
 };
 
@@ -225,7 +231,7 @@ struct DenseOps {
   void (*sigmoid_gate)(const SigmoidGateArgs&, ThreadPool&);
   // Bytes of AttentionArgs::workspace for batches of up to max_tokens rows and heads as in args; null: none.
   int64_t (*attention_workspace_bytes)(const AttentionArgs& args, int64_t max_tokens);
-  MemoryResource* memory;  // where all that ops read and write lies
+  MemoryResource& (*memory)() = host_memory;  // where all that ops read and write lies
 };
 
 // The oracle; accepts both activation types.

@@ -33,6 +33,13 @@ class Attention {
   virtual void forward(const AttentionInput& in, Arena& scratch, ThreadPool& pool) const = 0;
 };
 
+// What an attention op takes from the scratch for up to max_tokens rows; args: its heads and pages' sizes.
+inline int64_t attention_workspace(const DenseOps& ops, const AttentionArgs& args, int64_t max_tokens) {
+  return ops.attention_workspace_bytes == nullptr
+             ? 0
+             : Arena::padded(ops.attention_workspace_bytes(args, max_tokens));
+}
+
 // Grouped-query attention with what `config` asks for: biases, QK norms, rotary embedding, the layer's
 // window.
 struct GqaOptions {

@@ -12,12 +12,12 @@ namespace fp4moe {
 namespace {
 
 struct GqaWeights {
-  LinearLayer qkv;            // [(q + 2 kv heads) head_dim, H] if no projection is FP4, else these three:
-  LinearLayer q, k, v;        // [heads head_dim, H]
-  std::vector<float> q_norm;  // [head_dim] or empty
-  std::vector<float> k_norm;  // [head_dim] or empty
-  std::vector<float> sinks;   // [query heads] or empty
-  RopeTable rope;
+  LinearLayer qkv;        // [(q + 2 kv heads) head_dim, H] if no projection is FP4, else these three:
+  LinearLayer q, k, v;    // [heads head_dim, H]
+  Buffer q_norm, k_norm;  // [head_dim] f32 or empty
+  Buffer sinks;           // [query heads] f32 or empty
+  Buffer inv_freq;        // [head_dim / 2] f32
+  float rope_factor = 1;  // of cos and sin
   HeadShard heads;
   int64_t window = 0;
   int head_dim = 0;
@@ -41,30 +41,47 @@ class GqaAttention final : public Attention {
   int64_t scratch_bytes(int64_t max_tokens) const override {
     return Arena::padded(max_tokens * (q_cols() + 2 * kv_cols()) * 4) +
            std::max({w_.q.scratch_bytes(max_tokens), w_.k.scratch_bytes(max_tokens),
-                     w_.v.scratch_bytes(max_tokens)});
+                     w_.v.scratch_bytes(max_tokens), attention_workspace(ops_, shape(), max_tokens)});
   }
 
   void forward(const AttentionInput& in, Arena& scratch, ThreadPool& pool) const override {
     const int64_t t = in.x.rows;
     const int num_q = static_cast<int>(w_.heads.query.count), num_kv = static_cast<int>(w_.heads.kv.count);
     const Qkv s = project(in.x, scratch, pool);
-    if (!w_.q_norm.empty()) {
-      ops_.head_norm({s.q, w_.q_norm.data(), w_.norm_eps, t, s.q_stride, num_q, w_.head_dim}, pool);
-      ops_.head_norm({s.k, w_.k_norm.data(), w_.norm_eps, t, s.kv_stride, num_kv, w_.head_dim}, pool);
+    if (w_.q_norm.num_bytes() > 0) {
+      ops_.head_norm({s.q, w_.q_norm.as<float>(), w_.norm_eps, t, s.q_stride, num_q, w_.head_dim}, pool);
+      ops_.head_norm({s.k, w_.k_norm.as<float>(), w_.norm_eps, t, s.kv_stride, num_kv, w_.head_dim}, pool);
     }
     turn(s.q, s.q_stride, num_q, in.batch, pool);
     turn(s.k, s.kv_stride, num_kv, in.batch, pool);
-    ops_.kv_write({s.k, s.v, s.kv_stride, in.k_pages, in.v_pages, in.batch.sequences}, pool);
-    const float scale = 1.0f / std::sqrt(static_cast<float>(w_.head_dim));
-    const float* sinks = w_.sinks.empty() ? nullptr : w_.sinks.data();
-    ops_.attention(
-        {s.q, s.q_stride, in.k_pages, in.v_pages, in.batch.sequences, num_q, scale, w_.window, sinks, in.out},
-        pool);
+    ops_.kv_write({s.k, s.v, s.kv_stride, in.k_pages, in.v_pages, in.batch.sequences, in.batch.device}, pool);
+    AttentionArgs args = shape();
+    args.q = s.q;
+    args.q_stride = s.q_stride;
+    args.k_pages = in.k_pages;
+    args.v_pages = in.v_pages;
+    args.sequences = in.batch.sequences;
+    args.device_batch = in.batch.device;
+    args.out = in.out;
+    args.workspace = scratch.take<uint8_t>(attention_workspace(ops_, args, t));
+    ops_.attention(args, pool);
   }
 
  private:
   int64_t q_cols() const { return w_.heads.query.count * w_.head_dim; }
   int64_t kv_cols() const { return w_.heads.kv.count * w_.head_dim; }
+
+  // What does not depend on the batch.
+  AttentionArgs shape() const {
+    AttentionArgs args;
+    args.k_pages.num_kv_heads = static_cast<int>(w_.heads.kv.count);
+    args.k_pages.head_dim = args.v_pages.head_dim = w_.head_dim;
+    args.num_heads = static_cast<int>(w_.heads.query.count);
+    args.scale = 1.0f / std::sqrt(static_cast<float>(w_.head_dim));
+    args.window = w_.window;
+    args.sinks = w_.sinks.as<float>();
+    return args;
+  }
 
   Qkv project(const ActRows& x, Arena& scratch, ThreadPool& pool) const {
     float* out = scratch.take<float>(x.rows * (q_cols() + 2 * kv_cols()));
@@ -81,8 +98,8 @@ class GqaAttention final : public Attention {
   }
 
   void turn(float* x, int64_t stride, int num_heads, const Batch& batch, ThreadPool& pool) const {
-    ops_.rope({x, batch.positions.data(), w_.rope.inv_freq.data(), w_.rope.attention_factor,
-               static_cast<int64_t>(batch.positions.size()), stride, num_heads, w_.head_dim, w_.head_dim},
+    ops_.rope({x, batch.op_positions(), w_.inv_freq.as<float>(), w_.rope_factor, batch.num_rows(), stride,
+               num_heads, w_.head_dim, w_.head_dim},
               pool);
   }
 
@@ -121,18 +138,21 @@ Result<std::unique_ptr<Attention>> load_gqa(WeightLoader& loader, const std::str
   GqaWeights w;
   w.heads = head_shard(config.num_heads, config.num_kv_heads, layout.attention_tp(), layout.attention_rank());
   w.head_dim = static_cast<int>(config.head_dim);
-  w.rope = make_rope_table(config.rope, config.head_dim);
+  const RopeTable rope = make_rope_table(config.rope, config.head_dim);
+  w.rope_factor = rope.attention_factor;
+  FP4MOE_ASSIGN_OR_RETURN(w.inv_freq, loader.put(rope.inv_freq));
   w.norm_eps = static_cast<float>(config.rms_norm_eps);
   w.window = config.layer_windows[static_cast<size_t>(options.layer)];
   FP4MOE_RETURN_IF_ERROR(load_qkv(loader, prefix, w));
   if (config.qk_norm) {
-    FP4MOE_ASSIGN_OR_RETURN(w.q_norm, loader.vector(prefix + "q_norm.weight", config.head_dim));
-    FP4MOE_ASSIGN_OR_RETURN(w.k_norm, loader.vector(prefix + "k_norm.weight", config.head_dim));
+    FP4MOE_ASSIGN_OR_RETURN(w.q_norm, loader.floats(prefix + "q_norm.weight", config.head_dim));
+    FP4MOE_ASSIGN_OR_RETURN(w.k_norm, loader.floats(prefix + "k_norm.weight", config.head_dim));
   }
   if (options.sinks) {
     FP4MOE_ASSIGN_OR_RETURN(const std::vector<float> all, loader.vector(prefix + "sinks", config.num_heads));
     const auto first = all.begin() + static_cast<long>(w.heads.query.first);
-    w.sinks.assign(first, first + static_cast<long>(w.heads.query.count));
+    FP4MOE_ASSIGN_OR_RETURN(
+        w.sinks, loader.put(std::vector<float>(first, first + static_cast<long>(w.heads.query.count))));
   }
   return std::unique_ptr<Attention>(std::make_unique<GqaAttention>(loader.ops(), std::move(w)));
 }

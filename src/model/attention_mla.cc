@@ -15,8 +15,7 @@
 namespace fp4moe {
 namespace {
 
-// Latent queries and outputs are this wide: heads * (latent + rope). So they are made for some rows at a
-// time.
+// Latent queries and outputs are wide: heads * (latent + rope). So a CPU makes them for some rows at a time.
 constexpr int64_t kRowsPerPass = 256;
 // The stock class leaves the latents' norms at their default, whatever rms_norm_eps is.
 constexpr float kLatentNormEps = 1e-6f;
@@ -31,15 +30,16 @@ struct MlaSizes {
 
 struct MlaWeights {
   MlaSizes sizes;
-  LinearLayer q_a;             // [q_lora, H]; without compression of queries: none
-  std::vector<float> q_norm;   // [q_lora]
-  LinearLayer q_b;             // [heads * query, q_lora or H]
-  LinearLayer kv_a;            // [latent + rope, H]
-  std::vector<float> kv_norm;  // [latent]
-  Buffer key_up;               // heads matrices [latent, nope], in the layout of the ops
-  Buffer value_up;             // heads matrices [value, latent]
-  float up_scale = 1;          // of both: the tensor scale of an FP4 matrix
-  RopeTable rope;
+  LinearLayer q_a;        // [q_lora, H]; without compression of queries: none
+  Buffer q_norm;          // [q_lora] f32
+  LinearLayer q_b;        // [heads * query, q_lora or H]
+  LinearLayer kv_a;       // [latent + rope, H]
+  Buffer kv_norm;         // [latent] f32
+  Buffer key_up;          // heads matrices [latent, nope], in the layout of the ops
+  Buffer value_up;        // heads matrices [value, latent]
+  float up_scale = 1;     // of both: the tensor scale of an FP4 matrix
+  Buffer inv_freq;        // [rope / 2] f32
+  float rope_factor = 1;  // of cos and sin
   float scale = 0;
 };
 
@@ -53,32 +53,34 @@ class MlaAttention final : public Attention {
            w_.value_up.num_bytes();
   }
   int64_t scratch_bytes(int64_t max_tokens) const override {
-    const int64_t pass = std::min(max_tokens, kRowsPerPass);
+    const int64_t pass = std::min(max_tokens, rows_per_pass());
     const int64_t linears = std::max({w_.q_a.scratch_bytes(max_tokens), w_.q_b.scratch_bytes(max_tokens),
                                       w_.kv_a.scratch_bytes(max_tokens)});
-    const int64_t latents =
-        Arena::padded(pass * s_.heads * s_.key() * 4) + Arena::padded(pass * s_.heads * s_.latent * 4);
+    const int64_t latents = Arena::padded(pass * s_.heads * s_.key() * 4) +
+                            Arena::padded(pass * s_.heads * s_.latent * 4) +
+                            attention_workspace(ops_, shape(), pass);
     return Arena::padded(max_tokens * s_.heads * s_.query() * 4) + Arena::padded(max_tokens * s_.key() * 4) +
-           2 * Arena::padded(max_tokens * s_.q_lora * 4) + std::max(linears, latents) +
-           Arena::padded((max_tokens + 1) * static_cast<int64_t>(sizeof(SequenceRows)));
+           2 * Arena::padded(max_tokens * s_.q_lora * 4) + std::max(linears, latents);
   }
 
   void forward(const AttentionInput& in, Arena& scratch, ThreadPool& pool) const override {
     const int64_t t = in.x.rows;
     float* keys = scratch.take<float>(t * s_.key());
     w_.kv_a.forward(in.x, keys, /*accumulate=*/false, scratch, pool);
-    ops_.head_norm({keys, w_.kv_norm.data(), kLatentNormEps, t, s_.key(), 1, static_cast<int>(s_.latent)},
-                   pool);
+    ops_.head_norm(
+        {keys, w_.kv_norm.as<float>(), kLatentNormEps, t, s_.key(), 1, static_cast<int>(s_.latent)}, pool);
     turn(keys + s_.latent, s_.key(), {1, s_.rope}, in.batch, pool);
-    ops_.kv_write({keys, nullptr, s_.key(), in.k_pages, in.v_pages, in.batch.sequences}, pool);
+    ops_.kv_write({keys, nullptr, s_.key(), in.k_pages, in.v_pages, in.batch.sequences, in.batch.device},
+                  pool);
 
     float* q = queries(in.x, scratch, pool);
     turn(q + s_.nope, s_.heads * s_.query(), {s_.heads, s_.query()}, in.batch, pool);
-    SequenceRows* sequences = scratch.take<SequenceRows>(static_cast<int64_t>(in.batch.sequences.size()));
-    for (int64_t first = 0; first < t; first += kRowsPerPass) {
-      const Shard rows = {first, std::min(kRowsPerPass, t - first)};
+    std::vector<SequenceRows> sequences(in.batch.sequences.size());
+    for (int64_t first = 0; first < t; first += rows_per_pass()) {
+      const Shard rows = {first, std::min(rows_per_pass(), t - first)};
       const int64_t mark = scratch.used_bytes();
-      attend(in, rows, {q + first * s_.heads * s_.query(), cut(in.batch, rows, sequences)}, scratch, pool);
+      attend(in, rows, {q + first * s_.heads * s_.query(), cut(in.batch, rows, sequences.data())}, scratch,
+             pool);
       scratch.rewind(mark);
     }
   }
@@ -89,9 +91,8 @@ class MlaAttention final : public Attention {
     int64_t count, stride;
   };
   void turn(float* x, int64_t row_stride, RopeHeads heads, const Batch& batch, ThreadPool& pool) const {
-    ops_.rope({x, batch.positions.data(), w_.rope.inv_freq.data(), w_.rope.attention_factor,
-               static_cast<int64_t>(batch.positions.size()), row_stride, static_cast<int>(heads.count),
-               static_cast<int>(heads.stride), static_cast<int>(s_.rope)},
+    ops_.rope({x, batch.op_positions(), w_.inv_freq.as<float>(), w_.rope_factor, batch.num_rows(), row_stride,
+               static_cast<int>(heads.count), static_cast<int>(heads.stride), static_cast<int>(s_.rope)},
               pool);
   }
 
@@ -105,7 +106,7 @@ class MlaAttention final : public Attention {
     float* compressed = scratch.take<float>(x.rows * s_.q_lora);
     const ActRows normed = {scratch.take<float>(x.rows * s_.q_lora), x.dtype, x.rows, s_.q_lora};
     w_.q_a.forward(x, compressed, false, scratch, pool);
-    ops_.rms_norm({compressed, w_.q_norm.data(), kLatentNormEps, normed, nullptr}, pool);
+    ops_.rms_norm({compressed, w_.q_norm.as<float>(), kLatentNormEps, normed, nullptr}, pool);
     w_.q_b.forward(normed, q, false, scratch, pool);
     return q;
   }
@@ -133,31 +134,42 @@ class MlaAttention final : public Attention {
     const int num_heads = static_cast<int>(s_.heads);
     float* q = scratch.take<float>(rows.count * key_stride);
     ops_.head_linear({pass.q, q_stride, s_.query(), w_.key_up.as<bf16>(), q, DType::kF32, key_stride,
-                      s_.key(), rows.count, s_.latent, s_.nope, num_heads},
+                      s_.key(), rows.count, s_.latent, s_.nope, num_heads, w_.up_scale},
                      pool);
-    pool.run(rows.count, [&](int64_t t, int) {
-      for (int64_t h = 0; h < s_.heads; ++h) {
-        float* head = q + t * key_stride + h * s_.key();
-        scale_up(head, s_.latent);
-        std::copy_n(pass.q + t * q_stride + h * s_.query() + s_.nope, s_.rope, head + s_.latent);
-      }
-    });
+    ops_.copy_heads({pass.q + s_.nope, q_stride, s_.query(), q + s_.latent, key_stride, s_.key(), rows.count,
+                     s_.rope, num_heads},
+                    pool);
     const int64_t latent_stride = s_.heads * s_.latent;
     float* latents = scratch.take<float>(rows.count * latent_stride);
-    ops_.attention({q, key_stride, in.k_pages, in.v_pages, pass.sequences, num_heads, w_.scale, 0, nullptr,
-                    ActRows{latents, DType::kF32, rows.count, latent_stride}},
-                   pool);
-    pool.run(rows.count, [&](int64_t t, int) { scale_up(latents + t * latent_stride, latent_stride); });
+    AttentionArgs args = shape();
+    args.q = q;
+    args.q_stride = key_stride;
+    args.k_pages = in.k_pages;
+    args.v_pages = in.v_pages;
+    args.sequences = pass.sequences;
+    args.device_batch = in.batch.device;
+    args.out = ActRows{latents, DType::kF32, rows.count, latent_stride};
+    args.workspace = scratch.take<uint8_t>(attention_workspace(ops_, args, rows.count));
+    ops_.attention(args, pool);
     uint8_t* out =
         static_cast<uint8_t*>(in.out.data) + rows.first * in.out.cols * dtype_bits(in.out.dtype) / 8;
     ops_.head_linear({latents, latent_stride, s_.latent, w_.value_up.as<bf16>(), out, in.out.dtype,
-                      in.out.cols, s_.value, rows.count, s_.value, s_.latent, num_heads},
+                      in.out.cols, s_.value, rows.count, s_.value, s_.latent, num_heads, w_.up_scale},
                      pool);
   }
 
-  void scale_up(float* x, int64_t n) const {
-    if (w_.up_scale == 1) return;
-    for (int64_t i = 0; i < n; ++i) x[i] *= w_.up_scale;
+  // A GPU makes all rows at once: its batches' sequences are not cut.
+  int64_t rows_per_pass() const { return ops_.memory().is_host() ? kRowsPerPass : INT64_MAX; }
+
+  // What does not depend on the batch.
+  AttentionArgs shape() const {
+    AttentionArgs args;
+    args.k_pages.num_kv_heads = 1;
+    args.k_pages.head_dim = static_cast<int>(s_.key());
+    args.v_pages.head_dim = static_cast<int>(s_.latent);
+    args.num_heads = static_cast<int>(s_.heads);
+    args.scale = w_.scale;
+    return args;
   }
 
   const DenseOps& ops_;
@@ -192,7 +204,7 @@ Status load_projections(WeightLoader& loader, const std::string& prefix, Shard h
   FP4MOE_ASSIGN_OR_RETURN(const LinearWeightsView kv_a,
                           loader.view(prefix + "kv_a_proj_with_mqa", {s.key(), h, bias}));
   FP4MOE_ASSIGN_OR_RETURN(w.kv_a, loader.linear({LinearPart{kv_a, rows, {}}}));
-  FP4MOE_ASSIGN_OR_RETURN(w.kv_norm, loader.vector(prefix + "kv_a_layernorm.weight", s.latent));
+  FP4MOE_ASSIGN_OR_RETURN(w.kv_norm, loader.floats(prefix + "kv_a_layernorm.weight", s.latent));
   rows.clear();
   for (int64_t head = heads.first; head < heads.first + heads.count; ++head) {
     for (int64_t i = 0; i < s.nope; ++i) rows.push_back(head * s.query() + i);
@@ -205,7 +217,7 @@ Status load_projections(WeightLoader& loader, const std::string& prefix, Shard h
   FP4MOE_ASSIGN_OR_RETURN(w.q_b, loader.linear({LinearPart{q_b, rows, {}}}));
   if (!compressed) return {};
   FP4MOE_ASSIGN_OR_RETURN(w.q_a, loader.linear(prefix + "q_a_proj", {s.q_lora, h, bias}));
-  FP4MOE_ASSIGN_OR_RETURN(w.q_norm, loader.vector(prefix + "q_a_layernorm.weight", s.q_lora));
+  FP4MOE_ASSIGN_OR_RETURN(w.q_norm, loader.floats(prefix + "q_a_layernorm.weight", s.q_lora));
   return {};
 }
 
@@ -236,18 +248,20 @@ Status load_up_projections(WeightLoader& loader, const std::string& prefix, Shar
   FP4MOE_ASSIGN_OR_RETURN(const bf16* rows, up_projection_rows(kv_b, dequantised, w.up_scale));
   const int64_t key_bytes = linear_weight_bytes(s.latent, s.nope, layout);
   const int64_t value_bytes = linear_weight_bytes(s.value, s.latent, layout);
-  FP4MOE_ASSIGN_OR_RETURN(w.key_up, Buffer::make(s.heads * key_bytes));
-  FP4MOE_ASSIGN_OR_RETURN(w.value_up, Buffer::make(s.heads * value_bytes));
+  FP4MOE_ASSIGN_OR_RETURN(Buffer key_up, Buffer::make(s.heads * key_bytes));
+  FP4MOE_ASSIGN_OR_RETURN(Buffer value_up, Buffer::make(s.heads * value_bytes));
   FP4MOE_ASSIGN_OR_RETURN(const Buffer transposed, Buffer::make(s.latent * s.nope * 2));
   for (int64_t head = 0; head < s.heads; ++head) {
     const bf16* keys = rows + (heads.first + head) * (s.nope + s.value) * s.latent;
     for (int64_t i = 0; i < s.nope; ++i)
       for (int64_t j = 0; j < s.latent; ++j) transposed.as<bf16>()[j * s.nope + i] = keys[i * s.latent + j];
     pack_linear_weight(transposed.as<bf16>(), s.latent, s.nope, layout,
-                       reinterpret_cast<bf16*>(w.key_up.data() + head * key_bytes), loader.pool());
+                       reinterpret_cast<bf16*>(key_up.data() + head * key_bytes), loader.pool());
     pack_linear_weight(keys + s.nope * s.latent, s.value, s.latent, layout,
-                       reinterpret_cast<bf16*>(w.value_up.data() + head * value_bytes), loader.pool());
+                       reinterpret_cast<bf16*>(value_up.data() + head * value_bytes), loader.pool());
   }
+  FP4MOE_ASSIGN_OR_RETURN(w.key_up, loader.put(std::move(key_up)));
+  FP4MOE_ASSIGN_OR_RETURN(w.value_up, loader.put(std::move(value_up)));
   loader.count(s.heads * (s.nope + s.value) * s.latent * 2);
   return {};
 }
@@ -266,7 +280,9 @@ Result<std::unique_ptr<Attention>> load_mla(WeightLoader& loader, const std::str
              .rope = config.mla.qk_rope_head_dim,
              .value = config.mla.v_head_dim,
              .q_lora = config.mla.q_lora_rank};
-  w.rope = make_rope_table(config.rope, w.sizes.rope);
+  const RopeTable rope = make_rope_table(config.rope, w.sizes.rope);
+  w.rope_factor = rope.attention_factor;
+  FP4MOE_ASSIGN_OR_RETURN(w.inv_freq, loader.put(rope.inv_freq));
   w.scale = softmax_scale(config);
   FP4MOE_RETURN_IF_ERROR(load_projections(loader, prefix, heads, w));
   FP4MOE_RETURN_IF_ERROR(load_up_projections(loader, prefix, heads, w));

@@ -1,10 +1,8 @@
 #include "model/decoder.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/check.h"
-#include "base/run_ranges.h"
 #include "model/lm_head.h"
 #include "model/weight_loader.h"
 #include "moe/transport.h"
@@ -12,14 +10,17 @@
 namespace fp4moe {
 namespace {
 
-constexpr int64_t kRowsPerChunk = 16;
+// A batch's rows between layers.
+struct Rows {
+  float* residual;  // [T, H]
+  void* attention;  // [T, attention cols] act
+};
 
-// Buffers of one forward pass, allocated at load for max_batch_tokens rows.
+// Buffers of one forward pass, allocated at load for max_batch_tokens rows, `kept` for logit rows.
 struct Activations {
-  float* residual;    // [T, H]
+  Rows all, kept;
   float* normed_f32;  // [T, H]: the router's input
   void* normed;       // [T, H] act: GEMM input
-  void* attention;    // [T, attention cols] act
 };
 
 class Decoder final : public Model {
@@ -36,13 +37,19 @@ class Decoder final : public Model {
  private:
   Status load_lm_head(WeightLoader& loader);
   Status allocate_scratch();
+  Rows take_rows(int64_t num_rows, int64_t attention_cols);
+  // Most logit rows of one group.
+  int64_t max_kept_rows() const {
+    return options_.max_logit_rows > 0 ? std::min(options_.max_logit_rows, options_.max_batch_tokens)
+                                       : options_.max_batch_tokens;
+  }
   int64_t layer_scratch_bytes(const DecoderLayer& layer) const;
   void attention(const DecoderLayer& w, const AttentionInput& in, ThreadPool& pool);
   Status attention_output(int64_t layer, int64_t num_rows, ThreadPool& pool);
   Status feed_forward(int64_t layer, int64_t num_rows, ThreadPool& pool);
   Status add_partial(const OpName& op, float* partial, int64_t num_rows, ThreadPool& pool);
-  void keep_logit_rows(const Batch& batch);
-  void norm(const std::vector<float>& weight, int64_t num_rows, float* out_f32, ThreadPool& pool);
+  void keep_logit_rows(const Batch& batch, ThreadPool& pool);
+  void norm(const Buffer& weight, int64_t num_rows, float* out_f32, ThreadPool& pool);
 
   ActRows act(void* data, int64_t rows, int64_t cols) const { return {data, options_.act_dtype, rows, cols}; }
   int64_t act_bytes() const { return dtype_bits(options_.act_dtype) / 8; }
@@ -50,13 +57,14 @@ class Decoder final : public Model {
   const ModelConfig config_;
   const ModelOptions options_;
   const DenseOps& ops_;
-  Buffer embedding_;               // [V, H] bf16
-  std::vector<float> final_norm_;  // [H]
+  Buffer embedding_;   // [V, H] bf16
+  Buffer final_norm_;  // [H] f32
   std::vector<DecoderLayer> layers_;
   LmHead lm_head_;
   int64_t weight_bytes_ = 0;
   std::unique_ptr<Transport> transport_;
   Activations act_{};
+  Rows rows_{};  // of the forward pass under way: act_.all, in the last layer act_.kept
   Arena activations_, scratch_;
 };
 
@@ -73,7 +81,7 @@ Status Decoder::load(WeightLoader& loader, LayerLoader load_layer) {
     weight_bytes_ += layer.attention->weight_bytes() + layer.attention_out.weight_bytes() + ffn_bytes;
     layers_.push_back(std::move(layer));
   }
-  FP4MOE_ASSIGN_OR_RETURN(final_norm_, loader.vector("model.norm.weight", h));
+  FP4MOE_ASSIGN_OR_RETURN(final_norm_, loader.floats("model.norm.weight", h));
   FP4MOE_RETURN_IF_ERROR(load_lm_head(loader));
   FP4MOE_ASSIGN_OR_RETURN(transport_,
                           make_transport(loader.moe_plan(), {.world = options_.rank.world,
@@ -108,42 +116,49 @@ int64_t Decoder::layer_scratch_bytes(const DecoderLayer& layer) const {
 }
 
 Status Decoder::allocate_scratch() {
-  const int64_t t = options_.max_batch_tokens, h = config_.hidden_size;
+  const int64_t t = options_.max_batch_tokens, h = config_.hidden_size, kept = max_kept_rows();
   int64_t attention_cols = 0, scratch = lm_head_.scratch_bytes();
   for (const DecoderLayer& layer : layers_) {
     attention_cols = std::max(attention_cols, layer.attention->out_cols());
     scratch = std::max(scratch, layer_scratch_bytes(layer));
   }
   const int64_t total = 2 * Arena::padded(t * h * 4) + Arena::padded(t * h * act_bytes()) +
-                        Arena::padded(t * attention_cols * act_bytes());
-  FP4MOE_ASSIGN_OR_RETURN(activations_, Arena::make(total));
-  act_.residual = activations_.take<float>(t * h);
+                        Arena::padded(t * attention_cols * act_bytes()) + Arena::padded(kept * h * 4) +
+                        Arena::padded(kept * attention_cols * act_bytes());
+  FP4MOE_ASSIGN_OR_RETURN(activations_, Arena::make(total, ops_.memory()));
+  act_.all = take_rows(t, attention_cols);
+  act_.kept = take_rows(kept, attention_cols);
   act_.normed_f32 = activations_.take<float>(t * h);
   act_.normed = activations_.take<uint8_t>(t * h * act_bytes());
-  act_.attention = activations_.take<uint8_t>(t * attention_cols * act_bytes());
-  FP4MOE_ASSIGN_OR_RETURN(scratch_, Arena::make(scratch));
+  FP4MOE_ASSIGN_OR_RETURN(scratch_, Arena::make(scratch, ops_.memory()));
   return {};
+}
+
+Rows Decoder::take_rows(int64_t num_rows, int64_t attention_cols) {
+  float* residual = activations_.take<float>(num_rows * config_.hidden_size);
+  return {residual, activations_.take<uint8_t>(num_rows * attention_cols * act_bytes())};
 }
 
 // ---- forward --------------------------------------------------------------------------------------
 
 // A group without rows skips what is its own, and takes part in what all ranks do together.
 Status Decoder::forward(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool) {
-  const int64_t t = static_cast<int64_t>(batch.token_ids.size()), h = config_.hidden_size;
+  const int64_t t = batch.num_rows(), h = config_.hidden_size;
   FP4MOE_CHECK(t <= options_.max_batch_tokens,
                std::to_string(t) + " rows, at most " + std::to_string(options_.max_batch_tokens));
-  ops_.embed({embedding_.as<bf16>(), batch.token_ids.data(), act_.residual, t, h}, pool);
+  rows_ = act_.all;
+  ops_.embed({embedding_.as<bf16>(), batch.op_token_ids(), rows_.residual, t, h}, pool);
   int64_t num_rows = t;
   for (int64_t i = 0; i < config_.num_layers; ++i) {
     const DecoderLayer& w = layers_[static_cast<size_t>(i)];
     if (t > 0)
       attention(w,
                 {batch, act(act_.normed, t, h), kv.k_pages(i), kv.v_pages(i),
-                 act(act_.attention, t, w.attention->out_cols())},
+                 act(rows_.attention, t, w.attention->out_cols())},
                 pool);
     if (i + 1 == config_.num_layers) {  // nothing reads the other rows any more
-      keep_logit_rows(batch);
-      num_rows = static_cast<int64_t>(batch.logit_rows.size());
+      keep_logit_rows(batch, pool);
+      num_rows = batch.num_logit_rows();
     }
     if (num_rows > 0) FP4MOE_RETURN_IF_ERROR(attention_output(i, num_rows, pool));
     FP4MOE_RETURN_IF_ERROR(feed_forward(i, num_rows, pool));
@@ -154,8 +169,8 @@ Status Decoder::forward(const Batch& batch, KvCache& kv, float* logits, ThreadPo
 }
 
 // act_.normed, and out_f32 unless it is null: the residual, normed.
-void Decoder::norm(const std::vector<float>& weight, int64_t num_rows, float* out_f32, ThreadPool& pool) {
-  ops_.rms_norm({act_.residual, weight.data(), static_cast<float>(config_.rms_norm_eps),
+void Decoder::norm(const Buffer& weight, int64_t num_rows, float* out_f32, ThreadPool& pool) {
+  ops_.rms_norm({rows_.residual, weight.as<float>(), static_cast<float>(config_.rms_norm_eps),
                  act(act_.normed, num_rows, config_.hidden_size), out_f32},
                 pool);
 }
@@ -168,10 +183,10 @@ void Decoder::attention(const DecoderLayer& w, const AttentionInput& in, ThreadP
 
 Status Decoder::attention_output(int64_t layer, int64_t num_rows, ThreadPool& pool) {
   const DecoderLayer& w = layers_[static_cast<size_t>(layer)];
-  const ActRows heads = act(act_.attention, num_rows, w.attention->out_cols());
+  const ActRows heads = act(rows_.attention, num_rows, w.attention->out_cols());
   scratch_.reset();
   if (options_.rank.attention == nullptr) {
-    w.attention_out.forward(heads, act_.residual, /*accumulate=*/true, scratch_, pool);
+    w.attention_out.forward(heads, rows_.residual, /*accumulate=*/true, scratch_, pool);
     return {};
   }
   float* partial = scratch_.take<float>(num_rows * config_.hidden_size);
@@ -185,8 +200,8 @@ Status Decoder::feed_forward(int64_t layer, int64_t num_rows, ThreadPool& pool) 
   scratch_.reset();
   if (w.moe) {
     norm(w.ffn_norm, num_rows, act_.normed_f32, pool);
-    return w.moe->forward({static_cast<int>(layer), x, act_.normed_f32, act_.residual}, *transport_, scratch_,
-                          pool);
+    return w.moe->forward({static_cast<int>(layer), x, act_.normed_f32, rows_.residual}, *transport_,
+                          scratch_, pool);
   }
   if (num_rows == 0) return {};
   norm(w.ffn_norm, num_rows, nullptr, pool);
@@ -203,23 +218,21 @@ Status Decoder::add_partial(const OpName& op, float* partial, int64_t num_rows, 
     FP4MOE_RETURN_IF_ERROR(
         options_.rank.attention->all_reduce({op.op, op.layer, geometry_hash(sizes)}, partial, num_rows * h));
   }
-  run_ranges(pool, num_rows, kRowsPerChunk, [&](int64_t first, int64_t last) {
-    for (int64_t i = first * h; i < last * h; ++i) act_.residual[i] += partial[i];
-  });
+  ops_.add({partial, rows_.residual, num_rows * h}, pool);
   return {};
 }
 
-// Moves the rows whose logits are wanted (ascending, so never onto one still to be moved) to the front.
-void Decoder::keep_logit_rows(const Batch& batch) {
-  const auto h = static_cast<size_t>(config_.hidden_size);
-  const auto attention_bytes = static_cast<size_t>(layers_.back().attention->out_cols() * act_bytes());
-  uint8_t* attention = static_cast<uint8_t*>(act_.attention);
-  for (size_t i = 0; i < batch.logit_rows.size(); ++i) {
-    const size_t from = static_cast<size_t>(batch.logit_rows[i]);
-    if (from == i) continue;
-    std::memcpy(act_.residual + i * h, act_.residual + from * h, h * sizeof(float));
-    std::memcpy(attention + i * attention_bytes, attention + from * attention_bytes, attention_bytes);
-  }
+// From here on only the rows whose logits are wanted.
+void Decoder::keep_logit_rows(const Batch& batch, ThreadPool& pool) {
+  const int64_t n = batch.num_logit_rows();
+  if (n == batch.num_rows()) return;  // all of them, as they are
+  FP4MOE_CHECK(n <= max_kept_rows(),
+               std::to_string(n) + " logit rows, at most " + std::to_string(max_kept_rows()));
+  const int64_t residual_bytes = config_.hidden_size * static_cast<int64_t>(sizeof(float));
+  const int64_t attention_bytes = layers_.back().attention->out_cols() * act_bytes();
+  ops_.gather_rows({rows_.residual, act_.kept.residual, batch.op_logit_rows(), n, residual_bytes}, pool);
+  ops_.gather_rows({rows_.attention, act_.kept.attention, batch.op_logit_rows(), n, attention_bytes}, pool);
+  rows_ = act_.kept;
 }
 
 }  // namespace
@@ -238,8 +251,8 @@ std::string layer_prefix(int64_t layer) { return "model.layers." + std::to_strin
 Status load_norms(WeightLoader& loader, int64_t layer, DecoderLayer& out) {
   const std::string prefix = layer_prefix(layer);
   const int64_t h = loader.config().hidden_size;
-  FP4MOE_ASSIGN_OR_RETURN(out.attention_norm, loader.vector(prefix + "input_layernorm.weight", h));
-  FP4MOE_ASSIGN_OR_RETURN(out.ffn_norm, loader.vector(prefix + "post_attention_layernorm.weight", h));
+  FP4MOE_ASSIGN_OR_RETURN(out.attention_norm, loader.floats(prefix + "input_layernorm.weight", h));
+  FP4MOE_ASSIGN_OR_RETURN(out.ffn_norm, loader.floats(prefix + "post_attention_layernorm.weight", h));
   return {};
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/buffer.h"
 #include "model/attention.h"
 #include "model/linear_layer.h"
 #include "model/model.h"
@@ -17,10 +18,10 @@ namespace fp4moe {
 class WeightLoader;
 
 struct DecoderLayer {
-  std::vector<float> attention_norm;  // [H]
+  Buffer attention_norm;  // [H] f32
   std::unique_ptr<Attention> attention;
   LinearLayer attention_out;      // [H, attention->out_cols()]
-  std::vector<float> ffn_norm;    // [H]
+  Buffer ffn_norm;                // [H] f32
   std::unique_ptr<MoeLayer> moe;  // one of the two
   std::unique_ptr<DenseMlp> mlp;
 };

@@ -23,13 +23,13 @@ int64_t KvCache::bytes_per_page(const ModelConfig& config, DType dtype, int page
 }
 
 Result<KvCache> KvCache::make(const ModelConfig& config, DType dtype, int64_t num_pages, int page_size,
-                              const RankLayout& layout) {
+                              const RankLayout& layout, MemoryResource& memory) {
   const int64_t page_bytes = bytes_per_page(config, dtype, page_size, layout);
   if (num_pages <= 0 || page_size <= 0 || num_pages > INT64_MAX / page_bytes)
     return invalid_argument("KV pool of " + std::to_string(num_pages) + " pages of " +
                             std::to_string(page_bytes) + " bytes");
   KvCache kv;
-  FP4MOE_ASSIGN_OR_RETURN(kv.buffer_, Buffer::make(num_pages * page_bytes));
+  FP4MOE_ASSIGN_OR_RETURN(kv.buffer_, Buffer::make(num_pages * page_bytes, memory));
   kv.dtype_ = dtype;
   kv.num_pages_ = num_pages;
   kv.page_size_ = page_size;

@@ -17,7 +17,7 @@ namespace fp4moe {
 class KvCache {
  public:
   static Result<KvCache> make(const ModelConfig& config, DType dtype, int64_t num_pages, int page_size,
-                              const RankLayout& layout = {});
+                              const RankLayout& layout = {}, MemoryResource& memory = host_memory());
   static int64_t bytes_per_page(const ModelConfig& config, DType dtype, int page_size,
                                 const RankLayout& layout = {});
 

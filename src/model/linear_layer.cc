@@ -30,10 +30,10 @@ void copy_rows(const LinearPart& part, const RowBytes& row, uint8_t* dst) {
                 static_cast<size_t>(row.num_bytes));
 }
 
-// The part's matrix as a view of its own: of `storage`, unless it is the whole source.
+// The part's matrix as a view of its own: of `storage`, unless it is the whole source. Its bias is left
+// alone.
 Result<LinearWeightsView> cut_fp4(const LinearPart& part, Buffer& storage) {
   LinearWeightsView view = part.weights;
-  view.bias = nullptr;
   if (is_whole(part)) return view;
   Fp4MatrixView& m = view.fp4;
   const int64_t block = fp4_block(m.format), n = num_rows(part), k = num_cols(part);
@@ -62,21 +62,23 @@ Result<LinearLayer> LinearLayer::make(const MoePlan& plan, const DenseOps& ops,
   LinearLayer layer;
   layer.ops_ = &ops;
   layer.k_ = num_cols(parts[0]);
+  std::vector<bf16> bias;  // [N] or empty
   for (const LinearPart& part : parts) {
     layer.n_ += num_rows(part);
     for (int64_t i = 0; part.weights.bias != nullptr && i < num_rows(part); ++i)
-      layer.bias_.push_back(bf16_to_float(part.weights.bias[source_row(part, i)]));
+      bias.push_back(part.weights.bias[source_row(part, i)]);
     FP4MOE_CHECK(num_cols(part) == layer.k_ && (!part.weights.is_fp4 || parts.size() == 1),
                  "parts of a layer must fit");
   }
-  FP4MOE_CHECK(layer.bias_.empty() || static_cast<int64_t>(layer.bias_.size()) == layer.n_,
-               "parts with and without bias");
+  FP4MOE_CHECK(bias.empty() || std::ssize(bias) == layer.n_, "parts with and without bias");
   if (parts[0].weights.is_fp4) {
     Buffer storage;
-    FP4MOE_ASSIGN_OR_RETURN(const LinearWeightsView view, cut_fp4(parts[0], storage));
+    FP4MOE_ASSIGN_OR_RETURN(LinearWeightsView view, cut_fp4(parts[0], storage));
+    view.bias = bias.empty() ? nullptr : bias.data();
     FP4MOE_ASSIGN_OR_RETURN(layer.fp4_, Fp4Linear::make(plan, view, pool));
     return layer;
   }
+  FP4MOE_RETURN_IF_ERROR(layer.put_bias(bias));
   const bf16* source = parts[0].weights.weight;
   Buffer stacked;
   if (parts.size() > 1 || !is_whole(parts[0])) {
@@ -91,21 +93,23 @@ Result<LinearLayer> LinearLayer::make(const MoePlan& plan, const DenseOps& ops,
     }
     source = stacked.as<bf16>();
   }
-  FP4MOE_ASSIGN_OR_RETURN(layer.weight_,
-                          Buffer::make(linear_weight_bytes(layer.n_, layer.k_, ops.linear_layout)));
-  pack_linear_weight(source, layer.n_, layer.k_, ops.linear_layout, layer.weight_.as<bf16>(), pool);
+  FP4MOE_ASSIGN_OR_RETURN(layer.weight_, put_linear_weight(source, layer.n_, layer.k_, ops, pool));
   return layer;
+}
+
+Status LinearLayer::put_bias(const std::vector<bf16>& bias) {
+  std::vector<float> values;
+  for (const bf16 b : bias) values.push_back(bf16_to_float(b));
+  const auto num_bytes = static_cast<int64_t>(values.size() * sizeof(float));
+  FP4MOE_ASSIGN_OR_RETURN(bias_, Buffer::make(num_bytes, ops_->memory()));
+  return num_bytes == 0 ? Status() : ops_->memory().upload(bias_.data(), values.data(), num_bytes);
 }
 
 void LinearLayer::forward(const ActRows& x, float* out, bool accumulate, Arena& scratch,
                           ThreadPool& pool) const {
-  const float* bias = bias_.empty() ? nullptr : bias_.data();
-  if (!fp4_) return ops_->linear({x, weight_.as<bf16>(), bias, out, n_, accumulate}, pool);
-  if (bias != nullptr)
-    for (int64_t t = 0; t < x.rows; ++t)
-      for (int64_t i = 0; i < n_; ++i) out[t * n_ + i] = bias[i] + (accumulate ? out[t * n_ + i] : 0.0f);
+  if (!fp4_) return ops_->linear({x, weight_.as<bf16>(), bias_.as<float>(), out, n_, accumulate}, pool);
   const int64_t mark = scratch.used_bytes();
-  fp4_->forward(x, out, n_, accumulate || bias != nullptr, scratch, pool);
+  fp4_->forward(x, out, n_, accumulate, scratch, pool);
   scratch.rewind(mark);
 }
 

@@ -40,10 +40,11 @@ class LinearLayer {
   void forward(const ActRows& x, float* out, bool accumulate, Arena& scratch, ThreadPool& pool) const;
 
  private:
+  Status put_bias(const std::vector<bf16>& bias);
   const DenseOps* ops_ = nullptr;
-  Buffer weight_;  // bf16, in the layout of ops_; empty with FP4
+  Buffer weight_;  // bf16, in the layout and the memory of ops_; empty with FP4
   std::unique_ptr<Fp4Linear> fp4_;
-  std::vector<float> bias_;  // [N] or empty
+  Buffer bias_;  // [N] f32 in the memory of ops_, or empty; with FP4 it is part of fp4_
   int64_t n_ = 0, k_ = 0;
 };
 

@@ -35,6 +35,16 @@ struct Batch {
   std::span<const int64_t> positions;       // [T]
   std::span<const SequenceRows> sequences;  // covers the T rows in order
   std::span<const int64_t> logit_rows;      // rows whose logits are wanted, ascending
+  const DeviceBatch* device = nullptr;      // on a GPU: the same there, padded; the spans may then be empty
+
+  int64_t num_rows() const { return device != nullptr ? device->num_rows : std::ssize(token_ids); }
+  int64_t num_logit_rows() const {
+    return device != nullptr ? device->num_logit_rows : std::ssize(logit_rows);
+  }
+  // What the ops read: in their memory.
+  const int32_t* op_token_ids() const { return device != nullptr ? device->token_ids : token_ids.data(); }
+  const int64_t* op_positions() const { return device != nullptr ? device->positions : positions.data(); }
+  const int64_t* op_logit_rows() const { return device != nullptr ? device->logit_rows : logit_rows.data(); }
 };
 
 class Model {

@@ -1,6 +1,5 @@
 #include "model/weight_loader.h"
 
-#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -35,10 +34,29 @@ Result<std::vector<float>> WeightLoader::vector(const std::string& name, int64_t
   return values;
 }
 
+Result<Buffer> WeightLoader::floats(const std::string& name, int64_t n) {
+  FP4MOE_ASSIGN_OR_RETURN(const std::vector<float> values, vector(name, n));
+  return put(values);
+}
+
+Result<Buffer> WeightLoader::put(const std::vector<float>& values) const {
+  const auto num_bytes = static_cast<int64_t>(values.size() * sizeof(float));
+  FP4MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::make(num_bytes, ops_.memory()));
+  if (num_bytes > 0) FP4MOE_RETURN_IF_ERROR(ops_.memory().upload(buffer.data(), values.data(), num_bytes));
+  return buffer;
+}
+
+Result<Buffer> WeightLoader::put(Buffer host) const {
+  if (ops_.memory().is_host()) return host;
+  FP4MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::make(host.num_bytes(), ops_.memory()));
+  FP4MOE_RETURN_IF_ERROR(ops_.memory().upload(buffer.data(), host.data(), host.num_bytes()));
+  return buffer;
+}
+
 Result<Buffer> WeightLoader::matrix(const std::string& name, int64_t rows, int64_t cols) {
   FP4MOE_ASSIGN_OR_RETURN(const TensorView view, checkpoint_.get(name, DType::kBF16, {rows, cols}));
-  FP4MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::make(view.num_bytes()));
-  std::memcpy(buffer.data(), view.data, static_cast<size_t>(view.num_bytes()));
+  FP4MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::make(view.num_bytes(), ops_.memory()));
+  FP4MOE_RETURN_IF_ERROR(ops_.memory().upload(buffer.data(), view.data, view.num_bytes()));
   checkpoint_.release(view);
   count(view.num_bytes());
   return buffer;

@@ -47,7 +47,13 @@ class WeightLoader {
   Result<LinearLayer> column_shard(const std::string& name, const LinearShape& shape, Shard cols);
   // A bf16 or f32 vector [n] as f32.
   Result<std::vector<float>> vector(const std::string& name, int64_t n);
-  // A bf16 matrix [rows, cols] as it is.
+  // The same, in the ops' memory.
+  Result<Buffer> floats(const std::string& name, int64_t n);
+  // A copy in the ops' memory.
+  Result<Buffer> put(const std::vector<float>& values) const;
+  // The same bytes there; nothing to do on a CPU.
+  Result<Buffer> put(Buffer host) const;
+  // A bf16 matrix [rows, cols] as it is, in the ops' memory.
   Result<Buffer> matrix(const std::string& name, int64_t rows, int64_t cols);
   // Reports `bytes` more of the checkpoint as loaded.
   void count(int64_t bytes);

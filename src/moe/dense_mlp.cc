@@ -56,15 +56,13 @@ class Bf16Mlp final : public DenseMlp {
 
   Status pack(const MlpWeightsView& w, int64_t first, ThreadPool& pool) {
     const int64_t h = hidden_, n = intermediate_;
-    FP4MOE_ASSIGN_OR_RETURN(gate_up_, Buffer::make(linear_weight_bytes(2 * n, h, ops_.linear_layout)));
-    FP4MOE_ASSIGN_OR_RETURN(down_, Buffer::make(linear_weight_bytes(h, n, ops_.linear_layout)));
     std::vector<bf16> rows(static_cast<size_t>(2 * n * h));
     std::copy_n(w.gate.weight + first * h, n * h, rows.begin());
     std::copy_n(w.up.weight + first * h, n * h, rows.begin() + n * h);
-    pack_linear_weight(rows.data(), 2 * n, h, ops_.linear_layout, gate_up_.as<bf16>(), pool);
+    FP4MOE_ASSIGN_OR_RETURN(gate_up_, put_linear_weight(rows.data(), 2 * n, h, ops_, pool));
     for (int64_t r = 0; r < h; ++r)
       std::copy_n(w.down.weight + r * w.down.k + first, n, rows.begin() + r * n);
-    pack_linear_weight(rows.data(), h, n, ops_.linear_layout, down_.as<bf16>(), pool);
+    FP4MOE_ASSIGN_OR_RETURN(down_, put_linear_weight(rows.data(), h, n, ops_, pool));
     return {};
   }
 
@@ -144,10 +142,14 @@ Result<std::unique_ptr<DenseMlp>> DenseMlp::make(const MoePlan& plan, const Dens
     return unsupported(
         "an MLP of mxfp4 has no activation scales for w4a4; nearest legal choice: --fp4-compute "
         "w4a16");
+  return plan.runner()->layers->mlp(plan, p, as_expert(w, shard), pool);
+}
+
+Result<std::unique_ptr<DenseMlp>> make_host_mlp(const MoePlan& plan, const MoeProblem& problem,
+                                                const MoeWeightsView& weights, ThreadPool& pool) {
   const RunnerRow& row = *plan.runner();
-  FP4MOE_ASSIGN_OR_RETURN(PackedExperts experts,
-                          row.pack(row, p, plan.numerics(), as_expert(w, shard), pool));
-  return std::unique_ptr<DenseMlp>(std::make_unique<Fp4Mlp>(row, p, std::move(experts)));
+  FP4MOE_ASSIGN_OR_RETURN(PackedExperts experts, row.pack(row, problem, plan.numerics(), weights, pool));
+  return std::unique_ptr<DenseMlp>(std::make_unique<Fp4Mlp>(row, problem, std::move(experts)));
 }
 
 }  // namespace fp4moe

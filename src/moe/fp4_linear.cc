@@ -153,6 +153,11 @@ Result<std::unique_ptr<Fp4Linear>> Fp4Linear::make(const MoePlan& plan, const Li
     return unsupported(
         "a linear layer of mxfp4 has no activation scales for w4a4; nearest legal choice: "
         "--fp4-compute w4a16");
+  return plan.runner()->layers->linear(plan, weights, pool);
+}
+
+Result<std::unique_ptr<Fp4Linear>> make_host_linear(const MoePlan& plan, const LinearWeightsView& weights,
+                                                    ThreadPool& pool) {
   auto linear = std::make_unique<PanelLinear>(plan.runner()->ops(), plan, weights);
   FP4MOE_RETURN_IF_ERROR(linear->pack(weights.fp4, pool));
   return std::unique_ptr<Fp4Linear>(std::move(linear));

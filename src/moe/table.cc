@@ -57,7 +57,8 @@ const ExpertOps& cpu_ops() {
 }
 
 constexpr RunnerRow cpu_row(const char* name, Isa isa, EnumSet<DType> acts, const ExpertOps& (*ops)()) {
-  return {name,        DeviceKind::kCpu,     isa,       kAnyLayout, 1, kAnyFormat, kAnyScheme, acts, ops,
+  return {name,        DeviceKind::kCpu,     isa,       kAnyLayout,   1,
+          kAnyFormat,  kAnyScheme,           acts,      &kHostLayers, ops,
           panels_pack, panels_scratch_bytes, panels_run};
 }
 
@@ -127,6 +128,8 @@ static_assert(every_runner_is_fed(), "a runner whose layout no transport produce
 static_assert(has_oracle());
 
 }  // namespace
+
+constinit const LayerMakers kHostLayers = {make_host_layer, make_host_mlp, make_host_linear};
 
 std::span<const A2aRow> a2a_rows() { return kA2a; }
 std::span<const RunnerRow> runner_rows() { return kRunner; }

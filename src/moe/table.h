@@ -11,7 +11,10 @@
 #include "base/thread_pool.h"
 #include "io/expert_weights.h"
 #include "moe/act_scales.h"
+#include "moe/dense_mlp.h"
 #include "moe/expert_batch.h"
+#include "moe/fp4_linear.h"
+#include "moe/moe_layer.h"
 #include "moe/plan.h"
 #include "moe/tactics.h"
 #include "moe/transport.h"
@@ -68,6 +71,21 @@ struct RunnerArgs {
   const ExpertBatch& batch;  // y is written
 };
 
+// How a row makes layers; the precondition of all: it is the plan's runner.
+struct LayerMakers {
+  // MoeLayer::make.
+  Result<std::unique_ptr<MoeLayer>> (*moe)(const MoePlan&, const DenseOps&, const RouterWeights&,
+                                           const MoeWeightsView&, const SharedExpertWeights*, ThreadPool&);
+  // A gated MLP of FP4 weights, the only expert of `weights`; the problem's sizes are its own.
+  Result<std::unique_ptr<DenseMlp>> (*mlp)(const MoePlan&, const MoeProblem&, const MoeWeightsView& weights,
+                                           ThreadPool&);
+  // Fp4Linear::make.
+  Result<std::unique_ptr<Fp4Linear>> (*linear)(const MoePlan&, const LinearWeightsView&, ThreadPool&);
+};
+
+// On a CPU: over ExpertOps, with any transport (host_layer.cc, dense_mlp.cc, fp4_linear.cc).
+extern const LayerMakers kHostLayers;
+
 // What runs the experts.
 struct RunnerRow {
   const char* name;
@@ -78,9 +96,10 @@ struct RunnerRow {
   EnumSet<Fp4Format> formats;
   EnumSet<Scheme> schemes;
   EnumSet<DType> act_dtypes;
-  const ExpertOps& (
-      *ops)();  // precondition: isa is available
-                // Weights are those of all E experts, whole; the problem's layout says which part is packed.
+  const LayerMakers* layers;
+  // Of a CPU, null else. ops: precondition: isa is available.
+  const ExpertOps& (*ops)();
+  // Weights are those of all E experts, whole; the problem's layout says which part is packed.
   Result<PackedExperts> (*pack)(const RunnerRow&, const MoeProblem&, const Numerics&, const MoeWeightsView&,
                                 ThreadPool&);
   int64_t (*scratch_bytes)(const MoeProblem&, const Numerics&, int64_t max_rows);
@@ -102,6 +121,14 @@ std::span<const RunnerAlias> runner_aliases();
 Result<std::unique_ptr<Transport>> make_local_transport(const TransportOptions& options, Communicator* world,
                                                         Communicator* attention);
 int64_t local_heap_bytes(const TransportOptions& options);  // none
+
+Result<std::unique_ptr<MoeLayer>> make_host_layer(const MoePlan& plan, const DenseOps& ops,
+                                                  const RouterWeights& router, const MoeWeightsView& weights,
+                                                  const SharedExpertWeights* shared, ThreadPool& pool);
+Result<std::unique_ptr<DenseMlp>> make_host_mlp(const MoePlan& plan, const MoeProblem& problem,
+                                                const MoeWeightsView& weights, ThreadPool& pool);
+Result<std::unique_ptr<Fp4Linear>> make_host_linear(const MoePlan& plan, const LinearWeightsView& weights,
+                                                    ThreadPool& pool);
 
 // Runs any table of ExpertOps over panels (pack_panels.cc, runner_panels.cc). Batches of either layout.
 Result<PackedExperts> panels_pack(const RunnerRow& row, const MoeProblem& problem, const Numerics& numerics,

@@ -122,7 +122,7 @@ void silu_mul(const SiluMulArgs& args, ThreadPool& pool) {
   });
 }
 
-// Copying ops gain nothing from wider registers: the oracle's are used.
+// Copying and adding gain nothing from wider registers: the oracle's are used.
 template <const DenseChunks& chunks>
 constexpr DenseOps make_ops(const char* name) {
   return {.name = name,
@@ -135,7 +135,11 @@ constexpr DenseOps make_ops(const char* name) {
           .attention = attention<chunks>,
           .head_norm = head_norm<chunks>,
           .head_linear = head_linear<chunks>,
-          .silu_mul = silu_mul<chunks>};
+          .silu_mul = silu_mul<chunks>,
+          .add = ref::add,
+          .gather_rows = ref::gather_rows,
+          .copy_heads = ref::copy_heads,
+          .sigmoid_gate = ref::sigmoid_gate};
 }
 
 constexpr DenseOps kScalarOps = make_ops<cpu_scalar::dense_chunks>("cpu_scalar");

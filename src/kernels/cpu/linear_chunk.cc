@@ -79,6 +79,7 @@ struct HeadTiles {
   void store(int64_t row, int64_t panel, Vec sum) const {
     const int64_t first = panel * kLanes, n = a.n - first;
     const int64_t out = row * a.out_stride + head * a.out_head_stride + first;
+    sum = mul(sum, broadcast(a.scale));
     if (a.out_dtype == DType::kF32)
       store_partial(static_cast<float*>(a.out) + out, sum, n);
     else

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/check.h"
 #include "kernels/ops.h"
 
 namespace fp4moe {
@@ -31,6 +32,19 @@ void pack_linear_weight(const bf16* src, int64_t n, int64_t k, LinearLayout layo
     else
       pack_panel(src + first * k, rows, k, dst + first * ((k + 1) / 2 * 2));
   });
+}
+
+Result<Buffer> put_linear_weight(const bf16* src, int64_t n, int64_t k, const DenseOps& ops,
+                                 ThreadPool& pool) {
+  MemoryResource& memory = ops.memory();
+  FP4MOE_ASSIGN_OR_RETURN(Buffer weight, Buffer::make(linear_weight_bytes(n, k, ops.linear_layout), memory));
+  if (memory.is_host()) {
+    pack_linear_weight(src, n, k, ops.linear_layout, weight.as<bf16>(), pool);
+    return weight;
+  }
+  FP4MOE_CHECK(ops.linear_layout == LinearLayout::kRowMajor, "a device's weights are row-major");
+  FP4MOE_RETURN_IF_ERROR(memory.upload(weight.data(), src, weight.num_bytes()));
+  return weight;
 }
 
 }  // namespace fp4moe

@@ -13,7 +13,11 @@ const DenseOps& ref_dense_ops() {
                                    .attention = ref::attention,
                                    .head_norm = ref::head_norm,
                                    .head_linear = ref::head_linear,
-                                   .silu_mul = ref::silu_mul};
+                                   .silu_mul = ref::silu_mul,
+                                   .add = ref::add,
+                                   .gather_rows = ref::gather_rows,
+                                   .copy_heads = ref::copy_heads,
+                                   .sigmoid_gate = ref::sigmoid_gate};
   return ops;
 }
 

@@ -15,6 +15,10 @@ void attention(const AttentionArgs& args, ThreadPool& pool);
 void head_norm(const HeadNormArgs& args, ThreadPool& pool);
 void head_linear(const HeadLinearArgs& args, ThreadPool& pool);
 void silu_mul(const SiluMulArgs& args, ThreadPool& pool);
+void add(const AddArgs& args, ThreadPool& pool);
+void gather_rows(const GatherRowsArgs& args, ThreadPool& pool);
+void copy_heads(const CopyHeadsArgs& args, ThreadPool& pool);
+void sigmoid_gate(const SigmoidGateArgs& args, ThreadPool& pool);
 
 // Element i of `data`, bf16 or f32.
 inline float load_elem(const void* data, DType dtype, int64_t i) {

@@ -11,7 +11,7 @@ void head_linear(const HeadLinearArgs& a, ThreadPool& pool) {
       const bf16* w = a.weight + (head * a.n + n) * a.k;
       double sum = 0;
       for (int64_t k = 0; k < a.k; ++k) sum += static_cast<double>(x[k]) * bf16_to_float(w[k]);
-      store_elem(a.out, a.out_dtype, out + n, static_cast<float>(sum));
+      store_elem(a.out, a.out_dtype, out + n, static_cast<float>(sum * a.scale));
     }
   });
 }

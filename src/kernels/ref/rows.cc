@@ -1,0 +1,50 @@
+// The ops that copy or add rows: no arithmetic that another order could change.
+#include <cmath>
+#include <cstring>
+
+#include "base/run_ranges.h"
+#include "kernels/ref/dense_ref.h"
+
+namespace fp4moe::ref {
+namespace {
+
+constexpr int64_t kAddElems = 1 << 15;  // of a chunk
+constexpr int64_t kRowsPerChunk = 16;
+
+}  // namespace
+
+void add(const AddArgs& a, ThreadPool& pool) {
+  run_ranges(pool, a.count, kAddElems, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) a.out[i] += a.x[i];
+  });
+}
+
+void gather_rows(const GatherRowsArgs& a, ThreadPool&) {
+  const auto* x = static_cast<const uint8_t*>(a.x);
+  auto* out = static_cast<uint8_t*>(a.out);
+  for (int64_t i = 0; i < a.num_rows; ++i)
+    std::memcpy(out + i * a.row_bytes, x + a.rows[i] * a.row_bytes, static_cast<size_t>(a.row_bytes));
+}
+
+void copy_heads(const CopyHeadsArgs& a, ThreadPool& pool) {
+  run_ranges(pool, a.num_tokens, kRowsPerChunk, [&](int64_t first, int64_t last) {
+    for (int64_t t = first; t < last; ++t)
+      for (int64_t h = 0; h < a.num_heads; ++h)
+        std::memcpy(a.out + t * a.out_stride + h * a.out_head_stride,
+                    a.x + t * a.x_stride + h * a.x_head_stride, static_cast<size_t>(a.n) * sizeof(float));
+  });
+}
+
+void sigmoid_gate(const SigmoidGateArgs& a, ThreadPool& pool) {
+  run_ranges(pool, a.num_tokens, kRowsPerChunk, [&](int64_t first, int64_t last) {
+    for (int64_t t = first; t < last; ++t) {
+      double logit = 0;
+      for (int64_t i = 0; i < a.hidden_size; ++i)
+        logit += static_cast<double>(a.x[t * a.hidden_size + i]) * a.weight[i];
+      const auto gate = static_cast<float>(1 / (1 + std::exp(-logit)));
+      for (int64_t i = 0; i < a.hidden_size; ++i) a.out[t * a.hidden_size + i] *= gate;
+    }
+  });
+}
+
+}  // namespace fp4moe::ref

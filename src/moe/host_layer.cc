@@ -1,0 +1,125 @@
+// The MoE layer of every CPU row: route, dispatch, run the experts, combine.
+
+#include <algorithm>
+#include <string>
+
+#include "base/check.h"
+#include "base/run_ranges.h"
+#include "moe/moe_layer.h"
+#include "moe/shared_expert.h"
+#include "moe/table.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr int64_t kRowsPerChunk = 32;
+
+ActRows row_range(const ActRows& x, Shard rows) {
+  return {static_cast<uint8_t*>(x.data) + rows.first * x.cols * (dtype_bits(x.dtype) / 8), x.dtype,
+          rows.count, x.cols};
+}
+
+class HostLayer final : public MoeLayer {
+ public:
+  HostLayer(const MoePlan& plan, const DenseOps& ops, Router router, PackedExperts experts,
+            SharedExpert shared)
+      : ops_(ops),
+        problem_(plan.problem()),
+        runner_(*plan.runner()),
+        router_(std::move(router)),
+        experts_(std::move(experts)),
+        shared_(std::move(shared)) {}
+
+  int64_t scratch_bytes(int64_t max_tokens, const Transport& transport) const override {
+    const int64_t round = runner_.scratch_bytes(problem_, experts_.numerics, transport.max_batch_rows());
+    return router_.scratch_bytes(max_tokens) + Arena::padded(max_tokens * problem_.hidden_size * 4) +
+           transport.scratch_bytes() + std::max(round, shared_.scratch_bytes(max_tokens));
+  }
+
+  int64_t weight_bytes() const override {
+    return router_.weight_bytes() + experts_.num_bytes() + shared_.weight_bytes();
+  }
+
+  Status forward(const MoeForwardArgs& args, Transport& transport, Arena& scratch,
+                 ThreadPool& pool) const override {
+    check_rows(args);
+    const int64_t h = problem_.hidden_size;
+    const Shard own = transport.own_rows(args.x.rows);
+    float* out = scratch.take<float>(args.x.rows * h);
+    const Routes routes = router_.route(args.router_x + own.first * h, own.count, scratch, pool);
+    FP4MOE_RETURN_IF_ERROR(transport.begin(exchange_input(args, own, routes), scratch, pool));
+    run_shared(args, own, out + own.first * h, scratch, pool);
+    const int64_t before_rounds = scratch.used_bytes();
+    for (;;) {
+      ExpertBatch batch;
+      FP4MOE_ASSIGN_OR_RETURN(const bool more, transport.next(batch, scratch, pool));
+      if (!more) break;
+      runner_.run(runner_, {problem_, experts_, batch}, scratch, pool);
+      FP4MOE_RETURN_IF_ERROR(transport.combine(batch, scratch, pool));
+      scratch.rewind(before_rounds);
+    }
+    FP4MOE_RETURN_IF_ERROR(transport.finish(out, pool));
+    ops_.add({out, args.residual, args.x.rows * h}, pool);
+    return {};
+  }
+
+ private:
+  void check_rows(const MoeForwardArgs& args) const {
+    FP4MOE_CHECK(args.x.dtype == problem_.act_dtype && args.x.cols == problem_.hidden_size,
+                 std::string("x is ") + dtype_name(args.x.dtype) + " with H=" + std::to_string(args.x.cols) +
+                     ", the plan has " + dtype_name(problem_.act_dtype) +
+                     " with H=" + std::to_string(problem_.hidden_size));
+  }
+
+  // A payload of NVFP4 rows is what w4a4 would make of them; without one scale for the layer, rows get their
+  // own.
+  TransportInput exchange_input(const MoeForwardArgs& args, Shard own, const Routes& routes) const {
+    const Numerics& n = experts_.numerics;
+    const bool has_scalar = n.scheme == Scheme::kW4A4 && n.a1 == ActScaleChoice::kScalar;
+    return {.layer = args.layer,
+            .group_rows = args.x.rows,
+            .x = row_range(args.x, own),
+            .ids = routes.ids,
+            .weights = routes.weights,
+            .nvfp4_per_token = !has_scalar,
+            .nvfp4_scale = has_scalar ? experts_.scales.front().a1 : EncodeScale{}};
+  }
+
+  // out [own rows, H] = the shared expert's output, or zeros. Nothing to do for a rank without rows.
+  void run_shared(const MoeForwardArgs& args, Shard own, float* out, Arena& scratch, ThreadPool& pool) const {
+    if (own.count == 0) return;
+    const int64_t h = problem_.hidden_size;
+    if (shared_.exists())
+      return shared_.forward(row_range(args.x, own), args.router_x + own.first * h, out, scratch, pool);
+    run_ranges(pool, own.count, kRowsPerChunk,
+               [&](int64_t first, int64_t last) { std::fill(out + first * h, out + last * h, 0.0f); });
+  }
+
+  const DenseOps& ops_;
+  MoeProblem problem_;
+  const RunnerRow& runner_;
+  Router router_;
+  PackedExperts experts_;
+  SharedExpert shared_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<MoeLayer>> make_host_layer(const MoePlan& plan, const DenseOps& ops,
+                                                  const RouterWeights& router, const MoeWeightsView& weights,
+                                                  const SharedExpertWeights* shared, ThreadPool& pool) {
+  const MoeProblem& p = plan.problem();
+  const RunnerRow& row = *plan.runner();
+  FP4MOE_ASSIGN_OR_RETURN(Router gate,
+                          Router::make(router, {p.num_experts, p.hidden_size, p.top_k}, row.ops()));
+  FP4MOE_ASSIGN_OR_RETURN(PackedExperts experts, row.pack(row, p, plan.numerics(), weights, pool));
+  experts.tactics = plan.tactics();
+  SharedExpert shared_expert;
+  if (shared != nullptr) {
+    FP4MOE_ASSIGN_OR_RETURN(shared_expert, SharedExpert::make(plan, ops, *shared, pool));
+  }
+  return std::unique_ptr<MoeLayer>(
+      std::make_unique<HostLayer>(plan, ops, std::move(gate), std::move(experts), std::move(shared_expert)));
+}
+
+}  // namespace fp4moe

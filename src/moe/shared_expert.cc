@@ -1,0 +1,37 @@
+#include "moe/shared_expert.h"
+
+#include <vector>
+
+#include "base/check.h"
+
+namespace fp4moe {
+
+Result<SharedExpert> SharedExpert::make(const MoePlan& plan, const DenseOps& ops,
+                                        const SharedExpertWeights& weights, ThreadPool& pool) {
+  const RankLayout& layout = plan.problem().layout;
+  const int64_t total = weights.mlp.intermediate_size, h = plan.problem().hidden_size;
+  const Shard shard = plan.shared_expert_is_sharded()
+                          ? shard_blocks(total, dense_mlp_block(weights.mlp), layout.tp, layout.rank)
+                          : Shard{0, total};
+  SharedExpert shared;
+  shared.ops_ = &ops;
+  auto mlp = DenseMlp::make(plan, ops, weights.mlp, shard, pool);
+  if (!mlp.ok()) return mlp.status().with_context("shared expert");
+  shared.mlp_ = std::move(*mlp);
+  if (weights.gate == nullptr) return shared;
+  std::vector<float> gate;
+  for (int64_t i = 0; i < h; ++i) gate.push_back(bf16_to_float(weights.gate[i]));
+  FP4MOE_ASSIGN_OR_RETURN(shared.gate_, Buffer::make(h * static_cast<int64_t>(sizeof(float)), ops.memory()));
+  FP4MOE_RETURN_IF_ERROR(ops.memory().upload(shared.gate_.data(), gate.data(), shared.gate_.num_bytes()));
+  return shared;
+}
+
+void SharedExpert::forward(const ActRows& x, const float* router_x, float* out, Arena& scratch,
+                           ThreadPool& pool) const {
+  const int64_t mark = scratch.used_bytes();
+  mlp_->forward(x, out, scratch, pool);
+  scratch.rewind(mark);
+  if (gate_.num_bytes() > 0) ops_->sigmoid_gate({router_x, gate_.as<float>(), out, x.rows, x.cols}, pool);
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,37 @@
+// SharedExpert: the MLP of a MoE layer that every token visits, scaled by a gate where the model has one.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "base/buffer.h"
+#include "base/thread_pool.h"
+#include "kernels/ops.h"
+#include "moe/dense_mlp.h"
+#include "moe/moe_layer.h"
+#include "moe/plan.h"
+
+namespace fp4moe {
+
+class SharedExpert {
+ public:
+  SharedExpert() = default;  // of a layer without one
+  // This rank's part: a shard where its output is a partial sum of all ranks', else all of it. The source may
+  // be released afterwards.
+  static Result<SharedExpert> make(const MoePlan& plan, const DenseOps& ops,
+                                   const SharedExpertWeights& weights, ThreadPool& pool);
+
+  bool exists() const { return mlp_ != nullptr; }
+  int64_t scratch_bytes(int64_t max_tokens) const { return exists() ? mlp_->scratch_bytes(max_tokens) : 0; }
+  int64_t weight_bytes() const { return exists() ? mlp_->weight_bytes() : 0; }
+  // out [T, H] f32 = the output for x [T, H]; router_x [T, H] f32 is what the gate sees. Precondition:
+  // exists().
+  void forward(const ActRows& x, const float* router_x, float* out, Arena& scratch, ThreadPool& pool) const;
+
+ private:
+  const DenseOps* ops_ = nullptr;
+  std::unique_ptr<DenseMlp> mlp_;
+  Buffer gate_;  // [H] f32 in the memory of the ops, or empty
+};
+
+}  // namespace fp4moe
