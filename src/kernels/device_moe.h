@@ -40,8 +40,8 @@ struct DeviceRows {
 };
 
 struct MoeSortArgs {  // rows of an expert in ascending slot order
-  const int32_t* ids =
-      nullptr;  // [T, topk] global; what is not in [first_expert, first_expert + L) is dropped
+  // [T, topk] global; others than [first_expert, first_expert + L) are dropped. Null: all are first_expert.
+  const int32_t* ids = nullptr;
   int64_t num_tokens = 0, topk = 0;
   int64_t first_expert = 0, num_experts = 0;  // L local ones
   DeviceRows rows;
@@ -64,7 +64,7 @@ struct DeviceExpertArgs {
 struct MoeCombineArgs {  // out[t] (+)= sum over k, in top-k order, of weight[t, k] * y[row_of_slot[t, k]]
   const float* y = nullptr;
   const int32_t* row_of_slot = nullptr;  // [T, topk]; -1 counts 0
-  const float* weights = nullptr;        // [T, topk]
+  const float* weights = nullptr;        // [T, topk]; null: 1
   int64_t num_tokens = 0, topk = 0, hidden_size = 0;
   float* out = nullptr;      // [T, H] f32, or null
   bool accumulate = false;   // of out
@@ -75,17 +75,18 @@ struct MoeCombineArgs {  // out[t] (+)= sum over k, in top-k order, of weight[t,
 struct DeviceMoeArgs {
   TiledExperts experts;
   const bf16* x = nullptr;       // [T, H]
-  const int32_t* ids = nullptr;  // [T, topk] global; others than [first_expert, first_expert + L) are dropped
-  const float* weights = nullptr;  // [T, topk]
+  // [T, topk] global; others than [first_expert, first_expert + L) are dropped. Null: all are first_expert.
+  const int32_t* ids = nullptr;
+  const float* weights = nullptr;  // [T, topk]; null: 1
   int64_t num_tokens = 0, topk = 0, first_expert = 0;
   float* out = nullptr;  // [T, H] f32, or null
   bool accumulate = false;
   bf16* out_bf16 = nullptr;  // [T, H], or null
-  uint8_t* workspace =
-      nullptr;  // layer_workspace_bytes(), 256-byte aligned. Its first kWorkspaceHeader bytes
-                // are zero before the first call and left alone between calls of one stream.
+  // kMoeCounterBytes: zero before the first call, and left alone between calls, which are of one stream.
+  uint8_t* counters = nullptr;
+  uint8_t* workspace = nullptr;  // layer_workspace_bytes(), 64-byte aligned
 };
-constexpr int64_t kWorkspaceHeader = 8192;  // counters of grid barriers and arrivals
+constexpr int64_t kMoeCounterBytes = 8192;  // of grid barriers and arrivals
 
 struct DeviceRouterArgs;    // kernels/device_router.h
 struct DeviceActQuantArgs;  // kernels/device_act_quant.h
