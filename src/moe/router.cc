@@ -37,14 +37,22 @@ Status check_groups(const RouterWeights& w, const RouterShape& shape) {
 
 }  // namespace
 
-Result<Router> Router::make(const RouterWeights& weights, const RouterShape& shape, const ExpertOps& ops) {
+Status check_router(const RouterWeights& weights, const RouterShape& shape) {
   FP4MOE_RETURN_IF_ERROR(check_bias("router bias", weights.bias, shape));
   FP4MOE_RETURN_IF_ERROR(check_bias("router correction bias", weights.correction_bias, shape));
-  FP4MOE_RETURN_IF_ERROR(check_groups(weights, shape));
+  return check_groups(weights, shape);
+}
+
+RoutingRule routing_rule(const RouterWeights& weights, const RouterShape& shape) {
+  return {weights.scoring,      shape.num_experts,  shape.top_k,           weights.num_groups,
+          weights.top_k_groups, weights.norm_top_k, weights.scaling_factor};
+}
+
+Result<Router> Router::make(const RouterWeights& weights, const RouterShape& shape, const ExpertOps& ops) {
+  FP4MOE_RETURN_IF_ERROR(check_router(weights, shape));
   Router router;
   router.shape_ = shape;
-  router.rule_ = {weights.scoring,      shape.num_experts,  shape.top_k,           weights.num_groups,
-                  weights.top_k_groups, weights.norm_top_k, weights.scaling_factor};
+  router.rule_ = routing_rule(weights, shape);
   router.correction_bias_ = weights.correction_bias;
   router.ops_ = &ops;
   const int64_t rows = router.num_panels() * kPanelRows;

@@ -8,28 +8,9 @@
 #include "base/thread_pool.h"
 #include "formats/bf16.h"
 #include "kernels/expert_ops.h"
+#include "kernels/routing_rule.h"
 
 namespace fp4moe {
-
-// How logits become weights.
-enum class RouterScoring : uint8_t {
-  kTopkSoftmax,     // top-k of the logits, softmax over these k (gpt-oss)
-  kSoftmaxTopk,     // softmax over all experts, top-k of it (Qwen)
-  kSigmoidGrouped,  // sigmoid; top-k of sigmoid + correction bias within the best groups; the weights are
-                    // the sigmoids (DeepSeek). A group's score is the sum of its two best.
-};
-
-constexpr int64_t kMaxRouterGroups = 256;
-
-// What decides about a token beside its logits. Ties go to the lower expert or group.
-struct RoutingRule {
-  RouterScoring scoring = RouterScoring::kTopkSoftmax;
-  int64_t num_experts = 0, top_k = 0;
-  int64_t num_groups = 1, top_k_groups = 1;  // kSigmoidGrouped: experts of the best groups only; 1 of 1: all
-  bool norm_top_k = false;                 // kSoftmaxTopk, kSigmoidGrouped: weights are divided by their sum
-  float scaling_factor = 1;                // multiplies the weights, here and nowhere else
-  const float* correction_bias = nullptr;  // [E] or null, kSigmoidGrouped: joins the choice only
-};
 
 // ids [K]: best first, distinct, each in [0, E); weights [K]. A NaN logit ranks below every number, so it is
 // chosen only where numbers run out; then the token's weights are NaN (its own output shows it), and the ids
@@ -59,6 +40,11 @@ struct RouterWeights {
 struct RouterShape {
   int64_t num_experts = 0, hidden_size = 0, top_k = 0;
 };
+
+// kInvalidArgument as Router::make.
+Status check_router(const RouterWeights& weights, const RouterShape& shape);
+// The rule, correction_bias left null.
+RoutingRule routing_rule(const RouterWeights& weights, const RouterShape& shape);
 
 // Which experts a batch's tokens go to; memory of the arena that route() took it from.
 struct Routes {

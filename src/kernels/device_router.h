@@ -1,0 +1,24 @@
+// The router on a GPU: gate GEMM, scoring, top-k. Conventions: kernels/device_moe.h; the choice is
+// choose_experts()' (moe/router.h) on the logits made here.
+#pragma once
+
+#include <cstdint>
+
+#include "formats/bf16.h"
+#include "kernels/routing_rule.h"
+
+namespace fp4moe {
+
+struct DeviceRouterArgs {  // all pointers: device memory
+  const float* x = nullptr;                // [T, H]
+  const bf16* weight = nullptr;            // [E, H]
+  const float* bias = nullptr;             // [E] or null: part of the logits
+  const float* correction_bias = nullptr;  // [E] or null; the rule's own is left null
+  int64_t num_tokens = 0, hidden_size = 0;
+  RoutingRule rule;
+  float* logits = nullptr;   // [T, E], written: f32 sums
+  int32_t* ids = nullptr;    // [T, K], written: best first, distinct, in range
+  float* weights = nullptr;  // [T, K], written
+};
+
+}  // namespace fp4moe

@@ -1,0 +1,28 @@
+// How a router's logits become experts and weights.
+#pragma once
+
+#include <cstdint>
+
+namespace fp4moe {
+
+// How logits become weights.
+enum class RouterScoring : uint8_t {
+  kTopkSoftmax,     // top-k of the logits, softmax over these k (gpt-oss)
+  kSoftmaxTopk,     // softmax over all experts, top-k of it (Qwen)
+  kSigmoidGrouped,  // sigmoid; top-k of sigmoid + correction bias within the best groups; the weights are
+                    // the sigmoids (DeepSeek). A group's score is the sum of its two best.
+};
+
+constexpr int64_t kMaxRouterGroups = 256;
+
+// What decides about a token beside its logits. Ties go to the lower expert or group.
+struct RoutingRule {
+  RouterScoring scoring = RouterScoring::kTopkSoftmax;
+  int64_t num_experts = 0, top_k = 0;
+  int64_t num_groups = 1, top_k_groups = 1;  // kSigmoidGrouped: experts of the best groups only; 1 of 1: all
+  bool norm_top_k = false;                 // kSoftmaxTopk, kSigmoidGrouped: weights are divided by their sum
+  float scaling_factor = 1;                // multiplies the weights, here and nowhere else
+  const float* correction_bias = nullptr;  // [E] or null, kSigmoidGrouped: joins the choice only
+};
+
+}  // namespace fp4moe
