@@ -74,7 +74,7 @@ struct MoeCombineArgs {  // out[t] (+)= sum over k, in top-k order, of weight[t,
 // A whole layer behind the router: sort, gate/up with the activation, down, combine; w4a16.
 struct DeviceMoeArgs {
   TiledExperts experts;
-  const bf16* x = nullptr;       // [T, H]
+  const bf16* x = nullptr;  // [T, H]
   // [T, topk] global; others than [first_expert, first_expert + L) are dropped. Null: all are first_expert.
   const int32_t* ids = nullptr;
   const float* weights = nullptr;  // [T, topk]; null: 1

@@ -9,7 +9,7 @@
 
 namespace fp4moe {
 
-struct DeviceRouterArgs {  // all pointers: device memory
+struct DeviceRouterArgs {                  // all pointers: device memory
   const float* x = nullptr;                // [T, H]
   const bf16* weight = nullptr;            // [E, H]
   const float* bias = nullptr;             // [E] or null: part of the logits

@@ -1,0 +1,38 @@
+// Packing of FP4 matrices into tiles (tile_layout.h) on the GPU.
+#pragma once
+
+#include <cstdint>
+
+#include "formats/fp4_matrix.h"
+
+namespace fp4moe {
+
+// One side of a tile's rows: with a pair gate is side 0 and up is side 1; else both sides are one matrix.
+// Everything points to device memory; rows lie without gaps, codes 16-byte aligned.
+struct TilePackSide {
+  const uint8_t* codes = nullptr;   // [rows, cols / 2]
+  const uint8_t* scales = nullptr;  // [rows, cols / block]
+  float* scale = nullptr;           // written: the tiles' factor * tensor_scale
+  float tensor_scale = 1;
+  int32_t least = 255, most = 0;  // MXFP4: e8m0 bytes of groups that are not zero; found on the way
+};
+
+struct TilePackJob {
+  TilePackSide side[2];  // side 1 is not used unless is_pair
+  uint8_t* tiles = nullptr;
+  int32_t rows = 0, cols = 0;  // of a side
+  bool is_pair = false;
+};
+
+// `jobs` [num_jobs] on the device, of one format; at most max_tiles tiles each. worst_span: a device counter
+// that becomes the widest span of e8m0 scales of any matrix so far. To the current stream.
+struct TilePackArgs {
+  Fp4Format format = Fp4Format::kMxfp4;
+  TilePackJob* jobs = nullptr;
+  int num_jobs = 0;
+  int64_t max_tiles = 0;
+  int32_t* worst_span = nullptr;
+};
+void launch_tile_pack(const TilePackArgs& args);
+
+}  // namespace fp4moe
