@@ -2,18 +2,20 @@
 
 #include <string>
 
-#include "device/cuda_probe.h"
+#include "device/device_info.h"
 
 namespace fp4moe {
 
 const char* device_kind_name(DeviceKind kind) { return kind == DeviceKind::kCpu ? "cpu" : "cuda"; }
 
-Result<DeviceKind> resolve_device(std::string_view name) {
-  if (name == "auto" || name == "cpu") return DeviceKind::kCpu;
-  if (name == "cuda")
-    return unsupported("device=cuda: this version has no CUDA kernels (" + describe_cuda() +
-                       "); nearest legal choice: --device cpu");
-  return invalid_argument("unknown device '" + std::string(name) + "': auto, cpu or cuda");
+Result<DeviceChoice> resolve_device(std::string_view name) {
+  if (name == "cpu") return DeviceChoice{};
+  if (name != "auto" && name != "cuda")
+    return invalid_argument("unknown device '" + std::string(name) + "': auto, cpu or cuda");
+  const Result<DeviceInfo> info = device_info();
+  if (info.ok()) return DeviceChoice{DeviceKind::kCuda, 10 * info->compute_major + info->compute_minor};
+  if (name == "auto") return DeviceChoice{};
+  return unsupported("device=cuda: " + info.status().message() + "; nearest legal choice: --device cpu");
 }
 
 }  // namespace fp4moe

@@ -12,8 +12,13 @@ enum class DeviceKind : uint8_t { kCpu, kCuda };
 
 const char* device_kind_name(DeviceKind kind);  // "cpu", "cuda"
 
-// auto | cpu | cuda. auto is the best device this build can use. kUnsupported for cuda in a build without it,
-// kInvalidArgument for any other name.
-Result<DeviceKind> resolve_device(std::string_view name);
+struct DeviceChoice {
+  DeviceKind kind = DeviceKind::kCpu;
+  int compute_capability = 0;  // of the GPU: 10 major + minor
+};
+
+// auto | cpu | cuda. auto is a GPU that this build can use, else the CPU. kUnsupported for cuda without one, saying
+// why; kInvalidArgument for any other name.
+Result<DeviceChoice> resolve_device(std::string_view name);
 
 }  // namespace fp4moe

@@ -20,8 +20,8 @@ namespace fp4moe {
 
 struct ModelOptions {
   DType act_dtype = DType::kBF16;  // kBF16, or kF32: the reference ops, every sum in double
-  Isa isa = Isa::kScalar;          // of the dense ops with kBF16
-  MoePlan moe_plan;                // of every MoE layer
+  Isa isa = Isa::kScalar;          // of a CPU's dense ops with kBF16
+  MoePlan moe_plan;                // of every MoE layer; its problem says on which device
   int64_t max_batch_tokens = 0;    // most rows of one forward()
   int64_t max_logit_rows = 0;  // most logit rows of one forward(), all groups together; 0: max_batch_tokens
   // dp > 1: each group has a whole LM head; else all ranks share one.

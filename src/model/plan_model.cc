@@ -121,10 +121,10 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
   plan.flags = std::move(resolved.flags);
   const EngineConfig& flags = plan.flags;
   FP4MOE_RETURN_IF_ERROR(check_quantization(model, flags.quantization));
-  FP4MOE_ASSIGN_OR_RETURN(plan.device, resolve_device(flags.device));
+  FP4MOE_ASSIGN_OR_RETURN(DeviceChoice device, resolve_device(flags.device));
   FP4MOE_ASSIGN_OR_RETURN(plan.act_dtype, resolve_dtype(flags.dtype));
   plan.isa = best_isa();
-  const MoeProblem problem{
+  MoeProblem problem{
       .hidden_size = model.hidden_size,
       .intermediate_size = model.intermediate_size,
       .num_experts = model.num_experts,
@@ -132,8 +132,9 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
       .format = format,
       .activation = activation_of(model),
       .act_dtype = plan.act_dtype,
-      .device = plan.device,
+      .device = device.kind,
       .isa = plan.isa,
+      .compute_capability = device.compute_capability,
   };
   const MoeChoice choice{
       .runner = flags.moe_runner_backend,
@@ -154,7 +155,15 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
       .a2a_checksum = flags.a2a_checksum,
       .a2a_memory_budget = flags.a2a_memory_budget,
   };
-  FP4MOE_ASSIGN_OR_RETURN(plan.moe, plan_moe(problem, choice));
+  Result<MoePlan> moe = plan_moe(problem, choice);
+  if (!moe.ok() && flags.device == "auto" && device.kind == DeviceKind::kCuda) {
+    log_info("device auto: cpu, as the GPU does not run this (" + moe.status().message() + ")");
+    problem.device = DeviceKind::kCpu;
+    problem.compute_capability = 0;
+    moe = plan_moe(problem, choice);
+  }
+  if (!moe.ok()) return moe.status();
+  plan.moe = std::move(*moe);
   FP4MOE_RETURN_IF_ERROR(check_head_dim(model));
   FP4MOE_RETURN_IF_ERROR(check_heads(model, plan.moe.problem().layout));
   return plan;

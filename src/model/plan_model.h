@@ -13,10 +13,9 @@
 namespace fp4moe {
 
 struct ModelPlan {
-  DeviceKind device = DeviceKind::kCpu;
   DType act_dtype = DType::kBF16;
   Isa isa = Isa::kScalar;  // of the dense ops
-  MoePlan moe;
+  MoePlan moe;  // its problem says on which device
   EngineConfig flags;  // resolved: no automatic choice that resolve_flags() makes is left open
 };
 

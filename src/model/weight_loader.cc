@@ -7,13 +7,21 @@
 
 namespace fp4moe {
 
+const DenseOps& dense_ops_for(const ModelOptions& options) {
+  if (options.moe_plan.problem().device == DeviceKind::kCpu)
+    return options.act_dtype == DType::kF32 ? ref_dense_ops() : cpu_dense_ops(options.isa);
+  const DenseOps* ops = cuda_dense_ops();
+  FP4MOE_CHECK(ops != nullptr, "a plan for a GPU in a build without CUDA");
+  return *ops;
+}
+
 WeightLoader::WeightLoader(const Checkpoint& checkpoint, const ModelConfig& config,
                            const ModelOptions& options, ThreadPool& pool, const ProgressSink& progress)
     : checkpoint_(checkpoint),
       config_(config),
       options_(options),
       moe_plan_(options.moe_plan.at_rank(options.rank.layout.rank)),
-      ops_(options.act_dtype == DType::kF32 ? ref_dense_ops() : cpu_dense_ops(options.isa)),
+      ops_(dense_ops_for(options)),
       pool_(pool),
       progress_(progress) {}
 

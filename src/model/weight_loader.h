@@ -22,6 +22,9 @@ struct LinearShape {
   bool has_bias = false;
 };
 
+// What runs a model with these options; batches, logits and KV pages lie in its memory.
+const DenseOps& dense_ops_for(const ModelOptions& options);
+
 class WeightLoader {
  public:
   // All arguments are borrowed.

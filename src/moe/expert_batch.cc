@@ -4,7 +4,7 @@
 
 namespace fp4moe {
 
-void moe_sort(const MoeSortArgs& a) {
+void moe_sort(const ExpertSortArgs& a) {
   for (int64_t e = 0; e <= a.num_experts; ++e) a.offsets[e] = 0;
   const auto local = [&](int64_t slot) {
     const int64_t e = a.ids[slot] - a.first_expert;

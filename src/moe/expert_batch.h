@@ -49,7 +49,7 @@ struct ExpertBatch {
 // result depends on the ids alone. ids are global; those outside [first_expert, first_expert + L) are
 // dropped, -1 among them (row_of_slot -1). An expert that a token names twice gets two rows, each with its
 // own weight.
-struct MoeSortArgs {
+struct ExpertSortArgs {
   const int32_t* ids = nullptr;  // [num_slots]
   int64_t num_slots = 0;         // T * K
   int64_t first_expert = 0, num_experts = 0;
@@ -57,12 +57,12 @@ struct MoeSortArgs {
   int32_t* slot_of_row = nullptr;  // [num_slots] out; the first offsets[L] are written
   int32_t* row_of_slot = nullptr;  // [num_slots] out
 };
-void moe_sort(const MoeSortArgs& args);
+void moe_sort(const ExpertSortArgs& args);
 
 // The same order for runners that take whole tiles of one expert's rows: each expert's rows start on a tile
 // ("permuted" rows), behind them is padding. Experts without rows have no tile.
 struct MoeTileArgs {
-  int64_t num_slots = 0, num_experts = 0;  // as in MoeSortArgs
+  int64_t num_slots = 0, num_experts = 0;  // as in ExpertSortArgs
   int64_t tile = 128;                      // rows
   const int64_t* offsets = nullptr;        // as moe_sort() made them
   const int32_t* slot_of_row = nullptr;

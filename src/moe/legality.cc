@@ -72,6 +72,14 @@ Status check_deepep_mode(const MoeProblem&, const MoeChoice& c) {
                 "--deepep-mode low_latency");
 }
 
+Status check_one_gpu(const MoeProblem& p, const MoeChoice& c) {
+  if (p.device != DeviceKind::kCuda) return {};
+  if (c.tp != 1) return refuse(value("tp", c.tp), "on device=cuda: this version runs one GPU", "--tp 1");
+  if (c.a2a == "none") return {};
+  return refuse("a2a=" + c.a2a, "on device=cuda: this version moves no rows between GPUs",
+                "--moe-a2a-backend none");
+}
+
 constexpr LegalityRule kRules[] = {
     {"counts", "tp, ep or dp outside 1 to 1024", check_counts},
     {"dp_divides_tp", "tp that is not a multiple of dp", check_dp_divides_tp},
@@ -80,6 +88,7 @@ constexpr LegalityRule kRules[] = {
     {"ep_size", "ep that is neither 1 nor tp", check_ep_size},
     {"ep_divides_experts", "experts that are not a multiple of ep", check_ep_divides_experts},
     {"shard_blocks", "tensor-parallel experts with fewer scale blocks of I than ranks", check_shard_blocks},
+    {"one_gpu", "several ranks, or an a2a, on a GPU", check_one_gpu},
     {"deepep_mode", "deepep_mode normal", check_deepep_mode},
 };
 

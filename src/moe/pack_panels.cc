@@ -2,6 +2,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "moe/local_experts.h"
 #include "moe/panels.h"
 
 namespace fp4moe {
@@ -10,45 +11,6 @@ namespace {
 void copy_bias(const bf16* bias, int64_t stride, int64_t first, float* dst) {
   for (int64_t r = 0; r < kPanelRows; ++r)
     dst[r] = bias == nullptr ? 0.0f : bf16_to_float(bias[(first + r) * stride]);
-}
-
-Status check_matrix(const Fp4MatrixView& m, Fp4Format format, int64_t rows, int64_t cols, const char* name) {
-  if (m.format == format && m.rows == rows && m.cols == cols) return {};
-  const auto text = [](Fp4Format f, int64_t r, int64_t c) {
-    return std::string(fp4_format_name(f)) + " [" + std::to_string(r) + ", " + std::to_string(c) + "]";
-  };
-  return invalid_argument(std::string(name) + " is " + text(m.format, m.rows, m.cols) + ", the plan has " +
-                          text(format, rows, cols));
-}
-
-// The part of an expert that this rank has: rows of gate and up, columns of down. The down bias is added
-// once, by the first shard.
-ExpertWeightsView local_part(ExpertWeightsView w, const MoeProblem& p) {
-  const Shard part = p.local_intermediate();
-  if (is_gated(p.activation.kind)) w.gate = row_slice(w.gate, part.first, part.count);
-  w.up = row_slice(w.up, part.first, part.count);
-  w.down = column_slice(w.down, part.first, part.count);
-  if (w.gate_bias != nullptr) w.gate_bias += part.first * w.gate_up_bias_stride;
-  if (w.up_bias != nullptr) w.up_bias += part.first * w.gate_up_bias_stride;
-  if (p.layout.moe_tp_rank() != 0) w.down_bias = nullptr;
-  return w;
-}
-
-Status check_weights(const MoeProblem& p, const MoeWeightsView& weights) {
-  if (static_cast<int64_t>(weights.experts.size()) != p.num_experts)
-    return invalid_argument("weights of " + std::to_string(weights.experts.size()) +
-                            " experts, the plan has " + std::to_string(p.num_experts));
-  for (size_t e = 0; e < weights.experts.size(); ++e) {
-    const ExpertWeightsView& w = weights.experts[e];
-    const auto check = [&](const Fp4MatrixView& m, int64_t rows, int64_t cols, const char* name) {
-      return check_matrix(m, p.format, rows, cols, name).with_context("expert " + std::to_string(e));
-    };
-    if (is_gated(p.activation.kind))
-      FP4MOE_RETURN_IF_ERROR(check(w.gate, p.intermediate_size, p.hidden_size, "gate"));
-    FP4MOE_RETURN_IF_ERROR(check(w.up, p.intermediate_size, p.hidden_size, "up"));
-    FP4MOE_RETURN_IF_ERROR(check(w.down, p.hidden_size, p.intermediate_size, "down"));
-  }
-  return {};
 }
 
 // Packs group `g` of an expert's gate and up, and their biases.
@@ -67,13 +29,10 @@ void pack_gate_up(const ExpertOps& ops, const PanelGrid& grid, const ExpertWeigh
 
 Result<PackedExperts> panels_pack(const RunnerRow& row, const MoeProblem& p, const Numerics& numerics,
                                   const MoeWeightsView& weights, ThreadPool& pool) {
-  FP4MOE_RETURN_IF_ERROR(check_weights(p, weights));
   const ExpertOps& ops = row.ops();
   const PanelGrid gate_up = gate_up_grid(ops, p), down = down_grid(ops, p);
   const Shard local = p.local_experts();
-  std::vector<ExpertWeightsView> experts;
-  for (int64_t e = local.first; e < local.first + local.count; ++e)
-    experts.push_back(local_part(weights.experts[static_cast<size_t>(e)], p));
+  FP4MOE_ASSIGN_OR_RETURN(const std::vector<ExpertWeightsView> experts, local_experts(p, weights));
 
   PackedExperts packed;
   packed.numerics = numerics;

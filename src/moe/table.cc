@@ -57,12 +57,39 @@ const ExpertOps& cpu_ops() {
 }
 
 constexpr RunnerRow cpu_row(const char* name, Isa isa, EnumSet<DType> acts, const ExpertOps& (*ops)()) {
-  return {name,        DeviceKind::kCpu,     isa,       kAnyLayout,   1,
-          kAnyFormat,  kAnyScheme,           acts,      &kHostLayers, ops,
-          panels_pack, panels_scratch_bytes, panels_run};
+  return {.name = name,
+          .device = DeviceKind::kCpu,
+          .isa = isa,
+          .layouts = kAnyLayout,
+          .row_align = 1,
+          .formats = kAnyFormat,
+          .schemes = kAnyScheme,
+          .act_dtypes = acts,
+          .layers = &kHostLayers,
+          .ops = ops,
+          .pack = panels_pack,
+          .scratch_bytes = panels_scratch_bytes,
+          .run = panels_run};
+}
+
+constexpr RunnerRow gpu_row(const char* name, int min_compute, int max_compute, EnumSet<Scheme> schemes,
+                            const DeviceMoeOps* (*device_ops)()) {
+  return {.name = name,
+          .device = DeviceKind::kCuda,
+          .min_compute = min_compute,
+          .max_compute = max_compute,
+          .layouts = {BatchLayout::kPacked},
+          .row_align = 1,
+          .formats = kAnyFormat,
+          .schemes = schemes,
+          .act_dtypes = kBF16,
+          .layers = &kDeviceLayers,
+          .device_ops = device_ops};
 }
 
 constexpr RunnerRow kRunner[] = {
+    gpu_row("sm90", 90, 90, {Scheme::kW4A16, Scheme::kW4A4}, sm90_moe_ops),
+    gpu_row("cuda_mma", 80, 9999, {Scheme::kW4A16, Scheme::kW4A4}, fallback_moe_ops),
     cpu_row("cpu_avx512", Isa::kAvx512, kBF16, cpu_ops<Isa::kAvx512>),
     cpu_row("cpu_avx2", Isa::kAvx2, kBF16, cpu_ops<Isa::kAvx2>),
     cpu_row("cpu_scalar", Isa::kScalar, kBF16, cpu_ops<Isa::kScalar>),
@@ -130,6 +157,7 @@ static_assert(has_oracle());
 }  // namespace
 
 constinit const LayerMakers kHostLayers = {make_host_layer, make_host_mlp, make_host_linear};
+constinit const LayerMakers kDeviceLayers = {make_device_layer, make_device_mlp, make_device_linear};
 
 std::span<const A2aRow> a2a_rows() { return kA2a; }
 std::span<const RunnerRow> runner_rows() { return kRunner; }

@@ -10,6 +10,7 @@
 #include "base/buffer.h"
 #include "base/thread_pool.h"
 #include "io/expert_weights.h"
+#include "kernels/device_moe.h"
 #include "moe/act_scales.h"
 #include "moe/dense_mlp.h"
 #include "moe/expert_batch.h"
@@ -85,12 +86,15 @@ struct LayerMakers {
 
 // On a CPU: over ExpertOps, with any transport (host_layer.cc, dense_mlp.cc, fp4_linear.cc).
 extern const LayerMakers kHostLayers;
+// On a GPU: one rank, no transport (device_layer.cc, device_linear.cc).
+extern const LayerMakers kDeviceLayers;
 
 // What runs the experts.
 struct RunnerRow {
   const char* name;
   DeviceKind device;
   Isa isa;                       // the lowest level it runs on
+  int min_compute, max_compute;  // compute capabilities of a GPU that it runs on; 0 of a CPU
   EnumSet<BatchLayout> layouts;  // that it accepts
   int64_t row_align;             // rows of an expert that it takes at a time: moe_sort_tiles() where above 1
   EnumSet<Fp4Format> formats;
@@ -104,6 +108,8 @@ struct RunnerRow {
                                 ThreadPool&);
   int64_t (*scratch_bytes)(const MoeProblem&, const Numerics&, int64_t max_rows);
   void (*run)(const RunnerRow&, const RunnerArgs&, Arena&, ThreadPool&);
+  // Of a GPU, null else; returns null in a build without CUDA.
+  const DeviceMoeOps* (*device_ops)();
 };
 
 // A name of SGLang's: what it stands for here.
@@ -129,6 +135,14 @@ Result<std::unique_ptr<DenseMlp>> make_host_mlp(const MoePlan& plan, const MoePr
                                                 const MoeWeightsView& weights, ThreadPool& pool);
 Result<std::unique_ptr<Fp4Linear>> make_host_linear(const MoePlan& plan, const LinearWeightsView& weights,
                                                     ThreadPool& pool);
+
+Result<std::unique_ptr<MoeLayer>> make_device_layer(const MoePlan& plan, const DenseOps& ops,
+                                                    const RouterWeights& router, const MoeWeightsView& weights,
+                                                    const SharedExpertWeights* shared, ThreadPool& pool);
+Result<std::unique_ptr<DenseMlp>> make_device_mlp(const MoePlan& plan, const MoeProblem& problem,
+                                                  const MoeWeightsView& weights, ThreadPool& pool);
+Result<std::unique_ptr<Fp4Linear>> make_device_linear(const MoePlan& plan, const LinearWeightsView& weights,
+                                                      ThreadPool& pool);
 
 // Runs any table of ExpertOps over panels (pack_panels.cc, runner_panels.cc). Batches of either layout.
 Result<PackedExperts> panels_pack(const RunnerRow& row, const MoeProblem& problem, const Numerics& numerics,

@@ -1,0 +1,41 @@
+// The experts of one layer in a GPU's memory.
+#pragma once
+
+#include <cstdint>
+
+#include "base/buffer.h"
+#include "base/thread_pool.h"
+#include "io/expert_weights.h"
+#include "kernels/device_moe.h"
+#include "moe/act_scales.h"
+#include "moe/plan.h"
+#include "moe/scheme.h"
+
+namespace fp4moe {
+
+class DeviceExperts {
+ public:
+  // As RunnerRow::pack, into tiles. kDoesNotFit if the GPU's memory is too small, kUnsupported for scales that
+  // the tiles do not hold.
+  static Result<DeviceExperts> make(const MoeProblem& problem, const Numerics& numerics,
+                                    const MoeWeightsView& weights, ThreadPool& pool);
+  // One [N, K] matrix as the down projection of a single expert: hidden_size is N, intermediate_size K.
+  static Result<DeviceExperts> make_linear(const LinearWeightsView& weights, const Numerics& numerics,
+                                           ThreadPool& pool);
+
+  const TiledExperts& tiles() const { return tiles_; }
+  const Numerics& numerics() const { return numerics_; }
+  // Encode scales of w4a4's quantisers, [L] f32 in device memory: of x and of the intermediate.
+  const float* a1() const { return act_scales_.as<float>(); }
+  const float* a2() const { return a1() + tiles_.num_experts; }
+  int64_t num_bytes() const;
+
+ private:
+  Status put_scales(const std::vector<ExpertScales>& scales);
+  Status put_biases(const std::vector<ExpertWeightsView>& experts);
+  TiledExperts tiles_;
+  Numerics numerics_;
+  Buffer gate_up_, down_, gate_up_bias_, down_bias_, scales_, act_scales_;
+};
+
+}  // namespace fp4moe

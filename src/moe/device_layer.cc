@@ -1,0 +1,255 @@
+// The layers of a GPU's rows: a MoE layer of one rank, all of it asked of the current stream, without a
+// transport and without a word from the device; and a gated MLP as its only expert.
+#include <algorithm>
+#include <vector>
+
+#include "base/check.h"
+#include "device/device_memory.h"
+#include "kernels/device_router.h"
+#include "moe/device_pass.h"
+#include "moe/shared_expert.h"
+#include "moe/table.h"
+
+namespace fp4moe {
+namespace {
+
+// Counters that layer() leaves ready for its next call: zero at first.
+Result<Buffer> make_counters() {
+  FP4MOE_ASSIGN_OR_RETURN(Buffer counters, Buffer::make(kMoeCounterBytes, device_memory()));
+  const std::vector<uint8_t> zeros(kMoeCounterBytes);
+  FP4MOE_RETURN_IF_ERROR(device_memory().upload(counters.data(), zeros.data(), kMoeCounterBytes));
+  return counters;
+}
+
+// Experts and what running them takes: shared by routed experts and MLPs.
+class ExpertRunner {
+ public:
+  static Result<ExpertRunner> make(const DeviceMoeOps& ops, DeviceExperts experts) {
+    ExpertRunner runner;
+    runner.ops_ = &ops;
+    runner.experts_ = std::move(experts);
+    FP4MOE_ASSIGN_OR_RETURN(runner.counters_, make_counters());
+    return runner;
+  }
+
+  int64_t weight_bytes() const { return experts_.num_bytes(); }
+  int64_t scratch_bytes(int64_t max_tokens, int64_t topk) const {
+    const TiledExperts& t = experts_.tiles();
+    if (is_w4a16()) return Arena::padded(ops_->layer_workspace_bytes(t, max_tokens, topk));
+    return device_rows_bytes(max_tokens * topk, t.num_experts) +
+           quantised_pass_bytes(experts_, max_tokens, topk);
+  }
+
+  // out [T, H] (+)= the experts' weighted sums for x [T, H] bf16; weights null: 1.
+  void run(const ActRows& x, const DeviceSlots& slots, const float* weights, float* out, bool accumulate,
+           Arena& scratch) const {
+    const TiledExperts& t = experts_.tiles();
+    const int64_t mark = scratch.used_bytes();
+    if (is_w4a16()) {
+      ops_->layer({.experts = t,
+                   .x = static_cast<const bf16*>(x.data),
+                   .ids = slots.ids,
+                   .weights = weights,
+                   .num_tokens = slots.num_tokens,
+                   .topk = slots.topk,
+                   .first_expert = slots.first_expert,
+                   .out = out,
+                   .accumulate = accumulate,
+                   .counters = counters_.data(),
+                   .workspace = scratch.take<uint8_t>(
+                       ops_->layer_workspace_bytes(t, slots.num_tokens, slots.topk))});
+    } else {
+      const DeviceRows rows = sort_rows(*ops_, slots, t.num_experts, scratch);
+      const float* y = quantised_pass(*ops_, experts_, slots, rows, x, scratch);
+      ops_->combine({.y = y,
+                     .row_of_slot = rows.row_of_slot,
+                     .weights = weights,
+                     .num_tokens = slots.num_tokens,
+                     .topk = slots.topk,
+                     .hidden_size = t.hidden_size,
+                     .out = out,
+                     .accumulate = accumulate});
+    }
+    scratch.rewind(mark);
+  }
+
+ private:
+  bool is_w4a16() const { return experts_.numerics().scheme == Scheme::kW4A16; }
+  const DeviceMoeOps* ops_ = nullptr;
+  DeviceExperts experts_;
+  Buffer counters_;
+};
+
+// The router's weights there.
+struct DeviceRouter {
+  Buffer weight, bias, correction_bias;  // [E, H] bf16, [E] f32 or empty, [E] f32 or empty
+  RoutingRule rule;
+  int64_t hidden_size = 0;
+
+  int64_t scratch_bytes(int64_t max_tokens) const {
+    return Arena::padded(max_tokens * rule.num_experts * 4) + 2 * Arena::padded(max_tokens * rule.top_k * 4);
+  }
+  Routes route(const DeviceMoeOps& ops, const float* x, int64_t num_tokens, Arena& scratch) const {
+    float* logits = scratch.take<float>(num_tokens * rule.num_experts);
+    const Routes routes = {scratch.take<int32_t>(num_tokens * rule.top_k),
+                           scratch.take<float>(num_tokens * rule.top_k)};
+    ops.route({.x = x,
+               .weight = weight.as<bf16>(),
+               .bias = bias.as<float>(),
+               .correction_bias = correction_bias.as<float>(),
+               .num_tokens = num_tokens,
+               .hidden_size = hidden_size,
+               .rule = rule,
+               .logits = logits,
+               .ids = routes.ids,
+               .weights = routes.weights});
+    return routes;
+  }
+};
+
+Result<DeviceRouter> make_router(const RouterWeights& weights, const RouterShape& shape, const DenseOps& ops) {
+  FP4MOE_RETURN_IF_ERROR(check_router(weights, shape));
+  const auto put = [&](const void* data, int64_t num_bytes) -> Result<Buffer> {
+    FP4MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::make(num_bytes, ops.memory()));
+    if (num_bytes > 0) FP4MOE_RETURN_IF_ERROR(ops.memory().upload(buffer.data(), data, num_bytes));
+    return buffer;
+  };
+  const auto put_floats = [&](const std::vector<float>& v) {
+    return put(v.data(), std::ssize(v) * int64_t{sizeof(float)});
+  };
+  DeviceRouter router;
+  router.hidden_size = shape.hidden_size;
+  router.rule = routing_rule(weights, shape);
+  FP4MOE_ASSIGN_OR_RETURN(router.weight, put(weights.weight, shape.num_experts * shape.hidden_size * 2));
+  FP4MOE_ASSIGN_OR_RETURN(router.bias, put_floats(weights.bias));
+  FP4MOE_ASSIGN_OR_RETURN(router.correction_bias, put_floats(weights.correction_bias));
+  return router;
+}
+
+class DeviceLayer final : public MoeLayer {
+ public:
+  DeviceLayer(const DenseOps& dense, const DeviceMoeOps& ops, DeviceRouter router, ExpertRunner experts,
+              SharedExpert shared)
+      : dense_(dense),
+        ops_(ops),
+        router_(std::move(router)),
+        experts_(std::move(experts)),
+        shared_(std::move(shared)) {}
+
+  int64_t scratch_bytes(int64_t max_tokens, const Transport&) const override {
+    const int64_t shared = shared_.exists() ? Arena::padded(max_tokens * router_.hidden_size * 4) +
+                                                  shared_.scratch_bytes(max_tokens)
+                                            : 0;
+    return router_.scratch_bytes(max_tokens) +
+           std::max(experts_.scratch_bytes(max_tokens, router_.rule.top_k), shared);
+  }
+  int64_t weight_bytes() const override {
+    return router_.weight.num_bytes() + experts_.weight_bytes() + shared_.weight_bytes();
+  }
+
+  Status forward(const MoeForwardArgs& args, Transport&, Arena& scratch, ThreadPool& pool) const override {
+    const int64_t t = args.x.rows;
+    const Routes routes = router_.route(ops_, args.router_x, t, scratch);
+    experts_.run(args.x, {routes.ids, t, router_.rule.top_k}, routes.weights, args.residual,
+                 /*accumulate=*/true, scratch);
+    if (!shared_.exists()) return {};
+    float* out = scratch.take<float>(t * args.x.cols);
+    shared_.forward(args.x, args.router_x, out, scratch, pool);
+    dense_.add({out, args.residual, t * args.x.cols}, pool);
+    return {};
+  }
+
+ private:
+  const DenseOps& dense_;
+  const DeviceMoeOps& ops_;
+  DeviceRouter router_;
+  ExpertRunner experts_;
+  SharedExpert shared_;
+};
+
+class DeviceMlp final : public DenseMlp {
+ public:
+  explicit DeviceMlp(ExpertRunner expert) : expert_(std::move(expert)) {}
+  int64_t scratch_bytes(int64_t max_tokens) const override { return expert_.scratch_bytes(max_tokens, 1); }
+  int64_t weight_bytes() const override { return expert_.weight_bytes(); }
+  void forward(const ActRows& x, float* out, Arena& scratch, ThreadPool&) const override {
+    expert_.run(x, {nullptr, x.rows}, nullptr, out, /*accumulate=*/false, scratch);
+  }
+
+ private:
+  ExpertRunner expert_;
+};
+
+// One FP4 matrix by the down GEMM; its rows are the tokens in order.
+class DeviceLinear final : public Fp4Linear {
+ public:
+  DeviceLinear(const DenseOps& dense, const DeviceMoeOps& ops, DeviceExperts weights)
+      : dense_(dense), ops_(ops), weights_(std::move(weights)) {}
+  int64_t scratch_bytes(int64_t max_tokens) const override {
+    return device_rows_bytes(max_tokens, 1) + quantised_rows_bytes(max_tokens, weights_.tiles().intermediate_size) +
+           Arena::padded(max_tokens * weights_.tiles().hidden_size * 4);
+  }
+  int64_t weight_bytes() const override { return weights_.num_bytes(); }
+  void forward(const ActRows& x, float* out, int64_t out_stride, bool accumulate, Arena& scratch,
+               ThreadPool& pool) const override {
+    const int64_t n = weights_.tiles().hidden_size;
+    FP4MOE_CHECK(out_stride == n, "rows of a GPU's linear layer lie side by side");
+    const DeviceSlots slots = {nullptr, x.rows};
+    const DeviceRows rows = sort_rows(ops_, slots, 1, scratch);
+    const bool quantised = weights_.numerics().scheme != Scheme::kW4A16;
+    const DeviceOperand in = quantised ? quantise_rows(ops_, weights_, x, scratch) : DeviceOperand{x};
+    float* y = accumulate ? scratch.take<float>(x.rows * n) : out;
+    ops_.down({.experts = weights_.tiles(),
+               .rows = rows,
+               .num_tokens = x.rows,
+               .h = in.rows,
+               .h_row_scales = in.row_scales,
+               .y = y});
+    if (accumulate) dense_.add({y, out, x.rows * n}, pool);
+  }
+
+ private:
+  const DenseOps& dense_;
+  const DeviceMoeOps& ops_;
+  DeviceExperts weights_;
+};
+
+const DeviceMoeOps& ops_of(const MoePlan& plan) {
+  const DeviceMoeOps* ops = plan.runner()->device_ops();
+  FP4MOE_CHECK(ops != nullptr, "a plan for a GPU in a build without CUDA");
+  return *ops;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<MoeLayer>> make_device_layer(const MoePlan& plan, const DenseOps& ops,
+                                                    const RouterWeights& router, const MoeWeightsView& weights,
+                                                    const SharedExpertWeights* shared, ThreadPool& pool) {
+  const MoeProblem& p = plan.problem();
+  FP4MOE_ASSIGN_OR_RETURN(DeviceRouter gate,
+                          make_router(router, {p.num_experts, p.hidden_size, p.top_k}, ops));
+  FP4MOE_ASSIGN_OR_RETURN(DeviceExperts experts, DeviceExperts::make(p, plan.numerics(), weights, pool));
+  FP4MOE_ASSIGN_OR_RETURN(ExpertRunner runner, ExpertRunner::make(ops_of(plan), std::move(experts)));
+  SharedExpert shared_expert;
+  if (shared != nullptr) {
+    FP4MOE_ASSIGN_OR_RETURN(shared_expert, SharedExpert::make(plan, ops, *shared, pool));
+  }
+  return std::unique_ptr<MoeLayer>(std::make_unique<DeviceLayer>(
+      ops, ops_of(plan), std::move(gate), std::move(runner), std::move(shared_expert)));
+}
+
+Result<std::unique_ptr<DenseMlp>> make_device_mlp(const MoePlan& plan, const MoeProblem& problem,
+                                                  const MoeWeightsView& weights, ThreadPool& pool) {
+  FP4MOE_ASSIGN_OR_RETURN(DeviceExperts expert, DeviceExperts::make(problem, plan.numerics(), weights, pool));
+  FP4MOE_ASSIGN_OR_RETURN(ExpertRunner runner, ExpertRunner::make(ops_of(plan), std::move(expert)));
+  return std::unique_ptr<DenseMlp>(std::make_unique<DeviceMlp>(std::move(runner)));
+}
+
+Result<std::unique_ptr<Fp4Linear>> make_device_linear(const MoePlan& plan, const LinearWeightsView& weights,
+                                                      ThreadPool& pool) {
+  FP4MOE_ASSIGN_OR_RETURN(DeviceExperts matrix, DeviceExperts::make_linear(weights, plan.numerics(), pool));
+  return std::unique_ptr<Fp4Linear>(
+      std::make_unique<DeviceLinear>(*cuda_dense_ops(), ops_of(plan), std::move(matrix)));
+}
+
+}  // namespace fp4moe
