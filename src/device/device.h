@@ -17,8 +17,8 @@ struct DeviceChoice {
   int compute_capability = 0;  // of the GPU: 10 major + minor
 };
 
-// auto | cpu | cuda. auto is a GPU that this build can use, else the CPU. kUnsupported for cuda without one, saying
-// why; kInvalidArgument for any other name.
+// auto | cpu | cuda. auto is a GPU that this build can use, else the CPU. kUnsupported for cuda without one,
+// saying why; kInvalidArgument for any other name.
 Result<DeviceChoice> resolve_device(std::string_view name);
 
 }  // namespace fp4moe

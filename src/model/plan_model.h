@@ -15,8 +15,8 @@ namespace fp4moe {
 struct ModelPlan {
   DType act_dtype = DType::kBF16;
   Isa isa = Isa::kScalar;  // of the dense ops
-  MoePlan moe;  // its problem says on which device
-  EngineConfig flags;  // resolved: no automatic choice that resolve_flags() makes is left open
+  MoePlan moe;             // its problem says on which device
+  EngineConfig flags;      // resolved: no automatic choice that resolve_flags() makes is left open
 };
 
 // Resolves the flags, says in the log what was chosen for the user, and plans. kInvalidArgument: a flag's

@@ -15,8 +15,8 @@ namespace fp4moe {
 
 class DeviceExperts {
  public:
-  // As RunnerRow::pack, into tiles. kDoesNotFit if the GPU's memory is too small, kUnsupported for scales that
-  // the tiles do not hold.
+  // As RunnerRow::pack, into tiles. kDoesNotFit if the GPU's memory is too small, kUnsupported for scales
+  // that the tiles do not hold.
   static Result<DeviceExperts> make(const MoeProblem& problem, const Numerics& numerics,
                                     const MoeWeightsView& weights, ThreadPool& pool);
   // One [N, K] matrix as the down projection of a single expert: hidden_size is N, intermediate_size K.

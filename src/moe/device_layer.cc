@@ -46,18 +46,18 @@ class ExpertRunner {
     const TiledExperts& t = experts_.tiles();
     const int64_t mark = scratch.used_bytes();
     if (is_w4a16()) {
-      ops_->layer({.experts = t,
-                   .x = static_cast<const bf16*>(x.data),
-                   .ids = slots.ids,
-                   .weights = weights,
-                   .num_tokens = slots.num_tokens,
-                   .topk = slots.topk,
-                   .first_expert = slots.first_expert,
-                   .out = out,
-                   .accumulate = accumulate,
-                   .counters = counters_.data(),
-                   .workspace = scratch.take<uint8_t>(
-                       ops_->layer_workspace_bytes(t, slots.num_tokens, slots.topk))});
+      ops_->layer(
+          {.experts = t,
+           .x = static_cast<const bf16*>(x.data),
+           .ids = slots.ids,
+           .weights = weights,
+           .num_tokens = slots.num_tokens,
+           .topk = slots.topk,
+           .first_expert = slots.first_expert,
+           .out = out,
+           .accumulate = accumulate,
+           .counters = counters_.data(),
+           .workspace = scratch.take<uint8_t>(ops_->layer_workspace_bytes(t, slots.num_tokens, slots.topk))});
     } else {
       const DeviceRows rows = sort_rows(*ops_, slots, t.num_experts, scratch);
       const float* y = quantised_pass(*ops_, experts_, slots, rows, x, scratch);
@@ -107,7 +107,8 @@ struct DeviceRouter {
   }
 };
 
-Result<DeviceRouter> make_router(const RouterWeights& weights, const RouterShape& shape, const DenseOps& ops) {
+Result<DeviceRouter> make_router(const RouterWeights& weights, const RouterShape& shape,
+                                 const DenseOps& ops) {
   FP4MOE_RETURN_IF_ERROR(check_router(weights, shape));
   const auto put = [&](const void* data, int64_t num_bytes) -> Result<Buffer> {
     FP4MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::make(num_bytes, ops.memory()));
@@ -186,7 +187,8 @@ class DeviceLinear final : public Fp4Linear {
   DeviceLinear(const DenseOps& dense, const DeviceMoeOps& ops, DeviceExperts weights)
       : dense_(dense), ops_(ops), weights_(std::move(weights)) {}
   int64_t scratch_bytes(int64_t max_tokens) const override {
-    return device_rows_bytes(max_tokens, 1) + quantised_rows_bytes(max_tokens, weights_.tiles().intermediate_size) +
+    return device_rows_bytes(max_tokens, 1) +
+           quantised_rows_bytes(max_tokens, weights_.tiles().intermediate_size) +
            Arena::padded(max_tokens * weights_.tiles().hidden_size * 4);
   }
   int64_t weight_bytes() const override { return weights_.num_bytes(); }
@@ -223,7 +225,8 @@ const DeviceMoeOps& ops_of(const MoePlan& plan) {
 }  // namespace
 
 Result<std::unique_ptr<MoeLayer>> make_device_layer(const MoePlan& plan, const DenseOps& ops,
-                                                    const RouterWeights& router, const MoeWeightsView& weights,
+                                                    const RouterWeights& router,
+                                                    const MoeWeightsView& weights,
                                                     const SharedExpertWeights* shared, ThreadPool& pool) {
   const MoeProblem& p = plan.problem();
   FP4MOE_ASSIGN_OR_RETURN(DeviceRouter gate,

@@ -8,8 +8,10 @@
 
 namespace fp4moe {
 
-// weights are those of all E experts, whole. The result: this rank's experts, of each its rows of gate and up and
-// its columns of down; the down bias only on the first shard. kInvalidArgument where sizes are not the plan's.
-Result<std::vector<ExpertWeightsView>> local_experts(const MoeProblem& problem, const MoeWeightsView& weights);
+// weights are those of all E experts, whole. The result: this rank's experts, of each its rows of gate and up
+// and its columns of down; the down bias only on the first shard. kInvalidArgument where sizes are not the
+// plan's.
+Result<std::vector<ExpertWeightsView>> local_experts(const MoeProblem& problem,
+                                                     const MoeWeightsView& weights);
 
 }  // namespace fp4moe

@@ -157,9 +157,11 @@ std::string why_not(const RunnerRow& row, const MoeProblem& p, Scheme scheme, co
   if (row.device != p.device)
     return std::string("runs on ") + device_kind_name(row.device) + ", the device is " +
            device_kind_name(p.device);
-  if (row.device == DeviceKind::kCuda && (p.compute_capability < row.min_compute || p.compute_capability > row.max_compute))
+  if (row.device == DeviceKind::kCuda &&
+      (p.compute_capability < row.min_compute || p.compute_capability > row.max_compute))
     return "needs compute capability " + capability(row.min_compute) +
-           (row.max_compute == row.min_compute ? "" : " or more") + ", this GPU has " + capability(p.compute_capability);
+           (row.max_compute == row.min_compute ? "" : " or more") + ", this GPU has " +
+           capability(p.compute_capability);
   if (row.device == DeviceKind::kCuda && p.intermediate_size % 32 != 0)
     return "needs intermediate_size in multiples of 32, not " + number(p.intermediate_size);
   if (row.isa > p.isa)

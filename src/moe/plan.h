@@ -30,9 +30,9 @@ struct MoeProblem {
   Activation activation;
   DType act_dtype = DType::kBF16;  // kBF16 or kF32
   DeviceKind device = DeviceKind::kCpu;
-  Isa isa = best_isa();  // the best level this CPU runs
+  Isa isa = best_isa();        // the best level this CPU runs
   int compute_capability = 0;  // of the GPU: 10 major + minor; 0 with device cpu
-  RankLayout layout;     // which rank this is; sizes above are the whole model's
+  RankLayout layout;           // which rank this is; sizes above are the whole model's
 
   // This rank's experts, and its part of each expert's I (cut in whole scale blocks).
   Shard local_experts() const { return shard_blocks(num_experts, 1, layout.ep, layout.ep_rank()); }

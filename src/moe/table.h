@@ -137,7 +137,8 @@ Result<std::unique_ptr<Fp4Linear>> make_host_linear(const MoePlan& plan, const L
                                                     ThreadPool& pool);
 
 Result<std::unique_ptr<MoeLayer>> make_device_layer(const MoePlan& plan, const DenseOps& ops,
-                                                    const RouterWeights& router, const MoeWeightsView& weights,
+                                                    const RouterWeights& router,
+                                                    const MoeWeightsView& weights,
                                                     const SharedExpertWeights* shared, ThreadPool& pool);
 Result<std::unique_ptr<DenseMlp>> make_device_mlp(const MoePlan& plan, const MoeProblem& problem,
                                                   const MoeWeightsView& weights, ThreadPool& pool);

@@ -54,8 +54,9 @@ TEST_P(RowOps, CopyHeadsMovesEachHeadAndNothingElse) {
   const int64_t tokens = 19, heads = 3, n = 4, x_head = 6, out_head = 10;
   const std::vector<float> x = random_floats(tokens * heads * x_head, 4);
   std::vector<float> out(static_cast<size_t>(tokens * heads * out_head), kNaN);
-  ops().copy_heads({x.data() + 2, heads * x_head, x_head, out.data() + 5, heads * out_head, out_head, tokens, n, 3},
-                   pool_);
+  ops().copy_heads(
+      {x.data() + 2, heads * x_head, x_head, out.data() + 5, heads * out_head, out_head, tokens, n, 3},
+      pool_);
   for (int64_t i = 0; i < tokens * heads; ++i)
     for (int64_t c = 0; c < out_head; ++c) {
       const float got = out[static_cast<size_t>(i * out_head + c)];
@@ -91,8 +92,17 @@ TEST_P(RowOps, HeadLinearScalesItsSums) {
   pack_linear_weight(weight.data(), n, k, ops().linear_layout, panels.data(), pool_);
   const std::vector<float> x = random_floats(3 * k, 9);
   std::vector<float> plain(3 * n, kNaN), scaled(3 * n, kNaN);
-  HeadLinearArgs args{.x = x.data(), .x_stride = k, .x_head_stride = k, .weight = panels.data(), .out = plain.data(),
-                      .out_stride = n, .out_head_stride = n, .num_tokens = 3, .n = n, .k = k, .num_heads = 1};
+  HeadLinearArgs args{.x = x.data(),
+                      .x_stride = k,
+                      .x_head_stride = k,
+                      .weight = panels.data(),
+                      .out = plain.data(),
+                      .out_stride = n,
+                      .out_head_stride = n,
+                      .num_tokens = 3,
+                      .n = n,
+                      .k = k,
+                      .num_heads = 1};
   ops().head_linear(args, pool_);
   args.out = scaled.data();
   args.scale = 0.25f;

@@ -1,6 +1,8 @@
 // Random experts and router, as a checkpoint would hold them, for the tests of runners and layers.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <memory>
 #include <vector>
 
@@ -63,6 +65,62 @@ class ExpertsCase {
 
   std::vector<std::unique_ptr<Fp4Matrix>> matrices_;
   std::vector<std::unique_ptr<std::vector<bf16>>> biases_;
+};
+
+// Experts with a router.
+class LayerCase : public ExpertsCase {
+ public:
+  LayerCase(const LayerSize& size, Fp4Format format, ActivationKind kind) : ExpertsCase(size, format, kind) {
+    router_weight_ = to_bf16(random.normal(size.num_experts * size.hidden, 0.2f));
+    router.weight = router_weight_.data();
+  }
+
+  // Values that bf16 does not hold: the router sees them, the experts their rounding.
+  std::vector<float> tokens(int64_t n) { return random.normal(n * problem.hidden_size); }
+
+  // A residual to add to.
+  std::vector<float> ramp(int64_t n) const {
+    std::vector<float> residual;
+    for (int64_t i = 0; i < n * problem.hidden_size; ++i)
+      residual.push_back(0.001f * static_cast<float>(i % problem.hidden_size));
+    return residual;
+  }
+
+  std::unique_ptr<MoeLayer> make(const char* runner, DType dtype, ThreadPool& pool) const {
+    MoeProblem p = problem;
+    p.act_dtype = dtype;
+    const Result<MoePlan> plan = plan_moe(p, {.runner = runner});
+    EXPECT_TRUE(plan.ok()) << plan.status().to_string();
+    EXPECT_STREQ(plan->runner()->name, runner);
+    auto layer = MoeLayer::make(*plan, ref_dense_ops(), router, weights, nullptr, pool);
+    EXPECT_TRUE(layer.ok()) << layer.status().to_string();
+    return std::move(*layer);
+  }
+
+  // residual + layer(x); the residual is a ramp, so that adding to it is seen.
+  std::vector<float> run(const MoeLayer& layer, DType dtype, const std::vector<float>& x,
+                         ThreadPool& pool) const {
+    const int64_t tokens = static_cast<int64_t>(x.size()) / problem.hidden_size;
+    ActBuffer act(dtype, tokens, problem.hidden_size, x);
+    std::vector<float> residual = ramp(tokens);
+    MoeProblem p = problem;
+    p.act_dtype = dtype;
+    const auto transport = std::move(*make_transport(*plan_moe(p, {}), {.max_group_rows = tokens}));
+    Arena scratch = std::move(*Arena::make(layer.scratch_bytes(tokens, *transport)));
+    EXPECT_TRUE(layer.forward({0, act.view(), x.data(), residual.data()}, *transport, scratch, pool).ok());
+    return residual;
+  }
+
+  std::vector<float> run(const char* runner, DType dtype, const std::vector<float>& x,
+                         int threads = 2) const {
+    ThreadPool pool(threads);
+    return run(*make(runner, dtype, pool), dtype, x, pool);
+  }
+
+  RouterWeights router;
+
+ private:
+  std::vector<bf16> router_weight_;
 };
 
 }  // namespace fp4moe

@@ -59,7 +59,10 @@ TEST(PlanTest, Float32ActivationsRunOnTheOracle) {
 TEST(PlanTest, EveryRowCanBeForcedAndForcingTakesEffect) {
   for (const RunnerRow& row : runner_rows()) {
     for (Fp4Format format : {Fp4Format::kMxfp4, Fp4Format::kNvfp4}) {
-      const MoePlan made = plan(problem(format), {.runner = row.name});
+      MoeProblem p = problem(format);
+      p.device = row.device;
+      p.compute_capability = row.max_compute;
+      const MoePlan made = plan(p, {.runner = row.name});
       EXPECT_STREQ(made.runner()->name, row.name);
       EXPECT_EQ(made.verdicts().size(), runner_rows().size() - 1 + a2a_rows().size() - 1);
     }

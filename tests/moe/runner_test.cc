@@ -1,6 +1,8 @@
 // Every runner row x format x numerics x batch layout, forced, against the oracle of plain loops.
 #include <gtest/gtest.h>
 
+#include <ranges>
+
 #include <tuple>
 
 #include "kernels/act_quant.h"
@@ -166,9 +168,15 @@ class RunnerTest : public testing::TestWithParam<std::tuple<const RunnerRow*, Fp
   ExpertsCase small_case() const { return {{64, 96, 5, 2}, format(), ActivationKind::kSwigluOai}; }
 };
 
+// GPU rows: device_layer_test.cc.
+auto cpu_rows() {
+  return runner_rows() |
+         std::views::filter([](const RunnerRow& row) { return row.device == DeviceKind::kCpu; });
+}
+
 std::vector<std::tuple<const RunnerRow*, Fp4Format, NamedNumerics>> all_params() {
   std::vector<std::tuple<const RunnerRow*, Fp4Format, NamedNumerics>> params;
-  for (const RunnerRow& row : runner_rows())
+  for (const RunnerRow& row : cpu_rows())
     for (Fp4Format format : {Fp4Format::kMxfp4, Fp4Format::kNvfp4})
       for (const NamedNumerics& n : kNumerics)
         if (format == Fp4Format::kNvfp4 || n.numerics.scheme != Scheme::kW4A4)
@@ -376,7 +384,7 @@ TEST(RunnerNumericsTest, EveryNumericsIsItsOwn) {
 // ---- shapes that peers test -----------------------------------------------------------------------
 
 const RunnerRow& best_row() {
-  for (const RunnerRow& row : runner_rows())
+  for (const RunnerRow& row : cpu_rows())
     if (isa_available(row.isa)) return row;
   return runner_rows().back();
 }

@@ -1,0 +1,229 @@
+// Whole layers on every GPU row of the table, against the oracle row on a CPU: routed experts, a shared
+// expert, MLPs and linear layers.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "device/device.h"
+#include "device/device_memory.h"
+#include "device/stream.h"
+#include "moe/layer_case.h"
+#include "support/compare.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr int64_t kCanary = 64;  // floats behind an output
+
+struct NamedNumerics {
+  const char* name;
+  const char* fp4_compute;
+  const char* act_scales;
+  double budget;  // relative L2 against the oracle; w4a4: codes flip where sums differ in the last bits
+};
+constexpr NamedNumerics kNumerics[] = {{"w4a16", "w4a16", "auto", 3e-3},
+                                       {"w4a4_static", "w4a4", "static", 3e-2},
+                                       {"w4a4_per_token", "w4a4", "per_token", 3e-2}};
+
+// Values in the GPU's memory, NaN behind them.
+class DeviceFloats {
+ public:
+  explicit DeviceFloats(std::vector<float> values) : size_(std::ssize(values)) {
+    values.resize(values.size() + kCanary, kNaN);
+    buffer_ = std::move(*Buffer::make(std::ssize(values) * 4, device_memory()));
+    EXPECT_TRUE(device_memory().upload(buffer_.data(), values.data(), buffer_.num_bytes()).ok());
+  }
+  float* data() const { return buffer_.as<float>(); }
+  std::vector<float> read() const {
+    std::vector<float> values(static_cast<size_t>(size_ + kCanary));
+    EXPECT_TRUE(device_memory().download(values.data(), buffer_.data(), buffer_.num_bytes()).ok());
+    for (int64_t i = size_; i < size_ + kCanary; ++i)
+      EXPECT_TRUE(std::isnan(values[static_cast<size_t>(i)])) << "written past the end";
+    values.resize(static_cast<size_t>(size_));
+    return values;
+  }
+
+ private:
+  int64_t size_;
+  Buffer buffer_;
+};
+
+Buffer put(const void* data, int64_t num_bytes) {
+  Buffer buffer = std::move(*Buffer::make(std::max<int64_t>(num_bytes, 1), device_memory()));
+  EXPECT_TRUE(device_memory().upload(buffer.data(), data, num_bytes).ok());
+  return buffer;
+}
+
+// A shared expert's weights, FP4 or bf16.
+struct MlpCase {
+  MlpCase(Fp4Format format, bool is_fp4, int64_t hidden, int64_t intermediate)
+      : experts({hidden, intermediate, 1, 1}, format, ActivationKind::kSilu, 7) {
+    const ExpertWeightsView& w = experts.weights.experts[0];
+    view = {hidden, intermediate, {}, {}, {}};
+    const auto fill = [&](LinearWeightsView& to, const Fp4MatrixView& fp4, float scale) {
+      to.n = fp4.rows;
+      to.k = fp4.cols;
+      to.is_fp4 = is_fp4;
+      to.fp4 = fp4;
+      to.input_scale = scale;
+      values.push_back(to_bf16(experts.random.normal(fp4.rows * fp4.cols, 0.1f)));
+    };
+    fill(view.gate, w.gate, w.gate_input_scale);
+    fill(view.up, w.up, w.up_input_scale);
+    fill(view.down, w.down, w.down_input_scale);
+    if (is_fp4) return;
+    view.gate.weight = values[0].data();
+    view.up.weight = values[1].data();
+    view.down.weight = values[2].data();
+  }
+
+  ExpertsCase experts;
+  std::vector<std::vector<bf16>> values;
+  MlpWeightsView view;
+};
+
+class DeviceLayerTest
+    : public testing::TestWithParam<std::tuple<const RunnerRow*, Fp4Format, NamedNumerics>> {
+ protected:
+  const RunnerRow& row() const { return *std::get<0>(GetParam()); }
+  Fp4Format format() const { return std::get<1>(GetParam()); }
+  const NamedNumerics& numerics() const { return std::get<2>(GetParam()); }
+
+  void SetUp() override {
+    const DeviceChoice device = *resolve_device("cuda");
+    if (device.compute_capability < row().min_compute || device.compute_capability > row().max_compute)
+      GTEST_SKIP() << "this GPU does not run " << row().name;
+    compute_capability_ = device.compute_capability;
+    stream_ = std::move(*Stream::make());
+  }
+
+  MoePlan plan(MoeProblem p) const {
+    p.device = DeviceKind::kCuda;
+    p.compute_capability = compute_capability_;
+    Result<MoePlan> made = plan_moe(
+        p,
+        {.runner = row().name, .fp4_compute = numerics().fp4_compute, .act_scales = numerics().act_scales});
+    EXPECT_TRUE(made.ok()) << made.status().to_string();
+    return std::move(*made);
+  }
+  MoePlan oracle_plan(const MoeProblem& p) const {
+    return std::move(*plan_moe(
+        p, {.runner = "ref", .fp4_compute = numerics().fp4_compute, .act_scales = numerics().act_scales}));
+  }
+
+  // residual + layer(x), the residual a ramp.
+  std::vector<float> on_gpu(LayerCase& c, const std::vector<float>& x, const SharedExpertWeights* shared) {
+    const MoePlan p = plan(c.problem);
+    StreamScope scope(stream_);
+    auto layer = MoeLayer::make(p, *cuda_dense_ops(), c.router, c.weights, shared, pool_);
+    EXPECT_TRUE(layer.ok()) << layer.status().to_string();
+    const int64_t tokens = std::ssize(x) / c.problem.hidden_size;
+    const auto transport = std::move(*make_transport(p, {.max_group_rows = tokens}));
+    const std::vector<bf16> rounded = to_bf16(x);
+    const Buffer act = put(rounded.data(), std::ssize(rounded) * 2),
+                 router_x = put(x.data(), std::ssize(x) * 4);
+    const DeviceFloats residual(c.ramp(tokens));
+    const int64_t scratch_bytes = (*layer)->scratch_bytes(tokens, *transport);
+    Arena scratch = std::move(*Arena::make(scratch_bytes, device_memory()));
+    const std::vector<uint8_t> poison(static_cast<size_t>(scratch_bytes), 0xff);
+    if (scratch_bytes > 0)
+      EXPECT_TRUE(
+          device_memory().upload(scratch.take<uint8_t>(scratch_bytes), poison.data(), scratch_bytes).ok());
+    std::vector<float> first;
+    for (int repeat = 0; repeat < 3; ++repeat) {  // the same bits, and counters left ready
+      const DeviceFloats again(c.ramp(tokens));
+      scratch.reset();
+      const ActRows rows = {act.data(), DType::kBF16, tokens, c.problem.hidden_size};
+      EXPECT_TRUE(
+          (*layer)->forward({0, rows, router_x.as<float>(), again.data()}, *transport, scratch, pool_).ok());
+      EXPECT_TRUE(stream_.synchronize().ok());
+      const std::vector<float> out = again.read();
+      if (repeat == 0) first = out;
+      EXPECT_TRUE(same_bits(out, first));
+    }
+    return first;
+  }
+
+  std::vector<float> on_cpu(LayerCase& c, const std::vector<float>& x, const SharedExpertWeights* shared) {
+    const MoePlan p = oracle_plan(c.problem);
+    auto layer = std::move(*MoeLayer::make(p, ref_dense_ops(), c.router, c.weights, shared, pool_));
+    return c.run(*layer, DType::kBF16, x, pool_);
+  }
+
+  Stream stream_;
+  ThreadPool pool_{2};
+  int compute_capability_ = 0;
+};
+
+TEST_P(DeviceLayerTest, AgreesWithTheOracle) {
+  for (const LayerSize size : {LayerSize{64, 96, 5, 2}, {160, 32, 8, 4}, {288, 160, 3, 1}, {512, 256, 32, 8}})
+    for (const int64_t tokens : {1, 3, 7, 33, 130}) {
+      LayerCase c(size, format(), ActivationKind::kSwigluOai);
+      const std::vector<float> x = c.tokens(tokens);
+      EXPECT_TRUE(within_relative_l2(on_gpu(c, x, nullptr), on_cpu(c, x, nullptr), numerics().budget))
+          << size.hidden << " x " << size.intermediate << ", tokens " << tokens;
+    }
+}
+
+TEST_P(DeviceLayerTest, EveryActivation) {
+  for (const ActivationKind kind :
+       {ActivationKind::kSwigluOai, ActivationKind::kSilu, ActivationKind::kRelu2}) {
+    LayerCase c({96, 64, 6, 3}, format(), kind);
+    const std::vector<float> x = c.tokens(20);
+    EXPECT_TRUE(within_relative_l2(on_gpu(c, x, nullptr), on_cpu(c, x, nullptr), numerics().budget));
+  }
+}
+
+TEST_P(DeviceLayerTest, ASharedExpertOfEitherPrecisionIsAdded) {
+  for (const bool fp4 : {false, true}) {
+    LayerCase c({128, 64, 4, 2}, format(), ActivationKind::kSilu);
+    const MlpCase mlp(format(), fp4, 128, 96);
+    const std::vector<bf16> gate = to_bf16(c.random.normal(128, 0.3f));
+    const SharedExpertWeights shared{mlp.view, gate.data()};
+    const std::vector<float> x = c.tokens(9);
+    EXPECT_TRUE(within_relative_l2(on_gpu(c, x, &shared), on_cpu(c, x, &shared), numerics().budget));
+  }
+}
+
+TEST_P(DeviceLayerTest, NaNStaysInItsToken) {
+  LayerCase c({64, 64, 4, 2}, format(), ActivationKind::kSilu);
+  std::vector<float> x = c.tokens(12);
+  const std::vector<float> clean = on_gpu(c, x, nullptr);
+  x[5 * 64 + 3] = kNaN;
+  const std::vector<float> got = on_gpu(c, x, nullptr);
+  for (size_t i = 0; i < got.size(); ++i)
+    if (i / 64 == 5)
+      EXPECT_TRUE(std::isnan(got[i])) << i;
+    else
+      EXPECT_EQ(got[i], clean[i]) << i;
+}
+
+TEST_P(DeviceLayerTest, NoTokensAreLegal) {
+  LayerCase c({64, 64, 4, 2}, format(), ActivationKind::kSilu);
+  EXPECT_TRUE(on_gpu(c, {}, nullptr).empty());
+}
+
+std::vector<std::tuple<const RunnerRow*, Fp4Format, NamedNumerics>> all_params() {
+  std::vector<std::tuple<const RunnerRow*, Fp4Format, NamedNumerics>> params;
+  for (const RunnerRow& row : runner_rows())
+    for (const Fp4Format format : {Fp4Format::kMxfp4, Fp4Format::kNvfp4})
+      for (const NamedNumerics& n : kNumerics)
+        if (row.device == DeviceKind::kCuda &&
+            (format == Fp4Format::kNvfp4 || std::string(n.fp4_compute) != "w4a4"))
+          params.push_back({&row, format, n});
+  return params;
+}
+
+INSTANTIATE_TEST_SUITE_P(Table, DeviceLayerTest, testing::ValuesIn(all_params()), [](const auto& p) {
+  return std::string(std::get<0>(p.param)->name) + "_" + fp4_format_name(std::get<1>(p.param)) + "_" +
+         std::get<2>(p.param).name;
+});
+
+}  // namespace
+}  // namespace fp4moe
