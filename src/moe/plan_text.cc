@@ -35,6 +35,17 @@ const char* runner_name(const MoePlan& plan) {
   return plan.runner() == nullptr ? "none" : plan.runner()->name;
 }
 
+namespace {
+
+// Which needs no saying.
+bool is_of_another_device(const std::string& runner, const MoePlan& plan) {
+  for (const RunnerRow& row : runner_rows())
+    if (runner == row.name) return row.device != plan.problem().device;
+  return false;
+}
+
+}  // namespace
+
 std::string summary(const MoePlan& plan) {
   if (plan.runner() == nullptr) return "nothing planned";
   const RankLayout& layout = plan.problem().layout;
@@ -44,7 +55,7 @@ std::string summary(const MoePlan& plan) {
     text += ", tp=" + number(layout.tp) + " ep=" + number(layout.ep) + " dp=" + number(layout.dp);
   if (!plan.note().empty()) text += " (" + plan.note() + ")";
   for (const RowVerdict& v : plan.verdicts()) {
-    if (v.kind != "runner") continue;
+    if (v.kind != "runner" || is_of_another_device(v.name, plan)) continue;
     if (v.reason.empty()) return text + "; runner-up " + v.name;
     text += "; not " + v.name + ": " + v.reason;
   }
@@ -54,12 +65,15 @@ std::string summary(const MoePlan& plan) {
 std::string describe(const MoePlan& plan) {
   if (plan.runner() == nullptr) return "MoE plan: empty";
   const MoeProblem& p = plan.problem();
-  std::string text = std::string("MoE plan: ") + fp4_format_name(p.format) + " " +
-                     numerics_text(plan.numerics()) + ", activations " + dtype_name(p.act_dtype) +
-                     ", H=" + number(p.hidden_size) + " I=" + number(p.intermediate_size) +
-                     " E=" + number(p.num_experts) + " K=" + number(p.top_k) + ", " +
-                     device_kind_name(p.device) + " " + isa_name(p.isa) + ", fabric " + plan.fabric().name +
-                     ", " + number(p.layout.tp) + (p.layout.tp == 1 ? " rank" : " ranks");
+  std::string text =
+      std::string("MoE plan: ") + fp4_format_name(p.format) + " " + numerics_text(plan.numerics()) +
+      ", activations " + dtype_name(p.act_dtype) + ", H=" + number(p.hidden_size) +
+      " I=" + number(p.intermediate_size) + " E=" + number(p.num_experts) + " K=" + number(p.top_k) + ", " +
+      device_kind_name(p.device) + " " +
+      (p.device == DeviceKind::kCpu
+           ? std::string(isa_name(p.isa))
+           : number(p.compute_capability / 10) + "." + number(p.compute_capability % 10)) +
+      ", fabric " + plan.fabric().name + ", " + number(p.layout.tp) + (p.layout.tp == 1 ? " rank" : " ranks");
   const auto line = [&](const std::string& head, const std::string& kind, const std::string& name) {
     text += "\n  " + head + std::string(8 - head.size(), ' ') + " " + kind +
             std::string(6 - kind.size(), ' ') + " " + name;

@@ -89,6 +89,8 @@ TEST(PlanTest, DescribesChoiceRunnerUpAndRefusals) {
       "  refused  a2a    none: connects 2 to 1024 ranks, tp=1\n"
       "  refused  a2a    deepep: a2a=none was asked for\n"
       "  refused  a2a    flashinfer: a2a=none was asked for\n"
+      "  refused  runner sm90: runs on cuda, the device is cpu\n"
+      "  refused  runner cuda_mma: runs on cuda, the device is cpu\n"
       "  refused  runner cpu_avx512: needs avx512, this CPU offers avx2\n"
       "  next     runner cpu_scalar: fits\n"
       "  also     runner ref: fits");
@@ -222,9 +224,10 @@ TEST(PlanRefusalTest, ForcedRowTheMachineCannotRun) {
 
 TEST(PlanRefusalTest, UnknownNamesListTheKnownOnes) {
   constexpr auto kInvalid = StatusCode::kInvalidArgument;
-  EXPECT_EQ(refusal(problem(), {.runner = "triton"}, kInvalid),
-            "unknown moe_runner_backend 'triton': auto, cpu_avx512, cpu_avx2, cpu_scalar, ref, marlin, "
-            "triton_kernel, flashinfer_mxfp4, flashinfer_cutedsl, flashinfer_cutlass or flashinfer_trtllm");
+  EXPECT_EQ(
+      refusal(problem(), {.runner = "triton"}, kInvalid),
+      "unknown moe_runner_backend 'triton': auto, sm90, cuda_mma, cpu_avx512, cpu_avx2, cpu_scalar, ref, "
+      "marlin, triton_kernel, flashinfer_mxfp4, flashinfer_cutedsl, flashinfer_cutlass or flashinfer_trtllm");
   EXPECT_EQ(refusal(problem(), {.a2a = "pplx"}, kInvalid),
             "unknown moe_a2a_backend 'pplx': none, deepep or flashinfer");
   EXPECT_EQ(refusal(problem(), {.fp4_compute = "w8a8"}, kInvalid),
@@ -317,10 +320,13 @@ TEST(PlanRefusalTest, SizesThatMakeNoSense) {
 TEST(PlanRefusalTest, DeviceWithoutARow) {
   MoeProblem p = problem();
   p.device = DeviceKind::kCuda;
-  EXPECT_EQ(
-      refusal(p, {}),
-      "no runner fits; cpu_avx512 runs on cpu, the device is cuda; cpu_avx2 runs on cpu, the device is cuda; "
-      "cpu_scalar runs on cpu, the device is cuda; ref runs on cpu, the device is cuda");
+  p.compute_capability = 75;
+  EXPECT_EQ(refusal(p, {}),
+            "no runner fits; sm90 needs compute capability 9.0, this GPU has 7.5; cuda_mma needs compute "
+            "capability 8.0 or "
+            "more, this GPU has 7.5; cpu_avx512 runs on cpu, the device is cuda; cpu_avx2 runs on cpu, the "
+            "device is cuda; "
+            "cpu_scalar runs on cpu, the device is cuda; ref runs on cpu, the device is cuda");
 }
 
 }  // namespace
