@@ -1,0 +1,331 @@
+// Decode: few rows, each against all its keys.
+//
+// Computes   out[t, h] = sum_j softmax_j(scale q[t, h] k[j], sinks[h]) v[j], j in row t's window.
+// Shapes     q f32 [T, q_stride]; pages bf16 [pages, kv_heads, page_size, row]; out bf16 or f32
+//            [T, heads * v_dim]. Head dims up to 128 (multiples of 16), G <= 16 query heads to a kv head.
+// Bytes      2 * (k_dim + v_dim) per row, kv head and key, each read once.
+// Flops      2 * G * (k_dim + v_dim) of the same.
+// Bound      HBM; with short contexts the launch and three dependent reads (batch, page table, keys).
+// Design     A cluster of S blocks of kWarps warps serves one row and kv head; worker w of kWarps S takes the
+//            blocks of 16 keys w, w + kWarps S, ... A lane gathers 16-byte chunks of keys and values into its
+//            own slots of shared memory by cp.async, kStages - 1 blocks ahead, and is the only one to read
+//            them, so that warps never wait for each other. The chunks are mma.sync's fragments as they are:
+//            the order of a contraction is free, so 8 contiguous elements serve two k steps (keys), or eight
+//            columns (values, paired with the next key's by prmt). In the end each worker's sums go to the
+//            block of the cluster that adds up their columns, in the order of the workers.
+// Numerics   q and the weights are rounded to bf16, sums are f32, the softmax is of base 2. Same bits for the
+//            same S, which depends on the padded batch alone.
+#include "device/stream.h"
+#include "kernels/cuda/attention_params.h"
+#include "kernels/cuda/dev/attention_ptx.h"
+
+namespace fp4moe::cuda {
+namespace {
+
+constexpr int kWarps = 4, kThreads = kWarps * 32, kBlockKeys = 16;
+
+template <int D>
+struct Config {
+  static constexpr int kStages = D == 64 ? 4 : 2;
+  static constexpr int kChunks = D / 16;  // of keys, and as many of values, that a lane has of a block
+  static constexpr int kUnits = D / 16;   // of 16 output columns, to a head
+};
+
+// What a worker adds to 16 columns of a head.
+struct alignas(16) Part {
+  float sums[16];
+  float largest, denominator;
+};
+
+template <int D>
+struct Shared {
+  uint4 keys[Config<D>::kStages][kWarps][Config<D>::kChunks][32];    // chunk 4 c + q of keys g + 8 half at
+                                                                     // [2 c + half][lane]
+  uint4 values[Config<D>::kStages][kWarps][Config<D>::kChunks][32];  // chunk 8 c + g of keys 2 q, 2 q + 1,
+                                                                     // 2 q + 8, 2 q + 9 at [4 c + ...][lane]
+  Part parts[1];                                                     // [units of this block][workers]
+};
+
+int shared_parts(int units, int splits) { return (units + splits - 1) / splits * splits * kWarps; }
+
+// What a warp keeps of its row: lane (g, q) = (lane / 4, lane % 4).
+template <int D>
+struct Warp {
+  uint32_t q[D / 16][4];  // A fragments: heads g and g + 8
+  float out[D / 8][4];    // heads g (0, 1) and g + 8 (2, 3), columns 64 c + 8 (2 q + i) + j at [8 c + j][i]
+  float largest[2], denominator[2];
+};
+
+__device__ __forceinline__ uint32_t word(const uint4& x, int i) {
+  return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
+}
+
+// rows_of_block: lane i % 16's page row, of key i of the block.
+template <int D>
+__device__ __forceinline__ void load_block(const AttentionParams& p, int rows_of_block, int stage,
+                                           Shared<D>& shared) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const uint16_t* row =
+        p.k + static_cast<int64_t>(__shfl_sync(~0u, rows_of_block, lane / 4 + 8 * half)) * p.k_stride;
+#pragma unroll
+    for (int c = 0; c < D / 32; ++c) {
+      const int chunk = 4 * c + lane % 4;
+      cp_async_16(smem_address(&shared.keys[stage][warp][2 * c + half][lane]), row + chunk * 8,
+                  chunk * 8 < p.k_dim);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int key = 2 * (lane % 4) + i % 2 + i / 2 * 8;
+    const uint16_t* row = p.v + static_cast<int64_t>(__shfl_sync(~0u, rows_of_block, key)) * p.v_stride;
+#pragma unroll
+    for (int c = 0; c < D / 64; ++c) {
+      const int chunk = 8 * c + lane / 4;
+      cp_async_16(smem_address(&shared.values[stage][warp][4 * c + i][lane]), row + chunk * 8,
+                  chunk * 8 < p.v_dim);
+    }
+  }
+}
+
+// q's fragments with the contraction in the order of load_block().
+template <int D>
+__device__ __forceinline__ void load_queries(const AttentionParams& p, int row, int kv_head, Warp<D>& w) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int step = 0; step < D / 16; ++step)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int head = lane / 4 + i % 2 * 8, d = (step / 2 * 4 + lane % 4) * 8 + step % 2 * 4 + i / 2 * 2;
+      float2 x = {0, 0};
+      if (head < p.group && d < p.k_dim)
+        x = *reinterpret_cast<const float2*>(p.q + row * p.q_stride +
+                                             static_cast<int64_t>(kv_head * p.group + head) * p.k_dim + d);
+      w.q[step][i] = pack_bf16(x.x, x.y);
+    }
+}
+
+// Logits of 16 keys: [0] keys 2 q, 2 q + 1 (heads g, g + 8), [1] those 8 further.
+template <int D>
+__device__ __forceinline__ void multiply_keys(const Shared<D>& shared, int stage, const Warp<D>& w,
+                                              float (&s)[2][4]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int c = 0; c < D / 32; ++c)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint4 chunk = shared.keys[stage][warp][2 * c + half][lane];
+      mma_m16n8k16(s[half], w.q[2 * c], chunk.x, chunk.y);
+      mma_m16n8k16(s[half], w.q[2 * c + 1], chunk.z, chunk.w);
+    }
+}
+
+// Logits -> weights, the A fragment of the values' product; sums so far are rescaled.
+template <int D>
+__device__ __forceinline__ void weigh(const AttentionParams& p, float (&s)[2][4], int first_key, int2 keys,
+                                      Warp<D>& w, uint32_t (&weights)[4]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int key = first_key + 8 * half + 2 * (lane % 4) + i % 2;
+      s[half][i] = key >= keys.x && key <= keys.y ? s[half][i] * p.scale_log2 : -INFINITY;
+    }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float largest = fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1]));
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+    largest = fmaxf(w.largest[r], fmaxf(largest, __shfl_xor_sync(~0u, largest, 2)));
+    const float rescale = ex2(w.largest[r] - largest);
+    w.largest[r] = largest;
+    w.denominator[r] *= rescale;
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n) w.out[n][2 * r] *= rescale, w.out[n][2 * r + 1] *= rescale;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float a = ex2(s[half][2 * r] - largest), b = ex2(s[half][2 * r + 1] - largest);
+      w.denominator[r] += a + b;
+      weights[r + 2 * half] = pack_bf16(a, b);
+    }
+  }
+}
+
+template <int D>
+__device__ __forceinline__ void multiply_values(const Shared<D>& shared, int stage,
+                                                const uint32_t (&weights)[4], Warp<D>& w) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int c = 0; c < D / 64; ++c) {
+    uint4 v[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = shared.values[stage][warp][4 * c + i][lane];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const uint32_t select = j % 2 == 0 ? 0x5410 : 0x7632;
+      const uint32_t b0 = __byte_perm(word(v[0], j / 2), word(v[1], j / 2), select);
+      const uint32_t b1 = __byte_perm(word(v[2], j / 2), word(v[3], j / 2), select);
+      mma_m16n8k16(w.out[8 * c + j], weights, b0, b1);
+    }
+  }
+}
+
+// This warp's blocks of the row's keys, every stride-th from the worker's.
+template <int D>
+__device__ __forceinline__ void attend(const AttentionParams& p, int row, int kv_head, int worker, int stride,
+                                       int2 keys, Shared<D>& shared, Warp<D>& w) {
+  constexpr int kAhead = Config<D>::kStages - 1;
+  const int lane = threadIdx.x % 32, sequence = p.row_sequence[row];
+  const int end = keys.y / kBlockKeys + 1;
+  auto rows_of = [&](int block) {  // what lies outside the row's keys is read as one of them, and masked
+    const int key = min(max(block * kBlockKeys + lane % kBlockKeys, keys.x), keys.y);
+    return page_row(p, sequence, kv_head, key);
+  };
+  int block = keys.x / kBlockKeys + worker, rows[kAhead];
+  if (block >= end) return;
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) rows[i] = rows_of(block + i * stride);
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    if (block + i * stride < end) load_block(p, rows[i], i, shared);
+    cp_async_commit();
+  }
+  int next_rows = rows_of(block + kAhead * stride);
+  load_queries(p, row, kv_head, w);
+  for (int stage = 0; block < end; block += stride) {
+    cp_async_wait<kAhead - 1>();
+    if (block + kAhead * stride < end) load_block(p, next_rows, stage == 0 ? kAhead : stage - 1, shared);
+    cp_async_commit();
+    next_rows = rows_of(block + (kAhead + 1) * stride);
+    float s[2][4] = {};
+    uint32_t weights[4];
+    multiply_keys(shared, stage, w, s);
+    weigh(p, s, block * kBlockKeys, keys, w, weights);
+    multiply_values(shared, stage, weights, w);
+    stage = stage == kAhead ? 0 : stage + 1;
+  }
+}
+
+// The warp's sums, to the blocks that add up their columns: unit u (of 16 columns) goes to block u % S.
+template <int D>
+__device__ __forceinline__ void send_parts(const AttentionParams& p, int worker, int splits, Warp<D>& w,
+                                           Shared<D>& shared) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    w.denominator[r] += __shfl_xor_sync(~0u, w.denominator[r], 1);
+    w.denominator[r] += __shfl_xor_sync(~0u, w.denominator[r], 2);
+    const int head = lane / 4 + 8 * r;
+    if (head >= p.group) continue;
+#pragma unroll
+    for (int c = 0; c < D / 64; ++c) {
+      const int unit = head * Config<D>::kUnits + 4 * c + lane % 4;
+      Part* part = &shared.parts[unit / splits * splits * kWarps + worker];
+      const uint32_t to = map_cluster(smem_address(part), unit % splits);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float4 x;
+        x.x = w.out[8 * c + i % 2 * 4][2 * r + i / 2], x.y = w.out[8 * c + i % 2 * 4 + 1][2 * r + i / 2];
+        x.z = w.out[8 * c + i % 2 * 4 + 2][2 * r + i / 2], x.w = w.out[8 * c + i % 2 * 4 + 3][2 * r + i / 2];
+        st_cluster(to + 16 * i, x);
+      }
+      st_cluster(to + 64, float4{w.largest[r], w.denominator[r], 0, 0});
+    }
+  }
+}
+
+// This block's columns of the row's outputs.
+template <int D>
+__device__ __forceinline__ void add_parts(const AttentionParams& p, int row, int kv_head, int splits,
+                                          const Shared<D>& shared) {
+  constexpr int kUnits = Config<D>::kUnits;
+  const int workers = splits * kWarps;
+  for (int i = threadIdx.x;; i += kThreads) {
+    const int unit = i / 16 * splits + static_cast<int>(blockIdx.x);
+    if (unit >= p.group * kUnits) return;
+    const int head = kv_head * p.group + unit / kUnits, d = unit % kUnits * 16 + i % 16;
+    if (d >= p.v_dim) continue;
+    const Part* parts = &shared.parts[i / 16 * workers];
+    const float sink = p.sinks != nullptr ? p.sinks[head] * kLog2e : -INFINITY;
+    float largest = sink, sum = 0;
+#pragma unroll 8
+    for (int j = 0; j < workers; ++j) largest = fmaxf(largest, parts[j].largest);
+    float denominator = p.sinks != nullptr ? ex2(sink - largest) : 0;
+#pragma unroll 8
+    for (int j = 0; j < workers; ++j) {
+      const float rescale = parts[j].denominator != 0 ? ex2(parts[j].largest - largest) : 0;
+      denominator += rescale * parts[j].denominator, sum += rescale * parts[j].sums[i % 16];
+    }
+    const int64_t at = row * p.out_cols + static_cast<int64_t>(head) * p.v_dim + d;
+    if (p.out_f32)
+      static_cast<float*>(p.out)[at] = sum / denominator;
+    else
+      static_cast<__nv_bfloat16*>(p.out)[at] = __float2bfloat16_rn(sum / denominator);
+  }
+}
+
+// A padding row: this block's share of its zeros.
+__device__ __forceinline__ void clear_row(const AttentionParams& p, int row, int kv_head) {
+  const int cols = p.group * p.v_dim;
+  for (int i = blockIdx.x * kThreads + threadIdx.x; i < cols; i += gridDim.x * kThreads) {
+    const int64_t at = row * p.out_cols + static_cast<int64_t>(kv_head) * cols + i;
+    if (p.out_f32)
+      static_cast<float*>(p.out)[at] = 0;
+    else
+      static_cast<uint16_t*>(p.out)[at] = 0;
+  }
+}
+
+template <int D>
+__global__ void __launch_bounds__(kThreads) attention_decode(const __grid_constant__ AttentionParams p) {
+  extern __shared__ uint8_t memory[];
+  Shared<D>& shared = *reinterpret_cast<Shared<D>*>(memory);
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
+  const int row = blockIdx.z, kv_head = blockIdx.y, splits = gridDim.x;
+  const int last = static_cast<int>(p.positions[row]);
+  if (p.row_sequence[row] < 0) return clear_row(p, row, kv_head);
+  cluster_arrive();
+  const int2 keys = {p.window > 0 ? max(0, last - p.window + 1) : 0, last};
+  Warp<D> w;
+#pragma unroll
+  for (int n = 0; n < D / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) w.out[n][i] = 0;
+  w.largest[0] = w.largest[1] = -INFINITY;
+  w.denominator[0] = w.denominator[1] = 0;
+  const int worker = static_cast<int>(threadIdx.x / 32 * splits + blockIdx.x);
+  attend(p, row, kv_head, worker, splits * kWarps, keys, shared, w);
+  cluster_wait();  // all blocks run, their memory can be written
+  send_parts(p, worker, splits, w, shared);
+  cluster_arrive();
+  cluster_wait();
+  add_parts(p, row, kv_head, splits, shared);
+}
+
+template <int D>
+void launch(const AttentionParams& p, int splits) {
+  constexpr int kMaxBytes = 227 * 1024;
+  [[maybe_unused]] static const cudaError_t allowed = [] {
+    cudaFuncSetAttribute(attention_decode<D>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    return cudaFuncSetAttribute(attention_decode<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxBytes);
+  }();
+  const int parts = shared_parts(p.group * Config<D>::kUnits, splits);
+  const int bytes = static_cast<int>(sizeof(Shared<D>) + (parts - 1) * sizeof(Part));
+  const dim3 grid(static_cast<unsigned>(splits), static_cast<unsigned>(p.num_kv_heads),
+                  static_cast<unsigned>(p.num_rows));
+  launch_attention_kernel(attention_decode<D>, p, grid, kThreads, bytes, splits, current_stream().handle());
+  current_stream().check_launch("attention_decode");
+}
+
+}  // namespace
+
+void launch_attention_decode(const AttentionParams& p, int splits) {
+  if (p.k_dim <= 64)
+    launch<64>(p, splits);
+  else
+    launch<128>(p, splits);
+}
+
+}  // namespace fp4moe::cuda

@@ -1,0 +1,132 @@
+// What the attention kernels share: their arguments, the row tiles of a ragged batch, and rows of pages.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/ops.h"
+
+namespace fp4moe::cuda {
+
+// One launch. G query heads share a kv head; positions and row numbers of pages fit 32 bits.
+struct AttentionParams {
+  const float* q;
+  int64_t q_stride, out_cols;
+  const uint16_t *k, *v;  // bf16 pages
+  int k_stride, v_stride, k_dim, v_dim;
+  int num_kv_heads, group;  // G
+  int page_shift, max_pages;
+  const int32_t *row_sequence, *first_row, *first_position, *page_table;
+  const int64_t* positions;
+  int num_rows, num_sequences, window;  // window 0: all
+  float scale_log2;                     // log2(e) * scale
+  const float* sinks;
+  void* out;
+  bool out_f32;
+};
+
+constexpr float kLog2e = 1.44269504f;
+
+void launch_attention_decode(const AttentionParams& p, int splits);
+void launch_attention_prefill(const AttentionParams& p);
+void launch_attention_mla(const AttentionParams& p, int splits);
+
+// A tile of query rows: rows [first, first + tile rows) of a sequence's tokens x G heads, token-major.
+struct RowTile {
+  int sequence = -1;  // -1: none
+  int first = 0;
+  int num_tokens = 0, first_row = 0, first_position = 0;  // the sequence's
+};
+
+#ifdef __CUDACC__
+
+// Tile `index` of the batch in order of falling work: the last sequence first, each from its end. Called by
+// whole warps; all lanes get it.
+__device__ __forceinline__ RowTile find_row_tile(const AttentionParams& p, int tile_rows, int index) {
+  const int lane = threadIdx.x % 32;
+  RowTile tile;
+  for (int base = 0; base < p.num_sequences; base += 32) {
+    const int s = p.num_sequences - 1 - base - lane;
+    int begin = 0, tokens = 0;
+    if (s >= 0) begin = p.first_row[s], tokens = p.first_row[s + 1] - begin;
+    const int tiles = (tokens * p.group + tile_rows - 1) / tile_rows;
+    int sum = tiles;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int before = __shfl_up_sync(~0u, sum, step);
+      if (lane >= step) sum += before;
+    }
+    const unsigned reached = __ballot_sync(~0u, sum > index);
+    if (reached != 0) {
+      const int owner = __ffs(static_cast<int>(reached)) - 1;
+      tile.sequence = p.num_sequences - 1 - base - owner;
+      tile.first = (__shfl_sync(~0u, sum, owner) - 1 - index) * tile_rows;
+      tile.num_tokens = __shfl_sync(~0u, tokens, owner);
+      tile.first_row = __shfl_sync(~0u, begin, owner);
+      tile.first_position = p.first_position[tile.sequence];
+      return tile;
+    }
+    index -= __shfl_sync(~0u, sum, 31);
+  }
+  return tile;
+}
+
+// How many tiles a batch can have at most, whatever its sequences.
+inline int max_row_tiles(const AttentionParams& p, int tile_rows) {
+  const int64_t rows = static_cast<int64_t>(p.num_rows) * p.group;
+  return static_cast<int>(rows / tile_rows + (p.num_sequences < p.num_rows ? p.num_sequences : p.num_rows));
+}
+
+// The keys that a tile's rows see: [begin, end).
+struct KeyRange {
+  int begin, end;
+};
+__device__ __forceinline__ KeyRange keys_of_tile(const AttentionParams& p, const RowTile& t, int tile_rows) {
+  const int first = t.first_position + t.first / p.group;
+  const int last_row = min(t.first + tile_rows, t.num_tokens * p.group) - 1;
+  const int begin = p.window > 0 ? max(0, first - p.window + 1) : 0;
+  return {begin, t.first_position + last_row / p.group + 1};
+}
+
+// Which row of the pages holds a key of a kv head.
+__device__ __forceinline__ int page_row(const AttentionParams& p, int sequence, int kv_head, int key) {
+  const int page = p.page_table[static_cast<int64_t>(sequence) * p.max_pages + (key >> p.page_shift)];
+  return ((page * p.num_kv_heads + kv_head) << p.page_shift) + (key & ((1 << p.page_shift) - 1));
+}
+
+// Zeros in the rows past the last sequence's, this block's share of them.
+__device__ __forceinline__ void clear_padding_rows(const AttentionParams& p, int block, int num_blocks) {
+  for (int64_t row = p.first_row[p.num_sequences] + block; row < p.num_rows; row += num_blocks)
+    for (int64_t c = threadIdx.x; c < p.out_cols; c += blockDim.x) {
+      const int64_t i = row * p.out_cols + c;
+      if (p.out_f32)
+        static_cast<float*>(p.out)[i] = 0;
+      else
+        static_cast<uint16_t*>(p.out)[i] = 0;
+    }
+}
+
+// Starts when the kernel before it in the stream allows, in clusters of cluster_x blocks.
+template <typename Kernel>
+cudaError_t launch_attention_kernel(Kernel kernel, const AttentionParams& p, dim3 grid, int threads,
+                                    int smem_bytes, int cluster_x, cudaStream_t stream) {
+  cudaLaunchAttribute attributes[2];
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = static_cast<unsigned>(cluster_x);
+  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<size_t>(smem_bytes);
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = cluster_x > 1 ? 2 : 1;
+  return cudaLaunchKernelEx(&config, kernel, p);
+}
+
+#endif
+
+}  // namespace fp4moe::cuda
