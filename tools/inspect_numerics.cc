@@ -64,7 +64,7 @@ Result<std::vector<float>> outputs(const MoePlan& plan, const MoeWeightsView& al
       ExpertProbe probe,
       ExpertProbe::make(*plan.runner(), problem, plan.numerics(),
                         choose_experts_of(all, chosen, plan.numerics()), {.rows_per_expert = kRows}, pool));
-  const std::span<const float> y = probe.run(kRows, pool);
+  FP4MOE_ASSIGN_OR_RETURN(const std::span<const float> y, probe.run(kRows, pool));
   return std::vector<float>(y.begin(), y.end());
 }
 

@@ -83,7 +83,8 @@ Status compare_with_oracle(const MoePlan& plan, const MoeWeightsView& tested, co
                           ExpertProbe::make(*plan.runner(), problem, plan.numerics(), tested, shape, pool));
   FP4MOE_ASSIGN_OR_RETURN(ExpertProbe expected,
                           ExpertProbe::make(*oracle_row(), problem, plan.numerics(), oracle, shape, pool));
-  const std::span<const float> y = actual.run(kRows, pool), reference = expected.run(kRows, pool);
+  FP4MOE_ASSIGN_OR_RETURN(const std::span<const float> y, actual.run(kRows, pool));
+  FP4MOE_ASSIGN_OR_RETURN(const std::span<const float> reference, expected.run(kRows, pool));
   const double budget = self_test_budget(plan.numerics());
   const size_t each = y.size() / names.size();
   for (size_t i = 0; i < names.size(); ++i) {

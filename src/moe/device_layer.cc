@@ -6,79 +6,13 @@
 #include "base/check.h"
 #include "device/device_memory.h"
 #include "kernels/device_router.h"
+#include "moe/device_expert_runner.h"
 #include "moe/device_pass.h"
 #include "moe/shared_expert.h"
 #include "moe/table.h"
 
 namespace fp4moe {
 namespace {
-
-// Counters that layer() leaves ready for its next call: zero at first.
-Result<Buffer> make_counters() {
-  FP4MOE_ASSIGN_OR_RETURN(Buffer counters, Buffer::make(kMoeCounterBytes, device_memory()));
-  const std::vector<uint8_t> zeros(kMoeCounterBytes);
-  FP4MOE_RETURN_IF_ERROR(device_memory().upload(counters.data(), zeros.data(), kMoeCounterBytes));
-  return counters;
-}
-
-// Experts and what running them takes: shared by routed experts and MLPs.
-class ExpertRunner {
- public:
-  static Result<ExpertRunner> make(const DeviceMoeOps& ops, DeviceExperts experts) {
-    ExpertRunner runner;
-    runner.ops_ = &ops;
-    runner.experts_ = std::move(experts);
-    FP4MOE_ASSIGN_OR_RETURN(runner.counters_, make_counters());
-    return runner;
-  }
-
-  int64_t weight_bytes() const { return experts_.num_bytes(); }
-  int64_t scratch_bytes(int64_t max_tokens, int64_t topk) const {
-    const TiledExperts& t = experts_.tiles();
-    if (is_w4a16()) return Arena::padded(ops_->layer_workspace_bytes(t, max_tokens, topk));
-    return device_rows_bytes(max_tokens * topk, t.num_experts) +
-           quantised_pass_bytes(experts_, max_tokens, topk);
-  }
-
-  // out [T, H] (+)= the experts' weighted sums for x [T, H] bf16; weights null: 1.
-  void run(const ActRows& x, const DeviceSlots& slots, const float* weights, float* out, bool accumulate,
-           Arena& scratch) const {
-    const TiledExperts& t = experts_.tiles();
-    const int64_t mark = scratch.used_bytes();
-    if (is_w4a16()) {
-      ops_->layer(
-          {.experts = t,
-           .x = static_cast<const bf16*>(x.data),
-           .ids = slots.ids,
-           .weights = weights,
-           .num_tokens = slots.num_tokens,
-           .topk = slots.topk,
-           .first_expert = slots.first_expert,
-           .out = out,
-           .accumulate = accumulate,
-           .counters = counters_.data(),
-           .workspace = scratch.take<uint8_t>(ops_->layer_workspace_bytes(t, slots.num_tokens, slots.topk))});
-    } else {
-      const DeviceRows rows = sort_rows(*ops_, slots, t.num_experts, scratch);
-      const float* y = quantised_pass(*ops_, experts_, slots, rows, x, scratch);
-      ops_->combine({.y = y,
-                     .row_of_slot = rows.row_of_slot,
-                     .weights = weights,
-                     .num_tokens = slots.num_tokens,
-                     .topk = slots.topk,
-                     .hidden_size = t.hidden_size,
-                     .out = out,
-                     .accumulate = accumulate});
-    }
-    scratch.rewind(mark);
-  }
-
- private:
-  bool is_w4a16() const { return experts_.numerics().scheme == Scheme::kW4A16; }
-  const DeviceMoeOps* ops_ = nullptr;
-  DeviceExperts experts_;
-  Buffer counters_;
-};
 
 // The router's weights there.
 struct DeviceRouter {
@@ -129,7 +63,7 @@ Result<DeviceRouter> make_router(const RouterWeights& weights, const RouterShape
 
 class DeviceLayer final : public MoeLayer {
  public:
-  DeviceLayer(const DenseOps& dense, const DeviceMoeOps& ops, DeviceRouter router, ExpertRunner experts,
+  DeviceLayer(const DenseOps& dense, const DeviceMoeOps& ops, DeviceRouter router, DeviceExpertRunner experts,
               SharedExpert shared)
       : dense_(dense),
         ops_(ops),
@@ -164,13 +98,13 @@ class DeviceLayer final : public MoeLayer {
   const DenseOps& dense_;
   const DeviceMoeOps& ops_;
   DeviceRouter router_;
-  ExpertRunner experts_;
+  DeviceExpertRunner experts_;
   SharedExpert shared_;
 };
 
 class DeviceMlp final : public DenseMlp {
  public:
-  explicit DeviceMlp(ExpertRunner expert) : expert_(std::move(expert)) {}
+  explicit DeviceMlp(DeviceExpertRunner expert) : expert_(std::move(expert)) {}
   int64_t scratch_bytes(int64_t max_tokens) const override { return expert_.scratch_bytes(max_tokens, 1); }
   int64_t weight_bytes() const override { return expert_.weight_bytes(); }
   void forward(const ActRows& x, float* out, Arena& scratch, ThreadPool&) const override {
@@ -178,7 +112,7 @@ class DeviceMlp final : public DenseMlp {
   }
 
  private:
-  ExpertRunner expert_;
+  DeviceExpertRunner expert_;
 };
 
 // One FP4 matrix by the down GEMM; its rows are the tokens in order.
@@ -232,7 +166,8 @@ Result<std::unique_ptr<MoeLayer>> make_device_layer(const MoePlan& plan, const D
   FP4MOE_ASSIGN_OR_RETURN(DeviceRouter gate,
                           make_router(router, {p.num_experts, p.hidden_size, p.top_k}, ops));
   FP4MOE_ASSIGN_OR_RETURN(DeviceExperts experts, DeviceExperts::make(p, plan.numerics(), weights, pool));
-  FP4MOE_ASSIGN_OR_RETURN(ExpertRunner runner, ExpertRunner::make(ops_of(plan), std::move(experts)));
+  FP4MOE_ASSIGN_OR_RETURN(DeviceExpertRunner runner,
+                          DeviceExpertRunner::make(ops_of(plan), std::move(experts)));
   SharedExpert shared_expert;
   if (shared != nullptr) {
     FP4MOE_ASSIGN_OR_RETURN(shared_expert, SharedExpert::make(plan, ops, *shared, pool));
@@ -244,7 +179,8 @@ Result<std::unique_ptr<MoeLayer>> make_device_layer(const MoePlan& plan, const D
 Result<std::unique_ptr<DenseMlp>> make_device_mlp(const MoePlan& plan, const MoeProblem& problem,
                                                   const MoeWeightsView& weights, ThreadPool& pool) {
   FP4MOE_ASSIGN_OR_RETURN(DeviceExperts expert, DeviceExperts::make(problem, plan.numerics(), weights, pool));
-  FP4MOE_ASSIGN_OR_RETURN(ExpertRunner runner, ExpertRunner::make(ops_of(plan), std::move(expert)));
+  FP4MOE_ASSIGN_OR_RETURN(DeviceExpertRunner runner,
+                          DeviceExpertRunner::make(ops_of(plan), std::move(expert)));
   return std::unique_ptr<DenseMlp>(std::make_unique<DeviceMlp>(std::move(runner)));
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "device/device_memory.h"
 #include "formats/bf16.h"
 
 namespace fp4moe {
@@ -37,15 +38,51 @@ Result<ExpertProbe> ExpertProbe::make(const RunnerRow& row, const MoeProblem& pr
   probe.row_ = &row;
   probe.problem_ = problem;
   probe.shape_ = shape;
-  FP4MOE_ASSIGN_OR_RETURN(probe.experts_, row.pack(row, problem, numerics, weights, pool));
   const int64_t num_experts = problem.local_experts().count;
   const int64_t rows = num_experts * shape.rows_per_expert, elems = rows * problem.hidden_size;
   FP4MOE_ASSIGN_OR_RETURN(probe.x_, Buffer::make(elems * dtype_bits(problem.act_dtype) / 8));
   FP4MOE_ASSIGN_OR_RETURN(probe.y_, Buffer::make(elems * int64_t{sizeof(float)}));
+  if (row.device == DeviceKind::kCuda) {
+    FP4MOE_RETURN_IF_ERROR(probe.make_on_device(numerics, weights, pool));
+    return probe;
+  }
+  FP4MOE_ASSIGN_OR_RETURN(probe.experts_, row.pack(row, problem, numerics, weights, pool));
   FP4MOE_ASSIGN_OR_RETURN(probe.scratch_, Arena::make(row.scratch_bytes(problem, numerics, rows)));
   probe.offsets_.resize(static_cast<size_t>(num_experts) + 1);
   probe.counts_.resize(static_cast<size_t>(num_experts));
   return probe;
+}
+
+Status ExpertProbe::make_on_device(const Numerics& numerics, const MoeWeightsView& weights,
+                                   ThreadPool& pool) {
+  on_device_ = std::make_unique<OnDevice>();
+  OnDevice& d = *on_device_;
+  FP4MOE_ASSIGN_OR_RETURN(d.stream, Stream::make());
+  const StreamScope scope(d.stream);
+  FP4MOE_ASSIGN_OR_RETURN(DeviceExperts experts, DeviceExperts::make(problem_, numerics, weights, pool));
+  FP4MOE_ASSIGN_OR_RETURN(d.experts, DeviceExpertRunner::make(*row_->device_ops(), std::move(experts)));
+  const int64_t rows = problem_.local_experts().count * shape_.rows_per_expert;
+  FP4MOE_ASSIGN_OR_RETURN(d.x, Buffer::make(x_.num_bytes(), device_memory()));
+  FP4MOE_ASSIGN_OR_RETURN(d.ids, Buffer::make(rows * int64_t{sizeof(int32_t)}, device_memory()));
+  FP4MOE_ASSIGN_OR_RETURN(d.y, Buffer::make(y_.num_bytes(), device_memory()));
+  FP4MOE_ASSIGN_OR_RETURN(d.scratch, Arena::make(d.experts.scratch_bytes(rows, 1), device_memory()));
+  return {};
+}
+
+// Row r of expert e as a token that visits e alone.
+Status ExpertProbe::run_on_device(int64_t rows) {
+  OnDevice& d = *on_device_;
+  const StreamScope scope(d.stream);
+  const int64_t tokens = problem_.local_experts().count * rows, elems = tokens * problem_.hidden_size;
+  std::vector<int32_t> ids;
+  for (int64_t i = 0; i < tokens; ++i) ids.push_back(static_cast<int32_t>(i / rows));
+  FP4MOE_RETURN_IF_ERROR(device_memory().upload(d.x.data(), x_.data(), elems * int64_t{sizeof(bf16)}));
+  FP4MOE_RETURN_IF_ERROR(device_memory().upload(d.ids.data(), ids.data(), tokens * int64_t{sizeof(int32_t)}));
+  d.scratch.reset();
+  d.experts.run({d.x.data(), DType::kBF16, tokens, problem_.hidden_size}, {d.ids.as<int32_t>(), tokens},
+                nullptr, d.y.as<float>(), /*accumulate=*/false, d.scratch);
+  FP4MOE_RETURN_IF_ERROR(d.stream.synchronize());
+  return device_memory().download(y_.data(), d.y.data(), elems * int64_t{sizeof(float)});
 }
 
 void ExpertProbe::fill(int64_t rows, ThreadPool& pool) {
@@ -62,11 +99,16 @@ void ExpertProbe::fill(int64_t rows, ThreadPool& pool) {
   filled_rows_ = rows;
 }
 
-std::span<const float> ExpertProbe::run(int64_t rows, ThreadPool& pool) {
+Result<std::span<const float>> ExpertProbe::run(int64_t rows, ThreadPool& pool) {
   FP4MOE_CHECK(rows >= 1 && rows <= shape_.rows_per_expert,
                std::to_string(rows) + " rows of " + std::to_string(shape_.rows_per_expert));
   const int64_t num_experts = problem_.local_experts().count, h = problem_.hidden_size;
   if (rows != filled_rows_) fill(rows, pool);
+  const std::span<const float> y = {y_.as<float>(), static_cast<size_t>(num_experts * rows * h)};
+  if (on_device_ != nullptr) {
+    FP4MOE_RETURN_IF_ERROR(run_on_device(rows));
+    return y;
+  }
   for (int64_t e = 0; e <= num_experts; ++e) offsets_[static_cast<size_t>(e)] = e * rows;
   std::fill(counts_.begin(), counts_.end(), rows);
   const bool packed = shape_.layout == BatchLayout::kPacked;
@@ -79,7 +121,7 @@ std::span<const float> ExpertProbe::run(int64_t rows, ThreadPool& pool) {
                              .y = y_.as<float>()};
   scratch_.reset();
   row_->run(*row_, {problem_, experts_, batch}, scratch_, pool);
-  return {y_.as<float>(), static_cast<size_t>(num_experts * rows * h)};
+  return y;
 }
 
 MoeWeightsView choose_experts_of(const MoeWeightsView& all, std::span<const int64_t> chosen,

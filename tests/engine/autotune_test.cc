@@ -164,11 +164,11 @@ TEST(Autotune, EveryTacticGivesTheSameBits) {
     ASSERT_TRUE(probe.ok());
     for (const int64_t rows : {1, 3, 40}) {
       probe->experts().tactics = {};
-      const std::span<const float> y = probe->run(rows, pool);
+      const std::span<const float> y = *probe->run(rows, pool);
       const std::vector<float> expected(y.begin(), y.end());
       for (uint8_t i = 1; i < kChunkBytes.size(); ++i) {
         for (auto& op : probe->experts().tactics.chosen) op.fill(i);
-        const std::span<const float> same = probe->run(rows, pool);
+        const std::span<const float> same = *probe->run(rows, pool);
         EXPECT_TRUE(std::equal(same.begin(), same.end(), expected.begin())) << int{i} << " rows " << rows;
       }
     }
