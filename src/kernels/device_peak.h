@@ -1,0 +1,37 @@
+// What benches of a GPU run besides the ops they time: reads at the memory's full speed, a kernel of nothing,
+// random data. Implementation: kernels/cuda.
+//
+// All pointers are device memory; work goes to the calling thread's current stream and can be captured.
+#pragma once
+
+#include <cstdint>
+
+#include "formats/bf16.h"
+#include "formats/fp4_matrix.h"
+#include "fp4moe/status.h"
+
+namespace fp4moe {
+
+constexpr int64_t kPeakMatmulWorkspace = 64 << 20;
+
+struct DevicePeakOps {
+  // Reads num_bytes once into shared memory; num_bytes is a multiple of 16 KiB, data 16-byte aligned.
+  void (*read)(const uint8_t* data, int64_t num_bytes);
+  void (*empty)();
+  // out = b a^T (all [n, n], n % 8 == 0) by cuBLASLt's first choice, f32 sums; `workspace` has
+  // kPeakMatmulWorkspace bytes. The first call for an n makes plans: not inside a graph, and from one thread.
+  // kUnsupported if the library is missing.
+  Status (*matmul)(const bf16* a, const bf16* b, bf16* out, int64_t n, uint8_t* workspace);
+  // dst [n] random bits; the same seed gives the same bits.
+  void (*fill_random)(uint64_t* dst, int64_t n, uint64_t seed);
+  // dst [n] of roughly normal values with deviation 1.
+  void (*fill_normal)(bf16* dst, int64_t n, uint64_t seed);
+  // Tiles of kernels/cuda/tile_layout.h with random codes, and scales of 2^-8 to 2^-5 (MXFP4) or below 2^-4
+  // (NVFP4) once multiplied by a factor of 1.
+  void (*fill_tiles)(Fp4Format format, uint8_t* tiles, int64_t num_tiles, uint64_t seed);
+};
+
+// Hopper. Null in a build without CUDA.
+const DevicePeakOps* sm90_peak_ops();
+
+}  // namespace fp4moe
