@@ -1,0 +1,16 @@
+# Benches that cannot run say why and end with the documented exit code; bad names are refused before that.
+function(expect_refusal code text)
+  execute_process(COMMAND "${BINARY}" bench ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE out ERROR_VARIABLE err)
+  if(NOT result EQUAL code OR NOT err MATCHES "${text}")
+    message(FATAL_ERROR "bench ${ARGN}: exit ${result} (expected ${code}), said: ${out}${err} (expected: ${text})")
+  endif()
+endfunction()
+
+expect_refusal(3 "device=cpu: this bench measures GPUs" peak --device cpu)
+expect_refusal(2 "unknown shape 'nosuch': all, gptoss120b" moe --shape nosuch)
+expect_refusal(2 "unknown routing 'nosuch': uniform, zipf or onehot" moe --routing nosuch)
+expect_refusal(3 "bench serving is not in this version" serving)
+execute_process(COMMAND "${BINARY}" bench peak --device cuda RESULT_VARIABLE result OUTPUT_QUIET ERROR_VARIABLE err)
+if(NOT result EQUAL 0 AND NOT err MATCHES "device=cuda: |built without CUDA")
+  message(FATAL_ERROR "bench peak: exit ${result}, said: ${err}")
+endif()

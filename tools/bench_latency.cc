@@ -1,0 +1,272 @@
+// fp4moe bench latency: prompt and decode speed of the engine, as llama-bench prints them.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <condition_variable>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <thread>
+
+#include "bench_verbs.h"
+#include "fp4moe/engine.h"
+#include "verb.h"
+
+namespace fp4moe {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using json = nlohmann::ordered_json;
+
+struct BenchOptions {
+  EngineConfig engine;
+  std::vector<int64_t> prompt = {512}, generate = {128}, batch = {1};
+  std::vector<int> threads = {0};
+  int repeat = 5;
+  bool no_warmup = false;
+  std::string output = "md";
+};
+
+// One line of the table: each request of a batch has n_prompt ids, or makes n_gen tokens after one id.
+struct Case {
+  int threads;
+  int64_t batch, n_prompt, n_gen;
+
+  std::string name() const {
+    const std::string test = n_gen > 0 ? "tg" + std::to_string(n_gen) : "pp" + std::to_string(n_prompt);
+    return batch > 1 ? test + " x" + std::to_string(batch) : test;
+  }
+};
+
+struct Measured {
+  Case what;
+  std::vector<double> seconds;  // one for each repeat
+  double tokens;                // of one repeat
+
+  double mean() const {
+    double sum = 0;
+    for (const double s : seconds) sum += tokens / s;
+    return sum / static_cast<double>(seconds.size());
+  }
+  double stddev() const {
+    if (seconds.size() < 2) return 0;
+    double sum = 0;
+    for (const double s : seconds) sum += (tokens / s - mean()) * (tokens / s - mean());
+    return std::sqrt(sum / static_cast<double>(seconds.size() - 1));
+  }
+};
+
+// Runs a batch of equal requests. Prefill is timed from submission to the last first token, decode from the
+// moment when every request has its first token to the last one's end.
+class Batch {
+ public:
+  Batch(Engine& engine, const Case& c) : engine_(engine), case_(c) {}
+
+  Result<double> run(uint64_t seed) {
+    std::mt19937_64 random(seed);
+    const Clock::time_point start = Clock::now();
+    int64_t submitted = 0;
+    Status refused;
+    for (int64_t b = 0; b < case_.batch; ++b) {
+      Request request;
+      request.input_ids.resize(static_cast<size_t>(std::max<int64_t>(case_.n_prompt, 1)));
+      for (int32_t& id : request.input_ids) id = static_cast<int32_t>(random() % vocabulary());
+      request.sampling.temperature = 0;
+      request.sampling.ignore_eos = true;
+      request.sampling.max_new_tokens = case_.n_gen + 1;
+      auto id = engine_.submit(std::move(request), [this](const Delta& delta) { on_delta(delta); });
+      if (id.ok()) ++submitted;
+      if (!id.ok()) refused = id.status();
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    news_.wait(lock, [&] { return ended_ == submitted; });
+    if (!refused.ok()) return refused;
+    if (!status_.ok()) return status_;
+    const Clock::time_point from = case_.n_gen > 0 ? all_started_at_ : start;
+    const Clock::time_point to = case_.n_gen > 0 ? ended_at_ : all_started_at_;
+    return std::chrono::duration<double>(to - from).count();
+  }
+
+  // Tokens made in the time that run() measures: those after the moment when all had started.
+  double tokens() const {
+    if (case_.n_gen == 0) return static_cast<double>(case_.batch * case_.n_prompt);
+    return static_cast<double>(tokens_ - tokens_at_start_);
+  }
+
+ private:
+  uint64_t vocabulary() const { return static_cast<uint64_t>(engine_.info().vocab_size); }
+
+  void on_delta(const Delta& delta) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto made = static_cast<int64_t>(delta.token_ids.size());
+    tokens_ += made;
+    if (made > 0 && delta.completion_tokens == made && ++started_ == case_.batch) {
+      all_started_at_ = Clock::now();
+      tokens_at_start_ = tokens_;
+    }
+    if (delta.finish_reason == FinishReason::kNone) return;
+    ended_at_ = Clock::now();
+    if (delta.finish_reason != FinishReason::kLength && status_.ok())
+      status_ = internal_error("a request ended early: " + delta.error);
+    ++ended_;
+    news_.notify_all();
+  }
+
+  Engine& engine_;
+  const Case case_;
+  std::mutex mutex_;
+  std::condition_variable news_;
+  int64_t started_ = 0, ended_ = 0, tokens_ = 0, tokens_at_start_ = 0;
+  Clock::time_point all_started_at_, ended_at_;
+  Status status_;
+};
+
+Result<Measured> measure(Engine& engine, const Case& c, const BenchOptions& options) {
+  Measured m{c, {}, 0};
+  for (int r = options.no_warmup ? 0 : -1; r < options.repeat; ++r) {
+    Batch batch(engine, c);
+    const auto seconds = batch.run(static_cast<uint64_t>(r + 1));
+    if (!seconds.ok()) return seconds.status().with_context(c.name());
+    m.tokens = batch.tokens();
+    if (r >= 0) m.seconds.push_back(*seconds);
+  }
+  return m;
+}
+
+std::string size_text(int64_t bytes) {
+  return bytes >= int64_t{1} << 30 ? fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1 << 30))
+                                   : fmt::format("{:.2f} MiB", static_cast<double>(bytes) / (1 << 20));
+}
+
+json to_json(const Measured& m, const ModelInfo& info) {
+  json samples = json::array();
+  for (const double s : m.seconds) samples.push_back(m.tokens / s);
+  return {{"model", info.name},
+          {"quantization", info.quantization},
+          {"model_size", info.weight_bytes},
+          {"backend", info.backend},
+          {"n_threads", m.what.threads},
+          {"n_batch", m.what.batch},
+          {"n_prompt", m.what.n_prompt},
+          {"n_gen", m.what.n_gen},
+          {"test", m.what.name()},
+          {"avg_ts", m.mean()},
+          {"stddev_ts", m.stddev()},
+          {"samples_ts", std::move(samples)}};
+}
+
+// Prints rows as they come; JSON needs its brackets around them.
+class Table {
+ public:
+  explicit Table(std::string form) : form_(std::move(form)) {
+    if (form_ == "json") fmt::print("[");
+    if (form_ == "md")
+      fmt::print(
+          "| model | size | quant | backend | threads | test | t/s |\n"
+          "| --- | ---: | --- | --- | ---: | ---: | ---: |\n");
+  }
+
+  void add(const Measured& m, const ModelInfo& info) {
+    const json row = to_json(m, info);
+    if (form_ == "md") {
+      fmt::print("| {} | {} | {} | {} | {} | {} | {:.2f} ± {:.2f} |\n", info.name,
+                 size_text(info.weight_bytes), info.quantization, info.backend, m.what.threads, m.what.name(),
+                 m.mean(), m.stddev());
+    } else if (form_ == "csv") {
+      std::string names, values;
+      for (const auto& [key, value] : row.items()) {
+        if (value.is_array()) continue;
+        names += (names.empty() ? "" : ",") + key;
+        values += (values.empty() ? "" : ",") + value.dump();
+      }
+      if (rows_ == 0) fmt::print("{}\n", names);
+      fmt::print("{}\n", values);
+    } else {
+      fmt::print("{}{}{}", form_ == "json" && rows_ > 0 ? ",\n" : "", row.dump(),
+                 form_ == "jsonl" ? "\n" : "");
+    }
+    ++rows_;
+    std::fflush(stdout);
+  }
+
+  void finish() {
+    if (form_ == "json") fmt::print("]\n");
+  }
+
+ private:
+  const std::string form_;
+  int rows_ = 0;
+};
+
+std::vector<Case> cases(const BenchOptions& options, int threads) {
+  std::vector<Case> list;
+  for (const int64_t batch : options.batch) {
+    for (const int64_t n : options.prompt) {
+      if (n > 0) list.push_back({threads, batch, n, 0});
+    }
+    for (const int64_t n : options.generate) {
+      if (n > 0) list.push_back({threads, batch, 0, n});
+    }
+  }
+  return list;
+}
+
+// For a list of --threads each process of a job loads one engine after the other.
+int bench_latency(const BenchOptions& options) {
+  const bool follows = Engine::is_follower(options.engine);
+  Table table(follows ? "none" : options.output);
+  for (const int threads : options.threads) {
+    EngineConfig config = options.engine;
+    config.threads = threads;
+    const int64_t most = *std::max_element(options.batch.begin(), options.batch.end());
+    config.max_running_requests = std::max(config.max_running_requests, static_cast<int>(most));
+    config.max_queued_requests = std::max(config.max_queued_requests, static_cast<int>(most));
+    if (follows) {
+      if (const int code = follow(config); code != kExitOk) return code;
+      continue;
+    }
+    auto engine = Engine::make(config);
+    if (!engine.ok()) return report_error(engine.status());
+    const int used = threads > 0 ? threads : static_cast<int>(std::thread::hardware_concurrency());
+    for (const Case& c : cases(options, used)) {
+      const auto measured = measure(**engine, c, options);
+      if (!measured.ok()) return report_error(measured.status());
+      table.add(*measured, (*engine)->info());
+    }
+  }
+  table.finish();
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_bench_latency(CLI::App& bench, int& exit_code) {
+  CLI::App* verb =
+      bench.add_subcommand("latency", "Prompt (pp) and decode (tg) tokens per second of the engine");
+  auto options = std::make_shared<BenchOptions>();
+  add_engine_flags(*verb, options->engine);
+  // Here --threads is a list.
+  verb->remove_option(verb->get_option("--threads"));
+  const auto list = [verb](const char* names, auto& values, const char* help) {
+    return verb->add_option(names, values, help)->delimiter(',')->capture_default_str();
+  };
+  list("-t,--threads", options->threads, "CPU threads; 0: all")->check(CLI::NonNegativeNumber);
+  list("-p,--n-prompt", options->prompt, "prompt lengths; 0: none")->check(CLI::NonNegativeNumber);
+  list("-n,--n-gen", options->generate, "decode lengths; 0: none")->check(CLI::NonNegativeNumber);
+  list("-b,--batch", options->batch, "requests at a time")->check(CLI::Range(1, 4096));
+  verb->add_option("-r,--repetitions", options->repeat, "repeats of each test")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  verb->add_flag("--no-warmup", options->no_warmup, "time the first run of each test too");
+  verb->add_option("-o,--output", options->output, "md, csv, json or jsonl")
+      ->check(CLI::IsMember({"md", "csv", "json", "jsonl"}))
+      ->capture_default_str();
+  verb->add_flag_callback(
+      "--json", [options] { options->output = "json"; }, "the same as -o json");
+  verb->callback([options, &exit_code] { exit_code = bench_latency(*options); });
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,66 @@
+// The layers that `bench moe` measures, what one call of them costs, and how tokens choose experts in it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fp4moe/status.h"
+#include "kernels/expert_ops.h"
+
+namespace fp4moe {
+
+struct MoeShape {
+  const char* name;
+  int64_t num_experts;              // E: what tokens choose from
+  int64_t first_expert, num_local;  // the layer has experts [first, first + L)
+  int64_t topk, hidden_size, intermediate_size;
+  Activation activation;
+};
+
+const std::vector<MoeShape>& moe_shapes();
+// "all", or some of the names. kInvalidArgument names the unknown one and lists all.
+Result<std::vector<MoeShape>> moe_shapes_of(const std::vector<std::string>& names);
+
+enum class MoeRouting : uint8_t {
+  kUniform,  // topk different experts, all alike
+  kZipf,     // likewise, the expert of rank r with weight 1 / r; ranks are drawn anew for each call
+  kOneHot,   // every token the same topk local experts
+};
+Result<MoeRouting> moe_routing_of(const std::string& name);
+
+struct RoutingDraw {
+  std::vector<int32_t> ids;    // [T, topk], different within a token
+  std::vector<float> weights;  // [T, topk], their sum is 1
+  int64_t active_experts = 0;  // local ones with a token
+  int64_t local_pairs = 0;     // (token, expert) pairs
+};
+// The same seed gives the same draw.
+RoutingDraw draw_routing(const MoeShape& shape, MoeRouting routing, int64_t num_tokens, uint64_t seed);
+
+// What a call must read and do at least: each active expert's weights once, two flops a weight and row.
+double moe_weight_bytes(const MoeShape& shape, Fp4Format format, double active_experts);
+double moe_flops(const MoeShape& shape, double local_pairs);
+
+// The best known peer at one point.
+struct MoePeer {
+  std::string name;
+  double us = 0, multiple = 0;  // of the roofline of its run
+};
+// Figures of bench/peers_h200.json.
+class MoePeers {
+ public:
+  static Result<MoePeers> read(const std::string& path);
+  // Null if there is none. dsv4_flash has seedbench's dims, and its figures.
+  const MoePeer* find(const std::string& shape, int64_t num_tokens) const;
+
+ private:
+  struct Row {
+    std::string shape;
+    int64_t num_tokens;
+    MoePeer peer;
+  };
+  std::vector<Row> rows_;
+};
+
+}  // namespace fp4moe
