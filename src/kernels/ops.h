@@ -70,6 +70,13 @@ struct RmsNormArgs {              // y = x / sqrt(mean(x^2) + eps) * weight, in 
   float* out_f32 = nullptr;  // [T, H] or null: the same before rounding (the router's input)
 };
 
+// A norm and the linear of its output: linear.x is norm.out_act, whose contents afterwards are unspecified (a
+// GPU norms a few tokens inside the linear). norm.out_f32 is null.
+struct NormLinearArgs {
+  RmsNormArgs norm;
+  LinearArgs linear;
+};
+
 // Rotary embedding of the two-halves kind: pairs (i, i + rotary_dim/2). YaRN and other scalings are in the
 // table that rope_table() makes; elements past rotary_dim pass through.
 struct RopeArgs {
@@ -120,7 +127,8 @@ struct KvPages {
   int row_stride = 0;                                 // elements; 0: head_dim
 
   // Where the row of `position` lies, in elements. Always inlined: sources of every ISA use it.
-  [[gnu::always_inline]] int64_t offset(const int32_t* page_table, int kv_head, int64_t position) const {
+  [[gnu::always_inline]] constexpr int64_t offset(const int32_t* page_table, int kv_head,
+                                                  int64_t position) const {
     const int64_t page = page_table[position / page_size], slot = position % page_size;
     return ((page * num_kv_heads + kv_head) * page_size + slot) * (row_stride != 0 ? row_stride : head_dim);
   }
@@ -133,6 +141,13 @@ struct KvWriteArgs {         // stores the new tokens' rows into their pages (ro
   KvPages k_pages, v_pages;
   std::span<const SequenceRows> sequences;
   const DeviceBatch* device_batch = nullptr;  // on a GPU, instead of sequences
+};
+
+// q and k turned (q in place), then k and v stored: rope of each, then kv_write. k's rows afterwards are
+// unspecified. kv.k is k.x; positions, inv_freq, rotary_dim and head_dim of q and k are the same.
+struct RopeKvArgs {
+  RopeArgs q, k;
+  KvWriteArgs kv;
 };
 
 struct AttentionArgs {  // causal, grouped-query; the new tokens' keys and values are already in the pages
@@ -219,8 +234,10 @@ struct DenseOps {
   void (*linear)(const LinearArgs&, ThreadPool&);
   void (*embed)(const EmbedArgs&, ThreadPool&);
   void (*rms_norm)(const RmsNormArgs&, ThreadPool&);
+  void (*norm_linear)(const NormLinearArgs&, ThreadPool&);
   void (*rope)(const RopeArgs&, ThreadPool&);
   void (*kv_write)(const KvWriteArgs&, ThreadPool&);
+  void (*rope_kv)(const RopeKvArgs&, ThreadPool&);
   void (*attention)(const AttentionArgs&, ThreadPool&);
   void (*head_norm)(const HeadNormArgs&, ThreadPool&);
   void (*head_linear)(const HeadLinearArgs&, ThreadPool&);
@@ -240,5 +257,9 @@ const DenseOps& ref_dense_ops();
 const DenseOps& cpu_dense_ops(Isa isa);
 // Of the GPU; bf16 activations only. Null in a build without CUDA.
 const DenseOps* cuda_dense_ops();
+// Opens the libraries that the GPU's ops call, and makes what they need besides their arguments: before the
+// first op, and not while a graph is captured. kUnsupported says what is missing; later calls return the
+// same.
+Status prepare_cuda_dense_ops();
 
 }  // namespace fp4moe

@@ -38,9 +38,22 @@ void rms_norm(const RmsNormArgs& args, ThreadPool& pool) {
 }
 
 template <const DenseChunks& chunks>
+void norm_linear(const NormLinearArgs& args, ThreadPool& pool) {
+  rms_norm<chunks>(args.norm, pool);
+  linear<chunks>(args.linear, pool);
+}
+
+template <const DenseChunks& chunks>
 void rope(const RopeArgs& args, ThreadPool& pool) {
   run_ranges(pool, args.num_tokens, kRowsPerChunk,
              [&](int64_t begin, int64_t end) { chunks.rope(args, begin, end); });
+}
+
+template <const DenseChunks& chunks>
+void rope_kv(const RopeKvArgs& args, ThreadPool& pool) {
+  rope<chunks>(args.q, pool);
+  rope<chunks>(args.k, pool);
+  ref::kv_write(args.kv, pool);
 }
 
 // How attention is cut: sequence by sequence, then blocks of tokens, then groups of query heads.
@@ -130,8 +143,10 @@ constexpr DenseOps make_ops(const char* name) {
           .linear = linear<chunks>,
           .embed = ref::embed,
           .rms_norm = rms_norm<chunks>,
+          .norm_linear = norm_linear<chunks>,
           .rope = rope<chunks>,
           .kv_write = ref::kv_write,
+          .rope_kv = rope_kv<chunks>,
           .attention = attention<chunks>,
           .head_norm = head_norm<chunks>,
           .head_linear = head_linear<chunks>,

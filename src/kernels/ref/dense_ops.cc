@@ -2,14 +2,27 @@
 
 namespace fp4moe {
 
+void ref::norm_linear(const NormLinearArgs& args, ThreadPool& pool) {
+  rms_norm(args.norm, pool);
+  linear(args.linear, pool);
+}
+
+void ref::rope_kv(const RopeKvArgs& args, ThreadPool& pool) {
+  rope(args.q, pool);
+  rope(args.k, pool);
+  kv_write(args.kv, pool);
+}
+
 const DenseOps& ref_dense_ops() {
   static constexpr DenseOps ops = {.name = "ref",
                                    .linear_layout = LinearLayout::kRowMajor,
                                    .linear = ref::linear,
                                    .embed = ref::embed,
                                    .rms_norm = ref::rms_norm,
+                                   .norm_linear = ref::norm_linear,
                                    .rope = ref::rope,
                                    .kv_write = ref::kv_write,
+                                   .rope_kv = ref::rope_kv,
                                    .attention = ref::attention,
                                    .head_norm = ref::head_norm,
                                    .head_linear = ref::head_linear,

@@ -1,0 +1,24 @@
+// The GPU's dense ops one by one, as DenseOps has them; cuda/dense_ops.cu makes the table. All pointers are
+// device memory; work goes to the current stream; the pool is not used.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/ops.h"
+
+namespace fp4moe::cuda {
+
+void embed(const EmbedArgs& args, ThreadPool& pool);
+void rms_norm(const RmsNormArgs& args, ThreadPool& pool);
+void head_norm(const HeadNormArgs& args, ThreadPool& pool);
+void rope(const RopeArgs& args, ThreadPool& pool);
+void kv_write(const KvWriteArgs& args, ThreadPool& pool);
+void rope_kv(const RopeKvArgs& args, ThreadPool& pool);
+void head_linear(const HeadLinearArgs& args, ThreadPool& pool);
+void silu_mul(const SiluMulArgs& args, ThreadPool& pool);
+void sigmoid_gate(const SigmoidGateArgs& args, ThreadPool& pool);
+void add(const AddArgs& args, ThreadPool& pool);
+void gather_rows(const GatherRowsArgs& args, ThreadPool& pool);
+void copy_heads(const CopyHeadsArgs& args, ThreadPool& pool);
+
+}  // namespace fp4moe::cuda

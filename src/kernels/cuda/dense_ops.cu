@@ -1,0 +1,54 @@
+// The table of the GPU's dense ops.
+#include "device/device_memory.h"
+#include "kernels/cuda/dense_kernels.h"
+#include "kernels/cuda/linear_few.h"
+#include "kernels/cuda/linear_lt.h"
+
+namespace fp4moe {
+namespace {
+
+void linear(const LinearArgs& args, ThreadPool&) {
+  if (linear_few_fits(args.x.rows, args.x.cols))
+    linear_few(args);
+  else
+    linear_lt(args);
+}
+
+// Above this, norming the tokens in every block costs more than a launch of its own.
+constexpr int64_t kMaxNormedTokens = 4;
+
+void norm_linear(const NormLinearArgs& args, ThreadPool& pool) {
+  if (args.linear.x.rows <= kMaxNormedTokens && linear_few_fits(args.linear.x.rows, args.linear.x.cols))
+    return norm_linear_few(args);
+  cuda::rms_norm(args.norm, pool);
+  linear(args.linear, pool);
+}
+
+}  // namespace
+
+const DenseOps* cuda_dense_ops() {
+  static constexpr DenseOps ops = {.name = "cuda",
+                                   .linear_layout = LinearLayout::kRowMajor,
+                                   .linear = linear,
+                                   .embed = cuda::embed,
+                                   .rms_norm = cuda::rms_norm,
+                                   .norm_linear = norm_linear,
+                                   .rope = cuda::rope,
+                                   .kv_write = cuda::kv_write,
+                                   .rope_kv = cuda::rope_kv,
+                                   .attention = nullptr,
+                                   .head_norm = cuda::head_norm,
+                                   .head_linear = cuda::head_linear,
+                                   .silu_mul = cuda::silu_mul,
+                                   .add = cuda::add,
+                                   .gather_rows = cuda::gather_rows,
+                                   .copy_heads = cuda::copy_heads,
+                                   .sigmoid_gate = cuda::sigmoid_gate,
+                                   .attention_workspace_bytes = nullptr,
+                                   .memory = device_memory};
+  return &ops;
+}
+
+Status prepare_cuda_dense_ops() { return prepare_linear_lt(); }
+
+}  // namespace fp4moe

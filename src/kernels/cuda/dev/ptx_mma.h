@@ -1,0 +1,32 @@
+// mma.sync m16n8k16 of bf16 into f32 (PTX ISA, "mma.m16n8k16"), and conversions to bf16 pairs.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace fp4moe::ptx {
+
+// c [16, 8] += a [16, 16] b [16, 8]. With lane = 4 g + t: a holds rows g, g+8 (0, 1) and again (2, 3), of
+// which (0, 1) are one pair of k and (2, 3) another; b holds the same two pairs of k, column g; c holds row g
+// (0, 1) and g+8 (2, 3), columns 2t and 2t+1. Which k a pair stands for is free, as a sum has no order.
+__device__ __forceinline__ void mma_bf16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                         uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// The two, rounded to nearest even; low half first.
+__device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+__device__ __forceinline__ float low_of_pair(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high_of_pair(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+}  // namespace fp4moe::ptx

@@ -1,0 +1,45 @@
+// How the dense kernels go out: to the current stream, as programmatic dependents of what is before them.
+// Every such kernel waits (ptx::dependency_wait) before it touches what others write, so that it may start,
+// and fetch its weights, while they still run.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "device/stream.h"
+
+namespace fp4moe {
+
+struct LaunchShape {
+  dim3 grid, block;
+  size_t shared_bytes = 0;
+};
+
+// An error is kept by the stream. A grid of nothing is not launched.
+template <class Args>
+void launch(const char* name, void (*kernel)(Args), const LaunchShape& shape, const Args& args) {
+  if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
+  Stream& stream = current_stream();
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = stream.handle();
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  cudaLaunchKernelEx(&config, kernel, args);
+  stream.check_launch(name);
+}
+
+// Of device 0.
+struct DeviceLimits {
+  int num_sms = 0;
+  int shared_bytes_per_block = 0;  // with opt-in
+};
+const DeviceLimits& device_limits();
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace fp4moe

@@ -1,0 +1,18 @@
+// Dense linears of few tokens: the weights' bytes are the time.
+#pragma once
+
+#include "kernels/ops.h"
+
+namespace fp4moe {
+
+// Whether linear_few takes T rows of K: T <= 16, K a multiple of 32, and x beside a ring of weights in shared
+// memory.
+bool linear_few_fits(int64_t num_tokens, int64_t k);
+
+// DenseOps::linear. Precondition: linear_few_fits.
+void linear_few(const LinearArgs& args);
+// DenseOps::norm_linear with the norm inside; linear.x.data and norm.out_act.data are not written.
+// Precondition: linear_few_fits; norm.out_f32 is null.
+void norm_linear_few(const NormLinearArgs& args);
+
+}  // namespace fp4moe

@@ -1,0 +1,176 @@
+// Dense linear by cuBLASLt.
+//
+// Computes:  out [T, N] f32 (+)= x [T, K] W^T + bias; x and W [N, K] bf16 row-major.
+// Shapes:    any. The algorithm is its heuristic's first for (T, N, K, bias, accumulate), asked once.
+// Bytes:     2 N K + T (2 K + 4 N).   Flops: 2 T N K.   Bound: the larger of the two.
+// Numerics:  f32 sums; split-K partial sums are f32 and added in a fixed order.
+#include "kernels/cuda/linear_lt.h"
+
+#include <cuda_runtime.h>
+
+#include <array>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "base/check.h"
+#include "device/library.h"
+#include "device/stream.h"
+#include "kernels/cuda/cublas_lt.h"
+
+namespace fp4moe {
+
+Result<CublasLt> CublasLt::load() {
+  FP4MOE_ASSIGN_OR_RETURN(const Library library, Library::open(LibraryId::kCublasLt));
+  CublasLt lt{};
+  FP4MOE_RETURN_IF_ERROR(library.bind("cublasLtCreate", lt.create));
+  FP4MOE_RETURN_IF_ERROR(library.bind("cublasLtMatmul", lt.matmul));
+  FP4MOE_RETURN_IF_ERROR(library.bind("cublasLtMatmulAlgoGetHeuristic", lt.get_heuristic));
+  FP4MOE_RETURN_IF_ERROR(library.bind("cublasLtMatmulDescCreate", lt.desc_create));
+  FP4MOE_RETURN_IF_ERROR(library.bind("cublasLtMatmulDescDestroy", lt.desc_destroy));
+  FP4MOE_RETURN_IF_ERROR(library.bind("cublasLtMatmulDescSetAttribute", lt.desc_set));
+  FP4MOE_RETURN_IF_ERROR(library.bind("cublasLtMatrixLayoutCreate", lt.layout_create));
+  FP4MOE_RETURN_IF_ERROR(library.bind("cublasLtMatrixLayoutDestroy", lt.layout_destroy));
+  FP4MOE_RETURN_IF_ERROR(library.bind("cublasLtMatmulPreferenceCreate", lt.preference_create));
+  FP4MOE_RETURN_IF_ERROR(library.bind("cublasLtMatmulPreferenceDestroy", lt.preference_destroy));
+  FP4MOE_RETURN_IF_ERROR(library.bind("cublasLtMatmulPreferenceSetAttribute", lt.preference_set));
+  return lt;
+}
+
+namespace {
+
+constexpr size_t kWorkspaceBytes = 32 << 20;  // what cuBLAS itself takes on Hopper
+
+// One matrix product as cuBLASLt has it: column-major, D [N, T] = W^T [N, K] x [K, T].
+class Problem {
+ public:
+  Problem(const CublasLt& lt, const LinearArgs& a) : lt_(lt) {
+    const auto t = static_cast<uint64_t>(a.x.rows), n = static_cast<uint64_t>(a.n),
+               k = static_cast<uint64_t>(a.x.cols);
+    const auto check = [&](cublasStatus_t status) {
+      if (status_ == CUBLAS_STATUS_SUCCESS) status_ = status;
+    };
+    check(lt.desc_create(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    check(lt.layout_create(&w, CUDA_R_16BF, k, n, a.x.cols));
+    check(lt.layout_create(&x, CUDA_R_16BF, k, t, a.x.cols));
+    check(lt.layout_create(&out, CUDA_R_32F, n, t, a.n));
+    if (status_ != CUBLAS_STATUS_SUCCESS) return;
+    const cublasOperation_t transposed = CUBLAS_OP_T;
+    check(lt.desc_set(desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed));
+    if (a.bias == nullptr) return;
+    const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    const cudaDataType_t type = CUDA_R_32F;
+    check(lt.desc_set(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+    check(lt.desc_set(desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type));
+    check(lt.desc_set(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &a.bias, sizeof a.bias));
+  }
+  Problem(const Problem&) = delete;
+  Problem& operator=(const Problem&) = delete;
+  ~Problem() {
+    for (cublasLtMatrixLayout_t layout : {w, x, out})
+      if (layout != nullptr) lt_.layout_destroy(layout);
+    if (desc != nullptr) lt_.desc_destroy(desc);
+  }
+  cublasStatus_t status() const { return status_; }
+
+  cublasLtMatmulDesc_t desc = nullptr;
+  cublasLtMatrixLayout_t w = nullptr, x = nullptr, out = nullptr;
+
+ private:
+  const CublasLt& lt_;
+  cublasStatus_t status_ = CUBLAS_STATUS_SUCCESS;
+};
+
+class LinearLt {
+ public:
+  static Result<LinearLt*> instance() {
+    static LinearLt lt;
+    static const Status made = lt.make();
+    if (!made.ok()) return made;
+    return &lt;
+  }
+
+  cublasStatus_t run(const LinearArgs& a, cudaStream_t stream) {
+    const std::lock_guard lock(mutex_);
+    const Problem problem(lt_, a);
+    if (problem.status() != CUBLAS_STATUS_SUCCESS) return problem.status();
+    const Key key = {a.x.rows, a.n, a.x.cols, a.bias != nullptr, a.accumulate};
+    auto found = algorithms_.find(key);
+    if (found == algorithms_.end()) {
+      cublasLtMatmulAlgo_t algorithm{};
+      if (const cublasStatus_t status = choose(problem, algorithm); status != CUBLAS_STATUS_SUCCESS)
+        return status;
+      found = algorithms_.emplace(key, algorithm).first;
+    }
+    const float one = 1, beta = a.accumulate ? 1 : 0;
+    return lt_.matmul(handle_, problem.desc, &one, a.weight, problem.w, a.x.data, problem.x, &beta, a.out,
+                      problem.out, a.out, problem.out, &found->second, workspace_, kWorkspaceBytes, stream);
+  }
+
+ private:
+  using Key = std::array<int64_t, 5>;
+
+  Status make() {
+    FP4MOE_ASSIGN_OR_RETURN(lt_, CublasLt::load());
+    if (const cublasStatus_t status = lt_.create(&handle_); status != CUBLAS_STATUS_SUCCESS)
+      return unsupported("cuBLASLt cannot start: status " + std::to_string(status));
+    if (const cudaError_t error = cudaMalloc(&workspace_, kWorkspaceBytes); error != cudaSuccess)
+      return does_not_fit("cuBLASLt's workspace of " + std::to_string(kWorkspaceBytes) +
+                          " bytes: " + cudaGetErrorString(error));
+    return {};
+  }
+
+  cublasStatus_t choose(const Problem& problem, cublasLtMatmulAlgo_t& algorithm) {
+    cublasLtMatmulPreference_t preference = nullptr;
+    if (const cublasStatus_t status = lt_.preference_create(&preference); status != CUBLAS_STATUS_SUCCESS)
+      return status;
+    const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // of split K: f32, in order
+    const uint64_t workspace_bytes = kWorkspaceBytes;
+    lt_.preference_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
+                       sizeof reductions);
+    lt_.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes,
+                       sizeof workspace_bytes);
+    const uint32_t alignment = 16;
+    for (const auto which :
+         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+      lt_.preference_set(preference, which, &alignment, sizeof alignment);
+    cublasLtMatmulHeuristicResult_t best{};
+    int num_found = 0;
+    const cublasStatus_t status = lt_.get_heuristic(handle_, problem.desc, problem.w, problem.x, problem.out,
+                                                    problem.out, preference, 1, &best, &num_found);
+    lt_.preference_destroy(preference);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    if (num_found == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
+    algorithm = best.algo;
+    return CUBLAS_STATUS_SUCCESS;
+  }
+
+  std::mutex mutex_;
+  CublasLt lt_{};
+  cublasLtHandle_t handle_ = nullptr;
+  void* workspace_ = nullptr;
+  std::map<Key, cublasLtMatmulAlgo_t> algorithms_;
+};
+
+}  // namespace
+
+Status prepare_linear_lt() {
+  const Result<LinearLt*> lt = LinearLt::instance();
+  return lt.ok() ? Status() : lt.status();
+}
+
+void linear_lt(const LinearArgs& args) {
+  if (args.x.rows == 0 || args.n == 0) return;
+  Stream& stream = current_stream();
+  const Result<LinearLt*> lt = LinearLt::instance();
+  if (!lt.ok()) return stream.keep(lt.status());
+  const cublasStatus_t status = (*lt)->run(args, stream.handle());
+  if (status != CUBLAS_STATUS_SUCCESS)
+    stream.keep(internal_error("cuBLASLt: status " + std::to_string(status) +
+                               " for T=" + std::to_string(args.x.rows) + " N=" + std::to_string(args.n) +
+                               " K=" + std::to_string(args.x.cols)));
+  stream.check_launch("linear_lt");
+}
+
+}  // namespace fp4moe

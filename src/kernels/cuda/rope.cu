@@ -1,0 +1,181 @@
+// Rotary embedding, and new tokens' keys and values into their pages; both in one launch, or each by itself.
+//
+// Computes:  pairs (i, i + rotary_dim / 2) of each head turned by position * inv_freq[i]; queries in place,
+// keys
+//            in place or into their page, values into their page (rounded if the pages are bf16).
+// Shapes:    rows [T, row_stride] f32, heads contiguous.
+// Bytes:     8 of each turned element; 4 + 2 of each stored one.   Bound: HBM; at T = 1 latency.
+// Numerics:  the angle is rounded to f32, as in the models' training code; sincosf; products and sums in f32.
+#include "kernels/cuda/dense_kernels.h"
+#include "kernels/cuda/dev/ptx_barrier.h"
+#include "kernels/cuda/dev/ptx_mma.h"
+#include "kernels/cuda/launch.h"
+
+namespace fp4moe::cuda {
+namespace {
+
+// What is done to the heads of one matrix.
+struct Heads {
+  float* x = nullptr;
+  int64_t row_stride = 0;
+  int num_heads = 0, head_dim = 0;
+  bool is_turned = false, is_stored = false;  // into `pages`, and then not in place
+  KvPages pages;
+};
+
+struct RopeKernelArgs {
+  Heads parts[3];  // queries, keys, values; num_heads 0: none
+  const int64_t* positions;
+  const float* inv_freq;
+  float attention_factor;
+  int half;  // rotary_dim / 2
+  // Where rows go that are stored:
+  const int32_t* row_sequence;
+  const int32_t* page_table;
+  int64_t max_pages;
+};
+
+constexpr int kPairLanes = 32, kHeadLanes = 8;
+constexpr int kHeadsPerBlock = 2 * kHeadLanes;
+
+struct Turn {
+  float cosine = 1, sine = 0;
+};
+
+__device__ Turn turn_of(const RopeKernelArgs& a, int64_t position, int pair) {
+  const float angle = static_cast<float>(position) * a.inv_freq[pair];
+  Turn turn;
+  sincosf(angle, &turn.sine, &turn.cosine);
+  turn.cosine *= a.attention_factor, turn.sine *= a.attention_factor;
+  return turn;
+}
+
+__device__ void store(const KvPages& pages, int64_t at, float value) {
+  if (pages.dtype == DType::kF32)
+    static_cast<float*>(pages.data)[at] = value;
+  else
+    static_cast<bf16*>(pages.data)[at].bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
+}
+
+// One head of one row: pairs threadIdx.x, + 32, ..., then what is not turned.
+__device__ void do_head(const RopeKernelArgs& a, const Heads& heads, int head, Turn first_turn, int64_t t) {
+  float* x = heads.x + t * heads.row_stride + static_cast<int64_t>(head) * heads.head_dim;
+  const int64_t position = __ldg(a.positions + t);
+  int64_t page_row = 0;
+  if (heads.is_stored) {
+    const int32_t sequence = __ldg(a.row_sequence + t);
+    if (sequence < 0) return;  // padding
+    page_row = heads.pages.offset(a.page_table + sequence * a.max_pages, head, position);
+  }
+  const auto put = [&](int i, float value) {
+    if (heads.is_stored)
+      store(heads.pages, page_row + i, value);
+    else
+      x[i] = value;
+  };
+  const int half = heads.is_turned ? a.half : 0;
+  for (int i = static_cast<int>(threadIdx.x); i < half; i += kPairLanes) {
+    const Turn turn = i < kPairLanes ? first_turn : turn_of(a, position, i);
+    const float low = __ldcg(x + i), high = __ldcg(x + i + half);
+    put(i, low * turn.cosine - high * turn.sine);
+    put(i + half, high * turn.cosine + low * turn.sine);
+  }
+  if (!heads.is_stored) return;
+  for (int i = 2 * half + static_cast<int>(threadIdx.x); i < heads.head_dim; i += kPairLanes)
+    put(i, __ldcg(x + i));
+}
+
+__global__ void __launch_bounds__(kPairLanes* kHeadLanes)
+    rope_kernel(const __grid_constant__ RopeKernelArgs a) {
+  ptx::launch_dependents();
+  ptx::dependency_wait();
+  const int64_t t = blockIdx.x;
+  Turn turn;
+  if (static_cast<int>(threadIdx.x) < a.half)
+    turn = turn_of(a, __ldg(a.positions + t), static_cast<int>(threadIdx.x));
+#pragma unroll
+  for (int step = 0; step < kHeadsPerBlock; step += kHeadLanes) {
+    int head = static_cast<int>(blockIdx.y) * kHeadsPerBlock + step + static_cast<int>(threadIdx.y);
+#pragma unroll
+    for (const Heads& part : a.parts) {
+      if (head >= 0 && head < part.num_heads) do_head(a, part, head, turn, t);
+      head -= part.num_heads;
+    }
+  }
+}
+
+void launch_rope(const char* name, const RopeKernelArgs& args, int64_t num_tokens) {
+  int num_heads = 0;
+  for (const Heads& part : args.parts) num_heads += part.num_heads;
+  launch(name, rope_kernel,
+         {dim3(static_cast<unsigned>(num_tokens), static_cast<unsigned>(ceil_div(num_heads, kHeadsPerBlock))),
+          dim3(kPairLanes, kHeadLanes)},
+         args);
+}
+
+Heads turned_heads(const RopeArgs& r) {
+  return {.x = r.x,
+          .row_stride = r.row_stride,
+          .num_heads = r.num_heads,
+          .head_dim = r.head_dim,
+          .is_turned = true,
+          .is_stored = false,
+          .pages = {}};
+}
+
+Heads stored_heads(const float* x, int64_t row_stride, const KvPages& pages) {
+  if (x == nullptr) return {};
+  return {.x = const_cast<float*>(x),
+          .row_stride = row_stride,
+          .num_heads = pages.num_kv_heads,
+          .head_dim = pages.head_dim,
+          .is_turned = false,
+          .is_stored = true,
+          .pages = pages};
+}
+
+RopeKernelArgs rope_args(const RopeArgs& r) {
+  return {.parts = {},
+          .positions = r.positions,
+          .inv_freq = r.inv_freq,
+          .attention_factor = r.attention_factor,
+          .half = r.rotary_dim / 2,
+          .row_sequence = nullptr,
+          .page_table = nullptr,
+          .max_pages = 0};
+}
+
+void set_batch(RopeKernelArgs& args, const DeviceBatch& batch) {
+  args.positions = batch.positions;
+  args.row_sequence = batch.row_sequence;
+  args.page_table = batch.page_table;
+  args.max_pages = batch.max_pages;
+}
+
+}  // namespace
+
+void rope(const RopeArgs& args, ThreadPool&) {
+  RopeKernelArgs kernel_args = rope_args(args);
+  kernel_args.parts[0] = turned_heads(args);
+  launch_rope("rope", kernel_args, args.num_tokens);
+}
+
+void kv_write(const KvWriteArgs& args, ThreadPool&) {
+  RopeKernelArgs kernel_args = rope_args({});
+  kernel_args.parts[1] = stored_heads(args.k, args.row_stride, args.k_pages);
+  kernel_args.parts[2] = stored_heads(args.v, args.row_stride, args.v_pages);
+  set_batch(kernel_args, *args.device_batch);
+  launch_rope("kv_write", kernel_args, args.device_batch->num_rows);
+}
+
+void rope_kv(const RopeKvArgs& args, ThreadPool&) {
+  RopeKernelArgs kernel_args = rope_args(args.q);
+  kernel_args.parts[0] = turned_heads(args.q);
+  kernel_args.parts[1] = stored_heads(args.kv.k, args.kv.row_stride, args.kv.k_pages);
+  kernel_args.parts[1].is_turned = true;
+  kernel_args.parts[2] = stored_heads(args.kv.v, args.kv.row_stride, args.kv.v_pages);
+  set_batch(kernel_args, *args.kv.device_batch);
+  launch_rope("rope_kv", kernel_args, args.kv.device_batch->num_rows);
+}
+
+}  // namespace fp4moe::cuda

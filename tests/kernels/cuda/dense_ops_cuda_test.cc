@@ -1,0 +1,389 @@
+// The GPU's dense ops against the oracle's.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "device/stream.h"
+#include "kernels/cuda/device_array.h"
+#include "kernels/cuda/linear_few.h"
+#include "kernels/dense_case.h"
+#include "support/compare.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+class DenseOpsCuda : public testing::Test {
+ protected:
+  void SetUp() override {
+    const Status prepared = prepare_cuda_dense_ops();
+    ASSERT_TRUE(prepared.ok()) << prepared.message();
+  }
+  void wait() {
+    const Status status = stream_.synchronize();
+    ASSERT_TRUE(status.ok()) << status.message();
+  }
+  const DenseOps& ops_ = *cuda_dense_ops();
+  const DenseOps& ref_ = ref_dense_ops();
+  ThreadPool pool_{2};
+  Stream stream_ = std::move(Stream::make()).value();
+  StreamScope scope_{stream_};
+};
+
+std::vector<float> filled(int64_t n, float value) { return std::vector<float>(static_cast<size_t>(n), value); }
+
+struct LinearCase {
+  int64_t tokens, n, k;
+  bool has_bias = false, accumulate = false;
+};
+
+class LinearCuda : public DenseOpsCuda {
+ protected:
+  // What the GPU gives for `c`, checked against ref.
+  std::vector<float> run(const LinearCase& c, uint64_t seed = 1) {
+    Random random(seed);
+    std::vector<bf16> x = to_bf16(random.normal(c.tokens * c.k)), w = to_bf16(random.normal(c.n * c.k));
+    const std::vector<float> bias = random.normal(c.n, 30);
+    std::vector<float> expected = c.accumulate ? random.normal(c.tokens * c.n, 30) : filled(c.tokens * c.n, kNan);
+    const DeviceArray<bf16> device_x(x), device_w(w);
+    const DeviceArray<float> device_bias(bias), out(expected);
+    LinearArgs args{.x = {x.data(), DType::kBF16, c.tokens, c.k},
+                    .weight = w.data(),
+                    .bias = c.has_bias ? bias.data() : nullptr,
+                    .out = expected.data(),
+                    .n = c.n,
+                    .accumulate = c.accumulate};
+    ref_.linear(args, pool_);
+    args.x.data = device_x.data();
+    args.weight = device_w.data();
+    if (c.has_bias) args.bias = device_bias.data();
+    args.out = out.data();
+    ops_.linear(args, pool_);
+    wait();
+    // f32 sums of K products of about one: in any order off by less than K eps of sqrt(K) of them.
+    const float budget[] = {static_cast<float>(kF32Eps * (static_cast<double>(c.k) + 4) *
+                                               (4 * std::sqrt(static_cast<double>(c.k)) + 100))};
+    EXPECT_TRUE(within_budget(out.values(), expected, budget))
+        << "T=" << c.tokens << " N=" << c.n << " K=" << c.k << " bias " << c.has_bias << " accumulate "
+        << c.accumulate;
+    return out.values();
+  }
+};
+
+TEST_F(LinearCuda, EveryNumberOfFewTokens) {
+  for (int64_t t = 0; t <= 18; ++t) run({t, 300, 96, t % 2 == 0, t % 3 == 0});
+}
+TEST_F(LinearCuda, EveryNumberOfOutputs) {
+  for (int64_t n : {1, 2, 7, 8, 9, 39, 40, 41, 131, 132, 133, 1055, 1056, 1057, 5281, 5400}) run({3, n, 64, true});
+}
+TEST_F(LinearCuda, EveryDepth) {
+  for (int64_t k : {32, 64, 96, 224, 256, 288, 1504, 1536, 1568, 2880, 3072, 3104, 4096, 7168, 9216})
+    run({5, 150, k, true, true});
+}
+TEST_F(LinearCuda, DepthsForTheLibrary) {
+  for (int64_t k : {8, 24, 40, 100, 33})
+    for (int64_t t : {1, 5, 64}) run({t, 70, k, true, true});
+}
+TEST_F(LinearCuda, ManyTokens) {
+  for (int64_t t : {17, 31, 64, 129, 300}) run({t, 200, 128, true, t % 2 == 0}), run({t, 130, 2880});
+}
+TEST_F(LinearCuda, ModelShapes) {
+  for (int64_t t : {1, 4, 16, 40}) run({t, 5120, 2880, true}), run({t, 2880, 4096, true, true});
+}
+TEST_F(LinearCuda, GivesTheSameBitsAlways) {
+  for (int64_t t : {1, 16, 40}) EXPECT_EQ(run({t, 1000, 2880, true, true}), run({t, 1000, 2880, true, true}));
+}
+
+TEST_F(LinearCuda, ATokenGivesTheSameBitsAmongFew) {
+  constexpr int64_t kTokens = 16, kN = 700, kK = 1440;
+  Random random(2);
+  const DeviceArray<bf16> x(to_bf16(random.normal(kTokens * kK))), w(to_bf16(random.normal(kN * kK)));
+  const DeviceArray<float> all(filled(kTokens * kN, kNan)), one(filled(kN, kNan));
+  ops_.linear({.x = {x.data(), DType::kBF16, kTokens, kK}, .weight = w.data(), .out = all.data(), .n = kN}, pool_);
+  for (int64_t t = 0; t < kTokens; ++t) {
+    ops_.linear({.x = {x.data() + t * kK, DType::kBF16, 1, kK}, .weight = w.data(), .out = one.data(), .n = kN},
+                pool_);
+    wait();
+    const std::vector<float> whole = all.values(), alone = one.values();
+    ASSERT_TRUE(std::equal(alone.begin(), alone.end(), whole.begin() + t * kN)) << t;
+  }
+}
+
+TEST_F(LinearCuda, NanStaysWithItsToken) {
+  for (int64_t t : {6, 40}) {
+    constexpr int64_t kN = 200, kK = 128;
+    std::vector<float> x = Random(3).normal(t * kK);
+    x[2 * kK + 5] = kNan;
+    const DeviceArray<bf16> device_x(to_bf16(x)), w(to_bf16(Random(4).normal(kN * kK)));
+    const DeviceArray<float> out(filled(t * kN, 0));
+    ops_.linear({.x = {device_x.data(), DType::kBF16, t, kK}, .weight = w.data(), .out = out.data(), .n = kN}, pool_);
+    wait();
+    const std::vector<float> values = out.values();
+    for (size_t i = 0; i < values.size(); ++i) ASSERT_EQ(std::isnan(values[i]), i / kN == 2) << i;
+  }
+}
+
+TEST_F(DenseOpsCuda, NormLinearIsNormThenLinear) {
+  for (int64_t t : {0, 1, 2, 3, 4, 5, 17})
+    for (int64_t k : {32, 1024, 1056, 2880, 4096, 5120}) {
+      constexpr int64_t kN = 333;
+      Random random(static_cast<uint64_t>(k));
+      const std::vector<float> x = random.normal(t * k, 5), weight = random.normal(k), bias = random.normal(kN);
+      const std::vector<bf16> w = to_bf16(random.normal(kN * k));
+      std::vector<float> expected = filled(t * kN, kNan), normed = filled(t * k, 0);
+      // The oracle without rounding between the two.
+      ref_.norm_linear({.norm = {x.data(), weight.data(), 1e-5f, {normed.data(), DType::kF32, t, k}, nullptr},
+                        .linear = {{normed.data(), DType::kF32, t, k}, w.data(), bias.data(), expected.data(), kN}},
+                       pool_);
+      const DeviceArray<float> device_x(x), device_weight(weight), device_bias(bias), out(filled(t * kN, kNan));
+      const DeviceArray<bf16> device_w(w), scratch(to_bf16(filled(t * k, kNan)));
+      ops_.norm_linear(
+          {.norm = {device_x.data(), device_weight.data(), 1e-5f, {scratch.data(), DType::kBF16, t, k}, nullptr},
+           .linear = {{scratch.data(), DType::kBF16, t, k}, device_w.data(), device_bias.data(), out.data(), kN}},
+          pool_);
+      wait();
+      if (t > 0) EXPECT_TRUE(within_relative_l2(out.values(), expected, 0.7 * kBf16Eps)) << t << " x " << k;
+    }
+}
+
+TEST_F(DenseOpsCuda, Embed) {
+  for (int64_t t : {0, 1, 9})
+    for (int64_t h : {1, 33, 1024, 2880}) {
+      const std::vector<bf16> table = to_bf16(Random(5).normal(50 * h));
+      std::vector<int32_t> ids;
+      for (int64_t i = 0; i < t; ++i) ids.push_back(static_cast<int32_t>(i * 7 % 50));
+      std::vector<float> expected = filled(t * h, kNan);
+      ref_.embed({table.data(), ids.data(), expected.data(), t, h}, pool_);
+      const DeviceArray<bf16> device_table(table);
+      const DeviceArray<int32_t> device_ids(ids);
+      const DeviceArray<float> out(filled(t * h, kNan));
+      ops_.embed({device_table.data(), device_ids.data(), out.data(), t, h}, pool_);
+      wait();
+      EXPECT_TRUE(same_bits(out.values(), expected)) << t << " x " << h;
+    }
+}
+
+TEST_F(DenseOpsCuda, RmsNorm) {
+  for (int64_t h : {1, 3, 31, 128, 129, 2880, 4095, 4096, 7168, 9001})
+    for (int64_t t : {0, 1, 5}) {
+      const std::vector<float> x = Random(6).normal(t * h, 3), weight = Random(7).normal(h);
+      std::vector<float> expected = filled(t * h, kNan);
+      ref_.rms_norm({x.data(), weight.data(), 1e-5f, {nullptr, DType::kBF16, t, h}, expected.data()}, pool_);
+      const DeviceArray<float> device_x(x), device_weight(weight), out(filled(t * h, kNan));
+      const DeviceArray<bf16> out_act(to_bf16(filled(t * h, kNan)));
+      const RmsNormArgs args{
+          device_x.data(), device_weight.data(), 1e-5f, {out_act.data(), DType::kBF16, t, h}, out.data()};
+      ops_.rms_norm(args, pool_);
+      wait();
+      std::vector<float> budget;
+      for (float y : expected)
+        budget.push_back(static_cast<float>(std::abs(y) * kF32Eps * (static_cast<double>(h) / 64 + 12)) + 1e-30f);
+      EXPECT_TRUE(within_budget(out.values(), expected, budget)) << t << " x " << h;
+      std::vector<float> rounded;
+      for (float y : out.values()) rounded.push_back(round_to_bf16(y));
+      EXPECT_TRUE(same_bits(to_float(out_act.values()), rounded));
+      // In place.
+      ops_.rms_norm({out.data(), device_weight.data(), 1e-5f, {nullptr, DType::kBF16, t, h}, out.data()}, pool_);
+      wait();
+    }
+}
+
+TEST_F(DenseOpsCuda, HeadNorm) {
+  for (int head_dim : {1, 31, 64, 80, 128, 512})
+    for (auto [t, heads] : {std::pair{0, 3}, {1, 1}, {2, 5}, {9, 3}}) {
+      const int64_t stride = heads * head_dim + 3;
+      std::vector<float> x = Random(8).normal(t * stride, 3);
+      const std::vector<float> weight = Random(9).normal(head_dim);
+      const DeviceArray<float> device_x(x), device_weight(weight);
+      ref_.head_norm({x.data(), weight.data(), 1e-5f, t, stride, heads, head_dim}, pool_);
+      ops_.head_norm({device_x.data(), device_weight.data(), 1e-5f, t, stride, heads, head_dim}, pool_);
+      wait();
+      std::vector<float> budget;
+      for (float y : x) budget.push_back(static_cast<float>(std::abs(y) * kF32Eps * 24) + 1e-30f);
+      EXPECT_TRUE(within_budget(device_x.values(), x, budget)) << t << " x " << heads << " x " << head_dim;
+    }
+}
+
+// Queries, keys and values in one row; pages of two sequences; one row of padding.
+struct AttentionInputs {
+  int64_t tokens = 6, stride;
+  int num_q, num_kv, head_dim, rotary;
+  DType dtype;
+  std::vector<float> rows, inv_freq, pages;
+  std::vector<int64_t> positions = {3, 4, 5, 70000, 70001, 0};
+  std::vector<int32_t> sequence = {0, 0, 0, 1, 1, -1}, page_table;
+
+  static constexpr int64_t kPages = 9, kPageSize = 4, kMaxPages = 17502;
+  AttentionInputs(int q, int kv, int dim, int rotary_dim, DType page_type)
+      : stride((q + 2 * kv) * dim + 2), num_q(q), num_kv(kv), head_dim(dim), rotary(rotary_dim), dtype(page_type) {
+    Random random(10);
+    rows = random.normal(tokens * stride);
+    for (int i = 0; i < rotary / 2; ++i) inv_freq.push_back(std::pow(10000.0f, -2.0f * i / rotary));
+    pages = filled(kPages * kv * kPageSize * dim, 42);
+    page_table.assign(2 * kMaxPages, 0);
+    page_table[0] = 7, page_table[1] = 2;
+    page_table[kMaxPages + 70000 / kPageSize] = 5;
+  }
+  RopeKvArgs args(float* x, const int64_t* at, const float* freq, void* k, void* v) const {
+    const RopeArgs q{x, at, freq, 1.25f, tokens, stride, num_q, head_dim, rotary};
+    RopeArgs key = q;
+    key.x = x + num_q * head_dim, key.num_heads = num_kv;
+    const KvPages k_pages{k, dtype, num_kv, kPageSize, head_dim, 0}, v_pages{v, dtype, num_kv, kPageSize, head_dim, 0};
+    return {q, key, {key.x, key.x + num_kv * head_dim, stride, k_pages, v_pages, {}, nullptr}};
+  }
+};
+
+class RopeCuda : public DenseOpsCuda, public testing::WithParamInterface<bool> {
+ protected:
+  template <class Page>
+  void compare(const AttentionInputs& in, const std::vector<Page>& pages) {
+    const bool is_fused = GetParam();
+    std::vector<float> x = in.rows;
+    std::vector<Page> k = pages, v = pages;
+    RopeKvArgs args = in.args(x.data(), in.positions.data(), in.inv_freq.data(), k.data(), v.data());
+    const std::span<const int32_t> table(in.page_table);
+    const SequenceRows sequences[] = {{0, 3, 3, table}, {3, 2, 70000, table.subspan(AttentionInputs::kMaxPages)}};
+    args.kv.sequences = sequences;
+    ref_.rope_kv(args, pool_);
+
+    const DeviceArray<float> device_x(in.rows), freq(in.inv_freq);
+    const DeviceArray<int64_t> positions(in.positions);
+    const DeviceArray<int32_t> sequence(in.sequence), page_table(in.page_table);
+    const DeviceArray<Page> device_k(pages), device_v(pages);
+    const DeviceBatch batch{.num_rows = in.tokens,
+                            .num_sequences = 2,
+                            .max_pages = AttentionInputs::kMaxPages,
+                            .positions = positions.data(),
+                            .row_sequence = sequence.data(),
+                            .page_table = page_table.data()};
+    RopeKvArgs device = in.args(device_x.data(), positions.data(), freq.data(), device_k.data(), device_v.data());
+    device.kv.device_batch = &batch;
+    if (is_fused) {
+      ops_.rope_kv(device, pool_);
+    } else {
+      ops_.rope(device.q, pool_);
+      ops_.rope(device.k, pool_);
+      ops_.kv_write(device.kv, pool_);
+    }
+    wait();
+    const auto widen = [](const std::vector<Page>& values) {
+      if constexpr (std::is_same_v<Page, bf16>)
+        return to_float(values);
+      else
+        return values;
+    };
+    const float page_budget[] = {in.dtype == DType::kBF16 ? 8 * 2 * static_cast<float>(kBf16Eps) : 1e-5f};
+    EXPECT_TRUE(within_budget(widen(device_k.values()), widen(k), page_budget));
+    EXPECT_TRUE(same_bits(widen(device_v.values()), widen(v)));
+    std::vector<float> budget(x.size(), 1e-5f), got = device_x.values();
+    if (is_fused)  // keys are unspecified
+      for (int64_t t = 0; t < in.tokens; ++t)
+        for (int i = 0; i < in.num_kv * in.head_dim; ++i) {
+          const auto at = static_cast<size_t>(t * in.stride + in.num_q * in.head_dim + i);
+          got[at] = x[at];
+        }
+    EXPECT_TRUE(within_budget(got, x, budget));
+  }
+};
+
+TEST_P(RopeCuda, TurnsAndStores) {
+  for (auto [q, kv, dim, rotary] : {std::array{64, 8, 64, 64}, {3, 1, 20, 12}, {4, 2, 128, 128}, {5, 1, 37, 34}}) {
+    const AttentionInputs rounded(q, kv, dim, rotary, DType::kBF16), exact(q, kv, dim, rotary, DType::kF32);
+    compare<bf16>(rounded, to_bf16(rounded.pages));
+    compare<float>(exact, exact.pages);
+  }
+}
+INSTANTIATE_TEST_SUITE_P(, RopeCuda, testing::Bool(),
+                         [](const auto& p) { return std::string(p.param ? "Fused" : "OneByOne"); });
+
+TEST_F(DenseOpsCuda, HeadLinear) {
+  for (DType dtype : {DType::kF32, DType::kBF16})
+    for (auto [t, heads, n, k] : {std::array{0, 3, 8, 8}, {1, 2, 17, 33}, {5, 3, 64, 40}, {16, 2, 65, 128},
+                                  {17, 4, 128, 512}, {70, 2, 30, 96}, {100, 3, 512, 128}}) {
+      const int64_t x_head = k + 4, x_stride = heads * x_head, out_head = n + 3, out_stride = heads * out_head + 1;
+      Random random(11);
+      std::vector<float> x = random.normal(t * x_stride);
+      const std::vector<bf16> w = to_bf16(random.normal(heads * n * k));
+      ActBuffer expected(dtype, t, out_stride, filled(t * out_stride, 42));
+      HeadLinearArgs args{x.data(),   x_stride, x_head, w.data(), expected.view().data, dtype, out_stride,
+                          out_head, t,        n,      k,        heads,                0.5f};
+      ref_.head_linear(args, pool_);
+      const DeviceArray<float> device_x(x), out_f32(filled(t * out_stride, 42));
+      const DeviceArray<bf16> device_w(w), out_bf16(to_bf16(filled(t * out_stride, 42)));
+      args.x = device_x.data(), args.weight = device_w.data();
+      args.out = dtype == DType::kF32 ? static_cast<void*>(out_f32.data()) : out_bf16.data();
+      ops_.head_linear(args, pool_);
+      wait();
+      const std::vector<float> got = dtype == DType::kF32 ? out_f32.values() : to_float(out_bf16.values());
+      std::vector<float> budget;
+      for (float y : expected.values())  // the split of x, and sums of k products
+        budget.push_back(y == 42 ? 0
+                                 : static_cast<float>((0x1p-16 + k * kF32Eps) * 4 * std::sqrt(k) +
+                                                      (dtype == DType::kBF16 ? 2 * kBf16Eps * std::abs(y) : 0)));
+      EXPECT_TRUE(within_budget(got, expected.values(), budget)) << t << " x " << heads << " x " << n << " x " << k;
+    }
+}
+
+TEST_F(DenseOpsCuda, SiluMul) {
+  for (DType dtype : {DType::kF32, DType::kBF16})
+    for (int64_t cols : {1, 33, 256, 257, 2048})
+      for (int64_t t : {0, 1, 7}) {
+        const std::vector<float> gate_up = Random(12).normal(t * 2 * cols, 5);
+        ActBuffer expected(dtype, t, cols);
+        ref_.silu_mul({gate_up.data(), expected.view()}, pool_);
+        const DeviceArray<float> device_in(gate_up), out_f32(filled(t * cols, kNan));
+        const DeviceArray<bf16> out_bf16(to_bf16(filled(t * cols, kNan)));
+        void* out = dtype == DType::kF32 ? static_cast<void*>(out_f32.data()) : out_bf16.data();
+        ops_.silu_mul({device_in.data(), {out, dtype, t, cols}}, pool_);
+        wait();
+        std::vector<float> budget;
+        for (float y : expected.values())
+          budget.push_back(static_cast<float>(std::abs(y) * (5e-7 + (dtype == DType::kBF16 ? 2 * kBf16Eps : 0))) +
+                           1e-30f);
+        EXPECT_TRUE(within_budget(dtype == DType::kF32 ? out_f32.values() : to_float(out_bf16.values()),
+                                  expected.values(), budget));
+      }
+}
+
+TEST_F(DenseOpsCuda, RowOpsAreExact) {
+  for (int64_t t : {0, 1, 6})
+    for (int64_t h : {1, 100, 1025, 2880}) {
+      const std::vector<float> x = Random(13).normal(t * h), y = Random(14).normal(t * h);
+      std::vector<float> expected = y;
+      const DeviceArray<float> device_x(x), sum(y), gathered(filled(t * h, kNan)), copied(filled(t * (h + 2), kNan));
+      ref_.add({x.data(), expected.data(), t * h}, pool_);
+      ops_.add({device_x.data(), sum.data(), t * h}, pool_);
+      const std::vector<int64_t> rows = {5, 0, 2, 2, 1, 3};
+      const std::vector<int64_t> first(rows.begin() + (t == 1), rows.begin() + (t == 1) + t);
+      const DeviceArray<int64_t> device_rows(first);
+      ops_.gather_rows({device_x.data(), gathered.data(), device_rows.data(), t, h * 4}, pool_);
+      ops_.copy_heads({device_x.data(), h, h / 2, copied.data(), h + 2, h / 2 + 1, t, h / 2, 2}, pool_);
+      wait();
+      EXPECT_TRUE(same_bits(sum.values(), expected));
+      std::vector<float> copies = filled(t * (h + 2), kNan), gather = filled(t * h, kNan);
+      ref_.gather_rows({x.data(), gather.data(), first.data(), t, h * 4}, pool_);
+      ref_.copy_heads({x.data(), h, h / 2, copies.data(), h + 2, h / 2 + 1, t, h / 2, 2}, pool_);
+      EXPECT_TRUE(same_bits(gathered.values(), gather));
+      EXPECT_TRUE(same_bits(copied.values(), copies));
+    }
+}
+
+TEST_F(DenseOpsCuda, SigmoidGate) {
+  for (int64_t t : {0, 1, 6})
+    for (int64_t h : {1, 100, 257, 2048}) {
+      const std::vector<float> x = Random(15).normal(t * h), w = Random(16).normal(h, 0.1f);
+      std::vector<float> expected = Random(17).normal(t * h);
+      const DeviceArray<float> device_x(x), device_w(w), out(expected);
+      ref_.sigmoid_gate({x.data(), w.data(), expected.data(), t, h}, pool_);
+      ops_.sigmoid_gate({device_x.data(), device_w.data(), out.data(), t, h}, pool_);
+      wait();
+      std::vector<float> budget;
+      for (float y : expected) budget.push_back(std::abs(y) * 3e-6f + 1e-30f);
+      EXPECT_TRUE(within_budget(out.values(), expected, budget));
+    }
+}
+
+}  // namespace
+}  // namespace fp4moe

@@ -1,0 +1,53 @@
+// Arrays in the GPU's memory for tests, between canaries.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <vector>
+
+#include "base/buffer.h"
+#include "device/device_memory.h"
+
+namespace fp4moe {
+
+// Holds `values`; their destruction finds writes past either end.
+template <class T>
+class DeviceArray {
+ public:
+  explicit DeviceArray(const std::vector<T>& values) : bytes_(static_cast<int64_t>(values.size() * sizeof(T))) {
+    std::vector<uint8_t> all(static_cast<size_t>(bytes_ + 2 * kCanary), kFill);
+    if (bytes_ > 0) std::memcpy(all.data() + kCanary, values.data(), static_cast<size_t>(bytes_));
+    memory_ = Buffer::make(static_cast<int64_t>(all.size()), device_memory()).value();
+    EXPECT_TRUE(device_memory().upload(memory_.data(), all.data(), static_cast<int64_t>(all.size())).ok());
+  }
+  ~DeviceArray() {
+    const std::vector<uint8_t> all = bytes();
+    for (size_t i = 0; i < kCanary; ++i)
+      if (all[i] != kFill || all[all.size() - 1 - i] != kFill) {
+        ADD_FAILURE() << "written past the array's " << bytes_ << " bytes";
+        return;
+      }
+  }
+  T* data() const { return reinterpret_cast<T*>(memory_.data() + kCanary); }
+  std::vector<T> values() const {
+    const std::vector<uint8_t> all = bytes();
+    std::vector<T> values(static_cast<size_t>(bytes_) / sizeof(T));
+    if (bytes_ > 0) std::memcpy(values.data(), all.data() + kCanary, static_cast<size_t>(bytes_));
+    return values;
+  }
+
+ private:
+  static constexpr int64_t kCanary = 256;
+  static constexpr uint8_t kFill = 0xee;
+  std::vector<uint8_t> bytes() const {
+    std::vector<uint8_t> all(static_cast<size_t>(bytes_ + 2 * kCanary));
+    EXPECT_TRUE(device_memory().download(all.data(), memory_.data(), static_cast<int64_t>(all.size())).ok());
+    return all;
+  }
+
+  int64_t bytes_;
+  Buffer memory_;
+};
+
+}  // namespace fp4moe
