@@ -98,7 +98,7 @@ struct SequenceRows {
 
 // The same of a whole batch in a device's memory, for kernels that find a row's sequence by themselves. Sizes
 // are a graph's: rows past the last sequence's (row_sequence -1) are padding, which nothing is written for
-// but zeros in outputs.
+// but zeros in outputs. Copies fill it, not kernels: kernels may read it before those before them are done.
 struct DeviceBatch {
   int64_t num_rows = 0;                     // T, padded
   int64_t num_sequences = 0;                // padded: sequences past the last have no rows

@@ -31,6 +31,9 @@ constexpr int kGroupTiles = 5;  // whose sums are kept until the warps' are adde
 constexpr int kGroupRows = kGroupTiles * kTileRows;
 constexpr int kMaxChunk = 1536;  // k's of a stage
 constexpr int kMaxStages = 16, kMinStages = 2;
+// A block takes no more unless its ring would be shorter than kGoodStages: two blocks share an SM, so that
+// the next linear fills its ring while this one ends.
+constexpr int kMaxSharedBytes = 112 * 1024, kGoodStages = 4;
 constexpr int kMaxTokens = 16;
 
 struct FewArgs {
@@ -123,6 +126,19 @@ __device__ void load_x(const FewArgs& a, const FewLayout& layout, uint8_t* share
   ptx::mbarrier_wait(barrier, 0);
 }
 
+// Brings what comes once the weights are there into the L2, while there is nothing else to do.
+template <bool kNorm>
+__device__ void prefetch_vectors(const FewArgs& a) {
+  constexpr int kLine = 128 / sizeof(float);
+  const int thread = static_cast<int>(threadIdx.x);
+  if (kNorm)
+    for (int i = thread * kLine; i < a.k; i += kThreads * kLine) ptx::prefetch_l2(a.norm_weight + i);
+  const Share share(a.n);
+  if (a.bias != nullptr)
+    for (int i = share.begin + thread * kLine; i < share.end; i += kThreads * kLine)
+      ptx::prefetch_l2(a.bias + i);
+}
+
 constexpr int kLoads = 4, kTokensAtOnce = 2;  // of load_normed: what is in flight per thread
 
 // x = bf16(residual * weight), and each warp's part of the sum of squares.
@@ -188,13 +204,30 @@ __device__ __forceinline__ void multiply_stage(const uint8_t* stage, int stage_p
   }
 }
 
-// Adds the warps' sums of a group in their order, and writes the outputs.
+// What is added to a sum. Loaded before the sum is ready: at the end of the kernel each load would cost as
+// much as 2 MB of weights.
+struct Addend {
+  float bias = 0, before = 0;  // before: what out holds
+};
+
+__device__ Addend addend_of(const FewArgs& a, int first, int rows, int i) {
+  Addend addend;
+  if (i >= a.num_tokens * rows) return addend;
+  const int row = first + i % rows;
+  if (a.bias != nullptr) addend.bias = __ldg(a.bias + row);
+  if (a.accumulate) addend.before = __ldcg(a.out + static_cast<int64_t>(i / rows) * a.n + row);
+  return addend;
+}
+
+// Adds the warps' sums of a group in their order, and writes the outputs. `addend` is of this thread's first
+// one.
 template <bool kNorm>
 __device__ void write_outputs(const FewArgs& a, const FewLayout& layout, const uint8_t* shared, int first,
-                              int rows) {
+                              int rows, Addend addend) {
   const float* sums = reinterpret_cast<const float*>(shared + layout.sums);
   const float* squares = reinterpret_cast<const float*>(shared + layout.squares);
   for (int i = static_cast<int>(threadIdx.x); i < a.num_tokens * rows; i += kThreads) {
+    if (i >= kThreads) addend = addend_of(a, first, rows, i);
     const int t = i / rows, r = i % rows;
     float sum = 0;
 #pragma unroll
@@ -204,9 +237,7 @@ __device__ void write_outputs(const FewArgs& a, const FewLayout& layout, const u
       for (int warp = 0; warp < kWarps; ++warp) square += squares[warp * kMaxTokens + t];
       sum *= 1 / sqrtf(square / static_cast<float>(a.k) + a.eps);
     }
-    if (a.bias != nullptr) sum += __ldg(a.bias + first + r);
-    float* out = a.out + static_cast<int64_t>(t) * a.n + first + r;
-    *out = a.accumulate ? sum + __ldcg(out) : sum;
+    a.out[static_cast<int64_t>(t) * a.n + first + r] = sum + addend.bias + addend.before;
   }
 }
 
@@ -219,6 +250,7 @@ __device__ void multiply(const FewArgs& a, const FewLayout& layout, uint8_t* sha
   const Share share(a.n);
   for (int first = share.begin; first < share.end; first += kGroupRows) {
     const int rows = min(kGroupRows, share.end - first);
+    const Addend addend = addend_of(a, first, rows, static_cast<int>(threadIdx.x));
     for (int row = 0; row < rows; row += kTileRows) {
       float c[2][4] = {};
       for (int k = 0; k < a.k; k += layout.chunk) {
@@ -237,7 +269,7 @@ __device__ void multiply(const FewArgs& a, const FewLayout& layout, uint8_t* sha
                                                                          c[0][3] + c[1][3]};
     }
     ptx::named_barrier(1, kThreads);
-    write_outputs<kNorm>(a, layout, shared, first, rows);
+    write_outputs<kNorm>(a, layout, shared, first, rows, addend);
     ptx::named_barrier(1, kThreads);
   }
 }
@@ -263,6 +295,7 @@ __global__ void __launch_bounds__(kThreads + 32, 1) linear_few_kernel(const __gr
     copy_weights(a, layout, shared, ring);
     return;
   }
+  prefetch_vectors<kNorm>(a);
   ptx::dependency_wait();
   if (kNorm)
     load_normed(a, layout, shared);
@@ -271,9 +304,14 @@ __global__ void __launch_bounds__(kThreads + 32, 1) linear_few_kernel(const __gr
   multiply<kTwoHalves, kNorm>(a, layout, shared, ring);
 }
 
-int stages_that_fit(int64_t num_tokens, int64_t k) {
+// Stages for `num_tokens`, of up to `wanted`; fewer than kMinStages: it does not fit.
+int num_stages(int64_t num_tokens, int64_t k, int64_t wanted) {
   const FewLayout layout = few_layout(static_cast<int>(num_tokens), static_cast<int>(k), 0);
-  return std::min(kMaxStages, (device_limits().shared_bytes_per_block - layout.end) / layout.stage_bytes);
+  const auto within = [&](int bytes) { return (bytes - layout.end) / layout.stage_bytes; };
+  const int most = within(device_limits().shared_bytes_per_block);
+  const int stages = std::min(most, std::max(within(kMaxSharedBytes), kGoodStages));
+  return static_cast<int>(
+      std::min<int64_t>(std::min(stages, kMaxStages), std::max<int64_t>(wanted, kMinStages)));
 }
 
 using FewKernel = void (*)(FewArgs);
@@ -295,7 +333,7 @@ void launch_few(FewArgs a, bool norm) {
   const int blocks = std::min(a.n, device_limits().num_sms);
   if (blocks == 0 || a.num_tokens == 0) return;
   const int64_t stages = ceil_div(ceil_div(a.n, blocks), kTileRows) * ceil_div(a.k, chunk_of(a.k));
-  a.num_stages = std::min<int64_t>(stages_that_fit(a.num_tokens, a.k), std::max<int64_t>(stages, kMinStages));
+  a.num_stages = num_stages(a.num_tokens, a.k, stages);
   FP4MOE_CHECK(a.num_stages >= kMinStages, "linear_few of T=" + std::to_string(a.num_tokens) +
                                                " K=" + std::to_string(a.k) + " does not fit");
   const FewLayout layout = few_layout(a.num_tokens, a.k, a.num_stages);
@@ -322,7 +360,7 @@ FewArgs few_args(const LinearArgs& l) {
 
 bool linear_few_fits(int64_t num_tokens, int64_t k) {
   return num_tokens <= kMaxTokens && k > 0 && k % 32 == 0 && k <= (1 << 17) &&
-         stages_that_fit(num_tokens, k) >= kMinStages;
+         num_stages(num_tokens, k, kMinStages) >= kMinStages;
 }
 
 void linear_few(const LinearArgs& args) { launch_few(few_args(args), /*norm=*/false); }

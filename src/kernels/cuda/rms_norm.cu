@@ -15,7 +15,7 @@ namespace fp4moe::cuda {
 namespace {
 
 constexpr int kMaxThreads = 1024;
-constexpr int kHeldPerThread = 8;  // elements that a thread keeps between the passes; the rest is read again
+constexpr int kHeldPerThread = 4;  // elements that a thread keeps between the passes; the rest is read again
 
 __device__ float warp_sum(float sum) {
   for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
@@ -43,27 +43,30 @@ struct RowsArgs {
 
 __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const __grid_constant__ RowsArgs a) {
   ptx::launch_dependents();
+  float held[kHeldPerThread], weights[kHeldPerThread], sum = 0;
+  int64_t i = threadIdx.x;
+#pragma unroll
+  for (int j = 0; j < kHeldPerThread; ++j, i += blockDim.x) weights[j] = i < a.cols ? __ldg(a.weight + i) : 0;
   ptx::dependency_wait();
   const int64_t row = blockIdx.x * a.cols;
   const float* x = a.x + row;
-  float held[kHeldPerThread], sum = 0;
-  int64_t i = threadIdx.x;
+  i = threadIdx.x;
 #pragma unroll
   for (int j = 0; j < kHeldPerThread; ++j, i += blockDim.x) held[j] = i < a.cols ? __ldcg(x + i) : 0;
 #pragma unroll
   for (int j = 0; j < kHeldPerThread; ++j) sum += held[j] * held[j];
   for (; i < a.cols; i += blockDim.x) sum += __ldcg(x + i) * __ldcg(x + i);
   const float inverse = 1 / sqrtf(block_sum(sum) / static_cast<float>(a.cols) + a.eps);
-  const auto put = [&](int64_t at, float value) {
-    const float y = value * inverse * __ldg(a.weight + at);
+  const auto put = [&](int64_t at, float value, float weight) {
+    const float y = value * inverse * weight;
     if (a.out_f32 != nullptr) a.out_f32[row + at] = y;
     if (a.out_act != nullptr) a.out_act[row + at].bits = __bfloat16_as_ushort(__float2bfloat16_rn(y));
   };
   i = threadIdx.x;
 #pragma unroll
   for (int j = 0; j < kHeldPerThread; ++j, i += blockDim.x)
-    if (i < a.cols) put(i, held[j]);
-  for (; i < a.cols; i += blockDim.x) put(i, __ldcg(x + i));
+    if (i < a.cols) put(i, held[j], weights[j]);
+  for (; i < a.cols; i += blockDim.x) put(i, __ldcg(x + i), __ldg(a.weight + i));
 }
 
 struct HeadsArgs {

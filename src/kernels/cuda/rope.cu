@@ -57,16 +57,19 @@ __device__ void store(const KvPages& pages, int64_t at, float value) {
     static_cast<bf16*>(pages.data)[at].bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
 }
 
+// What is known of a row before its values are.
+struct Row {
+  int64_t t, position;
+  int32_t sequence;  // -1: padding, or nothing is stored
+  Turn turn;         // of pair threadIdx.x
+};
+
 // One head of one row: pairs threadIdx.x, + 32, ..., then what is not turned.
-__device__ void do_head(const RopeKernelArgs& a, const Heads& heads, int head, Turn first_turn, int64_t t) {
-  float* x = heads.x + t * heads.row_stride + static_cast<int64_t>(head) * heads.head_dim;
-  const int64_t position = __ldg(a.positions + t);
-  int64_t page_row = 0;
-  if (heads.is_stored) {
-    const int32_t sequence = __ldg(a.row_sequence + t);
-    if (sequence < 0) return;  // padding
-    page_row = heads.pages.offset(a.page_table + sequence * a.max_pages, head, position);
-  }
+__device__ void do_head(const RopeKernelArgs& a, const Heads& heads, int head, const Row& row) {
+  float* x = heads.x + row.t * heads.row_stride + static_cast<int64_t>(head) * heads.head_dim;
+  if (heads.is_stored && row.sequence < 0) return;
+  const int64_t page_row =
+      heads.is_stored ? heads.pages.offset(a.page_table + row.sequence * a.max_pages, head, row.position) : 0;
   const auto put = [&](int i, float value) {
     if (heads.is_stored)
       store(heads.pages, page_row + i, value);
@@ -75,7 +78,7 @@ __device__ void do_head(const RopeKernelArgs& a, const Heads& heads, int head, T
   };
   const int half = heads.is_turned ? a.half : 0;
   for (int i = static_cast<int>(threadIdx.x); i < half; i += kPairLanes) {
-    const Turn turn = i < kPairLanes ? first_turn : turn_of(a, position, i);
+    const Turn turn = i < kPairLanes ? row.turn : turn_of(a, row.position, i);
     const float low = __ldcg(x + i), high = __ldcg(x + i + half);
     put(i, low * turn.cosine - high * turn.sine);
     put(i + half, high * turn.cosine + low * turn.sine);
@@ -85,20 +88,23 @@ __device__ void do_head(const RopeKernelArgs& a, const Heads& heads, int head, T
     put(i, __ldcg(x + i));
 }
 
+// Positions and page tables are read before the wait: no kernel writes them (DeviceBatch).
 __global__ void __launch_bounds__(kPairLanes* kHeadLanes)
     rope_kernel(const __grid_constant__ RopeKernelArgs a) {
   ptx::launch_dependents();
-  ptx::dependency_wait();
-  const int64_t t = blockIdx.x;
-  Turn turn;
+  Row row{.t = blockIdx.x, .position = __ldg(a.positions + blockIdx.x), .sequence = -1, .turn = {}};
+  if (a.row_sequence != nullptr) row.sequence = __ldg(a.row_sequence + row.t);
   if (static_cast<int>(threadIdx.x) < a.half)
-    turn = turn_of(a, __ldg(a.positions + t), static_cast<int>(threadIdx.x));
+    row.turn = turn_of(a, row.position, static_cast<int>(threadIdx.x));
+  if (row.sequence >= 0 && threadIdx.x == 0)
+    ptx::prefetch_l2(a.page_table + row.sequence * a.max_pages + row.position / a.parts[1].pages.page_size);
+  ptx::dependency_wait();
 #pragma unroll
   for (int step = 0; step < kHeadsPerBlock; step += kHeadLanes) {
     int head = static_cast<int>(blockIdx.y) * kHeadsPerBlock + step + static_cast<int>(threadIdx.y);
 #pragma unroll
     for (const Heads& part : a.parts) {
-      if (head >= 0 && head < part.num_heads) do_head(a, part, head, turn, t);
+      if (head >= 0 && head < part.num_heads) do_head(a, part, head, row);
       head -= part.num_heads;
     }
   }

@@ -52,6 +52,9 @@ __device__ __forceinline__ void bulk_copy(void* to_shared, const void* from, uin
       "l"(from), "r"(num_bytes), "r"(shared_address(barrier))
       : "memory");
 }
+__device__ __forceinline__ void prefetch_l2(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
 // Waits for `num_threads` threads of the block at named barrier `id`.
 __device__ __forceinline__ void named_barrier(int id, int num_threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(num_threads) : "memory");

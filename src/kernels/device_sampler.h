@@ -1,0 +1,51 @@
+// Sampling on a GPU: rows of logits -> token ids and their log-probabilities, which the host copies once.
+#pragma once
+
+#include <cstdint>
+
+namespace fp4moe {
+
+constexpr int kMaxTopLogprobs = 20;
+
+// How one row is sampled; fields as in SamplingParams, with the same meaning.
+struct SampleRowParams {
+  double random = 0;      // uniform in [0, 1)
+  float temperature = 1;  // 0: greedy
+  float top_p = 1;
+  int32_t top_k = -1;
+  int32_t top_logprobs = -1;  // -1: no log-probabilities; n <= kMaxTopLogprobs
+};
+
+enum class SampleStatus : int32_t {
+  kOk,
+  kBadLogits,  // the row holds NaN or +infinity, or nothing but -infinity
+  kNoToken,    // all ids that are not masked are at -infinity
+};
+
+struct SampledRow {
+  SampleStatus status = SampleStatus::kOk;  // otherwise the rest is unspecified
+  int32_t token_id = 0;
+  float logprob = 0;    // with top_logprobs >= 0
+  int32_t num_top = 0;  // fewer than asked for if there are not so many ids
+  int32_t top_ids[kMaxTopLogprobs];
+  float top_logprobs[kMaxTopLogprobs];  // best first
+};
+
+struct SampleRowsArgs {
+  const float* logits = nullptr;  // [num_rows, row_stride], of which vocab_size are read
+  int64_t num_rows = 0, vocab_size = 0, row_stride = 0;
+  const int32_t* masked_ids =
+      nullptr;  // [num_masked]: never sampled nor listed; they count in the normaliser
+  int64_t num_masked = 0;
+  const SampleRowParams* params = nullptr;  // [num_rows]
+  SampledRow* out = nullptr;                // [num_rows]
+};
+
+// What engine/sampler.h's Sampler does, for all rows at once; logits stay as they are. All pointers are
+// device memory; work goes to the current stream and can be captured. A choice differs from Sampler's only
+// where `random` or top_p falls within 1e-6 of the edge between two ids. Precondition: vocab_size <= 400000.
+using SampleRows = void (*)(const SampleRowsArgs&);
+// Null in a build without CUDA.
+SampleRows cuda_sample_rows();
+
+}  // namespace fp4moe
