@@ -95,12 +95,25 @@ struct Ring {
   }
 };
 
+// Bytes of a block's share that are brought into the L2 while its ring is full and waits: 40 MB in all.
+constexpr int64_t kMaxPrefetchBytes = 40'000'000 / 132;
+
+__device__ void prefetch_rows(const FewArgs& a, int begin, int end) {
+  constexpr int64_t kPiece = 8192;
+  const auto* rows = reinterpret_cast<const uint8_t*>(a.weight + static_cast<int64_t>(begin) * a.k);
+  const int64_t bytes = min(static_cast<int64_t>(end - begin) * a.k * 2, kMaxPrefetchBytes);
+  for (int64_t at = static_cast<int64_t>(threadIdx.x) % 32 * kPiece; at < bytes; at += 32 * kPiece)
+    ptx::bulk_prefetch_l2(rows + at, static_cast<uint32_t>(min(kPiece, bytes - at) / 16 * 16));
+}
+
 __device__ void copy_weights(const FewArgs& a, const FewLayout& layout, uint8_t* shared, Ring ring) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const Share share(a.n);
+  int free_stages = a.num_stages;
   for (int row = share.begin; row < share.end; row += kTileRows) {
     const int rows = min(kTileRows, share.end - row);
     for (int k = 0; k < a.k; k += layout.chunk) {
+      if (free_stages-- == 0) prefetch_rows(a, row, share.end);
       const uint32_t row_bytes = static_cast<uint32_t>(min(layout.chunk, a.k - k)) * 2;
       ptx::mbarrier_wait(&ring.empty[ring.stage], ring.parity ^ 1);
       if (lane == 0)
@@ -126,23 +139,32 @@ __device__ void load_x(const FewArgs& a, const FewLayout& layout, uint8_t* share
   ptx::mbarrier_wait(barrier, 0);
 }
 
-// Brings what comes once the weights are there into the L2, while there is nothing else to do.
-template <bool kNorm>
-__device__ void prefetch_vectors(const FewArgs& a) {
+__device__ void prefetch_bias(const FewArgs& a) {
   constexpr int kLine = 128 / sizeof(float);
-  const int thread = static_cast<int>(threadIdx.x);
-  if (kNorm)
-    for (int i = thread * kLine; i < a.k; i += kThreads * kLine) ptx::prefetch_l2(a.norm_weight + i);
   const Share share(a.n);
-  if (a.bias != nullptr)
-    for (int i = share.begin + thread * kLine; i < share.end; i += kThreads * kLine)
-      ptx::prefetch_l2(a.bias + i);
+  if (a.bias == nullptr) return;
+  for (int i = share.begin + static_cast<int>(threadIdx.x) * kLine; i < share.end; i += kThreads * kLine)
+    ptx::prefetch_l2(a.bias + i);
 }
 
 constexpr int kLoads = 4, kTokensAtOnce = 2;  // of load_normed: what is in flight per thread
 
+// The norm's weights that a thread needs first: loaded before the wait.
+struct NormWeights {
+  float4 first[kLoads];
+  __device__ explicit NormWeights(const FewArgs& a) {
+    const float4* weight = reinterpret_cast<const float4*>(a.norm_weight);
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      const int i = static_cast<int>(threadIdx.x) + j * kThreads;
+      first[j] = i < a.k / 4 ? __ldg(weight + i) : float4{};
+    }
+  }
+};
+
 // x = bf16(residual * weight), and each warp's part of the sum of squares.
-__device__ void load_normed(const FewArgs& a, const FewLayout& layout, uint8_t* shared) {
+__device__ void load_normed(const FewArgs& a, const FewLayout& layout, const NormWeights& weights,
+                            uint8_t* shared) {
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, vectors = a.k / 4;
   float* squares = reinterpret_cast<float*>(shared + layout.squares);
   const float4* weight = reinterpret_cast<const float4*>(a.norm_weight);
@@ -154,7 +176,7 @@ __device__ void load_normed(const FewArgs& a, const FewLayout& layout, uint8_t* 
 #pragma unroll
       for (int j = 0; j < kLoads; ++j) {
         const int i = begin + j * kThreads;
-        w[j] = i < vectors ? __ldg(weight + i) : float4{};
+        w[j] = begin == thread ? weights.first[j] : i < vectors ? __ldg(weight + i) : float4{};
 #pragma unroll
         for (int t = 0; t < kTokensAtOnce; ++t)
           v[t][j] = i < vectors && first + t < a.num_tokens
@@ -295,12 +317,15 @@ __global__ void __launch_bounds__(kThreads + 32, 1) linear_few_kernel(const __gr
     copy_weights(a, layout, shared, ring);
     return;
   }
-  prefetch_vectors<kNorm>(a);
-  ptx::dependency_wait();
-  if (kNorm)
-    load_normed(a, layout, shared);
-  else
+  prefetch_bias(a);
+  if constexpr (kNorm) {
+    const NormWeights weights(a);
+    ptx::dependency_wait();
+    load_normed(a, layout, weights, shared);
+  } else {
+    ptx::dependency_wait();
     load_x(a, layout, shared, x_barrier);
+  }
   multiply<kTwoHalves, kNorm>(a, layout, shared, ring);
 }
 

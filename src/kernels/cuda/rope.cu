@@ -29,14 +29,14 @@ struct RopeKernelArgs {
   const float* inv_freq;
   float attention_factor;
   int half;  // rotary_dim / 2
-  // Where rows go that are stored:
+  // Where rows go that are stored; keys' and values' pages are as long as each other:
   const int32_t* row_sequence;
   const int32_t* page_table;
   int64_t max_pages;
+  int page_size;
 };
 
 constexpr int kPairLanes = 32, kHeadLanes = 8;
-constexpr int kHeadsPerBlock = 2 * kHeadLanes;
 
 struct Turn {
   float cosine = 1, sine = 0;
@@ -60,16 +60,16 @@ __device__ void store(const KvPages& pages, int64_t at, float value) {
 // What is known of a row before its values are.
 struct Row {
   int64_t t, position;
-  int32_t sequence;  // -1: padding, or nothing is stored
-  Turn turn;         // of pair threadIdx.x
+  int32_t page;  // where it is stored; -1: padding, or nothing is stored
+  Turn turn;     // of pair threadIdx.x
 };
 
 // One head of one row: pairs threadIdx.x, + 32, ..., then what is not turned.
 __device__ void do_head(const RopeKernelArgs& a, const Heads& heads, int head, const Row& row) {
   float* x = heads.x + row.t * heads.row_stride + static_cast<int64_t>(head) * heads.head_dim;
-  if (heads.is_stored && row.sequence < 0) return;
+  if (heads.is_stored && row.page < 0) return;
   const int64_t page_row =
-      heads.is_stored ? heads.pages.offset(a.page_table + row.sequence * a.max_pages, head, row.position) : 0;
+      heads.is_stored ? heads.pages.offset(&row.page, head, row.position % heads.pages.page_size) : 0;
   const auto put = [&](int i, float value) {
     if (heads.is_stored)
       store(heads.pages, page_row + i, value);
@@ -92,21 +92,18 @@ __device__ void do_head(const RopeKernelArgs& a, const Heads& heads, int head, c
 __global__ void __launch_bounds__(kPairLanes* kHeadLanes)
     rope_kernel(const __grid_constant__ RopeKernelArgs a) {
   ptx::launch_dependents();
-  Row row{.t = blockIdx.x, .position = __ldg(a.positions + blockIdx.x), .sequence = -1, .turn = {}};
-  if (a.row_sequence != nullptr) row.sequence = __ldg(a.row_sequence + row.t);
+  Row row{.t = blockIdx.x, .position = __ldg(a.positions + blockIdx.x), .page = -1, .turn = {}};
   if (static_cast<int>(threadIdx.x) < a.half)
     row.turn = turn_of(a, row.position, static_cast<int>(threadIdx.x));
-  if (row.sequence >= 0 && threadIdx.x == 0)
-    ptx::prefetch_l2(a.page_table + row.sequence * a.max_pages + row.position / a.parts[1].pages.page_size);
+  if (a.row_sequence != nullptr)
+    if (const int32_t sequence = __ldg(a.row_sequence + row.t); sequence >= 0)
+      row.page = __ldg(a.page_table + sequence * a.max_pages + row.position / a.page_size);
   ptx::dependency_wait();
+  int head = static_cast<int>(blockIdx.y * kHeadLanes + threadIdx.y);
 #pragma unroll
-  for (int step = 0; step < kHeadsPerBlock; step += kHeadLanes) {
-    int head = static_cast<int>(blockIdx.y) * kHeadsPerBlock + step + static_cast<int>(threadIdx.y);
-#pragma unroll
-    for (const Heads& part : a.parts) {
-      if (head >= 0 && head < part.num_heads) do_head(a, part, head, row);
-      head -= part.num_heads;
-    }
+  for (const Heads& part : a.parts) {
+    if (head >= 0 && head < part.num_heads) do_head(a, part, head, row);
+    head -= part.num_heads;
   }
 }
 
@@ -114,7 +111,7 @@ void launch_rope(const char* name, const RopeKernelArgs& args, int64_t num_token
   int num_heads = 0;
   for (const Heads& part : args.parts) num_heads += part.num_heads;
   launch(name, rope_kernel,
-         {dim3(static_cast<unsigned>(num_tokens), static_cast<unsigned>(ceil_div(num_heads, kHeadsPerBlock))),
+         {dim3(static_cast<unsigned>(num_tokens), static_cast<unsigned>(ceil_div(num_heads, kHeadLanes))),
           dim3(kPairLanes, kHeadLanes)},
          args);
 }
@@ -148,14 +145,17 @@ RopeKernelArgs rope_args(const RopeArgs& r) {
           .half = r.rotary_dim / 2,
           .row_sequence = nullptr,
           .page_table = nullptr,
-          .max_pages = 0};
+          .max_pages = 0,
+          .page_size = 1};
 }
 
-void set_batch(RopeKernelArgs& args, const DeviceBatch& batch) {
+void set_batch(RopeKernelArgs& args, const KvWriteArgs& kv) {
+  const DeviceBatch& batch = *kv.device_batch;
   args.positions = batch.positions;
   args.row_sequence = batch.row_sequence;
   args.page_table = batch.page_table;
   args.max_pages = batch.max_pages;
+  args.page_size = kv.k_pages.page_size;
 }
 
 }  // namespace
@@ -170,7 +170,7 @@ void kv_write(const KvWriteArgs& args, ThreadPool&) {
   RopeKernelArgs kernel_args = rope_args({});
   kernel_args.parts[1] = stored_heads(args.k, args.row_stride, args.k_pages);
   kernel_args.parts[2] = stored_heads(args.v, args.row_stride, args.v_pages);
-  set_batch(kernel_args, *args.device_batch);
+  set_batch(kernel_args, args);
   launch_rope("kv_write", kernel_args, args.device_batch->num_rows);
 }
 
@@ -180,7 +180,7 @@ void rope_kv(const RopeKvArgs& args, ThreadPool&) {
   kernel_args.parts[1] = stored_heads(args.kv.k, args.kv.row_stride, args.kv.k_pages);
   kernel_args.parts[1].is_turned = true;
   kernel_args.parts[2] = stored_heads(args.kv.v, args.kv.row_stride, args.kv.v_pages);
-  set_batch(kernel_args, *args.kv.device_batch);
+  set_batch(kernel_args, args.kv);
   launch_rope("rope_kv", kernel_args, args.kv.device_batch->num_rows);
 }
 

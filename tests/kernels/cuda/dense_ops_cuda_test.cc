@@ -32,7 +32,9 @@ class DenseOpsCuda : public testing::Test {
   StreamScope scope_{stream_};
 };
 
-std::vector<float> filled(int64_t n, float value) { return std::vector<float>(static_cast<size_t>(n), value); }
+std::vector<float> filled(int64_t n, float value) {
+  return std::vector<float>(static_cast<size_t>(n), value);
+}
 
 struct LinearCase {
   int64_t tokens, n, k;
@@ -46,7 +48,8 @@ class LinearCuda : public DenseOpsCuda {
     Random random(seed);
     std::vector<bf16> x = to_bf16(random.normal(c.tokens * c.k)), w = to_bf16(random.normal(c.n * c.k));
     const std::vector<float> bias = random.normal(c.n, 30);
-    std::vector<float> expected = c.accumulate ? random.normal(c.tokens * c.n, 30) : filled(c.tokens * c.n, kNan);
+    std::vector<float> expected =
+        c.accumulate ? random.normal(c.tokens * c.n, 30) : filled(c.tokens * c.n, kNan);
     const DeviceArray<bf16> device_x(x), device_w(w);
     const DeviceArray<float> device_bias(bias), out(expected);
     LinearArgs args{.x = {x.data(), DType::kBF16, c.tokens, c.k},
@@ -76,7 +79,8 @@ TEST_F(LinearCuda, EveryNumberOfFewTokens) {
   for (int64_t t = 0; t <= 18; ++t) run({t, 300, 96, t % 2 == 0, t % 3 == 0});
 }
 TEST_F(LinearCuda, EveryNumberOfOutputs) {
-  for (int64_t n : {1, 2, 7, 8, 9, 39, 40, 41, 131, 132, 133, 1055, 1056, 1057, 5281, 5400}) run({3, n, 64, true});
+  for (int64_t n : {1, 2, 7, 8, 9, 39, 40, 41, 131, 132, 133, 1055, 1056, 1057, 5281, 5400})
+    run({3, n, 64, true});
 }
 TEST_F(LinearCuda, EveryDepth) {
   for (int64_t k : {32, 64, 96, 224, 256, 288, 1504, 1536, 1568, 2880, 3072, 3104, 4096, 7168, 9216})
@@ -101,10 +105,12 @@ TEST_F(LinearCuda, ATokenGivesTheSameBitsAmongFew) {
   Random random(2);
   const DeviceArray<bf16> x(to_bf16(random.normal(kTokens * kK))), w(to_bf16(random.normal(kN * kK)));
   const DeviceArray<float> all(filled(kTokens * kN, kNan)), one(filled(kN, kNan));
-  ops_.linear({.x = {x.data(), DType::kBF16, kTokens, kK}, .weight = w.data(), .out = all.data(), .n = kN}, pool_);
+  ops_.linear({.x = {x.data(), DType::kBF16, kTokens, kK}, .weight = w.data(), .out = all.data(), .n = kN},
+              pool_);
   for (int64_t t = 0; t < kTokens; ++t) {
-    ops_.linear({.x = {x.data() + t * kK, DType::kBF16, 1, kK}, .weight = w.data(), .out = one.data(), .n = kN},
-                pool_);
+    ops_.linear(
+        {.x = {x.data() + t * kK, DType::kBF16, 1, kK}, .weight = w.data(), .out = one.data(), .n = kN},
+        pool_);
     wait();
     const std::vector<float> whole = all.values(), alone = one.values();
     ASSERT_TRUE(std::equal(alone.begin(), alone.end(), whole.begin() + t * kN)) << t;
@@ -118,7 +124,8 @@ TEST_F(LinearCuda, NanStaysWithItsToken) {
     x[2 * kK + 5] = kNan;
     const DeviceArray<bf16> device_x(to_bf16(x)), w(to_bf16(Random(4).normal(kN * kK)));
     const DeviceArray<float> out(filled(t * kN, 0));
-    ops_.linear({.x = {device_x.data(), DType::kBF16, t, kK}, .weight = w.data(), .out = out.data(), .n = kN}, pool_);
+    ops_.linear({.x = {device_x.data(), DType::kBF16, t, kK}, .weight = w.data(), .out = out.data(), .n = kN},
+                pool_);
     wait();
     const std::vector<float> values = out.values();
     for (size_t i = 0; i < values.size(); ++i) ASSERT_EQ(std::isnan(values[i]), i / kN == 2) << i;
@@ -130,18 +137,23 @@ TEST_F(DenseOpsCuda, NormLinearIsNormThenLinear) {
     for (int64_t k : {32, 1024, 1056, 2880, 4096, 5120}) {
       constexpr int64_t kN = 333;
       Random random(static_cast<uint64_t>(k));
-      const std::vector<float> x = random.normal(t * k, 5), weight = random.normal(k), bias = random.normal(kN);
+      const std::vector<float> x = random.normal(t * k, 5), weight = random.normal(k),
+                               bias = random.normal(kN);
       const std::vector<bf16> w = to_bf16(random.normal(kN * k));
       std::vector<float> expected = filled(t * kN, kNan), normed = filled(t * k, 0);
       // The oracle without rounding between the two.
-      ref_.norm_linear({.norm = {x.data(), weight.data(), 1e-5f, {normed.data(), DType::kF32, t, k}, nullptr},
-                        .linear = {{normed.data(), DType::kF32, t, k}, w.data(), bias.data(), expected.data(), kN}},
-                       pool_);
-      const DeviceArray<float> device_x(x), device_weight(weight), device_bias(bias), out(filled(t * kN, kNan));
+      ref_.norm_linear(
+          {.norm = {x.data(), weight.data(), 1e-5f, {normed.data(), DType::kF32, t, k}, nullptr},
+           .linear = {{normed.data(), DType::kF32, t, k}, w.data(), bias.data(), expected.data(), kN}},
+          pool_);
+      const DeviceArray<float> device_x(x), device_weight(weight), device_bias(bias),
+          out(filled(t * kN, kNan));
       const DeviceArray<bf16> device_w(w), scratch(to_bf16(filled(t * k, kNan)));
       ops_.norm_linear(
-          {.norm = {device_x.data(), device_weight.data(), 1e-5f, {scratch.data(), DType::kBF16, t, k}, nullptr},
-           .linear = {{scratch.data(), DType::kBF16, t, k}, device_w.data(), device_bias.data(), out.data(), kN}},
+          {.norm =
+               {device_x.data(), device_weight.data(), 1e-5f, {scratch.data(), DType::kBF16, t, k}, nullptr},
+           .linear =
+               {{scratch.data(), DType::kBF16, t, k}, device_w.data(), device_bias.data(), out.data(), kN}},
           pool_);
       wait();
       if (t > 0) EXPECT_TRUE(within_relative_l2(out.values(), expected, 0.7 * kBf16Eps)) << t << " x " << k;
@@ -179,13 +191,15 @@ TEST_F(DenseOpsCuda, RmsNorm) {
       wait();
       std::vector<float> budget;
       for (float y : expected)
-        budget.push_back(static_cast<float>(std::abs(y) * kF32Eps * (static_cast<double>(h) / 64 + 12)) + 1e-30f);
+        budget.push_back(static_cast<float>(std::abs(y) * kF32Eps * (static_cast<double>(h) / 64 + 12)) +
+                         1e-30f);
       EXPECT_TRUE(within_budget(out.values(), expected, budget)) << t << " x " << h;
       std::vector<float> rounded;
       for (float y : out.values()) rounded.push_back(round_to_bf16(y));
       EXPECT_TRUE(same_bits(to_float(out_act.values()), rounded));
       // In place.
-      ops_.rms_norm({out.data(), device_weight.data(), 1e-5f, {nullptr, DType::kBF16, t, h}, out.data()}, pool_);
+      ops_.rms_norm({out.data(), device_weight.data(), 1e-5f, {nullptr, DType::kBF16, t, h}, out.data()},
+                    pool_);
       wait();
     }
 }
@@ -217,7 +231,12 @@ struct AttentionInputs {
 
   static constexpr int64_t kPages = 9, kPageSize = 4, kMaxPages = 17502;
   AttentionInputs(int q, int kv, int dim, int rotary_dim, DType page_type)
-      : stride((q + 2 * kv) * dim + 2), num_q(q), num_kv(kv), head_dim(dim), rotary(rotary_dim), dtype(page_type) {
+      : stride((q + 2 * kv) * dim + 2),
+        num_q(q),
+        num_kv(kv),
+        head_dim(dim),
+        rotary(rotary_dim),
+        dtype(page_type) {
     Random random(10);
     rows = random.normal(tokens * stride);
     for (int i = 0; i < rotary / 2; ++i) inv_freq.push_back(std::pow(10000.0f, -2.0f * i / rotary));
@@ -230,7 +249,8 @@ struct AttentionInputs {
     const RopeArgs q{x, at, freq, 1.25f, tokens, stride, num_q, head_dim, rotary};
     RopeArgs key = q;
     key.x = x + num_q * head_dim, key.num_heads = num_kv;
-    const KvPages k_pages{k, dtype, num_kv, kPageSize, head_dim, 0}, v_pages{v, dtype, num_kv, kPageSize, head_dim, 0};
+    const KvPages k_pages{k, dtype, num_kv, kPageSize, head_dim, 0},
+        v_pages{v, dtype, num_kv, kPageSize, head_dim, 0};
     return {q, key, {key.x, key.x + num_kv * head_dim, stride, k_pages, v_pages, {}, nullptr}};
   }
 };
@@ -244,7 +264,8 @@ class RopeCuda : public DenseOpsCuda, public testing::WithParamInterface<bool> {
     std::vector<Page> k = pages, v = pages;
     RopeKvArgs args = in.args(x.data(), in.positions.data(), in.inv_freq.data(), k.data(), v.data());
     const std::span<const int32_t> table(in.page_table);
-    const SequenceRows sequences[] = {{0, 3, 3, table}, {3, 2, 70000, table.subspan(AttentionInputs::kMaxPages)}};
+    const SequenceRows sequences[] = {{0, 3, 3, table},
+                                      {3, 2, 70000, table.subspan(AttentionInputs::kMaxPages)}};
     args.kv.sequences = sequences;
     ref_.rope_kv(args, pool_);
 
@@ -258,7 +279,8 @@ class RopeCuda : public DenseOpsCuda, public testing::WithParamInterface<bool> {
                             .positions = positions.data(),
                             .row_sequence = sequence.data(),
                             .page_table = page_table.data()};
-    RopeKvArgs device = in.args(device_x.data(), positions.data(), freq.data(), device_k.data(), device_v.data());
+    RopeKvArgs device =
+        in.args(device_x.data(), positions.data(), freq.data(), device_k.data(), device_v.data());
     device.kv.device_batch = &batch;
     if (is_fused) {
       ops_.rope_kv(device, pool_);
@@ -289,7 +311,8 @@ class RopeCuda : public DenseOpsCuda, public testing::WithParamInterface<bool> {
 };
 
 TEST_P(RopeCuda, TurnsAndStores) {
-  for (auto [q, kv, dim, rotary] : {std::array{64, 8, 64, 64}, {3, 1, 20, 12}, {4, 2, 128, 128}, {5, 1, 37, 34}}) {
+  for (auto [q, kv, dim, rotary] :
+       {std::array{64, 8, 64, 64}, {3, 1, 20, 12}, {4, 2, 128, 128}, {5, 1, 37, 34}}) {
     const AttentionInputs rounded(q, kv, dim, rotary, DType::kBF16), exact(q, kv, dim, rotary, DType::kF32);
     compare<bf16>(rounded, to_bf16(rounded.pages));
     compare<float>(exact, exact.pages);
@@ -300,15 +323,22 @@ INSTANTIATE_TEST_SUITE_P(, RopeCuda, testing::Bool(),
 
 TEST_F(DenseOpsCuda, HeadLinear) {
   for (DType dtype : {DType::kF32, DType::kBF16})
-    for (auto [t, heads, n, k] : {std::array{0, 3, 8, 8}, {1, 2, 17, 33}, {5, 3, 64, 40}, {16, 2, 65, 128},
-                                  {17, 4, 128, 512}, {70, 2, 30, 96}, {100, 3, 512, 128}}) {
-      const int64_t x_head = k + 4, x_stride = heads * x_head, out_head = n + 3, out_stride = heads * out_head + 1;
+    for (auto [t, heads, n, k] : {std::array{0, 3, 8, 8},
+                                  {1, 2, 17, 33},
+                                  {5, 3, 64, 40},
+                                  {16, 2, 65, 128},
+                                  {17, 4, 128, 512},
+                                  {70, 2, 30, 96},
+                                  {100, 3, 512, 128}}) {
+      const int64_t x_head = k + 4, x_stride = heads * x_head, out_head = n + 3,
+                    out_stride = heads * out_head + 1;
       Random random(11);
       std::vector<float> x = random.normal(t * x_stride);
       const std::vector<bf16> w = to_bf16(random.normal(heads * n * k));
       ActBuffer expected(dtype, t, out_stride, filled(t * out_stride, 42));
-      HeadLinearArgs args{x.data(),   x_stride, x_head, w.data(), expected.view().data, dtype, out_stride,
-                          out_head, t,        n,      k,        heads,                0.5f};
+      HeadLinearArgs args{x.data(), x_stride,   x_head,   w.data(), expected.view().data,
+                          dtype,    out_stride, out_head, t,        n,
+                          k,        heads,      0.5f};
       ref_.head_linear(args, pool_);
       const DeviceArray<float> device_x(x), out_f32(filled(t * out_stride, 42));
       const DeviceArray<bf16> device_w(w), out_bf16(to_bf16(filled(t * out_stride, 42)));
@@ -319,10 +349,12 @@ TEST_F(DenseOpsCuda, HeadLinear) {
       const std::vector<float> got = dtype == DType::kF32 ? out_f32.values() : to_float(out_bf16.values());
       std::vector<float> budget;
       for (float y : expected.values())  // the split of x, and sums of k products
-        budget.push_back(y == 42 ? 0
-                                 : static_cast<float>((0x1p-16 + k * kF32Eps) * 4 * std::sqrt(k) +
-                                                      (dtype == DType::kBF16 ? 2 * kBf16Eps * std::abs(y) : 0)));
-      EXPECT_TRUE(within_budget(got, expected.values(), budget)) << t << " x " << heads << " x " << n << " x " << k;
+        budget.push_back(y == 42
+                             ? 0
+                             : static_cast<float>((0x1p-16 + k * kF32Eps) * 4 * std::sqrt(k) +
+                                                  (dtype == DType::kBF16 ? 2 * kBf16Eps * std::abs(y) : 0)));
+      EXPECT_TRUE(within_budget(got, expected.values(), budget))
+          << t << " x " << heads << " x " << n << " x " << k;
     }
 }
 
@@ -340,8 +372,8 @@ TEST_F(DenseOpsCuda, SiluMul) {
         wait();
         std::vector<float> budget;
         for (float y : expected.values())
-          budget.push_back(static_cast<float>(std::abs(y) * (5e-7 + (dtype == DType::kBF16 ? 2 * kBf16Eps : 0))) +
-                           1e-30f);
+          budget.push_back(
+              static_cast<float>(std::abs(y) * (5e-7 + (dtype == DType::kBF16 ? 2 * kBf16Eps : 0))) + 1e-30f);
         EXPECT_TRUE(within_budget(dtype == DType::kF32 ? out_f32.values() : to_float(out_bf16.values()),
                                   expected.values(), budget));
       }
@@ -352,7 +384,8 @@ TEST_F(DenseOpsCuda, RowOpsAreExact) {
     for (int64_t h : {1, 100, 1025, 2880}) {
       const std::vector<float> x = Random(13).normal(t * h), y = Random(14).normal(t * h);
       std::vector<float> expected = y;
-      const DeviceArray<float> device_x(x), sum(y), gathered(filled(t * h, kNan)), copied(filled(t * (h + 2), kNan));
+      const DeviceArray<float> device_x(x), sum(y), gathered(filled(t * h, kNan)),
+          copied(filled(t * (h + 2), kNan));
       ref_.add({x.data(), expected.data(), t * h}, pool_);
       ops_.add({device_x.data(), sum.data(), t * h}, pool_);
       const std::vector<int64_t> rows = {5, 0, 2, 2, 1, 3};

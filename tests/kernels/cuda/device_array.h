@@ -15,7 +15,8 @@ namespace fp4moe {
 template <class T>
 class DeviceArray {
  public:
-  explicit DeviceArray(const std::vector<T>& values) : bytes_(static_cast<int64_t>(values.size() * sizeof(T))) {
+  explicit DeviceArray(const std::vector<T>& values)
+      : bytes_(static_cast<int64_t>(values.size() * sizeof(T))) {
     std::vector<uint8_t> all(static_cast<size_t>(bytes_ + 2 * kCanary), kFill);
     if (bytes_ > 0) std::memcpy(all.data() + kCanary, values.data(), static_cast<size_t>(bytes_));
     memory_ = Buffer::make(static_cast<int64_t>(all.size()), device_memory()).value();

@@ -1,0 +1,215 @@
+// Sampling on the GPU against engine/sampler.h's Sampler, row by row.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "device/stream.h"
+#include "engine/sampler.h"
+#include "kernels/cuda/device_array.h"
+#include "kernels/device_sampler.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+struct RowCase {
+  std::vector<float> logits;
+  SamplingParams params;
+  double random = 0.5;
+};
+
+class SamplerCuda : public testing::Test {
+ protected:
+  std::vector<SampledRow> run(const std::vector<RowCase>& rows, const std::vector<int32_t>& masked = {}) {
+    const size_t vocab_size = rows.empty() ? 8 : rows[0].logits.size(), stride = vocab_size + 3;
+    std::vector<float> logits(rows.size() * stride, std::nanf(""));
+    std::vector<SampleRowParams> params;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      std::copy(rows[i].logits.begin(), rows[i].logits.end(), logits.begin() + static_cast<long>(i * stride));
+      const SamplingParams& p = rows[i].params;
+      params.push_back({rows[i].random, p.temperature, p.top_p, p.top_k, p.top_logprobs});
+    }
+    const DeviceArray<float> device_logits(logits);
+    const DeviceArray<SampleRowParams> device_params(params);
+    const DeviceArray<int32_t> device_masked(masked);
+    const DeviceArray<SampledRow> out(std::vector<SampledRow>(rows.size()));
+    cuda_sample_rows()({.logits = device_logits.data(),
+                        .num_rows = static_cast<int64_t>(rows.size()),
+                        .vocab_size = static_cast<int64_t>(vocab_size),
+                        .row_stride = static_cast<int64_t>(stride),
+                        .masked_ids = device_masked.data(),
+                        .num_masked = static_cast<int64_t>(masked.size()),
+                        .params = device_params.data(),
+                        .out = out.data()});
+    const Status status = stream_.synchronize();
+    EXPECT_TRUE(status.ok()) << status.message();
+    return out.values();
+  }
+
+  // Everything of every row as the CPU has it; returns how many rows drew another id.
+  int compare(const std::vector<RowCase>& rows, const std::vector<int32_t>& masked = {}) {
+    const std::vector<SampledRow> got = run(rows, masked);
+    int num_other = 0;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const Sampler sampler(static_cast<int64_t>(rows[i].logits.size()), masked);
+      std::vector<float> logits = rows[i].logits;
+      const Result<SampledToken> expected = sampler.sample(logits, rows[i].params, rows[i].random);
+      EXPECT_EQ(got[i].status == SampleStatus::kOk, expected.ok()) << "row " << i;
+      if (!expected.ok() || got[i].status != SampleStatus::kOk) continue;
+      num_other += got[i].token_id != expected->token_id;
+      if (rows[i].params.top_logprobs < 0) continue;
+      if (got[i].token_id == expected->token_id) {
+        EXPECT_NEAR(got[i].logprob, expected->logprob, 4e-6) << "row " << i;
+      }
+      EXPECT_EQ(got[i].num_top, static_cast<int32_t>(expected->top.size()));
+      for (size_t j = 0; j < expected->top.size(); ++j) {
+        EXPECT_EQ(got[i].top_ids[j], expected->top[j].token_id) << "row " << i << ", place " << j;
+        EXPECT_NEAR(got[i].top_logprobs[j], expected->top[j].logprob, 4e-6);
+      }
+    }
+    return num_other;
+  }
+
+  Stream stream_ = std::move(Stream::make()).value();
+  StreamScope scope_{stream_};
+};
+
+std::vector<float> random_logits(size_t vocab_size, unsigned seed, float scale = 2) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal(0, scale);
+  std::vector<float> logits(vocab_size);
+  for (float& x : logits) x = normal(generator);
+  return logits;
+}
+
+TEST_F(SamplerCuda, NoRows) { EXPECT_TRUE(run({}).empty()); }
+
+TEST_F(SamplerCuda, GreedyTakesTheLargestAndTiesGoToTheLowerId) {
+  for (size_t vocab_size : {1, 2, 7, 8, 9, 40, 4097}) {
+    std::vector<RowCase> rows;
+    for (size_t best = 0; best < std::min<size_t>(vocab_size, 40); ++best) {
+      std::vector<float> logits(vocab_size, -1);
+      logits[best] = logits.back() = 3;
+      rows.push_back({logits, {.temperature = 0, .top_logprobs = static_cast<int32_t>(best % 21)}});
+    }
+    EXPECT_EQ(compare(rows), 0);
+  }
+}
+
+TEST_F(SamplerCuda, ZerosOfEitherSignAreEqual) {
+  EXPECT_EQ(compare({{{-1, -0.0f, 0.0f}, {.temperature = 0, .top_logprobs = 3}},
+                     {{0.0f, -0.0f, 0.0f}, {.top_k = 2}, 0.9}}),
+            0);
+}
+
+TEST_F(SamplerCuda, NanAndInfinityAreReportedForTheirRowOnly) {
+  std::vector<RowCase> rows;
+  for (size_t i = 0; i < 33; ++i)
+    for (const float bad : {std::nanf(""), -std::nanf(""), kInfinity}) {
+      std::vector<float> logits(33, 0.5f);
+      logits[i] = bad;
+      rows.push_back({logits, {.temperature = i % 2 == 0 ? 0.0f : 1.0f}});
+      rows.push_back({std::vector<float>(33, 0.25f), {}, 0.1});
+    }
+  rows.push_back({std::vector<float>(33, -kInfinity), {}});
+  compare(rows);
+  EXPECT_EQ(run(rows).back().status, SampleStatus::kBadLogits);
+  EXPECT_EQ(run({{{1, -kInfinity, -kInfinity}, {}}}, {0})[0].status, SampleStatus::kNoToken);
+}
+
+TEST_F(SamplerCuda, MaskedIdsAreNeitherDrawnNorListedButCountInTheNormaliser) {
+  std::vector<RowCase> rows;
+  for (int i = 0; i < 40; ++i)
+    rows.push_back(
+        {{5, 1, 5, 0, 2, -kInfinity, 1},
+         {.temperature = static_cast<float>(i % 2), .top_p = i % 3 == 0 ? 0.6f : 1.0f, .top_logprobs = 6},
+         (i + 0.5) / 40});
+  EXPECT_EQ(compare(rows, {0, 2}), 0);
+}
+
+TEST_F(SamplerCuda, AllCutsOnAGridOfRandomNumbers) {
+  std::vector<float> logits = random_logits(64, 3);
+  logits[9] = logits[40];
+  for (const float temperature : {0.25f, 1.0f, 3.0f})
+    for (const int32_t top_k : {-1, 1, 3, 17, 64, 1000})
+      for (const float top_p : {0.1f, 0.5f, 0.9f, 0.999f, 1.0f}) {
+        std::vector<RowCase> rows;
+        for (int i = 0; i < 50; ++i)
+          rows.push_back(
+              {logits, {.temperature = temperature, .top_p = top_p, .top_k = top_k}, (i + 0.5) / 50});
+        EXPECT_EQ(compare(rows), 0) << temperature << " " << top_k << " " << top_p;
+      }
+}
+
+TEST_F(SamplerCuda, Edges) {
+  const std::vector<float> logits = random_logits(500, 2), equal(7, 1.0f);
+  const double last = 1 - 0x1p-53;
+  EXPECT_EQ(compare({{logits, {.top_p = 1e-9f}, last},
+                     {logits, {.top_k = 1}, last},
+                     {logits, {.temperature = 1e-30f}, last},
+                     {logits, {.temperature = 100}, last},
+                     {logits, {}, 0}}),
+            0);
+  EXPECT_EQ(
+      compare(
+          {{equal, {.top_p = 0.42f}, last}, {equal, {.top_p = 0.43f}, last}, {equal, {.top_k = 1000}, last}}),
+      0);
+}
+
+// Large vocabularies of every kind: 2000 draws, of which at most one may fall so near an edge that it
+// differs.
+TEST_F(SamplerCuda, WholeVocabularies) {
+  std::mt19937 generator(5);
+  std::uniform_real_distribution<double> uniform(0, 1);
+  int num_other = 0, num_rows = 0;
+  for (const size_t vocab_size : {50000, 201088}) {
+    std::vector<int32_t> masked;
+    for (size_t id = vocab_size - 1000; id < vocab_size; ++id) masked.push_back(static_cast<int32_t>(id));
+    for (const float scale : {0.0f, 0.5f, 3.0f}) {
+      const std::vector<float> logits = random_logits(vocab_size, 6, scale);
+      std::vector<RowCase> rows;
+      for (const float temperature : {0.0f, 0.7f, 1.5f})
+        for (const int32_t top_k : {-1, 50, 5000})
+          for (const float top_p : {0.3f, 0.95f, 1.0f})
+            rows.push_back({logits,
+                            {.temperature = temperature,
+                             .top_p = top_p,
+                             .top_k = top_k,
+                             .top_logprobs = static_cast<int32_t>(rows.size() % 21) - 1},
+                            uniform(generator)});
+      num_other += compare(rows, masked);
+      num_rows += static_cast<int>(rows.size());
+    }
+  }
+  std::vector<RowCase> rows;
+  const std::vector<float> logits = random_logits(3000, 7, 1.5f);
+  for (int i = 0; i < 2000; ++i)
+    rows.push_back(
+        {logits, {.top_p = i % 2 == 0 ? 1.0f : 0.97f, .top_k = i % 3 == 0 ? 900 : -1}, uniform(generator)});
+  num_other += compare(rows);
+  RecordProperty("other_ids", num_other);
+  EXPECT_LE(num_other, 1) << "of " << num_rows + 2000;
+}
+
+TEST_F(SamplerCuda, GivesTheSameBitsAlways) {
+  std::vector<RowCase> rows;
+  for (int i = 0; i < 30; ++i)
+    rows.push_back({random_logits(201088, static_cast<unsigned>(i)),
+                    {.temperature = 1, .top_p = 0.9f, .top_k = i % 2 == 0 ? -1 : 4000, .top_logprobs = 20},
+                    (i + 0.5) / 30});
+  const std::vector<SampledRow> first = run(rows);
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    const std::vector<SampledRow> again = run(rows);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      ASSERT_EQ(again[i].token_id, first[i].token_id);
+      ASSERT_EQ(again[i].logprob, first[i].logprob);
+      ASSERT_TRUE(std::equal(first[i].top_ids, first[i].top_ids + 20, again[i].top_ids));
+      ASSERT_TRUE(std::equal(first[i].top_logprobs, first[i].top_logprobs + 20, again[i].top_logprobs));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fp4moe
