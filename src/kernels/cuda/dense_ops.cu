@@ -1,5 +1,6 @@
 // The table of the GPU's dense ops.
 #include "device/device_memory.h"
+#include "kernels/cuda/attention.h"
 #include "kernels/cuda/dense_kernels.h"
 #include "kernels/cuda/linear_few.h"
 #include "kernels/cuda/linear_lt.h"
@@ -36,7 +37,7 @@ const DenseOps* cuda_dense_ops() {
                                    .rope = cuda::rope,
                                    .kv_write = cuda::kv_write,
                                    .rope_kv = cuda::rope_kv,
-                                   .attention = nullptr,
+                                   .attention = cuda::attention,
                                    .head_norm = cuda::head_norm,
                                    .head_linear = cuda::head_linear,
                                    .silu_mul = cuda::silu_mul,
@@ -44,7 +45,7 @@ const DenseOps* cuda_dense_ops() {
                                    .gather_rows = cuda::gather_rows,
                                    .copy_heads = cuda::copy_heads,
                                    .sigmoid_gate = cuda::sigmoid_gate,
-                                   .attention_workspace_bytes = nullptr,
+                                   .attention_workspace_bytes = cuda::attention_workspace_bytes,
                                    .memory = device_memory};
   return &ops;
 }

@@ -95,25 +95,12 @@ struct Ring {
   }
 };
 
-// Bytes of a block's share that are brought into the L2 while its ring is full and waits: 40 MB in all.
-constexpr int64_t kMaxPrefetchBytes = 40'000'000 / 132;
-
-__device__ void prefetch_rows(const FewArgs& a, int begin, int end) {
-  constexpr int64_t kPiece = 8192;
-  const auto* rows = reinterpret_cast<const uint8_t*>(a.weight + static_cast<int64_t>(begin) * a.k);
-  const int64_t bytes = min(static_cast<int64_t>(end - begin) * a.k * 2, kMaxPrefetchBytes);
-  for (int64_t at = static_cast<int64_t>(threadIdx.x) % 32 * kPiece; at < bytes; at += 32 * kPiece)
-    ptx::bulk_prefetch_l2(rows + at, static_cast<uint32_t>(min(kPiece, bytes - at) / 16 * 16));
-}
-
 __device__ void copy_weights(const FewArgs& a, const FewLayout& layout, uint8_t* shared, Ring ring) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const Share share(a.n);
-  int free_stages = a.num_stages;
   for (int row = share.begin; row < share.end; row += kTileRows) {
     const int rows = min(kTileRows, share.end - row);
     for (int k = 0; k < a.k; k += layout.chunk) {
-      if (free_stages-- == 0) prefetch_rows(a, row, share.end);
       const uint32_t row_bytes = static_cast<uint32_t>(min(layout.chunk, a.k - k)) * 2;
       ptx::mbarrier_wait(&ring.empty[ring.stage], ring.parity ^ 1);
       if (lane == 0)

@@ -55,10 +55,6 @@ __device__ __forceinline__ void bulk_copy(void* to_shared, const void* from, uin
 __device__ __forceinline__ void prefetch_l2(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 }
-// 16-byte aligned address and size.
-__device__ __forceinline__ void bulk_prefetch_l2(const void* global, uint32_t num_bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(num_bytes));
-}
 // Waits for `num_threads` threads of the block at named barrier `id`.
 __device__ __forceinline__ void named_barrier(int id, int num_threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
