@@ -1,0 +1,83 @@
+// Ops that stand for several: the same bits as those one after the other, in every table of a CPU.
+#include "kernels/dense_case.h"
+#include "support/compare.h"
+
+namespace fp4moe {
+namespace {
+
+class FusedOps : public testing::TestWithParam<const DenseOps*> {
+ protected:
+  const DenseOps& ops() const { return *GetParam(); }
+  ThreadPool pool_{2};
+};
+
+TEST_P(FusedOps, NormLinear) {
+  constexpr int64_t kN = 48, kK = 70;
+  for (int64_t t : {0, 1, 9})
+    for (DType dtype : {DType::kBF16, DType::kF32}) {
+      Random random(1);
+      const std::vector<float> x = random.normal(t * kK, 3), weight = random.normal(kK),
+                               bias = random.normal(kN);
+      const std::vector<bf16> w = to_bf16(random.normal(kN * kK));
+      std::vector<bf16> packed(
+          static_cast<size_t>(linear_weight_bytes(kN, kK, ops().linear_layout)) / sizeof(bf16) + 32);
+      bf16* aligned =
+          packed.data() + (64 - reinterpret_cast<uintptr_t>(packed.data()) % 64) % 64 / sizeof(bf16);
+      pack_linear_weight(w.data(), kN, kK, ops().linear_layout, aligned, pool_);
+      std::vector<float> composed(static_cast<size_t>(t * kN), 1.0f), fused = composed;
+      ActBuffer normed(dtype, t, kK), scratch(dtype, t, kK);
+      const RmsNormArgs norm{x.data(), weight.data(), 1e-5f, normed.view(), nullptr};
+      ops().rms_norm(norm, pool_);
+      ops().linear({normed.view(), aligned, bias.data(), composed.data(), kN, true}, pool_);
+      ops().norm_linear({{x.data(), weight.data(), 1e-5f, scratch.view(), nullptr},
+                         {scratch.view(), aligned, bias.data(), fused.data(), kN, true}},
+                        pool_);
+      EXPECT_TRUE(same_bits(fused, composed)) << t;
+    }
+}
+
+TEST_P(FusedOps, RopeKv) {
+  constexpr int64_t kTokens = 5, kStride = (4 + 2 + 2) * 16;
+  constexpr int kPageSize = 4, kHeadDim = 16;
+  Random random(2);
+  const std::vector<float> rows = random.normal(kTokens * kStride), inv_freq = random.normal(kHeadDim / 2);
+  const std::vector<int64_t> positions = {3, 4, 5, 6, 7};
+  const int32_t pages[] = {1, 0};
+  const SequenceRows sequence[] = {{0, kTokens, 3, pages}};
+  const auto run = [&](bool is_fused) {
+    std::vector<float> x = rows, k(2 * 2 * kPageSize * kHeadDim, 42), v = k;
+    const RopeArgs q{x.data(), positions.data(), inv_freq.data(), 1.5f, kTokens, kStride,
+                     4,        kHeadDim,         kHeadDim};
+    RopeArgs key = q;
+    key.x += 4 * kHeadDim, key.num_heads = 2;
+    const KvWriteArgs kv{key.x,
+                         key.x + 2 * kHeadDim,
+                         kStride,
+                         {k.data(), DType::kF32, 2, kPageSize, kHeadDim, 0},
+                         {v.data(), DType::kF32, 2, kPageSize, kHeadDim, 0},
+                         sequence,
+                         nullptr};
+    if (is_fused) {
+      ops().rope_kv({q, key, kv}, pool_);
+    } else {
+      ops().rope(q, pool_);
+      ops().rope(key, pool_);
+      ops().kv_write(kv, pool_);
+    }
+    x.insert(x.end(), k.begin(), k.end());
+    x.insert(x.end(), v.begin(), v.end());
+    return x;
+  };
+  EXPECT_TRUE(same_bits(run(true), run(false)));
+}
+
+std::vector<const DenseOps*> all_tables() {
+  std::vector<const DenseOps*> tables = cpu_tables();
+  tables.push_back(&ref_dense_ops());
+  return tables;
+}
+INSTANTIATE_TEST_SUITE_P(Tables, FusedOps, testing::ValuesIn(all_tables()),
+                         [](const auto& p) { return std::string(p.param->name); });
+
+}  // namespace
+}  // namespace fp4moe
