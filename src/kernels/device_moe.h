@@ -37,6 +37,7 @@ struct DeviceRows {
   int32_t* counts = nullptr;       // [L]; masked_m of a masked batch
   int32_t* slot_of_row = nullptr;  // packed: [max_rows]: t * topk + k; rows past offsets[L] are not written
   int32_t* row_of_slot = nullptr;  // packed: [T * topk]; -1: not local, or not an expert
+  int32_t* progress = nullptr;     // [1 + L] or null: sort() sets zeros, both GEMMs in one launch count here
 };
 
 struct MoeSortArgs {  // rows of an expert in ascending slot order
@@ -45,7 +46,10 @@ struct MoeSortArgs {  // rows of an expert in ascending slot order
   int64_t num_tokens = 0, topk = 0;
   int64_t first_expert = 0, num_experts = 0;  // L local ones
   DeviceRows rows;
+  int32_t* scratch =
+      nullptr;  // [kSortBlocks, L], or null: one block sorts all slots, slowly if they are many
 };
+constexpr int kSortBlocks = 64;
 
 // Both GEMMs of a layer over sorted rows.
 struct DeviceExpertArgs {
@@ -59,10 +63,12 @@ struct DeviceExpertArgs {
   ActRows h;                            // what down reads: intermediate, or what was quantised of it; bf16
   const float* h_row_scales = nullptr;  // [max_rows] or null
   float* y = nullptr;                   // [max_rows, H], written by down: before the router's weights
+  bf16* y_bf16 = nullptr;               // the same rounded, instead of y
 };
 
 struct MoeCombineArgs {  // out[t] (+)= sum over k, in top-k order, of weight[t, k] * y[row_of_slot[t, k]]
   const float* y = nullptr;
+  const bf16* y_bf16 = nullptr;          // instead of y
   const int32_t* row_of_slot = nullptr;  // [T, topk]; -1 counts 0
   const float* weights = nullptr;        // [T, topk]; null: 1
   int64_t num_tokens = 0, topk = 0, hidden_size = 0;

@@ -11,17 +11,15 @@ namespace fp4moe::cuda {
 namespace {
 
 constexpr int kMaxCluster = 16;
-constexpr int64_t kMaxBlocks = 132;  // of launches that are split: more would wait for an SM of an H200
+constexpr int64_t kDecodeBlocks = 528;  // four of decode's blocks to each SM of an H200
+constexpr int64_t kMlaBlocks = 132;
 
 AttentionParams make_params(const AttentionArgs& args) {
   const KvPages &k = args.k_pages, &v = args.v_pages;
   const DeviceBatch& batch = *args.device_batch;
   FP4MOE_CHECK(k.dtype == DType::kBF16 && v.dtype == DType::kBF16, "pages are not bf16");
-  FP4MOE_CHECK(k.page_size <= 128 && std::has_single_bit(unsigned(k.page_size)), "page_size");
-  const bool mla = v.data == k.data;
-  FP4MOE_CHECK(k.head_dim % 16 == 0 && (mla ? k.head_dim <= 576 && v.head_dim <= 512
-                                            : k.head_dim <= 256 && v.head_dim == k.head_dim),
-               "head_dim");
+  FP4MOE_CHECK(k.head_dim % 16 == 0 && k.page_size <= 128 && std::has_single_bit(unsigned(k.page_size)),
+               "head_dim or page_size");
   AttentionParams p = {};
   p.q = args.q, p.q_stride = args.q_stride, p.out_cols = args.out.cols;
   p.k = static_cast<const uint16_t*>(k.data), p.v = static_cast<const uint16_t*>(v.data);
@@ -40,12 +38,11 @@ AttentionParams make_params(const AttentionArgs& args) {
   return p;
 }
 
-// Blocks of a cluster, a power of two: as many as the device has room for with `units` clusters, while each
-// has enough of the longest context to pay for its share of the merge (which grows beyond 4).
-int cluster_size(int64_t units, int64_t max_keys) {
+// Blocks of a cluster, a power of two: enough that `units` clusters fill the device, and that each block gets
+// at least `min_keys` of the longest context.
+int cluster_size(int64_t units, int64_t blocks, int64_t max_keys, int64_t min_keys) {
   int splits = 1;
-  while (splits < kMaxCluster && units * splits * 2 <= kMaxBlocks &&
-         max_keys >= (splits < 4 ? 32 : 128) * splits * 2)
+  while (splits < kMaxCluster && units * splits * 2 <= blocks && max_keys >= min_keys * splits * 2)
     splits *= 2;
   return splits;
 }
@@ -59,9 +56,9 @@ void attention(const AttentionArgs& args, ThreadPool&) {
   const int64_t keys = static_cast<int64_t>(p.max_pages) << p.page_shift;
   const int64_t max_keys = p.window > 0 ? std::min<int64_t>(p.window, keys) : keys;
   if (args.v_pages.data == args.k_pages.data) {
-    launch_attention_mla(p, cluster_size((units * p.group + 63) / 64, max_keys));
+    launch_attention_mla(p, cluster_size((units * p.group + 63) / 64, kMlaBlocks, max_keys, 64));
   } else if (args.device_batch->max_rows == 1 && p.group <= 16 && p.k_dim <= 128) {
-    launch_attention_decode(p, cluster_size(units, max_keys));
+    launch_attention_decode(p, cluster_size(units, kDecodeBlocks, max_keys, 64));
   } else {
     launch_attention_prefill(p);
   }

@@ -6,14 +6,13 @@
 // Bytes      2 * (k_dim + v_dim) per row, kv head and key, each read once.
 // Flops      2 * G * (k_dim + v_dim) of the same.
 // Bound      HBM; with short contexts the launch and three dependent reads (batch, page table, keys).
-// Design     A cluster of S blocks of 4 warps serves one row and kv head; worker w of 4 S takes the
-//            blocks of 16 keys w, w + 4 S, ... A warp gathers keys and values into its own part of shared
-//            memory by cp.async, whole rows at a time (half rows double L2's work) and a block ahead; warps
-//            never wait for each other. Pages are looked up for up to 32 blocks at once. Chunks of 16 bytes
-//            are mma.sync's fragments as they are: the order of a contraction is free, so 8 contiguous
-//            elements serve two k steps (keys), or eight columns (values, paired with the next key's by
-//            prmt). In the end each worker's sums go to the block of the cluster that adds up their columns,
-//            in the workers' order.
+// Design     A cluster of S blocks of kWarps warps serves one row and kv head; worker w of kWarps S takes the
+//            blocks of 16 keys w, w + kWarps S, ... A lane gathers 16-byte chunks of keys and values into its
+//            own slots of shared memory by cp.async, kStages - 1 blocks ahead, and is the only one to read
+//            them, so that warps never wait for each other. The chunks are mma.sync's fragments as they are:
+//            the order of a contraction is free, so 8 contiguous elements serve two k steps (keys), or eight
+//            columns (values, paired with the next key's by prmt). In the end each worker's sums go to the
+//            block of the cluster that adds up their columns, in the order of the workers.
 // Numerics   q and the weights are rounded to bf16, sums are f32, the softmax is of base 2. Same bits for the
 //            same S, which depends on the padded batch alone.
 #include "device/stream.h"
@@ -23,7 +22,14 @@
 namespace fp4moe::cuda {
 namespace {
 
-constexpr int kWarps = 4, kThreads = kWarps * 32, kBlockKeys = 16, kStages = 2;
+constexpr int kWarps = 4, kThreads = kWarps * 32, kBlockKeys = 16;
+
+template <int D>
+struct Config {
+  static constexpr int kStages = D == 64 ? 4 : 2;
+  static constexpr int kChunks = D / 16;  // of keys, and as many of values, that a lane has of a block
+  static constexpr int kUnits = D / 16;   // of 16 output columns, to a head
+};
 
 // What a worker adds to 16 columns of a head.
 struct alignas(16) Part {
@@ -31,16 +37,14 @@ struct alignas(16) Part {
   float largest, denominator;
 };
 
-// A block of keys: [D / 64][16 keys][64 columns], the 16-byte chunk c of a row in slot key_slot() or
-// value_slot(), so that no eight lanes that read together meet in a bank.
 template <int D>
-struct alignas(128) Shared {
-  uint4 keys[kStages][kWarps][D / 64][kBlockKeys][8];
-  uint4 values[kStages][kWarps][D / 64][kBlockKeys][8];
-  Part parts[1];  // [units of this block][workers]
+struct Shared {
+  uint4 keys[Config<D>::kStages][kWarps][Config<D>::kChunks][32];    // chunk 4 c + q of keys g + 8 half at
+                                                                     // [2 c + half][lane]
+  uint4 values[Config<D>::kStages][kWarps][Config<D>::kChunks][32];  // chunk 8 c + g of keys 2 q, 2 q + 1,
+                                                                     // 2 q + 8, 2 q + 9 at [4 c + ...][lane]
+  Part parts[1];                                                     // [units of this block][workers]
 };
-__device__ __forceinline__ int key_slot(int key, int c) { return c ^ key % 2 * 4; }
-__device__ __forceinline__ int value_slot(int key, int c) { return c ^ key / 2 % 4 * 2; }
 
 int shared_parts(int units, int splits) { return (units + splits - 1) / splits * splits * kWarps; }
 
@@ -56,60 +60,33 @@ __device__ __forceinline__ uint32_t word(const uint4& x, int i) {
   return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
 }
 
-// The pages of a worker's blocks, looked up for many blocks at a time: an entry to a lane, so that a block's
-// keys wait for one memory access, not two.
-struct Pages {
-  const int32_t* table;  // of the sequence
-  int shift, kv_head, num_kv_heads;
-  int2 keys;       // first and last of the row: what lies outside is read as one of them, and masked
-  int stride;      // from one block of the worker to its next
-  int entries;     // log2 of those that a block has
-  int now, later;  // of 32 >> entries blocks, and of as many after them
-  int index = 0;   // of the next block in now
-
-  __device__ __forceinline__ int look_up(int first_block) const {
-    const int lane = threadIdx.x % 32;
-    const int first = (first_block + (lane >> entries) * stride) * kBlockKeys >> shift;
-    return table[min(max(first + (lane & ((1 << entries) - 1)), keys.x >> shift), keys.y >> shift)];
-  }
-  __device__ __forceinline__ void start(int block) {
-    now = look_up(block);
-    later = look_up(block + (32 >> entries) * stride);
-  }
-  // The page row of the block's key i; called by whole warps.
-  __device__ __forceinline__ int64_t row(int block, int i) const {
-    const int key = min(max(block * kBlockKeys + i, keys.x), keys.y);
-    const int page =
-        __shfl_sync(~0u, now, (index << entries) + (key >> shift) - (block * kBlockKeys >> shift));
-    return (static_cast<int64_t>(page * num_kv_heads + kv_head) << shift) + (key & ((1 << shift) - 1));
-  }
-  __device__ __forceinline__ void advance(int block) {
-    if (++index < 32 >> entries) return;
-    index = 0, now = later;
-    later = look_up(block + ((32 >> entries) + 1) * stride);
-  }
-};
-
-// Eight lanes fetch 128 bytes of a row.
+// rows_of_block: lane i % 16's page row, of key i of the block.
 template <int D>
-__device__ __forceinline__ void load_block(const AttentionParams& p, int block, int stage, Pages& pages,
+__device__ __forceinline__ void load_block(const AttentionParams& p, int rows_of_block, int stage,
                                            Shared<D>& shared) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = lane % 8;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int key = 4 * i + lane / 8;
-    const int64_t row = pages.row(block, key);
-    const uint16_t *k = p.k + row * p.k_stride + c * 8, *v = p.v + row * p.v_stride + c * 8;
+  for (int half = 0; half < 2; ++half) {
+    const uint16_t* row =
+        p.k + static_cast<int64_t>(__shfl_sync(~0u, rows_of_block, lane / 4 + 8 * half)) * p.k_stride;
 #pragma unroll
-    for (int part = 0; part < D / 64; ++part) {
-      const int column = part * 64 + c * 8;
-      cp_async_16(smem_address(&shared.keys[stage][warp][part][key][key_slot(key, c)]), k + part * 64,
-                  column < p.k_dim);
-      cp_async_16(smem_address(&shared.values[stage][warp][part][key][value_slot(key, c)]), v + part * 64,
-                  column < p.v_dim);
+    for (int c = 0; c < D / 32; ++c) {
+      const int chunk = 4 * c + lane % 4;
+      cp_async_16(smem_address(&shared.keys[stage][warp][2 * c + half][lane]), row + chunk * 8,
+                  chunk * 8 < p.k_dim);
     }
   }
-  pages.advance(block);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int key = 2 * (lane % 4) + i % 2 + i / 2 * 8;
+    const uint16_t* row = p.v + static_cast<int64_t>(__shfl_sync(~0u, rows_of_block, key)) * p.v_stride;
+#pragma unroll
+    for (int c = 0; c < D / 64; ++c) {
+      const int chunk = 8 * c + lane / 4;
+      cp_async_16(smem_address(&shared.values[stage][warp][4 * c + i][lane]), row + chunk * 8,
+                  chunk * 8 < p.v_dim);
+    }
+  }
 }
 
 // q's fragments with the contraction in the order of load_block().
@@ -138,8 +115,7 @@ __device__ __forceinline__ void multiply_keys(const Shared<D>& shared, int stage
   for (int c = 0; c < D / 32; ++c)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int key = lane / 4 + 8 * half, slot = key_slot(key, c % 2 * 4 + lane % 4);
-      const uint4 chunk = shared.keys[stage][warp][c / 2][key][slot];
+      const uint4 chunk = shared.keys[stage][warp][2 * c + half][lane];
       mma_m16n8k16(s[half], w.q[2 * c], chunk.x, chunk.y);
       mma_m16n8k16(s[half], w.q[2 * c + 1], chunk.z, chunk.w);
     }
@@ -184,10 +160,7 @@ __device__ __forceinline__ void multiply_values(const Shared<D>& shared, int sta
   for (int c = 0; c < D / 64; ++c) {
     uint4 v[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int key = 2 * (lane % 4) + i % 2 + i / 2 * 8;
-      v[i] = shared.values[stage][warp][c][key][value_slot(key, lane / 4)];
-    }
+    for (int i = 0; i < 4; ++i) v[i] = shared.values[stage][warp][4 * c + i][lane];
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const uint32_t select = j % 2 == 0 ? 0x5410 : 0x7632;
@@ -202,31 +175,35 @@ __device__ __forceinline__ void multiply_values(const Shared<D>& shared, int sta
 template <int D>
 __device__ __forceinline__ void attend(const AttentionParams& p, int row, int kv_head, int worker, int stride,
                                        int2 keys, Shared<D>& shared, Warp<D>& w) {
+  constexpr int kAhead = Config<D>::kStages - 1;
+  const int lane = threadIdx.x % 32, sequence = p.row_sequence[row];
   const int end = keys.y / kBlockKeys + 1;
-  int block = keys.x / kBlockKeys + worker;
+  auto rows_of = [&](int block) {  // what lies outside the row's keys is read as one of them, and masked
+    const int key = min(max(block * kBlockKeys + lane % kBlockKeys, keys.x), keys.y);
+    return page_row(p, sequence, kv_head, key);
+  };
+  int block = keys.x / kBlockKeys + worker, rows[kAhead];
   if (block >= end) return;
-  Pages pages = {.table = p.page_table + static_cast<int64_t>(p.row_sequence[row]) * p.max_pages,
-                 .shift = p.page_shift,
-                 .kv_head = kv_head,
-                 .num_kv_heads = p.num_kv_heads,
-                 .keys = keys,
-                 .stride = stride,
-                 .entries = max(0, 4 - p.page_shift)};
-  pages.start(block);
-  load_block(p, block, 0, pages, shared);
-  cp_async_commit();
-  load_queries(p, row, kv_head, w);
-  for (int stage = 0; block < end; block += stride, stage ^= 1) {
-    __syncwarp();  // nobody reads the stage to be filled
-    if (block + stride < end) load_block(p, block + stride, stage ^ 1, pages, shared);
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) rows[i] = rows_of(block + i * stride);
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    if (block + i * stride < end) load_block(p, rows[i], i, shared);
     cp_async_commit();
-    cp_async_wait<1>();
-    __syncwarp();  // all lanes' copies are seen by all
+  }
+  int next_rows = rows_of(block + kAhead * stride);
+  load_queries(p, row, kv_head, w);
+  for (int stage = 0; block < end; block += stride) {
+    cp_async_wait<kAhead - 1>();
+    if (block + kAhead * stride < end) load_block(p, next_rows, stage == 0 ? kAhead : stage - 1, shared);
+    cp_async_commit();
+    next_rows = rows_of(block + (kAhead + 1) * stride);
     float s[2][4] = {};
     uint32_t weights[4];
     multiply_keys(shared, stage, w, s);
     weigh(p, s, block * kBlockKeys, keys, w, weights);
     multiply_values(shared, stage, weights, w);
+    stage = stage == kAhead ? 0 : stage + 1;
   }
 }
 
@@ -243,7 +220,7 @@ __device__ __forceinline__ void send_parts(const AttentionParams& p, int worker,
     if (head >= p.group) continue;
 #pragma unroll
     for (int c = 0; c < D / 64; ++c) {
-      const int unit = head * (D / 16) + 4 * c + lane % 4;
+      const int unit = head * Config<D>::kUnits + 4 * c + lane % 4;
       Part* part = &shared.parts[unit / splits * splits * kWarps + worker];
       const uint32_t to = map_cluster(smem_address(part), unit % splits);
 #pragma unroll
@@ -262,7 +239,7 @@ __device__ __forceinline__ void send_parts(const AttentionParams& p, int worker,
 template <int D>
 __device__ __forceinline__ void add_parts(const AttentionParams& p, int row, int kv_head, int splits,
                                           const Shared<D>& shared) {
-  constexpr int kUnits = D / 16;
+  constexpr int kUnits = Config<D>::kUnits;
   const int workers = splits * kWarps;
   for (int i = threadIdx.x;; i += kThreads) {
     const int unit = i / 16 * splits + static_cast<int>(blockIdx.x);
@@ -334,7 +311,7 @@ void launch(const AttentionParams& p, int splits) {
     cudaFuncSetAttribute(attention_decode<D>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     return cudaFuncSetAttribute(attention_decode<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxBytes);
   }();
-  const int parts = shared_parts(p.group * (D / 16), splits);
+  const int parts = shared_parts(p.group * Config<D>::kUnits, splits);
   const int bytes = static_cast<int>(sizeof(Shared<D>) + (parts - 1) * sizeof(Part));
   const dim3 grid(static_cast<unsigned>(splits), static_cast<unsigned>(p.num_kv_heads),
                   static_cast<unsigned>(p.num_rows));

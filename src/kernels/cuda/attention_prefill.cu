@@ -9,11 +9,13 @@
 // Bound      Tensor cores and exponentials (D = 64: as many cycles of either); the row tile sets L2's share.
 // Design     A block serves one tile of rows of one sequence and kv head, tokens x G heads, so that a tile
 //            spans few positions and masks cost little. One warp group gathers key tiles from the pages with
-//            16-byte cp.async (zeros past the last key), 2 or 3 others own 64 rows each: logits by wgmma,
-//            softmax in base 2, weights back as the register operand of the values' product. A tile's logits
-//            are asked for before the values' product of the tile before, which runs under the softmax.
-// Numerics   q and the weights are rounded to bf16, sums are f32. Order of sums: a row's depends on where its
-//            chunk starts, not on other sequences.
+//            16-byte cp.async (zeros past the last key), C others own 64 rows each: logits by wgmma with q in
+//            registers, softmax in base 2, weights back as the register operand of the values' product. The
+//            next tile's logits run before the values' product of the one before, which runs under the
+//            softmax.
+// Numerics   q and the weights are rounded to bf16, sums are f32. A row's sums depend on its tile's first
+// key,
+//            so on where its chunk starts, but not on other sequences.
 #include "device/stream.h"
 #include "kernels/cuda/attention_params.h"
 #include "kernels/cuda/dev/attention_ptx.h"
@@ -25,8 +27,8 @@ template <int D>
 struct Config {
   static constexpr int kConsumers = D == 64 ? 3 : 2;
   static constexpr int kRows = 64 * kConsumers;
-  static constexpr int kKeys = D == 256 ? 64 : 128;
-  static constexpr int kStages = D == 64 ? 4 : D == 128 ? 3 : 2;
+  static constexpr int kKeys = D == 256 ? 32 : D == 64 ? 64 : 128;
+  static constexpr int kStages = D == 128 ? 3 : 4;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kProducerRegisters = D == 64 ? 32 : 40, kConsumerRegisters = D == 64 ? 160 : 232;
   static constexpr int kBlocks = D / 64;  // of 64 columns
@@ -37,7 +39,6 @@ struct alignas(1024) Shared {
   using C = Config<D>;
   uint16_t k[C::kStages][C::kBlocks][C::kKeys][64];  // in the 128-byte swizzle
   uint16_t v[C::kStages][C::kBlocks][C::kKeys][64];
-  uint16_t q[C::kConsumers][C::kBlocks][64][64];
   uint64_t k_full[C::kStages], v_full[C::kStages], empty[C::kStages];
 };
 
@@ -87,15 +88,16 @@ __device__ __forceinline__ void produce(const AttentionParams& p, const RowTile&
 template <int D>
 struct Rows {
   static constexpr int kParts = D > 128 ? D / 128 : 1;  // of the columns, to a wgmma each
+  uint32_t q[D / 16][4];
   float out[kParts][D / kParts / 2];  // columns 8 n + 2 q + i of row g + 8 r at [4 n + 2 r + i]
   float largest[2], denominator[2];
   int position[2], head[2], token[2];  // position -1: not a row
 };
 
 template <int D>
-__device__ __forceinline__ void make_rows(const AttentionParams& p, const RowTile& tile, int kv_head,
+__device__ __forceinline__ void load_rows(const AttentionParams& p, const RowTile& tile, int kv_head,
                                           Rows<D>& r) {
-  const int first = tile.first + (threadIdx.x / 32 - 4) * 16 + threadIdx.x % 32 / 4;
+  const int lane = threadIdx.x % 32, first = tile.first + (threadIdx.x / 32 - 4) * 16 + lane / 4;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = first + 8 * i;
@@ -103,6 +105,16 @@ __device__ __forceinline__ void make_rows(const AttentionParams& p, const RowTil
     r.token[i] = tile.first_row + row / p.group, r.head[i] = kv_head * p.group + row % p.group;
     r.position[i] = valid ? tile.first_position + row / p.group : -1;
     r.largest[i] = -INFINITY, r.denominator[i] = 0;
+    const float* q = p.q + r.token[i] * p.q_stride + static_cast<int64_t>(r.head[i]) * p.k_dim;
+#pragma unroll
+    for (int step = 0; step < D / 16; ++step)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int d = step * 16 + half * 8 + lane % 4 * 2;
+        float2 x = {0, 0};
+        if (valid && d < p.k_dim) x = *reinterpret_cast<const float2*>(q + d);
+        r.q[step][2 * half + i] = pack_bf16(x.x, x.y);
+      }
   }
 #pragma unroll
   for (int part = 0; part < Rows<D>::kParts; ++part)
@@ -110,35 +122,13 @@ __device__ __forceinline__ void make_rows(const AttentionParams& p, const RowTil
     for (float& x : r.out[part]) x = 0;
 }
 
-// The 64 rows' queries as bf16 into shared memory; zeros past the tile's rows and columns.
 template <int D>
-__device__ __forceinline__ void load_queries(const AttentionParams& p, const RowTile& tile, int kv_head,
-                                             int consumer, Shared<D>& shared) {
-  const int c = threadIdx.x % (D / 8), first = threadIdx.x % 128 / (D / 8);
-#pragma unroll 4
-  for (int i = first; i < 64; i += 128 / (D / 8)) {
-    const int row = tile.first + consumer * 64 + i;
-    uint4 packed = {};
-    if (row < tile.num_tokens * p.group && c * 8 < p.k_dim) {
-      const float2* q = reinterpret_cast<const float2*>(
-          p.q + (tile.first_row + row / p.group) * p.q_stride +
-          static_cast<int64_t>(kv_head * p.group + row % p.group) * p.k_dim + c * 8);
-      packed = {pack_bf16(q[0].x, q[0].y), pack_bf16(q[1].x, q[1].y), pack_bf16(q[2].x, q[2].y),
-                pack_bf16(q[3].x, q[3].y)};
-    }
-    *reinterpret_cast<uint4*>(&shared.q[consumer][c / 8][i][(c % 8 ^ i % 8) * 8]) = packed;
-  }
-  fence_proxy_async();
-  named_barrier_sync<128>(1 + consumer);
-}
-
-template <int D>
-__device__ __forceinline__ void multiply_keys(uint32_t q, uint32_t keys, float (&s)[Config<D>::kKeys / 2]) {
-  const uint64_t a = swizzled_matrix(q, 0), b = swizzled_matrix(keys, 0);
+__device__ __forceinline__ void multiply_keys(const Rows<D>& r, uint32_t keys,
+                                              float (&s)[Config<D>::kKeys / 2]) {
+  const uint64_t matrix = swizzled_matrix(keys, 0);
 #pragma unroll
   for (int step = 0; step < D / 16; ++step)
-    wgmma<0>(s, a + (step / 4 * 64 * 128 + step % 4 * 32) / 16,
-             b + (step / 4 * Config<D>::kKeys * 128 + step % 4 * 32) / 16, step > 0);
+    wgmma<0>(s, r.q[step], matrix + (step / 4 * Config<D>::kKeys * 128 + step % 4 * 32) / 16, step > 0);
 }
 
 template <int D>
@@ -251,7 +241,7 @@ struct Place {
 // the compiler because a branch between a wgmma and its wait would make it wait at the branch.
 template <int D, bool kMasked>
 __device__ __forceinline__ void consume_tile(const AttentionParams& p, int first_key, Place now, Place before,
-                                             uint32_t q, Shared<D>& shared, Rows<D>& r,
+                                             Shared<D>& shared, Rows<D>& r,
                                              uint32_t (&weights)[Config<D>::kKeys / 16][4]) {
   constexpr int kKeys = Config<D>::kKeys;
   float s[kKeys / 2], rescale[2];
@@ -259,7 +249,7 @@ __device__ __forceinline__ void consume_tile(const AttentionParams& p, int first
   mbarrier_wait(smem_address(&shared.v_full[before.stage]), before.parity);
   fence_proxy_async();
   wgmma_fence();
-  multiply_keys<D>(q, smem_address(shared.k[now.stage]), s);
+  multiply_keys(r, smem_address(shared.k[now.stage]), s);
   wgmma_commit();
   multiply_values(weights, smem_address(shared.v[before.stage]), r);
   wgmma_commit();
@@ -284,10 +274,7 @@ __device__ __forceinline__ void consume(const AttentionParams& p, const RowTile&
                                         KeyRange keys, Shared<D>& shared) {
   using C = Config<D>;
   Rows<D> r;
-  make_rows(p, tile, kv_head, r);
-  const int consumer = threadIdx.x / 128 - 1;
-  const uint32_t q = smem_address(shared.q[consumer]);
-  load_queries(p, tile, kv_head, consumer, shared);
+  load_rows(p, tile, kv_head, r);
   // Keys up to the first row's own position are seen by all rows, but for those before the last row's window.
   const int seen_end = tile.first_position + tile.first / p.group + 1;
   const int seen_begin = p.window > 0 ? keys.end - p.window : 0;
@@ -298,7 +285,7 @@ __device__ __forceinline__ void consume(const AttentionParams& p, const RowTile&
     mbarrier_wait(smem_address(&shared.k_full[0]), 0);
     fence_proxy_async();
     wgmma_fence();
-    multiply_keys<D>(q, smem_address(shared.k[0]), s);
+    multiply_keys(r, smem_address(shared.k[0]), s);
     wgmma_commit();
     wgmma_wait<0>();
     keep(s);
@@ -310,9 +297,9 @@ __device__ __forceinline__ void consume(const AttentionParams& p, const RowTile&
     before = now;
     now.advance<C::kStages>();
     if (first >= seen_begin && first + C::kKeys <= seen_end)
-      consume_tile<D, false>(p, first, now, before, q, shared, r, weights);
+      consume_tile<D, false>(p, first, now, before, shared, r, weights);
     else
-      consume_tile<D, true>(p, first, now, before, q, shared, r, weights);
+      consume_tile<D, true>(p, first, now, before, shared, r, weights);
   }
   mbarrier_wait(smem_address(&shared.v_full[now.stage]), now.parity);
   fence_proxy_async();

@@ -31,12 +31,9 @@ constexpr int kGroupTiles = 5;  // whose sums are kept until the warps' are adde
 constexpr int kGroupRows = kGroupTiles * kTileRows;
 constexpr int kMaxChunk = 1536;  // k's of a stage
 constexpr int kMaxStages = 16, kMinStages = 2;
-// A block with a short share takes no more than this, unless its ring would be shorter than kGoodStages: two
-// share an SM, so that the next linear fills its ring while this one ends (QKV and output projection of 53
-// MB, one after the other: 17.6 us, with all shared memory 18.2). For a long share a longer ring is worth
-// more (1.2 GB: 266 us instead of 288).
+// A block takes no more unless its ring would be shorter than kGoodStages: two blocks share an SM, so that
+// the next linear fills its ring while this one ends.
 constexpr int kMaxSharedBytes = 112 * 1024, kGoodStages = 4;
-constexpr int64_t kLongShareBytes = 2 << 20;
 constexpr int kMaxTokens = 16;
 
 struct FewArgs {
@@ -319,15 +316,14 @@ __global__ void __launch_bounds__(kThreads + 32, 1) linear_few_kernel(const __gr
   multiply<kTwoHalves, kNorm>(a, layout, shared, ring);
 }
 
-// Stages of a block's ring; fewer than kMinStages: x does not fit beside them.
-int num_stages(int64_t num_tokens, int64_t k, int64_t share_rows) {
+// Stages for `num_tokens`, of up to `wanted`; fewer than kMinStages: it does not fit.
+int num_stages(int64_t num_tokens, int64_t k, int64_t wanted) {
   const FewLayout layout = few_layout(static_cast<int>(num_tokens), static_cast<int>(k), 0);
   const auto within = [&](int bytes) { return (bytes - layout.end) / layout.stage_bytes; };
-  int stages = std::min(kMaxStages, within(device_limits().shared_bytes_per_block));
-  if (share_rows * k * 2 <= kLongShareBytes)
-    stages = std::min(stages, std::max(within(kMaxSharedBytes), kGoodStages));
-  const int64_t in_all = ceil_div(share_rows, kTileRows) * ceil_div(k, layout.chunk);
-  return static_cast<int>(std::min<int64_t>(stages, std::max<int64_t>(in_all, kMinStages)));
+  const int most = within(device_limits().shared_bytes_per_block);
+  const int stages = std::min(most, std::max(within(kMaxSharedBytes), kGoodStages));
+  return static_cast<int>(
+      std::min<int64_t>(std::min(stages, kMaxStages), std::max<int64_t>(wanted, kMinStages)));
 }
 
 using FewKernel = void (*)(FewArgs);
@@ -348,7 +344,8 @@ FewKernel kernel_of(bool two_halves, bool norm) {
 void launch_few(FewArgs a, bool norm) {
   const int blocks = std::min(a.n, device_limits().num_sms);
   if (blocks == 0 || a.num_tokens == 0) return;
-  a.num_stages = num_stages(a.num_tokens, a.k, ceil_div(a.n, blocks));
+  const int64_t stages = ceil_div(ceil_div(a.n, blocks), kTileRows) * ceil_div(a.k, chunk_of(a.k));
+  a.num_stages = num_stages(a.num_tokens, a.k, stages);
   FP4MOE_CHECK(a.num_stages >= kMinStages, "linear_few of T=" + std::to_string(a.num_tokens) +
                                                " K=" + std::to_string(a.k) + " does not fit");
   const FewLayout layout = few_layout(a.num_tokens, a.k, a.num_stages);
@@ -375,7 +372,7 @@ FewArgs few_args(const LinearArgs& l) {
 
 bool linear_few_fits(int64_t num_tokens, int64_t k) {
   return num_tokens <= kMaxTokens && k > 0 && k % 32 == 0 && k <= (1 << 17) &&
-         num_stages(num_tokens, k, /*share_rows=*/1) >= kMinStages;
+         num_stages(num_tokens, k, kMinStages) >= kMinStages;
 }
 
 void linear_few(const LinearArgs& args) { launch_few(few_args(args), /*norm=*/false); }

@@ -2,15 +2,13 @@
 //
 // Computes:  kernels/device_sampler.h: greedy; plain temperature; top_k and top_p; log-probabilities.
 // Shapes:    logits [rows, V] f32, V <= 400000: an eighth of a row lies in each block's shared memory.
-// Bytes:     4 rows V, once.   Flops: three exps an element at most.
-// Bound:     latency of the cluster's exchanges for a few rows; shared memory and the exps for many.
-// Numerics:  a weight exp((x - max) / temperature) is off by 2e-7 of itself (the exponent is a sum of two
-// f32; in
-//            double the exps took 32 us a pass), and then is an integer in units of 2^-44 of the largest:
-//            sums are exact in any order, so the same bits on every run. An id that weighs less than 2^-45 of
-//            the best is never drawn. top_k, top_p and the draw in rank order are the same search: the id at
-//            which a running count or weight over the ranked ids passes a target, found digit by digit of the
-//            logits' bits (radix select).
+// Bytes:     4 rows V, once.   Flops: two double-precision exp an element at most.
+// Bound:     latency of the cluster's exchanges for a few rows; the exps for many.
+// Numerics:  weights exp((x - max) / temperature) are made in double, as on the CPU, and then are integers in
+//            units of 2^-44 of the largest: sums are exact in any order, so the same bits on every run. An id
+//            that weighs less than 2^-45 of the best is never drawn. top_k, top_p and the draw in rank order
+//            are the same search: the id at which a running count or weight over the ranked ids passes a
+//            target, found digit by digit of the logits' bits (radix select).
 #include <cooperative_groups.h>
 
 #include "base/check.h"
@@ -26,8 +24,7 @@ namespace cg = cooperative_groups;
 constexpr int kBlocks = 8, kThreads = 512, kWarps = kThreads / 32;
 constexpr int kDigitBits = 9, kBins = 1 << kDigitBits;
 constexpr int kShare = kBins / kBlocks;  // bins that a block adds up for the cluster
-constexpr int kOneExponent = 44;
-constexpr double kOne = 0x1p44;  // the largest weight
+constexpr double kOne = 0x1p44;          // the largest weight
 constexpr float kInfinity = __builtin_huge_valf();
 static_assert(kBins == kThreads, "one thread a bin");
 
@@ -75,32 +72,6 @@ __device__ float logit_of(uint32_t key) {
   return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
 
-// exp((x - maximum) / temperature) in units of 1 / kOne.
-class Softmax {
- public:
-  Softmax() = default;
-  __device__ Softmax(float maximum, float temperature) : maximum_(maximum) {
-    const double scale = 1.4426950408889634 / temperature;  // log2(e) / temperature
-    scale_high_ = static_cast<float>(fmin(scale, 1e38));
-    scale_low_ = static_cast<float>(fmin(scale, 1e38) - scale_high_);
-  }
-  __device__ uint64_t weight_of(float x) const {
-    const float difference = x - maximum_, back = difference + maximum_;
-    const float lost = (x - back) + ((back - difference) - maximum_);  // x - maximum is difference + lost
-    const float power = difference * scale_high_;
-    if (!(power > -46)) return 0;
-    const float rest = fmaf(difference, scale_high_, -power) + (difference * scale_low_ + lost * scale_high_);
-    const float whole = rintf(power);
-    float fraction;  // 2^(power - whole + rest), about 1
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(fraction) : "f"(power - whole + rest));
-    const int exponent = static_cast<int>(whole) + kOneExponent;
-    return __float2ull_rn(fraction * __int_as_float((exponent + 127) << 23));
-  }
-
- private:
-  float maximum_ = 0, scale_high_ = 0, scale_low_ = 0;
-};
-
 // One block's part of a row.
 class RowPart {
  public:
@@ -137,7 +108,9 @@ class RowPart {
   // ---- the parts of sample() ----
   __device__ bool load(const SampleRowsArgs& a, int64_t row);
   __device__ void mask(const SampleRowsArgs& a);
-  __device__ uint64_t weight_of(float x) const { return softmax_.weight_of(x); }
+  __device__ uint64_t weight_of(float x) const {
+    return static_cast<uint64_t>(exp((static_cast<double>(x) - max_) / temperature_) * kOne + 0.5);
+  }
   __device__ uint64_t total_weight();
   __device__ void draw_in_id_order(double random);
   __device__ void draw_ranked(const SampleRowParams& params);
@@ -160,9 +133,7 @@ class RowPart {
   cg::cluster_group cluster_;
   int rank_, parity_ = 0;
   int32_t first_id_, size_, segment_;
-  float max_ = 0;
-  Softmax softmax_;
-  double log_total_ = 0;
+  double max_ = 0, temperature_ = 1, log_total_ = 0;
   uint64_t num_valid_ = 0;  // ids not at -infinity
   bool wants_logprobs_ = false, is_weighted_ = false;
   SampledRow* out_ = nullptr;
@@ -398,7 +369,6 @@ __device__ void RowPart::sample(const SampleRowsArgs& a, int64_t row) {
     return;
   }
   wants_logprobs_ = params.top_logprobs >= 0;
-  softmax_ = Softmax(max_, 1);
   if (wants_logprobs_) log_total_ = max_ + log(static_cast<double>(total_weight()) / kOne);
   mask(a);
   uint64_t best = 0, num_valid = 0;  // key, then the lower id
@@ -416,10 +386,10 @@ __device__ void RowPart::sample(const SampleRowsArgs& a, int64_t row) {
   max_ = logit_of(static_cast<uint32_t>(best >> 32));
   const bool is_greedy = params.temperature == 0, is_plain = params.top_k < 0 && params.top_p >= 1;
   is_weighted_ = !is_greedy && !is_plain;
-  softmax_ = Softmax(max_, is_greedy ? 1 : params.temperature);
+  temperature_ = is_greedy ? 1 : params.temperature;
   if (is_weighted_ || params.top_logprobs > 0) count_digit({}, kDigitBits, is_weighted_, s_.first);
   if (is_greedy) {
-    if (is_leader) put_token(~static_cast<int32_t>(best), max_);
+    if (is_leader) put_token(~static_cast<int32_t>(best), static_cast<float>(max_));
   } else if (is_plain) {
     draw_in_id_order(params.random);
   } else {

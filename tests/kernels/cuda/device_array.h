@@ -51,4 +51,12 @@ class DeviceArray {
   Buffer memory_;
 };
 
+// `size` values of ones in every bit: NaN as f32 and bf16, -1 as an integer.
+template <class T>
+std::vector<T> poisoned(int64_t size) {
+  std::vector<T> values(static_cast<size_t>(size));
+  if (size > 0) std::memset(static_cast<void*>(values.data()), 0xff, values.size() * sizeof(T));
+  return values;
+}
+
 }  // namespace fp4moe

@@ -1,0 +1,144 @@
+// What the expert GEMMs (sm90_expert_gemm.cu) do with their sums: scales, bias, activation, and out. Device
+// code only.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/sm90_expert_work.cuh"
+
+namespace fp4moe::sm90 {
+
+// What the activation is: silu is swiglu with alpha 1, beta 0 and no limit.
+struct SwigluShape {
+  float alpha, beta, limit;
+};
+__device__ __forceinline__ SwigluShape swiglu_shape(const Activation& a) {
+  if (a.kind == ActivationKind::kSilu) return {1, 0, __int_as_float(0x7f800000)};
+  return {a.alpha, a.beta, a.limit};
+}
+
+// 1 / (1 + exp(-x)) to 1e-6 of its value: the part of x log2(e) that f32 rounds away is put back, because
+// ex2's relative error would grow with x. Below -85 it is 0.
+__device__ __forceinline__ float sigmoid(float x) {
+  constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
+  const float t = x < -85 ? 85 : -x;  // a NaN stays
+  const float high = t * kLog2e, low = fmaf(t, kLog2e, -high);
+  float e;
+  asm("ex2.approx.f32 %0, %1;" : "=f"(e) : "f"(high));
+  const float inverse = __fdividef(1.0f, 1.0f + fmaf(e * low, kLn2, e));
+  return x < -85 ? 0 : inverse;
+}
+
+__device__ __forceinline__ float swiglu(const SwigluShape& shape, float gate, float up) {
+  const float g = gate > shape.limit ? shape.limit : gate;
+  const float u = up > shape.limit ? shape.limit : up < -shape.limit ? -shape.limit : up;
+  return g * sigmoid(shape.alpha * g) * (u + shape.beta);
+}
+
+// Puts tokens 16 `part` ... 16 `part` + 15 of a warpgroup's sums into shared memory, [token][row]. d: as
+// wgmma leaves them.
+template <class C, int kParts>
+__device__ __forceinline__ void put_sums(int part, const float (&d)[kParts * 8], float* out) {
+  const int warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+  float* to = out + 2 * q * C::kOutPitch + warp * 16 + g;
+#pragma unroll
+  for (int p = 0; p < kParts; ++p) {
+    if (p != part) continue;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) to[(i / 4 * 8 + i % 2) * C::kOutPitch + i % 4 / 2 * 8] = d[8 * p + i];
+  }
+}
+
+// Where a thread's eight sums of a part belong: token thread / 8, columns by thread % 8.
+struct PartOut {
+  int row;     // of out
+  int column;  // first of four (gated) or eight
+  float row_scale;
+};
+
+__device__ __forceinline__ float row_scale(const GemmArgs& args, const GemmPhase& phase, int row) {
+  if (phase.b_row_scales == nullptr) return 1;
+  return phase.b_row_scales[phase.gather ? args.rows.slot_of_row[row] / args.topk : row];
+}
+
+// v -> results in v[0 ... 3] (gated: v holds four gates, then their ups) or in all of v.
+__device__ __forceinline__ void finish(const GemmArgs& args, const GemmPhase& phase, int expert,
+                                       const PartOut& at, float (&v)[8]) {
+  const bool gated = phase.epilogue == Epilogue::kGated;
+  const float* scales = args.scales + 3 * expert;
+  const float low = scales[gated ? 0 : phase.epilogue == Epilogue::kRelu2 ? 1 : 2] * at.row_scale;
+  const float high = gated ? scales[1] * at.row_scale : low;
+  float4 bias[2] = {};
+  if (phase.bias != nullptr) {
+    const float* b = phase.bias + int64_t{expert} * (gated ? 2 * phase.cols : phase.cols) + at.column;
+    bias[0] = *reinterpret_cast<const float4*>(b);
+    bias[1] = *reinterpret_cast<const float4*>(b + (gated ? phase.cols : 4));
+  }
+  const float b[8] = {bias[0].x, bias[0].y, bias[0].z, bias[0].w, bias[1].x, bias[1].y, bias[1].z, bias[1].w};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = fmaf(v[i], i < 4 ? low : high, b[i]);
+  if (gated) {
+    const SwigluShape shape = swiglu_shape(args.activation);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = swiglu(shape, v[i], v[4 + i]);
+  } else if (phase.epilogue == Epilogue::kRelu2) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = v[i] < 0 ? 0 : v[i] * v[i];
+  }
+}
+
+__device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+__device__ __forceinline__ void store(const GemmPhase& phase, const PartOut& at, const float (&v)[8]) {
+  const bool gated = phase.epilogue == Epilogue::kGated;
+  const int64_t i = int64_t{at.row} * phase.cols + at.column;
+  if (phase.out_is_f32) {
+    auto* out = reinterpret_cast<float4*>(static_cast<float*>(phase.out) + i);
+    out[0] = {v[0], v[1], v[2], v[3]};
+    if (!gated) out[1] = {v[4], v[5], v[6], v[7]};
+    return;
+  }
+  bf16* out = static_cast<bf16*>(phase.out) + i;
+  const uint2 low = {bf16_pair(v[0], v[1]), bf16_pair(v[2], v[3])};
+  if (gated)
+    *reinterpret_cast<uint2*>(out) = low;
+  else
+    *reinterpret_cast<uint4*>(out) = {low.x, low.y, bf16_pair(v[4], v[5]), bf16_pair(v[6], v[7])};
+}
+
+// One warpgroup's sums of `tile`, 16 tokens at a time through shared memory: one small loop that the
+// instruction cache holds, and stores of whole sectors.
+template <class C>
+__device__ __forceinline__ void finish_tile(const GemmArgs& args, const WorkItem& item, int tile, float* out,
+                                            int barrier, const float (&d)[C::kMaxN / 2]) {
+  const GemmPhase& phase = args.phases[item.phase];
+  const int thread = threadIdx.x % 128, token = thread / 8, eighth = thread % 8;
+  const bool gated = phase.epilogue == Epilogue::kGated;
+  // Gated: rows 16 w + 0 ... 7 are gates and the next eight their ups; an eighth is half of those.
+  const int first = gated ? eighth / 2 * 16 + eighth % 2 * 4 : eighth * 8, second = first + (gated ? 8 : 4);
+  PartOut at;
+  at.column = gated ? tile * 32 + eighth * 4 : tile * 64 + eighth * 8;
+#pragma unroll 1
+  for (int part = 0; part * C::kOutTokens < item.count; ++part) {
+    ptx::named_barrier(barrier, 128);  // what was there is read
+    put_sums<C, C::kMaxN / C::kOutTokens>(part, d, out);
+    ptx::named_barrier(barrier, 128);
+    const int in_item = part * C::kOutTokens + token;
+    if (in_item >= item.count || at.column >= phase.cols) continue;
+    at.row = item.first_row + in_item;
+    at.row_scale = row_scale(args, phase, at.row);
+    const float4 low = *reinterpret_cast<const float4*>(out + token * C::kOutPitch + first);
+    const float4 high = *reinterpret_cast<const float4*>(out + token * C::kOutPitch + second);
+    float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    finish(args, phase, item.expert, at, v);
+    store(phase, at, v);
+  }
+}
+
+}  // namespace fp4moe::sm90
