@@ -5,9 +5,9 @@
 // Bytes:     T I (8 + 2 or 4); T H 12.   Bound: HBM; at T = 1 a launch.
 // Numerics:  f32 with expf; a dot product is summed by thread, by halves of a warp, then warps in order.
 #include "kernels/cuda/dense_kernels.h"
-#include "kernels/cuda/dev/ptx_barrier.h"
 #include "kernels/cuda/dev/ptx_mma.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx_sm90.cuh"
 
 namespace fp4moe::cuda {
 namespace {
@@ -15,8 +15,8 @@ namespace {
 constexpr int kThreads = 256;
 
 __global__ void __launch_bounds__(kThreads) silu_mul_kernel(const __grid_constant__ SiluMulArgs a) {
-  ptx::launch_dependents();
-  ptx::dependency_wait();
+  ptx::grid_dependents_launch();
+  ptx::grid_dependency_wait();
   const int64_t cols = a.out.cols, t = blockIdx.x;
   const int64_t i = blockIdx.y * int64_t{kThreads} + threadIdx.x;
   if (i >= cols) return;
@@ -30,8 +30,8 @@ __global__ void __launch_bounds__(kThreads) silu_mul_kernel(const __grid_constan
 
 __global__ void __launch_bounds__(kThreads) sigmoid_gate_kernel(const __grid_constant__ SigmoidGateArgs a) {
   __shared__ float warps[kThreads / 32];
-  ptx::launch_dependents();
-  ptx::dependency_wait();
+  ptx::grid_dependents_launch();
+  ptx::grid_dependency_wait();
   const float* x = a.x + blockIdx.x * a.hidden_size;
   float* out = a.out + blockIdx.x * a.hidden_size;
   float sum = 0;

@@ -9,9 +9,9 @@
 // in
 //            order, high and low parts side by side. The same bits for a token whatever T is.
 #include "kernels/cuda/dense_kernels.h"
-#include "kernels/cuda/dev/ptx_barrier.h"
 #include "kernels/cuda/dev/ptx_mma.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx_sm90.cuh"
 
 namespace fp4moe::cuda {
 namespace {
@@ -80,8 +80,8 @@ __device__ __forceinline__ void store(const HeadLinearArgs& a, int64_t t, int64_
 // Block (rows of W, head, tokens): kTokenTiles times 16 tokens.
 template <int kTokenTiles, bool kAligned>
 __global__ void __launch_bounds__(kWarps * 32) head_linear_kernel(const __grid_constant__ HeadLinearArgs a) {
-  ptx::launch_dependents();
-  ptx::dependency_wait();
+  ptx::grid_dependents_launch();
+  ptx::grid_dependency_wait();
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4, part = lane % 4;
   const int64_t head = blockIdx.y, first_token = blockIdx.z * int64_t{kTokenTiles} * 16;

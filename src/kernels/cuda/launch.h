@@ -1,6 +1,6 @@
 // How the dense kernels go out: to the current stream, as programmatic dependents of what is before them.
-// Every such kernel waits (ptx::dependency_wait) before it touches what others write, so that it may start,
-// and fetch its weights, while they still run.
+// Every such kernel waits (ptx::grid_dependency_wait) before it touches what others write, so that it may
+// start, and fetch its weights, while they still run.
 #pragma once
 
 #include <cuda_runtime.h>

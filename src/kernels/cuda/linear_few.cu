@@ -17,9 +17,9 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "kernels/cuda/dev/ptx_barrier.h"
 #include "kernels/cuda/dev/ptx_mma.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx_sm90.cuh"
 
 namespace fp4moe {
 namespace {
@@ -104,10 +104,10 @@ __device__ void copy_weights(const FewArgs& a, const FewLayout& layout, uint8_t*
       const uint32_t row_bytes = static_cast<uint32_t>(min(layout.chunk, a.k - k)) * 2;
       ptx::mbarrier_wait(&ring.empty[ring.stage], ring.parity ^ 1);
       if (lane == 0)
-        ptx::mbarrier_arrive_expect(&ring.full[ring.stage], static_cast<uint32_t>(rows) * row_bytes);
+        ptx::mbarrier_arrive_expect_tx(&ring.full[ring.stage], static_cast<uint32_t>(rows) * row_bytes);
       __syncwarp();
       if (lane < rows)
-        ptx::bulk_copy(shared + ring.stage * layout.stage_bytes + lane * layout.stage_pitch,
+        ptx::bulk_load(shared + ring.stage * layout.stage_bytes + lane * layout.stage_pitch,
                        a.weight + static_cast<int64_t>(row + lane) * a.k + k, row_bytes,
                        &ring.full[ring.stage]);
       ring.advance();
@@ -118,10 +118,10 @@ __device__ void copy_weights(const FewArgs& a, const FewLayout& layout, uint8_t*
 // One bulk copy a token.
 __device__ void load_x(const FewArgs& a, const FewLayout& layout, uint8_t* shared, uint64_t* barrier) {
   const int t = static_cast<int>(threadIdx.x);
-  if (t == 0) ptx::mbarrier_arrive_expect(barrier, static_cast<uint32_t>(a.num_tokens * a.k * 2));
+  if (t == 0) ptx::mbarrier_arrive_expect_tx(barrier, static_cast<uint32_t>(a.num_tokens * a.k * 2));
   if (t < 32) __syncwarp();
   if (t < a.num_tokens)
-    ptx::bulk_copy(shared + layout.x + t * layout.x_pitch, a.x + static_cast<int64_t>(t) * a.k,
+    ptx::bulk_load(shared + layout.x + t * layout.x_pitch, a.x + static_cast<int64_t>(t) * a.k,
                    static_cast<uint32_t>(a.k) * 2, barrier);
   ptx::mbarrier_wait(barrier, 0);
 }
@@ -290,7 +290,7 @@ __global__ void __launch_bounds__(kThreads + 32, 1) linear_few_kernel(const __gr
   uint64_t* barriers = reinterpret_cast<uint64_t*>(shared + layout.barriers);
   const Ring ring{barriers, barriers + kMaxStages, a.num_stages};
   uint64_t* x_barrier = barriers + 2 * kMaxStages;
-  ptx::launch_dependents();
+  ptx::grid_dependents_launch();
   if (threadIdx.x == 0) {
     for (int i = 0; i < a.num_stages; ++i) {
       ptx::mbarrier_init(&ring.full[i], 1);
@@ -307,10 +307,10 @@ __global__ void __launch_bounds__(kThreads + 32, 1) linear_few_kernel(const __gr
   prefetch_bias(a);
   if constexpr (kNorm) {
     const NormWeights weights(a);
-    ptx::dependency_wait();
+    ptx::grid_dependency_wait();
     load_normed(a, layout, weights, shared);
   } else {
-    ptx::dependency_wait();
+    ptx::grid_dependency_wait();
     load_x(a, layout, shared, x_barrier);
   }
   multiply<kTwoHalves, kNorm>(a, layout, shared, ring);

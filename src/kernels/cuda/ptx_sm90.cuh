@@ -46,6 +46,11 @@ __device__ __forceinline__ void bulk_load(void* dst, const void* src, uint32_t b
       : "memory");
 }
 
+// Starts to bring the 128 bytes round `global` into the L2.
+__device__ __forceinline__ void prefetch_l2(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
+
 // 16 bytes past L1, of which the last 16 - src_bytes are zeros.
 __device__ __forceinline__ void cp_async16(uint32_t dst, const void* src, uint32_t src_bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(src_bytes)

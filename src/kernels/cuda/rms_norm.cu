@@ -7,9 +7,9 @@
 // same
 //            bits whatever T is.
 #include "kernels/cuda/dense_kernels.h"
-#include "kernels/cuda/dev/ptx_barrier.h"
 #include "kernels/cuda/dev/ptx_mma.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx_sm90.cuh"
 
 namespace fp4moe::cuda {
 namespace {
@@ -42,12 +42,12 @@ struct RowsArgs {
 };
 
 __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const __grid_constant__ RowsArgs a) {
-  ptx::launch_dependents();
+  ptx::grid_dependents_launch();
   float held[kHeldPerThread], weights[kHeldPerThread], sum = 0;
   int64_t i = threadIdx.x;
 #pragma unroll
   for (int j = 0; j < kHeldPerThread; ++j, i += blockDim.x) weights[j] = i < a.cols ? __ldg(a.weight + i) : 0;
-  ptx::dependency_wait();
+  ptx::grid_dependency_wait();
   const int64_t row = blockIdx.x * a.cols;
   const float* x = a.x + row;
   i = threadIdx.x;
@@ -79,8 +79,8 @@ struct HeadsArgs {
 
 // One warp a head.
 __global__ void __launch_bounds__(256) head_norm_kernel(const __grid_constant__ HeadsArgs a) {
-  ptx::launch_dependents();
-  ptx::dependency_wait();
+  ptx::grid_dependents_launch();
+  ptx::grid_dependency_wait();
   const int64_t head = blockIdx.x * int64_t{8} + threadIdx.x / 32;
   if (head >= a.num_heads_in_all) return;
   const int lane = static_cast<int>(threadIdx.x) % 32;

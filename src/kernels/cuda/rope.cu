@@ -7,9 +7,9 @@
 // Bytes:     8 of each turned element; 4 + 2 of each stored one.   Bound: HBM; at T = 1 latency.
 // Numerics:  the angle is rounded to f32, as in the models' training code; sincosf; products and sums in f32.
 #include "kernels/cuda/dense_kernels.h"
-#include "kernels/cuda/dev/ptx_barrier.h"
 #include "kernels/cuda/dev/ptx_mma.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx_sm90.cuh"
 
 namespace fp4moe::cuda {
 namespace {
@@ -91,14 +91,14 @@ __device__ void do_head(const RopeKernelArgs& a, const Heads& heads, int head, c
 // Positions and page tables are read before the wait: no kernel writes them (DeviceBatch).
 __global__ void __launch_bounds__(kPairLanes* kHeadLanes)
     rope_kernel(const __grid_constant__ RopeKernelArgs a) {
-  ptx::launch_dependents();
+  ptx::grid_dependents_launch();
   Row row{.t = blockIdx.x, .position = __ldg(a.positions + blockIdx.x), .page = -1, .turn = {}};
   if (static_cast<int>(threadIdx.x) < a.half)
     row.turn = turn_of(a, row.position, static_cast<int>(threadIdx.x));
   if (a.row_sequence != nullptr)
     if (const int32_t sequence = __ldg(a.row_sequence + row.t); sequence >= 0)
       row.page = __ldg(a.page_table + sequence * a.max_pages + row.position / a.page_size);
-  ptx::dependency_wait();
+  ptx::grid_dependency_wait();
   int head = static_cast<int>(blockIdx.y * kHeadLanes + threadIdx.y);
 #pragma unroll
   for (const Heads& part : a.parts) {

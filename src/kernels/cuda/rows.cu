@@ -4,8 +4,8 @@
 // Bytes:     what they read and write.   Bound: HBM; at T = 1 a launch.
 // Numerics:  exact, but for add's one rounding.
 #include "kernels/cuda/dense_kernels.h"
-#include "kernels/cuda/dev/ptx_barrier.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx_sm90.cuh"
 
 namespace fp4moe::cuda {
 namespace {
@@ -27,16 +27,16 @@ __device__ void each_column(int64_t cols, Function function) {
 }
 
 __global__ void __launch_bounds__(kThreads) embed_kernel(const __grid_constant__ EmbedArgs a) {
-  ptx::launch_dependents();
-  ptx::dependency_wait();
+  ptx::grid_dependents_launch();
+  ptx::grid_dependency_wait();
   const int64_t t = blockIdx.x;
   const bf16* row = a.table + __ldcg(a.ids + t) * a.hidden_size;
   each_column(a.hidden_size, [&](int64_t i) { a.out[t * a.hidden_size + i] = bf16_to_float(row[i]); });
 }
 
 __global__ void __launch_bounds__(kThreads) add_kernel(const __grid_constant__ AddArgs a) {
-  ptx::launch_dependents();
-  ptx::dependency_wait();
+  ptx::grid_dependents_launch();
+  ptx::grid_dependency_wait();
   const int64_t first = blockIdx.x * kThreads * kPerThread + threadIdx.x;
 #pragma unroll
   for (int64_t j = 0; j < kPerThread; ++j)
@@ -44,8 +44,8 @@ __global__ void __launch_bounds__(kThreads) add_kernel(const __grid_constant__ A
 }
 
 __global__ void __launch_bounds__(kThreads) gather_rows_kernel(const __grid_constant__ GatherRowsArgs a) {
-  ptx::launch_dependents();
-  ptx::dependency_wait();
+  ptx::grid_dependents_launch();
+  ptx::grid_dependency_wait();
   const int64_t words = a.row_bytes / 4;
   const auto* from = static_cast<const uint32_t*>(a.x) + __ldcg(a.rows + blockIdx.x) * words;
   auto* to = static_cast<uint32_t*>(a.out) + blockIdx.x * words;
@@ -53,8 +53,8 @@ __global__ void __launch_bounds__(kThreads) gather_rows_kernel(const __grid_cons
 }
 
 __global__ void __launch_bounds__(kThreads) copy_heads_kernel(const __grid_constant__ CopyHeadsArgs a) {
-  ptx::launch_dependents();
-  ptx::dependency_wait();
+  ptx::grid_dependents_launch();
+  ptx::grid_dependency_wait();
   const int64_t t = blockIdx.x;
   each_column(a.num_heads * a.n, [&](int64_t i) {
     const int64_t head = i / a.n, at = i % a.n;

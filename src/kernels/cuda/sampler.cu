@@ -12,8 +12,8 @@
 #include <cooperative_groups.h>
 
 #include "base/check.h"
-#include "kernels/cuda/dev/ptx_barrier.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx_sm90.cuh"
 #include "kernels/device_sampler.h"
 
 namespace fp4moe {
@@ -402,8 +402,8 @@ __global__ void __cluster_dims__(kBlocks) __launch_bounds__(kThreads, 2)
     sample_kernel(const __grid_constant__ SampleRowsArgs a) {
   extern __shared__ __align__(16) uint8_t memory[];
   __shared__ Shared shared;
-  ptx::launch_dependents();
-  ptx::dependency_wait();
+  ptx::grid_dependents_launch();
+  ptx::grid_dependency_wait();
   RowPart part(a, shared, reinterpret_cast<float*>(memory));
   part.sample(a, blockIdx.x / kBlocks);
   cg::this_cluster().sync();  // others may still read this block's shared memory
