@@ -1,13 +1,21 @@
-// The tables of a build without CUDA.
+// What stands for the GPU's ops where there are none.
 #include "kernels/device_moe.h"
 #include "kernels/device_peak.h"
+#include "kernels/device_sampler.h"
+#include "kernels/ops.h"
 
 namespace fp4moe {
 
+const DeviceMoeOps* fallback_moe_ops() { return nullptr; }
+
 #ifndef FP4MOE_HAS_CUDA
+
+const DenseOps* cuda_dense_ops() { return nullptr; }
+Status prepare_cuda_dense_ops() { return unsupported("built without CUDA"); }
 const DeviceMoeOps* sm90_moe_ops() { return nullptr; }
 const DevicePeakOps* sm90_peak_ops() { return nullptr; }
+SampleRows cuda_sample_rows() { return nullptr; }
+
 #endif
-const DeviceMoeOps* fallback_moe_ops() { return nullptr; }
 
 }  // namespace fp4moe
