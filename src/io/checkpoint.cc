@@ -68,6 +68,7 @@ void advise(const TensorView& view, int advice, bool inner) {
 struct Checkpoint::State {
   std::string folder;
   std::vector<Shard> shards;
+  std::shared_ptr<const void> storage;  // of in_memory()
   std::vector<TensorEntry> tensors;
   std::unordered_map<std::string_view, const TensorEntry*> by_name;  // into tensors
   int64_t total_bytes = 0;
@@ -133,6 +134,19 @@ Result<Checkpoint> Checkpoint::open(const std::string& folder) {
   FP4MOE_RETURN_IF_ERROR(state->map_shards());
   FP4MOE_RETURN_IF_ERROR(state->list_tensors());
   FP4MOE_RETURN_IF_ERROR(state->check_index(index));
+  return Checkpoint(std::move(state));
+}
+
+Checkpoint Checkpoint::in_memory(const std::string& folder, std::vector<TensorEntry> tensors,
+                                 std::shared_ptr<const void> storage) {
+  auto state = std::make_unique<State>();
+  state->folder = folder;
+  state->storage = std::move(storage);
+  state->tensors = std::move(tensors);
+  for (const TensorEntry& tensor : state->tensors) {
+    state->by_name.emplace(tensor.name, &tensor);
+    state->total_bytes += tensor.view.num_bytes();
+  }
   return Checkpoint(std::move(state));
 }
 

@@ -25,6 +25,9 @@ class Checkpoint {
   // Maps and checks every shard's header. kNotFound (folder, missing shard), kDataLoss (truncated or
   // inconsistent header, overlap, hole, size), kInvalidArgument (index pointing outside the folder).
   static Result<Checkpoint> open(const std::string& folder);
+  // Tensors of different names that lie in `storage`, which is kept.
+  static Checkpoint in_memory(const std::string& folder, std::vector<TensorEntry> tensors,
+                              std::shared_ptr<const void> storage);
   Checkpoint(Checkpoint&&) noexcept;
   Checkpoint& operator=(Checkpoint&&) noexcept;
   ~Checkpoint();

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "formats/bf16.h"
+#include "io/quant_config.h"
 
 namespace fp4moe {
 namespace {
@@ -134,15 +135,15 @@ class TensorList {
       return;
     }
     if (!config_.layer_has_experts[static_cast<size_t>(layer)])
-      return add_fp4_mlp("mlp", config_.dense_intermediate_size);
+      return add_mlp_projections("mlp", config_.dense_intermediate_size);
     add("mlp.gate.weight", {experts, hidden});
     if (config_.router.has_correction_bias)
       add("mlp.gate.e_score_correction_bias", {experts}, TinyContent::kNormal, kWeightLevel, DType::kF32);
     for (int64_t e = 0; e < experts; ++e)
-      add_fp4_mlp("mlp.experts." + std::to_string(e), config_.intermediate_size);
+      add_mlp_projections("mlp.experts." + std::to_string(e), config_.intermediate_size);
     if (config_.num_shared_experts == 0) return;
-    add_fp4_mlp(config_.shared_expert_gate ? "mlp.shared_expert" : "mlp.shared_experts",
-                config_.shared_intermediate_size);
+    add_mlp_projections(config_.shared_expert_gate ? "mlp.shared_expert" : "mlp.shared_experts",
+                        config_.shared_intermediate_size);
     if (config_.shared_expert_gate) add("mlp.shared_expert_gate.weight", {1, hidden});
   }
 
@@ -174,11 +175,17 @@ class TensorList {
     }
   }
 
-  void add_fp4_mlp(const std::string& name, int64_t intermediate) {
+  // bf16 where the declaration leaves the module unquantised.
+  void add_linear(const std::string& name, int64_t rows, int64_t cols, float input_amax) {
+    if (is_excluded(config_.quant, prefix_ + name)) return add(name + ".weight", {rows, cols});
+    add_fp4(name, rows, cols, input_amax);
+  }
+
+  void add_mlp_projections(const std::string& name, int64_t intermediate) {
     constexpr float kNormalisedAmax = 6, kActivatedAmax = 4;
-    add_fp4(name + ".gate_proj", intermediate, config_.hidden_size, kNormalisedAmax);
-    add_fp4(name + ".up_proj", intermediate, config_.hidden_size, kNormalisedAmax);
-    add_fp4(name + ".down_proj", config_.hidden_size, intermediate, kActivatedAmax);
+    add_linear(name + ".gate_proj", intermediate, config_.hidden_size, kNormalisedAmax);
+    add_linear(name + ".up_proj", intermediate, config_.hidden_size, kNormalisedAmax);
+    add_linear(name + ".down_proj", config_.hidden_size, intermediate, kActivatedAmax);
   }
 
   const ModelConfig& config_;
