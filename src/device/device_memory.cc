@@ -4,6 +4,7 @@
 
 #ifdef FP4MOE_HAS_CUDA
 #include "device/cuda_error.h"
+#include "device/upload_ring.h"
 #endif
 
 namespace fp4moe {
@@ -12,19 +13,26 @@ namespace fp4moe {
 
 namespace {
 
+constexpr int64_t kLargeUpload = int64_t{4} << 20;
+
 class DeviceMemory final : public MemoryResource {
  public:
   Result<uint8_t*> allocate(int64_t num_bytes) override {
     void* data = nullptr;
     if (const cudaError_t error = cudaMalloc(&data, static_cast<size_t>(num_bytes)); error != cudaSuccess) {
       cudaGetLastError();
-      return does_not_fit("the GPU refused " + std::to_string(num_bytes) +
-                          " bytes: " + cudaGetErrorString(error));
+      size_t free_bytes = 0, total_bytes = 0;
+      cudaMemGetInfo(&free_bytes, &total_bytes);
+      return does_not_fit("the GPU refused " + std::to_string(num_bytes) + " bytes (" +
+                          cudaGetErrorString(error) + "): " + std::to_string(free_bytes) + " of its " +
+                          std::to_string(total_bytes) + " bytes are free");
     }
     return static_cast<uint8_t*>(data);
   }
   void release(uint8_t* data) override { cudaFree(data); }
   Status upload(void* to, const void* from_host, int64_t num_bytes) override {
+    if (UploadScope* scope = UploadScope::current(); scope != nullptr && num_bytes >= kLargeUpload)
+      return scope->upload(to, from_host, num_bytes);
     const cudaError_t error =
         cudaMemcpy(to, from_host, static_cast<size_t>(num_bytes), cudaMemcpyHostToDevice);
     return error == cudaSuccess ? Status() : cuda_failure("copy to the GPU", error);

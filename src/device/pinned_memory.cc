@@ -56,9 +56,20 @@ void copy_async(void* to, const void* from, int64_t num_bytes) {
   if (error != cudaSuccess) stream.keep(cuda_failure("copy", error));
 }
 
+void copy_rows_async(const RowCopy& c) {
+  if (c.num_rows == 0 || c.row_bytes == 0) return;
+  Stream& stream = current_stream();
+  const auto stride = static_cast<size_t>(c.stride_bytes);
+  const cudaError_t error =
+      cudaMemcpy2DAsync(c.to, stride, c.from, stride, static_cast<size_t>(c.row_bytes),
+                        static_cast<size_t>(c.num_rows), cudaMemcpyDefault, stream.handle());
+  if (error != cudaSuccess) stream.keep(cuda_failure("copy", error));
+}
+
 #else
 
 void copy_async(void*, const void*, int64_t) {}
+void copy_rows_async(const RowCopy&) {}
 
 #endif
 

@@ -1,13 +1,12 @@
 #include "device/stream.h"
 
+#include <cstdlib>
+#include <string_view>
 #include <utility>
 
 #include "base/check.h"
 
 #ifdef FP4MOE_HAS_CUDA
-#include <cstdlib>
-#include <string_view>
-
 #include "device/cuda_error.h"
 #include "device/device_info.h"
 #endif
@@ -18,25 +17,46 @@ namespace {
 thread_local Stream* t_current = nullptr;
 
 #ifdef FP4MOE_HAS_CUDA
-bool waits_for_kernels(StreamHandle stream) {
-  static const bool waits = [] {
-    const char* value = std::getenv("FP4MOE_CUDA_SYNC");
-    return value != nullptr && std::string_view(value) == "1";
-  }();
-  if (!waits) return false;
+constexpr uint8_t kNoLayer = 255;
+
+// Of a kernel that ran, whichever call finds it; every later call does too.
+bool is_of_device(cudaError_t error) {
+  switch (error) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+    case cudaErrorECCUncorrectable:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool is_recording(StreamHandle stream) {
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  return cudaStreamIsCapturing(stream, &capture) == cudaSuccess && capture == cudaStreamCaptureStatusNone;
+  return cudaStreamIsCapturing(stream, &capture) != cudaSuccess || capture != cudaStreamCaptureStatusNone;
 }
 #endif
 
 }  // namespace
 
 Stream::Stream(Stream&& other) noexcept
-    : handle_(std::exchange(other.handle_, nullptr)), failure_(std::exchange(other.failure_, {})) {}
+    : handle_(std::exchange(other.handle_, nullptr)),
+      failure_(std::exchange(other.failure_, {})),
+      layer_(std::exchange(other.layer_, -1)),
+      reached_(std::exchange(other.reached_, nullptr)) {}
 
 Stream& Stream::operator=(Stream&& other) noexcept {
   std::swap(handle_, other.handle_);
   std::swap(failure_, other.failure_);
+  std::swap(layer_, other.layer_);
+  std::swap(reached_, other.reached_);
   return *this;
 }
 
@@ -53,18 +73,42 @@ Result<Stream> Stream::make() {
 
 Stream::~Stream() {
   if (handle_ != nullptr) cudaStreamDestroy(handle_);
+  if (reached_ != nullptr) cudaFreeHost(reached_);
 }
 
 Status Stream::synchronize() {
   const cudaError_t error = cudaStreamSynchronize(handle_);
-  if (error != cudaSuccess) keep(cuda_failure("device", error));
+  if (error != cudaSuccess) keep(cuda_failure("device" + place(error), error));
   return take_failure();
+}
+
+// Where it happened: what the device reached, for errors that are found later than made.
+std::string Stream::place(int error) const {
+  const bool found_later = is_of_device(static_cast<cudaError_t>(error)) && !cuda_sync_is_on();
+  if (!found_later) return layer_ < 0 ? "" : ", layer " + std::to_string(layer_);
+  return reached_ == nullptr || *reached_ == kNoLayer ? "" : ", layer " + std::to_string(*reached_);
+}
+
+void Stream::begin_layer(int layer) {
+  layer_ = layer;
+  if (is_recording(handle_)) return;
+  if (reached_ == nullptr) {
+    void* data = nullptr;
+    if (cudaHostAlloc(&data, 1, cudaHostAllocMapped) != cudaSuccess) return;  // errors have no layer then
+    reached_ = static_cast<uint8_t*>(data);
+  }
+  const cudaError_t error = cudaMemsetAsync(reached_, layer < 0 ? kNoLayer : layer % kNoLayer, 1, handle_);
+  if (error != cudaSuccess) keep(cuda_failure("device" + place(error), error));
 }
 
 void Stream::check_launch(const char* kernel) {
   cudaError_t error = cudaGetLastError();
-  if (error == cudaSuccess && waits_for_kernels(handle_)) error = cudaStreamSynchronize(handle_);
-  if (error != cudaSuccess) keep(cuda_failure(std::string("kernel ") + kernel, error));
+  if (error == cudaSuccess && cuda_sync_is_on() && !is_recording(handle_))
+    error = cudaStreamSynchronize(handle_);
+  if (error == cudaSuccess) return;
+  const bool found_later = is_of_device(error) && !cuda_sync_is_on();
+  keep(cuda_failure((found_later ? std::string("device") : std::string("kernel ") + kernel) + place(error),
+                    error));
 }
 
 #else
@@ -73,8 +117,20 @@ Result<Stream> Stream::make() { return unsupported("built without CUDA"); }
 Stream::~Stream() = default;
 Status Stream::synchronize() { return take_failure(); }
 void Stream::check_launch(const char*) {}
+void Stream::begin_layer(int) {}
+std::string Stream::place(int) const { return ""; }
 
 #endif
+
+void Stream::end_layers() { begin_layer(-1); }
+
+bool cuda_sync_is_on() {
+  static const bool is_on = [] {
+    const char* value = std::getenv("FP4MOE_CUDA_SYNC");
+    return value != nullptr && std::string_view(value) == "1";
+  }();
+  return is_on;
+}
 
 void Stream::keep(Status failure) {
   if (failure_.ok()) failure_ = std::move(failure);

@@ -30,15 +30,25 @@ class Stream {
   // After each launch: keeps the error if there is one. With FP4MOE_CUDA_SYNC=1 in the environment it waits
   // for the kernel, so that an error of the device names it too.
   void check_launch(const char* kernel);
+  // What is asked from now on belongs to layer `layer` of the model: errors name it. Outside of graphs the
+  // device notes it too when it gets there, so that an error found by synchronize() has the layer.
+  void begin_layer(int layer);
+  void end_layers();
   // Keeps `failure` if it is the first.
   void keep(Status failure);
   // What is kept, without waiting; it is forgotten.
   Status take_failure();
 
  private:
+  std::string place(int error) const;
   StreamHandle handle_ = nullptr;
   Status failure_;
+  int layer_ = -1;
+  uint8_t* reached_ = nullptr;  // pinned, written by the device: the layer, modulo 255; kNoLayer: none
 };
+
+// Whether FP4MOE_CUDA_SYNC=1 asks for a wait after each kernel; no graphs then.
+bool cuda_sync_is_on();
 
 // The stream that this thread's kernels go to. Precondition: a StreamScope is alive on this thread.
 Stream& current_stream();
