@@ -29,7 +29,7 @@ int64_t slot_bytes_of(const Fp4MatrixView& w) {
 
 Result<TileUploader> TileUploader::make(ThreadPool& pool) {
   TileUploader uploader(pool);
-  FP4MOE_ASSIGN_OR_RETURN(uploader.ring_, UploadRing::make(kSlotBytes));
+  FP4MOE_ASSIGN_OR_RETURN(uploader.ring_, upload_ring(kSlotBytes));
   FP4MOE_ASSIGN_OR_RETURN(uploader.worst_span_, Buffer::make(sizeof(int32_t), device_memory()));
   const int32_t none = 0;
   FP4MOE_RETURN_IF_ERROR(device_memory().upload(uploader.worst_span_.data(), &none, sizeof none));
@@ -86,20 +86,20 @@ int64_t TileUploader::place_rows(const uint8_t* from, int64_t stride_bytes, int6
 
 Status TileUploader::make_room(Fp4Format format, int64_t num_bytes) {
   const bool has_room = slot_.host != nullptr && format == format_ && jobs_.size() < kMaxJobs &&
-                        used_ + num_bytes <= ring_.slot_bytes();
+                        used_ + num_bytes <= ring_->slot_bytes();
   if (has_room) return {};
   flush();
-  if (kJobBytes + num_bytes > ring_.slot_bytes()) {
-    FP4MOE_RETURN_IF_ERROR(ring_.finish());
-    ring_ = UploadRing();
-    FP4MOE_ASSIGN_OR_RETURN(ring_, UploadRing::make(kJobBytes + num_bytes));
+  if (kJobBytes + num_bytes > ring_->slot_bytes()) {
+    FP4MOE_RETURN_IF_ERROR(ring_->finish());
+    ring_.reset();
+    FP4MOE_ASSIGN_OR_RETURN(ring_, upload_ring(kJobBytes + num_bytes));
   }
   format_ = format;
   return open_slot();
 }
 
 Status TileUploader::open_slot() {
-  FP4MOE_ASSIGN_OR_RETURN(slot_, ring_.next());
+  FP4MOE_ASSIGN_OR_RETURN(slot_, ring_->next());
   used_ = kJobBytes;
   max_tiles_ = 0;
   return {};
@@ -118,10 +118,10 @@ void TileUploader::flush() {
       std::memcpy(g.to + r * g.row_bytes, g.from + r * g.stride_bytes, static_cast<size_t>(g.row_bytes));
   });
   std::memcpy(slot_.host, jobs_.data(), jobs_.size() * sizeof(TilePackJob));
-  ring_.send(used_);
+  ring_->send(used_);
 #ifdef FP4MOE_HAS_CUDA
   {
-    const StreamScope scope(ring_.stream());
+    const StreamScope scope(ring_->stream());
     launch_tile_pack({.format = format_,
                       .jobs = reinterpret_cast<TilePackJob*>(slot_.device),
                       .num_jobs = static_cast<int>(jobs_.size()),
@@ -132,12 +132,12 @@ void TileUploader::flush() {
   jobs_.clear();
   gathers_.clear();
   slot_ = {};
-  ring_.advance();
+  ring_->advance();
 }
 
 Status TileUploader::finish() {
   flush();
-  FP4MOE_RETURN_IF_ERROR(ring_.finish());
+  FP4MOE_RETURN_IF_ERROR(ring_->finish());
   int32_t span = 0;
   FP4MOE_RETURN_IF_ERROR(device_memory().download(&span, worst_span_.data(), sizeof span));
   if (span <= kMaxSpan) return {};

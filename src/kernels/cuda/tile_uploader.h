@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "base/thread_pool.h"
@@ -14,7 +15,8 @@
 namespace fp4moe {
 
 // Host memory: UploadRing::kNumSlots pinned slots, whatever the model's size; the GPU has as much while it
-// lives. One thread at a time; the pool is borrowed.
+// lives. Inside an UploadScope they are the scope's: till finish() nothing else may use them. One thread at a
+// time; the pool is borrowed.
 class TileUploader {
  public:
   // kUnsupported in a build without CUDA or without a device; kDoesNotFit if memory is refused.
@@ -45,7 +47,7 @@ class TileUploader {
   void flush();
 
   ThreadPool* pool_;
-  UploadRing ring_;
+  std::shared_ptr<UploadRing> ring_;
   UploadRing::Slot slot_;  // host null: none is open
   int64_t used_ = 0;       // of the open slot
   int64_t max_tiles_ = 0;
