@@ -67,6 +67,8 @@ class Group {
 void add_model_flags(CLI::App& verb, EngineConfig& c) {
   Group model(verb, "Model");
   model.value("model,--model-path,--model", c.model_path, "folder of the checkpoint")->required();
+  model.value("--load-format", c.load_format,
+              "auto, safetensors, or dummy: random weights of the configuration's shapes");
   model.value("--tokenizer-path", c.tokenizer_path, "folder or tokenizer.json, if not the checkpoint's");
   model.value("--chat-template", c.chat_template, "file with a Jinja chat template, if not the checkpoint's");
   model.value("--served-model-name", c.served_model_name, "name in /v1/models; default: the folder's name");
@@ -125,12 +127,18 @@ void add_execution_flags(CLI::App& verb, EngineConfig& c) {
   memory.value("--max-total-tokens", c.max_total_tokens,
                "tokens in the KV pool; 0: by --mem-fraction-static");
   memory.value("--mem-fraction-static", c.mem_fraction_static,
-               "share of free memory for weights and KV pool");
+               "share of free memory for weights, KV pool and work; -1: 0.6 on a CPU, 0.9 on a GPU");
   memory.value("--page-size", c.page_size, "tokens in a KV page");
   memory.value("--max-running-requests", c.max_running_requests, "requests in one batch");
   memory.value("--max-queued-requests", c.max_queued_requests, "requests that wait; more get 503");
-  memory.value("--chunked-prefill-size", c.chunked_prefill_size, "most prompt tokens of a request in a step");
-  memory.value("--max-prefill-tokens", c.max_prefill_tokens, "most prompt tokens in a step");
+  memory.value("--chunked-prefill-size", c.chunked_prefill_size,
+               "most prompt tokens of a request in a step; 0: 512 on a CPU, 8192 on a GPU");
+  memory.value("--max-prefill-tokens", c.max_prefill_tokens,
+               "most prompt tokens in a step; 0: 2048 on a CPU, 8192 on a GPU");
+  memory.value("--cuda-graph-max-bs,--cuda-graph-max-bs-decode", c.cuda_graph_max_bs,
+               "GPU: most rows of a decode step that is recorded as a graph; 0: all");
+  memory.value("--cuda-graph-bs,--cuda-graph-bs-decode", c.cuda_graph_bs, "GPU: sizes of these steps");
+  memory.on("--disable-cuda-graph", c.disable_cuda_graph, "GPU: launch every kernel of every step");
   memory.value("--random-seed", c.random_seed, "of requests that name no seed");
 }
 

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "engine/memory_plan.h"
 #include "engine/rank_group.h"
+#include "io/dummy_checkpoint.h"
 #include "io/file.h"
 #include "io/safetensors.h"
 #include "model/plan_model.h"
@@ -42,9 +43,14 @@ Status run_logits(const LogitsFlags& flags) {
   FP4MOE_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(config, engine));
   FP4MOE_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, read_ids(flags.input_ids, config.vocab_size));
   const int64_t t = static_cast<int64_t>(ids.size());
-  FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(engine.model_path));
-  FP4MOE_ASSIGN_OR_RETURN(const MemoryPlan memory,
-                          plan_memory(memory_problem(checkpoint, config, plan, engine), engine));
+  FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
+                          open_weights(engine.model_path, engine.load_format, config));
+  EngineConfig flags_of_pass = plan.flags;
+  flags_of_pass.max_prefill_tokens = t;
+  flags_of_pass.disable_cuda_graph = true;
+  FP4MOE_ASSIGN_OR_RETURN(const MemoryProblem problem,
+                          memory_problem(checkpoint, config, plan, flags_of_pass));
+  FP4MOE_ASSIGN_OR_RETURN(const MemoryPlan memory, plan_memory(problem, flags_of_pass));
   if (t > memory.context_length)
     return does_not_fit(flags.input_ids + ": " + std::to_string(t) + " tokens; the context holds " +
                         std::to_string(memory.context_length));
@@ -53,9 +59,10 @@ Status run_logits(const LogitsFlags& flags) {
       .max_batch_tokens = t,
       .max_logit_rows = t,
       .num_kv_pages = (t + engine.page_size - 1) / engine.page_size,
+      .wants_logits = true,
   };
   FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<RankGroup> ranks,
-                          RankGroup::make(checkpoint, config, plan, engine, options));
+                          RankGroup::make(checkpoint, config, plan, flags_of_pass, options));
   if (ranks->job() != nullptr && ranks->job()->process() != 0) return ranks->follow();
   std::vector<int64_t> rows(ids.size());
   std::iota(rows.begin(), rows.end(), 0);

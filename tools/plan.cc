@@ -8,6 +8,7 @@
 #include "engine/dp_scheduler.h"
 #include "engine/memory_plan.h"
 #include "engine/rank_config.h"
+#include "io/dummy_checkpoint.h"
 #include "moe/a2a.h"
 #include "verb.h"
 
@@ -60,7 +61,8 @@ Result<Report> ranks_report(const Checkpoint& checkpoint, const ModelConfig& con
     at.moe = plan.moe.at_rank(rank);
     ranks.push_back(
         {{"rank", rank},
-         {"weight_bytes", rank_weight_bytes(checkpoint, config, at)},
+         {"weight_bytes", plan.device() == DeviceKind::kCuda ? device_weight_bytes(checkpoint, config, at)
+                                                             : rank_weight_bytes(checkpoint, config, at)},
          {"kv_bytes", num_kv_pages * KvCache::bytes_per_page(config, plan.act_dtype, plan.flags.page_size,
                                                              at.moe.problem().layout)},
          {"comm_heap_bytes", comm.heap_bytes},
@@ -82,8 +84,9 @@ Result<Report> make_report(const EngineConfig& given) {
   };
   FP4MOE_ASSIGN_OR_RETURN(const CommMemory comm,
                           comm_memory(plan.moe, step_limits(config, plan, flags, options)));
-  FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(flags.model_path));
-  MemoryProblem problem = memory_problem(checkpoint, config, plan, flags);
+  FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
+                          open_weights(flags.model_path, flags.load_format, config));
+  FP4MOE_ASSIGN_OR_RETURN(MemoryProblem problem, memory_problem(checkpoint, config, plan, flags));
   problem.comm_bytes = comm.heap_bytes * local_ranks(plan);
   FP4MOE_ASSIGN_OR_RETURN(const MemoryPlan memory, plan_memory(problem, flags));
   FP4MOE_ASSIGN_OR_RETURN(Report ranks, ranks_report(checkpoint, config, plan, comm, memory.num_kv_pages));
@@ -92,7 +95,9 @@ Result<Report> make_report(const EngineConfig& given) {
                 {"quantization", quantization_name(config.quant)},
                 {"moe", summary(plan.moe)},
                 {"flags", flags_report(flags)},
+                {"device", device_kind_name(plan.device())},
                 {"ranks", ranks},
+                {"work_bytes", problem.work_bytes},
                 {"available_bytes", memory.available_bytes},
                 {"budget_bytes", memory.budget_bytes},
                 {"kv_tokens", memory.num_kv_pages * flags.page_size * dp},
@@ -112,6 +117,9 @@ void print_text(const Report& r) {
                 rank["rank"].get<int64_t>(), size(rank["weight_bytes"]).c_str(),
                 size(rank["kv_bytes"]).c_str(), size(rank["comm_heap_bytes"]).c_str(),
                 size(rank["a2a_bytes"]).c_str());
+  if (r["device"] == "cuda")
+    std::printf("GPU: %s free, activations and workspaces %s\n", size(r["available_bytes"]).c_str(),
+                size(r["work_bytes"]).c_str());
   std::printf("available %s, for weights, heaps and KV pool %s\nKV pool %" PRId64 " tokens, context %" PRId64
               "\n",
               size(r["available_bytes"]).c_str(), size(r["budget_bytes"]).c_str(),

@@ -23,10 +23,12 @@ struct NamedValue {
 
 struct EngineConfig {
   // Model.
-  std::string model_path;         // folder with config.json and safetensors
-  std::string tokenizer_path;     // folder or tokenizer.json; empty: model_path
-  std::string chat_template;      // file with a Jinja template; empty: the checkpoint's
-  std::string served_model_name;  // empty: the folder's name
+  std::string model_path;            // folder with config.json and safetensors
+  std::string load_format = "auto";  // auto (= safetensors) | safetensors | dummy: random weights of
+                                     // config.json's shapes; needs no other file
+  std::string tokenizer_path;        // folder or tokenizer.json; empty: model_path
+  std::string chat_template;         // file with a Jinja template; empty: the checkpoint's
+  std::string served_model_name;     // empty: the folder's name
   std::string quantization =
       "auto";  // auto | mxfp4 | modelopt_fp4 | compressed-tensors: must agree with the checkpoint
   std::string kv_cache_dtype = "auto";  // auto | bfloat16
@@ -65,14 +67,19 @@ struct EngineConfig {
   std::string autotune_cache;  // file; empty: in the user's cache folder
 
   // Memory and scheduling.
-  int64_t max_total_tokens = 0;      // tokens in the KV pool; 0: from mem_fraction_static
-  double mem_fraction_static = 0.6;  // share of free memory for weights and KV pool
-  int page_size = 16;                // tokens in a KV page
+  int64_t max_total_tokens = 0;     // tokens in the KV pool; 0: from mem_fraction_static
+  double mem_fraction_static = -1;  // share of free memory for weights, KV pool and work; -1: 0.6, GPU 0.9
+  int page_size = 16;               // tokens in a KV page
   int max_running_requests = 64;
   int max_queued_requests = 4096;
-  int64_t chunked_prefill_size = 512;  // most prompt tokens of one request in one step
-  int64_t max_prefill_tokens = 2048;   // most prompt tokens of all requests in one step
-  uint64_t random_seed = 0;            // of requests that name no seed
+  int64_t chunked_prefill_size = 0;  // most prompt tokens of one request in one step; 0: 512, GPU 8192
+  int64_t max_prefill_tokens = 0;    // most prompt tokens of all requests in one step; 0: 2048, GPU 8192
+  uint64_t random_seed = 0;          // of requests that name no seed
+
+  // A GPU's decode steps: sizes that are recorded as CUDA graphs.
+  bool disable_cuda_graph = false;
+  int64_t cuda_graph_max_bs = 0;       // no graph for more rows; 0: max_running_requests
+  std::vector<int64_t> cuda_graph_bs;  // sizes; empty: 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, ...
 
   // What came with the flags and has no field above: SGLang's other flags as they were given ("--name", value
   // or empty), and the SGLANG_* environment variables that are set. They are judged as the flags are, and

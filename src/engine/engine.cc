@@ -17,7 +17,7 @@
 #include "engine/startup_lines.h"
 #include "engine/step_loop.h"
 #include "io/chat_template.h"
-#include "io/checkpoint.h"
+#include "io/dummy_checkpoint.h"
 #include "model/plan_model.h"
 
 namespace fp4moe {
@@ -37,7 +37,7 @@ struct TextTools {
 
 Result<TextTools> load_text_tools(const EngineConfig& flags) {
   const std::string& path = flags.tokenizer_path.empty() ? flags.model_path : flags.tokenizer_path;
-  FP4MOE_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::load(path));
+  FP4MOE_ASSIGN_OR_RETURN(Tokenizer tokenizer, open_tokenizer(path, flags.load_format));
   TextTools tools{std::move(tokenizer), {}, {}};
   Result<ChatTemplate> chat_template = ChatTemplate::load(flags.model_path, flags.chat_template);
   if (chat_template.ok()) {
@@ -128,11 +128,12 @@ Result<Prepared> prepare(const EngineConfig& given) {
   };
   FP4MOE_ASSIGN_OR_RETURN(const CommMemory comm,
                           comm_memory(plan.moe, step_limits(config, plan, flags, options)));
-  FP4MOE_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::open(flags.model_path));
-  MemoryProblem problem = memory_problem(checkpoint, config, plan, flags);
+  FP4MOE_ASSIGN_OR_RETURN(Checkpoint checkpoint, open_weights(flags.model_path, flags.load_format, config));
+  FP4MOE_ASSIGN_OR_RETURN(MemoryProblem problem, memory_problem(checkpoint, config, plan, flags));
   problem.comm_bytes = comm.heap_bytes * local_ranks(plan);
   FP4MOE_ASSIGN_OR_RETURN(MemoryPlan memory, plan_memory(problem, flags));
   options.num_kv_pages = memory.num_kv_pages;
+  options.context_length = memory.context_length;
   return Prepared{
       std::move(config), std::move(plan), std::move(checkpoint), std::move(memory), comm, options};
 }

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "base/thread_pool.h"
+#include "kernels/device_sampler.h"
 #include "model/model.h"
 
 namespace fp4moe {
@@ -22,6 +23,14 @@ class Executor {
   // after group, each group's logit_rows in order: [rows, V] f32, the caller's to change until the next step.
   virtual Status forward(std::span<const Batch> groups) = 0;
   virtual float* logits() = 0;
+
+  // An executor that samples by itself keeps the logits where they are: a token for each logit row of the
+  // last forward(), in that order, as Sampler would choose it; ids of set_masked_ids() are never chosen.
+  virtual bool samples() const { return false; }
+  virtual Status set_masked_ids(std::span<const int32_t>) { return {}; }
+  virtual Status sample(std::span<const SampleRowParams>, std::span<SampledRow>) {
+    return internal_error("this executor does not sample");
+  }
   // Not OK once no further step can run; a failed step may also be the matter of its batch alone.
   virtual Status failure() const = 0;
 

@@ -9,7 +9,9 @@
 #include "base/check.h"
 #include "base/cpu_info.h"
 #include "comm/job.h"
+#include "device/device_memory.h"
 #include "engine/rank_config.h"
+#include "kernels/cuda/tile_layout.h"
 #include "model/kv_cache.h"
 
 namespace fp4moe {
@@ -21,33 +23,59 @@ std::string decimal(double x) {
   return text;
 }
 
+bool is_gpu(const MemoryProblem& problem) { return problem.device == DeviceKind::kCuda; }
+
 // The next hundredth that makes `num_bytes` fit, as an advice; or how much memory is missing.
-std::string fraction_advice(int64_t num_bytes, int64_t available_bytes) {
+std::string fraction_advice(int64_t num_bytes, const MemoryProblem& problem) {
   constexpr double kLargestSensible = 0.95;  // activations, the process and its neighbours need some
   const double needed =
-      std::ceil(100.0 * static_cast<double>(num_bytes) / static_cast<double>(available_bytes)) / 100;
+      std::ceil(100.0 * static_cast<double>(num_bytes) / static_cast<double>(problem.available_bytes)) / 100;
   if (needed <= kLargestSensible) return "--mem-fraction-static " + decimal(needed) + " would do";
-  return "this needs a machine with about " +
-         size_string(static_cast<int64_t>(num_bytes / kLargestSensible)) + " available";
+  const std::string size = size_string(static_cast<int64_t>(num_bytes / kLargestSensible));
+  return is_gpu(problem) ? "this needs a GPU with about " + size + " free"
+                         : "this needs a machine with about " + size + " available";
 }
 
-std::string budget_string(const MemoryPlan& plan, const EngineConfig& flags) {
+std::string budget_string(const MemoryPlan& plan, const MemoryProblem& problem, const EngineConfig& flags) {
   return size_string(plan.budget_bytes) + " (--mem-fraction-static " + decimal(flags.mem_fraction_static) +
-         " of " + size_string(plan.available_bytes) + " available)";
+         " of " + size_string(plan.available_bytes) + (is_gpu(problem) ? " free on the GPU)" : " available)");
+}
+
+int64_t fixed_bytes(const MemoryProblem& problem) {
+  return problem.weight_bytes + problem.comm_bytes + problem.work_bytes;
+}
+
+// The weights, and what else is not the KV pool, fit the budget.
+Status check_fixed(const MemoryProblem& problem, const EngineConfig& flags, const MemoryPlan& plan) {
+  const int64_t fixed = fixed_bytes(problem), rest = plan.budget_bytes - (fixed - problem.work_bytes);
+  if (fixed <= plan.budget_bytes) return {};
+  std::string what = "the weights take " + size_string(problem.weight_bytes);
+  if (problem.comm_bytes > 0) what += " and the ranks' heaps " + size_string(problem.comm_bytes);
+  if (problem.work_bytes > 0)
+    what += " and the activations of " + std::to_string(flags.max_prefill_tokens) + " prompt tokens a step " +
+            size_string(problem.work_bytes);
+  what += ", " + size_string(fixed - plan.budget_bytes) + " more than " +
+          budget_string(plan, problem, flags) + "; ";
+  const int64_t per_token = std::max<int64_t>(problem.work_bytes_per_token, 1);
+  const int64_t tokens = flags.max_prefill_tokens - (problem.work_bytes - rest + per_token - 1) / per_token;
+  if (problem.work_bytes_per_token > 0 && rest > 0 && tokens > 0)
+    return does_not_fit(what + "--max-prefill-tokens " + std::to_string(tokens) + " would do");
+  return does_not_fit(what + fraction_advice(fixed, problem));
 }
 
 // Pages of the pool; the most that fit, or what --max-total-tokens says.
 Result<int64_t> plan_pages(const MemoryProblem& problem, const EngineConfig& flags, const MemoryPlan& plan,
                            int64_t wanted_context) {
   const int64_t page_size = flags.page_size;
-  const int64_t fixed = problem.weight_bytes + problem.comm_bytes;
+  const int64_t fixed = fixed_bytes(problem);
   const int64_t rest = plan.budget_bytes - fixed;
   const int64_t most =
       std::min<int64_t>(rest / problem.kv_bytes_per_page, std::numeric_limits<int32_t>::max());
-  const std::string left = size_string(rest) + " that the weights leave of " + budget_string(plan, flags);
+  const std::string left =
+      size_string(rest) + " that the weights leave of " + budget_string(plan, problem, flags);
   if (most < 1)
     return does_not_fit("one KV page of " + size_string(problem.kv_bytes_per_page) + " exceeds the " + left +
-                        "; " + fraction_advice(fixed + problem.kv_bytes_per_page, plan.available_bytes));
+                        "; " + fraction_advice(fixed + problem.kv_bytes_per_page, problem));
   const auto pages_for = [&](int64_t num_tokens) {
     return num_tokens / page_size + (num_tokens % page_size != 0);
   };
@@ -100,11 +128,56 @@ int64_t rank_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& confi
   return sum;
 }
 
-MemoryProblem memory_problem(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan,
-                             const EngineConfig& flags) {
+int64_t device_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan) {
+  int64_t dense = 0;
+  for (const TensorEntry& tensor : checkpoint.tensors())
+    if (tensor.name.find(".experts.") == std::string::npos) dense += tensor.view.num_bytes();
+  const MoeProblem& moe = plan.moe.problem();
+  const int64_t h = config.hidden_size, i = config.intermediate_size;
+  const auto with_experts = [](const ModelConfig& c) {
+    return c.layer_has_experts.empty() ? c.num_layers : std::ranges::count(c.layer_has_experts, true);
+  };
+  const int64_t expert = tiled_bytes(moe.format, 2 * i, h) + tiled_bytes(moe.format, h, i) +
+                         (2 * i + h) * int64_t{sizeof(float)};
+  return dense + with_experts(config) * config.num_experts * expert;
+}
+
+namespace {
+
+// What a forward pass takes on the GPU, from above.
+void add_work(const ModelConfig& c, const EngineConfig& flags, MemoryProblem& problem) {
+  constexpr int64_t kFixed = int64_t{512} << 20;  // context, libraries' workspaces, graphs, upload slots
+  const bool latent = c.mla.kv_lora_rank > 0;
+  const int64_t query = c.num_heads * (latent ? c.mla.kv_lora_rank + c.mla.qk_rope_head_dim : c.head_dim);
+  const int64_t attention = 4 * 3 * query;  // f32: projections, what is absorbed, outputs
+  const int64_t experts = c.top_k * (4 * c.intermediate_size + 4 * c.hidden_size) + 8 * c.num_experts;
+  const int64_t mlp = 12 * std::max(c.dense_intermediate_size, c.shared_intermediate_size);
+  problem.work_bytes_per_token =
+      22 * c.hidden_size + 2 * query + std::max({attention, experts + mlp, int64_t{4} * mlp / 3});
+  const int64_t tokens = flags.max_prefill_tokens + flags.max_running_requests;
+  problem.work_bytes = kFixed + tokens * problem.work_bytes_per_token +
+                       flags.max_running_requests * c.vocab_size * int64_t{2 * sizeof(float)};
+}
+
+}  // namespace
+
+Result<MemoryProblem> memory_problem(const Checkpoint& checkpoint, const ModelConfig& config,
+                                     const ModelPlan& plan, const EngineConfig& flags) {
+  if (plan.device() == DeviceKind::kCuda) {
+    MemoryProblem problem{
+        .device = plan.device(),
+        .weight_bytes = device_weight_bytes(checkpoint, config, plan),
+        .kv_bytes_per_page = KvCache::bytes_per_page(config, plan.act_dtype, flags.page_size),
+        .max_position_embeddings = config.max_position_embeddings,
+    };
+    FP4MOE_ASSIGN_OR_RETURN(const DeviceMemoryInfo memory, device_memory_info());
+    problem.available_bytes = memory.free_bytes;
+    add_work(config, flags, problem);
+    return problem;
+  }
   const bool is_mpi = plan.moe.fabric().name == std::string_view("mpi");
   const int64_t num_ranks = local_ranks(plan);
-  return {
+  return MemoryProblem{
       .available_bytes = available_memory_bytes() / (is_mpi ? launcher_info().local_processes : 1),
       .weight_bytes = num_ranks * rank_weight_bytes(checkpoint, config, plan),
       .kv_bytes_per_page = num_ranks * KvCache::bytes_per_page(config, plan.act_dtype, flags.page_size,
@@ -122,12 +195,7 @@ Result<MemoryPlan> plan_memory(const MemoryProblem& problem, const EngineConfig&
   plan.available_bytes = problem.available_bytes;
   plan.budget_bytes =
       static_cast<int64_t>(flags.mem_fraction_static * static_cast<double>(problem.available_bytes));
-  const int64_t fixed = problem.weight_bytes + problem.comm_bytes;
-  const std::string heaps =
-      problem.comm_bytes > 0 ? " and the ranks' heaps " + size_string(problem.comm_bytes) : "";
-  if (fixed > plan.budget_bytes)
-    return does_not_fit("the weights take " + size_string(problem.weight_bytes) + heaps + ", more than " +
-                        budget_string(plan, flags) + "; " + fraction_advice(fixed, problem.available_bytes));
+  FP4MOE_RETURN_IF_ERROR(check_fixed(problem, flags, plan));
   const int64_t wanted_context =
       flags.context_length > 0 ? flags.context_length : problem.max_position_embeddings;
   FP4MOE_ASSIGN_OR_RETURN(plan.num_kv_pages, plan_pages(problem, flags, plan, wanted_context));

@@ -13,10 +13,13 @@ namespace fp4moe {
 
 // Of one process; with several ranks in it, of all of them together.
 struct MemoryProblem {
-  int64_t available_bytes = 0;          // now: this process's part of the machine
+  DeviceKind device = DeviceKind::kCpu;
+  int64_t available_bytes = 0;          // free now: this process's part of the machine, or of the GPU
   int64_t weight_bytes = 0;             // of the ranks' shards; packed weights are about as large
   int64_t kv_bytes_per_page = 0;        // of one page in each rank's pool
   int64_t comm_bytes = 0;               // the ranks' heaps
+  int64_t work_bytes = 0;               // GPU: activations, workspaces, graphs
+  int64_t work_bytes_per_token = 0;     // what of them each token of --max-prefill-tokens takes
   int64_t max_position_embeddings = 0;  // tokens the model was made for
 };
 
@@ -24,13 +27,16 @@ struct MemoryProblem {
 // attention group or over all ranks. Exact but for shards that do not come out even.
 int64_t rank_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan);
 
-// Of `checkpoint` on this machine, in this process; comm_bytes is left 0.
-MemoryProblem memory_problem(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan,
-                             const EngineConfig& flags);
+// The same in the GPU's layout: experts in whole tiles with their biases in f32.
+int64_t device_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan);
+
+// Of `checkpoint` on this machine, in this process; comm_bytes is left 0. An error is the GPU's.
+Result<MemoryProblem> memory_problem(const Checkpoint& checkpoint, const ModelConfig& config,
+                                     const ModelPlan& plan, const EngineConfig& flags);
 
 struct MemoryPlan {
   int64_t available_bytes = 0;
-  int64_t budget_bytes = 0;    // mem_fraction_static of it: for weights and KV pool
+  int64_t budget_bytes = 0;    // mem_fraction_static of it: for weights, KV pool and a GPU's work
   int64_t num_kv_pages = 0;    // of each data-parallel group
   int64_t context_length = 0;  // of one request; never more than a group's pool holds
   std::string note;            // why the context is shorter than the model's, or empty

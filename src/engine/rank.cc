@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "model/weight_loader.h"
 
 namespace fp4moe {
 namespace {
@@ -48,7 +49,8 @@ Status Rank::load(const RankSetup& setup, const ProgressSink& progress) {
   FP4MOE_ASSIGN_OR_RETURN(model_,
                           Model::load(setup.checkpoint, setup.config, model_options, pool_, progress));
   FP4MOE_ASSIGN_OR_RETURN(
-      kv_, KvCache::make(setup.config, setup.plan.act_dtype, num_kv_pages, setup.flags.page_size, layout_));
+      kv_, KvCache::make(setup.config, setup.plan.act_dtype, num_kv_pages, setup.flags.page_size, layout_,
+                         dense_ops_for(model_options).memory()));
   return {};
 }
 

@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/cpu_info.h"
+#include "engine/device_rank.h"
 #include "engine/rank.h"
 #include "engine/rank_config.h"
 #include "engine/step_runner.h"
@@ -192,6 +193,10 @@ Result<std::unique_ptr<RankGroup>> make_group(const Checkpoint& checkpoint, cons
   FP4MOE_ASSIGN_OR_RETURN(const CommMemory memory, comm_memory(plan.moe, limits));
   const int num_threads = flags.threads > 0 ? flags.threads : available_cores();
   RankSetup setup{checkpoint, config, plan, flags, options, memory, num_threads};
+  if (plan.device() == DeviceKind::kCuda) {
+    FP4MOE_CHECK(layout.tp == 1, "several ranks on GPUs");
+    return make_device_rank(setup);
+  }
   if (layout.tp == 1) {
     auto single = std::make_unique<SingleRank>(setup);
     FP4MOE_RETURN_IF_ERROR(single->load(setup));

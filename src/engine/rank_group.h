@@ -19,6 +19,8 @@ struct RankGroupOptions {
   int64_t max_batch_tokens = 0;  // most rows of one group's batch in one step
   int64_t max_logit_rows = 0;    // most rows of logits in one step, all groups together
   int64_t num_kv_pages = 0;      // of each data-parallel group
+  int64_t context_length = 0;    // of one request: what a GPU's page tables hold; 0: all pages
+  bool wants_logits = false;     // GPU: logits() are wanted on the host, where they are not sampled
 };
 
 class RankGroup : public Executor {

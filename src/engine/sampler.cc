@@ -179,6 +179,9 @@ uint64_t derived_seed(uint64_t random_seed, uint64_t n) {
   return mix64(mix64(random_seed) + kGolden * (n + 1));
 }
 
+Status bad_logits() { return internal_error("the model's logits hold NaN or infinity"); }
+Status no_token() { return internal_error("the model allows no id that has a token"); }
+
 Sampler::Sampler(int64_t vocab_size, std::vector<int32_t> masked_ids)
     : vocab_size_(vocab_size), masked_ids_(std::move(masked_ids)) {}
 
@@ -187,8 +190,7 @@ Result<SampledToken> Sampler::sample(std::span<float> logits, const SamplingPara
   FP4MOE_CHECK(static_cast<int64_t>(logits.size()) == vocab_size_,
                std::to_string(logits.size()) + " logits for vocab_size=" + std::to_string(vocab_size_));
   const Maximum unmasked = find_maximum(logits);
-  if (unmasked.has_bad || unmasked.value == -kInfinity)
-    return internal_error("the model's logits hold NaN or infinity");
+  if (unmasked.has_bad || unmasked.value == -kInfinity) return bad_logits();
 
   // The normaliser is taken before masking: it is the model's.
   const bool wants_logprobs = params.top_logprobs >= 0;
@@ -196,7 +198,7 @@ Result<SampledToken> Sampler::sample(std::span<float> logits, const SamplingPara
       wants_logprobs ? unmasked.value + std::log(sum_of(logits, Softmax{unmasked.value, 1})) : 0;
   for (const int32_t id : masked_ids_) logits[static_cast<size_t>(id)] = -kInfinity;
   const float maximum = masked_ids_.empty() ? unmasked.value : find_maximum(logits).value;
-  if (maximum == -kInfinity) return internal_error("the model allows no id that has a token");
+  if (maximum == -kInfinity) return no_token();
 
   SampledToken sampled;
   sampled.token_id =

@@ -23,6 +23,10 @@ struct SampledToken {
   std::vector<TokenLogprob> top;  // best first; `bytes` are left empty
 };
 
+// Why a row has no token: kInternal.
+Status bad_logits();  // NaN or infinity
+Status no_token();    // every id is masked or at -infinity
+
 // Temperature scales the logits, then top_k keeps the k largest, then top_p keeps the shortest run of
 // the largest whose probability (among those kept) reaches top_p, at least one token; equal logits rank
 // by lower id. Temperature 0 takes the first of this order. Sums are in double, in a fixed order.

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "base/cpu_info.h"
+#include "device/cuda_probe.h"
 
 namespace fp4moe {
 namespace {
@@ -90,9 +91,11 @@ void add_rank_lines(const StartupFacts& facts, std::vector<std::string>& lines) 
 
 std::vector<std::string> startup_lines(const StartupFacts& facts) {
   const ModelInfo& info = facts.info;
+  const bool is_gpu = facts.plan.device() == DeviceKind::kCuda;
   std::vector<std::string> lines = {
       "fp4moe " FP4MOE_VERSION " on " + cpu_model_name() + ", " + isa_name(facts.plan.isa) + ", " +
-          std::to_string(facts.ranks.pool().num_threads()) + " threads",
+          std::to_string(facts.ranks.pool().num_threads()) + " threads" +
+          (is_gpu ? "; " + describe_cuda() : ""),
       model_line(facts),
       experts_line(facts),
       std::string("numerics   activations ") + (facts.plan.act_dtype == DType::kF32 ? "float32" : "bfloat16"),
@@ -104,8 +107,9 @@ std::vector<std::string> startup_lines(const StartupFacts& facts) {
                     " layer(s) of multi-token prediction in the checkpoint, skipped");
   if (!facts.model.quant.kv_cache_note.empty())
     lines.push_back("KV cache   " + facts.model.quant.kv_cache_note);
-  lines.push_back("memory     " + size_string(facts.memory.available_bytes) + " available, " +
-                  size_string(facts.memory.budget_bytes) + " for weights and KV pool");
+  lines.push_back("memory     " + size_string(facts.memory.available_bytes) +
+                  (is_gpu ? " free on the GPU, " : " available, ") + size_string(facts.memory.budget_bytes) +
+                  (is_gpu ? " for weights, KV pool and activations" : " for weights and KV pool"));
   lines.push_back("           weights " + size_string(info.weight_bytes) + ", KV pool " +
                   size_string(info.kv_bytes) + " = " + std::to_string(info.max_total_tokens) +
                   " tokens in pages of " + std::to_string(facts.flags.page_size));

@@ -31,6 +31,9 @@ bool contains(const std::vector<int32_t>& ids, int32_t id) {
 Result<std::unique_ptr<StepLoop>> StepLoop::make(Executor& executor, const Tokenizer& tokenizer,
                                                  const StepLoopOptions& options) {
   std::unique_ptr<StepLoop> loop(new StepLoop(executor, tokenizer, options));
+  if (executor.samples())
+    FP4MOE_RETURN_IF_ERROR(
+        executor.set_masked_ids(ids_without_token(tokenizer, executor.config().vocab_size)));
   try {
     loop->thread_ = std::thread([raw = loop.get()] { raw->run(); });
   } catch (const std::exception& error) {
@@ -248,6 +251,7 @@ void StepLoop::gather(GroupRows& rows, std::span<const ScheduledRows> step) {
 }
 
 void StepLoop::sample_rows() {
+  if (executor_.samples()) return sample_on_device();
   const int64_t vocab_size = request_limits_.vocab_size;
   executor_.pool().run(static_cast<int64_t>(rows_.size()), [&](int64_t i, int) {
     SampledRow& row = rows_[static_cast<size_t>(i)];
@@ -261,6 +265,30 @@ void StepLoop::sample_rows() {
       row.status = internal_error(error.what());
     }
   });
+}
+
+void StepLoop::sample_on_device() {
+  device_params_.clear();
+  for (const SampledRow& row : rows_) {
+    const SamplingParams& sampling = row.sequence->sampling;
+    device_params_.push_back({.random = token_random(row.sequence->seed, row.sequence->num_tokens()),
+                              .temperature = sampling.temperature,
+                              .top_p = sampling.top_p,
+                              .top_k = sampling.top_k,
+                              .top_logprobs = sampling.top_logprobs});
+  }
+  device_rows_.resize(rows_.size());
+  if (const Status status = executor_.sample(device_params_, device_rows_); !status.ok())
+    throw std::runtime_error(status.message());
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    const fp4moe::SampledRow& sampled = device_rows_[i];
+    if (sampled.status == SampleStatus::kBadLogits) rows_[i].status = bad_logits();
+    if (sampled.status == SampleStatus::kNoToken) rows_[i].status = no_token();
+    SampledToken& token = rows_[i].token;
+    token = {.token_id = sampled.token_id, .logprob = sampled.logprob, .top = {}};
+    for (int32_t k = 0; k < sampled.num_top; ++k)
+      token.top.push_back({sampled.top_ids[k], sampled.top_logprobs[k], {}});
+  }
 }
 
 // Appends a row's token to its sequence and delivers the news.

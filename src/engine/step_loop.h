@@ -77,6 +77,7 @@ class StepLoop {
   void gather(GroupRows& rows, std::span<const ScheduledRows> step);
   void fail_step(const std::string& error);
   void sample_rows();
+  void sample_on_device();
   void accept(SampledRow& row);
   Delta append_token(Sequence& sequence, SampledToken& token) const;
   void deliver(const Sequence& sequence, Delta& delta);
@@ -92,8 +93,10 @@ class StepLoop {
   // The loop's own.
   DpScheduler scheduler_;
   Sampler sampler_;
-  std::vector<GroupRows> groups_;       // [dp]
-  std::vector<SampledRow> rows_;        // of the current step
+  std::vector<GroupRows> groups_;  // [dp]
+  std::vector<SampledRow> rows_;   // of the current step
+  std::vector<SampleRowParams> device_params_;
+  std::vector<fp4moe::SampledRow> device_rows_;
   std::vector<std::string> ended_ids_;  // since the last publish()
   EngineStats totals_;
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "device/stream.h"
 #include "model/lm_head.h"
 #include "model/weight_loader.h"
 #include "moe/transport.h"
@@ -151,6 +152,7 @@ Status Decoder::forward(const Batch& batch, KvCache& kv, float* logits, ThreadPo
   int64_t num_rows = t;
   for (int64_t i = 0; i < config_.num_layers; ++i) {
     const DecoderLayer& w = layers_[static_cast<size_t>(i)];
+    if (batch.device != nullptr) current_stream().begin_layer(static_cast<int>(i));
     if (t > 0)
       attention(w,
                 {batch, act(act_.normed, t, h), kv.k_pages(i), kv.v_pages(i),

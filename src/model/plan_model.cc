@@ -15,6 +15,14 @@ Status check_range(const char* flag, int64_t value, int64_t low, int64_t high) {
   return invalid_argument(std::string(flag) + " " + std::to_string(value) + "; legal: " + legal);
 }
 
+// What `given` leaves to the device, decided in `flags`.
+void take_device_defaults(const EngineConfig& given, DeviceKind device, EngineConfig& flags) {
+  const bool is_gpu = device == DeviceKind::kCuda;
+  if (given.mem_fraction_static == -1) flags.mem_fraction_static = is_gpu ? 0.9 : 0.6;
+  if (given.chunked_prefill_size == 0) flags.chunked_prefill_size = is_gpu ? 8192 : 512;
+  if (given.max_prefill_tokens == 0) flags.max_prefill_tokens = is_gpu ? 8192 : 2048;
+}
+
 // What is large but not absurd is judged where memory is planned.
 Status check_ranges(const EngineConfig& flags) {
   constexpr int64_t kMany = 1 << 20;  // keeps every product of two of these in 64 bits
@@ -24,6 +32,9 @@ Status check_ranges(const EngineConfig& flags) {
   FP4MOE_RETURN_IF_ERROR(check_range("--max-queued-requests", flags.max_queued_requests, 1, kMany));
   FP4MOE_RETURN_IF_ERROR(check_range("--chunked-prefill-size", flags.chunked_prefill_size, 1, kMany));
   FP4MOE_RETURN_IF_ERROR(check_range("--max-prefill-tokens", flags.max_prefill_tokens, 1, kMany));
+  FP4MOE_RETURN_IF_ERROR(check_range("--cuda-graph-max-bs", flags.cuda_graph_max_bs, 0, kMany));
+  for (const int64_t rows : flags.cuda_graph_bs)
+    FP4MOE_RETURN_IF_ERROR(check_range("--cuda-graph-bs", rows, 1, kMany));
   FP4MOE_RETURN_IF_ERROR(check_range("--context-length", flags.context_length, 0, INT64_MAX));
   FP4MOE_RETURN_IF_ERROR(check_range("--max-total-tokens", flags.max_total_tokens, 0, INT64_MAX));
   FP4MOE_RETURN_IF_ERROR(check_range("--a2a-memory-budget", flags.a2a_memory_budget, 1, int64_t{1} << 40));
@@ -114,14 +125,16 @@ const char* quantization_name(const QuantConfig& quant) {
 
 Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given) {
   ModelPlan plan;
-  FP4MOE_RETURN_IF_ERROR(check_ranges(given));
+  FP4MOE_ASSIGN_OR_RETURN(const DeviceChoice device, resolve_device(given.device));
+  EngineConfig all_given = given;
+  take_device_defaults(given, device.kind, all_given);
+  FP4MOE_RETURN_IF_ERROR(check_ranges(all_given));
   const Fp4Format format = is_mxfp4(model.quant.method) ? Fp4Format::kMxfp4 : Fp4Format::kNvfp4;
-  FP4MOE_ASSIGN_OR_RETURN(ResolvedFlags resolved, resolve_flags(given, format));
+  FP4MOE_ASSIGN_OR_RETURN(ResolvedFlags resolved, resolve_flags(all_given, format));
   for (const FlagNote& note : resolved.notes) log(note.level, note.text);
   plan.flags = std::move(resolved.flags);
   const EngineConfig& flags = plan.flags;
   FP4MOE_RETURN_IF_ERROR(check_quantization(model, flags.quantization));
-  FP4MOE_ASSIGN_OR_RETURN(DeviceChoice device, resolve_device(flags.device));
   FP4MOE_ASSIGN_OR_RETURN(plan.act_dtype, resolve_dtype(flags.dtype));
   plan.isa = best_isa();
   MoeProblem problem{
@@ -160,10 +173,14 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
     log_info("device auto: cpu, as the GPU does not run this (" + moe.status().message() + ")");
     problem.device = DeviceKind::kCpu;
     problem.compute_capability = 0;
+    take_device_defaults(given, DeviceKind::kCpu, plan.flags);
     moe = plan_moe(problem, choice);
   }
   if (!moe.ok()) return moe.status();
   plan.moe = std::move(*moe);
+  if (problem.device == DeviceKind::kCpu && flags.cuda_graph_max_bs != 0)
+    log_info("--cuda-graph-max-bs " + std::to_string(flags.cuda_graph_max_bs) +
+             " is ignored: it is about CUDA graphs; CPU ranks capture none");
   FP4MOE_RETURN_IF_ERROR(check_head_dim(model));
   FP4MOE_RETURN_IF_ERROR(check_heads(model, plan.moe.problem().layout));
   return plan;

@@ -17,6 +17,8 @@ struct ModelPlan {
   Isa isa = Isa::kScalar;  // of the dense ops
   MoePlan moe;             // its problem says on which device
   EngineConfig flags;      // resolved: no automatic choice that resolve_flags() makes is left open
+
+  DeviceKind device() const { return moe.problem().device; }
 };
 
 // Resolves the flags, says in the log what was chosen for the user, and plans. kInvalidArgument: a flag's

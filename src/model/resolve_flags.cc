@@ -75,6 +75,10 @@ class Resolver {
     FP4MOE_RETURN_IF_ERROR(check_sglang_name(sglang_a2a(), "moe_a2a_backend", given_.moe_a2a_backend));
     FP4MOE_RETURN_IF_ERROR(check_sglang_name(sglang_quantizations(), "quantization", given_.quantization));
     FP4MOE_RETURN_IF_ERROR(
+        check_word("--load-format", given_.load_format, {"auto", "safetensors", "dummy"},
+                   {"pt", "npcache", "sharded_state", "gguf", "bitsandbytes", "mistral", "layered",
+                    "flash_rl", "fastsafetensors", "remote", "remote_instance"}));
+    FP4MOE_RETURN_IF_ERROR(
         check_word("--fp4-act-scales", given_.fp4_act_scales, {"auto", "static", "per_token"}));
     FP4MOE_RETURN_IF_ERROR(
         check_word("--deepep-mode", given_.deepep_mode, {"auto", "low_latency", "normal"}));

@@ -8,7 +8,8 @@ namespace {
 using Fate = SglangFlag::Fate;
 
 constexpr Fate kMoot = Fate::kMoot, kRefused = Fate::kRefused, kSpeculative = Fate::kSpeculative;
-constexpr const char* kNoGraphs = "is about CUDA graphs; CPU ranks capture none";
+constexpr const char* kNoGraphs =
+    "is about CUDA graphs; here decode steps are padded to a recorded size, and others are not recorded";
 constexpr const char* kOverlap =
     "overlaps experts and exchange; here counts travel under the shared expert and rows go straight to "
     "their place";
@@ -17,15 +18,11 @@ constexpr const char* kDisaggregation = "splits prefill and decode into two serv
 
 constexpr SglangFlag kFlags[] = {
     {"--trust-remote-code", 0, kMoot, "runs a checkpoint's Python; none is ever run here"},
-    {"--load-format", 1, kRefused, "only safetensors are read; leave it out", nullptr, "auto|safetensors"},
     {"--attention-backend", 1, kMoot, "chooses a GPU attention kernel; CPU ranks have one"},
     {"--prefill-attention-backend", 1, kMoot, "chooses a GPU attention kernel; CPU ranks have one"},
     {"--decode-attention-backend", 1, kMoot, "chooses a GPU attention kernel; CPU ranks have one"},
     {"--sampling-backend", 1, kMoot, "chooses a GPU sampler; CPU ranks have one"},
     {"--fp4-gemm-backend", 1, kMoot, "chooses a GPU kernel of dense FP4 layers; the runner's own is used"},
-    {"--cuda-graph-max-bs,--cuda-graph-max-bs-decode", 1, kMoot, kNoGraphs},
-    {"--cuda-graph-bs,--cuda-graph-bs-decode", -1, kMoot, kNoGraphs},
-    {"--disable-cuda-graph", 0, kMoot, kNoGraphs},
     {"--disable-cuda-graph-padding", 0, kMoot, kNoGraphs},
     {"--disable-piecewise-cuda-graph", 0, kMoot, kNoGraphs},
     {"--enable-torch-compile", 0, kMoot, "compiles PyTorch code; there is none"},

@@ -62,7 +62,8 @@ TEST(MemoryPlan, WeightsThatDoNotFitNameTheFractionThatWouldDo) {
   EXPECT_EQ(status.code(), StatusCode::kDoesNotFit);
   EXPECT_EQ(
       status.message(),
-      "the weights take 12.00 GiB, more than 10.00 GiB (--mem-fraction-static 0.50 of 20.00 GiB available); "
+      "the weights take 12.00 GiB, 2.00 GiB more than 10.00 GiB (--mem-fraction-static 0.50 of 20.00 GiB "
+      "available); "
       "--mem-fraction-static 0.60 would do");
   big.weight_bytes = 38 * kGiB;
   EXPECT_NE(plan_memory(big, flags()).status().message().find("a machine with about 40.00 GiB"),
@@ -115,6 +116,50 @@ TEST(MemoryPlan, AContextBeyondTheModelsIsRefused) {
     for (const std::string& number : {std::to_string(length), std::string("4096")})
       EXPECT_NE(status.message().find(number), std::string::npos) << status.message();
   }
+}
+
+// 60 GiB of weights on a GPU with 100 GiB free, of which 90 % may be used; 1 MiB of work a token.
+MemoryProblem gpu_problem() {
+  return {.device = DeviceKind::kCuda,
+          .available_bytes = 100 * kGiB,
+          .weight_bytes = 60 * kGiB,
+          .kv_bytes_per_page = kMiB,
+          .work_bytes = 8 * kGiB + kGiB / 2,
+          .work_bytes_per_token = kMiB,
+          .max_position_embeddings = 1 << 20};
+}
+EngineConfig gpu_flags() {
+  EngineConfig flags;
+  flags.mem_fraction_static = 0.9;
+  flags.max_prefill_tokens = 8192;
+  return flags;
+}
+
+TEST(MemoryPlanOnAGpu, ThePoolTakesWhatWeightsAndWorkLeave) {
+  const Result<MemoryPlan> plan = plan_memory(gpu_problem(), gpu_flags());
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  EXPECT_EQ(plan->num_kv_pages, (90 - 60) * 1024 - 8 * 1024 - 512);
+}
+
+TEST(MemoryPlanOnAGpu, WorkThatDoesNotFitNamesTheTokensThatWould) {
+  MemoryProblem tight = gpu_problem();
+  tight.weight_bytes = 86 * kGiB;
+  const Status status = plan_memory(tight, gpu_flags()).status();
+  EXPECT_EQ(status.code(), StatusCode::kDoesNotFit);
+  EXPECT_EQ(status.message(),
+            "the weights take 86.00 GiB and the activations of 8192 prompt tokens a step 8.50 GiB, 4.50 GiB "
+            "more than 90.00 GiB (--mem-fraction-static 0.90 of 100.00 GiB free on the GPU); "
+            "--max-prefill-tokens 3584 would do");
+}
+
+TEST(MemoryPlanOnAGpu, WeightsThatDoNotFitNameTheGpuThatWould) {
+  MemoryProblem big = gpu_problem();
+  big.weight_bytes = 340 * kGiB;
+  const Status status = plan_memory(big, gpu_flags()).status();
+  EXPECT_EQ(status.code(), StatusCode::kDoesNotFit);
+  for (const char* part :
+       {"the weights take 340.00 GiB", "258.50 GiB more than 90.00 GiB", "a GPU with about 366.84 GiB free"})
+    EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
 }
 
 TEST(MemoryPlan, AnAbsurdPoolIsRefused) {

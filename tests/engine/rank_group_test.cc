@@ -123,7 +123,7 @@ TEST_P(RankGroups, MemoryIsAsPlanned) {
     Loaded loaded = load(flags_of(GetParam(), layout));
     ASSERT_NE(loaded.ranks, nullptr);
     const MemoryProblem problem =
-        memory_problem(*loaded.checkpoint, loaded.config, loaded.plan, loaded.plan.flags);
+        memory_problem(*loaded.checkpoint, loaded.config, loaded.plan, loaded.plan.flags).value();
     EXPECT_EQ(loaded.ranks->kv_bytes(), problem.kv_bytes_per_page * kOptions.num_kv_pages);
     const StepLimits limits = step_limits(loaded.config, loaded.plan, loaded.plan.flags, kOptions);
     EXPECT_EQ(loaded.ranks->comm_bytes(), layout.tp * comm_memory(loaded.plan.moe, limits)->heap_bytes);

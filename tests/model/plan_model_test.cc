@@ -23,7 +23,7 @@ StatusCode code_of(const EngineConfig& flags) { return plan_model(gpt_oss(), fla
 TEST(PlanModel, DefaultsRunOnTheCpuInBf16) {
   const Result<ModelPlan> plan = plan_model(gpt_oss(), EngineConfig{});
   ASSERT_TRUE(plan.ok()) << plan.status().to_string();
-  EXPECT_EQ(plan->device, DeviceKind::kCpu);
+  EXPECT_EQ(plan->device(), DeviceKind::kCpu);
   EXPECT_EQ(plan->act_dtype, DType::kBF16);
   EXPECT_EQ(plan->moe.scheme(), Scheme::kW4A16);
 }
@@ -61,6 +61,23 @@ TEST(PlanModel, FlagsOutOfRangeAreNamedWithWhatIsLegal) {
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     EXPECT_EQ(status.message(), c.message);
   }
+}
+
+TEST(PlanModel, WhatTheDeviceDecidesIsDecided) {
+  const Result<ModelPlan> plan = plan_model(gpt_oss(), {});
+  ASSERT_TRUE(plan.ok());
+  if (plan->device() == DeviceKind::kCpu) {
+    EXPECT_EQ(plan->flags.mem_fraction_static, 0.6);
+    EXPECT_EQ(plan->flags.chunked_prefill_size, 512);
+    EXPECT_EQ(plan->flags.max_prefill_tokens, 2048);
+  } else {
+    EXPECT_EQ(plan->flags.mem_fraction_static, 0.9);
+    EXPECT_EQ(plan->flags.chunked_prefill_size, 8192);
+    EXPECT_EQ(plan->flags.max_prefill_tokens, 8192);
+  }
+  EngineConfig flags;
+  flags.max_prefill_tokens = 77;
+  EXPECT_EQ(plan_model(gpt_oss(), flags)->flags.max_prefill_tokens, 77);
 }
 
 TEST(PlanModel, QuantizationMustAgreeWithTheCheckpoint) {

@@ -251,13 +251,15 @@ TEST(ResolveFlags, ForeignFlagsAreMootRefusedOrHarmlessByTheirTable) {
   EXPECT_EQ(judge_sglang_flag("--disaggregation-mode", "p").status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(*judge_sglang_flag("--flashinfer-mxfp4-moe-precision", "bf16"), "");
   EXPECT_EQ(judge_sglang_flag("--none-such", "").status().code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(*judge_sglang_flag("--cuda-graph-max-bs", "256"),
-            "--cuda-graph-max-bs 256 is ignored: it is about CUDA graphs; CPU ranks capture none");
+  EXPECT_EQ(
+      *judge_sglang_flag("--disable-cuda-graph-padding", ""),
+      "--disable-cuda-graph-padding is ignored: it is about CUDA graphs; here decode steps are padded to a "
+      "recorded size, and others are not recorded");
 }
 
 TEST(ResolveFlags, GivenForeignFlagsEndInNotesOrARefusal) {
   EngineConfig flags;
-  flags.sglang_flags = {{"--disable-cuda-graph", ""}, {"--attention-backend", "trtllm_mla"}};
+  flags.sglang_flags = {{"--disable-piecewise-cuda-graph", ""}, {"--attention-backend", "trtllm_mla"}};
   const ResolvedFlags r = resolved(flags);
   EXPECT_EQ(r.notes.size(), 2u);
   EXPECT_TRUE(r.flags.sglang_flags.empty());

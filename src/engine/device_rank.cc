@@ -1,0 +1,230 @@
+#include "engine/device_rank.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <map>
+#include <mutex>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "device/device_memory.h"
+#include "device/graph.h"
+#include "device/pinned_memory.h"
+#include "device/upload_ring.h"
+#include "engine/batch_stage.h"
+#include "engine/memory_plan.h"
+
+namespace fp4moe {
+namespace {
+
+// An error of the device is for good: every later call of the process returns it too.
+bool is_sticky(const Status& status) { return status.code() == StatusCode::kInternal; }
+
+class DeviceRank final : public RankGroup {
+ public:
+  explicit DeviceRank(const RankSetup& setup)
+      : rank_(setup, 0, nullptr), wants_logits_(setup.options.wants_logits) {}
+
+  Status load(const RankSetup& setup);
+
+  const ModelConfig& config() const override { return rank_.model().config(); }
+  int num_groups() const override { return 1; }
+  int64_t num_kv_pages() const override { return rank_.kv().num_pages(); }
+  int page_size() const override { return rank_.kv().page_size(); }
+  Status forward(std::span<const Batch> groups) override;
+  float* logits() override {
+    FP4MOE_CHECK(wants_logits_, "these logits stay on the GPU");
+    return host_logits_.as<float>();
+  }
+  bool samples() const override { return true; }
+  Status set_masked_ids(std::span<const int32_t> ids) override;
+  Status sample(std::span<const SampleRowParams> rows, std::span<SampledRow> out) override;
+  Status failure() const override {
+    std::lock_guard lock(mutex_);
+    return failure_;
+  }
+  ThreadPool& pool() override { return rank_.pool(); }
+
+  Status follow() override { return internal_error("one rank has nobody to follow"); }
+  void abort() override {}
+  const Job* job() const override { return nullptr; }
+  int64_t weight_bytes() const override { return rank_.model().weight_bytes(); }
+  int64_t kv_bytes() const override { return rank_.kv().num_bytes(); }
+  int64_t comm_bytes() const override { return 0; }
+
+ private:
+  Status allocate(const RankSetup& setup);
+  Status record_graphs(const EngineConfig& flags);
+  Status run(const DeviceBatch& batch);
+  Status wait(const std::string& what);
+
+  Stream stream_;
+  Rank rank_;
+  BatchStage stage_;
+  Buffer logits_;       // device: [max_logit_rows, V] f32
+  Buffer host_logits_;  // the same, pinned, if wants_logits_
+  Buffer sampled_;      // device: params, then rows
+  Buffer host_sampled_;
+  Buffer masked_ids_;  // device: [num_masked_]
+  int64_t num_masked_ = 0, max_logit_rows_ = 0;
+  std::vector<int64_t> buckets_;  // of decode steps
+  std::map<int64_t, Graph> graphs_;
+  std::string step_;  // what the last one was, for errors
+  const bool wants_logits_;
+  mutable std::mutex mutex_;
+  Status failure_;
+};
+
+// ---- loading --------------------------------------------------------------------------------------
+
+Status DeviceRank::load(const RankSetup& setup) {
+  FP4MOE_ASSIGN_OR_RETURN(stream_, Stream::make());
+  {
+    const UploadScope uploads(rank_.pool());
+    const StreamScope scope(stream_);
+    FP4MOE_RETURN_IF_ERROR(prepare_cuda_dense_ops());
+    FP4MOE_RETURN_IF_ERROR(rank_.load(setup, setup.flags.progress_sink));
+    FP4MOE_RETURN_IF_ERROR(wait("loading"));
+  }
+  FP4MOE_RETURN_IF_ERROR(allocate(setup));
+  if (setup.flags.disable_cuda_graph || cuda_sync_is_on()) return {};
+  return record_graphs(setup.flags);
+}
+
+Status DeviceRank::allocate(const RankSetup& setup) {
+  const RankGroupOptions& options = setup.options;
+  max_logit_rows_ = options.max_logit_rows;
+  const int64_t context = options.context_length > 0 ? options.context_length : num_kv_pages() * page_size();
+  const StageLimits limits{.max_rows = options.max_batch_tokens,
+                           .max_sequences = std::max<int64_t>(options.max_logit_rows, 1),
+                           .max_logit_rows = options.max_logit_rows,
+                           .max_pages = (context + page_size() - 1) / page_size()};
+  FP4MOE_ASSIGN_OR_RETURN(stage_, BatchStage::make(limits, pinned_memory(), device_memory()));
+  const int64_t logit_bytes = max_logit_rows_ * config().vocab_size * int64_t{sizeof(float)};
+  FP4MOE_ASSIGN_OR_RETURN(logits_, Buffer::make(logit_bytes, device_memory()));
+  if (wants_logits_) {
+    FP4MOE_ASSIGN_OR_RETURN(host_logits_, Buffer::make(logit_bytes, pinned_memory()));
+  }
+  const int64_t sample_bytes = max_logit_rows_ * int64_t{sizeof(SampleRowParams) + sizeof(SampledRow)};
+  FP4MOE_ASSIGN_OR_RETURN(sampled_, Buffer::make(sample_bytes, device_memory()));
+  FP4MOE_ASSIGN_OR_RETURN(host_sampled_, Buffer::make(sample_bytes, pinned_memory()));
+  buckets_ = decode_buckets(max_logit_rows_, setup.flags.cuda_graph_bs);
+  return {};
+}
+
+// A step of padding alone stands for all steps of its size: it runs once, which makes whatever kernels and
+// libraries make at their first use, and is then recorded.
+Status DeviceRank::record_graphs(const EngineConfig& flags) {
+  const auto started = std::chrono::steady_clock::now();
+  FP4MOE_ASSIGN_OR_RETURN(const DeviceMemoryInfo before, device_memory_info());
+  const int64_t largest = flags.cuda_graph_max_bs > 0 ? flags.cuda_graph_max_bs : buckets_.back();
+  const StreamScope scope(stream_);
+  for (auto size = buckets_.rbegin(); size != buckets_.rend(); ++size) {
+    if (*size > largest) continue;
+    const DeviceBatch batch = stage_.put({}, *size);
+    FP4MOE_RETURN_IF_ERROR(run(batch));
+    FP4MOE_RETURN_IF_ERROR(wait("the first decode step of " + std::to_string(*size) + " rows"));
+    Result<Graph> graph = Graph::capture(stream_, [&] { return run(batch); });
+    if (!graph.ok())
+      return graph.status().with_context("CUDA graph of " + std::to_string(*size) +
+                                         " decode rows (--disable-cuda-graph runs without)");
+    graphs_.emplace(*size, std::move(*graph));
+  }
+  FP4MOE_ASSIGN_OR_RETURN(const DeviceMemoryInfo after, device_memory_info());
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
+  char took[32];
+  std::snprintf(took, sizeof took, "%.2f s", seconds.count());
+  log_info("graphs     " + std::to_string(graphs_.size()) + " decode sizes up to " + std::to_string(largest) +
+           " rows in " + took + ", " +
+           size_string(std::max<int64_t>(0, before.free_bytes - after.free_bytes)));
+  return {};
+}
+
+// ---- steps ----------------------------------------------------------------------------------------
+
+Status DeviceRank::forward(std::span<const Batch> groups) {
+  FP4MOE_CHECK(groups.size() == 1, std::to_string(groups.size()) + " groups, 1 rank");
+  FP4MOE_RETURN_IF_ERROR(failure());
+  const Batch& batch = groups[0];
+  const StreamScope scope(stream_);
+  FP4MOE_RETURN_IF_ERROR(wait(step_));  // its copies have been made
+  const int64_t rows = std::ssize(batch.token_ids);
+  const int64_t padded = is_decode(batch) ? bucket_for(buckets_, rows) : rows;
+  const DeviceBatch on_device = stage_.put(batch, padded);
+  const auto graph = is_decode(batch) ? graphs_.find(padded) : graphs_.end();
+  if (graph != graphs_.end()) {
+    step_ = "the graph of " + std::to_string(padded) +
+            " decode rows (FP4MOE_CUDA_SYNC=1 in the environment names kernel and layer)";
+    graph->second.launch(stream_);
+  } else {
+    step_ = "a step of " + std::to_string(padded) + " rows";
+    FP4MOE_RETURN_IF_ERROR(run(on_device));
+  }
+  if (!wants_logits_) return {};
+  copy_async(host_logits_.data(), logits_.data(),
+             std::ssize(batch.logit_rows) * config().vocab_size * int64_t{sizeof(float)});
+  return wait(step_);
+}
+
+Status DeviceRank::run(const DeviceBatch& on_device) {
+  Batch batch;
+  batch.device = &on_device;
+  const Status status = rank_.forward(batch, logits_.as<float>());
+  stream_.end_layers();
+  return status;
+}
+
+// Waits for all that was asked; a device that has failed is not asked again.
+Status DeviceRank::wait(const std::string& what) {
+  const Status status = stream_.synchronize();
+  if (status.ok()) return {};
+  const Status named = status.with_context("GPU, in " + what);
+  if (is_sticky(status)) {
+    std::lock_guard lock(mutex_);
+    failure_ = named;
+  }
+  return named;
+}
+
+// ---- sampling -------------------------------------------------------------------------------------
+
+Status DeviceRank::set_masked_ids(std::span<const int32_t> ids) {
+  num_masked_ = std::ssize(ids);
+  FP4MOE_ASSIGN_OR_RETURN(masked_ids_, Buffer::make(num_masked_ * 4, device_memory()));
+  if (ids.empty()) return {};
+  return device_memory().upload(masked_ids_.data(), ids.data(), num_masked_ * 4);
+}
+
+Status DeviceRank::sample(std::span<const SampleRowParams> rows, std::span<SampledRow> out) {
+  FP4MOE_CHECK(rows.size() == out.size() && std::ssize(rows) <= max_logit_rows_, "rows to sample");
+  const StreamScope scope(stream_);
+  const int64_t params_bytes = max_logit_rows_ * int64_t{sizeof(SampleRowParams)};
+  const int64_t out_bytes = std::ssize(out) * int64_t{sizeof(SampledRow)};
+  std::copy(rows.begin(), rows.end(), host_sampled_.as<SampleRowParams>());
+  copy_async(sampled_.data(), host_sampled_.data(), std::ssize(rows) * int64_t{sizeof(SampleRowParams)});
+  auto* sampled = reinterpret_cast<SampledRow*>(sampled_.data() + params_bytes);
+  auto* host_sampled = reinterpret_cast<SampledRow*>(host_sampled_.data() + params_bytes);
+  cuda_sample_rows()({.logits = logits_.as<float>(),
+                      .num_rows = std::ssize(rows),
+                      .vocab_size = config().vocab_size,
+                      .row_stride = config().vocab_size,
+                      .masked_ids = masked_ids_.as<int32_t>(),
+                      .num_masked = num_masked_,
+                      .params = sampled_.as<SampleRowParams>(),
+                      .out = sampled});
+  copy_async(host_sampled, sampled, out_bytes);
+  FP4MOE_RETURN_IF_ERROR(wait(step_ + " or its sampling"));
+  std::copy(host_sampled, host_sampled + out.size(), out.begin());
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<RankGroup>> make_device_rank(const RankSetup& setup) {
+  auto rank = std::make_unique<DeviceRank>(setup);
+  FP4MOE_RETURN_IF_ERROR(rank->load(setup));
+  return std::unique_ptr<RankGroup>(std::move(rank));
+}
+
+}  // namespace fp4moe

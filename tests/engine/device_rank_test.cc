@@ -1,0 +1,161 @@
+// Both demo checkpoints on a GPU: recorded decode steps against launched ones, decode against prefill, tokens
+// chosen on the device against the host's.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/rank_group.h"
+#include "engine/sampler.h"
+#include "io/checkpoint.h"
+#include "model/plan_model.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr RankGroupOptions kOptions{
+    .max_batch_tokens = 64, .max_logit_rows = 8, .num_kv_pages = 24, .wants_logits = true};
+constexpr int64_t kPagesEach = 6;
+
+using Logits = std::vector<std::vector<float>>;  // [sequences, V]
+
+// Three sequences that grow together, each with pages of its own.
+class Growing {
+ public:
+  Growing(const std::string& model, bool graphs) {
+    EngineConfig flags;
+    flags.model_path = std::string(FP4MOE_MODELS) + "/" + model;
+    flags.device = "cuda";
+    flags.disable_cuda_graph = !graphs;
+    config_ = load_model_config(flags.model_path).value();
+    const ModelPlan plan = plan_model(config_, flags).value();
+    const Checkpoint checkpoint = Checkpoint::open(flags.model_path).value();
+    ranks_ = RankGroup::make(checkpoint, config_, plan, plan.flags, kOptions).value();
+    for (int32_t s = 0; s < 3; ++s)
+      for (int32_t i = 0; i < kPagesEach; ++i) pages_[s].push_back(s + 3 * (kPagesEach - 1 - i));
+  }
+
+  RankGroup& ranks() { return *ranks_; }
+  int64_t vocab_size() const { return config_.vocab_size; }
+  const std::vector<int32_t>& tokens(size_t s) const { return tokens_[s]; }
+
+  // Appends the tokens and runs all that is not cached.
+  Logits step(const std::vector<std::vector<int32_t>>& more) {
+    std::vector<int32_t> ids;
+    std::vector<int64_t> positions, logit_rows;
+    std::vector<SequenceRows> sequences;
+    for (size_t s = 0; s < 3; ++s) {
+      const auto first_row = std::ssize(ids), first = std::ssize(tokens_[s]);
+      for (const int32_t id : more[s]) {
+        positions.push_back(std::ssize(tokens_[s]));
+        tokens_[s].push_back(id);
+        ids.push_back(id);
+      }
+      sequences.push_back({first_row, std::ssize(more[s]), first, pages_[s]});
+      logit_rows.push_back(std::ssize(ids) - 1);
+    }
+    const Batch batch{ids, positions, sequences, logit_rows};
+    const Status status = ranks_->forward({&batch, 1});
+    EXPECT_TRUE(status.ok()) << status.to_string();
+    Logits logits;
+    for (int64_t s = 0; s < 3; ++s) {
+      const float* row = ranks_->logits() + s * vocab_size();
+      logits.emplace_back(row, row + vocab_size());
+    }
+    return logits;
+  }
+
+ private:
+  ModelConfig config_;
+  std::unique_ptr<RankGroup> ranks_;
+  std::vector<int32_t> tokens_[3], pages_[3];
+};
+
+int32_t best(const std::vector<float>& logits) {
+  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+std::vector<std::vector<int32_t>> best_of(const Logits& logits) {
+  std::vector<std::vector<int32_t>> next;
+  for (const auto& row : logits) next.push_back({best(row)});
+  return next;
+}
+
+const std::vector<std::vector<int32_t>> kPrompts = {{5, 17, 300, 42, 7},
+                                                    {9, 8, 7, 6, 5, 4, 3, 30, 31},
+                                                    {100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110}};
+
+class DeviceRanks : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Demos, DeviceRanks, testing::Values("demo-gptoss-mxfp4", "demo-dsv3-nvfp4"),
+                         [](const auto& p) { return std::string(p.param).substr(5, 5); });
+
+TEST_P(DeviceRanks, ARecordedStepGivesTheBitsOfALaunchedOne) {
+  Growing recorded(GetParam(), true), launched(GetParam(), false);
+  Logits a = recorded.step(kPrompts), b = launched.step(kPrompts);
+  for (int i = 0; i < 12; ++i) {
+    for (size_t s = 0; s < 3; ++s)
+      ASSERT_EQ(std::memcmp(a[s].data(), b[s].data(), a[s].size() * sizeof(float)), 0)
+          << "step " << i << ", sequence " << s;
+    const auto next = best_of(a);
+    a = recorded.step(next);
+    b = launched.step(next);
+  }
+}
+
+TEST_P(DeviceRanks, DecodeContinuesWhatPrefillWouldSay) {
+  Growing decoded(GetParam(), true);
+  Logits last = decoded.step(kPrompts);
+  for (int i = 0; i < 6; ++i) last = decoded.step(best_of(last));
+  Growing prefilled(GetParam(), false);
+  const Logits whole = prefilled.step({decoded.tokens(0), decoded.tokens(1), decoded.tokens(2)});
+  for (size_t s = 0; s < 3; ++s) {
+    double error = 0, norm = 0;
+    for (size_t i = 0; i < whole[s].size(); ++i) {
+      error += std::pow(static_cast<double>(last[s][i]) - whole[s][i], 2);
+      norm += std::pow(static_cast<double>(whole[s][i]), 2);
+    }
+    EXPECT_LT(std::sqrt(error / norm), 2e-2) << "sequence " << s;
+  }
+}
+
+TEST_P(DeviceRanks, TheSameStepAgainGivesTheSameBits) {
+  Growing first(GetParam(), true), second(GetParam(), true);
+  EXPECT_EQ(first.step(kPrompts), second.step(kPrompts));
+}
+
+TEST_P(DeviceRanks, TokensAreChosenAsTheHostChoosesThem) {
+  Growing model(GetParam(), true);
+  const std::vector<int32_t> masked = {1, 2, 3};
+  ASSERT_TRUE(model.ranks().set_masked_ids(masked).ok());
+  const Logits logits = model.step(kPrompts);
+  const std::vector<SamplingParams> params = {{.temperature = 0, .top_logprobs = 5},
+                                              {.temperature = 0.7f, .top_p = 0.9f, .top_k = 40},
+                                              {.temperature = 1.3f, .top_logprobs = 0}};
+  std::vector<SampleRowParams> rows;
+  for (const SamplingParams& p : params)
+    rows.push_back({.random = 0.37 + 0.2 * static_cast<double>(rows.size()),
+                    .temperature = p.temperature,
+                    .top_p = p.top_p,
+                    .top_k = p.top_k,
+                    .top_logprobs = p.top_logprobs});
+  std::vector<SampledRow> sampled(3);
+  ASSERT_TRUE(model.ranks().sample(rows, sampled).ok());
+  const Sampler sampler(model.vocab_size(), masked);
+  for (size_t i = 0; i < 3; ++i) {
+    std::vector<float> row = logits[i];
+    const SampledToken want = sampler.sample(row, params[i], rows[i].random).value();
+    EXPECT_EQ(sampled[i].status, SampleStatus::kOk);
+    EXPECT_EQ(sampled[i].token_id, want.token_id) << i;
+    if (params[i].top_logprobs < 0) continue;
+    EXPECT_NEAR(sampled[i].logprob, want.logprob, 1e-4) << i;
+    ASSERT_EQ(sampled[i].num_top, std::ssize(want.top));
+    for (size_t k = 0; k < want.top.size(); ++k) EXPECT_EQ(sampled[i].top_ids[k], want.top[k].token_id);
+  }
+}
+
+}  // namespace
+}  // namespace fp4moe

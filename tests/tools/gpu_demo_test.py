@@ -1,0 +1,104 @@
+"""Both demo checkpoints on a GPU: `fp4moe logits` against the stock classes' logits, and the accuracy of serve + eval.
+
+  gpu_demo_test.py BINARY MODELS_FOLDER
+
+Exit status 77: no usable GPU.
+"""
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "server"))
+sys.dont_write_bytecode = True
+from serve_process import Serve  # noqa: E402
+
+BINARY, MODELS = sys.argv[1:3]
+SKIPPED = 77
+LEAST_SCORE = 0.98
+W4A16, W4A4 = (5e-3, 6e-2, 0.985), (6e-2, 1, 0)
+DEMOS = ["demo-gptoss-mxfp4", "demo-dsv3-nvfp4"]
+FORMS = {"gsm8k": "gsm8k_form.jsonl", "gpqa": "gpqa_form.csv"}
+
+
+def tensors(path):
+    """name -> (dtype, shape, little-endian bytes) of a safetensors file."""
+    with open(path, "rb") as file:
+        data = file.read()
+    length, = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + length])
+    header.pop("__metadata__", None)
+    return {name: (t["dtype"], t["shape"], data[8 + length + t["data_offsets"][0]:8 + length + t["data_offsets"][1]])
+            for name, t in header.items()}
+
+
+def values(tensor):
+    dtype, _, data = tensor
+    code, size = {"F32": ("f", 4), "I32": ("i", 4), "I64": ("q", 8)}[dtype]
+    return struct.unpack(f"<{len(data) // size}{code}", data)
+
+
+def relative_error(got, want):
+    norm = sum(w * w for w in want)
+    return (sum((g - w) ** 2 for g, w in zip(got, want)) / norm) ** 0.5
+
+
+def argmax(row):
+    return max(range(len(row)), key=row.__getitem__)
+
+
+class GpuDemo(unittest.TestCase):
+    def check_logits(self, demo, scheme, least):
+        """least: (median error at most, error over all at most, share of equal argmax at least): a CPU's promises."""
+        reference = tensors(os.path.join(MODELS, demo, "reference_logits.safetensors"))
+        for prompt in ("prompt_0", "prompt_1"):
+            ids, want = values(reference[prompt + ".input_ids"]), reference[f"{prompt}.logits_{scheme}"]
+            with tempfile.TemporaryDirectory() as folder:
+                inputs, outputs = os.path.join(folder, "ids.json"), os.path.join(folder, "out.safetensors")
+                with open(inputs, "w") as file:
+                    json.dump(ids, file)
+                subprocess.run([BINARY, "logits", os.path.join(MODELS, demo), "--device", "cuda", "--fp4-compute", scheme,
+                                "--input-ids", inputs, "--output", outputs], check=True)
+                got = values(tensors(outputs)["logits"])
+            vocab_size, want = want[1][-1], values(want)
+            self.assertEqual(len(got), len(want))
+            rows = [slice(i, i + vocab_size) for i in range(0, len(want), vocab_size)]
+            errors = sorted(relative_error(got[r], want[r]) for r in rows)
+            median, whole = errors[len(errors) // 2], relative_error(got, want)
+            same = sum(argmax(got[r]) == argmax(want[r]) for r in rows) / len(rows)
+            print(f"{demo} {scheme} {prompt}: {len(rows)} positions, error median {median:.2e}, of all {whole:.2e}, "
+                  f"largest {errors[-1]:.2e}, same argmax {same:.4f}")
+            self.assertLessEqual(median, least[0])
+            self.assertLessEqual(whole, least[1])
+            self.assertGreaterEqual(same, least[2])
+
+    def check_accuracy(self, demo):
+        with Serve(BINARY, os.path.join(MODELS, demo), "--device", "cuda") as serve:
+            for name, data in FORMS.items():
+                with tempfile.TemporaryDirectory() as folder:
+                    report = os.path.join(folder, "report.json")
+                    subprocess.run([BINARY, "eval", "--base-url", serve.url, "--eval-name", name, "--data-path",
+                                    os.path.join(MODELS, "evals", data), "--num-threads", "64", "--max-tokens", "256",
+                                    "--output-json", report], check=True, stdout=subprocess.DEVNULL)
+                    with open(report) as file:
+                        score = json.load(file)["rounds"][0]["score"]
+                print(f"{demo} {name}: score {score:.3f}")
+                self.assertGreaterEqual(score, LEAST_SCORE)
+
+
+for demo_name in DEMOS:
+    label = demo_name.replace("-", "_")
+    setattr(GpuDemo, f"test_{label}_logits", lambda self, d=demo_name: self.check_logits(d, "w4a16", W4A16))
+    setattr(GpuDemo, f"test_{label}_accuracy", lambda self, d=demo_name: self.check_accuracy(d))
+GpuDemo.test_quantised_activations_logits = lambda self: self.check_logits("demo-dsv3-nvfp4", "w4a4", W4A4)
+
+
+if __name__ == "__main__":
+    probe = subprocess.run([BINARY, "plan", os.path.join(MODELS, DEMOS[0]), "--device", "cuda"], capture_output=True, text=True)
+    if probe.returncode == 3:
+        print("SKIPPED:", probe.stderr.strip())
+        sys.exit(SKIPPED)
+    unittest.main(argv=sys.argv[:1], verbosity=2)
