@@ -23,6 +23,17 @@ void take_device_defaults(const EngineConfig& given, DeviceKind device, EngineCo
   if (given.max_prefill_tokens == 0) flags.max_prefill_tokens = is_gpu ? 8192 : 2048;
 }
 
+void note_graph_flags(const EngineConfig& flags) {
+  const auto note = [](const std::string& flag) {
+    log_info(flag + " is ignored: it is about CUDA graphs; CPU ranks capture none");
+  };
+  std::string sizes;
+  for (const int64_t rows : flags.cuda_graph_bs) sizes += " " + std::to_string(rows);
+  if (flags.cuda_graph_max_bs != 0) note("--cuda-graph-max-bs " + std::to_string(flags.cuda_graph_max_bs));
+  if (!sizes.empty()) note("--cuda-graph-bs" + sizes);
+  if (flags.disable_cuda_graph) note("--disable-cuda-graph");
+}
+
 // What is large but not absurd is judged where memory is planned.
 Status check_ranges(const EngineConfig& flags) {
   constexpr int64_t kMany = 1 << 20;  // keeps every product of two of these in 64 bits
@@ -178,9 +189,7 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
   }
   if (!moe.ok()) return moe.status();
   plan.moe = std::move(*moe);
-  if (problem.device == DeviceKind::kCpu && flags.cuda_graph_max_bs != 0)
-    log_info("--cuda-graph-max-bs " + std::to_string(flags.cuda_graph_max_bs) +
-             " is ignored: it is about CUDA graphs; CPU ranks capture none");
+  if (problem.device == DeviceKind::kCpu) note_graph_flags(flags);
   FP4MOE_RETURN_IF_ERROR(check_head_dim(model));
   FP4MOE_RETURN_IF_ERROR(check_heads(model, plan.moe.problem().layout));
   return plan;

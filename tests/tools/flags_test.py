@@ -56,7 +56,7 @@ VARIABLES = [  # on --moe-a2a-backend deepep
     ("SGLANG_FLASHINFER_NVFP4_PER_TOKEN_ACTIVATION", "x", "0 or 1"),
 ]
 
-MOOT = ("--trust-remote-code --attention-backend trtllm_mla --cuda-graph-max-bs 256 --disable-cuda-graph --disable-radix-cache "
+MOOT = ("--device cpu --trust-remote-code --attention-backend trtllm_mla --cuda-graph-max-bs 256 --disable-cuda-graph --disable-radix-cache "
         "--disable-shared-experts-fusion --enable-metrics --watchdog-timeout 300 --moe-dense-tp-size 1 --deepep-config {} "
         "--disable-flashinfer-autotune --disable-flashinfer-cutlass-moe-fp4-allgather --flashinfer-mxfp4-moe-precision bf16 "
         "--nnodes 1 --pp 1 --disaggregation-mode null --cuda-graph-bs 1 2 4 --dtype auto").split()
