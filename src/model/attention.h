@@ -16,7 +16,7 @@ class WeightLoader;
 
 struct AttentionInput {
   const Batch& batch;        // T >= 1 rows
-  ActRows x;                 // [T, H]: normed rows
+  RmsNormArgs norm;          // that makes the rows; norm.out_act: room for them [T, H]
   KvPages k_pages, v_pages;  // of the layer
   ActRows out;               // [T, out_cols()]: the heads' outputs, before the output projection
 };

@@ -45,16 +45,17 @@ class GqaAttention final : public Attention {
   }
 
   void forward(const AttentionInput& in, Arena& scratch, ThreadPool& pool) const override {
-    const int64_t t = in.x.rows;
+    const int64_t t = in.norm.out_act.rows;
     const int num_q = static_cast<int>(w_.heads.query.count), num_kv = static_cast<int>(w_.heads.kv.count);
-    const Qkv s = project(in.x, scratch, pool);
+    const Qkv s = project(in.norm, scratch, pool);
     if (w_.q_norm.num_bytes() > 0) {
       ops_.head_norm({s.q, w_.q_norm.as<float>(), w_.norm_eps, t, s.q_stride, num_q, w_.head_dim}, pool);
       ops_.head_norm({s.k, w_.k_norm.as<float>(), w_.norm_eps, t, s.kv_stride, num_kv, w_.head_dim}, pool);
     }
-    turn(s.q, s.q_stride, num_q, in.batch, pool);
-    turn(s.k, s.kv_stride, num_kv, in.batch, pool);
-    ops_.kv_write({s.k, s.v, s.kv_stride, in.k_pages, in.v_pages, in.batch.sequences, in.batch.device}, pool);
+    ops_.rope_kv({turn(s.q, s.q_stride, num_q, in.batch),
+                  turn(s.k, s.kv_stride, num_kv, in.batch),
+                  {s.k, s.v, s.kv_stride, in.k_pages, in.v_pages, in.batch.sequences, in.batch.device}},
+                 pool);
     AttentionArgs args = shape();
     args.q = s.q;
     args.q_stride = s.q_stride;
@@ -83,12 +84,14 @@ class GqaAttention final : public Attention {
     return args;
   }
 
-  Qkv project(const ActRows& x, Arena& scratch, ThreadPool& pool) const {
+  Qkv project(const RmsNormArgs& norm, Arena& scratch, ThreadPool& pool) const {
+    const ActRows& x = norm.out_act;
     float* out = scratch.take<float>(x.rows * (q_cols() + 2 * kv_cols()));
     if (w_.qkv.n() > 0) {
-      w_.qkv.forward(x, out, /*accumulate=*/false, scratch, pool);
+      w_.qkv.forward_normed(norm, out, scratch, pool);
       return {out, out + q_cols(), out + q_cols() + kv_cols(), w_.qkv.n(), w_.qkv.n()};
     }
+    ops_.rms_norm(norm, pool);
     float* k = out + x.rows * q_cols();
     float* v = k + x.rows * kv_cols();
     w_.q.forward(x, out, false, scratch, pool);
@@ -97,10 +100,16 @@ class GqaAttention final : public Attention {
     return {out, k, v, q_cols(), kv_cols()};
   }
 
-  void turn(float* x, int64_t stride, int num_heads, const Batch& batch, ThreadPool& pool) const {
-    ops_.rope({x, batch.op_positions(), w_.inv_freq.as<float>(), w_.rope_factor, batch.num_rows(), stride,
-               num_heads, w_.head_dim, w_.head_dim},
-              pool);
+  RopeArgs turn(float* x, int64_t stride, int num_heads, const Batch& batch) const {
+    return {x,
+            batch.op_positions(),
+            w_.inv_freq.as<float>(),
+            w_.rope_factor,
+            batch.num_rows(),
+            stride,
+            num_heads,
+            w_.head_dim,
+            w_.head_dim};
   }
 
   const DenseOps& ops_;

@@ -64,16 +64,18 @@ class MlaAttention final : public Attention {
   }
 
   void forward(const AttentionInput& in, Arena& scratch, ThreadPool& pool) const override {
-    const int64_t t = in.x.rows;
+    const ActRows& x = in.norm.out_act;
+    const int64_t t = x.rows;
+    ops_.rms_norm(in.norm, pool);
     float* keys = scratch.take<float>(t * s_.key());
-    w_.kv_a.forward(in.x, keys, /*accumulate=*/false, scratch, pool);
+    w_.kv_a.forward(x, keys, /*accumulate=*/false, scratch, pool);
     ops_.head_norm(
         {keys, w_.kv_norm.as<float>(), kLatentNormEps, t, s_.key(), 1, static_cast<int>(s_.latent)}, pool);
     turn(keys + s_.latent, s_.key(), {1, s_.rope}, in.batch, pool);
     ops_.kv_write({keys, nullptr, s_.key(), in.k_pages, in.v_pages, in.batch.sequences, in.batch.device},
                   pool);
 
-    float* q = queries(in.x, scratch, pool);
+    float* q = queries(x, scratch, pool);
     turn(q + s_.nope, s_.heads * s_.query(), {s_.heads, s_.query()}, in.batch, pool);
     std::vector<SequenceRows> sequences(in.batch.sequences.size());
     for (int64_t first = 0; first < t; first += rows_per_pass()) {

@@ -50,6 +50,7 @@ class Decoder final : public Model {
   Status feed_forward(int64_t layer, int64_t num_rows, ThreadPool& pool);
   Status add_partial(const OpName& op, float* partial, int64_t num_rows, ThreadPool& pool);
   void keep_logit_rows(const Batch& batch, ThreadPool& pool);
+  RmsNormArgs norm_args(const Buffer& weight, int64_t num_rows, float* out_f32) const;
   void norm(const Buffer& weight, int64_t num_rows, float* out_f32, ThreadPool& pool);
 
   ActRows act(void* data, int64_t rows, int64_t cols) const { return {data, options_.act_dtype, rows, cols}; }
@@ -155,7 +156,7 @@ Status Decoder::forward(const Batch& batch, KvCache& kv, float* logits, ThreadPo
     if (batch.device != nullptr) current_stream().begin_layer(static_cast<int>(i));
     if (t > 0)
       attention(w,
-                {batch, act(act_.normed, t, h), kv.k_pages(i), kv.v_pages(i),
+                {batch, norm_args(w.attention_norm, t, nullptr), kv.k_pages(i), kv.v_pages(i),
                  act(rows_.attention, t, w.attention->out_cols())},
                 pool);
     if (i + 1 == config_.num_layers) {  // nothing reads the other rows any more
@@ -171,14 +172,16 @@ Status Decoder::forward(const Batch& batch, KvCache& kv, float* logits, ThreadPo
 }
 
 // act_.normed, and out_f32 unless it is null: the residual, normed.
+RmsNormArgs Decoder::norm_args(const Buffer& weight, int64_t num_rows, float* out_f32) const {
+  return {rows_.residual, weight.as<float>(), static_cast<float>(config_.rms_norm_eps),
+          act(act_.normed, num_rows, config_.hidden_size), out_f32};
+}
+
 void Decoder::norm(const Buffer& weight, int64_t num_rows, float* out_f32, ThreadPool& pool) {
-  ops_.rms_norm({rows_.residual, weight.as<float>(), static_cast<float>(config_.rms_norm_eps),
-                 act(act_.normed, num_rows, config_.hidden_size), out_f32},
-                pool);
+  ops_.rms_norm(norm_args(weight, num_rows, out_f32), pool);
 }
 
 void Decoder::attention(const DecoderLayer& w, const AttentionInput& in, ThreadPool& pool) {
-  norm(w.attention_norm, in.x.rows, nullptr, pool);
   scratch_.reset();
   w.attention->forward(in, scratch_, pool);
 }

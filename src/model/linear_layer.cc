@@ -113,4 +113,13 @@ void LinearLayer::forward(const ActRows& x, float* out, bool accumulate, Arena& 
   scratch.rewind(mark);
 }
 
+void LinearLayer::forward_normed(const RmsNormArgs& norm, float* out, Arena& scratch,
+                                 ThreadPool& pool) const {
+  if (!fp4_)
+    return ops_->norm_linear({norm, {norm.out_act, weight_.as<bf16>(), bias_.as<float>(), out, n_, false}},
+                             pool);
+  ops_->rms_norm(norm, pool);
+  forward(norm.out_act, out, /*accumulate=*/false, scratch, pool);
+}
+
 }  // namespace fp4moe

@@ -38,6 +38,8 @@ class LinearLayer {
   int64_t scratch_bytes(int64_t max_tokens) const { return fp4_ ? fp4_->scratch_bytes(max_tokens) : 0; }
   // out [T, N] f32 = x W^T + b, added to what it holds if `accumulate`. T = 0 is legal.
   void forward(const ActRows& x, float* out, bool accumulate, Arena& scratch, ThreadPool& pool) const;
+  // The same of normed rows; what norm.out_act holds afterwards is unspecified.
+  void forward_normed(const RmsNormArgs& norm, float* out, Arena& scratch, ThreadPool& pool) const;
 
  private:
   Status put_bias(const std::vector<bf16>& bias);
