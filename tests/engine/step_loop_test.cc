@@ -409,5 +409,50 @@ TEST(StepLoop, ThroughputCountsTheLastSeconds) {
   EXPECT_NEAR(stats.gen_throughput * stats.uptime_seconds, 8, 1e-6);
 }
 
+// An executor that samples by itself: the same answers, whatever the requests ask for.
+TEST(StepLoop, TokensFromTheExecutorAreThoseOfTheSampler) {
+  const std::vector<SamplingParams> asked = {
+      greedy(9),
+      {.temperature = 0.8f, .top_p = 0.7f, .top_k = 20, .seed = 5, .max_new_tokens = 12},
+      {.temperature = 1.2f, .seed = 6, .max_new_tokens = 7, .top_logprobs = 3},
+      {.temperature = 0, .max_new_tokens = 5, .top_logprobs = 0}};
+  TestLoop host, device(hashed_logits, {.samples = true});
+  for (const SamplingParams& sampling : asked) {
+    const Answer a = host.run({1, 2, 3}, sampling), b = device.run({1, 2, 3}, sampling);
+    EXPECT_EQ(a.token_ids, b.token_ids);
+    EXPECT_EQ(a.text, b.text);
+    ASSERT_EQ(a.logprobs.size(), b.logprobs.size());
+    for (size_t i = 0; i < a.logprobs.size(); ++i) {
+      EXPECT_EQ(a.logprobs[i].chosen.logprob, b.logprobs[i].chosen.logprob);
+      EXPECT_EQ(a.logprobs[i].chosen.bytes, b.logprobs[i].chosen.bytes);
+      ASSERT_EQ(a.logprobs[i].top.size(), b.logprobs[i].top.size());
+      for (size_t k = 0; k < a.logprobs[i].top.size(); ++k) {
+        EXPECT_EQ(a.logprobs[i].top[k].token_id, b.logprobs[i].top[k].token_id);
+        EXPECT_EQ(a.logprobs[i].top[k].bytes, b.logprobs[i].top[k].bytes);
+      }
+    }
+  }
+}
+
+TEST(StepLoop, ABadRowOfTheExecutorsFailsItsOwnRequest) {
+  const FakeLogits nan_after_7 = [](std::span<const int32_t> history, std::span<float> logits) {
+    hashed_logits(history, logits);
+    if (history.front() == 7) logits[0] = std::numeric_limits<float>::quiet_NaN();
+  };
+  TestLoop loop(nan_after_7, {.samples = true});
+  const Answer bad = loop.run({7}, greedy(3)), good = loop.run({8}, greedy(3));
+  EXPECT_EQ(bad.reason(), FinishReason::kError);
+  EXPECT_EQ(bad.last.error, "the model's logits hold NaN or infinity");
+  EXPECT_EQ(good.token_ids.size(), 3u);
+}
+
+TEST(StepLoop, SamplingThatFailsEndsTheStepsRequests) {
+  TestLoop loop(hashed_logits, {.samples = true});
+  loop.executor().sample_failure = internal_error("the device");
+  const Answer answer = loop.run({8}, greedy(3));
+  EXPECT_EQ(answer.reason(), FinishReason::kError);
+  EXPECT_EQ(answer.last.error, "the device");
+}
+
 }  // namespace
 }  // namespace fp4moe

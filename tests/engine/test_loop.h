@@ -7,6 +7,7 @@
 #include <future>
 #include <memory>
 #include <mutex>
+#include <optional>
 
 #include "engine/fake_model.h"
 #include "engine/fake_tokenizer.h"
@@ -63,14 +64,19 @@ struct LoopShape {
   int64_t context_length = 128;
   int64_t max_queued_requests = 1000;
   int num_groups = 1;
+  bool samples = false;  // the executor does
 };
 
 // One fake model with KV pages of its own for each group; `fail` set: the next step fails for good.
 class FakeExecutor : public Executor {
  public:
-  FakeExecutor(FakeModel& model, int num_groups, int64_t num_pages, int page_size, int64_t max_logit_rows)
-      : model_(model), logits_(static_cast<size_t>(max_logit_rows * model.config().vocab_size)) {
-    for (int group = 0; group < num_groups; ++group) kv_.push_back(fake_kv(num_pages, page_size));
+  FakeExecutor(FakeModel& model, const LoopShape& shape)
+      : model_(model),
+        samples_(shape.samples),
+        logits_(static_cast<size_t>((shape.scheduler.max_running_requests + shape.num_groups) *
+                                    model.config().vocab_size)) {
+    for (int group = 0; group < shape.num_groups; ++group)
+      kv_.push_back(fake_kv(shape.num_pages, shape.page_size));
   }
 
   const ModelConfig& config() const override { return model_.config(); }
@@ -101,8 +107,40 @@ class FakeExecutor : public Executor {
   }
   std::function<void(std::span<const Batch>)> on_step;  // set before the first request
 
+  bool samples() const override { return samples_; }
+  Status set_masked_ids(std::span<const int32_t> ids) override {
+    sampler_.emplace(config().vocab_size, std::vector<int32_t>(ids.begin(), ids.end()));
+    return {};
+  }
+  // With the host's Sampler, through what a device's one has.
+  Status sample(std::span<const SampleRowParams> rows, std::span<SampledRow> out) override {
+    if (!sample_failure.ok()) return sample_failure;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const SamplingParams params{.temperature = rows[i].temperature,
+                                  .top_p = rows[i].top_p,
+                                  .top_k = rows[i].top_k,
+                                  .top_logprobs = rows[i].top_logprobs};
+      const auto v = static_cast<size_t>(config().vocab_size);
+      const Result<SampledToken> token =
+          sampler_->sample({logits_.data() + i * v, v}, params, rows[i].random);
+      out[i].status = token.ok() ? SampleStatus::kOk : SampleStatus::kBadLogits;
+      if (!token.ok()) continue;
+      out[i].token_id = token->token_id;
+      out[i].logprob = token->logprob;
+      out[i].num_top = static_cast<int32_t>(token->top.size());
+      for (size_t k = 0; k < token->top.size(); ++k) {
+        out[i].top_ids[k] = token->top[k].token_id;
+        out[i].top_logprobs[k] = token->top[k].logprob;
+      }
+    }
+    return {};
+  }
+  Status sample_failure;  // set before the first request
+
  private:
   FakeModel& model_;
+  const bool samples_;
+  std::optional<Sampler> sampler_;
   std::vector<KvCache> kv_;
   std::vector<float> logits_;
   ThreadPool pool_{2};
@@ -117,8 +155,7 @@ class TestLoop {
                     std::function<void(const Batch&)> before_forward = {})
       : tokenizer_(fake_tokenizer({"<a>", "<b>"})),
         model_(fake_config(kVocab, {kEosId}), std::move(logits)),
-        executor_(model_, shape.num_groups, shape.num_pages, shape.page_size,
-                  shape.scheduler.max_running_requests + shape.num_groups) {
+        executor_(model_, shape) {
     model_.before_forward = std::move(before_forward);
     const StepLoopOptions options{.scheduler = shape.scheduler,
                                   .context_length = shape.context_length,
