@@ -70,7 +70,7 @@ class DeviceRank final : public RankGroup {
   int64_t num_masked_ = 0, max_logit_rows_ = 0;
   std::vector<int64_t> buckets_;  // of decode steps
   std::map<int64_t, Graph> graphs_;
-  std::string step_;  // what the last one was, for errors
+  std::string step_ = "loading";  // what the last one was, for errors
   const bool wants_logits_;
   mutable std::mutex mutex_;
   Status failure_;
