@@ -21,6 +21,7 @@ namespace fp4moe {
 
 namespace {
 
+constexpr size_t kMaxAlgorithms = 4096;       // that are remembered; asking again gives the same
 constexpr size_t kWorkspaceBytes = 32 << 20;  // what cuBLAS itself takes on Hopper
 
 // One matrix product as cuBLASLt has it: column-major, D [N, T] = W^T [N, K] x [K, T].
@@ -79,6 +80,7 @@ class LinearLt {
     const Key key = {a.x.rows, a.n, a.x.cols, a.bias != nullptr, a.accumulate};
     auto found = algorithms_.find(key);
     if (found == algorithms_.end()) {
+      if (algorithms_.size() == kMaxAlgorithms) algorithms_.clear();
       cublasLtMatmulAlgo_t algorithm{};
       if (const cublasStatus_t status = choose(problem, algorithm); status != CUBLAS_STATUS_SUCCESS)
         return status;

@@ -1,0 +1,133 @@
+// Dense linears and sampling on a GPU: microseconds per call of a CUDA graph of several calls, median of 20
+// replays. Weights rotate through more memory than the L2 holds. Prints the tables of docs/perf.md.
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/check.h"
+#include "device/device_memory.h"
+#include "device/event.h"
+#include "device/graph.h"
+#include "kernels/device_peak.h"
+#include "kernels/device_sampler.h"
+#include "kernels/ops.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr int64_t kColdBytes = 200'000'000;
+constexpr int kReplays = 20;
+
+template <class T>
+T must(Result<T> result) {
+  FP4MOE_CHECK(result.ok(), result.status().message());
+  return std::move(result).value();
+}
+void must(const Status& status) { FP4MOE_CHECK(status.ok(), status.message()); }
+
+Buffer device_buffer(int64_t num_bytes) { return must(Buffer::make(num_bytes, device_memory())); }
+
+// Of one of `num_calls` calls, which call(i) makes.
+double median_us(Stream& stream, int num_calls, const std::function<void(int)>& call) {
+  call(0);  // what is made at the first use is made outside the capture
+  must(stream.synchronize());
+  const Graph graph = must(Graph::capture(stream, [&] {
+    for (int i = 0; i < num_calls; ++i) call(i);
+    return Status();
+  }));
+  Event begin = must(Event::make()), end = must(Event::make());
+  std::vector<double> times;
+  for (int i = -2; i < kReplays; ++i) {
+    begin.record(stream);
+    graph.launch(stream);
+    end.record(stream);
+    must(stream.synchronize());
+    if (i >= 0) times.push_back(must(end.microseconds_since(begin)) / num_calls);
+  }
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+void bench_linear(Stream& stream, int64_t t, int64_t n, int64_t k) {
+  const DenseOps& ops = *cuda_dense_ops();
+  ThreadPool pool(1);
+  const int64_t weight_bytes = n * k * 2, copies = std::max<int64_t>(2, kColdBytes / weight_bytes + 1);
+  const Buffer weights = device_buffer(weight_bytes * copies), x = device_buffer(t * k * 2),
+               out = device_buffer(t * n * 4);
+  sm90_peak_ops()->fill_normal(weights.as<bf16>(), n * k * copies, 1);
+  sm90_peak_ops()->fill_normal(x.as<bf16>(), t * k, 2);
+  const int num_calls = weight_bytes > kColdBytes ? 4 : t >= 512 ? 6 : 24;
+  const double us = median_us(stream, num_calls, [&](int i) {
+    ops.linear({.x = {x.as<bf16>(), DType::kBF16, t, k},
+                .weight = weights.as<bf16>() + i % copies * n * k,
+                .bias = nullptr,
+                .out = out.as<float>(),
+                .n = n,
+                .accumulate = false},
+               pool);
+  });
+  std::printf("linear  %6lld x %-5lld T=%-5lld %9.2f us %6.0f GB/s %6.0f TFLOP/s\n",
+              static_cast<long long>(n), static_cast<long long>(k), static_cast<long long>(t), us,
+              static_cast<double>(weight_bytes) / us * 1e-3, 2e-6 * static_cast<double>(t * n * k) / us);
+}
+
+struct SamplingCase {
+  const char* name;
+  SampleRowParams params;
+};
+
+void bench_sampling(Stream& stream, int64_t rows, int64_t vocab_size, const SamplingCase& c) {
+  std::vector<float> logits(static_cast<size_t>(rows * vocab_size));
+  uint32_t state = 1;
+  for (float& x : logits) {
+    float sum = 0;  // of four uniform numbers: near enough to normal
+    for (int i = 0; i < 4; ++i)
+      sum += static_cast<float>((state = state * 1664525u + 1013904223u) >> 8) * 0x1p-24f;
+    x = (sum - 2) * 5;
+  }
+  const std::vector<SampleRowParams> params(static_cast<size_t>(rows), c.params);
+  const Buffer device_logits = device_buffer(rows * vocab_size * 4),
+               device_params = device_buffer(rows * static_cast<int64_t>(sizeof(SampleRowParams))),
+               out = device_buffer(rows * static_cast<int64_t>(sizeof(SampledRow)));
+  must(device_memory().upload(device_logits.data(), logits.data(), device_logits.num_bytes()));
+  must(device_memory().upload(device_params.data(), params.data(), device_params.num_bytes()));
+  const double us = median_us(stream, 4, [&](int) {
+    cuda_sample_rows()({.logits = device_logits.as<float>(),
+                        .num_rows = rows,
+                        .vocab_size = vocab_size,
+                        .row_stride = vocab_size,
+                        .masked_ids = nullptr,
+                        .num_masked = 0,
+                        .params = device_params.as<SampleRowParams>(),
+                        .out = out.as<SampledRow>()});
+  });
+  std::printf("sample  V=%lld rows=%-3lld %-32s %8.1f us\n", static_cast<long long>(vocab_size),
+              static_cast<long long>(rows), c.name, us);
+}
+
+void run() {
+  FP4MOE_CHECK(cuda_dense_ops() != nullptr, "built without CUDA");
+  Stream stream = must(Stream::make());
+  const StreamScope scope(stream);
+  must(prepare_cuda_dense_ops());
+  struct Shape {
+    int64_t n, k;
+  };
+  for (const Shape& s :
+       {Shape{5120, 2880}, {2880, 4096}, {201088, 2880}, {24576, 1536}, {576, 7168}, {2048, 4096}})
+    for (int64_t t : {1, 2, 4, 8, 16, 32, 64, 512, 8192})
+      if (t <= 64 || s.n < 100000) bench_linear(stream, t, s.n, s.k);
+  constexpr SamplingCase kCases[] = {
+      {"greedy", {0.5, 0, 1, -1, -1}},      {"greedy, 5 logprobs", {0.5, 0, 1, -1, 5}},
+      {"temperature", {0.5, 1, 1, -1, -1}}, {"top_p 0.95", {0.5, 1, 0.95f, -1, -1}},
+      {"top_k 50", {0.5, 1, 1, 50, -1}},    {"top_k 50, top_p 0.9, 20 logprobs", {0.5, 1, 0.9f, 50, 20}}};
+  for (int64_t rows : {1, 8, 64})
+    for (const SamplingCase& c : kCases) bench_sampling(stream, rows, 201088, c);
+}
+
+}  // namespace
+}  // namespace fp4moe
+
+int main() { fp4moe::run(); }
