@@ -156,7 +156,9 @@ TEST_F(DenseOpsCuda, NormLinearIsNormThenLinear) {
                {{scratch.data(), DType::kBF16, t, k}, device_w.data(), device_bias.data(), out.data(), kN}},
           pool_);
       wait();
-      if (t > 0) EXPECT_TRUE(within_relative_l2(out.values(), expected, 0.7 * kBf16Eps)) << t << " x " << k;
+      if (t > 0) {
+        EXPECT_TRUE(within_relative_l2(out.values(), expected, 0.7 * kBf16Eps)) << t << " x " << k;
+      }
     }
 }
 
