@@ -6,12 +6,11 @@
 
 namespace fp4moe {
 
-const DeviceMoeOps* fallback_moe_ops() { return nullptr; }
-
 #ifndef FP4MOE_HAS_CUDA
 
 const DenseOps* cuda_dense_ops() { return nullptr; }
 Status prepare_cuda_dense_ops() { return unsupported("built without CUDA"); }
+const DeviceMoeOps* fallback_moe_ops() { return nullptr; }
 const DeviceMoeOps* sm90_moe_ops() { return nullptr; }
 const DevicePeakOps* sm90_peak_ops() { return nullptr; }
 SampleRows cuda_sample_rows() { return nullptr; }

@@ -1,0 +1,246 @@
+// Computes  rows of activations as codes and scales, see kernels/device_act_quant.h.
+// Shapes    x [T, K] bf16 or f32 -> NVFP4 values bf16 [rows, K], or e4m3 slabs of 128 columns.
+// Bytes     2 or 4 read an element (twice with scales per token, the second time from L1), 2 or 1 written;
+//           FP8 rows of several experts are made once and written topk times.
+// Bound     memory. One block a row, 16 elements of it a thread at a time.
+// Numerics  the functions of formats/ themselves, so the bits are theirs: IEEE division, no contraction.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "device/stream.h"
+#include "formats/e2m1.h"
+#include "formats/e4m3.h"
+#include "kernels/cuda/fp8_tile_layout.h"
+#include "kernels/device_act_quant.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr int kMaxThreads = 256;
+constexpr int kMaxTopk = 128;
+constexpr int kPiece = 16;  // elements that a thread has at once: a block of NVFP4, 16 bytes of FP8
+constexpr float kFltMax = 3.402823466e38f;
+
+// Which rows a thread block has: source row of x, and where they go.
+struct RowIds {
+  int64_t source = -1;  // -1: nothing to do
+  int64_t expert = 0;
+};
+
+// The expert whose packed rows hold `row`, found by a whole warp: how many experts start at or before it.
+__device__ int64_t expert_of(const DeviceRows& rows, int64_t num_experts, int64_t row) {
+  int before = 0;
+  for (int64_t e = 1 + threadIdx.x % 32; e < num_experts; e += 32) before += rows.offsets[e] <= row;
+  return __reduce_add_sync(~0u, before);
+}
+
+// Of row `row` of out, packed or masked, or of any row. All threads of a warp.
+__device__ RowIds find_row(const DeviceActQuantArgs& a, int64_t row) {
+  if (a.rows.counts == nullptr) return {row, 0};
+  if (a.rows.capacity > 0) {
+    const int64_t expert = row / a.rows.capacity;
+    return {row % a.rows.capacity < a.rows.counts[expert] ? row : -1, expert};
+  }
+  if (row >= a.rows.offsets[a.num_experts]) return {};
+  return {a.gather ? a.rows.slot_of_row[row] / a.topk : row, expert_of(a.rows, a.num_experts, row)};
+}
+
+__device__ void load_piece(const ActRows& x, int64_t i, float (&v)[kPiece]) {
+  if (x.dtype == DType::kF32) {
+    const auto* p = reinterpret_cast<const float4*>(static_cast<const float*>(x.data) + i);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float4 f = p[j];
+      v[4 * j] = f.x, v[4 * j + 1] = f.y, v[4 * j + 2] = f.z, v[4 * j + 3] = f.w;
+    }
+    return;
+  }
+  const auto* p = reinterpret_cast<const uint4*>(static_cast<const bf16*>(x.data) + i);
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const uint4 u = p[j];
+    const uint32_t words[4] = {u.x, u.y, u.z, u.w};
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      v[8 * j + 2 * k] = __uint_as_float(words[k] << 16);
+      v[8 * j + 2 * k + 1] = __uint_as_float(words[k] & 0xffff0000u);
+    }
+  }
+}
+
+// NaN elements do not count.
+__device__ float piece_amax(const float (&v)[kPiece]) {
+  float most = 0;
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i) most = fmaxf(most, fabsf(v[i]));
+  return most;
+}
+
+// Of the block's threads; every thread gets it.
+__device__ float block_max(float most) {
+  __shared__ float warps[kMaxThreads / 32];
+#pragma unroll
+  for (int i = 16; i > 0; i /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, i));
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = most;
+  __syncthreads();
+  most = warps[0];
+  for (int i = 1; i < blockDim.x / 32; ++i) most = fmaxf(most, warps[i]);
+  return most;
+}
+
+// Of row `source`; the thread's first piece stays in v.
+__device__ float row_amax(const ActRows& x, int64_t source, float (&v)[kPiece]) {
+  const int64_t first = threadIdx.x * kPiece;
+  float most = piece_amax(v);
+  for (int64_t c = first + blockDim.x * kPiece; c < x.cols; c += blockDim.x * kPiece) {
+    float more[kPiece];
+    load_piece(x, source * x.cols + c, more);
+    most = fmaxf(most, piece_amax(more));
+  }
+  return block_max(most);
+}
+
+// formats/nvfp4.h: 16 elements -> code * block scale. encode is the tensor scale, decode its reciprocal.
+__device__ void store_nvfp4(const float (&v)[kPiece], float encode, float decode, bf16* out) {
+  const float amax = piece_amax(v);
+  const float scale =
+      amax == 0 ? 0.0f : e4m3_decode(e4m3_encode(__fmul_rn(amax, __fmul_rn(encode, 1.0f / 6.0f))));
+  const float multiplier = amax == 0 ? 0.0f : fminf(__fdiv_rn(1.0f, __fmul_rn(scale, decode)), kFltMax);
+  uint32_t words[kPiece / 2];
+#pragma unroll
+  for (int i = 0; i < kPiece; i += 2) {
+    const float low = e2m1_decode(e2m1_encode(__fmul_rn(v[i], multiplier))) * scale;
+    const float high = e2m1_decode(e2m1_encode(__fmul_rn(v[i + 1], multiplier))) * scale;
+    words[i / 2] = __float_as_uint(low) >> 16 | (__float_as_uint(high) & 0xffff0000u);
+  }
+  auto* to = reinterpret_cast<uint4*>(out);
+  to[0] = make_uint4(words[0], words[1], words[2], words[3]);
+  to[1] = make_uint4(words[4], words[5], words[6], words[7]);
+}
+
+__global__ void __launch_bounds__(kMaxThreads) act_quant_nvfp4(const __grid_constant__ DeviceActQuantArgs a) {
+  const int64_t row = blockIdx.x;
+  const RowIds ids = find_row(a, row);
+  if (ids.source < 0) return;
+  float v[kPiece] = {};
+  const int64_t first = threadIdx.x * kPiece;
+  if (first < a.x.cols) load_piece(a.x, ids.source * a.x.cols + first, v);
+  float encode, decode;
+  if (a.kind == DeviceActQuantKind::kNvfp4PerToken) {
+    const float amax = row_amax(a.x, ids.source, v);
+    encode = fminf(__fdiv_rn(2688.0f, amax), kFltMax);
+    if (encode == 0) encode = 1;
+    decode = __fdiv_rn(1.0f, encode);
+    if (threadIdx.x == 0) a.row_scales[row] = amax == 0 ? 0 : decode;
+  } else {
+    encode = a.scales[a.per_expert ? ids.expert : 0];
+    decode = __fdiv_rn(1.0f, encode);
+  }
+  for (int64_t c = first; c < a.x.cols; c += blockDim.x * kPiece) {
+    if (c > first) load_piece(a.x, ids.source * a.x.cols + c, v);
+    store_nvfp4(v, encode, decode, static_cast<bf16*>(a.out.data) + row * a.x.cols + c);
+  }
+}
+
+__device__ uint32_t fp8_word(const float* v, float scale) {
+#if __CUDA_ARCH__ >= 890
+  uint16_t low, high;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;"
+      : "=h"(low)
+      : "f"(__fdiv_rn(v[1], scale)), "f"(__fdiv_rn(v[0], scale)));
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;"
+      : "=h"(high)
+      : "f"(__fdiv_rn(v[3], scale)), "f"(__fdiv_rn(v[2], scale)));
+  return static_cast<uint32_t>(low) | static_cast<uint32_t>(high) << 16;
+#else
+  uint32_t word = 0;
+  for (int i = 0; i < 4; ++i) word |= static_cast<uint32_t>(e4m3_encode(__fdiv_rn(v[i], scale))) << 8 * i;
+  return word;
+#endif
+}
+
+// formats/fp8.h with the row as one group.
+__device__ uint4 fp8_piece(float (&v)[kPiece], float scale) {
+  if (scale == 0) {  // zeros keep their signs, NaN stays
+#pragma unroll
+    for (int i = 0; i < kPiece; ++i) v[i] = v[i] * 0;
+    scale = 1;
+  }
+  return make_uint4(fp8_word(v, scale), fp8_word(v + 4, scale), fp8_word(v + 8, scale),
+                    fp8_word(v + 12, scale));
+}
+
+// Slab rows that this block's source row goes to -> rows [kMaxTopk]; how many places of it are used. Places
+// that hold -1 are to be skipped.
+__device__ int64_t slab_rows_of(const DeviceActQuantArgs& a, int64_t* rows) {
+  const int64_t block = blockIdx.x;
+  if (!a.gather) {
+    const RowIds ids = find_row(a, block);
+    int64_t first = 0, start = 0;
+    if (a.rows.counts != nullptr && ids.source >= 0) {
+      start = a.rows.capacity > 0 ? ids.expert * a.rows.capacity : a.rows.offsets[ids.expert];
+      first = fp8_first_row(ids.expert, start, a.rows.capacity);
+    }
+    rows[0] = ids.source < 0 ? -1 : first + block - start;  // every thread the same
+    return 1;
+  }
+  for (int64_t i = threadIdx.x / 32; i < a.topk; i += blockDim.x / 32) {
+    const int64_t row = a.rows.row_of_slot[block * a.topk + i];
+    int64_t slab_row = -1;
+    if (row >= 0) {
+      const int64_t expert = expert_of(a.rows, a.num_experts, row), start = a.rows.offsets[expert];
+      slab_row = fp8_first_row(expert, start, 0) + row - start;
+    }
+    rows[i] = slab_row;
+  }
+  return a.topk;
+}
+
+__global__ void __launch_bounds__(kMaxThreads) act_quant_fp8(const __grid_constant__ DeviceActQuantArgs a) {
+  __shared__ int64_t rows[kMaxTopk];
+  const int64_t places = slab_rows_of(a, rows), source = blockIdx.x;
+  __syncthreads();
+  bool wanted = false;
+  for (int64_t i = 0; i < places; ++i) wanted |= rows[i] >= 0;
+  if (!wanted) return;
+  float v[kPiece] = {};
+  const int64_t first = threadIdx.x * kPiece;
+  if (first < a.x.cols) load_piece(a.x, source * a.x.cols + first, v);
+  const float scale = __fdiv_rn(fminf(row_amax(a.x, source, v), kFltMax), 448.0f);
+  for (int64_t i = threadIdx.x; i < places; i += blockDim.x)
+    if (rows[i] >= 0) a.row_scales[rows[i]] = scale;
+  const int64_t padded = fp8_slabs(a.x.cols) * kFp8TileCols;
+  auto* out = static_cast<uint8_t*>(a.out.data);
+  for (int64_t c = first; c < padded; c += blockDim.x * kPiece) {
+    if (c >= a.x.cols)
+      for (float& f : v) f = 0;
+    else if (c > first)
+      load_piece(a.x, source * a.x.cols + c, v);
+    const uint4 codes = fp8_piece(v, scale);
+    for (int64_t i = 0; i < places; ++i)
+      if (rows[i] >= 0) *reinterpret_cast<uint4*>(out + fp8_slab_offset(a.out.rows, rows[i], c)) = codes;
+  }
+}
+
+}  // namespace
+
+void cuda_quantize_act(const DeviceActQuantArgs& a) {
+  FP4MOE_CHECK(a.x.cols % kPiece == 0 && a.topk <= kMaxTopk, "activations that no quantiser takes");
+  const bool fp8 = a.kind == DeviceActQuantKind::kFp8PerToken;
+  const bool by_source = a.rows.counts == nullptr || (fp8 && a.gather);
+  const int64_t blocks = by_source ? a.x.rows : a.rows.max_rows;
+  if (blocks == 0 || a.x.cols == 0) return;
+  Stream& stream = current_stream();
+  const auto grid = static_cast<unsigned>(blocks);
+  const int64_t pieces = (fp8 ? fp8_slabs(a.x.cols) * kFp8TileCols : a.x.cols) / kPiece;
+  const auto threads = static_cast<unsigned>(std::min<int64_t>(kMaxThreads, (pieces + 31) / 32 * 32));
+  if (fp8)
+    act_quant_fp8<<<grid, threads, 0, stream.handle()>>>(a);
+  else
+    act_quant_nvfp4<<<grid, threads, 0, stream.handle()>>>(a);
+  stream.check_launch(fp8 ? "act_quant_fp8" : "act_quant_nvfp4");
+}
+
+}  // namespace fp4moe

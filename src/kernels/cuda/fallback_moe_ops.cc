@@ -1,0 +1,31 @@
+// The table of MoE ops for GPUs that have no kernels of their own.
+#include "kernels/cuda/fallback_expert_gemm.h"
+#include "kernels/cuda/moe_sort.h"
+#include "kernels/cuda/sorted_layer.h"
+#include "kernels/device_act_quant.h"
+
+namespace fp4moe {
+namespace {
+
+void gemms(const DeviceExpertArgs& a) {
+  fallback_gate_up(a);
+  fallback_down(a);
+}
+void layer(const DeviceMoeArgs& a) { run_sorted_layer(a, gemms); }
+
+constexpr DeviceMoeOps kFallbackMoeOps = {.name = "cuda_mma",
+                                          .tile_rows_alignment = 8,
+                                          .sort = moe_sort,
+                                          .gate_up = fallback_gate_up,
+                                          .down = fallback_down,
+                                          .combine = moe_combine,
+                                          .layer = layer,
+                                          .layer_workspace_bytes = sorted_layer_workspace_bytes,
+                                          .route = nullptr,
+                                          .quantize = cuda_quantize_act};
+
+}  // namespace
+
+const DeviceMoeOps* fallback_moe_ops() { return &kFallbackMoeOps; }
+
+}  // namespace fp4moe

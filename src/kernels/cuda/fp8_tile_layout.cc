@@ -1,0 +1,169 @@
+#include "kernels/cuda/fp8_tile_layout.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "base/check.h"
+#include "formats/e2m1.h"
+#include "formats/e4m3.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr int kMxIndices = kFp8MxTop - kFp8MxBottom + 1;
+
+// Where a matrix's rows go: row i is tile row of_row(i).
+enum class RowOrder : uint8_t { kPlain, kGate, kUp };
+
+int64_t tile_row(RowOrder order, int64_t i) {
+  if (order == RowOrder::kPlain) return i;
+  return i / 32 * 64 + i % 32 / 8 * 16 + i % 8 + (order == RowOrder::kUp ? 8 : 0);
+}
+
+// What an element's place in its tile depends on.
+struct Place {
+  int64_t warp, half_row, g;  // row = 16 warp + 8 half_row + g
+  int64_t step, half_col, q;  // column = 32 step + 16 half_col + 4 q + byte
+  int byte;
+  Place(int64_t r, int64_t c)
+      : warp(r % 64 / 16),
+        half_row(r % 16 / 8),
+        g(r % 8),
+        step(c % 128 / 32),
+        half_col(c % 32 / 16),
+        q(c % 16 / 4),
+        byte(static_cast<int>(c % 4)) {}
+  int64_t word_offset() const {
+    return (((warp * 2 + step / 2) * 32 + g * 4 + q) * 4 + step % 2 * 2 + half_row) * 4;
+  }
+  int magnitude_bit() const { return 4 * (byte + 4 * static_cast<int>(half_col)); }
+  int sign_bit() const { return 8 * byte + (half_col == 0 ? 7 : 3); }
+  int64_t scale_offset(Fp4Format format) const {
+    const int64_t row = kFp8CodeBytes + (warp * 8 + g) * (format == Fp4Format::kMxfp4 ? 8 : 16);
+    return row + (format == Fp4Format::kMxfp4 ? 2 * step : 4 * step + 2 * half_col) + half_row;
+  }
+};
+
+// The matrix's tile that holds (r, c).
+int64_t tile_of(Fp4Format format, int64_t n, int64_t k, int64_t r, int64_t c) {
+  return fp8_tile_offset(format, fp8_row_tiles(n), fp8_slabs(k), r / kFp8TileRows, c / kFp8TileCols);
+}
+
+bool is_zero_group(const uint8_t* codes, int64_t bytes) {
+  return std::all_of(codes, codes + bytes, [](uint8_t b) { return (b & 0x77) == 0; });
+}
+
+// The scale bytes of one row whose groups hold a code other than zero.
+struct ScaleRange {
+  int least = 255, most = 0;
+  ScaleRange(const Fp4MatrixView& w, int64_t r) {
+    const int block = fp4_block(w.format);
+    for (int64_t i = 0; i < w.cols / block; ++i) {
+      const int scale = w.scales[r * w.scale_stride_bytes + i];
+      if (scale >= least && scale <= most) continue;
+      if (is_zero_group(w.codes + r * w.code_stride_bytes + i * block / 2, block / 2)) continue;
+      least = std::min(least, scale);
+      most = std::max(most, scale);
+    }
+  }
+};
+
+// How one row's scale bytes become indices, and what the row's sums are multiplied by.
+struct RowScale {
+  Fp4Format format;
+  int move = 0;  // MXFP4: added to the byte; NVFP4: the exponent's
+  float factor = 1;
+
+  uint8_t index(uint8_t scale) const {
+    if (format == Fp4Format::kMxfp4)
+      return static_cast<uint8_t>(8 * std::clamp(scale + move, 0, kMxIndices - 1));
+    return e4m3_encode(std::ldexp(e4m3_decode(scale), move));
+  }
+};
+
+Result<RowScale> row_scale(const Fp4MatrixView& w, int64_t r) {
+  const ScaleRange range(w, r);
+  RowScale row{w.format};
+  if (range.most == 0 && w.format == Fp4Format::kNvfp4) return row;
+  if (w.format == Fp4Format::kMxfp4) {
+    if (range.most - range.least >= kMxIndices)
+      return unsupported("e8m0 scales of row " + std::to_string(r) + " span " +
+                         std::to_string(range.most - range.least) + " octaves; exact FP8 operands hold " +
+                         std::to_string(kMxIndices - 1));
+    if (range.most < range.least) return row;  // zeros alone
+    row.move = kMxIndices - 1 - range.most;
+    row.factor = std::ldexp(1.0f, range.most - 127 - kFp8MxTop);
+    return row;
+  }
+  const float most = e4m3_decode(static_cast<uint8_t>(range.most));
+  row.move = 8 - std::ilogb(most);
+  if (std::ldexp(most, row.move) > kE4m3Max) --row.move;
+  row.factor = std::ldexp(8.0f, -row.move);
+  return row;
+}
+
+// One matrix's rows into the tiles at dst, which are zero where nothing was put.
+Status put(const Fp4MatrixView& w, RowOrder order, int64_t n, uint8_t* dst) {
+  const int block = fp4_block(w.format);
+  auto* factors = reinterpret_cast<float*>(dst + fp8_row_factors_offset(w.format, n, w.cols));
+  for (int64_t r = 0; r < w.rows; ++r) {
+    FP4MOE_ASSIGN_OR_RETURN(const RowScale scale, row_scale(w, r));
+    const int64_t row = tile_row(order, r);
+    factors[row] = scale.factor;
+    for (int64_t c = 0; c < w.cols; ++c) {
+      const uint32_t code = w.codes[r * w.code_stride_bytes + c / 2] >> (c % 2 * 4) & 15u;
+      const Place at(row, c);
+      uint8_t* tile = dst + tile_of(w.format, n, w.cols, row, c);
+      uint32_t word;
+      std::memcpy(&word, tile + at.word_offset(), 4);
+      word |= (code & 7) << at.magnitude_bit() | code >> 3 << at.sign_bit();
+      std::memcpy(tile + at.word_offset(), &word, 4);
+      if (c % block == 0)
+        tile[at.scale_offset(w.format)] = scale.index(w.scales[r * w.scale_stride_bytes + c / block]);
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Status pack_fp8_tiles(const Fp4MatrixView& w, uint8_t* dst) {
+  std::memset(dst, 0, static_cast<size_t>(fp8_tiled_bytes(w.format, w.rows, w.cols)));
+  return put(w, RowOrder::kPlain, w.rows, dst);
+}
+
+Status pack_fp8_gate_up_tiles(const Fp4MatrixView& gate, const Fp4MatrixView& up, uint8_t* dst) {
+  if (gate.rows != up.rows || gate.cols != up.cols || gate.format != up.format || gate.rows % 32 != 0)
+    return invalid_argument("gate [" + std::to_string(gate.rows) + ", " + std::to_string(gate.cols) +
+                            "] and up [" + std::to_string(up.rows) + ", " + std::to_string(up.cols) +
+                            "] must have one shape, rows a multiple of 32");
+  std::memset(dst, 0, static_cast<size_t>(fp8_tiled_bytes(gate.format, 2 * gate.rows, gate.cols)));
+  FP4MOE_RETURN_IF_ERROR(put(gate, RowOrder::kGate, 2 * gate.rows, dst));
+  return put(up, RowOrder::kUp, 2 * gate.rows, dst);
+}
+
+uint8_t fp8_operand(Fp4Format format, int scale_index, int magnitude) {
+  const float value = e2m1_decode(static_cast<uint8_t>(magnitude));
+  if (format == Fp4Format::kNvfp4)
+    return e4m3_encode(value * e4m3_decode(static_cast<uint8_t>(scale_index)) * 0.125f);
+  return scale_index < kMxIndices ? e4m3_encode(std::ldexp(value, kFp8MxBottom + scale_index)) : uint8_t{0};
+}
+
+float fp8_tiled_at(Fp4Format format, const uint8_t* tiles, int64_t n, int64_t k, int64_t r, int64_t c) {
+  const uint8_t* tile = tiles + tile_of(format, n, k, r, c);
+  const Place at(r, c);
+  uint32_t word;
+  float factor;
+  std::memcpy(&word, tile + at.word_offset(), 4);
+  std::memcpy(&factor, tiles + fp8_row_factors_offset(format, n, k) + r * 4, 4);
+  const int index = tile[at.scale_offset(format)];
+  const uint8_t operand = fp8_operand(format, format == Fp4Format::kMxfp4 ? index / 8 : index,
+                                      static_cast<int>(word >> at.magnitude_bit() & 7));
+  const float value = e4m3_decode(operand) * factor;
+  return (word >> at.sign_bit() & 1) != 0 ? -value : value;
+}
+
+}  // namespace fp4moe

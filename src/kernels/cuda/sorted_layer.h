@@ -1,0 +1,12 @@
+// A whole layer on a GPU: sort, both GEMMs, combine. What is behind DeviceMoeOps::layer.
+#pragma once
+
+#include "kernels/device_moe.h"
+
+namespace fp4moe {
+
+// `gemms` runs gate_up and down, with the intermediate as h and rows.progress to count in.
+void run_sorted_layer(const DeviceMoeArgs& args, void (*gemms)(const DeviceExpertArgs&));
+int64_t sorted_layer_workspace_bytes(const TiledExperts& experts, int64_t max_tokens, int64_t topk);
+
+}  // namespace fp4moe

@@ -1,0 +1,17 @@
+// The expert GEMMs of w4a8 on SM90: FP4 weights times FP8 tokens. Conventions: kernels/device_moe.h; layouts:
+// kernels/cuda/fp8_tile_layout.h.
+#pragma once
+
+#include "kernels/device_moe.h"
+
+namespace fp4moe {
+
+// args as for DeviceMoeOps, but: experts.gate_up and down are FP8 tiles, [L] matrices of fp8_tiled_bytes();
+// x and h are kF8E4M3 slabs (cuda_quantize_act) of x.rows rows, x_row_scales and h_row_scales those of the
+// slabs' rows; gather is false; intermediate is bf16; down writes y_bf16. No masked count is larger than the
+// capacity, and there are up to kFp8MaxExperts experts.
+constexpr int64_t kFp8MaxExperts = 1024;
+void sm90_fp8_gate_up(const DeviceExpertArgs& args);
+void sm90_fp8_down(const DeviceExpertArgs& args);
+
+}  // namespace fp4moe

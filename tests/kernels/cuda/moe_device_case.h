@@ -1,0 +1,122 @@
+// What the tests of the GPU's quantisers and FP8 and fallback GEMMs share: device memory between canaries,
+// and rows sorted by expert.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/buffer.h"
+#include "device/device_memory.h"
+#include "device/stream.h"
+#include "kernels/dense_case.h"
+#include "kernels/device_moe.h"
+
+namespace fp4moe {
+
+// An array of T in device memory: 0xff bytes (NaN as bf16, f32 and e4m3) until it is written, between
+// canaries that download() looks at.
+template <class T>
+class DeviceArray {
+ public:
+  explicit DeviceArray(int64_t size) : DeviceArray(std::vector<T>(), size) {}
+  explicit DeviceArray(const std::vector<T>& values)
+      : DeviceArray(values, static_cast<int64_t>(values.size())) {}
+
+  T* data() const { return reinterpret_cast<T*>(buffer_.data() + kCanary); }
+  std::vector<T> download() const {
+    std::vector<uint8_t> all(static_cast<size_t>(buffer_.num_bytes()));
+    EXPECT_TRUE(device_memory().download(all.data(), buffer_.data(), buffer_.num_bytes()).ok());
+    const auto end = static_cast<size_t>(kCanary) + bytes_;
+    for (size_t i = 0; i < all.size(); ++i)
+      if (i < kCanary || i >= end) {
+        EXPECT_EQ(all[i], kMark) << "written outside, at byte " << i;
+        if (all[i] != kMark) break;
+      }
+    std::vector<T> values(bytes_ / sizeof(T));
+    if (bytes_ > 0) std::memcpy(values.data(), all.data() + kCanary, bytes_);
+    return values;
+  }
+
+ private:
+  DeviceArray(const std::vector<T>& values, int64_t size) : bytes_(static_cast<size_t>(size) * sizeof(T)) {
+    std::vector<uint8_t> all(2 * kCanary + bytes_, kMark);
+    std::memset(all.data() + kCanary, 0xff, bytes_);
+    if (!values.empty()) std::memcpy(all.data() + kCanary, values.data(), values.size() * sizeof(T));
+    auto buffer = Buffer::make(static_cast<int64_t>(all.size()), device_memory());
+    EXPECT_TRUE(buffer.ok());
+    buffer_ = std::move(*buffer);
+    EXPECT_TRUE(device_memory().upload(buffer_.data(), all.data(), buffer_.num_bytes()).ok());
+  }
+
+  static constexpr size_t kCanary = 1024;
+  static constexpr uint8_t kMark = 0xa5;
+  size_t bytes_;
+  Buffer buffer_;
+};
+
+// How many rows each expert of a case has: by name.
+enum class Spread { kEven, kOneExpert, kSkewed, kIdleExperts };
+
+// T tokens' slots sorted by expert, on the host and on the device; some slots are of no local expert.
+struct SortedRows {
+  SortedRows(int64_t tokens, int64_t topk, int64_t experts, Spread spread, Random& random)
+      : num_experts(experts),
+        counts(static_cast<size_t>(experts)),
+        offsets(static_cast<size_t>(experts) + 1),
+        slot_of_row(static_cast<size_t>(tokens * topk), -7),
+        row_of_slot(static_cast<size_t>(tokens * topk), -1) {
+    std::vector<std::vector<int32_t>> slots(static_cast<size_t>(experts));
+    for (int64_t slot = 0; slot < tokens * topk; ++slot) {
+      const int64_t expert = draw(slot, spread, random);
+      if (expert >= 0) slots[static_cast<size_t>(expert)].push_back(static_cast<int32_t>(slot));
+    }
+    int32_t row = 0;
+    for (size_t e = 0; e < slots.size(); ++e) {
+      offsets[e] = row;
+      counts[e] = static_cast<int32_t>(slots[e].size());
+      for (const int32_t slot : slots[e]) {
+        slot_of_row[static_cast<size_t>(row)] = slot;
+        row_of_slot[static_cast<size_t>(slot)] = row++;
+      }
+    }
+    offsets.back() = row;
+    device_counts.emplace(counts), device_offsets.emplace(offsets);
+    device_slot_of_row.emplace(slot_of_row), device_row_of_slot.emplace(row_of_slot);
+  }
+
+  int64_t max_rows() const { return static_cast<int64_t>(slot_of_row.size()); }
+  DeviceRows device_rows() const {
+    DeviceRows rows;
+    rows.max_rows = max_rows();
+    rows.offsets = device_offsets->data();
+    rows.counts = device_counts->data();
+    rows.slot_of_row = device_slot_of_row->data();
+    rows.row_of_slot = device_row_of_slot->data();
+    return rows;
+  }
+  // The expert of a packed row.
+  int64_t expert_of(int64_t row) const {
+    int64_t e = 0;
+    while (offsets[static_cast<size_t>(e) + 1] <= row) ++e;
+    return e;
+  }
+
+  int64_t num_experts;
+  std::vector<int32_t> counts, offsets, slot_of_row, row_of_slot;
+
+ private:
+  int64_t draw(int64_t slot, Spread spread, Random& random) const {
+    if (spread == Spread::kOneExpert) return num_experts - 1;
+    if (spread == Spread::kSkewed && random.integer(0, 3) > 0) return 0;
+    if (spread == Spread::kIdleExperts) return random.integer(0, 1) == 0 ? num_experts / 2 : -1;
+    return slot % 7 == 3 ? -1 : random.integer(0, num_experts - 1);
+  }
+  std::optional<DeviceArray<int32_t>> device_counts, device_offsets, device_slot_of_row, device_row_of_slot;
+};
+
+}  // namespace fp4moe
