@@ -65,7 +65,16 @@ Stream& Stream::operator=(Stream&& other) noexcept {
 Result<Stream> Stream::make() {
   Stream stream;
   const cudaError_t error = cudaStreamCreateWithFlags(&stream.handle_, cudaStreamNonBlocking);
-  if (error == cudaSuccess) return stream;
+  if (error == cudaSuccess) {
+    void* data = nullptr;
+    if (cudaHostAlloc(&data, 1, cudaHostAllocMapped) == cudaSuccess) {
+      stream.reached_ = static_cast<uint8_t*>(data);
+      *stream.reached_ = kNoLayer;
+    } else {
+      cudaGetLastError();  // errors have no layer then
+    }
+    return stream;
+  }
   cudaGetLastError();
   const auto info = device_info();
   return info.ok() ? cuda_failure("CUDA stream", error) : info.status();
@@ -92,11 +101,7 @@ std::string Stream::place(int error) const {
 void Stream::begin_layer(int layer) {
   layer_ = layer;
   if (is_recording(handle_)) return;
-  if (reached_ == nullptr) {
-    void* data = nullptr;
-    if (cudaHostAlloc(&data, 1, cudaHostAllocMapped) != cudaSuccess) return;  // errors have no layer then
-    reached_ = static_cast<uint8_t*>(data);
-  }
+  if (reached_ == nullptr) return;
   const cudaError_t error = cudaMemsetAsync(reached_, layer < 0 ? kNoLayer : layer % kNoLayer, 1, handle_);
   if (error != cudaSuccess) keep(cuda_failure("device" + place(error), error));
 }

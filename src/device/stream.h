@@ -44,7 +44,7 @@ class Stream {
   StreamHandle handle_ = nullptr;
   Status failure_;
   int layer_ = -1;
-  uint8_t* reached_ = nullptr;  // pinned, written by the device: the layer, modulo 255; kNoLayer: none
+  uint8_t* reached_ = nullptr;  // pinned, written by the device: the layer, modulo 255; 255: none
 };
 
 // Whether FP4MOE_CUDA_SYNC=1 asks for a wait after each kernel; no graphs then.

@@ -198,6 +198,7 @@ Status DeviceRank::set_masked_ids(std::span<const int32_t> ids) {
 
 Status DeviceRank::sample(std::span<const SampleRowParams> rows, std::span<SampledRow> out) {
   FP4MOE_CHECK(rows.size() == out.size() && std::ssize(rows) <= max_logit_rows_, "rows to sample");
+  if (rows.empty()) return {};
   const StreamScope scope(stream_);
   const int64_t params_bytes = max_logit_rows_ * int64_t{sizeof(SampleRowParams)};
   const int64_t out_bytes = std::ssize(out) * int64_t{sizeof(SampledRow)};
