@@ -14,4 +14,13 @@ constexpr int64_t kFp8MaxExperts = 1024;
 void sm90_fp8_gate_up(const DeviceExpertArgs& args);
 void sm90_fp8_down(const DeviceExpertArgs& args);
 
+struct DeviceFp8MoeOps {
+  const char* name;
+  // A whole layer behind the router, as DeviceMoeOps::layer, with FP8 tiles; counters are not used.
+  void (*layer)(const DeviceMoeArgs&);
+  int64_t (*layer_workspace_bytes)(const TiledExperts& experts, int64_t max_tokens, int64_t topk);
+};
+// Hopper. Null in a build without CUDA.
+const DeviceFp8MoeOps* sm90_fp8_moe_ops();
+
 }  // namespace fp4moe

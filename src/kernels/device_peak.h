@@ -14,6 +14,13 @@ namespace fp4moe {
 
 constexpr int64_t kPeakMatmulWorkspace = 64 << 20;
 
+struct Fp8FillArgs {
+  Fp4Format format = Fp4Format::kMxfp4;
+  uint8_t* weights = nullptr;
+  int64_t n = 0, k = 0, num_matrices = 0;
+  uint64_t seed = 0;
+};
+
 struct DevicePeakOps {
   // Reads num_bytes once into shared memory; num_bytes is a multiple of 16 KiB, data 16-byte aligned.
   void (*read)(const uint8_t* data, int64_t num_bytes);
@@ -29,6 +36,8 @@ struct DevicePeakOps {
   // Tiles of kernels/cuda/tile_layout.h with random codes, and scales of 2^-8 to 2^-5 (MXFP4) or below 2^-4
   // (NVFP4) once multiplied by a factor of 1.
   void (*fill_tiles)(Fp4Format format, uint8_t* tiles, int64_t num_tiles, uint64_t seed);
+  // num_matrices matrices [n, k] of kernels/cuda/fp8_tile_layout.h: weights of the same size.
+  void (*fill_fp8_tiles)(const Fp8FillArgs&);
 };
 
 // Hopper. Null in a build without CUDA.

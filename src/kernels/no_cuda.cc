@@ -1,5 +1,6 @@
 // What stands for the GPU's ops where there are none.
 #include "kernels/device_moe.h"
+#include "kernels/device_moe_fp8.h"
 #include "kernels/device_peak.h"
 #include "kernels/device_sampler.h"
 #include "kernels/ops.h"
@@ -12,6 +13,7 @@ const DenseOps* cuda_dense_ops() { return nullptr; }
 Status prepare_cuda_dense_ops() { return unsupported("built without CUDA"); }
 const DeviceMoeOps* fallback_moe_ops() { return nullptr; }
 const DeviceMoeOps* sm90_moe_ops() { return nullptr; }
+const DeviceFp8MoeOps* sm90_fp8_moe_ops() { return nullptr; }
 const DevicePeakOps* sm90_peak_ops() { return nullptr; }
 SampleRows cuda_sample_rows() { return nullptr; }
 

@@ -11,5 +11,6 @@ Status peak_matmul(const bf16* a, const bf16* b, bf16* out, int64_t n, uint8_t* 
 void fill_random(uint64_t* dst, int64_t n, uint64_t seed);
 void fill_normal(bf16* dst, int64_t n, uint64_t seed);
 void fill_tiles(Fp4Format format, uint8_t* tiles, int64_t num_tiles, uint64_t seed);
+void fill_fp8_tiles(const Fp8FillArgs& args);
 
 }  // namespace fp4moe

@@ -9,7 +9,8 @@ const DevicePeakOps* sm90_peak_ops() {
                                          .matmul = peak_matmul,
                                          .fill_random = fill_random,
                                          .fill_normal = fill_normal,
-                                         .fill_tiles = fill_tiles};
+                                         .fill_tiles = fill_tiles,
+                                         .fill_fp8_tiles = fill_fp8_tiles};
   return &kOps;
 }
 

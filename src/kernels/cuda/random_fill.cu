@@ -12,6 +12,7 @@
 #include <algorithm>
 
 #include "device/stream.h"
+#include "kernels/cuda/fp8_tile_layout.h"
 #include "kernels/cuda/peak.h"
 #include "kernels/cuda/tile_layout.h"
 
@@ -63,6 +64,32 @@ __global__ void fill_tiles_kernel(uint64_t* tiles, int64_t num_words, uint64_t s
   }
 }
 
+struct Fp8Fill {
+  uint64_t* words;
+  int64_t num_words, matrix_words, tiles_words;  // of all, of a matrix, of its tiles before the row factors
+  uint64_t seed;
+};
+
+// Scale indices of 2^0 ... 2^3 (MXFP4), e4m3 bytes of 2 ... 30 over 8 (NVFP4); row factors 2^-8.
+template <Fp4Format kFormat>
+__global__ void fill_fp8_tiles_kernel(const __grid_constant__ Fp8Fill fill) {
+  constexpr int64_t kCodeWords = kFp8CodeBytes / 8, kTileWords = fp8_tile_bytes(kFormat) / 8;
+  constexpr uint64_t kEach = 0x0101010101010101ull, kFactors = 0x3B8000003B800000ull;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t i = blockIdx.x * kThreads + threadIdx.x; i < fill.num_words; i += step) {
+    const int64_t at = i % fill.matrix_words;
+    const uint64_t bits = hash(fill.seed, i);
+    if (at >= fill.tiles_words)
+      fill.words[i] = kFactors;
+    else if (at % kTileWords < kCodeWords)
+      fill.words[i] = bits;
+    else if constexpr (kFormat == Fp4Format::kMxfp4)
+      fill.words[i] = 64 * kEach + (bits & 24 * kEach);
+    else
+      fill.words[i] = 64 * kEach + (bits & 31 * kEach);
+  }
+}
+
 unsigned blocks_for(int64_t n) {
   return static_cast<unsigned>(std::clamp<int64_t>((n + kThreads - 1) / kThreads, 1, 4096));
 }
@@ -93,6 +120,20 @@ void fill_tiles(Fp4Format format, uint8_t* tiles, int64_t num_tiles, uint64_t se
     fill_tiles_kernel<Fp4Format::kNvfp4>
         <<<blocks_for(num_words), kThreads, 0, stream.handle()>>>(words, num_words, seed);
   stream.check_launch("fill_tiles");
+}
+
+void fill_fp8_tiles(const Fp8FillArgs& args) {
+  const int64_t matrix = fp8_tiled_bytes(args.format, args.n, args.k) / 8;
+  const Fp8Fill fill = {.words = reinterpret_cast<uint64_t*>(args.weights),
+                        .num_words = args.num_matrices * matrix,
+                        .matrix_words = matrix,
+                        .tiles_words = fp8_row_factors_offset(args.format, args.n, args.k) / 8,
+                        .seed = args.seed};
+  Stream& stream = current_stream();
+  const auto kernel = args.format == Fp4Format::kMxfp4 ? fill_fp8_tiles_kernel<Fp4Format::kMxfp4>
+                                                       : fill_fp8_tiles_kernel<Fp4Format::kNvfp4>;
+  kernel<<<blocks_for(fill.num_words), kThreads, 0, stream.handle()>>>(fill);
+  stream.check_launch("fill_fp8_tiles");
 }
 
 }  // namespace fp4moe
