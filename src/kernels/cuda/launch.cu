@@ -7,6 +7,7 @@ const DeviceLimits& device_limits() {
     DeviceLimits of_device;
     cudaDeviceGetAttribute(&of_device.num_sms, cudaDevAttrMultiProcessorCount, 0);
     cudaDeviceGetAttribute(&of_device.shared_bytes_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0);
+    cudaDeviceGetAttribute(&of_device.compute_major, cudaDevAttrComputeCapabilityMajor, 0);
     return of_device;
   }();
   return limits;

@@ -9,6 +9,14 @@
 
 namespace fp4moe {
 
+// Of device 0.
+struct DeviceLimits {
+  int num_sms = 0;
+  int shared_bytes_per_block = 0;  // with opt-in
+  int compute_major = 0;
+};
+const DeviceLimits& device_limits();
+
 struct LaunchShape {
   dim3 grid, block;
   size_t shared_bytes = 0;
@@ -28,17 +36,10 @@ void launch(const char* name, void (*kernel)(Args), const LaunchShape& shape, co
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = stream.handle();
   config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.numAttrs = device_limits().compute_major >= 9 ? 1 : 0;  // what is older waits for what is before it
   cudaLaunchKernelEx(&config, kernel, args);
   stream.check_launch(name);
 }
-
-// Of device 0.
-struct DeviceLimits {
-  int num_sms = 0;
-  int shared_bytes_per_block = 0;  // with opt-in
-};
-const DeviceLimits& device_limits();
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
