@@ -12,6 +12,7 @@
 #include "engine/rank_group.h"
 #include "engine/sampler.h"
 #include "io/checkpoint.h"
+#include "io/file.h"
 #include "model/plan_model.h"
 
 namespace fp4moe {
@@ -21,6 +22,9 @@ constexpr RankGroupOptions kOptions{
     .max_batch_tokens = 64, .max_logit_rows = 8, .num_kv_pages = 24, .wants_logits = true};
 constexpr int64_t kPagesEach = 6;
 
+// A build that was made elsewhere runs in the root of the repository.
+std::string models() { return file_exists(FP4MOE_MODELS) ? FP4MOE_MODELS : "models"; }
+
 using Logits = std::vector<std::vector<float>>;  // [sequences, V]
 
 // Three sequences that grow together, each with pages of its own.
@@ -28,7 +32,7 @@ class Growing {
  public:
   Growing(const std::string& model, bool graphs) {
     EngineConfig flags;
-    flags.model_path = std::string(FP4MOE_MODELS) + "/" + model;
+    flags.model_path = models() + "/" + model;
     flags.device = "cuda";
     flags.disable_cuda_graph = !graphs;
     config_ = load_model_config(flags.model_path).value();
