@@ -24,7 +24,7 @@ int64_t rows_bytes(int64_t rows, int64_t cols, DType dtype) {
 
 int64_t device_rows_bytes(int64_t num_slots, int64_t num_experts) {
   return Arena::padded((num_experts + 1) * 4) + Arena::padded(num_experts * 4) +
-         2 * Arena::padded(num_slots * 4);
+         2 * Arena::padded(num_slots * 4) + Arena::padded(kSortBlocks * num_experts * 4);
 }
 
 DeviceRows sort_rows(const DeviceMoeOps& ops, const DeviceSlots& slots, int64_t num_experts, Arena& scratch) {
@@ -33,7 +33,13 @@ DeviceRows sort_rows(const DeviceMoeOps& ops, const DeviceSlots& slots, int64_t 
                            .counts = scratch.take<int32_t>(num_experts),
                            .slot_of_row = scratch.take<int32_t>(slots.num_slots()),
                            .row_of_slot = scratch.take<int32_t>(slots.num_slots())};
-  ops.sort({slots.ids, slots.num_tokens, slots.topk, slots.first_expert, num_experts, rows});
+  ops.sort({.ids = slots.ids,
+            .num_tokens = slots.num_tokens,
+            .topk = slots.topk,
+            .first_expert = slots.first_expert,
+            .num_experts = num_experts,
+            .rows = rows,
+            .scratch = scratch.take<int32_t>(kSortBlocks * num_experts)});
   return rows;
 }
 
