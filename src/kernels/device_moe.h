@@ -109,6 +109,9 @@ struct DeviceMoeOps {
   int64_t (*layer_workspace_bytes)(const TiledExperts& experts, int64_t max_tokens, int64_t topk);
   void (*route)(const DeviceRouterArgs&);
   void (*quantize)(const DeviceActQuantArgs&);
+  // Of w4a8 (kernels/device_moe_fp8.h); null: not here.
+  void (*gate_up_fp8)(const DeviceExpertArgs&) = nullptr;
+  void (*down_fp8)(const DeviceExpertArgs&) = nullptr;
 };
 
 // Hopper: wgmma. Null in a build without CUDA.

@@ -43,8 +43,9 @@ void DeviceExpertRunner::run(const ActRows& x, const DeviceSlots& slots, const f
          .workspace = scratch.take<uint8_t>(ops_->layer_workspace_bytes(t, slots.num_tokens, slots.topk))});
   } else {
     const DeviceRows rows = sort_rows(*ops_, slots, t.num_experts, scratch);
-    const float* y = quantised_pass(*ops_, experts_, slots, rows, x, scratch);
-    ops_->combine({.y = y,
+    const DeviceOutputs y = quantised_pass(*ops_, experts_, slots, rows, x, scratch);
+    ops_->combine({.y = y.f32,
+                   .y_bf16 = y.rounded,
                    .row_of_slot = rows.row_of_slot,
                    .weights = weights,
                    .num_tokens = slots.num_tokens,

@@ -1,9 +1,12 @@
 #include "moe/device_experts.h"
 
+#include <algorithm>
+#include <string>
 #include <vector>
 
 #include "base/check.h"
 #include "device/device_memory.h"
+#include "kernels/cuda/fp8_tile_layout.h"
 #include "kernels/cuda/tile_layout.h"
 #include "kernels/cuda/tile_uploader.h"
 #include "moe/act_scales.h"
@@ -68,60 +71,104 @@ Status DeviceExperts::put_biases(const std::vector<ExpertWeightsView>& experts) 
   return {};
 }
 
+int64_t DeviceExperts::gate_up_bytes() const {
+  const int64_t rows = (is_gated_kind() ? 2 : 1) * tiles_.intermediate_size;
+  return is_fp8() ? fp8_tiled_bytes(tiles_.format, rows, tiles_.hidden_size)
+                  : tiled_bytes(tiles_.format, rows, tiles_.hidden_size);
+}
+
+int64_t DeviceExperts::down_bytes() const {
+  return is_fp8() ? fp8_tiled_bytes(tiles_.format, tiles_.hidden_size, tiles_.intermediate_size)
+                  : tiled_bytes(tiles_.format, tiles_.hidden_size, tiles_.intermediate_size);
+}
+
+// Packed on the GPU.
+Status DeviceExperts::put_tiles(const std::vector<ExpertWeightsView>& experts,
+                                const std::vector<ExpertScales>& scales, ThreadPool& pool) {
+  FP4MOE_ASSIGN_OR_RETURN(TileUploader uploader, TileUploader::make(pool));
+  for (int64_t e = 0; e < std::ssize(experts); ++e) {
+    const ExpertWeightsView& w = experts[static_cast<size_t>(e)];
+    const ExpertScales& s = scales[static_cast<size_t>(e)];
+    float* to = scales_.as<float>() + 3 * e;
+    uint8_t* gate_up = gate_up_.data() + e * gate_up_bytes();
+    if (is_gated_kind())
+      FP4MOE_RETURN_IF_ERROR(
+          uploader.gate_up(with_alpha(w.gate, s.gate), with_alpha(w.up, s.up), gate_up, to));
+    else if (gate_up_.num_bytes() > 0)
+      FP4MOE_RETURN_IF_ERROR(uploader.plain(with_alpha(w.up, s.up), gate_up, to + 1));
+    FP4MOE_RETURN_IF_ERROR(
+        uploader.plain(with_alpha(w.down, s.down), down_.data() + e * down_bytes(), to + 2));
+  }
+  return uploader.finish();
+}
+
+// Packed on the host, expert by expert.
+Status DeviceExperts::put_fp8_tiles(const std::vector<ExpertWeightsView>& experts,
+                                    const std::vector<ExpertScales>& scales, ThreadPool& pool) {
+  std::vector<float> alphas;
+  for (const ExpertScales& s : scales) alphas.insert(alphas.end(), {s.gate, s.up, s.down});
+  FP4MOE_RETURN_IF_ERROR(device_memory().upload(scales_.data(), alphas.data(), scales_.num_bytes()));
+  std::vector<Status> failures(experts.size());
+  const bool has_gate_up = gate_up_.num_bytes() > 0;
+  pool.run(std::ssize(experts), [&](int64_t e, int) {
+    const ExpertWeightsView& w = experts[static_cast<size_t>(e)];
+    std::vector<uint8_t> tiles(
+        static_cast<size_t>(std::max(has_gate_up ? gate_up_bytes() : 0, down_bytes())));
+    failures[static_cast<size_t>(e)] = [&]() -> Status {
+      if (has_gate_up) {
+        FP4MOE_RETURN_IF_ERROR(is_gated_kind() ? pack_fp8_gate_up_tiles(w.gate, w.up, tiles.data())
+                                               : pack_fp8_tiles(w.up, tiles.data()));
+        FP4MOE_RETURN_IF_ERROR(
+            device_memory().upload(gate_up_.data() + e * gate_up_bytes(), tiles.data(), gate_up_bytes()));
+      }
+      FP4MOE_RETURN_IF_ERROR(pack_fp8_tiles(w.down, tiles.data()));
+      return device_memory().upload(down_.data() + e * down_bytes(), tiles.data(), down_bytes());
+    }();
+  });
+  for (size_t e = 0; e < failures.size(); ++e)
+    FP4MOE_RETURN_IF_ERROR(failures[e].with_context("expert " + std::to_string(e)));
+  return {};
+}
+
 Result<DeviceExperts> DeviceExperts::make(const MoeProblem& p, const Numerics& numerics,
                                           const MoeWeightsView& weights, ThreadPool& pool) {
   FP4MOE_ASSIGN_OR_RETURN(const std::vector<ExpertWeightsView> experts, local_experts(p, weights));
   const std::vector<ExpertScales> scales = resolve_scales(weights.experts, numerics, p.local_experts());
-  const int64_t h = p.hidden_size, n = p.local_intermediate().count, count = std::ssize(experts);
-  const bool gated = is_gated(p.activation.kind);
-  const int64_t gate_up_bytes = tiled_bytes(p.format, gated ? 2 * n : n, h);
-  const int64_t down_bytes = tiled_bytes(p.format, h, n);
+  const int64_t count = std::ssize(experts);
   DeviceExperts out;
   out.numerics_ = numerics;
-  out.tiles_ = {p.format, count, h, n, p.activation};
-  FP4MOE_ASSIGN_OR_RETURN(out.gate_up_, Buffer::make(count * gate_up_bytes, device_memory()));
-  FP4MOE_ASSIGN_OR_RETURN(out.down_, Buffer::make(count * down_bytes, device_memory()));
+  out.tiles_ = {p.format, count, p.hidden_size, p.local_intermediate().count, p.activation};
+  FP4MOE_ASSIGN_OR_RETURN(out.gate_up_, Buffer::make(count * out.gate_up_bytes(), device_memory()));
+  FP4MOE_ASSIGN_OR_RETURN(out.down_, Buffer::make(count * out.down_bytes(), device_memory()));
   out.tiles_.gate_up = out.gate_up_.data();
   out.tiles_.down = out.down_.data();
   FP4MOE_RETURN_IF_ERROR(out.put_biases(experts));
   FP4MOE_RETURN_IF_ERROR(out.put_scales(scales));
-  FP4MOE_ASSIGN_OR_RETURN(TileUploader uploader, TileUploader::make(pool));
-  for (int64_t e = 0; e < count; ++e) {
-    const ExpertWeightsView& w = experts[static_cast<size_t>(e)];
-    const ExpertScales& s = scales[static_cast<size_t>(e)];
-    float* to = out.scales_.as<float>() + 3 * e;
-    uint8_t* gate_up = out.gate_up_.data() + e * gate_up_bytes;
-    FP4MOE_RETURN_IF_ERROR(
-        gated ? uploader.gate_up(with_alpha(w.gate, s.gate), with_alpha(w.up, s.up), gate_up, to)
-              : uploader.plain(with_alpha(w.up, s.up), gate_up, to + 1));
-    FP4MOE_RETURN_IF_ERROR(
-        uploader.plain(with_alpha(w.down, s.down), out.down_.data() + e * down_bytes, to + 2));
-  }
-  FP4MOE_RETURN_IF_ERROR(uploader.finish());
+  FP4MOE_RETURN_IF_ERROR(out.is_fp8() ? out.put_fp8_tiles(experts, scales, pool)
+                                      : out.put_tiles(experts, scales, pool));
   return out;
 }
 
 Result<DeviceExperts> DeviceExperts::make_linear(const LinearWeightsView& weights, const Numerics& numerics,
                                                  ThreadPool& pool) {
-  const Fp4MatrixView& w = weights.fp4;
-  // As on a CPU, a linear layer is the up projection of an expert of its own.
+  // As on a CPU, a linear layer is the up projection of an expert of its own; here the down GEMM runs it.
   ExpertWeightsView expert;
-  expert.up = w;
+  expert.up = weights.fp4;
   expert.up_input_scale = weights.input_scale;
-  const ExpertScales scales = resolve_scales({expert}, numerics, {0, 1}).front();
+  ExpertScales scales = resolve_scales({expert}, numerics, {0, 1}).front();
+  scales.down = scales.up;
+  ExpertWeightsView as_down;
+  as_down.down = weights.fp4;
+  as_down.down_bias = weights.bias;
   DeviceExperts out;
   out.numerics_ = numerics;
-  out.tiles_ = {w.format, 1, w.rows, w.cols, {ActivationKind::kRelu2}};
-  FP4MOE_ASSIGN_OR_RETURN(out.down_, Buffer::make(tiled_bytes(w.format, w.rows, w.cols), device_memory()));
+  out.tiles_ = {weights.fp4.format, 1, weights.fp4.rows, weights.fp4.cols, {ActivationKind::kRelu2}};
+  FP4MOE_ASSIGN_OR_RETURN(out.down_, Buffer::make(out.down_bytes(), device_memory()));
   out.tiles_.down = out.down_.data();
-  ExpertWeightsView biases;
-  biases.down_bias = weights.bias;
-  FP4MOE_RETURN_IF_ERROR(out.put_biases({biases}));
+  FP4MOE_RETURN_IF_ERROR(out.put_biases({as_down}));
   FP4MOE_RETURN_IF_ERROR(out.put_scales({scales}));
-  FP4MOE_ASSIGN_OR_RETURN(TileUploader uploader, TileUploader::make(pool));
-  FP4MOE_RETURN_IF_ERROR(
-      uploader.plain(with_alpha(w, scales.up), out.down_.data(), out.scales_.as<float>() + 2));
-  FP4MOE_RETURN_IF_ERROR(uploader.finish());
+  FP4MOE_RETURN_IF_ERROR(out.is_fp8() ? out.put_fp8_tiles({as_down}, {scales}, pool)
+                                      : out.put_tiles({as_down}, {scales}, pool));
   return out;
 }
 

@@ -15,8 +15,8 @@ namespace fp4moe {
 
 class DeviceExperts {
  public:
-  // As RunnerRow::pack, into tiles. kDoesNotFit if the GPU's memory is too small, kUnsupported for scales
-  // that the tiles do not hold.
+  // As RunnerRow::pack, into tiles: those of w4a8 (kernels/cuda/fp8_tile_layout.h) are other ones.
+  // kDoesNotFit if the GPU's memory is too small, kUnsupported for scales that the tiles do not hold.
   static Result<DeviceExperts> make(const MoeProblem& problem, const Numerics& numerics,
                                     const MoeWeightsView& weights, ThreadPool& pool);
   // One [N, K] matrix as the down projection of a single expert: hidden_size is N, intermediate_size K.
@@ -33,6 +33,15 @@ class DeviceExperts {
  private:
   Status put_scales(const std::vector<ExpertScales>& scales);
   Status put_biases(const std::vector<ExpertWeightsView>& experts);
+  Status put_tiles(const std::vector<ExpertWeightsView>& experts, const std::vector<ExpertScales>& scales,
+                   ThreadPool& pool);
+  Status put_fp8_tiles(const std::vector<ExpertWeightsView>& experts, const std::vector<ExpertScales>& scales,
+                       ThreadPool& pool);
+  bool is_fp8() const { return numerics_.scheme == Scheme::kW4A8; }
+  bool is_gated_kind() const { return is_gated(tiles_.activation.kind); }
+  // Of one expert.
+  int64_t gate_up_bytes() const;
+  int64_t down_bytes() const;
   TiledExperts tiles_;
   Numerics numerics_;
   Buffer gate_up_, down_, gate_up_bias_, down_bias_, scales_, act_scales_;

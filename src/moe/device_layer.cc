@@ -121,8 +121,7 @@ class DeviceLinear final : public Fp4Linear {
   DeviceLinear(const DenseOps& dense, const DeviceMoeOps& ops, DeviceExperts weights)
       : dense_(dense), ops_(ops), weights_(std::move(weights)) {}
   int64_t scratch_bytes(int64_t max_tokens) const override {
-    return device_rows_bytes(max_tokens, 1) +
-           quantised_rows_bytes(max_tokens, weights_.tiles().intermediate_size) +
+    return linear_pass_bytes(weights_, max_tokens) +
            Arena::padded(max_tokens * weights_.tiles().hidden_size * 4);
   }
   int64_t weight_bytes() const override { return weights_.num_bytes(); }
@@ -130,17 +129,8 @@ class DeviceLinear final : public Fp4Linear {
                ThreadPool& pool) const override {
     const int64_t n = weights_.tiles().hidden_size;
     FP4MOE_CHECK(out_stride == n, "rows of a GPU's linear layer lie side by side");
-    const DeviceSlots slots = {nullptr, x.rows};
-    const DeviceRows rows = sort_rows(ops_, slots, 1, scratch);
-    const bool quantised = weights_.numerics().scheme != Scheme::kW4A16;
-    const DeviceOperand in = quantised ? quantise_rows(ops_, weights_, x, scratch) : DeviceOperand{x};
     float* y = accumulate ? scratch.take<float>(x.rows * n) : out;
-    ops_.down({.experts = weights_.tiles(),
-               .rows = rows,
-               .num_tokens = x.rows,
-               .h = in.rows,
-               .h_row_scales = in.row_scales,
-               .y = y});
+    linear_pass(ops_, weights_, x, y, scratch);
     if (accumulate) dense_.add({y, out, x.rows * n}, pool);
   }
 

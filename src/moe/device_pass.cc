@@ -1,16 +1,11 @@
 #include "moe/device_pass.h"
 
+#include <algorithm>
+
+#include "kernels/cuda/fp8_tile_layout.h"
+
 namespace fp4moe {
 namespace {
-
-DType intermediate_dtype(const Numerics& n) {
-  return n.intermediate == IntermediateRounding::kBf16First ? DType::kBF16 : DType::kF32;
-}
-
-DeviceActQuantKind quant_kind(ActScaleChoice choice) {
-  return choice == ActScaleChoice::kPerToken ? DeviceActQuantKind::kNvfp4PerToken
-                                             : DeviceActQuantKind::kNvfp4Static;
-}
 
 ActRows take_rows(Arena& scratch, int64_t rows, int64_t cols, DType dtype) {
   return {scratch.take<uint8_t>(rows * cols * dtype_bits(dtype) / 8), dtype, rows, cols};
@@ -18,6 +13,58 @@ ActRows take_rows(Arena& scratch, int64_t rows, int64_t cols, DType dtype) {
 
 int64_t rows_bytes(int64_t rows, int64_t cols, DType dtype) {
   return Arena::padded(rows * cols * dtype_bits(dtype) / 8);
+}
+
+bool is_fp8(const DeviceExperts& experts) { return experts.numerics().scheme == Scheme::kW4A8; }
+
+// From what the intermediate is quantised.
+DType intermediate_dtype(const DeviceExperts& experts) {
+  const bool f32 = !is_fp8(experts) && experts.numerics().intermediate == IntermediateRounding::kDirect;
+  return f32 ? DType::kF32 : DType::kBF16;
+}
+
+// A quantised operand of up to `rows` rows of the experts.
+struct Operand {
+  ActRows rows;
+  float* scales = nullptr;  // of the rows, or null
+};
+
+int64_t operand_bytes(const DeviceExperts& experts, int64_t rows, int64_t cols) {
+  const int64_t slab_rows = fp8_slab_rows(rows, 0, experts.tiles().num_experts);
+  if (is_fp8(experts)) return Arena::padded(fp8_slab_bytes(slab_rows, cols)) + Arena::padded(slab_rows * 4);
+  return rows_bytes(rows, cols, DType::kBF16) + Arena::padded(rows * 4);
+}
+
+// Whose tensor scale a quantiser takes.
+struct QuantScale {
+  ActScaleChoice choice;
+  const float* encode;
+};
+
+Operand take_operand(const DeviceExperts& experts, const QuantScale& scale, int64_t rows, int64_t cols,
+                     Arena& scratch) {
+  if (is_fp8(experts)) {
+    const int64_t slab_rows = fp8_slab_rows(rows, 0, experts.tiles().num_experts);
+    uint8_t* slabs = scratch.take<uint8_t>(fp8_slab_bytes(slab_rows, cols));
+    return {{slabs, DType::kF8E4M3, slab_rows, cols}, scratch.take<float>(slab_rows)};
+  }
+  const ActRows out = take_rows(scratch, rows, cols, DType::kBF16);
+  return {out, scale.choice == ActScaleChoice::kPerToken ? scratch.take<float>(rows) : nullptr};
+}
+
+DeviceActQuantArgs quant_args(const DeviceExperts& experts, const QuantScale& scale, const ActRows& x,
+                              const Operand& to) {
+  const DeviceActQuantKind kind = is_fp8(experts) ? DeviceActQuantKind::kFp8PerToken
+                                  : scale.choice == ActScaleChoice::kPerToken
+                                      ? DeviceActQuantKind::kNvfp4PerToken
+                                      : DeviceActQuantKind::kNvfp4Static;
+  return {.kind = kind,
+          .x = x,
+          .num_experts = experts.tiles().num_experts,
+          .scales = scale.encode,
+          .per_expert = scale.choice == ActScaleChoice::kPerExpert,
+          .out = to.rows,
+          .row_scales = to.scales};
 }
 
 }  // namespace
@@ -43,61 +90,84 @@ DeviceRows sort_rows(const DeviceMoeOps& ops, const DeviceSlots& slots, int64_t 
   return rows;
 }
 
-int64_t quantised_rows_bytes(int64_t max_tokens, int64_t k) {
-  return rows_bytes(max_tokens, k, DType::kBF16) + Arena::padded(max_tokens * 4);
-}
-
-DeviceOperand quantise_rows(const DeviceMoeOps& ops, const DeviceExperts& experts, const ActRows& x,
-                            Arena& scratch) {
-  const bool per_token = experts.numerics().a1 == ActScaleChoice::kPerToken;
-  const ActRows out = take_rows(scratch, x.rows, x.cols, DType::kBF16);
-  float* row_scales = per_token ? scratch.take<float>(x.rows) : nullptr;
-  ops.quantize({.kind = quant_kind(experts.numerics().a1),
-                .x = x,
-                .scales = experts.a1(),
-                .out = out,
-                .row_scales = row_scales});
-  return {out, row_scales};
-}
-
 int64_t quantised_pass_bytes(const DeviceExperts& experts, int64_t max_tokens, int64_t topk) {
   const TiledExperts& t = experts.tiles();
   const int64_t slots = max_tokens * topk;
-  return quantised_rows_bytes(max_tokens, t.hidden_size) + quantised_rows_bytes(slots, t.intermediate_size) +
-         rows_bytes(slots, t.intermediate_size, intermediate_dtype(experts.numerics())) +
-         Arena::padded(slots * t.hidden_size * 4);
+  return operand_bytes(experts, std::max(max_tokens, slots), t.hidden_size) +
+         rows_bytes(slots, t.intermediate_size, intermediate_dtype(experts)) +
+         operand_bytes(experts, slots, t.intermediate_size) + Arena::padded(slots * t.hidden_size * 4);
 }
 
-const float* quantised_pass(const DeviceMoeOps& ops, const DeviceExperts& experts, const DeviceSlots& slots,
-                            const DeviceRows& rows, const ActRows& x, Arena& scratch) {
-  const Numerics& n = experts.numerics();
+DeviceOutputs quantised_pass(const DeviceMoeOps& ops, const DeviceExperts& experts, const DeviceSlots& slots,
+                             const DeviceRows& rows, const ActRows& x, Arena& scratch) {
   const TiledExperts& t = experts.tiles();
+  const bool fp8 = is_fp8(experts);
   const int64_t num_slots = slots.num_slots();
-  const DeviceOperand in = quantise_rows(ops, experts, x, scratch);
+  // NVFP4 tokens are made once and gathered by the GEMM; FP8 slabs hold each expert's rows.
+  const QuantScale a1 = {experts.numerics().a1, experts.a1()}, a2 = {experts.numerics().a2, experts.a2()};
+  const Operand in = take_operand(experts, a1, fp8 ? num_slots : x.rows, x.cols, scratch);
+  DeviceActQuantArgs quant_x = quant_args(experts, a1, x, in);
+  if (fp8) {
+    quant_x.rows = rows;
+    quant_x.gather = true;
+    quant_x.topk = slots.topk;
+  }
+  ops.quantize(quant_x);
   DeviceExpertArgs args{.experts = t,
                         .rows = rows,
                         .num_tokens = slots.num_tokens,
                         .topk = slots.topk,
                         .x = in.rows,
-                        .x_row_scales = in.row_scales};
-  args.intermediate = take_rows(scratch, num_slots, t.intermediate_size, intermediate_dtype(n));
-  ops.gate_up(args);
-  const bool per_token = n.a2 == ActScaleChoice::kPerToken;
-  float* h_scales = per_token ? scratch.take<float>(num_slots) : nullptr;
-  args.h = take_rows(scratch, num_slots, t.intermediate_size, DType::kBF16);
-  args.h_row_scales = h_scales;
-  ops.quantize({.kind = quant_kind(n.a2),
-                .x = args.intermediate,
-                .rows = rows,
-                .num_experts = t.num_experts,
-                .scales = experts.a2(),
-                .per_expert = n.a2 == ActScaleChoice::kPerExpert,
-                .out = args.h,
-                .row_scales = h_scales});
-  float* y = scratch.take<float>(num_slots * t.hidden_size);
-  args.y = y;
-  ops.down(args);
-  return y;
+                        .gather = !fp8,
+                        .x_row_scales = in.scales};
+  args.intermediate = take_rows(scratch, num_slots, t.intermediate_size, intermediate_dtype(experts));
+  (fp8 ? ops.gate_up_fp8 : ops.gate_up)(args);
+  const Operand h = take_operand(experts, a2, num_slots, t.intermediate_size, scratch);
+  DeviceActQuantArgs quant_h = quant_args(experts, a2, args.intermediate, h);
+  quant_h.rows = rows;
+  ops.quantize(quant_h);
+  args.h = h.rows;
+  args.h_row_scales = h.scales;
+  if (fp8)
+    args.y_bf16 = scratch.take<bf16>(num_slots * t.hidden_size);
+  else
+    args.y = scratch.take<float>(num_slots * t.hidden_size);
+  (fp8 ? ops.down_fp8 : ops.down)(args);
+  return {args.y, args.y_bf16};
+}
+
+int64_t linear_pass_bytes(const DeviceExperts& matrix, int64_t max_tokens) {
+  const TiledExperts& t = matrix.tiles();
+  return device_rows_bytes(max_tokens, 1) + operand_bytes(matrix, max_tokens, t.intermediate_size) +
+         rows_bytes(max_tokens, t.hidden_size, DType::kBF16);
+}
+
+void linear_pass(const DeviceMoeOps& ops, const DeviceExperts& matrix, const ActRows& x, float* out,
+                 Arena& scratch) {
+  const DeviceRows rows = sort_rows(ops, {nullptr, x.rows}, 1, scratch);
+  DeviceExpertArgs args{
+      .experts = matrix.tiles(), .rows = rows, .num_tokens = x.rows, .gather = false, .h = x};
+  if (matrix.numerics().scheme != Scheme::kW4A16) {
+    const QuantScale a1 = {matrix.numerics().a1, matrix.a1()};
+    const Operand in = take_operand(matrix, a1, x.rows, x.cols, scratch);
+    DeviceActQuantArgs quant = quant_args(matrix, a1, x, in);
+    if (is_fp8(matrix)) quant.rows = rows;
+    ops.quantize(quant);
+    args.h = in.rows;
+    args.h_row_scales = in.scales;
+  }
+  if (!is_fp8(matrix)) {
+    args.y = out;
+    return ops.down(args);
+  }
+  args.y_bf16 = scratch.take<bf16>(x.rows * matrix.tiles().hidden_size);
+  ops.down_fp8(args);
+  ops.combine({.y_bf16 = args.y_bf16,
+               .row_of_slot = rows.row_of_slot,
+               .num_tokens = x.rows,
+               .topk = 1,
+               .hidden_size = matrix.tiles().hidden_size,
+               .out = out});
 }
 
 }  // namespace fp4moe

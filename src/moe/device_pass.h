@@ -22,19 +22,19 @@ int64_t device_rows_bytes(int64_t num_slots, int64_t num_experts);
 // Sorted into memory of the scratch.
 DeviceRows sort_rows(const DeviceMoeOps& ops, const DeviceSlots& slots, int64_t num_experts, Arena& scratch);
 
-// What a GEMM reads: bf16 rows, and what multiplies their sums.
-struct DeviceOperand {
-  ActRows rows;
-  const float* row_scales = nullptr;
+// The rows' outputs [num_slots, H] before the router's weights: one of the two.
+struct DeviceOutputs {
+  const float* f32 = nullptr;     // w4a4
+  const bf16* rounded = nullptr;  // w4a8
 };
-
-// Both GEMMs over sorted rows, under w4a4: x [T, H] bf16 -> y [num_slots, H].
+// Both GEMMs of w4a4 or w4a8 over sorted rows of x [T, H] bf16.
 int64_t quantised_pass_bytes(const DeviceExperts& experts, int64_t max_tokens, int64_t topk);
-const float* quantised_pass(const DeviceMoeOps& ops, const DeviceExperts& experts, const DeviceSlots& slots,
-                            const DeviceRows& rows, const ActRows& x, Arena& scratch);
-// The quantised rows of x [T, K] themselves, of a layer with one static scale or scales per token.
-int64_t quantised_rows_bytes(int64_t max_tokens, int64_t k);
-DeviceOperand quantise_rows(const DeviceMoeOps& ops, const DeviceExperts& experts, const ActRows& x,
-                            Arena& scratch);
+DeviceOutputs quantised_pass(const DeviceMoeOps& ops, const DeviceExperts& experts, const DeviceSlots& slots,
+                             const DeviceRows& rows, const ActRows& x, Arena& scratch);
+
+// The down GEMM alone, of one matrix and tokens in order, under any scheme: out [T, N] f32 = x W^T + bias.
+int64_t linear_pass_bytes(const DeviceExperts& matrix, int64_t max_tokens);
+void linear_pass(const DeviceMoeOps& ops, const DeviceExperts& matrix, const ActRows& x, float* out,
+                 Arena& scratch);
 
 }  // namespace fp4moe

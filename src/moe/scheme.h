@@ -10,7 +10,7 @@ namespace fp4moe {
 enum class Scheme : uint8_t {
   kW4A16,  // bf16 (or f32 with --dtype float32), FP32 accumulation and tensor scales
   kW4A4,   // NVFP4 activations
-  kW4A8,   // INT8 activations with one scale for each block of K (on SM90: FP8)
+  kW4A8,   // INT8 activations with one scale for each block of K; on a GPU FP8 with one scale for each row
 };
 const char* scheme_name(Scheme scheme);  // "w4a16", "w4a4", "w4a8"
 

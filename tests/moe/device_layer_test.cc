@@ -29,7 +29,8 @@ struct NamedNumerics {
 };
 constexpr NamedNumerics kNumerics[] = {{"w4a16", "w4a16", "auto", 3e-3},
                                        {"w4a4_static", "w4a4", "static", 3e-2},
-                                       {"w4a4_per_token", "w4a4", "per_token", 3e-2}};
+                                       {"w4a4_per_token", "w4a4", "per_token", 3e-2},
+                                       {"w4a8", "w4a8", "auto", 6e-2}};
 
 // Values in the GPU's memory, NaN behind them.
 class DeviceFloats {

@@ -3,6 +3,7 @@
 #include "kernels/cuda/sm90_expert_gemm.h"
 #include "kernels/cuda/sorted_layer.h"
 #include "kernels/device_act_quant.h"
+#include "kernels/device_moe_fp8.h"
 
 namespace fp4moe {
 namespace {
@@ -18,7 +19,9 @@ constexpr DeviceMoeOps kSm90MoeOps = {.name = "sm90",
                                       .layer = layer,
                                       .layer_workspace_bytes = sorted_layer_workspace_bytes,
                                       .route = nullptr,
-                                      .quantize = cuda_quantize_act};
+                                      .quantize = cuda_quantize_act,
+                                      .gate_up_fp8 = sm90_fp8_gate_up,
+                                      .down_fp8 = sm90_fp8_down};
 
 }  // namespace
 
