@@ -29,7 +29,13 @@ struct BestList {
   }
 };
 
-float sigmoid(float x) { return static_cast<float>(1 / (1 + std::exp(-double{x}))); }
+// A grouped rule's score of a logit, rounded to f32.
+float score(const RoutingRule& rule, float logit) {
+  const double x = logit;
+  if (rule.scoring == RouterScoring::kSigmoidGrouped) return static_cast<float>(1 / (1 + std::exp(-x)));
+  const double softplus = (x > 0 ? x : 0) + std::log1p(std::exp(-std::fabs(x)));
+  return static_cast<float>(std::sqrt(softplus));
+}
 
 // Weights exp(logit) / (sum over `count` experts of it), the k-th of them being id(k).
 template <class Id>
@@ -42,9 +48,9 @@ void softmax_weights(const float* logits, const RoutingRule& rule, const int32_t
     weights[i] = static_cast<float>(std::exp(double{logits[ids[i]]} - top) / sum * rule.scaling_factor);
 }
 
-// Choice scores of DeepSeek's rule: f32, as the model computes them.
+// Choice scores of DeepSeek's rules: f32, as the model computes them.
 float biased(const float* logits, const RoutingRule& rule, int64_t e) {
-  const float s = sigmoid(logits[e]);
+  const float s = score(rule, logits[e]);
   return rule.correction_bias == nullptr ? s : s + rule.correction_bias[e];
 }
 
@@ -68,7 +74,7 @@ void choose_groups(const float* logits, const RoutingRule& rule, int32_t* groups
   }
 }
 
-void sigmoid_grouped(const float* logits, const RoutingRule& rule, int32_t* ids, float* weights) {
+void grouped(const float* logits, const RoutingRule& rule, int32_t* ids, float* weights) {
   const int64_t size = rule.num_experts / rule.num_groups;
   int32_t groups[kMaxRouterGroups];
   if (rule.num_groups == rule.top_k_groups) {
@@ -82,16 +88,16 @@ void sigmoid_grouped(const float* logits, const RoutingRule& rule, int32_t* ids,
     for (int64_t e = groups[g] * size; e < (groups[g] + 1) * size; ++e)
       list.offer(e, biased(logits, rule, e));
   double sum = 0;
-  for (int64_t i = 0; i < rule.top_k; ++i) sum += sigmoid(logits[ids[i]]);
+  for (int64_t i = 0; i < rule.top_k; ++i) sum += score(rule, logits[ids[i]]);
   const double divisor = rule.norm_top_k ? sum + 1e-20 : 1;
   for (int64_t i = 0; i < rule.top_k; ++i)
-    weights[i] = static_cast<float>(sigmoid(logits[ids[i]]) / divisor * rule.scaling_factor);
+    weights[i] = static_cast<float>(score(rule, logits[ids[i]]) / divisor * rule.scaling_factor);
 }
 
 }  // namespace
 
 void choose_experts(const float* logits, const RoutingRule& rule, int32_t* ids, float* weights) {
-  if (rule.scoring == RouterScoring::kSigmoidGrouped) return sigmoid_grouped(logits, rule, ids, weights);
+  if (is_grouped(rule.scoring)) return grouped(logits, rule, ids, weights);
   BestList list{ids, weights, rule.top_k};
   for (int64_t e = 0; e < rule.num_experts; ++e) list.offer(e, logits[e]);
   if (rule.scoring == RouterScoring::kSoftmaxTopk && !rule.norm_top_k)

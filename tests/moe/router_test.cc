@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <set>
@@ -87,6 +88,7 @@ TopK choose(const std::vector<float>& logits, RoutingRule rule) {
 }
 
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+double sqrt_softplus(double x) { return std::sqrt(std::log1p(std::exp(x))); }
 
 // Candidates in order of score, ties to the lower id.
 std::vector<int32_t> best_of(std::vector<int32_t> ids, const std::vector<float>& score, size_t n) {
@@ -110,7 +112,8 @@ TopK naive_choice(const std::vector<float>& logits, const RoutingRule& rule) {
     for (size_t e = 0; e < experts; ++e) weight[e] = std::exp(double{logits[e]}) / sum;
   } else {
     for (size_t e = 0; e < experts; ++e) {
-      weight[e] = static_cast<float>(sigmoid(logits[e]));
+      weight[e] = static_cast<float>(
+          rule.scoring == RouterScoring::kSigmoidGrouped ? sigmoid(logits[e]) : sqrt_softplus(logits[e]));
       score[e] =
           static_cast<float>(weight[e]) + (rule.correction_bias == nullptr ? 0 : rule.correction_bias[e]);
     }
@@ -145,7 +148,8 @@ TEST(RoutingRuleTest, AgreesWithTheDefinitionsOnRandomLogits) {
   for (int round = 0; round < 400; ++round) {
     const int64_t groups = random.integer(1, 6), size = random.integer(1, 8);
     RoutingRule rule;
-    rule.scoring = round % 2 == 0 ? RouterScoring::kSoftmaxTopk : RouterScoring::kSigmoidGrouped;
+    rule.scoring = std::array{RouterScoring::kSoftmaxTopk, RouterScoring::kSigmoidGrouped,
+                              RouterScoring::kSqrtSoftplus}[static_cast<size_t>(random.integer(0, 2))];
     rule.num_groups = groups;
     rule.top_k_groups = random.integer(1, groups);
     rule.top_k = random.integer(1, rule.top_k_groups * size);
@@ -159,7 +163,8 @@ TEST(RoutingRuleTest, AgreesWithTheDefinitionsOnRandomLogits) {
     const TopK actual = choose(logits, rule), expected = naive_choice(logits, rule);
     EXPECT_EQ(actual.ids, expected.ids) << "round " << round;
     for (size_t i = 0; i < actual.weights.size(); ++i)
-      EXPECT_NEAR(actual.weights[i], expected.weights[i], 4 * kF32Eps * rule.scaling_factor);
+      EXPECT_NEAR(actual.weights[i], expected.weights[i],
+                  4 * kF32Eps * std::max(rule.scaling_factor, expected.weights[i]));
   }
 }
 
@@ -170,6 +175,18 @@ TEST(RoutingRuleTest, TheCorrectionBiasJoinsTheChoiceOnly) {
   EXPECT_EQ(r.ids, (std::vector<int32_t>{2, 0}));
   EXPECT_FLOAT_EQ(r.weights[0], static_cast<float>(sigmoid(-3)));
   EXPECT_FLOAT_EQ(r.weights[1], static_cast<float>(sigmoid(2)));
+}
+
+TEST(RoutingRuleTest, SqrtSoftplusOfSmallAndLargeLogits) {
+  const float bias[] = {0, 0, 0, 20};
+  const TopK r = choose(
+      {-200, 3, 1000, 0},
+      {.scoring = RouterScoring::kSqrtSoftplus, .top_k = 4, .scaling_factor = 1.5f, .correction_bias = bias});
+  EXPECT_EQ(r.ids, (std::vector<int32_t>{2, 3, 1, 0}));
+  EXPECT_FLOAT_EQ(r.weights[0], static_cast<float>(1.5 * std::sqrt(1000.0)));
+  EXPECT_FLOAT_EQ(r.weights[1], static_cast<float>(1.5 * std::sqrt(std::log(2.0))));
+  EXPECT_FLOAT_EQ(r.weights[2], static_cast<float>(1.5 * sqrt_softplus(3)));
+  EXPECT_FLOAT_EQ(r.weights[3], static_cast<float>(1.5 * std::exp(-100.0)));
 }
 
 TEST(RoutingRuleTest, ExpertsOfOtherGroupsAreNotChosen) {
@@ -184,8 +201,8 @@ TEST(RoutingRuleTest, ExpertsOfOtherGroupsAreNotChosen) {
 }
 
 TEST(RoutingRuleTest, TheScalingFactorCountsExactlyOnce) {
-  for (RouterScoring scoring :
-       {RouterScoring::kTopkSoftmax, RouterScoring::kSoftmaxTopk, RouterScoring::kSigmoidGrouped})
+  for (RouterScoring scoring : {RouterScoring::kTopkSoftmax, RouterScoring::kSoftmaxTopk,
+                                RouterScoring::kSigmoidGrouped, RouterScoring::kSqrtSoftplus})
     for (bool norm : {false, true}) {
       RoutingRule rule = {.scoring = scoring, .top_k = 2, .norm_top_k = norm};
       const TopK plain = choose({0.5f, 2, -1, 1}, rule);
@@ -197,17 +214,16 @@ TEST(RoutingRuleTest, TheScalingFactorCountsExactlyOnce) {
 }
 
 TEST(RoutingRuleTest, NanRanksBelowEveryNumberUnderEveryRule) {
-  const RoutingRule grouped = {.scoring = RouterScoring::kSigmoidGrouped,
-                               .top_k = 2,
-                               .num_groups = 2,
-                               .top_k_groups = 1,
-                               .norm_top_k = true};
-  const TopK avoided = choose({NAN, NAN, -5, -6}, grouped);
-  EXPECT_EQ(avoided.ids, (std::vector<int32_t>{2, 3}));
-  for (float w : avoided.weights) EXPECT_FALSE(std::isnan(w));
-  const TopK chosen = choose({NAN, NAN, NAN, NAN}, grouped);
-  EXPECT_EQ(chosen.ids, (std::vector<int32_t>{0, 1}));
-  for (float w : chosen.weights) EXPECT_TRUE(std::isnan(w));
+  for (RouterScoring scoring : {RouterScoring::kSigmoidGrouped, RouterScoring::kSqrtSoftplus}) {
+    const RoutingRule grouped = {
+        .scoring = scoring, .top_k = 2, .num_groups = 2, .top_k_groups = 1, .norm_top_k = true};
+    const TopK avoided = choose({NAN, NAN, -5, -6}, grouped);
+    EXPECT_EQ(avoided.ids, (std::vector<int32_t>{2, 3}));
+    for (float w : avoided.weights) EXPECT_FALSE(std::isnan(w));
+    const TopK chosen = choose({NAN, NAN, NAN, NAN}, grouped);
+    EXPECT_EQ(chosen.ids, (std::vector<int32_t>{0, 1}));
+    for (float w : chosen.weights) EXPECT_TRUE(std::isnan(w));
+  }
   const TopK open = choose({NAN, 1, 2}, {.scoring = RouterScoring::kSoftmaxTopk, .top_k = 2});
   EXPECT_EQ(open.ids, (std::vector<int32_t>{2, 1}));
   for (float w : open.weights) EXPECT_TRUE(std::isnan(w));
