@@ -9,8 +9,10 @@
 
 namespace fp4moe {
 
-struct DeviceRouterArgs {                  // all pointers: device memory
-  const float* x = nullptr;                // [T, H]
+constexpr int64_t kMaxDeviceExperts = 1024, kMaxDeviceTopk = 32;  // E and K of a router on a GPU
+
+struct DeviceRouterArgs {                  // all pointers: device memory, x and weight 16-byte aligned
+  const float* x = nullptr;                // [T, H]; H % 32 == 0
   const bf16* weight = nullptr;            // [E, H]
   const float* bias = nullptr;             // [E] or null: part of the logits
   const float* correction_bias = nullptr;  // [E] or null; the rule's own is left null

@@ -1,6 +1,7 @@
 // The layers of a GPU's rows: a MoE layer of one rank, all of it asked of the current stream, without a
 // transport and without a word from the device; and a gated MLP as its only expert.
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include "base/check.h"
@@ -44,6 +45,11 @@ struct DeviceRouter {
 Result<DeviceRouter> make_router(const RouterWeights& weights, const RouterShape& shape,
                                  const DenseOps& ops) {
   FP4MOE_RETURN_IF_ERROR(check_router(weights, shape));
+  if (shape.num_experts > kMaxDeviceExperts || shape.top_k > kMaxDeviceTopk || shape.hidden_size % 32 != 0)
+    return unsupported("a router of " + std::to_string(shape.num_experts) + " experts, top_k " +
+                       std::to_string(shape.top_k) + " and hidden size " + std::to_string(shape.hidden_size) +
+                       " on a GPU: at most " + std::to_string(kMaxDeviceExperts) + " and " +
+                       std::to_string(kMaxDeviceTopk) + ", and a multiple of 32");
   const auto put = [&](const void* data, int64_t num_bytes) -> Result<Buffer> {
     FP4MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::make(num_bytes, ops.memory()));
     if (num_bytes > 0) FP4MOE_RETURN_IF_ERROR(ops.memory().upload(buffer.data(), data, num_bytes));

@@ -1,6 +1,7 @@
 // The table of MoE ops for GPUs that have no kernels of their own.
 #include "kernels/cuda/fallback_expert_gemm.h"
 #include "kernels/cuda/moe_sort.h"
+#include "kernels/cuda/router.h"
 #include "kernels/cuda/sorted_layer.h"
 #include "kernels/device_act_quant.h"
 
@@ -21,7 +22,7 @@ constexpr DeviceMoeOps kFallbackMoeOps = {.name = "cuda_mma",
                                           .combine = moe_combine,
                                           .layer = layer,
                                           .layer_workspace_bytes = sorted_layer_workspace_bytes,
-                                          .route = nullptr,
+                                          .route = cuda_route,
                                           .quantize = cuda_quantize_act};
 
 }  // namespace

@@ -1,5 +1,6 @@
 // The table of Hopper's MoE ops. A whole layer of them: sort, both GEMMs in one launch, combine.
 #include "kernels/cuda/moe_sort.h"
+#include "kernels/cuda/router.h"
 #include "kernels/cuda/sm90_expert_gemm.h"
 #include "kernels/cuda/sorted_layer.h"
 #include "kernels/device_act_quant.h"
@@ -18,7 +19,7 @@ constexpr DeviceMoeOps kSm90MoeOps = {.name = "sm90",
                                       .combine = moe_combine,
                                       .layer = layer,
                                       .layer_workspace_bytes = sorted_layer_workspace_bytes,
-                                      .route = nullptr,
+                                      .route = cuda_route,
                                       .quantize = cuda_quantize_act,
                                       .gate_up_fp8 = sm90_fp8_gate_up,
                                       .down_fp8 = sm90_fp8_down};

@@ -1,0 +1,395 @@
+// The router: gate GEMM on the tensor cores, then scoring and choice, a warp for each token.
+//
+// Computes: logits = x W^T (+ bias), x f32 [T, H], W bf16 [E, H]; then choose_experts() of each row.
+// Shapes: H % 32 == 0, E <= 1024, top-k <= 32, any T.
+// Bytes: E H 2 of weights for every 8 or 32 tokens (L2 after the first), T H 4 of x for every 16 or 256
+//   experts; logits T E 4.
+// Flops: 3 * 2 T E H on the tensor cores: x is cut into three bf16 parts, whose products with W are exact.
+// Bound: T <= 8: the read of W, 1 to 4 MB; prefill: cutting x, 8 instructions an element and 256 experts.
+// Numerics: sums in f32 in a fixed order that depends on T, E, H and the number of SMs; the choice's scores,
+//   exponentials and sums in double as on the CPU: equal logits give equal ids.
+#include <cooperative_groups.h>
+#include <cuda_runtime.h>
+
+#include "base/check.h"
+#include "device/stream.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx_order.cuh"
+#include "kernels/cuda/ptx_sm90.cuh"
+#include "kernels/cuda/router.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr int kGateWarps = 8, kChunk = 32;  // columns of a step
+constexpr int kMaxSplits = 8;               // CTAs of a cluster
+constexpr int kChooseWarps = 4;
+
+// ---- gate ----------------------------------------------------------------------------------------
+
+struct GateArgs {
+  const float* x;
+  const bf16* weight;
+  const float* bias;  // or null
+  float* logits;      // [T, E]
+  int num_tokens, num_experts, hidden_size;
+  int expert_warps;  // of a CTA side by side; the others share its columns out
+};
+
+// Two f32 as three pairs of bf16 that add up to them: the bits of a f32's fraction in three pieces.
+// Infinities and NaN are in the first part alone.
+struct Parts {
+  uint32_t v[3];
+};
+__device__ __forceinline__ Parts cut(float a, float b) {
+  Parts parts;
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    const uint32_t u = __float_as_uint(a), w = __float_as_uint(b);
+    parts.v[i] = __byte_perm(u, w, 0x7632);
+    a -= __uint_as_float(u & 0xffff0000u);
+    b -= __uint_as_float(w & 0xffff0000u);
+    if (i == 0) {  // infinity - infinity
+      a = a == a ? a : 0;
+      b = b == b ? b : 0;
+    }
+  }
+  return parts;
+}
+
+// A NaN whose bits are all in the lower half would become an infinity.
+__device__ __forceinline__ float quiet(float v) { return v == v ? v : __uint_as_float(0x7fc00000u); }
+
+// kExperts tiles of 16 experts, kTokens tiles of 8 tokens for each warp. The columns of a chunk go to the
+// fragments in any order, as long as it is the same for both operands: lane q has 8 q ... 8 q + 7.
+template <int kExperts, int kTokens>
+struct GateTile {
+  float sum[kExperts][kTokens][4] = {};
+
+  __device__ void add_chunk(const GateArgs& a, int first_expert, int first_token, int chunk) {
+    const int lane = threadIdx.x % 32, g = lane / 4, col = chunk * kChunk + lane % 4 * 8;
+    uint4 w[kExperts][2];
+    const uint4 zero = {0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < kExperts; ++i)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int e = first_expert + i * 16 + r * 8 + g;
+        w[i][r] = e < a.num_experts ? __ldg(reinterpret_cast<const uint4*>(
+                                          a.weight + static_cast<int64_t>(e) * a.hidden_size + col))
+                                    : zero;
+      }
+#pragma unroll
+    for (int j = 0; j < kTokens; ++j) {
+      const int t = first_token + j * 8 + g;
+      float4 x[2] = {};
+      if (t < a.num_tokens) {
+        const auto* row =
+            reinterpret_cast<const float4*>(a.x + static_cast<int64_t>(t) * a.hidden_size + col);
+        x[0] = row[0], x[1] = row[1];
+      }
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        const Parts b0 = cut(quiet(x[step].x), quiet(x[step].y)),
+                    b1 = cut(quiet(x[step].z), quiet(x[step].w));
+#pragma unroll
+        for (int part = 0; part < 3; ++part)
+#pragma unroll
+          for (int i = 0; i < kExperts; ++i) {
+            const uint4 low = w[i][0], high = w[i][1];
+            const uint32_t fragment[4] = {step == 0 ? low.x : low.z, step == 0 ? high.x : high.z,
+                                          step == 0 ? low.y : low.w, step == 0 ? high.y : high.w};
+            ptx::mma_m16n8k16(sum[i][j], fragment, b0.v[part], b1.v[part]);
+          }
+      }
+    }
+  }
+};
+
+// The blocks of a cluster, the same shared memory of another of them, and the order of launches: Hopper's;
+// other GPUs have no clusters and launch one kernel behind the other.
+__device__ void wait_for_cluster(int blocks) {
+#if __CUDA_ARCH__ >= 900
+  if (blocks > 1) return cooperative_groups::this_cluster().sync();
+#endif
+  __syncthreads();
+}
+__device__ float shared_of_block(const float* p, int rank) {
+#if __CUDA_ARCH__ >= 900
+  p = cooperative_groups::this_cluster().map_shared_rank(p, rank);
+#endif
+  return *p;
+}
+__device__ void wait_for_earlier_kernels() {
+#if __CUDA_ARCH__ >= 900
+  ptx::grid_dependents_launch();
+  ptx::grid_dependency_wait();
+#endif
+}
+
+// grid: (tiles of experts, tiles of tokens, splits of the columns: one cluster).
+template <int kExperts, int kTokens>
+__global__ void __launch_bounds__(kGateWarps * 32) gate_kernel(const GateArgs a) {
+  constexpr int kValues = kExperts * kTokens * 4;
+  __shared__ float shared[kGateWarps][kValues * 32];
+  wait_for_earlier_kernels();
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int expert_warp = warp % a.expert_warps, slice = warp / a.expert_warps;
+  const int slices = kGateWarps / a.expert_warps, splits = static_cast<int>(gridDim.z);
+  const int first_expert = (blockIdx.x * a.expert_warps + expert_warp) * 16 * kExperts;
+  const int first_token = blockIdx.y * 8 * kTokens;
+  GateTile<kExperts, kTokens> tile;
+  if (first_expert < a.num_experts) {
+    const int chunks = a.hidden_size / kChunk, step = slices * splits;
+#pragma unroll 2
+    for (int chunk = blockIdx.z * slices + slice; chunk < chunks; chunk += step)
+      tile.add_chunk(a, first_expert, first_token, chunk);
+  }
+#pragma unroll
+  for (int i = 0; i < kValues; ++i)
+    shared[warp][i * 32 + lane] = tile.sum[i / 4 / kTokens][i / 4 % kTokens][i % 4];
+  wait_for_cluster(splits);
+  if (slice == 0 && blockIdx.z == 0) {
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      const int e = first_expert + i / 4 / kTokens * 16 + i % 4 / 2 * 8 + lane / 4;
+      const int t = first_token + i / 4 % kTokens * 8 + lane % 4 * 2 + i % 2;
+      if (e >= a.num_experts || t >= a.num_tokens) continue;
+      float sum = 0;
+      for (int z = 0; z < splits; ++z)
+        for (int s = 0; s < slices; ++s)
+          sum += shared_of_block(&shared[warp + s * a.expert_warps][i * 32 + lane], z);
+      a.logits[static_cast<int64_t>(t) * a.num_experts + e] = a.bias != nullptr ? sum + a.bias[e] : sum;
+    }
+  }
+  wait_for_cluster(splits);  // nobody leaves while its sums are read
+}
+
+// ---- choice --------------------------------------------------------------------------------------
+
+struct ChooseArgs {
+  RoutingRule rule;
+  const float* logits;  // [T, E]
+  int num_tokens;
+  int32_t* ids;
+  float* weights;
+};
+
+// Orders floats as the choice does: NaN last, zeros of either sign equal.
+__device__ uint32_t key_of(float score) {
+  if (score != score) return 0;
+  const uint32_t u = __float_as_uint(score + 0.0f);
+  return (u & 0x80000000u) != 0 ? ~u : u | 0x80000000u;
+}
+
+// What a warp chooses from: candidate i is lane i % 32's.
+struct Candidates {
+  const uint32_t* keys;  // [n], shared memory
+  int n;
+  uint32_t open = 0;  // this lane's candidates that may be chosen: bit i / 32
+
+  __device__ void take_all() {
+    const int lane = threadIdx.x % 32, mine = (n - lane + 31) / 32;
+    open = mine >= 32 ? ~0u : (1u << max(mine, 0)) - 1;
+  }
+  // The best open one, of equals the first; it is closed. -1: there is none.
+  __device__ int take_best() {
+    const int lane = threadIdx.x % 32;
+    uint32_t best = 0;
+    int id = 1 << 30;
+    for (uint32_t left = open; left != 0; left &= left - 1) {
+      const int i = (__ffs(static_cast<int>(left)) - 1) * 32 + lane;
+      if (id == 1 << 30 || keys[i] > best) best = keys[i], id = i;
+    }
+    const uint32_t top = __reduce_max_sync(~0u, best);
+    const int winner = __reduce_min_sync(~0u, best == top ? id : 1 << 30);
+    if (winner == id && id < 1 << 30) open &= ~(1u << (id / 32));
+    return winner < 1 << 30 ? winner : -1;
+  }
+};
+
+// A grouped rule's score of a logit, rounded to f32.
+__device__ float score_of(const RoutingRule& rule, float logit) {
+  const double x = logit;
+  if (rule.scoring == RouterScoring::kSigmoidGrouped) return static_cast<float>(1 / (1 + exp(-x)));
+  return static_cast<float>(sqrt((x > 0 ? x : 0) + log1p(exp(-fabs(x)))));
+}
+
+__device__ double warp_sum(double v) {
+  for (int d = 16; d > 0; d /= 2) v += __shfl_xor_sync(~0u, v, d);
+  return v;
+}
+
+// The sum of a group's two best scores, NaN if there are no two numbers (or one, of one).
+__device__ float group_score(const float* scores, int size, int rotation) {
+  float best = nanf(""), second = best;
+  for (int i = 0; i < size; ++i) {
+    const float s = scores[(i + rotation) % size];
+    if (s > best || (best != best && s == s)) {
+      second = best, best = s;
+    } else if (s > second || (second != second && s == s)) {
+      second = s;
+    }
+  }
+  return size == 1 ? best : best + second;
+}
+
+// Closes the candidates of all groups but the best; scores and keys of candidates are written, room is for
+// keys of groups.
+__device__ void keep_best_groups(const RoutingRule& rule, const float* scores, uint32_t* room,
+                                 Candidates& all) {
+  const int groups = static_cast<int>(rule.num_groups), size = all.n / groups, lane = threadIdx.x % 32;
+  for (int g = lane; g < groups; g += 32) room[g] = key_of(group_score(scores + g * size, size, g % size));
+  __syncwarp();
+  Candidates best{room, groups};
+  best.take_all();
+  uint32_t kept = 0;
+  for (int i = 0; i < rule.top_k_groups; ++i) {
+    const int g = best.take_best();
+    for (uint32_t left = all.open; left != 0; left &= left - 1) {
+      const int bit = __ffs(static_cast<int>(left)) - 1;
+      if ((bit * 32 + lane) / size == g) kept |= 1u << bit;
+    }
+  }
+  all.open = kept;
+}
+
+// Lane k has the weight of the k-th chosen.
+__device__ float weight_of(const RoutingRule& rule, const float* logits, int id, float top) {
+  const int lane = threadIdx.x % 32, experts = static_cast<int>(rule.num_experts);
+  const bool chosen = lane < rule.top_k;
+  if (is_grouped(rule.scoring)) {
+    const double score = chosen ? score_of(rule, logits[id]) : 0;
+    const double divisor = rule.norm_top_k ? warp_sum(score) + 1e-20 : 1;
+    return static_cast<float>(score / divisor * rule.scaling_factor);
+  }
+  const double value = chosen ? exp(static_cast<double>(logits[id]) - top) : 0;
+  double sum = value;
+  if (rule.scoring == RouterScoring::kSoftmaxTopk && !rule.norm_top_k) {
+    sum = 0;
+    for (int e = lane; e < experts; e += 32) sum += exp(static_cast<double>(logits[e]) - top);
+  }
+  return static_cast<float>(value / warp_sum(sum) * rule.scaling_factor);
+}
+
+__global__ void __launch_bounds__(kChooseWarps * 32) choose_kernel(const ChooseArgs a) {
+  extern __shared__ uint32_t memory[];
+  const RoutingRule& rule = a.rule;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, experts = static_cast<int>(rule.num_experts);
+  const int t = blockIdx.x * kChooseWarps + warp, topk = static_cast<int>(rule.top_k);
+  const bool grouped = is_grouped(rule.scoring);
+  uint32_t* keys = memory + warp * (3 * experts + static_cast<int>(kMaxRouterGroups));
+  auto* logits = reinterpret_cast<float*>(keys + experts);
+  float* scores = logits + experts;
+  wait_for_earlier_kernels();
+  if (t >= a.num_tokens) return;
+  for (int e = lane; e < experts; e += 32) {
+    const float logit = a.logits[static_cast<int64_t>(t) * experts + e];
+    float score = grouped ? score_of(rule, logit) : logit;
+    if (grouped && rule.correction_bias != nullptr) score += rule.correction_bias[e];
+    logits[e] = logit, scores[e] = score, keys[e] = key_of(score);
+  }
+  __syncwarp();
+  Candidates candidates{keys, experts};
+  candidates.take_all();
+  if (grouped && rule.num_groups != rule.top_k_groups)
+    keep_best_groups(rule, scores, keys + 3 * experts, candidates);
+  int id = 0, first = 0;
+  for (int k = 0; k < topk; ++k) {
+    const int best = candidates.take_best();
+    if (k == 0) first = best;
+    if (k == lane) id = best;
+  }
+  const float weight = weight_of(rule, logits, id, logits[first]);
+  if (lane >= topk) return;
+  a.ids[static_cast<int64_t>(t) * topk + lane] = id;
+  a.weights[static_cast<int64_t>(t) * topk + lane] = weight;
+}
+
+// ---- host ----------------------------------------------------------------------------------------
+
+unsigned blocks_of(int64_t n, int64_t size) { return static_cast<unsigned>(ceil_div(n, size)); }
+bool has_clusters() { return device_limits().compute_major >= 9; }
+
+// How the gate is cut: few tokens fill the machine by splitting the columns.
+struct GatePlan {
+  bool few = false;
+  int expert_warps = 1;
+  dim3 grid;
+};
+GatePlan gate_plan(int64_t num_tokens, int64_t num_experts) {
+  constexpr unsigned kCtas = 256;  // wanted: about two for each SM
+  GatePlan p;
+  p.few = num_tokens <= 64;
+  const int experts = p.few ? 16 : 32, tokens = p.few ? 8 : 32;
+  if (!p.few)
+    while (p.expert_warps < kGateWarps && p.expert_warps * experts < num_experts) p.expert_warps *= 2;
+  p.grid = dim3(blocks_of(num_experts, p.expert_warps * experts), blocks_of(num_tokens, tokens));
+  while (has_clusters() && p.grid.z < kMaxSplits && p.grid.x * p.grid.y * p.grid.z * 2 <= kCtas)
+    p.grid.z *= 2;
+  return p;
+}
+
+template <class Args>
+void launch_clusters(const char* name, void (*kernel)(Args), cudaLaunchConfig_t config, unsigned cluster,
+                     const Args& args) {
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {1, 1, cluster};
+  config.attrs = attributes;
+  config.numAttrs = has_clusters() ? 2 : 0;
+  config.stream = current_stream().handle();
+  cudaLaunchKernelEx(&config, kernel, args);
+  current_stream().check_launch(name);
+}
+
+void launch_gate(const DeviceRouterArgs& args) {
+  const GatePlan plan = gate_plan(args.num_tokens, args.rule.num_experts);
+  const GateArgs a = {.x = args.x,
+                      .weight = args.weight,
+                      .bias = args.bias,
+                      .logits = args.logits,
+                      .num_tokens = static_cast<int>(args.num_tokens),
+                      .num_experts = static_cast<int>(args.rule.num_experts),
+                      .hidden_size = static_cast<int>(args.hidden_size),
+                      .expert_warps = plan.expert_warps};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = plan.grid;
+  config.blockDim = dim3(kGateWarps * 32);
+  launch_clusters("router_gate", plan.few ? gate_kernel<1, 1> : gate_kernel<2, 4>, config, plan.grid.z, a);
+}
+
+void launch_choose(const DeviceRouterArgs& args) {
+  ChooseArgs a = {.rule = args.rule,
+                  .logits = args.logits,
+                  .num_tokens = static_cast<int>(args.num_tokens),
+                  .ids = args.ids,
+                  .weights = args.weights};
+  a.rule.correction_bias = args.correction_bias;
+  const auto shared_bytes = [](int64_t experts) {
+    return static_cast<int>(kChooseWarps * 4 * (3 * experts + kMaxRouterGroups));
+  };
+  static const cudaError_t allowed = cudaFuncSetAttribute(
+      choose_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes(kMaxDeviceExperts));
+  FP4MOE_CHECK(allowed == cudaSuccess, "shared memory of the choice");
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks_of(args.num_tokens, kChooseWarps));
+  config.blockDim = dim3(kChooseWarps * 32);
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes(args.rule.num_experts));
+  launch_clusters("router_choose", choose_kernel, config, 1, a);
+}
+
+}  // namespace
+
+void cuda_route(const DeviceRouterArgs& args) {
+  if (args.num_tokens == 0) return;
+  FP4MOE_CHECK(args.hidden_size % kChunk == 0 && args.rule.num_experts <= kMaxDeviceExperts &&
+                   args.rule.top_k <= kMaxDeviceTopk,
+               "sizes of the router");
+  launch_gate(args);
+  launch_choose(args);
+}
+
+}  // namespace fp4moe
