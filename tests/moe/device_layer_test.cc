@@ -133,9 +133,10 @@ class DeviceLayerTest
     const int64_t scratch_bytes = (*layer)->scratch_bytes(tokens, *transport);
     Arena scratch = std::move(*Arena::make(scratch_bytes, device_memory()));
     const std::vector<uint8_t> poison(static_cast<size_t>(scratch_bytes), 0xff);
-    if (scratch_bytes > 0)
+    if (scratch_bytes > 0) {
       EXPECT_TRUE(
           device_memory().upload(scratch.take<uint8_t>(scratch_bytes), poison.data(), scratch_bytes).ok());
+    }
     std::vector<float> first;
     for (int repeat = 0; repeat < 3; ++repeat) {  // the same bits, and counters left ready
       const DeviceFloats again(c.ramp(tokens));

@@ -9,9 +9,10 @@ namespace {
 TEST(DeviceTest, Resolves) {
   EXPECT_EQ(resolve_device("cpu")->kind, DeviceKind::kCpu);
   EXPECT_EQ(resolve_device("auto")->kind, device_info().ok() ? DeviceKind::kCuda : DeviceKind::kCpu);
-  if (!device_info().ok())
+  if (!device_info().ok()) {
     EXPECT_EQ(resolve_device("cuda").status().message(),
               "device=cuda: " + device_info().status().message() + "; nearest legal choice: --device cpu");
+  }
   EXPECT_EQ(resolve_device("tpu").status().message(), "unknown device 'tpu': auto, cpu or cuda");
 }
 
