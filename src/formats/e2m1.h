@@ -12,8 +12,12 @@ inline constexpr float kE2m1Max = 6.0f;
 inline constexpr float kE2m1Values[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                                           -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
-// The value of the low four bits of `code`.
-constexpr float e2m1_decode(uint8_t code) { return kE2m1Values[code & 0xf]; }
+// The value of the low four bits of `code`; without the table, which device code cannot read.
+constexpr float e2m1_decode(uint8_t code) {
+  const uint32_t sign = static_cast<uint32_t>(code & 8) << 28, magnitude = code & 7;
+  if (magnitude < 2) return std::bit_cast<float>(sign | (magnitude == 1 ? 0x3f000000u : 0u));
+  return std::bit_cast<float>(sign | ((magnitude >> 1) + 126) << 23 | (magnitude & 1) << 22);
+}
 
 // Round to nearest, ties to the even fraction bit; saturates to +-6; a NaN of either sign gives +6 (0x7); the
 // sign of a zero is kept. The comparisons are the midpoints; one that ties upwards is inclusive.

@@ -1,8 +1,4 @@
-// The table of Hopper's MoE ops. A whole layer of them: one launch for few tokens, else sort, both GEMMs in
-// one launch, combine.
-#include <algorithm>
-
-#include "kernels/cuda/few_tokens.h"
+// The table of Hopper's MoE ops. A whole layer of them: sort, both GEMMs in one launch, combine.
 #include "kernels/cuda/moe_sort.h"
 #include "kernels/cuda/router.h"
 #include "kernels/cuda/sm90_expert_gemm.h"
@@ -13,17 +9,7 @@
 namespace fp4moe {
 namespace {
 
-void layer(const DeviceMoeArgs& a) {
-  if (few_tokens_fits(a))
-    few_tokens_layer(a);
-  else
-    run_sorted_layer(a, sm90_gate_up_down);
-}
-
-int64_t layer_workspace_bytes(const TiledExperts& experts, int64_t max_tokens, int64_t topk) {
-  return std::max(sorted_layer_workspace_bytes(experts, max_tokens, topk),
-                  few_tokens_workspace_bytes(experts, topk));
-}
+void layer(const DeviceMoeArgs& a) { run_sorted_layer(a, sm90_gate_up_down); }
 
 constexpr DeviceMoeOps kSm90MoeOps = {.name = "sm90",
                                       .tile_rows_alignment = 8,
@@ -32,7 +18,7 @@ constexpr DeviceMoeOps kSm90MoeOps = {.name = "sm90",
                                       .down = sm90_down,
                                       .combine = moe_combine,
                                       .layer = layer,
-                                      .layer_workspace_bytes = layer_workspace_bytes,
+                                      .layer_workspace_bytes = sorted_layer_workspace_bytes,
                                       .route = cuda_route,
                                       .quantize = cuda_quantize_act,
                                       .gate_up_fp8 = sm90_fp8_gate_up,
