@@ -15,9 +15,15 @@ namespace fp4moe {
 
 constexpr int kFewMaxTokens = 8, kFewMaxPairs = 64;
 constexpr int kFewMaxCtas = 160;
-constexpr int kFewStageTiles = 2;  // of a step of the weight stream, for one group of warps
+constexpr int kFewStageTiles = 2;     // of a step of the weight stream, for one group of warps
+constexpr int kFewGroups = 6;         // of consumer warps; group g has steps g, g + 6, ...
+constexpr int kFewProducerLanes = 4;  // lane l issues steps l, l + 4, ...
+// A stage is always filled by the same lane and emptied by the same group: whoever waits for a stage has
+// itself done the lap before, so that a barrier's parity tells the laps apart.
+constexpr int kFewStageStep = 12;
+static_assert(kFewStageStep % kFewGroups == 0 && kFewStageStep % kFewProducerLanes == 0);
 constexpr int kFewMaxStages = 48;
-constexpr int kFewMinStages = 16;
+constexpr int kFewMinStages = kFewStageStep;
 constexpr int kFewPartStride = 68;       // floats from one token's 64 sums to the next: no bank conflicts
 constexpr int kFewTileBytesOfRow = 128;  // 64 bf16 of a row, in the order of B fragments
 
@@ -90,6 +96,7 @@ constexpr FewPlan few_plan(const TiledExperts& e, int64_t num_tokens, int64_t to
   p.stage_bytes = kFewStageTiles * static_cast<int>(tile_bytes(e.format));
   p.num_stages = (shared_bytes - p.act_bytes) / p.stage_bytes;
   if (p.num_stages > kFewMaxStages) p.num_stages = kFewMaxStages;
+  p.num_stages -= p.num_stages % kFewStageStep;
   return p;
 }
 

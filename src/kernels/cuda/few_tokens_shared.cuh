@@ -6,12 +6,12 @@
 
 namespace fp4moe::few {
 
-constexpr int kGroups = 6;
+constexpr int kGroups = kFewGroups;
 constexpr int kConsumerWarps = 4 * kGroups, kEpilogueWarps = kFewEpilogueWarps;
 constexpr int kEpilogueThreads = kEpilogueWarps * 32;
 constexpr int kProducerWarp = kConsumerWarps + kEpilogueWarps;
 constexpr int kThreads = (kProducerWarp + 1) * 32;
-constexpr int kProducerLanes = 4;
+constexpr int kProducerLanes = kFewProducerLanes;
 constexpr int kFirstRounds = 2;  // of the weight stream, before the rows are counted
 
 struct Args {

@@ -76,6 +76,8 @@ TEST(FewPlanTest, SharedMemoryHoldsTheRowsOfBothPhases) {
   EXPECT_EQ(eight.act_bytes, 8 * 7168 * 2);
   EXPECT_LE(eight.act_bytes + eight.num_stages * eight.stage_bytes, 200'000);
   EXPECT_LE(one.num_stages, kFewMaxStages);
+  for (int64_t tokens = 1; tokens <= kFewMaxTokens; ++tokens)  // one lane and one group for each stage
+    EXPECT_EQ(few_plan(experts, tokens, 8, 132, 200'000).num_stages % 12, 0) << tokens;
   experts.hidden_size = 64;
   EXPECT_EQ(few_plan(experts, 8, 8, 132, 200'000).act_bytes, 16 * 2048 * 2);
 }
