@@ -17,7 +17,7 @@
 //            same S, which depends on the padded batch alone.
 #include "device/stream.h"
 #include "kernels/cuda/attention_params.h"
-#include "kernels/cuda/dev/attention_ptx.h"
+#include "kernels/cuda/attention_ptx.cuh"
 
 namespace fp4moe::cuda {
 namespace {

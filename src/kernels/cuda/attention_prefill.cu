@@ -18,7 +18,7 @@
 //            so on where its chunk starts, but not on other sequences.
 #include "device/stream.h"
 #include "kernels/cuda/attention_params.h"
-#include "kernels/cuda/dev/attention_ptx.h"
+#include "kernels/cuda/attention_ptx.cuh"
 
 namespace fp4moe::cuda {
 namespace {

@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/few_tokens_shared.cuh"
 #include "kernels/cuda/fp4_dequant.cuh"
+#include "kernels/cuda/ptx_mma.cuh"
 #include "kernels/cuda/ptx_order.cuh"
 #include "kernels/cuda/ptx_sm90.cuh"
 
@@ -57,13 +58,13 @@ template <Fp4Format kFormat>
 __device__ __forceinline__ void multiply(const TileWords<kFormat>& words, const Operand& b, float (&sum)[4]) {
   uint32_t w[4];
   words.decode(0, w);
-  ptx::mma_m16n8k16(sum, w, b.low.x, b.low.y);
+  ptx::mma_bf16(sum, w, b.low.x, b.low.y);
   words.decode(1, w);
-  ptx::mma_m16n8k16(sum, w, b.low.z, b.low.w);
+  ptx::mma_bf16(sum, w, b.low.z, b.low.w);
   words.decode(2, w);
-  ptx::mma_m16n8k16(sum, w, b.high.x, b.high.y);
+  ptx::mma_bf16(sum, w, b.high.x, b.high.y);
   words.decode(3, w);
-  ptx::mma_m16n8k16(sum, w, b.high.z, b.high.w);
+  ptx::mma_bf16(sum, w, b.high.z, b.high.w);
 }
 
 template <Fp4Format kFormat>

@@ -5,8 +5,8 @@
 // Bytes:     T I (8 + 2 or 4); T H 12.   Bound: HBM; at T = 1 a launch.
 // Numerics:  f32 with expf; a dot product is summed by thread, by halves of a warp, then warps in order.
 #include "kernels/cuda/dense_kernels.h"
-#include "kernels/cuda/dev/ptx_mma.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx_mma.cuh"
 #include "kernels/cuda/ptx_sm90.cuh"
 
 namespace fp4moe::cuda {

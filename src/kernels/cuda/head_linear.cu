@@ -9,8 +9,8 @@
 // in
 //            order, high and low parts side by side. The same bits for a token whatever T is.
 #include "kernels/cuda/dense_kernels.h"
-#include "kernels/cuda/dev/ptx_mma.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx_mma.cuh"
 #include "kernels/cuda/ptx_sm90.cuh"
 
 namespace fp4moe::cuda {

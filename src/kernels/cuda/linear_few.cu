@@ -17,8 +17,8 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "kernels/cuda/dev/ptx_mma.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx_mma.cuh"
 #include "kernels/cuda/ptx_sm90.cuh"
 
 namespace fp4moe {

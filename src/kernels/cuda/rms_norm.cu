@@ -7,8 +7,8 @@
 // same
 //            bits whatever T is.
 #include "kernels/cuda/dense_kernels.h"
-#include "kernels/cuda/dev/ptx_mma.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx_mma.cuh"
 #include "kernels/cuda/ptx_sm90.cuh"
 
 namespace fp4moe::cuda {

@@ -7,8 +7,8 @@
 // Bytes:     8 of each turned element; 4 + 2 of each stored one.   Bound: HBM; at T = 1 latency.
 // Numerics:  the angle is rounded to f32, as in the models' training code; sincosf; products and sums in f32.
 #include "kernels/cuda/dense_kernels.h"
-#include "kernels/cuda/dev/ptx_mma.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx_mma.cuh"
 #include "kernels/cuda/ptx_sm90.cuh"
 
 namespace fp4moe::cuda {

@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "device/stream.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx_mma.cuh"
 #include "kernels/cuda/ptx_order.cuh"
 #include "kernels/cuda/ptx_sm90.cuh"
 #include "kernels/cuda/router.h"
@@ -99,7 +100,7 @@ struct GateTile {
             const uint4 low = w[i][0], high = w[i][1];
             const uint32_t fragment[4] = {step == 0 ? low.x : low.z, step == 0 ? high.x : high.z,
                                           step == 0 ? low.y : low.w, step == 0 ? high.y : high.w};
-            ptx::mma_m16n8k16(sum[i][j], fragment, b0.v[part], b1.v[part]);
+            ptx::mma_bf16(sum[i][j], fragment, b0.v[part], b1.v[part]);
           }
       }
     }
