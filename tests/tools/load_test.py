@@ -323,6 +323,8 @@ class Watch(threading.Thread):
         self.samples = []  # (seconds, RSS, GPU memory)
         self.peak = collections.Counter()
         self.failure = None
+        if on_gpu:
+            gpu_mib()  # where it cannot be read, no load is worth its time
 
     def run(self):
         printed = self.begin
