@@ -111,11 +111,9 @@ class LayerCopies {
     }
 
     const std::vector<float> ones(static_cast<size_t>(shape.num_local) * 3, 1.0f);
-    const auto scale_bytes = static_cast<int64_t>(ones.size() * sizeof(float));
-    auto scales = Buffer::make(scale_bytes, device_memory());
+    auto scales = Buffer::copy_of(ones, device_memory());
     if (!scales.ok()) return scales.status();
     layers.scales_ = std::move(scales).value();
-    if (Status s = device_memory().upload(layers.scales_.data(), ones.data(), scale_bytes); !s.ok()) return s;
     layers.experts_ = {.format = run.format,
                        .num_experts = shape.num_local,
                        .hidden_size = h,

@@ -53,6 +53,12 @@ Result<Buffer> Buffer::make(int64_t num_bytes, MemoryResource& memory) {
   return buffer;
 }
 
+Result<Buffer> Buffer::copy_of(const void* host, int64_t num_bytes, MemoryResource& memory) {
+  FP4MOE_ASSIGN_OR_RETURN(Buffer buffer, make(num_bytes, memory));
+  if (num_bytes > 0) FP4MOE_RETURN_IF_ERROR(memory.upload(buffer.data(), host, num_bytes));
+  return buffer;
+}
+
 void Buffer::release() {
   if (data_ != nullptr) memory_->release(data_);
   data_ = nullptr;

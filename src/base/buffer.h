@@ -17,6 +17,11 @@ class Buffer {
   Buffer() = default;
   // kDoesNotFit if the system refuses; num_bytes == 0 makes an empty buffer.
   static Result<Buffer> make(int64_t num_bytes, MemoryResource& memory = host_memory());
+  // The same bytes of the host's, in that memory.
+  static Result<Buffer> copy_of(const void* host, int64_t num_bytes, MemoryResource& memory);
+  static Result<Buffer> copy_of(std::span<const float> host, MemoryResource& memory) {
+    return copy_of(host.data(), static_cast<int64_t>(host.size_bytes()), memory);
+  }
   ~Buffer() { release(); }
   Buffer(Buffer&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)),

@@ -191,9 +191,8 @@ Status DeviceRank::wait(const std::string& what) {
 
 Status DeviceRank::set_masked_ids(std::span<const int32_t> ids) {
   num_masked_ = std::ssize(ids);
-  FP4MOE_ASSIGN_OR_RETURN(masked_ids_, Buffer::make(num_masked_ * 4, device_memory()));
-  if (ids.empty()) return {};
-  return device_memory().upload(masked_ids_.data(), ids.data(), num_masked_ * 4);
+  FP4MOE_ASSIGN_OR_RETURN(masked_ids_, Buffer::copy_of(ids.data(), num_masked_ * 4, device_memory()));
+  return {};
 }
 
 Status DeviceRank::sample(std::span<const SampleRowParams> rows, std::span<SampledRow> out) {

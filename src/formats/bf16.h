@@ -3,6 +3,8 @@
 
 #include <bit>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 namespace fp4moe {
 
@@ -22,5 +24,12 @@ constexpr bf16 float_to_bf16(float x) {
 
 // x rounded to the nearest bf16, as a float.
 constexpr float round_to_bf16(float x) { return bf16_to_float(float_to_bf16(x)); }
+
+inline std::vector<float> bf16_to_floats(std::span<const bf16> values) {
+  std::vector<float> floats;
+  floats.reserve(values.size());
+  for (const bf16 x : values) floats.push_back(bf16_to_float(x));
+  return floats;
+}
 
 }  // namespace fp4moe

@@ -78,7 +78,7 @@ Result<LinearLayer> LinearLayer::make(const MoePlan& plan, const DenseOps& ops,
     FP4MOE_ASSIGN_OR_RETURN(layer.fp4_, Fp4Linear::make(plan, view, pool));
     return layer;
   }
-  FP4MOE_RETURN_IF_ERROR(layer.put_bias(bias));
+  FP4MOE_ASSIGN_OR_RETURN(layer.bias_, Buffer::copy_of(bf16_to_floats(bias), ops.memory()));
   const bf16* source = parts[0].weights.weight;
   Buffer stacked;
   if (parts.size() > 1 || !is_whole(parts[0])) {
@@ -95,14 +95,6 @@ Result<LinearLayer> LinearLayer::make(const MoePlan& plan, const DenseOps& ops,
   }
   FP4MOE_ASSIGN_OR_RETURN(layer.weight_, put_linear_weight(source, layer.n_, layer.k_, ops, pool));
   return layer;
-}
-
-Status LinearLayer::put_bias(const std::vector<bf16>& bias) {
-  std::vector<float> values;
-  for (const bf16 b : bias) values.push_back(bf16_to_float(b));
-  const auto num_bytes = static_cast<int64_t>(values.size() * sizeof(float));
-  FP4MOE_ASSIGN_OR_RETURN(bias_, Buffer::make(num_bytes, ops_->memory()));
-  return num_bytes == 0 ? Status() : ops_->memory().upload(bias_.data(), values.data(), num_bytes);
 }
 
 void LinearLayer::forward(const ActRows& x, float* out, bool accumulate, Arena& scratch,

@@ -42,7 +42,6 @@ class LinearLayer {
   void forward_normed(const RmsNormArgs& norm, float* out, Arena& scratch, ThreadPool& pool) const;
 
  private:
-  Status put_bias(const std::vector<bf16>& bias);
   const DenseOps* ops_ = nullptr;
   Buffer weight_;  // bf16, in the layout and the memory of ops_; empty with FP4
   std::unique_ptr<Fp4Linear> fp4_;

@@ -48,23 +48,17 @@ Result<Buffer> WeightLoader::floats(const std::string& name, int64_t n) {
 }
 
 Result<Buffer> WeightLoader::put(const std::vector<float>& values) const {
-  const auto num_bytes = static_cast<int64_t>(values.size() * sizeof(float));
-  FP4MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::make(num_bytes, ops_.memory()));
-  if (num_bytes > 0) FP4MOE_RETURN_IF_ERROR(ops_.memory().upload(buffer.data(), values.data(), num_bytes));
-  return buffer;
+  return Buffer::copy_of(values, ops_.memory());
 }
 
 Result<Buffer> WeightLoader::put(Buffer host) const {
   if (ops_.memory().is_host()) return host;
-  FP4MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::make(host.num_bytes(), ops_.memory()));
-  FP4MOE_RETURN_IF_ERROR(ops_.memory().upload(buffer.data(), host.data(), host.num_bytes()));
-  return buffer;
+  return Buffer::copy_of(host.data(), host.num_bytes(), ops_.memory());
 }
 
 Result<Buffer> WeightLoader::matrix(const std::string& name, int64_t rows, int64_t cols) {
   FP4MOE_ASSIGN_OR_RETURN(const TensorView view, checkpoint_.get(name, DType::kBF16, {rows, cols}));
-  FP4MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::make(view.num_bytes(), ops_.memory()));
-  FP4MOE_RETURN_IF_ERROR(ops_.memory().upload(buffer.data(), view.data, view.num_bytes()));
+  FP4MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::copy_of(view.data, view.num_bytes(), ops_.memory()));
   checkpoint_.release(view);
   count(view.num_bytes());
   return buffer;

@@ -11,9 +11,8 @@ Result<DeviceExpertRunner> DeviceExpertRunner::make(const DeviceMoeOps& ops, Dev
   DeviceExpertRunner runner;
   runner.ops_ = &ops;
   runner.experts_ = std::move(experts);
-  FP4MOE_ASSIGN_OR_RETURN(runner.counters_, Buffer::make(kMoeCounterBytes, device_memory()));
   const std::vector<uint8_t> zeros(kMoeCounterBytes);
-  FP4MOE_RETURN_IF_ERROR(device_memory().upload(runner.counters_.data(), zeros.data(), kMoeCounterBytes));
+  FP4MOE_ASSIGN_OR_RETURN(runner.counters_, Buffer::copy_of(zeros.data(), kMoeCounterBytes, device_memory()));
   return runner;
 }
 

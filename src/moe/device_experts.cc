@@ -17,13 +17,6 @@ namespace {
 
 constexpr int64_t kFloat = sizeof(float);
 
-Result<Buffer> put_floats(const std::vector<float>& values) {
-  FP4MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::make(std::ssize(values) * kFloat, device_memory()));
-  if (!values.empty())
-    FP4MOE_RETURN_IF_ERROR(device_memory().upload(buffer.data(), values.data(), buffer.num_bytes()));
-  return buffer;
-}
-
 void append_bias(const bf16* bias, int64_t stride, int64_t count, std::vector<float>& to) {
   for (int64_t i = 0; i < count; ++i) to.push_back(bias == nullptr ? 0.0f : bf16_to_float(bias[i * stride]));
 }
@@ -45,7 +38,7 @@ Status DeviceExperts::put_scales(const std::vector<ExpertScales>& scales) {
   std::vector<float> act;
   for (const ExpertScales& s : scales) act.push_back(s.a1.value);
   for (const ExpertScales& s : scales) act.push_back(s.a2.value);
-  FP4MOE_ASSIGN_OR_RETURN(act_scales_, put_floats(act));
+  FP4MOE_ASSIGN_OR_RETURN(act_scales_, Buffer::copy_of(act, device_memory()));
   FP4MOE_ASSIGN_OR_RETURN(scales_, Buffer::make(std::ssize(scales) * 3 * kFloat, device_memory()));
   tiles_.scales = scales_.as<float>();
   return {};
@@ -64,8 +57,8 @@ Status DeviceExperts::put_biases(const std::vector<ExpertWeightsView>& experts) 
     if (any_up) append_bias(w.up_bias, w.gate_up_bias_stride, tiles_.intermediate_size, gate_up);
     if (any_down) append_bias(w.down_bias, 1, tiles_.hidden_size, down);
   }
-  FP4MOE_ASSIGN_OR_RETURN(gate_up_bias_, put_floats(gate_up));
-  FP4MOE_ASSIGN_OR_RETURN(down_bias_, put_floats(down));
+  FP4MOE_ASSIGN_OR_RETURN(gate_up_bias_, Buffer::copy_of(gate_up, device_memory()));
+  FP4MOE_ASSIGN_OR_RETURN(down_bias_, Buffer::copy_of(down, device_memory()));
   tiles_.gate_up_bias = gate_up_bias_.as<float>();
   tiles_.down_bias = down_bias_.as<float>();
   return {};

@@ -50,20 +50,14 @@ Result<DeviceRouter> make_router(const RouterWeights& weights, const RouterShape
                        std::to_string(shape.top_k) + " and hidden size " + std::to_string(shape.hidden_size) +
                        " on a GPU: at most " + std::to_string(kMaxDeviceExperts) + " and " +
                        std::to_string(kMaxDeviceTopk) + ", and a multiple of 32");
-  const auto put = [&](const void* data, int64_t num_bytes) -> Result<Buffer> {
-    FP4MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::make(num_bytes, ops.memory()));
-    if (num_bytes > 0) FP4MOE_RETURN_IF_ERROR(ops.memory().upload(buffer.data(), data, num_bytes));
-    return buffer;
-  };
-  const auto put_floats = [&](const std::vector<float>& v) {
-    return put(v.data(), std::ssize(v) * int64_t{sizeof(float)});
-  };
   DeviceRouter router;
   router.hidden_size = shape.hidden_size;
   router.rule = routing_rule(weights, shape);
-  FP4MOE_ASSIGN_OR_RETURN(router.weight, put(weights.weight, shape.num_experts * shape.hidden_size * 2));
-  FP4MOE_ASSIGN_OR_RETURN(router.bias, put_floats(weights.bias));
-  FP4MOE_ASSIGN_OR_RETURN(router.correction_bias, put_floats(weights.correction_bias));
+  FP4MOE_ASSIGN_OR_RETURN(
+      router.weight,
+      Buffer::copy_of(weights.weight, shape.num_experts * shape.hidden_size * 2, ops.memory()));
+  FP4MOE_ASSIGN_OR_RETURN(router.bias, Buffer::copy_of(weights.bias, ops.memory()));
+  FP4MOE_ASSIGN_OR_RETURN(router.correction_bias, Buffer::copy_of(weights.correction_bias, ops.memory()));
   return router;
 }
 

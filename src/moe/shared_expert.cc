@@ -1,6 +1,6 @@
 #include "moe/shared_expert.h"
 
-#include <vector>
+#include <span>
 
 #include "base/check.h"
 
@@ -19,10 +19,8 @@ Result<SharedExpert> SharedExpert::make(const MoePlan& plan, const DenseOps& ops
   if (!mlp.ok()) return mlp.status().with_context("shared expert");
   shared.mlp_ = std::move(*mlp);
   if (weights.gate == nullptr) return shared;
-  std::vector<float> gate;
-  for (int64_t i = 0; i < h; ++i) gate.push_back(bf16_to_float(weights.gate[i]));
-  FP4MOE_ASSIGN_OR_RETURN(shared.gate_, Buffer::make(h * static_cast<int64_t>(sizeof(float)), ops.memory()));
-  FP4MOE_RETURN_IF_ERROR(ops.memory().upload(shared.gate_.data(), gate.data(), shared.gate_.num_bytes()));
+  const std::span<const bf16> gate(weights.gate, static_cast<size_t>(h));
+  FP4MOE_ASSIGN_OR_RETURN(shared.gate_, Buffer::copy_of(bf16_to_floats(gate), ops.memory()));
   return shared;
 }
 

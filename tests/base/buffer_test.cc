@@ -36,6 +36,39 @@ TEST(Buffer, RefusesImpossibleSizes) {
   EXPECT_EQ(Buffer::make(INT64_MAX - (4 << 20)).status().code(), StatusCode::kDoesNotFit);
 }
 
+// Memory that is not the host's, and may refuse.
+class FakeMemory final : public MemoryResource {
+ public:
+  Result<uint8_t*> allocate(int64_t num_bytes) override {
+    if (num_bytes > 64) return does_not_fit("64 bytes are left");
+    return new uint8_t[64];
+  }
+  void release(uint8_t* data) override { delete[] data; }
+  Status upload(void* to, const void* from_host, int64_t num_bytes) override {
+    ++num_uploads;
+    return host_memory().upload(to, from_host, num_bytes);
+  }
+  Status download(void* to_host, const void* from, int64_t num_bytes) override {
+    return host_memory().download(to_host, from, num_bytes);
+  }
+  bool is_host() const override { return false; }
+  int num_uploads = 0;
+};
+
+TEST(Buffer, CopiesWhatIsOnTheHost) {
+  FakeMemory memory;
+  const float values[] = {1, -2, 0.5f};
+  const Result<Buffer> copy = Buffer::copy_of(values, memory);
+  ASSERT_TRUE(copy.ok());
+  EXPECT_EQ(copy->num_bytes(), 12);
+  EXPECT_EQ(std::memcmp(copy->data(), values, 12), 0);
+  EXPECT_EQ(memory.num_uploads, 1);
+  EXPECT_EQ(Buffer::copy_of(nullptr, 0, memory)->data(), nullptr);
+  EXPECT_EQ(memory.num_uploads, 1) << "nothing to send";
+  const uint8_t many[65] = {};
+  EXPECT_EQ(Buffer::copy_of(many, 65, memory).status().code(), StatusCode::kDoesNotFit);
+}
+
 TEST(Buffer, MovesHandTheMemoryOver) {
   Buffer a = *Buffer::make(100);
   uint8_t* data = a.data();

@@ -37,13 +37,13 @@ void pack_linear_weight(const bf16* src, int64_t n, int64_t k, LinearLayout layo
 Result<Buffer> put_linear_weight(const bf16* src, int64_t n, int64_t k, const DenseOps& ops,
                                  ThreadPool& pool) {
   MemoryResource& memory = ops.memory();
-  FP4MOE_ASSIGN_OR_RETURN(Buffer weight, Buffer::make(linear_weight_bytes(n, k, ops.linear_layout), memory));
-  if (memory.is_host()) {
-    pack_linear_weight(src, n, k, ops.linear_layout, weight.as<bf16>(), pool);
-    return weight;
+  const int64_t num_bytes = linear_weight_bytes(n, k, ops.linear_layout);
+  if (!memory.is_host()) {
+    FP4MOE_CHECK(ops.linear_layout == LinearLayout::kRowMajor, "a device's weights are row-major");
+    return Buffer::copy_of(src, num_bytes, memory);
   }
-  FP4MOE_CHECK(ops.linear_layout == LinearLayout::kRowMajor, "a device's weights are row-major");
-  FP4MOE_RETURN_IF_ERROR(memory.upload(weight.data(), src, weight.num_bytes()));
+  FP4MOE_ASSIGN_OR_RETURN(Buffer weight, Buffer::make(num_bytes, memory));
+  pack_linear_weight(src, n, k, ops.linear_layout, weight.as<bf16>(), pool);
   return weight;
 }
 

@@ -30,9 +30,8 @@ int64_t slot_bytes_of(const Fp4MatrixView& w) {
 Result<TileUploader> TileUploader::make(ThreadPool& pool) {
   TileUploader uploader(pool);
   FP4MOE_ASSIGN_OR_RETURN(uploader.ring_, upload_ring(kSlotBytes));
-  FP4MOE_ASSIGN_OR_RETURN(uploader.worst_span_, Buffer::make(sizeof(int32_t), device_memory()));
   const int32_t none = 0;
-  FP4MOE_RETURN_IF_ERROR(device_memory().upload(uploader.worst_span_.data(), &none, sizeof none));
+  FP4MOE_ASSIGN_OR_RETURN(uploader.worst_span_, Buffer::copy_of(&none, sizeof none, device_memory()));
   return uploader;
 }
 
