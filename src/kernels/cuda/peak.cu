@@ -10,7 +10,7 @@
 
 #include <algorithm>
 
-#include "device/stream.h"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/peak.h"
 #include "kernels/cuda/ptx_sm90.cuh"
 
@@ -54,27 +54,18 @@ __global__ void __launch_bounds__(32) peak_read_kernel(const __grid_constant__ R
 
 __global__ void empty_kernel() {}
 
-int num_sms() {
-  static const int num = [] {
-    int n = 1;
-    cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, 0);
-    cudaFuncSetAttribute(peak_read_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kRingBytes);
-    return n;
-  }();
-  return num;
-}
-
 }  // namespace
 
 void peak_read(const uint8_t* data, int64_t num_bytes) {
   if (num_bytes == 0) return;
-  const int64_t grid = int64_t{kBlocksPerSm} * num_sms();
+  const int64_t grid = int64_t{kBlocksPerSm} * device_limits().num_sms;
   const bool large = num_bytes >= grid * kRingBytes / 2;
   ReadArgs args{.data = data};
   args.chunk_bytes = static_cast<int>(large ? kLargeChunk : kSmallChunk);
   args.num_stages = kRingBytes / args.chunk_bytes;
   args.num_chunks = num_bytes / args.chunk_bytes;
   const auto blocks = static_cast<unsigned>(std::min(grid, args.num_chunks));
+  cudaFuncSetAttribute(peak_read_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kRingBytes);
   Stream& stream = current_stream();
   peak_read_kernel<<<blocks, 32, kRingBytes, stream.handle()>>>(args);
   stream.check_launch("peak_read");
