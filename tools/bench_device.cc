@@ -51,9 +51,9 @@ Result<DeviceInfo> bench_gpu(const std::string& device) {
                        "bench latency and the micro-benchmarks of docs/perf.md");
   auto info = device_info();
   if (!info.ok()) return info.status().with_context("device=cuda");
-  if (info->compute_major != 9)
-    return unsupported("device=cuda: " + info->name + " is sm_" + std::to_string(info->compute_major) +
-                       std::to_string(info->compute_minor) + "; this bench is for Hopper (sm_90)");
+  if (info->compute_capability / 10 != 9)
+    return unsupported("device=cuda: " + info->name + " is sm_" + std::to_string(info->compute_capability) +
+                       "; this bench is for Hopper (sm_90)");
   return info;
 }
 

@@ -10,8 +10,8 @@ std::string describe_cuda() {
   const auto info = device_info();
   if (!info.ok()) return info.status().message();
   char line[400];
-  std::snprintf(line, sizeof line, "%s, sm_%d%d, %d SMs, %.1f GiB, driver for CUDA %s, built with %s",
-                info->name.c_str(), info->compute_major, info->compute_minor, info->num_sms,
+  std::snprintf(line, sizeof line, "%s, sm_%d, %d SMs, %.1f GiB, driver for CUDA %s, built with %s",
+                info->name.c_str(), info->compute_capability, info->num_sms,
                 static_cast<double>(info->memory_bytes) / (1024.0 * 1024 * 1024),
                 cuda_version_text(info->driver_version).c_str(),
                 cuda_version_text(info->runtime_version).c_str());

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "fp4moe/status.h"
@@ -16,6 +17,7 @@ struct DeviceChoice {
   DeviceKind kind = DeviceKind::kCpu;
   int compute_capability = 0;  // of the GPU: 10 major + minor
 };
+std::string compute_capability_text(int compute_capability);  // "9.0" of 90
 
 // auto | cpu | cuda. auto is a GPU that this build can use, else the CPU. kUnsupported for cuda without one,
 // saying why; kInvalidArgument for any other name.

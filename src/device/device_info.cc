@@ -1,5 +1,7 @@
 #include "device/device_info.h"
 
+#include "device/device.h"
+
 #ifdef FP4MOE_HAS_CUDA
 #include "device/cuda_error.h"
 #endif
@@ -21,9 +23,10 @@ Status check_device(const DeviceFacts& facts) {
   if (facts.num_devices == 0)
     return unsupported("the NVIDIA driver shows no device (is CUDA_VISIBLE_DEVICES set?)");
   const DeviceInfo& device = facts.device;
-  if (device.compute_major < 8)
-    return unsupported(device.name + " has compute capability " + std::to_string(device.compute_major) + "." +
-                       std::to_string(device.compute_minor) + ", 8.0 (Ampere) or newer is supported");
+  if (device.compute_capability < 80)
+    return unsupported(device.name + " has compute capability " +
+                       compute_capability_text(device.compute_capability) +
+                       ", 8.0 (Ampere) or newer is supported");
   return {};
 }
 
@@ -50,8 +53,7 @@ DeviceFacts read_facts() {
     return facts;
   }
   facts.device = {.name = properties.name,
-                  .compute_major = properties.major,
-                  .compute_minor = properties.minor,
+                  .compute_capability = 10 * properties.major + properties.minor,
                   .num_sms = properties.multiProcessorCount,
                   .l2_bytes = properties.l2CacheSize,
                   .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem),

@@ -9,8 +9,8 @@
 namespace fp4moe {
 
 struct DeviceInfo {
-  std::string name;  // "NVIDIA H200"
-  int compute_major = 0, compute_minor = 0;
+  std::string name;            // "NVIDIA H200"
+  int compute_capability = 0;  // 10 major + minor
   int num_sms = 0;
   int64_t l2_bytes = 0, memory_bytes = 0;
   int driver_version = 0, runtime_version = 0;  // 1000 major + 10 minor; the driver's is what it supports

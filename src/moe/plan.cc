@@ -149,9 +149,6 @@ Result<A2aSettings> choose_a2a_settings(const MoeChoice& c, const Numerics& n, c
   return settings;
 }
 
-// "9.0" of 90.
-std::string capability(int compute) { return number(compute / 10) + "." + number(compute % 10); }
-
 // Why the row cannot run the problem; empty if it can.
 std::string why_not(const RunnerRow& row, const MoeProblem& p, Scheme scheme, const A2aRow& a2a) {
   if (row.device != p.device)
@@ -159,9 +156,9 @@ std::string why_not(const RunnerRow& row, const MoeProblem& p, Scheme scheme, co
            device_kind_name(p.device);
   if (row.device == DeviceKind::kCuda &&
       (p.compute_capability < row.min_compute || p.compute_capability > row.max_compute))
-    return "needs compute capability " + capability(row.min_compute) +
+    return "needs compute capability " + compute_capability_text(row.min_compute) +
            (row.max_compute == row.min_compute ? "" : " or more") + ", this GPU has " +
-           capability(p.compute_capability);
+           compute_capability_text(p.compute_capability);
   if (row.device == DeviceKind::kCuda && p.intermediate_size % 32 != 0)
     return "needs intermediate_size in multiples of 32, not " + number(p.intermediate_size);
   if (row.isa > p.isa)

@@ -70,9 +70,8 @@ std::string describe(const MoePlan& plan) {
       ", activations " + dtype_name(p.act_dtype) + ", H=" + number(p.hidden_size) +
       " I=" + number(p.intermediate_size) + " E=" + number(p.num_experts) + " K=" + number(p.top_k) + ", " +
       device_kind_name(p.device) + " " +
-      (p.device == DeviceKind::kCpu
-           ? std::string(isa_name(p.isa))
-           : number(p.compute_capability / 10) + "." + number(p.compute_capability % 10)) +
+      (p.device == DeviceKind::kCpu ? std::string(isa_name(p.isa))
+                                    : compute_capability_text(p.compute_capability)) +
       ", fabric " + plan.fabric().name + ", " + number(p.layout.tp) + (p.layout.tp == 1 ? " rank" : " ranks");
   const auto line = [&](const std::string& head, const std::string& kind, const std::string& name) {
     text += "\n  " + head + std::string(8 - head.size(), ' ') + " " + kind +

@@ -18,7 +18,7 @@ DeviceFacts good_machine() {
           .runtime_version = 13000,
           .driver_too_old = false,
           .error = "",
-          .device = {.name = "NVIDIA H200", .compute_major = 9}};
+          .device = {.name = "NVIDIA H200", .compute_capability = 90}};
 }
 
 TEST(DeviceInfoTest, VersionsAreMajorAndMinor) {
@@ -29,7 +29,7 @@ TEST(DeviceInfoTest, VersionsAreMajorAndMinor) {
 TEST(DeviceInfoTest, AcceptsAmpereAndNewer) {
   DeviceFacts facts = good_machine();
   EXPECT_TRUE(check_device(facts).ok());
-  facts.device.compute_major = 8;
+  facts.device.compute_capability = 80;
   EXPECT_TRUE(check_device(facts).ok());
   facts.driver_version = 12080;  // a driver that the runtime accepts may be older than it
   EXPECT_TRUE(check_device(facts).ok());
@@ -57,7 +57,7 @@ TEST(DeviceInfoTest, SaysWhatIsMissing) {
   EXPECT_EQ(check_device(facts).message(), "no usable CUDA device: system not yet initialized");
 
   facts = good_machine();
-  facts.device = {.name = "Tesla V100", .compute_major = 7};
+  facts.device = {.name = "Tesla V100", .compute_capability = 70};
   EXPECT_EQ(check_device(facts).message(),
             "Tesla V100 has compute capability 7.0, 8.0 (Ampere) or newer is supported");
   EXPECT_EQ(check_device(facts).code(), StatusCode::kUnsupported);

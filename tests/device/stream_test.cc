@@ -42,7 +42,7 @@ struct Memories {
 TEST(StreamTest, TheDeviceIsKnown) {
   const auto info = device_info();
   ASSERT_TRUE(info.ok());
-  EXPECT_GE(info->compute_major, 8);
+  EXPECT_GE(info->compute_capability, 80);
   EXPECT_GT(info->num_sms, 0);
   EXPECT_GT(info->l2_bytes, 0);
   const auto memory = device_memory_info();

@@ -16,5 +16,11 @@ TEST(DeviceTest, Resolves) {
   EXPECT_EQ(resolve_device("tpu").status().message(), "unknown device 'tpu': auto, cpu or cuda");
 }
 
+TEST(DeviceTest, CapabilitiesAreMajorAndMinor) {
+  EXPECT_EQ(compute_capability_text(90), "9.0");
+  EXPECT_EQ(compute_capability_text(86), "8.6");
+  EXPECT_EQ(compute_capability_text(120), "12.0");
+}
+
 }  // namespace
 }  // namespace fp4moe
