@@ -5,8 +5,7 @@
 // Bound     latency of plain loads: this is the fallback, correct everywhere and tuned nowhere.
 // Launch    compiled to PTX of compute_80 alone; the driver makes machine code of it, on any GPU since.
 // Numerics  mma.sync m16n8k16 on exact bf16 weights, f32 sums in ascending K order; the same bits on every
-// run
-//           and for every number of tokens.
+//           run and for every number of tokens.
 #include <cuda_runtime.h>
 
 #include "base/check.h"

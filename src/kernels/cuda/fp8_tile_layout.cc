@@ -9,19 +9,12 @@
 #include "base/check.h"
 #include "formats/e2m1.h"
 #include "formats/e4m3.h"
+#include "kernels/cuda/tile_layout.h"
 
 namespace fp4moe {
 namespace {
 
 constexpr int kMxIndices = kFp8MxTop - kFp8MxBottom + 1;
-
-// Where a matrix's rows go: row i is tile row of_row(i).
-enum class RowOrder : uint8_t { kPlain, kGate, kUp };
-
-int64_t tile_row(RowOrder order, int64_t i) {
-  if (order == RowOrder::kPlain) return i;
-  return i / 32 * 64 + i % 32 / 8 * 16 + i % 8 + (order == RowOrder::kUp ? 8 : 0);
-}
 
 // What an element's place in its tile depends on.
 struct Place {
@@ -52,25 +45,6 @@ int64_t tile_of(Fp4Format format, int64_t n, int64_t k, int64_t r, int64_t c) {
   return fp8_tile_offset(format, fp8_row_tiles(n), fp8_slabs(k), r / kFp8TileRows, c / kFp8TileCols);
 }
 
-bool is_zero_group(const uint8_t* codes, int64_t bytes) {
-  return std::all_of(codes, codes + bytes, [](uint8_t b) { return (b & 0x77) == 0; });
-}
-
-// The scale bytes of one row whose groups hold a code other than zero.
-struct ScaleRange {
-  int least = 255, most = 0;
-  ScaleRange(const Fp4MatrixView& w, int64_t r) {
-    const int block = fp4_block(w.format);
-    for (int64_t i = 0; i < w.cols / block; ++i) {
-      const int scale = w.scales[r * w.scale_stride_bytes + i];
-      if (scale >= least && scale <= most) continue;
-      if (is_zero_group(w.codes + r * w.code_stride_bytes + i * block / 2, block / 2)) continue;
-      least = std::min(least, scale);
-      most = std::max(most, scale);
-    }
-  }
-};
-
 // How one row's scale bytes become indices, and what the row's sums are multiplied by.
 struct RowScale {
   Fp4Format format;
@@ -85,7 +59,8 @@ struct RowScale {
 };
 
 Result<RowScale> row_scale(const Fp4MatrixView& w, int64_t r) {
-  const ScaleRange range(w, r);
+  ScaleRange range;
+  range.add_row(w, r);
   RowScale row{w.format};
   if (range.most == 0 && w.format == Fp4Format::kNvfp4) return row;
   if (w.format == Fp4Format::kMxfp4) {
@@ -136,10 +111,7 @@ Status pack_fp8_tiles(const Fp4MatrixView& w, uint8_t* dst) {
 }
 
 Status pack_fp8_gate_up_tiles(const Fp4MatrixView& gate, const Fp4MatrixView& up, uint8_t* dst) {
-  if (gate.rows != up.rows || gate.cols != up.cols || gate.format != up.format || gate.rows % 32 != 0)
-    return invalid_argument("gate [" + std::to_string(gate.rows) + ", " + std::to_string(gate.cols) +
-                            "] and up [" + std::to_string(up.rows) + ", " + std::to_string(up.cols) +
-                            "] must have one shape, rows a multiple of 32");
+  FP4MOE_RETURN_IF_ERROR(check_gate_up(gate, up));
   std::memset(dst, 0, static_cast<size_t>(fp8_tiled_bytes(gate.format, 2 * gate.rows, gate.cols)));
   FP4MOE_RETURN_IF_ERROR(put(gate, RowOrder::kGate, 2 * gate.rows, dst));
   return put(up, RowOrder::kUp, 2 * gate.rows, dst);

@@ -10,17 +10,6 @@
 namespace fp4moe {
 namespace {
 
-constexpr int kLargestScale = 253,
-              kSmallestScale = 129;  // e8m0 bytes in tiles: every product is a normal bf16
-
-// Where a matrix's rows go: row i is tile row of_row(i).
-enum class RowOrder : uint8_t { kPlain, kGate, kUp };
-
-int64_t tile_row(RowOrder order, int64_t i) {
-  if (order == RowOrder::kPlain) return i;
-  return i / 32 * 64 + i % 32 / 8 * 16 + i % 8 + (order == RowOrder::kUp ? 8 : 0);
-}
-
 // What an element's place in its tile depends on.
 struct Place {
   int64_t warp, g, half_row;        // row = 16 warp + 8 half_row + g
@@ -77,26 +66,8 @@ uint8_t e5m3(uint8_t e4m3) {
   return static_cast<uint8_t>((e + 16) << 3 | (m & 7));
 }
 
-struct ScaleRange {
-  int least = 255, most = 0;  // of groups that hold a code other than zero
-};
-
 bool is_zero_group(const uint8_t* codes, int64_t bytes) {
   return std::all_of(codes, codes + bytes, [](uint8_t b) { return (b & 0x77) == 0; });
-}
-
-ScaleRange scale_range(const Fp4MatrixView& w) {
-  ScaleRange range;
-  const int block = fp4_block(w.format);
-  for (int64_t r = 0; r < w.rows; ++r)
-    for (int64_t i = 0; i < w.cols / block; ++i) {
-      const int scale = w.scales[r * w.scale_stride_bytes + i];
-      if (scale >= range.least && scale <= range.most) continue;
-      if (is_zero_group(w.codes + r * w.code_stride_bytes + i * block / 2, block / 2)) continue;
-      range.least = std::min(range.least, scale);
-      range.most = std::max(range.most, scale);
-    }
-  return range;
 }
 
 // One matrix's rows into the tiles at dst, which are zero where nothing was put.
@@ -105,11 +76,10 @@ Result<float> put(const Fp4MatrixView& w, RowOrder order, uint8_t* dst) {
   const int64_t bytes = tile_bytes(w.format), tiles_k = num_tiles(w.cols);
   int move = 0;
   if (mx) {
-    const ScaleRange range = scale_range(w);
-    if (range.most - range.least > kLargestScale - kSmallestScale)
-      return unsupported("e8m0 scales of one matrix span " + std::to_string(range.most - range.least) +
-                         " octaves; the tiles hold " + std::to_string(kLargestScale - kSmallestScale));
-    if (range.most > 0) move = kLargestScale - range.most;
+    ScaleRange range;
+    for (int64_t r = 0; r < w.rows; ++r) range.add_row(w, r);
+    FP4MOE_RETURN_IF_ERROR(check_scale_span(range.most - range.least));
+    if (range.most > 0) move = kLargestTileScale - range.most;
   }
   const int block = fp4_block(w.format);
   for (int64_t r = 0; r < w.rows; ++r) {
@@ -120,13 +90,13 @@ Result<float> put(const Fp4MatrixView& w, RowOrder order, uint8_t* dst) {
       const uint8_t scale = w.scales[r * w.scale_stride_bytes + c / block];
       const Place at(row, c);
       uint8_t* tile = tiles + c / kTileCols * bytes;
-      const bool zero = (mx ? scale + move < kSmallestScale : scale == 0);
+      const bool zero = (mx ? scale + move < kSmallestTileScale : scale == 0);
       const unsigned keep = zero ? 0x8u : 0xfu;  // a zero's sign
       auto* low = reinterpret_cast<uint16_t*>(tile + at.word_byte());
       low[0] = static_cast<uint16_t>(low[0] | spread(at.reg(), pair & 15 & keep));
       low[1] = static_cast<uint16_t>(low[1] | spread(at.reg(), pair >> 4 & keep));
       if (c % block == 0)
-        tile[at.scale_byte(w.format)] = mx ? static_cast<uint8_t>(zero ? kSmallestScale : scale + move)
+        tile[at.scale_byte(w.format)] = mx ? static_cast<uint8_t>(zero ? kSmallestTileScale : scale + move)
                                            : (zero ? uint8_t{0} : e5m3(scale));
     }
   }
@@ -135,16 +105,38 @@ Result<float> put(const Fp4MatrixView& w, RowOrder order, uint8_t* dst) {
 
 }  // namespace
 
+Status check_gate_up(const Fp4MatrixView& gate, const Fp4MatrixView& up) {
+  if (gate.rows == up.rows && gate.cols == up.cols && gate.format == up.format && gate.rows % 32 == 0)
+    return {};
+  return invalid_argument("gate [" + std::to_string(gate.rows) + ", " + std::to_string(gate.cols) +
+                          "] and up [" + std::to_string(up.rows) + ", " + std::to_string(up.cols) +
+                          "] must have one shape, rows a multiple of 32");
+}
+
+Status check_scale_span(int span) {
+  if (span <= kMaxScaleSpan) return {};
+  return unsupported("e8m0 scales of one matrix span " + std::to_string(span) + " octaves; the tiles hold " +
+                     std::to_string(kMaxScaleSpan));
+}
+
+void ScaleRange::add_row(const Fp4MatrixView& w, int64_t row) {
+  const int block = fp4_block(w.format);
+  for (int64_t i = 0; i < w.cols / block; ++i) {
+    const int scale = w.scales[row * w.scale_stride_bytes + i];
+    if (scale >= least && scale <= most) continue;
+    if (is_zero_group(w.codes + row * w.code_stride_bytes + i * block / 2, block / 2)) continue;
+    least = std::min(least, scale);
+    most = std::max(most, scale);
+  }
+}
+
 Result<float> pack_tiles(const Fp4MatrixView& w, uint8_t* dst) {
   std::memset(dst, 0, static_cast<size_t>(tiled_bytes(w.format, w.rows, w.cols)));
   return put(w, RowOrder::kPlain, dst);
 }
 
 Result<GateUpFactors> pack_gate_up_tiles(const Fp4MatrixView& gate, const Fp4MatrixView& up, uint8_t* dst) {
-  if (gate.rows != up.rows || gate.cols != up.cols || gate.format != up.format || gate.rows % 32 != 0)
-    return invalid_argument("gate [" + std::to_string(gate.rows) + ", " + std::to_string(gate.cols) +
-                            "] and up [" + std::to_string(up.rows) + ", " + std::to_string(up.cols) +
-                            "] must have one shape, rows a multiple of 32");
+  FP4MOE_RETURN_IF_ERROR(check_gate_up(gate, up));
   std::memset(dst, 0, static_cast<size_t>(tiled_bytes(gate.format, 2 * gate.rows, gate.cols)));
   GateUpFactors factors;
   FP4MOE_ASSIGN_OR_RETURN(factors.gate, put(gate, RowOrder::kGate, dst));

@@ -16,9 +16,8 @@
 //   NVFP4: 8 bytes: (g, step s), (g + 8, step s) for s = 0 ... 3; groups of 16 columns
 // A byte makes the bf16 bits that multiply the pair:
 //   MXFP4: byte << 7, the e8m0 byte moved so that the matrix's largest is 253
-//   NVFP4: (byte << 4) + 0x7280, byte = (e + 16) << 3 | m for the scale (1 + m / 8) 2^e; a scale of zero has
-//   zero
-//          codes
+//   NVFP4: (byte << 4) + 0x7280, byte = (e + 16) << 3 | m for the scale (1 + m / 8) 2^e; a scale of zero
+//          has zero codes
 // The product with the codes is exact in bf16; pack_tiles() returns the power of two that makes it the
 // weight.
 //
@@ -38,14 +37,34 @@ constexpr int64_t kTileCodeBytes = kTileRows * kTileCols / 2;
 
 constexpr int64_t tile_scale_bytes(Fp4Format format) { return kTileRows * kTileCols / fp4_block(format); }
 constexpr int64_t tile_bytes(Fp4Format format) { return kTileCodeBytes + tile_scale_bytes(format); }
+// e8m0 bytes in tiles, so that every product is a normal bf16; a matrix's may be so far apart.
+constexpr int kLargestTileScale = 253, kSmallestTileScale = 129;
+constexpr int kMaxScaleSpan = kLargestTileScale - kSmallestTileScale;
 constexpr int64_t num_tiles(int64_t n) { return (n + 63) / 64; }
 // Of an [N, K] matrix.
 constexpr int64_t tiled_bytes(Fp4Format format, int64_t n, int64_t k) {
   return num_tiles(n) * num_tiles(k) * tile_bytes(format);
 }
 
+// Where a matrix's rows go: row i is row tile_row(order, i) of the tiles.
+enum class RowOrder : uint8_t { kPlain, kGate, kUp };
+constexpr int64_t tile_row(RowOrder order, int64_t i) {
+  if (order == RowOrder::kPlain) return i;
+  return i / 32 * 64 + i % 32 / 8 * 16 + i % 8 + (order == RowOrder::kUp ? 8 : 0);
+}
+// kInvalidArgument unless they have one shape, rows a multiple of 32.
+Status check_gate_up(const Fp4MatrixView& gate, const Fp4MatrixView& up);
+
+// The scale bytes of groups that hold a code other than zero.
+struct ScaleRange {
+  int least = 255, most = 0;
+  void add_row(const Fp4MatrixView& w, int64_t row);
+};
+// Of an MXFP4 matrix whose scales lie `span` octaves apart.
+Status check_scale_span(int span);
+
 // w -> dst, tiled_bytes() long. Returns f: a weight is f * tensor_scale * what the tiles hold. kUnsupported
-// if e8m0 scales of w (of nonzero blocks) span more than 124 octaves.
+// if e8m0 scales of w (of nonzero blocks) span more than kMaxScaleSpan octaves.
 Result<float> pack_tiles(const Fp4MatrixView& w, uint8_t* dst);
 // Two matrices of equal shape [I, K], I % 32 == 0, interleaved as said above: [2 I, K]. One f for each.
 struct GateUpFactors {

@@ -2,9 +2,11 @@
 //
 // Computes  what pack_tiles() and pack_gate_up_tiles() do, bit for bit: MXFP4 first finds the range of the
 //           scales that count, then moves them; NVFP4 widens e4m3 to e5m3
-// Shapes    jobs of any sizes, one a block of the grid's y; a thread makes 16 bytes of codes and 2 scale
-// bytes Bytes     reads and writes each weight once (MXFP4: reads it twice) Flops     none Bound     memory;
-// behind the PCIe copy that feeds it by an order of magnitude Numerics  integers only
+// Shapes    jobs of any sizes, one a block of the grid's y; a thread makes 16 bytes of codes and 2 of scales
+// Bytes     reads and writes each weight once (MXFP4: reads it twice)
+// Flops     none
+// Bound     memory; behind the PCIe copy that feeds it by an order of magnitude
+// Numerics  integers only
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -17,7 +19,6 @@ namespace fp4moe {
 namespace {
 
 constexpr int kThreads = 128;  // a tile
-constexpr int kLargestScale = 253, kSmallestScale = 129;
 constexpr int kRangeBlocks = 64;
 
 __global__ void find_scale_ranges(TilePackJob* jobs) {
@@ -78,7 +79,7 @@ struct RowReader {
   }
   __device__ bool is_zero(uint32_t scale_byte) const {
     if (kFormat == Fp4Format::kNvfp4) return scale_byte == 0;
-    return static_cast<int>(scale_byte) + move < kSmallestScale;
+    return static_cast<int>(scale_byte) + move < kSmallestTileScale;
   }
   // Codes of columns 2 i and 2 i + 1.
   __device__ uint32_t pair(int i) const {
@@ -91,14 +92,14 @@ struct RowReader {
     const uint32_t byte = scale(group);
     const bool zero = is_zero(byte);
     if (kFormat == Fp4Format::kNvfp4) return zero ? 0 : e5m3(byte);
-    return zero ? kSmallestScale : byte + move;
+    return zero ? kSmallestTileScale : byte + move;
   }
 };
 
-// The move that a side's scales make: the largest goes to kLargestScale.
+// The move that a side's scales make: the largest goes to kLargestTileScale.
 template <Fp4Format kFormat>
 __device__ int scale_move(const TilePackSide& side) {
-  return kFormat == Fp4Format::kMxfp4 && side.most > 0 ? kLargestScale - side.most : 0;
+  return kFormat == Fp4Format::kMxfp4 && side.most > 0 ? kLargestTileScale - side.most : 0;
 }
 
 template <Fp4Format kFormat>

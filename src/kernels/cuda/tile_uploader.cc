@@ -17,7 +17,6 @@ constexpr size_t kMaxJobs = 256;
 // At the start of each slot.
 constexpr int64_t kJobBytes = static_cast<int64_t>(kMaxJobs * sizeof(TilePackJob) + 255) / 256 * 256;
 constexpr int64_t kGatherBytes = int64_t{512} << 10;  // of one thread at a time
-constexpr int kMaxSpan = 124;                         // octaves, as pack_tiles()
 
 constexpr int64_t padded(int64_t num_bytes) { return (num_bytes + 255) / 256 * 256; }
 
@@ -41,10 +40,7 @@ Status TileUploader::plain(const Fp4MatrixView& w, uint8_t* tiles, float* scale)
 
 Status TileUploader::gate_up(const Fp4MatrixView& gate, const Fp4MatrixView& up, uint8_t* tiles,
                              float* scales) {
-  if (gate.rows != up.rows || gate.cols != up.cols || gate.format != up.format || gate.rows % 32 != 0)
-    return invalid_argument("gate [" + std::to_string(gate.rows) + ", " + std::to_string(gate.cols) +
-                            "] and up [" + std::to_string(up.rows) + ", " + std::to_string(up.cols) +
-                            "] must have one shape, rows a multiple of 32");
+  FP4MOE_RETURN_IF_ERROR(check_gate_up(gate, up));
   const Fp4MatrixView sides[] = {gate, up};
   return add(sides, 2, tiles, scales);
 }
@@ -139,11 +135,10 @@ Status TileUploader::finish() {
   FP4MOE_RETURN_IF_ERROR(ring_->finish());
   int32_t span = 0;
   FP4MOE_RETURN_IF_ERROR(device_memory().download(&span, worst_span_.data(), sizeof span));
-  if (span <= kMaxSpan) return {};
+  const Status fits = check_scale_span(span);
   const int32_t none = 0;
-  FP4MOE_RETURN_IF_ERROR(device_memory().upload(worst_span_.data(), &none, sizeof none));
-  return unsupported("e8m0 scales of one matrix span " + std::to_string(span) + " octaves; the tiles hold " +
-                     std::to_string(kMaxSpan));
+  if (!fits.ok()) FP4MOE_RETURN_IF_ERROR(device_memory().upload(worst_span_.data(), &none, sizeof none));
+  return fits;
 }
 
 }  // namespace fp4moe
