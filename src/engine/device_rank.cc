@@ -21,17 +21,12 @@ namespace {
 // An error of the device is for good: every later call of the process returns it too.
 bool is_sticky(const Status& status) { return status.code() == StatusCode::kInternal; }
 
-class DeviceRank final : public RankGroup {
+class DeviceRank final : public OneRank {
  public:
-  explicit DeviceRank(const RankSetup& setup)
-      : rank_(setup, 0, nullptr), wants_logits_(setup.options.wants_logits) {}
+  explicit DeviceRank(const RankSetup& setup) : OneRank(setup), wants_logits_(setup.options.wants_logits) {}
 
   Status load(const RankSetup& setup);
 
-  const ModelConfig& config() const override { return rank_.model().config(); }
-  int num_groups() const override { return 1; }
-  int64_t num_kv_pages() const override { return rank_.kv().num_pages(); }
-  int page_size() const override { return rank_.kv().page_size(); }
   Status forward(std::span<const Batch> groups) override;
   float* logits() override {
     FP4MOE_CHECK(wants_logits_, "these logits stay on the GPU");
@@ -44,14 +39,6 @@ class DeviceRank final : public RankGroup {
     std::lock_guard lock(mutex_);
     return failure_;
   }
-  ThreadPool& pool() override { return rank_.pool(); }
-
-  Status follow() override { return internal_error("one rank has nobody to follow"); }
-  void abort() override {}
-  const Job* job() const override { return nullptr; }
-  int64_t weight_bytes() const override { return rank_.model().weight_bytes(); }
-  int64_t kv_bytes() const override { return rank_.kv().num_bytes(); }
-  int64_t comm_bytes() const override { return 0; }
 
  private:
   Status allocate(const RankSetup& setup);
@@ -60,7 +47,6 @@ class DeviceRank final : public RankGroup {
   Status wait(const std::string& what);
 
   Stream stream_;
-  Rank rank_;
   BatchStage stage_;
   Buffer logits_;       // device: [max_logit_rows, V] f32
   Buffer host_logits_;  // the same, pinned, if wants_logits_

@@ -48,4 +48,25 @@ class Rank {
   KvCache kv_;
 };
 
+// A group of one rank: no job, nobody to wait for. How it runs a step is left to whoever derives from it.
+class OneRank : public RankGroup {
+ public:
+  explicit OneRank(const RankSetup& setup) : rank_(setup, 0, nullptr) {}
+
+  const ModelConfig& config() const override { return rank_.model().config(); }
+  int num_groups() const override { return 1; }
+  int64_t num_kv_pages() const override { return rank_.kv().num_pages(); }
+  int page_size() const override { return rank_.kv().page_size(); }
+  ThreadPool& pool() override { return rank_.pool(); }
+  Status follow() override { return internal_error("one rank has nobody to follow"); }
+  void abort() override {}
+  const Job* job() const override { return nullptr; }
+  int64_t weight_bytes() const override { return rank_.model().weight_bytes(); }
+  int64_t kv_bytes() const override { return rank_.kv().num_bytes(); }
+  int64_t comm_bytes() const override { return 0; }
+
+ protected:
+  Rank rank_;
+};
+
 }  // namespace fp4moe

@@ -26,9 +26,9 @@ Result<Buffer> make_logits(const ModelConfig& config, const RankGroupOptions& op
 }
 
 // One rank without a fabric: a step is a call.
-class SingleRank final : public RankGroup {
+class HostRank final : public OneRank {
  public:
-  explicit SingleRank(const RankSetup& setup) : rank_(setup, 0, nullptr) {}
+  using OneRank::OneRank;
 
   Status load(const RankSetup& setup) {
     FP4MOE_RETURN_IF_ERROR(rank_.load(setup, setup.flags.progress_sink));
@@ -36,27 +36,14 @@ class SingleRank final : public RankGroup {
     return {};
   }
 
-  const ModelConfig& config() const override { return rank_.model().config(); }
-  int num_groups() const override { return 1; }
-  int64_t num_kv_pages() const override { return rank_.kv().num_pages(); }
-  int page_size() const override { return rank_.kv().page_size(); }
   Status forward(std::span<const Batch> groups) override {
     FP4MOE_CHECK(groups.size() == 1, std::to_string(groups.size()) + " groups, 1 rank");
     return rank_.forward(groups[0], logits());
   }
   float* logits() override { return logits_.as<float>(); }
   Status failure() const override { return {}; }
-  ThreadPool& pool() override { return rank_.pool(); }
-
-  Status follow() override { return internal_error("one rank has nobody to follow"); }
-  void abort() override {}
-  const Job* job() const override { return nullptr; }
-  int64_t weight_bytes() const override { return rank_.model().weight_bytes(); }
-  int64_t kv_bytes() const override { return rank_.kv().num_bytes(); }
-  int64_t comm_bytes() const override { return 0; }
 
  private:
-  Rank rank_;
   Buffer logits_;  // [max_logit_rows, V] f32
 };
 
@@ -198,7 +185,7 @@ Result<std::unique_ptr<RankGroup>> make_group(const Checkpoint& checkpoint, cons
     return make_device_rank(setup);
   }
   if (layout.tp == 1) {
-    auto single = std::make_unique<SingleRank>(setup);
+    auto single = std::make_unique<HostRank>(setup);
     FP4MOE_RETURN_IF_ERROR(single->load(setup));
     return std::unique_ptr<RankGroup>(std::move(single));
   }
