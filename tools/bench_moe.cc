@@ -34,7 +34,8 @@ constexpr double kEqual = 1.03;  // within 3 % counts as equal
 struct MoeBenchOptions {
   std::vector<std::string> shapes = {"all"};
   std::vector<int64_t> tokens = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192};
-  std::string device = "cuda", routing = "uniform", format = "mxfp4", scheme = "w4a16", peers;
+  std::string device = "cuda", routing = "uniform", format = "mxfp4", scheme = "w4a16", tactic = "auto",
+              peers;
   int repeats = 30;
   bool json = false;
 };
@@ -150,7 +151,7 @@ Result<PointBuffers> make_buffers(const MoeRun& run, const MoeShape& shape, cons
                            rows_bytes,
                            calls * pair_bytes,
                            calls * pair_bytes,
-                           run.kernels.workspace_bytes(experts, num_tokens, shape.topk),
+                           run.kernels.tactic.workspace_bytes(experts, num_tokens, shape.topk),
                            kMoeCounterBytes};
   PointBuffers buffers;
   Buffer* const made[] = {&buffers.x,       &buffers.out,       &buffers.ids,
@@ -193,18 +194,23 @@ Result<MoePoint> measure_point(const MoeRun& run, const MoeShape& shape, const L
   auto buffers = make_buffers(run, shape, layers.copy(0), point, num_tokens);
   if (!buffers.ok()) return buffers.status();
   const int64_t pairs = num_tokens * shape.topk;
+  DeviceMoeArgs args{.experts = layers.copy(0),
+                     .x = buffers->x.as<bf16>(),
+                     .num_tokens = num_tokens,
+                     .topk = shape.topk,
+                     .first_expert = shape.first_expert,
+                     .out_bf16 = buffers->out.as<bf16>(),
+                     .counters = buffers->counters.data(),
+                     .workspace = buffers->workspace.data()};
+  if (!run.kernels.tactic.fits(args))
+    return unsupported(std::string("tactic ") + run.kernels.tactic.name + " does not take so many tokens");
   const auto work = [&] {
-    for (int64_t c = 0; c < calls; ++c)
-      run.kernels.layer({.experts = layers.copy(c),
-                         .x = buffers->x.as<bf16>(),
-                         .ids = buffers->ids.as<int32_t>() + c * pairs,
-                         .weights = buffers->weights.as<float>() + c * pairs,
-                         .num_tokens = num_tokens,
-                         .topk = shape.topk,
-                         .first_expert = shape.first_expert,
-                         .out_bf16 = buffers->out.as<bf16>(),
-                         .counters = buffers->counters.data(),
-                         .workspace = buffers->workspace.data()});
+    for (int64_t c = 0; c < calls; ++c) {
+      args.experts = layers.copy(c);
+      args.ids = buffers->ids.as<int32_t>() + c * pairs;
+      args.weights = buffers->weights.as<float>() + c * pairs;
+      run.kernels.tactic.layer(args);
+    }
     return Status();
   };
   // Once outside a graph: what kernels set up at their first launch is not part of one.
@@ -234,6 +240,7 @@ nlohmann::ordered_json to_json(const MoeRun& run, const MoePoint& p) {
                                 {"scheme", run.options.scheme},
                                 {"routing", run.options.routing},
                                 {"kernels", run.kernels.name},
+                                {"tactic", run.kernels.tactic.name},
                                 {"calls", p.calls},
                                 {"us", p.us.median},
                                 {"us_p10", p.us.p10},
@@ -259,8 +266,8 @@ nlohmann::ordered_json to_json(const MoeRun& run, const MoePoint& p) {
 void print_header(const MoeRun& run) {
   fmt::print("machine: {}\nlimits of this run: {:.0f} GB/s, {:.0f} TFLOP/s bf16, {:.2f} us a kernel\n",
              describe_cuda(), run.peak.hbm_gbps, run.peak.bf16_tflops, run.peak.empty_us);
-  fmt::print("layer: {} {}, {} routing, kernels {}\n\n", fp4_format_name(run.format), run.options.scheme,
-             run.options.routing, run.kernels.name);
+  fmt::print("layer: {} {}, {} routing, kernels {}, tactic {}\n\n", fp4_format_name(run.format),
+             run.options.scheme, run.options.routing, run.kernels.name, run.kernels.tactic.name);
   fmt::print(
       "| shape | T | us | p10 | p90 | experts | MB | GFLOP | roofline us | multiple | reads us | peer | "
       "peer's multiple | lead |\n"
@@ -323,7 +330,7 @@ Status bench_moe(const MoeBenchOptions& options) {
     if (!read.ok()) return read.status();
     peers = std::move(read).value();
   }
-  const auto kernels = moe_kernels_of(options.scheme);
+  const auto kernels = moe_kernels_of(options.scheme, options.tactic);
   if (!kernels.ok()) return kernels.status();
   if (const auto gpu = bench_gpu(options.device); !gpu.ok()) return gpu.status();
   auto stream = Stream::make();
@@ -373,6 +380,8 @@ void add_bench_moe(CLI::App& bench, int& exit_code) {
       ->capture_default_str();
   verb->add_option("--fp4-compute", options->scheme, "w4a16 or w4a8")
       ->check(CLI::IsMember({"w4a16", "w4a8"}))
+      ->capture_default_str();
+  verb->add_option("--tactic", options->tactic, "of w4a16: auto (by size), or one of the kernels' own")
       ->capture_default_str();
   verb->add_option("--peers", options->peers, "figures to print beside: bench/peers_h200.json");
   verb->add_option("-r,--repeats", options->repeats, "replays of each graph")

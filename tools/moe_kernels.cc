@@ -1,5 +1,6 @@
 #include "moe_kernels.h"
 
+#include "base/check.h"
 #include "kernels/cuda/fp8_tile_layout.h"
 #include "kernels/cuda/tile_layout.h"
 #include "kernels/device_moe_fp8.h"
@@ -18,26 +19,53 @@ void fill_fp8_matrices(Fp4Format format, uint8_t* weights, int64_t n, int64_t k,
   sm90_peak_ops()->fill_fp8_tiles({format, weights, n, k, num_matrices, seed});
 }
 
+bool any_sizes(const DeviceMoeArgs&) { return true; }
+
+// As layers of the engine run where nothing was timed.
+constexpr DeviceMoeTactic kAuto = {.name = "auto",
+                                   .fits = any_sizes,
+                                   .layer = [](const DeviceMoeArgs& a) { run_layer(*sm90_moe_ops(), a); },
+                                   .workspace_bytes =
+                                       [](const TiledExperts& experts, int64_t max_tokens, int64_t topk) {
+                                         return layer_workspace_bytes(*sm90_moe_ops(), experts, max_tokens,
+                                                                      topk);
+                                       }};
+
+Result<DeviceMoeTactic> tactic_of(const std::string& name) {
+  std::string names = kAuto.name;
+  if (name == kAuto.name) return kAuto;
+  for (const DeviceMoeTactic& tactic : sm90_moe_ops()->tactics) {
+    if (name == tactic.name) return tactic;
+    names += std::string(", ") + tactic.name;
+  }
+  return invalid_argument("unknown tactic '" + name + "': " + names);
+}
+
 }  // namespace
 
-Result<MoeKernels> moe_kernels_of(const std::string& scheme) {
+Result<MoeKernels> moe_kernels_of(const std::string& scheme, const std::string& tactic) {
   const DeviceMoeOps* ops = sm90_moe_ops();
   if (ops == nullptr || sm90_peak_ops() == nullptr)
     return unsupported("this build has no MoE kernels for Hopper: configure with -DFP4MOE_CUDA=ON");
-  if (scheme == "w4a16")
+  if (scheme == "w4a16") {
+    FP4MOE_ASSIGN_OR_RETURN(const DeviceMoeTactic chosen, tactic_of(tactic));
     return MoeKernels{.scheme = "w4a16",
                       .name = ops->name,
                       .matrix_bytes = tiled_bytes,
                       .fill = fill_tile_matrices,
-                      .workspace_bytes = ops->layer_workspace_bytes,
-                      .layer = ops->layer};
+                      .tactic = chosen};
+  }
+  if (tactic != kAuto.name)
+    return unsupported("--tactic " + tactic + " with " + scheme + ": w4a16 has tactics");
   if (scheme == "w4a8")
     return MoeKernels{.scheme = "w4a8",
                       .name = sm90_fp8_moe_ops()->name,
                       .matrix_bytes = fp8_tiled_bytes,
                       .fill = fill_fp8_matrices,
-                      .workspace_bytes = sm90_fp8_moe_ops()->layer_workspace_bytes,
-                      .layer = sm90_fp8_moe_ops()->layer};
+                      .tactic = {.name = kAuto.name,
+                                 .fits = any_sizes,
+                                 .layer = sm90_fp8_moe_ops()->layer,
+                                 .workspace_bytes = sm90_fp8_moe_ops()->layer_workspace_bytes}};
   return unsupported("fp4-compute=" + scheme + ": bench moe measures w4a16 and w4a8");
 }
 

@@ -17,11 +17,10 @@ struct MoeKernels {
   int64_t (*matrix_bytes)(Fp4Format format, int64_t n, int64_t k);
   // num_matrices of them with random codes and scales, on the current stream.
   void (*fill)(Fp4Format format, uint8_t* weights, int64_t n, int64_t k, int64_t num_matrices, uint64_t seed);
-  int64_t (*workspace_bytes)(const TiledExperts& experts, int64_t max_tokens, int64_t topk);
-  void (*layer)(const DeviceMoeArgs&);
+  DeviceMoeTactic tactic;
 };
 
-// kUnsupported in a build without CUDA.
-Result<MoeKernels> moe_kernels_of(const std::string& scheme);
+// `tactic`: a name of w4a16's, or "auto". kUnsupported in a build without CUDA.
+Result<MoeKernels> moe_kernels_of(const std::string& scheme, const std::string& tactic);
 
 }  // namespace fp4moe

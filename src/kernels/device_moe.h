@@ -6,7 +6,9 @@
 // on the sizes in the arguments alone, and T = 0 is legal.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <span>
 
 #include "formats/fp4_matrix.h"
 #include "kernels/expert_ops.h"
@@ -90,9 +92,19 @@ struct DeviceMoeArgs {
   bf16* out_bf16 = nullptr;  // [T, H], or null
   // kMoeCounterBytes: zero before the first call, and left alone between calls, which are of one stream.
   uint8_t* counters = nullptr;
-  uint8_t* workspace = nullptr;  // layer_workspace_bytes(), 64-byte aligned
+  uint8_t* workspace = nullptr;  // of the tactic's workspace_bytes(), 64-byte aligned
 };
 constexpr int64_t kMoeCounterBytes = 8192;  // of grid barriers and arrivals
+
+// One way to run such a layer. Those of a table read the same tiles and agree within w4a16's budget; they
+// differ in time and in last bits.
+struct DeviceMoeTactic {
+  const char* name;
+  // Looks at sizes alone: of the experts, num_tokens, topk. What fits T tokens fits fewer.
+  bool (*fits)(const DeviceMoeArgs&);
+  void (*layer)(const DeviceMoeArgs&);  // precondition: it fits
+  int64_t (*workspace_bytes)(const TiledExperts& experts, int64_t max_tokens, int64_t topk);
+};
 
 struct DeviceRouterArgs;    // kernels/device_router.h
 struct DeviceActQuantArgs;  // kernels/device_act_quant.h
@@ -105,14 +117,27 @@ struct DeviceMoeOps {
   void (*gate_up)(const DeviceExpertArgs&);
   void (*down)(const DeviceExpertArgs&);
   void (*combine)(const MoeCombineArgs&);
-  void (*layer)(const DeviceMoeArgs&);
-  int64_t (*layer_workspace_bytes)(const TiledExperts& experts, int64_t max_tokens, int64_t topk);
+  std::span<const DeviceMoeTactic> tactics;  // the first fits always
+  // Where nothing was timed: the index of a tactic that fits, by sizes alone.
+  size_t (*default_tactic)(const DeviceMoeArgs&);
   void (*route)(const DeviceRouterArgs&);
   void (*quantize)(const DeviceActQuantArgs&);
   // Of w4a8 (kernels/device_moe_fp8.h); null: not here.
   void (*gate_up_fp8)(const DeviceExpertArgs&) = nullptr;
   void (*down_fp8)(const DeviceExpertArgs&) = nullptr;
 };
+
+inline void run_layer(const DeviceMoeOps& ops, const DeviceMoeArgs& args) {
+  ops.tactics[ops.default_tactic(args)].layer(args);
+}
+// Enough for every tactic.
+inline int64_t layer_workspace_bytes(const DeviceMoeOps& ops, const TiledExperts& experts, int64_t max_tokens,
+                                     int64_t topk) {
+  int64_t most = 0;
+  for (const DeviceMoeTactic& tactic : ops.tactics)
+    most = std::max(most, tactic.workspace_bytes(experts, max_tokens, topk));
+  return most;
+}
 
 // Hopper: wgmma. Null in a build without CUDA.
 const DeviceMoeOps* sm90_moe_ops();

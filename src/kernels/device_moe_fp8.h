@@ -16,7 +16,7 @@ void sm90_fp8_down(const DeviceExpertArgs& args);
 
 struct DeviceFp8MoeOps {
   const char* name;
-  // A whole layer behind the router, as DeviceMoeOps::layer, with FP8 tiles; counters are not used.
+  // A whole layer behind the router, as a DeviceMoeTactic's, with FP8 tiles; counters are not used.
   void (*layer)(const DeviceMoeArgs&);
   int64_t (*layer_workspace_bytes)(const TiledExperts& experts, int64_t max_tokens, int64_t topk);
 };

@@ -18,7 +18,7 @@ Result<DeviceExpertRunner> DeviceExpertRunner::make(const DeviceMoeOps& ops, Dev
 
 int64_t DeviceExpertRunner::scratch_bytes(int64_t max_tokens, int64_t topk) const {
   const TiledExperts& t = experts_.tiles();
-  if (is_w4a16()) return Arena::padded(ops_->layer_workspace_bytes(t, max_tokens, topk));
+  if (is_w4a16()) return Arena::padded(layer_workspace_bytes(*ops_, t, max_tokens, topk));
   return device_rows_bytes(max_tokens * topk, t.num_experts) +
          quantised_pass_bytes(experts_, max_tokens, topk);
 }
@@ -28,18 +28,18 @@ void DeviceExpertRunner::run(const ActRows& x, const DeviceSlots& slots, const f
   const TiledExperts& t = experts_.tiles();
   const int64_t mark = scratch.used_bytes();
   if (is_w4a16()) {
-    ops_->layer(
-        {.experts = t,
-         .x = static_cast<const bf16*>(x.data),
-         .ids = slots.ids,
-         .weights = weights,
-         .num_tokens = slots.num_tokens,
-         .topk = slots.topk,
-         .first_expert = slots.first_expert,
-         .out = out,
-         .accumulate = accumulate,
-         .counters = counters_.data(),
-         .workspace = scratch.take<uint8_t>(ops_->layer_workspace_bytes(t, slots.num_tokens, slots.topk))});
+    DeviceMoeArgs args{.experts = t,
+                       .x = static_cast<const bf16*>(x.data),
+                       .ids = slots.ids,
+                       .weights = weights,
+                       .num_tokens = slots.num_tokens,
+                       .topk = slots.topk,
+                       .first_expert = slots.first_expert,
+                       .out = out,
+                       .accumulate = accumulate,
+                       .counters = counters_.data()};
+    args.workspace = scratch.take<uint8_t>(layer_workspace_bytes(*ops_, t, slots.num_tokens, slots.topk));
+    run_layer(*ops_, args);
   } else {
     const DeviceRows rows = sort_rows(*ops_, slots, t.num_experts, scratch);
     const DeviceOutputs y = quantised_pass(*ops_, experts_, slots, rows, x, scratch);

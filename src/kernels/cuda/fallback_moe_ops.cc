@@ -12,7 +12,11 @@ void gemms(const DeviceExpertArgs& a) {
   fallback_gate_up(a);
   fallback_down(a);
 }
-void layer(const DeviceMoeArgs& a) { run_sorted_layer(a, gemms); }
+
+constexpr DeviceMoeTactic kTactics[] = {{.name = "sorted",
+                                         .fits = sorted_layer_fits,
+                                         .layer = [](const DeviceMoeArgs& a) { run_sorted_layer(a, gemms); },
+                                         .workspace_bytes = sorted_layer_workspace_bytes}};
 
 constexpr DeviceMoeOps kFallbackMoeOps = {.name = "cuda_mma",
                                           .tile_rows_alignment = 8,
@@ -20,8 +24,8 @@ constexpr DeviceMoeOps kFallbackMoeOps = {.name = "cuda_mma",
                                           .gate_up = fallback_gate_up,
                                           .down = fallback_down,
                                           .combine = moe_combine,
-                                          .layer = layer,
-                                          .layer_workspace_bytes = sorted_layer_workspace_bytes,
+                                          .tactics = kTactics,
+                                          .default_tactic = [](const DeviceMoeArgs&) -> size_t { return 0; },
                                           .route = cuda_route,
                                           .quantize = cuda_quantize_act};
 

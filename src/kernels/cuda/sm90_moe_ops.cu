@@ -1,4 +1,7 @@
-// The table of Hopper's MoE ops. A whole layer of them: sort, both GEMMs in one launch, combine.
+// The table of Hopper's MoE ops, and its tactics for whole layers.
+//   sorted      sort, both GEMMs in one launch, combine
+//   few_tokens  everything in one launch, up to 8 tokens
+#include "kernels/cuda/few_tokens.h"
 #include "kernels/cuda/moe_sort.h"
 #include "kernels/cuda/router.h"
 #include "kernels/cuda/sm90_expert_gemm.h"
@@ -9,7 +12,19 @@
 namespace fp4moe {
 namespace {
 
-void layer(const DeviceMoeArgs& a) { run_sorted_layer(a, sm90_gate_up_down); }
+constexpr DeviceMoeTactic kTactics[] = {
+    {.name = "sorted",
+     .fits = sorted_layer_fits,
+     .layer = [](const DeviceMoeArgs& a) { run_sorted_layer(a, sm90_gate_up_down); },
+     .workspace_bytes = sorted_layer_workspace_bytes},
+    {.name = "few_tokens",
+     .fits = few_tokens_fits,
+     .layer = few_tokens_layer,
+     .workspace_bytes = [](const TiledExperts& experts, int64_t, int64_t topk) {
+       return few_tokens_workspace_bytes(experts, topk);
+     }}};
+
+size_t default_tactic(const DeviceMoeArgs&) { return 0; }
 
 constexpr DeviceMoeOps kSm90MoeOps = {.name = "sm90",
                                       .tile_rows_alignment = 8,
@@ -17,8 +32,8 @@ constexpr DeviceMoeOps kSm90MoeOps = {.name = "sm90",
                                       .gate_up = sm90_gate_up,
                                       .down = sm90_down,
                                       .combine = moe_combine,
-                                      .layer = layer,
-                                      .layer_workspace_bytes = sorted_layer_workspace_bytes,
+                                      .tactics = kTactics,
+                                      .default_tactic = default_tactic,
                                       .route = cuda_route,
                                       .quantize = cuda_quantize_act,
                                       .gate_up_fp8 = sm90_fp8_gate_up,

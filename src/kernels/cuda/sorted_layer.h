@@ -1,4 +1,4 @@
-// A whole layer on a GPU: sort, both GEMMs, combine. What is behind DeviceMoeOps::layer.
+// A whole layer on a GPU: sort, both GEMMs, combine. What the tactic "sorted" of a table is made of.
 #pragma once
 
 #include "kernels/device_moe.h"
@@ -7,6 +7,7 @@ namespace fp4moe {
 
 // `gemms` runs gate_up and down, with the intermediate as h and rows.progress to count in.
 void run_sorted_layer(const DeviceMoeArgs& args, void (*gemms)(const DeviceExpertArgs&));
+constexpr bool sorted_layer_fits(const DeviceMoeArgs&) { return true; }
 int64_t sorted_layer_workspace_bytes(const TiledExperts& experts, int64_t max_tokens, int64_t topk);
 
 }  // namespace fp4moe
