@@ -1,19 +1,20 @@
 #include "engine/autotune.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
-#include <cstdlib>
+#include <cstdio>
 #include <cstring>
-#include <filesystem>
-#include <limits>
-#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "base/check.h"
 #include "base/cpu_info.h"
 #include "base/log.h"
 #include "comm/job.h"
-#include "io/file.h"
+#include "device/device_info.h"
+#include "engine/device_autotune.h"
+#include "engine/fastest.h"
+#include "engine/tactic_cache.h"
 #include "moe/expert_probe.h"
 
 namespace fp4moe {
@@ -22,18 +23,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kExperts = 8;  // that are timed: enough that weights come from memory, as in a step
-constexpr double kGain = 0.97;   // of the default's time that a challenger must not exceed
-constexpr int kRounds = 3;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-std::string default_cache() {
-  const char* cache = std::getenv("XDG_CACHE_HOME");
-  const char* home = std::getenv("HOME");
-  if (cache != nullptr && *cache != 0) return std::string(cache) + "/fp4moe/tactics.json";
-  return home == nullptr || *home == 0 ? "" : std::string(home) + "/.cache/fp4moe/tactics.json";
 }
 
 int rank_threads(const EngineConfig& flags) {
@@ -42,13 +34,27 @@ int rank_threads(const EngineConfig& flags) {
 }
 
 // Everything that times depend on.
-std::string cache_key(const ModelPlan& plan) {
+std::string cache_key(const std::string& machine, const ModelPlan& plan) {
   const MoeProblem& p = plan.moe.problem();
   const auto n = [](int64_t x) { return std::to_string(x); };
-  return cpu_model_name() + "; fp4moe " FP4MOE_VERSION "; " + runner_name(plan.moe) + "; " +
-         fp4_format_name(p.format) + "; " + numerics_text(plan.moe.numerics()) + "; threads " +
-         n(rank_threads(plan.flags)) + "; H " + n(p.hidden_size) + ", I " + n(p.local_intermediate().count) +
-         ", L " + n(p.local_experts().count);
+  return machine + "; fp4moe " FP4MOE_VERSION "; " + runner_name(plan.moe) + "; " +
+         fp4_format_name(p.format) + "; " + numerics_text(plan.moe.numerics()) + "; H " + n(p.hidden_size) +
+         ", I " + n(p.local_intermediate().count) + ", L " + n(p.local_experts().count);
+}
+
+std::string cpu_cache_key(const ModelPlan& plan) {
+  return cache_key(cpu_model_name() + "; threads " + std::to_string(rank_threads(plan.flags)), plan);
+}
+
+Result<std::string> gpu_cache_key(const ModelPlan& plan, const DeviceMoeOps& ops,
+                                  const std::vector<int64_t>& buckets) {
+  FP4MOE_ASSIGN_OR_RETURN(const DeviceInfo gpu, device_info());
+  std::string key = cache_key(gpu.name + "; driver for CUDA " + cuda_version_text(gpu.driver_version), plan) +
+                    ", top-k " + std::to_string(plan.moe.problem().top_k) + "; tactics";
+  for (const DeviceMoeTactic& tactic : ops.tactics) key += std::string(" ") + tactic.name;
+  key += "; tokens";
+  for (const int64_t tokens : buckets) key += " " + std::to_string(tokens);
+  return key;
 }
 
 std::string tactics_text(const Tactics& tactics) {
@@ -61,15 +67,18 @@ std::string tactics_text(const Tactics& tactics) {
   return text + " KiB a chunk at 1/4/32/more rows an expert";
 }
 
-// Times on one layer; the first of the model's that has experts.
+int64_t first_expert_layer(const ModelConfig& config) {
+  const auto& has = config.layer_has_experts;
+  return has.empty() ? 0 : std::find(has.begin(), has.end(), true) - has.begin();
+}
+
+// Times on one layer.
 class LayerTimer {
  public:
   static Result<LayerTimer> make(const Checkpoint& checkpoint, const ModelConfig& config,
                                  const ModelPlan& plan, ThreadPool& pool) {
-    int64_t layer = 0;
-    while (!config.layer_has_experts.empty() && !config.layer_has_experts[static_cast<size_t>(layer)])
-      ++layer;
-    FP4MOE_ASSIGN_OR_RETURN(const MoeWeightsView all, load_expert_weights(checkpoint, config, layer));
+    FP4MOE_ASSIGN_OR_RETURN(const MoeWeightsView all,
+                            load_expert_weights(checkpoint, config, first_expert_layer(config)));
     MoeProblem problem = plan.moe.problem();
     std::vector<int64_t> chosen;
     for (int64_t e = 0; e < std::min(kExperts, problem.local_experts().count); ++e) chosen.push_back(e);
@@ -107,110 +116,103 @@ class LayerTimer {
   std::vector<float> right_;  // the default's output
 };
 
-// The fastest of kRounds rounds by tactic; infinite for one that was wrong, empty if time ran out.
-std::vector<double> time_all(const TacticTimer& timer, const std::function<bool()>& has_time, Tactics tactics,
-                             size_t op, size_t bucket) {
-  std::vector<double> best(kChunkBytes.size(), std::numeric_limits<double>::infinity());
-  std::vector<bool> wrong(kChunkBytes.size(), false);
-  for (int round = 0; round < kRounds; ++round)
-    for (size_t i = 0; i < kChunkBytes.size(); ++i) {
-      if (!has_time()) return {};
-      tactics.chosen[op][bucket] = static_cast<uint8_t>(i);
-      const double seconds = timer(tactics, kTacticRows[bucket]);
-      if (seconds < 0) wrong[i] = true;
-      best[i] = wrong[i] ? std::numeric_limits<double>::infinity() : std::min(best[i], seconds);
-    }
-  return best;
+// Fills `tactics` with what the cache holds, else with what `time` finds, which is then kept there; how.
+template <class T>
+Result<std::string> cached_or_timed(const EngineConfig& flags, const std::string& key, T& tactics,
+                                    const std::function<Result<bool>(const std::string& path)>& read,
+                                    const std::function<Status()>& time) {
+  const std::string path = tactic_cache_path(flags);
+  if (!path.empty()) {
+    const Result<bool> found = read(path);
+    if (!found.ok()) log_warning("autotune cache ignored: " + found.status().message());
+    if (found.ok() && *found) return "cached in " + path;
+  }
+  const Clock::time_point start = Clock::now();
+  FP4MOE_RETURN_IF_ERROR(time());
+  char how[40];
+  std::snprintf(how, sizeof how, "timed in %.2f s", seconds_since(start));
+  if (path.empty()) return std::string(how);
+  if (const Status written = write_tactics(path, key, tactics); !written.ok())
+    log_warning("autotune cache not written: " + written.message());
+  return std::string(how);
 }
 
-Result<nlohmann::json> read_cache(const std::string& path) {
-  constexpr int64_t kMaxBytes = 1 << 20;
-  if (!file_exists(path)) return nlohmann::json::object();
-  FP4MOE_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kMaxBytes));
-  nlohmann::json root = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!root.is_object()) return data_loss("'" + path + "' is no JSON object");
-  return root;
+Result<TuneResult> autotune_cpu(const Checkpoint& checkpoint, const ModelConfig& config,
+                                const ModelPlan& plan) {
+  const std::string key = cpu_cache_key(plan);
+  Tactics tactics;
+  const auto read = [&](const std::string& path) { return read_tactics(path, key, tactics); };
+  const auto time = [&]() -> Status {
+    const Clock::time_point start = Clock::now();
+    ThreadPool pool(rank_threads(plan.flags));
+    FP4MOE_ASSIGN_OR_RETURN(LayerTimer timer, LayerTimer::make(checkpoint, config, plan, pool));
+    tactics = choose_tactics([&](const Tactics& t, int64_t rows) { return timer(t, rows); },
+                             [&] { return seconds_since(start) < plan.flags.autotune_budget; });
+    return {};
+  };
+  FP4MOE_ASSIGN_OR_RETURN(const std::string how, cached_or_timed(plan.flags, key, tactics, read, time));
+  return TuneResult{plan.moe.with_tactics(tactics), tactics_text(tactics) + " (" + how + ")"};
+}
+
+Result<TuneResult> autotune_gpu(const Checkpoint& checkpoint, const ModelConfig& config,
+                                const ModelPlan& plan) {
+  const DeviceMoeOps& ops = *plan.moe.runner()->device_ops();
+  DeviceTactics tactics{tactic_buckets(plan.flags), {}};
+  FP4MOE_ASSIGN_OR_RETURN(const std::string key, gpu_cache_key(plan, ops, tactics.buckets));
+  const auto read = [&](const std::string& path) {
+    return read_tactics(path, key, ops.tactics.size(), tactics);
+  };
+  const auto time = [&]() -> Status {
+    ThreadPool pool(rank_threads(plan.flags));
+    FP4MOE_ASSIGN_OR_RETURN(const MoeWeightsView weights,
+                            load_expert_weights(checkpoint, config, first_expert_layer(config)));
+    FP4MOE_ASSIGN_OR_RETURN(
+        tactics, time_tactics(plan.moe, weights, tactics.buckets, plan.flags.autotune_budget, pool));
+    return {};
+  };
+  Result<std::string> how = cached_or_timed(plan.flags, key, tactics, read, time);
+  if (!how.ok()) return how.status().with_context("autotune (--disable-autotune runs without)");
+  return TuneResult{plan.moe.with_tactics(tactics), tactics_text(ops, tactics) + " (" + *how + ")"};
+}
+
+// Why nothing is timed; empty: it is.
+std::string why_shipped(const ModelPlan& plan) {
+  const MoePlan& moe = plan.moe;
+  if (plan.flags.disable_autotune || plan.flags.autotune_budget <= 0) return "off";
+  if (moe.problem().act_dtype == DType::kF32) return "not for the oracle";
+  if (launcher_info().num_processes > 1) return "not in a job of several processes";
+  if (moe.problem().device == DeviceKind::kCpu) return "";
+  if (moe.scheme() != Scheme::kW4A16)
+    return std::string("none for ") + scheme_name(moe.scheme()) + " on a GPU";
+  if (moe.a2a_settings().deterministic) return "one for all batches, as inference is to be deterministic";
+  if (moe.runner()->device_ops()->tactics.size() == 1) return std::string(moe.runner()->name) + " has one";
+  return "";
 }
 
 }  // namespace
 
 Tactics choose_tactics(const TacticTimer& timer, const std::function<bool()>& has_time) {
+  constexpr std::array<size_t, kChunkBytes.size()> kAll = {0, 1, 2, 3};
   Tactics chosen;
   for (size_t bucket = 0; bucket < kTacticRows.size(); ++bucket)
     for (size_t op = 0; op < kNumTacticOps; ++op) {
-      const std::vector<double> best = time_all(timer, has_time, chosen, op, bucket);
-      if (best.empty()) return chosen;
-      for (size_t i = 1; i < best.size(); ++i) {
-        const size_t now = chosen.chosen[op][bucket];
-        if (best[i] <= kGain * best[0] && best[i] < best[now])
-          chosen.chosen[op][bucket] = static_cast<uint8_t>(i);
-      }
+      Tactics tried = chosen;
+      const auto seconds = [&](size_t i) {
+        tried.chosen[op][bucket] = static_cast<uint8_t>(i);
+        return timer(tried, kTacticRows[bucket]);
+      };
+      const std::optional<size_t> best = fastest(kAll, 0, seconds, has_time);
+      if (!best) return chosen;
+      chosen.chosen[op][bucket] = static_cast<uint8_t>(*best);
     }
   return chosen;
 }
 
-Result<bool> read_tactics(const std::string& path, const std::string& key, Tactics& tactics) {
-  FP4MOE_ASSIGN_OR_RETURN(const nlohmann::json root, read_cache(path));
-  const auto entry = root.find(key);
-  if (entry == root.end()) return false;
-  const Status broken = data_loss("'" + path + "' holds no tactics under \"" + key + "\"");
-  Tactics read;
-  if (!entry->is_array() || entry->size() != kNumTacticOps) return broken;
-  for (size_t op = 0; op < kNumTacticOps; ++op) {
-    const nlohmann::json& row = (*entry)[op];
-    if (!row.is_array() || row.size() != kTacticRows.size()) return broken;
-    for (size_t bucket = 0; bucket < row.size(); ++bucket) {
-      if (!row[bucket].is_number_unsigned() || row[bucket].get<uint64_t>() >= kChunkBytes.size())
-        return broken;
-      read.chosen[op][bucket] = row[bucket].get<uint8_t>();
-    }
-  }
-  tactics = read;
-  return true;
-}
-
-// Others may write at the same time: the last one's file stands whole, and what it lost is timed again.
-Status write_tactics(const std::string& path, const std::string& key, const Tactics& tactics) {
-  Result<nlohmann::json> old = read_cache(path);
-  nlohmann::json root = old.ok() ? *old : nlohmann::json::object();
-  root[key] = tactics.chosen;
-  std::error_code ignored;
-  std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
-  return write_text_file(path, root.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
-}
-
 Result<TuneResult> autotune(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan) {
-  const EngineConfig& flags = plan.flags;
-  if (flags.disable_autotune || flags.autotune_budget <= 0) return TuneResult{{}, "off, shipped tactics"};
-  if (plan.moe.problem().device != DeviceKind::kCpu)
-    return TuneResult{{}, "not for a GPU, whose kernels choose by the batch's size"};
-  if (plan.moe.problem().act_dtype == DType::kF32)
-    return TuneResult{{}, "not for the oracle, shipped tactics"};
-  if (launcher_info().num_processes > 1)
-    return TuneResult{{}, "not in a job of several processes, shipped tactics"};
-  const std::string path = flags.autotune_cache.empty() ? default_cache() : flags.autotune_cache;
-  const std::string key = cache_key(plan);
-  TuneResult result;
-  if (!path.empty()) {
-    const Result<bool> found = read_tactics(path, key, result.tactics);
-    if (!found.ok()) log_warning("autotune cache ignored: " + found.status().message());
-    if (found.ok() && *found) {
-      result.note = tactics_text(result.tactics) + " (cached in " + path + ")";
-      return result;
-    }
-  }
-  const Clock::time_point start = Clock::now();
-  ThreadPool pool(rank_threads(flags));
-  FP4MOE_ASSIGN_OR_RETURN(LayerTimer timer, LayerTimer::make(checkpoint, config, plan, pool));
-  result.tactics = choose_tactics([&](const Tactics& t, int64_t rows) { return timer(t, rows); },
-                                  [&] { return seconds_since(start) < flags.autotune_budget; });
-  const auto hundredths = static_cast<int64_t>(seconds_since(start) * 100);
-  result.note = tactics_text(result.tactics) + " (timed in " + std::to_string(hundredths / 100) + "." +
-                (hundredths % 100 < 10 ? "0" : "") + std::to_string(hundredths % 100) + " s)";
-  if (path.empty()) return result;
-  if (const Status written = write_tactics(path, key, result.tactics); !written.ok())
-    log_warning("autotune cache not written: " + written.message());
-  return result;
+  if (const std::string why = why_shipped(plan); !why.empty())
+    return TuneResult{plan.moe, why + ", shipped tactics"};
+  const bool is_cpu = plan.moe.problem().device == DeviceKind::kCpu;
+  return is_cpu ? autotune_cpu(checkpoint, config, plan) : autotune_gpu(checkpoint, config, plan);
 }
 
 }  // namespace fp4moe

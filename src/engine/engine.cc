@@ -173,9 +173,8 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
   FP4MOE_ASSIGN_OR_RETURN(TextTools text, load_text_tools(flags));
 
   FP4MOE_RETURN_IF_ERROR(run_self_test(prepared.checkpoint, prepared.config, prepared.plan));
-  FP4MOE_ASSIGN_OR_RETURN(const TuneResult tuned,
-                          autotune(prepared.checkpoint, prepared.config, prepared.plan));
-  prepared.plan.moe = prepared.plan.moe.with_tactics(tuned.tactics);
+  FP4MOE_ASSIGN_OR_RETURN(TuneResult tuned, autotune(prepared.checkpoint, prepared.config, prepared.plan));
+  prepared.plan.moe = std::move(tuned.moe);
   log_info("autotune   " + tuned.note);
 
   const auto started = std::chrono::steady_clock::now();

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/cpu_info.h"
 #include "base/log.h"
+#include "engine/relative_error.h"
 #include "moe/expert_probe.h"
 
 namespace fp4moe {
@@ -36,19 +37,6 @@ MoeProblem alone(const MoePlan& plan, size_t num_experts) {
   problem.num_experts = static_cast<int64_t>(num_experts);
   problem.top_k = 1;
   return problem;
-}
-
-// Relative L2; infinite where anything is not finite.
-double relative_error(std::span<const float> actual, std::span<const float> expected) {
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < expected.size(); ++i) {
-    if (!std::isfinite(actual[i]) || !std::isfinite(expected[i])) return INFINITY;
-    const double d = static_cast<double>(actual[i]) - expected[i];
-    difference += d * d;
-    norm += static_cast<double>(expected[i]) * expected[i];
-  }
-  if (difference == 0) return 0;
-  return norm == 0 ? INFINITY : std::sqrt(difference / norm);
 }
 
 std::vector<int64_t> experts_to_test(int64_t num_experts, bool full) {

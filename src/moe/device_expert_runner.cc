@@ -7,10 +7,12 @@
 
 namespace fp4moe {
 
-Result<DeviceExpertRunner> DeviceExpertRunner::make(const DeviceMoeOps& ops, DeviceExperts experts) {
+Result<DeviceExpertRunner> DeviceExpertRunner::make(const DeviceMoeOps& ops, DeviceExperts experts,
+                                                    DeviceTactics tactics) {
   DeviceExpertRunner runner;
   runner.ops_ = &ops;
   runner.experts_ = std::move(experts);
+  runner.tactics_ = std::move(tactics);
   const std::vector<uint8_t> zeros(kMoeCounterBytes);
   FP4MOE_ASSIGN_OR_RETURN(runner.counters_, Buffer::copy_of(zeros.data(), kMoeCounterBytes, device_memory()));
   return runner;
@@ -39,7 +41,7 @@ void DeviceExpertRunner::run(const ActRows& x, const DeviceSlots& slots, const f
                        .accumulate = accumulate,
                        .counters = counters_.data()};
     args.workspace = scratch.take<uint8_t>(layer_workspace_bytes(*ops_, t, slots.num_tokens, slots.topk));
-    run_layer(*ops_, args);
+    ops_->tactics[tactics_.of(slots.num_tokens).value_or(ops_->default_tactic(args))].layer(args);
   } else {
     const DeviceRows rows = sort_rows(*ops_, slots, t.num_experts, scratch);
     const DeviceOutputs y = quantised_pass(*ops_, experts_, slots, rows, x, scratch);

@@ -7,13 +7,15 @@
 #include "kernels/device_moe.h"
 #include "moe/device_experts.h"
 #include "moe/device_pass.h"
+#include "moe/tactics.h"
 
 namespace fp4moe {
 
 class DeviceExpertRunner {
  public:
-  // `ops` is kept.
-  static Result<DeviceExpertRunner> make(const DeviceMoeOps& ops, DeviceExperts experts);
+  // `ops` is kept. `tactics` are of layers like these; none: the table's rule.
+  static Result<DeviceExpertRunner> make(const DeviceMoeOps& ops, DeviceExperts experts,
+                                         DeviceTactics tactics = {});
 
   int64_t weight_bytes() const { return experts_.num_bytes(); }
   int64_t scratch_bytes(int64_t max_tokens, int64_t topk) const;
@@ -26,6 +28,7 @@ class DeviceExpertRunner {
   bool is_w4a16() const { return experts_.numerics().scheme == Scheme::kW4A16; }
   const DeviceMoeOps* ops_ = nullptr;
   DeviceExperts experts_;
+  DeviceTactics tactics_;
   Buffer counters_;  // of DeviceMoeArgs
 };
 

@@ -146,6 +146,11 @@ const DeviceMoeOps& ops_of(const MoePlan& plan) {
   return *ops;
 }
 
+// What was timed is of the routed experts' sizes; one tactic for all batches is for every layer.
+DeviceTactics tactics_of_mlp(const MoePlan& plan) {
+  return plan.a2a_settings().deterministic ? plan.device_tactics() : DeviceTactics();
+}
+
 }  // namespace
 
 Result<std::unique_ptr<MoeLayer>> make_device_layer(const MoePlan& plan, const DenseOps& ops,
@@ -157,7 +162,7 @@ Result<std::unique_ptr<MoeLayer>> make_device_layer(const MoePlan& plan, const D
                           make_router(router, {p.num_experts, p.hidden_size, p.top_k}, ops));
   FP4MOE_ASSIGN_OR_RETURN(DeviceExperts experts, DeviceExperts::make(p, plan.numerics(), weights, pool));
   FP4MOE_ASSIGN_OR_RETURN(DeviceExpertRunner runner,
-                          DeviceExpertRunner::make(ops_of(plan), std::move(experts)));
+                          DeviceExpertRunner::make(ops_of(plan), std::move(experts), plan.device_tactics()));
   SharedExpert shared_expert;
   if (shared != nullptr) {
     FP4MOE_ASSIGN_OR_RETURN(shared_expert, SharedExpert::make(plan, ops, *shared, pool));
@@ -170,7 +175,7 @@ Result<std::unique_ptr<DenseMlp>> make_device_mlp(const MoePlan& plan, const Moe
                                                   const MoeWeightsView& weights, ThreadPool& pool) {
   FP4MOE_ASSIGN_OR_RETURN(DeviceExperts expert, DeviceExperts::make(problem, plan.numerics(), weights, pool));
   FP4MOE_ASSIGN_OR_RETURN(DeviceExpertRunner runner,
-                          DeviceExpertRunner::make(ops_of(plan), std::move(expert)));
+                          DeviceExpertRunner::make(ops_of(plan), std::move(expert), tactics_of_mlp(plan)));
   return std::unique_ptr<DenseMlp>(std::make_unique<DeviceMlp>(std::move(runner)));
 }
 

@@ -1,6 +1,7 @@
 #include "moe/plan.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "base/check.h"
 #include "moe/legality.h"
@@ -241,12 +242,19 @@ Result<MoePlan> plan_moe(const MoeProblem& problem, const MoeChoice& choice) {
     if (&row != plan.a2a_) plan.verdicts_.push_back({"a2a", row.name, why_not_a2a(row, choice)});
   FP4MOE_RETURN_IF_ERROR(plan.choose_runner(choice));
   plan.note_ = notes(choice, plan);
+  if (choice.deterministic) plan.device_tactics_ = {{std::numeric_limits<int64_t>::max()}, {0}};
   return plan;
 }
 
 MoePlan MoePlan::with_tactics(const Tactics& tactics) const {
   MoePlan plan = *this;
   plan.tactics_ = tactics;
+  return plan;
+}
+
+MoePlan MoePlan::with_tactics(const DeviceTactics& tactics) const {
+  MoePlan plan = *this;
+  plan.device_tactics_ = tactics;
   return plan;
 }
 

@@ -91,6 +91,9 @@ class MoePlan {
   // The same plan with other tactics; the results are the same to the bit.
   MoePlan with_tactics(const Tactics& tactics) const;
   const Tactics& tactics() const { return tactics_; }
+  // The same plan with tactics of a GPU's routed experts: results agree within w4a16's budget.
+  MoePlan with_tactics(const DeviceTactics& tactics) const;
+  const DeviceTactics& device_tactics() const { return device_tactics_; }
   // A layer's output on a rank is a partial sum of all ranks': a shared expert is then sharded over all of
   // them; else each rank has all of it, for its own rows.
   bool shared_expert_is_sharded() const;
@@ -105,6 +108,7 @@ class MoePlan {
   A2aSettings a2a_settings_;
   const RunnerRow* runner_ = nullptr;
   Tactics tactics_;
+  DeviceTactics device_tactics_;
   std::vector<RowVerdict> verdicts_;
   std::string note_;
 };

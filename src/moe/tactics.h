@@ -1,9 +1,12 @@
-// Tactics: how a runner cuts its work into chunks. They decide about time alone, never about a bit of a
-// result.
+// Tactics: how a runner does its work. On a CPU how it is cut into chunks, which decides about time alone,
+// never about a bit of a result; on a GPU which kernels do it.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <optional>
+#include <vector>
 
 namespace fp4moe {
 
@@ -30,6 +33,21 @@ struct Tactics {
     return kChunkBytes[chosen[static_cast<size_t>(op)][static_cast<size_t>(tactic_bucket(rows_per_expert))]];
   }
   bool operator==(const Tactics&) const = default;
+};
+
+// Which tactic of its table (kernels/device_moe.h) a GPU's layer of routed experts takes, by its tokens. They
+// differ in last bits, so that steps of one size, in a graph or not, have the same one.
+struct DeviceTactics {
+  std::vector<int64_t> buckets;  // the most tokens of each, ascending
+  std::vector<uint8_t> chosen;   // of each bucket: an index of the table
+
+  // None: the table's own rule says.
+  std::optional<size_t> of(int64_t num_tokens) const {
+    const auto bucket = std::lower_bound(buckets.begin(), buckets.end(), num_tokens);
+    if (bucket == buckets.end()) return std::nullopt;
+    return chosen[static_cast<size_t>(bucket - buckets.begin())];
+  }
+  bool operator==(const DeviceTactics&) const = default;
 };
 
 }  // namespace fp4moe

@@ -2,12 +2,13 @@
 #include "engine/autotune.h"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <filesystem>
 #include <fstream>
 #include <numeric>
 
+#include "engine/tactic_cache.h"
+#include "io/temp_folder.h"
 #include "moe/expert_probe.h"
 
 namespace fp4moe {
@@ -16,18 +17,7 @@ namespace {
 bool always() { return true; }
 constexpr auto kGateUp = static_cast<size_t>(TacticOp::kGateUp), kDown = static_cast<size_t>(TacticOp::kDown);
 
-class Folder {
- public:
-  Folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "tactics-XXXXXX").string();
-    path_ = mkdtemp(name.data());
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  std::string file() const { return path_ + "/sub/tactics.json"; }
-
- private:
-  std::string path_;
-};
+const char* const kFile = "sub/tactics.json";
 
 TEST(Tactics, BucketsByRowsOfAnExpert) {
   const std::vector<std::pair<int64_t, int>> expected = {{0, 0},  {1, 0},  {2, 1},   {4, 1},      {5, 2},
@@ -71,32 +61,32 @@ TEST(ChooseTactics, WithoutTimeTheDefaultStays) {
 }
 
 TEST(TacticsCache, KeepsEveryKey) {
-  const Folder folder;
+  const TempFolder folder;
   Tactics a, b, read;
   a.chosen[0][1] = 2;
   b.chosen[1][3] = 3;
-  EXPECT_FALSE(*read_tactics(folder.file(), "a", read)) << "an absent file is empty";
-  ASSERT_TRUE(write_tactics(folder.file(), "a", a).ok());
-  ASSERT_TRUE(write_tactics(folder.file(), "b", b).ok());
-  EXPECT_TRUE(*read_tactics(folder.file(), "a", read));
+  EXPECT_FALSE(*read_tactics(folder.file(kFile), "a", read)) << "an absent file is empty";
+  ASSERT_TRUE(write_tactics(folder.file(kFile), "a", a).ok());
+  ASSERT_TRUE(write_tactics(folder.file(kFile), "b", b).ok());
+  EXPECT_TRUE(*read_tactics(folder.file(kFile), "a", read));
   EXPECT_EQ(read, a);
-  EXPECT_TRUE(*read_tactics(folder.file(), "b", read));
+  EXPECT_TRUE(*read_tactics(folder.file(kFile), "b", read));
   EXPECT_EQ(read, b);
-  EXPECT_FALSE(*read_tactics(folder.file(), "c", read));
+  EXPECT_FALSE(*read_tactics(folder.file(kFile), "c", read));
 }
 
 TEST(TacticsCache, ABrokenFileIsAnErrorAndIsReplaced) {
   for (const char* text :
        {"", "[", "[]", "{\"a\": 1}", "{\"a\": [[0,0,0,0]]}", "{\"a\": [[0,0,0,0],[0,0,0,4]]}",
         "{\"a\": [[0,0,0,0],[0,0,0,-1]]}", "{\"a\": [[0,0,0],[0,0,0,0]]}"}) {
-    const Folder folder;
-    std::filesystem::create_directories(std::filesystem::path(folder.file()).parent_path());
-    std::ofstream(folder.file()) << text;
+    const TempFolder folder;
+    std::filesystem::create_directories(std::filesystem::path(folder.file(kFile)).parent_path());
+    std::ofstream(folder.file(kFile)) << text;
     Tactics tactics;
-    EXPECT_EQ(read_tactics(folder.file(), "a", tactics).status().code(), StatusCode::kDataLoss) << text;
+    EXPECT_EQ(read_tactics(folder.file(kFile), "a", tactics).status().code(), StatusCode::kDataLoss) << text;
     EXPECT_EQ(tactics, Tactics{});
-    ASSERT_TRUE(write_tactics(folder.file(), "a", tactics).ok());
-    EXPECT_TRUE(*read_tactics(folder.file(), "a", tactics));
+    ASSERT_TRUE(write_tactics(folder.file(kFile), "a", tactics).ok());
+    EXPECT_TRUE(*read_tactics(folder.file(kFile), "a", tactics));
   }
 }
 
@@ -114,9 +104,9 @@ Demo demo(const EngineConfig& flags) {
 }
 
 TEST(Autotune, TimesOnceThenReadsTheCache) {
-  const Folder folder;
+  const TempFolder folder;
   EngineConfig flags;
-  flags.autotune_cache = folder.file();
+  flags.autotune_cache = folder.file(kFile);
   flags.threads = 2;
   const Demo d = demo(flags);
   const Result<TuneResult> first = autotune(d.checkpoint, d.config, d.plan);
@@ -125,31 +115,31 @@ TEST(Autotune, TimesOnceThenReadsTheCache) {
   const Result<TuneResult> second = autotune(d.checkpoint, d.config, d.plan);
   ASSERT_TRUE(second.ok());
   EXPECT_NE(second->note.find("cached in"), std::string::npos) << second->note;
-  EXPECT_EQ(first->tactics, second->tactics);
+  EXPECT_EQ(first->moe.tactics(), second->moe.tactics());
   flags.threads = 1;  // another key
   const Demo other = demo(flags);
   EXPECT_NE(autotune(other.checkpoint, other.config, other.plan)->note.find("timed in"), std::string::npos);
 }
 
 TEST(Autotune, OffMeansShippedTacticsAndNoFile) {
-  const Folder folder;
+  const TempFolder folder;
   EngineConfig flags;
-  flags.autotune_cache = folder.file();
+  flags.autotune_cache = folder.file(kFile);
   flags.disable_autotune = true;
   EngineConfig no_budget;
-  no_budget.autotune_cache = folder.file();
+  no_budget.autotune_cache = folder.file(kFile);
   no_budget.autotune_budget = 0;
   EngineConfig oracle;
-  oracle.autotune_cache = folder.file();
+  oracle.autotune_cache = folder.file(kFile);
   oracle.dtype = "float32";
   for (const EngineConfig& f : {flags, no_budget, oracle}) {
     const Demo d = demo(f);
     const Result<TuneResult> result = autotune(d.checkpoint, d.config, d.plan);
     ASSERT_TRUE(result.ok());
-    EXPECT_EQ(result->tactics, Tactics{});
+    EXPECT_EQ(result->moe.tactics(), Tactics{});
     EXPECT_NE(result->note.find("shipped tactics"), std::string::npos);
   }
-  EXPECT_FALSE(std::filesystem::exists(folder.file()));
+  EXPECT_FALSE(std::filesystem::exists(folder.file(kFile)));
 }
 
 TEST(Autotune, EveryTacticGivesTheSameBits) {

@@ -3,17 +3,21 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "engine/autotune.h"
 #include "engine/rank_group.h"
+#include "engine/relative_error.h"
 #include "engine/sampler.h"
 #include "io/checkpoint.h"
 #include "io/file.h"
+#include "io/temp_folder.h"
 #include "model/plan_model.h"
+#include "moe/table.h"
 
 namespace fp4moe {
 namespace {
@@ -30,20 +34,40 @@ using Logits = std::vector<std::vector<float>>;  // [sequences, V]
 // Three sequences that grow together, each with pages of its own.
 class Growing {
  public:
-  Growing(const std::string& model, bool graphs) {
+  // With `tactic` of the kernels' table wherever it fits, if given.
+  Growing(const std::string& model, bool graphs, std::optional<uint8_t> tactic = {}) {
     EngineConfig flags;
     flags.model_path = models() + "/" + model;
     flags.device = "cuda";
     flags.disable_cuda_graph = !graphs;
     config_ = load_model_config(flags.model_path).value();
-    const ModelPlan plan = plan_model(config_, flags).value();
+    ModelPlan plan = plan_model(config_, flags).value();
+    if (tactic) plan.moe = plan.moe.with_tactics(fitting(plan.moe, *tactic));
     const Checkpoint checkpoint = Checkpoint::open(flags.model_path).value();
+    num_tactics_ = plan.moe.runner()->device_ops()->tactics.size();
     ranks_ = RankGroup::make(checkpoint, config_, plan, plan.flags, kOptions).value();
     for (int32_t s = 0; s < 3; ++s)
       for (int32_t i = 0; i < kPagesEach; ++i) pages_[s].push_back(s + 3 * (kPagesEach - 1 - i));
   }
 
+  // 0 where the tactic does not fit.
+  static DeviceTactics fitting(const MoePlan& plan, uint8_t tactic) {
+    const MoeProblem& p = plan.problem();
+    DeviceMoeArgs sizes{.experts = {.format = p.format,
+                                    .num_experts = p.num_experts,
+                                    .hidden_size = p.hidden_size,
+                                    .intermediate_size = p.intermediate_size,
+                                    .activation = p.activation},
+                        .topk = p.top_k};
+    DeviceTactics tactics;
+    for (sizes.num_tokens = 1; sizes.num_tokens <= kOptions.max_batch_tokens; ++sizes.num_tokens) {
+      tactics.buckets.push_back(sizes.num_tokens);
+      tactics.chosen.push_back(plan.runner()->device_ops()->tactics[tactic].fits(sizes) ? tactic : 0);
+    }
+    return tactics;
+  }
   RankGroup& ranks() { return *ranks_; }
+  size_t num_tactics() const { return num_tactics_; }
   int64_t vocab_size() const { return config_.vocab_size; }
   const std::vector<int32_t>& tokens(size_t s) const { return tokens_[s]; }
 
@@ -75,6 +99,7 @@ class Growing {
 
  private:
   ModelConfig config_;
+  size_t num_tactics_ = 0;
   std::unique_ptr<RankGroup> ranks_;
   std::vector<int32_t> tokens_[3], pages_[3];
 };
@@ -87,6 +112,15 @@ std::vector<std::vector<int32_t>> best_of(const Logits& logits) {
   std::vector<std::vector<int32_t>> next;
   for (const auto& row : logits) next.push_back({best(row)});
   return next;
+}
+
+// Relative L2 of each sequence, ascending. Rounding that turns a token to another expert costs its sequence
+// more: the median is judged.
+std::vector<double> sorted_errors(const Logits& actual, const Logits& expected) {
+  std::vector<double> errors;
+  for (size_t s = 0; s < expected.size(); ++s) errors.push_back(relative_error(actual[s], expected[s]));
+  std::sort(errors.begin(), errors.end());
+  return errors;
 }
 
 const std::vector<std::vector<int32_t>> kPrompts = {{5, 17, 300, 42, 7},
@@ -112,23 +146,26 @@ TEST_P(DeviceRanks, ARecordedStepGivesTheBitsOfALaunchedOne) {
   }
 }
 
+TEST_P(DeviceRanks, EveryTacticGivesTheSameBitsRecordedAndLaunchedAndAgreesWithTheFirst) {
+  Growing first(GetParam(), false, uint8_t{0});
+  const auto next = best_of(first.step(kPrompts));
+  const Logits expected = first.step(next);
+  for (uint8_t tactic = 1; tactic < first.num_tactics(); ++tactic) {
+    Growing recorded(GetParam(), true, tactic), launched(GetParam(), false, tactic);
+    recorded.step(kPrompts), launched.step(kPrompts);
+    const Logits a = recorded.step(next), b = launched.step(next);
+    EXPECT_EQ(a, b) << int{tactic};
+    EXPECT_LT(sorted_errors(a, expected)[1], 2e-2) << int{tactic};
+  }
+}
+
 TEST_P(DeviceRanks, DecodeContinuesWhatPrefillWouldSay) {
   Growing decoded(GetParam(), true);
   Logits last = decoded.step(kPrompts);
   for (int i = 0; i < 6; ++i) last = decoded.step(best_of(last));
   Growing prefilled(GetParam(), false);
   const Logits whole = prefilled.step({decoded.tokens(0), decoded.tokens(1), decoded.tokens(2)});
-  // Rounding that turns a token to another expert costs its sequence more: the median is judged.
-  std::vector<double> errors;
-  for (size_t s = 0; s < 3; ++s) {
-    double error = 0, norm = 0;
-    for (size_t i = 0; i < whole[s].size(); ++i) {
-      error += std::pow(static_cast<double>(last[s][i]) - whole[s][i], 2);
-      norm += std::pow(static_cast<double>(whole[s][i]), 2);
-    }
-    errors.push_back(std::sqrt(error / norm));
-  }
-  std::sort(errors.begin(), errors.end());
+  const std::vector<double> errors = sorted_errors(last, whole);
   EXPECT_LT(errors[1], 2e-2);
   EXPECT_LT(errors[2], 1.0);
 }
@@ -166,6 +203,32 @@ TEST_P(DeviceRanks, TokensAreChosenAsTheHostChoosesThem) {
     ASSERT_EQ(sampled[i].num_top, std::ssize(want.top));
     for (size_t k = 0; k < want.top.size(); ++k) EXPECT_EQ(sampled[i].top_ids[k], want.top[k].token_id);
   }
+}
+
+TEST_P(DeviceRanks, TacticsAreTimedOnceAndThenRead) {
+  const TempFolder folder;
+  EngineConfig flags;
+  flags.model_path = models() + "/" + GetParam();
+  flags.device = "cuda";
+  flags.max_prefill_tokens = 512;
+  flags.autotune_cache = folder.file("tactics.json");
+  const ModelConfig config = load_model_config(flags.model_path).value();
+  const Checkpoint checkpoint = Checkpoint::open(flags.model_path).value();
+  const ModelPlan plan = plan_model(config, flags).value();
+  if (plan.moe.runner()->device_ops()->tactics.size() == 1) GTEST_SKIP() << "there is nothing to choose";
+  const Result<TuneResult> timed = autotune(checkpoint, config, plan),
+                           read = autotune(checkpoint, config, plan);
+  ASSERT_TRUE(timed.ok()) << timed.status().to_string();
+  EXPECT_NE(timed->note.find("timed in"), std::string::npos) << timed->note;
+  EXPECT_GE(timed->moe.device_tactics().buckets.back(), 512);
+  ASSERT_TRUE(read.ok()) << read.status().to_string();
+  EXPECT_NE(read->note.find("cached in"), std::string::npos) << read->note;
+  EXPECT_EQ(read->moe.device_tactics(), timed->moe.device_tactics());
+
+  flags.enable_deterministic_inference = true;
+  const ModelPlan one = plan_model(config, flags).value();
+  EXPECT_EQ(autotune(checkpoint, config, one)->moe.device_tactics().of(1), 0u);
+  EXPECT_EQ(one.moe.device_tactics().of(int64_t{1} << 40), 0u);
 }
 
 }  // namespace
