@@ -3,63 +3,122 @@
 // Computes: out[t] (+)= sum over k of weight[t, k] * (act(x W13_e^T + b13_e) W2_e^T + b2_e), e = ids[t, k].
 // Shapes: as DeviceMoeArgs; T <= 8, T * topk <= 64. Plan: kernels/cuda/few_tokens_plan.h.
 // Bytes: U active experts' tiles once, (gated ? 3 : 2) H I / 2 bytes each and their scales.
-// Flops: 2 * 8 columns for each weight on the tensor cores; about 2.6 instructions a weight to decode them.
-// Bound: HBM, at T = 1 the latency of two dependent reads: 50 MiB take 13 us, the grid barrier between the
-//   phases 1.5 us. The stream of weights does not wait at the barrier: `down` tiles fill the ring before it.
-// Numerics: products of bf16 pairs in f32 (mma.sync); a row's sum is cut by k tiles over 6 groups of warps
-// and
-//   at stripes' ends over CTAs, and put together in a fixed order; activation in f32, h rounded to bf16; the
-//   router's weights in f32 in top-k order. Same input and number of SMs, same bits.
+// Flops: 2 * 8 columns for each weight on the tensor cores; about 2.4 instructions a weight to decode them.
+// Bound: HBM, at T = 1 the latency of two dependent reads. The stream of weights does not wait between the
+//   phases: each warp's ring fills with `down` while h is on its way.
+// Numerics: products of bf16 pairs in f32 (mma.sync), x and h times 2^64: |x| and |h| below 2^60; where an
+//   expert has one or two tokens, scales multiply the f32 sums of blocks, else the weights, exactly in bf16;
+//   a row's sum is cut over warps by the number of active experts and put together in the order of columns;
+//   activation in f32, h rounded to bf16; the router's weights in f32 in top-k order. Same input and number
+//   of SMs, same bits.
 //
-// Roles of a CTA: 6 groups of 4 consumer warps (a group takes every sixth stage of 2 tiles, a warp 16 rows of
-// it), 4 epilogue warps, 1 producer warp. Consumers hand the partial sums of 64 rows to the epilogue in one
-// of two buffers and go on.
+// Who waits for whom: CTAs pass h and y as 64-bit words, half of which say that the other half is there, so
+// that a value needs one way through the L2 and no barrier. A helper warp clears these words first and
+// counts CTAs that have done so, which all have by the time that the first sums are ready.
 #include <cuda_runtime_api.h>
 
 #include "base/check.h"
 #include "device/stream.h"
 #include "kernels/cuda/few_tokens.h"
 #include "kernels/cuda/few_tokens_consume.cuh"
-#include "kernels/cuda/few_tokens_epilogue.cuh"
-#include "kernels/cuda/few_tokens_feed.cuh"
 #include "kernels/cuda/launch.h"
 
 namespace fp4moe {
 namespace {
 
-template <Fp4Format kFormat>
-__global__ void __launch_bounds__(few::kThreads, 1) few_tokens_kernel(const __grid_constant__ few::Args a) {
-  using namespace few;
+using few::Args, few::Part, few::Ring, few::Shared;
+
+// The pieces of a strip, of which this warp has the first steps, that the warps behind it have.
+__device__ inline void add_pieces(const Shared& s, const Part& part, int strip_end, float (&sum)[4]) {
+  const int lane = threadIdx.x % 32;
+  for (int w = threadIdx.x / 32 + 1; w < few::kWarps && part.start(w) < strip_end; ++w) {
+    if (part.start(w) == part.start(w + 1)) continue;
+    const float4 piece = s.pieces[w][lane];
+    sum[0] += piece.x, sum[1] += piece.y, sum[2] += piece.z, sum[3] += piece.w;
+  }
+}
+
+// The warp's steps of a phase; then, in all warps together, the strips that several of them share.
+template <Fp4Format kFormat, int kDepth>
+__device__ inline void run_phase(const Args& a, Shared& s, const uint8_t* act, bool down,
+                                 Ring<kFormat, kDepth>& ring) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const Part part(a, s.num_experts, down, warp);
+  const int per_strip = part.phase.steps();
+  bool waits = true;  // for the others, at the end
+  for (int at = part.begin; at < part.end;) {
+    const int first = at % per_strip, begin = at - first, steps = min(per_strip - first, part.end - at);
+    const few::Strip<kFormat> strip(a, s, part, down, part.first_strip + at / per_strip, act);
+    float sum[4] = {};
+    if (strip.columns <= 2)
+      add_pairs_of_columns(ring, strip.pairs_b + first * kFewRowStepBytes, strip.has_pairs_b, steps, sum);
+    else
+      add_columns(ring, strip.b + first * kFewRowStepBytes, strip.swap, steps, sum);
+    at += steps;
+    if (first != 0) {
+      s.pieces[warp][lane] = {sum[0], sum[1], sum[2], sum[3]};
+      continue;
+    }
+    if (steps < per_strip) {  // the warp's last
+      __syncthreads();
+      waits = false;
+      add_pieces(s, part, begin + per_strip, sum);
+    }
+    ptx::mbarrier_wait(&s.cleared, 0);
+    if (down)
+      finish_down(a, strip, sum);
+    else
+      finish_up(a, strip, sum);
+  }
+  if (waits) {
+    __syncthreads();
+  }
+}
+
+template <Fp4Format kFormat, int kDepth>
+__global__ void __launch_bounds__(few::kThreads, 1) few_tokens_kernel(const __grid_constant__ Args a) {
   extern __shared__ __align__(128) uint8_t memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
-  uint8_t* act = memory + kSharedBytes;
-  uint8_t* ring = act + a.plan.act_bytes;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (threadIdx.x == kProducerWarp * 32) init_barriers(s);
+  uint8_t* act = memory + few::kSharedBytes;
+  uint8_t* rings = act + a.plan.act_bytes;
+  const int warp = threadIdx.x / 32;
+  if (threadIdx.x == few::kHelperWarp * 32) {
+    ptx::mbarrier_init(&s.cleared, 1);
+    ptx::mbarrier_init_fence();
+  }
   ptx::grid_dependents_launch();
   ptx::grid_dependency_wait();
-  if (warp == kProducerWarp) {
-    find_experts(a.moe, s, lane);
-    WeightStream<kFormat> stream(a, s, ring, lane);
-    const bool produces = lane < kProducerLanes && s.num_experts > 0;
-    if (produces) stream.produce(kFirstRounds);
-    __syncwarp();
-    find_rows(a.moe, s, lane);
+  if (warp == few::kHelperWarp) {
+    few::find_rows(a.moe, s);
     __syncthreads();
-    if (produces) stream.produce(1 << 30);
-    return;
+    few::clear_words(a, s);
+    __syncthreads();
+    few::stage_h(a, s, Part(a, s.num_experts, true, 0), act);
+    __syncthreads();
+    __syncthreads();
+  } else {
+    few::stage_x(a, act);
+    const few::Routing routing(a.moe);
+    Ring<kFormat, kDepth> ring(a, routing, rings);
+    ring.prefill();
+    ptx::cp_async_wait<kDepth>();
+    few::scale_x(a, act);
+    __syncthreads();
+    run_phase(a, s, act, false, ring);
+    few::stage_h(a, s, Part(a, s.num_experts, true, 0), act);
+    __syncthreads();
+    run_phase(a, s, act, true, ring);
   }
-  if (threadIdx.x == kConsumerWarps * 32)
-    s.call = ptx::load_acquire(&a.counters->arrivals) / (a.plan.num_ctas * kEpilogueWarps) + 1;
-  stage_x(a, act);
-  __syncthreads();
-  if (warp >= kConsumerWarps)
-    run_epilogue(a, s, act);
-  else if (s.num_experts > 0)
-    consume<kFormat>(a, s, act, ring);
+  few::combine(a, s);
 }
 
 // ---- host ----------------------------------------------------------------------------------------
+
+using Kernel = void (*)(Args);
+constexpr int kDepths[] = {kFewMaxDepth, 5, 3, 2};
+template <Fp4Format kFormat>
+constexpr Kernel kKernels[] = {few_tokens_kernel<kFormat, kFewMaxDepth>, few_tokens_kernel<kFormat, 5>,
+                               few_tokens_kernel<kFormat, 3>, few_tokens_kernel<kFormat, 2>};
 
 // CTAs and bytes of shared memory beside Shared; 0 where there is no such GPU.
 struct Machine {
@@ -70,18 +129,15 @@ Machine machine() {
     const DeviceLimits& limits = device_limits();
     if (limits.compute_major != 9) return Machine{};
     const int bytes = limits.shared_bytes_per_block;
-    for (const void* kernel : {reinterpret_cast<const void*>(few_tokens_kernel<Fp4Format::kMxfp4>),
-                               reinterpret_cast<const void*>(few_tokens_kernel<Fp4Format::kNvfp4>)})
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    return Machine{min(limits.num_sms, kFewMaxCtas), bytes - few::kSharedBytes};
+    for (const Kernel* kernels : {kKernels<Fp4Format::kMxfp4>, kKernels<Fp4Format::kNvfp4>})
+      for (size_t i = 0; i < std::size(kDepths); ++i)
+        cudaFuncSetAttribute(kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    return Machine{limits.num_sms, bytes - few::kSharedBytes};
   }();
   return m;
 }
 
-int64_t h_bytes(const TiledExperts& e) {
-  return kFewMaxPairs * num_tiles(e.intermediate_size) * kFewTileBytesOfRow;
-}
-int64_t y_bytes(const TiledExperts& e) { return (kFewMaxPairs * e.hidden_size * 4 + 255) / 256 * 256; }
+int64_t h_bytes(const TiledExperts& e) { return kFewMaxPairs * num_tiles(e.intermediate_size) * 32 * 8; }
 
 }  // namespace
 
@@ -90,44 +146,42 @@ bool few_tokens_fits(const DeviceMoeArgs& args) {
   const int64_t pairs = args.num_tokens * args.topk;
   if (m.num_ctas < kFewMaxPairs || args.num_tokens > kFewMaxTokens || pairs > kFewMaxPairs) return false;
   const FewPlan plan = few_plan(args.experts, args.num_tokens, args.topk, m.num_ctas, m.shared_bytes);
-  constexpr int kMaxBlocks = sizeof(FewCounters::blocks) / sizeof(uint32_t);
-  const int64_t tiles = int64_t{plan.up.tiles()} > plan.down.tiles() ? plan.up.tiles() : plan.down.tiles();
-  return plan.num_stages >= kFewMinStages && plan.down.row_blocks <= kMaxBlocks &&
-         (kFewMaxPairs * tiles + 1) * m.num_ctas < (int64_t{1} << 31);
+  return plan.depth >= kDepths[std::size(kDepths) - 1];
 }
 
 int64_t few_tokens_workspace_bytes(const TiledExperts& experts, int64_t) {
-  return h_bytes(experts) + y_bytes(experts) + int64_t{kFewMaxCtas} * kFewMaxTokens * kTileRows * 4;
+  return h_bytes(experts) + kFewMaxPairs * experts.hidden_size * 8;
 }
 
 void few_tokens_layer(const DeviceMoeArgs& args) {
   if (args.num_tokens == 0) return;
   FP4MOE_CHECK(few_tokens_fits(args), "too many tokens for one launch");
   const Machine m = machine();
-  few::Args a;
+  Args a;
   a.moe = args;
   a.plan = few_plan(args.experts, args.num_tokens, args.topk, m.num_ctas, m.shared_bytes);
   a.counters = reinterpret_cast<FewCounters*>(args.counters + kFewCountersOffset);
-  a.h = args.workspace;
-  a.y = reinterpret_cast<float*>(a.h + h_bytes(args.experts));
-  a.parts = reinterpret_cast<float*>(a.h + h_bytes(args.experts) + y_bytes(args.experts));
+  a.h = reinterpret_cast<few::Word*>(args.workspace);
+  a.y = reinterpret_cast<few::Word*>(args.workspace + h_bytes(args.experts));
+  size_t choice = 0;
+  while (kDepths[choice] > a.plan.depth) ++choice;
   cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeCooperative;  // the CTAs wait for each other
-  attributes[0].val.cooperative = 1;
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeCooperative;  // the CTAs wait for each other
+  attributes[1].val.cooperative = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(m.num_ctas));
   config.blockDim = dim3(few::kThreads);
   config.dynamicSmemBytes =
-      static_cast<size_t>(few::kSharedBytes + a.plan.act_bytes + a.plan.num_stages * a.plan.stage_bytes);
+      static_cast<size_t>(few::kSharedBytes + a.plan.act_bytes +
+                          kFewWarps * kDepths[choice] * few_slot_bytes(args.experts.format));
   config.stream = current_stream().handle();
   config.attrs = attributes;
   config.numAttrs = 2;
-  if (args.experts.format == Fp4Format::kMxfp4)
-    cudaLaunchKernelEx(&config, few_tokens_kernel<Fp4Format::kMxfp4>, a);
-  else
-    cudaLaunchKernelEx(&config, few_tokens_kernel<Fp4Format::kNvfp4>, a);
+  const auto& kernels =
+      args.experts.format == Fp4Format::kMxfp4 ? kKernels<Fp4Format::kMxfp4> : kKernels<Fp4Format::kNvfp4>;
+  cudaLaunchKernelEx(&config, kernels[choice], a);
   current_stream().check_launch("few_tokens");
 }
 

@@ -1,126 +1,164 @@
-// The consumer warps of few_tokens.cu: tiles times rows of x or h. Device code only.
+// A warp's steps in few_tokens.cu: weights out of its ring, times x or h. Device code only.
+//
+// The scales of a block of weights multiply the sum of its products, not the weights, where an expert has one
+// or two tokens: the columns of the tensor cores' B operand are then 4 groups of 2 tokens, group j of 4
+// consecutive blocks (32 or 16 columns of the matrix each), zeros elsewhere, so that one accumulator holds
+// the sums of 4 blocks side by side and a scale is needed once for a lane's row of a block.
 #pragma once
 
-#include "kernels/cuda/few_tokens_shared.cuh"
+#include "kernels/cuda/few_tokens_feed.cuh"
+#include "kernels/cuda/few_tokens_finish.cuh"
 #include "kernels/cuda/fp4_dequant.cuh"
 #include "kernels/cuda/ptx_mma.cuh"
-#include "kernels/cuda/ptx_order.cuh"
-#include "kernels/cuda/ptx_sm90.cuh"
 
 namespace fp4moe::few {
 
-// What a consumer lane knows of the row block at hand.
-struct Block {
-  int unit, begin;         // its number in the phase, its first tile
-  int columns;             // tokens of its expert
-  const uint8_t *b0, *b1;  // B fragments of k tile 0: steps 0 and 1, steps 2 and 3
+// A warp's ring of steps: [2 tiles][32 lanes] codes, then scales.
+template <Fp4Format kFormatT, int kDepth>
+struct Ring {
+  static constexpr Fp4Format kFormat = kFormatT;
+  static constexpr int kSlot = few_slot_bytes(kFormat);
+  uint32_t first, slot;  // plus 16 times the lane
+  WeightStream<kFormat> stream;
 
-  __device__ void enter(const Args& a, const Shared& s, const Work& work, bool down, const uint8_t* act) {
-    const int lane = threadIdx.x % 32, e = unit / work.phase.row_blocks;
-    begin = unit * work.phase.k_tiles;
-    columns = s.first_row[e + 1] - s.first_row[e];
-    const int row = s.first_row[e] + min(lane / 4, columns - 1);
-    const int index = down ? row : s.token_of_row[row], half = index % 2 * 64;
-    const int place = down ? row - s.first_row[work.first_expert()] : index;
-    b0 = act + place * work.phase.k_tiles * kFewTileBytesOfRow + half + lane % 4 * 16;
-    b1 = b0 + 64 - 2 * half;
+  __device__ Ring(const Args& a, const Routing& routing, const uint8_t* rings)
+      : first(ptx::shared_address(rings) + threadIdx.x / 32 * (kDepth * kSlot) + threadIdx.x % 32 * 16),
+        slot(first),
+        stream(a, routing) {}
+
+  __device__ void prefill() {
+#pragma unroll 1
+    for (int i = 0; i < kDepth; ++i) stream.issue(first + i * kSlot);
+  }
+
+  // The next step's weights are there.
+  __device__ __forceinline__ void wait() {
+    ptx::cp_async_wait<kDepth - 1>();
+    __syncwarp();
+  }
+  // They have been taken: the step kDepth further comes in their place.
+  __device__ __forceinline__ void next() {
+    __syncwarp();
+    stream.issue(slot);
+    slot = slot == first + (kDepth - 1) * kSlot ? first : slot + kSlot;
   }
 };
 
-// The sums of a row block -> buffer number `flushes`; then zeros.
-__device__ inline void flush(Shared& s, const Block& block, int flushes, float (&sum)[kFewStageTiles][4]) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, buffer = flushes % 2;
-  ptx::mbarrier_wait(&s.part_empty[buffer], (flushes / 2 % 2) ^ 1);
-  float* part = s.parts[buffer][warp / 4];
-  const int row = warp % 4 * 16 + lane / 4;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int column = lane % 4 * 2 + i % 2;
-    if (column < block.columns) part[column * kFewPartStride + row + i / 2 * 8] = sum[0][i] + sum[1][i];
-    sum[0][i] = sum[1][i] = 0;
-  }
-  __syncwarp();
-  if (lane == 0) ptx::mbarrier_arrive(&s.part_full[buffer]);
+// A register of step `step`'s A operand, times 2^-126: unscaled codes.
+__device__ __forceinline__ void decode_codes(uint32_t w, uint32_t (&a)[4]) {
+  constexpr uint32_t kMask = 0x81c081c0;
+  a[0] = w & kMask;
+  a[1] = w * 8 & kMask;
+  a[2] = w * 64 & kMask;
+  a[3] = (w * 2 & 0x80008000) | (w >> 3 & 0x01800180) | (w >> 7 & 0x00400040);
 }
 
-// A tile's B fragments.
-struct Operand {
-  uint4 low, high;  // k steps 0 and 1, 2 and 3
-
-  __device__ void load(const Block& block, int tile) {
-    const int offset = (tile - block.begin) * kFewTileBytesOfRow;
-    low = *reinterpret_cast<const uint4*>(block.b0 + offset);
-    high = *reinterpret_cast<const uint4*>(block.b1 + offset);
-  }
-};
-
+// The scales of rows g and g + 8 of a block, its two bytes in memory, as f32.
 template <Fp4Format kFormat>
-__device__ __forceinline__ void multiply(const TileWords<kFormat>& words, const Operand& b, float (&sum)[4]) {
-  uint32_t w[4];
-  words.decode(0, w);
-  ptx::mma_bf16(sum, w, b.low.x, b.low.y);
-  words.decode(1, w);
-  ptx::mma_bf16(sum, w, b.low.z, b.low.w);
-  words.decode(2, w);
-  ptx::mma_bf16(sum, w, b.high.x, b.high.y);
-  words.decode(3, w);
-  ptx::mma_bf16(sum, w, b.high.z, b.high.w);
+__device__ __forceinline__ float2 block_scales(uint32_t bytes) {
+  if constexpr (kFormat == Fp4Format::kMxfp4)
+    return {__uint_as_float(bytes << 23 & 0x7f800000), __uint_as_float(bytes << 15 & 0x7f800000)};
+  return {__uint_as_float((bytes & 0xff) * (1 << 20) + 0x72800000),
+          __uint_as_float((bytes >> 8) * (1 << 20) + 0x72800000)};
 }
 
-template <Fp4Format kFormat>
-__device__ inline void consume(const Args& a, Shared& s, const uint8_t* act, const uint8_t* ring) {
-  constexpr int kBytes = static_cast<int>(tile_bytes(kFormat));
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int step = warp / 4;  // of the stream; a group takes every kGroups-th
-  int flushes = 0, stage = step, first_step = 0;
-  uint32_t lap = 0;
-  float sum[kFewStageTiles][4] = {};
-  for (int down = 0; down < 2; ++down) {
-    const Work work(a, s, down);
-    if (work.begin == work.end) continue;
-    if (down) ptx::mbarrier_wait(&s.h_full, 0);
-    const int k_tiles = work.phase.k_tiles;
-    const int end_step = first_step + work.steps();
-    Block block{work.first_unit()};
-    block.enter(a, s, work, down, act);
-    for (; step < end_step; step += kGroups) {
-      const int tile = work.begin + (step - first_step) * kFewStageTiles;
-      ptx::mbarrier_wait(&s.full[stage], lap & 1);
-      const uint8_t* tiles = ring + stage * (kFewStageTiles * kBytes);
-      TileWords<kFormat> words[kFewStageTiles];  // one past the end is not used
-      Operand b[kFewStageTiles];
+__device__ __forceinline__ void add_scaled(const float (&blocks)[4], float2 scales, float (&sum)[4]) {
+  sum[0] = fmaf(blocks[0], scales.x, sum[0]);
+  sum[1] = fmaf(blocks[1], scales.x, sum[1]);
+  sum[2] = fmaf(blocks[2], scales.y, sum[2]);
+  sum[3] = fmaf(blocks[3], scales.y, sum[3]);
+}
+
+// `steps` steps of a strip of an expert with one or two tokens.
+template <class RingT>
+__device__ __forceinline__ void add_pairs_of_columns(RingT& ring, uint32_t b_at, bool has_b, int steps,
+                                                     float (&sum)[4]) {
+  constexpr bool kMx = RingT::kFormat == Fp4Format::kMxfp4;
+  const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+  const int scales_at = 1024 - lane * 16 + (kMx ? q / 2 * 32 + g * 4 + q % 2 * 2 : g * 8 + q * 2);
+  bool mine[4];
+  for (int j = 0; j < 4; ++j) mine[j] = has_b && g / 2 == j;
+  uint4 b[4] = {};  // MXFP4: of 2 k steps; NVFP4: of one, in both tiles
+#pragma unroll 1
+  for (int i = 0; i < steps; ++i, b_at += kFewRowStepBytes) {
+    ring.wait();
+    const uint4 codes[2] = {ptx::load_shared16(ring.slot), ptx::load_shared16(ring.slot + 512)};
+    uint32_t bytes[2];
+    bytes[0] = ptx::load_shared2(ring.slot + scales_at);
+    if (!kMx) bytes[1] = ptx::load_shared2(ring.slot + scales_at + 64);
+    ring.next();
 #pragma unroll
-      for (int i = 0; i < kFewStageTiles; ++i) words[i].load(tiles + i * kBytes, warp % 4, lane);
-      if (tile >= block.begin && tile + kFewStageTiles <= min(work.end, block.begin + k_tiles)) {
-#pragma unroll
-        for (int i = 0; i < kFewStageTiles; ++i) b[i].load(block, tile + i);
-#pragma unroll
-        for (int i = 0; i < kFewStageTiles; ++i) multiply(words[i], b[i], sum[i]);
+    for (int j = 0; j < 4; ++j) {
+      if (!mine[j]) continue;
+      if constexpr (kMx) {
+        b[j] = ptx::load_shared16(b_at);
       } else {
-#pragma unroll
-        for (int i = 0; i < kFewStageTiles; ++i) {
-          if (tile + i >= work.end) break;
-          while (tile + i >= block.begin + k_tiles) {
-            flush(s, block, flushes++, sum);
-            ++block.unit;
-            block.enter(a, s, work, down, act);
-          }
-          b[i].load(block, tile + i);
-          multiply(words[i], b[i], sum[i]);
-        }
+        const uint2 low = ptx::load_shared8(b_at), high = ptx::load_shared8(b_at + 128);
+        b[j] = {low.x, low.y, high.x, high.y};
       }
-      __syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(&s.empty[stage]);
-      for (stage += kGroups; stage >= a.plan.num_stages; stage -= a.plan.num_stages) ++lap;
     }
-    first_step = end_step;
-    flush(s, block, flushes++, sum);
-    while (block.begin + k_tiles < work.end) {
-      ++block.unit;
-      block.enter(a, s, work, down, act);
-      flush(s, block, flushes++, sum);
+    float blocks[4] = {};
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+      const uint32_t words[4] = {codes[t].x, codes[t].y, codes[t].z, codes[t].w};
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        uint32_t w[4];
+        decode_codes(words[k], w);
+        const uint4& v = b[kMx ? 2 * t + k / 2 : k];
+        const bool is_high = kMx ? k % 2 != 0 : t != 0;
+        ptx::mma_bf16(blocks, w, is_high ? v.z : v.x, is_high ? v.w : v.y);
+      }
+      if (kMx && t == 0) continue;
+      add_scaled(blocks, block_scales<RingT::kFormat>(bytes[kMx ? 0 : t]), sum);
+      for (float& block : blocks) block = 0;
     }
   }
+  for (float& s : sum) {  // over the lanes' blocks
+    s += __shfl_xor_sync(~0u, s, 1);
+    s += __shfl_xor_sync(~0u, s, 2);
+  }
+}
+
+// `steps` steps of a strip of an expert with up to 8 tokens.
+template <class RingT>
+__device__ __forceinline__ void add_columns(RingT& ring, uint32_t b_at, int swap, int steps,
+                                            float (&sum)[4]) {
+  constexpr bool kMx = RingT::kFormat == Fp4Format::kMxfp4;
+  const int lane = threadIdx.x % 32;
+  const int scales_at = 1024 - lane * 16 + lane / 4 * (kMx ? 4 : 8);
+  float second[4] = {};  // tile's
+#pragma unroll 1
+  for (int i = 0; i < steps; ++i, b_at += kFewRowStepBytes) {
+    ring.wait();
+    TileWords<RingT::kFormat> words[2];
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+      words[t].codes = ptx::load_shared16(ring.slot + t * 512);
+      if constexpr (kMx) {
+        words[t].scales[0] = ptx::load_shared4(ring.slot + scales_at + t * 32);
+      } else {
+        const uint2 both = ptx::load_shared8(ring.slot + scales_at + t * 64);
+        words[t].scales[0] = both.x, words[t].scales[1] = both.y;
+      }
+    }
+    ring.next();
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+      const uint4 low = ptx::load_shared16(b_at + t * 128), high = ptx::load_shared16(b_at + swap + t * 128);
+      float(&to)[4] = t == 0 ? sum : second;
+      uint32_t w[4];
+      words[t].decode(0, w);
+      ptx::mma_bf16(to, w, low.x, low.y);
+      words[t].decode(1, w);
+      ptx::mma_bf16(to, w, low.z, low.w);
+      words[t].decode(2, w);
+      ptx::mma_bf16(to, w, high.x, high.y);
+      words[t].decode(3, w);
+      ptx::mma_bf16(to, w, high.z, high.w);
+    }
+  }
+  for (int i = 0; i < 4; ++i) sum[i] += second[i];
 }
 
 }  // namespace fp4moe::few

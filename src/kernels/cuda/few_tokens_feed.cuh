@@ -1,58 +1,38 @@
-// What few_tokens.cu does first: who goes where, x into shared memory, the stream of weights. Device code
-// only.
+// How data comes to the warps of few_tokens.cu: tables of rows, x and h into shared memory, the stream of
+// weights. Device code only.
 #pragma once
 
 #include "kernels/cuda/few_tokens_shared.cuh"
+#include "kernels/cuda/fp4_dequant.cuh"
+#include "kernels/cuda/ptx_order.cuh"
 #include "kernels/cuda/ptx_sm90.cuh"
 
 namespace fp4moe::few {
 
-// One warp: the active experts and which of them each slot takes.
-__device__ inline void find_experts(const DeviceMoeArgs& m, Shared& s, int lane) {
-  const int n = static_cast<int>(m.num_tokens * m.topk);
-  int id[2], leader[2];
+// The helper warp: rows of the active experts' tokens.
+__device__ inline void find_rows(const DeviceMoeArgs& m, Shared& s) {
+  const int lane = threadIdx.x % 32, topk = static_cast<int>(m.topk);
+  float weights[2];  // on their way before anything waits
   for (int i = 0; i < 2; ++i) {
-    const int slot = leader[i] = lane + 32 * i;
-    const int64_t local = slot >= n ? -1 : m.ids != nullptr ? m.ids[slot] - m.first_expert : 0;
-    id[i] = local >= 0 && local < m.experts.num_experts ? static_cast<int>(local) : -1;
-    s.expert_of_slot[slot] = id[i];
-    s.weight_of_slot[slot] = slot < n && m.weights != nullptr ? m.weights[slot] : 1;
+    const int slot = lane + 32 * i;
+    weights[i] = slot < m.num_tokens * topk && m.weights != nullptr ? m.weights[slot] : 1;
   }
+  const Routing routing(m);
+  for (int i = 0; i < 2; ++i) {
+    const int slot = lane + 32 * i;
+    s.weight_of_slot[slot] = weights[i];
+    s.tokens[slot] = 0;
+    if (routing.id[i] >= 0 && routing.first[i] == slot) s.expert[routing.rank(i)] = routing.id[i];
+  }
+  if (lane == 0) s.num_experts = routing.num_experts();
   __syncwarp();
-#pragma unroll 8
-  for (int j = n - 1; j >= 0; --j) {
-    const int other = s.expert_of_slot[j];
-    if (other == id[0] && j < leader[0]) leader[0] = j;
-    if (other == id[1] && j < leader[1]) leader[1] = j;
-  }
-  const uint32_t low = __ballot_sync(~0u, id[0] >= 0 && leader[0] == lane);
-  const uint32_t high = __ballot_sync(~0u, id[1] >= 0 && leader[1] == lane + 32);
-  for (int i = 0; i < 2; ++i) {
-    const int l = leader[i];
-    const int rank =
-        l < 32 ? __popc(low & ((1u << l) - 1)) : __popc(low) + __popc(high & ((1u << (l - 32)) - 1));
-    s.expert_of_slot[lane + 32 * i] = id[i] >= 0 ? rank : -1;
-    if (id[i] >= 0 && l == lane + 32 * i) {
-      s.expert[rank] = id[i];
-      s.tokens[rank] = 0;
-    }
-  }
-  if (lane == 0) s.num_experts = __popc(low) + __popc(high);
-  __syncwarp();
-}
-
-// The same warp: rows of the active experts' tokens.
-__device__ inline void find_rows(const DeviceMoeArgs& m, Shared& s, int lane) {
-  const int topk = static_cast<int>(m.topk);
-  for (int i = 0; i < 2; ++i) {
-    const int slot = lane + 32 * i, e = s.expert_of_slot[slot];
-    if (e >= 0) atomicOr(&s.tokens[e], 1u << (slot / topk));
-  }
+  for (int i = 0; i < 2; ++i)
+    if (routing.id[i] >= 0) atomicOr(&s.tokens[routing.rank(i)], 1u << ((lane + 32 * i) / topk));
   __syncwarp();
   int before = 0;
   for (int i = 0; i < 2; ++i) {
     const int e = lane + 32 * i;
-    int rows = e < s.num_experts ? __popc(s.tokens[e]) : 0;
+    int rows = __popc(s.tokens[e]);
     for (int d = 1; d < 32; d *= 2) {
       const int left = __shfl_up_sync(~0u, rows, d);
       if (lane >= d) rows += left;
@@ -63,92 +43,165 @@ __device__ inline void find_rows(const DeviceMoeArgs& m, Shared& s, int lane) {
   if (lane == 0) s.first_row[0] = 0;
   __syncwarp();
   for (int i = 0; i < 2; ++i) {
-    const int slot = lane + 32 * i, e = s.expert_of_slot[slot], t = slot / topk;
-    const int row = e < 0 ? -1 : s.first_row[e] + __popc(s.tokens[e] & ((1u << t) - 1));
+    const int slot = lane + 32 * i, t = slot / topk, e = routing.rank(i);
+    const int row = routing.id[i] < 0 ? -1 : s.first_row[e] + __popc(s.tokens[e] & ((1u << t) - 1));
     s.row_of_slot[slot] = row;
     if (row >= 0) s.token_of_row[row] = t;
   }
 }
 
-// x -> shared memory in the order of B fragments, zeros past H.
+// Row by row of x in shared memory, of all warps but the helper: f(the word's address, its token and column).
+template <class F>
+__device__ __forceinline__ void for_words_of_x(const Args& a, uint8_t* act, const F& f) {
+  const int lane = threadIdx.x % 32, row_bytes = a.plan.up.steps() * kFewRowStepBytes;
+  const int tiles = a.plan.up.steps() * kFewStepTiles;
+  for (int i = threadIdx.x / 32; i < tiles * static_cast<int>(a.moe.num_tokens); i += kWarps) {
+    const int t = i / tiles, col = i % tiles * 64 + 2 * lane;
+    f(act + few_act_offset(t, row_bytes, few_act_word(col)), t, col);
+  }
+}
+
+// x -> shared memory, asynchronously; zeros past H.
 __device__ inline void stage_x(const Args& a, uint8_t* act) {
-  const int row_words = a.plan.up.k_tiles * kFewTileBytesOfRow / 16,
-            h = static_cast<int>(a.moe.experts.hidden_size);
-  const auto* x = reinterpret_cast<const uint32_t*>(a.moe.x);
-  for (int i = threadIdx.x; i < row_words * static_cast<int>(a.moe.num_tokens); i += kProducerWarp * 32) {
-    const int t = i / row_words, word = i % row_words;
-    const int col = word / 4 * 32 + word % 4 * 2;  // of 4 columns' pairs, 8 columns apart
-    uint4 v = {0, 0, 0, 0};
-    if (col < h) {
-      const uint32_t* pair = x + (static_cast<int64_t>(t) * h + col) / 2;
-      v = {pair[0], pair[4], pair[8], pair[12]};
+  const auto h = static_cast<int>(a.moe.experts.hidden_size);
+  for_words_of_x(a, act, [&](uint8_t* word, int t, int col) {
+    ptx::cp_async4(ptx::shared_address(word), a.moe.x + static_cast<int64_t>(t) * h + min(col, h - 2),
+                   col < h ? 4 : 0);
+  });
+  ptx::cp_async_commit();
+}
+
+// What stage_x() has brought, once it has, times 2^64: codes alone are worth 2^-126, which f32 sums do not
+// bear.
+__device__ inline void scale_x(const Args& a, uint8_t* act) {
+  for_words_of_x(a, act, [&](uint8_t* at, int, int) {
+    auto* word = reinterpret_cast<uint32_t*>(at);
+    *word = bf16x2_mul(*word, kActFactor);
+  });
+}
+
+// Words that other CTAs write and that may not be there yet.
+struct TwoWords {
+  Word a, b;
+  __device__ bool there() const { return a >> 32 != 0 && b >> 32 != 0; }
+};
+__device__ __forceinline__ TwoWords load_words(const Word* p) {
+  TwoWords w;
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(w.a), "=l"(w.b) : "l"(p) : "memory");
+  return w;
+}
+__device__ __forceinline__ void store_word(Word* p, uint32_t value) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(kThere | value) : "memory");
+}
+
+// Words of a row of h.
+__device__ inline int h_words(const Args& a) { return a.plan.down.k_tiles * 32; }
+
+// The helper warp: no word of h and y is there; then waits until all CTAs have said so.
+__device__ inline void clear_words(const Args& a, Shared& s) {
+  const int lane = threadIdx.x % 32, rows = s.first_row[s.num_experts];
+  const int num_h = rows * h_words(a), num_y = rows * static_cast<int>(a.moe.experts.hidden_size);
+  const auto clear = [&](Word* words, int count) {
+    const int end = few_cut(count / 2, blockIdx.x + 1, a.plan.num_ctas);
+    for (int i = few_cut(count / 2, blockIdx.x, a.plan.num_ctas) + lane; i < end; i += 32)
+      reinterpret_cast<ulonglong2*>(words)[i] = {0, 0};
+  };
+  uint64_t call = 0;
+  if (lane == 0) call = ptx::load_acquire(&a.counters->arrivals) / a.plan.num_ctas;
+  clear(a.h, num_h);
+  clear(a.y, num_y);
+  __syncwarp();
+  if (lane == 0) {
+    ptx::add_release(&a.counters->arrivals, 1);
+    while (ptx::load_acquire(&a.counters->arrivals) < (call + 1) * a.plan.num_ctas) {
     }
-    *reinterpret_cast<uint4*>(act + few_act_offset(t, row_words * 16, col)) = v;
+    ptx::mbarrier_arrive(&s.cleared);
+  }
+  __syncwarp();
+}
+
+// The rows of h that this CTA's part of `down` reads -> shared memory, as they come. All threads.
+__device__ inline void stage_h(const Args& a, const Shared& s, const Part& down, uint8_t* act) {
+  if (down.first_strip == down.last_strip) return;
+  const int first = s.first_row[down.first_strip / down.phase.strips];
+  const int last = s.first_row[(down.last_strip - 1) / down.phase.strips + 1];
+  const int row_bytes = down.phase.steps() * kFewRowStepBytes, pairs = row_bytes / 8;
+  const int h_pairs = h_words(a) / 2;
+  for (int i = threadIdx.x; i < (last - first) * pairs; i += kThreads) {
+    const int row = i / pairs, pair = i % pairs;
+    uint2 v = {0, 0};
+    // 16 pairs of words are 64 columns.
+    if (pair / 8 * 32 < static_cast<int>(a.moe.experts.intermediate_size)) {
+      const Word* p = a.h + (static_cast<int64_t>(first + row) * h_pairs + pair) * 2;
+      TwoWords w = load_words(p);
+      while (!w.there()) w = load_words(p);
+      v = {bf16x2_mul(static_cast<uint32_t>(w.a), kActFactor),
+           bf16x2_mul(static_cast<uint32_t>(w.b), kActFactor)};
+    }
+    *reinterpret_cast<uint2*>(act + few_act_offset(row, row_bytes, pair * 2)) = v;
   }
 }
 
-__device__ inline void init_barriers(Shared& s) {
-  for (int i = 0; i < kFewMaxStages; ++i) {
-    ptx::mbarrier_init(&s.full[i], 1);
-    ptx::mbarrier_init(&s.empty[i], 4);
-  }
-  for (int i = 0; i < 2; ++i) {
-    ptx::mbarrier_init(&s.part_full[i], kConsumerWarps);
-    ptx::mbarrier_init(&s.part_empty[i], kEpilogueWarps);
-  }
-  ptx::mbarrier_init(&s.h_full, 1);
-  ptx::mbarrier_init_fence();
-}
-
-// The first lanes of the producer warp: step by step this CTA's tiles of both phases, a step of
-// kFewStageTiles in a stage; lane l has every kProducerLanes-th step, from l on.
+// A warp's weights of both phases on their way into its ring: step by step, one group of copies each.
 template <Fp4Format kFormat>
 struct WeightStream {
-  static constexpr int kBytes = static_cast<int>(tile_bytes(kFormat));
+  static constexpr int kTile = static_cast<int>(tile_bytes(kFormat));
+  static constexpr int kScaleBytes = static_cast<int>(tile_scale_bytes(kFormat)) / 4;  // of a strip of a tile
+  static constexpr int kScaleLanes = kScaleBytes / 16;
 
   const Args& a;
-  Shared& s;
-  uint8_t* ring;
-  Work up, down;
-  int step, stage;
-  uint32_t lap = 0;
+  const Routing& routing;
+  int phase = 0;
+  int at, end;    // of the phase's steps
+  int steps = 0;  // left in the strip
+  int half_at;    // of `steps`: where a step has one tile; -1: nowhere
+  const uint8_t* codes;
+  const uint8_t* scales;
 
-  __device__ WeightStream(const Args& args, Shared& shared, uint8_t* memory, int lane)
-      : a(args),
-        s(shared),
-        ring(memory),
-        up(args, shared, false),
-        down(args, shared, true),
-        step(lane),
-        stage(lane) {}
-
-  // Tiles [first, first + count) of a phase: of one expert, or the end of one and the start of the next.
-  __device__ void load(const Work& work, const uint8_t* weights, int first) {
-    const int count = min(kFewStageTiles, work.end - first), tiles = work.phase.tiles();
-    const int e = first / tiles, offset = first - e * tiles, head = min(count, tiles - offset);
-    uint64_t* full = &s.full[stage];
-    uint8_t* dst = ring + stage * (kFewStageTiles * kBytes);
-    ptx::mbarrier_arrive_expect_tx(full, count * kBytes);
-    ptx::bulk_load(dst, weights + (static_cast<int64_t>(s.expert[e]) * tiles + offset) * kBytes,
-                   head * kBytes, full);
-    for (int i = head; i < count; ++i) {  // an expert may be a single tile
-      const int next = (first + i) / tiles, at = first + i - next * tiles;
-      ptx::bulk_load(dst + i * kBytes, weights + (static_cast<int64_t>(s.expert[next]) * tiles + at) * kBytes,
-                     kBytes, full);
-    }
+  __device__ WeightStream(const Args& args, const Routing& r) : a(args), routing(r) {
+    const Part part(a, routing.num_experts(), false, threadIdx.x / 32);
+    at = part.begin, end = part.end;
   }
-  // The lane's next `rounds` steps, or all that are left.
-  __device__ void produce(int rounds) {
-    for (; rounds > 0; --rounds, step += kProducerLanes) {
-      const int later = step - up.steps();
-      if (later >= down.steps()) return;
-      ptx::mbarrier_wait(&s.empty[stage], (lap & 1) ^ 1);
-      if (later < 0)
-        load(up, a.moe.experts.gate_up, up.begin + step * kFewStageTiles);
-      else
-        load(down, a.moe.experts.down, down.begin + later * kFewStageTiles);
-      for (stage += kProducerLanes; stage >= a.plan.num_stages; stage -= a.plan.num_stages) ++lap;
+
+  // The next strip that has steps of this warp; whether there is one. The whole warp.
+  __device__ bool next_strip() {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (at == end) {
+      if (phase == 1) return false;
+      phase = 1;
+      const Part part(a, routing.num_experts(), true, warp);
+      at = part.begin, end = part.end;
+      if (at == end) return false;
     }
+    const Part part(a, routing.num_experts(), phase != 0, warp);
+    const int per_strip = part.phase.steps(), k = at % per_strip;
+    const int strip = part.first_strip + at / per_strip;
+    steps = min(per_strip - k, end - at);
+    at += steps;
+    half_at = part.phase.k_tiles % 2 != 0 && k + steps == per_strip ? 1 : -1;
+    const int expert = routing.expert(strip / part.phase.strips), in_expert = strip % part.phase.strips;
+    const int64_t row_block = static_cast<int64_t>(expert) * (part.phase.strips / 4) + in_expert / 4;
+    const uint8_t* tile = (phase == 0 ? a.moe.experts.gate_up : a.moe.experts.down) +
+                          (row_block * part.phase.k_tiles + 2 * k) * kTile;
+    codes = tile + in_expert % 4 * 512 + lane * 16;
+    scales = tile + kTileCodeBytes + in_expert % 4 * kScaleBytes + lane % kScaleLanes * 16 +
+             lane / kScaleLanes * kTile;
+    return true;
+  }
+
+  // The next step -> slot, in shared memory, plus 16 times the lane; nothing after the last.
+  __device__ __forceinline__ void issue(uint32_t slot) {
+    const int lane = threadIdx.x % 32;
+    if (steps > 0 || next_strip()) {
+      const bool both = steps != half_at;
+      ptx::cp_async16(slot, codes, 16);
+      ptx::cp_async16(slot + 512, codes + kTile, both ? 16 : 0);
+      if (lane < 2 * kScaleLanes) ptx::cp_async16(slot + 1024, scales, both || lane < kScaleLanes ? 16 : 0);
+      codes += 2 * kTile;
+      scales += 2 * kTile;
+      --steps;
+    }
+    ptx::cp_async_commit();
   }
 };
 

@@ -1,4 +1,4 @@
-// What the warps of few_tokens.cu share: sizes, arguments, shared memory, and a CTA's part of the work.
+// What the warps of few_tokens.cu share: arguments, shared memory, who takes which expert. Device code only.
 #pragma once
 
 #include "kernels/cuda/few_tokens_plan.h"
@@ -6,58 +6,98 @@
 
 namespace fp4moe::few {
 
-constexpr int kGroups = kFewGroups;
-constexpr int kConsumerWarps = 4 * kGroups, kEpilogueWarps = kFewEpilogueWarps;
-constexpr int kEpilogueThreads = kEpilogueWarps * 32;
-constexpr int kProducerWarp = kConsumerWarps + kEpilogueWarps;
-constexpr int kThreads = (kProducerWarp + 1) * 32;
-constexpr int kProducerLanes = kFewProducerLanes;
-constexpr int kFirstRounds = 2;  // of the weight stream, before the rows are counted
+constexpr int kWarps = kFewWarps, kHelperWarp = kWarps;
+constexpr int kThreads = (kWarps + 1) * 32;
+
+// Of x and h in shared memory, and what takes it off the sums: pairs of bf16 2^64.
+constexpr uint32_t kActFactor = 0x5f805f80;
+constexpr float kSumFactor = 0x1p-64f;
+
+// 32 bits that are there once the upper half is not 0.
+using Word = unsigned long long;
+constexpr Word kThere = 1ull << 32;
 
 struct Args {
   DeviceMoeArgs moe;
   FewPlan plan;
   FewCounters* counters;
-  uint8_t* h;    // [64 rows] in the order of B fragments: few_act_offset()
-  float* y;      // [64 rows, H]: heads, times the tensor scale, with the bias
-  float* parts;  // [num_ctas][8][64]: the sums of each CTA's first piece where it is not a head
+  Word* h;  // [64 rows][words of a row]: pairs of bf16 at few_act_word()
+  Word* y;  // [64 rows][H]: f32, times the tensor scale, with the bias
 };
 
 struct Shared {
-  uint64_t full[kFewMaxStages], empty[kFewMaxStages], part_full[2], part_empty[2], h_full;
-  uint64_t call;                    // its number, from 1
+  uint64_t cleared;                 // barrier: all CTAs have cleared h and y
   int num_experts;                  // U
   int expert[kFewMaxPairs];         // [U] active ones' local ids, in the order of their first slots
   uint32_t tokens[kFewMaxPairs];    // [U] bit t: token t goes there
   int first_row[kFewMaxPairs + 1];  // [U + 1] of h and y: a row for each token of an expert, ascending
   int token_of_row[kFewMaxPairs], row_of_slot[kFewMaxPairs];  // row -1: not local
-  int expert_of_slot[kFewMaxPairs];                           // 0 ... U - 1
   float weight_of_slot[kFewMaxPairs];
-  int pieces[kFewMaxPairs];  // [U] of the row block at hand: first CTA | last << 16
-  bool is_last[kEpilogueThreads];
-  alignas(16) float parts[2][kGroups][kFewMaxTokens * kFewPartStride];
+  float4 pieces[kWarps][32];  // of the strip in which a warp does not have the first step
 };
 constexpr int kSharedBytes = (static_cast<int>(sizeof(Shared)) + 127) / 128 * 128;
 
-// A CTA's part of one phase.
-struct Work {
+// Which experts are active, in the registers of a warp: lane l has slots l and l + 32.
+struct Routing {
+  int id[2];          // local, or -1
+  int first[2];       // the first slot with the same id
+  uint32_t leads[2];  // lanes whose slot is its expert's first
+
+  __device__ explicit Routing(const DeviceMoeArgs& m) {
+    const int lane = threadIdx.x % 32, n = static_cast<int>(m.num_tokens * m.topk);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int slot = lane + 32 * i;
+      const int64_t local = slot >= n ? -1 : m.ids != nullptr ? m.ids[slot] - m.first_expert : 0;
+      id[i] = local >= 0 && local < m.experts.num_experts ? static_cast<int>(local) : -1;
+    }
+    first[0] = __ffs(static_cast<int>(__match_any_sync(~0u, id[0]))) - 1;
+    first[1] = lane + 32;
+    if (n > 32) {
+      first[1] = __ffs(static_cast<int>(__match_any_sync(~0u, id[1]))) + 31;
+#pragma unroll 8
+      for (int j = 31; j >= 0; --j)
+        if (__shfl_sync(~0u, id[0], j) == id[1]) first[1] = j;
+    }
+    leads[0] = __ballot_sync(~0u, id[0] >= 0 && first[0] == lane);
+    leads[1] = __ballot_sync(~0u, id[1] >= 0 && first[1] == lane + 32);
+  }
+
+  __device__ int num_experts() const { return __popc(leads[0]) + __popc(leads[1]); }
+  // Of the expert of the lane's slot i: its number among the active ones.
+  __device__ int rank(int i) const {
+    const int lead = first[i];
+    return lead < 32 ? __popc(leads[0] & ((1u << lead) - 1))
+                     : __popc(leads[0]) + __popc(leads[1] & ((1u << (lead - 32)) - 1));
+  }
+  // The local id of active expert number `rank`; the whole warp.
+  __device__ int expert(int rank) const {
+    const int low = __popc(leads[0]), lane = threadIdx.x % 32;
+    const bool is_high = rank >= low;
+    const uint32_t lanes = is_high ? leads[1] : leads[0];
+    const bool is_it =
+        (lanes >> lane & 1) != 0 && __popc(lanes & ((1u << lane) - 1)) == rank - (is_high ? low : 0);
+    const int source = __ffs(static_cast<int>(__ballot_sync(~0u, is_it))) - 1;
+    return __shfl_sync(~0u, is_high ? id[1] : id[0], source);
+  }
+};
+
+// A warp's part of a phase: steps [begin, end) of the CTA's strips.
+struct Part {
   FewPhase phase;
-  FewStripes stripes;
+  int first_strip, last_strip;  // of the CTA, numbered through the active experts
   int begin, end;
 
-  __device__ Work(const Args& a, const Shared& s, bool down)
+  __device__ Part(const Args& a, int num_experts, bool down, int warp)
       : phase(down ? a.plan.down : a.plan.up),
-        stripes(s.num_experts * phase.tiles(), a.plan.num_ctas),
-        begin(stripes.begin(blockIdx.x)),
-        end(stripes.begin(blockIdx.x + 1)) {}
-  // Its row blocks [first_unit(), last_unit()), numbered through all experts.
-  __device__ int first_unit() const { return begin / phase.k_tiles; }
-  __device__ int last_unit() const {
-    return begin == end ? first_unit() : (end + phase.k_tiles - 1) / phase.k_tiles;
+        first_strip(few_cut(num_experts * phase.strips, blockIdx.x, a.plan.num_ctas)),
+        last_strip(few_cut(num_experts * phase.strips, blockIdx.x + 1, a.plan.num_ctas)),
+        begin(start(warp)),
+        end(start(warp + 1)) {}
+  // Where a warp's steps start.
+  __device__ int start(int warp) const {
+    return few_cut((last_strip - first_strip) * phase.steps(), warp, kWarps);
   }
-  __device__ int steps() const { return (end - begin + kFewStageTiles - 1) / kFewStageTiles; }
-  __device__ int first_expert() const { return begin / phase.tiles(); }
-  __device__ int last_expert() const { return (end - 1) / phase.tiles(); }
 };
 
 }  // namespace fp4moe::few

@@ -24,7 +24,8 @@ constexpr DeviceMoeTactic kTactics[] = {
        return few_tokens_workspace_bytes(experts, topk);
      }}};
 
-size_t default_tactic(const DeviceMoeArgs&) { return 0; }
+// Measured from 1 to 8 tokens on an H200: where it fits, the one launch is faster.
+size_t default_tactic(const DeviceMoeArgs& args) { return few_tokens_fits(args) ? 1 : 0; }
 
 constexpr DeviceMoeOps kSm90MoeOps = {.name = "sm90",
                                       .tile_rows_alignment = 8,
