@@ -37,12 +37,12 @@ struct DeviceRows {
   int64_t capacity = 0;            // 0: packed
   int32_t* offsets = nullptr;      // packed: [L + 1]
   int32_t* counts = nullptr;       // [L]; masked_m of a masked batch
-  int32_t* slot_of_row = nullptr;  // packed: [max_rows]: t * topk + k; rows past offsets[L] are not written
-  int32_t* row_of_slot = nullptr;  // packed: [T * topk]; -1: not local, or not an expert
+  int32_t* slot_of_row = nullptr;  // [max_rows]: t * topk + k; rows past an expert's are not written
+  int32_t* row_of_slot = nullptr;  // [T * topk]; -1: not local, not an expert, or past the capacity
   int32_t* progress = nullptr;     // [1 + L] or null: sort() sets zeros, both GEMMs in one launch count here
 };
 
-struct MoeSortArgs {  // rows of an expert in ascending slot order
+struct MoeSortArgs {  // rows of an expert in ascending slot order; counts go on past a capacity
   // [T, topk] global; others than [first_expert, first_expert + L) are dropped. Null: all are first_expert.
   const int32_t* ids = nullptr;
   int64_t num_tokens = 0, topk = 0;

@@ -1,7 +1,7 @@
 // Slots of a batch to rows by expert: a counting sort, stable, on any GPU.
 //
-// Computes  offsets, counts, slot_of_row, row_of_slot of DeviceRows from ids [T, topk]: an expert's rows in
-//           ascending slot order; what is not a local expert gets row -1.
+// Computes  offsets (packed), counts, slot_of_row, row_of_slot of DeviceRows from ids [T, topk]: an expert's
+//           rows in ascending slot order; what is not a local expert gets row -1.
 // Bytes     ids read twice or three times, 8 bytes written a slot.
 // Bound     latency: one block for up to kOneBlockSlots, else two kernels of up to kSortBlocks blocks.
 // Numerics  integers; the order is fixed by construction, no counter is raced for.
@@ -124,10 +124,15 @@ __device__ void place_counts(const MoeSortArgs& a, const SortPlan& plan, int* hi
   if (blockIdx.x == 0)
     for (int e = threadIdx.x; e < n; e += blockDim.x) a.rows.counts[e] = starts[e];
   __syncthreads();
-  scan_in_block(starts, n, scan);
+  if (a.rows.capacity > 0) {
+    for (int e = threadIdx.x; e < n; e += blockDim.x) starts[e] = e * static_cast<int>(a.rows.capacity);
+    __syncthreads();
+  } else {
+    scan_in_block(starts, n, scan);
+  }
   if (blockIdx.x == 0) {
     for (int e = threadIdx.x; e <= n; e += blockDim.x) {
-      a.rows.offsets[e] = starts[e];
+      if (a.rows.capacity == 0) a.rows.offsets[e] = starts[e];
       if (a.rows.progress != nullptr) a.rows.progress[e] = 0;
     }
   }
@@ -155,8 +160,11 @@ __global__ void __launch_bounds__(kMaxThreads) place_slots_kernel(const SortPlan
     const unsigned same = __match_any_sync(~0u, e), below = same & ((1u << lane) - 1);
     int row = -1;
     if (e >= 0) {
-      row = starts[e] + hist[warp * n + e] + __popc(below);
-      a.rows.slot_of_row[row] = slot;
+      const int within = hist[warp * n + e] + __popc(below);
+      if (a.rows.capacity == 0 || within < a.rows.capacity) {
+        row = starts[e] + within;
+        a.rows.slot_of_row[row] = slot;
+      }
     }
     if (slot < end) a.rows.row_of_slot[slot] = row;
     __syncwarp();

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 #include <string>
@@ -23,20 +24,22 @@ class MoeSort : public testing::Test {
     std::vector<int32_t> offsets, counts, slot_of_row, row_of_slot, progress;
   };
 
-  Sorted sort(const std::vector<int32_t>& ids, int64_t topk, int64_t first, int64_t num_experts,
-              bool scratch) {
+  Sorted sort(const std::vector<int32_t>& ids, int64_t topk, int64_t first, int64_t num_experts, bool scratch,
+              int64_t capacity = 0) {
     const auto ints = poisoned<int32_t>;
+    const int64_t max_rows = capacity > 0 ? capacity * num_experts : std::ssize(ids);
     const DeviceArray<int32_t> device_ids(ids), scratch_memory(ints(kSortBlocks * num_experts));
     const DeviceArray<int32_t> offsets(ints(num_experts + 1)), counts(ints(num_experts)),
         progress(ints(num_experts + 1));
-    const DeviceArray<int32_t> slot_of_row(ints(std::ssize(ids))), row_of_slot(ints(std::ssize(ids)));
+    const DeviceArray<int32_t> slot_of_row(ints(max_rows)), row_of_slot(ints(std::ssize(ids)));
     MoeSortArgs args;
     args.ids = device_ids.data();
     args.num_tokens = std::ssize(ids) / topk;
     args.topk = topk;
     args.first_expert = first;
     args.num_experts = num_experts;
-    args.rows = {.max_rows = std::ssize(ids),
+    args.rows = {.max_rows = max_rows,
+                 .capacity = capacity,
                  .offsets = offsets.data(),
                  .counts = counts.data(),
                  .slot_of_row = slot_of_row.data(),
@@ -47,6 +50,29 @@ class MoeSort : public testing::Test {
     const Status status = stream_.synchronize();
     EXPECT_TRUE(status.ok()) << status.message();
     return {offsets.values(), counts.values(), slot_of_row.values(), row_of_slot.values(), progress.values()};
+  }
+
+  // Rows past the capacity are dropped, and counted; offsets are left alone.
+  void expect_masked(const std::vector<int32_t>& ids, int64_t topk, int64_t first, int64_t num_experts,
+                     int64_t capacity) {
+    SCOPED_TRACE("capacity " + std::to_string(capacity));
+    std::vector<int32_t> counts(static_cast<size_t>(num_experts)), rows(ids.size(), -1);
+    std::vector<int32_t> slots(static_cast<size_t>(num_experts * capacity), -1);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const int64_t e = ids[i] - first;
+      if (e < 0 || e >= num_experts) continue;
+      const int64_t within = counts[static_cast<size_t>(e)]++;
+      if (within >= capacity) continue;
+      rows[i] = static_cast<int32_t>(e * capacity + within);
+      slots[static_cast<size_t>(rows[i])] = static_cast<int32_t>(i);
+    }
+    for (const bool scratch : {false, true}) {
+      const Sorted sorted = sort(ids, topk, first, num_experts, scratch, capacity);
+      EXPECT_EQ(sorted.offsets, poisoned<int32_t>(num_experts + 1));
+      EXPECT_EQ(sorted.counts, counts);
+      EXPECT_EQ(sorted.slot_of_row, slots);
+      EXPECT_EQ(sorted.row_of_slot, rows);
+    }
   }
 
   void expect_sorted(const std::vector<int32_t>& ids, int64_t topk, int64_t first, int64_t num_experts,
@@ -71,6 +97,9 @@ class MoeSort : public testing::Test {
       EXPECT_EQ(sorted.row_of_slot, rows);
       EXPECT_EQ(sorted.progress, std::vector<int32_t>(static_cast<size_t>(num_experts + 1), 0));
     }
+    const int32_t most = *std::max_element(counts.begin(), counts.end());
+    for (const int64_t capacity : {int64_t{7}, int64_t{most} + 3})
+      expect_masked(ids, topk, first, num_experts, capacity);
   }
 };
 
