@@ -13,6 +13,7 @@
 #include "device/device.h"
 #include "device/device_memory.h"
 #include "device/stream.h"
+#include "kernels/cuda/device_array.h"
 #include "moe/layer_case.h"
 #include "support/compare.h"
 
@@ -20,7 +21,6 @@ namespace fp4moe {
 namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-constexpr int64_t kCanary = 64;  // floats behind an output
 
 struct NamedNumerics {
   const char* name;
@@ -32,35 +32,6 @@ constexpr NamedNumerics kNumerics[] = {{"w4a16", "w4a16", "auto", 3e-3},
                                        {"w4a4_static", "w4a4", "static", 3e-2},
                                        {"w4a4_per_token", "w4a4", "per_token", 3e-2},
                                        {"w4a8", "w4a8", "auto", 8e-2}};
-
-// Values in the GPU's memory, NaN behind them.
-class DeviceFloats {
- public:
-  explicit DeviceFloats(std::vector<float> values) : size_(std::ssize(values)) {
-    values.resize(values.size() + kCanary, kNaN);
-    buffer_ = std::move(*Buffer::make(std::ssize(values) * 4, device_memory()));
-    EXPECT_TRUE(device_memory().upload(buffer_.data(), values.data(), buffer_.num_bytes()).ok());
-  }
-  float* data() const { return buffer_.as<float>(); }
-  std::vector<float> read() const {
-    std::vector<float> values(static_cast<size_t>(size_ + kCanary));
-    EXPECT_TRUE(device_memory().download(values.data(), buffer_.data(), buffer_.num_bytes()).ok());
-    for (int64_t i = size_; i < size_ + kCanary; ++i)
-      EXPECT_TRUE(std::isnan(values[static_cast<size_t>(i)])) << "written past the end";
-    values.resize(static_cast<size_t>(size_));
-    return values;
-  }
-
- private:
-  int64_t size_;
-  Buffer buffer_;
-};
-
-Buffer put(const void* data, int64_t num_bytes) {
-  Buffer buffer = std::move(*Buffer::make(std::max<int64_t>(num_bytes, 1), device_memory()));
-  EXPECT_TRUE(device_memory().upload(buffer.data(), data, num_bytes).ok());
-  return buffer;
-}
 
 // A shared expert's weights, FP4 or bf16.
 struct MlpCase {
@@ -127,10 +98,8 @@ class DeviceLayerTest
     EXPECT_TRUE(layer.ok()) << layer.status().to_string();
     const int64_t tokens = std::ssize(x) / c.problem.hidden_size;
     const auto transport = std::move(*make_transport(p, {.max_group_rows = tokens}));
-    const std::vector<bf16> rounded = to_bf16(x);
-    const Buffer act = put(rounded.data(), std::ssize(rounded) * 2),
-                 router_x = put(x.data(), std::ssize(x) * 4);
-    const DeviceFloats residual(c.ramp(tokens));
+    const DeviceArray<bf16> act(to_bf16(x));
+    const DeviceArray<float> router_x(x);
     const int64_t scratch_bytes = (*layer)->scratch_bytes(tokens, *transport);
     Arena scratch = std::move(*Arena::make(scratch_bytes, device_memory()));
     const std::vector<uint8_t> poison(static_cast<size_t>(scratch_bytes), 0xff);
@@ -140,13 +109,13 @@ class DeviceLayerTest
     }
     std::vector<float> first;
     for (int repeat = 0; repeat < 3; ++repeat) {  // the same bits, and counters left ready
-      const DeviceFloats again(c.ramp(tokens));
+      const DeviceArray<float> residual(c.ramp(tokens));
       scratch.reset();
       const ActRows rows = {act.data(), DType::kBF16, tokens, c.problem.hidden_size};
       EXPECT_TRUE(
-          (*layer)->forward({0, rows, router_x.as<float>(), again.data()}, *transport, scratch, pool_).ok());
+          (*layer)->forward({0, rows, router_x.data(), residual.data()}, *transport, scratch, pool_).ok());
       EXPECT_TRUE(stream_.synchronize().ok());
-      const std::vector<float> out = again.read();
+      const std::vector<float> out = residual.values();
       if (repeat == 0) first = out;
       EXPECT_TRUE(same_bits(out, first));
     }

@@ -108,11 +108,11 @@ TEST_P(CudaActQuant, Nvfp4IsTheCpusBitForBit) {
         const std::vector<bf16> expected =
             nvfp4_rows(per_token ? ActQuantKind::kNvfp4PerToken : ActQuantKind::kNvfp4Static, x.host, cols,
                        {gs}, expected_scales);
-        const std::vector<bf16> actual = out.download();
+        const std::vector<bf16> actual = out.values();
         ASSERT_TRUE(same_bytes(bytes_of(actual.data(), rows * cols), bytes_of(expected.data(), rows * cols)))
             << "K=" << cols << " gs=" << gs << " per token " << per_token;
         if (per_token) {
-          ASSERT_TRUE(same_bits(row_scales.download(), expected_scales)) << "K=" << cols;
+          ASSERT_TRUE(same_bits(row_scales.values(), expected_scales)) << "K=" << cols;
         }
       }
     }
@@ -137,7 +137,7 @@ TEST_P(CudaActQuant, Nvfp4TakesEachExpertsScaleAndLeavesOtherRowsAlone) {
     args.per_expert = true;
     args.out = {out.data(), DType::kBF16, sorted.max_rows(), cols};
     run(args);
-    const std::vector<bf16> actual = out.download();
+    const std::vector<bf16> actual = out.values();
     for (int64_t row = 0; row < sorted.max_rows(); ++row) {
       std::vector<bf16> expected(static_cast<size_t>(cols), bf16{0xffff});
       if (row < sorted.offsets.back()) {
@@ -166,7 +166,7 @@ TEST_P(CudaActQuant, Nvfp4InPlace) {
   std::vector<float> expected_scales;
   const std::vector<bf16> expected =
       nvfp4_rows(ActQuantKind::kNvfp4PerToken, x.host, cols, {}, expected_scales);
-  const std::vector<bf16> actual = x.b16.download();
+  const std::vector<bf16> actual = x.b16.values();
   EXPECT_TRUE(same_bytes(bytes_of(actual.data(), rows * cols), bytes_of(expected.data(), rows * cols)));
 }
 
@@ -205,8 +205,8 @@ TEST_P(CudaActQuant, Fp8RowsOfAllTokens) {
     args.out = {out.data(), DType::kF8E4M3, slab_rows, cols};
     args.row_scales = row_scales.data();
     run(args);
-    const std::vector<uint8_t> slabs = out.download();
-    const std::vector<float> scales = row_scales.download();
+    const std::vector<uint8_t> slabs = out.values();
+    const std::vector<float> scales = row_scales.values();
     for (int64_t r = 0; r < rows; ++r)
       expect_slab_row(slabs, slab_rows, r, std::span(x.host).subspan(static_cast<size_t>(r * cols), cols),
                       scales[static_cast<size_t>(r)]);
@@ -234,8 +234,8 @@ TEST_P(CudaActQuant, Fp8RowsOfExpertsGatheredAndNot) {
       args.out = {out.data(), DType::kF8E4M3, slab_rows, cols};
       args.row_scales = row_scales.data();
       run(args);
-      const std::vector<uint8_t> slabs = out.download();
-      const std::vector<float> scales = row_scales.download();
+      const std::vector<uint8_t> slabs = out.values();
+      const std::vector<float> scales = row_scales.values();
       int64_t written = 0;
       for (int64_t row = 0; row < sorted.offsets.back(); ++row, ++written) {
         const int64_t e = sorted.expert_of(row), start = sorted.offsets[static_cast<size_t>(e)];
@@ -268,8 +268,8 @@ TEST_P(CudaActQuant, Fp8MaskedRows) {
   args.out = {out.data(), DType::kF8E4M3, slab_rows, cols};
   args.row_scales = row_scales.data();
   run(args);
-  const std::vector<uint8_t> slabs = out.download();
-  const std::vector<float> scales = row_scales.download();
+  const std::vector<uint8_t> slabs = out.values();
+  const std::vector<float> scales = row_scales.values();
   for (int64_t e = 0; e < experts; ++e)
     for (int64_t r = 0; r < fp8_round_up(capacity); ++r) {
       const int64_t row = e * fp8_round_up(capacity) + r;

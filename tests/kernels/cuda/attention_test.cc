@@ -7,9 +7,8 @@
 #include <ostream>
 #include <thread>
 
-#include "base/buffer.h"
-#include "device/device_memory.h"
 #include "device/graph.h"
+#include "kernels/cuda/device_array.h"
 #include "kernels/dense_case.h"
 #include "support/compare.h"
 
@@ -50,35 +49,6 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out;
 }
 
-// Device memory with a copy of host data.
-class Uploaded {
- public:
-  template <class T>
-  explicit Uploaded(const std::vector<T>& host)
-      : buffer_(*Buffer::make(std::max<int64_t>(64, bytes(host)), device_memory())) {
-    if (host.empty()) return;
-    EXPECT_TRUE(device_memory().upload(buffer_.data(), host.data(), bytes(host)).ok());
-  }
-  template <class T>
-  T* as() const {
-    return buffer_.as<T>();
-  }
-  template <class T>
-  std::vector<T> download(int64_t count) const {
-    std::vector<T> host(static_cast<size_t>(count));
-    EXPECT_TRUE(device_memory().download(host.data(), buffer_.data(), bytes(host)).ok());
-    return host;
-  }
-
- private:
-  template <class T>
-  static int64_t bytes(const std::vector<T>& v) {
-    return static_cast<int64_t>(v.size() * sizeof(T));
-  }
-  Buffer buffer_;
-};
-
-// A case's data on the host, and the reference's outputs.
 struct HostCase {
   const Case& c;
   int64_t rows = 0, q_stride = 0, max_pages = 0;
@@ -181,38 +151,38 @@ class CudaAttention : public testing::Test {
   std::vector<float> run(const HostCase& h, int times = 1, bool graph = false) {
     const Case& c = h.c;
     const int64_t rows = static_cast<int64_t>(h.positions.size()), count = rows * c.out_cols();
-    const Uploaded q(h.q), k(h.k), v(h.v), sinks(h.sinks), table(h.page_table), positions(h.positions),
-        row_sequence(h.row_sequence), first_row(h.first_row), first_position(h.first_position);
+    const DeviceArray<float> q(h.q), sinks(h.sinks);
+    const DeviceArray<bf16> k(h.k), v(h.v);
+    const DeviceArray<int64_t> positions(h.positions);
+    const DeviceArray<int32_t> table(h.page_table), row_sequence(h.row_sequence), first_row(h.first_row),
+        first_position(h.first_position);
     DeviceBatch batch;
     batch.num_rows = rows, batch.num_sequences = static_cast<int64_t>(h.first_position.size());
     batch.max_pages = h.max_pages;
     for (const Rows& r : c.sequences) batch.max_rows = std::max(batch.max_rows, r.rows);
-    batch.positions = positions.as<int64_t>(), batch.row_sequence = row_sequence.as<int32_t>();
-    batch.first_row = first_row.as<int32_t>(), batch.first_position = first_position.as<int32_t>();
-    batch.page_table = table.as<int32_t>();
+    batch.positions = positions.data(), batch.row_sequence = row_sequence.data();
+    batch.first_row = first_row.data(), batch.first_position = first_position.data();
+    batch.page_table = table.data();
     const int64_t elem = c.out == DType::kF32 ? 4 : 2;
-    const std::vector<uint8_t> poison(2 * kCanary + count * elem, 0xff);  // NaN
     std::vector<uint8_t> first;
     for (int i = 0; i < times; ++i) {
-      const Uploaded out(poison);
-      const AttentionArgs args = {.q = q.as<float>(),
+      const DeviceArray<uint8_t> out(count * elem);
+      const AttentionArgs args = {.q = q.data(),
                                   .q_stride = h.q_stride,
-                                  .k_pages = h.pages(k.as<void>(), c.heads.k_dim),
-                                  .v_pages = h.pages(c.mla() ? k.as<void>() : v.as<void>(), c.v_dim()),
+                                  .k_pages = h.pages(k.data(), c.heads.k_dim),
+                                  .v_pages = h.pages(c.mla() ? k.data() : v.data(), c.v_dim()),
                                   .num_heads = c.heads.num_heads,
                                   .scale = h.scale(),
                                   .window = c.window,
-                                  .sinks = c.sinks ? sinks.as<float>() : nullptr,
-                                  .out = {out.as<uint8_t>() + kCanary, c.out, rows, c.out_cols()},
+                                  .sinks = c.sinks ? sinks.data() : nullptr,
+                                  .out = {out.data(), c.out, rows, c.out_cols()},
                                   .device_batch = &batch};
       launch(args, graph);
-      const auto bytes = out.download<uint8_t>(poison.size());
-      EXPECT_TRUE(std::all_of(bytes.begin(), bytes.begin() + kCanary, [](uint8_t b) { return b == 0xff; }));
-      EXPECT_TRUE(std::all_of(bytes.end() - kCanary, bytes.end(), [](uint8_t b) { return b == 0xff; }));
+      const std::vector<uint8_t> bytes = out.values();
       if (i == 0) first = bytes;
       EXPECT_EQ(first, bytes) << "launch " << i;
     }
-    return to_floats(first.data() + kCanary, count, c.out);
+    return to_floats(first.data(), count, c.out);
   }
 
   void expect_matches_ref(const Case& c) {
@@ -231,8 +201,6 @@ class CudaAttention : public testing::Test {
   Stream stream_;
 
  private:
-  static constexpr int64_t kCanary = 256;
-
   void launch(const AttentionArgs& args, bool graph) {
     ThreadPool pool(1);
     StreamScope scope(stream_);

@@ -11,16 +11,23 @@
 
 namespace fp4moe {
 
-// Holds `values`; their destruction finds writes past either end.
+// `size` values of ones in every bit: NaN as f32, bf16 and e4m3, -1 as an integer.
+template <class T>
+std::vector<T> poisoned(int64_t size) {
+  std::vector<T> values(static_cast<size_t>(size));
+  if (size > 0) std::memset(static_cast<void*>(values.data()), 0xff, values.size() * sizeof(T));
+  return values;
+}
+
+// Holds `values`, or `size` poisoned ones; their destruction finds writes past either end.
 template <class T>
 class DeviceArray {
  public:
-  explicit DeviceArray(const std::vector<T>& values)
-      : bytes_(static_cast<int64_t>(values.size() * sizeof(T))) {
-    std::vector<uint8_t> all(static_cast<size_t>(bytes_ + 2 * kCanary), kFill);
-    if (bytes_ > 0) std::memcpy(all.data() + kCanary, values.data(), static_cast<size_t>(bytes_));
-    memory_ = Buffer::make(static_cast<int64_t>(all.size()), device_memory()).value();
-    EXPECT_TRUE(device_memory().upload(memory_.data(), all.data(), static_cast<int64_t>(all.size())).ok());
+  explicit DeviceArray(int64_t size) : DeviceArray(poisoned<T>(size)) {}
+  explicit DeviceArray(const std::vector<T>& values) : bytes_(values.size() * sizeof(T)) {
+    std::vector<uint8_t> all(bytes_ + 2 * kCanary, kFill);
+    if (bytes_ > 0) std::memcpy(all.data() + kCanary, values.data(), bytes_);
+    memory_ = Buffer::copy_of(all.data(), static_cast<int64_t>(all.size()), device_memory()).value();
   }
   ~DeviceArray() {
     const std::vector<uint8_t> all = bytes();
@@ -33,30 +40,22 @@ class DeviceArray {
   T* data() const { return reinterpret_cast<T*>(memory_.data() + kCanary); }
   std::vector<T> values() const {
     const std::vector<uint8_t> all = bytes();
-    std::vector<T> values(static_cast<size_t>(bytes_) / sizeof(T));
-    if (bytes_ > 0) std::memcpy(values.data(), all.data() + kCanary, static_cast<size_t>(bytes_));
+    std::vector<T> values(bytes_ / sizeof(T));
+    if (bytes_ > 0) std::memcpy(values.data(), all.data() + kCanary, bytes_);
     return values;
   }
 
  private:
-  static constexpr int64_t kCanary = 256;
+  static constexpr size_t kCanary = 1024;
   static constexpr uint8_t kFill = 0xee;
   std::vector<uint8_t> bytes() const {
-    std::vector<uint8_t> all(static_cast<size_t>(bytes_ + 2 * kCanary));
+    std::vector<uint8_t> all(bytes_ + 2 * kCanary);
     EXPECT_TRUE(device_memory().download(all.data(), memory_.data(), static_cast<int64_t>(all.size())).ok());
     return all;
   }
 
-  int64_t bytes_;
+  size_t bytes_;
   Buffer memory_;
 };
-
-// `size` values of ones in every bit: NaN as f32 and bf16, -1 as an integer.
-template <class T>
-std::vector<T> poisoned(int64_t size) {
-  std::vector<T> values(static_cast<size_t>(size));
-  if (size > 0) std::memset(static_cast<void*>(values.data()), 0xff, values.size() * sizeof(T));
-  return values;
-}
 
 }  // namespace fp4moe

@@ -98,13 +98,13 @@ class Layer {
     allocate();
   }
 
-  std::vector<float> intermediate() const { return to_float(intermediate_->download()); }
-  std::vector<float> y() const { return to_float(y_->download()); }
+  std::vector<float> intermediate() const { return to_float(intermediate_->values()); }
+  std::vector<float> y() const { return to_float(y_->values()); }
   // Slab row `row` as numbers.
   static std::vector<double> slab_row(const DeviceArray<uint8_t>& slabs, const DeviceArray<float>& scales,
                                       int64_t slab_rows, int64_t row, int64_t cols) {
-    const std::vector<uint8_t> bytes = slabs.download();
-    const float scale = scales.download()[static_cast<size_t>(row)];
+    const std::vector<uint8_t> bytes = slabs.values();
+    const float scale = scales.values()[static_cast<size_t>(row)];
     std::vector<double> values;
     for (int64_t k = 0; k < cols; ++k)
       values.push_back(

@@ -1,63 +1,16 @@
-// What the tests of the GPU's quantisers and FP8 and fallback GEMMs share: device memory between canaries,
-// and rows sorted by expert.
+// What the tests of the GPU's quantisers and FP8 and fallback GEMMs share: rows sorted by expert.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <cstdint>
-#include <cstring>
 #include <optional>
-#include <utility>
 #include <vector>
 
-#include "base/buffer.h"
-#include "device/device_memory.h"
 #include "device/stream.h"
+#include "kernels/cuda/device_array.h"
 #include "kernels/dense_case.h"
 #include "kernels/device_moe.h"
 
 namespace fp4moe {
-
-// An array of T in device memory: 0xff bytes (NaN as bf16, f32 and e4m3) until it is written, between
-// canaries that download() looks at.
-template <class T>
-class DeviceArray {
- public:
-  explicit DeviceArray(int64_t size) : DeviceArray(std::vector<T>(), size) {}
-  explicit DeviceArray(const std::vector<T>& values)
-      : DeviceArray(values, static_cast<int64_t>(values.size())) {}
-
-  T* data() const { return reinterpret_cast<T*>(buffer_.data() + kCanary); }
-  std::vector<T> download() const {
-    std::vector<uint8_t> all(static_cast<size_t>(buffer_.num_bytes()));
-    EXPECT_TRUE(device_memory().download(all.data(), buffer_.data(), buffer_.num_bytes()).ok());
-    const auto end = static_cast<size_t>(kCanary) + bytes_;
-    for (size_t i = 0; i < all.size(); ++i)
-      if (i < kCanary || i >= end) {
-        EXPECT_EQ(all[i], kMark) << "written outside, at byte " << i;
-        if (all[i] != kMark) break;
-      }
-    std::vector<T> values(bytes_ / sizeof(T));
-    if (bytes_ > 0) std::memcpy(values.data(), all.data() + kCanary, bytes_);
-    return values;
-  }
-
- private:
-  DeviceArray(const std::vector<T>& values, int64_t size) : bytes_(static_cast<size_t>(size) * sizeof(T)) {
-    std::vector<uint8_t> all(2 * kCanary + bytes_, kMark);
-    std::memset(all.data() + kCanary, 0xff, bytes_);
-    if (!values.empty()) std::memcpy(all.data() + kCanary, values.data(), values.size() * sizeof(T));
-    auto buffer = Buffer::make(static_cast<int64_t>(all.size()), device_memory());
-    EXPECT_TRUE(buffer.ok());
-    buffer_ = std::move(*buffer);
-    EXPECT_TRUE(device_memory().upload(buffer_.data(), all.data(), buffer_.num_bytes()).ok());
-  }
-
-  static constexpr size_t kCanary = 1024;
-  static constexpr uint8_t kMark = 0xa5;
-  size_t bytes_;
-  Buffer buffer_;
-};
 
 // How many rows each expert of a case has: by name.
 enum class Spread { kEven, kOneExpert, kSkewed, kIdleExperts };
