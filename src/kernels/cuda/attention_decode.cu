@@ -72,8 +72,8 @@ __device__ __forceinline__ void load_block(const AttentionParams& p, int rows_of
 #pragma unroll
     for (int c = 0; c < D / 32; ++c) {
       const int chunk = 4 * c + lane % 4;
-      cp_async_16(smem_address(&shared.keys[stage][warp][2 * c + half][lane]), row + chunk * 8,
-                  chunk * 8 < p.k_dim);
+      ptx::cp_async16(ptx::shared_address(&shared.keys[stage][warp][2 * c + half][lane]), row + chunk * 8,
+                      chunk * 8 < p.k_dim ? 16 : 0);
     }
   }
 #pragma unroll
@@ -83,8 +83,8 @@ __device__ __forceinline__ void load_block(const AttentionParams& p, int rows_of
 #pragma unroll
     for (int c = 0; c < D / 64; ++c) {
       const int chunk = 8 * c + lane / 4;
-      cp_async_16(smem_address(&shared.values[stage][warp][4 * c + i][lane]), row + chunk * 8,
-                  chunk * 8 < p.v_dim);
+      ptx::cp_async16(ptx::shared_address(&shared.values[stage][warp][4 * c + i][lane]), row + chunk * 8,
+                      chunk * 8 < p.v_dim ? 16 : 0);
     }
   }
 }
@@ -102,7 +102,7 @@ __device__ __forceinline__ void load_queries(const AttentionParams& p, int row, 
       if (head < p.group && d < p.k_dim)
         x = *reinterpret_cast<const float2*>(p.q + row * p.q_stride +
                                              static_cast<int64_t>(kv_head * p.group + head) * p.k_dim + d);
-      w.q[step][i] = pack_bf16(x.x, x.y);
+      w.q[step][i] = ptx::bf16_pair(x.x, x.y);
     }
 }
 
@@ -116,8 +116,8 @@ __device__ __forceinline__ void multiply_keys(const Shared<D>& shared, int stage
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint4 chunk = shared.keys[stage][warp][2 * c + half][lane];
-      mma_m16n8k16(s[half], w.q[2 * c], chunk.x, chunk.y);
-      mma_m16n8k16(s[half], w.q[2 * c + 1], chunk.z, chunk.w);
+      ptx::mma_bf16(s[half], w.q[2 * c], chunk.x, chunk.y);
+      ptx::mma_bf16(s[half], w.q[2 * c + 1], chunk.z, chunk.w);
     }
 }
 
@@ -147,7 +147,7 @@ __device__ __forceinline__ void weigh(const AttentionParams& p, float (&s)[2][4]
     for (int half = 0; half < 2; ++half) {
       const float a = ex2(s[half][2 * r] - largest), b = ex2(s[half][2 * r + 1] - largest);
       w.denominator[r] += a + b;
-      weights[r + 2 * half] = pack_bf16(a, b);
+      weights[r + 2 * half] = ptx::bf16_pair(a, b);
     }
   }
 }
@@ -166,7 +166,7 @@ __device__ __forceinline__ void multiply_values(const Shared<D>& shared, int sta
       const uint32_t select = j % 2 == 0 ? 0x5410 : 0x7632;
       const uint32_t b0 = __byte_perm(word(v[0], j / 2), word(v[1], j / 2), select);
       const uint32_t b1 = __byte_perm(word(v[2], j / 2), word(v[3], j / 2), select);
-      mma_m16n8k16(w.out[8 * c + j], weights, b0, b1);
+      ptx::mma_bf16(w.out[8 * c + j], weights, b0, b1);
     }
   }
 }
@@ -189,14 +189,14 @@ __device__ __forceinline__ void attend(const AttentionParams& p, int row, int kv
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) {
     if (block + i * stride < end) load_block(p, rows[i], i, shared);
-    cp_async_commit();
+    ptx::cp_async_commit();
   }
   int next_rows = rows_of(block + kAhead * stride);
   load_queries(p, row, kv_head, w);
   for (int stage = 0; block < end; block += stride) {
-    cp_async_wait<kAhead - 1>();
+    ptx::cp_async_wait<kAhead - 1>();
     if (block + kAhead * stride < end) load_block(p, next_rows, stage == 0 ? kAhead : stage - 1, shared);
-    cp_async_commit();
+    ptx::cp_async_commit();
     next_rows = rows_of(block + (kAhead + 1) * stride);
     float s[2][4] = {};
     uint32_t weights[4];
@@ -222,7 +222,7 @@ __device__ __forceinline__ void send_parts(const AttentionParams& p, int worker,
     for (int c = 0; c < D / 64; ++c) {
       const int unit = head * Config<D>::kUnits + 4 * c + lane % 4;
       Part* part = &shared.parts[unit / splits * splits * kWarps + worker];
-      const uint32_t to = map_cluster(smem_address(part), unit % splits);
+      const uint32_t to = map_cluster(ptx::shared_address(part), unit % splits);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float4 x;
@@ -281,8 +281,8 @@ template <int D>
 __global__ void __launch_bounds__(kThreads) attention_decode(const __grid_constant__ AttentionParams p) {
   extern __shared__ uint8_t memory[];
   Shared<D>& shared = *reinterpret_cast<Shared<D>*>(memory);
-  griddepcontrol_wait();
-  griddepcontrol_launch_dependents();
+  ptx::grid_dependency_wait();
+  ptx::grid_dependents_launch();
   const int row = blockIdx.z, kv_head = blockIdx.y, splits = gridDim.x;
   const int last = static_cast<int>(p.positions[row]);
   if (p.row_sequence[row] < 0) return clear_row(p, row, kv_head);

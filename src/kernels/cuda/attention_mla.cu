@@ -56,14 +56,15 @@ __device__ __forceinline__ void produce(const AttentionParams& p, const RowTile&
 #pragma unroll
     for (int i = 0; i < kKeys / 16; ++i)
       rows[i] = page_row(p, tile.sequence, kv_head, min(first + r0 + 16 * i, keys.end - 1));
-    mbarrier_wait(smem_address(&shared.empty[stage]), parity);
-    const uint32_t to = smem_address(shared.keys[stage]);
+    ptx::mbarrier_wait(&shared.empty[stage], parity);
+    const uint32_t to = ptx::shared_address(shared.keys[stage]);
     for (int block = 0; block * 64 + c * 8 < p.k_dim; ++block)
 #pragma unroll
       for (int i = 0; i < kKeys / 16; ++i)
-        cp_async_16(to + chunk_at(r0 + 16 * i, block * 8 + c),
-                    p.k + rows[i] * p.k_stride + block * 64 + c * 8, first + r0 + 16 * i < keys.end);
-    cp_async_arrive(smem_address(&shared.full[stage]));
+        ptx::cp_async16(to + chunk_at(r0 + 16 * i, block * 8 + c),
+                        p.k + rows[i] * p.k_stride + block * 64 + c * 8,
+                        first + r0 + 16 * i < keys.end ? 16 : 0);
+    ptx::cp_async_arrive(&shared.full[stage]);
     if (++stage == kStages) stage = 0, parity ^= 1;
   }
 }
@@ -79,8 +80,8 @@ __device__ __forceinline__ void load_queries(const AttentionParams& p, const Row
       const float2* q = reinterpret_cast<const float2*>(
           p.q + (tile.first_row + row / p.group) * p.q_stride +
           static_cast<int64_t>(kv_head * p.group + row % p.group) * p.k_dim + c * 8);
-      packed = {pack_bf16(q[0].x, q[0].y), pack_bf16(q[1].x, q[1].y), pack_bf16(q[2].x, q[2].y),
-                pack_bf16(q[3].x, q[3].y)};
+      packed = {ptx::bf16_pair(q[0].x, q[0].y), ptx::bf16_pair(q[1].x, q[1].y),
+                ptx::bf16_pair(q[2].x, q[2].y), ptx::bf16_pair(q[3].x, q[3].y)};
     }
     *reinterpret_cast<uint4*>(shared.q + chunk_at(i / chunks, c)) = packed;
   }
@@ -96,10 +97,10 @@ struct Rows {
 // kSteps: of 16 columns; 0: as k_dim says.
 template <int kSteps>
 __device__ __forceinline__ void multiply_keys(int k_dim, uint32_t q, uint32_t keys, float (&s)[16]) {
-  const uint64_t a = swizzled_matrix(q, 0), b = swizzled_matrix(keys, 0);
+  const uint64_t a = wgmma_b_descriptor(q, 0), b = wgmma_b_descriptor(keys, 0);
 #pragma unroll
   for (float& x : s) x = 0;
-  keep(s);
+  keep_registers(s);
   wgmma_fence();
   const auto multiply = [&](int step) {
     const int at = (step / 4 * kBlockBytes + step % 4 * 32) / 16;
@@ -114,7 +115,7 @@ __device__ __forceinline__ void multiply_keys(int k_dim, uint32_t q, uint32_t ke
   }
   wgmma_commit();
   wgmma_wait<0>();
-  keep(s);
+  keep_registers(s);
 }
 
 // Logits of this half's 32 keys -> weights in shared memory; both halves meet over each row's largest.
@@ -137,7 +138,7 @@ __device__ __forceinline__ void weigh(const AttentionParams& p, int half, int fi
     most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
     if (q2 == 0) shared.half_largest[half][r.row[i]] = most;
   }
-  named_barrier_sync<kConsumerThreads>(1);
+  ptx::named_barrier(1, kConsumerThreads);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = r.row[i];
@@ -151,7 +152,8 @@ __device__ __forceinline__ void weigh(const AttentionParams& p, int half, int fi
       const float x = ex2(fmaf(s[4 * n + 2 * i], p.scale_log2, -origin));
       const float y = ex2(fmaf(s[4 * n + 2 * i + 1], p.scale_log2, -origin));
       sum += x + y;
-      *reinterpret_cast<uint32_t*>(shared.weights + chunk_at(row, 4 * half + n) + q2 * 2) = pack_bf16(x, y);
+      *reinterpret_cast<uint32_t*>(shared.weights + chunk_at(row, 4 * half + n) + q2 * 2) =
+          ptx::bf16_pair(x, y);
     }
     r.denominator[i] = r.denominator[i] * rescale + sum;
 #pragma unroll
@@ -160,14 +162,14 @@ __device__ __forceinline__ void weigh(const AttentionParams& p, int half, int fi
       for (int n = 0; n < 16; ++n)
         r.out[part][4 * n + 2 * i] *= rescale, r.out[part][4 * n + 2 * i + 1] *= rescale;
   }
-  fence_proxy_async();
-  named_barrier_sync<kConsumerThreads>(2);
+  ptx::fence_proxy_async_all();
+  ptx::named_barrier(2, kConsumerThreads);
 }
 
 __device__ __forceinline__ void multiply_values(int half, uint32_t weights, uint32_t keys, Rows& r) {
-  const uint64_t a = swizzled_matrix(weights, 0);
-  const uint64_t b = swizzled_matrix(keys + half * 4 * kBlockBytes, kBlockBytes);
-  keep(r.out[0]), keep(r.out[1]);
+  const uint64_t a = wgmma_b_descriptor(weights, 0);
+  const uint64_t b = wgmma_b_descriptor(keys + half * 4 * kBlockBytes, kBlockBytes);
+  keep_registers(r.out[0]), keep_registers(r.out[1]);
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kKeys / 16; ++step)
@@ -176,12 +178,12 @@ __device__ __forceinline__ void multiply_values(int half, uint32_t weights, uint
       wgmma<1>(r.out[part], a + step * 2, b + (part * 2 * kBlockBytes + step * 2048) / 16, true);
   wgmma_commit();
   wgmma_wait<0>();
-  keep(r.out[0]), keep(r.out[1]);
+  keep_registers(r.out[0]), keep_registers(r.out[1]);
 }
 
 // This block's sums, into shared memory.
 __device__ __forceinline__ void put_sums(const AttentionParams& p, int half, Rows& r, Shared& shared) {
-  named_barrier_sync<kConsumerThreads>(1);  // nobody reads keys any more
+  ptx::named_barrier(1, kConsumerThreads);  // nobody reads keys any more
   const int q = threadIdx.x % 4;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -197,7 +199,7 @@ __device__ __forceinline__ void put_sums(const AttentionParams& p, int half, Row
       *reinterpret_cast<float2*>(&shared.sums[row][d]) = {r.out[n / 16][at], r.out[n / 16][at + 1]};
     }
   }
-  named_barrier_sync<kConsumerThreads>(2);
+  ptx::named_barrier(2, kConsumerThreads);
   const int row = static_cast<int>(threadIdx.x) - 128;
   if (row < kRows)
     shared.denominator[row] = shared.half_denominator[0][row] + shared.half_denominator[1][row];
@@ -218,18 +220,18 @@ __device__ __forceinline__ void consume(const AttentionParams& p, const RowTile&
     for (float& x : r.out[i]) x = 0;
   }
   load_queries(p, tile, kv_head, thread, shared);
-  fence_proxy_async();
-  named_barrier_sync<kConsumerThreads>(1);
+  ptx::fence_proxy_async_all();
+  ptx::named_barrier(1, kConsumerThreads);
   int stage = 0, parity = 0;
   for (int first = keys.begin + split * kKeys; first < keys.end; first += splits * kKeys) {
     float s[16];
-    const uint32_t tile_keys = smem_address(shared.keys[stage]);
-    mbarrier_wait(smem_address(&shared.full[stage]), parity);
-    fence_proxy_async();
-    multiply_keys<kSteps>(p.k_dim, smem_address(shared.q), tile_keys + half * 32 * 128, s);
+    const uint32_t tile_keys = ptx::shared_address(shared.keys[stage]);
+    ptx::mbarrier_wait(&shared.full[stage], parity);
+    ptx::fence_proxy_async_all();
+    multiply_keys<kSteps>(p.k_dim, ptx::shared_address(shared.q), tile_keys + half * 32 * 128, s);
     weigh(p, half, first + half * 32, r, s, shared);
-    multiply_values(half, smem_address(shared.weights), tile_keys, r);
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(smem_address(&shared.empty[stage]));
+    multiply_values(half, ptx::shared_address(shared.weights), tile_keys, r);
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.empty[stage]);
     if (++stage == kStages) stage = 0, parity ^= 1;
   }
   put_sums(p, half, r, shared);
@@ -247,15 +249,16 @@ __device__ __forceinline__ void merge_cluster(const AttentionParams& p, const Ro
     const float sink = p.sinks != nullptr ? p.sinks[head] * kLog2e : -INFINITY;
     float largest = sink, sum = 0;
     for (int j = 0; j < splits; ++j)
-      largest = fmaxf(largest, ld_cluster(map_cluster(smem_address(&shared.largest[row]), j)) * p.scale_log2);
+      largest = fmaxf(largest,
+                      ld_cluster(map_cluster(ptx::shared_address(&shared.largest[row]), j)) * p.scale_log2);
     float denominator = p.sinks != nullptr ? ex2(sink - largest) : 0;
     for (int j = 0; j < splits; ++j) {
-      const float share = ld_cluster(map_cluster(smem_address(&shared.denominator[row]), j));
+      const float share = ld_cluster(map_cluster(ptx::shared_address(&shared.denominator[row]), j));
       if (share == 0) continue;
       const float rescale =
-          ex2(ld_cluster(map_cluster(smem_address(&shared.largest[row]), j)) * p.scale_log2 - largest);
+          ex2(ld_cluster(map_cluster(ptx::shared_address(&shared.largest[row]), j)) * p.scale_log2 - largest);
       denominator += rescale * share,
-          sum += rescale * ld_cluster(map_cluster(smem_address(&shared.sums[row][d]), j));
+          sum += rescale * ld_cluster(map_cluster(ptx::shared_address(&shared.sums[row][d]), j));
     }
     const int64_t at = (tile.first_row + (tile.first + row) / p.group) * p.out_cols +
                        static_cast<int64_t>(head) * p.v_dim + d;
@@ -269,18 +272,18 @@ __device__ __forceinline__ void merge_cluster(const AttentionParams& p, const Ro
 template <int kSteps>
 __global__ void __launch_bounds__(kThreads, 1) attention_mla(const __grid_constant__ AttentionParams p) {
   extern __shared__ uint8_t memory[];
-  const uint32_t misaligned = smem_address(memory) % 1024;  // the same in all blocks of a cluster
+  const uint32_t misaligned = ptx::shared_address(memory) % 1024;  // the same in all blocks of a cluster
   Shared& shared = *reinterpret_cast<Shared*>(memory + (misaligned != 0 ? 1024 - misaligned : 0));
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
-      mbarrier_init(smem_address(&shared.full[i]), 128);
-      mbarrier_init(smem_address(&shared.empty[i]), kConsumerThreads / 32);
+      ptx::mbarrier_init(&shared.full[i], 128);
+      ptx::mbarrier_init(&shared.empty[i], kConsumerThreads / 32);
     }
-    fence_mbarrier_init();
+    ptx::mbarrier_init_fence();
   }
   __syncthreads();
-  griddepcontrol_wait();
-  griddepcontrol_launch_dependents();
+  ptx::grid_dependency_wait();
+  ptx::grid_dependents_launch();
   const int splits = static_cast<int>(cluster_nctas()), split = static_cast<int>(cluster_ctarank());
   const int kv_head = blockIdx.y;
   if (kv_head == 0) clear_padding_rows(p, blockIdx.x, gridDim.x);
@@ -288,11 +291,11 @@ __global__ void __launch_bounds__(kThreads, 1) attention_mla(const __grid_consta
   if (tile.sequence < 0) return;
   const KeyRange keys = keys_of_tile(p, tile, kRows);
   if (threadIdx.x < 128) {
-    setmaxnreg_dec<kProducerRegisters>();
+    ptx::lower_registers<kProducerRegisters>();
     produce(p, tile, kv_head, keys, split, splits, shared);
     cluster_sync();
   } else {
-    setmaxnreg_inc<kConsumerRegisters>();
+    ptx::raise_registers<kConsumerRegisters>();
     consume<kSteps>(p, tile, kv_head, keys, split, splits, shared);
     cluster_sync();
     merge_cluster(p, tile, kv_head, split, splits, shared);

@@ -57,7 +57,8 @@ __device__ __forceinline__ void load_tile(const uint16_t* pages, int stride, int
 #pragma unroll
     for (int block = 0; block < Config<D>::kBlocks; ++block) {
       const bool inside = valid && block * 64 + c * 8 < dim;
-      cp_async_16(to + (block * Config<D>::kKeys + 16 * i) * 128, inside ? row + block * 64 : pages, inside);
+      ptx::cp_async16(to + (block * Config<D>::kKeys + 16 * i) * 128, inside ? row + block * 64 : pages,
+                      inside ? 16 : 0);
     }
   }
 }
@@ -73,11 +74,11 @@ __device__ __forceinline__ void produce(const AttentionParams& p, const RowTile&
 #pragma unroll
     for (int i = 0; i < C::kKeys / 16; ++i)
       rows[i] = page_row(p, tile.sequence, kv_head, min(first + r0 + 16 * i, keys.end - 1));
-    mbarrier_wait(smem_address(&shared.empty[stage]), parity);
-    load_tile<D>(p.k, p.k_stride, p.k_dim, first, keys.end, rows, smem_address(shared.k[stage]));
-    cp_async_arrive(smem_address(&shared.k_full[stage]));
-    load_tile<D>(p.v, p.v_stride, p.v_dim, first, keys.end, rows, smem_address(shared.v[stage]));
-    cp_async_arrive(smem_address(&shared.v_full[stage]));
+    ptx::mbarrier_wait(&shared.empty[stage], parity);
+    load_tile<D>(p.k, p.k_stride, p.k_dim, first, keys.end, rows, ptx::shared_address(shared.k[stage]));
+    ptx::cp_async_arrive(&shared.k_full[stage]);
+    load_tile<D>(p.v, p.v_stride, p.v_dim, first, keys.end, rows, ptx::shared_address(shared.v[stage]));
+    ptx::cp_async_arrive(&shared.v_full[stage]);
     if (++stage == C::kStages) stage = 0, parity ^= 1;
   }
 }
@@ -113,7 +114,7 @@ __device__ __forceinline__ void load_rows(const AttentionParams& p, const RowTil
         const int d = step * 16 + half * 8 + lane % 4 * 2;
         float2 x = {0, 0};
         if (valid && d < p.k_dim) x = *reinterpret_cast<const float2*>(q + d);
-        r.q[step][2 * half + i] = pack_bf16(x.x, x.y);
+        r.q[step][2 * half + i] = ptx::bf16_pair(x.x, x.y);
       }
   }
 #pragma unroll
@@ -125,7 +126,7 @@ __device__ __forceinline__ void load_rows(const AttentionParams& p, const RowTil
 template <int D>
 __device__ __forceinline__ void multiply_keys(const Rows<D>& r, uint32_t keys,
                                               float (&s)[Config<D>::kKeys / 2]) {
-  const uint64_t matrix = swizzled_matrix(keys, 0);
+  const uint64_t matrix = wgmma_b_descriptor(keys, 0);
 #pragma unroll
   for (int step = 0; step < D / 16; ++step)
     wgmma<0>(s, r.q[step], matrix + (step / 4 * Config<D>::kKeys * 128 + step % 4 * 32) / 16, step > 0);
@@ -135,7 +136,7 @@ template <int D>
 __device__ __forceinline__ void multiply_values(const uint32_t (&weights)[Config<D>::kKeys / 16][4],
                                                 uint32_t values, Rows<D>& r) {
   constexpr int kBlockBytes = Config<D>::kKeys * 128;
-  const uint64_t matrix = swizzled_matrix(values, kBlockBytes);
+  const uint64_t matrix = wgmma_b_descriptor(values, kBlockBytes);
 #pragma unroll
   for (int step = 0; step < Config<D>::kKeys / 16; ++step)
 #pragma unroll
@@ -197,7 +198,7 @@ template <int kKeys>
 __device__ __forceinline__ void round_weights(const float (&s)[kKeys / 2],
                                               uint32_t (&weights)[kKeys / 16][4]) {
 #pragma unroll
-  for (int i = 0; i < kKeys / 4; ++i) weights[i / 4][i % 4] = pack_bf16(s[2 * i], s[2 * i + 1]);
+  for (int i = 0; i < kKeys / 4; ++i) weights[i / 4][i % 4] = ptx::bf16_pair(s[2 * i], s[2 * i + 1]);
 }
 
 template <int D>
@@ -223,7 +224,7 @@ __device__ __forceinline__ void store_rows(const AttentionParams& p, Rows<D>& r)
       if (p.out_f32)
         *reinterpret_cast<float2*>(static_cast<float*>(p.out) + at + d) = {x, y};
       else
-        *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(p.out) + at + d) = pack_bf16(x, y);
+        *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(p.out) + at + d) = ptx::bf16_pair(x, y);
     }
   }
 }
@@ -245,24 +246,24 @@ __device__ __forceinline__ void consume_tile(const AttentionParams& p, int first
                                              uint32_t (&weights)[Config<D>::kKeys / 16][4]) {
   constexpr int kKeys = Config<D>::kKeys;
   float s[kKeys / 2], rescale[2];
-  mbarrier_wait(smem_address(&shared.k_full[now.stage]), now.parity);
-  mbarrier_wait(smem_address(&shared.v_full[before.stage]), before.parity);
-  fence_proxy_async();
+  ptx::mbarrier_wait(&shared.k_full[now.stage], now.parity);
+  ptx::mbarrier_wait(&shared.v_full[before.stage], before.parity);
+  ptx::fence_proxy_async_all();
   wgmma_fence();
-  multiply_keys(r, smem_address(shared.k[now.stage]), s);
+  multiply_keys(r, ptx::shared_address(shared.k[now.stage]), s);
   wgmma_commit();
-  multiply_values(weights, smem_address(shared.v[before.stage]), r);
+  multiply_values(weights, ptx::shared_address(shared.v[before.stage]), r);
   wgmma_commit();
   wgmma_wait<1>();
-  keep(s);
+  keep_registers(s);
   if constexpr (kMasked) mask<kKeys>(p, r.position, first_key, s);
   weigh<kKeys>(p.scale_log2, s, r.largest, r.denominator, rescale);
-  compute_before(r.denominator[0] + r.denominator[1], smem_address(&shared.k_full[0]));
+  compute_before(r.denominator[0] + r.denominator[1], ptx::shared_address(&shared.k_full[0]));
   wgmma_wait<0>();
-  if (threadIdx.x % 32 == 0) mbarrier_arrive(smem_address(&shared.empty[before.stage]));
+  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.empty[before.stage]);
 #pragma unroll
   for (int part = 0; part < Rows<D>::kParts; ++part) {
-    keep(r.out[part]);
+    keep_registers(r.out[part]);
 #pragma unroll
     for (int i = 0; i < D / Rows<D>::kParts / 2; ++i) r.out[part][i] *= rescale[i / 2 % 2];
   }
@@ -282,13 +283,13 @@ __device__ __forceinline__ void consume(const AttentionParams& p, const RowTile&
   Place now, before;
   {
     float s[C::kKeys / 2], rescale[2];
-    mbarrier_wait(smem_address(&shared.k_full[0]), 0);
-    fence_proxy_async();
+    ptx::mbarrier_wait(&shared.k_full[0], 0);
+    ptx::fence_proxy_async_all();
     wgmma_fence();
-    multiply_keys(r, smem_address(shared.k[0]), s);
+    multiply_keys(r, ptx::shared_address(shared.k[0]), s);
     wgmma_commit();
     wgmma_wait<0>();
-    keep(s);
+    keep_registers(s);
     mask<C::kKeys>(p, r.position, keys.begin, s);
     weigh<C::kKeys>(p.scale_log2, s, r.largest, r.denominator, rescale);
     round_weights<C::kKeys>(s, weights);
@@ -301,14 +302,14 @@ __device__ __forceinline__ void consume(const AttentionParams& p, const RowTile&
     else
       consume_tile<D, true>(p, first, now, before, shared, r, weights);
   }
-  mbarrier_wait(smem_address(&shared.v_full[now.stage]), now.parity);
-  fence_proxy_async();
+  ptx::mbarrier_wait(&shared.v_full[now.stage], now.parity);
+  ptx::fence_proxy_async_all();
   wgmma_fence();
-  multiply_values(weights, smem_address(shared.v[now.stage]), r);
+  multiply_values(weights, ptx::shared_address(shared.v[now.stage]), r);
   wgmma_commit();
   wgmma_wait<0>();
 #pragma unroll
-  for (int part = 0; part < Rows<D>::kParts; ++part) keep(r.out[part]);
+  for (int part = 0; part < Rows<D>::kParts; ++part) keep_registers(r.out[part]);
   store_rows(p, r);
 }
 
@@ -321,25 +322,25 @@ __global__ void __launch_bounds__(Config<D>::kThreads, 1)
       *reinterpret_cast<Shared<D>*>((reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024);
   if (threadIdx.x == 0) {
     for (int i = 0; i < C::kStages; ++i) {
-      mbarrier_init(smem_address(&shared.k_full[i]), 128);
-      mbarrier_init(smem_address(&shared.v_full[i]), 128);
-      mbarrier_init(smem_address(&shared.empty[i]), C::kConsumers * 4);
+      ptx::mbarrier_init(&shared.k_full[i], 128);
+      ptx::mbarrier_init(&shared.v_full[i], 128);
+      ptx::mbarrier_init(&shared.empty[i], C::kConsumers * 4);
     }
-    fence_mbarrier_init();
+    ptx::mbarrier_init_fence();
   }
   __syncthreads();
-  griddepcontrol_wait();
-  griddepcontrol_launch_dependents();
+  ptx::grid_dependency_wait();
+  ptx::grid_dependents_launch();
   const int kv_head = blockIdx.x;
   if (kv_head == 0) clear_padding_rows(p, blockIdx.y, gridDim.y);
   const RowTile tile = find_row_tile(p, C::kRows, blockIdx.y);
   if (tile.sequence < 0) return;
   const KeyRange keys = keys_of_tile(p, tile, C::kRows);
   if (threadIdx.x < 128) {
-    setmaxnreg_dec<C::kProducerRegisters>();
+    ptx::lower_registers<C::kProducerRegisters>();
     produce<D>(p, tile, kv_head, keys, shared);
   } else {
-    setmaxnreg_inc<C::kConsumerRegisters>();
+    ptx::raise_registers<C::kConsumerRegisters>();
     consume<D>(p, tile, kv_head, keys, shared);
   }
 }

@@ -1,59 +1,13 @@
-// The instructions of the attention kernels: barriers, asynchronous copies, mma.sync and wgmma. Names are
+// What the attention kernels alone use: clusters, and wgmma with either operand in shared memory. Names are
 // those of the PTX manual.
 #pragma once
 
-#include <cuda_bf16.h>
-
-#include <cstdint>
+#include "kernels/cuda/ptx_mma.cuh"
+#include "kernels/cuda/ptx_order.cuh"
+#include "kernels/cuda/ptx_sm90.cuh"
+#include "kernels/cuda/wgmma_order.cuh"
 
 namespace fp4moe::cuda {
-
-__device__ __forceinline__ uint32_t smem_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-
-__device__ __forceinline__ void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ __forceinline__ void griddepcontrol_launch_dependents() {
-  asm volatile("griddepcontrol.launch_dependents;");
-}
-
-// ---- mbarrier ----
-__device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
-__device__ __forceinline__ void fence_mbarrier_init() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
-  asm volatile(
-      "{\n.reg .pred done;\nWAIT:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra WAIT;\n}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-
-// ---- cp.async ----
-// 16 bytes; zeros if not valid (source is then not read, but must be an address).
-__device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool valid) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(valid ? 16 : 0)
-               : "memory");
-}
-__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kPending>
-__device__ __forceinline__ void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-// The barrier, which counts this thread, sees an arrival when its copies so far are done.
-__device__ __forceinline__ void cp_async_arrive(uint32_t barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
-// What was written to shared memory is seen by wgmma.
-__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 // ---- clusters ----
 __device__ __forceinline__ uint32_t cluster_ctarank() {
@@ -86,56 +40,14 @@ __device__ __forceinline__ float ld_cluster(uint32_t from) {
   return value;
 }
 
-template <int kThreads>
-__device__ __forceinline__ void named_barrier_sync(int id) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
-}
-
 // ---- numbers ----
 __device__ __forceinline__ float ex2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
-  uint32_t packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-
-// c [16, 8] += a [16, 16] b [16, 8].
-__device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                             uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 
 // ---- wgmma ----
-template <int kRegisters>
-__device__ __forceinline__ void setmaxnreg_inc() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-template <int kRegisters>
-__device__ __forceinline__ void setmaxnreg_dec() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wgmma_commit() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-template <int kPending>
-__device__ __forceinline__ void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
-}
-// Registers that a wgmma in flight uses are not moved over this.
-template <int n>
-__device__ __forceinline__ void keep(float (&x)[n]) {
-#pragma unroll
-  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(x[i])::"memory");
-}
-
 // What x depends on is computed before a later wait, though the assembler would rather move the wait up: a
 // store that never happens (x is no less than 0) keeps them in order.
 __device__ __forceinline__ void compute_before(float x, uint32_t address) {
@@ -144,13 +56,6 @@ __device__ __forceinline__ void compute_before(float x, uint32_t address) {
                : "memory");
 }
 
-// A matrix in shared memory as [rows, 64] blocks of bf16, 128-byte rows in the 128-byte swizzle (16-byte
-// chunk c of row r at c ^ r % 8), blocks block_bytes apart, 1024-byte aligned. block_bytes matters if the
-// rows are the contraction ("transposed") and more than one block is read.
-__device__ __forceinline__ uint64_t swizzled_matrix(uint32_t address, uint32_t block_bytes) {
-  return static_cast<uint64_t>((address & 0x3ffff) >> 4) | static_cast<uint64_t>(block_bytes >> 4) << 16 |
-         uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
-}
 // c [64, N] (+)= a [64, 16] b, N = 2 * registers of c; kTransposed: b is [16, N] in memory, else [N, 16].
 template <int kTransposed>
 __device__ __forceinline__ void wgmma(float (&c)[16], const uint32_t (&a)[4], uint64_t b, bool accumulate) {

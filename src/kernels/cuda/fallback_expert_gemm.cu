@@ -12,6 +12,7 @@
 #include "device/stream.h"
 #include "kernels/cuda/fallback_expert_gemm.h"
 #include "kernels/cuda/fp4_dequant.cuh"
+#include "kernels/cuda/ptx_mma.cuh"
 
 namespace fp4moe {
 namespace {
@@ -44,14 +45,6 @@ __device__ float activate(const Activation& activation, float gate, float up) {
   return gate / (1 + expf(-activation.alpha * gate)) * (up + activation.beta);
 }
 
-__device__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
 __device__ int64_t source_row(const GemmArgs& a, int64_t row) {
   return a.gather ? a.rows.slot_of_row[row] / a.topk : row;
 }
@@ -78,7 +71,7 @@ __device__ void multiply(const GemmArgs& a, const uint8_t* tiles, const bf16* co
           b[0] = *reinterpret_cast<const uint32_t*>(x[n] + column);
           b[1] = *reinterpret_cast<const uint32_t*>(x[n] + column + 8);
         }
-        mma_bf16(d[n], w, b);
+        ptx::mma_bf16(d[n], w, b[0], b[1]);
       }
     }
   }

@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/moe_sort.h"
+#include "kernels/cuda/ptx_sm90.cuh"
 
 namespace fp4moe {
 namespace {
@@ -53,10 +54,8 @@ __device__ __forceinline__ Piece load_y(const MoeCombineArgs& a, int64_t at, boo
 
 template <bool kBf16>
 __global__ void __launch_bounds__(kThreads) combine_kernel(const MoeCombineArgs a) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
+  ptx::grid_dependency_wait();
+  ptx::grid_dependents_launch();
   const int64_t column = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * kColumns;
   const int64_t token = blockIdx.x;
   if (column >= a.hidden_size) return;

@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/moe_sort.h"
+#include "kernels/cuda/ptx_sm90.cuh"
 
 namespace fp4moe {
 namespace {
@@ -34,13 +35,6 @@ SortPlan plan_sort(const MoeSortArgs& a) {
   return plan;
 }
 
-__device__ __forceinline__ void dependency_wait() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
 __device__ __forceinline__ int local_expert(const MoeSortArgs& a, int slot, int end) {
   if (slot >= end) return -1;
   const int64_t e = a.ids == nullptr ? 0 : a.ids[slot] - a.first_expert;
@@ -51,7 +45,8 @@ __device__ __forceinline__ int local_expert(const MoeSortArgs& a, int slot, int 
 __global__ void count_slots_kernel(const SortPlan plan) {
   extern __shared__ int counts[];
   const MoeSortArgs& a = plan.a;
-  dependency_wait();
+  ptx::grid_dependency_wait();
+  ptx::grid_dependents_launch();
   const int num_experts = static_cast<int>(a.num_experts);
   for (int e = threadIdx.x; e < num_experts; e += blockDim.x) counts[e] = 0;
   __syncthreads();
@@ -146,7 +141,8 @@ __global__ void __launch_bounds__(kMaxThreads) place_slots_kernel(const SortPlan
   int* starts = memory;  // [L + 1]
   int* hist = memory + n + 1;
   for (int i = threadIdx.x; i < warps * n; i += blockDim.x) hist[i] = 0;
-  dependency_wait();
+  ptx::grid_dependency_wait();
+  ptx::grid_dependents_launch();
   __syncthreads();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int block_first = blockIdx.x * plan.slots_per_block;

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/ptx_order.cuh"
+
 namespace fp4moe::ptx {
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
@@ -118,19 +120,17 @@ __device__ __forceinline__ void lower_registers() {
 }
 
 // Programmatic dependent launch: waits until the kernels before this one are done and their writes visible.
-__device__ __forceinline__ void grid_dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// Older GPUs do not have it: there a kernel starts when those before it are done.
+__device__ __forceinline__ void grid_dependency_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 // Lets the next kernel start once every block has said so.
 __device__ __forceinline__ void grid_dependents_launch() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-
-__device__ __forceinline__ int load_acquire(const int* p) {
-  int v;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
-__device__ __forceinline__ void add_release(int* p, int v) {
-  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+#endif
 }
 
 }  // namespace fp4moe::ptx

@@ -122,10 +122,8 @@ __device__ float shared_of_block(const float* p, int rank) {
   return *p;
 }
 __device__ void wait_for_earlier_kernels() {
-#if __CUDA_ARCH__ >= 900
   ptx::grid_dependents_launch();
   ptx::grid_dependency_wait();
-#endif
 }
 
 // grid: (tiles of experts, tiles of tokens, splits of the columns: one cluster).

@@ -24,6 +24,7 @@
 #include "formats/e4m3.h"
 #include "kernels/cuda/fp8_tile_layout.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx_mma.cuh"
 #include "kernels/cuda/ptx_sm90.cuh"
 #include "kernels/cuda/wgmma_fp8.cuh"
 #include "kernels/device_moe_fp8.h"
@@ -228,7 +229,7 @@ struct Sums {
     int before = -1;  // the slot whose tokens are still being read
     for (int k = 0; k < slabs; ++k) {
       const int slot = ring.slot;
-      const uint64_t tokens = wgmma_operand(ptx::shared_address(shared.tokens[slot]));
+      const uint64_t tokens = wgmma_b_descriptor(ptx::shared_address(shared.tokens[slot]));
       multiply(0, tokens);
       wgmma_wait<1>();
       if (before >= 0 && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.empty[before]);
@@ -242,8 +243,8 @@ struct Sums {
       make_operands<C::kFormat>(shared.weights[ring.slot] + first_tile, shared.table, a[0]);
     }
     wgmma_wait<0>();
-    wgmma_sums_ready(d[0]);
-    wgmma_sums_ready(d[1]);
+    keep_registers(d[0]);
+    keep_registers(d[1]);
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.empty[before]);
   }
 };
@@ -287,11 +288,6 @@ __device__ void store_transposed(void* to, const uint32_t (&v)[4]) {
       "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
       : "memory");
 }
-__device__ uint32_t bf16_pair(float low, float high) {
-  uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
 
 // What a thread's rows g and g + 8 of a row tile are multiplied by and moved by.
 struct RowFactors {
@@ -327,12 +323,12 @@ __device__ void stage_tile(const GemmArgs& a, const Shared<C>& shared, const flo
       const float v00 = rows.of(d[4 * n], 0, scales.x), v01 = rows.of(d[4 * n + 1], 0, scales.y);
       const float v10 = rows.of(d[4 * n + 2], 1, scales.x), v11 = rows.of(d[4 * n + 3], 1, scales.y);
       if constexpr (gated) {
-        pairs[i] = bf16_pair(activate(a.activation, v00, v10), activate(a.activation, v01, v11));
+        pairs[i] = ptx::bf16_pair(activate(a.activation, v00, v10), activate(a.activation, v01, v11));
       } else if constexpr (epilogue == Epilogue::kDown) {
-        pairs[2 * i] = bf16_pair(v00, v01), pairs[2 * i + 1] = bf16_pair(v10, v11);
+        pairs[2 * i] = ptx::bf16_pair(v00, v01), pairs[2 * i + 1] = ptx::bf16_pair(v10, v11);
       } else {
-        pairs[2 * i] = bf16_pair(relu2(v00), relu2(v01)),
-                  pairs[2 * i + 1] = bf16_pair(relu2(v10), relu2(v11));
+        pairs[2 * i] = ptx::bf16_pair(relu2(v00), relu2(v01)),
+                  pairs[2 * i + 1] = ptx::bf16_pair(relu2(v10), relu2(v11));
       }
     }
     store_transposed(to + first * 8 * kOutPitch, pairs);

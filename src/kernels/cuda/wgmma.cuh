@@ -1,34 +1,13 @@
 // wgmma (PTX ISA 9.7.15) with A in registers: m64nNk16, bf16 inputs, f32 sums. Device code only.
 #pragma once
 
-#include <cstdint>
+#include "kernels/cuda/wgmma_order.cuh"
 
 namespace fp4moe {
 
-__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wgmma_commit() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-template <int kPending>
-__device__ __forceinline__ void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
-}
-// Keeps the compiler from moving uses of d across asynchronous work.
-template <int kCount>
-__device__ __forceinline__ void keep_registers(float (&d)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
-}
 // Has a's values made before what comes next.
 __device__ __forceinline__ void keep_registers(uint32_t (&a)[4]) {
   asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])::"memory");
-}
-
-// B operands in shared memory: rows of 64 bf16 along K, 128 bytes apart, 16-byte pieces swizzled (piece j of
-// row r lies at j ^ (r % 8)); the tile starts at a multiple of 1024 bytes. k step s is at + 2 * s.
-__device__ __forceinline__ uint64_t wgmma_b_descriptor(uint32_t shared_address) {
-  constexpr uint64_t kSwizzle128 = 1ull << 62, kStride = 64ull << 32, kLeading = 1ull << 16;
-  return kSwizzle128 | kStride | kLeading | ((shared_address & 0x3ffff) >> 4);
 }
 
 // d += A B: A [64, 16] as m16n8k16 fragments by warp, B [N, 16] in shared memory. d[4 j + i] is row 16 warp +

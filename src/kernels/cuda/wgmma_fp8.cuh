@@ -1,30 +1,9 @@
-// The FP8 matrix instruction of SM90 with its A operand in registers, and what orders it. PTX ISA 9.7.15.
+// The FP8 matrix instruction of SM90 with its A operand in registers. PTX ISA 9.7.15.
 #pragma once
 
-#include <cstdint>
+#include "kernels/cuda/wgmma_order.cuh"
 
 namespace fp4moe {
-
-// wgmma.fence: registers written before are seen by the matrix instructions after it.
-__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Until at most `pending` of this warp's groups run.
-template <int pending>
-__device__ inline void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
-}
-// Keeps the compiler from reading sums before the wait that stands in front of this.
-template <int n>
-__device__ inline void wgmma_sums_ready(float (&d)[n]) {
-#pragma unroll
-  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(d[i])::"memory");
-}
-
-// A K-major operand of rows of 128 bytes with the 128-byte swizzle, at a shared-memory address that is a
-// multiple of 1024; 32 bytes further along K: + 2.
-__device__ inline uint64_t wgmma_operand(uint32_t shared_address) {
-  return (uint64_t{1} << 62) | (uint64_t{64} << 32) | (uint64_t{1} << 16) | (shared_address >> 4 & 0x3fff);
-}
 
 // d += A [64, 32] times B [n, 32]^T, e4m3, f32 sums: m64nNk32.
 template <int n>
