@@ -209,7 +209,12 @@ Status DeviceRank::sample(std::span<const SampleRowParams> rows, std::span<Sampl
 
 Result<std::unique_ptr<RankGroup>> make_device_rank(const RankSetup& setup) {
   auto rank = std::make_unique<DeviceRank>(setup);
-  FP4MOE_RETURN_IF_ERROR(rank->load(setup));
+  const Status loaded = rank->load(setup);
+  if (loaded.code() == StatusCode::kDoesNotFit)
+    return does_not_fit(loaded.message() + "; --mem-fraction-static below " +
+                        std::to_string(setup.flags.mem_fraction_static).substr(0, 4) +
+                        " leaves more of the GPU to others and to what is not planned");
+  FP4MOE_RETURN_IF_ERROR(loaded);
   return std::unique_ptr<RankGroup>(std::move(rank));
 }
 

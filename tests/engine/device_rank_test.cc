@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "device/device_memory.h"
 #include "engine/autotune.h"
 #include "engine/rank_group.h"
 #include "engine/relative_error.h"
@@ -203,6 +204,24 @@ TEST_P(DeviceRanks, TokensAreChosenAsTheHostChoosesThem) {
     ASSERT_EQ(sampled[i].num_top, std::ssize(want.top));
     for (size_t k = 0; k < want.top.size(); ++k) EXPECT_EQ(sampled[i].top_ids[k], want.top[k].token_id);
   }
+}
+
+TEST_P(DeviceRanks, MemoryThatOthersTookIsAnErrorThatNamesTheFlag) {
+  const int64_t free_bytes = device_memory_info()->free_bytes;
+  const Result<Buffer> taken = Buffer::make(free_bytes - (int64_t{256} << 20), device_memory());
+  ASSERT_TRUE(taken.ok()) << taken.status().to_string();
+  EngineConfig flags;
+  flags.model_path = models() + "/" + GetParam();
+  flags.device = "cuda";
+  const ModelConfig config = load_model_config(flags.model_path).value();
+  const Checkpoint checkpoint = Checkpoint::open(flags.model_path).value();
+  const ModelPlan plan = plan_model(config, flags).value();
+  RankGroupOptions options = kOptions;
+  options.num_kv_pages = 1 << 20;
+  const Status status = RankGroup::make(checkpoint, config, plan, plan.flags, options).status();
+  EXPECT_EQ(status.code(), StatusCode::kDoesNotFit) << status.to_string();
+  EXPECT_NE(status.message().find("the GPU refused"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("--mem-fraction-static below 0."), std::string::npos) << status.message();
 }
 
 TEST_P(DeviceRanks, TacticsAreTimedOnceAndThenRead) {

@@ -2,6 +2,7 @@
 #include "device/device_memory.h"
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/dense_kernels.h"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/linear_few.h"
 #include "kernels/cuda/linear_lt.h"
 
@@ -50,6 +51,9 @@ const DenseOps* cuda_dense_ops() {
   return &ops;
 }
 
-Status prepare_cuda_dense_ops() { return prepare_linear_lt(); }
+Status prepare_cuda_dense_ops() {
+  device_limits();  // asked while the device answers, whatever it does later
+  return prepare_linear_lt();
+}
 
 }  // namespace fp4moe
