@@ -232,7 +232,7 @@ struct Sums {
       const uint64_t tokens = wgmma_b_descriptor(ptx::shared_address(shared.tokens[slot]));
       multiply(0, tokens);
       wgmma_wait<1>();
-      if (before >= 0 && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.empty[before]);
+      if (before >= 0) release(&shared.empty[before]);
       before = slot;
       make_operands<C::kFormat>(shared.weights[slot] + first_tile + C::kTileBytes, shared.table, a[1]);
       multiply(1, tokens);
@@ -245,7 +245,13 @@ struct Sums {
     wgmma_wait<0>();
     keep_registers(d[0]);
     keep_registers(d[1]);
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.empty[before]);
+    release(&shared.empty[before]);
+  }
+
+  // All of the warp have read the slot.
+  static __device__ void release(uint64_t* empty) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
   }
 };
 
