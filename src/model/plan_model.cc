@@ -34,6 +34,15 @@ void note_graph_flags(const EngineConfig& flags) {
   if (flags.disable_cuda_graph) note("--disable-cuda-graph");
 }
 
+// Of a GPU.
+void note_determinism(const EngineConfig& flags) {
+  if (!flags.enable_deterministic_inference) return;
+  log_warning(
+      "--enable-deterministic-inference on a GPU: equal batches give equal bits and MoE layers have one "
+      "tactic for "
+      "all; linear layers and attention still cut their sums by the batch's size");
+}
+
 // What is large but not absurd is judged where memory is planned.
 Status check_ranges(const EngineConfig& flags) {
   constexpr int64_t kMany = 1 << 20;  // keeps every product of two of these in 64 bits
@@ -189,7 +198,7 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
   }
   if (!moe.ok()) return moe.status();
   plan.moe = std::move(*moe);
-  if (problem.device == DeviceKind::kCpu) note_graph_flags(flags);
+  (problem.device == DeviceKind::kCpu ? note_graph_flags : note_determinism)(flags);
   FP4MOE_RETURN_IF_ERROR(check_head_dim(model));
   FP4MOE_RETURN_IF_ERROR(check_heads(model, plan.moe.problem().layout));
   return plan;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/log.h"
 #include "device/device_memory.h"
 #include "engine/autotune.h"
 #include "engine/rank_group.h"
@@ -245,7 +246,11 @@ TEST_P(DeviceRanks, TacticsAreTimedOnceAndThenRead) {
   EXPECT_EQ(read->moe.device_tactics(), timed->moe.device_tactics());
 
   flags.enable_deterministic_inference = true;
+  std::string log;
+  set_log_sink([&log](LogLevel, const std::string& line) { log += line; });
   const ModelPlan one = plan_model(config, flags).value();
+  set_log_sink({});
+  EXPECT_NE(log.find("linear layers and attention"), std::string::npos) << log;
   EXPECT_EQ(autotune(checkpoint, config, one)->moe.device_tactics().of(1), 0u);
   EXPECT_EQ(one.moe.device_tactics().of(int64_t{1} << 40), 0u);
 }
