@@ -33,8 +33,10 @@ class DeviceMemory final : public MemoryResource {
   Status upload(void* to, const void* from_host, int64_t num_bytes) override {
     if (UploadScope* scope = UploadScope::current(); scope != nullptr && num_bytes >= kLargeUpload)
       return scope->upload(to, from_host, num_bytes);
-    const cudaError_t error =
-        cudaMemcpy(to, from_host, static_cast<size_t>(num_bytes), cudaMemcpyHostToDevice);
+    cudaError_t error = cudaMemcpy(to, from_host, static_cast<size_t>(num_bytes), cudaMemcpyHostToDevice);
+    // From pageable memory it returns when the bytes are staged: they may still be on their way, past which
+    // kernels of other streams would run.
+    if (error == cudaSuccess) error = cudaStreamSynchronize(cudaStreamLegacy);
     return error == cudaSuccess ? Status() : cuda_failure("copy to the GPU", error);
   }
   Status download(void* to_host, const void* from, int64_t num_bytes) override {
