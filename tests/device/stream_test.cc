@@ -7,6 +7,7 @@
 #include <numeric>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/buffer.h"
 #include "device/device_info.h"
@@ -58,6 +59,22 @@ TEST(StreamTest, CopiesGoThroughTheCurrentStream) {
   ASSERT_TRUE(m.round_trip().ok());
   ASSERT_TRUE(stream.synchronize().ok());
   EXPECT_TRUE(m.arrived());
+}
+
+// From memory that is not pinned, in sizes that the driver stages.
+TEST(StreamTest, AnUploadHasArrivedWhenItReturns) {
+  Stream stream = Stream::make().value();
+  StreamScope scope(stream);
+  const Buffer device = Buffer::make(64 << 10, device_memory()).value();
+  const Buffer to = Buffer::make(64 << 10, pinned_memory()).value();
+  for (int i = 0; i < 1000; ++i) {
+    const std::vector<int> from(static_cast<size_t>(64 + i % 3 * 8000), i);
+    const auto num_bytes = static_cast<int64_t>(from.size() * sizeof(int));
+    ASSERT_TRUE(device_memory().upload(device.data(), from.data(), num_bytes).ok());
+    copy_async(to.data(), device.data(), num_bytes);
+    ASSERT_TRUE(stream.synchronize().ok());
+    ASSERT_TRUE(std::equal(from.begin(), from.end(), to.as<int>())) << "upload " << i;
+  }
 }
 
 TEST(StreamTest, TheFirstFailureIsKeptUntilItIsTaken) {
