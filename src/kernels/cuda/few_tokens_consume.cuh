@@ -44,15 +44,6 @@ struct Ring {
   }
 };
 
-// A register of step `step`'s A operand, times 2^-126: unscaled codes.
-__device__ __forceinline__ void decode_codes(uint32_t w, uint32_t (&a)[4]) {
-  constexpr uint32_t kMask = 0x81c081c0;
-  a[0] = w & kMask;
-  a[1] = w * 8 & kMask;
-  a[2] = w * 64 & kMask;
-  a[3] = (w * 2 & 0x80008000) | (w >> 3 & 0x01800180) | (w >> 7 & 0x00400040);
-}
-
 // The scales of rows g and g + 8 of a block, its two bytes in memory, as f32.
 template <Fp4Format kFormat>
 __device__ __forceinline__ float2 block_scales(uint32_t bytes) {
@@ -104,7 +95,7 @@ __device__ __forceinline__ void add_pairs_of_columns(RingT& ring, uint32_t b_at,
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         uint32_t w[4];
-        decode_codes(words[k], w);
+        decode_codes(words[k & ~1], words[k | 1], k % 2, w);
         const uint4& v = b[kMx ? 2 * t + k / 2 : k];
         const bool is_high = kMx ? k % 2 != 0 : t != 0;
         ptx::mma_bf16(blocks, w, is_high ? v.z : v.x, is_high ? v.w : v.y);

@@ -22,7 +22,8 @@ struct Place {
         q(c % 8 / 2),
         half_col(c % 16 / 8),
         half(c % 2) {}
-  int64_t word_byte() const { return ((warp * 32 + g * 4 + q) * 4 + step) * 4 + half * 2; }
+  // Of the first of the two words that the element's step shares.
+  int64_t words_byte() const { return ((warp * 32 + g * 4 + q) * 4 + step / 2 * 2) * 4; }
   int64_t scale_byte(Fp4Format format) const {
     const bool mx = format == Fp4Format::kMxfp4;
     return kTileCodeBytes + (warp * 8 + g) * (mx ? 4 : 8) + (mx ? step / 2 : step) * 2 + half_row;
@@ -30,32 +31,8 @@ struct Place {
   int reg() const { return static_cast<int>(half_row + 2 * half_col); }
 };
 
-uint16_t spread(int reg, unsigned code) {
-  const unsigned s = code >> 3, em = code & 7;
-  switch (reg) {
-    case 0:
-      return static_cast<uint16_t>(s << 15 | em << 6);
-    case 1:
-      return static_cast<uint16_t>(s << 12 | em << 3);
-    case 2:
-      return static_cast<uint16_t>(s << 9 | em);
-    default:
-      return static_cast<uint16_t>(s << 14 | (em & 1) << 13 | em >> 1 << 10);
-  }
-}
-
-unsigned gathered(int reg, unsigned half) {
-  switch (reg) {
-    case 0:
-      return (half >> 15 & 1) << 3 | (half >> 6 & 7);
-    case 1:
-      return (half >> 12 & 1) << 3 | (half >> 3 & 7);
-    case 2:
-      return (half >> 9 & 1) << 3 | (half & 7);
-    default:
-      return (half >> 14 & 1) << 3 | (half >> 10 & 3) << 1 | (half >> 13 & 1);
-  }
-}
+// A code (sign and three bits) in the low half of a register.
+constexpr uint32_t in_register(uint32_t code) { return code >> 3 << 15 | (code & 7) << 6; }
 
 // e4m3, not negative and not zero, as (e + 16) << 3 | m with subnormals normalised.
 uint8_t e5m3(uint8_t e4m3) {
@@ -92,9 +69,10 @@ Result<float> put(const Fp4MatrixView& w, RowOrder order, uint8_t* dst) {
       uint8_t* tile = tiles + c / kTileCols * bytes;
       const bool zero = (mx ? scale + move < kSmallestTileScale : scale == 0);
       const unsigned keep = zero ? 0x8u : 0xfu;  // a zero's sign
-      auto* low = reinterpret_cast<uint16_t*>(tile + at.word_byte());
-      low[0] = static_cast<uint16_t>(low[0] | spread(at.reg(), pair & 15 & keep));
-      low[1] = static_cast<uint16_t>(low[1] | spread(at.reg(), pair >> 4 & keep));
+      TileCodePairs pairs;
+      pairs.step[at.step % 2][at.reg()] = in_register(pair & 15 & keep) | in_register(pair >> 4 & keep) << 16;
+      auto* words = reinterpret_cast<uint32_t*>(tile + at.words_byte());
+      for (int s = 0; s < 2; ++s) words[s] |= pairs.word(s);
       if (c % block == 0)
         tile[at.scale_byte(w.format)] = mx ? static_cast<uint8_t>(zero ? kSmallestTileScale : scale + move)
                                            : (zero ? uint8_t{0} : e5m3(scale));
@@ -147,9 +125,10 @@ Result<GateUpFactors> pack_gate_up_tiles(const Fp4MatrixView& gate, const Fp4Mat
 float tiled_at(Fp4Format format, const uint8_t* tiles, int64_t, int64_t k, int64_t r, int64_t c) {
   const uint8_t* tile = tiles + (r / kTileRows * num_tiles(k) + c / kTileCols) * tile_bytes(format);
   const Place at(r, c);
-  uint16_t half;
-  std::memcpy(&half, tile + at.word_byte(), 2);
-  const unsigned code = gathered(at.reg(), half);
+  uint32_t words[2];
+  std::memcpy(words, tile + at.words_byte(), sizeof(words));
+  const uint32_t pair = tile_code_pair(words[0], words[1], static_cast<int>(at.step % 2), at.reg());
+  const uint32_t half = pair >> (16 * at.half) & 0xffff, code = half >> 15 << 3 | (half >> 6 & 7);
   const unsigned byte = tile[at.scale_byte(format)];
   const unsigned bits = format == Fp4Format::kMxfp4 ? byte << 7 : (byte << 4) + 0x7280;
   constexpr float kMagnitudes[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};

@@ -4,12 +4,14 @@
 // A matrix [N, K] is [ceil(N / 64)][ceil(K / 64)] tiles, padded with zero codes. A tile serves 4 warps, warp
 // w its rows 16 w ... 16 w + 15, as the A operand of four m16n8k16 (mma.sync) or m64nNk16 (wgmma) steps.
 //
-// Codes: [4 warps][32 lanes][4 words]; word s belongs to k step s (columns 16 s ... 16 s + 15). With g = lane
-// / 4 and q = lane % 4 it holds the lane's 8 codes, by A register r and half h (0: the low 16 bits):
+// Codes: [4 warps][32 lanes][4 words]; words 2 p and 2 p + 1 belong to k steps 2 p and 2 p + 1 (step s:
+// columns 16 s ... 16 s + 15). With g = lane / 4 and q = lane % 4 they hold the lane's 8 codes of each step,
+// by A register r and half h (0: the low 16 bits):
 //   row 16 w + g + 8 (r % 2), column 16 s + 2 q + 8 (r / 2) + h
-// Within a half the four codes (sign s, exponent e1 e0, mantissa m) lie at bits
-//   r = 0: 15 | 8 7 6     r = 1: 12 | 5 4 3     r = 2: 9 | 2 1 0     r = 3: 14 | 11 10 13
-// so that a shift and a mask (for r = 3: three pieces) make a pair of bf16 worth code * 2^-126.
+// A pair of codes as a register wants it, a pair of bf16 worth code * 2^-126, has in each half the sign at
+// bit 15 and the other bits at 8 ... 6 (kTileCodeMask). Registers 0, 1 and 2 lie in their step's word,
+// rotated right by 0, 4 and 10 bits. Bits 0, 1, 9 and 10 of each half are left; those of both words, the
+// second's moved up by 2, make a word with both steps' register 3, rotated right by 6 (first step) and 12.
 //
 // Scales: [4 warps][8 g][bytes], one byte for each row and group of columns:
 //   MXFP4: 4 bytes: (g, group 0), (g + 8, group 0), (g, group 1), (g + 8, group 1); groups of 32 columns
@@ -62,6 +64,33 @@ struct ScaleRange {
 };
 // Of an MXFP4 matrix whose scales lie `span` octaves apart.
 Status check_scale_span(int span);
+
+constexpr uint32_t kTileCodeMask = 0x81c081c0;
+constexpr uint32_t kTileRestMask = 0x06030603;  // of a word: what is no part of registers 0 to 2
+
+constexpr uint32_t rotate_left(uint32_t v, int bits) { return bits == 0 ? v : v << bits | v >> (32 - bits); }
+
+// Pairs of codes in a register's places (kTileCodeMask), of both steps, to a step's word.
+struct TileCodePairs {
+  uint32_t step[2][4] = {};
+
+  constexpr uint32_t word(int s) const {
+    const uint32_t rest = rotate_left(step[0][3], 32 - 6) | rotate_left(step[1][3], 32 - 12);
+    return step[s][0] | rotate_left(step[s][1], 32 - 4) | rotate_left(step[s][2], 32 - 10) |
+           (s == 0 ? rest & kTileRestMask : (rest & ~kTileRestMask) >> 2);
+  }
+};
+// Back: register r of step s from both words.
+constexpr uint32_t tile_code_pair(uint32_t first, uint32_t second, int s, int r) {
+  const uint32_t word = s == 0 ? first : second;
+  const uint32_t rest = (first & kTileRestMask) | (second * 4 & ~kTileRestMask);
+  const uint32_t rotated = r == 0   ? word
+                           : r == 1 ? word * 16
+                           : r == 2 ? rotate_left(word, 10)
+                           : s == 0 ? rest * 64
+                                    : rotate_left(rest, 12);
+  return rotated & kTileCodeMask;
+}
 
 // w -> dst, tiled_bytes() long. Returns f: a weight is f * tensor_scale * what the tiles hold. kUnsupported
 // if e8m0 scales of w (of nonzero blocks) span more than kMaxScaleSpan octaves.

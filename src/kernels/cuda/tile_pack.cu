@@ -43,19 +43,9 @@ __global__ void find_scale_ranges(TilePackJob* jobs) {
   }
 }
 
-// A code (sign and three bits) at the places that its A register has, as in tile_layout.h.
-template <int kReg>
-__device__ uint32_t spread(uint32_t code) {
-  const uint32_t s = code >> 3, em = code & 7;
-  if constexpr (kReg == 0) return s << 15 | em << 6;
-  if constexpr (kReg == 1) return s << 12 | em << 3;
-  if constexpr (kReg == 2) return s << 9 | em;
-  return s << 14 | (em & 1) << 13 | em >> 1 << 10;
-}
-
-template <int kReg>
-__device__ uint32_t spread_pair(uint32_t pair) {
-  return spread<kReg>(pair & 15) | spread<kReg>(pair >> 4) << 16;
+// Two codes (a byte of the checkpoint) in a register's places.
+__device__ uint32_t in_register(uint32_t pair) {
+  return (pair & 7) << 6 | (pair & 8) << 12 | (pair & 0x70) << 18 | (pair & 0x80) << 24;
 }
 
 __device__ uint32_t e5m3(uint32_t e4m3) {
@@ -131,10 +121,16 @@ __global__ void __launch_bounds__(kThreads) pack_jobs(const TilePackJob* jobs, i
   const RowReader<kFormat> b{high, high_row, job.cols, scale_move<kFormat>(high), high_row < job.rows};
 
   uint32_t words[4];
-  for (int s = 0; s < 4; ++s) {
-    const int i = tile_col * 32 + s * 8 + q;
-    words[s] = spread_pair<0>(a.pair(i)) | spread_pair<1>(b.pair(i)) | spread_pair<2>(a.pair(i + 4)) |
-               spread_pair<3>(b.pair(i + 4));
+#pragma unroll
+  for (int p = 0; p < 2; ++p) {
+    TileCodePairs pairs;
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      const int i = tile_col * 32 + (2 * p + s) * 8 + q;
+      pairs.step[s][0] = in_register(a.pair(i)), pairs.step[s][1] = in_register(b.pair(i));
+      pairs.step[s][2] = in_register(a.pair(i + 4)), pairs.step[s][3] = in_register(b.pair(i + 4));
+    }
+    words[2 * p] = pairs.word(0), words[2 * p + 1] = pairs.word(1);
   }
   uint8_t* tile = job.tiles + blockIdx.x * tile_bytes(kFormat);
   reinterpret_cast<uint4*>(tile)[threadIdx.x] = make_uint4(words[0], words[1], words[2], words[3]);
