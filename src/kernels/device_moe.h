@@ -58,6 +58,8 @@ struct DeviceExpertArgs {
   TiledExperts experts;
   DeviceRows rows;
   int64_t num_tokens = 0, topk = 1;
+  int64_t expected_rows =
+      0;      // of an active expert: a hint for the choice of tiles (deepep's expected_m); 0: max_rows / L
   ActRows x;  // bf16. gather: [T, H], row slot / topk of it; else [max_rows, H]
   bool gather = true;
   const float* x_row_scales = nullptr;  // of x's rows or null: multiplies gate and up sums
@@ -87,7 +89,8 @@ struct DeviceMoeArgs {
   const int32_t* ids = nullptr;
   const float* weights = nullptr;  // [T, topk]; null: 1
   int64_t num_tokens = 0, topk = 0, first_expert = 0;
-  float* out = nullptr;  // [T, H] f32, or null
+  int64_t num_routed_experts = 0;  // E that ids are chosen from, for size rules alone; 0: L
+  float* out = nullptr;            // [T, H] f32, or null
   bool accumulate = false;
   bf16* out_bf16 = nullptr;  // [T, H], or null
   // kMoeCounterBytes: zero before the first call, and left alone between calls, which are of one stream.

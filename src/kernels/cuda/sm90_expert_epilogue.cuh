@@ -39,15 +39,16 @@ __device__ __forceinline__ float swiglu(const SwigluShape& shape, float gate, fl
 
 // Puts tokens 16 `part` ... 16 `part` + 15 of a warpgroup's sums into shared memory, [token][row]. d: as
 // wgmma leaves them.
-template <class C, int kParts>
-__device__ __forceinline__ void put_sums(int part, const float (&d)[kParts * 8], float* out) {
+template <class C, int kSums>
+__device__ __forceinline__ void put_sums(int part, const float (&d)[kSums], float* out) {
   const int warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
   float* to = out + 2 * q * C::kOutPitch + warp * 16 + g;
 #pragma unroll
-  for (int p = 0; p < kParts; ++p) {
+  for (int p = 0; p < (kSums + 7) / 8; ++p) {
     if (p != part) continue;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) to[(i / 4 * 8 + i % 2) * C::kOutPitch + i % 4 / 2 * 8] = d[8 * p + i];
+    for (int i = 0; i < 8 && 8 * p + i < kSums; ++i)
+      to[(i / 4 * 8 + i % 2) * C::kOutPitch + i % 4 / 2 * 8] = d[8 * p + i];
   }
 }
 
@@ -114,9 +115,9 @@ __device__ __forceinline__ void store(const GemmPhase& phase, const PartOut& at,
 
 // One warpgroup's sums of `tile`, 16 tokens at a time through shared memory: one small loop that the
 // instruction cache holds, and stores of whole sectors.
-template <class C>
+template <class C, int kSums>
 __device__ __forceinline__ void finish_tile(const GemmArgs& args, const WorkItem& item, int tile, float* out,
-                                            int barrier, const float (&d)[C::kMaxN / 2]) {
+                                            int barrier, const float (&d)[kSums]) {
   const GemmPhase& phase = args.phases[item.phase];
   const int thread = threadIdx.x % 128, token = thread / 8, eighth = thread % 8;
   const bool gated = phase.epilogue == Epilogue::kGated;
@@ -127,7 +128,7 @@ __device__ __forceinline__ void finish_tile(const GemmArgs& args, const WorkItem
 #pragma unroll 1
   for (int part = 0; part * C::kOutTokens < item.count; ++part) {
     ptx::named_barrier(barrier, 128);  // what was there is read
-    put_sums<C, C::kMaxN / C::kOutTokens>(part, d, out);
+    put_sums<C>(part, d, out);
     ptx::named_barrier(barrier, 128);
     const int in_item = part * C::kOutTokens + token;
     if (in_item >= item.count || at.column >= phase.cols) continue;

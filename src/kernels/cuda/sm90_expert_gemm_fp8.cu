@@ -120,7 +120,7 @@ __device__ Unit find_unit(const GemmArgs& a, const int* unit_start, int index) {
 
 __device__ int64_t first_slab_row(const GemmArgs& a, const Unit& unit) {
   const int64_t packed = a.rows.capacity == 0 ? a.rows.offsets[unit.expert] : 0;
-  return fp8_first_row(unit.expert, packed, a.rows.capacity) + unit.first;
+  return slab_first_row(unit.expert, packed, a.rows.capacity) + unit.first;
 }
 
 // fp8_operand() on the device.

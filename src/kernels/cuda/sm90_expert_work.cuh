@@ -45,18 +45,26 @@ struct WorkItem {
   int tiles = 0;                                                   // token tiles of the expert
 };
 
-// A block's slab is kGroups tiles of 64 rows, one for each consumer warpgroup, times kMaxN tokens at most; a
-// stage holds kChunks times 64 columns.
-template <Fp4Format kFormatT>
+// By rows of an expert: few are multiplied by mma.sync, whose warps do not wait for each other, many by
+// wgmma, where one dequantisation serves more tokens.
+enum class RowClass : uint8_t { kFew, kMany };
+
+// A block's slab is kGroups times kGroupTiles tiles of 64 rows, kGroupTiles for each consumer warpgroup,
+// times kMaxN tokens at most; a stage holds kChunks times 64 columns.
+template <Fp4Format kFormatT, RowClass kRowsT>
 struct GemmConfig {
   static constexpr Fp4Format kFormat = kFormatT;
-  static constexpr int kGroups = 4, kMaxN = 128, kChunks = 2, kStages = 4, kItems = 4;
+  static constexpr bool kFew = kRowsT == RowClass::kFew;
+  static constexpr int kGroups = 4, kGroupTiles = kFew ? 2 : 1, kTiles = kGroups * kGroupTiles;
+  static constexpr int kMaxN = kFew ? 32 : 96, kChunks = 2, kItems = 4;
   static constexpr int kTileBytes = static_cast<int>(tile_bytes(kFormat));
-  static constexpr int kWeightBytes = kGroups * kChunks * kTileBytes;  // of a stage
-  static constexpr int kChunkBytes = kMaxN * 128;                      // of tokens
+  static constexpr int kWeightBytes = kTiles * kChunks * kTileBytes;  // of a stage
+  static constexpr int kChunkBytes = kMaxN * 128;                     // of tokens
   static constexpr int kThreads = (kGroups + 1) * 128, kLoaderWarps = 3;
-  static constexpr int kConsumerRegs = 112, kProducerRegs = 32;
+  static constexpr int kProducerRegs = 32, kConsumerRegs = 112;  // together what a block is launched with
   static constexpr int kOutTokens = 16, kOutPitch = 68;  // of the sums on their way out: [tokens][pitch] f32
+  static constexpr int kOutBytes = kGroups * kOutTokens * kOutPitch * 4;
+  static constexpr int kStages = (220 * 1024 - kOutBytes) / (kWeightBytes + kChunks * kChunkBytes);
 };
 
 template <class C>
@@ -78,6 +86,12 @@ struct RingPlace {
     if (++slot == kCount) slot = 0, parity ^= 1;
   }
 };
+
+// A warp is done with what a barrier of consumers guards.
+__device__ __forceinline__ void release(uint64_t* empty) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
+}
 
 __device__ __forceinline__ int rows_of(const DeviceRows& rows, int expert) {
   const int count = rows.counts[expert];
@@ -164,8 +178,8 @@ __device__ void schedule_and_load_weights(const GemmArgs& args, GemmShared<C>& s
     ptx::mbarrier_arrive(&shared.item_full[place.slot]);
     if (item.expert < 0) return;
     const GemmPhase& phase = args.phases[item.phase];
-    const int chunks = (phase.k + 63) / 64, first_tile = item.slab * C::kGroups;
-    const int tiles = min(C::kGroups, phase.row_tiles - first_tile);
+    const int chunks = (phase.k + 63) / 64, first_tile = item.slab * C::kTiles;
+    const int tiles = min(C::kTiles, phase.row_tiles - first_tile);
     const int64_t tile_stride = int64_t{chunks} * C::kTileBytes;
     const uint8_t* w = phase.w + (int64_t{item.expert} * phase.row_tiles + first_tile) * tile_stride;
     const int last_claim = max(0, chunks - 3 * C::kChunks);
@@ -189,6 +203,27 @@ __device__ void wait_for_rows(const GemmArgs& args, const WorkItem& item) {
   while (ptx::load_acquire(args.rows.progress + 1 + item.expert) < expected) __nanosleep(64);
 }
 
+// The stages whose token copies a warp has begun and not yet announced: the last kAhead, until flush().
+template <class C>
+struct TokenCopies {
+  static constexpr int kAhead = 1;
+  RingPlace<C::kStages> place;
+  int begun = 0;
+
+  template <int kLeft>
+  __device__ __forceinline__ void announce(GemmShared<C>& shared) {
+    ptx::cp_async_wait<kLeft>();
+    ptx::fence_proxy_async();  // wgmma reads what cp.async wrote
+    __syncwarp();
+    for (; begun > kLeft; --begun, place.next())
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.full[place.slot]);
+  }
+  __device__ __forceinline__ void add(GemmShared<C>& shared) {
+    ptx::cp_async_commit();
+    if (++begun > kAhead) announce<kAhead>(shared);
+  }
+};
+
 // The warps that bring tokens, four rows of 64 columns an instruction.
 template <class C>
 __device__ void load_tokens(const GemmArgs& args, GemmShared<C>& shared, int warp) {
@@ -196,7 +231,9 @@ __device__ void load_tokens(const GemmArgs& args, GemmShared<C>& shared, int war
   const int lane = threadIdx.x % 32, piece = lane % 8;
   RingPlace<C::kStages> stage;
   RingPlace<C::kItems> place;
+  TokenCopies<C> copies;
   for (;; place.next()) {
+    copies.template announce<0>(shared);  // nothing is held back while this waits for others
     ptx::mbarrier_wait(&shared.item_full[place.slot], place.parity);
     const WorkItem item = shared.items[place.slot];
     __syncwarp();
@@ -227,7 +264,7 @@ __device__ void load_tokens(const GemmArgs& args, GemmShared<C>& shared, int war
                           b + (column < phase.k ? source[i] + column / 8 : 0), column < phase.k ? 16 : 0);
         }
       }
-      ptx::cp_async_arrive(&shared.full[stage.slot]);
+      copies.add(shared);
     }
   }
 }

@@ -32,4 +32,10 @@ __device__ __forceinline__ uint64_t wgmma_b_descriptor(uint32_t shared_address, 
          ((shared_address & 0x3ffff) >> 4);
 }
 
+// The same `bytes` further, which may not carry out of the address: cheaper than a sum of 64 bits.
+__device__ __forceinline__ uint64_t wgmma_b_advance(uint64_t descriptor, uint32_t bytes) {
+  const uint32_t low = static_cast<uint32_t>(descriptor) + bytes / 16;
+  return (descriptor & 0xffffffff00000000ull) | low;
+}
+
 }  // namespace fp4moe
