@@ -199,6 +199,7 @@ Result<MoePoint> measure_point(const MoeRun& run, const MoeShape& shape, const L
                      .num_tokens = num_tokens,
                      .topk = shape.topk,
                      .first_expert = shape.first_expert,
+                     .num_routed_experts = shape.num_experts,
                      .out_bf16 = buffers->out.as<bf16>(),
                      .counters = buffers->counters.data(),
                      .workspace = buffers->workspace.data()};

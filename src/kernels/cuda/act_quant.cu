@@ -181,7 +181,7 @@ __device__ int64_t slab_rows_of(const DeviceActQuantArgs& a, int64_t* rows) {
     int64_t first = 0, start = 0;
     if (a.rows.counts != nullptr && ids.source >= 0) {
       start = a.rows.capacity > 0 ? ids.expert * a.rows.capacity : a.rows.offsets[ids.expert];
-      first = fp8_first_row(ids.expert, start, a.rows.capacity);
+      first = slab_first_row(ids.expert, start, a.rows.capacity);
     }
     rows[0] = ids.source < 0 ? -1 : first + block - start;  // every thread the same
     return 1;
@@ -191,7 +191,7 @@ __device__ int64_t slab_rows_of(const DeviceActQuantArgs& a, int64_t* rows) {
     int64_t slab_row = -1;
     if (row >= 0) {
       const int64_t expert = expert_of(a.rows, a.num_experts, row), start = a.rows.offsets[expert];
-      slab_row = fp8_first_row(expert, start, 0) + row - start;
+      slab_row = slab_first_row(expert, start, 0) + row - start;
     }
     rows[i] = slab_row;
   }

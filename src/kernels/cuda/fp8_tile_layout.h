@@ -22,15 +22,14 @@
 // Gate and up rows meet in one thread as in tile_layout.h: matrix row 64 j + 16 w + g is gate row
 // 32 j + 8 w + g, and row 8 further is the same row of up.
 //
-// Activations. Codes [R, K] lie in slabs of 128 columns: [ceil(K / 128)][R rounded up to 8][128] bytes, the
-// 16-byte piece p of row r at p ^ (r % 8) (the 128-byte swizzle of wgmma's operands), zeros past K. The rows
-// of expert e start at fp8_first_row(): a multiple of 8, so that any tile of tokens is one block of memory.
+// Activations. Codes [R, K] lie in slabs (token_slabs.h) of 128 columns.
 #pragma once
 
 #include <cstdint>
 
 #include "formats/fp4_matrix.h"
 #include "fp4moe/status.h"
+#include "kernels/cuda/token_slabs.h"
 
 namespace fp4moe {
 
@@ -67,15 +66,6 @@ float fp8_tiled_at(Fp4Format format, const uint8_t* tiles, int64_t n, int64_t k,
 // The operand: e4m3 byte of a magnitude (code & 7) under a scale index (MXFP4: byte / 8).
 uint8_t fp8_operand(Fp4Format format, int scale_index, int magnitude);
 
-constexpr int64_t fp8_round_up(int64_t n) { return (n + 7) / 8 * 8; }
-// Rows of slabs that hold any batch of L experts: packed (capacity 0) with max_rows rows, or masked.
-constexpr int64_t fp8_slab_rows(int64_t max_rows, int64_t capacity, int64_t num_experts) {
-  return capacity == 0 ? fp8_round_up(max_rows) + 8 * num_experts : num_experts * fp8_round_up(capacity);
-}
-// The first row of expert e in slabs; first_packed_row is offsets[e].
-constexpr int64_t fp8_first_row(int64_t expert, int64_t first_packed_row, int64_t capacity) {
-  return capacity == 0 ? fp8_round_up(first_packed_row) + 8 * expert : expert * fp8_round_up(capacity);
-}
 constexpr int64_t fp8_slab_bytes(int64_t slab_rows, int64_t k) {
   return fp8_slabs(k) * slab_rows * kFp8TileCols;
 }

@@ -20,6 +20,7 @@ const DeviceLimits& device_limits();
 struct LaunchShape {
   dim3 grid, block;
   size_t shared_bytes = 0;
+  unsigned cluster = 1;  // blocks of a cluster
 };
 
 // An error is kept by the stream. A grid of nothing is not launched.
@@ -27,16 +28,19 @@ template <class Args>
 void launch(const char* name, void (*kernel)(Args), const LaunchShape& shape, const Args& args) {
   if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
   Stream& stream = current_stream();
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {shape.cluster, 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;
   config.blockDim = shape.block;
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = stream.handle();
-  config.attrs = &attribute;
-  config.numAttrs = device_limits().compute_major >= 9 ? 1 : 0;  // what is older waits for what is before it
+  config.attrs = attributes;
+  // What is older waits for what is before it.
+  config.numAttrs = device_limits().compute_major < 9 ? 0 : shape.cluster == 1 ? 1 : 2;
   cudaLaunchKernelEx(&config, kernel, args);
   stream.check_launch(name);
 }

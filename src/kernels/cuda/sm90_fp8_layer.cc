@@ -22,7 +22,7 @@ struct LayerSpace {
       out = reinterpret_cast<T*>(base + used);
       used += Arena::padded(n * static_cast<int64_t>(sizeof(T)));
     };
-    slab_rows = fp8_slab_rows(num_slots, 0, t.num_experts);
+    slab_rows = num_slab_rows(num_slots, 0, t.num_experts);
     take(offsets, t.num_experts + 1);
     take(counts, t.num_experts);
     take(slot_of_row, num_slots);

@@ -1,6 +1,9 @@
 // The table of Hopper's MoE ops, and its tactics for whole layers.
 //   sorted      sort, both GEMMs in one launch, combine
 //   few_tokens  everything in one launch, up to 8 tokens
+//   wide        sort, rows gathered by expert, a launch for each GEMM with up to 256 tokens a tile, combine
+#include <algorithm>
+
 #include "kernels/cuda/few_tokens.h"
 #include "kernels/cuda/moe_sort.h"
 #include "kernels/cuda/router.h"
@@ -20,12 +23,27 @@ constexpr DeviceMoeTactic kTactics[] = {
     {.name = "few_tokens",
      .fits = few_tokens_fits,
      .layer = few_tokens_layer,
-     .workspace_bytes = [](const TiledExperts& experts, int64_t, int64_t topk) {
-       return few_tokens_workspace_bytes(experts, topk);
-     }}};
+     .workspace_bytes = [](const TiledExperts& experts, int64_t,
+                           int64_t topk) { return few_tokens_workspace_bytes(experts, topk); }},
+    {.name = "wide",
+     .fits = sorted_layer_fits,
+     .layer = run_wide_layer,
+     .workspace_bytes = wide_layer_workspace_bytes}};
+enum : size_t { kSorted, kFewTokens, kWide };
 
-// Measured from 1 to 8 tokens on an H200: where it fits, the one launch is faster.
-size_t default_tactic(const DeviceMoeArgs& args) { return few_tokens_fits(args) ? 1 : 0; }
+// Measured on an H200. One launch wins while little is read; then it depends on the rows of an expert.
+constexpr double kFewTokensBytes = 450e6;
+constexpr int64_t kWideRows = 80;
+size_t default_tactic(const DeviceMoeArgs& args) {
+  const TiledExperts& e = args.experts;
+  const int64_t pairs = args.num_tokens * args.topk,
+                experts = std::max(args.num_routed_experts, e.num_experts);
+  const auto local =
+      static_cast<double>(pairs) * static_cast<double>(e.num_experts) / static_cast<double>(experts);
+  const auto expert_bytes = static_cast<double>(3 * e.hidden_size * e.intermediate_size / 2);
+  if (few_tokens_fits(args) && local * expert_bytes <= kFewTokensBytes) return kFewTokens;
+  return pairs > kWideRows * experts ? kWide : kSorted;
+}
 
 constexpr DeviceMoeOps kSm90MoeOps = {.name = "sm90",
                                       .tile_rows_alignment = 8,

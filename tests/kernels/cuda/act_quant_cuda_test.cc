@@ -195,7 +195,7 @@ void expect_slab_row(const std::vector<uint8_t>& slabs, int64_t slab_rows, int64
 
 TEST_P(CudaActQuant, Fp8RowsOfAllTokens) {
   for (const int64_t cols : {16, 128, 208, 2880, 7168}) {
-    const int64_t rows = 21, slab_rows = fp8_round_up(rows);
+    const int64_t rows = 21, slab_rows = slab_round_up(rows);
     const DeviceRowsOf x(GetParam(), rows, cols, rows_of_every_kind(rows, cols, 11));
     const DeviceArray<uint8_t> out(fp8_slab_bytes(slab_rows, cols));
     const DeviceArray<float> row_scales(slab_rows);
@@ -220,7 +220,7 @@ TEST_P(CudaActQuant, Fp8RowsOfExpertsGatheredAndNot) {
     for (const bool gather : {false, true}) {
       const SortedRows sorted(tokens, topk, experts, spread, random);
       const int64_t x_rows = gather ? tokens : sorted.max_rows();
-      const int64_t slab_rows = fp8_slab_rows(sorted.max_rows(), 0, experts);
+      const int64_t slab_rows = num_slab_rows(sorted.max_rows(), 0, experts);
       const DeviceRowsOf x(GetParam(), x_rows, cols, random.normal(x_rows * cols));
       const DeviceArray<uint8_t> out(fp8_slab_bytes(slab_rows, cols));
       const DeviceArray<float> row_scales(slab_rows);
@@ -239,7 +239,7 @@ TEST_P(CudaActQuant, Fp8RowsOfExpertsGatheredAndNot) {
       int64_t written = 0;
       for (int64_t row = 0; row < sorted.offsets.back(); ++row, ++written) {
         const int64_t e = sorted.expert_of(row), start = sorted.offsets[static_cast<size_t>(e)];
-        const int64_t slab_row = fp8_first_row(e, start, 0) + row - start;
+        const int64_t slab_row = slab_first_row(e, start, 0) + row - start;
         const int64_t source = gather ? sorted.slot_of_row[static_cast<size_t>(row)] / topk : row;
         expect_slab_row(slabs, slab_rows, slab_row,
                         std::span(x.host).subspan(static_cast<size_t>(source * cols), cols),
@@ -254,7 +254,7 @@ TEST_P(CudaActQuant, Fp8MaskedRows) {
   Random random(7);
   const std::vector<int32_t> counts = {3, 0, 11, 1};
   const DeviceArray<int32_t> device_counts(counts);
-  const int64_t slab_rows = fp8_slab_rows(experts * capacity, capacity, experts);
+  const int64_t slab_rows = num_slab_rows(experts * capacity, capacity, experts);
   const DeviceRowsOf x(GetParam(), experts * capacity, cols, random.normal(experts * capacity * cols));
   const DeviceArray<uint8_t> out(fp8_slab_bytes(slab_rows, cols));
   const DeviceArray<float> row_scales(slab_rows);
@@ -271,8 +271,8 @@ TEST_P(CudaActQuant, Fp8MaskedRows) {
   const std::vector<uint8_t> slabs = out.values();
   const std::vector<float> scales = row_scales.values();
   for (int64_t e = 0; e < experts; ++e)
-    for (int64_t r = 0; r < fp8_round_up(capacity); ++r) {
-      const int64_t row = e * fp8_round_up(capacity) + r;
+    for (int64_t r = 0; r < slab_round_up(capacity); ++r) {
+      const int64_t row = e * slab_round_up(capacity) + r;
       if (r < counts[static_cast<size_t>(e)])
         expect_slab_row(slabs, slab_rows, row,
                         std::span(x.host).subspan(static_cast<size_t>((e * capacity + r) * cols), cols),

@@ -79,11 +79,12 @@ class Layer {
     if (c_.masked_capacity > 0) {
       const int64_t e = r / c_.masked_capacity, i = r % c_.masked_capacity;
       if (i >= counts_[static_cast<size_t>(e)]) return {};
-      return {e, r, fp8_first_row(e, 0, c_.masked_capacity) + i};
+      return {e, r, slab_first_row(e, 0, c_.masked_capacity) + i};
     }
     if (r >= sorted_.offsets.back()) return {};
     const int64_t e = sorted_.expert_of(r), start = sorted_.offsets[static_cast<size_t>(e)];
-    return {e, sorted_.slot_of_row[static_cast<size_t>(r)] / c_.topk, fp8_first_row(e, start, 0) + r - start};
+    return {e, sorted_.slot_of_row[static_cast<size_t>(r)] / c_.topk,
+            slab_first_row(e, start, 0) + r - start};
   }
 
   void run() const {
@@ -129,7 +130,7 @@ class Layer {
  private:
   void pack();
   void allocate();
-  int64_t slab_rows() const { return fp8_slab_rows(rows(), c_.masked_capacity, c_.experts); }
+  int64_t slab_rows() const { return num_slab_rows(rows(), c_.masked_capacity, c_.experts); }
   ActRows x_view() const { return {device_x_->data(), DType::kBF16, x_rows(), c_.hidden}; }
   DeviceRows device_rows() const {
     DeviceRows rows = sorted_.device_rows();

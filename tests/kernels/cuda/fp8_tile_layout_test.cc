@@ -190,16 +190,16 @@ TEST(Fp8Slabs, ExpertsDoNotOverlap) {
     int64_t offset = 0, end = 0;
     for (int64_t e = 0; e < experts; ++e) {
       const int64_t count = random.integer(0, 2) == 0 ? 0 : random.integer(0, 40);
-      const int64_t first = fp8_first_row(e, offset, 0);
+      const int64_t first = slab_first_row(e, offset, 0);
       EXPECT_EQ(first % 8, 0);
       EXPECT_GE(first, end);
-      end = first + fp8_round_up(count);
+      end = first + slab_round_up(count);
       offset += count;
     }
-    EXPECT_LE(end, fp8_slab_rows(offset, 0, experts));
+    EXPECT_LE(end, num_slab_rows(offset, 0, experts));
   }
-  EXPECT_EQ(fp8_first_row(3, 999, 13), 48);
-  EXPECT_EQ(fp8_slab_rows(4 * 13, 13, 4), 64);
+  EXPECT_EQ(slab_first_row(3, 999, 13), 48);
+  EXPECT_EQ(num_slab_rows(4 * 13, 13, 4), 64);
 }
 
 TEST(Fp8Slabs, EveryElementHasItsPlace) {

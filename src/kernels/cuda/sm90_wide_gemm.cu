@@ -1,0 +1,482 @@
+// The expert GEMMs of w4a16 on Hopper for many rows an expert.
+//
+// Computes  gate_up: h[r] = activation(gate x, up x); down: y[r] = W h + bias; of the expert that row r is
+// of. Shapes    weights in tiles (tile_layout.h), tokens in slabs (token_slabs.h); y [rows, H] bf16.
+//           A unit is 4 row tiles (256 weight rows) x up to 256 tokens of one expert x all of K.
+// Bytes     weights once from HBM, tokens once for each 256 weight rows, from L2.
+// Flops     2 rows N K, a unit's tokens padded to 16.
+// Bound     the tensor cores; below some 60 rows an expert the instructions that unpack.
+// Launch    persistent clusters of two blocks, which share a unit's tokens: each fetches half of them for
+//           both. A block is two warpgroups that multiply, one row tile each, and a thread that loads.
+// Numerics  f32 sums in ascending k, one chain for each output; weights exact in bf16. Same bits on every
+// run.
+//
+// Weights are the register operand of wgmma: a dequantised tile serves 256 tokens. While the tensor cores
+// work on 64 columns, the next ones are dequantised. Measured and worse on an H200: three warpgroups with 128
+// tokens from 128 rows an expert on (7 to 17 %), four with 64 tokens everywhere.
+#include "kernels/cuda/sm90_wide_gemm.h"
+
+#include <cuda_runtime.h>
+
+#include <string>
+
+#include "base/check.h"
+#include "kernels/cuda/fp4_dequant.cuh"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx_sm90.cuh"
+#include "kernels/cuda/sm90_expert_epilogue.cuh"
+#include "kernels/cuda/tile_layout.h"
+#include "kernels/cuda/token_slabs.h"
+#include "kernels/cuda/wgmma.cuh"
+
+namespace fp4moe {
+namespace wide {
+namespace {
+
+using sm90::bf16_pair;
+using sm90::Epilogue;
+using sm90::RingPlace;
+
+constexpr int kGroups = 2, kCluster = 2, kUnitTiles = kGroups * kCluster;
+constexpr int kThreads = (kGroups + 1) * 128;
+constexpr int kConsumerRegs = 232, kProducerRegs = 40;  // together what a block is launched with
+constexpr int kMaxTokens = 256, kTokenBytes = kMaxTokens * static_cast<int>(kSlabBytes);
+constexpr int kOutTokens = 32, kOutPitch = 144;  // bytes of a token on its way out: no bank conflicts
+
+template <Fp4Format kFormatT>
+struct Config {
+  static constexpr Fp4Format kFormat = kFormatT;
+  static constexpr int kTileBytes = static_cast<int>(tile_bytes(kFormat));
+  static constexpr int kStages = 5;
+};
+// Stages that the second group is behind the first, so that they do not write their results out both at once.
+constexpr int kLag = 3;
+
+struct Args {
+  Epilogue epilogue;
+  int cols, row_tiles, slabs, num_experts;  // N of out; of the weights; of tokens and weights
+  const uint8_t* weights;
+  const uint8_t* tokens;
+  int64_t token_rows;  // of the slabs
+  const float* bias;   // [L, cols], gated [L, 2, cols], or null
+  const float* scales;
+  Activation activation;
+  DeviceRows rows;
+  uint8_t* out_slabs;  // or
+  bf16* out;           // [rows, cols]
+};
+
+template <class C>
+struct Shared {
+  alignas(1024) uint8_t tokens[C::kStages][kTokenBytes];
+  alignas(128) uint8_t weights[C::kStages][kGroups][C::kTileBytes];
+  alignas(128) uint8_t out[kGroups][kOutTokens * kOutPitch];
+  uint64_t full[C::kStages], empty[C::kStages];
+  int unit_start[1];  // [L + 1]
+};
+
+struct Unit {
+  int expert = 0, first_tile = 0, tiles = 0;  // row tiles: kUnitTiles, fewer at the end
+  int first = 0, count = 0;                   // tokens of the expert
+};
+
+// A warpgroup's part of a unit. Where a unit has few row tiles, warpgroups share one and split the tokens.
+struct Part {
+  int tile = 0;              // -1: none
+  int first = 0, count = 0;  // tokens of the unit
+
+  __device__ Part(const Unit& unit, int place) {
+    const int sharers = kUnitTiles / unit.tiles;
+    const int each = ((unit.count + sharers - 1) / sharers + 7) / 8 * 8;
+    tile = unit.first_tile + place % unit.tiles;
+    first = place / unit.tiles * each;
+    count = max(0, min(each, unit.count - first));
+    if (place >= sharers * unit.tiles || count == 0) tile = -1;
+  }
+};
+
+__device__ int tile_tokens(int rows, int tiles) { return ((rows + tiles - 1) / tiles + 7) / 8 * 8; }
+
+// Expert by expert; within one, row tiles, then token tiles.
+__device__ Unit find_unit(const Args& a, const int* tile_start, int index) {
+  const int groups = (a.row_tiles + kUnitTiles - 1) / kUnitTiles, tile = index / groups;
+  int low = 0, high = a.num_experts;  // tile_start[low] <= tile < tile_start[high]
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    (tile_start[middle] <= tile ? low : high) = middle;
+  }
+  const int rows = a.rows.counts[low], tiles = tile_start[low + 1] - tile_start[low];
+  const int tokens = tile_tokens(rows, tiles);
+  const int within = index - tile_start[low] * groups;
+  Unit unit;
+  unit.expert = low;
+  unit.first_tile = within / tiles * kUnitTiles;
+  unit.tiles = min(kUnitTiles, a.row_tiles - unit.first_tile);
+  unit.first = within % tiles * tokens;
+  unit.count = min(tokens, rows - unit.first);
+  return unit;
+}
+
+__device__ int64_t first_slab_row(const Args& a, const Unit& unit) {
+  return slab_first_row(unit.expert, a.rows.offsets[unit.expert], 0) + unit.first;
+}
+
+template <class C>
+__device__ void load_stages(const Args& a, Shared<C>& shared, int num_units) {
+  constexpr int kTileBytes = C::kTileBytes;
+  RingPlace<C::kStages> ring;
+  const int rank = static_cast<int>(ptx::cluster_rank());
+  for (int u = blockIdx.x / kCluster; u < num_units; u += gridDim.x / kCluster) {
+    const Unit unit = find_unit(a, shared.unit_start, u);
+    const int tokens = (unit.count + 7) / 8 * 8, half = (tokens / 2 + 7) / 8 * 8;
+    const uint32_t bytes = (rank == 0 ? half : tokens - half) * static_cast<int>(kSlabBytes);
+    const int64_t first_row = first_slab_row(a, unit) + rank * half;
+    const uint8_t* w[kGroups];
+    uint32_t expected = tokens * static_cast<int>(kSlabBytes);
+    for (int g = 0; g < kGroups; ++g) {
+      const Part part(unit, rank * kGroups + g);
+      w[g] = part.tile < 0
+                 ? nullptr
+                 : a.weights + (int64_t{unit.expert} * a.row_tiles + part.tile) * a.slabs * kTileBytes;
+      if (part.tile >= 0) expected += kTileBytes;
+    }
+    for (int k = 0; k < a.slabs; ++k, ring.next()) {
+      uint64_t* full = &shared.full[ring.slot];
+      ptx::mbarrier_wait(&shared.empty[ring.slot], ring.parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(full, expected);
+      for (int g = 0; g < kGroups; ++g)
+        if (w[g] != nullptr)
+          ptx::bulk_load(shared.weights[ring.slot][g], w[g] + int64_t{k} * kTileBytes, kTileBytes, full);
+      if (bytes > 0)
+        ptx::bulk_load_multicast(shared.tokens[ring.slot] + rank * half * kSlabBytes,
+                                 a.tokens + (k * a.token_rows + first_row) * kSlabBytes, bytes, full,
+                                 (1 << kCluster) - 1);
+    }
+  }
+}
+
+template <int N>
+__device__ __forceinline__ void add(float (&d)[kMaxTokens / 2], const uint32_t (&a)[4][4], uint64_t tokens) {
+  wgmma_fence();
+#pragma unroll
+  for (int s = 0; s < 4; ++s) Wgmma<N>::add(d, a[s], wgmma_b_advance(tokens, 32 * s));
+  wgmma_commit();
+}
+
+// d += a tokens, by the instruction of 16 `n16` tokens. Every N works on the same registers.
+__device__ __forceinline__ void add_any(int n16, float (&d)[kMaxTokens / 2], const uint32_t (&a)[4][4],
+                                        uint64_t tokens) {
+  // clang-format off
+  switch (n16) {
+    case 1: return add<16>(d, a, tokens);
+    case 2: return add<32>(d, a, tokens);
+    case 3: return add<48>(d, a, tokens);
+    case 4: return add<64>(d, a, tokens);
+    case 5: return add<80>(d, a, tokens);
+    case 6: return add<96>(d, a, tokens);
+    case 7: return add<112>(d, a, tokens);
+    case 8: return add<128>(d, a, tokens);
+    case 9: return add<144>(d, a, tokens);
+    case 10: return add<160>(d, a, tokens);
+    case 11: return add<176>(d, a, tokens);
+    case 12: return add<192>(d, a, tokens);
+    case 13: return add<208>(d, a, tokens);
+    case 14: return add<224>(d, a, tokens);
+    case 15: return add<240>(d, a, tokens);
+    default: return add<256>(d, a, tokens);
+  }
+  // clang-format on
+}
+
+// A warpgroup's sums over all of K.
+template <class C>
+struct Sums {
+  float d[kMaxTokens / 2];
+  int before = -1;  // the slot whose tokens may still be read
+  int lag = 0;      // stages after which the next group may begin; the block's first unit only
+
+  // The slot is free in both blocks of the cluster.
+  __device__ __forceinline__ void release(Shared<C>& shared, int slot) {
+    const int lane = threadIdx.x % 32;
+    if (lane < kCluster) ptx::mbarrier_arrive_cluster(&shared.empty[slot], lane);
+  }
+
+  __device__ __forceinline__ void step(Shared<C>& shared, RingPlace<C::kStages>& ring, int n16, int first,
+                                       uint32_t (&a)[4][4]) {
+    const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    const int slot = __shfl_sync(~0u, ring.slot, 0);  // tells the compiler that a warp's lanes agree
+    ptx::mbarrier_wait(&shared.full[slot], ring.parity);
+    TileWords<C::kFormat> words;
+    words.load(shared.weights[slot][group], warp, lane);
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {
+      words.decode(s, a[s]);
+      keep_registers(a[s]);  // ready before the fence, or wgmma would be serialised
+    }
+    add_any(n16, d, a, wgmma_b_descriptor(ptx::shared_address(shared.tokens[slot]) + first * kSlabBytes));
+    wgmma_wait<1>();
+    if (before >= 0) release(shared, before);
+    before = slot;
+    ring.next();
+    if (--lag == 0) start_next_group();
+  }
+  static __device__ void start_next_group() {
+    const int group = threadIdx.x / 128;
+    if (group + 1 < kGroups) ptx::named_barrier_arrive(1 + kGroups + group, 256);
+  }
+
+  __device__ __forceinline__ void run(Shared<C>& shared, RingPlace<C::kStages>& ring, int slabs,
+                                      const Part& part) {
+    const int n16 = __shfl_sync(~0u, (part.count + 15) / 16, 0);
+    uint32_t a[2][4][4];
+#pragma unroll
+    for (int i = 0; i < kMaxTokens / 2; ++i) d[i] = 0;
+    before = -1;
+#pragma unroll 1
+    for (int k = 0; k + 1 < slabs; k += 2) {
+      step(shared, ring, n16, part.first, a[0]);
+      step(shared, ring, n16, part.first, a[1]);
+    }
+    if (slabs % 2 != 0) step(shared, ring, n16, part.first, a[0]);
+    wgmma_wait<0>();
+    keep_registers(d);
+    release(shared, before);
+  }
+
+  // Nothing to multiply.
+  __device__ __forceinline__ void skip(Shared<C>& shared, RingPlace<C::kStages>& ring, int slabs) {
+    for (int k = 0; k < slabs; ++k, ring.next()) {
+      ptx::mbarrier_wait(&shared.full[ring.slot], ring.parity);
+      __syncwarp();
+      release(shared, ring.slot);
+    }
+  }
+};
+
+// What a thread's rows g and g + 8 of a row tile are multiplied by and moved by.
+struct RowFactors {
+  float factor[2], bias[2] = {0, 0};
+
+  __device__ RowFactors(const Args& a, int expert, int tile) {
+    const int warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4;
+    const float* scales = a.scales + 3 * expert;
+    const bool gated = a.epilogue == Epilogue::kGated;
+    factor[0] = scales[gated ? 0 : a.epilogue == Epilogue::kRelu2 ? 1 : 2];
+    factor[1] = gated ? scales[1] : factor[0];
+    if (a.bias == nullptr) return;
+    const int col = gated ? tile * 32 + warp * 8 + g : tile * 64 + warp * 16 + g;
+    const float* at = a.bias + int64_t{expert} * (gated ? 2 : 1) * a.cols;
+    if (col < a.cols) bias[0] = at[col];
+    if (gated ? col < a.cols : col + 8 < a.cols) bias[1] = at[gated ? a.cols + col : col + 8];
+  }
+  __device__ __forceinline__ float of(float sum, int half) const {
+    return fmaf(sum, factor[half], bias[half]);
+  }
+};
+
+// 16 x 16 bytes: piece i of four is rows 8 i ... 8 i + 7 of addresses that lane 8 i + row has, transposed.
+__device__ __forceinline__ void store_transposed(void* to, const uint32_t (&v)[4]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(ptx::shared_address(to)),
+      "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
+      : "memory");
+}
+
+// To be rounded to bf16: the approximations' 1e-6 do not show. A NaN stays one.
+__device__ __forceinline__ float swiglu_fast(const sm90::SwigluShape& shape, float gate, float up) {
+  float g, u;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(g) : "f"(gate), "f"(shape.limit));
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(u) : "f"(up), "f"(shape.limit));
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(u) : "f"(u), "f"(-shape.limit));
+  return __fdividef(g, 1 + __expf(-shape.alpha * g)) * (u + shape.beta);
+}
+
+// kOutTokens tokens' sums (d of them) as bf16 results into `out`, rows of kOutPitch bytes.
+template <bool kGated>
+__device__ __forceinline__ void stage_out(const Args& a, const RowFactors& rows, const float* d,
+                                          uint8_t* out) {
+  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const sm90::SwigluShape shape = sm90::swiglu_shape(a.activation);
+  constexpr int kBlocks = kGated ? 4 : 2;  // of eight tokens at once
+  uint8_t* to = out + ((kGated ? lane / 8 : lane / 16) * 8 + lane % 8) * kOutPitch +
+                (kGated ? warp * 16 : warp * 32 + lane / 8 % 2 * 16);
+  const bool relu2 = a.epilogue == Epilogue::kRelu2;
+#pragma unroll
+  for (int first = 0; first < kOutTokens / 8; first += kBlocks) {
+    uint32_t pairs[4];
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      const float* sums = d + 4 * (first + i);
+      float v[4] = {rows.of(sums[0], 0), rows.of(sums[1], 0), rows.of(sums[2], 1), rows.of(sums[3], 1)};
+      if constexpr (kGated) {
+        pairs[i] = bf16_pair(swiglu_fast(shape, v[0], v[2]), swiglu_fast(shape, v[1], v[3]));
+      } else {
+        if (relu2)
+          for (float& x : v) x = x < 0 ? 0 : x * x;
+        pairs[2 * i] = bf16_pair(v[0], v[1]), pairs[2 * i + 1] = bf16_pair(v[2], v[3]);
+      }
+    }
+    store_transposed(to + first * 8 * kOutPitch, pairs);
+  }
+}
+
+// Staged tokens -> out: 16-byte pieces, kPieces a token. first: token of the unit.
+template <bool kGated>
+__device__ __forceinline__ void store_out(const Args& a, const Unit& unit, int tile, int first, int count,
+                                          const uint8_t* staged) {
+  constexpr int kPieces = kGated ? 4 : 8;
+  const int thread = threadIdx.x % 128, piece = thread % kPieces, column_piece = tile * kPieces + piece;
+  // Slabs are filled up with zeros: half of the last one may have no tile.
+  const int num_pieces = a.cols / 8;
+  const bool in_slabs = a.out_slabs != nullptr;
+  const bool fills = in_slabs && kGated && tile + 1 == a.row_tiles && tile % 2 == 0;
+  if (column_piece >= num_pieces && !in_slabs) return;
+  const int64_t row = in_slabs ? first_slab_row(a, unit) : int64_t{a.rows.offsets[unit.expert]} + unit.first;
+#pragma unroll 2
+  for (int token = thread / kPieces; token < count; token += 128 / kPieces) {
+    uint4 v = *reinterpret_cast<const uint4*>(staged + token * kOutPitch + piece * 16);
+    if (!in_slabs) {
+      *reinterpret_cast<uint4*>(a.out + (row + first + token) * a.cols + column_piece * 8) = v;
+      continue;
+    }
+    if (column_piece >= num_pieces) v = {0, 0, 0, 0};
+    uint8_t* to = a.out_slabs;
+    *reinterpret_cast<uint4*>(to + slab_piece_offset(a.token_rows, row + first + token, column_piece)) = v;
+    if (fills)
+      *reinterpret_cast<uint4*>(to + slab_piece_offset(a.token_rows, row + first + token, column_piece + 4)) =
+          uint4{0, 0, 0, 0};
+  }
+}
+
+template <bool kGated, class C>
+__device__ __forceinline__ void finish(const Args& a, const Unit& unit, const Part& part, Shared<C>& shared,
+                                       const float (&d)[kMaxTokens / 2]) {
+  const int group = threadIdx.x / 128;
+  const RowFactors rows(a, unit.expert, part.tile);
+  uint8_t* out = shared.out[group];
+#pragma unroll
+  for (int p = 0; p < kMaxTokens / kOutTokens; ++p) {
+    if (p * kOutTokens >= part.count) break;
+    ptx::named_barrier(1 + group, 128);  // what was staged is stored
+    stage_out<kGated>(a, rows, d + p * kOutTokens / 2, out);
+    ptx::named_barrier(1 + group, 128);
+    store_out<kGated>(a, unit, part.tile, part.first + p * kOutTokens,
+                      min(kOutTokens, part.count - p * kOutTokens), out);
+  }
+}
+
+template <class C>
+__device__ void consume(const Args& a, Shared<C>& shared, int num_units) {
+  RingPlace<C::kStages> ring;
+  const int place = static_cast<int>(ptx::cluster_rank()) * kGroups + threadIdx.x / 128;
+  const int first_unit = blockIdx.x / kCluster;
+  for (int u = first_unit; u < num_units; u += gridDim.x / kCluster) {
+    const Unit unit = find_unit(a, shared.unit_start, u);
+    const Part part(unit, place);
+    Sums<C> sums;
+    if (u == first_unit) {
+      const int group = threadIdx.x / 128;
+      if (group > 0) ptx::named_barrier(kGroups + group, 256);
+      sums.lag = kLag < a.slabs ? kLag : 1;
+      if (part.tile < 0) sums.start_next_group();
+    }
+    if (part.tile < 0) {
+      sums.skip(shared, ring, a.slabs);
+      continue;
+    }
+    sums.run(shared, ring, a.slabs, part);
+    if (a.epilogue == Epilogue::kGated)
+      finish<true>(a, unit, part, shared, sums.d);
+    else
+      finish<false>(a, unit, part, shared, sums.d);
+  }
+}
+
+template <class C>
+__global__ void __launch_bounds__(kThreads, 1) wide_gemm_kernel(const __grid_constant__ Args a) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  auto& shared = *reinterpret_cast<Shared<C>*>(memory);
+  if (threadIdx.x == 32) {
+    for (int i = 0; i < C::kStages; ++i) {
+      ptx::mbarrier_init(&shared.full[i], 1);
+      ptx::mbarrier_init(&shared.empty[i], kUnitTiles * 4);
+    }
+    ptx::mbarrier_init_fence();
+  }
+  ptx::grid_dependency_wait();
+  if (threadIdx.x < 32) sm90::count_tiles(a.rows, a.num_experts, kMaxTokens, shared.unit_start);
+  __syncthreads();
+  ptx::cluster_sync();
+  const int num_units = shared.unit_start[a.num_experts] * ((a.row_tiles + kUnitTiles - 1) / kUnitTiles);
+  if (threadIdx.x >= kGroups * 128) {
+    ptx::lower_registers<kProducerRegs>();
+    if (threadIdx.x == kGroups * 128) load_stages(a, shared, num_units);
+  } else {
+    ptx::raise_registers<kConsumerRegs>();
+    consume(a, shared, num_units);
+  }
+  ptx::cluster_sync();  // nobody signals a block that is gone
+}
+
+template <class C>
+void launch_wide(const Args& a) {
+  const size_t bytes = sizeof(Shared<C>) + sizeof(int) * a.num_experts;
+  FP4MOE_CHECK(bytes <= static_cast<size_t>(device_limits().shared_bytes_per_block),
+               "no room for the work list of " + std::to_string(a.num_experts) + " experts");
+  static const bool once =
+      (cudaFuncSetAttribute(wide_gemm_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                            device_limits().shared_bytes_per_block),
+       true);
+  static_cast<void>(once);
+  const auto blocks = static_cast<unsigned>(device_limits().num_sms / kCluster * kCluster);
+  launch("wide_gemm", wide_gemm_kernel<C>, {blocks, kThreads, bytes, kCluster}, a);
+}
+
+void launch_wide(const DeviceExpertArgs& args, Args a) {
+  const TiledExperts& e = args.experts;
+  a.num_experts = static_cast<int>(e.num_experts);
+  a.token_rows = num_slab_rows(args.rows.max_rows, 0, e.num_experts);
+  a.scales = e.scales;
+  a.activation = e.activation;
+  a.rows = args.rows;
+  if (e.format == Fp4Format::kMxfp4)
+    launch_wide<Config<Fp4Format::kMxfp4>>(a);
+  else
+    launch_wide<Config<Fp4Format::kNvfp4>>(a);
+}
+
+}  // namespace
+}  // namespace wide
+
+void sm90_wide_gate_up(const DeviceExpertArgs& args) {
+  if (args.rows.max_rows == 0) return;
+  const TiledExperts& e = args.experts;
+  const bool gated = is_gated(e.activation.kind);
+  wide::Args a = {};
+  a.epilogue = gated ? sm90::Epilogue::kGated : sm90::Epilogue::kRelu2;
+  a.cols = static_cast<int>(e.intermediate_size);
+  a.row_tiles = static_cast<int>(num_tiles((gated ? 2 : 1) * e.intermediate_size));
+  a.slabs = static_cast<int>(num_slabs(e.hidden_size * 2));
+  a.weights = e.gate_up;
+  a.tokens = static_cast<const uint8_t*>(args.x.data);
+  a.bias = e.gate_up_bias;
+  a.out_slabs = static_cast<uint8_t*>(args.h.data);
+  wide::launch_wide(args, a);
+}
+
+void sm90_wide_down(const DeviceExpertArgs& args) {
+  if (args.rows.max_rows == 0) return;
+  const TiledExperts& e = args.experts;
+  wide::Args a = {};
+  a.epilogue = sm90::Epilogue::kDown;
+  a.cols = static_cast<int>(e.hidden_size);
+  a.row_tiles = static_cast<int>(num_tiles(e.hidden_size));
+  a.slabs = static_cast<int>(num_slabs(e.intermediate_size * 2));
+  a.weights = e.down;
+  a.tokens = static_cast<const uint8_t*>(args.h.data);
+  a.bias = e.down_bias;
+  a.out = args.y_bf16;
+  wide::launch_wide(args, a);
+}
+
+}  // namespace fp4moe
