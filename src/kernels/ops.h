@@ -98,8 +98,8 @@ struct KvWriteArgs {         // stores the new tokens' rows into their pages (ro
   const DeviceBatch* device_batch = nullptr;  // on a GPU, instead of sequences
 };
 
-// q and k turned (q in place), then k and v stored: rope of each, then kv_write. k's rows afterwards are
-// unspecified. kv.k is k.x; positions, inv_freq, rotary_dim and head_dim of q and k are the same.
+// q and k turned, then k and v stored: rope of each, then kv_write. k's rows afterwards are unspecified. kv.k
+// is k.x; positions, inv_freq, rotary_dim and head_dim of q and k are the same.
 struct RopeKvArgs {
   RopeArgs q, k;
   KvWriteArgs kv;
@@ -117,6 +117,13 @@ struct AttentionArgs {  // causal, grouped-query; the new tokens' keys and value
   ActRows out;                   // [T, num_heads * v_pages.head_dim]
   const DeviceBatch* device_batch = nullptr;  // on a GPU, instead of sequences
   uint8_t* workspace = nullptr;               // on a GPU: attention_workspace_bytes() of the table
+};
+
+// The above, then the attention of rope.q.x over the pages that were written. q's rows afterwards are
+// unspecified (a GPU turns a few tokens' heads inside the attention).
+struct RopeAttentionArgs {
+  RopeKvArgs rope;
+  AttentionArgs attention;
 };
 
 // RMS norm of each head's slice of a row, in place, f32 (QK norms; with one head: MLA's latent).
@@ -192,8 +199,8 @@ struct DenseOps {
   void (*norm_linear)(const NormLinearArgs&, ThreadPool&);
   void (*rope)(const RopeArgs&, ThreadPool&);
   void (*kv_write)(const KvWriteArgs&, ThreadPool&);
-  void (*rope_kv)(const RopeKvArgs&, ThreadPool&);
   void (*attention)(const AttentionArgs&, ThreadPool&);
+  void (*rope_attention)(const RopeAttentionArgs&, ThreadPool&);
   void (*head_norm)(const HeadNormArgs&, ThreadPool&);
   void (*head_linear)(const HeadLinearArgs&, ThreadPool&);
   void (*silu_mul)(const SiluMulArgs&, ThreadPool&);

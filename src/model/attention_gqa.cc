@@ -52,10 +52,6 @@ class GqaAttention final : public Attention {
       ops_.head_norm({s.q, w_.q_norm.as<float>(), w_.norm_eps, t, s.q_stride, num_q, w_.head_dim}, pool);
       ops_.head_norm({s.k, w_.k_norm.as<float>(), w_.norm_eps, t, s.kv_stride, num_kv, w_.head_dim}, pool);
     }
-    ops_.rope_kv({turn(s.q, s.q_stride, num_q, in.batch),
-                  turn(s.k, s.kv_stride, num_kv, in.batch),
-                  {s.k, s.v, s.kv_stride, in.k_pages, in.v_pages, in.batch.sequences, in.batch.device}},
-                 pool);
     AttentionArgs args = shape();
     args.q = s.q;
     args.q_stride = s.q_stride;
@@ -65,7 +61,12 @@ class GqaAttention final : public Attention {
     args.device_batch = in.batch.device;
     args.out = in.out;
     args.workspace = scratch.take<uint8_t>(attention_workspace(ops_, args, t));
-    ops_.attention(args, pool);
+    ops_.rope_attention(
+        {{turn(s.q, s.q_stride, num_q, in.batch),
+          turn(s.k, s.kv_stride, num_kv, in.batch),
+          {s.k, s.v, s.kv_stride, in.k_pages, in.v_pages, in.batch.sequences, in.batch.device}},
+         args},
+        pool);
   }
 
  private:

@@ -36,7 +36,7 @@ TEST_P(FusedOps, NormLinear) {
     }
 }
 
-TEST_P(FusedOps, RopeKv) {
+TEST_P(FusedOps, RopeAttention) {
   constexpr int64_t kTokens = 5, kStride = (4 + 2 + 2) * 16;
   constexpr int kPageSize = 4, kHeadDim = 16;
   Random random(2);
@@ -57,13 +57,21 @@ TEST_P(FusedOps, RopeKv) {
                          {v.data(), DType::kF32, 2, kPageSize, kHeadDim, 0},
                          sequence,
                          nullptr};
+    std::vector<float> out(kTokens * 4 * kHeadDim);
+    AttentionArgs attention;
+    attention.q = x.data(), attention.q_stride = kStride, attention.num_heads = 4;
+    attention.k_pages = kv.k_pages, attention.v_pages = kv.v_pages, attention.sequences = sequence;
+    attention.scale = 0.25f;
+    attention.out = {out.data(), DType::kF32, kTokens, 4 * kHeadDim};
     if (is_fused) {
-      ops().rope_kv({q, key, kv}, pool_);
+      ops().rope_attention({{q, key, kv}, attention}, pool_);
     } else {
       ops().rope(q, pool_);
       ops().rope(key, pool_);
       ops().kv_write(kv, pool_);
+      ops().attention(attention, pool_);
     }
+    x.insert(x.end(), out.begin(), out.end());
     x.insert(x.end(), k.begin(), k.end());
     x.insert(x.end(), v.begin(), v.end());
     return x;

@@ -49,13 +49,6 @@ void rope(const RopeArgs& args, ThreadPool& pool) {
              [&](int64_t begin, int64_t end) { chunks.rope(args, begin, end); });
 }
 
-template <const DenseChunks& chunks>
-void rope_kv(const RopeKvArgs& args, ThreadPool& pool) {
-  rope<chunks>(args.q, pool);
-  rope<chunks>(args.k, pool);
-  ref::kv_write(args.kv, pool);
-}
-
 // How attention is cut: sequence by sequence, then blocks of tokens, then groups of query heads.
 struct AttentionCut {
   const AttentionArgs& args;
@@ -105,6 +98,14 @@ void attention(const AttentionArgs& args, ThreadPool& pool) {
 }
 
 template <const DenseChunks& chunks>
+void rope_attention(const RopeAttentionArgs& args, ThreadPool& pool) {
+  rope<chunks>(args.rope.q, pool);
+  rope<chunks>(args.rope.k, pool);
+  ref::kv_write(args.rope.kv, pool);
+  attention<chunks>(args.attention, pool);
+}
+
+template <const DenseChunks& chunks>
 void head_norm(const HeadNormArgs& args, ThreadPool& pool) {
   run_ranges(pool, args.num_tokens, kRowsPerChunk,
              [&](int64_t begin, int64_t end) { chunks.head_norm(args, begin, end); });
@@ -146,8 +147,8 @@ constexpr DenseOps make_ops(const char* name) {
           .norm_linear = norm_linear<chunks>,
           .rope = rope<chunks>,
           .kv_write = ref::kv_write,
-          .rope_kv = rope_kv<chunks>,
           .attention = attention<chunks>,
+          .rope_attention = rope_attention<chunks>,
           .head_norm = head_norm<chunks>,
           .head_linear = head_linear<chunks>,
           .silu_mul = silu_mul<chunks>,

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "kernels/cuda/attention_params.h"
+#include "kernels/cuda/dense_kernels.h"
 
 namespace fp4moe::cuda {
 namespace {
@@ -22,7 +23,7 @@ AttentionParams make_params(const AttentionArgs& args) {
                "head_dim or page_size");
   AttentionParams p = {};
   p.q = args.q, p.q_stride = args.q_stride, p.out_cols = args.out.cols;
-  p.k = static_cast<const uint16_t*>(k.data), p.v = static_cast<const uint16_t*>(v.data);
+  p.k = static_cast<uint16_t*>(k.data), p.v = static_cast<uint16_t*>(v.data);
   p.k_stride = k.row_stride != 0 ? k.row_stride : k.head_dim;
   p.v_stride = v.row_stride != 0 ? v.row_stride : v.head_dim;
   p.k_dim = k.head_dim, p.v_dim = v.head_dim;
@@ -47,21 +48,50 @@ int cluster_size(int64_t units, int64_t blocks, int64_t max_keys, int64_t min_ke
   return splits;
 }
 
+// The longest context of a row, and how many (row, kv head) there are.
+struct Work {
+  int64_t units, max_keys;
+};
+Work work_of(const AttentionParams& p) {
+  const int64_t keys = static_cast<int64_t>(p.max_pages) << p.page_shift;
+  return {int64_t{p.num_rows} * p.num_kv_heads, p.window > 0 ? std::min<int64_t>(p.window, keys) : keys};
+}
+
+bool is_latent(const AttentionArgs& args) { return args.v_pages.data == args.k_pages.data; }
+bool is_decode(const AttentionArgs& args, const AttentionParams& p) {
+  return !is_latent(args) && args.device_batch->max_rows == 1 && p.group <= 16 && p.k_dim <= 128;
+}
+void decode(const AttentionParams& p) {
+  const Work work = work_of(p);
+  launch_attention_decode(p, cluster_size(work.units, kDecodeBlocks, work.max_keys, 32));
+}
+
 }  // namespace
 
 void attention(const AttentionArgs& args, ThreadPool&) {
   const AttentionParams p = make_params(args);
   if (p.num_rows == 0) return;
-  const int64_t units = int64_t{p.num_rows} * p.num_kv_heads;
-  const int64_t keys = static_cast<int64_t>(p.max_pages) << p.page_shift;
-  const int64_t max_keys = p.window > 0 ? std::min<int64_t>(p.window, keys) : keys;
-  if (args.v_pages.data == args.k_pages.data) {
-    launch_attention_mla(p, cluster_size((units * p.group + 63) / 64, kMlaBlocks, max_keys, 64));
-  } else if (args.device_batch->max_rows == 1 && p.group <= 16 && p.k_dim <= 128) {
-    launch_attention_decode(p, cluster_size(units, kDecodeBlocks, max_keys, 64));
-  } else {
-    launch_attention_prefill(p);
+  if (is_decode(args, p)) return decode(p);
+  if (!is_latent(args)) return launch_attention_prefill(p);
+  const Work work = work_of(p);
+  launch_attention_mla(p, cluster_size((work.units * p.group + 63) / 64, kMlaBlocks, work.max_keys, 64));
+}
+
+void rope_attention(const RopeAttentionArgs& args, ThreadPool& pool) {
+  const RopeArgs& q = args.rope.q;
+  AttentionParams p = make_params(args.attention);
+  if (p.num_rows == 0) return;
+  if (!is_decode(args.attention, p) || q.rotary_dim != q.head_dim ||
+      (q.head_dim != 64 && q.head_dim != 128)) {
+    rope_kv(args.rope, pool);
+    return attention(args.attention, pool);
   }
+  p.rope = {.k = args.rope.kv.k,
+            .v = args.rope.kv.v,
+            .stride = args.rope.kv.row_stride,
+            .inv_freq = q.inv_freq,
+            .factor = q.attention_factor};
+  decode(p);
 }
 
 int64_t attention_workspace_bytes(const AttentionArgs&, int64_t) { return 0; }

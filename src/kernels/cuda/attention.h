@@ -16,6 +16,11 @@ namespace fp4moe::cuda {
 // bf16 or f32; its padding rows become zero. The pool is left alone; the work goes to the current stream.
 void attention(const AttentionArgs& args, ThreadPool& pool);
 
+// DenseOps::rope_attention: one kernel for decode with heads of 64 or 128 that turn as a whole, else
+// two. Preconditions as above; k and v 16-byte
+// aligned. What the pages hold of earlier steps is read before the kernels before this one are done.
+void rope_attention(const RopeAttentionArgs& args, ThreadPool& pool);
+
 // DenseOps::attention_workspace_bytes: none, partial sums stay in the shared memory of a cluster.
 int64_t attention_workspace_bytes(const AttentionArgs& args, int64_t max_tokens);
 

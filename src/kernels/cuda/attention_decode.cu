@@ -1,32 +1,37 @@
 // Decode: few rows, each against all its keys.
 //
-// Computes   out[t, h] = sum_j softmax_j(scale q[t, h] k[j], sinks[h]) v[j], j in row t's window.
+// Computes   out[t, h] = sum_j softmax_j(scale q[t, h] k[j], sinks[h]) v[j], j in row t's window; before it,
+//            if asked for, rope of q and of the new key, and the new key and value into their pages.
 // Shapes     q f32 [T, q_stride]; pages bf16 [pages, kv_heads, page_size, row]; out bf16 or f32
 //            [T, heads * v_dim]. Head dims up to 128 (multiples of 16), G <= 16 query heads to a kv head.
 // Bytes      2 * (k_dim + v_dim) per row, kv head and key, each read once.
 // Flops      2 * G * (k_dim + v_dim) of the same.
-// Bound      HBM; with short contexts the launch and three dependent reads (batch, page table, keys).
-// Design     A cluster of S blocks of kWarps warps serves one row and kv head; worker w of kWarps S takes the
-//            blocks of 16 keys w, w + kWarps S, ... A lane gathers 16-byte chunks of keys and values into its
-//            own slots of shared memory by cp.async, kStages - 1 blocks ahead, and is the only one to read
-//            them, so that warps never wait for each other. The chunks are mma.sync's fragments as they are:
-//            the order of a contraction is free, so 8 contiguous elements serve two k steps (keys), or eight
-//            columns (values, paired with the next key's by prmt). In the end each worker's sums go to the
-//            block of the cluster that adds up their columns, in the order of the workers.
+// Bound      HBM; with short contexts the latency of queries, exchange and outputs.
+// Design     A cluster of up to 16 blocks of kWarps warps serves one row and kv head, as many of them as give
+//            each warp a block of 16 keys; warp w of n takes blocks w, w + n, ... A lane gathers 16-byte
+//            chunks of keys and values into its own slots of shared memory by cp.async, S - 1 blocks ahead,
+//            and is the only one to read them, so that warps never wait for each other. The chunks are
+//            mma.sync's fragments as they are: the order of a contraction is free, so 8 contiguous elements
+//            serve two k steps (keys), or eight columns (values, paired with the next key's by prmt). In the
+//            end each worker's sums go to the block of the cluster that adds up their columns, in the order
+//            of the workers. With rope inside, the pages that earlier steps have written are on their way
+//            before the kernel waits for the projections; the new key and value go from f32 to their pages
+//            and into the slots of their lanes.
 // Numerics   q and the weights are rounded to bf16, sums are f32, the softmax is of base 2. Same bits for the
-//            same S, which depends on the padded batch alone.
+//            same number of warps, which depends on the padded batch and the row's context alone. Rope: as
+//            rope.cu.
 #include "device/stream.h"
+#include "kernels/cuda/attention_new_token.cuh"
 #include "kernels/cuda/attention_params.h"
 #include "kernels/cuda/attention_ptx.cuh"
 
 namespace fp4moe::cuda {
 namespace {
 
-constexpr int kWarps = 4, kThreads = kWarps * 32, kBlockKeys = 16;
+constexpr int kWarps = 4, kThreads = kWarps * 32, kBlockKeys = 16, kMaxGroup = 16;
 
 template <int D>
 struct Config {
-  static constexpr int kStages = D == 64 ? 4 : 2;
   static constexpr int kChunks = D / 16;  // of keys, and as many of values, that a lane has of a block
   static constexpr int kUnits = D / 16;   // of 16 output columns, to a head
 };
@@ -37,16 +42,19 @@ struct alignas(16) Part {
   float largest, denominator;
 };
 
-template <int D>
+template <int D, int S>
 struct Shared {
-  uint4 keys[Config<D>::kStages][kWarps][Config<D>::kChunks][32];    // chunk 4 c + q of keys g + 8 half at
-                                                                     // [2 c + half][lane]
-  uint4 values[Config<D>::kStages][kWarps][Config<D>::kChunks][32];  // chunk 8 c + g of keys 2 q, 2 q + 1,
-                                                                     // 2 q + 8, 2 q + 9 at [4 c + ...][lane]
-  Part parts[1];                                                     // [units of this block][workers]
+  Turn turns[D / 2];                                // of the row's position
+  float sinks[kMaxGroup];                           // of the kv head's query heads
+  uint4 keys[S][kWarps][Config<D>::kChunks][32];    // chunk 4 c + q of keys g + 8 half at
+                                                    // [2 c + half][lane]
+  uint4 values[S][kWarps][Config<D>::kChunks][32];  // chunk 8 c + g of keys 2 q, 2 q + 1,
+                                                    // 2 q + 8, 2 q + 9 at [4 c + ...][lane]
+  Part parts[1];                                    // [units of this block][workers]
 };
 
-int shared_parts(int units, int splits) { return (units + splits - 1) / splits * splits * kWarps; }
+// For up to `splits` blocks.
+int shared_parts(int units, int splits) { return (units + splits - 1) * kWarps; }
 
 // What a warp keeps of its row: lane (g, q) = (lane / 4, lane % 4).
 template <int D>
@@ -61,9 +69,9 @@ __device__ __forceinline__ uint32_t word(const uint4& x, int i) {
 }
 
 // rows_of_block: lane i % 16's page row, of key i of the block.
-template <int D>
+template <int D, int S>
 __device__ __forceinline__ void load_block(const AttentionParams& p, int rows_of_block, int stage,
-                                           Shared<D>& shared) {
+                                           Shared<D, S>& shared) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -89,26 +97,87 @@ __device__ __forceinline__ void load_block(const AttentionParams& p, int rows_of
   }
 }
 
-// q's fragments with the contraction in the order of load_block().
+// The turns of the row's position, and the sinks: before the wait, as they are not a kernel's.
+template <int D, int S>
+__device__ __forceinline__ void prepare(const AttentionParams& p, int kv_head, int position,
+                                        Shared<D, S>& shared) {
+  const int i = static_cast<int>(threadIdx.x);
+  if (p.rope.k != nullptr && i < D / 2) {
+    Turn turn;
+    sincosf(static_cast<float>(position) * __ldg(p.rope.inv_freq + i), &turn.sine, &turn.cosine);
+    shared.turns[i] = {turn.cosine * p.rope.factor, turn.sine * p.rope.factor};
+  }
+  if (p.sinks != nullptr && i < p.group) shared.sinks[i] = __ldg(p.sinks + kv_head * p.group + i);
+  __syncthreads();
+}
+
+// Pairs of queries in the order of load_block()'s contraction: every load is on its way before the first is
+// used.
 template <int D>
-__device__ __forceinline__ void load_queries(const AttentionParams& p, int row, int kv_head, Warp<D>& w) {
-  const int lane = threadIdx.x % 32;
+struct Queries {
+  float2 x[D / 16][4];
+
+  __device__ __forceinline__ static int dim(int step, int i) {
+    return (step / 2 * 4 + static_cast<int>(threadIdx.x) % 4) * 8 + step % 2 * 4 + i / 2 * 2;
+  }
+  __device__ __forceinline__ void load(const AttentionParams& p, int row, int kv_head) {
 #pragma unroll
-  for (int step = 0; step < D / 16; ++step)
+    for (int step = 0; step < D / 16; ++step)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int head = lane / 4 + i % 2 * 8, d = (step / 2 * 4 + lane % 4) * 8 + step % 2 * 4 + i / 2 * 2;
-      float2 x = {0, 0};
-      if (head < p.group && d < p.k_dim)
-        x = *reinterpret_cast<const float2*>(p.q + row * p.q_stride +
-                                             static_cast<int64_t>(kv_head * p.group + head) * p.k_dim + d);
-      w.q[step][i] = ptx::bf16_pair(x.x, x.y);
-    }
+      for (int i = 0; i < 4; ++i) {
+        const int head = static_cast<int>(threadIdx.x) % 32 / 4 + i % 2 * 8, d = dim(step, i);
+        x[step][i] = {0, 0};
+        if (head < p.group && d < p.k_dim)
+          x[step][i] = __ldcg(reinterpret_cast<const float2*>(
+              p.q + row * p.q_stride + static_cast<int64_t>(kv_head * p.group + head) * p.k_dim + d));
+      }
+  }
+  // q's fragments; turns: null, or those of half a head of D.
+  __device__ __forceinline__ void put(const Turn* turns, Warp<D>& w) {
+    if (turns != nullptr)
+#pragma unroll
+      for (int step = 0; step < D / 32; ++step)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const Turn* by = turns + dim(step, i);
+          turn(x[step][i].x, x[step + D / 32][i].x, by[0]);
+          turn(x[step][i].y, x[step + D / 32][i].y, by[1]);
+        }
+#pragma unroll
+    for (int step = 0; step < D / 16; ++step)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) w.q[step][i] = ptx::bf16_pair(x[step][i].x, x[step][i].y);
+  }
+};
+
+// Into the slots of the last block, which has landed: the new token, and zeros for keys that are not the
+// row's, as their pages may hold anything.
+template <int D, int S>
+__device__ __forceinline__ void put_new_token(const NewToken<D>& token, int stage, int first_key, int2 keys,
+                                              Shared<D, S>& shared) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const uint4 zero = {0, 0, 0, 0};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int key = first_key + lane / 4 + 8 * half;
+    if (key >= keys.x && key < keys.y) continue;
+#pragma unroll
+    for (int c = 0; c < D / 32; ++c)
+      shared.keys[stage][warp][2 * c + half][lane] = key == keys.y ? token.key[c] : zero;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int key = first_key + 2 * (lane % 4) + i % 2 + i / 2 * 8;
+    if (key >= keys.x && key < keys.y) continue;
+#pragma unroll
+    for (int c = 0; c < D / 64; ++c)
+      shared.values[stage][warp][4 * c + i][lane] = key == keys.y ? token.value[c] : zero;
+  }
 }
 
 // Logits of 16 keys: [0] keys 2 q, 2 q + 1 (heads g, g + 8), [1] those 8 further.
-template <int D>
-__device__ __forceinline__ void multiply_keys(const Shared<D>& shared, int stage, const Warp<D>& w,
+template <int D, int S>
+__device__ __forceinline__ void multiply_keys(const Shared<D, S>& shared, int stage, const Warp<D>& w,
                                               float (&s)[2][4]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
@@ -152,8 +221,8 @@ __device__ __forceinline__ void weigh(const AttentionParams& p, float (&s)[2][4]
   }
 }
 
-template <int D>
-__device__ __forceinline__ void multiply_values(const Shared<D>& shared, int stage,
+template <int D, int S>
+__device__ __forceinline__ void multiply_values(const Shared<D, S>& shared, int stage,
                                                 const uint32_t (&weights)[4], Warp<D>& w) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
@@ -171,11 +240,11 @@ __device__ __forceinline__ void multiply_values(const Shared<D>& shared, int sta
   }
 }
 
-// This warp's blocks of the row's keys, every stride-th from the worker's.
-template <int D>
+// This warp's blocks of the row's keys, every stride-th from the worker's. Waits for the kernels before.
+template <int D, int S>
 __device__ __forceinline__ void attend(const AttentionParams& p, int row, int kv_head, int worker, int stride,
-                                       int2 keys, Shared<D>& shared, Warp<D>& w) {
-  constexpr int kAhead = Config<D>::kStages - 1;
+                                       int2 keys, Shared<D, S>& shared, Warp<D>& w) {
+  constexpr int kAhead = S - 1;
   const int lane = threadIdx.x % 32, sequence = p.row_sequence[row];
   const int end = keys.y / kBlockKeys + 1;
   auto rows_of = [&](int block) {  // what lies outside the row's keys is read as one of them, and masked
@@ -183,7 +252,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, int row, int kv
     return page_row(p, sequence, kv_head, key);
   };
   int block = keys.x / kBlockKeys + worker, rows[kAhead];
-  if (block >= end) return;
+  if (block >= end) return ptx::grid_dependency_wait();
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) rows[i] = rows_of(block + i * stride);
 #pragma unroll
@@ -192,12 +261,21 @@ __device__ __forceinline__ void attend(const AttentionParams& p, int row, int kv
     ptx::cp_async_commit();
   }
   int next_rows = rows_of(block + kAhead * stride);
-  load_queries(p, row, kv_head, w);
+  const bool has_new = p.rope.k != nullptr && (end - 1 - block) % stride == 0;
+  const int new_row = page_row(p, sequence, kv_head, keys.y);
+  NewToken<D> token;
+  Queries<D> queries;
+  ptx::grid_dependency_wait();
+  queries.load(p, row, kv_head);
+  if (has_new) token.load(p, row, kv_head);
+  queries.put(p.rope.k != nullptr ? shared.turns : nullptr, w);
+  if (has_new) token.put(p, keys.y % kBlockKeys, new_row, shared.turns);
   for (int stage = 0; block < end; block += stride) {
     ptx::cp_async_wait<kAhead - 1>();
     if (block + kAhead * stride < end) load_block(p, next_rows, stage == 0 ? kAhead : stage - 1, shared);
     ptx::cp_async_commit();
     next_rows = rows_of(block + (kAhead + 1) * stride);
+    if (has_new && block == end - 1) put_new_token(token, stage, block * kBlockKeys, keys, shared);
     float s[2][4] = {};
     uint32_t weights[4];
     multiply_keys(shared, stage, w, s);
@@ -208,9 +286,9 @@ __device__ __forceinline__ void attend(const AttentionParams& p, int row, int kv
 }
 
 // The warp's sums, to the blocks that add up their columns: unit u (of 16 columns) goes to block u % S.
-template <int D>
+template <int D, int S>
 __device__ __forceinline__ void send_parts(const AttentionParams& p, int worker, int splits, Warp<D>& w,
-                                           Shared<D>& shared) {
+                                           Shared<D, S>& shared) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -235,10 +313,10 @@ __device__ __forceinline__ void send_parts(const AttentionParams& p, int worker,
   }
 }
 
-// This block's columns of the row's outputs.
-template <int D>
+// This block's columns of the row's outputs; the first num_busy workers had keys.
+template <int D, int S>
 __device__ __forceinline__ void add_parts(const AttentionParams& p, int row, int kv_head, int splits,
-                                          const Shared<D>& shared) {
+                                          int num_busy, const Shared<D, S>& shared) {
   constexpr int kUnits = Config<D>::kUnits;
   const int workers = splits * kWarps;
   for (int i = threadIdx.x;; i += kThreads) {
@@ -247,13 +325,13 @@ __device__ __forceinline__ void add_parts(const AttentionParams& p, int row, int
     const int head = kv_head * p.group + unit / kUnits, d = unit % kUnits * 16 + i % 16;
     if (d >= p.v_dim) continue;
     const Part* parts = &shared.parts[i / 16 * workers];
-    const float sink = p.sinks != nullptr ? p.sinks[head] * kLog2e : -INFINITY;
+    const float sink = p.sinks != nullptr ? shared.sinks[unit / kUnits] * kLog2e : -INFINITY;
     float largest = sink, sum = 0;
 #pragma unroll 8
-    for (int j = 0; j < workers; ++j) largest = fmaxf(largest, parts[j].largest);
+    for (int j = 0; j < num_busy; ++j) largest = fmaxf(largest, parts[j].largest);
     float denominator = p.sinks != nullptr ? ex2(sink - largest) : 0;
 #pragma unroll 8
-    for (int j = 0; j < workers; ++j) {
+    for (int j = 0; j < num_busy; ++j) {
       const float rescale = parts[j].denominator != 0 ? ex2(parts[j].largest - largest) : 0;
       denominator += rescale * parts[j].denominator, sum += rescale * parts[j].sums[i % 16];
     }
@@ -277,17 +355,25 @@ __device__ __forceinline__ void clear_row(const AttentionParams& p, int row, int
   }
 }
 
-template <int D>
-__global__ void __launch_bounds__(kThreads) attention_decode(const __grid_constant__ AttentionParams p) {
+template <int D, int S>
+__global__ void __launch_bounds__(kThreads, D == 64 ? 4 : 2)
+    attention_decode(const __grid_constant__ AttentionParams p) {
   extern __shared__ uint8_t memory[];
-  Shared<D>& shared = *reinterpret_cast<Shared<D>*>(memory);
-  ptx::grid_dependency_wait();
+  Shared<D, S>& shared = *reinterpret_cast<Shared<D, S>*>(memory);
   ptx::grid_dependents_launch();
-  const int row = blockIdx.z, kv_head = blockIdx.y, splits = gridDim.x;
+  const int row = blockIdx.z, kv_head = blockIdx.y;
   const int last = static_cast<int>(p.positions[row]);
-  if (p.row_sequence[row] < 0) return clear_row(p, row, kv_head);
-  cluster_arrive();
+  if (p.rope.k == nullptr) ptx::grid_dependency_wait();  // for the newest key, which a kernel has stored
+  if (p.row_sequence[row] < 0) {
+    ptx::grid_dependency_wait();
+    return clear_row(p, row, kv_head);
+  }
   const int2 keys = {p.window > 0 ? max(0, last - p.window + 1) : 0, last};
+  const int num_blocks = keys.y / kBlockKeys - keys.x / kBlockKeys + 1;
+  const int splits = min(static_cast<int>(gridDim.x), (num_blocks + kWarps - 1) / kWarps);
+  if (static_cast<int>(blockIdx.x) >= splits) return;  // a barrier waits for those that have not returned
+  cluster_arrive();
+  prepare(p, kv_head, last, shared);
   Warp<D> w;
 #pragma unroll
   for (int n = 0; n < D / 8; ++n)
@@ -301,31 +387,36 @@ __global__ void __launch_bounds__(kThreads) attention_decode(const __grid_consta
   send_parts(p, worker, splits, w, shared);
   cluster_arrive();
   cluster_wait();
-  add_parts(p, row, kv_head, splits, shared);
+  add_parts(p, row, kv_head, splits, min(num_blocks, splits * kWarps), shared);
 }
 
-template <int D>
+// S: blocks of keys that a warp has in shared memory, of which one is worked on.
+template <int D, int S>
 void launch(const AttentionParams& p, int splits) {
   constexpr int kMaxBytes = 227 * 1024;
   [[maybe_unused]] static const cudaError_t allowed = [] {
-    cudaFuncSetAttribute(attention_decode<D>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    return cudaFuncSetAttribute(attention_decode<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxBytes);
+    cudaFuncSetAttribute(attention_decode<D, S>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    return cudaFuncSetAttribute(attention_decode<D, S>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                kMaxBytes);
   }();
   const int parts = shared_parts(p.group * Config<D>::kUnits, splits);
-  const int bytes = static_cast<int>(sizeof(Shared<D>) + (parts - 1) * sizeof(Part));
+  const int bytes = static_cast<int>(sizeof(Shared<D, S>) + (parts - 1) * sizeof(Part));
   const dim3 grid(static_cast<unsigned>(splits), static_cast<unsigned>(p.num_kv_heads),
                   static_cast<unsigned>(p.num_rows));
-  launch_attention_kernel(attention_decode<D>, p, grid, kThreads, bytes, splits, current_stream().handle());
+  launch_attention_kernel(attention_decode<D, S>, p, grid, kThreads, bytes, splits,
+                          current_stream().handle());
   current_stream().check_launch("attention_decode");
 }
 
 }  // namespace
 
 void launch_attention_decode(const AttentionParams& p, int splits) {
-  if (p.k_dim <= 64)
-    launch<64>(p, splits);
+  if (p.k_dim > 64)
+    launch<128, 2>(p, splits);
+  else if (splits > 1)
+    launch<64, 3>(p, splits);
   else
-    launch<128>(p, splits);
+    launch<64, 2>(p, splits);  // many rows: four blocks share an SM
 }
 
 }  // namespace fp4moe::cuda

@@ -9,11 +9,19 @@
 
 namespace fp4moe::cuda {
 
+// What a launch for decode does first, if k is not null: rope of queries and keys, and the pages' write.
+struct RopeParams {
+  const float *k, *v;  // [T, stride] the new tokens'
+  int64_t stride;
+  const float* inv_freq;
+  float factor;
+};
+
 // One launch. G query heads share a kv head; positions and row numbers of pages fit 32 bits.
 struct AttentionParams {
   const float* q;
   int64_t q_stride, out_cols;
-  const uint16_t *k, *v;  // bf16 pages
+  uint16_t *k, *v;  // bf16 pages
   int k_stride, v_stride, k_dim, v_dim;
   int num_kv_heads, group;  // G
   int page_shift, max_pages;
@@ -24,6 +32,7 @@ struct AttentionParams {
   const float* sinks;
   void* out;
   bool out_f32;
+  RopeParams rope;  // of decode
 };
 
 constexpr float kLog2e = 1.44269504f;

@@ -13,6 +13,7 @@ void rms_norm(const RmsNormArgs& args, ThreadPool& pool);
 void head_norm(const HeadNormArgs& args, ThreadPool& pool);
 void rope(const RopeArgs& args, ThreadPool& pool);
 void kv_write(const KvWriteArgs& args, ThreadPool& pool);
+// RopeAttentionArgs' first half.
 void rope_kv(const RopeKvArgs& args, ThreadPool& pool);
 void head_linear(const HeadLinearArgs& args, ThreadPool& pool);
 void silu_mul(const SiluMulArgs& args, ThreadPool& pool);

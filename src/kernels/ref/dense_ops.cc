@@ -7,10 +7,11 @@ void ref::norm_linear(const NormLinearArgs& args, ThreadPool& pool) {
   linear(args.linear, pool);
 }
 
-void ref::rope_kv(const RopeKvArgs& args, ThreadPool& pool) {
-  rope(args.q, pool);
-  rope(args.k, pool);
-  kv_write(args.kv, pool);
+void ref::rope_attention(const RopeAttentionArgs& args, ThreadPool& pool) {
+  rope(args.rope.q, pool);
+  rope(args.rope.k, pool);
+  kv_write(args.rope.kv, pool);
+  attention(args.attention, pool);
 }
 
 const DenseOps& ref_dense_ops() {
@@ -22,8 +23,8 @@ const DenseOps& ref_dense_ops() {
                                    .norm_linear = ref::norm_linear,
                                    .rope = ref::rope,
                                    .kv_write = ref::kv_write,
-                                   .rope_kv = ref::rope_kv,
                                    .attention = ref::attention,
+                                   .rope_attention = ref::rope_attention,
                                    .head_norm = ref::head_norm,
                                    .head_linear = ref::head_linear,
                                    .silu_mul = ref::silu_mul,

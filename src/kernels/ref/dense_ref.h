@@ -12,7 +12,7 @@ void rms_norm(const RmsNormArgs& args, ThreadPool& pool);
 void norm_linear(const NormLinearArgs& args, ThreadPool& pool);
 void rope(const RopeArgs& args, ThreadPool& pool);
 void kv_write(const KvWriteArgs& args, ThreadPool& pool);
-void rope_kv(const RopeKvArgs& args, ThreadPool& pool);
+void rope_attention(const RopeAttentionArgs& args, ThreadPool& pool);
 void attention(const AttentionArgs& args, ThreadPool& pool);
 void head_norm(const HeadNormArgs& args, ThreadPool& pool);
 void head_linear(const HeadLinearArgs& args, ThreadPool& pool);

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "device/stream.h"
+#include "kernels/cuda/dense_kernels.h"
 #include "kernels/cuda/device_array.h"
 #include "kernels/cuda/linear_few.h"
 #include "kernels/dense_case.h"
@@ -269,7 +270,9 @@ class RopeCuda : public DenseOpsCuda, public testing::WithParamInterface<bool> {
     const SequenceRows sequences[] = {{0, 3, 3, table},
                                       {3, 2, 70000, table.subspan(AttentionInputs::kMaxPages)}};
     args.kv.sequences = sequences;
-    ref_.rope_kv(args, pool_);
+    ref_.rope(args.q, pool_);
+    ref_.rope(args.k, pool_);
+    ref_.kv_write(args.kv, pool_);
 
     const DeviceArray<float> device_x(in.rows), freq(in.inv_freq);
     const DeviceArray<int64_t> positions(in.positions);
@@ -285,7 +288,7 @@ class RopeCuda : public DenseOpsCuda, public testing::WithParamInterface<bool> {
         in.args(device_x.data(), positions.data(), freq.data(), device_k.data(), device_v.data());
     device.kv.device_batch = &batch;
     if (is_fused) {
-      ops_.rope_kv(device, pool_);
+      cuda::rope_kv(device, pool_);
     } else {
       ops_.rope(device.q, pool_);
       ops_.rope(device.k, pool_);

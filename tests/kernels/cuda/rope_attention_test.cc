@@ -1,0 +1,188 @@
+// Rope, the pages' write and attention in one call, for batches of decode and others, against kernels/ref one
+// after the other. Pages hold NaN where no token has been.
+#include <cmath>
+#include <string>
+
+#include "device/stream.h"
+#include "kernels/cuda/device_array.h"
+#include "kernels/dense_case.h"
+#include "support/compare.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr int kPageSize = 8;
+
+struct Case {
+  int num_q, num_kv, head_dim, rotary_dim;
+  std::vector<int64_t> contexts;  // tokens before the new ones, of each sequence
+  int64_t new_tokens = 1;
+  int64_t window = 0;
+  bool sinks = false;
+  int64_t padding = 0;
+
+  int64_t rows() const { return std::ssize(contexts) * new_tokens; }
+  int64_t stride() const { return (num_q + 2 * num_kv) * head_dim + 2; }
+  int64_t max_pages() const {
+    int64_t most = 0;
+    for (int64_t context : contexts) most = std::max(most, context);
+    return (most + new_tokens + kPageSize - 1) / kPageSize;
+  }
+};
+
+struct Data {
+  std::vector<float> qkv, inv_freq, sinks;
+  std::vector<bf16> k, v;
+  std::vector<int64_t> positions;
+  std::vector<int32_t> page_table, row_sequence, first_row, first_position;
+
+  explicit Data(const Case& c) {
+    Random random(3);
+    const int64_t padded = c.rows() + c.padding, columns = std::ssize(c.contexts) + c.padding;
+    qkv = random.normal(padded * c.stride());
+    sinks = random.normal(c.num_q);
+    for (int i = 0; i < c.rotary_dim / 2; ++i)
+      inv_freq.push_back(
+          std::pow(10000.0f, -2.0f * static_cast<float>(i) / static_cast<float>(c.rotary_dim)));
+    page_table.assign(static_cast<size_t>(columns * c.max_pages()), 0);
+    int32_t next = 1;  // page 0 is nobody's
+    for (int32_t& page : page_table) page = next++;
+    const int64_t row = int64_t{c.num_kv} * c.head_dim;
+    k = v = poisoned<bf16>(next * kPageSize * row);
+    for (int32_t s = 0; s < std::ssize(c.contexts); ++s) add_sequence(c, s, random);
+    first_row.resize(static_cast<size_t>(columns + 1), static_cast<int32_t>(c.rows()));
+    first_position.resize(static_cast<size_t>(columns));
+    positions.resize(static_cast<size_t>(padded));
+    row_sequence.resize(static_cast<size_t>(padded), -1);
+  }
+
+  KvPages pages(const Case& c, void* data) const {
+    return {data, DType::kBF16, c.num_kv, kPageSize, c.head_dim, 0};
+  }
+  RopeAttentionArgs args(const Case& c, float* x, const int64_t* at, const float* freq, void* keys,
+                         void* values, void* out, DType dtype, int64_t rows, const float* sink) const {
+    const RopeArgs q{x, at, freq, 1.25f, rows, c.stride(), c.num_q, c.head_dim, c.rotary_dim};
+    RopeArgs key = q;
+    key.x = x + c.num_q * c.head_dim, key.num_heads = c.num_kv;
+    RopeAttentionArgs args{
+        {q,
+         key,
+         {key.x, key.x + c.num_kv * c.head_dim, c.stride(), pages(c, keys), pages(c, values), {}, nullptr}},
+        {}};
+    args.attention.q = x, args.attention.q_stride = c.stride(), args.attention.num_heads = c.num_q;
+    args.attention.k_pages = pages(c, keys), args.attention.v_pages = pages(c, values);
+    args.attention.scale = 1 / std::sqrt(static_cast<float>(c.head_dim));
+    args.attention.window = c.window, args.attention.sinks = sink;
+    args.attention.out = {out, dtype, rows, int64_t{c.num_q} * c.head_dim};
+    return args;
+  }
+
+ private:
+  void add_sequence(const Case& c, int32_t s, Random& random) {
+    const int64_t context = c.contexts[static_cast<size_t>(s)];
+    first_row.push_back(static_cast<int32_t>(positions.size()));
+    first_position.push_back(static_cast<int32_t>(context));
+    for (int64_t i = 0; i < c.new_tokens; ++i) positions.push_back(context + i), row_sequence.push_back(s);
+    for (int64_t position = 0; position < context; ++position)
+      for (int head = 0; head < c.num_kv; ++head)
+        for (auto* to : {&k, &v}) {
+          const int64_t at =
+              pages(c, nullptr).offset(&page_table[static_cast<size_t>(s * c.max_pages())], head, position);
+          const std::vector<bf16> row = to_bf16(random.normal(c.head_dim));
+          std::copy(row.begin(), row.end(), to->begin() + at);
+        }
+  }
+};
+
+class RopeAttention : public testing::Test {
+ protected:
+  void expect_matches_ref(const Case& c) {
+    SCOPED_TRACE(std::to_string(c.num_q) + "/" + std::to_string(c.num_kv) + " heads of " +
+                 std::to_string(c.head_dim) + ", window " + std::to_string(c.window));
+    const Data in(c);
+    const int64_t cols = int64_t{c.num_q} * c.head_dim, padded = c.rows() + c.padding;
+    std::vector<float> x = in.qkv, expected(static_cast<size_t>(padded * cols));
+    std::vector<bf16> k = in.k, v = in.v;
+    std::vector<SequenceRows> sequences;
+    for (int64_t s = 0; s < std::ssize(c.contexts); ++s)
+      sequences.push_back({s * c.new_tokens, c.new_tokens, c.contexts[static_cast<size_t>(s)],
+                           std::span(in.page_table).subspan(static_cast<size_t>(s * c.max_pages()))});
+    RopeAttentionArgs args =
+        in.args(c, x.data(), in.positions.data(), in.inv_freq.data(), k.data(), v.data(), expected.data(),
+                DType::kF32, c.rows(), c.sinks ? in.sinks.data() : nullptr);
+    args.rope.kv.sequences = args.attention.sequences = sequences;
+    ref_dense_ops().rope_attention(args, pool_);
+
+    const DeviceArray<float> qkv(in.qkv), freq(in.inv_freq), sinks(in.sinks);
+    const DeviceArray<bf16> device_k(in.k), device_v(in.v), out(poisoned<bf16>(padded * cols));
+    const DeviceArray<int64_t> positions(in.positions);
+    const DeviceArray<int32_t> table(in.page_table), sequence(in.row_sequence), first_row(in.first_row),
+        first_position(in.first_position);
+    const DeviceBatch batch{.num_rows = padded,
+                            .num_sequences = std::ssize(in.first_position),
+                            .max_rows = c.new_tokens,
+                            .max_pages = c.max_pages(),
+                            .positions = positions.data(),
+                            .row_sequence = sequence.data(),
+                            .first_row = first_row.data(),
+                            .first_position = first_position.data(),
+                            .page_table = table.data()};
+    args = in.args(c, qkv.data(), positions.data(), freq.data(), device_k.data(), device_v.data(), out.data(),
+                   DType::kBF16, padded, c.sinks ? sinks.data() : nullptr);
+    args.rope.kv.device_batch = args.attention.device_batch = &batch;
+    {
+      const StreamScope scope(stream_);
+      cuda_dense_ops()->rope_attention(args, pool_);
+    }
+    const Status status = stream_.synchronize();
+    ASSERT_TRUE(status.ok()) << status.message();
+    EXPECT_TRUE(within_relative_l2(to_float(out.values()), expected, 6e-3));
+    expect_same_pages(to_float(device_k.values()), to_float(k), 2);
+    expect_same_pages(to_float(device_v.values()), to_float(v), 0);
+  }
+
+  // Within some units in the last place of a bf16; NaN where the other has NaN.
+  void expect_same_pages(const std::vector<float>& got, const std::vector<float>& expected, double units) {
+    for (size_t i = 0; i < expected.size(); ++i) {
+      ASSERT_EQ(std::isnan(got[i]), std::isnan(expected[i])) << i;
+      if (!std::isnan(got[i])) {
+        ASSERT_LE(std::fabs(got[i] - expected[i]), units * (2 * kBf16Eps * std::fabs(expected[i]) + 1e-5))
+            << i;
+      }
+    }
+  }
+
+  Stream stream_ = std::move(*Stream::make());
+  ThreadPool pool_{2};
+};
+
+TEST_F(RopeAttention, DecodeOfEveryShortContext) {
+  Case c{16, 2, 64, 64, {}};
+  for (int64_t n = 0; n < 70; ++n) c.contexts.push_back(n);
+  for (int64_t window : {0, 1, 2, 16, 17, 40})
+    for (int64_t padding : {0, 3}) {
+      c.window = window, c.padding = padding, c.sinks = window % 2 == 0;
+      expect_matches_ref(c);
+    }
+}
+
+TEST_F(RopeAttention, DecodeHeadShapes) {
+  for (int dim : {16, 32, 48, 64, 80, 96, 112, 128})
+    for (int group : {1, 3, 8, 16}) expect_matches_ref({2 * group, 2, dim, dim, {0, 7, 20, 133}});
+  expect_matches_ref({8, 2, 64, 32, {0, 20, 70}});
+  expect_matches_ref({8, 2, 64, 20, {0, 20, 70}});
+  expect_matches_ref({4, 2, 192, 192, {0, 20}});
+}
+
+TEST_F(RopeAttention, DecodeOfLongContexts) {
+  expect_matches_ref({8, 1, 64, 64, {1030, 2047, 2048, 5000}});
+  expect_matches_ref({8, 1, 128, 128, {4095, 1}, 1, 0, true});
+}
+
+TEST_F(RopeAttention, SeveralTokensOfASequence) {
+  expect_matches_ref({16, 2, 64, 64, {0, 5, 100}, 3});
+  expect_matches_ref({16, 2, 64, 64, {0, 5, 100}, 40, 32, true});
+}
+
+}  // namespace
+}  // namespace fp4moe
