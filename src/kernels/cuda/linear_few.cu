@@ -3,15 +3,15 @@
 // Computes:  out [T, N] f32 (+)= x [T, K] W^T + bias, W [N, K] bf16 row-major; x is bf16, or norm(residual).
 // Shapes:    T <= 16, K a multiple of 32, any N; x whole in shared memory.
 // Bytes:     2 N K, once from HBM; T (2 K + 4 N) beside it.
-// Flops:     2 T N K, on mma.sync with the tokens as its 16 rows and weights as its 8 columns.
-// Bound:     HBM. Each block streams its share of the rows through a ring of bulk copies that fills the SM's
-//            shared memory, and starts before it waits for the kernel whose output it reads: behind another
-//            kernel most of a 25 MB matrix is in flight by then. A bulk copy costs the SM 44 ns whatever its
-//            size (512 B: 1.5 TB/s in all, 1 KiB: 3.1), so a copy is up to 3 KB of a row.
-// Numerics:  exact products, f32 sums: a warp's k's (32 of every 256 of a chunk) one after the other, then
-// the 8
-//            warps in order, then bias, then what out holds. The same bits for a token whatever T is. With
-//            the norm inside, x = bf16(residual * weight), and 1 / rms multiplies the sum.
+// Flops:     2 T N K, on mma.sync with weights as its 16 rows and the tokens as its 8 columns.
+// Bound:     HBM. Each block streams its share of the rows through a ring of bulk copies, and starts before
+// it
+//            waits for the kernel whose output it reads. A bulk copy costs the SM 44 ns whatever its size
+//            (512 B: 1.5 TB/s in all, 1 KiB: 3.1), so a copy is up to 3 KB of a row.
+// Numerics:  exact products, f32 sums: of a warp's k's (32 of every 256 of a chunk) two chains, then their
+// sum,
+//            then the 8 warps in order, then bias, then what out holds. The same bits for a token whatever T
+//            is. With the norm inside, x = bf16(residual * weight), and 1 / rms multiplies the sum.
 #include "kernels/cuda/linear_few.h"
 
 #include <algorithm>
@@ -26,15 +26,56 @@ namespace {
 
 constexpr int kWarps = 8;  // that multiply; one more copies
 constexpr int kThreads = kWarps * 32;
-constexpr int kTileRows = 8;    // weight rows of a stage
-constexpr int kGroupTiles = 5;  // whose sums are kept until the warps' are added
+constexpr int kStageRows = 8;  // weight rows of a stage; two stages are the 16 rows of a tile
+constexpr int kTileRows = 2 * kStageRows;
+constexpr int kGroupTiles = 3;  // whose sums are kept until the warps' are added
 constexpr int kGroupRows = kGroupTiles * kTileRows;
 constexpr int kMaxChunk = 1536;  // k's of a stage
 constexpr int kMaxStages = 16, kMinStages = 2;
-// A block takes no more unless its ring would be shorter than kGoodStages: two blocks share an SM, so that
-// the next linear fills its ring while this one ends.
-constexpr int kMaxSharedBytes = 112 * 1024, kGoodStages = 4;
+// A block takes no more unless its ring would be shorter than kGoodStages: a linear with a norm shares its SM
+// with the attention behind it, and one without with the attention before it.
+constexpr int kMaxNormSharedBytes = 112 * 1024, kMaxSharedBytes = 150 * 1024, kGoodStages = 4;
 constexpr int kMaxTokens = 16;
+constexpr int kStepK = kWarps * 32, kPairK = 2 * kStepK;  // k's of all warps at once, and of two such steps
+
+constexpr int padded_to(int k, int multiple) { return (k + multiple - 1) / multiple * multiple; }
+// Bytes of a row of `k` in shared memory, a multiple of 64 of them: two rows lie in different banks.
+constexpr int pitch_of(int k) { return k * 2 + 64; }
+// K cut into equal chunks, multiples of 32, of which a stage holds one, padded with zeros to whole steps.
+constexpr int chunk_of(int k) {
+  int best = 0, best_padded = 0;
+  const int least = (k + kMaxChunk - 1) / kMaxChunk;
+  for (int chunks = least; chunks <= least + 1; ++chunks) {
+    const int chunk = (k / 32 + chunks - 1) / chunks * 32, all = chunks * padded_to(chunk, kPairK);
+    if (best == 0 || all < best_padded) best = chunk, best_padded = all;
+  }
+  return best;
+}
+
+// Bytes from the start of a block's shared memory.
+struct FewLayout {
+  int num_stages, num_chunks, chunk, last_chunk, padded_chunk, padded_k, stage_pitch, stage_bytes, x, x_pitch,
+      sums, squares, barriers, end;
+};
+
+constexpr FewLayout few_layout(int num_tokens, int k, int num_stages) {
+  FewLayout layout{};
+  layout.chunk = chunk_of(k);
+  layout.num_stages = num_stages;
+  layout.num_chunks = (k + layout.chunk - 1) / layout.chunk;
+  layout.last_chunk = k - (layout.num_chunks - 1) * layout.chunk;
+  layout.padded_chunk = padded_to(layout.chunk, kPairK);
+  layout.padded_k = (layout.num_chunks - 1) * layout.chunk + layout.padded_chunk;
+  layout.stage_pitch = pitch_of(layout.padded_chunk);
+  layout.stage_bytes = kStageRows * layout.stage_pitch;
+  layout.x = num_stages * layout.stage_bytes;
+  layout.x_pitch = pitch_of(padded_to(layout.padded_k, 64));
+  layout.sums = layout.x + num_tokens * layout.x_pitch;
+  layout.squares = layout.sums + kWarps * num_tokens * kGroupRows * 4;
+  layout.barriers = layout.squares + kWarps * kMaxTokens * 4;
+  layout.end = layout.barriers + (2 * kMaxStages + 1) * 8;
+  return layout;
+}
 
 struct FewArgs {
   const bf16* weight;        // [n, k]
@@ -45,44 +86,18 @@ struct FewArgs {
   float* out;                // [num_tokens, n]
   float eps;
   int num_tokens, n, k;
-  int num_stages;
+  FewLayout layout;
   bool accumulate;
 };
-
-// Bytes of a row of `k` in shared memory: two rows lie in different banks.
-__host__ __device__ constexpr int pitch_of(int k) { return k * 2 + (k % 64 == 0 ? 64 : 0); }
-// K cut into equal chunks, multiples of 32.
-__host__ __device__ constexpr int chunk_of(int k) {
-  const int num_chunks = (k + kMaxChunk - 1) / kMaxChunk;
-  return (k / 32 + num_chunks - 1) / num_chunks * 32;
-}
-
-// Bytes from the start of a block's shared memory.
-struct FewLayout {
-  int chunk, stage_pitch, stage_bytes, x, x_pitch, sums, squares, barriers, end;
-};
-
-__host__ __device__ constexpr FewLayout few_layout(int num_tokens, int k, int num_stages) {
-  FewLayout layout{};
-  layout.chunk = chunk_of(k);
-  layout.stage_pitch = pitch_of(layout.chunk);
-  layout.stage_bytes = kTileRows * layout.stage_pitch;
-  layout.x = num_stages * layout.stage_bytes;
-  layout.x_pitch = pitch_of(k);
-  layout.sums = layout.x + num_tokens * layout.x_pitch;
-  layout.squares = layout.sums + kWarps * num_tokens * kGroupRows * 4;
-  layout.barriers = layout.squares + kWarps * kMaxTokens * 4;
-  layout.end = layout.barriers + (2 * kMaxStages + 1) * 8;
-  return layout;
-}
 
 // A block's share of the rows.
 struct Share {
   int begin, end;
   __device__ explicit Share(int n) {
-    const int64_t block = blockIdx.x, blocks = gridDim.x;
-    begin = static_cast<int>(n * block / blocks);
-    end = static_cast<int>(n * (block + 1) / blocks);
+    const int rows = n / static_cast<int>(gridDim.x), rest = n % static_cast<int>(gridDim.x);
+    const int block = static_cast<int>(blockIdx.x);
+    begin = block * rows + min(block, rest);
+    end = begin + rows + (block < rest ? 1 : 0);
   }
 };
 
@@ -95,19 +110,20 @@ struct Ring {
   }
 };
 
-__device__ void copy_weights(const FewArgs& a, const FewLayout& layout, uint8_t* shared, Ring ring) {
+__device__ void copy_weights(const FewArgs& a, uint8_t* shared, const Share& share, Ring ring) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const Share share(a.n);
-  for (int row = share.begin; row < share.end; row += kTileRows) {
-    const int rows = min(kTileRows, share.end - row);
-    for (int k = 0; k < a.k; k += layout.chunk) {
-      const uint32_t row_bytes = static_cast<uint32_t>(min(layout.chunk, a.k - k)) * 2;
+  for (int tile = share.begin; tile < share.end; tile += kTileRows) {
+    const int halves = share.end - tile > kStageRows ? 2 : 1;
+    for (int i = 0; i < a.layout.num_chunks * halves; ++i) {
+      const int k = i / halves * a.layout.chunk, row = tile + i % halves * kStageRows;
+      const int rows = min(kStageRows, share.end - row);
+      const uint32_t row_bytes = static_cast<uint32_t>(min(a.layout.chunk, a.k - k)) * 2;
       ptx::mbarrier_wait(&ring.empty[ring.stage], ring.parity ^ 1);
       if (lane == 0)
         ptx::mbarrier_arrive_expect_tx(&ring.full[ring.stage], static_cast<uint32_t>(rows) * row_bytes);
       __syncwarp();
       if (lane < rows)
-        ptx::bulk_load(shared + ring.stage * layout.stage_bytes + lane * layout.stage_pitch,
+        ptx::bulk_load(shared + ring.stage * a.layout.stage_bytes + lane * a.layout.stage_pitch,
                        a.weight + static_cast<int64_t>(row + lane) * a.k + k, row_bytes,
                        &ring.full[ring.stage]);
       ring.advance();
@@ -115,20 +131,34 @@ __device__ void copy_weights(const FewArgs& a, const FewLayout& layout, uint8_t*
   }
 }
 
+// Zeros behind the last chunk in every stage, which longer ones may overwrite, and behind every x: so that
+// the products of the padding are zeros.
+__device__ void clear_padding(const FewArgs& a, uint8_t* shared) {
+  const auto clear = [&](uint8_t* rows, int num_rows, int pitch, int from, int to) {
+    const int words = (to - from) / 4;
+    for (int i = static_cast<int>(threadIdx.x); i < num_rows * words; i += kThreads)
+      *reinterpret_cast<uint32_t*>(rows + i / words * pitch + from + i % words * 4) = 0;
+  };
+  if (a.layout.padded_k == a.k) return;
+  clear(shared, a.layout.num_stages * kStageRows, a.layout.stage_pitch, a.layout.last_chunk * 2,
+        a.layout.padded_chunk * 2);
+  clear(shared + a.layout.x, a.num_tokens, a.layout.x_pitch, a.k * 2, a.layout.padded_k * 2);
+  ptx::fence_proxy_async();
+}
+
 // One bulk copy a token.
-__device__ void load_x(const FewArgs& a, const FewLayout& layout, uint8_t* shared, uint64_t* barrier) {
+__device__ void load_x(const FewArgs& a, uint8_t* shared, uint64_t* barrier) {
   const int t = static_cast<int>(threadIdx.x);
   if (t == 0) ptx::mbarrier_arrive_expect_tx(barrier, static_cast<uint32_t>(a.num_tokens * a.k * 2));
   if (t < 32) __syncwarp();
   if (t < a.num_tokens)
-    ptx::bulk_load(shared + layout.x + t * layout.x_pitch, a.x + static_cast<int64_t>(t) * a.k,
+    ptx::bulk_load(shared + a.layout.x + t * a.layout.x_pitch, a.x + static_cast<int64_t>(t) * a.k,
                    static_cast<uint32_t>(a.k) * 2, barrier);
   ptx::mbarrier_wait(barrier, 0);
 }
 
-__device__ void prefetch_bias(const FewArgs& a) {
+__device__ void prefetch_bias(const FewArgs& a, const Share& share) {
   constexpr int kLine = 128 / sizeof(float);
-  const Share share(a.n);
   if (a.bias == nullptr) return;
   for (int i = share.begin + static_cast<int>(threadIdx.x) * kLine; i < share.end; i += kThreads * kLine)
     ptx::prefetch_l2(a.bias + i);
@@ -150,10 +180,9 @@ struct NormWeights {
 };
 
 // x = bf16(residual * weight), and each warp's part of the sum of squares.
-__device__ void load_normed(const FewArgs& a, const FewLayout& layout, const NormWeights& weights,
-                            uint8_t* shared) {
+__device__ void load_normed(const FewArgs& a, const NormWeights& weights, uint8_t* shared) {
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, vectors = a.k / 4;
-  float* squares = reinterpret_cast<float*>(shared + layout.squares);
+  float* squares = reinterpret_cast<float*>(shared + a.layout.squares);
   const float4* weight = reinterpret_cast<const float4*>(a.norm_weight);
   const float4* residual = reinterpret_cast<const float4*>(a.residual);
   for (int first = 0; first < a.num_tokens; first += kTokensAtOnce) {
@@ -173,7 +202,7 @@ __device__ void load_normed(const FewArgs& a, const FewLayout& layout, const Nor
 #pragma unroll
       for (int t = 0; t < kTokensAtOnce; ++t) {
         if (first + t >= a.num_tokens) break;
-        uint2* to = reinterpret_cast<uint2*>(shared + layout.x + (first + t) * layout.x_pitch);
+        uint2* to = reinterpret_cast<uint2*>(shared + a.layout.x + (first + t) * a.layout.x_pitch);
 #pragma unroll
         for (int j = 0; j < kLoads; ++j) {
           const float4 e = v[t][j];
@@ -192,24 +221,31 @@ __device__ void load_normed(const FewArgs& a, const FewLayout& layout, const Nor
   ptx::named_barrier(1, kThreads);
 }
 
-// c += the tokens times a stage's rows, over this warp's k's: 32 of every 256. `x` is where the stage's k's
-// start.
+// Where a lane's operands of one step lie: weights of rows g and g + 8, and x of tokens g and g + 8. Tokens
+// past the last read some token, for columns that nobody looks at.
+struct Operands {
+  const uint8_t *low, *high, *x, *x_high;
+};
+
+// c [tokens' half][chain] += two stages' rows times the tokens, over this warp's k's: 32 of every kStepK.
 template <bool kTwoHalves>
-__device__ __forceinline__ void multiply_stage(const uint8_t* stage, int stage_pitch, const uint8_t* x,
-                                               int x_pitch, int num_tokens, int num_k, float (&c)[2][4]) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int g = lane / 4, at = (warp * 32 + lane % 4 * 8) * 2;
-  const bool has_a = g < num_tokens, has_b = kTwoHalves && g + 8 < num_tokens;
-  const uint8_t *row = stage + g * stage_pitch + at, *x_a = x + g * x_pitch + at, *x_b = x_a + 8 * x_pitch;
-#pragma unroll 2
-  for (int k = warp * 32; k < num_k; k += kWarps * 32) {
-    uint4 a = {0, 0, 0, 0}, b = {0, 0, 0, 0};  // tokens g and g + 8
-    if (has_a) a = *reinterpret_cast<const uint4*>(x_a);
-    if (has_b) b = *reinterpret_cast<const uint4*>(x_b);
-    const uint4 w = *reinterpret_cast<const uint4*>(row);
-    ptx::mma_bf16(c[0], a.x, b.x, a.y, b.y, w.x, w.y);
-    ptx::mma_bf16(c[1], a.z, b.z, a.w, b.w, w.z, w.w);
-    row += kWarps * 64, x_a += kWarps * 64, x_b += kWarps * 64;
+__device__ __forceinline__ void multiply_chunk(Operands o, int num_pairs, float (&c)[2][2][4]) {
+  const auto load = [](const uint8_t* p) { return *reinterpret_cast<const uint4*>(p); };
+#pragma unroll 3
+  for (int pair = 0; pair < num_pairs; ++pair) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      constexpr int kStepBytes = kStepK * 2;
+      const uint4 low = load(o.low + i * kStepBytes), high = load(o.high + i * kStepBytes);
+      const uint4 x = load(o.x + i * kStepBytes);
+      ptx::mma_bf16(c[0][0], low.x, high.x, low.y, high.y, x.x, x.y);
+      ptx::mma_bf16(c[0][1], low.z, high.z, low.w, high.w, x.z, x.w);
+      if (!kTwoHalves) continue;
+      const uint4 y = load(o.x_high + i * kStepBytes);
+      ptx::mma_bf16(c[1][0], low.x, high.x, low.y, high.y, y.x, y.y);
+      ptx::mma_bf16(c[1][1], low.z, high.z, low.w, high.w, y.z, y.w);
+    }
+    o.low += kPairK * 2, o.high += kPairK * 2, o.x += kPairK * 2, o.x_high += kPairK * 2;
   }
 }
 
@@ -231,10 +267,9 @@ __device__ Addend addend_of(const FewArgs& a, int first, int rows, int i) {
 // Adds the warps' sums of a group in their order, and writes the outputs. `addend` is of this thread's first
 // one.
 template <bool kNorm>
-__device__ void write_outputs(const FewArgs& a, const FewLayout& layout, const uint8_t* shared, int first,
-                              int rows, Addend addend) {
-  const float* sums = reinterpret_cast<const float*>(shared + layout.sums);
-  const float* squares = reinterpret_cast<const float*>(shared + layout.squares);
+__device__ void write_outputs(const FewArgs& a, const uint8_t* shared, int first, int rows, Addend addend) {
+  const float* sums = reinterpret_cast<const float*>(shared + a.layout.sums);
+  const float* squares = reinterpret_cast<const float*>(shared + a.layout.squares);
   for (int i = static_cast<int>(threadIdx.x); i < a.num_tokens * rows; i += kThreads) {
     if (i >= kThreads) addend = addend_of(a, first, rows, i);
     const int t = i / rows, r = i % rows;
@@ -250,78 +285,109 @@ __device__ void write_outputs(const FewArgs& a, const FewLayout& layout, const u
   }
 }
 
+// Puts a warp's sums of a tile into `sums` [T][kGroupRows], from row `row` of the group on.
+template <bool kTwoHalves>
+__device__ __forceinline__ void keep_sums(const float (&c)[2][2][4], int num_tokens, int row, float* sums) {
+  const int g = static_cast<int>(threadIdx.x) % 32 / 4, q = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+  for (int half = 0; half < (kTwoHalves ? 2 : 1); ++half)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (const int t = half * 8 + q * 2 + i % 2; t < num_tokens)
+        sums[t * kGroupRows + row + g + i / 2 * kStageRows] = c[half][0][i] + c[half][1][i];
+}
+
 template <bool kTwoHalves, bool kNorm>
-__device__ void multiply(const FewArgs& a, const FewLayout& layout, uint8_t* shared, Ring ring) {
+__device__ void multiply(const FewArgs& a, uint8_t* shared, const Share& share, Addend addend, Ring ring) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int g = lane / 4;
-  float* sums =
-      reinterpret_cast<float*>(shared + layout.sums) + warp * a.num_tokens * kGroupRows + lane % 4 * 2;
-  const Share share(a.n);
+  const int g = lane / 4, at = (warp * 32 + lane % 4 * 8) * 2;
+  const uint8_t *x = shared + a.layout.x + min(g, a.num_tokens - 1) * a.layout.x_pitch + at,
+                *x_high = shared + a.layout.x + min(g + 8, a.num_tokens - 1) * a.layout.x_pitch + at;
+  const uint8_t* weights = shared + g * a.layout.stage_pitch + at;
+  float* sums = reinterpret_cast<float*>(shared + a.layout.sums) + warp * a.num_tokens * kGroupRows;
+  const int num_pairs = a.layout.padded_chunk / kPairK;
   for (int first = share.begin; first < share.end; first += kGroupRows) {
     const int rows = min(kGroupRows, share.end - first);
-    const Addend addend = addend_of(a, first, rows, static_cast<int>(threadIdx.x));
+    if (first != share.begin) addend = addend_of(a, first, rows, static_cast<int>(threadIdx.x));
     for (int row = 0; row < rows; row += kTileRows) {
-      float c[2][4] = {};
-      for (int k = 0; k < a.k; k += layout.chunk) {
+      const bool has_high = rows - row > kStageRows;
+      float c[2][2][4] = {};
+      for (int k = 0; k < a.k; k += a.layout.chunk) {
+        const Ring low = ring;
         ptx::mbarrier_wait(&ring.full[ring.stage], ring.parity);
-        multiply_stage<kTwoHalves>(shared + ring.stage * layout.stage_bytes, layout.stage_pitch,
-                                   shared + layout.x + k * 2, layout.x_pitch, a.num_tokens,
-                                   min(layout.chunk, a.k - k), c);
+        if (has_high) {
+          ring.advance();
+          ptx::mbarrier_wait(&ring.full[ring.stage], ring.parity);
+        }
+        multiply_chunk<kTwoHalves>({weights + low.stage * a.layout.stage_bytes,
+                                    weights + ring.stage * a.layout.stage_bytes, x + k * 2, x_high + k * 2},
+                                   num_pairs, c);
         __syncwarp();
-        if (lane == 0) ptx::mbarrier_arrive(&ring.empty[ring.stage]);
+        if (lane == 0) {
+          ptx::mbarrier_arrive(&ring.empty[low.stage]);
+          if (has_high) ptx::mbarrier_arrive(&ring.empty[ring.stage]);
+        }
         ring.advance();
       }
-      if (g < a.num_tokens)
-        *reinterpret_cast<float2*>(sums + g * kGroupRows + row) = {c[0][0] + c[1][0], c[0][1] + c[1][1]};
-      if (kTwoHalves && g + 8 < a.num_tokens)
-        *reinterpret_cast<float2*>(sums + (g + 8) * kGroupRows + row) = {c[0][2] + c[1][2],
-                                                                         c[0][3] + c[1][3]};
+      keep_sums<kTwoHalves>(c, a.num_tokens, row, sums);
     }
     ptx::named_barrier(1, kThreads);
-    write_outputs<kNorm>(a, layout, shared, first, rows, addend);
+    write_outputs<kNorm>(a, shared, first, rows, addend);
     ptx::named_barrier(1, kThreads);
   }
 }
 
 template <bool kTwoHalves, bool kNorm>
-__global__ void __launch_bounds__(kThreads + 32, 1) linear_few_kernel(const __grid_constant__ FewArgs a) {
+__global__ void __launch_bounds__(kThreads + 32, 2) linear_few_kernel(const __grid_constant__ FewArgs a) {
   extern __shared__ __align__(128) uint8_t shared[];
-  const FewLayout layout = few_layout(a.num_tokens, a.k, a.num_stages);
-  uint64_t* barriers = reinterpret_cast<uint64_t*>(shared + layout.barriers);
-  const Ring ring{barriers, barriers + kMaxStages, a.num_stages};
+  uint64_t* barriers = reinterpret_cast<uint64_t*>(shared + a.layout.barriers);
+  const Ring ring{barriers, barriers + kMaxStages, a.layout.num_stages};
   uint64_t* x_barrier = barriers + 2 * kMaxStages;
+  const Share share(a.n);
   ptx::grid_dependents_launch();
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < a.num_stages; ++i) {
-      ptx::mbarrier_init(&ring.full[i], 1);
-      ptx::mbarrier_init(&ring.empty[i], kWarps);
-    }
-    ptx::mbarrier_init(x_barrier, 1);
-    ptx::mbarrier_init_fence();
-  }
-  __syncthreads();
   if (threadIdx.x >= kThreads) {
-    copy_weights(a, layout, shared, ring);
+    if (threadIdx.x == kThreads) {
+      for (int i = 0; i < a.layout.num_stages; ++i) {
+        ptx::mbarrier_init(&ring.full[i], 1);
+        ptx::mbarrier_init(&ring.empty[i], kWarps);
+      }
+      ptx::mbarrier_init(x_barrier, 1);
+      ptx::mbarrier_init_fence();
+    }
+    __syncwarp();
+    // What is cleared is copied over only where a last chunk is shorter than the others.
+    if (a.layout.last_chunk == a.layout.chunk)
+      asm volatile("bar.arrive 2, %0;" ::"n"(kThreads + 32) : "memory");
+    else
+      ptx::named_barrier(2, kThreads + 32);
+    copy_weights(a, shared, share, ring);
     return;
   }
-  prefetch_bias(a);
+  clear_padding(a, shared);
+  ptx::named_barrier(2, kThreads + 32);
+  prefetch_bias(a, share);
+  const int rows = min(kGroupRows, share.end - share.begin);
   if constexpr (kNorm) {
     const NormWeights weights(a);
     ptx::grid_dependency_wait();
-    load_normed(a, layout, weights, shared);
+    const Addend addend = addend_of(a, share.begin, rows, static_cast<int>(threadIdx.x));
+    load_normed(a, weights, shared);
+    multiply<kTwoHalves, kNorm>(a, shared, share, addend, ring);
   } else {
     ptx::grid_dependency_wait();
-    load_x(a, layout, shared, x_barrier);
+    const Addend addend = addend_of(a, share.begin, rows, static_cast<int>(threadIdx.x));
+    load_x(a, shared, x_barrier);
+    multiply<kTwoHalves, kNorm>(a, shared, share, addend, ring);
   }
-  multiply<kTwoHalves, kNorm>(a, layout, shared, ring);
 }
 
 // Stages for `num_tokens`, of up to `wanted`; fewer than kMinStages: it does not fit.
-int num_stages(int64_t num_tokens, int64_t k, int64_t wanted) {
+int num_stages(int64_t num_tokens, int64_t k, bool norm, int64_t wanted) {
   const FewLayout layout = few_layout(static_cast<int>(num_tokens), static_cast<int>(k), 0);
   const auto within = [&](int bytes) { return (bytes - layout.end) / layout.stage_bytes; };
   const int most = within(device_limits().shared_bytes_per_block);
-  const int stages = std::min(most, std::max(within(kMaxSharedBytes), kGoodStages));
+  const int stages =
+      std::min(most, std::max(within(norm ? kMaxNormSharedBytes : kMaxSharedBytes), kGoodStages));
   return static_cast<int>(
       std::min<int64_t>(std::min(stages, kMaxStages), std::max<int64_t>(wanted, kMinStages)));
 }
@@ -344,13 +410,13 @@ FewKernel kernel_of(bool two_halves, bool norm) {
 void launch_few(FewArgs a, bool norm) {
   const int blocks = std::min(a.n, device_limits().num_sms);
   if (blocks == 0 || a.num_tokens == 0) return;
-  const int64_t stages = ceil_div(ceil_div(a.n, blocks), kTileRows) * ceil_div(a.k, chunk_of(a.k));
-  a.num_stages = num_stages(a.num_tokens, a.k, stages);
-  FP4MOE_CHECK(a.num_stages >= kMinStages, "linear_few of T=" + std::to_string(a.num_tokens) +
-                                               " K=" + std::to_string(a.k) + " does not fit");
-  const FewLayout layout = few_layout(a.num_tokens, a.k, a.num_stages);
+  const int64_t stages = ceil_div(ceil_div(a.n, blocks), kStageRows) * ceil_div(a.k, chunk_of(a.k));
+  const int ring = num_stages(a.num_tokens, a.k, norm, stages);
+  FP4MOE_CHECK(ring >= kMinStages, "linear_few of T=" + std::to_string(a.num_tokens) +
+                                       " K=" + std::to_string(a.k) + " does not fit");
+  a.layout = few_layout(a.num_tokens, a.k, ring);
   launch("linear_few", kernel_of(a.num_tokens > 8, norm),
-         {dim3(static_cast<unsigned>(blocks)), dim3(kThreads + 32), static_cast<size_t>(layout.end)}, a);
+         {dim3(static_cast<unsigned>(blocks)), dim3(kThreads + 32), static_cast<size_t>(a.layout.end)}, a);
 }
 
 FewArgs few_args(const LinearArgs& l) {
@@ -364,7 +430,7 @@ FewArgs few_args(const LinearArgs& l) {
           .num_tokens = static_cast<int>(l.x.rows),
           .n = static_cast<int>(l.n),
           .k = static_cast<int>(l.x.cols),
-          .num_stages = 0,
+          .layout = {},
           .accumulate = l.accumulate};
 }
 
@@ -372,7 +438,7 @@ FewArgs few_args(const LinearArgs& l) {
 
 bool linear_few_fits(int64_t num_tokens, int64_t k) {
   return num_tokens <= kMaxTokens && k > 0 && k % 32 == 0 && k <= (1 << 17) &&
-         num_stages(num_tokens, k, kMinStages) >= kMinStages;
+         num_stages(num_tokens, k, /*norm=*/false, kMinStages) >= kMinStages;
 }
 
 void linear_few(const LinearArgs& args) { launch_few(few_args(args), /*norm=*/false); }
