@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "formats/bf16.h"
+#include "kernels/ops.h"
 #include "kernels/routing_rule.h"
 
 namespace fp4moe {
@@ -21,6 +22,8 @@ struct DeviceRouterArgs {                  // all pointers: device memory, x and
   float* logits = nullptr;   // [T, E], written: f32 sums
   int32_t* ids = nullptr;    // [T, K], written: best first, distinct, in range
   float* weights = nullptr;  // [T, K], written
+  // A norm that comes first, with both outputs: out_f32 is x. Null: x is there. Of Hopper GPUs.
+  const RmsNormArgs* norm = nullptr;
 };
 
 }  // namespace fp4moe

@@ -204,8 +204,8 @@ Status Decoder::feed_forward(int64_t layer, int64_t num_rows, ThreadPool& pool) 
   const ActRows x = act(act_.normed, num_rows, config_.hidden_size);
   scratch_.reset();
   if (w.moe) {
-    norm(w.ffn_norm, num_rows, act_.normed_f32, pool);
-    return w.moe->forward({static_cast<int>(layer), x, act_.normed_f32, rows_.residual}, *transport_,
+    const RmsNormArgs norm = norm_args(w.ffn_norm, num_rows, act_.normed_f32);
+    return w.moe->forward({static_cast<int>(layer), x, act_.normed_f32, rows_.residual, &norm}, *transport_,
                           scratch_, pool);
   }
   if (num_rows == 0) return {};

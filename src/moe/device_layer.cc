@@ -24,11 +24,12 @@ struct DeviceRouter {
   int64_t scratch_bytes(int64_t max_tokens) const {
     return Arena::padded(max_tokens * rule.num_experts * 4) + 2 * Arena::padded(max_tokens * rule.top_k * 4);
   }
-  Routes route(const DeviceMoeOps& ops, const float* x, int64_t num_tokens, Arena& scratch) const {
+  Routes route(const DeviceMoeOps& ops, const MoeForwardArgs& args, Arena& scratch) const {
+    const int64_t num_tokens = args.x.rows;
     float* logits = scratch.take<float>(num_tokens * rule.num_experts);
     const Routes routes = {scratch.take<int32_t>(num_tokens * rule.top_k),
                            scratch.take<float>(num_tokens * rule.top_k)};
-    ops.route({.x = x,
+    ops.route({.x = args.router_x,
                .weight = weight.as<bf16>(),
                .bias = bias.as<float>(),
                .correction_bias = correction_bias.as<float>(),
@@ -37,7 +38,8 @@ struct DeviceRouter {
                .rule = rule,
                .logits = logits,
                .ids = routes.ids,
-               .weights = routes.weights});
+               .weights = routes.weights,
+               .norm = args.norm});
     return routes;
   }
 };
@@ -84,7 +86,7 @@ class DeviceLayer final : public MoeLayer {
 
   Status forward(const MoeForwardArgs& args, Transport&, Arena& scratch, ThreadPool& pool) const override {
     const int64_t t = args.x.rows;
-    const Routes routes = router_.route(ops_, args.router_x, t, scratch);
+    const Routes routes = router_.route(ops_, args, scratch);
     experts_.run(args.x, {routes.ids, t, router_.rule.top_k}, routes.weights, args.residual,
                  /*accumulate=*/true, scratch);
     if (!shared_.exists()) return {};

@@ -43,6 +43,7 @@ class HostLayer final : public MoeLayer {
   Status forward(const MoeForwardArgs& args, Transport& transport, Arena& scratch,
                  ThreadPool& pool) const override {
     check_rows(args);
+    if (args.norm != nullptr) ops_.rms_norm(*args.norm, pool);
     const int64_t h = problem_.hidden_size;
     const Shard own = transport.own_rows(args.x.rows);
     float* out = scratch.take<float>(args.x.rows * h);

@@ -19,6 +19,8 @@ struct MoeForwardArgs {
   ActRows x;                        // [T, H]: the experts' input, of the plan's activation type
   const float* router_x = nullptr;  // [T, H]: the same rows before any rounding, the router's input
   float* residual = nullptr;        // [T, H]: the layer's output is added to it
+  // What the layer makes x and router_x with, its two outputs, before all else; null: they are there.
+  const RmsNormArgs* norm = nullptr;
 };
 
 // A shared expert and, where the model has one, the vector whose sigmoid scales it.

@@ -9,7 +9,8 @@
 namespace fp4moe::cuda {
 
 void embed(const EmbedArgs& args, ThreadPool& pool);
-void rms_norm(const RmsNormArgs& args, ThreadPool& pool);
+void rms_norm_rows(const RmsNormArgs& args);
+inline void rms_norm(const RmsNormArgs& args, ThreadPool&) { rms_norm_rows(args); }
 void head_norm(const HeadNormArgs& args, ThreadPool& pool);
 void rope(const RopeArgs& args, ThreadPool& pool);
 void kv_write(const KvWriteArgs& args, ThreadPool& pool);

@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(256) head_norm_kernel(const __grid_constant__ 
 
 }  // namespace
 
-void rms_norm(const RmsNormArgs& args, ThreadPool&) {
+void rms_norm_rows(const RmsNormArgs& args) {
   const int64_t cols = args.out_act.cols;
   const int64_t threads = std::clamp<int64_t>(ceil_div(cols, 4), 32, kMaxThreads);
   launch("rms_norm", rms_norm_kernel,

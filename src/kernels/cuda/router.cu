@@ -13,11 +13,14 @@
 
 #include "base/check.h"
 #include "device/stream.h"
+#include "kernels/cuda/dense_kernels.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/norm_route.h"
 #include "kernels/cuda/ptx_mma.cuh"
 #include "kernels/cuda/ptx_order.cuh"
 #include "kernels/cuda/ptx_sm90.cuh"
 #include "kernels/cuda/router.h"
+#include "kernels/cuda/router_choice.cuh"
 
 namespace fp4moe {
 namespace {
@@ -147,19 +150,30 @@ __global__ void __launch_bounds__(kGateWarps * 32) gate_kernel(const GateArgs a)
 #pragma unroll
   for (int i = 0; i < kValues; ++i)
     shared[warp][i * 32 + lane] = tile.sum[i / 4 / kTokens][i / 4 % kTokens][i % 4];
+  __syncthreads();
+  // The block's sums in the place of its first slice's; then the first block adds up the cluster's.
+  const int num_sums = a.expert_warps * kValues * 32;
+  for (int v = threadIdx.x; v < num_sums; v += kGateWarps * 32) {
+    float* first = &shared[v / (kValues * 32)][v % (kValues * 32)];
+    float sum = *first;
+    for (int s = 1; s < slices; ++s) sum += first[s * a.expert_warps * kValues * 32];
+    *first = sum;
+  }
   wait_for_cluster(splits);
-  if (slice == 0 && blockIdx.z == 0) {
+  for (int v = threadIdx.x; v < num_sums && blockIdx.z == 0; v += kGateWarps * 32) {
+    const int i = v % (kValues * 32) / 32, of = v % 32, tile_warp = v / (kValues * 32);
+    const int e = (blockIdx.x * a.expert_warps + tile_warp) * 16 * kExperts + i / 4 / kTokens * 16 +
+                  i % 4 / 2 * 8 + of / 4;
+    const int t = first_token + i / 4 % kTokens * 8 + of % 4 * 2 + i % 2;
+    float parts[kMaxSplits];
 #pragma unroll
-    for (int i = 0; i < kValues; ++i) {
-      const int e = first_expert + i / 4 / kTokens * 16 + i % 4 / 2 * 8 + lane / 4;
-      const int t = first_token + i / 4 % kTokens * 8 + lane % 4 * 2 + i % 2;
-      if (e >= a.num_experts || t >= a.num_tokens) continue;
-      float sum = 0;
-      for (int z = 0; z < splits; ++z)
-        for (int s = 0; s < slices; ++s)
-          sum += shared_of_block(&shared[warp + s * a.expert_warps][i * 32 + lane], z);
-      a.logits[static_cast<int64_t>(t) * a.num_experts + e] = a.bias != nullptr ? sum + a.bias[e] : sum;
-    }
+    for (int z = 0; z < kMaxSplits; ++z)
+      parts[z] = z < splits ? shared_of_block(&shared[tile_warp][v % (kValues * 32)], z) : 0;
+    float sum = 0;
+#pragma unroll
+    for (int z = 0; z < kMaxSplits; ++z) sum += parts[z];
+    if (e >= a.num_experts || t >= a.num_tokens) continue;
+    a.logits[static_cast<int64_t>(t) * a.num_experts + e] = a.bias != nullptr ? sum + a.bias[e] : sum;
   }
   wait_for_cluster(splits);  // nobody leaves while its sums are read
 }
@@ -174,135 +188,13 @@ struct ChooseArgs {
   float* weights;
 };
 
-// Orders floats as the choice does: NaN last, zeros of either sign equal.
-__device__ uint32_t key_of(float score) {
-  if (score != score) return 0;
-  const uint32_t u = __float_as_uint(score + 0.0f);
-  return (u & 0x80000000u) != 0 ? ~u : u | 0x80000000u;
-}
-
-// What a warp chooses from: candidate i is lane i % 32's.
-struct Candidates {
-  const uint32_t* keys;  // [n], shared memory
-  int n;
-  uint32_t open = 0;  // this lane's candidates that may be chosen: bit i / 32
-
-  __device__ void take_all() {
-    const int lane = threadIdx.x % 32, mine = (n - lane + 31) / 32;
-    open = mine >= 32 ? ~0u : (1u << max(mine, 0)) - 1;
-  }
-  // The best open one, of equals the first; it is closed. -1: there is none.
-  __device__ int take_best() {
-    const int lane = threadIdx.x % 32;
-    uint32_t best = 0;
-    int id = 1 << 30;
-    for (uint32_t left = open; left != 0; left &= left - 1) {
-      const int i = (__ffs(static_cast<int>(left)) - 1) * 32 + lane;
-      if (id == 1 << 30 || keys[i] > best) best = keys[i], id = i;
-    }
-    const uint32_t top = __reduce_max_sync(~0u, best);
-    const int winner = __reduce_min_sync(~0u, best == top ? id : 1 << 30);
-    if (winner == id && id < 1 << 30) open &= ~(1u << (id / 32));
-    return winner < 1 << 30 ? winner : -1;
-  }
-};
-
-// A grouped rule's score of a logit, rounded to f32.
-__device__ float score_of(const RoutingRule& rule, float logit) {
-  const double x = logit;
-  if (rule.scoring == RouterScoring::kSigmoidGrouped) return static_cast<float>(1 / (1 + exp(-x)));
-  return static_cast<float>(sqrt((x > 0 ? x : 0) + log1p(exp(-fabs(x)))));
-}
-
-__device__ double warp_sum(double v) {
-  for (int d = 16; d > 0; d /= 2) v += __shfl_xor_sync(~0u, v, d);
-  return v;
-}
-
-// The sum of a group's two best scores, NaN if there are no two numbers (or one, of one).
-__device__ float group_score(const float* scores, int size, int rotation) {
-  float best = nanf(""), second = best;
-  for (int i = 0; i < size; ++i) {
-    const float s = scores[(i + rotation) % size];
-    if (s > best || (best != best && s == s)) {
-      second = best, best = s;
-    } else if (s > second || (second != second && s == s)) {
-      second = s;
-    }
-  }
-  return size == 1 ? best : best + second;
-}
-
-// Closes the candidates of all groups but the best; scores and keys of candidates are written, room is for
-// keys of groups.
-__device__ void keep_best_groups(const RoutingRule& rule, const float* scores, uint32_t* room,
-                                 Candidates& all) {
-  const int groups = static_cast<int>(rule.num_groups), size = all.n / groups, lane = threadIdx.x % 32;
-  for (int g = lane; g < groups; g += 32) room[g] = key_of(group_score(scores + g * size, size, g % size));
-  __syncwarp();
-  Candidates best{room, groups};
-  best.take_all();
-  uint32_t kept = 0;
-  for (int i = 0; i < rule.top_k_groups; ++i) {
-    const int g = best.take_best();
-    for (uint32_t left = all.open; left != 0; left &= left - 1) {
-      const int bit = __ffs(static_cast<int>(left)) - 1;
-      if ((bit * 32 + lane) / size == g) kept |= 1u << bit;
-    }
-  }
-  all.open = kept;
-}
-
-// Lane k has the weight of the k-th chosen.
-__device__ float weight_of(const RoutingRule& rule, const float* logits, int id, float top) {
-  const int lane = threadIdx.x % 32, experts = static_cast<int>(rule.num_experts);
-  const bool chosen = lane < rule.top_k;
-  if (is_grouped(rule.scoring)) {
-    const double score = chosen ? score_of(rule, logits[id]) : 0;
-    const double divisor = rule.norm_top_k ? warp_sum(score) + 1e-20 : 1;
-    return static_cast<float>(score / divisor * rule.scaling_factor);
-  }
-  const double value = chosen ? exp(static_cast<double>(logits[id]) - top) : 0;
-  double sum = value;
-  if (rule.scoring == RouterScoring::kSoftmaxTopk && !rule.norm_top_k) {
-    sum = 0;
-    for (int e = lane; e < experts; e += 32) sum += exp(static_cast<double>(logits[e]) - top);
-  }
-  return static_cast<float>(value / warp_sum(sum) * rule.scaling_factor);
-}
-
 __global__ void __launch_bounds__(kChooseWarps * 32) choose_kernel(const ChooseArgs a) {
   extern __shared__ uint32_t memory[];
-  const RoutingRule& rule = a.rule;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, experts = static_cast<int>(rule.num_experts);
-  const int t = blockIdx.x * kChooseWarps + warp, topk = static_cast<int>(rule.top_k);
-  const bool grouped = is_grouped(rule.scoring);
-  uint32_t* keys = memory + warp * (3 * experts + static_cast<int>(kMaxRouterGroups));
-  auto* logits = reinterpret_cast<float*>(keys + experts);
-  float* scores = logits + experts;
+  const int warp = threadIdx.x / 32, t = blockIdx.x * kChooseWarps + warp;
   wait_for_earlier_kernels();
   if (t >= a.num_tokens) return;
-  for (int e = lane; e < experts; e += 32) {
-    const float logit = a.logits[static_cast<int64_t>(t) * experts + e];
-    float score = grouped ? score_of(rule, logit) : logit;
-    if (grouped && rule.correction_bias != nullptr) score += rule.correction_bias[e];
-    logits[e] = logit, scores[e] = score, keys[e] = key_of(score);
-  }
-  __syncwarp();
-  Candidates candidates{keys, experts};
-  candidates.take_all();
-  if (grouped && rule.num_groups != rule.top_k_groups)
-    keep_best_groups(rule, scores, keys + 3 * experts, candidates);
-  int id = 0, first = 0;
-  for (int k = 0; k < topk; ++k) {
-    const int best = candidates.take_best();
-    if (k == 0) first = best;
-    if (k == lane) id = best;
-  }
-  const float weight = weight_of(rule, logits, id, logits[first]);
-  if (lane >= topk) return;
-  a.ids[static_cast<int64_t>(t) * topk + lane] = id;
-  a.weights[static_cast<int64_t>(t) * topk + lane] = weight;
+  choose_by_warp(a.rule, a.logits + t * a.rule.num_experts, memory + warp * choice_words(a.rule.num_experts),
+                 a.ids + t * a.rule.top_k, a.weights + t * a.rule.top_k);
 }
 
 // ---- host ----------------------------------------------------------------------------------------
@@ -368,7 +260,7 @@ void launch_choose(const DeviceRouterArgs& args) {
                   .weights = args.weights};
   a.rule.correction_bias = args.correction_bias;
   const auto shared_bytes = [](int64_t experts) {
-    return static_cast<int>(kChooseWarps * 4 * (3 * experts + kMaxRouterGroups));
+    return static_cast<int>(kChooseWarps * 4 * choice_words(experts));
   };
   cudaFuncSetAttribute(choose_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                        shared_bytes(kMaxDeviceExperts));
@@ -386,6 +278,10 @@ void cuda_route(const DeviceRouterArgs& args) {
   FP4MOE_CHECK(args.hidden_size % kChunk == 0 && args.rule.num_experts <= kMaxDeviceExperts &&
                    args.rule.top_k <= kMaxDeviceTopk,
                "sizes of the router");
+  if (args.norm != nullptr) {
+    if (norm_route_fits(args)) return norm_route(args);
+    cuda::rms_norm_rows(*args.norm);
+  }
   launch_gate(args);
   launch_choose(args);
 }

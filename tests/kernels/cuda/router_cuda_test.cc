@@ -23,17 +23,32 @@ struct Case {
   std::vector<float> x, weight, bias, correction;  // weight: rounded to bf16; the biases may be empty
 };
 
+constexpr float kNormEps = 1e-5f;
+
 struct Routed {
   std::vector<float> logits, weights;
   std::vector<int32_t> ids;
 };
 
+// A norm before the route: its weight, and the outputs.
+struct Norm {
+  std::vector<float> weight, f32;
+  std::vector<bf16> act;
+};
+
 // The same call `times` times, as a graph if that is more than one; what the last one left.
-Routed route(const Case& c, int times = 1) {
+Routed route(const Case& c, int times = 1, Norm* norm = nullptr) {
   const int64_t n = c.num_tokens, experts = c.rule.num_experts, k = c.rule.top_k;
   const Guarded x(c.x), weight(to_bf16(c.weight)), bias(c.bias), correction(c.correction);
   const Guarded logits(n * experts * 4), ids(n * k * 4), weights(n * k * 4);
-  const DeviceRouterArgs args = {.x = x.as<float>(),
+  const Guarded norm_weight(norm == nullptr ? std::vector<float>() : norm->weight);
+  const Guarded act(norm == nullptr ? 0 : n * c.hidden * 2), f32(norm == nullptr ? 0 : n * c.hidden * 4);
+  const RmsNormArgs norm_args = {x.as<float>(),
+                                 norm_weight.as<float>(),
+                                 kNormEps,
+                                 {act.data(), DType::kBF16, n, c.hidden},
+                                 f32.as<float>()};
+  const DeviceRouterArgs args = {.x = norm == nullptr ? x.as<float>() : f32.as<float>(),
                                  .weight = weight.as<bf16>(),
                                  .bias = c.bias.empty() ? nullptr : bias.as<float>(),
                                  .correction_bias = c.correction.empty() ? nullptr : correction.as<float>(),
@@ -42,7 +57,8 @@ Routed route(const Case& c, int times = 1) {
                                  .rule = c.rule,
                                  .logits = logits.as<float>(),
                                  .ids = ids.as<int32_t>(),
-                                 .weights = weights.as<float>()};
+                                 .weights = weights.as<float>(),
+                                 .norm = norm == nullptr ? nullptr : &norm_args};
   Stream stream = Stream::make().value();
   StreamScope scope(stream);
   if (times == 1) {
@@ -56,6 +72,7 @@ Routed route(const Case& c, int times = 1) {
   }
   const Status status = stream.synchronize();
   EXPECT_TRUE(status.ok()) << status.message();
+  if (norm != nullptr) norm->f32 = f32.values<float>(), norm->act = act.values<bf16>();
   return {logits.values<float>(), weights.values<float>(), ids.values<int32_t>()};
 }
 
@@ -146,6 +163,46 @@ TEST(CudaRouter, SizesOfPublishedModels) {
     check_logits(c, routed);
     check_choice(c, routed);
   }
+}
+
+// Sizes that one launch takes, and some that it does not.
+TEST(CudaRouter, NormComesFirst) {
+  ThreadPool pool(2);
+  uint64_t seed = 0;
+  for (const auto& [experts, hidden] : {std::pair<int64_t, int64_t>{1, 32},
+                                        {5, 96},
+                                        {33, 64},
+                                        {32, 2880},
+                                        {128, 2880},
+                                        {256, 7168},
+                                        {40, 8192}})
+    for (int64_t t : {1, 2, 7, 64, 130}) {
+      const RouterScoring scoring = kScorings[++seed % 4];
+      Case c = random_case(
+          t, hidden, {.scoring = scoring, .num_experts = experts, .top_k = std::min<int64_t>(experts, 8)},
+          seed);
+      for (float& x : c.x) x *= 3;
+      SCOPED_TRACE(std::to_string(experts) + " experts, H " + std::to_string(hidden) + ", T " +
+                   std::to_string(t));
+      Norm norm{Random(seed + 99).normal(hidden), {}, {}};
+      std::vector<float> expected(c.x.size());
+      ActBuffer rounded(DType::kBF16, t, hidden);
+      ref_dense_ops().rms_norm({c.x.data(), norm.weight.data(), kNormEps, rounded.view(), expected.data()},
+                               pool);
+      const Routed routed = route(c, 1, &norm), again = route(c, 20, &norm);
+      std::vector<float> budget, act_budget;
+      for (float y : expected) {
+        budget.push_back(std::fabs(y) * static_cast<float>(kF32Eps) * 24 + 1e-30f);
+        act_budget.push_back(std::fabs(y) * static_cast<float>(2 * kBf16Eps) + 1e-30f);
+      }
+      EXPECT_TRUE(within_budget(norm.f32, expected, budget));
+      EXPECT_TRUE(within_budget(to_float(norm.act), rounded.values(), act_budget));
+      Case normed = c;
+      normed.x = expected;
+      check_logits(normed, routed);
+      check_choice(c, routed);
+      EXPECT_TRUE(same_bits(routed.logits, again.logits) && same_bits(routed.weights, again.weights));
+    }
 }
 
 // Small integers: the logits are exact, so ties are ties.

@@ -1,0 +1,248 @@
+// A few tokens' norm and route: a cluster of 8 blocks for each token.
+//
+// Computes:  y = x / sqrt(mean(x^2) + eps) * weight as bf16 and f32; logits = y W^T (+ bias);
+// choose_experts()
+//            of them.
+// Shapes:    x [T, H] f32, H a multiple of 8 up to 8192; W [E, H] bf16, of which a block holds E rows of an
+//            eighth of H in shared memory.
+// Bytes:     2 E H for each token (from the L2 after the first), T H (4 + 2 + 4).
+// Flops:     2 T E H as f32 multiply-adds.
+// Bound:     latency: the weights are there before the wait; then reading x, one exchange in the cluster, the
+//            choice.
+// Numerics:  f32 sums of x weight W: a lane's columns in order, a warp by halves, the blocks in order; then
+//            times 1 / rms. The same bits whatever T is.
+#include "kernels/cuda/norm_route.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/attention_ptx.cuh"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx_mma.cuh"
+#include "kernels/cuda/ptx_sm90.cuh"
+#include "kernels/cuda/router_choice.cuh"
+
+namespace fp4moe {
+namespace {
+
+constexpr int kBlocks = 8;  // of a cluster
+constexpr int kWarps = 8, kThreads = kWarps * 32;
+constexpr int kVector = 8;                           // columns that a lane reads at once
+constexpr int kVectors = 4;                          // of a lane at most
+constexpr int64_t kMaxWeightBytes = 128 * 1024;      // of a block
+constexpr int64_t kMaxBytesInAll = 3 * 1024 * 1024;  // of weights, read again for each token
+constexpr int kExpertsAtOnce = 4;
+
+struct NormRouteArgs {
+  const float *x, *norm_weight;
+  bf16* out_act;
+  float* out_f32;
+  const bf16* weight;
+  const float* bias;  // or null
+  RoutingRule rule;
+  float* logits;
+  int32_t* ids;
+  float* weights;
+  float eps;
+  int hidden_size, num_experts;
+};
+
+// The vectors of a row that a block has: [begin, end).
+struct Part {
+  int begin, end;
+  __host__ __device__ Part(int num_vectors, int block)
+      : begin(num_vectors * block / kBlocks), end(num_vectors * (block + 1) / kBlocks) {}
+};
+__host__ __device__ constexpr int max_part(int num_vectors) { return (num_vectors + kBlocks - 1) / kBlocks; }
+
+// A block's shared memory, in order: weights [E][max_part] vectors; what all blocks send here: squares
+// [kBlocks], sums [kBlocks][E] (to block 0); logits [E]; the choice's.
+__host__ __device__ constexpr int weight_bytes(int num_experts, int num_vectors) {
+  return num_experts * max_part(num_vectors) * 16;
+}
+__host__ __device__ constexpr int shared_bytes(int num_experts, int num_vectors) {
+  return weight_bytes(num_experts, num_vectors) +
+         4 * (kBlocks + (kBlocks + 1) * num_experts + choice_words(num_experts));
+}
+
+__device__ __forceinline__ float warp_total(float sum) {
+  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
+  return sum;
+}
+
+__device__ __forceinline__ void send(const float* to, int block, float value) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(
+                   cuda::map_cluster(ptx::shared_address(to), static_cast<uint32_t>(block))),
+               "f"(value)
+               : "memory");
+}
+
+// A lane's columns: vectors lane, lane + 32, ... of the block's part. Every warp has all of them.
+struct Columns {
+  float values[kVectors][kVector] = {};
+
+  __device__ void load(const float* row, const Part& part) {
+    each(part, [&](int i, int v) {
+      const float4* from = reinterpret_cast<const float4*>(row + v * kVector);
+      const float4 a = __ldcg(from), b = __ldcg(from + 1);
+      float* x = values[i];
+      x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+    });
+  }
+  template <class Function>
+  static __device__ void each(const Part& part, Function function) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i)
+      if (const int v = part.begin + i * 32 + static_cast<int>(threadIdx.x) % 32; v < part.end)
+        function(i, v);
+  }
+};
+
+// Each lane copies what it will multiply itself, so that nobody waits for anybody.
+__device__ __forceinline__ void copy_weights(const NormRouteArgs& a, const Part& part, uint4* weights) {
+  const int pitch = max_part(a.hidden_size / kVector);
+  for (int e = static_cast<int>(threadIdx.x) / 32; e < a.num_experts; e += kWarps)
+    Columns::each(part, [&](int, int v) {
+      ptx::cp_async16(ptx::shared_address(weights + e * pitch + v - part.begin),
+                      a.weight + static_cast<int64_t>(e) * a.hidden_size + v * kVector, 16);
+    });
+  ptx::cp_async_commit();
+}
+
+__device__ __forceinline__ float dot(const float (&x)[kVector], const uint4& w, float sum) {
+  const uint32_t pairs[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    sum = fmaf(x[2 * i + 1], ptx::high_of_pair(pairs[i]), fmaf(x[2 * i], ptx::low_of_pair(pairs[i]), sum));
+  return sum;
+}
+
+// This block's part of every expert's sum, to block 0.
+__device__ __forceinline__ void multiply(const NormRouteArgs& a, const Part& part, const Columns& x,
+                                         const uint4* weights, const float* sums) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, pitch = max_part(a.hidden_size / kVector);
+  for (int first = warp; first < a.num_experts; first += kWarps * kExpertsAtOnce) {
+    float sum[kExpertsAtOnce] = {};
+#pragma unroll
+    for (int j = 0; j < kExpertsAtOnce; ++j) {
+      const int e = min(first + j * kWarps, a.num_experts - 1);
+      Columns::each(part, [&](int i, int v) {
+        sum[j] = dot(x.values[i], weights[e * pitch + v - part.begin], sum[j]);
+      });
+    }
+#pragma unroll
+    for (int j = 0; j < kExpertsAtOnce; ++j) {
+      const int e = first + j * kWarps;
+      const float total = warp_total(sum[j]);
+      if (threadIdx.x % 32 == 0 && e < a.num_experts) send(sums + blockIdx.x * a.num_experts + e, 0, total);
+    }
+  }
+}
+
+__device__ __forceinline__ void write_normed(const NormRouteArgs& a, const Part& part, const Columns& x,
+                                             float inverse) {
+  const int64_t row = int64_t{blockIdx.y} * a.hidden_size;
+  Columns::each(part, [&](int i, int v) {
+    if (v % kWarps != static_cast<int>(threadIdx.x) / 32) return;
+    float y[kVector];
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) y[j] = x.values[i][j] * inverse;
+    const int64_t at = row + v * kVector;
+    *reinterpret_cast<uint4*>(a.out_act + at) = {ptx::bf16_pair(y[0], y[1]), ptx::bf16_pair(y[2], y[3]),
+                                                 ptx::bf16_pair(y[4], y[5]), ptx::bf16_pair(y[6], y[7])};
+    float4* f32 = reinterpret_cast<float4*>(a.out_f32 + at);
+    f32[0] = {y[0], y[1], y[2], y[3]};
+    f32[1] = {y[4], y[5], y[6], y[7]};
+  });
+}
+
+// Block 0: the logits, and by its first warp the choice.
+__device__ __forceinline__ void choose(const NormRouteArgs& a, const float* sums, float inverse,
+                                       float* logits, uint32_t* memory) {
+  const int64_t t = blockIdx.y;
+  for (int e = static_cast<int>(threadIdx.x); e < a.num_experts; e += kThreads) {
+    float sum = 0;
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) sum += sums[block * a.num_experts + e];
+    const float logit = sum * inverse + (a.bias != nullptr ? __ldg(a.bias + e) : 0);
+    logits[e] = logit;
+    a.logits[t * a.num_experts + e] = logit;
+  }
+  __syncthreads();
+  if (threadIdx.x < 32)
+    choose_by_warp(a.rule, logits, memory, a.ids + t * a.rule.top_k, a.weights + t * a.rule.top_k);
+}
+
+// Grid (kBlocks, T).
+__global__ void __cluster_dims__(kBlocks) __launch_bounds__(kThreads)
+    norm_route_kernel(const __grid_constant__ NormRouteArgs a) {
+  extern __shared__ __align__(16) uint8_t memory[];
+  ptx::grid_dependents_launch();
+  cuda::cluster_arrive();
+  const int num_vectors = a.hidden_size / kVector, block = static_cast<int>(blockIdx.x);
+  uint4* weights = reinterpret_cast<uint4*>(memory);
+  float* squares = reinterpret_cast<float*>(memory + weight_bytes(a.num_experts, num_vectors));
+  float* sums = squares + kBlocks;
+  float* logits = sums + kBlocks * a.num_experts;
+  const Part part(num_vectors, block);
+  copy_weights(a, part, weights);
+  Columns norm_weight, x;
+  norm_weight.load(a.norm_weight, part);
+  cuda::cluster_wait();  // all blocks run, their memory can be written
+  ptx::grid_dependency_wait();
+  x.load(a.x + int64_t{blockIdx.y} * a.hidden_size, part);
+  float square = 0;
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i)
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      square = fmaf(x.values[i][j], x.values[i][j], square);
+      x.values[i][j] *= norm_weight.values[i][j];
+    }
+  square = warp_total(square);
+  if (threadIdx.x < kBlocks) send(squares + block, static_cast<int>(threadIdx.x), square);
+  ptx::cp_async_wait<0>();
+  multiply(a, part, x, weights, sums);
+  cuda::cluster_sync();
+  float total = 0;
+#pragma unroll
+  for (int i = 0; i < kBlocks; ++i) total += squares[i];
+  const float inverse = 1 / sqrtf(total / static_cast<float>(a.hidden_size) + a.eps);
+  if (block == 0) choose(a, sums, inverse, logits, reinterpret_cast<uint32_t*>(logits + a.num_experts));
+  write_normed(a, part, x, inverse);
+}
+
+}  // namespace
+
+bool norm_route_fits(const DeviceRouterArgs& args) {
+  const int64_t experts = args.rule.num_experts, bytes = experts * args.hidden_size * 2;
+  return args.hidden_size % kVector == 0 && args.hidden_size <= kVectors * 32 * kVector * kBlocks &&
+         bytes * args.num_tokens <= kMaxBytesInAll &&
+         experts * max_part(static_cast<int>(args.hidden_size / kVector)) * 16 <= kMaxWeightBytes;
+}
+
+void norm_route(const DeviceRouterArgs& args) {
+  const RmsNormArgs& norm = *args.norm;
+  NormRouteArgs a = {.x = norm.x,
+                     .norm_weight = norm.weight,
+                     .out_act = static_cast<bf16*>(norm.out_act.data),
+                     .out_f32 = norm.out_f32,
+                     .weight = args.weight,
+                     .bias = args.bias,
+                     .rule = args.rule,
+                     .logits = args.logits,
+                     .ids = args.ids,
+                     .weights = args.weights,
+                     .eps = norm.eps,
+                     .hidden_size = static_cast<int>(args.hidden_size),
+                     .num_experts = static_cast<int>(args.rule.num_experts)};
+  a.rule.correction_bias = args.correction_bias;
+  static const cudaError_t allowed = cudaFuncSetAttribute(
+      norm_route_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device_limits().shared_bytes_per_block);
+  if (allowed != cudaSuccess) current_stream().check_launch("norm_route");
+  launch("norm_route", norm_route_kernel,
+         {dim3(kBlocks, static_cast<unsigned>(args.num_tokens)), dim3(kThreads),
+          static_cast<size_t>(shared_bytes(a.num_experts, a.hidden_size / kVector))},
+         a);
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,13 @@
+// A few tokens' norm and route as one launch.
+#pragma once
+
+#include "kernels/device_router.h"
+
+namespace fp4moe {
+
+// Whether norm_route() takes these sizes, and is what few tokens want.
+bool norm_route_fits(const DeviceRouterArgs& args);
+// cuda_route() with a norm. Precondition: norm_route_fits(), T > 0.
+void norm_route(const DeviceRouterArgs& args);
+
+}  // namespace fp4moe
