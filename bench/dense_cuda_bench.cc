@@ -98,10 +98,11 @@ void bench_sampling(Stream& stream, int64_t rows, int64_t vocab_size, const Samp
                         .num_rows = rows,
                         .vocab_size = vocab_size,
                         .row_stride = vocab_size,
-                        .masked_ids = nullptr,
-                        .num_masked = 0,
+                        .masked = nullptr,
                         .params = device_params.as<SampleRowParams>(),
-                        .out = out.as<SampledRow>()});
+                        .all_greedy = c.params.temperature == 0 && c.params.top_logprobs < 0,
+                        .out = out.as<SampledRow>(),
+                        .copy = nullptr});
   });
   std::printf("sample  V=%lld rows=%-3lld %-32s %8.1f us\n", static_cast<long long>(vocab_size),
               static_cast<long long>(rows), c.name, us);

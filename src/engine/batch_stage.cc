@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "device/pinned_memory.h"
+#include "kernels/device_copy.h"
 
 namespace fp4moe {
 namespace {
@@ -24,15 +24,17 @@ Result<BatchStage> BatchStage::make(const StageLimits& limits, MemoryResource& h
   stage.limits_ = limits;
   stage.page_table_begin_ = packed_bytes(limits);
   const int64_t num_bytes = stage.page_table_begin_ + limits.max_sequences * limits.max_pages * 4;
-  FP4MOE_ASSIGN_OR_RETURN(stage.host_, Buffer::make(num_bytes, host));
+  for (Buffer& side : stage.hosts_) {
+    FP4MOE_ASSIGN_OR_RETURN(side, Buffer::make(num_bytes, host));
+    std::memset(side.data(), 0, static_cast<size_t>(num_bytes));
+  }
   FP4MOE_ASSIGN_OR_RETURN(stage.device_, Buffer::make(num_bytes, device));
-  std::memset(stage.host_.data(), 0, static_cast<size_t>(num_bytes));
   return stage;
 }
 
 template <class T>
 T* BatchStage::take(int64_t count, const T** on_device) {
-  T* on_host = reinterpret_cast<T*>(host_.data() + used_);
+  T* on_host = reinterpret_cast<T*>(host().data() + used_);
   *on_device = reinterpret_cast<const T*>(device_.data() + used_);
   used_ += padded(count * static_cast<int64_t>(sizeof(T)));
   return on_host;
@@ -57,7 +59,7 @@ DeviceBatch BatchStage::write(const Batch& batch, int64_t num_rows) {
   int32_t* first_row = take(out.num_sequences + 1, &out.first_row);
   int32_t* first_position = take(out.num_sequences, &out.first_position);
   int64_t* logit_rows = take(out.num_logit_rows, &out.logit_rows);
-  auto* pages = reinterpret_cast<int32_t*>(host_.data() + page_table_begin_);
+  auto* pages = reinterpret_cast<int32_t*>(host().data() + page_table_begin_);
   out.page_table = reinterpret_cast<const int32_t*>(device_.data() + page_table_begin_);
 
   std::copy_n(batch.token_ids.begin(), t, ids);
@@ -86,13 +88,14 @@ DeviceBatch BatchStage::write(const Batch& batch, int64_t num_rows) {
 }
 
 DeviceBatch BatchStage::put(const Batch& batch, int64_t num_rows) {
+  side_ ^= 1;
   const DeviceBatch out = write(batch, num_rows);
-  copy_async(device_.data(), host_.data(), used_);
-  copy_rows_async({.to = device_.data() + page_table_begin_,
-                   .from = host_.data() + page_table_begin_,
-                   .stride_bytes = limits_.max_pages * 4,
-                   .row_bytes = used_pages_ * 4,
-                   .num_rows = used_page_rows_});
+  cuda_copy_from_host()({{{.to = device_.data(), .from = host().data(), .row_bytes = used_, .num_rows = 1},
+                          {.to = device_.data() + page_table_begin_,
+                           .from = host().data() + page_table_begin_,
+                           .stride_bytes = limits_.max_pages * 4,
+                           .row_bytes = used_pages_ * 4,
+                           .num_rows = used_page_rows_}}});
   return out;
 }
 

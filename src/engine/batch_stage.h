@@ -24,7 +24,7 @@ class BatchStage {
 
   // The batch, padded to num_rows rows: with rows of its own (>= T), or, if every sequence has one row, with
   // as many sequences and logit rows. What it points to comes with the copies that are asked of the current
-  // stream: those of the step before must have been done. Sizes alone decide the addresses.
+  // stream: those of the step before the last must have been done. Sizes alone decide the addresses.
   DeviceBatch put(const Batch& batch, int64_t num_rows);
   // The same without the copies: what put() would copy lies in host memory. For tests.
   DeviceBatch write(const Batch& batch, int64_t num_rows);
@@ -34,8 +34,11 @@ class BatchStage {
   T* take(int64_t count, const T** on_device);
 
   StageLimits limits_;
-  Buffer host_, device_;  // one layout: what is packed, then the page table
-  int64_t used_ = 0;      // of what is packed
+  Buffer& host() { return hosts_[side_]; }
+
+  Buffer hosts_[2], device_;  // one layout: what is packed, then the page table
+  int side_ = 0;              // that the last step was written to
+  int64_t used_ = 0;          // of what is packed
   int64_t page_table_begin_ = 0;
   int64_t used_pages_ = 0;  // columns
   int64_t used_page_rows_ = 0;

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "device/device_memory.h"
+#include "device/event.h"
 #include "device/graph.h"
 #include "device/pinned_memory.h"
 #include "device/upload_ring.h"
@@ -24,6 +25,7 @@ bool is_sticky(const Status& status) { return status.code() == StatusCode::kInte
 class DeviceRank final : public OneRank {
  public:
   explicit DeviceRank(const RankSetup& setup) : OneRank(setup), wants_logits_(setup.options.wants_logits) {}
+  ~DeviceRank() override { wait(step_); }  // what it has asked for uses its memory
 
   Status load(const RankSetup& setup);
 
@@ -34,7 +36,8 @@ class DeviceRank final : public OneRank {
   }
   bool samples() const override { return true; }
   Status set_masked_ids(std::span<const int32_t> ids) override;
-  Status sample(std::span<const SampleRowParams> rows, std::span<SampledRow> out) override;
+  Status start_sample(std::span<const SampleRowParams> rows) override;
+  Status take_sampled(std::span<SampledRow> out) override;
   Status failure() const override {
     std::lock_guard lock(mutex_);
     return failure_;
@@ -43,17 +46,28 @@ class DeviceRank final : public OneRank {
  private:
   Status allocate(const RankSetup& setup);
   Status record_graphs(const EngineConfig& flags);
+  DeviceBatch put(const Batch& batch, int64_t num_rows);
   Status run(const DeviceBatch& batch);
+  int64_t params_bytes() const { return max_logit_rows_ * int64_t{sizeof(SampleRowParams)}; }
+  SampledRow* sampled_rows() { return reinterpret_cast<SampledRow*>(sampled_.data() + params_bytes()); }
   Status wait(const std::string& what);
+  Status keep_failure(const Status& status);
 
   Stream stream_;
   BatchStage stage_;
   Buffer logits_;       // device: [max_logit_rows, V] f32
   Buffer host_logits_;  // the same, pinned, if wants_logits_
   Buffer sampled_;      // device: params, then rows
-  Buffer host_sampled_;
-  Buffer masked_ids_;  // device: [num_masked_]
-  int64_t num_masked_ = 0, max_logit_rows_ = 0;
+  // The host's side of what a step copies: two steps may be on their way.
+  struct Side {
+    Event staged;    // the batch has been copied
+    Event sampled;   // the tokens are here
+    Buffer samples;  // pinned: params, then rows
+  };
+  Side sides_[2];
+  uint64_t num_steps_ = 0, num_sampled_ = 0, num_taken_ = 0;
+  Buffer masked_;  // device: SampleRowsArgs::masked, or empty
+  int64_t max_logit_rows_ = 0;
   std::vector<int64_t> buckets_;  // of decode steps
   std::map<int64_t, Graph> graphs_;
   std::string step_ = "loading";  // what the last one was, for errors
@@ -94,7 +108,11 @@ Status DeviceRank::allocate(const RankSetup& setup) {
   }
   const int64_t sample_bytes = max_logit_rows_ * int64_t{sizeof(SampleRowParams) + sizeof(SampledRow)};
   FP4MOE_ASSIGN_OR_RETURN(sampled_, Buffer::make(sample_bytes, device_memory()));
-  FP4MOE_ASSIGN_OR_RETURN(host_sampled_, Buffer::make(sample_bytes, pinned_memory()));
+  for (Side& side : sides_) {
+    FP4MOE_ASSIGN_OR_RETURN(side.samples, Buffer::make(sample_bytes, pinned_memory()));
+    FP4MOE_ASSIGN_OR_RETURN(side.staged, Event::make());
+    FP4MOE_ASSIGN_OR_RETURN(side.sampled, Event::make());
+  }
   buckets_ = decode_buckets(max_logit_rows_, setup.flags.cuda_graph_bs);
   return {};
 }
@@ -108,7 +126,7 @@ Status DeviceRank::record_graphs(const EngineConfig& flags) {
   const StreamScope scope(stream_);
   for (auto size = buckets_.rbegin(); size != buckets_.rend(); ++size) {
     if (*size > largest) continue;
-    const DeviceBatch batch = stage_.put({}, *size);
+    const DeviceBatch batch = put({}, *size);
     FP4MOE_RETURN_IF_ERROR(run(batch));
     FP4MOE_RETURN_IF_ERROR(wait("the first decode step of " + std::to_string(*size) + " rows"));
     Result<Graph> graph = Graph::capture(stream_, [&] { return run(batch); });
@@ -134,10 +152,12 @@ Status DeviceRank::forward(std::span<const Batch> groups) {
   FP4MOE_RETURN_IF_ERROR(failure());
   const Batch& batch = groups[0];
   const StreamScope scope(stream_);
-  FP4MOE_RETURN_IF_ERROR(wait(step_));  // its copies have been made
+  const Event& staged = sides_[num_steps_ % 2].staged;
+  if (const Status status = staged.synchronize(); !status.ok()) return wait(step_);
   const int64_t rows = std::ssize(batch.token_ids);
   const int64_t padded = is_decode(batch) ? bucket_for(buckets_, rows) : rows;
-  const DeviceBatch on_device = stage_.put(batch, padded);
+  const DeviceBatch on_device = put(batch, padded);
+  sides_[num_steps_++ % 2].staged.record(stream_);
   const auto graph = is_decode(batch) ? graphs_.find(padded) : graphs_.end();
   if (graph != graphs_.end()) {
     step_ = "the graph of " + std::to_string(padded) +
@@ -153,6 +173,12 @@ Status DeviceRank::forward(std::span<const Batch> groups) {
   return wait(step_);
 }
 
+DeviceBatch DeviceRank::put(const Batch& batch, int64_t num_rows) {
+  DeviceBatch on_device = stage_.put(batch, num_rows);
+  on_device.chosen = {&sampled_rows()->token_id, int64_t{sizeof(SampledRow) / sizeof(int32_t)}};
+  return on_device;
+}
+
 Status DeviceRank::run(const DeviceBatch& on_device) {
   Batch batch;
   batch.device = &on_device;
@@ -164,44 +190,58 @@ Status DeviceRank::run(const DeviceBatch& on_device) {
 // Waits for all that was asked; a device that has failed is not asked again.
 Status DeviceRank::wait(const std::string& what) {
   const Status status = stream_.synchronize();
-  if (status.ok()) return {};
-  const Status named = status.with_context("GPU, in " + what);
-  if (is_sticky(status)) {
-    std::lock_guard lock(mutex_);
-    failure_ = named;
-  }
-  return named;
+  return status.ok() ? status : keep_failure(status.with_context("GPU, in " + what));
+}
+
+Status DeviceRank::keep_failure(const Status& status) {
+  if (!is_sticky(status)) return status;
+  std::lock_guard lock(mutex_);
+  failure_ = status;
+  return status;
 }
 
 // ---- sampling -------------------------------------------------------------------------------------
 
 Status DeviceRank::set_masked_ids(std::span<const int32_t> ids) {
-  num_masked_ = std::ssize(ids);
-  FP4MOE_ASSIGN_OR_RETURN(masked_ids_, Buffer::copy_of(ids.data(), num_masked_ * 4, device_memory()));
+  std::vector<uint32_t> bits(ids.empty() ? 0 : static_cast<size_t>(config().vocab_size / 32 + 1));
+  for (const int32_t id : ids) bits[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
+  const auto num_bytes = static_cast<int64_t>(bits.size() * sizeof(uint32_t));
+  FP4MOE_ASSIGN_OR_RETURN(masked_, Buffer::copy_of(bits.data(), num_bytes, device_memory()));
   return {};
 }
 
-Status DeviceRank::sample(std::span<const SampleRowParams> rows, std::span<SampledRow> out) {
-  FP4MOE_CHECK(rows.size() == out.size() && std::ssize(rows) <= max_logit_rows_, "rows to sample");
-  if (rows.empty()) return {};
+Status DeviceRank::start_sample(std::span<const SampleRowParams> rows) {
+  FP4MOE_CHECK(std::ssize(rows) <= max_logit_rows_ && num_sampled_ - num_taken_ < 2, "rows to sample");
   const StreamScope scope(stream_);
-  const int64_t params_bytes = max_logit_rows_ * int64_t{sizeof(SampleRowParams)};
-  const int64_t out_bytes = std::ssize(out) * int64_t{sizeof(SampledRow)};
-  std::copy(rows.begin(), rows.end(), host_sampled_.as<SampleRowParams>());
-  copy_async(sampled_.data(), host_sampled_.data(), std::ssize(rows) * int64_t{sizeof(SampleRowParams)});
-  auto* sampled = reinterpret_cast<SampledRow*>(sampled_.data() + params_bytes);
-  auto* host_sampled = reinterpret_cast<SampledRow*>(host_sampled_.data() + params_bytes);
+  Side& side = sides_[num_sampled_++ % 2];
+  const bool all_greedy = std::all_of(rows.begin(), rows.end(),
+                                      [](const auto& r) { return r.temperature == 0 && r.top_logprobs < 0; });
+  if (!all_greedy) {
+    std::copy(rows.begin(), rows.end(), side.samples.as<SampleRowParams>());
+    copy_async(sampled_.data(), side.samples.data(), std::ssize(rows) * int64_t{sizeof(SampleRowParams)});
+  }
   cuda_sample_rows()({.logits = logits_.as<float>(),
                       .num_rows = std::ssize(rows),
                       .vocab_size = config().vocab_size,
                       .row_stride = config().vocab_size,
-                      .masked_ids = masked_ids_.as<int32_t>(),
-                      .num_masked = num_masked_,
+                      .masked = masked_.as<uint32_t>(),
                       .params = sampled_.as<SampleRowParams>(),
-                      .out = sampled});
-  copy_async(host_sampled, sampled, out_bytes);
-  FP4MOE_RETURN_IF_ERROR(wait(step_ + " or its sampling"));
-  std::copy(host_sampled, host_sampled + out.size(), out.begin());
+                      .all_greedy = all_greedy,
+                      .out = sampled_rows(),
+                      .copy = reinterpret_cast<SampledRow*>(side.samples.data() + params_bytes())});
+  side.sampled.record(stream_);
+  return {};
+}
+
+Status DeviceRank::take_sampled(std::span<SampledRow> out) {
+  FP4MOE_CHECK(num_taken_ < num_sampled_, "no rows were sampled");
+  const Side& side = sides_[num_taken_++ % 2];
+  const Status status = side.sampled.synchronize();
+  if (const Status asked = stream_.take_failure(); status.ok() && !asked.ok())
+    return keep_failure(asked.with_context("GPU, in " + step_));
+  if (!status.ok()) return wait(step_ + " or its sampling");
+  const auto* rows = reinterpret_cast<const SampledRow*>(side.samples.data() + params_bytes());
+  std::copy_n(rows, out.size(), out.begin());
   return {};
 }
 

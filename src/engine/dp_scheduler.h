@@ -27,8 +27,8 @@ class DpScheduler {
   DpScheduler(int num_groups, const SchedulerLimits& limits, int64_t num_pages, int page_size);
 
   void enqueue(std::unique_ptr<Sequence> sequence);
-  // The next step, for each group its rows, oldest sequence first; false iff nothing waits or runs. Groups
-  // without work have no rows.
+  // The next step, for each group its rows, oldest sequence first; false iff there are none, as in Scheduler.
+  // Groups without work have no rows.
   bool plan_step();
   std::span<const ScheduledRows> step(int group) const { return groups_[static_cast<size_t>(group)]->step(); }
   // As in Scheduler.

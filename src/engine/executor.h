@@ -24,11 +24,17 @@ class Executor {
   virtual Status forward(std::span<const Batch> groups) = 0;
   virtual float* logits() = 0;
 
-  // An executor that samples by itself keeps the logits where they are: a token for each logit row of the
-  // last forward(), in that order, as Sampler would choose it; ids of set_masked_ids() are never chosen.
+  // An executor that samples by itself keeps the logits where they are, and takes a step before the tokens of
+  // the one before are known: an id below 0 in a batch, ~r, is the token of row r of the last start_sample().
   virtual bool samples() const { return false; }
   virtual Status set_masked_ids(std::span<const int32_t>) { return {}; }
-  virtual Status sample(std::span<const SampleRowParams>, std::span<SampledRow>) {
+  // Asks for a token for each logit row of the last forward(), in that order, as Sampler would choose it; ids
+  // of set_masked_ids() are never chosen.
+  virtual Status start_sample(std::span<const SampleRowParams>) {
+    return internal_error("this executor does not sample");
+  }
+  // Waits for the tokens of the earliest start_sample() that were not taken; two of them may be waiting.
+  virtual Status take_sampled(std::span<SampledRow>) {
     return internal_error("this executor does not sample");
   }
   // Not OK once no further step can run; a failed step may also be the matter of its batch alone.

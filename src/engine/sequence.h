@@ -19,13 +19,16 @@ struct Sequence {
   int64_t num_prompt_tokens = 0;
   int64_t max_tokens = 0;          // prompt and answer together
   std::vector<int32_t> token_ids;  // the prompt, then the answer so far
+  int64_t num_unknown = 0;         // of them, at the end: steps under way choose them
 
   // The scheduler's.
   int64_t num_cached = 0;           // the first token_ids, whose keys and values are in the pages
   std::vector<int32_t> page_table;  // covers num_cached and the rows of the current step
 
   int64_t num_tokens() const { return static_cast<int64_t>(token_ids.size()); }
-  int64_t num_answer_tokens() const { return num_tokens() - num_prompt_tokens; }
+  int64_t num_known_tokens() const { return num_tokens() - num_unknown; }
+  int64_t num_answer_tokens() const { return num_known_tokens() - num_prompt_tokens; }
+  bool is_complete() const { return num_tokens() == max_tokens; }
 };
 
 }  // namespace fp4moe

@@ -165,7 +165,7 @@ bool StepLoop::take_mail() {
   {
     std::unique_lock lock(mutex_);
     mail_.wait(lock, [this] {
-      return scheduler_.first() || !inbox_.empty() || !cancelled_ids_.empty() || stopping_;
+      return scheduler_.first() || !rows_.empty() || !inbox_.empty() || !cancelled_ids_.empty() || stopping_;
     });
     inbox.swap(inbox_);
     cancelled_ids.swap(cancelled_ids_);
@@ -189,21 +189,45 @@ bool StepLoop::take_mail() {
   return !stopping;
 }
 
+// Where the executor samples, the next step is asked for before the tokens of the one under way are taken.
 void StepLoop::run_step() {
+  std::string error;
   try {
-    if (!scheduler_.plan_step()) return;
-    if (const Status status = forward(); !status.ok()) throw std::runtime_error(status.message());
-    scheduler_.commit_step();
-    sample_rows();
-  } catch (const std::exception& error) {
-    fail_step(error.what());
+    ask_for_step();
+  } catch (const std::exception& failure) {
+    next_rows_.clear();
+    error = failure.what();
+  }
+  if (!executor_.samples()) rows_.swap(next_rows_);
+  try {
+    if (executor_.samples()) take_sampled();
+  } catch (const std::exception& failure) {
+    rows_.clear();
+    error = failure.what();
   }
   for (SampledRow& row : rows_) accept(row);
+  rows_.clear();
+  rows_.swap(next_rows_);
+  if (!error.empty()) fail_step(error);
+}
+
+// The next step, if there is one; next_rows_ are those that get a token.
+void StepLoop::ask_for_step() {
+  if (!scheduler_.plan_step()) return;
+  if (const Status status = forward(); !status.ok()) throw std::runtime_error(status.message());
+  scheduler_.commit_step();
+  if (executor_.samples())
+    start_sample();
+  else
+    sample_rows();
+  for (size_t r = 0; r < next_rows_.size(); ++r) {
+    next_rows_[r].sequence->token_ids.push_back(~static_cast<int32_t>(r));
+    ++next_rows_[r].sequence->num_unknown;
+  }
 }
 
 // All running requests end with the error; when no further step can run, the waiting ones too.
 void StepLoop::fail_step(const std::string& error) {
-  rows_.clear();
   const Status failure = executor_.failure();
   if (failure.ok()) {
     log_error("a step failed, and with it all running requests: " + error);
@@ -219,9 +243,8 @@ void StepLoop::fail_step(const std::string& error) {
     end(*sequence, {.finish_reason = FinishReason::kError, .error = failure.message()});
 }
 
-// Runs the model over the step's rows; rows_ then names the sequences that have logits.
+// Runs the model over the step's rows; next_rows_ then names the sequences that have logits.
 Status StepLoop::forward() {
-  rows_.clear();
   std::vector<Batch> batches;
   for (int group = 0; group < scheduler_.num_groups(); ++group) {
     GroupRows& rows = groups_[static_cast<size_t>(group)];
@@ -246,15 +269,14 @@ void StepLoop::gather(GroupRows& rows, std::span<const ScheduledRows> step) {
     }
     if (!scheduled.reaches_end()) continue;
     rows.logit_rows.push_back(first_row + scheduled.num_rows - 1);
-    rows_.push_back({&sequence, {}, {}});
+    next_rows_.push_back({&sequence, {}, {}});
   }
 }
 
 void StepLoop::sample_rows() {
-  if (executor_.samples()) return sample_on_device();
   const int64_t vocab_size = request_limits_.vocab_size;
-  executor_.pool().run(static_cast<int64_t>(rows_.size()), [&](int64_t i, int) {
-    SampledRow& row = rows_[static_cast<size_t>(i)];
+  executor_.pool().run(static_cast<int64_t>(next_rows_.size()), [&](int64_t i, int) {
+    SampledRow& row = next_rows_[static_cast<size_t>(i)];
     const std::span<float> logits(executor_.logits() + i * vocab_size, static_cast<size_t>(vocab_size));
     try {
       const double random = token_random(row.sequence->seed, row.sequence->num_tokens());
@@ -267,9 +289,10 @@ void StepLoop::sample_rows() {
   });
 }
 
-void StepLoop::sample_on_device() {
+void StepLoop::start_sample() {
+  if (next_rows_.empty()) return;
   device_params_.clear();
-  for (const SampledRow& row : rows_) {
+  for (const SampledRow& row : next_rows_) {
     const SamplingParams& sampling = row.sequence->sampling;
     device_params_.push_back({.random = token_random(row.sequence->seed, row.sequence->num_tokens()),
                               .temperature = sampling.temperature,
@@ -277,8 +300,14 @@ void StepLoop::sample_on_device() {
                               .top_k = sampling.top_k,
                               .top_logprobs = sampling.top_logprobs});
   }
+  if (const Status status = executor_.start_sample(device_params_); !status.ok())
+    throw std::runtime_error(status.message());
+}
+
+void StepLoop::take_sampled() {
+  if (rows_.empty()) return;
   device_rows_.resize(rows_.size());
-  if (const Status status = executor_.sample(device_params_, device_rows_); !status.ok())
+  if (const Status status = executor_.take_sampled(device_rows_); !status.ok())
     throw std::runtime_error(status.message());
   for (size_t i = 0; i < rows_.size(); ++i) {
     const fp4moe::SampledRow& sampled = device_rows_[i];
@@ -291,8 +320,9 @@ void StepLoop::sample_on_device() {
   }
 }
 
-// Appends a row's token to its sequence and delivers the news.
+// Puts a row's token into its sequence and delivers the news.
 void StepLoop::accept(SampledRow& row) {
+  if (row.sequence == nullptr) return;  // it has ended while the step was under way
   Sequence& sequence = *row.sequence;
   Delta delta;
   try {
@@ -300,7 +330,7 @@ void StepLoop::accept(SampledRow& row) {
       ++totals_.num_prompts_total;
       totals_.prompt_tokens_total += sequence.num_prompt_tokens;
     }
-    if (row.status.ok()) delta = append_token(sequence, row.token);
+    if (row.status.ok()) delta = put_token(sequence, row.token);
   } catch (const std::exception& error) {
     row.status = internal_error(error.what());
   }
@@ -319,10 +349,11 @@ void StepLoop::deliver(const Sequence& sequence, Delta& delta) {
   sequence.on_delta(delta);
 }
 
-Delta StepLoop::append_token(Sequence& sequence, SampledToken& token) const {
+Delta StepLoop::put_token(Sequence& sequence, SampledToken& token) const {
   const SamplingParams& sampling = sequence.sampling;
   const int32_t id = token.token_id;
-  sequence.token_ids.push_back(id);
+  sequence.token_ids[static_cast<size_t>(sequence.num_known_tokens())] = id;
+  --sequence.num_unknown;
 
   Delta delta{.token_ids = {id}};
   if (sampling.top_logprobs >= 0) {
@@ -335,7 +366,7 @@ Delta StepLoop::append_token(Sequence& sequence, SampledToken& token) const {
   if (delta.matched_stop_token < 0 || sampling.no_stop_trim) delta.text = sequence.text.push(id);
   if (delta.matched_stop_token >= 0 || !sequence.text.matched_stop().empty())
     delta.finish_reason = FinishReason::kStop;
-  else if (sequence.num_tokens() == sequence.max_tokens)
+  else if (sequence.num_known_tokens() == sequence.max_tokens)
     delta.finish_reason = FinishReason::kLength;
   return delta;
 }
@@ -355,6 +386,9 @@ void StepLoop::end(Sequence& sequence, Delta delta) {
   }
   deliver(sequence, delta);
   ended_ids_.push_back(sequence.id);
+  for (std::vector<SampledRow>* rows : {&rows_, &next_rows_})
+    for (SampledRow& row : *rows)
+      if (row.sequence == &sequence) row.sequence = nullptr;
 }
 
 // Makes what the iteration has changed visible to other threads.

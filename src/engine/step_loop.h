@@ -1,5 +1,6 @@
 // StepLoop: the engine's thread. Takes requests from a mailbox and runs one step after another: schedule,
-// forward, sample, deliver.
+// forward, sample, deliver. An executor that samples is one step ahead: the next step is planned as if no
+// sequence ended, and queued before the tokens are looked at; a row of a sequence that did end is dropped.
 #pragma once
 
 #include <chrono>
@@ -73,13 +74,15 @@ class StepLoop {
   void run();
   bool take_mail();
   void run_step();
+  void ask_for_step();
   Status forward();
   void gather(GroupRows& rows, std::span<const ScheduledRows> step);
   void fail_step(const std::string& error);
   void sample_rows();
-  void sample_on_device();
+  void start_sample();
+  void take_sampled();
   void accept(SampledRow& row);
-  Delta append_token(Sequence& sequence, SampledToken& token) const;
+  Delta put_token(Sequence& sequence, SampledToken& token) const;
   void deliver(const Sequence& sequence, Delta& delta);
   void end(Sequence& sequence, Delta delta);
   void publish();
@@ -94,7 +97,9 @@ class StepLoop {
   DpScheduler scheduler_;
   Sampler sampler_;
   std::vector<GroupRows> groups_;  // [dp]
-  std::vector<SampledRow> rows_;   // of the current step
+  // Of the step whose tokens are not yet taken, and of the one asked for behind it. A row whose sequence has
+  // ended has none any more.
+  std::vector<SampledRow> rows_, next_rows_;
   std::vector<SampleRowParams> device_params_;
   std::vector<fp4moe::SampledRow> device_rows_;
   std::vector<std::string> ended_ids_;  // since the last publish()

@@ -16,15 +16,23 @@ struct SequenceRows {
   std::span<const int32_t> page_table;  // page ids, page_size tokens each; covers first_position + num_rows
 };
 
+// Tokens in a device's memory that an earlier step has chosen: an id below 0, ~r, means ids[r * stride].
+struct ChosenTokens {
+  const int32_t* ids = nullptr;
+  int64_t stride = 0;
+};
+
 // The same of a whole batch in a device's memory, for kernels that find a row's sequence by themselves. Sizes
 // are a graph's: rows past the last sequence's (row_sequence -1) are padding, which nothing is written for
-// but zeros in outputs. Copies fill it, not kernels: kernels may read it before those before them are done.
+// but zeros in outputs. It is there before a step's first kernel lets the next one start: kernels may read
+// it, and in decode the pages' rows of earlier steps, before those before them are done.
 struct DeviceBatch {
   int64_t num_rows = 0;                     // T, padded
   int64_t num_sequences = 0;                // padded: sequences past the last have no rows
   int64_t max_rows = 0;                     // of one sequence; 1: decode
   int64_t max_pages = 0;                    // columns of page_table
   const int32_t* token_ids = nullptr;       // [T]
+  ChosenTokens chosen;                      // the only ones that a kernel has written
   const int64_t* positions = nullptr;       // [T]
   const int32_t* row_sequence = nullptr;    // [T]
   const int32_t* first_row = nullptr;       // [num_sequences + 1]

@@ -23,7 +23,7 @@ enum class SampleStatus : int32_t {
 };
 
 struct SampledRow {
-  SampleStatus status = SampleStatus::kOk;  // otherwise the rest is unspecified
+  SampleStatus status = SampleStatus::kOk;  // otherwise token_id is 0 and the rest unspecified
   int32_t token_id = 0;
   float logprob = 0;    // with top_logprobs >= 0
   int32_t num_top = 0;  // fewer than asked for if there are not so many ids
@@ -34,11 +34,13 @@ struct SampledRow {
 struct SampleRowsArgs {
   const float* logits = nullptr;  // [num_rows, row_stride], of which vocab_size are read
   int64_t num_rows = 0, vocab_size = 0, row_stride = 0;
-  const int32_t* masked_ids =
-      nullptr;  // [num_masked]: never sampled nor listed; they count in the normaliser
-  int64_t num_masked = 0;
-  const SampleRowParams* params = nullptr;  // [num_rows]
+  // [ceil(V / 32)] or null: ids (bit id % 32 of word id / 32) that are never sampled nor listed; they count
+  // in the normaliser.
+  const uint32_t* masked = nullptr;
+  const SampleRowParams* params = nullptr;  // [num_rows]; all_greedy: not read
+  bool all_greedy = false;                  // every row: temperature 0 and no log-probabilities
   SampledRow* out = nullptr;                // [num_rows]
+  SampledRow* copy = nullptr;               // the same again, for instance in pinned memory; or null
 };
 
 // What engine/sampler.h's Sampler does, for all rows at once; logits stay as they are. All pointers are

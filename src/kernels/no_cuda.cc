@@ -1,4 +1,5 @@
 // What stands for the GPU's ops where there are none.
+#include "kernels/device_copy.h"
 #include "kernels/device_moe.h"
 #include "kernels/device_moe_fp8.h"
 #include "kernels/device_peak.h"
@@ -15,6 +16,7 @@ const DeviceMoeOps* fallback_moe_ops() { return nullptr; }
 const DeviceMoeOps* sm90_moe_ops() { return nullptr; }
 const DeviceFp8MoeOps* sm90_fp8_moe_ops() { return nullptr; }
 const DevicePeakOps* sm90_peak_ops() { return nullptr; }
+CopyFromHost cuda_copy_from_host() { return nullptr; }
 SampleRows cuda_sample_rows() { return nullptr; }
 
 #endif

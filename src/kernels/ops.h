@@ -55,11 +55,12 @@ struct LinearArgs {              // out = x W^T + bias (+ out)
   bool accumulate = false;  // add to what out holds (residual), after the sum over k
 };
 
-struct EmbedArgs {               // out[t] = table[ids[t]]; ids were checked against num_rows by the caller
+struct EmbedArgs {               // out[t] = table[id]; ids were checked against num_rows by the caller
   const bf16* table = nullptr;   // [num_rows, H]
   const int32_t* ids = nullptr;  // [T]
   float* out = nullptr;          // [T, H]
   int64_t num_tokens = 0, hidden_size = 0;
+  ChosenTokens chosen;  // on a GPU: whom ids below 0 mean
 };
 
 struct RmsNormArgs {              // y = x / sqrt(mean(x^2) + eps) * weight, in f32, then as out_act wants;

@@ -149,7 +149,7 @@ Status Decoder::forward(const Batch& batch, KvCache& kv, float* logits, ThreadPo
   FP4MOE_CHECK(t <= options_.max_batch_tokens,
                std::to_string(t) + " rows, at most " + std::to_string(options_.max_batch_tokens));
   rows_ = act_.all;
-  ops_.embed({embedding_.as<bf16>(), batch.op_token_ids(), rows_.residual, t, h}, pool);
+  ops_.embed({embedding_.as<bf16>(), batch.op_token_ids(), rows_.residual, t, h, batch.op_chosen()}, pool);
   int64_t num_rows = t;
   for (int64_t i = 0; i < config_.num_layers; ++i) {
     const DecoderLayer& w = layers_[static_cast<size_t>(i)];

@@ -43,6 +43,7 @@ struct Batch {
   }
   // What the ops read: in their memory.
   const int32_t* op_token_ids() const { return device != nullptr ? device->token_ids : token_ids.data(); }
+  ChosenTokens op_chosen() const { return device != nullptr ? device->chosen : ChosenTokens{}; }
   const int64_t* op_positions() const { return device != nullptr ? device->positions : positions.data(); }
   const int64_t* op_logit_rows() const { return device != nullptr ? device->logit_rows : logit_rows.data(); }
 };

@@ -9,7 +9,7 @@ namespace {
 
 constexpr StageLimits kLimits{.max_rows = 16, .max_sequences = 8, .max_logit_rows = 8, .max_pages = 5};
 
-// Device pointers of a stage whose memories are both the host's lie in the second one; write() fills the
+// Device pointers of a stage whose memories are both the host's lie in the last one; write() fills the
 // first.
 class Stage {
  public:
@@ -39,7 +39,7 @@ class Stage {
   template <class T>
   const T* on_host(const T* p) const {
     return reinterpret_cast<const T*>(memory_.made[0] +
-                                      (reinterpret_cast<const uint8_t*>(p) - memory_.made[1]));
+                                      (reinterpret_cast<const uint8_t*>(p) - memory_.made[2]));
   }
   Memory memory_;
   BatchStage stage_;

@@ -177,6 +177,23 @@ TEST_P(DeviceRanks, TheSameStepAgainGivesTheSameBits) {
   EXPECT_EQ(first.step(kPrompts), second.step(kPrompts));
 }
 
+TEST_P(DeviceRanks, AnIdBelowZeroIsTheTokenThatWasChosen) {
+  Growing told(GetParam(), true), ahead(GetParam(), true);
+  ASSERT_TRUE(ahead.ranks().set_masked_ids({}).ok());
+  Logits a = told.step(kPrompts), b = ahead.step(kPrompts);
+  const std::vector<SampleRowParams> greedy(3, {.temperature = 0});
+  std::vector<SampledRow> sampled(3);
+  for (int i = 0; i < 5; ++i) {
+    ASSERT_TRUE(ahead.ranks().start_sample(greedy).ok());
+    const auto next = best_of(a);
+    a = told.step(next);
+    b = ahead.step({{~0}, {~1}, {~2}});
+    ASSERT_TRUE(ahead.ranks().take_sampled(sampled).ok());
+    for (size_t s = 0; s < 3; ++s) ASSERT_EQ(sampled[s].token_id, next[s][0]) << "step " << i;
+    ASSERT_EQ(a, b) << "step " << i;
+  }
+}
+
 TEST_P(DeviceRanks, TokensAreChosenAsTheHostChoosesThem) {
   Growing model(GetParam(), true);
   const std::vector<int32_t> masked = {1, 2, 3};
@@ -193,7 +210,8 @@ TEST_P(DeviceRanks, TokensAreChosenAsTheHostChoosesThem) {
                     .top_k = p.top_k,
                     .top_logprobs = p.top_logprobs});
   std::vector<SampledRow> sampled(3);
-  ASSERT_TRUE(model.ranks().sample(rows, sampled).ok());
+  ASSERT_TRUE(model.ranks().start_sample(rows).ok());
+  ASSERT_TRUE(model.ranks().take_sampled(sampled).ok());
   const Sampler sampler(model.vocab_size(), masked);
   for (size_t i = 0; i < 3; ++i) {
     std::vector<float> row = logits[i];

@@ -434,6 +434,38 @@ TEST(StepLoop, TokensFromTheExecutorAreThoseOfTheSampler) {
   }
 }
 
+// Sequences end by length, at the end token and at stop tokens, are sent back for want of pages, and are
+// cancelled, all while the next step is under way.
+TEST(StepLoop, AnExecutorThatSamplesServesManyAtOnceAsTheSamplerWould) {
+  const auto run = [](bool samples) {
+    TestLoop loop(hashed_logits, {.num_pages = 40, .samples = samples});
+    std::vector<Collector> collectors(60);
+    for (size_t i = 0; i < collectors.size(); ++i) {
+      std::vector<int32_t> prompt;
+      for (size_t k = 0; k <= i * 7 % 50; ++k) prompt.push_back(static_cast<int32_t>(i + k));
+      SamplingParams sampling{.temperature = i % 3 == 0 ? 0.0f : 1.0f,
+                              .seed = i,
+                              .max_new_tokens = static_cast<int64_t>(i * 5 % 60),
+                              .ignore_eos = i % 4 == 0};
+      if (i % 5 == 0) sampling.stop_token_ids = {1, 50, 100, 150, 200};
+      const auto id = loop->submit({"", prompt, sampling}, collectors[i].callback());
+      EXPECT_TRUE(id.ok());
+      if (i % 10 == 9) loop->cancel(*id);
+    }
+    std::vector<Answer> answers;
+    for (Collector& collector : collectors) answers.push_back(collector.wait());
+    loop.finish();
+    return answers;
+  };
+  const std::vector<Answer> host = run(false), device = run(true);
+  for (size_t i = 0; i < host.size(); ++i) {
+    if (i % 10 == 9) continue;  // how far it came is chance
+    EXPECT_EQ(host[i].token_ids, device[i].token_ids) << i;
+    EXPECT_EQ(host[i].text, device[i].text) << i;
+    EXPECT_EQ(host[i].reason(), device[i].reason()) << i;
+  }
+}
+
 TEST(StepLoop, ABadRowOfTheExecutorsFailsItsOwnRequest) {
   const FakeLogits nan_after_7 = [](std::span<const int32_t> history, std::span<float> logits) {
     hashed_logits(history, logits);

@@ -88,7 +88,12 @@ class FakeExecutor : public Executor {
     if (!failure().ok()) return failure();
     float* logits = logits_.data();
     for (size_t group = 0; group < groups.size(); ++group) {
-      EXPECT_TRUE(model_.forward(groups[group], kv_[group], logits, pool_).ok());
+      Batch batch = groups[group];
+      std::vector<int32_t> ids(batch.token_ids.begin(), batch.token_ids.end());
+      for (int32_t& id : ids)
+        if (id < 0) id = sampled_.back().at(static_cast<size_t>(~id)).token_id;
+      batch.token_ids = ids;
+      EXPECT_TRUE(model_.forward(batch, kv_[group], logits, pool_).ok());
       logits += groups[group].logit_rows.size() * static_cast<size_t>(model_.config().vocab_size);
     }
     if (on_step) on_step(groups);
@@ -113,8 +118,11 @@ class FakeExecutor : public Executor {
     return {};
   }
   // With the host's Sampler, through what a device's one has.
-  Status sample(std::span<const SampleRowParams> rows, std::span<SampledRow> out) override {
+  Status start_sample(std::span<const SampleRowParams> rows) override {
     if (!sample_failure.ok()) return sample_failure;
+    EXPECT_LT(num_waiting_, 2);
+    ++num_waiting_;
+    std::vector<SampledRow> out(rows.size());
     for (size_t i = 0; i < rows.size(); ++i) {
       const SamplingParams params{.temperature = rows[i].temperature,
                                   .top_p = rows[i].top_p,
@@ -133,6 +141,14 @@ class FakeExecutor : public Executor {
         out[i].top_logprobs[k] = token->top[k].logprob;
       }
     }
+    sampled_.push_back(std::move(out));
+    return {};
+  }
+  Status take_sampled(std::span<SampledRow> out) override {
+    const std::vector<SampledRow>& oldest =
+        sampled_.at(sampled_.size() - static_cast<size_t>(num_waiting_--));
+    EXPECT_EQ(oldest.size(), out.size());
+    std::copy(oldest.begin(), oldest.end(), out.begin());
     return {};
   }
   Status sample_failure;  // set before the first request
@@ -141,6 +157,8 @@ class FakeExecutor : public Executor {
   FakeModel& model_;
   const bool samples_;
   std::optional<Sampler> sampler_;
+  std::vector<std::vector<SampledRow>> sampled_;  // by every start_sample()
+  int num_waiting_ = 0;                           // of them, the last ones, to be taken
   std::vector<KvCache> kv_;
   std::vector<float> logits_;
   ThreadPool pool_{2};

@@ -1,4 +1,4 @@
-// Ops that move rows: embed, add, gather_rows, copy_heads.
+// Ops that move rows: embed, add, gather_rows, copy_heads, copies from the host.
 //
 // Computes:  as kernels/ops.h says, element by element.
 // Bytes:     what they read and write.   Bound: HBM; at T = 1 a launch.
@@ -6,6 +6,7 @@
 #include "kernels/cuda/dense_kernels.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/ptx_sm90.cuh"
+#include "kernels/device_copy.h"
 
 namespace fp4moe::cuda {
 namespace {
@@ -26,11 +27,14 @@ __device__ void each_column(int64_t cols, Function function) {
     if (const int64_t i = first + j * kThreads; i < cols) function(i);
 }
 
+// A step's first kernel. What follows may read the batch without a wait: it starts once the batch is there.
 __global__ void __launch_bounds__(kThreads) embed_kernel(const __grid_constant__ EmbedArgs a) {
-  ptx::grid_dependents_launch();
   ptx::grid_dependency_wait();
+  ptx::grid_dependents_launch();
   const int64_t t = blockIdx.x;
-  const bf16* row = a.table + __ldcg(a.ids + t) * a.hidden_size;
+  int64_t id = __ldcg(a.ids + t);
+  if (id < 0) id = __ldcg(a.chosen.ids + ~id * a.chosen.stride);
+  const bf16* row = a.table + id * a.hidden_size;
   each_column(a.hidden_size, [&](int64_t i) { a.out[t * a.hidden_size + i] = bf16_to_float(row[i]); });
 }
 
@@ -63,6 +67,26 @@ __global__ void __launch_bounds__(kThreads) copy_heads_kernel(const __grid_const
   });
 }
 
+// Block (., row), of both parts' rows. What it copies first is read before the wait: the host has written it.
+__global__ void __launch_bounds__(kThreads)
+    copy_from_host_kernel(const __grid_constant__ CopyFromHostArgs a) {
+  const bool is_second = blockIdx.x >= a.parts[0].num_rows;
+  const HostRows& part = a.parts[is_second];
+  const int64_t row = blockIdx.x - (is_second ? a.parts[0].num_rows : 0);
+  const auto* from = reinterpret_cast<const volatile uint32_t*>(static_cast<const uint8_t*>(part.from) +
+                                                                row * part.stride_bytes);
+  auto* to = reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(part.to) + row * part.stride_bytes);
+  const int64_t words = part.row_bytes / 4, step = int64_t{gridDim.y} * kThreads;
+  int64_t i = blockIdx.y * int64_t{kThreads} + threadIdx.x;
+  uint32_t word = i < words ? from[i] : 0;
+  ptx::grid_dependency_wait();
+  while (i < words) {
+    to[i] = word;
+    i += step;
+    word = i < words ? from[i] : 0;
+  }
+}
+
 }  // namespace
 
 void embed(const EmbedArgs& args, ThreadPool&) {
@@ -85,3 +109,19 @@ void copy_heads(const CopyHeadsArgs& args, ThreadPool&) {
 }
 
 }  // namespace fp4moe::cuda
+
+namespace fp4moe {
+
+CopyFromHost cuda_copy_from_host() {
+  return [](const CopyFromHostArgs& args) {
+    constexpr int64_t kMaxBlocks = 64;
+    const int64_t words = std::max(args.parts[0].row_bytes, args.parts[1].row_bytes) / 4;
+    launch("copy_from_host", cuda::copy_from_host_kernel,
+           {dim3(static_cast<unsigned>(args.parts[0].num_rows + args.parts[1].num_rows),
+                 static_cast<unsigned>(std::clamp<int64_t>(ceil_div(words, cuda::kThreads), 1, kMaxBlocks))),
+            dim3(cuda::kThreads)},
+           args);
+  };
+}
+
+}  // namespace fp4moe

@@ -14,6 +14,8 @@
 #include "base/check.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/ptx_sm90.cuh"
+#include "kernels/cuda/sampler_greedy.h"
+#include "kernels/cuda/sampler_keys.cuh"
 #include "kernels/device_sampler.h"
 
 namespace fp4moe {
@@ -25,7 +27,6 @@ constexpr int kBlocks = 8, kThreads = 512, kWarps = kThreads / 32;
 constexpr int kDigitBits = 9, kBins = 1 << kDigitBits;
 constexpr int kShare = kBins / kBlocks;  // bins that a block adds up for the cluster
 constexpr double kOne = 0x1p44;          // the largest weight
-constexpr float kInfinity = __builtin_huge_valf();
 static_assert(kBins == kThreads, "one thread a bin");
 
 struct BinTotals {
@@ -63,11 +64,6 @@ struct Shared {
   Ranked top[kMaxTopLogprobs];
 };
 
-// Larger for larger logits; the two zeros are one.
-__device__ uint32_t key_of(float x) {
-  const uint32_t bits = __float_as_uint(x + 0.0f);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
 __device__ float logit_of(uint32_t key) {
   return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
@@ -271,11 +267,10 @@ __device__ bool RowPart::load(const SampleRowsArgs& a, int64_t row) {
 }
 
 __device__ void RowPart::mask(const SampleRowsArgs& a) {
-  __syncthreads();
-  for (int64_t i = threadIdx.x; i < a.num_masked; i += kThreads) {
-    const int32_t at = __ldg(a.masked_ids + i) - first_id_;
-    if (at >= 0 && at < size_) x_[at] = -kInfinity;
-  }
+  if (a.masked == nullptr) return;
+#pragma unroll 4
+  for (int i = static_cast<int>(threadIdx.x); i < size_; i += kThreads)
+    if (is_masked(a, first_id_ + i)) x_[i] = -kInfinity;
   __syncthreads();
 }
 
@@ -362,7 +357,7 @@ __device__ void RowPart::sample(const SampleRowsArgs& a, int64_t row) {
   const SampleRowParams params = a.params[row];
   out_ = a.out + row;
   const bool is_leader = rank_ == 0 && threadIdx.x == 0;
-  if (is_leader) out_->status = SampleStatus::kOk, out_->num_top = 0;
+  if (is_leader) out_->status = SampleStatus::kOk, out_->token_id = 0, out_->num_top = 0;
   if (threadIdx.x == 0) s_.num_top = 0;
   if (!load(a, row)) {
     if (is_leader) out_->status = SampleStatus::kBadLogits;
@@ -398,27 +393,37 @@ __device__ void RowPart::sample(const SampleRowsArgs& a, int64_t row) {
   if (params.top_logprobs > 0) list_top(min(params.top_logprobs, kMaxTopLogprobs));
 }
 
+// The row's result once more, by the block that has written it.
+__device__ void copy_result(const SampleRowsArgs& a, int64_t row) {
+  constexpr unsigned kWords = sizeof(SampledRow) / sizeof(uint32_t);
+  if (a.copy == nullptr || threadIdx.x >= kWords) return;
+  reinterpret_cast<uint32_t*>(a.copy + row)[threadIdx.x] =
+      __ldcg(reinterpret_cast<const uint32_t*>(a.out + row) + threadIdx.x);
+}
+
 __global__ void __cluster_dims__(kBlocks) __launch_bounds__(kThreads, 2)
     sample_kernel(const __grid_constant__ SampleRowsArgs a) {
   extern __shared__ __align__(16) uint8_t memory[];
   __shared__ Shared shared;
   ptx::grid_dependents_launch();
   ptx::grid_dependency_wait();
+  const int64_t row = blockIdx.x / kBlocks;
   RowPart part(a, shared, reinterpret_cast<float*>(memory));
-  part.sample(a, blockIdx.x / kBlocks);
+  part.sample(a, row);
+  __threadfence();            // a block that is not the first may have put the token
   cg::this_cluster().sync();  // others may still read this block's shared memory
+  if (blockIdx.x % kBlocks == 0) copy_result(a, row);
 }
 
 void sample_rows(const SampleRowsArgs& args) {
+  const auto blocks = static_cast<unsigned>(args.num_rows * kBlocks);
+  if (args.all_greedy) return sample_greedy(args);
   const int64_t part_bytes = ceil_div(args.vocab_size, kBlocks) * static_cast<int64_t>(sizeof(float));
   const int64_t room = device_limits().shared_bytes_per_block - static_cast<int64_t>(sizeof(Shared));
   FP4MOE_CHECK(part_bytes <= room, "vocab_size=" + std::to_string(args.vocab_size) + ": at most " +
                                        std::to_string(room / 4 * kBlocks));
   cudaFuncSetAttribute(sample_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(room));
-  launch(
-      "sample_rows", sample_kernel,
-      {dim3(static_cast<unsigned>(args.num_rows * kBlocks)), dim3(kThreads), static_cast<size_t>(part_bytes)},
-      args);
+  launch("sample_rows", sample_kernel, {dim3(blocks), dim3(kThreads), static_cast<size_t>(part_bytes)}, args);
 }
 
 }  // namespace

@@ -33,19 +33,30 @@ class SamplerCuda : public testing::Test {
     }
     const DeviceArray<float> device_logits(logits);
     const DeviceArray<SampleRowParams> device_params(params);
-    const DeviceArray<int32_t> device_masked(masked);
-    const DeviceArray<SampledRow> out(std::vector<SampledRow>(rows.size()));
+    std::vector<uint32_t> bits(masked.empty() ? 0 : vocab_size / 32 + 1);
+    for (const int32_t id : masked) bits[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
+    const bool all_greedy = std::all_of(params.begin(), params.end(), [](const SampleRowParams& p) {
+      return p.temperature == 0 && p.top_logprobs < 0;
+    });
+    const DeviceArray<uint32_t> device_masked(bits);
+    const DeviceArray<SampledRow> out(std::vector<SampledRow>(rows.size())), copy(out.values());
     cuda_sample_rows()({.logits = device_logits.data(),
                         .num_rows = static_cast<int64_t>(rows.size()),
                         .vocab_size = static_cast<int64_t>(vocab_size),
                         .row_stride = static_cast<int64_t>(stride),
-                        .masked_ids = device_masked.data(),
-                        .num_masked = static_cast<int64_t>(masked.size()),
-                        .params = device_params.data(),
-                        .out = out.data()});
+                        .masked = masked.empty() ? nullptr : device_masked.data(),
+                        .params = all_greedy ? nullptr : device_params.data(),
+                        .all_greedy = all_greedy,
+                        .out = out.data(),
+                        .copy = copy.data()});
     const Status status = stream_.synchronize();
     EXPECT_TRUE(status.ok()) << status.message();
-    return out.values();
+    const std::vector<SampledRow> got = out.values(), copied = copy.values();
+    for (size_t i = 0; i < got.size(); ++i) {
+      EXPECT_EQ(got[i].status, copied[i].status);
+      EXPECT_EQ(got[i].token_id, copied[i].token_id);
+    }
+    return got;
   }
 
   // Everything of every row as the CPU has it; returns how many rows drew another id.
@@ -96,6 +107,27 @@ TEST_F(SamplerCuda, GreedyTakesTheLargestAndTiesGoToTheLowerId) {
     }
     EXPECT_EQ(compare(rows), 0);
   }
+}
+
+TEST_F(SamplerCuda, RowsThatAreAllGreedy) {
+  const SamplingParams greedy{.temperature = 0};
+  for (size_t vocab_size : {1, 2, 7, 8, 9, 40, 4097, 5000, 201088}) {
+    std::vector<RowCase> rows;
+    for (size_t i = 0; i < 12; ++i) {
+      std::vector<float> logits = random_logits(vocab_size, i);
+      if (i % 3 == 1) logits[vocab_size / 2] = logits[vocab_size - 1] = 9;
+      if (i % 6 == 2) logits[i * vocab_size / 12] = i % 4 == 0 ? kInfinity : std::nanf("");
+      if (i == 5) std::fill(logits.begin(), logits.end(), -kInfinity);
+      rows.push_back({logits, greedy});
+    }
+    EXPECT_EQ(compare(rows), 0);
+    std::vector<int32_t> masked;
+    for (size_t id = 0; id < vocab_size; ++id)
+      if (id == vocab_size / 2 || id % 3 == 1) masked.push_back(static_cast<int32_t>(id));
+    EXPECT_EQ(compare(rows, masked), 0);
+    EXPECT_EQ(run(rows)[5].status, SampleStatus::kBadLogits);
+  }
+  EXPECT_EQ(run({{{1, -kInfinity, -kInfinity}, greedy}}, {0})[0].status, SampleStatus::kNoToken);
 }
 
 TEST_F(SamplerCuda, ZerosOfEitherSignAreEqual) {

@@ -1,0 +1,24 @@
+// Logits as keys that sort as integers, and the ids that are never chosen.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/device_sampler.h"
+
+namespace fp4moe {
+
+constexpr float kInfinity = __builtin_huge_valf();
+
+// Larger for larger logits; the two zeros are one.
+__device__ __forceinline__ uint32_t key_of(float x) {
+  const uint32_t bits = __float_as_uint(x + 0.0f);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+__device__ __forceinline__ bool is_masked(const SampleRowsArgs& a, int32_t id) {
+  return a.masked != nullptr && (__ldg(a.masked + id / 32) >> (id % 32) & 1) != 0;
+}
+
+}  // namespace fp4moe
