@@ -3,7 +3,7 @@
 // Computes: out[t] (+)= sum over k of weight[t, k] * (act(x W13_e^T + b13_e) W2_e^T + b2_e), e = ids[t, k].
 // Shapes: as DeviceMoeArgs; T <= 8, T * topk <= 64. Plan: kernels/cuda/few_tokens_plan.h.
 // Bytes: U active experts' tiles once, (gated ? 3 : 2) H I / 2 bytes each and their scales.
-// Flops: 2 * 8 columns for each weight on the tensor cores; about 2.4 instructions a weight to decode them.
+// Flops: 2 * 8 columns for each weight on the tensor cores; about 2.2 instructions a weight to decode them.
 // Bound: HBM, at T = 1 the latency of two dependent reads. The stream of weights does not wait between the
 //   phases: each warp's ring fills with `down` while h is on its way.
 // Numerics: products of bf16 pairs in f32 (mma.sync), x and h times 2^64: |x| and |h| below 2^60; where an
@@ -16,6 +16,8 @@
 // that a value needs one way through the L2 and no barrier. A helper warp clears these words first and
 // counts CTAs that have done so, which all have by the time that the first sums are ready.
 #include <cuda_runtime_api.h>
+
+#include <algorithm>
 
 #include "base/check.h"
 #include "device/stream.h"
@@ -50,10 +52,7 @@ __device__ inline void run_phase(const Args& a, Shared& s, const uint8_t* act, b
     const int first = at % per_strip, begin = at - first, steps = min(per_strip - first, part.end - at);
     const few::Strip<kFormat> strip(a, s, part, down, part.first_strip + at / per_strip, act);
     float sum[4] = {};
-    if (strip.columns <= 2)
-      add_pairs_of_columns(ring, strip.pairs_b + first * kFewRowStepBytes, strip.has_pairs_b, steps, sum);
-    else
-      add_columns(ring, strip.b + first * kFewRowStepBytes, strip.swap, steps, sum);
+    add_steps(ring, strip, first, steps, sum);
     at += steps;
     if (first != 0) {
       s.pieces[warp][lane] = {sum[0], sum[1], sum[2], sum[3]};
@@ -70,9 +69,7 @@ __device__ inline void run_phase(const Args& a, Shared& s, const uint8_t* act, b
     else
       finish_up(a, strip, sum);
   }
-  if (waits) {
-    __syncthreads();
-  }
+  if (waits) __syncthreads();
 }
 
 template <Fp4Format kFormat, int kDepth>
@@ -88,26 +85,28 @@ __global__ void __launch_bounds__(few::kThreads, 1) few_tokens_kernel(const __gr
   }
   ptx::grid_dependents_launch();
   ptx::grid_dependency_wait();
-  if (warp == few::kHelperWarp) {
-    few::find_rows(a.moe, s);
-    __syncthreads();
-    few::clear_words(a, s);
-    __syncthreads();
-    few::stage_h(a, s, Part(a, s.num_experts, true, 0), act);
-    __syncthreads();
-    __syncthreads();
+  const bool is_helper = warp == few::kHelperWarp;
+  const few::Slots slots(a.moe, is_helper);
+  if (!is_helper) few::stage_x(a, act);
+  const few::Routing routing(a.moe, slots);
+  Ring<kFormat, kDepth> ring(a, routing, rings);
+  if (is_helper) {
+    few::find_rows(a.moe, routing, slots.weight, s);
   } else {
-    few::stage_x(a, act);
-    const few::Routing routing(a.moe);
-    Ring<kFormat, kDepth> ring(a, routing, rings);
     ring.prefill();
-    ptx::cp_async_wait<kDepth>();
-    few::scale_x(a, act);
-    __syncthreads();
-    run_phase(a, s, act, false, ring);
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int phase = 0; phase < 2; ++phase) {
+    if (!is_helper) {
+      run_phase(a, s, act, phase != 0, ring);
+    } else {
+      if (phase == 0) few::clear_words(a, s);
+      __syncthreads();
+    }
+    if (phase != 0) break;
     few::stage_h(a, s, Part(a, s.num_experts, true, 0), act);
     __syncthreads();
-    run_phase(a, s, act, true, ring);
   }
   few::combine(a, s);
 }
@@ -115,10 +114,9 @@ __global__ void __launch_bounds__(few::kThreads, 1) few_tokens_kernel(const __gr
 // ---- host ----------------------------------------------------------------------------------------
 
 using Kernel = void (*)(Args);
-constexpr int kDepths[] = {kFewMaxDepth, 5, 3, 2};
+constexpr int kDepths[] = {kFewMaxDepth, 2};  // of the rings, as cp.async counts its groups at compile time
 template <Fp4Format kFormat>
-constexpr Kernel kKernels[] = {few_tokens_kernel<kFormat, kFewMaxDepth>, few_tokens_kernel<kFormat, 5>,
-                               few_tokens_kernel<kFormat, 3>, few_tokens_kernel<kFormat, 2>};
+constexpr Kernel kKernels[] = {few_tokens_kernel<kFormat, kFewMaxDepth>, few_tokens_kernel<kFormat, 2>};
 
 // CTAs and bytes of shared memory beside Shared; 0 where there is no such GPU.
 struct Machine {

@@ -27,8 +27,13 @@ struct Ring {
         stream(a, routing) {}
 
   __device__ void prefill() {
+    stream.begin_phase();
 #pragma unroll 1
-    for (int i = 0; i < kDepth; ++i) stream.issue(first + i * kSlot);
+    for (int i = 0; i < kDepth; ++i) {
+      if (stream.steps == 0) stream.next_run();
+      stream.issue(first + i * kSlot);
+      --stream.steps;
+    }
   }
 
   // The next step's weights are there.
@@ -60,7 +65,8 @@ __device__ __forceinline__ void add_scaled(const float (&blocks)[4], float2 scal
   sum[3] = fmaf(blocks[3], scales.y, sum[3]);
 }
 
-// `steps` steps of a strip of an expert with one or two tokens.
+// `steps` steps of a strip of an expert with one or two tokens, all of a run of the stream; the sums are
+// still to be added up over the lanes' blocks.
 template <class RingT>
 __device__ __forceinline__ void add_pairs_of_columns(RingT& ring, uint32_t b_at, bool has_b, int steps,
                                                      float (&sum)[4]) {
@@ -105,13 +111,15 @@ __device__ __forceinline__ void add_pairs_of_columns(RingT& ring, uint32_t b_at,
       for (float& block : blocks) block = 0;
     }
   }
-  for (float& s : sum) {  // over the lanes' blocks
+}
+__device__ __forceinline__ void add_lanes(float (&sum)[4]) {
+  for (float& s : sum) {
     s += __shfl_xor_sync(~0u, s, 1);
     s += __shfl_xor_sync(~0u, s, 2);
   }
 }
 
-// `steps` steps of a strip of an expert with up to 8 tokens.
+// The same with up to 8 tokens; nothing is left to be added.
 template <class RingT>
 __device__ __forceinline__ void add_columns(RingT& ring, uint32_t b_at, int swap, int steps,
                                             float (&sum)[4]) {
@@ -150,6 +158,27 @@ __device__ __forceinline__ void add_columns(RingT& ring, uint32_t b_at, int swap
     }
   }
   for (int i = 0; i < 4; ++i) sum[i] += second[i];
+}
+
+// A strip's next `steps` steps.
+template <class RingT>
+__device__ __forceinline__ void add_steps(RingT& ring, const Strip<RingT::kFormat>& strip, int first,
+                                          int steps, float (&sum)[4]) {
+  const bool is_pair = strip.columns <= 2;
+  uint32_t b_at = (is_pair ? strip.pairs_b : strip.b) + first * kFewRowStepBytes;
+#pragma unroll 1
+  while (steps > 0) {
+    if (ring.stream.steps == 0) ring.stream.next_run();
+    const int run = min(steps, ring.stream.steps);
+    if (is_pair)
+      add_pairs_of_columns(ring, b_at, strip.has_pairs_b, run, sum);
+    else
+      add_columns(ring, b_at, strip.swap, run, sum);
+    ring.stream.steps -= run;
+    steps -= run;
+    b_at += run * kFewRowStepBytes;
+  }
+  if (is_pair) add_lanes(sum);
 }
 
 }  // namespace fp4moe::few

@@ -9,15 +9,10 @@
 
 namespace fp4moe::few {
 
-// The helper warp: rows of the active experts' tokens.
-__device__ inline void find_rows(const DeviceMoeArgs& m, Shared& s) {
+// The helper warp: rows of the active experts' tokens. weights: of the lane's slots.
+__device__ inline void find_rows(const DeviceMoeArgs& m, const Routing& routing, const float (&weights)[2],
+                                 Shared& s) {
   const int lane = threadIdx.x % 32, topk = static_cast<int>(m.topk);
-  float weights[2];  // on their way before anything waits
-  for (int i = 0; i < 2; ++i) {
-    const int slot = lane + 32 * i;
-    weights[i] = slot < m.num_tokens * topk && m.weights != nullptr ? m.weights[slot] : 1;
-  }
-  const Routing routing(m);
   for (int i = 0; i < 2; ++i) {
     const int slot = lane + 32 * i;
     s.weight_of_slot[slot] = weights[i];
@@ -50,34 +45,32 @@ __device__ inline void find_rows(const DeviceMoeArgs& m, Shared& s) {
   }
 }
 
-// Row by row of x in shared memory, of all warps but the helper: f(the word's address, its token and column).
-template <class F>
-__device__ __forceinline__ void for_words_of_x(const Args& a, uint8_t* act, const F& f) {
-  const int lane = threadIdx.x % 32, row_bytes = a.plan.up.steps() * kFewRowStepBytes;
-  const int tiles = a.plan.up.steps() * kFewStepTiles;
-  for (int i = threadIdx.x / 32; i < tiles * static_cast<int>(a.moe.num_tokens); i += kWarps) {
-    const int t = i / tiles, col = i % tiles * 64 + 2 * lane;
-    f(act + few_act_offset(t, row_bytes, few_act_word(col)), t, col);
-  }
-}
-
-// x -> shared memory, asynchronously; zeros past H.
+// x -> shared memory, times 2^64: codes alone are worth 2^-126, which f32 sums do not bear. Zeros past H. All
+// warps but the helper.
 __device__ inline void stage_x(const Args& a, uint8_t* act) {
-  const auto h = static_cast<int>(a.moe.experts.hidden_size);
-  for_words_of_x(a, act, [&](uint8_t* word, int t, int col) {
-    ptx::cp_async4(ptx::shared_address(word), a.moe.x + static_cast<int64_t>(t) * h + min(col, h - 2),
-                   col < h ? 4 : 0);
-  });
-  ptx::cp_async_commit();
-}
-
-// What stage_x() has brought, once it has, times 2^64: codes alone are worth 2^-126, which f32 sums do not
-// bear.
-__device__ inline void scale_x(const Args& a, uint8_t* act) {
-  for_words_of_x(a, act, [&](uint8_t* at, int, int) {
-    auto* word = reinterpret_cast<uint32_t*>(at);
-    *word = bf16x2_mul(*word, kActFactor);
-  });
+  const int row_bytes = a.plan.up.steps() * kFewRowStepBytes, h = static_cast<int>(a.moe.experts.hidden_size);
+  const int pieces = row_bytes / 16, total = pieces * static_cast<int>(a.moe.num_tokens);  // of 8 columns
+  constexpr int kAtOnce = 4, kStep = kWarps * 32;
+  for (int begin = threadIdx.x; begin < total; begin += kAtOnce * kStep) {
+    uint4 v[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int piece = begin + i * kStep, t = piece / pieces, col = (piece - t * pieces) * 8;
+      v[i] = {0, 0, 0, 0};
+      if (piece < total && col < h)
+        v[i] = *reinterpret_cast<const uint4*>(a.moe.x + static_cast<int64_t>(t) * h + col);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int piece = begin + i * kStep, t = piece / pieces, col = (piece - t * pieces) * 8;
+      if (piece >= total) break;
+      const uint32_t words[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
+      uint8_t* at = act + few_act_offset(t, row_bytes, few_act_word(col));
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        *reinterpret_cast<uint32_t*>(at + 16 * j) = bf16x2_mul(words[j], kActFactor);
+    }
+  }
 }
 
 // Words that other CTAs write and that may not be there yet.
@@ -151,56 +144,83 @@ struct WeightStream {
 
   const Args& a;
   const Routing& routing;
-  int phase = 0;
-  int at, end;    // of the phase's steps
-  int steps = 0;  // left in the strip
-  int half_at;    // of `steps`: where a step has one tile; -1: nowhere
-  const uint8_t* codes;
-  const uint8_t* scales;
+  bool down = false;
+  int left = 0;           // steps of the phase behind the strip at hand
+  int rank, in_expert;    // of that strip
+  int steps = 0;          // of the run at hand: steps alike, one behind the other
+  bool has_half = false;  // behind them: a step of one tile
+  // Of the run's steps; what is not there comes as zeros. Scales: this lane's.
+  bool has_first = true, has_second = true, has_scales = true;
+  const uint8_t* expert = nullptr;  // its tiles
+  const uint8_t* codes = nullptr;   // half a tile behind the step's first
+  const uint8_t* scales = nullptr;
 
-  __device__ WeightStream(const Args& args, const Routing& r) : a(args), routing(r) {
-    const Part part(a, routing.num_experts(), false, threadIdx.x / 32);
-    at = part.begin, end = part.end;
+  __device__ WeightStream(const Args& args, const Routing& r) : a(args), routing(r) {}
+
+  __device__ void find_expert() {
+    const FewPhase& phase = down ? a.plan.down : a.plan.up;
+    expert = (down ? a.moe.experts.down : a.moe.experts.gate_up) +
+             static_cast<int64_t>(routing.expert(rank)) * (phase.strips / 4 * phase.k_tiles) * kTile;
   }
-
-  // The next strip that has steps of this warp; whether there is one. The whole warp.
-  __device__ bool next_strip() {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (at == end) {
-      if (phase == 1) return false;
-      phase = 1;
-      const Part part(a, routing.num_experts(), true, warp);
-      at = part.begin, end = part.end;
-      if (at == end) return false;
-    }
-    const Part part(a, routing.num_experts(), phase != 0, warp);
-    const int per_strip = part.phase.steps(), k = at % per_strip;
-    const int strip = part.first_strip + at / per_strip;
-    steps = min(per_strip - k, end - at);
-    at += steps;
-    half_at = part.phase.k_tiles % 2 != 0 && k + steps == per_strip ? 1 : -1;
-    const int expert = routing.expert(strip / part.phase.strips), in_expert = strip % part.phase.strips;
-    const int64_t row_block = static_cast<int64_t>(expert) * (part.phase.strips / 4) + in_expert / 4;
-    const uint8_t* tile = (phase == 0 ? a.moe.experts.gate_up : a.moe.experts.down) +
-                          (row_block * part.phase.k_tiles + 2 * k) * kTile;
-    codes = tile + in_expert % 4 * 512 + lane * 16;
+  // The strip at hand from step k on.
+  __device__ void begin_strip(int k) {
+    const FewPhase& phase = down ? a.plan.down : a.plan.up;
+    const int lane = threadIdx.x % 32;
+    steps = min(phase.steps() - k, left);
+    left -= steps;
+    has_half = phase.k_tiles % 2 != 0 && k + steps == phase.steps();
+    const uint8_t* tile = expert + static_cast<int64_t>(in_expert / 4 * phase.k_tiles + 2 * k) * kTile;
+    codes = tile + kTile / 2 + in_expert % 4 * 512 + lane * 16;
     scales = tile + kTileCodeBytes + in_expert % 4 * kScaleBytes + lane % kScaleLanes * 16 +
              lane / kScaleLanes * kTile;
-    return true;
+    has_second = has_scales = true;
+    if (has_half && --steps == 0) begin_half();
+  }
+  // The strip's last step, of one tile.
+  __device__ void begin_half() {
+    has_half = false;
+    steps = 1;
+    has_second = false;
+    has_scales = threadIdx.x % 32 < kScaleLanes;
+  }
+  // A phase's first strip of this warp.
+  __device__ void begin_phase() {
+    const Part part(a, routing.num_experts(), down, threadIdx.x / 32);
+    left = part.end - part.begin;
+    if (left == 0) return;
+    const int strip = part.begin / part.phase.steps(), k = part.begin - strip * part.phase.steps();
+    rank = (part.first_strip + strip) / part.phase.strips;
+    in_expert = part.first_strip + strip - rank * part.phase.strips;
+    find_expert();
+    begin_strip(k);
+  }
+  // The next run of steps; the whole warp.
+  __device__ void next_run() {
+    if (has_half) {
+      begin_half();
+    } else if (left > 0) {
+      if (++in_expert == (down ? a.plan.down : a.plan.up).strips) {
+        in_expert = 0;
+        ++rank;
+        find_expert();
+      }
+      begin_strip(0);
+    } else {
+      if (!down) {
+        down = true;
+        begin_phase();
+      }
+      if (steps == 0) steps = 1 << 30, has_first = has_second = has_scales = false;
+    }
   }
 
-  // The next step -> slot, in shared memory, plus 16 times the lane; nothing after the last.
+  // A step of the run -> slot, in shared memory, plus 16 times the lane.
   __device__ __forceinline__ void issue(uint32_t slot) {
-    const int lane = threadIdx.x % 32;
-    if (steps > 0 || next_strip()) {
-      const bool both = steps != half_at;
-      ptx::cp_async16(slot, codes, 16);
-      ptx::cp_async16(slot + 512, codes + kTile, both ? 16 : 0);
-      if (lane < 2 * kScaleLanes) ptx::cp_async16(slot + 1024, scales, both || lane < kScaleLanes ? 16 : 0);
-      codes += 2 * kTile;
-      scales += 2 * kTile;
-      --steps;
-    }
+    ptx::cp_async16(slot, codes - kTile / 2, has_first ? 16 : 0);
+    ptx::cp_async16(slot + 512, codes + kTile / 2, has_second ? 16 : 0);
+    if (threadIdx.x % 32 < 2 * kScaleLanes) ptx::cp_async16(slot + 1024, scales, has_scales ? 16 : 0);
+    codes += 2 * kTile;
+    scales += 2 * kTile;
     ptx::cp_async_commit();
   }
 };

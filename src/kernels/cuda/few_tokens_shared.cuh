@@ -37,18 +37,33 @@ struct Shared {
 };
 constexpr int kSharedBytes = (static_cast<int>(sizeof(Shared)) + 127) / 128 * 128;
 
+// What the lane's slots choose, on its way before anything waits for it.
+struct Slots {
+  int32_t id[2];
+  float weight[2];
+
+  __device__ Slots(const DeviceMoeArgs& m, bool needs_weights) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int slot = threadIdx.x % 32 + 32 * i;
+      const bool is_slot = slot < m.num_tokens * m.topk;
+      id[i] = is_slot && m.ids != nullptr ? m.ids[slot] : 0;
+      weight[i] = needs_weights && is_slot && m.weights != nullptr ? m.weights[slot] : 1;
+    }
+  }
+};
+
 // Which experts are active, in the registers of a warp: lane l has slots l and l + 32.
 struct Routing {
   int id[2];          // local, or -1
   int first[2];       // the first slot with the same id
   uint32_t leads[2];  // lanes whose slot is its expert's first
 
-  __device__ explicit Routing(const DeviceMoeArgs& m) {
+  __device__ Routing(const DeviceMoeArgs& m, const Slots& slots) {
     const int lane = threadIdx.x % 32, n = static_cast<int>(m.num_tokens * m.topk);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int slot = lane + 32 * i;
-      const int64_t local = slot >= n ? -1 : m.ids != nullptr ? m.ids[slot] - m.first_expert : 0;
+      const int64_t local = lane + 32 * i >= n ? -1 : m.ids != nullptr ? slots.id[i] - m.first_expert : 0;
       id[i] = local >= 0 && local < m.experts.num_experts ? static_cast<int>(local) : -1;
     }
     first[0] = __ffs(static_cast<int>(__match_any_sync(~0u, id[0]))) - 1;
