@@ -3,8 +3,8 @@
 // Computes  gate_up: out[r] = activation(gate x, up x) of the expert that row r belongs to;
 //           down: out[r] = W h + bias.
 //           In a layer both are one launch: a down item waits for its expert's gate/up items alone.
-// Shapes    weights in tiles (tile_layout.h); tokens [rows, K] bf16, gathered by slot for gate/up; any
-// counts. Bytes     every active expert's weights once, if L2 holds a slab of weights and an expert's tokens.
+// Shapes    weights in tiles (tile_layout.h); tokens [rows, K] bf16, gathered by slot for gate/up.
+// Bytes     every active expert's weights once, if L2 holds a slab of weights and an expert's tokens.
 // Flops     2 rows K N, an expert's rows padded to 8 (few) or 16 (many).
 // Bound     few rows: HBM, closely followed by the instructions that unpack (2.2 to 2.8 a weight); many rows:
 //           those and the tensor cores together. From some 80 rows an expert sm90_wide_gemm.cu is faster.

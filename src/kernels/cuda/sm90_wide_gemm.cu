@@ -1,15 +1,14 @@
 // The expert GEMMs of w4a16 on Hopper for many rows an expert.
 //
-// Computes  gate_up: h[r] = activation(gate x, up x); down: y[r] = W h + bias; of the expert that row r is
-// of. Shapes    weights in tiles (tile_layout.h), tokens in slabs (token_slabs.h); y [rows, H] bf16.
+// Computes  gate_up: h[r] = activation(gate x, up x); down: y[r] = W h + bias; of the expert of row r.
+// Shapes    weights in tiles (tile_layout.h), tokens in slabs (token_slabs.h); y [rows, H] bf16.
 //           A unit is 4 row tiles (256 weight rows) x up to 256 tokens of one expert x all of K.
 // Bytes     weights once from HBM, tokens once for each 256 weight rows, from L2.
 // Flops     2 rows N K, a unit's tokens padded to 16.
 // Bound     the tensor cores; below some 60 rows an expert the instructions that unpack.
 // Launch    persistent clusters of two blocks, which share a unit's tokens: each fetches half of them for
 //           both. A block is two warpgroups that multiply, one row tile each, and a thread that loads.
-// Numerics  f32 sums in ascending k, one chain for each output; weights exact in bf16. Same bits on every
-// run.
+// Numerics  f32 sums in ascending k, one chain for each output; weights exact in bf16. Same bits always.
 //
 // Weights are the register operand of wgmma: a dequantised tile serves 256 tokens. While the tensor cores
 // work on 64 columns, the next ones are dequantised. Measured and worse on an H200: three warpgroups with 128
