@@ -25,7 +25,7 @@ bool is_sticky(const Status& status) { return status.code() == StatusCode::kInte
 class DeviceRank final : public OneRank {
  public:
   explicit DeviceRank(const RankSetup& setup) : OneRank(setup), wants_logits_(setup.options.wants_logits) {}
-  ~DeviceRank() override { wait(step_); }  // what it has asked for uses its memory
+  ~DeviceRank() override { static_cast<void>(wait(step_)); }  // what it has asked for uses its memory
 
   Status load(const RankSetup& setup);
 
