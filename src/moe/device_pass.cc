@@ -31,7 +31,7 @@ struct Operand {
 
 int64_t operand_bytes(const DeviceExperts& experts, int64_t rows, int64_t cols) {
   const int64_t slab_rows = num_slab_rows(rows, 0, experts.tiles().num_experts);
-  if (is_fp8(experts)) return Arena::padded(fp8_slab_bytes(slab_rows, cols)) + Arena::padded(slab_rows * 4);
+  if (is_fp8(experts)) return Arena::padded(slabs_bytes(slab_rows, cols)) + Arena::padded(slab_rows * 4);
   return rows_bytes(rows, cols, DType::kBF16) + Arena::padded(rows * 4);
 }
 
@@ -45,7 +45,7 @@ Operand take_operand(const DeviceExperts& experts, const QuantScale& scale, int6
                      Arena& scratch) {
   if (is_fp8(experts)) {
     const int64_t slab_rows = num_slab_rows(rows, 0, experts.tiles().num_experts);
-    uint8_t* slabs = scratch.take<uint8_t>(fp8_slab_bytes(slab_rows, cols));
+    uint8_t* slabs = scratch.take<uint8_t>(slabs_bytes(slab_rows, cols));
     return {{slabs, DType::kF8E4M3, slab_rows, cols}, scratch.take<float>(slab_rows)};
   }
   const ActRows out = take_rows(scratch, rows, cols, DType::kBF16);

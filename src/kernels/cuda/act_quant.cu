@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kMaxThreads) act_quant_fp8(const __grid_consta
   const float scale = __fdiv_rn(fminf(row_amax(a.x, source, v), kFltMax), 448.0f);
   for (int64_t i = threadIdx.x; i < places; i += blockDim.x)
     if (rows[i] >= 0) a.row_scales[rows[i]] = scale;
-  const int64_t padded = fp8_slabs(a.x.cols) * kFp8TileCols;
+  const int64_t padded = num_slabs(a.x.cols) * kFp8TileCols;
   auto* out = static_cast<uint8_t*>(a.out.data);
   for (int64_t c = first; c < padded; c += blockDim.x * kPiece) {
     if (c >= a.x.cols)
@@ -234,7 +234,7 @@ void cuda_quantize_act(const DeviceActQuantArgs& a) {
   if (blocks == 0 || a.x.cols == 0) return;
   Stream& stream = current_stream();
   const auto grid = static_cast<unsigned>(blocks);
-  const int64_t pieces = (fp8 ? fp8_slabs(a.x.cols) * kFp8TileCols : a.x.cols) / kPiece;
+  const int64_t pieces = (fp8 ? num_slabs(a.x.cols) * kFp8TileCols : a.x.cols) / kPiece;
   const auto threads = static_cast<unsigned>(std::min<int64_t>(kMaxThreads, (pieces + 31) / 32 * 32));
   if (fp8)
     act_quant_fp8<<<grid, threads, 0, stream.handle()>>>(a);

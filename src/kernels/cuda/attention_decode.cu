@@ -300,15 +300,15 @@ __device__ __forceinline__ void send_parts(const AttentionParams& p, int worker,
     for (int c = 0; c < D / 64; ++c) {
       const int unit = head * Config<D>::kUnits + 4 * c + lane % 4;
       Part* part = &shared.parts[unit / splits * splits * kWarps + worker];
-      const uint32_t to = map_cluster(ptx::shared_address(part), unit % splits);
+      const uint32_t to = ptx::map_cluster(ptx::shared_address(part), unit % splits);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float4 x;
         x.x = w.out[8 * c + i % 2 * 4][2 * r + i / 2], x.y = w.out[8 * c + i % 2 * 4 + 1][2 * r + i / 2];
         x.z = w.out[8 * c + i % 2 * 4 + 2][2 * r + i / 2], x.w = w.out[8 * c + i % 2 * 4 + 3][2 * r + i / 2];
-        st_cluster(to + 16 * i, x);
+        ptx::st_cluster(to + 16 * i, x);
       }
-      st_cluster(to + 64, float4{w.largest[r], w.denominator[r], 0, 0});
+      ptx::st_cluster(to + 64, float4{w.largest[r], w.denominator[r], 0, 0});
     }
   }
 }
@@ -372,7 +372,7 @@ __global__ void __launch_bounds__(kThreads, D == 64 ? 4 : 2)
   const int num_blocks = keys.y / kBlockKeys - keys.x / kBlockKeys + 1;
   const int splits = min(static_cast<int>(gridDim.x), (num_blocks + kWarps - 1) / kWarps);
   if (static_cast<int>(blockIdx.x) >= splits) return;  // a barrier waits for those that have not returned
-  cluster_arrive();
+  ptx::cluster_arrive();
   prepare(p, kv_head, last, shared);
   Warp<D> w;
 #pragma unroll
@@ -383,10 +383,10 @@ __global__ void __launch_bounds__(kThreads, D == 64 ? 4 : 2)
   w.denominator[0] = w.denominator[1] = 0;
   const int worker = static_cast<int>(threadIdx.x / 32 * splits + blockIdx.x);
   attend(p, row, kv_head, worker, splits * kWarps, keys, shared, w);
-  cluster_wait();  // all blocks run, their memory can be written
+  ptx::cluster_wait();  // all blocks run, their memory can be written
   send_parts(p, worker, splits, w, shared);
-  cluster_arrive();
-  cluster_wait();
+  ptx::cluster_arrive();
+  ptx::cluster_wait();
   add_parts(p, row, kv_head, splits, min(num_blocks, splits * kWarps), shared);
 }
 

@@ -249,16 +249,18 @@ __device__ __forceinline__ void merge_cluster(const AttentionParams& p, const Ro
     const float sink = p.sinks != nullptr ? p.sinks[head] * kLog2e : -INFINITY;
     float largest = sink, sum = 0;
     for (int j = 0; j < splits; ++j)
-      largest = fmaxf(largest,
-                      ld_cluster(map_cluster(ptx::shared_address(&shared.largest[row]), j)) * p.scale_log2);
+      largest =
+          fmaxf(largest, ptx::ld_cluster(ptx::map_cluster(ptx::shared_address(&shared.largest[row]), j)) *
+                             p.scale_log2);
     float denominator = p.sinks != nullptr ? ex2(sink - largest) : 0;
     for (int j = 0; j < splits; ++j) {
-      const float share = ld_cluster(map_cluster(ptx::shared_address(&shared.denominator[row]), j));
+      const float share = ptx::ld_cluster(ptx::map_cluster(ptx::shared_address(&shared.denominator[row]), j));
       if (share == 0) continue;
       const float rescale =
-          ex2(ld_cluster(map_cluster(ptx::shared_address(&shared.largest[row]), j)) * p.scale_log2 - largest);
+          ex2(ptx::ld_cluster(ptx::map_cluster(ptx::shared_address(&shared.largest[row]), j)) * p.scale_log2 -
+              largest);
       denominator += rescale * share,
-          sum += rescale * ld_cluster(map_cluster(ptx::shared_address(&shared.sums[row][d]), j));
+          sum += rescale * ptx::ld_cluster(ptx::map_cluster(ptx::shared_address(&shared.sums[row][d]), j));
     }
     const int64_t at = (tile.first_row + (tile.first + row) / p.group) * p.out_cols +
                        static_cast<int64_t>(head) * p.v_dim + d;
@@ -284,7 +286,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_mla(const __grid_consta
   __syncthreads();
   ptx::grid_dependency_wait();
   ptx::grid_dependents_launch();
-  const int splits = static_cast<int>(cluster_nctas()), split = static_cast<int>(cluster_ctarank());
+  const int splits = static_cast<int>(ptx::cluster_nctas()), split = static_cast<int>(ptx::cluster_ctarank());
   const int kv_head = blockIdx.y;
   if (kv_head == 0) clear_padding_rows(p, blockIdx.x, gridDim.x);
   const RowTile tile = find_row_tile(p, kRows, static_cast<int>(blockIdx.x) / splits);
@@ -293,14 +295,14 @@ __global__ void __launch_bounds__(kThreads, 1) attention_mla(const __grid_consta
   if (threadIdx.x < 128) {
     ptx::lower_registers<kProducerRegisters>();
     produce(p, tile, kv_head, keys, split, splits, shared);
-    cluster_sync();
+    ptx::cluster_sync();
   } else {
     ptx::raise_registers<kConsumerRegisters>();
     consume<kSteps>(p, tile, kv_head, keys, split, splits, shared);
-    cluster_sync();
+    ptx::cluster_sync();
     merge_cluster(p, tile, kv_head, split, splits, shared);
   }
-  cluster_sync();  // others read this block's sums
+  ptx::cluster_sync();  // others read this block's sums
 }
 
 template <int kSteps>

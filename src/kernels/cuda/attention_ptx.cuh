@@ -1,44 +1,14 @@
-// What the attention kernels alone use: clusters, and wgmma with either operand in shared memory. Names are
-// those of the PTX manual.
+// What the attention kernels alone use: wgmma with either operand in shared memory. Names are those of the
+// PTX manual.
 #pragma once
 
+#include "kernels/cuda/ptx_cluster.cuh"
 #include "kernels/cuda/ptx_mma.cuh"
 #include "kernels/cuda/ptx_order.cuh"
 #include "kernels/cuda/ptx_sm90.cuh"
 #include "kernels/cuda/wgmma_order.cuh"
 
 namespace fp4moe::cuda {
-
-// ---- clusters ----
-__device__ __forceinline__ uint32_t cluster_ctarank() {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-__device__ __forceinline__ uint32_t cluster_nctas() {
-  uint32_t count;
-  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));
-  return count;
-}
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
-__device__ __forceinline__ void cluster_sync() { cluster_arrive(), cluster_wait(); }
-// The same place in the shared memory of another block.
-__device__ __forceinline__ uint32_t map_cluster(uint32_t address, uint32_t rank) {
-  uint32_t there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-  return there;
-}
-__device__ __forceinline__ void st_cluster(uint32_t to, const float4& x) {
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x.x), "f"(x.y), "f"(x.z),
-               "f"(x.w)
-               : "memory");
-}
-__device__ __forceinline__ float ld_cluster(uint32_t from) {
-  float value;
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
-  return value;
-}
 
 // ---- numbers ----
 __device__ __forceinline__ float ex2(float x) {

@@ -40,6 +40,9 @@ __device__ inline void add_pieces(const Shared& s, const Part& part, int strip_e
   }
 }
 
+// All warps, each from its own place: what __syncthreads() does not allow.
+__device__ __forceinline__ void sync_warps() { ptx::named_barrier(1, few::kThreads); }
+
 // The warp's steps of a phase; then, in all warps together, the strips that several of them share.
 template <Fp4Format kFormat, int kDepth>
 __device__ inline void run_phase(const Args& a, Shared& s, const uint8_t* act, bool down,
@@ -59,7 +62,7 @@ __device__ inline void run_phase(const Args& a, Shared& s, const uint8_t* act, b
       continue;
     }
     if (steps < per_strip) {  // the warp's last
-      __syncthreads();
+      sync_warps();
       waits = false;
       add_pieces(s, part, begin + per_strip, sum);
     }
@@ -69,7 +72,7 @@ __device__ inline void run_phase(const Args& a, Shared& s, const uint8_t* act, b
     else
       finish_up(a, strip, sum);
   }
-  if (waits) __syncthreads();
+  if (waits) sync_warps();
 }
 
 template <Fp4Format kFormat, int kDepth>
@@ -102,7 +105,7 @@ __global__ void __launch_bounds__(few::kThreads, 1) few_tokens_kernel(const __gr
       run_phase(a, s, act, phase != 0, ring);
     } else {
       if (phase == 0) few::clear_words(a, s);
-      __syncthreads();
+      sync_warps();
     }
     if (phase != 0) break;
     few::stage_h(a, s, Part(a, s.num_experts, true, 0), act);

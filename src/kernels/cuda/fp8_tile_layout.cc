@@ -42,7 +42,7 @@ struct Place {
 
 // The matrix's tile that holds (r, c).
 int64_t tile_of(Fp4Format format, int64_t n, int64_t k, int64_t r, int64_t c) {
-  return fp8_tile_offset(format, fp8_row_tiles(n), fp8_slabs(k), r / kFp8TileRows, c / kFp8TileCols);
+  return fp8_tile_offset(format, fp8_row_tiles(n), num_slabs(k), r / kFp8TileRows, c / kFp8TileCols);
 }
 
 // How one row's scale bytes become indices, and what the row's sums are multiplied by.

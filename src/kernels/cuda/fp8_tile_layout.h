@@ -33,7 +33,7 @@
 
 namespace fp4moe {
 
-constexpr int64_t kFp8TileRows = 64, kFp8TileCols = 128, kFp8TileGroup = 4;
+constexpr int64_t kFp8TileRows = 64, kFp8TileCols = kSlabBytes, kFp8TileGroup = 4;
 constexpr int64_t kFp8CodeBytes = kFp8TileRows * kFp8TileCols / 2;
 constexpr int kFp8MxTop = 6, kFp8MxBottom = -8;  // scales 2^j that keep all magnitudes exact in e4m3
 
@@ -41,10 +41,9 @@ constexpr int64_t fp8_tile_bytes(Fp4Format format) {
   return kFp8CodeBytes + kFp8TileRows * kFp8TileCols / fp4_block(format);
 }
 constexpr int64_t fp8_row_tiles(int64_t n) { return (n + kFp8TileRows - 1) / kFp8TileRows; }
-constexpr int64_t fp8_slabs(int64_t k) { return (k + kFp8TileCols - 1) / kFp8TileCols; }
 // Where the row factors of an [N, K] matrix start, and where the next matrix does.
 constexpr int64_t fp8_row_factors_offset(Fp4Format format, int64_t n, int64_t k) {
-  return fp8_row_tiles(n) * fp8_slabs(k) * fp8_tile_bytes(format);
+  return fp8_row_tiles(n) * num_slabs(k) * fp8_tile_bytes(format);
 }
 constexpr int64_t fp8_tiled_bytes(Fp4Format format, int64_t n, int64_t k) {
   return fp8_row_factors_offset(format, n, k) + fp8_row_tiles(n) * kFp8TileRows * 4;
@@ -66,13 +65,9 @@ float fp8_tiled_at(Fp4Format format, const uint8_t* tiles, int64_t n, int64_t k,
 // The operand: e4m3 byte of a magnitude (code & 7) under a scale index (MXFP4: byte / 8).
 uint8_t fp8_operand(Fp4Format format, int scale_index, int magnitude);
 
-constexpr int64_t fp8_slab_bytes(int64_t slab_rows, int64_t k) {
-  return fp8_slabs(k) * slab_rows * kFp8TileCols;
-}
-// Where element (row, k) lies.
+// Where element (row, k) of [R, K] activations lies.
 constexpr int64_t fp8_slab_offset(int64_t slab_rows, int64_t row, int64_t k) {
-  const int64_t piece = k % kFp8TileCols / 16;
-  return (k / kFp8TileCols * slab_rows + row) * kFp8TileCols + (piece ^ (row % 8)) * 16 + k % 16;
+  return slab_piece_offset(slab_rows, row, k / 16) + k % 16;
 }
 
 }  // namespace fp4moe

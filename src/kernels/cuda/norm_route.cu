@@ -15,8 +15,8 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/attention_ptx.cuh"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx_cluster.cuh"
 #include "kernels/cuda/ptx_mma.cuh"
 #include "kernels/cuda/ptx_sm90.cuh"
 #include "kernels/cuda/router_choice.cuh"
@@ -70,10 +70,7 @@ __device__ __forceinline__ float warp_total(float sum) {
 }
 
 __device__ __forceinline__ void send(const float* to, int block, float value) {
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(
-                   cuda::map_cluster(ptx::shared_address(to), static_cast<uint32_t>(block))),
-               "f"(value)
-               : "memory");
+  ptx::st_cluster(ptx::map_cluster(ptx::shared_address(to), static_cast<uint32_t>(block)), value);
 }
 
 // A lane's columns: vectors lane, lane + 32, ... of the block's part. Every warp has all of them.
@@ -177,7 +174,7 @@ __global__ void __cluster_dims__(kBlocks) __launch_bounds__(kThreads)
     norm_route_kernel(const __grid_constant__ NormRouteArgs a) {
   extern __shared__ __align__(16) uint8_t memory[];
   ptx::grid_dependents_launch();
-  cuda::cluster_arrive();
+  ptx::cluster_arrive();
   const int num_vectors = a.hidden_size / kVector, block = static_cast<int>(blockIdx.x);
   uint4* weights = reinterpret_cast<uint4*>(memory);
   float* squares = reinterpret_cast<float*>(memory + weight_bytes(a.num_experts, num_vectors));
@@ -187,7 +184,7 @@ __global__ void __cluster_dims__(kBlocks) __launch_bounds__(kThreads)
   copy_weights(a, part, weights);
   Columns norm_weight, x;
   norm_weight.load(a.norm_weight, part);
-  cuda::cluster_wait();  // all blocks run, their memory can be written
+  ptx::cluster_wait();  // all blocks run, their memory can be written
   ptx::grid_dependency_wait();
   x.load(a.x + int64_t{blockIdx.y} * a.hidden_size, part);
   float square = 0;
@@ -202,7 +199,7 @@ __global__ void __cluster_dims__(kBlocks) __launch_bounds__(kThreads)
   if (threadIdx.x < kBlocks) send(squares + block, static_cast<int>(threadIdx.x), square);
   ptx::cp_async_wait<0>();
   multiply(a, part, x, weights, sums);
-  cuda::cluster_sync();
+  ptx::cluster_sync();
   float total = 0;
 #pragma unroll
   for (int i = 0; i < kBlocks; ++i) total += squares[i];

@@ -48,36 +48,6 @@ __device__ __forceinline__ void bulk_load(void* dst, const void* src, uint32_t b
       : "memory");
 }
 
-// The same into every block of the cluster that `mask` names, at the same offsets, as is its barrier.
-__device__ __forceinline__ void bulk_load_multicast(void* dst, const void* src, uint32_t bytes, uint64_t* bar,
-                                                    uint16_t mask) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, "
-      "[%3], %4;" ::"r"(shared_address(dst)),
-      "l"(src), "r"(bytes), "r"(shared_address(bar)), "h"(mask)
-      : "memory");
-}
-
-__device__ __forceinline__ uint32_t cluster_rank() {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
-// At `bar` of block `rank` of the cluster.
-__device__ __forceinline__ void mbarrier_arrive_cluster(uint64_t* bar, uint32_t rank) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
-      "}\n" ::"r"(shared_address(bar)),
-      "r"(rank)
-      : "memory");
-}
-
 // Starts to bring the 128 bytes round `global` into the L2.
 __device__ __forceinline__ void prefetch_l2(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
@@ -130,6 +100,15 @@ __device__ __forceinline__ uint32_t load_shared2(uint32_t address) {
                : "r"(address)
                : "memory");
   return v;
+}
+
+// A 16 x 16 matrix of bf16, transposed: address lane 8 i + j has the 16 bytes of row j of piece i, of which
+// lane 4 g + t has elements (2 t, g) and (2 t + 1, g) in v[i].
+__device__ __forceinline__ void store_transposed(void* to, const uint32_t (&v)[4]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(to)),
+      "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
+      : "memory");
 }
 
 __device__ __forceinline__ void fence_proxy_async() {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/ptx_mma.cuh"
 #include "kernels/cuda/sm90_expert_work.cuh"
 
 namespace fp4moe::sm90 {
@@ -90,12 +91,6 @@ __device__ __forceinline__ void finish(const GemmArgs& args, const GemmPhase& ph
   }
 }
 
-__device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
-  uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
 __device__ __forceinline__ void store(const GemmPhase& phase, const PartOut& at, const float (&v)[8]) {
   const bool gated = phase.epilogue == Epilogue::kGated;
   const int64_t i = int64_t{at.row} * phase.cols + at.column;
@@ -106,11 +101,11 @@ __device__ __forceinline__ void store(const GemmPhase& phase, const PartOut& at,
     return;
   }
   bf16* out = static_cast<bf16*>(phase.out) + i;
-  const uint2 low = {bf16_pair(v[0], v[1]), bf16_pair(v[2], v[3])};
+  const uint2 low = {ptx::bf16_pair(v[0], v[1]), ptx::bf16_pair(v[2], v[3])};
   if (gated)
     *reinterpret_cast<uint2*>(out) = low;
   else
-    *reinterpret_cast<uint4*>(out) = {low.x, low.y, bf16_pair(v[4], v[5]), bf16_pair(v[6], v[7])};
+    *reinterpret_cast<uint4*>(out) = {low.x, low.y, ptx::bf16_pair(v[4], v[5]), ptx::bf16_pair(v[6], v[7])};
 }
 
 // One warpgroup's sums of `tile`, 16 tokens at a time through shared memory: one small loop that the

@@ -27,6 +27,7 @@
 #include "kernels/cuda/ptx_mma.cuh"
 #include "kernels/cuda/ptx_sm90.cuh"
 #include "kernels/cuda/wgmma_fp8.cuh"
+#include "kernels/cuda/work_list.cuh"
 #include "kernels/device_moe_fp8.h"
 
 namespace fp4moe {
@@ -105,17 +106,13 @@ __device__ void count_units(const GemmArgs& a, int* unit_start) {
 
 // Expert by expert; within one, groups of token tiles, then weight rows, then token tiles.
 __device__ Unit find_unit(const GemmArgs& a, const int* unit_start, int index) {
-  int low = 0, high = a.num_experts;  // unit_start[low] <= index < unit_start[high]
-  while (high - low > 1) {
-    const int mid = (low + high) / 2;
-    (unit_start[mid] <= index ? low : high) = mid;
-  }
-  const int row_groups = (a.weight_rows + 255) / 256, within = index - unit_start[low];
-  const int rows = a.rows.counts[low], tiles = token_tiles(rows), tokens = tile_tokens(rows, tiles);
+  const int e = expert_at(unit_start, a.num_experts, index);
+  const int row_groups = (a.weight_rows + 255) / 256, within = index - unit_start[e];
+  const int rows = a.rows.counts[e], tiles = token_tiles(rows), tokens = tile_tokens(rows, tiles);
   const int group = within / (kTokenGroup * row_groups), rest = within % (kTokenGroup * row_groups);
   const int group_tiles = min(kTokenGroup, tiles - group * kTokenGroup);
   const int first = (group * kTokenGroup + rest % group_tiles) * tokens;
-  return {low, rest / group_tiles, first, min(tokens, rows - first)};
+  return {e, rest / group_tiles, first, min(tokens, rows - first)};
 }
 
 __device__ int64_t first_slab_row(const GemmArgs& a, const Unit& unit) {
@@ -134,18 +131,9 @@ __device__ uint8_t operand_byte(int index, int magnitude) {
   return index <= kFp8MxTop - kFp8MxBottom ? e4m3_encode(ldexpf(value, kFp8MxBottom + index)) : uint8_t{0};
 }
 
-template <int count>
-struct Ring {
-  int slot = 0;
-  uint32_t parity = 0;
-  __device__ void next() {
-    if (++slot == count) slot = 0, parity ^= 1;
-  }
-};
-
 template <class C>
 __device__ void load_stages(const GemmArgs& a, Shared<C>& shared) {
-  Ring<C::kStages> ring;
+  RingPlace<C::kStages> ring;
   const int row_tiles = static_cast<int>(fp8_row_tiles(a.weight_rows));
   for (int u = blockIdx.x; u < shared.unit_start[a.num_experts]; u += gridDim.x) {
     const Unit unit = find_unit(a, shared.unit_start, u);
@@ -220,7 +208,7 @@ struct Sums {
     wgmma_commit();
   }
 
-  __device__ void run(int slabs, Shared<C>& shared, Ring<C::kStages>& ring) {
+  __device__ void run(int slabs, Shared<C>& shared, RingPlace<C::kStages>& ring) {
     const int first_tile = threadIdx.x / 128 * 2 * C::kTileBytes;
 #pragma unroll
     for (int i = 0; i < width / 2; ++i) d[0][i] = d[1][i] = 0;
@@ -287,14 +275,6 @@ __device__ void load_factors(const GemmArgs& a, const Unit& unit, Shared<C>& sha
   shared.token_scales[group][t] = t < unit.count ? a.x_scales[first_slab_row(a, unit) + t] : 0;
 }
 
-// 16 x 16 bytes: piece i of four is rows 8 i ... 8 i + 7 of addresses that lane 8 i + row has, transposed.
-__device__ void store_transposed(void* to, const uint32_t (&v)[4]) {
-  asm volatile(
-      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(ptx::shared_address(to)),
-      "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
-      : "memory");
-}
-
 // What a thread's rows g and g + 8 of a row tile are multiplied by and moved by.
 struct RowFactors {
   float factor[2], bias[2];
@@ -337,7 +317,7 @@ __device__ void stage_tile(const GemmArgs& a, const Shared<C>& shared, const flo
                   pairs[2 * i + 1] = ptx::bf16_pair(relu2(v10), relu2(v11));
       }
     }
-    store_transposed(to + first * 8 * kOutPitch, pairs);
+    ptx::store_transposed(to + first * 8 * kOutPitch, pairs);
   }
 }
 
@@ -354,7 +334,8 @@ __device__ void store_tokens(const GemmArgs& a, const Unit& unit, const uint8_t*
 }
 
 template <Epilogue epilogue, class C, int width>
-__device__ void run_unit(const GemmArgs& a, const Unit& unit, Shared<C>& shared, Ring<C::kStages>& ring) {
+__device__ void run_unit(const GemmArgs& a, const Unit& unit, Shared<C>& shared,
+                         RingPlace<C::kStages>& ring) {
   Sums<C, width> sums;
   load_factors<epilogue>(a, unit, shared);
   sums.run(a.slabs, shared, ring);
@@ -393,7 +374,7 @@ __global__ void __launch_bounds__(kThreads, 1) expert_gemm_fp8(const __grid_cons
     return;
   }
   ptx::raise_registers<240>();
-  Ring<C::kStages> ring;
+  RingPlace<C::kStages> ring;
   for (int u = blockIdx.x; u < shared.unit_start[a.num_experts]; u += gridDim.x) {
     const Unit unit = find_unit(a, shared.unit_start, u);
     if (unit.count <= 32)
@@ -435,7 +416,7 @@ GemmArgs gemm_args(const DeviceExpertArgs& args, const ActRows& x, int64_t weigh
   a.matrix_bytes = fp8_tiled_bytes(e.format, weight_rows, x.cols);
   a.factors_offset = fp8_row_factors_offset(e.format, weight_rows, x.cols);
   a.weight_rows = static_cast<int>(weight_rows);
-  a.slabs = static_cast<int>(fp8_slabs(x.cols));
+  a.slabs = static_cast<int>(num_slabs(x.cols));
   a.num_experts = static_cast<int>(e.num_experts);
   a.x = static_cast<const uint8_t*>(x.data);
   a.slab_rows = x.rows;

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/ptx_sm90.cuh"
 #include "kernels/cuda/tile_layout.h"
+#include "kernels/cuda/work_list.cuh"
 #include "kernels/device_moe.h"
 
 namespace fp4moe::sm90 {
@@ -77,16 +78,6 @@ struct GemmShared {
   int tile_start[1];  // [L + 1]: token tiles before each expert
 };
 
-// A place in a ring of kCount slots.
-template <int kCount>
-struct RingPlace {
-  int slot = 0;
-  uint32_t parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++slot == kCount) slot = 0, parity ^= 1;
-  }
-};
-
 // A warp is done with what a barrier of consumers guards.
 __device__ __forceinline__ void release(uint64_t* empty) {
   __syncwarp();
@@ -139,21 +130,17 @@ __device__ WorkItem find_item(const GemmArgs& args, const int* tile_start, int i
     if (index >= total * slabs) return item;
   }
   const int tile = index / slabs;
-  int low = 0, high = args.num_experts;  // tile_start[low] <= tile < tile_start[high]
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    (tile_start[middle] <= tile ? low : high) = middle;
-  }
-  item.expert = low;
-  item.tiles = tile_start[low + 1] - tile_start[low];
-  const int within = index - tile_start[low] * slabs;
+  const int e = expert_at(tile_start, args.num_experts, tile);
+  item.expert = e;
+  item.tiles = tile_start[e + 1] - tile_start[e];
+  const int within = index - tile_start[e] * slabs;
   item.slab = within / item.tiles;
-  const int count = rows_of(args.rows, low);
+  const int count = rows_of(args.rows, e);
   const int each = ((count + item.tiles - 1) / item.tiles + 7) / 8 * 8;
   const int first = within % item.tiles * each;
   item.count = min(each, count - first);
   item.first_row =
-      (args.rows.capacity == 0 ? args.rows.offsets[low] : low * static_cast<int>(args.rows.capacity)) + first;
+      (args.rows.capacity == 0 ? args.rows.offsets[e] : e * static_cast<int>(args.rows.capacity)) + first;
   return item;
 }
 

@@ -28,8 +28,8 @@ struct LayerSpace {
     take(slot_of_row, num_slots);
     take(row_of_slot, num_slots);
     take(sort_scratch, kSortBlocks * t.num_experts);
-    take(x, fp8_slab_bytes(slab_rows, t.hidden_size));
-    take(h, fp8_slab_bytes(slab_rows, t.intermediate_size));
+    take(x, slabs_bytes(slab_rows, t.hidden_size));
+    take(h, slabs_bytes(slab_rows, t.intermediate_size));
     take(x_scales, slab_rows);
     take(h_scales, slab_rows);
     take(intermediate, num_slots * t.intermediate_size);

@@ -22,19 +22,20 @@
 #include "base/check.h"
 #include "kernels/cuda/fp4_dequant.cuh"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx_cluster.cuh"
+#include "kernels/cuda/ptx_mma.cuh"
 #include "kernels/cuda/ptx_sm90.cuh"
 #include "kernels/cuda/sm90_expert_epilogue.cuh"
 #include "kernels/cuda/tile_layout.h"
 #include "kernels/cuda/token_slabs.h"
 #include "kernels/cuda/wgmma.cuh"
+#include "kernels/cuda/work_list.cuh"
 
 namespace fp4moe {
 namespace wide {
 namespace {
 
-using sm90::bf16_pair;
 using sm90::Epilogue;
-using sm90::RingPlace;
 
 constexpr int kGroups = 2, kCluster = 2, kUnitTiles = kGroups * kCluster;
 constexpr int kThreads = (kGroups + 1) * 128;
@@ -99,16 +100,12 @@ __device__ int tile_tokens(int rows, int tiles) { return ((rows + tiles - 1) / t
 // Expert by expert; within one, row tiles, then token tiles.
 __device__ Unit find_unit(const Args& a, const int* tile_start, int index) {
   const int groups = (a.row_tiles + kUnitTiles - 1) / kUnitTiles, tile = index / groups;
-  int low = 0, high = a.num_experts;  // tile_start[low] <= tile < tile_start[high]
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    (tile_start[middle] <= tile ? low : high) = middle;
-  }
-  const int rows = a.rows.counts[low], tiles = tile_start[low + 1] - tile_start[low];
-  const int tokens = tile_tokens(rows, tiles);
-  const int within = index - tile_start[low] * groups;
   Unit unit;
-  unit.expert = low;
+  unit.expert = expert_at(tile_start, a.num_experts, tile);
+  const int rows = a.rows.counts[unit.expert];
+  const int tiles = tile_start[unit.expert + 1] - tile_start[unit.expert];
+  const int tokens = tile_tokens(rows, tiles);
+  const int within = index - tile_start[unit.expert] * groups;
   unit.first_tile = within / tiles * kUnitTiles;
   unit.tiles = min(kUnitTiles, a.row_tiles - unit.first_tile);
   unit.first = within % tiles * tokens;
@@ -124,7 +121,7 @@ template <class C>
 __device__ void load_stages(const Args& a, Shared<C>& shared, int num_units) {
   constexpr int kTileBytes = C::kTileBytes;
   RingPlace<C::kStages> ring;
-  const int rank = static_cast<int>(ptx::cluster_rank());
+  const int rank = static_cast<int>(ptx::cluster_ctarank());
   for (int u = blockIdx.x / kCluster; u < num_units; u += gridDim.x / kCluster) {
     const Unit unit = find_unit(a, shared.unit_start, u);
     const int tokens = (unit.count + 7) / 8 * 8, half = (tokens / 2 + 7) / 8 * 8;
@@ -273,14 +270,6 @@ struct RowFactors {
   }
 };
 
-// 16 x 16 bytes: piece i of four is rows 8 i ... 8 i + 7 of addresses that lane 8 i + row has, transposed.
-__device__ __forceinline__ void store_transposed(void* to, const uint32_t (&v)[4]) {
-  asm volatile(
-      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(ptx::shared_address(to)),
-      "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
-      : "memory");
-}
-
 // To be rounded to bf16: the approximations' 1e-6 do not show. A NaN stays one.
 __device__ __forceinline__ float swiglu_fast(const sm90::SwigluShape& shape, float gate, float up) {
   float g, u;
@@ -308,14 +297,14 @@ __device__ __forceinline__ void stage_out(const Args& a, const RowFactors& rows,
       const float* sums = d + 4 * (first + i);
       float v[4] = {rows.of(sums[0], 0), rows.of(sums[1], 0), rows.of(sums[2], 1), rows.of(sums[3], 1)};
       if constexpr (kGated) {
-        pairs[i] = bf16_pair(swiglu_fast(shape, v[0], v[2]), swiglu_fast(shape, v[1], v[3]));
+        pairs[i] = ptx::bf16_pair(swiglu_fast(shape, v[0], v[2]), swiglu_fast(shape, v[1], v[3]));
       } else {
         if (relu2)
           for (float& x : v) x = x < 0 ? 0 : x * x;
-        pairs[2 * i] = bf16_pair(v[0], v[1]), pairs[2 * i + 1] = bf16_pair(v[2], v[3]);
+        pairs[2 * i] = ptx::bf16_pair(v[0], v[1]), pairs[2 * i + 1] = ptx::bf16_pair(v[2], v[3]);
       }
     }
-    store_transposed(to + first * 8 * kOutPitch, pairs);
+    ptx::store_transposed(to + first * 8 * kOutPitch, pairs);
   }
 }
 
@@ -367,7 +356,7 @@ __device__ __forceinline__ void finish(const Args& a, const Unit& unit, const Pa
 template <class C>
 __device__ void consume(const Args& a, Shared<C>& shared, int num_units) {
   RingPlace<C::kStages> ring;
-  const int place = static_cast<int>(ptx::cluster_rank()) * kGroups + threadIdx.x / 128;
+  const int place = static_cast<int>(ptx::cluster_ctarank()) * kGroups + threadIdx.x / 128;
   const int first_unit = blockIdx.x / kCluster;
   for (int u = first_unit; u < num_units; u += gridDim.x / kCluster) {
     const Unit unit = find_unit(a, shared.unit_start, u);

@@ -29,9 +29,9 @@ struct LayerSpace {
     };
     for (int i = 0; i < 6; ++i) ints[i] = reinterpret_cast<int32_t*>(take(counts[i] * 4));
     if (in_slabs) {
-      const int64_t rows = num_slab_rows(num_slots, 0, n) * kSlabBytes;
-      x_slabs = take(num_slabs(experts.hidden_size * 2) * rows);
-      h_slabs = take(num_slabs(experts.intermediate_size * 2) * rows);
+      const int64_t rows = num_slab_rows(num_slots, 0, n);
+      x_slabs = take(slabs_bytes(rows, experts.hidden_size * 2));
+      h_slabs = take(slabs_bytes(rows, experts.intermediate_size * 2));
     } else {
       intermediate = reinterpret_cast<bf16*>(take(num_slots * experts.intermediate_size * 2));
     }

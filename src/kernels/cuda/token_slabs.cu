@@ -7,6 +7,7 @@
 #include "kernels/cuda/ptx_sm90.cuh"
 #include "kernels/cuda/sm90_wide_gemm.h"
 #include "kernels/cuda/token_slabs.h"
+#include "kernels/cuda/work_list.cuh"
 
 namespace fp4moe {
 namespace {
@@ -25,12 +26,8 @@ __global__ void __launch_bounds__(kThreads) gather_token_slabs_kernel(const Toke
   for (int i = threadIdx.x / 32; i < kRowsOfBlock; i += kThreads / 32) {
     const int row = blockIdx.x * kRowsOfBlock + i;
     if (row >= offsets[num_experts]) return;
-    int low = 0, high = num_experts;  // offsets[low] <= row < offsets[high]
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      (offsets[middle] <= row ? low : high) = middle;
-    }
-    const int64_t to = slab_first_row(low, offsets[low], 0) + row - offsets[low];
+    const int e = expert_at(offsets, num_experts, row);
+    const int64_t to = slab_first_row(e, offsets[e], 0) + row - offsets[e];
     const auto* from =
         reinterpret_cast<const uint4*>(a.x + int64_t{a.rows.slot_of_row[row]} / a.topk * a.cols);
     for (int piece = lane; piece < pieces; piece += 32)

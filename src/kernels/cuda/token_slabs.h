@@ -22,6 +22,9 @@ constexpr int64_t slab_first_row(int64_t expert, int64_t first_packed_row, int64
   return capacity == 0 ? slab_round_up(first_packed_row) + 8 * expert : expert * slab_round_up(capacity);
 }
 constexpr int64_t num_slabs(int64_t row_bytes) { return (row_bytes + kSlabBytes - 1) / kSlabBytes; }
+constexpr int64_t slabs_bytes(int64_t rows, int64_t row_bytes) {
+  return num_slabs(row_bytes) * rows * kSlabBytes;
+}
 // Where 16-byte piece `piece` of a row lies, counted through all of the row.
 constexpr int64_t slab_piece_offset(int64_t rows, int64_t row, int64_t piece) {
   return ((piece / 8 * rows + row) * 8 + ((piece % 8) ^ (row % 8))) * 16;

@@ -187,7 +187,7 @@ void expect_slab_row(const std::vector<uint8_t>& slabs, int64_t slab_rows, int64
                      std::span<const float> x, float scale) {
   const Fp8Row expected(x);
   ASSERT_EQ(std::bit_cast<uint32_t>(scale), std::bit_cast<uint32_t>(expected.scale)) << row;
-  for (int64_t k = 0; k < fp8_slabs(static_cast<int64_t>(x.size())) * kFp8TileCols; ++k) {
+  for (int64_t k = 0; k < num_slabs(static_cast<int64_t>(x.size())) * kFp8TileCols; ++k) {
     const uint8_t code = k < static_cast<int64_t>(x.size()) ? expected.codes[static_cast<size_t>(k)] : 0;
     ASSERT_EQ(slabs[static_cast<size_t>(fp8_slab_offset(slab_rows, row, k))], code) << row << ", " << k;
   }
@@ -197,7 +197,7 @@ TEST_P(CudaActQuant, Fp8RowsOfAllTokens) {
   for (const int64_t cols : {16, 128, 208, 2880, 7168}) {
     const int64_t rows = 21, slab_rows = slab_round_up(rows);
     const DeviceRowsOf x(GetParam(), rows, cols, rows_of_every_kind(rows, cols, 11));
-    const DeviceArray<uint8_t> out(fp8_slab_bytes(slab_rows, cols));
+    const DeviceArray<uint8_t> out(slabs_bytes(slab_rows, cols));
     const DeviceArray<float> row_scales(slab_rows);
     DeviceActQuantArgs args;
     args.kind = DeviceActQuantKind::kFp8PerToken;
@@ -222,7 +222,7 @@ TEST_P(CudaActQuant, Fp8RowsOfExpertsGatheredAndNot) {
       const int64_t x_rows = gather ? tokens : sorted.max_rows();
       const int64_t slab_rows = num_slab_rows(sorted.max_rows(), 0, experts);
       const DeviceRowsOf x(GetParam(), x_rows, cols, random.normal(x_rows * cols));
-      const DeviceArray<uint8_t> out(fp8_slab_bytes(slab_rows, cols));
+      const DeviceArray<uint8_t> out(slabs_bytes(slab_rows, cols));
       const DeviceArray<float> row_scales(slab_rows);
       DeviceActQuantArgs args;
       args.kind = DeviceActQuantKind::kFp8PerToken;
@@ -256,7 +256,7 @@ TEST_P(CudaActQuant, Fp8MaskedRows) {
   const DeviceArray<int32_t> device_counts(counts);
   const int64_t slab_rows = num_slab_rows(experts * capacity, capacity, experts);
   const DeviceRowsOf x(GetParam(), experts * capacity, cols, random.normal(experts * capacity * cols));
-  const DeviceArray<uint8_t> out(fp8_slab_bytes(slab_rows, cols));
+  const DeviceArray<uint8_t> out(slabs_bytes(slab_rows, cols));
   const DeviceArray<float> row_scales(slab_rows);
   DeviceActQuantArgs args;
   args.kind = DeviceActQuantKind::kFp8PerToken;

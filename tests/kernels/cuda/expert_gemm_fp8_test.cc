@@ -217,8 +217,8 @@ void Layer::pack() {
 
 void Layer::allocate() {
   device_x_.emplace(x_);
-  x_slabs_.emplace(fp8_slab_bytes(slab_rows(), c_.hidden)), x_scales_.emplace(slab_rows());
-  h_slabs_.emplace(fp8_slab_bytes(slab_rows(), c_.intermediate)), h_scales_.emplace(slab_rows());
+  x_slabs_.emplace(slabs_bytes(slab_rows(), c_.hidden)), x_scales_.emplace(slab_rows());
+  h_slabs_.emplace(slabs_bytes(slab_rows(), c_.intermediate)), h_scales_.emplace(slab_rows());
   intermediate_.emplace(rows() * c_.intermediate), y_.emplace(rows() * c_.hidden);
 }
 

@@ -58,7 +58,7 @@ TEST_P(Fp8TileLayout, HoldsEveryWeight) {
     std::vector<uint8_t> tiles = tiles_for(GetParam(), rows, cols);
     ASSERT_TRUE(pack_fp8_tiles(m.view, tiles.data()).ok());
     for (int64_t r = 0; r < fp8_row_tiles(rows) * kFp8TileRows; ++r)
-      for (int64_t c = 0; c < fp8_slabs(cols) * kFp8TileCols; ++c) {
+      for (int64_t c = 0; c < num_slabs(cols) * kFp8TileCols; ++c) {
         const float w = fp8_tiled_at(GetParam(), tiles.data(), rows, cols, r, c);
         if (r < rows && c < cols)
           expect_weight(GetParam(), w, fp4_at(m.view, r, c));
@@ -207,7 +207,7 @@ TEST(Fp8Slabs, EveryElementHasItsPlace) {
   for (int64_t r = 0; r < 24; ++r)
     for (int64_t k = 0; k < 256; ++k) places.insert(fp8_slab_offset(24, r, k));
   EXPECT_EQ(places.size(), 24u * 256u);
-  EXPECT_EQ(*places.rbegin(), fp8_slab_bytes(24, 256) - 1);
+  EXPECT_EQ(*places.rbegin(), slabs_bytes(24, 256) - 1);
   EXPECT_EQ(fp8_slab_offset(24, 3, 128 + 17), 24 * 128 + 3 * 128 + (1 ^ 3) * 16 + 1);
 }
 

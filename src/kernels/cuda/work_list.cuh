@@ -1,0 +1,30 @@
+// What persistent kernels' work lists are made of: which expert a place in the list belongs to, and the ring
+// of stages through which a block's warps pass data. Device code only.
+#pragma once
+
+#include <cstdint>
+
+namespace fp4moe {
+
+// The last e of 0 ... num_experts - 1 with start[e] <= index: who holds that place, if start[num_experts] >
+// index. starts: [num_experts + 1], ascending.
+__device__ __forceinline__ int expert_at(const int* start, int num_experts, int index) {
+  int low = 0, high = num_experts;  // start[low] <= index < start[high]
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    (start[middle] <= index ? low : high) = middle;
+  }
+  return low;
+}
+
+// A place in a ring of kCount slots.
+template <int kCount>
+struct RingPlace {
+  int slot = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++slot == kCount) slot = 0, parity ^= 1;
+  }
+};
+
+}  // namespace fp4moe
