@@ -1,6 +1,7 @@
 // fp4moe: one binary, one verb a subcommand.
 #include <string>
 
+#include "engine/kernels_id.h"
 #include "verb.h"
 
 namespace {
@@ -24,7 +25,8 @@ std::string usage_error(const CLI::App* app, const CLI::Error& error) {
 
 int main(int argc, char** argv) {
   CLI::App app{"fp4moe " FP4MOE_VERSION ": native FP4 mixture-of-experts inference"};
-  app.set_version_flag("--version", "fp4moe " FP4MOE_VERSION);
+  app.set_version_flag("--version",
+                       std::string("fp4moe " FP4MOE_VERSION " (kernels ") + fp4moe::kernels_id() + ")");
   app.require_subcommand(1);
   app.failure_message(usage_error);
   int exit_code = fp4moe::kExitOk;

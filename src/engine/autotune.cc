@@ -14,6 +14,7 @@
 #include "device/device_info.h"
 #include "engine/device_autotune.h"
 #include "engine/fastest.h"
+#include "engine/kernels_id.h"
 #include "engine/tactic_cache.h"
 #include "moe/expert_probe.h"
 
@@ -37,9 +38,9 @@ int rank_threads(const EngineConfig& flags) {
 std::string cache_key(const std::string& machine, const ModelPlan& plan) {
   const MoeProblem& p = plan.moe.problem();
   const auto n = [](int64_t x) { return std::to_string(x); };
-  return machine + "; fp4moe " FP4MOE_VERSION "; " + runner_name(plan.moe) + "; " +
-         fp4_format_name(p.format) + "; " + numerics_text(plan.moe.numerics()) + "; H " + n(p.hidden_size) +
-         ", I " + n(p.local_intermediate().count) + ", L " + n(p.local_experts().count);
+  return machine + "; fp4moe " FP4MOE_VERSION ", kernels " + kernels_id() + "; " + runner_name(plan.moe) +
+         "; " + fp4_format_name(p.format) + "; " + numerics_text(plan.moe.numerics()) + "; H " +
+         n(p.hidden_size) + ", I " + n(p.local_intermediate().count) + ", L " + n(p.local_experts().count);
 }
 
 std::string cpu_cache_key(const ModelPlan& plan) {

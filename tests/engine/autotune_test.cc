@@ -7,7 +7,9 @@
 #include <fstream>
 #include <numeric>
 
+#include "engine/kernels_id.h"
 #include "engine/tactic_cache.h"
+#include "io/file.h"
 #include "io/temp_folder.h"
 #include "moe/expert_probe.h"
 
@@ -119,6 +121,23 @@ TEST(Autotune, TimesOnceThenReadsTheCache) {
   flags.threads = 1;  // another key
   const Demo other = demo(flags);
   EXPECT_NE(autotune(other.checkpoint, other.config, other.plan)->note.find("timed in"), std::string::npos);
+}
+
+// As a cache of the binary before the kernels changed.
+TEST(Autotune, TacticsOfOtherKernelsAreNotUsed) {
+  const TempFolder folder;
+  EngineConfig flags;
+  flags.autotune_cache = folder.file(kFile);
+  const Demo d = demo(flags);
+  ASSERT_TRUE(autotune(d.checkpoint, d.config, d.plan).ok());
+  std::string cache = *read_text_file(folder.file(kFile), 1 << 20);
+  const size_t at = cache.find(kernels_id());
+  ASSERT_NE(at, std::string::npos) << cache;
+  cache.replace(at, 12, "000000000000");
+  ASSERT_TRUE(write_text_file(folder.file(kFile), cache).ok());
+  const Result<TuneResult> again = autotune(d.checkpoint, d.config, d.plan);
+  ASSERT_TRUE(again.ok());
+  EXPECT_NE(again->note.find("timed in"), std::string::npos) << again->note;
 }
 
 TEST(Autotune, OffMeansShippedTacticsAndNoFile) {
