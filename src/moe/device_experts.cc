@@ -78,7 +78,8 @@ int64_t DeviceExperts::down_bytes() const {
 // Packed on the GPU.
 Status DeviceExperts::put_tiles(const std::vector<ExpertWeightsView>& experts,
                                 const std::vector<ExpertScales>& scales, ThreadPool& pool) {
-  FP4MOE_ASSIGN_OR_RETURN(TileUploader uploader, TileUploader::make(pool));
+  FP4MOE_ASSIGN_OR_RETURN(TileUploader uploader,
+                          TileUploader::make(is_fp8() ? TileKind::kFp8 : TileKind::kBf16, pool));
   for (int64_t e = 0; e < std::ssize(experts); ++e) {
     const ExpertWeightsView& w = experts[static_cast<size_t>(e)];
     const ExpertScales& s = scales[static_cast<size_t>(e)];
@@ -95,34 +96,6 @@ Status DeviceExperts::put_tiles(const std::vector<ExpertWeightsView>& experts,
   return uploader.finish();
 }
 
-// Packed on the host, expert by expert.
-Status DeviceExperts::put_fp8_tiles(const std::vector<ExpertWeightsView>& experts,
-                                    const std::vector<ExpertScales>& scales, ThreadPool& pool) {
-  std::vector<float> alphas;
-  for (const ExpertScales& s : scales) alphas.insert(alphas.end(), {s.gate, s.up, s.down});
-  FP4MOE_RETURN_IF_ERROR(device_memory().upload(scales_.data(), alphas.data(), scales_.num_bytes()));
-  std::vector<Status> failures(experts.size());
-  const bool has_gate_up = gate_up_.num_bytes() > 0;
-  pool.run(std::ssize(experts), [&](int64_t e, int) {
-    const ExpertWeightsView& w = experts[static_cast<size_t>(e)];
-    std::vector<uint8_t> tiles(
-        static_cast<size_t>(std::max(has_gate_up ? gate_up_bytes() : 0, down_bytes())));
-    failures[static_cast<size_t>(e)] = [&]() -> Status {
-      if (has_gate_up) {
-        FP4MOE_RETURN_IF_ERROR(is_gated_kind() ? pack_fp8_gate_up_tiles(w.gate, w.up, tiles.data())
-                                               : pack_fp8_tiles(w.up, tiles.data()));
-        FP4MOE_RETURN_IF_ERROR(
-            device_memory().upload(gate_up_.data() + e * gate_up_bytes(), tiles.data(), gate_up_bytes()));
-      }
-      FP4MOE_RETURN_IF_ERROR(pack_fp8_tiles(w.down, tiles.data()));
-      return device_memory().upload(down_.data() + e * down_bytes(), tiles.data(), down_bytes());
-    }();
-  });
-  for (size_t e = 0; e < failures.size(); ++e)
-    FP4MOE_RETURN_IF_ERROR(failures[e].with_context("expert " + std::to_string(e)));
-  return {};
-}
-
 Result<DeviceExperts> DeviceExperts::make(const MoeProblem& p, const Numerics& numerics,
                                           const MoeWeightsView& weights, ThreadPool& pool) {
   FP4MOE_ASSIGN_OR_RETURN(const std::vector<ExpertWeightsView> experts, local_experts(p, weights));
@@ -137,8 +110,7 @@ Result<DeviceExperts> DeviceExperts::make(const MoeProblem& p, const Numerics& n
   out.tiles_.down = out.down_.data();
   FP4MOE_RETURN_IF_ERROR(out.put_biases(experts));
   FP4MOE_RETURN_IF_ERROR(out.put_scales(scales));
-  FP4MOE_RETURN_IF_ERROR(out.is_fp8() ? out.put_fp8_tiles(experts, scales, pool)
-                                      : out.put_tiles(experts, scales, pool));
+  FP4MOE_RETURN_IF_ERROR(out.put_tiles(experts, scales, pool));
   return out;
 }
 
@@ -160,8 +132,7 @@ Result<DeviceExperts> DeviceExperts::make_linear(const LinearWeightsView& weight
   out.tiles_.down = out.down_.data();
   FP4MOE_RETURN_IF_ERROR(out.put_biases({as_down}));
   FP4MOE_RETURN_IF_ERROR(out.put_scales({scales}));
-  FP4MOE_RETURN_IF_ERROR(out.is_fp8() ? out.put_fp8_tiles({as_down}, {scales}, pool)
-                                      : out.put_tiles({as_down}, {scales}, pool));
+  FP4MOE_RETURN_IF_ERROR(out.put_tiles({as_down}, {scales}, pool));
   return out;
 }
 

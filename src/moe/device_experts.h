@@ -35,8 +35,6 @@ class DeviceExperts {
   Status put_biases(const std::vector<ExpertWeightsView>& experts);
   Status put_tiles(const std::vector<ExpertWeightsView>& experts, const std::vector<ExpertScales>& scales,
                    ThreadPool& pool);
-  Status put_fp8_tiles(const std::vector<ExpertWeightsView>& experts, const std::vector<ExpertScales>& scales,
-                       ThreadPool& pool);
   bool is_fp8() const { return numerics_.scheme == Scheme::kW4A8; }
   bool is_gated_kind() const { return is_gated(tiles_.activation.kind); }
   // Of one expert.

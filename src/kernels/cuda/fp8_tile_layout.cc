@@ -16,30 +16,6 @@ namespace {
 
 constexpr int kMxIndices = kFp8MxTop - kFp8MxBottom + 1;
 
-// What an element's place in its tile depends on.
-struct Place {
-  int64_t warp, half_row, g;  // row = 16 warp + 8 half_row + g
-  int64_t step, half_col, q;  // column = 32 step + 16 half_col + 4 q + byte
-  int byte;
-  Place(int64_t r, int64_t c)
-      : warp(r % 64 / 16),
-        half_row(r % 16 / 8),
-        g(r % 8),
-        step(c % 128 / 32),
-        half_col(c % 32 / 16),
-        q(c % 16 / 4),
-        byte(static_cast<int>(c % 4)) {}
-  int64_t word_offset() const {
-    return (((warp * 2 + step / 2) * 32 + g * 4 + q) * 4 + step % 2 * 2 + half_row) * 4;
-  }
-  int magnitude_bit() const { return 4 * (byte + 4 * static_cast<int>(half_col)); }
-  int sign_bit() const { return 8 * byte + (half_col == 0 ? 7 : 3); }
-  int64_t scale_offset(Fp4Format format) const {
-    const int64_t row = kFp8CodeBytes + (warp * 8 + g) * (format == Fp4Format::kMxfp4 ? 8 : 16);
-    return row + (format == Fp4Format::kMxfp4 ? 2 * step : 4 * step + 2 * half_col) + half_row;
-  }
-};
-
 // The matrix's tile that holds (r, c).
 int64_t tile_of(Fp4Format format, int64_t n, int64_t k, int64_t r, int64_t c) {
   return fp8_tile_offset(format, fp8_row_tiles(n), num_slabs(k), r / kFp8TileRows, c / kFp8TileCols);
@@ -64,11 +40,9 @@ Result<RowScale> row_scale(const Fp4MatrixView& w, int64_t r) {
   RowScale row{w.format};
   if (range.most == 0 && w.format == Fp4Format::kNvfp4) return row;
   if (w.format == Fp4Format::kMxfp4) {
-    if (range.most - range.least >= kMxIndices)
-      return unsupported("e8m0 scales of row " + std::to_string(r) + " span " +
-                         std::to_string(range.most - range.least) + " octaves; exact FP8 operands hold " +
-                         std::to_string(kMxIndices - 1));
     if (range.most < range.least) return row;  // zeros alone
+    FP4MOE_RETURN_IF_ERROR(
+        check_fp8_scale_span(range.most - range.least).with_context("row " + std::to_string(r)));
     row.move = kMxIndices - 1 - range.most;
     row.factor = std::ldexp(1.0f, range.most - 127 - kFp8MxTop);
     return row;
@@ -90,7 +64,7 @@ Status put(const Fp4MatrixView& w, RowOrder order, int64_t n, uint8_t* dst) {
     factors[row] = scale.factor;
     for (int64_t c = 0; c < w.cols; ++c) {
       const uint32_t code = w.codes[r * w.code_stride_bytes + c / 2] >> (c % 2 * 4) & 15u;
-      const Place at(row, c);
+      const Fp8Place at(row, c);
       uint8_t* tile = dst + tile_of(w.format, n, w.cols, row, c);
       uint32_t word;
       std::memcpy(&word, tile + at.word_offset(), 4);
@@ -104,6 +78,12 @@ Status put(const Fp4MatrixView& w, RowOrder order, int64_t n, uint8_t* dst) {
 }
 
 }  // namespace
+
+Status check_fp8_scale_span(int span) {
+  if (span < kMxIndices) return {};
+  return unsupported("e8m0 scales of one row span " + std::to_string(span) +
+                     " octaves; exact FP8 operands hold " + std::to_string(kMxIndices - 1));
+}
 
 Status pack_fp8_tiles(const Fp4MatrixView& w, uint8_t* dst) {
   std::memset(dst, 0, static_cast<size_t>(fp8_tiled_bytes(w.format, w.rows, w.cols)));
@@ -126,7 +106,7 @@ uint8_t fp8_operand(Fp4Format format, int scale_index, int magnitude) {
 
 float fp8_tiled_at(Fp4Format format, const uint8_t* tiles, int64_t n, int64_t k, int64_t r, int64_t c) {
   const uint8_t* tile = tiles + tile_of(format, n, k, r, c);
-  const Place at(r, c);
+  const Fp8Place at(r, c);
   uint32_t word;
   float factor;
   std::memcpy(&word, tile + at.word_offset(), 4);

@@ -56,6 +56,32 @@ constexpr int64_t fp8_tile_offset(Fp4Format format, int64_t row_tiles, int64_t s
   return (first * slabs + slab * group + row_tile - first) * fp8_tile_bytes(format);
 }
 
+// Where element (r, c) lies in its tile.
+struct Fp8Place {
+  int64_t warp, half_row, g;  // row = 16 warp + 8 half_row + g
+  int64_t step, half_col, q;  // column = 32 step + 16 half_col + 4 q + byte
+  int byte;
+  constexpr Fp8Place(int64_t r, int64_t c)
+      : warp(r % 64 / 16),
+        half_row(r % 16 / 8),
+        g(r % 8),
+        step(c % 128 / 32),
+        half_col(c % 32 / 16),
+        q(c % 16 / 4),
+        byte(static_cast<int>(c % 4)) {}
+  constexpr int64_t word_offset() const {
+    return (((warp * 2 + step / 2) * 32 + g * 4 + q) * 4 + step % 2 * 2 + half_row) * 4;
+  }
+  constexpr int magnitude_bit() const { return 4 * (byte + 4 * static_cast<int>(half_col)); }
+  constexpr int sign_bit() const { return 8 * byte + (half_col == 0 ? 7 : 3); }
+  constexpr int64_t scale_offset(Fp4Format format) const {
+    const int64_t row = kFp8CodeBytes + (warp * 8 + g) * (format == Fp4Format::kMxfp4 ? 8 : 16);
+    return row + (format == Fp4Format::kMxfp4 ? 2 * step : 4 * step + 2 * half_col) + half_row;
+  }
+};
+
+// Of a row of an MXFP4 matrix whose scales lie `span` octaves apart.
+Status check_fp8_scale_span(int span);
 // w -> dst, fp8_tiled_bytes() long. kUnsupported if e8m0 scales in one row span more than e4m3 holds.
 Status pack_fp8_tiles(const Fp4MatrixView& w, uint8_t* dst);
 // Two matrices of equal shape [I, K], I % 32 == 0, interleaved as said above: [2 I, K].

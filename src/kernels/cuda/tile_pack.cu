@@ -149,7 +149,7 @@ void launch_tile_pack(const TilePackArgs& args) {
   if (args.num_jobs == 0) return;
   Stream& stream = current_stream();
   const auto jobs = static_cast<unsigned>(args.num_jobs);
-  const dim3 grid(static_cast<unsigned>(args.max_tiles), jobs);
+  const dim3 grid(static_cast<unsigned>(num_tiles(args.max_rows) * num_tiles(args.max_cols)), jobs);
   if (args.format == Fp4Format::kNvfp4) {
     pack_jobs<Fp4Format::kNvfp4><<<grid, kThreads, 0, stream.handle()>>>(args.jobs, args.worst_span);
     return stream.check_launch("tile_pack");

@@ -1,4 +1,4 @@
-// Packing of FP4 matrices into tiles (tile_layout.h) on the GPU.
+// Packing of FP4 matrices into tiles (tile_layout.h, fp8_tile_layout.h) on the GPU.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace fp4moe {
 struct TilePackSide {
   const uint8_t* codes = nullptr;   // [rows, cols / 2]
   const uint8_t* scales = nullptr;  // [rows, cols / block]
-  float* scale = nullptr;           // written: the tiles' factor * tensor_scale
+  float* scale = nullptr;           // written: the tiles' factor * tensor_scale; FP8: tensor_scale
   float tensor_scale = 1;
   int32_t least = 255, most = 0;  // MXFP4: e8m0 bytes of groups that are not zero; found on the way
 };
@@ -24,15 +24,17 @@ struct TilePackJob {
   bool is_pair = false;
 };
 
-// `jobs` [num_jobs] on the device, of one format; at most max_tiles tiles each. worst_span: a device counter
-// that becomes the widest span of e8m0 scales of any matrix so far. To the current stream.
+// `jobs` [num_jobs] on the device, of one format; the tiles of each have at most max_rows rows and max_cols
+// columns. worst_span: a device counter that becomes the widest span of e8m0 scales of any matrix (FP8: of
+// any row) so far. To the current stream.
 struct TilePackArgs {
   Fp4Format format = Fp4Format::kMxfp4;
   TilePackJob* jobs = nullptr;
   int num_jobs = 0;
-  int64_t max_tiles = 0;
+  int64_t max_rows = 0, max_cols = 0;
   int32_t* worst_span = nullptr;
 };
 void launch_tile_pack(const TilePackArgs& args);
+void launch_fp8_tile_pack(const TilePackArgs& args);
 
 }  // namespace fp4moe

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "device/device_memory.h"
+#include "kernels/cuda/fp8_tile_layout.h"
 #include "kernels/cuda/tile_layout.h"
 
 namespace fp4moe {
@@ -26,8 +27,8 @@ int64_t slot_bytes_of(const Fp4MatrixView& w) {
 
 }  // namespace
 
-Result<TileUploader> TileUploader::make(ThreadPool& pool) {
-  TileUploader uploader(pool);
+Result<TileUploader> TileUploader::make(TileKind kind, ThreadPool& pool) {
+  TileUploader uploader(kind, pool);
   FP4MOE_ASSIGN_OR_RETURN(uploader.ring_, upload_ring(kSlotBytes));
   const int32_t none = 0;
   FP4MOE_ASSIGN_OR_RETURN(uploader.worst_span_, Buffer::copy_of(&none, sizeof none, device_memory()));
@@ -54,7 +55,8 @@ Status TileUploader::add(const Fp4MatrixView* sides, int num_sides, uint8_t* til
                   .is_pair = num_sides == 2};
   for (int i = 0; i < num_sides; ++i) job.side[i] = place(sides[i], scales + i);
   jobs_.push_back(job);
-  max_tiles_ = std::max(max_tiles_, num_tiles(num_sides * w.rows) * num_tiles(w.cols));
+  max_rows_ = std::max(max_rows_, num_sides * w.rows);
+  max_cols_ = std::max(max_cols_, w.cols);
   return {};
 }
 
@@ -96,7 +98,7 @@ Status TileUploader::make_room(Fp4Format format, int64_t num_bytes) {
 Status TileUploader::open_slot() {
   FP4MOE_ASSIGN_OR_RETURN(slot_, ring_->next());
   used_ = kJobBytes;
-  max_tiles_ = 0;
+  max_rows_ = max_cols_ = 0;
   return {};
 }
 
@@ -117,11 +119,13 @@ void TileUploader::flush() {
 #ifdef FP4MOE_HAS_CUDA
   {
     const StreamScope scope(ring_->stream());
-    launch_tile_pack({.format = format_,
-                      .jobs = reinterpret_cast<TilePackJob*>(slot_.device),
-                      .num_jobs = static_cast<int>(jobs_.size()),
-                      .max_tiles = max_tiles_,
-                      .worst_span = worst_span_.as<int32_t>()});
+    (kind_ == TileKind::kFp8 ? launch_fp8_tile_pack
+                             : launch_tile_pack)({.format = format_,
+                                                  .jobs = reinterpret_cast<TilePackJob*>(slot_.device),
+                                                  .num_jobs = static_cast<int>(jobs_.size()),
+                                                  .max_rows = max_rows_,
+                                                  .max_cols = max_cols_,
+                                                  .worst_span = worst_span_.as<int32_t>()});
   }
 #endif
   jobs_.clear();
@@ -135,7 +139,7 @@ Status TileUploader::finish() {
   FP4MOE_RETURN_IF_ERROR(ring_->finish());
   int32_t span = 0;
   FP4MOE_RETURN_IF_ERROR(device_memory().download(&span, worst_span_.data(), sizeof span));
-  const Status fits = check_scale_span(span);
+  const Status fits = kind_ == TileKind::kFp8 ? check_fp8_scale_span(span) : check_scale_span(span);
   const int32_t none = 0;
   if (!fits.ok()) FP4MOE_RETURN_IF_ERROR(device_memory().upload(worst_span_.data(), &none, sizeof none));
   return fits;

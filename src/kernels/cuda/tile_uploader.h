@@ -17,14 +17,16 @@ namespace fp4moe {
 // Host memory: UploadRing::kNumSlots pinned slots, whatever the model's size; the GPU has as much while it
 // lives. Inside an UploadScope they are the scope's: till finish() nothing else may use them. One thread at a
 // time; the pool is borrowed.
+enum class TileKind : uint8_t { kBf16, kFp8 };  // tile_layout.h; fp8_tile_layout.h
+
 class TileUploader {
  public:
   // kUnsupported in a build without CUDA or without a device; kDoesNotFit if memory is refused.
-  static Result<TileUploader> make(ThreadPool& pool);
+  static Result<TileUploader> make(TileKind kind, ThreadPool& pool);
 
-  // `tiles`, tiled_bytes() long, and *scale, the factor of pack_tiles() times w.tensor_scale, are device
-  // memory, written by finish() at the latest; till then w's bytes must stay. kInvalidArgument for gate and
-  // up of different shapes or rows that are no multiple of 32.
+  // `tiles`, tiled_bytes() or fp8_tiled_bytes() long, and *scale, the factor of pack_tiles() (FP8: 1) times
+  // w.tensor_scale, are device memory, written by finish() at the latest; till then w's bytes must stay.
+  // kInvalidArgument for gate and up of different shapes or rows that are no multiple of 32.
   Status plain(const Fp4MatrixView& w, uint8_t* tiles, float* scale);
   Status gate_up(const Fp4MatrixView& gate, const Fp4MatrixView& up, uint8_t* tiles, float* scales /* [2] */);
   // Waits. kUnsupported if any matrix since the last finish() has e8m0 scales too far apart for the tiles.
@@ -37,7 +39,7 @@ class TileUploader {
     int64_t stride_bytes, row_bytes, num_rows;
     uint8_t* to;
   };
-  explicit TileUploader(ThreadPool& pool) : pool_(&pool) {}
+  TileUploader(TileKind kind, ThreadPool& pool) : kind_(kind), pool_(&pool) {}
 
   Status add(const Fp4MatrixView* sides, int num_sides, uint8_t* tiles, float* scales);
   TilePackSide place(const Fp4MatrixView& w, float* scale);
@@ -46,11 +48,12 @@ class TileUploader {
   Status open_slot();
   void flush();
 
+  TileKind kind_;
   ThreadPool* pool_;
   std::shared_ptr<UploadRing> ring_;
-  UploadRing::Slot slot_;  // host null: none is open
-  int64_t used_ = 0;       // of the open slot
-  int64_t max_tiles_ = 0;
+  UploadRing::Slot slot_;                // host null: none is open
+  int64_t used_ = 0;                     // of the open slot
+  int64_t max_rows_ = 0, max_cols_ = 0;  // of its jobs' tiles
   Fp4Format format_ = Fp4Format::kMxfp4;
   std::vector<TilePackJob> jobs_;
   std::vector<Gather> gathers_;
