@@ -40,30 +40,34 @@ __device__ inline void add_pieces(const Shared& s, const Part& part, int strip_e
   }
 }
 
-// All warps, each from its own place: what __syncthreads() does not allow.
-__device__ __forceinline__ void sync_warps() { ptx::named_barrier(1, few::kThreads); }
-
-// The warp's steps of a phase; then, in all warps together, the strips that several of them share.
+// The warp's steps of a phase; then, in all warps together, the strips that several of them share. The helper
+// warp has no steps.
 template <Fp4Format kFormat, int kDepth>
-__device__ inline void run_phase(const Args& a, Shared& s, const uint8_t* act, bool down,
+__device__ inline void run_phase(const Args& a, Shared& s, const uint8_t* act, bool down, bool is_helper,
                                  Ring<kFormat, kDepth>& ring) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const Part part(a, s.num_experts, down, warp);
-  const int per_strip = part.phase.steps();
-  bool waits = true;  // for the others, at the end
-  for (int at = part.begin; at < part.end;) {
-    const int first = at % per_strip, begin = at - first, steps = min(per_strip - first, part.end - at);
-    const few::Strip<kFormat> strip(a, s, part, down, part.first_strip + at / per_strip, act);
+  const int per_strip = part.phase.steps(), end = is_helper ? part.begin : part.end;
+  bool waits = true;  // for the others, once: in one place, as __syncthreads() asks
+  for (int at = part.begin;;) {
+    const bool none = at >= end;
+    const int first = at % per_strip, begin = at - first, steps = min(per_strip - first, end - at);
+    if (none && !waits) break;
+    few::Strip<kFormat> strip;
     float sum[4] = {};
-    add_steps(ring, strip, first, steps, sum);
-    at += steps;
-    if (first != 0) {
-      s.pieces[warp][lane] = {sum[0], sum[1], sum[2], sum[3]};
-      continue;
+    if (!none) {
+      strip = few::Strip<kFormat>(a, s, part, down, part.first_strip + begin / per_strip, act);
+      add_steps(ring, strip, first, steps, sum);
+      at += steps;
+      if (first != 0) {
+        s.pieces[warp][lane] = {sum[0], sum[1], sum[2], sum[3]};
+        continue;
+      }
     }
-    if (steps < per_strip) {  // the warp's last
-      sync_warps();
+    if (steps < per_strip) {  // the warp's last, or none
+      __syncthreads();
       waits = false;
+      if (none) break;
       add_pieces(s, part, begin + per_strip, sum);
     }
     ptx::mbarrier_wait(&s.cleared, 0);
@@ -72,7 +76,6 @@ __device__ inline void run_phase(const Args& a, Shared& s, const uint8_t* act, b
     else
       finish_up(a, strip, sum);
   }
-  if (waits) sync_warps();
 }
 
 template <Fp4Format kFormat, int kDepth>
@@ -101,12 +104,8 @@ __global__ void __launch_bounds__(few::kThreads, 1) few_tokens_kernel(const __gr
   __syncthreads();
 #pragma unroll 1
   for (int phase = 0; phase < 2; ++phase) {
-    if (!is_helper) {
-      run_phase(a, s, act, phase != 0, ring);
-    } else {
-      if (phase == 0) few::clear_words(a, s);
-      sync_warps();
-    }
+    if (is_helper && phase == 0) few::clear_words(a, s);
+    run_phase(a, s, act, phase != 0, is_helper, ring);
     if (phase != 0) break;
     few::stage_h(a, s, Part(a, s.num_experts, true, 0), act);
     __syncthreads();

@@ -18,6 +18,7 @@ struct Strip {
   bool has_pairs_b;     // the latter's column is there
   int swap;             // from one half of a tile in b to the other
 
+  Strip() = default;  // no strip
   __device__ __forceinline__ Strip(const Args& a, const Shared& s, const Part& part, bool down, int strip,
                                    const uint8_t* act) {
     const TiledExperts& experts = a.moe.experts;
