@@ -1,5 +1,6 @@
 #include "device/stream.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <string_view>
 #include <utility>
@@ -17,8 +18,6 @@ namespace {
 thread_local Stream* t_current = nullptr;
 
 #ifdef FP4MOE_HAS_CUDA
-constexpr uint8_t kNoLayer = 255;
-
 // Of a kernel that ran, whichever call finds it; every later call does too.
 bool is_of_device(cudaError_t error) {
   switch (error) {
@@ -36,6 +35,15 @@ bool is_of_device(cudaError_t error) {
     default:
       return false;
   }
+}
+
+constexpr int kNameBits = 48;  // of a KernelMark::kernel
+
+// "layer 7, kernel rms_norm"
+std::string marked_kernel(uint64_t mark) {
+  const auto layer = static_cast<int64_t>(mark >> kNameBits) - 1;
+  const auto* name = reinterpret_cast<const char*>(mark & ((uint64_t{1} << kNameBits) - 1));
+  return (layer < 0 ? "" : "layer " + std::to_string(layer) + ", ") + "kernel " + name;
 }
 
 bool is_recording(StreamHandle stream) {
@@ -64,15 +72,12 @@ Stream& Stream::operator=(Stream&& other) noexcept {
 
 Result<Stream> Stream::make() {
   Stream stream;
-  const cudaError_t error = cudaStreamCreateWithFlags(&stream.handle_, cudaStreamNonBlocking);
+  cudaError_t error = cudaStreamCreateWithFlags(&stream.handle_, cudaStreamNonBlocking);
+  void* reached = nullptr;
+  if (error == cudaSuccess) error = cudaHostAlloc(&reached, sizeof(uint64_t), cudaHostAllocMapped);
   if (error == cudaSuccess) {
-    void* data = nullptr;
-    if (cudaHostAlloc(&data, 1, cudaHostAllocMapped) == cudaSuccess) {
-      stream.reached_ = static_cast<uint8_t*>(data);
-      *stream.reached_ = kNoLayer;
-    } else {
-      cudaGetLastError();  // errors have no layer then
-    }
+    stream.reached_ = static_cast<uint64_t*>(reached);
+    *stream.reached_ = 0;
     return stream;
   }
   cudaGetLastError();
@@ -91,19 +96,16 @@ Status Stream::synchronize() {
   return take_failure();
 }
 
-// Where it happened: what the device reached, for errors that are found later than made.
+// Where it happened: what the device has noted, for errors that are found later than made.
 std::string Stream::place(int error) const {
   const bool found_later = is_of_device(static_cast<cudaError_t>(error)) && !cuda_sync_is_on();
   if (!found_later) return layer_ < 0 ? "" : ", layer " + std::to_string(layer_);
-  return reached_ == nullptr || *reached_ == kNoLayer ? "" : ", layer " + std::to_string(*reached_);
+  const uint64_t kernel = std::atomic_ref(*reached_).load();
+  return kernel == 0 ? "" : ", in or after " + marked_kernel(kernel);
 }
 
-void Stream::begin_layer(int layer) {
-  layer_ = layer;
-  if (is_recording(handle_)) return;
-  if (reached_ == nullptr) return;
-  const cudaError_t error = cudaMemsetAsync(reached_, layer < 0 ? kNoLayer : layer % kNoLayer, 1, handle_);
-  if (error != cudaSuccess) keep(cuda_failure("device" + place(error), error));
+KernelMark Stream::mark(const char* kernel) const {
+  return {reached_, reinterpret_cast<uint64_t>(kernel) | static_cast<uint64_t>(layer_ + 1) << kNameBits};
 }
 
 void Stream::check_launch(const char* kernel) {
@@ -122,12 +124,10 @@ Result<Stream> Stream::make() { return unsupported("built without CUDA"); }
 Stream::~Stream() = default;
 Status Stream::synchronize() { return take_failure(); }
 void Stream::check_launch(const char*) {}
-void Stream::begin_layer(int) {}
 std::string Stream::place(int) const { return ""; }
+KernelMark Stream::mark(const char*) const { return {}; }
 
 #endif
-
-void Stream::end_layers() { begin_layer(-1); }
 
 bool cuda_sync_is_on() {
   static const bool is_on = [] {

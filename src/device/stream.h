@@ -14,6 +14,12 @@ namespace fp4moe {
 
 using StreamHandle = ::CUstream_st*;  // cudaStream_t
 
+// What a kernel is given to note that all before it is done: *reached = kernel.
+struct KernelMark {
+  uint64_t* reached = nullptr;  // pinned
+  uint64_t kernel = 0;          // its name's address, and above 48 bits of it the layer + 1
+};
+
 class Stream {
  public:
   // On device 0. kUnsupported without a device, or in a build without CUDA.
@@ -30,10 +36,13 @@ class Stream {
   // After each launch: keeps the error if there is one. With FP4MOE_CUDA_SYNC=1 in the environment it waits
   // for the kernel, so that an error of the device names it too.
   void check_launch(const char* kernel);
-  // What is asked from now on belongs to layer `layer` of the model: errors name it. Outside of graphs the
-  // device notes it too when it gets there, so that an error found by synchronize() has the layer.
-  void begin_layer(int layer);
-  void end_layers();
+  // What is asked from now on belongs to layer `layer` of the model: errors name it.
+  void begin_layer(int layer) { layer_ = layer; }
+  void end_layers() { layer_ = -1; }
+  // For the next kernel, in a graph or not: an error that is found later than made names the last kernel with
+  // a mark that the device had reached; it was in it or after it. `kernel`: a literal. The stream outlives
+  // graphs that were captured on it.
+  KernelMark mark(const char* kernel) const;
   // Keeps `failure` if it is the first.
   void keep(Status failure);
   // What is kept, without waiting; it is forgotten.
@@ -44,7 +53,7 @@ class Stream {
   StreamHandle handle_ = nullptr;
   Status failure_;
   int layer_ = -1;
-  uint8_t* reached_ = nullptr;  // pinned, written by the device: the layer, modulo 255; 255: none
+  uint64_t* reached_ = nullptr;  // pinned, written by the device: KernelMark::kernel; 0: none
 };
 
 // Whether FP4MOE_CUDA_SYNC=1 asks for a wait after each kernel; no graphs then.

@@ -60,9 +60,10 @@ class DeviceRank final : public OneRank {
   Buffer sampled_;      // device: params, then rows
   // The host's side of what a step copies: two steps may be on their way.
   struct Side {
-    Event staged;    // the batch has been copied
-    Event sampled;   // the tokens are here
-    Buffer samples;  // pinned: params, then rows
+    Event staged;      // the batch has been copied
+    Event sampled;     // the tokens are here
+    std::string step;  // whose tokens they are
+    Buffer samples;    // pinned: params, then rows
   };
   Side sides_[2];
   uint64_t num_steps_ = 0, num_sampled_ = 0, num_taken_ = 0;
@@ -160,8 +161,7 @@ Status DeviceRank::forward(std::span<const Batch> groups) {
   sides_[num_steps_++ % 2].staged.record(stream_);
   const auto graph = is_decode(batch) ? graphs_.find(padded) : graphs_.end();
   if (graph != graphs_.end()) {
-    step_ = "the graph of " + std::to_string(padded) +
-            " decode rows (FP4MOE_CUDA_SYNC=1 in the environment names kernel and layer)";
+    step_ = "the graph of " + std::to_string(padded) + " decode rows";
     graph->second.launch(stream_);
   } else {
     step_ = "a step of " + std::to_string(padded) + " rows";
@@ -229,6 +229,7 @@ Status DeviceRank::start_sample(std::span<const SampleRowParams> rows) {
                       .all_greedy = all_greedy,
                       .out = sampled_rows(),
                       .copy = reinterpret_cast<SampledRow*>(side.samples.data() + params_bytes())});
+  side.step = step_;
   side.sampled.record(stream_);
   return {};
 }
@@ -238,8 +239,8 @@ Status DeviceRank::take_sampled(std::span<SampledRow> out) {
   const Side& side = sides_[num_taken_++ % 2];
   const Status status = side.sampled.synchronize();
   if (const Status asked = stream_.take_failure(); status.ok() && !asked.ok())
-    return keep_failure(asked.with_context("GPU, in " + step_));
-  if (!status.ok()) return wait(step_ + " or its sampling");
+    return keep_failure(asked.with_context("GPU, in " + side.step));
+  if (!status.ok()) return wait(side.step + " or its sampling");
   const auto* rows = reinterpret_cast<const SampledRow*>(side.samples.data() + params_bytes());
   std::copy_n(rows, out.size(), out.begin());
   return {};

@@ -91,6 +91,7 @@ __global__ void __launch_bounds__(few::kThreads, 1) few_tokens_kernel(const __gr
   }
   ptx::grid_dependents_launch();
   ptx::grid_dependency_wait();
+  note_reached(a.mark);
   const bool is_helper = warp == few::kHelperWarp;
   const few::Slots slots(a.moe, is_helper);
   if (!is_helper) few::stage_x(a, act);
@@ -163,6 +164,7 @@ void few_tokens_layer(const DeviceMoeArgs& args) {
   a.counters = reinterpret_cast<FewCounters*>(args.counters + kFewCountersOffset);
   a.h = reinterpret_cast<few::Word*>(args.workspace);
   a.y = reinterpret_cast<few::Word*>(args.workspace + h_bytes(args.experts));
+  a.mark = current_stream().mark("few_tokens");
   size_t choice = 0;
   while (kDepths[choice] > a.plan.depth) ++choice;
   cudaLaunchAttribute attributes[2] = {};

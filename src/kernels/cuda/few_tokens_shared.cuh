@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cuda/few_tokens_plan.h"
+#include "kernels/cuda/kernel_mark.cuh"
 #include "kernels/device_moe.h"
 
 namespace fp4moe::few {
@@ -23,6 +24,7 @@ struct Args {
   FewCounters* counters;
   Word* h;  // [64 rows][words of a row]: pairs of bf16 at few_act_word()
   Word* y;  // [64 rows][H]: f32, times the tensor scale, with the bias
+  KernelMark mark;
 };
 
 struct Shared {

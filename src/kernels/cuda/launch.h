@@ -23,11 +23,12 @@ struct LaunchShape {
   unsigned cluster = 1;  // blocks of a cluster
 };
 
-// An error is kept by the stream. A grid of nothing is not launched.
+// An error is kept by the stream. A grid of nothing is not launched. Arguments that have a `mark` get one.
 template <class Args>
-void launch(const char* name, void (*kernel)(Args), const LaunchShape& shape, const Args& args) {
+void launch(const char* name, void (*kernel)(Args), const LaunchShape& shape, Args args) {
   if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
   Stream& stream = current_stream();
+  if constexpr (requires { args.mark; }) args.mark = stream.mark(name);
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;

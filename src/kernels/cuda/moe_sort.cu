@@ -7,6 +7,7 @@
 // Numerics  integers; the order is fixed by construction, no counter is raced for.
 #include <algorithm>
 
+#include "kernels/cuda/kernel_mark.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/moe_sort.h"
 #include "kernels/cuda/ptx_sm90.cuh"
@@ -19,6 +20,7 @@ constexpr int kOneBlockSlots = 4096, kMaxThreads = 1024;
 struct SortPlan {
   MoeSortArgs a;
   int num_slots = 0, num_blocks = 1, slots_per_block = 0, slots_per_warp = 0, threads = 0;
+  KernelMark mark;
 };
 
 SortPlan plan_sort(const MoeSortArgs& a) {
@@ -46,6 +48,7 @@ __global__ void count_slots_kernel(const SortPlan plan) {
   extern __shared__ int counts[];
   const MoeSortArgs& a = plan.a;
   ptx::grid_dependency_wait();
+  note_reached(plan.mark);
   ptx::grid_dependents_launch();
   const int num_experts = static_cast<int>(a.num_experts);
   for (int e = threadIdx.x; e < num_experts; e += blockDim.x) counts[e] = 0;
@@ -142,6 +145,7 @@ __global__ void __launch_bounds__(kMaxThreads) place_slots_kernel(const SortPlan
   int* hist = memory + n + 1;
   for (int i = threadIdx.x; i < warps * n; i += blockDim.x) hist[i] = 0;
   ptx::grid_dependency_wait();
+  note_reached(plan.mark);
   ptx::grid_dependents_launch();
   __syncthreads();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -4,6 +4,7 @@
 // Bytes:     what they read and write.   Bound: HBM; at T = 1 a launch.
 // Numerics:  exact, but for add's one rounding.
 #include "kernels/cuda/dense_kernels.h"
+#include "kernels/cuda/kernel_mark.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/ptx_sm90.cuh"
 #include "kernels/device_copy.h"
@@ -27,9 +28,16 @@ __device__ void each_column(int64_t cols, Function function) {
     if (const int64_t i = first + j * kThreads; i < cols) function(i);
 }
 
+struct MarkedEmbed {
+  EmbedArgs args;
+  KernelMark mark;
+};
+
 // A step's first kernel. What follows may read the batch without a wait: it starts once the batch is there.
-__global__ void __launch_bounds__(kThreads) embed_kernel(const __grid_constant__ EmbedArgs a) {
+__global__ void __launch_bounds__(kThreads) embed_kernel(const __grid_constant__ MarkedEmbed marked) {
+  const EmbedArgs& a = marked.args;
   ptx::grid_dependency_wait();
+  note_reached(marked.mark);
   ptx::grid_dependents_launch();
   const int64_t t = blockIdx.x;
   int64_t id = __ldcg(a.ids + t);
@@ -90,7 +98,8 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void embed(const EmbedArgs& args, ThreadPool&) {
-  launch("embed", embed_kernel, {blocks_of(args.num_tokens, args.hidden_size), dim3(kThreads)}, args);
+  launch("embed", embed_kernel, {blocks_of(args.num_tokens, args.hidden_size), dim3(kThreads)},
+         MarkedEmbed{args, {}});
 }
 
 void add(const AddArgs& args, ThreadPool&) {
