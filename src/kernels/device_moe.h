@@ -58,8 +58,9 @@ struct DeviceExpertArgs {
   TiledExperts experts;
   DeviceRows rows;
   int64_t num_tokens = 0, topk = 1;
-  int64_t expected_rows =
-      0;      // of an active expert: a hint for the choice of tiles (deepep's expected_m); 0: max_rows / L
+  // Of an active expert: a hint for the choice of tiles (deepep's expected_m), which changes no bit; 0:
+  // max_rows / L.
+  int64_t expected_rows = 0;
   ActRows x;  // bf16. gather: [T, H], row slot / topk of it; else [max_rows, H]
   bool gather = true;
   const float* x_row_scales = nullptr;  // of x's rows or null: multiplies gate and up sums
