@@ -123,7 +123,8 @@ TEST(Fp8TileLayoutMxfp4, ScalesTooFarApartAreRefused) {
   std::vector<uint8_t> tiles = tiles_for(Fp4Format::kMxfp4, 64, 128);
   const Status status = pack_fp8_tiles(m.view, tiles.data());
   EXPECT_EQ(status.code(), StatusCode::kUnsupported);
-  EXPECT_NE(status.message().find("row 2: e8m0 scales of one row span 15 octaves"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("row 2: e8m0 scales of one row span 15 octaves"), std::string::npos)
+      << status.message();
   m.scales[8] = 91;
   EXPECT_TRUE(pack_fp8_tiles(m.view, tiles.data()).ok());
 }
