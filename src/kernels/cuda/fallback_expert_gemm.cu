@@ -50,13 +50,13 @@ __device__ int64_t source_row(const GemmArgs& a, int64_t row) {
 }
 
 // Sums of the warp's 16 weight rows and 32 tokens: d[n] of token 8 n + 2 q + i % 2, row g + 8 (i / 2). Of
-// `x`, this lane's tokens 8 n + g, a null row is zeros.
+// `x`, this lane's tokens 8 n + g, a null row is zeros. stride: bytes to the next columns' tile.
 template <Fp4Format format>
-__device__ void multiply(const GemmArgs& a, const uint8_t* tiles, const bf16* const (&x)[4],
+__device__ void multiply(const GemmArgs& a, const uint8_t* tiles, int64_t stride, const bf16* const (&x)[4],
                          float (&d)[4][4]) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, q = lane % 4;
   TileWords<format> words;
-  for (int64_t first = 0; first < a.k; first += kTileCols, tiles += tile_bytes(format)) {
+  for (int64_t first = 0; first < a.k; first += kTileCols, tiles += stride) {
     words.load(tiles, warp, lane);
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
@@ -119,7 +119,8 @@ __global__ void __launch_bounds__(kThreads) fallback_gemm(const __grid_constant_
   if (!packed) count = min(count, a.rows.capacity);
   const int64_t first_row = packed ? a.rows.offsets[expert] : expert * a.rows.capacity;
   const uint8_t* tiles = a.weights + expert * tiled_bytes(format, a.weight_rows, a.k) +
-                         blockIdx.x * num_tiles(a.k) * tile_bytes(format);
+                         tile_index(gridDim.x, num_tiles(a.k), blockIdx.x, 0) * tile_bytes(format);
+  const int64_t stride = tile_group_size(gridDim.x, blockIdx.x) * tile_bytes(format);
   for (int64_t first = blockIdx.z * kTokens; first < count; first += kTokenBlocks * kTokens) {
     const bf16* x[4];
 #pragma unroll
@@ -128,7 +129,7 @@ __global__ void __launch_bounds__(kThreads) fallback_gemm(const __grid_constant_
       x[n] = token < count ? a.x + source_row(a, first_row + token) * a.k : nullptr;
     }
     float d[4][4] = {};
-    multiply<format>(a, tiles, x, d);
+    multiply<format>(a, tiles, stride, x, d);
 #pragma unroll
     for (int n = 0; n < 4; ++n)
 #pragma unroll

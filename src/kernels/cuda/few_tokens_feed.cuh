@@ -152,8 +152,9 @@ struct WeightStream {
   // Of the run's steps; what is not there comes as zeros. Scales: this lane's.
   bool has_first = true, has_second = true, has_scales = true;
   const uint8_t* expert = nullptr;  // its tiles
-  const uint8_t* codes = nullptr;   // half a tile behind the step's first
+  const uint8_t* codes = nullptr;   // of the step's first tile
   const uint8_t* scales = nullptr;
+  int stride = 0;  // bytes to the next columns' tile
 
   __device__ WeightStream(const Args& args, const Routing& r) : a(args), routing(r) {}
 
@@ -169,10 +170,12 @@ struct WeightStream {
     steps = min(phase.steps() - k, left);
     left -= steps;
     has_half = phase.k_tiles % 2 != 0 && k + steps == phase.steps();
-    const uint8_t* tile = expert + static_cast<int64_t>(in_expert / 4 * phase.k_tiles + 2 * k) * kTile;
-    codes = tile + kTile / 2 + in_expert % 4 * 512 + lane * 16;
+    const int row_tiles = phase.strips / 4, row_tile = in_expert / 4;
+    const uint8_t* tile = expert + tile_index(row_tiles, phase.k_tiles, row_tile, 2 * k) * kTile;
+    stride = static_cast<int>(tile_group_size(row_tiles, row_tile)) * kTile;
+    codes = tile + in_expert % 4 * 512 + lane * 16;
     scales = tile + kTileCodeBytes + in_expert % 4 * kScaleBytes + lane % kScaleLanes * 16 +
-             lane / kScaleLanes * kTile;
+             lane / kScaleLanes * stride;
     has_second = has_scales = true;
     if (has_half && --steps == 0) begin_half();
   }
@@ -216,11 +219,11 @@ struct WeightStream {
 
   // A step of the run -> slot, in shared memory, plus 16 times the lane.
   __device__ __forceinline__ void issue(uint32_t slot) {
-    ptx::cp_async16(slot, codes - kTile / 2, has_first ? 16 : 0);
-    ptx::cp_async16(slot + 512, codes + kTile / 2, has_second ? 16 : 0);
+    ptx::cp_async16(slot, codes, has_first ? 16 : 0);
+    ptx::cp_async16(slot + 512, codes + stride, has_second ? 16 : 0);
     if (threadIdx.x % 32 < 2 * kScaleLanes) ptx::cp_async16(slot + 1024, scales, has_scales ? 16 : 0);
-    codes += 2 * kTile;
-    scales += 2 * kTile;
+    codes += 2 * stride;
+    scales += 2 * stride;
     ptx::cp_async_commit();
   }
 };

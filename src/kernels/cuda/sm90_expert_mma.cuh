@@ -21,11 +21,10 @@ struct MmaSums {
   float d[C::kGroupTiles][kBlocks * 4];
 
   // 64 columns. tokens: the lane's row of the first matrix.
-  __device__ __forceinline__ void add(const uint8_t* tiles, int tile_stride, uint32_t tokens, int warp,
-                                      int lane) {
+  __device__ __forceinline__ void add(const uint8_t* tiles, uint32_t tokens, int warp, int lane) {
     TileWords<C::kFormat> words[C::kGroupTiles];
 #pragma unroll
-    for (int t = 0; t < C::kGroupTiles; ++t) words[t].load(tiles + t * tile_stride, warp, lane);
+    for (int t = 0; t < C::kGroupTiles; ++t) words[t].load(tiles + t * C::kTileBytes, warp, lane);
     const int row = lane % 8, piece = lane / 8;
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {
@@ -57,13 +56,12 @@ struct MmaSums {
 #pragma unroll 1
     for (int first = 0; first < chunks; first += C::kChunks, stage.next()) {
       ptx::mbarrier_wait(&shared.full[stage.slot], stage.parity);
-      const uint8_t* tiles = shared.weights[stage.slot] + group * C::kGroupTiles * C::kChunks * C::kTileBytes;
+      const uint8_t* tiles = shared.weights[stage.slot] + group * C::kGroupTiles * C::kTileBytes;
       const uint32_t tokens = row + stage.slot * (C::kChunks * C::kChunkBytes);
 #pragma unroll
       for (int chunk = 0; chunk < C::kChunks; ++chunk) {
         if (chunk > 0 && first + chunk >= chunks) break;
-        add(tiles + chunk * C::kTileBytes, C::kChunks * C::kTileBytes, tokens + chunk * C::kChunkBytes, warp,
-            lane);
+        add(tiles + chunk * C::kTiles * C::kTileBytes, tokens + chunk * C::kChunkBytes, warp, lane);
       }
       release(&shared.empty[stage.slot]);
     }

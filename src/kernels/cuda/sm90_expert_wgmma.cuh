@@ -59,14 +59,14 @@ struct WgmmaSums {
     for (int first = 0; first < chunks; first += C::kChunks, stage.next()) {
       const int slot = __shfl_sync(~0u, stage.slot, 0);  // tells the compiler that a warp's lanes agree
       ptx::mbarrier_wait(&shared.full[slot], stage.parity);
-      const uint8_t* weights = shared.weights[slot] + group * C::kChunks * C::kTileBytes;
+      const uint8_t* weights = shared.weights[slot] + group * C::kTileBytes;
       const uint64_t tokens = wgmma_b_descriptor(ptx::shared_address(shared.tokens[slot]));
       TileWords<C::kFormat> words;
 #pragma unroll
       for (int i = 0; i < C::kChunks * 4 / kSteps; ++i) {
         const int chunk = i * kSteps / 4, step = i * kSteps % 4;
         if (chunk > 0 && first + chunk >= chunks) break;
-        if (step == 0) words.load(weights + chunk * C::kTileBytes, warp, lane);
+        if (step == 0) words.load(weights + chunk * C::kTiles * C::kTileBytes, warp, lane);
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) {
           words.decode(step + s, a[i % 2][s]);

@@ -51,7 +51,7 @@ struct WorkItem {
 enum class RowClass : uint8_t { kFew, kMany };
 
 // A block's slab is kGroups times kGroupTiles tiles of 64 rows, kGroupTiles for each consumer warpgroup,
-// times kMaxN tokens at most; a stage holds kChunks times 64 columns.
+// times kMaxN tokens at most; a stage holds kChunks times 64 columns: weights [kChunks][kTiles] tiles.
 template <Fp4Format kFormatT, RowClass kRowsT>
 struct GemmConfig {
   static constexpr Fp4Format kFormat = kFormatT;
@@ -66,6 +66,7 @@ struct GemmConfig {
   static constexpr int kOutTokens = 16, kOutPitch = 68;  // of the sums on their way out: [tokens][pitch] f32
   static constexpr int kOutBytes = kGroups * kOutTokens * kOutPitch * 4;
   static constexpr int kStages = (220 * 1024 - kOutBytes) / (kWeightBytes + kChunks * kChunkBytes);
+  static_assert(kTileGroup % kTiles == 0);  // a slab's tiles lie side by side
 };
 
 template <class C>
@@ -166,19 +167,21 @@ __device__ void schedule_and_load_weights(const GemmArgs& args, GemmShared<C>& s
     if (item.expert < 0) return;
     const GemmPhase& phase = args.phases[item.phase];
     const int chunks = (phase.k + 63) / 64, first_tile = item.slab * C::kTiles;
-    const int tiles = min(C::kTiles, phase.row_tiles - first_tile);
-    const int64_t tile_stride = int64_t{chunks} * C::kTileBytes;
-    const uint8_t* w = phase.w + (int64_t{item.expert} * phase.row_tiles + first_tile) * tile_stride;
+    const int64_t first =
+        int64_t{item.expert} * phase.row_tiles * chunks + tile_index(phase.row_tiles, chunks, first_tile, 0);
+    const uint8_t* w = phase.w + first * C::kTileBytes;
+    const int64_t stride = tile_group_size(phase.row_tiles, first_tile) * C::kTileBytes;
+    const uint32_t chunk_bytes = min(C::kTiles, phase.row_tiles - first_tile) * C::kTileBytes;
     const int last_claim = max(0, chunks - 3 * C::kChunks);
     for (int chunk = 0; chunk < chunks; chunk += C::kChunks, stage.next()) {
       // Late, so that a block takes no work that another could begin sooner.
       if (chunk <= last_claim && chunk + C::kChunks > last_claim) index = claim_item(args, turn);
-      const uint32_t bytes = min(C::kChunks, chunks - chunk) * C::kTileBytes;
+      const int count = min(C::kChunks, chunks - chunk);
       ptx::mbarrier_wait(&shared.empty[stage.slot], stage.parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(&shared.full[stage.slot], bytes * tiles);
-      for (int i = 0; i < tiles; ++i)
-        ptx::bulk_load(shared.weights[stage.slot] + i * C::kChunks * C::kTileBytes,
-                       w + i * tile_stride + int64_t{chunk} * C::kTileBytes, bytes, &shared.full[stage.slot]);
+      ptx::mbarrier_arrive_expect_tx(&shared.full[stage.slot], chunk_bytes * count);
+      for (int i = 0; i < count; ++i)
+        ptx::bulk_load(shared.weights[stage.slot] + i * C::kTiles * C::kTileBytes, w + (chunk + i) * stride,
+                       chunk_bytes, &shared.full[stage.slot]);
     }
   }
 }

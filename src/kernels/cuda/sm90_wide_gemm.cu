@@ -121,28 +121,34 @@ template <class C>
 __device__ void load_stages(const Args& a, Shared<C>& shared, int num_units) {
   constexpr int kTileBytes = C::kTileBytes;
   RingPlace<C::kStages> ring;
+  static_assert(kGroups == 2 && kTileGroup % kUnitTiles == 0);
   const int rank = static_cast<int>(ptx::cluster_ctarank());
   for (int u = blockIdx.x / kCluster; u < num_units; u += gridDim.x / kCluster) {
     const Unit unit = find_unit(a, shared.unit_start, u);
     const int tokens = (unit.count + 7) / 8 * 8, half = (tokens / 2 + 7) / 8 * 8;
     const uint32_t bytes = (rank == 0 ? half : tokens - half) * static_cast<int>(kSlabBytes);
     const int64_t first_row = first_slab_row(a, unit) + rank * half;
+    const Part parts[kGroups] = {{unit, rank * kGroups}, {unit, rank * kGroups + 1}};
+    const bool is_pair = parts[0].tile >= 0 && parts[1].tile == parts[0].tile + 1;  // side by side
     const uint8_t* w[kGroups];
     uint32_t expected = tokens * static_cast<int>(kSlabBytes);
     for (int g = 0; g < kGroups; ++g) {
-      const Part part(unit, rank * kGroups + g);
-      w[g] = part.tile < 0
-                 ? nullptr
-                 : a.weights + (int64_t{unit.expert} * a.row_tiles + part.tile) * a.slabs * kTileBytes;
-      if (part.tile >= 0) expected += kTileBytes;
+      const int tile = max(parts[g].tile, 0);
+      w[g] = a.weights +
+             (int64_t{unit.expert} * a.row_tiles * a.slabs + tile_index(a.row_tiles, a.slabs, tile, 0)) *
+                 kTileBytes;
+      if (parts[g].tile >= 0) expected += kTileBytes;
     }
+    const int64_t stride = tile_group_size(a.row_tiles, unit.first_tile) * kTileBytes;
     for (int k = 0; k < a.slabs; ++k, ring.next()) {
       uint64_t* full = &shared.full[ring.slot];
       ptx::mbarrier_wait(&shared.empty[ring.slot], ring.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(full, expected);
-      for (int g = 0; g < kGroups; ++g)
-        if (w[g] != nullptr)
-          ptx::bulk_load(shared.weights[ring.slot][g], w[g] + int64_t{k} * kTileBytes, kTileBytes, full);
+      if (parts[0].tile >= 0)
+        ptx::bulk_load(shared.weights[ring.slot][0], w[0] + k * stride, is_pair ? 2 * kTileBytes : kTileBytes,
+                       full);
+      if (parts[1].tile >= 0 && !is_pair)
+        ptx::bulk_load(shared.weights[ring.slot][1], w[1] + k * stride, kTileBytes, full);
       if (bytes > 0)
         ptx::bulk_load_multicast(shared.tokens[ring.slot] + rank * half * kSlabBytes,
                                  a.tokens + (k * a.token_rows + first_row) * kSlabBytes, bytes, full,

@@ -47,8 +47,8 @@ bool is_zero_group(const uint8_t* codes, int64_t bytes) {
   return std::all_of(codes, codes + bytes, [](uint8_t b) { return (b & 0x77) == 0; });
 }
 
-// One matrix's rows into the tiles at dst, which are zero where nothing was put.
-Result<float> put(const Fp4MatrixView& w, RowOrder order, uint8_t* dst) {
+// One matrix's rows into the tiles at dst, `row_tiles` of them along N, which are zero where nothing was put.
+Result<float> put(const Fp4MatrixView& w, RowOrder order, int64_t row_tiles, uint8_t* dst) {
   const bool mx = w.format == Fp4Format::kMxfp4;
   const int64_t bytes = tile_bytes(w.format), tiles_k = num_tiles(w.cols);
   int move = 0;
@@ -61,12 +61,11 @@ Result<float> put(const Fp4MatrixView& w, RowOrder order, uint8_t* dst) {
   const int block = fp4_block(w.format);
   for (int64_t r = 0; r < w.rows; ++r) {
     const int64_t row = tile_row(order, r);
-    uint8_t* tiles = dst + row / kTileRows * tiles_k * bytes;
     for (int64_t c = 0; c < w.cols; c += 2) {
       const unsigned pair = w.codes[r * w.code_stride_bytes + c / 2];
       const uint8_t scale = w.scales[r * w.scale_stride_bytes + c / block];
       const Place at(row, c);
-      uint8_t* tile = tiles + c / kTileCols * bytes;
+      uint8_t* tile = dst + tile_index(row_tiles, tiles_k, row / kTileRows, c / kTileCols) * bytes;
       const bool zero = (mx ? scale + move < kSmallestTileScale : scale == 0);
       const unsigned keep = zero ? 0x8u : 0xfu;  // a zero's sign
       TileCodePairs pairs;
@@ -110,20 +109,21 @@ void ScaleRange::add_row(const Fp4MatrixView& w, int64_t row) {
 
 Result<float> pack_tiles(const Fp4MatrixView& w, uint8_t* dst) {
   std::memset(dst, 0, static_cast<size_t>(tiled_bytes(w.format, w.rows, w.cols)));
-  return put(w, RowOrder::kPlain, dst);
+  return put(w, RowOrder::kPlain, num_tiles(w.rows), dst);
 }
 
 Result<GateUpFactors> pack_gate_up_tiles(const Fp4MatrixView& gate, const Fp4MatrixView& up, uint8_t* dst) {
   FP4MOE_RETURN_IF_ERROR(check_gate_up(gate, up));
   std::memset(dst, 0, static_cast<size_t>(tiled_bytes(gate.format, 2 * gate.rows, gate.cols)));
   GateUpFactors factors;
-  FP4MOE_ASSIGN_OR_RETURN(factors.gate, put(gate, RowOrder::kGate, dst));
-  FP4MOE_ASSIGN_OR_RETURN(factors.up, put(up, RowOrder::kUp, dst));
+  FP4MOE_ASSIGN_OR_RETURN(factors.gate, put(gate, RowOrder::kGate, num_tiles(2 * gate.rows), dst));
+  FP4MOE_ASSIGN_OR_RETURN(factors.up, put(up, RowOrder::kUp, num_tiles(2 * up.rows), dst));
   return factors;
 }
 
-float tiled_at(Fp4Format format, const uint8_t* tiles, int64_t, int64_t k, int64_t r, int64_t c) {
-  const uint8_t* tile = tiles + (r / kTileRows * num_tiles(k) + c / kTileCols) * tile_bytes(format);
+float tiled_at(Fp4Format format, const uint8_t* tiles, int64_t n, int64_t k, int64_t r, int64_t c) {
+  const int64_t index = tile_index(num_tiles(n), num_tiles(k), r / kTileRows, c / kTileCols);
+  const uint8_t* tile = tiles + index * tile_bytes(format);
   const Place at(r, c);
   uint32_t words[2];
   std::memcpy(words, tile + at.words_byte(), sizeof(words));

@@ -1,8 +1,10 @@
 // How FP4 weights lie in device memory for the tensor cores of SM80 to SM90: tiles of 64 rows x 64 columns,
 // each one contiguous block of codes, then scales. Exact and invertible; plain C++.
 //
-// A matrix [N, K] is [ceil(N / 64)][ceil(K / 64)] tiles, padded with zero codes. A tile serves 4 warps, warp
-// w its rows 16 w ... 16 w + 15, as the A operand of four m16n8k16 (mma.sync) or m64nNk16 (wgmma) steps.
+// A matrix [N, K] is ceil(N / 64) x ceil(K / 64) tiles, padded with zero codes. Eight tiles of rows lie side
+// by side, [ceil(N / 512)][ceil(K / 64)][tiles of the group: 8, fewer in the last] (tile_index()): what a
+// block of the GEMMs wants of 64 columns is one copy. A tile serves 4 warps, warp w its rows 16 w ... 16 w +
+// 15, as the A operand of four m16n8k16 (mma.sync) or m64nNk16 (wgmma) steps.
 //
 // Codes: [4 warps][32 lanes][4 words]; words 2 p and 2 p + 1 belong to k steps 2 p and 2 p + 1 (step s:
 // columns 16 s ... 16 s + 15). With g = lane / 4 and q = lane % 4 they hold the lane's 8 codes of each step,
@@ -43,6 +45,17 @@ constexpr int64_t tile_bytes(Fp4Format format) { return kTileCodeBytes + tile_sc
 constexpr int kLargestTileScale = 253, kSmallestTileScale = 129;
 constexpr int kMaxScaleSpan = kLargestTileScale - kSmallestTileScale;
 constexpr int64_t num_tiles(int64_t n) { return (n + 63) / 64; }
+constexpr int64_t kTileGroup = 8;
+// How many tiles of rows lie side by side where tile `row_tile` of `row_tiles` is.
+constexpr int64_t tile_group_size(int64_t row_tiles, int64_t row_tile) {
+  const int64_t left = row_tiles - row_tile / kTileGroup * kTileGroup;
+  return left < kTileGroup ? left : kTileGroup;
+}
+// Which tile of a matrix of row_tiles x k_tiles has place (row_tile, k_tile).
+constexpr int64_t tile_index(int64_t row_tiles, int64_t k_tiles, int64_t row_tile, int64_t k_tile) {
+  const int64_t first = row_tile / kTileGroup * kTileGroup;
+  return first * k_tiles + k_tile * tile_group_size(row_tiles, row_tile) + row_tile - first;
+}
 // Of an [N, K] matrix.
 constexpr int64_t tiled_bytes(Fp4Format format, int64_t n, int64_t k) {
   return num_tiles(n) * num_tiles(k) * tile_bytes(format);

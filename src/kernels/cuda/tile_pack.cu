@@ -107,8 +107,8 @@ __global__ void __launch_bounds__(kThreads) pack_jobs(const TilePackJob* jobs, i
   const TilePackJob& job = jobs[blockIdx.y];
   const int tiles_k = (job.cols + 63) / 64;
   const int num_sides = job.is_pair ? 2 : 1;
-  const int64_t num_tiles_in_job = (int64_t{job.rows} * num_sides + 63) / 64 * tiles_k;
-  if (blockIdx.x >= num_tiles_in_job) return;
+  const int64_t row_tiles = num_tiles(int64_t{job.rows} * num_sides);
+  if (blockIdx.x >= row_tiles * tiles_k) return;
   const int tile_row = static_cast<int>(blockIdx.x) / tiles_k,
             tile_col = static_cast<int>(blockIdx.x) % tiles_k;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kThreads) pack_jobs(const TilePackJob* jobs, i
     }
     words[2 * p] = pairs.word(0), words[2 * p + 1] = pairs.word(1);
   }
-  uint8_t* tile = job.tiles + blockIdx.x * tile_bytes(kFormat);
+  uint8_t* tile = job.tiles + tile_index(row_tiles, tiles_k, tile_row, tile_col) * tile_bytes(kFormat);
   reinterpret_cast<uint4*>(tile)[threadIdx.x] = make_uint4(words[0], words[1], words[2], words[3]);
   constexpr int kGroups = 64 / fp4_block(kFormat);  // of a tile's columns
   if (q < kGroups) {

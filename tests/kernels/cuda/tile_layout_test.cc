@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
+#include <set>
 #include <vector>
 
 namespace fp4moe {
@@ -36,7 +38,8 @@ class TileLayout : public testing::TestWithParam<Fp4Format> {
 };
 
 TEST_P(TileLayout, HoldsEveryWeightExactly) {
-  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{64, 64}, {96, 160}, {40, 32}, {129, 2880}}) {
+  for (const auto& [rows, cols] :
+       {std::pair<int64_t, int64_t>{64, 64}, {96, 160}, {40, 32}, {129, 2880}, {650, 160}}) {
     const Matrix m = random_matrix(GetParam(), rows, cols, 1, low(), high());
     std::vector<uint8_t> tiles(static_cast<size_t>(tiled_bytes(GetParam(), rows, cols)), 0xee);
     const Result<float> factor = pack_tiles(m.view, tiles.data());
@@ -51,6 +54,25 @@ TEST_P(TileLayout, HoldsEveryWeightExactly) {
           ASSERT_EQ(tiled_at(GetParam(), tiles.data(), rows, cols, r, c), 0.0f);
         }
   }
+}
+
+TEST(TileIndex, OfEveryPlaceIsDifferentAndAGroupsTilesAreNeighbours) {
+  for (const int64_t row_tiles : {1, 5, 8, 10, 16, 45})
+    for (const int64_t k_tiles : {1, 3}) {
+      std::set<int64_t> seen;
+      for (int64_t r = 0; r < row_tiles; ++r)
+        for (int64_t k = 0; k < k_tiles; ++k) {
+          const int64_t index = tile_index(row_tiles, k_tiles, r, k), group = tile_group_size(row_tiles, r);
+          seen.insert(index);
+          EXPECT_EQ(index, tile_index(row_tiles, k_tiles, r / 8 * 8, k) + r % 8);
+          EXPECT_EQ(group, std::min<int64_t>(8, row_tiles - r / 8 * 8));
+          if (k > 0) {
+            EXPECT_EQ(index, tile_index(row_tiles, k_tiles, r, k - 1) + group);
+          }
+        }
+      EXPECT_EQ(static_cast<int64_t>(seen.size()), row_tiles * k_tiles);
+      EXPECT_EQ(*seen.rbegin(), row_tiles * k_tiles - 1);
+    }
 }
 
 TEST_P(TileLayout, GateAndUpOfOneRowMeetInOneThread) {
