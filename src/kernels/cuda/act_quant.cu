@@ -1,26 +1,26 @@
-// Computes  rows of activations as codes and scales, see kernels/device_act_quant.h.
-// Shapes    x [T, K] bf16 or f32 -> NVFP4 values bf16 [rows, K], or e4m3 slabs of 128 columns.
-// Bytes     2 or 4 read an element (twice with scales per token, the second time from L1), 2 or 1 written;
-//           FP8 rows of several experts are made once and written topk times.
+// Computes  rows of activations as NVFP4 values, see kernels/device_act_quant.h; FP8 ones: act_quant_fp8.cu.
+// Shapes    x [T, K] bf16 or f32 -> bf16 [rows, K].
+// Bytes     2 or 4 read an element (twice with scales per token, the second time from L1), 2 written.
 // Bound     memory. One block a row, 16 elements of it a thread at a time.
+// Launch    a programmatic dependent (launch.h).
 // Numerics  the functions of formats/ themselves, so the bits are theirs: IEEE division, no contraction.
 #include <cuda_runtime.h>
 
 #include <algorithm>
 
 #include "base/check.h"
-#include "device/stream.h"
 #include "formats/e2m1.h"
 #include "formats/e4m3.h"
-#include "kernels/cuda/fp8_tile_layout.h"
+#include "kernels/cuda/act_quant_fp8.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx_sm90.cuh"
 #include "kernels/device_act_quant.h"
 
 namespace fp4moe {
 namespace {
 
 constexpr int kMaxThreads = 256;
-constexpr int kMaxTopk = 128;
-constexpr int kPiece = 16;  // elements that a thread has at once: a block of NVFP4, 16 bytes of FP8
+constexpr int kPiece = 16;  // elements that a thread has at once: a block
 constexpr float kFltMax = 3.402823466e38f;
 
 // Which rows a thread block has: source row of x, and where they go.
@@ -120,7 +120,9 @@ __device__ void store_nvfp4(const float (&v)[kPiece], float encode, float decode
   to[1] = make_uint4(words[4], words[5], words[6], words[7]);
 }
 
-__global__ void __launch_bounds__(kMaxThreads) act_quant_nvfp4(const __grid_constant__ DeviceActQuantArgs a) {
+__global__ void __launch_bounds__(kMaxThreads) act_quant_nvfp4(const DeviceActQuantArgs a) {
+  ptx::grid_dependency_wait();
+  ptx::grid_dependents_launch();
   const int64_t row = blockIdx.x;
   const RowIds ids = find_row(a, row);
   if (ids.source < 0) return;
@@ -144,103 +146,16 @@ __global__ void __launch_bounds__(kMaxThreads) act_quant_nvfp4(const __grid_cons
   }
 }
 
-__device__ uint32_t fp8_word(const float* v, float scale) {
-#if __CUDA_ARCH__ >= 890
-  uint16_t low, high;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;"
-      : "=h"(low)
-      : "f"(__fdiv_rn(v[1], scale)), "f"(__fdiv_rn(v[0], scale)));
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;"
-      : "=h"(high)
-      : "f"(__fdiv_rn(v[3], scale)), "f"(__fdiv_rn(v[2], scale)));
-  return static_cast<uint32_t>(low) | static_cast<uint32_t>(high) << 16;
-#else
-  uint32_t word = 0;
-  for (int i = 0; i < 4; ++i) word |= static_cast<uint32_t>(e4m3_encode(__fdiv_rn(v[i], scale))) << 8 * i;
-  return word;
-#endif
-}
-
-// formats/fp8.h with the row as one group.
-__device__ uint4 fp8_piece(float (&v)[kPiece], float scale) {
-  if (scale == 0) {  // zeros keep their signs, NaN stays
-#pragma unroll
-    for (int i = 0; i < kPiece; ++i) v[i] = v[i] * 0;
-    scale = 1;
-  }
-  return make_uint4(fp8_word(v, scale), fp8_word(v + 4, scale), fp8_word(v + 8, scale),
-                    fp8_word(v + 12, scale));
-}
-
-// Slab rows that this block's source row goes to -> rows [kMaxTopk]; how many places of it are used. Places
-// that hold -1 are to be skipped.
-__device__ int64_t slab_rows_of(const DeviceActQuantArgs& a, int64_t* rows) {
-  const int64_t block = blockIdx.x;
-  if (!a.gather) {
-    const RowIds ids = find_row(a, block);
-    int64_t first = 0, start = 0;
-    if (a.rows.counts != nullptr && ids.source >= 0) {
-      start = a.rows.capacity > 0 ? ids.expert * a.rows.capacity : a.rows.offsets[ids.expert];
-      first = slab_first_row(ids.expert, start, a.rows.capacity);
-    }
-    rows[0] = ids.source < 0 ? -1 : first + block - start;  // every thread the same
-    return 1;
-  }
-  for (int64_t i = threadIdx.x / 32; i < a.topk; i += blockDim.x / 32) {
-    const int64_t row = a.rows.row_of_slot[block * a.topk + i];
-    int64_t slab_row = -1;
-    if (row >= 0) {
-      const int64_t expert = expert_of(a.rows, a.num_experts, row), start = a.rows.offsets[expert];
-      slab_row = slab_first_row(expert, start, 0) + row - start;
-    }
-    rows[i] = slab_row;
-  }
-  return a.topk;
-}
-
-__global__ void __launch_bounds__(kMaxThreads) act_quant_fp8(const __grid_constant__ DeviceActQuantArgs a) {
-  __shared__ int64_t rows[kMaxTopk];
-  const int64_t places = slab_rows_of(a, rows), source = blockIdx.x;
-  __syncthreads();
-  bool wanted = false;
-  for (int64_t i = 0; i < places; ++i) wanted |= rows[i] >= 0;
-  if (!wanted) return;
-  float v[kPiece] = {};
-  const int64_t first = threadIdx.x * kPiece;
-  if (first < a.x.cols) load_piece(a.x, source * a.x.cols + first, v);
-  const float scale = __fdiv_rn(fminf(row_amax(a.x, source, v), kFltMax), 448.0f);
-  for (int64_t i = threadIdx.x; i < places; i += blockDim.x)
-    if (rows[i] >= 0) a.row_scales[rows[i]] = scale;
-  const int64_t padded = num_slabs(a.x.cols) * kFp8TileCols;
-  auto* out = static_cast<uint8_t*>(a.out.data);
-  for (int64_t c = first; c < padded; c += blockDim.x * kPiece) {
-    if (c >= a.x.cols)
-      for (float& f : v) f = 0;
-    else if (c > first)
-      load_piece(a.x, source * a.x.cols + c, v);
-    const uint4 codes = fp8_piece(v, scale);
-    for (int64_t i = 0; i < places; ++i)
-      if (rows[i] >= 0) *reinterpret_cast<uint4*>(out + fp8_slab_offset(a.out.rows, rows[i], c)) = codes;
-  }
-}
-
 }  // namespace
 
 void cuda_quantize_act(const DeviceActQuantArgs& a) {
-  FP4MOE_CHECK(a.x.cols % kPiece == 0 && a.topk <= kMaxTopk, "activations that no quantiser takes");
-  const bool fp8 = a.kind == DeviceActQuantKind::kFp8PerToken;
-  const bool by_source = a.rows.counts == nullptr || (fp8 && a.gather);
-  const int64_t blocks = by_source ? a.x.rows : a.rows.max_rows;
-  if (blocks == 0 || a.x.cols == 0) return;
-  Stream& stream = current_stream();
-  const auto grid = static_cast<unsigned>(blocks);
-  const int64_t pieces = (fp8 ? num_slabs(a.x.cols) * kFp8TileCols : a.x.cols) / kPiece;
-  const auto threads = static_cast<unsigned>(std::min<int64_t>(kMaxThreads, (pieces + 31) / 32 * 32));
-  if (fp8)
-    act_quant_fp8<<<grid, threads, 0, stream.handle()>>>(a);
-  else
-    act_quant_nvfp4<<<grid, threads, 0, stream.handle()>>>(a);
-  stream.check_launch(fp8 ? "act_quant_fp8" : "act_quant_nvfp4");
+  FP4MOE_CHECK(a.x.cols % kPiece == 0, "activations that no quantiser takes");
+  if (a.x.cols == 0) return;
+  if (a.kind == DeviceActQuantKind::kFp8PerToken) return quantize_act_fp8(a);
+  const int64_t rows = a.rows.counts == nullptr ? a.x.rows : a.rows.max_rows;
+  const auto threads =
+      static_cast<unsigned>(std::min<int64_t>(kMaxThreads, (a.x.cols / kPiece + 31) / 32 * 32));
+  launch("act_quant_nvfp4", act_quant_nvfp4, {static_cast<unsigned>(rows), threads}, a);
 }
 
 }  // namespace fp4moe

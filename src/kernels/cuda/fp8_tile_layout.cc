@@ -16,11 +16,6 @@ namespace {
 
 constexpr int kMxIndices = kFp8MxTop - kFp8MxBottom + 1;
 
-// The matrix's tile that holds (r, c).
-int64_t tile_of(Fp4Format format, int64_t n, int64_t k, int64_t r, int64_t c) {
-  return fp8_tile_offset(format, fp8_row_tiles(n), num_slabs(k), r / kFp8TileRows, c / kFp8TileCols);
-}
-
 // How one row's scale bytes become indices, and what the row's sums are multiplied by.
 struct RowScale {
   Fp4Format format;
@@ -65,7 +60,8 @@ Status put(const Fp4MatrixView& w, RowOrder order, int64_t n, uint8_t* dst) {
     for (int64_t c = 0; c < w.cols; ++c) {
       const uint32_t code = w.codes[r * w.code_stride_bytes + c / 2] >> (c % 2 * 4) & 15u;
       const Fp8Place at(row, c);
-      uint8_t* tile = dst + tile_of(w.format, n, w.cols, row, c);
+      uint8_t* tile =
+          dst + fp8_tile_offset(w.format, num_slabs(w.cols), row / kFp8TileRows, c / kFp8TileCols);
       uint32_t word;
       std::memcpy(&word, tile + at.word_offset(), 4);
       word |= (code & 7) << at.magnitude_bit() | code >> 3 << at.sign_bit();
@@ -105,7 +101,7 @@ uint8_t fp8_operand(Fp4Format format, int scale_index, int magnitude) {
 }
 
 float fp8_tiled_at(Fp4Format format, const uint8_t* tiles, int64_t n, int64_t k, int64_t r, int64_t c) {
-  const uint8_t* tile = tiles + tile_of(format, n, k, r, c);
+  const uint8_t* tile = tiles + fp8_tile_offset(format, num_slabs(k), r / kFp8TileRows, c / kFp8TileCols);
   const Fp8Place at(r, c);
   uint32_t word;
   float factor;

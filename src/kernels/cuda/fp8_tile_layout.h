@@ -1,28 +1,30 @@
 // How FP4 weights and FP8 activations lie in device memory for w4a8 on SM90's FP8 tensor cores. Plain C++.
 //
-// Weights. A matrix [N, K] is cut into tiles of 64 rows x 128 columns, padded with zero codes, four tiles of
-// rows side by side: [ceil(N / 256)][ceil(K / 128)][tiles of the group: 4, fewer in the last] tiles, then
-// [N rounded up to 64] f32 row factors. A weight is e4m3(code, scale index) * row factor * tensor scale, an
-// e4m3 operand of m64nNk32 whose row factors are applied to the sums.
+// Columns. A k step of the matrix unit is 32 columns of a slab of 128, and which ones is free where weights
+// and tokens agree: column c of a slab is byte 4 q + b of 16-byte piece j, q = c / 32, j = c % 32 / 4,
+// b = c % 4; step s takes pieces 2 s and 2 s + 1. So the thread that has bytes 4 q ... 4 q + 3 of every piece
+// has 32 neighbouring columns, which share one scale (MXFP4) or two (NVFP4).
 //
-// Tile: codes, [4 warps][2 step pairs][32 lanes][4 words]; word 2 (s % 2) + h of pair s / 2 holds the lane's
-// codes of k step s (columns 32 s ... 32 s + 31) in row 16 w + 8 h + g, g = lane / 4, q = lane % 4: code i is
-// column 32 s + 4 q + i (i < 4) or 32 s + 16 + 4 q + i - 4. Magnitudes lie in bits 4 i ... 4 i + 2, so that a
-// half of the word is a byte permute's selector; the sign of code i < 4 is bit 8 i + 7, of i >= 4 bit
-// 8 (i - 4) + 3.
-// Then scale indices, [4 warps][8 g][bytes]:
-//   MXFP4: 8 bytes, (step s, row half h) at 2 s + h: 8 (j + 8) for a scale of 2^j. The magnitudes times 2^j,
+// Weights. A matrix [N, K] is [ceil(N / 64)][ceil(K / 128)] tiles of 64 rows x 128 columns, padded with zero
+// codes, then [N rounded up to 64] f32 row factors. A weight is e4m3(code, scale index) * row factor * tensor
+// scale, an e4m3 operand of m64nNk32 whose row factors are applied to the sums.
+//
+// Tile: codes, [4 warps][2 row halves][32 lanes][4 steps] words; row 16 w + 8 h + g, lane = 4 g + q: code i
+// of step s is column 32 q + 8 s + i. Magnitudes lie in bits 4 i ... 4 i + 2, so that a half of the word is a
+// byte permute's selector; the sign of code i < 4 is bit 8 i + 7, of i >= 4 bit 8 (i - 4) + 3.
+// Then scale indices, [4 warps][32 lanes][bytes]:
+//   MXFP4: 2 bytes, one for each row half: 8 (j + 8) for a scale of 2^j. The magnitudes times 2^j,
 //          j = -8 ... 6, are exact in e4m3 (subnormals too); the row factor is the power of two that moves
 //          the row's largest scale to j = 6. Rows whose scales (of nonzero groups) span more are refused.
-//   NVFP4: 16 bytes, (step s, half of its columns c, row half h) at 4 s + 2 c + h: the e4m3 byte of the
-//          scale, moved by a power of two so that the row's largest lies in the top binade. The operand is
+//   NVFP4: 4 bytes, (half of the lane's columns c, row half h) at 2 c + h: the e4m3 byte of the scale, moved
+//          by a power of two so that the row's largest lies in the top binade. The operand is
 //          e4m3(magnitude * scale / 8), rounded: 1.5, 3 and 6 times a scale have up to six significand bits.
 //          Relative L2 error of normally distributed weights: 2.2 % (test), beside 9 % of FP4 itself.
 //
 // Gate and up rows meet in one thread as in tile_layout.h: matrix row 64 j + 16 w + g is gate row
 // 32 j + 8 w + g, and row 8 further is the same row of up.
 //
-// Activations. Codes [R, K] lie in slabs (token_slabs.h) of 128 columns.
+// Activations. Codes [R, K] lie in slabs (token_slabs.h) of 128 columns, in the order said above.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +35,7 @@
 
 namespace fp4moe {
 
-constexpr int64_t kFp8TileRows = 64, kFp8TileCols = kSlabBytes, kFp8TileGroup = 4;
+constexpr int64_t kFp8TileRows = 64, kFp8TileCols = kSlabBytes;
 constexpr int64_t kFp8CodeBytes = kFp8TileRows * kFp8TileCols / 2;
 constexpr int kFp8MxTop = 6, kFp8MxBottom = -8;  // scales 2^j that keep all magnitudes exact in e4m3
 
@@ -48,35 +50,31 @@ constexpr int64_t fp8_row_factors_offset(Fp4Format format, int64_t n, int64_t k)
 constexpr int64_t fp8_tiled_bytes(Fp4Format format, int64_t n, int64_t k) {
   return fp8_row_factors_offset(format, n, k) + fp8_row_tiles(n) * kFp8TileRows * 4;
 }
-// Where tile (row tile, slab) of a matrix with `row_tiles` starts.
-constexpr int64_t fp8_tile_offset(Fp4Format format, int64_t row_tiles, int64_t slabs, int64_t row_tile,
-                                  int64_t slab) {
-  const int64_t first = row_tile / kFp8TileGroup * kFp8TileGroup;
-  const int64_t group = row_tiles - first < kFp8TileGroup ? row_tiles - first : kFp8TileGroup;
-  return (first * slabs + slab * group + row_tile - first) * fp8_tile_bytes(format);
+
+// Where a tile of a matrix starts.
+constexpr int64_t fp8_tile_offset(Fp4Format format, int64_t slabs, int64_t row_tile, int64_t slab) {
+  return (row_tile * slabs + slab) * fp8_tile_bytes(format);
 }
 
 // Where element (r, c) lies in its tile.
 struct Fp8Place {
   int64_t warp, half_row, g;  // row = 16 warp + 8 half_row + g
-  int64_t step, half_col, q;  // column = 32 step + 16 half_col + 4 q + byte
-  int byte;
+  int64_t q, step;            // column = 32 q + 8 step + code
+  int code;
   constexpr Fp8Place(int64_t r, int64_t c)
       : warp(r % 64 / 16),
         half_row(r % 16 / 8),
         g(r % 8),
-        step(c % 128 / 32),
-        half_col(c % 32 / 16),
-        q(c % 16 / 4),
-        byte(static_cast<int>(c % 4)) {}
-  constexpr int64_t word_offset() const {
-    return (((warp * 2 + step / 2) * 32 + g * 4 + q) * 4 + step % 2 * 2 + half_row) * 4;
-  }
-  constexpr int magnitude_bit() const { return 4 * (byte + 4 * static_cast<int>(half_col)); }
-  constexpr int sign_bit() const { return 8 * byte + (half_col == 0 ? 7 : 3); }
+        q(c % 128 / 32),
+        step(c % 32 / 8),
+        code(static_cast<int>(c % 8)) {}
+  constexpr int64_t word_offset() const { return (((warp * 2 + half_row) * 32 + g * 4 + q) * 4 + step) * 4; }
+  constexpr int magnitude_bit() const { return 4 * code; }
+  constexpr int sign_bit() const { return code < 4 ? 8 * code + 7 : 8 * (code - 4) + 3; }
   constexpr int64_t scale_offset(Fp4Format format) const {
-    const int64_t row = kFp8CodeBytes + (warp * 8 + g) * (format == Fp4Format::kMxfp4 ? 8 : 16);
-    return row + (format == Fp4Format::kMxfp4 ? 2 * step : 4 * step + 2 * half_col) + half_row;
+    const int64_t lane = warp * 32 + g * 4 + q;
+    return kFp8CodeBytes +
+           (format == Fp4Format::kMxfp4 ? 2 * lane + half_row : 4 * lane + step / 2 * 2 + half_row);
   }
 };
 
@@ -91,9 +89,9 @@ float fp8_tiled_at(Fp4Format format, const uint8_t* tiles, int64_t n, int64_t k,
 // The operand: e4m3 byte of a magnitude (code & 7) under a scale index (MXFP4: byte / 8).
 uint8_t fp8_operand(Fp4Format format, int scale_index, int magnitude);
 
-// Where element (row, k) of [R, K] activations lies.
+// Where element (row, k) of activations lies.
 constexpr int64_t fp8_slab_offset(int64_t slab_rows, int64_t row, int64_t k) {
-  return slab_piece_offset(slab_rows, row, k / 16) + k % 16;
+  return slab_piece_offset(slab_rows, row, k / 128 * 8 + k % 32 / 4) + k % 128 / 32 * 4 + k % 4;
 }
 
 }  // namespace fp4moe

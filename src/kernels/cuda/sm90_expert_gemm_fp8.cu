@@ -1,458 +1,496 @@
 // Computes  the expert GEMMs of w4a8, see kernels/device_moe_fp8.h: out[row, n] = sum over k of
 //           x[row, k] w[expert, n, k], then gate/up's activation or down's bias.
 // Shapes    weights in tiles, tokens in slabs (fp8_tile_layout.h); out bf16 [max_rows, I] or [max_rows, H].
-//           A unit is 256 weight rows x up to 128 tokens of one expert x all of K.
+//           A unit is 4 row tiles (256 weight rows) x up to 256 tokens of one expert x all of K, or 8 x 128.
 // Bytes     weights once from HBM (the token tiles of an expert are neighbours in the work list), tokens
-//           once for each 256 weight rows, from L2.
-// Flops     2 rows N K. Bound: below some 150 tokens an expert the weight bytes, above it the FP8 rate.
-// Launch    persistent, one block of 384 threads an SM: two warpgroups that multiply, and one of which one
-//           thread keeps a ring of bulk copies full. Units are dealt in turns; blocks share nothing, so none
-//           waits for another.
+//           once for each 256 or 512 weight rows, from L2.
+// Flops     2 rows N K, a unit's tokens padded to 16. Bound: below some 100 tokens an expert the weight
+//           bytes, above it the FP8 rate.
+// Launch    persistent clusters of two blocks, which share a unit's tokens: each fetches half of them for
+//           both. A block is two warpgroups (four for 128 tokens) that multiply, a row tile each, and a
+//           thread that loads. Units are dealt in turns.
 // Numerics  weights are the A operand, made in registers: a byte permute picks a magnitude's e4m3 byte from
-//           the eight of its scale (a table in shared memory), some 1.3 instructions a weight. The matrix
+//           the eight of its scale (a table in shared memory), some 0.9 instructions a weight. The matrix
 //           unit adds in ascending K with about 14 bits: relative L2 1.4e-3 at K = 2880, beside 4e-2 of the
 //           FP8 tokens; adding sums of 128 columns in f32 instead made that 5e-4 and cost 7 to 10 %. Same
 //           bits on every run.
-// Measured  H200, MXFP4, gate/up: 1033 TFLOP/s on 65536 rows of 32 experts (H 7168, I 2048), 817 on 32768
-//           rows of 128 (2880, 2880). Without unpacking it is 1310: the pipe of logic and shifts and the
-//           table's reads are what is in the way.
+// Measured  H200, MXFP4, gate/up: 1348 TFLOP/s on 65536 rows of 32 experts (H 7168, I 2048), 934 on 32768
+//           rows of 128 (2880, 2880), where what comes between two units shows: 1.1 of 17.6 us to find the
+//           next one, 2.4 to write a unit's results.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include "base/check.h"
-#include "device/stream.h"
-#include "formats/e4m3.h"
+#include "kernels/cuda/fp4_to_fp8.cuh"
 #include "kernels/cuda/fp8_tile_layout.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx_cluster.cuh"
 #include "kernels/cuda/ptx_mma.cuh"
 #include "kernels/cuda/ptx_sm90.cuh"
-#include "kernels/cuda/wgmma_fp8.cuh"
+#include "kernels/cuda/sm90_expert_epilogue.cuh"
+#include "kernels/cuda/wgmma.cuh"
 #include "kernels/cuda/work_list.cuh"
 #include "kernels/device_moe_fp8.h"
 
 namespace fp4moe {
+namespace fp8 {
 namespace {
 
-constexpr int kGroups = 2;  // warpgroups that multiply: two row tiles each
-constexpr int kMaxTokens = 128;
-constexpr int kThreads = (kGroups + 1) * 128;
-constexpr int kTokenBytes = kMaxTokens * 128;  // of a stage
-constexpr int kTokenGroup = 16;                // token tiles that share weight rows before the next rows come
-constexpr int kOutPitch = 144;  // of a token on its way out: 64 columns of bf16, and room against
-                                // bank conflicts
+using sm90::Epilogue;
 
-enum class Epilogue : uint8_t { kGated, kRelu2, kDown };
+constexpr int kCluster = 2;
+constexpr int kOutTokens = 32, kOutPitch = 144;  // bytes of a token on its way out: no bank conflicts
 
-struct GemmArgs {
-  const uint8_t* weights;  // [L] matrices
-  int64_t matrix_bytes, factors_offset;
-  int weight_rows, slabs, num_experts;
-  const uint8_t* x;  // slabs
-  int64_t slab_rows;
-  const float* x_scales;
-  DeviceRows rows;
-  const float* scales;  // [L, 3]
-  const float* bias;
-  Activation activation;
-  int cols;   // of out: I or H
-  bf16* out;  // [max_rows, cols]
+template <Fp4Format kFormatT, int kGroupsT>
+struct Config {
+  static constexpr Fp4Format kFormat = kFormatT;
+  static constexpr int kGroups = kGroupsT, kUnitTiles = kGroups * kCluster;
+  static constexpr int kThreads = (kGroups + 1) * 128;
+  // Together what a block is launched with.
+  static constexpr int kConsumerRegs = kGroups == 2 ? 232 : 112, kProducerRegs = kGroups == 2 ? 40 : 32;
+  static constexpr int kMaxTokens = 512 / kGroups;
+  static constexpr int kTileBytes = static_cast<int>(fp8_tile_bytes(kFormat));
+  static constexpr int kTokenBytes = kMaxTokens * static_cast<int>(kSlabBytes);
+  static constexpr int kOutBytes = kOutTokens * kOutPitch;  // of a group
+  static constexpr int kStages = (216 * 1024 - kGroups * kOutBytes) / (kTokenBytes + kGroups * kTileBytes);
+  // Stages that a group is behind the one before, so that they do not write their results out all at once.
+  static constexpr int kLag = kGroups == 2 ? 3 : 1;
 };
 
-template <Fp4Format format>
-struct Config {
-  static constexpr Fp4Format kFormat = format;
-  static constexpr int kTileBytes = static_cast<int>(fp8_tile_bytes(format));
-  static constexpr int kWeightBytes = 4 * kTileBytes;
-  static constexpr int kStages = 5;
+struct Args {
+  Epilogue epilogue;
+  int cols, row_tiles, slabs, num_experts;  // N of out; of the weights; of tokens and weights
+  const uint8_t* weights;                   // [L] matrices
+  int64_t matrix_bytes, factors_offset;
+  const uint8_t* tokens;
+  int64_t token_rows;  // of the slabs
+  const float* token_scales;
+  const float* scales;  // [L, 3]
+  const float* bias;    // [L, cols], gated [L, 2, cols], or null
+  Activation activation;
+  DeviceRows rows;
+  bf16* out;  // [max_rows, cols]
 };
 
 template <class C>
 struct Shared {
-  alignas(1024) uint8_t weights[C::kStages][C::kWeightBytes];
-  alignas(1024) uint8_t tokens[C::kStages][kTokenBytes];
-  alignas(128) uint8_t out[kGroups][kMaxTokens * kOutPitch];
+  alignas(1024) uint8_t tokens[C::kStages][C::kTokenBytes];
+  alignas(128) uint8_t weights[C::kStages][C::kGroups][C::kTileBytes];
+  alignas(128) uint8_t out[C::kGroups][C::kOutBytes];
   uint2 table[128];  // by scale index: the e4m3 bytes of the eight magnitudes
-  alignas(16) float row_factors[kGroups][128], row_biases[kGroups][128], token_scales[kGroups][kMaxTokens];
+  alignas(16) float token_scales[C::kGroups][C::kMaxTokens];
   uint64_t full[C::kStages], empty[C::kStages];
-  int unit_start[kFp8MaxExperts + 1];
+  int unit_start[1];  // [L + 1]: token tiles before each expert
 };
 
 struct Unit {
-  int expert, row_group;  // of 256 weight rows
-  int first, count;       // tokens of the expert
+  int expert = 0, first_tile = 0, tiles = 0;  // row tiles: kUnitTiles, fewer at the end
+  int first = 0, count = 0;                   // tokens of the expert
 };
 
-// Token tiles of an expert with `rows` rows, and how many tokens each has.
-__device__ int token_tiles(int rows) { return (rows + kMaxTokens - 1) / kMaxTokens; }
-__device__ int tile_tokens(int rows, int tiles) { return ((rows + tiles - 1) / tiles + 7) / 8 * 8; }
+// A warpgroup's part of a unit. Where a unit has few row tiles, warpgroups share one and split the tokens.
+template <class C>
+struct Part {
+  int tile = 0;              // -1: none
+  int first = 0, count = 0;  // tokens of the unit
 
-// Units before each expert. One warp.
-__device__ void count_units(const GemmArgs& a, int* unit_start) {
-  const int row_groups = (a.weight_rows + 255) / 256, lane = threadIdx.x % 32;
-  int total = 0;
-  for (int first = 0; first < a.num_experts; first += 32) {
-    const int e = first + lane, units = e < a.num_experts ? token_tiles(a.rows.counts[e]) * row_groups : 0;
-    int sum = units;
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-      const int other = __shfl_up_sync(~0u, sum, d);
-      if (lane >= d) sum += other;
-    }
-    if (e < a.num_experts) unit_start[e] = total + sum - units;
-    total += __shfl_sync(~0u, sum, 31);
+  __device__ Part(const Unit& unit, int place) {
+    const int sharers = C::kUnitTiles / unit.tiles;
+    const int each = ((unit.count + sharers - 1) / sharers + 7) / 8 * 8;
+    tile = unit.first_tile + place % unit.tiles;
+    first = place / unit.tiles * each;
+    count = max(0, min(each, unit.count - first));
+    if (place >= sharers * unit.tiles || count == 0) tile = -1;
   }
-  if (lane == 0) unit_start[a.num_experts] = total;
+};
+
+// Expert by expert; within one, row tiles, then token tiles.
+template <class C>
+__device__ Unit find_unit(const Args& a, const int* tile_start, int index) {
+  const int groups = (a.row_tiles + C::kUnitTiles - 1) / C::kUnitTiles, tile = index / groups;
+  Unit unit;
+  unit.expert = expert_at(tile_start, a.num_experts, tile);
+  const int rows = a.rows.counts[unit.expert];
+  const int tiles = tile_start[unit.expert + 1] - tile_start[unit.expert];
+  const int tokens = ((rows + tiles - 1) / tiles + 7) / 8 * 8;
+  const int within = index - tile_start[unit.expert] * groups;
+  unit.first_tile = within / tiles * C::kUnitTiles;
+  unit.tiles = min(C::kUnitTiles, a.row_tiles - unit.first_tile);
+  unit.first = within % tiles * tokens;
+  unit.count = min(tokens, rows - unit.first);
+  return unit;
 }
 
-// Expert by expert; within one, groups of token tiles, then weight rows, then token tiles.
-__device__ Unit find_unit(const GemmArgs& a, const int* unit_start, int index) {
-  const int e = expert_at(unit_start, a.num_experts, index);
-  const int row_groups = (a.weight_rows + 255) / 256, within = index - unit_start[e];
-  const int rows = a.rows.counts[e], tiles = token_tiles(rows), tokens = tile_tokens(rows, tiles);
-  const int group = within / (kTokenGroup * row_groups), rest = within % (kTokenGroup * row_groups);
-  const int group_tiles = min(kTokenGroup, tiles - group * kTokenGroup);
-  const int first = (group * kTokenGroup + rest % group_tiles) * tokens;
-  return {e, rest / group_tiles, first, min(tokens, rows - first)};
+// Of out, and of the slabs.
+__device__ int64_t first_row(const Args& a, int expert) {
+  return a.rows.capacity == 0 ? a.rows.offsets[expert] : expert * a.rows.capacity;
 }
-
-__device__ int64_t first_slab_row(const GemmArgs& a, const Unit& unit) {
-  const int64_t packed = a.rows.capacity == 0 ? a.rows.offsets[unit.expert] : 0;
-  return slab_first_row(unit.expert, packed, a.rows.capacity) + unit.first;
-}
-
-// fp8_operand() on the device.
-template <Fp4Format format>
-__device__ uint8_t operand_byte(int index, int magnitude) {
-  const float value = magnitude < 4   ? 0.5f * magnitude
-                      : magnitude < 6 ? magnitude - 2.0f
-                                      : 2.0f * magnitude - 8;
-  if (format == Fp4Format::kNvfp4)
-    return e4m3_encode(value * e4m3_decode(static_cast<uint8_t>(index)) * 0.125f);
-  return index <= kFp8MxTop - kFp8MxBottom ? e4m3_encode(ldexpf(value, kFp8MxBottom + index)) : uint8_t{0};
+__device__ int64_t first_slab_row(const Args& a, int expert) {
+  return slab_first_row(expert, first_row(a, expert), a.rows.capacity);
 }
 
 template <class C>
-__device__ void load_stages(const GemmArgs& a, Shared<C>& shared) {
+__device__ void load_stages(const Args& a, Shared<C>& shared, int num_units) {
+  constexpr int kTileBytes = C::kTileBytes, kRowBytes = static_cast<int>(kSlabBytes);
   RingPlace<C::kStages> ring;
-  const int row_tiles = static_cast<int>(fp8_row_tiles(a.weight_rows));
-  for (int u = blockIdx.x; u < shared.unit_start[a.num_experts]; u += gridDim.x) {
-    const Unit unit = find_unit(a, shared.unit_start, u);
-    const uint32_t weight_bytes = min(4, row_tiles - 4 * unit.row_group) * C::kTileBytes;
-    const uint32_t token_bytes = (unit.count + 7) / 8 * 8 * 128;
-    const uint8_t* w =
-        a.weights + unit.expert * a.matrix_bytes + int64_t{unit.row_group} * 4 * a.slabs * C::kTileBytes;
-    const uint8_t* x = a.x + first_slab_row(a, unit) * 128;
+  const int rank = static_cast<int>(ptx::cluster_ctarank());
+  for (int u = blockIdx.x / kCluster; u < num_units; u += gridDim.x / kCluster) {
+    const Unit unit = find_unit<C>(a, shared.unit_start, u);
+    const int tokens = (unit.count + 7) / 8 * 8, half = (tokens / 2 + 7) / 8 * 8;
+    const uint32_t bytes = (rank == 0 ? half : tokens - half) * kRowBytes;
+    const uint8_t* x =
+        a.tokens + (first_slab_row(a, unit.expert) + unit.first + rank * half) * int64_t{kRowBytes};
+    const uint8_t* w[C::kGroups];
+    uint32_t expected = tokens * kRowBytes;
+#pragma unroll
+    for (int g = 0; g < C::kGroups; ++g) {
+      const Part<C> part(unit, rank * C::kGroups + g);
+      w[g] = part.tile < 0 ? nullptr
+                           : a.weights + unit.expert * a.matrix_bytes +
+                                 fp8_tile_offset(C::kFormat, a.slabs, part.tile, 0);
+      if (part.tile >= 0) expected += kTileBytes;
+    }
     for (int k = 0; k < a.slabs; ++k, ring.next()) {
       uint64_t* full = &shared.full[ring.slot];
       ptx::mbarrier_wait(&shared.empty[ring.slot], ring.parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(full, weight_bytes + token_bytes);
-      ptx::bulk_load(shared.weights[ring.slot], w + int64_t{k} * weight_bytes, weight_bytes, full);
-      ptx::bulk_load(shared.tokens[ring.slot], x + k * a.slab_rows * 128, token_bytes, full);
+      ptx::mbarrier_arrive_expect_tx(full, expected);
+#pragma unroll
+      for (int g = 0; g < C::kGroups; ++g)
+        if (w[g] != nullptr)
+          ptx::bulk_load(shared.weights[ring.slot][g], w[g] + int64_t{k} * kTileBytes, kTileBytes, full);
+      if (bytes > 0)
+        ptx::bulk_load_multicast(shared.tokens[ring.slot] + rank * half * kRowBytes,
+                                 x + k * a.token_rows * kRowBytes, bytes, full, (1 << kCluster) - 1);
     }
   }
 }
 
-// Eight codes of one word under one scale (kMxfp4) or two: the e4m3 bytes of the first and the last four.
-__device__ void unpack(uint32_t word, uint2 first_table, uint2 last_table, uint32_t& first, uint32_t& last) {
-  const uint32_t magnitudes = word & 0x77777777u;
-  first = __byte_perm(first_table.x, first_table.y, magnitudes) | (word & 0x80808080u);
-  last = __byte_perm(last_table.x, last_table.y, magnitudes >> 16) | (word << 4 & 0x80808080u);
-}
-
-// A row tile's 128 columns as the A operands of four steps.
-template <Fp4Format format>
-__device__ void make_operands(const uint8_t* tile, const uint2* table, uint32_t (&a)[4][4]) {
-  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-  const auto* codes = reinterpret_cast<const uint4*>(tile) + warp * 64 + lane;
-  const uint4 pairs[2] = {codes[0], codes[32]};
-  const uint8_t* scales = tile + kFp8CodeBytes;
-  uint32_t indices[4];
-  if constexpr (format == Fp4Format::kMxfp4) {
-    const uint2 s = reinterpret_cast<const uint2*>(scales)[warp * 8 + lane / 4];
-    indices[0] = s.x, indices[1] = s.y;
+// d += a tokens, two k steps, by the instruction of 16 `n16` tokens, of kLow ... kHigh. All of them work on
+// the same registers.
+template <int kLow, int kHigh, int kCount>
+__device__ __forceinline__ void add_steps(int n16, float (&d)[kCount], const uint32_t (&a)[2][4],
+                                          uint64_t tokens) {
+  if constexpr (kLow < kHigh) {
+    constexpr int kMiddle = (kLow + kHigh) / 2;
+    if (n16 <= kMiddle)
+      add_steps<kLow, kMiddle>(n16, d, a, tokens);
+    else
+      add_steps<kMiddle + 1, kHigh>(n16, d, a, tokens);
   } else {
-    const uint4 s = reinterpret_cast<const uint4*>(scales)[warp * 8 + lane / 4];
-    indices[0] = s.x, indices[1] = s.y, indices[2] = s.z, indices[3] = s.w;
-  }
-  const auto* bytes = reinterpret_cast<const uint8_t*>(table);
-#pragma unroll
-  for (int step = 0; step < 4; ++step)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint4 pair = pairs[step / 2];
-      const uint32_t word = step % 2 == 0 ? (half == 0 ? pair.x : pair.y) : (half == 0 ? pair.z : pair.w);
-      if constexpr (format == Fp4Format::kMxfp4) {
-        // The mask keeps what a missing row tile leaves here aligned.
-        const uint32_t at = indices[step / 2] >> (step % 2 * 16 + half * 8) & 0xf8;
-        const uint2 t = *reinterpret_cast<const uint2*>(bytes + at);
-        unpack(word, t, t, a[step][half], a[step][2 + half]);
-      } else {
-        const uint32_t first = indices[step] >> (half * 8) & 0xff,
-                       last = indices[step] >> (16 + half * 8) & 0xff;
-        unpack(word, table[first], table[last], a[step][half], a[step][2 + half]);
-      }
-    }
-}
-
-// The sums of a warpgroup: two row tiles times `width` tokens. While the matrix unit works on one row tile,
-// the operands of the other are made; it is never without work until the last slab.
-template <class C, int width>
-struct Sums {
-  float d[2][width / 2];
-  uint32_t a[2][4][4];
-
-  __device__ void multiply(int tile, uint64_t tokens) {
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < 4; ++step) wgmma_e4m3<width>(d[tile], a[tile][step], tokens + 2 * step);
+    for (int s = 0; s < 2; ++s) Wgmma<16 * kLow>::add_e4m3(d, a[s], wgmma_b_advance(tokens, 32 * s));
     wgmma_commit();
   }
+}
 
-  __device__ void run(int slabs, Shared<C>& shared, RingPlace<C::kStages>& ring) {
-    const int first_tile = threadIdx.x / 128 * 2 * C::kTileBytes;
+// A warpgroup's sums over all of K. While the matrix unit works on half a slab, the next half is unpacked.
+template <class C>
+struct Sums {
+  float d[C::kMaxTokens / 2];
+  uint32_t a[2][2][4];
+  int before = -1;  // the slot whose tokens may still be read
+  int lag = 0;      // stages after which the next group may begin; the block's first unit only
+
+  // The slot is free in both blocks of the cluster.
+  static __device__ __forceinline__ void release(Shared<C>& shared, int slot) {
+    const int lane = threadIdx.x % 32;
+    if (lane < kCluster) ptx::mbarrier_arrive_cluster(&shared.empty[slot], lane);
+  }
+  static __device__ void start_next_group() {
+    const int group = threadIdx.x / 128;
+    if (group + 1 < C::kGroups) ptx::named_barrier_arrive(1 + C::kGroups + group, 256);
+  }
+
+  __device__ __forceinline__ void step(Shared<C>& shared, RingPlace<C::kStages>& ring, int n16, int first) {
+    const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    const int slot = __shfl_sync(~0u, ring.slot, 0);  // tells the compiler that a warp's lanes agree
+    ptx::mbarrier_wait(&shared.full[slot], ring.parity);
+    Fp8TileWords<C::kFormat> words;
+    words.load(shared.weights[slot][group], shared.table, warp, lane);
+    const uint64_t tokens =
+        wgmma_b_descriptor(ptx::shared_address(shared.tokens[slot]) + first * static_cast<int>(kSlabBytes));
 #pragma unroll
-    for (int i = 0; i < width / 2; ++i) d[0][i] = d[1][i] = 0;
-    ptx::mbarrier_wait(&shared.full[ring.slot], ring.parity);
-    make_operands<C::kFormat>(shared.weights[ring.slot] + first_tile, shared.table, a[0]);
-    int before = -1;  // the slot whose tokens are still being read
-    for (int k = 0; k < slabs; ++k) {
-      const int slot = ring.slot;
-      const uint64_t tokens = wgmma_b_descriptor(ptx::shared_address(shared.tokens[slot]));
-      multiply(0, tokens);
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int s = 0; s < 2; ++s) {
+        words.make(2 * half + s, a[half][s]);
+        keep_registers(a[half][s]);  // ready before the fence, or wgmma would be serialised
+      }
+      add_steps<1, C::kMaxTokens / 16>(n16, d, a[half], wgmma_b_advance(tokens, 64 * half));
       wgmma_wait<1>();
-      if (before >= 0) release(&shared.empty[before]);
-      before = slot;
-      make_operands<C::kFormat>(shared.weights[slot] + first_tile + C::kTileBytes, shared.table, a[1]);
-      multiply(1, tokens);
-      wgmma_wait<1>();
-      ring.next();
-      if (k + 1 == slabs) break;
-      ptx::mbarrier_wait(&shared.full[ring.slot], ring.parity);
-      make_operands<C::kFormat>(shared.weights[ring.slot] + first_tile, shared.table, a[0]);
+      if (half == 0 && before >= 0) release(shared, before);
     }
+    before = slot;
+    ring.next();
+    if (--lag == 0) start_next_group();
+  }
+
+  __device__ __forceinline__ void run(Shared<C>& shared, RingPlace<C::kStages>& ring, int slabs,
+                                      const Part<C>& part) {
+    const int n16 = __shfl_sync(~0u, (part.count + 15) / 16, 0);
+#pragma unroll
+    for (int i = 0; i < C::kMaxTokens / 2; ++i) d[i] = 0;
+    before = -1;
+#pragma unroll 1
+    for (int k = 0; k < slabs; ++k) step(shared, ring, n16, part.first);
     wgmma_wait<0>();
-    keep_registers(d[0]);
-    keep_registers(d[1]);
-    release(&shared.empty[before]);
+    keep_registers(d);
+    release(shared, before);
   }
 
-  // All of the warp have read the slot.
-  static __device__ void release(uint64_t* empty) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
-  }
-};
-
-// Comparisons let a NaN pass.
-__device__ float activate(const Activation& activation, float gate, float up) {
-  if (activation.kind == ActivationKind::kSilu) return __fdividef(gate, 1 + __expf(-gate)) * up;
-  const float limit = activation.limit;
-  gate = gate > limit ? limit : gate;
-  up = up > limit ? limit : up < -limit ? -limit : up;
-  return __fdividef(gate, 1 + __expf(-activation.alpha * gate)) * (up + activation.beta);
-}
-__device__ float relu2(float v) { return v < 0 ? 0 : v * v; }
-
-// What a warpgroup's 128 weight rows and the tokens are multiplied by, into shared memory.
-template <Epilogue epilogue, class C>
-__device__ void load_factors(const GemmArgs& a, const Unit& unit, Shared<C>& shared) {
-  const int group = threadIdx.x / 128, t = threadIdx.x % 128, row = unit.row_group * 256 + group * 128 + t;
-  float factor = 0, bias = 0;
-  if (row < a.weight_rows) {
-    const auto* factors =
-        reinterpret_cast<const float*>(a.weights + unit.expert * a.matrix_bytes + a.factors_offset);
-    int which = epilogue == Epilogue::kDown ? 2 : 1, col = row, cols = a.cols;
-    if constexpr (epilogue == Epilogue::kGated) {
-      which = row % 16 / 8;
-      col = which * a.cols + row / 64 * 32 + row % 64 / 16 * 8 + row % 8;
-      cols = 2 * a.cols;
+  // Nothing to multiply.
+  __device__ __forceinline__ void skip(Shared<C>& shared, RingPlace<C::kStages>& ring, int slabs) {
+    for (int k = 0; k < slabs; ++k, ring.next()) {
+      ptx::mbarrier_wait(&shared.full[ring.slot], ring.parity);
+      __syncwarp();
+      release(shared, ring.slot);
     }
-    factor = factors[row] * a.scales[unit.expert * 3 + which];
-    if (a.bias != nullptr) bias = a.bias[int64_t{unit.expert} * cols + col];
-  }
-  shared.row_factors[group][t] = factor;
-  shared.row_biases[group][t] = bias;
-  shared.token_scales[group][t] = t < unit.count ? a.x_scales[first_slab_row(a, unit) + t] : 0;
-}
-
-// What a thread's rows g and g + 8 of a row tile are multiplied by and moved by.
-struct RowFactors {
-  float factor[2], bias[2];
-  template <class C>
-  __device__ RowFactors(const Shared<C>& shared, int tile) {
-    const int group = threadIdx.x / 128, row = tile * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-    factor[0] = shared.row_factors[group][row], factor[1] = shared.row_factors[group][row + 8];
-    bias[0] = shared.row_biases[group][row], bias[1] = shared.row_biases[group][row + 8];
-  }
-  __device__ float of(float sum, int half, float token_scale) const {
-    return fmaf(sum * factor[half], token_scale, bias[half]);
   }
 };
 
-// One row tile's outputs, in bf16, into `out`: [tokens] rows of kOutPitch bytes, gated: 32 columns of the 64.
-template <Epilogue epilogue, class C, int width>
-__device__ void stage_tile(const GemmArgs& a, const Shared<C>& shared, const float (&d)[width / 2], int tile,
-                           uint8_t* out) {
-  const int group = threadIdx.x / 128, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-  const RowFactors rows(shared, tile);
-  constexpr bool gated = epilogue == Epilogue::kGated;
-  constexpr int kBlocks = gated ? 4 : 2;  // of eight tokens at once
-  const int column = gated ? tile * 64 + warp * 16 : warp * 32 + lane / 8 % 2 * 16;
-  uint8_t* to = out + ((gated ? lane / 8 : lane / 16) * 8 + lane % 8) * kOutPitch + column;
+// What a part's sums are multiplied by and moved by: its rows g and g + 8, and the tokens thread + 128 i.
+// Loaded before the sums are made, looked at after.
+template <class C>
+struct Factors {
+  static constexpr int kTokens = C::kMaxTokens / 128;
+  float row[2], tensor[2], bias[2] = {0, 0}, token[kTokens];
+
+  __device__ Factors(const Args& a, const Unit& unit, const Part<C>& part) {
+    const int warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, in_tile = warp * 16 + g;
+    const bool gated = a.epilogue == Epilogue::kGated;
+    const auto* factors =
+        reinterpret_cast<const float*>(a.weights + unit.expert * a.matrix_bytes + a.factors_offset) +
+        part.tile * 64 + in_tile;
+    row[0] = factors[0], row[1] = factors[8];
+    const float* scales = a.scales + 3 * unit.expert;
+    tensor[0] = scales[gated ? 0 : a.epilogue == Epilogue::kRelu2 ? 1 : 2];
+    tensor[1] = gated ? scales[1] : tensor[0];
+    const float* x_scales = a.token_scales + first_slab_row(a, unit.expert) + unit.first + part.first;
 #pragma unroll
-  for (int first = 0; first < width / 8; first += kBlocks) {
+    for (int i = 0; i < kTokens; ++i) {
+      const int t = threadIdx.x % 128 + 128 * i;
+      token[i] = t < part.count ? x_scales[t] : 0;
+    }
+    if (a.bias == nullptr) return;
+    const int col = gated ? part.tile * 32 + warp * 8 + g : part.tile * 64 + in_tile;
+    const float* at = a.bias + int64_t{unit.expert} * (gated ? 2 : 1) * a.cols;
+    if (col < a.cols) bias[0] = at[col];
+    if (gated ? col < a.cols : col + 8 < a.cols) bias[1] = at[gated ? a.cols + col : col + 8];
+  }
+  __device__ __forceinline__ void put(float* token_scales) {
+    row[0] *= tensor[0], row[1] *= tensor[1];
+#pragma unroll
+    for (int i = 0; i < kTokens; ++i) token_scales[threadIdx.x % 128 + 128 * i] = token[i];
+  }
+  __device__ __forceinline__ float of(float sum, int half, float token_scale) const {
+    return fmaf(sum * row[half], token_scale, bias[half]);
+  }
+};
+
+// To be rounded to bf16: the approximations' 1e-6 do not show. A NaN stays one.
+__device__ __forceinline__ float swiglu_fast(const sm90::SwigluShape& shape, float gate, float up) {
+  float g, u;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(g) : "f"(gate), "f"(shape.limit));
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(u) : "f"(up), "f"(shape.limit));
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(u) : "f"(u), "f"(-shape.limit));
+  return __fdividef(g, 1 + __expf(-shape.alpha * g)) * (u + shape.beta);
+}
+
+// kOutTokens tokens' sums (d of them) as bf16 results into `out`, rows of kOutPitch bytes.
+template <bool kGated, class C>
+__device__ __forceinline__ void stage_out(const Args& a, const Factors<C>& factors, const float* token_scales,
+                                          const float* d, uint8_t* out) {
+  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const sm90::SwigluShape shape = sm90::swiglu_shape(a.activation);
+  constexpr int kBlocks = kGated ? 4 : 2;  // of eight tokens at once
+  uint8_t* to = out + ((kGated ? lane / 8 : lane / 16) * 8 + lane % 8) * kOutPitch +
+                (kGated ? warp * 16 : warp * 32 + lane / 8 % 2 * 16);
+  const bool relu2 = a.epilogue == Epilogue::kRelu2;
+#pragma unroll
+  for (int first = 0; first < kOutTokens / 8; first += kBlocks) {
     uint32_t pairs[4];
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
-      const int n = first + i;
-      const auto scales = *reinterpret_cast<const float2*>(&shared.token_scales[group][n * 8 + lane % 4 * 2]);
-      const float v00 = rows.of(d[4 * n], 0, scales.x), v01 = rows.of(d[4 * n + 1], 0, scales.y);
-      const float v10 = rows.of(d[4 * n + 2], 1, scales.x), v11 = rows.of(d[4 * n + 3], 1, scales.y);
-      if constexpr (gated) {
-        pairs[i] = ptx::bf16_pair(activate(a.activation, v00, v10), activate(a.activation, v01, v11));
-      } else if constexpr (epilogue == Epilogue::kDown) {
-        pairs[2 * i] = ptx::bf16_pair(v00, v01), pairs[2 * i + 1] = ptx::bf16_pair(v10, v11);
+      const float* sums = d + 4 * (first + i);
+      const float2 t = *reinterpret_cast<const float2*>(token_scales + 8 * (first + i) + lane % 4 * 2);
+      float v[4] = {factors.of(sums[0], 0, t.x), factors.of(sums[1], 0, t.y), factors.of(sums[2], 1, t.x),
+                    factors.of(sums[3], 1, t.y)};
+      if constexpr (kGated) {
+        pairs[i] = ptx::bf16_pair(swiglu_fast(shape, v[0], v[2]), swiglu_fast(shape, v[1], v[3]));
       } else {
-        pairs[2 * i] = ptx::bf16_pair(relu2(v00), relu2(v01)),
-                  pairs[2 * i + 1] = ptx::bf16_pair(relu2(v10), relu2(v11));
+        if (relu2)
+          for (float& x : v) x = x < 0 ? 0 : x * x;
+        pairs[2 * i] = ptx::bf16_pair(v[0], v[1]), pairs[2 * i + 1] = ptx::bf16_pair(v[2], v[3]);
       }
     }
     ptx::store_transposed(to + first * 8 * kOutPitch, pairs);
   }
 }
 
-// 64 staged columns from `column` on, of the tokens that the unit has.
-__device__ void store_tokens(const GemmArgs& a, const Unit& unit, const uint8_t* staged, int column) {
-  const int64_t start = a.rows.capacity == 0 ? a.rows.offsets[unit.expert] : unit.expert * a.rows.capacity;
-  const int piece = threadIdx.x % 8;
-  if (column + piece * 8 >= a.cols) return;
-  bf16* out = a.out + (start + unit.first) * a.cols + column + piece * 8;
-#pragma unroll 4
-  for (int token = threadIdx.x % 128 / 8; token < unit.count; token += 16)
+// Staged tokens -> out: 16-byte pieces, kPieces a token. row: of out.
+template <bool kGated>
+__device__ __forceinline__ void store_out(const Args& a, int64_t row, int tile, int count,
+                                          const uint8_t* staged) {
+  constexpr int kPieces = kGated ? 4 : 8;
+  const int thread = threadIdx.x % 128, piece = thread % kPieces, column = (tile * kPieces + piece) * 8;
+  if (column >= a.cols) return;
+  bf16* out = a.out + row * a.cols + column;
+#pragma unroll 2
+  for (int token = thread / kPieces; token < count; token += 128 / kPieces)
     *reinterpret_cast<uint4*>(out + int64_t{token} * a.cols) =
         *reinterpret_cast<const uint4*>(staged + token * kOutPitch + piece * 16);
 }
 
-template <Epilogue epilogue, class C, int width>
-__device__ void run_unit(const GemmArgs& a, const Unit& unit, Shared<C>& shared,
-                         RingPlace<C::kStages>& ring) {
-  Sums<C, width> sums;
-  load_factors<epilogue>(a, unit, shared);
-  sums.run(a.slabs, shared, ring);
-  const int group = threadIdx.x / 128, half = unit.row_group * kGroups + group;
+template <bool kGated, class C>
+__device__ __forceinline__ void finish(const Args& a, const Unit& unit, const Part<C>& part,
+                                       Factors<C>& factors, Shared<C>& shared,
+                                       const float (&d)[C::kMaxTokens / 2]) {
+  const int group = threadIdx.x / 128;
   uint8_t* out = shared.out[group];
-  constexpr int kTiles = epilogue == Epilogue::kGated ? 2 : 1;  // that fill 64 columns of out
+  factors.put(shared.token_scales[group]);
+  const int64_t row = first_row(a, unit.expert) + unit.first + part.first;
 #pragma unroll
-  for (int tile = 0; tile < 2; tile += kTiles) {
+  for (int first = 0; first < C::kMaxTokens; first += kOutTokens) {
+    if (first >= part.count) break;
     ptx::named_barrier(1 + group, 128);  // the factors are there, and what was staged is stored
-#pragma unroll
-    for (int i = tile; i < tile + kTiles; ++i) stage_tile<epilogue, C, width>(a, shared, sums.d[i], i, out);
+    stage_out<kGated>(a, factors, shared.token_scales[group] + first, d + first / 2, out);
     ptx::named_barrier(1 + group, 128);
-    store_tokens(a, unit, out, (half * 2 + tile) / kTiles * 64);
+    store_out<kGated>(a, row + first, part.tile, min(kOutTokens, part.count - first), out);
   }
 }
 
-template <Fp4Format format, Epilogue epilogue>
-__global__ void __launch_bounds__(kThreads, 1) expert_gemm_fp8(const __grid_constant__ GemmArgs a) {
-  using C = Config<format>;
+template <class C>
+__device__ void consume(const Args& a, Shared<C>& shared, int num_units) {
+  RingPlace<C::kStages> ring;
+  const int group = threadIdx.x / 128, place = static_cast<int>(ptx::cluster_ctarank()) * C::kGroups + group;
+  const int first_unit = blockIdx.x / kCluster;
+  for (int u = first_unit; u < num_units; u += gridDim.x / kCluster) {
+    const Unit unit = find_unit<C>(a, shared.unit_start, u);
+    const Part<C> part(unit, place);
+    Sums<C> sums;
+    if (u == first_unit) {
+      if (group > 0) ptx::named_barrier(C::kGroups + group, 256);
+      sums.lag = C::kLag < a.slabs ? C::kLag : 1;
+      if (part.tile < 0) sums.start_next_group();
+    }
+    if (part.tile < 0) {
+      sums.skip(shared, ring, a.slabs);
+      continue;
+    }
+    Factors<C> factors(a, unit, part);
+    sums.run(shared, ring, a.slabs, part);
+    if (a.epilogue == Epilogue::kGated)
+      finish<true>(a, unit, part, factors, shared, sums.d);
+    else
+      finish<false>(a, unit, part, factors, shared, sums.d);
+  }
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, 1) expert_gemm_fp8(const __grid_constant__ Args a) {
   extern __shared__ __align__(1024) uint8_t memory[];
   auto& shared = *reinterpret_cast<Shared<C>*>(memory);
-  if (threadIdx.x < 32) count_units(a, shared.unit_start);
   if (threadIdx.x == 32) {
     for (int i = 0; i < C::kStages; ++i) {
       ptx::mbarrier_init(&shared.full[i], 1);
-      ptx::mbarrier_init(&shared.empty[i], kGroups * 4);
+      ptx::mbarrier_init(&shared.empty[i], C::kUnitTiles * 4);
     }
     ptx::mbarrier_init_fence();
   }
   auto* table = reinterpret_cast<uint8_t*>(shared.table);
-  for (int i = threadIdx.x; i < 128 * 8; i += kThreads) table[i] = operand_byte<format>(i / 8, i % 8);
+  for (int i = threadIdx.x; i < 128 * 8; i += C::kThreads)
+    table[i] = fp8_operand_byte<C::kFormat>(i / 8, i % 8);
+  ptx::grid_dependency_wait();
+  ptx::grid_dependents_launch();
+  if (threadIdx.x < 32) sm90::count_tiles(a.rows, a.num_experts, C::kMaxTokens, shared.unit_start);
   __syncthreads();
-  if (threadIdx.x >= kGroups * 128) {
-    ptx::lower_registers<24>();
-    if (threadIdx.x == kGroups * 128) load_stages(a, shared);
-    return;
+  ptx::cluster_sync();
+  const int num_units =
+      shared.unit_start[a.num_experts] * ((a.row_tiles + C::kUnitTiles - 1) / C::kUnitTiles);
+  if (threadIdx.x >= C::kGroups * 128) {
+    ptx::lower_registers<C::kProducerRegs>();
+    if (threadIdx.x == C::kGroups * 128) load_stages(a, shared, num_units);
+  } else {
+    ptx::raise_registers<C::kConsumerRegs>();
+    consume(a, shared, num_units);
   }
-  ptx::raise_registers<240>();
-  RingPlace<C::kStages> ring;
-  for (int u = blockIdx.x; u < shared.unit_start[a.num_experts]; u += gridDim.x) {
-    const Unit unit = find_unit(a, shared.unit_start, u);
-    if (unit.count <= 32)
-      run_unit<epilogue, C, 32>(a, unit, shared, ring);
-    else if (unit.count <= 64)
-      run_unit<epilogue, C, 64>(a, unit, shared, ring);
-    else if (unit.count <= 96)
-      run_unit<epilogue, C, 96>(a, unit, shared, ring);
-    else
-      run_unit<epilogue, C, 128>(a, unit, shared, ring);
-  }
+  ptx::cluster_sync();  // nobody signals a block that is gone
 }
 
-template <Fp4Format format, Epilogue epilogue>
-void launch(const GemmArgs& a) {
-  constexpr int kBytes = sizeof(Shared<Config<format>>);
-  static_assert(kBytes <= 232448);
-  static const cudaError_t allowed = cudaFuncSetAttribute(
-      expert_gemm_fp8<format, epilogue>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+template <class C>
+void launch_gemm(const Args& a) {
+  const size_t bytes = sizeof(Shared<C>) + sizeof(int) * a.num_experts;
+  static_assert(sizeof(Shared<C>) + sizeof(int) * kFp8MaxExperts <= 232448);
+  static const cudaError_t allowed =
+      cudaFuncSetAttribute(expert_gemm_fp8<C>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           device_limits().shared_bytes_per_block);
   static_cast<void>(allowed);  // if it was refused, every launch says so
-  Stream& stream = current_stream();
-  expert_gemm_fp8<format, epilogue><<<device_limits().num_sms, kThreads, kBytes, stream.handle()>>>(a);
-  stream.check_launch("expert_gemm_fp8");
+  const auto blocks = static_cast<unsigned>(device_limits().num_sms / kCluster * kCluster);
+  launch("expert_gemm_fp8", expert_gemm_fp8<C>, {blocks, C::kThreads, bytes, kCluster}, a);
 }
 
-template <Epilogue epilogue>
-void launch(Fp4Format format, const GemmArgs& a) {
-  if (format == Fp4Format::kMxfp4)
-    launch<Fp4Format::kMxfp4, epilogue>(a);
+// Measured on an H200: up to so many rows an expert, four warpgroups with 128 tokens are the faster.
+constexpr int64_t kFewRows = 140;
+
+template <Fp4Format kFormat>
+void launch_gemm(const Args& a, int64_t expected_rows) {
+  if (expected_rows <= kFewRows)
+    launch_gemm<Config<kFormat, 4>>(a);
   else
-    launch<Fp4Format::kNvfp4, epilogue>(a);
+    launch_gemm<Config<kFormat, 2>>(a);
 }
 
-GemmArgs gemm_args(const DeviceExpertArgs& args, const ActRows& x, int64_t weight_rows) {
+// The GEMM of x with the matrices [weight_rows, x.cols] of every expert.
+void gemm(const DeviceExpertArgs& args, const ActRows& x, int64_t weight_rows, Args a) {
   const TiledExperts& e = args.experts;
   FP4MOE_CHECK(e.num_experts <= kFp8MaxExperts && x.dtype == DType::kF8E4M3 && !args.gather,
                "expert rows that the FP8 GEMMs do not take");
-  GemmArgs a = {};
-  a.matrix_bytes = fp8_tiled_bytes(e.format, weight_rows, x.cols);
-  a.factors_offset = fp8_row_factors_offset(e.format, weight_rows, x.cols);
-  a.weight_rows = static_cast<int>(weight_rows);
+  a.row_tiles = static_cast<int>(fp8_row_tiles(weight_rows));
   a.slabs = static_cast<int>(num_slabs(x.cols));
   a.num_experts = static_cast<int>(e.num_experts);
-  a.x = static_cast<const uint8_t*>(x.data);
-  a.slab_rows = x.rows;
-  a.rows = args.rows;
+  a.matrix_bytes = fp8_tiled_bytes(e.format, weight_rows, x.cols);
+  a.factors_offset = fp8_row_factors_offset(e.format, weight_rows, x.cols);
+  a.tokens = static_cast<const uint8_t*>(x.data);
+  a.token_rows = x.rows;
   a.scales = e.scales;
   a.activation = e.activation;
-  return a;
+  a.rows = args.rows;
+  const int64_t expected = args.expected_rows > 0 ? args.expected_rows : args.rows.max_rows / e.num_experts;
+  if (e.format == Fp4Format::kMxfp4)
+    launch_gemm<Fp4Format::kMxfp4>(a, expected);
+  else
+    launch_gemm<Fp4Format::kNvfp4>(a, expected);
 }
 
 }  // namespace
+}  // namespace fp8
 
 void sm90_fp8_gate_up(const DeviceExpertArgs& args) {
   if (args.rows.max_rows == 0) return;
   const TiledExperts& e = args.experts;
   const bool gated = is_gated(e.activation.kind);
-  GemmArgs a = gemm_args(args, args.x, (gated ? 2 : 1) * e.intermediate_size);
-  a.weights = e.gate_up;
-  a.x_scales = args.x_row_scales;
-  a.bias = e.gate_up_bias;
+  fp8::Args a = {};
+  a.epilogue = gated ? sm90::Epilogue::kGated : sm90::Epilogue::kRelu2;
   a.cols = static_cast<int>(e.intermediate_size);
+  a.weights = e.gate_up;
+  a.token_scales = args.x_row_scales;
+  a.bias = e.gate_up_bias;
   a.out = static_cast<bf16*>(args.intermediate.data);
-  if (gated)
-    launch<Epilogue::kGated>(e.format, a);
-  else
-    launch<Epilogue::kRelu2>(e.format, a);
+  fp8::gemm(args, args.x, (gated ? 2 : 1) * e.intermediate_size, a);
 }
 
 void sm90_fp8_down(const DeviceExpertArgs& args) {
   if (args.rows.max_rows == 0) return;
-  GemmArgs a = gemm_args(args, args.h, args.experts.hidden_size);
-  a.weights = args.experts.down;
-  a.x_scales = args.h_row_scales;
-  a.bias = args.experts.down_bias;
-  a.cols = static_cast<int>(args.experts.hidden_size);
+  const TiledExperts& e = args.experts;
+  fp8::Args a = {};
+  a.epilogue = sm90::Epilogue::kDown;
+  a.cols = static_cast<int>(e.hidden_size);
+  a.weights = e.down;
+  a.token_scales = args.h_row_scales;
+  a.bias = e.down_bias;
   a.out = args.y_bf16;
-  launch<Epilogue::kDown>(args.experts.format, a);
+  fp8::gemm(args, args.h, e.hidden_size, a);
 }
 
 }  // namespace fp4moe

@@ -1,4 +1,6 @@
 // A whole w4a8 MoE layer: sort, tokens to FP8, gate/up, the intermediate to FP8, down, combine.
+#include <algorithm>
+
 #include "base/buffer.h"
 #include "kernels/cuda/fp8_tile_layout.h"
 #include "kernels/device_act_quant.h"
@@ -71,6 +73,7 @@ void layer(const DeviceMoeArgs& a) {
                            .row_scales = space.x_scales};
   cuda_quantize_act(quant);
   DeviceExpertArgs gemm{.experts = t, .rows = rows, .num_tokens = a.num_tokens, .topk = a.topk};
+  gemm.expected_rows = num_slots / std::max(a.num_routed_experts, t.num_experts);
   gemm.x = quant.out;
   gemm.gather = false;
   gemm.x_row_scales = space.x_scales;

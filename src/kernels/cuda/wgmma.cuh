@@ -1,4 +1,4 @@
-// wgmma (PTX ISA 9.7.15) with A in registers: m64nNk16, bf16 inputs, f32 sums. Device code only.
+// wgmma (PTX ISA 9.7.15) with A in registers: m64nNk16 of bf16, m64nNk32 of e4m3, f32 sums. Device code only.
 #pragma once
 
 #include "kernels/cuda/wgmma_order.cuh"
@@ -11,7 +11,7 @@ __device__ __forceinline__ void keep_registers(uint32_t (&a)[4]) {
 }
 
 // d += A B: A [64, 16] as m16n8k16 fragments by warp, B [N, 16] in shared memory. d[4 j + i] is row 16 warp +
-// lane / 4 + 8 (i / 2), column 8 j + 2 (lane % 4) + i % 2.
+// lane / 4 + 8 (i / 2), column 8 j + 2 (lane % 4) + i % 2. add_e4m3: A [64, 32] of bytes, B [N, 32].
 template <int N>
 struct Wgmma;
 
@@ -25,6 +25,13 @@ struct Wgmma;
     static __device__ __forceinline__ void add(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b) {      \
       asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" regs "}, " a_and_b            \
                    ", 1, 1, 1, 0;"                                                                            \
+                   : __VA_ARGS__                                                                              \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                     \
+    }                                                                                                         \
+    template <int kCount>                                                                                     \
+    static __device__ __forceinline__ void add_e4m3(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b) { \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" regs "}, " a_and_b            \
+                   ", 1, 1, 1;"                                                                               \
                    : __VA_ARGS__                                                                              \
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                     \
     }                                                                                                         \

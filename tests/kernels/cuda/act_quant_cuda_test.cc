@@ -214,10 +214,10 @@ TEST_P(CudaActQuant, Fp8RowsOfAllTokens) {
 }
 
 TEST_P(CudaActQuant, Fp8RowsOfExpertsGatheredAndNot) {
-  const int64_t tokens = 33, topk = 6, experts = 37, cols = 160;
+  const int64_t tokens = 33, experts = 37, cols = 160;
   Random random(6);
   for (const Spread spread : {Spread::kEven, Spread::kOneExpert, Spread::kSkewed, Spread::kIdleExperts})
-    for (const bool gather : {false, true}) {
+    for (const auto& [gather, topk] : {std::pair<bool, int64_t>{false, 6}, {true, 6}, {true, 37}}) {
       const SortedRows sorted(tokens, topk, experts, spread, random);
       const int64_t x_rows = gather ? tokens : sorted.max_rows();
       const int64_t slab_rows = num_slab_rows(sorted.max_rows(), 0, experts);
