@@ -97,7 +97,7 @@ void add_moe_flags(CLI::App& verb, EngineConfig& c) {
   moe.on("--disable-fp4-allgather,--disable-flashinfer-cutlass-moe-fp4-allgather", c.disable_fp4_allgather,
          "a2a none under data-parallel attention: gather unquantised rows");
   moe.on("--enable-deterministic-inference", c.enable_deterministic_inference,
-         "sum experts in top-k order for any number of ranks, at more bytes");
+         "bits that depend neither on the number of ranks nor, on a GPU, on the batch; slower");
 }
 
 void add_rank_flags(CLI::App& verb, EngineConfig& c) {

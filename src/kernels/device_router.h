@@ -24,6 +24,7 @@ struct DeviceRouterArgs {                  // all pointers: device memory, x and
   float* weights = nullptr;  // [T, K], written
   // A norm that comes first, with both outputs: out_f32 is x. Null: x is there. Of Hopper GPUs.
   const RmsNormArgs* norm = nullptr;
+  bool batch_invariant = false;  // a token's logits have the same bits whatever T is
 };
 
 }  // namespace fp4moe

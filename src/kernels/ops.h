@@ -220,6 +220,9 @@ const DenseOps& ref_dense_ops();
 const DenseOps& cpu_dense_ops(Isa isa);
 // Of the GPU; bf16 activations only. Null in a build without CUDA.
 const DenseOps* cuda_dense_ops();
+// The same by one algorithm for any batch: a row's bits depend neither on the other rows nor on where its
+// sequence was cut into steps. Slower; norm_linear is a norm and a linear.
+const DenseOps* cuda_invariant_dense_ops();
 // Opens the libraries that the GPU's ops call, and makes what they need besides their arguments: before the
 // first op, and not while a graph is captured. kUnsupported says what is missing; later calls return the
 // same.

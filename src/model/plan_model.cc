@@ -37,10 +37,9 @@ void note_graph_flags(const EngineConfig& flags) {
 // Of a GPU.
 void note_determinism(const EngineConfig& flags) {
   if (!flags.enable_deterministic_inference) return;
-  log_warning(
-      "--enable-deterministic-inference on a GPU: equal batches give equal bits and MoE layers have one "
-      "tactic for "
-      "all; linear layers and attention still cut their sums by the batch's size");
+  log_info(
+      "--enable-deterministic-inference on a GPU: one algorithm for any batch; what it costs is in "
+      "docs/perf.md");
 }
 
 // What is large but not absurd is judged where memory is planned.

@@ -20,6 +20,7 @@ struct DeviceRouter {
   Buffer weight, bias, correction_bias;  // [E, H] bf16, [E] f32 or empty, [E] f32 or empty
   RoutingRule rule;
   int64_t hidden_size = 0;
+  bool batch_invariant = false;
 
   int64_t scratch_bytes(int64_t max_tokens) const {
     return Arena::padded(max_tokens * rule.num_experts * 4) + 2 * Arena::padded(max_tokens * rule.top_k * 4);
@@ -39,7 +40,8 @@ struct DeviceRouter {
                .logits = logits,
                .ids = routes.ids,
                .weights = routes.weights,
-               .norm = args.norm});
+               .norm = args.norm,
+               .batch_invariant = batch_invariant});
     return routes;
   }
 };
@@ -162,6 +164,7 @@ Result<std::unique_ptr<MoeLayer>> make_device_layer(const MoePlan& plan, const D
   const MoeProblem& p = plan.problem();
   FP4MOE_ASSIGN_OR_RETURN(DeviceRouter gate,
                           make_router(router, {p.num_experts, p.hidden_size, p.top_k}, ops));
+  gate.batch_invariant = plan.a2a_settings().deterministic;
   FP4MOE_ASSIGN_OR_RETURN(DeviceExperts experts, DeviceExperts::make(p, plan.numerics(), weights, pool));
   FP4MOE_ASSIGN_OR_RETURN(DeviceExpertRunner runner,
                           DeviceExpertRunner::make(ops_of(plan), std::move(experts), plan.device_tactics()));

@@ -14,6 +14,7 @@ namespace {
 constexpr int kMaxCluster = 16;
 constexpr int64_t kDecodeBlocks = 528;  // four of decode's blocks to each SM of an H200
 constexpr int64_t kMlaBlocks = 132;
+constexpr int kInvariantSplits = 8;  // of MLA
 
 AttentionParams make_params(const AttentionArgs& args) {
   const KvPages &k = args.k_pages, &v = args.v_pages;
@@ -92,6 +93,20 @@ void rope_attention(const RopeAttentionArgs& args, ThreadPool& pool) {
             .inv_freq = q.inv_freq,
             .factor = q.attention_factor};
   decode(p);
+}
+
+void invariant_attention(const AttentionArgs& args, ThreadPool&) {
+  const AttentionParams p = make_params(args);
+  if (p.num_rows == 0) return;
+  if (is_latent(args))
+    launch_attention_mla(p, kInvariantSplits);
+  else
+    launch_attention_prefill(p);
+}
+
+void invariant_rope_attention(const RopeAttentionArgs& args, ThreadPool& pool) {
+  rope_kv(args.rope, pool);
+  invariant_attention(args.attention, pool);
 }
 
 int64_t attention_workspace_bytes(const AttentionArgs&, int64_t) { return 0; }

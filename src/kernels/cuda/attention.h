@@ -21,6 +21,11 @@ void attention(const AttentionArgs& args, ThreadPool& pool);
 // aligned. What the pages hold of earlier steps is read before the kernels before this one are done.
 void rope_attention(const RopeAttentionArgs& args, ThreadPool& pool);
 
+// The same in one way for any batch: prefill's kernel for all rows, MLA's with a fixed number of splits. A
+// row's bits depend on its keys alone.
+void invariant_attention(const AttentionArgs& args, ThreadPool& pool);
+void invariant_rope_attention(const RopeAttentionArgs& args, ThreadPool& pool);
+
 // DenseOps::attention_workspace_bytes: none, partial sums stay in the shared memory of a cluster.
 int64_t attention_workspace_bytes(const AttentionArgs& args, int64_t max_tokens);
 

@@ -13,8 +13,8 @@
 //            others each make the logits of half of a tile's keys, meet over the rows' maxima, put the
 //            weights into shared memory, and multiply all of them with half of the columns of the same tile,
 //            read transposed. Sums of the blocks meet in shared memory, in order of s.
-// Numerics   q and the weights are rounded to bf16, sums are f32, the softmax is of base 2. Same bits for the
-//            same S, which depends on the padded batch alone.
+// Numerics   q and the weights are rounded to bf16, sums are f32, the softmax is of base 2. A row's bits
+//            depend on its keys and on S alone.
 #include "device/stream.h"
 #include "kernels/cuda/attention_params.h"
 #include "kernels/cuda/attention_ptx.cuh"
@@ -143,8 +143,9 @@ __device__ __forceinline__ void weigh(const AttentionParams& p, int half, int fi
   for (int i = 0; i < 2; ++i) {
     const int row = r.row[i];
     const float most = fmaxf(r.largest[i], fmaxf(shared.half_largest[0][row], shared.half_largest[1][row]));
-    const float origin = most == -INFINITY ? 0 : most * p.scale_log2;  // no key of the row yet: all weights 0
-    const float rescale = ex2(r.largest[i] * p.scale_log2 - origin);
+    const float base = most == -INFINITY ? 0 : most;  // no key of the row yet: all weights 0
+    const float origin = base * p.scale_log2;
+    const float rescale = ex2((r.largest[i] - base) * p.scale_log2);  // 1 exactly where no key is larger
     r.largest[i] = most;
     float sum = 0;
 #pragma unroll
@@ -291,7 +292,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_mla(const __grid_consta
   if (kv_head == 0) clear_padding_rows(p, blockIdx.x, gridDim.x);
   const RowTile tile = find_row_tile(p, kRows, static_cast<int>(blockIdx.x) / splits);
   if (tile.sequence < 0) return;
-  const KeyRange keys = keys_of_tile(p, tile, kRows);
+  const KeyRange keys = keys_of_tile(p, tile, kRows, kKeys);
   if (threadIdx.x < 128) {
     ptx::lower_registers<kProducerRegisters>();
     produce(p, tile, kv_head, keys, split, splits, shared);

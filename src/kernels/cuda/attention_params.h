@@ -87,15 +87,17 @@ inline int max_row_tiles(const AttentionParams& p, int tile_rows) {
   return static_cast<int>(rows / tile_rows + (p.num_sequences < p.num_rows ? p.num_sequences : p.num_rows));
 }
 
-// The keys that a tile's rows see: [begin, end).
+// The keys that a tile's rows see: [begin, end), from a whole tile of keys on, so that a row's sums are the
+// same whatever else is in its tile of rows.
 struct KeyRange {
   int begin, end;
 };
-__device__ __forceinline__ KeyRange keys_of_tile(const AttentionParams& p, const RowTile& t, int tile_rows) {
+__device__ __forceinline__ KeyRange keys_of_tile(const AttentionParams& p, const RowTile& t, int tile_rows,
+                                                 int tile_keys) {
   const int first = t.first_position + t.first / p.group;
   const int last_row = min(t.first + tile_rows, t.num_tokens * p.group) - 1;
   const int begin = p.window > 0 ? max(0, first - p.window + 1) : 0;
-  return {begin, t.first_position + last_row / p.group + 1};
+  return {begin / tile_keys * tile_keys, t.first_position + last_row / p.group + 1};
 }
 
 // Which row of the pages holds a key of a kv head.

@@ -13,9 +13,7 @@
 //            registers, softmax in base 2, weights back as the register operand of the values' product. The
 //            next tile's logits run before the values' product of the one before, which runs under the
 //            softmax.
-// Numerics   q and the weights are rounded to bf16, sums are f32. A row's sums depend on its tile's first
-// key,
-//            so on where its chunk starts, but not on other sequences.
+// Numerics   q and the weights are rounded to bf16, sums are f32. A row's bits depend on its keys alone.
 #include "device/stream.h"
 #include "kernels/cuda/attention_params.h"
 #include "kernels/cuda/attention_ptx.cuh"
@@ -176,8 +174,9 @@ __device__ __forceinline__ void weigh(float scale_log2, float (&s)[kKeys / 2], f
     float most = fmaxf(fmaxf(part[0], part[1]), fmaxf(part[2], part[3]));
     most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
     most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-    const float origin = most == -INFINITY ? 0 : most * scale_log2;  // no key of the row yet: all weights 0
-    rescale[i] = ex2(largest[i] * scale_log2 - origin);
+    const float base = most == -INFINITY ? 0 : most;  // no key of the row yet: all weights 0
+    const float origin = base * scale_log2;
+    rescale[i] = ex2((largest[i] - base) * scale_log2);  // 1 exactly where no key is larger
     largest[i] = most;
 #pragma unroll
     for (int j = 0; j < 4; ++j) part[j] = 0;
@@ -335,7 +334,7 @@ __global__ void __launch_bounds__(Config<D>::kThreads, 1)
   if (kv_head == 0) clear_padding_rows(p, blockIdx.y, gridDim.y);
   const RowTile tile = find_row_tile(p, C::kRows, blockIdx.y);
   if (tile.sequence < 0) return;
-  const KeyRange keys = keys_of_tile(p, tile, C::kRows);
+  const KeyRange keys = keys_of_tile(p, tile, C::kRows, C::kKeys);
   if (threadIdx.x < 128) {
     ptx::lower_registers<C::kProducerRegisters>();
     produce<D>(p, tile, kv_head, keys, shared);

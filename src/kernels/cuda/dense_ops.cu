@@ -13,7 +13,7 @@ void linear(const LinearArgs& args, ThreadPool&) {
   if (linear_few_fits(args.x.rows, args.x.cols))
     linear_few(args);
   else
-    linear_lt(args);
+    linear_lt(args, LtAlgorithm::kBest);
 }
 
 // Above this, norming the tokens in every block costs more than a launch of its own.
@@ -26,30 +26,49 @@ void norm_linear(const NormLinearArgs& args, ThreadPool& pool) {
   linear(args.linear, pool);
 }
 
+void invariant_linear(const LinearArgs& args, ThreadPool&) { linear_lt(args, LtAlgorithm::kOneForAll); }
+
+void invariant_norm_linear(const NormLinearArgs& args, ThreadPool& pool) {
+  cuda::rms_norm(args.norm, pool);
+  invariant_linear(args.linear, pool);
+}
+
+constexpr DenseOps kOps = {.name = "cuda",
+                           .linear_layout = LinearLayout::kRowMajor,
+                           .linear = linear,
+                           .embed = cuda::embed,
+                           .rms_norm = cuda::rms_norm,
+                           .norm_linear = norm_linear,
+                           .rope = cuda::rope,
+                           .kv_write = cuda::kv_write,
+                           .attention = cuda::attention,
+                           .rope_attention = cuda::rope_attention,
+                           .head_norm = cuda::head_norm,
+                           .head_linear = cuda::head_linear,
+                           .silu_mul = cuda::silu_mul,
+                           .add = cuda::add,
+                           .gather_rows = cuda::gather_rows,
+                           .copy_heads = cuda::copy_heads,
+                           .sigmoid_gate = cuda::sigmoid_gate,
+                           .attention_workspace_bytes = cuda::attention_workspace_bytes,
+                           .memory = device_memory};
+
+// The other ops are those of kOps: their sums are the same whatever the batch.
+constexpr DenseOps invariant_ops() {
+  DenseOps ops = kOps;
+  ops.name = "cuda_invariant";
+  ops.linear = invariant_linear;
+  ops.norm_linear = invariant_norm_linear;
+  ops.attention = cuda::invariant_attention;
+  ops.rope_attention = cuda::invariant_rope_attention;
+  return ops;
+}
+constexpr DenseOps kInvariantOps = invariant_ops();
+
 }  // namespace
 
-const DenseOps* cuda_dense_ops() {
-  static constexpr DenseOps ops = {.name = "cuda",
-                                   .linear_layout = LinearLayout::kRowMajor,
-                                   .linear = linear,
-                                   .embed = cuda::embed,
-                                   .rms_norm = cuda::rms_norm,
-                                   .norm_linear = norm_linear,
-                                   .rope = cuda::rope,
-                                   .kv_write = cuda::kv_write,
-                                   .attention = cuda::attention,
-                                   .rope_attention = cuda::rope_attention,
-                                   .head_norm = cuda::head_norm,
-                                   .head_linear = cuda::head_linear,
-                                   .silu_mul = cuda::silu_mul,
-                                   .add = cuda::add,
-                                   .gather_rows = cuda::gather_rows,
-                                   .copy_heads = cuda::copy_heads,
-                                   .sigmoid_gate = cuda::sigmoid_gate,
-                                   .attention_workspace_bytes = cuda::attention_workspace_bytes,
-                                   .memory = device_memory};
-  return &ops;
-}
+const DenseOps* cuda_dense_ops() { return &kOps; }
+const DenseOps* cuda_invariant_dense_ops() { return &kInvariantOps; }
 
 Status prepare_cuda_dense_ops() {
   device_limits();  // asked while the device answers, whatever it does later

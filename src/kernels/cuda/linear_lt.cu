@@ -1,9 +1,13 @@
 // Dense linear by cuBLASLt.
 //
 // Computes:  out [T, N] f32 (+)= x [T, K] W^T + bias; x and W [N, K] bf16 row-major.
-// Shapes:    any. The algorithm is its heuristic's first for (T, N, K, bias, accumulate), asked once.
+// Shapes:    any. The algorithm is its heuristic's first for (T, N, K, bias, accumulate), asked once;
+//            kOneForAll: without split K, of the first T from kInvariantTokens on that fills a quarter of the
+//            SMs.
 // Bytes:     2 N K + T (2 K + 4 N).   Flops: 2 T N K.   Bound: the larger of the two.
-// Numerics:  f32 sums; split-K partial sums are f32 and added in a fixed order.
+// Numerics:  f32 sums; split-K partial sums are f32 and added in a fixed order. kOneForAll: a token's bits
+// are
+//            the same whatever T is (test, on the version that it runs with).
 #include "kernels/cuda/linear_lt.h"
 
 #include <cuda_runtime.h>
@@ -23,12 +27,14 @@ namespace {
 
 constexpr size_t kMaxAlgorithms = 4096;       // that are remembered; asking again gives the same
 constexpr size_t kWorkspaceBytes = 32 << 20;  // what cuBLAS itself takes on Hopper
+constexpr int64_t kInvariantTokens = 64, kMostInvariantTokens = 1024;
+constexpr float kEnoughWaves = 0.25f;
 
 // One matrix product as cuBLASLt has it: column-major, D [N, T] = W^T [N, K] x [K, T].
 class Problem {
  public:
-  Problem(const CublasLt& lt, const LinearArgs& a) : lt_(lt) {
-    const auto t = static_cast<uint64_t>(a.x.rows), n = static_cast<uint64_t>(a.n),
+  Problem(const CublasLt& lt, const LinearArgs& a, int64_t num_tokens) : lt_(lt) {
+    const auto t = static_cast<uint64_t>(num_tokens), n = static_cast<uint64_t>(a.n),
                k = static_cast<uint64_t>(a.x.cols);
     const auto check = [&](cublasStatus_t status) {
       if (status_ == CUBLAS_STATUS_SUCCESS) status_ = status;
@@ -73,17 +79,20 @@ class LinearLt {
     return &lt;
   }
 
-  cublasStatus_t run(const LinearArgs& a, cudaStream_t stream) {
+  cublasStatus_t run(const LinearArgs& a, LtAlgorithm which, cudaStream_t stream) {
     const std::lock_guard lock(mutex_);
-    const Problem problem(lt_, a);
+    const Problem problem(lt_, a, a.x.rows);
     if (problem.status() != CUBLAS_STATUS_SUCCESS) return problem.status();
-    const Key key = {a.x.rows, a.n, a.x.cols, a.bias != nullptr, a.accumulate};
+    const int64_t tokens = which == LtAlgorithm::kOneForAll ? 0 : a.x.rows;
+    const Key key = {tokens, a.n, a.x.cols, a.bias != nullptr, a.accumulate};
     auto found = algorithms_.find(key);
     if (found == algorithms_.end()) {
       if (algorithms_.size() == kMaxAlgorithms) algorithms_.clear();
       cublasLtMatmulAlgo_t algorithm{};
-      if (const cublasStatus_t status = choose(problem, algorithm); status != CUBLAS_STATUS_SUCCESS)
-        return status;
+      const cublasStatus_t status = which == LtAlgorithm::kOneForAll
+                                        ? choose_one_for_all(a, algorithm)
+                                        : choose(problem, kOrderedSplitK, algorithm);
+      if (status != CUBLAS_STATUS_SUCCESS) return status;
       found = algorithms_.emplace(key, algorithm).first;
     }
     const float one = 1, beta = a.accumulate ? 1 : 0;
@@ -93,6 +102,7 @@ class LinearLt {
 
  private:
   using Key = std::array<int64_t, 5>;
+  static constexpr uint32_t kOrderedSplitK = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // f32
 
   Status make() {
     FP4MOE_ASSIGN_OR_RETURN(lt_, CublasLt::load());
@@ -104,21 +114,34 @@ class LinearLt {
     return {};
   }
 
-  cublasStatus_t choose(const Problem& problem, cublasLtMatmulAlgo_t& algorithm) {
+  // Without split K the choice for few tokens may leave most SMs idle.
+  cublasStatus_t choose_one_for_all(const LinearArgs& a, cublasLtMatmulAlgo_t& algorithm) {
+    for (int64_t tokens = kInvariantTokens;; tokens *= 2) {
+      float waves = 0;
+      const cublasStatus_t status =
+          choose(Problem(lt_, a, tokens), CUBLASLT_REDUCTION_SCHEME_NONE, algorithm, &waves);
+      if (status != CUBLAS_STATUS_SUCCESS || waves >= kEnoughWaves || tokens == kMostInvariantTokens)
+        return status;
+    }
+  }
+
+  // `reductions`: what split K may do; `waves`: of blocks on the SMs.
+  cublasStatus_t choose(const Problem& problem, uint32_t reductions, cublasLtMatmulAlgo_t& algorithm,
+                        float* waves = nullptr) {
+    if (problem.status() != CUBLAS_STATUS_SUCCESS) return problem.status();
     cublasLtMatmulPreference_t preference = nullptr;
     if (const cublasStatus_t status = lt_.preference_create(&preference); status != CUBLAS_STATUS_SUCCESS)
       return status;
-    const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // of split K: f32, in order
     const uint64_t workspace_bytes = kWorkspaceBytes;
     lt_.preference_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
                        sizeof reductions);
     lt_.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes,
                        sizeof workspace_bytes);
     const uint32_t alignment = 16;
-    for (const auto which :
+    for (const auto operand :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
-      lt_.preference_set(preference, which, &alignment, sizeof alignment);
+      lt_.preference_set(preference, operand, &alignment, sizeof alignment);
     cublasLtMatmulHeuristicResult_t best{};
     int num_found = 0;
     const cublasStatus_t status = lt_.get_heuristic(handle_, problem.desc, problem.w, problem.x, problem.out,
@@ -127,6 +150,7 @@ class LinearLt {
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     if (num_found == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
     algorithm = best.algo;
+    if (waves != nullptr) *waves = best.wavesCount;
     return CUBLAS_STATUS_SUCCESS;
   }
 
@@ -144,12 +168,12 @@ Status prepare_linear_lt() {
   return lt.ok() ? Status() : lt.status();
 }
 
-void linear_lt(const LinearArgs& args) {
+void linear_lt(const LinearArgs& args, LtAlgorithm which) {
   if (args.x.rows == 0 || args.n == 0) return;
   Stream& stream = current_stream();
   const Result<LinearLt*> lt = LinearLt::instance();
   if (!lt.ok()) return stream.keep(lt.status());
-  const cublasStatus_t status = (*lt)->run(args, stream.handle());
+  const cublasStatus_t status = (*lt)->run(args, which, stream.handle());
   if (status != CUBLAS_STATUS_SUCCESS)
     stream.keep(internal_error("cuBLASLt: status " + std::to_string(status) +
                                " for T=" + std::to_string(args.x.rows) + " N=" + std::to_string(args.n) +

@@ -6,7 +6,8 @@
 //   experts; logits T E 4.
 // Flops: 3 * 2 T E H on the tensor cores: x is cut into three bf16 parts, whose products with W are exact.
 // Bound: T <= 8: the read of W, 1 to 4 MB; prefill: cutting x, 8 instructions an element and 256 experts.
-// Numerics: sums in f32 in a fixed order that depends on T, E, H and the number of SMs; the choice's scores,
+// Numerics: sums in f32 in a fixed order that depends on T, E and H, batch_invariant: on E and H; the
+// choice's scores,
 //   exponentials and sums in double as on the CPU: equal logits give equal ids.
 #include <cooperative_groups.h>
 #include <cuda_runtime.h>
@@ -208,14 +209,19 @@ struct GatePlan {
   int expert_warps = 1;
   dim3 grid;
 };
-GatePlan gate_plan(int64_t num_tokens, int64_t num_experts) {
+GatePlan gate_plan(int64_t num_tokens, int64_t num_experts, bool batch_invariant) {
   constexpr unsigned kCtas = 256;  // wanted: about two for each SM
+  constexpr unsigned kInvariantSplits = 4;
   GatePlan p;
-  p.few = num_tokens <= 64;
+  p.few = batch_invariant || num_tokens <= 64;
   const int experts = p.few ? 16 : 32, tokens = p.few ? 8 : 32;
   if (!p.few)
     while (p.expert_warps < kGateWarps && p.expert_warps * experts < num_experts) p.expert_warps *= 2;
   p.grid = dim3(blocks_of(num_experts, p.expert_warps * experts), blocks_of(num_tokens, tokens));
+  if (batch_invariant) {
+    p.grid.z = has_clusters() ? kInvariantSplits : 1;
+    return p;
+  }
   while (has_clusters() && p.grid.z < kMaxSplits && p.grid.x * p.grid.y * p.grid.z * 2 <= kCtas)
     p.grid.z *= 2;
   return p;
@@ -237,7 +243,7 @@ void launch_clusters(const char* name, void (*kernel)(Args), cudaLaunchConfig_t 
 }
 
 void launch_gate(const DeviceRouterArgs& args) {
-  const GatePlan plan = gate_plan(args.num_tokens, args.rule.num_experts);
+  const GatePlan plan = gate_plan(args.num_tokens, args.rule.num_experts, args.batch_invariant);
   const GateArgs a = {.x = args.x,
                       .weight = args.weight,
                       .bias = args.bias,
@@ -279,7 +285,7 @@ void cuda_route(const DeviceRouterArgs& args) {
                    args.rule.top_k <= kMaxDeviceTopk,
                "sizes of the router");
   if (args.norm != nullptr) {
-    if (norm_route_fits(args)) return norm_route(args);
+    if (!args.batch_invariant && norm_route_fits(args)) return norm_route(args);
     cuda::rms_norm_rows(*args.norm);
   }
   launch_gate(args);

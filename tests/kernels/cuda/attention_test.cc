@@ -198,19 +198,32 @@ class CudaAttention : public testing::Test {
     for (size_t i = h.rows * c.out_cols(); i < actual.size(); ++i) ASSERT_EQ(actual[i], 0) << c;
   }
 
+  // The same for rows [first, first + rows) of the only sequence alone.
+  std::vector<float> run_chunk(const HostCase& whole, int64_t first, int64_t rows) {
+    Case c = whole.c;
+    c.sequences = {{first, rows}};
+    HostCase h(c);
+    h.k = whole.k, h.v = whole.v, h.sinks = whole.sinks;
+    h.page_table = whole.page_table, h.max_pages = whole.max_pages;
+    const auto begin = whole.q.begin() + first * whole.q_stride;
+    h.q.assign(begin, begin + rows * whole.q_stride);
+    return run(h);
+  }
+
   Stream stream_;
+  void (*attention_)(const AttentionArgs&, ThreadPool&) = cuda::attention;
 
  private:
   void launch(const AttentionArgs& args, bool graph) {
     ThreadPool pool(1);
     StreamScope scope(stream_);
     if (graph) {
-      auto recorded = Graph::capture(stream_, [&] { return cuda::attention(args, pool), Status(); });
+      auto recorded = Graph::capture(stream_, [&] { return attention_(args, pool), Status(); });
       ASSERT_TRUE(recorded.ok()) << recorded.status().message();
       recorded->launch(stream_);
       ASSERT_TRUE(stream_.synchronize().ok());
     } else {
-      cuda::attention(args, pool);
+      attention_(args, pool);
       const Status status = stream_.synchronize();
       ASSERT_TRUE(status.ok()) << status.message();
     }
@@ -365,6 +378,24 @@ TEST_F(CudaAttention, MlaWindowsAndSinks) {
   for (int64_t window : {0, 1, 63, 64, 65, 100})
     for (int64_t rows : {1, 20})
       expect_matches_ref({kSmallMla, {{0, rows}, {200, rows}}, 16, window, true, DType::kF32});
+}
+
+// Wherever a sequence is cut into steps.
+TEST_F(CudaAttention, TheOneForAnyBatchGivesARowTheSameBits) {
+  attention_ = cuda::invariant_attention;
+  for (const Heads& heads : {kGptOss, kQwen, Heads{4, 2, 256}, kSmallMla, kDeepSeek})
+    for (const int64_t window : {0, 100}) {
+      const Case c{heads, {{0, 333}}, 16, window, true, DType::kF32};
+      HostCase h(c);
+      const std::vector<float> whole = run(h);
+      ASSERT_TRUE(within_relative_l2(whole, h.reference(), 3e-3)) << c;
+      for (const Rows& chunk : {Rows{0, 1}, {5, 1}, {63, 1}, {64, 2}, {130, 70}, {200, 133}, {332, 1}}) {
+        const auto from = whole.begin() + chunk.context * c.out_cols();
+        const std::vector<float> expected(from, from + chunk.rows * c.out_cols());
+        ASSERT_EQ(run_chunk(h, chunk.context, chunk.rows), expected)
+            << c << ", rows " << chunk.context << "+" << chunk.rows;
+      }
+    }
 }
 
 TEST_F(CudaAttention, RepeatsAndReplaysTheSameBits) {

@@ -118,6 +118,37 @@ TEST_F(LinearCuda, ATokenGivesTheSameBitsAmongFew) {
   }
 }
 
+// Of the table for any batch: alone, among few and among many, first and last of them.
+TEST_F(LinearCuda, ATokenGivesTheSameBitsAmongAnyNumber) {
+  const DenseOps& ops = *cuda_invariant_dense_ops();
+  constexpr int64_t kMost = 1000;
+  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{5120, 2880}, {2880, 4096}, {576, 7168}, {70, 64}}) {
+    Random random(5);
+    std::vector<bf16> rows = to_bf16(random.normal(kMost * k));
+    const DeviceArray<bf16> w(to_bf16(random.normal(n * k)));
+    const DeviceArray<float> bias(random.normal(n));
+    std::vector<float> alone;
+    for (const int64_t t :
+         {int64_t{1}, int64_t{2}, int64_t{7}, int64_t{16}, int64_t{64}, int64_t{130}, kMost}) {
+      std::copy_n(rows.begin(), k, rows.begin() + (t - 1) * k);
+      const DeviceArray<bf16> x(rows);
+      const DeviceArray<float> out(filled(t * n, 1));
+      ops.linear({.x = {x.data(), DType::kBF16, t, k},
+                  .weight = w.data(),
+                  .bias = bias.data(),
+                  .out = out.data(),
+                  .n = n,
+                  .accumulate = true},
+                 pool_);
+      wait();
+      const std::vector<float> all = out.values();
+      if (t == 1) alone = all;
+      ASSERT_TRUE(std::equal(alone.begin(), alone.end(), all.begin())) << n << " x " << k << ", T=" << t;
+      ASSERT_TRUE(std::equal(alone.begin(), alone.end(), all.end() - n)) << n << " x " << k << ", T=" << t;
+    }
+  }
+}
+
 TEST_F(LinearCuda, NanStaysWithItsToken) {
   for (int64_t t : {6, 40}) {
     constexpr int64_t kN = 200, kK = 128;
