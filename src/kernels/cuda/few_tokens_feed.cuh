@@ -153,8 +153,8 @@ struct WeightStream {
   bool has_first = true, has_second = true, has_scales = true;
   const uint8_t* expert = nullptr;  // its tiles
   const uint8_t* codes = nullptr;   // of the step's first tile
-  const uint8_t* scales = nullptr;
-  int stride = 0;  // bytes to the next columns' tile
+  uint32_t scales_from_codes = 0;   // bytes
+  uint32_t stride = 0;              // bytes to the next columns' tile
 
   __device__ WeightStream(const Args& args, const Routing& r) : a(args), routing(r) {}
 
@@ -172,10 +172,10 @@ struct WeightStream {
     has_half = phase.k_tiles % 2 != 0 && k + steps == phase.steps();
     const int row_tiles = phase.strips / 4, row_tile = in_expert / 4;
     const uint8_t* tile = expert + tile_index(row_tiles, phase.k_tiles, row_tile, 2 * k) * kTile;
-    stride = static_cast<int>(tile_group_size(row_tiles, row_tile)) * kTile;
+    stride = static_cast<uint32_t>(tile_group_size(row_tiles, row_tile)) * kTile;
     codes = tile + in_expert % 4 * 512 + lane * 16;
-    scales = tile + kTileCodeBytes + in_expert % 4 * kScaleBytes + lane % kScaleLanes * 16 +
-             lane / kScaleLanes * stride;
+    scales_from_codes = kTileCodeBytes - in_expert % 4 * (512 - kScaleBytes) - lane * 16 +
+                        lane % kScaleLanes * 16 + lane / kScaleLanes * stride;
     has_second = has_scales = true;
     if (has_half && --steps == 0) begin_half();
   }
@@ -219,11 +219,12 @@ struct WeightStream {
 
   // A step of the run -> slot, in shared memory, plus 16 times the lane.
   __device__ __forceinline__ void issue(uint32_t slot) {
+    const uint8_t* scales = codes + scales_from_codes;
     ptx::cp_async16(slot, codes, has_first ? 16 : 0);
-    ptx::cp_async16(slot + 512, codes + stride, has_second ? 16 : 0);
+    codes += stride;
+    ptx::cp_async16(slot + 512, codes, has_second ? 16 : 0);
+    codes += stride;
     if (threadIdx.x % 32 < 2 * kScaleLanes) ptx::cp_async16(slot + 1024, scales, has_scales ? 16 : 0);
-    codes += 2 * stride;
-    scales += 2 * stride;
     ptx::cp_async_commit();
   }
 };

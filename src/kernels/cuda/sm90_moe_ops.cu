@@ -32,7 +32,7 @@ constexpr DeviceMoeTactic kTactics[] = {
 enum : size_t { kSorted, kFewTokens, kWide };
 
 // Measured on an H200. One launch wins while little is read; then it depends on the rows of an expert.
-constexpr double kFewTokensBytes = 750e6;
+constexpr double kFewTokensBytes = 375e6;
 constexpr int64_t kWideRows = 80;
 size_t default_tactic(const DeviceMoeArgs& args) {
   const TiledExperts& e = args.experts;
