@@ -24,27 +24,21 @@
 #include "kernels/cuda/fp4_to_fp8.cuh"
 #include "kernels/cuda/fp8_tile_layout.h"
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/ptx_cluster.cuh"
-#include "kernels/cuda/ptx_mma.cuh"
-#include "kernels/cuda/ptx_sm90.cuh"
-#include "kernels/cuda/sm90_expert_epilogue.cuh"
+#include "kernels/cuda/sm90_cluster_gemm.cuh"
 #include "kernels/cuda/wgmma.cuh"
-#include "kernels/cuda/work_list.cuh"
 #include "kernels/device_moe_fp8.h"
 
 namespace fp4moe {
 namespace fp8 {
 namespace {
 
-using sm90::Epilogue;
-
-constexpr int kCluster = 2;
-constexpr int kOutTokens = 32, kOutPitch = 144;  // bytes of a token on its way out: no bank conflicts
+using namespace sm90;
 
 template <Fp4Format kFormatT, int kGroupsT>
 struct Config {
   static constexpr Fp4Format kFormat = kFormatT;
   static constexpr int kGroups = kGroupsT, kUnitTiles = kGroups * kCluster;
+  using Part = UnitPart<kUnitTiles>;
   static constexpr int kThreads = (kGroups + 1) * 128;
   // Together what a block is launched with.
   static constexpr int kConsumerRegs = kGroups == 2 ? 232 : 112, kProducerRegs = kGroups == 2 ? 40 : 32;
@@ -83,44 +77,6 @@ struct Shared {
   int unit_start[1];  // [L + 1]: token tiles before each expert
 };
 
-struct Unit {
-  int expert = 0, first_tile = 0, tiles = 0;  // row tiles: kUnitTiles, fewer at the end
-  int first = 0, count = 0;                   // tokens of the expert
-};
-
-// A warpgroup's part of a unit. Where a unit has few row tiles, warpgroups share one and split the tokens.
-template <class C>
-struct Part {
-  int tile = 0;              // -1: none
-  int first = 0, count = 0;  // tokens of the unit
-
-  __device__ Part(const Unit& unit, int place) {
-    const int sharers = C::kUnitTiles / unit.tiles;
-    const int each = ((unit.count + sharers - 1) / sharers + 7) / 8 * 8;
-    tile = unit.first_tile + place % unit.tiles;
-    first = place / unit.tiles * each;
-    count = max(0, min(each, unit.count - first));
-    if (place >= sharers * unit.tiles || count == 0) tile = -1;
-  }
-};
-
-// Expert by expert; within one, row tiles, then token tiles.
-template <class C>
-__device__ Unit find_unit(const Args& a, const int* tile_start, int index) {
-  const int groups = (a.row_tiles + C::kUnitTiles - 1) / C::kUnitTiles, tile = index / groups;
-  Unit unit;
-  unit.expert = expert_at(tile_start, a.num_experts, tile);
-  const int rows = a.rows.counts[unit.expert];
-  const int tiles = tile_start[unit.expert + 1] - tile_start[unit.expert];
-  const int tokens = ((rows + tiles - 1) / tiles + 7) / 8 * 8;
-  const int within = index - tile_start[unit.expert] * groups;
-  unit.first_tile = within / tiles * C::kUnitTiles;
-  unit.tiles = min(C::kUnitTiles, a.row_tiles - unit.first_tile);
-  unit.first = within % tiles * tokens;
-  unit.count = min(tokens, rows - unit.first);
-  return unit;
-}
-
 // Of out, and of the slabs.
 __device__ int64_t first_row(const Args& a, int expert) {
   return a.rows.capacity == 0 ? a.rows.offsets[expert] : expert * a.rows.capacity;
@@ -135,7 +91,7 @@ __device__ void load_stages(const Args& a, Shared<C>& shared, int num_units) {
   RingPlace<C::kStages> ring;
   const int rank = static_cast<int>(ptx::cluster_ctarank());
   for (int u = blockIdx.x / kCluster; u < num_units; u += gridDim.x / kCluster) {
-    const Unit unit = find_unit<C>(a, shared.unit_start, u);
+    const Unit unit = find_unit<C::kUnitTiles>(a.rows, a.row_tiles, a.num_experts, shared.unit_start, u);
     const int tokens = (unit.count + 7) / 8 * 8, half = (tokens / 2 + 7) / 8 * 8;
     const uint32_t bytes = (rank == 0 ? half : tokens - half) * kRowBytes;
     const uint8_t* x =
@@ -144,7 +100,7 @@ __device__ void load_stages(const Args& a, Shared<C>& shared, int num_units) {
     uint32_t expected = tokens * kRowBytes;
 #pragma unroll
     for (int g = 0; g < C::kGroups; ++g) {
-      const Part<C> part(unit, rank * C::kGroups + g);
+      const typename C::Part part(unit, rank * C::kGroups + g);
       w[g] = part.tile < 0 ? nullptr
                            : a.weights + unit.expert * a.matrix_bytes +
                                  fp8_tile_offset(C::kFormat, a.slabs, part.tile, 0);
@@ -192,16 +148,6 @@ struct Sums {
   int before = -1;  // the slot whose tokens may still be read
   int lag = 0;      // stages after which the next group may begin; the block's first unit only
 
-  // The slot is free in both blocks of the cluster.
-  static __device__ __forceinline__ void release(Shared<C>& shared, int slot) {
-    const int lane = threadIdx.x % 32;
-    if (lane < kCluster) ptx::mbarrier_arrive_cluster(&shared.empty[slot], lane);
-  }
-  static __device__ void start_next_group() {
-    const int group = threadIdx.x / 128;
-    if (group + 1 < C::kGroups) ptx::named_barrier_arrive(1 + C::kGroups + group, 256);
-  }
-
   __device__ __forceinline__ void step(Shared<C>& shared, RingPlace<C::kStages>& ring, int n16, int first) {
     const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     const int slot = __shfl_sync(~0u, ring.slot, 0);  // tells the compiler that a warp's lanes agree
@@ -219,15 +165,15 @@ struct Sums {
       }
       add_steps<1, C::kMaxTokens / 16>(n16, d, a[half], wgmma_b_advance(tokens, 64 * half));
       wgmma_wait<1>();
-      if (half == 0 && before >= 0) release(shared, before);
+      if (half == 0 && before >= 0) release_in_cluster(shared, before);
     }
     before = slot;
     ring.next();
-    if (--lag == 0) start_next_group();
+    if (--lag == 0) start_next_group<C::kGroups>();
   }
 
   __device__ __forceinline__ void run(Shared<C>& shared, RingPlace<C::kStages>& ring, int slabs,
-                                      const Part<C>& part) {
+                                      const typename C::Part& part) {
     const int n16 = __shfl_sync(~0u, (part.count + 15) / 16, 0);
 #pragma unroll
     for (int i = 0; i < C::kMaxTokens / 2; ++i) d[i] = 0;
@@ -236,16 +182,7 @@ struct Sums {
     for (int k = 0; k < slabs; ++k) step(shared, ring, n16, part.first);
     wgmma_wait<0>();
     keep_registers(d);
-    release(shared, before);
-  }
-
-  // Nothing to multiply.
-  __device__ __forceinline__ void skip(Shared<C>& shared, RingPlace<C::kStages>& ring, int slabs) {
-    for (int k = 0; k < slabs; ++k, ring.next()) {
-      ptx::mbarrier_wait(&shared.full[ring.slot], ring.parity);
-      __syncwarp();
-      release(shared, ring.slot);
-    }
+    release_in_cluster(shared, before);
   }
 };
 
@@ -256,7 +193,7 @@ struct Factors {
   static constexpr int kTokens = C::kMaxTokens / 128;
   float row[2], tensor[2], bias[2] = {0, 0}, token[kTokens];
 
-  __device__ Factors(const Args& a, const Unit& unit, const Part<C>& part) {
+  __device__ Factors(const Args& a, const Unit& unit, const typename C::Part& part) {
     const int warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, in_tile = warp * 16 + g;
     const bool gated = a.epilogue == Epilogue::kGated;
     const auto* factors =
@@ -283,50 +220,14 @@ struct Factors {
 #pragma unroll
     for (int i = 0; i < kTokens; ++i) token_scales[threadIdx.x % 128 + 128 * i] = token[i];
   }
-  __device__ __forceinline__ float of(float sum, int half, float token_scale) const {
-    return fmaf(sum * row[half], token_scale, bias[half]);
+  // token_scales: of the tokens that are staged.
+  __device__ __forceinline__ void scale(const float* sums, const float* token_scales, int token,
+                                        float (&v)[4]) const {
+    const float2 t = *reinterpret_cast<const float2*>(token_scales + token);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = fmaf(sums[i] * row[i / 2], i % 2 == 0 ? t.x : t.y, bias[i / 2]);
   }
 };
-
-// To be rounded to bf16: the approximations' 1e-6 do not show. A NaN stays one.
-__device__ __forceinline__ float swiglu_fast(const sm90::SwigluShape& shape, float gate, float up) {
-  float g, u;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(g) : "f"(gate), "f"(shape.limit));
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(u) : "f"(up), "f"(shape.limit));
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(u) : "f"(u), "f"(-shape.limit));
-  return __fdividef(g, 1 + __expf(-shape.alpha * g)) * (u + shape.beta);
-}
-
-// kOutTokens tokens' sums (d of them) as bf16 results into `out`, rows of kOutPitch bytes.
-template <bool kGated, class C>
-__device__ __forceinline__ void stage_out(const Args& a, const Factors<C>& factors, const float* token_scales,
-                                          const float* d, uint8_t* out) {
-  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  const sm90::SwigluShape shape = sm90::swiglu_shape(a.activation);
-  constexpr int kBlocks = kGated ? 4 : 2;  // of eight tokens at once
-  uint8_t* to = out + ((kGated ? lane / 8 : lane / 16) * 8 + lane % 8) * kOutPitch +
-                (kGated ? warp * 16 : warp * 32 + lane / 8 % 2 * 16);
-  const bool relu2 = a.epilogue == Epilogue::kRelu2;
-#pragma unroll
-  for (int first = 0; first < kOutTokens / 8; first += kBlocks) {
-    uint32_t pairs[4];
-#pragma unroll
-    for (int i = 0; i < kBlocks; ++i) {
-      const float* sums = d + 4 * (first + i);
-      const float2 t = *reinterpret_cast<const float2*>(token_scales + 8 * (first + i) + lane % 4 * 2);
-      float v[4] = {factors.of(sums[0], 0, t.x), factors.of(sums[1], 0, t.y), factors.of(sums[2], 1, t.x),
-                    factors.of(sums[3], 1, t.y)};
-      if constexpr (kGated) {
-        pairs[i] = ptx::bf16_pair(swiglu_fast(shape, v[0], v[2]), swiglu_fast(shape, v[1], v[3]));
-      } else {
-        if (relu2)
-          for (float& x : v) x = x < 0 ? 0 : x * x;
-        pairs[2 * i] = ptx::bf16_pair(v[0], v[1]), pairs[2 * i + 1] = ptx::bf16_pair(v[2], v[3]);
-      }
-    }
-    ptx::store_transposed(to + first * 8 * kOutPitch, pairs);
-  }
-}
 
 // Staged tokens -> out: 16-byte pieces, kPieces a token. row: of out.
 template <bool kGated>
@@ -343,7 +244,7 @@ __device__ __forceinline__ void store_out(const Args& a, int64_t row, int tile, 
 }
 
 template <bool kGated, class C>
-__device__ __forceinline__ void finish(const Args& a, const Unit& unit, const Part<C>& part,
+__device__ __forceinline__ void finish(const Args& a, const Unit& unit, const typename C::Part& part,
                                        Factors<C>& factors, Shared<C>& shared,
                                        const float (&d)[C::kMaxTokens / 2]) {
   const int group = threadIdx.x / 128;
@@ -354,7 +255,10 @@ __device__ __forceinline__ void finish(const Args& a, const Unit& unit, const Pa
   for (int first = 0; first < C::kMaxTokens; first += kOutTokens) {
     if (first >= part.count) break;
     ptx::named_barrier(1 + group, 128);  // the factors are there, and what was staged is stored
-    stage_out<kGated>(a, factors, shared.token_scales[group] + first, d + first / 2, out);
+    const auto scaled = [&](const float* sums, int token, float(&v)[4]) {
+      factors.scale(sums, shared.token_scales[group] + first, token, v);
+    };
+    stage_out<kGated>(a.activation, a.epilogue == Epilogue::kRelu2, scaled, d + first / 2, out);
     ptx::named_barrier(1 + group, 128);
     store_out<kGated>(a, row + first, part.tile, min(kOutTokens, part.count - first), out);
   }
@@ -366,16 +270,16 @@ __device__ void consume(const Args& a, Shared<C>& shared, int num_units) {
   const int group = threadIdx.x / 128, place = static_cast<int>(ptx::cluster_ctarank()) * C::kGroups + group;
   const int first_unit = blockIdx.x / kCluster;
   for (int u = first_unit; u < num_units; u += gridDim.x / kCluster) {
-    const Unit unit = find_unit<C>(a, shared.unit_start, u);
-    const Part<C> part(unit, place);
+    const Unit unit = find_unit<C::kUnitTiles>(a.rows, a.row_tiles, a.num_experts, shared.unit_start, u);
+    const typename C::Part part(unit, place);
     Sums<C> sums;
     if (u == first_unit) {
-      if (group > 0) ptx::named_barrier(C::kGroups + group, 256);
+      wait_for_group_before<C::kGroups>();
       sums.lag = C::kLag < a.slabs ? C::kLag : 1;
-      if (part.tile < 0) sums.start_next_group();
+      if (part.tile < 0) start_next_group<C::kGroups>();
     }
     if (part.tile < 0) {
-      sums.skip(shared, ring, a.slabs);
+      skip_stages(shared, ring, a.slabs);
       continue;
     }
     Factors<C> factors(a, unit, part);
@@ -403,7 +307,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) expert_gemm_fp8(const __grid_c
     table[i] = fp8_operand_byte<C::kFormat>(i / 8, i % 8);
   ptx::grid_dependency_wait();
   ptx::grid_dependents_launch();
-  if (threadIdx.x < 32) sm90::count_tiles(a.rows, a.num_experts, C::kMaxTokens, shared.unit_start);
+  if (threadIdx.x < 32) count_tiles(a.rows, a.num_experts, C::kMaxTokens, shared.unit_start);
   __syncthreads();
   ptx::cluster_sync();
   const int num_units =

@@ -22,26 +22,22 @@
 #include "base/check.h"
 #include "kernels/cuda/fp4_dequant.cuh"
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/ptx_cluster.cuh"
-#include "kernels/cuda/ptx_mma.cuh"
-#include "kernels/cuda/ptx_sm90.cuh"
-#include "kernels/cuda/sm90_expert_epilogue.cuh"
+#include "kernels/cuda/sm90_cluster_gemm.cuh"
 #include "kernels/cuda/tile_layout.h"
 #include "kernels/cuda/token_slabs.h"
 #include "kernels/cuda/wgmma.cuh"
-#include "kernels/cuda/work_list.cuh"
 
 namespace fp4moe {
 namespace wide {
 namespace {
 
-using sm90::Epilogue;
+using namespace sm90;
 
-constexpr int kGroups = 2, kCluster = 2, kUnitTiles = kGroups * kCluster;
+constexpr int kGroups = 2, kUnitTiles = kGroups * kCluster;
+using Part = UnitPart<kUnitTiles>;
 constexpr int kThreads = (kGroups + 1) * 128;
 constexpr int kConsumerRegs = 232, kProducerRegs = 40;  // together what a block is launched with
 constexpr int kMaxTokens = 256, kTokenBytes = kMaxTokens * static_cast<int>(kSlabBytes);
-constexpr int kOutTokens = 32, kOutPitch = 144;  // bytes of a token on its way out: no bank conflicts
 
 template <Fp4Format kFormatT>
 struct Config {
@@ -75,44 +71,6 @@ struct Shared {
   int unit_start[1];  // [L + 1]
 };
 
-struct Unit {
-  int expert = 0, first_tile = 0, tiles = 0;  // row tiles: kUnitTiles, fewer at the end
-  int first = 0, count = 0;                   // tokens of the expert
-};
-
-// A warpgroup's part of a unit. Where a unit has few row tiles, warpgroups share one and split the tokens.
-struct Part {
-  int tile = 0;              // -1: none
-  int first = 0, count = 0;  // tokens of the unit
-
-  __device__ Part(const Unit& unit, int place) {
-    const int sharers = kUnitTiles / unit.tiles;
-    const int each = ((unit.count + sharers - 1) / sharers + 7) / 8 * 8;
-    tile = unit.first_tile + place % unit.tiles;
-    first = place / unit.tiles * each;
-    count = max(0, min(each, unit.count - first));
-    if (place >= sharers * unit.tiles || count == 0) tile = -1;
-  }
-};
-
-__device__ int tile_tokens(int rows, int tiles) { return ((rows + tiles - 1) / tiles + 7) / 8 * 8; }
-
-// Expert by expert; within one, row tiles, then token tiles.
-__device__ Unit find_unit(const Args& a, const int* tile_start, int index) {
-  const int groups = (a.row_tiles + kUnitTiles - 1) / kUnitTiles, tile = index / groups;
-  Unit unit;
-  unit.expert = expert_at(tile_start, a.num_experts, tile);
-  const int rows = a.rows.counts[unit.expert];
-  const int tiles = tile_start[unit.expert + 1] - tile_start[unit.expert];
-  const int tokens = tile_tokens(rows, tiles);
-  const int within = index - tile_start[unit.expert] * groups;
-  unit.first_tile = within / tiles * kUnitTiles;
-  unit.tiles = min(kUnitTiles, a.row_tiles - unit.first_tile);
-  unit.first = within % tiles * tokens;
-  unit.count = min(tokens, rows - unit.first);
-  return unit;
-}
-
 __device__ int64_t first_slab_row(const Args& a, const Unit& unit) {
   return slab_first_row(unit.expert, a.rows.offsets[unit.expert], 0) + unit.first;
 }
@@ -124,7 +82,7 @@ __device__ void load_stages(const Args& a, Shared<C>& shared, int num_units) {
   static_assert(kGroups == 2 && kTileGroup % kUnitTiles == 0);
   const int rank = static_cast<int>(ptx::cluster_ctarank());
   for (int u = blockIdx.x / kCluster; u < num_units; u += gridDim.x / kCluster) {
-    const Unit unit = find_unit(a, shared.unit_start, u);
+    const Unit unit = find_unit<kUnitTiles>(a.rows, a.row_tiles, a.num_experts, shared.unit_start, u);
     const int tokens = (unit.count + 7) / 8 * 8, half = (tokens / 2 + 7) / 8 * 8;
     const uint32_t bytes = (rank == 0 ? half : tokens - half) * static_cast<int>(kSlabBytes);
     const int64_t first_row = first_slab_row(a, unit) + rank * half;
@@ -197,12 +155,6 @@ struct Sums {
   int before = -1;  // the slot whose tokens may still be read
   int lag = 0;      // stages after which the next group may begin; the block's first unit only
 
-  // The slot is free in both blocks of the cluster.
-  __device__ __forceinline__ void release(Shared<C>& shared, int slot) {
-    const int lane = threadIdx.x % 32;
-    if (lane < kCluster) ptx::mbarrier_arrive_cluster(&shared.empty[slot], lane);
-  }
-
   __device__ __forceinline__ void step(Shared<C>& shared, RingPlace<C::kStages>& ring, int n16, int first,
                                        uint32_t (&a)[4][4]) {
     const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
@@ -217,14 +169,10 @@ struct Sums {
     }
     add_any(n16, d, a, wgmma_b_descriptor(ptx::shared_address(shared.tokens[slot]) + first * kSlabBytes));
     wgmma_wait<1>();
-    if (before >= 0) release(shared, before);
+    if (before >= 0) release_in_cluster(shared, before);
     before = slot;
     ring.next();
-    if (--lag == 0) start_next_group();
-  }
-  static __device__ void start_next_group() {
-    const int group = threadIdx.x / 128;
-    if (group + 1 < kGroups) ptx::named_barrier_arrive(1 + kGroups + group, 256);
+    if (--lag == 0) start_next_group<kGroups>();
   }
 
   __device__ __forceinline__ void run(Shared<C>& shared, RingPlace<C::kStages>& ring, int slabs,
@@ -242,16 +190,7 @@ struct Sums {
     if (slabs % 2 != 0) step(shared, ring, n16, part.first, a[0]);
     wgmma_wait<0>();
     keep_registers(d);
-    release(shared, before);
-  }
-
-  // Nothing to multiply.
-  __device__ __forceinline__ void skip(Shared<C>& shared, RingPlace<C::kStages>& ring, int slabs) {
-    for (int k = 0; k < slabs; ++k, ring.next()) {
-      ptx::mbarrier_wait(&shared.full[ring.slot], ring.parity);
-      __syncwarp();
-      release(shared, ring.slot);
-    }
+    release_in_cluster(shared, before);
   }
 };
 
@@ -271,48 +210,11 @@ struct RowFactors {
     if (col < a.cols) bias[0] = at[col];
     if (gated ? col < a.cols : col + 8 < a.cols) bias[1] = at[gated ? a.cols + col : col + 8];
   }
-  __device__ __forceinline__ float of(float sum, int half) const {
-    return fmaf(sum, factor[half], bias[half]);
+  __device__ __forceinline__ void operator()(const float* sums, int, float (&v)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = fmaf(sums[i], factor[i / 2], bias[i / 2]);
   }
 };
-
-// To be rounded to bf16: the approximations' 1e-6 do not show. A NaN stays one.
-__device__ __forceinline__ float swiglu_fast(const sm90::SwigluShape& shape, float gate, float up) {
-  float g, u;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(g) : "f"(gate), "f"(shape.limit));
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(u) : "f"(up), "f"(shape.limit));
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(u) : "f"(u), "f"(-shape.limit));
-  return __fdividef(g, 1 + __expf(-shape.alpha * g)) * (u + shape.beta);
-}
-
-// kOutTokens tokens' sums (d of them) as bf16 results into `out`, rows of kOutPitch bytes.
-template <bool kGated>
-__device__ __forceinline__ void stage_out(const Args& a, const RowFactors& rows, const float* d,
-                                          uint8_t* out) {
-  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  const sm90::SwigluShape shape = sm90::swiglu_shape(a.activation);
-  constexpr int kBlocks = kGated ? 4 : 2;  // of eight tokens at once
-  uint8_t* to = out + ((kGated ? lane / 8 : lane / 16) * 8 + lane % 8) * kOutPitch +
-                (kGated ? warp * 16 : warp * 32 + lane / 8 % 2 * 16);
-  const bool relu2 = a.epilogue == Epilogue::kRelu2;
-#pragma unroll
-  for (int first = 0; first < kOutTokens / 8; first += kBlocks) {
-    uint32_t pairs[4];
-#pragma unroll
-    for (int i = 0; i < kBlocks; ++i) {
-      const float* sums = d + 4 * (first + i);
-      float v[4] = {rows.of(sums[0], 0), rows.of(sums[1], 0), rows.of(sums[2], 1), rows.of(sums[3], 1)};
-      if constexpr (kGated) {
-        pairs[i] = ptx::bf16_pair(swiglu_fast(shape, v[0], v[2]), swiglu_fast(shape, v[1], v[3]));
-      } else {
-        if (relu2)
-          for (float& x : v) x = x < 0 ? 0 : x * x;
-        pairs[2 * i] = ptx::bf16_pair(v[0], v[1]), pairs[2 * i + 1] = ptx::bf16_pair(v[2], v[3]);
-      }
-    }
-    ptx::store_transposed(to + first * 8 * kOutPitch, pairs);
-  }
-}
 
 // Staged tokens -> out: 16-byte pieces, kPieces a token. first: token of the unit.
 template <bool kGated>
@@ -352,7 +254,7 @@ __device__ __forceinline__ void finish(const Args& a, const Unit& unit, const Pa
   for (int p = 0; p < kMaxTokens / kOutTokens; ++p) {
     if (p * kOutTokens >= part.count) break;
     ptx::named_barrier(1 + group, 128);  // what was staged is stored
-    stage_out<kGated>(a, rows, d + p * kOutTokens / 2, out);
+    stage_out<kGated>(a.activation, a.epilogue == Epilogue::kRelu2, rows, d + p * kOutTokens / 2, out);
     ptx::named_barrier(1 + group, 128);
     store_out<kGated>(a, unit, part.tile, part.first + p * kOutTokens,
                       min(kOutTokens, part.count - p * kOutTokens), out);
@@ -365,17 +267,16 @@ __device__ void consume(const Args& a, Shared<C>& shared, int num_units) {
   const int place = static_cast<int>(ptx::cluster_ctarank()) * kGroups + threadIdx.x / 128;
   const int first_unit = blockIdx.x / kCluster;
   for (int u = first_unit; u < num_units; u += gridDim.x / kCluster) {
-    const Unit unit = find_unit(a, shared.unit_start, u);
+    const Unit unit = find_unit<kUnitTiles>(a.rows, a.row_tiles, a.num_experts, shared.unit_start, u);
     const Part part(unit, place);
     Sums<C> sums;
     if (u == first_unit) {
-      const int group = threadIdx.x / 128;
-      if (group > 0) ptx::named_barrier(kGroups + group, 256);
+      wait_for_group_before<kGroups>();
       sums.lag = kLag < a.slabs ? kLag : 1;
-      if (part.tile < 0) sums.start_next_group();
+      if (part.tile < 0) start_next_group<kGroups>();
     }
     if (part.tile < 0) {
-      sums.skip(shared, ring, a.slabs);
+      skip_stages(shared, ring, a.slabs);
       continue;
     }
     sums.run(shared, ring, a.slabs, part);
@@ -398,7 +299,7 @@ __global__ void __launch_bounds__(kThreads, 1) wide_gemm_kernel(const __grid_con
     ptx::mbarrier_init_fence();
   }
   ptx::grid_dependency_wait();
-  if (threadIdx.x < 32) sm90::count_tiles(a.rows, a.num_experts, kMaxTokens, shared.unit_start);
+  if (threadIdx.x < 32) count_tiles(a.rows, a.num_experts, kMaxTokens, shared.unit_start);
   __syncthreads();
   ptx::cluster_sync();
   const int num_units = shared.unit_start[a.num_experts] * ((a.row_tiles + kUnitTiles - 1) / kUnitTiles);

@@ -1,0 +1,128 @@
+// What the expert GEMMs for many rows share (sm90_wide_gemm.cu, sm90_expert_gemm_fp8.cu): persistent clusters
+// of two blocks take units of up to kUnitTiles row tiles times some tokens of one expert; each warpgroup of
+// the cluster has a part, whose results leave through shared memory. Device code only.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/ptx_cluster.cuh"
+#include "kernels/cuda/ptx_mma.cuh"
+#include "kernels/cuda/ptx_sm90.cuh"
+#include "kernels/cuda/sm90_expert_epilogue.cuh"
+#include "kernels/cuda/work_list.cuh"
+#include "kernels/device_moe.h"
+
+namespace fp4moe::sm90 {
+
+constexpr int kCluster = 2;
+constexpr int kOutTokens = 32, kOutPitch = 144;  // bytes of a token on its way out: no bank conflicts
+
+struct Unit {
+  int expert = 0, first_tile = 0, tiles = 0;  // row tiles: kUnitTiles, fewer at the end
+  int first = 0, count = 0;                   // tokens of the expert
+};
+
+// A warpgroup's part of a unit. Where a unit has few row tiles, warpgroups share one and split the tokens.
+template <int kUnitTiles>
+struct UnitPart {
+  int tile = 0;              // -1: none
+  int first = 0, count = 0;  // tokens of the unit
+
+  __device__ UnitPart(const Unit& unit, int place) {
+    const int sharers = kUnitTiles / unit.tiles;
+    const int each = ((unit.count + sharers - 1) / sharers + 7) / 8 * 8;
+    tile = unit.first_tile + place % unit.tiles;
+    first = place / unit.tiles * each;
+    count = max(0, min(each, unit.count - first));
+    if (place >= sharers * unit.tiles || count == 0) tile = -1;
+  }
+};
+
+// Unit `index` of the list: expert by expert; within one, row tiles, then token tiles. tile_start: token
+// tiles before each expert (count_tiles()).
+template <int kUnitTiles>
+__device__ Unit find_unit(const DeviceRows& rows, int row_tiles, int num_experts, const int* tile_start,
+                          int index) {
+  const int groups = (row_tiles + kUnitTiles - 1) / kUnitTiles, tile = index / groups;
+  Unit unit;
+  unit.expert = expert_at(tile_start, num_experts, tile);
+  const int count = rows.counts[unit.expert];
+  const int tiles = tile_start[unit.expert + 1] - tile_start[unit.expert];
+  const int tokens = ((count + tiles - 1) / tiles + 7) / 8 * 8;
+  const int within = index - tile_start[unit.expert] * groups;
+  unit.first_tile = within / tiles * kUnitTiles;
+  unit.tiles = min(kUnitTiles, row_tiles - unit.first_tile);
+  unit.first = within % tiles * tokens;
+  unit.count = min(tokens, count - unit.first);
+  return unit;
+}
+
+// The slot is free in both blocks of the cluster: a warp's part of saying so.
+template <class Shared>
+__device__ __forceinline__ void release_in_cluster(Shared& shared, int slot) {
+  const int lane = threadIdx.x % 32;
+  if (lane < kCluster) ptx::mbarrier_arrive_cluster(&shared.empty[slot], lane);
+}
+
+// Takes a unit's stages with nothing to multiply.
+template <class Shared, int kStages>
+__device__ __forceinline__ void skip_stages(Shared& shared, RingPlace<kStages>& ring, int stages) {
+  for (int k = 0; k < stages; ++k, ring.next()) {
+    ptx::mbarrier_wait(&shared.full[ring.slot], ring.parity);
+    __syncwarp();
+    release_in_cluster(shared, ring.slot);
+  }
+}
+
+// A block's warpgroups begin one behind the other, some stages apart, so that they do not write their results
+// out all at once.
+template <int kGroups>
+__device__ __forceinline__ void wait_for_group_before() {
+  const int group = threadIdx.x / 128;
+  if (group > 0) ptx::named_barrier(kGroups + group, 256);
+}
+template <int kGroups>
+__device__ __forceinline__ void start_next_group() {
+  const int group = threadIdx.x / 128;
+  if (group + 1 < kGroups) ptx::named_barrier_arrive(1 + kGroups + group, 256);
+}
+
+// To be rounded to bf16: the approximations' 1e-6 do not show. A NaN stays one.
+__device__ __forceinline__ float swiglu_fast(const SwigluShape& shape, float gate, float up) {
+  float g, u;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(g) : "f"(gate), "f"(shape.limit));
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(u) : "f"(up), "f"(shape.limit));
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(u) : "f"(u), "f"(-shape.limit));
+  return __fdividef(g, 1 + __expf(-shape.alpha * g)) * (u + shape.beta);
+}
+
+// kOutTokens tokens' sums (d of them, as wgmma leaves them) as bf16 results into `out`, rows of kOutPitch
+// bytes. scaled(sums, token, v): the four sums of a thread's two rows and two tokens, with scales and bias.
+template <bool kGated, class Scaled>
+__device__ __forceinline__ void stage_out(const Activation& activation, bool relu2, const Scaled& scaled,
+                                          const float* d, uint8_t* out) {
+  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const SwigluShape shape = swiglu_shape(activation);
+  constexpr int kBlocks = kGated ? 4 : 2;  // of eight tokens at once
+  uint8_t* to = out + ((kGated ? lane / 8 : lane / 16) * 8 + lane % 8) * kOutPitch +
+                (kGated ? warp * 16 : warp * 32 + lane / 8 % 2 * 16);
+#pragma unroll
+  for (int first = 0; first < kOutTokens / 8; first += kBlocks) {
+    uint32_t pairs[4];
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      float v[4];
+      scaled(d + 4 * (first + i), 8 * (first + i) + lane % 4 * 2, v);
+      if constexpr (kGated) {
+        pairs[i] = ptx::bf16_pair(swiglu_fast(shape, v[0], v[2]), swiglu_fast(shape, v[1], v[3]));
+      } else {
+        if (relu2)
+          for (float& x : v) x = x < 0 ? 0 : x * x;
+        pairs[2 * i] = ptx::bf16_pair(v[0], v[1]), pairs[2 * i + 1] = ptx::bf16_pair(v[2], v[3]);
+      }
+    }
+    ptx::store_transposed(to + first * 8 * kOutPitch, pairs);
+  }
+}
+
+}  // namespace fp4moe::sm90
