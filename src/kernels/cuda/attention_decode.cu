@@ -9,7 +9,7 @@
 // Bound      HBM; with short contexts the latency of queries, exchange and outputs.
 // Design     A cluster of up to 16 blocks of kWarps warps serves one row and kv head, as many of them as give
 //            each warp a block of 16 keys; warp w of n takes blocks w, w + n, ... A lane gathers 16-byte
-//            chunks of keys and values into its own slots of shared memory by cp.async, S - 1 blocks ahead,
+//            chunks of keys and values into its own slots of shared memory by cp.async, S blocks ahead,
 //            and is the only one to read them, so that warps never wait for each other. The chunks are
 //            mma.sync's fragments as they are: the order of a contraction is free, so 8 contiguous elements
 //            serve two k steps (keys), or eight columns (values, paired with the next key's by prmt). In the
@@ -244,23 +244,22 @@ __device__ __forceinline__ void multiply_values(const Shared<D, S>& shared, int 
 template <int D, int S>
 __device__ __forceinline__ void attend(const AttentionParams& p, int row, int kv_head, int worker, int stride,
                                        int2 keys, Shared<D, S>& shared, Warp<D>& w) {
-  constexpr int kAhead = S - 1;
   const int lane = threadIdx.x % 32, sequence = p.row_sequence[row];
   const int end = keys.y / kBlockKeys + 1;
   auto rows_of = [&](int block) {  // what lies outside the row's keys is read as one of them, and masked
     const int key = min(max(block * kBlockKeys + lane % kBlockKeys, keys.x), keys.y);
     return page_row(p, sequence, kv_head, key);
   };
-  int block = keys.x / kBlockKeys + worker, rows[kAhead];
+  int block = keys.x / kBlockKeys + worker, rows[S];
   if (block >= end) return ptx::grid_dependency_wait();
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) rows[i] = rows_of(block + i * stride);
+  for (int i = 0; i < S; ++i) rows[i] = rows_of(block + i * stride);
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) {
+  for (int i = 0; i < S; ++i) {
     if (block + i * stride < end) load_block(p, rows[i], i, shared);
     ptx::cp_async_commit();
   }
-  int next_rows = rows_of(block + kAhead * stride);
+  int next_rows = rows_of(block + S * stride);
   const bool has_new = p.rope.k != nullptr && (end - 1 - block) % stride == 0;
   const int new_row = page_row(p, sequence, kv_head, keys.y);
   NewToken<D> token;
@@ -271,17 +270,17 @@ __device__ __forceinline__ void attend(const AttentionParams& p, int row, int kv
   queries.put(p.rope.k != nullptr ? shared.turns : nullptr, w);
   if (has_new) token.put(p, keys.y % kBlockKeys, new_row, shared.turns);
   for (int stage = 0; block < end; block += stride) {
-    ptx::cp_async_wait<kAhead - 1>();
-    if (block + kAhead * stride < end) load_block(p, next_rows, stage == 0 ? kAhead : stage - 1, shared);
-    ptx::cp_async_commit();
-    next_rows = rows_of(block + (kAhead + 1) * stride);
+    ptx::cp_async_wait<S - 1>();
     if (has_new && block == end - 1) put_new_token(token, stage, block * kBlockKeys, keys, shared);
     float s[2][4] = {};
     uint32_t weights[4];
     multiply_keys(shared, stage, w, s);
     weigh(p, s, block * kBlockKeys, keys, w, weights);
     multiply_values(shared, stage, weights, w);
-    stage = stage == kAhead ? 0 : stage + 1;
+    if (block + S * stride < end) load_block(p, next_rows, stage, shared);
+    ptx::cp_async_commit();
+    next_rows = rows_of(block + (S + 1) * stride);
+    stage = stage == S - 1 ? 0 : stage + 1;
   }
 }
 
