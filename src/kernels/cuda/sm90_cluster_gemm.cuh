@@ -15,7 +15,7 @@
 namespace fp4moe::sm90 {
 
 constexpr int kCluster = 2;
-constexpr int kOutTokens = 32, kOutPitch = 144;  // bytes of a token on its way out: no bank conflicts
+constexpr int kOutTokens = 32;  // on their way out at once
 
 struct Unit {
   int expert = 0, first_tile = 0, tiles = 0;  // row tiles: kUnitTiles, fewer at the end
@@ -25,9 +25,10 @@ struct Unit {
 // A warpgroup's part of a unit. Where a unit has few row tiles, warpgroups share one and split the tokens.
 template <int kUnitTiles>
 struct UnitPart {
-  int tile = 0;              // -1: none
+  int tile = -1;             // -1: none
   int first = 0, count = 0;  // tokens of the unit
 
+  UnitPart() = default;
   __device__ UnitPart(const Unit& unit, int place) {
     const int sharers = kUnitTiles / unit.tiles;
     const int each = ((unit.count + sharers - 1) / sharers + 7) / 8 * 8;
@@ -96,16 +97,16 @@ __device__ __forceinline__ float swiglu_fast(const SwigluShape& shape, float gat
   return __fdividef(g, 1 + __expf(-shape.alpha * g)) * (u + shape.beta);
 }
 
-// kOutTokens tokens' sums (d of them, as wgmma leaves them) as bf16 results into `out`, rows of kOutPitch
-// bytes. scaled(sums, token, v): the four sums of a thread's two rows and two tokens, with scales and bias.
-template <bool kGated, class Scaled>
+// A warp's 16 rows of kOutTokens tokens' sums (d of them, as wgmma leaves them) as bf16 into `out`: 32 bytes
+// a token, gated 16, in rows of kPitch bytes. scaled(sums, token, v): the four sums of a thread's two rows
+// and two tokens, with scales and bias.
+template <bool kGated, int kPitch, class Scaled>
 __device__ __forceinline__ void stage_out(const Activation& activation, bool relu2, const Scaled& scaled,
                                           const float* d, uint8_t* out) {
-  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const int lane = threadIdx.x % 32;
   const SwigluShape shape = swiglu_shape(activation);
   constexpr int kBlocks = kGated ? 4 : 2;  // of eight tokens at once
-  uint8_t* to = out + ((kGated ? lane / 8 : lane / 16) * 8 + lane % 8) * kOutPitch +
-                (kGated ? warp * 16 : warp * 32 + lane / 8 % 2 * 16);
+  uint8_t* to = kGated ? out + lane * kPitch : out + (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16;
 #pragma unroll
   for (int first = 0; first < kOutTokens / 8; first += kBlocks) {
     uint32_t pairs[4];
@@ -121,7 +122,7 @@ __device__ __forceinline__ void stage_out(const Activation& activation, bool rel
         pairs[2 * i] = ptx::bf16_pair(v[0], v[1]), pairs[2 * i + 1] = ptx::bf16_pair(v[2], v[3]);
       }
     }
-    ptx::store_transposed(to + first * 8 * kOutPitch, pairs);
+    ptx::store_transposed(to + first * 8 * kPitch, pairs);
   }
 }
 

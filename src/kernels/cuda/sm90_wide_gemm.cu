@@ -38,6 +38,7 @@ using Part = UnitPart<kUnitTiles>;
 constexpr int kThreads = (kGroups + 1) * 128;
 constexpr int kConsumerRegs = 232, kProducerRegs = 40;  // together what a block is launched with
 constexpr int kMaxTokens = 256, kTokenBytes = kMaxTokens * static_cast<int>(kSlabBytes);
+constexpr int kOutPitch = 144;  // bytes of a token on its way out: no bank conflicts
 
 template <Fp4Format kFormatT>
 struct Config {
@@ -254,7 +255,8 @@ __device__ __forceinline__ void finish(const Args& a, const Unit& unit, const Pa
   for (int p = 0; p < kMaxTokens / kOutTokens; ++p) {
     if (p * kOutTokens >= part.count) break;
     ptx::named_barrier(1 + group, 128);  // what was staged is stored
-    stage_out<kGated>(a.activation, a.epilogue == Epilogue::kRelu2, rows, d + p * kOutTokens / 2, out);
+    stage_out<kGated, kOutPitch>(a.activation, a.epilogue == Epilogue::kRelu2, rows, d + p * kOutTokens / 2,
+                                 out + threadIdx.x / 32 % 4 * (kGated ? 16 : 32));
     ptx::named_barrier(1 + group, 128);
     store_out<kGated>(a, unit, part.tile, part.first + p * kOutTokens,
                       min(kOutTokens, part.count - p * kOutTokens), out);
