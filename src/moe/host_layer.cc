@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/run_ranges.h"
 #include "moe/moe_layer.h"
+#include "moe/routed_experts.h"
 #include "moe/shared_expert.h"
 #include "moe/table.h"
 
@@ -21,23 +22,22 @@ ActRows row_range(const ActRows& x, Shard rows) {
 
 class HostLayer final : public MoeLayer {
  public:
-  HostLayer(const MoePlan& plan, const DenseOps& ops, Router router, PackedExperts experts,
+  HostLayer(const MoePlan& plan, const DenseOps& ops, Router router, RoutedExperts routed,
             SharedExpert shared)
       : ops_(ops),
         problem_(plan.problem()),
-        runner_(*plan.runner()),
         router_(std::move(router)),
-        experts_(std::move(experts)),
+        routed_(std::move(routed)),
         shared_(std::move(shared)) {}
 
   int64_t scratch_bytes(int64_t max_tokens, const Transport& transport) const override {
-    const int64_t round = runner_.scratch_bytes(problem_, experts_.numerics, transport.max_batch_rows());
     return router_.scratch_bytes(max_tokens) + Arena::padded(max_tokens * problem_.hidden_size * 4) +
-           transport.scratch_bytes() + std::max(round, shared_.scratch_bytes(max_tokens));
+           transport.scratch_bytes() +
+           std::max(routed_.round_bytes(transport), shared_.scratch_bytes(max_tokens));
   }
 
   int64_t weight_bytes() const override {
-    return router_.weight_bytes() + experts_.num_bytes() + shared_.weight_bytes();
+    return router_.weight_bytes() + routed_.experts().num_bytes() + shared_.weight_bytes();
   }
 
   Status forward(const MoeForwardArgs& args, Transport& transport, Arena& scratch,
@@ -50,16 +50,7 @@ class HostLayer final : public MoeLayer {
     const Routes routes = router_.route(args.router_x + own.first * h, own.count, scratch, pool);
     FP4MOE_RETURN_IF_ERROR(transport.begin(exchange_input(args, own, routes), scratch, pool));
     run_shared(args, own, out + own.first * h, scratch, pool);
-    const int64_t before_rounds = scratch.used_bytes();
-    for (;;) {
-      ExpertBatch batch;
-      FP4MOE_ASSIGN_OR_RETURN(const bool more, transport.next(batch, scratch, pool));
-      if (!more) break;
-      runner_.run(runner_, {problem_, experts_, batch}, scratch, pool);
-      FP4MOE_RETURN_IF_ERROR(transport.combine(batch, scratch, pool));
-      scratch.rewind(before_rounds);
-    }
-    FP4MOE_RETURN_IF_ERROR(transport.finish(out, pool));
+    FP4MOE_RETURN_IF_ERROR(routed_.run(out, transport, scratch, pool));
     ops_.add({out, args.residual, args.x.rows * h}, pool);
     return {};
   }
@@ -75,7 +66,8 @@ class HostLayer final : public MoeLayer {
   // A payload of NVFP4 rows is what w4a4 would make of them; without one scale for the layer, rows get their
   // own.
   TransportInput exchange_input(const MoeForwardArgs& args, Shard own, const Routes& routes) const {
-    const Numerics& n = experts_.numerics;
+    const PackedExperts& experts = routed_.experts();
+    const Numerics& n = experts.numerics;
     const bool has_scalar = n.scheme == Scheme::kW4A4 && n.a1 == ActScaleChoice::kScalar;
     return {.layer = args.layer,
             .group_rows = args.x.rows,
@@ -83,7 +75,7 @@ class HostLayer final : public MoeLayer {
             .ids = routes.ids,
             .weights = routes.weights,
             .nvfp4_per_token = !has_scalar,
-            .nvfp4_scale = has_scalar ? experts_.scales.front().a1 : EncodeScale{}};
+            .nvfp4_scale = has_scalar ? experts.scales.front().a1 : EncodeScale{}};
   }
 
   // out [own rows, H] = the shared expert's output, or zeros. Nothing to do for a rank without rows.
@@ -98,9 +90,8 @@ class HostLayer final : public MoeLayer {
 
   const DenseOps& ops_;
   MoeProblem problem_;
-  const RunnerRow& runner_;
   Router router_;
-  PackedExperts experts_;
+  RoutedExperts routed_;
   SharedExpert shared_;
 };
 
@@ -110,17 +101,15 @@ Result<std::unique_ptr<MoeLayer>> make_host_layer(const MoePlan& plan, const Den
                                                   const RouterWeights& router, const MoeWeightsView& weights,
                                                   const SharedExpertWeights* shared, ThreadPool& pool) {
   const MoeProblem& p = plan.problem();
-  const RunnerRow& row = *plan.runner();
-  FP4MOE_ASSIGN_OR_RETURN(Router gate,
-                          Router::make(router, {p.num_experts, p.hidden_size, p.top_k}, row.ops()));
-  FP4MOE_ASSIGN_OR_RETURN(PackedExperts experts, row.pack(row, p, plan.numerics(), weights, pool));
-  experts.tactics = plan.tactics();
+  FP4MOE_ASSIGN_OR_RETURN(
+      Router gate, Router::make(router, {p.num_experts, p.hidden_size, p.top_k}, plan.runner()->ops()));
+  FP4MOE_ASSIGN_OR_RETURN(RoutedExperts routed, RoutedExperts::make(plan, weights, pool));
   SharedExpert shared_expert;
   if (shared != nullptr) {
     FP4MOE_ASSIGN_OR_RETURN(shared_expert, SharedExpert::make(plan, ops, *shared, pool));
   }
   return std::unique_ptr<MoeLayer>(
-      std::make_unique<HostLayer>(plan, ops, std::move(gate), std::move(experts), std::move(shared_expert)));
+      std::make_unique<HostLayer>(plan, ops, std::move(gate), std::move(routed), std::move(shared_expert)));
 }
 
 }  // namespace fp4moe
