@@ -89,6 +89,18 @@ std::string cpu_model_name() {
   return "unknown CPU";
 }
 
+int64_t last_level_cache_bytes() {
+  int64_t largest = 0;
+  for (int index = 0; index < 8; ++index) {
+    std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) + "/size");
+    int64_t size = 0;
+    char unit = 'B';
+    if (!(file >> size >> unit)) continue;
+    largest = std::max(largest, unit == 'K' ? size << 10 : unit == 'M' ? size << 20 : size);
+  }
+  return largest;
+}
+
 int64_t available_memory_bytes() {
   int64_t available = static_cast<int64_t>(sysconf(_SC_AVPHYS_PAGES)) * sysconf(_SC_PAGESIZE);
   std::ifstream file("/proc/meminfo");

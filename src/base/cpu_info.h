@@ -26,6 +26,8 @@ bool isa_available(Isa isa);
 int available_cores();
 // "AMD EPYC 9B45", from /proc/cpuinfo; "unknown CPU" where it says nothing.
 std::string cpu_model_name();
+// Of the first core, in bytes: what it shares with others, too; 0 where the system does not say.
+int64_t last_level_cache_bytes();
 // Memory that can be had without swapping, in bytes (the lower of MemAvailable and the cgroup's rest).
 int64_t available_memory_bytes();
 
