@@ -1,20 +1,13 @@
 #include "bench_device.h"
 
-#include <algorithm>
-#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "device/event.h"
 #include "device/graph.h"
 
 namespace fp4moe {
-
-Spread spread_of(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const auto at = [&](double part) {
-    return values[static_cast<size_t>(std::lround(part * static_cast<double>(values.size() - 1)))];
-  };
-  return {at(0.5), at(0.1), at(0.9)};
-}
 
 Result<Spread> time_graph(Stream& stream, const std::function<Status()>& work, int repeats) {
   constexpr int kWarmups = 3;
@@ -45,15 +38,12 @@ Result<Spread> time_graph(Stream& stream, const std::function<Status()>& work, i
   return spread_of(std::move(times));
 }
 
-Result<DeviceInfo> bench_gpu(const std::string& device) {
-  if (device != "cuda")
-    return unsupported("device=" + device + ": this bench measures GPUs; --device cuda does, and on a CPU " +
-                       "bench latency and the micro-benchmarks of docs/perf.md");
+Result<DeviceInfo> bench_gpu() {
   auto info = device_info();
-  if (!info.ok()) return info.status().with_context("device=cuda");
+  if (!info.ok()) return info.status().with_context("device=cuda (--device cpu measures the CPU)");
   if (info->compute_capability / 10 != 9)
     return unsupported("device=cuda: " + info->name + " is sm_" + std::to_string(info->compute_capability) +
-                       "; this bench is for Hopper (sm_90)");
+                       "; this bench is for Hopper (sm_90) and, with --device cpu, the CPU");
   return info;
 }
 

@@ -1,4 +1,5 @@
-// fp4moe bench peak: what this machine's GPU reaches, measured the way its kernels would have to.
+// fp4moe bench peak: what this machine's GPU reaches, measured the way its kernels would have to. With
+// --device cpu: bench_cpu.cc.
 #include "bench_peak.h"
 
 #include <fmt/format.h>
@@ -9,6 +10,8 @@
 #include <string>
 
 #include "base/buffer.h"
+#include "base/check.h"
+#include "bench_cpu.h"
 #include "bench_device.h"
 #include "bench_verbs.h"
 #include "device/cuda_probe.h"
@@ -150,18 +153,17 @@ void print(const PeakFigures& figures) {
     fmt::print("| {} | {:.1f} | {:.0f} |\n", read.num_bytes / kMiB, read.us, gbps(read.num_bytes, read.us));
 }
 
-int bench_peak(const std::string& device, int repeats, bool json) {
-  if (const auto gpu = bench_gpu(device); !gpu.ok()) return report_error(gpu.status());
-  auto stream = Stream::make();
-  if (!stream.ok()) return report_error(stream.status());
-  const auto figures = measure_peak(*stream, repeats, true);
-  if (!figures.ok()) return report_error(figures.status());
-  if (json) {
-    fmt::print("{}\n", to_json(*figures).dump(1));
+Status bench_gpu_peak(const PeakOptions& options) {
+  FP4MOE_RETURN_IF_ERROR(refuse_cpu_flags(options.threads, options.cold_mib));
+  if (const auto gpu = bench_gpu(); !gpu.ok()) return gpu.status();
+  FP4MOE_ASSIGN_OR_RETURN(Stream stream, Stream::make());
+  FP4MOE_ASSIGN_OR_RETURN(const PeakFigures figures, measure_peak(stream, options.repeats, true));
+  if (options.json) {
+    fmt::print("{}\n", to_json(figures).dump(1));
   } else {
-    print(*figures);
+    print(figures);
   }
-  return kExitOk;
+  return {};
 }
 
 }  // namespace
@@ -196,20 +198,29 @@ double short_read_us(const PeakFigures& peak, double num_bytes) {
 
 void add_bench_peak(CLI::App& bench, int& exit_code) {
   CLI::App* verb = bench.add_subcommand(
-      "peak", "Limits of the GPU: memory reads, bf16 matmul, an empty kernel, copies from and to the host");
+      "peak",
+      "Limits of the GPU (memory reads, bf16 matmul, an empty kernel, copies) or of the CPU (reads, dots)");
   struct Options {
     std::string device = "cuda";
-    int repeats = 30;
-    bool json = false;
+    PeakOptions flags;
   };
   auto options = std::make_shared<Options>();
-  verb->add_option("--device", options->device, "cuda")->capture_default_str();
-  verb->add_option("-r,--repeats", options->repeats, "replays of each graph")
+  verb->add_option("--device", options->device, "cuda or cpu")
+      ->check(CLI::IsMember({"cuda", "cpu"}))
+      ->capture_default_str();
+  verb->add_option("-t,--threads", options->flags.threads, "cpu: threads, beside one alone; 0: all cores")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  verb->add_option("--cold-mib", options->flags.cold_mib, kColdMibHelp)->check(CLI::Range(1, 1 << 24));
+  verb->add_option("-r,--repeats", options->flags.repeats, "repeats; on a GPU replays of each graph")
       ->check(CLI::Range(5, 1000))
       ->capture_default_str();
-  verb->add_flag("--json", options->json, "print JSON");
-  verb->callback(
-      [options, &exit_code] { exit_code = bench_peak(options->device, options->repeats, options->json); });
+  verb->add_flag("--json", options->flags.json, "print JSON");
+  verb->callback([options, &exit_code] {
+    const Status status =
+        options->device == "cpu" ? bench_cpu_peak(options->flags) : bench_gpu_peak(options->flags);
+    exit_code = status.ok() ? kExitOk : report_error(status);
+  });
 }
 
 }  // namespace fp4moe

@@ -121,6 +121,25 @@ RoutingDraw draw_routing(const MoeShape& shape, MoeRouting routing, int64_t num_
   return draw;
 }
 
+void rename_experts(const MoeShape& shape, int64_t first_local, RoutingDraw& draw) {
+  constexpr int32_t kInactive = -1, kActive = 0;
+  std::vector<int32_t> names(static_cast<size_t>(shape.num_local), kInactive);
+  const auto name_of = [&](int32_t id) -> int32_t* {
+    const int64_t local = id - shape.first_expert;
+    return local < 0 || local >= shape.num_local ? nullptr : &names[static_cast<size_t>(local)];
+  };
+  for (const int32_t id : draw.ids) {
+    if (int32_t* const name = name_of(id); name != nullptr) *name = kActive;
+  }
+  int64_t next = first_local;
+  for (int32_t& name : names) {
+    if (name != kInactive) name = static_cast<int32_t>(shape.first_expert + next++ % shape.num_local);
+  }
+  for (int32_t& id : draw.ids) {
+    if (const int32_t* const name = name_of(id); name != nullptr) id = *name;
+  }
+}
+
 double moe_weight_bytes(const MoeShape& shape, Fp4Format format, double active_experts) {
   const double bytes_per_weight = 0.5 + 1.0 / fp4_block(format);
   return active_experts * 3 * static_cast<double>(shape.hidden_size * shape.intermediate_size) *

@@ -38,6 +38,11 @@ struct RoutingDraw {
 // The same seed gives the same draw.
 RoutingDraw draw_routing(const MoeShape& shape, MoeRouting routing, int64_t num_tokens, uint64_t seed);
 
+// The draw's local experts, in the order of their ids, become the layer's experts first_local, first_local +
+// 1,
+// ..., behind the last one its first: the same draw of other experts.
+void rename_experts(const MoeShape& shape, int64_t first_local, RoutingDraw& draw);
+
 // What a call must read and do at least: each active expert's weights once, two flops a weight and row.
 double moe_weight_bytes(const MoeShape& shape, Fp4Format format, double active_experts);
 double moe_flops(const MoeShape& shape, double local_pairs);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <set>
 #include <vector>
 
@@ -76,6 +77,28 @@ TEST_P(RoutingDrawTest, TheSeedDecides) {
 
 INSTANTIATE_TEST_SUITE_P(All, RoutingDrawTest,
                          testing::Values(MoeRouting::kUniform, MoeRouting::kZipf, MoeRouting::kOneHot));
+
+// Renamed experts are the same draw: one to one, the other ranks' experts as they were.
+TEST_P(RoutingDrawTest, RenamedExpertsFollowEachOther) {
+  const MoeShape& shape = shape_named("dsv3_ep8");
+  const RoutingDraw draw = draw_routing(shape, GetParam(), 5, 3);
+  for (const int64_t first : {int64_t{0}, int64_t{7}, shape.num_local - 1}) {
+    RoutingDraw renamed = draw;
+    rename_experts(shape, first, renamed);
+    std::map<int32_t, int32_t> names;
+    for (size_t i = 0; i < draw.ids.size(); ++i) {
+      const auto name = names.emplace(draw.ids[i], renamed.ids[i]).first->second;
+      EXPECT_EQ(renamed.ids[i], name) << "one expert has two names";
+    }
+    int64_t next = first;
+    for (const auto& [id, name] : names) {
+      const bool is_local = id >= shape.first_expert && id < shape.first_expert + shape.num_local;
+      EXPECT_EQ(name, is_local ? shape.first_expert + next++ % shape.num_local : id);
+    }
+    EXPECT_EQ(next - first, draw.active_experts);
+    EXPECT_EQ(renamed.weights, draw.weights);
+  }
+}
 
 TEST(RoutingDrawTest, ZipfIsSkewed) {
   const MoeShape& shape = shape_named("gptoss120b");

@@ -1,0 +1,73 @@
+"""fp4moe bench peak and moe with --device cpu: what their JSON holds, and that its numbers fit each other. Speed is not judged."""
+import json
+import os
+import subprocess
+import sys
+import unittest
+
+BINARY = os.path.abspath(sys.argv[1])
+QUICK = "--device cpu -r 5 --cold-mib 16 --json".split()
+
+
+def bench(*flags, isa=None):
+    environment = dict(os.environ, **({"FP4MOE_ISA": isa} if isa else {}))
+    ended = subprocess.run([BINARY, "bench", *flags, *QUICK], capture_output=True, text=True, timeout=300, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+class Peak(unittest.TestCase):
+    def test_one_thread_and_all(self):
+        report = bench("peak", "-t", "2")
+        self.assertEqual([row["threads"] for row in report["rows"]], [1, 2])
+        self.assertEqual(report["read_bytes"], 16 << 20)
+        self.assertIn("2 of ", report["machine"])
+        for row in report["rows"]:
+            self.assertGreaterEqual(row["read_gbps"], row["read_gbps_median"])
+            self.assertGreater(row["read_gbps_median"], 0)
+            self.assertEqual(row["dots"][-1]["isa"], "cpu_" + report["isa"])
+            for dot in row["dots"]:
+                for kind in ("bf16", "int8"):
+                    self.assertTrue(dot[kind + "_instruction"])
+                    self.assertGreaterEqual(dot[kind + "_gflops"], dot[kind + "_gflops_median"])
+                    self.assertGreater(dot[kind + "_gflops_median"], 0)
+
+    def test_one_thread_is_one_row(self):
+        self.assertEqual([row["threads"] for row in bench("peak", "-t", "1")["rows"]], [1])
+
+    def test_isa_lowers_what_is_measured(self):
+        report = bench("peak", "-t", "1", isa="scalar")
+        self.assertEqual([dot["isa"] for dot in report["rows"][0]["dots"]], ["cpu_scalar"])
+
+
+class Moe(unittest.TestCase):
+    def check(self, row, tokens, active):
+        self.assertEqual((row["shape"], row["tokens"], row["device"], row["calls"], row["threads"]),
+                         ("qwen3_30b", tokens, "cpu", 5, 2))
+        self.assertEqual(row["active_experts"], active)
+        weights = 3 * 2048 * 768
+        self.assertAlmostEqual(row["flops"], tokens * 8 * weights * 2)
+        bits = 4.25 if row["format"] == "mxfp4" else 4.5
+        self.assertAlmostEqual(row["bytes"], active * weights * bits / 8)
+        self.assertGreaterEqual(row["read_gbps"], row["read_gbps_slower"])
+        roofline = max(row["bytes"] / row["read_gbps"], row["flops"] / row["dot_gflops"]) * 1e-3
+        self.assertAlmostEqual(row["roofline_us"] / roofline, 1)
+        self.assertAlmostEqual(row["multiple"], row["us"] / roofline)
+        self.assertAlmostEqual(row["fraction"] * row["multiple"], 1)
+        self.assertTrue(row["us_p10"] <= row["us"] <= row["us_p90"])
+
+    def test_rows(self):
+        rows = bench("moe", "--shape", "qwen3_30b", "--tokens", "1,3", "--routing", "onehot", "-t", "2")
+        self.assertEqual(len(rows), 2)
+        self.check(rows[0], 1, 8)
+        self.check(rows[1], 3, 8)
+        self.assertTrue(rows[0]["kernels"].startswith("cpu_"))
+
+    def test_int8_and_nvfp4(self):
+        row, = bench(*"moe --shape qwen3_30b --tokens 1 --format nvfp4 --fp4-compute w4a8 -t 2".split())
+        self.check(row, 1, 8)
+        self.assertEqual((row["format"], row["scheme"]), ("nvfp4", "w4a8"))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1], verbosity=2)

@@ -1,0 +1,67 @@
+// What `bench moe` has in common on every device: options, draws, points and rows.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "bench_spread.h"
+#include "fp4moe/status.h"
+#include "moe_shapes.h"
+
+namespace fp4moe {
+
+struct MoeBenchOptions {
+  std::vector<std::string> shapes = {"all"};
+  std::vector<int64_t> tokens;  // empty: the device's default
+  std::string device = "cuda", routing = "uniform", format = "mxfp4", scheme = "w4a16", tactic = "auto",
+              peers;
+  int threads = 0;  // cpu; 0: all
+  int repeats = 30;
+  int64_t cold_mib = 0;  // cpu; 0: by the last-level cache
+  bool json = false;
+};
+
+// The options, checked.
+struct MoeBench {
+  const MoeBenchOptions& options;
+  std::vector<MoeShape> shapes;
+  std::vector<int64_t> tokens;
+  MoeRouting routing;
+  Fp4Format format;
+};
+
+// What the calls of one point choose.
+struct PointDraws {
+  std::vector<RoutingDraw> draws;
+  double active_experts = 0, local_pairs = 0;  // means
+};
+PointDraws draw_point(const MoeBench& bench, const MoeShape& shape, int64_t num_tokens, int64_t calls);
+
+struct MoePoint {
+  const MoeShape* shape;
+  int64_t num_tokens, calls;
+  Spread us;  // of one call
+  double active_experts, weight_bytes, flops;
+  double roofline_us;
+
+  double multiple() const { return us.median / roofline_us; }
+};
+// The roofline: the active experts' weights at read_gbps, or the flops at gflops, whichever takes longer.
+MoePoint make_point(const MoeBench& bench, const MoeShape& shape, int64_t num_tokens, const PointDraws& draws,
+                    const Spread& us, double read_gbps, double gflops);
+
+// A kernel that does nothing must not look fast: of some outputs of a call, the sum of magnitudes is finite,
+// and not zero if its tokens had local experts.
+Status check_magnitude(double sum, const RoutingDraw& draw);
+
+// A row's first columns, the same on every device, as text and as JSON; the device adds its own.
+std::string moe_header(const std::string& more_columns, int num_more);
+std::string moe_cells(const MoePoint& point);
+nlohmann::ordered_json moe_row(const MoeBench& bench, const MoePoint& point);
+
+Status bench_moe_cuda(const MoeBench& bench);
+Status bench_moe_cpu(const MoeBench& bench);
+
+}  // namespace fp4moe

@@ -1,0 +1,13 @@
+// The middle and the tenths of measured values.
+#pragma once
+
+#include <vector>
+
+namespace fp4moe {
+
+struct Spread {
+  double median = 0, p10 = 0, p90 = 0;
+};
+Spread spread_of(std::vector<double> values);  // not empty
+
+}  // namespace fp4moe
