@@ -10,6 +10,7 @@
 #include <random>
 #include <thread>
 
+#include "bench_limit.h"
 #include "bench_verbs.h"
 #include "fp4moe/engine.h"
 #include "verb.h"
@@ -26,6 +27,7 @@ struct BenchOptions {
   std::vector<int64_t> prompt = {512}, generate = {128}, batch = {1};
   std::vector<int> threads = {0};
   int repeat = 5;
+  int64_t cold_mib = 0;
   bool no_warmup = false;
   std::string output = "md";
 };
@@ -45,6 +47,9 @@ struct Measured {
   Case what;
   std::vector<double> seconds;  // one for each repeat
   double tokens;                // of one repeat
+  // Of the CPU; 0 where no limit is known: memory by the faster of the read tests before and after, and
+  // tokens per second that it and the dot products allow.
+  double read_gbps = 0, limit = 0;
 
   double mean() const {
     double sum = 0;
@@ -124,14 +129,26 @@ class Batch {
   Status status_;
 };
 
-Result<Measured> measure(Engine& engine, const Case& c, const BenchOptions& options) {
+// Tokens per second of a case at most. A prompt's tokens are one step here, which reads weights only once.
+double limit_of(const Case& c, const LatencyLimit& limit, double read_gbps) {
+  const auto batch = static_cast<double>(c.batch);
+  const double tokens = c.n_gen > 0 ? batch : batch * static_cast<double>(c.n_prompt);
+  return tokens / limit.step_seconds(tokens, batch, read_gbps);
+}
+
+Result<Measured> measure(Engine& engine, const Case& c, const BenchOptions& options, LatencyLimit* limit) {
   Measured m{c, {}, 0};
+  if (limit != nullptr) m.read_gbps = limit->read_gbps();
   for (int r = options.no_warmup ? 0 : -1; r < options.repeat; ++r) {
     Batch batch(engine, c);
     const auto seconds = batch.run(static_cast<uint64_t>(r + 1));
     if (!seconds.ok()) return seconds.status().with_context(c.name());
     m.tokens = batch.tokens();
     if (r >= 0) m.seconds.push_back(*seconds);
+  }
+  if (limit != nullptr) {
+    m.read_gbps = std::max(m.read_gbps, limit->read_gbps());
+    m.limit = limit_of(c, *limit, m.read_gbps);
   }
   return m;
 }
@@ -144,18 +161,28 @@ std::string size_text(int64_t bytes) {
 json to_json(const Measured& m, const ModelInfo& info) {
   json samples = json::array();
   for (const double s : m.seconds) samples.push_back(m.tokens / s);
-  return {{"model", info.name},
-          {"quantization", info.quantization},
-          {"model_size", info.weight_bytes},
-          {"backend", info.backend},
-          {"n_threads", m.what.threads},
-          {"n_batch", m.what.batch},
-          {"n_prompt", m.what.n_prompt},
-          {"n_gen", m.what.n_gen},
-          {"test", m.what.name()},
-          {"avg_ts", m.mean()},
-          {"stddev_ts", m.stddev()},
-          {"samples_ts", std::move(samples)}};
+  json row = {{"model", info.name},
+              {"quantization", info.quantization},
+              {"model_size", info.weight_bytes},
+              {"backend", info.backend},
+              {"n_threads", m.what.threads},
+              {"n_batch", m.what.batch},
+              {"n_prompt", m.what.n_prompt},
+              {"n_gen", m.what.n_gen},
+              {"test", m.what.name()},
+              {"avg_ts", m.mean()},
+              {"stddev_ts", m.stddev()},
+              {"samples_ts", std::move(samples)}};
+  if (m.limit > 0) {
+    row["read_gbps"] = m.read_gbps;
+    row["limit_ts"] = m.limit;
+    row["fraction"] = m.mean() / m.limit;
+  }
+  return row;
+}
+
+std::string limit_cells(const Measured& m) {
+  return fmt::format(" {:.1f} | {:.1f} | {:.0f} % |", m.read_gbps, m.limit, 100 * m.mean() / m.limit);
 }
 
 // Prints rows as they come; JSON needs its brackets around them.
@@ -163,18 +190,20 @@ class Table {
  public:
   explicit Table(std::string form) : form_(std::move(form)) {
     if (form_ == "json") fmt::print("[");
-    if (form_ == "md")
-      fmt::print(
-          "| model | size | quant | backend | threads | test | t/s |\n"
-          "| --- | ---: | --- | --- | ---: | ---: | ---: |\n");
   }
 
   void add(const Measured& m, const ModelInfo& info) {
     const json row = to_json(m, info);
     if (form_ == "md") {
-      fmt::print("| {} | {} | {} | {} | {} | {} | {:.2f} ± {:.2f} |\n", info.name,
+      const bool limited = m.limit > 0;
+      if (rows_ == 0)
+        fmt::print(
+            "| model | size | quant | backend | threads | test | t/s |{}\n"
+            "| --- | ---: | --- | --- | ---: | ---: | ---: |{}\n",
+            limited ? " read GB/s | limit t/s | of the limit |" : "", limited ? " ---: | ---: | ---: |" : "");
+      fmt::print("| {} | {} | {} | {} | {} | {} | {:.2f} ± {:.2f} |{}\n", info.name,
                  size_text(info.weight_bytes), info.quantization, info.backend, m.what.threads, m.what.name(),
-                 m.mean(), m.stddev());
+                 m.mean(), m.stddev(), limited ? limit_cells(m) : "");
     } else if (form_ == "csv") {
       std::string names, values;
       for (const auto& [key, value] : row.items()) {
@@ -231,8 +260,10 @@ int bench_latency(const BenchOptions& options) {
     auto engine = Engine::make(config);
     if (!engine.ok()) return report_error(engine.status());
     const int used = threads > 0 ? threads : static_cast<int>(std::thread::hardware_concurrency());
+    const auto limit = LatencyLimit::make(config, used, options.cold_mib);
+    if (!limit.ok()) return report_error(limit.status());
     for (const Case& c : cases(options, used)) {
-      const auto measured = measure(**engine, c, options);
+      const auto measured = measure(**engine, c, options, limit->get());
       if (!measured.ok()) return report_error(measured.status());
       table.add(*measured, (*engine)->info());
     }
@@ -260,6 +291,7 @@ void add_bench_latency(CLI::App& bench, int& exit_code) {
   verb->add_option("-r,--repetitions", options->repeat, "repeats of each test")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
+  verb->add_option("--cold-mib", options->cold_mib, kColdMibHelp)->check(CLI::Range(1, 1 << 24));
   verb->add_flag("--no-warmup", options->no_warmup, "time the first run of each test too");
   verb->add_option("-o,--output", options->output, "md, csv, json or jsonl")
       ->check(CLI::IsMember({"md", "csv", "json", "jsonl"}))

@@ -1,5 +1,6 @@
 // fp4moe plan: what a start with these flags would come to, from the configuration and the tensors' headers.
 #include <cinttypes>
+#include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -9,6 +10,7 @@
 #include "engine/memory_plan.h"
 #include "engine/rank_config.h"
 #include "io/dummy_checkpoint.h"
+#include "model_costs.h"
 #include "moe/a2a.h"
 #include "verb.h"
 
@@ -21,21 +23,6 @@ struct PlanFlags {
   EngineConfig engine;
   bool json = false;
 };
-
-bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
-
-// Weights that one token reads: all but the embedding (one row of it, unless it is the LM head too) and the
-// experts that it does not visit.
-int64_t bytes_per_token(const Checkpoint& checkpoint, const ModelConfig& config) {
-  int64_t experts = 0, rest = 0;
-  for (const TensorEntry& tensor : checkpoint.tensors()) {
-    if (contains(tensor.name, ".experts."))
-      experts += tensor.view.num_bytes();
-    else if (!contains(tensor.name, "embed_tokens") || config.tie_word_embeddings)
-      rest += tensor.view.num_bytes();
-  }
-  return rest + experts / config.num_experts * config.top_k;
-}
 
 Report flags_report(const EngineConfig& f) {
   return {{"moe_runner_backend", f.moe_runner_backend},
@@ -102,7 +89,7 @@ Result<Report> make_report(const EngineConfig& given) {
                 {"budget_bytes", memory.budget_bytes},
                 {"kv_tokens", memory.num_kv_pages * flags.page_size * dp},
                 {"context_length", memory.context_length},
-                {"weight_bytes_per_token", bytes_per_token(checkpoint, config)},
+                {"weight_bytes_per_token", std::llround(model_costs(checkpoint, config).step_bytes(1))},
                 {"kv_bytes_per_token",
                  KvCache::bytes_per_page(config, plan.act_dtype, flags.page_size) / flags.page_size}};
 }

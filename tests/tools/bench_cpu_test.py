@@ -1,11 +1,11 @@
-"""fp4moe bench peak and moe with --device cpu: what their JSON holds, and that its numbers fit each other. Speed is not judged."""
+"""fp4moe bench peak, moe and latency on a CPU: what their JSON holds, and that its numbers fit each other. Speed is not judged."""
 import json
 import os
 import subprocess
 import sys
 import unittest
 
-BINARY = os.path.abspath(sys.argv[1])
+BINARY, MODEL = map(os.path.abspath, sys.argv[1:3])
 QUICK = "--device cpu -r 5 --cold-mib 16 --json".split()
 
 
@@ -67,6 +67,33 @@ class Moe(unittest.TestCase):
         row, = bench(*"moe --shape qwen3_30b --tokens 1 --format nvfp4 --fp4-compute w4a8 -t 2".split())
         self.check(row, 1, 8)
         self.assertEqual((row["format"], row["scheme"]), ("nvfp4", "w4a8"))
+
+
+class Latency(unittest.TestCase):
+    def run_json(self, *command):
+        ended = subprocess.run([BINARY, *command, "--json", "--disable-autotune"], capture_output=True, text=True, timeout=300)
+        self.assertEqual(ended.returncode, 0, ended.stderr)
+        return json.loads(ended.stdout)
+
+    def test_fraction_of_the_limit(self):
+        decode_bytes = self.run_json("plan", MODEL)["weight_bytes_per_token"]
+        rows = self.run_json("bench", "latency", MODEL, *"-t 2 -p 64 -n 4 -b 1,8 -r 1 --cold-mib 16".split())
+        self.assertEqual([row["test"] for row in rows], ["pp64", "tg4", "pp64 x8", "tg4 x8"])
+        for row in rows:
+            self.assertAlmostEqual(row["fraction"], row["avg_ts"] / row["limit_ts"])
+        reads = [row["read_gbps"] * 1e9 / decode_bytes for row in rows]  # tokens/s if each read its weights alone
+        self.assertLessEqual(rows[1]["limit_ts"], reads[1] * 1.001)
+        self.assertLessEqual(rows[3]["limit_ts"], reads[3] * 8 * 1.001)
+        self.assertGreater(rows[0]["limit_ts"], 0)
+
+    def test_table(self):
+        ended = subprocess.run([BINARY, "bench", "latency", MODEL, *"-t 1 -p 0 -n 2 -r 1 --cold-mib 16".split()],
+                               capture_output=True, text=True, timeout=300)
+        self.assertEqual(ended.returncode, 0, ended.stderr)
+        header, rule, row = [line for line in ended.stdout.splitlines() if line.startswith("|")]
+        self.assertIn("| read GB/s | limit t/s | of the limit |", header)
+        self.assertEqual(header.count("|"), rule.count("|"))
+        self.assertEqual(header.count("|"), row.count("|"))
 
 
 if __name__ == "__main__":
