@@ -43,7 +43,7 @@ int64_t huge_page_bytes() {
 }
 
 struct DotRates {
-  Rate bf16, int8;  // GFLOP/s
+  Rate f32, bf16, int8;  // GFLOP/s; 0 where the level has none
 };
 
 // All limits with one number of threads.
@@ -68,10 +68,11 @@ Result<PeakRow> measure_row(const PeakOptions& options, int threads, int64_t& hu
   std::vector<double> reads;
   for (int r = 0; r < options.repeats; ++r) reads.push_back(read.gbps());
   row.read_gbps = rate_of(reads);
+  const auto rate = [&](const CpuDot& dot) {
+    return dot.run == nullptr ? Rate() : measure_dots(dot, options.repeats, pool);
+  };
   for (const CpuPeakOps* ops : all_ops())
-    row.dots.push_back(
-        {ops,
-         {measure_dots(ops->bf16, options.repeats, pool), measure_dots(ops->int8, options.repeats, pool)}});
+    row.dots.push_back({ops, {rate(ops->f32), rate(ops->bf16), rate(ops->int8)}});
   return row;
 }
 
@@ -81,14 +82,19 @@ nlohmann::ordered_json to_json(const PeakOptions& options, const std::vector<Pea
   Json list = Json::array();
   for (const PeakRow& row : rows) {
     Json dots = Json::array();
-    for (const auto& [ops, rates] : row.dots)
-      dots.push_back({{"isa", ops->name},
-                      {"bf16_instruction", ops->bf16.name},
-                      {"bf16_gflops", rates.bf16.best},
-                      {"bf16_gflops_median", rates.bf16.median},
-                      {"int8_instruction", ops->int8.name},
-                      {"int8_gflops", rates.int8.best},
-                      {"int8_gflops_median", rates.int8.median}});
+    for (const auto& [ops, rates] : row.dots) {
+      Json entry = {{"isa", ops->name}};
+      const auto add = [&](const std::string& type, const CpuDot& dot, const Rate& rate) {
+        if (dot.run == nullptr) return;
+        entry[type + "_instruction"] = dot.name;
+        entry[type + "_gflops"] = rate.best;
+        entry[type + "_gflops_median"] = rate.median;
+      };
+      add("f32", ops->f32, rates.f32);
+      add("bf16", ops->bf16, rates.bf16);
+      add("int8", ops->int8, rates.int8);
+      dots.push_back(std::move(entry));
+    }
     list.push_back({{"threads", row.threads},
                     {"read_gbps", row.read_gbps.best},
                     {"read_gbps_median", row.read_gbps.median},
@@ -115,10 +121,14 @@ void print(const PeakOptions& options, const std::vector<PeakRow>& rows, int64_t
   for (const PeakRow& row : rows) print_row("memory read, GB/s", row, row.read_gbps);
   for (size_t i = 0; i < rows.front().dots.size(); ++i) {
     const CpuPeakOps& ops = *rows.front().dots[i].first;
-    for (const PeakRow& row : rows)
-      print_row(fmt::format("bf16 ({}), GFLOP/s", ops.bf16.name), row, row.dots[i].second.bf16);
-    for (const PeakRow& row : rows)
-      print_row(fmt::format("int8 ({}), GFLOP/s", ops.int8.name), row, row.dots[i].second.int8);
+    const auto print_dots = [&](const char* type, const CpuDot& dot, Rate DotRates::*rate) {
+      if (dot.run == nullptr) return;
+      for (const PeakRow& row : rows)
+        print_row(fmt::format("{} ({}), GFLOP/s", type, dot.name), row, row.dots[i].second.*rate);
+    };
+    print_dots("f32", ops.f32, &DotRates::f32);
+    print_dots("bf16", ops.bf16, &DotRates::bf16);
+    print_dots("int8", ops.int8, &DotRates::int8);
   }
 }
 
@@ -126,8 +136,8 @@ void print(const PeakOptions& options, const std::vector<PeakRow>& rows, int64_t
 
 std::string describe_cpu(int num_threads) {
   const int64_t cache = last_level_cache_bytes();
-  return fmt::format("{}, {}{}, {} of {} cores, last-level cache {}", cpu_model_name(), isa_name(best_isa()),
-                     amx_peak_ops() != nullptr ? " and AMX" : "", num_threads, available_cores(),
+  return fmt::format("{}, {}, widest dots {}, {} of {} cores, last-level cache {}", cpu_model_name(),
+                     isa_name(best_isa()), widest_ops().name, num_threads, available_cores(),
                      cache == 0 ? "unknown" : fmt::format("{} MiB", cache / kMiB));
 }
 
@@ -176,13 +186,15 @@ double ReadTest::gbps() {
 const CpuPeakOps& widest_ops() { return *all_ops().front(); }
 
 Rate measure_dots(const CpuDot& dot, int repeats, ThreadPool& pool) {
-  constexpr double kChunkSeconds = 5e-4;
-  constexpr int64_t kChunksPerThread = 16;  // a slow core takes fewer
+  // About a millisecond at a time, ten times a repeat, so that a busy machine leaves some of them alone.
+  constexpr double kChunkSeconds = 2e-4;
+  constexpr int64_t kChunksPerThread = 4;  // a slow core takes fewer
+  constexpr int kWindows = 10;
   int64_t rounds = 256;
   while (seconds_of([&] { dot.run(rounds); }) < kChunkSeconds) rounds *= 2;
   const int64_t chunks = kChunksPerThread * pool.num_threads();
   std::vector<double> gflops;
-  for (int r = 0; r < repeats; ++r) {
+  for (int r = 0; r < repeats * kWindows; ++r) {
     const double seconds = seconds_of([&] { pool.run(chunks, [&](int64_t, int) { dot.run(rounds); }); });
     gflops.push_back(static_cast<double>(chunks * rounds * dot.flops) / seconds * 1e-9);
   }

@@ -10,7 +10,7 @@
 
 namespace fp4moe {
 
-// "AMD EPYC 9B45, avx512, 2 of 2 cores, last-level cache 32 MiB".
+// "AMD EPYC 9B45, avx512, widest dots cpu_avx512, 2 of 2 cores, last-level cache 32 MiB".
 std::string describe_cpu(int num_threads);
 
 // Bytes that pass between two reads of the same, so that no cache holds them: `mib` MiB, and with 0 four

@@ -10,13 +10,14 @@ namespace fp4moe {
 
 // Independent chains of one instruction on operands in registers: nothing but the execution units limits it.
 struct CpuDot {
-  const char* name;             // the instruction
-  int64_t flops;                // of a round; a multiply and an add are two
-  void (*run)(int64_t rounds);  // on the calling thread
+  const char* name = nullptr;             // the instruction
+  int64_t flops = 0;                      // of a round; a multiply and an add are two
+  void (*run)(int64_t rounds) = nullptr;  // on the calling thread
 };
 
 struct CpuPeakOps {
   const char* name;  // "cpu_scalar", "cpu_avx2", "cpu_avx512", "cpu_amx"
+  CpuDot f32;        // empty of AMX
   CpuDot bf16, int8;
 };
 

@@ -73,8 +73,10 @@ void int8_dots(int64_t rounds) {
 }
 
 constexpr int64_t kSumFlops = 2 * kRows * (kRowBytes / 4) * kSums;
-constexpr CpuPeakOps kOps = {
-    "cpu_amx", {"tdpbf16ps", kSumFlops * 32, bf16_dots}, {"tdpbssd", kSumFlops * 64, int8_dots}};
+constexpr CpuPeakOps kOps = {.name = "cpu_amx",
+                             .f32 = {},
+                             .bf16 = {"tdpbf16ps", kSumFlops * 32, bf16_dots},
+                             .int8 = {"tdpbssd", kSumFlops * 64, int8_dots}};
 
 // The CPU has all three parts and Linux lets this process use the tiles' registers.
 bool is_usable() {

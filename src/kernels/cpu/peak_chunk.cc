@@ -36,12 +36,8 @@ void read(const uint8_t* data, int64_t num_bytes) {
 }
 
 // x = x * b + c, which stays near 1.
-#if defined(__AVX2__)
-constexpr int kFmaChains = 6;  // two registers each
-#else
-constexpr int kFmaChains = 3;  // four
-#endif
-[[maybe_unused]] void fma_dots(int64_t rounds) {
+constexpr int kFmaChains = 12 * kRegisterBytes / 64;
+void fma_dots(int64_t rounds) {
   const Vec b = broadcast(0.5f), c = broadcast(0.5f);
   Vec x[kFmaChains];
   for (int i = 0; i < kFmaChains; ++i) x[i] = broadcast(1.0f + 0.125f * static_cast<float>(i));
@@ -52,7 +48,7 @@ constexpr int kFmaChains = 3;  // four
   store(sums, x[0]);
   asm volatile("" : : "r"(sums) : "memory");
 }
-[[maybe_unused]] constexpr CpuDot kFma = {"f32 multiply-add", 2 * kLanes* kFmaChains, fma_dots};
+constexpr CpuDot kFma = {"f32 multiply-add", 2 * kLanes* kFmaChains, fma_dots};
 
 #if defined(__AVX512BF16__)
 constexpr int kChains = 16;
@@ -105,6 +101,7 @@ constexpr CpuDot kBf16 = kFma, kInt8 = kFma;
 #define FP4MOE_STRING(x) FP4MOE_STRING_(x)
 
 extern const PeakChunks kPeakChunks;
-const PeakChunks kPeakChunks = {{FP4MOE_STRING(FP4MOE_ISA), kBf16, kInt8}, read};
+const PeakChunks kPeakChunks = {
+    {.name = FP4MOE_STRING(FP4MOE_ISA), .f32 = kFma, .bf16 = kBf16, .int8 = kInt8}, read};
 
 }  // namespace fp4moe::FP4MOE_ISA
