@@ -33,6 +33,17 @@ Status bench_moe(const MoeBenchOptions& options) {
 
 }  // namespace
 
+int64_t calls_of(const MoeBench& bench, const MoeShape& shape, int64_t num_tokens) {
+  constexpr double kBytes = 240e6;
+  constexpr int64_t kMaxCalls = 16;
+  const double e = static_cast<double>(shape.num_experts), k = static_cast<double>(shape.topk);
+  const double part = bench.routing == MoeRouting::kOneHot
+                          ? k / static_cast<double>(shape.num_local)
+                          : 1 - std::pow(1 - k / e, static_cast<double>(num_tokens));
+  const double read = moe_weight_bytes(shape, bench.format, part * static_cast<double>(shape.num_local));
+  return std::clamp<int64_t>(1 + static_cast<int64_t>(std::ceil(kBytes / read)), 2, kMaxCalls);
+}
+
 PointDraws draw_point(const MoeBench& bench, const MoeShape& shape, int64_t num_tokens, int64_t calls) {
   PointDraws point;
   for (int64_t c = 0; c < calls; ++c) {
@@ -127,7 +138,8 @@ void add_bench_moe(CLI::App& bench, int& exit_code) {
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
   verb->add_option("--cold-mib", options->cold_mib, kColdMibHelp)->check(CLI::Range(1, 1 << 24));
-  verb->add_option("-r,--repeats", options->repeats, "replays of each graph; on a CPU calls of a point")
+  verb->add_option("-r,--repeats", options->repeats,
+                   "times that a point's calls are made; on a GPU replays of their graph")
       ->check(CLI::Range(5, 1000))
       ->capture_default_str();
   verb->add_flag("--json", options->json, "print JSON");

@@ -32,6 +32,10 @@ struct MoeBench {
   Fp4Format format;
 };
 
+// Calls that are timed together, 2 to 16: so many that 240 MB pass before the first one's weights are read
+// again, by the mean number of active experts of uniform draws.
+int64_t calls_of(const MoeBench& bench, const MoeShape& shape, int64_t num_tokens);
+
 // What the calls of one point choose.
 struct PointDraws {
   std::vector<RoutingDraw> draws;

@@ -1,11 +1,11 @@
 // fp4moe bench moe on a CPU: the runner and transport that a decoder layer of one rank calls.
 //
-// A point is `repeats` calls of a layer, each with its own routing draw, timed one by one, after one that
-// does not count. Copies of the layer's weights make up the cold bytes, and each call takes the experts that
-// were used longest ago: all copies pass before weights are read again, so that they come from memory. Right
-// before and after a point's calls the read test runs; roofline = max(weight bytes of the active experts /
-// the faster of the two, flops / measured dot products of this run), since memory has fast and slow states
-// that change within seconds.
+// A point is 2 to 16 calls of a layer, each with its own routing draw, made once without counting and then
+// `repeats` times; a row has the median, p10 and p90 of a call. Copies of the layer's weights make up the
+// cold bytes, and each call takes the experts that were used longest ago: all copies pass before weights are
+// read again, so that they come from memory. Right before and after a point's calls the read test runs;
+// roofline = max(weight bytes of the active experts / the faster of the two, flops / measured dot products of
+// this run), since memory has fast and slow states that change within seconds.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -186,7 +186,7 @@ std::vector<int32_t> local_ids(const MoeShape& shape, const RoutingDraw& draw) {
 
 // Microseconds of one call.
 Result<double> time_call(const CpuRun& run, const MoeShape& shape, ColdLayers& layers, LayerMemory& memory,
-                         RoutingDraw& draw) {
+                         RoutingDraw draw) {
   constexpr int64_t kRowsPerChunk = 32;
   const int64_t tokens = static_cast<int64_t>(draw.ids.size()) / shape.topk, h = shape.hidden_size;
   const RoutedExperts& experts = layers.take(shape, draw);
@@ -211,16 +211,24 @@ Result<double> time_call(const CpuRun& run, const MoeShape& shape, ColdLayers& l
 
 Result<CpuPoint> measure_point(const CpuRun& run, const MoeShape& shape, ColdLayers& layers,
                                LayerMemory& memory, int64_t num_tokens) {
-  PointDraws draws = draw_point(run.bench, shape, num_tokens, run.bench.options.repeats);
-  FP4MOE_RETURN_IF_ERROR(time_call(run, shape, layers, memory, draws.draws.front()).status());
+  const PointDraws draws = draw_point(run.bench, shape, num_tokens, calls_of(run.bench, shape, num_tokens));
+  const auto mean_us = [&]() -> Result<double> {
+    double sum = 0;
+    for (const RoutingDraw& draw : draws.draws) {
+      FP4MOE_ASSIGN_OR_RETURN(const double us, time_call(run, shape, layers, memory, draw));
+      sum += us;
+    }
+    return sum / static_cast<double>(draws.draws.size());
+  };
+  FP4MOE_RETURN_IF_ERROR(mean_us().status());
   const double before = run.read.gbps();
-  std::vector<double> us;
-  for (RoutingDraw& draw : draws.draws) {
-    FP4MOE_ASSIGN_OR_RETURN(const double call, time_call(run, shape, layers, memory, draw));
-    us.push_back(call);
+  std::vector<double> means;
+  for (int r = 0; r < run.bench.options.repeats; ++r) {
+    FP4MOE_ASSIGN_OR_RETURN(const double us, mean_us());
+    means.push_back(us);
   }
   const double after = run.read.gbps(), faster = std::max(before, after);
-  return CpuPoint{make_point(run.bench, shape, num_tokens, draws, spread_of(us), faster, run.dot_gflops),
+  return CpuPoint{make_point(run.bench, shape, num_tokens, draws, spread_of(means), faster, run.dot_gflops),
                   faster, std::min(before, after), run.dot_gflops};
 }
 

@@ -26,8 +26,6 @@
 namespace fp4moe {
 namespace {
 
-constexpr double kColdBytes = 240e6;  // between two reads of the same weights
-constexpr int64_t kMaxCalls = 16;
 constexpr double kEqual = 1.03;  // within 3 % counts as equal
 // After matmuls at the power limit an H200 runs at 1.5 instead of 1.98 GHz for some 300 ms.
 constexpr std::chrono::milliseconds kSettle{500};
@@ -48,17 +46,6 @@ struct GpuPoint : MoePoint {
 
   double lead() const { return peer->multiple / multiple(); }  // over the peer; it must exist
 };
-
-// Calls of a graph, so that weights are cold. The mean number of active experts of uniform draws says how
-// much a call reads.
-int64_t calls_of(const MoeRun& run, const MoeShape& shape, int64_t num_tokens) {
-  const double e = static_cast<double>(shape.num_experts), k = static_cast<double>(shape.topk);
-  const double part = run.bench.routing == MoeRouting::kOneHot
-                          ? k / static_cast<double>(shape.num_local)
-                          : 1 - std::pow(1 - k / e, static_cast<double>(num_tokens));
-  const double read = moe_weight_bytes(shape, run.bench.format, part * static_cast<double>(shape.num_local));
-  return std::clamp<int64_t>(1 + static_cast<int64_t>(std::ceil(kColdBytes / read)), 2, kMaxCalls);
-}
 
 // `copies` layers of random weights, one behind the other.
 class LayerCopies {
@@ -248,12 +235,12 @@ void print_summary(const std::vector<GpuPoint>& points) {
 
 Status measure_shape(const MoeRun& run, const MoeShape& shape, std::vector<GpuPoint>& points) {
   int64_t copies = 0;
-  for (const int64_t t : run.bench.tokens) copies = std::max(copies, calls_of(run, shape, t));
+  for (const int64_t t : run.bench.tokens) copies = std::max(copies, calls_of(run.bench, shape, t));
   const auto layers = LayerCopies::make(run, shape, copies);
   if (!layers.ok()) return layers.status();
   std::this_thread::sleep_for(kSettle);
   for (const int64_t t : run.bench.tokens) {
-    auto point = measure_point(run, shape, *layers, t, calls_of(run, shape, t));
+    auto point = measure_point(run, shape, *layers, t, calls_of(run.bench, shape, t));
     if (!point.ok()) return point.status().with_context("T=" + std::to_string(t));
     points.push_back(*point);
     if (!run.bench.options.json) print_row(*point);
