@@ -1,7 +1,9 @@
 #include "base/cpu_info.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <sstream>
 #include <thread>
@@ -42,6 +44,15 @@ TEST(CpuInfo, CoresAndMemoryArePlausible) {
   EXPECT_LE(available_cores(), static_cast<int>(std::thread::hardware_concurrency()));
   EXPECT_GT(available_memory_bytes(), 1 << 20);
   EXPECT_FALSE(cpu_model_name().empty());
+}
+
+// The C library reads the first level's size by another way; the last level is not smaller, and not a
+// thousand times as large as what is built.
+TEST(CpuInfo, LastLevelCacheIsPlausible) {
+  const int64_t num_bytes = last_level_cache_bytes();
+  if (num_bytes == 0) GTEST_SKIP() << "the system does not say";
+  EXPECT_GE(num_bytes, std::max<int64_t>(sysconf(_SC_LEVEL1_DCACHE_SIZE), 8 << 10));
+  EXPECT_LE(num_bytes, int64_t{16} << 30);
 }
 
 }  // namespace
