@@ -47,7 +47,7 @@ void linear(benchmark::State& state, const DenseOps& ops, DType dtype) {
 }
 
 void register_all() {
-  for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
+  for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAmx}) {
     if (!isa_available(isa)) continue;
     for (DType dtype : {DType::kBF16, DType::kF32}) {
       const DenseOps& ops = cpu_dense_ops(isa);

@@ -13,7 +13,7 @@ constexpr Fp4Format kFormats[] = {Fp4Format::kNvfp4, Fp4Format::kMxfp4};
 
 MoeProblem documented_problem(Fp4Format format) {
   MoeProblem p = gpt_oss_problem(format);
-  p.isa = Isa::kAvx512;  // whatever machine writes the document
+  p.isa = Isa::kAmx;  // whatever machine writes the document
   return p;
 }
 

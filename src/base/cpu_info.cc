@@ -1,16 +1,43 @@
 #include "base/cpu_info.h"
 
 #include <sched.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <sstream>
 
+#include "base/log.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace fp4moe {
 namespace {
+
+#if defined(__x86_64__)
+// __builtin_cpu_supports() knows AMX in newer compilers only.
+bool has_amx() {
+  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25, kAll = kBf16 | kTile | kInt8;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kAll) == kAll;
+}
+
+// Asks Linux for the tiles' registers, for all threads that this process will have.
+bool allow_amx() {
+  constexpr int kRequestPermission = 0x1023 /* ARCH_REQ_XCOMP_PERM */, kTileData = 18;
+  if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0) return true;
+  log_warning(std::string("this CPU has AMX, but Linux does not allow it (arch_prctl: ") +
+              std::strerror(errno) + "): AVX-512 is used");
+  return false;
+}
+#endif
 
 Isa detect_isa() {
 #if defined(__x86_64__)
@@ -19,7 +46,8 @@ Isa detect_isa() {
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
-  return avx512 ? Isa::kAvx512 : Isa::kAvx2;
+  if (!avx512) return Isa::kAvx2;
+  return has_amx() && allow_amx() ? Isa::kAmx : Isa::kAvx512;
 #else
   return Isa::kScalar;
 #endif
@@ -49,14 +77,16 @@ const char* isa_name(Isa isa) {
       return "avx2";
     case Isa::kAvx512:
       return "avx512";
+    case Isa::kAmx:
+      return "amx";
   }
   return "unknown";
 }
 
 Result<Isa> parse_isa(std::string_view name) {
-  for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512})
+  for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAmx})
     if (name == isa_name(isa)) return isa;
-  return invalid_argument("unknown instruction set '" + std::string(name) + "': scalar, avx2 or avx512");
+  return invalid_argument("unknown instruction set '" + std::string(name) + "': scalar, avx2, avx512 or amx");
 }
 
 Isa best_isa() {

@@ -13,9 +13,10 @@ enum class Isa {
   kScalar,  // x86-64 baseline, and any other CPU
   kAvx2,    // AVX2, FMA, F16C
   kAvx512,  // AVX-512 F, BW, DQ, VL, with VNNI and BF16
+  kAmx,     // AMX tiles with BF16 and INT8, which Linux must allow
 };
 
-const char* isa_name(Isa isa);                 // "scalar", "avx2", "avx512"
+const char* isa_name(Isa isa);                 // "scalar", "avx2", "avx512", "amx"
 Result<Isa> parse_isa(std::string_view name);  // the inverse
 // The best level this CPU runs, lowered by the environment variable FP4MOE_ISA if set to a lower one.
 Isa best_isa();

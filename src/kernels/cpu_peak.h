@@ -24,7 +24,7 @@ struct CpuPeakOps {
 // Precondition: isa_available(isa). Levels without bf16 dots have f32 multiply-adds there, what such products
 // are computed with; the scalar one has them for int8, too.
 const CpuPeakOps& cpu_peak_ops(Isa isa);
-// AMX tiles. Null where the CPU has none, Linux does not allow them, or FP4MOE_ISA lowers what may be used.
+// AMX tiles; cpu_peak_ops(Isa::kAmx) are AVX-512's dots. Null where Isa::kAmx is not available.
 const CpuPeakOps* amx_peak_ops();
 // Reads num_bytes (a multiple of 1024) once; data is 64-byte aligned. Precondition: isa_available(isa).
 void cpu_read(Isa isa, const uint8_t* data, int64_t num_bytes);

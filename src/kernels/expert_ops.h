@@ -71,7 +71,7 @@ struct RouterLogitsArgs {
 // The expert ops at one ISA level. Stateless and re-entrant; every output element is summed in one fixed
 // order, whatever the number of rows, panels or neighbours.
 struct ExpertOps {
-  const char* name;                                     // "ref", "cpu_scalar", "cpu_avx2", "cpu_avx512"
+  const char* name;  // "ref", "cpu_scalar", "cpu_avx2", "cpu_avx512", "cpu_amx"
   int64_t (*panel_bytes)(Fp4Format format, int64_t k);  // a multiple of 64; k is a multiple of the block
   // Rows [16 panel, 16 panel + 16) of w -> dst, panel_bytes() long. Exact and invertible.
   void (*pack_panel)(const Fp4MatrixView& w, int64_t panel, uint8_t* dst);

@@ -192,7 +192,7 @@ struct SiluMulArgs {
 // parallelism of a CPU. A GPU's read and write device memory only, go to the calling thread's current stream
 // (device/stream.h), leave the pool alone, and can be captured into a graph.
 struct DenseOps {
-  const char* name;  // "ref", "cpu_scalar", "cpu_avx2", "cpu_avx512", "cuda"
+  const char* name;  // "ref", "cpu_scalar", "cpu_avx2", "cpu_avx512", "cpu_amx", "cuda"
   LinearLayout linear_layout;
   void (*linear)(const LinearArgs&, ThreadPool&);
   void (*embed)(const EmbedArgs&, ThreadPool&);

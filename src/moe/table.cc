@@ -90,6 +90,7 @@ constexpr RunnerRow gpu_row(const char* name, int min_compute, int max_compute, 
 constexpr RunnerRow kRunner[] = {
     gpu_row("sm90", 90, 90, kAnyScheme, sm90_moe_ops),
     gpu_row("cuda_mma", 80, 9999, {Scheme::kW4A16, Scheme::kW4A4}, fallback_moe_ops),
+    cpu_row("cpu_amx", Isa::kAmx, kBF16, cpu_ops<Isa::kAmx>),
     cpu_row("cpu_avx512", Isa::kAvx512, kBF16, cpu_ops<Isa::kAvx512>),
     cpu_row("cpu_avx2", Isa::kAvx2, kBF16, cpu_ops<Isa::kAvx2>),
     cpu_row("cpu_scalar", Isa::kScalar, kBF16, cpu_ops<Isa::kScalar>),

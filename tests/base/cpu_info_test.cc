@@ -12,7 +12,8 @@ namespace fp4moe {
 namespace {
 
 TEST(CpuInfo, IsaNamesRoundTrip) {
-  for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) EXPECT_EQ(*parse_isa(isa_name(isa)), isa);
+  for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAmx})
+    EXPECT_EQ(*parse_isa(isa_name(isa)), isa);
   EXPECT_EQ(parse_isa("avx").status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(parse_isa("AVX2").status().code(), StatusCode::kInvalidArgument);
 }
@@ -20,7 +21,7 @@ TEST(CpuInfo, IsaNamesRoundTrip) {
 TEST(CpuInfo, LevelsIncludeTheLowerOnes) {
   EXPECT_TRUE(isa_available(Isa::kScalar));
   EXPECT_TRUE(isa_available(best_isa()));
-  for (Isa isa : {Isa::kAvx2, Isa::kAvx512}) EXPECT_EQ(isa_available(isa), isa <= best_isa());
+  for (Isa isa : {Isa::kAvx2, Isa::kAvx512, Isa::kAmx}) EXPECT_EQ(isa_available(isa), isa <= best_isa());
 }
 
 // /proc/cpuinfo is the kernel's own reading of cpuid: an independent witness.
@@ -36,6 +37,7 @@ TEST(CpuInfo, BestIsaAgreesWithTheKernel) {
   if (expected == Isa::kAvx2 && has("avx512f") && has("avx512bw") && has("avx512dq") && has("avx512vl") &&
       has("avx512_vnni") && has("avx512_bf16"))
     expected = Isa::kAvx512;
+  if (expected == Isa::kAvx512 && has("amx_tile") && has("amx_bf16") && has("amx_int8")) expected = Isa::kAmx;
   EXPECT_EQ(best_isa(), expected);
 }
 

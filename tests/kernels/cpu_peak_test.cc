@@ -50,7 +50,7 @@ TEST(CpuReadTest, ReadsToTheEndAndNoFurther) {
       mmap(nullptr, kReadable + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   ASSERT_NE(pages, MAP_FAILED);
   ASSERT_EQ(mprotect(pages + kReadable, kPage, PROT_NONE), 0);
-  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
+  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAmx}) {
     if (!isa_available(isa)) continue;
     cpu_read(isa, pages, kReadable);
     cpu_read(isa, pages + kReadable - 1024, 1024);

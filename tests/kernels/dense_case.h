@@ -17,7 +17,7 @@ constexpr double kF32Eps = 0x1p-24, kBf16Eps = 0x1p-8;  // half a unit in the la
 // The CPU tables that this machine runs, best last.
 inline std::vector<const DenseOps*> cpu_tables() {
   std::vector<const DenseOps*> tables;
-  for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512})
+  for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAmx})
     if (isa_available(isa)) tables.push_back(&cpu_dense_ops(isa));
   return tables;
 }

@@ -18,7 +18,7 @@ namespace fp4moe {
 // The expert tables that this machine runs, oracle first.
 inline std::vector<const ExpertOps*> expert_tables() {
   std::vector<const ExpertOps*> tables = {&ref_expert_ops()};
-  for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512})
+  for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAmx})
     if (isa_available(isa)) tables.push_back(&cpu_expert_ops(isa));
   return tables;
 }

@@ -117,13 +117,13 @@ TEST_P(ExpertGemmTest, EveryCodeScaleByteAndColumnIsExact) {
 }
 
 TEST_P(ExpertGemmTest, ARowGivesTheSameBitsAloneAndInAnyBatch) {
-  const int64_t k = 192, n = 48;
+  const int64_t k = 288, n = 48, most = 300;
   Random random(7);
   const DownCase down(format(), n, k, random);
   const GateUpCase gate_up(format(), n, k, kSwigluOai, random);
-  ActBuffer x(DType::kBF16, 40, k, random.normal(40 * k));
+  ActBuffer x(DType::kBF16, most, k, random.normal(most * k));
   std::vector<float> down_alone, gate_up_alone;
-  for (int64_t t = 0; t < 40; ++t) {
+  for (int64_t t = 0; t < most; ++t) {
     const ActRows row = {static_cast<bf16*>(x.view().data) + t * k, DType::kBF16, 1, k};
     for (float v : down.run(ops(), row)) down_alone.push_back(v);
     for (float v : gate_up.run(ops(), row)) gate_up_alone.push_back(v);
@@ -131,7 +131,9 @@ TEST_P(ExpertGemmTest, ARowGivesTheSameBitsAloneAndInAnyBatch) {
   const auto bytes = [](const std::vector<float>& v, int64_t rows) {
     return std::span(reinterpret_cast<const uint8_t*>(v.data()), static_cast<size_t>(rows * n * 4));
   };
-  for (int64_t rows = 1; rows <= 40; ++rows) {
+  std::vector<int64_t> batches = {127, 128, 129, 145, 257, most};
+  for (int64_t rows = 1; rows <= 40; ++rows) batches.push_back(rows);
+  for (int64_t rows : batches) {
     ActRows some = x.view();
     some.rows = rows;
     EXPECT_TRUE(same_bytes(bytes(down.run(ops(), some), rows), bytes(down_alone, rows))) << rows;
@@ -144,12 +146,23 @@ TEST_P(ExpertGemmTest, NanStaysInItsRow) {
   for (const Activation& act : {kSwigluOai, kSilu, kRelu2}) {
     Random random(9);
     const GateUpCase c(format(), n, k, act, random);
-    std::vector<float> values = random.normal(9 * k);
-    values[static_cast<size_t>(4 * k + 17)] = NAN;
-    ActBuffer x(DType::kBF16, 9, k, values);
-    const std::vector<float> out = c.run(ops(), x.view());
-    for (size_t i = 0; i < out.size(); ++i) EXPECT_EQ(std::isnan(out[i]), i / n == 4) << i;
+    std::vector<float> values = random.normal(21 * k);
+    for (int64_t t : {4, 20}) values[static_cast<size_t>(t * k + 17)] = NAN;
+    ActBuffer x(DType::kBF16, 21, k, values);
+    for (int64_t rows : {9, 21}) {
+      ActRows some = x.view();
+      some.rows = rows;
+      const std::vector<float> out = c.run(ops(), some);
+      for (size_t i = 0; i < out.size(); ++i)
+        EXPECT_EQ(std::isnan(out[i]), i / n == 4 || i / n == 20) << i << " of " << rows << " rows";
+    }
   }
+}
+
+TEST(ExpertTables, EveryInstructionSetIsTested) {
+  if (!isa_available(Isa::kAmx))
+    GTEST_SKIP() << "this machine runs up to " << isa_name(best_isa()) << ": better tables are not tested";
+  EXPECT_STREQ(expert_tables().back()->name, "cpu_amx");
 }
 
 TEST_P(ExpertGemmTest, RouterLogitsAreWithinBudget) {

@@ -112,7 +112,7 @@ TEST_P(RowOps, HeadLinearScalesItsSums) {
 
 std::vector<const DenseOps*> all_tables() {
   std::vector<const DenseOps*> tables = {&ref_dense_ops()};
-  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512})
+  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAmx})
     if (isa_available(isa)) tables.push_back(&cpu_dense_ops(isa));
   return tables;
 }

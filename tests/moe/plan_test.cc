@@ -37,6 +37,7 @@ std::string refusal(const MoeProblem& p, const MoeChoice& choice,
 
 TEST(PlanTest, AutoTakesTheBestRowOfTheMachine) {
   for (Fp4Format format : {Fp4Format::kMxfp4, Fp4Format::kNvfp4}) {
+    EXPECT_STREQ(plan(problem(format, Isa::kAmx)).runner()->name, "cpu_amx");
     EXPECT_STREQ(plan(problem(format, Isa::kAvx512)).runner()->name, "cpu_avx512");
     EXPECT_STREQ(plan(problem(format, Isa::kAvx2)).runner()->name, "cpu_avx2");
     EXPECT_STREQ(plan(problem(format, Isa::kScalar)).runner()->name, "cpu_scalar");
@@ -59,7 +60,7 @@ TEST(PlanTest, Float32ActivationsRunOnTheOracle) {
 TEST(PlanTest, EveryRowCanBeForcedAndForcingTakesEffect) {
   for (const RunnerRow& row : runner_rows()) {
     for (Fp4Format format : {Fp4Format::kMxfp4, Fp4Format::kNvfp4}) {
-      MoeProblem p = problem(format);
+      MoeProblem p = problem(format, Isa::kAmx);
       p.device = row.device;
       p.compute_capability = row.max_compute;
       const MoePlan made = plan(p, {.runner = row.name});
@@ -91,6 +92,7 @@ TEST(PlanTest, DescribesChoiceRunnerUpAndRefusals) {
       "  refused  a2a    flashinfer: a2a=none was asked for\n"
       "  refused  runner sm90: runs on cuda, the device is cpu\n"
       "  refused  runner cuda_mma: runs on cuda, the device is cpu\n"
+      "  refused  runner cpu_amx: needs amx, this CPU offers avx2\n"
       "  refused  runner cpu_avx512: needs avx512, this CPU offers avx2\n"
       "  next     runner cpu_scalar: fits\n"
       "  also     runner ref: fits");
@@ -211,12 +213,15 @@ TEST(PlanLegalityTest, RulesAreNamedAndExplained) {
 TEST(PlanTest, SummaryTellsTheChoiceWhyNotABetterRowAndTheRunnerUp) {
   EXPECT_EQ(
       summary(plan(problem(Fp4Format::kMxfp4, Isa::kAvx2), {})),
-      "w4a16 by cpu_avx2 over a2a none, fabric local; not cpu_avx512: needs avx512, this CPU offers avx2; "
-      "runner-up cpu_scalar");
+      "w4a16 by cpu_avx2 over a2a none, fabric local; not cpu_amx: needs amx, this CPU offers avx2; not "
+      "cpu_avx512: needs avx512, this CPU offers avx2; runner-up cpu_scalar");
   EXPECT_EQ(summary(MoePlan()), "nothing planned");
 }
 
 TEST(PlanRefusalTest, ForcedRowTheMachineCannotRun) {
+  EXPECT_EQ(refusal(problem(), {.runner = "cpu_amx"}),
+            "moe_runner_backend=cpu_amx needs amx, this CPU offers avx512; nearest legal choice: "
+            "--moe-runner-backend cpu_avx512");
   EXPECT_EQ(refusal(problem(Fp4Format::kMxfp4, Isa::kAvx2), {.runner = "cpu_avx512"}),
             "moe_runner_backend=cpu_avx512 needs avx512, this CPU offers avx2; nearest legal choice: "
             "--moe-runner-backend cpu_avx2");
@@ -226,7 +231,8 @@ TEST(PlanRefusalTest, UnknownNamesListTheKnownOnes) {
   constexpr auto kInvalid = StatusCode::kInvalidArgument;
   EXPECT_EQ(
       refusal(problem(), {.runner = "triton"}, kInvalid),
-      "unknown moe_runner_backend 'triton': auto, sm90, cuda_mma, cpu_avx512, cpu_avx2, cpu_scalar, ref, "
+      "unknown moe_runner_backend 'triton': auto, sm90, cuda_mma, cpu_amx, cpu_avx512, cpu_avx2, cpu_scalar, "
+      "ref, "
       "marlin, triton_kernel, flashinfer_mxfp4, flashinfer_cutedsl, flashinfer_cutlass or flashinfer_trtllm");
   EXPECT_EQ(refusal(problem(), {.a2a = "pplx"}, kInvalid),
             "unknown moe_a2a_backend 'pplx': none, deepep or flashinfer");
@@ -324,8 +330,8 @@ TEST(PlanRefusalTest, DeviceWithoutARow) {
   EXPECT_EQ(refusal(p, {}),
             "no runner fits; sm90 needs compute capability 9.0, this GPU has 7.5; cuda_mma needs compute "
             "capability 8.0 or "
-            "more, this GPU has 7.5; cpu_avx512 runs on cpu, the device is cuda; cpu_avx2 runs on cpu, the "
-            "device is cuda; "
+            "more, this GPU has 7.5; cpu_amx runs on cpu, the device is cuda; cpu_avx512 runs on cpu, the "
+            "device is cuda; cpu_avx2 runs on cpu, the device is cuda; "
             "cpu_scalar runs on cpu, the device is cuda; ref runs on cpu, the device is cuda");
 }
 

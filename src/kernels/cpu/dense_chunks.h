@@ -43,5 +43,8 @@ extern const DenseChunks dense_chunks;
 namespace cpu_avx512 {
 extern const DenseChunks dense_chunks;
 }
+namespace cpu_amx {
+extern const DenseChunks dense_chunks;
+}
 
 }  // namespace fp4moe

@@ -162,6 +162,7 @@ constexpr DenseOps kScalarOps = make_ops<cpu_scalar::dense_chunks>("cpu_scalar")
 #if defined(__x86_64__)
 constexpr DenseOps kAvx2Ops = make_ops<cpu_avx2::dense_chunks>("cpu_avx2");
 constexpr DenseOps kAvx512Ops = make_ops<cpu_avx512::dense_chunks>("cpu_avx512");
+constexpr DenseOps kAmxOps = make_ops<cpu_amx::dense_chunks>("cpu_amx");
 #endif
 
 }  // namespace
@@ -169,6 +170,7 @@ constexpr DenseOps kAvx512Ops = make_ops<cpu_avx512::dense_chunks>("cpu_avx512")
 const DenseOps& cpu_dense_ops(Isa isa) {
   FP4MOE_CHECK(isa_available(isa), std::string("this CPU has no ") + isa_name(isa));
 #if defined(__x86_64__)
+  if (isa == Isa::kAmx) return kAmxOps;
   if (isa == Isa::kAvx512) return kAvx512Ops;
   if (isa == Isa::kAvx2) return kAvx2Ops;
 #endif

@@ -5,7 +5,9 @@
 
 #include "kernels/cpu/vec.h"
 
-#if defined(__AVX512BF16__)
+#if defined(__AMX_TILE__)
+#include "kernels/cpu/expert_dot_amx.h"
+#elif defined(__AVX512BF16__)
 #include "kernels/cpu/expert_dot_avx512.h"
 #else
 #include "kernels/cpu/expert_dot_f32.h"
@@ -18,7 +20,8 @@ namespace fp4moe::FP4MOE_ISA {
 namespace {
 
 using Lanes = float[kPanelRows];  // one value for each row of a panel
-using DotFn = void (*)(const uint8_t* panel, int64_t k, const void* x, const float* x_scales, Lanes* out);
+using DotFn = void (*)(const uint8_t* panel, int64_t k, const void* x, int64_t num_rows,
+                       const float* x_scales, Lanes* out);
 
 template <Fp4Format F, bool kInt8, int NT>
 DotFn dot_of(int64_t num_rows) {
@@ -28,21 +31,37 @@ DotFn dot_of(int64_t num_rows) {
     return num_rows == NT ? expert_dot<F, kInt8, NT> : dot_of<F, kInt8, NT - 1>(num_rows);
 }
 
+#if defined(__AMX_TILE__)
+constexpr int64_t kMaxRows = kMaxTileTokens;
+
+// int8 gains nothing from tiles: a block's sums leave them as int32 and need two more operations each.
+template <Fp4Format F>
+DotFn dot_of(bool int8, int64_t num_rows) {
+  return int8 ? dot_of<F, true, kMaxTokens>(num_rows) : expert_dot_tiles<F>;
+}
+
+int64_t max_rows(const ExpertGemmArgs& g) { return g.x.dtype == DType::kU8 ? kMaxTokens : kMaxTileTokens; }
+#else
+constexpr int64_t kMaxRows = kMaxTokens;
+
 // expert_dot<num_rows>, 1 <= num_rows <= kMaxTokens.
 template <Fp4Format F>
 DotFn dot_of(bool int8, int64_t num_rows) {
   return int8 ? dot_of<F, true, kMaxTokens>(num_rows) : dot_of<F, false, kMaxTokens>(num_rows);
 }
 
+int64_t max_rows(const ExpertGemmArgs&) { return kMaxTokens; }
+#endif
+
 // Some rows of x times one panel after the other.
 struct TileDot {
   DotFn dot;
-  int64_t k, panel_bytes;
+  int64_t k, panel_bytes, num_rows;
   const uint8_t* x;
   const float* x_scales = nullptr;
 
-  TileDot(const ExpertGemmArgs& g, int64_t first_row, int64_t num_rows)
-      : k(g.x.cols), panel_bytes(expert_panel_bytes(g.format, k)) {
+  TileDot(const ExpertGemmArgs& g, int64_t first_row, int64_t rows)
+      : k(g.x.cols), panel_bytes(expert_panel_bytes(g.format, k)), num_rows(rows) {
     const bool int8 = g.x.dtype == DType::kU8, mxfp4 = g.format == Fp4Format::kMxfp4;
     if (int8 != (g.x_block_scales != nullptr)) __builtin_trap();  // the caller broke expert_ops.h's rule
     dot = mxfp4 ? dot_of<Fp4Format::kMxfp4>(int8, num_rows) : dot_of<Fp4Format::kNvfp4>(int8, num_rows);
@@ -51,15 +70,15 @@ struct TileDot {
   }
 
   void run(const ExpertGemmArgs& g, int64_t panel, Lanes* out) const {
-    dot(g.panels + panel * panel_bytes, k, x, x_scales, out);
+    dot(g.panels + panel * panel_bytes, k, x, num_rows, x_scales, out);
   }
 };
 
-// Calls tile(first, num) for tiles of at most kMaxTokens rows and nearly equal size: 13 rows are 7 + 6. Every
-// tile size sums in the same order, so the cut is free.
+// Calls tile(first, num) for tiles of at most max_rows() rows and nearly equal size: of 12, 13 rows are 7
+// + 6. Every tile size sums in the same order, so the cut is free.
 template <class Tile>
-void for_each_tile(int64_t rows, const Tile& tile) {
-  const int64_t num_tiles = (rows + kMaxTokens - 1) / kMaxTokens;
+void for_each_tile(const ExpertGemmArgs& g, const Tile& tile) {
+  const int64_t rows = g.x.rows, num_tiles = (rows + max_rows(g) - 1) / max_rows(g);
   for (int64_t i = 0, first = 0; i < num_tiles; ++i) {
     const int64_t num = (rows - first + num_tiles - i - 1) / (num_tiles - i);
     tile(first, num);
@@ -97,11 +116,11 @@ int64_t panel_bytes(Fp4Format format, int64_t k) { return expert_panel_bytes(for
 void gate_up(const ExpertGateUpArgs& a) {
   const ExpertGemmArgs& g = a.gemm;
   const int64_t group = a.activation.kind == ActivationKind::kRelu2 ? 1 : 2;  // panels of 16 output columns
-  for_each_tile(g.x.rows, [&](int64_t first, int64_t num) {
+  for_each_tile(g, [&](int64_t first, int64_t num) {
     const TileDot tile(g, first, num);
     for (int64_t p = 0; p < g.num_panels; p += group) {
       const int64_t up_panel = p + group - 1;
-      alignas(64) Lanes gate_sums[kMaxTokens], up_sums[kMaxTokens];
+      alignas(64) Lanes gate_sums[kMaxRows], up_sums[kMaxRows];
       if (group == 2) tile.run(g, p, gate_sums);
       tile.run(g, up_panel, up_sums);
       for (int64_t t = 0; t < num; ++t) {
@@ -120,10 +139,10 @@ void gate_up(const ExpertGateUpArgs& a) {
 
 void down(const ExpertDownArgs& a) {
   const ExpertGemmArgs& g = a.gemm;
-  for_each_tile(g.x.rows, [&](int64_t first, int64_t num) {
+  for_each_tile(g, [&](int64_t first, int64_t num) {
     const TileDot tile(g, first, num);
     for (int64_t p = 0; p < g.num_panels; ++p) {
-      alignas(64) Lanes sums[kMaxTokens];
+      alignas(64) Lanes sums[kMaxRows];
       tile.run(g, p, sums);
       for (int64_t t = 0; t < num; ++t)
         store(a.out + (first + t) * g.out_stride + p * kPanelRows,

@@ -31,7 +31,7 @@ inline void load_row(const void* rows, int64_t first, float* x) {
 // out[t][r] = sum over k of x[t, k] * w[r, k], t < NT. Rows are bf16, or with kInt8 bytes of codes, of which
 // each block's sum is exact and is multiplied by its x_scales[t, block].
 template <Fp4Format F, bool kInt8, int NT>
-void expert_dot(const uint8_t* panel, int64_t k, const void* rows, const float* x_scales,
+void expert_dot(const uint8_t* panel, int64_t k, const void* rows, int64_t /* NT */, const float* x_scales,
                 float (*out)[kPanelRows]) {
   constexpr int kBlock = fp4_block(F);
   const int64_t num_blocks = k / kBlock;

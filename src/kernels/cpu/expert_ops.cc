@@ -17,11 +17,15 @@ extern const ExpertOps kExpertOps;
 namespace cpu_avx512 {
 extern const ExpertOps kExpertOps;
 }
+namespace cpu_amx {
+extern const ExpertOps kExpertOps;
+}
 #endif
 
 const ExpertOps& cpu_expert_ops(Isa isa) {
   FP4MOE_CHECK(isa_available(isa), std::string("this CPU does not run ") + isa_name(isa));
 #if defined(__x86_64__)
+  if (isa == Isa::kAmx) return cpu_amx::kExpertOps;
   if (isa == Isa::kAvx512) return cpu_avx512::kExpertOps;
   if (isa == Isa::kAvx2) return cpu_avx2::kExpertOps;
 #endif

@@ -3,12 +3,18 @@
 // Bytes     2 N K of weights, once for up to kLargeRows rows; x and out are small beside them.
 // Flops     2 T N K.
 // Bound     memory for T <= 4 (weights stream from DRAM, prefetched); from T = 12 the multiply units:
-//           bf16 dots on AVX-512, f32 FMA elsewhere.
+//           tiles on AMX, bf16 dots on AVX-512, f32 FMA elsewhere.
 // Numerics  one f32 accumulator per output, over k in ascending pairs, for every T, tile and chunk.
+//           AMX on bf16 rows: tdpbf16ps makes an even and an odd sum of each 32 k, adds them, then adds that
+//           to the accumulator (subnormals count as zero).
 //           AVX-512 on bf16 rows: vdpbf16ps (subnormals count as zero). Otherwise bf16 is decoded exactly and
 //           even k, then odd k are added by fma (a rounded product and a rounded sum on scalar).
 #include "kernels/cpu/dense_chunks.h"
 #include "kernels/cpu/vec.h"
+
+#if defined(__AMX_TILE__)
+#include "kernels/cpu/linear_tiles_amx.h"
+#endif
 
 namespace fp4moe::FP4MOE_ISA {
 namespace {
@@ -150,7 +156,11 @@ void linear_chunk(const LinearArgs& a, const LinearChunk& c) {
   if (a.x.dtype == DType::kF32)
     run<FmaStep<float>>(LinearTiles{a}, c);
   else
+#if defined(__AMX_TILE__)
+    run_tiles(LinearTiles{a}, c);
+#else
     run<Bf16Step>(LinearTiles{a}, c);
+#endif
 }
 
 void head_linear_chunk(const HeadLinearArgs& a, int64_t head, const LinearChunk& c) {

@@ -10,34 +10,20 @@
 #include "kernels/cpu_peak.h"
 
 #if defined(__AMX_BF16__) && defined(__AMX_INT8__)
-#include <cpuid.h>
-#include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+#include "kernels/cpu/tiles_amx.h"
 
 namespace fp4moe::cpu_amx {
 namespace {
 
-constexpr int kSums = 6, kTiles = 8, kRows = 16, kRowBytes = 64;
-
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
+constexpr int kSums = 6, kRowBytes = 64;
 
 // Tiles 0 to 5 are sums, 6 and 7 the operands, every element `pair`'s.
 template <class Products>
 void run_tiles(int64_t rounds, uint16_t pair, const Products& products) {
-  TileConfig config;
-  for (int t = 0; t < kTiles; ++t) {
-    config.row_bytes[t] = kRowBytes;
-    config.rows[t] = kRows;
-  }
-  alignas(64) uint16_t operand[kRows * kRowBytes / 2];
+  alignas(64) uint16_t operand[kTileRows * kRowBytes / 2];
   for (uint16_t& element : operand) element = pair;
-  asm volatile("" : : "r"(&config), "r"(operand) : "memory");  // GCC's tile loads do not say that they read
-  _tile_loadconfig(&config);
+  tile_memory_written(operand);
+  configure_tiles(kTileRows, kRowBytes);
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -72,30 +58,17 @@ void int8_dots(int64_t rounds) {
   });
 }
 
-constexpr int64_t kSumFlops = 2 * kRows * (kRowBytes / 4) * kSums;
+constexpr int64_t kSumFlops = 2 * kTileRows * (kRowBytes / 4) * kSums;
 constexpr CpuPeakOps kOps = {.name = "cpu_amx",
                              .f32 = {},
                              .bf16 = {"tdpbf16ps", kSumFlops * 32, bf16_dots},
                              .int8 = {"tdpbssd", kSumFlops * 64, int8_dots}};
 
-// The CPU has all three parts and Linux lets this process use the tiles' registers.
-bool is_usable() {
-  constexpr unsigned kBf16TileInt8 = 1u << 22 | 1u << 24 | 1u << 25;  // of leaf 7's edx
-  constexpr long kRequestPermission = 0x1023 /* ARCH_REQ_XCOMP_PERM */, kTileData = 18;
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  return best_isa() >= Isa::kAvx512 && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 &&
-         (edx & kBf16TileInt8) == kBf16TileInt8 &&
-         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-}
-
 }  // namespace
 }  // namespace fp4moe::cpu_amx
 
 namespace fp4moe {
-const CpuPeakOps* amx_peak_ops() {
-  static const bool usable = cpu_amx::is_usable();
-  return usable ? &cpu_amx::kOps : nullptr;
-}
+const CpuPeakOps* amx_peak_ops() { return isa_available(Isa::kAmx) ? &cpu_amx::kOps : nullptr; }
 }  // namespace fp4moe
 #else
 namespace fp4moe {
