@@ -35,7 +35,7 @@ void linear(benchmark::State& state, const DenseOps& ops, DType dtype) {
   int64_t copy = 0;
   for (auto _ : state) {
     ops.linear({.x = {x.data(), dtype, t, k},
-                .weight = reinterpret_cast<const bf16*>(weights.data() + copy * weight_bytes),
+                .weight = weights.data() + copy * weight_bytes,
                 .out = out.as<float>(),
                 .n = n},
                pool);
@@ -49,11 +49,13 @@ void linear(benchmark::State& state, const DenseOps& ops, DType dtype) {
 void register_all() {
   for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAmx}) {
     if (!isa_available(isa)) continue;
-    for (DType dtype : {DType::kBF16, DType::kF32}) {
-      const DenseOps& ops = cpu_dense_ops(isa);
+    for (const auto& [quant, dtype] : {std::pair(DenseQuant::kNone, DType::kBF16),
+                                       {DenseQuant::kNone, DType::kF32},
+                                       {DenseQuant::kQ8, DType::kBF16}}) {
+      const DenseOps& ops = cpu_dense_ops(isa, quant);
       auto* bench =
           benchmark::RegisterBenchmark((std::string("linear/") + ops.name + "/" + dtype_name(dtype)).c_str(),
-                                       [&ops, dtype](benchmark::State& s) { linear(s, ops, dtype); });
+                                       [&ops, dtype = dtype](benchmark::State& s) { linear(s, ops, dtype); });
       bench->UseRealTime()->ArgNames({"T", "N", "K", "threads"});
       for (int64_t t : {1, 2, 4, 8, 12, 32, 128, 512})
         for (int threads : {1, available_cores()}) bench->Args({t, 4096, 2880, threads});

@@ -19,7 +19,7 @@ Result<std::unique_ptr<LatencyLimit>> LatencyLimit::make(const EngineConfig& con
   FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
                           open_weights(config.model_path, config.load_format, model));
   limit.reset(new LatencyLimit(threads));
-  limit->costs_ = model_costs(checkpoint, model);
+  limit->costs_ = model_costs(checkpoint, model, plan.dense_quant);
   FP4MOE_ASSIGN_OR_RETURN(limit->read_, ReadTest::make(cold_bytes(cold_mib), limit->pool_));
   const CpuPeakOps& ops = widest_ops();
   limit->dense_gflops_ = measure_dots(ops.bf16, kRepeats, limit->pool_).best;

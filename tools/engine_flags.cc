@@ -75,6 +75,8 @@ void add_model_flags(CLI::App& verb, EngineConfig& c) {
   model.value("--quantization", c.quantization,
               "auto, mxfp4, modelopt_fp4 or compressed-tensors; must agree with the checkpoint");
   model.value("--dtype", c.dtype, "activations: auto (bfloat16), bfloat16 or float32");
+  model.value("--dense-quant", c.dense_quant,
+              "weights of dense layers that are bf16 in the checkpoint: none, or q8 (8 bits; on a CPU)");
   model.value("--kv-cache-dtype", c.kv_cache_dtype,
               "auto or bfloat16; a declared FP8 cache runs as bfloat16");
   model.value("--context-length,--max-model-len", c.context_length,

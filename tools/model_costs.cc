@@ -3,6 +3,8 @@
 #include <cmath>
 #include <string>
 
+#include "engine/memory_plan.h"
+
 namespace fp4moe {
 namespace {
 
@@ -21,13 +23,14 @@ double ModelCosts::step_bytes(double num_tokens) const {
   return dense_bytes + expert_bytes * (1 - std::pow(1 - top_k / num_experts, num_tokens));
 }
 
-ModelCosts model_costs(const Checkpoint& checkpoint, const ModelConfig& config) {
+ModelCosts model_costs(const Checkpoint& checkpoint, const ModelConfig& config, DenseQuant quant) {
   ModelCosts costs;
   costs.num_experts = static_cast<double>(config.num_experts);
   costs.top_k = static_cast<double>(config.top_k);
   for (const TensorEntry& tensor : checkpoint.tensors()) {
-    const auto num_bytes = static_cast<double>(tensor.view.num_bytes());
     const bool is_embedding = has(tensor.name, "embed_tokens");
+    const auto num_bytes =
+        static_cast<double>(is_embedding ? head_bytes(tensor, quant) : held_bytes(tensor, quant));
     if (has(tensor.name, ".experts.")) {
       costs.expert_bytes += num_bytes;
       costs.expert_flops += flops_of(tensor) * costs.top_k / costs.num_experts;

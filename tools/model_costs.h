@@ -5,6 +5,7 @@
 
 #include "io/checkpoint.h"
 #include "io/model_config.h"
+#include "kernels/ops.h"
 
 namespace fp4moe {
 
@@ -19,6 +20,6 @@ struct ModelCosts {
   // Weights that one step of so many tokens reads, each once; experts are chosen uniformly.
   double step_bytes(double num_tokens) const;
 };
-ModelCosts model_costs(const Checkpoint& checkpoint, const ModelConfig& config);
+ModelCosts model_costs(const Checkpoint& checkpoint, const ModelConfig& config, DenseQuant quant);
 
 }  // namespace fp4moe

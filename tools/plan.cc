@@ -29,6 +29,7 @@ Report flags_report(const EngineConfig& f) {
           {"moe_a2a_backend", f.moe_a2a_backend},
           {"fp4_compute", f.fp4_compute},
           {"fp4_act_scales", f.fp4_act_scales},
+          {"dense_quant", f.dense_quant},
           {"deepep_mode", f.deepep_mode},
           {"deepep_dispatcher_output_dtype", f.deepep_dispatcher_output_dtype},
           {"flashinfer_dispatcher_output_dtype", f.flashinfer_dispatcher_output_dtype},
@@ -89,7 +90,8 @@ Result<Report> make_report(const EngineConfig& given) {
                 {"budget_bytes", memory.budget_bytes},
                 {"kv_tokens", memory.num_kv_pages * flags.page_size * dp},
                 {"context_length", memory.context_length},
-                {"weight_bytes_per_token", std::llround(model_costs(checkpoint, config).step_bytes(1))},
+                {"weight_bytes_per_token",
+                 std::llround(model_costs(checkpoint, config, plan.dense_quant).step_bytes(1))},
                 {"kv_bytes_per_token",
                  KvCache::bytes_per_page(config, plan.act_dtype, flags.page_size) / flags.page_size}};
 }

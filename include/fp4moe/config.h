@@ -33,6 +33,7 @@ struct EngineConfig {
       "auto";  // auto | mxfp4 | modelopt_fp4 | compressed-tensors: must agree with the checkpoint
   std::string kv_cache_dtype = "auto";  // auto | bfloat16
   std::string dtype = "auto";           // activations: auto (= bfloat16) | bfloat16 | float32
+  std::string dense_quant = "none";     // weights of dense layers: none (= bf16) | q8 (8 bits; on a CPU)
   int64_t context_length = 0;           // tokens; 0: max_position_embeddings
 
   // Where and how it runs.

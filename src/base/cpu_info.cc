@@ -45,7 +45,8 @@ Isa detect_isa() {
   if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))) return Isa::kScalar;
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                      __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+                      __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni") &&
+                      __builtin_cpu_supports("avx512bf16");
   if (!avx512) return Isa::kAvx2;
   return has_amx() && allow_amx() ? Isa::kAmx : Isa::kAvx512;
 #else

@@ -12,7 +12,7 @@ namespace fp4moe {
 enum class Isa {
   kScalar,  // x86-64 baseline, and any other CPU
   kAvx2,    // AVX2, FMA, F16C
-  kAvx512,  // AVX-512 F, BW, DQ, VL, with VNNI and BF16
+  kAvx512,  // AVX-512 F, BW, DQ, VL, VBMI, VNNI and BF16: Zen 4, Sapphire Rapids and later
   kAmx,     // AMX tiles with BF16 and INT8, which Linux must allow
 };
 

@@ -100,9 +100,22 @@ std::string size_string(int64_t num_bytes) {
   return mib < 1024 ? decimal(mib) + " MiB" : decimal(mib / 1024) + " GiB";
 }
 
+int64_t head_bytes(const TensorEntry& embedding, DenseQuant quant) {
+  const TensorView& view = embedding.view;
+  if (quant == DenseQuant::kNone || view.dtype != DType::kBF16 || view.shape.size() != 2)
+    return view.num_bytes();
+  return linear_weight_bytes(view.shape[0], view.shape[1], LinearLayout::kPanel16Q8);
+}
+
+int64_t held_bytes(const TensorEntry& tensor, DenseQuant quant) {
+  const auto has = [&tensor](std::string_view part) { return tensor.name.find(part) != std::string::npos; };
+  // MLA's up-projections multiply f32 rows head by head: they stay bf16.
+  const bool is_dense = !has(".experts.") && (has("lm_head") || (has("_proj") && !has("kv_b_proj")));
+  return is_dense ? head_bytes(tensor, quant) : tensor.view.num_bytes();
+}
+
 int64_t rank_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan) {
   const RankLayout& layout = plan.moe.problem().layout;
-  if (layout.tp == 1) return checkpoint.total_bytes();
   const int64_t head_parts =
       layout.dp > 1 && !plan.flags.enable_dp_lm_head ? layout.tp : layout.attention_tp();
   const int64_t shared_parts = plan.moe.shared_expert_is_sharded() ? layout.tp : 1;
@@ -110,7 +123,7 @@ int64_t rank_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& confi
   for (const TensorEntry& tensor : checkpoint.tensors()) {
     const std::string_view name = tensor.name;
     const auto has = [&name](std::string_view part) { return name.find(part) != name.npos; };
-    const int64_t num_bytes = tensor.view.num_bytes();
+    const int64_t num_bytes = held_bytes(tensor, plan.dense_quant);
     if (has(".experts.")) {
       sum += num_bytes / layout.tp;
     } else if (has("shared_expert")) {
@@ -118,7 +131,7 @@ int64_t rank_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& confi
     } else if (has("lm_head")) {
       sum += num_bytes / head_parts;
     } else if (has("embed_tokens")) {
-      sum += num_bytes + (config.tie_word_embeddings ? num_bytes / head_parts : 0);
+      sum += num_bytes + (config.tie_word_embeddings ? head_bytes(tensor, plan.dense_quant) / head_parts : 0);
     } else if (has("_proj") && !has("_a_proj")) {  // MLA's compressions are on every rank
       sum += num_bytes / layout.attention_tp();
     } else {

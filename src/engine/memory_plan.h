@@ -23,6 +23,12 @@ struct MemoryProblem {
   int64_t max_position_embeddings = 0;  // tokens the model was made for
 };
 
+// Of a checkpoint's tensor as a CPU holds it: dense layers' bf16 matrices by `quant`.
+int64_t held_bytes(const TensorEntry& tensor, DenseQuant quant);
+
+// Of an embedding that is the LM head too: the head's copy.
+int64_t head_bytes(const TensorEntry& embedding, DenseQuant quant);
+
 // Weights of rank plan.moe.problem().layout.rank: the checkpoint's bytes by what is whole, sharded over the
 // attention group or over all ranks. Exact but for shards that do not come out even.
 int64_t rank_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan);

@@ -45,6 +45,7 @@ Status Rank::load(const RankSetup& setup, const ProgressSink& progress) {
       .max_logit_rows = options.max_logit_rows,
       .dp_lm_head = setup.flags.enable_dp_lm_head,
       .rank = context_,
+      .dense_quant = setup.plan.dense_quant,
   };
   FP4MOE_ASSIGN_OR_RETURN(model_,
                           Model::load(setup.checkpoint, setup.config, model_options, pool_, progress));

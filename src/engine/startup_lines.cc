@@ -27,6 +27,14 @@ std::string experts_line(const StartupFacts& facts) {
   return line.str();
 }
 
+std::string numerics_line(const ModelPlan& plan) {
+  const std::string activations = plan.act_dtype == DType::kF32 ? "float32" : "bfloat16";
+  const bool q8 = plan.dense_quant == DenseQuant::kQ8;
+  return "numerics   activations " + activations + ", dense layers " +
+         (q8 ? "q8: 8 bits and a bfloat16 scale a block of 32 (--dense-quant none for the checkpoint's)"
+             : "bfloat16");
+}
+
 std::string context_line(const StartupFacts& facts) {
   const EngineConfig& flags = facts.flags;
   std::ostringstream line;
@@ -98,7 +106,7 @@ std::vector<std::string> startup_lines(const StartupFacts& facts) {
           (is_gpu ? "; " + describe_cuda() : ""),
       model_line(facts),
       experts_line(facts),
-      std::string("numerics   activations ") + (facts.plan.act_dtype == DType::kF32 ? "float32" : "bfloat16"),
+      numerics_line(facts.plan),
   };
   lines.push_back("MoE        " + summary(facts.plan.moe));
   add_rank_lines(facts, lines);

@@ -28,17 +28,23 @@ struct ActRows {
   int64_t rows = 0, cols = 0;
 };
 
-// How a dense [N, K] bf16 weight lies in memory.
+// What dense weights are held as.
+enum class DenseQuant : uint8_t { kNone, kQ8 };  // bf16, or the 8-bit blocks of formats/q8.h
+
+// How a dense [N, K] weight lies in memory.
 enum class LinearLayout : uint8_t {
-  kRowMajor,  // [N, K]: as in the checkpoint; kernels/ref
-  kPanel16,   // [ceil(N/16)][ceil(K/2)][16][2]: 16 output rows side by side, pairs of k together (the
-              // operand order of vdpbf16ps); rows past N and the k past an odd K are zero
+  kRowMajor,    // [N, K]: as in the checkpoint; kernels/ref
+  kPanel16,     // [ceil(N/16)][ceil(K/2)][16][2]: 16 output rows side by side, pairs of k together (the
+                // operand order of vdpbf16ps); rows past N and the k past an odd K are zero
+  kRowMajorQ8,  // [N][ceil(K/32)] Q8Block; kernels/ref
+  kPanel16Q8,   // [ceil(N/16)] panels of kernels/cpu/q8_panel.h; rows past N and k past K are zero
 };
 
-// bytes of an [N, K] bf16 weight in `layout`.
+// bytes of an [N, K] weight in `layout`.
 int64_t linear_weight_bytes(int64_t n, int64_t k, LinearLayout layout);
-// src [N, K] row-major -> dst, linear_weight_bytes() long, 64-byte aligned, not overlapping. Exact.
-void pack_linear_weight(const bf16* src, int64_t n, int64_t k, LinearLayout layout, bf16* dst,
+// src [N, K] row-major -> dst, linear_weight_bytes() long, 64-byte aligned, not overlapping. Exact for bf16
+// layouts; blocks of the others begin at column 0.
+void pack_linear_weight(const bf16* src, int64_t n, int64_t k, LinearLayout layout, void* dst,
                         ThreadPool& pool);
 
 struct DenseOps;
@@ -48,7 +54,7 @@ Result<Buffer> put_linear_weight(const bf16* src, int64_t n, int64_t k, const De
 
 struct LinearArgs {              // out = x W^T + bias (+ out)
   ActRows x;                     // [T, K]
-  const bf16* weight = nullptr;  // [N, K] in the table's linear_layout
+  const void* weight = nullptr;  // [N, K] in the table's linear_layout
   const float* bias = nullptr;   // [N] or null
   float* out = nullptr;          // [T, N]; must not overlap x
   int64_t n = 0;
@@ -141,7 +147,7 @@ struct HeadNormArgs {
 struct HeadLinearArgs {
   const float* x = nullptr;  // row t, head h starts at x + t * x_stride + h * x_head_stride
   int64_t x_stride = 0, x_head_stride = 0;
-  const bf16* weight = nullptr;  // [num_heads] matrices [N, K], each in the table's linear_layout
+  const bf16* weight = nullptr;  // [num_heads] matrices [N, K], each in the table's head_linear_layout
   void* out = nullptr;           // of out_dtype, kF32 or kBF16; addressed as x; must not overlap it
   DType out_dtype = DType::kF32;
   int64_t out_stride = 0, out_head_stride = 0;
@@ -192,8 +198,10 @@ struct SiluMulArgs {
 // parallelism of a CPU. A GPU's read and write device memory only, go to the calling thread's current stream
 // (device/stream.h), leave the pool alone, and can be captured into a graph.
 struct DenseOps {
-  const char* name;  // "ref", "cpu_scalar", "cpu_avx2", "cpu_avx512", "cpu_amx", "cuda"
+  // "ref", "cpu_scalar", "cpu_avx2", "cpu_avx512", "cpu_amx", "cuda"; with 8-bit weights "..._q8"
+  const char* name;
   LinearLayout linear_layout;
+  LinearLayout head_linear_layout = LinearLayout::kRowMajor;  // always of bf16
   void (*linear)(const LinearArgs&, ThreadPool&);
   void (*embed)(const EmbedArgs&, ThreadPool&);
   void (*rms_norm)(const RmsNormArgs&, ThreadPool&);
@@ -215,9 +223,9 @@ struct DenseOps {
 };
 
 // The oracle; accepts both activation types.
-const DenseOps& ref_dense_ops();
+const DenseOps& ref_dense_ops(DenseQuant quant = DenseQuant::kNone);
 // Precondition: isa_available(isa). Both activation types are accepted; bf16 is the fast one.
-const DenseOps& cpu_dense_ops(Isa isa);
+const DenseOps& cpu_dense_ops(Isa isa, DenseQuant quant = DenseQuant::kNone);
 // Of the GPU; bf16 activations only. Null in a build without CUDA.
 const DenseOps* cuda_dense_ops();
 // The same by one algorithm for any batch: a row's bits depend neither on the other rows nor on where its

@@ -242,7 +242,7 @@ Result<const bf16*> up_projection_rows(const LinearWeightsView& kv_b, Buffer& st
 // they multiply is not quantised under any scheme: it is no row of the checkpoint's layer.
 Status load_up_projections(WeightLoader& loader, const std::string& prefix, Shard heads, MlaWeights& w) {
   const MlaSizes& s = w.sizes;
-  const LinearLayout layout = loader.ops().linear_layout;
+  const LinearLayout layout = loader.ops().head_linear_layout;
   FP4MOE_ASSIGN_OR_RETURN(
       const LinearWeightsView kv_b,
       loader.view(prefix + "kv_b_proj", {loader.config().num_heads * (s.nope + s.value), s.latent}));
@@ -257,10 +257,10 @@ Status load_up_projections(WeightLoader& loader, const std::string& prefix, Shar
     const bf16* keys = rows + (heads.first + head) * (s.nope + s.value) * s.latent;
     for (int64_t i = 0; i < s.nope; ++i)
       for (int64_t j = 0; j < s.latent; ++j) transposed.as<bf16>()[j * s.nope + i] = keys[i * s.latent + j];
-    pack_linear_weight(transposed.as<bf16>(), s.latent, s.nope, layout,
-                       reinterpret_cast<bf16*>(key_up.data() + head * key_bytes), loader.pool());
+    pack_linear_weight(transposed.as<bf16>(), s.latent, s.nope, layout, key_up.data() + head * key_bytes,
+                       loader.pool());
     pack_linear_weight(keys + s.nope * s.latent, s.value, s.latent, layout,
-                       reinterpret_cast<bf16*>(value_up.data() + head * value_bytes), loader.pool());
+                       value_up.data() + head * value_bytes, loader.pool());
   }
   FP4MOE_ASSIGN_OR_RETURN(w.key_up, loader.put(std::move(key_up)));
   FP4MOE_ASSIGN_OR_RETURN(w.value_up, loader.put(std::move(value_up)));

@@ -27,6 +27,7 @@ struct ModelOptions {
   // dp > 1: each group has a whole LM head; else all ranks share one.
   bool dp_lm_head = false;
   RankContext rank;
+  DenseQuant dense_quant = DenseQuant::kNone;  // of a CPU
 };
 
 // T rows, sequence after sequence. Ids and positions were checked by the caller.

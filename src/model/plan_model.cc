@@ -156,6 +156,7 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
   FP4MOE_RETURN_IF_ERROR(check_quantization(model, flags.quantization));
   FP4MOE_ASSIGN_OR_RETURN(plan.act_dtype, resolve_dtype(flags.dtype));
   plan.isa = best_isa();
+  if (flags.dense_quant == "q8") plan.dense_quant = DenseQuant::kQ8;
   MoeProblem problem{
       .hidden_size = model.hidden_size,
       .intermediate_size = model.intermediate_size,
@@ -173,6 +174,7 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
       .a2a = flags.moe_a2a_backend,
       .fp4_compute = flags.fp4_compute,
       .act_scales = flags.fp4_act_scales,
+      .dense_quant = flags.dense_quant,
       .fabric = flags.fabric,
       .tp = flags.tp_size,
       .ep = flags.ep_size,

@@ -8,6 +8,7 @@
 #include "device/device.h"
 #include "fp4moe/config.h"
 #include "io/model_config.h"
+#include "kernels/ops.h"
 #include "moe/plan.h"
 
 namespace fp4moe {
@@ -15,8 +16,9 @@ namespace fp4moe {
 struct ModelPlan {
   DType act_dtype = DType::kBF16;
   Isa isa = Isa::kScalar;  // of the dense ops
-  MoePlan moe;             // its problem says on which device
-  EngineConfig flags;      // resolved: no automatic choice that resolve_flags() makes is left open
+  DenseQuant dense_quant = DenseQuant::kNone;
+  MoePlan moe;         // its problem says on which device
+  EngineConfig flags;  // resolved: no automatic choice that resolve_flags() makes is left open
 
   DeviceKind device() const { return moe.problem().device; }
 };

@@ -80,6 +80,12 @@ Status check_one_gpu(const MoeProblem& p, const MoeChoice& c) {
                 "--moe-a2a-backend none");
 }
 
+Status check_dense_quant(const MoeProblem& p, const MoeChoice& c) {
+  if (p.device != DeviceKind::kCuda || c.dense_quant == "none") return {};
+  return refuse("dense_quant=" + c.dense_quant, "on device=cuda: a GPU's dense layers are bf16",
+                "--dense-quant none");
+}
+
 constexpr LegalityRule kRules[] = {
     {"counts", "tp, ep or dp outside 1 to 1024", check_counts},
     {"dp_divides_tp", "tp that is not a multiple of dp", check_dp_divides_tp},
@@ -89,6 +95,7 @@ constexpr LegalityRule kRules[] = {
     {"ep_divides_experts", "experts that are not a multiple of ep", check_ep_divides_experts},
     {"shard_blocks", "tensor-parallel experts with fewer scale blocks of I than ranks", check_shard_blocks},
     {"one_gpu", "several ranks, or an a2a, on a GPU", check_one_gpu},
+    {"dense_quant", "8-bit dense layers on a GPU", check_dense_quant},
     {"deepep_mode", "deepep_mode normal", check_deepep_mode},
 };
 

@@ -15,10 +15,10 @@ namespace fp4moe {
 constexpr double kF32Eps = 0x1p-24, kBf16Eps = 0x1p-8;  // half a unit in the last place of 1
 
 // The CPU tables that this machine runs, best last.
-inline std::vector<const DenseOps*> cpu_tables() {
+inline std::vector<const DenseOps*> cpu_tables(DenseQuant quant = DenseQuant::kNone) {
   std::vector<const DenseOps*> tables;
   for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAmx})
-    if (isa_available(isa)) tables.push_back(&cpu_dense_ops(isa));
+    if (isa_available(isa)) tables.push_back(&cpu_dense_ops(isa, quant));
   return tables;
 }
 

@@ -92,10 +92,10 @@ struct HeadLinearCase {
   std::vector<float> run(const DenseOps& ops, DType out_dtype, ThreadPool& pool, int64_t first = 0,
                          int64_t rows = -1) const {
     if (rows < 0) rows = tokens;
-    const int64_t bytes = linear_weight_bytes(n, k, ops.linear_layout);
+    const int64_t bytes = linear_weight_bytes(n, k, ops.head_linear_layout);
     Buffer packed = *Buffer::make(heads * bytes);
     for (int h = 0; h < heads; ++h)
-      pack_linear_weight(weight.data() + h * n * k, n, k, ops.linear_layout,
+      pack_linear_weight(weight.data() + h * n * k, n, k, ops.head_linear_layout,
                          reinterpret_cast<bf16*>(packed.data() + h * bytes), pool);
     ActBuffer out(out_dtype, rows, out_stride(),
                   std::vector<float>(static_cast<size_t>(rows * out_stride()), kGap));

@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "base/buffer.h"
+#include "formats/q8.h"
 #include "kernels/dense_case.h"
 #include "support/compare.h"
 
@@ -12,6 +13,23 @@ namespace {
 struct Shape {
   int64_t t, n, k;
 };
+
+DenseQuant quant_of(const DenseOps& ops) {
+  return ops.linear_layout == LinearLayout::kPanel16Q8 ? DenseQuant::kQ8 : DenseQuant::kNone;
+}
+
+// The weights [N, K] that 8-bit blocks hold instead of `weight`.
+std::vector<float> through_q8(const std::vector<float>& weight, int64_t k) {
+  const std::vector<bf16> rounded = to_bf16(weight);
+  std::vector<float> values;
+  for (int64_t row = 0; row < std::ssize(weight); row += k)
+    for (int64_t first = 0; first < k; first += kQ8Block) {
+      const int64_t count = std::min(kQ8Block, k - first);
+      const Q8Block block = quantize_q8(rounded.data() + row + first, count);
+      for (int64_t i = 0; i < count; ++i) values.push_back(block.codes[i] * bf16_to_float(block.scale));
+    }
+  return values;
+}
 
 struct LinearCase {
   Shape shape;
@@ -32,11 +50,11 @@ struct LinearCase {
     if (rows < 0) rows = shape.t;
     const std::vector<bf16> row_major = to_bf16(weight);
     Buffer packed = *Buffer::make(linear_weight_bytes(shape.n, shape.k, ops.linear_layout));
-    pack_linear_weight(row_major.data(), shape.n, shape.k, ops.linear_layout, packed.as<bf16>(), pool);
+    pack_linear_weight(row_major.data(), shape.n, shape.k, ops.linear_layout, packed.data(), pool);
     ActBuffer act(dtype, rows, shape.k, {x.begin() + first * shape.k, x.begin() + (first + rows) * shape.k});
     std::vector<float> out(residual.begin() + first * shape.n, residual.begin() + (first + rows) * shape.n);
     ops.linear({.x = act.view(),
-                .weight = packed.as<bf16>(),
+                .weight = packed.data(),
                 .bias = with_bias ? bias.data() : nullptr,
                 .out = out.data(),
                 .n = shape.n,
@@ -46,15 +64,17 @@ struct LinearCase {
   }
 
   // |error| of an f32 sum of k exact or once-rounded products, in any order: (k + 2) eps sum |x w|; two more
-  // additions for bias and residual; products below the smallest normal may vanish.
-  std::vector<float> budget() const {
+  // additions for bias and residual, and with blocks of weights one for each; products below the smallest
+  // normal may vanish.
+  std::vector<float> budget(DenseQuant quant) const {
+    const std::vector<float> w = quant == DenseQuant::kQ8 ? through_q8(weight, shape.k) : weight;
+    const int64_t additions = shape.k + 4 + (quant == DenseQuant::kQ8 ? q8_blocks(shape.k) : 0);
     std::vector<float> limits;
     for (int64_t t = 0; t < shape.t; ++t)
       for (int64_t n = 0; n < shape.n; ++n) {
         double sum = std::abs(bias[n]) + std::abs(residual[t * shape.n + n]);
-        for (int64_t k = 0; k < shape.k; ++k)
-          sum += std::abs(x[t * shape.k + k] * weight[n * shape.k + k]) * 1.02;
-        limits.push_back(static_cast<float>(static_cast<double>(shape.k + 4) * kF32Eps * sum));
+        for (int64_t k = 0; k < shape.k; ++k) sum += std::abs(x[t * shape.k + k] * w[n * shape.k + k]) * 1.02;
+        limits.push_back(static_cast<float>(static_cast<double>(additions) * kF32Eps * sum));
       }
     return limits;
   }
@@ -71,7 +91,8 @@ class Linear : public testing::TestWithParam<std::tuple<const DenseOps*, DType>>
     for (bool bias : {false, true})
       for (bool accumulate : {false, true})
         ASSERT_TRUE(within_budget(c.run(ops(), pool_, bias, accumulate),
-                                  c.run(ref_dense_ops(), pool_, bias, accumulate), c.budget()))
+                                  c.run(ref_dense_ops(quant_of(ops())), pool_, bias, accumulate),
+                                  c.budget(quant_of(ops()))))
             << "T=" << shape.t << " N=" << shape.n << " K=" << shape.k << " bias=" << bias
             << " accumulate=" << accumulate;
   }
@@ -110,8 +131,34 @@ TEST_P(Linear, IsBatchInvariant) {
   }
 }
 
+// Weights that 8 bits hold exactly give the sums of bf16 ones: nothing of the quantiser is in the oracle.
+TEST_P(Linear, WholeMultiplesOfAPowerOfTwoAreExact) {
+  for (const int64_t k : {1, 31, 32, 33, 64, 100}) {
+    LinearCase c({5, 37, k}, dtype(), 3);
+    Random random(5);
+    for (int64_t i = 0; i < std::ssize(c.weight); ++i) {
+      const int exponent = static_cast<int>(random.integer(-20, 20));
+      const int64_t code = i % k % kQ8Block == 0 ? 127 : random.integer(-127, 127);
+      // One scale a block: the exponent of its first element.
+      const int64_t first = i - i % k % kQ8Block;
+      c.weight[i] = first == i ? std::ldexp(127.0f, exponent)
+                               : std::ldexp(static_cast<float>(code), std::ilogb(c.weight[first]) - 6);
+    }
+    ASSERT_EQ(through_q8(c.weight, k), c.weight);
+    ASSERT_TRUE(within_budget(c.run(ops(), pool_, true, true), c.run(ref_dense_ops(), pool_, true, true),
+                              c.budget(quant_of(ops()))))
+        << "K=" << k;
+  }
+}
+
+std::vector<const DenseOps*> all_tables() {
+  std::vector<const DenseOps*> tables = cpu_tables();
+  for (const DenseOps* ops : cpu_tables(DenseQuant::kQ8)) tables.push_back(ops);
+  return tables;
+}
+
 INSTANTIATE_TEST_SUITE_P(Tables, Linear,
-                         testing::Combine(testing::ValuesIn(cpu_tables()),
+                         testing::Combine(testing::ValuesIn(all_tables()),
                                           testing::Values(DType::kBF16, DType::kF32)),
                          [](const auto& p) {
                            return std::string(std::get<0>(p.param)->name) + "_" +

@@ -48,10 +48,10 @@ struct MlaCase {
   // [heads] matrices [n, k] in the table's layout.
   static Buffer pack(const DenseOps& ops, const std::vector<bf16>& w, int heads, int n, int k,
                      ThreadPool& pool) {
-    const int64_t bytes = linear_weight_bytes(n, k, ops.linear_layout);
+    const int64_t bytes = linear_weight_bytes(n, k, ops.head_linear_layout);
     Buffer packed = *Buffer::make(heads * bytes);
     for (int h = 0; h < heads; ++h)
-      pack_linear_weight(w.data() + int64_t{h} * n * k, n, k, ops.linear_layout,
+      pack_linear_weight(w.data() + int64_t{h} * n * k, n, k, ops.head_linear_layout,
                          reinterpret_cast<bf16*>(packed.data() + h * bytes), pool);
     return packed;
   }

@@ -87,9 +87,10 @@ TEST_P(RowOps, SigmoidGateScalesEachTokenByItsOwn) {
 
 TEST_P(RowOps, HeadLinearScalesItsSums) {
   const int64_t n = 16, k = 8;
-  std::vector<bf16> weight, panels(static_cast<size_t>(linear_weight_bytes(n, k, ops().linear_layout) / 2));
+  std::vector<bf16> weight,
+      panels(static_cast<size_t>(linear_weight_bytes(n, k, ops().head_linear_layout) / 2));
   for (const float v : random_floats(n * k, 8)) weight.push_back(float_to_bf16(v));
-  pack_linear_weight(weight.data(), n, k, ops().linear_layout, panels.data(), pool_);
+  pack_linear_weight(weight.data(), n, k, ops().head_linear_layout, panels.data(), pool_);
   const std::vector<float> x = random_floats(3 * k, 9);
   std::vector<float> plain(3 * n, kNaN), scaled(3 * n, kNaN);
   HeadLinearArgs args{.x = x.data(),

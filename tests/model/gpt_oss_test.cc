@@ -116,6 +116,35 @@ TEST_P(Demo, LogitsDoNotDependOnChunksPagesOrThreads) {
   }
 }
 
+// 8-bit dense weights alone move the logits by what docs/numerics.md says, and with bf16 activations too.
+TEST_P(Demo, EightBitDenseLayersAreWithinTheirPromise) {
+  ASSERT_FALSE(prompt_.ids.empty());
+  for (EngineConfig flags : {reference_flags(), EngineConfig{}}) {
+    flags.dense_quant = "q8";
+    const Result<std::vector<float>> logits = compute_logits({FP4MOE_DEMO, flags}, prompt_.ids);
+    ASSERT_TRUE(logits.ok()) << logits.status().to_string();
+    const auto [same_argmax, median_error] = agreement(*logits);
+    EXPECT_GE(same_argmax, 0.98);  // one of 67 positions differs
+    EXPECT_LE(median_error, 5e-3);
+    EXPECT_FALSE(within_relative_l2(*logits, prompt_.logits, 1e-3)) << "8-bit weights cannot be this near";
+  }
+}
+
+TEST_P(Demo, EightBitLogitsDoNotDependOnChunksOrThreads) {
+  ASSERT_FALSE(prompt_.ids.empty());
+  LogitsRun run{FP4MOE_DEMO, EngineConfig{}};
+  run.flags.dense_quant = "q8";
+  const Result<std::vector<float>> whole = compute_logits(run, prompt_.ids);
+  ASSERT_TRUE(whole.ok()) << whole.status().to_string();
+  for (const int64_t chunk : {1, 7}) {
+    run.chunk = chunk;
+    run.flags.threads = static_cast<int>(chunk % 3 + 1);
+    const Result<std::vector<float>> parts = compute_logits(run, prompt_.ids);
+    ASSERT_TRUE(parts.ok()) << parts.status().to_string();
+    EXPECT_EQ(*parts, *whole) << "chunk " << chunk;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Prompts, Demo, testing::Values(0, 1));
 
 }  // namespace

@@ -55,7 +55,8 @@ class Rank {
                                .max_batch_tokens = s_.run.chunk,
                                .max_logit_rows = s_.run.chunk * groups,
                                .dp_lm_head = s_.run.flags.enable_dp_lm_head,
-                               .rank = context_};
+                               .rank = context_,
+                               .dense_quant = s_.plan.dense_quant};
     FP4MOE_ASSIGN_OR_RETURN(model_, Model::load(s_.checkpoint, s_.config, options, pool_, {}));
     const int64_t pages = std::max<int64_t>(1, (s_.longest() + s_.run.page_size - 1) / s_.run.page_size);
     FP4MOE_ASSIGN_OR_RETURN(kv_,

@@ -40,7 +40,11 @@ Result<std::vector<float>> compute_logits(const LogitsRun& run, const std::vecto
   FP4MOE_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(config, run.flags));
   ThreadPool pool(std::max(1, run.flags.threads));
   FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(run.folder));
-  const ModelOptions options{plan.act_dtype, plan.isa, plan.moe, chunk};
+  const ModelOptions options{.act_dtype = plan.act_dtype,
+                             .isa = plan.isa,
+                             .moe_plan = plan.moe,
+                             .max_batch_tokens = chunk,
+                             .dense_quant = plan.dense_quant};
   FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model,
                           Model::load(checkpoint, config, options, pool, {}));
   const int64_t num_pages = (t + run.page_size - 1) / run.page_size;
@@ -87,7 +91,11 @@ Result<std::vector<float>> compute_batch_logits(const LogitsRun& run,
   std::vector<int64_t> logit_rows(ids.size());
   std::iota(logit_rows.begin(), logit_rows.end(), 0);
 
-  const ModelOptions options{plan.act_dtype, plan.isa, plan.moe, t};
+  const ModelOptions options{.act_dtype = plan.act_dtype,
+                             .isa = plan.isa,
+                             .moe_plan = plan.moe,
+                             .max_batch_tokens = t,
+                             .dense_quant = plan.dense_quant};
   FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model,
                           Model::load(checkpoint, config, options, pool, {}));
   FP4MOE_ASSIGN_OR_RETURN(KvCache kv, KvCache::make(config, plan.act_dtype, num_pages, run.page_size));

@@ -323,6 +323,17 @@ TEST(PlanRefusalTest, SizesThatMakeNoSense) {
   EXPECT_EQ(refusal(p, {}, StatusCode::kInvalidArgument), "activations of F16: BF16 or F32");
 }
 
+TEST(PlanRefusalTest, EightBitDenseLayersOnAGpu) {
+  MoeProblem p = problem();
+  EXPECT_TRUE(plan_moe(p, {.dense_quant = "q8"}).ok());
+  p.device = DeviceKind::kCuda;
+  p.compute_capability = 90;
+  EXPECT_EQ(
+      refusal(p, {.dense_quant = "q8"}),
+      "dense_quant=q8 on device=cuda: a GPU's dense layers are bf16; nearest legal choice: --dense-quant "
+      "none");
+}
+
 TEST(PlanRefusalTest, DeviceWithoutARow) {
   MoeProblem p = problem();
   p.device = DeviceKind::kCuda;

@@ -81,6 +81,9 @@ def sample():
     yield row(NVFP4, "flashinfer_cutedsl", "deepep", 4, 4, dp=4, flags=["--deepep-dispatcher-output-dtype", "nvfp4"])
     yield row(NVFP4, "flashinfer_cutlass", "flashinfer", 2, 2, dp=2)
     yield row(MXFP4, "flashinfer_mxfp4", "none", 4, 4)
+    for model in (MXFP4, NVFP4):
+        yield row(model, "auto", "none", 1, 1, flags=["--dense-quant", "q8"])
+    yield row(MXFP4, "auto", "none", 2, 1, flags=["--dense-quant", "q8"])
 
 
 def describe(r):

@@ -43,6 +43,7 @@ REFUSED = [
     ("W4A8 by precision", "--flashinfer-mxfp4-moe-precision fp8", UNSUPPORTED, "--fp4-compute w4a8"),
     ("unknown precision", "--flashinfer-mxfp4-moe-precision fp3", USAGE, "fp3", "default, bf16"),
     ("FP8 KV cache", "--kv-cache-dtype fp8_e4m3", UNSUPPORTED, "fp8_e4m3", "auto"),
+    ("unknown dense weights", "--dense-quant q4", USAGE, "--dense-quant q4", "none, q8"),
     ("unknown test", "--self-test slow", USAGE, "slow", "fast, full, off"),
     ("no time to wait", "--comm-timeout 0", USAGE, "--comm-timeout", "above 0"),
     ("no memory for rows", "--a2a-memory-budget 0", USAGE, "--a2a-memory-budget 0", "1 to"),

@@ -43,6 +43,23 @@ class Plan(unittest.TestCase):
                 self.near(rank["a2a_bytes"], found[4], log)
                 self.assertIn(f" = {expected['kv_tokens']} tokens in pages of 16", log)
 
+    def test_eight_bit_dense_layers_are_counted(self):
+        for model in (MODEL, NVFP4):
+            with self.subTest(model):
+                bf16, q8 = (plan(model, "--dense-quant", quant, *FEW) for quant in ("none", "q8"))
+                self.assertLess(q8["ranks"][0]["weight_bytes"], bf16["ranks"][0]["weight_bytes"])
+                self.assertLess(q8["weight_bytes_per_token"], bf16["weight_bytes_per_token"])
+                saved = {}
+                for quant, expected in (("none", bf16), ("q8", q8)):
+                    with Serve(BINARY, model, "--dense-quant", quant, *FEW) as server:
+                        log = "".join(server.lines)
+                    found = re.search(r" weights ([\d.]+) (\wiB), KV pool", log)
+                    self.assertTrue(found, log)
+                    saved[quant] = float(found[1]) * UNITS[found[2]]
+                    self.assertIn("dense layers q8: 8 bits" if quant == "q8" else "dense layers bfloat16", log)
+                planned = bf16["ranks"][0]["weight_bytes"] - q8["ranks"][0]["weight_bytes"]
+                self.assertLess(abs(saved["none"] - saved["q8"] - planned), 0.01 * planned + 2 * 0.005 * 2**20)
+
     def test_what_a_token_reads(self):
         # From the shapes of demo-gptoss-mxfp4: H = I = 256, E = 16, K = 4, 4 layers, 4.25 bits a weight, vocabulary 1024.
         expert = 3 * 256 * 256 * 17 // 32 + 3 * 256 * 2  # and biases in bf16

@@ -17,15 +17,15 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // time.
 constexpr int64_t kLinearPanels = 4, kLinearRows = 96;
 
-template <const DenseChunks& chunks>
+template <const DenseChunks& chunks, auto kChunk = &DenseChunks::linear>
 void linear(const LinearArgs& args, ThreadPool& pool) {
   const int64_t panels = ceil_div(args.n, 16), panel_chunks = ceil_div(panels, kLinearPanels);
   pool.run(panel_chunks * ceil_div(args.x.rows, kLinearRows), [&](int64_t chunk, int) {
     const int64_t row = chunk / panel_chunks * kLinearRows, panel = chunk % panel_chunks * kLinearPanels;
-    chunks.linear(args, {.row_begin = row,
-                         .row_end = std::min(args.x.rows, row + kLinearRows),
-                         .panel_begin = panel,
-                         .panel_end = std::min(panels, panel + kLinearPanels)});
+    (chunks.*kChunk)(args, {.row_begin = row,
+                            .row_end = std::min(args.x.rows, row + kLinearRows),
+                            .panel_begin = panel,
+                            .panel_end = std::min(panels, panel + kLinearPanels)});
   });
 }
 
@@ -37,10 +37,10 @@ void rms_norm(const RmsNormArgs& args, ThreadPool& pool) {
              [&](int64_t begin, int64_t end) { chunks.rms_norm(args, begin, end); });
 }
 
-template <const DenseChunks& chunks>
+template <const DenseChunks& chunks, auto kChunk = &DenseChunks::linear>
 void norm_linear(const NormLinearArgs& args, ThreadPool& pool) {
   rms_norm<chunks>(args.norm, pool);
-  linear<chunks>(args.linear, pool);
+  linear<chunks, kChunk>(args.linear, pool);
 }
 
 template <const DenseChunks& chunks>
@@ -141,6 +141,7 @@ template <const DenseChunks& chunks>
 constexpr DenseOps make_ops(const char* name) {
   return {.name = name,
           .linear_layout = LinearLayout::kPanel16,
+          .head_linear_layout = LinearLayout::kPanel16,
           .linear = linear<chunks>,
           .embed = ref::embed,
           .rms_norm = rms_norm<chunks>,
@@ -158,23 +159,38 @@ constexpr DenseOps make_ops(const char* name) {
           .sigmoid_gate = ref::sigmoid_gate};
 }
 
-constexpr DenseOps kScalarOps = make_ops<cpu_scalar::dense_chunks>("cpu_scalar");
+template <const DenseChunks& chunks>
+constexpr DenseOps make_q8_ops(const char* name) {
+  DenseOps ops = make_ops<chunks>(name);
+  ops.linear_layout = LinearLayout::kPanel16Q8;
+  ops.linear = linear<chunks, &DenseChunks::linear_q8>;
+  ops.norm_linear = norm_linear<chunks, &DenseChunks::linear_q8>;
+  return ops;
+}
+
+// By DenseQuant.
+constexpr DenseOps kScalarOps[] = {make_ops<cpu_scalar::dense_chunks>("cpu_scalar"),
+                                   make_q8_ops<cpu_scalar::dense_chunks>("cpu_scalar_q8")};
 #if defined(__x86_64__)
-constexpr DenseOps kAvx2Ops = make_ops<cpu_avx2::dense_chunks>("cpu_avx2");
-constexpr DenseOps kAvx512Ops = make_ops<cpu_avx512::dense_chunks>("cpu_avx512");
-constexpr DenseOps kAmxOps = make_ops<cpu_amx::dense_chunks>("cpu_amx");
+constexpr DenseOps kAvx2Ops[] = {make_ops<cpu_avx2::dense_chunks>("cpu_avx2"),
+                                 make_q8_ops<cpu_avx2::dense_chunks>("cpu_avx2_q8")};
+constexpr DenseOps kAvx512Ops[] = {make_ops<cpu_avx512::dense_chunks>("cpu_avx512"),
+                                   make_q8_ops<cpu_avx512::dense_chunks>("cpu_avx512_q8")};
+constexpr DenseOps kAmxOps[] = {make_ops<cpu_amx::dense_chunks>("cpu_amx"),
+                                make_q8_ops<cpu_amx::dense_chunks>("cpu_amx_q8")};
 #endif
 
 }  // namespace
 
-const DenseOps& cpu_dense_ops(Isa isa) {
+const DenseOps& cpu_dense_ops(Isa isa, DenseQuant quant) {
   FP4MOE_CHECK(isa_available(isa), std::string("this CPU has no ") + isa_name(isa));
+  const auto index = static_cast<size_t>(quant);
 #if defined(__x86_64__)
-  if (isa == Isa::kAmx) return kAmxOps;
-  if (isa == Isa::kAvx512) return kAvx512Ops;
-  if (isa == Isa::kAvx2) return kAvx2Ops;
+  if (isa == Isa::kAmx) return kAmxOps[index];
+  if (isa == Isa::kAvx512) return kAvx512Ops[index];
+  if (isa == Isa::kAvx2) return kAvx2Ops[index];
 #endif
-  return kScalarOps;
+  return kScalarOps[index];
 }
 
 }  // namespace fp4moe

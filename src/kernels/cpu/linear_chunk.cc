@@ -1,5 +1,5 @@
 // Computes  out[T, N] = x[T, K] W^T (+ bias) (+ out), W in panels of 16 outputs (LinearLayout::kPanel16);
-//           head_linear: the same for each head's slice of f32 rows.
+//           head_linear: the same for each head's slice of f32 rows; linear_q8: see linear_q8_tile.h.
 // Bytes     2 N K of weights, once for up to kLargeRows rows; x and out are small beside them.
 // Flops     2 T N K.
 // Bound     memory for T <= 4 (weights stream from DRAM, prefetched); from T = 12 the multiply units:
@@ -10,7 +10,8 @@
 //           AVX-512 on bf16 rows: vdpbf16ps (subnormals count as zero). Otherwise bf16 is decoded exactly and
 //           even k, then odd k are added by fma (a rounded product and a rounded sum on scalar).
 #include "kernels/cpu/dense_chunks.h"
-#include "kernels/cpu/vec.h"
+#include "kernels/cpu/linear_q8_tile.h"
+#include "kernels/cpu/linear_step.h"
 
 #if defined(__AMX_TILE__)
 #include "kernels/cpu/linear_tiles_amx.h"
@@ -20,51 +21,23 @@ namespace fp4moe::FP4MOE_ISA {
 namespace {
 
 // A tile of P panels x R rows lives in registers: P R accumulators of 16 outputs.
+struct TileShape {
+  int small_rows, small_panels, large_rows, large_panels;
+};
 #if defined(__AVX512BF16__)
-constexpr int kSmallRows = 4, kSmallPanels = 4, kLargeRows = 12, kLargePanels = 2;
+constexpr TileShape kBf16Shape = {4, 4, 12, 2}, kQ8Shape = {4, 4, 12, 1};
 #elif defined(__AVX2__)
-constexpr int kSmallRows = 1, kSmallPanels = 2, kLargeRows = 4, kLargePanels = 1;
+constexpr TileShape kBf16Shape = {1, 2, 4, 1}, kQ8Shape = {1, 1, 4, 1};
 #else
-constexpr int kSmallRows = 1, kSmallPanels = 1, kLargeRows = 2, kLargePanels = 1;
+constexpr TileShape kBf16Shape = {1, 1, 2, 1}, kQ8Shape = kBf16Shape;
 #endif
 constexpr int64_t kPrefetchElems = 1024;  // 2 KiB ahead in each panel's stream
 
-// A step takes two neighbouring k (x broadcast) times the same two of 16 outputs.
-template <class T>
-struct FmaStep {
-  using X = T;
-  using Weights = VecPair;
-  static Weights load_weights(const bf16* w) { return load_pairs(w); }
-  static VecPair two(const X* x) { return {broadcast(to_float(x[0])), broadcast(to_float(x[1]))}; }
-  static Vec add_two(Vec sum, VecPair x, Weights w) { return fma(x.odd, w.odd, fma(x.even, w.even, sum)); }
-  static Vec add_last(Vec sum, const X* x, Weights w) { return fma(broadcast(to_float(*x)), w.even, sum); }
-};
-
-#if defined(__AVX512BF16__)
-struct Bf16Step {
-  using X = bf16;
-  using Weights = __m512bh;
-  static Weights load_weights(const bf16* w) { return (__m512bh)_mm512_loadu_si512(w); }
-  static __m512bh two(const X* x) {
-    int pair;
-    __builtin_memcpy(&pair, x, sizeof(pair));
-    return (__m512bh)_mm512_set1_epi32(pair);
-  }
-  static Vec add_two(Vec sum, __m512bh x, Weights w) { return {_mm512_dpbf16_ps(sum.v, x, w)}; }
-  static Vec add_last(Vec sum, const X* x, Weights w) {
-    return add_two(sum, (__m512bh)_mm512_set1_epi32(x->bits), w);
-  }
-};
-#else
-using Bf16Step = FmaStep<bf16>;
-#endif
-
 // What a tile reads, and store(row, panel, sums): where its sums go.
-struct LinearTiles {
+struct LinearOutputs {
   const LinearArgs& a;
   const void* x = a.x.data;
   int64_t x_stride = a.x.cols, k = a.x.cols;
-  const bf16* weight = a.weight;
 
   void store(int64_t row, int64_t panel, Vec sum) const {
     const int64_t first = panel * kLanes, n = a.n - first;
@@ -75,7 +48,18 @@ struct LinearTiles {
   }
 };
 
+struct LinearTiles : LinearOutputs {
+  static constexpr TileShape kShape = kBf16Shape;
+  const bf16* weight = static_cast<const bf16*>(a.weight);
+};
+
+struct Q8Tiles : LinearOutputs {
+  static constexpr TileShape kShape = kQ8Shape;
+  const uint8_t* weight = static_cast<const uint8_t*>(a.weight);
+};
+
 struct HeadTiles {
+  static constexpr TileShape kShape = kBf16Shape;
   const HeadLinearArgs& a;
   int64_t head;
   const void* x = a.x + head * a.x_head_stride;
@@ -105,7 +89,7 @@ void tile(const Tiles& a, int64_t row, int64_t panel) {
     typename Step::Weights weights[P];
     for (int p = 0; p < P; ++p) {
       weights[p] = Step::load_weights(w + p * panel_elems);
-      if constexpr (R <= kSmallRows) __builtin_prefetch(w + p * panel_elems + kPrefetchElems);
+      if constexpr (R <= Tiles::kShape.small_rows) __builtin_prefetch(w + p * panel_elems + kPrefetchElems);
     }
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
@@ -121,6 +105,11 @@ void tile(const Tiles& a, int64_t row, int64_t panel) {
             Step::add_last(sums[p][r], x + r * stride + k - 1, Step::load_weights(w + p * panel_elems));
       a.store(row + r, panel + p, sums[p][r]);
     }
+}
+
+template <class Step, int P, int R>
+void tile(const Q8Tiles& a, int64_t row, int64_t panel) {
+  q8_tile<Step, P, R>(a, row, panel);
 }
 
 // The tile of `rows` <= R rows.
@@ -144,23 +133,31 @@ void tiles(const Tiles& a, const LinearChunk& c) {
 
 template <class Step, class Tiles>
 void run(const Tiles& a, const LinearChunk& c) {
-  if (c.row_end - c.row_begin <= kSmallRows)
-    tiles<Step, kSmallPanels, kSmallRows>(a, c);
+  constexpr TileShape kShape = Tiles::kShape;
+  if (c.row_end - c.row_begin <= kShape.small_rows)
+    tiles<Step, kShape.small_panels, kShape.small_rows>(a, c);
   else
-    tiles<Step, kLargePanels, kLargeRows>(a, c);
+    tiles<Step, kShape.large_panels, kShape.large_rows>(a, c);
 }
 
 }  // namespace
 
 void linear_chunk(const LinearArgs& a, const LinearChunk& c) {
   if (a.x.dtype == DType::kF32)
-    run<FmaStep<float>>(LinearTiles{a}, c);
+    run<FmaStep<float>>(LinearTiles{{a}}, c);
   else
 #if defined(__AMX_TILE__)
-    run_tiles(LinearTiles{a}, c);
+    run_tiles(LinearTiles{{a}}, c);
 #else
-    run<Bf16Step>(LinearTiles{a}, c);
+    run<Bf16Step>(LinearTiles{{a}}, c);
 #endif
+}
+
+void linear_q8_chunk(const LinearArgs& a, const LinearChunk& c) {
+  if (a.x.dtype == DType::kF32)
+    run<FmaStep<float>>(Q8Tiles{{a}}, c);
+  else
+    run<Bf16Step>(Q8Tiles{{a}}, c);
 }
 
 void head_linear_chunk(const HeadLinearArgs& a, int64_t head, const LinearChunk& c) {

@@ -2,6 +2,8 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "formats/q8.h"
+#include "kernels/cpu/q8_panel.h"
 #include "kernels/ops.h"
 
 namespace fp4moe {
@@ -15,22 +17,72 @@ void pack_panel(const bf16* src, int64_t rows, int64_t k, bf16* dst) {
       for (int64_t j = i; j < i + 2; ++j) *dst++ = r < rows && j < k ? src[r * k + j] : bf16{};
 }
 
+void quantize_row(const bf16* src, int64_t k, Q8Block* dst) {
+  for (int64_t first = 0; first < k; first += kQ8Block)
+    *dst++ = quantize_q8(src + first, std::min(kQ8Block, k - first));
+}
+
+void pack_q8_panel(const bf16* src, int64_t rows, int64_t k, uint8_t* dst) {
+  std::memset(dst, 0, static_cast<size_t>(q8_panel_bytes(k)));
+  bf16* scales = reinterpret_cast<bf16*>(dst);
+  uint8_t* codes = dst + q8_panel_scale_bytes(k);
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t b = 0; b < q8_blocks(k); ++b) {
+      const int64_t first = b * kQ8Block;
+      const Q8Block block = quantize_q8(src + r * k + first, std::min(kQ8Block, k - first));
+      scales[b * kPanelRows + r] = block.scale;
+      for (int64_t i = 0; i < kQ8Block; ++i) {
+        const int code = block.codes[i];
+        codes[(first + i) / 4 * 64 + q8_code_place(r, i % 4)] =
+            static_cast<uint8_t>(code < 0 ? 0x80 - code : code);
+      }
+    }
+}
+
+// Of `rows` <= kPanelRows rows; what follows them lies this far on.
+int64_t group_bytes(int64_t rows, int64_t k, LinearLayout layout) {
+  constexpr int64_t kElem = sizeof(bf16);
+  switch (layout) {
+    case LinearLayout::kRowMajor:
+      return rows * k * kElem;
+    case LinearLayout::kPanel16:
+      return kPanelRows * ((k + 1) / 2 * 2) * kElem;
+    case LinearLayout::kRowMajorQ8:
+      return rows * q8_blocks(k) * int64_t{sizeof(Q8Block)};
+    case LinearLayout::kPanel16Q8:
+      return q8_panel_bytes(k);
+  }
+  return 0;
+}
+
 }  // namespace
 
 int64_t linear_weight_bytes(int64_t n, int64_t k, LinearLayout layout) {
-  constexpr int64_t kElem = sizeof(bf16);
-  if (layout == LinearLayout::kRowMajor) return n * k * kElem;
-  return (n + kPanelRows - 1) / kPanelRows * kPanelRows * ((k + 1) / 2 * 2) * kElem;
+  const int64_t rest = n % kPanelRows;
+  return n / kPanelRows * group_bytes(kPanelRows, k, layout) + (rest > 0 ? group_bytes(rest, k, layout) : 0);
 }
 
-void pack_linear_weight(const bf16* src, int64_t n, int64_t k, LinearLayout layout, bf16* dst,
+void pack_linear_weight(const bf16* src, int64_t n, int64_t k, LinearLayout layout, void* dst,
                         ThreadPool& pool) {
   pool.run((n + kPanelRows - 1) / kPanelRows, [&](int64_t panel, int) {
     const int64_t first = panel * kPanelRows, rows = std::min(kPanelRows, n - first);
-    if (layout == LinearLayout::kRowMajor)
-      std::memcpy(dst + first * k, src + first * k, static_cast<size_t>(rows * k) * sizeof(bf16));
-    else
-      pack_panel(src + first * k, rows, k, dst + first * ((k + 1) / 2 * 2));
+    const bf16* from = src + first * k;
+    uint8_t* to = static_cast<uint8_t*>(dst) + panel * group_bytes(kPanelRows, k, layout);
+    switch (layout) {
+      case LinearLayout::kRowMajor:
+        std::memcpy(to, from, static_cast<size_t>(rows * k) * sizeof(bf16));
+        break;
+      case LinearLayout::kPanel16:
+        pack_panel(from, rows, k, reinterpret_cast<bf16*>(to));
+        break;
+      case LinearLayout::kRowMajorQ8:
+        for (int64_t r = 0; r < rows; ++r)
+          quantize_row(from + r * k, k, reinterpret_cast<Q8Block*>(to) + r * q8_blocks(k));
+        break;
+      case LinearLayout::kPanel16Q8:
+        pack_q8_panel(from, rows, k, to);
+        break;
+    }
   });
 }
 
@@ -43,7 +95,7 @@ Result<Buffer> put_linear_weight(const bf16* src, int64_t n, int64_t k, const De
     return Buffer::copy_of(src, num_bytes, memory);
   }
   FP4MOE_ASSIGN_OR_RETURN(Buffer weight, Buffer::make(num_bytes, memory));
-  pack_linear_weight(src, n, k, ops.linear_layout, weight.as<bf16>(), pool);
+  pack_linear_weight(src, n, k, ops.linear_layout, weight.data(), pool);
   return weight;
 }
 

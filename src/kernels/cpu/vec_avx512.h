@@ -34,11 +34,11 @@ inline Vec load_partial(const bf16* p, int64_t n) {
 struct VecPair {
   Vec even, odd;
 };
-inline VecPair load_pairs(const bf16* p) {
-  const __m512i pairs = _mm512_loadu_si512(p);
+inline VecPair split_pairs(__m512i pairs) {
   return {{_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))},
           {_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))}};
 }
+inline VecPair load_pairs(const bf16* p) { return split_pairs(_mm512_loadu_si512(p)); }
 inline void store(float* p, Vec x) { _mm512_storeu_ps(p, x.v); }
 inline void store(bf16* p, Vec x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow(x.v)); }
 inline void store_partial(float* p, Vec x, int64_t n) { _mm512_mask_storeu_ps(p, first_lanes(n), x.v); }

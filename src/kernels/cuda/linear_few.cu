@@ -425,7 +425,7 @@ void launch_few(FewArgs a, bool norm) {
 }
 
 FewArgs few_args(const LinearArgs& l) {
-  return {.weight = l.weight,
+  return {.weight = static_cast<const bf16*>(l.weight),
           .bias = l.bias,
           .x = static_cast<const bf16*>(l.x.data),
           .residual = nullptr,

@@ -7,6 +7,11 @@ void ref::norm_linear(const NormLinearArgs& args, ThreadPool& pool) {
   linear(args.linear, pool);
 }
 
+void ref::norm_linear_q8(const NormLinearArgs& args, ThreadPool& pool) {
+  rms_norm(args.norm, pool);
+  linear_q8(args.linear, pool);
+}
+
 void ref::rope_attention(const RopeAttentionArgs& args, ThreadPool& pool) {
   rope(args.rope.q, pool);
   rope(args.rope.k, pool);
@@ -14,7 +19,7 @@ void ref::rope_attention(const RopeAttentionArgs& args, ThreadPool& pool) {
   attention(args.attention, pool);
 }
 
-const DenseOps& ref_dense_ops() {
+const DenseOps& ref_dense_ops(DenseQuant quant) {
   static constexpr DenseOps ops = {.name = "ref",
                                    .linear_layout = LinearLayout::kRowMajor,
                                    .linear = ref::linear,
@@ -32,7 +37,15 @@ const DenseOps& ref_dense_ops() {
                                    .gather_rows = ref::gather_rows,
                                    .copy_heads = ref::copy_heads,
                                    .sigmoid_gate = ref::sigmoid_gate};
-  return ops;
+  static constexpr DenseOps q8_ops = [] {
+    DenseOps q8 = ops;
+    q8.name = "ref_q8";
+    q8.linear_layout = LinearLayout::kRowMajorQ8;
+    q8.linear = ref::linear_q8;
+    q8.norm_linear = ref::norm_linear_q8;
+    return q8;
+  }();
+  return quant == DenseQuant::kQ8 ? q8_ops : ops;
 }
 
 }  // namespace fp4moe

@@ -7,9 +7,11 @@
 namespace fp4moe::ref {
 
 void linear(const LinearArgs& args, ThreadPool& pool);
+void linear_q8(const LinearArgs& args, ThreadPool& pool);  // the weight is LinearLayout::kRowMajorQ8
 void embed(const EmbedArgs& args, ThreadPool& pool);
 void rms_norm(const RmsNormArgs& args, ThreadPool& pool);
 void norm_linear(const NormLinearArgs& args, ThreadPool& pool);
+void norm_linear_q8(const NormLinearArgs& args, ThreadPool& pool);
 void rope(const RopeArgs& args, ThreadPool& pool);
 void kv_write(const KvWriteArgs& args, ThreadPool& pool);
 void rope_attention(const RopeAttentionArgs& args, ThreadPool& pool);

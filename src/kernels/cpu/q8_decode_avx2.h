@@ -1,0 +1,38 @@
+// Codes of a 64-byte quad of q8_panel.h as f32, in AVX2.
+#pragma once
+
+#include <immintrin.h>
+
+#include "kernels/cpu/vec.h"
+
+namespace fp4moe::FP4MOE_ISA {
+namespace {
+
+struct Q8Quad {
+  __m256i rows[2];  // 0-7, 8-15
+};
+inline Q8Quad load_q8_quad(const uint8_t* codes) {
+  const __m256i* halves = reinterpret_cast<const __m256i*>(codes);
+  return {{_mm256_load_si256(halves), _mm256_load_si256(halves + 1)}};
+}
+
+// Of the codes in the lanes' upper bytes.
+inline __m256 q8_values(__m256i lanes) {
+  const __m256i magnitude = _mm256_and_si256(_mm256_srli_epi32(lanes, 24), _mm256_set1_epi32(0x7f));
+  const __m256i sign = _mm256_and_si256(lanes, _mm256_set1_epi32(INT32_MIN));
+  return _mm256_or_ps(_mm256_cvtepi32_ps(magnitude), _mm256_castsi256_ps(sign));
+}
+inline VecPair q8_floats(const Q8Quad& quad, int i) {
+  __m256 even[2], odd[2];
+  for (int half = 0; half < 2; ++half) {  // a pair of codes in each lane's upper half
+    const __m256i zero = _mm256_setzero_si256();
+    const __m256i pairs =
+        i == 0 ? _mm256_unpacklo_epi16(zero, quad.rows[half]) : _mm256_unpackhi_epi16(zero, quad.rows[half]);
+    even[half] = q8_values(_mm256_slli_epi32(pairs, 8));
+    odd[half] = q8_values(pairs);
+  }
+  return {{even[0], even[1]}, {odd[0], odd[1]}};
+}
+
+}  // namespace
+}  // namespace fp4moe::FP4MOE_ISA
