@@ -1,4 +1,6 @@
 // fp4moe: one binary, one verb a subcommand.
+#include <cstdio>
+#include <new>
 #include <string>
 
 #include "engine/kernels_id.h"
@@ -21,9 +23,7 @@ std::string usage_error(const CLI::App* app, const CLI::Error& error) {
   return text + "\n";
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   CLI::App app{"fp4moe " FP4MOE_VERSION ": native FP4 mixture-of-experts inference"};
   app.set_version_flag("--version",
                        std::string("fp4moe " FP4MOE_VERSION " (kernels ") + fp4moe::kernels_id() + ")");
@@ -40,4 +40,15 @@ int main(int argc, char** argv) {
     return app.exit(error) == 0 ? fp4moe::kExitOk : fp4moe::kExitUsage;
   }
   return exit_code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    std::fputs("error: the system refused memory\n", stderr);
+    return fp4moe::kExitDoesNotFit;
+  }
 }
