@@ -1,5 +1,4 @@
 #include "bench_cpu.h"
-#include "base/check.h"
 
 #include <fmt/format.h>
 
@@ -11,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "base/check.h"
 #include "base/run_ranges.h"
 #include "bench_spread.h"
 

@@ -1,6 +1,5 @@
 // fp4moe bench moe: whole MoE layers behind the router, over tokens, beside the roofline of this machine.
 #include "bench_moe.h"
-#include "base/check.h"
 
 #include <fmt/format.h>
 
@@ -8,6 +7,7 @@
 #include <cmath>
 #include <memory>
 
+#include "base/check.h"
 #include "bench_cpu.h"
 #include "bench_verbs.h"
 #include "verb.h"

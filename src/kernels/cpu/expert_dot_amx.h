@@ -1,15 +1,13 @@
-// Computes  out[t, r] = sum over k of x[t, k] * w[r, k] for the 16 rows r of a panel, x bf16, on CPUs with
-// AMX.
+// Computes  out[t, r] = sum over k of x[t, k] * w[r, k] for the 16 rows r of a panel, x bf16, by AMX tiles.
 //           A slab of the panel is decoded once into the layout of weight tiles, then all rows of x pass over
 //           it, 16 at a time.
 // Bytes     the panel once for up to 128 rows of x; x once for each panel, from the L2 cache.
 // Flops     32 T K.
 // Bound     memory for a few rows; then the way out of the tiles: a block's sums leave by 16 stores for each
 //           tdpbf16ps, which alone would run twice as fast.
-// Numerics  one tdpbf16ps makes the sums of a block: even and odd columns each start at 0 and ascend, then
-// the
-//           two are added. They meet the block scale in FP32, so that no scale byte is a special case. The
-//           order is the same for every number of rows.
+// Numerics  one tdpbf16ps makes the sums of a block: even and odd columns each start at 0 and ascend, and are
+//           added. The sums meet the block scale in FP32, so that no scale byte is a special case. The order
+//           is the same for every number of rows.
 #pragma once
 
 #include "kernels/cpu/expert_dot_avx512.h"

@@ -9,6 +9,8 @@
 #include "kernels/cuda/ptx_mma.cuh"
 #include "kernels/cuda/ptx_sm90.cuh"
 #include "kernels/cuda/sm90_expert_epilogue.cuh"
+#include "kernels/cuda/token_slabs.h"
+#include "kernels/cuda/wgmma.cuh"
 #include "kernels/cuda/work_list.cuh"
 #include "kernels/device_moe.h"
 
@@ -87,6 +89,71 @@ __device__ __forceinline__ void start_next_group() {
   const int group = threadIdx.x / 128;
   if (group + 1 < kGroups) ptx::named_barrier_arrive(1 + kGroups + group, 256);
 }
+
+// A warpgroup's sums over all of K. While the matrix unit works on a slab of columns, the next one is
+// unpacked. C::unpack(shared, slot, a): a slab of the group's row tile as A operands. C::add(n16, d, a,
+// tokens): d += a tokens, by the instruction of 16 n16 tokens.
+template <class C>
+struct SlabSums {
+  float d[C::kMaxTokens / 2];
+  int before = -1;  // the slot whose tokens may still be read
+  int lag = 0;      // stages after which the next group may begin; the block's first unit only
+
+  template <class Shared>
+  __device__ __forceinline__ void step(Shared& shared, RingPlace<C::kStages>& ring, int n16, int first,
+                                       uint32_t (&a)[4][4]) {
+    const int slot = __shfl_sync(~0u, ring.slot, 0);  // tells the compiler that a warp's lanes agree
+    ptx::mbarrier_wait(&shared.full[slot], ring.parity);
+    C::unpack(shared, slot, a);
+    const uint32_t tokens = ptx::shared_address(shared.tokens[slot]) + first * static_cast<int>(kSlabBytes);
+    C::add(n16, d, a, wgmma_b_descriptor(tokens));
+    wgmma_wait<1>();
+    if (before >= 0) release_in_cluster(shared, before);
+    before = slot;
+    ring.next();
+    if (--lag == 0) start_next_group<C::kGroups>();
+  }
+
+  // first, count: of the unit's tokens.
+  template <class Shared>
+  __device__ __forceinline__ void run(Shared& shared, RingPlace<C::kStages>& ring, int slabs, int first,
+                                      int count) {
+    const int n16 = __shfl_sync(~0u, (count + 15) / 16, 0);
+    uint32_t a[2][4][4];
+#pragma unroll
+    for (int i = 0; i < C::kMaxTokens / 2; ++i) d[i] = 0;
+    before = -1;
+#pragma unroll 1
+    for (int k = 0; k + 1 < slabs; k += 2) {
+      step(shared, ring, n16, first, a[0]);
+      step(shared, ring, n16, first, a[1]);
+    }
+    if (slabs % 2 != 0) step(shared, ring, n16, first, a[0]);
+    wgmma_wait<0>();
+    keep_registers(d);
+    release_in_cluster(shared, before);
+  }
+};
+
+// The tensor scales and biases of a thread's rows g and g + 8 of a row tile.
+struct TileRows {
+  float scale[2], bias[2] = {0, 0};
+
+  // scales: [L, 3]; biases: [L, cols], gated [L, 2, cols], or null.
+  __device__ TileRows(Epilogue epilogue, const float* scales, const float* biases, int cols, int expert,
+                      int tile) {
+    const int warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4;
+    const bool gated = epilogue == Epilogue::kGated;
+    scales += 3 * expert;
+    scale[0] = scales[gated ? 0 : epilogue == Epilogue::kRelu2 ? 1 : 2];
+    scale[1] = gated ? scales[1] : scale[0];
+    if (biases == nullptr) return;
+    const int col = gated ? tile * 32 + warp * 8 + g : tile * 64 + warp * 16 + g;
+    const float* at = biases + int64_t{expert} * (gated ? 2 : 1) * cols;
+    if (col < cols) bias[0] = at[col];
+    if (gated ? col < cols : col + 8 < cols) bias[1] = at[gated ? cols + col : col + 8];
+  }
+};
 
 // To be rounded to bf16: the approximations' 1e-6 do not show. A NaN stays one.
 __device__ __forceinline__ float swiglu_fast(const SwigluShape& shape, float gate, float up) {

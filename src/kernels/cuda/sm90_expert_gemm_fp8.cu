@@ -33,97 +33,26 @@ namespace fp4moe {
 namespace fp8 {
 namespace {
 
-// d += a tokens, a slab, by the instruction of 16 `n16` tokens, of kLow ... kHigh. All of them work on the
-// same registers.
-template <int kLow, int kHigh, int kCount>
-__device__ __forceinline__ void add_slab(int n16, float (&d)[kCount], const uint32_t (&a)[4][4],
-                                         uint64_t tokens) {
-  if constexpr (kLow < kHigh) {
-    constexpr int kMiddle = (kLow + kHigh) / 2;
-    if (n16 <= kMiddle)
-      add_slab<kLow, kMiddle>(n16, d, a, tokens);
-    else
-      add_slab<kMiddle + 1, kHigh>(n16, d, a, tokens);
-  } else {
-    wgmma_fence();
-#pragma unroll
-    for (int s = 0; s < 4; ++s) Wgmma<16 * kLow>::add_e4m3(d, a[s], wgmma_b_advance(tokens, 32 * s));
-    wgmma_commit();
-  }
-}
-
-// A warpgroup's sums over all of K. While the matrix unit works on a slab, the next one is unpacked.
-template <class C>
-struct Sums {
-  float d[C::kMaxTokens / 2];
-  int before = -1;  // the slot whose tokens may still be read
-  int lag = 0;      // stages after which the next group may begin; the block's first unit only
-
-  __device__ __forceinline__ void step(Shared<C>& shared, RingPlace<C::kStages>& ring, int n16, int first,
-                                       uint32_t (&a)[4][4]) {
-    const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const int slot = __shfl_sync(~0u, ring.slot, 0);  // tells the compiler that a warp's lanes agree
-    ptx::mbarrier_wait(&shared.full[slot], ring.parity);
-    Fp8TileWords<C::kFormat> words;
-    words.load(shared.weights[slot][group], shared.table, warp, lane);
-#pragma unroll
-    for (int s = 0; s < 4; ++s) {
-      words.make(s, a[s]);
-      keep_registers(a[s]);  // ready before the fence, or wgmma would be serialised
-    }
-    const uint32_t tokens = ptx::shared_address(shared.tokens[slot]) + first * static_cast<int>(kSlabBytes);
-    add_slab<1, C::kMaxTokens / 16>(n16, d, a, wgmma_b_descriptor(tokens));
-    wgmma_wait<1>();
-    if (before >= 0) release_in_cluster(shared, before);
-    before = slot;
-    ring.next();
-    if (--lag == 0) start_next_group<C::kGroups>();
-  }
-
-  __device__ __forceinline__ void run(Shared<C>& shared, RingPlace<C::kStages>& ring, int slabs,
-                                      const typename C::Part& part) {
-    const int n16 = __shfl_sync(~0u, (part.count + 15) / 16, 0);
-    uint32_t a[2][4][4];
-#pragma unroll
-    for (int i = 0; i < C::kMaxTokens / 2; ++i) d[i] = 0;
-    before = -1;
-#pragma unroll 1
-    for (int k = 0; k + 1 < slabs; k += 2) {
-      step(shared, ring, n16, part.first, a[0]);
-      step(shared, ring, n16, part.first, a[1]);
-    }
-    if (slabs % 2 != 0) step(shared, ring, n16, part.first, a[0]);
-    wgmma_wait<0>();
-    keep_registers(d);
-    release_in_cluster(shared, before);
-  }
-};
-
 // What the sums of a thread's rows g and g + 8 are multiplied by and moved by. Loaded before the sums are
 // made, multiplied after.
 struct RowFactors {
-  float row[2], tensor[2], bias[2] = {0, 0};
+  float row[2];
+  TileRows rows;
 
-  __device__ RowFactors(const Args& a, int expert, int tile) {
-    const int warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, in_tile = warp * 16 + g;
-    const bool gated = a.epilogue == Epilogue::kGated;
-    const auto* factors =
-        reinterpret_cast<const float*>(a.weights + expert * a.matrix_bytes + a.factors_offset);
-    row[0] = factors[tile * 64 + in_tile], row[1] = factors[tile * 64 + in_tile + 8];
-    const float* scales = a.scales + 3 * expert;
-    tensor[0] = scales[gated ? 0 : a.epilogue == Epilogue::kRelu2 ? 1 : 2];
-    tensor[1] = gated ? scales[1] : tensor[0];
-    if (a.bias == nullptr) return;
-    const int col = gated ? tile * 32 + warp * 8 + g : tile * 64 + in_tile;
-    const float* at = a.bias + int64_t{expert} * (gated ? 2 : 1) * a.cols;
-    if (col < a.cols) bias[0] = at[col];
-    if (gated ? col < a.cols : col + 8 < a.cols) bias[1] = at[gated ? a.cols + col : col + 8];
+  __device__ RowFactors(const Args& a, int expert, int tile)
+      : row{factors_of(a, expert, tile)[0], factors_of(a, expert, tile)[8]},
+        rows(a.epilogue, a.scales, a.bias, a.cols, expert, tile) {}
+  // Of the thread's row g of the tile.
+  static __device__ const float* factors_of(const Args& a, int expert, int tile) {
+    const int warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4;
+    return reinterpret_cast<const float*>(a.weights + expert * a.matrix_bytes + a.factors_offset) +
+           tile * 64 + warp * 16 + g;
   }
-  __device__ __forceinline__ void multiply() { row[0] *= tensor[0], row[1] *= tensor[1]; }
+  __device__ __forceinline__ void multiply() { row[0] *= rows.scale[0], row[1] *= rows.scale[1]; }
   __device__ __forceinline__ void scale(const float* sums, float2 token_scales, float (&v)[4]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      v[i] = fmaf(sums[i] * row[i / 2], i % 2 == 0 ? token_scales.x : token_scales.y, bias[i / 2]);
+      v[i] = fmaf(sums[i] * row[i / 2], i % 2 == 0 ? token_scales.x : token_scales.y, rows.bias[i / 2]);
   }
 };
 
@@ -175,7 +104,7 @@ __device__ void consume(const Args& a, Shared<C>& shared) {
     const Work<C>& work = shared.works[place.slot];
     if (work.expert < 0) return;
     const typename C::Part part = work.parts[group];
-    Sums<C> sums;
+    SlabSums<C> sums;
     if (is_first) {
       wait_for_group_before<C::kGroups>();
       sums.lag = C::kLag < a.slabs ? C::kLag : 1;
@@ -185,7 +114,7 @@ __device__ void consume(const Args& a, Shared<C>& shared) {
       skip_stages(shared, ring, a.slabs);
     } else {
       RowFactors rows(a, work.expert, part.tile);
-      sums.run(shared, ring, a.slabs, part);
+      sums.run(shared, ring, a.slabs, part.first, part.count);
       const float* token_scales = shared.token_scales[place.slot];
       uint8_t* staged = shared.out[threadIdx.x / 32];
       if (a.epilogue == Epilogue::kGated)

@@ -4,8 +4,10 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/fp4_to_fp8.cuh"
 #include "kernels/cuda/fp8_tile_layout.h"
 #include "kernels/cuda/sm90_cluster_gemm.cuh"
+#include "kernels/cuda/wgmma.cuh"
 #include "kernels/device_moe.h"
 
 namespace fp4moe::fp8 {
@@ -13,6 +15,25 @@ namespace fp4moe::fp8 {
 using namespace sm90;
 
 constexpr int kWorks = 4;  // units that are known ahead
+
+// d += a tokens, a slab, by the instruction of 16 `n16` tokens, of kLow ... kHigh. All of them work on the
+// same registers.
+template <int kLow, int kHigh, int kCount>
+__device__ __forceinline__ void add_slab(int n16, float (&d)[kCount], const uint32_t (&a)[4][4],
+                                         uint64_t tokens) {
+  if constexpr (kLow < kHigh) {
+    constexpr int kMiddle = (kLow + kHigh) / 2;
+    if (n16 <= kMiddle)
+      add_slab<kLow, kMiddle>(n16, d, a, tokens);
+    else
+      add_slab<kMiddle + 1, kHigh>(n16, d, a, tokens);
+  } else {
+    wgmma_fence();
+#pragma unroll
+    for (int s = 0; s < 4; ++s) Wgmma<16 * kLow>::add_e4m3(d, a[s], wgmma_b_advance(tokens, 32 * s));
+    wgmma_commit();
+  }
+}
 
 template <Fp4Format kFormatT, int kGroupsT>
 struct Config {
@@ -31,6 +52,21 @@ struct Config {
       (217 * 1024 - kGroups * 4 * kOutBytes) / (kTokenBytes + kGroups * kTileBytes);
   // Stages that a group is behind the one before, so that they do not write their results out all at once.
   static constexpr int kLag = kGroups == 2 ? 3 : 2;
+
+  template <class Shared>
+  static __device__ __forceinline__ void unpack(const Shared& shared, int slot, uint32_t (&a)[4][4]) {
+    Fp8TileWords<kFormat> words;
+    words.load(shared.weights[slot][threadIdx.x / 128], shared.table, threadIdx.x / 32 % 4, threadIdx.x % 32);
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {
+      words.make(s, a[s]);
+      keep_registers(a[s]);  // ready before the fence, or wgmma would be serialised
+    }
+  }
+  static __device__ __forceinline__ void add(int n16, float (&d)[kMaxTokens / 2], const uint32_t (&a)[4][4],
+                                             uint64_t tokens) {
+    add_slab<1, kMaxTokens / 16>(n16, d, a, tokens);
+  }
 };
 
 struct Args {

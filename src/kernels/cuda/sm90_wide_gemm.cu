@@ -40,11 +40,59 @@ constexpr int kConsumerRegs = 232, kProducerRegs = 40;  // together what a block
 constexpr int kMaxTokens = 256, kTokenBytes = kMaxTokens * static_cast<int>(kSlabBytes);
 constexpr int kOutPitch = 144;  // bytes of a token on its way out: no bank conflicts
 
+template <int N>
+__device__ __forceinline__ void add(float (&d)[kMaxTokens / 2], const uint32_t (&a)[4][4], uint64_t tokens) {
+  wgmma_fence();
+#pragma unroll
+  for (int s = 0; s < 4; ++s) Wgmma<N>::add(d, a[s], wgmma_b_advance(tokens, 32 * s));
+  wgmma_commit();
+}
+
+// d += a tokens, by the instruction of 16 `n16` tokens. Every N works on the same registers.
+__device__ __forceinline__ void add_any(int n16, float (&d)[kMaxTokens / 2], const uint32_t (&a)[4][4],
+                                        uint64_t tokens) {
+  // clang-format off
+  switch (n16) {
+    case 1: return add<16>(d, a, tokens);
+    case 2: return add<32>(d, a, tokens);
+    case 3: return add<48>(d, a, tokens);
+    case 4: return add<64>(d, a, tokens);
+    case 5: return add<80>(d, a, tokens);
+    case 6: return add<96>(d, a, tokens);
+    case 7: return add<112>(d, a, tokens);
+    case 8: return add<128>(d, a, tokens);
+    case 9: return add<144>(d, a, tokens);
+    case 10: return add<160>(d, a, tokens);
+    case 11: return add<176>(d, a, tokens);
+    case 12: return add<192>(d, a, tokens);
+    case 13: return add<208>(d, a, tokens);
+    case 14: return add<224>(d, a, tokens);
+    case 15: return add<240>(d, a, tokens);
+    default: return add<256>(d, a, tokens);
+  }
+  // clang-format on
+}
+
 template <Fp4Format kFormatT>
 struct Config {
   static constexpr Fp4Format kFormat = kFormatT;
   static constexpr int kTileBytes = static_cast<int>(tile_bytes(kFormat));
-  static constexpr int kStages = 5;
+  static constexpr int kStages = 5, kGroups = wide::kGroups, kMaxTokens = wide::kMaxTokens;
+
+  template <class Shared>
+  static __device__ __forceinline__ void unpack(const Shared& shared, int slot, uint32_t (&a)[4][4]) {
+    TileWords<kFormat> words;
+    words.load(shared.weights[slot][threadIdx.x / 128], threadIdx.x / 32 % 4, threadIdx.x % 32);
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {
+      words.decode(s, a[s]);
+      keep_registers(a[s]);  // ready before the fence, or wgmma would be serialised
+    }
+  }
+  static __device__ __forceinline__ void add(int n16, float (&d)[kMaxTokens / 2], const uint32_t (&a)[4][4],
+                                             uint64_t tokens) {
+    add_any(n16, d, a, tokens);
+  }
 };
 // Stages that the second group is behind the first, so that they do not write their results out both at once.
 constexpr int kLag = 3;
@@ -116,104 +164,13 @@ __device__ void load_stages(const Args& a, Shared<C>& shared, int num_units) {
   }
 }
 
-template <int N>
-__device__ __forceinline__ void add(float (&d)[kMaxTokens / 2], const uint32_t (&a)[4][4], uint64_t tokens) {
-  wgmma_fence();
-#pragma unroll
-  for (int s = 0; s < 4; ++s) Wgmma<N>::add(d, a[s], wgmma_b_advance(tokens, 32 * s));
-  wgmma_commit();
-}
+// What a thread's sums are multiplied by and moved by.
+struct Scaled {
+  TileRows rows;
 
-// d += a tokens, by the instruction of 16 `n16` tokens. Every N works on the same registers.
-__device__ __forceinline__ void add_any(int n16, float (&d)[kMaxTokens / 2], const uint32_t (&a)[4][4],
-                                        uint64_t tokens) {
-  // clang-format off
-  switch (n16) {
-    case 1: return add<16>(d, a, tokens);
-    case 2: return add<32>(d, a, tokens);
-    case 3: return add<48>(d, a, tokens);
-    case 4: return add<64>(d, a, tokens);
-    case 5: return add<80>(d, a, tokens);
-    case 6: return add<96>(d, a, tokens);
-    case 7: return add<112>(d, a, tokens);
-    case 8: return add<128>(d, a, tokens);
-    case 9: return add<144>(d, a, tokens);
-    case 10: return add<160>(d, a, tokens);
-    case 11: return add<176>(d, a, tokens);
-    case 12: return add<192>(d, a, tokens);
-    case 13: return add<208>(d, a, tokens);
-    case 14: return add<224>(d, a, tokens);
-    case 15: return add<240>(d, a, tokens);
-    default: return add<256>(d, a, tokens);
-  }
-  // clang-format on
-}
-
-// A warpgroup's sums over all of K.
-template <class C>
-struct Sums {
-  float d[kMaxTokens / 2];
-  int before = -1;  // the slot whose tokens may still be read
-  int lag = 0;      // stages after which the next group may begin; the block's first unit only
-
-  __device__ __forceinline__ void step(Shared<C>& shared, RingPlace<C::kStages>& ring, int n16, int first,
-                                       uint32_t (&a)[4][4]) {
-    const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const int slot = __shfl_sync(~0u, ring.slot, 0);  // tells the compiler that a warp's lanes agree
-    ptx::mbarrier_wait(&shared.full[slot], ring.parity);
-    TileWords<C::kFormat> words;
-    words.load(shared.weights[slot][group], warp, lane);
-#pragma unroll
-    for (int s = 0; s < 4; ++s) {
-      words.decode(s, a[s]);
-      keep_registers(a[s]);  // ready before the fence, or wgmma would be serialised
-    }
-    add_any(n16, d, a, wgmma_b_descriptor(ptx::shared_address(shared.tokens[slot]) + first * kSlabBytes));
-    wgmma_wait<1>();
-    if (before >= 0) release_in_cluster(shared, before);
-    before = slot;
-    ring.next();
-    if (--lag == 0) start_next_group<kGroups>();
-  }
-
-  __device__ __forceinline__ void run(Shared<C>& shared, RingPlace<C::kStages>& ring, int slabs,
-                                      const Part& part) {
-    const int n16 = __shfl_sync(~0u, (part.count + 15) / 16, 0);
-    uint32_t a[2][4][4];
-#pragma unroll
-    for (int i = 0; i < kMaxTokens / 2; ++i) d[i] = 0;
-    before = -1;
-#pragma unroll 1
-    for (int k = 0; k + 1 < slabs; k += 2) {
-      step(shared, ring, n16, part.first, a[0]);
-      step(shared, ring, n16, part.first, a[1]);
-    }
-    if (slabs % 2 != 0) step(shared, ring, n16, part.first, a[0]);
-    wgmma_wait<0>();
-    keep_registers(d);
-    release_in_cluster(shared, before);
-  }
-};
-
-// What a thread's rows g and g + 8 of a row tile are multiplied by and moved by.
-struct RowFactors {
-  float factor[2], bias[2] = {0, 0};
-
-  __device__ RowFactors(const Args& a, int expert, int tile) {
-    const int warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4;
-    const float* scales = a.scales + 3 * expert;
-    const bool gated = a.epilogue == Epilogue::kGated;
-    factor[0] = scales[gated ? 0 : a.epilogue == Epilogue::kRelu2 ? 1 : 2];
-    factor[1] = gated ? scales[1] : factor[0];
-    if (a.bias == nullptr) return;
-    const int col = gated ? tile * 32 + warp * 8 + g : tile * 64 + warp * 16 + g;
-    const float* at = a.bias + int64_t{expert} * (gated ? 2 : 1) * a.cols;
-    if (col < a.cols) bias[0] = at[col];
-    if (gated ? col < a.cols : col + 8 < a.cols) bias[1] = at[gated ? a.cols + col : col + 8];
-  }
   __device__ __forceinline__ void operator()(const float* sums, int, float (&v)[4]) const {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = fmaf(sums[i], factor[i / 2], bias[i / 2]);
+    for (int i = 0; i < 4; ++i) v[i] = fmaf(sums[i], rows.scale[i / 2], rows.bias[i / 2]);
   }
 };
 
@@ -249,13 +206,13 @@ template <bool kGated, class C>
 __device__ __forceinline__ void finish(const Args& a, const Unit& unit, const Part& part, Shared<C>& shared,
                                        const float (&d)[kMaxTokens / 2]) {
   const int group = threadIdx.x / 128;
-  const RowFactors rows(a, unit.expert, part.tile);
+  const Scaled scaled{{a.epilogue, a.scales, a.bias, a.cols, unit.expert, part.tile}};
   uint8_t* out = shared.out[group];
 #pragma unroll
   for (int p = 0; p < kMaxTokens / kOutTokens; ++p) {
     if (p * kOutTokens >= part.count) break;
     ptx::named_barrier(1 + group, 128);  // what was staged is stored
-    stage_out<kGated, kOutPitch>(a.activation, a.epilogue == Epilogue::kRelu2, rows, d + p * kOutTokens / 2,
+    stage_out<kGated, kOutPitch>(a.activation, a.epilogue == Epilogue::kRelu2, scaled, d + p * kOutTokens / 2,
                                  out + threadIdx.x / 32 % 4 * (kGated ? 16 : 32));
     ptx::named_barrier(1 + group, 128);
     store_out<kGated>(a, unit, part.tile, part.first + p * kOutTokens,
@@ -271,7 +228,7 @@ __device__ void consume(const Args& a, Shared<C>& shared, int num_units) {
   for (int u = first_unit; u < num_units; u += gridDim.x / kCluster) {
     const Unit unit = find_unit<kUnitTiles>(a.rows, a.row_tiles, a.num_experts, shared.unit_start, u);
     const Part part(unit, place);
-    Sums<C> sums;
+    SlabSums<C> sums;
     if (u == first_unit) {
       wait_for_group_before<kGroups>();
       sums.lag = kLag < a.slabs ? kLag : 1;
@@ -281,7 +238,7 @@ __device__ void consume(const Args& a, Shared<C>& shared, int num_units) {
       skip_stages(shared, ring, a.slabs);
       continue;
     }
-    sums.run(shared, ring, a.slabs, part);
+    sums.run(shared, ring, a.slabs, part.first, part.count);
     if (a.epilogue == Epilogue::kGated)
       finish<true>(a, unit, part, shared, sums.d);
     else
