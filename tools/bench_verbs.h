@@ -8,5 +8,6 @@ namespace fp4moe {
 void add_bench_latency(CLI::App& bench, int& exit_code);
 void add_bench_moe(CLI::App& bench, int& exit_code);
 void add_bench_peak(CLI::App& bench, int& exit_code);
+void add_bench_serving(CLI::App& bench, int& exit_code);
 
 }  // namespace fp4moe

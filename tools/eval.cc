@@ -10,8 +10,8 @@
 #include <numeric>
 #include <thread>
 
-#include "eval_client.h"
 #include "eval_questions.h"
+#include "json_client.h"
 #include "verb.h"
 
 namespace fp4moe {

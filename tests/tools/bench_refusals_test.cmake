@@ -16,7 +16,7 @@ expect_refusal(4 "qwen3_30b: [0-9]+ copies of the layer's weights \\(.*\\), scra
                moe --device cpu --shape qwen3_30b --tokens 1 --cold-mib 16000000)
 expect_refusal(2 "unknown shape 'nosuch': all, gptoss120b" moe --shape nosuch)
 expect_refusal(2 "unknown routing 'nosuch': uniform, zipf or onehot" moe --routing nosuch)
-expect_refusal(3 "bench serving is not in this version" serving)
+expect_refusal(3 "bench comm is not in this version" comm)
 execute_process(COMMAND "${BINARY}" bench peak --device cuda RESULT_VARIABLE result OUTPUT_QUIET ERROR_VARIABLE err)
 if(NOT result EQUAL 0 AND NOT err MATCHES "device=cuda .*: |built without CUDA")
   message(FATAL_ERROR "bench peak: exit ${result}, said: ${err}")

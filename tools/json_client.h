@@ -10,7 +10,7 @@ namespace fp4moe {
 
 class JsonClient {
  public:
-  // "http://host[:port][/prefix]". kInvalidArgument for other schemes.
+  // A URL as parse_server_url() takes.
   static Result<JsonClient> make(const std::string& base_url, const std::string& api_key);
   JsonClient(JsonClient&&) noexcept;
   JsonClient& operator=(JsonClient&&) noexcept;

@@ -1,4 +1,4 @@
-#include "eval_client.h"
+#include "json_client.h"
 
 #include <boost/asio/connect.hpp>
 #include <boost/asio/io_context.hpp>
@@ -8,6 +8,8 @@
 #include <boost/beast/http/read.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <boost/beast/http/write.hpp>
+
+#include "server_url.h"
 
 namespace fp4moe {
 
@@ -21,22 +23,23 @@ constexpr size_t kMaxShownBytes = 500;  // of a failed answer's body in the erro
 }  // namespace
 
 struct JsonClient::State {
-  std::string host, port, prefix, api_key;
+  ServerUrl url;
+  std::string api_key;
   asio::io_context io;
   tcp::socket socket{io};
   boost::beast::flat_buffer buffer;
 
   void connect(boost::system::error_code& error) {
     tcp::resolver resolver(io);
-    const auto found = resolver.resolve(host, port, error);
+    const auto found = resolver.resolve(url.host, url.port, error);
     if (error) return;
     asio::connect(socket, found, error);
     if (!error) socket.set_option(tcp::no_delay(true), error);
   }
 
   Result<std::string> call(http::verb verb, const std::string& path, const std::string& body) {
-    http::request<http::string_body> request(verb, prefix + path, 11);
-    request.set(http::field::host, host + ":" + port);
+    http::request<http::string_body> request(verb, url.prefix + path, 11);
+    request.set(http::field::host, url.host + ":" + url.port);
     request.set(http::field::content_type, "application/json");
     if (!api_key.empty()) request.set(http::field::authorization, "Bearer " + api_key);
     request.body() = body;
@@ -55,7 +58,7 @@ struct JsonClient::State {
       socket.close(ignored);
       buffer.clear();
     }
-    return unavailable("http://" + host + ":" + port + prefix + path + ": " + error.message());
+    return unavailable(url.text() + path + ": " + error.message());
   }
 
   Result<std::string> result(http::response<http::string_body> response) {
@@ -73,19 +76,10 @@ JsonClient& JsonClient::operator=(JsonClient&&) noexcept = default;
 JsonClient::~JsonClient() = default;
 
 Result<JsonClient> JsonClient::make(const std::string& base_url, const std::string& api_key) {
-  const std::string scheme = "http://";
-  if (base_url.rfind(scheme, 0) != 0)
-    return invalid_argument("base-url=" + base_url + " must look like http://host:port");
+  const auto url = parse_server_url(base_url);
+  if (!url.ok()) return url.status();
   auto state = std::make_unique<State>();
-  const std::string rest = base_url.substr(scheme.size());
-  const size_t slash = std::min(rest.find('/'), rest.size());
-  const std::string place = rest.substr(0, slash);
-  const size_t colon = place.rfind(':');
-  state->host = place.substr(0, colon);
-  state->port = colon == std::string::npos ? "80" : place.substr(colon + 1);
-  state->prefix = rest.substr(slash);
-  while (!state->prefix.empty() && state->prefix.back() == '/') state->prefix.pop_back();
-  if (state->prefix == "/v1") state->prefix.clear();  // OpenAI clients are given the URL with it
+  state->url = *url;
   state->api_key = api_key;
   return JsonClient(std::move(state));
 }
