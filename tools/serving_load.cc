@@ -114,7 +114,7 @@ class Load {
                                              http::response_parser<http::string_body>& parser,
                                              Clock::time_point sent) {
     AnswerReader reader;
-    parser.eager(true);
+    parser.eager(false);  // hands over what there is of the body, and does not wait for all of it
     beast::error_code error;
     while (!error && !parser.is_done() && !reader.is_over()) {
       expect_news(stream);

@@ -14,7 +14,7 @@ from serve_process import Serve
 BINARY, MODEL = map(os.path.abspath, sys.argv[1:3])
 TOKENS = 4  # of each answer of the stub; of its prompts usage says 9
 PIECES = ["one", " twö", " three"]  # the second token has no text
-DELAY = 0.02  # before each piece of /slow
+DELAY = 0.05  # before each piece of /slow
 
 
 def event(**fields):
@@ -213,6 +213,7 @@ class AgainstStub(unittest.TestCase):
             self.assertGreaterEqual(ttft, DELAY)
             self.assertGreaterEqual(ttft + sum(gaps), 4 * DELAY)
             self.assertLessEqual(ttft + sum(gaps), result["max_e2e_latency_ms"] / 1e3)
+        self.assertLess(min(result["ttfts"]), 3 * DELAY)  # of 6 * DELAY: news is told when it comes
         self.assertGreaterEqual(result["mean_e2e_latency_ms"], 6e3 * DELAY)
         self.assertGreaterEqual(result["duration"], 3 * 6 * DELAY)
         self.assertLessEqual(result["concurrency"], 2)
