@@ -1,6 +1,7 @@
 #include "io/file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -31,26 +32,13 @@ Status system_error(const std::string& what, const std::string& path) {
   return code == ENOENT || code == ENOTDIR ? not_found(message) : data_loss(message);
 }
 
-Status write_all(int fd, const std::string& path, std::span<const uint8_t> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && errno == ENOSPC)
-      return does_not_fit("cannot write '" + path + "': no space left for " + std::to_string(bytes.size()) +
-                          " bytes");
-    if (n < 0) return system_error("cannot write", path);
-    bytes = bytes.subspan(static_cast<size_t>(n));
-  }
-  return {};
-}
+std::string partial(const std::string& path) { return path + ".partial"; }
 
-Status write_synced(const std::string& path, const std::function<Status(const ByteSink&)>& fill) {
-  const Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  if (file.fd < 0) return system_error("cannot create", path);
-  FP4MOE_RETURN_IF_ERROR(
-      fill([&](std::span<const uint8_t> bytes) { return write_all(file.fd, path, bytes); }));
-  if (::fsync(file.fd) != 0) return system_error("cannot sync", path);
-  return {};
+// Whether the open file is the one of that name: another process may have renamed or removed it.
+bool has_name(int fd, const std::string& path) {
+  struct stat open_file = {}, named = {};
+  return ::fstat(fd, &open_file) == 0 && ::stat(path.c_str(), &named) == 0 &&
+         open_file.st_dev == named.st_dev && open_file.st_ino == named.st_ino;
 }
 
 }  // namespace
@@ -61,6 +49,7 @@ Result<MappedFile> MappedFile::open(const std::string& path) {
   if (file.fd < 0 || ::fstat(file.fd, &info) != 0) return system_error("cannot open", path);
   if (!S_ISREG(info.st_mode)) return data_loss("'" + path + "' is not a regular file");
   MappedFile mapped;
+  mapped.modified_at_ = info.st_mtim.tv_sec * int64_t{1'000'000'000} + info.st_mtim.tv_nsec;
   if (info.st_size == 0) return mapped;
   const size_t num_bytes = static_cast<size_t>(info.st_size);
   void* address = ::mmap(nullptr, num_bytes, PROT_READ, MAP_PRIVATE, file.fd, 0);
@@ -73,11 +62,17 @@ MappedFile::~MappedFile() {
   if (!bytes_.empty()) ::munmap(const_cast<uint8_t*>(bytes_.data()), bytes_.size());
 }
 
-MappedFile::MappedFile(MappedFile&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : bytes_(std::exchange(other.bytes_, {})), modified_at_(other.modified_at_) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(bytes_, other.bytes_);
+  std::swap(modified_at_, other.modified_at_);
   return *this;
+}
+
+void MappedFile::will_need() const {
+  if (!bytes_.empty()) ::madvise(const_cast<uint8_t*>(bytes_.data()), bytes_.size(), MADV_WILLNEED);
 }
 
 bool file_exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
@@ -91,13 +86,77 @@ Result<std::string> read_text_file(const std::string& path, int64_t max_bytes) {
   return std::string(bytes.begin(), bytes.end());
 }
 
+Result<NewFile> NewFile::create(const std::string& path) {
+  const std::string name = partial(path);
+  for (;;) {
+    NewFile file;
+    file.fd_ = ::open(name.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+    if (file.fd_ < 0) return system_error("cannot create", name);
+    if (::flock(file.fd_, LOCK_EX | LOCK_NB) != 0)
+      return errno == EWOULDBLOCK ? unavailable("'" + name + "' is being written by somebody else")
+                                  : system_error("cannot lock", name);
+    if (!has_name(file.fd_, name)) continue;  // its writer was done just now
+    file.path_ = path;
+    if (::ftruncate(file.fd_, 0) != 0) return system_error("cannot empty", name);
+    return file;
+  }
+}
+
+NewFile::~NewFile() {
+  if (!path_.empty()) ::unlink(partial(path_).c_str());
+  if (fd_ >= 0) ::close(fd_);
+}
+
+NewFile::NewFile(NewFile&& other) noexcept
+    : path_(std::exchange(other.path_, {})),
+      fd_(std::exchange(other.fd_, -1)),
+      num_bytes_(std::exchange(other.num_bytes_, 0)) {}
+
+NewFile& NewFile::operator=(NewFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(fd_, other.fd_);
+  std::swap(num_bytes_, other.num_bytes_);
+  return *this;
+}
+
+Status NewFile::write_at(int64_t offset, std::span<const uint8_t> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::pwrite(fd_, bytes.data(), bytes.size(), offset);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && (errno == ENOSPC || errno == EDQUOT || errno == EFBIG))
+      return does_not_fit("cannot write '" + path_ + "': no space left for " + std::to_string(bytes.size()) +
+                          " bytes (" + std::strerror(errno) + ")");
+    if (n < 0) return system_error("cannot write", path_);
+    offset += n;
+    bytes = bytes.subspan(static_cast<size_t>(n));
+  }
+  return {};
+}
+
+Status NewFile::append(std::span<const uint8_t> bytes) {
+  FP4MOE_RETURN_IF_ERROR(write_at(num_bytes_, bytes));
+  const auto n = static_cast<int64_t>(bytes.size());
+  ::sync_file_range(fd_, num_bytes_, n, SYNC_FILE_RANGE_WRITE);  // begins; commit() waits for the rest
+  num_bytes_ += n;
+  return {};
+}
+
+Status NewFile::overwrite(int64_t offset, std::span<const uint8_t> bytes) {
+  FP4MOE_CHECK(offset >= 0 && offset + std::ssize(bytes) <= num_bytes_, "bytes past the end");
+  return write_at(offset, bytes);
+}
+
+Status NewFile::commit() {
+  if (::fsync(fd_) != 0) return system_error("cannot sync", partial(path_));
+  if (::rename(partial(path_).c_str(), path_.c_str()) != 0) return system_error("cannot create", path_);
+  path_.clear();
+  return {};
+}
+
 Status write_file(const std::string& path, const std::function<Status(const ByteSink&)>& fill) {
-  const std::string partial = path + ".partial";
-  Status status = write_synced(partial, fill);
-  if (status.ok() && ::rename(partial.c_str(), path.c_str()) != 0)
-    status = system_error("cannot create", path);
-  if (!status.ok()) ::unlink(partial.c_str());
-  return status;
+  FP4MOE_ASSIGN_OR_RETURN(NewFile file, NewFile::create(path));
+  FP4MOE_RETURN_IF_ERROR(fill([&](std::span<const uint8_t> bytes) { return file.append(bytes); }));
+  return file.commit();
 }
 
 Status write_text_file(const std::string& path, std::string_view text) {

@@ -22,14 +22,46 @@ class MappedFile {
   MappedFile& operator=(MappedFile&& other) noexcept;
 
   std::span<const uint8_t> bytes() const { return bytes_; }
+  // Tells the system that all of it will be read soon.
+  void will_need() const;
+  // Of its content, in nanoseconds since 1970.
+  int64_t modified_at() const { return modified_at_; }
 
  private:
   std::span<const uint8_t> bytes_;
+  int64_t modified_at_ = 0;
 };
 
 bool file_exists(const std::string& path);
 // The whole file; kNotFound, or kDataLoss if it is longer than max_bytes.
 Result<std::string> read_text_file(const std::string& path, int64_t max_bytes);
+
+// A file that is written beside `path` and takes its place once it is whole. Movable, not copyable.
+class NewFile {
+ public:
+  // Begins `path`.partial, of which whatever an earlier process left is dropped. kUnavailable: somebody is
+  // writing it. kNotFound, kDataLoss: it cannot be created.
+  static Result<NewFile> create(const std::string& path);
+  ~NewFile();  // removes what was not committed
+  NewFile(NewFile&& other) noexcept;
+  NewFile& operator=(NewFile&& other) noexcept;
+
+  // At the end. kDoesNotFit where no space is left.
+  Status append(std::span<const uint8_t> bytes);
+  // Over what was appended.
+  Status overwrite(int64_t offset, std::span<const uint8_t> bytes);
+  int64_t num_bytes() const { return num_bytes_; }
+  // The file under its name, synced. Nothing may follow.
+  Status commit();
+
+ private:
+  NewFile() = default;
+  Status write_at(int64_t offset, std::span<const uint8_t> bytes);
+
+  std::string path_;
+  int fd_ = -1;  // of the partial file, locked
+  int64_t num_bytes_ = 0;
+};
 
 // Takes the next bytes of a file that is being written.
 using ByteSink = std::function<Status(std::span<const uint8_t>)>;

@@ -1,0 +1,111 @@
+// Files that are written beside their name, and who may write.
+#include "io/file.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "io/temp_folder.h"
+
+namespace fp4moe {
+namespace {
+
+std::span<const uint8_t> bytes(std::string_view text) {
+  return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
+}
+
+std::string content(const std::string& path) { return *read_text_file(path, 1 << 20); }
+
+TEST(NewFile, TakesItsPlaceWhenItIsCommitted) {
+  const TempFolder folder;
+  const std::string path = folder.file("f");
+  ASSERT_TRUE(write_text_file(path, "old").ok());
+  Result<NewFile> file = NewFile::create(path);
+  ASSERT_TRUE(file.ok());
+  ASSERT_TRUE(file->append(bytes("-ew ")).ok());
+  ASSERT_TRUE(file->append(bytes("content")).ok());
+  ASSERT_TRUE(file->overwrite(0, bytes("n")).ok());
+  EXPECT_EQ(file->num_bytes(), 11);
+  EXPECT_EQ(content(path), "old");
+  ASSERT_TRUE(file->commit().ok());
+  EXPECT_EQ(content(path), "new content");
+  EXPECT_FALSE(file_exists(path + ".partial"));
+}
+
+TEST(NewFile, WhatIsNotCommittedIsRemoved) {
+  const TempFolder folder;
+  const std::string path = folder.file("f");
+  { ASSERT_TRUE(NewFile::create(path)->append(bytes("half")).ok()); }
+  EXPECT_FALSE(file_exists(path));
+  EXPECT_FALSE(file_exists(path + ".partial"));
+}
+
+TEST(NewFile, WhatAKilledProcessLeftIsDropped) {
+  const TempFolder folder;
+  const std::string path = folder.file("f");
+  const pid_t child = ::fork();
+  if (child == 0) {
+    Result<NewFile> file = NewFile::create(path);
+    _exit(file.ok() && file->append(bytes("a long half of it")).ok() ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_EQ(status, 0);
+  ASSERT_TRUE(file_exists(path + ".partial"));
+  Result<NewFile> file = NewFile::create(path);
+  ASSERT_TRUE(file.ok());
+  ASSERT_TRUE(file->append(bytes("whole")).ok());
+  ASSERT_TRUE(file->commit().ok());
+  EXPECT_EQ(content(path), "whole");
+}
+
+TEST(NewFile, OneWriterAtATime) {
+  const TempFolder folder;
+  const std::string path = folder.file("f");
+  Result<NewFile> first = NewFile::create(path);
+  ASSERT_TRUE(first->append(bytes("first")).ok());
+  const Status second = NewFile::create(path).status();
+  EXPECT_EQ(second.code(), StatusCode::kUnavailable);
+  EXPECT_EQ(second.message(), "'" + path + ".partial' is being written by somebody else");
+  ASSERT_TRUE(first->commit().ok());
+  // The lock was the renamed file's: a third one begins its own.
+  Result<NewFile> third = NewFile::create(path);
+  ASSERT_TRUE(third.ok()) << third.status().to_string();
+  ASSERT_TRUE(third->append(bytes("third")).ok());
+  EXPECT_EQ(content(path), "first");
+  ASSERT_TRUE(third->commit().ok());
+  EXPECT_EQ(content(path), "third");
+}
+
+TEST(NewFile, AFullDiskDoesNotFit) {
+  const TempFolder folder;
+  const std::string path = folder.file("f");
+  const pid_t child = ::fork();  // the limit is the process's
+  if (child == 0) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit = {4096, 4096};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    Result<NewFile> file = NewFile::create(path);
+    const std::string page(4096, 'x');
+    const bool first = file->append(bytes(page)).ok();
+    const Status second = file->append(bytes(page));
+    _exit(first && second.code() == StatusCode::kDoesNotFit ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_FALSE(file_exists(path));
+}
+
+TEST(NewFile, NamesTheFolderThatIsNone) {
+  const TempFolder folder;
+  ASSERT_TRUE(write_text_file(folder.file("f"), "").ok());
+  const Status status = NewFile::create(folder.file("f/g")).status();
+  EXPECT_EQ(status.code(), StatusCode::kNotFound);
+  EXPECT_NE(status.message().find("cannot create '" + folder.file("f/g.partial")), std::string::npos);
+}
+
+}  // namespace
+}  // namespace fp4moe
