@@ -1,13 +1,25 @@
-# cmake -DROOT=src -DCOMPILERS=TEXT -DOUT=FILE -P: writes kernels_id(), which names what runs expert layers: the
-# start of a hash of the sources and of the compilers, the same wherever they lie.
-file(GLOB_RECURSE files RELATIVE "${ROOT}" "${ROOT}/kernels/*" "${ROOT}/moe/*")
-list(SORT files)
-set(text "${COMPILERS}")
-foreach(name ${files})
-  file(SHA256 "${ROOT}/${name}" hash)
-  string(APPEND text "\n${name} ${hash}")
-endforeach()
-string(SHA256 id "${text}")
-string(SUBSTRING "${id}" 0 12 id)
+# cmake -DROOT=src -DCOMPILERS=TEXT -DOUT=FILE -P: writes kernels_id(), which names what runs expert layers, and
+# packing_id(), which names what packs weights: the start of a hash of the sources and of the compilers, the same
+# wherever they lie.
+function(hash_folders result)
+  list(TRANSFORM ARGN PREPEND "${ROOT}/")
+  list(TRANSFORM ARGN APPEND "/*")
+  file(GLOB_RECURSE files RELATIVE "${ROOT}" ${ARGN})
+  list(SORT files)
+  set(text "${COMPILERS}")
+  foreach(name ${files})
+    file(SHA256 "${ROOT}/${name}" hash)
+    string(APPEND text "\n${name} ${hash}")
+  endforeach()
+  string(SHA256 id "${text}")
+  string(SUBSTRING "${id}" 0 12 id)
+  set(${result} "${id}" PARENT_SCOPE)
+endfunction()
+
+hash_folders(kernels kernels moe)
+hash_folders(packing formats io kernels model moe)
 file(WRITE "${OUT}" "#include \"engine/kernels_id.h\"\n\n"
-                    "namespace fp4moe {\nconst char* kernels_id() { return \"${id}\"; }\n}  // namespace fp4moe\n")
+                    "namespace fp4moe {\n"
+                    "const char* kernels_id() { return \"${kernels}\"; }\n"
+                    "const char* packing_id() { return \"${packing}\"; }\n"
+                    "}  // namespace fp4moe\n")

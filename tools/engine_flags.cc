@@ -69,6 +69,10 @@ void add_model_flags(CLI::App& verb, EngineConfig& c) {
   model.value("model,--model-path,--model", c.model_path, "folder of the checkpoint")->required();
   model.value("--load-format", c.load_format,
               "auto, safetensors, or dummy: random weights of the configuration's shapes");
+  model.value(
+      "--weight-cache-dir", c.weight_cache_dir,
+      "CPU: folder that keeps packed weights for the next start; default: in the user's cache folder; "
+      "none: not kept");
   model.value("--tokenizer-path", c.tokenizer_path, "folder or tokenizer.json, if not the checkpoint's");
   model.value("--chat-template", c.chat_template, "file with a Jinja chat template, if not the checkpoint's");
   model.value("--served-model-name", c.served_model_name, "name in /v1/models; default: the folder's name");

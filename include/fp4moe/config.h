@@ -34,6 +34,8 @@ struct EngineConfig {
   std::string kv_cache_dtype = "auto";  // auto | bfloat16
   std::string dtype = "auto";           // activations: auto (= bfloat16) | bfloat16 | float32
   std::string dense_quant = "none";     // weights of dense layers: none (= bf16) | q8 (8 bits; on a CPU)
+  std::string weight_cache_dir;         // on a CPU, packed weights are kept there; empty: in the user's cache
+                                        // folder; none: nowhere
   int64_t context_length = 0;           // tokens; 0: max_position_embeddings
 
   // Where and how it runs.

@@ -59,8 +59,16 @@ Result<Buffer> Buffer::copy_of(const void* host, int64_t num_bytes, MemoryResour
   return buffer;
 }
 
+Buffer Buffer::borrowed(uint8_t* data, int64_t num_bytes) {
+  Buffer buffer;
+  buffer.data_ = data;
+  buffer.num_bytes_ = num_bytes;
+  return buffer;
+}
+
 void Buffer::release() {
-  if (data_ != nullptr) memory_->release(data_);
+  if (memory_ != nullptr) memory_->release(data_);
+  memory_ = nullptr;
   data_ = nullptr;
   num_bytes_ = 0;
 }

@@ -22,11 +22,13 @@ class Buffer {
   static Result<Buffer> copy_of(std::span<const float> host, MemoryResource& memory) {
     return copy_of(host.data(), static_cast<int64_t>(host.size_bytes()), memory);
   }
+  // Somebody else's host memory, which outlives the buffer.
+  static Buffer borrowed(uint8_t* data, int64_t num_bytes);
   ~Buffer() { release(); }
   Buffer(Buffer&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)),
         num_bytes_(std::exchange(other.num_bytes_, 0)),
-        memory_(other.memory_) {}
+        memory_(std::exchange(other.memory_, nullptr)) {}
   Buffer& operator=(Buffer&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(memory_, other.memory_);
@@ -45,7 +47,7 @@ class Buffer {
   void release();
   uint8_t* data_ = nullptr;
   int64_t num_bytes_ = 0;
-  MemoryResource* memory_ = nullptr;  // of data_
+  MemoryResource* memory_ = nullptr;  // of data_; null: borrowed
 };
 
 // Hands out aligned pieces of one Buffer, first to last; all are given back together by reset().

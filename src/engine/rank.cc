@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "engine/weight_cache.h"
 #include "model/weight_loader.h"
 
 namespace fp4moe {
@@ -47,11 +48,26 @@ Status Rank::load(const RankSetup& setup, const ProgressSink& progress) {
       .rank = context_,
       .dense_quant = setup.plan.dense_quant,
   };
-  FP4MOE_ASSIGN_OR_RETURN(model_,
-                          Model::load(setup.checkpoint, setup.config, model_options, pool_, progress));
+  FP4MOE_RETURN_IF_ERROR(load_model(setup, model_options, progress));
   FP4MOE_ASSIGN_OR_RETURN(
       kv_, KvCache::make(setup.config, setup.plan.act_dtype, num_kv_pages, setup.flags.page_size, layout_,
                          dense_ops_for(model_options).memory()));
+  return {};
+}
+
+Status Rank::load_model(const RankSetup& setup, const ModelOptions& options, const ProgressSink& progress) {
+  const auto load = [&]() -> Status {
+    FP4MOE_ASSIGN_OR_RETURN(model_, Model::load(setup.checkpoint, setup.config, options, pool_, progress));
+    return {};
+  };
+  if (setup.plan.device() == DeviceKind::kCuda) return load();
+  auto cache = std::make_unique<WeightCache>(weight_cache_place(setup.checkpoint, setup.plan, layout_));
+  {
+    const WeightStoreScope scope(*cache);
+    FP4MOE_RETURN_IF_ERROR(load());
+  }
+  FP4MOE_RETURN_IF_ERROR(cache->finish());
+  weights_ = std::move(cache);
   return {};
 }
 

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/thread_pool.h"
+#include "base/weight_store.h"
 #include "comm/communicator.h"
 #include "engine/comm_memory.h"
 #include "engine/rank_config.h"
@@ -38,12 +39,14 @@ class Rank {
   const KvCache& kv() const { return kv_; }
 
  private:
+  Status load_model(const RankSetup& setup, const ModelOptions& options, const ProgressSink& progress);
   Result<int64_t> agree_on_pages(int64_t num_kv_pages);
 
   RankLayout layout_;
   ThreadPool pool_;
   std::optional<Communicator> world_, attention_;
   RankContext context_;
+  std::unique_ptr<WeightStore> weights_;  // the model may borrow from it
   std::unique_ptr<Model> model_;
   KvCache kv_;
 };

@@ -1,10 +1,10 @@
 #include "engine/tactic_cache.h"
 
-#include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
+#include "engine/user_cache.h"
 #include "io/file.h"
 
 namespace fp4moe {
@@ -65,10 +65,8 @@ Status write_entry(const std::string& path, const std::string& key, nlohmann::js
 
 std::string tactic_cache_path(const EngineConfig& flags) {
   if (!flags.autotune_cache.empty()) return flags.autotune_cache;
-  const char* cache = std::getenv("XDG_CACHE_HOME");
-  const char* home = std::getenv("HOME");
-  if (cache != nullptr && *cache != 0) return std::string(cache) + "/fp4moe/tactics.json";
-  return home == nullptr || *home == 0 ? "" : std::string(home) + "/.cache/fp4moe/tactics.json";
+  const std::string folder = user_cache_folder();
+  return folder.empty() ? "" : folder + "/tactics.json";
 }
 
 Result<bool> read_tactics(const std::string& path, const std::string& key, Tactics& tactics) {

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/cpu_info.h"
+#include "base/hash.h"
 #include "base/thread_pool.h"
 #include "io/checkpoint_index.h"
 #include "io/file.h"
@@ -33,6 +34,22 @@ Status map_shard(const std::string& folder, Shard& shard) {
   if (!entries.ok()) return entries.status().with_context(path);
   shard.entries = std::move(entries).value();
   return {};
+}
+
+uint64_t shard_identity(const Shard& shard, uint64_t hash) {
+  constexpr int64_t kSamples = 16, kSampleBytes = 4096;
+  const std::span<const uint8_t> file = shard.file.bytes();
+  const auto num_bytes = static_cast<int64_t>(file.size());
+  const int64_t header_bytes = shard.entries.empty() ? num_bytes : shard.entries.front().begin;
+  const int64_t numbers[] = {num_bytes, shard.file.modified_at()};
+  hash = hash64(shard.file_name.data(), std::ssize(shard.file_name), hash);
+  hash = hash64(numbers, sizeof numbers, hash);
+  hash = hash64(file.data(), header_bytes, hash);
+  for (int64_t i = 0; i < kSamples; ++i) {
+    const int64_t at = header_bytes + (num_bytes - header_bytes) / kSamples * i;
+    hash = hash64(file.data() + at, std::min(kSampleBytes, num_bytes - at), hash);
+  }
+  return hash;
 }
 
 // Which files the folder has, and where its index, if there is one, puts every tensor.
@@ -172,6 +189,20 @@ Result<TensorView> Checkpoint::get(std::string_view name, DType dtype, std::vect
 }
 
 void Checkpoint::will_need(const TensorView& view) const { advise(view, MADV_WILLNEED, /*inner=*/false); }
-void Checkpoint::release(const TensorView& view) const { advise(view, MADV_DONTNEED, /*inner=*/true); }
+
+void Checkpoint::release(const TensorView& view) const {
+  if (state_->storage == nullptr) advise(view, MADV_DONTNEED, /*inner=*/true);  // the files still have it
+}
+
+void Checkpoint::release_all(std::string_view prefix) const {
+  for (const TensorEntry& tensor : state_->tensors)
+    if (tensor.name.starts_with(prefix)) release(tensor.view);
+}
+
+uint64_t Checkpoint::identity() const {
+  uint64_t hash = 0;
+  for (const Shard& shard : state_->shards) hash = shard_identity(shard, hash);
+  return hash;
+}
 
 }  // namespace fp4moe

@@ -2,6 +2,7 @@
 // of model.safetensors.index.json.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -43,6 +44,10 @@ class Checkpoint {
   // Tells the kernel that these bytes will be read soon / are no longer needed.
   void will_need(const TensorView& view) const;
   void release(const TensorView& view) const;
+  // The latter of all tensors whose names begin like this.
+  void release_all(std::string_view prefix) const;
+  // A hash of every file's name, size, time of change, header and samples of its data; 0 of in_memory().
+  uint64_t identity() const;
 
  private:
   struct State;

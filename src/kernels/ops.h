@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 
 #include "base/buffer.h"
@@ -48,8 +49,10 @@ void pack_linear_weight(const bf16* src, int64_t n, int64_t k, LinearLayout layo
                         ThreadPool& pool);
 
 struct DenseOps;
-// The same, in the memory and the layout of `ops`.
-Result<Buffer> put_linear_weight(const bf16* src, int64_t n, int64_t k, const DenseOps& ops,
+// Makes a [N, K] weight, row-major; what it lies in, if it is new, is kept in `storage`.
+using LinearSource = std::function<Result<const bf16*>(Buffer& storage)>;
+// The same, in the memory and the layout of `ops`; a host's weight may come from a WeightStore, unread.
+Result<Buffer> put_linear_weight(const LinearSource& source, int64_t n, int64_t k, const DenseOps& ops,
                                  ThreadPool& pool);
 
 struct LinearArgs {              // out = x W^T + bias (+ out)

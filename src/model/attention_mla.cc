@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/weight_store.h"
 #include "model/attention.h"
 #include "model/rope_table.h"
 #include "model/weight_loader.h"
@@ -30,13 +31,15 @@ struct MlaSizes {
 
 struct MlaWeights {
   MlaSizes sizes;
-  LinearLayer q_a;        // [q_lora, H]; without compression of queries: none
-  Buffer q_norm;          // [q_lora] f32
-  LinearLayer q_b;        // [heads * query, q_lora or H]
-  LinearLayer kv_a;       // [latent + rope, H]
-  Buffer kv_norm;         // [latent] f32
-  Buffer key_up;          // heads matrices [latent, nope], in the layout of the ops
-  Buffer value_up;        // heads matrices [value, latent]
+  LinearLayer q_a;   // [q_lora, H]; without compression of queries: none
+  Buffer q_norm;     // [q_lora] f32
+  LinearLayer q_b;   // [heads * query, q_lora or H]
+  LinearLayer kv_a;  // [latent + rope, H]
+  Buffer kv_norm;    // [latent] f32
+  // heads matrices [latent, nope], then, at value_up, heads matrices [value, latent], in the layout of the
+  // ops
+  Buffer up;
+  int64_t value_up = 0;
   float up_scale = 1;     // of both: the tensor scale of an FP4 matrix
   Buffer inv_freq;        // [rope / 2] f32
   float rope_factor = 1;  // of cos and sin
@@ -49,8 +52,7 @@ class MlaAttention final : public Attention {
 
   int64_t out_cols() const override { return s_.heads * s_.value; }
   int64_t weight_bytes() const override {
-    return w_.q_a.weight_bytes() + w_.q_b.weight_bytes() + w_.kv_a.weight_bytes() + w_.key_up.num_bytes() +
-           w_.value_up.num_bytes();
+    return w_.q_a.weight_bytes() + w_.q_b.weight_bytes() + w_.kv_a.weight_bytes() + w_.up.num_bytes();
   }
   int64_t scratch_bytes(int64_t max_tokens) const override {
     const int64_t pass = std::min(max_tokens, rows_per_pass());
@@ -135,8 +137,8 @@ class MlaAttention final : public Attention {
     const int64_t q_stride = s_.heads * s_.query(), key_stride = s_.heads * s_.key();
     const int num_heads = static_cast<int>(s_.heads);
     float* q = scratch.take<float>(rows.count * key_stride);
-    ops_.head_linear({pass.q, q_stride, s_.query(), w_.key_up.as<bf16>(), q, DType::kF32, key_stride,
-                      s_.key(), rows.count, s_.latent, s_.nope, num_heads, w_.up_scale},
+    ops_.head_linear({pass.q, q_stride, s_.query(), w_.up.as<bf16>(), q, DType::kF32, key_stride, s_.key(),
+                      rows.count, s_.latent, s_.nope, num_heads, w_.up_scale},
                      pool);
     ops_.copy_heads({pass.q + s_.nope, q_stride, s_.query(), q + s_.latent, key_stride, s_.key(), rows.count,
                      s_.rope, num_heads},
@@ -155,8 +157,9 @@ class MlaAttention final : public Attention {
     ops_.attention(args, pool);
     uint8_t* out =
         static_cast<uint8_t*>(in.out.data) + rows.first * in.out.cols * dtype_bits(in.out.dtype) / 8;
-    ops_.head_linear({latents, latent_stride, s_.latent, w_.value_up.as<bf16>(), out, in.out.dtype,
-                      in.out.cols, s_.value, rows.count, s_.value, s_.latent, num_heads, w_.up_scale},
+    const auto* value_up = reinterpret_cast<const bf16*>(w_.up.data() + w_.value_up);
+    ops_.head_linear({latents, latent_stride, s_.latent, value_up, out, in.out.dtype, in.out.cols, s_.value,
+                      rows.count, s_.value, s_.latent, num_heads, w_.up_scale},
                      pool);
   }
 
@@ -224,10 +227,10 @@ Status load_projections(WeightLoader& loader, const std::string& prefix, Shard h
 }
 
 // kv_b_proj as bf16: of an FP4 matrix the codes times the block scales, exactly; the tensor scale is left.
-Result<const bf16*> up_projection_rows(const LinearWeightsView& kv_b, Buffer& storage, float& tensor_scale) {
+Result<const bf16*> up_projection_rows(const LinearWeightsView& kv_b, Buffer& storage) {
   if (!kv_b.is_fp4) return kv_b.weight;
   Fp4MatrixView matrix = kv_b.fp4;
-  tensor_scale = std::exchange(matrix.tensor_scale, 1.0f);
+  matrix.tensor_scale = 1;
   FP4MOE_ASSIGN_OR_RETURN(storage, Buffer::make(matrix.rows * matrix.cols * 2));
   std::vector<float> row(static_cast<size_t>(matrix.cols));
   for (int64_t r = 0; r < matrix.rows; ++r) {
@@ -246,24 +249,28 @@ Status load_up_projections(WeightLoader& loader, const std::string& prefix, Shar
   FP4MOE_ASSIGN_OR_RETURN(
       const LinearWeightsView kv_b,
       loader.view(prefix + "kv_b_proj", {loader.config().num_heads * (s.nope + s.value), s.latent}));
-  Buffer dequantised;
-  FP4MOE_ASSIGN_OR_RETURN(const bf16* rows, up_projection_rows(kv_b, dequantised, w.up_scale));
+  if (kv_b.is_fp4) w.up_scale = kv_b.fp4.tensor_scale;
   const int64_t key_bytes = linear_weight_bytes(s.latent, s.nope, layout);
   const int64_t value_bytes = linear_weight_bytes(s.value, s.latent, layout);
-  FP4MOE_ASSIGN_OR_RETURN(Buffer key_up, Buffer::make(s.heads * key_bytes));
-  FP4MOE_ASSIGN_OR_RETURN(Buffer value_up, Buffer::make(s.heads * value_bytes));
-  FP4MOE_ASSIGN_OR_RETURN(const Buffer transposed, Buffer::make(s.latent * s.nope * 2));
-  for (int64_t head = 0; head < s.heads; ++head) {
-    const bf16* keys = rows + (heads.first + head) * (s.nope + s.value) * s.latent;
-    for (int64_t i = 0; i < s.nope; ++i)
-      for (int64_t j = 0; j < s.latent; ++j) transposed.as<bf16>()[j * s.nope + i] = keys[i * s.latent + j];
-    pack_linear_weight(transposed.as<bf16>(), s.latent, s.nope, layout, key_up.data() + head * key_bytes,
-                       loader.pool());
-    pack_linear_weight(keys + s.nope * s.latent, s.value, s.latent, layout,
-                       value_up.data() + head * value_bytes, loader.pool());
-  }
-  FP4MOE_ASSIGN_OR_RETURN(w.key_up, loader.put(std::move(key_up)));
-  FP4MOE_ASSIGN_OR_RETURN(w.value_up, loader.put(std::move(value_up)));
+  w.value_up = Arena::padded(s.heads * key_bytes);
+  const auto pack = [&](uint8_t* key_up) -> Status {
+    uint8_t* value_up = key_up + w.value_up;
+    Buffer dequantised;
+    FP4MOE_ASSIGN_OR_RETURN(const bf16* rows, up_projection_rows(kv_b, dequantised));
+    FP4MOE_ASSIGN_OR_RETURN(const Buffer transposed, Buffer::make(s.latent * s.nope * 2));
+    for (int64_t head = 0; head < s.heads; ++head) {
+      const bf16* keys = rows + (heads.first + head) * (s.nope + s.value) * s.latent;
+      for (int64_t i = 0; i < s.nope; ++i)
+        for (int64_t j = 0; j < s.latent; ++j) transposed.as<bf16>()[j * s.nope + i] = keys[i * s.latent + j];
+      pack_linear_weight(transposed.as<bf16>(), s.latent, s.nope, layout, key_up + head * key_bytes,
+                         loader.pool());
+      pack_linear_weight(keys + s.nope * s.latent, s.value, s.latent, layout, value_up + head * value_bytes,
+                         loader.pool());
+    }
+    return {};
+  };
+  FP4MOE_ASSIGN_OR_RETURN(Buffer up, packed_weights(w.value_up + s.heads * value_bytes, pack));
+  FP4MOE_ASSIGN_OR_RETURN(w.up, loader.put(std::move(up)));
   loader.count(s.heads * (s.nope + s.value) * s.latent * 2);
   return {};
 }

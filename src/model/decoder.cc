@@ -82,6 +82,7 @@ Status Decoder::load(WeightLoader& loader, LayerLoader load_layer) {
     loader.count(ffn_bytes);
     weight_bytes_ += layer.attention->weight_bytes() + layer.attention_out.weight_bytes() + ffn_bytes;
     layers_.push_back(std::move(layer));
+    loader.checkpoint().release_all(layer_prefix(i));
   }
   FP4MOE_ASSIGN_OR_RETURN(final_norm_, loader.floats("model.norm.weight", h));
   FP4MOE_RETURN_IF_ERROR(load_lm_head(loader));

@@ -1,6 +1,7 @@
 #include "model/feed_forward.h"
 
 #include "base/check.h"
+#include "base/weight_store.h"
 #include "io/expert_weights.h"
 #include "model/decoder.h"
 #include "model/weight_loader.h"
@@ -36,7 +37,8 @@ Result<std::unique_ptr<MoeLayer>> load_moe(WeightLoader& loader, int64_t layer, 
   const ModelConfig& config = loader.config();
   const std::string prefix = layer_prefix(layer);
   FP4MOE_ASSIGN_OR_RETURN(const RouterWeights router, load_router(loader, prefix, names));
-  const Shard local = loader.moe_plan().problem().local_experts();
+  Shard local = loader.moe_plan().problem().local_experts();
+  if (!packs_weights()) local.count = 0;  // their scales were checked when they were packed
   FP4MOE_ASSIGN_OR_RETURN(
       const MoeWeightsView experts,
       load_expert_weights(loader.checkpoint(), config, layer, {local.first, local.count}));

@@ -55,6 +55,24 @@ Result<LinearWeightsView> cut_fp4(const LinearPart& part, Buffer& storage) {
   return view;
 }
 
+// The parts' matrix: the source of the only part if that is whole, else a copy in `storage`.
+Result<const bf16*> stack_bf16(std::span<const LinearPart> parts, Buffer& storage) {
+  if (parts.size() == 1 && is_whole(parts[0])) return parts[0].weights.weight;
+  const int64_t row_bytes = num_cols(parts[0]) * int64_t{sizeof(bf16)};
+  int64_t num_bytes = 0;
+  for (const LinearPart& part : parts) num_bytes += num_rows(part) * row_bytes;
+  FP4MOE_ASSIGN_OR_RETURN(storage, Buffer::make(num_bytes));
+  uint8_t* at = storage.data();
+  for (const LinearPart& part : parts) {
+    copy_rows(part,
+              {reinterpret_cast<const uint8_t*>(part.weights.weight), part.weights.k * 2, part.cols.first * 2,
+               row_bytes},
+              at);
+    at += num_rows(part) * row_bytes;
+  }
+  return storage.as<bf16>();
+}
+
 }  // namespace
 
 Result<LinearLayer> LinearLayer::make(const MoePlan& plan, const DenseOps& ops,
@@ -79,20 +97,7 @@ Result<LinearLayer> LinearLayer::make(const MoePlan& plan, const DenseOps& ops,
     return layer;
   }
   FP4MOE_ASSIGN_OR_RETURN(layer.bias_, Buffer::copy_of(bf16_to_floats(bias), ops.memory()));
-  const bf16* source = parts[0].weights.weight;
-  Buffer stacked;
-  if (parts.size() > 1 || !is_whole(parts[0])) {
-    FP4MOE_ASSIGN_OR_RETURN(stacked, Buffer::make(layer.n_ * layer.k_ * 2));
-    uint8_t* at = stacked.data();
-    for (const LinearPart& part : parts) {
-      copy_rows(part,
-                {reinterpret_cast<const uint8_t*>(part.weights.weight), part.weights.k * 2,
-                 part.cols.first * 2, layer.k_ * 2},
-                at);
-      at += num_rows(part) * layer.k_ * 2;
-    }
-    source = stacked.as<bf16>();
-  }
+  const LinearSource source = [&](Buffer& storage) { return stack_bf16(parts, storage); };
   FP4MOE_ASSIGN_OR_RETURN(layer.weight_, put_linear_weight(source, layer.n_, layer.k_, ops, pool));
   return layer;
 }

@@ -1,9 +1,11 @@
 #include "model/weight_loader.h"
 
+#include <cstring>
 #include <numeric>
 #include <utility>
 
 #include "base/check.h"
+#include "base/weight_store.h"
 
 namespace fp4moe {
 
@@ -60,7 +62,16 @@ Result<Buffer> WeightLoader::put(Buffer host) const {
 
 Result<Buffer> WeightLoader::matrix(const std::string& name, int64_t rows, int64_t cols) {
   FP4MOE_ASSIGN_OR_RETURN(const TensorView view, checkpoint_.get(name, DType::kBF16, {rows, cols}));
-  FP4MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::copy_of(view.data, view.num_bytes(), ops_.memory()));
+  Buffer buffer;
+  if (ops_.memory().is_host()) {
+    const auto copy = [&view](uint8_t* to) -> Status {
+      std::memcpy(to, view.data, static_cast<size_t>(view.num_bytes()));
+      return {};
+    };
+    FP4MOE_ASSIGN_OR_RETURN(buffer, packed_weights(view.num_bytes(), copy));
+  } else {
+    FP4MOE_ASSIGN_OR_RETURN(buffer, Buffer::copy_of(view.data, view.num_bytes(), ops_.memory()));
+  }
   checkpoint_.release(view);
   count(view.num_bytes());
   return buffer;

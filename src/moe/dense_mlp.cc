@@ -56,13 +56,20 @@ class Bf16Mlp final : public DenseMlp {
 
   Status pack(const MlpWeightsView& w, int64_t first, ThreadPool& pool) {
     const int64_t h = hidden_, n = intermediate_;
-    std::vector<bf16> rows(static_cast<size_t>(2 * n * h));
-    std::copy_n(w.gate.weight + first * h, n * h, rows.begin());
-    std::copy_n(w.up.weight + first * h, n * h, rows.begin() + n * h);
-    FP4MOE_ASSIGN_OR_RETURN(gate_up_, put_linear_weight(rows.data(), 2 * n, h, ops_, pool));
-    for (int64_t r = 0; r < h; ++r)
-      std::copy_n(w.down.weight + r * w.down.k + first, n, rows.begin() + r * n);
-    FP4MOE_ASSIGN_OR_RETURN(down_, put_linear_weight(rows.data(), h, n, ops_, pool));
+    const LinearSource gate_up = [&](Buffer& storage) -> Result<const bf16*> {
+      FP4MOE_ASSIGN_OR_RETURN(storage, Buffer::make(2 * n * h * int64_t{sizeof(bf16)}));
+      std::copy_n(w.gate.weight + first * h, n * h, storage.as<bf16>());
+      std::copy_n(w.up.weight + first * h, n * h, storage.as<bf16>() + n * h);
+      return storage.as<bf16>();
+    };
+    const LinearSource down = [&](Buffer& storage) -> Result<const bf16*> {
+      FP4MOE_ASSIGN_OR_RETURN(storage, Buffer::make(n * h * int64_t{sizeof(bf16)}));
+      for (int64_t r = 0; r < h; ++r)
+        std::copy_n(w.down.weight + r * w.down.k + first, n, storage.as<bf16>() + r * n);
+      return storage.as<bf16>();
+    };
+    FP4MOE_ASSIGN_OR_RETURN(gate_up_, put_linear_weight(gate_up, 2 * n, h, ops_, pool));
+    FP4MOE_ASSIGN_OR_RETURN(down_, put_linear_weight(down, h, n, ops_, pool));
     return {};
   }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/weight_store.h"
 #include "kernels/act_quant.h"
 #include "moe/act_scales.h"
 #include "moe/table.h"
@@ -39,21 +40,11 @@ class PanelLinear final : public Fp4Linear {
       bias_[static_cast<size_t>(i)] = bf16_to_float(w.bias[i]);
   }
 
-  // Rows past N are zero.
   Status pack(const Fp4MatrixView& w, ThreadPool& pool) {
-    FP4MOE_ASSIGN_OR_RETURN(panels_, Buffer::make(num_panels() * panel_bytes_));
-    const int64_t whole = n_ / kPanelRows;
-    pool.run(whole, [&](int64_t i, int) { ops_.pack_panel(w, i, panels_.data() + i * panel_bytes_); });
-    if (whole == num_panels()) return {};
-    const int64_t codes = w.cols / 2, scales = w.cols / fp4_block(format_);
-    std::vector<uint8_t> tail(static_cast<size_t>(kPanelRows * (codes + scales)));
-    uint8_t* tail_scales = tail.data() + kPanelRows * codes;
-    for (int64_t r = whole * kPanelRows, i = 0; r < n_; ++r, ++i) {
-      std::copy_n(w.codes + r * w.code_stride_bytes, codes, tail.data() + i * codes);
-      std::copy_n(w.scales + r * w.scale_stride_bytes, scales, tail_scales + i * scales);
-    }
-    ops_.pack_panel({format_, kPanelRows, w.cols, tail.data(), tail_scales, codes, scales, w.tensor_scale}, 0,
-                    panels_.data() + whole * panel_bytes_);
+    FP4MOE_ASSIGN_OR_RETURN(panels_, packed_weights(num_panels() * panel_bytes_, [&](uint8_t* to) -> Status {
+                              pack_panels(w, to, pool);
+                              return {};
+                            }));
     return {};
   }
 
@@ -95,6 +86,22 @@ class PanelLinear final : public Fp4Linear {
  private:
   int64_t num_panels() const { return (n_ + kPanelRows - 1) / kPanelRows; }
   int64_t padded_n() const { return num_panels() * kPanelRows; }
+
+  // Rows past N are zero.
+  void pack_panels(const Fp4MatrixView& w, uint8_t* to, ThreadPool& pool) const {
+    const int64_t whole = n_ / kPanelRows;
+    pool.run(whole, [&](int64_t i, int) { ops_.pack_panel(w, i, to + i * panel_bytes_); });
+    if (whole == num_panels()) return;
+    const int64_t codes = w.cols / 2, scales = w.cols / fp4_block(format_);
+    std::vector<uint8_t> tail(static_cast<size_t>(kPanelRows * (codes + scales)));
+    uint8_t* tail_scales = tail.data() + kPanelRows * codes;
+    for (int64_t r = whole * kPanelRows, i = 0; r < n_; ++r, ++i) {
+      std::copy_n(w.codes + r * w.code_stride_bytes, codes, tail.data() + i * codes);
+      std::copy_n(w.scales + r * w.scale_stride_bytes, scales, tail_scales + i * scales);
+    }
+    ops_.pack_panel({format_, kPanelRows, w.cols, tail.data(), tail_scales, codes, scales, w.tensor_scale}, 0,
+                    to + whole * panel_bytes_);
+  }
 
   template <class Body>
   static void for_pieces(int64_t rows, ThreadPool& pool, const Body& body) {

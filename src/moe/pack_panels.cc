@@ -2,6 +2,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "base/weight_store.h"
 #include "moe/local_experts.h"
 #include "moe/panels.h"
 
@@ -13,15 +14,18 @@ void copy_bias(const bf16* bias, int64_t stride, int64_t first, float* dst) {
     dst[r] = bias == nullptr ? 0.0f : bf16_to_float(bias[(first + r) * stride]);
 }
 
-// Packs group `g` of an expert's gate and up, and their biases.
-void pack_gate_up(const ExpertOps& ops, const PanelGrid& grid, const ExpertWeightsView& w, int64_t g,
-                  uint8_t* panels, float* bias) {
+// Packs group `g` of an expert's gate and up.
+void pack_gate_up_group(const ExpertOps& ops, const PanelGrid& grid, const ExpertWeightsView& w, int64_t g,
+                        uint8_t* panels) {
   const bool gated = grid.group_panels == 2;
-  if (gated) {
-    ops.pack_panel(w.gate, g, panels);
-    copy_bias(w.gate_bias, w.gate_up_bias_stride, g * kPanelRows, bias);
-  }
+  if (gated) ops.pack_panel(w.gate, g, panels);
   ops.pack_panel(w.up, g, panels + (gated ? grid.panel_bytes : 0));
+}
+
+// Their biases.
+void copy_gate_up_bias(const PanelGrid& grid, const ExpertWeightsView& w, int64_t g, float* bias) {
+  const bool gated = grid.group_panels == 2;
+  if (gated) copy_bias(w.gate_bias, w.gate_up_bias_stride, g * kPanelRows, bias);
   copy_bias(w.up_bias, w.gate_up_bias_stride, g * kPanelRows, bias + (gated ? kPanelRows : 0));
 }
 
@@ -37,22 +41,34 @@ Result<PackedExperts> panels_pack(const RunnerRow& row, const MoeProblem& p, con
   PackedExperts packed;
   packed.numerics = numerics;
   packed.scales = resolve_scales(weights.experts, numerics, local);
-  FP4MOE_ASSIGN_OR_RETURN(packed.gate_up, Buffer::make(local.count * gate_up.expert_bytes()));
-  FP4MOE_ASSIGN_OR_RETURN(packed.down, Buffer::make(local.count * down.expert_bytes()));
-  packed.gate_up_bias.resize(
-      static_cast<size_t>(local.count * gate_up.num_groups * gate_up.group_panels * kPanelRows));
-  packed.down_bias.resize(static_cast<size_t>(local.count * p.hidden_size));
+  const int64_t gate_up_groups = local.count * gate_up.num_groups,
+                down_groups = local.count * down.num_groups;
+  packed.gate_up_bias.resize(static_cast<size_t>(gate_up_groups * gate_up.group_panels * kPanelRows));
+  packed.down_bias.resize(static_cast<size_t>(down_groups * kPanelRows));
 
-  pool.run(local.count * gate_up.num_groups, [&](int64_t i, int) {
-    pack_gate_up(ops, gate_up, experts[static_cast<size_t>(i / gate_up.num_groups)], i % gate_up.num_groups,
-                 packed.gate_up.data() + i * gate_up.group_bytes(),
-                 packed.gate_up_bias.data() + i * gate_up.group_panels * kPanelRows);
-  });
-  pool.run(local.count * down.num_groups, [&](int64_t i, int) {
-    const ExpertWeightsView& w = experts[static_cast<size_t>(i / down.num_groups)];
-    ops.pack_panel(w.down, i % down.num_groups, packed.down.data() + i * down.panel_bytes);
-    copy_bias(w.down_bias, 1, i % down.num_groups * kPanelRows, packed.down_bias.data() + i * kPanelRows);
-  });
+  for (int64_t i = 0; i < gate_up_groups; ++i)
+    copy_gate_up_bias(gate_up, experts[static_cast<size_t>(i / gate_up.num_groups)], i % gate_up.num_groups,
+                      packed.gate_up_bias.data() + i * gate_up.group_panels * kPanelRows);
+  for (int64_t i = 0; i < down_groups; ++i)
+    copy_bias(experts[static_cast<size_t>(i / down.num_groups)].down_bias, 1,
+              i % down.num_groups * kPanelRows, packed.down_bias.data() + i * kPanelRows);
+
+  const auto pack_gate_up = [&](uint8_t* to) -> Status {
+    pool.run(gate_up_groups, [&](int64_t i, int) {
+      pack_gate_up_group(ops, gate_up, experts[static_cast<size_t>(i / gate_up.num_groups)],
+                         i % gate_up.num_groups, to + i * gate_up.group_bytes());
+    });
+    return {};
+  };
+  const auto pack_down = [&](uint8_t* to) -> Status {
+    pool.run(down_groups, [&](int64_t i, int) {
+      ops.pack_panel(experts[static_cast<size_t>(i / down.num_groups)].down, i % down.num_groups,
+                     to + i * down.panel_bytes);
+    });
+    return {};
+  };
+  FP4MOE_ASSIGN_OR_RETURN(packed.gate_up, packed_weights(local.count * gate_up.expert_bytes(), pack_gate_up));
+  FP4MOE_ASSIGN_OR_RETURN(packed.down, packed_weights(local.count * down.expert_bytes(), pack_down));
   return packed;
 }
 

@@ -80,6 +80,19 @@ TEST(Buffer, MovesHandTheMemoryOver) {
   EXPECT_EQ(c.num_bytes(), 100);
 }
 
+TEST(Buffer, BorrowedMemoryIsLeftAlone) {
+  uint8_t bytes[64] = {1};
+  {
+    Buffer a = Buffer::borrowed(bytes, 64);
+    EXPECT_EQ(a.data(), bytes);
+    EXPECT_EQ(a.num_bytes(), 64);
+    Buffer b = std::move(a);
+    b = *Buffer::make(10);  // each now frees what it owns and nothing else
+    EXPECT_EQ(bytes[0], 1);
+  }
+  EXPECT_EQ(bytes[0], 1);
+}
+
 TEST(Arena, HandsOutAlignedDisjointPieces) {
   Arena arena = *Arena::make(Arena::padded(3) + Arena::padded(5 * sizeof(double)));
   uint8_t* bytes = arena.take<uint8_t>(3);

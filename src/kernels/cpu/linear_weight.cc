@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/weight_store.h"
 #include "formats/q8.h"
 #include "kernels/cpu/q8_panel.h"
 #include "kernels/ops.h"
@@ -86,17 +87,22 @@ void pack_linear_weight(const bf16* src, int64_t n, int64_t k, LinearLayout layo
   });
 }
 
-Result<Buffer> put_linear_weight(const bf16* src, int64_t n, int64_t k, const DenseOps& ops,
+Result<Buffer> put_linear_weight(const LinearSource& source, int64_t n, int64_t k, const DenseOps& ops,
                                  ThreadPool& pool) {
   MemoryResource& memory = ops.memory();
   const int64_t num_bytes = linear_weight_bytes(n, k, ops.linear_layout);
   if (!memory.is_host()) {
     FP4MOE_CHECK(ops.linear_layout == LinearLayout::kRowMajor, "a device's weights are row-major");
+    Buffer storage;
+    FP4MOE_ASSIGN_OR_RETURN(const bf16* src, source(storage));
     return Buffer::copy_of(src, num_bytes, memory);
   }
-  FP4MOE_ASSIGN_OR_RETURN(Buffer weight, Buffer::make(num_bytes, memory));
-  pack_linear_weight(src, n, k, ops.linear_layout, weight.data(), pool);
-  return weight;
+  return packed_weights(num_bytes, [&](uint8_t* to) -> Status {
+    Buffer storage;
+    FP4MOE_ASSIGN_OR_RETURN(const bf16* src, source(storage));
+    pack_linear_weight(src, n, k, ops.linear_layout, to, pool);
+    return {};
+  });
 }
 
 }  // namespace fp4moe
