@@ -141,6 +141,36 @@ TEST_P(ExpertGemmTest, ARowGivesTheSameBitsAloneAndInAnyBatch) {
   }
 }
 
+// Scales far from 1, some beside zeros only: kernels may treat such panels apart.
+TEST_P(ExpertGemmTest, PanelsOfExtremeScalesAreWithinBudgetAndKeepTheirBitsBesideOthers) {
+  const int64_t k = 288, n = 48, block = fp4_block(format()), panel_bytes = ops().panel_bytes(format(), k);
+  Random random(13);
+  DownCase c(format(), n, k, random);
+  const uint8_t largest = format() == Fp4Format::kMxfp4 ? 200 : 126;
+  c.weight.scale_byte(3, 1) = 0;  // of zeros
+  for (int64_t col = block; col < 2 * block; col += 2) c.weight.code_byte(3, col) = 0x80;
+  c.weight.scale_byte(17, 2) = 0;
+  c.weight.scale_byte(18, 3) = 1;
+  c.weight.scale_byte(40, 4) = largest;
+  ActBuffer x(DType::kBF16, 40, k, random.normal(40 * k));
+  const Fp4MatrixView w = c.weight.view();
+  const Buffer panels = pack_groups(ops(), nullptr, w);
+  for (int64_t rows : {1, 3, 16, 17, 40}) {
+    ActRows some = x.view();
+    some.rows = rows;
+    const std::vector<double> values = to_double(x.values());
+    std::vector<float> expected, budget, together = c.run(ops(), some), alone(together.size());
+    c.expect({values.begin(), values.begin() + rows * k}, expected, budget);
+    EXPECT_TRUE(within_budget(together, expected, budget)) << rows;
+    for (int64_t p = 0; p < n / kPanelRows; ++p)
+      ops().down(
+          {.gemm = {w.format, some, panels.data() + p * panel_bytes, c.bias.data() + p * kPanelRows, 1, n},
+           .scale = w.tensor_scale,
+           .out = alone.data() + p * kPanelRows});
+    EXPECT_EQ(together, alone) << rows;
+  }
+}
+
 TEST_P(ExpertGemmTest, NanStaysInItsRow) {
   const int64_t k = 96, n = 16;
   for (const Activation& act : {kSwigluOai, kSilu, kRelu2}) {

@@ -32,17 +32,16 @@ DotFn dot_of(int64_t num_rows) {
 }
 
 #if defined(__AMX_TILE__)
+constexpr bool kHasTiles = true;
 constexpr int64_t kMaxRows = kMaxTileTokens;
-
-// int8 gains nothing from tiles: a block's sums leave them as int32 and need two more operations each.
-template <Fp4Format F>
-DotFn dot_of(bool int8, int64_t num_rows) {
-  return int8 ? dot_of<F, true, kMaxTokens>(num_rows) : expert_dot_tiles<F>;
-}
-
 int64_t max_rows(const ExpertGemmArgs& g) { return g.x.dtype == DType::kU8 ? kMaxTokens : kMaxTileTokens; }
 #else
+constexpr bool kHasTiles = false;
 constexpr int64_t kMaxRows = kMaxTokens;
+int64_t max_rows(const ExpertGemmArgs&) { return kMaxTokens; }
+#endif
+
+using PanelSums = Lanes[kMaxRows];
 
 // expert_dot<num_rows>, 1 <= num_rows <= kMaxTokens.
 template <Fp4Format F>
@@ -50,12 +49,9 @@ DotFn dot_of(bool int8, int64_t num_rows) {
   return int8 ? dot_of<F, true, kMaxTokens>(num_rows) : dot_of<F, false, kMaxTokens>(num_rows);
 }
 
-int64_t max_rows(const ExpertGemmArgs&) { return kMaxTokens; }
-#endif
-
-// Some rows of x times one panel after the other.
+// Some rows of x times one or two panels after the other.
 struct TileDot {
-  DotFn dot;
+  DotFn dot = nullptr;
   int64_t k, panel_bytes, num_rows;
   const uint8_t* x;
   const float* x_scales = nullptr;
@@ -64,13 +60,23 @@ struct TileDot {
       : k(g.x.cols), panel_bytes(expert_panel_bytes(g.format, k)), num_rows(rows) {
     const bool int8 = g.x.dtype == DType::kU8, mxfp4 = g.format == Fp4Format::kMxfp4;
     if (int8 != (g.x_block_scales != nullptr)) __builtin_trap();  // the caller broke expert_ops.h's rule
-    dot = mxfp4 ? dot_of<Fp4Format::kMxfp4>(int8, num_rows) : dot_of<Fp4Format::kNvfp4>(int8, num_rows);
     x = static_cast<const uint8_t*>(g.x.data) + first_row * k * (int8 ? 1 : 2);
     if (int8) x_scales = g.x_block_scales + first_row * (k / (mxfp4 ? 32 : 16));
+    if (int8 || !kHasTiles)
+      dot = mxfp4 ? dot_of<Fp4Format::kMxfp4>(int8, num_rows) : dot_of<Fp4Format::kNvfp4>(int8, num_rows);
   }
 
-  void run(const ExpertGemmArgs& g, int64_t panel, Lanes* out) const {
-    dot(g.panels + panel * panel_bytes, k, x, num_rows, x_scales, out);
+  // Sums of panel + p to out[p].
+  void run(const ExpertGemmArgs& g, int64_t panel, int64_t num_panels, PanelSums* out) const {
+    const uint8_t* panels = g.panels + panel * panel_bytes;
+#if defined(__AMX_TILE__)
+    if (dot == nullptr) {
+      const PanelRows rows{panels, panel_bytes, k, reinterpret_cast<const bf16*>(x), RowTiles(num_rows)};
+      return g.format == Fp4Format::kMxfp4 ? expert_dot_tiles<Fp4Format::kMxfp4>(rows, num_panels, out)
+                                           : expert_dot_tiles<Fp4Format::kNvfp4>(rows, num_panels, out);
+    }
+#endif
+    for (int64_t p = 0; p < num_panels; ++p) dot(panels + p * panel_bytes, k, x, num_rows, x_scales, out[p]);
   }
 };
 
@@ -120,12 +126,11 @@ void gate_up(const ExpertGateUpArgs& a) {
     const TileDot tile(g, first, num);
     for (int64_t p = 0; p < g.num_panels; p += group) {
       const int64_t up_panel = p + group - 1;
-      alignas(64) Lanes gate_sums[kMaxRows], up_sums[kMaxRows];
-      if (group == 2) tile.run(g, p, gate_sums);
-      tile.run(g, up_panel, up_sums);
+      alignas(64) PanelSums sums[2];
+      tile.run(g, p, group, sums);
       for (int64_t t = 0; t < num; ++t) {
-        const Vec gate = group == 2 ? scale_and_bias(g, gate_sums[t], a.gate_scale, first + t, p) : zero();
-        const Vec up = scale_and_bias(g, up_sums[t], a.up_scale, first + t, up_panel);
+        const Vec gate = group == 2 ? scale_and_bias(g, sums[0][t], a.gate_scale, first + t, p) : zero();
+        const Vec up = scale_and_bias(g, sums[group - 1][t], a.up_scale, first + t, up_panel);
         const Vec y = activate(a.activation, gate, up);
         const int64_t out = (first + t) * g.out_stride + p / group * kPanelRows;
         if (a.out_dtype == DType::kF32)
@@ -141,12 +146,14 @@ void down(const ExpertDownArgs& a) {
   const ExpertGemmArgs& g = a.gemm;
   for_each_tile(g, [&](int64_t first, int64_t num) {
     const TileDot tile(g, first, num);
-    for (int64_t p = 0; p < g.num_panels; ++p) {
-      alignas(64) Lanes sums[kMaxRows];
-      tile.run(g, p, sums);
-      for (int64_t t = 0; t < num; ++t)
-        store(a.out + (first + t) * g.out_stride + p * kPanelRows,
-              scale_and_bias(g, sums[t], a.scale, first + t, p));
+    for (int64_t panel = 0; panel < g.num_panels; panel += 2) {
+      const int64_t num_panels = g.num_panels - panel < 2 ? 1 : 2;
+      alignas(64) PanelSums sums[2];
+      tile.run(g, panel, num_panels, sums);
+      for (int64_t p = 0; p < num_panels; ++p)
+        for (int64_t t = 0; t < num; ++t)
+          store(a.out + (first + t) * g.out_stride + (panel + p) * kPanelRows,
+                scale_and_bias(g, sums[p][t], a.scale, first + t, panel + p));
     }
   });
 }

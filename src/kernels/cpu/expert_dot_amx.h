@@ -1,13 +1,12 @@
-// Computes  out[t, r] = sum over k of x[t, k] * w[r, k] for the 16 rows r of a panel, x bf16, by AMX tiles.
-//           A slab of the panel is decoded once into the layout of weight tiles, then all rows of x pass over
-//           it, 16 at a time.
-// Bytes     the panel once for up to 128 rows of x; x once for each panel, from the L2 cache.
-// Flops     32 T K.
-// Bound     memory for a few rows; then the way out of the tiles: a block's sums leave by 16 stores for each
-//           tdpbf16ps, which alone would run twice as fast.
-// Numerics  one tdpbf16ps makes the sums of a block: even and odd columns each start at 0 and ascend, and are
-//           added. The sums meet the block scale in FP32, so that no scale byte is a special case. The order
-//           is the same for every number of rows.
+// Computes  out[t, r] = sum over k of x[t, k] * w[r, k] for the 16 rows r of one or two panels, x bf16, by
+//           AMX tiles: 32 columns are decoded to bf16, scale included, while those before are multiplied.
+// Bytes     the panels once for up to 32 rows of x, from the cache for more; x once for two panels.
+// Flops     2 T N K; decoding costs 3 operations for 32 weights of MXFP4, 8 of NVFP4.
+// Bound     memory up to some 50 rows; then the tiles (MXFP4), or decoding (NVFP4).
+// Numerics  A weight times its block scale is exact in bf16: a power of two, or 4 significant bits times 2.
+//           One tdpbf16ps makes the sums of 32 columns, even and odd ones each from 0 in ascending order,
+//           adds the two, then adds that to the total: the same for every number of rows.
+//           A panel of MXFP4 with scales whose products leave bf16's normal numbers goes by AVX-512's dots.
 #pragma once
 
 #include "kernels/cpu/expert_dot_avx512.h"
@@ -16,158 +15,199 @@
 namespace fp4moe::FP4MOE_ISA {
 namespace {
 
-constexpr int kMaxTileTokens = 128;  // their totals, a slab and its columns of 16 rows stay in the L1 cache
-constexpr int kSlabColumns = 256;
-constexpr int kInFlight = 4;  // blocks whose sums are in tiles or on their way
+constexpr int kMaxTileTokens = 128;  // their columns stay in the L2 cache
+using TokenSums = float[kMaxTileTokens][kPanelRows];
 
-template <Fp4Format F>
-struct Slab {
-  static constexpr int kBlock = fp4_block(F), kBlocks = kSlabColumns / kBlock, kCodeBytes = kBlock / 8 * 64;
-  alignas(64) uint16_t weights[kBlocks][kBlock / 2][2 * kPanelRows];
-  alignas(64) float scales[kBlocks][kPanelRows];
+constexpr int kStepCodeBytes = kTileColumns / 8 * 64;
 
-  void decode(const uint8_t* scale_bytes, const uint8_t* codes, int64_t num_blocks) {
-    const __m512i table = _mm512_load_si512(kCodeBf16);
-    for (int64_t b = 0; b < num_blocks; ++b, codes += kCodeBytes) {
-      for (int j = 0; j < kBlock / 8; ++j) {
-        _mm_prefetch(reinterpret_cast<const char*>(codes + 64 * j + kPrefetchBytes), _MM_HINT_T0);
-        const __m512i words = _mm512_load_si512(codes + 64 * j);
-        for (int i = 0; i < 4; ++i)
-          _mm512_store_si512(weights[b][4 * j + i],
-                             _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * i), table));
+// MXFP4 scale bytes whose products with all codes are normal bf16 numbers.
+constexpr int kMinScaleByte = 2, kMaxScaleByte = 252;
+
+// The codes' values times 2^(kMaxScaleByte - 127) as bf16, twice; -0 is 0. Smaller powers are reached by
+// subtracting exponents with saturation, which leaves 0 as it is.
+struct LargestCodes {
+  alignas(64) uint16_t bits[32];
+};
+constexpr LargestCodes make_largest_codes() {
+  LargestCodes codes{};
+  for (int i = 0; i < 32; ++i)
+    codes.bits[i] = static_cast<uint16_t>(i % 8 == 0 ? 0 : kCodeBf16[i] + ((kMaxScaleByte - 127) << 7));
+  return codes;
+}
+constexpr LargestCodes kLargestCodes = make_largest_codes();
+
+alignas(64) constexpr float kCodeFloat[16] = {0,     0.5f,  1,     1.5f,  2,     3,     4,     6,
+                                              -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+
+// words >> 4 i of 16 bits each, by the multipliers: the shifter is busy.
+inline __m512i shift_right_by_nibbles(__m512i words, int i) {
+  return i == 0 ? words : _mm512_mulhi_epu16(words, _mm512_set1_epi16(int16_t(1 << (16 - 4 * i))));
+}
+
+// kColumns columns of a panel, whose scales and codes begin there.
+template <Fp4Format F, int kColumns>
+inline void decode_columns(const uint8_t* scales, const uint8_t* codes, int64_t prefetch, WeightTile& tile) {
+  if constexpr (F == Fp4Format::kMxfp4) {
+    const __m512i bytes = _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(scales)));
+    const __m512i less = _mm512_sub_epi32(_mm512_set1_epi32(kMaxScaleByte), bytes);
+    const __m512i exponents = _mm512_or_si512(_mm512_slli_epi32(less, 7), _mm512_slli_epi32(less, 23));
+    const __m512i table = _mm512_load_si512(kLargestCodes.bits);
+#pragma GCC unroll 4
+    for (int j = 0; j < kColumns / 8; ++j) {
+      _mm_prefetch(reinterpret_cast<const char*>(codes + 64 * j + prefetch), _MM_HINT_T0);
+      const __m512i words = _mm512_load_si512(codes + 64 * j);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        const __m512i largest = _mm512_permutexvar_epi16(shift_right_by_nibbles(words, i), table);
+        _mm512_store_si512(tile[4 * j + i], _mm512_subs_epu16(largest, exponents));
       }
-      _mm512_store_ps(scales[b], block_scales<F>(scale_bytes + b * kPanelRows));
     }
-    tile_memory_written(this);
+  } else {
+    const __m512 table = _mm512_load_ps(kCodeFloat);
+#pragma GCC unroll 4
+    for (int j = 0; j < kColumns / 8; ++j) {
+      _mm_prefetch(reinterpret_cast<const char*>(codes + 64 * j + prefetch), _MM_HINT_T0);
+      const __m512i words = _mm512_load_si512(codes + 64 * j);
+      const __m512 scale = block_scales<F>(scales + j / 2 * kPanelRows);
+      const auto value = [&](int shift) {
+        const __m512 code = _mm512_permutexvar_ps(_mm512_srli_epi32(words, shift), table);
+        return _mm512_castps_si512(_mm512_mul_ps(code, scale));
+      };
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i)
+        _mm512_store_si512(
+            tile[4 * j + i],
+            _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(value(4 * i), 16), value(16 + 4 * i)));
+    }
   }
+}
+
+// A chunk's panels and all rows of x.
+struct PanelRows {
+  const uint8_t* panels;
+  int64_t panel_bytes, k;
+  const bf16* x;  // [rows, K]
+  RowTiles rows;
+
+  const uint8_t* panel(int64_t p) const { return panels + p * panel_bytes; }
 };
 
-// A slab's columns of NT rows of x. What a tile instruction works on is part of its code: blocks 4 i + C use
-// tile C for their sums.
-template <Fp4Format F, int NT>
-class SlabRows {
+// Row tiles i .. i + R - 1 times panels p .. p + P - 1.
+template <Fp4Format F, int R, int P>
+class PanelTiles {
  public:
-  SlabRows(const Slab<F>& slab, int64_t blocks, const bf16* x, const bf16* next, int64_t k)
-      : slab_(slab), blocks_(blocks), x_(x), next_(next), k_(k) {}
+  PanelTiles(const PanelRows& a, int64_t i, int64_t p)
+      : a_(a), panel_(a.panel(p)), scale_bytes_(expert_panel_scale_bytes(F, a.k)) {
+    for (int r = 0; r < R; ++r) x_[r] = a.x + a.rows.first(i + r) * a.k;
+  }
 
-  // To the rows' totals, the first `done` of which have it already.
-  void add_to(float (*out)[kPanelRows], int64_t done) {
-    __m512 totals[NT];
-#pragma GCC unroll 16
-    for (int t = 0; t < NT; ++t) totals[t] = _mm512_load_ps(out[t]);
-    for (int64_t b = 0; b < blocks_ + kInFlight; b += kInFlight) {
-      step<0>(b, totals);
-      step<1>(b + 1, totals);
-      step<2>(b + 2, totals);
-      step<3>(b + 3, totals);
+  void multiply() {
+    const int64_t whole = a_.k / kTileColumns;
+    zero_tiles();
+    if (whole > 0) decode(0);
+    for (int64_t step = 0; step < whole; ++step) {
+      if (step + 1 < whole) decode(step + 1);
+      const int64_t at = step * kTileColumns;
+      const auto& weights = weights_[step % 2];
+      multiply_tiles<R, P>(x_[0] + at, x_[R - 1] + at, 2 * a_.k, weights[0], weights[P - 1]);
     }
-#pragma GCC unroll 16
-    for (int t = 0; t < NT; ++t)
-      if (t >= done) _mm512_store_ps(out[t], totals[t]);
+    if constexpr (F == Fp4Format::kNvfp4)
+      if (a_.k % kTileColumns != 0) multiply_tail(whole);
   }
 
  private:
-  // Block b starts, the sums of the one three before leave their tile, those of four before are added.
-  template <int C>
-  void step(int64_t b, __m512 (&totals)[NT]) {
-    if (b < blocks_) multiply<C>(b);
-    if (b >= kInFlight - 1 && b < blocks_ + kInFlight - 1) leave_tile<(C + 1) % kInFlight>();
-    if (b >= kInFlight) add<C>(b - kInFlight, totals);
+  template <int kColumns>
+  void decode_panel(int p, int64_t step, int64_t ahead, WeightTile& tile) const {
+    const uint8_t* panel = panel_ + p * a_.panel_bytes;
+    const int64_t scales = step * (kTileColumns / fp4_block(F) * kPanelRows);
+    decode_columns<F, kColumns>(panel + scales, panel + scale_bytes_ + step * kStepCodeBytes, ahead, tile);
   }
 
-  template <int C>
-  void multiply(int64_t b) {
-    const bf16* x = x_ + b * Slab<F>::kBlock;
-    const auto& w = slab_.weights[b];
-    if constexpr (C % 2 == 0) {
-      _tile_loadd(4, x, 2 * k_);
-      _tile_loadd(6, w, 64);
-    } else {
-      _tile_loadd(5, x, 2 * k_);
-      _tile_loadd(7, w, 64);
-    }
-    if constexpr (C == 0) {
-      _tile_zero(0);
-      _tile_dpbf16ps(0, 4, 6);
-    } else if constexpr (C == 1) {
-      _tile_zero(1);
-      _tile_dpbf16ps(1, 5, 7);
-    } else if constexpr (C == 2) {
-      _tile_zero(2);
-      _tile_dpbf16ps(2, 4, 6);
-    } else {
-      _tile_zero(3);
-      _tile_dpbf16ps(3, 5, 7);
-    }
-#pragma GCC unroll 16
-    for (int t = 0; t < NT; ++t) __builtin_prefetch(next_ + t * k_ + b * Slab<F>::kBlock);
+  void decode(int64_t step) {
+    // Ahead of a panel's last columns lie the first of the P panels that come next.
+    const bool last = a_.k / 8 * 64 - step * kStepCodeBytes <= kPrefetchBytes;
+    const int64_t ahead = kPrefetchBytes + (last ? (P - 1) * a_.panel_bytes : 0);
+#pragma GCC unroll 2
+    for (int p = 0; p < P; ++p) decode_panel<kTileColumns>(p, step, ahead, weights_[step % 2][p]);
+    tile_memory_written(weights_);
   }
 
-  template <int C>
-  void leave_tile() {
-    if constexpr (C == 0)
-      _tile_stored(0, sums_[0], 64);
-    else if constexpr (C == 1)
-      _tile_stored(1, sums_[1], 64);
-    else if constexpr (C == 2)
-      _tile_stored(2, sums_[2], 64);
-    else
-      _tile_stored(3, sums_[3], 64);
+  // A last block of 16 columns, then zeros.
+  void multiply_tail(int64_t step) const {
+    TailTiles tail;
+    for (int r = 0; r < R; ++r)
+      tail.copy_rows(r, x_[r] + step * kTileColumns, a_.rows.height, a_.k, kTileColumns / 2);
+    for (int p = 0; p < P; ++p) decode_panel<kTileColumns / 2>(p, step, 0, tail.weights[p]);
+    tail.multiply<R, P>();
   }
 
-  template <int C>
-  void add(int64_t b, __m512 (&totals)[NT]) {
-    if (b >= blocks_) return;
-    const __m512 scale = _mm512_load_ps(slab_.scales[b]);
-#pragma GCC unroll 16
-    for (int t = 0; t < NT; ++t) totals[t] = _mm512_fmadd_ps(scale, _mm512_load_ps(sums_[C][t]), totals[t]);
-  }
-
-  const Slab<F>& slab_;
-  int64_t blocks_;
-  const bf16 *x_, *next_;  // next_: what the caller wants next, fetched meanwhile
-  int64_t k_;
-  alignas(64) float sums_[kInFlight][NT][kPanelRows];
+  const PanelRows& a_;
+  const uint8_t* panel_;
+  int64_t scale_bytes_;
+  const bf16* x_[R];
+  alignas(64) WeightTile weights_[2][P];  // of even and odd steps
 };
 
-template <Fp4Format F>
-using AddSlab = void (*)(const Slab<F>&, int64_t blocks, const bf16* x, const bf16* next, int64_t k,
-                         int64_t done, float (*out)[kPanelRows]);
-
-template <Fp4Format F, int NT>
-void add_slab(const Slab<F>& slab, int64_t blocks, const bf16* x, const bf16* next, int64_t k, int64_t done,
-              float (*out)[kPanelRows]) {
-  SlabRows<F, NT>(slab, blocks, x, next, k).add_to(out, done);
+// Sums of panels p .. p + P - 1 to out[p][row].
+template <Fp4Format F, int P>
+void expert_dot_panels(const PanelRows& a, int64_t p, TokenSums* out) {
+  const auto multiply = [&]<int R>(int64_t i) {
+    PanelTiles<F, R, P>(a, i, p).multiply();
+    float* to[R][P];
+    for (int r = 0; r < R; ++r)
+      for (int j = 0; j < P; ++j) to[r][j] = out[p + j][a.rows.first(i + r)];
+    store_tiles<R, P>(to);
+  };
+  int64_t i = 0;
+  for (; i + 1 < a.rows.count; i += 2) multiply.template operator()<2>(i);
+  if (i < a.rows.count) multiply.template operator()<1>(i);
 }
 
-// add_slab<num_rows>, 1 <= num_rows <= NT.
-template <Fp4Format F, int NT = kTileRows>
-AddSlab<F> add_slab_of(int64_t num_rows) {
-  if constexpr (NT > 1)
-    if (num_rows < NT) return add_slab_of<F, NT - 1>(num_rows);
-  return add_slab<F, NT>;
+// Of 64 scale bytes, those outside kMinScaleByte .. kMaxScaleByte.
+inline __mmask64 unfit_scales(__m512i bytes) {
+  return _mm512_cmpgt_epu8_mask(_mm512_sub_epi8(bytes, _mm512_set1_epi8(kMinScaleByte)),
+                                _mm512_set1_epi8(int8_t(kMaxScaleByte - kMinScaleByte)));
 }
 
-// out[t][r] = sum over k of x[t, k] * w[r, k], t < num_rows <= kMaxTileTokens.
+// Whether all products of scales and codes are normal bf16 numbers, or 0.
+inline bool mxfp4_panel_fits(const uint8_t* panel, int64_t k) {
+  const int64_t num_scales = k / kTileColumns * kPanelRows;
+  __mmask64 unfit = 0, valid = ~__mmask64{0};
+  for (int64_t i = 0; i < num_scales; i += 64) {
+    if (num_scales - i < 64) valid = (__mmask64{1} << (num_scales - i)) - 1;
+    unfit |= unfit_scales(_mm512_load_si512(panel + i)) & valid;
+  }
+  if (unfit == 0) return true;
+  for (int64_t b = 0; b < k / kTileColumns; ++b) {
+    const __m128i scales = _mm_load_si128(reinterpret_cast<const __m128i*>(panel + b * kPanelRows));
+    const uint8_t* codes = panel + expert_panel_scale_bytes(Fp4Format::kMxfp4, k) + b * kStepCodeBytes;
+    __m512i magnitudes = _mm512_setzero_si512();
+    for (int j = 0; j < kTileColumns / 8; ++j)
+      magnitudes = _mm512_or_si512(magnitudes, _mm512_load_si512(codes + 64 * j));
+    const __mmask16 nonzero = _mm512_test_epi32_mask(magnitudes, _mm512_set1_epi32(0x77777777));
+    const __mmask16 large = _mm_cmpgt_epu8_mask(scales, _mm_set1_epi8(int8_t(kMaxScaleByte)));
+    if (unfit_scales(_mm512_castsi128_si512(scales)) & (nonzero | large) & 0xffff) return false;
+  }
+  return true;
+}
+
+// out[p][t][r] = sum over k of x[t, k] * w[r, k] of num_panels <= 2 panels p. Where the sums of a panel come
+// from depends on the panel alone.
 template <Fp4Format F>
-void expert_dot_tiles(const uint8_t* panel, int64_t k, const void* rows, int64_t num_rows, const float*,
-                      float (*out)[kPanelRows]) {
-  using S = Slab<F>;
-  S slab;
-  const int64_t num_blocks = k / S::kBlock;
-  const RowTiles tiles(num_rows);
-  const AddSlab<F> add = add_slab_of<F>(tiles.height);
-  const uint8_t* codes = panel + expert_panel_scale_bytes(F, k);
-  for (int64_t t = 0; t < num_rows; ++t) _mm512_store_ps(out[t], _mm512_setzero_ps());
-  configure_tiles(tiles.height, 2 * S::kBlock);
-  for (int64_t b = 0; b < num_blocks; b += S::kBlocks) {
-    const int64_t blocks = num_blocks - b < S::kBlocks ? num_blocks - b : S::kBlocks;
-    const bf16* x = static_cast<const bf16*>(rows) + b * S::kBlock;
-    slab.decode(panel + b * kPanelRows, codes + b * S::kCodeBytes, blocks);
-    for (int64_t i = 0; i < tiles.count; ++i) {
-      const int64_t first = tiles.first(i);
-      const bf16* next = i + 1 < tiles.count ? x + tiles.first(i + 1) * k : x + kSlabColumns;
-      add(slab, blocks, x + first * k, next, k, tiles.done(i), out + first);
+void expert_dot_tiles(const PanelRows& a, int64_t num_panels, TokenSums* out) {
+  configure_tiles(a.rows.height, 2 * kTileColumns);
+  bool fits[2];
+  for (int64_t p = 0; p < num_panels; ++p)
+    fits[p] = F == Fp4Format::kNvfp4 || mxfp4_panel_fits(a.panel(p), a.k);
+  if (num_panels == 2 && a.rows.count > 1 && fits[0] && fits[1]) {
+    expert_dot_panels<F, 2>(a, 0, out);
+  } else {
+    for (int64_t p = 0; p < num_panels; ++p) {
+      if (fits[p])
+        expert_dot_panels<F, 1>(a, p, out);
+      else
+        for (int64_t t = 0; t < a.rows.num_rows; ++t)
+          expert_dot_bf16<F, 1>(a.panel(p), a.k, a.x + t * a.k, &out[p][t]);
     }
   }
   _tile_release();

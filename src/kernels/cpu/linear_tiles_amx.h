@@ -7,41 +7,8 @@
 namespace fp4moe::FP4MOE_ISA {
 namespace {
 
-constexpr int kTileColumns = 32;
 constexpr int64_t kTileElems = kTileColumns * kLanes;   // of a weight tile
 constexpr int64_t kTilePrefetchElems = 4 * kTileElems;  // ahead in each panel's stream
-
-// R x P tiles of sums; with R or P of 1 the second pointer is not read.
-template <int R, int P>
-inline void multiply_tiles(const void* x0, const void* x1, int64_t x_stride_bytes, const void* w0,
-                           const void* w1) {
-  _tile_loadd(4, x0, x_stride_bytes);
-  _tile_loadd(6, w0, 64);
-  _tile_dpbf16ps(0, 4, 6);
-  if constexpr (P == 2) {
-    _tile_loadd(7, w1, 64);
-    _tile_dpbf16ps(1, 4, 7);
-  }
-  if constexpr (R == 2) {
-    _tile_loadd(5, x1, x_stride_bytes);
-    _tile_dpbf16ps(2, 5, 6);
-    if constexpr (P == 2) _tile_dpbf16ps(3, 5, 7);
-  }
-}
-
-// The columns behind the last whole tile, then zeros.
-struct TailTiles {
-  alignas(64) uint16_t x[2][kTileRows][kTileColumns] = {};
-  alignas(64) uint16_t w[2][kTileElems] = {};
-
-  void copy_rows(int i, const bf16* from, int64_t rows, int64_t stride, int64_t columns) {
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t c = 0; c < columns; ++c) x[i][r][c] = from[r * stride + c].bits;
-  }
-  void copy_weights(int i, const bf16* from, int64_t columns) {
-    for (int64_t e = 0; e < (columns + 1) / 2 * 2 * kLanes; ++e) w[i][e] = from[e].bits;
-  }
-};
 
 // Tiles i .. i + R - 1 of the chunk's rows times panels panel .. panel + P - 1.
 template <int R, int P, class Tiles>
@@ -51,10 +18,7 @@ void linear_tiles(const Tiles& a, int64_t row_begin, const RowTiles& rows, int64
   const bf16 *x[R], *w[P];
   for (int r = 0; r < R; ++r) x[r] = static_cast<const bf16*>(a.x) + (row_begin + rows.first(i + r)) * stride;
   for (int p = 0; p < P; ++p) w[p] = a.weight + (panel + p) * panel_elems;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+  zero_tiles();
   for (int64_t c = 0; c < whole; ++c) {
     for (int64_t line = 0; line < kTileElems; line += 2 * kLanes)
       for (int p = 0; p < P; ++p) __builtin_prefetch(w[p] + line + kTilePrefetchElems);
@@ -65,15 +29,15 @@ void linear_tiles(const Tiles& a, int64_t row_begin, const RowTiles& rows, int64
   if (tail != 0) {
     TailTiles t;
     for (int r = 0; r < R; ++r) t.copy_rows(r, x[r], rows.height, stride, tail);
-    for (int p = 0; p < P; ++p) t.copy_weights(p, w[p], tail);
-    tile_memory_written(&t);
-    multiply_tiles<R, P>(t.x[0], t.x[1], 2 * kTileColumns, t.w[0], t.w[1]);
+    for (int p = 0; p < P; ++p)
+      for (int64_t e = 0; e < (tail + 1) / 2 * 2 * kLanes; ++e) t.weights[p][e / 32][e % 32] = w[p][e].bits;
+    t.multiply<R, P>();
   }
   alignas(64) float sums[R][P][kTileRows][kLanes];
-  _tile_stored(0, sums[0][0], 64);
-  if constexpr (P == 2) _tile_stored(1, sums[0][1], 64);
-  if constexpr (R == 2) _tile_stored(2, sums[1][0], 64);
-  if constexpr (R == 2 && P == 2) _tile_stored(3, sums[1][1], 64);
+  float* to[R][P];
+  for (int r = 0; r < R; ++r)
+    for (int p = 0; p < P; ++p) to[r][p] = sums[r][p][0];
+  store_tiles<R, P>(to);
   for (int r = 0; r < R; ++r)
     for (int64_t t = rows.done(i + r); t < rows.height; ++t)
       for (int p = 0; p < P; ++p) a.store(row_begin + rows.first(i + r) + t, panel + p, load(sums[r][p][t]));

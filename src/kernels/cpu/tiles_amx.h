@@ -1,15 +1,18 @@
 // What the AMX kernels share. Of the eight tiles, up to 16 rows of 64 bytes each, 0 to 3 hold sums [rows, 16
 // outputs], 4 and 5 rows of x, 6 and 7 weights: a row of theirs is 4 bytes (a pair of bf16 columns) of each
-// of 16 outputs.
+// of 16 outputs. A step is 32 bf16 columns of R tiles of rows times P of weights.
 #pragma once
 
 #include <immintrin.h>
 #include <stdint.h>
 
+#include "formats/bf16.h"
+
 namespace fp4moe::FP4MOE_ISA {
 namespace {
 
-constexpr int kTileRows = 16;
+constexpr int kTileRows = 16, kTileColumns = 32;
+using WeightTile = uint16_t[kTileColumns / 2][2 * kTileRows];
 
 // num_rows rows cut into tiles of one height: the last tile overlaps the one before by done(i) rows.
 struct RowTiles {
@@ -43,6 +46,57 @@ inline void configure_tiles(int64_t height, int x_bytes) {
   tile_memory_written(&config);
   _tile_loadconfig(&config);
 }
+
+inline void zero_tiles() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
+
+// With R or P of 1 the second pointer is not read.
+template <int R, int P>
+inline void multiply_tiles(const void* x0, const void* x1, int64_t x_stride_bytes, const void* w0,
+                           const void* w1) {
+  _tile_loadd(4, x0, x_stride_bytes);
+  _tile_loadd(6, w0, 64);
+  _tile_dpbf16ps(0, 4, 6);
+  if constexpr (P == 2) {
+    _tile_loadd(7, w1, 64);
+    _tile_dpbf16ps(1, 4, 7);
+  }
+  if constexpr (R == 2) {
+    _tile_loadd(5, x1, x_stride_bytes);
+    _tile_dpbf16ps(2, 5, 6);
+    if constexpr (P == 2) _tile_dpbf16ps(3, 5, 7);
+  }
+}
+
+// The sums of rows r and weights p to out[r][p], 16 floats a row.
+template <int R, int P>
+inline void store_tiles(float* const (&out)[R][P]) {
+  _tile_stored(0, out[0][0], 64);
+  if constexpr (P == 2) _tile_stored(1, out[0][1], 64);
+  if constexpr (R == 2) _tile_stored(2, out[1][0], 64);
+  if constexpr (R == 2 && P == 2) _tile_stored(3, out[1][1], 64);
+}
+
+// The columns behind the last whole step, then zeros.
+struct TailTiles {
+  alignas(64) uint16_t x[2][kTileRows][kTileColumns] = {};
+  alignas(64) WeightTile weights[2] = {};
+
+  void copy_rows(int i, const bf16* from, int64_t rows, int64_t stride, int64_t columns) {
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < columns; ++c) x[i][r][c] = from[r * stride + c].bits;
+  }
+
+  template <int R, int P>
+  void multiply() const {
+    tile_memory_written(this);
+    multiply_tiles<R, P>(x[0], x[1], 2 * kTileColumns, weights[0], weights[1]);
+  }
+};
 
 }  // namespace
 }  // namespace fp4moe::FP4MOE_ISA
