@@ -140,7 +140,7 @@ void add_execution_flags(CLI::App& verb, EngineConfig& c) {
   memory.value("--chunked-prefill-size", c.chunked_prefill_size,
                "most prompt tokens of a request in a step; 0: 512 on a CPU, 8192 on a GPU");
   memory.value("--max-prefill-tokens", c.max_prefill_tokens,
-               "most prompt tokens in a step; 0: 2048 on a CPU, 8192 on a GPU");
+               "most prompt tokens in a step; 0: 512 on a CPU, 8192 on a GPU");
   memory.value("--cuda-graph-max-bs,--cuda-graph-max-bs-decode", c.cuda_graph_max_bs,
                "GPU: most rows of a decode step that is recorded as a graph; 0: all");
   memory.value("--cuda-graph-bs,--cuda-graph-bs-decode", c.cuda_graph_bs, "GPU: sizes of these steps");

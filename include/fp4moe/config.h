@@ -76,7 +76,7 @@ struct EngineConfig {
   int max_running_requests = 64;
   int max_queued_requests = 4096;
   int64_t chunked_prefill_size = 0;  // most prompt tokens of one request in one step; 0: 512, GPU 8192
-  int64_t max_prefill_tokens = 0;    // most prompt tokens of all requests in one step; 0: 2048, GPU 8192
+  int64_t max_prefill_tokens = 0;    // most prompt tokens of all requests in one step; 0: 512, GPU 8192
   uint64_t random_seed = 0;          // of requests that name no seed
 
   // A GPU's decode steps: sizes that are recorded as CUDA graphs.

@@ -69,7 +69,7 @@ TEST(PlanModel, WhatTheDeviceDecidesIsDecided) {
   if (plan->device() == DeviceKind::kCpu) {
     EXPECT_EQ(plan->flags.mem_fraction_static, 0.6);
     EXPECT_EQ(plan->flags.chunked_prefill_size, 512);
-    EXPECT_EQ(plan->flags.max_prefill_tokens, 2048);
+    EXPECT_EQ(plan->flags.max_prefill_tokens, 512);
   } else {
     EXPECT_EQ(plan->flags.mem_fraction_static, 0.9);
     EXPECT_EQ(plan->flags.chunked_prefill_size, 8192);
