@@ -131,6 +131,18 @@ TEST_P(Linear, IsBatchInvariant) {
   }
 }
 
+// Where products, sums or x itself are subnormal, every class of rows does the same with them.
+TEST_P(Linear, IsBatchInvariantNearTheSmallestNumbers) {
+  LinearCase c({40, 70, 99}, dtype(), 17);
+  Random random(19);
+  for (float& x : c.x) x = std::ldexp(x, static_cast<int>(random.integer(-132, -118)));
+  const std::vector<float> whole = c.run(ops(), pool_, false, false);
+  for (const int64_t rows : {1, 2, 3, 4, 5, 17}) {
+    const std::vector<float> part = c.run(ops(), pool_, false, false, 7, rows);
+    ASSERT_EQ(0, std::memcmp(part.data(), whole.data() + 7 * c.shape.n, part.size() * sizeof(float))) << rows;
+  }
+}
+
 // Weights that 8 bits hold exactly give the sums of bf16 ones: nothing of the quantiser is in the oracle.
 TEST_P(Linear, WholeMultiplesOfAPowerOfTwoAreExact) {
   for (const int64_t k : {1, 31, 32, 33, 64, 100}) {

@@ -1,5 +1,6 @@
 // Computes  out[T, N] = x[T, K] W^T (+ bias) (+ out), W in panels of 16 outputs (LinearLayout::kPanel16);
-//           head_linear: the same for each head's slice of f32 rows; linear_q8: see linear_q8_tile.h.
+//           head_linear: the same for each head's slice of f32 rows; linear_q8: see linear_q8_tile.h,
+//           on AMX linear_q8_amx.h.
 // Bytes     2 N K of weights, once for up to kLargeRows rows; x and out are small beside them.
 // Flops     2 T N K.
 // Bound     memory for T <= 4 (weights stream from DRAM, prefetched); from T = 12 the multiply units:
@@ -14,6 +15,7 @@
 #include "kernels/cpu/linear_step.h"
 
 #if defined(__AMX_TILE__)
+#include "kernels/cpu/linear_q8_amx.h"
 #include "kernels/cpu/linear_tiles_amx.h"
 #endif
 
@@ -157,7 +159,11 @@ void linear_q8_chunk(const LinearArgs& a, const LinearChunk& c) {
   if (a.x.dtype == DType::kF32)
     run<FmaStep<float>>(Q8Tiles{{a}}, c);
   else
+#if defined(__AMX_TILE__)
+    run_q8_tiles(Q8Tiles{{a}}, c);
+#else
     run<Bf16Step>(Q8Tiles{{a}}, c);
+#endif
 }
 
 void head_linear_chunk(const HeadLinearArgs& a, int64_t head, const LinearChunk& c) {

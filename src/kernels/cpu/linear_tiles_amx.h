@@ -2,6 +2,7 @@
 // panel lies in memory, 32 of its columns are a weight tile.
 #pragma once
 
+#include "kernels/cpu/linear_rows_amx.h"
 #include "kernels/cpu/tiles_amx.h"
 
 namespace fp4moe::FP4MOE_ISA {
@@ -20,8 +21,9 @@ void linear_tiles(const Tiles& a, int64_t row_begin, const RowTiles& rows, int64
   for (int p = 0; p < P; ++p) w[p] = a.weight + (panel + p) * panel_elems;
   zero_tiles();
   for (int64_t c = 0; c < whole; ++c) {
-    for (int64_t line = 0; line < kTileElems; line += 2 * kLanes)
-      for (int p = 0; p < P; ++p) __builtin_prefetch(w[p] + line + kTilePrefetchElems);
+    if (i == 0)  // later rows find the panels in the cache
+      for (int64_t line = 0; line < kTileElems; line += 2 * kLanes)
+        for (int p = 0; p < P; ++p) __builtin_prefetch(w[p] + line + kTilePrefetchElems);
     multiply_tiles<R, P>(x[0], x[R - 1], 2 * stride, w[0], w[P - 1]);
     for (int r = 0; r < R; ++r) x[r] += kTileColumns;
     for (int p = 0; p < P; ++p) w[p] += kTileElems;
@@ -46,7 +48,8 @@ void linear_tiles(const Tiles& a, int64_t row_begin, const RowTiles& rows, int64
 template <class Tiles>
 void run_tiles(const Tiles& a, const LinearChunk& c) {
   const RowTiles rows(c.row_end - c.row_begin);
-  if (rows.count == 0) return;
+  if (rows.num_rows == 0) return;
+  if (rows.num_rows <= Bf16Panels::kFewRows) return run_rows<Bf16Panels>(a, c);
   configure_tiles(rows.height, 2 * kTileColumns);
   for (int64_t panel = c.panel_begin; panel < c.panel_end; panel += 2)
     for (int64_t i = 0; i < rows.count; i += 2) {

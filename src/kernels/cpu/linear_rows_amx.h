@@ -1,0 +1,130 @@
+// linear_chunk of up to four bf16 rows for CPUs with AMX: the sums of tdpbf16ps by FMA, which keeps more
+// reads in flight than tile loads do. As in tiles, subnormals count as zero.
+#pragma once
+
+#include "kernels/cpu/linear_step.h"
+#include "kernels/cpu/q8_panel.h"
+#include "kernels/cpu/tiles_amx.h"
+
+namespace fp4moe::FP4MOE_ISA {
+namespace {
+
+class FlushSubnormals {
+ public:
+  FlushSubnormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040); }
+  ~FlushSubnormals() { _mm_setcsr(saved_); }
+  FlushSubnormals(const FlushSubnormals&) = delete;
+  FlushSubnormals& operator=(const FlushSubnormals&) = delete;
+
+ private:
+  unsigned saved_;
+};
+
+// Panels of either kind: 64 bytes at a time are kColumns columns of 16 outputs. From kFewRows + 1 rows on
+// tiles are faster.
+struct Bf16Panels {
+  static constexpr int kColumns = 2, kFewRows = 4;
+  static constexpr int64_t kPrefetchBytes = 2048;
+  const uint8_t* weights;
+  int64_t bytes;  // of a panel
+
+  Bf16Panels(const bf16* first, int64_t k, int64_t panel) : bytes((k + 1) / 2 * 64) {
+    weights = reinterpret_cast<const uint8_t*>(first) + panel * bytes;
+  }
+  static VecPair pair(const uint8_t* w, int) { return load_pairs(reinterpret_cast<const bf16*>(w)); }
+  Vec add_sum(int, int64_t, Vec sum, Vec total) const { return add(total, sum); }
+};
+
+struct Q8Panels {
+  static constexpr int kColumns = 4, kFewRows = 2;
+  static constexpr int64_t kPrefetchBytes = 4096;
+  const uint8_t *scales, *weights;
+  int64_t bytes;
+
+  Q8Panels(const uint8_t* first, int64_t k, int64_t panel)
+      : scales(first + panel * q8_panel_bytes(k)),
+        weights(scales + q8_panel_scale_bytes(k)),
+        bytes(q8_panel_bytes(k)) {}
+  static VecPair pair(const uint8_t* w, int i) { return q8_floats(load_q8_quad(w), i); }
+  Vec add_sum(int p, int64_t block, Vec sum, Vec total) const {
+    return fma(load(reinterpret_cast<const bf16*>(scales + p * bytes) + block * kLanes), sum, total);
+  }
+};
+
+// R rows times P panels.
+template <class Panels, int R, int P>
+struct RowSums {
+  const Panels& panels;
+  Vec totals[P][R];
+
+  // Of a block, from its first column on: x has num_columns, a multiple of kColumns, in each row.
+  void add_block(int64_t block, const bf16* x, int64_t stride, int64_t num_columns) {
+    const uint8_t* w = panels.weights + block * (kTileColumns / Panels::kColumns * 64);
+    VecPair sums[P][R];
+    for (int p = 0; p < P; ++p)
+      for (int r = 0; r < R; ++r) sums[p][r] = {zero(), zero()};
+    for (int64_t k = 0; k < num_columns; k += Panels::kColumns, w += 64) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) __builtin_prefetch(w + p * panels.bytes + Panels::kPrefetchBytes);
+#pragma GCC unroll 2
+      for (int i = 0; i < Panels::kColumns / 2; ++i) {
+        VecPair two[R];
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          const bf16* at = x + r * stride + k + 2 * i;
+          two[r] = {broadcast(to_float(at[0])), broadcast(to_float(at[1]))};
+        }
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) {
+          const VecPair weights = Panels::pair(w + p * panels.bytes, i);
+#pragma GCC unroll 4
+          for (int r = 0; r < R; ++r) {
+            sums[p][r].even = fma(two[r].even, weights.even, sums[p][r].even);
+            sums[p][r].odd = fma(two[r].odd, weights.odd, sums[p][r].odd);
+          }
+        }
+      }
+    }
+    for (int p = 0; p < P; ++p)
+      for (int r = 0; r < R; ++r)
+        totals[p][r] = panels.add_sum(p, block, add(sums[p][r].even, sums[p][r].odd), totals[p][r]);
+  }
+};
+
+// Rows row .. row + R - 1, panels panel .. panel + P - 1. Not inline: its arithmetic stays behind
+// FlushSubnormals.
+template <class Panels, int R, int P, class Tiles>
+[[gnu::noinline]] void linear_rows(const Tiles& a, int64_t row, int64_t panel) {
+  const int64_t whole = a.k / kTileColumns, rest = a.k % kTileColumns;
+  const bf16* x = static_cast<const bf16*>(a.x) + row * a.x_stride;
+  const Panels panels(a.weight, a.k, panel);
+  RowSums<Panels, R, P> sums{panels, {}};
+  for (int p = 0; p < P; ++p)
+    for (int r = 0; r < R; ++r) sums.totals[p][r] = zero();
+  for (int64_t b = 0; b < whole; ++b) sums.add_block(b, x + b * kTileColumns, a.x_stride, kTileColumns);
+  if (rest > 0) {
+    bf16 last[R][kTileColumns] = {};
+    for (int r = 0; r < R; ++r)
+      for (int64_t i = 0; i < rest; ++i) last[r][i] = x[r * a.x_stride + whole * kTileColumns + i];
+    constexpr int kColumns = Panels::kColumns;
+    sums.add_block(whole, last[0], kTileColumns, (rest + kColumns - 1) / kColumns * kColumns);
+  }
+  for (int p = 0; p < P; ++p)
+    for (int r = 0; r < R; ++r) a.store(row + r, panel + p, sums.totals[p][r]);
+}
+
+// All rows of a chunk that has at most R.
+template <class Panels, int R = Panels::kFewRows, class Tiles>
+void run_rows(const Tiles& a, const LinearChunk& c) {
+  if constexpr (R > 1)
+    if (c.row_end - c.row_begin < R) return run_rows<Panels, R - 1>(a, c);
+  constexpr int kPanels = R <= 2 ? 4 : 2;
+  const FlushSubnormals flush;
+  int64_t panel = c.panel_begin;
+  for (; panel + kPanels <= c.panel_end; panel += kPanels)
+    linear_rows<Panels, R, kPanels>(a, c.row_begin, panel);
+  for (; panel < c.panel_end; ++panel) linear_rows<Panels, R, 1>(a, c.row_begin, panel);
+}
+
+}  // namespace
+}  // namespace fp4moe::FP4MOE_ISA
