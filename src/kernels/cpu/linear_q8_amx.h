@@ -1,47 +1,161 @@
 // linear_chunk of bf16 rows and 8-bit weights for CPUs with AMX.
-// Computes  as linear_q8_tile.h. A block's codes are exact in bf16; its sums leave the tile for their scale.
+// Computes  as linear_q8_tile.h. A slab of a panel, some blocks, is decoded to bf16, in which codes are
+// exact;
+//           then all rows of x pass over it, 16 at a time. A block's sums leave their tile for the scale.
 // Bytes     1.0625 N K of weights, once for all rows of a chunk.
 // Flops     2 T N K.
-// Bound     memory for a few rows; then the way out of the tiles.
+// Bound     memory for a few rows; then x on its way from the L2 cache and the way out of the tiles.
 // Numerics  one tdpbf16ps makes a block's sum: even and odd k each from 0 in ascending order, the two added;
 //           total = fma(block's scale, sum, total), in ascending blocks, for every number of rows.
 #pragma once
 
 #include "kernels/cpu/linear_rows_amx.h"
-#include "kernels/cpu/slab_tiles_amx.h"
+#include "kernels/cpu/q8_panel.h"
+#include "kernels/cpu/tiles_amx.h"
 
 namespace fp4moe::FP4MOE_ISA {
 namespace {
 
+constexpr int kSlabBlocks = 8;  // of kTileColumns columns
+constexpr int kInFlight = 4;    // blocks whose sums are in tiles or on their way
+constexpr int64_t kMaxSlabRows = 128;
+
 struct Q8Slab {
-  using X = bf16;
-  static constexpr int kBlock = kTileColumns, kBlocks = 8;
   static constexpr int64_t kPrefetchBytes = 8192;
-  alignas(64) WeightTile weights[kBlocks];
-  const uint8_t *scales, *codes;  // of the panel
-  int64_t first_block = 0;
+  alignas(64) WeightTile weights[kSlabBlocks];
+  const uint8_t *panel, *codes;
+  int64_t first = 0, num_blocks = 0;
 
-  Q8Slab(const uint8_t* panel, int64_t k) : scales(panel), codes(panel + q8_panel_scale_bytes(k)) {}
+  Q8Slab(const uint8_t* q8_panel, int64_t k) : panel(q8_panel), codes(panel + q8_panel_scale_bytes(k)) {}
 
-  void decode(int64_t first, int64_t num_blocks) {
-    first_block = first;
-    const uint8_t* from = codes + first * (kBlock * kLanes);
+  // Blocks first_block .. first_block + blocks - 1.
+  void decode(int64_t first_block, int64_t blocks) {
+    first = first_block;
+    num_blocks = blocks;
+    const uint8_t* from = codes + first * (kTileColumns * kLanes);
     for (int64_t b = 0; b < num_blocks; ++b)
-      for (int j = 0; j < kBlock / 4; ++j, from += 64) {
+      for (int j = 0; j < kTileColumns / 4; ++j, from += 64) {
         __builtin_prefetch(from + kPrefetchBytes);
         const Q8Quad quad = load_q8_quad(from);
         _mm512_store_si512(weights[b][2 * j], q8_bf16(quad, 0));
         _mm512_store_si512(weights[b][2 * j + 1], q8_bf16(quad, 1));
       }
+    tile_memory_written(weights);
   }
 
-  __m512 add(int64_t b, const float* sums, float, __m512 total) const {
-    const bf16* block = reinterpret_cast<const bf16*>(scales) + (first_block + b) * kLanes;
-    return _mm512_fmadd_ps(load(block).v, _mm512_load_ps(sums), total);
-  }
+  Vec scales(int64_t b) const { return load(reinterpret_cast<const bf16*>(panel) + (first + b) * kLanes); }
 };
 
-constexpr int64_t kMaxSlabRows = 128;
+// A slab's columns of NT rows of x. What a tile instruction works on is part of its code: blocks 4 i + C use
+// tile C for their sums.
+template <int NT>
+class SlabRows {
+ public:
+  SlabRows(const Q8Slab& slab, const bf16* x, const bf16* next, int64_t stride)
+      : slab_(slab), x_(x), next_(next), stride_(stride) {}
+
+  // To the rows' totals, the first `done` of which have it already.
+  void add_to(float (*out)[kLanes], int64_t done) {
+    Vec totals[NT];
+#pragma GCC unroll 16
+    for (int t = 0; t < NT; ++t) totals[t] = load(out[t]);
+    for (int64_t b = 0; b < slab_.num_blocks + kInFlight; b += kInFlight) {
+      step<0>(b, totals);
+      step<1>(b + 1, totals);
+      step<2>(b + 2, totals);
+      step<3>(b + 3, totals);
+    }
+#pragma GCC unroll 16
+    for (int t = 0; t < NT; ++t)
+      if (t >= done) store(out[t], totals[t]);
+  }
+
+ private:
+  // Block b starts, the sums of the one three before leave their tile, those of four before are added.
+  template <int C>
+  void step(int64_t b, Vec (&totals)[NT]) {
+    const int64_t blocks = slab_.num_blocks;
+    if (b < blocks) multiply<C>(b);
+    if (b >= kInFlight - 1 && b < blocks + kInFlight - 1) leave_tile<(C + 1) % kInFlight>();
+    if (b >= kInFlight && b < blocks + kInFlight) {
+      const Vec scales = slab_.scales(b - kInFlight);
+#pragma GCC unroll 16
+      for (int t = 0; t < NT; ++t) totals[t] = fma(scales, load(sums_[C][t]), totals[t]);
+    }
+  }
+
+  template <int C>
+  void multiply(int64_t b) {
+    const bf16* x = x_ + b * kTileColumns;
+    const auto& w = slab_.weights[b];
+    if constexpr (C % 2 == 0) {
+      _tile_loadd(4, x, 2 * stride_);
+      _tile_loadd(6, w, 64);
+    } else {
+      _tile_loadd(5, x, 2 * stride_);
+      _tile_loadd(7, w, 64);
+    }
+    if constexpr (C == 0) {
+      _tile_zero(0);
+      _tile_dpbf16ps(0, 4, 6);
+    } else if constexpr (C == 1) {
+      _tile_zero(1);
+      _tile_dpbf16ps(1, 5, 7);
+    } else if constexpr (C == 2) {
+      _tile_zero(2);
+      _tile_dpbf16ps(2, 4, 6);
+    } else {
+      _tile_zero(3);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+#pragma GCC unroll 16
+    for (int t = 0; t < NT; ++t) __builtin_prefetch(next_ + t * stride_ + b * kTileColumns);
+  }
+
+  template <int C>
+  void leave_tile() {
+    if constexpr (C == 0)
+      _tile_stored(0, sums_[0], 64);
+    else if constexpr (C == 1)
+      _tile_stored(1, sums_[1], 64);
+    else if constexpr (C == 2)
+      _tile_stored(2, sums_[2], 64);
+    else
+      _tile_stored(3, sums_[3], 64);
+  }
+
+  const Q8Slab& slab_;
+  const bf16 *x_, *next_;  // next_: what the caller wants next, fetched meanwhile
+  int64_t stride_;
+  alignas(64) float sums_[kInFlight][NT][kLanes];
+};
+
+using AddSlab = void (*)(const Q8Slab&, const bf16* x, const bf16* next, int64_t stride, int64_t done,
+                         float (*out)[kLanes]);
+
+// SlabRows<num_rows>, 1 <= num_rows <= NT.
+template <int NT = kTileRows>
+AddSlab add_slab_of(int64_t num_rows) {
+  if constexpr (NT > 1)
+    if (num_rows < NT) return add_slab_of<NT - 1>(num_rows);
+  return [](const Q8Slab& slab, const bf16* x, const bf16* next, int64_t stride, int64_t done,
+            float(*out)[kLanes]) { SlabRows<NT>(slab, x, next, stride).add_to(out, done); };
+}
+
+// out[t] += x[t] times the panel's outputs over blocks first .. last - 1; x begins at block `first`.
+inline void add_blocks(Q8Slab& slab, int64_t first, int64_t last, const bf16* x, int64_t stride,
+                       const RowTiles& rows, float (*out)[kLanes]) {
+  const AddSlab add = add_slab_of(rows.height);
+  for (int64_t b = first; b < last; b += kSlabBlocks) {
+    slab.decode(b, last - b < kSlabBlocks ? last - b : kSlabBlocks);
+    const bf16* columns = x + (b - first) * kTileColumns;
+    for (int64_t i = 0; i < rows.count; ++i) {
+      const bf16* next =
+          i + 1 < rows.count ? columns + rows.first(i + 1) * stride : columns + kSlabBlocks * kTileColumns;
+      add(slab, columns + rows.first(i) * stride, next, stride, rows.done(i), out + rows.first(i));
+    }
+  }
+}
 
 // Up to kMaxSlabRows rows of the chunk times one panel.
 template <class Tiles>
@@ -50,15 +164,18 @@ void q8_panel_tiles(const Tiles& a, int64_t row, int64_t num_rows, int64_t panel
   const bf16* x = static_cast<const bf16*>(a.x) + row * a.x_stride;
   Q8Slab slab(a.weight + panel * q8_panel_bytes(a.k), a.k);
   alignas(64) float sums[kMaxSlabRows][kLanes];
-  for (int64_t t = 0; t < num_rows; ++t) _mm512_store_ps(sums[t], _mm512_setzero_ps());
-  slab_dot(slab, 0, whole, {x, a.x_stride}, num_rows, sums);
+  for (int64_t t = 0; t < num_rows; ++t) store(sums[t], zero());
+  const RowTiles rows(num_rows);
+  configure_tiles(rows.height, 2 * kTileColumns);
+  add_blocks(slab, 0, whole, x, a.x_stride, rows, sums);
   if (rest > 0) {
     bf16 last[kMaxSlabRows][kTileColumns] = {};
     for (int64_t t = 0; t < num_rows; ++t)
       for (int64_t i = 0; i < rest; ++i) last[t][i] = x[t * a.x_stride + whole * kTileColumns + i];
     tile_memory_written(last);
-    slab_dot(slab, whole, whole + 1, {last[0], kTileColumns}, num_rows, sums);
+    add_blocks(slab, whole, whole + 1, last[0], kTileColumns, rows, sums);
   }
+  _tile_release();
   for (int64_t t = 0; t < num_rows; ++t) a.store(row + t, panel, load(sums[t]));
 }
 
