@@ -21,6 +21,8 @@ namespace {
 
 using json = nlohmann::ordered_json;
 
+constexpr double kLeastRate = 0.01;  // requests a second
+
 struct ServingOptions {
   DatasetOptions dataset;
   LoadOptions load;
@@ -257,13 +259,19 @@ void add_bench_serving(CLI::App& bench, int& exit_code) {
   flag("--model", o.model, "default: the server's first");
   add_dataset_flags(*verb, o.dataset);
   flag("--request-rate", o.load.request_rate, "requests a second, at random times; inf: all at once")
-      ->check(CLI::PositiveNumber);
+      ->check([](const std::string& text) {
+        double rate = 0;
+        const bool is_number = CLI::detail::lexical_cast(text, rate);
+        return is_number && rate >= kLeastRate
+                   ? std::string()
+                   : fmt::format("{} must be inf or a number from {} on", text, kLeastRate);
+      });
   flag("--max-concurrency", o.load.max_concurrency, "requests in flight; 0: any number")
       ->check(CLI::NonNegativeNumber);
   flag("--warmup-requests", o.warmup_requests, "copies of the first request, before and not measured")
       ->check(CLI::Range(0, 4096));
   flag("--timeout", o.load.timeout_s, "seconds without any byte after which a request fails")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(0.001, 1e6));
   verb->add_flag("--disable-stream", o.disable_stream, "whole answers: no first token, no time between");
   verb->add_flag("--disable-ignore-eos", o.disable_ignore_eos, "answers may end before their length");
   flag("--extra-request-body", o.extra_body, "a JSON object whose fields join each request's");

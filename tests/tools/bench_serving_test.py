@@ -241,7 +241,7 @@ class AgainstStub(unittest.TestCase):
 
     def test_body_and_key(self):
         Stub.keys.clear()
-        self.run_stub("good", "--extra-request-body", '{"temperature": 0.5, "top_k": 3}', "--disable-ignore-eos", "--api-key", "k")
+        self.run_stub("good", "--request-rate", "inf", "--extra-request-body", '{"temperature": 0.5, "top_k": 3}', "--disable-ignore-eos", "--api-key", "k")
         for _, body in Stub.bodies:
             self.assertEqual((body["temperature"], body["top_k"], body["ignore_eos"]), (0.5, 3, False))
         self.assertEqual(Stub.keys, {"Bearer k"})
@@ -274,6 +274,9 @@ class AgainstStub(unittest.TestCase):
                 (2, "--dataset-name file and --dataset-path go together", ("--dataset-name", "file")),
                 (2, "extra-request-body=7 must be a JSON object", ("--extra-request-body", "7")),
                 (2, "--backend: sglang not in", ("--backend", "sglang")),
+                (2, "--request-rate: 0 must be inf or a number from 0.01 on", ("--request-rate", "0")),
+                (2, "--request-rate: nan must be inf or a number from 0.01 on", ("--request-rate", "nan")),
+                (2, "--timeout: Value inf not in range", ("--timeout", "inf")),
                 (2, "dataset-path=/nowhere cannot be read", ("--dataset-name", "file", "--dataset-path", "/nowhere"))):
             ended = bench(self.url + "/good", *flags)
             self.assertEqual((ended.returncode, message in ended.stderr), (code, True), ended.stderr)
