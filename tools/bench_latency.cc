@@ -11,7 +11,9 @@
 #include <thread>
 
 #include "bench_limit.h"
+#include "bench_spread.h"
 #include "bench_verbs.h"
+#include "busy_processes.h"
 #include "fp4moe/engine.h"
 #include "verb.h"
 
@@ -27,6 +29,7 @@ struct BenchOptions {
   std::vector<int64_t> prompt = {512}, generate = {128}, batch = {1};
   std::vector<int> threads = {0};
   int repeat = 5;
+  int busy = 0;
   int64_t cold_mib = 0;
   bool no_warmup = false;
   std::string output = "md";
@@ -36,10 +39,12 @@ struct BenchOptions {
 struct Case {
   int threads;
   int64_t batch, n_prompt, n_gen;
+  int busy = 0;  // processes beside it
 
   std::string name() const {
-    const std::string test = n_gen > 0 ? "tg" + std::to_string(n_gen) : "pp" + std::to_string(n_prompt);
-    return batch > 1 ? test + " x" + std::to_string(batch) : test;
+    std::string test = n_gen > 0 ? "tg" + std::to_string(n_gen) : "pp" + std::to_string(n_prompt);
+    if (batch > 1) test += " x" + std::to_string(batch);
+    return busy > 0 ? test + " beside " + std::to_string(busy) + " busy" : test;
   }
 };
 
@@ -50,7 +55,9 @@ struct Measured {
   // Of the CPU; 0 where no limit is known: memory by the faster of the read tests before and after, and
   // tokens per second that it and the dot products allow.
   double read_gbps = 0, limit = 0;
+  double of_alone = 1;  // the median rate, in parts of that of the same test alone
 
+  double median_rate() const { return tokens / spread_of(seconds).median; }
   double mean() const {
     double sum = 0;
     for (const double s : seconds) sum += tokens / s;
@@ -136,21 +143,37 @@ double limit_of(const Case& c, const LatencyLimit& limit, double read_gbps) {
   return tokens / limit.step_seconds(tokens, batch, read_gbps);
 }
 
-Result<Measured> measure(Engine& engine, const Case& c, const BenchOptions& options, LatencyLimit* limit) {
-  Measured m{c, {}, 0};
-  if (limit != nullptr) m.read_gbps = limit->read_gbps();
-  for (int r = options.no_warmup ? 0 : -1; r < options.repeat; ++r) {
-    Batch batch(engine, c);
-    const auto seconds = batch.run(static_cast<uint64_t>(r + 1));
-    if (!seconds.ok()) return seconds.status().with_context(c.name());
-    m.tokens = batch.tokens();
-    if (r >= 0) m.seconds.push_back(*seconds);
+Status run_once(Engine& engine, Measured& m, int repeat) {
+  BusyProcesses neighbours;
+  Status status = neighbours.start(m.what.busy);
+  if (!status.ok()) return status;
+  Batch batch(engine, m.what);
+  const auto seconds = batch.run(static_cast<uint64_t>(repeat + 1));
+  if (!seconds.ok()) return seconds.status().with_context(m.what.name());
+  m.tokens = batch.tokens();
+  if (repeat >= 0) m.seconds.push_back(*seconds);
+  return {};
+}
+
+// The case alone and, if there are to be any, beside busy processes, in turn.
+Result<std::vector<Measured>> measure(Engine& engine, const Case& c, const BenchOptions& options,
+                                      LatencyLimit* limit) {
+  std::vector<Measured> rows = {{c, {}, 0}};
+  if (options.busy > 0) {
+    rows.push_back(rows[0]);
+    rows[1].what.busy = options.busy;
   }
-  if (limit != nullptr) {
-    m.read_gbps = std::max(m.read_gbps, limit->read_gbps());
-    m.limit = limit_of(c, *limit, m.read_gbps);
+  double read_gbps = limit != nullptr ? limit->read_gbps() : 0;
+  for (int r = options.no_warmup ? 0 : -1; r < options.repeat; ++r)
+    for (Measured& m : rows)
+      if (Status status = run_once(engine, m, r); !status.ok()) return status;
+  if (limit != nullptr) read_gbps = std::max(read_gbps, limit->read_gbps());
+  for (Measured& m : rows) {
+    m.read_gbps = read_gbps;
+    if (limit != nullptr) m.limit = limit_of(c, *limit, read_gbps);
+    if (m.what.busy > 0) m.of_alone = m.median_rate() / rows[0].median_rate();
   }
-  return m;
+  return rows;
 }
 
 std::string size_text(int64_t bytes) {
@@ -169,6 +192,8 @@ json to_json(const Measured& m, const ModelInfo& info) {
               {"n_batch", m.what.batch},
               {"n_prompt", m.what.n_prompt},
               {"n_gen", m.what.n_gen},
+              {"n_busy", m.what.busy},
+              {"of_alone", m.of_alone},
               {"test", m.what.name()},
               {"avg_ts", m.mean()},
               {"stddev_ts", m.stddev()},
@@ -201,9 +226,11 @@ class Table {
             "| model | size | quant | backend | threads | test | t/s |{}\n"
             "| --- | ---: | --- | --- | ---: | ---: | ---: |{}\n",
             limited ? " read GB/s | limit t/s | of the limit |" : "", limited ? " ---: | ---: | ---: |" : "");
-      fmt::print("| {} | {} | {} | {} | {} | {} | {:.2f} ± {:.2f} |{}\n", info.name,
+      const std::string of_alone =
+          m.what.busy > 0 ? fmt::format(", {:.0f} % of alone", 100 * m.of_alone) : "";
+      fmt::print("| {} | {} | {} | {} | {} | {} | {:.2f} ± {:.2f}{} |{}\n", info.name,
                  size_text(info.weight_bytes), info.quantization, info.backend, m.what.threads, m.what.name(),
-                 m.mean(), m.stddev(), limited ? limit_cells(m) : "");
+                 m.mean(), m.stddev(), of_alone, limited ? limit_cells(m) : "");
     } else if (form_ == "csv") {
       std::string names, values;
       for (const auto& [key, value] : row.items()) {
@@ -265,7 +292,7 @@ int bench_latency(const BenchOptions& options) {
     for (const Case& c : cases(options, used)) {
       const auto measured = measure(**engine, c, options, limit->get());
       if (!measured.ok()) return report_error(measured.status());
-      table.add(*measured, (*engine)->info());
+      for (const Measured& row : *measured) table.add(row, (*engine)->info());
     }
   }
   table.finish();
@@ -292,6 +319,9 @@ void add_bench_latency(CLI::App& bench, int& exit_code) {
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   verb->add_option("--cold-mib", options->cold_mib, kColdMibHelp)->check(CLI::Range(1, 1 << 24));
+  verb->add_option("--beside-busy", options->busy,
+                   "repeat each test beside that many busy processes, too, in turn with it alone")
+      ->check(CLI::Range(0, 1024));
   verb->add_flag("--no-warmup", options->no_warmup, "time the first run of each test too");
   verb->add_option("-o,--output", options->output, "md, csv, json or jsonl")
       ->check(CLI::IsMember({"md", "csv", "json", "jsonl"}))

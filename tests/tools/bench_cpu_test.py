@@ -87,6 +87,14 @@ class Latency(unittest.TestCase):
         self.assertLessEqual(rows[3]["limit_ts"], reads[3] * 8 * 1.001)
         self.assertGreater(rows[0]["limit_ts"], 0)
 
+    def test_beside_busy(self):
+        rows = self.run_json("bench", "latency", MODEL, *"-t 2 -p 0 -n 4 -r 3 --cold-mib 16 --beside-busy 2".split())
+        self.assertEqual([row["test"] for row in rows], ["tg4", "tg4 beside 2 busy"])
+        self.assertEqual([row["n_busy"] for row in rows], [0, 2])
+        alone, beside = [sorted(row["samples_ts"])[1] for row in rows]
+        self.assertEqual(rows[0]["of_alone"], 1)
+        self.assertAlmostEqual(rows[1]["of_alone"], beside / alone)
+
     def test_table(self):
         ended = subprocess.run([BINARY, "bench", "latency", MODEL, *"-t 1 -p 0 -n 2 -r 1 --cold-mib 16".split()],
                                capture_output=True, text=True, timeout=300)
