@@ -1,14 +1,17 @@
 #include "base/thread_pool.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <exception>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/thread_cpu.h"
 
 namespace fp4moe {
 namespace {
@@ -23,8 +26,8 @@ void cpu_pause() {
 
 // Spins for a while until done() holds; false if it still does not.
 template <class Done>
-bool spin_until(const Done& done) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::microseconds(kSpinMicroseconds);
+bool spin_until(const Done& done, int microseconds = kSpinMicroseconds) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::microseconds(microseconds);
   do {
     for (int i = 0; i < 64; ++i) {
       if (done()) return true;
@@ -34,15 +37,67 @@ bool spin_until(const Done& done) {
   return done();
 }
 
+// A worker's thread, and where it runs.
+class alignas(64) Worker {
+ public:
+  // By the thread itself: before all else, and round its chunks.
+  void begin() { thread_ = ThreadCpu::current(); }
+  void enter() { is_inside_.store(true, std::memory_order_release); }
+  void leave() { is_inside_.store(false, std::memory_order_release); }
+
+  // By the caller: it is inside, but not being run.
+  bool is_preempted() const {
+    constexpr int kWatchMicroseconds = 10;
+    const auto has_left = [this] { return !is_inside_.load(std::memory_order_acquire); };
+    if (has_left()) return false;
+    const int64_t before = thread_.run_nanoseconds();
+    if (spin_until(has_left, kWatchMicroseconds)) return false;
+    return thread_.run_nanoseconds() - before < kWatchMicroseconds * 1000 / 3;
+  }
+  // By the caller: brings it from `home` to this CPU, which the caller is about to leave.
+  void bring(int here, int home) {
+    if (!moving_.try_lock()) return;  // it is on its way already
+    home_.store(home, std::memory_order_relaxed);
+    thread_.move_to(here);
+    moving_.unlock();
+  }
+  // By the thread itself, not inside.
+  void go_home() {
+    if (home_.load(std::memory_order_relaxed) >= 0) move_to(home_.exchange(-1, std::memory_order_relaxed));
+  }
+  void move_to(int cpu) {
+    const std::lock_guard lock(moving_);
+    thread_.move_to(cpu);
+  }
+  std::vector<int> allowed_cpus() const { return thread_.allowed(); }
+
+ private:
+  ThreadCpu thread_;
+  std::atomic<bool> is_inside_{false};
+  std::atomic<int> home_{-1};  // where it was brought from; -1: it was not
+  std::mutex moving_;
+};
+
 }  // namespace
 
 // A worker joins a loop by raising `gate`, and only while the loop is open; the caller closes the gate when
 // no chunk is left and waits for those inside. A worker that wakes up late, or not at all because another
 // process has its core, is not waited for.
+//
+// One that loses its core inside a chunk is: the other process's time slice is as long as a hundred chunks.
+// The caller lends it its own core meanwhile. And a worker that wakes up on the core of another one, as it
+// does where no core is idle, moves to one that none has: the system would leave both there for good.
 struct ThreadPool::State {
   static constexpr uint32_t kOpen = 1u << 31;
 
+  explicit State(int num_threads)
+      : workers(static_cast<size_t>(num_threads)), cpus(static_cast<size_t>(num_threads)) {
+    for (auto& cpu : cpus) cpu = -1;
+  }
+
   std::vector<std::thread> threads;
+  std::vector<Worker> workers;         // [0], the caller, is never brought anywhere
+  std::vector<std::atomic<int>> cpus;  // where each joined last; -1: nowhere yet
   std::atomic<bool> stop{false};
   Loop loop;                                   // written before the gate opens, read by those inside
   alignas(64) std::atomic<uint32_t> epoch{0};  // raised for each loop; sleeping workers wait on it
@@ -54,23 +109,61 @@ struct ThreadPool::State {
       loop.call(loop.body, c, worker);
   }
 
-  void work(int worker) {
+  // Others read it in each loop, so that it is only written when it changes.
+  void note_cpu(size_t worker) {
+    const int cpu = current_cpu();
+    if (cpus[worker].load(std::memory_order_relaxed) != cpu)
+      cpus[worker].store(cpu, std::memory_order_relaxed);
+  }
+
+  // Whether one of the first `count` workers is there.
+  bool is_taken(int cpu, size_t count) const {
+    return std::any_of(cpus.begin(), cpus.begin() + static_cast<std::ptrdiff_t>(count),
+                       [cpu](const auto& c) { return c.load(std::memory_order_relaxed) == cpu; });
+  }
+
+  // Of two on one CPU the latter moves, if there is a free one that it may use.
+  void find_cpu(size_t worker) {
+    note_cpu(worker);
+    if (!is_taken(cpus[worker].load(std::memory_order_relaxed), worker)) return;
+    for (const int cpu : workers[worker].allowed_cpus()) {
+      if (is_taken(cpu, cpus.size())) continue;
+      workers[worker].move_to(cpu);
+      return note_cpu(worker);
+    }
+  }
+
+  // By the caller, which has nothing to do before all workers have left.
+  void lend_cpu() {
+    for (size_t w = 1; w < workers.size(); ++w)
+      if (workers[w].is_preempted()) workers[w].bring(current_cpu(), cpus[w].load(std::memory_order_relaxed));
+  }
+
+  void work(size_t worker) {
+    Worker& self = workers[worker];
+    self.begin();
     for (uint32_t seen = 0;;) {
       if (!spin_until([&] { return epoch.load(std::memory_order_acquire) != seen; }))
         epoch.wait(seen, std::memory_order_acquire);
       seen = epoch.load(std::memory_order_acquire);
       if (stop.load(std::memory_order_relaxed)) return;
-      if (gate.fetch_add(1, std::memory_order_acquire) & kOpen) drain_chunks(worker);
+      find_cpu(worker);
+      self.enter();
+      if (gate.fetch_add(1, std::memory_order_acquire) & kOpen) drain_chunks(static_cast<int>(worker));
+      self.leave();
       if (gate.fetch_sub(1, std::memory_order_release) == 1) gate.notify_one();
+      self.go_home();
     }
   }
 };
 
-ThreadPool::ThreadPool(int num_threads) : state_(std::make_unique<State>()) {
+ThreadPool::ThreadPool(int num_threads) {
   FP4MOE_CHECK(num_threads >= 1, "num_threads=" + std::to_string(num_threads));
-  state_->threads.reserve(static_cast<size_t>(num_threads) - 1);
+  state_ = std::make_unique<State>(num_threads);
+  state_->threads.reserve(state_->workers.size() - 1);
   try {
-    for (int w = 1; w < num_threads; ++w) state_->threads.emplace_back([s = state_.get(), w] { s->work(w); });
+    for (size_t w = 1; w < state_->workers.size(); ++w)
+      state_->threads.emplace_back([s = state_.get(), w] { s->work(w); });
   } catch (const std::exception& error) {  // results do not depend on the number of workers
     log_warning("the system refused worker " + std::to_string(state_->threads.size() + 1) + " of " +
                 std::to_string(num_threads) + ": " + error.what());
@@ -92,6 +185,7 @@ void ThreadPool::run_loop(const Loop& loop) {
     for (int64_t c = 0; c < loop.num_chunks; ++c) loop.call(loop.body, c, 0);
     return;
   }
+  s.note_cpu(0);
   s.loop = loop;
   s.next_chunk.store(0, std::memory_order_relaxed);
   s.gate.fetch_or(State::kOpen, std::memory_order_release);
@@ -100,6 +194,7 @@ void ThreadPool::run_loop(const Loop& loop) {
   s.drain_chunks(0);
   s.gate.fetch_and(~State::kOpen, std::memory_order_relaxed);
   while (!spin_until([&] { return s.gate.load(std::memory_order_acquire) == 0; })) {
+    s.lend_cpu();
     const uint32_t inside = s.gate.load(std::memory_order_acquire);
     if (inside != 0) s.gate.wait(inside, std::memory_order_acquire);
   }

@@ -8,8 +8,10 @@ namespace fp4moe {
 
 // Chunks are handed out dynamically, so a slow core takes fewer of them; a chunk's result must not
 // depend on the worker that runs it, which makes results the same for every number of workers.
-// Between loops workers spin for some tens of microseconds, then sleep in the kernel, so a busy
-// neighbour on a core costs a time slice at most and an idle engine costs nothing.
+// Between loops workers spin for some tens of microseconds, then sleep in the kernel, so an idle engine
+// costs nothing. Threads are not pinned, but keep out of each other's way where the system does not; beside a
+// busy process the pool has what is left of the cores. Which CPUs the process may use is respected, and left
+// as it is.
 class ThreadPool {
  public:
   // num_threads >= 1 workers, run()'s caller one of them; fewer, with a warning, if the system refuses.

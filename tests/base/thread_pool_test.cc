@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/thread_cpu.h"
+
 namespace fp4moe {
 namespace {
 
@@ -76,6 +78,52 @@ TEST_P(ThreadPoolOf, PoolsDoNotDisturbEachOther) {
     });
   for (auto& rank : ranks) rank.join();
   EXPECT_EQ(total, 3 * 200 * 10);
+}
+
+// Threads that keep every core busy.
+class BusyThreads {
+ public:
+  BusyThreads() {
+    for (unsigned i = 0; i < std::thread::hardware_concurrency(); ++i)
+      threads_.emplace_back([this] {
+        while (!stop_) continue;
+      });
+  }
+  ~BusyThreads() {
+    stop_ = true;
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::vector<std::thread> threads_;
+};
+
+// Workers lose their cores inside of chunks and are lent the caller's: nothing is lost or done twice, and all
+// may run where they might before.
+TEST_P(ThreadPoolOf, LoopsBesideBusyThreads) {
+  const BusyThreads busy;
+  const std::vector<int> cpus = ThreadCpu::current().allowed();
+  ThreadPool pool(GetParam());
+  std::vector<ThreadCpu> threads(static_cast<size_t>(GetParam()), ThreadCpu::current());
+  std::vector<int64_t> sums(64);
+  constexpr int kRounds = 300;
+  for (int round = 0; round < kRounds; ++round)
+    pool.run(std::ssize(sums), [&](int64_t chunk, int worker) {
+      int64_t sum = 0;
+      for (int i = 0; i < 2000; ++i) {
+        sum += i;
+        asm volatile("" : "+r"(sum));  // as slow as it looks
+      }
+      sums[static_cast<size_t>(chunk)] += sum;
+      threads[static_cast<size_t>(worker)] = ThreadCpu::current();
+    });
+  EXPECT_EQ(sums, std::vector<int64_t>(sums.size(), int64_t{kRounds} * 1999 * 2000 / 2));
+  for (const ThreadCpu& thread : threads) {  // one may still be on its way back
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (thread.allowed() != cpus && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+    EXPECT_EQ(thread.allowed(), cpus);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolOf, testing::Values(1, 2, 3, 7));

@@ -1,0 +1,53 @@
+#include "base/thread_cpu.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <unistd.h>
+
+namespace fp4moe {
+namespace {
+
+// A set of any size: machines have more CPUs than cpu_set_t holds.
+constexpr size_t kMaxCpus = 8192;
+struct CpuSet {
+  cpu_set_t bits[kMaxCpus / CPU_SETSIZE] = {};
+};
+
+bool get_allowed(pid_t id, CpuSet& set) { return ::sched_getaffinity(id, sizeof set, set.bits) == 0; }
+
+}  // namespace
+
+int current_cpu() { return ::sched_getcpu(); }
+
+ThreadCpu ThreadCpu::current() {
+  ThreadCpu thread;
+  thread.id_ = ::gettid();
+  ::pthread_getcpuclockid(::pthread_self(), &thread.clock_);
+  return thread;
+}
+
+int64_t ThreadCpu::run_nanoseconds() const {
+  timespec time = {};
+  ::clock_gettime(clock_, &time);
+  return time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec;
+}
+
+std::vector<int> ThreadCpu::allowed() const {
+  CpuSet set;
+  std::vector<int> cpus;
+  if (!get_allowed(id_, set)) return cpus;
+  for (size_t cpu = 0; cpu < kMaxCpus; ++cpu)
+    if (CPU_ISSET_S(cpu, sizeof set, set.bits)) cpus.push_back(static_cast<int>(cpu));
+  return cpus;
+}
+
+void ThreadCpu::move_to(int cpu) const {
+  CpuSet allowed, one;
+  if (cpu < 0 || cpu >= static_cast<int>(kMaxCpus) || !get_allowed(id_, allowed)) return;
+  if (!CPU_ISSET_S(static_cast<size_t>(cpu), sizeof allowed, allowed.bits)) return;
+  CPU_SET_S(static_cast<size_t>(cpu), sizeof one, one.bits);
+  ::sched_setaffinity(id_, sizeof one, one.bits);
+  ::sched_setaffinity(id_, sizeof allowed, allowed.bits);
+}
+
+}  // namespace fp4moe
