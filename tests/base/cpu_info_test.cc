@@ -33,7 +33,7 @@ TEST(CpuInfo, BestIsaAgreesWithTheKernel) {
   const std::string flags = text.str();
   auto has = [&](const char* flag) { return flags.find(std::string(" ") + flag + " ") != std::string::npos; };
   Isa expected = Isa::kScalar;
-  if (has("avx2") && has("fma")) expected = Isa::kAvx2;
+  if (has("avx2") && has("fma") && has("f16c")) expected = Isa::kAvx2;
   if (expected == Isa::kAvx2 && has("avx512f") && has("avx512bw") && has("avx512dq") && has("avx512vl") &&
       has("avx512_vnni") && has("avx512_bf16"))
     expected = Isa::kAvx512;
