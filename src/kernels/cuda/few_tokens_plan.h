@@ -15,10 +15,10 @@ namespace fp4moe {
 
 constexpr int kFewMaxTokens = 8;  // columns of the instruction
 constexpr int kFewMaxPairs = 64;  // and the fewest CTAs: so a CTA's strips are of two experts at most
-constexpr int kFewWarps = 19;     // of a CTA that stream weights
+constexpr int kFewWarps = 15;     // of a CTA that stream weights
 constexpr int kFewStepTiles = 2;
 constexpr int kFewRowStepBytes = kFewStepTiles * 128;  // of a row of x or h
-constexpr int kFewMaxDepth = 3;                        // steps of a warp in flight: more were slower
+constexpr int kFewMaxDepth = 4;                        // steps of a warp in flight
 
 // Counters of few_tokens.cu: the second half of DeviceMoeArgs.counters.
 constexpr int64_t kFewCountersOffset = kMoeCounterBytes / 2;
