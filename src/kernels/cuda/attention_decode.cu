@@ -7,8 +7,8 @@
 // Bytes      2 * (k_dim + v_dim) per row, kv head and key, each read once.
 // Flops      2 * G * (k_dim + v_dim) of the same.
 // Bound      HBM; with short contexts the latency of queries, exchange and outputs.
-// Design     A cluster of up to 16 blocks of kWarps warps serves one row and kv head, as many of them as give
-//            each warp a block of 16 keys; warp w of n takes blocks w, w + n, ... A lane gathers 16-byte
+// Design     A cluster of up to 8 blocks of W warps serves one row and kv head, as many of them as give each
+//            warp a block of 16 keys; warp w of n takes blocks w, w + n, ... A lane gathers 16-byte
 //            chunks of keys and values into its own slots of shared memory by cp.async, S blocks ahead,
 //            and is the only one to read them, so that warps never wait for each other. The chunks are
 //            mma.sync's fragments as they are: the order of a contraction is free, so 8 contiguous elements
@@ -28,7 +28,7 @@
 namespace fp4moe::cuda {
 namespace {
 
-constexpr int kWarps = 4, kThreads = kWarps * 32, kBlockKeys = 16, kMaxGroup = 16;
+constexpr int kBlockKeys = 16, kMaxGroup = 16;
 
 template <int D>
 struct Config {
@@ -42,19 +42,19 @@ struct alignas(16) Part {
   float largest, denominator;
 };
 
-template <int D, int S>
+template <int D, int S, int W>
 struct Shared {
-  Turn turns[D / 2];                                // of the row's position
-  float sinks[kMaxGroup];                           // of the kv head's query heads
-  uint4 keys[S][kWarps][Config<D>::kChunks][32];    // chunk 4 c + q of keys g + 8 half at
-                                                    // [2 c + half][lane]
-  uint4 values[S][kWarps][Config<D>::kChunks][32];  // chunk 8 c + g of keys 2 q, 2 q + 1,
-                                                    // 2 q + 8, 2 q + 9 at [4 c + ...][lane]
-  Part parts[1];                                    // [units of this block][workers]
+  Turn turns[D / 2];                           // of the row's position
+  float sinks[kMaxGroup];                      // of the kv head's query heads
+  uint4 keys[S][W][Config<D>::kChunks][32];    // chunk 4 c + q of keys g + 8 half at
+                                               // [2 c + half][lane]
+  uint4 values[S][W][Config<D>::kChunks][32];  // chunk 8 c + g of keys 2 q, 2 q + 1,
+                                               // 2 q + 8, 2 q + 9 at [4 c + ...][lane]
+  Part parts[1];                               // [units of this block][workers]
 };
 
 // For up to `splits` blocks.
-int shared_parts(int units, int splits) { return (units + splits - 1) * kWarps; }
+int shared_parts(int units, int splits, int warps) { return (units + splits - 1) * warps; }
 
 // What a warp keeps of its row: lane (g, q) = (lane / 4, lane % 4).
 template <int D>
@@ -69,9 +69,9 @@ __device__ __forceinline__ uint32_t word(const uint4& x, int i) {
 }
 
 // rows_of_block: lane i % 16's page row, of key i of the block.
-template <int D, int S>
+template <int D, int S, int W>
 __device__ __forceinline__ void load_block(const AttentionParams& p, int rows_of_block, int stage,
-                                           Shared<D, S>& shared) {
+                                           Shared<D, S, W>& shared) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -98,9 +98,9 @@ __device__ __forceinline__ void load_block(const AttentionParams& p, int rows_of
 }
 
 // The turns of the row's position, and the sinks: before the wait, as they are not a kernel's.
-template <int D, int S>
+template <int D, int S, int W>
 __device__ __forceinline__ void prepare(const AttentionParams& p, int kv_head, int position,
-                                        Shared<D, S>& shared) {
+                                        Shared<D, S, W>& shared) {
   const int i = static_cast<int>(threadIdx.x);
   if (p.rope.k != nullptr && i < D / 2) {
     Turn turn;
@@ -152,9 +152,9 @@ struct Queries {
 
 // Into the slots of the last block, which has landed: the new token, and zeros for keys that are not the
 // row's, as their pages may hold anything.
-template <int D, int S>
+template <int D, int S, int W>
 __device__ __forceinline__ void put_new_token(const NewToken<D>& token, int stage, int first_key, int2 keys,
-                                              Shared<D, S>& shared) {
+                                              Shared<D, S, W>& shared) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const uint4 zero = {0, 0, 0, 0};
 #pragma unroll
@@ -176,8 +176,8 @@ __device__ __forceinline__ void put_new_token(const NewToken<D>& token, int stag
 }
 
 // Logits of 16 keys: [0] keys 2 q, 2 q + 1 (heads g, g + 8), [1] those 8 further.
-template <int D, int S>
-__device__ __forceinline__ void multiply_keys(const Shared<D, S>& shared, int stage, const Warp<D>& w,
+template <int D, int S, int W>
+__device__ __forceinline__ void multiply_keys(const Shared<D, S, W>& shared, int stage, const Warp<D>& w,
                                               float (&s)[2][4]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
@@ -221,8 +221,8 @@ __device__ __forceinline__ void weigh(const AttentionParams& p, float (&s)[2][4]
   }
 }
 
-template <int D, int S>
-__device__ __forceinline__ void multiply_values(const Shared<D, S>& shared, int stage,
+template <int D, int S, int W>
+__device__ __forceinline__ void multiply_values(const Shared<D, S, W>& shared, int stage,
                                                 const uint32_t (&weights)[4], Warp<D>& w) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
@@ -241,9 +241,9 @@ __device__ __forceinline__ void multiply_values(const Shared<D, S>& shared, int 
 }
 
 // This warp's blocks of the row's keys, every stride-th from the worker's. Waits for the kernels before.
-template <int D, int S>
+template <int D, int S, int W>
 __device__ __forceinline__ void attend(const AttentionParams& p, int row, int kv_head, int worker, int stride,
-                                       int2 keys, Shared<D, S>& shared, Warp<D>& w) {
+                                       int2 keys, Shared<D, S, W>& shared, Warp<D>& w) {
   const int lane = threadIdx.x % 32, sequence = p.row_sequence[row];
   const int end = keys.y / kBlockKeys + 1;
   auto rows_of = [&](int block) {  // what lies outside the row's keys is read as one of them, and masked
@@ -285,9 +285,9 @@ __device__ __forceinline__ void attend(const AttentionParams& p, int row, int kv
 }
 
 // The warp's sums, to the blocks that add up their columns: unit u (of 16 columns) goes to block u % S.
-template <int D, int S>
+template <int D, int S, int W>
 __device__ __forceinline__ void send_parts(const AttentionParams& p, int worker, int splits, Warp<D>& w,
-                                           Shared<D, S>& shared) {
+                                           Shared<D, S, W>& shared) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -298,7 +298,7 @@ __device__ __forceinline__ void send_parts(const AttentionParams& p, int worker,
 #pragma unroll
     for (int c = 0; c < D / 64; ++c) {
       const int unit = head * Config<D>::kUnits + 4 * c + lane % 4;
-      Part* part = &shared.parts[unit / splits * splits * kWarps + worker];
+      Part* part = &shared.parts[unit / splits * splits * W + worker];
       const uint32_t to = ptx::map_cluster(ptx::shared_address(part), unit % splits);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -313,12 +313,12 @@ __device__ __forceinline__ void send_parts(const AttentionParams& p, int worker,
 }
 
 // This block's columns of the row's outputs; the first num_busy workers had keys.
-template <int D, int S>
+template <int D, int S, int W>
 __device__ __forceinline__ void add_parts(const AttentionParams& p, int row, int kv_head, int splits,
-                                          int num_busy, const Shared<D, S>& shared) {
+                                          int num_busy, const Shared<D, S, W>& shared) {
   constexpr int kUnits = Config<D>::kUnits;
-  const int workers = splits * kWarps;
-  for (int i = threadIdx.x;; i += kThreads) {
+  const int workers = splits * W;
+  for (int i = threadIdx.x;; i += W * 32) {
     const int unit = i / 16 * splits + static_cast<int>(blockIdx.x);
     if (unit >= p.group * kUnits) return;
     const int head = kv_head * p.group + unit / kUnits, d = unit % kUnits * 16 + i % 16;
@@ -345,7 +345,7 @@ __device__ __forceinline__ void add_parts(const AttentionParams& p, int row, int
 // A padding row: this block's share of its zeros.
 __device__ __forceinline__ void clear_row(const AttentionParams& p, int row, int kv_head) {
   const int cols = p.group * p.v_dim;
-  for (int i = blockIdx.x * kThreads + threadIdx.x; i < cols; i += gridDim.x * kThreads) {
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < cols; i += gridDim.x * blockDim.x) {
     const int64_t at = row * p.out_cols + static_cast<int64_t>(kv_head) * cols + i;
     if (p.out_f32)
       static_cast<float*>(p.out)[at] = 0;
@@ -354,11 +354,13 @@ __device__ __forceinline__ void clear_row(const AttentionParams& p, int row, int
   }
 }
 
-template <int D, int S>
-__global__ void __launch_bounds__(kThreads, D == 64 ? 4 : 2)
+template <int D, int S, int W>
+__global__ void __launch_bounds__(W * 32, W == 8    ? 2
+                                          : D == 64 ? 4
+                                                    : 2)
     attention_decode(const __grid_constant__ AttentionParams p) {
   extern __shared__ uint8_t memory[];
-  Shared<D, S>& shared = *reinterpret_cast<Shared<D, S>*>(memory);
+  Shared<D, S, W>& shared = *reinterpret_cast<Shared<D, S, W>*>(memory);
   ptx::grid_dependents_launch();
   const int row = blockIdx.z, kv_head = blockIdx.y;
   const int last = static_cast<int>(p.positions[row]);
@@ -369,7 +371,7 @@ __global__ void __launch_bounds__(kThreads, D == 64 ? 4 : 2)
   }
   const int2 keys = {p.window > 0 ? max(0, last - p.window + 1) : 0, last};
   const int num_blocks = keys.y / kBlockKeys - keys.x / kBlockKeys + 1;
-  const int splits = min(static_cast<int>(gridDim.x), (num_blocks + kWarps - 1) / kWarps);
+  const int splits = min(static_cast<int>(gridDim.x), (num_blocks + W - 1) / W);
   if (static_cast<int>(blockIdx.x) >= splits) return;  // a barrier waits for those that have not returned
   ptx::cluster_arrive();
   prepare(p, kv_head, last, shared);
@@ -381,41 +383,45 @@ __global__ void __launch_bounds__(kThreads, D == 64 ? 4 : 2)
   w.largest[0] = w.largest[1] = -INFINITY;
   w.denominator[0] = w.denominator[1] = 0;
   const int worker = static_cast<int>(threadIdx.x / 32 * splits + blockIdx.x);
-  attend(p, row, kv_head, worker, splits * kWarps, keys, shared, w);
+  attend(p, row, kv_head, worker, splits * W, keys, shared, w);
   ptx::cluster_wait();  // all blocks run, their memory can be written
   send_parts(p, worker, splits, w, shared);
   ptx::cluster_arrive();
   ptx::cluster_wait();
-  add_parts(p, row, kv_head, splits, min(num_blocks, splits * kWarps), shared);
+  add_parts(p, row, kv_head, splits, min(num_blocks, splits * W), shared);
 }
 
-// S: blocks of keys that a warp has in shared memory, of which one is worked on.
-template <int D, int S>
+// S: blocks of keys that a warp has in shared memory, of which one is worked on. W: warps of a block.
+template <int D, int S, int W>
 void launch(const AttentionParams& p, int splits) {
   constexpr int kMaxBytes = 227 * 1024;
   [[maybe_unused]] static const cudaError_t allowed = [] {
-    cudaFuncSetAttribute(attention_decode<D, S>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    return cudaFuncSetAttribute(attention_decode<D, S>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    return cudaFuncSetAttribute(attention_decode<D, S, W>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 kMaxBytes);
   }();
-  const int parts = shared_parts(p.group * Config<D>::kUnits, splits);
-  const int bytes = static_cast<int>(sizeof(Shared<D, S>) + (parts - 1) * sizeof(Part));
+  const int parts = shared_parts(p.group * Config<D>::kUnits, splits, W);
+  const int bytes = static_cast<int>(sizeof(Shared<D, S, W>) + (parts - 1) * sizeof(Part));
   const dim3 grid(static_cast<unsigned>(splits), static_cast<unsigned>(p.num_kv_heads),
                   static_cast<unsigned>(p.num_rows));
-  launch_attention_kernel(attention_decode<D, S>, p, grid, kThreads, bytes, splits,
+  launch_attention_kernel(attention_decode<D, S, W>, p, grid, W * 32, bytes, splits,
                           current_stream().handle());
   current_stream().check_launch("attention_decode");
 }
 
 }  // namespace
 
+// splits: blocks of a cluster, if they have 4 warps each.
 void launch_attention_decode(const AttentionParams& p, int splits) {
+  // 16 blocks start only where a GPC has room for all of them: 8 of twice the warps are there sooner.
+  const bool large = splits > 8;
   if (p.k_dim > 64)
-    launch<128, 2>(p, splits);
+    large ? launch<128, 2, 8>(p, splits / 2) : launch<128, 2, 4>(p, splits);
+  else if (large)
+    launch<64, 3, 8>(p, splits / 2);
   else if (splits > 1)
-    launch<64, 3>(p, splits);
+    launch<64, 3, 4>(p, splits);
   else
-    launch<64, 2>(p, splits);  // many rows: four blocks share an SM
+    launch<64, 2, 4>(p, splits);  // many rows: four blocks share an SM
 }
 
 }  // namespace fp4moe::cuda
