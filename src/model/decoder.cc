@@ -167,9 +167,8 @@ Status Decoder::forward(const Batch& batch, KvCache& kv, float* logits, ThreadPo
     if (num_rows > 0) FP4MOE_RETURN_IF_ERROR(attention_output(i, num_rows, pool));
     FP4MOE_RETURN_IF_ERROR(feed_forward(i, num_rows, pool));
   }
-  norm(final_norm_, num_rows, nullptr, pool);
   scratch_.reset();
-  return lm_head_.forward(act(act_.normed, num_rows, h), logits, scratch_, pool);
+  return lm_head_.forward(norm_args(final_norm_, num_rows, nullptr), logits, scratch_, pool);
 }
 
 // act_.normed, and out_f32 unless it is null: the residual, normed.

@@ -29,6 +29,7 @@ int LmHead::num_sharers() const {
 
 Result<LmHead> LmHead::load(WeightLoader& loader, const std::string& name, const LmHeadOptions& options) {
   LmHead head;
+  head.ops_ = &loader.ops();
   head.options_ = options;
   const RankLayout& layout = options.rank.layout;
   const Shard shard = vocab_shard(options.vocab_size, head.num_sharers(),
@@ -54,11 +55,13 @@ int64_t LmHead::scratch_bytes() const {
          Arena::padded(kRowsPerPass * options_.vocab_size * 4);
 }
 
-Status LmHead::forward(const ActRows& x, float* logits, Arena& scratch, ThreadPool& pool) const {
+Status LmHead::forward(const RmsNormArgs& norm, float* logits, Arena& scratch, ThreadPool& pool) const {
   if (num_sharers() == 1) {
-    if (logits != nullptr) linear_.forward(x, logits, /*accumulate=*/false, scratch, pool);
+    if (logits != nullptr) linear_.forward_normed(norm, logits, scratch, pool);
     return {};
   }
+  const ActRows& x = norm.out_act;
+  ops_->rms_norm(norm, pool);
   if (!options_.whole_job) return shared_logits({x, {0, x.rows}}, logits, scratch, pool);
   FP4MOE_ASSIGN_OR_RETURN(const JobRows rows, gather_rows(x, scratch));
   return shared_logits(rows, logits, scratch, pool);

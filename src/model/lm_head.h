@@ -33,9 +33,10 @@ class LmHead {
 
   int64_t weight_bytes() const { return linear_.weight_bytes(); }
   int64_t scratch_bytes() const;
-  // logits [x.rows, V] f32 = x W^T, x [rows, H] being the group's. Null: not wanted on this rank. Ranks that
-  // share the head call it together, with 0 rows too.
-  Status forward(const ActRows& x, float* logits, Arena& scratch, ThreadPool& pool) const;
+  // logits [rows, V] f32 = x W^T, x [rows, H] being the group's rows, normed; what norm.out_act holds
+  // afterwards is unspecified. Null: not wanted on this rank. Ranks that share the head call it together,
+  // with 0 rows too.
+  Status forward(const RmsNormArgs& norm, float* logits, Arena& scratch, ThreadPool& pool) const;
 
  private:
   // The rows of all groups, and which of them are this rank's.
@@ -48,6 +49,7 @@ class LmHead {
   Communicator* sharers() const { return options_.whole_job ? options_.rank.world : options_.rank.attention; }
   int num_sharers() const;
 
+  const DenseOps* ops_ = nullptr;
   LmHeadOptions options_;
   LinearLayer linear_;  // [vocab_shard, H]
 };
