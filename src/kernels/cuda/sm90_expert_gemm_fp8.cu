@@ -1,13 +1,14 @@
 // Computes  the expert GEMMs of w4a8, see kernels/device_moe_fp8.h: out[row, n] = sum over k of
 //           x[row, k] w[expert, n, k], then gate/up's activation or down's bias.
 // Shapes    weights in tiles, tokens in slabs (fp8_tile_layout.h); out bf16 [max_rows, I] or [max_rows, H].
-//           A unit is 4 row tiles (256 weight rows) x up to 256 tokens of one expert x all of K, or 6 x 160.
+//           A unit is 4 row tiles (256 weight rows) x up to 256 tokens of one expert x all of K, 6 x 160, or
+//           8 x 96.
 // Bytes     weights once from HBM (the token tiles of an expert are neighbours in the work list), tokens
-//           once for each 256 or 384 weight rows, from L2.
+//           once for each 256 to 512 weight rows, from L2.
 // Flops     2 rows N K, a unit's tokens padded to 16. Bound: the FP8 rate; below some 100 tokens an expert
 //           the weight bytes.
 // Launch    persistent clusters of two blocks, which share a unit's tokens: each fetches half of them for
-//           both. A block is two or three warpgroups that multiply, a row tile each, a thread that loads and
+//           both. A block is two to four warpgroups that multiply, a row tile each, a thread that loads and
 //           one that finds units ahead. Units are dealt in turns.
 // Numerics  weights are the A operand, made in registers: a byte permute picks a magnitude's e4m3 byte from
 //           the eight of its scale (a table in shared memory), some 0.9 instructions a weight. The matrix
@@ -173,13 +174,15 @@ void launch_gemm(const Args& a) {
   launch("expert_gemm_fp8", expert_gemm_fp8<C>, {blocks, C::kThreads, bytes, kCluster}, a);
 }
 
-// Measured on an H200: three warpgroups with 160 tokens are the faster up to so many rows an expert, and for
-// down always.
-constexpr int64_t kFewRows = 140;
+// Rows of an expert up to which four warpgroups with 96 tokens are the fastest on an H200, or three with 160,
+// which are so for down from there on.
+constexpr int64_t kFewestRows = 72, kFewRows = 140;
 
 template <Fp4Format kFormat>
 void launch_gemm(const Args& a, int64_t expected_rows) {
-  if (expected_rows <= kFewRows || a.epilogue == Epilogue::kDown)
+  if (expected_rows <= kFewestRows)
+    launch_gemm<Config<kFormat, 4>>(a);
+  else if (expected_rows <= kFewRows || a.epilogue == Epilogue::kDown)
     launch_gemm<Config<kFormat, 3>>(a);
   else
     launch_gemm<Config<kFormat, 2>>(a);

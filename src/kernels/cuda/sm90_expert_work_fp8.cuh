@@ -42,8 +42,9 @@ struct Config {
   using Part = UnitPart<kUnitTiles>;
   static constexpr int kThreads = (kGroups + 1) * 128;
   // Together what a block is launched with.
-  static constexpr int kConsumerRegs = kGroups == 2 ? 232 : 160, kProducerRegs = kGroups == 2 ? 40 : 32;
-  static constexpr int kMaxTokens = kGroups == 2 ? 256 : 160;
+  static constexpr int kConsumerRegs = kGroups == 2 ? 232 : kGroups == 3 ? 160 : 112;
+  static constexpr int kProducerRegs = kGroups == 2 ? 40 : 32;
+  static constexpr int kMaxTokens = kGroups == 2 ? 256 : kGroups == 3 ? 160 : 96;
   static constexpr int kTileBytes = static_cast<int>(fp8_tile_bytes(kFormat));
   static constexpr int kTokenBytes = kMaxTokens * static_cast<int>(kSlabBytes);
   static constexpr int kOutPitch = 48;  // bytes of a token on its way out of a warp: no bank conflicts
