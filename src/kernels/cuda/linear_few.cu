@@ -348,26 +348,25 @@ __global__ void __launch_bounds__(kThreads + 32, 2) linear_few_kernel(const __gr
   uint64_t* x_barrier = barriers + 2 * kMaxStages;
   const Share share(a.n);
   ptx::grid_dependents_launch();
-  if (threadIdx.x >= kThreads) {
-    if (threadIdx.x == kThreads) {
-      for (int i = 0; i < a.layout.num_stages; ++i) {
-        ptx::mbarrier_init(&ring.full[i], 1);
-        ptx::mbarrier_init(&ring.empty[i], kWarps);
-      }
-      ptx::mbarrier_init(x_barrier, 1);
-      ptx::mbarrier_init_fence();
+  const bool copies = threadIdx.x >= kThreads;
+  if (!copies) {
+    clear_padding(a, shared);
+  } else if (threadIdx.x == kThreads) {
+    for (int i = 0; i < a.layout.num_stages; ++i) {
+      ptx::mbarrier_init(&ring.full[i], 1);
+      ptx::mbarrier_init(&ring.empty[i], kWarps);
     }
-    __syncwarp();
-    // What is cleared is copied over only where a last chunk is shorter than the others.
-    if (a.layout.last_chunk == a.layout.chunk)
-      asm volatile("bar.arrive 2, %0;" ::"n"(kThreads + 32) : "memory");
-    else
-      ptx::named_barrier(2, kThreads + 32);
-    copy_weights(a, shared, share, ring);
-    return;
+    ptx::mbarrier_init(x_barrier, 1);
+    ptx::mbarrier_init_fence();
   }
-  clear_padding(a, shared);
-  ptx::named_barrier(2, kThreads + 32);
+  __syncwarp();
+  // What is cleared is copied over only where a last chunk is shorter than the others: else the copying warp
+  // does not wait.
+  if (copies && a.layout.last_chunk == a.layout.chunk)
+    ptx::named_barrier_arrive(2, kThreads + 32);
+  else
+    ptx::named_barrier(2, kThreads + 32);
+  if (copies) return copy_weights(a, shared, share, ring);
   prefetch_bias(a, share);
   const int rows = min(kGroupRows, share.end - share.begin);
   if constexpr (kNorm) {
