@@ -173,7 +173,7 @@ Status WeightCache::map() {
   sizes_.resize(header.num_weights);
   std::memcpy(sizes_.data(), index + header.key_bytes, sizes_bytes);
   at_ = kAlign;
-  file_.will_need();
+  is_locked_ = file_.keep_in_memory();
   return {};
 }
 
@@ -210,7 +210,8 @@ Status WeightCache::finish() {
   if (is_mapped_) {
     if (num_taken_ != sizes_.size()) return wrong_weights(std::to_string(num_taken_) + " weights");
     log_info("weights    " + size_string(total_bytes_) + " mapped from '" + place_.path + "' in " +
-             seconds_text(seconds_since(started_)));
+             seconds_text(seconds_since(started_)) +
+             (is_locked_ ? "" : "; the system may drop idle pages (ulimit -l is too low to lock them)"));
     return {};
   }
   if (new_file_) {

@@ -56,7 +56,7 @@ class WeightCache final : public WeightStore {
   const WeightCachePlace place_;
   const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
   MappedFile file_;
-  bool is_mapped_ = false;
+  bool is_mapped_ = false, is_locked_ = false;
   std::optional<NewFile> new_file_;
   std::vector<uint64_t> sizes_;  // of all weights, or of those appended
   size_t num_taken_ = 0;

@@ -71,8 +71,10 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   return *this;
 }
 
-void MappedFile::will_need() const {
-  if (!bytes_.empty()) ::madvise(const_cast<uint8_t*>(bytes_.data()), bytes_.size(), MADV_WILLNEED);
+bool MappedFile::keep_in_memory() const {
+  if (bytes_.empty()) return true;
+  ::madvise(const_cast<uint8_t*>(bytes_.data()), bytes_.size(), MADV_WILLNEED);
+  return ::mlock2(bytes_.data(), bytes_.size(), MLOCK_ONFAULT) == 0;
 }
 
 bool file_exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }

@@ -22,8 +22,9 @@ class MappedFile {
   MappedFile& operator=(MappedFile&& other) noexcept;
 
   std::span<const uint8_t> bytes() const { return bytes_; }
-  // Tells the system that all of it will be read soon.
-  void will_need() const;
+  // Tells the system that all of it will be read soon, and that what has been read is to stay in memory;
+  // whether it agrees to the latter (RLIMIT_MEMLOCK).
+  bool keep_in_memory() const;
   // Of its content, in nanoseconds since 1970.
   int64_t modified_at() const { return modified_at_; }
 

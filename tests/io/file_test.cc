@@ -18,6 +18,25 @@ std::span<const uint8_t> bytes(std::string_view text) {
 
 std::string content(const std::string& path) { return *read_text_file(path, 1 << 20); }
 
+TEST(MappedFile, SaysWhetherItStaysInMemory) {
+  const TempFolder folder;
+  const std::string path = folder.file("f"), text(8192, 'x');
+  ASSERT_TRUE(write_text_file(path, text).ok());
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const Result<MappedFile> file = MappedFile::open(path);
+    const rlimit nothing = {0, 0};
+    const bool refused = ::setrlimit(RLIMIT_MEMLOCK, &nothing) == 0 &&
+                         (::geteuid() != 0 || ::seteuid(65534) == 0) && !file->keep_in_memory();
+    const std::span<const uint8_t> read = file->bytes();
+    _exit(refused && std::string(read.begin(), read.end()) == text ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(MappedFile().keep_in_memory()) << "there is nothing to keep";
+}
+
 TEST(NewFile, TakesItsPlaceWhenItIsCommitted) {
   const TempFolder folder;
   const std::string path = folder.file("f");
