@@ -192,25 +192,20 @@ inline bool mxfp4_panel_fits(const uint8_t* panel, int64_t k) {
 }
 
 // out[p][t][r] = sum over k of x[t, k] * w[r, k] of num_panels <= 2 panels p. Where the sums of a panel come
-// from depends on the panel alone.
+// from depends on the panel alone; its scales are looked at afterwards, when they are in the cache.
 template <Fp4Format F>
 void expert_dot_tiles(const PanelRows& a, int64_t num_panels, TokenSums* out) {
   configure_tiles(a.rows.height, 2 * kTileColumns);
-  bool fits[2];
-  for (int64_t p = 0; p < num_panels; ++p)
-    fits[p] = F == Fp4Format::kNvfp4 || mxfp4_panel_fits(a.panel(p), a.k);
-  if (num_panels == 2 && a.rows.count > 1 && fits[0] && fits[1]) {
+  if (num_panels == 2 && a.rows.count > 1)
     expert_dot_panels<F, 2>(a, 0, out);
-  } else {
-    for (int64_t p = 0; p < num_panels; ++p) {
-      if (fits[p])
-        expert_dot_panels<F, 1>(a, p, out);
-      else
+  else
+    for (int64_t p = 0; p < num_panels; ++p) expert_dot_panels<F, 1>(a, p, out);
+  _tile_release();
+  if constexpr (F == Fp4Format::kMxfp4)
+    for (int64_t p = 0; p < num_panels; ++p)
+      if (!mxfp4_panel_fits(a.panel(p), a.k))
         for (int64_t t = 0; t < a.rows.num_rows; ++t)
           expert_dot_bf16<F, 1>(a.panel(p), a.k, a.x + t * a.k, &out[p][t]);
-    }
-  }
-  _tile_release();
 }
 
 }  // namespace
