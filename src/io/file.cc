@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -14,6 +15,8 @@
 
 namespace fp4moe {
 namespace {
+
+constexpr size_t kHugePageBytes = 2 << 20;
 
 // A file descriptor that closes itself.
 struct Descriptor {
@@ -73,6 +76,7 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
 
 bool MappedFile::keep_in_memory() const {
   if (bytes_.empty()) return true;
+  ::madvise(const_cast<uint8_t*>(bytes_.data()), bytes_.size(), MADV_HUGEPAGE);  // of what is read in
   ::madvise(const_cast<uint8_t*>(bytes_.data()), bytes_.size(), MADV_WILLNEED);
   return ::mlock2(bytes_.data(), bytes_.size(), MLOCK_ONFAULT) == 0;
 }
@@ -112,12 +116,14 @@ NewFile::~NewFile() {
 NewFile::NewFile(NewFile&& other) noexcept
     : path_(std::exchange(other.path_, {})),
       fd_(std::exchange(other.fd_, -1)),
-      num_bytes_(std::exchange(other.num_bytes_, 0)) {}
+      num_bytes_(std::exchange(other.num_bytes_, 0)),
+      tail_(std::move(other.tail_)) {}
 
 NewFile& NewFile::operator=(NewFile&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(fd_, other.fd_);
   std::swap(num_bytes_, other.num_bytes_);
+  std::swap(tail_, other.tail_);
   return *this;
 }
 
@@ -135,20 +141,48 @@ Status NewFile::write_at(int64_t offset, std::span<const uint8_t> bytes) {
   return {};
 }
 
+// Whole huge pages are written at once, where they belong: so the page cache holds them as such, and who maps
+// the file reads through few entries of the TLB.
 Status NewFile::append(std::span<const uint8_t> bytes) {
+  while (!bytes.empty()) {
+    const size_t room = kHugePageBytes - static_cast<size_t>(num_bytes_) % kHugePageBytes;
+    const bool is_whole = room == kHugePageBytes && bytes.size() >= room;
+    const size_t n = is_whole ? bytes.size() - bytes.size() % room : std::min(bytes.size(), room);
+    if (is_whole) {
+      FP4MOE_RETURN_IF_ERROR(write_end(bytes.first(n)));
+    } else {
+      tail_.insert(tail_.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(n));
+    }
+    num_bytes_ += static_cast<int64_t>(n);
+    bytes = bytes.subspan(n);
+    if (!is_whole && n == room) FP4MOE_RETURN_IF_ERROR(write_tail());
+  }
+  return {};
+}
+
+Status NewFile::write_tail() {
+  num_bytes_ -= std::ssize(tail_);
+  const Status status = write_end(tail_);
+  num_bytes_ += std::ssize(tail_);
+  tail_.clear();
+  return status;
+}
+
+// Behind num_bytes_, which stays.
+Status NewFile::write_end(std::span<const uint8_t> bytes) {
   FP4MOE_RETURN_IF_ERROR(write_at(num_bytes_, bytes));
-  const auto n = static_cast<int64_t>(bytes.size());
-  ::sync_file_range(fd_, num_bytes_, n, SYNC_FILE_RANGE_WRITE);  // begins; commit() waits for the rest
-  num_bytes_ += n;
+  ::sync_file_range(fd_, num_bytes_, std::ssize(bytes), SYNC_FILE_RANGE_WRITE);  // begins; commit() waits
   return {};
 }
 
 Status NewFile::overwrite(int64_t offset, std::span<const uint8_t> bytes) {
   FP4MOE_CHECK(offset >= 0 && offset + std::ssize(bytes) <= num_bytes_, "bytes past the end");
+  FP4MOE_RETURN_IF_ERROR(write_tail());
   return write_at(offset, bytes);
 }
 
 Status NewFile::commit() {
+  FP4MOE_RETURN_IF_ERROR(write_tail());
   if (::fsync(fd_) != 0) return system_error("cannot sync", partial(path_));
   if (::rename(partial(path_).c_str(), path_.c_str()) != 0) return system_error("cannot create", path_);
   path_.clear();

@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "fp4moe/status.h"
 
@@ -47,7 +48,7 @@ class NewFile {
   NewFile(NewFile&& other) noexcept;
   NewFile& operator=(NewFile&& other) noexcept;
 
-  // At the end. kDoesNotFit where no space is left.
+  // At the end. kDoesNotFit where no space is left, which may show only later.
   Status append(std::span<const uint8_t> bytes);
   // Over what was appended.
   Status overwrite(int64_t offset, std::span<const uint8_t> bytes);
@@ -58,10 +59,13 @@ class NewFile {
  private:
   NewFile() = default;
   Status write_at(int64_t offset, std::span<const uint8_t> bytes);
+  Status write_tail();
+  Status write_end(std::span<const uint8_t> bytes);
 
   std::string path_;
   int fd_ = -1;  // of the partial file, locked
   int64_t num_bytes_ = 0;
+  std::vector<uint8_t> tail_;  // the last of them, not yet written: less than a huge page
 };
 
 // Takes the next bytes of a file that is being written.
