@@ -163,8 +163,9 @@ Status WeightCache::map() {
   const std::span<const uint8_t> file = file_.bytes();
   FP4MOE_ASSIGN_OR_RETURN(const Header header, read_header(file));
   const uint64_t sizes_bytes = uint64_t{header.num_weights} * sizeof(uint64_t);
-  FP4MOE_CHECK(header.index_offset + header.key_bytes + sizes_bytes == file.size(),
-               "a header that this program did not write");
+  if (header.index_offset > file.size() || header.key_bytes > file.size() - header.index_offset ||
+      sizes_bytes != file.size() - header.index_offset - header.key_bytes)
+    return data_loss("its index does not end where the file does");
   const uint8_t* index = file.data() + header.index_offset;
   if (hash64(index, static_cast<int64_t>(header.key_bytes + sizes_bytes)) != header.index_hash)
     return data_loss("its index is damaged");
@@ -172,6 +173,12 @@ Status WeightCache::map() {
   if (key != place_.key) return other_key(key, place_.key);
   sizes_.resize(header.num_weights);
   std::memcpy(sizes_.data(), index + header.key_bytes, sizes_bytes);
+  uint64_t end = kAlign;
+  for (const uint64_t size : sizes_) {
+    if (end > header.index_offset || size > header.index_offset - end)
+      return data_loss("its weights do not end where its index begins");
+    end += static_cast<uint64_t>(aligned(static_cast<int64_t>(size)));
+  }
   at_ = kAlign;
   is_locked_ = file_.keep_in_memory();
   return {};

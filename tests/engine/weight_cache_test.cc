@@ -13,6 +13,7 @@
 #include <future>
 #include <mutex>
 
+#include "base/hash.h"
 #include "base/log.h"
 #include "fp4moe/engine.h"
 #include "io/temp_folder.h"
@@ -180,6 +181,38 @@ TEST_F(WeightCacheFile, AnotherSizeIsRefused) {
   put(whole + "x");
   expect_refused("it has " + std::to_string(whole.size() + 1) + " bytes, " + std::to_string(whole.size()) +
                  " were written");
+}
+
+// With hashes that are right, as only a program writes them.
+TEST_F(WeightCacheFile, PlacesPastTheFileAreRefused) {
+  start();
+  const std::string whole = bytes();
+  const auto u64_at = [](const std::string& from, size_t place) {
+    uint64_t value;
+    std::memcpy(&value, from.data() + place, sizeof value);
+    return value;
+  };
+  const auto put_u64 = [](std::string& to, size_t place, uint64_t value) {
+    std::memcpy(to.data() + place, &value, sizeof value);
+  };
+  constexpr size_t kIndexOffset = 24, kKeyBytes = 32, kIndexHash = 40, kHeaderHash = 48;
+  for (const size_t place : {kIndexOffset, kKeyBytes})
+    for (const uint64_t value : {whole.size() + 1, uint64_t{1} << 63, ~uint64_t{0}, uint64_t{0}}) {
+      std::string forged = whole;
+      put_u64(forged, place, value);
+      put_u64(forged, kHeaderHash, hash64(forged.data(), kHeaderHash));
+      put(forged);
+      expect_refused("its index does not end where the file does");
+    }
+  const uint64_t index = u64_at(whole, kIndexOffset), sizes = index + u64_at(whole, kKeyBytes);
+  for (const uint64_t value : {index, uint64_t{1} << 63, ~uint64_t{0}}) {
+    std::string forged = whole;
+    put_u64(forged, sizes, value);
+    put_u64(forged, kIndexHash, hash64(forged.data() + index, static_cast<int64_t>(forged.size() - index)));
+    put_u64(forged, kHeaderHash, hash64(forged.data(), kHeaderHash));
+    put(forged);
+    expect_refused("its weights do not end where its index begins");
+  }
 }
 
 TEST_F(WeightCacheFile, AForeignFileIsRefused) {
