@@ -143,6 +143,7 @@ WeightCache::WeightCache(WeightCachePlace place) : place_(std::move(place)), why
     is_mapped_ = status.ok();
     if (is_mapped_) return;
     file_ = {};
+    sizes_.clear();
     log_warning("weight cache '" + place_.path + "' is not used: " + status.message() +
                 "; it is written anew");
   }
