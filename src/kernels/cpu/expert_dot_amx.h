@@ -7,11 +7,11 @@
 //           One tdpbf16ps makes the sums of 32 columns, even and odd ones each from 0 in ascending order,
 //           adds the two, then adds that to the total: the same for every number of rows.
 //           A panel of MXFP4 with scales whose products leave bf16's normal numbers goes by AVX-512's dots.
-//           One or two rows of x times MXFP4 go by FMA in the same order, scales behind a block's sums, where
-//           no exponent is so low or high that this could be another number: reading at memory's rate then.
+//           One or two rows of x times MXFP4: expert_rows_amx.h.
 #pragma once
 
 #include "kernels/cpu/expert_dot_avx512.h"
+#include "kernels/cpu/expert_rows_amx.h"
 #include "kernels/cpu/tiles_amx.h"
 
 namespace fp4moe::FP4MOE_ISA {
@@ -19,11 +19,6 @@ namespace {
 
 constexpr int kMaxTileTokens = 128;  // their columns stay in the L2 cache
 using TokenSums = float[kMaxTileTokens][kPanelRows];
-
-constexpr int kStepCodeBytes = kTileColumns / 8 * 64;
-
-// MXFP4 scale bytes whose products with all codes are normal bf16 numbers.
-constexpr int kMinScaleByte = 2, kMaxScaleByte = 252;
 
 // The codes' values times 2^(kMaxScaleByte - 127) as bf16, twice; -0 is 0. Smaller powers are reached by
 // subtracting exponents with saturation, which leaves 0 as it is.
@@ -37,9 +32,6 @@ constexpr LargestCodes make_largest_codes() {
   return codes;
 }
 constexpr LargestCodes kLargestCodes = make_largest_codes();
-
-alignas(64) constexpr float kCodeFloat[16] = {0,     0.5f,  1,     1.5f,  2,     3,     4,     6,
-                                              -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
 // words >> 4 i of 16 bits each, by the multipliers: the shifter is busy.
 inline __m512i shift_right_by_nibbles(__m512i words, int i) {
@@ -83,18 +75,6 @@ inline void decode_columns(const uint8_t* scales, const uint8_t* codes, int64_t 
     }
   }
 }
-
-// The least and largest exponents, biased by 127, of numbers other than 0; none: {255, 0}.
-struct Exponents {
-  unsigned least = 255, most = 0;
-};
-
-// Up to two rows of x [rows, K] as floats.
-constexpr int64_t kFewRows = 2, kMaxFewColumns = 8192;
-struct FewRows {
-  Exponents exponents;
-  alignas(64) float x[kFewRows * kMaxFewColumns];
-};
 
 // A chunk's panels and all rows of x.
 struct PanelRows {
@@ -178,114 +158,6 @@ void expert_dot_panels(const PanelRows& a, int64_t p, TokenSums* out) {
   if (i < a.rows.count) multiply.template operator()<1>(i);
 }
 
-// ---- few rows of x, MXFP4 ---------------------------------------------------------------------------------
-
-constexpr int64_t kFewPrefetchBytes = 3072;
-
-// Of `count` numbers, a multiple of 32.
-inline void make_few_rows(const bf16* x, int64_t count, FewRows& few) {
-  __m512i least = _mm512_set1_epi16(0x7fff), most = _mm512_setzero_si512();
-  for (int64_t i = 0; i < count; i += 32) {
-    const __m512i bits = _mm512_loadu_si512(x + i), v = _mm512_and_si512(bits, _mm512_set1_epi16(0x7fff));
-    for (int half = 0; half < 2; ++half) {
-      const __m256i words = half == 0 ? _mm512_castsi512_si256(bits) : _mm512_extracti64x4_epi64(bits, 1);
-      _mm512_store_si512(few.x + i + 16 * half, _mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
-    }
-    least = _mm512_mask_min_epu16(least, _mm512_test_epi16_mask(v, v), least, v);
-    most = _mm512_max_epu16(most, v);
-  }
-  alignas(64) uint16_t low[32], high[32];
-  _mm512_store_si512(low, least);
-  _mm512_store_si512(high, most);
-  few.exponents = {};
-  for (int i = 0; i < 32; ++i) {
-    const unsigned from = low[i] >> 7, to = high[i] >> 7;
-    few.exponents.least = from < few.exponents.least ? from : few.exponents.least;
-    few.exponents.most = to > few.exponents.most ? to : few.exponents.most;
-  }
-}
-
-// Whether a block's sums are the same with its scale behind them. All products are multiples of the least
-// one's last bit, 2^-7 of x and 2^-1 of the weight: with the scale inside, sums are normal numbers, or 0, if
-// that is one; without it f32 has even what is below. A block's are less than 2^9 times the largest x.
-inline bool scale_may_wait(const Exponents& x, const Exponents& scales) {
-  const int least = int(x.least) - 127 - 7 - 1, most = int(x.most) - 127 + 9;
-  return scales.least >= kMinScaleByte && scales.most <= kMaxScaleByte && x.least > 0 &&
-         least + int(scales.least) - 127 >= -126 && most <= 127 && most + int(scales.most) - 127 <= 127;
-}
-
-// out[t][r] of one panel, R rows of x. Returns the exponents of its scales.
-template <int R>
-Exponents few_rows_dot(const uint8_t* panel, int64_t k, const float* x, float (*out)[kPanelRows]) {
-  const __m512 table = _mm512_load_ps(kCodeFloat);
-  const uint8_t* codes = panel + expert_panel_scale_bytes(Fp4Format::kMxfp4, k);
-  // The steps before, of another panel, came up to here without these.
-  for (const uint8_t* at = panel; at < codes; at += 64)
-    _mm_prefetch(reinterpret_cast<const char*>(at + kFewPrefetchBytes), _MM_HINT_T0);
-  __m512 total[R];
-  for (int t = 0; t < R; ++t) total[t] = _mm512_setzero_ps();
-  __m128i least_scale = _mm_set1_epi8(-1), most_scale = _mm_setzero_si128();
-  for (int64_t b = 0; b < k / kTileColumns; ++b, codes += kStepCodeBytes, x += kTileColumns) {
-    __m512 even[R], odd[R];
-    for (int t = 0; t < R; ++t) even[t] = odd[t] = _mm512_setzero_ps();
-#pragma GCC unroll 4
-    for (int j = 0; j < kTileColumns / 8; ++j) {
-      _mm_prefetch(reinterpret_cast<const char*>(codes + 64 * j + kFewPrefetchBytes), _MM_HINT_T0);
-      const __m512i words = _mm512_load_si512(codes + 64 * j);
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        const __m512 low = _mm512_permutexvar_ps(_mm512_srli_epi32(words, 4 * i), table);
-        const __m512 high = _mm512_permutexvar_ps(_mm512_srli_epi32(words, 16 + 4 * i), table);
-#pragma GCC unroll 2
-        for (int t = 0; t < R; ++t) {
-          even[t] = _mm512_fmadd_ps(low, _mm512_set1_ps(x[t * k + 8 * j + 2 * i]), even[t]);
-          odd[t] = _mm512_fmadd_ps(high, _mm512_set1_ps(x[t * k + 8 * j + 2 * i + 1]), odd[t]);
-        }
-      }
-    }
-    const __m128i scales = _mm_load_si128(reinterpret_cast<const __m128i*>(panel + b * kPanelRows));
-    least_scale = _mm_min_epu8(least_scale, scales);
-    most_scale = _mm_max_epu8(most_scale, scales);
-    const __m512 scale = block_scales<Fp4Format::kMxfp4>(panel + b * kPanelRows);
-    for (int t = 0; t < R; ++t) total[t] = _mm512_fmadd_ps(scale, _mm512_add_ps(even[t], odd[t]), total[t]);
-  }
-  for (int t = 0; t < R; ++t) _mm512_storeu_ps(out[t], total[t]);
-  return {_mm512_reduce_min_epu32(_mm512_cvtepu8_epi32(least_scale)),
-          _mm512_reduce_max_epu32(_mm512_cvtepu8_epi32(most_scale))};
-}
-
-// Of an MXFP4 panel's rows in block b: those with a code other than 0.
-inline __mmask16 nonzero_rows(const uint8_t* panel, int64_t k, int64_t b) {
-  const uint8_t* codes = panel + expert_panel_scale_bytes(Fp4Format::kMxfp4, k) + b * kStepCodeBytes;
-  __m512i magnitudes = _mm512_setzero_si512();
-  for (int j = 0; j < kTileColumns / 8; ++j)
-    magnitudes = _mm512_or_si512(magnitudes, _mm512_load_si512(codes + 64 * j));
-  return _mm512_test_epi32_mask(magnitudes, _mm512_set1_epi32(0x77777777));
-}
-
-// Of the scales: the least of blocks that hold a code other than 0.
-inline Exponents nonzero_scale_exponents(const uint8_t* panel, int64_t k) {
-  Exponents exponents;
-  for (int64_t b = 0; b < k / kTileColumns; ++b) {
-    const __mmask16 rows = nonzero_rows(panel, k, b);
-    const __m512i scales =
-        _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(panel + b * kPanelRows)));
-    const unsigned least = _mm512_mask_reduce_min_epu32(rows, scales), most = _mm512_reduce_max_epu32(scales);
-    exponents.least = least < exponents.least ? least : exponents.least;
-    exponents.most = most > exponents.most ? most : exponents.most;
-  }
-  return exponents;
-}
-
-// Whether out has panel p's sums now.
-inline bool few_rows_panel(const PanelRows& a, int64_t p, TokenSums& out) {
-  const auto dot = a.rows.num_rows == 1 ? few_rows_dot<1> : few_rows_dot<2>;
-  return scale_may_wait(a.few->exponents, dot(a.panel(p), a.k, a.few->x, out)) ||
-         scale_may_wait(a.few->exponents, nonzero_scale_exponents(a.panel(p), a.k));
-}
-
-// ---- any number of rows -----------------------------------------------------------------------------------
-
 // Of 64 scale bytes, those outside kMinScaleByte .. kMaxScaleByte.
 inline __mmask64 unfit_scales(__m512i bytes) {
   return _mm512_cmpgt_epu8_mask(_mm512_sub_epi8(bytes, _mm512_set1_epi8(kMinScaleByte)),
@@ -316,8 +188,11 @@ inline bool mxfp4_panel_fits(const uint8_t* panel, int64_t k) {
 template <Fp4Format F>
 void expert_dot_tiles(const PanelRows& a, int64_t num_panels, TokenSums* out) {
   if constexpr (F == Fp4Format::kMxfp4)
-    if (a.few != nullptr && few_rows_panel(a, 0, out[0]) && (num_panels == 1 || few_rows_panel(a, 1, out[1])))
-      return;
+    if (a.few != nullptr) {
+      int64_t p = 0;
+      while (p < num_panels && few_rows_panel(a.panel(p), a.k, a.rows.num_rows, *a.few, out[p])) ++p;
+      if (p == num_panels) return;
+    }
   configure_tiles(a.rows.height, 2 * kTileColumns);
   if (num_panels == 2 && a.rows.count > 1)
     expert_dot_panels<F, 2>(a, 0, out);
