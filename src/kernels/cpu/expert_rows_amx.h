@@ -1,12 +1,11 @@
-// Computes  one or two rows of bf16 x times a panel of MXFP4: the sums of expert_dot_amx.h's tiles, bit for
-// bit,
-//           by FMA, which reads at nearly memory's rate.
-// Bytes     the panel once. x comes from the cache as floats.
-// Flops     2 T N K; two operations for 16 weights to unpack them.
+// Computes  one or two rows of bf16 x times a panel of MXFP4 by FMA, which reads at nearly memory's rate: the
+//           sums of expert_dot_amx.h's tiles, bit for bit.
+// Bytes     the panel once; x comes from the cache, as floats.
+// Flops     2 T N K, and two operations for 16 weights to unpack them.
 // Bound     memory.
 // Numerics  even and odd columns of 32 each from 0 in ascending order, the two added, times the block's scale
-//           to the total. The tiles' weights have their scales: where exponents are such that this could be
-//           another number, or the panel is none for tiles, nothing is said to be done.
+//           to the total. In the tiles each weight has its scale: a panel whose exponents, with x's, could
+//           make that another number is left to them.
 #pragma once
 
 #include "kernels/cpu/expert_decode_avx512.h"
