@@ -37,7 +37,6 @@ constexpr int64_t kMaxRows = kMaxTileTokens;
 int64_t max_rows(const ExpertGemmArgs& g) { return g.x.dtype == DType::kU8 ? kMaxTokens : kMaxTileTokens; }
 #else
 constexpr bool kHasTiles = false;
-struct FewRows {};
 constexpr int64_t kMaxRows = kMaxTokens;
 int64_t max_rows(const ExpertGemmArgs&) { return kMaxTokens; }
 #endif
@@ -56,8 +55,9 @@ struct TileDot {
   int64_t k, panel_bytes, num_rows;
   const uint8_t* x;
   const float* x_scales = nullptr;
-  bool has_few = false;
+#if defined(__AMX_TILE__)
   FewRows few;
+#endif
 
   TileDot(const ExpertGemmArgs& g, int64_t first_row, int64_t rows)
       : k(g.x.cols), panel_bytes(expert_panel_bytes(g.format, k)), num_rows(rows) {
@@ -68,8 +68,8 @@ struct TileDot {
     if (int8 || !kHasTiles)
       dot = mxfp4 ? dot_of<Fp4Format::kMxfp4>(int8, num_rows) : dot_of<Fp4Format::kNvfp4>(int8, num_rows);
 #if defined(__AMX_TILE__)
-    has_few = mxfp4 && !int8 && num_rows <= kFewRows && k <= kMaxFewColumns;
-    if (has_few) make_few_rows(reinterpret_cast<const bf16*>(x), num_rows * k, few);
+    if (mxfp4 && !int8 && num_rows <= kFewRows && k <= kMaxFewColumns)
+      make_few_rows(reinterpret_cast<const bf16*>(x), num_rows, k, few);
 #endif
   }
 
@@ -78,12 +78,7 @@ struct TileDot {
     const uint8_t* panels = g.panels + panel * panel_bytes;
 #if defined(__AMX_TILE__)
     if (dot == nullptr) {
-      const PanelRows rows{panels,
-                           panel_bytes,
-                           k,
-                           reinterpret_cast<const bf16*>(x),
-                           RowTiles(num_rows),
-                           has_few ? &few : nullptr};
+      const PanelRows rows{panels, panel_bytes, k, reinterpret_cast<const bf16*>(x), RowTiles(num_rows), few};
       return g.format == Fp4Format::kMxfp4 ? expert_dot_tiles<Fp4Format::kMxfp4>(rows, num_panels, out)
                                            : expert_dot_tiles<Fp4Format::kNvfp4>(rows, num_panels, out);
     }

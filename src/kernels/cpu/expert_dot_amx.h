@@ -82,7 +82,7 @@ struct PanelRows {
   int64_t panel_bytes, k;
   const bf16* x;  // [rows, K]
   RowTiles rows;
-  const FewRows* few;  // the same rows, or null
+  const FewRows& few;  // the same rows, if they are few
 
   const uint8_t* panel(int64_t p) const { return panels + p * panel_bytes; }
 };
@@ -173,13 +173,7 @@ inline bool mxfp4_panel_fits(const uint8_t* panel, int64_t k) {
     unfit |= unfit_scales(_mm512_load_si512(panel + i)) & valid;
   }
   if (unfit == 0) return true;
-  for (int64_t b = 0; b < k / kTileColumns; ++b) {
-    const __m128i scales = _mm_load_si128(reinterpret_cast<const __m128i*>(panel + b * kPanelRows));
-    const __mmask16 nonzero = nonzero_rows(panel, k, b);
-    const __mmask16 large = _mm_cmpgt_epu8_mask(scales, _mm_set1_epi8(int8_t(kMaxScaleByte)));
-    if (unfit_scales(_mm512_castsi128_si512(scales)) & (nonzero | large) & 0xffff) return false;
-  }
-  return true;
+  return products_fit(nonzero_scale_exponents(panel, k));
 }
 
 // out[p][t][r] = sum over k of x[t, k] * w[r, k] of num_panels <= 2 panels p. Where the sums of a panel come
@@ -188,9 +182,9 @@ inline bool mxfp4_panel_fits(const uint8_t* panel, int64_t k) {
 template <Fp4Format F>
 void expert_dot_tiles(const PanelRows& a, int64_t num_panels, TokenSums* out) {
   if constexpr (F == Fp4Format::kMxfp4)
-    if (a.few != nullptr) {
+    if (a.few.num_rows > 0) {
       int64_t p = 0;
-      while (p < num_panels && few_rows_panel(a.panel(p), a.k, a.rows.num_rows, *a.few, out[p])) ++p;
+      while (p < num_panels && few_rows_panel(a.panel(p), a.k, a.few, out[p])) ++p;
       if (p == num_panels) return;
     }
   configure_tiles(a.rows.height, 2 * kTileColumns);

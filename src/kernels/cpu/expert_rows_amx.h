@@ -17,7 +17,7 @@ namespace {
 constexpr int kStepCodeBytes = kTileColumns / 8 * 64;
 
 // MXFP4 scale bytes whose products with all codes are normal bf16 numbers.
-constexpr int kMinScaleByte = 2, kMaxScaleByte = 252;
+constexpr unsigned kMinScaleByte = 2, kMaxScaleByte = 252;
 
 alignas(64) constexpr float kCodeFloat[16] = {0,     0.5f,  1,     1.5f,  2,     3,     4,     6,
                                               -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
@@ -30,16 +30,18 @@ struct Exponents {
 // Up to two rows of x [rows, K] as floats.
 constexpr int64_t kFewRows = 2, kMaxFewColumns = 8192;
 struct FewRows {
+  int64_t num_rows = 0;  // 0: they were not made
   Exponents exponents;
   alignas(64) float x[kFewRows * kMaxFewColumns];
 };
 
 constexpr int64_t kFewPrefetchBytes = 3072;
 
-// Of `count` numbers, a multiple of 32.
-inline void make_few_rows(const bf16* x, int64_t count, FewRows& few) {
+// k is a multiple of 32.
+inline void make_few_rows(const bf16* x, int64_t num_rows, int64_t k, FewRows& few) {
+  few.num_rows = num_rows;
   __m512i least = _mm512_set1_epi16(0x7fff), most = _mm512_setzero_si512();
-  for (int64_t i = 0; i < count; i += 32) {
+  for (int64_t i = 0; i < num_rows * k; i += 32) {
     const __m512i bits = _mm512_loadu_si512(x + i), v = _mm512_and_si512(bits, _mm512_set1_epi16(0x7fff));
     for (int half = 0; half < 2; ++half) {
       const __m256i words = half == 0 ? _mm512_castsi512_si256(bits) : _mm512_extracti64x4_epi64(bits, 1);
@@ -51,7 +53,6 @@ inline void make_few_rows(const bf16* x, int64_t count, FewRows& few) {
   alignas(64) uint16_t low[32], high[32];
   _mm512_store_si512(low, least);
   _mm512_store_si512(high, most);
-  few.exponents = {};
   for (int i = 0; i < 32; ++i) {
     const unsigned from = low[i] >> 7, to = high[i] >> 7;
     few.exponents.least = from < few.exponents.least ? from : few.exponents.least;
@@ -59,13 +60,18 @@ inline void make_few_rows(const bf16* x, int64_t count, FewRows& few) {
   }
 }
 
+// Whether all products of codes and such scales are normal bf16 numbers, or 0.
+inline bool products_fit(const Exponents& scales) {
+  return scales.least >= kMinScaleByte && scales.most <= kMaxScaleByte;
+}
+
 // Whether a block's sums are the same with its scale behind them. All products are multiples of the least
 // one's last bit, 2^-7 of x and 2^-1 of the weight: with the scale inside, sums are normal numbers, or 0, if
 // that is one; without it f32 has even what is below. A block's are less than 2^9 times the largest x.
 inline bool scale_may_wait(const Exponents& x, const Exponents& scales) {
   const int least = int(x.least) - 127 - 7 - 1, most = int(x.most) - 127 + 9;
-  return scales.least >= kMinScaleByte && scales.most <= kMaxScaleByte && x.least > 0 &&
-         least + int(scales.least) - 127 >= -126 && most <= 127 && most + int(scales.most) - 127 <= 127;
+  return products_fit(scales) && x.least > 0 && least + int(scales.least) - 127 >= -126 && most <= 127 &&
+         most + int(scales.most) - 127 <= 127;
 }
 
 // out[t][r] of one panel, R rows of x. Returns the exponents of its scales.
@@ -108,20 +114,15 @@ Exponents few_rows_dot(const uint8_t* panel, int64_t k, const float* x, float (*
           _mm512_reduce_max_epu32(_mm512_cvtepu8_epi32(most_scale))};
 }
 
-// Of an MXFP4 panel's rows in block b: those with a code other than 0.
-inline __mmask16 nonzero_rows(const uint8_t* panel, int64_t k, int64_t b) {
-  const uint8_t* codes = panel + expert_panel_scale_bytes(Fp4Format::kMxfp4, k) + b * kStepCodeBytes;
-  __m512i magnitudes = _mm512_setzero_si512();
-  for (int j = 0; j < kTileColumns / 8; ++j)
-    magnitudes = _mm512_or_si512(magnitudes, _mm512_load_si512(codes + 64 * j));
-  return _mm512_test_epi32_mask(magnitudes, _mm512_set1_epi32(0x77777777));
-}
-
 // Of the scales: the least of blocks that hold a code other than 0.
 inline Exponents nonzero_scale_exponents(const uint8_t* panel, int64_t k) {
+  const uint8_t* codes = panel + expert_panel_scale_bytes(Fp4Format::kMxfp4, k);
   Exponents exponents;
   for (int64_t b = 0; b < k / kTileColumns; ++b) {
-    const __mmask16 rows = nonzero_rows(panel, k, b);
+    __m512i magnitudes = _mm512_setzero_si512();
+    for (int j = 0; j < kTileColumns / 8; ++j, codes += 64)
+      magnitudes = _mm512_or_si512(magnitudes, _mm512_load_si512(codes));
+    const __mmask16 rows = _mm512_test_epi32_mask(magnitudes, _mm512_set1_epi32(0x77777777));
     const __m512i scales =
         _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(panel + b * kPanelRows)));
     const unsigned least = _mm512_mask_reduce_min_epu32(rows, scales), most = _mm512_reduce_max_epu32(scales);
@@ -132,9 +133,8 @@ inline Exponents nonzero_scale_exponents(const uint8_t* panel, int64_t k) {
 }
 
 // Whether out has the panel's sums now.
-inline bool few_rows_panel(const uint8_t* panel, int64_t k, int64_t num_rows, const FewRows& few,
-                           float (*out)[kPanelRows]) {
-  const auto dot = num_rows == 1 ? few_rows_dot<1> : few_rows_dot<2>;
+inline bool few_rows_panel(const uint8_t* panel, int64_t k, const FewRows& few, float (*out)[kPanelRows]) {
+  const auto dot = few.num_rows == 1 ? few_rows_dot<1> : few_rows_dot<2>;
   return scale_may_wait(few.exponents, dot(panel, k, few.x, out)) ||
          scale_may_wait(few.exponents, nonzero_scale_exponents(panel, k));
 }

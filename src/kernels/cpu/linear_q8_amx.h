@@ -1,7 +1,6 @@
 // linear_chunk of bf16 rows and 8-bit weights for CPUs with AMX.
-// Computes  as linear_q8_tile.h. A slab of a panel, some blocks, is decoded to bf16, in which codes are
-// exact;
-//           then all rows of x pass over it, 16 at a time. A block's sums leave their tile for the scale.
+// Computes  as linear_q8_tile.h. A slab of a panel, some blocks, is decoded to bf16, exactly; then all rows
+//           of x pass over it, 16 at a time. A block's sums leave their tile for the scale.
 // Bytes     1.0625 N K of weights, once for all rows of a chunk.
 // Flops     2 T N K.
 // Bound     memory for a few rows; then x on its way from the L2 cache and the way out of the tiles.
