@@ -1,4 +1,4 @@
-"""fp4moe bench serving: against fp4moe serve, and against a stub that misbehaves as its base URL's path says."""
+"""fp4moe bench serving: against fp4moe serve, and against a fake server that misbehaves as its base URL's path says."""
 import http.server
 import json
 import os
@@ -12,7 +12,7 @@ import unittest
 from serve_process import Serve
 
 BINARY, MODEL = map(os.path.abspath, sys.argv[1:3])
-TOKENS = 4  # of each answer of the stub; of its prompts usage says 9
+TOKENS = 4  # of each answer of the fake server; of its prompts usage says 9
 PIECES = ["one", " twö", " three"]  # the second token has no text
 DELAY = 0.05  # before each piece of /slow
 
@@ -21,7 +21,7 @@ def event(**fields):
     return b"data: " + json.dumps(fields, ensure_ascii=False).encode() + b"\n\n"
 
 
-class Stub(http.server.BaseHTTPRequestHandler):
+class Fake(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     lock = threading.Lock()
     bodies, keys, in_flight, most_in_flight, count = [], set(), 0, 0, 0
@@ -37,18 +37,18 @@ class Stub(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         mode = self.path.split("/")[1]
-        Stub.keys.add(self.headers["Authorization"])
+        Fake.keys.add(self.headers["Authorization"])
         if self.path.endswith("/server_info"):
             return self.reply(b"no such route", 404)
         meta = {} if mode == "nameless" else {"n_vocab": 50}
-        self.reply(json.dumps({"data": [{"id": "stub", "meta": meta}]}).encode())
+        self.reply(json.dumps({"data": [{"id": "fake", "meta": meta}]}).encode())
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with Stub.lock:
-            Stub.bodies.append((self.path, body))
-            Stub.count += 1
-            number = Stub.count
+        with Fake.lock:
+            Fake.bodies.append((self.path, body))
+            Fake.count += 1
+            number = Fake.count
         self.answer(self.path.split("/")[1], body, number)
 
     def answer(self, mode, body, number):
@@ -103,9 +103,9 @@ class Stub(http.server.BaseHTTPRequestHandler):
 
     @staticmethod
     def count_in_flight(change):
-        with Stub.lock:
-            Stub.in_flight += change
-            Stub.most_in_flight = max(Stub.most_in_flight, Stub.in_flight)
+        with Fake.lock:
+            Fake.in_flight += change
+            Fake.most_in_flight = max(Fake.most_in_flight, Fake.in_flight)
 
 
 def bench(url, *flags, environment=None):
@@ -113,10 +113,10 @@ def bench(url, *flags, environment=None):
                           env=dict(os.environ, **(environment or {})))
 
 
-class AgainstStub(unittest.TestCase):
+class AgainstFake(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Stub)
+        cls.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Fake)
         cls.url = f"http://127.0.0.1:{cls.server.server_port}"
         threading.Thread(target=cls.server.serve_forever, daemon=True).start()
 
@@ -125,10 +125,10 @@ class AgainstStub(unittest.TestCase):
         cls.server.shutdown()
         cls.server.server_close()
 
-    def run_stub(self, mode, *flags, failed=0, requests=6):
+    def run_fake(self, mode, *flags, failed=0, requests=6):
         """The result; `failed` of the requests must have failed, and those of the warm-up must not count."""
-        Stub.bodies.clear()
-        Stub.count = 0
+        Fake.bodies.clear()
+        Fake.count = 0
         usual = {"--num-prompts": requests, "--random-input-len": 5, "--random-output-len": TOKENS, "--random-range-ratio": 1,
                  "--warmup-requests": 0}
         usual = [str(word) for flag, value in usual.items() if flag not in flags for word in (flag, value)]
@@ -148,37 +148,37 @@ class AgainstStub(unittest.TestCase):
 
     def test_well_behaved(self):
         for backend in ("sglang-oai", "vllm-chat"):
-            result = self.run_stub("good", "--backend", backend, "--output-details")
+            result = self.run_fake("good", "--backend", backend, "--output-details")
             self.check_counts(result, usage=True)
             self.assertEqual(result["generated_texts"], ["".join(PIECES)] * 6)
             self.assertEqual([len(gaps) for gaps in result["itls"]], [2] * 6)
             self.assertEqual(result["errors"], [""] * 6)
-            self.assertEqual({path for path, _ in Stub.bodies},
+            self.assertEqual({path for path, _ in Fake.bodies},
                              {"/good/v1/chat/completions" if "chat" in backend else "/good/v1/completions"})
-            for _, body in Stub.bodies:
-                self.assertEqual((body["model"], body["max_tokens"], body["ignore_eos"]), ("stub", TOKENS, True))
+            for _, body in Fake.bodies:
+                self.assertEqual((body["model"], body["max_tokens"], body["ignore_eos"]), ("fake", TOKENS, True))
 
     def test_lines_split_at_any_byte(self):
-        result = self.run_stub("split", "--output-details")
+        result = self.run_fake("split", "--output-details")
         self.check_counts(result, usage=True)
         self.assertEqual(result["generated_texts"], ["".join(PIECES)] * 6)
 
     def test_body_until_close(self):
-        self.check_counts(self.run_stub("until_close"), usage=True)
+        self.check_counts(self.run_fake("until_close"), usage=True)
 
     def test_no_usage_is_said(self):
-        self.check_counts(self.run_stub("no_usage"), usage=False)
+        self.check_counts(self.run_fake("no_usage"), usage=False)
         self.assertIn("pieces of text in 6 of 6 answers, which had no usage", self.said)
-        result = self.run_stub("no_usage", "--backend", "vllm-chat")
+        result = self.run_fake("no_usage", "--backend", "vllm-chat")
         self.assertEqual((result["unknown_inputs"], result["total_input_tokens"]), (6, 0))
         self.assertIn("Prompts of unknown length", self.said)
 
     def test_whole_answers(self):
-        result = self.run_stub("good", "--disable-stream")
+        result = self.run_fake("good", "--disable-stream")
         self.check_counts(result, usage=True)
         self.assertIsNone(result["median_ttft_ms"])
         self.assertNotIn("TTFT", self.said)
-        self.run_stub("no_usage", "--disable-stream", failed=6)
+        self.run_fake("no_usage", "--disable-stream", failed=6)
         self.assertIn("failed, 6 x: the answer has no usage, and only a stream can be counted without", self.said)
 
     def test_failures_are_counted_and_named(self):
@@ -186,29 +186,29 @@ class AgainstStub(unittest.TestCase):
                               ("no_done", "after 4 tokens: the stream ended without [DONE]"),
                               ("garbage", "an event is no JSON object: {"), ("broken", "HTTP 500: "),
                               ("error_event", "the stream ended with an error: "), ("broken", "out of luck")):
-            self.run_stub(mode, failed=6)
+            self.run_fake(mode, failed=6)
             self.assertIn("failed, 6 x: ", self.said)
             self.assertIn(message, self.said)
             self.assertIn("error: 6 of 6 requests failed", self.said)
 
     def test_some_failures_leave_the_rest(self):
-        self.check_counts(self.run_stub("every_third", "--max-concurrency", "1", failed=2), usage=True)
+        self.check_counts(self.run_fake("every_third", "--max-concurrency", "1", failed=2), usage=True)
         self.assertIn("failed, 2 x: HTTP 500", self.said)
 
     def test_a_silent_server_runs_out_of_time(self):
-        self.run_stub("silent", "--timeout", "1", failed=6)
+        self.run_fake("silent", "--timeout", "1", failed=6)
         self.assertIn("failed, 6 x: nothing came for 1 s", self.said)
 
     def test_warm_up_must_succeed(self):
         ended = bench(self.url + "/broken", "--num-prompts", "2")
         self.assertEqual(ended.returncode, 1)
         self.assertIn("error: warm-up: HTTP 500", ended.stderr)
-        self.run_stub("good", "--warmup-requests", "3", "--max-concurrency", "1")
-        self.assertEqual(len(Stub.bodies), 9)
-        self.assertEqual([body for body in Stub.bodies if body == Stub.bodies[0]], Stub.bodies[:4])
+        self.run_fake("good", "--warmup-requests", "3", "--max-concurrency", "1")
+        self.assertEqual(len(Fake.bodies), 9)
+        self.assertEqual([body for body in Fake.bodies if body == Fake.bodies[0]], Fake.bodies[:4])
 
     def test_times(self):
-        result = self.run_stub("slow", "--max-concurrency", "2", "--output-details")
+        result = self.run_fake("slow", "--max-concurrency", "2", "--output-details")
         for ttft, gaps in zip(result["ttfts"], result["itls"]):
             self.assertGreaterEqual(ttft, DELAY)
             self.assertGreaterEqual(ttft + sum(gaps), 4 * DELAY)
@@ -220,31 +220,31 @@ class AgainstStub(unittest.TestCase):
 
     def test_concurrency_and_rate(self):
         for at_once in (1, 3):
-            Stub.most_in_flight = 0
-            self.run_stub("slow", "--max-concurrency", str(at_once))
-            self.assertEqual(Stub.most_in_flight, at_once)
-        self.assertGreater(self.run_stub("good", "--request-rate", "100", requests=20)["duration"], 0.02)
+            Fake.most_in_flight = 0
+            self.run_fake("slow", "--max-concurrency", str(at_once))
+            self.assertEqual(Fake.most_in_flight, at_once)
+        self.assertGreater(self.run_fake("good", "--request-rate", "100", requests=20)["duration"], 0.02)
 
     def test_prompts(self):
         flags = ("--random-range-ratio", "0.5", "--random-input-len", "10", "--random-output-len", "6", "--max-concurrency", "1")
-        self.run_stub("good", *flags, requests=50)
-        first = list(Stub.bodies)
+        self.run_fake("good", *flags, requests=50)
+        first = list(Fake.bodies)
         self.assertEqual({len(body["prompt"]) for _, body in first}, set(range(5, 11)))
         self.assertEqual({body["max_tokens"] for _, body in first}, set(range(3, 7)))
         ids = {i for _, body in first for i in body["prompt"]}
         self.assertTrue(max(ids) == 49 and min(ids) == 0, ids)
-        self.run_stub("good", *flags, requests=50)
-        self.assertEqual(Stub.bodies, first)
-        self.run_stub("good", *flags, "--seed", "2", "--vocab-size", "7", requests=50)
-        self.assertEqual(max(i for _, body in Stub.bodies for i in body["prompt"]), 6)
-        self.assertNotEqual(Stub.bodies, first)
+        self.run_fake("good", *flags, requests=50)
+        self.assertEqual(Fake.bodies, first)
+        self.run_fake("good", *flags, "--seed", "2", "--vocab-size", "7", requests=50)
+        self.assertEqual(max(i for _, body in Fake.bodies for i in body["prompt"]), 6)
+        self.assertNotEqual(Fake.bodies, first)
 
     def test_body_and_key(self):
-        Stub.keys.clear()
-        self.run_stub("good", "--request-rate", "inf", "--extra-request-body", '{"temperature": 0.5, "top_k": 3}', "--disable-ignore-eos", "--api-key", "k")
-        for _, body in Stub.bodies:
+        Fake.keys.clear()
+        self.run_fake("good", "--request-rate", "inf", "--extra-request-body", '{"temperature": 0.5, "top_k": 3}', "--disable-ignore-eos", "--api-key", "k")
+        for _, body in Fake.bodies:
             self.assertEqual((body["temperature"], body["top_k"], body["ignore_eos"]), (0.5, 3, False))
-        self.assertEqual(Stub.keys, {"Bearer k"})
+        self.assertEqual(Fake.keys, {"Bearer k"})
 
     def test_file(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -252,9 +252,9 @@ class AgainstStub(unittest.TestCase):
             with open(path, "w") as file:
                 file.write('{"prompt": "a"}\n\n{"prompt": [1, 2], "max_tokens": 3}\n')
             flags = ("--dataset-name", "file", "--dataset-path", path, "--max-concurrency", "1", "--output-file", output)
-            self.run_stub("good", *flags, requests=2)
-            self.assertEqual([(body["prompt"], body["max_tokens"]) for _, body in Stub.bodies], [("a", TOKENS), ([1, 2], 3)])
-            result = self.run_stub("good", *flags, "--tag", "second", requests=2)
+            self.run_fake("good", *flags, requests=2)
+            self.assertEqual([(body["prompt"], body["max_tokens"]) for _, body in Fake.bodies], [("a", TOKENS), ([1, 2], 3)])
+            result = self.run_fake("good", *flags, "--tag", "second", requests=2)
             with open(output) as file:
                 lines = [json.loads(line) for line in file]
             self.assertEqual([line["tag"] for line in lines], ["", "second"])
