@@ -55,9 +55,6 @@ struct TileDot {
   int64_t k, panel_bytes, num_rows;
   const uint8_t* x;
   const float* x_scales = nullptr;
-#if defined(__AMX_TILE__)
-  FewRows few;
-#endif
 
   TileDot(const ExpertGemmArgs& g, int64_t first_row, int64_t rows)
       : k(g.x.cols), panel_bytes(expert_panel_bytes(g.format, k)), num_rows(rows) {
@@ -67,10 +64,6 @@ struct TileDot {
     if (int8) x_scales = g.x_block_scales + first_row * (k / (mxfp4 ? 32 : 16));
     if (int8 || !kHasTiles)
       dot = mxfp4 ? dot_of<Fp4Format::kMxfp4>(int8, num_rows) : dot_of<Fp4Format::kNvfp4>(int8, num_rows);
-#if defined(__AMX_TILE__)
-    if (mxfp4 && !int8 && num_rows <= kFewRows && k <= kMaxFewColumns)
-      make_few_rows(reinterpret_cast<const bf16*>(x), num_rows, k, few);
-#endif
   }
 
   // Sums of panel + p to out[p].
@@ -78,7 +71,7 @@ struct TileDot {
     const uint8_t* panels = g.panels + panel * panel_bytes;
 #if defined(__AMX_TILE__)
     if (dot == nullptr) {
-      const PanelRows rows{panels, panel_bytes, k, reinterpret_cast<const bf16*>(x), RowTiles(num_rows), few};
+      const PanelRows rows{panels, panel_bytes, k, reinterpret_cast<const bf16*>(x), RowTiles(num_rows)};
       return g.format == Fp4Format::kMxfp4 ? expert_dot_tiles<Fp4Format::kMxfp4>(rows, num_panels, out)
                                            : expert_dot_tiles<Fp4Format::kNvfp4>(rows, num_panels, out);
     }

@@ -7,11 +7,9 @@
 //           One tdpbf16ps makes the sums of 32 columns, even and odd ones each from 0 in ascending order,
 //           adds the two, then adds that to the total: the same for every number of rows.
 //           A panel of MXFP4 with scales whose products leave bf16's normal numbers goes by AVX-512's dots.
-//           One or two rows of x times MXFP4: expert_rows_amx.h.
 #pragma once
 
 #include "kernels/cpu/expert_dot_avx512.h"
-#include "kernels/cpu/expert_rows_amx.h"
 #include "kernels/cpu/tiles_amx.h"
 
 namespace fp4moe::FP4MOE_ISA {
@@ -19,6 +17,12 @@ namespace {
 
 constexpr int kMaxTileTokens = 128;  // their columns stay in the L2 cache
 using TokenSums = float[kMaxTileTokens][kPanelRows];
+
+constexpr int kStepCodeBytes = kTileColumns / 8 * 64;
+constexpr int64_t kTilePrefetchBytes = 2 << 10;  // ahead in each panel; with 8 KiB few rows are a fifth slower
+
+// MXFP4 scale bytes whose products with all codes are normal bf16 numbers.
+constexpr int kMinScaleByte = 2, kMaxScaleByte = 252;
 
 // The codes' values times 2^(kMaxScaleByte - 127) as bf16, twice; -0 is 0. Smaller powers are reached by
 // subtracting exponents with saturation, which leaves 0 as it is.
@@ -32,6 +36,9 @@ constexpr LargestCodes make_largest_codes() {
   return codes;
 }
 constexpr LargestCodes kLargestCodes = make_largest_codes();
+
+alignas(64) constexpr float kCodeFloat[16] = {0,     0.5f,  1,     1.5f,  2,     3,     4,     6,
+                                              -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
 // words >> 4 i of 16 bits each, by the multipliers: the shifter is busy.
 inline __m512i shift_right_by_nibbles(__m512i words, int i) {
@@ -82,7 +89,6 @@ struct PanelRows {
   int64_t panel_bytes, k;
   const bf16* x;  // [rows, K]
   RowTiles rows;
-  const FewRows& few;  // the same rows, if they are few
 
   const uint8_t* panel(int64_t p) const { return panels + p * panel_bytes; }
 };
@@ -120,8 +126,8 @@ class PanelTiles {
 
   void decode(int64_t step) {
     // Ahead of a panel's last columns lie the first of the P panels that come next.
-    const bool last = a_.k / 8 * 64 - step * kStepCodeBytes <= kPrefetchBytes;
-    const int64_t ahead = kPrefetchBytes + (last ? (P - 1) * a_.panel_bytes : 0);
+    const bool last = a_.k / 8 * 64 - step * kStepCodeBytes <= kTilePrefetchBytes;
+    const int64_t ahead = kTilePrefetchBytes + (last ? (P - 1) * a_.panel_bytes : 0);
 #pragma GCC unroll 2
     for (int p = 0; p < P; ++p) decode_panel<kTileColumns>(p, step, ahead, weights_[step % 2][p]);
     tile_memory_written(weights_);
@@ -173,22 +179,25 @@ inline bool mxfp4_panel_fits(const uint8_t* panel, int64_t k) {
     unfit |= unfit_scales(_mm512_load_si512(panel + i)) & valid;
   }
   if (unfit == 0) return true;
-  return products_fit(nonzero_scale_exponents(panel, k));
+  for (int64_t b = 0; b < k / kTileColumns; ++b) {
+    const __m128i scales = _mm_load_si128(reinterpret_cast<const __m128i*>(panel + b * kPanelRows));
+    const uint8_t* codes = panel + expert_panel_scale_bytes(Fp4Format::kMxfp4, k) + b * kStepCodeBytes;
+    __m512i magnitudes = _mm512_setzero_si512();
+    for (int j = 0; j < kTileColumns / 8; ++j)
+      magnitudes = _mm512_or_si512(magnitudes, _mm512_load_si512(codes + 64 * j));
+    const __mmask16 nonzero = _mm512_test_epi32_mask(magnitudes, _mm512_set1_epi32(0x77777777));
+    const __mmask16 large = _mm_cmpgt_epu8_mask(scales, _mm_set1_epi8(int8_t(kMaxScaleByte)));
+    if (unfit_scales(_mm512_castsi128_si512(scales)) & (nonzero | large) & 0xffff) return false;
+  }
+  return true;
 }
 
 // out[p][t][r] = sum over k of x[t, k] * w[r, k] of num_panels <= 2 panels p. Where the sums of a panel come
-// from depends on the panel and the row alone; its scales are looked at afterwards, when they are in the
-// cache.
+// from depends on the panel alone; its scales are looked at afterwards, when they are in the cache.
 template <Fp4Format F>
 void expert_dot_tiles(const PanelRows& a, int64_t num_panels, TokenSums* out) {
-  if constexpr (F == Fp4Format::kMxfp4)
-    if (a.few.num_rows > 0) {
-      int64_t p = 0;
-      while (p < num_panels && few_rows_panel(a.panel(p), a.k, a.few, out[p])) ++p;
-      if (p == num_panels) return;
-    }
   configure_tiles(a.rows.height, 2 * kTileColumns);
-  if (num_panels == 2 && a.rows.count > 1)
+  if (num_panels == 2)
     expert_dot_panels<F, 2>(a, 0, out);
   else
     for (int64_t p = 0; p < num_panels; ++p) expert_dot_panels<F, 1>(a, p, out);
