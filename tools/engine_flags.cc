@@ -1,12 +1,12 @@
 #include <signal.h>
 
-#include <cctype>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "comm/job.h"
+#include "config_file.h"
 #include "fp4moe/engine.h"
 #include "model/sglang_names.h"
 #include "verb.h"
@@ -33,15 +33,6 @@ int report_error(const Status& status) {
 }
 
 namespace {
-
-// FP4MOE_ and the first long name in capitals.
-std::string environment_name(const std::string& names) {
-  const size_t first = names.find("--");
-  std::string env = "FP4MOE_";
-  for (const char c : names.substr(first + 2, names.find(',', first) - first - 2))
-    env += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-  return env;
-}
 
 // Adds options of one group; each is also an environment variable.
 class Group {

@@ -3,6 +3,7 @@
 #include <new>
 #include <string>
 
+#include "config_file.h"
 #include "engine/kernels_id.h"
 #include "verb.h"
 
@@ -34,6 +35,8 @@ int run(int argc, char** argv) {
        {fp4moe::add_serve, fp4moe::add_run, fp4moe::add_logits, fp4moe::add_eval, fp4moe::add_bench,
         fp4moe::add_inspect, fp4moe::add_backends, fp4moe::add_plan, fp4moe::add_make_tiny})
     add_verb(app, exit_code);
+  if (const fp4moe::Status status = fp4moe::apply_config_file(app, argc, argv); !status.ok())
+    return fp4moe::report_error(status);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

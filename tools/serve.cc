@@ -1,21 +1,19 @@
 // fp4moe serve: loads a model and answers over HTTP until a signal.
-#include "fp4moe/server.h"
-
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdio>
 #include <future>
-#include <mutex>
 #include <utility>
 
+#include "batch_log.h"
 #include "load_progress.h"
-#include "verb.h"
+#include "log_writer.h"
+#include "serve_flags.h"
+#include "service_manager.h"
 
 namespace fp4moe {
 
@@ -29,34 +27,23 @@ constexpr auto kTick = std::chrono::milliseconds(100);
 // Ctrl-C on to a child that already had it: what follows within this time is the same wish.
 constexpr auto kSameSignal = std::chrono::milliseconds(500);
 
-struct ServeOptions {
-  EngineConfig engine;
-  ServerConfig server;
-  std::string log_level = "info";
-  int64_t decode_log_interval = 40;  // decode steps between two lines; 0: none
-  double drain_timeout = 60;
-};
-
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Lines on stdout, "[time] text"; below the level nothing.
-LogSink make_log(const std::string& level) {
-  const LogLevel least = level == "debug"     ? LogLevel::kDebug
-                         : level == "warning" ? LogLevel::kWarning
-                         : level == "error"   ? LogLevel::kError
-                                              : LogLevel::kInfo;
-  auto mutex = std::make_shared<std::mutex>();
-  return [least, mutex](LogLevel line_level, const std::string& line) {
-    if (line_level < least) return;
-    const char* mark = line_level == LogLevel::kError     ? "error: "
-                       : line_level == LogLevel::kWarning ? "warning: "
-                                                          : "";
-    std::lock_guard<std::mutex> lock(*mutex);
-    fmt::print("[{:%Y-%m-%d %H:%M:%S}] {}{}\n", fmt::localtime(std::time(nullptr)), mark, line);
-    std::fflush(stdout);
-  };
+LogLevel least_level(const std::string& name) {
+  return name == "debug"     ? LogLevel::kDebug
+         : name == "warning" ? LogLevel::kWarning
+         : name == "error"   ? LogLevel::kError
+                             : LogLevel::kInfo;
+}
+
+// As many descriptors as the system gives: each connection takes one.
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 // The signals are blocked in every thread and taken by the main one.
@@ -77,43 +64,6 @@ bool signalled(const sigset_t& set) {
   return sigtimedwait(&set, nullptr, &wait) > 0;
 }
 
-// Prints SGLang's lines about batches: of prompts, those since the last tick; of decodes, one every
-// `interval` steps. The engine counts tokens, not steps: a step gives each running request one token.
-class BatchLog {
- public:
-  BatchLog(const LogSink& log, int64_t interval) : log_(log), interval_(interval) {}
-
-  void tick(const EngineStats& now) {
-    const EngineStats last = std::exchange(last_, now);
-    if (interval_ <= 0) return;
-    const double usage = static_cast<double>(now.num_used_tokens) /
-                         static_cast<double>(std::max<int64_t>(now.max_total_num_tokens, 1));
-    if (now.num_prompts_total > last.num_prompts_total)
-      log_(LogLevel::kInfo,
-           fmt::format("Prefill batch, #new-seq: {}, #new-token: {}, #cached-token: 0, token usage: {:.2f}, "
-                       "#running-req: {}, #queue-req: {}",
-                       now.num_prompts_total - last.num_prompts_total,
-                       now.prompt_tokens_total - last.prompt_tokens_total, usage, now.num_running_reqs,
-                       now.num_queue_reqs));
-    if (now.num_running_reqs == 0) return;
-    steps_ += static_cast<double>(now.generation_tokens_total - last.generation_tokens_total) /
-              static_cast<double>(now.num_running_reqs);
-    if (steps_ < static_cast<double>(interval_)) return;
-    steps_ = 0;
-    log_(LogLevel::kInfo, fmt::format("Decode batch, #running-req: {}, #token: {}, token usage: {:.2f}, gen "
-                                      "throughput (token/s): {:.2f}, "
-                                      "#queue-req: {}",
-                                      now.num_running_reqs, now.num_used_tokens, usage, now.gen_throughput,
-                                      now.num_queue_reqs));
-  }
-
- private:
-  const LogSink& log_;
-  const int64_t interval_;
-  EngineStats last_;
-  double steps_ = 0;
-};
-
 void print_ready(const ServeOptions& options, const Server& server, const ModelInfo& info,
                  double start_seconds) {
   const LogSink& log = options.server.log_sink;
@@ -121,7 +71,7 @@ void print_ready(const ServeOptions& options, const Server& server, const ModelI
   log(LogLevel::kInfo, "endpoints: " + url +
                            "/v1/chat/completions /v1/completions /v1/models /generate /tokenize "
                            "/detokenize /health /metrics /server_info");
-  const std::string key = options.server.api_key.empty() ? "" : "-H 'Authorization: Bearer KEY' ";
+  const std::string key = options.server.api_keys.empty() ? "" : "-H 'Authorization: Bearer KEY' ";
   log(LogLevel::kInfo,
       fmt::format(
           "try: curl {}/v1/chat/completions {}-H 'Content-Type: application/json' -d '{{\"model\": \"{}\", "
@@ -144,7 +94,8 @@ std::optional<Result<std::unique_ptr<Engine>>> load(EngineConfig config, const s
   return engine.get();
 }
 
-int drain(const ServeOptions& options, Server& server, const sigset_t& signals) {
+int drain(const ServeOptions& options, Server& server, ServiceManager& manager, const sigset_t& signals) {
+  manager.stopping();
   options.server.log_sink(LogLevel::kInfo,
                           "shutting down: running requests are finished; a second signal aborts them");
   auto drained = std::async(std::launch::async, [&] { server.drain(options.drain_timeout); });
@@ -170,10 +121,20 @@ int drain(const ServeOptions& options, Server& server, const sigset_t& signals) 
 int serve(ServeOptions options) {
   if (Engine::is_follower(options.engine)) return follow(options.engine);
   const Clock::time_point start = Clock::now();
+  if (Status status = read_keys(options); !status.ok()) return report_error(status);
   const sigset_t signals = block_signals();
-  const LogSink log = make_log(options.log_level);
+  raise_descriptor_limit();
+  LogWriter writer(least_level(options.log_level),
+                   options.log_format == "json" ? LogWriter::Format::kJson : LogWriter::Format::kText);
+  const LogSink log = [&writer](LogLevel level, const std::string& line) { writer.line(level, line); };
   options.engine.log_sink = log;
   options.server.log_sink = log;
+  if (options.log_requests) {
+    options.server.request_sink = [&writer](const std::string& event, const std::string& fields) {
+      writer.event(event, event + " " + fields, fields);
+    };
+  }
+  ServiceManager manager;
   log(LogLevel::kInfo, "fp4moe " FP4MOE_VERSION ": " + options.engine.model_path);
   auto server = Server::make(options.server);
   if (!server.ok()) return report_error(server.status());
@@ -187,12 +148,15 @@ int serve(ServeOptions options) {
   for (const std::string& line : loaded.info().startup_lines) log(LogLevel::kInfo, line);
   (*server)->set_engine(loaded);
   print_ready(options, **server, loaded.info(), seconds_since(start));
-  BatchLog batches(log, options.decode_log_interval);
+  manager.ready("serving " + loaded.info().name);
+  BatchLog batches(writer, options.decode_log_interval);
   while (!signalled(signals)) {
-    batches.tick(loaded.stats());
+    const EngineStats stats = loaded.stats();
+    batches.tick(stats);
+    manager.tick(stats);
     if (!loaded.failure().ok()) fail(options, **server, loaded);
   }
-  const int code = drain(options, **server, signals);
+  const int code = drain(options, **server, manager, signals);
   server = Result<std::unique_ptr<Server>>(cancelled("stopped"));  // before the engine that it uses
   return code;
 }
@@ -203,24 +167,7 @@ void add_serve(CLI::App& app, int& exit_code) {
   CLI::App* verb = app.add_subcommand("serve", "Serve a model over HTTP (OpenAI's and SGLang's routes)");
   auto options = std::make_shared<ServeOptions>();
   options->engine.self_test = "fast";  // costs little beside loading, and a wrong answer costs more
-  add_engine_flags(*verb, options->engine);
-  ServerConfig& s = options->server;
-  const auto flag = [verb](const std::string& name, auto& value, const std::string& help) {
-    return verb->add_option(name, value, help)->capture_default_str()->group("HTTP");
-  };
-  flag("--host", s.host, "address to listen on")->envname("FP4MOE_HOST");
-  flag("--port", s.port, "port to listen on; 0: any free one")->envname("FP4MOE_PORT");
-  flag("--api-key", s.api_key, "key that clients must send; empty: none")->envname("FP4MOE_API_KEY");
-  flag("--metrics-prefix", s.metrics_prefix, "in front of the names in /metrics");
-  flag("--max-connections", s.max_connections, "clients at a time");
-  flag("--max-body-bytes", s.max_body_bytes, "of one HTTP request");
-  flag("--drain-timeout", options->drain_timeout, "seconds that running requests get after SIGTERM")
-      ->check(CLI::Range(0.0, 1e6));
-  flag("--log-level", options->log_level, "debug, info, warning or error")
-      ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
-  flag("--decode-log-interval", options->decode_log_interval,
-       "decode steps between two log lines; 0: no lines about batches")
-      ->check(CLI::NonNegativeNumber);
+  add_serve_flags(*verb, *options);
   verb->callback([options, &exit_code] { exit_code = serve(*options); });
 }
 

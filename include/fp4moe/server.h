@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "fp4moe/config.h"
 #include "fp4moe/engine.h"
@@ -13,8 +15,11 @@ namespace fp4moe {
 
 struct ServerConfig {
   std::string host = "127.0.0.1";
-  int port = 30000;     // 0: any free port
-  std::string api_key;  // empty: no check; else "Authorization: Bearer KEY" on all but /health
+  int port = 30000;  // 0: any free port
+  // "Authorization: Bearer KEY" on all routes but /health and /metrics; none: no check.
+  std::vector<std::string> api_keys;
+  // For the routes of operators, in place of api_keys; none: api_keys are for those too.
+  std::vector<std::string> admin_api_keys;
   std::string metrics_prefix = "sglang:";
   int64_t max_body_bytes = 32 << 20;
   int64_t max_header_bytes = 64 << 10;
@@ -24,6 +29,10 @@ struct ServerConfig {
   double request_timeout_seconds = 30;  // from a request's first byte to its last
   double write_timeout_seconds = 30;    // without the client taking what was sent
   LogSink log_sink;                     // empty: log lines are dropped
+  // Receives "request.received" and "request.finished" with a JSON object of what is known; empty: nobody.
+  std::function<void(const std::string& event, const std::string& fields)> request_sink;
+  int log_requests_level = 2;  // 0: ids and sizes, 1: and sampling parameters, 2: and texts cut to 2048
+                               // bytes, 3: and whole texts
 };
 
 // Serves on two threads of its own from make() until stop().

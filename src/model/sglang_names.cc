@@ -37,8 +37,6 @@ constexpr SglangFlag kFlags[] = {
     {"--enable-metrics", 0, kMoot, "turns /metrics on, which is always on"},
     {"--enable-cache-report", 0, kMoot, "reports cached prompt tokens, of which there are none"},
     {"--skip-server-warmup", 0, kMoot, "skips a first request; none is sent"},
-    {"--log-requests", 0, kMoot, "logs requests; use --log-level debug"},
-    {"--log-requests-level", 1, kMoot, "logs requests; use --log-level debug"},
     {"--log-level-http", 1, kMoot, "is about Python's HTTP server; use --log-level"},
     {"--disable-shared-experts-fusion", 0, kMoot,
      "keeps the shared expert out of the routed ones, where it never is"},

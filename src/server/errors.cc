@@ -44,6 +44,15 @@ std::string error_body(const Status& status, const std::string& param) {
   return to_text({{"error", std::move(error)}});
 }
 
+HttpResponse http_error(int status, const std::string& message, const std::string& code) {
+  HttpResponse response;
+  response.status = status;
+  response.body = to_text(
+      {{"error",
+        {{"message", message}, {"type", "invalid_request_error"}, {"param", nullptr}, {"code", code}}}});
+  return response;
+}
+
 HttpResponse error_response(const Status& status, const std::string& param) {
   HttpResponse response;
   response.status = http_status(status.code());

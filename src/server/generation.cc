@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "server/errors.h"
+#include "server/request_log.h"
 
 namespace fp4moe {
 
@@ -34,18 +35,18 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   void start(std::vector<Request> requests) {
     exchange_->on_disconnect([weak = weak_from_this()] {
-      if (const auto self = weak.lock()) self->abandon();
+      if (const auto self = weak.lock()) self->abandon("the client has gone");
     });
     for (const Request& request : requests) ids_.push_back(request.id);
     for (size_t i = 0; i < requests.size(); ++i) {
       choices_[i].index = static_cast<int64_t>(i);
       choices_[i].request_id = ids_[i];
       choices_[i].prompt_tokens = static_cast<int64_t>(requests[i].input_ids.size());
-      context_.live->add();
+      context_.live->add(ids_[i]);
       Result<std::string> id = context_.engine->submit(std::move(requests[i]), callback(i));
       if (!id.ok()) {
-        context_.live->done();
-        abandon();
+        context_.live->done(ids_[i]);
+        abandon(id.status().message());
         return exchange_->respond(error_response(id.status()));
       }
     }
@@ -56,14 +57,14 @@ class Generation : public std::enable_shared_from_this<Generation> {
   // is let go before the count that the server's end waits for.
   DeltaCallback callback(size_t i) {
     auto owner = std::make_shared<std::shared_ptr<Generation>>(shared_from_this());
-    return [owner, i, live = context_.live](const Delta& delta) {
+    return [owner, i, live = context_.live, id = ids_[i]](const Delta& delta) {
       std::shared_ptr<Generation> self = *owner;
       if (self == nullptr) return;
       const bool last = delta.finish_reason != FinishReason::kNone;
       if (last) owner->reset();
       self->hand_over(i, delta);
       self.reset();
-      if (last) live->done();
+      if (last) live->done(id);
     };
   }
 
@@ -130,6 +131,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   void complete() {
     over_ = true;
+    log_finished(*context_.config, choices_, "");
     if (!stream_) {
       HttpResponse response;
       response.body = to_text(format_->whole(choices_));
@@ -141,14 +143,15 @@ class Generation : public std::enable_shared_from_this<Generation> {
   }
 
   void fail(const Status& status) {
-    abandon();
+    abandon(status.message());
     if (!stream_started_) return exchange_->respond(error_response(status));
     send_text("data: " + error_body(status, "") + "\n\ndata: [DONE]\n\n");
     exchange_->finish();
   }
 
   // Nobody waits for the answer any more.
-  void abandon() {
+  void abandon(const std::string& why) {
+    if (!over_) log_finished(*context_.config, choices_, why);
     over_ = true;
     for (const Choice& choice : choices_) {
       if (choice.finish_reason == FinishReason::kNone) context_.engine->cancel(choice.request_id);
@@ -172,23 +175,42 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
 }  // namespace
 
-void LiveCount::add() {
+void LiveRequests::add(const std::string& id) {
   std::lock_guard<std::mutex> lock(mutex_);
-  ++count_;
+  ids_.insert(id);
 }
 
-void LiveCount::done() {
+void LiveRequests::done(const std::string& id) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (--count_ == 0) none_.notify_all();
+  ids_.erase(ids_.find(id));
+  if (ids_.empty()) none_.notify_all();
 }
 
-void LiveCount::wait_for_none() {
+void LiveRequests::wait_for_none() {
   std::unique_lock<std::mutex> lock(mutex_);
-  none_.wait(lock, [this] { return count_ == 0; });
+  none_.wait(lock, [this] { return ids_.empty(); });
+}
+
+std::vector<std::string> LiveRequests::of(const std::string& id) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<std::string> found;
+  for (auto at = ids_.lower_bound(id); at != ids_.end() && at->compare(0, id.size(), id) == 0; ++at) {
+    const std::string rest = at->substr(id.size());
+    if (rest.empty() ||
+        (rest.size() > 1 && rest[0] == '-' && rest.find_first_not_of("0123456789", 1) == std::string::npos))
+      found.push_back(*at);
+  }
+  return found;
+}
+
+std::vector<std::string> LiveRequests::all() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return {ids_.begin(), ids_.end()};
 }
 
 void run_generation(const GenerationContext& context, std::shared_ptr<HttpExchange> exchange,
                     GenerationCall call) {
+  log_received(*context.config, exchange->request(), call);
   std::vector<Request> requests = std::move(call.requests);
   call.requests.resize(requests.size());  // the generation takes only their number
   std::make_shared<Generation>(context, std::move(exchange), std::move(call))->start(std::move(requests));

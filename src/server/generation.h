@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -51,23 +52,26 @@ struct GenerationCall {
 };
 
 // Submissions whose last delta has not come; the engine holds callbacks into the server until then.
-class LiveCount {
+class LiveRequests {
  public:
-  void add();
-  void done();
+  void add(const std::string& id);
+  void done(const std::string& id);
   void wait_for_none();
+  // Those of the HTTP request `id`: it names one submission, or is followed by "-" and the choice's number.
+  std::vector<std::string> of(const std::string& id) const;
+  std::vector<std::string> all() const;
 
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable none_;
-  int64_t count_ = 0;
+  std::multiset<std::string> ids_;  // one that the engine refuses may have the id of a running one
 };
 
 struct GenerationContext {
   Engine* engine = nullptr;
   Metrics* metrics = nullptr;
   const ServerConfig* config = nullptr;
-  std::shared_ptr<LiveCount> live;
+  std::shared_ptr<LiveRequests> live;
 };
 
 // Answers on `exchange`; aborts the submissions if the client goes away, or if their news waits for the

@@ -14,7 +14,8 @@ namespace fp4moe {
 struct HttpRequest {
   std::string method;         // as sent, such as "POST"
   std::string path;           // without the query; never percent-decoded
-  std::string authorization;  // the header's value
+  std::string authorization;  // these headers' values
+  std::string api_key;        // x-api-key
   std::string body;
 };
 
@@ -47,13 +48,17 @@ class HttpExchange {
 };
 
 using HttpHandler = std::function<void(std::shared_ptr<HttpExchange>)>;
+// Told of each answer's status as it is begun; the request is empty where it could not be read.
+using AnswerHook = std::function<void(const HttpRequest& request, int status)>;
 
 // Listens, parses and times out; calls `handler` for each whole request, one at a time per connection.
 class HttpServer {
  public:
-  static Result<std::unique_ptr<HttpServer>> make(const ServerConfig& config, HttpHandler handler);
+  static Result<std::unique_ptr<HttpServer>> make(const ServerConfig& config, HttpHandler handler,
+                                                  AnswerHook on_answer = {});
   virtual ~HttpServer() = default;  // joins; no task may be posted any more
   virtual int port() const = 0;
+  virtual int64_t open_connections() const = 0;
   virtual int64_t busy_exchanges() const = 0;  // requests whose answer is not yet handed to the system
   virtual void close_all() = 0;                // closes the listener and every connection
 };

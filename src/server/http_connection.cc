@@ -32,6 +32,7 @@ HttpRequest to_request(http::request<http::string_body> message) {
   request.path = std::string(message.target());
   request.path.resize(std::min(request.path.find('?'), request.path.size()));
   request.authorization = std::string(message[http::field::authorization]);
+  request.api_key = std::string(message["x-api-key"]);
   request.body = std::move(message.body());
   return request;
 }
@@ -157,8 +158,13 @@ std::string Connection::header(int status, const std::string& content_type) cons
          "\r\nConnection: " + (keep_alive_ ? "keep-alive" : "close") + "\r\n";
 }
 
+void Connection::tell_answer(int status) {
+  if (shared_.on_answer) shared_.on_answer(request_, status);
+}
+
 void Connection::respond(HttpResponse response) {
   if (closed_ || !busy_) return;
+  tell_answer(response.status);
   send(header(response.status, response.content_type) + response.extra_headers + "Content-Length: " +
        std::to_string(response.body.size()) + "\r\n\r\n" + (request_.method == "HEAD" ? "" : response.body));
   finish();
@@ -166,6 +172,7 @@ void Connection::respond(HttpResponse response) {
 
 void Connection::start_stream(const std::string& content_type) {
   if (closed_ || !busy_) return;
+  tell_answer(200);
   streaming_ = true;
   chunked_ = http11_;
   if (!chunked_) keep_alive_ = false;

@@ -23,6 +23,7 @@ namespace fp4moe {
 struct ConnectionShared {
   ServerConfig config;
   HttpHandler handler;
+  AnswerHook on_answer;
   std::atomic<int64_t> open{0};  // connections
   std::atomic<int64_t> busy{0};  // of them, those with an answer not yet wholly sent
 };
@@ -62,6 +63,7 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   void proceed();
   bool is_answering() const { return busy_ || unsent_bytes_ > 0; }
   void count_busy();
+  void tell_answer(int status);
   void tick();
   void linger();
   void close();

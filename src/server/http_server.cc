@@ -38,10 +38,11 @@ Status check_limits(const ServerConfig& c) {
 
 class AsioHttpServer final : public HttpServer {
  public:
-  AsioHttpServer(const ServerConfig& config, HttpHandler handler)
+  AsioHttpServer(const ServerConfig& config, HttpHandler handler, AnswerHook on_answer)
       : acceptor_(asio::make_strand(io_)), retry_timer_(acceptor_.get_executor()), work_(io_.get_executor()) {
     shared_.config = config;
     shared_.handler = std::move(handler);
+    shared_.on_answer = std::move(on_answer);
   }
 
   ~AsioHttpServer() override {
@@ -73,6 +74,7 @@ class AsioHttpServer final : public HttpServer {
   }
 
   int port() const override { return port_; }
+  int64_t open_connections() const override { return shared_.open.load(); }
   int64_t busy_exchanges() const override { return shared_.busy.load(); }
 
   void close_all() override {
@@ -142,8 +144,9 @@ class AsioHttpServer final : public HttpServer {
 
 }  // namespace
 
-Result<std::unique_ptr<HttpServer>> HttpServer::make(const ServerConfig& config, HttpHandler handler) {
-  auto server = std::make_unique<AsioHttpServer>(config, std::move(handler));
+Result<std::unique_ptr<HttpServer>> HttpServer::make(const ServerConfig& config, HttpHandler handler,
+                                                     AnswerHook on_answer) {
+  auto server = std::make_unique<AsioHttpServer>(config, std::move(handler), std::move(on_answer));
   if (Status status = server->listen(); !status.ok()) return status;
   return std::unique_ptr<HttpServer>(std::move(server));
 }

@@ -1,7 +1,15 @@
 #include "server/metrics.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <sstream>
 
 namespace fp4moe {
 
@@ -26,7 +34,79 @@ std::string escape(const std::string& label) {
   return out;
 }
 
-std::string head(const std::string& name, const char* type) { return "# TYPE " + name + " " + type + "\n"; }
+std::string head(const std::string& name, const char* type, const std::string& help) {
+  return "# HELP " + name + " " + help + "\n# TYPE " + name + " " + type + "\n";
+}
+
+struct Sample {
+  const char* name;
+  const char* type;
+  const char* help;
+  double value;
+};
+
+std::vector<Sample> engine_samples(const ModelInfo& info, const EngineStats& stats) {
+  const auto real = [](int64_t value) { return static_cast<double>(value); };
+  const double capacity = real(std::max<int64_t>(stats.max_total_num_tokens, 1));
+  return {
+      {"num_running_reqs", "gauge", "Requests in the batch.", real(stats.num_running_reqs)},
+      {"num_queue_reqs", "gauge", "Requests that wait for a place in the batch.", real(stats.num_queue_reqs)},
+      {"num_used_tokens", "gauge", "Tokens that hold a place in the KV pool.", real(stats.num_used_tokens)},
+      {"kv_used_tokens", "gauge", "The same by its newer name.", real(stats.num_used_tokens)},
+      {"kv_available_tokens", "gauge", "Tokens that the KV pool still has room for.",
+       real(stats.max_total_num_tokens - stats.num_used_tokens)},
+      {"max_total_num_tokens", "gauge", "Tokens that the KV pool holds.", real(stats.max_total_num_tokens)},
+      {"token_usage", "gauge", "Used share of the KV pool, 0 to 1.", real(stats.num_used_tokens) / capacity},
+      {"gen_throughput", "gauge", "Generated tokens a second, of the last seconds.", stats.gen_throughput},
+      {"prompt_tokens_total", "counter", "Prompt tokens computed.", real(stats.prompt_tokens_total)},
+      {"generation_tokens_total", "counter", "Tokens generated.", real(stats.generation_tokens_total)},
+      {"num_requests_total", "counter", "Requests that have ended.", real(stats.num_requests_total)},
+      {"num_aborted_requests_total", "counter", "Of these, aborted ones.",
+       real(stats.num_aborted_requests_total)},
+      {"num_failed_requests_total", "counter", "Of these, failed ones.",
+       real(stats.num_failed_requests_total)},
+      {"num_retracted_requests_total", "counter", "Times a request gave its KV pages up and started again.",
+       real(stats.num_retracted_reqs)},
+      {"weight_load_duration_seconds", "gauge", "Loading of the weights.", stats.load_seconds},
+      {"weight_memory_usage_gb", "gauge", "Memory of the weights.", real(info.weight_bytes) / 1e9},
+      {"kv_cache_memory_usage_gb", "gauge", "Memory of the KV pool.", real(info.kv_bytes) / 1e9},
+      {"uptime_seconds", "gauge", "Since the engine was made.", stats.uptime_seconds},
+  };
+}
+
+// By the names that Prometheus' own clients use.
+std::vector<Sample> process_samples() {
+  std::ifstream stat("/proc/self/stat"), statm("/proc/self/statm"), system("/proc/stat");
+  double virtual_pages = 0, resident_pages = 0;
+  statm >> virtual_pages >> resident_pages;
+  // Fields after the name in brackets, which may hold spaces: state is the first, utime, stime and starttime
+  // are the 12th, 13th and 20th.
+  std::string text((std::istreambuf_iterator<char>(stat)), {});
+  std::istringstream fields(text.substr(std::min(text.rfind(')') + 1, text.size())));
+  std::array<std::string, 20> field;
+  for (std::string& f : field) fields >> f;
+  double boot_seconds = 0;
+  for (std::string line; std::getline(system, line);) {
+    if (line.rfind("btime ", 0) == 0) boot_seconds = std::atof(line.c_str() + 6);
+  }
+  const auto ticks = static_cast<double>(sysconf(_SC_CLK_TCK));
+  const auto page = static_cast<double>(sysconf(_SC_PAGESIZE));
+  rlimit descriptors{};
+  getrlimit(RLIMIT_NOFILE, &descriptors);
+  std::error_code ignored;
+  const auto files = std::filesystem::directory_iterator("/proc/self/fd", ignored);
+  return {
+      {"process_cpu_seconds_total", "counter", "Time on CPUs.",
+       (std::atof(field[11].c_str()) + std::atof(field[12].c_str())) / ticks},
+      {"process_resident_memory_bytes", "gauge", "Memory in use.", resident_pages * page},
+      {"process_virtual_memory_bytes", "gauge", "Address space in use.", virtual_pages * page},
+      {"process_open_fds", "gauge", "Open descriptors.",
+       static_cast<double>(std::distance(begin(files), end(files)))},
+      {"process_max_fds", "gauge", "Most open descriptors.", static_cast<double>(descriptors.rlim_cur)},
+      {"process_start_time_seconds", "gauge", "Start, since the epoch.",
+       boot_seconds + std::atof(field[19].c_str()) / ticks},
+  };
+}
 
 }  // namespace
 
@@ -37,7 +117,7 @@ void Histogram::observe(double seconds, int64_t times) {
 }
 
 std::string Histogram::print(const std::string& name, const std::string& labels) const {
-  std::string text = head(name, "histogram");
+  std::string text;
   int64_t below = 0;
   for (size_t i = 0; i < counts_.size(); ++i) {
     below += counts_[i].load(std::memory_order_relaxed);
@@ -49,40 +129,40 @@ std::string Histogram::print(const std::string& name, const std::string& labels)
 }
 
 std::string print_metrics(const Metrics& metrics, const ModelInfo& info, const EngineStats& stats,
-                          const std::string& prefix) {
-  const double capacity = static_cast<double>(std::max<int64_t>(stats.max_total_num_tokens, 1));
-  const double used = static_cast<double>(stats.num_used_tokens);
-  struct Sample {
-    const char* name;
-    const char* type;
-    double value;
-  };
-  const Sample samples[] = {
-      {"num_running_reqs", "gauge", static_cast<double>(stats.num_running_reqs)},
-      {"num_queue_reqs", "gauge", static_cast<double>(stats.num_queue_reqs)},
-      {"num_used_tokens", "gauge", used},
-      {"max_total_num_tokens", "gauge", static_cast<double>(stats.max_total_num_tokens)},
-      {"token_usage", "gauge", used / capacity},
-      {"gen_throughput", "gauge", stats.gen_throughput},
-      {"prompt_tokens_total", "counter", static_cast<double>(stats.prompt_tokens_total)},
-      {"generation_tokens_total", "counter", static_cast<double>(stats.generation_tokens_total)},
-      {"num_requests_total", "counter", static_cast<double>(stats.num_requests_total)},
-      {"num_aborted_requests_total", "counter", static_cast<double>(stats.num_aborted_requests_total)},
-      {"num_failed_requests_total", "counter", static_cast<double>(stats.num_failed_requests_total)},
-      {"weight_load_duration_seconds", "gauge", stats.load_seconds},
-      {"weight_memory_usage_gb", "gauge", static_cast<double>(info.weight_bytes) / 1e9},
-      {"kv_cache_memory_usage_gb", "gauge", static_cast<double>(info.kv_bytes) / 1e9},
-      {"uptime_seconds", "gauge", stats.uptime_seconds},
-  };
+                          int64_t open_connections, const std::string& prefix) {
   const std::string labels = "model_name=\"" + escape(info.name) + "\"";
   std::string text;
+  std::vector<Sample> samples = engine_samples(info, stats);
+  samples.push_back({"startup_time_seconds", "gauge", "From the start to the first request that is taken.",
+                     metrics.startup_seconds.load()});
+  samples.push_back(
+      {"num_open_connections", "gauge", "HTTP connections.", static_cast<double>(open_connections)});
   for (const Sample& s : samples) {
     const std::string name = prefix + s.name;
-    text += head(name, s.type) + name + "{" + labels + "} " + number(s.value) + "\n";
+    text += head(name, s.type, s.help) + name + "{" + labels + "} " + number(s.value) + "\n";
   }
-  text += metrics.time_to_first_token.print(prefix + "time_to_first_token_seconds", labels);
-  text += metrics.inter_token_latency.print(prefix + "inter_token_latency_seconds", labels);
-  text += metrics.e2e_request_latency.print(prefix + "e2e_request_latency_seconds", labels);
+  const std::string responses = prefix + "http_responses_total";
+  text += head(responses, "counter", "HTTP answers begun, by status.");
+  for (size_t status = 0; status < metrics.responses.size(); ++status) {
+    if (const int64_t count = metrics.responses[status].load(); count > 0)
+      text += responses + "{" + labels + ",status_code=\"" + std::to_string(status) + "\"} " +
+              std::to_string(count) + "\n";
+  }
+  const struct {
+    const char* name;
+    const char* help;
+    const Histogram& histogram;
+  } histograms[] = {
+      {"time_to_first_token_seconds", "From a request's arrival to its first token.",
+       metrics.time_to_first_token},
+      {"inter_token_latency_seconds", "Between two tokens of a request.", metrics.inter_token_latency},
+      {"e2e_request_latency_seconds", "From a request's arrival to its last token.",
+       metrics.e2e_request_latency},
+  };
+  for (const auto& h : histograms)
+    text += head(prefix + h.name, "histogram", h.help) + h.histogram.print(prefix + h.name, labels);
+  for (const Sample& s : process_samples())
+    text += head(s.name, s.type, s.help) + s.name + " " + number(s.value) + "\n";
   return text;
 }
 

@@ -1,4 +1,4 @@
-// Prometheus metrics: the engine's counters and gauges, and latency histograms kept here.
+// Prometheus metrics: the engine's counters and gauges, and what the server counts itself.
 #pragma once
 
 #include <array>
@@ -17,6 +17,7 @@ class Histogram {
   static constexpr std::array<double, 18> kBounds = {
       0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.4, 1, 2, 5, 10, 30, 60, 300};
   void observe(double seconds, int64_t times = 1);
+  // The lines after "# HELP" and "# TYPE".
   std::string print(const std::string& name, const std::string& labels) const;
 
  private:
@@ -25,11 +26,15 @@ class Histogram {
 };
 
 struct Metrics {
+  static constexpr size_t kStatuses = 600;
+
   Histogram time_to_first_token, inter_token_latency, e2e_request_latency;
+  std::array<std::atomic<int64_t>, kStatuses> responses{};  // by HTTP status
+  std::atomic<double> startup_seconds{0};
 };
 
-// Prometheus' text format, names with SGLang's spelling after `prefix`.
+// Prometheus' text format, names with SGLang's spelling after `prefix`; those of the process have none.
 std::string print_metrics(const Metrics& metrics, const ModelInfo& info, const EngineStats& stats,
-                          const std::string& prefix);
+                          int64_t open_connections, const std::string& prefix);
 
 }  // namespace fp4moe

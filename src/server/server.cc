@@ -8,6 +8,7 @@
 
 #include "fp4moe/server.h"
 #include "server/apis.h"
+#include "server/auth.h"
 #include "server/errors.h"
 #include "server/generation.h"
 #include "server/http.h"
@@ -21,15 +22,6 @@ namespace {
 constexpr auto kLastWords = std::chrono::seconds(1);  // to send the ends of answers that drain() has cut
 constexpr size_t kMaxWarnings = 256;                  // distinct unknown fields that are worth a line
 
-// The time taken does not depend on where the strings differ.
-bool equal_in_constant_time(const std::string& a, const std::string& b) {
-  unsigned char difference = a.size() == b.size() ? 0 : 1;
-  for (size_t i = 0; i < a.size(); ++i)
-    difference |=
-        static_cast<unsigned char>(a[i]) ^ static_cast<unsigned char>(b[b.empty() ? 0 : i % b.size()]);
-  return difference == 0;
-}
-
 HttpResponse json_response(const json& value) {
   HttpResponse response;
   response.body = to_text(value);
@@ -42,14 +34,20 @@ class ServerImpl final : public Server {
   ~ServerImpl() override { stop(); }
 
   Status listen() {
-    auto http = HttpServer::make(config_, [this](std::shared_ptr<HttpExchange> e) { handle(std::move(e)); });
+    auto http = HttpServer::make(
+        config_, [this](std::shared_ptr<HttpExchange> e) { handle(std::move(e)); },
+        [this](const HttpRequest& request, int status) { count_answer(request, status); });
     if (!http.ok()) return http.status();
     http_ = std::move(http).value();
     return {};
   }
 
   int port() const override { return http_->port(); }
-  void set_engine(Engine& engine) override { engine_.store(&engine); }
+  void set_engine(Engine& engine) override {
+    metrics_.startup_seconds.store(
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - made_).count());
+    engine_.store(&engine);
+  }
 
   void drain(double timeout_seconds) override {
     using Clock = std::chrono::steady_clock;
@@ -74,10 +72,18 @@ class ServerImpl final : public Server {
   struct Route {
     const char* method;
     const char* path;
+    Access access;
     Plain plain;        // answers at once, or
     Generate generate;  // parses a generation request
   };
-  static const Route kRoutes[10];
+  static const Route kRoutes[11];
+
+  void count_answer(const HttpRequest& request, int status) {
+    metrics_.responses[static_cast<size_t>(status) % Metrics::kStatuses].fetch_add(1);
+    log(LogLevel::kDebug,
+        (request.method.empty() ? "unreadable request" : request.method + " " + request.path) + " " +
+            std::to_string(status));
+  }
 
   void handle(std::shared_ptr<HttpExchange> exchange) {
     try {
@@ -91,8 +97,8 @@ class ServerImpl final : public Server {
   void route(const std::shared_ptr<HttpExchange>& exchange) {
     const HttpRequest& request = exchange->request();
     if (request.path == "/health") return exchange->respond(health(request));
-    if (!authorised(request)) return exchange->respond(unauthorised());
     const Route* found = nullptr;
+    Access access = Access::kClient;
     std::string allowed;
     for (const Route& r : kRoutes) {
       const std::string path = r.path;
@@ -100,8 +106,10 @@ class ServerImpl final : public Server {
           path.back() == '/' && request.path.size() > path.size() && request.path.rfind(path, 0) == 0;
       if (request.path != path && !tail) continue;
       allowed = r.method;
-      if (request.method == r.method) found = &r;
+      access = r.access;
+      if (request.method == r.method || (request.method == "HEAD" && allowed == "GET")) found = &r;
     }
+    if (auto refusal = refuse_access(config_, access, request)) return exchange->respond(*refusal);
     if (allowed.empty()) return exchange->respond(error_response(not_found("no route " + request.path)));
     if (found == nullptr) return exchange->respond(wrong_method(request, allowed));
     Engine* engine = engine_.load();
@@ -139,19 +147,6 @@ class ServerImpl final : public Server {
       if (warned_.size() < kMaxWarnings && warned_.insert(path + " " + name).second)
         log(LogLevel::kWarning, path + ": unknown field " + name.substr(0, 80) + " is ignored");
     }
-  }
-
-  bool authorised(const HttpRequest& request) const {
-    return config_.api_key.empty() ||
-           equal_in_constant_time(request.authorization, "Bearer " + config_.api_key);
-  }
-
-  static HttpResponse unauthorised() {
-    HttpResponse response =
-        error_response(invalid_argument("a valid key is needed: Authorization: Bearer KEY"));
-    response.status = 401;
-    response.extra_headers = "WWW-Authenticate: Bearer\r\n";
-    return response;
   }
 
   static HttpResponse wrong_method(const HttpRequest& request, const std::string& allowed) {
@@ -224,10 +219,24 @@ class ServerImpl final : public Server {
     return json_response({{"text", *text}});
   }
 
+  HttpResponse abort_request(Engine& engine, const HttpRequest& request) {
+    const Result<json> body = parse_json(request.body);
+    if (!body.ok()) return error_response(body.status());
+    Fields fields(*body);
+    const std::string id = fields.string("rid", "");
+    const bool all = fields.boolean("abort_all", false);
+    if (id.empty() && !all) fields.fail("rid", "is missing: the id of a request, or abort_all: true");
+    if (!fields.ok()) return error_response(fields.error(), fields.param());
+    const std::vector<std::string> ids = all ? live_->all() : live_->of(id);
+    for (const std::string& live : ids) engine.cancel(live);
+    return json_response({{"num_aborted", ids.size()}});
+  }
+
   HttpResponse metrics(Engine& engine, const HttpRequest&) {
     HttpResponse response;
     response.content_type = "text/plain; version=0.0.4; charset=utf-8";
-    response.body = print_metrics(metrics_, engine.info(), engine.stats(), config_.metrics_prefix);
+    response.body = print_metrics(metrics_, engine.info(), engine.stats(), http_->open_connections(),
+                                  config_.metrics_prefix);
     return response;
   }
 
@@ -264,30 +273,33 @@ class ServerImpl final : public Server {
   const ServerConfig config_;
   std::atomic<Engine*> engine_{nullptr};
   std::atomic<bool> draining_{false}, stopped_{false};
+  const std::chrono::steady_clock::time_point made_ = std::chrono::steady_clock::now();
   Metrics metrics_;
-  std::shared_ptr<LiveCount> live_ = std::make_shared<LiveCount>();
+  std::shared_ptr<LiveRequests> live_ = std::make_shared<LiveRequests>();
   std::mutex warned_mutex_;
   std::set<std::string> warned_;
   std::unique_ptr<HttpServer> http_;  // last: its threads use the above
 };
 
 // A path that ends in '/' stands for everything below it.
-const ServerImpl::Route ServerImpl::kRoutes[10] = {
-    {"POST", "/v1/chat/completions", nullptr, parse_chat},
-    {"POST", "/v1/completions", nullptr, parse_completion},
-    {"POST", "/generate", nullptr, parse_generate},
-    {"GET", "/v1/models", &ServerImpl::models, nullptr},
-    {"GET", "/v1/models/", &ServerImpl::model, nullptr},
-    {"POST", "/tokenize", &ServerImpl::tokenize, nullptr},
-    {"POST", "/detokenize", &ServerImpl::detokenize, nullptr},
-    {"GET", "/metrics", &ServerImpl::metrics, nullptr},
-    {"GET", "/server_info", &ServerImpl::server_info, nullptr},
-    {"GET", "/get_server_info", &ServerImpl::server_info, nullptr},
+const ServerImpl::Route ServerImpl::kRoutes[11] = {
+    {"POST", "/v1/chat/completions", Access::kClient, nullptr, parse_chat},
+    {"POST", "/v1/completions", Access::kClient, nullptr, parse_completion},
+    {"POST", "/generate", Access::kClient, nullptr, parse_generate},
+    {"GET", "/v1/models", Access::kClient, &ServerImpl::models, nullptr},
+    {"GET", "/v1/models/", Access::kClient, &ServerImpl::model, nullptr},
+    {"POST", "/tokenize", Access::kClient, &ServerImpl::tokenize, nullptr},
+    {"POST", "/detokenize", Access::kClient, &ServerImpl::detokenize, nullptr},
+    {"GET", "/server_info", Access::kClient, &ServerImpl::server_info, nullptr},
+    {"GET", "/get_server_info", Access::kClient, &ServerImpl::server_info, nullptr},
+    {"POST", "/abort_request", Access::kAdmin, &ServerImpl::abort_request, nullptr},
+    {"GET", "/metrics", Access::kOpen, &ServerImpl::metrics, nullptr},
 };
 
 }  // namespace
 
 Result<std::unique_ptr<Server>> Server::make(ServerConfig config) {
+  if (Status status = check_keys(config); !status.ok()) return status;
   auto server = std::make_unique<ServerImpl>(std::move(config));
   if (Status status = server->listen(); !status.ok()) return status;
   return std::unique_ptr<Server>(std::move(server));

@@ -66,7 +66,7 @@ struct Stalled {
 
   ServerConfig config;
   Metrics metrics;
-  std::shared_ptr<LiveCount> live = std::make_shared<LiveCount>();
+  std::shared_ptr<LiveRequests> live = std::make_shared<LiveRequests>();
   std::shared_ptr<StalledExchange> exchange = std::make_shared<StalledExchange>();
   FakeEngine engine;  // last: its thread uses the others
 };

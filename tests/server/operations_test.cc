@@ -1,0 +1,164 @@
+// What operators set: keys, logs of requests, and the routes that are theirs.
+#include "server/server_fixture.h"
+
+namespace fp4moe {
+namespace {
+
+using nlohmann::json;
+
+const std::string kEndless =
+    R"({"text":"abc","stream":true,"sampling_params":{"max_new_tokens":1000000000,"ignore_eos":true}})";
+
+std::string bearer(const std::string& key) { return "Authorization: Bearer " + key + "\r\n"; }
+
+int abort_status(const TestServer& s, const std::string& header) {
+  return http_post(s.port, "/abort_request", R"({"rid":"x"})", header).status;
+}
+
+TEST(Keys, AreAskedForEverywhereButByProbesAndScrapers) {
+  ServerConfig config;
+  config.api_keys = {"secret", "other"};
+  TestServer s({}, config);
+  EXPECT_EQ(http_get(s.port, "/health").status, 200);
+  EXPECT_EQ(http_get(s.port, "/metrics").status, 200);
+  for (const std::string& header :
+       {std::string(), bearer("wrong!"), bearer("secre"), bearer("secret2"), bearer(""),
+        bearer("secretother"), std::string("Authorization: secret\r\n"),
+        std::string("Authorization: Basic secret\r\n"), std::string("x-api-key: wrong\r\n"),
+        std::string("x-api-key: \r\n")}) {
+    const HttpAnswer answer = http_get(s.port, "/v1/models", header);
+    EXPECT_EQ(answer.status, 401) << header;
+    EXPECT_EQ(json::parse(answer.body)["error"]["code"], "invalid_api_key");
+    EXPECT_EQ(answer.headers.at("www-authenticate"), "Bearer");
+    EXPECT_EQ(http_get(s.port, "/nope", header).status, 401) << header;
+    EXPECT_EQ(abort_status(s, header), 401) << header;
+  }
+  for (const std::string& header : {bearer("secret"), bearer("other"), std::string("x-api-key: secret\r\n"),
+                                    std::string("authorization: bearer secret\r\n")}) {
+    EXPECT_EQ(http_get(s.port, "/v1/models", header).status, 200) << header;
+    EXPECT_EQ(abort_status(s, header), 200) << "without an admin key, clients' keys do: " << header;
+  }
+}
+
+TEST(Keys, OfOperatorsAreForTheirRoutesAlone) {
+  ServerConfig config;
+  config.admin_api_keys = {"admin"};
+  {
+    TestServer s({}, config);
+    EXPECT_EQ(http_get(s.port, "/v1/models").status, 200);
+    EXPECT_EQ(abort_status(s, ""), 401);
+    EXPECT_EQ(abort_status(s, bearer("admin")), 200);
+  }
+  config.api_keys = {"client"};
+  TestServer s({}, config);
+  EXPECT_EQ(http_get(s.port, "/v1/models", bearer("admin")).status, 401);
+  EXPECT_EQ(http_get(s.port, "/v1/models", bearer("client")).status, 200);
+  EXPECT_EQ(abort_status(s, bearer("client")), 401);
+  EXPECT_EQ(abort_status(s, bearer("admin")), 200);
+}
+
+TEST(Keys, ThatNoHeaderCanCarryAreRefusedAndNotShown) {
+  for (const std::string& key : {std::string(), std::string("a b"), std::string("a\n"),
+                                 std::string("\xC3\xA4"), std::string(5000, 'k')}) {
+    ServerConfig config;
+    config.port = 0;
+    config.admin_api_keys = {"good", key};
+    const auto server = Server::make(config);
+    ASSERT_FALSE(server.ok()) << key;
+    EXPECT_EQ(server.status().code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(server.status().message().find(std::to_string(key.size()) + " bytes"), std::string::npos);
+    if (key.size() > 1) {
+      EXPECT_EQ(server.status().message().find(key), std::string::npos);
+    }
+  }
+}
+
+TEST(AbortRequest, EndsTheNamedOneAlone) {
+  TestServer s(FakeOptions{std::chrono::milliseconds(1)});
+  HttpClient one(s.port), two(s.port);
+  one.send(post_request("/generate", kEndless));
+  ASSERT_TRUE(eventually([&] { return s.engine.running() == 1; }));
+  const std::string id = s.engine.last_request().id;
+  two.send(post_request("/generate", R"({"text":["a","b"],"sampling_params":{"max_new_tokens":1000000000,)"
+                                     R"("ignore_eos":true}})"));
+  ASSERT_TRUE(eventually([&] { return s.engine.running() == 3; }));
+  std::string both = s.engine.last_request().id;
+  both.resize(both.rfind('-'));
+  const auto abort = [&](const json& body) { return http_post(s.port, "/abort_request", body.dump()); };
+  EXPECT_EQ(abort({{"rid", "unknown"}}).body, R"({"num_aborted":0})");
+  EXPECT_EQ(abort({{"rid", id.substr(0, id.size() - 1)}}).body, R"({"num_aborted":0})");
+  EXPECT_EQ(s.engine.running(), 3);
+  EXPECT_EQ(abort({{"rid", id}}).body, R"({"num_aborted":1})");
+  EXPECT_EQ(parse_events(one.receive().body).rbegin()[1]["meta_info"]["finish_reason"]["type"], "abort");
+  EXPECT_EQ(s.engine.running(), 2);
+  EXPECT_EQ(abort({{"rid", both}}).body, R"({"num_aborted":2})");
+  EXPECT_EQ(json::parse(two.receive().body)[1]["meta_info"]["finish_reason"]["type"], "abort");
+}
+
+TEST(AbortRequest, EndsAllAndWantsAnId) {
+  TestServer s(FakeOptions{std::chrono::milliseconds(1)});
+  HttpClient one(s.port), two(s.port);
+  for (HttpClient* client : {&one, &two}) client->send(post_request("/generate", kEndless));
+  ASSERT_TRUE(eventually([&] { return s.engine.running() == 2; }));
+  for (const char* body : {"{}", R"({"rid":""})", R"({"rid":7})", R"({"abort_all":"yes"})", "[]"})
+    EXPECT_EQ(http_post(s.port, "/abort_request", body).status, 400) << body;
+  EXPECT_EQ(http_post(s.port, "/abort_request", R"({"abort_all":true})").body, R"({"num_aborted":2})");
+  EXPECT_TRUE(eventually([&] { return s.engine.running() == 0; }));
+}
+
+// The events of one request at a level.
+std::vector<json> request_log(int level, const std::string& body) {
+  std::mutex mutex;
+  std::vector<json> events;
+  ServerConfig config;
+  config.log_requests_level = level;
+  config.request_sink = [&](const std::string& event, const std::string& fields) {
+    std::lock_guard<std::mutex> lock(mutex);
+    events.push_back(json::parse(fields));
+    events.back()["event"] = event;
+  };
+  TestServer s({}, config);
+  http_post(s.port, "/generate", body);
+  s.server->stop();
+  return events;
+}
+
+TEST(RequestLog, TellsMoreByLevel) {
+  const std::string text(3000, 'x');
+  const std::string body =
+      json{{"text", text}, {"sampling_params", {{"temperature", 0.5}, {"seed", 7}}}}.dump();
+  for (int level = 0; level <= 3; ++level) {
+    const std::vector<json> events = request_log(level, body);
+    ASSERT_EQ(events.size(), 2u);
+    const json &received = events[0], &finished = events[1];
+    EXPECT_EQ(received["event"], "request.received");
+    EXPECT_EQ(finished["event"], "request.finished");
+    EXPECT_EQ(received["path"], "/generate");
+    EXPECT_EQ(received["prompt_tokens"], json::array({3000}));
+    EXPECT_EQ(received["rid"][0], finished["choices"][0]["rid"]);
+    EXPECT_EQ(finished["choices"][0]["finish_reason"], "length");
+    EXPECT_EQ(finished["choices"][0]["completion_tokens"], 128);
+    EXPECT_EQ(received.contains("sampling_params"), level >= 1);
+    if (level >= 1) {
+      EXPECT_EQ(received["sampling_params"]["seed"], 7);
+    }
+    EXPECT_EQ(received.contains("body"), level >= 2);
+    EXPECT_EQ(finished["choices"][0].contains("text"), level >= 2);
+    if (level == 2) {
+      EXPECT_EQ(received["body"].get<std::string>().size(), 2048 + 3u);
+    }
+    if (level == 3) {
+      EXPECT_EQ(received["body"], body);
+    }
+  }
+}
+
+TEST(RequestLog, SaysWhatFailed) {
+  const std::vector<json> events = request_log(0, R"({"text":"FAIL"})");
+  ASSERT_EQ(events.size(), 2u);
+  EXPECT_FALSE(events[1]["error"].get<std::string>().empty());
+  EXPECT_EQ(request_log(3, R"({"text":5})").size(), 0u) << "a refused one is no request";
+}
+
+}  // namespace
+}  // namespace fp4moe

@@ -1,0 +1,116 @@
+"""Flags from a file and the environment: the command line comes first, then the environment, then the file."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+import urllib.error
+import urllib.request
+
+from serve_process import Serve
+
+BINARY, MODEL = map(os.path.abspath, sys.argv[1:3])
+USAGE = 2
+
+
+class Files(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+
+    def write(self, name, text):
+        path = os.path.join(self.folder, name)
+        with open(path, "w") as file:
+            file.write(text)
+        return path
+
+    def refusal(self, *flags):
+        done = subprocess.run([BINARY, "serve", MODEL, *flags], capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, USAGE, done.stderr)
+        return done.stderr
+
+
+class ConfigFile(Files):
+    def info(self, *flags, **environment):
+        """What a server that is started so says of itself."""
+        old = dict(os.environ)
+        os.environ.update(environment)
+        try:
+            with Serve(BINARY, *flags) as serve:
+                with urllib.request.urlopen(serve.url + "/server_info") as answer:
+                    return json.loads(answer.read())
+        finally:
+            os.environ.clear()
+            os.environ.update(old)
+
+    def test_toml_and_yaml(self):
+        forms = {
+            "a.toml": f'# a comment\nmodel-path = "{MODEL}"\nserved_model_name = "named"  # and one here\n'
+                      '[serve]\ncontext-length = 512\ndisable-autotune = true\n',
+            "a.yaml": f'# a comment\nmodel-path: {MODEL}\nserved-model-name: "named"\ncontext-length: 512\n'
+                      'disable-autotune: true\ncuda-graph-bs: [1, 2]\n',
+        }
+        for name, text in forms.items():
+            with self.subTest(name):
+                info = self.info("--config=" + self.write(name, text))
+                self.assertEqual((info["served_model_name"], info["context_length"]), ("named", 512))
+
+    def test_order(self):
+        path = self.write("a.toml", 'served-model-name = "file"\ncontext-length = 512\nmax-model-len = 300\n')
+        first = self.info(MODEL, "--config=" + path, "--served-model-name", "line", FP4MOE_SERVED_MODEL_NAME="variable")
+        self.assertEqual((first["served_model_name"], first["context_length"]), ("line", 512))
+        self.assertEqual(self.info(MODEL, "--config", path, FP4MOE_SERVED_MODEL_NAME="variable")["served_model_name"],
+                         "variable")
+        self.assertEqual(self.info(MODEL, FP4MOE_CONFIG=path)["served_model_name"], "file")
+
+    def test_every_flag_is_a_variable(self):
+        help_text = subprocess.run([BINARY, "serve", "--help"], capture_output=True, text=True, check=True).stdout
+        flags = [line.split()[0].split(",")[0] for line in help_text.splitlines() if line.startswith("  --")]
+        self.assertGreater(len(flags), 80)
+        for flag in flags:
+            self.assertIn("(Env:FP4MOE_" + flag[2:].replace("-", "_").upper() + ")", help_text)
+
+    def test_refusals(self):
+        for text, *words in [("prot = 1\n", "'prot'", "no flag of fp4moe serve"), ("[http]\nport = 1\n", "'http.port'"),
+                             ("config = \"b\"\n", "'config'"), ("help = true\n", "'help'"),
+                             ("port = many\n", "port", "many"), ("log-format = xml\n", "xml", "json")]:
+            with self.subTest(text):
+                error = self.refusal("--config", self.write("bad.toml", text))
+                for word in words:
+                    self.assertIn(word, error)
+        self.assertIn("none.toml", self.refusal("--config", os.path.join(self.folder, "none.toml")))
+
+
+class Keys(Files):
+    def test_files(self):
+        keys = self.write("keys", "# of Ana\nalpha\n\n  beta \r\n")
+        admin = self.write("admin", "gamma\n")
+        with Serve(BINARY, MODEL, "--api-key-file", keys, "--admin-api-key-file", admin, "--log-level", "debug",
+                   "--log-requests", "--log-requests-level", "3") as serve:
+            def status(path, key, body=None):
+                request = urllib.request.Request(serve.url + path, body, {"Authorization": "Bearer " + key})
+                try:
+                    with urllib.request.urlopen(request) as answer:
+                        return answer.status
+                except urllib.error.HTTPError as error:
+                    return error.code
+            self.assertEqual([status("/v1/models", k) for k in ("alpha", "beta", "gamma", "# of Ana")],
+                             [200, 200, 401, 401])
+            self.assertEqual([status("/abort_request", k, b'{"rid": "x"}') for k in ("alpha", "gamma")], [401, 200])
+            self.assertEqual(status("/generate", "beta", b'{"text": "a"}'), 200)
+        log = "".join(serve.lines)
+        for key in ("alpha", "beta", "gamma"):
+            self.assertNotIn(key, log)
+
+    def test_bad_files(self):
+        self.assertIn("has no key", self.refusal("--api-key-file", self.write("empty", "# none\n")))
+        self.assertIn("/none", self.refusal("--admin-api-key-file", "/none"))
+        error = self.refusal("--api-key-file", self.write("spaces", "two words\n"))
+        self.assertIn("9 bytes", error)
+        self.assertNotIn("two", error)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1], verbosity=2)

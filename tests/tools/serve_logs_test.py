@@ -1,0 +1,144 @@
+"""The server's log: text or JSON, where nobody takes it, and what a service manager is told."""
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import urllib.request
+
+from serve_process import Serve
+
+BINARY, MODEL = map(os.path.abspath, sys.argv[1:3])
+SECONDS = 20  # far beyond what any of this takes
+
+
+def generate(url, tokens=8):
+    body = {"text": "Tom has", "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}}
+    request = urllib.request.Request(url + "/generate", json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+        return json.loads(answer.read())
+
+
+class Logs(unittest.TestCase):
+    def test_json(self):
+        with Serve(BINARY, MODEL, "--log-format", "json", "--log-requests", "--decode-log-interval", "4") as serve:
+            answer = generate(serve.url, 400)
+        lines = [json.loads(line) for line in serve.lines]
+        for line in lines:
+            self.assertRegex(line["timestamp"], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")
+            self.assertIn(line["level"], ("info", "warning"))
+            self.assertEqual("message" in line, "event" not in line, line)
+        events = {line["event"]: line for line in lines if "event" in line}
+        self.assertEqual(events["request.received"]["rid"], [answer["meta_info"]["id"]])
+        self.assertEqual(json.loads(events["request.received"]["body"])["text"], "Tom has")
+        self.assertEqual(events["request.finished"]["choices"][0]["completion_tokens"], 400)
+        self.assertEqual(events["request.finished"]["choices"][0]["text"], answer["text"])
+        self.assertEqual(events["batch.prefill"]["num_new_seq"], 1)
+        self.assertGreater(events["batch.decode"]["token_usage"], 0)
+
+    def test_text_has_sglangs_words(self):
+        with Serve(BINARY, MODEL, "--decode-log-interval", "4") as serve:
+            generate(serve.url, 400)
+        log = "".join(serve.lines)
+        self.assertRegex(log, r"Prefill batch, #new-seq: 1, #new-token: \d+, #cached-token: 0, token usage: 0.\d\d, ")
+        self.assertRegex(log, r"Decode batch, #running-req: 1, #token: \d+, token usage: 0.\d\d, "
+                              r"gen throughput \(token/s\): \d+\.\d\d, #queue-req: 0")
+
+    def test_level(self):
+        with Serve(BINARY, MODEL, "--log-level", "debug") as serve:
+            generate(serve.url)
+        self.assertRegex("".join(serve.lines), r"POST /generate 200")
+
+    def serve_without_log(self, stdout):
+        """A server whose stdout is of no use still answers, and ends well."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        process = subprocess.Popen([BINARY, "serve", MODEL, "--port", str(port)], stdout=stdout)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            for _ in range(100 * SECONDS):
+                with contextlib.suppress(OSError):
+                    return generate(url)
+                self.assertIsNone(process.poll())
+                time.sleep(0.01)
+            self.fail("it never answered")
+        finally:
+            process.terminate()
+            self.assertEqual(process.wait(timeout=SECONDS), 0)
+
+    def test_closed_pipe(self):
+        reading, writing = os.pipe()
+        os.close(reading)
+        try:
+            self.serve_without_log(writing)
+        finally:
+            os.close(writing)
+
+    def test_closed_stdout(self):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        process = subprocess.Popen(["sh", "-c", 'exec "$@" >&-', "sh", BINARY, "serve", MODEL, "--port", str(port)])
+        try:
+            for _ in range(100 * SECONDS):
+                with contextlib.suppress(OSError):
+                    generate(f"http://127.0.0.1:{port}")
+                    break
+                time.sleep(0.01)
+            generate(f"http://127.0.0.1:{port}")
+        finally:
+            process.terminate()
+            self.assertEqual(process.wait(timeout=SECONDS), 0)
+
+    def test_full_disk(self):
+        with open("/dev/full", "w") as full:
+            self.serve_without_log(full)
+
+
+class ServiceManager(unittest.TestCase):
+    def listen(self, address):
+        manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.addCleanup(manager.close)
+        manager.bind(address)
+        manager.settimeout(SECONDS)
+        return manager
+
+    def serve(self, manager, address, **more):
+        os.environ.update({"NOTIFY_SOCKET": address, **more})
+        try:
+            messages = []
+            with Serve(BINARY, MODEL) as serve:
+                messages.append(manager.recv(4096).decode())
+                if more:
+                    messages += [manager.recv(4096).decode() for _ in range(3)]
+                generate(serve.url)
+            manager.settimeout(0.1)
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    messages.append(manager.recv(4096).decode())
+            return messages
+        finally:
+            for name in ("NOTIFY_SOCKET", *more):
+                del os.environ[name]
+
+    def test_ready_and_stopping(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for address in (folder + "/notify", "\0fp4moe-test-" + str(os.getpid())):
+                messages = self.serve(self.listen(address), address.replace("\0", "@"))
+                self.assertEqual([m.split("\n")[0] for m in messages], ["READY=1", "STOPPING=1"])
+                self.assertIn("STATUS=serving demo-gptoss-mxfp4", messages[0])
+
+    def test_watchdog(self):
+        with tempfile.TemporaryDirectory() as folder:
+            messages = self.serve(self.listen(folder + "/n"), folder + "/n", WATCHDOG_USEC="400000")
+            self.assertEqual(messages[:4], [messages[0]] + ["WATCHDOG=1"] * 3)
+            self.assertIn("READY=1", messages[0])
+            other = self.serve(self.listen(folder + "/m"), folder + "/m")
+            self.assertNotIn("WATCHDOG=1", other)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1], verbosity=2)

@@ -1,0 +1,101 @@
+#include "config_file.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <filesystem>
+
+namespace fp4moe {
+
+namespace {
+
+class YamlLines : public CLI::ConfigBase {
+ public:
+  YamlLines() { valueSeparator(':'); }
+};
+
+std::string config_path(int argc, char** argv) {
+  const std::string flag = "--config";
+  for (int i = 2; i < argc; ++i) {
+    const std::string arg = argv[i];
+    if (arg == flag && i + 1 < argc) return argv[i + 1];
+    if (arg.rfind(flag + "=", 0) == 0) return arg.substr(flag.size() + 1);
+  }
+  const char* path = std::getenv("FP4MOE_CONFIG");
+  return path == nullptr ? "" : path;
+}
+
+Result<std::vector<CLI::ConfigItem>> read_items(const std::string& path) {
+  const std::string extension = std::filesystem::path(path).extension();
+  const bool is_yaml = extension == ".yaml" || extension == ".yml";
+  try {
+    return is_yaml ? YamlLines().from_file(path) : CLI::ConfigTOML().from_file(path);
+  } catch (const CLI::Error& error) {
+    return not_found("--config " + path + ": " + error.what());
+  }
+}
+
+// Several values as CLI11 takes them from one string.
+std::string one_string(const std::vector<std::string>& values) {
+  if (values.size() == 1) return values[0];
+  std::string text;
+  for (const std::string& value : values) text += (text.empty() ? "[" : ",") + value;
+  return text.empty() ? "" : text + "]";
+}
+
+CLI::App* find_verb(CLI::App& app, const std::string& name) {
+  for (CLI::App* verb : app.get_subcommands([&](CLI::App* v) { return v->get_name() == name; })) return verb;
+  return nullptr;
+}
+
+// The verb's flag for a key, or nullptr.
+CLI::Option* find_flag(const CLI::App& verb, const CLI::ConfigItem& item) {
+  std::string name = item.name;
+  std::replace(name.begin(), name.end(), '_', '-');
+  const bool nested = !item.parents.empty() && item.parents != std::vector<std::string>{verb.get_name()};
+  if (nested || name == "config" || name == "help") return nullptr;
+  for (const CLI::Option* option : verb.get_options()) {
+    const std::vector<std::string>& names = option->get_lnames();
+    if (std::find(names.begin(), names.end(), name) != names.end())
+      return const_cast<CLI::App&>(verb).get_option_no_throw("--" + name);
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+std::string environment_name(const std::string& names) {
+  const size_t first = names.find("--");
+  std::string env = "FP4MOE_";
+  for (const char c : names.substr(first + 2, names.find(',', first) - first - 2))
+    env += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return env;
+}
+
+void add_environment_names(CLI::App& verb) {
+  for (CLI::Option* option : verb.get_options([](CLI::Option* o) { return o->get_envname().empty(); })) {
+    if (option->get_lnames().empty() || option == verb.get_help_ptr()) continue;
+    option->envname(environment_name("--" + option->get_lnames().front()));
+  }
+}
+
+// A key becomes its flag's environment variable where that is not set: so it yields to both.
+Status apply_config_file(CLI::App& app, int argc, char** argv) {
+  CLI::App* verb = find_verb(app, argc < 2 ? "" : argv[1]);
+  if (verb == nullptr || verb->get_option_no_throw("--config") == nullptr) return {};
+  const std::string path = config_path(argc, argv);
+  if (path.empty()) return {};
+  const auto items = read_items(path);
+  if (!items.ok()) return items.status();
+  for (const CLI::ConfigItem& item : *items) {
+    if (item.name == "++" || item.name == "--") continue;  // CLI11's marks of a section's begin and end
+    const CLI::Option* flag = find_flag(*verb, item);
+    if (flag == nullptr)
+      return invalid_argument("--config " + path + ": '" + item.fullname() + "' is no flag of fp4moe " +
+                              verb->get_name() + "; see `fp4moe " + verb->get_name() + " --help`");
+    setenv(flag->get_envname().c_str(), one_string(item.inputs).c_str(), /*overwrite=*/0);
+  }
+  return {};
+}
+
+}  // namespace fp4moe

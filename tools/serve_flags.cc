@@ -1,0 +1,90 @@
+#include "serve_flags.h"
+
+#include <fstream>
+
+#include "config_file.h"
+
+namespace fp4moe {
+
+namespace {
+
+Status read_key_file(const std::string& flag, const std::string& path, std::vector<std::string>& keys) {
+  std::ifstream file(path);
+  if (!file) return not_found(flag + " " + path + ": cannot be read");
+  const size_t before = keys.size();
+  for (std::string line; std::getline(file, line);) {
+    line.erase(line.find_last_not_of(" \t\r") + 1);
+    line.erase(0, line.find_first_not_of(" \t"));
+    if (!line.empty() && line[0] != '#') keys.push_back(line);
+  }
+  if (keys.size() == before) return invalid_argument(flag + " " + path + ": has no key; it needs one a line");
+  return {};
+}
+
+void add_http_flags(CLI::App& verb, ServeOptions& options) {
+  ServerConfig& s = options.server;
+  const auto flag = [&verb](const std::string& name, auto& value, const std::string& help) {
+    return verb.add_option(name, value, help)->capture_default_str()->group("HTTP");
+  };
+  flag("--host", s.host, "address to listen on");
+  flag("--port", s.port, "port to listen on; 0: any free one");
+  flag("--max-connections", s.max_connections, "clients at a time; more get 503");
+  flag("--max-body-bytes", s.max_body_bytes, "of one HTTP request");
+  flag("--drain-timeout", options.drain_timeout, "seconds that running requests get after SIGTERM")
+      ->check(CLI::Range(0.0, 1e6));
+}
+
+void add_key_flags(CLI::App& verb, ServeOptions& options) {
+  const auto flag = [&verb](const std::string& name, std::string& value, const std::string& help) {
+    return verb.add_option(name, value, help)->group("Keys");
+  };
+  flag("--api-key", options.api_key, "key that clients must send; other users of the machine see it: better");
+  flag("--api-key-file", options.api_key_file, "file with such keys, one a line");
+  flag("--admin-api-key", options.admin_api_key, "key for the routes of operators, such as /abort_request");
+  flag("--admin-api-key-file", options.admin_api_key_file, "file with such keys, one a line");
+}
+
+void add_log_flags(CLI::App& verb, ServeOptions& options) {
+  const auto flag = [&verb](const std::string& name, auto& value, const std::string& help) {
+    return verb.add_option(name, value, help)->capture_default_str()->group("Logs and metrics");
+  };
+  flag("--log-level", options.log_level, "debug, info, warning or error; debug has a line for each answer")
+      ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
+  flag("--log-format", options.log_format, "text, or json: an object a line")
+      ->check(CLI::IsMember({"text", "json"}));
+  verb.add_flag("--log-requests", options.log_requests, "lines for the begin and end of each request")
+      ->group("Logs and metrics");
+  flag("--log-requests-level", options.server.log_requests_level,
+       "0: ids and sizes, 1: and sampling parameters, 2: and texts up to 2048 bytes, 3: all")
+      ->check(CLI::Range(0, 3));
+  flag("--decode-log-interval", options.decode_log_interval,
+       "decode steps between two log lines; 0: no lines about batches")
+      ->check(CLI::NonNegativeNumber);
+  flag("--metrics-prefix", options.server.metrics_prefix, "in front of the names in /metrics");
+}
+
+}  // namespace
+
+Status read_keys(ServeOptions& options) {
+  ServerConfig& s = options.server;
+  if (!options.api_key.empty()) s.api_keys.push_back(options.api_key);
+  if (!options.admin_api_key.empty()) s.admin_api_keys.push_back(options.admin_api_key);
+  if (!options.api_key_file.empty()) {
+    if (Status status = read_key_file("--api-key-file", options.api_key_file, s.api_keys); !status.ok())
+      return status;
+  }
+  if (options.admin_api_key_file.empty()) return {};
+  return read_key_file("--admin-api-key-file", options.admin_api_key_file, s.admin_api_keys);
+}
+
+void add_serve_flags(CLI::App& verb, ServeOptions& options) {
+  verb.add_option("--config", options.config,
+                  "file of flags without their \"--\": TOML or INI, or flat YAML if named *.yaml");
+  add_engine_flags(verb, options.engine);
+  add_http_flags(verb, options);
+  add_key_flags(verb, options);
+  add_log_flags(verb, options);
+  add_environment_names(verb);
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,37 @@
+// systemd's notifications (sd_notify), without its library: datagrams to the socket in $NOTIFY_SOCKET.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+
+#include "fp4moe/engine.h"
+
+namespace fp4moe {
+
+// Everything does nothing where no service manager asked for it.
+class ServiceManager {
+ public:
+  ServiceManager();  // reads NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID
+  ~ServiceManager();
+  ServiceManager(const ServiceManager&) = delete;
+  ServiceManager& operator=(const ServiceManager&) = delete;
+
+  void ready(const std::string& status);
+  void stopping();
+  // "I live", twice in each of the watchdog's periods, as long as the step loop gets on: requests wait or run
+  // and none has got a token for a whole period, and nothing is sent. At least that often to be called.
+  void tick(const EngineStats& stats);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void send(const std::string& message) const;
+
+  std::string address_;
+  int socket_ = -1;
+  std::optional<Clock::duration> period_;
+  Clock::time_point told_, progressed_;
+  int64_t progress_ = 0;
+};
+
+}  // namespace fp4moe
