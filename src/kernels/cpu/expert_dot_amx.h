@@ -19,7 +19,7 @@ constexpr int kMaxTileTokens = 128;  // their columns stay in the L2 cache
 using TokenSums = float[kMaxTileTokens][kPanelRows];
 
 constexpr int kStepCodeBytes = kTileColumns / 8 * 64;
-constexpr int64_t kTilePrefetchBytes = 2 << 10;  // ahead in each panel; with 8 KiB few rows are a fifth slower
+constexpr int64_t kTilePrefetchBytes = 2 << 10;  // in each panel; 8 KiB is a fifth slower
 
 // MXFP4 scale bytes whose products with all codes are normal bf16 numbers.
 constexpr int kMinScaleByte = 2, kMaxScaleByte = 252;
