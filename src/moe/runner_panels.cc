@@ -5,6 +5,7 @@
 #include <span>
 
 #include "base/check.h"
+#include "base/run_ranges.h"
 #include "kernels/act_quant.h"
 #include "moe/panels.h"
 
@@ -34,9 +35,10 @@ void for_chunks(const PanelGrid& grid, int64_t chunk_bytes, std::span<const int6
   const int64_t share = (grid.num_groups + pool.num_threads() - 1) / pool.num_threads();
   const int64_t groups = std::clamp<int64_t>(chunk_bytes / grid.group_bytes(), 1, share);
   const int64_t per_expert = (grid.num_groups + groups - 1) / groups;
-  pool.run(static_cast<int64_t>(experts.size()) * per_expert, [&](int64_t i, int) {
-    const int64_t first = i % per_expert * groups;
-    body(Chunk{experts[static_cast<size_t>(i / per_expert)], first,
+  const int64_t num_chunks = static_cast<int64_t>(experts.size()) * per_expert;
+  run_in_streams(pool, num_chunks, [&](int64_t chunk) {
+    const int64_t first = chunk % per_expert * groups;
+    body(Chunk{experts[static_cast<size_t>(chunk / per_expert)], first,
                std::min(groups, grid.num_groups - first)});
   });
 }

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/run_ranges.h"
 #include "base/thread_cpu.h"
 
 namespace fp4moe {
@@ -27,6 +28,15 @@ TEST_P(ThreadPoolOf, RunsEveryChunkOnce) {
     });
     for (auto& n : calls) EXPECT_EQ(n, 1);
     EXPECT_TRUE(workers_in_range);
+  }
+}
+
+TEST_P(ThreadPoolOf, RunsEveryChunkOfStreamsOnce) {
+  ThreadPool pool(GetParam());
+  for (int64_t chunks = 0; chunks < 30; ++chunks) {
+    std::vector<std::atomic<int>> calls(static_cast<size_t>(chunks));
+    run_in_streams(pool, chunks, [&](int64_t chunk) { ++calls.at(static_cast<size_t>(chunk)); });
+    for (auto& n : calls) EXPECT_EQ(n, 1);
   }
 }
 

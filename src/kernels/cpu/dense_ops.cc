@@ -20,7 +20,7 @@ constexpr int64_t kLinearPanels = 4, kLinearRows = 96;
 template <const DenseChunks& chunks, auto kChunk = &DenseChunks::linear>
 void linear(const LinearArgs& args, ThreadPool& pool) {
   const int64_t panels = ceil_div(args.n, 16), panel_chunks = ceil_div(panels, kLinearPanels);
-  pool.run(panel_chunks * ceil_div(args.x.rows, kLinearRows), [&](int64_t chunk, int) {
+  run_in_streams(pool, panel_chunks * ceil_div(args.x.rows, kLinearRows), [&](int64_t chunk) {
     const int64_t row = chunk / panel_chunks * kLinearRows, panel = chunk % panel_chunks * kLinearPanels;
     (chunks.*kChunk)(args, {.row_begin = row,
                             .row_end = std::min(args.x.rows, row + kLinearRows),

@@ -64,7 +64,17 @@ struct TileDot {
     if (int8) x_scales = g.x_block_scales + first_row * (k / (mxfp4 ? 32 : 16));
     if (int8 || !kHasTiles)
       dot = mxfp4 ? dot_of<Fp4Format::kMxfp4>(int8, num_rows) : dot_of<Fp4Format::kNvfp4>(int8, num_rows);
+#if defined(__AMX_TILE__)
+    if (dot == nullptr) configure_tiles(RowTiles(num_rows).height, 2 * kTileColumns);
+#endif
   }
+#if defined(__AMX_TILE__)
+  ~TileDot() {
+    if (dot == nullptr) _tile_release();
+  }
+#endif
+  TileDot(const TileDot&) = delete;
+  TileDot& operator=(const TileDot&) = delete;
 
   // Sums of panel + p to out[p].
   void run(const ExpertGemmArgs& g, int64_t panel, int64_t num_panels, PanelSums* out) const {

@@ -193,15 +193,14 @@ inline bool mxfp4_panel_fits(const uint8_t* panel, int64_t k) {
 }
 
 // out[p][t][r] = sum over k of x[t, k] * w[r, k] of num_panels <= 2 panels p. Where the sums of a panel come
-// from depends on the panel alone; its scales are looked at afterwards, when they are in the cache.
+// from depends on the panel alone; its scales are looked at afterwards, when they are in the cache. The
+// caller has configured the tiles.
 template <Fp4Format F>
 void expert_dot_tiles(const PanelRows& a, int64_t num_panels, TokenSums* out) {
-  configure_tiles(a.rows.height, 2 * kTileColumns);
   if (num_panels == 2)
     expert_dot_panels<F, 2>(a, 0, out);
   else
     for (int64_t p = 0; p < num_panels; ++p) expert_dot_panels<F, 1>(a, p, out);
-  _tile_release();
   if constexpr (F == Fp4Format::kMxfp4)
     for (int64_t p = 0; p < num_panels; ++p)
       if (!mxfp4_panel_fits(a.panel(p), a.k))
