@@ -100,7 +100,8 @@ void bench_sampling(Stream& stream, int64_t rows, int64_t vocab_size, const Samp
                         .row_stride = vocab_size,
                         .masked = nullptr,
                         .params = device_params.as<SampleRowParams>(),
-                        .all_greedy = c.params.temperature == 0 && c.params.top_logprobs < 0,
+                        .edits = nullptr,
+                        .all_greedy = is_plain_greedy(c.params),
                         .out = out.as<SampledRow>(),
                         .copy = nullptr});
   });

@@ -30,6 +30,8 @@ void add_http_flags(CLI::App& verb, ServeOptions& options) {
   flag("--port", s.port, "port to listen on; 0: any free one");
   flag("--max-connections", s.max_connections, "clients at a time; more get 503");
   flag("--max-body-bytes", s.max_body_bytes, "of one HTTP request");
+  verb.add_flag("--strict-requests", s.strict_requests, "refuse requests with fields that are not known here")
+      ->group("HTTP");
   flag("--drain-timeout", options.drain_timeout, "seconds that running requests get after SIGTERM")
       ->check(CLI::Range(0.0, 1e6));
 }

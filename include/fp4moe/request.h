@@ -9,12 +9,28 @@
 
 namespace fp4moe {
 
+// Added to the logit of one token.
+struct LogitBias {
+  int32_t token_id = 0;
+  float bias = 0;  // -100 to 100
+};
+
+// How a token is chosen. On the f32 logits, in this order: frequency and presence penalty, repetition
+// penalty, logit_bias; then temperature, top_k, top_p, min_p. Penalties count the answer's tokens, not the
+// prompt's. Log-probabilities are the model's own, from before all of it.
 struct SamplingParams {
   float temperature = 1.0f;             // 0: greedy; else in (0, 100]
   float top_p = 1.0f;                   // in (0, 1]
   int32_t top_k = -1;                   // -1: all tokens; else >= 1
+  float min_p = 0;                      // 0 to 1: least probability, as a part of the likeliest token's
+  float frequency_penalty = 0;          // -2 to 2: taken from a token's logit for each time it has come
+  float presence_penalty = 0;           // -2 to 2: the same, once
+  float repetition_penalty = 1;         // (0, 2]: divides the logit of a token that has come, or multiplies
+                                        // it where it is below 0
+  std::vector<LogitBias> logit_bias;    // each token at most once
   std::optional<uint64_t> seed;         // same seed, same prompt, same text, whatever else runs
   int64_t max_new_tokens = 128;         // >= 0; cut to what the context leaves
+  int64_t min_new_tokens = 0;           // until then nothing ends the answer; at most max_new_tokens
   std::vector<std::string> stop;        // generation ends before the first of these
   std::vector<int32_t> stop_token_ids;  // besides the model's own end tokens
   bool ignore_eos = false;

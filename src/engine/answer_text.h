@@ -40,8 +40,11 @@ class AnswerText {
  public:
   AnswerText(const Tokenizer& tokenizer, bool skip_special_tokens, const std::vector<std::string>& stops)
       : detokenizer_(tokenizer, skip_special_tokens), stop_matcher_(stops) {}
-  // The text that became certain.
-  std::string push(int32_t token_id) { return stop_matcher_.push(detokenizer_.push(token_id)); }
+  // The text that became certain. Unless it may stop, a stop string that began before or in it is text.
+  std::string push(int32_t token_id, bool may_stop = true) {
+    std::string text = detokenizer_.push(token_id);
+    return may_stop ? stop_matcher_.push(text) : text;
+  }
   // The rest, at the end of the answer.
   std::string finish();
   const std::string& matched_stop() const { return stop_matcher_.matched(); }

@@ -14,6 +14,7 @@
 #include "device/pinned_memory.h"
 #include "device/upload_ring.h"
 #include "engine/batch_stage.h"
+#include "engine/logit_edits.h"
 #include "engine/memory_plan.h"
 
 namespace fp4moe {
@@ -36,7 +37,7 @@ class DeviceRank final : public OneRank {
   }
   bool samples() const override { return true; }
   Status set_masked_ids(std::span<const int32_t> ids) override;
-  Status start_sample(std::span<const SampleRowParams> rows) override;
+  Status start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits) override;
   Status take_sampled(std::span<SampledRow> out) override;
   Status failure() const override {
     std::lock_guard lock(mutex_);
@@ -58,12 +59,14 @@ class DeviceRank final : public OneRank {
   Buffer logits_;       // device: [max_logit_rows, V] f32
   Buffer host_logits_;  // the same, pinned, if wants_logits_
   Buffer sampled_;      // device: params, then rows
+  Buffer edits_;        // device: LogitEdits
   // The host's side of what a step copies: two steps may be on their way.
   struct Side {
     Event staged;      // the batch has been copied
     Event sampled;     // the tokens are here
     std::string step;  // whose tokens they are
     Buffer samples;    // pinned: params, then rows
+    Buffer edits;      // pinned
   };
   Side sides_[2];
   uint64_t num_steps_ = 0, num_sampled_ = 0, num_taken_ = 0;
@@ -109,7 +112,12 @@ Status DeviceRank::allocate(const RankSetup& setup) {
   }
   const int64_t sample_bytes = max_logit_rows_ * int64_t{sizeof(SampleRowParams) + sizeof(SampledRow)};
   FP4MOE_ASSIGN_OR_RETURN(sampled_, Buffer::make(sample_bytes, device_memory()));
+  const int64_t edit_bytes =
+      max_logit_edits(max_logit_rows_, num_kv_pages() * page_size(), std::ssize(config().eos_token_ids)) *
+      int64_t{sizeof(LogitEdit)};
+  FP4MOE_ASSIGN_OR_RETURN(edits_, Buffer::make(edit_bytes, device_memory()));
   for (Side& side : sides_) {
+    FP4MOE_ASSIGN_OR_RETURN(side.edits, Buffer::make(edit_bytes, pinned_memory()));
     FP4MOE_ASSIGN_OR_RETURN(side.samples, Buffer::make(sample_bytes, pinned_memory()));
     FP4MOE_ASSIGN_OR_RETURN(side.staged, Event::make());
     FP4MOE_ASSIGN_OR_RETURN(side.sampled, Event::make());
@@ -210,15 +218,22 @@ Status DeviceRank::set_masked_ids(std::span<const int32_t> ids) {
   return {};
 }
 
-Status DeviceRank::start_sample(std::span<const SampleRowParams> rows) {
-  FP4MOE_CHECK(std::ssize(rows) <= max_logit_rows_ && num_sampled_ - num_taken_ < 2, "rows to sample");
+Status DeviceRank::start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits) {
+  const auto edit_bytes = static_cast<int64_t>(edits.size_bytes());
+  FP4MOE_CHECK(
+      std::ssize(rows) <= max_logit_rows_ && edit_bytes <= edits_.num_bytes() &&
+          num_sampled_ - num_taken_ < 2,
+      std::to_string(rows.size()) + " rows to sample, with " + std::to_string(edits.size()) + " edits");
   const StreamScope scope(stream_);
   Side& side = sides_[num_sampled_++ % 2];
-  const bool all_greedy = std::all_of(rows.begin(), rows.end(),
-                                      [](const auto& r) { return r.temperature == 0 && r.top_logprobs < 0; });
+  const bool all_greedy = std::all_of(rows.begin(), rows.end(), is_plain_greedy);
   if (!all_greedy) {
     std::copy(rows.begin(), rows.end(), side.samples.as<SampleRowParams>());
     copy_async(sampled_.data(), side.samples.data(), std::ssize(rows) * int64_t{sizeof(SampleRowParams)});
+  }
+  if (!edits.empty()) {
+    std::copy(edits.begin(), edits.end(), side.edits.as<LogitEdit>());
+    copy_async(edits_.data(), side.edits.data(), edit_bytes);
   }
   cuda_sample_rows()({.logits = logits_.as<float>(),
                       .num_rows = std::ssize(rows),
@@ -226,6 +241,7 @@ Status DeviceRank::start_sample(std::span<const SampleRowParams> rows) {
                       .row_stride = config().vocab_size,
                       .masked = masked_.as<uint32_t>(),
                       .params = sampled_.as<SampleRowParams>(),
+                      .edits = edits_.as<LogitEdit>(),
                       .all_greedy = all_greedy,
                       .out = sampled_rows(),
                       .copy = reinterpret_cast<SampledRow*>(side.samples.data() + params_bytes())});

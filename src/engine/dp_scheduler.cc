@@ -34,9 +34,9 @@ bool DpScheduler::plan_step() {
   }
   const bool has_rows =
       std::any_of(groups_.begin(), groups_.end(), [](const auto& g) { return !g->step().empty(); });
-  const bool is_ending =
-      std::any_of(groups_.begin(), groups_.end(), [](const auto& g) { return g->is_ending(); });
-  FP4MOE_CHECK(has_rows || is_ending || first() == nullptr,
+  const bool is_waiting =
+      std::any_of(groups_.begin(), groups_.end(), [](const auto& g) { return g->is_waiting(); });
+  FP4MOE_CHECK(has_rows || is_waiting || first() == nullptr,
                "no rows for " + std::to_string(num_running()) + " running and " +
                    std::to_string(num_waiting()) + " waiting sequences");
   return has_rows;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 
 #include "base/check.h"
 
@@ -13,7 +14,6 @@ namespace {
 
 constexpr int32_t kMaxTopLogprobs = 20;  // OpenAI's limit
 constexpr float kMaxTemperature = 100;
-constexpr size_t kMaxStops = 64;  // of either kind
 constexpr size_t kMaxStopBytes = 1024;
 
 // "name=value; legal: what".
@@ -33,19 +33,48 @@ bool is_utf8(std::string_view text) {
   return true;
 }
 
+Status check_penalties(const SamplingParams& p) {
+  for (const auto& [name, value] :
+       {std::pair{"frequency_penalty", p.frequency_penalty}, {"presence_penalty", p.presence_penalty}})
+    if (!(value >= -2 && value <= 2)) return illegal(name, value, "-2 to 2");
+  if (!(p.repetition_penalty > 0 && p.repetition_penalty <= 2))
+    return illegal("repetition_penalty", p.repetition_penalty, "above 0, at most 2");
+  return {};
+}
+
+Status check_logit_bias(const SamplingParams& p, int64_t vocab_size) {
+  if (std::ssize(p.logit_bias) > kMaxLogitBiases)
+    return illegal("logit_bias: tokens", p.logit_bias.size(), "at most " + std::to_string(kMaxLogitBiases));
+  std::unordered_set<int32_t> seen;
+  for (const LogitBias& bias : p.logit_bias) {
+    const std::string id = std::to_string(bias.token_id), name = "logit_bias[" + id + "]";
+    if (bias.token_id < 0 || bias.token_id >= vocab_size)
+      return invalid_argument(name + "; legal token ids: 0 to " + std::to_string(vocab_size - 1));
+    if (!seen.insert(bias.token_id).second)
+      return invalid_argument("logit_bias names token " + id + " twice");
+    if (!(bias.bias >= -100 && bias.bias <= 100)) return illegal(name, bias.bias, "-100 to 100");
+  }
+  return {};
+}
+
 Status check_sampling(const SamplingParams& p) {  // written so that NaN fails
   if (!(p.temperature >= 0 && p.temperature <= kMaxTemperature))
     return illegal("temperature", p.temperature, "0 (greedy) to 100");
   if (!(p.top_p > 0 && p.top_p <= 1)) return illegal("top_p", p.top_p, "above 0, at most 1");
   if (p.top_k != -1 && p.top_k < 1) return illegal("top_k", p.top_k, "-1 (all tokens) or at least 1");
+  if (!(p.min_p >= 0 && p.min_p <= 1)) return illegal("min_p", p.min_p, "0 to 1");
+  FP4MOE_RETURN_IF_ERROR(check_penalties(p));
   if (p.max_new_tokens < 0) return illegal("max_new_tokens", p.max_new_tokens, "at least 0");
+  if (p.min_new_tokens < 0 || p.min_new_tokens > p.max_new_tokens)
+    return illegal("min_new_tokens", p.min_new_tokens,
+                   "0 to max_new_tokens=" + std::to_string(p.max_new_tokens));
   if (p.top_logprobs < -1 || p.top_logprobs > kMaxTopLogprobs)
     return illegal("top_logprobs", p.top_logprobs, "-1 (none) to " + std::to_string(kMaxTopLogprobs));
   return {};
 }
 
 Status check_stops(const SamplingParams& p, int64_t vocab_size) {
-  if (std::max(p.stop.size(), p.stop_token_ids.size()) > kMaxStops)
+  if (std::max(std::ssize(p.stop), std::ssize(p.stop_token_ids)) > kMaxStops)
     return invalid_argument(std::to_string(p.stop.size()) + " stop strings and " +
                             std::to_string(p.stop_token_ids.size()) + " stop_token_ids; legal: at most " +
                             std::to_string(kMaxStops) + " of each");
@@ -72,6 +101,7 @@ Status check_request(const Request& request, const RequestLimits& limits) {
       return illegal("input_ids[" + std::to_string(i) + "]", ids[i],
                      "0 to " + std::to_string(limits.vocab_size - 1));
   FP4MOE_RETURN_IF_ERROR(check_sampling(request.sampling));
+  FP4MOE_RETURN_IF_ERROR(check_logit_bias(request.sampling, limits.vocab_size));
   FP4MOE_RETURN_IF_ERROR(check_stops(request.sampling, limits.vocab_size));
 
   const int64_t num_needed = static_cast<int64_t>(ids.size()) + (request.sampling.max_new_tokens > 0 ? 1 : 0);

@@ -8,6 +8,9 @@
 
 namespace fp4moe {
 
+constexpr int64_t kMaxLogitBiases = 1024;  // of one request
+constexpr int64_t kMaxStops = 64;          // of one request: stop strings, and also stop_token_ids
+
 struct RequestLimits {
   int64_t vocab_size = 0;      // V
   int64_t context_length = 0;  // tokens of prompt and answer

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "engine/logit_edits.h"
 
 namespace fp4moe {
 namespace {
@@ -118,10 +119,10 @@ std::vector<int32_t> shortest_run(Next next, WeightOf weight_of, double wanted) 
   return ids;
 }
 
-// The ids that top_k and top_p leave, ranked; one of the two cuts.
+// The ids that top_k and top_p leave, ranked, and maybe fewer of those that weigh less than min_p.
 template <class WeightOf>
-std::vector<int32_t> kept_ids(std::span<const float> logits, const Softmax& softmax,
-                              const SamplingParams& params, WeightOf weight_of) {
+std::vector<int32_t> ranked_ids(std::span<const float> logits, const Softmax& softmax,
+                                const SamplingParams& params, WeightOf weight_of) {
   const double top_p = params.top_p;
   if (params.top_k > 0) {
     std::vector<int32_t> ids = first_ranked(logits, params.top_k);
@@ -132,12 +133,22 @@ std::vector<int32_t> kept_ids(std::span<const float> logits, const Softmax& soft
     return shortest_run(next, weight_of, top_p * total);
   }
   // Ids that weigh less than a V-th of what top_p leaves out are dispensable even all together, so they
-  // need no ranking. The slack covers the rounding of exp and log.
+  // need no ranking, nor do those below min_p. The slack covers the rounding of exp and log.
   const double total = sum_of(logits, softmax);
-  const double dispensable = (1 - top_p) * total / static_cast<double>(logits.size());
+  const double dispensable =
+      std::max((1 - top_p) * total / static_cast<double>(logits.size()), double{params.min_p});
   const double floor = softmax.maximum + softmax.temperature * (std::log(dispensable) - 1e-6);
   Ranking ranking(logits, floor);
   return shortest_run([&] { return ranking.pop(); }, weight_of, top_p * total);
+}
+
+// The ids that all cuts leave, ranked; there is one. The best id weighs 1.
+template <class WeightOf>
+std::vector<int32_t> kept_ids(std::span<const float> logits, const Softmax& softmax,
+                              const SamplingParams& params, WeightOf weight_of) {
+  std::vector<int32_t> ids = ranked_ids(logits, softmax, params, weight_of);
+  while (ids.size() > 1 && weight_of(ids.back()) < double{params.min_p}) ids.pop_back();
+  return ids;
 }
 
 // The first of num ids at which the running sum of weights exceeds `random` of the whole.
@@ -160,7 +171,7 @@ int32_t pick(size_t num, IdAt id_at, WeightOf weight_of, double random) {
 int32_t draw(std::span<const float> logits, float maximum, const SamplingParams& params, double random) {
   const Softmax softmax{maximum, params.temperature};
   const auto weight_of = [&](int32_t id) { return softmax(logits[static_cast<size_t>(id)]); };
-  if (params.top_k < 0 && params.top_p >= 1)
+  if (params.top_k < 0 && params.top_p >= 1 && params.min_p <= 0)
     return pick(
         logits.size(), [](size_t i) { return static_cast<int32_t>(i); }, weight_of, random);
   const std::vector<int32_t> ids = kept_ids(logits, softmax, params, weight_of);
@@ -185,33 +196,52 @@ Status no_token() { return internal_error("the model allows no id that has a tok
 Sampler::Sampler(int64_t vocab_size, std::vector<int32_t> masked_ids)
     : vocab_size_(vocab_size), masked_ids_(std::move(masked_ids)) {}
 
-Result<SampledToken> Sampler::sample(std::span<float> logits, const SamplingParams& params,
-                                     double random) const {
+void Sampler::read(std::span<float> logits, float maximum, int32_t top_logprobs, SampledToken& sampled,
+                   double& log_total) const {
+  // The normaliser is taken before masking: it is the model's.
+  if (top_logprobs >= 0) log_total = maximum + std::log(sum_of(logits, Softmax{maximum, 1}));
+  for (const int32_t id : masked_ids_) logits[static_cast<size_t>(id)] = -kInfinity;
+  if (top_logprobs <= 0) return;
+  for (const int32_t id : first_ranked(logits, top_logprobs))
+    sampled.top.push_back({id, static_cast<float>(logits[static_cast<size_t>(id)] - log_total), {}});
+}
+
+Result<SampledToken> Sampler::sample(std::span<float> logits, const SamplingParams& params, double random,
+                                     std::span<const LogitEdit> edits) const {
   FP4MOE_CHECK(static_cast<int64_t>(logits.size()) == vocab_size_,
                std::to_string(logits.size()) + " logits for vocab_size=" + std::to_string(vocab_size_));
   const Maximum unmasked = find_maximum(logits);
   if (unmasked.has_bad || unmasked.value == -kInfinity) return bad_logits();
-
-  // The normaliser is taken before masking: it is the model's.
-  const bool wants_logprobs = params.top_logprobs >= 0;
-  const double log_total =
-      wants_logprobs ? unmasked.value + std::log(sum_of(logits, Softmax{unmasked.value, 1})) : 0;
-  for (const int32_t id : masked_ids_) logits[static_cast<size_t>(id)] = -kInfinity;
-  const float maximum = masked_ids_.empty() ? unmasked.value : find_maximum(logits).value;
-  if (maximum == -kInfinity) return no_token();
-
   SampledToken sampled;
+  double log_total = 0;
+  read(logits, unmasked.value, params.top_logprobs, sampled, log_total);
+
+  std::vector<float> own;  // of the ids that are edited: the model's logits
+  for (const LogitEdit& edit : edits) {
+    float& logit = logits[static_cast<size_t>(edit.token_id)];
+    own.push_back(logit);
+    logit = edited(logit, edit);
+  }
+  const bool is_whole = masked_ids_.empty() && edits.empty();
+  const float maximum = is_whole ? unmasked.value : find_maximum(logits).value;
+  if (maximum == -kInfinity) return no_token();
   sampled.token_id =
       params.temperature == 0 ? first_index_of(logits, maximum) : draw(logits, maximum, params, random);
-  if (!wants_logprobs) return sampled;
-  const auto logprob = [&](int32_t id) {
-    return static_cast<float>(logits[static_cast<size_t>(id)] - log_total);
-  };
-  sampled.logprob = logprob(sampled.token_id);
-  if (params.top_logprobs > 0)
-    for (const int32_t id : first_ranked(logits, params.top_logprobs))
-      sampled.top.push_back({id, logprob(id), {}});
+  for (size_t i = 0; i < edits.size(); ++i) logits[static_cast<size_t>(edits[i].token_id)] = own[i];
+  if (params.top_logprobs >= 0)
+    sampled.logprob = static_cast<float>(logits[static_cast<size_t>(sampled.token_id)] - log_total);
   return sampled;
+}
+
+Result<SampledToken> Sampler::score(std::span<float> logits, int32_t token_id, int32_t top_logprobs) const {
+  const Maximum maximum = find_maximum(logits);
+  if (maximum.has_bad || maximum.value == -kInfinity) return bad_logits();
+  const float logit = logits[static_cast<size_t>(token_id)];  // masked ids have log-probabilities too
+  SampledToken scored{.token_id = token_id};
+  double log_total = 0;
+  read(logits, maximum.value, top_logprobs, scored, log_total);
+  scored.logprob = static_cast<float>(logit - log_total);
+  return scored;
 }
 
 }  // namespace fp4moe

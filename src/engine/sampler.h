@@ -7,6 +7,7 @@
 
 #include "fp4moe/request.h"
 #include "fp4moe/status.h"
+#include "kernels/device_sampler.h"
 
 namespace fp4moe {
 
@@ -27,9 +28,10 @@ struct SampledToken {
 Status bad_logits();  // NaN or infinity
 Status no_token();    // every id is masked or at -infinity
 
-// Temperature scales the logits, then top_k keeps the k largest, then top_p keeps the shortest run of
-// the largest whose probability (among those kept) reaches top_p, at least one token; equal logits rank
-// by lower id. Temperature 0 takes the first of this order. Sums are in double, in a fixed order.
+// The edits change logits; then temperature scales them, then top_k keeps the k largest, then top_p keeps the
+// shortest run of the largest whose probability (among those kept) reaches top_p, at least one token, then
+// min_p keeps of these what has at least min_p times the probability of the best; equal logits rank by lower
+// id. Temperature 0 takes the first of this order. Sums are in double, in a fixed order.
 class Sampler {
  public:
   // masked_ids (ids without a token) are never sampled nor listed in `top`; they do count in the
@@ -38,9 +40,16 @@ class Sampler {
 
   // logits [V] are overwritten (masked ids become -infinity). Thread-safe. kInternal if the row holds NaN
   // or +infinity, or nothing but -infinity.
-  Result<SampledToken> sample(std::span<float> logits, const SamplingParams& params, double random) const;
+  Result<SampledToken> sample(std::span<float> logits, const SamplingParams& params, double random,
+                              std::span<const LogitEdit> edits = {}) const;
+  // The log-probabilities of a token that is given, with top_logprobs >= 0; else as sample().
+  Result<SampledToken> score(std::span<float> logits, int32_t token_id, int32_t top_logprobs) const;
 
  private:
+  // Masks the row, whose largest logit was `maximum`, and takes its normaliser and its best ids.
+  void read(std::span<float> logits, float maximum, int32_t top_logprobs, SampledToken& sampled,
+            double& log_total) const;
+
   int64_t vocab_size_;
   std::vector<int32_t> masked_ids_;
 };

@@ -22,7 +22,7 @@ void Scheduler::enqueue(std::unique_ptr<Sequence> sequence) { waiting_.push_back
 
 const std::vector<ScheduledRows>& Scheduler::plan_step() {
   begin_step();
-  FP4MOE_CHECK(!step_.empty() || is_ending() || (running_.empty() && waiting_.empty()),
+  FP4MOE_CHECK(!step_.empty() || is_waiting() || (running_.empty() && waiting_.empty()),
                "no rows for " + std::to_string(running_.size()) + " running and " +
                    std::to_string(waiting_.size()) + " waiting sequences");
   return step_;
@@ -40,8 +40,9 @@ void Scheduler::begin_step() {
   }
 }
 
-bool Scheduler::is_ending() const {
-  return std::any_of(running_.begin(), running_.end(), [](const auto& s) { return s->is_complete(); });
+bool Scheduler::is_waiting() const {
+  return std::any_of(running_.begin(), running_.end(),
+                     [](const auto& s) { return s->is_complete() || s->waits_for_token(); });
 }
 
 void Scheduler::commit_step() {
@@ -95,8 +96,8 @@ void Scheduler::retract_last() {
 
 int64_t Scheduler::rows_for(const Sequence& sequence) const {
   const int64_t num_pending = sequence.num_tokens() - sequence.num_cached;
-  if (sequence.is_complete()) return 0;  // the last token has no successor
-  if (num_pending == 1) return 1;        // decode: never held up by others' prefill
+  if (sequence.is_complete() || sequence.waits_for_token()) return 0;  // no successor, or not yet
+  if (num_pending == 1) return 1;  // decode: never held up by others' prefill
   return std::min({num_pending, limits_.chunked_prefill_size, prefill_left_});
 }
 

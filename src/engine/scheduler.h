@@ -41,8 +41,8 @@ class Scheduler {
   ~Scheduler();
 
   void enqueue(std::unique_ptr<Sequence> sequence);
-  // The next step, oldest sequence first; empty iff nothing waits or runs, or sequences that have all their
-  // tokens have yet to be removed. Valid until the next call.
+  // The next step, oldest sequence first; empty iff nothing waits or runs, or is_waiting(). Valid until the
+  // next call.
   const std::vector<ScheduledRows>& plan_step();
   // plan_step() in pieces, for who keeps a queue of their own: rows of what runs and waits here; then whether
   // `sequence` would be admitted to this step at once, and its admission, which takes it over.
@@ -52,8 +52,8 @@ class Scheduler {
   const std::vector<ScheduledRows>& step() const { return step_; }
   // Marks the step's rows as cached. Called after the forward pass, before tokens are appended.
   void commit_step();
-  // Whether a sequence that runs has all its tokens.
-  bool is_ending() const;
+  // Whether a sequence that runs has no rows until its last token is known.
+  bool is_waiting() const;
   // Takes a sequence out, wherever it is, and gives its pages back. Null if there is none.
   std::unique_ptr<Sequence> remove(std::string_view id);
   // Null if there is none.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/answer_text.h"
+#include "engine/logit_edits.h"
 #include "fp4moe/request.h"
 
 namespace fp4moe {
@@ -16,6 +17,7 @@ struct Sequence {
   DeltaCallback on_delta;
   uint64_t seed = 0;
   AnswerText text;
+  LogitEdits edits;
   int64_t num_prompt_tokens = 0;
   int64_t max_tokens = 0;          // prompt and answer together
   std::vector<int32_t> token_ids;  // the prompt, then the answer so far
@@ -29,6 +31,8 @@ struct Sequence {
   int64_t num_known_tokens() const { return num_tokens() - num_unknown; }
   int64_t num_answer_tokens() const { return num_known_tokens() - num_prompt_tokens; }
   bool is_complete() const { return num_tokens() == max_tokens; }
+  // Whether its next token cannot be chosen before the last one is known.
+  bool waits_for_token() const { return num_unknown > 0 && edits.has_penalties(); }
 };
 
 }  // namespace fp4moe

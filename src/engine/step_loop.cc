@@ -73,12 +73,14 @@ std::unique_ptr<Sequence> StepLoop::make_sequence(Request request, DeltaCallback
   const SamplingParams& sampling = request.sampling;
   const int64_t num_prompt_tokens = static_cast<int64_t>(request.input_ids.size());
   AnswerText text(tokenizer_, sampling.skip_special_tokens, sampling.stop);
+  LogitEdits edits(sampling, executor_.config().eos_token_ids);
   return std::make_unique<Sequence>(Sequence{
       .id = std::move(request.id),
       .sampling = sampling,
       .on_delta = std::move(on_delta),
       .seed = sampling.seed.value_or(derived_seed(options_.random_seed, ordinal)),
       .text = std::move(text),
+      .edits = std::move(edits),
       .num_prompt_tokens = num_prompt_tokens,
       .max_tokens =
           num_prompt_tokens + std::min(sampling.max_new_tokens, options_.context_length - num_prompt_tokens),
@@ -278,9 +280,12 @@ void StepLoop::sample_rows() {
   executor_.pool().run(static_cast<int64_t>(next_rows_.size()), [&](int64_t i, int) {
     SampledRow& row = next_rows_[static_cast<size_t>(i)];
     const std::span<float> logits(executor_.logits() + i * vocab_size, static_cast<size_t>(vocab_size));
+    const Sequence& sequence = *row.sequence;
     try {
-      const double random = token_random(row.sequence->seed, row.sequence->num_tokens());
-      Result<SampledToken> token = sampler_.sample(logits, row.sequence->sampling, random);
+      const double random = token_random(sequence.seed, sequence.num_tokens());
+      std::vector<LogitEdit> edits;
+      sequence.edits.append(sequence.num_tokens() - sequence.num_prompt_tokens, edits);
+      Result<SampledToken> token = sampler_.sample(logits, sequence.sampling, random, edits);
       row.status = token.status();
       if (token.ok()) row.token = std::move(*token);
     } catch (const std::exception& error) {  // out of memory; must not leave a worker
@@ -292,15 +297,22 @@ void StepLoop::sample_rows() {
 void StepLoop::start_sample() {
   if (next_rows_.empty()) return;
   device_params_.clear();
+  device_edits_.clear();
   for (const SampledRow& row : next_rows_) {
-    const SamplingParams& sampling = row.sequence->sampling;
-    device_params_.push_back({.random = token_random(row.sequence->seed, row.sequence->num_tokens()),
+    const Sequence& sequence = *row.sequence;
+    const SamplingParams& sampling = sequence.sampling;
+    const size_t first_edit = device_edits_.size();
+    sequence.edits.append(sequence.num_tokens() - sequence.num_prompt_tokens, device_edits_);
+    device_params_.push_back({.random = token_random(sequence.seed, sequence.num_tokens()),
                               .temperature = sampling.temperature,
                               .top_p = sampling.top_p,
                               .top_k = sampling.top_k,
-                              .top_logprobs = sampling.top_logprobs});
+                              .top_logprobs = sampling.top_logprobs,
+                              .min_p = sampling.min_p,
+                              .first_edit = static_cast<int32_t>(first_edit),
+                              .num_edits = static_cast<int32_t>(device_edits_.size() - first_edit)});
   }
-  if (const Status status = executor_.start_sample(device_params_); !status.ok())
+  if (const Status status = executor_.start_sample(device_params_, device_edits_); !status.ok())
     throw std::runtime_error(status.message());
 }
 
@@ -354,6 +366,7 @@ Delta StepLoop::put_token(Sequence& sequence, SampledToken& token) const {
   const int32_t id = token.token_id;
   sequence.token_ids[static_cast<size_t>(sequence.num_known_tokens())] = id;
   --sequence.num_unknown;
+  sequence.edits.count(id);
 
   Delta delta{.token_ids = {id}};
   if (sampling.top_logprobs >= 0) {
@@ -363,7 +376,8 @@ Delta StepLoop::put_token(Sequence& sequence, SampledToken& token) const {
   }
   const bool is_end = !sampling.ignore_eos && contains(executor_.config().eos_token_ids, id);
   if (is_end || contains(sampling.stop_token_ids, id)) delta.matched_stop_token = id;
-  if (delta.matched_stop_token < 0 || sampling.no_stop_trim) delta.text = sequence.text.push(id);
+  const bool may_stop = sequence.num_answer_tokens() >= sampling.min_new_tokens;
+  if (delta.matched_stop_token < 0 || sampling.no_stop_trim) delta.text = sequence.text.push(id, may_stop);
   if (delta.matched_stop_token >= 0 || !sequence.text.matched_stop().empty())
     delta.finish_reason = FinishReason::kStop;
   else if (sequence.num_known_tokens() == sequence.max_tokens)

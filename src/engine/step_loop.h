@@ -101,6 +101,7 @@ class StepLoop {
   // ended has none any more.
   std::vector<SampledRow> rows_, next_rows_;
   std::vector<SampleRowParams> device_params_;
+  std::vector<LogitEdit> device_edits_;
   std::vector<fp4moe::SampledRow> device_rows_;
   std::vector<std::string> ended_ids_;  // since the last publish()
   EngineStats totals_;

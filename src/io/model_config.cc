@@ -122,15 +122,19 @@ Status read_generation_config(std::string_view text, ModelConfig& config) {
   read_eos(fields, config);
   SamplingParams& sampling = config.default_sampling;
   bool do_sample = true;
-  double temperature = sampling.temperature, top_p = sampling.top_p;
+  double temperature = sampling.temperature, top_p = sampling.top_p, repetition_penalty = 1, min_p = 0;
   int64_t top_k = 0;  // 0: all tokens, in this file
   fields.read_bool("do_sample", do_sample);
   fields.read_real("temperature", temperature, {0, 100});
   fields.read_real("top_p", top_p, {1e-9, 1});
   fields.read_int("top_k", top_k, {0, INT32_MAX});
+  fields.read_real("min_p", min_p, {0, 1});
+  fields.read_real("repetition_penalty", repetition_penalty, {1e-9, 2});
   sampling.temperature = do_sample ? static_cast<float>(temperature) : 0;
   sampling.top_p = static_cast<float>(top_p);
   sampling.top_k = top_k == 0 ? -1 : static_cast<int32_t>(top_k);
+  sampling.min_p = static_cast<float>(min_p);
+  sampling.repetition_penalty = static_cast<float>(repetition_penalty);
   return fields.status();
 }
 

@@ -100,7 +100,7 @@ struct ModelConfig {
   MlaConfig mla;                                     // DeepSeek
   QuantConfig quant;
   std::vector<int32_t> eos_token_ids;  // generation_config.json's, else config.json's
-  SamplingParams default_sampling;     // generation_config.json: temperature, top_p, top_k, do_sample
+  SamplingParams default_sampling;     // generation_config.json, where it says
 };
 
 // Parses and checks; `config_json` etc. are file contents, empty where the file is absent.

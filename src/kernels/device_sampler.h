@@ -7,6 +7,15 @@ namespace fp4moe {
 
 constexpr int kMaxTopLogprobs = 20;
 
+// What happens to one id's logit x before a token is chosen: x + add, then divided by `scale` (if it is below
+// 0, multiplied), then + bias; f32 operations, at most the largest f32.
+struct LogitEdit {
+  int32_t token_id = 0;
+  float add = 0;
+  float scale = 1;  // above 0
+  float bias = 0;
+};
+
 // How one row is sampled; fields as in SamplingParams, with the same meaning.
 struct SampleRowParams {
   double random = 0;      // uniform in [0, 1)
@@ -14,6 +23,9 @@ struct SampleRowParams {
   float top_p = 1;
   int32_t top_k = -1;
   int32_t top_logprobs = -1;  // -1: no log-probabilities; n <= kMaxTopLogprobs
+  float min_p = 0;
+  int32_t given_id = -1;                  // >= 0: this is the token, only its log-probabilities are wanted
+  int32_t first_edit = 0, num_edits = 0;  // of the list of edits; an id at most once in a row
 };
 
 enum class SampleStatus : int32_t {
@@ -38,14 +50,20 @@ struct SampleRowsArgs {
   // in the normaliser.
   const uint32_t* masked = nullptr;
   const SampleRowParams* params = nullptr;  // [num_rows]; all_greedy: not read
-  bool all_greedy = false;                  // every row: temperature 0 and no log-probabilities
+  const LogitEdit* edits = nullptr;         // what first_edit counts in
+  bool all_greedy = false;                  // every row is_plain_greedy()
   SampledRow* out = nullptr;                // [num_rows]
   SampledRow* copy = nullptr;               // the same again, for instance in pinned memory; or null
 };
 
+inline bool is_plain_greedy(const SampleRowParams& row) {
+  return row.temperature == 0 && row.top_logprobs < 0 && row.given_id < 0 && row.num_edits == 0;
+}
+
 // What engine/sampler.h's Sampler does, for all rows at once; logits stay as they are. All pointers are
 // device memory; work goes to the current stream and can be captured. A choice differs from Sampler's only
-// where `random` or top_p falls within 1e-6 of the edge between two ids. Precondition: vocab_size <= 400000.
+// where `random`, top_p or min_p falls within 1e-6 of the edge between two ids. Precondition: vocab_size <=
+// 400000.
 using SampleRows = void (*)(const SampleRowsArgs&);
 // Null in a build without CUDA.
 SampleRows cuda_sample_rows();

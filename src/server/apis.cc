@@ -14,13 +14,43 @@ constexpr int64_t kInt32Max = 2147483647;
 
 // Fields of SGLang and OpenAI that change the answer, with the value that asks for nothing.
 void refuse_unsupported(Fields& fields) {
-  for (const char* name : {"frequency_penalty", "presence_penalty", "min_p"}) fields.refuse(name, 0);
-  fields.refuse("repetition_penalty", 1);
-  fields.refuse("min_tokens", 0);
-  fields.refuse("min_new_tokens", 0);
-  fields.refuse("logit_bias", json::object());
   for (const char* name : {"regex", "ebnf", "json_schema", "structural_tag", "stop_regex"})
     fields.refuse(name, nullptr);
+}
+
+// Asked for by OpenAI's clients; none of them is a matter of the answer.
+void skip_moot(Fields& fields) {
+  for (const char* name : {"user", "metadata", "store", "service_tier", "safety_identifier",
+                           "prompt_cache_key", "prompt_cache_retention"})
+    fields.find(name);
+}
+
+// {"token id": bias}.
+std::vector<LogitBias> read_logit_bias(Fields& fields) {
+  std::vector<LogitBias> biases;
+  const json* given = fields.find("logit_bias");
+  if (given == nullptr) return biases;
+  if (!given->is_object()) {
+    fields.fail("logit_bias",
+                std::string("must be an object of token ids and numbers, not ") + given->type_name());
+    return biases;
+  }
+  Fields inner(*given, "logit_bias.");
+  for (const auto& item : given->items()) {
+    const std::string& key = item.key();
+    const bool is_id = !key.empty() && key.size() < 10 && key.find_first_not_of("0123456789") == key.npos;
+    if (!is_id) inner.fail(key.substr(0, 20), "is no token id");
+    const double bias = inner.number(key, 0, -100, 100);
+    if (inner.ok()) biases.push_back({std::stoi(key), static_cast<float>(bias)});
+  }
+  fields.merge(inner);
+  return biases;
+}
+
+// vLLM's and SGLang's name of one field; the latter wins.
+int64_t read_min_tokens(Fields& fields) {
+  const int64_t least = fields.integer("min_tokens", 0, 0, kInt32Max);
+  return fields.integer("min_new_tokens", least, 0, kInt32Max);
 }
 
 }  // namespace
@@ -42,8 +72,16 @@ SamplingParams read_sampling(Fields& fields, const SamplingParams& defaults) {
   s.top_p = static_cast<float>(fields.number("top_p", s.top_p, 0, 1, true));
   s.top_k = static_cast<int32_t>(fields.integer("top_k", s.top_k, -1, kInt32Max));
   if (s.top_k == 0) fields.fail("top_k", "must be -1 (all tokens) or at least 1, got 0");
+  s.min_p = static_cast<float>(fields.number("min_p", s.min_p, 0, 1));
+  s.frequency_penalty = static_cast<float>(fields.number("frequency_penalty", 0, -2, 2));
+  s.presence_penalty = static_cast<float>(fields.number("presence_penalty", 0, -2, 2));
+  s.repetition_penalty =
+      static_cast<float>(fields.number("repetition_penalty", s.repetition_penalty, 0, 2, true));
+  s.logit_bias = read_logit_bias(fields);
+  s.min_new_tokens = read_min_tokens(fields);
   constexpr int64_t kNoSeed = INT64_MIN;
-  const int64_t seed = fields.integer("seed", kNoSeed, kNoSeed + 1, INT64_MAX);
+  int64_t seed = fields.integer("seed", kNoSeed, kNoSeed + 1, INT64_MAX);
+  seed = fields.integer("sampling_seed", seed, kNoSeed, INT64_MAX);  // SGLang's name
   if (seed != kNoSeed) s.seed = static_cast<uint64_t>(seed);
   s.stop = fields.strings("stop");
   if (s.stop.size() > kMaxStops)
@@ -59,6 +97,7 @@ SamplingParams read_sampling(Fields& fields, const SamplingParams& defaults) {
   s.skip_special_tokens = fields.boolean("skip_special_tokens", s.skip_special_tokens);
   s.no_stop_trim = fields.boolean("no_stop_trim", s.no_stop_trim);
   refuse_unsupported(fields);
+  skip_moot(fields);
   return s;
 }
 

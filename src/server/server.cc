@@ -128,6 +128,9 @@ class ServerImpl final : public Server {
     check_model(engine, fields);
     GenerationCall call;
     if (fields.ok()) call = r.generate(engine, fields);
+    if (const auto unknown = fields.unknown(); fields.ok() && config_.strict_requests && !unknown.empty())
+      fields.fail(unknown.front(), "is no field of " + std::string(r.path) +
+                                       " (--strict-requests is on; without it such fields are ignored)");
     if (!fields.ok()) return exchange->respond(error_response(fields.error(), fields.param()));
     warn_unknown(r.path, fields);
     run_generation({&engine, &metrics_, &config_, live_}, exchange, std::move(call));

@@ -184,7 +184,7 @@ TEST_P(DeviceRanks, AnIdBelowZeroIsTheTokenThatWasChosen) {
   const std::vector<SampleRowParams> greedy(3, {.temperature = 0});
   std::vector<SampledRow> sampled(3);
   for (int i = 0; i < 5; ++i) {
-    ASSERT_TRUE(ahead.ranks().start_sample(greedy).ok());
+    ASSERT_TRUE(ahead.ranks().start_sample(greedy, {}).ok());
     const auto next = best_of(a);
     a = told.step(next);
     b = ahead.step({{~0}, {~1}, {~2}});
@@ -201,21 +201,35 @@ TEST_P(DeviceRanks, TokensAreChosenAsTheHostChoosesThem) {
   const Logits logits = model.step(kPrompts);
   const std::vector<SamplingParams> params = {{.temperature = 0, .top_logprobs = 5},
                                               {.temperature = 0.7f, .top_p = 0.9f, .top_k = 40},
-                                              {.temperature = 1.3f, .top_logprobs = 0}};
+                                              {.temperature = 1.3f, .min_p = 0.01f, .top_logprobs = 0}};
+  const Sampler sampler(model.vocab_size(), masked);
+  std::vector<std::vector<LogitEdit>> edits(3);  // the likeliest ids less likely, another one more
+  for (size_t i = 0; i < 3; ++i) {
+    std::vector<float> row = logits[i];
+    const SampledToken best = sampler.sample(row, {.top_logprobs = 5}, 0.5).value();
+    for (const TokenLogprob& top : best.top) edits[i].push_back({.token_id = top.token_id, .scale = 1.7f});
+    edits[i].push_back({.token_id = 0, .bias = 3});
+  }
+  std::vector<LogitEdit> all_edits;
   std::vector<SampleRowParams> rows;
-  for (const SamplingParams& p : params)
+  for (const SamplingParams& p : params) {
+    const std::vector<LogitEdit>& of_row = edits[rows.size()];
     rows.push_back({.random = 0.37 + 0.2 * static_cast<double>(rows.size()),
                     .temperature = p.temperature,
                     .top_p = p.top_p,
                     .top_k = p.top_k,
-                    .top_logprobs = p.top_logprobs});
+                    .top_logprobs = p.top_logprobs,
+                    .min_p = p.min_p,
+                    .first_edit = static_cast<int32_t>(all_edits.size()),
+                    .num_edits = static_cast<int32_t>(of_row.size())});
+    all_edits.insert(all_edits.end(), of_row.begin(), of_row.end());
+  }
   std::vector<SampledRow> sampled(3);
-  ASSERT_TRUE(model.ranks().start_sample(rows).ok());
+  ASSERT_TRUE(model.ranks().start_sample(rows, all_edits).ok());
   ASSERT_TRUE(model.ranks().take_sampled(sampled).ok());
-  const Sampler sampler(model.vocab_size(), masked);
   for (size_t i = 0; i < 3; ++i) {
     std::vector<float> row = logits[i];
-    const SampledToken want = sampler.sample(row, params[i], rows[i].random).value();
+    const SampledToken want = sampler.sample(row, params[i], rows[i].random, edits[i]).value();
     EXPECT_EQ(sampled[i].status, SampleStatus::kOk);
     EXPECT_EQ(sampled[i].token_id, want.token_id) << i;
     if (params[i].top_logprobs < 0) continue;

@@ -15,9 +15,9 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 SampledToken sample(std::vector<float> logits, const SamplingParams& params, double random = 0,
-                    std::vector<int32_t> masked_ids = {}) {
+                    std::vector<int32_t> masked_ids = {}, const std::vector<LogitEdit>& edits = {}) {
   const Sampler sampler(static_cast<int64_t>(logits.size()), std::move(masked_ids));
-  Result<SampledToken> token = sampler.sample(logits, params, random);
+  Result<SampledToken> token = sampler.sample(logits, params, random, edits);
   EXPECT_TRUE(token.ok()) << token.status().to_string();
   return token.ok() ? *token : SampledToken{.token_id = -1};
 }
@@ -43,6 +43,7 @@ std::vector<double> expected_distribution(const std::vector<float>& logits, cons
   double kept = 0;
   for (size_t i = 0; i < ranked.size(); ++i) {
     if (i > 0 && kept >= double{params.top_p} * total) weight[ranked[i]] = 0;
+    if (weight[ranked[i]] < double{params.min_p} * weight[ranked[0]]) weight[ranked[i]] = 0;
     kept += weight[ranked[i]];
   }
   for (double& w : weight) w /= kept;
@@ -126,18 +127,84 @@ TEST(Sampler, MeetsTheNaiveDistributionForAllCuts) {
   constexpr int kSteps = 4000;
   for (const float temperature : {0.25f, 1.0f, 3.0f})
     for (const int32_t top_k : {-1, 1, 3, 17, 64, 1000})
-      for (const float top_p : {0.1f, 0.5f, 0.9f, 0.999f, 1.0f}) {
+      for (const auto& [top_p, min_p] : {std::pair{0.1f, 0.0f},
+                                         {0.5f, 0.0f},
+                                         {0.9f, 0.05f},
+                                         {0.999f, 0.3f},
+                                         {1.0f, 0.0f},
+                                         {1.0f, 1e-3f},
+                                         {1.0f, 0.2f},
+                                         {1.0f, 1.0f}}) {
         std::vector<float> logits = random_logits(64, 3);
         logits[9] = logits[40];  // a tie
-        const SamplingParams params{.temperature = temperature, .top_p = top_p, .top_k = top_k};
+        const SamplingParams params{
+            .temperature = temperature, .top_p = top_p, .top_k = top_k, .min_p = min_p};
         const std::vector<double> expected = expected_distribution(logits, params);
         std::vector<double> drawn(logits.size(), 0);
         for (int i = 0; i < kSteps; ++i)
           drawn[static_cast<size_t>(sample(logits, params, (i + 0.5) / kSteps).token_id)] += 1.0 / kSteps;
         for (size_t id = 0; id < logits.size(); ++id)
           ASSERT_NEAR(drawn[id], expected[id], 1.0 / kSteps + 1e-12)
-              << "id " << id << " temperature " << temperature << " top_k " << top_k << " top_p " << top_p;
+              << "id " << id << " temperature " << temperature << " top_k " << top_k << " top_p " << top_p
+              << " min_p " << min_p;
       }
+}
+
+// As a model that says the edited logits, with the log-probabilities of the one that does not.
+TEST(Sampler, EditsChangeTheChoiceAndNotTheLogprobs) {
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    const std::vector<float> logits = random_logits(50, seed);
+    std::vector<float> changed = logits;
+    std::vector<LogitEdit> edits;
+    for (size_t id = seed % 3; id < 50; id += 1 + seed % 7) {
+      const float add = id % 4 == 3 ? -kInfinity : static_cast<float>(id) / 25 - 1;
+      const float scale = id % 3 == 0 ? 1.25f : 0.5f, bias = id % 5 == 0 ? 2.5f : 0.0f;
+      edits.push_back({static_cast<int32_t>(id), add, scale, bias});
+      const float sum = logits[id] + add;
+      changed[id] = (sum < 0 ? sum * scale : sum / scale) + bias;
+    }
+    const SamplingParams params{.temperature = seed % 2 == 0 ? 0.0f : 1.0f,
+                                .top_p = seed % 5 == 1 ? 0.7f : 1.0f,
+                                .top_k = seed % 7 == 1 ? 5 : -1,
+                                .top_logprobs = 4};
+    const double random = (seed + 0.5) / 200;
+    const SampledToken token = sample(logits, params, random, {8}, edits);
+    EXPECT_EQ(token.token_id, sample(changed, params, random, {8}).token_id) << seed;
+    const SampledToken own = sample(logits, params, random, {8});
+    for (size_t k = 0; k < 4; ++k) {
+      EXPECT_EQ(token.top[k].token_id, own.top[k].token_id);
+      EXPECT_EQ(token.top[k].logprob, own.top[k].logprob);
+    }
+    double total = 0;
+    for (const float x : logits) total += std::exp(double{x});
+    EXPECT_NEAR(token.logprob, logits[static_cast<size_t>(token.token_id)] - std::log(total), 1e-5);
+  }
+}
+
+TEST(Sampler, EditsThatLeaveNothingOrOverflow) {
+  const Sampler sampler(2, {});
+  std::vector<float> logits = {1, -kInfinity};
+  const std::vector<LogitEdit> never = {{.token_id = 0, .add = -kInfinity}};
+  EXPECT_EQ(sampler.sample(logits, {}, 0.5, never).status().message(),
+            "the model allows no id that has a token");
+  EXPECT_EQ(sample({1, 3e38f}, {.temperature = 1}, 0.5, {}, {{.token_id = 1, .scale = 1e-38f}}).token_id, 1);
+}
+
+TEST(Sampler, ScoresAGivenToken) {
+  const Sampler sampler(30, {4});
+  const std::vector<float> logits = random_logits(30, 9);
+  double total = 0;
+  for (const float x : logits) total += std::exp(double{x});
+  for (int32_t id = 0; id < 30; ++id) {
+    std::vector<float> row = logits;
+    const SampledToken scored = sampler.score(row, id, 3).value();
+    EXPECT_EQ(scored.token_id, id);
+    EXPECT_NEAR(scored.logprob, logits[static_cast<size_t>(id)] - std::log(total), 1e-5);
+    ASSERT_EQ(scored.top.size(), 3u);
+    EXPECT_NE(scored.top[0].token_id, 4);
+  }
+  std::vector<float> bad(30, std::nanf(""));
+  EXPECT_FALSE(sampler.score(bad, 0, 0).ok());
 }
 
 // Chi-square over the engine's own random numbers, fixed seed: 15 degrees of freedom, 0.1% point 37.7.

@@ -118,7 +118,7 @@ class FakeExecutor : public Executor {
     return {};
   }
   // With the host's Sampler, through what a device's one has.
-  Status start_sample(std::span<const SampleRowParams> rows) override {
+  Status start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits) override {
     if (!sample_failure.ok()) return sample_failure;
     EXPECT_LT(num_waiting_, 2);
     ++num_waiting_;
@@ -127,10 +127,15 @@ class FakeExecutor : public Executor {
       const SamplingParams params{.temperature = rows[i].temperature,
                                   .top_p = rows[i].top_p,
                                   .top_k = rows[i].top_k,
+                                  .min_p = rows[i].min_p,
                                   .top_logprobs = rows[i].top_logprobs};
       const auto v = static_cast<size_t>(config().vocab_size);
-      const Result<SampledToken> token =
-          sampler_->sample({logits_.data() + i * v, v}, params, rows[i].random);
+      const std::span<float> logits(logits_.data() + i * v, v);
+      const auto own_edits =
+          edits.subspan(static_cast<size_t>(rows[i].first_edit), static_cast<size_t>(rows[i].num_edits));
+      const Result<SampledToken> token = rows[i].given_id >= 0
+                                             ? sampler_->score(logits, rows[i].given_id, params.top_logprobs)
+                                             : sampler_->sample(logits, params, rows[i].random, own_edits);
       out[i].status = token.ok() ? SampleStatus::kOk : SampleStatus::kBadLogits;
       if (!token.ok()) continue;
       out[i].token_id = token->token_id;

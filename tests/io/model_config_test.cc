@@ -410,12 +410,15 @@ TEST(ModelConfig, RefusesWhatIsNoJson) {
 }
 
 TEST(ModelConfig, GenerationConfigWins) {
-  const auto config = parse(kGptOss, R"({"eos_token_id": 7, "temperature": 0.5, "top_p": 0.9, "top_k": 40})");
+  const auto config = parse(kGptOss, R"({"eos_token_id": 7, "temperature": 0.5, "top_p": 0.9, "top_k": 40,
+                                         "min_p": 0.25, "repetition_penalty": 1.05})");
   ASSERT_TRUE(is_ok(config));
   EXPECT_EQ(config->eos_token_ids, std::vector<int32_t>{7});
   EXPECT_EQ(config->default_sampling.temperature, 0.5f);
   EXPECT_EQ(config->default_sampling.top_p, 0.9f);
   EXPECT_EQ(config->default_sampling.top_k, 40);
+  EXPECT_EQ(config->default_sampling.min_p, 0.25f);
+  EXPECT_EQ(config->default_sampling.repetition_penalty, 1.05f);
   const auto greedy = parse(kGptOss, R"({"do_sample": false, "temperature": 0.5})");
   ASSERT_TRUE(is_ok(greedy));
   EXPECT_EQ(greedy->default_sampling.temperature, 0);

@@ -63,6 +63,18 @@ TEST(Generate, Logprobs) {
   EXPECT_EQ(body["meta_info"]["output_top_logprobs"], json::parse("[[[-0.5,97,null]]]"));
 }
 
+TEST(Generate, SamplingFieldsReachTheEngine) {
+  TestServer s;
+  post(s, "/generate",
+       R"({"text":"z","sampling_params":{"min_new_tokens":2,"sampling_seed":7,"presence_penalty":1,)"
+       R"("logit_bias":{"97":-1.5}}})");
+  const SamplingParams p = s.engine.last_request().sampling;
+  EXPECT_EQ(p.min_new_tokens, 2);
+  EXPECT_EQ(p.seed, 7u);
+  EXPECT_EQ(p.presence_penalty, 1.0f);
+  EXPECT_EQ(p.logit_bias.at(0).bias, -1.5f);
+}
+
 TEST(Generate, WrongFieldsAreNamed) {
   TestServer s;
   const std::pair<const char*, const char*> cases[] = {

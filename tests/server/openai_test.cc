@@ -78,7 +78,9 @@ TEST(Chat, SamplingFieldsReachTheEngine) {
   TestServer s;
   const std::string more =
       R"(,"temperature":0.5,"top_p":0.25,"top_k":7,"seed":-1,"stop":["x","y"],"max_tokens":9,)"
-      R"("stop_token_ids":[5],"ignore_eos":true,"skip_special_tokens":false,"no_stop_trim":true)";
+      R"("stop_token_ids":[5],"ignore_eos":true,"skip_special_tokens":false,"no_stop_trim":true,)"
+      R"("min_p":0.125,"frequency_penalty":-1.5,"presence_penalty":2,"repetition_penalty":1.25,)"
+      R"("logit_bias":{"5":1,"250":-100},"min_tokens":3)";
   ASSERT_EQ(http_post(s.port, kChat, chat("hello", more)).status, 200);
   const SamplingParams p = s.engine.last_request().sampling;
   EXPECT_EQ(p.temperature, 0.5f);
@@ -91,6 +93,14 @@ TEST(Chat, SamplingFieldsReachTheEngine) {
   EXPECT_TRUE(p.ignore_eos);
   EXPECT_FALSE(p.skip_special_tokens);
   EXPECT_TRUE(p.no_stop_trim);
+  EXPECT_EQ(p.min_p, 0.125f);
+  EXPECT_EQ(p.frequency_penalty, -1.5f);
+  EXPECT_EQ(p.presence_penalty, 2.0f);
+  EXPECT_EQ(p.repetition_penalty, 1.25f);
+  ASSERT_EQ(p.logit_bias.size(), 2u);
+  EXPECT_EQ(p.logit_bias[1].token_id, 250);
+  EXPECT_EQ(p.logit_bias[1].bias, -100.0f);
+  EXPECT_EQ(p.min_new_tokens, 3);
   EXPECT_EQ(p.top_logprobs, -1);
 }
 
@@ -218,8 +228,17 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{"TextTools", R"("tools":"f")", "tools"},
         Wrong{"ForcedTool", R"("tool_choice":"required")", "tool_choice"},
         Wrong{"ListKwargs", R"("chat_template_kwargs":[])", "chat_template_kwargs"},
-        Wrong{"Penalty", R"("frequency_penalty":0.5)", "frequency_penalty"},
-        Wrong{"LogitBias", R"("logit_bias":{"5":1})", "logit_bias"},
+        Wrong{"BigMinP", R"("min_p":1.5)", "min_p"},
+        Wrong{"FrequencyPenalty", R"("frequency_penalty":2.5)", "frequency_penalty"},
+        Wrong{"PresencePenalty", R"("presence_penalty":"much")", "presence_penalty"},
+        Wrong{"ZeroRepetitionPenalty", R"("repetition_penalty":0)", "repetition_penalty"},
+        Wrong{"ListLogitBias", R"("logit_bias":[5])", "logit_bias"},
+        Wrong{"WordLogitBias", R"("logit_bias":{"five":1})", "logit_bias.five"},
+        Wrong{"NegativeIdLogitBias", R"("logit_bias":{"-5":1})", "logit_bias.-5"},
+        Wrong{"HugeIdLogitBias", R"("logit_bias":{"99999999999":1})", "logit_bias.99999999999"},
+        Wrong{"BigLogitBias", R"("logit_bias":{"5":101})", "logit_bias.5"},
+        Wrong{"TextLogitBias", R"("logit_bias":{"5":"x"})", "logit_bias.5"},
+        Wrong{"NegativeMinTokens", R"("min_tokens":-1)", "min_tokens"},
         Wrong{"JsonFormat", R"("response_format":{"type":"json_object"})", "response_format"},
         Wrong{"NumberModel", R"("model":5)", "model"}),
     [](const auto& test) { return test.param.name; });
@@ -260,6 +279,23 @@ TEST(Chat, UnknownFieldsWarnOnce) {
   int lines = 0;
   for (const std::string& line : s.log()) lines += line.find("colour") != std::string::npos;
   EXPECT_EQ(lines, 1);
+}
+
+TEST(Chat, StrictRequestsRefuseUnknownFields) {
+  TestServer s({}, {.strict_requests = true});
+  const std::string known = R"(,"user":"me","metadata":{},"store":false,"min_p":0.5)";
+  EXPECT_EQ(http_post(s.port, kChat, chat("x", known)).status, 200);
+  for (const auto& [more, param] :
+       {std::pair{R"(,"colour":"red")", "colour"}, {R"(,"stream_options":{"x":1})", "stream_options.x"}}) {
+    const HttpAnswer answer = http_post(s.port, kChat, chat("x", more));
+    EXPECT_EQ(answer.status, 400);
+    const json error = body_of(answer)["error"];
+    EXPECT_EQ(error["param"], param);
+    EXPECT_NE(error["message"].get<std::string>().find("is no field of /v1/chat/completions"),
+              std::string::npos);
+  }
+  EXPECT_EQ(http_post(s.port, "/generate", R"({"text":"a","sampling_params":{"colour":1}})").status, 400);
+  EXPECT_EQ(s.engine.stats().num_requests_total, 1);
 }
 
 TEST(Chat, UnknownModelIs404) {

@@ -1,14 +1,17 @@
 // Sampling: a cluster of 8 blocks a row, which holds the row in its shared memory.
 //
-// Computes:  kernels/device_sampler.h: greedy; plain temperature; top_k and top_p; log-probabilities.
+// Computes:  kernels/device_sampler.h: greedy; plain temperature; top_k, top_p and min_p; edited logits;
+//            log-probabilities, also of a given id.
 // Shapes:    logits [rows, V] f32, V <= 400000: an eighth of a row lies in each block's shared memory.
-// Bytes:     4 rows V, once.   Flops: two double-precision exp an element at most.
+// Bytes:     4 rows V, once, and 16 an edit for each block.   Flops: three double-precision exp an element at
+//            most.
 // Bound:     latency of the cluster's exchanges for a few rows; the exps for many.
 // Numerics:  weights exp((x - max) / temperature) are made in double, as on the CPU, and then are integers in
 //            units of 2^-44 of the largest: sums are exact in any order, so the same bits on every run. An id
 //            that weighs less than 2^-45 of the best is never drawn. top_k, top_p and the draw in rank order
 //            are the same search: the id at which a running count or weight over the ranked ids passes a
-//            target, found digit by digit of the logits' bits (radix select).
+//            target, found digit by digit of the logits' bits (radix select). Edits are those of the CPU to
+//            the bit; they come after the log-probabilities, whose logits are the model's.
 #include <cooperative_groups.h>
 
 #include "base/check.h"
@@ -104,15 +107,20 @@ class RowPart {
   // ---- the parts of sample() ----
   __device__ bool load(const SampleRowsArgs& a, int64_t row);
   __device__ void mask(const SampleRowsArgs& a);
+  __device__ bool find_best();  // false if there is no id to choose
+  __device__ void edit(const LogitEdit* edits, int32_t num_edits);
+  __device__ void choose(const SampleRowParams& params);
   __device__ uint64_t weight_of(float x) const {
     return static_cast<uint64_t>(exp((static_cast<double>(x) - max_) / temperature_) * kOne + 0.5);
   }
-  __device__ uint64_t total_weight();
+  // Of all ids that weigh at least so much.
+  __device__ uint64_t total_weight(uint64_t at_least = 0);
   __device__ void draw_in_id_order(double random);
   __device__ void draw_ranked(const SampleRowParams& params);
-  __device__ void put_token(int32_t id, float logit) {
+  // By one thread of the cluster. The model's own logit of the id is read again: x_ may be edited.
+  __device__ void put_token(int32_t id) {
     out_->token_id = id;
-    if (wants_logprobs_) out_->logprob = static_cast<float>(logit - log_total_);
+    if (wants_logprobs_) out_->logprob = static_cast<float>(__ldcg(logits_ + id) - log_total_);
   }
   // The nth (from 0) of the ids of `cut`, by id.
   __device__ void put_nth(const Cut& cut, uint64_t nth);
@@ -125,11 +133,13 @@ class RowPart {
   __device__ Cut select(bool by_count, uint64_t target);
 
   Shared& s_;
-  float* const x_;  // [size_]
+  float* const x_;                 // [size_]
+  const float* logits_ = nullptr;  // the row
   cg::cluster_group cluster_;
   int rank_, parity_ = 0;
   int32_t first_id_, size_, segment_;
   double max_ = 0, temperature_ = 1, log_total_ = 0;
+  int32_t best_id_ = 0;     // of the largest logit
   uint64_t num_valid_ = 0;  // ids not at -infinity
   bool wants_logprobs_ = false, is_weighted_ = false;
   SampledRow* out_ = nullptr;
@@ -253,7 +263,8 @@ __device__ Cut RowPart::select(bool by_count, uint64_t target) {
 
 // False if the row holds NaN or infinity, or nothing else than -infinity. max_ is the row's maximum.
 __device__ bool RowPart::load(const SampleRowsArgs& a, int64_t row) {
-  const float* logits = a.logits + row * a.row_stride + first_id_;
+  logits_ = a.logits + row * a.row_stride;
+  const float* logits = logits_ + first_id_;
   uint32_t best = 0;  // key; NaN and +infinity are above all
 #pragma unroll 8
   for (int i = static_cast<int>(threadIdx.x); i < size_; i += kThreads) {
@@ -274,9 +285,40 @@ __device__ void RowPart::mask(const SampleRowsArgs& a) {
   __syncthreads();
 }
 
-__device__ uint64_t RowPart::total_weight() {
+__device__ bool RowPart::find_best() {
+  uint64_t best = 0, num_valid = 0;  // key, then the lower id
+  each([&](int i) {
+    if (x_[i] == -kInfinity) return;
+    ++num_valid;
+    best = max(best, uint64_t{key_of(x_[i])} << 32 | static_cast<uint32_t>(~(first_id_ + i)));
+  });
+  best = cluster_max(best);
+  num_valid_ = cluster_scan(num_valid).total;
+  if (num_valid_ == 0) return false;
+  max_ = logit_of(static_cast<uint32_t>(best >> 32));
+  best_id_ = ~static_cast<int32_t>(best);
+  return true;
+}
+
+// An id is edited by one thread: it stands in the list once.
+__device__ void RowPart::edit(const LogitEdit* edits, int32_t num_edits) {
+  for (int32_t j = static_cast<int32_t>(threadIdx.x); j < num_edits; j += kThreads) {
+    const LogitEdit e = edits[j];
+    const int32_t i = e.token_id - first_id_;
+    if (i < 0 || i >= size_) continue;
+    float x = __fadd_rn(x_[i], e.add);  // the intrinsics keep the compiler from fusing
+    x = x < 0 ? __fmul_rn(x, e.scale) : __fdiv_rn(x, e.scale);
+    x_[i] = fminf(__fadd_rn(x, e.bias), 3.402823466e38f);
+  }
+  __syncthreads();
+}
+
+__device__ uint64_t RowPart::total_weight(uint64_t at_least) {
   uint64_t sum = 0;
-  each([&](int i) { sum += weight_of(x_[i]); });  // -infinity weighs nothing
+  each([&](int i) {
+    const uint64_t weight = weight_of(x_[i]);  // -infinity weighs nothing
+    if (weight >= at_least) sum += weight;
+  });
   return cluster_scan(sum).total;
 }
 
@@ -291,11 +333,11 @@ __device__ void RowPart::draw_in_id_order(double random) {
   uint64_t running = scan.before;
   for (int i = segment_begin(); i < segment_end(); ++i) {
     running += weight_of(x_[i]);
-    if (running > target) return put_token(first_id_ + i, x_[i]);
+    if (running > target) return put_token(first_id_ + i);
   }
 }
 
-// kept: the weight of the ranked ids that may be drawn, cut by top_k, then by top_p.
+// kept: the weight of the ranked ids that may be drawn, cut by top_k, then by top_p, then by min_p.
 __device__ void RowPart::draw_ranked(const SampleRowParams& params) {
   uint64_t kept;
   if (params.top_k > 0 && static_cast<uint64_t>(params.top_k) < num_valid_) {
@@ -313,6 +355,8 @@ __device__ void RowPart::draw_ranked(const SampleRowParams& params) {
     const uint64_t num_here = (needed - last.weight_before + each_weighs - 1) / each_weighs;
     kept = last.weight_before + num_here * each_weighs;
   }
+  if (params.min_p > 0)
+    kept = min(kept, total_weight(static_cast<uint64_t>(static_cast<double>(params.min_p) * kOne + 0.5)));
   const uint64_t target = min(static_cast<uint64_t>(params.random * static_cast<double>(kept)), kept - 1);
   const Cut drawn = select(/*by_count=*/false, target);
   put_nth(drawn, (target - drawn.weight_before) / (drawn.weight / drawn.count));
@@ -324,7 +368,7 @@ __device__ void RowPart::put_nth(const Cut& cut, uint64_t nth) {
   for (int i = segment_begin(); i < segment_end(); ++i) here += is_here(i);
   uint64_t index = cluster_scan(here).before;
   for (int i = segment_begin(); i < segment_end() && index <= nth; ++i)
-    if (is_here(i) && index++ == nth) put_token(first_id_ + i, x_[i]);
+    if (is_here(i) && index++ == nth) put_token(first_id_ + i);
 }
 
 // The first `num_top` ids in rank order: gathered in the first block, in any order, and put in order there.
@@ -353,6 +397,17 @@ __device__ void RowPart::list_top(int32_t num_top) {
   if (threadIdx.x == 0) out_->num_top = static_cast<int32_t>(wanted);
 }
 
+// Of the ids that are there, after find_best() and, if is_weighted_, count_digit() of the first digit.
+__device__ void RowPart::choose(const SampleRowParams& params) {
+  if (params.temperature == 0) {
+    if (rank_ == 0 && threadIdx.x == 0) put_token(best_id_);
+  } else if (is_weighted_) {
+    draw_ranked(params);
+  } else {
+    draw_in_id_order(params.random);
+  }
+}
+
 __device__ void RowPart::sample(const SampleRowsArgs& a, int64_t row) {
   const SampleRowParams params = a.params[row];
   out_ = a.out + row;
@@ -366,31 +421,24 @@ __device__ void RowPart::sample(const SampleRowsArgs& a, int64_t row) {
   wants_logprobs_ = params.top_logprobs >= 0;
   if (wants_logprobs_) log_total_ = max_ + log(static_cast<double>(total_weight()) / kOne);
   mask(a);
-  uint64_t best = 0, num_valid = 0;  // key, then the lower id
-  each([&](int i) {
-    if (x_[i] == -kInfinity) return;
-    ++num_valid;
-    best = max(best, uint64_t{key_of(x_[i])} << 32 | static_cast<uint32_t>(~(first_id_ + i)));
-  });
-  best = cluster_max(best);
-  num_valid_ = cluster_scan(num_valid).total;
-  if (num_valid_ == 0) {
-    if (is_leader) out_->status = SampleStatus::kNoToken;
+  const bool is_given = params.given_id >= 0, is_drawn = !is_given && params.temperature != 0;
+  is_weighted_ = is_drawn && (params.top_k > 0 || params.top_p < 1 || params.min_p > 0);
+  temperature_ = is_drawn ? params.temperature : 1;
+  bool has_token = find_best();
+  if (has_token && (is_weighted_ || params.top_logprobs > 0))
+    count_digit({}, kDigitBits, is_weighted_, s_.first);
+  if (has_token && params.top_logprobs > 0) list_top(min(params.top_logprobs, kMaxTopLogprobs));
+  if (is_given) {
+    if (is_leader) put_token(params.given_id);
     return;
   }
-  max_ = logit_of(static_cast<uint32_t>(best >> 32));
-  const bool is_greedy = params.temperature == 0, is_plain = params.top_k < 0 && params.top_p >= 1;
-  is_weighted_ = !is_greedy && !is_plain;
-  temperature_ = is_greedy ? 1 : params.temperature;
-  if (is_weighted_ || params.top_logprobs > 0) count_digit({}, kDigitBits, is_weighted_, s_.first);
-  if (is_greedy) {
-    if (is_leader) put_token(~static_cast<int32_t>(best), static_cast<float>(max_));
-  } else if (is_plain) {
-    draw_in_id_order(params.random);
-  } else {
-    draw_ranked(params);
+  if (params.num_edits > 0) {
+    edit(a.edits + params.first_edit, params.num_edits);
+    has_token = find_best();
+    if (has_token && is_weighted_) count_digit({}, kDigitBits, is_weighted_, s_.first);
   }
-  if (params.top_logprobs > 0) list_top(min(params.top_logprobs, kMaxTopLogprobs));
+  if (has_token) return choose(params);
+  if (is_leader) out_->status = SampleStatus::kNoToken;
 }
 
 // The row's result once more, by the block that has written it.

@@ -1,4 +1,5 @@
-// Sampling on the GPU against engine/sampler.h's Sampler, row by row.
+// Sampling on the GPU against engine/sampler.h's Sampler, row by row. That one meets its definition, written
+// naively, in engine/sampler_test.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -18,6 +19,8 @@ struct RowCase {
   std::vector<float> logits;
   SamplingParams params;
   double random = 0.5;
+  std::vector<LogitEdit> edits = {};
+  int32_t given_id = -1;
 };
 
 class SamplerCuda : public testing::Test {
@@ -26,18 +29,27 @@ class SamplerCuda : public testing::Test {
     const size_t vocab_size = rows.empty() ? 8 : rows[0].logits.size(), stride = vocab_size + 3;
     std::vector<float> logits(rows.size() * stride, std::nanf(""));
     std::vector<SampleRowParams> params;
+    std::vector<LogitEdit> edits = {{.token_id = 0, .add = 1e9f}};  // nobody's
     for (size_t i = 0; i < rows.size(); ++i) {
       std::copy(rows[i].logits.begin(), rows[i].logits.end(), logits.begin() + static_cast<long>(i * stride));
       const SamplingParams& p = rows[i].params;
-      params.push_back({rows[i].random, p.temperature, p.top_p, p.top_k, p.top_logprobs});
+      params.push_back({.random = rows[i].random,
+                        .temperature = p.temperature,
+                        .top_p = p.top_p,
+                        .top_k = p.top_k,
+                        .top_logprobs = p.top_logprobs,
+                        .min_p = p.min_p,
+                        .given_id = rows[i].given_id,
+                        .first_edit = static_cast<int32_t>(edits.size()),
+                        .num_edits = static_cast<int32_t>(rows[i].edits.size())});
+      edits.insert(edits.end(), rows[i].edits.begin(), rows[i].edits.end());
     }
     const DeviceArray<float> device_logits(logits);
     const DeviceArray<SampleRowParams> device_params(params);
     std::vector<uint32_t> bits(masked.empty() ? 0 : vocab_size / 32 + 1);
     for (const int32_t id : masked) bits[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
-    const bool all_greedy = std::all_of(params.begin(), params.end(), [](const SampleRowParams& p) {
-      return p.temperature == 0 && p.top_logprobs < 0;
-    });
+    const bool all_greedy = std::all_of(params.begin(), params.end(), is_plain_greedy);
+    const DeviceArray<LogitEdit> device_edits(edits);
     const DeviceArray<uint32_t> device_masked(bits);
     const DeviceArray<SampledRow> out(std::vector<SampledRow>(rows.size())), copy(out.values());
     cuda_sample_rows()({.logits = device_logits.data(),
@@ -46,6 +58,7 @@ class SamplerCuda : public testing::Test {
                         .row_stride = static_cast<int64_t>(stride),
                         .masked = masked.empty() ? nullptr : device_masked.data(),
                         .params = all_greedy ? nullptr : device_params.data(),
+                        .edits = device_edits.data(),
                         .all_greedy = all_greedy,
                         .out = out.data(),
                         .copy = copy.data()});
@@ -66,7 +79,10 @@ class SamplerCuda : public testing::Test {
     for (size_t i = 0; i < rows.size(); ++i) {
       const Sampler sampler(static_cast<int64_t>(rows[i].logits.size()), masked);
       std::vector<float> logits = rows[i].logits;
-      const Result<SampledToken> expected = sampler.sample(logits, rows[i].params, rows[i].random);
+      const RowCase& row = rows[i];
+      const Result<SampledToken> expected = row.given_id >= 0
+                                                ? sampler.score(logits, row.given_id, row.params.top_logprobs)
+                                                : sampler.sample(logits, row.params, row.random, row.edits);
       EXPECT_EQ(got[i].status == SampleStatus::kOk, expected.ok()) << "row " << i;
       if (!expected.ok() || got[i].status != SampleStatus::kOk) continue;
       num_other += got[i].token_id != expected->token_id;
@@ -174,6 +190,86 @@ TEST_F(SamplerCuda, AllCutsOnAGridOfRandomNumbers) {
               {logits, {.temperature = temperature, .top_p = top_p, .top_k = top_k}, (i + 0.5) / 50});
         EXPECT_EQ(compare(rows), 0) << temperature << " " << top_k << " " << top_p;
       }
+}
+
+TEST_F(SamplerCuda, MinPBesidesTheOtherCutsOnAGridOfRandomNumbers) {
+  std::vector<float> logits = random_logits(64, 3);
+  logits[9] = logits[40];
+  for (const float min_p : {1e-6f, 0.02f, 0.3f, 0.999f, 1.0f})
+    for (const int32_t top_k : {-1, 3, 64})
+      for (const float top_p : {0.5f, 0.97f, 1.0f}) {
+        std::vector<RowCase> rows;
+        for (int i = 0; i < 50; ++i)
+          rows.push_back({logits,
+                          {.temperature = 1.5f, .top_p = top_p, .top_k = top_k, .min_p = min_p},
+                          (i + 0.5) / 50});
+        EXPECT_EQ(compare(rows), 0) << min_p << " " << top_k << " " << top_p;
+      }
+}
+
+// Some ids of each row, in any order, on both sides of 0, and some that end up at -infinity.
+std::vector<LogitEdit> random_edits(size_t vocab_size, size_t num_edits, unsigned seed) {
+  std::mt19937 generator(seed);
+  std::uniform_real_distribution<float> uniform(-3, 3);
+  std::vector<int32_t> ids(vocab_size);
+  for (size_t id = 0; id < vocab_size; ++id) ids[id] = static_cast<int32_t>(id);
+  std::shuffle(ids.begin(), ids.end(), generator);
+  std::vector<LogitEdit> edits;
+  for (size_t i = 0; i < std::min(num_edits, vocab_size); ++i)
+    edits.push_back({.token_id = ids[i],
+                     .add = i % 5 == 4 ? -kInfinity : uniform(generator),
+                     .scale = i % 2 == 0 ? 1.0f : 1.5f + uniform(generator) / 3,
+                     .bias = i % 3 == 0 ? 0.0f : uniform(generator)});
+  return edits;
+}
+
+TEST_F(SamplerCuda, EditedRowsBesideOthers) {
+  int num_other = 0;
+  for (const size_t vocab_size : {1, 9, 64, 5000, 201088}) {
+    std::vector<RowCase> rows;
+    for (int i = 0; i < 60; ++i) {
+      const auto n = static_cast<unsigned>(i);
+      RowCase row{random_logits(vocab_size, n, i % 4 == 0 ? 20.0f : 2.0f),
+                  {.temperature = static_cast<float>(i % 3),
+                   .top_p = i % 4 == 1 ? 0.8f : 1.0f,
+                   .top_k = i % 5 == 1 ? 10 : -1,
+                   .min_p = i % 7 == 1 ? 0.1f : 0.0f,
+                   .top_logprobs = i % 22 - 1},
+                  (i + 0.5) / 60};
+      if (i % 6 != 5) row.edits = random_edits(vocab_size, static_cast<size_t>(1) << i % 12, n);
+      rows.push_back(std::move(row));
+    }
+    num_other += compare(rows);
+    if (vocab_size > 9) num_other += compare(rows, {0, 5, 8});
+  }
+  EXPECT_LE(num_other, 1);
+  const LogitEdit never{.token_id = 0, .add = -kInfinity};
+  const SamplingParams greedy{.temperature = 0, .top_logprobs = 1};
+  const std::vector<SampledRow> none =
+      run({{{1, -kInfinity}, greedy, 0.5, {never}},
+           {{1, -kInfinity}, greedy, 0.5, {{.token_id = 0, .scale = 1e-30f}}},
+           {{3e38f, 1}, {}, 0.5, {{.token_id = 0, .scale = 1e-30f}}}});
+  EXPECT_EQ(none[0].status, SampleStatus::kNoToken);
+  EXPECT_EQ(none[1].status, SampleStatus::kOk);
+  EXPECT_EQ(none[2].token_id, 0);
+}
+
+TEST_F(SamplerCuda, GivenIdsAreScored) {
+  std::vector<RowCase> rows;
+  for (const size_t vocab_size : {1, 9, 5000}) {
+    rows.clear();
+    for (int i = 0; i < 60; ++i)
+      rows.push_back({random_logits(vocab_size, static_cast<unsigned>(i)),
+                      {.temperature = static_cast<float>(i % 2), .top_p = 0.5f, .top_logprobs = i % 21},
+                      0.5,
+                      {},
+                      static_cast<int32_t>(static_cast<size_t>(i) * 7 % vocab_size)});
+    EXPECT_EQ(compare(rows), 0);
+    if (vocab_size > 9) {
+      EXPECT_EQ(compare(rows, {0, 7, 14}), 0);
+    }
+  }
+  EXPECT_EQ(run({{{1, std::nanf("")}, {.top_logprobs = 0}, 0.5, {}, 1}})[0].status, SampleStatus::kBadLogits);
 }
 
 TEST_F(SamplerCuda, Edges) {

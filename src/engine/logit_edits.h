@@ -1,0 +1,50 @@
+// LogitEdits: what a request's penalties, bias and least length change in its logits.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "fp4moe/request.h"
+#include "kernels/device_sampler.h"
+
+namespace fp4moe {
+
+class LogitEdits {
+ public:
+  LogitEdits() = default;
+  // eos_ids: the model's, which end the answer unless ignore_eos says otherwise.
+  LogitEdits(const SamplingParams& sampling, std::span<const int32_t> eos_ids);
+
+  // Whether the edits of a token depend on the tokens before it.
+  bool has_penalties() const { return has_penalties_; }
+  // Counts a token of the answer.
+  void count(int32_t token_id);
+  // Appends the edits of the answer's n-th token, n from 0: each id at most once.
+  void append(int64_t n, std::vector<LogitEdit>& edits) const;
+
+ private:
+  struct Entry {
+    int32_t token_id;
+    int64_t count = 0;  // of it in the answer
+    float bias = 0;
+    bool ends = false;  // it would end the answer
+  };
+  Entry& entry(int32_t token_id);
+
+  double frequency_ = 0, presence_ = 0;
+  float repetition_ = 1;
+  int64_t min_new_tokens_ = 0;
+  bool has_penalties_ = false;
+  std::vector<Entry> entries_;
+  std::unordered_map<int32_t, size_t> places_;  // in entries_
+};
+
+// The most edits in a step of num_rows rows whose sequences have num_tokens tokens, all together.
+int64_t max_logit_edits(int64_t num_rows, int64_t num_tokens, int64_t num_eos_ids);
+
+// Logit x, edited.
+float edited(float x, const LogitEdit& edit);
+
+}  // namespace fp4moe

@@ -1,0 +1,170 @@
+// What requests ask of sampling, through the step loop: with the host's sampler, and with an executor that
+// samples and runs ahead.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "engine/step_loop.h"
+#include "engine/test_loop.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr int32_t kNumTokens = kFirstWordId + 2;  // ids from here on have no token
+
+// Greedy text of the fake model with penalties and bias, by their definition.
+std::vector<int32_t> expected_answer(std::vector<int32_t> history, const SamplingParams& p) {
+  std::vector<float> logits(kVocab);
+  std::vector<int32_t> answer;
+  std::map<int32_t, int> counts;
+  while (std::ssize(answer) < p.max_new_tokens) {
+    hashed_logits(history, logits);
+    for (const auto& [id, count] : counts) {
+      float& x = logits[static_cast<size_t>(id)];
+      x -= p.frequency_penalty * static_cast<float>(count) + p.presence_penalty;
+      x = x < 0 ? x * p.repetition_penalty : x / p.repetition_penalty;
+    }
+    for (const LogitBias& bias : p.logit_bias) logits[static_cast<size_t>(bias.token_id)] += bias.bias;
+    if (std::ssize(answer) < p.min_new_tokens) {
+      logits[kEosId] = -std::numeric_limits<float>::infinity();
+      for (const int32_t id : p.stop_token_ids)
+        logits[static_cast<size_t>(id)] = -std::numeric_limits<float>::infinity();
+    }
+    const auto end = logits.begin() + kNumTokens;
+    answer.push_back(static_cast<int32_t>(std::max_element(logits.begin(), end) - logits.begin()));
+    const bool stops = std::ranges::count(p.stop_token_ids, answer.back()) > 0;
+    if (stops || answer.back() == kEosId) break;
+    history.push_back(answer.back());
+    ++counts[answer.back()];
+  }
+  return answer;
+}
+
+// The model wants few ids only, again and again: its answers without penalties repeat them.
+void few_ids(std::span<const int32_t> history, std::span<float> logits) {
+  hashed_logits(history, logits);
+  for (size_t id = 12; id < logits.size(); ++id) logits[id] -= 9;
+}
+
+std::vector<SamplingParams> requests() {
+  std::vector<SamplingParams> all;
+  for (int i = 0; i < 24; ++i) {
+    SamplingParams p{.temperature = 0, .max_new_tokens = 10 + i};
+    if (i % 2 == 1) p.frequency_penalty = 0.125f * static_cast<float>(i - 12);
+    if (i % 3 == 1) p.presence_penalty = i % 2 == 0 ? 1.5f : -0.5f;
+    if (i % 4 == 1) p.repetition_penalty = i < 12 ? 1.5f : 0.5f;
+    if (i % 5 == 1) p.logit_bias = {{i, 4.0f}, {i + 20, 1.5f}, {i + 40, -100.0f}};
+    if (i % 4 == 2) {
+      p.stop_token_ids = {1, 2, 3, 4, 5, 6};
+      p.min_new_tokens = i % 8 == 2 ? 7 : 0;
+    }
+    all.push_back(p);
+  }
+  return all;
+}
+
+class StepLoopSampling : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(, StepLoopSampling, testing::Bool(),
+                         [](const auto& param) { return param.param ? "ByTheExecutor" : "OnTheHost"; });
+
+// All of them at once, with few pages: what one asks for, and what it says, is nobody else's matter.
+TEST_P(StepLoopSampling, AnswersAreThoseOfTheDefinition) {
+  for (const int64_t num_pages : {256, 40}) {
+    TestLoop loop(hashed_logits, {.num_pages = num_pages, .samples = GetParam()});
+    const std::vector<SamplingParams> asked = requests();
+    std::vector<Collector> collectors(asked.size());
+    for (size_t i = 0; i < asked.size(); ++i) {
+      const std::vector<int32_t> prompt(1 + i, static_cast<int32_t>(i));
+      ASSERT_TRUE(loop->submit({"", prompt, asked[i]}, collectors[i].callback()).ok()) << i;
+    }
+    for (size_t i = 0; i < asked.size(); ++i)
+      EXPECT_EQ(collectors[i].wait().token_ids,
+                expected_answer(std::vector<int32_t>(1 + i, static_cast<int32_t>(i)), asked[i]))
+          << "request " << i << " with " << num_pages << " pages";
+    loop.finish();
+  }
+}
+
+TEST_P(StepLoopSampling, APenaltyEndsRepetition) {
+  TestLoop loop(few_ids, {.samples = GetParam()});
+  const auto most_often = [](const Answer& answer) {
+    std::map<int32_t, int> counts;
+    int most = 0;
+    for (const int32_t id : answer.token_ids) most = std::max(most, ++counts[id]);
+    return most;
+  };
+  SamplingParams sampling{.temperature = 1, .seed = 4, .max_new_tokens = 60, .ignore_eos = true};
+  EXPECT_GT(most_often(loop.run({1}, sampling)), 5);
+  sampling.presence_penalty = 2;
+  sampling.frequency_penalty = 2;
+  sampling.repetition_penalty = 1.5f;
+  const Answer once = loop.run({1}, sampling), again = loop.run({1}, sampling);
+  EXPECT_LE(most_often(once), 5);
+  EXPECT_EQ(once.token_ids, again.token_ids);
+}
+
+TEST_P(StepLoopSampling, LogprobsAreTheModelsOwn) {
+  TestLoop loop(hashed_logits, {.samples = GetParam()});
+  SamplingParams sampling = requests()[21];
+  sampling.logit_bias = {{17, 50.0f}};
+  sampling.top_logprobs = 2;
+  const Answer answer = loop.run({1, 2}, sampling);
+  std::vector<int32_t> history = {1, 2};
+  ASSERT_GT(answer.logprobs.size(), 5u);
+  for (const PositionLogprobs& position : answer.logprobs) {
+    std::vector<float> logits(kVocab);
+    hashed_logits(history, logits);
+    double total = 0;
+    for (const float x : logits) total += std::exp(double{x});
+    const auto id = static_cast<size_t>(position.chosen.token_id);
+    EXPECT_NEAR(position.chosen.logprob, logits[id] - std::log(total), 1e-5);
+    const auto best = std::max_element(logits.begin(), logits.begin() + kNumTokens);
+    EXPECT_EQ(position.top[0].token_id, best - logits.begin());
+    history.push_back(position.chosen.token_id);
+  }
+}
+
+TEST_P(StepLoopSampling, NothingEndsTheAnswerBeforeMinNewTokens) {
+  TestLoop loop(says("ab\ncd\nef"), {.samples = GetParam()});
+  SamplingParams sampling = greedy(20);
+  sampling.stop = {"\n"};
+  EXPECT_EQ(loop.run({'x'}, sampling).text, "ab");
+  sampling.min_new_tokens = 4;
+  const Answer later = loop.run({'x'}, sampling);
+  EXPECT_EQ(later.text, "ab\ncd");
+  EXPECT_EQ(later.token_ids.size(), 6u);
+  sampling.min_new_tokens = 6;  // met with the token that stops
+  EXPECT_EQ(loop.run({'x'}, sampling).text, "ab\ncd");
+  sampling.min_new_tokens = 15;  // the model would end after 8
+  const Answer longest = loop.run({'x'}, sampling);
+  EXPECT_GE(longest.token_ids.size(), 15u);
+  EXPECT_EQ(longest.text.substr(0, 8), "ab\ncd\nef");
+  EXPECT_EQ(std::ranges::count(std::span(longest.token_ids).first(15), kEosId), 0);
+}
+
+TEST(StepLoopRequests, RefusesWhatIsIllegal) {
+  TestLoop loop;
+  const auto refusal = [&](const SamplingParams& sampling) {
+    return loop->submit({"", {1}, sampling}, [](const Delta&) { ADD_FAILURE(); }).status().message();
+  };
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(refusal({.min_p = 1.5f}), "min_p=1.500000; legal: 0 to 1");
+  EXPECT_EQ(refusal({.min_p = nan}), "min_p=nan; legal: 0 to 1");
+  EXPECT_EQ(refusal({.frequency_penalty = 2.5f}), "frequency_penalty=2.500000; legal: -2 to 2");
+  EXPECT_EQ(refusal({.presence_penalty = nan}), "presence_penalty=nan; legal: -2 to 2");
+  EXPECT_EQ(refusal({.repetition_penalty = 0}), "repetition_penalty=0.000000; legal: above 0, at most 2");
+  EXPECT_EQ(refusal({.logit_bias = {{300, 1}}}), "logit_bias[300]; legal token ids: 0 to 299");
+  EXPECT_EQ(refusal({.logit_bias = {{-1, 1}}}), "logit_bias[-1]; legal token ids: 0 to 299");
+  EXPECT_EQ(refusal({.logit_bias = {{3, 101}}}), "logit_bias[3]=101.000000; legal: -100 to 100");
+  EXPECT_EQ(refusal({.logit_bias = {{3, 1}, {3, 1}}}), "logit_bias names token 3 twice");
+  EXPECT_EQ(refusal({.logit_bias = std::vector<LogitBias>(1025)}),
+            "logit_bias: tokens=1025; legal: at most 1024");
+  EXPECT_EQ(refusal({.max_new_tokens = 4, .min_new_tokens = 5}),
+            "min_new_tokens=5; legal: 0 to max_new_tokens=4");
+}
+
+}  // namespace
+}  // namespace fp4moe
