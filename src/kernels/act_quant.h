@@ -20,12 +20,17 @@ struct ActQuantArgs {
   ActRows x;          // [T, K], bf16 or f32; K a multiple of `block`
   int block = 16;     // kInt8Block: 16 or 32; NVFP4: 16
   EncodeScale scale;  // kNvfp4Static
-  // [T, K], bf16 or f32: exact in either; may be x itself if the dtypes agree. kInt8Block also kU8, what byte
-  // dots read: code + 128, every eight columns in the order 0 4 1 5 2 6 3 7; must not overlap x.
+  // [T, K], bf16 or f32: exact in either; may be x itself if the dtypes agree. kInt8Block also kI8, what byte
+  // dots read: every eight columns in the order 0 4 1 5 2 6 3 7; must not overlap x.
   ActRows out;
   float* row_scales = nullptr;    // [T], kNvfp4PerToken
   float* block_scales = nullptr;  // [T, K / block], kInt8Block
+  // [T, K / block], with kI8 rows: kInt8Start times the sum of the block's codes.
+  int32_t* block_starts = nullptr;
 };
+
+// Byte dots multiply doubled e2m1 codes + 12, which are not negative: their sums start here, for each x.
+inline constexpr int kInt8Start = -12;
 
 // An int8 scale of this range keeps its half and its products with a block's sum exact up to their one
 // rounding.

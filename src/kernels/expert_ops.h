@@ -36,9 +36,10 @@ struct ExpertGemmArgs {
   const float* bias = nullptr;      // [num_panels * 16], zeros where the model has none
   int64_t num_panels = 0;
   int64_t out_stride = 0;  // elements from one row of out to the next
-  // [rows, K / fp4_block]: each multiplies its block's sum. With kU8 rows (w4a8), and only with them.
+  // [rows, K / fp4_block]: each multiplies its block's sum. With kI8 rows (w4a8), and only with them.
   const float* x_block_scales = nullptr;
-  const float* x_row_scales = nullptr;  // [rows] or null: each multiplies the row's sum, before the bias
+  const int32_t* x_block_starts = nullptr;  // as quantize_act() makes them, beside the scales
+  const float* x_row_scales = nullptr;      // [rows] or null: each multiplies the row's sum, before the bias
 };
 
 // out[row, 16 p ...] = activation(gate panel p of x, up panel p of x), in f32, then rounded to out_dtype.
@@ -80,9 +81,9 @@ struct ExpertOps {
   void (*router_logits)(const RouterLogitsArgs&);
 };
 
-// The oracle; x bf16, f32 or kU8, block scales with any of them.
+// The oracle; x bf16, f32 or kI8, block scales with any of them.
 const ExpertOps& ref_expert_ops();
-// Precondition: isa_available(isa). x must be bf16 or kU8.
+// Precondition: isa_available(isa). x must be bf16 or kI8.
 const ExpertOps& cpu_expert_ops(Isa isa);
 
 }  // namespace fp4moe

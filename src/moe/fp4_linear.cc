@@ -50,7 +50,7 @@ class PanelLinear final : public Fp4Linear {
 
   int64_t scratch_bytes(int64_t max_tokens) const override {
     const int64_t quantised = Arena::padded(max_tokens * k_ * act_bytes(act_dtype_)) +
-                              Arena::padded(max_tokens * (k_ / fp4_block(format_)) * 4) +
+                              2 * Arena::padded(max_tokens * (k_ / fp4_block(format_)) * 4) +
                               Arena::padded(max_tokens * 4);
     return (numerics_.scheme == Scheme::kW4A16 ? 0 : quantised) + Arena::padded(max_tokens * padded_n() * 4);
   }
@@ -117,11 +117,12 @@ class PanelLinear final : public Fp4Linear {
     const bool per_token = !int8 && numerics_.a1 == ActScaleChoice::kPerToken;
     const int block = int8 ? fp4_block(format_) : 16;
     const int64_t blocks = k_ / block, row_bytes = k_ * act_bytes(act_dtype_);
-    const DType dtype = int8 ? DType::kU8 : act_dtype_;
+    const DType dtype = int8 ? DType::kI8 : act_dtype_;
     const int64_t out_bytes = k_ * dtype_bits(dtype) / 8;
     uint8_t* values = scratch.take<uint8_t>(x.rows * out_bytes);
     float* row_scales = per_token ? scratch.take<float>(x.rows) : nullptr;
     float* block_scales = int8 ? scratch.take<float>(x.rows * blocks) : nullptr;
+    int32_t* block_starts = int8 ? scratch.take<int32_t>(x.rows * blocks) : nullptr;
     for_pieces(x.rows, pool, [&](int64_t first, int64_t rows) {
       quantize_act({.kind = int8        ? ActQuantKind::kInt8Block
                             : per_token ? ActQuantKind::kNvfp4PerToken
@@ -131,11 +132,13 @@ class PanelLinear final : public Fp4Linear {
                     .scale = act_scale_,
                     .out = {values + first * out_bytes, dtype, rows, k_},
                     .row_scales = per_token ? row_scales + first : nullptr,
-                    .block_scales = int8 ? block_scales + first * blocks : nullptr});
+                    .block_scales = int8 ? block_scales + first * blocks : nullptr,
+                    .block_starts = int8 ? block_starts + first * blocks : nullptr});
     });
     return {.format = format_,
             .x = {values, dtype, x.rows, k_},
             .x_block_scales = block_scales,
+            .x_block_starts = block_starts,
             .x_row_scales = row_scales};
   }
 

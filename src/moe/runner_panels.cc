@@ -48,6 +48,7 @@ struct Operand {
   ActRows rows;
   const float* row_scales = nullptr;    // [rows]
   const float* block_scales = nullptr;  // [rows, K / block]
+  const int32_t* block_starts = nullptr;
 };
 
 // What panels_run() needs of its arguments, once.
@@ -93,6 +94,7 @@ ExpertGemmArgs gemm_args(const Pass& pass, const Operand& x, int64_t expert) {
   return {.format = pass.p.format,
           .x = rows_of(x.rows, pass.batch, expert),
           .x_block_scales = x.block_scales == nullptr ? nullptr : x.block_scales + first * blocks,
+          .x_block_starts = x.block_starts == nullptr ? nullptr : x.block_starts + first * blocks,
           .x_row_scales = x.row_scales == nullptr ? nullptr : x.row_scales + first};
 }
 
@@ -114,11 +116,12 @@ void for_row_pieces(const Pass& pass, const Body& body) {
 template <class ScaleOf>
 Operand quantize(const Pass& pass, const ActRows& x, const ActRows& out, ActQuantKind kind,
                  const ScaleOf& scale_of) {
-  const int block = kind == ActQuantKind::kInt8Block ? fp4_block(pass.p.format) : 16;
+  const bool int8 = kind == ActQuantKind::kInt8Block;
+  const int block = int8 ? fp4_block(pass.p.format) : 16;
   const int64_t blocks = x.cols / block;
   float* row_scales = kind == ActQuantKind::kNvfp4PerToken ? pass.scratch.take<float>(x.rows) : nullptr;
-  float* block_scales =
-      kind == ActQuantKind::kInt8Block ? pass.scratch.take<float>(x.rows * blocks) : nullptr;
+  float* block_scales = int8 ? pass.scratch.take<float>(x.rows * blocks) : nullptr;
+  int32_t* block_starts = int8 ? pass.scratch.take<int32_t>(x.rows * blocks) : nullptr;
   for_row_pieces(pass, [&](int64_t e, int64_t first, int64_t rows) {
     quantize_act({.kind = kind,
                   .x = rows_from(x, first, rows),
@@ -126,14 +129,15 @@ Operand quantize(const Pass& pass, const ActRows& x, const ActRows& out, ActQuan
                   .scale = scale_of(e),
                   .out = rows_from(out, first, rows),
                   .row_scales = row_scales == nullptr ? nullptr : row_scales + first,
-                  .block_scales = block_scales == nullptr ? nullptr : block_scales + first * blocks});
+                  .block_scales = int8 ? block_scales + first * blocks : nullptr,
+                  .block_starts = int8 ? block_starts + first * blocks : nullptr});
   });
-  return {out, row_scales, block_scales};
+  return {out, row_scales, block_scales, block_starts};
 }
 
 // What quantised rows are held in: int8 codes as bytes, NVFP4 values like activations.
 DType quantised_dtype(const MoeProblem& p, const Numerics& n) {
-  return n.scheme == Scheme::kW4A8 ? DType::kU8 : p.act_dtype;
+  return n.scheme == Scheme::kW4A8 ? DType::kI8 : p.act_dtype;
 }
 
 ActQuantKind quant_kind(const Pass& pass, ActScaleChoice choice) {
@@ -212,7 +216,7 @@ void run_down(const Pass& pass, const Operand& h) {
 // Scratch of one quantised operand of [rows, cols]: values and the scales of either kind.
 int64_t quantised_bytes(const MoeProblem& p, const Numerics& n, int64_t rows, int64_t cols) {
   return Arena::padded(rows * cols * dtype_bits(quantised_dtype(p, n)) / 8) +
-         Arena::padded(rows * (cols / fp4_block(p.format)) * 4) + Arena::padded(rows * 4);
+         2 * Arena::padded(rows * (cols / fp4_block(p.format)) * 4) + Arena::padded(rows * 4);
 }
 
 }  // namespace

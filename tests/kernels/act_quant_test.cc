@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <tuple>
 
 #include "formats/e2m1.h"
@@ -203,23 +204,27 @@ TEST_P(ActQuant, Int8ScaleRange) {
   }
 }
 
-// The bytes that byte dots read are the same codes: + 128, and every eight columns in their order.
+// The bytes that byte dots read are the same codes, every eight columns in their order.
 TEST_P(ActQuant, Int8BytesAreTheSameCodes) {
   std::vector<float> values = uneven_rows(7, 96, 8);
   values[100] = NAN;
   const Quantised q = run(ActQuantKind::kInt8Block, values, 96, {}, 32);
   ActBuffer x(in(), 7, 96, values);
-  std::vector<uint8_t> bytes(values.size());
+  std::vector<int8_t> bytes(values.size());
   std::vector<float> scales(q.block_scales.size());
+  std::vector<int32_t> starts(scales.size());
   quantize_act({.kind = ActQuantKind::kInt8Block,
                 .x = x.view(),
                 .block = 32,
-                .out = {bytes.data(), DType::kU8, 7, 96},
-                .block_scales = scales.data()});
+                .out = {bytes.data(), DType::kI8, 7, 96},
+                .block_scales = scales.data(),
+                .block_starts = starts.data()});
   EXPECT_TRUE(same_bytes(bytes_of(scales), bytes_of(q.block_scales)));
   const int columns[8] = {0, 4, 1, 5, 2, 6, 3, 7};
   for (size_t i = 0; i < bytes.size(); ++i)
-    ASSERT_EQ(bytes[i] - 128, q.values[i / 8 * 8 + static_cast<size_t>(columns[i % 8])]) << i;
+    ASSERT_EQ(bytes[i], q.values[i / 8 * 8 + static_cast<size_t>(columns[i % 8])]) << i;
+  for (size_t b = 0; b < starts.size(); ++b)
+    ASSERT_EQ(starts[b], -12 * std::accumulate(&bytes[32 * b], &bytes[32 * b] + 32, 0)) << b;
 }
 
 TEST_P(ActQuant, InPlaceAndNothingToDo) {
@@ -310,20 +315,24 @@ TEST_P(ActQuantIsa, AnyBitsGiveTheScalarInt8) {
   constexpr int64_t kCols = 32 * 19;
   for (int row = 0; row < 2000; ++row) {
     std::vector<float> x = any_bits(random, kCols);
-    std::vector<uint8_t> bytes[2];
+    std::vector<int8_t> bytes[2];
     std::vector<float> scales[2];
+    std::vector<int32_t> starts[2];
     for (int i = 0; i < 2; ++i) {
       bytes[i].resize(kCols);
       scales[i].resize(kCols / 32);
+      starts[i].resize(kCols / 32);
       ActQuantArgs args;
       args.kind = ActQuantKind::kInt8Block;
       args.x = {x.data(), DType::kF32, 1, kCols};
       args.block = 32;
-      args.out = {bytes[i].data(), DType::kU8, 1, kCols};
+      args.out = {bytes[i].data(), DType::kI8, 1, kCols};
       args.block_scales = scales[i].data();
+      args.block_starts = starts[i].data();
       chunk(i == 0 ? Isa::kScalar : GetParam()).int8_row(args, 0);
     }
-    ASSERT_TRUE(same_bytes(bytes[1], bytes[0]));
+    ASSERT_EQ(bytes[1], bytes[0]);
+    ASSERT_EQ(starts[1], starts[0]);
     for (size_t b = 0; b < scales[0].size(); ++b) {
       if (std::isnan(scales[0][b]) && std::isnan(scales[1][b])) continue;
       ASSERT_EQ(scales[1][b], scales[0][b]);

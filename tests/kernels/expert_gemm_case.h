@@ -21,6 +21,7 @@ inline std::vector<double> to_double(const std::vector<float>& values) {
 // Scales of the rows put through a GEMM (null: none), and how gate_up() is run.
 struct GemmCall {
   const float* block_scales = nullptr;
+  const int32_t* block_starts = nullptr;
   const float* row_scales = nullptr;
   float tensor_scale = 1;  // of the rows, joins the weight's
   bool swapped = false;    // gate and up change places: wrong
@@ -37,7 +38,7 @@ struct DownCase {
     const Buffer panels = pack_groups(ops, nullptr, w);
     std::vector<float> out(static_cast<size_t>(x.rows * w.rows), NAN);
     ops.down({.gemm = {w.format, x, panels.data(), bias.data(), w.rows / kPanelRows, w.rows,
-                       call.block_scales, call.row_scales},
+                       call.block_scales, call.block_starts, call.row_scales},
               .scale = w.tensor_scale * call.tensor_scale,
               .out = out.data()});
     return out;
@@ -79,7 +80,7 @@ struct GateUpCase {
     const Buffer panels = pack_groups(ops, gated() ? &first : nullptr, last);
     ActBuffer out(call.out_dtype, x.rows, last.rows);
     ops.gate_up({.gemm = {last.format, x, panels.data(), bias.data(), last.rows / 16 * (gated() ? 2 : 1),
-                          last.rows, call.block_scales, call.row_scales},
+                          last.rows, call.block_scales, call.block_starts, call.row_scales},
                  .gate_scale = first.tensor_scale * call.tensor_scale,
                  .up_scale = last.tensor_scale * call.tensor_scale,
                  .activation = activation,

@@ -26,6 +26,7 @@ struct QuantRows {
     ActBuffer plain(DType::kF32, num_rows, k, values);
     row_scales.assign(static_cast<size_t>(num_rows), 1);
     block_scales.assign(static_cast<size_t>(num_rows * k / block), 1);
+    block_starts.resize(block_scales.size());
     ActQuantArgs args = {.kind = scheme == Scheme::kStatic     ? ActQuantKind::kNvfp4Static
                                  : scheme == Scheme::kPerToken ? ActQuantKind::kNvfp4PerToken
                                                                : ActQuantKind::kInt8Block,
@@ -34,12 +35,14 @@ struct QuantRows {
                          .scale = {2688.0f / 5.3f},
                          .out = codes.view(),
                          .row_scales = row_scales.data(),
-                         .block_scales = block_scales.data()};
+                         .block_scales = block_scales.data(),
+                         .block_starts = block_starts.data()};
     quantize_act(args);
     if (scheme == Scheme::kInt8) {  // the same codes as bytes are what the GEMM reads
-      args.out = {bytes.data(), DType::kU8, num_rows, k};
+      args.out = {bytes.data(), DType::kI8, num_rows, k};
       quantize_act(args);
       call.block_scales = block_scales.data();
+      call.block_starts = block_starts.data();
     }
     rows = args.out;
     if (scheme == Scheme::kStatic) call.tensor_scale = to_decode(args.scale).value;
@@ -52,14 +55,15 @@ struct QuantRows {
 
   ActRows first(int64_t count) const { return part(0, count); }
   ActRows part(int64_t first_row, int64_t count) const {
-    const int64_t row_bytes = rows.cols * (rows.dtype == DType::kU8 ? 1 : 2);
+    const int64_t row_bytes = rows.cols * (rows.dtype == DType::kI8 ? 1 : 2);
     return {static_cast<uint8_t*>(rows.data) + first_row * row_bytes, rows.dtype, count, rows.cols};
   }
 
   ActBuffer codes;
-  std::vector<uint8_t> bytes;
+  std::vector<int8_t> bytes;
   ActRows rows;
   std::vector<float> row_scales, block_scales;
+  std::vector<int32_t> block_starts;
   GemmCall call;
   std::vector<double> exact;
 };
@@ -144,7 +148,10 @@ TEST_P(ExpertQuantGemm, WrongInputsFail) {
     EXPECT_FALSE(within_relative_l2(c.run(ops(), plain.view(), {}), expected, 3e-3)) << int(scheme);
     const std::vector<float> ones(x.block_scales.size(), 1.0f);
     GemmCall wrong;  // bytes are never without block scales
-    if (scheme == Scheme::kInt8) wrong.block_scales = ones.data();
+    if (scheme == Scheme::kInt8) {
+      wrong.block_scales = ones.data();
+      wrong.block_starts = x.block_starts.data();
+    }
     EXPECT_FALSE(passes(x.first(6), wrong)) << int(scheme);
     wrong = x.call;
     wrong.swapped = true;
@@ -245,7 +252,7 @@ TEST_P(ExpertQuantGemm, ARowGivesTheSameBitsAloneAndInAnyBatch) {
     for (int64_t t = 0; t < 30; ++t) {
       GemmCall call = x.call;
       if (call.row_scales != nullptr) call.row_scales += t;
-      if (call.block_scales != nullptr) call.block_scales += t * blocks;
+      if (call.block_scales != nullptr) call.block_scales += t * blocks, call.block_starts += t * blocks;
       const std::vector<float> alone = c.run(ops(), x.part(t, 1), call);
       ASSERT_TRUE(std::equal(alone.begin(), alone.end(), whole.begin() + t * n)) << t;
     }

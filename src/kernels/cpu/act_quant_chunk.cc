@@ -94,8 +94,8 @@ void nvfp4_row(const ActQuantArgs& a, int64_t row, float encode, float decode) {
 }
 
 inline void store_codes(const ActRows& out, int64_t i, Vec codes) {
-  if (out.dtype == DType::kU8)
-    store_int8_eights(static_cast<uint8_t*>(out.data) + i, codes);
+  if (out.dtype == DType::kI8)
+    store_int8_eights(static_cast<int8_t*>(out.data) + i, codes);
   else
     store_elems(out, i, codes);
 }
@@ -107,14 +107,18 @@ void int8_row(const ActQuantArgs& a, int64_t row) {
     store(scales, div(block_amax<Nan::kInfinite>(a, at, blocks), broadcast(127.0f)));
     for (int64_t b = 0; b < blocks; ++b) {
       const bool low = scales[b]<kMinInt8Scale, high = scales[b]> kMaxInt8Scale;
-      a.block_scales[row * (a.x.cols / a.block) + first + b] = high  ? __builtin_nanf("")
-                                                               : low ? 0
-                                                                     : scales[b];
+      const int64_t block = row * (a.x.cols / a.block) + first + b;
+      a.block_scales[block] = high ? __builtin_nanf("") : low ? 0 : scales[b];
+      Vec codes_sum = zero();
       for (int i = 0; i < a.block; i += kLanes) {
         const int64_t elem = at + b * a.block + i;
         const Vec quotient = div(load_elems(a.x.data, a.x.dtype, elem), broadcast(scales[b]));
-        store_codes(a.out, elem, low || high ? zero() : add(round(quotient), zero()));  // no negative zeros
+        const Vec codes = low || high ? zero() : add(round(quotient), zero());  // no negative zeros
+        store_codes(a.out, elem, codes);
+        codes_sum = add(codes_sum, codes);
       }
+      if (a.out.dtype == DType::kI8)
+        a.block_starts[block] = kInt8Start * static_cast<int32_t>(sum(codes_sum));
     }
   });
 }

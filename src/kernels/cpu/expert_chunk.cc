@@ -20,8 +20,7 @@ namespace fp4moe::FP4MOE_ISA {
 namespace {
 
 using Lanes = float[kPanelRows];  // one value for each row of a panel
-using DotFn = void (*)(const uint8_t* panel, int64_t k, const void* x, int64_t num_rows,
-                       const float* x_scales, Lanes* out);
+using DotFn = void (*)(const uint8_t* panel, int64_t k, const void* x, const Int8Blocks&, Lanes* out);
 
 template <Fp4Format F, bool kInt8, int NT>
 DotFn dot_of(int64_t num_rows) {
@@ -34,7 +33,7 @@ DotFn dot_of(int64_t num_rows) {
 #if defined(__AMX_TILE__)
 constexpr bool kHasTiles = true;
 constexpr int64_t kMaxRows = kMaxTileTokens;
-int64_t max_rows(const ExpertGemmArgs& g) { return g.x.dtype == DType::kU8 ? kMaxTokens : kMaxTileTokens; }
+int64_t max_rows(const ExpertGemmArgs& g) { return g.x.dtype == DType::kI8 ? kMaxTokens : kMaxTileTokens; }
 #else
 constexpr bool kHasTiles = false;
 constexpr int64_t kMaxRows = kMaxTokens;
@@ -54,14 +53,15 @@ struct TileDot {
   DotFn dot = nullptr;
   int64_t k, panel_bytes, num_rows;
   const uint8_t* x;
-  const float* x_scales = nullptr;
+  Int8Blocks x_blocks;
 
   TileDot(const ExpertGemmArgs& g, int64_t first_row, int64_t rows)
       : k(g.x.cols), panel_bytes(expert_panel_bytes(g.format, k)), num_rows(rows) {
-    const bool int8 = g.x.dtype == DType::kU8, mxfp4 = g.format == Fp4Format::kMxfp4;
+    const bool int8 = g.x.dtype == DType::kI8, mxfp4 = g.format == Fp4Format::kMxfp4;
     if (int8 != (g.x_block_scales != nullptr)) __builtin_trap();  // the caller broke expert_ops.h's rule
     x = static_cast<const uint8_t*>(g.x.data) + first_row * k * (int8 ? 1 : 2);
-    if (int8) x_scales = g.x_block_scales + first_row * (k / (mxfp4 ? 32 : 16));
+    const int64_t first_block = first_row * (k / (mxfp4 ? 32 : 16));
+    if (int8) x_blocks = {g.x_block_scales + first_block, g.x_block_starts + first_block};
     if (int8 || !kHasTiles)
       dot = mxfp4 ? dot_of<Fp4Format::kMxfp4>(int8, num_rows) : dot_of<Fp4Format::kNvfp4>(int8, num_rows);
 #if defined(__AMX_TILE__)
@@ -86,7 +86,7 @@ struct TileDot {
                                            : expert_dot_tiles<Fp4Format::kNvfp4>(rows, num_panels, out);
     }
 #endif
-    for (int64_t p = 0; p < num_panels; ++p) dot(panels + p * panel_bytes, k, x, num_rows, x_scales, out[p]);
+    for (int64_t p = 0; p < num_panels; ++p) dot(panels + p * panel_bytes, k, x, x_blocks, out[p]);
   }
 };
 

@@ -46,10 +46,10 @@ void expert_dot_bf16(const uint8_t* panel, int64_t k, const bf16* x, float (*out
 
 // Either of the two: rows are bf16, or with kInt8 bytes and their block scales.
 template <Fp4Format F, bool kInt8, int NT>
-void expert_dot(const uint8_t* panel, int64_t k, const void* rows, int64_t /* NT */, const float* x_scales,
+void expert_dot(const uint8_t* panel, int64_t k, const void* rows, const Int8Blocks& x_blocks,
                 float (*out)[kPanelRows]) {
   if constexpr (kInt8)
-    expert_dot_int8<F, NT>(panel, k, static_cast<const uint8_t*>(rows), x_scales, out);
+    expert_dot_int8<F, NT>(panel, k, static_cast<const int8_t*>(rows), x_blocks, out);
   else
     expert_dot_bf16<F, NT>(panel, k, static_cast<const bf16*>(rows), out);
 }

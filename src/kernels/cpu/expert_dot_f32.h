@@ -19,9 +19,8 @@ template <bool kInt8, int kBlock>
 inline void load_row(const void* rows, int64_t first, float* x) {
   for (int c = 0; c < kBlock; c += kLanes) {
     if constexpr (kInt8) {
-      const uint8_t* bytes = static_cast<const uint8_t*>(rows) + first + c;
-      for (int i = 0; i < kLanes; ++i)
-        x[c + i / 8 * 8 + kInt8Columns[i % 8]] = static_cast<float>(bytes[i] - 128);
+      const int8_t* bytes = static_cast<const int8_t*>(rows) + first + c;
+      for (int i = 0; i < kLanes; ++i) x[c + i / 8 * 8 + kInt8Columns[i % 8]] = static_cast<float>(bytes[i]);
     } else {
       store(x + c, load(static_cast<const bf16*>(rows) + first + c));
     }
@@ -29,9 +28,9 @@ inline void load_row(const void* rows, int64_t first, float* x) {
 }
 
 // out[t][r] = sum over k of x[t, k] * w[r, k], t < NT. Rows are bf16, or with kInt8 bytes of codes, of which
-// each block's sum is exact and is multiplied by its x_scales[t, block].
+// each block's sum is exact and is multiplied by its x_blocks.scales[t, block].
 template <Fp4Format F, bool kInt8, int NT>
-void expert_dot(const uint8_t* panel, int64_t k, const void* rows, int64_t /* NT */, const float* x_scales,
+void expert_dot(const uint8_t* panel, int64_t k, const void* rows, const Int8Blocks& x_blocks,
                 float (*out)[kPanelRows]) {
   constexpr int kBlock = fp4_block(F);
   const int64_t num_blocks = k / kBlock;
@@ -55,7 +54,7 @@ void expert_dot(const uint8_t* panel, int64_t k, const void* rows, int64_t /* NT
     }
     const Vec scale = block_scales<F>(panel + b * kPanelRows);
     for (int t = 0; t < NT; ++t) {
-      if constexpr (kInt8) sum[t] = mul(sum[t], broadcast(x_scales[t * num_blocks + b]));
+      if constexpr (kInt8) sum[t] = mul(sum[t], broadcast(x_blocks.scales[t * num_blocks + b]));
       store(out[t], fma(scale, sum[t], load(out[t])));
     }
   }

@@ -16,9 +16,15 @@
 
 namespace fp4moe {
 
-// Column, within its eight, of the byte at each place of an eight of kU8 rows: bytes of low nibbles of a
+// Column, within its eight, of the byte at each place of an eight of kI8 rows: bytes of low nibbles of a
 // word above, then of high ones, are these columns.
 static constexpr int kInt8Columns[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+
+// What comes with kI8 rows [rows, K], see kernels/act_quant.h; null with others.
+struct Int8Blocks {
+  const float* scales = nullptr;    // [rows, K / block]
+  const int32_t* starts = nullptr;  // [rows, K / block]
+};
 
 // static: sources of every ISA use these, and each must keep its own copy.
 static constexpr int64_t expert_panel_scale_bytes(Fp4Format format, int64_t k) {

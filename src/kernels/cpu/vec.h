@@ -9,7 +9,7 @@
 //   load_pairs(p)           32 bf16 -> the 16 even and the 16 odd ones
 //   transpose(rows)         16 x 16 in place
 //   and_bits(v, mask) or_bits(a, b)               of the lanes' bit patterns
-//   store_int8_eights(p, v) 16 integers of [-128, 127] as bytes + 128, every eight as 0 4 1 5 2 6 3 7
+//   store_int8_eights(p, v) 16 integers of [-128, 127] as bytes, every eight as 0 4 1 5 2 6 3 7
 //   min round scale_by_power_of_2 zero_below      what exp() below needs
 #pragma once
 

@@ -79,13 +79,12 @@ inline Vec and_bits(Vec v, uint32_t mask) {
   return {_mm256_and_ps(v.lo, m), _mm256_and_ps(v.hi, m)};
 }
 inline Vec or_bits(Vec a, Vec b) { return {_mm256_or_ps(a.lo, b.lo), _mm256_or_ps(a.hi, b.hi)}; }
-inline void store_int8_eights(uint8_t* p, Vec v) {
+inline void store_int8_eights(int8_t* p, Vec v) {
   // Within a 128-bit lane: halves 0-3 of lo, 0-3 of hi; bytes then stand as lo 0-3, hi 0-3 | lo 4-7, hi 4-7.
   const __m256i halves = _mm256_packs_epi32(_mm256_cvtps_epi32(v.lo), _mm256_cvtps_epi32(v.hi));
   const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
   const __m128i order = _mm_setr_epi8(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
-                   _mm_xor_si128(_mm_shuffle_epi8(bytes, order), _mm_set1_epi8(int8_t(0x80))));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_shuffle_epi8(bytes, order));
 }
 
 // Eight rows of eight: pairs of rows, then pairs of pairs, then halves.

@@ -59,11 +59,10 @@ inline Vec and_bits(Vec v, uint32_t mask) {
   return {_mm512_and_ps(v.v, _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(mask))))};
 }
 inline Vec or_bits(Vec a, Vec b) { return {_mm512_or_ps(a.v, b.v)}; }
-inline void store_int8_eights(uint8_t* p, Vec v) {
+inline void store_int8_eights(int8_t* p, Vec v) {
   const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v.v));
   const __m128i order = _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
-                   _mm_xor_si128(_mm_shuffle_epi8(bytes, order), _mm_set1_epi8(int8_t(0x80))));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_shuffle_epi8(bytes, order));
 }
 
 // Within 128-bit lanes 4 x 4 as in the textbook, then the 4 x 4 lanes themselves.

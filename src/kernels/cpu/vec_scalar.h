@@ -90,9 +90,8 @@ inline Vec and_bits(Vec v, uint32_t mask) {
 inline Vec or_bits(Vec a, Vec b) {
   return make([&](int i) { return float_of(bits_of(a.lane[i]) | bits_of(b.lane[i])); });
 }
-inline void store_int8_eights(uint8_t* p, Vec v) {
-  for (int i = 0; i < 16; ++i)
-    p[i / 8 * 8 + i % 4 * 2 + i % 8 / 4] = static_cast<uint8_t>(static_cast<int>(v.lane[i]) + 128);
+inline void store_int8_eights(int8_t* p, Vec v) {
+  for (int i = 0; i < 16; ++i) p[i / 8 * 8 + i % 4 * 2 + i % 8 / 4] = static_cast<int8_t>(v.lane[i]);
 }
 
 template <class Op>

@@ -40,9 +40,9 @@ Fp4MatrixView panel_view(const ExpertGemmArgs& a, int64_t panel, float scale) {
 
 double act_at(const ActRows& x, int64_t row, int64_t col) {
   const int64_t i = row * x.cols + col;
-  if (x.dtype == DType::kU8) {
+  if (x.dtype == DType::kI8) {
     const int64_t place = i / 8 * 8 + i % 8 % 4 * 2 + i % 8 / 4;
-    return static_cast<const uint8_t*>(x.data)[place] - 128;
+    return static_cast<const int8_t*>(x.data)[place];
   }
   return x.dtype == DType::kF32 ? static_cast<const float*>(x.data)[i]
                                 : bf16_to_float(static_cast<const bf16*>(x.data)[i]);
