@@ -213,14 +213,14 @@ TEST_P(ExpertInt8Gemm, SumsAreIntegers) {
   for (int64_t k : {96, 2880})
     for (bool extreme : {false, true}) {
       Random random(51);
-      DownCase c(format(), 32, k, random);
-      std::vector<float> values = random.normal(17 * k);
+      DownCase c(format(), 48, k, random);
+      std::vector<float> values = random.normal(130 * k);
       if (extreme) {  // 127 times 6, everywhere
         for (float& v : values) v = v < 0 ? -1.0f : 1.0f;
-        for (int64_t r = 0; r < 32; ++r)
+        for (int64_t r = 0; r < 48; ++r)
           for (int64_t i = 0; i < k; i += 2) c.weight.code_byte(r, i) = r % 2 == 0 ? 0x77 : 0xf7;
       }
-      for (int64_t rows : {1, 4, 12, 17}) expect_integer_sums(c, values, rows);
+      for (int64_t rows : {1, 4, 7, 8, 12, 17, 130}) expect_integer_sums(c, values, rows);
     }
 }
 

@@ -7,6 +7,7 @@
 
 #if defined(__AMX_TILE__)
 #include "kernels/cpu/expert_dot_amx.h"
+#include "kernels/cpu/expert_dot_int8_amx.h"
 #elif defined(__AVX512BF16__)
 #include "kernels/cpu/expert_dot_avx512.h"
 #else
@@ -31,14 +32,15 @@ DotFn dot_of(int64_t num_rows) {
 }
 
 #if defined(__AMX_TILE__)
-constexpr bool kHasTiles = true;
 constexpr int64_t kMaxRows = kMaxTileTokens;
-int64_t max_rows(const ExpertGemmArgs& g) { return g.x.dtype == DType::kI8 ? kMaxTokens : kMaxTileTokens; }
+bool goes_by_tiles(const ExpertGemmArgs& g, int64_t rows) {
+  return g.x.dtype != DType::kI8 || (g.format == Fp4Format::kMxfp4 && rows >= kMinInt8TileRows);
+}
 #else
-constexpr bool kHasTiles = false;
 constexpr int64_t kMaxRows = kMaxTokens;
-int64_t max_rows(const ExpertGemmArgs&) { return kMaxTokens; }
+bool goes_by_tiles(const ExpertGemmArgs&, int64_t) { return false; }
 #endif
+int64_t max_rows(const ExpertGemmArgs& g) { return goes_by_tiles(g, g.x.rows) ? kMaxRows : kMaxTokens; }
 
 using PanelSums = Lanes[kMaxRows];
 
@@ -62,10 +64,10 @@ struct TileDot {
     x = static_cast<const uint8_t*>(g.x.data) + first_row * k * (int8 ? 1 : 2);
     const int64_t first_block = first_row * (k / (mxfp4 ? 32 : 16));
     if (int8) x_blocks = {g.x_block_scales + first_block, g.x_block_starts + first_block};
-    if (int8 || !kHasTiles)
+    if (!goes_by_tiles(g, num_rows))
       dot = mxfp4 ? dot_of<Fp4Format::kMxfp4>(int8, num_rows) : dot_of<Fp4Format::kNvfp4>(int8, num_rows);
 #if defined(__AMX_TILE__)
-    if (dot == nullptr) configure_tiles(RowTiles(num_rows).height, 2 * kTileColumns);
+    if (dot == nullptr) configure_tiles(RowTiles(num_rows).height, int8 ? kBlockColumns : 2 * kTileColumns);
 #endif
   }
 #if defined(__AMX_TILE__)
@@ -80,6 +82,11 @@ struct TileDot {
   void run(const ExpertGemmArgs& g, int64_t panel, int64_t num_panels, PanelSums* out) const {
     const uint8_t* panels = g.panels + panel * panel_bytes;
 #if defined(__AMX_TILE__)
+    if (dot == nullptr && x_blocks.scales != nullptr) {
+      const auto* codes = reinterpret_cast<const int8_t*>(x);
+      return expert_dot_int8_tiles({panels, panel_bytes, k, codes, x_blocks, RowTiles(num_rows)}, num_panels,
+                                   out);
+    }
     if (dot == nullptr) {
       const PanelRows rows{panels, panel_bytes, k, reinterpret_cast<const bf16*>(x), RowTiles(num_rows)};
       return g.format == Fp4Format::kMxfp4 ? expert_dot_tiles<Fp4Format::kMxfp4>(rows, num_panels, out)
