@@ -10,7 +10,10 @@
 #include <numeric>
 #include <thread>
 
+#include "base/check.h"
 #include "eval_questions.h"
+#include "eval_score.h"
+#include "html_page.h"
 #include "json_client.h"
 #include "verb.h"
 
@@ -174,27 +177,16 @@ json report(const EvalOptions& options, const QuestionSet& set, const std::vecto
   return result;
 }
 
-std::string escape_html(const std::string& text) {
-  std::string out;
-  for (const char c : text)
-    out += c == '<' ? "&lt;" : c == '>' ? "&gt;" : c == '&' ? "&amp;" : std::string(1, c);
-  return out;
-}
-
 std::string html_report(const json& result) {
-  std::string page = "<!doctype html><meta charset=utf-8><title>" + escape_html(result["eval_name"]) +
-                     "</title><style>td{vertical-align:top;white-space:pre-wrap}</style>\n";
+  HtmlPage page(result["eval_name"]);
   for (const json& round : result["rounds"]) {
-    page +=
-        fmt::format("<h2>Score: {:.3f}</h2>\n<table border=1><tr><th>question<th>answer<th>expected<th>got\n",
-                    round["score"].get<double>());
-    for (const json& a : round["answers"]) {
-      page += fmt::format("<tr><td>{}<td>{}<td>{}<td>{}\n", escape_html(a["question"]),
-                          escape_html(a["answer"]), escape_html(a["expected"]), escape_html(a["extracted"]));
-    }
-    page += "</table>\n";
+    page.heading(fmt::format("Score: {:.3f}", round["score"].get<double>()));
+    std::vector<std::vector<std::string>> rows;
+    for (const json& a : round["answers"])
+      rows.push_back({a["question"], a["answer"], a["expected"], a["extracted"]});
+    page.table({"question", "answer", "expected", "got"}, rows);
   }
-  return page;
+  return page.text();
 }
 
 Status write_file(const std::string& path, const std::string& text) {
@@ -247,6 +239,18 @@ int eval(EvalOptions options) {
 }
 
 }  // namespace
+
+Result<double> score_server(const std::string& base_url, const QuestionOptions& questions) {
+  EvalOptions options;
+  options.questions = questions;
+  options.base_url = base_url;
+  FP4MOE_ASSIGN_OR_RETURN(const QuestionSet set, load_questions(questions));
+  options.api = set.few_shot ? "completion" : "chat";
+  FP4MOE_RETURN_IF_ERROR(find_model(options));
+  const Round round = ask_all(options, set);
+  for (const Answer& a : round.answers) FP4MOE_RETURN_IF_ERROR(a.error);
+  return round.score();
+}
 
 void add_eval(CLI::App& app, int& exit_code) {
   CLI::App* verb = app.add_subcommand("eval", "Ask a server a set of questions and score the answers");

@@ -21,7 +21,7 @@ void add_make_tiny(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember(make_tiny_shapes()))
       ->capture_default_str();
   verb.add_option("--dialect", o.dialect,
-                  "auto, gpt-oss (MXFP4), modelopt (NVFP4), compressed-nvfp4 or compressed-mxfp4")
+                  "auto, gpt-oss (MXFP4), modelopt (NVFP4), compressed-nvfp4, compressed-mxfp4 or bf16")
       ->capture_default_str();
   verb.add_option("--rope-style", o.rope_style, "new (rope_parameters) or old (rope_scaling)")
       ->capture_default_str();

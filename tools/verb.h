@@ -33,5 +33,7 @@ void add_inspect(CLI::App& app, int& exit_code);
 void add_backends(CLI::App& app, int& exit_code);
 void add_plan(CLI::App& app, int& exit_code);
 void add_make_tiny(CLI::App& app, int& exit_code);
+void add_quantize(CLI::App& app, int& exit_code);
+void add_doctor(CLI::App& app, int& exit_code);
 
 }  // namespace fp4moe

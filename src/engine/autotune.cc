@@ -181,6 +181,7 @@ std::string why_shipped(const ModelPlan& plan) {
   const MoePlan& moe = plan.moe;
   if (plan.flags.disable_autotune || plan.flags.autotune_budget <= 0) return "off";
   if (moe.problem().act_dtype == DType::kF32) return "not for the oracle";
+  if (moe.problem().format == Fp4Format::kNone) return "none for bf16 experts";
   if (launcher_info().num_processes > 1) return "not in a job of several processes";
   if (moe.problem().device == DeviceKind::kCpu) return "";
   if (moe.scheme() != Scheme::kW4A16)

@@ -112,6 +112,10 @@ Result<SelfTestReport> self_test(const Checkpoint& checkpoint, const ModelConfig
 
 Status run_self_test(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan) {
   if (plan.flags.self_test == "off") return {};
+  if (plan.moe.problem().format == Fp4Format::kNone) {
+    log_info("self-test: no FP4 experts to test");
+    return {};
+  }
   const auto start = std::chrono::steady_clock::now();
   ThreadPool pool(plan.flags.threads > 0 ? plan.flags.threads : available_cores());
   FP4MOE_ASSIGN_OR_RETURN(const SelfTestReport report, self_test(checkpoint, config, plan, pool));

@@ -11,11 +11,21 @@ enum class Fp4Format : uint8_t {
   kMxfp4,  // blocks of 32 along K, e8m0 scale, no tensor scale
   kNvfp4,  // blocks of 16 along K, e4m3 scale, one f32 tensor scale (decode direction: w = code * block *
            // tensor)
+  kNone,   // not FP4: the bf16 weights of a checkpoint that was not quantised; no Fp4MatrixView has it
 };
 
-constexpr int fp4_block(Fp4Format format) { return format == Fp4Format::kMxfp4 ? 32 : 16; }
+// kNone has no blocks, but is cut as if it had MXFP4's.
+constexpr int fp4_block(Fp4Format format) { return format == Fp4Format::kNvfp4 ? 16 : 32; }
 constexpr const char* fp4_format_name(Fp4Format format) {
-  return format == Fp4Format::kMxfp4 ? "mxfp4" : "nvfp4";
+  switch (format) {
+    case Fp4Format::kMxfp4:
+      return "mxfp4";
+    case Fp4Format::kNvfp4:
+      return "nvfp4";
+    case Fp4Format::kNone:
+      return "bf16";
+  }
+  return "unknown";
 }
 
 // [rows, cols] e2m1 codes, two in a byte, the even column in the low nibble; one scale byte per block of

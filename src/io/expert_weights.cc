@@ -3,6 +3,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "io/bf16_experts.h"
 #include "io/fp4_tensors.h"
 #include "io/fused_experts.h"
 #include "io/quant_config.h"
@@ -18,7 +19,8 @@ Result<MoeWeightsView> load_per_expert(const Checkpoint& checkpoint, const Model
   MoeWeightsView moe{.format = is_mxfp4(method) ? Fp4Format::kMxfp4 : Fp4Format::kNvfp4,
                      .hidden_size = hidden,
                      .intermediate_size = inter,
-                     .experts = {}};
+                     .experts = {},
+                     .bf16_experts = {}};
   for (int64_t e = 0; e < config.num_experts; ++e) {
     const std::string expert = prefix + std::to_string(e);
     const auto load = [&](const char* name, int64_t rows, int64_t cols) {
@@ -46,10 +48,8 @@ Result<MoeWeightsView> load_expert_weights(const Checkpoint& checkpoint, const M
   if (!config.layer_has_experts.empty() && !config.layer_has_experts[static_cast<size_t>(layer)])
     return invalid_argument("layer " + std::to_string(layer) + " has a dense MLP, no experts");
   const QuantMethod method = config.quant.method;
-  if (method == QuantMethod::kNone)
-    return unsupported("'" + checkpoint.folder() +
-                       "' declares no quantization; supported are MXFP4 and NVFP4 experts");
   const std::string prefix = "model.layers." + std::to_string(layer) + ".mlp.experts.";
+  if (method == QuantMethod::kNone) return load_bf16_experts(checkpoint, config, prefix);
   const bool is_fused =
       method == QuantMethod::kMxfp4GptOss ||
       (method == QuantMethod::kModelOptNvfp4 && checkpoint.find(prefix + "gate_up_proj.weight") != nullptr);

@@ -24,10 +24,28 @@ struct ExpertWeightsView {
   float gate_input_scale = 1, up_input_scale = 1, down_input_scale = 1;
 };
 
+// [rows, cols] bf16; element (r, c) lies at data[r * row_stride + c * col_stride]: gpt-oss keeps its experts
+// transposed, gate and up side by side.
+struct Bf16MatrixView {
+  int64_t rows = 0, cols = 0;
+  const bf16* data = nullptr;
+  int64_t row_stride = 0, col_stride = 1;
+};
+
+// The same as ExpertWeightsView of a checkpoint that was not quantised.
+struct Bf16ExpertView {
+  Bf16MatrixView gate, up, down;
+  const bf16* gate_bias = nullptr;
+  const bf16* up_bias = nullptr;
+  const bf16* down_bias = nullptr;
+  int64_t gate_up_bias_stride = 1;
+};
+
 struct MoeWeightsView {
   Fp4Format format = Fp4Format::kMxfp4;
   int64_t hidden_size = 0, intermediate_size = 0;
-  std::vector<ExpertWeightsView> experts;  // [E]
+  std::vector<ExpertWeightsView> experts;    // [E]; none with kNone
+  std::vector<Bf16ExpertView> bf16_experts;  // [E] with kNone
 };
 
 // A linear layer outside the routed experts: FP4, or bf16 where the checkpoint left it alone.
@@ -64,7 +82,8 @@ struct ExpertRange {
 
 // Finds, checks (names, dtypes, shapes, finite positive scales, no 0xFF e8m0 byte) and types all experts of
 // layer `layer`. Errors name the tensor, both values, and for scales the expert and position. Block scales, a
-// ninth of the bytes, are only read of `local` experts: a rank need not touch the others' pages.
+// ninth of the bytes, are only read of `local` experts: a rank need not touch the others' pages. A checkpoint
+// without a quantization declaration has bf16 experts.
 Result<MoeWeightsView> load_expert_weights(const Checkpoint& checkpoint, const ModelConfig& config,
                                            int64_t layer, ExpertRange local = {});
 

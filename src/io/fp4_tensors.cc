@@ -101,6 +101,13 @@ Status check_block_scales(Fp4Format format, const TensorEntry& scales, ExpertRan
                    (format == Fp4Format::kMxfp4 ? "e8m0 bytes 0x00 to 0xFE" : "e4m3 bytes 0x00 to 0x7E"));
 }
 
+Status undeclared_fp4(const std::string& tensor) {
+  return unsupported(
+      "the checkpoint declares no FP4 quantization (neither config.json's quantization_config nor "
+      "hf_quant_config.json), but has '" +
+      tensor + "'");
+}
+
 Status check_tensor_scale(const std::string& name, const std::string& position, float scale) {
   if (std::isfinite(scale) && scale > 0) return {};
   return data_loss("tensor '" + name + "'" + position + " is " + std::to_string(scale) +

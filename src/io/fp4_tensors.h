@@ -21,6 +21,9 @@ std::string fp4_codes_name(QuantMethod method, const std::string& name);
 // Whether the checkpoint holds FP4 tensors for the module.
 bool has_fp4_tensors(const Checkpoint& checkpoint, QuantMethod method, const std::string& name);
 
+// What a checkpoint without a declaration is told that has this tensor of an FP4 dialect.
+Status undeclared_fp4(const std::string& tensor);
+
 struct Fp4Shape {
   int64_t rows, cols;        // cols must be whole blocks
   bool reads_scales = true;  // whether the block scales' bytes are checked

@@ -121,8 +121,11 @@ Result<MoeWeightsView> load_gpt_oss_experts(const Checkpoint& checkpoint, const 
                           load_gpt_oss(checkpoint, down_name, {num_experts, hidden, inter, local}));
   FP4MOE_ASSIGN_OR_RETURN(const TensorView down_bias,
                           checkpoint.get(down_name + "_bias", DType::kBF16, {num_experts, hidden}));
-  MoeWeightsView moe{
-      .format = Fp4Format::kMxfp4, .hidden_size = hidden, .intermediate_size = inter, .experts = {}};
+  MoeWeightsView moe{.format = Fp4Format::kMxfp4,
+                     .hidden_size = hidden,
+                     .intermediate_size = inter,
+                     .experts = {},
+                     .bf16_experts = {}};
   for (int64_t e = 0; e < num_experts; ++e)
     moe.experts.push_back({.gate = gate_up.expert(e, 0, 2, inter),
                            .up = gate_up.expert(e, 1, 2, inter),
@@ -142,8 +145,11 @@ Result<MoeWeightsView> load_fused_modelopt_experts(const Checkpoint& checkpoint,
                                                                   {num_experts, 2 * inter, hidden, local}));
   FP4MOE_ASSIGN_OR_RETURN(const FusedNvfp4 down, load_modelopt(checkpoint, prefix + "down_proj", 1,
                                                                {num_experts, hidden, inter, local}));
-  MoeWeightsView moe{
-      .format = Fp4Format::kNvfp4, .hidden_size = hidden, .intermediate_size = inter, .experts = {}};
+  MoeWeightsView moe{.format = Fp4Format::kNvfp4,
+                     .hidden_size = hidden,
+                     .intermediate_size = inter,
+                     .experts = {},
+                     .bf16_experts = {}};
   for (int64_t e = 0; e < num_experts; ++e) {
     ExpertWeightsView expert{.gate = gate_up.rows.expert(e, 0, 1, inter),
                              .up = gate_up.rows.expert(e, inter, 1, inter),

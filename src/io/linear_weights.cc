@@ -12,6 +12,8 @@ Status check_dense_dtype(const Checkpoint& checkpoint, const std::string& name) 
   const TensorEntry* entry = checkpoint.find(name + ".weight");
   if (entry == nullptr || entry->view.dtype == DType::kBF16) return {};
   const DType dtype = entry->view.dtype;
+  if (dtype == DType::kU8 && checkpoint.find(name + ".weight_scale") != nullptr)
+    return undeclared_fp4(name + ".weight_scale");
   if (dtype != DType::kF8E4M3 && dtype != DType::kF8E5M2 && dtype != DType::kI8) return {};
   return unsupported("module '" + name + "' is quantised to " + dtype_name(dtype) +
                      "; supported are linear layers in FP4 and bf16");

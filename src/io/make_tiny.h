@@ -13,7 +13,8 @@ namespace fp4moe {
 
 struct MakeTinyOptions {
   std::string like = "gpt-oss-tiny";  // one of make_tiny_shapes()
-  // auto | gpt-oss | modelopt | compressed-nvfp4 | compressed-mxfp4: must be one that the family can have.
+  // auto | gpt-oss | modelopt | compressed-nvfp4 | compressed-mxfp4 | bf16 (not quantised): must be one that
+  // the family can have.
   std::string dialect = "auto";
   std::string rope_style = "new";  // new: rope_parameters; old: rope_theta and rope_scaling
   uint64_t seed = 0;               // a tensor's data depends on this and its name and shape alone

@@ -1,6 +1,7 @@
 #include "io/make_tiny_files.h"
 
 #include "base/check.h"
+#include "io/quantize_declaration.h"
 
 namespace fp4moe {
 namespace {
@@ -147,33 +148,6 @@ void set_old_rope(Json& config) {
   config["rope_scaling"] = scaling["rope_type"] == "default" ? Json() : scaling;
 }
 
-// The modules that stay in bf16, as the dialects spell them.
-Json declare_mxfp4() {
-  return {{"quant_method", "mxfp4"},
-          {"modules_to_not_convert",
-           {"model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"}}};
-}
-
-Json declare_nvfp4() {
-  return {{"producer", {{"name", "modelopt"}, {"version", "0.29.0"}}},
-          {"quantization",
-           {{"quant_algo", "NVFP4"},
-            {"kv_cache_quant_algo", nullptr},
-            {"group_size", 16},
-            {"exclude_modules",
-             {"lm_head", "model.embed_tokens", "model.layers.*.self_attn*", "model.layers.*.mlp.gate",
-              "model.layers.*.mlp.shared_expert_gate"}}}}};
-}
-
-Json declare_compressed(bool is_mx) {
-  const Json weights = {
-      {"num_bits", 4}, {"type", "float"}, {"group_size", is_mx ? 32 : 16}, {"symmetric", true}};
-  return {{"quant_method", "compressed-tensors"},
-          {"format", is_mx ? "mxfp4-pack-quantized" : "nvfp4-pack-quantized"},
-          {"config_groups", {{"group_0", {{"targets", {"Linear"}}, {"weights", weights}}}}},
-          {"ignore", {"lm_head", "re:.*self_attn.*", "re:.*mlp.gate$", "re:.*shared_expert_gate$"}}};
-}
-
 // GPT-2's printable stand-in for a byte, in UTF-8: itself where that is printable, else the next of U+0100
 // on.
 std::string byte_symbol(int byte) {
@@ -235,9 +209,9 @@ Result<MakeTinyFiles> make_tiny_files(const MakeTinyOptions& options) {
   FP4MOE_ASSIGN_OR_RETURN(const Shape* shape, find_shape(options.like));
   const std::string dialect = options.dialect == "auto" ? shape->dialect : options.dialect;
   const bool is_compressed = dialect == "compressed-nvfp4" || dialect == "compressed-mxfp4";
-  if (dialect != "gpt-oss" && dialect != "modelopt" && !is_compressed)
+  if (dialect != "gpt-oss" && dialect != "modelopt" && dialect != "bf16" && !is_compressed)
     return invalid_argument("dialect = '" + dialect +
-                            "'; legal: auto, gpt-oss, modelopt, compressed-nvfp4, compressed-mxfp4");
+                            "'; legal: auto, gpt-oss, modelopt, compressed-nvfp4, compressed-mxfp4, bf16");
   if (options.rope_style != "new" && options.rope_style != "old")
     return invalid_argument("rope_style = '" + options.rope_style + "'; legal: new, old");
   MakeTinyFiles files;
@@ -257,11 +231,12 @@ Result<MakeTinyFiles> make_tiny_files(const MakeTinyOptions& options) {
                  {"use_cache", true}});
   if (options.rope_style == "old") set_old_rope(config);
   if (dialect == "gpt-oss")
-    config["quantization_config"] = declare_mxfp4();
+    config["quantization_config"] = declare_gpt_oss();
   else if (is_compressed)
-    config["quantization_config"] = declare_compressed(dialect == "compressed-mxfp4");
-  else
-    files.hf_quant = declare_nvfp4();
+    config["quantization_config"] =
+        declare_compressed(dialect == "compressed-mxfp4", {}, dialect == "compressed-nvfp4");
+  else if (dialect == "modelopt")
+    files.hf_quant = declare_modelopt({}, true);
   files.generation = {{"eos_token_id", eos}, {"bos_token_id", 0}, {"pad_token_id", 0}, {"do_sample", false}};
   files.tokenizer = make_tokenizer();
   files.tokenizer_config = {{"tokenizer_class", "PreTrainedTokenizerFast"},

@@ -150,9 +150,10 @@ class TensorList {
   // All experts of one projection.
   void add_gpt_oss(const std::string& name, int64_t rows, int64_t cols) {
     const int64_t experts = config_.num_experts;
+    add(name + "_bias", {experts, rows});
+    if (config_.quant.method == QuantMethod::kNone) return add(name, {experts, cols, rows});
     add(name + "_blocks", {experts, rows, cols / 32, 16}, TinyContent::kCodes, 1, DType::kU8);
     add(name + "_scales", {experts, rows, cols / 32}, TinyContent::kE8m0, 1, DType::kU8);
-    add(name + "_bias", {experts, rows});
   }
 
   void add_fp4(const std::string& name, int64_t rows, int64_t cols, float input_amax) {
@@ -177,7 +178,8 @@ class TensorList {
 
   // bf16 where the declaration leaves the module unquantised.
   void add_linear(const std::string& name, int64_t rows, int64_t cols, float input_amax) {
-    if (is_excluded(config_.quant, prefix_ + name)) return add(name + ".weight", {rows, cols});
+    if (config_.quant.method == QuantMethod::kNone || is_excluded(config_.quant, prefix_ + name))
+      return add(name + ".weight", {rows, cols});
     add_fp4(name, rows, cols, input_amax);
   }
 

@@ -80,14 +80,19 @@ Status check_quantization(const ModelConfig& model, const std::string& flag) {
   if (flag != "auto" && flag != "mxfp4" && flag != "modelopt_fp4" && flag != "compressed-tensors")
     return invalid_argument("--quantization " + flag +
                             "; legal: auto, mxfp4, modelopt_fp4 or compressed-tensors");
-  if (model.quant.method == QuantMethod::kNone)
-    return unsupported(
-        "the checkpoint declares no FP4 quantization (neither config.json's quantization_config nor "
-        "hf_quant_config.json); this version runs FP4 experts only");
+  if (flag != "auto" && model.quant.method == QuantMethod::kNone)
+    return unsupported("--quantization " + flag +
+                       ": the checkpoint declares no FP4 quantization (neither config.json's "
+                       "quantization_config nor hf_quant_config.json); `fp4moe quantize` makes one that is");
   if (flag != "auto" && flag != declared)
     return unsupported("--quantization " + flag + " contradicts the checkpoint, which is " + declared + " (" +
                        model.quant.declared_by + "); use --quantization " + declared + " or auto");
   return {};
+}
+
+Fp4Format expert_format(QuantMethod method) {
+  if (method == QuantMethod::kNone) return Fp4Format::kNone;
+  return is_mxfp4(method) ? Fp4Format::kMxfp4 : Fp4Format::kNvfp4;
 }
 
 Activation activation_of(const ModelConfig& model) {
@@ -148,7 +153,7 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
   EngineConfig all_given = given;
   take_device_defaults(given, device.kind, all_given);
   FP4MOE_RETURN_IF_ERROR(check_ranges(all_given));
-  const Fp4Format format = is_mxfp4(model.quant.method) ? Fp4Format::kMxfp4 : Fp4Format::kNvfp4;
+  const Fp4Format format = expert_format(model.quant.method);
   FP4MOE_ASSIGN_OR_RETURN(ResolvedFlags resolved, resolve_flags(all_given, format));
   for (const FlagNote& note : resolved.notes) log(note.level, note.text);
   plan.flags = std::move(resolved.flags);

@@ -52,7 +52,7 @@ class Fp4Mlp final : public DenseMlp {
 class Bf16Mlp final : public DenseMlp {
  public:
   Bf16Mlp(const DenseOps& ops, DType act_dtype, int64_t hidden, int64_t intermediate)
-      : ops_(ops), act_dtype_(act_dtype), hidden_(hidden), intermediate_(intermediate) {}
+      : ops_(ops), act_dtype_(act_dtype), hidden_(hidden), intermediate_(intermediate), amax_(new_amax(1)) {}
 
   Status pack(const MlpWeightsView& w, int64_t first, ThreadPool& pool) {
     const int64_t h = hidden_, n = intermediate_;
@@ -85,14 +85,18 @@ class Bf16Mlp final : public DenseMlp {
     ops_.linear({x, gate_up_.as<bf16>(), nullptr, gate_up, 2 * intermediate_}, pool);
     ops_.silu_mul({gate_up, h}, pool);
     ops_.linear({h, down_.as<bf16>(), nullptr, out, hidden_}, pool);
+    if (amax_ == nullptr) return;
+    take_amax(x, amax_->input[0]);
+    take_amax(h, amax_->intermediate[0]);
   }
 
  private:
   const DenseOps& ops_;
   DType act_dtype_;
   int64_t hidden_, intermediate_;
-  Buffer gate_up_;  // [2 I, H] in the ops' layout: gate, then up
-  Buffer down_;     // [H, I]
+  Buffer gate_up_;                    // [2 I, H] in the ops' layout: gate, then up
+  Buffer down_;                       // [H, I]
+  std::shared_ptr<ExpertAmax> amax_;  // null: nobody asks
 };
 
 Status check_linear(const LinearWeightsView& w, const char* name, int64_t n, int64_t k, bool is_fp4) {

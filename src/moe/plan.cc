@@ -121,7 +121,7 @@ Status check_alias_format(const MoeProblem& p, const MoeChoice& c) {
   const RunnerAlias* alias = find_alias(c.runner);
   if (alias == nullptr || alias->formats.has(p.format)) return {};
   return refuse("moe_runner_backend=" + c.runner, std::string("does not run ") + fp4_format_name(p.format),
-                "--moe-runner-backend marlin");
+                std::string("--moe-runner-backend ") + (p.format == Fp4Format::kNone ? "auto" : "marlin"));
 }
 
 // How rows travel. Without a word from the user, rows that every runner would quantise to NVFP4 with one

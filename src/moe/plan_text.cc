@@ -19,6 +19,10 @@ std::string a2a_text(const MoePlan& plan) {
   return text;
 }
 
+std::string numerics_text(const MoePlan& plan) {
+  return plan.problem().format == Fp4Format::kNone ? "bf16" : numerics_text(plan.numerics());
+}
+
 std::string range(Shard s) { return "[" + number(s.first) + ", " + number(s.first + s.count) + ")"; }
 
 // What rank `rank` has of every layer's experts, and whose requests it serves.
@@ -37,10 +41,12 @@ const char* runner_name(const MoePlan& plan) {
 
 namespace {
 
-// Which needs no saying.
-bool is_of_another_device(const std::string& runner, const MoePlan& plan) {
+// Of another device, or of unquantised experts where they are FP4: that needs no saying.
+bool is_far_off(const std::string& runner, const MoePlan& plan) {
+  const MoeProblem& p = plan.problem();
   for (const RunnerRow& row : runner_rows())
-    if (runner == row.name) return row.device != plan.problem().device;
+    if (runner == row.name)
+      return row.device != p.device || (row.formats.has(Fp4Format::kNone) && !row.formats.has(p.format));
   return false;
 }
 
@@ -49,13 +55,13 @@ bool is_of_another_device(const std::string& runner, const MoePlan& plan) {
 std::string summary(const MoePlan& plan) {
   if (plan.runner() == nullptr) return "nothing planned";
   const RankLayout& layout = plan.problem().layout;
-  std::string text = numerics_text(plan.numerics()) + " by " + plan.runner()->name + " over a2a " +
-                     a2a_text(plan) + ", fabric " + plan.fabric().name;
+  std::string text = numerics_text(plan) + " by " + plan.runner()->name + " over a2a " + a2a_text(plan) +
+                     ", fabric " + plan.fabric().name;
   if (layout.tp > 1)
     text += ", tp=" + number(layout.tp) + " ep=" + number(layout.ep) + " dp=" + number(layout.dp);
   if (!plan.note().empty()) text += " (" + plan.note() + ")";
   for (const RowVerdict& v : plan.verdicts()) {
-    if (v.kind != "runner" || is_of_another_device(v.name, plan)) continue;
+    if (v.kind != "runner" || is_far_off(v.name, plan)) continue;
     if (v.reason.empty()) return text + "; runner-up " + v.name;
     text += "; not " + v.name + ": " + v.reason;
   }
@@ -66,10 +72,9 @@ std::string describe(const MoePlan& plan) {
   if (plan.runner() == nullptr) return "MoE plan: empty";
   const MoeProblem& p = plan.problem();
   std::string text =
-      std::string("MoE plan: ") + fp4_format_name(p.format) + " " + numerics_text(plan.numerics()) +
-      ", activations " + dtype_name(p.act_dtype) + ", H=" + number(p.hidden_size) +
-      " I=" + number(p.intermediate_size) + " E=" + number(p.num_experts) + " K=" + number(p.top_k) + ", " +
-      device_kind_name(p.device) + " " +
+      std::string("MoE plan: ") + fp4_format_name(p.format) + " " + numerics_text(plan) + ", activations " +
+      dtype_name(p.act_dtype) + ", H=" + number(p.hidden_size) + " I=" + number(p.intermediate_size) +
+      " E=" + number(p.num_experts) + " K=" + number(p.top_k) + ", " + device_kind_name(p.device) + " " +
       (p.device == DeviceKind::kCpu ? std::string(isa_name(p.isa))
                                     : compute_capability_text(p.compute_capability)) +
       ", fabric " + plan.fabric().name + ", " + number(p.layout.tp) + (p.layout.tp == 1 ? " rank" : " ranks");

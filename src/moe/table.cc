@@ -72,6 +72,25 @@ constexpr RunnerRow cpu_row(const char* name, Isa isa, EnumSet<DType> acts, cons
           .run = panels_run};
 }
 
+const ExpertOps& best_cpu_ops() { return cpu_expert_ops(best_isa()); }
+
+// Of checkpoints that were not quantised; its ops are for the router.
+constexpr RunnerRow bf16_row(const char* name) {
+  return {.name = name,
+          .device = DeviceKind::kCpu,
+          .isa = Isa::kScalar,
+          .layouts = kAnyLayout,
+          .row_align = 1,
+          .formats = {Fp4Format::kNone},
+          .schemes = {Scheme::kW4A16},
+          .act_dtypes = kBF16,
+          .layers = &kHostLayers,
+          .ops = best_cpu_ops,
+          .pack = bf16_pack,
+          .scratch_bytes = bf16_scratch_bytes,
+          .run = bf16_run};
+}
+
 constexpr RunnerRow gpu_row(const char* name, int min_compute, int max_compute, EnumSet<Scheme> schemes,
                             const DeviceMoeOps* (*device_ops)()) {
   return {.name = name,
@@ -94,6 +113,7 @@ constexpr RunnerRow kRunner[] = {
     cpu_row("cpu_avx512", Isa::kAvx512, kBF16, cpu_ops<Isa::kAvx512>),
     cpu_row("cpu_avx2", Isa::kAvx2, kBF16, cpu_ops<Isa::kAvx2>),
     cpu_row("cpu_scalar", Isa::kScalar, kBF16, cpu_ops<Isa::kScalar>),
+    bf16_row("cpu_bf16"),
     cpu_row("ref", Isa::kScalar, kBF16OrF32, ref_expert_ops),
 };
 

@@ -12,6 +12,7 @@
 #include "io/expert_weights.h"
 #include "kernels/device_moe.h"
 #include "moe/act_scales.h"
+#include "moe/calibration.h"
 #include "moe/dense_mlp.h"
 #include "moe/expert_batch.h"
 #include "moe/fp4_linear.h"
@@ -59,6 +60,7 @@ struct PackedExperts {
   Numerics numerics;
   std::vector<ExpertScales> scales;  // [L]
   Tactics tactics;
+  std::shared_ptr<ExpertAmax> amax;  // of bf16 experts: what their activations reach; null: nobody asks
 
   int64_t num_bytes() const {
     return gate_up.num_bytes() + down.num_bytes() +
@@ -150,5 +152,12 @@ Result<PackedExperts> panels_pack(const RunnerRow& row, const MoeProblem& proble
                                   const MoeWeightsView& weights, ThreadPool& pool);
 int64_t panels_scratch_bytes(const MoeProblem& problem, const Numerics& numerics, int64_t max_rows);
 void panels_run(const RunnerRow& row, const RunnerArgs& args, Arena& scratch, ThreadPool& pool);
+
+// Runs experts that are not FP4 (runner_bf16.cc). PackedExperts then hold, in the layout of the dense ops,
+// [L][gate, up][I, H] and [L][H, I], and gate_up_bias is [L][gate, up][I].
+Result<PackedExperts> bf16_pack(const RunnerRow& row, const MoeProblem& problem, const Numerics& numerics,
+                                const MoeWeightsView& weights, ThreadPool& pool);
+int64_t bf16_scratch_bytes(const MoeProblem& problem, const Numerics& numerics, int64_t max_rows);
+void bf16_run(const RunnerRow& row, const RunnerArgs& args, Arena& scratch, ThreadPool& pool);
 
 }  // namespace fp4moe

@@ -12,17 +12,21 @@
 
 namespace fp4moe {
 
+constexpr Fp4Format kExpertFormats[] = {Fp4Format::kMxfp4, Fp4Format::kNvfp4, Fp4Format::kNone};
+
 struct LayerSize {
   int64_t hidden = 0, intermediate = 0, num_experts = 0, top_k = 0;
 };
 
-// Gate and up biases are interleaved; every half of every expert has its own tensor and input scales.
+// Gate and up biases are interleaved; every half of every expert has its own tensor and input scales. With
+// kNone the experts are bf16, and `weights` holds them as MXFP4 of the same values too, for the oracles;
+// every second matrix is transposed.
 class ExpertsCase {
  public:
   ExpertsCase(const LayerSize& size, Fp4Format format, ActivationKind kind, uint64_t seed = 1)
-      : random(seed) {
+      : random(seed), held_(format == Fp4Format::kNone ? Fp4Format::kMxfp4 : format) {
     problem = {size.hidden, size.intermediate, size.num_experts, size.top_k, format, {kind}};
-    weights = {format, size.hidden, size.intermediate, {}};
+    weights = {format, size.hidden, size.intermediate, {}, {}};
     for (int64_t e = 0; e < size.num_experts; ++e) {
       ExpertWeightsView w;
       if (is_gated(kind)) w.gate = matrix(size.intermediate, size.hidden);
@@ -36,6 +40,9 @@ class ExpertsCase {
       w.up_input_scale = input_scale(4.5f);
       w.down_input_scale = input_scale(3.0f);
       weights.experts.push_back(w);
+      if (format == Fp4Format::kNone)
+        weights.bf16_experts.push_back({as_bf16(w.gate), as_bf16(w.up), as_bf16(w.down), w.gate_bias,
+                                        w.up_bias, w.down_bias, w.gate_up_bias_stride});
     }
   }
 
@@ -48,9 +55,9 @@ class ExpertsCase {
 
  private:
   Fp4MatrixView matrix(int64_t rows, int64_t cols) {
-    matrices_.push_back(std::make_unique<Fp4Matrix>(problem.format, rows, cols, random));
+    matrices_.push_back(std::make_unique<Fp4Matrix>(held_, rows, cols, random));
     Fp4MatrixView view = matrices_.back()->view();
-    if (problem.format == Fp4Format::kNvfp4)
+    if (held_ == Fp4Format::kNvfp4)
       view.tensor_scale *= 0.5f + 0.01f * static_cast<float>(random.integer(0, 100));
     return view;
   }
@@ -58,13 +65,24 @@ class ExpertsCase {
     biases_.push_back(std::make_unique<std::vector<bf16>>(to_bf16(random.normal(n, 0.2f))));
     return biases_.back()->data();
   }
+  Bf16MatrixView as_bf16(const Fp4MatrixView& m) {
+    const bool transposed = biases_.size() % 2 == 0;
+    std::vector<bf16> values(static_cast<size_t>(m.rows * m.cols));
+    const int64_t row_stride = transposed ? 1 : m.cols, col_stride = transposed ? m.rows : 1;
+    for (int64_t r = 0; r < m.rows; ++r)
+      for (int64_t c = 0; c < m.cols; ++c)
+        values[static_cast<size_t>(r * row_stride + c * col_stride)] = float_to_bf16(fp4_at(m, r, c));
+    biases_.push_back(std::make_unique<std::vector<bf16>>(std::move(values)));
+    return {m.rows, m.cols, biases_.back()->data(), row_stride, col_stride};
+  }
   // As if calibrated on values up to about `amax`.
   float input_scale(float amax) {
     return amax / 2688 * (0.7f + 0.01f * static_cast<float>(random.integer(0, 70)));
   }
 
+  const Fp4Format held_;
   std::vector<std::unique_ptr<Fp4Matrix>> matrices_;
-  std::vector<std::unique_ptr<std::vector<bf16>>> biases_;
+  std::vector<std::unique_ptr<std::vector<bf16>>> biases_;  // and bf16 matrices
 };
 
 // Experts with a router.

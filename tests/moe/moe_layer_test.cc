@@ -68,20 +68,17 @@ class MoeLayerTest : public testing::TestWithParam<std::tuple<const RunnerRow*, 
   }
 };
 
-std::vector<const RunnerRow*> all_rows() {
-  std::vector<const RunnerRow*> rows;
+std::vector<std::tuple<const RunnerRow*, Fp4Format>> all_params() {
+  std::vector<std::tuple<const RunnerRow*, Fp4Format>> params;
   for (const RunnerRow& row : runner_rows())  // GPU rows: device_layer_test.cc
-    if (row.device == DeviceKind::kCpu) rows.push_back(&row);
-  return rows;
+    for (const Fp4Format format : kExpertFormats)
+      if (row.device == DeviceKind::kCpu && row.formats.has(format)) params.push_back({&row, format});
+  return params;
 }
 
-INSTANTIATE_TEST_SUITE_P(Table, MoeLayerTest,
-                         testing::Combine(testing::ValuesIn(all_rows()),
-                                          testing::Values(Fp4Format::kMxfp4, Fp4Format::kNvfp4)),
-                         [](const auto& row) {
-                           return std::string(std::get<0>(row.param)->name) + "_" +
-                                  fp4_format_name(std::get<1>(row.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(Table, MoeLayerTest, testing::ValuesIn(all_params()), [](const auto& row) {
+  return std::string(std::get<0>(row.param)->name) + "_" + fp4_format_name(std::get<1>(row.param));
+});
 
 TEST_P(MoeLayerTest, AgreesWithDoubleArithmetic) {
   const LayerSize sizes[] = {{32, 32, 1, 1}, {96, 64, 5, 2}, {64, 192, 8, 4}};
@@ -99,7 +96,9 @@ TEST_P(MoeLayerTest, AgreesWithDoubleArithmetic) {
 TEST_P(MoeLayerTest, LargeLayerAgreesWithTheOracleRow) {
   LayerCase c({2880, 96, 4, 2}, format(), ActivationKind::kSwigluOai);
   const std::vector<float> x = c.tokens(17);
-  EXPECT_TRUE(within_relative_l2(c.run(row().name, DType::kBF16, x), c.run("ref", DType::kBF16, x), 3e-3));
+  const Fp4Format of_ref = format() == Fp4Format::kNone ? Fp4Format::kMxfp4 : format();
+  LayerCase ref({2880, 96, 4, 2}, of_ref, ActivationKind::kSwigluOai);  // the same values
+  EXPECT_TRUE(within_relative_l2(c.run(row().name, DType::kBF16, x), ref.run("ref", DType::kBF16, x), 3e-3));
 }
 
 TEST_P(MoeLayerTest, NoTokens) {
@@ -113,6 +112,7 @@ TEST_P(MoeLayerTest, AllTokensToOneExpertAndTheOthersIdle) {
   const std::vector<float> x = c.tokens(40);
   LayerCase only({64, 64, 1, 1}, format(), ActivationKind::kSwigluOai);
   only.weights.experts = {c.weights.experts[3]};
+  if (format() == Fp4Format::kNone) only.weights.bf16_experts = {c.weights.bf16_experts[3]};
   EXPECT_EQ(c.run(row().name, DType::kBF16, x), only.run(row().name, DType::kBF16, x));
 }
 
@@ -169,6 +169,49 @@ TEST(MoeLayerMakeTest, WrongOrderOfGateAndUpFails) {
   const std::vector<float> x = c.tokens(8), expected = exact_layer(c, DType::kBF16, x);
   for (ExpertWeightsView& w : c.weights.experts) std::swap(w.gate, w.up);
   EXPECT_FALSE(within_relative_l2(c.run("ref", DType::kBF16, x), expected, 0.1));
+}
+
+TEST(MoeLayerMakeTest, Bf16WeightsThatContradictThePlanAreRefused) {
+  LayerCase c({64, 32, 4, 2}, Fp4Format::kNone, ActivationKind::kSwigluOai);
+  ThreadPool pool(1);
+  const MoePlan plan = *plan_moe(c.problem, {});
+  EXPECT_STREQ(plan.runner()->name, "cpu_bf16");
+  c.weights.bf16_experts[2].down.cols = 64;
+  EXPECT_EQ(MoeLayer::make(plan, ref_dense_ops(), c.router, c.weights, nullptr, pool).status().message(),
+            "expert 2: down is bf16 [64, 64], the plan has [64, 32]");
+  c.weights.bf16_experts.pop_back();
+  EXPECT_EQ(MoeLayer::make(plan, ref_dense_ops(), c.router, c.weights, nullptr, pool).status().message(),
+            "weights of 3 bf16 experts, the plan has 4");
+}
+
+// Two tokens that visit one expert each: what calibration records is what they reach, of that expert alone.
+TEST(MoeLayerMakeTest, CalibrationRecordsWhatEachExpertSees) {
+  LayerCase c({64, 32, 3, 1}, Fp4Format::kNone, ActivationKind::kSwigluOai);
+  c.router.bias = {0, 1e6f, 0};
+  ThreadPool pool(2);
+  Calibration calibration;
+  const auto layer = [&] {
+    const CalibrationScope scope(calibration);
+    return c.make("cpu_bf16", DType::kBF16, pool);
+  }();
+  ASSERT_EQ(calibration.size(), 1U);
+  const std::vector<float> x = c.tokens(2);
+  c.run(*layer, DType::kBF16, x, pool);
+  float largest = 0, inner = 0;
+  for (const float v : x) largest = std::max(largest, std::fabs(round_to_bf16(v)));
+  const ExpertWeightsView& w = c.weights.experts[1];
+  for (size_t t = 0; t < 2; ++t) {
+    std::vector<float> act;
+    for (size_t i = 0; i < 64; ++i) act.push_back(round_to_bf16(x[t * 64 + i]));
+    for (int64_t i = 0; i < 32; ++i) {
+      const double g = exact_dot(w.gate, i, act.data()).sum + bf16_to_float(w.gate_bias[2 * i]);
+      const double u = exact_dot(w.up, i, act.data()).sum + bf16_to_float(w.up_bias[2 * i]);
+      inner = std::max(inner, static_cast<float>(std::fabs(exact_activation(c.problem.activation, g, u))));
+    }
+  }
+  EXPECT_EQ(calibration[0]->input, (std::vector<float>{0, largest, 0}));
+  EXPECT_NEAR(calibration[0]->intermediate[1], inner, 0.01 * inner);
+  EXPECT_EQ(calibration[0]->intermediate[0], 0);
 }
 
 TEST(MoeLayerMakeTest, WeightsThatContradictThePlanAreRefused) {

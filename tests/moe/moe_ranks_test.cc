@@ -171,7 +171,7 @@ TEST(MoeRanksTest, OtherProtocolsAreWithinTheBudgetOfOneRank) {
 
 // Experts split along I.
 TEST(MoeRanksTest, SplitExperts) {
-  for (const Fp4Format format : {Fp4Format::kMxfp4, Fp4Format::kNvfp4}) {
+  for (const Fp4Format format : kExpertFormats) {
     RanksCase c(format);
     const Rows x = c.tokens(13);
     const Rows one = run(c, {}, {x})[0];

@@ -59,7 +59,8 @@ TEST(PlanTest, Float32ActivationsRunOnTheOracle) {
 
 TEST(PlanTest, EveryRowCanBeForcedAndForcingTakesEffect) {
   for (const RunnerRow& row : runner_rows()) {
-    for (Fp4Format format : {Fp4Format::kMxfp4, Fp4Format::kNvfp4}) {
+    for (Fp4Format format : {Fp4Format::kMxfp4, Fp4Format::kNvfp4, Fp4Format::kNone}) {
+      if (!row.formats.has(format)) continue;
       MoeProblem p = problem(format, Isa::kAmx);
       p.device = row.device;
       p.compute_capability = row.max_compute;
@@ -95,6 +96,7 @@ TEST(PlanTest, DescribesChoiceRunnerUpAndRefusals) {
       "  refused  runner cpu_amx: needs amx, this CPU offers avx2\n"
       "  refused  runner cpu_avx512: needs avx512, this CPU offers avx2\n"
       "  next     runner cpu_scalar: fits\n"
+      "  refused  runner cpu_bf16: does not read mxfp4\n"
       "  also     runner ref: fits");
   EXPECT_EQ(describe(MoePlan()), "MoE plan: empty");
 }
@@ -232,7 +234,7 @@ TEST(PlanRefusalTest, UnknownNamesListTheKnownOnes) {
   EXPECT_EQ(
       refusal(problem(), {.runner = "triton"}, kInvalid),
       "unknown moe_runner_backend 'triton': auto, sm90, cuda_mma, cpu_amx, cpu_avx512, cpu_avx2, cpu_scalar, "
-      "ref, "
+      "cpu_bf16, ref, "
       "marlin, triton_kernel, flashinfer_mxfp4, flashinfer_cutedsl, flashinfer_cutlass or flashinfer_trtllm");
   EXPECT_EQ(refusal(problem(), {.a2a = "pplx"}, kInvalid),
             "unknown moe_a2a_backend 'pplx': none, deepep or flashinfer");
@@ -338,12 +340,14 @@ TEST(PlanRefusalTest, DeviceWithoutARow) {
   MoeProblem p = problem();
   p.device = DeviceKind::kCuda;
   p.compute_capability = 75;
-  EXPECT_EQ(refusal(p, {}),
-            "no runner fits; sm90 needs compute capability 9.0, this GPU has 7.5; cuda_mma needs compute "
-            "capability 8.0 or "
-            "more, this GPU has 7.5; cpu_amx runs on cpu, the device is cuda; cpu_avx512 runs on cpu, the "
-            "device is cuda; cpu_avx2 runs on cpu, the device is cuda; "
-            "cpu_scalar runs on cpu, the device is cuda; ref runs on cpu, the device is cuda");
+  EXPECT_EQ(
+      refusal(p, {}),
+      "no runner fits; sm90 needs compute capability 9.0, this GPU has 7.5; cuda_mma needs compute "
+      "capability 8.0 or "
+      "more, this GPU has 7.5; cpu_amx runs on cpu, the device is cuda; cpu_avx512 runs on cpu, the "
+      "device is cuda; cpu_avx2 runs on cpu, the device is cuda; "
+      "cpu_scalar runs on cpu, the device is cuda; cpu_bf16 runs on cpu, the device is cuda; ref runs on "
+      "cpu, the device is cuda");
 }
 
 }  // namespace

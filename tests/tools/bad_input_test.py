@@ -155,7 +155,6 @@ CONFIG_CASES = [  # on copies without weights: refused before they are looked fo
     ("unknown architecture", config(architectures=["LlamaForCausalLM"], model_type="llama"), UNSUPPORTED,
      "'LlamaForCausalLM'", "GptOssForCausalLM"),
     ("unknown quant_method", config(quantization_config__quant_method="awq"), UNSUPPORTED, "quant_method 'awq'", "'mxfp4'"),
-    ("no quantization", config(quantization_config=DROP), UNSUPPORTED, "no FP4 quantization"),
 ]
 
 FLAG_CASES = [  # on copies without weights too

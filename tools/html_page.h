@@ -1,0 +1,34 @@
+// One HTML page without scripts or outside resources: headings, tables and plots as inline SVG.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace fp4moe {
+
+// Text for a page's body or an attribute.
+std::string escape_html(const std::string& text);
+
+class HtmlPage {
+ public:
+  explicit HtmlPage(const std::string& title);
+
+  void heading(const std::string& text);
+  void paragraph(const std::string& text);
+  // Rows of as many cells as there are columns.
+  void table(const std::vector<std::string>& columns, const std::vector<std::vector<std::string>>& rows);
+  // One line a series over x = 0, 1, ... (`x_labels` below), from 0 up.
+  struct Series {
+    std::string name;
+    std::vector<double> values;
+  };
+  void line_plot(const std::string& title, const std::vector<std::string>& x_labels,
+                 const std::vector<Series>& series);
+  // The whole page.
+  std::string text() const { return body_ + "</main>\n"; }
+
+ private:
+  std::string body_;
+};
+
+}  // namespace fp4moe

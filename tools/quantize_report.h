@@ -1,0 +1,33 @@
+// What quantising cost: the report of `fp4moe quantize`.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "eval_questions.h"
+#include "io/quantize_checkpoint.h"
+#include "text_pass.h"
+
+namespace fp4moe {
+
+struct QuantizeReport {
+  std::string source, folder, format, search, calibration;  // calibration: "" or what was read
+  QuantizeResult result;
+  std::optional<PredictionReport> predictions;
+  struct Scores {
+    std::string eval_name;
+    double before = 0, after = 0;
+  };
+  std::vector<Scores> scores;
+};
+
+nlohmann::ordered_json to_json(const QuantizeReport& report);
+std::string to_html(const QuantizeReport& report);
+void print(const QuantizeReport& report);
+
+// The model's score, served by this process on a free loopback port.
+Result<double> score_model(const std::string& model_path, int threads, const QuestionOptions& questions);
+
+}  // namespace fp4moe
