@@ -99,15 +99,20 @@ void HtmlPage::line_plot(const std::string& title, const std::vector<std::string
                          escape_html(x_labels[i]));
   for (size_t s = 0; s < series.size(); ++s) {
     const char* colour = kColours[s % std::size(kColours)];
-    std::string points;
-    for (size_t i = 0; i < series[s].values.size(); ++i)
-      if (std::isfinite(series[s].values[i]))
-        points += fmt::format("{:.1f},{:.1f} ", x(i), y(series[s].values[i]));
-    body_ +=
-        fmt::format("<polyline fill=none stroke=\"{}\" stroke-width=2 points=\"{}\"/>\n", colour, points);
+    const char* dashes = s < std::size(kColours) ? "" : " stroke-dasharray=\"6 4\"";
+    std::string points, dots;
+    for (size_t i = 0; i < series[s].values.size(); ++i) {
+      const double v = series[s].values[i];
+      if (!std::isfinite(v)) continue;
+      points += fmt::format("{:.1f},{:.1f} ", x(i), y(v));
+      dots += fmt::format("<circle cx={:.1f} cy={:.1f} r=3 fill=\"{}\"/>", x(i), y(v), colour);
+    }
+    body_ += fmt::format("<polyline fill=none stroke=\"{}\" stroke-width=2{} points=\"{}\"/>{}\n", colour,
+                         dashes, points, dots);
     const double at = kHeight + 20.0 * static_cast<double>(s);
-    body_ += fmt::format("<rect x={} y={} width=14 height=4 fill=\"{}\"/><text x={} y={}>{}</text>\n", kLeft,
-                         at - 6, colour, kLeft + 20, at, escape_html(series[s].name));
+    body_ += fmt::format(
+        "<line x1={} x2={} y1={} y2={} stroke=\"{}\" stroke-width=\"3\"{}/><text x={} y={}>{}</text>\n",
+        kLeft, kLeft + 22, at - 4, at - 4, colour, dashes, kLeft + 30, at, escape_html(series[s].name));
   }
   body_ += "</svg>\n";
 }
