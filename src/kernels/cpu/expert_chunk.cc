@@ -21,14 +21,16 @@ namespace fp4moe::FP4MOE_ISA {
 namespace {
 
 using Lanes = float[kPanelRows];  // one value for each row of a panel
-using DotFn = void (*)(const uint8_t* panel, int64_t k, const void* x, const Int8Blocks&, Lanes* out);
+// Of one panel, or of two side by side.
+using DotFn = void (*)(const uint8_t* panels, int64_t k, const void* x, const Int8Blocks&, Lanes* const* out);
 
-template <Fp4Format F, bool kInt8, int NT>
+// expert_dot<num_rows>, null above NT.
+template <Fp4Format F, bool kInt8, int P, int NT>
 DotFn dot_of(int64_t num_rows) {
   if constexpr (NT == 0)
     return nullptr;
   else
-    return num_rows == NT ? expert_dot<F, kInt8, NT> : dot_of<F, kInt8, NT - 1>(num_rows);
+    return num_rows == NT ? expert_dot<F, kInt8, NT, P> : dot_of<F, kInt8, P, NT - 1>(num_rows);
 }
 
 #if defined(__AMX_TILE__)
@@ -44,15 +46,19 @@ int64_t max_rows(const ExpertGemmArgs& g) { return goes_by_tiles(g, g.x.rows) ? 
 
 using PanelSums = Lanes[kMaxRows];
 
-// expert_dot<num_rows>, 1 <= num_rows <= kMaxTokens.
 template <Fp4Format F>
 DotFn dot_of(bool int8, int64_t num_rows) {
-  return int8 ? dot_of<F, true, kMaxTokens>(num_rows) : dot_of<F, false, kMaxTokens>(num_rows);
+  return int8 ? dot_of<F, true, 1, kMaxTokens>(num_rows) : dot_of<F, false, 1, kMaxTokens>(num_rows);
+}
+
+DotFn pair_of(Fp4Format format, int64_t num_rows) {
+  return format == Fp4Format::kMxfp4 ? dot_of<Fp4Format::kMxfp4, true, 2, kMaxPairTokens>(num_rows)
+                                     : dot_of<Fp4Format::kNvfp4, true, 2, kMaxPairTokens>(num_rows);
 }
 
 // Some rows of x times one or two panels after the other.
 struct TileDot {
-  DotFn dot = nullptr;
+  DotFn dot = nullptr, pair = nullptr;
   int64_t k, panel_bytes, num_rows;
   const uint8_t* x;
   Int8Blocks x_blocks;
@@ -64,6 +70,7 @@ struct TileDot {
     x = static_cast<const uint8_t*>(g.x.data) + first_row * k * (int8 ? 1 : 2);
     const int64_t first_block = first_row * (k / (mxfp4 ? 32 : 16));
     if (int8) x_blocks = {g.x_block_scales + first_block, g.x_block_starts + first_block};
+    if (int8) pair = pair_of(g.format, num_rows);
     if (!goes_by_tiles(g, num_rows))
       dot = mxfp4 ? dot_of<Fp4Format::kMxfp4>(int8, num_rows) : dot_of<Fp4Format::kNvfp4>(int8, num_rows);
 #if defined(__AMX_TILE__)
@@ -93,7 +100,9 @@ struct TileDot {
                                            : expert_dot_tiles<Fp4Format::kNvfp4>(rows, num_panels, out);
     }
 #endif
-    for (int64_t p = 0; p < num_panels; ++p) dot(panels + p * panel_bytes, k, x, x_blocks, out[p]);
+    Lanes* const to[2] = {out[0], out[num_panels - 1]};
+    if (pair != nullptr && num_panels == 2) return pair(panels, k, x, x_blocks, to);
+    for (int64_t p = 0; p < num_panels; ++p) dot(panels + p * panel_bytes, k, x, x_blocks, to + p);
   }
 };
 

@@ -44,14 +44,14 @@ void expert_dot_bf16(const uint8_t* panel, int64_t k, const bf16* x, float (*out
   for (int t = 0; t < NT; ++t) _mm512_storeu_ps(out[t], total[t]);
 }
 
-// Either of the two: rows are bf16, or with kInt8 bytes and their block scales.
-template <Fp4Format F, bool kInt8, int NT>
-void expert_dot(const uint8_t* panel, int64_t k, const void* rows, const Int8Blocks& x_blocks,
-                float (*out)[kPanelRows]) {
+// Either of the two: rows are bf16, and P is 1, or with kInt8 bytes and what comes with them.
+template <Fp4Format F, bool kInt8, int NT, int P>
+void expert_dot(const uint8_t* panels, int64_t k, const void* rows, const Int8Blocks& x_blocks,
+                float (*const* out)[kPanelRows]) {
   if constexpr (kInt8)
-    expert_dot_int8<F, NT>(panel, k, static_cast<const int8_t*>(rows), x_blocks, out);
+    expert_dot_int8<F, NT, P>(panels, k, static_cast<const int8_t*>(rows), x_blocks, out);
   else
-    expert_dot_bf16<F, NT>(panel, k, static_cast<const bf16*>(rows), out);
+    expert_dot_bf16<F, NT>(panels, k, static_cast<const bf16*>(rows), *out);
 }
 
 }  // namespace

@@ -27,11 +27,15 @@ inline void load_row(const void* rows, int64_t first, float* x) {
   }
 }
 
+constexpr int kMaxPairTokens = 0;  // panels go one by one
+
 // out[t][r] = sum over k of x[t, k] * w[r, k], t < NT. Rows are bf16, or with kInt8 bytes of codes, of which
 // each block's sum is exact and is multiplied by its x_blocks.scales[t, block].
-template <Fp4Format F, bool kInt8, int NT>
+template <Fp4Format F, bool kInt8, int NT, int P>
 void expert_dot(const uint8_t* panel, int64_t k, const void* rows, const Int8Blocks& x_blocks,
-                float (*out)[kPanelRows]) {
+                float (*const* outs)[kPanelRows]) {
+  static_assert(P == 1);
+  float(*const out)[kPanelRows] = *outs;
   constexpr int kBlock = fp4_block(F);
   const int64_t num_blocks = k / kBlock;
   const uint8_t* codes = panel + expert_panel_scale_bytes(F, k);
