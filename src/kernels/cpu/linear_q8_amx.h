@@ -15,7 +15,7 @@
 namespace fp4moe::FP4MOE_ISA {
 namespace {
 
-constexpr int kSlabBlocks = 8;  // of kTileColumns columns
+constexpr int kSlabBlocks = 8;  // of kTileColumns columns; half as many for up to two tiles of rows
 constexpr int kInFlight = 4;    // blocks whose sums are in tiles or on their way
 constexpr int64_t kMaxSlabRows = 128;
 
@@ -145,12 +145,13 @@ AddSlab add_slab_of(int64_t num_rows) {
 inline void add_blocks(Q8Slab& slab, int64_t first, int64_t last, const bf16* x, int64_t stride,
                        const RowTiles& rows, float (*out)[kLanes]) {
   const AddSlab add = add_slab_of(rows.height);
-  for (int64_t b = first; b < last; b += kSlabBlocks) {
-    slab.decode(b, last - b < kSlabBlocks ? last - b : kSlabBlocks);
+  const int64_t blocks = rows.count > 2 ? kSlabBlocks : kSlabBlocks / 2;
+  for (int64_t b = first; b < last; b += blocks) {
+    slab.decode(b, last - b < blocks ? last - b : blocks);
     const bf16* columns = x + (b - first) * kTileColumns;
     for (int64_t i = 0; i < rows.count; ++i) {
       const bf16* next =
-          i + 1 < rows.count ? columns + rows.first(i + 1) * stride : columns + kSlabBlocks * kTileColumns;
+          i + 1 < rows.count ? columns + rows.first(i + 1) * stride : columns + blocks * kTileColumns;
       add(slab, columns + rows.first(i) * stride, next, stride, rows.done(i), out + rows.first(i));
     }
   }

@@ -71,8 +71,9 @@ struct RowSums {
         VecPair two[R];
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
-          const bf16* at = x + r * stride + k + 2 * i;
-          two[r] = {broadcast(to_float(at[0])), broadcast(to_float(at[1]))};
+          int pair;
+          __builtin_memcpy(&pair, x + r * stride + k + 2 * i, sizeof(pair));
+          two[r] = split_pairs(_mm512_set1_epi32(pair));
         }
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) {
