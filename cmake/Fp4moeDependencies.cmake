@@ -7,6 +7,16 @@ find_package(nlohmann_json 3.11 REQUIRED)
 fp4moe_find_static(fp4moe_dep_pcre2 pcre2.h pcre2-8)
 fp4moe_find_static(fp4moe_dep_utf8proc utf8proc.h utf8proc)
 
+# Structured output: scripts/setup builds it. Without it such requests are refused.
+set(FP4MOE_XGRAMMAR_ROOT "${PROJECT_SOURCE_DIR}/build/xgrammar" CACHE PATH "Folder with include/ and lib/ of xgrammar; may be missing")
+set(FP4MOE_XGRAMMAR OFF)
+if(EXISTS "${FP4MOE_XGRAMMAR_ROOT}/stamp")
+  set(FP4MOE_XGRAMMAR ON)
+  fp4moe_add_xgrammar("${FP4MOE_XGRAMMAR_ROOT}/lib/libxgrammar.a" "${FP4MOE_XGRAMMAR_ROOT}/include")
+else()
+  message(STATUS "xgrammar: none in ${FP4MOE_XGRAMMAR_ROOT}; structured output will be refused")
+endif()
+
 if(FP4MOE_CUDA)
   fp4moe_find_cuda_toolkit()
 endif()

@@ -8,6 +8,13 @@ function(fp4moe_find_static target header library)
                                              INTERFACE_INCLUDE_DIRECTORIES "${${target}_INCLUDE}")
 endfunction()
 
+# fp4moe_add_xgrammar(archive include_folder...) -- fp4moe_dep_xgrammar; a consumer needs no headers of it.
+function(fp4moe_add_xgrammar archive)
+  add_library(fp4moe_dep_xgrammar STATIC IMPORTED GLOBAL)
+  set_target_properties(fp4moe_dep_xgrammar PROPERTIES IMPORTED_LOCATION "${archive}"
+                                                       INTERFACE_INCLUDE_DIRECTORIES "${ARGN}")
+endfunction()
+
 # find_package(CUDAToolkit). CMake 3.25's own module fails on toolkits without libnvToolsExt (13.0 and newer)
 # unless somebody made the target.
 macro(fp4moe_find_cuda_toolkit)

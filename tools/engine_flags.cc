@@ -74,6 +74,8 @@ void add_model_flags(CLI::App& verb, EngineConfig& c) {
               "weights of dense layers that are bf16 in the checkpoint: none, or q8 (8 bits; on a CPU)");
   model.value("--kv-cache-dtype", c.kv_cache_dtype,
               "auto or bfloat16; a declared FP8 cache runs as bfloat16");
+  model.value("--grammar-backend", c.grammar_backend,
+              "structured output: auto (xgrammar where the build has it), xgrammar or none");
   model.value("--context-length,--max-model-len", c.context_length,
               "most tokens of a request; 0: the model's");
 }

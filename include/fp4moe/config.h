@@ -36,7 +36,9 @@ struct EngineConfig {
   std::string dense_quant = "none";     // weights of dense layers: none (= bf16) | q8 (8 bits; on a CPU)
   std::string weight_cache_dir;         // on a CPU, packed weights are kept there; empty: in the user's cache
                                         // folder; none: nowhere
-  int64_t context_length = 0;           // tokens; 0: max_position_embeddings
+  std::string grammar_backend = "auto";  // structured output: auto (xgrammar where the build has it) |
+                                         // xgrammar | none
+  int64_t context_length = 0;            // tokens; 0: max_position_embeddings
 
   // Where and how it runs.
   std::string device = "auto";  // auto | cpu | cuda

@@ -26,6 +26,8 @@ struct ModelInfo {
   int64_t max_total_tokens = 0;  // KV pool
   int64_t weight_bytes = 0, kv_bytes = 0;
   std::vector<int32_t> eos_token_ids;
+  std::string chat_template;               // its source; empty if there is none
+  bool has_grammars = false;               // SamplingParams::grammar may be given
   SamplingParams default_sampling;         // from generation_config.json where it says
   std::vector<std::string> startup_lines;  // device, plan, memory: the start-up screen
 };

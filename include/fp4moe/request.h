@@ -7,7 +7,18 @@
 #include <string>
 #include <vector>
 
+#include "fp4moe/status.h"
+
 namespace fp4moe {
+
+// What the text of an answer must match: no token is sampled that cannot be part of such a text, and the
+// answer ends (FinishReason::kStop) where the text is whole.
+struct GrammarSpec {
+  enum class Kind { kNone, kJsonSchema, kRegex, kEbnf, kStructuralTag };
+  Kind kind = Kind::kNone;
+  std::string text;  // JSON Schema; pattern; rules, from "root" on; xgrammar's structural tag, as JSON
+  bool operator==(const GrammarSpec&) const = default;
+};
 
 // Added to the logit of one token.
 struct LogitBias {
@@ -37,6 +48,7 @@ struct SamplingParams {
   bool skip_special_tokens = true;
   bool no_stop_trim = false;  // keep the matched stop string or token in the text
   int32_t top_logprobs = -1;  // -1: none; n: the chosen token's and the n best (n <= 20)
+  GrammarSpec grammar;
 };
 
 struct Request {
@@ -68,6 +80,7 @@ struct Delta {
   std::string matched_stop;                          // the stop string that ended it, if one did
   int32_t matched_stop_token = -1;                   // the token id that ended it, if one did
   std::string error;                                 // with kError: what happened
+  StatusCode error_code = StatusCode::kInternal;     // and what kind of error it is
   int64_t prompt_tokens = 0;                         // of the whole request
   int64_t completion_tokens = 0;                     // so far
 };

@@ -37,7 +37,8 @@ class DeviceRank final : public OneRank {
   }
   bool samples() const override { return true; }
   Status set_masked_ids(std::span<const int32_t> ids) override;
-  Status start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits) override;
+  Status start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
+                      std::span<const uint32_t> allowed) override;
   Status take_sampled(std::span<SampledRow> out) override;
   Status failure() const override {
     std::lock_guard lock(mutex_);
@@ -60,13 +61,14 @@ class DeviceRank final : public OneRank {
   Buffer host_logits_;  // the same, pinned, if wants_logits_
   Buffer sampled_;      // device: params, then rows
   Buffer edits_;        // device: LogitEdits
+  Buffer allowed_;      // device: SampleRowsArgs::allowed
   // The host's side of what a step copies: two steps may be on their way.
   struct Side {
-    Event staged;      // the batch has been copied
-    Event sampled;     // the tokens are here
-    std::string step;  // whose tokens they are
-    Buffer samples;    // pinned: params, then rows
-    Buffer edits;      // pinned
+    Event staged;           // the batch has been copied
+    Event sampled;          // the tokens are here
+    std::string step;       // whose tokens they are
+    Buffer samples;         // pinned: params, then rows
+    Buffer edits, allowed;  // pinned
   };
   Side sides_[2];
   uint64_t num_steps_ = 0, num_sampled_ = 0, num_taken_ = 0;
@@ -116,7 +118,10 @@ Status DeviceRank::allocate(const RankSetup& setup) {
       max_logit_edits(max_logit_rows_, num_kv_pages() * page_size(), std::ssize(config().eos_token_ids)) *
       int64_t{sizeof(LogitEdit)};
   FP4MOE_ASSIGN_OR_RETURN(edits_, Buffer::make(edit_bytes, device_memory()));
+  const int64_t mask_bytes = (config().vocab_size + 31) / 32 * int64_t{sizeof(uint32_t)};
+  FP4MOE_ASSIGN_OR_RETURN(allowed_, Buffer::make(max_logit_rows_ * mask_bytes, device_memory()));
   for (Side& side : sides_) {
+    FP4MOE_ASSIGN_OR_RETURN(side.allowed, Buffer::make(max_logit_rows_ * mask_bytes, pinned_memory()));
     FP4MOE_ASSIGN_OR_RETURN(side.edits, Buffer::make(edit_bytes, pinned_memory()));
     FP4MOE_ASSIGN_OR_RETURN(side.samples, Buffer::make(sample_bytes, pinned_memory()));
     FP4MOE_ASSIGN_OR_RETURN(side.staged, Event::make());
@@ -218,11 +223,12 @@ Status DeviceRank::set_masked_ids(std::span<const int32_t> ids) {
   return {};
 }
 
-Status DeviceRank::start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits) {
+Status DeviceRank::start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
+                                std::span<const uint32_t> allowed) {
   const auto edit_bytes = static_cast<int64_t>(edits.size_bytes());
   FP4MOE_CHECK(
       std::ssize(rows) <= max_logit_rows_ && edit_bytes <= edits_.num_bytes() &&
-          num_sampled_ - num_taken_ < 2,
+          static_cast<int64_t>(allowed.size_bytes()) <= allowed_.num_bytes() && num_sampled_ - num_taken_ < 2,
       std::to_string(rows.size()) + " rows to sample, with " + std::to_string(edits.size()) + " edits");
   const StreamScope scope(stream_);
   Side& side = sides_[num_sampled_++ % 2];
@@ -235,6 +241,10 @@ Status DeviceRank::start_sample(std::span<const SampleRowParams> rows, std::span
     std::copy(edits.begin(), edits.end(), side.edits.as<LogitEdit>());
     copy_async(edits_.data(), side.edits.data(), edit_bytes);
   }
+  if (!allowed.empty()) {
+    std::copy(allowed.begin(), allowed.end(), side.allowed.as<uint32_t>());
+    copy_async(allowed_.data(), side.allowed.data(), static_cast<int64_t>(allowed.size_bytes()));
+  }
   cuda_sample_rows()({.logits = logits_.as<float>(),
                       .num_rows = std::ssize(rows),
                       .vocab_size = config().vocab_size,
@@ -242,6 +252,7 @@ Status DeviceRank::start_sample(std::span<const SampleRowParams> rows, std::span
                       .masked = masked_.as<uint32_t>(),
                       .params = sampled_.as<SampleRowParams>(),
                       .edits = edits_.as<LogitEdit>(),
+                      .allowed = allowed_.as<uint32_t>(),
                       .all_greedy = all_greedy,
                       .out = sampled_rows(),
                       .copy = reinterpret_cast<SampledRow*>(side.samples.data() + params_bytes())});

@@ -56,10 +56,15 @@ class EngineImpl final : public Engine {
   EngineImpl(TextTools text, std::unique_ptr<RankGroup> ranks)
       : text_(std::move(text)), ranks_(std::move(ranks)) {}
 
-  Status start(const StepLoopOptions& options, ModelInfo info, double load_seconds) {
+  Status start(const StepLoopOptions& options, ModelInfo info, bool with_grammars, double load_seconds) {
     info_ = std::move(info);
+    if (text_.chat_template) info_.chat_template = text_.chat_template->source();
+    std::unique_ptr<GrammarCompiler> compiler;
+    if (with_grammars)
+      compiler = make_grammar_compiler(text_.tokenizer, info_.vocab_size, info_.eos_token_ids);
+    info_.has_grammars = compiler != nullptr;
     load_seconds_ = load_seconds;
-    FP4MOE_ASSIGN_OR_RETURN(loop_, StepLoop::make(*ranks_, text_.tokenizer, options));
+    FP4MOE_ASSIGN_OR_RETURN(loop_, StepLoop::make(*ranks_, text_.tokenizer, options, std::move(compiler)));
     return {};
   }
 
@@ -170,6 +175,8 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
   set_log_sink(flags.log_sink);
   FP4MOE_ASSIGN_OR_RETURN(Prepared prepared, prepare(flags));
   flags = prepared.plan.flags;
+  if (flags.grammar_backend == "xgrammar" && !has_grammar_backend())
+    return unsupported("--grammar-backend xgrammar: this build has none; scripts/setup makes it");
   FP4MOE_ASSIGN_OR_RETURN(TextTools text, load_text_tools(flags));
 
   FP4MOE_RETURN_IF_ERROR(run_self_test(prepared.checkpoint, prepared.config, prepared.plan));
@@ -197,7 +204,8 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
       .random_seed = flags.random_seed,
   };
   auto engine = std::make_unique<EngineImpl>(std::move(text), std::move(ranks));
-  FP4MOE_RETURN_IF_ERROR(engine->start(loop_options, std::move(info), load_time.count()));
+  const bool with_grammars = flags.grammar_backend != "none";
+  FP4MOE_RETURN_IF_ERROR(engine->start(loop_options, std::move(info), with_grammars, load_time.count()));
   return std::unique_ptr<Engine>(std::move(engine));
 }
 

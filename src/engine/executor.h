@@ -30,8 +30,9 @@ class Executor {
   virtual Status set_masked_ids(std::span<const int32_t>) { return {}; }
   // Asks for a token for each logit row of the last forward(), in that order, as Sampler would choose it; ids
   // of set_masked_ids() are never chosen. `edits` are what the rows' first_edit counts in, at most
-  // max_logit_edits() of them.
-  virtual Status start_sample(std::span<const SampleRowParams>, std::span<const LogitEdit> /*edits*/) {
+  // max_logit_edits() of them; `allowed` what their `allowed` counts in, at most a mask a row.
+  virtual Status start_sample(std::span<const SampleRowParams>, std::span<const LogitEdit> /*edits*/,
+                              std::span<const uint32_t> /*allowed*/) {
     return internal_error("this executor does not sample");
   }
   // Waits for the tokens of the earliest start_sample() that were not taken; two of them may be waiting.

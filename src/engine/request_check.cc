@@ -68,6 +68,9 @@ Status check_sampling(const SamplingParams& p) {  // written so that NaN fails
   if (p.min_new_tokens < 0 || p.min_new_tokens > p.max_new_tokens)
     return illegal("min_new_tokens", p.min_new_tokens,
                    "0 to max_new_tokens=" + std::to_string(p.max_new_tokens));
+  if (p.min_new_tokens > 0 && p.grammar.kind != GrammarSpec::Kind::kNone)
+    return illegal("min_new_tokens", p.min_new_tokens,
+                   "0 where the text must match a grammar, which ends it");
   if (p.top_logprobs < -1 || p.top_logprobs > kMaxTopLogprobs)
     return illegal("top_logprobs", p.top_logprobs, "-1 (none) to " + std::to_string(kMaxTopLogprobs));
   return {};

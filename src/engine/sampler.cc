@@ -56,6 +56,16 @@ int32_t first_index_of(std::span<const float> x, float value) {
   return static_cast<int32_t>(std::find(x.begin(), x.end(), value) - x.begin());
 }
 
+// Takes what has no bit in `allowed` out, which may be empty: then all is allowed.
+void keep_allowed(std::span<float> logits, std::span<const uint32_t> allowed) {
+  for (size_t word = 0; word < allowed.size(); ++word) {
+    if (allowed[word] == ~0u) continue;
+    const size_t end = std::min(logits.size(), 32 * word + 32);
+    for (size_t id = 32 * word; id < end; ++id)
+      if ((allowed[word] >> (id % 32) & 1) == 0) logits[id] = -kInfinity;
+  }
+}
+
 // Probability of logit x, up to the normaliser: exp((x - maximum) / temperature), in double.
 struct Softmax {
   double maximum, temperature;
@@ -207,7 +217,8 @@ void Sampler::read(std::span<float> logits, float maximum, int32_t top_logprobs,
 }
 
 Result<SampledToken> Sampler::sample(std::span<float> logits, const SamplingParams& params, double random,
-                                     std::span<const LogitEdit> edits) const {
+                                     std::span<const LogitEdit> edits,
+                                     std::span<const uint32_t> allowed) const {
   FP4MOE_CHECK(static_cast<int64_t>(logits.size()) == vocab_size_,
                std::to_string(logits.size()) + " logits for vocab_size=" + std::to_string(vocab_size_));
   const Maximum unmasked = find_maximum(logits);
@@ -222,7 +233,8 @@ Result<SampledToken> Sampler::sample(std::span<float> logits, const SamplingPara
     own.push_back(logit);
     logit = edited(logit, edit);
   }
-  const bool is_whole = masked_ids_.empty() && edits.empty();
+  keep_allowed(logits, allowed);
+  const bool is_whole = masked_ids_.empty() && edits.empty() && allowed.empty();
   const float maximum = is_whole ? unmasked.value : find_maximum(logits).value;
   if (maximum == -kInfinity) return no_token();
   sampled.token_id =

@@ -38,10 +38,12 @@ class Sampler {
   // normaliser of the log-probabilities, which are the model's own.
   Sampler(int64_t vocab_size, std::vector<int32_t> masked_ids);
 
-  // logits [V] are overwritten (masked ids become -infinity). Thread-safe. kInternal if the row holds NaN
-  // or +infinity, or nothing but -infinity.
+  // logits [V] are overwritten (masked ids become -infinity). Of `allowed`, unless empty, bit id % 32 of word
+  // id / 32 is set for the ids that may be sampled; `top` lists others too. Thread-safe. kInternal if the row
+  // holds NaN or +infinity, or nothing to sample but -infinity.
   Result<SampledToken> sample(std::span<float> logits, const SamplingParams& params, double random,
-                              std::span<const LogitEdit> edits = {}) const;
+                              std::span<const LogitEdit> edits = {},
+                              std::span<const uint32_t> allowed = {}) const;
   // The log-probabilities of a token that is given, with top_logprobs >= 0; else as sample().
   Result<SampledToken> score(std::span<float> logits, int32_t token_id, int32_t top_logprobs) const;
 

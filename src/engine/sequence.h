@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "engine/answer_text.h"
+#include "engine/grammar_store.h"
 #include "engine/logit_edits.h"
 #include "fp4moe/request.h"
 
@@ -18,6 +20,8 @@ struct Sequence {
   uint64_t seed = 0;
   AnswerText text;
   LogitEdits edits;
+  GrammarTicket grammar;                    // not valid: any text
+  std::unique_ptr<GrammarMatcher> matcher;  // of the answer so far, once the grammar is there
   int64_t num_prompt_tokens = 0;
   int64_t max_tokens = 0;          // prompt and answer together
   std::vector<int32_t> token_ids;  // the prompt, then the answer so far
@@ -32,7 +36,7 @@ struct Sequence {
   int64_t num_answer_tokens() const { return num_known_tokens() - num_prompt_tokens; }
   bool is_complete() const { return num_tokens() == max_tokens; }
   // Whether its next token cannot be chosen before the last one is known.
-  bool waits_for_token() const { return num_unknown > 0 && edits.has_penalties(); }
+  bool waits_for_token() const { return num_unknown > 0 && (edits.has_penalties() || matcher != nullptr); }
 };
 
 }  // namespace fp4moe

@@ -29,8 +29,10 @@ bool contains(const std::vector<int32_t>& ids, int32_t id) {
 }  // namespace
 
 Result<std::unique_ptr<StepLoop>> StepLoop::make(Executor& executor, const Tokenizer& tokenizer,
-                                                 const StepLoopOptions& options) {
+                                                 const StepLoopOptions& options,
+                                                 std::unique_ptr<GrammarCompiler> compiler) {
   std::unique_ptr<StepLoop> loop(new StepLoop(executor, tokenizer, options));
+  if (compiler != nullptr) loop->start_grammars(std::move(compiler));
   if (executor.samples())
     FP4MOE_RETURN_IF_ERROR(
         executor.set_masked_ids(ids_without_token(tokenizer, executor.config().vocab_size)));
@@ -66,6 +68,7 @@ StepLoop::~StepLoop() {
   }
   mail_.notify_one();
   if (thread_.joinable()) thread_.join();
+  grammars_.reset();  // its threads have called this object
 }
 
 std::unique_ptr<Sequence> StepLoop::make_sequence(Request request, DeltaCallback on_delta,
@@ -90,6 +93,15 @@ std::unique_ptr<Sequence> StepLoop::make_sequence(Request request, DeltaCallback
 
 Result<std::string> StepLoop::submit(Request request, DeltaCallback on_delta) {
   FP4MOE_RETURN_IF_ERROR(check_request(request, request_limits_));
+  GrammarTicket grammar;
+  if (const GrammarSpec& spec = request.sampling.grammar; spec.kind != GrammarSpec::Kind::kNone) {
+    if (grammars_ == nullptr)
+      return unsupported(
+          "the answer's text is to match a grammar, and this engine has no grammar backend "
+          "(--grammar-backend none, or a build without xgrammar)");
+    grammar = grammars_->ask(spec);
+    if (is_ready(grammar)) FP4MOE_RETURN_IF_ERROR(grammar.get().status());
+  }
   if (const Status failed = failure(); !failed.ok())
     return unavailable("the engine has failed: " + failed.message());
   std::lock_guard lock(mutex_);
@@ -105,6 +117,7 @@ Result<std::string> StepLoop::submit(Request request, DeltaCallback on_delta) {
     request.id = "req-" + std::to_string(num_named_++);
   std::string id = request.id;
   inbox_.push_back(make_sequence(std::move(request), std::move(on_delta), ordinal));
+  inbox_.back()->grammar = std::move(grammar);
   active_ids_.insert(id);
   ++stats_.num_queue_reqs;
   mail_.notify_one();
@@ -167,22 +180,20 @@ bool StepLoop::take_mail() {
   {
     std::unique_lock lock(mutex_);
     mail_.wait(lock, [this] {
-      return scheduler_.first() || !rows_.empty() || !inbox_.empty() || !cancelled_ids_.empty() || stopping_;
+      return scheduler_.first() || !rows_.empty() || !inbox_.empty() || !cancelled_ids_.empty() ||
+             has_grammars_ || (aborting_ && !compiling_.empty()) || stopping_;
     });
+    has_grammars_ = false;
     inbox.swap(inbox_);
     cancelled_ids.swap(cancelled_ids_);
     aborting = aborting_;
     stopping = stopping_;
     failure = failure_;
   }
-  for (auto& mail : inbox) {
-    Sequence& sequence = *mail;
-    scheduler_.enqueue(std::move(mail));
-    if (sequence.num_tokens() == sequence.max_tokens)  // max_new_tokens = 0
-      end(sequence, {.finish_reason = FinishReason::kLength});
-  }
+  for (auto& mail : inbox) compiling_.push_back(std::move(mail));
+  enqueue_compiled(/*all=*/aborting || !failure.ok());
   for (const std::string& id : cancelled_ids)
-    if (Sequence* sequence = scheduler_.find(id)) end(*sequence, {.finish_reason = FinishReason::kAbort});
+    if (Sequence* sequence = find(id)) end(*sequence, {.finish_reason = FinishReason::kAbort});
   if (!failure.ok())  // submitted before the failure was known
     while (Sequence* sequence = scheduler_.first())
       end(*sequence, {.finish_reason = FinishReason::kError, .error = failure.message()});
@@ -282,10 +293,12 @@ void StepLoop::sample_rows() {
     const std::span<float> logits(executor_.logits() + i * vocab_size, static_cast<size_t>(vocab_size));
     const Sequence& sequence = *row.sequence;
     try {
+      row.status = fill_allowed(row);
+      if (!row.status.ok()) return;
       const double random = token_random(sequence.seed, sequence.num_tokens());
       std::vector<LogitEdit> edits;
       sequence.edits.append(sequence.num_tokens() - sequence.num_prompt_tokens, edits);
-      Result<SampledToken> token = sampler_.sample(logits, sequence.sampling, random, edits);
+      Result<SampledToken> token = sampler_.sample(logits, sequence.sampling, random, edits, row.allowed);
       row.status = token.status();
       if (token.ok()) row.token = std::move(*token);
     } catch (const std::exception& error) {  // out of memory; must not leave a worker
@@ -298,7 +311,8 @@ void StepLoop::start_sample() {
   if (next_rows_.empty()) return;
   device_params_.clear();
   device_edits_.clear();
-  for (const SampledRow& row : next_rows_) {
+  device_allowed_.clear();
+  for (SampledRow& row : next_rows_) {
     const Sequence& sequence = *row.sequence;
     const SamplingParams& sampling = sequence.sampling;
     const size_t first_edit = device_edits_.size();
@@ -310,9 +324,11 @@ void StepLoop::start_sample() {
                               .top_logprobs = sampling.top_logprobs,
                               .min_p = sampling.min_p,
                               .first_edit = static_cast<int32_t>(first_edit),
-                              .num_edits = static_cast<int32_t>(device_edits_.size() - first_edit)});
+                              .num_edits = static_cast<int32_t>(device_edits_.size() - first_edit),
+                              .allowed = gather_allowed(row)});
   }
-  if (const Status status = executor_.start_sample(device_params_, device_edits_); !status.ok())
+  if (const Status status = executor_.start_sample(device_params_, device_edits_, device_allowed_);
+      !status.ok())
     throw std::runtime_error(status.message());
 }
 
@@ -367,6 +383,9 @@ Delta StepLoop::put_token(Sequence& sequence, SampledToken& token) const {
   sequence.token_ids[static_cast<size_t>(sequence.num_known_tokens())] = id;
   --sequence.num_unknown;
   sequence.edits.count(id);
+  GrammarMatcher* matcher = sequence.matcher.get();
+  if (matcher != nullptr)
+    if (const Status status = matcher->accept(id); !status.ok()) throw std::runtime_error(status.message());
 
   Delta delta{.token_ids = {id}};
   if (sampling.top_logprobs >= 0) {
@@ -374,11 +393,13 @@ Delta StepLoop::put_token(Sequence& sequence, SampledToken& token) const {
     for (TokenLogprob& top : token.top) top.bytes = bytes_of(top.token_id);
     delta.logprobs.push_back({{id, token.logprob, bytes_of(id)}, std::move(token.top)});
   }
-  const bool is_end = !sampling.ignore_eos && contains(executor_.config().eos_token_ids, id);
+  const bool may_end = !sampling.ignore_eos || matcher != nullptr;
+  const bool is_end = may_end && contains(executor_.config().eos_token_ids, id);
   if (is_end || contains(sampling.stop_token_ids, id)) delta.matched_stop_token = id;
   const bool may_stop = sequence.num_answer_tokens() >= sampling.min_new_tokens;
   if (delta.matched_stop_token < 0 || sampling.no_stop_trim) delta.text = sequence.text.push(id, may_stop);
-  if (delta.matched_stop_token >= 0 || !sequence.text.matched_stop().empty())
+  if (delta.matched_stop_token >= 0 || !sequence.text.matched_stop().empty() ||
+      (matcher != nullptr && matcher->has_ended()))
     delta.finish_reason = FinishReason::kStop;
   else if (sequence.num_known_tokens() == sequence.max_tokens)
     delta.finish_reason = FinishReason::kLength;
@@ -408,7 +429,7 @@ void StepLoop::end(Sequence& sequence, Delta delta) {
 // Makes what the iteration has changed visible to other threads.
 void StepLoop::publish() {
   totals_.num_running_reqs = scheduler_.num_running();
-  totals_.num_queue_reqs = scheduler_.num_waiting();
+  totals_.num_queue_reqs = scheduler_.num_waiting() + std::ssize(compiling_);
   totals_.num_retracted_reqs = scheduler_.num_retracted();
   totals_.num_used_tokens = (scheduler_.num_pages() - scheduler_.num_free_pages()) * executor_.page_size();
 

@@ -29,15 +29,19 @@ struct StepLoopOptions {
   int64_t context_length = 0;  // tokens of one request, prompt and answer; a group's KV pool holds them
   int64_t max_queued_requests = 0;
   uint64_t random_seed = 0;  // of requests that name no seed
+  GrammarLimits grammars;
 };
 
-// Executor and tokenizer are borrowed, and used by this thread alone, until destruction. submit, cancel,
-// drain, stats and failure are as in Engine. A step that fails (out of memory) fails all running requests;
-// when the executor has failed for good, all requests. A row of logits that holds NaN fails its own request.
+// Executor and tokenizer are borrowed, and used by this thread and the grammars' alone, until destruction.
+// submit, cancel, drain, stats and failure are as in Engine. A step that fails (out of memory) fails all
+// running requests; when the executor has failed for good, all requests. A row of logits that holds NaN fails
+// its own request.
 class StepLoop {
  public:
+  // Without a compiler, requests with a grammar are refused.
   static Result<std::unique_ptr<StepLoop>> make(Executor& executor, const Tokenizer& tokenizer,
-                                                const StepLoopOptions& options);
+                                                const StepLoopOptions& options,
+                                                std::unique_ptr<GrammarCompiler> compiler = nullptr);
   ~StepLoop();  // aborts what runs
 
   Result<std::string> submit(Request request, DeltaCallback on_delta);
@@ -56,6 +60,7 @@ class StepLoop {
     Sequence* sequence = nullptr;
     SampledToken token;
     Status status;
+    std::vector<uint32_t> allowed;  // by the sequence's grammar; empty: all ids
   };
 
   // One group's rows of the current step.
@@ -66,6 +71,7 @@ class StepLoop {
   };
 
   StepLoop(Executor& executor, const Tokenizer& tokenizer, const StepLoopOptions& options);
+  void start_grammars(std::unique_ptr<GrammarCompiler> compiler);
 
   // On the caller's thread.
   std::unique_ptr<Sequence> make_sequence(Request request, DeltaCallback on_delta, uint64_t ordinal) const;
@@ -73,12 +79,17 @@ class StepLoop {
   // On the loop's thread.
   void run();
   bool take_mail();
+  void enqueue(std::unique_ptr<Sequence> sequence);
+  void enqueue_compiled(bool all);
+  Sequence* find(const std::string& id);
   void run_step();
   void ask_for_step();
   Status forward();
   void gather(GroupRows& rows, std::span<const ScheduledRows> step);
   void fail_step(const std::string& error);
   void sample_rows();
+  Status fill_allowed(SampledRow& row) const;
+  int32_t gather_allowed(SampledRow& row);
   void start_sample();
   void take_sampled();
   void accept(SampledRow& row);
@@ -102,8 +113,10 @@ class StepLoop {
   std::vector<SampledRow> rows_, next_rows_;
   std::vector<SampleRowParams> device_params_;
   std::vector<LogitEdit> device_edits_;
+  std::vector<uint32_t> device_allowed_;
   std::vector<fp4moe::SampledRow> device_rows_;
-  std::vector<std::string> ended_ids_;  // since the last publish()
+  std::vector<std::string> ended_ids_;                // since the last publish()
+  std::vector<std::unique_ptr<Sequence>> compiling_;  // they wait for their grammars
   EngineStats totals_;
 
   // The mailbox and what others may see.
@@ -115,9 +128,12 @@ class StepLoop {
   std::unordered_set<std::string> active_ids_;  // submitted, last delta not delivered
   Status failure_;                              // not OK: no step will run any more
   bool draining_ = false, aborting_ = false, stopping_ = false;
+  bool has_grammars_ = false;  // some that sequences wait for, since the loop looked
   uint64_t num_submitted_ = 0, num_named_ = 0;
   EngineStats stats_;
   std::deque<TokensAt> recent_;  // over the throughput window, and the sample before it
+
+  std::unique_ptr<GrammarStore> grammars_;  // or null
 
   std::thread thread_;  // last: starts when all else is made
 };

@@ -155,6 +155,7 @@ struct ChatTemplate::State {
   jinja::Body standard;
   std::optional<jinja::Body> tool_use;
   std::vector<SpecialToken> special_tokens;
+  std::string source;
 
   std::string render(std::string_view messages_json, const ChatTemplateOptions& options) const;
 };
@@ -167,6 +168,7 @@ ChatTemplate::~ChatTemplate() = default;
 Result<ChatTemplate> ChatTemplate::parse(std::string_view source) {
   auto state = std::make_unique<State>();
   FP4MOE_ASSIGN_OR_RETURN(state->standard, guarded([&] { return jinja::parse_template(source); }));
+  state->source = source;
   return ChatTemplate(std::move(state));
 }
 
@@ -200,10 +202,13 @@ Result<ChatTemplate> ChatTemplate::load(const std::string& folder, const std::st
     auto tool_use = guarded([&] { return jinja::parse_template(*sources->tool_use); });
     if (!tool_use.ok()) return tool_use.status().with_context(path + ": tool_use");
     state.tool_use = std::move(*tool_use);
+    state.source += *sources->tool_use;
   }
   FP4MOE_ASSIGN_OR_RETURN(state.special_tokens, read_special_tokens(config, config_path));
   return made;
 }
+
+const std::string& ChatTemplate::source() const { return state_->source; }
 
 std::string ChatTemplate::State::render(std::string_view messages_json,
                                         const ChatTemplateOptions& options) const {

@@ -24,6 +24,8 @@ class ChatTemplate {
   ChatTemplate& operator=(ChatTemplate&&) noexcept;
   ~ChatTemplate();
 
+  const std::string& source() const;  // all of it, where there are several
+
   // kInvalidArgument: malformed JSON, a template's raise_exception, or a run-time error, with its line;
   // kDoesNotFit: the limits on steps, depth or output were reached. Thread-safe.
   Result<std::string> render(std::string_view messages_json, const ChatTemplateOptions& options) const;

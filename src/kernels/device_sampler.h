@@ -26,12 +26,13 @@ struct SampleRowParams {
   float min_p = 0;
   int32_t given_id = -1;                  // >= 0: this is the token, only its log-probabilities are wanted
   int32_t first_edit = 0, num_edits = 0;  // of the list of edits; an id at most once in a row
+  int32_t allowed = -1;                   // of the list of masks; -1: all ids may be chosen
 };
 
 enum class SampleStatus : int32_t {
   kOk,
   kBadLogits,  // the row holds NaN or +infinity, or nothing but -infinity
-  kNoToken,    // all ids that are not masked are at -infinity
+  kNoToken,    // all ids that may be chosen are at -infinity
 };
 
 struct SampledRow {
@@ -51,13 +52,17 @@ struct SampleRowsArgs {
   const uint32_t* masked = nullptr;
   const SampleRowParams* params = nullptr;  // [num_rows]; all_greedy: not read
   const LogitEdit* edits = nullptr;         // what first_edit counts in
-  bool all_greedy = false;                  // every row is_plain_greedy()
-  SampledRow* out = nullptr;                // [num_rows]
-  SampledRow* copy = nullptr;               // the same again, for instance in pinned memory; or null
+  // [masks, ceil(V / 32)], what `allowed` counts in: only ids whose bit (as in `masked`) is set are chosen.
+  // Masks change nothing about log-probabilities.
+  const uint32_t* allowed = nullptr;
+  bool all_greedy = false;     // every row is_plain_greedy()
+  SampledRow* out = nullptr;   // [num_rows]
+  SampledRow* copy = nullptr;  // the same again, for instance in pinned memory; or null
 };
 
 inline bool is_plain_greedy(const SampleRowParams& row) {
-  return row.temperature == 0 && row.top_logprobs < 0 && row.given_id < 0 && row.num_edits == 0;
+  return row.temperature == 0 && row.top_logprobs < 0 && row.given_id < 0 && row.num_edits == 0 &&
+         row.allowed < 0;
 }
 
 // What engine/sampler.h's Sampler does, for all rows at once; logits stay as they are. All pointers are

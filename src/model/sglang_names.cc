@@ -13,6 +13,7 @@ constexpr const char* kNoGraphs =
 constexpr const char* kOverlap =
     "overlaps experts and exchange; here counts travel under the shared expert and rows go straight to "
     "their place";
+constexpr const char* kParser = "names how answers are parsed; here the chat template and its tokens say it";
 constexpr const char* kEplb = "moves experts between ranks by load; this version keeps them where they are";
 constexpr const char* kDisaggregation = "splits prefill and decode into two servers; not built yet";
 
@@ -62,9 +63,9 @@ constexpr SglangFlag kFlags[] = {
     {"--is-embedding", 0, kRefused, "embedding models are not served"},
     {"--enable-lora", 0, kRefused, "LoRA adapters are not supported yet"},
     {"--lora-paths", -1, kRefused, "LoRA adapters are not supported yet"},
-    {"--reasoning-parser", 1, kRefused, "answers are not split yet; clients get the whole text"},
-    {"--tool-call-parser", 1, kRefused, "tool calls are not parsed yet; clients get the whole text"},
-    {"--grammar-backend", 1, kRefused, "structured output is not supported yet", nullptr, "none"},
+    {"--reasoning-parser", 1, kMoot, kParser},
+    {"--tool-call-parser", 1, kMoot, kParser},
+    {"--constrained-json-disable-any-whitespace", 0, kMoot, "is how JSON is always written here"},
     {"--disaggregation-mode", 1, kRefused, kDisaggregation, "null|prefill|decode", "null"},
     {"--disaggregation-transfer-backend", 1, kMoot, kDisaggregation},
     {"--speculative-algorithm", 1, kSpeculative},

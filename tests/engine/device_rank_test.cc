@@ -184,7 +184,7 @@ TEST_P(DeviceRanks, AnIdBelowZeroIsTheTokenThatWasChosen) {
   const std::vector<SampleRowParams> greedy(3, {.temperature = 0});
   std::vector<SampledRow> sampled(3);
   for (int i = 0; i < 5; ++i) {
-    ASSERT_TRUE(ahead.ranks().start_sample(greedy, {}).ok());
+    ASSERT_TRUE(ahead.ranks().start_sample(greedy, {}, {}).ok());
     const auto next = best_of(a);
     a = told.step(next);
     b = ahead.step({{~0}, {~1}, {~2}});
@@ -225,7 +225,7 @@ TEST_P(DeviceRanks, TokensAreChosenAsTheHostChoosesThem) {
     all_edits.insert(all_edits.end(), of_row.begin(), of_row.end());
   }
   std::vector<SampledRow> sampled(3);
-  ASSERT_TRUE(model.ranks().start_sample(rows, all_edits).ok());
+  ASSERT_TRUE(model.ranks().start_sample(rows, all_edits, {}).ok());
   ASSERT_TRUE(model.ranks().take_sampled(sampled).ok());
   for (size_t i = 0; i < 3; ++i) {
     std::vector<float> row = logits[i];

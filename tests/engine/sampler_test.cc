@@ -190,6 +190,39 @@ TEST(Sampler, EditsThatLeaveNothingOrOverflow) {
   EXPECT_EQ(sample({1, 3e38f}, {.temperature = 1}, 0.5, {}, {{.token_id = 1, .scale = 1e-38f}}).token_id, 1);
 }
 
+// As if what is not allowed had been taken out of the logits, but the log-probabilities stay the model's.
+TEST(Sampler, ChoosesWhatIsAllowed) {
+  for (unsigned seed = 0; seed < 100; ++seed) {
+    const std::vector<float> logits = random_logits(70, seed);
+    std::vector<float> changed = logits;
+    std::vector<uint32_t> allowed(3);
+    for (size_t id = 0; id < 70; ++id) {
+      const bool keeps = (id * 7 + seed) % (2 + seed % 5) == 0;
+      if (keeps)
+        allowed[id / 32] |= 1u << (id % 32);
+      else
+        changed[id] = -kInfinity;
+    }
+    allowed[2] |= ~0u << 6;  // bits from V on mean nothing
+    const SamplingParams params{
+        .temperature = seed % 2 == 0 ? 0.0f : 1.0f, .top_k = seed % 3 == 0 ? 4 : -1, .top_logprobs = 3};
+    const Sampler sampler(70, {});
+    std::vector<float> row = logits, changed_row = changed, own_row = logits;
+    const auto token = sampler.sample(row, params, 0.6, {}, allowed);
+    ASSERT_TRUE(token.ok());
+    EXPECT_EQ(token->token_id, sampler.sample(changed_row, params, 0.6)->token_id);
+    const auto own = sampler.sample(own_row, params, 0.6);
+    for (size_t k = 0; k < 3; ++k) EXPECT_EQ(token->top[k].logprob, own->top[k].logprob);
+    double total = 0;
+    for (const float x : logits) total += std::exp(double{x});
+    EXPECT_NEAR(token->logprob, logits[static_cast<size_t>(token->token_id)] - std::log(total), 1e-5);
+  }
+  std::vector<float> row = random_logits(70, 1);
+  EXPECT_EQ(
+      Sampler(70, {}).sample(row, {.temperature = 0}, 0, {}, std::vector<uint32_t>(3)).status().message(),
+      no_token().message());
+}
+
 TEST(Sampler, ScoresAGivenToken) {
   const Sampler sampler(30, {4});
   const std::vector<float> logits = random_logits(30, 9);

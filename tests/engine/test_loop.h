@@ -64,7 +64,8 @@ struct LoopShape {
   int64_t context_length = 128;
   int64_t max_queued_requests = 1000;
   int num_groups = 1;
-  bool samples = false;  // the executor does
+  bool samples = false;                                             // the executor does
+  std::function<std::unique_ptr<GrammarCompiler>()> grammars = {};  // empty: there are none
 };
 
 // One fake model with KV pages of its own for each group; `fail` set: the next step fails for good.
@@ -118,7 +119,8 @@ class FakeExecutor : public Executor {
     return {};
   }
   // With the host's Sampler, through what a device's one has.
-  Status start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits) override {
+  Status start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
+                      std::span<const uint32_t> allowed) override {
     if (!sample_failure.ok()) return sample_failure;
     EXPECT_LT(num_waiting_, 2);
     ++num_waiting_;
@@ -133,9 +135,13 @@ class FakeExecutor : public Executor {
       const std::span<float> logits(logits_.data() + i * v, v);
       const auto own_edits =
           edits.subspan(static_cast<size_t>(rows[i].first_edit), static_cast<size_t>(rows[i].num_edits));
-      const Result<SampledToken> token = rows[i].given_id >= 0
-                                             ? sampler_->score(logits, rows[i].given_id, params.top_logprobs)
-                                             : sampler_->sample(logits, params, rows[i].random, own_edits);
+      const size_t words = (v + 31) / 32;
+      const auto own_allowed = rows[i].allowed < 0
+                                   ? allowed.first(0)
+                                   : allowed.subspan(static_cast<size_t>(rows[i].allowed) * words, words);
+      const Result<SampledToken> token =
+          rows[i].given_id >= 0 ? sampler_->score(logits, rows[i].given_id, params.top_logprobs)
+                                : sampler_->sample(logits, params, rows[i].random, own_edits, own_allowed);
       out[i].status = token.ok() ? SampleStatus::kOk : SampleStatus::kBadLogits;
       if (!token.ok()) continue;
       out[i].token_id = token->token_id;
@@ -184,7 +190,7 @@ class TestLoop {
                                   .context_length = shape.context_length,
                                   .max_queued_requests = shape.max_queued_requests,
                                   .random_seed = 1};
-    auto loop = StepLoop::make(executor_, tokenizer_, options);
+    auto loop = StepLoop::make(executor_, tokenizer_, options, shape.grammars ? shape.grammars() : nullptr);
     EXPECT_TRUE(loop.ok()) << loop.status().to_string();
     loop_ = std::move(*loop);
   }

@@ -1,9 +1,11 @@
 // Sampling: a cluster of 8 blocks a row, which holds the row in its shared memory.
 //
-// Computes:  kernels/device_sampler.h: greedy; plain temperature; top_k, top_p and min_p; edited logits;
+// Computes:  kernels/device_sampler.h: greedy; plain temperature; top_k, top_p and min_p; edited logits and
+// masks;
 //            log-probabilities, also of a given id.
 // Shapes:    logits [rows, V] f32, V <= 400000: an eighth of a row lies in each block's shared memory.
-// Bytes:     4 rows V, once, and 16 an edit for each block.   Flops: three double-precision exp an element at
+// Bytes:     4 rows V, once, V / 8 a mask, and 16 an edit for each block.   Flops: three double-precision exp
+// an element at
 //            most.
 // Bound:     latency of the cluster's exchanges for a few rows; the exps for many.
 // Numerics:  weights exp((x - max) / temperature) are made in double, as on the CPU, and then are integers in
@@ -109,6 +111,7 @@ class RowPart {
   __device__ void mask(const SampleRowsArgs& a);
   __device__ bool find_best();  // false if there is no id to choose
   __device__ void edit(const LogitEdit* edits, int32_t num_edits);
+  __device__ void keep_allowed(const uint32_t* allowed);
   __device__ void choose(const SampleRowParams& params);
   __device__ uint64_t weight_of(float x) const {
     return static_cast<uint64_t>(exp((static_cast<double>(x) - max_) / temperature_) * kOne + 0.5);
@@ -398,6 +401,14 @@ __device__ void RowPart::list_top(int32_t num_top) {
 }
 
 // Of the ids that are there, after find_best() and, if is_weighted_, count_digit() of the first digit.
+__device__ void RowPart::keep_allowed(const uint32_t* allowed) {
+  each([&](int i) {
+    const int32_t id = first_id_ + i;
+    if ((__ldg(allowed + id / 32) >> (id % 32) & 1) == 0) x_[i] = -kInfinity;
+  });
+  __syncthreads();
+}
+
 __device__ void RowPart::choose(const SampleRowParams& params) {
   if (params.temperature == 0) {
     if (rank_ == 0 && threadIdx.x == 0) put_token(best_id_);
@@ -432,8 +443,9 @@ __device__ void RowPart::sample(const SampleRowsArgs& a, int64_t row) {
     if (is_leader) put_token(params.given_id);
     return;
   }
-  if (params.num_edits > 0) {
-    edit(a.edits + params.first_edit, params.num_edits);
+  if (params.num_edits > 0 || params.allowed >= 0) {
+    if (params.num_edits > 0) edit(a.edits + params.first_edit, params.num_edits);
+    if (params.allowed >= 0) keep_allowed(a.allowed + params.allowed * ((a.vocab_size + 31) / 32));
     has_token = find_best();
     if (has_token && is_weighted_) count_digit({}, kDigitBits, is_weighted_, s_.first);
   }

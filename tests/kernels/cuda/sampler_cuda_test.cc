@@ -21,6 +21,7 @@ struct RowCase {
   double random = 0.5;
   std::vector<LogitEdit> edits = {};
   int32_t given_id = -1;
+  std::vector<uint32_t> allowed = {};
 };
 
 class SamplerCuda : public testing::Test {
@@ -30,18 +31,23 @@ class SamplerCuda : public testing::Test {
     std::vector<float> logits(rows.size() * stride, std::nanf(""));
     std::vector<SampleRowParams> params;
     std::vector<LogitEdit> edits = {{.token_id = 0, .add = 1e9f}};  // nobody's
+    const size_t words = (vocab_size + 31) / 32;
+    std::vector<uint32_t> allowed(words);  // nobody's
     for (size_t i = 0; i < rows.size(); ++i) {
       std::copy(rows[i].logits.begin(), rows[i].logits.end(), logits.begin() + static_cast<long>(i * stride));
       const SamplingParams& p = rows[i].params;
-      params.push_back({.random = rows[i].random,
-                        .temperature = p.temperature,
-                        .top_p = p.top_p,
-                        .top_k = p.top_k,
-                        .top_logprobs = p.top_logprobs,
-                        .min_p = p.min_p,
-                        .given_id = rows[i].given_id,
-                        .first_edit = static_cast<int32_t>(edits.size()),
-                        .num_edits = static_cast<int32_t>(rows[i].edits.size())});
+      params.push_back(
+          {.random = rows[i].random,
+           .temperature = p.temperature,
+           .top_p = p.top_p,
+           .top_k = p.top_k,
+           .top_logprobs = p.top_logprobs,
+           .min_p = p.min_p,
+           .given_id = rows[i].given_id,
+           .first_edit = static_cast<int32_t>(edits.size()),
+           .num_edits = static_cast<int32_t>(rows[i].edits.size()),
+           .allowed = rows[i].allowed.empty() ? -1 : static_cast<int32_t>(allowed.size() / words)});
+      allowed.insert(allowed.end(), rows[i].allowed.begin(), rows[i].allowed.end());
       edits.insert(edits.end(), rows[i].edits.begin(), rows[i].edits.end());
     }
     const DeviceArray<float> device_logits(logits);
@@ -50,6 +56,7 @@ class SamplerCuda : public testing::Test {
     for (const int32_t id : masked) bits[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
     const bool all_greedy = std::all_of(params.begin(), params.end(), is_plain_greedy);
     const DeviceArray<LogitEdit> device_edits(edits);
+    const DeviceArray<uint32_t> device_allowed(allowed);
     const DeviceArray<uint32_t> device_masked(bits);
     const DeviceArray<SampledRow> out(std::vector<SampledRow>(rows.size())), copy(out.values());
     cuda_sample_rows()({.logits = device_logits.data(),
@@ -59,6 +66,7 @@ class SamplerCuda : public testing::Test {
                         .masked = masked.empty() ? nullptr : device_masked.data(),
                         .params = all_greedy ? nullptr : device_params.data(),
                         .edits = device_edits.data(),
+                        .allowed = device_allowed.data(),
                         .all_greedy = all_greedy,
                         .out = out.data(),
                         .copy = copy.data()});
@@ -80,9 +88,9 @@ class SamplerCuda : public testing::Test {
       const Sampler sampler(static_cast<int64_t>(rows[i].logits.size()), masked);
       std::vector<float> logits = rows[i].logits;
       const RowCase& row = rows[i];
-      const Result<SampledToken> expected = row.given_id >= 0
-                                                ? sampler.score(logits, row.given_id, row.params.top_logprobs)
-                                                : sampler.sample(logits, row.params, row.random, row.edits);
+      const Result<SampledToken> expected =
+          row.given_id >= 0 ? sampler.score(logits, row.given_id, row.params.top_logprobs)
+                            : sampler.sample(logits, row.params, row.random, row.edits, row.allowed);
       EXPECT_EQ(got[i].status == SampleStatus::kOk, expected.ok()) << "row " << i;
       if (!expected.ok() || got[i].status != SampleStatus::kOk) continue;
       num_other += got[i].token_id != expected->token_id;
@@ -120,6 +128,30 @@ TEST_F(SamplerCuda, GreedyTakesTheLargestAndTiesGoToTheLowerId) {
       std::vector<float> logits(vocab_size, -1);
       logits[best] = logits.back() = 3;
       rows.push_back({logits, {.temperature = 0, .top_logprobs = static_cast<int32_t>(best % 21)}});
+    }
+    EXPECT_EQ(compare(rows), 0);
+  }
+}
+
+// With and without edits, drawn in every way, beside rows without a mask; also masks that leave nothing.
+TEST_F(SamplerCuda, MasksOfRows) {
+  std::mt19937 generator(5);
+  const SamplingParams ways[] = {{.temperature = 0},
+                                 {.temperature = 0, .top_logprobs = 5},
+                                 {.temperature = 0.8f, .top_logprobs = 0},
+                                 {.temperature = 1, .top_p = 0.9f},
+                                 {.temperature = 1, .top_k = 3, .top_logprobs = 20}};
+  for (size_t vocab_size : {1, 31, 32, 33, 772, 4097, 201088}) {
+    std::vector<RowCase> rows;
+    for (size_t i = 0; i < 30; ++i) {
+      RowCase row{random_logits(vocab_size, static_cast<unsigned>(i)), ways[i % 5],
+                  0.03 * static_cast<double>(i)};
+      if (i % 4 == 1) row.edits = {{.token_id = 0, .add = 3}};
+      const unsigned one_in = i % 3 == 0 ? 1000 : 2;
+      if (i % 7 != 0) row.allowed.resize((vocab_size + 31) / 32);
+      for (size_t id = 0; id < vocab_size && !row.allowed.empty(); ++id)
+        if (generator() % one_in == 0) row.allowed[id / 32] |= 1u << (id % 32);
+      rows.push_back(std::move(row));
     }
     EXPECT_EQ(compare(rows), 0);
   }

@@ -1,0 +1,126 @@
+// What a grammar costs a decode step on the host: the mask of one row, and its application to the row's
+// logits, for a vocabulary of gpt-oss's size. To hold against `bench latency`'s time of a step.
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "engine/grammar.h"
+#include "engine/sampler.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr int64_t kVocab = 201088;  // gpt-oss-20b's
+constexpr int32_t kEosId = kVocab - 1;
+
+// Bytes, then words, numbers and punctuation as long and as frequent as in trained vocabularies.
+std::vector<std::string> make_words() {
+  std::mt19937 random(1);
+  std::vector<std::string> words;
+  std::unordered_set<std::string> seen;
+  for (char c = '!'; c <= '~'; ++c) words.emplace_back(1, c);
+  words.emplace_back("\xC4\xA0");  // a space
+  seen.insert(words.begin(), words.end());
+  const std::string punctuation = "{}[]:,.()=-_/<>#*'";
+  while (std::ssize(words) < kVocab - 1) {
+    std::string word;
+    const uint32_t kind = random() % 20;
+    const size_t length = kind == 0 ? 1 + random() % 4 : kind == 1 ? 2 + random() % 2 : 2 + random() % 9;
+    for (size_t i = 0; i < length; ++i)
+      word += kind == 0   ? punctuation[random() % punctuation.size()]
+              : kind == 1 ? static_cast<char>('0' + random() % 10)
+                          : static_cast<char>('a' + random() % 26);
+    if (kind > 10) word = "\xC4\xA0" + word;  // a space in front, as byte-level vocabularies write it
+    if (seen.insert(word).second) words.push_back(word);
+  }
+  return words;
+}
+
+Tokenizer make_tokenizer() {
+  std::string vocab;
+  int32_t id = 0;
+  for (const std::string& word : make_words()) {
+    std::string escaped;
+    for (const char c : word) escaped += (c == '"' || c == '\\' ? "\\" : "") + std::string(1, c);
+    vocab += "\"" + escaped + "\":" + std::to_string(id++) + ",";
+  }
+  vocab += "\"<eos>\":" + std::to_string(kEosId);
+  const std::string byte_level =
+      R"({"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true})";
+  auto tokenizer = Tokenizer::parse(
+      R"({"version":"1.0","truncation":null,"padding":null,"normalizer":null,"post_processor":null,)"
+      R"("added_tokens":[{"id":)" +
+      std::to_string(kEosId) +
+      R"(,"content":"<eos>","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}],)"
+      R"("pre_tokenizer":)" +
+      byte_level + R"(,"decoder":)" + byte_level +
+      R"(,"model":{"type":"BPE","dropout":null,"unk_token":null,"continuing_subword_prefix":null,)"
+      R"("end_of_word_suffix":null,"fuse_unk":false,"byte_fallback":false,"vocab":{)" +
+      vocab + R"(},"merges":[]}})");
+  if (!tokenizer.ok()) {
+    std::fprintf(stderr, "%s\n", tokenizer.status().message().c_str());
+    std::exit(1);
+  }
+  return std::move(*tokenizer);
+}
+
+struct Case {
+  GrammarSpec::Kind kind;
+  const char* text;
+};
+constexpr Case kCases[] = {
+    {GrammarSpec::Kind::kJsonSchema, R"({"type":"object"})"},
+    {GrammarSpec::Kind::kJsonSchema,
+     R"({"type":"object","properties":{"name":{"type":"string","maxLength":40},"age":{"type":"integer","minimum":0,)"
+     R"("maximum":120},"tags":{"type":"array","items":{"type":"string","maxLength":16},"maxItems":5},"score":)"
+     R"({"type":"number","minimum":0,"maximum":1}},"required":["name","age","tags","score"]})"},
+    {GrammarSpec::Kind::kJsonSchema,
+     R"({"type":"object","properties":{"text":{"type":"string"},"kind":{"enum":["a","b","c"]}},"required":["text","kind"]})"},
+    {GrammarSpec::Kind::kRegex, "([A-Za-z ]{1,60}[.!?] ){1,5}"},
+};
+
+// Every iteration is a step along a random walk through the grammar; a walk that ends begins again.
+void mask_row(benchmark::State& state) {
+  static const Tokenizer tokenizer = make_tokenizer();
+  static const auto compiler = make_grammar_compiler(tokenizer, kVocab, {kEosId});
+  if (compiler == nullptr) return state.SkipWithError("a build without xgrammar");
+  const Case& c = kCases[state.range(0)];
+  const auto grammar = compiler->compile({c.kind, c.text});
+  if (!grammar.ok()) return state.SkipWithError(grammar.status().message().c_str());
+  const Sampler sampler(kVocab, {});
+  const SamplingParams greedy{.temperature = 0};
+  std::mt19937 random(1);
+  std::vector<uint32_t> allowed(kVocab / 32);
+  std::vector<float> noise(kVocab), logits(kVocab);
+  for (float& x : noise) x = static_cast<float>(random() % 1000) * 0.01f;
+  auto matcher = (*grammar)->make_matcher();
+  for (auto _ : state) {
+    state.PauseTiming();
+    const size_t turn = random() % noise.size();
+    std::rotate_copy(noise.begin(), noise.begin() + static_cast<std::ptrdiff_t>(turn), noise.end(),
+                     logits.begin());
+    state.ResumeTiming();
+    if (state.range(1) != 0 && !matcher->fill_allowed(allowed).ok()) return state.SkipWithError("no mask");
+    const auto token =
+        sampler.sample(logits, greedy, 0, state.range(1) != 0 ? allowed : std::span<uint32_t>());
+    if (state.range(1) == 0) continue;
+    if (!token.ok() || !matcher->accept(token->token_id).ok()) return state.SkipWithError("no token");
+    if (matcher->has_ended()) matcher = (*grammar)->make_matcher();
+  }
+}
+// The grammar; 0: the same row without one.
+BENCHMARK(mask_row)
+    ->ArgsProduct({{0, 1, 2, 3}, {0, 1}})
+    ->ArgNames({"case", "grammar"})
+    ->Unit(benchmark::kMicrosecond);
+
+}  // namespace
+}  // namespace fp4moe
+
+BENCHMARK_MAIN();

@@ -1,0 +1,73 @@
+// The step loop's sequences whose text must match a grammar. They wait outside of the scheduler until it is
+// compiled.
+#include <algorithm>
+#include <exception>
+
+#include "engine/step_loop.h"
+
+namespace fp4moe {
+
+void StepLoop::start_grammars(std::unique_ptr<GrammarCompiler> compiler) {
+  grammars_ = std::make_unique<GrammarStore>(std::move(compiler), options_.grammars, [this] {
+    std::lock_guard lock(mutex_);
+    has_grammars_ = true;
+    mail_.notify_one();
+  });
+}
+
+// Sequences whose grammar is there, or that need none; or all, to be ended.
+void StepLoop::enqueue_compiled(bool all) {
+  for (auto& sequence : compiling_) {
+    const bool has_grammar = !sequence->grammar.valid() || is_ready(sequence->grammar);
+    if (all)
+      scheduler_.enqueue(std::move(sequence));
+    else if (has_grammar)
+      enqueue(std::move(sequence));
+  }
+  std::erase(compiling_, nullptr);
+}
+
+void StepLoop::enqueue(std::unique_ptr<Sequence> owned) {
+  Sequence& sequence = *owned;
+  scheduler_.enqueue(std::move(owned));
+  if (sequence.num_tokens() == sequence.max_tokens)  // max_new_tokens = 0
+    return end(sequence, {.finish_reason = FinishReason::kLength});
+  if (!sequence.grammar.valid()) return;
+  Status status = sequence.grammar.get().status();
+  try {
+    if (status.ok()) sequence.matcher = (*sequence.grammar.get())->make_matcher();
+  } catch (const std::exception& error) {
+    status = internal_error(std::string("the grammar: ") + error.what());
+  }
+  if (!status.ok())
+    end(sequence,
+        {.finish_reason = FinishReason::kError, .error = status.message(), .error_code = status.code()});
+}
+
+// Null if there is none. One that waits for its grammar is taken from there: it is to be ended.
+Sequence* StepLoop::find(const std::string& id) {
+  const auto found =
+      std::find_if(compiling_.begin(), compiling_.end(), [&](const auto& s) { return s->id == id; });
+  if (found == compiling_.end()) return scheduler_.find(id);
+  scheduler_.enqueue(std::move(*found));
+  compiling_.erase(found);
+  return scheduler_.find(id);
+}
+
+Status StepLoop::fill_allowed(SampledRow& row) const {
+  if (row.sequence->matcher == nullptr) return {};
+  row.allowed.resize(static_cast<size_t>((request_limits_.vocab_size + 31) / 32));
+  return row.sequence->matcher->fill_allowed(row.allowed);
+}
+
+// Appends the row's mask to device_allowed_ and returns its number; -1 if all ids are allowed. The executor's
+// device computes the row's logits meanwhile.
+int32_t StepLoop::gather_allowed(SampledRow& row) {
+  row.status = fill_allowed(row);
+  if (row.allowed.empty()) return -1;
+  const size_t num_masks = device_allowed_.size() / row.allowed.size();
+  device_allowed_.insert(device_allowed_.end(), row.allowed.begin(), row.allowed.end());
+  return static_cast<int32_t>(num_masks);
+}
+
+}  // namespace fp4moe
