@@ -13,10 +13,7 @@ constexpr size_t kMaxStopBytes = 1024;
 constexpr int64_t kInt32Max = 2147483647;
 
 // Fields of SGLang and OpenAI that change the answer, with the value that asks for nothing.
-void refuse_unsupported(Fields& fields) {
-  for (const char* name : {"regex", "ebnf", "json_schema", "structural_tag", "stop_regex"})
-    fields.refuse(name, nullptr);
-}
+void refuse_unsupported(Fields& fields) { fields.refuse("stop_regex", nullptr); }
 
 // Asked for by OpenAI's clients; none of them is a matter of the answer.
 void skip_moot(Fields& fields) {

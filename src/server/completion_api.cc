@@ -1,3 +1,4 @@
+#include "server/grammar_fields.h"
 #include "server/openai_format.h"
 
 namespace fp4moe {
@@ -61,6 +62,8 @@ GenerationCall parse_completion(const Engine& engine, Fields& fields) {
   GenerationCall call;
   auto format = std::make_unique<CompletionFormat>(engine);
   SamplingParams sampling = read_sampling(fields, engine.info().default_sampling);
+  sampling.grammar = read_grammar(engine, fields);
+  read_response_format(engine, fields, sampling.grammar);
   sampling.max_new_tokens = fields.integer("max_tokens", kDefaultMaxTokens, 0, INT32_MAX);
   const int64_t top = fields.integer("logprobs", -1, 0, kMaxTopLogprobs);
   format->logprobs = top >= 0;

@@ -1,4 +1,5 @@
 #include "server/apis.h"
+#include "server/grammar_fields.h"
 
 namespace fp4moe {
 
@@ -78,6 +79,7 @@ GenerationCall parse_generate(const Engine& engine, Fields& fields) {
     fields.fail("sampling_params", unsupported("one object for all prompts is supported, not a list"));
   Fields inner(given == nullptr || given->is_array() ? empty : *given, "sampling_params.");
   SamplingParams sampling = read_sampling(inner, engine.info().default_sampling);
+  sampling.grammar = read_grammar(engine, inner);
   sampling.max_new_tokens = inner.integer("max_new_tokens", kDefaultMaxNewTokens, 0, INT32_MAX);
   const int64_t n = read_n(inner);
   fields.merge(inner);

@@ -88,7 +88,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   void on_delta(size_t i, const Delta& delta, Clock::time_point now) {
     if (over_ || behind_.load()) return;
-    if (delta.finish_reason == FinishReason::kError) return fail(internal_error(delta.error));
+    if (delta.finish_reason == FinishReason::kError) return fail(Status(delta.error_code, delta.error));
     measure(i, delta, now);
     Choice& choice = choices_[i];
     choice.text += delta.text;

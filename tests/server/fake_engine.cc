@@ -21,6 +21,8 @@ FakeEngine::FakeEngine(FakeOptions options) : options_(options) {
   info_.max_total_tokens = 8192;
   info_.eos_token_ids = {kEnd};
   info_.default_sampling.temperature = 0;
+  info_.chat_template = options.chat_template;
+  info_.has_grammars = options.has_grammars;
   thread_ = std::thread([this] { loop(); });
 }
 
@@ -38,7 +40,8 @@ Result<std::string> FakeEngine::submit(Request request, DeltaCallback on_delta) 
   std::lock_guard<std::mutex> lock(mutex_);
   if (draining_ || running_.size() >= options_.max_requests) return unavailable("the queue is full");
   for (const int32_t id : request.input_ids) {
-    if (id < 0 || id > kEnd) return invalid_argument("token id " + std::to_string(id) + " is not in 0..256");
+    if (id < 0 || id > kEnd + static_cast<int32_t>(options_.special_tokens.size()))
+      return invalid_argument("token id " + std::to_string(id) + " is not in 0..256");
   }
   if (static_cast<int64_t>(request.input_ids.size()) >= info_.context_length)
     return does_not_fit(std::to_string(request.input_ids.size()) + " prompt tokens, context 4096");
@@ -80,18 +83,27 @@ EngineStats FakeEngine::stats() const {
 
 Result<std::vector<int32_t>> FakeEngine::tokenize(std::string_view text, bool) const {
   std::vector<int32_t> ids;
-  for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
+  while (!text.empty()) {
+    int32_t id = static_cast<unsigned char>(text.front());
+    for (size_t i = 0; i < options_.special_tokens.size(); ++i)
+      if (text.starts_with(options_.special_tokens[i])) id = kEnd + 1 + static_cast<int32_t>(i);
+    ids.push_back(id);
+    text.remove_prefix(token_bytes(id).size());
+  }
   return ids;
 }
 
-Result<std::string> FakeEngine::detokenize(const std::vector<int32_t>& ids, bool) const {
+Result<std::string> FakeEngine::detokenize(const std::vector<int32_t>& ids, bool skip_special_tokens) const {
   std::string text;
-  for (const int32_t id : ids) text += token_bytes(id);
+  for (const int32_t id : ids)
+    if (id < kEnd || !skip_special_tokens) text += token_bytes(id);
   return text;
 }
 
 std::string FakeEngine::token_bytes(int32_t id) const {
-  return id >= 0 && id < 256 ? std::string(1, static_cast<char>(id)) : "";
+  if (id >= 0 && id < kEnd) return std::string(1, static_cast<char>(id));
+  const auto special = static_cast<size_t>(id - kEnd - 1);
+  return id > kEnd && special < options_.special_tokens.size() ? options_.special_tokens[special] : "";
 }
 
 Result<std::string> FakeEngine::apply_chat_template(std::string_view messages_json,

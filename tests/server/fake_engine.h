@@ -14,8 +14,11 @@
 namespace fp4moe {
 
 struct FakeOptions {
-  std::chrono::microseconds step{0};  // pause between tokens
-  size_t max_requests = 1000;         // more are refused as kUnavailable
+  std::chrono::microseconds step{0};        // pause between tokens
+  size_t max_requests = 1000;               // more are refused as kUnavailable
+  std::string chat_template;                // only its source
+  std::vector<std::string> special_tokens;  // ids 257, 258, ...
+  bool has_grammars = false;                // requests may have one; answers do not look at it
 };
 
 // Ids 0..255 are bytes, 256 the end token. A prompt that contains "FAIL" fails after two tokens. Each answer

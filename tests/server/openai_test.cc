@@ -171,7 +171,8 @@ TEST(Chat, ContentPartsToolsAndTemplateArguments) {
   const std::string body =
       R"({"messages":[{"role":"system","content":null},{"role":"user","content":[{"type":"text","text":"a"},)"
       R"({"type":"text","text":"b"}]},{"role":"assistant","content":"c","tool_calls":[{"type":"function",)"
-      R"("function":{"name":"f","arguments":"{\"x\":1}"}}]}],"tools":[{"z":1,"a":2}],)"
+      R"("function":{"name":"f","arguments":"{\"x\":1}"}}]}],"tools":[{"z":1,"type":"function",)"
+      R"("function":{"name":"f"}}],)"
       R"("chat_template_kwargs":{"thinking":true},"reasoning_effort":"low","max_tokens":1})";
   const HttpAnswer answer = http_post(s.port, kChat, body);
   ASSERT_EQ(answer.status, 200) << answer.body;
@@ -179,7 +180,8 @@ TEST(Chat, ContentPartsToolsAndTemplateArguments) {
   EXPECT_EQ(messages[0]["content"], "");
   EXPECT_EQ(messages[1]["content"], "a b");
   EXPECT_EQ(messages[2]["tool_calls"][0]["function"]["arguments"], (json{{"x", 1}}));
-  EXPECT_EQ(s.engine.last_options().tools_json, R"([{"z":1,"a":2}])");  // in the order they came
+  EXPECT_EQ(s.engine.last_options().tools_json,
+            R"([{"z":1,"type":"function","function":{"name":"f"}}])");  // in the order they came
   EXPECT_EQ(s.engine.last_options().kwargs_json, R"({"thinking":true,"reasoning_effort":"low"})");
   EXPECT_TRUE(s.engine.last_options().add_generation_prompt);
 }

@@ -1,0 +1,42 @@
+// Prints chat answers: reasoning, content and tool calls, whole or as deltas.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/answer_dialect.h"
+#include "server/openai_format.h"
+
+namespace fp4moe {
+
+class ChatFormat final : public OpenAiFormat {
+ public:
+  bool logprobs = false;
+  bool parallel_calls = true;  // else only an answer's first call is told
+  AnswerPlan plan;
+
+  explicit ChatFormat(const Engine& engine)
+      : OpenAiFormat(engine, "chatcmpl-", "chat.completion", "chat.completion.chunk") {}
+
+  std::vector<json> news(const Choice& choice, const Delta& delta) override;
+
+ private:
+  // One choice's stream.
+  struct Stream {
+    std::unique_ptr<AnswerParser> parser;
+    int64_t num_calls = 0;
+  };
+
+  json whole_choice(const Choice& choice) const override;
+  json chunk(const Choice& choice, json delta, json positions) const;
+  json last_chunk(const Choice& choice, int64_t num_calls) const;
+  json part_delta(const AnswerPart& part, Stream& stream) const;
+  std::string finish_reason(const Choice& choice, int64_t num_calls) const;
+  // Whether the part is told; counts calls.
+  bool is_told(const AnswerPart& part, int64_t& num_calls) const;
+
+  std::vector<Stream> streams_;  // by choice
+};
+
+}  // namespace fp4moe

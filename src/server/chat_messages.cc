@@ -1,0 +1,179 @@
+#include "server/chat_messages.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace fp4moe {
+
+namespace {
+
+constexpr size_t kMaxTools = 128;  // OpenAI's limits
+constexpr size_t kMaxNameBytes = 64;
+
+void join_content(json& content, Fields& fields, const std::string& name) {
+  if (content.is_null()) content = "";
+  if (content.is_array()) {
+    std::string text;
+    for (size_t j = 0; j < content.size(); ++j) {
+      const json& part = content[j];
+      const std::string part_name = name + "[" + std::to_string(j) + "]";
+      if (!part.is_object() || part.value("type", json()) != "text" ||
+          !part.value("text", json()).is_string())
+        return fields.fail(part_name,
+                           "must be {\"type\": \"text\", \"text\": string}: this model reads text only");
+      text += (j > 0 ? " " : "") + part["text"].get<std::string>();
+    }
+    content = std::move(text);
+  }
+  if (!content.is_string())
+    fields.fail(name, std::string("must be a string or an array of text parts, not ") + content.type_name());
+}
+
+void normalise_calls(json& calls, bool as_text, Fields& fields, const std::string& name) {
+  if (calls.is_null()) return;
+  if (!calls.is_array()) return fields.fail(name, std::string("must be an array, not ") + calls.type_name());
+  for (size_t j = 0; j < calls.size(); ++j) {
+    json& call = calls[j];
+    const bool has_name = call.is_object() && call.contains("function") && call["function"].is_object() &&
+                          call["function"].value("name", json()).is_string();
+    if (!has_name)
+      return fields.fail(name + "[" + std::to_string(j) + "]",
+                         "must be {\"type\": \"function\", \"function\": {\"name\", \"arguments\"}}");
+    json& arguments = call["function"]["arguments"];  // made null if absent
+    if (arguments.is_null()) arguments = json::object();
+    if (as_text) {
+      if (!arguments.is_string()) arguments = to_text(arguments);
+    } else if (arguments.is_string()) {
+      if (auto parsed = parse_json(arguments.get<std::string>()); parsed.ok())
+        arguments = std::move(parsed).value();
+    }
+  }
+}
+
+void normalise_message(json& message, const AnswerDialect& dialect, Fields& fields, const std::string& name) {
+  if (!message.is_object())
+    return fields.fail(name, std::string("must be an object, not ") + message.type_name());
+  if (!message.contains("role") || !message["role"].is_string())
+    return fields.fail(name + ".role", "must be a string");
+  if (message["role"] == "developer" && !dialect.has_developer_role) message["role"] = "system";
+  join_content(message["content"], fields, name + ".content");
+  if (message.contains("tool_calls"))
+    normalise_calls(message["tool_calls"], dialect.calls == CallSyntax::kDeepSeek, fields,
+                    name + ".tool_calls");
+  if (dialect.names_thinking && message.contains("reasoning_content") && !message.contains("thinking"))
+    message["thinking"] = message["reasoning_content"];
+}
+
+ToolUse::Function read_function(Fields& fields, const json& tool, const std::string& name) {
+  const json none = json::object();
+  Fields outer(tool, name + ".");
+  if (outer.ok() && outer.string("type", "function") != "function")
+    outer.fail("type", unsupported("must be \"function\""));
+  const json* given = outer.find("function");
+  Fields inner(given == nullptr ? none : *given, name + ".function.");
+  ToolUse::Function function{inner.string("name", ""), json::object()};
+  if (inner.ok() && (function.name.empty() || function.name.size() > kMaxNameBytes))
+    inner.fail("name", "has " + std::to_string(function.name.size()) + " bytes; legal are 1.." +
+                           std::to_string(kMaxNameBytes));
+  const bool is_word = std::all_of(function.name.begin(), function.name.end(), [](unsigned char c) {
+    return c == '_' || c == '-' || c == '.' || (c < 128 && std::isalnum(c) != 0);
+  });
+  if (!is_word) inner.fail("name", "may hold letters, digits, '_', '-' and '.' only");
+  for (const char* moot : {"description", "strict"}) inner.find(moot);
+  if (const json* parameters = inner.find("parameters")) {
+    if (!parameters->is_object())
+      inner.fail("parameters", std::string("must be a JSON Schema object, not ") + parameters->type_name());
+    function.parameters = *parameters;
+  }
+  if (!function.parameters.is_object() || function.parameters.empty())
+    function.parameters = {{"type", "object"}};
+  fields.merge(outer);
+  fields.merge(inner);
+  return function;
+}
+
+// The function that tool_choice names.
+std::string named_function(Fields& fields, const json& choice) {
+  const json none = json::object();
+  Fields outer(choice, "tool_choice.");
+  if (outer.ok() && outer.string("type", "") != "function")
+    outer.fail("type", unsupported("must be \"function\""));
+  const json* given = outer.find("function");
+  Fields inner(given == nullptr ? none : *given, "tool_choice.function.");
+  const std::string name = inner.string("name", "");
+  fields.merge(outer);
+  fields.merge(inner);
+  return name;
+}
+
+void read_tool_choice(const Engine& engine, Fields& fields, ToolUse& use) {
+  const json* choice = fields.find("tool_choice");
+  if (choice == nullptr || *choice == "auto") return;
+  if (*choice == "none") return use.functions.clear();
+  use.is_forced = true;
+  if (use.functions.empty()) return fields.fail("tool_choice", "asks for a call, and there are no tools");
+  if (!engine.info().has_grammars)
+    return fields.fail("tool_choice", unsupported("must be \"auto\" or \"none\": a call can only be forced "
+                                                  "with a grammar backend, and this server has none"));
+  if (*choice == "required") return;
+  if (!choice->is_object())
+    return fields.fail("tool_choice",
+                       "must be \"auto\", \"none\", \"required\" or {\"type\": \"function\", \"function\": "
+                       "{\"name\": string}}");
+  const std::string name = named_function(fields, *choice);
+  std::erase_if(use.functions, [&](const ToolUse::Function& f) { return f.name != name; });
+  use.parallel = false;
+  if (use.functions.empty())
+    fields.fail("tool_choice.function.name", "is none of the tools: " + to_text(name).substr(0, 80));
+}
+
+}  // namespace
+
+std::string read_messages(Fields& fields, const AnswerDialect& dialect) {
+  const json* messages = fields.find("messages");
+  if (messages == nullptr || !messages->is_array() || messages->empty()) {
+    fields.fail("messages", "must be a non-empty array");
+    return "";
+  }
+  json copy = *messages;
+  for (size_t i = 0; i < copy.size(); ++i)
+    normalise_message(copy[i], dialect, fields, "messages[" + std::to_string(i) + "]");
+  return to_text(copy);
+}
+
+ChatTemplateOptions read_template_options(Fields& fields) {
+  ChatTemplateOptions options;
+  options.continue_final_message = fields.boolean("continue_final_message", false);
+  options.add_generation_prompt = fields.boolean("add_generation_prompt", !options.continue_final_message);
+  json kwargs = json::object();
+  if (const json* given = fields.find("chat_template_kwargs")) {
+    if (given->is_object()) {
+      kwargs = *given;
+    } else {
+      fields.fail("chat_template_kwargs", std::string("must be an object, not ") + given->type_name());
+    }
+  }
+  const std::string effort = fields.string("reasoning_effort", "");
+  if (!effort.empty()) kwargs["reasoning_effort"] = effort;
+  if (!kwargs.empty()) options.kwargs_json = to_text(kwargs);
+  return options;
+}
+
+ToolUse read_tools(const Engine& engine, Fields& fields, ChatTemplateOptions& options) {
+  ToolUse use;
+  if (const json* tools = fields.find("tools")) {
+    if (!tools->is_array()) fields.fail("tools", std::string("must be an array, not ") + tools->type_name());
+    if (tools->size() > kMaxTools)
+      fields.fail("tools",
+                  "has " + std::to_string(tools->size()) + " entries; at most " + std::to_string(kMaxTools));
+    for (size_t i = 0; fields.ok() && i < tools->size(); ++i)
+      use.functions.push_back(read_function(fields, (*tools)[i], "tools[" + std::to_string(i) + "]"));
+    if (!tools->empty()) options.tools_json = to_text(*tools);
+  }
+  use.parallel = fields.boolean("parallel_tool_calls", true);
+  read_tool_choice(engine, fields, use);
+  if (use.functions.empty()) options.tools_json.clear();
+  return use;
+}
+
+}  // namespace fp4moe

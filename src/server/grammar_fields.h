@@ -1,0 +1,20 @@
+// Request fields that say what an answer's text must match.
+#pragma once
+
+#include "fp4moe/engine.h"
+#include "server/json.h"
+
+namespace fp4moe {
+
+// SGLang's json_schema (text or object), regex, ebnf and structural_tag: at most one of them. An engine
+// without grammars refuses them.
+GrammarSpec read_grammar(const Engine& engine, Fields& fields);
+// OpenAI's response_format, besides what the other fields have asked for.
+void read_response_format(const Engine& engine, Fields& fields, GrammarSpec& grammar);
+
+// The grammar as a "format" of a structural tag. Precondition: it is none itself, and not kNone.
+json structural_format(const GrammarSpec& grammar);
+json json_schema_format(json schema);
+GrammarSpec structural_tag(json format);
+
+}  // namespace fp4moe

@@ -1,0 +1,166 @@
+"""Structured output and forced tool calls against `fp4moe serve` on the demo checkpoint, whose template knows no
+tools and which has never seen JSON: what it writes is the grammar's doing."""
+import concurrent.futures
+import json
+import random
+import re
+import sys
+import unittest
+
+import jsonschema
+import openai
+
+from serve_process import Serve
+
+BINARY, MODEL = sys.argv[1:3]
+NUM_SCHEMAS, MAX_TOKENS = 200, 600
+MESSAGES = [{"role": "user", "content": "Tom has 12 apples and eats 3. Describe what is left."}]
+
+
+def random_schema(rng, depth=0):
+    """Every part of it is bounded."""
+    kind = rng.choice(["string", "integer", "number", "boolean", "enum", "null", "const"] + ["array", "object"] * 2 * (depth < 3))
+    if depth == 0:
+        kind = "object"
+    if kind == "string":
+        most = rng.randint(0, 12)
+        return rng.choice([{"type": "string", "maxLength": most, "minLength": rng.randint(0, most)},
+                           {"type": "string", "pattern": rng.choice([r"^[a-z]{1,8}$", r"^\d{3}-\d{2}$", r"^(yes|no)[!?]{0,2}$"])}])
+    if kind in ("integer", "number"):
+        least = rng.randint(-1000, 1000)
+        return {"type": kind, "minimum": least, "maximum": least + rng.randint(0, 5000)}
+    if kind == "enum":
+        return {"enum": rng.sample(["red", "green", 7, None, True, "a \"b\" \\", 1.5, "ä"], rng.randint(1, 5))}
+    if kind == "const":
+        return {"const": rng.choice(["x", 3, None, [1, "a"], {"k": "v"}])}
+    if kind == "array":
+        least = rng.randint(0, 2)
+        return {"type": "array", "items": random_schema(rng, depth + 1), "minItems": least, "maxItems": least + rng.randint(0, 3)}
+    if kind == "object":
+        names = rng.sample(["name", "age", "x", "y_1", "tags", "is \"it\"", "größe"], rng.randint(1, 4))
+        return {"type": "object", "properties": {n: random_schema(rng, depth + 1) for n in names},
+                "required": rng.sample(names, rng.randint(0, len(names))), "additionalProperties": False}
+    return {"type": kind}
+
+
+def free_space(text):
+    """White space outside of strings."""
+    return re.sub(r'"(\\.|[^"\\])*"', "", text).strip() != re.sub(r"\s", "", re.sub(r'"(\\.|[^"\\])*"', "", text))
+
+
+class StructuredOutput(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.serve = Serve(BINARY, MODEL, "--served-model-name", "demo", "--context-length", "1024")
+        cls.serve.__enter__()
+        cls.client = openai.OpenAI(base_url=cls.serve.url + "/v1", api_key="none", max_retries=0)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.client.close()
+        cls.serve.__exit__()
+        assert cls.serve.exit_code == 0, cls.serve.exit_code
+
+    def chat(self, **fields):
+        return self.client.chat.completions.create(**{"model": "demo", "messages": MESSAGES, "temperature": 0, "max_tokens": MAX_TOKENS, **fields})
+
+    def schema_answer(self, schema, **fields):
+        form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+        return self.chat(response_format=form, **fields).choices[0]
+
+    def test_random_schemas(self):
+        rng = random.Random(7)
+        schemas = [random_schema(rng) for _ in range(NUM_SCHEMAS)]
+        settings = [{"temperature": 0 if i % 2 else 1.0, "seed": i} for i in range(NUM_SCHEMAS)]
+        with concurrent.futures.ThreadPoolExecutor(32) as pool:
+            answers = list(pool.map(lambda i: self.schema_answer(schemas[i], **settings[i]), range(NUM_SCHEMAS)))
+            # The same again with too few tokens: the beginning of the text, which the grammar so accepts.
+            cut = list(pool.map(lambda i: self.schema_answer(schemas[i], **settings[i], max_tokens=5), range(0, NUM_SCHEMAS, 4)))
+        stops = 0
+        for schema, answer in zip(schemas, answers):
+            text = answer.message.content
+            self.assertIn(answer.finish_reason, ("stop", "length"))
+            if answer.finish_reason == "stop":
+                stops += 1
+                jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)
+                self.assertFalse(free_space(text), text)
+        self.assertGreaterEqual(stops, 0.95 * NUM_SCHEMAS)
+        for i, short in enumerate(cut):
+            whole = answers[4 * i]
+            beginning = short.message.content.rstrip("\ufffd")  # a character that was cut
+            self.assertTrue(whole.message.content.startswith(beginning), (whole, short))
+            if beginning != whole.message.content:
+                self.assertEqual(short.finish_reason, "length")
+
+    def test_json_object_and_stream(self):
+        form = {"type": "json_object"}
+        answer = self.chat(response_format=form, max_tokens=64).choices[0]
+        if answer.finish_reason == "stop":
+            self.assertIsInstance(json.loads(answer.message.content), dict)
+        self.assertEqual(answer.message.content[0], "{")
+        chunks = list(self.chat(response_format=form, max_tokens=64, stream=True))
+        self.assertEqual("".join(c.choices[0].delta.content or "" for c in chunks), answer.message.content)
+
+    def test_regex_and_ebnf(self):
+        for _ in range(2):  # the second from memory
+            answer = self.chat(extra_body={"regex": "[A-Z]{3}-[0-9]{2,4}"}).choices[0]
+            self.assertRegex(answer.message.content, r"\A[A-Z]{3}-[0-9]{2,4}\Z")
+            self.assertEqual(answer.finish_reason, "stop")
+        rules = 'root ::= item (", " item){2}\nitem ::= ("apple" | "pear") [0-9]'
+        answer = self.chat(extra_body={"ebnf": rules}, n=2, temperature=1, seed=3)
+        for choice in answer.choices:
+            self.assertRegex(choice.message.content, r"\A(apple|pear)\d(, (apple|pear)\d){2}\Z")
+        completion = self.client.completions.create(model="demo", prompt="Say", max_tokens=20, extra_body={"regex": "(ab){3}"})
+        self.assertEqual(completion.choices[0].text, "ababab")
+
+    def test_ignored_eos_ends_with_the_grammar(self):
+        answer = self.chat(extra_body={"regex": "yes|no", "ignore_eos": True}).choices[0]
+        self.assertIn(answer.message.content, ("yes", "no"))
+        self.assertEqual(answer.finish_reason, "stop")
+
+    def test_bad_grammars(self):
+        for fields, words in [({"regex": "a(b"}, ""), ({"regex": "(" * 5000}, "deeper"), ({"ebnf": "root ::= other"}, ""),
+                              ({"json_schema": {"type": "text"}}, ""), ({"json_schema": "{"}, "json_schema"),
+                              ({"json_schema": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
+                              ({"regex": "a" * 300_000}, "300000 bytes"), ({"structural_tag": {"type": "none"}}, "")]:
+            with self.assertRaises(openai.BadRequestError) as caught:
+                self.chat(extra_body=fields)
+            self.assertIn(words, caught.exception.message)
+        with self.assertRaises(openai.BadRequestError):  # before the stream begins
+            self.chat(extra_body={"ebnf": "root ::= other"}, stream=True)
+
+    def test_nested_repetition_stalls_nobody(self):
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            slow = pool.submit(self.chat, max_tokens=4, extra_body={"regex": "((a{1,50}b{1,50}){1,50}c?){1,50}"})
+            self.assertIn("#### ", self.chat(max_tokens=200).choices[0].message.content)
+            self.assertRegex(slow.result().choices[0].message.content, r"\Aa*b*")
+
+    def test_forced_calls(self):
+        point = {"type": "object", "properties": {"x": {"type": "integer", "minimum": 0, "maximum": 99}}, "required": ["x"]}
+        tools = [{"type": "function", "function": {"name": name, "parameters": point}} for name in ("go", "stay")]
+        answer = self.chat(tools=tools, tool_choice="required", parallel_tool_calls=False).choices[0]
+        self.assertEqual(answer.finish_reason, "tool_calls")
+        self.assertEqual(len(answer.message.tool_calls), 1)
+        function = answer.message.tool_calls[0].function
+        self.assertIn(function.name, ("go", "stay"))
+        jsonschema.validate(json.loads(function.arguments), point)
+        named = {"type": "function", "function": {"name": "stay"}}
+        chunks = list(self.chat(tools=tools, tool_choice=named, stream=True))
+        calls = [c for chunk in chunks for c in chunk.choices[0].delta.tool_calls or []]
+        self.assertEqual([c.function.name for c in calls if c.function.name], ["stay"])
+        jsonschema.validate(json.loads("".join(c.function.arguments for c in calls)), point)
+        self.assertEqual(chunks[-1].choices[0].finish_reason, "tool_calls")
+
+
+class WithoutBackend(unittest.TestCase):
+    def test_refused_by_name(self):
+        with Serve(BINARY, MODEL, "--grammar-backend", "none") as serve:
+            with openai.OpenAI(base_url=serve.url + "/v1", api_key="none", max_retries=0) as client:
+                with self.assertRaises(openai.BadRequestError) as caught:
+                    client.chat.completions.create(model="demo-gptoss-mxfp4", messages=MESSAGES, response_format={"type": "json_object"})
+                self.assertIn("--grammar-backend", caught.exception.message)
+        self.assertEqual(serve.exit_code, 0)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
