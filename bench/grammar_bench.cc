@@ -107,8 +107,8 @@ void mask_row(benchmark::State& state) {
                      logits.begin());
     state.ResumeTiming();
     if (state.range(1) != 0 && !matcher->fill_allowed(allowed).ok()) return state.SkipWithError("no mask");
-    const auto token =
-        sampler.sample(logits, greedy, 0, state.range(1) != 0 ? allowed : std::span<uint32_t>());
+    const std::span<const uint32_t> mask(allowed.data(), state.range(1) != 0 ? allowed.size() : 0);
+    const auto token = sampler.sample(logits, greedy, 0, {}, mask);
     if (state.range(1) == 0) continue;
     if (!token.ok() || !matcher->accept(token->token_id).ok()) return state.SkipWithError("no token");
     if (matcher->has_ended()) matcher = (*grammar)->make_matcher();
