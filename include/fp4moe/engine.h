@@ -45,6 +45,17 @@ struct EngineStats {
   double load_seconds = 0, uptime_seconds = 0;
 };
 
+// Where the routers sent tokens, since Engine::make. A token counts once in each layer for each of its top_k
+// experts; the last layer sees only the rows whose logits are wanted.
+struct ExpertLoad {
+  std::string not_counted;      // why nothing is counted, or empty
+  std::vector<int64_t> layers;  // those with a router, ascending
+  int64_t num_experts = 0;      // E
+  std::vector<int64_t> tokens;  // [layers, E]
+  int counted_ranks = 0;        // whose tokens these are: the ranks of this process,
+  int num_ranks = 1;            // of so many
+};
+
 struct ChatTemplateOptions {
   bool add_generation_prompt = true;
   bool continue_final_message = false;
@@ -80,6 +91,7 @@ class Engine {
 
   virtual const ModelInfo& info() const = 0;
   virtual EngineStats stats() const = 0;
+  virtual ExpertLoad expert_load() const = 0;
 
   // Text to ids and back. add_special_tokens runs the tokenizer's post-processor.
   virtual Result<std::vector<int32_t>> tokenize(std::string_view text, bool add_special_tokens) const = 0;

@@ -81,6 +81,7 @@ class EngineImpl final : public Engine {
     stats.load_seconds = load_seconds_;
     return stats;
   }
+  ExpertLoad expert_load() const override { return ranks_->expert_load(); }
 
   Result<std::vector<int32_t>> tokenize(std::string_view text, bool add_special_tokens) const override {
     return text_.tokenizer.encode(text, add_special_tokens);

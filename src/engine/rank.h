@@ -8,6 +8,7 @@
 #include "base/weight_store.h"
 #include "comm/communicator.h"
 #include "engine/comm_memory.h"
+#include "engine/expert_load.h"
 #include "engine/rank_config.h"
 #include "engine/rank_group.h"
 #include "model/kv_cache.h"
@@ -67,6 +68,10 @@ class OneRank : public RankGroup {
   int64_t weight_bytes() const override { return rank_.model().weight_bytes(); }
   int64_t kv_bytes() const override { return rank_.kv().num_bytes(); }
   int64_t comm_bytes() const override { return 0; }
+  ExpertLoad expert_load() const override {
+    const Model* model = &rank_.model();
+    return sum_expert_load({&model, 1}, 1);
+  }
 
  protected:
   Rank rank_;

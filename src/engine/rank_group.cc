@@ -127,6 +127,11 @@ class JobRanks final : public RankGroup {
     return sum;
   }
   int64_t comm_bytes() const override { return heap_bytes_ * job_->num_local_ranks(); }
+  ExpertLoad expert_load() const override {
+    std::vector<const Model*> models;
+    for (const auto& rank : ranks_) models.push_back(&rank->model());
+    return sum_expert_load(models, layout_.tp);
+  }
 
  private:
   Status load(const RankSetup& setup);

@@ -9,6 +9,7 @@
 #include "comm/job.h"
 #include "engine/executor.h"
 #include "fp4moe/config.h"
+#include "fp4moe/engine.h"
 #include "io/checkpoint.h"
 #include "model/model.h"
 #include "model/plan_model.h"
@@ -45,6 +46,8 @@ class RankGroup : public Executor {
   virtual int64_t weight_bytes() const = 0;  // of all ranks of this process
   virtual int64_t kv_bytes() const = 0;
   virtual int64_t comm_bytes() const = 0;  // heaps of this process's ranks
+  // Of the same ranks; from any thread.
+  virtual ExpertLoad expert_load() const = 0;
 };
 
 }  // namespace fp4moe

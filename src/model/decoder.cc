@@ -33,11 +33,13 @@ class Decoder final : public Model {
 
   const ModelConfig& config() const override { return config_; }
   int64_t weight_bytes() const override { return weight_bytes_; }
+  const ExpertCounters* expert_counters() const override { return counters_.get(); }
   Status forward(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool) override;
 
  private:
   Status load_lm_head(WeightLoader& loader);
   Status allocate_scratch();
+  void make_counters();
   Rows take_rows(int64_t num_rows, int64_t attention_cols);
   // Most logit rows of one group.
   int64_t max_kept_rows() const {
@@ -65,6 +67,7 @@ class Decoder final : public Model {
   LmHead lm_head_;
   int64_t weight_bytes_ = 0;
   std::unique_ptr<Transport> transport_;
+  std::unique_ptr<ExpertCounters> counters_;  // null on a GPU
   Activations act_{};
   Rows rows_{};  // of the forward pass under way: act_.all, in the last layer act_.kept
   Arena activations_, scratch_;
@@ -91,7 +94,16 @@ Status Decoder::load(WeightLoader& loader, LayerLoader load_layer) {
                                                              .attention = options_.rank.attention,
                                                              .region_offset = options_.rank.a2a_region_offset,
                                                              .max_group_rows = options_.max_batch_tokens}));
+  make_counters();
   return allocate_scratch();
+}
+
+void Decoder::make_counters() {
+  if (options_.moe_plan.problem().device == DeviceKind::kCuda) return;
+  std::vector<int64_t> layers;
+  for (size_t i = 0; i < layers_.size(); ++i)
+    if (layers_[i].moe) layers.push_back(static_cast<int64_t>(i));
+  counters_ = std::make_unique<ExpertCounters>(std::move(layers), config_.num_experts);
 }
 
 Status Decoder::load_lm_head(WeightLoader& loader) {
@@ -205,8 +217,9 @@ Status Decoder::feed_forward(int64_t layer, int64_t num_rows, ThreadPool& pool) 
   scratch_.reset();
   if (w.moe) {
     const RmsNormArgs norm = norm_args(w.ffn_norm, num_rows, act_.normed_f32);
-    return w.moe->forward({static_cast<int>(layer), x, act_.normed_f32, rows_.residual, &norm}, *transport_,
-                          scratch_, pool);
+    return w.moe->forward(
+        {static_cast<int>(layer), x, act_.normed_f32, rows_.residual, &norm, counters_.get()}, *transport_,
+        scratch_, pool);
   }
   if (num_rows == 0) return {};
   norm(w.ffn_norm, num_rows, nullptr, pool);

@@ -48,6 +48,8 @@ class HostLayer final : public MoeLayer {
     const Shard own = transport.own_rows(args.x.rows);
     float* out = scratch.take<float>(args.x.rows * h);
     const Routes routes = router_.route(args.router_x + own.first * h, own.count, scratch, pool);
+    if (args.counters != nullptr && counts(own, args.x.rows))
+      args.counters->add(args.layer, {routes.ids, static_cast<size_t>(own.count * problem_.top_k)});
     FP4MOE_RETURN_IF_ERROR(transport.begin(exchange_input(args, own, routes), scratch, pool));
     run_shared(args, own, out + own.first * h, scratch, pool);
     FP4MOE_RETURN_IF_ERROR(routed_.run(out, transport, scratch, pool));
@@ -61,6 +63,11 @@ class HostLayer final : public MoeLayer {
                  std::string("x is ") + dtype_name(args.x.dtype) + " with H=" + std::to_string(args.x.cols) +
                      ", the plan has " + dtype_name(problem_.act_dtype) +
                      " with H=" + std::to_string(problem_.hidden_size));
+  }
+
+  // Rows that every rank of a group routes are counted by its first.
+  bool counts(Shard own, int64_t group_rows) const {
+    return own.count < group_rows || problem_.layout.attention_rank() == 0;
   }
 
   // A payload of NVFP4 rows is what w4a4 would make of them; without one scale for the layer, rows get their

@@ -8,6 +8,7 @@
 #include "base/thread_pool.h"
 #include "io/expert_weights.h"
 #include "kernels/ops.h"
+#include "moe/expert_counters.h"
 #include "moe/plan.h"
 #include "moe/router.h"
 #include "moe/transport.h"
@@ -21,6 +22,7 @@ struct MoeForwardArgs {
   float* residual = nullptr;        // [T, H]: the layer's output is added to it
   // What the layer makes x and router_x with, its two outputs, before all else; null: they are there.
   const RmsNormArgs* norm = nullptr;
+  ExpertCounters* counters = nullptr;  // or null: counts where the routed rows go; of a CPU
 };
 
 // A shared expert and, where the model has one, the vector whose sigmoid scales it.

@@ -115,6 +115,40 @@ TEST_P(RankGroups, AgreeWithOneRank) {
   }
 }
 
+// Every token of every group counts once in each layer that routes, whoever routes it; where the bits are one
+// rank's, so is the choice.
+TEST_P(RankGroups, CountEveryTokenOnce) {
+  Loaded one = load(flags_of(GetParam(), {.a2a = "deepep"}));
+  logits_of(one, 1);
+  const ExpertLoad want = one.ranks->expert_load();
+  const bool has_dense_layer = GetParam() == std::string_view("demo-dsv3-nvfp4");
+  EXPECT_EQ(want.layers,
+            has_dense_layer ? (std::vector<int64_t>{1, 2, 3}) : (std::vector<int64_t>{0, 1, 2, 3}));
+  ASSERT_EQ(want.num_experts, 16);
+  for (const Layout& layout :
+       {Layout{2, 1, 1, "none"}, Layout{4, 4, 2, "none"}, Layout{4, 4, 4, "none"}, Layout{4, 4, 1, "deepep"},
+        Layout{4, 4, 2, "deepep"}, Layout{4, 4, 4, "deepep"}, Layout{4, 4, 1, "flashinfer"},
+        Layout{4, 4, 4, "flashinfer"}}) {
+    SCOPED_TRACE(testing::Message() << "tp " << layout.tp << " ep " << layout.ep << " dp " << layout.dp << " "
+                                    << layout.a2a);
+    Loaded many = load(flags_of(GetParam(), layout));
+    ASSERT_NE(many.ranks, nullptr);
+    logits_of(many, (1u << layout.dp) - 1);
+    const ExpertLoad got = many.ranks->expert_load();
+    EXPECT_EQ(got.not_counted, "");
+    EXPECT_EQ(got.layers, want.layers);
+    EXPECT_EQ(got.counted_ranks, layout.tp);
+    EXPECT_EQ(got.num_ranks, layout.tp);
+    for (size_t row = 0; row < got.layers.size(); ++row) {
+      const auto first = got.tokens.begin() + static_cast<int64_t>(row * 16);
+      EXPECT_EQ(std::accumulate(first, first + 16, int64_t{0}), 6 * 4 * layout.dp) << "layer " << row;
+    }
+    if (layout.dp == layout.tp && std::string_view(layout.a2a) == "deepep") {
+      for (size_t i = 0; i < got.tokens.size(); ++i) EXPECT_EQ(got.tokens[i], 4 * want.tokens[i]) << i;
+    }
+  }
+}
+
 // What the plan says of memory before loading is what is there afterwards.
 TEST_P(RankGroups, MemoryIsAsPlanned) {
   for (const Layout& layout :

@@ -125,7 +125,10 @@ class LayerCase : public ExpertsCase {
     p.act_dtype = dtype;
     const auto transport = std::move(*make_transport(*plan_moe(p, {}), {.max_group_rows = tokens}));
     Arena scratch = std::move(*Arena::make(layer.scratch_bytes(tokens, *transport)));
-    EXPECT_TRUE(layer.forward({0, act.view(), x.data(), residual.data()}, *transport, scratch, pool).ok());
+    EXPECT_TRUE(
+        layer
+            .forward({0, act.view(), x.data(), residual.data(), nullptr, counters}, *transport, scratch, pool)
+            .ok());
     return residual;
   }
 
@@ -136,6 +139,7 @@ class LayerCase : public ExpertsCase {
   }
 
   RouterWeights router;
+  ExpertCounters* counters = nullptr;  // of layer 0
 
  private:
   std::vector<bf16> router_weight_;

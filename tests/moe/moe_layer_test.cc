@@ -116,6 +116,19 @@ TEST_P(MoeLayerTest, AllTokensToOneExpertAndTheOthersIdle) {
   EXPECT_EQ(c.run(row().name, DType::kBF16, x), only.run(row().name, DType::kBF16, x));
 }
 
+TEST_P(MoeLayerTest, CountsTheTokensOfEachExpert) {
+  LayerCase c({64, 64, 6, 2}, format(), ActivationKind::kSwigluOai);
+  c.router.bias = {0, 1e6f, 0, 2e6f, 0, 0};
+  ExpertCounters counters({0, 3}, 6);
+  c.counters = &counters;
+  c.run(row().name, act_types().front(), c.tokens(40));
+  c.run(row().name, act_types().front(), c.tokens(1));
+  c.run(row().name, act_types().front(), {});
+  std::vector<int64_t> sums(12, 100);
+  counters.add_to(sums);
+  EXPECT_EQ(sums, (std::vector<int64_t>{100, 141, 100, 141, 100, 100, 100, 100, 100, 100, 100, 100}));
+}
+
 // Skewed: expert 0 gets a row of every token, the others share the second one.
 TEST_P(MoeLayerTest, SameBitsAloneInABatchAndOnAnyNumberOfThreads) {
   LayerCase c({96, 64, 9, 2}, format(), ActivationKind::kSwigluOai);

@@ -71,6 +71,16 @@ void FakeEngine::drain(double timeout_seconds) {
   changed_.wait(lock, idle);
 }
 
+ExpertLoad FakeEngine::expert_load() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return load_;
+}
+
+void FakeEngine::set_expert_load(ExpertLoad load) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  load_ = std::move(load);
+}
+
 EngineStats FakeEngine::stats() const {
   EngineStats stats;
   stats.num_running_reqs = running();

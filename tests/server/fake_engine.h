@@ -35,12 +35,14 @@ class FakeEngine final : public Engine {
   void drain(double timeout_seconds) override;
   const ModelInfo& info() const override { return info_; }
   EngineStats stats() const override;
+  ExpertLoad expert_load() const override;
   Result<std::vector<int32_t>> tokenize(std::string_view text, bool add_special_tokens) const override;
   Result<std::string> detokenize(const std::vector<int32_t>& ids, bool skip_special_tokens) const override;
   std::string token_bytes(int32_t id) const override;
   Result<std::string> apply_chat_template(std::string_view messages_json,
                                           const ChatTemplateOptions& options) const override;
 
+  void set_expert_load(ExpertLoad load);
   Request last_request() const;       // as submitted
   std::string last_messages() const;  // as given to the template
   ChatTemplateOptions last_options() const;
@@ -64,6 +66,7 @@ class FakeEngine final : public Engine {
   std::condition_variable changed_;
   std::map<std::string, std::shared_ptr<Running>> running_;
   Request last_;
+  ExpertLoad load_;
   mutable std::string last_messages_;
   mutable ChatTemplateOptions last_options_;
   std::atomic<int64_t> aborted_{0}, generated_{0}, submitted_{0};
