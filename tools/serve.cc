@@ -70,7 +70,8 @@ void print_ready(const ServeOptions& options, const Server& server, const ModelI
   const std::string url = fmt::format("http://{}:{}", options.server.host, server.port());
   log(LogLevel::kInfo, "endpoints: " + url +
                            "/v1/chat/completions /v1/completions /v1/models /generate /tokenize "
-                           "/detokenize /health /metrics /server_info");
+                           "/detokenize /health /metrics /server_info /expert_load");
+  log(LogLevel::kInfo, "chat page: " + url + "/");
   const std::string key = options.server.api_keys.empty() ? "" : "-H 'Authorization: Bearer KEY' ";
   log(LogLevel::kInfo,
       fmt::format(

@@ -14,6 +14,7 @@ namespace fp4moe {
 struct HttpRequest {
   std::string method;         // as sent, such as "POST"
   std::string path;           // without the query; never percent-decoded
+  std::string query;          // behind the '?', as sent
   std::string authorization;  // these headers' values
   std::string api_key;        // x-api-key
   std::string body;

@@ -30,7 +30,9 @@ HttpRequest to_request(http::request<http::string_body> message) {
   HttpRequest request;
   request.method = std::string(message.method_string());
   request.path = std::string(message.target());
-  request.path.resize(std::min(request.path.find('?'), request.path.size()));
+  const size_t path_size = std::min(request.path.find('?'), request.path.size());
+  if (path_size < request.path.size()) request.query = request.path.substr(path_size + 1);
+  request.path.resize(path_size);
   request.authorization = std::string(message[http::field::authorization]);
   request.api_key = std::string(message["x-api-key"]);
   request.body = std::move(message.body());

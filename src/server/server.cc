@@ -3,16 +3,19 @@
 #include <chrono>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <thread>
 
 #include "fp4moe/server.h"
 #include "server/apis.h"
 #include "server/auth.h"
+#include "server/chat_page.h"
 #include "server/errors.h"
 #include "server/generation.h"
 #include "server/http.h"
 #include "server/json.h"
+#include "server/load_api.h"
 #include "server/metrics.h"
 
 namespace fp4moe {
@@ -46,6 +49,7 @@ class ServerImpl final : public Server {
   void set_engine(Engine& engine) override {
     metrics_.startup_seconds.store(
         std::chrono::duration<double>(std::chrono::steady_clock::now() - made_).count());
+    load_watch_.emplace([&engine] { return engine.expert_load(); });
     engine_.store(&engine);
   }
 
@@ -76,7 +80,7 @@ class ServerImpl final : public Server {
     Plain plain;        // answers at once, or
     Generate generate;  // parses a generation request
   };
-  static const Route kRoutes[11];
+  static const Route kRoutes[13];
 
   void count_answer(const HttpRequest& request, int status) {
     metrics_.responses[static_cast<size_t>(status) % Metrics::kStatuses].fetch_add(1);
@@ -97,6 +101,7 @@ class ServerImpl final : public Server {
   void route(const std::shared_ptr<HttpExchange>& exchange) {
     const HttpRequest& request = exchange->request();
     if (request.path == "/health") return exchange->respond(health(request));
+    if (request.path == "/" || request.path == "/chat") return exchange->respond(page(request));
     const Route* found = nullptr;
     Access access = Access::kClient;
     std::string allowed;
@@ -165,6 +170,11 @@ class ServerImpl final : public Server {
     if (draining_.load()) return error_response(unavailable("the server is shutting down"));
     if (engine_.load() == nullptr) return error_response(unavailable("the model is still loading"));
     return json_response({{"status", "ok"}});
+  }
+
+  // The same for all, without a key: what the page asks for needs one.
+  static HttpResponse page(const HttpRequest& request) {
+    return request.method == "GET" || request.method == "HEAD" ? chat_page() : wrong_method(request, "GET");
   }
 
   static json model_card(const ModelInfo& info) {
@@ -269,6 +279,14 @@ class ServerImpl final : public Server {
                           {"version", FP4MOE_VERSION}});
   }
 
+  HttpResponse expert_load(Engine& engine, const HttpRequest& request) {
+    return answer_expert_load(*load_watch_, engine.info(), request, LoadForm::kJson);
+  }
+
+  HttpResponse expert_load_svg(Engine& engine, const HttpRequest& request) {
+    return answer_expert_load(*load_watch_, engine.info(), request, LoadForm::kSvg);
+  }
+
   void log(LogLevel level, const std::string& line) const {
     if (config_.log_sink) config_.log_sink(level, line);
   }
@@ -281,11 +299,12 @@ class ServerImpl final : public Server {
   std::shared_ptr<LiveRequests> live_ = std::make_shared<LiveRequests>();
   std::mutex warned_mutex_;
   std::set<std::string> warned_;
-  std::unique_ptr<HttpServer> http_;  // last: its threads use the above
+  std::optional<LoadWatch> load_watch_;  // there before engine_ is
+  std::unique_ptr<HttpServer> http_;     // last: its threads use the above
 };
 
 // A path that ends in '/' stands for everything below it.
-const ServerImpl::Route ServerImpl::kRoutes[11] = {
+const ServerImpl::Route ServerImpl::kRoutes[13] = {
     {"POST", "/v1/chat/completions", Access::kClient, nullptr, parse_chat},
     {"POST", "/v1/completions", Access::kClient, nullptr, parse_completion},
     {"POST", "/generate", Access::kClient, nullptr, parse_generate},
@@ -297,6 +316,8 @@ const ServerImpl::Route ServerImpl::kRoutes[11] = {
     {"GET", "/get_server_info", Access::kClient, &ServerImpl::server_info, nullptr},
     {"POST", "/abort_request", Access::kAdmin, &ServerImpl::abort_request, nullptr},
     {"GET", "/metrics", Access::kOpen, &ServerImpl::metrics, nullptr},
+    {"GET", "/expert_load", Access::kClient, &ServerImpl::expert_load, nullptr},
+    {"GET", "/expert_load.svg", Access::kClient, &ServerImpl::expert_load_svg, nullptr},
 };
 
 }  // namespace

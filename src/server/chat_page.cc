@@ -1,0 +1,20 @@
+#include "server/chat_page.h"
+
+namespace fp4moe {
+
+// The page runs its own script alone, talks to this server alone, and lies in nobody's frame.
+HttpResponse chat_page() {
+  HttpResponse response;
+  response.content_type = "text/html; charset=utf-8";
+  response.body = kChatPage;
+  response.extra_headers = std::string("Content-Security-Policy: default-src 'none'; script-src ") +
+                           kChatPageScript + "; style-src " + kChatPageStyle +
+                           "; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+                           "frame-ancestors 'none'\r\n"
+                           "X-Content-Type-Options: nosniff\r\n"
+                           "Referrer-Policy: no-referrer\r\n"
+                           "Cache-Control: no-cache\r\n";
+  return response;
+}
+
+}  // namespace fp4moe

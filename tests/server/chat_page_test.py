@@ -1,0 +1,383 @@
+"""The chat page in headless Chromium: it answers, stops, shows the experts' load, and is usable by keyboard, on a
+phone and in the dark. Usage: chat_page_test.py FP4MOE MODEL [FOLDER for screenshots]"""
+import http.server
+import json
+import re
+import sys
+import threading
+import time
+import urllib.request
+
+import chromium
+from serve_process import Serve
+
+QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
+
+# Of every visible text: WCAG's contrast with the ground below it, where it is under AA (4.5; large text 3).
+CONTRAST = """(() => {
+  const channel = (v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  const parse = (c) => c.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+  const ground = (e) => {
+    for (; e; e = e.parentElement) {
+      const c = parse(getComputedStyle(e).backgroundColor);
+      if (c.length === 3 || c[3] === 1) return c;
+    }
+    return [255, 255, 255];
+  };
+  const bad = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const e = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || !e.checkVisibility() || e.closest('script, noscript, .unseen, option')) continue;
+    const style = getComputedStyle(e), a = light(parse(style.color)), b = light(ground(e));
+    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    const large = parseFloat(style.fontSize) >= 24;
+    if (contrast < (large ? 3 : 4.5)) bad.push([walker.currentNode.data.trim().slice(0, 40), contrast]);
+  }
+  return bad;
+})()"""
+
+# Grows with each state of the last answer's text that was on the screen.
+WATCH = """window.states = []; new MutationObserver(() => {
+  const said = [...document.querySelectorAll('#log .assistant .said')].at(-1)?.textContent ?? '';
+  if (said && said !== states.at(-1)) states.push(said);
+}).observe(document.getElementById('log'), {childList: true, subtree: true, characterData: true})"""
+
+LAST = "[...document.querySelectorAll('#log > .assistant')].at(-1)"
+DONE = "document.getElementById('stop').hidden && document.querySelector('#log .assistant .note')?.textContent"
+
+
+def check(condition, what):
+    if not condition:
+        raise AssertionError(what)
+
+
+def get(url):
+    with urllib.request.urlopen(url, timeout=60) as response:
+        return response.read().decode()
+
+
+def metric(url, name):
+    return sum(float(v) for v in re.findall(rf"^\S*{name}(?:{{.*}})? (\S+)$", get(url + "/metrics"), re.M))
+
+
+def set_field(page, name, value):
+    page.run(f"(() => {{ const e = document.getElementById('{name}'); e.value = '{value}';"
+             f" e.dispatchEvent(new Event('change')); }})()")
+
+
+def focused(page):
+    return page.run("document.activeElement.id || document.activeElement.textContent")
+
+
+def ask_by_keyboard(page, url):
+    page.until("document.getElementById('model').textContent.includes('demo-gptoss-mxfp4')")
+    check(focused(page) == "question", f"the focus is on {focused(page)!r}, not on the question")
+    set_field(page, "temperature", "0")
+    first, second = QUESTION.split(". ")
+    page.type(first + ".")
+    page.press("Enter", shift=True)
+    check(page.run("document.querySelectorAll('#log > .user').length") == 0, "Shift+Enter has sent the question")
+    page.type(second)
+    page.press("Enter")
+    note = page.until(DONE)
+    check(re.search(r"^\d+ tokens · [\d.]+ tokens/s · first token after \d+ ms$", note), note)
+    check(focused(page) == "question", "the focus has left the question")
+    asked = page.run("document.querySelector('#log > .user .said').textContent")
+    check(asked == f"{first}.\n{second}", asked)
+    body = {"model": "default", "temperature": 0, "messages": [{"role": "user", "content": asked}]}
+    request = urllib.request.Request(url + "/v1/chat/completions", json.dumps(body).encode())
+    want = json.loads(urllib.request.urlopen(request, timeout=60).read())["choices"][0]["message"]["content"]
+    said = page.run(LAST + ".querySelector(':scope > .said').innerText")
+    plain = lambda text: re.sub(r"[#\s]+", " ", text).strip()
+    check(plain(said) == plain(want), f"{said!r}, not {want!r}")
+    check(page.run("document.getElementById('spoken').textContent"), "nothing was said to those who listen")
+
+
+def stop(page, url, how):
+    """A temperature of 100 makes an answer of random words, piece by piece; one in 500 is the last, so that some
+    answers end before the hand is at the key."""
+    set_field(page, "temperature", "100")
+    aborted = metric(url, "num_aborted_requests_total")
+    for _ in range(50):
+        before = page.run("document.querySelectorAll('#log > .assistant').length")
+        page.run("document.getElementById('question').focus(); states = []")
+        page.type("Go on and on.")
+        page.press("Enter")
+        page.until(f"document.querySelectorAll('#log > .assistant').length > {before} && "
+                   "(states.length > 3 || document.getElementById('stop').hidden)")
+        if how == "Escape":
+            page.press("Escape")
+        else:
+            page.run("document.getElementById('stop').click()")
+        page.until("document.getElementById('stop').hidden && !document.getElementById('send').hidden", 10)
+        note = page.run(LAST + ".querySelector('.note').textContent")
+        if note.endswith("stopped"):
+            break
+    check(note.startswith("about ") and note.endswith("stopped"), note)
+    grown = [len(state) for state in page.run("states")]
+    check(len(grown) > 3 and grown == sorted(grown), f"the answer does not grow: {grown}")
+    end = time.monotonic() + 30
+    while metric(url, "num_aborted_requests_total") == aborted or metric(url, "num_running_reqs") > 0:
+        check(time.monotonic() < end, f"the server goes on after {how}")
+    set_field(page, "temperature", "0")
+
+
+def heat_map(page, url):
+    page.until("document.querySelectorAll('#hottest tbody tr').length > 0")
+    page.until("document.getElementById('balance').textContent.endsWith('×')")
+    colours = page.run("""(() => {
+      const map = document.getElementById('map'), d = map.getContext('2d').getImageData(0, 0, map.width, map.height).data;
+      const seen = new Set();
+      for (let i = 0; i < d.length; i += 4) seen.add(d[i] << 16 | d[i + 1] << 8 | d[i + 2]);
+      return seen.size; })()""")
+    check(colours > 8, f"the map has {colours} colours")
+    load = json.loads(get(url + "/expert_load?window=all"))
+    check([layer["layer"] for layer in load["layers"]] == [0, 1, 2, 3], load)
+    sums = [sum(layer["experts"]) for layer in load["layers"]]
+    check(sums[0] == sums[1] == sums[2] > sums[3] > 0 and sums[0] % load["top_k"] == 0, sums)
+    page.run("document.getElementById('map').focus()")
+    page.press("ArrowRight")
+    page.press("ArrowRight")
+    page.press("ArrowDown")
+    cell = page.run("document.getElementById('cell').textContent")
+    check(cell.startswith("Layer 1, expert 1: "), cell)
+
+
+def keyboard(page):
+    """Every control is reached by Tab in the order of the page, has a name and shows its focus."""
+    page.run("document.activeElement.blur(); getSelection().removeAllRanges();"
+             " document.querySelector('header').scrollIntoView()")
+    page.run("document.querySelector('.skip').focus()")
+    seen = []
+    for _ in range(40):
+        here = page.run("""(() => { const e = document.activeElement; if (e === document.body) return null;
+          const s = getComputedStyle(e);
+          return [e.id || e.className || e.textContent, s.outlineStyle, parseFloat(s.outlineWidth), e.matches(':focus-visible')]; })()""")
+        if here is None or here[0] in [s[0] for s in seen if s[0] not in ("again", "")]:
+            break
+        seen.append(here)
+        page.press("Tab")
+    for name, style, width, visible in seen:
+        check(visible and style != "none" and width >= 2, f"{name}: the focus is not seen")
+    order = [name for name, *_ in seen]
+    wanted = ["skip", "fresh", "log", "question", "send", "window", "map", "save-svg", "save-json", "system",
+              "temperature", "top_p", "max_tokens", "key"]
+    check([name for name in order if name in wanted] == wanted, order)
+    nodes = page.call("Accessibility.getFullAXTree")["nodes"]
+    for node in nodes:
+        properties = {p["name"]: p["value"].get("value") for p in node.get("properties", [])}
+        if properties.get("focusable") and node["role"]["value"] not in ("RootWebArea",):
+            check(node.get("name", {}).get("value"), f"a {node['role']['value']} without a name: {node}")
+
+
+def phone(page, shots):
+    page.size(360, 740, scale=2, mobile=True)
+    for part in ("chat", "experts", "settings"):
+        page.run(f"document.querySelector('nav button[data-part={part}]').click()")
+        page.until("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
+        width = page.run("Math.max(document.documentElement.scrollWidth, document.body.scrollWidth,"
+                         " ...[...document.querySelectorAll('main, aside, #log')].map((e) => e.scrollWidth))")
+        check(width <= 360, f"{part} is {width} pixels wide on a phone of 360")
+        small = page.run("""[...document.querySelectorAll('button, input, select, textarea')]
+          .filter((e) => e.checkVisibility() && e.getBoundingClientRect().height < 24).map((e) => e.id)""")
+        check(not small, f"{part}: too small for a finger: {small}")
+        if shots:
+            page.screenshot(f"{shots}/phone-{part}.png")
+    page.run("document.querySelector('nav button[data-part=chat]').click()")
+    page.size(1280, 800)
+
+
+def schemes(page, shots):
+    for scheme in ("light", "dark"):
+        page.scheme(scheme)
+        page.until("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
+        check(page.run(CONTRAST) == [], f"{scheme}: {page.run(CONTRAST)}")
+        if shots:
+            page.screenshot(f"{shots}/desktop-{scheme}.png")
+
+
+def real_server(binary, model, shots):
+    with Serve(binary, model) as server, chromium.Chromium() as page:
+        page.size(1280, 800)
+        page.scheme("light")
+        page.open(server.url + "/")
+        ask_by_keyboard(page, server.url)
+        heat_map(page, server.url)
+        page.run(WATCH)
+        stop(page, server.url, "Escape")
+        stop(page, server.url, "the button")
+        page.run("document.getElementById('fresh').click()")
+        page.type(QUESTION)
+        page.press("Enter")
+        page.until(DONE)
+        schemes(page, shots)
+        keyboard(page)
+        phone(page, shots)
+        said = page.run("document.getElementById('log').textContent")
+        set_field(page, "system", "Be brief.")
+        page.open(server.url + "/chat")
+        page.until("document.querySelectorAll('#log > li').length === 2")
+        check(page.run("document.getElementById('log').textContent") == said, "the conversation is not kept")
+        check(page.run("document.getElementById('system').value") == "Be brief.", "settings are not kept")
+        check(page.errors == [], page.errors)
+
+
+def with_key(binary, model):
+    with Serve(binary, model, "--api-key", "open-sesame") as server, chromium.Chromium() as page:
+        page.open(server.url + "/")
+        wording = page.until("document.getElementById('notice').textContent")
+        check("key" in wording, wording)
+        check(page.run("document.getElementById('model').textContent") == "no model yet", "a model without a key")
+        set_field(page, "key", "open-sesame")
+        page.until("document.getElementById('model').textContent.includes('demo')")
+        check(page.run("document.getElementById('notice').textContent") == "", "the refusal stays")
+        page.run("document.getElementById('question').focus()")
+        page.type("Hello")
+        page.press("Enter")
+        page.until(DONE)
+        check(all("401" in error for error in page.errors), page.errors)
+
+
+HOSTILE = """# A heading
+<img src=x onerror="document.title='taken'"> <script>document.title = 'taken'</script>
+[here](javascript:document.title='taken') and [there](https://example.org/a?b=1) **bold *both*** `code <b>`
+
+- one
+- two
+  1. deeper
+
+| a | b |
+|---|---|
+| 1 | <b>2</b> |
+
+```html
+<script>document.title = 'taken'</script>
+```"""
+
+
+class Scripted(http.server.BaseHTTPRequestHandler):
+    """The page of a real server, and answers that the test has thought out, by the last message."""
+    protocol_version = "HTTP/1.1"
+    page = headers_of_page = None
+
+    def log_message(self, *_):
+        pass
+
+    def answer(self, status, body, content_type="application/json", headers=()):
+        self.send_response(status)
+        for name, value in (("Content-Type", content_type), ("Content-Length", str(len(body))), *headers):
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        if self.path == "/":
+            policy = self.headers_of_page["Content-Security-Policy"]
+            return self.answer(200, self.page, "text/html; charset=utf-8", [("Content-Security-Policy", policy)])
+        if self.path == "/v1/models":
+            return self.answer(200, json.dumps({"data": [{"id": "<b>scripted</b>"}]}).encode())
+        if self.path == "/server_info":
+            return self.answer(200, b'{"quantization":"x","backend":"y","num_layers":1,"num_experts":2,"top_k":1}')
+        error = {"error": {"message": "experts' tokens are not counted on <b>this</b> device"}}
+        return self.answer(400, json.dumps(error).encode())
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append(body)
+        what = body["messages"][-1]["content"]
+        if what == "refuse":
+            return self.answer(429, json.dumps({"error": {"message": "the queue of 4 requests is full"}}).encode())
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        deltas = {"think": [{"reasoning_content": "Let me "}, {"reasoning_content": "see."}, {"content": "Seen."}],
+                  "fail": [{"content": "Half "}], "cut": [{"content": "Only this"}]}.get(
+                      what, [{"content": HOSTILE[i:i + 7]} for i in range(0, len(HOSTILE), 7)])
+        self.wfile.write(b": keep-alive\n\n")
+        for delta in deltas:
+            self.event({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+        if what == "fail":
+            self.event({"error": {"message": "rank 1 did not come", "type": "server_error"}})
+        elif what != "cut":
+            self.event({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
+            self.event({"choices": [], "usage": {"completion_tokens": 4321}})
+            self.wfile.write(b"data: [DONE]\n\n")
+        self.close_connection = True
+
+    def event(self, value):
+        self.wfile.write(b"data: " + json.dumps(value).encode() + b"\n\n")
+
+
+def say(page, text):
+    before = page.run("document.querySelectorAll('#log > .assistant').length")
+    page.run("document.getElementById('question').focus()")
+    page.type(text)
+    page.press("Enter")
+    page.until(f"document.querySelectorAll('#log > .assistant').length > {before} && "
+               "document.getElementById('stop').hidden")
+    return page.run(LAST + ".innerText")
+
+
+def scripted(binary, model):
+    with Serve(binary, model) as server:
+        with urllib.request.urlopen(server.url + "/", timeout=60) as response:
+            Scripted.page, Scripted.headers_of_page = response.read(), response.headers
+    stub = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Scripted)
+    stub.asked = []
+    threading.Thread(target=stub.serve_forever, daemon=True).start()
+    with chromium.Chromium() as page:
+        page.size(1280, 800)
+        page.open(f"http://127.0.0.1:{stub.server_port}/")
+        page.until("document.getElementById('model').textContent.startsWith('<b>scripted</b> · x')")
+        page.until("document.getElementById('load-error').textContent.includes('counted on <b>this</b> device')")
+        set_field(page, "system", "Be kind.")
+        set_field(page, "top_p", "0.5")
+        set_field(page, "max_tokens", "9")
+        check("the queue of 4 requests is full" in say(page, "refuse"), "the refusal is not shown")
+        text = say(page, "fail")
+        check("Half" in text and "rank 1 did not come" in text, text)
+        check("ended before the answer" in say(page, "cut"), "a cut answer looks whole")
+
+        say(page, "think")
+        check(page.run(LAST + ".querySelector('details').open") is False, "the reasoning is not folded")
+        check(page.run(LAST + ".querySelector('details .said').textContent") == "Let me see.", "the reasoning")
+        check(page.run(LAST + ".querySelector('summary').textContent") == "Reasoning", "the summary")
+        said = [m["content"] for m in stub.asked[-1]["messages"]]
+        check(said == ["Be kind.", "refuse", "fail", "cut", "think"], said)  # no answer that failed
+        asked = {k: v for k, v in stub.asked[-1].items() if k not in ("messages", "model")}
+        check(asked == {"stream": True, "stream_options": {"include_usage": True}, "top_p": 0.5, "max_tokens": 9}, asked)
+
+        say(page, "attack")
+        check("4321 tokens" in page.run(LAST + ".querySelector('.note').textContent"), "usage is not shown")
+        check("token limit" in page.run(LAST + ".querySelector('.note').textContent"), "the limit is not shown")
+        check(page.run("document.title") == "<b>scripted</b> – fp4moe", page.run("document.title"))
+        tags = page.run("[...document.querySelectorAll('#log .said')].at(-1).innerHTML.match(/<[a-z0-9]+/g)")
+        check(set(tags) <= {"<" + t for t in "p br h3 a strong em code ul ol li div table thead tbody tr th td pre".split()},
+              tags)
+        check({"<h3", "<table", "<pre", "<ul", "<ol", "<strong", "<em", "<code"} <= set(tags), tags)
+        links = page.run("[...document.querySelectorAll('#log .said a')].map((a) => [a.href, a.rel])")
+        check(links == [["https://example.org/a?b=1", "noopener noreferrer"]], links)
+        inline = page.run("new Promise((done) => { const s = document.createElement('script');"
+                          " s.textContent = 'window.taken = 1'; document.body.append(s);"
+                          " setTimeout(() => done(window.taken ?? 0)); })")
+        check(inline == 0, "the policy lets other scripts run")
+    stub.shutdown()
+    stub.server_close()
+
+
+def main():
+    binary, model, *shots = sys.argv[1:]
+    if chromium.find() is None:
+        print("SKIPPED: no Chromium on this machine: the chat page is not tested (apt-get install chromium)")
+        sys.exit(77)
+    real_server(binary, model, shots[0] if shots else None)
+    with_key(binary, model)
+    scripted(binary, model)
+    print("the chat page answers, stops, and shows the experts' load")
+
+
+if __name__ == "__main__":
+    main()
