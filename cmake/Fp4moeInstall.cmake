@@ -26,6 +26,7 @@ endif()
 install(DIRECTORY include/fp4moe DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 if(FP4MOE_TOOLS)
   install(TARGETS fp4moe_tool RUNTIME)
+  install(DIRECTORY "${PROJECT_BINARY_DIR}/share/" DESTINATION "${CMAKE_INSTALL_DATADIR}")
 endif()
 
 set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/fp4moe")

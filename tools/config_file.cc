@@ -35,12 +35,13 @@ Result<std::vector<CLI::ConfigItem>> read_items(const std::string& path) {
   }
 }
 
-// Several values as CLI11 takes them from one string.
-std::string one_string(const std::vector<std::string>& values) {
-  if (values.size() == 1) return values[0];
+// Several values as CLI11 takes them from one string: with the flag's delimiter, or as "[a,b]".
+std::string one_string(const CLI::Option& flag, const std::vector<std::string>& values) {
+  const char delimiter = flag.get_delimiter();
   std::string text;
-  for (const std::string& value : values) text += (text.empty() ? "[" : ",") + value;
-  return text.empty() ? "" : text + "]";
+  for (const std::string& value : values)
+    text += (text.empty() ? "" : std::string(1, delimiter == '\0' ? ',' : delimiter)) + value;
+  return values.size() < 2 || delimiter != '\0' ? text : "[" + text + "]";
 }
 
 CLI::App* find_verb(CLI::App& app, const std::string& name) {
@@ -93,7 +94,7 @@ Status apply_config_file(CLI::App& app, int argc, char** argv) {
     if (flag == nullptr)
       return invalid_argument("--config " + path + ": '" + item.fullname() + "' is no flag of fp4moe " +
                               verb->get_name() + "; see `fp4moe " + verb->get_name() + " --help`");
-    setenv(flag->get_envname().c_str(), one_string(item.inputs).c_str(), /*overwrite=*/0);
+    setenv(flag->get_envname().c_str(), one_string(*flag, item.inputs).c_str(), /*overwrite=*/0);
   }
   return {};
 }

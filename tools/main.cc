@@ -17,7 +17,8 @@ std::string usage_error(const CLI::App* app, const CLI::Error& error) {
   const std::vector<std::string> rest = app->remaining();
   std::string text = rest.empty() ? "error: no verb is given" : "error: '" + rest[0] + "' is no verb";
   const char* separator = "; legal: ";
-  for (const CLI::App* verb : app->get_subcommands([](const CLI::App*) { return true; })) {
+  for (const CLI::App* verb :
+       app->get_subcommands([](const CLI::App* v) { return !v->get_group().empty(); })) {
     text += separator + verb->get_name();
     separator = ", ";
   }
@@ -31,9 +32,10 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   app.failure_message(usage_error);
   int exit_code = fp4moe::kExitOk;
-  for (const auto add_verb : {fp4moe::add_serve, fp4moe::add_run, fp4moe::add_logits, fp4moe::add_eval,
-                              fp4moe::add_bench, fp4moe::add_inspect, fp4moe::add_backends, fp4moe::add_plan,
-                              fp4moe::add_make_tiny, fp4moe::add_quantize, fp4moe::add_doctor})
+  for (const auto add_verb :
+       {fp4moe::add_serve, fp4moe::add_run, fp4moe::add_logits, fp4moe::add_eval, fp4moe::add_bench,
+        fp4moe::add_inspect, fp4moe::add_backends, fp4moe::add_plan, fp4moe::add_make_tiny,
+        fp4moe::add_quantize, fp4moe::add_doctor, fp4moe::add_completion})
     add_verb(app, exit_code);
   if (const fp4moe::Status status = fp4moe::apply_config_file(app, argc, argv); !status.ok())
     return fp4moe::report_error(status);

@@ -67,7 +67,10 @@ bool signalled(const sigset_t& set) {
 void print_ready(const ServeOptions& options, const Server& server, const ModelInfo& info,
                  double start_seconds) {
   const LogSink& log = options.server.log_sink;
-  const std::string url = fmt::format("http://{}:{}", options.server.host, server.port());
+  const std::string& host = options.server.host;
+  const bool is_path = host.rfind("unix:", 0) == 0;
+  const std::string url = is_path ? "http://localhost" : fmt::format("http://{}:{}", host, server.port());
+  if (is_path) log(LogLevel::kInfo, "listening on " + host);
   log(LogLevel::kInfo, "endpoints: " + url +
                            "/v1/chat/completions /v1/completions /v1/models /generate /tokenize "
                            "/detokenize /health /metrics /server_info /expert_load");
@@ -75,9 +78,9 @@ void print_ready(const ServeOptions& options, const Server& server, const ModelI
   const std::string key = options.server.api_keys.empty() ? "" : "-H 'Authorization: Bearer KEY' ";
   log(LogLevel::kInfo,
       fmt::format(
-          "try: curl {}/v1/chat/completions {}-H 'Content-Type: application/json' -d '{{\"model\": \"{}\", "
+          "try: curl {}{}/v1/chat/completions {}-H 'Content-Type: application/json' -d '{{\"model\": \"{}\", "
           "\"messages\": [{{\"role\": \"user\", \"content\": \"Hello\"}}]}}'",
-          url, key, info.name));
+          is_path ? "--unix-socket " + host.substr(5) + " " : "", url, key, info.name));
   log(LogLevel::kInfo, fmt::format("started in {:.1f} s", start_seconds));
   log(LogLevel::kInfo, "The server is fired up and ready to roll!");
 }
@@ -122,6 +125,7 @@ int drain(const ServeOptions& options, Server& server, ServiceManager& manager, 
 int serve(ServeOptions options) {
   if (Engine::is_follower(options.engine)) return follow(options.engine);
   const Clock::time_point start = Clock::now();
+  if (Status status = read_mode(options); !status.ok()) return report_error(status);
   if (Status status = read_keys(options); !status.ok()) return report_error(status);
   const sigset_t signals = block_signals();
   raise_descriptor_limit();

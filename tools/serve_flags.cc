@@ -26,8 +26,13 @@ void add_http_flags(CLI::App& verb, ServeOptions& options) {
   const auto flag = [&verb](const std::string& name, auto& value, const std::string& help) {
     return verb.add_option(name, value, help)->capture_default_str()->group("HTTP");
   };
-  flag("--host", s.host, "address to listen on");
+  flag("--host", s.host, "address to listen on, or unix:/path for a socket in the file system");
   flag("--port", s.port, "port to listen on; 0: any free one");
+  flag("--unix-socket-mode", options.unix_socket_mode, "who may connect to unix:/path, in octal");
+  flag("--cors-allow-origins,--allowed-origins", s.cors_allow_origins,
+       "web pages that may ask, such as https://chat.example.org; *: all")
+      ->delimiter(',')
+      ->allow_extra_args(false);  // what follows may be the model
   flag("--max-connections", s.max_connections, "clients at a time; more get 503");
   flag("--max-body-bytes", s.max_body_bytes, "of one HTTP request");
   verb.add_flag("--strict-requests", s.strict_requests, "refuse requests with fields that are not known here")
@@ -66,6 +71,16 @@ void add_log_flags(CLI::App& verb, ServeOptions& options) {
 }
 
 }  // namespace
+
+Status read_mode(ServeOptions& options) {
+  const std::string& text = options.unix_socket_mode;
+  const bool is_octal =
+      !text.empty() && text.size() <= 4 && text.find_first_not_of("01234567") == std::string::npos;
+  if (!is_octal || std::stoi(text, nullptr, 8) > 0777)
+    return invalid_argument("--unix-socket-mode " + text + " is not in 000 to 777");
+  options.server.unix_socket_mode = std::stoi(text, nullptr, 8);
+  return {};
+}
 
 Status read_keys(ServeOptions& options) {
   ServerConfig& s = options.server;

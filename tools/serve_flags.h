@@ -11,6 +11,7 @@ struct ServeOptions {
   ServerConfig server;
   std::string config;  // read before all others: tools/config_file.h
   std::string api_key, api_key_file, admin_api_key, admin_api_key_file;
+  std::string unix_socket_mode = "660";
   std::string log_level = "info", log_format = "text";
   bool log_requests = false;
   int64_t decode_log_interval = 40;  // decode steps between two lines; 0: none
@@ -19,6 +20,8 @@ struct ServeOptions {
 
 void add_serve_flags(CLI::App& verb, ServeOptions& options);
 
+// Takes the socket's mode over into options.server.
+Status read_mode(ServeOptions& options);
 // Takes the keys given as text and in files over into options.server. A file has one key a line; empty lines
 // and those that begin with '#' are none.
 Status read_keys(ServeOptions& options);

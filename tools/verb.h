@@ -35,5 +35,6 @@ void add_plan(CLI::App& app, int& exit_code);
 void add_make_tiny(CLI::App& app, int& exit_code);
 void add_quantize(CLI::App& app, int& exit_code);
 void add_doctor(CLI::App& app, int& exit_code);
+void add_completion(CLI::App& app, int& exit_code);
 
 }  // namespace fp4moe

@@ -14,8 +14,11 @@
 namespace fp4moe {
 
 struct ServerConfig {
-  std::string host = "127.0.0.1";
-  int port = 30000;  // 0: any free port
+  std::string host = "127.0.0.1";  // or "unix:/path": a socket in the file system, and no port
+  int port = 30000;                // 0: any free port
+  int unix_socket_mode = 0660;     // who may connect: its group too
+  // Origins whose pages may ask ("https://chat.example.org"; "*": all); none: pages of this server alone.
+  std::vector<std::string> cors_allow_origins;
   // "Authorization: Bearer KEY" on all routes but /health and /metrics; none: no check.
   std::vector<std::string> api_keys;
   // For the routes of operators, in place of api_keys; none: api_keys are for those too.
@@ -24,7 +27,7 @@ struct ServerConfig {
   int64_t max_body_bytes = 32 << 20;
   int64_t max_header_bytes = 64 << 10;
   int64_t max_unsent_bytes = 8 << 20;  // of one stream; a client this far behind is dropped
-  int max_connections = 1024;
+  int max_connections = 16384;
   double idle_timeout_seconds = 75;     // between the requests of one connection
   double request_timeout_seconds = 30;  // from a request's first byte to its last
   double write_timeout_seconds = 30;    // without the client taking what was sent

@@ -14,6 +14,8 @@ GenerationCall parse_chat(const Engine& engine, Fields& fields);        // POST 
 GenerationCall parse_completion(const Engine& engine, Fields& fields);  // POST /v1/completions
 GenerationCall parse_generate(const Engine& engine, Fields& fields);    // POST /generate, SGLang's shape
 
+GenerationCall make_health_probe();  // GET /health_generate: one token
+
 constexpr int64_t kMaxTopLogprobs = 20;
 
 // A fresh unguessable id such as "chatcmpl-3f...".

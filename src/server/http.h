@@ -17,6 +17,8 @@ struct HttpRequest {
   std::string query;          // behind the '?', as sent
   std::string authorization;  // these headers' values
   std::string api_key;        // x-api-key
+  std::string origin;
+  std::string access_control_request_headers;
   std::string body;
 };
 

@@ -1,7 +1,9 @@
 #include "server/http_connection.h"
 
+#include <array>
 #include <boost/asio/bind_executor.hpp>
 #include <boost/asio/dispatch.hpp>
+#include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/http/error.hpp>
@@ -9,6 +11,7 @@
 #include <boost/beast/http/verb.hpp>
 #include <cstdio>
 
+#include "server/cors.h"
 #include "server/errors.h"
 
 namespace fp4moe {
@@ -35,6 +38,8 @@ HttpRequest to_request(http::request<http::string_body> message) {
   request.path.resize(path_size);
   request.authorization = std::string(message[http::field::authorization]);
   request.api_key = std::string(message["x-api-key"]);
+  request.origin = std::string(message[http::field::origin]);
+  request.access_control_request_headers = std::string(message[http::field::access_control_request_headers]);
   request.body = std::move(message.body());
   return request;
 }
@@ -51,7 +56,8 @@ Connection::~Connection() { shared_.open.fetch_sub(1); }
 void Connection::start() {
   asio::dispatch(socket_.get_executor(), [self = shared_from_this()] {
     boost::system::error_code ignored;
-    self->socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
+    self->socket_.non_blocking(true, ignored);
+    self->socket_.set_option(asio::ip::tcp::no_delay(true), ignored);  // refused by unix sockets
     self->read_deadline_ = seconds_from_now(self->shared_.config.idle_timeout_seconds);
     self->read();
     self->tick();
@@ -69,15 +75,18 @@ void Connection::post(std::function<void()> task) {
 void Connection::read() {
   if (reading_ || closed_ || (is_answering() && in_.size() >= kPipelineBytes)) return;
   reading_ = true;
-  socket_.async_read_some(asio::buffer(arriving_),
-                          [self = shared_from_this()](boost::system::error_code error, size_t bytes) {
-                            self->on_read(error, bytes);
-                          });
+  // Waits first, so that an idle connection holds no buffer.
+  socket_.async_wait(Socket::wait_read, [self = shared_from_this()](boost::system::error_code error) {
+    self->on_readable(error);
+  });
 }
 
-void Connection::on_read(boost::system::error_code error, size_t bytes) {
+void Connection::on_readable(boost::system::error_code error) {
   reading_ = false;
   if (closed_) return;
+  thread_local std::array<char, 16 << 10> arriving;
+  const size_t bytes = error ? 0 : socket_.read_some(asio::buffer(arriving), error);
+  if (error == asio::error::would_block || error == asio::error::try_again) return read();
   // End of input is taken for a disconnect even where the client only shut its sending side: nothing else
   // tells that nobody waits for the answer. What is already on its way to the client is still sent.
   if (error && (busy_ || unsent_bytes_ == 0)) return close();
@@ -86,7 +95,7 @@ void Connection::on_read(boost::system::error_code error, size_t bytes) {
     return;
   }
   if (lingering_) return read();
-  in_.commit(asio::buffer_copy(in_.prepare(bytes), asio::buffer(arriving_, bytes)));
+  in_.commit(asio::buffer_copy(in_.prepare(bytes), asio::buffer(arriving, bytes)));
   parse();
   read();
 }
@@ -99,6 +108,7 @@ void Connection::parse() {
       parser_->header_limit(static_cast<uint32_t>(shared_.config.max_header_bytes));
       parser_->body_limit(static_cast<uint64_t>(shared_.config.max_body_bytes));
       read_deadline_ = seconds_from_now(shared_.config.request_timeout_seconds);
+      look_in(looks_apart());
     }
     const bool header_was_done = parser_->is_header_done();
     boost::system::error_code error;
@@ -157,7 +167,8 @@ void Connection::count_busy() {
 std::string Connection::header(int status, const std::string& content_type) const {
   const std::string reason(http::obsolete_reason(static_cast<http::status>(status)));
   return "HTTP/1.1 " + std::to_string(status) + " " + reason + "\r\nContent-Type: " + content_type +
-         "\r\nConnection: " + (keep_alive_ ? "keep-alive" : "close") + "\r\n";
+         "\r\nConnection: " + (keep_alive_ ? "keep-alive" : "close") + "\r\n" +
+         cors_headers(shared_.config, request_);
 }
 
 void Connection::tell_answer(int status) {
@@ -203,6 +214,8 @@ void Connection::finish() {
   count_busy();
   if (!keep_alive_) close_when_sent_ = true;
   read_deadline_ = seconds_from_now(shared_.config.idle_timeout_seconds);
+  request_.body = std::string();
+  if (in_.size() == 0) in_.shrink_to_fit();
   // Not at once: a handler that answers synchronously is still inside parse().
   post([this] { proceed(); });
 }
@@ -272,10 +285,22 @@ void Connection::tick() {
                 std::to_string(shared_.config.write_timeout_seconds));
   }
   if (!busy_ && writing_.empty() && now > read_deadline_) return close();
+  // An idle connection is looked at ever more often towards its end; parse() sees to it when a request
+  // begins.
+  const bool is_idle = !busy_ && writing_.empty() && !parser_;
+  look_in(is_idle ? std::max(looks_apart(), std::chrono::duration<double>(read_deadline_ - now).count() / 4)
+                  : looks_apart());
+}
+
+// Seconds, by the nearest deadline that there may be.
+double Connection::looks_apart() const {
   const ServerConfig& c = shared_.config;
-  const double shortest =
-      std::min({c.idle_timeout_seconds, c.request_timeout_seconds, c.write_timeout_seconds, 4.0});
-  timer_.expires_at(seconds_from_now(shortest / 4));
+  return std::min({c.idle_timeout_seconds, c.request_timeout_seconds, c.write_timeout_seconds, 4.0}) / 4;
+}
+
+// The next look is then, and none before.
+void Connection::look_in(double seconds) {
+  timer_.expires_at(seconds_from_now(seconds));
   timer_.async_wait([self = shared_from_this()](boost::system::error_code error) {
     if (!error) self->tick();
   });

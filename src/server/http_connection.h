@@ -1,9 +1,8 @@
 // One client's socket. Everything runs on the connection's strand except post().
 #pragma once
 
-#include <array>
 #include <atomic>
-#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/parser.hpp>
@@ -33,7 +32,7 @@ struct ConnectionShared {
 // read: a client that takes no answers gets no further ones made.
 class Connection final : public HttpExchange, public std::enable_shared_from_this<Connection> {
  public:
-  using Socket = boost::asio::ip::tcp::socket;
+  using Socket = boost::asio::generic::stream_protocol::socket;  // TCP or Unix
 
   Connection(Socket socket, ConnectionShared& shared);
   ~Connection() override;
@@ -53,7 +52,7 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   using Clock = std::chrono::steady_clock;
 
   void read();
-  void on_read(boost::system::error_code error, size_t bytes);
+  void on_readable(boost::system::error_code error);
   void parse();
   void refuse(boost::system::error_code error);
   void dispatch();
@@ -65,6 +64,8 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   void count_busy();
   void tell_answer(int status);
   void tick();
+  void look_in(double seconds);
+  double looks_apart() const;
   void linger();
   void close();
   std::string header(int status, const std::string& content_type) const;
@@ -74,7 +75,6 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   boost::asio::steady_timer timer_;
   Clock::time_point read_deadline_, write_deadline_;
 
-  std::array<char, 16 << 10> arriving_;  // of the read under way: parsing moves what is in in_ meanwhile
   boost::beast::flat_buffer in_;
   std::optional<boost::beast::http::request_parser<boost::beast::http::string_body>> parser_;
   HttpRequest request_;

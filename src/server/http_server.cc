@@ -1,19 +1,24 @@
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <boost/asio/basic_socket_acceptor.hpp>
 #include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/ip/address.hpp>
-#include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/strand.hpp>
 #include <thread>
 #include <vector>
 
+#include "server/errors.h"
 #include "server/http.h"
 #include "server/http_connection.h"
+#include "server/listen_socket.h"
 
 namespace fp4moe {
 namespace asio = boost::asio;
-using asio::ip::tcp;
 
 namespace {
 
@@ -49,31 +54,20 @@ class AsioHttpServer final : public HttpServer {
     close_all();
     work_.reset();
     for (std::thread& thread : threads_) thread.join();
+    if (spare_ >= 0) ::close(spare_);
   }
 
   Status listen() {
-    const ServerConfig& config = shared_.config;
-    const std::string place = config.host + ":" + std::to_string(config.port);
-    if (Status status = check_limits(config); !status.ok()) return status;
-    boost::system::error_code error;
-    tcp::resolver resolver(io_);
-    const auto found =
-        resolver.resolve(config.host, std::to_string(config.port), tcp::resolver::passive, error);
-    if (error || found.empty())
-      return invalid_argument("host=" + config.host + " has no address: " + error.message());
-    const tcp::endpoint endpoint = found.begin()->endpoint();
-    acceptor_.open(endpoint.protocol(), error);
-    if (!error) acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
-    if (!error) acceptor_.bind(endpoint, error);
-    if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
-    if (error) return unavailable("cannot listen on " + place + ": " + error.message());
-    port_ = acceptor_.local_endpoint().port();
+    if (Status status = check_limits(shared_.config); !status.ok()) return status;
+    if (Status status = listening_.open(shared_.config); !status.ok()) return status;
+    spare_ = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    acceptor_.assign(Acceptor::protocol_type(listening_.family(), 0), listening_.descriptor());
     asio::post(acceptor_.get_executor(), [this] { accept(); });
     for (int i = 0; i < kThreads; ++i) threads_.emplace_back([this] { io_.run(); });
     return {};
   }
 
-  int port() const override { return port_; }
+  int port() const override { return listening_.port(); }
   int64_t open_connections() const override { return shared_.open.load(); }
   int64_t busy_exchanges() const override { return shared_.busy.load(); }
 
@@ -89,38 +83,66 @@ class AsioHttpServer final : public HttpServer {
   }
 
  private:
+  using Acceptor = asio::basic_socket_acceptor<asio::generic::stream_protocol>;
+
   // Everything below runs on the acceptor's strand.
   void accept() {
     if (!acceptor_.is_open()) return;
     acceptor_.async_accept(asio::make_strand(io_),
-                           [this](boost::system::error_code error, tcp::socket socket) {
+                           [this](boost::system::error_code error, Connection::Socket socket) {
                              if (!acceptor_.is_open()) return;
-                             if (error) return retry(error);
-                             accept_failed_ = false;
-                             add(std::move(socket));
+                             if (error && !refuse_next(error)) return retry(error);
+                             if (!error) accept_failed_ = false;
+                             if (!error) add(std::move(socket));
                              accept();
                            });
   }
 
+  // Without a descriptor left, the spare one lets a waiting client be told, rather than wait. False: nobody
+  // waits, which the system does not tell apart.
+  bool refuse_next(boost::system::error_code error) {
+    if (error != asio::error::no_descriptors || spare_ < 0) return false;
+    ::close(spare_);
+    const int client = ::accept4(acceptor_.native_handle(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    spare_ = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (client < 0) return false;
+    if (spare_ >= 0) {  // another one has come free
+      add(Connection::Socket(asio::make_strand(io_), Acceptor::protocol_type(listening_.family(), 0),
+                             client));
+      return true;
+    }
+    say_once("connections are refused with 503: " + error.message());
+    refuse(client, "the server has no descriptor left");
+    ::close(client);
+    spare_ = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    return true;
+  }
+
   void retry(boost::system::error_code error) {
-    const ServerConfig& config = shared_.config;
-    if (!accept_failed_ && config.log_sink)
-      config.log_sink(LogLevel::kWarning, "cannot accept connections: " + error.message() + "; trying on");
-    accept_failed_ = true;
+    if (error != asio::error::no_descriptors || spare_ < 0)
+      say_once("cannot accept connections: " + error.message() + "; trying on");
     retry_timer_.expires_after(std::chrono::milliseconds(static_cast<int>(1000 * kAcceptRetrySeconds)));
     retry_timer_.async_wait([this](boost::system::error_code) { accept(); });
   }
 
-  void add(tcp::socket socket) {
-    if (shared_.open.load() >= shared_.config.max_connections) {
-      static constexpr char kFull[] =
-          "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: "
-          "0\r\n\r\n";
-      boost::system::error_code ignored;
-      socket.non_blocking(true, ignored);
-      socket.write_some(asio::buffer(kFull, sizeof kFull - 1), ignored);
-      return;
-    }
+  void say_once(const std::string& line) {
+    if (!accept_failed_ && shared_.config.log_sink) shared_.config.log_sink(LogLevel::kWarning, line);
+    accept_failed_ = true;
+  }
+
+  static void refuse(int client, const std::string& why) {
+    const HttpResponse response = error_response(unavailable(why));
+    const std::string bytes =
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n" +
+        response.extra_headers + "Content-Length: " + std::to_string(response.body.size()) + "\r\n\r\n" +
+        response.body;
+    ::send(client, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  }
+
+  void add(Connection::Socket socket) {
+    if (shared_.open.load() >= shared_.config.max_connections)
+      return refuse(socket.native_handle(), "the server has max_connections=" +
+                                                std::to_string(shared_.config.max_connections) + " clients");
     if (connections_.size() >= 2 * static_cast<size_t>(std::max<int64_t>(shared_.open.load(), 16))) {
       connections_.erase(std::remove_if(connections_.begin(), connections_.end(),
                                         [](const auto& weak) { return weak.expired(); }),
@@ -131,15 +153,16 @@ class AsioHttpServer final : public HttpServer {
     connection->start();
   }
 
+  ListenSocket listening_;
   ConnectionShared shared_;  // outlives io_, whose destructor frees the last connections
   asio::io_context io_{kThreads};
-  tcp::acceptor acceptor_;
+  Acceptor acceptor_;
   asio::steady_timer retry_timer_;
   asio::executor_work_guard<asio::io_context::executor_type> work_;
   std::vector<std::weak_ptr<Connection>> connections_;
   bool accept_failed_ = false;  // the last time: one line for a row of failures
   std::vector<std::thread> threads_;
-  int port_ = 0;
+  int spare_ = -1;  // a descriptor to give up when there is no other
 };
 
 }  // namespace

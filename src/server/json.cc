@@ -63,9 +63,11 @@ Fields::Fields(const json& object, std::string prefix) : object_(object), prefix
   }
 }
 
-const json* Fields::find(const std::string& name) {
+const json* Fields::find(const std::string& name) { return find_as(name, FieldNote::Kind::kAny); }
+
+const json* Fields::find_as(const std::string& name, FieldNote::Kind kind) {
+  notes_.push_back({prefix_ + name, kind});
   if (!object_.is_object()) return nullptr;
-  asked_.push_back(name);
   const auto at = object_.find(name);
   return at == object_.end() || at->is_null() ? nullptr : &*at;
 }
@@ -81,6 +83,7 @@ void Fields::fail(const std::string& name, const Status& status) {
 }
 
 void Fields::merge(const Fields& inner) {
+  notes_.insert(notes_.end(), inner.notes_.begin(), inner.notes_.end());
   for (std::string& name : inner.unknown()) unknown_inside_.push_back(std::move(name));
   if (!error_.ok()) return;
   error_ = inner.error_;
@@ -93,7 +96,7 @@ void Fields::wrong_type(const std::string& name, const char* wanted, const json&
 }
 
 bool Fields::boolean(const std::string& name, bool otherwise) {
-  const json* value = find(name);
+  const json* value = find_as(name, FieldNote::Kind::kBoolean);
   if (value == nullptr) return otherwise;
   if (value->is_boolean()) return value->get<bool>();
   wrong_type(name, "a boolean", *value);
@@ -101,7 +104,9 @@ bool Fields::boolean(const std::string& name, bool otherwise) {
 }
 
 int64_t Fields::integer(const std::string& name, int64_t otherwise, int64_t least, int64_t most) {
-  const json* value = find(name);
+  const json* value = find_as(name, FieldNote::Kind::kInteger);
+  notes_.back().least = static_cast<double>(least);
+  notes_.back().most = static_cast<double>(most);
   if (value == nullptr) return otherwise;
   // 3.0 is accepted as 3; unsigned values beyond int64 are out of any range asked for.
   const bool whole = value->is_number_float() && value->get<double>() >= -9e15 &&
@@ -121,7 +126,10 @@ int64_t Fields::integer(const std::string& name, int64_t otherwise, int64_t leas
 }
 
 double Fields::number(const std::string& name, double otherwise, double least, double most, bool open_least) {
-  const json* value = find(name);
+  const json* value = find_as(name, FieldNote::Kind::kNumber);
+  notes_.back().least = least;
+  notes_.back().most = most;
+  notes_.back().open_least = open_least;
   if (value == nullptr) return otherwise;
   if (!value->is_number()) {
     wrong_type(name, "a number", *value);
@@ -135,7 +143,7 @@ double Fields::number(const std::string& name, double otherwise, double least, d
 }
 
 std::string Fields::string(const std::string& name, const std::string& otherwise) {
-  const json* value = find(name);
+  const json* value = find_as(name, FieldNote::Kind::kString);
   if (value == nullptr) return otherwise;
   if (value->is_string()) return value->get<std::string>();
   wrong_type(name, "a string", *value);
@@ -143,7 +151,7 @@ std::string Fields::string(const std::string& name, const std::string& otherwise
 }
 
 std::vector<std::string> Fields::strings(const std::string& name) {
-  const json* value = find(name);
+  const json* value = find_as(name, FieldNote::Kind::kStrings);
   if (value == nullptr) return {};
   if (value->is_string()) return {value->get<std::string>()};
   const auto is_string = [](const json& v) { return v.is_string(); };
@@ -154,7 +162,7 @@ std::vector<std::string> Fields::strings(const std::string& name) {
 }
 
 std::vector<int32_t> Fields::ids(const std::string& name) {
-  const json* value = find(name);
+  const json* value = find_as(name, FieldNote::Kind::kIds);
   if (value == nullptr) return {};
   const auto is_id = [](const json& v) {
     return v.is_number_unsigned() && v.get<uint64_t>() <= std::numeric_limits<int32_t>::max();
@@ -177,8 +185,8 @@ std::vector<std::string> Fields::unknown() const {
   std::vector<std::string> names = unknown_inside_;
   if (!object_.is_object()) return names;
   for (const auto& item : object_.items()) {
-    if (std::find(asked_.begin(), asked_.end(), item.key()) == asked_.end())
-      names.push_back(prefix_ + item.key());
+    const auto is_it = [&](const FieldNote& note) { return note.name == prefix_ + item.key(); };
+    if (std::none_of(notes_.begin(), notes_.end(), is_it)) names.push_back(prefix_ + item.key());
   }
   return names;
 }

@@ -21,6 +21,15 @@ Result<json> parse_json(std::string_view text);
 // Compact; invalid UTF-8 in strings becomes U+FFFD.
 std::string to_text(const json& value);
 
+// A field that was asked for, with what it may be.
+struct FieldNote {
+  enum class Kind { kAny, kBoolean, kInteger, kNumber, kString, kStrings, kIds };
+  std::string name;  // with the prefix
+  Kind kind = Kind::kAny;
+  double least = 0, most = 0;  // of integers and numbers
+  bool open_least = false;     // least itself is excluded
+};
+
 // Reads the fields of a JSON object. The first wrong one is kept as the error, with its name; reading goes on
 // with defaults, so that callers check once. Absent and null fields have the default value.
 class Fields {
@@ -48,13 +57,16 @@ class Fields {
   const Status& error() const { return error_; }
   const std::string& param() const { return param_; }  // the wrong field
   std::vector<std::string> unknown() const;            // fields that nobody asked for
+  // Those that somebody asked for, as often as that.
+  const std::vector<FieldNote>& notes() const { return notes_; }
 
  private:
+  const json* find_as(const std::string& name, FieldNote::Kind kind);
   void wrong_type(const std::string& name, const char* wanted, const json& value);
 
   const json& object_;
   std::string prefix_;
-  std::vector<std::string> asked_;
+  std::vector<FieldNote> notes_;
   std::vector<std::string> unknown_inside_;
   Status error_;
   std::string param_;

@@ -11,12 +11,14 @@
 #include "server/apis.h"
 #include "server/auth.h"
 #include "server/chat_page.h"
+#include "server/cors.h"
 #include "server/errors.h"
 #include "server/generation.h"
 #include "server/http.h"
 #include "server/json.h"
 #include "server/load_api.h"
 #include "server/metrics.h"
+#include "server/openapi.h"
 
 namespace fp4moe {
 
@@ -78,9 +80,9 @@ class ServerImpl final : public Server {
     const char* path;
     Access access;
     Plain plain;        // answers at once, or
-    Generate generate;  // parses a generation request
+    Generate generate;  // parses a generation request; neither: the probe that makes a token
   };
-  static const Route kRoutes[13];
+  static const Route kRoutes[15];
 
   void count_answer(const HttpRequest& request, int status) {
     metrics_.responses[static_cast<size_t>(status) % Metrics::kStatuses].fetch_add(1);
@@ -100,6 +102,7 @@ class ServerImpl final : public Server {
 
   void route(const std::shared_ptr<HttpExchange>& exchange) {
     const HttpRequest& request = exchange->request();
+    if (auto preflight = answer_preflight(config_, request)) return exchange->respond(*preflight);
     if (request.path == "/health") return exchange->respond(health(request));
     if (request.path == "/" || request.path == "/chat") return exchange->respond(page(request));
     const Route* found = nullptr;
@@ -123,6 +126,7 @@ class ServerImpl final : public Server {
     if (found->plain != nullptr) return exchange->respond((this->*found->plain)(*engine, request));
     if (draining_.load())
       return exchange->respond(error_response(unavailable("the server is shutting down")));
+    if (found->generate == nullptr) return run(*engine, exchange, make_health_probe());
     generate(*engine, *found, exchange);
   }
 
@@ -138,6 +142,10 @@ class ServerImpl final : public Server {
                                        " (--strict-requests is on; without it such fields are ignored)");
     if (!fields.ok()) return exchange->respond(error_response(fields.error(), fields.param()));
     warn_unknown(r.path, fields);
+    run(engine, exchange, std::move(call));
+  }
+
+  void run(Engine& engine, const std::shared_ptr<HttpExchange>& exchange, GenerationCall call) {
     run_generation({&engine, &metrics_, &config_, live_}, exchange, std::move(call));
   }
 
@@ -245,6 +253,8 @@ class ServerImpl final : public Server {
     return json_response({{"num_aborted", ids.size()}});
   }
 
+  HttpResponse openapi(Engine& engine, const HttpRequest&) { return json_response(openapi_document(engine)); }
+
   HttpResponse metrics(Engine& engine, const HttpRequest&) {
     HttpResponse response;
     response.content_type = "text/plain; version=0.0.4; charset=utf-8";
@@ -304,7 +314,7 @@ class ServerImpl final : public Server {
 };
 
 // A path that ends in '/' stands for everything below it.
-const ServerImpl::Route ServerImpl::kRoutes[13] = {
+const ServerImpl::Route ServerImpl::kRoutes[15] = {
     {"POST", "/v1/chat/completions", Access::kClient, nullptr, parse_chat},
     {"POST", "/v1/completions", Access::kClient, nullptr, parse_completion},
     {"POST", "/generate", Access::kClient, nullptr, parse_generate},
@@ -315,6 +325,8 @@ const ServerImpl::Route ServerImpl::kRoutes[13] = {
     {"GET", "/server_info", Access::kClient, &ServerImpl::server_info, nullptr},
     {"GET", "/get_server_info", Access::kClient, &ServerImpl::server_info, nullptr},
     {"POST", "/abort_request", Access::kAdmin, &ServerImpl::abort_request, nullptr},
+    {"GET", "/openapi.json", Access::kClient, &ServerImpl::openapi, nullptr},
+    {"GET", "/health_generate", Access::kOpen, nullptr, nullptr},
     {"GET", "/metrics", Access::kOpen, &ServerImpl::metrics, nullptr},
     {"GET", "/expert_load", Access::kClient, &ServerImpl::expert_load, nullptr},
     {"GET", "/expert_load.svg", Access::kClient, &ServerImpl::expert_load_svg, nullptr},
@@ -324,6 +336,7 @@ const ServerImpl::Route ServerImpl::kRoutes[13] = {
 
 Result<std::unique_ptr<Server>> Server::make(ServerConfig config) {
   if (Status status = check_keys(config); !status.ok()) return status;
+  if (Status status = check_origins(config); !status.ok()) return status;
   auto server = std::make_unique<ServerImpl>(std::move(config));
   if (Status status = server->listen(); !status.ok()) return status;
   return std::unique_ptr<Server>(std::move(server));

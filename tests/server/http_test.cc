@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <ctime>
+#include <fstream>
 
 #include "server/http.h"
 #include "server/server_fixture.h"
@@ -71,6 +72,24 @@ TEST(OddJson, IsAccepted) {
   EXPECT_EQ(http_post(s.port, "/generate", R"({"text":"<|im_end|>\u0000\ud83d\ude00"})").status, 200);
 }
 
+TEST(OddNumbers, AreReadExactlyOrRefused) {
+  TestServer s;
+  const auto status = [&](const std::string& field) {
+    return http_post(s.port, "/generate", R"({"text":"a","sampling_params":{)" + field + "}}").status;
+  };
+  for (const char* field :
+       {R"("temperature":-0)", R"("temperature":-0.0)", R"("max_new_tokens":-0)", R"("max_new_tokens":3.0)",
+        R"("temperature":1e-400)", R"("seed":9223372036854775807)", R"("seed":-9223372036854775807)"})
+    EXPECT_EQ(status(field), 200) << field;
+  EXPECT_EQ(s.engine.last_request().sampling.seed, static_cast<uint64_t>(-9223372036854775807));
+  for (const char* field :
+       {R"("seed":9223372036854775808)", R"("seed":-9223372036854775809)", R"("seed":1e19)", R"("seed":0.5)",
+        R"("max_new_tokens":18446744073709551616)", R"("max_new_tokens":-1e300)", R"("temperature":-1e-300)",
+        R"("temperature":Infinity)", R"("temperature":0x1)", R"("temperature":+1)", R"("temperature":.5)"})
+    EXPECT_EQ(status(field), 400) << field;
+  expect_alive(s);
+}
+
 TEST(MalformedHttp, IsRefusedAndClosed) {
   TestServer s;
   const std::pair<const char*, std::string> cases[] = {
@@ -82,6 +101,13 @@ TEST(MalformedHttp, IsRefusedAndClosed) {
       {"length and chunks",
        "POST /generate HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"},
       {"bad chunk size", "POST /generate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"},
+      {"negative chunk size", "POST /generate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n"},
+      {"chunk size beyond 64 bits",
+       "POST /generate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n11111111111111111\r\na"},
+      {"chunk without its end",
+       "POST /generate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nabcd\r\n0\r\n\r\n"},
+      {"NUL in the path", "GET /health\0 HTTP/1.1\r\n\r\n"s},
+      {"no path", "GET HTTP/1.1\r\n\r\n"},
       {"TLS hello", "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"s},
   };
   for (const auto& [name, bytes] : cases) {
@@ -226,6 +252,41 @@ TEST_P(Disconnect, AbortsTheRequest) {
 INSTANTIATE_TEST_SUITE_P(StreamOrNot, Disconnect, testing::Values(kEndless, kEndlessWhole),
                          [](const auto& test) { return test.param == kEndless ? "Stream" : "Whole"; });
 
+// Nothing else tells that nobody waits for the answer.
+TEST(Clients, OneThatShutsItsSideIsTakenForGone) {
+  TestServer s(FakeOptions{std::chrono::milliseconds(1)});
+  HttpClient client(s.port);
+  client.send(post_request("/generate", kEndless));
+  ASSERT_TRUE(eventually([&] { return s.engine.running() == 1; }));
+  client.shut_sending();
+  EXPECT_TRUE(eventually([&] { return s.engine.aborted() == 1; }));
+  HttpClient early(s.port);
+  early.send("GET /health HTTP/1.1\r\n");
+  early.shut_sending();
+  EXPECT_TRUE(early.at_end());
+  expect_alive(s);
+}
+
+TEST(Clients, OnesThatComeAndGoLeaveNothing) {
+  constexpr int kClients = 20000;
+  TestServer s(FakeOptions{std::chrono::milliseconds(1)});
+  const auto resident_pages = [] {
+    int64_t all = 0, resident = 0;
+    std::ifstream("/proc/self/statm") >> all >> resident;
+    return resident;
+  };
+  int64_t before = 0;
+  for (int i = 0; i < kClients; ++i) {
+    HttpClient client(s.port);
+    client.send(post_request("/generate", kEndless));
+    client.reset();
+    if (i == kClients / 10) before = resident_pages();
+  }
+  EXPECT_TRUE(eventually([&] { return s.engine.running() == 0; }));
+  EXPECT_LT((resident_pages() - before) * sysconf(_SC_PAGESIZE), 16 << 20);
+  expect_alive(s);
+}
+
 TEST(Clients, VanishingInTheMiddleOfARequest) {
   TestServer s;
   const std::string whole = post_request("/generate", R"({"text":"abc"})");
@@ -283,7 +344,7 @@ TEST(Clients, OneThatPipelinesAndNeverReadsGetsNoMoreAnswersMade) {
 }
 
 // The descriptors of this process, which are the server's too, run out and come back.
-TEST(Clients, OneWithoutADescriptorLeftIsAcceptedLater) {
+TEST(Clients, OneWithoutADescriptorLeftIsToldSo) {
   TestServer s;
   rlimit limit{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
@@ -298,13 +359,17 @@ TEST(Clients, OneWithoutADescriptorLeftIsAcceptedLater) {
   files.pop_back();
   {
     HttpClient client(s.port);  // takes the last one
-    client.send(get_request("/health"));
-    EXPECT_TRUE(eventually([&] { return logged(s, "cannot accept connections: "); }));
+    const HttpAnswer answer = client.receive();
+    EXPECT_EQ(answer.status, 503);
+    EXPECT_EQ(answer.headers.at("retry-after"), "1");
+    EXPECT_NE(json::parse(answer.body)["error"]["message"].get<std::string>().find("no descriptor left"),
+              std::string::npos);
+    EXPECT_TRUE(client.at_end());
+    EXPECT_TRUE(logged(s, "connections are refused with 503: "));
     const std::clock_t start = std::clock();
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
     EXPECT_LT(std::clock() - start, CLOCKS_PER_SEC / 4) << "the server spins";
     for (const int file : files) close(file);
-    EXPECT_EQ(client.receive().status, 200);
   }
   setrlimit(RLIMIT_NOFILE, &before);
   expect_alive(s);

@@ -230,7 +230,10 @@ TEST(Operations, ServerInfoAndItsOldName) {
 TEST(Operations, UnknownRoutesAndMethods) {
   TestServer s;
   EXPECT_EQ(http_get(s.port, "/nope").status, 404);
-  EXPECT_EQ(http_get(s.port, "/../etc/passwd").status, 404);
+  for (const char* path :
+       {"/../etc/passwd", "/%2e%2e/etc/passwd", "/%00", "/health%00", "/health/", "//health",
+        "/v1/models/%00", "/v1/models/..", "/v1/models//", "*", "http://other/nope"})
+    EXPECT_EQ(http_get(s.port, path).status, 404) << path;
   EXPECT_EQ(http_get(s.port, "/health?deep=1").status, 200);
   const HttpAnswer answer = http_get(s.port, "/v1/chat/completions");
   EXPECT_EQ(answer.status, 405);

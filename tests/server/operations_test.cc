@@ -160,5 +160,75 @@ TEST(RequestLog, SaysWhatFailed) {
   EXPECT_EQ(request_log(3, R"({"text":5})").size(), 0u) << "a refused one is no request";
 }
 
+std::string from(const std::string& origin) { return "Origin: " + origin + "\r\n"; }
+
+TEST(Cors, AnswersTheListedOriginsAlone) {
+  ServerConfig config;
+  config.cors_allow_origins = {"https://a.example", "http://b.example:8080"};
+  config.api_keys = {"secret"};
+  TestServer s({}, config);
+  for (const std::string& origin : config.cors_allow_origins) {
+    const HttpAnswer answer = http_get(s.port, "/health", from(origin));
+    EXPECT_EQ(answer.headers.at("access-control-allow-origin"), origin);
+    EXPECT_EQ(answer.headers.at("vary"), "Origin");
+  }
+  for (const std::string& header :
+       {std::string(), from("https://evil.example"), from("https://a.example.evil"), from("null"), from("*")})
+    EXPECT_EQ(http_get(s.port, "/health", header).headers.count("access-control-allow-origin"), 0u) << header;
+  // Also where the answer is an error, so that the page can read it, and in streams.
+  EXPECT_EQ(
+      http_get(s.port, "/v1/models", from("https://a.example")).headers.count("access-control-allow-origin"),
+      1u);
+  const std::string header = from("https://a.example") + bearer("secret");
+  const HttpAnswer stream = http_post(s.port, "/generate", R"({"text":"a","stream":true})", header);
+  EXPECT_EQ(stream.headers.at("content-type"), "text/event-stream; charset=utf-8");
+  EXPECT_EQ(stream.headers.at("access-control-allow-origin"), "https://a.example");
+}
+
+TEST(Cors, PreflightNeedsNoKey) {
+  ServerConfig config;
+  config.cors_allow_origins = {"*"};
+  config.api_keys = {"secret"};
+  TestServer s({}, config);
+  HttpClient client(s.port);
+  client.send(
+      "OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: a\r\nOrigin: https://a.example\r\n"
+      "Access-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: authorization,x-y\r\n\r\n");
+  const HttpAnswer answer = client.receive();
+  EXPECT_EQ(answer.status, 200);
+  EXPECT_EQ(answer.headers.at("access-control-allow-origin"), "*");
+  EXPECT_EQ(answer.headers.at("access-control-allow-methods"), "GET, HEAD, POST");
+  EXPECT_EQ(answer.headers.at("access-control-allow-headers"), "authorization,x-y");
+  client.send(get_request("/health"));
+  EXPECT_EQ(client.receive().status, 200) << "the connection goes on";
+}
+
+TEST(Cors, IsOffUnlessAskedForAndWantsOrigins) {
+  TestServer s;
+  EXPECT_EQ(
+      http_get(s.port, "/health", from("https://a.example")).headers.count("access-control-allow-origin"),
+      0u);
+  HttpClient client(s.port);
+  client.send("OPTIONS /generate HTTP/1.1\r\nHost: a\r\nOrigin: https://a.example\r\n\r\n");
+  EXPECT_EQ(client.receive().status, 405);
+  for (const char* origin :
+       {"a.example", "https://a.example/", "https://", "://a", "https://*.a.example", ""}) {
+    ServerConfig config;
+    config.port = 0;
+    config.cors_allow_origins = {origin};
+    EXPECT_EQ(Server::make(config).status().code(), StatusCode::kInvalidArgument) << origin;
+  }
+}
+
+TEST(Health, GeneratesAToken) {
+  ServerConfig config;
+  config.api_keys = {"secret"};
+  TestServer s({}, config);
+  EXPECT_EQ(http_get(s.port, "/health_generate").body, R"({"status":"ok"})");
+  EXPECT_EQ(s.engine.last_request().sampling.max_new_tokens, 1);
+  s.server->drain(1);
+  EXPECT_EQ(http_get(s.port, "/health_generate").status, 503);
+}
+
 }  // namespace
 }  // namespace fp4moe

@@ -8,7 +8,8 @@ class Serve:
     """with Serve(binary, model) as s: ... s.url ...; afterwards s.exit_code and s.lines."""
 
     def __init__(self, binary, model, *flags, launcher=()):
-        self.command = [*launcher, binary, "serve", model, "--host", "127.0.0.1", "--port", "0", *flags]
+        place = [] if "--host" in flags else ["--host", "127.0.0.1"]
+        self.command = [*launcher, binary, "serve", model, *place, "--port", "0", *flags]
         self.lines = []
 
     def __enter__(self):

@@ -50,7 +50,8 @@ class ConfigFile(Files):
             "a.toml": f'# a comment\nmodel-path = "{MODEL}"\nserved_model_name = "named"  # and one here\n'
                       '[serve]\ncontext-length = 512\ndisable-autotune = true\n',
             "a.yaml": f'# a comment\nmodel-path: {MODEL}\nserved-model-name: "named"\ncontext-length: 512\n'
-                      'disable-autotune: true\ncuda-graph-bs: [1, 2]\n',
+                      'disable-autotune: true\ncuda-graph-bs: [1, 2]\n'
+                      'cors-allow-origins: [https://a.example, http://b.example:8080]\n',
         }
         for name, text in forms.items():
             with self.subTest(name):

@@ -1,0 +1,193 @@
+"""/openapi.json against the server: each route is there, each field is read within its bounds, each answer has its schema."""
+import contextlib
+import http.client
+import json
+import os
+import re
+import sys
+import unittest
+import urllib.request
+from urllib.parse import urlsplit
+
+import jsonschema
+
+from serve_process import Serve
+
+BINARY, MODEL = map(os.path.abspath, sys.argv[1:3])
+VALID = {  # a smallest body of each route that takes one
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
+    "/v1/completions": {"prompt": "Tom", "max_tokens": 2},
+    "/generate": {"text": "Tom", "sampling_params": {"max_new_tokens": 2}},
+    "/tokenize": {"prompt": "Tom has"},
+    "/detokenize": {"tokens": [65, 66]},
+    "/abort_request": {"rid": "none"},
+}
+GENERATING = list(VALID)[:3]
+MORE = {  # further bodies whose answers must have the schema too
+    "/v1/chat/completions": [{"logprobs": True, "top_logprobs": 2}, {"n": 2, "stop": "a"}],
+    "/v1/completions": [{"logprobs": 2, "n": 2}, {"prompt": ["a", "b"]}, {"prompt": [[65], [66, 67]]}],
+    "/generate": [{"return_logprob": True, "top_logprobs_num": 2}, {"text": ["a", "b"]}, {"text": None, "input_ids": [65]},
+                  {"return_logprob": True, "return_text_in_logprobs": True}],
+    "/tokenize": [{"prompt": ["a", "b c"]}],
+    "/detokenize": [{"tokens": 65}],
+    "/abort_request": [{"rid": None, "abort_all": True}],
+}
+HUGE = {"max_tokens", "max_completion_tokens", "max_new_tokens"}  # legal up to 2^31-1, cut to the context
+
+
+class OpenApi(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.serve = Serve(BINARY, MODEL, "--context-length", "256", "--served-model-name", "demo").__enter__()
+        status, text, _ = cls.ask("GET", "/openapi.json")
+        assert status == 200, text
+        cls.document = json.loads(text)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.serve.__exit__()
+        assert cls.serve.exit_code == 0, cls.serve.exit_code
+
+    @classmethod
+    def ask(cls, method, path, body=None):
+        url = urlsplit(cls.serve.url)
+        with contextlib.closing(http.client.HTTPConnection(url.hostname, url.port, timeout=60)) as connection:
+            connection.request(method, path, None if body is None else json.dumps(body))
+            response = connection.getresponse()
+            return response.status, response.read().decode(), response.getheader("Content-Type")
+
+    def post(self, path, body):
+        status, text, _ = self.ask("POST", path, body)
+        return status, json.loads(text)
+
+    def check(self, instance, schema):
+        """That the instance has the schema, whose references are the document's."""
+        whole = {**schema, "components": self.document["components"]}
+        jsonschema.Draft202012Validator(whole).validate(instance)
+
+    def resolve(self, schema):
+        while "$ref" in schema:
+            at = self.document
+            for key in schema["$ref"].removeprefix("#/").split("/"):
+                at = at[key]
+            schema = at
+        return schema
+
+    def request_schema(self, path):
+        content = self.document["paths"][path]["post"]["requestBody"]["content"]
+        return self.resolve(content["application/json"]["schema"])
+
+    def answer_schema(self, path, method, status):
+        answer = self.resolve(self.document["paths"][path][method]["responses"][str(status)])
+        return answer["content"]["application/json"]["schema"]
+
+    def test_references_resolve_and_schemas_are_legal(self):
+        for reference in re.findall(r'"\$ref": "([^"]+)"', json.dumps(self.document)):
+            self.resolve({"$ref": reference})
+        for schema in self.document["components"]["schemas"].values():
+            jsonschema.Draft202012Validator.check_schema(schema)
+        self.assertRegex(self.document["info"]["version"], r"^\d+\.\d+\.\d+$")
+
+    def test_routes(self):
+        for path, methods in self.document["paths"].items():
+            for method in methods:
+                status, text, kind = self.ask(method.upper(), path.replace("{model}", "demo"), VALID.get(path))
+                self.assertEqual(status, 200, f"{method} {path}: {text}")
+                self.assertIn(kind.split(";")[0], self.resolve(methods[method]["responses"]["200"])["content"])
+                if kind == "application/json":
+                    self.check(json.loads(text), self.answer_schema(path, method, 200))
+        said = next(line for line in self.serve.lines if "endpoints: " in line).split("endpoints: ")[1]
+        for path in re.findall(r"(/[a-z_][\w/.]+)(?: |$)", said.strip().replace(self.serve.url, "")):
+            self.assertIn(path, self.document["paths"], "add it to src/server/openapi.json")
+
+    def test_answers(self):
+        for path, bodies in MORE.items():
+            for more in bodies:
+                with self.subTest(path, more=more):
+                    body = {**VALID[path], **more}
+                    self.check(body, self.request_schema(path))
+                    status, answer = self.post(path, body)
+                    self.assertEqual(status, 200, answer)
+                    self.check(answer, self.answer_schema(path, "post", 200))
+
+    def test_errors(self):
+        for path in VALID:
+            for body in ([], "a", 7, None, {"model": 7}, {"model": "other"}):
+                status, answer = self.post(path, body)
+                if path == "/abort_request" and status == 400 or path != "/abort_request":
+                    self.assertIn(status, (400, 404), (path, body))
+                    self.check(answer, self.answer_schema(path, "post", status))
+
+    def fields(self, path):
+        """Each field's place (of names, outermost first) and schema."""
+        def walk(schema, place):
+            for name, field in schema.get("properties", {}).items():
+                yield place + [name], field
+                if "properties" in field:
+                    yield from walk(field, place + [name])
+        return walk(self.request_schema(path), [])
+
+    def with_field(self, path, place, value):
+        body = json.loads(json.dumps(VALID[path]))
+        at = body
+        for name in place[:-1]:
+            at = at.setdefault(name, {})
+        at[place[-1]] = value
+        return body
+
+    def test_bounds(self):
+        """What the schema says of numbers is what is accepted; the least and the most are legal, what is beyond is not."""
+        tried = 0
+        for path in GENERATING:
+            for place, schema in self.fields(path):
+                types = schema.get("type", [])
+                if not {"integer", "number"} & set(types if isinstance(types, list) else [types]):
+                    continue
+                step = 1 if "integer" in types else 0.5
+                for key, sign in (("minimum", -1), ("maximum", 1), ("exclusiveMinimum", 0)):
+                    if key not in schema:
+                        continue
+                    beyond = schema[key] + sign * step
+                    status, answer = self.post(path, self.with_field(path, place, beyond))
+                    self.assertEqual((status, answer["error"]["param"]), (400, ".".join(place)), answer)
+                    if key != "exclusiveMinimum" and place[-1] not in HUGE:
+                        status, answer = self.post(path, self.with_field(path, place, schema[key]))
+                        # A bound may be refused for another reason, such as a field that it needs, but not as too far.
+                        self.assertNotRegex(json.dumps(answer), rf"must be in .*got {schema[key]}\b", place)
+                    tried += 1
+        self.assertGreater(tried, 25)
+
+    def test_types(self):
+        """A value that the schema does not allow is refused, and null is a default."""
+        wrong = [True, "a", 7, {"a": 1}, [[{}]]]
+        for path in GENERATING:
+            for place, schema in self.fields(path):
+                if schema.get("type") is None or place[-1] in ("text", "input_ids", "prompt", "messages"):
+                    continue
+                for value in wrong:
+                    whole = {**schema, "components": self.document["components"]}
+                    if jsonschema.Draft202012Validator(whole).is_valid(value):
+                        continue
+                    status, answer = self.post(path, self.with_field(path, place, value))
+                    self.assertIn(status, (400, 404), (path, place, value))
+                    self.assertTrue(answer["error"]["param"].startswith(place[0]), (place, answer))
+                if "null" in schema["type"]:
+                    status, answer = self.post(path, self.with_field(path, place, None))
+                    self.assertEqual(status, 200, (path, place, answer))
+
+    def test_all_fields_are_known(self):
+        """Every field of the document is read: none is called unknown."""
+        with Serve(BINARY, MODEL) as serve:
+            for path in GENERATING:
+                body = {}
+                for place, _ in self.fields(path):
+                    if len(place) == 1:
+                        body[place[0]] = None
+                request = urllib.request.Request(serve.url + path, json.dumps({**body, **VALID[path]}).encode())
+                with urllib.request.urlopen(request) as answer:
+                    self.assertEqual(answer.status, 200)
+        self.assertNotIn("unknown field", "".join(serve.lines))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1], verbosity=2)

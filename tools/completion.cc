@@ -1,0 +1,63 @@
+// fp4moe completion SHELL, and the hidden fp4moe manual FOLDER, which writes what an installation has.
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+
+#include "command_tree.h"
+#include "verb.h"
+
+namespace fp4moe {
+
+namespace {
+
+std::string script(const std::string& shell, const std::vector<VerbInfo>& tree) {
+  return shell == "bash"  ? bash_completion(tree)
+         : shell == "zsh" ? zsh_completion(tree)
+                          : fish_completion(tree);
+}
+
+Status write_file(const std::filesystem::path& path, const std::string& text) {
+  std::error_code error;
+  std::filesystem::create_directories(path.parent_path(), error);
+  std::ofstream file(path);
+  file << text << std::flush;
+  return file ? Status() : unavailable(path.string() + ": cannot be written");
+}
+
+// Folders as below /usr/share.
+Status write_all(const std::filesystem::path& folder, const std::vector<VerbInfo>& tree) {
+  std::vector<std::pair<std::string, std::string>> files = {
+      {"bash-completion/completions/fp4moe", bash_completion(tree)},
+      {"zsh/site-functions/_fp4moe", zsh_completion(tree)},
+      {"fish/vendor_completions.d/fp4moe.fish", fish_completion(tree)}};
+  for (const VerbInfo& verb : tree) {
+    std::string name = verb.path.empty() ? "fp4moe" : "fp4moe-" + verb.path;
+    std::replace(name.begin(), name.end(), ' ', '-');
+    files.emplace_back("man/man1/" + name + ".1", man_page(tree, verb));
+  }
+  for (const auto& [name, text] : files) {
+    if (Status status = write_file(folder / name, text); !status.ok()) return status;
+  }
+  return {};
+}
+
+}  // namespace
+
+void add_completion(CLI::App& app, int& exit_code) {
+  auto argument = std::make_shared<std::string>();
+  CLI::App* verb = app.add_subcommand("completion", "Print a shell's completion script");
+  verb->add_option("shell", *argument, "bash: source <(fp4moe completion bash)")
+      ->required()
+      ->check(CLI::IsMember({"bash", "zsh", "fish"}));
+  verb->callback([&app, argument] { std::fputs(script(*argument, command_tree(app)).c_str(), stdout); });
+  CLI::App* manual = app.add_subcommand("manual", "Write man pages and completion scripts")->group("");
+  manual->add_option("folder", *argument, "as /usr/share has them")->required();
+  manual->callback([&app, argument, &exit_code] {
+    const Status status = write_all(*argument, command_tree(app));
+    if (!status.ok()) exit_code = report_error(status);
+  });
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,113 @@
+#include "command_tree.h"
+
+namespace fp4moe {
+
+namespace {
+
+std::string join(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : " ") + word;
+  return text;
+}
+
+// Inside of single quotes.
+std::string quoted(const std::string& text, const std::string& apostrophe) {
+  std::string out = "'";
+  for (const char c : text) out += c == '\'' ? apostrophe : std::string(1, c);
+  return out + "'";
+}
+
+// zsh reads brackets and colons of a description itself.
+std::string zsh_text(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '[' || c == ']' || c == ':' || c == '\\') out += '\\';
+    out += c;
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string bash_completion(const std::vector<VerbInfo>& tree) {
+  std::string cases, values;
+  for (const VerbInfo& verb : tree) {
+    std::vector<std::string> words = verb.verbs;
+    for (const FlagInfo& flag : verb.flags) {
+      words.insert(words.end(), flag.names.begin(), flag.names.end());
+      if (flag.choices.empty() || flag.names.empty()) continue;
+      for (const std::string& name : flag.names)
+        values += "    '" + verb.path + " " + name + "') words='" + join(flag.choices) + "' ;;\n";
+    }
+    cases += "    '" + verb.path + "') words='" + join(words) + "' ;;\n";
+  }
+  std::string parents;
+  for (const VerbInfo& verb : tree)
+    if (!verb.verbs.empty() && !verb.path.empty()) parents += (parents.empty() ? "" : "|") + verb.path;
+  return "# bash completion of fp4moe\n"
+         "_fp4moe() {\n"
+         "  local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} verb='' words=''\n"
+         "  [ \"$COMP_CWORD\" -gt 1 ] && verb=${COMP_WORDS[1]}\n"
+         "  case \"$verb\" in\n"
+         "    " +
+         parents +
+         ") [ \"$COMP_CWORD\" -gt 2 ] && verb=\"$verb ${COMP_WORDS[2]}\" ;;\n"
+         "  esac\n"
+         "  case \"$verb $previous\" in\n" +
+         values +
+         "  esac\n"
+         "  if [ -n \"$words\" ]; then COMPREPLY=($(compgen -W \"$words\" -- \"$current\")); return; fi\n"
+         "  case \"$verb\" in\n" +
+         cases +
+         "  esac\n"
+         "  COMPREPLY=($(compgen -W \"$words\" -- \"$current\"))\n"
+         "}\n"
+         "complete -o default -F _fp4moe fp4moe\n";
+}
+
+std::string zsh_completion(const std::vector<VerbInfo>& tree) {
+  std::string text = "#compdef fp4moe\nlocal verb=''\n(( CURRENT > 2 )) && verb=$words[2]\ncase $verb in\n";
+  for (const VerbInfo& verb : tree)
+    if (!verb.verbs.empty() && !verb.path.empty())
+      text += "  " + verb.path + ") (( CURRENT > 3 )) && verb=\"$verb $words[3]\" ;;\n";
+  text += "esac\ncase $verb in\n";
+  for (const VerbInfo& verb : tree) {
+    text += "  " + quoted(verb.path, "'\\''") + ")\n";
+    if (!verb.verbs.empty()) {
+      text += "    local -a verbs=(" + join(verb.verbs) + ")\n    _describe verb verbs\n    ;;\n";
+      continue;
+    }
+    text += "    _arguments";
+    for (const FlagInfo& flag : verb.flags) {
+      std::string value = flag.type.empty() ? "" : ":" + zsh_text(flag.type) + ":";
+      if (!value.empty()) value += flag.choices.empty() ? "_files" : "(" + join(flag.choices) + ")";
+      for (const std::string& name : flag.names)
+        text += " \\\n      " + quoted(name + "[" + zsh_text(flag.help) + "]" + value, "'\\''");
+    }
+    text += " \\\n      '*:file:_files'\n    ;;\n";
+  }
+  return text + "esac\n";
+}
+
+std::string fish_completion(const std::vector<VerbInfo>& tree) {
+  std::string text = "# fish completion of fp4moe\n";
+  for (const VerbInfo& verb : tree) {
+    const std::string last = verb.path.substr(verb.path.rfind(' ') + 1);
+    const std::string when =
+        verb.path.empty() ? "__fish_use_subcommand" : "__fish_seen_subcommand_from " + last;
+    const std::string head = "complete -c fp4moe -n " + quoted(when, "\\'");
+    if (!verb.verbs.empty()) text += head + " -f -a " + quoted(join(verb.verbs), "\\'") + "\n";
+    for (const FlagInfo& flag : verb.flags) {
+      if (flag.names.empty()) continue;
+      text += head;
+      for (const std::string& name : flag.names)
+        text += name.rfind("--", 0) == 0 ? " -l " + name.substr(2) : " -s " + name.substr(1);
+      if (!flag.type.empty()) text += " -r";
+      if (!flag.choices.empty()) text += " -f -a " + quoted(join(flag.choices), "\\'");
+      text += " -d " + quoted(flag.help, "\\'") + "\n";
+    }
+  }
+  return text;
+}
+
+}  // namespace fp4moe
