@@ -162,6 +162,7 @@ int serve(ServeOptions options) {
     if (!loaded.failure().ok()) fail(options, **server, loaded);
   }
   const int code = drain(options, **server, manager, signals);
+  batches.tick(loaded.stats());                                    // what came since the last one
   server = Result<std::unique_ptr<Server>>(cancelled("stopped"));  // before the engine that it uses
   return code;
 }

@@ -25,8 +25,9 @@ def generate(url, tokens=8):
 
 class Logs(unittest.TestCase):
     def test_json(self):
-        with Serve(BINARY, MODEL, "--log-format", "json", "--log-requests", "--decode-log-interval", "4") as serve:
-            answer = generate(serve.url, 400)
+        with Serve(BINARY, MODEL, "--log-format", "json", "--log-requests", "--log-requests-level", "3",
+                   "--decode-log-interval", "4") as serve:
+            answer = generate(serve.url, 1600)
         lines = [json.loads(line) for line in serve.lines]
         for line in lines:
             self.assertRegex(line["timestamp"], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")
@@ -35,14 +36,14 @@ class Logs(unittest.TestCase):
         events = {line["event"]: line for line in lines if "event" in line}
         self.assertEqual(events["request.received"]["rid"], [answer["meta_info"]["id"]])
         self.assertEqual(json.loads(events["request.received"]["body"])["text"], "Tom has")
-        self.assertEqual(events["request.finished"]["choices"][0]["completion_tokens"], 400)
+        self.assertEqual(events["request.finished"]["choices"][0]["completion_tokens"], 1600)
         self.assertEqual(events["request.finished"]["choices"][0]["text"], answer["text"])
         self.assertEqual(events["batch.prefill"]["num_new_seq"], 1)
         self.assertGreater(events["batch.decode"]["token_usage"], 0)
 
     def test_text_has_sglangs_words(self):
         with Serve(BINARY, MODEL, "--decode-log-interval", "4") as serve:
-            generate(serve.url, 400)
+            generate(serve.url, 1600)
         log = "".join(serve.lines)
         self.assertRegex(log, r"Prefill batch, #new-seq: 1, #new-token: \d+, #cached-token: 0, token usage: 0.\d\d, ")
         self.assertRegex(log, r"Decode batch, #running-req: 1, #token: \d+, token usage: 0.\d\d, "
