@@ -16,14 +16,15 @@ void BatchLog::tick(const EngineStats& now) {
                        static_cast<double>(std::max<int64_t>(now.max_total_num_tokens, 1));
   if (now.num_prompts_total > last.num_prompts_total) {
     const int64_t prompts = now.num_prompts_total - last.num_prompts_total;
-    const int64_t tokens = now.prompt_tokens_total - last.prompt_tokens_total;
+    const int64_t cached = now.cached_tokens_total - last.cached_tokens_total;
+    const int64_t tokens = now.prompt_tokens_total - last.prompt_tokens_total - cached;
     log_.event("batch.prefill",
-               fmt::format("Prefill batch, #new-seq: {}, #new-token: {}, #cached-token: 0, token usage: "
+               fmt::format("Prefill batch, #new-seq: {}, #new-token: {}, #cached-token: {}, token usage: "
                            "{:.2f}, #running-req: {}, #queue-req: {}",
-                           prompts, tokens, usage, now.num_running_reqs, now.num_queue_reqs),
+                           prompts, tokens, cached, usage, now.num_running_reqs, now.num_queue_reqs),
                json{{"num_new_seq", prompts},
                     {"num_new_tokens", tokens},
-                    {"num_cached_tokens", 0},
+                    {"num_cached_tokens", cached},
                     {"token_usage", usage},
                     {"num_running_reqs", now.num_running_reqs},
                     {"num_queue_reqs", now.num_queue_reqs}}

@@ -25,7 +25,7 @@ using Clock = std::chrono::steady_clock;
 using json = nlohmann::ordered_json;
 
 struct BenchOptions {
-  EngineConfig engine;
+  EngineConfig engine{.disable_radix_cache = true};  // every prompt is to be computed
   std::vector<int64_t> prompt = {512}, generate = {128}, batch = {1};
   std::vector<int> threads = {0};
   int repeat = 5;

@@ -128,8 +128,18 @@ void add_execution_flags(CLI::App& verb, EngineConfig& c) {
   memory.value("--mem-fraction-static", c.mem_fraction_static,
                "share of free memory for weights, KV pool and work; -1: 0.6 on a CPU, 0.9 on a GPU");
   memory.value("--page-size", c.page_size, "tokens in a KV page");
+  memory.on("--disable-radix-cache", c.disable_radix_cache,
+            "compute every prompt whole, whatever earlier requests began with");
   memory.value("--max-running-requests", c.max_running_requests, "requests in one batch");
   memory.value("--max-queued-requests", c.max_queued_requests, "requests that wait; more get 503");
+  memory.value("--schedule-conservativeness", c.schedule_conservativeness,
+               "room kept for answers when a request is admitted; more: fewer are retracted, less: more run");
+  memory.value("--req-waiting-timeout", c.req_waiting_timeout,
+               "seconds that a request may wait, then it gets 503; 0: any");
+  memory.value("--req-running-timeout", c.req_running_timeout,
+               "seconds that a request may run, then it gets 504; 0: any");
+  memory.value("--watchdog-timeout", c.watchdog_timeout,
+               "seconds of one step, then the server logs its state and ends; 0: any");
   memory.value("--chunked-prefill-size", c.chunked_prefill_size,
                "most prompt tokens of a request in a step; 0: 512 on a CPU, 8192 on a GPU");
   memory.value("--max-prefill-tokens", c.max_prefill_tokens,

@@ -111,13 +111,18 @@ int drain(const ServeOptions& options, Server& server, ServiceManager& manager, 
   return kExitOk;
 }
 
-// A rank has failed: what is open is answered with the error, and the process ends, whatever its ranks do.
+// A rank has failed, or a step is stuck: what is open is answered with the error, and the process ends,
+// whatever its ranks and threads do.
 [[noreturn]] void fail(const ServeOptions& options, Server& server, Engine& engine) {
   constexpr double kSecondsToAnswer = 0.5;
-  server.drain(kSecondsToAnswer);
+  constexpr auto kMostPatience = std::chrono::seconds(5);
   options.server.log_sink(LogLevel::kError,
                           "the engine has failed, the server ends: " + engine.failure().message());
-  server.stop();
+  auto answered = std::async(std::launch::async, [&] {
+    server.drain(kSecondsToAnswer);
+    server.stop();
+  });
+  answered.wait_for(kMostPatience);
   engine.abort();
   _exit(1);
 }

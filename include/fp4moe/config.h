@@ -75,11 +75,22 @@ struct EngineConfig {
   int64_t max_total_tokens = 0;     // tokens in the KV pool; 0: from mem_fraction_static
   double mem_fraction_static = -1;  // share of free memory for weights, KV pool and work; -1: 0.6, GPU 0.9
   int page_size = 16;               // tokens in a KV page
+  // No request starts with the KV pages of earlier ones that began alike.
+  bool disable_radix_cache = false;
   int max_running_requests = 64;
   int max_queued_requests = 4096;
   int64_t chunked_prefill_size = 0;  // most prompt tokens of one request in one step; 0: 512, GPU 8192
   int64_t max_prefill_tokens = 0;    // most prompt tokens of all requests in one step; 0: 512, GPU 8192
-  uint64_t random_seed = 0;          // of requests that name no seed
+  // How much of the answers still to come is kept room for when a request is admitted: 1 starts at 0.7 of the
+  // most they may be, and learns; more retracts fewer requests, less runs more of them at once.
+  double schedule_conservativeness = 1;
+  uint64_t random_seed = 0;  // of requests that name no seed
+
+  // Seconds; 0: no limit. Requests that are over time end with kDeadline, or kUnavailable if none of their
+  // tokens was computed yet.
+  double req_waiting_timeout = 0;  // in the queue
+  double req_running_timeout = 0;  // from the first computed token on
+  double watchdog_timeout = 300;   // of one step: then the engine's state is logged and the engine has failed
 
   // A GPU's decode steps: sizes that are recorded as CUDA graphs.
   bool disable_cuda_graph = false;

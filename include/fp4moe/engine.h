@@ -36,12 +36,19 @@ struct ModelInfo {
 struct EngineStats {
   int64_t num_running_reqs = 0, num_queue_reqs = 0;
   int64_t num_used_tokens = 0, max_total_num_tokens = 0;
+  // KV pages; each is used by requests, cached (kept for requests that begin like a past one) or free.
+  int64_t num_used_pages = 0, num_cached_pages = 0, num_free_pages = 0, num_pages = 0;
+  int64_t num_leaked_pages = 0;   // not 0: the books of these pages are wrong
   int64_t num_prompts_total = 0;  // computed to their first token, and their tokens:
   int64_t prompt_tokens_total = 0, generation_tokens_total = 0;
+  int64_t cached_tokens_total = 0;  // of the prompts, found in KV pages of earlier requests
+  double cache_hit_rate = 0;        // their part of the prompts that came last
   // Ended requests: all of them, and of these the aborted and the failed ones.
   int64_t num_requests_total = 0, num_aborted_requests_total = 0, num_failed_requests_total = 0;
-  int64_t num_retracted_reqs = 0;  // times a request gave its KV pages up and started again, in all
-  double gen_throughput = 0;       // tokens/s over the last seconds
+  int64_t num_timed_out_requests_total = 0;  // failed by a time limit
+  double new_token_ratio = 0;                // part of the answers to come that admission keeps room for
+  int64_t num_retracted_reqs = 0;            // times a request gave its KV pages up and started again, in all
+  double gen_throughput = 0;                 // tokens/s over the last seconds
   double load_seconds = 0, uptime_seconds = 0;
 };
 
@@ -80,6 +87,9 @@ class Engine {
   virtual Result<std::string> submit(Request request, DeltaCallback on_delta) = 0;
   // Ends a request; its last delta has kAbort. Unknown and finished ids are ignored.
   virtual void cancel(const std::string& id) = 0;
+  // Forgets the KV pages of past requests. kUnavailable, and nothing is done, while any request runs or
+  // waits.
+  virtual Status flush_cache() = 0;
   // Refuses new requests; returns when none runs, or after the deadline with the rest aborted.
   virtual void drain(double timeout_seconds) = 0;
 

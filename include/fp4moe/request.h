@@ -55,6 +55,7 @@ struct Request {
   std::string id;                  // empty: the engine names it
   std::vector<int32_t> input_ids;  // the prompt, at least one id
   SamplingParams sampling;
+  double timeout_seconds = 0;  // from submission to the end; 0: none but the engine's own
 };
 
 struct TokenLogprob {
@@ -82,6 +83,7 @@ struct Delta {
   std::string error;                                 // with kError: what happened
   StatusCode error_code = StatusCode::kInternal;     // and what kind of error it is
   int64_t prompt_tokens = 0;                         // of the whole request
+  int64_t cached_tokens = 0;                         // of these, the first ones, that an earlier request left
   int64_t completion_tokens = 0;                     // so far
 };
 

@@ -13,7 +13,9 @@ SchedulerLimits group_limits(const SchedulerLimits& limits, int num_groups) {
   const auto part = [num_groups](int64_t n) { return n / num_groups + (n % num_groups != 0); };
   return {.max_running_requests = part(limits.max_running_requests),
           .chunked_prefill_size = part(limits.chunked_prefill_size),
-          .max_prefill_tokens = part(limits.max_prefill_tokens)};
+          .max_prefill_tokens = part(limits.max_prefill_tokens),
+          .reuses_prefixes = limits.reuses_prefixes,
+          .conservativeness = limits.conservativeness};
 }
 
 DpScheduler::DpScheduler(int num_groups, const SchedulerLimits& limits, int64_t num_pages, int page_size) {
@@ -32,6 +34,7 @@ bool DpScheduler::plan_step() {
     group->admit(waiting_.front());
     waiting_.pop_front();
   }
+  for (const auto& group : groups_) group->finish_step();
   const bool has_rows =
       std::any_of(groups_.begin(), groups_.end(), [](const auto& g) { return !g->step().empty(); });
   const bool is_waiting =
@@ -44,11 +47,19 @@ bool DpScheduler::plan_step() {
 
 Scheduler* DpScheduler::choose_group(const Sequence& sequence) const {
   Scheduler* best = nullptr;
-  const auto load = [](const Scheduler& s) {
-    return std::tuple(s.num_running(), s.pages().num_pages() - s.pages().num_free());
-  };
-  for (const auto& group : groups_)
-    if (group->can_admit(sequence) && (best == nullptr || load(*group) < load(*best))) best = group.get();
+  int64_t best_reusable = 0;
+  const auto load = [](const Scheduler& s) { return std::tuple(s.num_running(), s.pages().num_used()); };
+  for (const auto& group : groups_) {
+    if (!group->can_admit(sequence)) continue;
+    const int64_t reusable = group->num_reusable_pages(sequence);
+    const int64_t more = best == nullptr ? 0 : group->num_running() - best->num_running();
+    const bool is_better = best == nullptr || (reusable == best_reusable  ? load(*group) < load(*best)
+                                               : reusable > best_reusable ? more <= 1
+                                                                          : more < -1);
+    if (!is_better) continue;
+    best = group.get();
+    best_reusable = reusable;
+  }
   return best;
 }
 
@@ -56,9 +67,13 @@ void DpScheduler::commit_step() {
   for (const auto& group : groups_) group->commit_step();
 }
 
-std::unique_ptr<Sequence> DpScheduler::remove(std::string_view id) {
+void DpScheduler::flush() {
+  for (const auto& group : groups_) group->flush();
+}
+
+std::unique_ptr<Sequence> DpScheduler::remove(std::string_view id, bool failed) {
   for (const auto& group : groups_)
-    if (std::unique_ptr<Sequence> sequence = group->remove(id)) return sequence;
+    if (std::unique_ptr<Sequence> sequence = group->remove(id, failed)) return sequence;
   const auto it = std::find_if(waiting_.begin(), waiting_.end(), [&](const auto& s) { return s->id == id; });
   if (it == waiting_.end()) return nullptr;
   std::unique_ptr<Sequence> sequence = std::move(*it);
@@ -81,9 +96,26 @@ Sequence* DpScheduler::first() const {
   return waiting_.empty() ? nullptr : waiting_.front().get();
 }
 
+void DpScheduler::list(std::vector<Sequence*>& sequences) const {
+  for (const auto& group : groups_) group->list(sequences);
+  for (const auto& sequence : waiting_) sequences.push_back(sequence.get());
+}
+
+double DpScheduler::new_token_ratio() const {
+  double total = 0;
+  for (const auto& group : groups_) total += group->new_token_ratio();
+  return total / num_groups();
+}
+
 int64_t DpScheduler::sum(int64_t (Scheduler::*number)() const) const {
   int64_t total = 0;
   for (const auto& group : groups_) total += ((*group).*number)();
+  return total;
+}
+
+int64_t DpScheduler::sum(int64_t (PagePool::*number)() const) const {
+  int64_t total = 0;
+  for (const auto& group : groups_) total += (group->pages().*number)();
   return total;
 }
 
@@ -92,17 +124,5 @@ int64_t DpScheduler::num_waiting() const {
   return sum(&Scheduler::num_waiting) + static_cast<int64_t>(waiting_.size());
 }
 int64_t DpScheduler::num_retracted() const { return sum(&Scheduler::num_retracted); }
-
-int64_t DpScheduler::num_pages() const {
-  int64_t total = 0;
-  for (const auto& group : groups_) total += group->pages().num_pages();
-  return total;
-}
-
-int64_t DpScheduler::num_free_pages() const {
-  int64_t total = 0;
-  for (const auto& group : groups_) total += group->pages().num_free();
-  return total;
-}
 
 }  // namespace fp4moe

@@ -17,7 +17,8 @@ namespace fp4moe {
 SchedulerLimits group_limits(const SchedulerLimits& limits, int num_groups);
 
 // First come, first served over all groups: the request at the head of the queue goes to the group that runs
-// the fewest requests and has room for it; of those to the one with the fewest tokens, then to the lowest. It
+// the fewest requests and has room for it; of those to the one with the fewest tokens, then to the lowest. A
+// group that has the beginning of its prompt in its pages may run one request more than others. The request
 // stays there, also when it is retracted. With one group this is the scheduler itself.
 //
 // Single-threaded.
@@ -33,21 +34,29 @@ class DpScheduler {
   std::span<const ScheduledRows> step(int group) const { return groups_[static_cast<size_t>(group)]->step(); }
   // As in Scheduler.
   void commit_step();
-  std::unique_ptr<Sequence> remove(std::string_view id);
+  std::unique_ptr<Sequence> remove(std::string_view id, bool failed = false);
+  void flush();
   Sequence* find(std::string_view id) const;
   // One that runs, else one that waits, else null.
   Sequence* first() const;
+  void list(std::vector<Sequence*>& sequences) const;
 
   int num_groups() const { return static_cast<int>(groups_.size()); }
   int64_t num_running() const;
   int64_t num_waiting() const;
   int64_t num_retracted() const;
-  int64_t num_pages() const;  // of all groups
-  int64_t num_free_pages() const;
+  double new_token_ratio() const;  // the groups' mean
+  // Of all groups' pools.
+  int64_t num_pages() const { return sum(&PagePool::num_pages); }
+  int64_t num_free_pages() const { return sum(&PagePool::num_free); }
+  int64_t num_cached_pages() const { return sum(&PagePool::num_cached); }
+  int64_t num_used_pages() const { return sum(&PagePool::num_used); }
+  int64_t num_leaked_pages() const { return sum(&Scheduler::num_leaked_pages); }
 
  private:
   Scheduler* choose_group(const Sequence& sequence) const;
   int64_t sum(int64_t (Scheduler::*number)() const) const;
+  int64_t sum(int64_t (PagePool::*number)() const) const;
 
   std::vector<std::unique_ptr<Scheduler>> groups_;
   std::deque<std::unique_ptr<Sequence>> waiting_;  // not yet given to a group

@@ -72,6 +72,7 @@ class EngineImpl final : public Engine {
     return loop_->submit(std::move(request), std::move(on_delta));
   }
   void cancel(const std::string& id) override { loop_->cancel(id); }
+  Status flush_cache() override { return loop_->flush_cache(); }
   void drain(double timeout_seconds) override { loop_->drain(timeout_seconds); }
   Status failure() const override { return loop_->failure(); }
   void abort() override { ranks_->abort(); }
@@ -109,7 +110,11 @@ class EngineImpl final : public Engine {
 };
 
 SchedulerLimits scheduler_limits(const EngineConfig& flags) {
-  return {flags.max_running_requests, flags.chunked_prefill_size, flags.max_prefill_tokens};
+  return {.max_running_requests = flags.max_running_requests,
+          .chunked_prefill_size = flags.chunked_prefill_size,
+          .max_prefill_tokens = flags.max_prefill_tokens,
+          .reuses_prefixes = !flags.disable_radix_cache,
+          .conservativeness = flags.schedule_conservativeness};
 }
 
 // What every process of a job knows before any weight is read.
@@ -203,6 +208,8 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
       .context_length = memory.context_length,
       .max_queued_requests = flags.max_queued_requests,
       .random_seed = flags.random_seed,
+      .time_limits = {.waiting = flags.req_waiting_timeout, .running = flags.req_running_timeout},
+      .watchdog_timeout = flags.watchdog_timeout,
   };
   auto engine = std::make_unique<EngineImpl>(std::move(text), std::move(ranks));
   const bool with_grammars = flags.grammar_backend != "none";

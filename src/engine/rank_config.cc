@@ -46,6 +46,8 @@ StepLimits step_limits(const ModelConfig& config, const ModelPlan& plan, const E
           .max_batch_tokens = options.max_batch_tokens,
           .max_logit_rows = options.max_logit_rows,
           .num_kv_pages = std::max(most, options.num_kv_pages),
+          .max_table_pages =
+              options.max_logit_rows / plan.moe.problem().layout.dp * std::min(pages_for(context), most),
           .page_size = flags.page_size,
           .vocab_size = config.vocab_size};
 }

@@ -106,6 +106,8 @@ Status check_request(const Request& request, const RequestLimits& limits) {
   FP4MOE_RETURN_IF_ERROR(check_sampling(request.sampling));
   FP4MOE_RETURN_IF_ERROR(check_logit_bias(request.sampling, limits.vocab_size));
   FP4MOE_RETURN_IF_ERROR(check_stops(request.sampling, limits.vocab_size));
+  if (!(request.timeout_seconds >= 0))  // NaN too
+    return illegal("timeout", request.timeout_seconds, "0 (none) or more seconds");
 
   const int64_t num_needed = static_cast<int64_t>(ids.size()) + (request.sampling.max_new_tokens > 0 ? 1 : 0);
   if (num_needed > limits.context_length)

@@ -1,15 +1,22 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 #include <utility>
 
 #include "base/check.h"
 
 namespace fp4moe {
+namespace {
+
+// The last token has no successor, and some tokens have none yet.
+bool wants_rows(const Sequence& sequence) { return !sequence.is_complete() && !sequence.waits_for_token(); }
+
+}  // namespace
 
 Scheduler::Scheduler(const SchedulerLimits& limits, int64_t num_pages, int page_size)
-    : limits_(limits), pages_(num_pages, page_size) {
+    : limits_(limits), pages_(num_pages, page_size), new_token_ratio_(limits.conservativeness) {
   running_.reserve(static_cast<size_t>(limits.max_running_requests));
   step_.reserve(static_cast<size_t>(limits.max_running_requests));
 }
@@ -22,54 +29,59 @@ void Scheduler::enqueue(std::unique_ptr<Sequence> sequence) { waiting_.push_back
 
 const std::vector<ScheduledRows>& Scheduler::plan_step() {
   begin_step();
+  finish_step();
   FP4MOE_CHECK(!step_.empty() || is_waiting() || (running_.empty() && waiting_.empty()),
                "no rows for " + std::to_string(running_.size()) + " running and " +
                    std::to_string(waiting_.size()) + " waiting sequences");
   return step_;
 }
 
+// A sequence that decodes is never held up by others' prompts. Retraction shortens running_ from its end.
 void Scheduler::begin_step() {
   step_.clear();
-  prefill_left_ = limits_.max_prefill_tokens;
   const int64_t retracted_before = num_retracted_;
-  schedule_running();
+  for (auto& sequence : running_) sequence->num_rows = 0;
+  for (size_t i = 0; i < running_.size(); ++i) {
+    Sequence& sequence = *running_[i];
+    if (sequence.num_pending() != 1 || !wants_rows(sequence)) continue;
+    if (grow_or_retract(sequence, sequence.num_tokens())) sequence.num_rows = 1;
+  }
   admits_ = num_retracted_ == retracted_before;
+  if (running_.empty()) new_token_ratio_.reset();
   while (!waiting_.empty() && has_room(*waiting_.front())) {
     admit(waiting_.front());
     waiting_.pop_front();
   }
 }
 
-bool Scheduler::is_waiting() const {
-  return std::any_of(running_.begin(), running_.end(),
-                     [](const auto& s) { return s->is_complete() || s->waits_for_token(); });
-}
-
-void Scheduler::commit_step() {
-  for (const ScheduledRows& rows : step_) rows.sequence->num_cached += rows.num_rows;
-  step_.clear();
-}
-
-// Retraction shortens running_ from its end, where no rows were scheduled yet.
-void Scheduler::schedule_running() {
-  for (size_t i = 0; i < running_.size(); ++i) {
-    Sequence& sequence = *running_[i];
-    if (grow_or_retract(sequence, sequence.num_cached + rows_for(sequence))) add_rows(sequence);
-  }
-}
-
-bool Scheduler::has_room(const Sequence& sequence) const {
-  return admits_ && num_running() < limits_.max_running_requests && prefill_left_ > 0 &&
-         pages_.num_free() - pages_.pages_for(sequence.num_tokens()) >= num_running();
-}
+// ---- admission ------------------------------------------------------------------------------------
 
 bool Scheduler::can_admit(const Sequence& sequence) const { return waiting_.empty() && has_room(sequence); }
 
-void Scheduler::admit(std::unique_ptr<Sequence>& sequence) {
-  FP4MOE_CHECK(pages_.grow(sequence->page_table, sequence->num_tokens()), "free pages were counted");
-  running_.push_back(std::move(sequence));
-  add_rows(*running_.back());
+bool Scheduler::has_room(const Sequence& sequence) const {
+  if (!admits_ || num_running() >= limits_.max_running_requests) return false;
+  const PagePool::Prefix prefix = pages_.find_prefix(reusable_tokens(sequence));
+  const int64_t num_pages = pages_.pages_for(sequence.num_tokens());
+  const int64_t num_left = pages_.num_available() - prefix.num_cached - (num_pages - prefix.num_pages);
+  if (running_.empty()) return num_left >= 0;
+  int64_t num_expected = expected_growth(sequence, num_pages);
+  for (const auto& other : running_) num_expected += expected_growth(*other, std::ssize(other->page_table));
+  return num_left >= std::max(num_expected, num_running());
 }
+
+// Pages that a sequence with num_pages is expected to need besides.
+int64_t Scheduler::expected_growth(const Sequence& sequence, int64_t num_pages) const {
+  const int64_t more = new_token_ratio_.expected_tokens(sequence.max_tokens - sequence.num_tokens());
+  return std::max<int64_t>(0, pages_.pages_for(sequence.num_tokens() + more) - num_pages);
+}
+
+void Scheduler::admit(std::unique_ptr<Sequence>& sequence) {
+  take_prefix(*sequence);
+  sequence->num_rows = sequence->num_pending() == 1 && wants_rows(*sequence) ? 1 : 0;
+  running_.push_back(std::move(sequence));
+}
+
+// ---- retraction -----------------------------------------------------------------------------------
 
 // Makes room for num_tokens of `sequence`, at the cost of the sequences admitted last. False if that was
 // this sequence itself.
@@ -86,28 +98,137 @@ void Scheduler::retract_last() {
   FP4MOE_CHECK(running_.size() > 1, "the oldest sequence has " +
                                         std::to_string(running_.front()->page_table.size()) + " of " +
                                         std::to_string(pages_.num_pages()) + " pages and needs more");
+  int64_t num_tokens = 0, num_at_most = 0;
+  for (const auto& sequence : running_) {
+    num_tokens += sequence->num_tokens() - sequence->num_prompt_tokens;
+    num_at_most += sequence->max_tokens - sequence->num_prompt_tokens;
+  }
+  new_token_ratio_.learn(num_running(), num_tokens, num_at_most);
   waiting_.push_front(std::move(running_.back()));
   running_.pop_back();
-  Sequence& sequence = *waiting_.front();
-  pages_.release(sequence.page_table);
-  sequence.num_cached = 0;
+  give_back_pages(*waiting_.front());
   ++num_retracted_;
 }
 
-int64_t Scheduler::rows_for(const Sequence& sequence) const {
-  const int64_t num_pending = sequence.num_tokens() - sequence.num_cached;
-  if (sequence.is_complete() || sequence.waits_for_token()) return 0;  // no successor, or not yet
-  if (num_pending == 1) return 1;  // decode: never held up by others' prefill
-  return std::min({num_pending, limits_.chunked_prefill_size, prefill_left_});
+// ---- rows of prompts ------------------------------------------------------------------------------
+
+void Scheduler::finish_step() {
+  std::vector<Sequence*> rest = prompts();
+  if (!rest.empty()) {
+    Sequence& oldest = *rest.front();
+    rest.erase(rest.begin());
+    int64_t left = limits_.max_prefill_tokens;
+    left -= add_rows(oldest, rest.empty() ? left : left - left / 2);
+    std::ranges::stable_sort(rest, {}, [](const Sequence* s) { return s->num_pending(); });
+    for (Sequence* sequence : rest) left -= add_rows(*sequence, left);
+    add_rows(oldest, left);
+  }
+  bool decodes = false;
+  for (const auto& sequence : running_) {
+    if (sequence->num_rows == 0) continue;
+    decodes = decodes || sequence->num_pending() == 1;
+    if (!sequence->has_started()) sequence->num_reused = sequence->num_cached;
+    step_.push_back({sequence.get(), sequence->num_rows});
+  }
+  if (decodes) new_token_ratio_.decay();
 }
 
-void Scheduler::add_rows(Sequence& sequence) {
-  const int64_t num_rows = rows_for(sequence);
-  if (num_rows == 0) return;
-  const bool is_prefill = sequence.num_tokens() - sequence.num_cached > 1;
-  if (is_prefill) prefill_left_ -= num_rows;
-  step_.push_back({&sequence, num_rows});
+// Sequences with several tokens to compute, and with none of which they had better wait for.
+std::vector<Sequence*> Scheduler::prompts() const {
+  std::vector<Sequence*> found;
+  for (size_t i = 0; i < running_.size(); ++i)
+    if (running_[i]->num_rows == 0 && wants_rows(*running_[i]) && !is_being_computed(i))
+      found.push_back(running_[i].get());
+  return found;
 }
+
+// Whether an older one has most of what this one has to compute in its own prompt, not yet computed.
+bool Scheduler::is_being_computed(size_t index) const {
+  const Sequence& sequence = *running_[index];
+  if (!limits_.reuses_prefixes || sequence.has_started()) return false;
+  const std::span<const int32_t> tokens = reusable_tokens(sequence);
+  const int64_t page_size = pages_.page_size();
+  const auto has_it_coming = [&](const std::unique_ptr<Sequence>& other) {
+    if (other->num_cached >= other->num_prompt_tokens) return false;
+    const auto prompt = std::span(other->token_ids).first(static_cast<size_t>(other->num_prompt_tokens));
+    const int64_t num_common = std::ranges::mismatch(tokens, prompt).in1 - tokens.begin();
+    const int64_t num_there = std::max(sequence.num_cached, other->num_cached / page_size * page_size);
+    const int64_t num_coming = num_common / page_size * page_size - num_there;
+    return 2 * num_coming > sequence.num_tokens() - num_there;
+  };
+  const auto end = running_.begin() + static_cast<std::ptrdiff_t>(index);
+  return std::any_of(running_.begin(), end, has_it_coming);
+}
+
+// Adds at most `most` rows to those that the sequence has in this step; returns how many. One that starts
+// looks once more for what others have computed since it was admitted.
+int64_t Scheduler::add_rows(Sequence& sequence, int64_t most) {
+  if (most > 0 && sequence.num_rows == 0 && !sequence.has_started() &&
+      num_reusable_pages(sequence) > sequence.num_known_pages) {
+    give_back_pages(sequence);
+    take_prefix(sequence);
+  }
+  const int64_t num_rows = std::min(
+      {sequence.num_pending() - sequence.num_rows, limits_.chunked_prefill_size - sequence.num_rows, most});
+  sequence.num_rows += num_rows;
+  return num_rows;
+}
+
+void Scheduler::commit_step() {
+  for (const ScheduledRows& rows : step_) {
+    rows.sequence->num_cached += rows.num_rows;
+    make_known(*rows.sequence);
+  }
+  step_.clear();
+}
+
+bool Scheduler::is_waiting() const {
+  return std::ranges::any_of(running_, [](const auto& s) { return !wants_rows(*s); });
+}
+
+// ---- pages ----------------------------------------------------------------------------------------
+
+// All but the last one, whose logits are wanted.
+std::span<const int32_t> Scheduler::reusable_tokens(const Sequence& sequence) const {
+  if (!limits_.reuses_prefixes) return {};
+  return std::span(sequence.token_ids).first(static_cast<size_t>(sequence.num_tokens() - 1));
+}
+
+int64_t Scheduler::num_reusable_pages(const Sequence& sequence) const {
+  return pages_.find_prefix(reusable_tokens(sequence)).num_pages;
+}
+
+// Pages for all tokens, the known ones first; that there are enough was counted.
+void Scheduler::take_prefix(Sequence& sequence) {
+  pages_.take_prefix(reusable_tokens(sequence), sequence.page_table);
+  sequence.num_known_pages = std::ssize(sequence.page_table);
+  sequence.num_cached = sequence.num_known_pages * pages_.page_size();
+  FP4MOE_CHECK(pages_.grow(sequence.page_table, sequence.num_tokens()), "available pages were counted");
+}
+
+// Tokens that a step under way chooses are not known yet, though their keys and values are on their way.
+void Scheduler::make_known(Sequence& sequence) {
+  if (!limits_.reuses_prefixes) return;
+  const int64_t num_tokens = std::min(sequence.num_cached, sequence.num_known_tokens());
+  if (num_tokens / pages_.page_size() == sequence.num_known_pages) return;
+  sequence.num_known_pages =
+      pages_.make_known(std::span(sequence.token_ids).first(static_cast<size_t>(num_tokens)),
+                        sequence.page_table, sequence.num_known_pages);
+}
+
+void Scheduler::give_back_pages(Sequence& sequence) {
+  pages_.release(sequence.page_table);
+  sequence.num_cached = sequence.num_known_pages = 0;
+}
+
+int64_t Scheduler::num_leaked_pages() const {
+  int64_t num_references = pages_.num_references();
+  for (const auto& sequence : running_) num_references -= std::ssize(sequence->page_table);
+  const int64_t num_stateless = pages_.num_pages() - pages_.num_available() - pages_.num_used();
+  return std::abs(num_references) + std::abs(num_stateless);
+}
+
+// ---- one by one -----------------------------------------------------------------------------------
 
 namespace {
 
@@ -125,10 +246,14 @@ std::unique_ptr<Sequence> take_from(auto& sequences, std::string_view id) {
 
 }  // namespace
 
-std::unique_ptr<Sequence> Scheduler::remove(std::string_view id) {
+std::unique_ptr<Sequence> Scheduler::remove(std::string_view id, bool failed) {
   std::unique_ptr<Sequence> sequence = take_from(running_, id);
   if (!sequence) return take_from(waiting_, id);
-  pages_.release(sequence->page_table);
+  if (failed)
+    pages_.forget(sequence->page_table);
+  else
+    make_known(*sequence);
+  give_back_pages(*sequence);
   return sequence;
 }
 
@@ -141,6 +266,11 @@ Sequence* Scheduler::find(std::string_view id) const {
 Sequence* Scheduler::first() const {
   if (!running_.empty()) return running_.front().get();
   return waiting_.empty() ? nullptr : waiting_.front().get();
+}
+
+void Scheduler::list(std::vector<Sequence*>& sequences) const {
+  for (const auto& sequence : running_) sequences.push_back(sequence.get());
+  for (const auto& sequence : waiting_) sequences.push_back(sequence.get());
 }
 
 }  // namespace fp4moe

@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <vector>
 
+#include "engine/new_token_ratio.h"
 #include "engine/page_pool.h"
 #include "engine/sequence.h"
 
@@ -16,6 +18,8 @@ struct SchedulerLimits {
   int64_t max_running_requests = 0;
   int64_t chunked_prefill_size = 0;  // most rows of one sequence in a step
   int64_t max_prefill_tokens = 0;    // most rows in a step, besides one for each decoding sequence
+  bool reuses_prefixes = false;      // pages of past requests serve the next one that begins alike
+  double conservativeness = 1;       // of admission, see NewTokenRatio
 };
 
 // The sequence's next num_rows tokens after num_cached. If they reach its last token, its logits are wanted.
@@ -25,14 +29,24 @@ struct ScheduledRows {
   bool reaches_end() const { return sequence->num_cached + num_rows == sequence->num_tokens(); }
 };
 
-// A sequence that waits has no pages; one that runs has pages for num_cached tokens and for its rows in
-// the step. Prefill and decode are one thing: rows from num_cached to the end of token_ids.
+// A sequence that waits has no pages; one that runs has pages for all its tokens. Prefill and decode are one
+// thing: rows from num_cached to the end of token_ids.
 //
-// First come, first served. A sequence is admitted when all its present tokens fit in free pages and one
-// page is left for each that runs already; it grows page by page. When the pool is exhausted, the sequence
-// admitted last gives its pages back and waits at the head of the queue, to be computed again from its
-// tokens (the same bits, as every op is batch-invariant). The oldest is never sent back by another one and
-// fits the pool alone, which was checked at submit: so it always ends, and there is no deadlock.
+// Admission is first come, first served: all present tokens must fit in available pages, and what the running
+// sequences are expected to need still must be left (NewTokenRatio), at least a page for each. A sequence
+// grows page by page. When the pool is exhausted, the sequence admitted last gives its pages back and waits
+// at the head of the queue, to be computed again from its tokens (the same bits, as every op is
+// batch-invariant). The oldest is never sent back by another one and fits the pool alone, which was checked
+// at submit: so it always ends, and there is no deadlock.
+//
+// Every step has the next row of each sequence that decodes. Of the rows for prompts the oldest prompt has
+// half, the other half goes to the shortest ones first: a long prompt neither waits for short ones nor holds
+// them up.
+//
+// Where prefixes are reused, a sequence starts with the pages that hold the beginning of its tokens, whoever
+// computed them; a page that is full becomes known when its step is committed. One that begins like an older
+// one whose prompt is being computed gets no rows before that one's pages are known, if they are most of what
+// it has to compute.
 //
 // Single-threaded.
 class Scheduler {
@@ -44,43 +58,61 @@ class Scheduler {
   // The next step, oldest sequence first; empty iff nothing waits or runs, or is_waiting(). Valid until the
   // next call.
   const std::vector<ScheduledRows>& plan_step();
-  // plan_step() in pieces, for who keeps a queue of their own: rows of what runs and waits here; then whether
-  // `sequence` would be admitted to this step at once, and its admission, which takes it over.
+  // plan_step() in pieces, for who keeps a queue of their own: rows of what decodes, admission of what waits
+  // here; then whether `sequence` would be admitted at once, and its admission, which takes it over; then the
+  // rows of prompts.
   void begin_step();
   bool can_admit(const Sequence& sequence) const;
   void admit(std::unique_ptr<Sequence>& sequence);
+  void finish_step();
+  // How many pages it would start with.
+  int64_t num_reusable_pages(const Sequence& sequence) const;
   const std::vector<ScheduledRows>& step() const { return step_; }
   // Marks the step's rows as cached. Called after the forward pass, before tokens are appended.
   void commit_step();
   // Whether a sequence that runs has no rows until its last token is known.
   bool is_waiting() const;
-  // Takes a sequence out, wherever it is, and gives its pages back. Null if there is none.
-  std::unique_ptr<Sequence> remove(std::string_view id);
+  // Takes a sequence out, wherever it is, and gives its pages back; of one that failed nothing is reused.
+  // Null if there is none.
+  std::unique_ptr<Sequence> remove(std::string_view id, bool failed = false);
+  // Frees what is kept for reuse.
+  void flush() { pages_.flush(); }
   // Null if there is none.
   Sequence* find(std::string_view id) const;
   // The oldest one that runs, else the oldest that waits, else null.
   Sequence* first() const;
+  // Appends all, those that run first.
+  void list(std::vector<Sequence*>& sequences) const;
 
   int64_t num_running() const { return static_cast<int64_t>(running_.size()); }
   int64_t num_waiting() const { return static_cast<int64_t>(waiting_.size()); }
   int64_t num_retracted() const { return num_retracted_; }
+  double new_token_ratio() const { return new_token_ratio_.value(); }
   const PagePool& pages() const { return pages_; }
+  // Entries of the pool's books that no sequence stands for, and pages in none of its states: a mistake of
+  // ours.
+  int64_t num_leaked_pages() const;
 
  private:
-  void schedule_running();
   bool has_room(const Sequence& sequence) const;
+  int64_t expected_growth(const Sequence& sequence, int64_t num_pages) const;
   bool grow_or_retract(Sequence& sequence, int64_t num_tokens);
   void retract_last();
-  void add_rows(Sequence& sequence);
-  int64_t rows_for(const Sequence& sequence) const;
+  std::vector<Sequence*> prompts() const;
+  bool is_being_computed(size_t index) const;
+  int64_t add_rows(Sequence& sequence, int64_t most);
+  std::span<const int32_t> reusable_tokens(const Sequence& sequence) const;
+  void take_prefix(Sequence& sequence);
+  void make_known(Sequence& sequence);
+  void give_back_pages(Sequence& sequence);
 
   SchedulerLimits limits_;
   PagePool pages_;
+  NewTokenRatio new_token_ratio_;
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::vector<std::unique_ptr<Sequence>> running_;  // in the order of admission
   std::vector<ScheduledRows> step_;
-  int64_t prefill_left_ = 0;  // of max_prefill_tokens in this step
-  bool admits_ = false;       // nothing was retracted in this step
+  bool admits_ = false;  // nothing was retracted in this step
   int64_t num_retracted_ = 0;
 };
 

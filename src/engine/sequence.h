@@ -1,6 +1,7 @@
 // Sequence: one request on its way through the engine.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -9,6 +10,7 @@
 #include "engine/answer_text.h"
 #include "engine/grammar_store.h"
 #include "engine/logit_edits.h"
+#include "engine/outlet.h"
 #include "fp4moe/request.h"
 
 namespace fp4moe {
@@ -16,7 +18,7 @@ namespace fp4moe {
 struct Sequence {
   std::string id;
   SamplingParams sampling;
-  DeltaCallback on_delta;
+  std::shared_ptr<Outlet> outlet;
   uint64_t seed = 0;
   AnswerText text;
   LogitEdits edits;
@@ -30,13 +32,23 @@ struct Sequence {
   // The scheduler's.
   int64_t num_cached = 0;           // the first token_ids, whose keys and values are in the pages
   std::vector<int32_t> page_table;  // covers num_cached and the rows of the current step
+  int64_t num_known_pages = 0;      // of them, at the beginning: the pool knows their tokens
+  int64_t num_reused = -1;          // tokens whose pages were there at its first rows; -1: before them
+  int64_t num_rows = 0;             // in the step that is being planned
+
+  // The step loop's.
+  using Clock = std::chrono::steady_clock;
+  double timeout_seconds = 0;            // from submission on; 0: none
+  Clock::time_point submitted, started;  // started: its first rows were
 
   int64_t num_tokens() const { return static_cast<int64_t>(token_ids.size()); }
   int64_t num_known_tokens() const { return num_tokens() - num_unknown; }
   int64_t num_answer_tokens() const { return num_known_tokens() - num_prompt_tokens; }
+  int64_t num_pending() const { return num_tokens() - num_cached; }
   bool is_complete() const { return num_tokens() == max_tokens; }
   // Whether its next token cannot be chosen before the last one is known.
   bool waits_for_token() const { return num_unknown > 0 && (edits.has_penalties() || matcher != nullptr); }
+  bool has_started() const { return num_reused >= 0; }
 };
 
 }  // namespace fp4moe

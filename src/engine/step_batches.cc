@@ -47,7 +47,7 @@ void StepBatches::assign(std::span<const Batch> groups) {
 
 int64_t StepBatches::max_bytes(const StepLimits& limits) {
   const int64_t of_rows = limits.max_batch_tokens * (1 + kSequenceWords + 1);  // id, sequence, logit row
-  return 4 * (kHeaderWords + limits.num_groups * (kGroupWords + of_rows + limits.num_kv_pages));
+  return 4 * (kHeaderWords + limits.num_groups * (kGroupWords + of_rows + limits.max_table_pages));
 }
 
 void StepBatches::encode(std::vector<uint8_t>& bytes) const {
@@ -100,8 +100,8 @@ Status StepBatches::decode_group(std::span<const uint32_t>& words, const StepLim
     return beyond("rows", words[0], limits.max_batch_tokens);
   if (sequences > rows) return beyond("sequences", words[1], words[0]);
   if (logit_rows > rows) return beyond("rows of logits", words[2], words[0]);
-  if (pages > static_cast<uint64_t>(limits.num_kv_pages))
-    return beyond("pages", words[3], limits.num_kv_pages);
+  if (pages > static_cast<uint64_t>(limits.max_table_pages))
+    return beyond("pages", words[3], limits.max_table_pages);
   words = words.subspan(kGroupWords);
   if (words.size() < rows + sequences * kSequenceWords + logit_rows + pages)
     return bad("ends within a group");

@@ -16,6 +16,7 @@ struct StepLimits {
   int64_t max_batch_tokens = 0;  // rows of one batch
   int64_t max_logit_rows = 0;    // of all batches together
   int64_t num_kv_pages = 0;      // of each group
+  int64_t max_table_pages = 0;   // in the page tables of one batch; sequences may share pages
   int page_size = 0;
   int64_t vocab_size = 0;
 };

@@ -4,6 +4,7 @@
 #include <exception>
 #include <span>
 #include <stdexcept>
+#include <utility>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -11,16 +12,12 @@
 namespace fp4moe {
 namespace {
 
-constexpr std::chrono::seconds kThroughputWindow{5};
-
 std::vector<int32_t> ids_without_token(const Tokenizer& tokenizer, int64_t vocab_size) {
   std::vector<int32_t> ids;
   for (int32_t id = 0; id < vocab_size; ++id)
     if (!tokenizer.has_token(id)) ids.push_back(id);
   return ids;
 }
-
-double seconds(std::chrono::duration<double> duration) { return duration.count(); }
 
 bool contains(const std::vector<int32_t>& ids, int32_t id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
@@ -31,17 +28,17 @@ bool contains(const std::vector<int32_t>& ids, int32_t id) {
 Result<std::unique_ptr<StepLoop>> StepLoop::make(Executor& executor, const Tokenizer& tokenizer,
                                                  const StepLoopOptions& options,
                                                  std::unique_ptr<GrammarCompiler> compiler) {
-  std::unique_ptr<StepLoop> loop(new StepLoop(executor, tokenizer, options));
-  if (compiler != nullptr) loop->start_grammars(std::move(compiler));
   if (executor.samples())
     FP4MOE_RETURN_IF_ERROR(
         executor.set_masked_ids(ids_without_token(tokenizer, executor.config().vocab_size)));
   try {
+    std::unique_ptr<StepLoop> loop(new StepLoop(executor, tokenizer, options));
+    if (compiler != nullptr) loop->start_grammars(std::move(compiler));
     loop->thread_ = std::thread([raw = loop.get()] { raw->run(); });
+    return loop;
   } catch (const std::exception& error) {
     return does_not_fit(std::string("no thread for the engine: ") + error.what());
   }
-  return loop;
 }
 
 StepLoop::StepLoop(Executor& executor, const Tokenizer& tokenizer, const StepLoopOptions& options)
@@ -52,7 +49,8 @@ StepLoop::StepLoop(Executor& executor, const Tokenizer& tokenizer, const StepLoo
       scheduler_(executor.num_groups(), group_limits(options.scheduler, executor.num_groups()),
                  executor.num_kv_pages(), executor.page_size()),
       sampler_(executor.config().vocab_size, ids_without_token(tokenizer, executor.config().vocab_size)),
-      groups_(static_cast<size_t>(executor.num_groups())) {
+      groups_(static_cast<size_t>(executor.num_groups())),
+      watchdog_(options.watchdog_timeout, [this](const std::string& place) { on_stuck(place); }) {
   totals_.max_total_num_tokens = scheduler_.num_pages() * executor.page_size();
   const int64_t group_tokens = executor.num_kv_pages() * executor.page_size();
   FP4MOE_CHECK(options.context_length <= group_tokens,
@@ -71,102 +69,12 @@ StepLoop::~StepLoop() {
   grammars_.reset();  // its threads have called this object
 }
 
-std::unique_ptr<Sequence> StepLoop::make_sequence(Request request, DeltaCallback on_delta,
-                                                  uint64_t ordinal) const {
-  const SamplingParams& sampling = request.sampling;
-  const int64_t num_prompt_tokens = static_cast<int64_t>(request.input_ids.size());
-  AnswerText text(tokenizer_, sampling.skip_special_tokens, sampling.stop);
-  LogitEdits edits(sampling, executor_.config().eos_token_ids);
-  return std::make_unique<Sequence>(Sequence{
-      .id = std::move(request.id),
-      .sampling = sampling,
-      .on_delta = std::move(on_delta),
-      .seed = sampling.seed.value_or(derived_seed(options_.random_seed, ordinal)),
-      .text = std::move(text),
-      .edits = std::move(edits),
-      .num_prompt_tokens = num_prompt_tokens,
-      .max_tokens =
-          num_prompt_tokens + std::min(sampling.max_new_tokens, options_.context_length - num_prompt_tokens),
-      .token_ids = std::move(request.input_ids),
-  });
-}
-
-Result<std::string> StepLoop::submit(Request request, DeltaCallback on_delta) {
-  FP4MOE_RETURN_IF_ERROR(check_request(request, request_limits_));
-  GrammarTicket grammar;
-  if (const GrammarSpec& spec = request.sampling.grammar; spec.kind != GrammarSpec::Kind::kNone) {
-    if (grammars_ == nullptr)
-      return unsupported(
-          "the answer's text is to match a grammar, and this engine has no grammar backend "
-          "(--grammar-backend none, or a build without xgrammar)");
-    grammar = grammars_->ask(spec);
-    if (is_ready(grammar)) FP4MOE_RETURN_IF_ERROR(grammar.get().status());
-  }
-  if (const Status failed = failure(); !failed.ok())
-    return unavailable("the engine has failed: " + failed.message());
-  std::lock_guard lock(mutex_);
-  if (draining_) return unavailable("the engine is draining and takes no new requests");
-  if (stats_.num_queue_reqs >= options_.max_queued_requests)
-    return unavailable("the queue is full: " + std::to_string(stats_.num_queue_reqs) +
-                       " requests wait, --max-queued-requests is " +
-                       std::to_string(options_.max_queued_requests));
-  const uint64_t ordinal = num_submitted_++;
-  if (active_ids_.contains(request.id))
-    return invalid_argument("request id \"" + request.id + "\" is in use by a request that has not ended");
-  while (request.id.empty() || active_ids_.contains(request.id))
-    request.id = "req-" + std::to_string(num_named_++);
-  std::string id = request.id;
-  inbox_.push_back(make_sequence(std::move(request), std::move(on_delta), ordinal));
-  inbox_.back()->grammar = std::move(grammar);
-  active_ids_.insert(id);
-  ++stats_.num_queue_reqs;
-  mail_.notify_one();
-  return id;
-}
-
-void StepLoop::cancel(const std::string& id) {
-  std::lock_guard lock(mutex_);
-  if (!active_ids_.contains(id)) return;
-  cancelled_ids_.push_back(id);
-  mail_.notify_one();
-}
-
-void StepLoop::drain(double timeout_seconds) {
-  constexpr double kLongest = 1e8;  // seconds; keeps the conversion to a clock's ticks in range
-  const std::chrono::duration<double> timeout(timeout_seconds > 0 ? std::min(timeout_seconds, kLongest) : 0);
-  std::unique_lock lock(mutex_);
-  draining_ = true;
-  const auto is_idle = [this] { return active_ids_.empty(); };
-  if (idle_.wait_for(lock, timeout, is_idle)) return;
-  aborting_ = true;
-  mail_.notify_one();
-  idle_.wait(lock, is_idle);
-}
-
-Status StepLoop::failure() const {
-  std::lock_guard lock(mutex_);
-  return failure_.ok() ? executor_.failure() : failure_;
-}
-
-EngineStats StepLoop::stats() const {
-  std::lock_guard lock(mutex_);
-  EngineStats stats = stats_;
-  const auto now = Clock::now();
-  stats.uptime_seconds = seconds(now - started_);
-  // Tokens since the last sample before the window, or since the start.
-  const auto in_window = std::find_if(recent_.begin(), recent_.end(), [&](const TokensAt& sample) {
-    return now - sample.time <= kThroughputWindow;
-  });
-  const int64_t before = in_window == recent_.begin() ? 0 : std::prev(in_window)->num_tokens;
-  const double window = std::min(stats.uptime_seconds, seconds(kThroughputWindow));
-  if (window > 0) stats.gen_throughput = static_cast<double>(stats.generation_tokens_total - before) / window;
-  return stats;
-}
-
 void StepLoop::run() {
   while (take_mail()) {
+    end_late_ones();
     run_step();
     publish();
+    watchdog_.leave();
   }
   publish();
 }
@@ -181,16 +89,21 @@ bool StepLoop::take_mail() {
     std::unique_lock lock(mutex_);
     mail_.wait(lock, [this] {
       return scheduler_.first() || !rows_.empty() || !inbox_.empty() || !cancelled_ids_.empty() ||
-             has_grammars_ || (aborting_ && !compiling_.empty()) || stopping_;
+             has_grammars_ || (aborting_ && !compiling_.empty()) || flush_wanted_ || stopping_;
     });
     has_grammars_ = false;
+    if (flush_wanted_) scheduler_.flush();
+    if (std::exchange(flush_wanted_, false)) idle_.notify_all();
     inbox.swap(inbox_);
     cancelled_ids.swap(cancelled_ids_);
     aborting = aborting_;
     stopping = stopping_;
     failure = failure_;
   }
-  for (auto& mail : inbox) compiling_.push_back(std::move(mail));
+  for (auto& mail : inbox) {
+    has_timeouts_ = has_timeouts_ || mail->timeout_seconds > 0;
+    compiling_.push_back(std::move(mail));
+  }
   enqueue_compiled(/*all=*/aborting || !failure.ok());
   for (const std::string& id : cancelled_ids)
     if (Sequence* sequence = find(id)) end(*sequence, {.finish_reason = FinishReason::kAbort});
@@ -200,6 +113,25 @@ bool StepLoop::take_mail() {
   if (aborting)
     while (Sequence* sequence = scheduler_.first()) end(*sequence, {.finish_reason = FinishReason::kAbort});
   return !stopping;
+}
+
+// Looks at the clock from time to time only: a queue may be long.
+void StepLoop::end_late_ones() {
+  constexpr std::chrono::milliseconds kInterval(20);
+  const TimeLimits& limits = options_.time_limits;
+  const auto now = Clock::now();
+  if (!(limits.waiting > 0 || limits.running > 0 || has_timeouts_) || now - last_check_ < kInterval) return;
+  last_check_ = now;
+  listed_.clear();
+  scheduler_.list(listed_);
+  for (const auto& sequence : compiling_) listed_.push_back(sequence.get());
+  for (Sequence* sequence : listed_) {
+    const Status status = check_time(*sequence, limits, now);
+    if (status.ok()) continue;
+    ++totals_.num_timed_out_requests_total;
+    end(*find(sequence->id),
+        {.finish_reason = FinishReason::kError, .error = status.message(), .error_code = status.code()});
+  }
 }
 
 // Where the executor samples, the next step is asked for before the tokens of the one under way are taken.
@@ -213,11 +145,13 @@ void StepLoop::run_step() {
   }
   if (!executor_.samples()) rows_.swap(next_rows_);
   try {
+    watchdog_.enter("waiting for the sampled tokens");
     if (executor_.samples()) take_sampled();
   } catch (const std::exception& failure) {
     rows_.clear();
     error = failure.what();
   }
+  watchdog_.enter("delivering the tokens");
   for (SampledRow& row : rows_) accept(row);
   rows_.clear();
   rows_.swap(next_rows_);
@@ -226,9 +160,13 @@ void StepLoop::run_step() {
 
 // The next step, if there is one; next_rows_ are those that get a token.
 void StepLoop::ask_for_step() {
+  watchdog_.enter("planning");
   if (!scheduler_.plan_step()) return;
+  note_.take(scheduler_);
+  watchdog_.enter("the forward pass");
   if (const Status status = forward(); !status.ok()) throw std::runtime_error(status.message());
   scheduler_.commit_step();
+  watchdog_.enter("sampling");
   if (executor_.samples())
     start_sample();
   else
@@ -274,6 +212,7 @@ void StepLoop::gather(GroupRows& rows, std::span<const ScheduledRows> step) {
   rows.sequences.clear();
   for (const ScheduledRows& scheduled : step) {
     Sequence& sequence = *scheduled.sequence;
+    if (sequence.started == Clock::time_point()) sequence.started = Clock::now();
     const int64_t first_row = static_cast<int64_t>(rows.token_ids.size()), first = sequence.num_cached;
     rows.sequences.push_back({first_row, scheduled.num_rows, first, sequence.page_table});
     for (int64_t position = first; position < first + scheduled.num_rows; ++position) {
@@ -357,6 +296,7 @@ void StepLoop::accept(SampledRow& row) {
     if (sequence.num_answer_tokens() == 0) {
       ++totals_.num_prompts_total;
       totals_.prompt_tokens_total += sequence.num_prompt_tokens;
+      totals_.cached_tokens_total += sequence.num_reused;
     }
     if (row.status.ok()) delta = put_token(sequence, row.token);
   } catch (const std::exception& error) {
@@ -373,8 +313,9 @@ void StepLoop::accept(SampledRow& row) {
 
 void StepLoop::deliver(const Sequence& sequence, Delta& delta) {
   delta.prompt_tokens = sequence.num_prompt_tokens;
+  delta.cached_tokens = std::max<int64_t>(sequence.num_reused, 0);
   delta.completion_tokens = sequence.num_answer_tokens();
-  sequence.on_delta(delta);
+  sequence.outlet->send(delta);
 }
 
 Delta StepLoop::put_token(Sequence& sequence, SampledToken& token) const {
@@ -408,7 +349,9 @@ Delta StepLoop::put_token(Sequence& sequence, SampledToken& token) const {
 
 // Delivers the last delta, with what is left of the text, and forgets the sequence.
 void StepLoop::end(Sequence& sequence, Delta delta) {
-  const std::unique_ptr<Sequence> owned = scheduler_.remove(sequence.id);
+  const bool failed =
+      delta.finish_reason == FinishReason::kError && delta.error_code == StatusCode::kInternal;
+  const std::unique_ptr<Sequence> owned = scheduler_.remove(sequence.id, failed);
   FP4MOE_CHECK(owned != nullptr, "sequence " + sequence.id + " is not scheduled");
   delta.text += sequence.text.finish();
   if (delta.finish_reason == FinishReason::kAbort) ++totals_.num_aborted_requests_total;
@@ -424,26 +367,6 @@ void StepLoop::end(Sequence& sequence, Delta delta) {
   for (std::vector<SampledRow>* rows : {&rows_, &next_rows_})
     for (SampledRow& row : *rows)
       if (row.sequence == &sequence) row.sequence = nullptr;
-}
-
-// Makes what the iteration has changed visible to other threads.
-void StepLoop::publish() {
-  totals_.num_running_reqs = scheduler_.num_running();
-  totals_.num_queue_reqs = scheduler_.num_waiting() + std::ssize(compiling_);
-  totals_.num_retracted_reqs = scheduler_.num_retracted();
-  totals_.num_used_tokens = (scheduler_.num_pages() - scheduler_.num_free_pages()) * executor_.page_size();
-
-  std::lock_guard lock(mutex_);
-  if (totals_.generation_tokens_total != stats_.generation_tokens_total) {
-    const auto now = Clock::now();
-    while (recent_.size() > 1 && now - recent_[1].time > kThroughputWindow) recent_.pop_front();
-    recent_.push_back({now, totals_.generation_tokens_total});
-  }
-  stats_ = totals_;
-  stats_.num_queue_reqs += static_cast<int64_t>(inbox_.size());
-  for (const std::string& id : ended_ids_) active_ids_.erase(id);
-  ended_ids_.clear();
-  if (active_ids_.empty()) idle_.notify_all();
 }
 
 }  // namespace fp4moe

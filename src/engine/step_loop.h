@@ -11,7 +11,7 @@
 #include <span>
 #include <string>
 #include <thread>
-#include <unordered_set>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -19,6 +19,9 @@
 #include "engine/executor.h"
 #include "engine/request_check.h"
 #include "engine/sampler.h"
+#include "engine/step_note.h"
+#include "engine/time_limits.h"
+#include "engine/watchdog.h"
 #include "fp4moe/engine.h"
 #include "io/tokenizer.h"
 
@@ -30,12 +33,15 @@ struct StepLoopOptions {
   int64_t max_queued_requests = 0;
   uint64_t random_seed = 0;  // of requests that name no seed
   GrammarLimits grammars;
+  TimeLimits time_limits;
+  double watchdog_timeout = 0;  // seconds of one step; 0: no watchdog
 };
 
 // Executor and tokenizer are borrowed, and used by this thread and the grammars' alone, until destruction.
-// submit, cancel, drain, stats and failure are as in Engine. A step that fails (out of memory) fails all
-// running requests; when the executor has failed for good, all requests. A row of logits that holds NaN fails
-// its own request.
+// submit, cancel, flush_cache, drain, stats and failure are as in Engine. A step that fails (out of memory)
+// fails all running requests; when the executor has failed for good, all requests. A row of logits that holds
+// NaN fails its own request. A step that the watchdog finds stuck fails all requests at once, and the engine
+// for good; destruction waits for it.
 class StepLoop {
  public:
   // Without a compiler, requests with a grammar are refused.
@@ -46,12 +52,13 @@ class StepLoop {
 
   Result<std::string> submit(Request request, DeltaCallback on_delta);
   void cancel(const std::string& id);
+  Status flush_cache();
   void drain(double timeout_seconds);
   EngineStats stats() const;
   Status failure() const;
 
  private:
-  using Clock = std::chrono::steady_clock;
+  using Clock = Sequence::Clock;
   struct TokensAt {
     Clock::time_point time;
     int64_t num_tokens;  // generated since the start
@@ -82,6 +89,7 @@ class StepLoop {
   void enqueue(std::unique_ptr<Sequence> sequence);
   void enqueue_compiled(bool all);
   Sequence* find(const std::string& id);
+  void end_late_ones();
   void run_step();
   void ask_for_step();
   Status forward();
@@ -97,6 +105,9 @@ class StepLoop {
   void deliver(const Sequence& sequence, Delta& delta);
   void end(Sequence& sequence, Delta delta);
   void publish();
+
+  // On the watchdog's thread.
+  void on_stuck(const std::string& place);
 
   Executor& executor_;
   const Tokenizer& tokenizer_;
@@ -117,24 +128,28 @@ class StepLoop {
   std::vector<fp4moe::SampledRow> device_rows_;
   std::vector<std::string> ended_ids_;                // since the last publish()
   std::vector<std::unique_ptr<Sequence>> compiling_;  // they wait for their grammars
+  std::vector<Sequence*> listed_;
+  bool has_timeouts_ = false;  // some request had a limit of its own
+  Clock::time_point last_check_;
   EngineStats totals_;
+  StepNote note_;
 
   // The mailbox and what others may see.
   mutable std::mutex mutex_;
   std::condition_variable mail_;  // there is mail, or the end
-  std::condition_variable idle_;  // active_ids_ became empty
+  std::condition_variable idle_;  // active_ became empty, the loop stuck, or flush_wanted_ false
   std::vector<std::unique_ptr<Sequence>> inbox_;
   std::vector<std::string> cancelled_ids_;
-  std::unordered_set<std::string> active_ids_;  // submitted, last delta not delivered
-  Status failure_;                              // not OK: no step will run any more
-  bool draining_ = false, aborting_ = false, stopping_ = false;
+  std::unordered_map<std::string, std::shared_ptr<Outlet>> active_;  // by id; last delta not delivered
+  Status failure_;                                                   // not OK: no step will run any more
+  bool draining_ = false, aborting_ = false, stopping_ = false, flush_wanted_ = false, stuck_ = false;
   bool has_grammars_ = false;  // some that sequences wait for, since the loop looked
   uint64_t num_submitted_ = 0, num_named_ = 0;
   EngineStats stats_;
   std::deque<TokensAt> recent_;  // over the throughput window, and the sample before it
 
   std::unique_ptr<GrammarStore> grammars_;  // or null
-
+  Watchdog watchdog_;
   std::thread thread_;  // last: starts when all else is made
 };
 

@@ -15,6 +15,12 @@ Status check_range(const char* flag, int64_t value, int64_t low, int64_t high) {
   return invalid_argument(std::string(flag) + " " + std::to_string(value) + "; legal: " + legal);
 }
 
+Status check_seconds(const char* flag, double value) {
+  if (value >= 0 && value <= 1e9) return {};  // NaN is not
+  return invalid_argument(std::string(flag) + " " + std::to_string(value) +
+                          "; legal: 0 (no limit) to 1000000000 seconds");
+}
+
 // What `given` leaves to the device, decided in `flags`.
 void take_device_defaults(const EngineConfig& given, DeviceKind device, EngineConfig& flags) {
   const bool is_gpu = device == DeviceKind::kCuda;
@@ -60,6 +66,12 @@ Status check_ranges(const EngineConfig& flags) {
   if (!(flags.comm_timeout > 0 && flags.comm_timeout <= 86400))
     return invalid_argument("--comm-timeout " + std::to_string(flags.comm_timeout) +
                             "; legal: above 0, at most 86400 seconds");
+  FP4MOE_RETURN_IF_ERROR(check_seconds("--req-waiting-timeout", flags.req_waiting_timeout));
+  FP4MOE_RETURN_IF_ERROR(check_seconds("--req-running-timeout", flags.req_running_timeout));
+  FP4MOE_RETURN_IF_ERROR(check_seconds("--watchdog-timeout", flags.watchdog_timeout));
+  if (!(flags.schedule_conservativeness >= 0 && flags.schedule_conservativeness <= 100))
+    return invalid_argument("--schedule-conservativeness " + std::to_string(flags.schedule_conservativeness) +
+                            "; legal: 0 to 100");
   if (!(flags.autotune_budget >= 0 && flags.autotune_budget <= 3600))
     return invalid_argument("--autotune-budget " + std::to_string(flags.autotune_budget) +
                             "; legal: 0 to 3600 seconds");

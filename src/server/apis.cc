@@ -11,6 +11,7 @@ constexpr size_t kMaxSubmissions = 1024;  // of one HTTP request
 constexpr size_t kMaxStops = 64;
 constexpr size_t kMaxStopBytes = 1024;
 constexpr int64_t kInt32Max = 2147483647;
+constexpr double kMostSeconds = 1e9;
 
 // Fields of SGLang and OpenAI that change the answer, with the value that asks for nothing.
 void refuse_unsupported(Fields& fields) { fields.refuse("stop_regex", nullptr); }
@@ -119,6 +120,7 @@ std::vector<int32_t> encode(const Engine& engine, Fields& fields, const std::str
 void add_requests(GenerationCall& call, Fields& fields, const std::string& id,
                   const std::vector<std::vector<int32_t>>& prompts, int64_t n,
                   const SamplingParams& sampling) {
+  const double timeout = fields.number("timeout", 0, 0, kMostSeconds);
   const size_t count = prompts.size() * static_cast<size_t>(n);
   if (count > kMaxSubmissions) {
     return fields.fail("n", std::to_string(prompts.size()) + " prompts x n=" + std::to_string(n) +
@@ -131,6 +133,7 @@ void add_requests(GenerationCall& call, Fields& fields, const std::string& id,
       request.id = count == 1 ? id : id + "-" + std::to_string(call.requests.size());
       request.input_ids = prompt;
       request.sampling = sampling;
+      request.timeout_seconds = timeout;
       if (sampling.seed) request.sampling.seed = *sampling.seed + static_cast<uint64_t>(k);
       call.requests.push_back(std::move(request));
     }

@@ -33,7 +33,8 @@ void fail_text(Fields& fields, const std::string& name, const Status& status);
 // A prompt's token ids. Errors go to fields under `name`.
 std::vector<int32_t> encode(const Engine& engine, Fields& fields, const std::string& name,
                             const std::string& text, bool add_special_tokens);
-// Adds n requests for each prompt, named after `id`; the k-th of a prompt has seed + k.
+// Adds n requests for each prompt, with the "timeout" in seconds that the fields ask for, named after `id`;
+// the k-th of a prompt has seed + k.
 void add_requests(GenerationCall& call, Fields& fields, const std::string& id,
                   const std::vector<std::vector<int32_t>>& prompts, int64_t n,
                   const SamplingParams& sampling);

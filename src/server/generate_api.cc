@@ -51,7 +51,7 @@ class GenerateFormat final : public AnswerFormat {
                  {"finish_reason", finish_reason(choice)},
                  {"prompt_tokens", choice.prompt_tokens},
                  {"completion_tokens", choice.completion_tokens},
-                 {"cached_tokens", 0},
+                 {"cached_tokens", choice.cached_tokens},
                  {"e2e_latency", choice.seconds}};
     if (logprobs) {
       json chosen = json::array(), tops = json::array();

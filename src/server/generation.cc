@@ -97,6 +97,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     choice.finish_reason = delta.finish_reason;
     choice.matched_stop = delta.matched_stop;
     choice.matched_stop_token = delta.matched_stop_token;
+    choice.cached_tokens = delta.cached_tokens;
     choice.completion_tokens = delta.completion_tokens;
     choice.seconds = seconds(now - start_);
     if (stream_) send(format_->news(choice, delta));

@@ -29,7 +29,7 @@ struct Choice {
   FinishReason finish_reason = FinishReason::kNone;
   std::string matched_stop;
   int32_t matched_stop_token = -1;
-  int64_t prompt_tokens = 0, completion_tokens = 0;
+  int64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
   bool started = false;  // some news went into events
   double seconds = 0;    // from the request's arrival to the latest news
 };

@@ -6,13 +6,16 @@ namespace {
 
 // OpenAI's usage object; n choices share a prompt.
 json usage(const std::vector<Choice>& choices, int64_t n) {
-  int64_t prompt = 0, completion = 0;
+  int64_t prompt = 0, cached = 0, completion = 0;
   for (const Choice& choice : choices) {
     if (choice.index % n == 0) prompt += choice.prompt_tokens;
+    if (choice.index % n == 0) cached += choice.cached_tokens;
     completion += choice.completion_tokens;
   }
-  return {
-      {"prompt_tokens", prompt}, {"completion_tokens", completion}, {"total_tokens", prompt + completion}};
+  return {{"prompt_tokens", prompt},
+          {"completion_tokens", completion},
+          {"total_tokens", prompt + completion},
+          {"prompt_tokens_details", {{"cached_tokens", cached}}}};
 }
 
 }  // namespace

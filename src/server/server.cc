@@ -82,7 +82,7 @@ class ServerImpl final : public Server {
     Plain plain;        // answers at once, or
     Generate generate;  // parses a generation request; neither: the probe that makes a token
   };
-  static const Route kRoutes[15];
+  static const Route kRoutes[17];
 
   void count_answer(const HttpRequest& request, int status) {
     metrics_.responses[static_cast<size_t>(status) % Metrics::kStatuses].fetch_add(1);
@@ -113,9 +113,10 @@ class ServerImpl final : public Server {
       const bool tail =
           path.back() == '/' && request.path.size() > path.size() && request.path.rfind(path, 0) == 0;
       if (request.path != path && !tail) continue;
-      allowed = r.method;
+      allowed += (allowed.empty() ? "" : ", ") + std::string(r.method);
       access = r.access;
-      if (request.method == r.method || (request.method == "HEAD" && allowed == "GET")) found = &r;
+      if (request.method == r.method || (request.method == "HEAD" && r.method == std::string("GET")))
+        found = &r;
     }
     if (auto refusal = refuse_access(config_, access, request)) return exchange->respond(*refusal);
     if (allowed.empty()) return exchange->respond(error_response(not_found("no route " + request.path)));
@@ -263,6 +264,16 @@ class ServerImpl final : public Server {
     return response;
   }
 
+  // SGLang's answers: text, and 400 while requests run.
+  HttpResponse flush_cache(Engine& engine, const HttpRequest&) {
+    const Status status = engine.flush_cache();
+    HttpResponse response{.body = "Cache flushed.\n", .content_type = "text/plain; charset=utf-8"};
+    if (status.ok()) return response;
+    response = error_response(status);
+    response.status = 400;
+    return response;
+  }
+
   HttpResponse server_info(Engine& engine, const HttpRequest&) {
     const ModelInfo& info = engine.info();
     const EngineStats stats = engine.stats();
@@ -314,7 +325,7 @@ class ServerImpl final : public Server {
 };
 
 // A path that ends in '/' stands for everything below it.
-const ServerImpl::Route ServerImpl::kRoutes[15] = {
+const ServerImpl::Route ServerImpl::kRoutes[17] = {
     {"POST", "/v1/chat/completions", Access::kClient, nullptr, parse_chat},
     {"POST", "/v1/completions", Access::kClient, nullptr, parse_completion},
     {"POST", "/generate", Access::kClient, nullptr, parse_generate},
@@ -327,6 +338,8 @@ const ServerImpl::Route ServerImpl::kRoutes[15] = {
     {"POST", "/abort_request", Access::kAdmin, &ServerImpl::abort_request, nullptr},
     {"GET", "/openapi.json", Access::kClient, &ServerImpl::openapi, nullptr},
     {"GET", "/health_generate", Access::kOpen, nullptr, nullptr},
+    {"POST", "/flush_cache", Access::kAdmin, &ServerImpl::flush_cache, nullptr},
+    {"GET", "/flush_cache", Access::kAdmin, &ServerImpl::flush_cache, nullptr},
     {"GET", "/metrics", Access::kOpen, &ServerImpl::metrics, nullptr},
     {"GET", "/expert_load", Access::kClient, &ServerImpl::expert_load, nullptr},
     {"GET", "/expert_load.svg", Access::kClient, &ServerImpl::expert_load_svg, nullptr},

@@ -22,8 +22,10 @@ Rows run_step(DpScheduler& scheduler) {
     std::set<int32_t> pages;
     for (const ScheduledRows& scheduled : scheduler.step(group)) {
       rows.emplace_back(group, scheduled.sequence->id, scheduled.num_rows);
-      for (const int32_t page : scheduled.sequence->page_table)
-        EXPECT_TRUE(pages.insert(page).second) << "page " << page << " twice in group " << group;
+      const Sequence& sequence = *scheduled.sequence;
+      for (auto i = static_cast<size_t>(sequence.num_known_pages); i < sequence.page_table.size(); ++i)
+        EXPECT_TRUE(pages.insert(sequence.page_table[i]).second)
+            << "page " << sequence.page_table[i] << " twice in group " << group;
       if (scheduled.reaches_end()) at_end.push_back(scheduled.sequence);
     }
   }
@@ -39,7 +41,8 @@ constexpr SchedulerLimits kLimits{
     .max_running_requests = 2, .chunked_prefill_size = 4, .max_prefill_tokens = 8};
 
 TEST(DpScheduler, GroupsShareTheLimitsRoundedUp) {
-  const SchedulerLimits limits = group_limits({64, 513, 2048}, 4);
+  const SchedulerLimits limits =
+      group_limits({.max_running_requests = 64, .chunked_prefill_size = 513, .max_prefill_tokens = 2048}, 4);
   EXPECT_EQ(limits.max_running_requests, 16);
   EXPECT_EQ(limits.chunked_prefill_size, 129);
   EXPECT_EQ(limits.max_prefill_tokens, 512);
@@ -79,7 +82,11 @@ TEST(DpScheduler, WhatNoGroupHasRoomForIsNotOvertaken) {
 }
 
 TEST(DpScheduler, ARetractedRequestStaysInItsGroup) {
-  DpScheduler scheduler(2, {.max_running_requests = 4, .chunked_prefill_size = 64, .max_prefill_tokens = 64},
+  DpScheduler scheduler(2,
+                        {.max_running_requests = 4,
+                         .chunked_prefill_size = 64,
+                         .max_prefill_tokens = 64,
+                         .conservativeness = 0},
                         4, 2);
   for (const char* id : {"a", "b", "c", "d"}) scheduler.enqueue(sequence(id, 2, 6));
   std::map<std::string, std::set<int>> groups;
@@ -89,6 +96,37 @@ TEST(DpScheduler, ARetractedRequestStaysInItsGroup) {
   EXPECT_LT(num_steps, 100);
   EXPECT_GE(scheduler.num_retracted(), 2);
   for (const auto& [id, seen] : groups) EXPECT_EQ(seen.size(), 1u) << id;
+  EXPECT_EQ(scheduler.num_free_pages(), scheduler.num_pages());
+}
+
+TEST(DpScheduler, AGroupThatHasTheBeginningMayRunOneRequestMore) {
+  SchedulerLimits limits = kLimits;
+  limits.max_running_requests = 8;
+  limits.reuses_prefixes = true;
+  DpScheduler scheduler(2, limits, 100, 4);
+  const auto add = [&](const std::string& id, int32_t token) {
+    auto made = sequence(id, 9, 40);
+    made->token_ids.assign(9, token);
+    scheduler.enqueue(std::move(made));
+    for (int step = 0; step < 4; ++step) run_step(scheduler);
+  };
+  const auto group_of = [&](const std::string& id) {
+    for (const auto& [group, running, num_rows] : run_step(scheduler))
+      if (running == id) return group;
+    return -1;
+  };
+  add("a", 5);
+  EXPECT_EQ(group_of("a"), 0);
+  add("like a", 5);
+  EXPECT_EQ(group_of("like a"), 0);
+  EXPECT_EQ(scheduler.find("like a")->num_reused, 8);
+  add("like a too", 5);  // two more than the other group
+  EXPECT_EQ(group_of("like a too"), 1);
+  add("other", 6);
+  EXPECT_EQ(group_of("other"), 1);
+  while (Sequence* s = scheduler.first()) scheduler.remove(s->id);
+  EXPECT_EQ(scheduler.num_free_pages() + scheduler.num_cached_pages(), scheduler.num_pages());
+  scheduler.flush();
   EXPECT_EQ(scheduler.num_free_pages(), scheduler.num_pages());
 }
 

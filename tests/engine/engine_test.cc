@@ -96,6 +96,7 @@ TEST(Engine, GreedyTokensAreIndependentOfTheCrowd) {
     config.max_prefill_tokens = 2 * chunk + 1;
     config.page_size = chunk == 5 ? 3 : 8;
     config.max_total_tokens = chunk == 64 ? 1024 : 72;
+    config.schedule_conservativeness = 0;  // no room is kept for answers: some are retracted
     const auto engine = make_engine(config);
     ASSERT_NE(engine, nullptr);
     std::vector<std::future<Tokens>> crowd;

@@ -13,6 +13,7 @@ constexpr StepLimits kLimits{.num_groups = 3,
                              .max_batch_tokens = 40,
                              .max_logit_rows = 12,
                              .num_kv_pages = 30,
+                             .max_table_pages = 30,
                              .page_size = 4,
                              .vocab_size = 100};
 

@@ -167,19 +167,6 @@ TEST(StepLoop, SeedsMakeTextReproducibleWhateverElseRuns) {
             TestLoop().run({9}, {.max_new_tokens = 20, .ignore_eos = true}).token_ids);
 }
 
-// What the fake model must say: its own function, without pages, batches or chunks.
-std::vector<int32_t> expected_greedy(std::vector<int32_t> history, int64_t num_tokens) {
-  std::vector<float> logits(kVocab);
-  std::vector<int32_t> answer;
-  for (int64_t i = 0; i < num_tokens; ++i) {
-    hashed_logits(history, logits);
-    const auto end = logits.begin() + kFirstWordId + 2;  // ids from here on have no token
-    answer.push_back(static_cast<int32_t>(std::max_element(logits.begin(), end) - logits.begin()));
-    history.push_back(answer.back());
-  }
-  return answer;
-}
-
 // Few pages, many requests, random arrival; all chunk and page sizes: answers are those of each prompt alone,
 // and all pages come back.
 TEST(StepLoop, GreedyTextIsIndependentOfTheCrowd) {

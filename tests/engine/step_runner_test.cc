@@ -98,6 +98,7 @@ class Ranks {
                                                .max_batch_tokens = 8,
                                                .max_logit_rows = 8 * dp,
                                                .num_kv_pages = 2,
+                                               .max_table_pages = 2,
                                                .page_size = 4,
                                                .vocab_size = kVocab},
                                     .timeout = timeout,

@@ -66,6 +66,10 @@ struct LoopShape {
   int num_groups = 1;
   bool samples = false;                                             // the executor does
   std::function<std::unique_ptr<GrammarCompiler>()> grammars = {};  // empty: there are none
+  bool reuses_prefixes = true;
+  double conservativeness = 0;  // pages run out wherever they can
+  TimeLimits time_limits = {};
+  double watchdog_timeout = 0;
 };
 
 // One fake model with KV pages of its own for each group; `fail` set: the next step fails for good.
@@ -186,10 +190,15 @@ class TestLoop {
         model_(fake_config(kVocab, {kEosId}), std::move(logits)),
         executor_(model_, shape) {
     model_.before_forward = std::move(before_forward);
-    const StepLoopOptions options{.scheduler = shape.scheduler,
+    SchedulerLimits limits = shape.scheduler;
+    limits.reuses_prefixes = shape.reuses_prefixes;
+    limits.conservativeness = shape.conservativeness;
+    const StepLoopOptions options{.scheduler = limits,
                                   .context_length = shape.context_length,
                                   .max_queued_requests = shape.max_queued_requests,
-                                  .random_seed = 1};
+                                  .random_seed = 1,
+                                  .time_limits = shape.time_limits,
+                                  .watchdog_timeout = shape.watchdog_timeout};
     auto loop = StepLoop::make(executor_, tokenizer_, options, shape.grammars ? shape.grammars() : nullptr);
     EXPECT_TRUE(loop.ok()) << loop.status().to_string();
     loop_ = std::move(*loop);
@@ -202,11 +211,14 @@ class TestLoop {
     EXPECT_TRUE(id.ok()) << id.status().to_string();
     return id.ok() ? collector.wait() : Answer{};
   }
-  // Waits until nothing runs and checks that all pages are back.
+  // Waits until nothing runs and checks that all pages are free or cached.
   EngineStats finish() {
     loop_->drain(60);
     const EngineStats stats = loop_->stats();
     EXPECT_EQ(stats.num_used_tokens, 0);
+    EXPECT_EQ(stats.num_used_pages, 0);
+    EXPECT_EQ(stats.num_leaked_pages, 0);
+    EXPECT_EQ(stats.num_free_pages + stats.num_cached_pages, stats.num_pages);
     EXPECT_EQ(stats.num_running_reqs, 0);
     EXPECT_EQ(stats.num_queue_reqs, 0);
     return stats;
@@ -223,6 +235,19 @@ class TestLoop {
 
 inline SamplingParams greedy(int64_t max_new_tokens) {
   return {.temperature = 0, .max_new_tokens = max_new_tokens};
+}
+
+// What the fake model must say: its own function, without pages, batches or chunks.
+inline std::vector<int32_t> expected_greedy(std::vector<int32_t> history, int64_t num_tokens) {
+  std::vector<float> logits(kVocab);
+  std::vector<int32_t> answer;
+  for (int64_t i = 0; i < num_tokens; ++i) {
+    hashed_logits(history, logits);
+    const auto end = logits.begin() + kFirstWordId + 2;  // ids from here on have no token
+    answer.push_back(static_cast<int32_t>(std::max_element(logits.begin(), end) - logits.begin()));
+    history.push_back(answer.back());
+  }
+  return answer;
 }
 
 // A model that says `text` after a prompt of one token.

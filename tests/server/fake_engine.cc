@@ -62,6 +62,12 @@ void FakeEngine::cancel(const std::string& id) {
   if (const auto at = running_.find(id); at != running_.end()) at->second->cancelled = true;
 }
 
+Status FakeEngine::flush_cache() {
+  if (running() > 0) return unavailable("requests run");
+  flushes_.fetch_add(1);
+  return {};
+}
+
 void FakeEngine::drain(double timeout_seconds) {
   std::unique_lock<std::mutex> lock(mutex_);
   draining_ = true;
@@ -167,6 +173,7 @@ void FakeEngine::loop() {
         delta = next(*r);
       }
       delta.prompt_tokens = static_cast<int64_t>(r->request.input_ids.size());
+      delta.cached_tokens = (delta.prompt_tokens - 1) / kPage * kPage;
       generated_.fetch_add(static_cast<int64_t>(delta.token_ids.size()));
       const bool last = delta.finish_reason != FinishReason::kNone;
       r->on_delta(delta);
@@ -192,6 +199,10 @@ Delta FakeEngine::next(Running& r) const {
     delta.error = "asked to fail";
     return delta;
   }
+  if (r.prompt.find("WAITED") != std::string::npos)
+    return {.finish_reason = FinishReason::kError, .error = "waited", .error_code = StatusCode::kUnavailable};
+  if (n == 2 && r.prompt.find("LATE") != std::string::npos)
+    return {.finish_reason = FinishReason::kError, .error = "late", .error_code = StatusCode::kDeadline};
   if (n >= static_cast<size_t>(s.max_new_tokens)) {  // only with max_new_tokens = 0
     delta.completion_tokens = --r.generated;
     delta.finish_reason = FinishReason::kLength;

@@ -21,17 +21,20 @@ struct FakeOptions {
   bool has_grammars = false;                // requests may have one; answers do not look at it
 };
 
-// Ids 0..255 are bytes, 256 the end token. A prompt that contains "FAIL" fails after two tokens. Each answer
-// is the prompt once, then the end token; with ignore_eos the prompt over and over.
+// Ids 0..255 are bytes, 256 the end token. A prompt that contains "FAIL" fails after two tokens, one with
+// "WAITED" as one that waited too long, one with "LATE" after two tokens as one that ran too long. Each
+// answer is the prompt once, then the end token; with ignore_eos the prompt over and over.
 class FakeEngine final : public Engine {
  public:
   static constexpr int32_t kEnd = 256;
+  static constexpr int64_t kPage = 4;  // all prompts were there before, but for their last page
 
   explicit FakeEngine(FakeOptions options = {});
   ~FakeEngine() override;
 
   Result<std::string> submit(Request request, DeltaCallback on_delta) override;
   void cancel(const std::string& id) override;
+  Status flush_cache() override;
   void drain(double timeout_seconds) override;
   const ModelInfo& info() const override { return info_; }
   EngineStats stats() const override;
@@ -48,6 +51,7 @@ class FakeEngine final : public Engine {
   ChatTemplateOptions last_options() const;
   int64_t running() const;
   int64_t aborted() const { return aborted_.load(); }
+  int64_t flushes() const { return flushes_.load(); }
 
  private:
   struct Running {
@@ -69,7 +73,7 @@ class FakeEngine final : public Engine {
   ExpertLoad load_;
   mutable std::string last_messages_;
   mutable ChatTemplateOptions last_options_;
-  std::atomic<int64_t> aborted_{0}, generated_{0}, submitted_{0};
+  std::atomic<int64_t> aborted_{0}, generated_{0}, submitted_{0}, flushes_{0};
   bool stopping_ = false, draining_ = false;
   std::thread thread_;
 };

@@ -21,6 +21,7 @@ TEST(Generate, Text) {
   const json& meta = body["meta_info"];
   EXPECT_EQ(meta["finish_reason"], (json{{"type", "length"}, {"length", 2}}));
   EXPECT_EQ(meta["prompt_tokens"], 3);
+  EXPECT_EQ(meta["cached_tokens"], 0);
   EXPECT_EQ(meta["completion_tokens"], 2);
   EXPECT_GT(meta["e2e_latency"].get<double>(), 0);
   EXPECT_FALSE(meta["id"].get<std::string>().empty());
@@ -217,6 +218,42 @@ TEST(Operations, MetricsPrefix) {
   config.metrics_prefix = "fp4moe_";
   TestServer s({}, config);
   EXPECT_NE(http_get(s.port, "/metrics").body.find("\nfp4moe_num_running_reqs{"), std::string::npos);
+}
+
+TEST(Generate, ATimeLimitIs503BeforeTheFirstTokenAnd504After) {
+  TestServer s;
+  const HttpAnswer waited = http_post(s.port, "/generate", R"({"text":"WAITED"})");
+  EXPECT_EQ(waited.status, 503);
+  EXPECT_EQ(waited.headers.count("retry-after"), 1u);
+  const HttpAnswer late = http_post(s.port, "/generate", R"({"text":"LATE"})");
+  EXPECT_EQ(late.status, 504);
+  EXPECT_EQ(json::parse(late.body)["error"]["type"], "timeout");
+}
+
+TEST(Generate, TimeoutOfOneRequest) {
+  TestServer s;
+  post(s, "/generate", R"({"text":"abc","timeout":2.5})");
+  EXPECT_EQ(s.engine.last_request().timeout_seconds, 2.5);
+  post(s, "/v1/completions", R"({"prompt":"abc"})");
+  EXPECT_EQ(s.engine.last_request().timeout_seconds, 0);
+  const HttpAnswer bad = http_post(s.port, "/generate", R"({"text":"abc","timeout":-1})");
+  EXPECT_EQ(bad.status, 400);
+  EXPECT_EQ(json::parse(bad.body)["error"]["param"], "timeout");
+}
+
+TEST(Operations, FlushCache) {
+  FakeOptions options;
+  options.step = std::chrono::milliseconds(5);
+  TestServer s(options);
+  EXPECT_EQ(http_post(s.port, "/flush_cache", "").status, 200);
+  EXPECT_EQ(http_get(s.port, "/flush_cache").body, "Cache flushed.\n");
+  EXPECT_EQ(s.engine.flushes(), 2);
+  HttpClient client(s.port);
+  client.send(post_request("/generate",
+                           R"({"text":"abc","sampling_params":{"max_new_tokens":200,"ignore_eos":true}})"));
+  ASSERT_TRUE(eventually([&] { return s.engine.running() == 1; }));
+  EXPECT_EQ(http_post(s.port, "/flush_cache", "").status, 400);
+  EXPECT_EQ(s.engine.flushes(), 2);
 }
 
 TEST(Operations, ServerInfoAndItsOldName) {

@@ -30,7 +30,10 @@ TEST(Chat, WholeAnswer) {
   EXPECT_EQ(choice["finish_reason"], "stop");
   EXPECT_EQ(choice["matched_stop"], FakeEngine::kEnd);
   EXPECT_TRUE(choice["logprobs"].is_null());
-  EXPECT_EQ(body["usage"], (json{{"prompt_tokens", 5}, {"completion_tokens", 6}, {"total_tokens", 11}}));
+  EXPECT_EQ(body["usage"], (json{{"prompt_tokens", 5},
+                                 {"completion_tokens", 6},
+                                 {"total_tokens", 11},
+                                 {"prompt_tokens_details", {{"cached_tokens", 4}}}}));
 }
 
 TEST(Chat, StreamHasRoleTextFinishUsageAndDone) {
@@ -392,7 +395,10 @@ TEST(Completions, Stream) {
     EXPECT_EQ(choice["logprobs"]["token_logprobs"], json::array({-0.5}));
     EXPECT_EQ(choice["logprobs"]["top_logprobs"][0], (json{{"a", -0.5}}));
   }
-  EXPECT_EQ(events[2]["usage"], (json{{"prompt_tokens", 2}, {"completion_tokens", 2}, {"total_tokens", 4}}));
+  EXPECT_EQ(events[2]["usage"], (json{{"prompt_tokens", 2},
+                                      {"completion_tokens", 2},
+                                      {"total_tokens", 4},
+                                      {"prompt_tokens_details", {{"cached_tokens", 0}}}}));
   EXPECT_EQ(events[3], "[DONE]");
 }
 

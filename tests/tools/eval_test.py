@@ -49,7 +49,7 @@ class Eval(unittest.TestCase):
             out, report = evaluate(serve.url, "gsm8k", "gsm8k_form.jsonl", "--json")
             self.assertEqual(json.loads(out), report)
         log = "".join(serve.lines)
-        self.assertRegex(log, r"Prefill batch, #new-seq: \d+, #new-token: \d+, #cached-token: 0, token usage: \d\.\d\d, #run")
+        self.assertRegex(log, r"Prefill batch, #new-seq: \d+, #new-token: \d+, #cached-token: \d+, token usage: \d\.\d\d, #run")
         self.assertRegex(log, r"Decode batch, #running-req: \d+, #token: \d+, token usage: \d\.\d\d, gen throughput")
 
 

@@ -57,8 +57,8 @@ VARIABLES = [  # on --moe-a2a-backend deepep
     ("SGLANG_FLASHINFER_NVFP4_PER_TOKEN_ACTIVATION", "x", "0 or 1"),
 ]
 
-MOOT = ("--device cpu --trust-remote-code --attention-backend trtllm_mla --cuda-graph-max-bs 256 --disable-cuda-graph --disable-radix-cache "
-        "--disable-shared-experts-fusion --enable-metrics --watchdog-timeout 300 --moe-dense-tp-size 1 --deepep-config {} "
+MOOT = ("--device cpu --trust-remote-code --attention-backend trtllm_mla --cuda-graph-max-bs 256 --disable-cuda-graph --enable-cache-report "
+        "--disable-shared-experts-fusion --enable-metrics --moe-dense-tp-size 1 --deepep-config {} "
         "--disable-flashinfer-autotune --disable-flashinfer-cutlass-moe-fp4-allgather --flashinfer-mxfp4-moe-precision bf16 "
         "--nnodes 1 --pp 1 --disaggregation-mode null --cuda-graph-bs 1 2 4 --dtype auto").split()
 
@@ -141,7 +141,7 @@ class Flags(unittest.TestCase):
     def test_moot_flags_are_said_and_served(self):
         log = self.log_until_ready(*MOOT)
         for flag in ("--trust-remote-code", "--attention-backend trtllm_mla", "--cuda-graph-max-bs 256", "--disable-cuda-graph",
-                     "--disable-radix-cache", "--disable-shared-experts-fusion", "--enable-metrics", "--watchdog-timeout 300",
+                     "--enable-cache-report", "--disable-shared-experts-fusion", "--enable-metrics",
                      "--moe-dense-tp-size 1", "--deepep-config {}", "--cuda-graph-bs 1 2 4"):
             self.assertEqual(len(re.findall(re.escape(f" {flag} is ignored: it ") + "[^\n]{10,}\n", log)), 1, (flag, log))
 

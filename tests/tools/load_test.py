@@ -2,8 +2,8 @@
 
   load_test.py BINARY MODEL [--device cpu|cuda] [--minutes M] [--clients N] [--seed S] [-- FLAGS OF SERVE]
 
-No answer may be an error, every finished one must be well-formed, memory and descriptors must not grow, no request
-and no token of the KV pool may be left, and SIGTERM must end the server with 0. On a CPU a greedy answer must also be
+No answer may be an error, every finished one must be well-formed, memory and descriptors must not grow, KV pages must
+always add up, no request and no token of the KV pool may be left, and SIGTERM must end the server with 0. On a CPU a greedy answer must also be
 the same each time. Exit status 77: no usable GPU.
 """
 import argparse
@@ -332,7 +332,9 @@ class Watch(threading.Thread):
             while time.time() < self.end:
                 now, metrics = time.time(), self.serve.metrics()
                 self.samples.append((now - self.begin, self.serve.rss_mib(), gpu_mib() if self.on_gpu else 0))
-                for name in ("num_running_reqs", "num_queue_reqs", "num_used_tokens"):
+                pages = sum(metrics[f"kv_{state}_tokens"] for state in ("used", "evictable", "available"))
+                require(metrics["num_leaked_pages"] == 0 and pages == metrics["max_total_num_tokens"], "KV pages:", metrics)
+                for name in ("num_running_reqs", "num_queue_reqs", "num_used_tokens", "kv_evictable_tokens"):
                     self.peak[name] = max(self.peak[name], int(metrics[name]))
                 if now - printed > 30:
                     printed = now
@@ -418,7 +420,9 @@ def run_load(serve, options, seconds):
         f"clients, {counts.total()} requests ({counts['hung_up']} hung up, {counts['refused']} refused as they should be), "
         f"{metrics['generation_tokens_total'] / elapsed:.0f} tokens/s, {metrics['num_aborted_requests_total']:.0f} aborted, "
         f"peak {watch.peak['num_running_reqs']} running, {watch.peak['num_queue_reqs']} queued, "
-        f"{watch.peak['num_used_tokens']} KV tokens; {memory}; left: {left['num_used_tokens']:.0f} KV tokens")
+        f"{watch.peak['num_used_tokens']} KV tokens, {watch.peak['kv_evictable_tokens']} kept for reuse, "
+        f"{metrics['cached_tokens_total']:.0f} of {metrics['prompt_tokens_total']:.0f} prompt tokens found there, "
+        f"{metrics['num_retracted_requests_total']:.0f} retracted; {memory}; left: {left['num_used_tokens']:.0f} KV tokens")
 
 
 def main():

@@ -1,0 +1,37 @@
+// Outlet: where a request's deltas go. After the last one nothing goes out any more, whoever sends it.
+#pragma once
+
+#include <mutex>
+#include <utility>
+
+#include "fp4moe/request.h"
+
+namespace fp4moe {
+
+class Outlet {
+ public:
+  explicit Outlet(DeltaCallback on_delta) : on_delta_(std::move(on_delta)) {}
+
+  void send(const Delta& delta) {
+    std::lock_guard lock(mutex_);
+    send_locked(delta);
+  }
+  // By another thread than the one that sends: false if that one is in the callback now.
+  bool try_send(const Delta& delta) {
+    std::unique_lock lock(mutex_, std::try_to_lock);
+    if (lock.owns_lock()) send_locked(delta);
+    return lock.owns_lock();
+  }
+
+ private:
+  void send_locked(const Delta& delta) {
+    if (!on_delta_) return;
+    on_delta_(delta);
+    if (delta.finish_reason != FinishReason::kNone) on_delta_ = nullptr;
+  }
+
+  std::mutex mutex_;
+  DeltaCallback on_delta_;  // empty after the last delta
+};
+
+}  // namespace fp4moe

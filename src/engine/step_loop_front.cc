@@ -1,0 +1,174 @@
+// What other threads ask of the step loop, and what it tells them.
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "engine/step_loop.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr std::chrono::seconds kThroughputWindow{5};
+
+double seconds(std::chrono::duration<double> duration) { return duration.count(); }
+
+}  // namespace
+
+std::unique_ptr<Sequence> StepLoop::make_sequence(Request request, DeltaCallback on_delta,
+                                                  uint64_t ordinal) const {
+  const SamplingParams& sampling = request.sampling;
+  const int64_t num_prompt_tokens = static_cast<int64_t>(request.input_ids.size());
+  AnswerText text(tokenizer_, sampling.skip_special_tokens, sampling.stop);
+  LogitEdits edits(sampling, executor_.config().eos_token_ids);
+  return std::make_unique<Sequence>(Sequence{
+      .id = std::move(request.id),
+      .sampling = sampling,
+      .outlet = std::make_shared<Outlet>(std::move(on_delta)),
+      .seed = sampling.seed.value_or(derived_seed(options_.random_seed, ordinal)),
+      .text = std::move(text),
+      .edits = std::move(edits),
+      .num_prompt_tokens = num_prompt_tokens,
+      .max_tokens =
+          num_prompt_tokens + std::min(sampling.max_new_tokens, options_.context_length - num_prompt_tokens),
+      .token_ids = std::move(request.input_ids),
+      .timeout_seconds = request.timeout_seconds,
+      .submitted = Clock::now(),
+  });
+}
+
+Result<std::string> StepLoop::submit(Request request, DeltaCallback on_delta) {
+  FP4MOE_RETURN_IF_ERROR(check_request(request, request_limits_));
+  GrammarTicket grammar;
+  if (const GrammarSpec& spec = request.sampling.grammar; spec.kind != GrammarSpec::Kind::kNone) {
+    if (grammars_ == nullptr)
+      return unsupported(
+          "the answer's text is to match a grammar, and this engine has no grammar backend "
+          "(--grammar-backend none, or a build without xgrammar)");
+    grammar = grammars_->ask(spec);
+    if (is_ready(grammar)) FP4MOE_RETURN_IF_ERROR(grammar.get().status());
+  }
+  if (const Status failed = failure(); !failed.ok())
+    return unavailable("the engine has failed: " + failed.message());
+  std::lock_guard lock(mutex_);
+  if (draining_) return unavailable("the engine is draining and takes no new requests");
+  if (stats_.num_queue_reqs >= options_.max_queued_requests)
+    return unavailable("the queue is full: " + std::to_string(stats_.num_queue_reqs) +
+                       " requests wait, --max-queued-requests is " +
+                       std::to_string(options_.max_queued_requests));
+  const uint64_t ordinal = num_submitted_++;
+  if (active_.contains(request.id))
+    return invalid_argument("request id \"" + request.id + "\" is in use by a request that has not ended");
+  while (request.id.empty() || active_.contains(request.id))
+    request.id = "req-" + std::to_string(num_named_++);
+  std::string id = request.id;
+  inbox_.push_back(make_sequence(std::move(request), std::move(on_delta), ordinal));
+  inbox_.back()->grammar = std::move(grammar);
+  active_.emplace(id, inbox_.back()->outlet);
+  ++stats_.num_queue_reqs;
+  mail_.notify_one();
+  return id;
+}
+
+void StepLoop::cancel(const std::string& id) {
+  std::lock_guard lock(mutex_);
+  if (!active_.contains(id)) return;
+  cancelled_ids_.push_back(id);
+  mail_.notify_one();
+}
+
+Status StepLoop::flush_cache() {
+  std::unique_lock lock(mutex_);
+  if (!active_.empty())
+    return unavailable("the cache is not flushed while " + std::to_string(active_.size()) +
+                       " requests run or wait");
+  if (stopping_) return {};
+  flush_wanted_ = true;
+  mail_.notify_one();
+  idle_.wait(lock, [this] { return !flush_wanted_; });
+  return {};
+}
+
+void StepLoop::drain(double timeout_seconds) {
+  constexpr double kLongest = 1e8;  // seconds; keeps the conversion to a clock's ticks in range
+  const std::chrono::duration<double> timeout(timeout_seconds > 0 ? std::min(timeout_seconds, kLongest) : 0);
+  std::unique_lock lock(mutex_);
+  draining_ = true;
+  const auto is_idle = [this] { return active_.empty() || stuck_; };
+  if (idle_.wait_for(lock, timeout, is_idle)) return;
+  aborting_ = true;
+  mail_.notify_one();
+  idle_.wait(lock, is_idle);
+}
+
+Status StepLoop::failure() const {
+  std::lock_guard lock(mutex_);
+  return failure_.ok() ? executor_.failure() : failure_;
+}
+
+EngineStats StepLoop::stats() const {
+  std::lock_guard lock(mutex_);
+  EngineStats stats = stats_;
+  const auto now = Clock::now();
+  stats.uptime_seconds = seconds(now - started_);
+  // Tokens since the last sample before the window, or since the start.
+  const auto in_window = std::find_if(recent_.begin(), recent_.end(), [&](const TokensAt& sample) {
+    return now - sample.time <= kThroughputWindow;
+  });
+  const int64_t before = in_window == recent_.begin() ? 0 : std::prev(in_window)->num_tokens;
+  const double window = std::min(stats.uptime_seconds, seconds(kThroughputWindow));
+  if (window > 0) stats.gen_throughput = static_cast<double>(stats.generation_tokens_total - before) / window;
+  return stats;
+}
+
+// Makes what the iteration has changed visible to other threads.
+void StepLoop::publish() {
+  totals_.num_running_reqs = scheduler_.num_running();
+  totals_.num_queue_reqs = scheduler_.num_waiting() + std::ssize(compiling_);
+  totals_.num_retracted_reqs = scheduler_.num_retracted();
+  totals_.new_token_ratio = scheduler_.new_token_ratio();
+  totals_.num_pages = scheduler_.num_pages();
+  totals_.num_free_pages = scheduler_.num_free_pages();
+  totals_.num_cached_pages = scheduler_.num_cached_pages();
+  totals_.num_used_pages = scheduler_.num_used_pages();
+  totals_.num_leaked_pages = scheduler_.num_leaked_pages();
+  totals_.num_used_tokens = totals_.num_used_pages * executor_.page_size();
+
+  std::lock_guard lock(mutex_);
+  if (totals_.generation_tokens_total != stats_.generation_tokens_total) {
+    const auto now = Clock::now();
+    while (recent_.size() > 1 && now - recent_[1].time > kThroughputWindow) recent_.pop_front();
+    recent_.push_back({now, totals_.generation_tokens_total});
+  }
+  const int64_t num_new_prompt_tokens = totals_.prompt_tokens_total - stats_.prompt_tokens_total;
+  if (num_new_prompt_tokens > 0)
+    totals_.cache_hit_rate = static_cast<double>(totals_.cached_tokens_total - stats_.cached_tokens_total) /
+                             static_cast<double>(num_new_prompt_tokens);
+  stats_ = totals_;
+  stats_.num_queue_reqs += static_cast<int64_t>(inbox_.size());
+  for (const std::string& id : ended_ids_) active_.erase(id);
+  ended_ids_.clear();
+  if (active_.empty()) idle_.notify_all();
+}
+
+// The loop's thread is in a call that does not return: its requests are answered for it.
+void StepLoop::on_stuck(const std::string& place) {
+  char after[48];
+  std::snprintf(after, sizeof after, " for %g s (--watchdog-timeout)", options_.watchdog_timeout);
+  const Status failure = internal_error("the engine is stuck in " + place + after);
+  log_error(failure.message());
+  for (const std::string& line : note_.lines()) log_error("  " + line);
+  std::vector<std::shared_ptr<Outlet>> outlets;
+  {
+    std::lock_guard lock(mutex_);
+    failure_ = failure;
+    stuck_ = true;
+    for (const auto& [id, outlet] : active_) outlets.push_back(outlet);
+  }
+  for (const auto& outlet : outlets)
+    static_cast<void>(outlet->try_send({.finish_reason = FinishReason::kError, .error = failure.message()}));
+  idle_.notify_all();
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,164 @@
+// Whole models where requests begin alike: the same bits with and without the prefix cache, on one rank and
+// on several, with room and with a tenth of it.
+#include <gtest/gtest.h>
+
+#include <future>
+#include <random>
+
+#include "fp4moe/engine.h"
+
+namespace fp4moe {
+namespace {
+
+struct Answer {
+  std::vector<int32_t> token_ids;
+  std::vector<float> logprobs;
+  int64_t cached_tokens = 0;
+  bool operator==(const Answer& other) const {
+    return token_ids == other.token_ids && logprobs == other.logprobs;
+  }
+};
+
+std::future<Answer> submit(Engine& engine, std::vector<int32_t> prompt, int64_t num_tokens) {
+  auto promise = std::make_shared<std::promise<Answer>>();
+  auto answer = std::make_shared<Answer>();
+  const SamplingParams sampling{
+      .temperature = 0, .max_new_tokens = num_tokens, .ignore_eos = true, .top_logprobs = 0};
+  const auto id = engine.submit({"", std::move(prompt), sampling}, [promise, answer](const Delta& delta) {
+    answer->token_ids.insert(answer->token_ids.end(), delta.token_ids.begin(), delta.token_ids.end());
+    for (const PositionLogprobs& position : delta.logprobs)
+      answer->logprobs.push_back(position.chosen.logprob);
+    answer->cached_tokens = delta.cached_tokens;
+    EXPECT_EQ(delta.error, "");
+    if (delta.finish_reason != FinishReason::kNone) promise->set_value(*answer);
+  });
+  EXPECT_TRUE(id.ok()) << id.status().to_string();
+  return promise->get_future();
+}
+
+std::unique_ptr<Engine> make_engine(const EngineConfig& config) {
+  Result<std::unique_ptr<Engine>> engine = Engine::make(config);
+  EXPECT_TRUE(engine.ok()) << engine.status().to_string();
+  return engine.ok() ? std::move(*engine) : nullptr;
+}
+
+EngineConfig config_of(const std::string& model) {
+  EngineConfig config;
+  config.model_path = std::string(FP4MOE_MODELS "/") + model;
+  config.threads = 2;
+  config.max_total_tokens = 4096;
+  config.page_size = 8;
+  return config;
+}
+
+// Three conversations of three turns behind one beginning; every turn has the last ones before it.
+std::vector<Answer> converse(Engine& engine) {
+  std::mt19937 random(2);
+  const auto id = [&] {
+    return static_cast<int32_t>(random() % static_cast<uint32_t>(engine.info().vocab_size));
+  };
+  std::vector<int32_t> beginning(37);
+  for (int32_t& token : beginning) token = id();
+  std::vector<std::vector<int32_t>> histories(3, beginning);
+  std::vector<Answer> answers;
+  for (int turn = 0; turn < 3; ++turn) {
+    std::vector<std::future<Answer>> coming;
+    for (auto& history : histories) {
+      for (int n = 0; n < 11; ++n) history.push_back(id());
+      coming.push_back(submit(engine, history, 14));
+    }
+    for (size_t i = 0; i < coming.size(); ++i) {
+      answers.push_back(coming[i].get());
+      histories[i].insert(histories[i].end(), answers.back().token_ids.begin(),
+                          answers.back().token_ids.end());
+    }
+  }
+  engine.drain(60);
+  const EngineStats stats = engine.stats();
+  EXPECT_EQ(stats.num_used_pages, 0);
+  EXPECT_EQ(stats.num_leaked_pages, 0);
+  EXPECT_EQ(stats.num_cached_pages + stats.num_free_pages, stats.num_pages);
+  return answers;
+}
+
+int64_t num_cached(const std::vector<Answer>& answers) {
+  int64_t sum = 0;
+  for (const Answer& answer : answers) sum += answer.cached_tokens;
+  return sum;
+}
+
+class PrefixReuse : public testing::TestWithParam<const char*> {};
+
+// gpt-oss has grouped queries, sinks and sliding windows; DeepSeek-V3 has latent attention.
+TEST_P(PrefixReuse, NoBitChanges) {
+  EngineConfig config = config_of(GetParam());
+  config.disable_radix_cache = true;
+  const auto plain = make_engine(config);
+  ASSERT_NE(plain, nullptr);
+  const std::vector<Answer> expected = converse(*plain);
+  EXPECT_EQ(num_cached(expected), 0);
+  config.disable_radix_cache = false;
+  for (const int chunk : {512, 13}) {
+    config.chunked_prefill_size = chunk;
+    const auto reusing = make_engine(config);
+    ASSERT_NE(reusing, nullptr);
+    const std::vector<Answer> answers = converse(*reusing);
+    EXPECT_TRUE(answers == expected) << "chunk " << chunk;
+    EXPECT_GT(num_cached(answers), 300);
+  }
+}
+
+// Each group has pages and a cache of its own.
+TEST_P(PrefixReuse, NoBitChangesInGroupsOfRanks) {
+  EngineConfig config = config_of(GetParam());
+  config.fabric = "threads";
+  config.tp_size = config.dp_size = 2;
+  config.enable_dp_attention = true;
+  config.comm_timeout = 300;
+  config.disable_radix_cache = true;
+  const auto plain = make_engine(config);
+  ASSERT_NE(plain, nullptr);
+  const std::vector<Answer> expected = converse(*plain);
+  config.disable_radix_cache = false;
+  const auto reusing = make_engine(config);
+  ASSERT_NE(reusing, nullptr);
+  const std::vector<Answer> answers = converse(*reusing);
+  EXPECT_TRUE(answers == expected);
+  EXPECT_GT(num_cached(answers), 100);
+}
+
+// All requests at once in a pool that holds a tenth of what they need.
+TEST_P(PrefixReuse, ATenthOfThePagesChangesNoBit) {
+  constexpr int kRequests = 12;
+  constexpr int64_t kAnswer = 32;
+  std::mt19937 random(4);
+  std::vector<std::vector<int32_t>> prompts(kRequests);
+  for (auto& prompt : prompts)
+    for (int n = 0; n < 24; ++n) prompt.push_back(static_cast<int32_t>(random() % 250));
+  EngineConfig config = config_of(GetParam());
+  config.schedule_conservativeness = 0;
+  std::vector<Answer> alone;
+  {
+    const auto roomy = make_engine(config);
+    ASSERT_NE(roomy, nullptr);
+    for (const auto& prompt : prompts) alone.push_back(submit(*roomy, prompt, kAnswer).get());
+  }
+  config.max_total_tokens = kRequests * (24 + kAnswer) / 10;
+  const auto tight = make_engine(config);
+  ASSERT_NE(tight, nullptr);
+  std::vector<std::future<Answer>> coming;
+  for (const auto& prompt : prompts) coming.push_back(submit(*tight, prompt, kAnswer));
+  for (size_t i = 0; i < coming.size(); ++i) EXPECT_TRUE(coming[i].get() == alone[i]) << "request " << i;
+  tight->drain(60);
+  EXPECT_GT(tight->stats().num_retracted_reqs, 0);
+  EXPECT_EQ(tight->stats().num_leaked_pages, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Demos, PrefixReuse, testing::Values("demo-gptoss-mxfp4", "demo-dsv3-nvfp4"),
+                         [](const auto& which) {
+                           return std::string(which.param).find("gptoss") != std::string::npos ? "gptoss"
+                                                                                               : "dsv3";
+                         });
+
+}  // namespace
+}  // namespace fp4moe

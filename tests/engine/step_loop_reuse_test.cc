@@ -1,0 +1,124 @@
+// The step loop where requests begin alike: prefixes are found, and no answer changes by it.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "engine/test_loop.h"
+
+namespace fp4moe {
+namespace {
+
+SamplingParams exactly(int64_t num_tokens) {
+  SamplingParams sampling = greedy(num_tokens);
+  sampling.ignore_eos = true;
+  return sampling;
+}
+
+TEST(StepLoopReuse, CachedTokensAreCounted) {
+  TestLoop loop;  // pages of 4
+  const std::vector<int32_t> prompt = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+  const Answer first = loop.run(prompt, exactly(4)), again = loop.run(prompt, exactly(4));
+  EXPECT_EQ(first.last.cached_tokens, 0);
+  EXPECT_EQ(again.last.cached_tokens, 8);
+  EXPECT_EQ(again.last.prompt_tokens, 9);
+  EXPECT_EQ(again.token_ids, first.token_ids);
+  std::vector<int32_t> turn = prompt;  // and the answer, whose last token was never computed
+  turn.insert(turn.end(), first.token_ids.begin(), first.token_ids.end());
+  turn.push_back(50);
+  const Answer next = loop.run(turn, exactly(4));
+  EXPECT_EQ(next.last.cached_tokens, 12);
+  EXPECT_EQ(next.token_ids, expected_greedy(turn, 4));
+  const EngineStats stats = loop.finish();
+  EXPECT_EQ(stats.prompt_tokens_total, 9 + 9 + 14);
+  EXPECT_EQ(stats.cached_tokens_total, 8 + 12);
+  EXPECT_NEAR(stats.cache_hit_rate, 12.0 / 14, 1e-9);
+  EXPECT_GT(stats.num_cached_pages, 0);
+}
+
+TEST(StepLoopReuse, WithoutItEveryPromptIsComputed) {
+  TestLoop loop(hashed_logits, {.reuses_prefixes = false});
+  const std::vector<int32_t> prompt(20, 7);
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(loop.run(prompt, exactly(4)).last.cached_tokens, 0);
+  EXPECT_EQ(loop.finish().num_cached_pages, 0);
+}
+
+TEST(StepLoopReuse, AFlushForgetsAndIsRefusedWhileRequestsRun) {
+  Gate gate;
+  TestLoop loop(hashed_logits, {}, gate.hook());
+  Collector running;
+  ASSERT_TRUE(loop->submit({"", std::vector<int32_t>(9, 7), exactly(4)}, running.callback()).ok());
+  gate.wait_until_reached();
+  const Status refused = loop->flush_cache();
+  EXPECT_EQ(refused.code(), StatusCode::kUnavailable);
+  gate.open();
+  running.wait();
+  while (loop->stats().num_running_reqs > 0) std::this_thread::yield();
+  Status flushed;
+  while (!(flushed = loop->flush_cache()).ok()) std::this_thread::yield();
+  EXPECT_EQ(loop.run(std::vector<int32_t>(9, 7), exactly(4)).last.cached_tokens, 0);
+  EXPECT_EQ(loop.run(std::vector<int32_t>(9, 7), exactly(4)).last.cached_tokens, 8);
+  loop.finish();
+}
+
+// A prompt whose logits were bad once: what was computed for it is computed again.
+TEST(StepLoopReuse, NothingOfAFailedRequestIsReused) {
+  int num_asked = 0;
+  TestLoop loop([&](std::span<const int32_t> history, std::span<float> logits) {
+    hashed_logits(history, logits);
+    if (++num_asked == 1) logits[3] = std::nanf("");
+  });
+  const std::vector<int32_t> prompt(9, 7);
+  EXPECT_EQ(loop.run(prompt, exactly(4)).reason(), FinishReason::kError);
+  const Answer again = loop.run(prompt, exactly(4));
+  EXPECT_EQ(again.last.cached_tokens, 0);
+  EXPECT_EQ(again.token_ids, expected_greedy(prompt, 4));
+  loop.finish();
+}
+
+// Conversations over few pages, several groups, both kinds of executor, with cancels: each turn has the last
+// one's prompt and answer before it. Every answer is that of its own history.
+TEST(StepLoopReuse, ConversationsAreThoseOfEachAlone) {
+  std::mt19937 random(11);
+  const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  int64_t num_cached = 0, num_retracted = 0;
+  for (int round = 0; round < 16; ++round) {
+    LoopShape shape{.page_size = 1 + round % 5,
+                    .scheduler = {.max_running_requests = 1 + below(8),
+                                  .chunked_prefill_size = 1 + below(12),
+                                  .max_prefill_tokens = 1 + below(20)},
+                    .context_length = 100,
+                    .num_groups = 1 + round % 3,
+                    .samples = round % 2 == 1 && round % 3 == 0};
+    shape.num_pages = (100 + shape.page_size - 1) / shape.page_size + below(12);
+    TestLoop loop(hashed_logits, shape);
+    const std::vector<int32_t> system(static_cast<size_t>(below(20)), 200);
+    std::vector<std::vector<int32_t>> histories(8, system);
+    for (int turn = 0; turn < 3; ++turn) {
+      std::vector<Collector> collectors(histories.size());
+      for (size_t i = 0; i < histories.size(); ++i) {
+        for (int n = 1 + below(6); n > 0; --n) histories[i].push_back(below(3));
+        const std::string id = std::to_string(turn) + " " + std::to_string(i);
+        ASSERT_TRUE(loop->submit({id, histories[i], exactly(12)}, collectors[i].callback()).ok());
+        Collector twin;
+        if (below(3) == 0) {
+          ASSERT_TRUE(loop->submit({id + " twin", histories[i], exactly(12)}, twin.callback()).ok());
+          loop->cancel(id + " twin");
+          twin.wait();
+        }
+      }
+      for (size_t i = 0; i < histories.size(); ++i) {
+        const Answer& answer = collectors[i].wait();
+        EXPECT_EQ(answer.token_ids, expected_greedy(histories[i], 12)) << "round " << round;
+        histories[i].insert(histories[i].end(), answer.token_ids.begin(), answer.token_ids.end());
+      }
+    }
+    const EngineStats stats = loop.finish();
+    num_cached += stats.cached_tokens_total;
+    num_retracted += stats.num_retracted_reqs;
+  }
+  EXPECT_GT(num_cached, 1000);
+  EXPECT_GT(num_retracted, 0);
+}
+
+}  // namespace
+}  // namespace fp4moe
