@@ -35,6 +35,9 @@ void add_http_flags(CLI::App& verb, ServeOptions& options) {
       ->allow_extra_args(false);  // what follows may be the model
   flag("--max-connections", s.max_connections, "clients at a time; more get 503");
   flag("--max-body-bytes", s.max_body_bytes, "of one HTTP request");
+  flag("--stream-keep-alive", s.keep_alive_seconds,
+       "seconds after which a stream without news gets a comment; 0: never")
+      ->check(CLI::Range(0.0, 1e6));
   verb.add_flag("--strict-requests", s.strict_requests, "refuse requests with fields that are not known here")
       ->group("HTTP");
   flag("--drain-timeout", options.drain_timeout, "seconds that running requests get after SIGTERM")

@@ -43,6 +43,7 @@ struct SamplingParams {
   int64_t max_new_tokens = 128;         // >= 0; cut to what the context leaves
   int64_t min_new_tokens = 0;           // until then nothing ends the answer; at most max_new_tokens
   std::vector<std::string> stop;        // generation ends before the first of these
+  std::vector<std::string> stop_regex;  // generation ends before what one of these (PCRE2) matches first
   std::vector<int32_t> stop_token_ids;  // besides the model's own end tokens
   bool ignore_eos = false;
   bool skip_special_tokens = true;
@@ -56,6 +57,10 @@ struct Request {
   std::vector<int32_t> input_ids;  // the prompt, at least one id
   SamplingParams sampling;
   double timeout_seconds = 0;  // from submission to the end; 0: none but the engine's own
+  // Not -1: the log-probabilities of the prompt's tokens after this position are wanted too, with
+  // sampling.top_logprobs (which is not -1 then).
+  int64_t prompt_logprobs_from = -1;
+  int64_t priority = 0;  // a larger one is admitted earlier
 };
 
 struct TokenLogprob {
@@ -77,14 +82,15 @@ struct Delta {
   std::string text;
   std::vector<int32_t> token_ids;
   std::vector<PositionLogprobs> logprobs;            // one for each of token_ids, if asked for
+  std::vector<PositionLogprobs> prompt_logprobs;     // if asked for; all of them come before the first token
   FinishReason finish_reason = FinishReason::kNone;  // other than kNone: the last delta
-  std::string matched_stop;                          // the stop string that ended it, if one did
-  int32_t matched_stop_token = -1;                   // the token id that ended it, if one did
-  std::string error;                                 // with kError: what happened
-  StatusCode error_code = StatusCode::kInternal;     // and what kind of error it is
-  int64_t prompt_tokens = 0;                         // of the whole request
-  int64_t cached_tokens = 0;                         // of these, the first ones, that an earlier request left
-  int64_t completion_tokens = 0;                     // so far
+  std::string matched_stop;         // the stop string that ended it, or what an expression matched
+  int32_t matched_stop_token = -1;  // the token id that ended it, if one did
+  std::string error;                // with kError: what happened
+  StatusCode error_code = StatusCode::kInternal;  // and what kind of error it is
+  int64_t prompt_tokens = 0;                      // of the whole request
+  int64_t cached_tokens = 0;                      // of these, the first ones, that an earlier request left
+  int64_t completion_tokens = 0;                  // so far
 };
 
 // Called on the engine's thread, in order, the last time with finish_reason set. It must be quick

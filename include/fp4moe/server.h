@@ -31,6 +31,7 @@ struct ServerConfig {
   double idle_timeout_seconds = 75;     // between the requests of one connection
   double request_timeout_seconds = 30;  // from a request's first byte to its last
   double write_timeout_seconds = 30;    // without the client taking what was sent
+  double keep_alive_seconds = 15;       // a stream without news for so long gets a comment; 0: never
   bool strict_requests = false;         // refuse requests with unknown fields
   LogSink log_sink;                     // empty: log lines are dropped
   // Receives "request.received" and "request.finished" with a JSON object of what is known; empty: nobody.

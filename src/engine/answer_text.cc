@@ -45,9 +45,17 @@ std::string StopMatcher::push(std::string_view piece) {
 
 std::string StopMatcher::finish() { return std::exchange(held_, {}); }
 
+std::string AnswerText::push(int32_t token_id, bool may_stop) {
+  std::string text = detokenizer_.push(token_id);
+  if (may_stop) return stop_regex_.push(stop_matcher_.push(text));
+  stop_regex_.pass(text);
+  return text;
+}
+
 std::string AnswerText::finish() {
   std::string rest = stop_matcher_.push(detokenizer_.finish());
-  return rest + stop_matcher_.finish();
+  rest = stop_regex_.push(rest + stop_matcher_.finish());
+  return rest + stop_regex_.finish();
 }
 
 }  // namespace fp4moe

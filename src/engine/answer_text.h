@@ -3,8 +3,10 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "engine/stop_regex.h"
 #include "io/tokenizer.h"
 
 namespace fp4moe {
@@ -36,22 +38,29 @@ class StopMatcher {
   std::string matched_;
 };
 
+// Stop strings are found first: expressions see the text that they leave.
 class AnswerText {
  public:
-  AnswerText(const Tokenizer& tokenizer, bool skip_special_tokens, const std::vector<std::string>& stops)
-      : detokenizer_(tokenizer, skip_special_tokens), stop_matcher_(stops) {}
+  AnswerText(const Tokenizer& tokenizer, bool skip_special_tokens, const std::vector<std::string>& stops,
+             StopPatterns patterns = {})
+      : detokenizer_(tokenizer, skip_special_tokens),
+        stop_matcher_(stops),
+        stop_regex_(std::move(patterns)) {}
   // The text that became certain. Unless it may stop, a stop string that began before or in it is text.
-  std::string push(int32_t token_id, bool may_stop = true) {
-    std::string text = detokenizer_.push(token_id);
-    return may_stop ? stop_matcher_.push(text) : text;
-  }
+  std::string push(int32_t token_id, bool may_stop = true);
   // The rest, at the end of the answer.
   std::string finish();
-  const std::string& matched_stop() const { return stop_matcher_.matched(); }
+  // Whether the text has come to its end, at what, and why it cannot go on.
+  bool is_stopped() const { return stop_regex_.has_matched() || !stop_matcher_.matched().empty(); }
+  const std::string& matched_stop() const {
+    return stop_regex_.has_matched() ? stop_regex_.matched() : stop_matcher_.matched();
+  }
+  const Status& failure() const { return stop_regex_.failure(); }
 
  private:
   IncrementalDetokenizer detokenizer_;
   StopMatcher stop_matcher_;
+  StopRegex stop_regex_;
 };
 
 }  // namespace fp4moe

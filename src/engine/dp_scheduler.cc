@@ -24,7 +24,11 @@ DpScheduler::DpScheduler(int num_groups, const SchedulerLimits& limits, int64_t 
     groups_.push_back(std::make_unique<Scheduler>(limits, num_pages, page_size));
 }
 
-void DpScheduler::enqueue(std::unique_ptr<Sequence> sequence) { waiting_.push_back(std::move(sequence)); }
+void DpScheduler::enqueue(std::unique_ptr<Sequence> sequence) {
+  const auto less_urgent = [&](const auto& other) { return other->priority < sequence->priority; };
+  const auto place = std::find_if(waiting_.begin(), waiting_.end(), less_urgent);
+  waiting_.insert(place, std::move(sequence));
+}
 
 bool DpScheduler::plan_step() {
   for (const auto& group : groups_) group->begin_step();

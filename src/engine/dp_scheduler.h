@@ -16,10 +16,10 @@ namespace fp4moe {
 // step of all groups together is about as large as one group's would be.
 SchedulerLimits group_limits(const SchedulerLimits& limits, int num_groups);
 
-// First come, first served over all groups: the request at the head of the queue goes to the group that runs
-// the fewest requests and has room for it; of those to the one with the fewest tokens, then to the lowest. A
-// group that has the beginning of its prompt in its pages may run one request more than others. The request
-// stays there, also when it is retracted. With one group this is the scheduler itself.
+// By priority, then first come, first served over all groups: the request at the head of the queue goes to
+// the group that runs the fewest requests and has room for it; of those to the one with the fewest tokens,
+// then to the lowest. A group that has the beginning of its prompt in its pages may run one request more than
+// others. The request stays there, also when it is retracted. With one group this is the scheduler itself.
 //
 // Single-threaded.
 class DpScheduler {

@@ -76,17 +76,26 @@ Status check_sampling(const SamplingParams& p) {  // written so that NaN fails
   return {};
 }
 
+Status check_texts(const std::string& field, const std::vector<std::string>& texts) {
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const std::string name = field + "[" + std::to_string(i) + "]";
+    if (texts[i].empty() || texts[i].size() > kMaxStopBytes)
+      return illegal(name + ": bytes", texts[i].size(), "1 to " + std::to_string(kMaxStopBytes));
+    if (!is_utf8(texts[i])) return invalid_argument(name + " is not valid UTF-8");
+  }
+  return {};
+}
+
 Status check_stops(const SamplingParams& p, int64_t vocab_size) {
   if (std::max(std::ssize(p.stop), std::ssize(p.stop_token_ids)) > kMaxStops)
     return invalid_argument(std::to_string(p.stop.size()) + " stop strings and " +
                             std::to_string(p.stop_token_ids.size()) + " stop_token_ids; legal: at most " +
                             std::to_string(kMaxStops) + " of each");
-  for (size_t i = 0; i < p.stop.size(); ++i) {
-    const std::string name = "stop[" + std::to_string(i) + "]";
-    if (p.stop[i].empty() || p.stop[i].size() > kMaxStopBytes)
-      return illegal(name + ": bytes", p.stop[i].size(), "1 to " + std::to_string(kMaxStopBytes));
-    if (!is_utf8(p.stop[i])) return invalid_argument(name + " is not valid UTF-8");
-  }
+  if (std::ssize(p.stop_regex) > kMaxStopRegexes)
+    return illegal("stop_regex: expressions", p.stop_regex.size(),
+                   "at most " + std::to_string(kMaxStopRegexes));
+  FP4MOE_RETURN_IF_ERROR(check_texts("stop", p.stop));
+  FP4MOE_RETURN_IF_ERROR(check_texts("stop_regex", p.stop_regex));
   for (size_t i = 0; i < p.stop_token_ids.size(); ++i)
     if (p.stop_token_ids[i] < 0 || p.stop_token_ids[i] >= vocab_size)
       return illegal("stop_token_ids[" + std::to_string(i) + "]", p.stop_token_ids[i],
@@ -108,6 +117,13 @@ Status check_request(const Request& request, const RequestLimits& limits) {
   FP4MOE_RETURN_IF_ERROR(check_stops(request.sampling, limits.vocab_size));
   if (!(request.timeout_seconds >= 0))  // NaN too
     return illegal("timeout", request.timeout_seconds, "0 (none) or more seconds");
+
+  const int64_t num_ids = static_cast<int64_t>(ids.size());
+  if (request.prompt_logprobs_from < -1 || request.prompt_logprobs_from > num_ids)
+    return illegal("prompt_logprobs_from", request.prompt_logprobs_from,
+                   "-1 (none) to the prompt's " + std::to_string(num_ids) + " tokens");
+  if (request.prompt_logprobs_from >= 0 && request.sampling.top_logprobs < 0)
+    return illegal("top_logprobs", request.sampling.top_logprobs, "at least 0 with the prompt's logprobs");
 
   const int64_t num_needed = static_cast<int64_t>(ids.size()) + (request.sampling.max_new_tokens > 0 ? 1 : 0);
   if (num_needed > limits.context_length)

@@ -11,7 +11,7 @@ namespace fp4moe {
 namespace {
 
 // The last token has no successor, and some tokens have none yet.
-bool wants_rows(const Sequence& sequence) { return !sequence.is_complete() && !sequence.waits_for_token(); }
+bool wants_rows(const Sequence& sequence) { return !sequence.is_over() && !sequence.waits_for_token(); }
 
 }  // namespace
 
@@ -41,10 +41,13 @@ void Scheduler::begin_step() {
   step_.clear();
   const int64_t retracted_before = num_retracted_;
   for (auto& sequence : running_) sequence->num_rows = 0;
+  logit_rows_left_ = limits_.max_running_requests;
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& sequence = *running_[i];
     if (sequence.num_pending() != 1 || !wants_rows(sequence)) continue;
-    if (grow_or_retract(sequence, sequence.num_tokens())) sequence.num_rows = 1;
+    if (!grow_or_retract(sequence, sequence.num_tokens())) continue;
+    sequence.num_rows = 1;
+    --logit_rows_left_;
   }
   admits_ = num_retracted_ == retracted_before;
   if (running_.empty()) new_token_ratio_.reset();
@@ -78,6 +81,7 @@ int64_t Scheduler::expected_growth(const Sequence& sequence, int64_t num_pages) 
 void Scheduler::admit(std::unique_ptr<Sequence>& sequence) {
   take_prefix(*sequence);
   sequence->num_rows = sequence->num_pending() == 1 && wants_rows(*sequence) ? 1 : 0;
+  logit_rows_left_ -= sequence->num_rows;
   running_.push_back(std::move(sequence));
 }
 
@@ -118,10 +122,11 @@ void Scheduler::finish_step() {
     Sequence& oldest = *rest.front();
     rest.erase(rest.begin());
     int64_t left = limits_.max_prefill_tokens;
-    left -= add_rows(oldest, rest.empty() ? left : left - left / 2);
+    int64_t num_behind = std::ssize(rest);
+    left -= add_rows(oldest, rest.empty() ? left : left - left / 2, num_behind);
     std::ranges::stable_sort(rest, {}, [](const Sequence* s) { return s->num_pending(); });
-    for (Sequence* sequence : rest) left -= add_rows(*sequence, left);
-    add_rows(oldest, left);
+    for (Sequence* sequence : rest) left -= add_rows(*sequence, left, --num_behind);
+    add_rows(oldest, left, 0);
   }
   bool decodes = false;
   for (const auto& sequence : running_) {
@@ -161,16 +166,21 @@ bool Scheduler::is_being_computed(size_t index) const {
 }
 
 // Adds at most `most` rows to those that the sequence has in this step; returns how many. One that starts
-// looks once more for what others have computed since it was admitted.
-int64_t Scheduler::add_rows(Sequence& sequence, int64_t most) {
+// looks once more for what others have computed since it was admitted. The step has a row of logits for each
+// sequence that runs: the num_behind ones to come keep theirs.
+int64_t Scheduler::add_rows(Sequence& sequence, int64_t most, int64_t num_behind) {
   if (most > 0 && sequence.num_rows == 0 && !sequence.has_started() &&
       num_reusable_pages(sequence) > sequence.num_known_pages) {
     give_back_pages(sequence);
     take_prefix(sequence);
   }
-  const int64_t num_rows = std::min(
+  int64_t num_rows = std::min(
       {sequence.num_pending() - sequence.num_rows, limits_.chunked_prefill_size - sequence.num_rows, most});
+  const int64_t most_with_logits = sequence.num_logit_rows(sequence.num_rows) + logit_rows_left_ - num_behind;
+  while (num_rows > 0 && sequence.num_logit_rows(sequence.num_rows + num_rows) > most_with_logits) --num_rows;
+  logit_rows_left_ += sequence.num_logit_rows(sequence.num_rows);
   sequence.num_rows += num_rows;
+  logit_rows_left_ -= sequence.num_logit_rows(sequence.num_rows);
   return num_rows;
 }
 
@@ -188,10 +198,12 @@ bool Scheduler::is_waiting() const {
 
 // ---- pages ----------------------------------------------------------------------------------------
 
-// All but the last one, whose logits are wanted.
+// All before the first one whose logits are wanted: the last one's are.
 std::span<const int32_t> Scheduler::reusable_tokens(const Sequence& sequence) const {
   if (!limits_.reuses_prefixes) return {};
-  return std::span(sequence.token_ids).first(static_cast<size_t>(sequence.num_tokens() - 1));
+  const bool scores = sequence.next_scored < sequence.num_prompt_tokens;
+  const int64_t num_tokens = scores ? sequence.next_scored - 1 : sequence.num_tokens() - 1;
+  return std::span(sequence.token_ids).first(static_cast<size_t>(num_tokens));
 }
 
 int64_t Scheduler::num_reusable_pages(const Sequence& sequence) const {

@@ -15,7 +15,7 @@
 namespace fp4moe {
 
 struct SchedulerLimits {
-  int64_t max_running_requests = 0;
+  int64_t max_running_requests = 0;  // and rows of logits in a step
   int64_t chunked_prefill_size = 0;  // most rows of one sequence in a step
   int64_t max_prefill_tokens = 0;    // most rows in a step, besides one for each decoding sequence
   bool reuses_prefixes = false;      // pages of past requests serve the next one that begins alike
@@ -100,7 +100,7 @@ class Scheduler {
   void retract_last();
   std::vector<Sequence*> prompts() const;
   bool is_being_computed(size_t index) const;
-  int64_t add_rows(Sequence& sequence, int64_t most);
+  int64_t add_rows(Sequence& sequence, int64_t most, int64_t num_behind);
   std::span<const int32_t> reusable_tokens(const Sequence& sequence) const;
   void take_prefix(Sequence& sequence);
   void make_known(Sequence& sequence);
@@ -112,7 +112,8 @@ class Scheduler {
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::vector<std::unique_ptr<Sequence>> running_;  // in the order of admission
   std::vector<ScheduledRows> step_;
-  bool admits_ = false;  // nothing was retracted in this step
+  int64_t logit_rows_left_ = 0;  // of the step's rows of logits, as many as requests may run
+  bool admits_ = false;          // nothing was retracted in this step
   int64_t num_retracted_ = 0;
 };
 

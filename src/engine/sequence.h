@@ -1,8 +1,10 @@
 // Sequence: one request on its way through the engine.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,9 +27,13 @@ struct Sequence {
   GrammarTicket grammar;                    // not valid: any text
   std::unique_ptr<GrammarMatcher> matcher;  // of the answer so far, once the grammar is there
   int64_t num_prompt_tokens = 0;
-  int64_t max_tokens = 0;          // prompt and answer together
+  int64_t max_tokens = 0;  // prompt and answer together
+  int64_t priority = 0;
   std::vector<int32_t> token_ids;  // the prompt, then the answer so far
   int64_t num_unknown = 0;         // of them, at the end: steps under way choose them
+  // The prompt's tokens from here on are scored by rows still to be asked for; so many scores are due.
+  int64_t next_scored = std::numeric_limits<int64_t>::max();
+  int64_t num_scores_due = 0;
 
   // The scheduler's.
   int64_t num_cached = 0;           // the first token_ids, whose keys and values are in the pages
@@ -46,6 +52,18 @@ struct Sequence {
   int64_t num_answer_tokens() const { return num_known_tokens() - num_prompt_tokens; }
   int64_t num_pending() const { return num_tokens() - num_cached; }
   bool is_complete() const { return num_tokens() == max_tokens; }
+  // Of its next `count` rows, those whose logits are wanted: they score the prompt's next token, or choose
+  // one.
+  bool is_scored(int64_t position) const {
+    return position + 1 >= next_scored && position + 1 < num_prompt_tokens;
+  }
+  int64_t num_logit_rows(int64_t count) const {
+    const int64_t end = num_cached + count, scored_end = std::min(end, num_prompt_tokens - 1);
+    const int64_t scored = std::max<int64_t>(0, scored_end - std::max(num_cached, next_scored - 1));
+    return scored + (end == num_tokens() && !is_complete() ? 1 : 0);
+  }
+  // Whether there is no row to ask for any more.
+  bool is_over() const { return is_complete() && next_scored >= num_prompt_tokens; }
   // Whether its next token cannot be chosen before the last one is known.
   bool waits_for_token() const { return num_unknown > 0 && (edits.has_penalties() || matcher != nullptr); }
   bool has_started() const { return num_reused >= 0; }

@@ -152,7 +152,15 @@ void StepLoop::run_step() {
     error = failure.what();
   }
   watchdog_.enter("delivering the tokens");
-  for (SampledRow& row : rows_) accept(row);
+  for (size_t r = 0; r < rows_.size();) {
+    size_t end = r;  // of the scores of one sequence
+    while (end < rows_.size() && rows_[end].is_scored && rows_[end].sequence == rows_[r].sequence) ++end;
+    if (end == r)
+      accept(rows_[r++]);
+    else
+      take_scores(std::span(rows_).subspan(r, end - r));
+    r = std::max(r, end);
+  }
   rows_.clear();
   rows_.swap(next_rows_);
   if (!error.empty()) fail_step(error);
@@ -172,6 +180,7 @@ void StepLoop::ask_for_step() {
   else
     sample_rows();
   for (size_t r = 0; r < next_rows_.size(); ++r) {
+    if (next_rows_[r].is_scored) continue;
     next_rows_[r].sequence->token_ids.push_back(~static_cast<int32_t>(r));
     ++next_rows_[r].sequence->num_unknown;
   }
@@ -218,10 +227,15 @@ void StepLoop::gather(GroupRows& rows, std::span<const ScheduledRows> step) {
     for (int64_t position = first; position < first + scheduled.num_rows; ++position) {
       rows.token_ids.push_back(sequence.token_ids[static_cast<size_t>(position)]);
       rows.positions.push_back(position);
+      if (!sequence.is_scored(position)) continue;
+      rows.logit_rows.push_back(first_row + position - first);
+      const int32_t scored_id = sequence.token_ids[static_cast<size_t>(position) + 1];
+      next_rows_.push_back({&sequence, {.token_id = scored_id}, {}, /*is_scored=*/true});
+      sequence.next_scored = position + 2;
     }
-    if (!scheduled.reaches_end()) continue;
+    if (!scheduled.reaches_end() || sequence.is_complete()) continue;
     rows.logit_rows.push_back(first_row + scheduled.num_rows - 1);
-    next_rows_.push_back({&sequence, {}, {}});
+    next_rows_.push_back({&sequence, {}, {}, /*is_scored=*/false});
   }
 }
 
@@ -236,8 +250,10 @@ void StepLoop::sample_rows() {
       if (!row.status.ok()) return;
       const double random = token_random(sequence.seed, sequence.num_tokens());
       std::vector<LogitEdit> edits;
-      sequence.edits.append(sequence.num_tokens() - sequence.num_prompt_tokens, edits);
-      Result<SampledToken> token = sampler_.sample(logits, sequence.sampling, random, edits, row.allowed);
+      if (!row.is_scored) sequence.edits.append(sequence.num_tokens() - sequence.num_prompt_tokens, edits);
+      Result<SampledToken> token =
+          row.is_scored ? sampler_.score(logits, row.token.token_id, sequence.sampling.top_logprobs)
+                        : sampler_.sample(logits, sequence.sampling, random, edits, row.allowed);
       row.status = token.status();
       if (token.ok()) row.token = std::move(*token);
     } catch (const std::exception& error) {  // out of memory; must not leave a worker
@@ -255,13 +271,15 @@ void StepLoop::start_sample() {
     const Sequence& sequence = *row.sequence;
     const SamplingParams& sampling = sequence.sampling;
     const size_t first_edit = device_edits_.size();
-    sequence.edits.append(sequence.num_tokens() - sequence.num_prompt_tokens, device_edits_);
+    if (!row.is_scored)
+      sequence.edits.append(sequence.num_tokens() - sequence.num_prompt_tokens, device_edits_);
     device_params_.push_back({.random = token_random(sequence.seed, sequence.num_tokens()),
                               .temperature = sampling.temperature,
                               .top_p = sampling.top_p,
                               .top_k = sampling.top_k,
                               .top_logprobs = sampling.top_logprobs,
                               .min_p = sampling.min_p,
+                              .given_id = row.is_scored ? row.token.token_id : -1,
                               .first_edit = static_cast<int32_t>(first_edit),
                               .num_edits = static_cast<int32_t>(device_edits_.size() - first_edit),
                               .allowed = gather_allowed(row)});
@@ -287,6 +305,37 @@ void StepLoop::take_sampled() {
   }
 }
 
+PositionLogprobs StepLoop::logprobs_of(SampledToken& token) const {
+  const auto bytes_of = [&](int32_t id) { return std::string(tokenizer_.token_bytes(id)); };
+  for (TokenLogprob& top : token.top) top.bytes = bytes_of(top.token_id);
+  return {{token.token_id, token.logprob, bytes_of(token.token_id)}, std::move(token.top)};
+}
+
+// Delivers the log-probabilities of a sequence's prompt tokens. It ends with them if it wants no answer.
+void StepLoop::take_scores(std::span<SampledRow> rows) {
+  if (rows[0].sequence == nullptr) return;
+  Sequence& sequence = *rows[0].sequence;
+  Delta delta;
+  Status status;
+  try {
+    for (SampledRow& row : rows) {
+      if (status.ok()) status = row.status;
+      delta.prompt_logprobs.push_back(logprobs_of(row.token));
+    }
+  } catch (const std::exception& error) {  // out of memory
+    status = internal_error(error.what());
+  }
+  if (!status.ok()) return end(sequence, {.finish_reason = FinishReason::kError, .error = status.message()});
+  sequence.num_scores_due -= std::ssize(rows);
+  if (sequence.num_scores_due > 0 || sequence.max_tokens > sequence.num_prompt_tokens)
+    return deliver(sequence, delta);
+  ++totals_.num_prompts_total;
+  totals_.prompt_tokens_total += sequence.num_prompt_tokens;
+  totals_.cached_tokens_total += sequence.num_reused;
+  delta.finish_reason = FinishReason::kLength;
+  end(sequence, std::move(delta));
+}
+
 // Puts a row's token into its sequence and delivers the news.
 void StepLoop::accept(SampledRow& row) {
   if (row.sequence == nullptr) return;  // it has ended while the step was under way
@@ -299,13 +348,14 @@ void StepLoop::accept(SampledRow& row) {
       totals_.cached_tokens_total += sequence.num_reused;
     }
     if (row.status.ok()) delta = put_token(sequence, row.token);
+    if (row.status.ok()) row.status = sequence.text.failure();
   } catch (const std::exception& error) {
     row.status = internal_error(error.what());
   }
+  totals_.generation_tokens_total += std::ssize(delta.token_ids);
   if (!row.status.ok()) {
-    delta = {.finish_reason = FinishReason::kError, .error = row.status.message()};
-  } else {
-    ++totals_.generation_tokens_total;
+    delta.finish_reason = FinishReason::kError;
+    delta.error = row.status.message();
   }
   if (delta.finish_reason != FinishReason::kNone) return end(sequence, std::move(delta));
   deliver(sequence, delta);
@@ -329,17 +379,13 @@ Delta StepLoop::put_token(Sequence& sequence, SampledToken& token) const {
     if (const Status status = matcher->accept(id); !status.ok()) throw std::runtime_error(status.message());
 
   Delta delta{.token_ids = {id}};
-  if (sampling.top_logprobs >= 0) {
-    const auto bytes_of = [&](int32_t i) { return std::string(tokenizer_.token_bytes(i)); };
-    for (TokenLogprob& top : token.top) top.bytes = bytes_of(top.token_id);
-    delta.logprobs.push_back({{id, token.logprob, bytes_of(id)}, std::move(token.top)});
-  }
+  if (sampling.top_logprobs >= 0) delta.logprobs.push_back(logprobs_of(token));
   const bool may_end = !sampling.ignore_eos || matcher != nullptr;
   const bool is_end = may_end && contains(executor_.config().eos_token_ids, id);
   if (is_end || contains(sampling.stop_token_ids, id)) delta.matched_stop_token = id;
   const bool may_stop = sequence.num_answer_tokens() >= sampling.min_new_tokens;
   if (delta.matched_stop_token < 0 || sampling.no_stop_trim) delta.text = sequence.text.push(id, may_stop);
-  if (delta.matched_stop_token >= 0 || !sequence.text.matched_stop().empty() ||
+  if (delta.matched_stop_token >= 0 || sequence.text.is_stopped() ||
       (matcher != nullptr && matcher->has_ended()))
     delta.finish_reason = FinishReason::kStop;
   else if (sequence.num_known_tokens() == sequence.max_tokens)
@@ -357,7 +403,7 @@ void StepLoop::end(Sequence& sequence, Delta delta) {
   if (delta.finish_reason == FinishReason::kAbort) ++totals_.num_aborted_requests_total;
   if (delta.finish_reason == FinishReason::kError) ++totals_.num_failed_requests_total;
   ++totals_.num_requests_total;
-  if (const std::string& stop = sequence.text.matched_stop(); !stop.empty()) {
+  if (const std::string& stop = sequence.text.matched_stop(); sequence.text.is_stopped()) {
     delta.finish_reason = FinishReason::kStop;
     delta.matched_stop = stop;
     if (sequence.sampling.no_stop_trim) delta.text += stop;

@@ -67,6 +67,7 @@ class StepLoop {
     Sequence* sequence = nullptr;
     SampledToken token;
     Status status;
+    bool is_scored = false;         // token.token_id is the prompt's; else it is to be chosen
     std::vector<uint32_t> allowed;  // by the sequence's grammar; empty: all ids
   };
 
@@ -81,7 +82,8 @@ class StepLoop {
   void start_grammars(std::unique_ptr<GrammarCompiler> compiler);
 
   // On the caller's thread.
-  std::unique_ptr<Sequence> make_sequence(Request request, DeltaCallback on_delta, uint64_t ordinal) const;
+  std::unique_ptr<Sequence> make_sequence(Request request, StopPatterns patterns, DeltaCallback on_delta,
+                                          uint64_t ordinal) const;
 
   // On the loop's thread.
   void run();
@@ -101,6 +103,8 @@ class StepLoop {
   void start_sample();
   void take_sampled();
   void accept(SampledRow& row);
+  void take_scores(std::span<SampledRow> rows);
+  PositionLogprobs logprobs_of(SampledToken& token) const;
   Delta put_token(Sequence& sequence, SampledToken& token) const;
   void deliver(const Sequence& sequence, Delta& delta);
   void end(Sequence& sequence, Delta delta);

@@ -16,12 +16,15 @@ double seconds(std::chrono::duration<double> duration) { return duration.count()
 
 }  // namespace
 
-std::unique_ptr<Sequence> StepLoop::make_sequence(Request request, DeltaCallback on_delta,
-                                                  uint64_t ordinal) const {
+std::unique_ptr<Sequence> StepLoop::make_sequence(Request request, StopPatterns patterns,
+                                                  DeltaCallback on_delta, uint64_t ordinal) const {
   const SamplingParams& sampling = request.sampling;
   const int64_t num_prompt_tokens = static_cast<int64_t>(request.input_ids.size());
-  AnswerText text(tokenizer_, sampling.skip_special_tokens, sampling.stop);
+  AnswerText text(tokenizer_, sampling.skip_special_tokens, sampling.stop, std::move(patterns));
   LogitEdits edits(sampling, executor_.config().eos_token_ids);
+  const bool scores = request.prompt_logprobs_from >= 0;
+  const int64_t next_scored =
+      scores ? std::min(request.prompt_logprobs_from + 1, num_prompt_tokens) : num_prompt_tokens;
   return std::make_unique<Sequence>(Sequence{
       .id = std::move(request.id),
       .sampling = sampling,
@@ -32,7 +35,10 @@ std::unique_ptr<Sequence> StepLoop::make_sequence(Request request, DeltaCallback
       .num_prompt_tokens = num_prompt_tokens,
       .max_tokens =
           num_prompt_tokens + std::min(sampling.max_new_tokens, options_.context_length - num_prompt_tokens),
+      .priority = request.priority,
       .token_ids = std::move(request.input_ids),
+      .next_scored = next_scored,
+      .num_scores_due = num_prompt_tokens - next_scored,
       .timeout_seconds = request.timeout_seconds,
       .submitted = Clock::now(),
   });
@@ -49,6 +55,7 @@ Result<std::string> StepLoop::submit(Request request, DeltaCallback on_delta) {
     grammar = grammars_->ask(spec);
     if (is_ready(grammar)) FP4MOE_RETURN_IF_ERROR(grammar.get().status());
   }
+  FP4MOE_ASSIGN_OR_RETURN(StopPatterns patterns, StopPatterns::compile(request.sampling.stop_regex));
   if (const Status failed = failure(); !failed.ok())
     return unavailable("the engine has failed: " + failed.message());
   std::lock_guard lock(mutex_);
@@ -63,7 +70,7 @@ Result<std::string> StepLoop::submit(Request request, DeltaCallback on_delta) {
   while (request.id.empty() || active_.contains(request.id))
     request.id = "req-" + std::to_string(num_named_++);
   std::string id = request.id;
-  inbox_.push_back(make_sequence(std::move(request), std::move(on_delta), ordinal));
+  inbox_.push_back(make_sequence(std::move(request), std::move(patterns), std::move(on_delta), ordinal));
   inbox_.back()->grammar = std::move(grammar);
   active_.emplace(id, inbox_.back()->outlet);
   ++stats_.num_queue_reqs;

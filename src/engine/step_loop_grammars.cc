@@ -30,7 +30,7 @@ void StepLoop::enqueue_compiled(bool all) {
 void StepLoop::enqueue(std::unique_ptr<Sequence> owned) {
   Sequence& sequence = *owned;
   scheduler_.enqueue(std::move(owned));
-  if (sequence.num_tokens() == sequence.max_tokens)  // max_new_tokens = 0
+  if (sequence.is_over())  // max_new_tokens = 0, and nothing wanted of the prompt
     return end(sequence, {.finish_reason = FinishReason::kLength});
   if (!sequence.grammar.valid()) return;
   Status status = sequence.grammar.get().status();
@@ -55,7 +55,7 @@ Sequence* StepLoop::find(const std::string& id) {
 }
 
 Status StepLoop::fill_allowed(SampledRow& row) const {
-  if (row.sequence->matcher == nullptr) return {};
+  if (row.is_scored || row.sequence->matcher == nullptr) return {};
   row.allowed.resize(static_cast<size_t>((request_limits_.vocab_size + 31) / 32));
   return row.sequence->matcher->fill_allowed(row.allowed);
 }

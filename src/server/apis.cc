@@ -13,9 +13,6 @@ constexpr size_t kMaxStopBytes = 1024;
 constexpr int64_t kInt32Max = 2147483647;
 constexpr double kMostSeconds = 1e9;
 
-// Fields of SGLang and OpenAI that change the answer, with the value that asks for nothing.
-void refuse_unsupported(Fields& fields) { fields.refuse("stop_regex", nullptr); }
-
 // Asked for by OpenAI's clients; none of them is a matter of the answer.
 void skip_moot(Fields& fields) {
   for (const char* name : {"user", "metadata", "store", "service_tier", "safety_identifier",
@@ -90,13 +87,25 @@ SamplingParams read_sampling(Fields& fields, const SamplingParams& defaults) {
       fields.fail("stop", "has a string of " + std::to_string(stop.size()) + " bytes; legal are 1.." +
                               std::to_string(kMaxStopBytes));
   }
+  s.stop_regex = fields.strings("stop_regex");
   s.stop_token_ids = fields.ids("stop_token_ids");
   s.ignore_eos = fields.boolean("ignore_eos", s.ignore_eos);
   s.skip_special_tokens = fields.boolean("skip_special_tokens", s.skip_special_tokens);
   s.no_stop_trim = fields.boolean("no_stop_trim", s.no_stop_trim);
-  refuse_unsupported(fields);
   skip_moot(fields);
   return s;
+}
+
+void read_identity(Fields& fields, const std::string& id_prefix, Request& request) {
+  constexpr size_t kMaxIdBytes = 256;
+  for (const char* name : {"request_id", "rid"}) {
+    const std::string id = fields.string(name, request.id);
+    if (fields.find(name) != nullptr && (id.empty() || id.size() > kMaxIdBytes))
+      fields.fail(name,
+                  "has " + std::to_string(id.size()) + " bytes; legal are 1.." + std::to_string(kMaxIdBytes));
+    request.id = id;
+  }
+  if (request.id.empty()) request.id = make_id(id_prefix);
 }
 
 int64_t read_n(Fields& fields) { return fields.integer("n", 1, 1, kMaxChoices); }
@@ -117,10 +126,10 @@ std::vector<int32_t> encode(const Engine& engine, Fields& fields, const std::str
   return std::move(ids).value();
 }
 
-void add_requests(GenerationCall& call, Fields& fields, const std::string& id,
-                  const std::vector<std::vector<int32_t>>& prompts, int64_t n,
-                  const SamplingParams& sampling) {
+void add_requests(GenerationCall& call, Fields& fields, const Request& common,
+                  const std::vector<std::vector<int32_t>>& prompts, int64_t n) {
   const double timeout = fields.number("timeout", 0, 0, kMostSeconds);
+  const int64_t priority = fields.integer("priority", 0, -kInt32Max, kInt32Max);
   const size_t count = prompts.size() * static_cast<size_t>(n);
   if (count > kMaxSubmissions) {
     return fields.fail("n", std::to_string(prompts.size()) + " prompts x n=" + std::to_string(n) +
@@ -129,12 +138,12 @@ void add_requests(GenerationCall& call, Fields& fields, const std::string& id,
   }
   for (const std::vector<int32_t>& prompt : prompts) {
     for (int64_t k = 0; k < n; ++k) {
-      Request request;
-      request.id = count == 1 ? id : id + "-" + std::to_string(call.requests.size());
+      Request request = common;
+      if (count > 1) request.id += "-" + std::to_string(call.requests.size());
       request.input_ids = prompt;
-      request.sampling = sampling;
       request.timeout_seconds = timeout;
-      if (sampling.seed) request.sampling.seed = *sampling.seed + static_cast<uint64_t>(k);
+      request.priority = priority;
+      if (request.sampling.seed) *request.sampling.seed += static_cast<uint64_t>(k);
       call.requests.push_back(std::move(request));
     }
   }
@@ -160,7 +169,8 @@ Prompts read_prompts(const Engine& engine, Fields& fields, const std::string& na
     fields.fail(name, "has " + std::to_string(value->size()) + " prompts; at most " +
                           std::to_string(kMaxSubmissions));
   } else if (is_text) {
-    for (const std::string& text : fields.strings(name))
+    prompts.texts = fields.strings(name);
+    for (const std::string& text : prompts.texts)
       prompts.ids.push_back(encode(engine, fields, name, text, /*add_special_tokens=*/true));
   } else if (prompts.is_list) {
     for (const json& item : *value) {

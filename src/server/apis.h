@@ -21,9 +21,10 @@ constexpr int64_t kMaxTopLogprobs = 20;
 // A fresh unguessable id such as "chatcmpl-3f...".
 std::string make_id(const std::string& prefix);
 
-// The sampling fields that have the same name in all APIs, over the model's defaults; refuses, by name, known
-// ones that would change the answer and are not supported.
+// The sampling fields that have the same name in all APIs, over the model's defaults.
 SamplingParams read_sampling(Fields& fields, const SamplingParams& defaults);
+// "rid" (SGLang's) or "request_id" (vLLM's), else a fresh id.
+void read_identity(Fields& fields, const std::string& id_prefix, Request& request);
 // "n": 1..128.
 int64_t read_n(Fields& fields);
 
@@ -33,17 +34,17 @@ void fail_text(Fields& fields, const std::string& name, const Status& status);
 // A prompt's token ids. Errors go to fields under `name`.
 std::vector<int32_t> encode(const Engine& engine, Fields& fields, const std::string& name,
                             const std::string& text, bool add_special_tokens);
-// Adds n requests for each prompt, with the "timeout" in seconds that the fields ask for, named after `id`;
-// the k-th of a prompt has seed + k.
-void add_requests(GenerationCall& call, Fields& fields, const std::string& id,
-                  const std::vector<std::vector<int32_t>>& prompts, int64_t n,
-                  const SamplingParams& sampling);
+// Adds n requests for each prompt, which are `common` but for their ids, named after its id, and the
+// "timeout" and "priority" that the fields ask for; the k-th of a prompt has seed + k.
+void add_requests(GenerationCall& call, Fields& fields, const Request& common,
+                  const std::vector<std::vector<int32_t>>& prompts, int64_t n);
 
 // Prompts given as text, a list of texts, ids, or a list of id lists; or only as one kind of these.
 enum class PromptKind { kAny, kText, kIds };
 struct Prompts {
   std::vector<std::vector<int32_t>> ids;
-  bool is_list = false;  // several were asked for, maybe one
+  std::vector<std::string> texts;  // as they were given; empty if ids were
+  bool is_list = false;            // several were asked for, maybe one
 };
 Prompts read_prompts(const Engine& engine, Fields& fields, const std::string& name, PromptKind kind);
 

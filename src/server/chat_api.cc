@@ -24,7 +24,8 @@ GenerationCall parse_chat(const Engine& engine, Fields& fields) {
   const int64_t top = fields.integer("top_logprobs", 0, 0, kMaxTopLogprobs);
   if (top > 0 && !format->logprobs) fields.fail("top_logprobs", "needs logprobs: true");
   if (format->logprobs) sampling.top_logprobs = static_cast<int32_t>(top);
-  format->read(call, fields);
+  Request request;
+  format->read(call, fields, request);
   if (!fields.ok()) return call;
 
   const Result<std::string> prompt = engine.apply_chat_template(messages, options);
@@ -38,7 +39,8 @@ GenerationCall parse_chat(const Engine& engine, Fields& fields) {
   sampling.grammar = tools.is_forced ? constrain_calls(engine, dialect, *prompt, tools)
                                      : constrain_content(engine, dialect, *prompt, sampling.grammar);
   const auto ids = encode(engine, fields, "messages", *prompt, /*add_special_tokens=*/false);
-  add_requests(call, fields, format->id, {ids}, format->n(), sampling);
+  request.sampling = sampling;
+  add_requests(call, fields, request, {ids}, format->n());
   call.format = std::move(format);
   return call;
 }

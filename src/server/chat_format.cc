@@ -48,13 +48,21 @@ std::vector<json> ChatFormat::news(const Choice& choice, const Delta& delta) {
   if (is_end) stream.parser->finish(parts);
 
   std::vector<json> events;
-  if (!choice.started) events.push_back(chunk(choice, {{"role", "assistant"}, {"content", ""}}, nullptr));
+  if (!choice.started) {
+    events.push_back(chunk(choice, {{"role", "assistant"}, {"content", ""}}, nullptr));
+    if (returns_token_ids()) events.back()["prompt_token_ids"] = choice.prompt_ids;
+  }
+  const size_t num_before = events.size();
   json positions = logprobs && !delta.logprobs.empty() ? logprobs_object(delta.logprobs) : json(nullptr);
   for (const AnswerPart& part : parts)
     if (is_told(part, stream.num_calls))
       events.push_back(chunk(choice, part_delta(part, stream), std::exchange(positions, nullptr)));
   if (!positions.is_null())  // of tokens whose text is not certain yet, or is none
     events.push_back(chunk(choice, {{"content", ""}}, std::move(positions)));
+  if (returns_token_ids() && !delta.token_ids.empty()) {
+    if (events.size() == num_before) events.push_back(chunk(choice, {{"content", ""}}, nullptr));
+    events.back()["choices"][0]["token_ids"] = delta.token_ids;
+  }
   if (is_end) events.push_back(last_chunk(choice, stream.num_calls));
   return events;
 }
@@ -91,11 +99,17 @@ json ChatFormat::whole_choice(const Choice& choice) const {
   if (content.empty() && !calls.empty()) message["content"] = nullptr;
   if (!reasoning.empty()) message["reasoning_content"] = reasoning;
   if (!calls.empty()) message["tool_calls"] = std::move(calls);
-  return {{"index", choice.index},
-          {"message", std::move(message)},
-          {"logprobs", logprobs ? logprobs_object(choice.logprobs) : json(nullptr)},
-          {"finish_reason", finish_reason(choice, num_calls)},
-          {"matched_stop", matched_stop(choice)}};
+  json entry = {{"index", choice.index},
+                {"message", std::move(message)},
+                {"logprobs", logprobs ? logprobs_object(choice.logprobs) : json(nullptr)},
+                {"finish_reason", finish_reason(choice, num_calls)},
+                {"matched_stop", matched_stop(choice)}};
+  if (returns_token_ids()) entry["token_ids"] = choice.token_ids;
+  return entry;
+}
+
+void ChatFormat::add_to_whole(json& answer, const std::vector<Choice>& choices) const {
+  if (returns_token_ids()) answer["prompt_token_ids"] = choices.front().prompt_ids;
 }
 
 std::string ChatFormat::finish_reason(const Choice& choice, int64_t num_calls) const {

@@ -29,6 +29,7 @@ class ChatFormat final : public OpenAiFormat {
   };
 
   json whole_choice(const Choice& choice) const override;
+  void add_to_whole(json& answer, const std::vector<Choice>& choices) const override;
   json chunk(const Choice& choice, json delta, json positions) const;
   json last_chunk(const Choice& choice, int64_t num_calls) const;
   json part_delta(const AnswerPart& part, Stream& stream) const;

@@ -16,7 +16,10 @@ class GenerateFormat final : public AnswerFormat {
  public:
   bool is_list = false;  // answers come as an array
   bool logprobs = false, text_in_logprobs = false;
+  int64_t logprob_start = -1;  // >= 0: the prompt's logprobs from there on are told too
   int64_t top_logprobs = 0;
+
+  explicit GenerateFormat(const Engine& engine) : engine_(engine) {}
 
   // SGLang's events repeat the whole answer so far.
   std::vector<json> news(const Choice& choice, const Delta& delta) override {
@@ -46,6 +49,30 @@ class GenerateFormat final : public AnswerFormat {
     return reason;
   }
 
+  // Behind what the lists already have.
+  void add_logprobs(json& meta, const std::string& what, const std::vector<PositionLogprobs>& positions,
+                    json chosen, json tops) const {
+    for (const PositionLogprobs& position : positions) {
+      chosen.push_back(triple(position.chosen, text_in_logprobs));
+      json top = json::array();
+      for (const TokenLogprob& t : position.top) top.push_back(triple(t, text_in_logprobs));
+      tops.push_back(std::move(top));
+    }
+    meta[what + "_token_logprobs"] = std::move(chosen);
+    if (top_logprobs > 0) meta[what + "_top_logprobs"] = std::move(tops);
+  }
+
+  // From logprob_start on; SGLang tells no logprob of the first of them.
+  void add_prompt_logprobs(json& meta, const Choice& choice) const {
+    json chosen = json::array(), tops = json::array();
+    if (logprob_start >= 0 && logprob_start < choice.prompt_tokens) {
+      const int32_t first = choice.prompt_ids[static_cast<size_t>(logprob_start)];
+      chosen.push_back({nullptr, first, text_in_logprobs ? json(engine_.token_bytes(first)) : json(nullptr)});
+      tops.push_back(nullptr);
+    }
+    add_logprobs(meta, "input", choice.prompt_logprobs, std::move(chosen), std::move(tops));
+  }
+
   json answer(const Choice& choice) const {
     json meta = {{"id", choice.request_id},
                  {"finish_reason", finish_reason(choice)},
@@ -53,26 +80,38 @@ class GenerateFormat final : public AnswerFormat {
                  {"completion_tokens", choice.completion_tokens},
                  {"cached_tokens", choice.cached_tokens},
                  {"e2e_latency", choice.seconds}};
-    if (logprobs) {
-      json chosen = json::array(), tops = json::array();
-      for (const PositionLogprobs& position : choice.logprobs) {
-        chosen.push_back(triple(position.chosen, text_in_logprobs));
-        json top = json::array();
-        for (const TokenLogprob& t : position.top) top.push_back(triple(t, text_in_logprobs));
-        tops.push_back(std::move(top));
-      }
-      meta["output_token_logprobs"] = std::move(chosen);
-      if (top_logprobs > 0) meta["output_top_logprobs"] = std::move(tops);
-    }
+    if (logprobs) add_logprobs(meta, "output", choice.logprobs, json::array(), json::array());
+    if (logprobs) add_prompt_logprobs(meta, choice);
     return {{"text", choice.text}, {"output_ids", choice.token_ids}, {"meta_info", std::move(meta)}};
   }
+
+  const Engine& engine_;
 };
+
+// A request id, or one for each answer.
+std::vector<std::string> read_ids(Fields& fields, Request& request) {
+  const json* rid = fields.find("rid");
+  if (rid == nullptr || !rid->is_array()) {
+    read_identity(fields, "", request);
+    return {};
+  }
+  std::vector<std::string> ids;
+  for (const json& id : *rid) {
+    const json one = {{"rid", id}};
+    Fields inner(one);
+    request.id.clear();
+    read_identity(inner, "", request);
+    fields.merge(inner);
+    ids.push_back(request.id);
+  }
+  return ids;
+}
 
 }  // namespace
 
 GenerationCall parse_generate(const Engine& engine, Fields& fields) {
   GenerationCall call;
-  auto format = std::make_unique<GenerateFormat>();
+  auto format = std::make_unique<GenerateFormat>(engine);
   const json empty = json::object();
   const json* given = fields.find("sampling_params");
   if (given != nullptr && given->is_array())
@@ -87,8 +126,15 @@ GenerationCall parse_generate(const Engine& engine, Fields& fields) {
   format->logprobs = fields.boolean("return_logprob", false);
   format->top_logprobs = fields.integer("top_logprobs_num", 0, 0, kMaxTopLogprobs);
   format->text_in_logprobs = fields.boolean("return_text_in_logprobs", false);
-  fields.refuse("logprob_start_len", -1);
-  if (format->logprobs) sampling.top_logprobs = static_cast<int32_t>(format->top_logprobs);
+  Request request;
+  const int64_t start = fields.integer("logprob_start_len", -1, -1, INT32_MAX);
+  if (format->logprobs) {
+    sampling.top_logprobs = static_cast<int32_t>(format->top_logprobs);
+    request.prompt_logprobs_from = format->logprob_start = start;
+  }
+  fields.refuse("return_routed_experts", false);
+  const std::vector<std::string> ids = read_ids(fields, request);
+  request.sampling = sampling;
   call.stream = fields.boolean("stream", false);
   if (!fields.ok()) return call;
 
@@ -97,8 +143,16 @@ GenerationCall parse_generate(const Engine& engine, Fields& fields) {
   if (!fields.ok()) return call;
   const Prompts prompts = has_text ? read_prompts(engine, fields, "text", PromptKind::kText)
                                    : read_prompts(engine, fields, "input_ids", PromptKind::kIds);
+  for (const std::vector<int32_t>& prompt : prompts.ids)
+    if (format->logprobs && start > std::ssize(prompt))
+      fields.fail("logprob_start_len", "must be at most the prompt's " + std::to_string(prompt.size()) +
+                                           " tokens, got " + std::to_string(start));
   format->is_list = prompts.is_list || n > 1;
-  add_requests(call, fields, make_id(""), prompts.ids, n, sampling);
+  add_requests(call, fields, request, prompts.ids, n);
+  if (fields.ok() && !ids.empty() && ids.size() != call.requests.size())
+    fields.fail("rid", "has " + std::to_string(ids.size()) + " ids for " +
+                           std::to_string(call.requests.size()) + " answers");
+  for (size_t i = 0; i < ids.size() && fields.ok(); ++i) call.requests[i].id = ids[i];
   call.format = std::move(format);
   return call;
 }

@@ -16,8 +16,9 @@ double seconds(Clock::duration d) { return std::chrono::duration<double>(d).coun
 // Memory that a copy of the delta holds; texts of a token or two are inside of their objects.
 int64_t held_bytes(const Delta& delta) {
   size_t bytes = sizeof(Delta) + delta.text.size() + delta.token_ids.size() * sizeof(int32_t);
-  for (const PositionLogprobs& position : delta.logprobs)
-    bytes += sizeof position + position.top.size() * sizeof(TokenLogprob);
+  for (const auto* positions : {&delta.logprobs, &delta.prompt_logprobs})
+    for (const PositionLogprobs& position : *positions)
+      bytes += sizeof position + position.top.size() * sizeof(TokenLogprob);
   return static_cast<int64_t>(bytes);
 }
 
@@ -41,6 +42,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     for (size_t i = 0; i < requests.size(); ++i) {
       choices_[i].index = static_cast<int64_t>(i);
       choices_[i].request_id = ids_[i];
+      choices_[i].prompt_ids = requests[i].input_ids;
       choices_[i].prompt_tokens = static_cast<int64_t>(requests[i].input_ids.size());
       context_.live->add(ids_[i]);
       Result<std::string> id = context_.engine->submit(std::move(requests[i]), callback(i));
@@ -49,7 +51,12 @@ class Generation : public std::enable_shared_from_this<Generation> {
         abandon(id.status().message());
         return exchange_->respond(error_response(id.status()));
       }
+      ++num_submitted_;
     }
+    if (stream_)
+      exchange_->on_quiet(context_.config->keep_alive_seconds, [weak = weak_from_this()] {
+        if (const auto self = weak.lock(); self && !self->over_) self->send_text(": keep-alive\n\n");
+      });
   }
 
  private:
@@ -94,14 +101,19 @@ class Generation : public std::enable_shared_from_this<Generation> {
     choice.text += delta.text;
     choice.token_ids.insert(choice.token_ids.end(), delta.token_ids.begin(), delta.token_ids.end());
     choice.logprobs.insert(choice.logprobs.end(), delta.logprobs.begin(), delta.logprobs.end());
+    choice.prompt_logprobs.insert(choice.prompt_logprobs.end(), delta.prompt_logprobs.begin(),
+                                  delta.prompt_logprobs.end());
     choice.finish_reason = delta.finish_reason;
     choice.matched_stop = delta.matched_stop;
     choice.matched_stop_token = delta.matched_stop_token;
     choice.cached_tokens = delta.cached_tokens;
     choice.completion_tokens = delta.completion_tokens;
     choice.seconds = seconds(now - start_);
-    if (stream_) send(format_->news(choice, delta));
-    choice.started = true;
+    if (stream_) {
+      const std::vector<json> events = format_->news(choice, delta);
+      send(events);
+      choice.started |= !events.empty();
+    }
     if (delta.finish_reason != FinishReason::kNone && --unfinished_ == 0) complete();
   }
 
@@ -119,6 +131,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   }
 
   void send(const std::vector<json>& events) {
+    if (events.empty()) return;
     std::string text;
     for (const json& event : events) text += "data: " + to_text(event) + "\n\n";
     send_text(std::move(text));
@@ -154,9 +167,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void abandon(const std::string& why) {
     if (!over_) log_finished(*context_.config, choices_, why);
     over_ = true;
-    for (const Choice& choice : choices_) {
-      if (choice.finish_reason == FinishReason::kNone) context_.engine->cancel(choice.request_id);
-    }
+    for (size_t i = 0; i < num_submitted_; ++i)
+      if (choices_[i].finish_reason == FinishReason::kNone) context_.engine->cancel(ids_[i]);
   }
 
   const GenerationContext context_;
@@ -165,6 +177,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   const std::unique_ptr<AnswerFormat> format_;
   const Clock::time_point start_ = Clock::now();
   std::vector<std::string> ids_;  // of the submissions; constant once the first is made
+  size_t num_submitted_ = 0;      // the id of one that was refused may be another request's
   std::vector<Choice> choices_;
   std::vector<Clock::time_point> latest_;  // tokens of each choice
   size_t unfinished_;

@@ -23,6 +23,8 @@ namespace fp4moe {
 struct Choice {
   int64_t index = 0;
   std::string request_id;
+  std::vector<int32_t> prompt_ids;
+  std::vector<PositionLogprobs> prompt_logprobs;  // if asked for: of the last so many of prompt_ids
   std::string text;
   std::vector<int32_t> token_ids;
   std::vector<PositionLogprobs> logprobs;

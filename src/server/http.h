@@ -46,6 +46,8 @@ class HttpExchange {
   virtual void finish() = 0;
   // Closes the connection, with a line in the log. The answer's rest is lost.
   virtual void drop(const std::string& reason) = 0;
+  // `task` runs whenever nothing was sent for so many seconds, until the answer is whole; 0: never.
+  virtual void on_quiet(double seconds, std::function<void()> task) = 0;
   // `task` runs if the client goes away (or falls too far behind) before the answer is whole.
   virtual void on_disconnect(std::function<void()> task) = 0;
 };

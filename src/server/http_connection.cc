@@ -152,7 +152,7 @@ void Connection::dispatch() {
   request_ = to_request(parser_->release());
   parser_.reset();
   streaming_ = false;
-  on_disconnect_ = nullptr;
+  on_disconnect_ = on_quiet_ = nullptr;
   busy_ = true;
   count_busy();
   shared_.handler(shared_from_this());
@@ -209,7 +209,7 @@ void Connection::finish() {
   if (closed_ || !busy_) return;
   if (streaming_ && chunked_) send("0\r\n\r\n");
   if (closed_) return;
-  on_disconnect_ = nullptr;
+  on_disconnect_ = on_quiet_ = nullptr;
   busy_ = false;
   count_busy();
   if (!keep_alive_) close_when_sent_ = true;
@@ -235,8 +235,17 @@ void Connection::drop(const std::string& reason) {
   close();
 }
 
+void Connection::on_quiet(double seconds, std::function<void()> task) {
+  if (!busy_ || seconds <= 0) return;
+  on_quiet_ = std::move(task);
+  quiet_seconds_ = seconds;
+  quiet_since_ = Clock::now();
+  look_in(looks_apart());
+}
+
 void Connection::send(std::string bytes) {
   if (closed_) return;
+  quiet_since_ = Clock::now();
   unsent_bytes_ += bytes.size();
   out_.push_back(std::move(bytes));
   count_busy();
@@ -285,6 +294,8 @@ void Connection::tick() {
                 std::to_string(shared_.config.write_timeout_seconds));
   }
   if (!busy_ && writing_.empty() && now > read_deadline_) return close();
+  if (on_quiet_ && writing_.empty() && now - quiet_since_ >= std::chrono::duration<double>(quiet_seconds_))
+    on_quiet_();
   // An idle connection is looked at ever more often towards its end; parse() sees to it when a request
   // begins.
   const bool is_idle = !busy_ && writing_.empty() && !parser_;
@@ -295,7 +306,9 @@ void Connection::tick() {
 // Seconds, by the nearest deadline that there may be.
 double Connection::looks_apart() const {
   const ServerConfig& c = shared_.config;
-  return std::min({c.idle_timeout_seconds, c.request_timeout_seconds, c.write_timeout_seconds, 4.0}) / 4;
+  const double nearest =
+      std::min({c.idle_timeout_seconds, c.request_timeout_seconds, c.write_timeout_seconds, 4.0});
+  return (on_quiet_ ? std::min(nearest, quiet_seconds_) : nearest) / 4;
 }
 
 // The next look is then, and none before.
@@ -314,6 +327,7 @@ void Connection::close() {
   boost::system::error_code ignored;
   socket_.close(ignored);
   timer_.cancel();
+  on_quiet_ = nullptr;
   if (on_disconnect_) std::exchange(on_disconnect_, nullptr)();
 }
 

@@ -46,6 +46,7 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   void write(std::string bytes) override;
   void finish() override;
   void drop(const std::string& reason) override;
+  void on_quiet(double seconds, std::function<void()> task) override;
   void on_disconnect(std::function<void()> task) override { on_disconnect_ = std::move(task); }
 
  private:
@@ -79,6 +80,9 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   std::optional<boost::beast::http::request_parser<boost::beast::http::string_body>> parser_;
   HttpRequest request_;
   std::function<void()> on_disconnect_;
+  std::function<void()> on_quiet_;
+  double quiet_seconds_ = 0;
+  Clock::time_point quiet_since_;
 
   std::deque<std::string> out_;       // not yet given to the socket
   std::vector<std::string> writing_;  // given to the socket

@@ -20,8 +20,12 @@ json usage(const std::vector<Choice>& choices, int64_t n) {
 
 }  // namespace
 
-void OpenAiFormat::read(GenerationCall& call, Fields& fields) {
+void OpenAiFormat::read(GenerationCall& call, Fields& fields, Request& request) {
+  read_identity(fields, id_prefix_, request);
+  id_ = request.id;
   n_ = read_n(fields);
+  fields.refuse("return_routed_experts", false);
+  returns_token_ids_ = fields.boolean("return_token_ids", false);
   call.stream = fields.boolean("stream", false);
   const json* options = fields.find("stream_options");
   if (options == nullptr) return;
@@ -31,7 +35,7 @@ void OpenAiFormat::read(GenerationCall& call, Fields& fields) {
 }
 
 json OpenAiFormat::head(const char* object, json choices) const {
-  return {{"id", id},
+  return {{"id", id_},
           {"object", object},
           {"created", created_},
           {"model", model_},
@@ -56,6 +60,7 @@ json OpenAiFormat::whole(const std::vector<Choice>& choices) {
   for (const Choice& choice : choices) list.push_back(whole_choice(choice));
   json answer = head(object_, std::move(list));
   answer["usage"] = usage(choices, n_);
+  add_to_whole(answer, choices);
   return answer;
 }
 

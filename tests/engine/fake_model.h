@@ -83,13 +83,13 @@ class FakeModel : public Model {
         ASSERT_EQ(batch.positions[row], s.first_position + i);
         slot(s, s.first_position + i) = static_cast<float>(batch.token_ids[row]);
       }
-      if (wanted == batch.logit_rows.end() || *wanted >= next_row) continue;
-      ASSERT_EQ(*wanted++, next_row - 1);
-      std::vector<int32_t> history;
-      for (int64_t p = 0; p < s.first_position + s.num_rows; ++p)
-        history.push_back(static_cast<int32_t>(slot(s, p)));
-      logits_(history, {logits, static_cast<size_t>(config_.vocab_size)});
-      logits += config_.vocab_size;
+      for (; wanted != batch.logit_rows.end() && *wanted < next_row; ++wanted) {
+        std::vector<int32_t> history;
+        for (int64_t p = 0; p <= s.first_position + *wanted - s.first_row; ++p)
+          history.push_back(static_cast<int32_t>(slot(s, p)));
+        logits_(history, {logits, static_cast<size_t>(config_.vocab_size)});
+        logits += config_.vocab_size;
+      }
     }
     ASSERT_EQ(next_row, static_cast<int64_t>(batch.token_ids.size()));
     ASSERT_TRUE(wanted == batch.logit_rows.end());

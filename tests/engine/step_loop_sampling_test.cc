@@ -145,6 +145,158 @@ TEST_P(StepLoopSampling, NothingEndsTheAnswerBeforeMinNewTokens) {
   EXPECT_EQ(std::ranges::count(std::span(longest.token_ids).first(15), kEosId), 0);
 }
 
+// Of each prompt token after `from`, by the definition.
+void expect_scores(const Answer& answer, const std::vector<int32_t>& prompt, int64_t from, size_t num_top) {
+  const auto first = static_cast<size_t>(from) + 1;
+  ASSERT_EQ(answer.prompt_logprobs.size(), prompt.size() - std::min(first, prompt.size()));
+  for (size_t p = first; p < prompt.size(); ++p) {
+    const PositionLogprobs& got = answer.prompt_logprobs[p - first];
+    std::vector<float> logits(kVocab);
+    hashed_logits(std::span(prompt).first(p), logits);
+    double total = 0;
+    for (const float x : logits) total += std::exp(double{x});
+    EXPECT_EQ(got.chosen.token_id, prompt[p]);
+    EXPECT_NEAR(got.chosen.logprob, logits[static_cast<size_t>(prompt[p])] - std::log(total), 1e-5);
+    ASSERT_EQ(got.top.size(), num_top);
+    const auto best = std::max_element(logits.begin(), logits.begin() + kNumTokens);
+    if (num_top > 0) {
+      EXPECT_EQ(got.top[0].token_id, best - logits.begin());
+      EXPECT_NEAR(got.top[0].logprob, *best - std::log(total), 1e-5);
+    }
+  }
+}
+
+// Prompts of all lengths beside requests that only decode, with chunks, few pages and few rows of logits.
+TEST_P(StepLoopSampling, PromptsAreScored) {
+  for (const int64_t max_running : {1, 3, 8})
+    for (const int64_t num_pages : {256, 40}) {
+      TestLoop loop(hashed_logits, {.num_pages = num_pages,
+                                    .scheduler = {.max_running_requests = max_running,
+                                                  .chunked_prefill_size = 16,
+                                                  .max_prefill_tokens = 32},
+                                    .samples = GetParam()});
+      std::vector<Collector> collectors(24);
+      const auto prompt_of = [](size_t i) {
+        std::vector<int32_t> prompt;
+        for (size_t k = 0; k <= i * 5 % 53; ++k)
+          prompt.push_back(static_cast<int32_t>(i * 11 + k * 3) % kNumTokens);
+        return prompt;
+      };
+      const auto from_of = [](size_t i) { return static_cast<int64_t>(i % 3 == 0 ? 0 : i * 5 % 53 / 2); };
+      for (size_t i = 0; i < collectors.size(); ++i) {
+        Request request{"", prompt_of(i), greedy(static_cast<int64_t>(i % 4) * 5)};
+        request.sampling.ignore_eos = true;
+        request.sampling.top_logprobs = static_cast<int32_t>(i % 3);
+        if (i % 5 != 4) request.prompt_logprobs_from = from_of(i);
+        ASSERT_TRUE(loop->submit(request, collectors[i].callback()).ok()) << i;
+      }
+      for (size_t i = 0; i < collectors.size(); ++i) {
+        const Answer& answer = collectors[i].wait();
+        EXPECT_EQ(answer.reason(), FinishReason::kLength);
+        EXPECT_EQ(answer.token_ids.size(), i % 4 * 5);
+        if (i % 5 == 4) {
+          EXPECT_TRUE(answer.prompt_logprobs.empty());
+        } else {
+          expect_scores(answer, prompt_of(i), from_of(i), i % 3);
+        }
+      }
+      loop.finish();
+    }
+}
+
+TEST_P(StepLoopSampling, ScoresBeforeAnAnswer) {
+  TestLoop loop(hashed_logits, {.samples = GetParam()});
+  SamplingParams sampling = greedy(4);
+  sampling.top_logprobs = 1;
+  const std::vector<int32_t> prompt = {4, 5, 6, 7};
+  const Answer plain = loop.run(prompt, sampling);
+  const Answer scored =
+      loop.run(Request{.input_ids = prompt, .sampling = sampling, .prompt_logprobs_from = 1});
+  EXPECT_EQ(scored.token_ids, plain.token_ids);
+  expect_scores(scored, prompt, 1, 1);
+  EXPECT_EQ(
+      loop.run(Request{.input_ids = {4}, .sampling = sampling, .prompt_logprobs_from = 0}).token_ids.size(),
+      4u);
+}
+
+TEST(StepLoopRequests, ABadRowOfAPromptFailsItsRequest) {
+  const FakeLogits nan_at_3 = [](std::span<const int32_t> history, std::span<float> logits) {
+    hashed_logits(history, logits);
+    if (history.size() == 3) logits[0] = std::numeric_limits<float>::quiet_NaN();
+  };
+  for (const bool samples : {false, true}) {
+    TestLoop loop(nan_at_3, {.samples = samples});
+    const Request request{
+        .input_ids = {1, 2, 3, 4, 5}, .sampling = {.top_logprobs = 0}, .prompt_logprobs_from = 0};
+    EXPECT_EQ(loop.run(request).last.error, "the model's logits hold NaN or infinity");
+    loop.finish();
+  }
+}
+
+TEST_P(StepLoopSampling, StopExpressions) {
+  TestLoop loop(says("one 12 two 345; three"), {.samples = GetParam()});
+  SamplingParams sampling = greedy(30);
+  sampling.stop_regex = {"[0-9]{3}", "x"};
+  const Answer answer = loop.run({'x'}, sampling);
+  EXPECT_EQ(answer.text, "one 12 two ");
+  EXPECT_EQ(answer.reason(), FinishReason::kStop);
+  EXPECT_EQ(answer.last.matched_stop, "345");
+  EXPECT_EQ(answer.token_ids.size(), 14u);
+  sampling.no_stop_trim = true;
+  EXPECT_EQ(loop.run({'x'}, sampling).text, "one 12 two 345");
+  sampling.no_stop_trim = false;
+  sampling.stop = {"two"};
+  EXPECT_EQ(loop.run({'x'}, sampling).text, "one 12 ");
+  sampling.stop = {};
+  sampling.stop_regex = {"[0-9]+"};
+  EXPECT_EQ(loop.run({'x'}, sampling).text, "one ");
+  sampling.min_new_tokens = 6;  // met with the token that stops
+  EXPECT_EQ(loop.run({'x'}, sampling).text, "one 1");
+  sampling.stop_regex = {"345; thr(?!ee)"};  // as soon as it matches what is there
+  EXPECT_EQ(loop.run({'x'}, sampling).text, "one 12 two ");
+  sampling.stop_regex = {"(e|e )+!"};
+  EXPECT_EQ(loop.run({'x'}, sampling).text, "one 12 two 345; three");
+}
+
+TEST(StepLoopRequests, AnExpressionThatExplodesFailsItsRequestAlone) {
+  TestLoop loop(says(std::string(60, 'a')));
+  SamplingParams sampling = greedy(50);
+  Collector other;
+  ASSERT_TRUE(loop->submit({"", {'x'}, sampling}, other.callback()).ok());
+  sampling.stop_regex = {"(a+)+b"};
+  const Answer bad = loop.run({'x'}, sampling);
+  EXPECT_EQ(bad.reason(), FinishReason::kError);
+  EXPECT_NE(bad.last.error.find("stop_regex[0]"), std::string::npos) << bad.last.error;
+  EXPECT_EQ(other.wait().token_ids.size(), 50u);
+  loop.finish();
+}
+
+// One runs; of those that wait the most urgent is next, and of equals the first.
+TEST(StepLoopRequests, PriorityDecidesWhoIsNext) {
+  Gate gate;
+  TestLoop loop(
+      hashed_logits,
+      {.scheduler = {.max_running_requests = 1, .chunked_prefill_size = 16, .max_prefill_tokens = 32}},
+      gate.hook());
+  std::mutex mutex;
+  std::vector<std::string> order;
+  const auto submit = [&](const std::string& id, int64_t priority) {
+    const auto on_delta = [&, id](const Delta& delta) {
+      std::lock_guard lock(mutex);
+      if (delta.finish_reason != FinishReason::kNone) order.push_back(id);
+    };
+    EXPECT_TRUE(
+        loop->submit({.id = id, .input_ids = {1}, .sampling = greedy(2), .priority = priority}, on_delta)
+            .ok());
+  };
+  submit("running", 0);
+  gate.wait_until_reached();
+  submit("a", 0), submit("b", 5), submit("c", -1), submit("d", 5), submit("e", 0);
+  gate.open();
+  loop.finish();
+  EXPECT_EQ(order, (std::vector<std::string>{"running", "b", "d", "a", "e", "c"}));
+}
+
 TEST(StepLoopRequests, RefusesWhatIsIllegal) {
   TestLoop loop;
   const auto refusal = [&](const SamplingParams& sampling) {
@@ -164,6 +316,18 @@ TEST(StepLoopRequests, RefusesWhatIsIllegal) {
             "logit_bias: tokens=1025; legal: at most 1024");
   EXPECT_EQ(refusal({.max_new_tokens = 4, .min_new_tokens = 5}),
             "min_new_tokens=5; legal: 0 to max_new_tokens=4");
+  EXPECT_EQ(refusal({.stop_regex = {"a", "(b"}}),
+            "stop_regex[1] does not compile: missing closing parenthesis at byte 2");
+  EXPECT_EQ(refusal({.stop_regex = {""}}), "stop_regex[0]: bytes=0; legal: 1 to 1024");
+  EXPECT_EQ(refusal({.stop_regex = std::vector<std::string>(17, "a")}),
+            "stop_regex: expressions=17; legal: at most 16");
+  const auto refused = [&](const Request& request) {
+    return loop->submit(request, [](const Delta&) { ADD_FAILURE(); }).status().message();
+  };
+  EXPECT_EQ(refused({.input_ids = {1}, .sampling = {.top_logprobs = 0}, .prompt_logprobs_from = 2}),
+            "prompt_logprobs_from=2; legal: -1 (none) to the prompt's 1 tokens");
+  EXPECT_EQ(refused({.input_ids = {1}, .prompt_logprobs_from = 0}),
+            "top_logprobs=-1; legal: at least 0 with the prompt's logprobs");
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ inline constexpr int64_t kVocab = 300;  // more than the tokenizer has: the last
 struct Answer {
   std::string text;
   std::vector<int32_t> token_ids;
-  std::vector<PositionLogprobs> logprobs;
+  std::vector<PositionLogprobs> logprobs, prompt_logprobs;
   Delta last;  // the final delta
   FinishReason reason() const { return last.finish_reason; }
 };
@@ -34,6 +34,8 @@ class Collector {
       state->answer.text += delta.text;
       for (const int32_t id : delta.token_ids) state->answer.token_ids.push_back(id);
       for (const auto& logprobs : delta.logprobs) state->answer.logprobs.push_back(logprobs);
+      EXPECT_TRUE(delta.prompt_logprobs.empty() || state->answer.token_ids.empty()) << "scores after a token";
+      for (const auto& logprobs : delta.prompt_logprobs) state->answer.prompt_logprobs.push_back(logprobs);
       EXPECT_EQ(delta.completion_tokens, static_cast<int64_t>(state->answer.token_ids.size()));
       state->answer.last = delta;
       ++state->num_deltas;
@@ -206,8 +208,11 @@ class TestLoop {
   StepLoop* operator->() { return loop_.get(); }
 
   Answer run(std::vector<int32_t> prompt, const SamplingParams& sampling) {
+    return run(Request{"", std::move(prompt), sampling});
+  }
+  Answer run(Request request) {
     Collector collector;
-    const auto id = loop_->submit({"", std::move(prompt), sampling}, collector.callback());
+    const auto id = loop_->submit(std::move(request), collector.callback());
     EXPECT_TRUE(id.ok()) << id.status().to_string();
     return id.ok() ? collector.wait() : Answer{};
   }

@@ -45,6 +45,7 @@ Result<std::string> FakeEngine::submit(Request request, DeltaCallback on_delta) 
   }
   if (static_cast<int64_t>(request.input_ids.size()) >= info_.context_length)
     return does_not_fit(std::to_string(request.input_ids.size()) + " prompt tokens, context 4096");
+  if (running_.contains(request.id)) return invalid_argument("request id \"" + request.id + "\" is in use");
   last_ = request;
   submitted_.fetch_add(1);
   auto r = std::make_shared<Running>();
@@ -165,6 +166,7 @@ void FakeEngine::loop() {
       const bool cancelled = r->cancelled;
       lock.unlock();
       Delta delta;
+      if (!cancelled && !std::exchange(r->scored, true)) deliver_scores(*r);
       if (cancelled) {
         delta.finish_reason = FinishReason::kAbort;
         delta.completion_tokens = r->generated;
@@ -187,6 +189,19 @@ void FakeEngine::loop() {
       lock.lock();
     }
   }
+}
+
+void FakeEngine::deliver_scores(const Running& r) const {
+  if (r.request.prompt_logprobs_from < 0) return;
+  Delta delta;
+  for (size_t p = static_cast<size_t>(r.request.prompt_logprobs_from) + 1; p < r.request.input_ids.size();
+       ++p) {
+    const int32_t id = r.request.input_ids[p];
+    PositionLogprobs scored{{id, -static_cast<float>(p), token_bytes(id)}, {}};
+    if (r.request.sampling.top_logprobs > 0) scored.top.push_back({'a', 0, "a"});
+    delta.prompt_logprobs.push_back(std::move(scored));
+  }
+  r.on_delta(delta);
 }
 
 Delta FakeEngine::next(Running& r) const {

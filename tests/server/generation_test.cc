@@ -25,6 +25,7 @@ class StalledExchange final : public HttpExchange {
     dropped = reason;
     if (on_disconnect_) std::exchange(on_disconnect_, nullptr)();
   }
+  void on_quiet(double, std::function<void()>) override {}
   void on_disconnect(std::function<void()> task) override { on_disconnect_ = std::move(task); }
 
   int64_t num_tasks() const {

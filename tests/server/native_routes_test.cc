@@ -64,6 +64,40 @@ TEST(Generate, Logprobs) {
   EXPECT_EQ(body["meta_info"]["output_top_logprobs"], json::parse("[[[-0.5,97,null]]]"));
 }
 
+TEST(Generate, PromptLogprobs) {
+  TestServer s;
+  const auto meta = [&](const std::string& more) {
+    return post(s, "/generate",
+                R"({"input_ids":[98,99,100],"return_logprob":true,"sampling_params":{"max_new_tokens":0})" +
+                    more + "}")["meta_info"];
+  };
+  const json whole = meta(R"(,"logprob_start_len":0,"top_logprobs_num":1,"return_text_in_logprobs":true)");
+  EXPECT_EQ(whole["input_token_logprobs"], json::parse(R"([[null,98,"b"],[-1.0,99,"c"],[-2.0,100,"d"]])"));
+  EXPECT_EQ(whole["input_top_logprobs"], json::parse(R"([null,[[0.0,97,"a"]],[[0.0,97,"a"]]])"));
+  EXPECT_EQ(whole["output_token_logprobs"], json::array());
+  const json end = meta(R"(,"logprob_start_len":1)");
+  EXPECT_EQ(end["input_token_logprobs"], json::parse("[[null,99,null],[-2.0,100,null]]"));
+  EXPECT_FALSE(end.contains("input_top_logprobs"));
+  EXPECT_EQ(meta("")["input_token_logprobs"], json::array());
+  const HttpAnswer beyond =
+      http_post(s.port, "/generate", R"({"input_ids":[98],"return_logprob":true,"logprob_start_len":2})");
+  EXPECT_EQ(beyond.status, 400);
+  EXPECT_EQ(json::parse(beyond.body)["error"]["param"], "logprob_start_len");
+}
+
+TEST(Generate, RequestIds) {
+  TestServer s;
+  EXPECT_EQ(post(s, "/generate", R"({"text":"a","rid":"x"})")["meta_info"]["id"], "x");
+  const json list = post(s, "/generate", R"({"text":["a","b"],"rid":["x","y"],"priority":3})");
+  EXPECT_EQ(list[0]["meta_info"]["id"], "x");
+  EXPECT_EQ(list[1]["meta_info"]["id"], "y");
+  EXPECT_EQ(s.engine.last_request().priority, 3);
+  EXPECT_EQ(post(s, "/generate", R"({"text":["a","b"],"rid":"z"})")[1]["meta_info"]["id"], "z-1");
+  const HttpAnswer wrong = http_post(s.port, "/generate", R"({"text":["a","b"],"rid":["x"]})");
+  EXPECT_EQ(wrong.status, 400);
+  EXPECT_EQ(json::parse(wrong.body)["error"]["param"], "rid");
+}
+
 TEST(Generate, SamplingFieldsReachTheEngine) {
   TestServer s;
   post(s, "/generate",

@@ -57,6 +57,37 @@ class OpenAiSdk(unittest.TestCase):
         self.assertEqual(self.chat(stop=[stop]).choices[0].message.content, whole[:whole.index(stop)])
         self.assertEqual(self.chat(max_tokens=1).choices[0].finish_reason, "length")
 
+    def test_prompt_logprobs_are_those_of_generation(self):
+        """As lm_eval's local-completions asks: echo, logprobs, no answer. On a CPU they are the same bits."""
+        made = self.client.completions.create(model="demo", prompt=QUESTION, temperature=0, max_tokens=12, logprobs=2,
+                                              extra_body={"return_token_ids": True, "ignore_eos": True}).choices[0]
+        ids = made.prompt_token_ids + made.token_ids
+        scored = self.client.completions.create(model="demo", prompt=ids, temperature=0, max_tokens=0, logprobs=2,
+                                                echo=True).choices[0].logprobs
+        self.assertEqual(len(scored.tokens), len(ids))
+        self.assertIsNone(scored.token_logprobs[0])
+        self.assertIsNone(scored.top_logprobs[0])
+        self.assertEqual(scored.tokens[-12:], made.logprobs.tokens)
+        self.assertEqual(scored.token_logprobs[-12:], made.logprobs.token_logprobs)
+        self.assertEqual(scored.top_logprobs[-12:], made.logprobs.top_logprobs)
+        for value, top in zip(scored.token_logprobs[-12:], scored.top_logprobs[-12:]):
+            self.assertEqual(value, max(top.values()))  # greedy, and so lm_eval finds
+
+    def test_bias_and_penalties(self):
+        def ids(**more):
+            return self.chat(extra_body={"return_token_ids": True}, **more).choices[0].token_ids
+
+        best = ids(max_tokens=1)[0]
+        other = ids(max_tokens=1, logit_bias={str(best): -100})[0]
+        self.assertNotEqual(other, best)
+        self.assertEqual(ids(max_tokens=3, logit_bias={str(other): 100}), [other] * 3)
+        liked = {str(other): 20}  # as much as ten times 2
+        penalised = ids(max_tokens=40, logit_bias=liked, frequency_penalty=2, presence_penalty=2)
+        self.assertLess(2 * penalised.count(other), ids(max_tokens=40, logit_bias=liked).count(other))
+        with self.assertRaises(openai.BadRequestError) as caught:
+            self.chat(frequency_penalty=3)
+        self.assertEqual(caught.exception.param, "frequency_penalty")
+
     def test_logprobs(self):
         answer = self.chat(logprobs=True, top_logprobs=3, max_tokens=4)
         content = answer.choices[0].logprobs.content

@@ -24,10 +24,13 @@ VALID = {  # a smallest body of each route that takes one
 }
 GENERATING = list(VALID)[:3]
 MORE = {  # further bodies whose answers must have the schema too
-    "/v1/chat/completions": [{"logprobs": True, "top_logprobs": 2}, {"n": 2, "stop": "a"}],
-    "/v1/completions": [{"logprobs": 2, "n": 2}, {"prompt": ["a", "b"]}, {"prompt": [[65], [66, 67]]}],
+    "/v1/chat/completions": [{"logprobs": True, "top_logprobs": 2}, {"n": 2, "stop": "a", "stop_regex": "[0-9]{3}"},
+                             {"return_token_ids": True, "rid": "mine"}],
+    "/v1/completions": [{"logprobs": 2, "n": 2}, {"prompt": ["a", "b"]}, {"prompt": [[65], [66, 67]]},
+                        {"logprobs": 1, "echo": True, "return_token_ids": True}],
     "/generate": [{"return_logprob": True, "top_logprobs_num": 2}, {"text": ["a", "b"]}, {"text": None, "input_ids": [65]},
-                  {"return_logprob": True, "return_text_in_logprobs": True}],
+                  {"return_logprob": True, "return_text_in_logprobs": True},
+                  {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2, "rid": ["mine"]}],
     "/tokenize": [{"prompt": ["a", "b c"]}],
     "/detokenize": [{"tokens": 65}],
     "/abort_request": [{"rid": None, "abort_all": True}],
