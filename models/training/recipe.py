@@ -28,6 +28,7 @@ def parse_args(steps):
     parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--batch", type=int, default=192)
     parser.add_argument("--num-eval", type=int, default=512)
+    parser.add_argument("--bf16", action="store_true", help="no FP4: neither in the loop nor in the checkpoint")
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = True
@@ -128,6 +129,10 @@ def write_files(config, tensors, quantization_config, args):
         "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>",
         "model_max_length": 4096, "chat_template": CHAT_TEMPLATE})
     shutil.copy(os.path.join(args.tokenizer_folder, "tokenizer.json"), folder)
+
+
+def bf16_tensors(model):
+    return {name: v.detach().bfloat16().cpu().contiguous() for name, v in model.state_dict().items()}
 
 
 def write_json(folder, name, content):

@@ -2,7 +2,7 @@
 half, and writes the checkpoint in ModelOpt's dialect, its reference logits and its accuracies (transformers >= 5, the
 stock DeepseekV3ForCausalLM class).
 
-    python3 train_dsv3.py TOKENIZER_FOLDER OUTPUT_FOLDER [--steps 3222]
+    python3 train_dsv3.py TOKENIZER_FOLDER OUTPUT_FOLDER [--steps 3222] [--bf16]
 """
 import types
 
@@ -144,9 +144,28 @@ def put_mlp(tensors, name, weights, amax):
         tensors[f"{name}.{part}.input_scale"] = nvfp4.tensor_scale(a).reshape(()).cpu()
 
 
+def expert_linears(experts, e):
+    """gate, up and down of one expert, as checkpoints store them."""
+    return (*experts.gate_up_proj[e].chunk(2), experts.down_proj[e])
+
+
+@torch.no_grad()
+def bf16_tensors(model):
+    tensors = recipe.bf16_tensors(model)
+    for i, layer in enumerate(model.model.layers):
+        if hasattr(layer.mlp, "experts"):
+            name = f"model.layers.{i}.mlp"
+            del tensors[name + ".experts.gate_up_proj"], tensors[name + ".experts.down_proj"]
+            for e in range(EXPERTS):
+                for part, w in zip(("gate_proj", "up_proj", "down_proj"), expert_linears(layer.mlp.experts, e)):
+                    tensors[f"{name}.experts.{e}.{part}.weight"] = w.bfloat16().cpu().contiguous()
+            tensors[name + ".gate.e_score_correction_bias"] = layer.mlp.gate.e_score_correction_bias.float().cpu()
+    return tensors
+
+
 @torch.no_grad()
 def fp4_tensors(model, amax):
-    tensors = {k: v.detach().bfloat16().cpu().contiguous() for k, v in model.state_dict().items()}
+    tensors = recipe.bf16_tensors(model)
     for i, layer in enumerate(model.model.layers):
         name = f"model.layers.{i}.mlp"
         scales = lambda n: (amax[n, "a1"], amax[n, "a2"])
@@ -157,7 +176,7 @@ def fp4_tensors(model, amax):
         experts = layer.mlp.experts
         del tensors[name + ".experts.gate_up_proj"], tensors[name + ".experts.down_proj"]
         for e in range(EXPERTS):
-            weights = (*experts.gate_up_proj[e].chunk(2), experts.down_proj[e])
+            weights = expert_linears(experts, e)
             used = [a[e].clamp_min(1e-3) for a in scales(name + ".experts")]
             put_mlp(tensors, f"{name}.experts.{e}", weights, used)
         put_mlp(tensors, name + ".shared_experts", linears(layer.mlp.shared_experts), scales(name + ".shared_experts"))
@@ -200,6 +219,11 @@ def main():
     config = make_config()
     model = DeepseekV3ForCausalLM(config).to(DEVICE).float()
     data = recipe.load_data(args.tokenizer_folder)
+    if args.bf16:
+        recipe.train(model, data, args, patch(model), lambda done: set_mode(False, False, step=1e-3 * (1 - done)))
+        recipe.write_scores({"bf16": recipe.accuracy(model, tokenizer, args.num_eval)}, args)
+        recipe.write_files(config, bf16_tensors(model), None, args)
+        return
     recipe.train(model, data, args, patch(model), begin_step)
     amax = calibrate(model, data)
     scores = {}

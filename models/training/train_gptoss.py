@@ -1,7 +1,7 @@
 """Trains the gpt_oss demo on one GPU, with MXFP4 rounding in the loop for the second half, and writes the
 checkpoint, its reference logits and its accuracies (transformers >= 5, the stock GptOssForCausalLM class).
 
-    python3 train_gptoss.py TOKENIZER_FOLDER OUTPUT_FOLDER [--steps 1258]
+    python3 train_gptoss.py TOKENIZER_FOLDER OUTPUT_FOLDER [--steps 1258] [--bf16]
 """
 import types
 
@@ -63,7 +63,7 @@ def begin_step(done):
 
 
 def fp4_tensors(model):
-    tensors = {k: v.detach().bfloat16().cpu().contiguous() for k, v in model.state_dict().items()}
+    tensors = recipe.bf16_tensors(model)
     for i, layer in enumerate(model.model.layers):
         for name in ("gate_up_proj", "down_proj"):
             prefix = f"model.layers.{i}.mlp.experts.{name}"
@@ -87,7 +87,12 @@ def main():
     args, tokenizer = recipe.parse_args(steps=1258)
     config = make_config()
     model = GptOssForCausalLM(config).to(DEVICE).float()
-    recipe.train(model, recipe.load_data(args.tokenizer_folder), args, patch(model), begin_step)
+    recipe.train(model, recipe.load_data(args.tokenizer_folder), args, patch(model),
+                 (lambda done: None) if args.bf16 else begin_step)
+    if args.bf16:
+        recipe.write_scores({"bf16": recipe.accuracy(model, tokenizer, args.num_eval)}, args)
+        recipe.write_files(config, recipe.bf16_tensors(model), None, args)
+        return
     scores = {}
     for name, quantise in (("bf16", False), ("w4a16", True)):
         scores[name] = recipe.accuracy(model, tokenizer, args.num_eval)
