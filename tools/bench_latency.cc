@@ -14,6 +14,7 @@
 #include "bench_spread.h"
 #include "bench_verbs.h"
 #include "busy_processes.h"
+#include "fp4moe/config.h"
 #include "fp4moe/engine.h"
 #include "verb.h"
 

@@ -5,10 +5,11 @@
 
 #include "base/thread_pool.h"
 #include "bench_cpu.h"
-#include "fp4moe/config.h"
 #include "model_costs.h"
 
 namespace fp4moe {
+
+struct EngineConfig;
 
 class LatencyLimit {
  public:

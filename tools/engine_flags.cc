@@ -7,6 +7,7 @@
 
 #include "comm/job.h"
 #include "config_file.h"
+#include "fp4moe/config.h"
 #include "fp4moe/engine.h"
 #include "model/sglang_names.h"
 #include "verb.h"

@@ -9,7 +9,7 @@
 #include <cstdio>
 #include <string>
 
-#include "fp4moe/config.h"
+#include "fp4moe/sinks.h"
 
 namespace fp4moe {
 

@@ -5,7 +5,7 @@
 #include <mutex>
 #include <string>
 
-#include "fp4moe/config.h"
+#include "fp4moe/sinks.h"
 
 namespace fp4moe {
 

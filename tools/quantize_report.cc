@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "eval_score.h"
+#include "fp4moe/config.h"
 #include "fp4moe/engine.h"
 #include "fp4moe/server.h"
 #include "html_page.h"

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 
+#include "fp4moe/config.h"
 #include "fp4moe/engine.h"
 #include "verb.h"
 

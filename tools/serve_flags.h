@@ -1,6 +1,7 @@
 // The flags of `fp4moe serve`.
 #pragma once
 
+#include "fp4moe/config.h"
 #include "fp4moe/server.h"
 #include "verb.h"
 

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "fp4moe/config.h"
 #include "model/kv_cache.h"
 #include "model/model.h"
 

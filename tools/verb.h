@@ -3,10 +3,11 @@
 
 #include <CLI/CLI.hpp>
 
-#include "fp4moe/config.h"
 #include "fp4moe/status.h"
 
 namespace fp4moe {
+
+struct EngineConfig;
 
 // Exit codes of the binary.
 enum ExitCode { kExitOk = 0, kExitUsage = 2, kExitUnsupported = 3, kExitDoesNotFit = 4, kExitSelfTest = 5 };

@@ -7,11 +7,12 @@
 #include <string_view>
 #include <vector>
 
-#include "fp4moe/config.h"
 #include "fp4moe/request.h"
 #include "fp4moe/status.h"
 
 namespace fp4moe {
+
+struct EngineConfig;  // fp4moe/config.h
 
 // Facts of the loaded model, constant after Engine::make.
 struct ModelInfo {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "fp4moe/config.h"
 #include "fp4moe/engine.h"
+#include "fp4moe/sinks.h"
 #include "fp4moe/status.h"
 
 namespace fp4moe {

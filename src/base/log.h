@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "fp4moe/config.h"
+#include "fp4moe/sinks.h"
 
 namespace fp4moe {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/thread_pool.h"
-#include "fp4moe/config.h"
+#include "fp4moe/sinks.h"
 #include "io/checkpoint.h"
 #include "io/model_config.h"
 #include "kernels/ops.h"

@@ -7,7 +7,7 @@
 
 #include "base/buffer.h"
 #include "base/thread_pool.h"
-#include "fp4moe/config.h"
+#include "fp4moe/sinks.h"
 #include "io/checkpoint.h"
 #include "io/model_config.h"
 #include "kernels/ops.h"

@@ -8,6 +8,8 @@
 #include <future>
 #include <random>
 
+#include "fp4moe/config.h"
+
 namespace fp4moe {
 namespace {
 

@@ -5,6 +5,7 @@
 #include <future>
 #include <random>
 
+#include "fp4moe/config.h"
 #include "fp4moe/engine.h"
 
 namespace fp4moe {

@@ -1,4 +1,5 @@
 // What a user of the library writes: load a model, ask one question, print the answer.
+#include <fp4moe/config.h>
 #include <fp4moe/engine.h>
 
 #include <cstdio>
