@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "base/check.h"
 #include "base/cpu_info.h"
@@ -50,17 +51,14 @@ Result<std::vector<QuestionOptions>> parse_evals(const std::vector<std::string>&
   return all;
 }
 
-// The largest activations of every module, from forward passes of the bf16 model over the texts.
-Result<std::map<std::string, float>> calibrate(const QuantizeFlags& flags, const ModelConfig& config,
-                                               const std::vector<std::vector<int32_t>>& texts) {
-  Calibration calibration;
-  Result<TextModel> model = [&] {
-    const CalibrationScope scope(calibration);
-    return TextModel::load(flags.model, flags.threads);
-  }();
-  if (!model.ok()) return model.status();
+using Texts = std::vector<std::vector<int32_t>>;
+
+// The largest activations of every module, from forward passes of the bf16 model over the texts; its layers
+// write the records.
+Result<std::map<std::string, float>> calibrate(TextModel& model, const Calibration& calibration,
+                                               const ModelConfig& config, const Texts& texts) {
   for (size_t i = 0; i < texts.size(); ++i) {
-    FP4MOE_RETURN_IF_ERROR(model->forward(texts[i]).status());
+    FP4MOE_RETURN_IF_ERROR(model.forward(texts[i]).status());
     progress("calibrating", static_cast<int64_t>(i) + 1, std::ssize(texts));
   }
   // Records come in the order of loading: a layer's experts, then its shared expert; or its MLP.
@@ -98,18 +96,44 @@ float amax_of(const std::map<std::string, float>& amax, const std::string& modul
   return most > 0 ? most : 1;
 }
 
+// Writes the checkpoint; with texts the source's model is loaded for them first, once, for the calibration
+// and for the comparison of predictions.
+Status write_and_compare(const QuantizeFlags& flags, bool calibrates, const ModelConfig& config,
+                         const Texts& texts, QuantizeReport& report) {
+  Calibration calibration;
+  std::optional<TextModel> before;
+  if (!texts.empty()) {
+    const CalibrationScope scope(calibration);
+    FP4MOE_ASSIGN_OR_RETURN(before, TextModel::load(flags.model, flags.threads));
+  }
+  QuantizeOptions options = flags.options;
+  std::map<std::string, float> amax;
+  if (calibrates) {
+    FP4MOE_ASSIGN_OR_RETURN(amax, calibrate(*before, calibration, config, texts));
+    options.input_amax = [&](const std::string& module) { return amax_of(amax, module); };
+    report.calibration = flags.calib;
+  }
+  {
+    ThreadPool pool(flags.threads > 0 ? flags.threads : available_cores());
+    FP4MOE_ASSIGN_OR_RETURN(const Checkpoint source, Checkpoint::open(flags.model));
+    FP4MOE_ASSIGN_OR_RETURN(report.result, quantize_checkpoint(source, config, flags.out, options, pool));
+  }
+  if (texts.empty()) return {};
+  FP4MOE_ASSIGN_OR_RETURN(TextModel after, TextModel::load(flags.out, flags.threads));
+  const auto say = [&](int64_t done) { progress("comparing", done, std::ssize(texts)); };
+  FP4MOE_ASSIGN_OR_RETURN(report.predictions, compare_predictions(*before, after, texts, say));
+  return {};
+}
+
 Status run_quantize(QuantizeFlags flags) {
   QuantizeOptions& options = flags.options;
   options.format = flags.format == "nvfp4" ? Fp4Format::kNvfp4 : Fp4Format::kMxfp4;
   options.search = flags.search == "mse" ? ScaleSearch::kMse : ScaleSearch::kAbsmax;
-  const bool calibrates = !flags.calib.empty() && options.format == Fp4Format::kNvfp4;
-  std::map<std::string, float> amax;
-  if (calibrates) options.input_amax = [&](const std::string& module) { return amax_of(amax, module); };
   options.progress = [](int64_t done, int64_t total) { progress("quantizing", done, total); };
   FP4MOE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(flags.model));
   FP4MOE_RETURN_IF_ERROR(check_quantize(config, options).status());
   FP4MOE_ASSIGN_OR_RETURN(const std::vector<QuestionOptions> evals, parse_evals(flags.evals));
-  std::vector<std::vector<int32_t>> texts;
+  Texts texts;
   if (!flags.calib.empty()) {
     FP4MOE_ASSIGN_OR_RETURN(texts, read_texts(flags.calib, flags.model, flags.calib_tokens));
   }
@@ -122,25 +146,13 @@ Status run_quantize(QuantizeFlags flags) {
                         .result = {},
                         .predictions = {},
                         .scores = {}};
-  if (calibrates) {
-    FP4MOE_ASSIGN_OR_RETURN(amax, calibrate(flags, config, texts));
-    report.calibration = flags.calib;
-  }
-  {
-    ThreadPool pool(flags.threads > 0 ? flags.threads : available_cores());
-    FP4MOE_ASSIGN_OR_RETURN(const Checkpoint source, Checkpoint::open(flags.model));
-    FP4MOE_ASSIGN_OR_RETURN(report.result, quantize_checkpoint(source, config, flags.out, options, pool));
-  }
-  if (!texts.empty()) {
-    FP4MOE_ASSIGN_OR_RETURN(TextModel before, TextModel::load(flags.model, flags.threads));
-    FP4MOE_ASSIGN_OR_RETURN(TextModel after, TextModel::load(flags.out, flags.threads));
-    const auto say = [&](int64_t done) { progress("comparing", done, std::ssize(texts)); };
-    FP4MOE_ASSIGN_OR_RETURN(report.predictions, compare_predictions(before, after, texts, say));
-  }
-  for (const QuestionOptions& questions : evals) {
-    FP4MOE_ASSIGN_OR_RETURN(const double before, score_model(flags.model, flags.threads, questions));
-    FP4MOE_ASSIGN_OR_RETURN(const double after, score_model(flags.out, flags.threads, questions));
-    report.scores.push_back({questions.eval_name, before, after});
+  const bool calibrates = !texts.empty() && options.format == Fp4Format::kNvfp4;
+  FP4MOE_RETURN_IF_ERROR(write_and_compare(flags, calibrates, config, texts, report));
+  if (!evals.empty()) {
+    FP4MOE_ASSIGN_OR_RETURN(const auto before, score_model(flags.model, flags.threads, evals));
+    FP4MOE_ASSIGN_OR_RETURN(const auto after, score_model(flags.out, flags.threads, evals));
+    for (size_t i = 0; i < evals.size(); ++i)
+      report.scores.push_back({evals[i].eval_name, before[i], after[i]});
   }
   print(report);
   if (!flags.report.empty()) FP4MOE_RETURN_IF_ERROR(write_text_file(flags.report, to_html(report)));

@@ -125,7 +125,8 @@ void print(const QuantizeReport& r) {
     fmt::print("  {}: {:.3f} before, {:.3f} after\n", s.eval_name, s.before, s.after);
 }
 
-Result<double> score_model(const std::string& model_path, int threads, const QuestionOptions& questions) {
+Result<std::vector<double>> score_model(const std::string& model_path, int threads,
+                                        const std::vector<QuestionOptions>& sets) {
   EngineConfig config;
   config.model_path = model_path;
   config.device = "cpu";
@@ -135,9 +136,13 @@ Result<double> score_model(const std::string& model_path, int threads, const Que
   FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::make(config));
   FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<Server> server, Server::make({.port = 0}));
   server->set_engine(*engine);
-  Result<double> score = score_server("http://127.0.0.1:" + std::to_string(server->port()), questions);
-  server->stop();
-  return score;
+  std::vector<double> scores;
+  for (const QuestionOptions& questions : sets) {
+    FP4MOE_ASSIGN_OR_RETURN(const double score,
+                            score_server("http://127.0.0.1:" + std::to_string(server->port()), questions));
+    scores.push_back(score);
+  }
+  return scores;
 }
 
 }  // namespace fp4moe

@@ -27,7 +27,8 @@ nlohmann::ordered_json to_json(const QuantizeReport& report);
 std::string to_html(const QuantizeReport& report);
 void print(const QuantizeReport& report);
 
-// The model's score, served by this process on a free loopback port.
-Result<double> score_model(const std::string& model_path, int threads, const QuestionOptions& questions);
+// The model's score in each set of questions, served by one engine of this process on a free loopback port.
+Result<std::vector<double>> score_model(const std::string& model_path, int threads,
+                                        const std::vector<QuestionOptions>& sets);
 
 }  // namespace fp4moe
