@@ -2,13 +2,13 @@
 
 #include <fmt/format.h>
 
+#include "engine/memory_plan.h"
+
 namespace fp4moe {
 namespace {
 
 constexpr int64_t kGiB = int64_t{1} << 30;
 constexpr int64_t kLeastMemory = 2 * kGiB, kLeastCache = 4 * kGiB, kLeastFiles = 4096;
-
-std::string gib(int64_t bytes) { return fmt::format("{:.1f} GiB", static_cast<double>(bytes) / kGiB); }
 
 Check ok(std::string name, std::string detail) {
   return {CheckLevel::kOk, std::move(name), std::move(detail), {}};
@@ -61,7 +61,8 @@ Check judge_huge_pages(const MachineFacts& f) {
 }
 
 Check judge_memory(const MachineFacts& f) {
-  const std::string detail = fmt::format("{} of {} can be had", gib(f.available_bytes), gib(f.memory_bytes));
+  const std::string detail =
+      fmt::format("{} of {} can be had", size_string(f.available_bytes), size_string(f.memory_bytes));
   if (f.available_bytes < kLeastMemory)
     return warn("memory", detail,
                 "the demo needs less than 1 GiB; `fp4moe plan MODEL` says what a model needs");
@@ -70,7 +71,7 @@ Check judge_memory(const MachineFacts& f) {
 
 Check judge_memlock(const MachineFacts& f) {
   if (f.memlock_bytes < 0) return ok("memlock", "no limit");
-  const std::string detail = gib(f.memlock_bytes);
+  const std::string detail = size_string(f.memlock_bytes);
   if (f.memlock_bytes < f.memory_bytes / 2)
     return warn("memlock", detail + ": mapped weights may be dropped while the server is idle",
                 "ulimit -l unlimited, or LimitMEMLOCK=infinity in the unit");
@@ -94,7 +95,7 @@ Check judge_cache(const MachineFacts& f) {
     return warn(
         "cache", f.cache_folder + ": " + f.cache_error,
         "every start packs and tunes anew; --weight-cache-dir and --autotune-cache name other places");
-  const std::string detail = f.cache_folder + ", " + gib(f.cache_free_bytes) + " free";
+  const std::string detail = f.cache_folder + ", " + size_string(f.cache_free_bytes) + " free";
   if (f.cache_free_bytes < kLeastCache)
     return warn("cache", detail,
                 "packed weights are as large as the checkpoint: --weight-cache-dir elsewhere");

@@ -5,8 +5,12 @@
 #include <algorithm>
 #include <cmath>
 
+#include "io/jinja/text.h"
+
 namespace fp4moe {
 namespace {
+
+using jinja::escape_html;
 
 constexpr const char* kStyle =
     "body{font:15px/1.5 system-ui,sans-serif;margin:0;color:#1c2128;background:#fff}"
@@ -28,27 +32,6 @@ double round_up(double x) {
 }
 
 }  // namespace
-
-std::string escape_html(const std::string& text) {
-  std::string out;
-  for (const char c : text) switch (c) {
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '&':
-        out += "&amp;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += c;
-    }
-  return out;
-}
 
 HtmlPage::HtmlPage(const std::string& title) {
   const std::string safe = escape_html(title);

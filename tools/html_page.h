@@ -6,9 +6,6 @@
 
 namespace fp4moe {
 
-// Text for a page's body or an attribute.
-std::string escape_html(const std::string& text);
-
 class HtmlPage {
  public:
   explicit HtmlPage(const std::string& title);

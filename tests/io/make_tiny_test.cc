@@ -9,31 +9,12 @@
 #include "io/checkpoint.h"
 #include "io/expert_weights.h"
 #include "io/file.h"
+#include "io/small_model.h"
 #include "io/status_matchers.h"
 #include "io/temp_folder.h"
 
 namespace fp4moe {
 namespace {
-
-MakeTinyOptions small(const std::string& like) {
-  MakeTinyOptions options;
-  options.like = like;
-  options.num_hidden_layers = 2;
-  options.hidden_size = 96;
-  options.intermediate_size = 64;
-  options.num_experts = 4;
-  options.top_k = 2;
-  options.num_heads = 4;
-  options.num_kv_heads = 2;
-  options.vocab_size = 300;
-  if (like.starts_with("deepseek")) {
-    options.dense_intermediate_size = 128;
-    options.num_dense_layers = 1;
-    options.num_groups = 2;
-    options.top_k_groups = 1;
-  }
-  return options;
-}
 
 std::string test_name(const testing::TestParamInfo<std::string>& param) {
   std::string name = param.param;
@@ -52,7 +33,7 @@ double published_theta(const std::string& shape) {
 TEST_P(EveryShape, LoadsAsACheckpoint) {
   for (const char* rope : {"new", "old"}) {
     const TempFolder folder;
-    MakeTinyOptions options = small(GetParam());
+    MakeTinyOptions options = small_model(GetParam());
     options.rope_style = rope;
     options.num_shards = 3;
     ASSERT_TRUE(is_ok(make_tiny(folder.path(), options)));
@@ -82,7 +63,7 @@ TEST_P(EveryShape, LinearLayersLoadInEveryDialect) {
   if (GetParam().starts_with("gpt-oss")) return;
   for (const char* dialect : {"modelopt", "compressed-nvfp4", "compressed-mxfp4"}) {
     const TempFolder folder;
-    MakeTinyOptions options = small(GetParam());
+    MakeTinyOptions options = small_model(GetParam());
     options.dense_intermediate_size = 128;
     options.dialect = dialect;
     ASSERT_TRUE(is_ok(make_tiny(folder.path(), options)));
@@ -122,7 +103,7 @@ TEST_P(EveryShape, LinearLayersLoadInEveryDialect) {
 
 TEST(MakeTiny, WeightsHaveTheMagnitudesOfAnInitialisedModel) {
   const TempFolder folder;
-  ASSERT_TRUE(is_ok(make_tiny(folder.path(), small("gpt-oss-tiny"))));
+  ASSERT_TRUE(is_ok(make_tiny(folder.path(), small_model("gpt-oss-tiny"))));
   const auto checkpoint = Checkpoint::open(folder.path());
   ASSERT_TRUE(is_ok(checkpoint));
   const auto view = checkpoint->get("lm_head.weight", DType::kBF16, {300, 96});
@@ -145,7 +126,7 @@ std::string file_bytes(const TempFolder& folder) {
 
 TEST(MakeTiny, SameSeedSameBytesAndShardsDoNotMatter) {
   const TempFolder first, again, other, sharded;
-  MakeTinyOptions options = small("gpt-oss-tiny");
+  MakeTinyOptions options = small_model("gpt-oss-tiny");
   options.seed = 1;
   ASSERT_TRUE(is_ok(make_tiny(first.path(), options)));
   ASSERT_TRUE(is_ok(make_tiny(again.path(), options)));
@@ -173,7 +154,7 @@ TEST(MakeTiny, RefusesWhatMakesNoModel) {
   const TempFolder folder;
   const std::string out = folder.file("out");
   const auto make = [&](auto edit) {
-    MakeTinyOptions options = small("gpt-oss-tiny");
+    MakeTinyOptions options = small_model("gpt-oss-tiny");
     edit(options);
     return make_tiny(out, options);
   };
@@ -197,7 +178,7 @@ TEST(MakeTiny, RefusesWhatMakesNoModel) {
 TEST(MakeTiny, OnlyWritesIntoANewFolder) {
   const TempFolder folder;
   ASSERT_TRUE(is_ok(write_text_file(folder.file("precious"), "x")));
-  EXPECT_TRUE(fails_with(make_tiny(folder.path(), small("gpt-oss-tiny")), StatusCode::kInvalidArgument,
+  EXPECT_TRUE(fails_with(make_tiny(folder.path(), small_model("gpt-oss-tiny")), StatusCode::kInvalidArgument,
                          {folder.path(), "not empty"}));
 }
 

@@ -11,8 +11,8 @@
 #include "io/checkpoint.h"
 #include "io/expert_weights.h"
 #include "io/file.h"
-#include "io/make_tiny.h"
 #include "io/safetensors.h"
+#include "io/small_model.h"
 #include "io/status_matchers.h"
 #include "io/temp_folder.h"
 
@@ -23,23 +23,8 @@ namespace {
 class Source {
  public:
   explicit Source(const std::string& like, const std::string& dialect = "bf16") {
-    MakeTinyOptions options;
-    options.like = like;
+    MakeTinyOptions options = small_model(like);
     options.dialect = dialect;
-    options.num_hidden_layers = 2;
-    options.hidden_size = 96;
-    options.intermediate_size = 64;
-    options.num_experts = 4;
-    options.top_k = 2;
-    options.num_heads = 4;
-    options.num_kv_heads = 2;
-    options.vocab_size = 300;
-    if (like.starts_with("deepseek")) {
-      options.dense_intermediate_size = 128;
-      options.num_dense_layers = 1;
-      options.num_groups = 2;
-      options.top_k_groups = 1;
-    }
     EXPECT_TRUE(is_ok(make_tiny(path(), options)));
     EXPECT_TRUE(is_ok(write_text_file(path() + "/chat_template.jinja", "{{ messages }}")));
   }
