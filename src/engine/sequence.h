@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/answer_grammar.h"
 #include "engine/answer_text.h"
 #include "engine/grammar_store.h"
 #include "engine/logit_edits.h"
@@ -24,8 +25,8 @@ struct Sequence {
   uint64_t seed = 0;
   AnswerText text;
   LogitEdits edits;
-  GrammarTicket grammar;                    // not valid: any text
-  std::unique_ptr<GrammarMatcher> matcher;  // of the answer so far, once the grammar is there
+  GrammarTicket grammar;                   // not valid: any text
+  std::shared_ptr<AnswerGrammar> matcher;  // of the answer so far, once the grammar is there
   int64_t num_prompt_tokens = 0;
   int64_t max_tokens = 0;  // prompt and answer together
   int64_t priority = 0;

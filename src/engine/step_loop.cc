@@ -246,7 +246,7 @@ void StepLoop::sample_rows() {
     const std::span<float> logits(executor_.logits() + i * vocab_size, static_cast<size_t>(vocab_size));
     const Sequence& sequence = *row.sequence;
     try {
-      row.status = fill_allowed(row);
+      row.status = take_allowed(row);
       if (!row.status.ok()) return;
       const double random = token_random(sequence.seed, sequence.num_tokens());
       std::vector<LogitEdit> edits;
@@ -358,6 +358,7 @@ void StepLoop::accept(SampledRow& row) {
     delta.error = row.status.message();
   }
   if (delta.finish_reason != FinishReason::kNone) return end(sequence, std::move(delta));
+  if (sequence.matcher != nullptr) masks_->fill_ahead(sequence.matcher);
   deliver(sequence, delta);
 }
 
@@ -374,7 +375,7 @@ Delta StepLoop::put_token(Sequence& sequence, SampledToken& token) const {
   sequence.token_ids[static_cast<size_t>(sequence.num_known_tokens())] = id;
   --sequence.num_unknown;
   sequence.edits.count(id);
-  GrammarMatcher* matcher = sequence.matcher.get();
+  AnswerGrammar* matcher = sequence.matcher.get();
   if (matcher != nullptr)
     if (const Status status = matcher->accept(id); !status.ok()) throw std::runtime_error(status.message());
 

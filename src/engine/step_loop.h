@@ -67,8 +67,8 @@ class StepLoop {
     Sequence* sequence = nullptr;
     SampledToken token;
     Status status;
-    bool is_scored = false;         // token.token_id is the prompt's; else it is to be chosen
-    std::vector<uint32_t> allowed;  // by the sequence's grammar; empty: all ids
+    bool is_scored = false;             // token.token_id is the prompt's; else it is to be chosen
+    std::span<const uint32_t> allowed;  // by the sequence's grammar; empty: all ids
   };
 
   // One group's rows of the current step.
@@ -98,7 +98,7 @@ class StepLoop {
   void gather(GroupRows& rows, std::span<const ScheduledRows> step);
   void fail_step(const std::string& error);
   void sample_rows();
-  Status fill_allowed(SampledRow& row) const;
+  Status take_allowed(SampledRow& row) const;
   int32_t gather_allowed(SampledRow& row);
   void start_sample();
   void take_sampled();
@@ -153,6 +153,7 @@ class StepLoop {
   std::deque<TokensAt> recent_;  // over the throughput window, and the sample before it
 
   std::unique_ptr<GrammarStore> grammars_;  // or null
+  std::unique_ptr<MaskThreads> masks_;      // likewise
   Watchdog watchdog_;
   std::thread thread_;  // last: starts when all else is made
 };

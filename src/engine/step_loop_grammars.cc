@@ -3,9 +3,15 @@
 #include <algorithm>
 #include <exception>
 
+#include "base/check.h"
 #include "engine/step_loop.h"
 
 namespace fp4moe {
+namespace {
+
+constexpr int kMaxMaskThreads = 8;
+
+}  // namespace
 
 void StepLoop::start_grammars(std::unique_ptr<GrammarCompiler> compiler) {
   grammars_ = std::make_unique<GrammarStore>(std::move(compiler), options_.grammars, [this] {
@@ -13,6 +19,8 @@ void StepLoop::start_grammars(std::unique_ptr<GrammarCompiler> compiler) {
     has_grammars_ = true;
     mail_.notify_one();
   });
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  masks_ = std::make_unique<MaskThreads>(std::clamp(cores / 4, 1, kMaxMaskThreads));
 }
 
 // Sequences whose grammar is there, or that need none; or all, to be ended.
@@ -35,7 +43,11 @@ void StepLoop::enqueue(std::unique_ptr<Sequence> owned) {
   if (!sequence.grammar.valid()) return;
   Status status = sequence.grammar.get().status();
   try {
-    if (status.ok()) sequence.matcher = (*sequence.grammar.get())->make_matcher();
+    if (status.ok()) {
+      sequence.matcher = std::make_shared<AnswerGrammar>((*sequence.grammar.get())->make_matcher(),
+                                                         request_limits_.vocab_size);
+      masks_->fill_ahead(sequence.matcher);
+    }
   } catch (const std::exception& error) {
     status = internal_error(std::string("the grammar: ") + error.what());
   }
@@ -54,16 +66,16 @@ Sequence* StepLoop::find(const std::string& id) {
   return scheduler_.find(id);
 }
 
-Status StepLoop::fill_allowed(SampledRow& row) const {
+Status StepLoop::take_allowed(SampledRow& row) const {
   if (row.is_scored || row.sequence->matcher == nullptr) return {};
-  row.allowed.resize(static_cast<size_t>((request_limits_.vocab_size + 31) / 32));
-  return row.sequence->matcher->fill_allowed(row.allowed);
+  FP4MOE_ASSIGN_OR_RETURN(row.allowed, row.sequence->matcher->allowed());
+  return {};
 }
 
 // Appends the row's mask to device_allowed_ and returns its number; -1 if all ids are allowed. The executor's
 // device computes the row's logits meanwhile.
 int32_t StepLoop::gather_allowed(SampledRow& row) {
-  row.status = fill_allowed(row);
+  row.status = take_allowed(row);
   if (row.allowed.empty()) return -1;
   const size_t num_masks = device_allowed_.size() / row.allowed.size();
   device_allowed_.insert(device_allowed_.end(), row.allowed.begin(), row.allowed.end());

@@ -118,6 +118,53 @@ TEST_P(StepLoopGrammar, DrainingAbortsWhatStillWaits) {
   open();
 }
 
+// One text's grammar that counts the masks it has filled.
+class CountedGrammar final : public Grammar, public GrammarCompiler {
+ public:
+  explicit CountedGrammar(std::atomic<int>& num_masks) : num_masks_(num_masks) {}
+  Result<std::shared_ptr<const Grammar>> compile(const GrammarSpec&) override {
+    return std::shared_ptr<const Grammar>(std::make_shared<CountedGrammar>(num_masks_));
+  }
+  std::unique_ptr<GrammarMatcher> make_matcher() const override {
+    class Matcher final : public GrammarMatcher {
+     public:
+      explicit Matcher(std::atomic<int>& num_masks) : num_masks_(num_masks) {}
+      Status fill_allowed(std::span<uint32_t> allowed) override {
+        ++num_masks_;
+        return text_.fill_allowed(allowed);
+      }
+      Status accept(int32_t id) override { return text_.accept(id); }
+      bool has_ended() const override { return text_.has_ended(); }
+
+     private:
+      std::atomic<int>& num_masks_;
+      OneTextMatcher text_{"in good time"};
+    };
+    return std::make_unique<Matcher>(num_masks_);
+  }
+  int64_t num_bytes() const override { return 1; }
+
+ private:
+  std::atomic<int>& num_masks_;
+};
+
+TEST_P(StepLoopGrammar, MasksAreFilledWhileTheModelRuns) {
+  std::atomic<int> num_masks = 0;
+  LoopShape with = shape();
+  with.grammars = [&] { return std::make_unique<CountedGrammar>(num_masks); };
+  TestLoop loop(hashed_logits, with);
+  int num_steps = 0;
+  loop.executor().on_step = [&](std::span<const Batch>) {
+    ++num_steps;
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (num_masks < num_steps && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+    EXPECT_EQ(num_masks, num_steps) << "before the step has its logits";
+  };
+  EXPECT_EQ(loop.run({7}, must_say("")).text, "in good time");
+  EXPECT_EQ(num_masks, num_steps);
+  loop.finish();
+}
+
 TEST(StepLoopWithoutGrammars, RefusesThem) {
   TestLoop loop;
   SamplingParams sampling = greedy(5);
