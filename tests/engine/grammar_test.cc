@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <random>
+#include <set>
 #include <string>
 
 #include "engine/fake_tokenizer.h"
@@ -192,6 +193,26 @@ TEST_F(GrammarTest, AGrammarSaysItsSize) {
   const auto grammar = compiler_->compile({Kind::kRegex, "[a-z]{3}"});
   ASSERT_TRUE(grammar.ok());
   EXPECT_GT((*grammar)->num_bytes(), 0);
+}
+
+// Ids that a mask has to try one by one are kept with its state, so that they show in what a grammar takes.
+TEST_F(GrammarTest, MasksOfBoundedStringsTryFewIds) {
+  std::mt19937 random(1);
+  std::set<std::string> words;
+  while (words.size() < 3000) {
+    std::string word;
+    for (uint32_t length = 30 + random() % 8; length > 0; --length)
+      word += static_cast<char>('a' + random() % 26);
+    words.insert(word);
+  }
+  const Tokenizer tokenizer = fake_tokenizer({words.begin(), words.end()});
+  const auto compiler = make_grammar_compiler(tokenizer, 3300, {kEosId});
+  const auto grammar = compiler->compile(
+      {Kind::kJsonSchema, R"({"type":"object","required":["a","b","c"],"properties":{"a":{"type":"string",)"
+                          R"("maxLength":40},"b":{"type":"string","maxLength":40},"c":{"type":"array",)"
+                          R"("items":{"type":"string","maxLength":40},"maxItems":3}}})"});
+  ASSERT_TRUE(grammar.ok()) << grammar.status().to_string();
+  EXPECT_LT((*grammar)->num_bytes(), 250'000) << "530 KB with each string's ids";
 }
 
 }  // namespace
