@@ -178,6 +178,7 @@ AnswerDialect detect_dialect(const Engine& engine) {
     const int32_t id = text.empty() ? -1 : token_of(engine, text);
     if (id >= 0 && is_special(engine, id)) dialect.needs_special_tokens = true;
   }
+  dialect.shows_tools = has("tools");
   dialect.has_developer_role = has("developer");
   dialect.names_thinking = has(".thinking") || has("\"thinking\"") || has("'thinking'");
   return dialect;

@@ -16,6 +16,7 @@ struct AnswerDialect {
   bool thinks = false;                // <think>...</think> before the answer
   bool fences_arguments = false;      // kDeepSeek: function, name and ```json (V3, R1), not name alone
   bool needs_special_tokens = false;  // its markers show only with skip_special_tokens off
+  bool shows_tools = false;           // the template has a place for them
   bool has_developer_role = false;    // else such messages become system messages
   bool names_thinking = false;        // the template reads a message's reasoning as "thinking"
 };

@@ -10,7 +10,7 @@ GenerationCall parse_chat(const Engine& engine, Fields& fields) {
   const AnswerDialect dialect = detect_dialect(engine);
   const std::string messages = read_messages(fields, dialect);
   ChatTemplateOptions options = read_template_options(fields);
-  const ToolUse tools = read_tools(engine, fields, options);
+  const ToolUse tools = read_tools(engine, dialect, fields, options);
   const bool separate_reasoning = fields.boolean("separate_reasoning", true);
 
   SamplingParams sampling = read_sampling(fields, engine.info().default_sampling);

@@ -159,7 +159,8 @@ ChatTemplateOptions read_template_options(Fields& fields) {
   return options;
 }
 
-ToolUse read_tools(const Engine& engine, Fields& fields, ChatTemplateOptions& options) {
+ToolUse read_tools(const Engine& engine, const AnswerDialect& dialect, Fields& fields,
+                   ChatTemplateOptions& options) {
   ToolUse use;
   if (const json* tools = fields.find("tools")) {
     if (!tools->is_array()) fields.fail("tools", std::string("must be an array, not ") + tools->type_name());
@@ -173,6 +174,11 @@ ToolUse read_tools(const Engine& engine, Fields& fields, ChatTemplateOptions& op
   use.parallel = fields.boolean("parallel_tool_calls", true);
   read_tool_choice(engine, fields, use);
   if (use.functions.empty()) options.tools_json.clear();
+  if (!use.functions.empty() && !use.is_forced && !dialect.shows_tools)
+    fields.fail("tool_choice",
+                unsupported("must be \"required\", a function or \"none\": the model's chat template "
+                            "has no place for tools, so with \"auto\" the model would not see "
+                            "them (--chat-template names another one)"));
   return use;
 }
 

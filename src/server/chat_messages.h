@@ -14,6 +14,7 @@ namespace fp4moe {
 std::string read_messages(Fields& fields, const AnswerDialect& dialect);
 ChatTemplateOptions read_template_options(Fields& fields);
 // "tools", "tool_choice" and "parallel_tool_calls"; the template's options have the tools, too.
-ToolUse read_tools(const Engine& engine, Fields& fields, ChatTemplateOptions& options);
+ToolUse read_tools(const Engine& engine, const AnswerDialect& dialect, Fields& fields,
+                   ChatTemplateOptions& options);
 
 }  // namespace fp4moe

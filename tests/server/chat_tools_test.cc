@@ -17,7 +17,7 @@ constexpr const char* kTools =
 const std::string kHermesTemplate = "{{ tools }}<tool_call></tool_call>";
 const FakeOptions kHermes{.chat_template = kHermesTemplate + "<think></think>", .has_grammars = true};
 const FakeOptions kHarmony{
-    .chat_template = "<|channel|> developer message.thinking",
+    .chat_template = "{{ tools }}<|channel|> developer message.thinking",
     .special_tokens = {"<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>", "<|call|>"},
     .has_grammars = true};
 
@@ -168,6 +168,19 @@ TEST(ChatTools, WrongFieldsAreNamed) {
   EXPECT_EQ(error(s, chat("x", tools({{"tool_choice", "required"}, {"regex", "a"}})))["param"],
             "tool_choice");
   EXPECT_EQ(error(without, chat("x", tools({{"tool_choice", "required"}})))["param"], "tool_choice");
+}
+
+TEST(ChatTools, AreNotHiddenByATemplateWithoutAPlaceForThem) {
+  TestServer s(FakeOptions{.chat_template = "{{ messages }}", .has_grammars = true});
+  for (const json& more : {json::object(), json{{"tool_choice", "auto"}}, json{{"tool_choice", nullptr}}}) {
+    const json refusal = error(s, chat("x", tools(more)));
+    EXPECT_EQ(refusal["param"], "tool_choice");
+    EXPECT_NE(refusal["message"].get<std::string>().find("has no place for tools"), std::string::npos);
+  }
+  const json named = {{"type", "function"}, {"function", {{"name", "wait"}}}};
+  for (const json& legal : {json("none"), json("required"), named})
+    choice(s, chat("x", tools({{"tool_choice", legal}})));
+  choice(s, chat("x", {{"tools", json::array()}}));
 }
 
 TEST(ChatTools, CallsInTheHistoryReachTheTemplate) {

@@ -171,7 +171,7 @@ TEST(Chat, SeveralChoicesCountThePromptOnce) {
 }
 
 TEST(Chat, ContentPartsToolsAndTemplateArguments) {
-  TestServer s;
+  TestServer s(FakeOptions{.chat_template = "{{ tools }}"});
   const std::string body =
       R"({"messages":[{"role":"system","content":null},{"role":"user","content":[{"type":"text","text":"a"},)"
       R"({"type":"text","text":"b"}]},{"role":"assistant","content":"c","tool_calls":[{"type":"function",)"
