@@ -1,3 +1,5 @@
+#include <optional>
+
 #include "server/apis.h"
 #include "server/grammar_fields.h"
 
@@ -88,12 +90,12 @@ class GenerateFormat final : public AnswerFormat {
   const Engine& engine_;
 };
 
-// A request id, or one for each answer.
-std::vector<std::string> read_ids(Fields& fields, Request& request) {
+// A request id, or one for each of some answers.
+std::optional<std::vector<std::string>> read_ids(Fields& fields, Request& request) {
   const json* rid = fields.find("rid");
   if (rid == nullptr || !rid->is_array()) {
     read_identity(fields, "", request);
-    return {};
+    return std::nullopt;
   }
   std::vector<std::string> ids;
   for (const json& id : *rid) {
@@ -133,7 +135,7 @@ GenerationCall parse_generate(const Engine& engine, Fields& fields) {
     request.prompt_logprobs_from = format->logprob_start = start;
   }
   fields.refuse("return_routed_experts", false);
-  const std::vector<std::string> ids = read_ids(fields, request);
+  const std::optional<std::vector<std::string>> ids = read_ids(fields, request);
   request.sampling = sampling;
   call.stream = fields.boolean("stream", false);
   if (!fields.ok()) return call;
@@ -149,10 +151,10 @@ GenerationCall parse_generate(const Engine& engine, Fields& fields) {
                                            " tokens, got " + std::to_string(start));
   format->is_list = prompts.is_list || n > 1;
   add_requests(call, fields, request, prompts.ids, n);
-  if (fields.ok() && !ids.empty() && ids.size() != call.requests.size())
-    fields.fail("rid", "has " + std::to_string(ids.size()) + " ids for " +
+  if (ids && fields.ok() && ids->size() != call.requests.size())
+    fields.fail("rid", "has " + std::to_string(ids->size()) + " ids for " +
                            std::to_string(call.requests.size()) + " answers");
-  for (size_t i = 0; i < ids.size() && fields.ok(); ++i) call.requests[i].id = ids[i];
+  for (size_t i = 0; ids && fields.ok() && i < ids->size(); ++i) call.requests[i].id = (*ids)[i];
   call.format = std::move(format);
   return call;
 }

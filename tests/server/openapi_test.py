@@ -24,7 +24,8 @@ VALID = {  # a smallest body of each route that takes one
 }
 GENERATING = list(VALID)[:3]
 MORE = {  # further bodies whose answers must have the schema too
-    "/v1/chat/completions": [{"logprobs": True, "top_logprobs": 2}, {"n": 2, "stop": "a", "stop_regex": "[0-9]{3}"},
+    "/v1/chat/completions": [{"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required", "max_tokens": 40},
+                             {"logprobs": True, "top_logprobs": 2}, {"n": 2, "stop": "a", "stop_regex": "[0-9]{3}"},
                              {"return_token_ids": True, "rid": "mine"}],
     "/v1/completions": [{"logprobs": 2, "n": 2}, {"prompt": ["a", "b"]}, {"prompt": [[65], [66, 67]]},
                         {"logprobs": 1, "echo": True, "return_token_ids": True}],
