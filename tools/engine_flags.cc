@@ -135,6 +135,13 @@ void add_execution_flags(CLI::App& verb, EngineConfig& c) {
   memory.value("--max-queued-requests", c.max_queued_requests, "requests that wait; more get 503");
   memory.value("--schedule-conservativeness", c.schedule_conservativeness,
                "room kept for answers when a request is admitted; more: fewer are retracted, less: more run");
+  memory.on("--enable-priority-scheduling", c.enable_priority_scheduling,
+            "admit requests by their field priority, larger ones first");
+  memory.on("--schedule-low-priority-values-first", c.schedule_low_priority_values_first,
+            "smaller priorities first");
+  memory.on("--abort-on-priority-when-disabled", c.abort_on_priority_when_disabled,
+            "without --enable-priority-scheduling refuse requests that have a priority; else they are warned "
+            "of once");
   memory.value("--req-waiting-timeout", c.req_waiting_timeout,
                "seconds that a request may wait, then it gets 503; 0: any");
   memory.value("--req-running-timeout", c.req_running_timeout,

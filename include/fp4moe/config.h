@@ -77,7 +77,11 @@ struct EngineConfig {
   // How much of the answers still to come is kept room for when a request is admitted: 1 starts at 0.7 of the
   // most they may be, and learns; more retracts fewer requests, less runs more of them at once.
   double schedule_conservativeness = 1;
-  uint64_t random_seed = 0;  // of requests that name no seed
+  // Requests wait in the order of their priorities, larger ones first, and of those in the order of arrival.
+  bool enable_priority_scheduling = false;
+  bool schedule_low_priority_values_first = false;
+  bool abort_on_priority_when_disabled = false;  // else a priority is ignored, with one warning
+  uint64_t random_seed = 0;                      // of requests that name no seed
 
   // Seconds; 0: no limit. Requests that are over time end with kDeadline, or kUnavailable if none of their
   // tokens was computed yet.

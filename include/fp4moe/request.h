@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -60,7 +61,9 @@ struct Request {
   // Not -1: the log-probabilities of the prompt's tokens after this position are wanted too, with
   // sampling.top_logprobs (which is not -1 then).
   int64_t prompt_logprobs_from = -1;
-  int64_t priority = 0;  // a larger one is admitted earlier
+  // Not -1: the experts that each token from this position on has gone to are wanted.
+  int64_t routed_experts_from = -1;
+  std::optional<int64_t> priority;  // with enable_priority_scheduling; those without one wait for the others
 };
 
 struct TokenLogprob {
@@ -81,8 +84,11 @@ enum class FinishReason { kNone, kStop, kLength, kAbort, kError };
 struct Delta {
   std::string text;
   std::vector<int32_t> token_ids;
-  std::vector<PositionLogprobs> logprobs;            // one for each of token_ids, if asked for
-  std::vector<PositionLogprobs> prompt_logprobs;     // if asked for; all of them come before the first token
+  std::vector<PositionLogprobs> logprobs;         // one for each of token_ids, if asked for
+  std::vector<PositionLogprobs> prompt_logprobs;  // if asked for; all of them come before the first token
+  // If asked for, with the last delta of an answer: [prompt + answer - 1 - routed_experts_from, layers,
+  // top_k], best first; zeros of layers without experts. The last token of an answer goes to none.
+  std::shared_ptr<const std::vector<int32_t>> routed_experts;
   FinishReason finish_reason = FinishReason::kNone;  // other than kNone: the last delta
   std::string matched_stop;         // the stop string that ended it, or what an expression matched
   int32_t matched_stop_token = -1;  // the token id that ended it, if one did

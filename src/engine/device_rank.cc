@@ -35,6 +35,9 @@ class DeviceRank final : public OneRank {
     FP4MOE_CHECK(wants_logits_, "these logits stay on the GPU");
     return host_logits_.as<float>();
   }
+  Status tells_experts() const override {
+    return unsupported("a GPU (--device cuda) does not tell where tokens go, a CPU does");
+  }
   bool samples() const override { return true; }
   Status set_masked_ids(std::span<const int32_t> ids) override;
   Status start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,

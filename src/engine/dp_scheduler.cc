@@ -25,8 +25,9 @@ DpScheduler::DpScheduler(int num_groups, const SchedulerLimits& limits, int64_t 
 }
 
 void DpScheduler::enqueue(std::unique_ptr<Sequence> sequence) {
-  const auto less_urgent = [&](const auto& other) { return other->priority < sequence->priority; };
-  const auto place = std::find_if(waiting_.begin(), waiting_.end(), less_urgent);
+  const auto place =
+      std::upper_bound(waiting_.begin(), waiting_.end(), sequence->priority,
+                       [](int64_t priority, const auto& other) { return priority > other->priority; });
   waiting_.insert(place, std::move(sequence));
 }
 

@@ -209,6 +209,9 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
       .max_queued_requests = flags.max_queued_requests,
       .random_seed = flags.random_seed,
       .time_limits = {.waiting = flags.req_waiting_timeout, .running = flags.req_running_timeout},
+      .priorities = {.are_used = flags.enable_priority_scheduling,
+                     .low_first = flags.schedule_low_priority_values_first,
+                     .refuse_unused = flags.abort_on_priority_when_disabled},
       .watchdog_timeout = flags.watchdog_timeout,
   };
   auto engine = std::make_unique<EngineImpl>(std::move(text), std::move(ranks));

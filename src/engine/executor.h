@@ -23,6 +23,8 @@ class Executor {
   // after group, each group's logit_rows in order: [rows, V] f32, the caller's to change until the next step.
   virtual Status forward(std::span<const Batch> groups) = 0;
   virtual float* logits() = 0;
+  // OK if forward() fills Batch::routed_experts, else why it does not.
+  virtual Status tells_experts() const { return unsupported("this executor does not tell where tokens go"); }
 
   // An executor that samples by itself keeps the logits where they are, and takes a step before the tokens of
   // the one before are known: an id below 0 in a batch, ~r, is the token of row r of the last start_sample().

@@ -41,6 +41,7 @@ class HostRank final : public OneRank {
     return rank_.forward(groups[0], logits());
   }
   float* logits() override { return logits_.as<float>(); }
+  Status tells_experts() const override { return {}; }
   Status failure() const override { return {}; }
 
  private:
@@ -110,6 +111,10 @@ class JobRanks final : public RankGroup {
   int page_size() const override { return ranks_[0]->kv().page_size(); }
   Status forward(std::span<const Batch> groups) override { return runner_->run(groups, logits()); }
   float* logits() override { return logits_.as<float>(); }
+  Status tells_experts() const override {
+    if (job_->num_processes() == 1) return {};
+    return unsupported("ranks of other processes (--fabric mpi) do not tell where tokens go");
+  }
   Status failure() const override { return runner_->failure(); }
   ThreadPool& pool() override { return ranks_[0]->pool(); }
 

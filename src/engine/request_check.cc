@@ -122,6 +122,12 @@ Status check_request(const Request& request, const RequestLimits& limits) {
   if (request.prompt_logprobs_from < -1 || request.prompt_logprobs_from > num_ids)
     return illegal("prompt_logprobs_from", request.prompt_logprobs_from,
                    "-1 (none) to the prompt's " + std::to_string(num_ids) + " tokens");
+  if (request.routed_experts_from < -1 || request.routed_experts_from > num_ids)
+    return illegal("routed_experts_from", request.routed_experts_from,
+                   "-1 (none) to the prompt's " + std::to_string(num_ids) + " tokens");
+  if (request.priority && (*request.priority < -kMaxPriority || *request.priority > kMaxPriority))
+    return illegal("priority", *request.priority,
+                   std::to_string(-kMaxPriority) + " to " + std::to_string(kMaxPriority));
   if (request.prompt_logprobs_from >= 0 && request.sampling.top_logprobs < 0)
     return illegal("top_logprobs", request.sampling.top_logprobs, "at least 0 with the prompt's logprobs");
 

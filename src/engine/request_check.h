@@ -11,6 +11,7 @@ namespace fp4moe {
 constexpr int64_t kMaxLogitBiases = 1024;  // of one request
 constexpr int64_t kMaxStops = 64;          // of one request: stop strings, and also stop_token_ids
 constexpr int64_t kMaxStopRegexes = 16;    // of one request
+constexpr int64_t kMaxPriority = 2147483647;
 
 struct RequestLimits {
   int64_t vocab_size = 0;      // V

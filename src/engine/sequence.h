@@ -28,13 +28,17 @@ struct Sequence {
   GrammarTicket grammar;                   // not valid: any text
   std::shared_ptr<AnswerGrammar> matcher;  // of the answer so far, once the grammar is there
   int64_t num_prompt_tokens = 0;
-  int64_t max_tokens = 0;  // prompt and answer together
-  int64_t priority = 0;
+  int64_t max_tokens = 0;          // prompt and answer together
+  int64_t priority = 0;            // a larger one is admitted earlier
   std::vector<int32_t> token_ids;  // the prompt, then the answer so far
   int64_t num_unknown = 0;         // of them, at the end: steps under way choose them
   // The prompt's tokens from here on are scored by rows still to be asked for; so many scores are due.
   int64_t next_scored = std::numeric_limits<int64_t>::max();
   int64_t num_scores_due = 0;
+  int64_t first_told_score = 0;  // the others are there for their rows' experts alone
+  // Of the tokens from experts_from on the layers' experts, as they were computed; -1: not wanted.
+  int64_t experts_from = -1;
+  std::vector<int32_t> experts;  // [tokens, layers, top_k]
 
   // The scheduler's.
   int64_t num_cached = 0;           // the first token_ids, whose keys and values are in the pages

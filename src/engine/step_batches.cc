@@ -34,6 +34,7 @@ void StepBatches::assign(std::span<const Batch> groups) {
     to.positions.assign(from.positions.begin(), from.positions.end());
     to.logit_rows.assign(from.logit_rows.begin(), from.logit_rows.end());
     to.sequences.assign(from.sequences.begin(), from.sequences.end());
+    to.routed_experts = from.routed_experts;
     to.page_tables.clear();
     for (const SequenceRows& s : from.sequences)
       to.page_tables.insert(to.page_tables.end(), s.page_table.begin(), s.page_table.end());
@@ -155,7 +156,7 @@ Status StepBatches::decode_sequences(std::span<const uint32_t> words, const Step
 
 Batch StepBatches::batch(int group) const {
   const Group& g = groups_[static_cast<size_t>(group)];
-  return {g.token_ids, g.positions, g.sequences, g.logit_rows};
+  return {g.token_ids, g.positions, g.sequences, g.logit_rows, g.routed_experts};
 }
 
 int64_t StepBatches::num_logit_rows(int group) const {

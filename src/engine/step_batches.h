@@ -42,6 +42,7 @@ class StepBatches {
     std::vector<int32_t> token_ids, page_tables;
     std::vector<int64_t> positions, logit_rows;
     std::vector<SequenceRows> sequences;
+    int32_t* routed_experts = nullptr;  // of this process
   };
   Status decode_group(std::span<const uint32_t>& words, const StepLimits& limits, Group& group);
   static Status decode_sequences(std::span<const uint32_t> words, const StepLimits& limits, Group& group);

@@ -209,9 +209,14 @@ Status StepLoop::forward() {
   for (int group = 0; group < scheduler_.num_groups(); ++group) {
     GroupRows& rows = groups_[static_cast<size_t>(group)];
     gather(rows, scheduler_.step(group));
-    batches.push_back({rows.token_ids, rows.positions, rows.sequences, rows.logit_rows});
+    make_room_for_experts(rows, scheduler_.step(group));
+    batches.push_back({rows.token_ids, rows.positions, rows.sequences, rows.logit_rows,
+                       rows.experts.empty() ? nullptr : rows.experts.data()});
   }
-  return executor_.forward(batches);
+  FP4MOE_RETURN_IF_ERROR(executor_.forward(batches));
+  for (int group = 0; group < scheduler_.num_groups(); ++group)
+    keep_experts(groups_[static_cast<size_t>(group)], scheduler_.step(group));
+  return {};
 }
 
 void StepLoop::gather(GroupRows& rows, std::span<const ScheduledRows> step) {
@@ -318,17 +323,20 @@ void StepLoop::take_scores(std::span<SampledRow> rows) {
   Delta delta;
   Status status;
   try {
+    int64_t index = sequence.num_prompt_tokens - sequence.num_scores_due;  // of the scored token
     for (SampledRow& row : rows) {
       if (status.ok()) status = row.status;
-      delta.prompt_logprobs.push_back(logprobs_of(row.token));
+      if (index++ >= sequence.first_told_score) delta.prompt_logprobs.push_back(logprobs_of(row.token));
     }
   } catch (const std::exception& error) {  // out of memory
     status = internal_error(error.what());
   }
   if (!status.ok()) return end(sequence, {.finish_reason = FinishReason::kError, .error = status.message()});
   sequence.num_scores_due -= std::ssize(rows);
-  if (sequence.num_scores_due > 0 || sequence.max_tokens > sequence.num_prompt_tokens)
-    return deliver(sequence, delta);
+  if (sequence.num_scores_due > 0 || sequence.max_tokens > sequence.num_prompt_tokens) {
+    if (!delta.prompt_logprobs.empty()) deliver(sequence, delta);
+    return;
+  }
   ++totals_.num_prompts_total;
   totals_.prompt_tokens_total += sequence.num_prompt_tokens;
   totals_.cached_tokens_total += sequence.num_reused;
@@ -356,6 +364,7 @@ void StepLoop::accept(SampledRow& row) {
   if (!row.status.ok()) {
     delta.finish_reason = FinishReason::kError;
     delta.error = row.status.message();
+    delta.error_code = row.status.code();
   }
   if (delta.finish_reason != FinishReason::kNone) return end(sequence, std::move(delta));
   if (sequence.matcher != nullptr) masks_->fill_ahead(sequence.matcher);
@@ -398,6 +407,7 @@ Delta StepLoop::put_token(Sequence& sequence, SampledToken& token) const {
 void StepLoop::end(Sequence& sequence, Delta delta) {
   const bool failed =
       delta.finish_reason == FinishReason::kError && delta.error_code == StatusCode::kInternal;
+  delta.routed_experts = take_experts(sequence);
   const std::unique_ptr<Sequence> owned = scheduler_.remove(sequence.id, failed);
   FP4MOE_CHECK(owned != nullptr, "sequence " + sequence.id + " is not scheduled");
   delta.text += sequence.text.finish();
@@ -409,8 +419,8 @@ void StepLoop::end(Sequence& sequence, Delta delta) {
     delta.matched_stop = stop;
     if (sequence.sampling.no_stop_trim) delta.text += stop;
   }
+  release_id(sequence.id);
   deliver(sequence, delta);
-  ended_ids_.push_back(sequence.id);
   for (std::vector<SampledRow>* rows : {&rows_, &next_rows_})
     for (SampledRow& row : *rows)
       if (row.sequence == &sequence) row.sequence = nullptr;

@@ -3,6 +3,7 @@
 // sequence ended, and queued before the tokens are looked at; a row of a sequence that did end is dropped.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -27,6 +28,12 @@
 
 namespace fp4moe {
 
+struct PriorityRules {
+  bool are_used = false;       // else requests are served as they came
+  bool low_first = false;      // smaller ones before larger ones
+  bool refuse_unused = false;  // where none is used, requests that have one
+};
+
 struct StepLoopOptions {
   SchedulerLimits scheduler;   // of all data-parallel groups together
   int64_t context_length = 0;  // tokens of one request, prompt and answer; a group's KV pool holds them
@@ -34,6 +41,7 @@ struct StepLoopOptions {
   uint64_t random_seed = 0;  // of requests that name no seed
   GrammarLimits grammars;
   TimeLimits time_limits;
+  PriorityRules priorities;
   double watchdog_timeout = 0;  // seconds of one step; 0: no watchdog
 };
 
@@ -76,6 +84,7 @@ class StepLoop {
     std::vector<int32_t> token_ids;
     std::vector<int64_t> positions, logit_rows;
     std::vector<SequenceRows> sequences;
+    std::vector<int32_t> experts;  // as Batch::routed_experts; empty: nobody wants them
   };
 
   StepLoop(Executor& executor, const Tokenizer& tokenizer, const StepLoopOptions& options);
@@ -84,6 +93,7 @@ class StepLoop {
   // On the caller's thread.
   std::unique_ptr<Sequence> make_sequence(Request request, StopPatterns patterns, DeltaCallback on_delta,
                                           uint64_t ordinal) const;
+  Status ignore_priority();
 
   // On the loop's thread.
   void run();
@@ -96,6 +106,9 @@ class StepLoop {
   void ask_for_step();
   Status forward();
   void gather(GroupRows& rows, std::span<const ScheduledRows> step);
+  void make_room_for_experts(GroupRows& rows, std::span<const ScheduledRows> step) const;
+  void keep_experts(const GroupRows& rows, std::span<const ScheduledRows> step) const;
+  std::shared_ptr<const std::vector<int32_t>> take_experts(Sequence& sequence) const;
   void fail_step(const std::string& error);
   void sample_rows();
   Status take_allowed(SampledRow& row) const;
@@ -108,6 +121,7 @@ class StepLoop {
   Delta put_token(Sequence& sequence, SampledToken& token) const;
   void deliver(const Sequence& sequence, Delta& delta);
   void end(Sequence& sequence, Delta delta);
+  void release_id(const std::string& id);
   void publish();
 
   // On the watchdog's thread.
@@ -130,7 +144,6 @@ class StepLoop {
   std::vector<LogitEdit> device_edits_;
   std::vector<uint32_t> device_allowed_;
   std::vector<fp4moe::SampledRow> device_rows_;
-  std::vector<std::string> ended_ids_;                // since the last publish()
   std::vector<std::unique_ptr<Sequence>> compiling_;  // they wait for their grammars
   std::vector<Sequence*> listed_;
   bool has_timeouts_ = false;  // some request had a limit of its own
@@ -141,14 +154,17 @@ class StepLoop {
   // The mailbox and what others may see.
   mutable std::mutex mutex_;
   std::condition_variable mail_;  // there is mail, or the end
-  std::condition_variable idle_;  // active_ became empty, the loop stuck, or flush_wanted_ false
+  std::condition_variable
+      idle_;  // nothing is active or ending, the loop is stuck, or flush_wanted_ became false
   std::vector<std::unique_ptr<Sequence>> inbox_;
   std::vector<std::string> cancelled_ids_;
-  std::unordered_map<std::string, std::shared_ptr<Outlet>> active_;  // by id; last delta not delivered
-  Status failure_;                                                   // not OK: no step will run any more
+  std::unordered_map<std::string, std::shared_ptr<Outlet>> active_;  // by id, which others may not have
+  int64_t num_ending_ = 0;  // of those that were, since the last publish(): their last delta is on its way
+  Status failure_;          // not OK: no step will run any more
   bool draining_ = false, aborting_ = false, stopping_ = false, flush_wanted_ = false, stuck_ = false;
   bool has_grammars_ = false;  // some that sequences wait for, since the loop looked
   uint64_t num_submitted_ = 0, num_named_ = 0;
+  std::atomic<bool> warned_of_priority_{false};
   EngineStats stats_;
   std::deque<TokensAt> recent_;  // over the throughput window, and the sample before it
 

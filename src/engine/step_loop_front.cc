@@ -1,6 +1,7 @@
 // What other threads ask of the step loop, and what it tells them.
 #include <algorithm>
 #include <cstdio>
+#include <limits>
 #include <utility>
 
 #include "base/check.h"
@@ -14,6 +15,13 @@ constexpr std::chrono::seconds kThroughputWindow{5};
 
 double seconds(std::chrono::duration<double> duration) { return duration.count(); }
 
+// What the queue is ordered by, largest first.
+int64_t queue_priority(std::optional<int64_t> asked, const PriorityRules& rules) {
+  if (!rules.are_used) return 0;
+  if (!asked) return std::numeric_limits<int64_t>::min();
+  return rules.low_first ? -*asked : *asked;
+}
+
 }  // namespace
 
 std::unique_ptr<Sequence> StepLoop::make_sequence(Request request, StopPatterns patterns,
@@ -22,9 +30,11 @@ std::unique_ptr<Sequence> StepLoop::make_sequence(Request request, StopPatterns 
   const int64_t num_prompt_tokens = static_cast<int64_t>(request.input_ids.size());
   AnswerText text(tokenizer_, sampling.skip_special_tokens, sampling.stop, std::move(patterns));
   LogitEdits edits(sampling, executor_.config().eos_token_ids);
-  const bool scores = request.prompt_logprobs_from >= 0;
-  const int64_t next_scored =
-      scores ? std::min(request.prompt_logprobs_from + 1, num_prompt_tokens) : num_prompt_tokens;
+  const auto after = [&](int64_t from) {
+    return from >= 0 ? std::min(from + 1, num_prompt_tokens) : num_prompt_tokens;
+  };
+  const int64_t first_told_score = after(request.prompt_logprobs_from);
+  const int64_t next_scored = std::min(first_told_score, after(request.routed_experts_from));
   return std::make_unique<Sequence>(Sequence{
       .id = std::move(request.id),
       .sampling = sampling,
@@ -35,10 +45,12 @@ std::unique_ptr<Sequence> StepLoop::make_sequence(Request request, StopPatterns 
       .num_prompt_tokens = num_prompt_tokens,
       .max_tokens =
           num_prompt_tokens + std::min(sampling.max_new_tokens, options_.context_length - num_prompt_tokens),
-      .priority = request.priority,
+      .priority = queue_priority(request.priority, options_.priorities),
       .token_ids = std::move(request.input_ids),
       .next_scored = next_scored,
       .num_scores_due = num_prompt_tokens - next_scored,
+      .first_told_score = first_told_score,
+      .experts_from = request.routed_experts_from,
       .timeout_seconds = request.timeout_seconds,
       .submitted = Clock::now(),
   });
@@ -55,6 +67,9 @@ Result<std::string> StepLoop::submit(Request request, DeltaCallback on_delta) {
     grammar = grammars_->ask(spec);
     if (is_ready(grammar)) FP4MOE_RETURN_IF_ERROR(grammar.get().status());
   }
+  if (request.routed_experts_from >= 0)
+    FP4MOE_RETURN_IF_ERROR(executor_.tells_experts().with_context("return_routed_experts"));
+  if (request.priority && !options_.priorities.are_used) FP4MOE_RETURN_IF_ERROR(ignore_priority());
   FP4MOE_ASSIGN_OR_RETURN(StopPatterns patterns, StopPatterns::compile(request.sampling.stop_regex));
   if (const Status failed = failure(); !failed.ok())
     return unavailable("the engine has failed: " + failed.message());
@@ -76,6 +91,15 @@ Result<std::string> StepLoop::submit(Request request, DeltaCallback on_delta) {
   ++stats_.num_queue_reqs;
   mail_.notify_one();
   return id;
+}
+
+// Said once.
+Status StepLoop::ignore_priority() {
+  constexpr const char* kOff =
+      "priority: requests are served as they came, --enable-priority-scheduling is off";
+  if (options_.priorities.refuse_unused) return unsupported(kOff);
+  if (!warned_of_priority_.exchange(true)) log_warning(std::string(kOff) + "; the field is ignored");
+  return {};
 }
 
 void StepLoop::cancel(const std::string& id) {
@@ -102,7 +126,7 @@ void StepLoop::drain(double timeout_seconds) {
   const std::chrono::duration<double> timeout(timeout_seconds > 0 ? std::min(timeout_seconds, kLongest) : 0);
   std::unique_lock lock(mutex_);
   draining_ = true;
-  const auto is_idle = [this] { return active_.empty() || stuck_; };
+  const auto is_idle = [this] { return (active_.empty() && num_ending_ == 0) || stuck_; };
   if (idle_.wait_for(lock, timeout, is_idle)) return;
   aborting_ = true;
   mail_.notify_one();
@@ -154,9 +178,17 @@ void StepLoop::publish() {
                              static_cast<double>(num_new_prompt_tokens);
   stats_ = totals_;
   stats_.num_queue_reqs += static_cast<int64_t>(inbox_.size());
-  for (const std::string& id : ended_ids_) active_.erase(id);
-  ended_ids_.clear();
+  num_ending_ = 0;
   if (active_.empty()) idle_.notify_all();
+}
+
+// Who hears of a request's end may name the next one the same at once; what was asked of the old one is not
+// meant for it.
+void StepLoop::release_id(const std::string& id) {
+  std::lock_guard lock(mutex_);
+  active_.erase(id);
+  std::erase(cancelled_ids_, id);
+  ++num_ending_;
 }
 
 // The loop's thread is in a call that does not return: its requests are answered for it.

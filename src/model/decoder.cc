@@ -49,7 +49,7 @@ class Decoder final : public Model {
   int64_t layer_scratch_bytes(const DecoderLayer& layer) const;
   void attention(const DecoderLayer& w, const AttentionInput& in, ThreadPool& pool);
   Status attention_output(int64_t layer, int64_t num_rows, ThreadPool& pool);
-  Status feed_forward(int64_t layer, int64_t num_rows, ThreadPool& pool);
+  Status feed_forward(int64_t layer, int64_t num_rows, int32_t* expert_ids, ThreadPool& pool);
   Status add_partial(const OpName& op, float* partial, int64_t num_rows, ThreadPool& pool);
   void keep_logit_rows(const Batch& batch, ThreadPool& pool);
   RmsNormArgs norm_args(const Buffer& weight, int64_t num_rows, float* out_f32) const;
@@ -177,7 +177,9 @@ Status Decoder::forward(const Batch& batch, KvCache& kv, float* logits, ThreadPo
       num_rows = batch.num_logit_rows();
     }
     if (num_rows > 0) FP4MOE_RETURN_IF_ERROR(attention_output(i, num_rows, pool));
-    FP4MOE_RETURN_IF_ERROR(feed_forward(i, num_rows, pool));
+    int32_t* experts =
+        batch.routed_experts == nullptr ? nullptr : batch.routed_experts + i * t * config_.top_k;
+    FP4MOE_RETURN_IF_ERROR(feed_forward(i, num_rows, experts, pool));
   }
   scratch_.reset();
   return lm_head_.forward(norm_args(final_norm_, num_rows, nullptr), logits, scratch_, pool);
@@ -211,15 +213,15 @@ Status Decoder::attention_output(int64_t layer, int64_t num_rows, ThreadPool& po
   return add_partial({"attention_out", static_cast<int>(layer), 0}, partial, num_rows, pool);
 }
 
-Status Decoder::feed_forward(int64_t layer, int64_t num_rows, ThreadPool& pool) {
+Status Decoder::feed_forward(int64_t layer, int64_t num_rows, int32_t* expert_ids, ThreadPool& pool) {
   const DecoderLayer& w = layers_[static_cast<size_t>(layer)];
   const ActRows x = act(act_.normed, num_rows, config_.hidden_size);
   scratch_.reset();
   if (w.moe) {
     const RmsNormArgs norm = norm_args(w.ffn_norm, num_rows, act_.normed_f32);
     return w.moe->forward(
-        {static_cast<int>(layer), x, act_.normed_f32, rows_.residual, &norm, counters_.get()}, *transport_,
-        scratch_, pool);
+        {static_cast<int>(layer), x, act_.normed_f32, rows_.residual, &norm, counters_.get(), expert_ids},
+        *transport_, scratch_, pool);
   }
   if (num_rows == 0) return {};
   norm(w.ffn_norm, num_rows, nullptr, pool);

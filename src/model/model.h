@@ -37,7 +37,10 @@ struct Batch {
   std::span<const int64_t> positions;       // [T]
   std::span<const SequenceRows> sequences;  // covers the T rows in order
   std::span<const int64_t> logit_rows;      // rows whose logits are wanted, ascending
-  const DeviceBatch* device = nullptr;      // on a GPU: the same there, padded; the spans may then be empty
+  // Or null: [layers, T, K] of a CPU, filled with the experts that each row goes to, best first; in the last
+  // layer only logit rows do, whose places are first. Layers without experts are left as they are.
+  int32_t* routed_experts = nullptr;
+  const DeviceBatch* device = nullptr;  // on a GPU: the same there, padded; the spans may then be empty
 
   int64_t num_rows() const { return device != nullptr ? device->num_rows : std::ssize(token_ids); }
   int64_t num_logit_rows() const {

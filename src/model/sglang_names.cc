@@ -10,6 +10,8 @@ using Fate = SglangFlag::Fate;
 constexpr Fate kMoot = Fate::kMoot, kRefused = Fate::kRefused, kSpeculative = Fate::kSpeculative;
 constexpr const char* kNoGraphs =
     "is about CUDA graphs; here decode steps are padded to a recorded size, and others are not recorded";
+constexpr const char* kPreemption =
+    "is about running requests that make room for more urgent ones, which they never do here";
 constexpr const char* kOverlap =
     "overlaps experts and exchange; here counts travel under the shared expert and rows go straight to "
     "their place";
@@ -30,6 +32,10 @@ constexpr SglangFlag kFlags[] = {
     {"--disable-custom-all-reduce", 0, kMoot, "is about GPU all-reduce kernels; CPU ranks use the fabric"},
     {"--disable-overlap-schedule", 0, kMoot, "is about a CPU scheduler beside a GPU; the step loop is one"},
     {"--schedule-policy", 1, kMoot, "orders waiting requests; here they are served as they came"},
+    {"--disable-priority-preemption", 0, kMoot, kPreemption},
+    {"--priority-scheduling-preemption-threshold", 1, kMoot, kPreemption},
+    {"--enable-return-routed-experts", 0, kMoot,
+     "lets requests ask for their experts, which needs no flag here"},
     {"--stream-interval", 1, kMoot, "joins streamed tokens; here every token is sent"},
     {"--dist-timeout", 1, kMoot, "is torch.distributed's; waits between ranks have --comm-timeout"},
     {"--enable-metrics", 0, kMoot, "turns /metrics on, which is always on"},

@@ -48,8 +48,7 @@ class HostLayer final : public MoeLayer {
     const Shard own = transport.own_rows(args.x.rows);
     float* out = scratch.take<float>(args.x.rows * h);
     const Routes routes = router_.route(args.router_x + own.first * h, own.count, scratch, pool);
-    if (args.counters != nullptr && counts(own, args.x.rows))
-      args.counters->add(args.layer, {routes.ids, static_cast<size_t>(own.count * problem_.top_k)});
+    if (counts(own, args.x.rows)) tell(args, own, routes);
     FP4MOE_RETURN_IF_ERROR(transport.begin(exchange_input(args, own, routes), scratch, pool));
     run_shared(args, own, out + own.first * h, scratch, pool);
     FP4MOE_RETURN_IF_ERROR(routed_.run(out, transport, scratch, pool));
@@ -65,7 +64,13 @@ class HostLayer final : public MoeLayer {
                      " with H=" + std::to_string(problem_.hidden_size));
   }
 
-  // Rows that every rank of a group routes are counted by its first.
+  void tell(const MoeForwardArgs& args, Shard own, const Routes& routes) const {
+    const std::span<const int32_t> ids(routes.ids, static_cast<size_t>(own.count * problem_.top_k));
+    if (args.counters != nullptr) args.counters->add(args.layer, ids);
+    if (args.expert_ids != nullptr) std::ranges::copy(ids, args.expert_ids + own.first * problem_.top_k);
+  }
+
+  // Rows that every rank of a group routes are counted and told by its first.
   bool counts(Shard own, int64_t group_rows) const {
     return own.count < group_rows || problem_.layout.attention_rank() == 0;
   }

@@ -23,6 +23,7 @@ struct MoeForwardArgs {
   // What the layer makes x and router_x with, its two outputs, before all else; null: they are there.
   const RmsNormArgs* norm = nullptr;
   ExpertCounters* counters = nullptr;  // or null: counts where the routed rows go; of a CPU
+  int32_t* expert_ids = nullptr;       // or null: [T, K], told where the routed rows go; of a CPU
 };
 
 // A shared expert and, where the model has one, the vector whose sigmoid scales it.

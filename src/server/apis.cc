@@ -1,6 +1,9 @@
 #include "server/apis.h"
 
 #include <random>
+#include <span>
+
+#include "server/base64.h"
 
 namespace fp4moe {
 
@@ -108,6 +111,12 @@ void read_identity(Fields& fields, const std::string& id_prefix, Request& reques
   if (request.id.empty()) request.id = make_id(id_prefix);
 }
 
+void read_routed_experts(Fields& fields, Request& request) {
+  const bool wanted = fields.boolean("return_routed_experts", false);
+  const int64_t start = fields.integer("routed_experts_start_len", 0, 0, kInt32Max);
+  if (wanted) request.routed_experts_from = start;
+}
+
 int64_t read_n(Fields& fields) { return fields.integer("n", 1, 1, kMaxChoices); }
 
 void fail_text(Fields& fields, const std::string& name, const Status& status) {
@@ -129,7 +138,8 @@ std::vector<int32_t> encode(const Engine& engine, Fields& fields, const std::str
 void add_requests(GenerationCall& call, Fields& fields, const Request& common,
                   const std::vector<std::vector<int32_t>>& prompts, int64_t n) {
   const double timeout = fields.number("timeout", 0, 0, kMostSeconds);
-  const int64_t priority = fields.integer("priority", 0, -kInt32Max, kInt32Max);
+  constexpr int64_t kNoPriority = INT64_MIN;
+  const int64_t priority = fields.integer("priority", kNoPriority, -kInt32Max, kInt32Max);
   const size_t count = prompts.size() * static_cast<size_t>(n);
   if (count > kMaxSubmissions) {
     return fields.fail("n", std::to_string(prompts.size()) + " prompts x n=" + std::to_string(n) +
@@ -137,12 +147,16 @@ void add_requests(GenerationCall& call, Fields& fields, const Request& common,
                                 " answers in one request");
   }
   for (const std::vector<int32_t>& prompt : prompts) {
+    if (common.routed_experts_from > std::ssize(prompt))
+      fields.fail("routed_experts_start_len", "must be at most the prompt's " +
+                                                  std::to_string(prompt.size()) + " tokens, got " +
+                                                  std::to_string(common.routed_experts_from));
     for (int64_t k = 0; k < n; ++k) {
       Request request = common;
       if (count > 1) request.id += "-" + std::to_string(call.requests.size());
       request.input_ids = prompt;
       request.timeout_seconds = timeout;
-      request.priority = priority;
+      if (priority != kNoPriority) request.priority = priority;
       if (request.sampling.seed) *request.sampling.seed += static_cast<uint64_t>(k);
       call.requests.push_back(std::move(request));
     }
@@ -202,6 +216,12 @@ const char* finish_reason_name(FinishReason reason) {
       return "error";
   }
   return "none";
+}
+
+json routed_experts_text(const Choice& choice) {
+  if (choice.routed_experts == nullptr) return nullptr;
+  const std::span<const int32_t> ids(*choice.routed_experts);
+  return to_base64({reinterpret_cast<const char*>(ids.data()), ids.size_bytes()});
 }
 
 json matched_stop(const Choice& choice) {

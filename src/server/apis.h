@@ -25,6 +25,8 @@ std::string make_id(const std::string& prefix);
 SamplingParams read_sampling(Fields& fields, const SamplingParams& defaults);
 // "rid" (SGLang's) or "request_id" (vLLM's), else a fresh id.
 void read_identity(Fields& fields, const std::string& id_prefix, Request& request);
+// "return_routed_experts", of the tokens from "routed_experts_start_len" on.
+void read_routed_experts(Fields& fields, Request& request);
 // "n": 1..128.
 int64_t read_n(Fields& fields);
 
@@ -48,6 +50,8 @@ struct Prompts {
 };
 Prompts read_prompts(const Engine& engine, Fields& fields, const std::string& name, PromptKind kind);
 
+// The ids' bytes as base64, or null.
+json routed_experts_text(const Choice& choice);
 const char* finish_reason_name(FinishReason reason);
 // The stop string or token id that ended the choice, or null.
 json matched_stop(const Choice& choice);

@@ -41,6 +41,7 @@ GenerationCall parse_chat(const Engine& engine, Fields& fields) {
   const auto ids = encode(engine, fields, "messages", *prompt, /*add_special_tokens=*/false);
   request.sampling = sampling;
   add_requests(call, fields, request, {ids}, format->n());
+  OpenAiFormat::check_experts(fields, call);
   call.format = std::move(format);
   return call;
 }

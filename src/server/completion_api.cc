@@ -148,6 +148,7 @@ GenerationCall parse_completion(const Engine& engine, Fields& fields) {
   const Prompts prompts = read_prompts(engine, fields, "prompt", PromptKind::kAny);
   if (fields.ok() && echo) format->echoes = echoes_of(engine, fields, prompts);
   add_requests(call, fields, request, prompts.ids, format->n());
+  OpenAiFormat::check_experts(fields, call);
   call.format = std::move(format);
   return call;
 }

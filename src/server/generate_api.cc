@@ -84,6 +84,7 @@ class GenerateFormat final : public AnswerFormat {
                  {"e2e_latency", choice.seconds}};
     if (logprobs) add_logprobs(meta, "output", choice.logprobs, json::array(), json::array());
     if (logprobs) add_prompt_logprobs(meta, choice);
+    if (choice.routed_experts != nullptr) meta["routed_experts"] = routed_experts_text(choice);
     return {{"text", choice.text}, {"output_ids", choice.token_ids}, {"meta_info", std::move(meta)}};
   }
 
@@ -134,7 +135,7 @@ GenerationCall parse_generate(const Engine& engine, Fields& fields) {
     sampling.top_logprobs = static_cast<int32_t>(format->top_logprobs);
     request.prompt_logprobs_from = format->logprob_start = start;
   }
-  fields.refuse("return_routed_experts", false);
+  read_routed_experts(fields, request);
   const std::optional<std::vector<std::string>> ids = read_ids(fields, request);
   request.sampling = sampling;
   call.stream = fields.boolean("stream", false);

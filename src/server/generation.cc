@@ -103,6 +103,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     choice.logprobs.insert(choice.logprobs.end(), delta.logprobs.begin(), delta.logprobs.end());
     choice.prompt_logprobs.insert(choice.prompt_logprobs.end(), delta.prompt_logprobs.begin(),
                                   delta.prompt_logprobs.end());
+    choice.routed_experts = delta.routed_experts;
     choice.finish_reason = delta.finish_reason;
     choice.matched_stop = delta.matched_stop;
     choice.matched_stop_token = delta.matched_stop_token;

@@ -28,6 +28,7 @@ struct Choice {
   std::string text;
   std::vector<int32_t> token_ids;
   std::vector<PositionLogprobs> logprobs;
+  std::shared_ptr<const std::vector<int32_t>> routed_experts;  // as Delta's
   FinishReason finish_reason = FinishReason::kNone;
   std::string matched_stop;
   int32_t matched_stop_token = -1;

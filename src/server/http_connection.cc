@@ -195,7 +195,7 @@ void Connection::start_stream(const std::string& content_type) {
 
 void Connection::write(std::string bytes) {
   if (closed_ || !busy_ || bytes.empty()) return;
-  if (unsent_bytes_ + bytes.size() > static_cast<size_t>(shared_.config.max_unsent_bytes)) {
+  if (unsent_bytes_ > static_cast<size_t>(shared_.config.max_unsent_bytes)) {
     return drop("the client is behind by more than max_unsent_bytes=" +
                 std::to_string(shared_.config.max_unsent_bytes));
   }

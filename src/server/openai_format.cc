@@ -24,7 +24,7 @@ void OpenAiFormat::read(GenerationCall& call, Fields& fields, Request& request) 
   read_identity(fields, id_prefix_, request);
   id_ = request.id;
   n_ = read_n(fields);
-  fields.refuse("return_routed_experts", false);
+  read_routed_experts(fields, request);
   returns_token_ids_ = fields.boolean("return_token_ids", false);
   call.stream = fields.boolean("stream", false);
   const json* options = fields.find("stream_options");
@@ -49,10 +49,29 @@ json OpenAiFormat::event(json choice) const {
 }
 
 std::vector<json> OpenAiFormat::closing(const std::vector<Choice>& choices) {
-  if (!include_usage_) return {};
-  json event = head(event_object_, json::array());
-  event["usage"] = usage(choices, n_);
-  return {std::move(event)};
+  std::vector<json> events;
+  if (choices.front().routed_experts != nullptr) {
+    events.push_back(head(event_object_, json::array()));
+    if (include_usage_) events.back()["usage"] = nullptr;
+    add_experts(events.back(), choices);
+  }
+  if (include_usage_) {
+    events.push_back(head(event_object_, json::array()));
+    events.back()["usage"] = usage(choices, n_);
+  }
+  return events;
+}
+
+void OpenAiFormat::add_experts(json& answer, const std::vector<Choice>& choices) {
+  if (choices.front().routed_experts != nullptr)
+    answer["sglext"] = {{"routed_experts", routed_experts_text(choices.front())}};
+}
+
+void OpenAiFormat::check_experts(Fields& fields, const GenerationCall& call) {
+  if (call.requests.size() > 1 && call.requests.front().routed_experts_from >= 0)
+    fields.fail("return_routed_experts",
+                unsupported("is for one answer, and " + std::to_string(call.requests.size()) +
+                            " are asked for; /generate tells those of several"));
 }
 
 json OpenAiFormat::whole(const std::vector<Choice>& choices) {
@@ -60,6 +79,7 @@ json OpenAiFormat::whole(const std::vector<Choice>& choices) {
   for (const Choice& choice : choices) list.push_back(whole_choice(choice));
   json answer = head(object_, std::move(list));
   answer["usage"] = usage(choices, n_);
+  add_experts(answer, choices);
   add_to_whole(answer, choices);
   return answer;
 }

@@ -14,6 +14,8 @@ class OpenAiFormat : public AnswerFormat {
   // Reads what the two APIs have in common beside the sampling into itself, `call` and `request`.
   void read(GenerationCall& call, Fields& fields, Request& request);
   int64_t n() const { return n_; }
+  // SGLang's place for routed experts, beside the choices, has room for those of one.
+  static void check_experts(Fields& fields, const GenerationCall& call);
 
   std::vector<json> closing(const std::vector<Choice>& choices) final;
   json whole(const std::vector<Choice>& choices) final;
@@ -30,6 +32,7 @@ class OpenAiFormat : public AnswerFormat {
 
  private:
   json head(const char* object, json choices) const;
+  static void add_experts(json& answer, const std::vector<Choice>& choices);
 
   const std::string id_prefix_;
   std::string id_;

@@ -17,7 +17,8 @@ namespace fp4moe {
 inline ModelConfig fake_config(int64_t vocab_size, std::vector<int32_t> eos_token_ids = {}) {
   ModelConfig config;
   config.vocab_size = vocab_size;
-  config.num_layers = config.num_kv_heads = config.num_heads = config.head_dim = 1;
+  config.num_layers = config.top_k = 2;  // of which only experts are told
+  config.num_kv_heads = config.num_heads = config.head_dim = 1;
   config.eos_token_ids = std::move(eos_token_ids);
   return config;
 }
@@ -48,6 +49,11 @@ inline FakeLogits certain_logits(std::function<int32_t(std::span<const int32_t>)
     std::fill(logits.begin(), logits.end(), -20.0f);
     logits[static_cast<size_t>(next(history))] = 0;
   };
+}
+
+// The two experts that a token goes to in a layer.
+inline std::vector<int32_t> fake_experts(int32_t token_id, int64_t position, int64_t layer) {
+  return {token_id, static_cast<int32_t>(position * 2 + layer)};
 }
 
 class FakeModel : public Model {
@@ -82,6 +88,7 @@ class FakeModel : public Model {
         const size_t row = static_cast<size_t>(s.first_row + i);
         ASSERT_EQ(batch.positions[row], s.first_position + i);
         slot(s, s.first_position + i) = static_cast<float>(batch.token_ids[row]);
+        tell_experts(batch, s.first_row + i, 0, s.first_row + i);
       }
       for (; wanted != batch.logit_rows.end() && *wanted < next_row; ++wanted) {
         std::vector<int32_t> history;
@@ -89,10 +96,18 @@ class FakeModel : public Model {
           history.push_back(static_cast<int32_t>(slot(s, p)));
         logits_(history, {logits, static_cast<size_t>(config_.vocab_size)});
         logits += config_.vocab_size;
+        tell_experts(batch, *wanted, 1, wanted - batch.logit_rows.begin());
       }
     }
     ASSERT_EQ(next_row, static_cast<int64_t>(batch.token_ids.size()));
     ASSERT_TRUE(wanted == batch.logit_rows.end());
+  }
+
+  void tell_experts(const Batch& batch, int64_t row, int64_t layer, int64_t place) const {
+    if (batch.routed_experts == nullptr) return;
+    const auto r = static_cast<size_t>(row);
+    const auto experts = fake_experts(batch.token_ids[r], batch.positions[r], layer);
+    std::ranges::copy(experts, batch.routed_experts + (layer * batch.num_rows() + place) * config_.top_k);
   }
 
   ModelConfig config_;

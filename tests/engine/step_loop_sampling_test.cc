@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -271,30 +272,23 @@ TEST(StepLoopRequests, AnExpressionThatExplodesFailsItsRequestAlone) {
   loop.finish();
 }
 
-// One runs; of those that wait the most urgent is next, and of equals the first.
-TEST(StepLoopRequests, PriorityDecidesWhoIsNext) {
-  Gate gate;
-  TestLoop loop(
-      hashed_logits,
-      {.scheduler = {.max_running_requests = 1, .chunked_prefill_size = 16, .max_prefill_tokens = 32}},
-      gate.hook());
-  std::mutex mutex;
-  std::vector<std::string> order;
-  const auto submit = [&](const std::string& id, int64_t priority) {
-    const auto on_delta = [&, id](const Delta& delta) {
-      std::lock_guard lock(mutex);
-      if (delta.finish_reason != FinishReason::kNone) order.push_back(id);
-    };
-    EXPECT_TRUE(
-        loop->submit({.id = id, .input_ids = {1}, .sampling = greedy(2), .priority = priority}, on_delta)
-            .ok());
+TEST(StepLoopRequests, AnIdIsFreeAsSoonAsItsEndIsHeard) {
+  TestLoop loop;
+  Collector next;
+  std::atomic<bool> was_refused = false;
+  const Request request{.id = "mine", .input_ids = {1}, .sampling = greedy(3)};
+  const auto on_delta = [&](const Delta& delta) {
+    if (delta.finish_reason == FinishReason::kNone) {
+      was_refused = !loop->submit(request, [](const Delta&) { ADD_FAILURE(); }).ok();
+    } else {
+      loop->cancel("mine");  // means nobody any more
+      EXPECT_TRUE(loop->submit(request, next.callback()).ok());
+    }
   };
-  submit("running", 0);
-  gate.wait_until_reached();
-  submit("a", 0), submit("b", 5), submit("c", -1), submit("d", 5), submit("e", 0);
-  gate.open();
+  ASSERT_TRUE(loop->submit(request, on_delta).ok());
+  EXPECT_EQ(next.wait().reason(), FinishReason::kLength);
+  EXPECT_TRUE(was_refused);
   loop.finish();
-  EXPECT_EQ(order, (std::vector<std::string>{"running", "b", "d", "a", "e", "c"}));
 }
 
 TEST(StepLoopRequests, RefusesWhatIsIllegal) {
@@ -328,6 +322,10 @@ TEST(StepLoopRequests, RefusesWhatIsIllegal) {
             "prompt_logprobs_from=2; legal: -1 (none) to the prompt's 1 tokens");
   EXPECT_EQ(refused({.input_ids = {1}, .prompt_logprobs_from = 0}),
             "top_logprobs=-1; legal: at least 0 with the prompt's logprobs");
+  EXPECT_EQ(refused({.input_ids = {1}, .routed_experts_from = 2}),
+            "routed_experts_from=2; legal: -1 (none) to the prompt's 1 tokens");
+  EXPECT_EQ(refused({.input_ids = {1}, .priority = int64_t{1} << 31}),
+            "priority=2147483648; legal: -2147483647 to 2147483647");
 }
 
 }  // namespace

@@ -71,6 +71,7 @@ struct LoopShape {
   bool reuses_prefixes = true;
   double conservativeness = 0;  // pages run out wherever they can
   TimeLimits time_limits = {};
+  PriorityRules priorities = {.are_used = true};
   double watchdog_timeout = 0;
 };
 
@@ -107,6 +108,7 @@ class FakeExecutor : public Executor {
     return {};
   }
   float* logits() override { return logits_.data(); }
+  Status tells_experts() const override { return samples_ ? Executor::tells_experts() : Status(); }
   Status failure() const override {
     std::lock_guard lock(mutex_);
     return failure_;
@@ -200,6 +202,7 @@ class TestLoop {
                                   .max_queued_requests = shape.max_queued_requests,
                                   .random_seed = 1,
                                   .time_limits = shape.time_limits,
+                                  .priorities = shape.priorities,
                                   .watchdog_timeout = shape.watchdog_timeout};
     auto loop = StepLoop::make(executor_, tokenizer_, options, shape.grammars ? shape.grammars() : nullptr);
     EXPECT_TRUE(loop.ok()) << loop.status().to_string();

@@ -116,12 +116,16 @@ TEST_P(MoeLayerTest, AllTokensToOneExpertAndTheOthersIdle) {
   EXPECT_EQ(c.run(row().name, DType::kBF16, x), only.run(row().name, DType::kBF16, x));
 }
 
-TEST_P(MoeLayerTest, CountsTheTokensOfEachExpert) {
+TEST_P(MoeLayerTest, CountsAndTellsTheTokensOfEachExpert) {
   LayerCase c({64, 64, 6, 2}, format(), ActivationKind::kSwigluOai);
   c.router.bias = {0, 1e6f, 0, 2e6f, 0, 0};
   ExpertCounters counters({0, 3}, 6);
   c.counters = &counters;
+  std::vector<int32_t> ids(2 * 40, -1), expected;
+  c.expert_ids = ids.data();
   c.run(row().name, act_types().front(), c.tokens(40));
+  for (int t = 0; t < 40; ++t) expected.insert(expected.end(), {3, 1});  // best first
+  EXPECT_EQ(ids, expected);
   c.run(row().name, act_types().front(), c.tokens(1));
   c.run(row().name, act_types().front(), {});
   std::vector<int64_t> sums(12, 100);

@@ -45,7 +45,8 @@ Result<std::string> FakeEngine::submit(Request request, DeltaCallback on_delta) 
   }
   if (static_cast<int64_t>(request.input_ids.size()) >= info_.context_length)
     return does_not_fit(std::to_string(request.input_ids.size()) + " prompt tokens, context 4096");
-  if (running_.contains(request.id)) return invalid_argument("request id \"" + request.id + "\" is in use");
+  if (const auto at = running_.find(request.id); at != running_.end() && !at->second->has_ended)
+    return invalid_argument("request id \"" + request.id + "\" is in use");
   last_ = request;
   submitted_.fetch_add(1);
   auto r = std::make_shared<Running>();
@@ -174,13 +175,20 @@ void FakeEngine::loop() {
       } else {
         delta = next(*r);
       }
+      if (const int64_t from = r->request.routed_experts_from;
+          from >= 0 && delta.finish_reason != FinishReason::kNone)
+        delta.routed_experts = std::make_shared<const std::vector<int32_t>>(
+            std::vector<int32_t>{static_cast<int32_t>(from), 258, -1});
       delta.prompt_tokens = static_cast<int64_t>(r->request.input_ids.size());
       delta.cached_tokens = (delta.prompt_tokens - 1) / kPage * kPage;
       generated_.fetch_add(static_cast<int64_t>(delta.token_ids.size()));
       const bool last = delta.finish_reason != FinishReason::kNone;
+      lock.lock();
+      r->has_ended = last;
+      lock.unlock();
       r->on_delta(delta);
       lock.lock();
-      if (last) running_.erase(id);
+      if (last && running_[id] == r) running_.erase(id);
     }
     changed_.notify_all();
     if (options_.step.count() > 0) {

@@ -24,7 +24,7 @@ struct FakeOptions {
 // Ids 0..255 are bytes, 256 the end token. A prompt that contains "FAIL" fails after two tokens, one with
 // "WAITED" as one that waited too long, one with "LATE" after two tokens as one that ran too long. Each
 // answer is the prompt once, then the end token; with ignore_eos the prompt over and over. The prompt's
-// token p has the log-probability -p, the best one 'a' has 0.
+// token p has the log-probability -p, the best one 'a' has 0. Routed experts from n on are n, 258 and -1.
 class FakeEngine final : public Engine {
  public:
   static constexpr int32_t kEnd = 256;
@@ -60,8 +60,10 @@ class FakeEngine final : public Engine {
     DeltaCallback on_delta;
     std::string prompt, text, pending;
     int64_t generated = 0;
-    bool scored = false;     // the prompt's log-probabilities were delivered
-    bool cancelled = false;  // under mutex_; the rest belongs to the thread
+    bool scored = false;  // the prompt's log-probabilities were delivered
+    // Under mutex_; the rest belongs to the thread.
+    bool cancelled = false;
+    bool has_ended = false;  // the last delta is on its way
   };
   void loop();
   void deliver_scores(const Running& r) const;

@@ -85,6 +85,13 @@ TEST(Generate, PromptLogprobs) {
   EXPECT_EQ(json::parse(beyond.body)["error"]["param"], "logprob_start_len");
 }
 
+TEST(Generate, RoutedExperts) {
+  TestServer s;
+  const json list = post(s, "/generate", R"({"text":["a","b"],"return_routed_experts":true})");
+  for (const json& answer : list) EXPECT_EQ(answer["meta_info"]["routed_experts"], "AAAAAAIBAAD/////");
+  EXPECT_FALSE(post(s, "/generate", R"({"text":"a"})")["meta_info"].contains("routed_experts"));
+}
+
 TEST(Generate, RequestIds) {
   TestServer s;
   EXPECT_EQ(post(s, "/generate", R"({"text":"a","rid":"x"})")["meta_info"]["id"], "x");

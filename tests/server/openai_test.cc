@@ -244,7 +244,9 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{"HugeIdLogitBias", R"("logit_bias":{"99999999999":1})", "logit_bias.99999999999"},
         Wrong{"BigLogitBias", R"("logit_bias":{"5":101})", "logit_bias.5"},
         Wrong{"TextLogitBias", R"("logit_bias":{"5":"x"})", "logit_bias.5"},
-        Wrong{"RoutedExperts", R"("return_routed_experts":true)", "return_routed_experts"},
+        Wrong{"RoutedExpertsOfTwo", R"("return_routed_experts":true,"n":2)", "return_routed_experts"},
+        Wrong{"RoutedExpertsFromFar", R"("return_routed_experts":true,"routed_experts_start_len":99)",
+              "routed_experts_start_len"},
         Wrong{"NegativeMinTokens", R"("min_tokens":-1)", "min_tokens"},
         Wrong{"JsonFormat", R"("response_format":{"type":"json_object"})", "response_format"},
         Wrong{"NumberModel", R"("model":5)", "model"}),
@@ -499,6 +501,24 @@ TEST(Chat, TokenIds) {
     if (event.is_object())
       for (const json& id : event["choices"][0].value("token_ids", json::array())) streamed.push_back(id);
   EXPECT_EQ(streamed, json::array({97, 98, 256}));
+}
+
+TEST(Chat, RoutedExperts) {
+  TestServer s;
+  const std::string more = R"(,"return_routed_experts":true,"routed_experts_start_len":1)";
+  const char* const text = "AQAAAAIBAAD/////";  // of 1, 258, -1
+  EXPECT_EQ(body_of(http_post(s.port, kChat, chat("ab", more)))["sglext"]["routed_experts"], text);
+  const std::string prompt = R"({"prompt":"ab")" + more;
+  EXPECT_EQ(body_of(http_post(s.port, kText, prompt + "}"))["sglext"]["routed_experts"], text);
+  const std::vector<std::pair<std::string, std::string>> streams = {
+      {kChat, chat("ab", more + R"(,"stream":true)")}, {kText, prompt + R"(,"stream":true})"}};
+  for (const auto& [path, request] : streams) {
+    const auto events = parse_events(http_post(s.port, path, request).body);
+    const json& last = events.at(events.size() - 2);  // before [DONE]
+    EXPECT_EQ(last["sglext"]["routed_experts"], text) << path;
+    EXPECT_EQ(last["choices"], json::array());
+  }
+  EXPECT_FALSE(body_of(http_post(s.port, kChat, chat("ab"))).contains("sglext"));
 }
 
 TEST(Chat, RequestIdsAndPriority) {

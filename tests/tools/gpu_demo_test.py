@@ -1,16 +1,21 @@
-"""Both demo checkpoints on a GPU: `fp4moe logits` against the stock classes' logits, and the accuracy of serve + eval.
+"""Both demo checkpoints on a GPU: `fp4moe logits` and prompts' scores against the stock classes' logits, and the accuracy of
+serve + eval.
 
   gpu_demo_test.py BINARY MODELS_FOLDER
 
 Exit status 77: no usable GPU.
 """
 import json
+import math
 import os
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
+import urllib.error
+import urllib.request
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "server"))
 sys.dont_write_bytecode = True
@@ -75,6 +80,38 @@ class GpuDemo(unittest.TestCase):
             self.assertLessEqual(whole, least[1])
             self.assertGreaterEqual(same, least[2])
 
+    def check_scores(self, demo):
+        """A prompt's log-probabilities over HTTP, beside the stock class's; at once, in chunks, and beside answers."""
+        reference = tensors(os.path.join(MODELS, demo, "reference_logits.safetensors"))
+        for flags in ((), ("--max-running-requests", "5"), ("--disable-cuda-graph", "--max-total-tokens", "1024")):
+            with Serve(BINARY, os.path.join(MODELS, demo), "--device", "cuda", "--context-length", "512", *flags) as serve:
+                def ask(body, path="/v1/completions"):
+                    request = urllib.request.Request(serve.url + path, json.dumps(body).encode())
+                    with urllib.request.urlopen(request) as answer:
+                        return json.loads(answer.read())
+                busy = [threading.Thread(target=ask, args=({"prompt": "Tom has", "max_tokens": 100, "ignore_eos": True},))
+                        for _ in range(4)]
+                for thread in busy:
+                    thread.start()
+                for prompt in ("prompt_0", "prompt_1"):
+                    ids, logits = values(reference[prompt + ".input_ids"]), reference[f"{prompt}.logits_w4a16"]
+                    vocab_size, logits = logits[1][-1], values(logits)
+                    rows = [logits[i:i + vocab_size] for i in range(0, len(logits), vocab_size)]
+                    want = [row[i] - math.log(sum(math.exp(x) for x in row)) for row, i in zip(rows, ids[1:])]
+                    scored = ask({"prompt": ids, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0})
+                    got = scored["choices"][0]["logprobs"]["token_logprobs"][1:-1]
+                    errors = sorted(abs(g - w) for g, w in zip(got, want, strict=True))
+                    median = errors[len(errors) // 2]
+                    print(f"{demo} {flags} {prompt}: logprobs' error median {median:.2e}, largest {errors[-1]:.2e}")
+                    self.assertLess(median, 5e-3)
+                    self.assertLess(errors[-1], 1)
+                for thread in busy:
+                    thread.join()
+                with self.assertRaises(urllib.error.HTTPError) as refused:
+                    ask({"text": "a", "return_routed_experts": True}, "/generate")
+                self.assertIn("--device cuda", refused.exception.read().decode())
+                refused.exception.close()
+
     def check_accuracy(self, demo):
         with Serve(BINARY, os.path.join(MODELS, demo), "--device", "cuda") as serve:
             for name, data in FORMS.items():
@@ -92,6 +129,7 @@ class GpuDemo(unittest.TestCase):
 for demo_name in DEMOS:
     label = demo_name.replace("-", "_")
     setattr(GpuDemo, f"test_{label}_logits", lambda self, d=demo_name: self.check_logits(d, "w4a16", W4A16))
+    setattr(GpuDemo, f"test_{label}_scores", lambda self, d=demo_name: self.check_scores(d))
     setattr(GpuDemo, f"test_{label}_accuracy", lambda self, d=demo_name: self.check_accuracy(d))
 GpuDemo.test_quantised_activations_logits = lambda self: self.check_logits("demo-dsv3-nvfp4", "w4a4", W4A4)
 

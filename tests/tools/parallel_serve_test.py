@@ -43,8 +43,8 @@ class Ranks(Serve):
         self.exit_code = self.process.wait(timeout=60)
 
 
-def generate(url, prompt, tokens=24):
-    body = {"text": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}}
+def generate(url, prompt, tokens=24, **more):
+    body = {"text": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}, **more}
     with contextlib.closing(http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)) as connection:
         connection.request("POST", "/generate", json.dumps(body))
         answer = connection.getresponse()
@@ -107,6 +107,14 @@ class Parallel(unittest.TestCase):
     @needs_mpi
     def test_two_processes(self):
         self.check(2)
+
+    @needs_mpi
+    def test_ranks_in_several_processes_do_not_tell_experts(self):
+        with Ranks(2, *DP) as serve:
+            status, answer = generate(serve.url, "a", return_routed_experts=True)
+            self.assertEqual(status, 400)
+            self.assertIn("return_routed_experts: ranks of other processes (--fabric mpi)", answer["error"]["message"])
+            self.assertEqual(generate(serve.url, "a")[0], 200)
 
     @needs_mpi
     def test_four_processes(self):
