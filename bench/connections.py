@@ -1,36 +1,55 @@
-"""What a crowd of connections costs a running stream: its median time between tokens, and the server's memory, with and
-without 10,000 idle connections and 50 clients that take their answers slowly; alternated, in two processes.
+"""What a crowd of connections costs a running stream: its time between tokens (the median of five streams), and the
+server's memory, with and without 10,000 idle connections and 50 clients that take their answers slowly; alternated, in
+two processes.
 
     PYTHONPATH=tests/server python3 bench/connections.py build/release/bin/fp4moe models/demo-gptoss-mxfp4 [--json]
 """
 import argparse
 import contextlib
+import http.client
 import json
+import re
 import statistics
 import threading
 import time
 import urllib.request
+from urllib.parse import urlsplit
 
 import crowd
 from serve_process import Serve
 
 
-def wait_for_idle(url):
-    """Until every answer is generated: the slow readers then only read."""
-    while True:
-        with urllib.request.urlopen(url + "/server_info") as answer:
-            if json.loads(answer.read())["num_running_reqs"] == 0:
-                return
+def num_ended(url):
+    """Requests so far; none is under way where that is as many as were sent."""
+    with urllib.request.urlopen(url + "/metrics") as answer:
+        return int(float(re.search(rb"^sglang:num_requests_total\S* (\S+)$", answer.read(), re.M).group(1)))
+
+
+def wait_for_ended(url, count):
+    """Until so many answers are generated: the slow readers then only read."""
+    while num_ended(url) < count:
         time.sleep(0.1)
 
 
+def stream(url, tokens):
+    """Seconds between the tokens of one stream, on average: a client takes several at a time. Events are not looked into."""
+    body = {"prompt": "Tom has", "stream": True, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    parts = urlsplit(url)
+    with contextlib.closing(http.client.HTTPConnection(parts.hostname, parts.port, timeout=120)) as connection:
+        connection.request("POST", "/v1/completions", json.dumps(body))
+        times = [time.perf_counter() for line in connection.getresponse() if line.startswith(b"data: {")]
+    assert len(times) > tokens / 2  # one that ends within a character has no event
+    return (times[-1] - times[0]) / (tokens - 1)
+
+
 def measure(serve, options, crowded):
-    """Median seconds between tokens, and the server's resident bytes."""
+    """Seconds between tokens, and the server's resident bytes."""
     with contextlib.ExitStack() as stack:
         if crowded:
+            before = num_ended(serve.url)
             stack.enter_context(crowd.idle_connections(serve.url, options.idle))
             sip = stack.enter_context(crowd.slow_readers(serve.url, options.slow, 900))
-            wait_for_idle(serve.url)
+            wait_for_ended(serve.url, before + options.slow)
             done = threading.Event()
 
             def sipping():
@@ -40,10 +59,9 @@ def measure(serve, options, crowded):
             thread.start()
             stack.callback(thread.join)
             stack.callback(done.set)
-        _, gaps = crowd.stream(serve.url, options.tokens)
+        seconds = statistics.median(stream(serve.url, options.tokens) for _ in range(5))
         resident = crowd.resident_bytes(serve.process.pid)
-    wait_for_idle(serve.url)
-    return statistics.median(gaps), resident
+    return seconds, resident
 
 
 def main():
@@ -60,7 +78,7 @@ def main():
         parser.error(f"needs a limit of {options.idle + 200} descriptors (ulimit -Hn)")
     rows = []
     with Serve(options.binary, options.model, "--context-length", "4096", "--max-total-tokens", "131072") as serve:
-        crowd.stream(serve.url, 200)  # warm
+        stream(serve.url, 200)  # warm
         for _ in range(options.rounds):
             alone, before = measure(serve, options, False)
             crowded, after = measure(serve, options, True)

@@ -207,7 +207,8 @@ class Client:
                 return [json.loads(data)]
         *events, done, rest = data.split("\n\n")
         require(done == "data: [DONE]" and not rest, "a stream ends with", data[-200:])
-        return [json.loads(event.removeprefix("data: ")) for event in events]
+        # Comments keep a quiet stream alive.
+        return [json.loads(event.removeprefix("data: ")) for event in events if not event.startswith(":")]
 
     def ask(self, path, body, asked):
         read = read_generate if path == "/generate" else read_openai
