@@ -56,7 +56,7 @@ struct EngineStats {
 // Where the routers sent tokens, since Engine::make. A token counts once in each layer for each of its top_k
 // experts; the last layer sees only the rows whose logits are wanted.
 struct ExpertLoad {
-  std::string not_counted;      // why nothing is counted, or empty
+  std::string failure;          // why the counts could not be read, or empty: a GPU's
   std::vector<int64_t> layers;  // those with a router, ascending
   int64_t num_experts = 0;      // E
   std::vector<int64_t> tokens;  // [layers, E]

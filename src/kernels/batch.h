@@ -41,6 +41,9 @@ struct DeviceBatch {
   // [num_logit_rows], ascending, padded with 0; as many as rows: all rows in order.
   const int64_t* logit_rows = nullptr;
   int64_t num_logit_rows = 0;
+
+  // [1]: the rows that are no padding.
+  const int32_t* num_filled_rows() const { return first_row + num_sequences; }
 };
 
 constexpr int kMaxHeadDim = 576;  // MLA: kv_lora_rank 512 + rope 64

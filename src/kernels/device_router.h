@@ -12,6 +12,12 @@ namespace fp4moe {
 
 constexpr int64_t kMaxDeviceExperts = 1024, kMaxDeviceTopk = 32;  // E and K of a router on a GPU
 
+// Where a router counts what it chose. The choice of a row of padding, [*num_rows, T), is not counted.
+struct ExpertCountArgs {              // both: device memory, or both null
+  uint64_t* counts = nullptr;         // [E], added to
+  const int32_t* num_rows = nullptr;  // [1]
+};
+
 struct DeviceRouterArgs {                  // all pointers: device memory, x and weight 16-byte aligned
   const float* x = nullptr;                // [T, H]; H % 32 == 0
   const bf16* weight = nullptr;            // [E, H]
@@ -22,6 +28,7 @@ struct DeviceRouterArgs {                  // all pointers: device memory, x and
   float* logits = nullptr;   // [T, E], written: f32 sums
   int32_t* ids = nullptr;    // [T, K], written: best first, distinct, in range
   float* weights = nullptr;  // [T, K], written
+  ExpertCountArgs count;
   // A norm that comes first, with both outputs: out_f32 is x. Null: x is there. Of Hopper GPUs.
   const RmsNormArgs* norm = nullptr;
   bool batch_invariant = false;  // a token's logits have the same bits whatever T is

@@ -33,13 +33,13 @@ class Decoder final : public Model {
 
   const ModelConfig& config() const override { return config_; }
   int64_t weight_bytes() const override { return weight_bytes_; }
-  const ExpertCounters* expert_counters() const override { return counters_.get(); }
+  const ExpertCounters& expert_counters() const override { return *counters_; }
   Status forward(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool) override;
 
  private:
   Status load_lm_head(WeightLoader& loader);
   Status allocate_scratch();
-  void make_counters();
+  Status make_counters();
   Rows take_rows(int64_t num_rows, int64_t attention_cols);
   // Most logit rows of one group.
   int64_t max_kept_rows() const {
@@ -49,7 +49,8 @@ class Decoder final : public Model {
   int64_t layer_scratch_bytes(const DecoderLayer& layer) const;
   void attention(const DecoderLayer& w, const AttentionInput& in, ThreadPool& pool);
   Status attention_output(int64_t layer, int64_t num_rows, ThreadPool& pool);
-  Status feed_forward(int64_t layer, int64_t num_rows, int32_t* expert_ids, ThreadPool& pool);
+  Status feed_forward(int64_t layer, int64_t num_rows, const DeviceBatch* device, int32_t* expert_ids,
+                      ThreadPool& pool);
   Status add_partial(const OpName& op, float* partial, int64_t num_rows, ThreadPool& pool);
   void keep_logit_rows(const Batch& batch, ThreadPool& pool);
   RmsNormArgs norm_args(const Buffer& weight, int64_t num_rows, float* out_f32) const;
@@ -67,7 +68,7 @@ class Decoder final : public Model {
   LmHead lm_head_;
   int64_t weight_bytes_ = 0;
   std::unique_ptr<Transport> transport_;
-  std::unique_ptr<ExpertCounters> counters_;  // null on a GPU
+  std::unique_ptr<ExpertCounters> counters_;
   Activations act_{};
   Rows rows_{};  // of the forward pass under way: act_.all, in the last layer act_.kept
   Arena activations_, scratch_;
@@ -94,16 +95,17 @@ Status Decoder::load(WeightLoader& loader, LayerLoader load_layer) {
                                                              .attention = options_.rank.attention,
                                                              .region_offset = options_.rank.a2a_region_offset,
                                                              .max_group_rows = options_.max_batch_tokens}));
-  make_counters();
+  FP4MOE_RETURN_IF_ERROR(make_counters());
   return allocate_scratch();
 }
 
-void Decoder::make_counters() {
-  if (options_.moe_plan.problem().device == DeviceKind::kCuda) return;
+Status Decoder::make_counters() {
   std::vector<int64_t> layers;
   for (size_t i = 0; i < layers_.size(); ++i)
     if (layers_[i].moe) layers.push_back(static_cast<int64_t>(i));
-  counters_ = std::make_unique<ExpertCounters>(std::move(layers), config_.num_experts);
+  FP4MOE_ASSIGN_OR_RETURN(counters_,
+                          ExpertCounters::make(std::move(layers), config_.num_experts, ops_.memory()));
+  return {};
 }
 
 Status Decoder::load_lm_head(WeightLoader& loader) {
@@ -179,7 +181,7 @@ Status Decoder::forward(const Batch& batch, KvCache& kv, float* logits, ThreadPo
     if (num_rows > 0) FP4MOE_RETURN_IF_ERROR(attention_output(i, num_rows, pool));
     int32_t* experts =
         batch.routed_experts == nullptr ? nullptr : batch.routed_experts + i * t * config_.top_k;
-    FP4MOE_RETURN_IF_ERROR(feed_forward(i, num_rows, experts, pool));
+    FP4MOE_RETURN_IF_ERROR(feed_forward(i, num_rows, batch.device, experts, pool));
   }
   scratch_.reset();
   return lm_head_.forward(norm_args(final_norm_, num_rows, nullptr), logits, scratch_, pool);
@@ -213,14 +215,16 @@ Status Decoder::attention_output(int64_t layer, int64_t num_rows, ThreadPool& po
   return add_partial({"attention_out", static_cast<int>(layer), 0}, partial, num_rows, pool);
 }
 
-Status Decoder::feed_forward(int64_t layer, int64_t num_rows, int32_t* expert_ids, ThreadPool& pool) {
+Status Decoder::feed_forward(int64_t layer, int64_t num_rows, const DeviceBatch* device, int32_t* expert_ids,
+                             ThreadPool& pool) {
   const DecoderLayer& w = layers_[static_cast<size_t>(layer)];
   const ActRows x = act(act_.normed, num_rows, config_.hidden_size);
   scratch_.reset();
   if (w.moe) {
     const RmsNormArgs norm = norm_args(w.ffn_norm, num_rows, act_.normed_f32);
     return w.moe->forward(
-        {static_cast<int>(layer), x, act_.normed_f32, rows_.residual, &norm, counters_.get(), expert_ids},
+        {static_cast<int>(layer), x, act_.normed_f32, rows_.residual, &norm, counters_.get(),
+         device != nullptr ? device->num_filled_rows() : nullptr, expert_ids},
         *transport_, scratch_, pool);
   }
   if (num_rows == 0) return {};

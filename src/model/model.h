@@ -63,8 +63,8 @@ class Model {
 
   virtual const ModelConfig& config() const = 0;
   virtual int64_t weight_bytes() const = 0;
-  // Where the tokens that this rank routed went; null: this device does not count.
-  virtual const ExpertCounters* expert_counters() const { return nullptr; }
+  // Where the tokens that this rank routed went.
+  virtual const ExpertCounters& expert_counters() const = 0;
   // Appends the rows' keys and values to `kv` and writes logits [logit_rows.size(), V], f32. Not
   // re-entrant: one forward() at a time (it uses the model's scratch memory).
   // With several ranks an error is the job's: a rank that failed or did not come in time. Every rank of a

@@ -40,9 +40,14 @@ struct DeviceRouter {
                .logits = logits,
                .ids = routes.ids,
                .weights = routes.weights,
+               .count = counts(args),
                .norm = args.norm,
                .batch_invariant = batch_invariant});
     return routes;
+  }
+  static ExpertCountArgs counts(const MoeForwardArgs& args) {
+    if (args.counters == nullptr || args.num_counted == nullptr) return {};
+    return {args.counters->on_device(args.layer), args.num_counted};
   }
 };
 

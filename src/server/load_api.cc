@@ -36,7 +36,7 @@ HttpResponse answer_expert_load(const LoadWatch& watch, const ModelInfo& info, c
   const Result<double> asked = read_window(request.query);
   if (!asked.ok()) return error_response(asked.status(), "window");
   const LoadWatch::Window window = watch.last(*asked);
-  if (!window.load.not_counted.empty()) return error_response(unsupported(window.load.not_counted));
+  if (!window.load.failure.empty()) return error_response(internal_error(window.load.failure));
   HttpResponse response;
   response.extra_headers = "Cache-Control: no-store\r\n";
   const LoadReport report{info, *asked, window};

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -175,6 +176,25 @@ TEST_P(DeviceRanks, DecodeContinuesWhatPrefillWouldSay) {
 TEST_P(DeviceRanks, TheSameStepAgainGivesTheSameBits) {
   Growing first(GetParam(), true), second(GetParam(), true);
   EXPECT_EQ(first.step(kPrompts), second.step(kPrompts));
+}
+
+// Decode steps of three rows run padded to four. The last layer has the rows whose logits are wanted.
+TEST_P(DeviceRanks, EveryTokenIsCountedOnceForEachOfItsExperts) {
+  for (const bool graphs : {true, false}) {
+    Growing growing(GetParam(), graphs);
+    Logits logits = growing.step(kPrompts);
+    for (int i = 0; i < 4; ++i) logits = growing.step(best_of(logits));
+    const ExpertLoad load = growing.ranks().expert_load();
+    EXPECT_EQ(load.failure, "");
+    EXPECT_EQ(load.layers.back(), 3);
+    ASSERT_EQ(std::ssize(load.tokens), std::ssize(load.layers) * 16);
+    for (size_t row = 0; row < load.layers.size(); ++row) {
+      const auto first = load.tokens.begin() + static_cast<int64_t>(row * 16);
+      const int64_t prompts = row + 1 < load.layers.size() ? 5 + 9 + 11 : 3;
+      EXPECT_EQ(std::accumulate(first, first + 16, int64_t{0}), 4 * (prompts + 4 * 3))
+          << "layer " << row << (graphs ? " by graphs" : "");
+    }
+  }
 }
 
 TEST_P(DeviceRanks, AnIdBelowZeroIsTheTokenThatWasChosen) {

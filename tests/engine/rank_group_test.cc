@@ -135,7 +135,7 @@ TEST_P(RankGroups, CountEveryTokenOnce) {
     ASSERT_NE(many.ranks, nullptr);
     logits_of(many, (1u << layout.dp) - 1);
     const ExpertLoad got = many.ranks->expert_load();
-    EXPECT_EQ(got.not_counted, "");
+    EXPECT_EQ(got.failure, "");
     EXPECT_EQ(got.layers, want.layers);
     EXPECT_EQ(got.counted_ranks, layout.tp);
     EXPECT_EQ(got.num_ranks, layout.tp);

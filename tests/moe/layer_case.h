@@ -125,10 +125,11 @@ class LayerCase : public ExpertsCase {
     p.act_dtype = dtype;
     const auto transport = std::move(*make_transport(*plan_moe(p, {}), {.max_group_rows = tokens}));
     Arena scratch = std::move(*Arena::make(layer.scratch_bytes(tokens, *transport)));
-    EXPECT_TRUE(layer
-                    .forward({0, act.view(), x.data(), residual.data(), nullptr, counters, expert_ids},
-                             *transport, scratch, pool)
-                    .ok());
+    EXPECT_TRUE(
+        layer
+            .forward({0, act.view(), x.data(), residual.data(), nullptr, counters, nullptr, expert_ids},
+                     *transport, scratch, pool)
+            .ok());
     return residual;
   }
 

@@ -130,14 +130,13 @@ TEST(ExpertLoadRoute, WrongWindowsAreNamed) {
     }
 }
 
-TEST(ExpertLoadRoute, SaysWhenNothingIsCounted) {
+TEST(ExpertLoadRoute, SaysWhyNothingCouldBeRead) {
   TestServer s;
-  s.engine.set_expert_load({.not_counted = "not on this device"});
+  s.engine.set_expert_load({.failure = "the GPU is gone"});
   for (const char* path : {"/expert_load", "/expert_load.svg?window=all"}) {
     const HttpAnswer answer = http_get(s.port, path);
-    EXPECT_EQ(answer.status, 400);
-    EXPECT_EQ(json::parse(answer.body)["error"]["message"], "not on this device");
-    EXPECT_EQ(json::parse(answer.body)["error"]["code"], "unsupported");
+    EXPECT_EQ(answer.status, 500);
+    EXPECT_EQ(json::parse(answer.body)["error"]["message"], "the GPU is gone");
   }
 }
 

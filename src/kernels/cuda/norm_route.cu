@@ -46,8 +46,7 @@ struct NormRouteArgs {
   const float* bias;  // or null
   RoutingRule rule;
   float* logits;
-  int32_t* ids;
-  float* weights;
+  Choices out;
   float eps;
   int hidden_size, num_experts;
 };
@@ -128,7 +127,7 @@ __device__ __forceinline__ void multiply(const NormRouteArgs& a, const Part& par
     float sum[kExpertsAtOnce] = {};
 #pragma unroll
     for (int j = 0; j < kExpertsAtOnce; ++j) {
-      const int e = min(first + j * kWarps, a.num_experts - 1);
+      const int e = first + j * kWarps < a.num_experts ? first + j * kWarps : first;  // of this warp's own
       Columns<kVectors>::each(part, [&](int i, int v) {
         sum[j] = dot(x.values[i], weights[e * pitch + v - part.begin], sum[j]);
       });
@@ -192,8 +191,7 @@ __device__ __forceinline__ void put_logits(const NormRouteArgs& a, int64_t t, co
 
 // By a warp. Behind the logits: the choice's memory.
 __device__ __forceinline__ void choose(const NormRouteArgs& a, int64_t t, float* logits) {
-  choose_by_warp(a.rule, logits, reinterpret_cast<uint32_t*>(logits + a.num_experts),
-                 a.ids + t * a.rule.top_k, a.weights + t * a.rule.top_k);
+  choose_by_warp(a.rule, logits, reinterpret_cast<uint32_t*>(logits + a.num_experts), a.out, t);
 }
 
 // Grid (kBlocks, T).
@@ -320,8 +318,7 @@ void norm_route(const DeviceRouterArgs& args) {
                      .bias = args.bias,
                      .rule = args.rule,
                      .logits = args.logits,
-                     .ids = args.ids,
-                     .weights = args.weights,
+                     .out = {args.ids, args.weights, args.count},
                      .eps = norm.eps,
                      .hidden_size = static_cast<int>(args.hidden_size),
                      .num_experts = static_cast<int>(args.rule.num_experts)};

@@ -185,8 +185,7 @@ struct ChooseArgs {
   RoutingRule rule;
   const float* logits;  // [T, E]
   int num_tokens;
-  int32_t* ids;
-  float* weights;
+  Choices out;
 };
 
 __global__ void __launch_bounds__(kChooseWarps * 32) choose_kernel(const ChooseArgs a) {
@@ -195,7 +194,7 @@ __global__ void __launch_bounds__(kChooseWarps * 32) choose_kernel(const ChooseA
   wait_for_earlier_kernels();
   if (t >= a.num_tokens) return;
   choose_by_warp(a.rule, a.logits + t * a.rule.num_experts, memory + warp * choice_words(a.rule.num_experts),
-                 a.ids + t * a.rule.top_k, a.weights + t * a.rule.top_k);
+                 a.out, t);
 }
 
 // ---- host ----------------------------------------------------------------------------------------
@@ -262,8 +261,7 @@ void launch_choose(const DeviceRouterArgs& args) {
   ChooseArgs a = {.rule = args.rule,
                   .logits = args.logits,
                   .num_tokens = static_cast<int>(args.num_tokens),
-                  .ids = args.ids,
-                  .weights = args.weights};
+                  .out = {args.ids, args.weights, args.count}};
   a.rule.correction_bias = args.correction_bias;
   const auto shared_bytes = [](int64_t experts) {
     return static_cast<int>(kChooseWarps * 4 * choice_words(experts));

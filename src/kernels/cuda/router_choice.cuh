@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/device_router.h"
 #include "kernels/routing_rule.h"
 
 namespace fp4moe {
@@ -112,11 +113,19 @@ __host__ __device__ constexpr int choice_words(int64_t num_experts) {
   return static_cast<int>(3 * num_experts + kMaxRouterGroups);
 }
 
-// logits [E] -> ids and weights [K], best first; all lanes. The logits may lie in shared memory.
+// What is chosen for all rows.
+struct Choices {
+  int32_t* ids;    // [T, K]
+  float* weights;  // [T, K]
+  ExpertCountArgs count;
+};
+
+// Row t: logits [E] -> ids and weights [K], best first; all lanes. The logits may lie in shared memory.
 __device__ __forceinline__ void choose_by_warp(const RoutingRule& rule, const float* logits_in,
-                                               uint32_t* memory, int32_t* ids, float* weights) {
+                                               uint32_t* memory, const Choices& out, int64_t t) {
   const int lane = threadIdx.x % 32, experts = static_cast<int>(rule.num_experts);
   const int topk = static_cast<int>(rule.top_k);
+  const bool counted = out.count.counts != nullptr && t < *out.count.num_rows;
   const bool grouped = is_grouped(rule.scoring);
   uint32_t* keys = memory;
   auto* logits = reinterpret_cast<float*>(keys + experts);
@@ -140,8 +149,9 @@ __device__ __forceinline__ void choose_by_warp(const RoutingRule& rule, const fl
   }
   const float weight = weight_of(rule, logits, id, logits[first]);
   if (lane >= topk) return;
-  ids[lane] = id;
-  weights[lane] = weight;
+  out.ids[t * topk + lane] = id;
+  out.weights[t * topk + lane] = weight;
+  if (counted) atomicAdd(reinterpret_cast<unsigned long long*>(out.count.counts + id), 1ull);
 }
 
 }  // namespace fp4moe

@@ -28,7 +28,9 @@ constexpr float kNormEps = 1e-5f;
 struct Routed {
   std::vector<float> logits, weights;
   std::vector<int32_t> ids;
+  std::vector<uint64_t> counts;  // of the first half of the tokens, from kCountsBefore on
 };
+constexpr uint64_t kCountsBefore = uint64_t{1} << 40;
 
 // A norm before the route: its weight, and the outputs.
 struct Norm {
@@ -36,11 +38,20 @@ struct Norm {
   std::vector<bf16> act;
 };
 
+void check_counts(const Case& c, const Routed& routed, int times) {
+  std::vector<uint64_t> expected(static_cast<size_t>(c.rule.num_experts), kCountsBefore);
+  for (int64_t i = 0; i < c.num_tokens / 2 * c.rule.top_k; ++i)
+    expected[static_cast<size_t>(routed.ids[static_cast<size_t>(i)])] += static_cast<uint64_t>(times);
+  EXPECT_EQ(routed.counts, expected);
+}
+
 // The same call `times` times, as a graph if that is more than one; what the last one left.
 Routed route(const Case& c, int times = 1, Norm* norm = nullptr) {
   const int64_t n = c.num_tokens, experts = c.rule.num_experts, k = c.rule.top_k;
   const Guarded x(c.x), weight(to_bf16(c.weight)), bias(c.bias), correction(c.correction);
   const Guarded logits(n * experts * 4), ids(n * k * 4), weights(n * k * 4);
+  const Guarded counts(std::vector<uint64_t>(static_cast<size_t>(experts), kCountsBefore));
+  const Guarded num_rows(std::vector<int32_t>{static_cast<int32_t>(n / 2)});
   const Guarded norm_weight(norm == nullptr ? std::vector<float>() : norm->weight);
   const Guarded act(norm == nullptr ? 0 : n * c.hidden * 2), f32(norm == nullptr ? 0 : n * c.hidden * 4);
   const RmsNormArgs norm_args = {x.as<float>(),
@@ -58,6 +69,7 @@ Routed route(const Case& c, int times = 1, Norm* norm = nullptr) {
                                  .logits = logits.as<float>(),
                                  .ids = ids.as<int32_t>(),
                                  .weights = weights.as<float>(),
+                                 .count = {counts.as<uint64_t>(), num_rows.as<int32_t>()},
                                  .norm = norm == nullptr ? nullptr : &norm_args};
   Stream stream = Stream::make().value();
   StreamScope scope(stream);
@@ -73,7 +85,10 @@ Routed route(const Case& c, int times = 1, Norm* norm = nullptr) {
   const Status status = stream.synchronize();
   EXPECT_TRUE(status.ok()) << status.message();
   if (norm != nullptr) norm->f32 = f32.values<float>(), norm->act = act.values<bf16>();
-  return {logits.values<float>(), weights.values<float>(), ids.values<int32_t>()};
+  Routed routed = {logits.values<float>(), weights.values<float>(), ids.values<int32_t>(),
+                   counts.values<uint64_t>()};
+  check_counts(c, routed, times);
+  return routed;
 }
 
 // Ids equal to those of the CPU on the GPU's logits, weights within 1e-6 of them.
