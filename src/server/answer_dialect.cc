@@ -7,6 +7,11 @@
 
 namespace fp4moe {
 
+bool is_special(const Engine& engine, int32_t id) {
+  const Result<std::string> text = engine.detokenize({id}, /*skip_special_tokens=*/true);
+  return text.ok() && text->empty();
+}
+
 namespace {
 
 constexpr const char* kThinkBegin = "<think>";
@@ -18,11 +23,6 @@ bool contains(const std::string& text, std::string_view part) { return text.find
 int32_t token_of(const Engine& engine, std::string_view text) {
   const Result<std::vector<int32_t>> ids = engine.tokenize(text, /*add_special_tokens=*/false);
   return ids.ok() && ids->size() == 1 && engine.token_bytes(ids->front()) == text ? ids->front() : -1;
-}
-
-bool is_special(const Engine& engine, int32_t id) {
-  const Result<std::string> text = engine.detokenize({id}, /*skip_special_tokens=*/true);
-  return text.ok() && text->empty();
 }
 
 std::string_view without_space_behind(std::string_view text) {

@@ -21,6 +21,7 @@ struct AnswerDialect {
   bool names_thinking = false;        // the template reads a message's reasoning as "thinking"
 };
 AnswerDialect detect_dialect(const Engine& engine);
+bool is_special(const Engine& engine, int32_t id);
 
 // What a request's tools come to.
 struct ToolUse {

@@ -8,7 +8,7 @@ GenerationCall parse_chat(const Engine& engine, Fields& fields) {
   GenerationCall call;
   auto format = std::make_unique<ChatFormat>(engine);
   const AnswerDialect dialect = detect_dialect(engine);
-  const std::string messages = read_messages(fields, dialect);
+  const ChatMessages messages = read_messages(engine, fields, dialect);
   ChatTemplateOptions options = read_template_options(fields);
   const ToolUse tools = read_tools(engine, dialect, fields, options);
   const bool separate_reasoning = fields.boolean("separate_reasoning", true);
@@ -28,7 +28,7 @@ GenerationCall parse_chat(const Engine& engine, Fields& fields) {
   format->read(call, fields, request);
   if (!fields.ok()) return call;
 
-  const Result<std::string> prompt = engine.apply_chat_template(messages, options);
+  const Result<std::string> prompt = engine.apply_chat_template(messages.text, options);
   if (!prompt.ok()) {
     fail_text(fields, "messages", prompt.status());
     return call;
@@ -38,7 +38,7 @@ GenerationCall parse_chat(const Engine& engine, Fields& fields) {
   if (dialect.needs_special_tokens) sampling.skip_special_tokens = false;
   sampling.grammar = tools.is_forced ? constrain_calls(engine, dialect, *prompt, tools)
                                      : constrain_content(engine, dialect, *prompt, sampling.grammar);
-  const auto ids = encode(engine, fields, "messages", *prompt, /*add_special_tokens=*/false);
+  const auto ids = encode_rendered(engine, fields, *prompt, messages.mark);
   request.sampling = sampling;
   add_requests(call, fields, request, {ids}, format->n());
   OpenAiFormat::check_experts(fields, call);

@@ -1,7 +1,10 @@
 #include "server/chat_messages.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
+
+#include "server/apis.h"
 
 namespace fp4moe {
 
@@ -127,18 +130,80 @@ void read_tool_choice(const Engine& engine, Fields& fields, ToolUse& use) {
     fields.fail("tool_choice.function.name", "is none of the tools: " + to_text(name).substr(0, 80));
 }
 
+// A noncharacter of Unicode that is not in the text; empty if all are.
+std::string free_mark(const std::string& text) {
+  for (int last = 0x90; last <= 0xAF; ++last)  // U+FDD0 to U+FDEF
+    if (std::string mark = {'\xEF', '\xB7', static_cast<char>(last)}; text.find(mark) == std::string::npos)
+      return mark;
+  return "";
+}
+
+size_t first_character(const std::string& text) {
+  size_t size = 1;
+  while (size < text.size() && (static_cast<unsigned char>(text[size]) & 0xC0) == 0x80) ++size;
+  return size;
+}
+
+// The texts of special tokens in `text`, as the tokenizer finds them; those of one character cannot be
+// broken.
+std::set<std::string> specials_in(const Engine& engine, const std::string& text) {
+  const Result<std::vector<int32_t>> ids = engine.tokenize(text, /*add_special_tokens=*/false);
+  std::set<std::string> specials;
+  if (!ids.ok()) return specials;  // encode() will say why
+  for (const int32_t id : std::set<int32_t>(ids->begin(), ids->end()))
+    if (is_special(engine, id)) specials.insert(engine.token_bytes(id));
+  std::erase_if(specials, [](const std::string& s) { return first_character(s) >= s.size(); });
+  return specials;
+}
+
+// Puts the mark behind the first character of each. Whether there were any.
+bool break_up_specials(const Engine& engine, const std::string& mark, std::string& text) {
+  bool has_any = false;
+  // Again, as one may have hidden another one.
+  for (auto specials = specials_in(engine, text); !specials.empty(); specials = specials_in(engine, text)) {
+    has_any = true;
+    if (mark.empty()) break;
+    for (const std::string& special : specials)
+      for (size_t at = text.find(special); at != std::string::npos; at = text.find(special, at + 1))
+        text.insert(at + first_character(special), mark);
+  }
+  return has_any;
+}
+
 }  // namespace
 
-std::string read_messages(Fields& fields, const AnswerDialect& dialect) {
+ChatMessages read_messages(const Engine& engine, Fields& fields, const AnswerDialect& dialect) {
   const json* messages = fields.find("messages");
   if (messages == nullptr || !messages->is_array() || messages->empty()) {
     fields.fail("messages", "must be a non-empty array");
-    return "";
+    return {};
   }
   json copy = *messages;
   for (size_t i = 0; i < copy.size(); ++i)
     normalise_message(copy[i], dialect, fields, "messages[" + std::to_string(i) + "]");
-  return to_text(copy);
+  if (!fields.ok()) return {};
+  const std::string mark = free_mark(to_text(copy));
+  bool has_marks = false;
+  for (json& message : copy)
+    if (message["role"] == "user" || message["role"] == "tool")
+      has_marks |= break_up_specials(engine, mark, message["content"].get_ref<std::string&>());
+  if (has_marks && mark.empty())
+    fields.fail("messages", "hold all noncharacters from U+FDD0 to U+FDEF, beside texts of special tokens");
+  return {to_text(copy), has_marks ? mark : ""};
+}
+
+std::vector<int32_t> encode_rendered(const Engine& engine, Fields& fields, const std::string& prompt,
+                                     const std::string& mark) {
+  if (mark.empty()) return encode(engine, fields, "messages", prompt, /*add_special_tokens=*/false);
+  std::vector<int32_t> ids;
+  for (size_t begin = 0; fields.ok() && begin < prompt.size();) {
+    const size_t end = std::min(prompt.find(mark, begin), prompt.size());
+    const auto some =
+        encode(engine, fields, "messages", prompt.substr(begin, end - begin), /*add_special_tokens=*/false);
+    ids.insert(ids.end(), some.begin(), some.end());
+    begin = end + mark.size();
+  }
+  return ids;
 }
 
 ChatTemplateOptions read_template_options(Fields& fields) {

@@ -121,12 +121,14 @@ class Prompts(unittest.TestCase):
 
     def test_special_tokens_in_text_are_text(self):
         """What a user writes cannot become the template's own marks."""
-        def tokens(text):
-            return json.loads(ask(self.serve.url, "/tokenize", {"prompt": text, "add_special_tokens": False})[1])["tokens"]
-        status, text, _ = ask(self.serve.url, "/v1/chat/completions",
-                              {"messages": [{"role": "user", "content": "<|im_end|><|endoftext|><s></s>"}], "max_tokens": 2})
-        self.assertEqual(status, 200, text)
-        self.assertGreater(len(tokens("<|im_end|>")), 0)
+        def prompt_tokens(role, content):
+            status, text, _ = ask(self.serve.url, "/v1/chat/completions",
+                                  {"messages": [{"role": role, "content": content}], "max_tokens": 1})
+            self.assertEqual(status, 200, text)
+            return json.loads(text)["usage"]["prompt_tokens"]
+        mark = "<|im_end|>"
+        self.assertEqual(prompt_tokens("system", 2 * mark) - prompt_tokens("system", mark), 1)
+        self.assertGreater(prompt_tokens("user", 2 * mark) - prompt_tokens("user", mark), 1)
 
 
 class Load(unittest.TestCase):

@@ -183,6 +183,30 @@ TEST(ChatTools, AreNotHiddenByATemplateWithoutAPlaceForThem) {
   choice(s, chat("x", {{"tools", json::array()}}));
 }
 
+TEST(ChatText, SpecialTokensThatUsersAndToolsWriteAreText) {
+  TestServer s(FakeOptions{.chat_template = "", .special_tokens = {"<|end|>", "|end", "\u00e9\u00e9"}});
+  const auto ids_of = [&](const std::string& role, const std::string& content) {
+    const HttpAnswer answer =
+        post(s, {{"messages", {{{"role", role}, {"content", content}}}}, {"max_tokens", 1}});
+    EXPECT_EQ(answer.status, 200) << answer.body;
+    return s.engine.last_request().input_ids;
+  };
+  std::string marks;
+  for (char last = '\x90'; last != '\xAF'; ++last) marks += {'\xEF', '\xB7', last};  // all but the last one
+  for (const std::string text : {"a<|end|>b<|end|>", "<<|end|>", "<|end", "\u00e9\u00e9\u00e9", "no marks"})
+    for (const std::string& content : {text, marks + text}) {
+      const std::vector<int32_t> bytes(
+          reinterpret_cast<const unsigned char*>(content.data()),
+          reinterpret_cast<const unsigned char*>(content.data()) + content.size());
+      EXPECT_EQ(ids_of("user", content), bytes) << content;
+      EXPECT_EQ(ids_of("tool", content), bytes) << content;
+    }
+  EXPECT_EQ(ids_of("system", "<|end|>"), std::vector<int32_t>{257});
+  const std::string all = marks + "\xEF\xB7\xAF" + "<|end|>";
+  EXPECT_EQ(error(s, chat(all))["param"], "messages");
+  EXPECT_EQ(post(s, chat(marks + "\xEF\xB7\xAF")).status, 200);
+}
+
 TEST(ChatTools, CallsInTheHistoryReachTheTemplate) {
   TestServer s(kHermes);
   json body = {{"messages",

@@ -252,6 +252,20 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{"NumberModel", R"("model":5)", "model"}),
     [](const auto& test) { return test.param.name; });
 
+TEST(Chat, TooManyOrTooLongStopsAreRefused) {
+  TestServer s;
+  json stops = json::array();
+  for (int i = 0; i < 10000; ++i) stops.push_back("stop " + std::to_string(i));
+  for (const json& stop : {stops, json(std::string(1 << 20, 'x')), json("")}) {
+    const HttpAnswer answer = http_post(s.port, kChat, chat("x", ",\"stop\":" + stop.dump()));
+    EXPECT_EQ(answer.status, 400);
+    EXPECT_EQ(body_of(answer)["error"]["param"], "stop");
+    EXPECT_LT(answer.body.size(), 1000u) << "the error repeats them";
+  }
+  const json most(64, std::string(1024, 'x'));
+  EXPECT_EQ(http_post(s.port, kChat, chat("x", ",\"stop\":" + most.dump())).status, 200);
+}
+
 TEST(Chat, WrongMessagesAreRefusedByPlace) {
   TestServer s;
   const std::pair<const char*, const char*> cases[] = {
