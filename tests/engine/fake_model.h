@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -63,6 +64,7 @@ class FakeModel : public Model {
 
   const ModelConfig& config() const override { return config_; }
   int64_t weight_bytes() const override { return 0; }
+  const ExpertCounters& expert_counters() const override { return *counters_; }
 
   Status forward(const Batch& batch, KvCache& kv, float* logits, ThreadPool&) override {
     run(batch, kv, logits);
@@ -110,6 +112,7 @@ class FakeModel : public Model {
     std::ranges::copy(experts, batch.routed_experts + (layer * batch.num_rows() + place) * config_.top_k);
   }
 
+  const std::unique_ptr<ExpertCounters> counters_ = ExpertCounters::make({}, 0).value();
   ModelConfig config_;
   FakeLogits logits_;
 };
