@@ -92,8 +92,8 @@ bool StepLoop::take_mail() {
              has_grammars_ || (aborting_ && !compiling_.empty()) || flush_wanted_ || stopping_;
     });
     has_grammars_ = false;
-    if (flush_wanted_) scheduler_.flush();
-    if (std::exchange(flush_wanted_, false)) idle_.notify_all();
+    has_flushed_ = flush_wanted_;
+    if (has_flushed_) scheduler_.flush();
     inbox.swap(inbox_);
     cancelled_ids.swap(cancelled_ids_);
     aborting = aborting_;

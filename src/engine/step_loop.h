@@ -147,6 +147,7 @@ class StepLoop {
   std::vector<std::unique_ptr<Sequence>> compiling_;  // they wait for their grammars
   std::vector<Sequence*> listed_;
   bool has_timeouts_ = false;  // some request had a limit of its own
+  bool has_flushed_ = false;   // as flush_wanted_ asked, which publish() takes back
   Clock::time_point last_check_;
   EngineStats totals_;
   StepNote note_;

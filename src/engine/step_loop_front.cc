@@ -179,7 +179,8 @@ void StepLoop::publish() {
   stats_ = totals_;
   stats_.num_queue_reqs += static_cast<int64_t>(inbox_.size());
   num_ending_ = 0;
-  if (active_.empty()) idle_.notify_all();
+  if (has_flushed_) flush_wanted_ = false;
+  if (std::exchange(has_flushed_, false) || active_.empty()) idle_.notify_all();
 }
 
 // Who hears of a request's end may name the next one the same at once; what was asked of the old one is not
