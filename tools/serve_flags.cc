@@ -44,6 +44,21 @@ void add_http_flags(CLI::App& verb, ServeOptions& options) {
       ->check(CLI::Range(0.0, 1e6));
 }
 
+void add_disaggregation_flags(CLI::App& verb, ServeOptions& options) {
+  EngineConfig& e = options.engine;
+  const auto flag = [&verb](const std::string& name, auto& value, const std::string& help) {
+    return verb.add_option(name, value, help)->capture_default_str()->group("Disaggregation");
+  };
+  flag("--disaggregation-mode", e.disaggregation_mode,
+       "null; prefill: computes prompts for decode nodes; decode: goes on from there. See `fp4moe router`");
+  flag("--disaggregation-bootstrap-port", e.disaggregation_bootstrap_port,
+       "prefill: port of --host where decode nodes fetch KV pages, without a key; 0: any free one")
+      ->check(CLI::Range(0, 65535));
+  flag("--disaggregation-timeout", e.disaggregation_timeout,
+       "prefill: seconds that KV pages are held for a decode node that does not take them")
+      ->check(CLI::Range(0.1, 1e6));
+}
+
 void add_key_flags(CLI::App& verb, ServeOptions& options) {
   const auto flag = [&verb](const std::string& name, std::string& value, const std::string& help) {
     return verb.add_option(name, value, help)->group("Keys");
@@ -102,6 +117,7 @@ void add_serve_flags(CLI::App& verb, ServeOptions& options) {
                   "file of flags without their \"--\": TOML or INI, or flat YAML if named *.yaml");
   add_engine_flags(verb, options.engine);
   add_http_flags(verb, options);
+  add_disaggregation_flags(verb, options);
   add_key_flags(verb, options);
   add_log_flags(verb, options);
   add_environment_names(verb);

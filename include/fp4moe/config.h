@@ -89,6 +89,15 @@ struct EngineConfig {
   double req_running_timeout = 0;  // from the first computed token on
   double watchdog_timeout = 300;   // of one step: then the engine's state is logged and the engine has failed
 
+  // Prefill-decode disaggregation: a prefill node computes prompts and first tokens, a decode node the rest
+  // (docs/disaggregation.md).
+  std::string disaggregation_mode = "null";  // null (one engine does both) | prefill | decode
+  // A prefill node listens there for decode nodes. Whoever can connect is served: a private network's
+  // address.
+  std::string disaggregation_bootstrap_host = "127.0.0.1";
+  int disaggregation_bootstrap_port = 8998;  // 0: any free one
+  double disaggregation_timeout = 300;       // seconds a prefill node holds KV pages that nobody takes
+
   // A GPU's decode steps: sizes that are recorded as CUDA graphs.
   bool disable_cuda_graph = false;
   int64_t cuda_graph_max_bs = 0;       // no graph for more rows; 0: max_running_requests

@@ -29,6 +29,8 @@ struct ModelInfo {
   std::vector<int32_t> eos_token_ids;
   std::string chat_template;               // its source; empty if there is none
   bool has_grammars = false;               // SamplingParams::grammar may be given
+  std::string disaggregation_mode;         // as in EngineConfig
+  int disaggregation_bootstrap_port = 0;   // a prefill engine's
   SamplingParams default_sampling;         // from generation_config.json where it says
   std::vector<std::string> startup_lines;  // device, plan, memory: the start-up screen
 };
@@ -39,8 +41,12 @@ struct EngineStats {
   int64_t num_used_tokens = 0, max_total_num_tokens = 0;
   // KV pages; each is used by requests, cached (kept for requests that begin like a past one) or free.
   int64_t num_used_pages = 0, num_cached_pages = 0, num_free_pages = 0, num_pages = 0;
-  int64_t num_leaked_pages = 0;   // not 0: the books of these pages are wrong
-  int64_t num_prompts_total = 0;  // computed to their first token, and their tokens:
+  int64_t num_leaked_pages = 0;  // not 0: the books of these pages are wrong
+  // Disaggregation. Requests of a prefill engine whose pages wait to be taken; of a decode engine, that wait
+  // for a prefill engine's first token, and for its pages.
+  int64_t num_held_reqs = 0, num_awaited_reqs = 0, num_transferring_reqs = 0;
+  int64_t kv_transfer_bytes_total = 0;  // of pages, sent or received
+  int64_t num_prompts_total = 0;        // computed to their first token, and their tokens:
   int64_t prompt_tokens_total = 0, generation_tokens_total = 0;
   int64_t cached_tokens_total = 0;  // of the prompts, found in KV pages of earlier requests
   double cache_hit_rate = 0;        // their part of the prompts that came last

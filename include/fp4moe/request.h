@@ -64,6 +64,8 @@ struct Request {
   // Not -1: the experts that each token from this position on has gone to are wanted.
   int64_t routed_experts_from = -1;
   std::optional<int64_t> priority;  // with enable_priority_scheduling; those without one wait for the others
+  // A decode engine: "host:port" of the prefill engine that computes the prompt. Empty: this engine does.
+  std::string prefill_node;
 };
 
 struct TokenLogprob {

@@ -36,6 +36,7 @@ bool DpScheduler::plan_step() {
   while (!waiting_.empty()) {
     Scheduler* group = choose_group(*waiting_.front());
     if (group == nullptr) break;  // whoever comes first is not overtaken
+    waiting_.front()->group = index_of(*group);
     group->admit(waiting_.front());
     waiting_.pop_front();
   }
@@ -66,6 +67,15 @@ Scheduler* DpScheduler::choose_group(const Sequence& sequence) const {
     best_reusable = reusable;
   }
   return best;
+}
+
+int DpScheduler::index_of(const Scheduler& group) const {
+  const auto found = std::ranges::find(groups_, &group, &std::unique_ptr<Scheduler>::get);
+  return static_cast<int>(found - groups_.begin());
+}
+
+bool DpScheduler::hold(const Sequence& sequence) {
+  return groups_[static_cast<size_t>(sequence.group)]->hold(sequence);
 }
 
 void DpScheduler::commit_step() {

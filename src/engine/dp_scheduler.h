@@ -37,13 +37,15 @@ class DpScheduler {
   std::unique_ptr<Sequence> remove(std::string_view id, bool failed = false);
   void flush();
   Sequence* find(std::string_view id) const;
-  // One that runs, else one that waits, else null.
+  bool hold(const Sequence& sequence);
+  // One that runs, else any other, else null.
   Sequence* first() const;
   void list(std::vector<Sequence*>& sequences) const;
 
   int num_groups() const { return static_cast<int>(groups_.size()); }
   int64_t num_running() const;
   int64_t num_waiting() const;
+  int64_t num_held() const { return sum(&Scheduler::num_held); }
   int64_t num_retracted() const;
   double new_token_ratio() const;  // the groups' mean
   // Of all groups' pools.
@@ -55,6 +57,7 @@ class DpScheduler {
 
  private:
   Scheduler* choose_group(const Sequence& sequence) const;
+  int index_of(const Scheduler& group) const;
   int64_t sum(int64_t (Scheduler::*number)() const) const;
   int64_t sum(int64_t (PagePool::*number)() const) const;
 

@@ -10,7 +10,9 @@
 #include "base/log.h"
 #include "engine/autotune.h"
 #include "engine/comm_memory.h"
+#include "engine/kv_hello.h"
 #include "engine/memory_plan.h"
+#include "engine/prefill_node.h"
 #include "engine/rank_config.h"
 #include "engine/rank_group.h"
 #include "engine/self_test.h"
@@ -68,6 +70,14 @@ class EngineImpl final : public Engine {
     return {};
   }
 
+  Status listen_for_decode_nodes(const EngineConfig& flags, const KvHello& hello) {
+    FP4MOE_ASSIGN_OR_RETURN(prefill_node_,
+                            PrefillNode::make(*loop_, hello, flags.disaggregation_bootstrap_host,
+                                              flags.disaggregation_bootstrap_port));
+    info_.disaggregation_bootstrap_port = prefill_node_->port();
+    return {};
+  }
+
   Result<std::string> submit(Request request, DeltaCallback on_delta) override {
     return loop_->submit(std::move(request), std::move(on_delta));
   }
@@ -80,6 +90,7 @@ class EngineImpl final : public Engine {
   EngineStats stats() const override {
     EngineStats stats = loop_->stats();
     stats.load_seconds = load_seconds_;
+    if (prefill_node_ != nullptr) stats.kv_transfer_bytes_total = prefill_node_->page_bytes_sent();
     return stats;
   }
   ExpertLoad expert_load() const override { return ranks_->expert_load(); }
@@ -106,7 +117,8 @@ class EngineImpl final : public Engine {
   std::unique_ptr<RankGroup> ranks_;
   ModelInfo info_;
   double load_seconds_ = 0;
-  std::unique_ptr<StepLoop> loop_;  // last: it borrows the others
+  std::unique_ptr<StepLoop> loop_;             // it borrows the others
+  std::unique_ptr<PrefillNode> prefill_node_;  // last: it borrows the loop
 };
 
 SchedulerLimits scheduler_limits(const EngineConfig& flags) {
@@ -149,6 +161,18 @@ Result<Prepared> prepare(const EngineConfig& given) {
       std::move(config), std::move(plan), std::move(checkpoint), std::move(memory), comm, options};
 }
 
+Status check_disaggregation(const ModelPlan& plan) {
+  const std::string& mode = plan.flags.disaggregation_mode;
+  if (mode == "null") return {};
+  if (plan.device() == DeviceKind::kCuda)
+    return unsupported("--disaggregation-mode " + mode +
+                       ": KV pages on a GPU are not handed over; nearest legal choice: --device cpu");
+  if (local_ranks(plan) < plan.moe.problem().layout.tp)
+    return unsupported("--disaggregation-mode " + mode +
+                       ": ranks in several processes; nearest legal choice: --fabric threads");
+  return {};
+}
+
 Result<std::unique_ptr<RankGroup>> make_ranks(const Prepared& prepared) {
   return RankGroup::make(prepared.checkpoint, prepared.config, prepared.plan, prepared.plan.flags,
                          prepared.options);
@@ -170,6 +194,7 @@ ModelInfo model_info(const EngineConfig& flags, const ModelConfig& config, const
   info.context_length = memory.context_length;
   info.max_total_tokens = memory.num_kv_pages * flags.page_size * plan.moe.problem().layout.dp;
   info.eos_token_ids = config.eos_token_ids;
+  info.disaggregation_mode = flags.disaggregation_mode;
   info.default_sampling = config.default_sampling;
   return info;
 }
@@ -181,6 +206,7 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
   set_log_sink(flags.log_sink);
   FP4MOE_ASSIGN_OR_RETURN(Prepared prepared, prepare(flags));
   flags = prepared.plan.flags;
+  FP4MOE_RETURN_IF_ERROR(check_disaggregation(prepared.plan));
   if (flags.grammar_backend == "xgrammar" && !has_grammar_backend())
     return unsupported("--grammar-backend xgrammar: this build has none; scripts/setup makes it");
   FP4MOE_ASSIGN_OR_RETURN(TextTools text, load_text_tools(flags));
@@ -203,20 +229,28 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
   info.kv_bytes = ranks->kv_bytes();
   info.startup_lines = startup_lines(
       {flags, prepared.config, prepared.plan, memory, info, *ranks, prepared.comm, load_time.count()});
+  const bool is_prefill = flags.disaggregation_mode == "prefill";
+  KvHello hello;
+  if (flags.disaggregation_mode != "null")
+    hello = make_hello(prepared.checkpoint, prepared.config, prepared.plan.act_dtype, *ranks);
   const StepLoopOptions loop_options{
       .scheduler = scheduler_limits(flags),
       .context_length = memory.context_length,
       .max_queued_requests = flags.max_queued_requests,
       .random_seed = flags.random_seed,
-      .time_limits = {.waiting = flags.req_waiting_timeout, .running = flags.req_running_timeout},
+      .time_limits = {.waiting = flags.req_waiting_timeout,
+                      .running = flags.req_running_timeout,
+                      .held = is_prefill ? flags.disaggregation_timeout : 0},
       .priorities = {.are_used = flags.enable_priority_scheduling,
                      .low_first = flags.schedule_low_priority_values_first,
                      .refuse_unused = flags.abort_on_priority_when_disabled},
       .watchdog_timeout = flags.watchdog_timeout,
+      .hello = flags.disaggregation_mode == "decode" ? hello : KvHello(),
   };
   auto engine = std::make_unique<EngineImpl>(std::move(text), std::move(ranks));
   const bool with_grammars = flags.grammar_backend != "none";
   FP4MOE_RETURN_IF_ERROR(engine->start(loop_options, std::move(info), with_grammars, load_time.count()));
+  if (is_prefill) FP4MOE_RETURN_IF_ERROR(engine->listen_for_decode_nodes(flags, hello));
   return std::unique_ptr<Engine>(std::move(engine));
 }
 

@@ -44,6 +44,14 @@ class Executor {
   // Not OK once no further step can run; a failed step may also be the matter of its batch alone.
   virtual Status failure() const = 0;
 
+  // KV pages of a group in canonical form (KvCache::read_page), from any thread, while steps run that neither
+  // write to the page that is read nor use the one that is written.
+  virtual int64_t kv_token_bytes() const { return 0; }  // 0: not to be had
+  virtual void read_page(int /*group*/, int32_t /*page*/, int64_t /*num_tokens*/,
+                         uint8_t* /*canonical*/) const {}
+  virtual void write_page(int /*group*/, int32_t /*page*/, int64_t /*num_tokens*/,
+                          const uint8_t* /*canonical*/) {}
+
   virtual ThreadPool& pool() = 0;  // for sampling between steps
 };
 

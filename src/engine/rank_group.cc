@@ -109,6 +109,14 @@ class JobRanks final : public RankGroup {
   int num_groups() const override { return layout_.dp; }
   int64_t num_kv_pages() const override { return ranks_[0]->kv().num_pages(); }
   int page_size() const override { return ranks_[0]->kv().page_size(); }
+  // Of the ranks of one process: a node of several processes is refused before it is loaded.
+  int64_t kv_token_bytes() const override { return ranks_[0]->kv().token_bytes(); }
+  void read_page(int group, int32_t page, int64_t num_tokens, uint8_t* canonical) const override {
+    for (const auto& rank : ranks_of(group)) rank->kv().read_page(page, num_tokens, canonical);
+  }
+  void write_page(int group, int32_t page, int64_t num_tokens, const uint8_t* canonical) override {
+    for (const auto& rank : ranks_of(group)) rank->kv().write_page(page, num_tokens, canonical);
+  }
   Status forward(std::span<const Batch> groups) override { return runner_->run(groups, logits()); }
   float* logits() override { return logits_.as<float>(); }
   Status tells_experts() const override {
@@ -140,6 +148,10 @@ class JobRanks final : public RankGroup {
 
  private:
   Status load(const RankSetup& setup);
+  std::span<const std::unique_ptr<Rank>> ranks_of(int group) const {
+    const auto size = static_cast<size_t>(layout_.attention_tp());
+    return std::span(ranks_).subspan(static_cast<size_t>(group) * size, size);
+  }
 
   std::unique_ptr<Job> job_;
   ModelConfig config_;

@@ -11,7 +11,9 @@ namespace fp4moe {
 namespace {
 
 // The last token has no successor, and some tokens have none yet.
-bool wants_rows(const Sequence& sequence) { return !sequence.is_over() && !sequence.waits_for_token(); }
+bool wants_rows(const Sequence& sequence) {
+  return !sequence.is_over() && !sequence.waits_for_token() && !sequence.awaits_pages;
+}
 
 }  // namespace
 
@@ -22,7 +24,8 @@ Scheduler::Scheduler(const SchedulerLimits& limits, int64_t num_pages, int page_
 }
 
 Scheduler::~Scheduler() {
-  for (auto& sequence : running_) pages_.release(sequence->page_table);
+  for (auto* sequences : {&running_, &held_})
+    for (auto& sequence : *sequences) give_back_pages(*sequence);
 }
 
 void Scheduler::enqueue(std::unique_ptr<Sequence> sequence) { waiting_.push_back(std::move(sequence)); }
@@ -110,6 +113,7 @@ void Scheduler::retract_last() {
   new_token_ratio_.learn(num_running(), num_tokens, num_at_most);
   waiting_.push_front(std::move(running_.back()));
   running_.pop_back();
+  waiting_.front()->awaits_pages = false;
   give_back_pages(*waiting_.front());
   ++num_retracted_;
 }
@@ -193,7 +197,15 @@ void Scheduler::commit_step() {
 }
 
 bool Scheduler::is_waiting() const {
-  return std::ranges::any_of(running_, [](const auto& s) { return !wants_rows(*s); });
+  return !held_.empty() || std::ranges::any_of(running_, [](const auto& s) { return !wants_rows(*s); });
+}
+
+bool Scheduler::hold(const Sequence& sequence) {
+  const auto it = std::ranges::find(running_, &sequence, &std::unique_ptr<Sequence>::get);
+  if (it == running_.end()) return false;
+  held_.push_back(std::move(*it));
+  running_.erase(it);
+  return true;
 }
 
 // ---- pages ----------------------------------------------------------------------------------------
@@ -229,13 +241,15 @@ void Scheduler::make_known(Sequence& sequence) {
 }
 
 void Scheduler::give_back_pages(Sequence& sequence) {
+  if (sequence.lease != nullptr) std::exchange(sequence.lease, nullptr)->end();
   pages_.release(sequence.page_table);
   sequence.num_cached = sequence.num_known_pages = 0;
 }
 
 int64_t Scheduler::num_leaked_pages() const {
   int64_t num_references = pages_.num_references();
-  for (const auto& sequence : running_) num_references -= std::ssize(sequence->page_table);
+  for (const auto* sequences : {&running_, &held_})
+    for (const auto& sequence : *sequences) num_references -= std::ssize(sequence->page_table);
   const int64_t num_stateless = pages_.num_pages() - pages_.num_available() - pages_.num_used();
   return std::abs(num_references) + std::abs(num_stateless);
 }
@@ -260,6 +274,7 @@ std::unique_ptr<Sequence> take_from(auto& sequences, std::string_view id) {
 
 std::unique_ptr<Sequence> Scheduler::remove(std::string_view id, bool failed) {
   std::unique_ptr<Sequence> sequence = take_from(running_, id);
+  if (!sequence) sequence = take_from(held_, id);
   if (!sequence) return take_from(waiting_, id);
   if (failed)
     pages_.forget(sequence->page_table);
@@ -270,19 +285,22 @@ std::unique_ptr<Sequence> Scheduler::remove(std::string_view id, bool failed) {
 }
 
 Sequence* Scheduler::find(std::string_view id) const {
-  if (const auto it = find_in(running_, id); it != running_.end()) return it->get();
+  for (const auto* sequences : {&running_, &held_})
+    if (const auto it = find_in(*sequences, id); it != sequences->end()) return it->get();
   const auto it = find_in(waiting_, id);
   return it == waiting_.end() ? nullptr : it->get();
 }
 
 Sequence* Scheduler::first() const {
   if (!running_.empty()) return running_.front().get();
-  return waiting_.empty() ? nullptr : waiting_.front().get();
+  if (!waiting_.empty()) return waiting_.front().get();
+  return held_.empty() ? nullptr : held_.front().get();
 }
 
 void Scheduler::list(std::vector<Sequence*>& sequences) const {
   for (const auto& sequence : running_) sequences.push_back(sequence.get());
   for (const auto& sequence : waiting_) sequences.push_back(sequence.get());
+  for (const auto& sequence : held_) sequences.push_back(sequence.get());
 }
 
 }  // namespace fp4moe

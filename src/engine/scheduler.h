@@ -48,6 +48,10 @@ struct ScheduledRows {
 // one whose prompt is being computed gets no rows before that one's pages are known, if they are most of what
 // it has to compute.
 //
+// One whose prompt another engine computes (awaits_pages) is admitted as any other, and has no rows until the
+// prompt's pages are filled; if it is retracted before or after, it is computed here. One that is held has no
+// rows any more, counts as neither running nor waiting, and keeps its pages until it is removed.
+//
 // Single-threaded.
 class Scheduler {
  public:
@@ -70,8 +74,11 @@ class Scheduler {
   const std::vector<ScheduledRows>& step() const { return step_; }
   // Marks the step's rows as cached. Called after the forward pass, before tokens are appended.
   void commit_step();
-  // Whether a sequence that runs has no rows until its last token is known.
+  // Whether a sequence has no rows until something else has happened: its last token is known, its pages are
+  // filled or, of one that is held, given back.
   bool is_waiting() const;
+  // False, and nothing was done: it does not run.
+  bool hold(const Sequence& sequence);
   // Takes a sequence out, wherever it is, and gives its pages back; of one that failed nothing is reused.
   // Null if there is none.
   std::unique_ptr<Sequence> remove(std::string_view id, bool failed = false);
@@ -79,13 +86,14 @@ class Scheduler {
   void flush() { pages_.flush(); }
   // Null if there is none.
   Sequence* find(std::string_view id) const;
-  // The oldest one that runs, else the oldest that waits, else null.
+  // The oldest one that runs, else that waits, else that is held, else null.
   Sequence* first() const;
   // Appends all, those that run first.
   void list(std::vector<Sequence*>& sequences) const;
 
   int64_t num_running() const { return static_cast<int64_t>(running_.size()); }
   int64_t num_waiting() const { return static_cast<int64_t>(waiting_.size()); }
+  int64_t num_held() const { return static_cast<int64_t>(held_.size()); }
   int64_t num_retracted() const { return num_retracted_; }
   double new_token_ratio() const { return new_token_ratio_.value(); }
   const PagePool& pages() const { return pages_; }
@@ -111,6 +119,7 @@ class Scheduler {
   NewTokenRatio new_token_ratio_;
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::vector<std::unique_ptr<Sequence>> running_;  // in the order of admission
+  std::vector<std::unique_ptr<Sequence>> held_;
   std::vector<ScheduledRows> step_;
   int64_t logit_rows_left_ = 0;  // of the step's rows of logits, as many as requests may run
   bool admits_ = false;          // nothing was retracted in this step

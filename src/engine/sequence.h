@@ -4,19 +4,28 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "engine/answer_grammar.h"
 #include "engine/answer_text.h"
 #include "engine/grammar_store.h"
+#include "engine/kv_lease.h"
 #include "engine/logit_edits.h"
 #include "engine/outlet.h"
 #include "fp4moe/request.h"
 
 namespace fp4moe {
+
+// A prompt of a prefill engine that was computed: its pages are held until they are released.
+struct HeldPrompt {
+  FirstToken first;
+  std::shared_ptr<KvLease> pages;
+};
 
 struct Sequence {
   std::string id;
@@ -46,11 +55,23 @@ struct Sequence {
   int64_t num_known_pages = 0;      // of them, at the beginning: the pool knows their tokens
   int64_t num_reused = -1;          // tokens whose pages were there at its first rows; -1: before them
   int64_t num_rows = 0;             // in the step that is being planned
+  int group = 0;                    // the data-parallel group whose pages these are
+
+  // Disaggregation. Of a prefill engine: who is told when the prompt is held. Of a decode engine: who
+  // computes it, in which room, its first token when that has come; the prompt's pages are awaited from then
+  // on.
+  std::function<void(HeldPrompt)> on_held;
+  std::string prefill_node;
+  uint64_t room = 0;  // 0: none any more
+  std::optional<FirstToken> first_token;
+  bool awaits_pages = false;
+  std::shared_ptr<KvLease> lease;  // of the pages, while they are read or filled
 
   // The step loop's.
   using Clock = std::chrono::steady_clock;
   double timeout_seconds = 0;            // from submission on; 0: none
   Clock::time_point submitted, started;  // started: its first rows were
+  Clock::time_point held;                // since then its pages wait to be released
 
   int64_t num_tokens() const { return static_cast<int64_t>(token_ids.size()); }
   int64_t num_known_tokens() const { return num_tokens() - num_unknown; }

@@ -51,6 +51,7 @@ StepLoop::StepLoop(Executor& executor, const Tokenizer& tokenizer, const StepLoo
       sampler_(executor.config().vocab_size, ids_without_token(tokenizer, executor.config().vocab_size)),
       groups_(static_cast<size_t>(executor.num_groups())),
       watchdog_(options.watchdog_timeout, [this](const std::string& place) { on_stuck(place); }) {
+  if (!options.hello.facts.empty()) make_decode_node();
   totals_.max_total_num_tokens = scheduler_.num_pages() * executor.page_size();
   const int64_t group_tokens = executor.num_kv_pages() * executor.page_size();
   FP4MOE_CHECK(options.context_length <= group_tokens,
@@ -66,7 +67,8 @@ StepLoop::~StepLoop() {
   }
   mail_.notify_one();
   if (thread_.joinable()) thread_.join();
-  grammars_.reset();  // its threads have called this object
+  grammars_.reset();  // their threads have called this object
+  decode_node_.reset();
 }
 
 void StepLoop::run() {
@@ -82,20 +84,20 @@ void StepLoop::run() {
 // Waits for something to do. False at the end, when everything was aborted.
 bool StepLoop::take_mail() {
   std::vector<std::unique_ptr<Sequence>> inbox;
-  std::vector<std::string> cancelled_ids;
+  std::vector<std::string> cancelled_ids, released_ids;
+  std::vector<KvNews> all_news;
   bool aborting, stopping;
   Status failure;
   {
     std::unique_lock lock(mutex_);
-    mail_.wait(lock, [this] {
-      return scheduler_.first() || !rows_.empty() || !inbox_.empty() || !cancelled_ids_.empty() ||
-             has_grammars_ || (aborting_ && !compiling_.empty()) || flush_wanted_ || stopping_;
-    });
+    wait_for_mail(lock);
     has_grammars_ = false;
     has_flushed_ = flush_wanted_;
     if (has_flushed_) scheduler_.flush();
     inbox.swap(inbox_);
     cancelled_ids.swap(cancelled_ids_);
+    released_ids.swap(released_ids_);
+    all_news.swap(news_);
     aborting = aborting_;
     stopping = stopping_;
     failure = failure_;
@@ -103,10 +105,15 @@ bool StepLoop::take_mail() {
   for (auto& mail : inbox) {
     has_timeouts_ = has_timeouts_ || mail->timeout_seconds > 0;
     compiling_.push_back(std::move(mail));
+    if (!compiling_.back()->prefill_node.empty()) ask_prefill_node(*compiling_.back());
   }
+  for (KvNews& news : all_news) take_news(std::move(news));
   enqueue_compiled(/*all=*/aborting || !failure.ok());
   for (const std::string& id : cancelled_ids)
     if (Sequence* sequence = find(id)) end(*sequence, {.finish_reason = FinishReason::kAbort});
+  for (const std::string& id : released_ids)
+    if (Sequence* sequence = find(id))
+      end(*sequence, {.finish_reason = sequence->lease ? FinishReason::kLength : FinishReason::kAbort});
   if (!failure.ok())  // submitted before the failure was known
     while (Sequence* sequence = scheduler_.first())
       end(*sequence, {.finish_reason = FinishReason::kError, .error = failure.message()});
@@ -115,12 +122,29 @@ bool StepLoop::take_mail() {
   return !stopping;
 }
 
+// Sequences that wait for another node, or for pages that others hold, are looked at again for their limits.
+void StepLoop::wait_for_mail(std::unique_lock<std::mutex>& lock) {
+  constexpr std::chrono::milliseconds kLookAgain(50);
+  const auto has_work = [this] {
+    return (scheduler_.first() && !is_stalled_) || !rows_.empty() || !inbox_.empty() ||
+           !cancelled_ids_.empty() || !released_ids_.empty() || !news_.empty() || has_grammars_ ||
+           (aborting_ && !(compiling_.empty() && scheduler_.first() == nullptr)) || flush_wanted_ ||
+           stopping_;
+  };
+  if (scheduler_.first() == nullptr && compiling_.empty())
+    mail_.wait(lock, has_work);
+  else
+    mail_.wait_for(lock, kLookAgain, has_work);
+}
+
 // Looks at the clock from time to time only: a queue may be long.
 void StepLoop::end_late_ones() {
   constexpr std::chrono::milliseconds kInterval(20);
   const TimeLimits& limits = options_.time_limits;
   const auto now = Clock::now();
-  if (!(limits.waiting > 0 || limits.running > 0 || has_timeouts_) || now - last_check_ < kInterval) return;
+  if (!(limits.waiting > 0 || limits.running > 0 || limits.held > 0 || has_timeouts_) ||
+      now - last_check_ < kInterval)
+    return;
   last_check_ = now;
   listed_.clear();
   scheduler_.list(listed_);
@@ -169,7 +193,10 @@ void StepLoop::run_step() {
 // The next step, if there is one; next_rows_ are those that get a token.
 void StepLoop::ask_for_step() {
   watchdog_.enter("planning");
-  if (!scheduler_.plan_step()) return;
+  const bool has_rows = scheduler_.plan_step();
+  is_stalled_ = !has_rows && rows_.empty();
+  if (decode_node_ != nullptr) take_all_pages();
+  if (!has_rows) return;
   note_.take(scheduler_);
   watchdog_.enter("the forward pass");
   if (const Status status = forward(); !status.ok()) throw std::runtime_error(status.message());
@@ -337,9 +364,7 @@ void StepLoop::take_scores(std::span<SampledRow> rows) {
     if (!delta.prompt_logprobs.empty()) deliver(sequence, delta);
     return;
   }
-  ++totals_.num_prompts_total;
-  totals_.prompt_tokens_total += sequence.num_prompt_tokens;
-  totals_.cached_tokens_total += sequence.num_reused;
+  count_prompt(sequence);
   delta.finish_reason = FinishReason::kLength;
   end(sequence, std::move(delta));
 }
@@ -350,11 +375,8 @@ void StepLoop::accept(SampledRow& row) {
   Sequence& sequence = *row.sequence;
   Delta delta;
   try {
-    if (sequence.num_answer_tokens() == 0) {
-      ++totals_.num_prompts_total;
-      totals_.prompt_tokens_total += sequence.num_prompt_tokens;
-      totals_.cached_tokens_total += sequence.num_reused;
-    }
+    if (sequence.num_answer_tokens() == 0) count_prompt(sequence);
+    if (sequence.on_held && row.status.ok()) return hold(row);
     if (row.status.ok()) delta = put_token(sequence, row.token);
     if (row.status.ok()) row.status = sequence.text.failure();
   } catch (const std::exception& error) {
@@ -369,6 +391,12 @@ void StepLoop::accept(SampledRow& row) {
   if (delta.finish_reason != FinishReason::kNone) return end(sequence, std::move(delta));
   if (sequence.matcher != nullptr) masks_->fill_ahead(sequence.matcher);
   deliver(sequence, delta);
+}
+
+void StepLoop::count_prompt(const Sequence& sequence) {
+  ++totals_.num_prompts_total;
+  totals_.prompt_tokens_total += sequence.num_prompt_tokens;
+  totals_.cached_tokens_total += sequence.num_reused;
 }
 
 void StepLoop::deliver(const Sequence& sequence, Delta& delta) {
@@ -420,6 +448,7 @@ void StepLoop::end(Sequence& sequence, Delta delta) {
     if (sequence.sampling.no_stop_trim) delta.text += stop;
   }
   release_id(sequence.id);
+  leave_room(sequence);
   deliver(sequence, delta);
   for (std::vector<SampledRow>* rows : {&rows_, &next_rows_})
     for (SampledRow& row : *rows)

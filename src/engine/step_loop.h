@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/decode_node.h"
 #include "engine/dp_scheduler.h"
 #include "engine/executor.h"
 #include "engine/request_check.h"
@@ -43,6 +44,8 @@ struct StepLoopOptions {
   TimeLimits time_limits;
   PriorityRules priorities;
   double watchdog_timeout = 0;  // seconds of one step; 0: no watchdog
+  // Disaggregation: what another node must serve too; empty: this engine has no part in it.
+  KvHello hello;
 };
 
 // Executor and tokenizer are borrowed, and used by this thread and the grammars' alone, until destruction.
@@ -59,6 +62,12 @@ class StepLoop {
   ~StepLoop();  // aborts what runs
 
   Result<std::string> submit(Request request, DeltaCallback on_delta);
+  // A prefill engine's request: on_held when its first token is chosen, on the loop's thread, then its pages
+  // are held; on_end as submit's, if it ends before it is released.
+  Result<std::string> submit_prompt(Request request, std::function<void(HeldPrompt)> on_held,
+                                    DeltaCallback on_end);
+  // Ends it, wherever it is.
+  void release_prompt(const std::string& id);
   void cancel(const std::string& id);
   Status flush_cache();
   void drain(double timeout_seconds);
@@ -94,13 +103,27 @@ class StepLoop {
   std::unique_ptr<Sequence> make_sequence(Request request, StopPatterns patterns, DeltaCallback on_delta,
                                           uint64_t ordinal) const;
   Status ignore_priority();
+  Result<std::string> submit(Request request, DeltaCallback on_delta,
+                             std::function<void(HeldPrompt)> on_held);
 
   // On the loop's thread.
   void run();
   bool take_mail();
   void enqueue(std::unique_ptr<Sequence> sequence);
   void enqueue_compiled(bool all);
+  void make_decode_node();
+  void ask_prefill_node(Sequence& sequence);
+  void take_news(KvNews news);
+  void take_first_token(Sequence& sequence);
+  void take_pages(Sequence& sequence);
+  void take_all_pages();
+  void start_decoding(Sequence& sequence);
+  void count_awaited();
+  void hold(SampledRow& row);
+  void leave_room(Sequence& sequence);
+  void count_prompt(const Sequence& sequence);
   Sequence* find(const std::string& id);
+  void wait_for_mail(std::unique_lock<std::mutex>& lock);
   void end_late_ones();
   void run_step();
   void ask_for_step();
@@ -144,10 +167,11 @@ class StepLoop {
   std::vector<LogitEdit> device_edits_;
   std::vector<uint32_t> device_allowed_;
   std::vector<fp4moe::SampledRow> device_rows_;
-  std::vector<std::unique_ptr<Sequence>> compiling_;  // they wait for their grammars
+  std::vector<std::unique_ptr<Sequence>> compiling_;  // they wait for their grammars, or first tokens
   std::vector<Sequence*> listed_;
   bool has_timeouts_ = false;  // some request had a limit of its own
   bool has_flushed_ = false;   // as flush_wanted_ asked, which publish() takes back
+  bool is_stalled_ = false;    // no sequence has rows before there is mail
   Clock::time_point last_check_;
   EngineStats totals_;
   StepNote note_;
@@ -158,7 +182,8 @@ class StepLoop {
   std::condition_variable
       idle_;  // nothing is active or ending, the loop is stuck, or flush_wanted_ became false
   std::vector<std::unique_ptr<Sequence>> inbox_;
-  std::vector<std::string> cancelled_ids_;
+  std::vector<std::string> cancelled_ids_, released_ids_;
+  std::vector<KvNews> news_;
   std::unordered_map<std::string, std::shared_ptr<Outlet>> active_;  // by id, which others may not have
   int64_t num_ending_ = 0;  // of those that were, since the last publish(): their last delta is on its way
   Status failure_;          // not OK: no step will run any more
@@ -169,8 +194,9 @@ class StepLoop {
   EngineStats stats_;
   std::deque<TokensAt> recent_;  // over the throughput window, and the sample before it
 
-  std::unique_ptr<GrammarStore> grammars_;  // or null
-  std::unique_ptr<MaskThreads> masks_;      // likewise
+  std::unique_ptr<GrammarStore> grammars_;   // or null
+  std::unique_ptr<MaskThreads> masks_;       // likewise
+  std::unique_ptr<DecodeNode> decode_node_;  // or null: disaggregation is not for this engine
   Watchdog watchdog_;
   std::thread thread_;  // last: starts when all else is made
 };

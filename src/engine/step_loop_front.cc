@@ -51,13 +51,27 @@ std::unique_ptr<Sequence> StepLoop::make_sequence(Request request, StopPatterns 
       .num_scores_due = num_prompt_tokens - next_scored,
       .first_told_score = first_told_score,
       .experts_from = request.routed_experts_from,
+      .prefill_node = std::move(request.prefill_node),
       .timeout_seconds = request.timeout_seconds,
       .submitted = Clock::now(),
   });
 }
 
 Result<std::string> StepLoop::submit(Request request, DeltaCallback on_delta) {
+  return submit(std::move(request), std::move(on_delta), {});
+}
+
+Result<std::string> StepLoop::submit_prompt(Request request, std::function<void(HeldPrompt)> on_held,
+                                            DeltaCallback on_end) {
+  return submit(std::move(request), std::move(on_end), std::move(on_held));
+}
+
+Result<std::string> StepLoop::submit(Request request, DeltaCallback on_delta,
+                                     std::function<void(HeldPrompt)> on_held) {
   FP4MOE_RETURN_IF_ERROR(check_request(request, request_limits_));
+  if (!request.prefill_node.empty() && decode_node_ == nullptr)
+    return unsupported("the prompt is to be computed by prefill node " + request.prefill_node +
+                       ", and this engine is no decode node (--disaggregation-mode decode)");
   GrammarTicket grammar;
   if (const GrammarSpec& spec = request.sampling.grammar; spec.kind != GrammarSpec::Kind::kNone) {
     if (grammars_ == nullptr)
@@ -87,6 +101,8 @@ Result<std::string> StepLoop::submit(Request request, DeltaCallback on_delta) {
   std::string id = request.id;
   inbox_.push_back(make_sequence(std::move(request), std::move(patterns), std::move(on_delta), ordinal));
   inbox_.back()->grammar = std::move(grammar);
+  if (on_held) inbox_.back()->max_tokens = inbox_.back()->num_prompt_tokens + 1;
+  inbox_.back()->on_held = std::move(on_held);
   active_.emplace(id, inbox_.back()->outlet);
   ++stats_.num_queue_reqs;
   mail_.notify_one();
@@ -106,6 +122,13 @@ void StepLoop::cancel(const std::string& id) {
   std::lock_guard lock(mutex_);
   if (!active_.contains(id)) return;
   cancelled_ids_.push_back(id);
+  mail_.notify_one();
+}
+
+void StepLoop::release_prompt(const std::string& id) {
+  std::lock_guard lock(mutex_);
+  if (!active_.contains(id)) return;
+  released_ids_.push_back(id);
   mail_.notify_one();
 }
 
@@ -157,6 +180,8 @@ EngineStats StepLoop::stats() const {
 void StepLoop::publish() {
   totals_.num_running_reqs = scheduler_.num_running();
   totals_.num_queue_reqs = scheduler_.num_waiting() + std::ssize(compiling_);
+  totals_.num_held_reqs = scheduler_.num_held();
+  count_awaited();
   totals_.num_retracted_reqs = scheduler_.num_retracted();
   totals_.new_token_ratio = scheduler_.new_token_ratio();
   totals_.num_pages = scheduler_.num_pages();

@@ -23,13 +23,14 @@ void StepLoop::start_grammars(std::unique_ptr<GrammarCompiler> compiler) {
   masks_ = std::make_unique<MaskThreads>(std::clamp(cores / 4, 1, kMaxMaskThreads));
 }
 
-// Sequences whose grammar is there, or that need none; or all, to be ended.
+// Sequences whose grammar and first token are there, or that need none; or all, to be ended.
 void StepLoop::enqueue_compiled(bool all) {
   for (auto& sequence : compiling_) {
     const bool has_grammar = !sequence->grammar.valid() || is_ready(sequence->grammar);
+    const bool has_first_token = sequence->prefill_node.empty() || sequence->first_token.has_value();
     if (all)
       scheduler_.enqueue(std::move(sequence));
-    else if (has_grammar)
+    else if (has_grammar && has_first_token)
       enqueue(std::move(sequence));
   }
   std::erase(compiling_, nullptr);
@@ -38,12 +39,11 @@ void StepLoop::enqueue_compiled(bool all) {
 void StepLoop::enqueue(std::unique_ptr<Sequence> owned) {
   Sequence& sequence = *owned;
   scheduler_.enqueue(std::move(owned));
-  if (sequence.is_over())  // max_new_tokens = 0, and nothing wanted of the prompt
+  if (sequence.is_over() && !sequence.first_token)  // max_new_tokens = 0, and nothing wanted of the prompt
     return end(sequence, {.finish_reason = FinishReason::kLength});
-  if (!sequence.grammar.valid()) return;
-  Status status = sequence.grammar.get().status();
+  Status status = sequence.grammar.valid() ? sequence.grammar.get().status() : Status();
   try {
-    if (status.ok()) {
+    if (status.ok() && sequence.grammar.valid()) {
       sequence.matcher = std::make_shared<AnswerGrammar>((*sequence.grammar.get())->make_matcher(),
                                                          request_limits_.vocab_size);
       masks_->fill_ahead(sequence.matcher);
@@ -52,8 +52,10 @@ void StepLoop::enqueue(std::unique_ptr<Sequence> owned) {
     status = internal_error(std::string("the grammar: ") + error.what());
   }
   if (!status.ok())
-    end(sequence,
+    return end(
+        sequence,
         {.finish_reason = FinishReason::kError, .error = status.message(), .error_code = status.code()});
+  if (sequence.first_token) take_first_token(sequence);
 }
 
 // Null if there is none. One that waits for its grammar is taken from there: it is to be ended.

@@ -18,6 +18,11 @@ Status check_time(const Sequence& sequence, const TimeLimits& limits, Sequence::
   const auto is_over = [now](Sequence::Clock::time_point since, double limit) {
     return limit > 0 && std::chrono::duration<double>(now - since).count() > limit;
   };
+  if (sequence.held != Sequence::Clock::time_point())
+    return is_over(sequence.held, limits.held)
+               ? unavailable("its KV pages were held for --disaggregation-timeout " +
+                             seconds_text(limits.held) + " and not taken")
+               : Status();
   const bool has_started = sequence.has_started();
   if (is_over(sequence.submitted, sequence.timeout_seconds))
     return {StatusCode::kDeadline, "the request's timeout of " + seconds_text(sequence.timeout_seconds) +

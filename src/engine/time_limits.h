@@ -10,6 +10,7 @@ namespace fp4moe {
 struct TimeLimits {
   double waiting = 0;  // until its first rows are computed
   double running = 0;  // from then on
+  double held = 0;     // a prefill engine's, until its pages are released
 };
 
 // OK, or why the request is over: kUnavailable if it was not begun, else kDeadline.

@@ -21,6 +21,14 @@ class KvCache {
   static int64_t bytes_per_page(const ModelConfig& config, DType dtype, int page_size,
                                 const RankLayout& layout = {});
 
+  // A page's first num_tokens tokens in canonical form, which is the same however the heads are shared out:
+  // [num_layers, num_tensors, num_tokens, all KV heads, row_dim], of which this rank reads and writes its own
+  // heads. For pages in the host's memory.
+  void read_page(int64_t page, int64_t num_tokens, uint8_t* canonical) const;
+  void write_page(int64_t page, int64_t num_tokens, const uint8_t* canonical) const;
+  // Of one token in that form.
+  int64_t token_bytes() const;
+
   KvPages k_pages(int64_t layer) const { return pages(layer, 0); }
   KvPages v_pages(int64_t layer) const;
   int64_t num_pages() const { return num_pages_; }
@@ -32,12 +40,15 @@ class KvCache {
   struct Shape {
     int num_tensors = 2;  // keys and values; 1: values are the first value_dim columns of the keys
     int num_heads = 0, row_dim = 0, value_dim = 0;
+    int first_head = 0, all_heads = 0;  // num_heads of all_heads, from the first on
   };
   static Shape shape_of(const ModelConfig& config, const RankLayout& layout);
   KvPages pages(int64_t layer, int which) const;
+  template <class CopyRow>
+  void for_rows(int64_t page, int64_t num_tokens, const CopyRow& copy_row) const;
   Buffer buffer_;  // [num_layers, num_tensors, num_pages, num_heads, page_size, row_dim] of dtype
   DType dtype_ = DType::kBF16;
-  int64_t num_pages_ = 0;
+  int64_t num_layers_ = 0, num_pages_ = 0;
   int page_size_ = 0;
   Shape shape_;
 };

@@ -93,6 +93,8 @@ class Resolver {
         check_word("--flashinfer-combine-dtype", given_.flashinfer_combine_dtype, {"auto", "bf16", "fp8"}));
     FP4MOE_RETURN_IF_ERROR(check_word("--grammar-backend", given_.grammar_backend,
                                       {"auto", "xgrammar", "none"}, {"outlines", "llguidance"}));
+    FP4MOE_RETURN_IF_ERROR(
+        check_word("--disaggregation-mode", given_.disaggregation_mode, {"null", "prefill", "decode"}));
     FP4MOE_RETURN_IF_ERROR(check_word("--self-test", given_.self_test, {"fast", "full", "off"}));
     return check_word("--kv-cache-dtype", given_.kv_cache_dtype, {"auto", "bfloat16", "bf16"},
                       {"fp8_e4m3", "fp8_e5m2", "fp4_e2m1"});

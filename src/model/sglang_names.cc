@@ -17,7 +17,6 @@ constexpr const char* kOverlap =
     "their place";
 constexpr const char* kParser = "names how answers are parsed; here the chat template and its tokens say it";
 constexpr const char* kEplb = "moves experts between ranks by load; this version keeps them where they are";
-constexpr const char* kDisaggregation = "splits prefill and decode into two servers; not built yet";
 
 constexpr SglangFlag kFlags[] = {
     {"--trust-remote-code", 0, kMoot, "runs a checkpoint's Python; none is ever run here"},
@@ -69,8 +68,8 @@ constexpr SglangFlag kFlags[] = {
     {"--reasoning-parser", 1, kMoot, kParser},
     {"--tool-call-parser", 1, kMoot, kParser},
     {"--constrained-json-disable-any-whitespace", 0, kMoot, "is how JSON is always written here"},
-    {"--disaggregation-mode", 1, kRefused, kDisaggregation, "null|prefill|decode", "null"},
-    {"--disaggregation-transfer-backend", 1, kMoot, kDisaggregation},
+    {"--disaggregation-transfer-backend", 1, kMoot, "names an RDMA library; KV pages travel over TCP"},
+    {"--disaggregation-ib-device", 1, kRefused, "names an RDMA device; KV pages travel over TCP"},
     {"--speculative-algorithm", 1, kSpeculative},
     {"--speculative-draft-model-path,--speculative-draft-model", 1, kSpeculative},
     {"--speculative-num-steps", 1, kSpeculative},

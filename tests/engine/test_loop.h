@@ -73,6 +73,7 @@ struct LoopShape {
   TimeLimits time_limits = {};
   PriorityRules priorities = {.are_used = true};
   double watchdog_timeout = 0;
+  KvHello hello = {};  // a decode engine's
 };
 
 // One fake model with KV pages of its own for each group; `fail` set: the next step fails for good.
@@ -114,6 +115,13 @@ class FakeExecutor : public Executor {
     return failure_;
   }
   ThreadPool& pool() override { return pool_; }
+  int64_t kv_token_bytes() const override { return kv_[0].token_bytes(); }
+  void read_page(int group, int32_t page, int64_t num_tokens, uint8_t* canonical) const override {
+    kv_[static_cast<size_t>(group)].read_page(page, num_tokens, canonical);
+  }
+  void write_page(int group, int32_t page, int64_t num_tokens, const uint8_t* canonical) override {
+    kv_[static_cast<size_t>(group)].write_page(page, num_tokens, canonical);
+  }
 
   void fail(const Status& status) {
     std::lock_guard lock(mutex_);
@@ -203,12 +211,14 @@ class TestLoop {
                                   .random_seed = 1,
                                   .time_limits = shape.time_limits,
                                   .priorities = shape.priorities,
-                                  .watchdog_timeout = shape.watchdog_timeout};
+                                  .watchdog_timeout = shape.watchdog_timeout,
+                                  .hello = shape.hello};
     auto loop = StepLoop::make(executor_, tokenizer_, options, shape.grammars ? shape.grammars() : nullptr);
     EXPECT_TRUE(loop.ok()) << loop.status().to_string();
     loop_ = std::move(*loop);
   }
   StepLoop* operator->() { return loop_.get(); }
+  StepLoop& operator*() { return *loop_; }
 
   Answer run(std::vector<int32_t> prompt, const SamplingParams& sampling) {
     return run(Request{"", std::move(prompt), sampling});

@@ -4,6 +4,7 @@
 
 #include <set>
 #include <tuple>
+#include <vector>
 
 namespace fp4moe {
 namespace {
@@ -79,6 +80,56 @@ TEST(KvCache, RefusesNoPagesAndOverflow) {
   EXPECT_EQ(KvCache::make(three_layers(), DType::kBF16, 0, 16).status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(KvCache::make(three_layers(), DType::kBF16, INT64_MAX / 2, 16).status().code(),
             StatusCode::kInvalidArgument);
+}
+
+// What one rank reads, any number of ranks write and read again, to the byte: heads that they share out,
+// heads that several of them have, latents. Nothing beside the page's tokens changes.
+TEST(KvCache, CanonicalPagesKnowNoRanks) {
+  ModelConfig heads = three_layers(), few = three_layers(), latent = three_layers();
+  heads.num_heads = 8;
+  heads.num_kv_heads = 4;
+  few.num_heads = 8;
+  latent.num_heads = latent.num_kv_heads = 8;
+  latent.mla = {.kv_lora_rank = 24, .qk_nope_head_dim = 12, .qk_rope_head_dim = 8, .v_head_dim = 10};
+  for (const ModelConfig& config : {heads, few, latent})
+    for (const int64_t num_tokens : {1, 7, 16}) {
+      const auto one = KvCache::make(config, DType::kBF16, 3, 16);
+      std::vector<uint8_t> page(static_cast<size_t>(num_tokens * one->token_bytes())), back(page.size());
+      for (size_t i = 0; i < page.size(); ++i) page[i] = static_cast<uint8_t>(i * 7 + i / 251);
+      one->write_page(1, num_tokens, page.data());
+      for (const int tp : {1, 2, 4}) {
+        std::fill(back.begin(), back.end(), uint8_t{0});
+        for (int rank = 0; rank < tp; ++rank) {
+          const auto kv =
+              KvCache::make(config, DType::kBF16, 3, 16, {.tp = tp, .ep = 1, .dp = 1, .rank = rank});
+          ASSERT_EQ(kv->token_bytes(), one->token_bytes());
+          std::vector<uint8_t> others(static_cast<size_t>(16 * kv->token_bytes()));
+          kv->write_page(1, 16, others.data());
+          kv->write_page(2, num_tokens, page.data());
+          kv->read_page(2, num_tokens, back.data());
+          kv->read_page(1, 16, others.data());
+          EXPECT_EQ(others, std::vector<uint8_t>(others.size())) << "a page beside was written";
+        }
+        EXPECT_EQ(back, page) << "tp=" << tp << " tokens=" << num_tokens;
+      }
+    }
+}
+
+// The layout on the wire, spelled out: layer, keys before values, token, head, column.
+TEST(KvCache, CanonicalOrder) {
+  const auto kv = KvCache::make(three_layers(), DType::kF32, 2, 16);
+  std::vector<float> page(static_cast<size_t>(5 * kv->token_bytes()) / sizeof(float));
+  for (size_t i = 0; i < page.size(); ++i) page[i] = static_cast<float>(i);
+  kv->write_page(1, 5, reinterpret_cast<const uint8_t*>(page.data()));
+  for (int64_t layer = 0; layer < 3; ++layer)
+    for (const int tensor : {0, 1}) {
+      const KvPages pages = tensor == 0 ? kv->k_pages(layer) : kv->v_pages(layer);
+      for (int64_t token = 0; token < 5; ++token)
+        for (int64_t head = 0; head < 2; ++head)
+          for (int64_t column = 0; column < 4; ++column)
+            ASSERT_EQ(static_cast<const float*>(pages.data)[((2 + head) * 16 + token) * 4 + column],
+                      static_cast<float>((((layer * 2 + tensor) * 5 + token) * 2 + head) * 4 + column));
+    }
 }
 
 }  // namespace

@@ -246,9 +246,10 @@ TEST(ResolveFlags, ForeignFlagsAreMootRefusedOrHarmlessByTheirTable) {
                   std::string::npos);
     }
   }
-  EXPECT_EQ(*judge_sglang_flag("--disaggregation-mode", "null"), "");
-  EXPECT_EQ(judge_sglang_flag("--disaggregation-mode", "prefill").status().code(), StatusCode::kUnsupported);
-  EXPECT_EQ(judge_sglang_flag("--disaggregation-mode", "p").status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(*judge_sglang_flag("--nnodes", "1"), "");
+  EXPECT_EQ(judge_sglang_flag("--nnodes", "2").status().code(), StatusCode::kUnsupported);
+  EXPECT_EQ(judge_sglang_flag("--flashinfer-mxfp4-moe-precision", "p").status().code(),
+            StatusCode::kInvalidArgument);
   EXPECT_EQ(*judge_sglang_flag("--flashinfer-mxfp4-moe-precision", "bf16"), "");
   EXPECT_EQ(judge_sglang_flag("--none-such", "").status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(

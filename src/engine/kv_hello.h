@@ -1,0 +1,15 @@
+// What two nodes must have in common for one to go on with the other's KV pages.
+#pragma once
+
+#include "engine/executor.h"
+#include "engine/kv_wire.h"
+#include "io/checkpoint.h"
+
+namespace fp4moe {
+
+// Protocol, the checkpoint's tensors (names, types, shapes, samples of their bytes), and the form of KV
+// pages. Runners, threads and ranks may differ.
+KvHello make_hello(const Checkpoint& checkpoint, const ModelConfig& config, DType kv_dtype,
+                   const Executor& executor);
+
+}  // namespace fp4moe

@@ -1,0 +1,65 @@
+#include "engine/kv_sender.h"
+
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+
+namespace fp4moe {
+
+void KvSender::push(Item item) {
+  std::lock_guard lock(mutex_);
+  items_.push_back(std::move(item));
+  changed_.notify_one();
+}
+
+void KvSender::post(KvFrameType type, uint64_t room, std::string payload) {
+  push({.type = type, .room = room, .payload = std::move(payload)});
+}
+
+void KvSender::post_pages(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first) {
+  push({.type = KvFrameType::kPage, .room = room, .pages = std::move(pages), .first = first});
+}
+
+void KvSender::stop() {
+  std::lock_guard lock(mutex_);
+  stopped_ = true;
+  changed_.notify_one();
+}
+
+void KvSender::run(KvSocket& socket, uint64_t epoch) {
+  for (;;) {
+    Item item;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return stopped_ || !items_.empty(); });
+      if (stopped_) return;
+      item = std::move(items_.front());
+      items_.pop_front();
+    }
+    if (!send(socket, epoch, item).ok()) return socket.shut_down();
+  }
+}
+
+Status KvSender::send(KvSocket& socket, uint64_t epoch, const Item& item) {
+  if (item.pages != nullptr) return send_pages(socket, epoch, item);
+  return socket.send(kv_frame(item.type, epoch, item.room, std::string_view(item.payload)));
+}
+
+Status KvSender::send_pages(KvSocket& socket, uint64_t epoch, const Item& item) {
+  const KvPageShape shape = item.pages->shape();
+  for (int64_t index = item.first; index < shape.num_pages(); ++index) {
+    const KvPageHeader page{index, shape.tokens_of(index)};
+    const int64_t num_bytes = page.num_tokens * shape.token_bytes;
+    std::vector<uint8_t> frame = open_kv_frame(item.type, epoch, item.room, int64_t{sizeof page} + num_bytes);
+    const std::span<uint8_t> payload = kv_payload(frame);
+    std::memcpy(payload.data(), &page, sizeof page);
+    if (!item.pages->read(index, payload.subspan(sizeof page))) return {};
+    seal_kv_frame(frame);
+    FP4MOE_RETURN_IF_ERROR(socket.send(frame));
+    page_bytes_.fetch_add(num_bytes);
+  }
+  return {};
+}
+
+}  // namespace fp4moe

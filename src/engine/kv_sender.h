@@ -1,0 +1,50 @@
+// KvSender: one side's frames of a connection, sent in order by a thread that does nothing else.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/kv_lease.h"
+#include "engine/kv_socket.h"
+#include "engine/kv_wire.h"
+
+namespace fp4moe {
+
+class KvSender {
+ public:
+  // From any thread; what is posted before run() is sent then. Never waits for the connection.
+  void post(KvFrameType type, uint64_t room, std::string payload);
+  // The lease's pages from `first` on, read one by one as the connection takes them; none after its end.
+  void post_pages(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first);
+
+  // Sends until stop() or until the connection breaks, which shuts it down for the receiver too.
+  void run(KvSocket& socket, uint64_t epoch);
+  void stop();
+  int64_t page_bytes_sent() const { return page_bytes_.load(); }
+
+ private:
+  struct Item {
+    KvFrameType type;
+    uint64_t room = 0;
+    std::string payload;
+    std::shared_ptr<KvLease> pages;  // instead of the payload
+    int64_t first = 0;
+  };
+  void push(Item item);
+  Status send(KvSocket& socket, uint64_t epoch, const Item& item);
+  Status send_pages(KvSocket& socket, uint64_t epoch, const Item& item);
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Item> items_;
+  bool stopped_ = false;
+  std::atomic<int64_t> page_bytes_{0};
+};
+
+}  // namespace fp4moe

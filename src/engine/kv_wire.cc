@@ -1,0 +1,118 @@
+#include "engine/kv_wire.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/hash.h"
+
+namespace fp4moe {
+namespace {
+
+uint64_t checksum_of(KvFrameHeader header, std::span<const uint8_t> payload) {
+  header.checksum = 0;
+  const uint64_t seed = hash64(&header, sizeof header);
+  return hash64(payload.data(), static_cast<int64_t>(payload.size()), seed);
+}
+
+Status bad(const std::string& what, uint64_t value, const std::string& legal) {
+  return data_loss("a frame's " + what + "=" + std::to_string(value) + ", legal is " + legal);
+}
+
+template <class T>
+Result<T> read_fixed(std::span<const uint8_t> payload, const char* what) {
+  if (payload.size() < sizeof(T))
+    return data_loss(std::string(what) + " of " + std::to_string(payload.size()) +
+                     " bytes, legal are at least " + std::to_string(sizeof(T)));
+  T value;
+  std::memcpy(&value, payload.data(), sizeof value);
+  return value;
+}
+
+}  // namespace
+
+std::vector<uint8_t> open_kv_frame(KvFrameType type, uint64_t epoch, uint64_t room, int64_t num_bytes) {
+  std::vector<uint8_t> frame(sizeof(KvFrameHeader) + static_cast<size_t>(num_bytes));
+  const KvFrameHeader header{.type = type, .epoch = epoch, .room = room, .num_bytes = num_bytes};
+  std::memcpy(frame.data(), &header, sizeof header);
+  return frame;
+}
+
+void seal_kv_frame(std::vector<uint8_t>& frame) {
+  KvFrameHeader header;
+  std::memcpy(&header, frame.data(), sizeof header);
+  header.checksum = checksum_of(header, kv_payload(frame));
+  std::memcpy(frame.data(), &header, sizeof header);
+}
+
+std::vector<uint8_t> kv_frame(KvFrameType type, uint64_t epoch, uint64_t room,
+                              std::span<const uint8_t> payload) {
+  std::vector<uint8_t> frame = open_kv_frame(type, epoch, room, static_cast<int64_t>(payload.size()));
+  std::ranges::copy(payload, kv_payload(frame).begin());
+  seal_kv_frame(frame);
+  return frame;
+}
+
+std::vector<uint8_t> kv_frame(KvFrameType type, uint64_t epoch, uint64_t room, std::string_view payload) {
+  return kv_frame(type, epoch, room,
+                  std::span(reinterpret_cast<const uint8_t*>(payload.data()), payload.size()));
+}
+
+Result<KvFrameHeader> read_kv_header(std::span<const uint8_t> bytes, uint64_t epoch, int64_t max_page_bytes) {
+  FP4MOE_ASSIGN_OR_RETURN(const KvFrameHeader header, read_fixed<KvFrameHeader>(bytes, "a frame's header"));
+  if (header.magic != kKvMagic) return bad("magic", header.magic, std::to_string(kKvMagic));
+  const auto type = static_cast<uint32_t>(header.type);
+  if (type < 1 || type > static_cast<uint32_t>(KvFrameType::kFailed)) return bad("type", type, "1 to 7");
+  if (header.epoch != epoch) return bad("epoch", header.epoch, "this connection's, " + std::to_string(epoch));
+  const int64_t most = header.type == KvFrameType::kPage ? max_page_bytes : kMaxKvMessageBytes;
+  if (header.num_bytes < 0 || header.num_bytes > most)
+    return data_loss("a frame's payload has " + std::to_string(header.num_bytes) + " bytes, legal are 0 to " +
+                     std::to_string(most));
+  return header;
+}
+
+Status check_kv_payload(KvFrameHeader header, std::span<const uint8_t> payload) {
+  FP4MOE_CHECK(std::ssize(payload) == header.num_bytes, std::to_string(payload.size()) + " bytes");
+  const uint64_t computed = checksum_of(header, payload);
+  if (computed == header.checksum) return {};
+  return data_loss("a frame's checksum=" + std::to_string(header.checksum) + ", its " +
+                   std::to_string(payload.size()) + " bytes have " + std::to_string(computed));
+}
+
+Status compare_hello(const KvHello& prefill_node, const KvHello& decode_node) {
+  const auto value_of = [](const KvHello& hello, const std::string& name) -> std::string {
+    for (const auto& [fact, value] : hello.facts)
+      if (fact == name) return value;
+    return "none";
+  };
+  for (const KvHello* side : {&prefill_node, &decode_node})
+    for (const auto& [name, value] : side->facts) {
+      const std::string prefill = value_of(prefill_node, name), decode = value_of(decode_node, name);
+      if (prefill != decode)
+        return unsupported(name + " of the prefill node is " + prefill + ", of the decode node " + decode +
+                           "; they must be the same");
+    }
+  return {};
+}
+
+Result<int64_t> decode_take(std::span<const uint8_t> payload) {
+  return read_fixed<int64_t>(payload, "the number of a page");
+}
+
+Result<KvPageHeader> decode_page(std::span<const uint8_t> payload, const KvPageShape& shape) {
+  FP4MOE_ASSIGN_OR_RETURN(const KvPageHeader page, read_fixed<KvPageHeader>(payload, "a page"));
+  if (page.index < 0 || page.index >= shape.num_pages())
+    return data_loss("page " + std::to_string(page.index) + " of a prompt of " +
+                     std::to_string(shape.num_tokens) + " tokens, legal are 0 to " +
+                     std::to_string(shape.num_pages() - 1));
+  if (page.num_tokens != shape.tokens_of(page.index))
+    return data_loss("page " + std::to_string(page.index) + " has " + std::to_string(page.num_tokens) +
+                     " tokens, expected are " + std::to_string(shape.tokens_of(page.index)));
+  const int64_t num_bytes = std::ssize(payload) - int64_t{sizeof page};
+  if (num_bytes != page.num_tokens * shape.token_bytes)
+    return data_loss("page " + std::to_string(page.index) + " has " + std::to_string(num_bytes) +
+                     " bytes, expected are " + std::to_string(page.num_tokens * shape.token_bytes));
+  return page;
+}
+
+}  // namespace fp4moe
