@@ -9,7 +9,7 @@
 #include <boost/beast/http/string_body.hpp>
 #include <boost/beast/http/write.hpp>
 
-#include "server_url.h"
+#include "server/server_url.h"
 
 namespace fp4moe {
 

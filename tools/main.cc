@@ -33,8 +33,8 @@ int run(int argc, char** argv) {
   app.failure_message(usage_error);
   int exit_code = fp4moe::kExitOk;
   for (const auto add_verb :
-       {fp4moe::add_serve, fp4moe::add_run, fp4moe::add_logits, fp4moe::add_eval, fp4moe::add_bench,
-        fp4moe::add_inspect, fp4moe::add_backends, fp4moe::add_plan, fp4moe::add_make_tiny,
+       {fp4moe::add_serve, fp4moe::add_router, fp4moe::add_run, fp4moe::add_logits, fp4moe::add_eval,
+        fp4moe::add_bench, fp4moe::add_inspect, fp4moe::add_backends, fp4moe::add_plan, fp4moe::add_make_tiny,
         fp4moe::add_quantize, fp4moe::add_doctor, fp4moe::add_completion})
     add_verb(app, exit_code);
   if (const fp4moe::Status status = fp4moe::apply_config_file(app, argc, argv); !status.ok())

@@ -1,7 +1,5 @@
 // fp4moe serve: loads a model and answers over HTTP until a signal.
 #include <fmt/format.h>
-#include <signal.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -14,6 +12,7 @@
 #include "log_writer.h"
 #include "serve_flags.h"
 #include "service_manager.h"
+#include "signals.h"
 
 namespace fp4moe {
 
@@ -22,46 +21,12 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kInterrupted = 130;
-constexpr auto kTick = std::chrono::milliseconds(100);
 // timeout(1) sends its signal to the server and to the server's process group, and wrappers pass a terminal's
 // Ctrl-C on to a child that already had it: what follows within this time is the same wish.
 constexpr auto kSameSignal = std::chrono::milliseconds(500);
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-LogLevel least_level(const std::string& name) {
-  return name == "debug"     ? LogLevel::kDebug
-         : name == "warning" ? LogLevel::kWarning
-         : name == "error"   ? LogLevel::kError
-                             : LogLevel::kInfo;
-}
-
-// As many descriptors as the system gives: each connection takes one.
-void raise_descriptor_limit() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &limit);
-}
-
-// The signals are blocked in every thread and taken by the main one.
-sigset_t block_signals() {
-  sigset_t set;
-  sigemptyset(&set);
-  sigaddset(&set, SIGINT);
-  sigaddset(&set, SIGTERM);
-  pthread_sigmask(SIG_BLOCK, &set, nullptr);
-  signal(SIGPIPE, SIG_IGN);
-  signal(SIGHUP, SIG_IGN);
-  return set;
-}
-
-// Waits for a signal at most one tick.
-bool signalled(const sigset_t& set) {
-  const timespec wait{0, std::chrono::nanoseconds(kTick).count()};
-  return sigtimedwait(&set, nullptr, &wait) > 0;
 }
 
 void print_ready(const ServeOptions& options, const Server& server, const ModelInfo& info,
@@ -74,6 +39,12 @@ void print_ready(const ServeOptions& options, const Server& server, const ModelI
   log(LogLevel::kInfo, "endpoints: " + url +
                            "/v1/chat/completions /v1/completions /v1/models /generate /tokenize "
                            "/detokenize /health /metrics /server_info /expert_load");
+  if (info.disaggregation_mode == "prefill")
+    log(LogLevel::kInfo,
+        fmt::format("prefill node: decode nodes fetch KV pages at {}:{}",
+                    options.engine.disaggregation_bootstrap_host, info.disaggregation_bootstrap_port));
+  if (info.disaggregation_mode == "decode")
+    log(LogLevel::kInfo, "decode node: requests come through `fp4moe router`");
   log(LogLevel::kInfo, "chat page: " + url + "/");
   const std::string key = options.server.api_keys.empty() ? "" : "-H 'Authorization: Bearer KEY' ";
   log(LogLevel::kInfo,
@@ -132,6 +103,8 @@ int serve(ServeOptions options) {
   const Clock::time_point start = Clock::now();
   if (Status status = read_mode(options); !status.ok()) return report_error(status);
   if (Status status = read_keys(options); !status.ok()) return report_error(status);
+  if (options.server.host.rfind("unix:", 0) != 0)
+    options.engine.disaggregation_bootstrap_host = options.server.host;
   const sigset_t signals = block_signals();
   raise_descriptor_limit();
   LogWriter writer(least_level(options.log_level),

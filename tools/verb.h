@@ -26,6 +26,7 @@ void add_engine_flags(CLI::App& verb, EngineConfig& config);
 
 // Registers `fp4moe NAME ...`; on success of parsing, the verb runs and stores its exit code.
 void add_serve(CLI::App& app, int& exit_code);
+void add_router(CLI::App& app, int& exit_code);
 void add_run(CLI::App& app, int& exit_code);
 void add_logits(CLI::App& app, int& exit_code);
 void add_eval(CLI::App& app, int& exit_code);

@@ -163,6 +163,24 @@ void add_requests(GenerationCall& call, Fields& fields, const Request& common,
   }
 }
 
+void read_prefill_node(const Engine& engine, Fields& fields, GenerationCall& call) {
+  const std::string& mode = engine.info().disaggregation_mode;
+  if (mode == "prefill")
+    return fields.fail("", unsupported("this is a prefill node, which serves decode nodes; requests go to "
+                                       "a router (fp4moe router)"));
+  if (mode != "decode") return;
+  constexpr int64_t kDefaultPort = 8998;  // SGLang's
+  std::string host = fields.string("bootstrap_host", "");
+  const int64_t port = fields.integer("bootstrap_port", kDefaultPort, 1, 65535);
+  fields.find("bootstrap_room");  // SGLang's routers name a room; here the nodes do
+  if (host.empty())
+    return fields.fail("bootstrap_host",
+                       "is missing: this is a decode node, whose requests come through a "
+                       "router (fp4moe router)");
+  if (host.find(':') != std::string::npos && host.front() != '[') host = "[" + host + "]";
+  for (Request& request : call.requests) request.prefill_node = host + ":" + std::to_string(port);
+}
+
 Prompts read_prompts(const Engine& engine, Fields& fields, const std::string& name, PromptKind kind) {
   Prompts prompts;
   const json* value = fields.find(name);

@@ -41,6 +41,10 @@ std::vector<int32_t> encode(const Engine& engine, Fields& fields, const std::str
 void add_requests(GenerationCall& call, Fields& fields, const Request& common,
                   const std::vector<std::vector<int32_t>>& prompts, int64_t n);
 
+// "bootstrap_host" and "bootstrap_port", which a router adds: the prefill node of all requests of the call. A
+// decode node needs them, a prefill node takes no requests, and others know no such fields.
+void read_prefill_node(const Engine& engine, Fields& fields, GenerationCall& call);
+
 // Prompts given as text, a list of texts, ids, or a list of id lists; or only as one kind of these.
 enum class PromptKind { kAny, kText, kIds };
 struct Prompts {

@@ -138,6 +138,7 @@ class ServerImpl final : public Server {
     check_model(engine, fields);
     GenerationCall call;
     if (fields.ok()) call = r.generate(engine, fields);
+    read_prefill_node(engine, fields, call);
     if (const auto unknown = fields.unknown(); fields.ok() && config_.strict_requests && !unknown.empty())
       fields.fail(unknown.front(), "is no field of " + std::string(r.path) +
                                        " (--strict-requests is on; without it such fields are ignored)");
@@ -288,6 +289,8 @@ class ServerImpl final : public Server {
                           {"num_experts", info.num_experts},
                           {"top_k", info.top_k},
                           {"context_length", info.context_length},
+                          {"disaggregation_mode", info.disaggregation_mode},
+                          {"disaggregation_bootstrap_port", info.disaggregation_bootstrap_port},
                           {"max_total_num_tokens", info.max_total_tokens},
                           {"weight_bytes", info.weight_bytes},
                           {"kv_bytes", info.kv_bytes},

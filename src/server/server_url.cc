@@ -1,4 +1,4 @@
-#include "server_url.h"
+#include "server/server_url.h"
 
 #include <algorithm>
 

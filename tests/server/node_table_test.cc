@@ -1,0 +1,73 @@
+// Which node gets the next request.
+#include "server/node_table.h"
+
+#include <gtest/gtest.h>
+
+namespace fp4moe {
+namespace {
+
+RouterConfig three_decode_nodes() {
+  return {.prefill = {{"http://p:1", 8998}, {"http://q:1"}},
+          .decode = {"http://a:1", "http://b:1", "http://c:1/v1"}};
+}
+
+TEST(NodeTable, TheLeastLoadedNodeThatAnswersIsNextAndEqualOnesInTurn) {
+  NodeTable nodes;
+  ASSERT_TRUE(nodes.add(three_decode_nodes()).ok());
+  EXPECT_EQ(nodes.acquire("decode"), NodeTable::kNone) << "nobody has answered yet";
+  EXPECT_NE(nodes.problems("decode").find("http://b:1 (not asked yet)"), std::string::npos);
+  for (size_t i = 0; i < nodes.size(); ++i) EXPECT_TRUE(nodes.set_up(i));
+  EXPECT_FALSE(nodes.set_up(0)) << "no news";
+  std::set<size_t> chosen;
+  for (int i = 0; i < 3; ++i) chosen.insert(nodes.acquire("decode"));
+  EXPECT_EQ(chosen, (std::set<size_t>{2, 3, 4}));
+  nodes.release(3);
+  EXPECT_EQ(nodes.acquire("decode"), 3u);
+  nodes.release(2);
+  nodes.release(4, /*failed=*/true);
+  const size_t first = nodes.acquire("decode");
+  EXPECT_NE(first, 3u);
+  EXPECT_EQ(nodes.acquire("decode", {2, 4}), 3u) << "all that were not tried";
+  EXPECT_EQ(nodes.acquire("decode", {2, 3, 4}), NodeTable::kNone);
+  EXPECT_EQ(nodes.node(4).num_failed, 1);
+  const size_t prefill = nodes.acquire("prefill");
+  nodes.release(prefill);
+  EXPECT_NE(nodes.acquire("prefill"), prefill) << "equal ones take turns, whatever other roles do";
+}
+
+TEST(NodeTable, NodesThatAreDownAreLeftOutAndSayWhy) {
+  NodeTable nodes;
+  ASSERT_TRUE(nodes.add(three_decode_nodes()).ok());
+  for (size_t i = 0; i < nodes.size(); ++i) nodes.set_up(i);
+  EXPECT_TRUE(nodes.set_down(2, "refused"));
+  EXPECT_FALSE(nodes.set_down(2, "refused"));
+  for (int i = 0; i < 6; ++i) EXPECT_NE(nodes.acquire("decode"), 2u);
+  EXPECT_TRUE(nodes.has("decode"));
+  nodes.set_down(3, "x");
+  nodes.set_down(4, "y");
+  EXPECT_FALSE(nodes.has("decode"));
+  EXPECT_EQ(nodes.problems("decode"),
+            "no decode node is up: http://a:1 (refused), http://b:1 (x), http://c:1 (y)");
+  EXPECT_NE(nodes.print_metrics().find("fp4moe_router_node_up{role=\"decode\",url=\"http://a:1\"} 0"),
+            std::string::npos);
+}
+
+TEST(NodeTable, BootstrapPortsAreGivenOrLearned) {
+  NodeTable nodes;
+  ASSERT_TRUE(nodes.add(three_decode_nodes()).ok());
+  nodes.set_bootstrap_port(0, 1234);
+  nodes.set_bootstrap_port(1, 1234);
+  EXPECT_EQ(nodes.node(0).bootstrap_port, 8998);
+  EXPECT_EQ(nodes.node(1).bootstrap_port, 1234);
+}
+
+TEST(NodeTable, WhatIsNoNodeIsRefusedByName) {
+  const auto refusal = [](RouterConfig config) { return NodeTable().add(config).message(); };
+  EXPECT_NE(refusal({.prefill = {{"http://p"}}}).find("0 decode nodes"), std::string::npos);
+  EXPECT_NE(refusal({.prefill = {{"ftp://p"}}, .decode = {"http://d"}}).find("--prefill"), std::string::npos);
+  EXPECT_NE(refusal({.prefill = {{"http://p", 65536}}, .decode = {"http://d"}}).find("65536"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace fp4moe

@@ -1,0 +1,300 @@
+"""Prefill nodes, decode nodes and a router as processes: the answers of one server, and what becomes of requests
+when a client goes, a node is killed, or nodes do not fit."""
+import concurrent.futures
+import contextlib
+import http.client
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import unittest
+from urllib.parse import urlsplit
+
+from serve_process import Serve
+
+BINARY, MODELS = sys.argv[1:3]
+GRAMMARS = sys.argv[3:4] == ["grammars"]
+GPTOSS, DSV3 = f"{MODELS}/demo-gptoss-mxfp4", f"{MODELS}/demo-dsv3-nvfp4"
+POOL = ["--max-total-tokens", "4096"]
+LIMITS = ["--max-running-requests", "16", "--self-test", "off", "--disable-autotune",
+          "--threads", "1"]  # of all nodes and servers
+PROMPTS = ["Tom has 3 apples and buys 4.", "a", "The answer is", "7 + 5 =", "Tom has 3 apples and buys 4. " * 12]
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Node(Serve):
+    """A serve process of one role, which can be killed and started again on its ports."""
+
+    def __init__(self, role, model, *flags, port=None, bootstrap_port=None):
+        self.role, self.model, self.flags = role, model, flags
+        self.port, self.bootstrap_port = port or free_port(), bootstrap_port or free_port()
+        pool = [] if "--max-total-tokens" in flags else POOL
+        super().__init__(BINARY, model, *LIMITS, *pool, "--disaggregation-mode", role,
+                         "--disaggregation-bootstrap-port", str(self.bootstrap_port), *flags)
+        self.command[self.command.index("--port") + 1] = str(self.port)
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        self.process.stdout.close()
+
+    def again(self):
+        return Node(self.role, self.model, *self.flags, port=self.port, bootstrap_port=self.bootstrap_port)
+
+
+class Router:
+    def __init__(self, prefill, decode, looks_apart=0.1):
+        self.command = [BINARY, "router", "--port", "0", "--health-check-interval-secs", str(looks_apart),
+                        "--pd-disaggregation"]
+        for node in prefill:
+            self.command += ["--prefill", f"http://127.0.0.1:{node.port}"]
+        for node in decode:
+            self.command += ["--decode", f"http://127.0.0.1:{node.port}"]
+
+    def __enter__(self):
+        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, text=True)
+        for line in self.process.stdout:
+            if found := re.search(r"endpoints: (http://\S+?:\d+)/", line):
+                self.url = found.group(1)
+            if "ready to roll" in line:
+                self.reader = threading.Thread(target=self.process.stdout.read)  # so that it never waits
+                self.reader.start()
+                return self
+        raise RuntimeError(f"router ended with {self.process.wait()}")
+
+    def __exit__(self, *_):
+        self.process.send_signal(signal.SIGTERM)
+        self.exit_code = self.process.wait(timeout=60)
+        self.reader.join()
+        self.process.stdout.close()
+
+
+@contextlib.contextmanager
+def connection(url, timeout=60):
+    with contextlib.closing(http.client.HTTPConnection(urlsplit(url).netloc, timeout=timeout)) as c:
+        yield c
+
+
+def ask(url, path, body=None):
+    """Status and body; the JSON's, where it is JSON."""
+    with connection(url) as c:
+        c.request("GET" if body is None else "POST", path, None if body is None else json.dumps(body))
+        answer = c.getresponse()
+        text = answer.read().decode()
+        return answer.status, json.loads(text) if "json" in answer.getheader("Content-Type", "") else text
+
+
+def generate(url, prompt, tokens=24, **sampling):
+    params = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True, **sampling}
+    return ask(url, "/generate", {"text": prompt, "sampling_params": params, "return_logprob": True,
+                                  "top_logprobs_num": 2, "return_text_in_logprobs": True})
+
+
+def answers(url):
+    """Greedy and sampled ones, with their log-probabilities, and one by a grammar: all at once."""
+    calls = [(p, {}) for p in PROMPTS] + [(p, {"temperature": 0.9, "top_p": 0.9, "sampling_seed": 7,
+                                               "frequency_penalty": 0.5}) for p in PROMPTS]
+    if GRAMMARS:
+        calls.append((PROMPTS[3], {"regex": " [0-9]{3,8}"}))
+    with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
+        results = list(pool.map(lambda call: generate(url, call[0], **call[1]), calls))
+    assert all(status == 200 for status, _ in results), results
+    return [(r["text"], r["meta_info"]["output_token_logprobs"], r["meta_info"]["prompt_tokens"]) for _, r in results]
+
+
+def experts(url):
+    """Where an answer's tokens went, those of its prompt too."""
+    body = {"text": PROMPTS[0], "return_routed_experts": True,
+            "sampling_params": {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}}
+    status, answer = ask(url, "/generate", body)
+    assert status == 200, answer
+    return answer["meta_info"]["routed_experts"]
+
+
+def metric(url, name):
+    text = ask(url, "/metrics")[1]
+    return float(re.search(rf"^sglang:{name}{{[^}}]*}} (\S+)$", text, re.M).group(1))
+
+
+def eventually(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def is_empty(node):
+    return all(metric(node.url, name) == 0 for name in
+               ("num_used_tokens", "num_leaked_pages", "num_prefill_inflight_queue_reqs", "num_running_reqs",
+                "num_decode_prealloc_queue_reqs", "num_decode_transfer_queue_reqs", "num_queue_reqs"))
+
+
+def stream(url, prompt, tokens, on_event=None):
+    """Events of a streamed completion until its end, as they were sent; None: the status was not 200."""
+    events = []
+    with connection(url) as c:
+        c.request("POST", "/v1/completions", json.dumps({"prompt": prompt, "max_tokens": tokens, "temperature": 0,
+                                                         "stream": True, "ignore_eos": True}))
+        answer = c.getresponse()
+        if answer.status != 200:
+            return answer.status, json.loads(answer.read())
+        for line in answer:
+            if line.startswith(b"data: "):
+                events.append(line[6:].strip().decode())
+                if on_event:
+                    on_event(events)
+    return 200, events
+
+
+class Disaggregation(unittest.TestCase):
+    def check_model(self, model, prefill_flags, decode_flags):
+        with Serve(BINARY, model, *LIMITS, *POOL, *prefill_flags) as one:
+            want, went = answers(one.url), experts(one.url)
+        with Node("prefill", model, *prefill_flags) as p, Node("decode", model, *decode_flags) as d:
+            with Router([p], [d]) as router:
+                self.assertEqual(answers(router.url), want)
+                self.assertEqual(answers(router.url), want, "with what is in the caches")
+                self.assertEqual(experts(router.url), went)
+                self.assertGreater(metric(d.url, "kv_transfer_bytes_total"), 0)
+                for node in (p, d):
+                    self.assertTrue(eventually(lambda: is_empty(node)), node.role)
+            self.assertEqual(router.exit_code, 0)
+
+    def test_sliding_windows(self):
+        self.check_model(GPTOSS, [], ["--disable-radix-cache", "--chunked-prefill-size", "32"])
+
+    def test_latents_and_other_ranks(self):
+        ranks = ["--tp", "2", "--ep-size", "2", "--dp", "2", "--enable-dp-attention", "--moe-a2a-backend", "deepep"]
+        self.check_model(DSV3, ["--moe-a2a-backend", "deepep"], ranks)
+
+    # Sums over shards differ in their last bits: the greedy text of these prompts does not.
+    def test_heads_on_two_ranks_and_on_one(self):
+        prompts = PROMPTS[2:]
+        with Serve(BINARY, GPTOSS, *LIMITS, *POOL) as one:
+            want = [generate(one.url, p)[1]["text"] for p in prompts]
+        with Node("prefill", GPTOSS, "--tp", "2") as p2, Node("decode", GPTOSS) as d1, \
+                Node("decode", GPTOSS, "--tp", "2") as d2, Router([p2], [d1, d2]) as router:
+            for _ in range(2):  # least loaded, then in turn: both decode nodes
+                self.assertEqual([generate(router.url, p)[1]["text"] for p in prompts], want)
+            self.assertEqual({w["num_requests"] for w in ask(router.url, "/workers")[1]["workers"]
+                              if w["role"] == "decode"}, {len(prompts)})
+
+    def test_routes_and_refusals(self):
+        with Node("prefill", GPTOSS) as p, Node("decode", GPTOSS) as d, Router([p], [d]) as router:
+            self.assertEqual(ask(router.url, "/health")[0], 200)
+            self.assertEqual(ask(router.url, "/v1/models")[1]["data"][0]["id"], "demo-gptoss-mxfp4")
+            self.assertEqual(ask(router.url, "/tokenize", {"prompt": "a"})[1]["count"], 1)
+            self.assertEqual(ask(router.url, "/server_info")[1]["disaggregation_mode"], "decode")
+            self.assertEqual(ask(p.url, "/server_info")[1]["disaggregation_bootstrap_port"], p.bootstrap_port)
+            self.assertIn("fp4moe_router_node_up", ask(router.url, "/metrics")[1])
+            self.assertEqual(ask(router.url, "/flush_cache", {})[0], 404)
+            self.assertEqual(ask(router.url, "/generate", [1])[0], 400)
+            status, answer = ask(router.url, "/generate", {"text": "a", "sampling_params": {"temperature": -1}})
+            self.assertEqual(status, 400)
+            self.assertIn("temperature", answer["error"]["message"])
+            for node, word in ((p, "prefill node"), (d, "bootstrap_host")):
+                status, answer = ask(node.url, "/generate", {"text": "a"})
+                self.assertEqual(status, 400)
+                self.assertIn(word, answer["error"]["message"])
+                self.assertEqual(ask(node.url, "/health_generate")[0], 200)
+            chat = {"model": "default", "messages": [{"role": "user", "content": "7 + 5"}], "max_tokens": 8, "n": 2}
+            self.assertEqual(len(ask(router.url, "/v1/chat/completions", chat)[1]["choices"]), 2)
+            scored = ask(router.url, "/v1/completions", {"prompt": PROMPTS[0], "max_tokens": 0, "echo": True,
+                                                         "logprobs": 1})
+            self.assertEqual(scored[0], 200, scored)
+
+            # A client that goes: both nodes let go of what they have for it.
+            def leave(events):
+                if len(events) == 3:
+                    raise ConnectionAbortedError
+            before = metric(d.url, "num_aborted_requests_total")
+            with self.assertRaises(ConnectionAbortedError):
+                stream(router.url, PROMPTS[0], 2000, leave)
+            self.assertTrue(eventually(lambda: metric(d.url, "num_aborted_requests_total") == before + 1))
+            for node in (p, d):
+                self.assertTrue(eventually(lambda: is_empty(node)), node.role)
+
+    def test_nodes_that_do_not_fit(self):
+        with Node("prefill", GPTOSS, "--page-size", "32") as p, Node("decode", GPTOSS) as d:
+            with Router([p], [d]) as router:
+                status, answer = generate(router.url, "a")
+                self.assertEqual(status, 503)
+                self.assertIn(f"prefill node 127.0.0.1:{p.bootstrap_port}: --page-size of the prefill node is 32, of "
+                              "the decode node 16", answer["error"]["message"])
+
+    def test_a_full_decode_pool_queues(self):
+        with Node("prefill", GPTOSS) as p, Node("decode", GPTOSS, "--max-total-tokens", "256") as d:
+            with Router([p], [d]) as router:
+                with concurrent.futures.ThreadPoolExecutor(12) as pool:
+                    results = list(pool.map(lambda i: generate(router.url, PROMPTS[i % 4], 48), range(12)))
+                self.assertEqual([s for s, _ in results], [200] * 12)
+                for i in range(4, 12):
+                    self.assertEqual(results[i][1]["text"], results[i % 4][1]["text"])
+                for node in (p, d):
+                    self.assertTrue(eventually(lambda: is_empty(node)), node.role)
+
+    def check_kill(self, victim):
+        """Kills one side under load, again and again asked: its requests fail by name, and afterwards all is well."""
+        with contextlib.ExitStack() as stack:
+            nodes = {"prefill": Node("prefill", GPTOSS), "decode": Node("decode", GPTOSS)}
+            for node in nodes.values():
+                node.__enter__()
+                stack.callback(lambda n=node: n.process.poll() is None and n.kill())
+            router = stack.enter_context(Router([nodes["prefill"]], [nodes["decode"]], looks_apart=0.5))
+            results, ends = [], threading.Event()
+
+            def load():
+                while not ends.is_set():
+                    try:
+                        results.append(stream(router.url, PROMPTS[4], 40))
+                    except (OSError, http.client.HTTPException) as error:
+                        results.append((0, repr(error)))
+            clients = [threading.Thread(target=load) for _ in range(6)]
+            for client in clients:
+                client.start()
+            self.assertTrue(eventually(lambda: len(results) > 6))
+            nodes[victim].kill()
+            time.sleep(0.5)
+            survivor = nodes["decode" if victim == "prefill" else "prefill"]
+            self.assertTrue(eventually(lambda: is_empty(survivor)), "pages of the dead node's requests")
+            node = nodes[victim].again()
+            node.__enter__()
+            stack.callback(node.kill)
+            self.assertTrue(eventually(lambda: ask(router.url, "/health")[0] == 200))
+            done = len(results)
+            self.assertTrue(eventually(lambda: sum(s == 200 and "error" not in e[-2] for s, e in results[done:]) > 6))
+            ends.set()
+            for client in clients:
+                client.join()
+            self.assertTrue(eventually(lambda: is_empty(node)) and eventually(lambda: is_empty(survivor)))
+            failed = [json.dumps(e) for s, e in results if s != 200] + \
+                     [e[-2] for s, e in results if s == 200 and '"error"' in e[-2]]
+            self.assertTrue(failed)
+            self.assertEqual({s for s, _ in results} - {200, 502, 503}, set(), results)
+            name = f"prefill node 127.0.0.1:{node.bootstrap_port}" if victim == "prefill" else f"decode node {node.url}"
+            self.assertTrue(any(name in f for f in failed), failed[:3])
+            self.assertTrue(all(f"{victim} node" in f for f in failed), failed[:3])
+            texts = {"".join(json.loads(x)["choices"][0]["text"] for x in e[:-1]) for s, e in results
+                     if s == 200 and '"error"' not in e[-2]}
+            self.assertEqual(len(texts), 1)
+
+    def test_a_killed_prefill_node(self):
+        self.check_kill("prefill")
+
+    def test_a_killed_decode_node(self):
+        self.check_kill("decode")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1], verbosity=2)

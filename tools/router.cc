@@ -1,0 +1,106 @@
+// fp4moe router: one address in front of prefill nodes and decode nodes, until a signal.
+#include "fp4moe/router.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <future>
+
+#include "config_file.h"
+#include "log_writer.h"
+#include "signals.h"
+#include "verb.h"
+
+namespace fp4moe {
+
+namespace {
+
+struct RouterOptions {
+  RouterConfig router;
+  std::vector<std::string> prefill;  // URLs, each with its bootstrap port behind it or not
+  bool pd_disaggregation = false;
+  std::string log_level = "info", log_format = "text";
+  double drain_timeout = 60;
+};
+
+// "URL", "URL PORT".
+Status read_prefill(RouterOptions& options) {
+  std::vector<RouterConfig::PrefillNode>& nodes = options.router.prefill;
+  for (const std::string& word : options.prefill) {
+    const bool is_port = !word.empty() && word.find_first_not_of("0123456789") == std::string::npos;
+    if (!is_port) {
+      nodes.push_back({.url = word});
+    } else if (nodes.empty() || nodes.back().bootstrap_port != 0 || word.size() > 5 || std::stoi(word) == 0) {
+      return invalid_argument("--prefill " + word + "; legal: --prefill URL [BOOTSTRAP_PORT]");
+    } else {
+      nodes.back().bootstrap_port = std::stoi(word);
+    }
+  }
+  return {};
+}
+
+int route(RouterOptions options) {
+  constexpr int kInterrupted = 130;
+  if (Status status = read_prefill(options); !status.ok()) return report_error(status);
+  const sigset_t signals = block_signals();
+  raise_descriptor_limit();
+  LogWriter writer(least_level(options.log_level),
+                   options.log_format == "json" ? LogWriter::Format::kJson : LogWriter::Format::kText);
+  const LogSink log = [&writer](LogLevel level, const std::string& line) { writer.line(level, line); };
+  options.router.http.log_sink = log;
+  log(LogLevel::kInfo, "fp4moe " FP4MOE_VERSION ": router");
+  auto router = Router::make(options.router);
+  if (!router.ok()) return report_error(router.status());
+  const std::string& host = options.router.http.host;
+  const std::string url =
+      host.rfind("unix:", 0) == 0 ? host : fmt::format("http://{}:{}", host, (*router)->port());
+  log(LogLevel::kInfo,
+      "endpoints: " + url + "/v1/chat/completions /v1/completions /generate /health " + "/metrics /workers");
+  for (bool was_ready = false; !signalled(signals);) {
+    if (!was_ready && (*router)->is_ready()) {
+      log(LogLevel::kInfo, "The server is fired up and ready to roll!");
+      was_ready = true;
+    }
+  }
+  log(LogLevel::kInfo, "shutting down: running requests are finished; a second signal aborts them");
+  auto drained = std::async(std::launch::async, [&] { (*router)->drain(options.drain_timeout); });
+  while (drained.wait_for(std::chrono::seconds(0)) != std::future_status::ready)
+    if (signalled(signals)) _exit(kInterrupted);
+  (*router)->stop();
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_router(CLI::App& app, int& exit_code) {
+  CLI::App* verb = app.add_subcommand("router", "Serve in front of prefill nodes and decode nodes");
+  auto options = std::make_shared<RouterOptions>();
+  RouterConfig& r = options->router;
+  verb->add_flag("--pd-disaggregation", options->pd_disaggregation, "accepted: a router is for nothing else");
+  verb->add_option("--prefill", options->prefill,
+                   "URL of a prefill node, and its bootstrap port if it is not to be asked; several times")
+      ->required()
+      ->type_name("URL [PORT]")
+      ->expected(1, -1);
+  verb->add_option("--decode", r.decode, "URL of a decode node; several times")->required()->type_name("URL");
+  const auto flag = [&](const std::string& name, auto& value, const std::string& help) {
+    return verb->add_option(name, value, help)->capture_default_str();
+  };
+  flag("--host", r.http.host, "address to listen on, or unix:/path for a socket in the file system");
+  flag("--port", r.http.port, "port to listen on; 0: any free one");
+  flag("--api-key", r.api_key, "key that the nodes ask for; the router asks clients for none, nodes do");
+  flag("--health-check-interval-secs", r.health_check_seconds, "seconds between two looks at a node")
+      ->check(CLI::Range(0.05, 3600.0));
+  flag("--max-connections", r.http.max_connections, "clients at a time; more get 503");
+  flag("--drain-timeout", options->drain_timeout, "seconds that running requests get after SIGTERM")
+      ->check(CLI::Range(0.0, 1e6));
+  flag("--log-level", options->log_level, "debug, info, warning or error")
+      ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
+  flag("--log-format", options->log_format, "text, or json: an object a line")
+      ->check(CLI::IsMember({"text", "json"}));
+  verb->callback([options, &exit_code] { exit_code = route(*options); });
+}
+
+}  // namespace fp4moe
