@@ -24,6 +24,11 @@ T whole_number(const Json& value) {
   return static_cast<T>(number);
 }
 
+uint64_t unsigned_number(const Json& value) {
+  if (!value.is_number_unsigned()) throw std::out_of_range("no number from 0 on: " + value.dump());
+  return value.get<uint64_t>();
+}
+
 float float_of(const Json& bits) { return std::bit_cast<float>(whole_number<uint32_t>(bits)); }
 
 std::vector<int32_t> ids_of(const Json& list) {
@@ -72,7 +77,7 @@ std::string encode_kv_hello(const KvHello& hello) {
 
 Result<KvHello> decode_kv_hello(std::span<const uint8_t> payload) {
   return decode<KvHello>(payload, "hello", [](const Json& j) {
-    KvHello hello{.epoch = j.at("epoch").get<uint64_t>()};
+    KvHello hello{.epoch = unsigned_number(j.at("epoch"))};
     for (const Json& fact : j.at("facts"))
       hello.facts.emplace_back(fact.at(0).get<std::string>(), fact.at(1).get<std::string>());
     return hello;
@@ -130,7 +135,7 @@ Result<Request> decode_prefill(std::span<const uint8_t> payload) {
     s.repetition_penalty = float_of(j.at("repetition_penalty"));
     for (const Json& bias : j.at("logit_bias"))
       s.logit_bias.push_back({whole_number<int32_t>(bias.at(0)), float_of(bias.at(1))});
-    s.seed = j.at("seed").get<uint64_t>();
+    s.seed = unsigned_number(j.at("seed"));
     s.max_new_tokens = whole_number<int64_t>(j.at("max_new_tokens"));
     s.min_new_tokens = whole_number<int64_t>(j.at("min_new_tokens"));
     s.stop = j.at("stop").get<std::vector<std::string>>();

@@ -181,6 +181,10 @@ TEST(KvWire, MalformedPayloadsAreRefused) {
         R"({"cached_tokens": 0, "scored": [], "experts": [], "token": [1, 0]})",
         R"({"cached_tokens": 0, "experts": [], "token": [1, 0, []]})", R"([])", R"("x")"})
     EXPECT_EQ(decode_first_token(bytes_of(bad)).status().code(), StatusCode::kDataLoss) << bad;
+  for (const std::string epoch : {"1e61", "-1", "2.5", "true", "null"})
+    EXPECT_EQ(decode_kv_hello(bytes_of(R"({"facts": [], "epoch": )" + epoch + "}")).status().code(),
+              StatusCode::kDataLoss)
+        << epoch;
   EXPECT_EQ(decode_failure(bytes_of(R"({"code": 0, "message": "fine"})")).code(), StatusCode::kDataLoss);
   EXPECT_EQ(decode_failure(bytes_of(encode_failure(does_not_fit("too \xff long")))).code(),
             StatusCode::kDoesNotFit);
