@@ -56,7 +56,8 @@ using HttpHandler = std::function<void(std::shared_ptr<HttpExchange>)>;
 // Told of each answer's status as it is begun; the request is empty where it could not be read.
 using AnswerHook = std::function<void(const HttpRequest& request, int status)>;
 
-// Listens, parses and times out; calls `handler` for each whole request, one at a time per connection.
+// Listens, parses and times out; calls `handler` for each whole request, one at a time per connection. What
+// the handler throws is logged, and answered as an internal error.
 class HttpServer {
  public:
   static Result<std::unique_ptr<HttpServer>> make(const ServerConfig& config, HttpHandler handler,

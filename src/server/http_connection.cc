@@ -10,6 +10,7 @@
 #include <boost/beast/http/status.hpp>
 #include <boost/beast/http/verb.hpp>
 #include <cstdio>
+#include <exception>
 
 #include "server/cors.h"
 #include "server/errors.h"
@@ -155,7 +156,13 @@ void Connection::dispatch() {
   on_disconnect_ = on_quiet_ = nullptr;
   busy_ = true;
   count_busy();
-  shared_.handler(shared_from_this());
+  try {
+    shared_.handler(shared_from_this());
+  } catch (const std::exception& error) {  // out of memory, or a mistake of ours
+    if (shared_.config.log_sink)
+      shared_.config.log_sink(LogLevel::kError, "request failed: " + request_.path + ": " + error.what());
+    respond(error_response(internal_error(error.what())));
+  }
 }
 
 void Connection::count_busy() {

@@ -6,7 +6,6 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <chrono>
-#include <exception>
 #include <thread>
 
 #include "server/cors.h"
@@ -43,8 +42,7 @@ class RouterImpl final : public Router {
   Status listen() {
     if (Status status = check_origins(config_.http); !status.ok()) return status;
     if (Status status = nodes_.add(config_); !status.ok()) return status;
-    auto http =
-        HttpServer::make(config_.http, [this](std::shared_ptr<HttpExchange> e) { handle(std::move(e)); });
+    auto http = HttpServer::make(config_.http, [this](const std::shared_ptr<HttpExchange>& e) { route(e); });
     if (!http.ok()) return http.status();
     http_ = std::move(http).value();
     for (size_t node = 0; node < nodes_.size(); ++node) look_at(node);
@@ -73,15 +71,6 @@ class RouterImpl final : public Router {
   }
 
  private:
-  void handle(const std::shared_ptr<HttpExchange>& exchange) {
-    try {
-      route(exchange);
-    } catch (const std::exception& error) {  // out of memory, or a mistake of ours
-      log(LogLevel::kError, "request failed: " + exchange->request().path + ": " + error.what());
-      exchange->respond(error_response(internal_error(error.what())));
-    }
-  }
-
   void route(const std::shared_ptr<HttpExchange>& exchange) {
     const HttpRequest& request = exchange->request();
     if (auto preflight = answer_preflight(config_.http, request)) return exchange->respond(*preflight);

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <exception>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -40,7 +39,7 @@ class ServerImpl final : public Server {
 
   Status listen() {
     auto http = HttpServer::make(
-        config_, [this](std::shared_ptr<HttpExchange> e) { handle(std::move(e)); },
+        config_, [this](const std::shared_ptr<HttpExchange>& e) { route(e); },
         [this](const HttpRequest& request, int status) { count_answer(request, status); });
     if (!http.ok()) return http.status();
     http_ = std::move(http).value();
@@ -89,15 +88,6 @@ class ServerImpl final : public Server {
     log(LogLevel::kDebug,
         (request.method.empty() ? "unreadable request" : request.method + " " + request.path) + " " +
             std::to_string(status));
-  }
-
-  void handle(std::shared_ptr<HttpExchange> exchange) {
-    try {
-      route(exchange);
-    } catch (const std::exception& error) {  // out of memory, or a mistake of ours
-      log(LogLevel::kError, "request failed: " + exchange->request().path + ": " + error.what());
-      exchange->respond(error_response(internal_error(error.what())));
-    }
   }
 
   void route(const std::shared_ptr<HttpExchange>& exchange) {

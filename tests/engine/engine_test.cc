@@ -8,26 +8,20 @@
 #include <future>
 #include <random>
 
-#include "fp4moe/config.h"
+#include "engine/demo_engine.h"
 
 namespace fp4moe {
 namespace {
 
-const std::string kModelPath = FP4MOE_DEMO_MODEL;
+const std::string kModelPath = FP4MOE_MODELS "/demo-gptoss-mxfp4";
 
 EngineConfig demo_config() {
-  EngineConfig config;
-  config.model_path = kModelPath;
-  config.threads = 2;
+  EngineConfig config = config_of("demo-gptoss-mxfp4");
   config.max_total_tokens = 1024;
   return config;
 }
 
-std::unique_ptr<Engine> make_engine(const EngineConfig& config = demo_config()) {
-  Result<std::unique_ptr<Engine>> engine = Engine::make(config);
-  EXPECT_TRUE(engine.ok()) << engine.status().to_string();
-  return engine.ok() ? std::move(*engine) : nullptr;
-}
+std::unique_ptr<Engine> make_demo() { return make_engine(demo_config()); }
 
 using Tokens = std::vector<int32_t>;
 
@@ -48,7 +42,7 @@ SamplingParams greedy(int64_t max_new_tokens) {
 }
 
 TEST(Engine, DescribesTheModel) {
-  const auto engine = make_engine();
+  const auto engine = make_demo();
   ASSERT_NE(engine, nullptr);
   const ModelInfo& info = engine->info();
   EXPECT_EQ(info.name, "demo-gptoss-mxfp4");
@@ -62,7 +56,7 @@ TEST(Engine, DescribesTheModel) {
 }
 
 TEST(Engine, TextToIdsAndBack) {
-  const auto engine = make_engine();
+  const auto engine = make_demo();
   ASSERT_NE(engine, nullptr);
   const std::string text = "Tom has 3 apples.";
   const auto ids = engine->tokenize(text, false);
@@ -81,7 +75,7 @@ TEST(Engine, GreedyTokensAreIndependentOfTheCrowd) {
   std::mt19937 generator(1);
   std::vector<Tokens> prompts(6), alone;
   {
-    const auto engine = make_engine();
+    const auto engine = make_demo();
     ASSERT_NE(engine, nullptr);
     for (size_t i = 0; i < prompts.size(); ++i) {
       for (size_t n = 1 + i * 7; n > 0; --n)
@@ -102,7 +96,10 @@ TEST(Engine, GreedyTokensAreIndependentOfTheCrowd) {
     const auto engine = make_engine(config);
     ASSERT_NE(engine, nullptr);
     std::vector<std::future<Tokens>> crowd;
-    for (const Tokens& prompt : prompts) crowd.push_back(submit(*engine, prompt, greedy(12)));
+    {
+      const Hold hold(*engine);
+      for (const Tokens& prompt : prompts) crowd.push_back(submit(*engine, prompt, greedy(12)));
+    }
     for (size_t i = 0; i < crowd.size(); ++i)
       EXPECT_EQ(crowd[i].get(), alone[i]) << "prompt " << i << " chunk " << chunk;
     engine->drain(60);

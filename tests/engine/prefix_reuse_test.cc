@@ -5,8 +5,7 @@
 #include <future>
 #include <random>
 
-#include "fp4moe/config.h"
-#include "fp4moe/engine.h"
+#include "engine/demo_engine.h"
 
 namespace fp4moe {
 namespace {
@@ -35,21 +34,6 @@ std::future<Answer> submit(Engine& engine, std::vector<int32_t> prompt, int64_t 
   });
   EXPECT_TRUE(id.ok()) << id.status().to_string();
   return promise->get_future();
-}
-
-std::unique_ptr<Engine> make_engine(const EngineConfig& config) {
-  Result<std::unique_ptr<Engine>> engine = Engine::make(config);
-  EXPECT_TRUE(engine.ok()) << engine.status().to_string();
-  return engine.ok() ? std::move(*engine) : nullptr;
-}
-
-EngineConfig config_of(const std::string& model) {
-  EngineConfig config;
-  config.model_path = std::string(FP4MOE_MODELS "/") + model;
-  config.threads = 2;
-  config.max_total_tokens = 4096;
-  config.page_size = 8;
-  return config;
 }
 
 // Three conversations of three turns behind one beginning; every turn has the last ones before it.
@@ -148,7 +132,10 @@ TEST_P(PrefixReuse, ATenthOfThePagesChangesNoBit) {
   const auto tight = make_engine(config);
   ASSERT_NE(tight, nullptr);
   std::vector<std::future<Answer>> coming;
-  for (const auto& prompt : prompts) coming.push_back(submit(*tight, prompt, kAnswer));
+  {
+    const Hold hold(*tight);
+    for (const auto& prompt : prompts) coming.push_back(submit(*tight, prompt, kAnswer));
+  }
   for (size_t i = 0; i < coming.size(); ++i) EXPECT_TRUE(coming[i].get() == alone[i]) << "request " << i;
   tight->drain(60);
   EXPECT_GT(tight->stats().num_retracted_reqs, 0);

@@ -5,6 +5,7 @@
 
 #include <ctime>
 #include <fstream>
+#include <stdexcept>
 
 #include "server/http.h"
 #include "server/server_fixture.h"
@@ -319,6 +320,21 @@ TEST(Clients, OneWhoseAnswerOutrunsTheServerIsDropped) {
   EXPECT_TRUE(eventually([&] { return s.engine.aborted() == 1 && s.engine.running() == 0; }));
   EXPECT_TRUE(logged(s, "waits to be printed with more than max_unsent_bytes=1"));
   expect_alive(s);
+}
+
+TEST(Handler, WhatItThrowsIsLoggedAndAnswered) {
+  std::string logged;  // on the connection's thread, before the answer
+  ServerConfig config{.port = 0};
+  config.log_sink = [&](LogLevel, const std::string& line) { logged += line; };
+  auto server = HttpServer::make(
+      config, [](const std::shared_ptr<HttpExchange>&) { throw std::runtime_error("no memory left"); });
+  ASSERT_TRUE(server.ok()) << server.status().to_string();
+  for (int i = 0; i < 2; ++i) {
+    const HttpAnswer answer = http_get((*server)->port(), "/x");
+    EXPECT_EQ(answer.status, 500);
+    EXPECT_NE(answer.body.find("no memory left"), std::string::npos) << answer.body;
+  }
+  EXPECT_NE(logged.find("request failed: /x: no memory left"), std::string::npos) << logged;
 }
 
 TEST(Clients, OneThatPipelinesAndNeverReadsGetsNoMoreAnswersMade) {

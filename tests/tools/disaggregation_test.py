@@ -282,7 +282,7 @@ class Disaggregation(unittest.TestCase):
                      [e[-2] for s, e in results if s == 200 and '"error"' in e[-2]]
             self.assertTrue(failed)
             self.assertEqual({s for s, _ in results} - {200, 502, 503}, set(), results)
-            name = f"prefill node 127.0.0.1:{node.bootstrap_port}" if victim == "prefill" else f"decode node {node.url}"
+            name = f"prefill node 127.0.0.1:{node.bootstrap_port}" if victim == "prefill" else node.url
             self.assertTrue(any(name in f for f in failed), failed[:3])
             self.assertTrue(all(f"{victim} node" in f for f in failed), failed[:3])
             texts = {"".join(json.loads(x)["choices"][0]["text"] for x in e[:-1]) for s, e in results
