@@ -48,13 +48,13 @@ class OneTextGrammar final : public Grammar {
   std::string text_;
 };
 
-// "bad" is an error; "slow" waits until `open`.
+// "slow" and "bad" wait until `open`, and "bad" is an error then.
 class OneTextCompiler final : public GrammarCompiler {
  public:
   explicit OneTextCompiler(std::shared_ptr<std::atomic<bool>> open) : open_(std::move(open)) {}
   Result<std::shared_ptr<const Grammar>> compile(const GrammarSpec& spec) override {
+    if (spec.text == "slow" || spec.text == "bad") open_->wait(false);
     if (spec.text == "bad") return invalid_argument("it is bad");
-    if (spec.text == "slow") open_->wait(false);
     return std::shared_ptr<const Grammar>(std::make_shared<OneTextGrammar>(spec.text));
   }
 

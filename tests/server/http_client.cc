@@ -52,8 +52,10 @@ bool HttpClient::receive_until(std::string_view needle) {
 }
 
 bool HttpClient::at_end() {
+  if (!buffer_.empty()) return false;
   char byte;
-  return buffer_.empty() && ::recv(socket_, &byte, 1, 0) <= 0 && errno != EAGAIN;
+  const ssize_t received = ::recv(socket_, &byte, 1, 0);
+  return received == 0 || (received < 0 && errno != EAGAIN);
 }
 
 void HttpClient::shut_sending() { ::shutdown(socket_, SHUT_WR); }
