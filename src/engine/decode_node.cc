@@ -160,8 +160,10 @@ class DecodeNode::Peer {
       return data_loss("page " + std::to_string(page.index) + " where page " +
                        std::to_string(found.next_page) + " was to come");
     node_.page_bytes_->fetch_add(page.num_tokens * shape.token_bytes);
-    if (!found.pages->write(page.index, payload.subspan(sizeof page))) {
+    if (const Status status = found.pages->write(page.index, payload.subspan(sizeof page)); !status.ok()) {
       release(room);
+      if (status.code() != StatusCode::kCancelled)
+        node_.on_news_({.room = room, .id = found.id, .status = status});
       return {};
     }
     const bool is_last = page.index + 1 == shape.num_pages();

@@ -16,6 +16,7 @@
 #include "engine/batch_stage.h"
 #include "engine/logit_edits.h"
 #include "engine/memory_plan.h"
+#include "kernels/device_copy.h"
 
 namespace fp4moe {
 namespace {
@@ -35,9 +36,7 @@ class DeviceRank final : public OneRank {
     FP4MOE_CHECK(wants_logits_, "these logits stay on the GPU");
     return host_logits_.as<float>();
   }
-  Status tells_experts() const override {
-    return unsupported("a GPU (--device cuda) does not tell where tokens go, a CPU does");
-  }
+  Status tells_experts() const override { return {}; }
   bool samples() const override { return true; }
   Status set_masked_ids(std::span<const int32_t> ids) override;
   Status start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
@@ -47,12 +46,20 @@ class DeviceRank final : public OneRank {
     std::lock_guard lock(mutex_);
     return failure_;
   }
+  Status read_page(int group, int32_t page, int64_t num_tokens, uint8_t* canonical) override;
+  Status write_page(int group, int32_t page, int64_t num_tokens, const uint8_t* canonical) override;
+  Status finish_steps() override { return wait(step_); }
 
  private:
   Status allocate(const RankSetup& setup);
   Status record_graphs(const EngineConfig& flags);
   DeviceBatch put(const Batch& batch, int64_t num_rows);
   Status run(const DeviceBatch& batch);
+  int64_t expert_bytes(int64_t num_rows) const {
+    return config().num_layers * num_rows * config().top_k * int64_t{sizeof(int32_t)};
+  }
+  Status take_experts(const Batch& batch, int64_t num_rows);
+  Status copy_page(KvPageCopyArgs args, const char* what);
   int64_t params_bytes() const { return max_logit_rows_ * int64_t{sizeof(SampleRowParams)}; }
   SampledRow* sampled_rows() { return reinterpret_cast<SampledRow*>(sampled_.data() + params_bytes()); }
   Status wait(const std::string& what);
@@ -75,12 +82,17 @@ class DeviceRank final : public OneRank {
   };
   Side sides_[2];
   uint64_t num_steps_ = 0, num_sampled_ = 0, num_taken_ = 0;
-  Buffer masked_;  // device: SampleRowsArgs::masked, or empty
+  Buffer masked_;                  // device: SampleRowsArgs::masked, or empty
+  Buffer experts_, host_experts_;  // Batch::routed_experts of the last step, padded; the second pinned
   int64_t max_logit_rows_ = 0;
   std::vector<int64_t> buckets_;  // of decode steps
   std::map<int64_t, Graph> graphs_;
   std::string step_ = "loading";  // what the last one was, for errors
   const bool wants_logits_;
+  // Of KV pages that other threads read and write.
+  std::mutex page_mutex_;
+  Stream page_stream_;
+  Buffer page_;  // pinned, in canonical form
   mutable std::mutex mutex_;
   Status failure_;
 };
@@ -123,6 +135,10 @@ Status DeviceRank::allocate(const RankSetup& setup) {
   FP4MOE_ASSIGN_OR_RETURN(edits_, Buffer::make(edit_bytes, device_memory()));
   const int64_t mask_bytes = (config().vocab_size + 31) / 32 * int64_t{sizeof(uint32_t)};
   FP4MOE_ASSIGN_OR_RETURN(allowed_, Buffer::make(max_logit_rows_ * mask_bytes, device_memory()));
+  FP4MOE_ASSIGN_OR_RETURN(experts_, Buffer::make(expert_bytes(options.max_batch_tokens), device_memory()));
+  FP4MOE_ASSIGN_OR_RETURN(host_experts_, Buffer::make(experts_.num_bytes(), pinned_memory()));
+  FP4MOE_ASSIGN_OR_RETURN(page_stream_, Stream::make());
+  FP4MOE_ASSIGN_OR_RETURN(page_, Buffer::make(page_size() * kv_token_bytes(), pinned_memory()));
   for (Side& side : sides_) {
     FP4MOE_ASSIGN_OR_RETURN(side.allowed, Buffer::make(max_logit_rows_ * mask_bytes, pinned_memory()));
     FP4MOE_ASSIGN_OR_RETURN(side.edits, Buffer::make(edit_bytes, pinned_memory()));
@@ -183,10 +199,24 @@ Status DeviceRank::forward(std::span<const Batch> groups) {
     step_ = "a step of " + std::to_string(padded) + " rows";
     FP4MOE_RETURN_IF_ERROR(run(on_device));
   }
+  if (batch.routed_experts != nullptr) FP4MOE_RETURN_IF_ERROR(take_experts(batch, padded));
   if (!wants_logits_) return {};
   copy_async(host_logits_.data(), logits_.data(),
              std::ssize(batch.logit_rows) * config().vocab_size * int64_t{sizeof(float)});
   return wait(step_);
+}
+
+// Waits for the step, which had num_rows rows with the padding.
+Status DeviceRank::take_experts(const Batch& batch, int64_t num_rows) {
+  copy_async(host_experts_.data(), experts_.data(), expert_bytes(num_rows));
+  FP4MOE_RETURN_IF_ERROR(wait(step_));
+  const int64_t t = std::ssize(batch.token_ids), k = config().top_k;
+  for (const int64_t layer : rank_.model().expert_counters().layers()) {
+    const int64_t rows = layer + 1 < config().num_layers ? t : std::ssize(batch.logit_rows);
+    std::copy_n(host_experts_.as<int32_t>() + layer * num_rows * k, rows * k,
+                batch.routed_experts + layer * t * k);
+  }
+  return {};
 }
 
 DeviceBatch DeviceRank::put(const Batch& batch, int64_t num_rows) {
@@ -198,6 +228,7 @@ DeviceBatch DeviceRank::put(const Batch& batch, int64_t num_rows) {
 Status DeviceRank::run(const DeviceBatch& on_device) {
   Batch batch;
   batch.device = &on_device;
+  batch.routed_experts = experts_.as<int32_t>();
   const Status status = rank_.forward(batch, logits_.as<float>());
   stream_.end_layers();
   return status;
@@ -214,6 +245,32 @@ Status DeviceRank::keep_failure(const Status& status) {
   std::lock_guard lock(mutex_);
   failure_ = status;
   return status;
+}
+
+// ---- KV pages that go to other engines and come from them -----------------------------------------
+
+Status DeviceRank::read_page(int, int32_t page, int64_t num_tokens, uint8_t* canonical) {
+  std::lock_guard lock(page_mutex_);
+  FP4MOE_RETURN_IF_ERROR(
+      copy_page(rank_.kv().page_copy(page, num_tokens, page_.data()), "reading a KV page"));
+  std::copy_n(page_.data(), num_tokens * kv_token_bytes(), canonical);
+  return {};
+}
+
+Status DeviceRank::write_page(int, int32_t page, int64_t num_tokens, const uint8_t* canonical) {
+  std::lock_guard lock(page_mutex_);
+  std::copy_n(canonical, num_tokens * kv_token_bytes(), page_.data());
+  KvPageCopyArgs args = rank_.kv().page_copy(page, num_tokens, page_.data());
+  args.to_device = true;
+  return copy_page(args, "writing a KV page");
+}
+
+Status DeviceRank::copy_page(KvPageCopyArgs args, const char* what) {
+  FP4MOE_RETURN_IF_ERROR(failure());
+  const StreamScope scope(page_stream_);
+  cuda_copy_kv_page()(args);
+  const Status status = page_stream_.synchronize();
+  return status.ok() ? status : keep_failure(status.with_context(std::string("GPU, in ") + what));
 }
 
 // ---- sampling -------------------------------------------------------------------------------------

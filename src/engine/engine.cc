@@ -164,9 +164,6 @@ Result<Prepared> prepare(const EngineConfig& given) {
 Status check_disaggregation(const ModelPlan& plan) {
   const std::string& mode = plan.flags.disaggregation_mode;
   if (mode == "null") return {};
-  if (plan.device() == DeviceKind::kCuda)
-    return unsupported("--disaggregation-mode " + mode +
-                       ": KV pages on a GPU are not handed over; nearest legal choice: --device cpu");
   if (local_ranks(plan) < plan.moe.problem().layout.tp)
     return unsupported("--disaggregation-mode " + mode +
                        ": ranks in several processes; nearest legal choice: --fabric threads");

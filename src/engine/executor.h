@@ -45,12 +45,17 @@ class Executor {
   virtual Status failure() const = 0;
 
   // KV pages of a group in canonical form (KvCache::read_page), from any thread, while steps run that neither
-  // write to the page that is read nor use the one that is written.
+  // write to the page that is read nor use the one that is written. An error is failure()'s.
   virtual int64_t kv_token_bytes() const { return 0; }  // 0: not to be had
-  virtual void read_page(int /*group*/, int32_t /*page*/, int64_t /*num_tokens*/,
-                         uint8_t* /*canonical*/) const {}
-  virtual void write_page(int /*group*/, int32_t /*page*/, int64_t /*num_tokens*/,
-                          const uint8_t* /*canonical*/) {}
+  virtual Status read_page(int /*group*/, int32_t /*page*/, int64_t /*num_tokens*/, uint8_t* /*canonical*/) {
+    return unsupported("this executor hands no KV pages over");
+  }
+  virtual Status write_page(int /*group*/, int32_t /*page*/, int64_t /*num_tokens*/,
+                            const uint8_t* /*canonical*/) {
+    return unsupported("this executor takes no KV pages in");
+  }
+  // Waits for the steps under way: none of them writes to a page any more. From the thread of forward().
+  virtual Status finish_steps() { return {}; }
 
   virtual ThreadPool& pool() = 0;  // for sampling between steps
 };

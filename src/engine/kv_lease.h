@@ -20,20 +20,18 @@ class KvLease {
       : executor_(executor), group_(group), pages_(std::move(pages)), num_tokens_(num_tokens) {}
 
   KvPageShape shape() const { return {num_tokens_, executor_.kv_token_bytes(), executor_.page_size()}; }
-  // The page's canonical bytes. False, and nothing was done: the lease has ended.
-  bool read(int64_t index, std::span<uint8_t> canonical) {
+  // The page's canonical bytes. kCancelled, and nothing was done: the lease has ended. Else the executor's.
+  Status read(int64_t index, std::span<uint8_t> canonical) {
     std::lock_guard lock(mutex_);
-    if (!ended_)
-      executor_.read_page(group_, pages_[static_cast<size_t>(index)], shape().tokens_of(index),
-                          canonical.data());
-    return !ended_;
+    if (ended_) return cancelled("the lease has ended");
+    return executor_.read_page(group_, pages_[static_cast<size_t>(index)], shape().tokens_of(index),
+                               canonical.data());
   }
-  bool write(int64_t index, std::span<const uint8_t> canonical) {
+  Status write(int64_t index, std::span<const uint8_t> canonical) {
     std::lock_guard lock(mutex_);
-    if (!ended_)
-      executor_.write_page(group_, pages_[static_cast<size_t>(index)], shape().tokens_of(index),
-                           canonical.data());
-    return !ended_;
+    if (ended_) return cancelled("the lease has ended");
+    return executor_.write_page(group_, pages_[static_cast<size_t>(index)], shape().tokens_of(index),
+                                canonical.data());
   }
   // Waits for the page that is read or written now; none is afterwards.
   void end() {

@@ -17,8 +17,13 @@ void KvSender::post(KvFrameType type, uint64_t room, std::string payload) {
   push({.type = type, .room = room, .payload = std::move(payload)});
 }
 
-void KvSender::post_pages(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first) {
-  push({.type = KvFrameType::kPage, .room = room, .pages = std::move(pages), .first = first});
+void KvSender::post_pages(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first,
+                          std::function<void(const Status&)> on_failure) {
+  push({.type = KvFrameType::kPage,
+        .room = room,
+        .pages = std::move(pages),
+        .first = first,
+        .on_failure = std::move(on_failure)});
 }
 
 void KvSender::stop() {
@@ -54,7 +59,10 @@ Status KvSender::send_pages(KvSocket& socket, uint64_t epoch, const Item& item) 
     std::vector<uint8_t> frame = open_kv_frame(item.type, epoch, item.room, int64_t{sizeof page} + num_bytes);
     const std::span<uint8_t> payload = kv_payload(frame);
     std::memcpy(payload.data(), &page, sizeof page);
-    if (!item.pages->read(index, payload.subspan(sizeof page))) return {};
+    if (const Status status = item.pages->read(index, payload.subspan(sizeof page)); !status.ok()) {
+      if (status.code() != StatusCode::kCancelled) item.on_failure(status);
+      return {};
+    }
     seal_kv_frame(frame);
     FP4MOE_RETURN_IF_ERROR(socket.send(frame));
     page_bytes_.fetch_add(num_bytes);

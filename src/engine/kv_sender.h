@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -20,8 +21,10 @@ class KvSender {
  public:
   // From any thread; what is posted before run() is sent then. Never waits for the connection.
   void post(KvFrameType type, uint64_t room, std::string payload);
-  // The lease's pages from `first` on, read one by one as the connection takes them; none after its end.
-  void post_pages(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first);
+  // The lease's pages from `first` on, read one by one as the connection takes them; none after its end, nor
+  // after one that cannot be read, of which on_failure hears on the thread of run().
+  void post_pages(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first,
+                  std::function<void(const Status&)> on_failure);
 
   // Sends until stop() or until the connection breaks, which shuts it down for the receiver too.
   void run(KvSocket& socket, uint64_t epoch);
@@ -35,6 +38,7 @@ class KvSender {
     std::string payload;
     std::shared_ptr<KvLease> pages;  // instead of the payload
     int64_t first = 0;
+    std::function<void(const Status&)> on_failure;
   };
   void push(Item item);
   Status send(KvSocket& socket, uint64_t epoch, const Item& item);

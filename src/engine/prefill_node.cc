@@ -155,7 +155,12 @@ class PrefillNode::Connection : public std::enable_shared_from_this<Connection> 
     if (const int64_t num_pages = pages->shape().num_pages(); first < 0 || first >= num_pages)
       return data_loss("page " + std::to_string(first) + " is asked for, legal are 0 to " +
                        std::to_string(num_pages - 1));
-    sender_.post_pages(room, pages, first);
+    sender_.post_pages(room, pages, first, [weak = weak_from_this(), room](const Status& status) {
+      const auto self = weak.lock();
+      if (self == nullptr) return;
+      self->fail_room(room, status);
+      self->node_.loop_.release_prompt(self->id_of(room));
+    });
     return {};
   }
 

@@ -62,11 +62,13 @@ class OneRank : public RankGroup {
   int64_t num_kv_pages() const override { return rank_.kv().num_pages(); }
   int page_size() const override { return rank_.kv().page_size(); }
   int64_t kv_token_bytes() const override { return rank_.kv().token_bytes(); }
-  void read_page(int, int32_t page, int64_t num_tokens, uint8_t* canonical) const override {
+  Status read_page(int, int32_t page, int64_t num_tokens, uint8_t* canonical) override {
     rank_.kv().read_page(page, num_tokens, canonical);
+    return {};
   }
-  void write_page(int, int32_t page, int64_t num_tokens, const uint8_t* canonical) override {
+  Status write_page(int, int32_t page, int64_t num_tokens, const uint8_t* canonical) override {
     rank_.kv().write_page(page, num_tokens, canonical);
+    return {};
   }
   ThreadPool& pool() override { return rank_.pool(); }
   Status follow() override { return internal_error("one rank has nobody to follow"); }

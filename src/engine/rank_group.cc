@@ -111,11 +111,13 @@ class JobRanks final : public RankGroup {
   int page_size() const override { return ranks_[0]->kv().page_size(); }
   // Of the ranks of one process: a node of several processes is refused before it is loaded.
   int64_t kv_token_bytes() const override { return ranks_[0]->kv().token_bytes(); }
-  void read_page(int group, int32_t page, int64_t num_tokens, uint8_t* canonical) const override {
+  Status read_page(int group, int32_t page, int64_t num_tokens, uint8_t* canonical) override {
     for (const auto& rank : ranks_of(group)) rank->kv().read_page(page, num_tokens, canonical);
+    return {};
   }
-  void write_page(int group, int32_t page, int64_t num_tokens, const uint8_t* canonical) override {
+  Status write_page(int group, int32_t page, int64_t num_tokens, const uint8_t* canonical) override {
     for (const auto& rank : ranks_of(group)) rank->kv().write_page(page, num_tokens, canonical);
+    return {};
   }
   Status forward(std::span<const Batch> groups) override { return runner_->run(groups, logits()); }
   float* logits() override { return logits_.as<float>(); }

@@ -41,12 +41,15 @@ void StepLoop::keep_experts(const GroupRows& rows, std::span<const ScheduledRows
   }
 }
 
-// Null where they are not wanted, or some of them were never computed.
+// Null where they are not wanted, or some of them were never computed. A step that was asked for before the
+// last token was known has some too many.
 std::shared_ptr<const std::vector<int32_t>> StepLoop::take_experts(Sequence& sequence) const {
   if (sequence.experts_from < 0) return nullptr;
   const int64_t num_tokens = std::max<int64_t>(sequence.num_known_tokens() - 1 - sequence.experts_from, 0);
   const ModelConfig& config = executor_.config();
-  if (std::ssize(sequence.experts) != num_tokens * config.num_layers * config.top_k) return nullptr;
+  const int64_t num_experts = num_tokens * config.num_layers * config.top_k;
+  if (std::ssize(sequence.experts) < num_experts) return nullptr;
+  sequence.experts.resize(static_cast<size_t>(num_experts));
   return std::make_shared<const std::vector<int32_t>>(std::move(sequence.experts));
 }
 

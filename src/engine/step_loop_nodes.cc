@@ -5,6 +5,7 @@
 // other, it has its prompt's pages filled by another thread, and then decodes.
 #include <algorithm>
 #include <limits>
+#include <stdexcept>
 #include <utility>
 
 #include "base/check.h"
@@ -125,9 +126,12 @@ void StepLoop::take_all_pages() {
   }
 }
 
-// Those behind the known ones, which this engine has already.
+// Those behind the known ones, which this engine has already. A step under way may be of a request that has
+// ended, and write to pages that this one has now.
 void StepLoop::take_pages(Sequence& sequence) {
   if (sequence.num_cached >= sequence.num_prompt_tokens) return start_decoding(sequence);
+  if (const Status status = executor_.finish_steps(); !status.ok())
+    throw std::runtime_error(status.message());
   sequence.lease =
       std::make_shared<KvLease>(executor_, sequence.group, sequence.page_table, sequence.num_prompt_tokens);
   decode_node_->take(sequence.room, sequence.lease, sequence.num_known_pages);

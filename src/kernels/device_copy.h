@@ -1,5 +1,4 @@
-// Small copies from page-locked memory as one kernel: it waits for no copy engine, and reads the host while
-// what is before it still runs.
+// Copies between page-locked memory and the device as one kernel each, which waits for no copy engine.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +15,21 @@ struct CopyFromHostArgs {
   HostRows parts[2];
 };
 
-// One launch on the current stream.
+// The first num_tokens rows of one page in all layers' keys and values, here `tensors`, in either direction.
+struct KvPageCopyArgs {
+  uint8_t* pages = nullptr;      // device: [num_tensors, num_pages, num_heads, page_size, row_bytes]
+  uint8_t* canonical = nullptr;  // page-locked: [num_tensors, num_tokens, num_heads, row_bytes]; both 16-byte
+                                 // aligned, row_bytes % 16 == 0
+  int64_t num_tensors = 0, num_pages = 0, num_heads = 0, page_size = 0, row_bytes = 0;
+  int64_t page = 0, num_tokens = 0;
+  bool to_device = false;
+};
+
+// One launch on the current stream. The first reads the host while what is before it still runs.
 using CopyFromHost = void (*)(const CopyFromHostArgs&);
+using CopyKvPage = void (*)(const KvPageCopyArgs&);
 // Null in a build without CUDA.
 CopyFromHost cuda_copy_from_host();
+CopyKvPage cuda_copy_kv_page();
 
 }  // namespace fp4moe

@@ -18,6 +18,7 @@ const DeviceMoeOps* sm90_moe_ops() { return nullptr; }
 const DeviceFp8MoeOps* sm90_fp8_moe_ops() { return nullptr; }
 const DevicePeakOps* sm90_peak_ops() { return nullptr; }
 CopyFromHost cuda_copy_from_host() { return nullptr; }
+CopyKvPage cuda_copy_kv_page() { return nullptr; }
 SampleRows cuda_sample_rows() { return nullptr; }
 
 #endif

@@ -51,12 +51,16 @@ int64_t KvCache::token_bytes() const {
   return num_layers_ * shape_.num_tensors * shape_.all_heads * shape_.row_dim * dtype_bits(dtype_) / 8;
 }
 
-// copy_row(row in the page, its offset in canonical form, bytes) for all rows that this rank has.
-template <class CopyRow>
-void KvCache::for_rows(int64_t page, int64_t num_tokens, const CopyRow& copy_row) const {
+void KvCache::check_page(int64_t page, int64_t num_tokens) const {
   FP4MOE_CHECK(page >= 0 && page < num_pages_ && num_tokens >= 0 && num_tokens <= page_size_,
                "page " + std::to_string(page) + " of " + std::to_string(num_pages_) + ", " +
                    std::to_string(num_tokens) + " tokens");
+}
+
+// copy_row(row in the page, its offset in canonical form, bytes) for all rows that this rank has.
+template <class CopyRow>
+void KvCache::for_rows(int64_t page, int64_t num_tokens, const CopyRow& copy_row) const {
+  check_page(page, num_tokens);
   const int64_t row_bytes = int64_t{shape_.row_dim} * dtype_bits(dtype_) / 8;
   for (int64_t tensor = 0; tensor < num_layers_ * shape_.num_tensors; ++tensor)
     for (int64_t head = 0; head < shape_.num_heads; ++head)
@@ -77,6 +81,20 @@ void KvCache::write_page(int64_t page, int64_t num_tokens, const uint8_t* canoni
   for_rows(page, num_tokens, [&](uint8_t* row, int64_t offset, size_t num_bytes) {
     std::memcpy(row, canonical + offset, num_bytes);
   });
+}
+
+KvPageCopyArgs KvCache::page_copy(int64_t page, int64_t num_tokens, uint8_t* canonical) const {
+  check_page(page, num_tokens);
+  FP4MOE_CHECK(shape_.num_heads == shape_.all_heads, "a rank with some of the KV heads");
+  return {.pages = buffer_.data(),
+          .canonical = canonical,
+          .num_tensors = num_layers_ * shape_.num_tensors,
+          .num_pages = num_pages_,
+          .num_heads = shape_.num_heads,
+          .page_size = page_size_,
+          .row_bytes = int64_t{shape_.row_dim} * dtype_bits(dtype_) / 8,
+          .page = page,
+          .num_tokens = num_tokens};
 }
 
 KvPages KvCache::v_pages(int64_t layer) const {

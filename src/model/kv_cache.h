@@ -6,6 +6,7 @@
 #include "base/buffer.h"
 #include "fp4moe/status.h"
 #include "io/model_config.h"
+#include "kernels/device_copy.h"
 #include "kernels/ops.h"
 #include "moe/rank_layout.h"
 
@@ -23,9 +24,11 @@ class KvCache {
 
   // A page's first num_tokens tokens in canonical form, which is the same however the heads are shared out:
   // [num_layers, num_tensors, num_tokens, all KV heads, row_dim], of which this rank reads and writes its own
-  // heads. For pages in the host's memory.
+  // heads. For pages in the host's memory; with those in a GPU's, copy_kv_page() does the same.
   void read_page(int64_t page, int64_t num_tokens, uint8_t* canonical) const;
   void write_page(int64_t page, int64_t num_tokens, const uint8_t* canonical) const;
+  // For copy_kv_page(), `to_device` is the caller's to set. Precondition: this rank has all KV heads.
+  KvPageCopyArgs page_copy(int64_t page, int64_t num_tokens, uint8_t* canonical) const;
   // Of one token in that form.
   int64_t token_bytes() const;
 
@@ -44,6 +47,7 @@ class KvCache {
   };
   static Shape shape_of(const ModelConfig& config, const RankLayout& layout);
   KvPages pages(int64_t layer, int which) const;
+  void check_page(int64_t page, int64_t num_tokens) const;
   template <class CopyRow>
   void for_rows(int64_t page, int64_t num_tokens, const CopyRow& copy_row) const;
   Buffer buffer_;  // [num_layers, num_tensors, num_pages, num_heads, page_size, row_dim] of dtype

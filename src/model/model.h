@@ -37,8 +37,9 @@ struct Batch {
   std::span<const int64_t> positions;       // [T]
   std::span<const SequenceRows> sequences;  // covers the T rows in order
   std::span<const int64_t> logit_rows;      // rows whose logits are wanted, ascending
-  // Or null: [layers, T, K] of a CPU, filled with the experts that each row goes to, best first; in the last
-  // layer only logit rows do, whose places are first. Layers without experts are left as they are.
+  // Or null: [layers, T, K] in the ops' memory (there with padded T), filled with the experts that each row
+  // goes to, best first; in the last layer only logit rows do, whose places are first. Layers without experts
+  // are left as they are. On the host where the batch goes to an executor.
   int32_t* routed_experts = nullptr;
   const DeviceBatch* device = nullptr;  // on a GPU: the same there, padded; the spans may then be empty
 

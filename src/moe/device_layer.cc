@@ -28,8 +28,9 @@ struct DeviceRouter {
   Routes route(const DeviceMoeOps& ops, const MoeForwardArgs& args, Arena& scratch) const {
     const int64_t num_tokens = args.x.rows;
     float* logits = scratch.take<float>(num_tokens * rule.num_experts);
-    const Routes routes = {scratch.take<int32_t>(num_tokens * rule.top_k),
-                           scratch.take<float>(num_tokens * rule.top_k)};
+    int32_t* ids =
+        args.expert_ids != nullptr ? args.expert_ids : scratch.take<int32_t>(num_tokens * rule.top_k);
+    const Routes routes = {ids, scratch.take<float>(num_tokens * rule.top_k)};
     ops.route({.x = args.router_x,
                .weight = weight.as<bf16>(),
                .bias = bias.as<float>(),

@@ -24,7 +24,7 @@ struct MoeForwardArgs {
   const RmsNormArgs* norm = nullptr;
   ExpertCounters* counters = nullptr;    // or null: counts where the routed rows go
   const int32_t* num_counted = nullptr;  // on a GPU, [1] in its memory: rows from there on are padding
-  int32_t* expert_ids = nullptr;         // or null: [T, K], told where the routed rows go; of a CPU
+  int32_t* expert_ids = nullptr;         // or null: [T, K], told where the routed rows go
 };
 
 // A shared expert and, where the model has one, the vector whose sigmoid scales it.

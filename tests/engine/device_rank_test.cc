@@ -7,6 +7,7 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -38,16 +39,17 @@ using Logits = std::vector<std::vector<float>>;  // [sequences, V]
 class Growing {
  public:
   // With `tactic` of the kernels' table wherever it fits, if given.
-  Growing(const std::string& model, bool graphs, std::optional<uint8_t> tactic = {}) {
+  Growing(const std::string& model, bool graphs, std::optional<uint8_t> tactic = {},
+          const char* device = "cuda") {
     EngineConfig flags;
     flags.model_path = models() + "/" + model;
-    flags.device = "cuda";
+    flags.device = device;
     flags.disable_cuda_graph = !graphs;
     config_ = load_model_config(flags.model_path).value();
     ModelPlan plan = plan_model(config_, flags).value();
     if (tactic) plan.moe = plan.moe.with_tactics(fitting(plan.moe, *tactic));
     const Checkpoint checkpoint = Checkpoint::open(flags.model_path).value();
-    num_tactics_ = plan.moe.runner()->device_ops()->tactics.size();
+    if (const DeviceMoeOps* ops = plan.moe.runner()->device_ops()) num_tactics_ = ops->tactics.size();
     ranks_ = RankGroup::make(checkpoint, config_, plan, plan.flags, kOptions).value();
     for (int32_t s = 0; s < 3; ++s)
       for (int32_t i = 0; i < kPagesEach; ++i) pages_[s].push_back(s + 3 * (kPagesEach - 1 - i));
@@ -73,8 +75,30 @@ class Growing {
   size_t num_tactics() const { return num_tactics_; }
   int64_t vocab_size() const { return config_.vocab_size; }
   const std::vector<int32_t>& tokens(size_t s) const { return tokens_[s]; }
+  const ModelConfig& config() const { return config_; }
+  bool wants_experts = false;
+  const std::vector<int32_t>& experts() const { return experts_; }  // as Batch::routed_experts
 
-  // Appends the tokens and runs all that is not cached.
+  // The bytes of all pages in canonical form, sequence after sequence.
+  std::vector<std::vector<uint8_t>> pages() {
+    std::vector<std::vector<uint8_t>> all;
+    each_page([&](int32_t page, int64_t num_tokens) {
+      all.emplace_back(static_cast<size_t>(num_tokens * ranks_->kv_token_bytes()));
+      EXPECT_TRUE(ranks_->read_page(0, page, num_tokens, all.back().data()).ok());
+    });
+    return all;
+  }
+  // Goes on where `other` is, with its pages instead of any rows.
+  void take_over(Growing& other) {
+    for (size_t s = 0; s < 3; ++s) tokens_[s] = other.tokens_[s];
+    const auto all = other.pages();
+    auto next = all.begin();
+    each_page([&](int32_t page, int64_t num_tokens) {
+      EXPECT_TRUE(ranks_->write_page(0, page, num_tokens, (next++)->data()).ok());
+    });
+  }
+
+  // Appends the tokens and runs all that is not cached; experts() are then those of the step.
   Logits step(const std::vector<std::vector<int32_t>>& more) {
     std::vector<int32_t> ids;
     std::vector<int64_t> positions, logit_rows;
@@ -89,7 +113,8 @@ class Growing {
       sequences.push_back({first_row, std::ssize(more[s]), first, pages_[s]});
       logit_rows.push_back(std::ssize(ids) - 1);
     }
-    const Batch batch{ids, positions, sequences, logit_rows};
+    experts_.assign(ids.size() * static_cast<size_t>(config_.num_layers * config_.top_k), -1);
+    const Batch batch{ids, positions, sequences, logit_rows, wants_experts ? experts_.data() : nullptr};
     const Status status = ranks_->forward({&batch, 1});
     EXPECT_TRUE(status.ok()) << status.to_string();
     Logits logits;
@@ -101,10 +126,20 @@ class Growing {
   }
 
  private:
+  // page, tokens in it
+  template <class Function>
+  void each_page(const Function& function) const {
+    const int64_t size = ranks_->page_size();
+    for (size_t s = 0; s < 3; ++s)
+      for (int64_t first = 0; first < std::ssize(tokens_[s]); first += size)
+        function(pages_[s][static_cast<size_t>(first / size)],
+                 std::min(size, std::ssize(tokens_[s]) - first));
+  }
+
   ModelConfig config_;
   size_t num_tactics_ = 0;
   std::unique_ptr<RankGroup> ranks_;
-  std::vector<int32_t> tokens_[3], pages_[3];
+  std::vector<int32_t> tokens_[3], pages_[3], experts_;
 };
 
 int32_t best(const std::vector<float>& logits) {
@@ -193,6 +228,120 @@ TEST_P(DeviceRanks, EveryTokenIsCountedOnceForEachOfItsExperts) {
       const int64_t prompts = row + 1 < load.layers.size() ? 5 + 9 + 11 : 3;
       EXPECT_EQ(std::accumulate(first, first + 16, int64_t{0}), 4 * (prompts + 4 * 3))
           << "layer " << row << (graphs ? " by graphs" : "");
+    }
+  }
+}
+
+// By prompts and by decode steps of three rows, which run padded to four: the experts of each row are those
+// that the routers count.
+TEST_P(DeviceRanks, EveryTokensExpertsAreToldAsTheyAreCounted) {
+  std::vector<std::vector<int32_t>> told[2];
+  for (const bool graphs : {true, false}) {
+    Growing growing(GetParam(), graphs);
+    growing.wants_experts = true;
+    const int64_t k = growing.config().top_k, num_layers = growing.config().num_layers;
+    ExpertLoad before = growing.ranks().expert_load();
+    Logits logits = growing.step(kPrompts);
+    for (int i = 0; i < 5; ++i) {
+      const ExpertLoad after = growing.ranks().expert_load();
+      const std::vector<int32_t>& experts = growing.experts();
+      const int64_t t = std::ssize(experts) / (num_layers * k);
+      ASSERT_EQ(t, i == 0 ? 5 + 9 + 11 : 3);
+      std::vector<int64_t> counts(after.tokens.size());
+      for (int64_t layer = 0; layer < num_layers; ++layer) {
+        const int64_t row = std::ranges::find(after.layers, layer) - after.layers.begin();
+        const bool has_router = row < std::ssize(after.layers);
+        const int64_t filled = !has_router ? 0 : layer + 1 < num_layers ? t : 3;
+        for (int64_t place = 0; place < t * k; ++place) {
+          const int32_t id = experts[static_cast<size_t>(layer * t * k + place)];
+          if (place >= filled * k) {
+            ASSERT_EQ(id, -1) << "layer " << layer << ", " << place;
+            continue;
+          }
+          ASSERT_TRUE(id >= 0 && id < after.num_experts) << id;
+          ++counts[static_cast<size_t>(row * after.num_experts + id)];
+        }
+      }
+      for (size_t j = 0; j < counts.size(); ++j)
+        ASSERT_EQ(counts[j], after.tokens[j] - before.tokens[j]) << "step " << i << ", " << j;
+      told[graphs].push_back(experts);
+      before = after;
+      logits = growing.step(best_of(logits));
+    }
+  }
+  EXPECT_EQ(told[0], told[1]);
+}
+
+// Another rank that is given the pages goes on with the same bits; it never sees the prompts.
+TEST_P(DeviceRanks, PagesThatAreHandedOverAreWorthThePrompt) {
+  Growing prefill(GetParam(), true), decode(GetParam(), true);
+  Logits logits = prefill.step(kPrompts);
+  decode.take_over(prefill);
+  EXPECT_EQ(decode.pages(), prefill.pages());
+  for (int i = 0; i < 8; ++i) {
+    const auto next = best_of(logits);
+    logits = prefill.step(next);
+    ASSERT_EQ(decode.step(next), logits) << "step " << i;
+  }
+}
+
+// Those of a CPU mean the same; in the first layer nothing but rounding differs.
+TEST_P(DeviceRanks, PagesOfACpuAreLaidOutAlike) {
+  Growing gpu(GetParam(), false), cpu(GetParam(), false, {}, "cpu");
+  gpu.step(kPrompts), cpu.step(kPrompts);
+  const auto on_gpu = gpu.pages(), on_cpu = cpu.pages();
+  ASSERT_EQ(on_gpu.size(), on_cpu.size());
+  for (size_t page = 0; page < on_gpu.size(); ++page) {
+    ASSERT_EQ(on_gpu[page].size(), on_cpu[page].size());
+    const size_t num_values = on_gpu[page].size() / static_cast<size_t>(2 * gpu.config().num_layers);
+    std::vector<float> a, b;
+    for (size_t i = 0; i < num_values; ++i) {
+      bf16 x, y;
+      std::memcpy(&x, on_gpu[page].data() + 2 * i, 2);
+      std::memcpy(&y, on_cpu[page].data() + 2 * i, 2);
+      a.push_back(bf16_to_float(x));
+      b.push_back(bf16_to_float(y));
+    }
+    EXPECT_LT(relative_error(a, b), 1e-2) << "page " << page;
+  }
+}
+
+// A page with any number of tokens goes in and out as it is, and nothing beside it changes.
+TEST_P(DeviceRanks, AHandedOverPageChangesNoOther) {
+  Growing growing(GetParam(), false);
+  RankGroup& ranks = growing.ranks();
+  const int64_t size = ranks.page_size(), token_bytes = ranks.kv_token_bytes();
+  const auto num_pages = static_cast<int32_t>(ranks.num_kv_pages());
+  std::mt19937 random(3);
+  const auto draw = [&](int64_t num_tokens) {
+    std::vector<uint8_t> bytes(static_cast<size_t>(num_tokens * token_bytes));
+    for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());
+    return bytes;
+  };
+  std::vector<std::vector<uint8_t>> pages;
+  for (int32_t page = 0; page < num_pages; ++page) {
+    pages.push_back(draw(size));
+    ASSERT_TRUE(ranks.write_page(0, page, size, pages.back().data()).ok());
+  }
+  for (int64_t num_tokens = 0; num_tokens <= size; ++num_tokens) {
+    const auto written = static_cast<int32_t>(num_tokens * 5 % num_pages);
+    const std::vector<uint8_t> few = draw(num_tokens);
+    ASSERT_TRUE(ranks.write_page(0, written, num_tokens, few.data()).ok());
+    std::vector<uint8_t> back(few.size());
+    ASSERT_TRUE(ranks.read_page(0, written, num_tokens, back.data()).ok());
+    EXPECT_EQ(back, few);
+    // [layers and tensors, tokens, a token's rows]: the first num_tokens of each
+    auto& whole = pages[static_cast<size_t>(written)];
+    const int64_t tensors = growing.config().num_layers * (growing.config().mla.kv_lora_rank > 0 ? 1 : 2);
+    const int64_t row = token_bytes / tensors;
+    for (int64_t tensor = 0; tensor < tensors; ++tensor)
+      std::copy_n(few.begin() + tensor * num_tokens * row, num_tokens * row,
+                  whole.begin() + tensor * size * row);
+    for (int32_t page = 0; page < num_pages; ++page) {
+      std::vector<uint8_t> now(static_cast<size_t>(size * token_bytes));
+      ASSERT_TRUE(ranks.read_page(0, page, size, now.data()).ok());
+      ASSERT_EQ(now, pages[static_cast<size_t>(page)])
+          << "page " << page << " after " << num_tokens << " tokens";
     }
   }
 }

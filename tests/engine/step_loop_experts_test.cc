@@ -24,52 +24,60 @@ std::vector<int32_t> prompt_of(size_t i) {
 }
 
 // Prompts of all lengths that begin alike, beside requests that do not ask, with chunks, few rows of logits,
-// and so few pages that requests are retracted.
+// and so few pages that requests are retracted; with an executor that samples, whose steps run ahead.
 TEST(StepLoopExperts, AreThoseOfEachToken) {
-  for (const int64_t max_running : {1, 3, 8})
-    for (const int64_t num_pages : {256, 40}) {
-      Gate gate;
-      TestLoop loop(hashed_logits,
-                    {.num_pages = num_pages,
-                     .scheduler = {.max_running_requests = max_running,
-                                   .chunked_prefill_size = 16,
-                                   .max_prefill_tokens = 32}},
-                    gate.hook());
-      std::vector<Collector> collectors(24);
-      const auto from_of = [](size_t i) {
-        return i % 5 == 4 ? -1 : static_cast<int64_t>(i % 3 == 0 ? 0 : i * 5 % 53 / 2);
-      };
-      for (size_t i = 0; i < collectors.size(); ++i) {
-        Request request{.input_ids = prompt_of(i), .routed_experts_from = from_of(i)};
-        request.sampling.temperature = 0;
-        request.sampling.ignore_eos = true;
-        request.sampling.max_new_tokens = static_cast<int64_t>(i % 4) * 9;
-        if (i % 2 == 0) {  // wants the prompt's scores too, of other tokens
-          request.sampling.top_logprobs = 0;
-          request.prompt_logprobs_from = std::ssize(request.input_ids) / 2;
-        }
-        EXPECT_TRUE(loop->submit(request, collectors[i].callback()).ok()) << i;
+  for (const auto& [max_running, num_pages, samples] :
+       std::vector<std::tuple<int64_t, int64_t, bool>>{{1, 256, false},
+                                                       {1, 40, true},
+                                                       {3, 256, true},
+                                                       {3, 40, false},
+                                                       {8, 256, false},
+                                                       {8, 40, false},
+                                                       {8, 256, true},
+                                                       {8, 40, true}}) {
+    Gate gate;
+    TestLoop loop(hashed_logits,
+                  {.num_pages = num_pages,
+                   .scheduler = {.max_running_requests = max_running,
+                                 .chunked_prefill_size = 16,
+                                 .max_prefill_tokens = 32},
+                   .samples = samples},
+                  gate.hook());
+    std::vector<Collector> collectors(24);
+    const auto from_of = [](size_t i) {
+      return i % 5 == 4 ? -1 : static_cast<int64_t>(i % 3 == 0 ? 0 : i * 5 % 53 / 2);
+    };
+    for (size_t i = 0; i < collectors.size(); ++i) {
+      Request request{.input_ids = prompt_of(i), .routed_experts_from = from_of(i)};
+      request.sampling.temperature = 0;
+      request.sampling.ignore_eos = true;
+      request.sampling.max_new_tokens = static_cast<int64_t>(i % 4) * 9;
+      if (i % 2 == 0) {  // wants the prompt's scores too, of other tokens
+        request.sampling.top_logprobs = 0;
+        request.prompt_logprobs_from = std::ssize(request.input_ids) / 2;
       }
-      gate.open();
-      for (size_t i = 0; i < collectors.size(); ++i) {
-        const Answer& answer = collectors[i].wait();
-        EXPECT_EQ(answer.reason(), FinishReason::kLength);
-        EXPECT_EQ(answer.token_ids.size(), i % 4 * 9);
-        const size_t num_scores =
-            prompt_of(i).size() - std::min(prompt_of(i).size(), prompt_of(i).size() / 2 + 1);
-        EXPECT_EQ(answer.prompt_logprobs.size(), i % 2 == 0 ? num_scores : 0);
-        if (from_of(i) < 0) {
-          EXPECT_EQ(answer.last.routed_experts, nullptr);
-        } else {
-          ASSERT_NE(answer.last.routed_experts, nullptr) << i;
-          EXPECT_EQ(*answer.last.routed_experts, expected_experts(prompt_of(i), answer, from_of(i))) << i;
-        }
-      }
-      const EngineStats stats = loop.finish();
-      if (max_running == 8 && num_pages == 40) {
-        EXPECT_GT(stats.num_retracted_reqs, 0);
+      EXPECT_TRUE(loop->submit(request, collectors[i].callback()).ok()) << i;
+    }
+    gate.open();
+    for (size_t i = 0; i < collectors.size(); ++i) {
+      const Answer& answer = collectors[i].wait();
+      EXPECT_EQ(answer.reason(), FinishReason::kLength);
+      EXPECT_EQ(answer.token_ids.size(), i % 4 * 9);
+      const size_t num_scores =
+          prompt_of(i).size() - std::min(prompt_of(i).size(), prompt_of(i).size() / 2 + 1);
+      EXPECT_EQ(answer.prompt_logprobs.size(), i % 2 == 0 ? num_scores : 0);
+      if (from_of(i) < 0) {
+        EXPECT_EQ(answer.last.routed_experts, nullptr);
+      } else {
+        ASSERT_NE(answer.last.routed_experts, nullptr) << i;
+        EXPECT_EQ(*answer.last.routed_experts, expected_experts(prompt_of(i), answer, from_of(i))) << i;
       }
     }
+    const EngineStats stats = loop.finish();
+    if (max_running == 8 && num_pages == 40) {
+      EXPECT_GT(stats.num_retracted_reqs, 0);
+    }
+  }
 }
 
 TEST(StepLoopExperts, PagesOfOthersServeOnlyWhatIsNotAsked) {
@@ -88,7 +96,7 @@ TEST(StepLoopExperts, PagesOfOthersServeOnlyWhatIsNotAsked) {
 }
 
 TEST(StepLoopExperts, AnExecutorThatDoesNotTellThemRefuses) {
-  TestLoop loop(hashed_logits, {.samples = true});
+  TestLoop loop(hashed_logits, {.tells_experts = false});
   const auto refused =
       loop->submit({.input_ids = {1}, .routed_experts_from = 0}, [](const Delta&) { ADD_FAILURE(); });
   EXPECT_EQ(refused.status().code(), StatusCode::kUnsupported);

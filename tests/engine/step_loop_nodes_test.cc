@@ -6,7 +6,9 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "engine/prefill_node.h"
@@ -92,8 +94,22 @@ struct Nodes {
   std::function<void(const Batch&)> before_prefill_;
 };
 
-TEST(StepLoopNodes, AnswersAreThoseOfOneEngine) {
-  Nodes nodes;
+// Of one or of both executors, in turn, the steps run ahead of the tokens.
+class SomeSample : public testing::TestWithParam<std::pair<bool, bool>> {
+ public:
+  LoopShape decode_shape() const { return {.samples = GetParam().first}; }
+  LoopShape prefill_shape() const { return {.samples = GetParam().second}; }
+};
+INSTANTIATE_TEST_SUITE_P(StepLoopNodes, SomeSample,
+                         testing::Values(std::pair(false, false), std::pair(false, true),
+                                         std::pair(true, false), std::pair(true, true)),
+                         [](const auto& which) {
+                           return std::string(which.param.first ? "DecodeSamples" : "DecodeDoesNot") +
+                                  (which.param.second ? "PrefillSamples" : "PrefillDoesNot");
+                         });
+
+TEST_P(SomeSample, AnswersAreThoseOfOneEngine) {
+  Nodes nodes(decode_shape(), prefill_shape());
   TestLoop one;
   for (const int64_t num_tokens : {1, 3, 4, 5, 16, 37})
     for (const int64_t num_answer : {1, 2, 20}) {
@@ -117,18 +133,21 @@ TEST(StepLoopNodes, AnswersAreThoseOfOneEngine) {
     }
   EXPECT_EQ(nodes.run(prompt_of(5), greedy(0)).reason(), FinishReason::kLength);
   EXPECT_GT((*nodes.decode)->stats().kv_transfer_bytes_total, 0);
+  EXPECT_GT(nodes.decode->executor().num_finishes, 5);  // before others fill pages
   EXPECT_TRUE(nodes.prefill_is_empty());
   EXPECT_TRUE(nodes.decode_is_empty());
 }
 
-// The prompt's own log-probabilities come over with the first token, also where no answer is wanted.
-TEST(StepLoopNodes, PromptsAreScored) {
-  Nodes nodes;
+// The prompt's own log-probabilities and experts come over with the first token, also where no answer is
+// wanted.
+TEST_P(SomeSample, PromptsAreScored) {
+  Nodes nodes(decode_shape(), prefill_shape());
   TestLoop one;
   for (const int64_t num_answer : {0, 5}) {
     Request request{"", prompt_of(21), greedy(num_answer)};
     request.sampling.top_logprobs = 1;
     request.prompt_logprobs_from = 2;
+    request.routed_experts_from = 4;
     Collector want, got;
     ASSERT_TRUE(one->submit(request, want.callback()).ok());
     request.prefill_node = nodes.address();
@@ -137,6 +156,9 @@ TEST(StepLoopNodes, PromptsAreScored) {
     const auto &a = got.wait().prompt_logprobs, &b = want.wait().prompt_logprobs;
     ASSERT_EQ(a.size(), b.size());
     EXPECT_EQ(a.size(), 18u);
+    ASSERT_NE(want.wait().last.routed_experts, nullptr);
+    ASSERT_NE(got.wait().last.routed_experts, nullptr);
+    EXPECT_EQ(*got.wait().last.routed_experts, *want.wait().last.routed_experts);
     for (size_t i = 0; i < a.size(); ++i) {
       EXPECT_EQ(a[i].chosen.token_id, b[i].chosen.token_id);
       EXPECT_EQ(a[i].chosen.logprob, b[i].chosen.logprob);
@@ -166,9 +188,9 @@ TEST(StepLoopNodes, PagesThatAreKnownDoNotTravel) {
 
 // Many at once, data-parallel groups on one side, and a decode pool so small that requests wait for room and
 // are retracted while others go on.
-TEST(StepLoopNodes, AFullPoolQueuesAndRetractsWithoutLoss) {
+TEST_P(SomeSample, AFullPoolQueuesAndRetractsWithoutLoss) {
   for (const bool reuses : {false, true}) {
-    LoopShape decode, prefill;
+    LoopShape decode = decode_shape(), prefill = prefill_shape();
     decode.num_pages = 12;
     decode.context_length = 40;
     decode.reuses_prefixes = prefill.reuses_prefixes = reuses;
@@ -213,6 +235,21 @@ TEST(StepLoopNodes, PagesThatNobodyTakesAreGivenBack) {
   EXPECT_NE(late.last.error.find("--disaggregation-timeout 0.2 s"), std::string::npos) << late.last.error;
   EXPECT_EQ(first.wait().token_ids, expected_greedy(prompt_of(8), 24));
   EXPECT_TRUE(nodes.prefill_is_empty());
+}
+
+// What an executor cannot read or take in is sent by nobody and used by nobody.
+TEST(StepLoopNodes, PagesThatCannotBeReadOrWrittenFailTheirRequest) {
+  for (const bool on_prefill : {true, false}) {
+    Nodes nodes;
+    (on_prefill ? nodes.prefill : nodes.decode)->executor().page_failure = internal_error("no such page");
+    const Answer answer = nodes.run(prompt_of(9), greedy(4));
+    EXPECT_EQ(answer.reason(), FinishReason::kError);
+    EXPECT_EQ(answer.last.error_code, StatusCode::kInternal);
+    EXPECT_NE(answer.last.error.find("no such page"), std::string::npos) << answer.last.error;
+    EXPECT_EQ(answer.last.error.find(nodes.address()) != std::string::npos, on_prefill) << answer.last.error;
+    EXPECT_TRUE(nodes.prefill_is_empty());
+    EXPECT_TRUE(nodes.decode_is_empty());
+  }
 }
 
 TEST(StepLoopNodes, AnAbortReachesThePrefillEngine) {

@@ -66,7 +66,8 @@ struct LoopShape {
   int64_t context_length = 128;
   int64_t max_queued_requests = 1000;
   int num_groups = 1;
-  bool samples = false;                                             // the executor does
+  bool samples = false;  // the executor does
+  bool tells_experts = true;
   std::function<std::unique_ptr<GrammarCompiler>()> grammars = {};  // empty: there are none
   bool reuses_prefixes = true;
   double conservativeness = 0;  // pages run out wherever they can
@@ -82,6 +83,7 @@ class FakeExecutor : public Executor {
   FakeExecutor(FakeModel& model, const LoopShape& shape)
       : model_(model),
         samples_(shape.samples),
+        tells_experts_(shape.tells_experts),
         logits_(static_cast<size_t>((shape.scheduler.max_running_requests + shape.num_groups) *
                                     model.config().vocab_size)) {
     for (int group = 0; group < shape.num_groups; ++group)
@@ -109,19 +111,29 @@ class FakeExecutor : public Executor {
     return {};
   }
   float* logits() override { return logits_.data(); }
-  Status tells_experts() const override { return samples_ ? Executor::tells_experts() : Status(); }
+  Status tells_experts() const override { return tells_experts_ ? Status() : Executor::tells_experts(); }
   Status failure() const override {
     std::lock_guard lock(mutex_);
     return failure_;
   }
   ThreadPool& pool() override { return pool_; }
   int64_t kv_token_bytes() const override { return kv_[0].token_bytes(); }
-  void read_page(int group, int32_t page, int64_t num_tokens, uint8_t* canonical) const override {
+  Status read_page(int group, int32_t page, int64_t num_tokens, uint8_t* canonical) override {
+    if (!page_failure.ok()) return page_failure;
     kv_[static_cast<size_t>(group)].read_page(page, num_tokens, canonical);
+    return {};
   }
-  void write_page(int group, int32_t page, int64_t num_tokens, const uint8_t* canonical) override {
+  Status write_page(int group, int32_t page, int64_t num_tokens, const uint8_t* canonical) override {
+    if (!page_failure.ok()) return page_failure;
     kv_[static_cast<size_t>(group)].write_page(page, num_tokens, canonical);
+    return {};
   }
+  Status page_failure;  // set before the first request
+  Status finish_steps() override {
+    ++num_finishes;
+    return {};
+  }
+  std::atomic<int> num_finishes = 0;
 
   void fail(const Status& status) {
     std::lock_guard lock(mutex_);
@@ -182,7 +194,7 @@ class FakeExecutor : public Executor {
 
  private:
   FakeModel& model_;
-  const bool samples_;
+  const bool samples_, tells_experts_;
   std::optional<Sampler> sampler_;
   std::vector<std::vector<SampledRow>> sampled_;  // by every start_sample()
   int num_waiting_ = 0;                           // of them, the last ones, to be taken

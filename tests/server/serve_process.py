@@ -2,6 +2,18 @@
 import re
 import signal
 import subprocess
+import sys
+
+NO_DEVICE = 3  # a command's exit status where the machine has no such device
+SKIPPED = 77  # a test's
+
+
+def exit_without_gpu(binary, model):
+    """Ends the test as skipped, saying why, where `--device cuda` is not to be had."""
+    probe = subprocess.run([binary, "plan", model, "--device", "cuda"], capture_output=True, text=True)
+    if probe.returncode == NO_DEVICE:
+        print("SKIPPED:", probe.stderr.strip())
+        sys.exit(SKIPPED)
 
 
 class Serve:

@@ -1,5 +1,11 @@
 """Prefill nodes, decode nodes and a router as processes: the answers of one server, and what becomes of requests
-when a client goes, a node is killed, or nodes do not fit."""
+when a client goes, a node is killed, or nodes do not fit.
+
+  disaggregation_test.py BINARY MODELS_FOLDER [grammars] [cuda]
+
+grammars: the binary has a grammar backend. cuda: all of them on one GPU, and beside nodes on the CPU; exit status 77
+without one.
+"""
 import concurrent.futures
 import contextlib
 import http.client
@@ -14,14 +20,16 @@ import time
 import unittest
 from urllib.parse import urlsplit
 
-from serve_process import Serve
+from serve_process import Serve, exit_without_gpu
 
 BINARY, MODELS = sys.argv[1:3]
-GRAMMARS = sys.argv[3:4] == ["grammars"]
+GRAMMARS, CUDA = ("grammars" in sys.argv[3:], "cuda" in sys.argv[3:])
 GPTOSS, DSV3 = f"{MODELS}/demo-gptoss-mxfp4", f"{MODELS}/demo-dsv3-nvfp4"
 POOL = ["--max-total-tokens", "4096"]
 LIMITS = ["--max-running-requests", "16", "--self-test", "off", "--disable-autotune",
           "--threads", "1"]  # of all nodes and servers
+# Where answers do not depend on what is computed beside them, as on a CPU.
+DEVICE = ["--device", "cuda", "--enable-deterministic-inference"] if CUDA else ["--device", "cpu"]
 PROMPTS = ["Tom has 3 apples and buys 4.", "a", "The answer is", "7 + 5 =", "Tom has 3 apples and buys 4. " * 12]
 
 
@@ -38,7 +46,8 @@ class Node(Serve):
         self.role, self.model, self.flags = role, model, flags
         self.port, self.bootstrap_port = port or free_port(), bootstrap_port or free_port()
         pool = [] if "--max-total-tokens" in flags else POOL
-        super().__init__(BINARY, model, *LIMITS, *pool, "--disaggregation-mode", role,
+        device = [] if "--device" in flags else DEVICE
+        super().__init__(BINARY, model, *LIMITS, *device, *pool, "--disaggregation-mode", role,
                          "--disaggregation-bootstrap-port", str(self.bootstrap_port), *flags)
         self.command[self.command.index("--port") + 1] = str(self.port)
 
@@ -159,7 +168,7 @@ def stream(url, prompt, tokens, on_event=None):
 
 class Disaggregation(unittest.TestCase):
     def check_model(self, model, prefill_flags, decode_flags):
-        with Serve(BINARY, model, *LIMITS, *POOL, *prefill_flags) as one:
+        with Serve(BINARY, model, *LIMITS, *DEVICE, *POOL, *prefill_flags) as one:
             want, went = answers(one.url), experts(one.url)
         with Node("prefill", model, *prefill_flags) as p, Node("decode", model, *decode_flags) as d:
             with Router([p], [d]) as router:
@@ -174,14 +183,31 @@ class Disaggregation(unittest.TestCase):
     def test_sliding_windows(self):
         self.check_model(GPTOSS, [], ["--disable-radix-cache", "--chunked-prefill-size", "32"])
 
+    @unittest.skipUnless(CUDA, "of a GPU")
+    def test_latents(self):
+        self.check_model(DSV3, [], ["--disable-cuda-graph"])
+
+    # Their kernels differ in last bits: the greedy text of these prompts does not.
+    @unittest.skipUnless(CUDA, "of a GPU")
+    def test_a_gpu_and_a_cpu(self):
+        prompts, devices = PROMPTS[2:], (["--device", "cpu"], ["--device", "cuda"])
+        for model in (GPTOSS, DSV3):
+            with Serve(BINARY, model, *LIMITS, *devices[0], *POOL) as one:
+                want = [generate(one.url, p)[1]["text"] for p in prompts]
+            for first, second in (devices, devices[::-1]):
+                with Node("prefill", model, *first) as p, Node("decode", model, *second) as d, Router([p], [d]) as router:
+                    self.assertEqual([generate(router.url, p)[1]["text"] for p in prompts], want, (model, first))
+
+    @unittest.skipIf(CUDA, "a GPU is one rank")
     def test_latents_and_other_ranks(self):
         ranks = ["--tp", "2", "--ep-size", "2", "--dp", "2", "--enable-dp-attention", "--moe-a2a-backend", "deepep"]
         self.check_model(DSV3, ["--moe-a2a-backend", "deepep"], ranks)
 
     # Sums over shards differ in their last bits: the greedy text of these prompts does not.
+    @unittest.skipIf(CUDA, "a GPU is one rank")
     def test_heads_on_two_ranks_and_on_one(self):
         prompts = PROMPTS[2:]
-        with Serve(BINARY, GPTOSS, *LIMITS, *POOL) as one:
+        with Serve(BINARY, GPTOSS, *LIMITS, *DEVICE, *POOL) as one:
             want = [generate(one.url, p)[1]["text"] for p in prompts]
         with Node("prefill", GPTOSS, "--tp", "2") as p2, Node("decode", GPTOSS) as d1, \
                 Node("decode", GPTOSS, "--tp", "2") as d2, Router([p2], [d1, d2]) as router:
@@ -297,4 +323,6 @@ class Disaggregation(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    if CUDA:
+        exit_without_gpu(BINARY, GPTOSS)
     unittest.main(argv=sys.argv[:1], verbosity=2)

@@ -26,10 +26,8 @@ from urllib.parse import urlsplit
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "server"))
 sys.dont_write_bytecode = True
-from serve_process import Serve  # noqa: E402
+from serve_process import Serve, exit_without_gpu  # noqa: E402
 
-SKIPPED = 77
-NO_DEVICE = 3  # exit status of plan
 SECONDS = 120  # the longest that any answer may take
 WARM_UP = 0.4  # share of the time before memory is compared: pools and arenas fill
 RSS_GROWTH_MIB = 32  # at most, from then to the end: what fragments, not what leaks
@@ -437,10 +435,7 @@ def main():
     split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     options, flags = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1:]
     if options.device == "cuda":
-        probe = subprocess.run([options.binary, "plan", options.model, "--device", "cuda"], capture_output=True, text=True)
-        if probe.returncode == NO_DEVICE:
-            print("SKIPPED:", probe.stderr.strip())
-            return SKIPPED
+        exit_without_gpu(options.binary, options.model)
     with LoadedServe(options.binary, options.model, "--device", options.device, *flags) as serve:
         failures, summary = run_load(serve, options, 60 * options.minutes)
     if serve.exit_code != 0:

@@ -1,8 +1,9 @@
-// Ops that move rows: embed, add, gather_rows, copy_heads, copies from the host.
+// Ops that move rows: embed, add, gather_rows, copy_heads, copies from the host, KV pages to it and from it.
 //
 // Computes:  as kernels/ops.h says, element by element.
-// Bytes:     what they read and write.   Bound: HBM; at T = 1 a launch.
+// Bytes:     what they read and write.   Bound: HBM; at T = 1 a launch; where the host is one side, PCIe.
 // Numerics:  exact, but for add's one rounding.
+#include "base/check.h"
 #include "kernels/cuda/dense_kernels.h"
 #include "kernels/cuda/kernel_mark.cuh"
 #include "kernels/cuda/launch.h"
@@ -95,6 +96,23 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// A thread moves 16 bytes, which lie in canonical order as the threads do.
+__global__ void __launch_bounds__(kThreads) copy_kv_page_kernel(const __grid_constant__ KvPageCopyArgs a) {
+  ptx::grid_dependency_wait();
+  const int64_t pieces = a.row_bytes / int64_t{sizeof(uint4)},
+                i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  const int64_t row = i / pieces, head = row % a.num_heads, token = row / a.num_heads % a.num_tokens;
+  const int64_t tensor = row / a.num_heads / a.num_tokens;
+  if (tensor >= a.num_tensors) return;
+  const int64_t place = ((tensor * a.num_pages + a.page) * a.num_heads + head) * a.page_size + token;
+  uint4* in_page = reinterpret_cast<uint4*>(a.pages) + place * pieces + i % pieces;
+  uint4* on_host = reinterpret_cast<uint4*>(a.canonical) + i;
+  if (a.to_device)
+    *in_page = __ldcv(on_host);
+  else
+    *on_host = __ldcg(in_page);
+}
+
 }  // namespace
 
 void embed(const EmbedArgs& args, ThreadPool&) {
@@ -130,6 +148,17 @@ CopyFromHost cuda_copy_from_host() {
                  static_cast<unsigned>(std::clamp<int64_t>(ceil_div(words, cuda::kThreads), 1, kMaxBlocks))),
             dim3(cuda::kThreads)},
            args);
+  };
+}
+
+CopyKvPage cuda_copy_kv_page() {
+  return [](const KvPageCopyArgs& args) {
+    FP4MOE_CHECK(args.row_bytes % int64_t{sizeof(uint4)} == 0,
+                 "rows of " + std::to_string(args.row_bytes) + " bytes");
+    const int64_t rows = args.num_tensors * args.num_tokens * args.num_heads;
+    const int64_t pieces = rows * args.row_bytes / int64_t{sizeof(uint4)};
+    launch("copy_kv_page", cuda::copy_kv_page_kernel,
+           {dim3(static_cast<unsigned>(ceil_div(pieces, cuda::kThreads))), dim3(cuda::kThreads)}, args);
   };
 }
 
