@@ -269,7 +269,7 @@ TEST(Clients, OneThatShutsItsSideIsTakenForGone) {
 }
 
 TEST(Clients, OnesThatComeAndGoLeaveNothing) {
-  constexpr int kClients = 20000;
+  constexpr int kClients = 100000;
   TestServer s(FakeOptions{std::chrono::milliseconds(1)});
   const auto resident_pages = [] {
     int64_t all = 0, resident = 0;
