@@ -8,26 +8,18 @@ import argparse
 import contextlib
 import http.client
 import json
-import re
 import statistics
 import threading
 import time
-import urllib.request
 from urllib.parse import urlsplit
 
 import crowd
-from serve_process import Serve
-
-
-def num_ended(url):
-    """Requests so far; none is under way where that is as many as were sent."""
-    with urllib.request.urlopen(url + "/metrics") as answer:
-        return int(float(re.search(rb"^sglang:num_requests_total\S* (\S+)$", answer.read(), re.M).group(1)))
+from serve_process import Serve, metric
 
 
 def wait_for_ended(url, count):
-    """Until so many answers are generated: the slow readers then only read."""
-    while num_ended(url) < count:
+    """Until so many requests have ended, and none is under way: the slow readers then only read."""
+    while metric(url, "num_requests_total") < count:
         time.sleep(0.1)
 
 
@@ -46,7 +38,7 @@ def measure(serve, options, crowded):
     """Seconds between tokens, and the server's resident bytes."""
     with contextlib.ExitStack() as stack:
         if crowded:
-            before = num_ended(serve.url)
+            before = metric(serve.url, "num_requests_total")
             stack.enter_context(crowd.idle_connections(serve.url, options.idle))
             sip = stack.enter_context(crowd.slow_readers(serve.url, options.slow, 900))
             wait_for_ended(serve.url, before + options.slow)

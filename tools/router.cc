@@ -1,13 +1,6 @@
 // fp4moe router: one address in front of prefill nodes and decode nodes, until a signal.
 #include "fp4moe/router.h"
 
-#include <fmt/format.h>
-#include <unistd.h>
-
-#include <chrono>
-#include <cstdlib>
-#include <future>
-
 #include "config_file.h"
 #include "log_writer.h"
 #include "signals.h"
@@ -42,7 +35,6 @@ Status read_prefill(RouterOptions& options) {
 }
 
 int route(RouterOptions options) {
-  constexpr int kInterrupted = 130;
   if (Status status = read_prefill(options); !status.ok()) return report_error(status);
   const sigset_t signals = block_signals();
   raise_descriptor_limit();
@@ -53,21 +45,16 @@ int route(RouterOptions options) {
   log(LogLevel::kInfo, "fp4moe " FP4MOE_VERSION ": router");
   auto router = Router::make(options.router);
   if (!router.ok()) return report_error(router.status());
-  const std::string& host = options.router.http.host;
-  const std::string url =
-      host.rfind("unix:", 0) == 0 ? host : fmt::format("http://{}:{}", host, (*router)->port());
+  const std::string url = url_to_announce(options.router.http.host, (*router)->port(), log);
   log(LogLevel::kInfo,
-      "endpoints: " + url + "/v1/chat/completions /v1/completions /generate /health " + "/metrics /workers");
+      "endpoints: " + url + "/v1/chat/completions /v1/completions /generate /health /metrics /workers");
   for (bool was_ready = false; !signalled(signals);) {
     if (!was_ready && (*router)->is_ready()) {
       log(LogLevel::kInfo, "The server is fired up and ready to roll!");
       was_ready = true;
     }
   }
-  log(LogLevel::kInfo, "shutting down: running requests are finished; a second signal aborts them");
-  auto drained = std::async(std::launch::async, [&] { (*router)->drain(options.drain_timeout); });
-  while (drained.wait_for(std::chrono::seconds(0)) != std::future_status::ready)
-    if (signalled(signals)) _exit(kInterrupted);
+  drain_unless_signalled(signals, log, [&] { (*router)->drain(options.drain_timeout); });
   (*router)->stop();
   return kExitOk;
 }

@@ -20,11 +20,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kInterrupted = 130;
-// timeout(1) sends its signal to the server and to the server's process group, and wrappers pass a terminal's
-// Ctrl-C on to a child that already had it: what follows within this time is the same wish.
-constexpr auto kSameSignal = std::chrono::milliseconds(500);
-
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
@@ -33,9 +28,7 @@ void print_ready(const ServeOptions& options, const Server& server, const ModelI
                  double start_seconds) {
   const LogSink& log = options.server.log_sink;
   const std::string& host = options.server.host;
-  const bool is_path = host.rfind("unix:", 0) == 0;
-  const std::string url = is_path ? "http://localhost" : fmt::format("http://{}:{}", host, server.port());
-  if (is_path) log(LogLevel::kInfo, "listening on " + host);
+  const std::string url = url_to_announce(host, server.port(), log);
   log(LogLevel::kInfo, "endpoints: " + url +
                            "/v1/chat/completions /v1/completions /v1/models /generate /tokenize "
                            "/detokenize /health /metrics /server_info /expert_load");
@@ -51,7 +44,7 @@ void print_ready(const ServeOptions& options, const Server& server, const ModelI
       fmt::format(
           "try: curl {}{}/v1/chat/completions {}-H 'Content-Type: application/json' -d '{{\"model\": \"{}\", "
           "\"messages\": [{{\"role\": \"user\", \"content\": \"Hello\"}}]}}'",
-          is_path ? "--unix-socket " + host.substr(5) + " " : "", url, key, info.name));
+          is_unix_socket(host) ? "--unix-socket " + host.substr(5) + " " : "", url, key, info.name));
   log(LogLevel::kInfo, fmt::format("started in {:.1f} s", start_seconds));
   log(LogLevel::kInfo, "The server is fired up and ready to roll!");
 }
@@ -71,13 +64,7 @@ std::optional<Result<std::unique_ptr<Engine>>> load(EngineConfig config, const s
 
 int drain(const ServeOptions& options, Server& server, ServiceManager& manager, const sigset_t& signals) {
   manager.stopping();
-  options.server.log_sink(LogLevel::kInfo,
-                          "shutting down: running requests are finished; a second signal aborts them");
-  auto drained = std::async(std::launch::async, [&] { server.drain(options.drain_timeout); });
-  const Clock::time_point first = Clock::now();
-  while (drained.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
-    if (signalled(signals) && Clock::now() - first > kSameSignal) _exit(kInterrupted);
-  }
+  drain_unless_signalled(signals, options.server.log_sink, [&] { server.drain(options.drain_timeout); });
   server.stop();
   return kExitOk;
 }
@@ -103,7 +90,7 @@ int serve(ServeOptions options) {
   const Clock::time_point start = Clock::now();
   if (Status status = read_mode(options); !status.ok()) return report_error(status);
   if (Status status = read_keys(options); !status.ok()) return report_error(status);
-  if (options.server.host.rfind("unix:", 0) != 0)
+  if (!is_unix_socket(options.server.host))
     options.engine.disaggregation_bootstrap_host = options.server.host;
   const sigset_t signals = block_signals();
   raise_descriptor_limit();

@@ -1,8 +1,10 @@
 #include "signals.h"
 
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <future>
 
 namespace fp4moe {
 
@@ -35,6 +37,27 @@ bool signalled(const sigset_t& set) {
   constexpr auto kTick = std::chrono::milliseconds(100);
   const timespec wait{0, std::chrono::nanoseconds(kTick).count()};
   return sigtimedwait(&set, nullptr, &wait) > 0;
+}
+
+void drain_unless_signalled(const sigset_t& set, const LogSink& log, const std::function<void()>& drain) {
+  constexpr int kInterrupted = 130;
+  // timeout(1) sends its signal to the server and to the server's process group, and wrappers pass a
+  // terminal's Ctrl-C on to a child that already had it: what follows within this time is the same wish.
+  constexpr auto kSameSignal = std::chrono::milliseconds(500);
+  using Clock = std::chrono::steady_clock;
+  log(LogLevel::kInfo, "shutting down: running requests are finished; a second signal aborts them");
+  auto drained = std::async(std::launch::async, drain);
+  const Clock::time_point first = Clock::now();
+  while (drained.wait_for(std::chrono::seconds(0)) != std::future_status::ready)
+    if (signalled(set) && Clock::now() - first > kSameSignal) _exit(kInterrupted);
+}
+
+bool is_unix_socket(const std::string& host) { return host.rfind("unix:", 0) == 0; }
+
+std::string url_to_announce(const std::string& host, int port, const LogSink& log) {
+  if (!is_unix_socket(host)) return "http://" + host + ":" + std::to_string(port);
+  log(LogLevel::kInfo, "listening on " + host);
+  return "http://localhost";
 }
 
 }  // namespace fp4moe

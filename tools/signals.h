@@ -3,6 +3,7 @@
 
 #include <signal.h>
 
+#include <functional>
 #include <string>
 
 #include "fp4moe/config.h"
@@ -19,5 +20,12 @@ void raise_descriptor_limit();
 sigset_t block_signals();
 // Waits for one of them, a tenth of a second at most.
 bool signalled(const sigset_t& set);
+// After the first one: says so and runs `drain`; another one meanwhile ends the process with 130.
+void drain_unless_signalled(const sigset_t& set, const LogSink& log, const std::function<void()>& drain);
+
+// "unix:/path" instead of an address to listen on.
+bool is_unix_socket(const std::string& host);
+// Where clients find what listens there; where that is no address, a line of the log says what it is.
+std::string url_to_announce(const std::string& host, int port, const LogSink& log);
 
 }  // namespace fp4moe

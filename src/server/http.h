@@ -1,6 +1,7 @@
 // HTTP/1.1 without its library: what the routes see of a connection.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -66,7 +67,9 @@ class HttpServer {
   virtual int port() const = 0;
   virtual int64_t open_connections() const = 0;
   virtual int64_t busy_exchanges() const = 0;  // requests whose answer is not yet handed to the system
-  virtual void close_all() = 0;                // closes the listener and every connection
+  // Waits until there are none of these, at most until then.
+  void wait_for_answers(std::chrono::steady_clock::time_point deadline) const;
+  virtual void close_all() = 0;  // closes the listener and every connection
 };
 
 }  // namespace fp4moe

@@ -159,8 +159,7 @@ void Connection::dispatch() {
   try {
     shared_.handler(shared_from_this());
   } catch (const std::exception& error) {  // out of memory, or a mistake of ours
-    if (shared_.config.log_sink)
-      shared_.config.log_sink(LogLevel::kError, "request failed: " + request_.path + ": " + error.what());
+    shared_.log(LogLevel::kError, "request failed: " + request_.path + ": " + error.what());
     respond(error_response(internal_error(error.what())));
   }
 }
@@ -237,8 +236,7 @@ void Connection::proceed() {
 
 void Connection::drop(const std::string& reason) {
   if (closed_) return;
-  if (shared_.config.log_sink)
-    shared_.config.log_sink(LogLevel::kWarning, "dropped a client of " + request_.path + ": " + reason);
+  shared_.log(LogLevel::kWarning, "dropped a client of " + request_.path + ": " + reason);
   close();
 }
 

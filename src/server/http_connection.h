@@ -25,6 +25,9 @@ struct ConnectionShared {
   AnswerHook on_answer;
   std::atomic<int64_t> open{0};  // connections
   std::atomic<int64_t> busy{0};  // of them, those with an answer not yet wholly sent
+  void log(LogLevel level, const std::string& line) const {
+    if (config.log_sink) config.log_sink(level, line);
+  }
 };
 
 // One read is always outstanding, also while an answer is made, so that a disconnect is seen at once; what is

@@ -9,6 +9,7 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/strand.hpp>
+#include <chrono>
 #include <thread>
 #include <vector>
 
@@ -126,7 +127,7 @@ class AsioHttpServer final : public HttpServer {
   }
 
   void say_once(const std::string& line) {
-    if (!accept_failed_ && shared_.config.log_sink) shared_.config.log_sink(LogLevel::kWarning, line);
+    if (!accept_failed_) shared_.log(LogLevel::kWarning, line);
     accept_failed_ = true;
   }
 
@@ -172,6 +173,11 @@ Result<std::unique_ptr<HttpServer>> HttpServer::make(const ServerConfig& config,
   auto server = std::make_unique<AsioHttpServer>(config, std::move(handler), std::move(on_answer));
   if (Status status = server->listen(); !status.ok()) return status;
   return std::unique_ptr<HttpServer>(std::move(server));
+}
+
+void HttpServer::wait_for_answers(std::chrono::steady_clock::time_point deadline) const {
+  while (busy_exchanges() > 0 && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
 }
 
 }  // namespace fp4moe

@@ -20,7 +20,7 @@ class Relay : public std::enable_shared_from_this<Relay> {
     context_.num_live.fetch_add(1);
   }
   ~Relay() {
-    let_go(false);
+    close();
     context_.num_live.fetch_sub(1);
   }
 
@@ -95,15 +95,13 @@ class Relay : public std::enable_shared_from_this<Relay> {
     if (head_.status == 0 && status.code() == StatusCode::kUnavailable)
       return try_next();  // nothing was sent
     if (!is_stream_) return respond(502, problem);
-    let_go(false);
-    over_ = true;
+    close();
     exchange_->write("data: " + error_body(unavailable(problem), "") + "\n\ndata: [DONE]\n\n");
     exchange_->finish();
   }
 
   void complete() {
-    let_go(false);
-    over_ = true;
+    close();
     if (is_stream_) return exchange_->finish();
     HttpResponse response{.status = head_.status, .body = std::move(collected_)};
     response.content_type = head_.content_type;
@@ -113,8 +111,7 @@ class Relay : public std::enable_shared_from_this<Relay> {
   }
 
   void respond(int status, const std::string& problem) {
-    let_go(false);
-    over_ = true;
+    close();
     HttpResponse response = error_response(unavailable(problem));
     response.status = status;
     exchange_->respond(std::move(response));
@@ -122,14 +119,16 @@ class Relay : public std::enable_shared_from_this<Relay> {
 
   // Nobody waits for the answer any more; the closed connection tells the node.
   void abandon() {
-    over_ = true;
     if (const auto call = std::exchange(call_, nullptr)) call->cancel();
-    let_go(false);
+    close();
   }
 
-  void let_go(bool failed) {
+  // It is answered or abandoned: what still comes is dropped, and the nodes are others'.
+  void close() {
+    over_ = true;
     for (size_t* node : {&prefill_, &decode_})
-      if (*node != NodeTable::kNone) context_.nodes.release(std::exchange(*node, NodeTable::kNone), failed);
+      if (*node != NodeTable::kNone)
+        context_.nodes.release(std::exchange(*node, NodeTable::kNone), /*failed=*/false);
   }
 
   std::string name() const { return "decode node " + context_.nodes.node(decode_).name; }
@@ -142,7 +141,7 @@ class Relay : public std::enable_shared_from_this<Relay> {
   std::shared_ptr<UpstreamCall> call_;
   UpstreamHead head_;
   bool is_stream_ = false;
-  bool over_ = false;  // answered or abandoned: what still comes is dropped
+  bool over_ = false;  // close()
 };
 
 }  // namespace

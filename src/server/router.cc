@@ -54,11 +54,9 @@ class RouterImpl final : public Router {
   bool is_ready() const override { return nodes_.has("prefill") && nodes_.has("decode"); }
 
   void drain(double timeout_seconds) override {
-    using Clock = std::chrono::steady_clock;
     draining_.store(true);
-    const auto end = Clock::now() + std::chrono::milliseconds(static_cast<int64_t>(1000 * timeout_seconds));
-    while (http_->busy_exchanges() > 0 && Clock::now() < end)
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    http_->wait_for_answers(std::chrono::steady_clock::now() +
+                            std::chrono::milliseconds(static_cast<int64_t>(1000 * timeout_seconds)));
   }
 
   void stop() override {

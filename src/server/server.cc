@@ -4,7 +4,6 @@
 #include <mutex>
 #include <optional>
 #include <set>
-#include <thread>
 
 #include "fp4moe/server.h"
 #include "server/apis.h"
@@ -59,9 +58,7 @@ class ServerImpl final : public Server {
     const auto end = Clock::now() + std::chrono::milliseconds(static_cast<int64_t>(1000 * timeout_seconds));
     draining_.store(true);
     if (Engine* engine = engine_.load()) engine->drain(timeout_seconds);
-    const auto deadline = std::max(end, Clock::now() + kLastWords);
-    while (http_->busy_exchanges() > 0 && Clock::now() < deadline)
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    http_->wait_for_answers(std::max(end, Clock::now() + kLastWords));
   }
 
   void stop() override {

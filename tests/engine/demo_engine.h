@@ -27,6 +27,12 @@ inline EngineConfig config_of(const std::string& model) {
   return config;
 }
 
+// Of tests with a demo's folder for their parameter: "gptoss" of "demo-gptoss-mxfp4".
+inline std::string demo_name(const testing::TestParamInfo<const char*>& which) {
+  const std::string model = which.param;
+  return model.substr(5, model.find('-', 5) - 5);
+}
+
 // Keeps an engine's thread in a callback of its own request: what is submitted meanwhile starts at once.
 class Hold {
  public:

@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "device/device_memory.h"
 #include "engine/autotune.h"
+#include "engine/demo_engine.h"
 #include "engine/rank_group.h"
 #include "engine/relative_error.h"
 #include "engine/sampler.h"
@@ -167,9 +168,7 @@ const std::vector<std::vector<int32_t>> kPrompts = {{5, 17, 300, 42, 7},
 
 class DeviceRanks : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Demos, DeviceRanks, testing::Values("demo-gptoss-mxfp4", "demo-dsv3-nvfp4"),
-                         [](const auto& p) {
-                           return std::string(p.param).substr(5, std::string(p.param).find('-', 5) - 5);
-                         });
+                         demo_name);
 
 TEST_P(DeviceRanks, ARecordedStepGivesTheBitsOfALaunchedOne) {
   Growing recorded(GetParam(), true), launched(GetParam(), false);

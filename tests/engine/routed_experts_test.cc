@@ -114,10 +114,7 @@ TEST_P(RoutedExpertsTest, AreTheSameHoweverTheyAreComputed) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Demos, RoutedExpertsTest, testing::Values("demo-gptoss-mxfp4", "demo-dsv3-nvfp4"),
-                         [](const auto& which) {
-                           return std::string(which.param).find("gptoss") != std::string::npos ? "gptoss"
-                                                                                               : "dsv3";
-                         });
+                         demo_name);
 
 }  // namespace
 }  // namespace fp4moe

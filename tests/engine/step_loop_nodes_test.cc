@@ -13,6 +13,7 @@
 
 #include "engine/prefill_node.h"
 #include "engine/test_loop.h"
+#include "support/eventually.h"
 
 namespace fp4moe {
 namespace {
@@ -25,16 +26,6 @@ std::vector<int32_t> prompt_of(int64_t num_tokens, int32_t salt = 0) {
   std::vector<int32_t> ids;
   for (int32_t i = 0; i < num_tokens; ++i) ids.push_back(3 + (i * 7 + salt) % 200);
   return ids;
-}
-
-// True soon, or the test has failed.
-template <class Condition>
-bool eventually(const Condition& condition) {
-  for (int i = 0; i < 2000; ++i) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(5ms);
-  }
-  return false;
 }
 
 // Both engines; the prefill engine can be killed and made anew on its port.

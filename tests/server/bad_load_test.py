@@ -14,7 +14,7 @@ import unittest
 from urllib.parse import urlsplit
 
 import crowd
-from serve_process import Serve
+from serve_process import Serve, eventually, metric
 
 BINARY, MODEL = map(os.path.abspath, sys.argv[1:3])
 CONTEXT = 1024
@@ -52,19 +52,6 @@ def ask(url, path, body=None, timeout=120):
 def generate(url, tokens=8, **fields):
     body = {"text": "Tom has", "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}}
     return ask(url, "/generate", {**body, **fields})
-
-
-def metric(url, name):
-    text = ask(url, "/metrics")[1]
-    return float(next(line for line in text.splitlines() if line.startswith(f"sglang:{name}{{")).split()[1])
-
-
-def eventually(condition):
-    for _ in range(3000):
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False
 
 
 class Prompts(unittest.TestCase):

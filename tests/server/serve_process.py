@@ -1,8 +1,13 @@
-"""Starts `fp4moe serve` on a free port and ends it again."""
+"""Starts `fp4moe serve` on a free port and ends it again; what tests of servers ask and wait for."""
+import contextlib
+import http.client
 import re
 import signal
+import socket
 import subprocess
 import sys
+import time
+from urllib.parse import urlsplit
 
 NO_DEVICE = 3  # a command's exit status where the machine has no such device
 SKIPPED = 77  # a test's
@@ -14,6 +19,30 @@ def exit_without_gpu(binary, model):
     if probe.returncode == NO_DEVICE:
         print("SKIPPED:", probe.stderr.strip())
         sys.exit(SKIPPED)
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def metric(url, name):
+    """The value of `sglang:<name>`, which has labels."""
+    with contextlib.closing(http.client.HTTPConnection(urlsplit(url).netloc, timeout=120)) as connection:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    return float(re.search(rf"^sglang:{name}{{[^}}]*}} (\S+)$", text, re.M).group(1))
+
+
+def eventually(condition, seconds=20):
+    """Whether it becomes true within so many seconds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 class Serve:

@@ -16,6 +16,7 @@
 #include "fp4moe/server.h"
 #include "server/fake_engine.h"
 #include "server/http_client.h"
+#include "support/eventually.h"
 
 namespace fp4moe {
 
@@ -61,16 +62,6 @@ inline std::vector<nlohmann::json> parse_events(const std::string& body) {
     events.push_back(data == "[DONE]" ? nlohmann::json(data) : nlohmann::json::parse(data));
   }
   return events;
-}
-
-// Waits up to 10 s for the condition.
-inline bool eventually(const std::function<bool()>& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > deadline) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-  return true;
 }
 
 }  // namespace fp4moe

@@ -12,7 +12,6 @@ import http.client
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,7 +19,7 @@ import time
 import unittest
 from urllib.parse import urlsplit
 
-from serve_process import Serve, exit_without_gpu
+from serve_process import Serve, eventually, exit_without_gpu, free_port, metric
 
 BINARY, MODELS = sys.argv[1:3]
 GRAMMARS, CUDA = ("grammars" in sys.argv[3:], "cuda" in sys.argv[3:])
@@ -31,12 +30,6 @@ LIMITS = ["--max-running-requests", "16", "--self-test", "off", "--disable-autot
 # Where answers do not depend on what is computed beside them, as on a CPU.
 DEVICE = ["--device", "cuda", "--enable-deterministic-inference"] if CUDA else ["--device", "cpu"]
 PROMPTS = ["Tom has 3 apples and buys 4.", "a", "The answer is", "7 + 5 =", "Tom has 3 apples and buys 4. " * 12]
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 class Node(Serve):
@@ -127,20 +120,6 @@ def experts(url):
     status, answer = ask(url, "/generate", body)
     assert status == 200, answer
     return answer["meta_info"]["routed_experts"]
-
-
-def metric(url, name):
-    text = ask(url, "/metrics")[1]
-    return float(re.search(rf"^sglang:{name}{{[^}}]*}} (\S+)$", text, re.M).group(1))
-
-
-def eventually(condition, seconds=20):
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def is_empty(node):

@@ -8,6 +8,8 @@ import sys
 import tempfile
 import unittest
 
+from serve_process import free_port
+
 BINARY, MODEL = map(os.path.abspath, sys.argv[1:3])
 MODEL_CHECKS = ["config", "plan", "tokenizer", "chat_template", "weights", "fits", "disk"]
 
@@ -16,12 +18,6 @@ def doctor(*flags):
     ended = subprocess.run([BINARY, "doctor", "--json", *flags], capture_output=True, text=True, timeout=120)
     report = json.loads(ended.stdout)
     return ended.returncode, {check["name"]: check for check in report["checks"]}
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 class Doctor(unittest.TestCase):
