@@ -50,7 +50,7 @@ class Growing {
     ModelPlan plan = plan_model(config_, flags).value();
     if (tactic) plan.moe = plan.moe.with_tactics(fitting(plan.moe, *tactic));
     const Checkpoint checkpoint = Checkpoint::open(flags.model_path).value();
-    if (const DeviceMoeOps* ops = plan.moe.runner()->device_ops()) num_tactics_ = ops->tactics.size();
+    if (const auto device_ops = plan.moe.runner()->device_ops) num_tactics_ = device_ops()->tactics.size();
     ranks_ = RankGroup::make(checkpoint, config_, plan, plan.flags, kOptions).value();
     for (int32_t s = 0; s < 3; ++s)
       for (int32_t i = 0; i < kPagesEach; ++i) pages_[s].push_back(s + 3 * (kPagesEach - 1 - i));
