@@ -27,7 +27,7 @@ using json = nlohmann::ordered_json;
 
 struct BenchOptions {
   EngineConfig engine{.disable_radix_cache = true};  // every prompt is to be computed
-  std::vector<int64_t> prompt = {512}, generate = {128}, batch = {1};
+  std::vector<int64_t> prompt = {512}, generate = {128}, depth = {0}, batch = {1};
   std::vector<int> threads = {0};
   int repeat = 5;
   int busy = 0;
@@ -36,15 +36,19 @@ struct BenchOptions {
   std::string output = "md";
 };
 
-// One line of the table: each request of a batch has n_prompt ids, or makes n_gen tokens after one id.
+// One line of the table: each request of a batch has n_prompt ids, or makes n_gen tokens after n_depth ids,
+// or one.
 struct Case {
   int threads;
-  int64_t batch, n_prompt, n_gen;
+  int64_t batch, n_prompt, n_gen, n_depth = 0;
   int busy = 0;  // processes beside it
+
+  int64_t num_ids() const { return std::max<int64_t>(n_gen > 0 ? n_depth : n_prompt, 1); }
 
   std::string name() const {
     std::string test = n_gen > 0 ? "tg" + std::to_string(n_gen) : "pp" + std::to_string(n_prompt);
     if (batch > 1) test += " x" + std::to_string(batch);
+    if (n_depth > 0) test += " @ d" + std::to_string(n_depth);
     return busy > 0 ? test + " beside " + std::to_string(busy) + " busy" : test;
   }
 };
@@ -85,7 +89,7 @@ class Batch {
     Status refused;
     for (int64_t b = 0; b < case_.batch; ++b) {
       Request request;
-      request.input_ids.resize(static_cast<size_t>(std::max<int64_t>(case_.n_prompt, 1)));
+      request.input_ids.resize(static_cast<size_t>(case_.num_ids()));
       for (int32_t& id : request.input_ids) id = static_cast<int32_t>(random() % vocabulary());
       request.sampling.temperature = 0;
       request.sampling.ignore_eos = true;
@@ -193,6 +197,7 @@ json to_json(const Measured& m, const ModelInfo& info) {
               {"n_batch", m.what.batch},
               {"n_prompt", m.what.n_prompt},
               {"n_gen", m.what.n_gen},
+              {"n_depth", m.what.n_depth},
               {"n_busy", m.what.busy},
               {"of_alone", m.of_alone},
               {"test", m.what.name()},
@@ -264,8 +269,10 @@ std::vector<Case> cases(const BenchOptions& options, int threads) {
     for (const int64_t n : options.prompt) {
       if (n > 0) list.push_back({threads, batch, n, 0});
     }
-    for (const int64_t n : options.generate) {
-      if (n > 0) list.push_back({threads, batch, 0, n});
+    for (const int64_t depth : options.depth) {
+      for (const int64_t n : options.generate) {
+        if (n > 0) list.push_back({threads, batch, 0, n, depth});
+      }
     }
   }
   return list;
@@ -315,6 +322,8 @@ void add_bench_latency(CLI::App& bench, int& exit_code) {
   list("-t,--threads", options->threads, "CPU threads; 0: all")->check(CLI::NonNegativeNumber);
   list("-p,--n-prompt", options->prompt, "prompt lengths; 0: none")->check(CLI::NonNegativeNumber);
   list("-n,--n-gen", options->generate, "decode lengths; 0: none")->check(CLI::NonNegativeNumber);
+  list("-d,--n-depth", options->depth, "tokens before those that decode makes; their prefill is not timed")
+      ->check(CLI::NonNegativeNumber);
   list("-b,--batch", options->batch, "requests at a time")->check(CLI::Range(1, 4096));
   verb->add_option("-r,--repetitions", options->repeat, "repeats of each test")
       ->check(CLI::Range(1, 1000))

@@ -87,6 +87,15 @@ class Latency(unittest.TestCase):
         self.assertLessEqual(rows[3]["limit_ts"], reads[3] * 8 * 1.001)
         self.assertGreater(rows[0]["limit_ts"], 0)
 
+    def test_depth(self):
+        rows = self.run_json("bench", "latency", MODEL, *"-t 2 -p 0 -n 4 -d 0,40 -b 1,2 -r 1 --cold-mib 16".split())
+        self.assertEqual([row["test"] for row in rows], ["tg4", "tg4 @ d40", "tg4 x2", "tg4 x2 @ d40"])
+        self.assertEqual([row["n_depth"] for row in rows], [0, 40, 0, 40])
+        ended = subprocess.run([BINARY, "bench", "latency", MODEL, *"-t 2 -p 0 -n 4 -d 1000000 -r 1 --cold-mib 16".split()],
+                               capture_output=True, text=True, timeout=300)
+        self.assertEqual(ended.returncode, 4)  # it does not fit
+        self.assertIn("1000000", ended.stderr)
+
     def test_beside_busy(self):
         rows = self.run_json("bench", "latency", MODEL, *"-t 2 -p 0 -n 4 -r 3 --cold-mib 16 --beside-busy 2".split())
         self.assertEqual([row["test"] for row in rows], ["tg4", "tg4 beside 2 busy"])
