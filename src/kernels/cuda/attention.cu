@@ -64,7 +64,7 @@ bool is_decode(const AttentionArgs& args, const AttentionParams& p) {
 }
 void decode(const AttentionParams& p) {
   const Work work = work_of(p);
-  launch_attention_decode(p, cluster_size(work.units, kDecodeBlocks, work.max_keys, 32));
+  launch_attention_decode(p, cluster_size(work.units, kDecodeBlocks, work.max_keys, 32), work.max_keys);
 }
 
 }  // namespace

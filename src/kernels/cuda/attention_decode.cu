@@ -24,6 +24,7 @@
 #include "kernels/cuda/attention_new_token.cuh"
 #include "kernels/cuda/attention_params.h"
 #include "kernels/cuda/attention_ptx.cuh"
+#include "kernels/cuda/launch.h"
 
 namespace fp4moe::cuda {
 namespace {
@@ -391,11 +392,13 @@ __global__ void __launch_bounds__(W * 32, W == 8    ? 2
   add_parts(p, row, kv_head, splits, min(num_blocks, splits * W), shared);
 }
 
-// S: blocks of keys that a warp has in shared memory, of which one is worked on. W: warps of a block.
+// S: blocks of keys that a warp has in shared memory, of which one is worked on. W: warps of a block. By a
+// cluster of `splits` blocks.
 template <int D, int S, int W>
 void launch(const AttentionParams& p, int splits) {
   constexpr int kMaxBytes = 227 * 1024;
   [[maybe_unused]] static const cudaError_t allowed = [] {
+    if (S == 1) share_sm(attention_decode<D, S, W>);
     return cudaFuncSetAttribute(attention_decode<D, S, W>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 kMaxBytes);
   }();
@@ -408,20 +411,25 @@ void launch(const AttentionParams& p, int splits) {
   current_stream().check_launch("attention_decode");
 }
 
+// Heads of up to 64. One block of keys a warp leaves shared memory to the linears before and behind, which
+// then have their weights sooner: where it is all that a warp gets, and where every block has an SM for
+// itself.
+void launch_small_heads(const AttentionParams& p, int splits, int64_t max_keys) {
+  constexpr int kMost = 8;  // 16 blocks start only where a GPC has room for all of them
+  if (splits > kMost) {
+    const bool alone = int64_t{p.num_rows} * p.num_kv_heads * kMost <= device_limits().num_sms;
+    return alone ? launch<64, 1, 8>(p, kMost) : launch<64, 3, 4>(p, kMost);
+  }
+  if (max_keys <= (splits * 4 - 1) * kBlockKeys) return launch<64, 1, 4>(p, splits);
+  // Where rows are many, four blocks share an SM.
+  splits > 1 ? launch<64, 3, 4>(p, splits) : launch<64, 2, 4>(p, splits);
+}
+
 }  // namespace
 
-// splits: blocks of a cluster, if they have 4 warps each.
-void launch_attention_decode(const AttentionParams& p, int splits) {
-  // 16 blocks start only where a GPC has room for all of them: 8 of twice the warps are there sooner.
-  const bool large = splits > 8;
-  if (p.k_dim > 64)
-    large ? launch<128, 2, 8>(p, splits / 2) : launch<128, 2, 4>(p, splits);
-  else if (large)
-    launch<64, 3, 8>(p, splits / 2);
-  else if (splits > 1)
-    launch<64, 3, 4>(p, splits);
-  else
-    launch<64, 2, 4>(p, splits);  // many rows: four blocks share an SM
+void launch_attention_decode(const AttentionParams& p, int splits, int64_t max_keys) {
+  if (p.k_dim <= 64) return launch_small_heads(p, splits, max_keys);
+  splits > 8 ? launch<128, 2, 8>(p, splits / 2) : launch<128, 2, 4>(p, splits);
 }
 
 }  // namespace fp4moe::cuda

@@ -37,7 +37,8 @@ struct AttentionParams {
 
 constexpr float kLog2e = 1.44269504f;
 
-void launch_attention_decode(const AttentionParams& p, int splits);
+// splits: blocks of a cluster, if they have 4 warps each; max_keys: of a row at most.
+void launch_attention_decode(const AttentionParams& p, int splits, int64_t max_keys);
 void launch_attention_prefill(const AttentionParams& p);
 void launch_attention_mla(const AttentionParams& p, int splits);
 

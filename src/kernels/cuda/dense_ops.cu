@@ -16,11 +16,8 @@ void linear(const LinearArgs& args, ThreadPool&) {
     linear_lt(args, LtAlgorithm::kBest);
 }
 
-// Above this, norming the tokens in every block costs more than a launch of its own.
-constexpr int64_t kMaxNormedTokens = 4;
-
 void norm_linear(const NormLinearArgs& args, ThreadPool& pool) {
-  if (args.linear.x.rows <= kMaxNormedTokens && linear_few_fits(args.linear.x.rows, args.linear.x.cols))
+  if (args.linear.x.rows <= kFewLoneTokens && linear_few_fits(args.linear.x.rows, args.linear.x.cols))
     return norm_linear_few(args);
   cuda::rms_norm(args.norm, pool);
   linear(args.linear, pool);

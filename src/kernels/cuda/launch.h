@@ -23,6 +23,15 @@ struct LaunchShape {
   unsigned cluster = 1;  // blocks of a cluster
 };
 
+// Gives as much of an SM's memory as can be to shared memory while `kernel` runs, so that the next one's
+// blocks, if there is room for both, start beside it: an SM that runs anything keeps its cut of L1 and shared
+// memory. Without it a kernel gets about what its own blocks take.
+template <class Kernel>
+void share_sm(Kernel kernel) {
+  cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                       cudaSharedmemCarveoutMaxShared);
+}
+
 // An error is kept by the stream. A grid of nothing is not launched. Arguments that have a `mark` get one.
 template <class Args>
 void launch(const char* name, void (*kernel)(Args), const LaunchShape& shape, Args args) {

@@ -1,7 +1,7 @@
 // Dense linear of few tokens, optionally with the RMS norm of its input inside.
 //
 // Computes:  out [T, N] f32 (+)= x [T, K] W^T + bias, W [N, K] bf16 row-major; x is bf16, or norm(residual).
-// Shapes:    T <= 16, K a multiple of 32, any N; x whole in shared memory.
+// Shapes:    T <= 16 (with the norm <= 4), K a multiple of 32, any N; x whole in shared memory.
 // Bytes:     2 N K, once from HBM; T (2 K + 4 N) beside it.
 // Flops:     2 T N K, on mma.sync with weights as its 16 rows and the tokens as its 8 columns.
 // Bound:     HBM. Each block streams its share of the rows through a ring of bulk copies, and starts before
@@ -32,13 +32,10 @@ constexpr int kGroupTiles = 3;  // whose sums are kept until the warps' are adde
 constexpr int kGroupRows = kGroupTiles * kTileRows;
 constexpr int kMaxChunk = 1536;  // k's of a stage
 constexpr int kMaxStages = 16, kMinStages = 2;
-// What a block takes at most, unless its ring would be shorter than kGoodStages. With more tokens than
-// kLoneTokens it leaves room for the attention's blocks; with fewer, a longer ring is worth more than their
-// early start (a model's step at T = 1: 602 to 607 tokens/s for 572 to 587 with rings of 112 and 150 KB).
-constexpr int kMaxNormSharedBytes = 150 * 1024, kMaxLoneSharedBytes = 200 * 1024,
-              kMaxSharedBytes = 150 * 1024;
-constexpr int kLoneTokens = 4, kGoodStages = 4;
+constexpr int kGoodStages = 4;
 constexpr int kMaxTokens = 16;
+
+enum class Batch { kLone, kHalf, kWhole };                // T <= kFewLoneTokens, <= 8, <= kMaxTokens
 constexpr int kStepK = kWarps * 32, kPairK = 2 * kStepK;  // k's of all warps at once, and of two such steps
 
 constexpr int padded_to(int k, int multiple) { return (k + multiple - 1) / multiple * multiple; }
@@ -340,8 +337,9 @@ __device__ void multiply(const FewArgs& a, uint8_t* shared, const Share& share, 
   }
 }
 
-template <bool kTwoHalves, bool kNorm>
+template <Batch kBatch, bool kNorm>
 __global__ void __launch_bounds__(kThreads + 32, 2) linear_few_kernel(const __grid_constant__ FewArgs a) {
+  constexpr bool kTwoHalves = kBatch == Batch::kWhole;
   extern __shared__ __align__(128) uint8_t shared[];
   uint64_t* barriers = reinterpret_cast<uint64_t*>(shared + a.layout.barriers);
   const Ring ring{barriers, barriers + kMaxStages, a.layout.num_stages};
@@ -383,43 +381,71 @@ __global__ void __launch_bounds__(kThreads + 32, 2) linear_few_kernel(const __gr
   }
 }
 
-// Stages for `num_tokens`, of up to `wanted`; fewer than kMinStages: it does not fit.
-int num_stages(int64_t num_tokens, int64_t k, bool norm, int64_t wanted) {
+Batch batch_of(int64_t num_tokens) {
+  return num_tokens <= kFewLoneTokens ? Batch::kLone : num_tokens <= 8 ? Batch::kHalf : Batch::kWhole;
+}
+
+// Blocks of an SM, and what a block takes at most unless its ring would be shorter than kGoodStages.
+struct Room {
+  int num_blocks, shared_bytes;
+};
+
+// Stages that fit into `bytes`; fewer than 0: x does not.
+int stages_within(int64_t num_tokens, int64_t k, int bytes) {
   const FewLayout layout = few_layout(static_cast<int>(num_tokens), static_cast<int>(k), 0);
-  const auto within = [&](int bytes) { return (bytes - layout.end) / layout.stage_bytes; };
-  const int most = within(device_limits().shared_bytes_per_block);
-  const int stages = std::min(most, std::max(within(norm                        ? kMaxNormSharedBytes
-                                                    : num_tokens <= kLoneTokens ? kMaxLoneSharedBytes
-                                                                                : kMaxSharedBytes),
-                                             kGoodStages));
-  return static_cast<int>(
-      std::min<int64_t>(std::min(stages, kMaxStages), std::max<int64_t>(wanted, kMinStages)));
+  return (bytes - layout.end) / layout.stage_bytes;
+}
+
+// With lone tokens a block's weights should be there before its tokens are, while other kernels' blocks run
+// on the same SM. With the norm it leaves room for one of attention's, which comes next. Without it two share
+// an SM: where one of attention's takes the room of one, the other has its weights.
+Room room_of(int64_t num_tokens, int64_t k, bool norm) {
+  constexpr int kKiB = 1024;
+  if (batch_of(num_tokens) != Batch::kLone) return {1, 150 * kKiB};
+  if (norm) return {1, 169 * kKiB};
+  constexpr Room kTwo{2, 111 * kKiB};
+  return stages_within(num_tokens, k, kTwo.shared_bytes) >= kGoodStages ? kTwo : Room{1, 200 * kKiB};
+}
+
+// Of up to `wanted`; fewer than kMinStages: it does not fit.
+int num_stages(int64_t num_tokens, int64_t k, bool norm, int64_t wanted) {
+  const int most = stages_within(num_tokens, k, device_limits().shared_bytes_per_block);
+  const int good = stages_within(num_tokens, k, room_of(num_tokens, k, norm).shared_bytes);
+  const int stages = std::min(std::min(most, std::max(good, kGoodStages)), kMaxStages);
+  return static_cast<int>(std::min<int64_t>(stages, std::max<int64_t>(wanted, kMinStages)));
 }
 
 using FewKernel = void (*)(FewArgs);
 
 // The kernel may use all shared memory; told to the driver once.
-FewKernel kernel_of(bool two_halves, bool norm) {
-  static const auto allow = [](FewKernel kernel) {
+template <Batch kBatch, bool kNorm>
+FewKernel allowed_kernel() {
+  static const FewKernel allowed = [] {
+    const FewKernel kernel = linear_few_kernel<kBatch, kNorm>;
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          device_limits().shared_bytes_per_block);
+    if (kBatch == Batch::kLone) share_sm(kernel);
     return kernel;
-  };
-  static const FewKernel kernels[2][2] = {
-      {allow(linear_few_kernel<false, false>), allow(linear_few_kernel<false, true>)},
-      {allow(linear_few_kernel<true, false>), allow(linear_few_kernel<true, true>)}};
-  return kernels[two_halves][norm];
+  }();
+  return allowed;
+}
+
+FewKernel kernel_of(Batch batch, bool norm) {
+  if (norm) return allowed_kernel<Batch::kLone, true>();
+  return batch == Batch::kLone   ? allowed_kernel<Batch::kLone, false>()
+         : batch == Batch::kHalf ? allowed_kernel<Batch::kHalf, false>()
+                                 : allowed_kernel<Batch::kWhole, false>();
 }
 
 void launch_few(FewArgs a, bool norm) {
-  const int blocks = std::min(a.n, device_limits().num_sms);
+  const int blocks = std::min(a.n, device_limits().num_sms * room_of(a.num_tokens, a.k, norm).num_blocks);
   if (blocks == 0 || a.num_tokens == 0) return;
   const int64_t stages = ceil_div(ceil_div(a.n, blocks), kStageRows) * ceil_div(a.k, chunk_of(a.k));
   const int ring = num_stages(a.num_tokens, a.k, norm, stages);
   FP4MOE_CHECK(ring >= kMinStages, "linear_few of T=" + std::to_string(a.num_tokens) +
                                        " K=" + std::to_string(a.k) + " does not fit");
   a.layout = few_layout(a.num_tokens, a.k, ring);
-  launch("linear_few", kernel_of(a.num_tokens > 8, norm),
+  launch("linear_few", kernel_of(batch_of(a.num_tokens), norm),
          {dim3(static_cast<unsigned>(blocks)), dim3(kThreads + 32), static_cast<size_t>(a.layout.end)}, a);
 }
 
@@ -448,6 +474,7 @@ bool linear_few_fits(int64_t num_tokens, int64_t k) {
 void linear_few(const LinearArgs& args) { launch_few(few_args(args), /*norm=*/false); }
 
 void norm_linear_few(const NormLinearArgs& args) {
+  FP4MOE_CHECK(args.linear.x.rows <= kFewLoneTokens, "norm_linear_few of too many tokens");
   FewArgs a = few_args(args.linear);
   a.x = nullptr;
   a.residual = args.norm.x;

@@ -5,6 +5,10 @@
 
 namespace fp4moe {
 
+// Up to here a step's kernels are bound by latency, and norming the tokens in every block costs less than a
+// launch of its own.
+constexpr int64_t kFewLoneTokens = 4;
+
 // Whether linear_few takes T rows of K: T <= 16, K a multiple of 32, and x beside a ring of weights in shared
 // memory.
 bool linear_few_fits(int64_t num_tokens, int64_t k);
@@ -12,7 +16,7 @@ bool linear_few_fits(int64_t num_tokens, int64_t k);
 // DenseOps::linear. Precondition: linear_few_fits.
 void linear_few(const LinearArgs& args);
 // DenseOps::norm_linear with the norm inside; linear.x.data and norm.out_act.data are not written.
-// Precondition: linear_few_fits; norm.out_f32 is null.
+// Precondition: linear_few_fits; T <= kFewLoneTokens; norm.out_f32 is null.
 void norm_linear_few(const NormLinearArgs& args);
 
 }  // namespace fp4moe

@@ -198,7 +198,6 @@ __device__ __forceinline__ void choose(const NormRouteArgs& a, int64_t t, float*
 __global__ void __cluster_dims__(kBlocks) __launch_bounds__(kThreads)
     norm_route_kernel(const __grid_constant__ NormRouteArgs a) {
   extern __shared__ __align__(16) uint8_t memory[];
-  ptx::grid_dependents_launch();
   ptx::cluster_arrive();
   const int num_vectors = a.hidden_size / kVector, block = static_cast<int>(blockIdx.x);
   uint4* weights = reinterpret_cast<uint4*>(memory);
@@ -211,6 +210,8 @@ __global__ void __cluster_dims__(kBlocks) __launch_bounds__(kThreads)
   norm_weight.load(a.norm_weight, part);
   ptx::cluster_wait();  // all blocks run, their memory can be written
   ptx::grid_dependency_wait();
+  // Not sooner: experts' blocks that wait for whole SMs would run 15 % longer.
+  ptx::grid_dependents_launch();
   x.load(a.x + int64_t{blockIdx.y} * a.hidden_size, part);
   const float square = square_and_weigh(norm_weight, x);
   if (threadIdx.x < kBlocks) send(squares + block, static_cast<int>(threadIdx.x), square);
