@@ -98,19 +98,30 @@ __device__ __forceinline__ void load_block(const AttentionParams& p, int rows_of
   }
 }
 
-// The turns of the row's position, and the sinks: before the wait, as they are not a kernel's.
-template <int D, int S, int W>
-__device__ __forceinline__ void prepare(const AttentionParams& p, int kv_head, int position,
-                                        Shared<D, S, W>& shared) {
-  const int i = static_cast<int>(threadIdx.x);
-  if (p.rope.k != nullptr && i < D / 2) {
-    Turn turn;
-    sincosf(static_cast<float>(position) * __ldg(p.rope.inv_freq + i), &turn.sine, &turn.cosine);
-    shared.turns[i] = {turn.cosine * p.rope.factor, turn.sine * p.rope.factor};
+// What a thread puts of the turns of the row's position, and of the sinks: weights, which no kernel writes.
+// Loaded at once, used while the first keys are on their way.
+template <int D>
+struct Prepared {
+  float inv_freq = 0, sink = 0;
+
+  __device__ __forceinline__ Prepared(const AttentionParams& p, int kv_head) {
+    const int i = static_cast<int>(threadIdx.x);
+    if (p.rope.k != nullptr && i < D / 2) inv_freq = __ldg(p.rope.inv_freq + i);
+    if (p.sinks != nullptr && i < p.group) sink = __ldg(p.sinks + kv_head * p.group + i);
   }
-  if (p.sinks != nullptr && i < p.group) shared.sinks[i] = __ldg(p.sinks + kv_head * p.group + i);
-  __syncthreads();
-}
+  // All threads.
+  template <int S, int W>
+  __device__ __forceinline__ void put(const AttentionParams& p, int position, Shared<D, S, W>& shared) const {
+    const int i = static_cast<int>(threadIdx.x);
+    if (p.rope.k != nullptr && i < D / 2) {
+      Turn turn;
+      sincosf(static_cast<float>(position) * inv_freq, &turn.sine, &turn.cosine);
+      shared.turns[i] = {turn.cosine * p.rope.factor, turn.sine * p.rope.factor};
+    }
+    if (p.sinks != nullptr && i < p.group) shared.sinks[i] = sink;
+    __syncthreads();
+  }
+};
 
 // Pairs of queries in the order of load_block()'s contraction: every load is on its way before the first is
 // used.
@@ -244,7 +255,8 @@ __device__ __forceinline__ void multiply_values(const Shared<D, S, W>& shared, i
 // This warp's blocks of the row's keys, every stride-th from the worker's. Waits for the kernels before.
 template <int D, int S, int W>
 __device__ __forceinline__ void attend(const AttentionParams& p, int row, int kv_head, int worker, int stride,
-                                       int2 keys, Shared<D, S, W>& shared, Warp<D>& w) {
+                                       int2 keys, const Prepared<D>& prepared, Shared<D, S, W>& shared,
+                                       Warp<D>& w) {
   const int lane = threadIdx.x % 32, sequence = p.row_sequence[row];
   const int end = keys.y / kBlockKeys + 1;
   auto rows_of = [&](int block) {  // what lies outside the row's keys is read as one of them, and masked
@@ -252,7 +264,10 @@ __device__ __forceinline__ void attend(const AttentionParams& p, int row, int kv
     return page_row(p, sequence, kv_head, key);
   };
   int block = keys.x / kBlockKeys + worker, rows[S];
-  if (block >= end) return ptx::grid_dependency_wait();
+  if (block >= end) {
+    prepared.put(p, keys.y, shared);
+    return ptx::grid_dependency_wait();
+  }
 #pragma unroll
   for (int i = 0; i < S; ++i) rows[i] = rows_of(block + i * stride);
 #pragma unroll
@@ -265,6 +280,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, int row, int kv
   const int new_row = page_row(p, sequence, kv_head, keys.y);
   NewToken<D> token;
   Queries<D> queries;
+  prepared.put(p, keys.y, shared);
   ptx::grid_dependency_wait();
   queries.load(p, row, kv_head);
   if (has_new) token.load(p, row, kv_head);
@@ -364,6 +380,7 @@ __global__ void __launch_bounds__(W * 32, W == 8    ? 2
   Shared<D, S, W>& shared = *reinterpret_cast<Shared<D, S, W>*>(memory);
   ptx::grid_dependents_launch();
   const int row = blockIdx.z, kv_head = blockIdx.y;
+  const Prepared<D> prepared(p, kv_head);
   const int last = static_cast<int>(p.positions[row]);
   if (p.rope.k == nullptr) ptx::grid_dependency_wait();  // for the newest key, which a kernel has stored
   if (p.row_sequence[row] < 0) {
@@ -375,7 +392,6 @@ __global__ void __launch_bounds__(W * 32, W == 8    ? 2
   const int splits = min(static_cast<int>(gridDim.x), (num_blocks + W - 1) / W);
   if (static_cast<int>(blockIdx.x) >= splits) return;  // a barrier waits for those that have not returned
   ptx::cluster_arrive();
-  prepare(p, kv_head, last, shared);
   Warp<D> w;
 #pragma unroll
   for (int n = 0; n < D / 8; ++n)
@@ -384,7 +400,7 @@ __global__ void __launch_bounds__(W * 32, W == 8    ? 2
   w.largest[0] = w.largest[1] = -INFINITY;
   w.denominator[0] = w.denominator[1] = 0;
   const int worker = static_cast<int>(threadIdx.x / 32 * splits + blockIdx.x);
-  attend(p, row, kv_head, worker, splits * W, keys, shared, w);
+  attend(p, row, kv_head, worker, splits * W, keys, prepared, shared, w);
   ptx::cluster_wait();  // all blocks run, their memory can be written
   send_parts(p, worker, splits, w, shared);
   ptx::cluster_arrive();
