@@ -38,8 +38,9 @@ Result<Place> parse_place(const std::string& text) {
 // A connection to one prefill node, from its making to its end, which ends all its rooms.
 class DecodeNode::Peer {
  public:
-  Peer(const DecodeNode& node, std::string name, Place place)
-      : node_(node), name_(std::move(name)), place_(std::move(place)) {}
+  // said: how the connection before it ended, as the log has it.
+  Peer(const DecodeNode& node, std::string name, Place place, std::string said)
+      : node_(node), name_(std::move(name)), place_(std::move(place)), said_(std::move(said)) {}
   ~Peer() {
     {
       std::lock_guard lock(mutex_);
@@ -51,6 +52,11 @@ class DecodeNode::Peer {
 
   void start() {
     thread_ = std::thread([this] { run(); });
+  }
+  // Of a connection that has ended: what the log says of it, or of one before it.
+  std::string said() const {
+    std::lock_guard lock(mutex_);
+    return said_;
   }
   // False: the connection has ended, and this object is of no more use.
   bool ask(uint64_t room, const std::string& id, std::string payload) {
@@ -90,11 +96,17 @@ class DecodeNode::Peer {
     {
       std::lock_guard lock(mutex_);
       ended_ = true;
-      if (!closing_) log_warning("disaggregation: " + at_peer(status).message());
+      if (!closing_) say(at_peer(status).message());
       rooms.swap(rooms_);
     }
     for (const auto& [room, r] : rooms)
       node_.on_news_({.room = room, .id = r.id, .status = unavailable(at_peer(status).message())});
+  }
+
+  // A node that stays away fails every request that names it, and is said once.
+  void say(const std::string& message) {
+    if (message != said_) log_warning("disaggregation: " + message);
+    said_ = message;
   }
 
   // Until the connection ends; never OK.
@@ -112,6 +124,10 @@ class DecodeNode::Peer {
     FP4MOE_ASSIGN_OR_RETURN(const KvHello hello, decode_kv_hello(reply.payload));
     FP4MOE_RETURN_IF_ERROR(compare_hello(hello, node_.hello_));
     log_info("disaggregation: connected to prefill node " + name_);
+    {
+      std::lock_guard lock(mutex_);
+      said_.clear();
+    }
     sending_ = std::thread([this, epoch = hello.epoch] { sender_.run(*socket_, epoch); });
     for (;;) {
       FP4MOE_ASSIGN_OR_RETURN(const KvFrame frame, socket_->receive(hello.epoch, node_.max_page_bytes_));
@@ -183,9 +199,10 @@ class DecodeNode::Peer {
   const std::string name_;
   const Place place_;
   KvSender sender_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::unique_ptr<KvSocket> socket_;
   std::map<uint64_t, Room> rooms_;
+  std::string said_;
   bool closing_ = false, ended_ = false;
   std::thread sending_;
   std::thread thread_;
@@ -205,8 +222,12 @@ Result<uint64_t> DecodeNode::ask(const Request& request) {
                         " bytes for the prefill node, " + "legal are " + std::to_string(kMaxKvMessageBytes));
   std::unique_ptr<Peer>& peer = peers_[request.prefill_node];
   if (peer == nullptr || !peer->ask(room, request.id, payload)) {
-    if (peer != nullptr) std::erase_if(rooms_, [&](const auto& r) { return r.second == peer.get(); });
-    peer = std::make_unique<Peer>(*this, request.prefill_node, std::move(place));
+    std::string said;
+    if (peer != nullptr) {
+      std::erase_if(rooms_, [&](const auto& r) { return r.second == peer.get(); });
+      said = peer->said();
+    }
+    peer = std::make_unique<Peer>(*this, request.prefill_node, std::move(place), std::move(said));
     static_cast<void>(peer->ask(room, request.id, std::move(payload)));
     peer->start();
   }
