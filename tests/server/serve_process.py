@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from urllib.parse import urlsplit
 
@@ -46,7 +47,7 @@ def eventually(condition, seconds=20):
 
 
 class Serve:
-    """with Serve(binary, model) as s: ... s.url ...; afterwards s.exit_code and s.lines."""
+    """with Serve(binary, model) as s: ... s.url ...; afterwards s.exit_code. s.lines: what it has printed so far."""
 
     def __init__(self, binary, model, *flags, launcher=()):
         place = [] if "--host" in flags else ["--host", "127.0.0.1"]
@@ -61,11 +62,27 @@ class Serve:
             if found:
                 self.url = found.group(1)
             if "The server is fired up and ready to roll!" in line:
+                # Read while it runs, so that it never waits for room to print.
+                self.reader = threading.Thread(target=lambda: self.lines.extend(self.process.stdout))
+                self.reader.start()
                 return self
         raise RuntimeError(f"serve ended with {self.process.wait()}:\n" + "".join(self.lines))
 
     def __exit__(self, *_):
         self.process.send_signal(signal.SIGTERM)
-        self.lines += self.process.stdout.read().splitlines(keepends=True)
-        self.process.stdout.close()
-        self.exit_code = self.process.wait(timeout=60)
+        self.finish()
+
+    def kill(self):
+        self.process.kill()
+        self.finish()
+
+    def finish(self):
+        """Of a process that is to end: waits for it."""
+        try:
+            self.exit_code = self.process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        finally:
+            self.reader.join()
+            self.process.stdout.close()

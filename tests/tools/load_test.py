@@ -16,7 +16,6 @@ import multiprocessing
 import os
 import random
 import re
-import signal
 import statistics
 import subprocess
 import sys
@@ -265,24 +264,7 @@ def run_clients(url, vocab, end, seeds):
 
 
 class LoadedServe(Serve):
-    """Serve whose lines are read while it runs, so that it never waits for room to print."""
-
-    def __enter__(self):
-        super().__enter__()
-        self.reader = threading.Thread(target=lambda: self.lines.extend(self.process.stdout))
-        self.reader.start()
-        return self
-
-    def __exit__(self, *_):
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGTERM)
-        try:
-            self.exit_code = self.process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.exit_code = self.process.wait()
-        self.reader.join()
-        self.process.stdout.close()
+    """Serve, and what is asked of it under load."""
 
     def get(self, path):
         with contextlib.closing(http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=SECONDS)) as connection:

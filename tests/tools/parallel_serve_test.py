@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -38,9 +37,7 @@ class Ranks(Serve):
         if self.processes == 1:
             return super().__exit__()
         os.kill(ranks_of(self.process)[0], signal.SIGTERM)  # mpirun itself would end with the signal's code
-        self.lines += self.process.stdout.read().splitlines(keepends=True)
-        self.process.stdout.close()
-        self.exit_code = self.process.wait(timeout=60)
+        self.finish()
 
 
 def generate(url, prompt, tokens=24, **more):
@@ -130,15 +127,12 @@ class Parallel(unittest.TestCase):
         time.sleep(0.5)
         os.kill(ranks_of(serve.process)[1], signal.SIGKILL)
         killed = time.monotonic()
-        rest = serve.process.stdout.read()
-        code = serve.process.wait(timeout=60)
+        serve.finish()
         self.assertLess(time.monotonic() - killed, DEADLINE + 1)
-        self.assertNotEqual(code, 0)
+        self.assertNotEqual(serve.exit_code, 0)
         for thread in threads:
             thread.join()
-        serve.process.stdout.close()
-        lines = [line for line in rest.splitlines() if "ranks 2 to 3" in line and "op " in line]
-        self.assertTrue(lines, rest)
+        self.assertTrue([line for line in serve.lines if "ranks 2 to 3" in line and "op " in line], serve.lines)
         self.check(2)
 
     @needs_mpi
