@@ -31,11 +31,10 @@ constexpr int kTileRows = 2 * kStageRows;
 constexpr int kGroupTiles = 3;  // whose sums are kept until the warps' are added
 constexpr int kGroupRows = kGroupTiles * kTileRows;
 constexpr int kMaxChunk = 1536;  // k's of a stage
-constexpr int kMaxStages = 16, kMinStages = 2;
-constexpr int kGoodStages = 4;
+constexpr int kMaxStages = 16, kGoodStages = 4, kMinStages = 2;
 constexpr int kMaxTokens = 16;
 
-enum class Batch { kLone, kHalf, kWhole };                // T <= kFewLoneTokens, <= 8, <= kMaxTokens
+enum class TokenClass { kLone, kUpTo8, kUpTo16 };         // kLone: T <= kFewLoneTokens
 constexpr int kStepK = kWarps * 32, kPairK = 2 * kStepK;  // k's of all warps at once, and of two such steps
 
 constexpr int padded_to(int k, int multiple) { return (k + multiple - 1) / multiple * multiple; }
@@ -337,9 +336,9 @@ __device__ void multiply(const FewArgs& a, uint8_t* shared, const Share& share, 
   }
 }
 
-template <Batch kBatch, bool kNorm>
+template <TokenClass kClass, bool kNorm>
 __global__ void __launch_bounds__(kThreads + 32, 2) linear_few_kernel(const __grid_constant__ FewArgs a) {
-  constexpr bool kTwoHalves = kBatch == Batch::kWhole;
+  constexpr bool kTwoHalves = kClass == TokenClass::kUpTo16;
   extern __shared__ __align__(128) uint8_t shared[];
   uint64_t* barriers = reinterpret_cast<uint64_t*>(shared + a.layout.barriers);
   const Ring ring{barriers, barriers + kMaxStages, a.layout.num_stages};
@@ -381,8 +380,9 @@ __global__ void __launch_bounds__(kThreads + 32, 2) linear_few_kernel(const __gr
   }
 }
 
-Batch batch_of(int64_t num_tokens) {
-  return num_tokens <= kFewLoneTokens ? Batch::kLone : num_tokens <= 8 ? Batch::kHalf : Batch::kWhole;
+TokenClass class_of(int64_t num_tokens) {
+  if (num_tokens <= kFewLoneTokens) return TokenClass::kLone;
+  return num_tokens <= 8 ? TokenClass::kUpTo8 : TokenClass::kUpTo16;
 }
 
 // Blocks of an SM, and what a block takes at most unless its ring would be shorter than kGoodStages.
@@ -401,7 +401,7 @@ int stages_within(int64_t num_tokens, int64_t k, int bytes) {
 // an SM: where one of attention's takes the room of one, the other has its weights.
 Room room_of(int64_t num_tokens, int64_t k, bool norm) {
   constexpr int kKiB = 1024;
-  if (batch_of(num_tokens) != Batch::kLone) return {1, 150 * kKiB};
+  if (class_of(num_tokens) != TokenClass::kLone) return {1, 150 * kKiB};
   if (norm) return {1, 169 * kKiB};
   constexpr Room kTwo{2, 111 * kKiB};
   return stages_within(num_tokens, k, kTwo.shared_bytes) >= kGoodStages ? kTwo : Room{1, 200 * kKiB};
@@ -418,23 +418,28 @@ int num_stages(int64_t num_tokens, int64_t k, bool norm, int64_t wanted) {
 using FewKernel = void (*)(FewArgs);
 
 // The kernel may use all shared memory; told to the driver once.
-template <Batch kBatch, bool kNorm>
+template <TokenClass kClass, bool kNorm>
 FewKernel allowed_kernel() {
   static const FewKernel allowed = [] {
-    const FewKernel kernel = linear_few_kernel<kBatch, kNorm>;
+    const FewKernel kernel = linear_few_kernel<kClass, kNorm>;
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          device_limits().shared_bytes_per_block);
-    if (kBatch == Batch::kLone) share_sm(kernel);
+    if (kClass == TokenClass::kLone) share_sm(kernel);
     return kernel;
   }();
   return allowed;
 }
 
-FewKernel kernel_of(Batch batch, bool norm) {
-  if (norm) return allowed_kernel<Batch::kLone, true>();
-  return batch == Batch::kLone   ? allowed_kernel<Batch::kLone, false>()
-         : batch == Batch::kHalf ? allowed_kernel<Batch::kHalf, false>()
-                                 : allowed_kernel<Batch::kWhole, false>();
+FewKernel kernel_of(TokenClass tokens, bool norm) {
+  if (norm) return allowed_kernel<TokenClass::kLone, true>();
+  switch (tokens) {
+    case TokenClass::kLone:
+      return allowed_kernel<TokenClass::kLone, false>();
+    case TokenClass::kUpTo8:
+      return allowed_kernel<TokenClass::kUpTo8, false>();
+    default:
+      return allowed_kernel<TokenClass::kUpTo16, false>();
+  }
 }
 
 void launch_few(FewArgs a, bool norm) {
@@ -445,7 +450,7 @@ void launch_few(FewArgs a, bool norm) {
   FP4MOE_CHECK(ring >= kMinStages, "linear_few of T=" + std::to_string(a.num_tokens) +
                                        " K=" + std::to_string(a.k) + " does not fit");
   a.layout = few_layout(a.num_tokens, a.k, ring);
-  launch("linear_few", kernel_of(batch_of(a.num_tokens), norm),
+  launch("linear_few", kernel_of(class_of(a.num_tokens), norm),
          {dim3(static_cast<unsigned>(blocks)), dim3(kThreads + 32), static_cast<size_t>(a.layout.end)}, a);
 }
 
