@@ -54,10 +54,7 @@ class DecodeNode::Peer {
     thread_ = std::thread([this] { run(); });
   }
   // Of a connection that has ended: what the log says of it, or of one before it.
-  std::string said() const {
-    std::lock_guard lock(mutex_);
-    return said_;
-  }
+  const std::string& said() const { return said_; }
   // False: the connection has ended, and this object is of no more use.
   bool ask(uint64_t room, const std::string& id, std::string payload) {
     std::lock_guard lock(mutex_);
@@ -124,10 +121,7 @@ class DecodeNode::Peer {
     FP4MOE_ASSIGN_OR_RETURN(const KvHello hello, decode_kv_hello(reply.payload));
     FP4MOE_RETURN_IF_ERROR(compare_hello(hello, node_.hello_));
     log_info("disaggregation: connected to prefill node " + name_);
-    {
-      std::lock_guard lock(mutex_);
-      said_.clear();
-    }
+    said_.clear();
     sending_ = std::thread([this, epoch = hello.epoch] { sender_.run(*socket_, epoch); });
     for (;;) {
       FP4MOE_ASSIGN_OR_RETURN(const KvFrame frame, socket_->receive(hello.epoch, node_.max_page_bytes_));
@@ -199,10 +193,10 @@ class DecodeNode::Peer {
   const std::string name_;
   const Place place_;
   KvSender sender_;
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   std::unique_ptr<KvSocket> socket_;
   std::map<uint64_t, Room> rooms_;
-  std::string said_;
+  std::string said_;  // of run()'s thread, until the connection has ended
   bool closing_ = false, ended_ = false;
   std::thread sending_;
   std::thread thread_;
