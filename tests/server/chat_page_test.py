@@ -9,7 +9,7 @@ import time
 import urllib.request
 
 import chromium
-from serve_process import Serve
+from serve_process import Serve, metric
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
 
@@ -56,10 +56,6 @@ def check(condition, what):
 def get(url):
     with urllib.request.urlopen(url, timeout=60) as response:
         return response.read().decode()
-
-
-def metric(url, name):
-    return sum(float(v) for v in re.findall(rf"^\S*{name}(?:{{.*}})? (\S+)$", get(url + "/metrics"), re.M))
 
 
 def set_field(page, name, value):

@@ -28,12 +28,19 @@ def free_port():
         return s.getsockname()[1]
 
 
-def metric(url, name):
-    """The value of `sglang:<name>`, which has labels."""
+def read_metrics(text):
+    """Gauges and counters by their names without the prefix."""
+    return {name: float(value) for name, value in re.findall(r"^(?:\w+:)?(\w+)\{[^}]*\} (\S+)$", text, re.M)}
+
+
+def metrics(url):
     with contextlib.closing(http.client.HTTPConnection(urlsplit(url).netloc, timeout=120)) as connection:
         connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode()
-    return float(re.search(rf"^sglang:{name}{{[^}}]*}} (\S+)$", text, re.M).group(1))
+        return read_metrics(connection.getresponse().read().decode())
+
+
+def metric(url, name):
+    return metrics(url)[name]
 
 
 def eventually(condition, seconds=20):
@@ -52,9 +59,9 @@ class Serve:
     def __init__(self, binary, model, *flags, launcher=()):
         place = [] if "--host" in flags else ["--host", "127.0.0.1"]
         self.command = [*launcher, binary, "serve", model, *place, "--port", "0", *flags]
-        self.lines = []
 
     def __enter__(self):
+        self.lines = []
         self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, text=True)
         for line in self.process.stdout:
             self.lines.append(line)

@@ -16,7 +16,7 @@ import time
 import unittest
 from urllib.parse import urlsplit
 
-from serve_process import Serve, eventually, exit_without_gpu, free_port, metric
+from serve_process import Serve, eventually, exit_without_gpu, free_port, metric, metrics
 
 BINARY, MODELS = sys.argv[1:3]
 GRAMMARS, CUDA = ("grammars" in sys.argv[3:], "cuda" in sys.argv[3:])
@@ -47,7 +47,6 @@ class Node(Serve):
 
 class Router(Serve):
     def __init__(self, prefill, decode, looks_apart=0.1):
-        self.lines = []
         self.command = [BINARY, "router", "--port", "0", "--health-check-interval-secs", str(looks_apart),
                         "--pd-disaggregation"]
         for node in prefill:
@@ -99,7 +98,8 @@ def experts(url):
 
 
 def is_empty(node):
-    return all(metric(node.url, name) == 0 for name in
+    now = metrics(node.url)
+    return all(now[name] == 0 for name in
                ("num_used_tokens", "num_leaked_pages", "num_prefill_inflight_queue_reqs", "num_running_reqs",
                 "num_decode_prealloc_queue_reqs", "num_decode_transfer_queue_reqs", "num_queue_reqs"))
 

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "server"))
 sys.dont_write_bytecode = True
-from serve_process import Serve, exit_without_gpu  # noqa: E402
+from serve_process import Serve, exit_without_gpu, read_metrics  # noqa: E402
 
 SECONDS = 120  # the longest that any answer may take
 WARM_UP = 0.4  # share of the time before memory is compared: pools and arenas fill
@@ -275,8 +275,7 @@ class LoadedServe(Serve):
             return text
 
     def metrics(self):
-        """Gauges and counters by their names without the prefix."""
-        return {name: float(value) for name, value in re.findall(r"^(?:\w+:)?(\w+)\{[^}]*\} (\S+)$", self.get("/metrics"), re.M)}
+        return read_metrics(self.get("/metrics"))
 
     def rss_mib(self):
         with open(f"/proc/{self.process.pid}/status") as status:

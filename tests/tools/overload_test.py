@@ -7,13 +7,12 @@ import concurrent.futures
 import contextlib
 import http.client
 import json
-import re
 import sys
 import time
 import unittest
 from urllib.parse import urlsplit
 
-from serve_process import Serve
+from serve_process import Serve, metrics
 
 BINARY, MODEL = sys.argv[1:3]
 RUNNING, QUEUED = 4, 4
@@ -35,15 +34,10 @@ def complete(serve, prompt, max_tokens=24, **more):
     return status, headers, json.loads(text)
 
 
-def metrics(serve):
-    text = call(serve, "/metrics", method="GET")[2]
-    return {name: float(value) for name, value in re.findall(r"^(?:\w+:)?(\w+)\{[^}]*\} (\S+)$", text, re.M)}
-
-
 class OverloadTest(unittest.TestCase):
     def check_idle(self, serve):
         deadline = time.time() + 20
-        while (now := metrics(serve))["num_running_reqs"] + now["num_queue_reqs"] > 0:
+        while (now := metrics(serve.url))["num_running_reqs"] + now["num_queue_reqs"] > 0:
             self.assertLess(time.time(), deadline, now)
             time.sleep(0.05)
         self.assertEqual(now["kv_used_tokens"], 0)
@@ -88,7 +82,7 @@ class OverloadTest(unittest.TestCase):
             length = warm["usage"]["prompt_tokens"]
             self.assertEqual(warm["usage"]["prompt_tokens_details"]["cached_tokens"], (length - 1) // 16 * 16)
             self.assertEqual(call(serve, "/flush_cache")[0], 200)
-            self.assertEqual(metrics(serve)["kv_evictable_tokens"], 0)
+            self.assertEqual(metrics(serve.url)["kv_evictable_tokens"], 0)
             self.assertEqual(complete(serve, QUESTION)[2]["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
         with Serve(BINARY, MODEL, "--disable-radix-cache") as serve:
             for _ in range(2):
