@@ -16,13 +16,14 @@ class YamlLines : public CLI::ConfigBase {
 
 std::string config_path(int argc, char** argv) {
   const std::string flag = "--config";
-  for (int i = 2; i < argc; ++i) {
+  const char* const variable = std::getenv("FP4MOE_CONFIG");
+  std::string path = variable == nullptr ? "" : variable;
+  for (int i = 2; i < argc; ++i) {  // the last one counts, as of every flag
     const std::string arg = argv[i];
-    if (arg == flag && i + 1 < argc) return argv[i + 1];
-    if (arg.rfind(flag + "=", 0) == 0) return arg.substr(flag.size() + 1);
+    if (arg == flag && i + 1 < argc) path = argv[i + 1];
+    if (arg.rfind(flag + "=", 0) == 0) path = arg.substr(flag.size() + 1);
   }
-  const char* path = std::getenv("FP4MOE_CONFIG");
-  return path == nullptr ? "" : path;
+  return path;
 }
 
 Result<std::vector<CLI::ConfigItem>> read_items(const std::string& path) {

@@ -9,6 +9,7 @@
 #include <boost/beast/http/string_body.hpp>
 #include <boost/beast/http/write.hpp>
 
+#include "server/excerpt.h"
 #include "server/server_url.h"
 
 namespace fp4moe {
@@ -66,7 +67,7 @@ struct JsonClient::State {
     if (!response.keep_alive()) socket.close(ignored);
     if (response.result_int() == 200) return std::move(response.body());
     return internal_error("HTTP " + std::to_string(response.result_int()) + ": " +
-                          response.body().substr(0, kMaxShownBytes));
+                          excerpt(response.body(), kMaxShownBytes));
   }
 };
 

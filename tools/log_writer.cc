@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 namespace fp4moe {
 
@@ -39,8 +41,65 @@ json json_head(LogLevel level) {
           {"level", name_of(level)}};
 }
 
+// Bytes of the character that `text` begins with; 0 if it is not valid UTF-8.
+size_t character_bytes(std::string_view text) {
+  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0; };
+  const unsigned lead = byte(0);
+  const size_t size = lead < 0x80   ? 1
+                      : lead < 0xC2 ? 0
+                      : lead < 0xE0 ? 2
+                      : lead < 0xF0 ? 3
+                      : lead < 0xF5 ? 4
+                                    : 0;
+  for (size_t i = 1; i < size; ++i)
+    if ((byte(i) & 0xC0) != 0x80) return 0;
+  return size;
+}
+
+// Whether a terminal or a reader of lines may take the character for something else than text: controls (C0
+// without the tab, DEL, C1), separators of lines, and those that turn the direction of writing.
+bool is_control(std::string_view character) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(character[i]); };
+  if (character.size() == 1) return (byte(0) < 0x20 && character != "\t") || byte(0) == 0x7F;
+  if (character.size() == 2) return byte(0) == 0xC2 && byte(1) < 0xA0;
+  if (character.size() != 3 || byte(0) != 0xE2) return false;
+  return (byte(1) == 0x80 && byte(2) >= 0xA8 && byte(2) <= 0xAE) ||  // U+2028 to U+202E
+         (byte(1) == 0x81 && byte(2) >= 0xA6 && byte(2) <= 0xA9);    // U+2066 to U+2069
+}
+
+// Names that clients send are part of some lines: none of them makes a line of its own or speaks to a
+// terminal.
+std::string without_controls(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size();) {
+    const size_t size = character_bytes(text.substr(i));
+    const std::string_view character = text.substr(i, std::max<size_t>(size, 1));
+    if (size == 0 || is_control(character)) {
+      for (const char c : character) out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+    } else {
+      out += character;
+    }
+    i += character.size();
+  }
+  return out;
+}
+
+// The same in JSON, where controls beyond C0 are legal in strings, and are escaped too.
 std::string print(const json& object) {
-  return object.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
+  const std::string text = object.dump(-1, ' ', false, json::error_handler_t::replace);
+  std::string out;
+  for (size_t i = 0; i < text.size();) {
+    const std::string_view rest = std::string_view(text).substr(i);
+    const std::string_view character = rest.substr(0, std::max<size_t>(character_bytes(rest), 1));
+    if (is_control(character)) {
+      const std::string escaped = json(character).dump(-1, ' ', /*ensure_ascii=*/true);
+      out += escaped.substr(1, escaped.size() - 2);
+    } else {
+      out += character;
+    }
+    i += character.size();
+  }
+  return out + "\n";
 }
 
 }  // namespace
@@ -49,7 +108,7 @@ void LogWriter::line(LogLevel level, const std::string& line) {
   if (level < least_) return;
   if (format_ == Format::kText)
     return write(local_time() + (level >= LogLevel::kWarning ? name_of(level) + std::string(": ") : "") +
-                 line + "\n");
+                 without_controls(line) + "\n");
   json object = json_head(level);
   object["message"] = line;
   write(print(object));
@@ -57,7 +116,7 @@ void LogWriter::line(LogLevel level, const std::string& line) {
 
 void LogWriter::event(const std::string& name, const std::string& text, const std::string& fields) {
   if (LogLevel::kInfo < least_) return;
-  if (format_ == Format::kText) return write(local_time() + text + "\n");
+  if (format_ == Format::kText) return write(local_time() + without_controls(text) + "\n");
   json object = json_head(LogLevel::kInfo);
   object["event"] = name;
   object.update(json::parse(fields));

@@ -9,8 +9,9 @@
 
 namespace fp4moe {
 
-// Thread-safe. Where stdout takes nothing (a full disk, a closed pipe) lines are lost and counted, nothing
-// more; their number is said when it takes lines again.
+// Thread-safe. Control characters and bytes that are not UTF-8 are escaped: a line stays one. Where stdout
+// takes nothing (a full disk, a closed pipe) lines are lost and counted, nothing more; their number is said
+// when it takes lines again.
 class LogWriter {
  public:
   enum class Format { kText, kJson };

@@ -37,7 +37,8 @@ void ServiceManager::tick(const EngineStats& stats) {
   const Clock::time_point now = Clock::now();
   const int64_t progress =
       stats.prompt_tokens_total + stats.generation_tokens_total + stats.num_requests_total;
-  const bool idle = stats.num_running_reqs + stats.num_queue_reqs == 0;
+  // Requests that only wait for their grammars are no work of the step loop's.
+  const bool idle = stats.num_running_reqs + stats.num_queue_reqs <= stats.num_grammar_queue_reqs;
   if (idle || progress != progress_) progressed_ = now;
   progress_ = progress;
   if (now - told_ < *period_ / 2 || now - progressed_ >= *period_) return;

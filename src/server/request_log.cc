@@ -29,10 +29,8 @@ json print_sampling(const SamplingParams& s) {
 void log_received(const ServerConfig& config, const HttpRequest& http, const GenerationCall& call) {
   if (!config.request_sink) return;
   json ids = json::array(), sizes = json::array();
-  for (const Request& request : call.requests) {
-    ids.push_back(request.id);
-    sizes.push_back(request.input_ids.size());
-  }
+  for (const Request& request : call.requests) ids.push_back(request.id);
+  for (const PromptIds& prompt : call.prompts) sizes.push_back(prompt->size());
   json fields = {{"rid", std::move(ids)},
                  {"path", http.path},
                  {"stream", call.stream},

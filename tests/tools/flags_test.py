@@ -46,6 +46,8 @@ REFUSED = [
     ("FP8 KV cache", "--kv-cache-dtype fp8_e4m3", UNSUPPORTED, "fp8_e4m3", "auto"),
     ("unknown dense weights", "--dense-quant q4", USAGE, "--dense-quant q4", "none, q8"),
     ("unknown test", "--self-test slow", USAGE, "slow", "fast, full, off"),
+    ("given twice: the last counts", "--dense-quant q3 --dense-quant q4", USAGE, "--dense-quant q4", "none, q8"),
+    ("given twice by two names", "--tp 4 --tp-size 3 --dp 2", UNSUPPORTED, "dp=2", "tp=3"),
     ("no time to wait", "--comm-timeout 0", USAGE, "--comm-timeout", "above 0"),
     ("no memory for rows", "--a2a-memory-budget 0", USAGE, "--a2a-memory-budget 0", "1 to"),
     ("negative tuning", "--autotune-budget -1", USAGE, "--autotune-budget", "0 to 3600"),
@@ -116,7 +118,7 @@ class Flags(unittest.TestCase):
     def test_self_test_passes_on_a_sound_checkpoint(self):
         for how, experts in [("fast", "4 experts of 1 layers"), ("full", "64 experts of 4 layers")]:
             self.assertIn(f"self-test {how}: {experts}", self.log_until_ready("--self-test", how))
-        self.assertNotIn("self-test", self.log_until_ready("--self-test", "off"))
+        self.assertNotIn("self-test", self.log_until_ready("--self-test", "full", "--self-test", "off"))
 
     def test_self_test_refuses_a_checkpoint_that_computes_no_numbers(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -2,6 +2,7 @@
 import contextlib
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -54,11 +55,11 @@ class Logs(unittest.TestCase):
             generate(serve.url)
         self.assertRegex("".join(serve.lines), r"POST /generate 200")
 
-    def serve_without_log(self, stdout):
-        """A server whose stdout is of no use still answers, and ends well."""
+    def serve_without_log(self, stdout, before=None):
+        """A server whose stdout is of no use still answers, and ends well. before: runs in its process first."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        process = subprocess.Popen([BINARY, "serve", MODEL, "--port", str(port)], stdout=stdout)
+        process = subprocess.Popen([BINARY, "serve", MODEL, "--port", str(port)], stdout=stdout, preexec_fn=before)
         try:
             url = f"http://127.0.0.1:{port}"
             for _ in range(100 * SECONDS):
@@ -97,6 +98,12 @@ class Logs(unittest.TestCase):
     def test_full_disk(self):
         with open("/dev/full", "w") as full:
             self.serve_without_log(full)
+
+    def test_file_size_limit(self):
+        """As `ulimit -f`: the log's lines past it are lost, and the process goes on."""
+        with tempfile.TemporaryFile() as log:
+            self.serve_without_log(log, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (256, 256)))
+            self.assertEqual(os.fstat(log.fileno()).st_size, 256)
 
 
 class ServiceManager(unittest.TestCase):
