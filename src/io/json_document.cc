@@ -4,15 +4,17 @@
 #include <set>
 #include <vector>
 
+#include "base/printable.h"
+
 namespace fp4moe {
 namespace {
 
-constexpr size_t kMaxDepth = 64;
-constexpr int64_t kMaxValues = int64_t{1} << 24;
+constexpr size_t kShownBytes = 60;
 
 // Walks the text without building anything, so that a hostile file is refused before memory is spent on it.
 class Checker : public nlohmann::json_sax<Json> {
  public:
+  explicit Checker(const JsonLimits& limits) : limits_(limits) {}
   const std::string& problem() const { return problem_; }
 
   bool null() override { return count(); }
@@ -27,7 +29,10 @@ class Checker : public nlohmann::json_sax<Json> {
   bool end_object() override { return close(); }
   bool end_array() override { return close(); }
   bool key(string_t& name) override {
-    return keys_.back().insert(name).second || fail("key '" + name + "' appears twice in one object");
+    if (++num_keys_ > limits_.max_keys)
+      return fail("more than " + std::to_string(limits_.max_keys) + " keys");
+    return keys_.back().insert(name).second ||
+           fail("key '" + printable(name, kShownBytes) + "' appears twice in one object");
   }
   bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception&) override {
     return fail("not valid JSON at byte " + std::to_string(position));
@@ -39,11 +44,15 @@ class Checker : public nlohmann::json_sax<Json> {
     return false;
   }
   bool count() {
-    return ++num_values_ <= kMaxValues || fail("more than " + std::to_string(kMaxValues) + " values");
+    return ++num_values_ <= limits_.max_values ||
+           fail("more than " + std::to_string(limits_.max_values) + " values");
   }
   bool open() {
+    if (++num_containers_ > limits_.max_containers)
+      return fail("more than " + std::to_string(limits_.max_containers) + " arrays and objects");
     keys_.emplace_back();
-    if (keys_.size() > kMaxDepth) return fail("nested deeper than " + std::to_string(kMaxDepth));
+    if (keys_.size() > limits_.max_depth)
+      return fail("nested deeper than " + std::to_string(limits_.max_depth));
     return count();
   }
   bool close() {
@@ -52,24 +61,24 @@ class Checker : public nlohmann::json_sax<Json> {
   }
 
   std::vector<std::set<std::string>> keys_;  // of the objects (arrays: empty) that are open
-  int64_t num_values_ = 0;
+  const JsonLimits limits_;
+  int64_t num_values_ = 0, num_containers_ = 0, num_keys_ = 0;
   std::string problem_;
 };
 
 }  // namespace
 
-Result<Json> parse_json(std::string_view text, const std::string& what) {
-  Checker checker;
+Result<Json> parse_json(std::string_view text, const std::string& what, const JsonLimits& limits) {
+  Checker checker(limits);
   if (!Json::sax_parse(text, &checker)) return data_loss(what + ": " + checker.problem());
   return Json::parse(text, nullptr, /*allow_exceptions=*/false);
 }
 
 std::string json_brief(const Json& value) {
-  constexpr size_t kMaxBytes = 60;
-  if (value.is_structured() && value.size() > kMaxBytes)
+  if (value.is_structured() && value.size() > kShownBytes)
     return std::string(value.type_name()) + " of " + std::to_string(value.size()) + " values";
   std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true);
-  if (text.size() > kMaxBytes) text = text.substr(0, kMaxBytes) + "...";
+  if (text.size() > kShownBytes) text = text.substr(0, kShownBytes) + "...";
   return text;
 }
 

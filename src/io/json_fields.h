@@ -32,7 +32,8 @@ class JsonFields {
   // A number or an array of numbers.
   void read_ints(const char* key, std::vector<int64_t>& values, IntRange legal);
 
-  bool has(const char* key) const { return find(key) != nullptr; }  // present and not null
+  bool has(const char* key) const { return find(key) != nullptr; }        // present and not null
+  bool contains(const char* key) const { return object_.contains(key); }  // null counts too
   // Null if absent, null or no object (which is a problem).
   const Json* object(const char* key);
   // Records kInvalidArgument "`where`: `problem`" if `condition` does not hold.

@@ -2,38 +2,22 @@
 
 #include <algorithm>
 #include <limits>
+#include <unordered_set>
 
 namespace fp4moe {
 
 namespace {
 
-constexpr size_t kMaxDepth = 64;   // nlohmann's printer recurses
-constexpr int kMaxKeys = 4096;     // ordered objects find keys linearly
+constexpr size_t kMaxDepth = 64;  // nlohmann's printer recurses
+constexpr int64_t kMaxKeys = 4096;
+// Of the sum over all objects: ordered objects find keys linearly, so that reading one takes keys^2
+// comparisons.
+constexpr int64_t kMaxSquaredKeys = int64_t{1} << 26;
+constexpr int64_t kMaxJsonBytes = int64_t{128} << 20;
+// Memory of a value in an array that has just grown to twice its size, and of a string, array or object
+// beside it.
+constexpr int64_t kValueBytes = 2 * sizeof(json), kHeapBytes = 80;
 constexpr size_t kMaxQuoted = 80;  // characters of a wrong value shown in an error
-
-// Checks depth and keys by a walk over the text; whether it is JSON at all is the parser's affair.
-Status check_shape(std::string_view text) {
-  std::vector<int> keys;  // colons seen in each open bracket
-  bool in_string = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (in_string) {
-      if (c == '\\') ++i;
-      if (c == '"') in_string = false;
-    } else if (c == '"') {
-      in_string = true;
-    } else if (c == '{' || c == '[') {
-      keys.push_back(0);
-      if (keys.size() > kMaxDepth)
-        return invalid_argument("JSON nests deeper than " + std::to_string(kMaxDepth) + " levels");
-    } else if ((c == '}' || c == ']') && !keys.empty()) {
-      keys.pop_back();
-    } else if (c == ':' && !keys.empty() && ++keys.back() > kMaxKeys) {
-      return invalid_argument("a JSON object has more than " + std::to_string(kMaxKeys) + " keys");
-    }
-  }
-  return {};
-}
 
 std::string format(double value) {
   std::string text = json(value).dump();
@@ -43,8 +27,48 @@ std::string format(double value) {
 
 }  // namespace
 
+// Whether the text is JSON at all is the parser's affair.
+Result<int64_t> parsed_json_bytes(std::string_view text) {
+  std::vector<int64_t> keys;  // colons seen in each open bracket
+  int64_t num_values = 1, num_on_heap = 0, squared_keys = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      if (c == '"') in_string = false;
+    } else if (c == '"') {
+      in_string = true;
+      ++num_on_heap;
+    } else if (c == '{' || c == '[') {
+      keys.push_back(0);
+      ++num_values;
+      ++num_on_heap;
+      if (keys.size() > kMaxDepth)
+        return invalid_argument("JSON nests deeper than " + std::to_string(kMaxDepth) + " levels");
+    } else if ((c == '}' || c == ']') && !keys.empty()) {
+      squared_keys += keys.back() * keys.back();
+      keys.pop_back();
+    } else if (c == ',') {
+      ++num_values;
+    } else if (c == ':' && !keys.empty() && ++keys.back() > kMaxKeys) {
+      return invalid_argument("a JSON object has more than " + std::to_string(kMaxKeys) + " keys");
+    }
+  }
+  const int64_t bytes = kValueBytes * num_values + kHeapBytes * num_on_heap + std::ssize(text);
+  if (squared_keys > kMaxSquaredKeys)
+    return invalid_argument(
+        "the JSON has too many objects with many keys: the squares of their numbers of keys add "
+        "up to " +
+        std::to_string(squared_keys) + ", legal are " + std::to_string(kMaxSquaredKeys));
+  if (bytes > kMaxJsonBytes)
+    return invalid_argument("the JSON takes up to " + std::to_string(bytes) + " bytes of memory, legal are " +
+                            std::to_string(kMaxJsonBytes));
+  return bytes;
+}
+
 Result<json> parse_json(std::string_view text) {
-  if (Status status = check_shape(text); !status.ok()) return status;
+  if (const Result<int64_t> bytes = parsed_json_bytes(text); !bytes.ok()) return bytes.status();
   try {
     return json::parse(text);
   } catch (const json::exception& error) {
@@ -79,7 +103,7 @@ void Fields::fail(const std::string& name, std::string message) {
 void Fields::fail(const std::string& name, const Status& status) {
   if (!error_.ok()) return;
   param_ = prefix_ + name;
-  error_ = status.with_context(param_);
+  error_ = param_.empty() ? status : status.with_context(param_);
 }
 
 void Fields::merge(const Fields& inner) {
@@ -184,10 +208,10 @@ void Fields::refuse(const std::string& name, const json& neutral) {
 std::vector<std::string> Fields::unknown() const {
   std::vector<std::string> names = unknown_inside_;
   if (!object_.is_object()) return names;
-  for (const auto& item : object_.items()) {
-    const auto is_it = [&](const FieldNote& note) { return note.name == prefix_ + item.key(); };
-    if (std::none_of(notes_.begin(), notes_.end(), is_it)) names.push_back(prefix_ + item.key());
-  }
+  std::unordered_set<std::string_view> known;
+  for (const FieldNote& note : notes_) known.insert(note.name);
+  for (const auto& item : object_.items())
+    if (std::string name = prefix_ + item.key(); !known.contains(name)) names.push_back(std::move(name));
   return names;
 }
 

@@ -14,8 +14,12 @@ namespace fp4moe {
 // Keeps the order of keys: chat templates print tools as they came.
 using json = nlohmann::ordered_json;
 
-// kInvalidArgument for malformed JSON (or UTF-8), for nesting deeper than 64 and for objects of more than
-// 4096 keys.
+// An upper bound of the memory that parse_json(text) takes, from a walk over the text. kInvalidArgument for
+// nesting deeper than 64, for objects of more than 4096 keys, for more objects with many keys than can be
+// read in a fraction of a second, and for more than 128 MiB.
+Result<int64_t> parsed_json_bytes(std::string_view text);
+
+// kInvalidArgument as parsed_json_bytes(), and for malformed JSON (or UTF-8).
 Result<json> parse_json(std::string_view text);
 
 // Compact; invalid UTF-8 in strings becomes U+FFFD.
