@@ -127,6 +127,11 @@ void BpeModel::encode(std::string_view word, Scratch* scratch, std::vector<int32
   for (int32_t i = 0; i >= 0; i = symbols[i].next) ids->push_back(symbols[i].id);
 }
 
+bool BpeModel::drops_bytes() const {
+  const bool lacks_bytes = std::find(byte_ids_.begin(), byte_ids_.end(), -1) != byte_ids_.end();
+  return lacks_bytes && (unknown_id_ < 0 || fuse_unknown_);
+}
+
 Result<BpeModel> BpeModel::parse(const JsonCursor& model) {
   if (!model["type"].is_null()) {  // old files leave it out
     FP4MOE_ASSIGN_OR_RETURN(const std::string_view type, model.type());

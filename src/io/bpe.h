@@ -51,6 +51,9 @@ class BpeModel {
   // From tokenizer.json's "model". kInvalidArgument, kUnsupported: as Tokenizer::parse.
   static Result<BpeModel> parse(const JsonCursor& model);
 
+  // Whether there are bytes that have no token, or share one with their neighbours.
+  bool drops_bytes() const;
+
   // Token strings as the file has them; ids are unique and below kMaxTokenIds.
   const Vocab& vocab() const { return vocab_; }
 

@@ -1,6 +1,9 @@
 #include "io/pretokenizer.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <optional>
+#include <utility>
 
 #include "base/check.h"
 #include "io/unicode_text.h"
@@ -43,48 +46,43 @@ struct Stretch {
   bool is_match;
 };
 
-void cover(const std::vector<SplitPattern::Range>& matches, uint32_t size, std::vector<Stretch>* stretches) {
-  stretches->clear();
-  uint32_t end = 0;
-  for (const auto& match : matches) {
-    if (end < match.first) stretches->push_back({end, match.first, false});
-    stretches->push_back({match.first, match.second, true});
-    end = match.second;
-  }
-  if (end < size) stretches->push_back({end, size, false});
-}
+// Joins neighbours, or drops matches.
+class Joiner {
+ public:
+  explicit Joiner(SplitBehavior behavior) : behavior_(behavior) {}
 
-// Joins neighbours, or drops matches, in place.
-void join(SplitBehavior behavior, std::vector<Stretch>* stretches) {
-  size_t count = 0;
-  bool previous_match = false;
-  for (const Stretch stretch : *stretches) {  // a copy: count never overtakes it
-    bool join_left = false;
-    switch (behavior) {
+  // Takes the next stretch, and returns the one before it if nothing joins that any more.
+  std::optional<Stretch> push(Stretch stretch) {
+    if (behavior_ == SplitBehavior::kRemoved && stretch.is_match) return std::nullopt;
+    const bool joins = joins_left(stretch.is_match);
+    previous_match_ = stretch.is_match;
+    if (!joins || !pending_) return std::exchange(pending_, stretch);
+    pending_->end = stretch.end;
+    return std::nullopt;
+  }
+  std::optional<Stretch> finish() { return std::exchange(pending_, std::nullopt); }
+
+ private:
+  bool joins_left(bool is_match) const {
+    switch (behavior_) {
       case SplitBehavior::kIsolated:
-        break;
       case SplitBehavior::kRemoved:
-        if (stretch.is_match) continue;
-        break;
+        return false;
       case SplitBehavior::kMergedWithPrevious:
-        join_left = stretch.is_match && !previous_match;
-        break;
+        return is_match && !previous_match_;
       // A match joins what follows it unless that is a match; the first one of several stays alone.
       case SplitBehavior::kMergedWithNext:
-        join_left = previous_match && !stretch.is_match;
-        break;
+        return previous_match_ && !is_match;
       case SplitBehavior::kContiguous:
-        join_left = stretch.is_match == previous_match;
-        break;
+        return is_match == previous_match_;
     }
-    previous_match = stretch.is_match;
-    if (join_left && count > 0)
-      (*stretches)[count - 1].end = stretch.end;
-    else
-      (*stretches)[count++] = stretch;
+    return false;
   }
-  stretches->resize(count);
-}
+
+  const SplitBehavior behavior_;
+  std::optional<Stretch> pending_;
+  bool previous_match_ = false;
+};
 
 }  // namespace
 
@@ -95,6 +93,11 @@ Result<PreTokenizer> PreTokenizer::parse(const JsonCursor& pre_tokenizer) {
     return unsupported("tokenizer.json: pre_tokenizer is " + json_brief(pre_tokenizer.value()) +
                        "; supported: ones with ByteLevel");
   return result;
+}
+
+bool PreTokenizer::drops_text() const {
+  return std::any_of(steps_.begin(), steps_.end(),
+                     [](const Step& step) { return step.behavior == SplitBehavior::kRemoved; });
 }
 
 Status PreTokenizer::add_step(const JsonCursor& config) {
@@ -161,45 +164,48 @@ Status PreTokenizer::add_byte_level(const JsonCursor& config) {
   return add_pattern(config, pattern, SplitBehavior::kIsolated, false);
 }
 
-Status PreTokenizer::apply(const Step& step, const std::vector<Piece>& pieces, std::vector<Piece>* next) {
-  std::vector<SplitPattern::Range> matches;
-  std::vector<Stretch> stretches;
-  next->clear();
-  for (const Piece& piece : pieces) {
-    const auto size = static_cast<uint32_t>(piece.text.size());
-    FP4MOE_RETURN_IF_ERROR(step.pattern.find_all({piece.shown, size}, &matches));
-    cover(matches, size, &stretches);
-    if (step.invert)
-      for (Stretch& stretch : stretches) stretch.is_match = !stretch.is_match;
-    if (step.behavior != SplitBehavior::kIsolated) join(step.behavior, &stretches);
-    for (const Stretch& stretch : stretches)
-      if (stretch.begin < stretch.end)
-        next->push_back(
-            {piece.text.substr(stretch.begin, stretch.end - stretch.begin), piece.shown + stretch.begin});
+struct PreTokenizer::Call {
+  std::deque<std::string>* storage;
+  std::deque<std::string> prefixed;  // what patterns see of strings in storage
+  const Visit& visit;
+};
+
+// Runs the steps from `step` on.
+Status PreTokenizer::split_piece(size_t step, Piece piece, Call* call) const {
+  if (step == prefix_before_ && piece.text[0] != ' ') {
+    const std::string_view old_shown(piece.shown, piece.text.size());
+    piece.text = call->storage->emplace_back(" " + std::string(piece.text));
+    piece.shown = call->prefixed.emplace_back(" " + std::string(old_shown)).data();
   }
-  return {};
+  if (step == steps_.size()) return call->visit(piece.text);
+  const Step& rule = steps_[step];
+  Joiner joiner(rule.behavior);
+  const auto pass_on = [&](const std::optional<Stretch>& s) {
+    if (!s || s->begin == s->end) return Status();
+    return split_piece(step + 1, {piece.text.substr(s->begin, s->end - s->begin), piece.shown + s->begin},
+                       call);
+  };
+  const auto add = [&](uint32_t begin, uint32_t end, bool is_match) {
+    return pass_on(joiner.push({begin, end, is_match != rule.invert}));
+  };
+  const auto size = static_cast<uint32_t>(piece.text.size());
+  uint32_t done = 0;
+  const Status status = rule.pattern.for_each({piece.shown, size}, [&](SplitPattern::Range match) {
+    if (done < match.first) FP4MOE_RETURN_IF_ERROR(add(done, match.first, false));
+    done = match.second;
+    return add(match.first, match.second, true);
+  });
+  FP4MOE_RETURN_IF_ERROR(status);
+  if (done < size) FP4MOE_RETURN_IF_ERROR(add(done, size, false));
+  return pass_on(joiner.finish());
 }
 
 Status PreTokenizer::split(std::string_view text, std::deque<std::string>* storage,
-                           std::vector<std::string_view>* words) const {
+                           const Visit& visit) const {
   std::string shown;
   const bool replaced = replace_newer_characters(text, &shown);
-  std::vector<Piece> pieces = {{text, replaced ? shown.data() : text.data()}}, next;
-  std::deque<std::string> prefixed;
-  for (size_t i = 0; i <= steps_.size(); ++i) {
-    if (i == prefix_before_)
-      for (Piece& piece : pieces) {
-        if (piece.text[0] == ' ') continue;
-        const std::string_view old_shown(piece.shown, piece.text.size());
-        piece.text = storage->emplace_back(" " + std::string(piece.text));
-        piece.shown = prefixed.emplace_back(" " + std::string(old_shown)).data();
-      }
-    if (i == steps_.size()) break;
-    FP4MOE_RETURN_IF_ERROR(apply(steps_[i], pieces, &next));
-    pieces.swap(next);
-  }
-  for (const Piece& piece : pieces) words->push_back(piece.text);
-  return {};
+  Call call{storage, {}, visit};
+  return split_piece(0, {text, replaced ? shown.data() : text.data()}, &call);
 }
 
 }  // namespace fp4moe

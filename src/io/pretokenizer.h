@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,10 +21,14 @@ class PreTokenizer {
   // kInvalidArgument, kUnsupported: as Tokenizer::parse. It must end in ByteLevel.
   static Result<PreTokenizer> parse(const JsonCursor& pre_tokenizer);
 
-  // Appends the words of `text`, non-empty valid UTF-8, in raw bytes. They point into `text` or into strings
-  // appended to `storage`. kDoesNotFit: as SplitPattern::find_all.
-  Status split(std::string_view text, std::deque<std::string>* storage,
-               std::vector<std::string_view>* words) const;
+  // Whether a step removes text.
+  bool drops_text() const;
+
+  using Visit = std::function<Status(std::string_view word)>;
+  // Calls `visit` for the words of `text`, non-empty valid UTF-8, in raw bytes; ends with its first error.
+  // Words point into `text` or into strings appended to `storage`. Holds no list of them: a text has up to a
+  // word a byte. kDoesNotFit: as SplitPattern::for_each.
+  Status split(std::string_view text, std::deque<std::string>* storage, const Visit& visit) const;
 
  private:
   struct Step {
@@ -40,7 +45,8 @@ class PreTokenizer {
                      bool invert);
   Status add_split(const JsonCursor& config);
   Status add_byte_level(const JsonCursor& config);
-  static Status apply(const Step& step, const std::vector<Piece>& pieces, std::vector<Piece>* next);
+  struct Call;
+  Status split_piece(size_t step, Piece piece, Call* call) const;
 
   std::vector<Step> steps_;
   bool has_byte_level_ = false;

@@ -66,9 +66,17 @@ Result<SplitPattern> SplitPattern::compile(const std::string& pcre_pattern) {
 
 Status SplitPattern::find_all(std::string_view text, std::vector<Range>* matches) const {
   matches->clear();
+  return for_each(text, [&](Range match) {
+    matches->push_back(match);
+    return Status();
+  });
+}
+
+Status SplitPattern::for_each(std::string_view text, const std::function<Status(Range)>& visit) const {
   const MatchData data(pcre2_match_data_create(1, nullptr));
   const auto subject = reinterpret_cast<PCRE2_SPTR>(text.data());
   size_t start = 0;
+  int64_t last_end = -1;  // of the matches so far
   while (start <= text.size()) {
     int rc = PCRE2_ERROR_JIT_STACKLIMIT;
     for (uint32_t options : {PCRE2_NO_UTF_CHECK, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT})
@@ -81,12 +89,13 @@ Status SplitPattern::find_all(std::string_view text, std::vector<Range>* matches
                           std::to_string(start) + ": " + pcre_message(rc));
     const PCRE2_SIZE* range = pcre2_get_ovector_pointer(data.get());
     const auto [begin, end] = Range{static_cast<uint32_t>(range[0]), static_cast<uint32_t>(range[1])};
-    if (begin == end && !matches->empty() && matches->back().second == end) {
+    if (begin == end && last_end == end) {
       // One character on, as Hugging Face's binding of Oniguruma does.
       start += start < text.size() ? utf8_step(text.substr(start)).num_bytes : 1;
       continue;
     }
-    matches->emplace_back(begin, end);
+    FP4MOE_RETURN_IF_ERROR(visit({begin, end}));
+    last_end = end;
     start = end;
   }
   return {};

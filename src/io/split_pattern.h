@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -29,8 +30,11 @@ class SplitPattern {
   SplitPattern& operator=(SplitPattern&&) noexcept;
   ~SplitPattern();
 
-  // Replaces *matches by the matches from left to right; an empty match right behind a match is skipped.
-  // `text` is valid UTF-8 below 2 GiB. kDoesNotFit where a match takes too many steps.
+  // Calls `visit` for each match from left to right; an empty match right behind a match is skipped. Ends
+  // with the first error of `visit`. `text` is valid UTF-8 below 2 GiB. kDoesNotFit where a match takes too
+  // many steps.
+  Status for_each(std::string_view text, const std::function<Status(Range)>& visit) const;
+  // Replaces *matches by these.
   Status find_all(std::string_view text, std::vector<Range>* matches) const;
 
  private:

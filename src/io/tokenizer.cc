@@ -11,37 +11,55 @@ namespace {
 
 // Encoding a word takes up to 40 bytes of memory for each of its bytes.
 constexpr size_t kMaxTextBytes = size_t{16} << 20;
-constexpr size_t kMaxCachedWordBytes = 64;
+constexpr size_t kMaxCachedWordBytes = 64, kMaxCachedWords = 65536;
+// Form C has at least a third of a text's bytes: U+212A (3 bytes) becomes "K", three jamo (9) a syllable
+// of 3.
+constexpr int64_t kMaxCompositionRatio = 3;
 
 }  // namespace
 
 // One call of encode.
 struct Tokenizer::State::EncodeCall {
   std::vector<int32_t> ids;
-  std::deque<std::string> storage;      // strings made on the way, which words point into
-  std::vector<std::string_view> words;  // of one segment
+  std::deque<std::string> storage;  // strings made on the way, which words point into
   // Where in ids the words met so far were encoded.
   std::unordered_map<std::string_view, std::pair<size_t, size_t>> cache;
   BpeModel::Scratch scratch;
 };
 
-Status Tokenizer::State::encode_segment(std::string_view text, EncodeCall* call) const {
-  call->words.clear();
-  FP4MOE_RETURN_IF_ERROR(pre_tokenizer.split(text, &call->storage, &call->words));
+void Tokenizer::State::encode_word(std::string_view word, EncodeCall* call) const {
   std::vector<int32_t>& ids = call->ids;
-  for (std::string_view word : call->words) {
-    const bool cached = word.size() > 1 && word.size() <= kMaxCachedWordBytes;
-    const auto found = cached ? call->cache.find(word) : call->cache.end();
-    if (found != call->cache.end()) {
-      const auto [begin, end] = found->second;
-      for (size_t i = begin; i < end; ++i) ids.push_back(ids[i]);
-      continue;
-    }
-    const size_t begin = ids.size();
-    model.encode(word, &call->scratch, &ids);
-    if (cached) call->cache.emplace(word, std::pair(begin, ids.size()));
+  const bool cached = word.size() > 1 && word.size() <= kMaxCachedWordBytes;
+  const auto found = cached ? call->cache.find(word) : call->cache.end();
+  if (found != call->cache.end()) {
+    const auto [begin, end] = found->second;
+    for (size_t i = begin; i < end; ++i) ids.push_back(ids[i]);
+    return;
   }
-  return {};
+  const size_t begin = ids.size();
+  model.encode(word, &call->scratch, &ids);
+  if (cached && call->cache.size() < kMaxCachedWords) call->cache.emplace(word, std::pair(begin, ids.size()));
+}
+
+Status Tokenizer::State::encode_segment(std::string_view text, EncodeCall* call) const {
+  return pre_tokenizer.split(text, &call->storage, [&](std::string_view word) {
+    encode_word(word, call);
+    return Status();
+  });
+}
+
+void Tokenizer::State::split(std::string_view text, std::deque<std::string>* storage,
+                             std::vector<Segment>* segments) const {
+  std::vector<Segment> raw_segments;
+  raw_tokens.split(text, &raw_segments);
+  for (const Segment& raw : raw_segments) {
+    if (raw.id >= 0)
+      segments->push_back(raw);
+    else if (!normalize)
+      normalized_tokens.split(raw.text, segments);
+    else
+      normalized_tokens.split(storage->emplace_back(normalize_nfc(raw.text)), segments);
+  }
 }
 
 Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
@@ -55,25 +73,40 @@ Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text, bool add_s
     append_lossy_utf8(text, &valid);
     text = valid;
   }
-  std::vector<Segment> raw_segments, segments;
-  state_->raw_tokens.split(text, &raw_segments);
-  for (const Segment& raw : raw_segments) {
-    segments.clear();
-    if (raw.id >= 0)
-      segments.push_back(raw);
-    else if (!state_->normalize)
-      state_->normalized_tokens.split(raw.text, &segments);
+  std::vector<Segment> segments;
+  state_->split(text, &call.storage, &segments);
+  for (const Segment& segment : segments) {
+    if (segment.id >= 0)
+      call.ids.push_back(segment.id);
     else
-      state_->normalized_tokens.split(call.storage.emplace_back(normalize_nfc(raw.text)), &segments);
-    for (const Segment& segment : segments) {
-      if (segment.id >= 0)
-        call.ids.push_back(segment.id);
-      else
-        FP4MOE_RETURN_IF_ERROR(state_->encode_segment(segment.text, &call));
-    }
+      FP4MOE_RETURN_IF_ERROR(state_->encode_segment(segment.text, &call));
   }
   if (add_special_tokens) call.ids.insert(call.ids.end(), state_->suffix.begin(), state_->suffix.end());
   return std::move(call.ids);
+}
+
+std::vector<int32_t> Tokenizer::find_special_tokens(std::string_view text) const {
+  std::deque<std::string> storage;
+  std::string valid;
+  if (!is_valid_utf8(text)) {
+    append_lossy_utf8(text, &valid);
+    text = valid;
+  }
+  std::vector<Segment> segments;
+  state_->split(text, &storage, &segments);
+  std::vector<int32_t> ids;
+  for (const Segment& segment : segments)
+    if (is_special(segment.id)) ids.push_back(segment.id);
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  return ids;
+}
+
+int64_t Tokenizer::max_bytes_per_token() const {
+  if (state_->drops_text) return 0;
+  size_t longest = 0;
+  for (const State::Token& token : state_->tokens) longest = std::max(longest, token.bytes.size());
+  return static_cast<int64_t>(longest) * (state_->normalize ? kMaxCompositionRatio : 1);
 }
 
 void Tokenizer::append_bytes(int32_t id, bool skip_special_tokens, bool* is_first, std::string* bytes) const {

@@ -27,6 +27,11 @@ class Tokenizer {
   // are recognised. add_special_tokens runs the post-processor's template. Errors: kInvalidArgument for text
   // over the size limit, kDoesNotFit where the pattern's match limit is reached.
   Result<std::vector<int32_t>> encode(std::string_view text, bool add_special_tokens) const;
+  // The special tokens that encode() finds in `text`, each once, ascending.
+  std::vector<int32_t> find_special_tokens(std::string_view text) const;
+  // No text of n bytes has fewer than n / this tokens. 0: there is no such number, as some text has no token
+  // at all.
+  int64_t max_bytes_per_token() const;
   std::string decode(const std::vector<int32_t>& ids, bool skip_special_tokens) const;
   // Appends what one id adds to the bytes that decode makes into text; *is_first starts as true and is kept
   // from call to call.

@@ -133,6 +133,10 @@ void Tokenizer::State::index_tokens(std::vector<AddedToken> added) {
     added_ids.emplace(token.content, token.id);
     (token.normalized ? normalized : raw).push_back(std::move(token));
   }
+  const auto strips = [](const AddedToken& token) { return token.lstrip || token.rstrip; };
+  drops_text = model.drops_bytes() || pre_tokenizer.drops_text() ||
+               std::any_of(raw.begin(), raw.end(), strips) ||
+               std::any_of(normalized.begin(), normalized.end(), strips);
   raw_tokens = AddedTokenMatcher(std::move(raw));
   normalized_tokens = AddedTokenMatcher(std::move(normalized));
 }

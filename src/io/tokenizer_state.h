@@ -31,6 +31,7 @@ struct Tokenizer::State {
   std::vector<int32_t> prefix, suffix;  // the post-processor's special tokens
   bool decode_byte_level = false;       // else tokens are text as they stand
   bool join_with_space = false;         // what Hugging Face does where there is no decoder
+  bool drops_text = false;              // some text has no token at all
   std::vector<Token> tokens;            // [vocab_size]
 
   // Steps of Tokenizer::parse, after the model and the pre-tokenizer.
@@ -41,9 +42,13 @@ struct Tokenizer::State {
   // Fills tokens from the vocabulary and the added ones. The decoder must be known.
   void index_tokens(std::vector<AddedToken> added);
 
+  // Cuts valid UTF-8 into added tokens and (normalized) text, which may point into `storage`.
+  void split(std::string_view text, std::deque<std::string>* storage, std::vector<Segment>* segments) const;
+
   // Appends the ids of text between added tokens. Strings that `cache` points into go to storage.
   struct EncodeCall;
   Status encode_segment(std::string_view text, EncodeCall* call) const;
+  void encode_word(std::string_view word, EncodeCall* call) const;
 };
 
 }  // namespace fp4moe

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -142,6 +143,66 @@ TEST(Tokenizer, TakesTimeNearlyLinearInHostileText) {
     }
   }
 }
+
+TEST(Tokenizer, FindsTheSpecialTokensThatItEncodes) {
+  for (const char* name : {"gpt2", "llama3", "qwen", "gpt_oss", "deepseek"}) {
+    const auto tokenizer = Tokenizer::load(data_path(name));
+    ASSERT_TRUE(is_ok(tokenizer));
+    std::string text = "a <|endoftext|>b<|im_end|> <|eot_id|><|end|>\xFF";
+    for (int32_t id = 0; id < tokenizer->vocab_size(); ++id)
+      if (tokenizer->is_special(id) && id % 3 == 0) text += "x" + std::string(tokenizer->token_bytes(id));
+    const auto ids = tokenizer->encode(text, false);
+    ASSERT_TRUE(is_ok(ids));
+    std::set<int32_t> expected;
+    for (const int32_t id : *ids)
+      if (tokenizer->is_special(id)) expected.insert(id);
+    EXPECT_FALSE(expected.empty()) << name;
+    const std::vector<int32_t> found = tokenizer->find_special_tokens(text);
+    EXPECT_EQ(found, std::vector<int32_t>(expected.begin(), expected.end())) << name;
+    EXPECT_TRUE(tokenizer->find_special_tokens("plain").empty()) << name;
+  }
+}
+
+TEST(Tokenizer, BoundsTheBytesOfATextByItsTokens) {
+  for (const char* name : {"gpt2", "llama3", "qwen", "gpt_oss", "deepseek"}) {
+    const auto tokenizer = Tokenizer::load(data_path(name));
+    ASSERT_TRUE(is_ok(tokenizer));
+    const int64_t most = tokenizer->max_bytes_per_token();
+    for (std::string unit :
+         {" ", "a", "\xE1\x84\x80\xE1\x85\xA1\xE1\x86\xA8", "\xE2\x84\xAA", "=", "\n", "\xFF"}) {
+      std::string text;
+      while (text.size() < 20000) text += unit;
+      if (most > 0) {
+        EXPECT_LE(std::ssize(text) / most, std::ssize(encode(*tokenizer, text))) << name << " " << unit;
+      }
+    }
+    for (int32_t id = 0; most > 0 && id < tokenizer->vocab_size(); ++id)
+      EXPECT_LE(std::ssize(tokenizer->token_bytes(id)), most) << name;
+  }
+  EXPECT_EQ(Tokenizer::parse(small_config("{}"))->max_bytes_per_token(), 0)
+      << "it has no token for most bytes";
+}
+
+#ifndef __SANITIZE_ADDRESS__  // which keeps what is freed
+// A list of the words and the steps' pieces took 40 bytes for each byte of such a text.
+TEST(Tokenizer, HoldsNoListOfWords) {
+  const auto tokenizer = Tokenizer::load(data_path("gpt_oss"));
+  ASSERT_TRUE(is_ok(tokenizer));
+  const auto peak_kib = [] {
+    std::ifstream status("/proc/self/status");
+    for (std::string line; std::getline(status, line);)
+      if (line.rfind("VmHWM:", 0) == 0) return std::stoll(line.substr(6));
+    return 0LL;
+  };
+  std::string text;
+  while (text.size() < size_t{8} << 20) text += "a.b ";
+  std::ofstream("/proc/self/clear_refs") << "5";  // the peak is now
+  const int64_t before = peak_kib();
+  const auto ids = tokenizer->encode(text, false);
+  ASSERT_TRUE(is_ok(ids));
+  EXPECT_LT((peak_kib() - before) << 10, 12 * std::ssize(text));
+}
+#endif
 
 TEST(Tokenizer, RefusesTextOverTheLimit) {
   const auto tokenizer = Tokenizer::parse(small_config("{}"));
