@@ -23,6 +23,7 @@
 #include "io/chat_template.h"
 #include "io/dummy_checkpoint.h"
 #include "io/tokenizer.h"
+#include "io/unused_tensors.h"
 #include "model/plan_model.h"
 
 namespace fp4moe {
@@ -134,6 +135,17 @@ Check of_status(const char* name, const Status& status, std::string detail, std:
   return {CheckLevel::kFail, name, status.message(), std::move(fix)};
 }
 
+Check check_tensors(const Checkpoint& checkpoint, const ModelConfig& config) {
+  const UnusedTensors unused = find_unused_tensors(checkpoint, config);
+  if (!unused.in_model.empty())
+    return {CheckLevel::kFail, "tensors", describe_unused_tensors(unused.in_model, config),
+            "the config.json that the weights were saved with; --allow-unused-tensors serves them anyway"};
+  if (!unused.elsewhere.empty())
+    return {CheckLevel::kWarn, "tensors", describe_unused_tensors(unused.elsewhere, config),
+            "nothing, if only the language model is wanted"};
+  return {CheckLevel::kOk, "tensors", "all are used", {}};
+}
+
 // Bytes a second of a cold read from the start of the file; what the page cache holds of it is dropped first.
 Check check_disk(const std::string& path, int64_t checkpoint_bytes) {
   constexpr int64_t kMost = int64_t{256} << 20, kPiece = int64_t{8} << 20;
@@ -213,6 +225,7 @@ std::vector<Check> check_model(const std::string& model_path) {
                                                static_cast<double>(checkpoint->total_bytes()) / 1e9)
                                  : "",
                              "download the folder again"));
+  if (checkpoint.ok()) checks.push_back(check_tensors(*checkpoint, *config));
   if (!checkpoint.ok() || !plan.ok()) return checks;
   const Result<MemoryProblem> problem = memory_problem(*checkpoint, *config, *plan, plan->flags);
   const Result<MemoryPlan> memory = problem.ok() ? plan_memory(*problem, plan->flags) : problem.status();

@@ -11,6 +11,7 @@
 #include "inspect_numerics.h"
 #include "io/expert_statistics.h"
 #include "io/mtp_layers.h"
+#include "io/unused_tensors.h"
 #include "verb.h"
 
 namespace fp4moe {
@@ -138,6 +139,14 @@ Result<Report> experts_report(const Checkpoint& checkpoint, const ModelConfig& c
   return layers;
 }
 
+// Names of tensors that a server would refuse ("in_model") or count ("elsewhere"); empty: there are none.
+Report unused_report(const UnusedTensors& unused) {
+  Report report = Report::object();
+  for (const TensorEntry* tensor : unused.in_model) report["in_model"].push_back(tensor->name);
+  for (const TensorEntry* tensor : unused.elsewhere) report["elsewhere"].push_back(tensor->name);
+  return report;
+}
+
 // A folder with only a configuration, or with one that we cannot run, is still worth a look: what is missing
 // is said in the report under "config_error" or "tensors_error".
 Result<Report> make_report(const InspectFlags& flags) {
@@ -163,6 +172,9 @@ Result<Report> make_report(const InspectFlags& flags) {
         report["tensors"].push_back(tensor_report(tensor));
     }
     report["totals"] = totals_report(*checkpoint);
+    if (config.ok())
+      if (Report unused = unused_report(find_unused_tensors(*checkpoint, *config)); !unused.empty())
+        report["unused_tensors"] = std::move(unused);
     if (config.ok())
       if (const std::string mtp = describe_skipped_mtp(*config, *checkpoint); !mtp.empty())
         report["config"]["multi_token_prediction"] = mtp;
@@ -222,6 +234,11 @@ void print_text(const Report& report) {
     for (const auto& [dtype, total] : report["totals"].items())
       std::printf("total %-8s %8" PRId64 " tensors %16" PRId64 " bytes\n", dtype.c_str(),
                   total["tensors"].get<int64_t>(), total["bytes"].get<int64_t>());
+  if (report.contains("unused_tensors"))
+    for (const auto& [where, names] : report["unused_tensors"].items())
+      for (const Report& name : names)
+        std::printf("not used (%s): %s\n", where == "in_model" ? "refused" : "counted",
+                    text_of(name).c_str());
   if (report.contains("numerics")) print_numerics(report["numerics"]);
   if (!report.contains("experts")) return;
   for (const Report& layer : report["experts"]) {

@@ -9,6 +9,7 @@
 #include "io/dummy_checkpoint.h"
 #include "io/file.h"
 #include "io/safetensors.h"
+#include "io/unused_tensors.h"
 #include "model/plan_model.h"
 #include "verb.h"
 
@@ -45,6 +46,7 @@ Status run_logits(const LogitsFlags& flags) {
   const int64_t t = static_cast<int64_t>(ids.size());
   FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
                           open_weights(engine.model_path, engine.load_format, config));
+  FP4MOE_RETURN_IF_ERROR(check_unused_tensors(checkpoint, config, engine.allow_unused_tensors));
   EngineConfig flags_of_pass = plan.flags;
   flags_of_pass.max_prefill_tokens = t;
   flags_of_pass.disable_cuda_graph = true;

@@ -1,4 +1,5 @@
 // fp4moe: one binary, one verb a subcommand.
+#include <csignal>
 #include <cstdio>
 #include <new>
 #include <string>
@@ -31,6 +32,8 @@ int run(int argc, char** argv) {
                        std::string("fp4moe " FP4MOE_VERSION " (kernels ") + fp4moe::kernels_id() + ")");
   app.require_subcommand(1);
   app.failure_message(usage_error);
+  // As argparse: of a flag that is given twice the last value counts; a list's values are appended.
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   int exit_code = fp4moe::kExitOk;
   for (const auto add_verb :
        {fp4moe::add_serve, fp4moe::add_router, fp4moe::add_run, fp4moe::add_logits, fp4moe::add_eval,
@@ -50,6 +53,9 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  // Past `ulimit -f` a write fails like any other, of which each writer takes care; it does not end the
+  // process.
+  std::signal(SIGXFSZ, SIG_IGN);
   try {
     return run(argc, argv);
   } catch (const std::bad_alloc&) {

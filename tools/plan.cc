@@ -10,6 +10,7 @@
 #include "engine/memory_plan.h"
 #include "engine/rank_config.h"
 #include "io/dummy_checkpoint.h"
+#include "io/unused_tensors.h"
 #include "model_costs.h"
 #include "moe/a2a.h"
 #include "verb.h"
@@ -74,13 +75,16 @@ Result<Report> make_report(const EngineConfig& given) {
                           comm_memory(plan.moe, step_limits(config, plan, flags, options)));
   FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
                           open_weights(flags.model_path, flags.load_format, config));
+  FP4MOE_RETURN_IF_ERROR(check_unused_tensors(checkpoint, config, flags.allow_unused_tensors));
   FP4MOE_ASSIGN_OR_RETURN(MemoryProblem problem, memory_problem(checkpoint, config, plan, flags));
   problem.comm_bytes = comm.heap_bytes * local_ranks(plan);
   FP4MOE_ASSIGN_OR_RETURN(const MemoryPlan memory, plan_memory(problem, flags));
   FP4MOE_ASSIGN_OR_RETURN(Report ranks, ranks_report(checkpoint, config, plan, comm, memory.num_kv_pages));
+  const UnusedTensors unused = find_unused_tensors(checkpoint, config);
   return Report{{"model", flags.model_path},
                 {"architecture", config.architecture},
                 {"quantization", quantization_name(config.quant)},
+                {"unused_tensors", unused.in_model.size() + unused.elsewhere.size()},
                 {"moe", summary(plan.moe)},
                 {"flags", flags_report(flags)},
                 {"device", device_kind_name(plan.device())},
@@ -101,6 +105,9 @@ void print_text(const Report& r) {
   std::printf("%s: %s, %s\nMoE   %s\n", r["model"].get<std::string>().c_str(),
               r["architecture"].get<std::string>().c_str(), r["quantization"].get<std::string>().c_str(),
               r["moe"].get<std::string>().c_str());
+  if (r["unused_tensors"] != 0)
+    std::printf("%s tensors of the checkpoint are not used; `fp4moe inspect` names them\n",
+                r["unused_tensors"].dump().c_str());
   for (const Report& rank : r["ranks"])
     std::printf("rank %" PRId64 ": weights %s, KV pool %s, comm heap %s (a2a %s)\n",
                 rank["rank"].get<int64_t>(), size(rank["weight_bytes"]).c_str(),

@@ -8,8 +8,10 @@
 
 #include "base/check.h"
 #include "base/cpu_info.h"
+#include "base/log.h"
 #include "io/file.h"
 #include "io/quantize_checkpoint.h"
+#include "io/unused_tensors.h"
 #include "moe/calibration.h"
 #include "quantize_report.h"
 #include "text_pass.h"
@@ -24,6 +26,7 @@ struct QuantizeFlags {
   std::string calib;
   int64_t calib_tokens = 16384;
   int threads = 0;
+  bool allow_unused_tensors = false;
   std::vector<std::string> evals;  // NAME=FILE
   std::string report, report_json;
 };
@@ -125,6 +128,16 @@ Status write_and_compare(const QuantizeFlags& flags, bool calibrates, const Mode
   return {};
 }
 
+Status check_source(const QuantizeFlags& flags, const ModelConfig& config) {
+  FP4MOE_ASSIGN_OR_RETURN(const Checkpoint source, Checkpoint::open(flags.model));
+  set_log_sink([](LogLevel level, const std::string& line) {
+    if (level == LogLevel::kWarning) std::fprintf(stderr, "warning: %s\n", line.c_str());
+  });
+  const Status status = check_unused_tensors(source, config, flags.allow_unused_tensors);
+  set_log_sink({});
+  return status;
+}
+
 Status run_quantize(QuantizeFlags flags) {
   QuantizeOptions& options = flags.options;
   options.format = flags.format == "nvfp4" ? Fp4Format::kNvfp4 : Fp4Format::kMxfp4;
@@ -132,6 +145,7 @@ Status run_quantize(QuantizeFlags flags) {
   options.progress = [](int64_t done, int64_t total) { progress("quantizing", done, total); };
   FP4MOE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(flags.model));
   FP4MOE_RETURN_IF_ERROR(check_quantize(config, options).status());
+  FP4MOE_RETURN_IF_ERROR(check_source(flags, config));
   FP4MOE_ASSIGN_OR_RETURN(const std::vector<QuestionOptions> evals, parse_evals(flags.evals));
   Texts texts;
   if (!flags.calib.empty()) {
@@ -189,6 +203,8 @@ void add_quantize(CLI::App& app, int& exit_code) {
       ->check(CLI::Range(int64_t{2}, int64_t{1} << 30))
       ->capture_default_str();
   verb.add_option("--eval", f.evals, "gsm8k=FILE, gpqa=FILE or mmlu=FILE: score before and after");
+  verb.add_flag("--allow-unused-tensors", f.allow_unused_tensors,
+                "quantize a checkpoint with tensors of the model that nothing reads; they are copied");
   verb.add_option("--report", f.report, "HTML file: errors by layer, predictions, scores");
   verb.add_option("--report-json", f.report_json, "the same for programs");
   verb.add_option("--threads", f.threads, "default: all cores")->check(CLI::NonNegativeNumber);

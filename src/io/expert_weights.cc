@@ -1,15 +1,32 @@
 #include "io/expert_weights.h"
 
+#include <algorithm>
 #include <string>
 
 #include "base/check.h"
 #include "io/bf16_experts.h"
+#include "io/finite_check.h"
 #include "io/fp4_tensors.h"
 #include "io/fused_experts.h"
 #include "io/quant_config.h"
 
 namespace fp4moe {
 namespace {
+
+std::string experts_prefix(int64_t layer) {
+  return "model.layers." + std::to_string(layer) + ".mlp.experts.";
+}
+
+// gpt-oss has each tensor for all experts together: [E, ...].
+Status check_fused_finite(const Checkpoint& checkpoint, const std::string& name, ExpertRange local,
+                          ThreadPool& pool) {
+  const TensorEntry* tensor = checkpoint.find(name);
+  if (tensor == nullptr) return {};
+  const std::vector<int64_t>& shape = tensor->view.shape;
+  const int64_t rows = shape.size() == 3 ? shape[1] : 1;  // of an expert
+  const int64_t first = std::min(local.first, shape[0]), count = std::min(local.count, shape[0] - first);
+  return check_finite({tensor, first * rows, count * rows}, pool);
+}
 
 // Every projection of every expert is a module of its own.
 Result<MoeWeightsView> load_per_expert(const Checkpoint& checkpoint, const ModelConfig& config,
@@ -48,7 +65,7 @@ Result<MoeWeightsView> load_expert_weights(const Checkpoint& checkpoint, const M
   if (!config.layer_has_experts.empty() && !config.layer_has_experts[static_cast<size_t>(layer)])
     return invalid_argument("layer " + std::to_string(layer) + " has a dense MLP, no experts");
   const QuantMethod method = config.quant.method;
-  const std::string prefix = "model.layers." + std::to_string(layer) + ".mlp.experts.";
+  const std::string prefix = experts_prefix(layer);
   if (method == QuantMethod::kNone) return load_bf16_experts(checkpoint, config, prefix);
   const bool is_fused =
       method == QuantMethod::kMxfp4GptOss ||
@@ -60,6 +77,24 @@ Result<MoeWeightsView> load_expert_weights(const Checkpoint& checkpoint, const M
   if (method == QuantMethod::kMxfp4GptOss) return load_gpt_oss_experts(checkpoint, config, prefix, local);
   if (is_fused) return load_fused_modelopt_experts(checkpoint, config, prefix, local);
   return load_per_expert(checkpoint, config, prefix, local);
+}
+
+Status check_experts_finite(const Checkpoint& checkpoint, const ModelConfig& config, int64_t layer,
+                            ExpertRange local, bool with_matrices, ThreadPool& pool) {
+  const std::string prefix = experts_prefix(layer);
+  const bool is_bf16 = config.quant.method == QuantMethod::kNone && with_matrices;
+  if (config.family == ModelFamily::kGptOss) {
+    for (const char* name : {"gate_up_proj_bias", "down_proj_bias"})
+      FP4MOE_RETURN_IF_ERROR(check_fused_finite(checkpoint, prefix + name, local, pool));
+    for (const char* name : {"gate_up_proj", "down_proj"})
+      if (is_bf16) FP4MOE_RETURN_IF_ERROR(check_fused_finite(checkpoint, prefix + name, local, pool));
+    return {};
+  }
+  for (int64_t e = 0; is_bf16 && e < config.num_experts; ++e)
+    for (const char* name : {".gate_proj.weight", ".up_proj.weight", ".down_proj.weight"})
+      if (local.contains(e))
+        FP4MOE_RETURN_IF_ERROR(check_finite({checkpoint.find(prefix + std::to_string(e) + name)}, pool));
+  return {};
 }
 
 }  // namespace fp4moe

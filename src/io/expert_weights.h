@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/thread_pool.h"
 #include "formats/fp4_matrix.h"
 #include "io/checkpoint.h"
 #include "io/model_config.h"
@@ -56,6 +57,9 @@ struct LinearWeightsView {
   const bf16* weight = nullptr;  // [N, K] row-major, if not FP4
   const bf16* bias = nullptr;    // [N] or null
   int64_t n = 0, k = 0;
+  // The checkpoint's tensors that weight and bias point into, or null; for check_finite().
+  const TensorEntry* weight_tensor = nullptr;
+  const TensorEntry* bias_tensor = nullptr;
 };
 
 // A gated MLP that every token visits: a shared expert, or the MLP of a layer without experts.
@@ -86,5 +90,11 @@ struct ExpertRange {
 // without a quantization declaration has bf16 experts.
 Result<MoeWeightsView> load_expert_weights(const Checkpoint& checkpoint, const ModelConfig& config,
                                            int64_t layer, ExpertRange local = {});
+
+// kDataLoss if a bf16 value of the layer's experts `local` is not finite (finite_check.h): biases, and with
+// `with_matrices` the matrices of experts that are not FP4. The checkpoint must have passed
+// load_expert_weights().
+Status check_experts_finite(const Checkpoint& checkpoint, const ModelConfig& config, int64_t layer,
+                            ExpertRange local, bool with_matrices, ThreadPool& pool);
 
 }  // namespace fp4moe

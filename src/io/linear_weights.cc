@@ -46,10 +46,12 @@ Result<LinearWeightsView> load_linear_weights(const Checkpoint& checkpoint, cons
     FP4MOE_RETURN_IF_ERROR(check_dense_dtype(checkpoint, name));
     FP4MOE_ASSIGN_OR_RETURN(const TensorView weight, checkpoint.get(name + ".weight", DType::kBF16, {n, k}));
     linear.weight = weight.as<bf16>();
+    linear.weight_tensor = checkpoint.find(name + ".weight");
   }
   if (has_bias) {
     FP4MOE_ASSIGN_OR_RETURN(const TensorView bias, checkpoint.get(name + ".bias", DType::kBF16, {n}));
     linear.bias = bias.as<bf16>();
+    linear.bias_tensor = checkpoint.find(name + ".bias");
   }
   return linear;
 }

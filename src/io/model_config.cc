@@ -21,17 +21,22 @@ struct FamilyRow {
   const char* architecture;
   const char* experts_key;
   const char* expert_width_key;  // I of one expert
-  double rms_norm_eps;           // the family's default
+  // The stock class's values of keys that the file lacks.
+  double rms_norm_eps;
+  int64_t num_kv_heads;  // 0: num_attention_heads, as latent attention has no KV heads
+  double rope_theta;
+  int32_t eos_token_id;  // -1: none
 };
 
 constexpr FamilyRow kFamilies[] = {
-    {ModelFamily::kGptOss, "gpt_oss", "GptOssForCausalLM", "num_local_experts", "intermediate_size", 1e-5},
+    {ModelFamily::kGptOss, "gpt_oss", "GptOssForCausalLM", "num_local_experts", "intermediate_size", 1e-5, 8,
+     150000, -1},
     {ModelFamily::kDeepseekV3, "deepseek_v3", "DeepseekV3ForCausalLM", "n_routed_experts",
-     "moe_intermediate_size", 1e-6},
-    {ModelFamily::kQwen3Moe, "qwen3_moe", "Qwen3MoeForCausalLM", "num_experts", "moe_intermediate_size",
-     1e-6},
-    {ModelFamily::kQwen2Moe, "qwen2_moe", "Qwen2MoeForCausalLM", "num_experts", "moe_intermediate_size",
-     1e-6},
+     "moe_intermediate_size", 1e-6, 0, 10000, 1},
+    {ModelFamily::kQwen3Moe, "qwen3_moe", "Qwen3MoeForCausalLM", "num_experts", "moe_intermediate_size", 1e-6,
+     4, 10000, -1},
+    {ModelFamily::kQwen2Moe, "qwen2_moe", "Qwen2MoeForCausalLM", "num_experts", "moe_intermediate_size", 1e-6,
+     16, 10000, -1},
 };
 
 Result<const FamilyRow*> find_family(JsonFields& fields, ModelConfig& config) {
@@ -79,13 +84,15 @@ void read_sizes(JsonFields& fields, const FamilyRow& row, ModelConfig& config) {
   fields.read_int("hidden_size", config.hidden_size, kWidths);
   fields.read_int("num_hidden_layers", config.num_layers, kLayers);
   fields.read_int("num_attention_heads", config.num_heads, kHeads);
-  config.num_kv_heads = config.num_heads;
+  const bool has_default = row.num_kv_heads > 0 && !fields.contains("num_key_value_heads");
+  config.num_kv_heads = has_default ? row.num_kv_heads : config.num_heads;
   fields.read_int("num_key_value_heads", config.num_kv_heads, kHeads);
   fields.read_int("max_position_embeddings", config.max_position_embeddings, kPositions);
   fields.read_int(experts_key, config.num_experts, kExperts);
   fields.read_int("num_experts_per_tok", config.top_k, kExperts);
   fields.read_int(row.expert_width_key, config.intermediate_size, kWidths);
   config.rms_norm_eps = row.rms_norm_eps;
+  config.rope.theta = row.rope_theta;
   fields.read_real("rms_norm_eps", config.rms_norm_eps, {1e-30, 1});
   fields.read_bool("tie_word_embeddings", config.tie_word_embeddings);
   config.attention_bias = row.family == ModelFamily::kGptOss;
@@ -182,6 +189,8 @@ Result<ModelConfig> parse_model_config(std::string_view config_json, std::string
   read_family(fields, config);
   read_rope(fields, config);
   FP4MOE_RETURN_IF_ERROR(fields.status());
+  if (row->eos_token_id >= 0 && row->eos_token_id < config.vocab_size && !fields.contains("eos_token_id"))
+    config.eos_token_ids = {row->eos_token_id};
   read_eos(fields, config);
   FP4MOE_RETURN_IF_ERROR(fields.status());
 

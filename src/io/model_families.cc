@@ -5,13 +5,16 @@
 namespace fp4moe {
 namespace {
 
+constexpr int64_t kGptOssHeadDim = 64, kGptOssWindow = 128;  // where the file has no such key
+
 void read_head_dim(JsonFields& fields, ModelConfig& config) {
   if (!fields.status().ok()) return;
   const bool divides = config.hidden_size % config.num_heads == 0;
-  fields.require(fields.has("head_dim") || divides,
+  const bool is_default = config.family == ModelFamily::kGptOss && !fields.contains("head_dim");
+  fields.require(fields.has("head_dim") || is_default || divides,
                  "head_dim is missing, and " + equals("hidden_size", config.hidden_size) +
                      " is no multiple of " + equals("num_attention_heads", config.num_heads));
-  config.head_dim = config.hidden_size / config.num_heads;
+  config.head_dim = is_default ? kGptOssHeadDim : config.hidden_size / config.num_heads;
   fields.read_int("head_dim", config.head_dim, kHeadDims);
   fields.require(config.head_dim % 2 == 0 && config.head_dim <= kHeadDims.max,
                  equals("head_dim", config.head_dim) + "; legal: even numbers from 2 to 1024");
@@ -19,10 +22,12 @@ void read_head_dim(JsonFields& fields, ModelConfig& config) {
 
 void read_gpt_oss(JsonFields& fields, ModelConfig& config) {
   read_head_dim(fields, config);
-  double limit = config.swiglu_limit;
+  double limit = config.swiglu_limit, alpha = config.swiglu_alpha;
   fields.read_real("swiglu_limit", limit, {1e-6, kHuge});
+  fields.read_real("swiglu_alpha", alpha, {1e-6, kHuge});
   config.swiglu_limit = static_cast<float>(limit);
-  int64_t window = 0;
+  config.swiglu_alpha = static_cast<float>(alpha);
+  int64_t window = fields.contains("sliding_window") ? 0 : kGptOssWindow;
   fields.read_int("sliding_window", window, kPositions);
   std::vector<std::string> types;
   fields.read_strings("layer_types", types);
@@ -37,7 +42,7 @@ void read_gpt_oss(JsonFields& fields, ModelConfig& config) {
     const bool sliding = type == "sliding_attention";
     fields.require(sliding || type == "full_attention",
                    "layer_types holds '" + type + "'; legal: sliding_attention, full_attention");
-    fields.require(!sliding || window > 0, "sliding_window is missing, but layers use sliding_attention");
+    fields.require(!sliding || window > 0, "sliding_window is null, but layers use sliding_attention");
     config.layer_windows.push_back(sliding ? window : 0);
   }
 }
@@ -47,8 +52,10 @@ void read_deepseek_router(JsonFields& fields, ModelConfig& config) {
   std::string scoring = "sigmoid";
   fields.read_string("scoring_func", scoring);
   fields.require(scoring == "sigmoid", "scoring_func = '" + scoring + "'; legal: sigmoid");
+  // The stock class defaults to the best 4 of 8 groups; null switches grouping off.
+  router.num_groups = fields.contains("n_group") ? 1 : 8;
   fields.read_int("n_group", router.num_groups, kExperts);
-  router.top_k_groups = router.num_groups;
+  router.top_k_groups = fields.contains("topk_group") ? router.num_groups : 4;
   fields.read_int("topk_group", router.top_k_groups, kExperts);
   std::string method = "noaux_tc";
   fields.read_string("topk_method", method);
@@ -57,6 +64,7 @@ void read_deepseek_router(JsonFields& fields, ModelConfig& config) {
   router.has_correction_bias = method == "noaux_tc";
   router.norm_top_k = true;
   fields.read_bool("norm_topk_prob", router.norm_top_k);
+  router.scaling_factor = 2.5;
   fields.read_real("routed_scaling_factor", router.scaling_factor, {1e-6, kHuge});
   if (!fields.status().ok()) return;
   fields.require(config.num_experts % router.num_groups == 0, equals("n_routed_experts", config.num_experts) +
@@ -75,6 +83,7 @@ void read_deepseek_v3(JsonFields& fields, ModelConfig& config) {
        {"kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "intermediate_size"})
     fields.require_key(key);
   MlaConfig& mla = config.mla;
+  mla.q_lora_rank = fields.contains("q_lora_rank") ? 0 : 1536;  // null: queries are not compressed
   fields.read_int("q_lora_rank", mla.q_lora_rank, kWidths);
   fields.read_int("kv_lora_rank", mla.kv_lora_rank, kWidths);
   fields.read_int("qk_nope_head_dim", mla.qk_nope_head_dim, kHeadDims);
@@ -83,6 +92,7 @@ void read_deepseek_v3(JsonFields& fields, ModelConfig& config) {
   fields.read_bool("rope_interleave", mla.rope_interleave);
   fields.require(mla.qk_rope_head_dim % 2 == 0, equals("qk_rope_head_dim", mla.qk_rope_head_dim) + " is odd");
   config.head_dim = mla.qk_nope_head_dim + mla.qk_rope_head_dim;
+  config.num_shared_experts = fields.contains("n_shared_experts") ? 0 : 1;
   fields.read_int("n_shared_experts", config.num_shared_experts, {0, kExperts.max});
   config.shared_intermediate_size = config.num_shared_experts * config.intermediate_size;
   fields.read_int("num_nextn_predict_layers", config.num_mtp_layers, {0, kLayers.max});
@@ -90,7 +100,7 @@ void read_deepseek_v3(JsonFields& fields, ModelConfig& config) {
   read_deepseek_router(fields, config);
   if (!fields.status().ok()) return;
 
-  int64_t first_with_experts = 0, step = 1;
+  int64_t first_with_experts = 3, step = 1;
   fields.read_int("first_k_dense_replace", first_with_experts, {0, config.num_layers});
   fields.read_int("moe_layer_freq", step, kLayers);
   for (int64_t layer = 0; layer < config.num_layers; ++layer)
@@ -103,7 +113,7 @@ void read_deepseek_v3(JsonFields& fields, ModelConfig& config) {
 void read_qwen_windows(JsonFields& fields, ModelConfig& config) {
   config.layer_windows.assign(static_cast<size_t>(config.num_layers), 0);
   bool sliding = false;
-  int64_t window = 4096, num_alternating = 28;
+  int64_t window = fields.contains("sliding_window") ? 0 : 4096, num_alternating = 28;  // null: none slides
   std::vector<std::string> types;
   fields.read_bool("use_sliding_window", sliding);
   if (!sliding) return;
@@ -138,6 +148,7 @@ void read_sparse_layers(JsonFields& fields, ModelConfig& config) {
 
 void read_qwen(JsonFields& fields, ModelConfig& config) {
   read_head_dim(fields, config);
+  config.dense_intermediate_size = config.family == ModelFamily::kQwen3Moe ? 6144 : 5632;
   fields.read_int("intermediate_size", config.dense_intermediate_size, kWidths);
   fields.read_bool("norm_topk_prob", config.router.norm_top_k);
   read_sparse_layers(fields, config);

@@ -4,23 +4,48 @@
 
 namespace fp4moe {
 
-bool is_mtp_name(const ModelConfig& config, std::string_view name) {
-  constexpr std::string_view kModel = "model.", kMtp = "mtp.", kLayers = "layers.";
-  if (name.starts_with(kModel)) name.remove_prefix(kModel.size());
-  if (name.starts_with(kMtp)) return true;
-  if (!name.starts_with(kLayers)) return false;
-  name.remove_prefix(kLayers.size());
+namespace {
+
+bool remove_prefix(std::string_view& name, std::string_view prefix) {
+  if (!name.starts_with(prefix)) return false;
+  name.remove_prefix(prefix.size());
+  return true;
+}
+
+bool is_below_mtp(std::string_view name) {
+  remove_prefix(name, "model.");
+  return name.starts_with("mtp.");
+}
+
+// N of "model.layers.N" or "layers.N", alone or before a dot; -1: the name is no layer's.
+int64_t layer_number(std::string_view name) {
+  remove_prefix(name, "model.");
+  if (!remove_prefix(name, "layers.")) return -1;
   int64_t layer = 0;
-  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), layer);
-  const bool is_number = error == std::errc() && (end == name.data() + name.size() || *end == '.');
-  return is_number && layer >= config.num_layers;
+  const char* const end = name.data() + name.size();
+  const auto [at, error] = std::from_chars(name.data(), end, layer);
+  return error == std::errc() && (at == end || *at == '.') ? layer : -1;
+}
+
+}  // namespace
+
+bool is_mtp_name(const ModelConfig& config, std::string_view name) {
+  return is_below_mtp(name) || layer_number(name) >= config.num_layers;
+}
+
+bool is_mtp_tensor(const ModelConfig& config, const Checkpoint& checkpoint, std::string_view name) {
+  if (is_below_mtp(name)) return true;
+  const int64_t layer = layer_number(name);
+  if (config.family != ModelFamily::kDeepseekV3 || layer < config.num_layers) return false;
+  const std::string joint = "model.layers." + std::to_string(layer) + ".eh_proj.weight";
+  return checkpoint.find(joint) != nullptr || checkpoint.find(joint + "_packed") != nullptr;
 }
 
 std::string describe_skipped_mtp(const ModelConfig& config, const Checkpoint& checkpoint) {
   int64_t num_tensors = 0, num_bytes = 0;
   const std::string* first = nullptr;
   for (const TensorEntry& tensor : checkpoint.tensors()) {
-    if (!is_mtp_name(config, tensor.name)) continue;
+    if (!is_mtp_tensor(config, checkpoint, tensor.name)) continue;
     if (first == nullptr) first = &tensor.name;
     ++num_tensors;
     num_bytes += tensor.view.num_bytes();

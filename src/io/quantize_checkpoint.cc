@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/run_ranges.h"
 #include "formats/nvfp4.h"
+#include "io/finite_check.h"
 #include "io/json_document.h"
 #include "io/new_checkpoint.h"
 #include "io/quant_config.h"
@@ -257,6 +258,7 @@ class Quantizer {
     const auto push = [&](float value) { return sink({reinterpret_cast<const uint8_t*>(&value), 4}); };
     switch (output.kind) {
       case Output::Kind::kCopy:
+        FP4MOE_RETURN_IF_ERROR(check_finite({output.source}, pool_));
         FP4MOE_RETURN_IF_ERROR(
             sink({output.source->view.data, static_cast<size_t>(output.source->view.num_bytes())}));
         count(*output.source);

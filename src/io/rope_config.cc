@@ -26,19 +26,61 @@ void read_yarn(JsonFields& scaling, ModelConfig& config) {
   scaling.require(rope.beta_fast >= rope.beta_slow, "beta_fast is below beta_slow");
 }
 
+// What the stock gpt-oss class takes where the file has no rope_parameters, or null.
+RopeConfig stock_gpt_oss_rope(double theta) {
+  return {.type = RopeConfig::Type::kYarn,
+          .theta = theta,
+          .factor = 32,
+          .beta_fast = 32,
+          .beta_slow = 1,
+          .original_max_position_embeddings = 4096,
+          .truncate = false,
+          .attention_factor = {},
+          .mscale = {},
+          .mscale_all_dim = {}};
+}
+
+// Files of both transformers generations have both objects; they must agree. rope_theta is part of one only.
+void check_both_spellings(JsonFields& fields) {
+  const Json *newer = fields.object("rope_parameters"), *older = fields.object("rope_scaling");
+  if (newer == nullptr || older == nullptr) return;
+  Json objects[] = {*newer, *older};
+  for (Json& object : objects) {
+    object.erase("rope_theta");
+    if (object.contains("type") && !object.contains("rope_type")) object["rope_type"] = object["type"];
+    object.erase("type");
+  }
+  fields.require(objects[0] == objects[1], "rope_parameters and rope_scaling differ; legal: one of them");
+}
+
+// Heads are rotated whole here; the stock classes rotate this share of them.
+void check_partial_rotary(JsonFields& fields) {
+  double factor = 1;
+  fields.read_real("partial_rotary_factor", factor, {0, 1});
+  if (factor != 1)
+    fields.fail(
+        unsupported(fields.where() + ": partial_rotary_factor = " + Json(factor).dump() + "; supported: 1"));
+}
+
 }  // namespace
 
 void read_rope(JsonFields& fields, ModelConfig& config) {
   const char* key = fields.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
   constexpr JsonFields::RealRange kThetas = {1, 1e12};
   fields.read_real("rope_theta", config.rope.theta, kThetas);
+  check_both_spellings(fields);
+  check_partial_rotary(fields);
   const Json* object = fields.object(key);
-  if (object == nullptr) return;
+  if (object == nullptr) {
+    if (config.family == ModelFamily::kGptOss) config.rope = stock_gpt_oss_rope(config.rope.theta);
+    return;
+  }
   JsonFields scaling(*object, fields.where() + ": " + key);
   for (const auto& [name, value] : object->items())
     if (value.is_object())
       scaling.fail(
           unsupported(scaling.where() + " differs by layer type ('" + name + "'); supported: one for all"));
+  check_partial_rotary(scaling);
   std::string type = "default";
   scaling.read_string("type", type);
   scaling.read_string("rope_type", type);

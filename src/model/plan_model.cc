@@ -69,6 +69,13 @@ Status check_ranges(const EngineConfig& flags) {
   FP4MOE_RETURN_IF_ERROR(check_seconds("--req-waiting-timeout", flags.req_waiting_timeout));
   FP4MOE_RETURN_IF_ERROR(check_seconds("--req-running-timeout", flags.req_running_timeout));
   FP4MOE_RETURN_IF_ERROR(check_seconds("--watchdog-timeout", flags.watchdog_timeout));
+  if (!(flags.grammar_compile_timeout > 0 && flags.grammar_compile_timeout <= 86400))
+    return invalid_argument("--grammar-compile-timeout " + std::to_string(flags.grammar_compile_timeout) +
+                            "; legal: above 0, at most 86400 seconds");
+  FP4MOE_RETURN_IF_ERROR(check_range("--grammar-max-steps", flags.grammar_max_steps, 1, INT64_MAX));
+  FP4MOE_RETURN_IF_ERROR(check_range("--grammar-max-bytes", flags.grammar_max_bytes, 1, int64_t{1} << 40));
+  FP4MOE_RETURN_IF_ERROR(
+      check_range("--grammar-cache-bytes", flags.grammar_cache_bytes, 0, int64_t{1} << 40));
   if (!(flags.schedule_conservativeness >= 0 && flags.schedule_conservativeness <= 100))
     return invalid_argument("--schedule-conservativeness " + std::to_string(flags.schedule_conservativeness) +
                             "; legal: 0 to 100");

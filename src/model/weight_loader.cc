@@ -1,11 +1,13 @@
 #include "model/weight_loader.h"
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <utility>
 
 #include "base/check.h"
 #include "base/weight_store.h"
+#include "io/finite_check.h"
 
 namespace fp4moe {
 
@@ -39,6 +41,7 @@ Result<std::vector<float>> WeightLoader::vector(const std::string& name, int64_t
   const bool is_f32 = entry != nullptr && entry->view.dtype == DType::kF32;
   FP4MOE_ASSIGN_OR_RETURN(const TensorView view,
                           checkpoint_.get(name, is_f32 ? DType::kF32 : DType::kBF16, {n}));
+  FP4MOE_RETURN_IF_ERROR(check_finite({entry}, pool_));
   std::vector<float> values(static_cast<size_t>(n));
   for (size_t i = 0; i < values.size(); ++i)
     values[i] = is_f32 ? view.as<float>()[i] : bf16_to_float(view.as<bf16>()[i]);
@@ -62,6 +65,7 @@ Result<Buffer> WeightLoader::put(Buffer host) const {
 
 Result<Buffer> WeightLoader::matrix(const std::string& name, int64_t rows, int64_t cols) {
   FP4MOE_ASSIGN_OR_RETURN(const TensorView view, checkpoint_.get(name, DType::kBF16, {rows, cols}));
+  if (packs_weights()) FP4MOE_RETURN_IF_ERROR(check_finite({checkpoint_.find(name)}, pool_));
   Buffer buffer;
   if (ops_.memory().is_host()) {
     const auto copy = [&view](uint8_t* to) -> Status {
@@ -81,7 +85,36 @@ Result<LinearWeightsView> WeightLoader::view(const std::string& name, const Line
   return load_linear_weights(checkpoint_, config_, name, shape.n, shape.k, shape.has_bias);
 }
 
+Status WeightLoader::check_part(const LinearPart& part) const {
+  const LinearWeightsView& w = part.weights;
+  if (w.bias_tensor != nullptr && w.bias != nullptr)
+    FP4MOE_RETURN_IF_ERROR(check_finite({w.bias_tensor}, pool_));
+  if (w.weight_tensor == nullptr || !packs_weights()) return {};
+  // The view may begin below the tensor's first row; a part's rows are nearly consecutive.
+  TensorPart read = {.tensor = w.weight_tensor, .num_rows = w.n};
+  read.first_row = (w.weight - w.weight_tensor->view.as<bf16>()) / w.k;
+  if (!part.rows.empty()) {
+    const auto [first, last] = std::minmax_element(part.rows.begin(), part.rows.end());
+    read.first_row += *first;
+    read.num_rows = *last - *first + 1;
+  }
+  if (part.cols.count > 0) {
+    read.first_col = part.cols.first;
+    read.num_cols = part.cols.count;
+  }
+  return check_finite(read, pool_);
+}
+
+Status WeightLoader::check_mlp(const MlpWeightsView& mlp, Shard intermediate) const {
+  if (intermediate.count == 0) return {};
+  const std::vector<int64_t> rows = row_range(intermediate.first, intermediate.count);
+  FP4MOE_RETURN_IF_ERROR(check_part({mlp.gate, rows, {}}));
+  FP4MOE_RETURN_IF_ERROR(check_part({mlp.up, rows, {}}));
+  return check_part({mlp.down, {}, intermediate});
+}
+
 Result<LinearLayer> WeightLoader::linear(const std::vector<LinearPart>& parts) {
+  for (const LinearPart& part : parts) FP4MOE_RETURN_IF_ERROR(check_part(part));
   FP4MOE_ASSIGN_OR_RETURN(LinearLayer layer, LinearLayer::make(moe_plan_, ops_, parts, pool_));
   for (const LinearPart& part : parts) {
     const LinearWeightsView& w = part.weights;
@@ -102,6 +135,14 @@ Result<LinearLayer> WeightLoader::column_shard(const std::string& name, const Li
   FP4MOE_ASSIGN_OR_RETURN(LinearWeightsView weights, view(name, shape));
   if (layout().attention_rank() != 0) weights.bias = nullptr;
   Result<LinearLayer> layer = linear({LinearPart{weights, {}, cols}});
+  if (!layer.ok()) return layer.status().with_context(name);
+  return layer;
+}
+
+Result<LinearLayer> WeightLoader::row_shard(const std::string& name, const LinearShape& shape, Shard rows) {
+  if (rows.count == 0) return LinearLayer();
+  FP4MOE_ASSIGN_OR_RETURN(const LinearWeightsView weights, view(name, shape));
+  Result<LinearLayer> layer = linear({LinearPart{weights, row_range(rows.first, rows.count), {}}});
   if (!layer.ok()) return layer.status().with_context(name);
   return layer;
 }

@@ -1,4 +1,5 @@
-// Reads what is not an expert out of a checkpoint, this rank's part of it, and counts progress.
+// Reads what is not an expert out of a checkpoint, this rank's part of it, and counts progress. What it reads
+// is finite: kDataLoss names the tensor and the position of a value that is not.
 #pragma once
 
 #include <cstdint>
@@ -36,6 +37,9 @@ class WeightLoader {
   const RankContext& rank() const { return options_.rank; }
   const RankLayout& layout() const { return options_.rank.layout; }
   const MoePlan& moe_plan() const { return moe_plan_; }  // this rank's
+  // Whether the group's ranks must give one rank's bits: they gather what their layers read, and never add up
+  // partial sums.
+  bool is_deterministic() const { return moe_plan_.a2a_settings().deterministic; }
   const DenseOps& ops() const { return ops_; }
   ThreadPool& pool() const { return pool_; }
 
@@ -48,6 +52,8 @@ class WeightLoader {
   // A matrix [n, k] whose columns the attention group shares out and whose results it adds up: only the
   // group's first rank has the bias.
   Result<LinearLayer> column_shard(const std::string& name, const LinearShape& shape, Shard cols);
+  // The rows `rows` of a matrix [n, k] and of its bias; a layer without outputs if there are none.
+  Result<LinearLayer> row_shard(const std::string& name, const LinearShape& shape, Shard rows);
   // A bf16 or f32 vector [n] as f32.
   Result<std::vector<float>> vector(const std::string& name, int64_t n);
   // The same, in the ops' memory.
@@ -58,6 +64,11 @@ class WeightLoader {
   Result<Buffer> put(Buffer host) const;
   // A bf16 matrix [rows, cols] as it is, in the ops' memory.
   Result<Buffer> matrix(const std::string& name, int64_t rows, int64_t cols);
+  // kDataLoss if a bf16 value that the part has is NaN or infinite. Matrices that are not packed now, because
+  // a weight store has them, were checked when they were packed.
+  Status check_part(const LinearPart& part) const;
+  // The same of this shard of an MLP's I.
+  Status check_mlp(const MlpWeightsView& mlp, Shard intermediate) const;
   // Reports `bytes` more of the checkpoint as loaded.
   void count(int64_t bytes);
 

@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <sstream>
 #include <string>
 
+#include "io/json_document.h"
 #include "io/status_matchers.h"
 
 namespace fp4moe {
@@ -77,7 +79,7 @@ TEST(ModelConfig, ReadsGptOss) {
   EXPECT_EQ(config->quant.method, QuantMethod::kMxfp4GptOss);
   EXPECT_EQ(config->quant.group_size, 32);
   EXPECT_EQ(config->quant.exclude_modules, std::vector<std::string>{"lm_head"});
-  EXPECT_EQ(config->rope.type, RopeConfig::Type::kDefault);
+  EXPECT_EQ(config->rope.type, RopeConfig::Type::kYarn);  // the stock class's, as the file has none
 }
 
 TEST(ModelConfig, ReadsTheCommittedDemo) {
@@ -128,7 +130,7 @@ TEST(ModelConfig, ReadsLayerTypes) {
                          {"layer_types has 1 entries", "num_hidden_layers = 4"}));
   EXPECT_TRUE(
       fails_with(types(R"(["a","a","a","a"])"), StatusCode::kInvalidArgument, {"'a'", "sliding_attention"}));
-  EXPECT_TRUE(fails_with(parse(without(kGptOss, "sliding_window")), StatusCode::kInvalidArgument,
+  EXPECT_TRUE(fails_with(parse(with(kGptOss, "sliding_window", "null")), StatusCode::kInvalidArgument,
                          {"sliding_window"}));
 }
 
@@ -386,6 +388,132 @@ TEST(ModelConfig, RefusesMissingKeys) {
        {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_experts_per_tok",
         "max_position_embeddings", "num_local_experts", "intermediate_size"})
     EXPECT_TRUE(fails_with(parse(without(kGptOss, key)), StatusCode::kInvalidArgument, {key, "missing"}));
+}
+
+// All that the forward pass and the sampler take from a configuration.
+std::string text_of(const ModelConfig& c) {
+  std::ostringstream text;
+  const auto add = [&text](const auto&... values) { ((text << values << ' '), ...); };
+  const auto add_all = [&](const auto& values) {
+    for (const auto& value : values) add(value);
+    add('|');
+  };
+  add(c.num_kv_heads, c.head_dim, c.dense_intermediate_size, c.num_shared_experts, c.shared_intermediate_size,
+      c.shared_expert_gate, c.qk_norm, c.rms_norm_eps, c.attention_bias, c.tie_word_embeddings);
+  add(static_cast<int>(c.rope.type), c.rope.theta, c.rope.factor, c.rope.beta_fast, c.rope.beta_slow,
+      c.rope.original_max_position_embeddings, c.rope.truncate, c.rope.attention_factor.value_or(-1),
+      c.rope.mscale.value_or(-1), c.rope.mscale_all_dim.value_or(-1));
+  add(c.swiglu_alpha, c.swiglu_limit, c.router.num_groups, c.router.top_k_groups, c.router.norm_top_k,
+      c.router.scaling_factor, c.router.has_correction_bias, c.mla.q_lora_rank, c.mla.rope_interleave);
+  add_all(c.layer_windows);
+  add_all(c.layer_has_experts);
+  add_all(c.eos_token_ids);
+  return text.str();
+}
+
+std::string erased(const std::string& keys, const std::string& key) {
+  Json json = Json::parse("{" + keys + "}");
+  json.erase(key);
+  const std::string text = json.dump();
+  return text.substr(1, text.size() - 2);
+}
+
+// The values of transformers 5.17.0's GptOssConfig, DeepseekV3Config, Qwen3MoeConfig and Qwen2MoeConfig. A
+// second value must make a difference, so that the key is one that is read.
+TEST(ModelConfig, MissingKeysAreTheStockClassesDefaults) {
+  struct Row {
+    const std::string& family;
+    const char *key, *stock, *other;
+  };
+  const std::string gpt_oss = with(kGptOss, "num_attention_heads", "16");
+  const std::string deepseek = with(with(kDeepseek, "n_routed_experts", "64"), "num_hidden_layers", "6");
+  const std::string qwen3 = with(kQwen, "num_attention_heads", "16");
+  const std::string qwen2 = with(with(kQwen2, "num_attention_heads", "16"), "head_dim", "16");
+  const std::string slides3 = with(qwen3, "use_sliding_window", "true");
+  const std::string slides2 = with(with(qwen2, "use_sliding_window", "true"), "num_hidden_layers", "32");
+  const char* yarn =
+      R"({"rope_type": "yarn", "rope_theta": 150000, "factor": 32, "beta_fast": 32, "beta_slow": 1,
+                         "truncate": false, "original_max_position_embeddings": 4096})";
+  for (const Row& row : {
+           Row{gpt_oss, "rope_parameters", yarn, R"({"rope_type": "default", "rope_theta": 150000})"},
+           Row{gpt_oss, "rope_theta", "150000", "10000"},
+           Row{gpt_oss, "head_dim", "64", "32"},
+           Row{gpt_oss, "num_key_value_heads", "8", "16"},
+           Row{gpt_oss, "sliding_window", "128", "64"},
+           Row{gpt_oss, "layer_types", R"(["sliding_attention", "full_attention", "sliding_attention",
+                                           "full_attention"])",
+               R"(["full_attention", "full_attention", "full_attention", "full_attention"])"},
+           Row{gpt_oss, "rms_norm_eps", "1e-5", "1e-6"},
+           Row{gpt_oss, "attention_bias", "true", "false"},
+           Row{gpt_oss, "tie_word_embeddings", "false", "true"},
+           Row{gpt_oss, "swiglu_limit", "7", "6"},
+           Row{gpt_oss, "swiglu_alpha", "1.702", "1.5"},
+           Row{deepseek, "n_shared_experts", "1", "2"},
+           Row{deepseek, "q_lora_rank", "1536", "null"},
+           Row{deepseek, "n_group", "8", "4"},
+           Row{deepseek, "topk_group", "4", "2"},
+           Row{deepseek, "routed_scaling_factor", "2.5", "1"},
+           Row{deepseek, "first_k_dense_replace", "3", "0"},
+           Row{deepseek, "norm_topk_prob", "true", "false"},
+           Row{deepseek, "rope_interleave", "true", "false"},
+           Row{deepseek, "rope_theta", "10000", "5000"},
+           Row{deepseek, "rms_norm_eps", "1e-6", "1e-5"},
+           Row{deepseek, "attention_bias", "false", "true"},
+           Row{deepseek, "eos_token_id", "1", "null"},
+           Row{qwen3, "num_key_value_heads", "4", "2"},
+           Row{qwen3, "head_dim", "16", "32"},
+           Row{qwen3, "intermediate_size", "6144", "512"},
+           Row{qwen3, "norm_topk_prob", "false", "true"},
+           Row{qwen3, "decoder_sparse_step", "1", "2"},
+           Row{qwen3, "mlp_only_layers", "[]", "[1]"},
+           Row{qwen3, "attention_bias", "false", "true"},
+           Row{qwen3, "use_sliding_window", "false", "true"},
+           Row{slides3, "sliding_window", "4096", "null"},
+           Row{qwen3, "rope_theta", "10000", "1000000"},
+           Row{qwen3, "eos_token_id", "null", "7"},
+           Row{qwen2, "num_key_value_heads", "16", "4"},
+           Row{qwen2, "intermediate_size", "5632", "512"},
+           Row{qwen2, "qkv_bias", "true", "false"},
+           Row{slides2, "max_window_layers", "28", "32"},
+       }) {
+    SCOPED_TRACE(row.key);
+    const std::string present = with(row.family, row.key, row.stock);
+    const auto missing = parse(erased(present, row.key)), stock = parse(present),
+               other = parse(with(row.family, row.key, row.other));
+    ASSERT_TRUE(is_ok(missing) && is_ok(stock) && is_ok(other))
+        << missing.status().to_string() << stock.status().to_string() << other.status().to_string();
+    EXPECT_EQ(text_of(*missing), text_of(*stock));
+    EXPECT_NE(text_of(*other), text_of(*stock));
+  }
+}
+
+TEST(ModelConfig, NullIsNotAMissingKey) {
+  const auto plain = parse(without(kGptOss, "num_key_value_heads"));
+  ASSERT_TRUE(is_ok(plain));
+  EXPECT_EQ(plain->num_kv_heads, 4) << "null: as many as query heads";
+  // The stock class puts YaRN in the place of both.
+  for (const char* key : {"rope_parameters", "rope_scaling"}) {
+    const auto rope = parse(with(kGptOss, key, "null"));
+    ASSERT_TRUE(is_ok(rope));
+    EXPECT_EQ(rope->rope.type, RopeConfig::Type::kYarn);
+    EXPECT_EQ(rope->rope.original_max_position_embeddings, 4096);
+  }
+  const auto ungrouped = parse(without(without(kDeepseek, "n_group"), "topk_group"));
+  ASSERT_TRUE(is_ok(ungrouped));
+  EXPECT_EQ(ungrouped->router.num_groups, 1);
+}
+
+TEST(ModelConfig, RefusesRopeThatItDoesNotApply) {
+  const std::string both = with(kGptOss, "rope_scaling", R"({"type": "yarn", "factor": 4})");
+  EXPECT_TRUE(
+      is_ok(parse(with(both, "rope_parameters", R"({"rope_type": "yarn", "factor": 4, "rope_theta": 9})"))));
+  EXPECT_TRUE(fails_with(parse(with(both, "rope_parameters", R"({"rope_type": "yarn", "factor": 8})")),
+                         StatusCode::kInvalidArgument, {"rope_parameters", "rope_scaling", "differ"}));
+  EXPECT_TRUE(fails_with(parse(with(kQwen, "partial_rotary_factor", "0.5")), StatusCode::kUnsupported,
+                         {"partial_rotary_factor = 0.5", "1"}));
+  EXPECT_TRUE(fails_with(
+      parse(with(kGptOss, "rope_parameters", R"({"rope_type": "default", "partial_rotary_factor": 0.25})")),
+      StatusCode::kUnsupported, {"rope_parameters", "partial_rotary_factor = 0.25"}));
 }
 
 TEST(ModelConfig, TheLargestLegalSizesDoNotOverflow) {

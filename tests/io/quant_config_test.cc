@@ -210,11 +210,13 @@ TEST(Mtp, TensorsAreToldByTheirNames) {
 
 TEST(Mtp, WhatIsSkippedIsDescribed) {
   ModelConfig config;
+  config.family = ModelFamily::kDeepseekV3;
   config.num_layers = 1;
   const TempFolder folder;
   ASSERT_TRUE(is_ok(write_safetensors_shards(folder.path(),
                                              {{"model.layers.0.a", DType::kU8, {4}},
-                                              {"model.layers.1.b", DType::kU8, {3}},
+                                              {"model.layers.1.eh_proj.weight", DType::kU8, {3}},
+                                              {"model.layers.2.b", DType::kU8, {1}},
                                               {"mtp.c", DType::kF32, {2}}},
                                              1, [](const TensorSpec& spec, const ByteSink& sink) {
                                                return sink(std::vector<uint8_t>(
@@ -225,6 +227,9 @@ TEST(Mtp, WhatIsSkippedIsDescribed) {
   const std::string line = describe_skipped_mtp(config, *checkpoint);
   EXPECT_NE(line.find("2 tensors (11 bytes)"), std::string::npos) << line;
   config.num_layers = 2;
+  EXPECT_NE(describe_skipped_mtp(config, *checkpoint).find("1 tensors (8 bytes)"), std::string::npos);
+  config.num_layers = 1;
+  config.family = ModelFamily::kQwen3Moe;  // which has no such layers
   EXPECT_NE(describe_skipped_mtp(config, *checkpoint).find("1 tensors (8 bytes)"), std::string::npos);
 }
 

@@ -130,7 +130,7 @@ WEIGHT_CASES = [
     ("wrong dtype", tensor(dtype="F16"), USAGE, NORM, "F16 [256]", "BF16 [256]"),
     ("wrong shape", tensor(shape=[2, 128]), USAGE, NORM, "[2, 128]", "[256]"),
     ("truncated data", truncated, CORRUPT, "ends at data byte", "truncated"),
-    ("missing tensor", weights(lambda h, d: h.update(other=h.pop(NORM))), USAGE, f"no tensor '{NORM}'"),
+    ("missing tensor", weights(lambda h, d: h.update({"mtp.norm.weight": h.pop(NORM)})), USAGE, f"no tensor '{NORM}'"),
     ("NaN scale", scale_byte(0xFF, 3), CORRUPT, SCALES, "0xFF", "expert 3,", "0x00 to 0xFE"),
     ("no weights", no_weights, USAGE, WEIGHTS, INDEX),
     ("missing shard", index("model-00001-of-00002.safetensors"), USAGE, "model-00001-of-00002.safetensors", NORM),

@@ -1,5 +1,4 @@
 """Broken NVFP4 and compressed-tensors checkpoints: `inspect --experts` names what is wrong, in one line."""
-import json
 import os
 import struct
 import subprocess
@@ -7,46 +6,12 @@ import sys
 import tempfile
 import unittest
 
+from tiny_model import TinyModel
+
 BINARY = os.path.abspath(sys.argv[1])
 CORRUPT, USAGE, UNSUPPORTED = 1, 2, 3  # exit codes
 UP = "model.layers.1.mlp.experts.2.up_proj"
 NAN, INFINITY = float("nan"), float("inf")
-
-
-class Model:
-    """A checkpoint of make-tiny as (config, hf_quant, header, data), for breaking."""
-
-    def __init__(self, folder, like, dialect):
-        self.folder = folder
-        subprocess.run([BINARY, "make-tiny", folder, "--like", like, "--dialect", dialect, "--num-hidden-layers", "2",
-                        "--hidden-size", "64", "--intermediate-size", "32", "--num-experts", "4", "--top-k", "2",
-                        "--vocab-size", "260"] + (["--num-groups", "2", "--top-k-groups", "1"] if "deepseek" in like
-                                                  else []), check=True, capture_output=True)
-        self.config, self.hf_quant = self.read("config.json"), self.read("hf_quant_config.json")
-        with open(os.path.join(folder, "model.safetensors"), "rb") as file:
-            self.header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
-            self.data = bytearray(file.read())
-
-    def read(self, name):
-        path = os.path.join(self.folder, name)
-        if not os.path.exists(path):
-            return None
-        with open(path) as file:
-            return json.load(file)
-
-    def write(self):
-        for name, content in (("config.json", self.config), ("hf_quant_config.json", self.hf_quant)):
-            if content is not None:
-                with open(os.path.join(self.folder, name), "w") as file:
-                    json.dump(content, file)
-        text = json.dumps(self.header).encode()
-        text += b" " * (-len(text) % 8)
-        with open(os.path.join(self.folder, "model.safetensors"), "wb") as file:
-            file.write(struct.pack("<Q", len(text)) + text + self.data)
-
-    def put(self, name, at, content):
-        begin = self.header[name]["data_offsets"][0] + at
-        self.data[begin:begin + len(content)] = content
 
 
 def number(suffix, value):
@@ -119,7 +84,7 @@ class BadNvfp4(unittest.TestCase):
         for like in ("deepseek-v3-tiny", "qwen3-moe-tiny", "qwen2-moe-tiny"):
             for dialect in ("modelopt", "compressed-nvfp4", "compressed-mxfp4"):
                 with self.subTest(like + " " + dialect), tempfile.TemporaryDirectory() as base:
-                    Model(os.path.join(base, "m"), like, dialect).write()  # our own writing breaks nothing
+                    TinyModel(BINARY, os.path.join(base, "m"), like, dialect).write()  # our own writing breaks nothing
                     ended = self.inspect(os.path.join(base, "m"))
                     self.assertEqual(ended.returncode, 0, ended.stderr)
                     self.assertIn("layer 1 experts, " + ("mxfp4" if "mxfp4" in dialect else "nvfp4"), ended.stdout)
@@ -127,7 +92,7 @@ class BadNvfp4(unittest.TestCase):
     def test_broken_ones_are_named(self):
         for at, (like, dialect, damage, code, *words) in enumerate(CASES):
             with self.subTest(f"case {at}: {words}"), tempfile.TemporaryDirectory() as base:
-                model = Model(os.path.join(base, "m"), like, dialect)
+                model = TinyModel(BINARY, os.path.join(base, "m"), like, dialect)
                 damage(model)
                 model.write()
                 ended = self.inspect(model.folder)

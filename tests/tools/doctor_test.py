@@ -11,7 +11,7 @@ import unittest
 from serve_process import free_port
 
 BINARY, MODEL = map(os.path.abspath, sys.argv[1:3])
-MODEL_CHECKS = ["config", "plan", "tokenizer", "chat_template", "weights", "fits", "disk"]
+MODEL_CHECKS = ["config", "plan", "tokenizer", "chat_template", "weights", "tensors", "fits", "disk"]
 
 
 def doctor(*flags):

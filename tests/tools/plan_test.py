@@ -29,6 +29,7 @@ class Plan(unittest.TestCase):
     def test_predicts_what_a_start_allocates(self):
         for model, flags in [(NVFP4, "--tp 4 --moe-a2a-backend deepep --moe-runner-backend flashinfer_cutedsl"),
                              (NVFP4, "--tp 2 --dp 2 --enable-dp-attention --moe-a2a-backend flashinfer"),
+                             (NVFP4, "--tp 2 --enable-deterministic-inference"),
                              (MODEL, "--tp 2 --a2a-memory-budget 8388608")]:
             with self.subTest(flags):
                 expected = plan(model, *flags.split(), *FEW)

@@ -89,7 +89,7 @@ class Quantize(unittest.TestCase):
         self.assertLess(errors[1], 0.95 * errors[0])
 
     def test_fp4_tensors_that_nothing_declares_are_refused(self):
-        for demo, tensor in [(GPT_OSS, "gate_up_proj_blocks"), (DSV3, "mlp.gate_proj.weight_scale")]:
+        for demo, tensor in [(GPT_OSS, "_proj_blocks'"), (DSV3, "_proj.weight_scale'")]:
             folder = self.path(os.path.basename(demo) + "-undeclared")
             shutil.copytree(demo, folder, ignore=shutil.ignore_patterns("hf_quant_config.json", "config.json"))
             shutil.copy(os.path.join(self.bf16[demo], "config.json"), folder)

@@ -1,0 +1,29 @@
+// The families and dialects in which tests make small checkpoints.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+namespace fp4moe {
+
+struct Shape {
+  const char *like, *dialect;  // of MakeTinyOptions
+};
+
+inline auto all_shapes() {
+  return testing::Values(Shape{"gpt-oss-tiny", "gpt-oss"}, Shape{"gpt-oss-tiny", "bf16"},
+                         Shape{"qwen2-moe-tiny", "modelopt"}, Shape{"qwen2-moe-tiny", "bf16"},
+                         Shape{"qwen3-moe-tiny", "compressed-mxfp4"}, Shape{"deepseek-v3-tiny", "modelopt"},
+                         Shape{"deepseek-v3-tiny", "compressed-nvfp4"}, Shape{"deepseek-v3-tiny", "bf16"});
+}
+
+// "gpt_oss_tiny_bf16": the name of a test of this shape.
+inline std::string shape_name(const testing::TestParamInfo<Shape>& test) {
+  std::string name = test.param.like + std::string("_") + test.param.dialect;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+}  // namespace fp4moe
