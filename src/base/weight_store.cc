@@ -24,4 +24,8 @@ Result<Buffer> packed_weights(int64_t num_bytes, const PackFn& pack) {
 
 bool packs_weights() { return current_store == nullptr || current_store->packs(); }
 
+void enter_weights_part(const std::string& name) {
+  if (current_store != nullptr) current_store->enter_part(name);
+}
+
 }  // namespace fp4moe

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 
 #include "base/buffer.h"
 
@@ -18,6 +19,8 @@ class WeightStore {
   // The next ones: `num_bytes` that are there already, or new ones that pack() writes. They may be borrowed
   // from the store.
   virtual Result<Buffer> next(int64_t num_bytes, const PackFn& pack) = 0;
+  // What is loaded next belongs to this part of the model ("layer 3"); for messages about it. One line.
+  virtual void enter_part(const std::string& name) = 0;
   // Whether next() calls pack(): nothing else of a weight's source needs to be read if not.
   virtual bool packs() const = 0;
 };
@@ -38,5 +41,7 @@ class WeightStoreScope {
 Result<Buffer> packed_weights(int64_t num_bytes, const PackFn& pack);
 // Whether it would call pack() now.
 bool packs_weights();
+// Tells the thread's store, if there is one, which part of the model comes next.
+void enter_weights_part(const std::string& name);
 
 }  // namespace fp4moe

@@ -157,7 +157,7 @@ Result<TuneResult> autotune_cpu(const Checkpoint& checkpoint, const ModelConfig&
 
 Result<TuneResult> autotune_gpu(const Checkpoint& checkpoint, const ModelConfig& config,
                                 const ModelPlan& plan) {
-  const DeviceMoeOps& ops = *plan.moe.runner()->device_ops();
+  const DeviceMoeOps& ops = plan.moe.device_ops();
   DeviceTactics tactics{tactic_buckets(plan.flags), {}};
   FP4MOE_ASSIGN_OR_RETURN(const std::string key, gpu_cache_key(plan, ops, tactics.buckets));
   const auto read = [&](const std::string& path) {
@@ -184,10 +184,10 @@ std::string why_shipped(const ModelPlan& plan) {
   if (moe.problem().format == Fp4Format::kNone) return "none for bf16 experts";
   if (launcher_info().num_processes > 1) return "not in a job of several processes";
   if (moe.problem().device == DeviceKind::kCpu) return "";
-  if (moe.scheme() != Scheme::kW4A16)
+  if (moe.scheme() == Scheme::kW4A4)
     return std::string("none for ") + scheme_name(moe.scheme()) + " on a GPU";
   if (moe.a2a_settings().deterministic) return "one for all batches, as inference is to be deterministic";
-  if (moe.runner()->device_ops()->tactics.size() == 1) return std::string(moe.runner()->name) + " has one";
+  if (moe.device_ops().tactics.size() == 1) return std::string(moe.runner()->name) + " has one";
   return "";
 }
 

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "engine/user_cache.h"
 #include "io/file.h"
+#include "io/json_document.h"
 
 namespace fp4moe {
 namespace {
@@ -14,8 +15,9 @@ Result<nlohmann::json> read_cache(const std::string& path) {
   constexpr int64_t kMaxBytes = 1 << 20;
   if (!file_exists(path)) return nlohmann::json::object();
   FP4MOE_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kMaxBytes));
-  nlohmann::json root = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!root.is_object()) return data_loss("'" + path + "' is no JSON object");
+  // Limits nesting: nlohmann's dump() and copies, which write_entry() needs, recurse.
+  FP4MOE_ASSIGN_OR_RETURN(nlohmann::json root, parse_json(text, "'" + path + "'"));
+  if (!root.is_object()) return data_loss("'" + path + "' is not a JSON object");
   return root;
 }
 

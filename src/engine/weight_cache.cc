@@ -18,24 +18,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t kAlign = 4096;
 // Below, packing takes less time than anybody notices; a folder that was named is used for any size.
 constexpr int64_t kWorthKeeping = int64_t{256} << 20;
-constexpr char kMagic[8] = {'f', 'p', '4', 'm', 'o', 'e', 'W', 'C'};
-
-struct Header {
-  char magic[8];
-  uint32_t version;
-  uint32_t num_weights;
-  uint64_t file_bytes, index_offset, key_bytes;
-  uint64_t index_hash;
-  uint64_t header_hash;  // of all before it
-};
-static_assert(sizeof(Header) == 56);
-
-uint64_t header_hash(const Header& header) { return hash64(&header, offsetof(Header, header_hash)); }
-
-constexpr int64_t aligned(int64_t num_bytes) { return (num_bytes + kAlign - 1) / kAlign * kAlign; }
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -75,37 +59,9 @@ std::string packing_text(const ModelPlan& plan, const RankLayout& layout) {
        << "activations " << dtype_name(plan.act_dtype) << ", dense layers " << isa_name(plan.isa) << " "
        << (plan.dense_quant == DenseQuant::kQ8 ? "q8" : "bf16") << "\n"
        << "rank " << layout.rank << " of tp " << layout.tp << ", ep " << layout.ep << ", dp " << layout.dp
-       << (plan.flags.enable_dp_lm_head ? ", an LM head a group" : "") << "\n";
+       << (plan.flags.enable_dp_lm_head ? ", an LM head a group" : "")
+       << (plan.moe.a2a_settings().deterministic ? ", deterministic" : "") << "\n";
   return text.str();
-}
-
-std::string first_line(std::string_view text) { return std::string(text.substr(0, text.find('\n'))); }
-
-// The first lines that differ.
-Status other_key(std::string_view kept, std::string_view wanted) {
-  while (!kept.empty() && !wanted.empty() && first_line(kept) == first_line(wanted)) {
-    kept.remove_prefix(std::min(kept.size(), first_line(kept).size() + 1));
-    wanted.remove_prefix(std::min(wanted.size(), first_line(wanted).size() + 1));
-  }
-  return data_loss("it was made for '" + first_line(kept) + "', this start is '" + first_line(wanted) + "'");
-}
-
-// The header of a whole file.
-Result<Header> read_header(std::span<const uint8_t> file) {
-  Header header;
-  const auto count = [](uint64_t n) { return std::to_string(n); };
-  if (file.size() < sizeof header) return data_loss("it ends after " + count(file.size()) + " bytes");
-  std::memcpy(&header, file.data(), sizeof header);
-  if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0)
-    return data_loss("it is no file of packed weights, or was not finished");
-  if (header.version != WeightCache::kVersion)
-    return data_loss("its format has version " + count(header.version) + ", this binary writes " +
-                     count(WeightCache::kVersion));
-  if (header.header_hash != header_hash(header)) return data_loss("its header is damaged");
-  if (header.file_bytes != file.size())
-    return data_loss("it has " + count(file.size()) + " bytes, " + count(header.file_bytes) +
-                     " were written");
-  return header;
 }
 
 }  // namespace
@@ -136,62 +92,57 @@ WeightCachePlace weight_cache_place(const Checkpoint& checkpoint, const ModelPla
   return place;
 }
 
-WeightCache::WeightCache(WeightCachePlace place) : place_(std::move(place)), why_not_(place_.why_not) {
+WeightCache::WeightCache(WeightCachePlace place, ThreadPool& pool)
+    : place_(std::move(place)), pool_(pool), why_not_(place_.why_not) {
   if (place_.path.empty()) return;
+  const std::string folder = std::filesystem::path(place_.path).parent_path();
+  if (const Status usable = make_private_folder(folder); !usable.ok()) {
+    give_up(usable);
+    return;
+  }
   if (file_exists(place_.path)) {
     const Status status = map();
     is_mapped_ = status.ok();
     if (is_mapped_) return;
     file_ = {};
-    sizes_.clear();
+    index_ = {};
     log_warning("weight cache '" + place_.path + "' is not used: " + status.message() +
                 "; it is written anew");
   }
-  std::error_code ignored;  // what cannot be created cannot be written to
-  std::filesystem::create_directories(std::filesystem::path(place_.path).parent_path(), ignored);
+  index_.key = place_.key;
   Result<NewFile> file = NewFile::create(place_.path);
   Status status = file.status();
   if (file.ok()) {
     new_file_ = std::move(*file);
-    const std::vector<uint8_t> room(kAlign);  // of the header, which is written last
+    const std::vector<uint8_t> room(kWeightAlign);  // of the header, which is written last
     status = new_file_->append(room);
   }
   if (!status.ok()) give_up(status);
 }
 
 Status WeightCache::map() {
-  FP4MOE_ASSIGN_OR_RETURN(file_, MappedFile::open(place_.path));
-  const std::span<const uint8_t> file = file_.bytes();
-  FP4MOE_ASSIGN_OR_RETURN(const Header header, read_header(file));
-  const uint64_t sizes_bytes = uint64_t{header.num_weights} * sizeof(uint64_t);
-  if (header.index_offset > file.size() || header.key_bytes > file.size() - header.index_offset ||
-      sizes_bytes != file.size() - header.index_offset - header.key_bytes)
-    return data_loss("its index does not end where the file does");
-  const uint8_t* index = file.data() + header.index_offset;
-  if (hash64(index, static_cast<int64_t>(header.key_bytes + sizes_bytes)) != header.index_hash)
-    return data_loss("its index is damaged");
-  const std::string_view key(reinterpret_cast<const char*>(index), header.key_bytes);
-  if (key != place_.key) return other_key(key, place_.key);
-  sizes_.resize(header.num_weights);
-  std::memcpy(sizes_.data(), index + header.key_bytes, sizes_bytes);
-  uint64_t end = kAlign;
-  for (const uint64_t size : sizes_) {
-    if (end > header.index_offset || size > header.index_offset - end)
-      return data_loss("its weights do not end where its index begins");
-    end += static_cast<uint64_t>(aligned(static_cast<int64_t>(size)));
-  }
-  at_ = kAlign;
+  FP4MOE_ASSIGN_OR_RETURN(file_, MappedFile::open_private(place_.path));
+  FP4MOE_ASSIGN_OR_RETURN(index_, read_weight_index(file_.bytes(), place_.key));
+  at_ = kWeightAlign;
   is_locked_ = file_.keep_in_memory();
+  const Clock::time_point start = Clock::now();
+  FP4MOE_RETURN_IF_ERROR(check_weights(file_.bytes(), index_, pool_));
+  check_seconds_ = seconds_since(start);
   return {};
+}
+
+void WeightCache::enter_part(const std::string& name) {
+  if (!is_mapped_) index_.parts.push_back(name);  // a mapped file's index has the names
 }
 
 Result<Buffer> WeightCache::next(int64_t num_bytes, const PackFn& pack) {
   if (is_mapped_) {
-    if (num_taken_ == sizes_.size() || sizes_[num_taken_] != static_cast<uint64_t>(num_bytes))
+    if (num_taken_ == index_.weights.size() ||
+        index_.weights[num_taken_].num_bytes != static_cast<uint64_t>(num_bytes))
       return wrong_weights(std::to_string(num_bytes) + " bytes as weight " + std::to_string(num_taken_));
     Buffer weights = Buffer::borrowed(const_cast<uint8_t*>(file_.bytes().data()) + at_, num_bytes);
     ++num_taken_;
-    at_ += aligned(num_bytes);
+    at_ += weight_room(num_bytes);
     total_bytes_ += num_bytes;
     return weights;
   }
@@ -207,18 +158,20 @@ Result<Buffer> WeightCache::next(int64_t num_bytes, const PackFn& pack) {
 }
 
 Status WeightCache::append(const Buffer& weights) {
-  const int64_t num_bytes = weights.num_bytes();
-  const std::vector<uint8_t> padding(static_cast<size_t>(aligned(num_bytes) - num_bytes));
-  FP4MOE_RETURN_IF_ERROR(new_file_->append({weights.data(), static_cast<size_t>(num_bytes)}));
-  sizes_.push_back(static_cast<uint64_t>(num_bytes));
+  const std::span<const uint8_t> bytes(weights.data(), static_cast<size_t>(weights.num_bytes()));
+  const std::vector<uint8_t> padding(static_cast<size_t>(weight_room(std::ssize(bytes))) - bytes.size());
+  FP4MOE_RETURN_IF_ERROR(new_file_->append(bytes));
+  if (index_.parts.empty()) index_.parts.push_back("weights");
+  index_.weights.push_back({bytes.size(), weight_checksum(bytes, pool_), index_.parts.size() - 1});
   return new_file_->append(padding);
 }
 
 Status WeightCache::finish() {
   if (is_mapped_) {
-    if (num_taken_ != sizes_.size()) return wrong_weights(std::to_string(num_taken_) + " weights");
+    if (num_taken_ != index_.weights.size()) return wrong_weights(std::to_string(num_taken_) + " weights");
     log_info("weights    " + size_string(total_bytes_) + " mapped from '" + place_.path + "' in " +
-             seconds_text(seconds_since(started_)) +
+             seconds_text(seconds_since(started_)) + ", of them " + seconds_text(check_seconds_) +
+             " for checksums" +
              (is_locked_ ? "" : "; the system may drop idle pages (ulimit -l is too low to lock them)"));
     return {};
   }
@@ -240,22 +193,13 @@ Status WeightCache::finish() {
 }
 
 Status WeightCache::write_index() {
-  std::string index = place_.key;
-  index.append(reinterpret_cast<const char*>(sizes_.data()), sizes_.size() * sizeof(uint64_t));
-  Header header{.version = kVersion,
-                .num_weights = static_cast<uint32_t>(sizes_.size()),
-                .file_bytes = static_cast<uint64_t>(new_file_->num_bytes()) + index.size(),
-                .index_offset = static_cast<uint64_t>(new_file_->num_bytes()),
-                .key_bytes = place_.key.size(),
-                .index_hash = hash_text(index)};
-  std::memcpy(header.magic, kMagic, sizeof kMagic);
-  header.header_hash = header_hash(header);
+  const WeightFileEnds ends = make_weight_file_ends(index_, static_cast<uint64_t>(new_file_->num_bytes()));
   const auto bytes = [](const void* data, size_t n) {
     return std::span(static_cast<const uint8_t*>(data), n);
   };
-  FP4MOE_RETURN_IF_ERROR(new_file_->append(bytes(index.data(), index.size())));
-  FP4MOE_RETURN_IF_ERROR(new_file_->overwrite(0, bytes(&header, sizeof header)));
-  return new_file_->commit();
+  FP4MOE_RETURN_IF_ERROR(new_file_->append(bytes(ends.index.data(), ends.index.size())));
+  FP4MOE_RETURN_IF_ERROR(new_file_->overwrite(0, bytes(&ends.header, sizeof ends.header)));
+  return new_file_->commit(NewFile::Access::kReadOnly);
 }
 
 void WeightCache::give_up(const Status& status) {
@@ -265,7 +209,7 @@ void WeightCache::give_up(const Status& status) {
 }
 
 Status WeightCache::wrong_weights(const std::string& what) const {
-  return data_loss("'" + place_.path + "' holds " + std::to_string(sizes_.size()) +
+  return data_loss("'" + place_.path + "' holds " + std::to_string(index_.weights.size()) +
                    " weights, but the model asks for " + what +
                    "; remove the file, or start with --weight-cache-dir none");
 }

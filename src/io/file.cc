@@ -3,12 +3,15 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 
 #include "base/check.h"
@@ -44,18 +47,56 @@ bool has_name(int fd, const std::string& path) {
          open_file.st_dev == named.st_dev && open_file.st_ino == named.st_ino;
 }
 
+// Whether only this process's user and root can write to it.
+Status check_private(const struct stat& info, const std::string& path) {
+  if (info.st_uid != ::geteuid() && info.st_uid != 0)
+    return unsupported("'" + path + "' belongs to user " + std::to_string(info.st_uid) +
+                       "; legal: " + std::to_string(::geteuid()) + " (this process's) or 0");
+  char mode[8];
+  std::snprintf(mode, sizeof mode, "%04o", static_cast<unsigned>(info.st_mode & 07777));
+  if ((info.st_mode & (S_IWGRP | S_IWOTH)) != 0)
+    return unsupported("'" + path + "' has mode " + mode +
+                       ": users other than its owner can write to it; legal: none (chmod go-w)");
+  return {};
+}
+
+// A write past RLIMIT_FSIZE (ulimit -f) would end the process with SIGXFSZ.
+Status check_size_limit(const std::string& path, int64_t end) {
+  rlimit limit = {};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
+      static_cast<uint64_t>(end) <= limit.rlim_cur)
+    return {};
+  return does_not_fit("cannot write '" + path + "': it would have at least " + std::to_string(end) +
+                      " bytes; " + std::to_string(limit.rlim_cur) +
+                      " are legal for a file of this process (ulimit -f)");
+}
+
 }  // namespace
 
 Result<MappedFile> MappedFile::open(const std::string& path) {
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a FIFO must not block us
+  if (file.fd < 0) return system_error("cannot open", path);
+  return map(file.fd, path);
+}
+
+Result<MappedFile> MappedFile::open_private(const std::string& path) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW));
+  if (file.fd < 0 && errno == ELOOP) return unsupported("'" + path + "' is a symbolic link");
   struct stat info = {};
   if (file.fd < 0 || ::fstat(file.fd, &info) != 0) return system_error("cannot open", path);
+  FP4MOE_RETURN_IF_ERROR(check_private(info, path));
+  return map(file.fd, path);
+}
+
+Result<MappedFile> MappedFile::map(int fd, const std::string& path) {
+  struct stat info = {};
+  if (::fstat(fd, &info) != 0) return system_error("cannot open", path);
   if (!S_ISREG(info.st_mode)) return data_loss("'" + path + "' is not a regular file");
   MappedFile mapped;
   mapped.modified_at_ = info.st_mtim.tv_sec * int64_t{1'000'000'000} + info.st_mtim.tv_nsec;
   if (info.st_size == 0) return mapped;
   const size_t num_bytes = static_cast<size_t>(info.st_size);
-  void* address = ::mmap(nullptr, num_bytes, PROT_READ, MAP_PRIVATE, file.fd, 0);
+  void* address = ::mmap(nullptr, num_bytes, PROT_READ, MAP_PRIVATE, fd, 0);
   if (address == MAP_FAILED) return system_error("cannot map", path);
   mapped.bytes_ = {static_cast<const uint8_t*>(address), num_bytes};
   return mapped;
@@ -83,6 +124,21 @@ bool MappedFile::keep_in_memory() const {
 
 bool file_exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
 
+Status make_private_folder(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (const fs::path parent = fs::path(folder).parent_path(); !parent.empty())
+    fs::create_directories(parent, error);
+  if (::mkdir(folder.c_str(), S_IRWXU) != 0 && errno != EEXIST) {
+    const int code = errno;
+    return data_loss("cannot create folder '" + folder + "': " + std::strerror(code));
+  }
+  struct stat info = {};
+  if (::stat(folder.c_str(), &info) != 0) return system_error("cannot open folder", folder);
+  if (!S_ISDIR(info.st_mode)) return data_loss("'" + folder + "' is not a folder");
+  return check_private(info, folder);
+}
+
 Result<std::string> read_text_file(const std::string& path, int64_t max_bytes) {
   FP4MOE_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(path));
   const std::span<const uint8_t> bytes = file.bytes();
@@ -96,7 +152,9 @@ Result<NewFile> NewFile::create(const std::string& path) {
   const std::string name = partial(path);
   for (;;) {
     NewFile file;
-    file.fd_ = ::open(name.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+    file.fd_ = ::open(name.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+    if (file.fd_ < 0 && errno == ELOOP)
+      return data_loss("cannot create '" + name + "': it is a symbolic link, which is not followed");
     if (file.fd_ < 0) return system_error("cannot create", name);
     if (::flock(file.fd_, LOCK_EX | LOCK_NB) != 0)
       return errno == EWOULDBLOCK ? unavailable("'" + name + "' is being written by somebody else")
@@ -128,6 +186,7 @@ NewFile& NewFile::operator=(NewFile&& other) noexcept {
 }
 
 Status NewFile::write_at(int64_t offset, std::span<const uint8_t> bytes) {
+  FP4MOE_RETURN_IF_ERROR(check_size_limit(path_, offset + std::ssize(bytes)));
   while (!bytes.empty()) {
     const ssize_t n = ::pwrite(fd_, bytes.data(), bytes.size(), offset);
     if (n < 0 && errno == EINTR) continue;
@@ -181,10 +240,12 @@ Status NewFile::overwrite(int64_t offset, std::span<const uint8_t> bytes) {
   return write_at(offset, bytes);
 }
 
-Status NewFile::commit() {
+Status NewFile::commit(Access access) {
   FP4MOE_RETURN_IF_ERROR(write_tail());
   if (::fsync(fd_) != 0) return system_error("cannot sync", partial(path_));
   if (::rename(partial(path_).c_str(), path_.c_str()) != 0) return system_error("cannot create", path_);
+  // Not before: a partial file that a killed process left must be writable for the next one.
+  if (access == Access::kReadOnly) ::fchmod(fd_, S_IRUSR);
   path_.clear();
   return {};
 }

@@ -18,6 +18,9 @@ class MappedFile {
   MappedFile() = default;
   // kNotFound, or kDataLoss where it is no regular file or cannot be mapped; messages name the path.
   static Result<MappedFile> open(const std::string& path);
+  // The same for a file that only this user and root can have written: kUnsupported, naming the problem, if
+  // it is a symbolic link, belongs to another user, or is writable by group or others.
+  static Result<MappedFile> open_private(const std::string& path);
   ~MappedFile();
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&& other) noexcept;
@@ -30,11 +33,16 @@ class MappedFile {
   int64_t modified_at() const { return modified_at_; }
 
  private:
+  static Result<MappedFile> map(int fd, const std::string& path);
+
   std::span<const uint8_t> bytes_;
   int64_t modified_at_ = 0;
 };
 
 bool file_exists(const std::string& path);
+// Creates the folder, with mode 700, and its parents if they are absent. kUnsupported, naming the problem, if
+// a user other than this process's and root could add or remove files. kDataLoss: it cannot be created.
+Status make_private_folder(const std::string& folder);
 // The whole file; kNotFound, or kDataLoss if it is longer than max_bytes.
 Result<std::string> read_text_file(const std::string& path, int64_t max_bytes);
 
@@ -42,19 +50,21 @@ Result<std::string> read_text_file(const std::string& path, int64_t max_bytes);
 class NewFile {
  public:
   // Begins `path`.partial, of which whatever an earlier process left is dropped. kUnavailable: somebody is
-  // writing it. kNotFound, kDataLoss: it cannot be created.
+  // writing it. kNotFound, kDataLoss: it cannot be created, or is a symbolic link.
   static Result<NewFile> create(const std::string& path);
   ~NewFile();  // removes what was not committed
   NewFile(NewFile&& other) noexcept;
   NewFile& operator=(NewFile&& other) noexcept;
 
-  // At the end. kDoesNotFit where no space is left, which may show only later.
+  // At the end. kDoesNotFit where no space is left, which may show only later, and past RLIMIT_FSIZE.
   Status append(std::span<const uint8_t> bytes);
   // Over what was appended.
   Status overwrite(int64_t offset, std::span<const uint8_t> bytes);
   int64_t num_bytes() const { return num_bytes_; }
-  // The file under its name, synced. Nothing may follow.
-  Status commit();
+  // The file under its name, synced. Nothing may follow. Read-only: by its owner alone, so that a file that
+  // is mapped is replaced one day, but not opened for writing and truncated.
+  enum class Access { kDefault, kReadOnly };
+  Status commit(Access access = Access::kDefault);
 
  private:
   NewFile() = default;

@@ -22,8 +22,10 @@ class OneByte final : public WeightStore {
     ++num_taken;
     return Buffer::borrowed(&byte, 1);
   }
+  void enter_part(const std::string& name) override { part = name; }
   bool packs() const override { return false; }
 
+  std::string part;
   uint8_t byte = 42;
   int num_taken = 0;
 };
@@ -50,11 +52,15 @@ TEST(WeightStore, TheInnermostScopeOfTheThreadIsAsked) {
       EXPECT_EQ(*packed_weights(1, write_seven)->data(), 43);
     }
     EXPECT_FALSE(packs_weights());
+    enter_weights_part("layer 3");
     EXPECT_EQ(*packed_weights(1, write_seven)->data(), 42);
     EXPECT_EQ(packed_weights(0, write_seven)->num_bytes(), 0);  // nobody is asked for nothing
     std::thread([] { EXPECT_EQ(*packed_weights(1, write_seven)->data(), 7); }).join();
   }
   EXPECT_EQ(*packed_weights(1, write_seven)->data(), 7);
+  enter_weights_part("without a store nobody hears of it");
+  EXPECT_EQ(outer.part, "layer 3");
+  EXPECT_EQ(inner.part, "");
   EXPECT_EQ(outer.num_taken, 1);
   EXPECT_EQ(inner.num_taken, 1);
 }

@@ -78,9 +78,10 @@ TEST(TacticsCache, KeepsEveryKey) {
 }
 
 TEST(TacticsCache, ABrokenFileIsAnErrorAndIsReplaced) {
-  for (const char* text :
-       {"", "[", "[]", "{\"a\": 1}", "{\"a\": [[0,0,0,0]]}", "{\"a\": [[0,0,0,0],[0,0,0,4]]}",
-        "{\"a\": [[0,0,0,0],[0,0,0,-1]]}", "{\"a\": [[0,0,0],[0,0,0,0]]}"}) {
+  const std::string deep = "{\"b\": " + std::string(400000, '[') + std::string(400000, ']') + "}";
+  for (const std::string& text : std::initializer_list<std::string>{
+           deep, "", "[", "[]", "{\"a\": 1}", "{\"a\": [[0,0,0,0]]}", "{\"a\": [[0,0,0,0],[0,0,0,4]]}",
+           "{\"a\": [[0,0,0,0],[0,0,0,-1]]}", "{\"a\": [[0,0,0],[0,0,0,0]]}"}) {
     const TempFolder folder;
     std::filesystem::create_directories(std::filesystem::path(folder.file(kFile)).parent_path());
     std::ofstream(folder.file(kFile)) << text;

@@ -2,16 +2,18 @@
 #include "engine/weight_cache.h"
 
 #include <gtest/gtest.h>
-#include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <future>
 #include <mutex>
+#include <thread>
 
 #include "base/hash.h"
 #include "base/log.h"
@@ -59,6 +61,7 @@ struct Loaded {
 Loaded load(WeightCache& cache, uint8_t salt = 0) {
   Loaded loaded;
   for (size_t w = 0; w < std::size(kSizes); ++w) {
+    cache.enter_part("layer " + std::to_string(w));
     Result<Buffer> weight = cache.next(kSizes[w], [&](uint8_t* to) -> Status {
       loaded.packed = true;
       for (int64_t i = 0; i < kSizes[w]; ++i) to[i] = byte_of(w, i, salt);
@@ -87,7 +90,7 @@ class WeightCacheFile : public testing::Test {
  protected:
   // Whether the weights were packed; right they are in any case.
   bool start(const std::string& key = "model A\nrank 0\n", uint8_t salt = 0) {
-    WeightCache cache({path_, "", key});
+    WeightCache cache({path_, "", key}, pool_);
     const Loaded loaded = load(cache, salt);
     expect_weights(loaded, salt);
     return loaded.packed;
@@ -96,7 +99,12 @@ class WeightCacheFile : public testing::Test {
     std::ifstream file(path_, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), {}};
   }
-  void put(const std::string& bytes) const { std::ofstream(path_, std::ios::binary) << bytes; }
+  // In place of the kept file, which is read-only.
+  void put(const std::string& bytes) const {
+    fs::remove(path_);
+    std::ofstream(path_, std::ios::binary) << bytes;
+    fs::permissions(path_, fs::perms::owner_read | fs::perms::owner_write);
+  }
   // A start refuses the file with that reason, packs and keeps; the next one maps.
   void expect_refused(const std::string& reason) {
     const Lines lines;
@@ -107,6 +115,7 @@ class WeightCacheFile : public testing::Test {
     EXPECT_FALSE(start()) << reason;
   }
 
+  ThreadPool pool_{1};  // no threads of its own: tests fork
   const TempFolder folder_;
   const std::string path_ = folder_.file("sub/weights");
 };
@@ -123,7 +132,7 @@ TEST_F(WeightCacheFile, IsPackedOnceAndMappedThen) {
 
 TEST_F(WeightCacheFile, WeightsOutliveTheFilesName) {
   start();
-  WeightCache cache({path_, "", "model A\nrank 0\n"});
+  WeightCache cache({path_, "", "model A\nrank 0\n"}, pool_);
   const Loaded loaded = load(cache);
   fs::remove(path_);
   start("model A\nrank 0\n", 9);
@@ -148,31 +157,74 @@ TEST_F(WeightCacheFile, EveryTruncationIsRefused) {
   }
 }
 
-TEST_F(WeightCacheFile, EveryFlippedBitOfHeaderAndIndexIsRefused) {
+// Each region of the file: the header and the rest of its page, every weight, what pads them, the index.
+TEST_F(WeightCacheFile, EveryFlippedByteIsRefused) {
   start();
   const std::string whole = bytes();
-  const size_t index_bytes = std::strlen("model A\nrank 0\n") + sizeof(uint64_t) * std::size(kSizes);
-  std::vector<size_t> places(56);
-  for (size_t i = 0; i < places.size(); ++i) places[i] = i;
-  for (size_t i = 0; i < index_bytes; ++i) places.push_back(whole.size() - 1 - i);
-  for (const size_t place : places)
-    for (int bit = 0; bit < 8; ++bit) {
-      std::string flipped = whole;
-      flipped[place] = static_cast<char>(flipped[place] ^ 1 << bit);
-      put(flipped);
-      const Lines lines;
-      const WeightCache cache({path_, "", "model A\nrank 0\n"});
-      ASSERT_TRUE(cache.packs()) << "byte " << place << " bit " << bit;
-      ASSERT_TRUE(lines.have("is not used: ")) << lines.text();
-    }
+  size_t num_flips = 0;
+  for (size_t place = 0; place < whole.size(); place += place < 64 || place > whole.size() - 128 ? 1 : 61) {
+    std::string flipped = whole;
+    flipped[place] = static_cast<char>(flipped[place] ^ 1 << place % 8);
+    put(flipped);
+    const Lines lines;
+    const WeightCache cache({path_, "", "model A\nrank 0\n"}, pool_);
+    ASSERT_TRUE(cache.packs()) << "byte " << place;
+    ASSERT_TRUE(lines.have("is not used: ")) << lines.text();
+    ++num_flips;
+  }
+  EXPECT_GT(num_flips, 400u);
+}
+
+TEST_F(WeightCacheFile, ADamagedWeightIsNamedWithItsLayerAndBothChecksums) {
+  start();
+  const std::string whole = bytes();
+  // The places of the weights: 5000, 64 and 4096 bytes, each from a multiple of 4096 on.
+  const size_t begins[] = {4096, 12288, 16384};
+  for (size_t w = 0; w < std::size(begins); ++w) {
+    const std::span<const uint8_t> weight(reinterpret_cast<const uint8_t*>(whole.data()) + begins[w],
+                                          static_cast<size_t>(kSizes[w]));
+    char written[17];
+    std::snprintf(written, sizeof written, "%016llx",
+                  static_cast<unsigned long long>(weight_checksum(weight, pool_)));
+    std::string damaged = whole;
+    for (size_t i = 0; i < weight.size(); i += 3)
+      damaged[begins[w] + i] = static_cast<char>(~damaged[begins[w] + i]);
+    put(damaged);
+    expect_refused("layer " + std::to_string(w) + " (weight " + std::to_string(w) + " of 3, " +
+                   std::to_string(kSizes[w]) + " bytes) is damaged: checksum ");
+    put(damaged);
+    expect_refused(std::string(", written was ") + written);
+  }
+  std::string padded = whole;
+  padded[12287] = 1;
+  put(padded);
+  expect_refused("layer 0 (weight 0 of 3, 5000 bytes) is damaged: its padding is not zero");
+}
+
+// A checksum's blocks are shared out among threads.
+TEST(WeightChecksum, IsTheSameForAnyNumberOfThreads) {
+  std::vector<uint8_t> weight((5 << 20) + 12345);
+  for (size_t i = 0; i < weight.size(); ++i) weight[i] = static_cast<uint8_t>(i * 2654435761 >> 13);
+  ThreadPool one(1), three(3);
+  const uint64_t checksum = weight_checksum(weight, one);
+  EXPECT_EQ(weight_checksum(weight, three), checksum);
+  for (const size_t place : {size_t{0}, size_t{1} << 20, weight.size() - 1}) {
+    weight[place] ^= 0x10;
+    EXPECT_NE(weight_checksum(weight, three), checksum) << place;
+    weight[place] ^= 0x10;
+  }
+  std::swap_ranges(weight.begin(), weight.begin() + (1 << 20), weight.begin() + (1 << 20));
+  EXPECT_NE(weight_checksum(weight, three), checksum) << "blocks in another order";
+  EXPECT_NE(weight_checksum(std::span(weight).first(100), one),
+            weight_checksum(std::span(weight).first(101), one));
 }
 
 TEST_F(WeightCacheFile, AnotherVersionIsRefused) {
   start();
   std::string other = bytes();
-  other[8] = 2;
+  other[8] = 1;
   put(other);
-  expect_refused("its format has version 2, this binary writes 1");
+  expect_refused("its format has version 1, this binary writes 2");
 }
 
 TEST_F(WeightCacheFile, AnotherSizeIsRefused) {
@@ -187,44 +239,141 @@ TEST_F(WeightCacheFile, AnotherSizeIsRefused) {
 TEST_F(WeightCacheFile, PlacesPastTheFileAreRefused) {
   start();
   const std::string whole = bytes();
-  const auto u64_at = [](const std::string& from, size_t place) {
-    uint64_t value;
-    std::memcpy(&value, from.data() + place, sizeof value);
-    return value;
+  WeightFileHeader header;
+  std::memcpy(&header, whole.data(), sizeof header);
+  const auto put_forged = [&](WeightFileHeader forged, std::string file) {
+    forged.index_hash =
+        hash64(file.data() + header.index_offset, static_cast<int64_t>(file.size() - header.index_offset));
+    forged.header_hash = hash64(&forged, offsetof(WeightFileHeader, header_hash));
+    std::memcpy(file.data(), &forged, sizeof forged);
+    put(file);
   };
-  const auto put_u64 = [](std::string& to, size_t place, uint64_t value) {
-    std::memcpy(to.data() + place, &value, sizeof value);
-  };
-  constexpr size_t kIndexOffset = 24, kKeyBytes = 32, kIndexHash = 40, kHeaderHash = 48;
-  for (const size_t place : {kIndexOffset, kKeyBytes})
-    for (const uint64_t value : {whole.size() + 1, uint64_t{1} << 63, ~uint64_t{0}, uint64_t{0}}) {
-      std::string forged = whole;
-      put_u64(forged, place, value);
-      put_u64(forged, kHeaderHash, hash64(forged.data(), kHeaderHash));
-      put(forged);
+  for (uint64_t WeightFileHeader::*field :
+       {&WeightFileHeader::index_offset, &WeightFileHeader::key_bytes, &WeightFileHeader::names_bytes})
+    for (const uint64_t value : {whole.size() + 1, header.index_offset + 1, uint64_t{1} << 63,
+                                 ~uint64_t{0} - 4095, ~uint64_t{0}, uint64_t{0}}) {
+      WeightFileHeader forged = header;
+      forged.*field = value;
+      put_forged(forged, whole);
       expect_refused("its index does not end where the file does");
     }
-  const uint64_t index = u64_at(whole, kIndexOffset), sizes = index + u64_at(whole, kKeyBytes);
-  for (const uint64_t value : {index, uint64_t{1} << 63, ~uint64_t{0}}) {
-    std::string forged = whole;
-    put_u64(forged, sizes, value);
-    put_u64(forged, kIndexHash, hash64(forged.data() + index, static_cast<int64_t>(forged.size() - index)));
-    put_u64(forged, kHeaderHash, hash64(forged.data(), kHeaderHash));
-    put(forged);
-    expect_refused("its weights do not end where its index begins");
+  for (const uint32_t value : {uint32_t{0}, uint32_t{2}, ~uint32_t{0}}) {
+    WeightFileHeader forged = header;
+    forged.num_weights = value;
+    put_forged(forged, whole);
+    expect_refused("its index does not end where the file does");
   }
+  const auto refuse_record = [&](uint64_t WeightRecord::*field, uint64_t value, const std::string& reason) {
+    WeightRecord record;
+    std::string forged = whole;
+    char* const at = forged.data() + header.index_offset + header.key_bytes;
+    std::memcpy(&record, at, sizeof record);
+    record.*field = value;
+    std::memcpy(at, &record, sizeof record);
+    put_forged(header, forged);
+    expect_refused(reason);
+  };
+  for (const uint64_t value :
+       {header.index_offset, uint64_t{1} << 63, ~uint64_t{0}, uint64_t{0}, uint64_t{8193}})
+    refuse_record(&WeightRecord::num_bytes, value, "its weights do not end where its index begins");
+  for (const uint64_t value : {uint64_t{3}, ~uint64_t{0}})
+    refuse_record(&WeightRecord::part, value, "a weight is of part " + std::to_string(value) + " of 3");
+  std::string cut = whole;
+  cut.back() = 'x';
+  put_forged(header, cut);
+  expect_refused("the last name in its index is cut off");
 }
 
 TEST_F(WeightCacheFile, AForeignFileIsRefused) {
   fs::create_directories(folder_.file("sub"));
   put(std::string(10000, 'x'));
-  expect_refused("it is no file of packed weights");
+  expect_refused("it is not a file of packed weights");
+}
+
+// ---- who may write it -----------------------------------------------------------------------------
+
+TEST_F(WeightCacheFile, ASymbolicLinkIsNotFollowed) {
+  start();
+  const std::string elsewhere = folder_.file("elsewhere"), content = bytes();
+  fs::rename(path_, elsewhere);
+  fs::create_symlink(elsewhere, path_);
+  expect_refused("'" + path_ + "' is a symbolic link");
+  EXPECT_FALSE(fs::is_symlink(path_)) << "replaced";
+  std::ifstream file(elsewhere, std::ios::binary);
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), content)
+      << "what it pointed to is as it was";
+}
+
+TEST_F(WeightCacheFile, ThePartialFileIsNoLinkEither) {
+  fs::create_directories(folder_.file("sub"));
+  fs::permissions(folder_.file("sub"), fs::perms::owner_all);
+  const std::string victim = folder_.file("victim");
+  ASSERT_TRUE(write_text_file(victim, "precious").ok());
+  fs::create_symlink(victim, path_ + ".partial");
+  const Lines lines;
+  EXPECT_TRUE(start());
+  EXPECT_TRUE(lines.have("it is a symbolic link, which is not followed")) << lines.text();
+  EXPECT_EQ(*read_text_file(victim, 100), "precious");
+}
+
+TEST_F(WeightCacheFile, AFileThatOthersCanWriteIsRefused) {
+  for (const fs::perms others : {fs::perms::group_write, fs::perms::others_write}) {
+    start();
+    fs::permissions(path_, others, fs::perm_options::add);
+    expect_refused("users other than its owner can write to it");
+  }
+}
+
+TEST_F(WeightCacheFile, AnotherUsersFileIsRefused) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give files away";
+  start();
+  ASSERT_EQ(::chown(path_.c_str(), 65534, 65534), 0);
+  expect_refused("belongs to user 65534; legal: 0 (this process's) or 0");
+}
+
+TEST_F(WeightCacheFile, AFolderThatOthersCanWriteToIsNotUsed) {
+  start();
+  const std::string folder = folder_.file("sub");
+  fs::permissions(folder, fs::perms::others_write, fs::perm_options::add);
+  const Lines lines;
+  EXPECT_TRUE(start());
+  EXPECT_TRUE(lines.have("warning: packed weights are not kept: '" + folder +
+                         "' has mode 0702: users other than its owner "
+                         "can write to it"))
+      << lines.text();
+  fs::permissions(folder, fs::perms::owner_all);
+  EXPECT_FALSE(start()) << "the file is as it was";
+}
+
+TEST_F(WeightCacheFile, FolderAndFileAreTheUsersAlone) {
+  start();
+  EXPECT_EQ(fs::status(folder_.file("sub")).permissions(), fs::perms::owner_all);
+  EXPECT_EQ(fs::status(path_).permissions(), fs::perms::owner_read)
+      << "nobody truncates it while it is mapped";
+}
+
+// ---- writing --------------------------------------------------------------------------------------
+
+// As many starts at once as there may be: each has its weights, and the file is whole.
+TEST_F(WeightCacheFile, StartsAtTheSameTimeLeaveOneWholeFile) {
+  std::vector<std::thread> starts;
+  const Lines lines;
+  for (int i = 0; i < 8; ++i)
+    starts.emplace_back([&] {
+      ThreadPool pool(1);
+      WeightCache cache({path_, "", "model A\nrank 0\n"}, pool);
+      expect_weights(load(cache));
+    });
+  for (std::thread& s : starts) s.join();
+  EXPECT_FALSE(lines.have("is not used")) << lines.text();
+  EXPECT_FALSE(file_exists(path_ + ".partial"));
+  EXPECT_FALSE(start()) << lines.text();
 }
 
 TEST_F(WeightCacheFile, WhatAKilledStartLeftIsNotTrusted) {
   const pid_t child = ::fork();
   if (child == 0) {
-    WeightCache cache({path_, "", "model A\nrank 0\n"});
+    WeightCache cache({path_, "", "model A\nrank 0\n"}, pool_);
     const Result<Buffer> weight = cache.next(kSizes[0], [](uint8_t*) { return Status(); });
     _exit(weight.ok() && file_exists(path_ + ".partial") ? 0 : 1);
   }
@@ -240,7 +389,7 @@ TEST_F(WeightCacheFile, WhatAKilledStartLeftIsNotTrusted) {
 
 TEST_F(WeightCacheFile, ALoadThatFailsKeepsNothing) {
   {
-    WeightCache cache({path_, "", "model A\nrank 0\n"});
+    WeightCache cache({path_, "", "model A\nrank 0\n"}, pool_);
     EXPECT_EQ(cache.next(64, [](uint8_t*) { return data_loss("bad scale"); }).status().message(),
               "bad scale");
   }
@@ -264,19 +413,21 @@ TEST_F(WeightCacheFile, AFolderThatCannotBeWrittenIsAWarning) {
   ASSERT_TRUE(write_text_file(folder_.file("sub"), "").ok());  // a file where a folder is wanted
   const Lines lines;
   EXPECT_TRUE(start());
-  EXPECT_TRUE(lines.have("warning: packed weights are not kept: cannot create '" + path_)) << lines.text();
+  EXPECT_TRUE(
+      lines.have("warning: packed weights are not kept: '" + folder_.file("sub") + "' is not a folder"))
+      << lines.text();
 }
 
-TEST_F(WeightCacheFile, AFullDiskIsAWarning) {
+TEST_F(WeightCacheFile, AFileSizeLimitIsAWarning) {
   const pid_t child = ::fork();  // the limit is the process's
   if (child == 0) {
-    ::signal(SIGXFSZ, SIG_IGN);
     const rlimit limit = {8192, 8192};
     ::setrlimit(RLIMIT_FSIZE, &limit);
     const Lines lines;
     const bool packed = start();
     const bool warned =
-        lines.have("warning: packed weights are not kept: cannot write '" + path_ + "': no space left for ");
+        lines.have("warning: packed weights are not kept: cannot write '" + path_ + "': it would have ") &&
+        lines.have("8192 are legal for a file of this process (ulimit -f)");
     _exit(packed && warned && !HasFailure() && !file_exists(path_) && !file_exists(path_ + ".partial") ? 0
                                                                                                        : 1);
   }
@@ -288,21 +439,22 @@ TEST_F(WeightCacheFile, AFullDiskIsAWarning) {
 TEST_F(WeightCacheFile, OtherWeightsThanTheModelsAreAnError) {
   start();
   {
-    WeightCache cache({path_, "", "model A\nrank 0\n"});
+    WeightCache cache({path_, "", "model A\nrank 0\n"}, pool_);
     const Status status = cache.next(5001, [](uint8_t*) { return Status(); }).status();
     EXPECT_EQ(status.code(), StatusCode::kDataLoss);
     EXPECT_NE(status.message().find("holds 3 weights, but the model asks for 5001 bytes as weight 0"),
               std::string::npos)
         << status.message();
   }
-  WeightCache cache({path_, "", "model A\nrank 0\n"});
+  WeightCache cache({path_, "", "model A\nrank 0\n"}, pool_);
   EXPECT_TRUE(cache.next(kSizes[0], [](uint8_t*) { return Status(); }).ok());
   EXPECT_EQ(cache.finish().code(), StatusCode::kDataLoss) << "two are left";
 }
 
 TEST(WeightCacheNowhere, SaysWhy) {
   const Lines lines;
-  WeightCache cache({"", "dummy weights", ""});
+  ThreadPool pool(1);
+  WeightCache cache({"", "dummy weights", ""}, pool);
   EXPECT_TRUE(load(cache).packed);
   EXPECT_TRUE(lines.have("not kept: dummy weights")) << lines.text();
 }
@@ -447,18 +599,24 @@ struct EngineCase {
   const char* dense_quant = "none";
 };
 
-class EngineWithWeightCache : public testing::TestWithParam<EngineCase> {};
+class EngineWithWeightCache : public testing::TestWithParam<EngineCase> {
+ protected:
+  static EngineConfig small_engine() {
+    EngineConfig flags;
+    flags.model_path = std::string(FP4MOE_MODELS) + "/" + GetParam().model;
+    flags.threads = 2;
+    flags.max_total_tokens = 256;
+    flags.disable_autotune = true;
+    flags.tp_size = GetParam().tp;
+    flags.ep_size = GetParam().ep;
+    flags.dense_quant = GetParam().dense_quant;
+    return flags;
+  }
+};
 
 TEST_P(EngineWithWeightCache, AnswersTheSameFromPackedAndMappedWeights) {
   const TempFolder folder;
-  EngineConfig flags;
-  flags.model_path = std::string(FP4MOE_MODELS) + "/" + GetParam().model;
-  flags.threads = 2;
-  flags.max_total_tokens = 256;
-  flags.disable_autotune = true;
-  flags.tp_size = GetParam().tp;
-  flags.ep_size = GetParam().ep;
-  flags.dense_quant = GetParam().dense_quant;
+  EngineConfig flags = small_engine();
   flags.weight_cache_dir = "none";
   const Answer none = answer(flags);
   flags.weight_cache_dir = folder.path();
@@ -474,6 +632,34 @@ TEST_P(EngineWithWeightCache, AnswersTheSameFromPackedAndMappedWeights) {
   EXPECT_EQ(second.weight_bytes, none.weight_bytes);
   const auto num_files = std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator());
   EXPECT_EQ(num_files, GetParam().tp) << "one a rank";
+}
+
+// 3095 bytes of each rank's file are changed, spread over its weights.
+TEST_P(EngineWithWeightCache, ADamagedFileIsRefusedAndAnswersAreTheSame) {
+  const TempFolder folder;
+  EngineConfig flags = small_engine();
+  flags.weight_cache_dir = folder.path();
+  const Answer first = answer(flags);
+  for (const auto& entry : fs::directory_iterator(folder.path())) {
+    fs::permissions(entry.path(), fs::perms::owner_write, fs::perm_options::add);
+    std::fstream file(entry.path(), std::ios::binary | std::ios::in | std::ios::out);
+    const int64_t num_bytes = static_cast<int64_t>(entry.file_size()), apart = num_bytes / 2 / 3095;
+    for (int64_t i = 0; i < 3095; ++i) {
+      const int64_t place = num_bytes / 4 + i * apart;
+      file.seekg(place);
+      const int byte = file.get();
+      file.seekp(place);
+      file.put(static_cast<char>(byte ^ 0x55));
+    }
+    ASSERT_TRUE(file.good());
+  }
+  const Answer damaged = answer(flags), after = answer(flags);
+  EXPECT_EQ(damaged.tokens, first.tokens);
+  EXPECT_NE(damaged.lines.find(" bytes) is damaged: checksum "), std::string::npos) << damaged.lines;
+  EXPECT_NE(damaged.lines.find("; it is written anew"), std::string::npos) << damaged.lines;
+  EXPECT_NE(damaged.lines.find("kept in '" + folder.path()), std::string::npos) << damaged.lines;
+  EXPECT_EQ(after.tokens, first.tokens);
+  EXPECT_NE(after.lines.find("mapped from '" + folder.path()), std::string::npos) << after.lines;
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, EngineWithWeightCache,
