@@ -131,7 +131,7 @@ void add_bench_moe(CLI::App& bench, int& exit_code) {
   verb->add_option("--fp4-compute", options->scheme, "w4a16 or w4a8")
       ->check(CLI::IsMember({"w4a16", "w4a8"}))
       ->capture_default_str();
-  verb->add_option("--tactic", options->tactic, "cuda, of w4a16: auto (by size), or one of the kernels' own")
+  verb->add_option("--tactic", options->tactic, "cuda: auto (by size), or one of the scheme's own")
       ->capture_default_str();
   verb->add_option("--peers", options->peers, "cuda: figures to print beside: bench/peers_h200.json");
   verb->add_option("-t,--threads", options->threads, "cpu: threads; 0: all cores")

@@ -22,19 +22,20 @@ void fill_fp8_matrices(Fp4Format format, uint8_t* weights, int64_t n, int64_t k,
 bool any_sizes(const DeviceMoeArgs&) { return true; }
 
 // As layers of the engine run where nothing was timed.
+template <const DeviceMoeOps* (*kOps)()>
 constexpr DeviceMoeTactic kAuto = {.name = "auto",
                                    .fits = any_sizes,
-                                   .layer = [](const DeviceMoeArgs& a) { run_layer(*sm90_moe_ops(), a); },
+                                   .layer = [](const DeviceMoeArgs& a) { run_layer(*kOps(), a); },
                                    .workspace_bytes =
                                        [](const TiledExperts& experts, int64_t max_tokens, int64_t topk) {
-                                         return layer_workspace_bytes(*sm90_moe_ops(), experts, max_tokens,
-                                                                      topk);
+                                         return layer_workspace_bytes(*kOps(), experts, max_tokens, topk);
                                        }};
 
-Result<DeviceMoeTactic> tactic_of(const std::string& name) {
-  std::string names = kAuto.name;
-  if (name == kAuto.name) return kAuto;
-  for (const DeviceMoeTactic& tactic : sm90_moe_ops()->tactics) {
+Result<DeviceMoeTactic> tactic_of(const DeviceMoeOps& ops, const DeviceMoeTactic& rule,
+                                  const std::string& name) {
+  std::string names = rule.name;
+  if (name == rule.name) return rule;
+  for (const DeviceMoeTactic& tactic : ops.tactics) {
     if (name == tactic.name) return tactic;
     names += std::string(", ") + tactic.name;
   }
@@ -44,28 +45,17 @@ Result<DeviceMoeTactic> tactic_of(const std::string& name) {
 }  // namespace
 
 Result<MoeKernels> moe_kernels_of(const std::string& scheme, const std::string& tactic) {
-  const DeviceMoeOps* ops = sm90_moe_ops();
+  const DeviceMoeOps* ops = scheme == "w4a8" ? sm90_fp8_moe_ops() : sm90_moe_ops();
   if (ops == nullptr || sm90_peak_ops() == nullptr)
     return unsupported("this build has no MoE kernels for Hopper: configure with -DFP4MOE_CUDA=ON");
   if (scheme == "w4a16") {
-    FP4MOE_ASSIGN_OR_RETURN(const DeviceMoeTactic chosen, tactic_of(tactic));
-    return MoeKernels{.scheme = "w4a16",
-                      .name = ops->name,
-                      .matrix_bytes = tiled_bytes,
-                      .fill = fill_tile_matrices,
-                      .tactic = chosen};
+    FP4MOE_ASSIGN_OR_RETURN(const DeviceMoeTactic chosen, tactic_of(*ops, kAuto<sm90_moe_ops>, tactic));
+    return MoeKernels{"w4a16", ops->name, tiled_bytes, fill_tile_matrices, chosen};
   }
-  if (tactic != kAuto.name)
-    return unsupported("--tactic " + tactic + " with " + scheme + ": w4a16 has tactics");
-  if (scheme == "w4a8")
-    return MoeKernels{.scheme = "w4a8",
-                      .name = sm90_fp8_moe_ops()->name,
-                      .matrix_bytes = fp8_tiled_bytes,
-                      .fill = fill_fp8_matrices,
-                      .tactic = {.name = kAuto.name,
-                                 .fits = any_sizes,
-                                 .layer = sm90_fp8_moe_ops()->layer,
-                                 .workspace_bytes = sm90_fp8_moe_ops()->layer_workspace_bytes}};
+  if (scheme == "w4a8") {
+    FP4MOE_ASSIGN_OR_RETURN(const DeviceMoeTactic chosen, tactic_of(*ops, kAuto<sm90_fp8_moe_ops>, tactic));
+    return MoeKernels{"w4a8", ops->name, fp8_tiled_bytes, fill_fp8_matrices, chosen};
+  }
   return unsupported("fp4-compute=" + scheme + ": bench moe measures w4a16 and w4a8");
 }
 

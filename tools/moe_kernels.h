@@ -20,7 +20,7 @@ struct MoeKernels {
   DeviceMoeTactic tactic;
 };
 
-// `tactic`: a name of w4a16's, or "auto". kUnsupported in a build without CUDA.
+// `tactic`: one of the scheme's, or "auto". kUnsupported in a build without CUDA.
 Result<MoeKernels> moe_kernels_of(const std::string& scheme, const std::string& tactic);
 
 }  // namespace fp4moe

@@ -32,7 +32,7 @@ std::string tactics_text(const DeviceMoeOps& ops, const DeviceTactics& tactics);
 
 // The same timed on the GPU within `budget` seconds: one layer's experts, tokens that go to random ones,
 // other ones in each call, so that weights come from memory. The output of every tactic is compared with that
-// of the table's own choice before it is timed. Scheme w4a16, one rank.
+// of the table's own choice before it is timed. Schemes w4a16 and w4a8, one rank.
 Result<DeviceTactics> time_tactics(const MoePlan& plan, const MoeWeightsView& weights,
                                    const std::vector<int64_t>& buckets, double budget, ThreadPool& pool);
 

@@ -24,12 +24,6 @@ std::string text(double x) {
   return digits;
 }
 
-const RunnerRow* oracle_row() {
-  for (const RunnerRow& row : runner_rows())
-    if (std::string_view(row.name) == "ref") return &row;
-  return nullptr;
-}
-
 // One rank that holds `num_experts`, and tokens that visit one of them.
 MoeProblem alone(const MoePlan& plan, size_t num_experts) {
   MoeProblem problem = plan.problem();
@@ -57,7 +51,28 @@ std::vector<int64_t> layers_to_test(const ModelConfig& config, bool full) {
 
 }  // namespace
 
-double self_test_budget(const Numerics& numerics) { return numerics.scheme == Scheme::kW4A4 ? 2e-2 : 3e-3; }
+double self_test_budget(const Numerics& numerics) {
+  if (numerics.scheme == Scheme::kW4A4) return 2e-2;
+  return numerics.is_fp8() ? 5e-3 : 3e-3;
+}
+
+Status compare_experts(std::span<const float> y, std::span<const float> reference,
+                       const std::vector<int64_t>& names, const RunnerRow& runner, const Numerics& numerics,
+                       SelfTestReport& report) {
+  const double budget = self_test_budget(numerics);
+  const size_t each = y.size() / names.size();
+  for (size_t i = 0; i < names.size(); ++i) {
+    const double error = relative_error(y.subspan(i * each, each), reference.subspan(i * each, each));
+    if (!(error <= budget))
+      return {StatusCode::kInternal, "expert " + std::to_string(names[i]) + " by " + runner.name + " (" +
+                                         numerics_text(numerics) + ") differs from the oracle by " +
+                                         (std::isinf(error) ? "values that are not finite" : text(error)) +
+                                         "; budget " + text(budget) + " relative L2"};
+    report.worst_error = std::max(report.worst_error, error);
+    ++report.num_experts;
+  }
+  return {};
+}
 
 Status compare_with_oracle(const MoePlan& plan, const MoeWeightsView& tested, const MoeWeightsView& oracle,
                            const std::vector<int64_t>& names, ThreadPool& pool, SelfTestReport& report) {
@@ -69,24 +84,11 @@ Status compare_with_oracle(const MoePlan& plan, const MoeWeightsView& tested, co
   const MoeProblem problem = alone(plan, names.size());
   FP4MOE_ASSIGN_OR_RETURN(ExpertProbe actual,
                           ExpertProbe::make(*plan.runner(), problem, plan.numerics(), tested, shape, pool));
-  FP4MOE_ASSIGN_OR_RETURN(ExpertProbe expected,
-                          ExpertProbe::make(*oracle_row(), problem, plan.numerics(), oracle, shape, pool));
+  FP4MOE_ASSIGN_OR_RETURN(ExpertProbe expected, ExpertProbe::make(oracle_row(plan.numerics()), problem,
+                                                                  plan.numerics(), oracle, shape, pool));
   FP4MOE_ASSIGN_OR_RETURN(const std::span<const float> y, actual.run(kRows, pool));
   FP4MOE_ASSIGN_OR_RETURN(const std::span<const float> reference, expected.run(kRows, pool));
-  const double budget = self_test_budget(plan.numerics());
-  const size_t each = y.size() / names.size();
-  for (size_t i = 0; i < names.size(); ++i) {
-    const double error = relative_error(y.subspan(i * each, each), reference.subspan(i * each, each));
-    if (!(error <= budget))
-      return {StatusCode::kInternal, "expert " + std::to_string(names[i]) + " by " + plan.runner()->name +
-                                         " (" + numerics_text(plan.numerics()) +
-                                         ") differs from the oracle by " +
-                                         (std::isinf(error) ? "values that are not finite" : text(error)) +
-                                         "; budget " + text(budget) + " relative L2"};
-    report.worst_error = std::max(report.worst_error, error);
-    ++report.num_experts;
-  }
-  return {};
+  return compare_experts(y, reference, names, *plan.runner(), plan.numerics(), report);
 }
 
 Result<SelfTestReport> self_test(const Checkpoint& checkpoint, const ModelConfig& config,
@@ -95,6 +97,7 @@ Result<SelfTestReport> self_test(const Checkpoint& checkpoint, const ModelConfig
   SelfTestReport report;
   for (const int64_t layer : layers_to_test(config, full)) {
     FP4MOE_ASSIGN_OR_RETURN(const MoeWeightsView all, load_expert_weights(checkpoint, config, layer));
+    FP4MOE_RETURN_IF_ERROR(check_experts_finite(checkpoint, config, layer, {}, true, pool));
     const std::vector<int64_t> chosen = experts_to_test(static_cast<int64_t>(all.experts.size()), full);
     // A few experts at a time bound the memory by a part of a layer.
     for (size_t first = 0; first < chosen.size(); first += kFastExperts) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -9,11 +10,13 @@
 #include "io/checkpoint.h"
 #include "io/expert_weights.h"
 #include "model/plan_model.h"
+#include "moe/table.h"
 
 namespace fp4moe {
 
 // What a row may differ from the oracle by, in relative L2 of an expert's output on the same rows: 3e-3 for
-// w4a16 and w4a8; 2e-2 for w4a4, where a sum's last bit can flip an FP4 code of the intermediate.
+// w4a16 and w4a8 with INT8; 5e-3 for w4a8 with FP8 tokens and 2e-2 for w4a4, where a sum's last bit can flip
+// a code of the intermediate.
 double self_test_budget(const Numerics& numerics);
 
 struct SelfTestReport {
@@ -21,9 +24,14 @@ struct SelfTestReport {
   double worst_error = 0;
 };
 
-// Experts of `tested`, run by the plan's row, against those of `oracle`, run by the row "ref". Both hold the
-// same number of experts, named by `names` in messages. kInternal: expert, error and budget; NaN never
-// passes.
+// Outputs y [L, ...] of a runner's experts, named by `names`, against the oracle's. kInternal: expert, error
+// and budget; NaN never passes.
+Status compare_experts(std::span<const float> y, std::span<const float> reference,
+                       const std::vector<int64_t>& names, const RunnerRow& runner, const Numerics& numerics,
+                       SelfTestReport& report);
+
+// Experts of `tested`, run by the plan's row, against those of `oracle`, run by the numerics' oracle row.
+// Both hold the same number of experts. kInternal as above.
 Status compare_with_oracle(const MoePlan& plan, const MoeWeightsView& tested, const MoeWeightsView& oracle,
                            const std::vector<int64_t>& names, ThreadPool& pool, SelfTestReport& report);
 

@@ -18,6 +18,10 @@ constexpr int64_t fp8_num_groups(int64_t cols) { return (cols + kFp8Group - 1) /
 // codes [cols], scales [fp8_num_groups(cols)].
 void fp8_quantize_row(const float* x, int64_t cols, uint8_t* codes, float* scales);
 void fp8_quantize_row(const bf16* x, int64_t cols, uint8_t* codes, float* scales);
+// A token of w4a8, one scale for all of it: s = min(max |x|, FLT_MAX) / 448, and 0 if that is below 2^-126;
+// code = e4m3(x * r), r = 1 / s, or 0 if s is. NaN as above; an infinity becomes 448 s. codes [n]; returns s.
+float fp8_quantize_token(const float* x, int64_t n, uint8_t* codes);
+float fp8_quantize_token(const bf16* x, int64_t n, uint8_t* codes);
 // out[i] = code * scale, rounded once.
 void fp8_dequantize_row(const uint8_t* codes, const float* scales, int64_t cols, float* out);
 

@@ -1,6 +1,10 @@
 #include "kernels/act_quant.h"
 
+#include <vector>
+
 #include "base/cpu_info.h"
+#include "formats/e4m3.h"
+#include "formats/fp8.h"
 #include "formats/nvfp4.h"
 #include "kernels/cpu/act_quant_chunk.h"
 
@@ -19,6 +23,22 @@ const void* row_of(const ActRows& rows, int64_t t) {
   return static_cast<const uint8_t*>(rows.data) + t * rows.cols * (rows.dtype == DType::kF32 ? 4 : 2);
 }
 
+// The oracle's alone (a GPU has its own), so that one implementation serves every ISA.
+void fp8_row(const ActQuantArgs& a, int64_t t) {
+  std::vector<uint8_t> codes(static_cast<size_t>(a.x.cols));
+  a.row_scales[t] =
+      a.x.dtype == DType::kF32
+          ? fp8_quantize_token(static_cast<const float*>(row_of(a.x, t)), a.x.cols, codes.data())
+          : fp8_quantize_token(static_cast<const bf16*>(row_of(a.x, t)), a.x.cols, codes.data());
+  for (int64_t i = 0; i < a.x.cols; ++i) {
+    const float value = e4m3_decode(codes[static_cast<size_t>(i)]);
+    if (a.out.dtype == DType::kF32)
+      static_cast<float*>(a.out.data)[t * a.out.cols + i] = value;
+    else
+      static_cast<bf16*>(a.out.data)[t * a.out.cols + i] = float_to_bf16(value);
+  }
+}
+
 }  // namespace
 
 void quantize_act(const ActQuantArgs& a) {
@@ -26,6 +46,10 @@ void quantize_act(const ActQuantArgs& a) {
   for (int64_t t = 0; t < a.x.rows; ++t) {
     if (a.kind == ActQuantKind::kInt8Block) {
       chunk.int8_row(a, t);
+      continue;
+    }
+    if (a.kind == ActQuantKind::kFp8PerToken) {
+      fp8_row(a, t);
       continue;
     }
     EncodeScale scale = a.scale;

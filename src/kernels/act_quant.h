@@ -13,6 +13,7 @@ enum class ActQuantKind : uint8_t {
   kNvfp4Static,    // out = code * block scale; the tensor scale is the caller's (part of alpha)
   kNvfp4PerToken,  // the same with each row's own tensor scale: row_scales = rowamax / 2688
   kInt8Block,      // out = round(x / s), s = max |x| of the block / 127 -> block_scales; ties to even
+  kFp8PerToken,    // out = the values of fp8_quantize_token()'s codes (formats/fp8.h), its s -> row_scales
 };
 
 struct ActQuantArgs {
@@ -23,7 +24,7 @@ struct ActQuantArgs {
   // [T, K], bf16 or f32: exact in either; may be x itself if the dtypes agree. kInt8Block also kI8, what byte
   // dots read: every eight columns in the order 0 4 1 5 2 6 3 7; must not overlap x.
   ActRows out;
-  float* row_scales = nullptr;    // [T], kNvfp4PerToken
+  float* row_scales = nullptr;    // [T], kNvfp4PerToken and kFp8PerToken
   float* block_scales = nullptr;  // [T, K / block], kInt8Block
   // [T, K / block], with kI8 rows: kInt8Start times the sum of the block's codes.
   int32_t* block_starts = nullptr;

@@ -11,9 +11,8 @@ namespace fp4moe {
 enum class DeviceActQuantKind : uint8_t {
   kNvfp4Static,    // out = code * block scale (bf16); the tensor scale is the caller's (part of alpha)
   kNvfp4PerToken,  // the same with each row's own tensor scale: row_scales = rowamax / 2688
-  // out = e4m3(x / s), s = min(max |x|, FLT_MAX) / 448 of the row -> row_scales, the rule of formats/fp8.h
-  // with one group: to nearest, ties to even; NaN counts for no scale and stays NaN, so that its token's sums
-  // are NaN; an infinity becomes 448 s; a row of zeros has scale 0.
+  // out = the codes of fp8_quantize_token() (formats/fp8.h), its s -> row_scales: NaN stays NaN, so that its
+  // token's sums are NaN; a row of zeros has scale 0.
   kFp8PerToken,
 };
 

@@ -82,7 +82,7 @@ struct MoeCombineArgs {  // out[t] (+)= sum over k, in top-k order, of weight[t,
   bf16* out_bf16 = nullptr;  // [T, H], or null
 };
 
-// A whole layer behind the router: sort, gate/up with the activation, down, combine; w4a16.
+// A whole layer behind the router: sort, gate/up with the activation, down, combine; w4a16 or w4a8.
 struct DeviceMoeArgs {
   TiledExperts experts;
   const bf16* x = nullptr;  // [T, H]
@@ -100,8 +100,8 @@ struct DeviceMoeArgs {
 };
 constexpr int64_t kMoeCounterBytes = 8192;  // of grid barriers and arrivals
 
-// One way to run such a layer. Those of a table read the same tiles and agree within w4a16's budget; they
-// differ in time and in last bits.
+// One way to run such a layer. Those of a table read the same tiles and compute the same function; they
+// differ in time and in last bits of sums.
 struct DeviceMoeTactic {
   const char* name;
   // Looks at sizes alone: of the experts, num_tokens, topk. What fits T tokens fits fewer.
@@ -113,9 +113,10 @@ struct DeviceMoeTactic {
 struct DeviceRouterArgs;    // kernels/device_router.h
 struct DeviceActQuantArgs;  // kernels/device_act_quant.h
 
-// The ops of one kind of GPU. Preconditions are what the arguments' comments say.
+// The ops of one kind of GPU and of tiles: w4a16's, which w4a4 reads too, or w4a8's. Preconditions are what
+// the arguments' comments say.
 struct DeviceMoeOps {
-  const char* name;         // "sm90", "cuda_mma"
+  const char* name;         // "sm90", "sm90_fp8", "cuda_mma"
   int tile_rows_alignment;  // rows of an expert are padded to this in the GEMMs, in registers only
   void (*sort)(const MoeSortArgs&);
   void (*gate_up)(const DeviceExpertArgs&);
@@ -126,9 +127,6 @@ struct DeviceMoeOps {
   size_t (*default_tactic)(const DeviceMoeArgs&);
   void (*route)(const DeviceRouterArgs&);
   void (*quantize)(const DeviceActQuantArgs&);
-  // Of w4a8 (kernels/device_moe_fp8.h); null: not here.
-  void (*gate_up_fp8)(const DeviceExpertArgs&) = nullptr;
-  void (*down_fp8)(const DeviceExpertArgs&) = nullptr;
 };
 
 inline void run_layer(const DeviceMoeOps& ops, const DeviceMoeArgs& args) {

@@ -1,5 +1,5 @@
-// The expert GEMMs of w4a8 on SM90: FP4 weights times FP8 tokens. Conventions: kernels/device_moe.h; layouts:
-// kernels/cuda/fp8_tile_layout.h.
+// The MoE ops of w4a8 on SM90: FP4 weights times FP8 tokens. Conventions: kernels/device_moe.h; layouts:
+// kernels/cuda/fp8_tile_layout.h; the function: docs/numerics.md, "w4a8 on a GPU".
 #pragma once
 
 #include "kernels/device_moe.h"
@@ -14,13 +14,7 @@ constexpr int64_t kFp8MaxExperts = 1024;
 void sm90_fp8_gate_up(const DeviceExpertArgs& args);
 void sm90_fp8_down(const DeviceExpertArgs& args);
 
-struct DeviceFp8MoeOps {
-  const char* name;
-  // A whole layer behind the router, as a DeviceMoeTactic's, with FP8 tiles; counters are not used.
-  void (*layer)(const DeviceMoeArgs&);
-  int64_t (*layer_workspace_bytes)(const TiledExperts& experts, int64_t max_tokens, int64_t topk);
-};
-// Hopper. Null in a build without CUDA.
-const DeviceFp8MoeOps* sm90_fp8_moe_ops();
+// Hopper: the ops of FP8 tiles; gate_up and down are the above. Null in a build without CUDA.
+const DeviceMoeOps* sm90_fp8_moe_ops();
 
 }  // namespace fp4moe

@@ -72,7 +72,7 @@ struct RouterLogitsArgs {
 // The expert ops at one ISA level. Stateless and re-entrant; every output element is summed in one fixed
 // order, whatever the number of rows, panels or neighbours.
 struct ExpertOps {
-  const char* name;  // "ref", "cpu_scalar", "cpu_avx2", "cpu_avx512", "cpu_amx"
+  const char* name;  // "ref", "ref_fp8", "cpu_scalar", "cpu_avx2", "cpu_avx512", "cpu_amx"
   int64_t (*panel_bytes)(Fp4Format format, int64_t k);  // a multiple of 64; k is a multiple of the block
   // Rows [16 panel, 16 panel + 16) of w -> dst, panel_bytes() long. Exact and invertible.
   void (*pack_panel)(const Fp4MatrixView& w, int64_t panel, uint8_t* dst);
@@ -83,6 +83,11 @@ struct ExpertOps {
 
 // The oracle; x bf16, f32 or kI8, block scales with any of them.
 const ExpertOps& ref_expert_ops();
+// The oracle of w4a8 with FP8 tokens: the same loops over weights as FP8 operands hold them.
+const ExpertOps& ref_fp8_expert_ops();
+// Row `row` of w as those loops multiply it, out [w.cols] (docs/numerics.md, "w4a8 on a GPU"): MXFP4 exactly,
+// NVFP4 with each product of code and block scale rounded to e4m3.
+void fp8_folded_row(const Fp4MatrixView& w, int64_t row, float* out);
 // Precondition: isa_available(isa). x must be bf16 or kI8.
 const ExpertOps& cpu_expert_ops(Isa isa);
 

@@ -15,7 +15,7 @@ const DenseOps* cuda_invariant_dense_ops() { return nullptr; }
 Status prepare_cuda_dense_ops() { return unsupported("built without CUDA"); }
 const DeviceMoeOps* fallback_moe_ops() { return nullptr; }
 const DeviceMoeOps* sm90_moe_ops() { return nullptr; }
-const DeviceFp8MoeOps* sm90_fp8_moe_ops() { return nullptr; }
+const DeviceMoeOps* sm90_fp8_moe_ops() { return nullptr; }
 const DevicePeakOps* sm90_peak_ops() { return nullptr; }
 CopyFromHost cuda_copy_from_host() { return nullptr; }
 CopyKvPage cuda_copy_kv_page() { return nullptr; }

@@ -20,7 +20,7 @@ Result<DeviceExpertRunner> DeviceExpertRunner::make(const DeviceMoeOps& ops, Dev
 
 int64_t DeviceExpertRunner::scratch_bytes(int64_t max_tokens, int64_t topk) const {
   const TiledExperts& t = experts_.tiles();
-  if (is_w4a16()) return Arena::padded(layer_workspace_bytes(*ops_, t, max_tokens, topk));
+  if (!is_w4a4()) return Arena::padded(layer_workspace_bytes(*ops_, t, max_tokens, topk));
   return device_rows_bytes(max_tokens * topk, t.num_experts) +
          quantised_pass_bytes(experts_, max_tokens, topk);
 }
@@ -29,7 +29,7 @@ void DeviceExpertRunner::run(const ActRows& x, const DeviceSlots& slots, const f
                              bool accumulate, Arena& scratch) const {
   const TiledExperts& t = experts_.tiles();
   const int64_t mark = scratch.used_bytes();
-  if (is_w4a16()) {
+  if (!is_w4a4()) {
     DeviceMoeArgs args{.experts = t,
                        .x = static_cast<const bf16*>(x.data),
                        .ids = slots.ids,
@@ -44,9 +44,7 @@ void DeviceExpertRunner::run(const ActRows& x, const DeviceSlots& slots, const f
     ops_->tactics[tactics_.of(slots.num_tokens).value_or(ops_->default_tactic(args))].layer(args);
   } else {
     const DeviceRows rows = sort_rows(*ops_, slots, t.num_experts, scratch);
-    const DeviceOutputs y = quantised_pass(*ops_, experts_, slots, rows, x, scratch);
-    ops_->combine({.y = y.f32,
-                   .y_bf16 = y.rounded,
+    ops_->combine({.y = quantised_pass(*ops_, experts_, slots, rows, x, scratch),
                    .row_of_slot = rows.row_of_slot,
                    .weights = weights,
                    .num_tokens = slots.num_tokens,

@@ -13,7 +13,7 @@ namespace fp4moe {
 
 class DeviceExpertRunner {
  public:
-  // `ops` is kept. `tactics` are of layers like these; none: the table's rule.
+  // `ops`, those of the experts' scheme, is kept. `tactics` are of layers like these; none: the table's rule.
   static Result<DeviceExpertRunner> make(const DeviceMoeOps& ops, DeviceExperts experts,
                                          DeviceTactics tactics = {});
 
@@ -25,7 +25,8 @@ class DeviceExpertRunner {
            Arena& scratch) const;
 
  private:
-  bool is_w4a16() const { return experts_.numerics().scheme == Scheme::kW4A16; }
+  // Else the ops' tactics run whole layers.
+  bool is_w4a4() const { return experts_.numerics().scheme == Scheme::kW4A4; }
   const DeviceMoeOps* ops_ = nullptr;
   DeviceExperts experts_;
   DeviceTactics tactics_;

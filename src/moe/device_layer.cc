@@ -150,12 +150,6 @@ class DeviceLinear final : public Fp4Linear {
   DeviceExperts weights_;
 };
 
-const DeviceMoeOps& ops_of(const MoePlan& plan) {
-  const DeviceMoeOps* ops = plan.runner()->device_ops();
-  FP4MOE_CHECK(ops != nullptr, "a plan for a GPU in a build without CUDA");
-  return *ops;
-}
-
 // What was timed is of the routed experts' sizes; one tactic for all batches is for every layer.
 DeviceTactics tactics_of_mlp(const MoePlan& plan) {
   return plan.a2a_settings().deterministic ? plan.device_tactics() : DeviceTactics();
@@ -172,21 +166,23 @@ Result<std::unique_ptr<MoeLayer>> make_device_layer(const MoePlan& plan, const D
                           make_router(router, {p.num_experts, p.hidden_size, p.top_k}, ops));
   gate.batch_invariant = plan.a2a_settings().deterministic;
   FP4MOE_ASSIGN_OR_RETURN(DeviceExperts experts, DeviceExperts::make(p, plan.numerics(), weights, pool));
-  FP4MOE_ASSIGN_OR_RETURN(DeviceExpertRunner runner,
-                          DeviceExpertRunner::make(ops_of(plan), std::move(experts), plan.device_tactics()));
+  FP4MOE_ASSIGN_OR_RETURN(
+      DeviceExpertRunner runner,
+      DeviceExpertRunner::make(plan.device_ops(), std::move(experts), plan.device_tactics()));
   SharedExpert shared_expert;
   if (shared != nullptr) {
     FP4MOE_ASSIGN_OR_RETURN(shared_expert, SharedExpert::make(plan, ops, *shared, pool));
   }
   return std::unique_ptr<MoeLayer>(std::make_unique<DeviceLayer>(
-      ops, ops_of(plan), std::move(gate), std::move(runner), std::move(shared_expert)));
+      ops, plan.device_ops(), std::move(gate), std::move(runner), std::move(shared_expert)));
 }
 
 Result<std::unique_ptr<DenseMlp>> make_device_mlp(const MoePlan& plan, const MoeProblem& problem,
                                                   const MoeWeightsView& weights, ThreadPool& pool) {
   FP4MOE_ASSIGN_OR_RETURN(DeviceExperts expert, DeviceExperts::make(problem, plan.numerics(), weights, pool));
-  FP4MOE_ASSIGN_OR_RETURN(DeviceExpertRunner runner,
-                          DeviceExpertRunner::make(ops_of(plan), std::move(expert), tactics_of_mlp(plan)));
+  FP4MOE_ASSIGN_OR_RETURN(
+      DeviceExpertRunner runner,
+      DeviceExpertRunner::make(plan.device_ops(), std::move(expert), tactics_of_mlp(plan)));
   return std::unique_ptr<DenseMlp>(std::make_unique<DeviceMlp>(std::move(runner)));
 }
 
@@ -194,7 +190,7 @@ Result<std::unique_ptr<Fp4Linear>> make_device_linear(const MoePlan& plan, const
                                                       ThreadPool& pool) {
   FP4MOE_ASSIGN_OR_RETURN(DeviceExperts matrix, DeviceExperts::make_linear(weights, plan.numerics(), pool));
   return std::unique_ptr<Fp4Linear>(
-      std::make_unique<DeviceLinear>(*cuda_dense_ops(), ops_of(plan), std::move(matrix)));
+      std::make_unique<DeviceLinear>(*cuda_dense_ops(), plan.device_ops(), std::move(matrix)));
 }
 
 }  // namespace fp4moe

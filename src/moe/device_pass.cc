@@ -17,10 +17,9 @@ int64_t rows_bytes(int64_t rows, int64_t cols, DType dtype) {
 
 bool is_fp8(const DeviceExperts& experts) { return experts.numerics().scheme == Scheme::kW4A8; }
 
-// From what the intermediate is quantised.
+// From what w4a4 quantises the intermediate.
 DType intermediate_dtype(const DeviceExperts& experts) {
-  const bool f32 = !is_fp8(experts) && experts.numerics().intermediate == IntermediateRounding::kDirect;
-  return f32 ? DType::kF32 : DType::kBF16;
+  return experts.numerics().intermediate == IntermediateRounding::kDirect ? DType::kF32 : DType::kBF16;
 }
 
 // A quantised operand of up to `rows` rows of the experts.
@@ -93,47 +92,36 @@ DeviceRows sort_rows(const DeviceMoeOps& ops, const DeviceSlots& slots, int64_t 
 int64_t quantised_pass_bytes(const DeviceExperts& experts, int64_t max_tokens, int64_t topk) {
   const TiledExperts& t = experts.tiles();
   const int64_t slots = max_tokens * topk;
-  return operand_bytes(experts, std::max(max_tokens, slots), t.hidden_size) +
+  return operand_bytes(experts, max_tokens, t.hidden_size) +
          rows_bytes(slots, t.intermediate_size, intermediate_dtype(experts)) +
          operand_bytes(experts, slots, t.intermediate_size) + Arena::padded(slots * t.hidden_size * 4);
 }
 
-DeviceOutputs quantised_pass(const DeviceMoeOps& ops, const DeviceExperts& experts, const DeviceSlots& slots,
-                             const DeviceRows& rows, const ActRows& x, Arena& scratch) {
+const float* quantised_pass(const DeviceMoeOps& ops, const DeviceExperts& experts, const DeviceSlots& slots,
+                            const DeviceRows& rows, const ActRows& x, Arena& scratch) {
   const TiledExperts& t = experts.tiles();
-  const bool fp8 = is_fp8(experts);
   const int64_t num_slots = slots.num_slots();
-  // NVFP4 tokens are made once and gathered by the GEMM; FP8 slabs hold each expert's rows.
   const QuantScale a1 = {experts.numerics().a1, experts.a1()}, a2 = {experts.numerics().a2, experts.a2()};
-  const Operand in = take_operand(experts, a1, fp8 ? num_slots : x.rows, x.cols, scratch);
-  DeviceActQuantArgs quant_x = quant_args(experts, a1, x, in);
-  if (fp8) {
-    quant_x.rows = rows;
-    quant_x.gather = true;
-    quant_x.topk = slots.topk;
-  }
-  ops.quantize(quant_x);
+  // Tokens are quantised once and gathered by the GEMM.
+  const Operand in = take_operand(experts, a1, x.rows, x.cols, scratch);
+  ops.quantize(quant_args(experts, a1, x, in));
   DeviceExpertArgs args{.experts = t,
                         .rows = rows,
                         .num_tokens = slots.num_tokens,
                         .topk = slots.topk,
                         .x = in.rows,
-                        .gather = !fp8,
                         .x_row_scales = in.scales};
   args.intermediate = take_rows(scratch, num_slots, t.intermediate_size, intermediate_dtype(experts));
-  (fp8 ? ops.gate_up_fp8 : ops.gate_up)(args);
+  ops.gate_up(args);
   const Operand h = take_operand(experts, a2, num_slots, t.intermediate_size, scratch);
   DeviceActQuantArgs quant_h = quant_args(experts, a2, args.intermediate, h);
   quant_h.rows = rows;
   ops.quantize(quant_h);
   args.h = h.rows;
   args.h_row_scales = h.scales;
-  if (fp8)
-    args.y_bf16 = scratch.take<bf16>(num_slots * t.hidden_size);
-  else
-    args.y = scratch.take<float>(num_slots * t.hidden_size);
-  (fp8 ? ops.down_fp8 : ops.down)(args);
-  return {args.y, args.y_bf16};
+  args.y = scratch.take<float>(num_slots * t.hidden_size);
+  ops.down(args);
+  return args.y;
 }
 
 int64_t linear_pass_bytes(const DeviceExperts& matrix, int64_t max_tokens) {
@@ -161,7 +149,7 @@ void linear_pass(const DeviceMoeOps& ops, const DeviceExperts& matrix, const Act
     return ops.down(args);
   }
   args.y_bf16 = scratch.take<bf16>(x.rows * matrix.tiles().hidden_size);
-  ops.down_fp8(args);
+  ops.down(args);
   ops.combine({.y_bf16 = args.y_bf16,
                .row_of_slot = rows.row_of_slot,
                .num_tokens = x.rows,

@@ -22,15 +22,11 @@ int64_t device_rows_bytes(int64_t num_slots, int64_t num_experts);
 // Sorted into memory of the scratch.
 DeviceRows sort_rows(const DeviceMoeOps& ops, const DeviceSlots& slots, int64_t num_experts, Arena& scratch);
 
-// The rows' outputs [num_slots, H] before the router's weights: one of the two.
-struct DeviceOutputs {
-  const float* f32 = nullptr;     // w4a4
-  const bf16* rounded = nullptr;  // w4a8
-};
-// Both GEMMs of w4a4 or w4a8 over sorted rows of x [T, H] bf16.
+// Both GEMMs of w4a4 over sorted rows of x [T, H] bf16: the rows' outputs [num_slots, H] before the router's
+// weights.
 int64_t quantised_pass_bytes(const DeviceExperts& experts, int64_t max_tokens, int64_t topk);
-DeviceOutputs quantised_pass(const DeviceMoeOps& ops, const DeviceExperts& experts, const DeviceSlots& slots,
-                             const DeviceRows& rows, const ActRows& x, Arena& scratch);
+const float* quantised_pass(const DeviceMoeOps& ops, const DeviceExperts& experts, const DeviceSlots& slots,
+                            const DeviceRows& rows, const ActRows& x, Arena& scratch);
 
 // The down GEMM alone, of one matrix and tokens in order, under any scheme: out [T, N] f32 = x W^T + bias.
 int64_t linear_pass_bytes(const DeviceExperts& matrix, int64_t max_tokens);

@@ -60,7 +60,8 @@ Status ExpertProbe::make_on_device(const Numerics& numerics, const MoeWeightsVie
   FP4MOE_ASSIGN_OR_RETURN(d.stream, Stream::make());
   const StreamScope scope(d.stream);
   FP4MOE_ASSIGN_OR_RETURN(DeviceExperts experts, DeviceExperts::make(problem_, numerics, weights, pool));
-  FP4MOE_ASSIGN_OR_RETURN(d.experts, DeviceExpertRunner::make(*row_->device_ops(), std::move(experts)));
+  FP4MOE_ASSIGN_OR_RETURN(d.experts,
+                          DeviceExpertRunner::make(*row_->device_ops(numerics.scheme), std::move(experts)));
   const int64_t rows = problem_.local_experts().count * shape_.rows_per_expert;
   FP4MOE_ASSIGN_OR_RETURN(d.x, Buffer::make(x_.num_bytes(), device_memory()));
   FP4MOE_ASSIGN_OR_RETURN(d.ids, Buffer::make(rows * int64_t{sizeof(int32_t)}, device_memory()));

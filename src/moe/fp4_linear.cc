@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/weight_store.h"
 #include "kernels/act_quant.h"
+#include "kernels/cuda/fp8_tile_layout.h"
 #include "moe/act_scales.h"
 #include "moe/table.h"
 
@@ -41,6 +42,7 @@ class PanelLinear final : public Fp4Linear {
   }
 
   Status pack(const Fp4MatrixView& w, ThreadPool& pool) {
+    if (numerics_.is_fp8()) FP4MOE_RETURN_IF_ERROR(check_fp8_scales(w));
     FP4MOE_ASSIGN_OR_RETURN(panels_, packed_weights(num_panels() * panel_bytes_, [&](uint8_t* to) -> Status {
                               pack_panels(w, to, pool);
                               return {};
@@ -113,8 +115,8 @@ class PanelLinear final : public Fp4Linear {
   // x as the scheme's GEMM reads it.
   ExpertGemmArgs operand(const ActRows& x, Arena& scratch, ThreadPool& pool) const {
     if (numerics_.scheme == Scheme::kW4A16) return {.format = format_, .x = x};
-    const bool int8 = numerics_.scheme == Scheme::kW4A8;
-    const bool per_token = !int8 && numerics_.a1 == ActScaleChoice::kPerToken;
+    const bool fp8 = numerics_.is_fp8(), int8 = numerics_.scheme == Scheme::kW4A8 && !fp8;
+    const bool per_token = fp8 || (!int8 && numerics_.a1 == ActScaleChoice::kPerToken);
     const int block = int8 ? fp4_block(format_) : 16;
     const int64_t blocks = k_ / block, row_bytes = k_ * act_bytes(act_dtype_);
     const DType dtype = int8 ? DType::kI8 : act_dtype_;
@@ -124,7 +126,8 @@ class PanelLinear final : public Fp4Linear {
     float* block_scales = int8 ? scratch.take<float>(x.rows * blocks) : nullptr;
     int32_t* block_starts = int8 ? scratch.take<int32_t>(x.rows * blocks) : nullptr;
     for_pieces(x.rows, pool, [&](int64_t first, int64_t rows) {
-      quantize_act({.kind = int8        ? ActQuantKind::kInt8Block
+      quantize_act({.kind = fp8         ? ActQuantKind::kFp8PerToken
+                            : int8      ? ActQuantKind::kInt8Block
                             : per_token ? ActQuantKind::kNvfp4PerToken
                                         : ActQuantKind::kNvfp4Static,
                     .x = {static_cast<uint8_t*>(x.data) + first * row_bytes, x.dtype, rows, k_},

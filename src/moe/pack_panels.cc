@@ -3,6 +3,7 @@
 
 #include "base/check.h"
 #include "base/weight_store.h"
+#include "kernels/cuda/fp8_tile_layout.h"
 #include "moe/local_experts.h"
 #include "moe/panels.h"
 
@@ -70,6 +71,15 @@ Result<PackedExperts> panels_pack(const RunnerRow& row, const MoeProblem& p, con
   FP4MOE_ASSIGN_OR_RETURN(packed.gate_up, packed_weights(local.count * gate_up.expert_bytes(), pack_gate_up));
   FP4MOE_ASSIGN_OR_RETURN(packed.down, packed_weights(local.count * down.expert_bytes(), pack_down));
   return packed;
+}
+
+Result<PackedExperts> fp8_panels_pack(const RunnerRow& row, const MoeProblem& p, const Numerics& numerics,
+                                      const MoeWeightsView& weights, ThreadPool& pool) {
+  FP4MOE_ASSIGN_OR_RETURN(const std::vector<ExpertWeightsView> experts, local_experts(p, weights));
+  for (size_t e = 0; e < experts.size(); ++e)
+    for (const Fp4MatrixView* w : {&experts[e].gate, &experts[e].up, &experts[e].down})
+      FP4MOE_RETURN_IF_ERROR(check_fp8_scales(*w).with_context("expert " + std::to_string(e)));
+  return panels_pack(row, p, numerics, weights, pool);
 }
 
 }  // namespace fp4moe

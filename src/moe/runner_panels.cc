@@ -119,7 +119,8 @@ Operand quantize(const Pass& pass, const ActRows& x, const ActRows& out, ActQuan
   const bool int8 = kind == ActQuantKind::kInt8Block;
   const int block = int8 ? fp4_block(pass.p.format) : 16;
   const int64_t blocks = x.cols / block;
-  float* row_scales = kind == ActQuantKind::kNvfp4PerToken ? pass.scratch.take<float>(x.rows) : nullptr;
+  const bool by_row = kind == ActQuantKind::kNvfp4PerToken || kind == ActQuantKind::kFp8PerToken;
+  float* row_scales = by_row ? pass.scratch.take<float>(x.rows) : nullptr;
   float* block_scales = int8 ? pass.scratch.take<float>(x.rows * blocks) : nullptr;
   int32_t* block_starts = int8 ? pass.scratch.take<int32_t>(x.rows * blocks) : nullptr;
   for_row_pieces(pass, [&](int64_t e, int64_t first, int64_t rows) {
@@ -135,12 +136,13 @@ Operand quantize(const Pass& pass, const ActRows& x, const ActRows& out, ActQuan
   return {out, row_scales, block_scales, block_starts};
 }
 
-// What quantised rows are held in: int8 codes as bytes, NVFP4 values like activations.
+// What quantised rows are held in: int8 codes as bytes, NVFP4 and FP8 values like activations.
 DType quantised_dtype(const MoeProblem& p, const Numerics& n) {
-  return n.scheme == Scheme::kW4A8 ? DType::kI8 : p.act_dtype;
+  return n.scheme == Scheme::kW4A8 && !n.is_fp8() ? DType::kI8 : p.act_dtype;
 }
 
 ActQuantKind quant_kind(const Pass& pass, ActScaleChoice choice) {
+  if (pass.numerics().is_fp8()) return ActQuantKind::kFp8PerToken;
   if (pass.is(Scheme::kW4A8)) return ActQuantKind::kInt8Block;
   return choice == ActScaleChoice::kPerToken ? ActQuantKind::kNvfp4PerToken : ActQuantKind::kNvfp4Static;
 }
@@ -158,13 +160,23 @@ Operand input_operand(const Pass& pass) {
       take_rows(pass.scratch, batch.x.rows, batch.x.cols, quantised_dtype(pass.p, pass.numerics()));
   Operand x = quantize(pass, batch.x, out, quant_kind(pass, pass.numerics().a1),
                        [&](int64_t e) { return pass.scales(e).a1; });
-  if (batch.x_row_scales != nullptr) x.row_scales = batch.x_row_scales;  // w4a8 of NVFP4 values
+  if (batch.x_row_scales == nullptr) return x;
+  // w4a8 of NVFP4 values.
+  if (x.row_scales == nullptr) {
+    x.row_scales = batch.x_row_scales;
+  } else {
+    float* both = pass.scratch.take<float>(batch.x.rows);
+    for_row_pieces(pass, [&](int64_t, int64_t first, int64_t rows) {
+      for (int64_t r = first; r < first + rows; ++r) both[r] = x.row_scales[r] * batch.x_row_scales[r];
+    });
+    x.row_scales = both;
+  }
   return x;
 }
 
 // From what the intermediate is quantised; with w4a16 it is what down reads.
 DType intermediate_dtype(const MoeProblem& p, const Numerics& n) {
-  if (n.scheme == Scheme::kW4A16) return p.act_dtype;
+  if (n.scheme == Scheme::kW4A16 || n.is_fp8()) return p.act_dtype;
   const bool through_bf16 = n.scheme == Scheme::kW4A4 && n.intermediate == IntermediateRounding::kBf16First;
   return through_bf16 ? DType::kBF16 : DType::kF32;
 }
@@ -216,7 +228,7 @@ void run_down(const Pass& pass, const Operand& h) {
 // Scratch of one quantised operand of [rows, cols]: values and the scales of either kind.
 int64_t quantised_bytes(const MoeProblem& p, const Numerics& n, int64_t rows, int64_t cols) {
   return Arena::padded(rows * cols * dtype_bits(quantised_dtype(p, n)) / 8) +
-         2 * Arena::padded(rows * (cols / fp4_block(p.format)) * 4) + Arena::padded(rows * 4);
+         2 * Arena::padded(rows * (cols / fp4_block(p.format)) * 4) + 2 * Arena::padded(rows * 4);
 }
 
 }  // namespace

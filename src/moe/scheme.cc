@@ -30,6 +30,7 @@ const char* scheme_name(Scheme scheme) {
 }
 
 std::string numerics_text(const Numerics& n) {
+  if (n.is_fp8()) return std::string(scheme_name(n.scheme)) + " (FP8 tokens)";
   if (n.scheme != Scheme::kW4A4) return scheme_name(n.scheme);
   return std::string(scheme_name(n.scheme)) + " (" + choice_name(n.a1) + " a1, " + choice_name(n.a2) +
          " a2, intermediate " +

@@ -2,6 +2,8 @@
 
 #include <string_view>
 
+#include "base/check.h"
+#include "kernels/device_moe_fp8.h"
 #include "moe/a2a.h"
 
 namespace fp4moe {
@@ -64,6 +66,7 @@ constexpr RunnerRow cpu_row(const char* name, Isa isa, EnumSet<DType> acts, cons
           .row_align = 1,
           .formats = kAnyFormat,
           .schemes = kAnyScheme,
+          .act8 = Act8::kInt8Block,
           .act_dtypes = acts,
           .layers = &kHostLayers,
           .ops = ops,
@@ -83,6 +86,7 @@ constexpr RunnerRow bf16_row(const char* name) {
           .row_align = 1,
           .formats = {Fp4Format::kNone},
           .schemes = {Scheme::kW4A16},
+          .act8 = Act8::kInt8Block,
           .act_dtypes = kBF16,
           .layers = &kHostLayers,
           .ops = best_cpu_ops,
@@ -91,8 +95,17 @@ constexpr RunnerRow bf16_row(const char* name) {
           .run = bf16_run};
 }
 
+// The oracle of a GPU's w4a8, forced by name alone: "ref" stands before it.
+constexpr RunnerRow fp8_oracle_row(const char* name) {
+  RunnerRow row = cpu_row(name, Isa::kScalar, kBF16OrF32, ref_fp8_expert_ops);
+  row.schemes = {Scheme::kW4A8};
+  row.act8 = Act8::kFp8Token;
+  row.pack = fp8_panels_pack;
+  return row;
+}
+
 constexpr RunnerRow gpu_row(const char* name, int min_compute, int max_compute, EnumSet<Scheme> schemes,
-                            const DeviceMoeOps* (*device_ops)()) {
+                            const DeviceMoeOps* (*device_ops)(Scheme)) {
   return {.name = name,
           .device = DeviceKind::kCuda,
           .min_compute = min_compute,
@@ -101,20 +114,23 @@ constexpr RunnerRow gpu_row(const char* name, int min_compute, int max_compute, 
           .row_align = 1,
           .formats = kAnyFormat,
           .schemes = schemes,
+          .act8 = Act8::kFp8Token,
           .act_dtypes = kBF16,
           .layers = &kDeviceLayers,
           .device_ops = device_ops};
 }
 
 constexpr RunnerRow kRunner[] = {
-    gpu_row("sm90", 90, 90, kAnyScheme, sm90_moe_ops),
-    gpu_row("cuda_mma", 80, 9999, {Scheme::kW4A16, Scheme::kW4A4}, fallback_moe_ops),
+    gpu_row("sm90", 90, 90, kAnyScheme,
+            [](Scheme scheme) { return scheme == Scheme::kW4A8 ? sm90_fp8_moe_ops() : sm90_moe_ops(); }),
+    gpu_row("cuda_mma", 80, 9999, {Scheme::kW4A16, Scheme::kW4A4}, [](Scheme) { return fallback_moe_ops(); }),
     cpu_row("cpu_amx", Isa::kAmx, kBF16, cpu_ops<Isa::kAmx>),
     cpu_row("cpu_avx512", Isa::kAvx512, kBF16, cpu_ops<Isa::kAvx512>),
     cpu_row("cpu_avx2", Isa::kAvx2, kBF16, cpu_ops<Isa::kAvx2>),
     cpu_row("cpu_scalar", Isa::kScalar, kBF16, cpu_ops<Isa::kScalar>),
     bf16_row("cpu_bf16"),
     cpu_row("ref", Isa::kScalar, kBF16OrF32, ref_expert_ops),
+    fp8_oracle_row("ref_fp8"),
 };
 
 constexpr Numerics kBf16Acts;
@@ -155,9 +171,9 @@ constexpr bool every_runner_is_fed() {
   return true;
 }
 
-constexpr bool has_oracle() {
+constexpr bool has_row(const char* name) {
   for (const RunnerRow& row : kRunner)
-    if (same(row.name, "ref")) return true;
+    if (same(row.name, name)) return true;
   return false;
 }
 
@@ -173,7 +189,7 @@ constexpr bool a2a_rows_disjoint() {
 static_assert(names_unique());
 static_assert(a2a_rows_disjoint());
 static_assert(every_runner_is_fed(), "a runner whose layout no transport produces can never run");
-static_assert(has_oracle());
+static_assert(has_row("ref") && has_row("ref_fp8"));
 
 }  // namespace
 
@@ -183,5 +199,11 @@ constinit const LayerMakers kDeviceLayers = {make_device_layer, make_device_mlp,
 std::span<const A2aRow> a2a_rows() { return kA2a; }
 std::span<const RunnerRow> runner_rows() { return kRunner; }
 std::span<const RunnerAlias> runner_aliases() { return kAliases; }
+
+const RunnerRow& oracle_row(const Numerics& numerics) {
+  for (const RunnerRow& row : kRunner)
+    if (same(row.name, numerics.is_fp8() ? "ref_fp8" : "ref")) return row;
+  FP4MOE_CHECK(false, "the table has no oracle");
+}
 
 }  // namespace fp4moe

@@ -101,6 +101,7 @@ struct RunnerRow {
   int64_t row_align;             // rows of an expert that it takes at a time: moe_sort_tiles() where above 1
   EnumSet<Fp4Format> formats;
   EnumSet<Scheme> schemes;
+  Act8 act8;  // of w4a8
   EnumSet<DType> act_dtypes;
   const LayerMakers* layers;
   // Of a CPU, null else. ops: precondition: isa is available.
@@ -110,8 +111,8 @@ struct RunnerRow {
                                 ThreadPool&);
   int64_t (*scratch_bytes)(const MoeProblem&, const Numerics&, int64_t max_rows);
   void (*run)(const RunnerRow&, const RunnerArgs&, Arena&, ThreadPool&);
-  // Of a GPU, null else; returns null in a build without CUDA.
-  const DeviceMoeOps* (*device_ops)();
+  // Of a GPU, null else: its ops under a scheme; returns null in a build without CUDA.
+  const DeviceMoeOps* (*device_ops)(Scheme);
 };
 
 // A name of SGLang's: what it stands for here.
@@ -124,6 +125,8 @@ struct RunnerAlias {
 std::span<const A2aRow> a2a_rows();
 std::span<const RunnerRow> runner_rows();
 std::span<const RunnerAlias> runner_aliases();
+// The row of plain loops that other rows with these numerics are judged by.
+const RunnerRow& oracle_row(const Numerics& numerics);
 
 // The transport of one rank (a2a_local.cc): groups rows by expert in this rank's memory.
 Result<std::unique_ptr<Transport>> make_local_transport(const TransportOptions& options, Communicator* world,
@@ -150,6 +153,10 @@ Result<std::unique_ptr<Fp4Linear>> make_device_linear(const MoePlan& plan, const
 // Runs any table of ExpertOps over panels (pack_panels.cc, runner_panels.cc). Batches of either layout.
 Result<PackedExperts> panels_pack(const RunnerRow& row, const MoeProblem& problem, const Numerics& numerics,
                                   const MoeWeightsView& weights, ThreadPool& pool);
+// The same; kUnsupported for a row of MXFP4 weights that FP8 operands do not hold.
+Result<PackedExperts> fp8_panels_pack(const RunnerRow& row, const MoeProblem& problem,
+                                      const Numerics& numerics, const MoeWeightsView& weights,
+                                      ThreadPool& pool);
 int64_t panels_scratch_bytes(const MoeProblem& problem, const Numerics& numerics, int64_t max_rows);
 void panels_run(const RunnerRow& row, const RunnerArgs& args, Arena& scratch, ThreadPool& pool);
 

@@ -50,7 +50,7 @@ class Growing {
     ModelPlan plan = plan_model(config_, flags).value();
     if (tactic) plan.moe = plan.moe.with_tactics(fitting(plan.moe, *tactic));
     const Checkpoint checkpoint = Checkpoint::open(flags.model_path).value();
-    if (const auto device_ops = plan.moe.runner()->device_ops) num_tactics_ = device_ops()->tactics.size();
+    if (plan.moe.runner()->device_ops != nullptr) num_tactics_ = plan.moe.device_ops().tactics.size();
     ranks_ = RankGroup::make(checkpoint, config_, plan, plan.flags, kOptions).value();
     for (int32_t s = 0; s < 3; ++s)
       for (int32_t i = 0; i < kPagesEach; ++i) pages_[s].push_back(s + 3 * (kPagesEach - 1 - i));
@@ -68,7 +68,7 @@ class Growing {
     DeviceTactics tactics;
     for (sizes.num_tokens = 1; sizes.num_tokens <= kOptions.max_batch_tokens; ++sizes.num_tokens) {
       tactics.buckets.push_back(sizes.num_tokens);
-      tactics.chosen.push_back(plan.runner()->device_ops()->tactics[tactic].fits(sizes) ? tactic : 0);
+      tactics.chosen.push_back(plan.device_ops().tactics[tactic].fits(sizes) ? tactic : 0);
     }
     return tactics;
   }
@@ -435,7 +435,7 @@ TEST_P(DeviceRanks, TacticsAreTimedOnceAndThenRead) {
   const ModelConfig config = load_model_config(flags.model_path).value();
   const Checkpoint checkpoint = Checkpoint::open(flags.model_path).value();
   const ModelPlan plan = plan_model(config, flags).value();
-  if (plan.moe.runner()->device_ops()->tactics.size() == 1) GTEST_SKIP() << "there is nothing to choose";
+  if (plan.moe.device_ops().tactics.size() == 1) GTEST_SKIP() << "there is nothing to choose";
   const Result<TuneResult> timed = autotune(checkpoint, config, plan),
                            read = autotune(checkpoint, config, plan);
   ASSERT_TRUE(timed.ok()) << timed.status().to_string();

@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "io/expert_weights.h"
+#include "moe/expert_probe.h"
 
 namespace fp4moe {
 namespace {
@@ -117,9 +119,67 @@ TEST_F(Faults, ValuesThatAreNotFiniteNeverPass) {
   EXPECT_NE(verdict().find("values that are not finite"), std::string::npos) << verdict();
 }
 
+// On a GPU w4a8 has FP8 tokens: its oracle row passes, outputs of other numerics do not.
+class Fp8Outputs : public testing::TestWithParam<const char*> {
+ protected:
+  Fp8Outputs()
+      : demo_(demo("full", "ref_fp8", "w4a8", "none", GetParam())),
+        weights_(*load_expert_weights(demo_.checkpoint, demo_.config, demo_.config.num_layers - 1)) {
+    names_.resize(weights_.experts.size());
+    std::iota(names_.begin(), names_.end(), 0);
+  }
+  // What the test says of a row's output that claims to be w4a8 with FP8 tokens.
+  std::string verdict(const char* runner, const Numerics& computed) {
+    const auto row = std::find_if(runner_rows().begin(), runner_rows().end(),
+                                  [&](const RunnerRow& r) { return std::string(r.name) == runner; });
+    const std::vector<float> y = output(*row, computed);
+    const Numerics& claimed = demo_.plan.moe.numerics();
+    SelfTestReport report;
+    return compare_experts(y, output(oracle_row(claimed), claimed), names_, *row, claimed, report).message();
+  }
+
+  Demo demo_;
+  MoeWeightsView weights_;
+  std::vector<int64_t> names_;
+
+ private:
+  std::vector<float> output(const RunnerRow& row, const Numerics& numerics) {
+    MoeProblem problem = demo_.plan.moe.problem();
+    problem.top_k = 1;
+    ExpertProbe probe =
+        ExpertProbe::make(row, problem, numerics, weights_, {.rows_per_expert = 2}, pool_).value();
+    const std::span<const float> y = probe.run(2, pool_).value();
+    return {y.begin(), y.end()};
+  }
+  ThreadPool pool_{2};
+};
+
+TEST_P(Fp8Outputs, TheOracleRowPasses) {
+  EXPECT_EQ(demo_.plan.moe.numerics(), (Numerics{.scheme = Scheme::kW4A8, .act8 = Act8::kFp8Token}));
+  EXPECT_EQ(verdict("ref_fp8", demo_.plan.moe.numerics()), "");
+  ThreadPool pool(2);
+  const Result<SelfTestReport> report = self_test(demo_.checkpoint, demo_.config, demo_.plan, pool);
+  ASSERT_TRUE(report.ok()) << report.status().to_string();
+  EXPECT_EQ(report->worst_error, 0);
+}
+
+TEST_P(Fp8Outputs, OutputsOfOtherNumericsFail) {
+  for (const Scheme scheme : {Scheme::kW4A16, Scheme::kW4A8}) {
+    const std::string said = verdict("cpu_scalar", {.scheme = scheme});
+    EXPECT_EQ(said.find("expert 0 by cpu_scalar (w4a8 (FP8 tokens)) differs from the oracle by"), 0u)
+        << scheme_name(scheme) << ": " << said;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Demos, Fp8Outputs, testing::Values(FP4MOE_DEMO_MODEL, FP4MOE_DEMO_NVFP4),
+                         [](const auto& p) {
+                           return std::string(p.param).find("nvfp4") != std::string::npos ? "nvfp4" : "mxfp4";
+                         });
+
 TEST(SelfTest, BudgetsByScheme) {
   EXPECT_EQ(self_test_budget({Scheme::kW4A16}), 3e-3);
   EXPECT_EQ(self_test_budget({Scheme::kW4A8}), 3e-3);
+  EXPECT_EQ(self_test_budget({.scheme = Scheme::kW4A8, .act8 = Act8::kFp8Token}), 5e-3);
   EXPECT_EQ(self_test_budget({Scheme::kW4A4}), 2e-2);
 }
 

@@ -48,6 +48,29 @@ double dot(const Fp4MatrixView& m, int64_t row, const std::vector<double>& x) {
   return sum * m.tensor_scale;
 }
 
+// The same with FP8 operands. MXFP4: no difference. NVFP4: the power of two p moves the row's largest scale
+// of a nonzero block to 224 ... 448, and each code times its scale becomes e4m3(code * scale * p / 8) * 8 /
+// p.
+double fp8_dot(const Fp4MatrixView& m, int64_t row, const std::vector<double>& x) {
+  if (m.format == Fp4Format::kMxfp4) return dot(m, row, x);
+  const auto code_at = [&](int64_t c) {
+    const int byte = m.codes[row * m.code_stride_bytes + c / 2];
+    return e2m1_value(c % 2 == 0 ? byte & 15 : byte >> 4);
+  };
+  double most = 0;
+  for (int64_t c = 0; c < m.cols; ++c)
+    if (code_at(c) != 0) most = std::max(most, block_scale(m, row, c / 16));
+  double p = 1;
+  while (most > 0 && most * p * 2 <= 448) p *= 2;
+  double sum = 0;
+  for (int64_t c = 0; c < m.cols; ++c) {
+    const double value = code_at(c) * block_scale(m, row, c / 16) * p / 8;
+    const double operand = e4m3_value(nearest_code(std::abs(value), 0x7e, e4m3_value));
+    sum += std::copysign(operand, value) * x[static_cast<size_t>(c)];
+  }
+  return sum * 8 / p * m.tensor_scale;
+}
+
 double bias_at(const bf16* bias, int64_t i) {
   return bias == nullptr ? 0 : std::bit_cast<float>(static_cast<uint32_t>(bias[i].bits) << 16);
 }
@@ -87,6 +110,18 @@ void int8_block(const float* x, int size, double* out) {
     out[i] = scale == 0 ? 0 : static_cast<double>(std::nearbyint(x[i] / scale)) * scale;
 }
 
+// One scale for all of the row.
+void fp8_row(const std::vector<float>& x, std::vector<double>& out) {
+  float amax = 0;
+  for (const float v : x) amax = std::max(amax, std::abs(v));
+  const float scale = amax / 448;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const float scaled = scale == 0 ? 0 : x[i] * (1 / scale);
+    const double code = e4m3_value(nearest_code(std::abs(scaled), 0x7e, e4m3_value));
+    out[i] = std::copysign(code, scaled) * scale;
+  }
+}
+
 // Decode-direction activation scale of one of the GEMMs.
 float static_scale(const OracleLayer& layer, int64_t expert, ActScaleChoice choice, bool second) {
   const auto own = [&](const ExpertWeightsView& w) {
@@ -105,7 +140,9 @@ float static_scale(const OracleLayer& layer, int64_t expert, ActScaleChoice choi
 std::vector<double> oracle_quantised(const OracleLayer& layer, const std::vector<float>& x, float scale,
                                      ActScaleChoice choice) {
   std::vector<double> out(x.begin(), x.end());
-  if (layer.numerics.scheme == Scheme::kW4A8) {
+  if (layer.numerics.is_fp8()) {
+    fp8_row(x, out);
+  } else if (layer.numerics.scheme == Scheme::kW4A8) {
     const int size = layer.weights->format == Fp4Format::kMxfp4 ? 32 : 16;
     for (size_t i = 0; i < x.size(); i += static_cast<size_t>(size)) int8_block(&x[i], size, &out[i]);
   } else if (layer.numerics.scheme == Scheme::kW4A4) {
@@ -129,22 +166,24 @@ std::vector<double> oracle_expert(const OracleLayer& layer, int64_t expert, cons
   if (!layer.skip_input_quantisation)
     in = oracle_quantised(layer, x, static_scale(layer, expert, n.a1, false), n.a1);
   const bool gated = layer.activation.kind != ActivationKind::kRelu2;
-  const bool rounds = n.scheme == Scheme::kW4A16
+  const auto dot_of = n.is_fp8() ? fp8_dot : dot;
+  const bool rounds = n.scheme == Scheme::kW4A16 || n.is_fp8()
                           ? layer.act_dtype == DType::kBF16
                           : n.scheme == Scheme::kW4A4 && n.intermediate == IntermediateRounding::kBf16First;
   std::vector<float> h;
   for (int64_t i = 0; i < w.up.rows; ++i) {
     const int64_t b = i * w.gate_up_bias_stride;
-    const double g = gated ? dot(w.gate, i, in) + bias_at(w.gate_bias, b) : 0;
+    const double g = gated ? dot_of(w.gate, i, in) + bias_at(w.gate_bias, b) : 0;
     const auto v =
-        static_cast<float>(activate(layer.activation, g, dot(w.up, i, in) + bias_at(w.up_bias, b)));
+        static_cast<float>(activate(layer.activation, g, dot_of(w.up, i, in) + bias_at(w.up_bias, b)));
     h.push_back(rounds ? to_bf16_value(v) : v);
   }
   std::vector<double> middle(h.begin(), h.end());
   if (!layer.skip_intermediate_quantisation)
     middle = oracle_quantised(layer, h, static_scale(layer, expert, n.a2, true), n.a2);
   std::vector<double> out;
-  for (int64_t i = 0; i < w.down.rows; ++i) out.push_back(dot(w.down, i, middle) + bias_at(w.down_bias, i));
+  for (int64_t i = 0; i < w.down.rows; ++i)
+    out.push_back(dot_of(w.down, i, middle) + bias_at(w.down_bias, i));
   return out;
 }
 

@@ -24,6 +24,7 @@ struct NamedNumerics {
 constexpr NamedNumerics kNumerics[] = {
     {"w4a16", {}},
     {"w4a8", {Scheme::kW4A8}},
+    {"w4a8_fp8", {.scheme = Scheme::kW4A8, .act8 = Act8::kFp8Token}},
     {"w4a4_direct", {Scheme::kW4A4, kScalar, kScalar, kDirect}},
     {"w4a4_bf16_first", {Scheme::kW4A4, kScalar, kScalar, kBf16First}},
     {"w4a4_masked", {Scheme::kW4A4, kScalar, kPerExpert, kBf16First}},
@@ -155,6 +156,10 @@ std::vector<float> oracle(const OracleLayer& layer, const Routed& r) {
   return to_floats(oracle_moe(layer, r.x, r.ids, r.weights));
 }
 
+bool runs(const RunnerRow& row, const Numerics& n) {
+  return row.schemes.has(n.scheme) && (n.scheme != Scheme::kW4A8 || row.act8 == n.act8);
+}
+
 class RunnerTest : public testing::TestWithParam<std::tuple<const RunnerRow*, Fp4Format, NamedNumerics>> {
  protected:
   const RunnerRow& row() const { return *std::get<0>(GetParam()); }
@@ -163,7 +168,7 @@ class RunnerTest : public testing::TestWithParam<std::tuple<const RunnerRow*, Fp
   bool scheme_is(Scheme s) const { return numerics().scheme == s; }
   void SetUp() override {
     if (!isa_available(row().isa)) GTEST_SKIP() << "this CPU does not run " << row().name;
-    ASSERT_TRUE(row().schemes.has(numerics().scheme));
+    ASSERT_TRUE(runs(row(), numerics()));
   }
   ExpertsCase small_case() const { return {{64, 96, 5, 2}, format(), ActivationKind::kSwigluOai}; }
 };
@@ -179,7 +184,7 @@ std::vector<std::tuple<const RunnerRow*, Fp4Format, NamedNumerics>> all_params()
   for (const RunnerRow& row : cpu_rows())
     for (Fp4Format format : kExpertFormats)
       for (const NamedNumerics& n : kNumerics)
-        if (row.formats.has(format) && row.schemes.has(n.numerics.scheme) &&
+        if (row.formats.has(format) && runs(row, n.numerics) &&
             (format == Fp4Format::kNvfp4 || n.numerics.scheme != Scheme::kW4A4))
           params.push_back({&row, format, n});
   return params;
@@ -252,7 +257,7 @@ TEST_P(RunnerTest, ExpertShardsGiveTheBitsOfTheWhole) {
 }
 
 // I = 7 blocks over 4 ranks: 2, 2, 2, 1. The down bias counts once. A per-token scale of the intermediate is
-// of the shard's own columns, so there the shards are judged one by one, as experts of their own.
+// taken over the shard's own columns, so there the shards are judged one by one, as experts of their own.
 TEST_P(RunnerTest, TensorShardsAddUpToTheWhole) {
   const int64_t block = fp4_block(format());
   ExpertsCase c({64, 7 * block, 4, 2}, format(), ActivationKind::kSwigluOai);
@@ -282,7 +287,7 @@ TEST_P(RunnerTest, TensorShardsAddUpToTheWhole) {
     for (size_t i = 0; i < own.size(); ++i) expected[i] += own[i];
   }
   EXPECT_TRUE(within_relative_l2(sum, expected, 3e-3));
-  if (numerics().a2 != kPerToken) {
+  if (numerics().a2 != kPerToken && !numerics().is_fp8()) {
     EXPECT_TRUE(within_relative_l2(sum, oracle(oracle_of(c, numerics(), DType::kBF16), r), 3e-3));
   }
 }
@@ -380,7 +385,7 @@ TEST(RunnerNumericsTest, EveryNumericsIsItsOwn) {
   const Routed r = routed_tokens(c, 64);
   std::vector<std::vector<float>> outputs;
   for (const NamedNumerics& n : kNumerics)
-    outputs.push_back(run_slots(runner_rows().back(), c.problem, n.numerics, c, r));
+    outputs.push_back(run_slots(oracle_row(n.numerics), c.problem, n.numerics, c, r));
   for (size_t i = 0; i < outputs.size(); ++i)
     for (size_t j = 0; j < i; ++j)
       EXPECT_NE(outputs[i], outputs[j]) << kNumerics[i].name << " and " << kNumerics[j].name;
@@ -388,10 +393,10 @@ TEST(RunnerNumericsTest, EveryNumericsIsItsOwn) {
 
 // ---- shapes that peers test -----------------------------------------------------------------------
 
-const RunnerRow& best_row() {
+const RunnerRow& best_row(const Numerics& n) {
   for (const RunnerRow& row : cpu_rows())
-    if (isa_available(row.isa)) return row;
-  return runner_rows().back();
+    if (isa_available(row.isa) && runs(row, n)) return row;
+  return oracle_row(n);
 }
 
 struct PeerShape {
@@ -419,12 +424,13 @@ TEST(RunnerPeerShapesTest, AgreeWithTheOracleRow) {
   for (const PeerShape& shape : shapes)
     for (const NamedNumerics& n : kNumerics) {
       if (shape.format == kMx && n.numerics.scheme == Scheme::kW4A4) continue;
-      if (shape.size.num_experts > 8 && n.numerics != kNumerics[2].numerics) continue;  // large: w4a4_direct
+      if (n.numerics.is_fp8()) continue;  // no row but the oracle's
+      if (shape.size.num_experts > 8 && n.numerics != kNumerics[3].numerics) continue;  // large: w4a4_direct
       ExpertsCase c(shape.size, shape.format, shape.kind);
       const Routed r = routed_tokens(c, shape.tokens);
       const BatchLayout layout = n.numerics.a2 == kPerExpert ? BatchLayout::kMasked : BatchLayout::kPacked;
-      EXPECT_TRUE(within_relative_l2(run_slots(best_row(), c.problem, n.numerics, c, r, layout),
-                                     run_slots(runner_rows().back(), c.problem, n.numerics, c, r, layout),
+      EXPECT_TRUE(within_relative_l2(run_slots(best_row(n.numerics), c.problem, n.numerics, c, r, layout),
+                                     run_slots(oracle_row(n.numerics), c.problem, n.numerics, c, r, layout),
                                      3e-3))
           << n.name << " H=" << shape.size.hidden << " I=" << shape.size.intermediate
           << " E=" << shape.size.num_experts;
@@ -438,8 +444,8 @@ TEST(RunnerScaleTest, ThousandsOfRowsPerExpert) {
     ExpertsCase c({32, 32, 3, 1}, Fp4Format::kNvfp4, ActivationKind::kSilu);
     Routed r = routed_tokens(c, 8192 + 77);
     std::fill(r.ids.begin(), r.ids.end() - 100, 1);  // one expert has nearly all
-    const std::vector<float> y = run_slots(best_row(), c.problem, n.numerics, c, r);
-    const std::vector<float> ref = run_slots(runner_rows().back(), c.problem, n.numerics, c, r);
+    const std::vector<float> y = run_slots(best_row(n.numerics), c.problem, n.numerics, c, r);
+    const std::vector<float> ref = run_slots(oracle_row(n.numerics), c.problem, n.numerics, c, r);
     EXPECT_TRUE(within_relative_l2(y, ref, 3e-3)) << n.name;
   }
 }
@@ -449,13 +455,13 @@ TEST(RunnerScaleTest, ThousandRepeatsGiveTheSameBits) {
   for (const NamedNumerics& n : kNumerics) {
     ExpertsCase c({64, 96, 5, 2}, Fp4Format::kNvfp4, ActivationKind::kSwigluOai);
     const Routed r = routed_tokens(c, 9);
-    const PackedExperts experts = pack(best_row(), c.problem, n.numerics, c.weights, pool);
+    const PackedExperts experts = pack(best_row(n.numerics), c.problem, n.numerics, c.weights, pool);
     OwnedBatch owned(c.problem, r, BatchLayout::kPacked);
-    run(best_row(), c.problem, experts, owned.batch, pool);
+    run(best_row(n.numerics), c.problem, experts, owned.batch, pool);
     const std::vector<float> first = owned.slot_rows(64);
     for (int i = 0; i < 1000; ++i) {
       std::fill_n(owned.batch.y, owned.batch.x.rows * 64, NAN);
-      run(best_row(), c.problem, experts, owned.batch, pool);
+      run(best_row(n.numerics), c.problem, experts, owned.batch, pool);
       ASSERT_EQ(owned.slot_rows(64), first) << n.name << " run " << i;
     }
   }

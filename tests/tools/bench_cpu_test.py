@@ -96,6 +96,14 @@ class Latency(unittest.TestCase):
         self.assertEqual(ended.returncode, 4)  # it does not fit
         self.assertIn("1000000", ended.stderr)
 
+    def test_decode_is_timed_with_the_whole_batch(self):
+        """Requests that begin to decode while others' prompts are computed do not end before the time that is measured."""
+        flags = "-t 2 -p 0 -n 4 -d 100 -b 1,4 -r 1 --cold-mib 16 --max-prefill-tokens 64 --chunked-prefill-size 64"
+        rows = self.run_json("bench", "latency", MODEL, *flags.split())
+        self.assertEqual([row["n_together"] for row in rows], [1, 4])
+        cramped = self.run_json("bench", "latency", MODEL, *flags.split(), "--max-total-tokens", "256", "--context-length", "128")
+        self.assertLess(cramped[1]["n_together"], 4)
+
     def test_beside_busy(self):
         rows = self.run_json("bench", "latency", MODEL, *"-t 2 -p 0 -n 4 -r 3 --cold-mib 16 --beside-busy 2".split())
         self.assertEqual([row["test"] for row in rows], ["tg4", "tg4 beside 2 busy"])

@@ -23,7 +23,7 @@ from serve_process import Serve, exit_without_gpu  # noqa: E402
 
 BINARY, MODELS = sys.argv[1:3]
 LEAST_SCORE = 0.98
-W4A16, W4A4 = (5e-3, 6e-2, 0.985), (6e-2, 1, 0)
+W4A16, W4A8, W4A4 = (5e-3, 6e-2, 0.985), (6e-2, 1, 0.95), (6e-2, 1, 0)
 DEMOS = ["demo-gptoss-mxfp4", "demo-dsv3-nvfp4"]
 FORMS = {"gsm8k": "gsm8k_form.jsonl", "gpqa": "gpqa_form.csv"}
 
@@ -55,18 +55,26 @@ def argmax(row):
 
 
 class GpuDemo(unittest.TestCase):
-    def check_logits(self, demo, scheme, least):
-        """least: (median error at most, error over all at most, share of equal argmax at least): a CPU's promises."""
+    def logits(self, demo, ids, *flags):
+        with tempfile.TemporaryDirectory() as folder:
+            inputs, outputs = os.path.join(folder, "ids.json"), os.path.join(folder, "out.safetensors")
+            with open(inputs, "w") as file:
+                json.dump(ids, file)
+            subprocess.run([BINARY, "logits", os.path.join(MODELS, demo), *flags, "--input-ids", inputs, "--output", outputs],
+                           check=True)
+            return tensors(outputs)["logits"]
+
+    def check_logits(self, demo, scheme, least, oracle=None):
+        """least: (median error at most, error over all at most, share of equal argmax at least): a CPU's promises. The
+        reference is the stock class's logits, or those of the runner `oracle` on the CPU."""
         reference = tensors(os.path.join(MODELS, demo, "reference_logits.safetensors"))
         for prompt in ("prompt_0", "prompt_1"):
-            ids, want = values(reference[prompt + ".input_ids"]), reference[f"{prompt}.logits_{scheme}"]
-            with tempfile.TemporaryDirectory() as folder:
-                inputs, outputs = os.path.join(folder, "ids.json"), os.path.join(folder, "out.safetensors")
-                with open(inputs, "w") as file:
-                    json.dump(ids, file)
-                subprocess.run([BINARY, "logits", os.path.join(MODELS, demo), "--device", "cuda", "--fp4-compute", scheme,
-                                "--input-ids", inputs, "--output", outputs], check=True)
-                got = values(tensors(outputs)["logits"])
+            ids = values(reference[prompt + ".input_ids"])
+            if oracle is None:
+                want = reference[f"{prompt}.logits_{scheme}"]
+            else:
+                want = self.logits(demo, ids, "--device", "cpu", "--moe-runner-backend", oracle, "--fp4-compute", scheme)
+            got = values(self.logits(demo, ids, "--device", "cuda", "--fp4-compute", scheme))
             vocab_size, want = want[1][-1], values(want)
             self.assertEqual(len(got), len(want))
             rows = [slice(i, i + vocab_size) for i in range(0, len(want), vocab_size)]
@@ -127,8 +135,8 @@ class GpuDemo(unittest.TestCase):
                 self.assertTrue(all(0 <= i < num_experts for i in chosen), chosen)
         self.assertGreater(len(set(ids)), k)
 
-    def check_accuracy(self, demo):
-        with Serve(BINARY, os.path.join(MODELS, demo), "--device", "cuda") as serve:
+    def check_accuracy(self, demo, *flags):
+        with Serve(BINARY, os.path.join(MODELS, demo), "--device", "cuda", *flags) as serve:
             for name, data in FORMS.items():
                 with tempfile.TemporaryDirectory() as folder:
                     report = os.path.join(folder, "report.json")
@@ -137,7 +145,7 @@ class GpuDemo(unittest.TestCase):
                                     "--output-json", report], check=True, stdout=subprocess.DEVNULL)
                     with open(report) as file:
                         score = json.load(file)["rounds"][0]["score"]
-                print(f"{demo} {name}: score {score:.3f}")
+                print(f"{demo} {' '.join(flags)} {name}: score {score:.3f}")
                 self.assertGreaterEqual(score, LEAST_SCORE)
 
 
@@ -146,6 +154,8 @@ for demo_name in DEMOS:
     setattr(GpuDemo, f"test_{label}_logits", lambda self, d=demo_name: self.check_logits(d, "w4a16", W4A16))
     setattr(GpuDemo, f"test_{label}_scores", lambda self, d=demo_name: self.check_scores(d))
     setattr(GpuDemo, f"test_{label}_accuracy", lambda self, d=demo_name: self.check_accuracy(d))
+    setattr(GpuDemo, f"test_{label}_w4a8_logits", lambda self, d=demo_name: self.check_logits(d, "w4a8", W4A8, "ref_fp8"))
+    setattr(GpuDemo, f"test_{label}_w4a8_accuracy", lambda self, d=demo_name: self.check_accuracy(d, "--fp4-compute", "w4a8"))
 GpuDemo.test_quantised_activations_logits = lambda self: self.check_logits("demo-dsv3-nvfp4", "w4a4", W4A4)
 
 

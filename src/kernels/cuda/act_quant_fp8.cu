@@ -4,13 +4,14 @@
 //           is made once and written topk times.
 // Bound     memory. One warp a row, of which a lane has every 32nd piece of 16 elements.
 // Launch    a programmatic dependent (launch.h).
-// Numerics  the function of formats/fp8.h: IEEE quotients, by a reciprocal and two corrections.
+// Numerics  fp8_quantize_token() of formats/fp8.h, bit for bit.
 #include <cuda_runtime.h>
 
 #include <algorithm>
 
 #include "kernels/cuda/act_quant_fp8.h"
 #include "kernels/cuda/fp8_tile_layout.h"
+#include "kernels/cuda/fp8_tokens.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/ptx_sm90.cuh"
 #include "kernels/cuda/work_list.cuh"
@@ -22,7 +23,6 @@ constexpr int kWarps = 8, kThreads = kWarps * 32;
 constexpr int kPiece = 16;  // elements: 16 bytes of a slab
 template <class T>
 constexpr int kHeld = 12 / sizeof(T);  // pieces of a row that a lane keeps
-constexpr float kFltMax = 3.402823466e38f;
 
 // Four elements as they are in memory.
 template <class T>
@@ -68,43 +68,12 @@ struct Piece {
   }
 };
 
-// Quotients by one divisor.
-struct Divisor {
-  float scale, inverse;
-  bool is_plain;  // neither it nor what it divides leaves f32's normal numbers, unless the quotient is tiny
-
-  __device__ explicit Divisor(float s) : scale(s), is_plain(s > 1e-30f && s < 1e30f) {
-    inverse = __frcp_rn(s);
-  }
-  // x / scale, to nearest: the first correction is within one unit in the last place, so that the second is
-  // exact (Markstein). A zero keeps its sign.
-  __device__ float quotient(float x) const {
-    float q = x * inverse;
-    q = fmaf(fmaf(-q, scale, x), inverse, q);
-    return copysignf(fmaf(fmaf(-q, scale, x), inverse, q), x);
-  }
-};
-
-__device__ uint32_t e4m3_pair(float low, float high) {
-  uint16_t pair;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
-// formats/fp8.h with the row as one group.
-template <bool kPlain>
-__device__ uint4 fp8_piece(float (&v)[kPiece], const Divisor& divisor) {
-#pragma unroll
-  for (float& x : v) {
-    if (kPlain)
-      x = divisor.quotient(x);
-    else  // under a scale of 0 zeros keep their signs, NaN stays
-      x = divisor.scale == 0 ? x * 0 : __fdiv_rn(x, divisor.scale);
-  }
+__device__ uint4 fp8_codes(const float (&v)[kPiece], float inverse) {
   uint32_t words[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i)
-    words[i] = e4m3_pair(v[4 * i], v[4 * i + 1]) | e4m3_pair(v[4 * i + 2], v[4 * i + 3]) << 16;
+    words[i] = e4m3_pair(v[4 * i] * inverse, v[4 * i + 1] * inverse) |
+               e4m3_pair(v[4 * i + 2] * inverse, v[4 * i + 3] * inverse) << 16;
   return {words[0], words[1], words[2], words[3]};
 }
 
@@ -142,13 +111,13 @@ __device__ void quantize_row(const DeviceActQuantArgs& a, const T* row, int64_t 
     most = fmaxf(most, more.amax());
   }
   most = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(most)));
-  const Divisor divisor(__fdiv_rn(fminf(most, kFltMax), 448.0f));
-  if (slab_row >= 0) a.row_scales[slab_row] = divisor.scale;
+  const Fp8Scale scale(most);
+  if (slab_row >= 0) a.row_scales[slab_row] = scale.scale;
 
-  const auto store = [&]<bool kPlain>(const Piece<T>& p, int piece) {
+  const auto store = [&](const Piece<T>& p, int piece) {
     float v[kPiece];
     p.unpack(v);
-    const uint4 codes = fp8_piece<kPlain>(v, divisor);
+    const uint4 codes = fp8_codes(v, scale.inverse);
     for (uint32_t left = wanted; left != 0; left &= left - 1) {
       const int64_t to = __shfl_sync(~0u, slab_row, __ffs(static_cast<int>(left)) - 1);
       if (piece < pieces)
@@ -156,19 +125,14 @@ __device__ void quantize_row(const DeviceActQuantArgs& a, const T* row, int64_t 
                                   slab_piece_offset(a.out.rows, to, piece)) = codes;
     }
   };
-  if (divisor.is_plain) {
 #pragma unroll
-    for (int i = 0; i < kHeld<T>; ++i)
-      if (32 * i < pieces) store.template operator()<true>(held[i], lane + 32 * i);
-  }
+  for (int i = 0; i < kHeld<T>; ++i)
+    if (32 * i < pieces) store(held[i], lane + 32 * i);
 #pragma unroll 1
-  for (int first = divisor.is_plain ? 32 * kHeld<T> : 0; first < pieces; first += 32) {
+  for (int first = 32 * kHeld<T>; first < pieces; first += 32) {
     Piece<T> more;
     more.load(row, cols, first + lane);
-    if (divisor.is_plain)
-      store.template operator()<true>(more, first + lane);
-    else
-      store.template operator()<false>(more, first + lane);
+    store(more, first + lane);
   }
 }
 

@@ -11,6 +11,8 @@
 //   a row's sum is cut over warps by the number of active experts and put together in the order of columns;
 //   activation in f32, h rounded to bf16; the router's weights in f32 in top-k order. Same input and number
 //   of SMs, same bits.
+//   w4a8: x and h are e4m3 codes with one scale a row, weights e4m3 operands; both are exact in f16, products
+//   and sums are f32's. Every CTA quantises the rows that it reads.
 //
 // Who waits for whom: CTAs pass h and y as 64-bit words, half of which say that the other half is there, so
 // that a value needs one way through the L2 and no barrier. A helper warp clears these words first and
@@ -23,6 +25,7 @@
 #include "device/stream.h"
 #include "kernels/cuda/few_tokens.h"
 #include "kernels/cuda/few_tokens_consume.cuh"
+#include "kernels/cuda/few_tokens_fp8.cuh"
 #include "kernels/cuda/launch.h"
 
 namespace fp4moe {
@@ -42,9 +45,9 @@ __device__ inline void add_pieces(const Shared& s, const Part& part, int strip_e
 
 // The warp's steps of a phase; then, in all warps together, the strips that several of them share. The helper
 // warp has no steps.
-template <Fp4Format kFormat, int kDepth>
+template <class W, int kDepth>
 __device__ inline void run_phase(const Args& a, Shared& s, const uint8_t* act, bool down, bool is_helper,
-                                 Ring<kFormat, kDepth>& ring) {
+                                 Ring<W, kDepth>& ring) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const Part part(a, s.num_experts, down, warp);
   const int per_strip = part.phase.steps(), end = is_helper ? part.begin : part.end;
@@ -53,11 +56,11 @@ __device__ inline void run_phase(const Args& a, Shared& s, const uint8_t* act, b
     const bool none = at >= end;
     const int first = at % per_strip, begin = at - first, steps = min(per_strip - first, end - at);
     if (none && !waits) break;
-    few::Strip<kFormat> strip;
+    few::Strip<W> strip;
     float sum[4] = {};
     if (!none) {
-      strip = few::Strip<kFormat>(a, s, part, down, part.first_strip + begin / per_strip, act);
-      add_steps(ring, strip, first, steps, sum);
+      strip = few::Strip<W>(a, s, part, down, part.first_strip + begin / per_strip, act);
+      add_steps(s, ring, strip, first, steps, sum);
       at += steps;
       if (first != 0) {
         s.pieces[warp][lane] = {sum[0], sum[1], sum[2], sum[3]};
@@ -78,11 +81,11 @@ __device__ inline void run_phase(const Args& a, Shared& s, const uint8_t* act, b
   }
 }
 
-template <Fp4Format kFormat, int kDepth>
+template <class W, int kDepth>
 __global__ void __launch_bounds__(few::kThreads, 1) few_tokens_kernel(const __grid_constant__ Args a) {
   extern __shared__ __align__(128) uint8_t memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
-  uint8_t* act = memory + few::kSharedBytes;
+  uint8_t* act = memory + few::shared_bytes(W::kFp8);
   uint8_t* rings = act + a.plan.act_bytes;
   const int warp = threadIdx.x / 32;
   if (threadIdx.x == few::kHelperWarp * 32) {
@@ -93,13 +96,19 @@ __global__ void __launch_bounds__(few::kThreads, 1) few_tokens_kernel(const __gr
   note_reached(a.mark);
   const bool is_helper = warp == few::kHelperWarp;
   const few::Slots slots(a.moe, is_helper);
-  if (!is_helper) few::stage_x(a, act);
+  if (!is_helper) {
+    if constexpr (W::kFp8)
+      few::stage_raw_x(a, few::fp8_of(s), act);
+    else
+      few::stage_x(a, act);
+  }
   const few::Routing routing(a.moe, slots);
-  Ring<kFormat, kDepth> ring(a, routing, rings);
+  Ring<W, kDepth> ring(a, routing, rings);
   if (is_helper) {
     few::find_rows(a.moe, routing, slots.weight, s);
   } else {
     ring.prefill();
+    if constexpr (W::kFp8) few::quantise_x<W::kFormat>(a, few::fp8_of(s), act);
   }
   __syncthreads();
 #pragma unroll 1
@@ -108,7 +117,11 @@ __global__ void __launch_bounds__(few::kThreads, 1) few_tokens_kernel(const __gr
     run_phase(a, s, act, phase != 0, is_helper, ring);
     if (phase != 0) break;
     ptx::grid_dependents_launch();  // at the start a model's step would take 2.5 % longer
-    few::stage_h(a, s, Part(a, s.num_experts, true, 0), act);
+    const Part down(a, s.num_experts, true, 0);
+    if constexpr (W::kFp8)
+      few::stage_fp8_h(a, s, down, act);
+    else
+      few::stage_h(a, s, down, act);
     __syncthreads();
   }
   few::combine(a, s);
@@ -118,10 +131,16 @@ __global__ void __launch_bounds__(few::kThreads, 1) few_tokens_kernel(const __gr
 
 using Kernel = void (*)(Args);
 constexpr int kDepths[] = {kFewMaxDepth, 2};  // of the rings, as cp.async counts its groups at compile time
-template <Fp4Format kFormat>
-constexpr Kernel kKernels[] = {few_tokens_kernel<kFormat, kFewMaxDepth>, few_tokens_kernel<kFormat, 2>};
+template <Fp4Format kFormat, bool kFp8>
+constexpr Kernel kKernels[] = {few_tokens_kernel<few::Weights<kFormat, kFp8>, kFewMaxDepth>,
+                               few_tokens_kernel<few::Weights<kFormat, kFp8>, 2>};
+const Kernel* kernels_of(Fp4Format format, FewWeights weights) {
+  constexpr Fp4Format kMx = Fp4Format::kMxfp4, kNv = Fp4Format::kNvfp4;
+  if (weights == FewWeights::kFp8) return format == kMx ? kKernels<kMx, true> : kKernels<kNv, true>;
+  return format == kMx ? kKernels<kMx, false> : kKernels<kNv, false>;
+}
 
-// CTAs and bytes of shared memory beside Shared; 0 where there is no such GPU.
+// CTAs and bytes of shared memory; 0 where there is no such GPU.
 struct Machine {
   int num_ctas = 0, shared_bytes = 0;
 };
@@ -129,38 +148,53 @@ Machine machine() {
   static const Machine m = [] {
     const DeviceLimits& limits = device_limits();
     if (limits.compute_major != 9) return Machine{};
-    const int bytes = limits.shared_bytes_per_block;
-    for (const Kernel* kernels : {kKernels<Fp4Format::kMxfp4>, kKernels<Fp4Format::kNvfp4>})
-      for (size_t i = 0; i < std::size(kDepths); ++i)
-        cudaFuncSetAttribute(kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    return Machine{limits.num_sms, bytes - few::kSharedBytes};
+    for (const FewWeights weights : {FewWeights::kBf16, FewWeights::kFp8})
+      for (const Fp4Format format : {Fp4Format::kMxfp4, Fp4Format::kNvfp4})
+        for (size_t i = 0; i < std::size(kDepths); ++i)
+          cudaFuncSetAttribute(kernels_of(format, weights)[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               limits.shared_bytes_per_block);
+    return Machine{limits.num_sms, limits.shared_bytes_per_block};
   }();
   return m;
 }
 
-int64_t h_bytes(const TiledExperts& e) { return kFewMaxPairs * num_tiles(e.intermediate_size) * 32 * 8; }
+FewPlan plan_of(const DeviceMoeArgs& args, FewWeights weights) {
+  const Machine m = machine();
+  return few_plan(args.experts, args.num_tokens, args.topk, m.num_ctas,
+                  m.shared_bytes - few::shared_bytes(weights == FewWeights::kFp8));
+}
+
+int64_t h_bytes(const TiledExperts& e) {
+  return kFewMaxPairs * ceil_div(e.intermediate_size, kFewStepTiles * kTileCols) * kFewRowStepBytes * 2;
+}
+
+few::Fp8Matrix fp8_matrix(Fp4Format format, int64_t n, int64_t k) {
+  return {fp8_tiled_bytes(format, n, k), fp8_row_factors_offset(format, n, k)};
+}
 
 }  // namespace
 
-bool few_tokens_fits(const DeviceMoeArgs& args) {
-  const Machine m = machine();
+bool few_tokens_fits(const DeviceMoeArgs& args, FewWeights weights) {
   const int64_t pairs = args.num_tokens * args.topk;
-  if (m.num_ctas < kFewMaxPairs || args.num_tokens > kFewMaxTokens || pairs > kFewMaxPairs) return false;
-  const FewPlan plan = few_plan(args.experts, args.num_tokens, args.topk, m.num_ctas, m.shared_bytes);
-  return plan.depth >= kDepths[std::size(kDepths) - 1];
+  if (machine().num_ctas < kFewMaxPairs || args.num_tokens > kFewMaxTokens || pairs > kFewMaxPairs)
+    return false;
+  return plan_of(args, weights).depth >= kDepths[std::size(kDepths) - 1];
 }
 
 int64_t few_tokens_workspace_bytes(const TiledExperts& experts, int64_t) {
   return h_bytes(experts) + kFewMaxPairs * experts.hidden_size * 8;
 }
 
-void few_tokens_layer(const DeviceMoeArgs& args) {
+void few_tokens_layer(const DeviceMoeArgs& args, FewWeights weights) {
   if (args.num_tokens == 0) return;
-  FP4MOE_CHECK(few_tokens_fits(args), "too many tokens for one launch");
-  const Machine m = machine();
+  FP4MOE_CHECK(few_tokens_fits(args, weights), "too many tokens for one launch");
+  const TiledExperts& e = args.experts;
+  const int64_t up_rows = (is_gated(e.activation.kind) ? 2 : 1) * e.intermediate_size;
   Args a;
   a.moe = args;
-  a.plan = few_plan(args.experts, args.num_tokens, args.topk, m.num_ctas, m.shared_bytes);
+  a.plan = plan_of(args, weights);
+  a.fp8_up = fp8_matrix(e.format, up_rows, e.hidden_size);
+  a.fp8_down = fp8_matrix(e.format, e.hidden_size, e.intermediate_size);
   a.counters = reinterpret_cast<FewCounters*>(args.counters + kFewCountersOffset);
   a.h = reinterpret_cast<few::Word*>(args.workspace);
   a.y = reinterpret_cast<few::Word*>(args.workspace + h_bytes(args.experts));
@@ -173,17 +207,15 @@ void few_tokens_layer(const DeviceMoeArgs& args) {
   attributes[1].id = cudaLaunchAttributeCooperative;  // the CTAs wait for each other
   attributes[1].val.cooperative = 1;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(m.num_ctas));
+  config.gridDim = dim3(static_cast<unsigned>(a.plan.num_ctas));
   config.blockDim = dim3(few::kThreads);
   config.dynamicSmemBytes =
-      static_cast<size_t>(few::kSharedBytes + a.plan.act_bytes +
-                          kFewWarps * kDepths[choice] * few_slot_bytes(args.experts.format));
+      static_cast<size_t>(few::shared_bytes(weights == FewWeights::kFp8) + a.plan.act_bytes +
+                          kFewWarps * kDepths[choice] * few_slot_bytes(e.format));
   config.stream = current_stream().handle();
   config.attrs = attributes;
   config.numAttrs = 2;
-  const auto& kernels =
-      args.experts.format == Fp4Format::kMxfp4 ? kKernels<Fp4Format::kMxfp4> : kKernels<Fp4Format::kNvfp4>;
-  cudaLaunchKernelEx(&config, kernels[choice], a);
+  cudaLaunchKernelEx(&config, kernels_of(e.format, weights)[choice], a);
   current_stream().check_launch("few_tokens");
 }
 

@@ -5,12 +5,17 @@
 
 namespace fp4moe {
 
+enum class FewWeights : uint8_t {
+  kBf16,  // tiles of w4a16 (tile_layout.h)
+  kFp8,   // tiles of w4a8 (fp8_tile_layout.h)
+};
+
 // Whether few_tokens_layer() can do it: few tokens and pairs, H and I of which everything fits into shared
 // memory. Looks at sizes alone.
-bool few_tokens_fits(const DeviceMoeArgs& args);
+bool few_tokens_fits(const DeviceMoeArgs& args, FewWeights weights = FewWeights::kBf16);
 // Of the workspace.
 int64_t few_tokens_workspace_bytes(const TiledExperts& experts, int64_t topk);
 // Precondition: few_tokens_fits(). On the current stream; one cooperative launch, none for T = 0.
-void few_tokens_layer(const DeviceMoeArgs& args);
+void few_tokens_layer(const DeviceMoeArgs& args, FewWeights weights = FewWeights::kBf16);
 
 }  // namespace fp4moe

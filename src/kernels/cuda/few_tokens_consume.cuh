@@ -9,17 +9,18 @@
 #include "kernels/cuda/few_tokens_feed.cuh"
 #include "kernels/cuda/few_tokens_finish.cuh"
 #include "kernels/cuda/fp4_dequant.cuh"
+#include "kernels/cuda/fp4_to_fp8.cuh"
 #include "kernels/cuda/ptx_mma.cuh"
 
 namespace fp4moe::few {
 
 // A warp's ring of steps: [2 tiles][32 lanes] codes, then scales.
-template <Fp4Format kFormatT, int kDepth>
+template <class W, int kDepth>
 struct Ring {
-  static constexpr Fp4Format kFormat = kFormatT;
+  static constexpr Fp4Format kFormat = W::kFormat;
   static constexpr int kSlot = few_slot_bytes(kFormat);
   uint32_t first, slot;  // plus 16 times the lane
-  WeightStream<kFormat> stream;
+  WeightStream<W> stream;
 
   __device__ Ring(const Args& a, const Routing& routing, const uint8_t* rings)
       : first(ptx::shared_address(rings) + threadIdx.x / 32 * (kDepth * kSlot) + threadIdx.x % 32 * 16),
@@ -160,17 +161,49 @@ __device__ __forceinline__ void add_columns(RingT& ring, uint32_t b_at, int swap
   for (int i = 0; i < 4; ++i) sum[i] += second[i];
 }
 
-// A strip's next `steps` steps.
+// The same of w4a8, for any number of tokens: a scale is in the table that its codes are looked up in.
 template <class RingT>
-__device__ __forceinline__ void add_steps(RingT& ring, const Strip<RingT::kFormat>& strip, int first,
-                                          int steps, float (&sum)[4]) {
-  const bool is_pair = strip.columns <= 2;
+__device__ __forceinline__ void add_fp8_columns(RingT& ring, const uint2* table, uint32_t b_at, int swap,
+                                                int steps, float (&sum)[4]) {
+  using Words = Fp8TileWords<RingT::kFormat>;
+  const int lane = threadIdx.x % 32, q = lane % 4;
+  const int codes_at = q / 2 * 512 + fp8_piece(lane / 4, q) * 16 - lane * 16;
+  const int scales_at = 1024 - lane * 16 + lane * 2 * Words::kScales;
+  float second[4] = {};  // of every second step of the tensor cores
+#pragma unroll 1
+  for (int i = 0; i < steps; ++i, b_at += kFewRowStepBytes) {
+    ring.wait();
+    Words words;
+    words.codes[0] = ptx::load_shared16(ring.slot + codes_at);
+    words.codes[1] = ptx::load_shared16(ring.slot + codes_at + 256);
+    words.find_tables(table, Words::kScales == 1 ? ptx::load_shared2(ring.slot + scales_at)
+                                                 : ptx::load_shared4(ring.slot + scales_at));
+    ring.next();
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const uint4 b = ptx::load_shared16(b_at + step / 2 * 128 + step % 2 * swap);
+      uint32_t w[2][4];
+      words.make_f16(step, w);
+      mma_f16(sum, w[0], b.x, b.y);
+      mma_f16(second, w[1], b.z, b.w);
+    }
+  }
+  for (int i = 0; i < 4; ++i) sum[i] += second[i];
+}
+
+// A strip's next `steps` steps.
+template <class W, int kDepth>
+__device__ __forceinline__ void add_steps(const Shared& s, Ring<W, kDepth>& ring, const Strip<W>& strip,
+                                          int first, int steps, float (&sum)[4]) {
+  const bool is_pair = !W::kFp8 && strip.columns <= 2;
   uint32_t b_at = (is_pair ? strip.pairs_b : strip.b) + first * kFewRowStepBytes;
 #pragma unroll 1
   while (steps > 0) {
     if (ring.stream.steps == 0) ring.stream.next_run();
     const int run = min(steps, ring.stream.steps);
-    if (is_pair)
+    if constexpr (W::kFp8)
+      add_fp8_columns(ring, fp8_of(s).table, b_at, strip.swap, run, sum);
+    else if (is_pair)
       add_pairs_of_columns(ring, b_at, strip.has_pairs_b, run, sum);
     else
       add_columns(ring, b_at, strip.swap, run, sum);

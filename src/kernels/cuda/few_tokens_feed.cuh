@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/few_tokens_shared.cuh"
 #include "kernels/cuda/fp4_dequant.cuh"
+#include "kernels/cuda/fp8_tile_layout.h"
 #include "kernels/cuda/ptx_order.cuh"
 #include "kernels/cuda/ptx_sm90.cuh"
 
@@ -45,8 +46,8 @@ __device__ inline void find_rows(const DeviceMoeArgs& m, const Routing& routing,
   }
 }
 
-// x -> shared memory, times 2^64: codes alone are worth 2^-126, which f32 sums do not bear. Zeros past H. All
-// warps but the helper.
+// w4a16: x -> shared memory, times 2^64: codes alone are worth 2^-126, which f32 sums do not bear. Zeros past
+// H. All warps but the helper.
 __device__ inline void stage_x(const Args& a, uint8_t* act) {
   const int row_bytes = a.plan.up.steps() * kFewRowStepBytes, h = static_cast<int>(a.moe.experts.hidden_size);
   const int pieces = row_bytes / 16, total = pieces * static_cast<int>(a.moe.num_tokens);  // of 8 columns
@@ -88,7 +89,7 @@ __device__ __forceinline__ void store_word(Word* p, uint32_t value) {
 }
 
 // Words of a row of h.
-__device__ inline int h_words(const Args& a) { return a.plan.down.k_tiles * 32; }
+__device__ inline int h_words(const Args& a) { return a.plan.down.row_words(); }
 
 // The helper warp: no word of h and y is there; then waits until all CTAs have said so.
 __device__ inline void clear_words(const Args& a, Shared& s) {
@@ -113,11 +114,19 @@ __device__ inline void clear_words(const Args& a, Shared& s) {
   __syncwarp();
 }
 
-// The rows of h that this CTA's part of `down` reads -> shared memory, as they come. All threads.
+// The rows of h that a CTA's part of `down` reads.
+struct RowsOfH {
+  int first = 0, last = 0;
+  __device__ RowsOfH(const Shared& s, const Part& down) {
+    if (down.first_strip == down.last_strip) return;
+    first = s.first_row[down.first_strip / down.phase.strips];
+    last = s.first_row[(down.last_strip - 1) / down.phase.strips + 1];
+  }
+};
+
+// w4a16: those rows -> shared memory, as they come. All threads.
 __device__ inline void stage_h(const Args& a, const Shared& s, const Part& down, uint8_t* act) {
-  if (down.first_strip == down.last_strip) return;
-  const int first = s.first_row[down.first_strip / down.phase.strips];
-  const int last = s.first_row[(down.last_strip - 1) / down.phase.strips + 1];
+  const auto [first, last] = RowsOfH(s, down);
   const int row_bytes = down.phase.steps() * kFewRowStepBytes, pairs = row_bytes / 8;
   const int h_pairs = h_words(a) / 2;
   for (int i = threadIdx.x; i < (last - first) * pairs; i += kThreads) {
@@ -135,11 +144,13 @@ __device__ inline void stage_h(const Args& a, const Shared& s, const Part& down,
   }
 }
 
-// A warp's weights of both phases on their way into its ring: step by step, one group of copies each.
-template <Fp4Format kFormat>
+// A warp's weights of both phases on their way into its ring: step by step, one group of copies each. A step
+// is two halves of 64 columns: two tiles, or those of a w4a8 tile.
+template <class W>
 struct WeightStream {
-  static constexpr int kTile = static_cast<int>(tile_bytes(kFormat));
-  static constexpr int kScaleBytes = static_cast<int>(tile_scale_bytes(kFormat)) / 4;  // of a strip of a tile
+  static constexpr int kTile =
+      static_cast<int>(W::kFp8 ? fp8_tile_bytes(W::kFormat) : tile_bytes(W::kFormat));
+  static constexpr int kScaleBytes = static_cast<int>(tile_scale_bytes(W::kFormat)) / 4;  // of a strip of 64
   static constexpr int kScaleLanes = kScaleBytes / 16;
 
   const Args& a;
@@ -148,11 +159,11 @@ struct WeightStream {
   int left = 0;           // steps of the phase behind the strip at hand
   int rank, in_expert;    // of that strip
   int steps = 0;          // of the run at hand: steps alike, one behind the other
-  bool has_half = false;  // behind them: a step of one tile
+  bool has_half = false;  // behind them: a step of one half
   // Of the run's steps; what is not there comes as zeros. Scales: this lane's.
   bool has_first = true, has_second = true, has_scales = true;
   const uint8_t* expert = nullptr;  // its tiles
-  const uint8_t* codes = nullptr;   // of the step's first tile
+  const uint8_t* codes = nullptr;   // of the step's first half
   uint32_t scales_from_codes = 0;   // bytes
   uint32_t stride = 0;              // bytes to the next columns' tile
 
@@ -160,8 +171,9 @@ struct WeightStream {
 
   __device__ void find_expert() {
     const FewPhase& phase = down ? a.plan.down : a.plan.up;
-    expert = (down ? a.moe.experts.down : a.moe.experts.gate_up) +
-             static_cast<int64_t>(routing.expert(rank)) * (phase.strips / 4 * phase.k_tiles) * kTile;
+    const int64_t matrix_bytes =
+        W::kFp8 ? (down ? a.fp8_down : a.fp8_up).bytes : int64_t{phase.strips / 4 * phase.k_tiles} * kTile;
+    expert = (down ? a.moe.experts.down : a.moe.experts.gate_up) + routing.expert(rank) * matrix_bytes;
   }
   // The strip at hand from step k on.
   __device__ void begin_strip(int k) {
@@ -171,20 +183,24 @@ struct WeightStream {
     left -= steps;
     has_half = phase.k_tiles % 2 != 0 && k + steps == phase.steps();
     const int row_tiles = phase.strips / 4, row_tile = in_expert / 4;
-    const uint8_t* tile = expert + tile_index(row_tiles, phase.k_tiles, row_tile, 2 * k) * kTile;
     stride = static_cast<uint32_t>(tile_group_size(row_tiles, row_tile)) * kTile;
-    codes = tile + in_expert % 4 * 512 + lane * 16;
-    scales_from_codes = kTileCodeBytes - in_expert % 4 * (512 - kScaleBytes) - lane * 16 +
-                        lane % kScaleLanes * 16 + lane / kScaleLanes * stride;
+    const int64_t index = W::kFp8 ? tile_index(row_tiles, phase.steps(), row_tile, k)
+                                  : tile_index(row_tiles, phase.k_tiles, row_tile, 2 * k);
+    codes = expert + index * kTile + in_expert % 4 * 512 + lane * 16;
+    if constexpr (W::kFp8)
+      scales_from_codes = static_cast<uint32_t>(kFp8CodeBytes) - in_expert % 4 * (512 - 2 * kScaleBytes);
+    else
+      scales_from_codes = kTileCodeBytes - in_expert % 4 * (512 - kScaleBytes) - lane * 16 +
+                          lane % kScaleLanes * 16 + lane / kScaleLanes * stride;
     has_second = has_scales = true;
     if (has_half && --steps == 0) begin_half();
   }
-  // The strip's last step, of one tile.
+  // The strip's last step, of one half.
   __device__ void begin_half() {
     has_half = false;
     steps = 1;
     has_second = false;
-    has_scales = threadIdx.x % 32 < kScaleLanes;
+    has_scales = W::kFp8 || threadIdx.x % 32 < kScaleLanes;
   }
   // A phase's first strip of this warp.
   __device__ void begin_phase() {
@@ -221,8 +237,8 @@ struct WeightStream {
   __device__ __forceinline__ void issue(uint32_t slot) {
     const uint8_t* scales = codes + scales_from_codes;
     ptx::cp_async16(slot, codes, has_first ? 16 : 0);
-    codes += stride;
-    ptx::cp_async16(slot + 512, codes, has_second ? 16 : 0);
+    if constexpr (!W::kFp8) codes += stride;
+    ptx::cp_async16(slot + 512, codes + (W::kFp8 ? kFp8HalfCodeBytes : 0), has_second ? 16 : 0);
     codes += stride;
     if (threadIdx.x % 32 < 2 * kScaleLanes) ptx::cp_async16(slot + 1024, scales, has_scales ? 16 : 0);
     ptx::cp_async_commit();

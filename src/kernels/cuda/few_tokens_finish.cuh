@@ -9,11 +9,12 @@
 namespace fp4moe::few {
 
 // A strip as a lane sees it. Its sums: rows g and g + 8, columns 2 q and 2 q + 1 of the expert's tokens.
-template <Fp4Format kFormat>
+template <class W>
 struct Strip {
   int in_expert;  // its number there
   int first_row, columns;
-  float scales[2], bias[2];  // of rows g and g + 8
+  float scales[2], bias[2];               // of rows g and g + 8
+  float row_factors[2], token_scales[2];  // w4a8: of those rows, and of columns 2 q and 2 q + 1
   uint32_t b, pairs_b;  // B fragments of k tile 0, in shared memory: of all columns; of two columns in groups
   bool has_pairs_b;     // the latter's column is there
   int swap;             // from one half of a tile in b to the other
@@ -38,13 +39,14 @@ struct Strip {
     swap = 64 - place % 2 * 128;
     has_pairs_b = g % 2 < columns;
     const int pairs_place = place_of(min(g % 2, columns - 1));
-    pairs_b = kFormat == Fp4Format::kMxfp4 ? address_of(pairs_place, g / 2 % 2) + g / 4 * 128
-                                           : address_of(pairs_place, g / 4) + g / 2 % 2 * 8;
+    pairs_b = W::kFormat == Fp4Format::kMxfp4 ? address_of(pairs_place, g / 2 % 2) + g / 4 * 128
+                                              : address_of(pairs_place, g / 4) + g / 2 % 2 * 8;
 
     const int64_t e = s.expert[rank];
     const bool gated = is_gated(experts.activation.kind);
     scales[0] = experts.scales[e * 3 + (down ? 2 : gated ? 0 : 1)];
     scales[1] = experts.scales[e * 3 + (down ? 2 : 1)];
+    if constexpr (W::kFp8) take_factors(a, s, down, e, place_of);
     bias[0] = bias[1] = 0;
     const float* biases = down ? experts.down_bias : experts.gate_up_bias;
     if (biases == nullptr) return;
@@ -58,7 +60,35 @@ struct Strip {
       if (i + 8 < n) bias[1] = biases[e * n + i + 8];
     }
   }
+
+ private:
+  // w4a8: the weights' row factors and the tokens' scales. place_of(column): its row in shared memory.
+  template <class PlaceOf>
+  __device__ __forceinline__ void take_factors(const Args& a, const Shared& s, bool down, int64_t expert,
+                                               const PlaceOf& place_of) {
+    const int lane = threadIdx.x % 32;
+    const Fp8Matrix& matrix = down ? a.fp8_down : a.fp8_up;
+    const uint8_t* weights = down ? a.moe.experts.down : a.moe.experts.gate_up;
+    const auto* factors =
+        reinterpret_cast<const float*>(weights + expert * matrix.bytes + matrix.factors_offset) +
+        in_expert * 16 + lane / 4;
+    row_factors[0] = factors[0], row_factors[1] = factors[8];  // used behind the sums: on their way meanwhile
+    const Fp8Shared& fp8 = fp8_of(s);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int place = place_of(min(lane % 4 * 2 + i, columns - 1));
+      token_scales[i] = down ? fp8.h_scales[place] : fp8.x_scales[place];
+    }
+  }
 };
+
+// The strip's sum i times all its scales, with the bias.
+template <class W>
+__device__ __forceinline__ float scaled(const Strip<W>& strip, const float (&sum)[4], int i) {
+  float scale = strip.scales[i / 2];
+  if constexpr (W::kFp8) scale *= strip.row_factors[i / 2] * strip.token_scales[i % 2];
+  return sum[i] * (W::kFp8 ? 1.0f : kSumFactor) * scale + strip.bias[i / 2];
+}
 
 __device__ inline float activate(const Activation& act, float gate, float up) {
   switch (act.kind) {
@@ -76,21 +106,22 @@ __device__ inline float activate(const Activation& act, float gate, float up) {
 
 // h of neighbouring lanes' elements i and i + 1 (g even and odd), columns 2 q and 2 q + 1 each, as pairs: the
 // even lane writes column 2 q, the odd one 2 q + 1. The whole warp.
-template <class StripT>
-__device__ inline void put_h(const Args& a, const StripT& strip, int i, float left, float right) {
+template <class W>
+__device__ inline void put_h(const Args& a, const Strip<W>& strip, int i, float left, float right) {
   const int lane = threadIdx.x % 32, odd = lane / 4 % 2, column = lane % 4 * 2 + odd;
   const float other = __shfl_xor_sync(~0u, odd != 0 ? left : right, 4);
   if (column >= strip.columns || i >= a.moe.experts.intermediate_size) return;
-  store_word(a.h + static_cast<int64_t>(strip.first_row + column) * h_words(a) + few_act_word(i - odd),
+  const int word = W::kFp8 ? few_fp8_act_word(i - odd) : few_act_word(i - odd);
+  store_word(a.h + static_cast<int64_t>(strip.first_row + column) * h_words(a) + word,
              odd != 0 ? ptx::bf16_pair(other, right) : ptx::bf16_pair(left, other));
 }
 
-template <class StripT>
-__device__ inline void finish_up(const Args& a, const StripT& strip, const float (&sum)[4]) {
+template <class W>
+__device__ inline void finish_up(const Args& a, const Strip<W>& strip, const float (&sum)[4]) {
   const Activation& act = a.moe.experts.activation;
   const int g = threadIdx.x % 32 / 4;
   float v[4];
-  for (int i = 0; i < 4; ++i) v[i] = sum[i] * kSumFactor * strip.scales[i / 2] + strip.bias[i / 2];
+  for (int i = 0; i < 4; ++i) v[i] = scaled(strip, sum, i);
   if (is_gated(act.kind)) {
     put_h(a, strip, strip.in_expert * 8 + g, activate(act, v[0], v[2]), activate(act, v[1], v[3]));
   } else {
@@ -99,8 +130,8 @@ __device__ inline void finish_up(const Args& a, const StripT& strip, const float
   }
 }
 
-template <class StripT>
-__device__ inline void finish_down(const Args& a, const StripT& strip, const float (&sum)[4]) {
+template <class W>
+__device__ inline void finish_down(const Args& a, const Strip<W>& strip, const float (&sum)[4]) {
   const int lane = threadIdx.x % 32;
   const auto h = static_cast<int>(a.moe.experts.hidden_size);
 #pragma unroll
@@ -108,7 +139,7 @@ __device__ inline void finish_down(const Args& a, const StripT& strip, const flo
     const int column = lane % 4 * 2 + i % 2, c = strip.in_expert * 16 + lane / 4 + i / 2 * 8;
     if (column < strip.columns && c < h)
       store_word(a.y + static_cast<int64_t>(strip.first_row + column) * h + c,
-                 __float_as_uint(sum[i] * kSumFactor * strip.scales[i / 2] + strip.bias[i / 2]));
+                 __float_as_uint(scaled(strip, sum, i)));
   }
 }
 

@@ -37,6 +37,7 @@ struct FewPhase {
   int k_tiles = 0;
 
   constexpr int steps() const { return (k_tiles + kFewStepTiles - 1) / kFewStepTiles; }
+  constexpr int row_words() const { return steps() * (kFewRowStepBytes / 4); }  // of h in memory
 };
 
 struct FewPlan {
@@ -54,6 +55,10 @@ constexpr int few_slot_bytes(Fp4Format format) {
 // Where columns c and c + 1 of a row of x or h lie as the B operand reads them, in words: k tiles of 32, in
 // each two halves of 2 k steps, [4 q][step % 2][8 columns' half].
 constexpr int few_act_word(int c) { return c / 64 * 32 + c / 32 % 2 * 16 + c % 8 / 2 * 4 + c / 8 % 4; }
+// The same for w4a8: slabs of 128 columns, [4 words' steps][4 q][8 columns], as the codes of its tiles.
+constexpr int few_fp8_act_word(int c) {
+  return c / 128 * 64 + c % 32 / 8 * 16 + c % 128 / 32 * 4 + c % 8 / 2;
+}
 // In shared memory odd rows have the halves swapped, against bank conflicts.
 constexpr int few_act_offset(int row, int row_bytes, int word) {
   return row * row_bytes + ((word * 4) ^ (row % 2 * 64));

@@ -18,11 +18,25 @@ constexpr float kSumFactor = 0x1p-64f;
 using Word = unsigned long long;
 constexpr Word kThere = 1ull << 32;
 
+// The weights of a layer: tiles of w4a16 (tile_layout.h), or of w4a8 (fp8_tile_layout.h). A step of a strip
+// has as many bytes in both.
+template <Fp4Format kFormatT, bool kFp8T>
+struct Weights {
+  static constexpr Fp4Format kFormat = kFormatT;
+  static constexpr bool kFp8 = kFp8T;
+};
+
+// Of each expert's matrices in FP8 tiles.
+struct Fp8Matrix {
+  int64_t bytes = 0, factors_offset = 0;
+};
+
 struct Args {
   DeviceMoeArgs moe;
   FewPlan plan;
+  Fp8Matrix fp8_up, fp8_down;
   FewCounters* counters;
-  Word* h;  // [64 rows][words of a row]: pairs of bf16 at few_act_word()
+  Word* h;  // [64 rows][words of a row]: pairs of bf16 at few_act_word(), w4a8 at few_fp8_act_word()
   Word* y;  // [64 rows][H]: f32, times the tensor scale, with the bias
   KernelMark mark;
 };
@@ -37,7 +51,20 @@ struct Shared {
   float weight_of_slot[kFewMaxPairs];
   float4 pieces[kWarps][32];  // of the strip in which a warp does not have the first step
 };
-constexpr int kSharedBytes = (static_cast<int>(sizeof(Shared)) + 127) / 128 * 128;
+// Behind it, for w4a8.
+struct Fp8Shared {
+  uint2 table[128];                           // by scale index: the e4m3 bytes of the eight magnitudes
+  float most[kWarps + 1][2 * kFewMaxTokens];  // max |x| of a row, by warps
+  float x_scales[kFewMaxTokens], h_scales[2 * kFewMaxTokens];  // of the rows in shared memory
+};
+constexpr int padded(size_t bytes) { return (static_cast<int>(bytes) + 127) / 128 * 128; }
+constexpr int shared_bytes(bool fp8) {
+  return padded(sizeof(Shared)) + (fp8 ? padded(sizeof(Fp8Shared)) : 0);
+}
+__device__ __forceinline__ Fp8Shared& fp8_of(const Shared& s) {
+  auto* memory = reinterpret_cast<uint8_t*>(const_cast<Shared*>(&s));
+  return *reinterpret_cast<Fp8Shared*>(memory + padded(sizeof(Shared)));
+}
 
 // What the lane's slots choose, on its way before anything waits for it.
 struct Slots {

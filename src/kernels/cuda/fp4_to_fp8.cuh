@@ -1,4 +1,5 @@
-// FP4 tile codes (kernels/cuda/fp8_tile_layout.h) to e4m3 A fragments of m64nNk32 steps. Device code only.
+// FP4 tile codes (kernels/cuda/fp8_tile_layout.h) to e4m3 A fragments of m64nNk32 steps, or to f16 ones of
+// m16n8k16 steps, which hold the same values. Device code only.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -35,6 +36,22 @@ __device__ __forceinline__ void unpack(uint32_t word, uint2 table, uint32_t& fir
   last = pick_bytes(table, magnitudes >> 16) | (word * 16 & 0x80808080u);
 }
 
+// Four e4m3 bytes as f16, exactly: the first two, the last two.
+__device__ __forceinline__ void widen(uint32_t bytes, uint32_t& first, uint32_t& last) {
+  asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; "
+      "cvt.rn.f16x2.e4m3x2 %1, high;}"
+      : "=r"(first), "=r"(last)
+      : "r"(bytes));
+}
+
+// c [16, 8] += a [16, 16] b [16, 8] of f16 into f32, as ptx::mma_bf16().
+__device__ __forceinline__ void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // What one lane holds of its warp's 16 rows of a tile, rows g and g + 8.
 template <Fp4Format kFormat>
 struct Fp8TileWords {
@@ -43,28 +60,46 @@ struct Fp8TileWords {
   uint2 tables[2][kScales];
 
   __device__ __forceinline__ void load(const uint8_t* tile, const uint2* table, int warp, int lane) {
-    const auto* at = reinterpret_cast<const uint4*>(tile) + warp * 64 + lane;
-    codes[0] = at[0], codes[1] = at[32];
-    const auto* bytes = reinterpret_cast<const uint8_t*>(table);
+    const int q = lane % 4;
+    const auto* at = reinterpret_cast<const uint4*>(tile + q / 2 * kFp8HalfCodeBytes + warp * 512) +
+                     fp8_piece(lane / 4, q);
+    codes[0] = at[0], codes[1] = at[16];
     const uint8_t* scales = tile + kFp8CodeBytes + (warp * 32 + lane) * 2 * kScales;
+    find_tables(table, kScales == 1 ? *reinterpret_cast<const uint16_t*>(scales)
+                                    : *reinterpret_cast<const uint32_t*>(scales));
+  }
+  // scales: the lane's bytes of the tile. Any bytes find some entry: a tile past the matrix's end was not
+  // loaded.
+  __device__ __forceinline__ void find_tables(const uint2* table, uint32_t scales) {
+    const auto* bytes = reinterpret_cast<const uint8_t*>(table);
     const auto entry = [&](uint32_t at) { return *reinterpret_cast<const uint2*>(bytes + at); };
     if constexpr (kFormat == Fp4Format::kMxfp4) {
-      const uint32_t both = *reinterpret_cast<const uint16_t*>(scales);
-      tables[0][0] = entry(both & 0xff), tables[1][0] = entry(both >> 8);
+      tables[0][0] = entry(scales & 0xf8), tables[1][0] = entry(scales >> 8 & 0xf8);
     } else {
-      const uint32_t all = *reinterpret_cast<const uint32_t*>(scales);
-      tables[0][0] = entry(all * 8 & 0x7f8), tables[1][0] = entry(all >> 5 & 0x7f8);
-      tables[0][1] = entry(all >> 13 & 0x7f8), tables[1][1] = entry(all >> 21 & 0x7f8);
+      tables[0][0] = entry(scales * 8 & 0x3f8), tables[1][0] = entry(scales >> 5 & 0x3f8);
+      tables[0][1] = entry(scales >> 13 & 0x3f8), tables[1][1] = entry(scales >> 21 & 0x3f8);
     }
   }
 
-  // A registers of k step `step`.
+  __device__ __forceinline__ uint32_t word(int step, int half_row) const {
+    const uint4& c = codes[half_row];
+    return step == 0 ? c.x : step == 1 ? c.y : step == 2 ? c.z : c.w;
+  }
+  // A registers of the two m16n8k16 steps of f16 that share words `step`.
+  __device__ __forceinline__ void make_f16(int step, uint32_t (&a)[2][4]) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      uint32_t bytes[2];
+      unpack(word(step, h), tables[h][kScales == 1 ? 0 : step / 2], bytes[0], bytes[1]);
+      widen(bytes[0], a[0][h], a[0][2 + h]);
+      widen(bytes[1], a[1][h], a[1][2 + h]);
+    }
+  }
+  // A registers of k step `step` of m64nNk32.
   __device__ __forceinline__ void make(int step, uint32_t (&a)[4]) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const uint4& c = codes[h];
-      const uint32_t word = step == 0 ? c.x : step == 1 ? c.y : step == 2 ? c.z : c.w;
-      unpack(word, tables[h][kScales == 1 ? 0 : step / 2], a[h], a[2 + h]);
+      unpack(word(step, h), tables[h][kScales == 1 ? 0 : step / 2], a[h], a[2 + h]);
     }
   }
 };

@@ -9,7 +9,6 @@
 #include "base/check.h"
 #include "formats/e2m1.h"
 #include "formats/e4m3.h"
-#include "kernels/cuda/tile_layout.h"
 
 namespace fp4moe {
 namespace {
@@ -60,8 +59,8 @@ Status put(const Fp4MatrixView& w, RowOrder order, int64_t n, uint8_t* dst) {
     for (int64_t c = 0; c < w.cols; ++c) {
       const uint32_t code = w.codes[r * w.code_stride_bytes + c / 2] >> (c % 2 * 4) & 15u;
       const Fp8Place at(row, c);
-      uint8_t* tile =
-          dst + fp8_tile_offset(w.format, num_slabs(w.cols), row / kFp8TileRows, c / kFp8TileCols);
+      uint8_t* tile = dst + fp8_tile_offset(w.format, fp8_row_tiles(n), num_slabs(w.cols), row / kFp8TileRows,
+                                            c / kFp8TileCols);
       uint32_t word;
       std::memcpy(&word, tile + at.word_offset(), 4);
       word |= (code & 7) << at.magnitude_bit() | code >> 3 << at.sign_bit();
@@ -79,6 +78,11 @@ Status check_fp8_scale_span(int span) {
   if (span < kMxIndices) return {};
   return unsupported("e8m0 scales of one row span " + std::to_string(span) +
                      " octaves; exact FP8 operands hold " + std::to_string(kMxIndices - 1));
+}
+
+Status check_fp8_scales(const Fp4MatrixView& w) {
+  for (int64_t r = 0; r < w.rows; ++r) FP4MOE_RETURN_IF_ERROR(row_scale(w, r).status());
+  return {};
 }
 
 Status pack_fp8_tiles(const Fp4MatrixView& w, uint8_t* dst) {
@@ -101,7 +105,8 @@ uint8_t fp8_operand(Fp4Format format, int scale_index, int magnitude) {
 }
 
 float fp8_tiled_at(Fp4Format format, const uint8_t* tiles, int64_t n, int64_t k, int64_t r, int64_t c) {
-  const uint8_t* tile = tiles + fp8_tile_offset(format, num_slabs(k), r / kFp8TileRows, c / kFp8TileCols);
+  const uint8_t* tile =
+      tiles + fp8_tile_offset(format, fp8_row_tiles(n), num_slabs(k), r / kFp8TileRows, c / kFp8TileCols);
   const Fp8Place at(r, c);
   uint32_t word;
   float factor;

@@ -1,17 +1,23 @@
-// How FP4 weights and FP8 activations lie in device memory for w4a8 on SM90's FP8 tensor cores. Plain C++.
+// The layout of FP4 weights and FP8 activations in device memory for w4a8 on SM90. Plain C++. One layout
+// serves the FP8 tensor cores (m64nNk32, many tokens) and m16n8k16 steps of f16 (few tokens): an e4m3 operand
+// is exact in f16.
 //
 // Columns. A k step of the matrix unit is 32 columns of a slab of 128, and which ones is free where weights
 // and tokens agree: column c of a slab is byte 4 q + b of 16-byte piece j, q = c / 32, j = c % 32 / 4,
 // b = c % 4; step s takes pieces 2 s and 2 s + 1. So the thread that has bytes 4 q ... 4 q + 3 of every piece
 // has 32 neighbouring columns, which share one scale (MXFP4) or two (NVFP4).
 //
-// Weights. A matrix [N, K] is [ceil(N / 64)][ceil(K / 128)] tiles of 64 rows x 128 columns, padded with zero
-// codes, then [N rounded up to 64] f32 row factors. A weight is e4m3(code, scale index) * row factor * tensor
+// Weights. A matrix [N, K] is ceil(N / 64) x ceil(K / 128) tiles of 64 rows x 128 columns, padded with zero
+// codes, in the order of tile_index() (tile_layout.h: eight tiles of rows are one block of memory), then [N
+// rounded up to 64] f32 row factors. A weight is e4m3(code, scale index) * row factor * tensor
 // scale, an e4m3 operand of m64nNk32 whose row factors are applied to the sums.
 //
-// Tile: codes, [4 warps][2 row halves][32 lanes][4 steps] words; row 16 w + 8 h + g, lane = 4 g + q: code i
-// of step s is column 32 q + 8 s + i. Magnitudes lie in bits 4 i ... 4 i + 2, so that a half of the word is a
-// byte permute's selector; the sign of code i < 4 is bit 8 i + 7, of i >= 4 bit 8 (i - 4) + 3.
+// Tile: codes, [2 column halves][4 warps][2 row halves][16 pieces][4 steps] words; row 16 w + 8 h + g, lane =
+// 4 g + q: code i of step s is column 32 q + 8 s + i. The lane's piece of 16 bytes is fp8_piece(g, q) of
+// column half q / 2, so that a last slab of at most 64 columns is read without its other half, and the lanes
+// of a warp read shared memory without bank conflicts. In m16n8k16 steps of f16 a word serves two: codes 0
+// ... 3 and 4 ... 7, each pair of codes a register. Magnitudes lie in bits 4 i ... 4 i + 2, so that a half of
+// the word is a byte permute's selector; the sign of code i < 4 is bit 8 i + 7, of i >= 4 bit 8 (i - 4) + 3.
 // Then scale indices, [4 warps][32 lanes][bytes]:
 //   MXFP4: 2 bytes, one for each row half: 8 (j + 8) for a scale of 2^j. The magnitudes times 2^j,
 //          j = -8 ... 6, are exact in e4m3 (subnormals too); the row factor is the power of two that moves
@@ -31,6 +37,7 @@
 
 #include "formats/fp4_matrix.h"
 #include "fp4moe/status.h"
+#include "kernels/cuda/tile_layout.h"
 #include "kernels/cuda/token_slabs.h"
 
 namespace fp4moe {
@@ -51,10 +58,14 @@ constexpr int64_t fp8_tiled_bytes(Fp4Format format, int64_t n, int64_t k) {
   return fp8_row_factors_offset(format, n, k) + fp8_row_tiles(n) * kFp8TileRows * 4;
 }
 
-// Where a tile of a matrix starts.
-constexpr int64_t fp8_tile_offset(Fp4Format format, int64_t slabs, int64_t row_tile, int64_t slab) {
-  return (row_tile * slabs + slab) * fp8_tile_bytes(format);
+// Where tile (row_tile, slab) of a matrix of row_tiles x slabs starts.
+constexpr int64_t fp8_tile_offset(Fp4Format format, int64_t row_tiles, int64_t slabs, int64_t row_tile,
+                                  int64_t slab) {
+  return tile_index(row_tiles, slabs, row_tile, slab) * fp8_tile_bytes(format);
 }
+constexpr int kFp8HalfCodeBytes = kFp8CodeBytes / 2;  // of 64 columns
+// The place of a lane's 16 bytes among those of its rows and column half.
+constexpr int fp8_piece(int g, int q) { return (2 * g + q % 2) ^ (q / 2 * 4); }
 
 // Where element (r, c) lies in its tile.
 struct Fp8Place {
@@ -68,7 +79,10 @@ struct Fp8Place {
         q(c % 128 / 32),
         step(c % 32 / 8),
         code(static_cast<int>(c % 8)) {}
-  constexpr int64_t word_offset() const { return (((warp * 2 + half_row) * 32 + g * 4 + q) * 4 + step) * 4; }
+  constexpr int64_t word_offset() const {
+    const int piece = fp8_piece(static_cast<int>(g), static_cast<int>(q));
+    return ((((q / 2 * 4 + warp) * 2 + half_row) * 16 + piece) * 4 + step) * 4;
+  }
   constexpr int magnitude_bit() const { return 4 * code; }
   constexpr int sign_bit() const { return code < 4 ? 8 * code + 7 : 8 * (code - 4) + 3; }
   constexpr int64_t scale_offset(Fp4Format format) const {
@@ -80,6 +94,8 @@ struct Fp8Place {
 
 // Of a row of an MXFP4 matrix whose scales lie `span` octaves apart.
 Status check_fp8_scale_span(int span);
+// Of all rows of w: whether pack_fp8_tiles() takes them.
+Status check_fp8_scales(const Fp4MatrixView& w);
 // w -> dst, fp8_tiled_bytes() long. kUnsupported if e8m0 scales in one row span more than e4m3 holds.
 Status pack_fp8_tiles(const Fp4MatrixView& w, uint8_t* dst);
 // Two matrices of equal shape [I, K], I % 32 == 0, interleaved as said above: [2 I, K].

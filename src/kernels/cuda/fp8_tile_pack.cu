@@ -118,8 +118,8 @@ __global__ void __launch_bounds__(kThreads) pack_fp8_jobs(const TilePackJob* job
             scale_index<kFormat>(row.scales[column / kBlock], row.move);
     }
     __syncthreads();
-    auto* to =
-        reinterpret_cast<uint4*>(job.tiles + fp8_tile_offset(kFormat, num_slabs(job.cols), blockIdx.x, slab));
+    auto* to = reinterpret_cast<uint4*>(
+        job.tiles + fp8_tile_offset(kFormat, fp8_row_tiles(n), num_slabs(job.cols), blockIdx.x, slab));
     for (int i = thread; i < kTileBytes / 16; i += kThreads) to[i] = reinterpret_cast<uint4*>(tile)[i];
     __syncthreads();
   }

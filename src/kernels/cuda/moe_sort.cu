@@ -5,8 +5,11 @@
 // Bytes     ids read twice or three times, 8 bytes written a slot.
 // Bound     latency: one block for up to kOneBlockSlots, else two kernels of up to kSortBlocks blocks.
 // Numerics  integers; the order is fixed by construction, no counter is raced for.
+// w4a8's tokens are quantised by other blocks of the same launch (fp8_tokens.cuh): a launch of its own would
+// cost a layer of 16 tokens more than the work.
 #include <algorithm>
 
+#include "kernels/cuda/fp8_tokens.cuh"
 #include "kernels/cuda/kernel_mark.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/moe_sort.h"
@@ -19,6 +22,7 @@ constexpr int kOneBlockSlots = 4096, kMaxThreads = 1024;
 
 struct SortPlan {
   MoeSortArgs a;
+  TokenQuantArgs tokens;  // blocks from num_blocks on have one each
   int num_slots = 0, num_blocks = 1, slots_per_block = 0, slots_per_warp = 0, threads = 0;
   KernelMark mark;
 };
@@ -136,9 +140,23 @@ __device__ void place_counts(const MoeSortArgs& a, const SortPlan& plan, int* hi
   }
 }
 
+#if __CUDA_ARCH__ >= 890
+__device__ __noinline__ void quantize_token(const TokenQuantArgs& tokens, int token) {
+  ptx::grid_dependency_wait();
+  ptx::grid_dependents_launch();
+  const int64_t at = token * tokens.hidden_size;
+  fp8_row_as_f16_by_block(reinterpret_cast<const uint4*>(tokens.x + at), static_cast<int>(tokens.hidden_size),
+                          reinterpret_cast<uint4*>(tokens.values + at), tokens.scales + token);
+}
+#endif
+
 __global__ void __launch_bounds__(kMaxThreads) place_slots_kernel(const SortPlan plan) {
   extern __shared__ int memory[];
   __shared__ int scan[32];
+#if __CUDA_ARCH__ >= 890
+  if (static_cast<int>(blockIdx.x) >= plan.num_blocks)
+    return quantize_token(plan.tokens, blockIdx.x - plan.num_blocks);
+#endif
   const MoeSortArgs& a = plan.a;
   const int n = static_cast<int>(a.num_experts), warps = blockDim.x / 32;
   int* starts = memory;  // [L + 1]
@@ -175,8 +193,11 @@ __global__ void __launch_bounds__(kMaxThreads) place_slots_kernel(const SortPlan
 
 }  // namespace
 
-void moe_sort(const MoeSortArgs& a) {
-  const SortPlan plan = plan_sort(a);
+void moe_sort(const MoeSortArgs& a) { moe_sort_and_quantize(a, {}); }
+
+void moe_sort_and_quantize(const MoeSortArgs& a, const TokenQuantArgs& tokens) {
+  SortPlan plan = plan_sort(a);
+  plan.tokens = tokens;
   const auto n = static_cast<size_t>(a.num_experts);
   const auto blocks = static_cast<unsigned>(plan.num_blocks), threads = static_cast<unsigned>(plan.threads);
   if (blocks > 1) launch("moe_sort_count", count_slots_kernel, {blocks, kMaxThreads, n * sizeof(int)}, plan);
@@ -184,7 +205,8 @@ void moe_sort(const MoeSortArgs& a) {
   if (bytes > 48 * 1024)
     cudaFuncSetAttribute(place_slots_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          static_cast<int>(bytes));
-  launch("moe_sort", place_slots_kernel, {blocks, threads, bytes}, plan);
+  const auto token_blocks = static_cast<unsigned>(tokens.num_tokens);
+  launch("moe_sort", place_slots_kernel, {blocks + token_blocks, threads, bytes}, plan);
 }
 
 }  // namespace fp4moe

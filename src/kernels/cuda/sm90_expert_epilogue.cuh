@@ -65,6 +65,14 @@ __device__ __forceinline__ float row_scale(const GemmArgs& args, const GemmPhase
   return phase.b_row_scales[phase.gather ? args.rows.slot_of_row[row] / args.topk : row];
 }
 
+// w4a8: eight sums of tile rows first ... + 3 and second ... + 3 times their weights' row factors.
+__device__ __forceinline__ void multiply_factors(const float* factors, int first, int second, float (&v)[8]) {
+  const float4 low = *reinterpret_cast<const float4*>(factors + first);
+  const float4 high = *reinterpret_cast<const float4*>(factors + second);
+  v[0] *= low.x, v[1] *= low.y, v[2] *= low.z, v[3] *= low.w;
+  v[4] *= high.x, v[5] *= high.y, v[6] *= high.z, v[7] *= high.w;
+}
+
 // v -> results in v[0 ... 3] (gated: v holds four gates, then their ups) or in all of v.
 __device__ __forceinline__ void finish(const GemmArgs& args, const GemmPhase& phase, int expert,
                                        const PartOut& at, float (&v)[8]) {
@@ -108,11 +116,13 @@ __device__ __forceinline__ void store(const GemmPhase& phase, const PartOut& at,
     *reinterpret_cast<uint4*>(out) = {low.x, low.y, ptx::bf16_pair(v[4], v[5]), ptx::bf16_pair(v[6], v[7])};
 }
 
-// One warpgroup's sums of `tile`, 16 tokens at a time through shared memory: one small loop that the
-// instruction cache holds, and stores of whole sectors.
+// One warpgroup's sums of `tile`, 16 tokens at a time through shared
+// memory: one small loop that the instruction cache holds, and stores of whole sectors.
 template <class C, int kSums>
-__device__ __forceinline__ void finish_tile(const GemmArgs& args, const WorkItem& item, int tile, float* out,
-                                            int barrier, const float (&d)[kSums]) {
+__device__ __forceinline__ void finish_tile(const GemmArgs& args, GemmShared<C>& shared, const WorkItem& item,
+                                            int tile, const ItemScales<C>& scales, const float (&d)[kSums]) {
+  const int barrier = 1 + threadIdx.x / 128;
+  float* out = shared.out[threadIdx.x / 128];
   const GemmPhase& phase = args.phases[item.phase];
   const int thread = threadIdx.x % 128, token = thread / 8, eighth = thread % 8;
   const bool gated = phase.epilogue == Epilogue::kGated;
@@ -128,10 +138,11 @@ __device__ __forceinline__ void finish_tile(const GemmArgs& args, const WorkItem
     const int in_item = part * C::kOutTokens + token;
     if (in_item >= item.count || at.column >= phase.cols) continue;
     at.row = item.first_row + in_item;
-    at.row_scale = row_scale(args, phase, at.row);
+    at.row_scale = C::kFp8 ? scales.tokens[in_item] : row_scale(args, phase, at.row);
     const float4 low = *reinterpret_cast<const float4*>(out + token * C::kOutPitch + first);
     const float4 high = *reinterpret_cast<const float4*>(out + token * C::kOutPitch + second);
     float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    if constexpr (C::kFp8) multiply_factors(scales.rows + tile % C::kTiles * 64, first, second, v);
     finish(args, phase, item.expert, at, v);
     store(phase, at, v);
   }

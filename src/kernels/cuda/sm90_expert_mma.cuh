@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/fp4_dequant.cuh"
+#include "kernels/cuda/fp4_to_fp8.cuh"
 #include "kernels/cuda/ptx_mma.cuh"
 #include "kernels/cuda/sm90_expert_work.cuh"
 
@@ -19,6 +20,33 @@ __device__ __forceinline__ void load_tokens8(uint32_t shared_address, uint32_t (
 template <class C, int kBlocks>
 struct MmaSums {
   float d[C::kGroupTiles][kBlocks * 4];
+
+  // w4a8: 128 columns. tokens: the lane's row and q of a stage's first token block.
+  __device__ __forceinline__ void add_fp8(const uint8_t* tiles, const uint2* table, uint32_t tokens, int warp,
+                                          int lane) {
+    Fp8TileWords<C::kFormat> words[C::kGroupTiles];
+#pragma unroll
+    for (int t = 0; t < C::kGroupTiles; ++t) words[t].load(tiles + t * C::kTileBytes, table, warp, lane);
+    const uint32_t swap = lane / 4 % 2 * 64;
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      uint4 b[kBlocks];
+      const uint32_t at = tokens + step / 2 * C::kChunkBytes + (step % 2 * 64 ^ swap);
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n) b[n] = ptx::load_shared16(at + n * 1024);
+#pragma unroll
+      for (int t = 0; t < C::kGroupTiles; ++t) {
+        uint32_t a[2][4];
+        words[t].make_f16(step, a);
+#pragma unroll
+        for (int n = 0; n < kBlocks; ++n) {
+          auto& sums = *reinterpret_cast<float(*)[4]>(&d[t][4 * n]);
+          mma_f16(sums, a[0], b[n].x, b[n].y);
+          mma_f16(sums, a[1], b[n].z, b[n].w);
+        }
+      }
+    }
+  }
 
   // 64 columns. tokens: the lane's row of the first matrix.
   __device__ __forceinline__ void add(const uint8_t* tiles, uint32_t tokens, int warp, int lane) {
@@ -52,16 +80,21 @@ struct MmaSums {
     for (int t = 0; t < C::kGroupTiles; ++t)
 #pragma unroll
       for (int i = 0; i < kBlocks * 4; ++i) d[t][i] = 0;
-    const uint32_t row = ptx::shared_address(shared.tokens) + lane % 8 * 128;
+    const uint32_t row =
+        ptx::shared_address(shared.tokens) + (C::kFp8 ? lane / 4 * 128 + lane % 4 * 16 : lane % 8 * 128);
 #pragma unroll 1
     for (int first = 0; first < chunks; first += C::kChunks, stage.next()) {
       ptx::mbarrier_wait(&shared.full[stage.slot], stage.parity);
       const uint8_t* tiles = shared.weights[stage.slot] + group * C::kGroupTiles * C::kTileBytes;
       const uint32_t tokens = row + stage.slot * (C::kChunks * C::kChunkBytes);
+      if constexpr (C::kFp8) {
+        add_fp8(tiles, shared.table, tokens, warp, lane);
+      } else {
 #pragma unroll
-      for (int chunk = 0; chunk < C::kChunks; ++chunk) {
-        if (chunk > 0 && first + chunk >= chunks) break;
-        add(tiles + chunk * C::kTiles * C::kTileBytes, tokens + chunk * C::kChunkBytes, warp, lane);
+        for (int chunk = 0; chunk < C::kChunks; ++chunk) {
+          if (chunk > 0 && first + chunk >= chunks) break;
+          add(tiles + chunk * C::kTiles * C::kTileBytes, tokens + chunk * C::kChunkBytes, warp, lane);
+        }
       }
       release(&shared.empty[stage.slot]);
     }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/fp8_tile_layout.h"
 #include "kernels/cuda/ptx_sm90.cuh"
 #include "kernels/cuda/tile_layout.h"
 #include "kernels/cuda/work_list.cuh"
@@ -28,6 +29,10 @@ struct GemmPhase {
   const float* bias = nullptr;  // [L, cols], gated [L, 2, cols], or null
   void* out = nullptr;          // [rows, cols]
   bool out_is_f32 = false;
+  // w4a8: of each expert's matrix in FP8 tiles. b then has the f16 values of e4m3 codes; quantised_out: when
+  // all of an expert's rows of out are written they become such rows in place, with these scales [rows].
+  int64_t matrix_bytes = 0, factors_offset = 0;
+  float* quantised_out = nullptr;
 };
 
 struct GemmArgs {
@@ -47,26 +52,34 @@ struct WorkItem {
 };
 
 // By rows of an expert: few are multiplied by mma.sync, whose warps do not wait for each other, many by
-// wgmma, where one dequantisation serves more tokens.
-enum class RowClass : uint8_t { kFew, kMany };
+// wgmma, where one dequantisation serves more tokens. Few rows of w4a8 too: FP8 tiles (fp8_tile_layout.h).
+enum class RowClass : uint8_t { kFew, kMany, kFewFp8 };
 
 // A block's slab is kGroups times kGroupTiles tiles of 64 rows, kGroupTiles for each consumer warpgroup,
-// times kMaxN tokens at most; a stage holds kChunks times 64 columns: weights [kChunks][kTiles] tiles.
+// times kMaxN tokens at most; a stage holds kChunks times 64 columns: weights [kChunks][kTiles] tiles, or
+// [kTiles] FP8 tiles.
 template <Fp4Format kFormatT, RowClass kRowsT>
 struct GemmConfig {
   static constexpr Fp4Format kFormat = kFormatT;
-  static constexpr bool kFew = kRowsT == RowClass::kFew;
+  static constexpr bool kFp8 = kRowsT == RowClass::kFewFp8, kFew = kFp8 || kRowsT == RowClass::kFew;
   static constexpr int kGroups = 4, kGroupTiles = kFew ? 2 : 1, kTiles = kGroups * kGroupTiles;
   static constexpr int kMaxN = kFew ? 32 : 96, kChunks = 2, kItems = 4;
-  static constexpr int kTileBytes = static_cast<int>(tile_bytes(kFormat));
-  static constexpr int kWeightBytes = kTiles * kChunks * kTileBytes;  // of a stage
-  static constexpr int kChunkBytes = kMaxN * 128;                     // of tokens
+  static constexpr int kTileBytes = static_cast<int>(kFp8 ? fp8_tile_bytes(kFormat) : tile_bytes(kFormat));
+  static constexpr int kWeightBytes = kTiles * (kFp8 ? 1 : kChunks) * kTileBytes;  // of a stage
+  static constexpr int kChunkBytes = kMaxN * 128;                                  // of tokens
   static constexpr int kThreads = (kGroups + 1) * 128, kLoaderWarps = 3;
   static constexpr int kProducerRegs = 32, kConsumerRegs = 112;  // together what a block is launched with
   static constexpr int kOutTokens = 16, kOutPitch = 68;  // of the sums on their way out: [tokens][pitch] f32
   static constexpr int kOutBytes = kGroups * kOutTokens * kOutPitch * 4;
   static constexpr int kStages = (220 * 1024 - kOutBytes) / (kWeightBytes + kChunks * kChunkBytes);
   static_assert(kTileGroup % kTiles == 0);  // a slab's tiles lie side by side
+};
+
+// w4a8: what an item's sums are multiplied by. It comes with the item's first stage.
+template <class C>
+struct ItemScales {
+  alignas(16) float rows[C::kFp8 ? C::kTiles * 64 : 4];  // of the weights
+  float tokens[C::kFp8 ? C::kMaxN : 4];
 };
 
 template <class C>
@@ -76,7 +89,11 @@ struct GemmShared {
   alignas(16) float out[C::kGroups][C::kOutTokens * C::kOutPitch];
   uint64_t full[C::kStages], empty[C::kStages], item_full[C::kItems], item_empty[C::kItems];
   WorkItem items[C::kItems];
-  int tile_start[1];  // [L + 1]: token tiles before each expert
+  // By items, of which so many at most are between the first that loads and the last that stores.
+  ItemScales<C> scales[C::kFp8 ? C::kItems + 1 : 1];
+  uint2 table[C::kFp8 ? 128 : 1];  // by scale index: the e4m3 bytes of the eight magnitudes
+  bool is_last[C::kGroups];        // the group wrote the last of an expert's rows
+  int tile_start[1];               // [L + 1]: token tiles before each expert
 };
 
 // A warp is done with what a barrier of consumers guards.
@@ -151,6 +168,57 @@ __device__ __forceinline__ int claim_item(const GemmArgs& args, int turn) {
   return atomicAdd(args.rows.progress, 1);
 }
 
+// A slab's weights in memory.
+template <class C>
+struct ItemWeights {
+  const uint8_t* first;
+  const uint8_t* row_factors;  // w4a8
+  int64_t stride;              // bytes from a tile to that of the next columns
+  int tiles;
+
+  __device__ ItemWeights(const GemmPhase& phase, const WorkItem& item) {
+    const int k_tiles = (phase.k + 63) / 64, tile_columns = C::kFp8 ? (k_tiles + 1) / 2 : k_tiles;
+    const int first_tile = item.slab * C::kTiles;
+    const int64_t matrix_bytes =
+        C::kFp8 ? phase.matrix_bytes : int64_t{phase.row_tiles} * k_tiles * C::kTileBytes;
+    first = phase.w + item.expert * matrix_bytes +
+            tile_index(phase.row_tiles, tile_columns, first_tile, 0) * C::kTileBytes;
+    stride = tile_group_size(phase.row_tiles, first_tile) * C::kTileBytes;
+    tiles = min(C::kTiles, phase.row_tiles - first_tile);
+    row_factors =
+        phase.w + item.expert * matrix_bytes + phase.factors_offset + first_tile * 64 * sizeof(float);
+  }
+  // Chunks `chunk` ... of 64 columns, `count` of the stage's two. The item's row factors come with the first.
+  __device__ __forceinline__ void load(int chunk, int count, uint8_t* to, float* factors,
+                                       uint64_t* full) const {
+    if constexpr (C::kFp8)
+      load_fp8(chunk, count == 2, to, factors, full);
+    else {
+      const uint32_t bytes = tiles * C::kTileBytes;
+      ptx::mbarrier_arrive_expect_tx(full, bytes * count);
+      for (int i = 0; i < count; ++i)
+        ptx::bulk_load(to + i * C::kTiles * C::kTileBytes, first + (chunk + i) * stride, bytes, full);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void load_fp8(int chunk, bool is_whole, uint8_t* to, float* factors,
+                                           uint64_t* full) const {
+    constexpr uint32_t kScaleBytes = C::kTileBytes - 2 * kFp8HalfCodeBytes;
+    const uint32_t factor_bytes = chunk == 0 ? tiles * 64 * static_cast<uint32_t>(sizeof(float)) : 0;
+    const uint32_t tile_bytes = is_whole ? C::kTileBytes : kFp8HalfCodeBytes + kScaleBytes;
+    ptx::mbarrier_arrive_expect_tx(full, tiles * tile_bytes + factor_bytes);
+    if (factor_bytes > 0) ptx::bulk_load(factors, row_factors, factor_bytes, full);
+    const uint8_t* from = first + chunk / 2 * stride;
+    if (is_whole) return ptx::bulk_load(to, from, tiles * C::kTileBytes, full);
+    // The last 64 columns: without the codes of what would follow, which tokens' zeros multiply.
+    for (int t = 0; t < tiles; ++t, from += C::kTileBytes, to += C::kTileBytes) {
+      ptx::bulk_load(to, from, kFp8HalfCodeBytes, full);
+      ptx::bulk_load(to + 2 * kFp8HalfCodeBytes, from + 2 * kFp8HalfCodeBytes, kScaleBytes, full);
+    }
+  }
+};
+
 // The warp that takes work and brings its weights. Lane 0 alone; tile_start is made by all.
 template <class C>
 __device__ void schedule_and_load_weights(const GemmArgs& args, GemmShared<C>& shared) {
@@ -158,30 +226,24 @@ __device__ void schedule_and_load_weights(const GemmArgs& args, GemmShared<C>& s
   if (threadIdx.x % 32 != 0) return;
   RingPlace<C::kStages> stage;
   RingPlace<C::kItems> place;
+  RingPlace<C::kItems + 1> scales;
   int index = claim_item(args, 0);
-  for (int turn = 1;; ++turn, place.next()) {
+  for (int turn = 1;; ++turn, place.next(), scales.next()) {
     const WorkItem item = find_item<C>(args, shared.tile_start, index);
     ptx::mbarrier_wait(&shared.item_empty[place.slot], place.parity ^ 1);
     shared.items[place.slot] = item;
     ptx::mbarrier_arrive(&shared.item_full[place.slot]);
     if (item.expert < 0) return;
     const GemmPhase& phase = args.phases[item.phase];
-    const int chunks = (phase.k + 63) / 64, first_tile = item.slab * C::kTiles;
-    const int64_t first =
-        int64_t{item.expert} * phase.row_tiles * chunks + tile_index(phase.row_tiles, chunks, first_tile, 0);
-    const uint8_t* w = phase.w + first * C::kTileBytes;
-    const int64_t stride = tile_group_size(phase.row_tiles, first_tile) * C::kTileBytes;
-    const uint32_t chunk_bytes = min(C::kTiles, phase.row_tiles - first_tile) * C::kTileBytes;
+    const ItemWeights<C> weights(phase, item);
+    const int chunks = (phase.k + 63) / 64;
     const int last_claim = max(0, chunks - 3 * C::kChunks);
     for (int chunk = 0; chunk < chunks; chunk += C::kChunks, stage.next()) {
       // Late, so that a block takes no work that another could begin sooner.
       if (chunk <= last_claim && chunk + C::kChunks > last_claim) index = claim_item(args, turn);
-      const int count = min(C::kChunks, chunks - chunk);
       ptx::mbarrier_wait(&shared.empty[stage.slot], stage.parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(&shared.full[stage.slot], chunk_bytes * count);
-      for (int i = 0; i < count; ++i)
-        ptx::bulk_load(shared.weights[stage.slot] + i * C::kTiles * C::kTileBytes, w + (chunk + i) * stride,
-                       chunk_bytes, &shared.full[stage.slot]);
+      weights.load(chunk, min(C::kChunks, chunks - chunk), shared.weights[stage.slot],
+                   shared.scales[C::kFp8 ? scales.slot : 0].rows, &shared.full[stage.slot]);
     }
   }
 }
@@ -189,7 +251,7 @@ __device__ void schedule_and_load_weights(const GemmArgs& args, GemmShared<C>& s
 // Waits until `expert`'s rows of the phase before are written.
 template <class C>
 __device__ void wait_for_rows(const GemmArgs& args, const WorkItem& item) {
-  const int expected = args.phases[0].slabs * item.tiles * C::kGroups;
+  const int expected = args.phases[0].slabs * item.tiles * C::kGroups + (C::kFp8 ? 1 : 0);  // quantised, too
   while (ptx::load_acquire(args.rows.progress + 1 + item.expert) < expected) __nanosleep(64);
 }
 
@@ -214,6 +276,15 @@ struct TokenCopies {
   }
 };
 
+// Where the 16 bytes of columns 8 `piece` ... of a slab's token r lie for w4a8: a lane of a warp reads the
+// eight of its 32 columns that two steps of the tensor cores share, those of steps s at s * 4 + q; odd rows
+// have halves swapped, against bank conflicts.
+template <class C>
+__device__ __forceinline__ uint32_t fp8_token_piece(const uint8_t* tokens, int r, int piece) {
+  const int place = piece % 4 * 4 + piece / 4;
+  return ptx::shared_address(tokens) + place / 8 * C::kChunkBytes + r * 128 + (place % 8 ^ r % 2 * 4) * 16;
+}
+
 // The warps that bring tokens, four rows of 64 columns an instruction.
 template <class C>
 __device__ void load_tokens(const GemmArgs& args, GemmShared<C>& shared, int warp) {
@@ -221,8 +292,9 @@ __device__ void load_tokens(const GemmArgs& args, GemmShared<C>& shared, int war
   const int lane = threadIdx.x % 32, piece = lane % 8;
   RingPlace<C::kStages> stage;
   RingPlace<C::kItems> place;
+  RingPlace<C::kItems + 1> scales;
   TokenCopies<C> copies;
-  for (;; place.next()) {
+  for (;; place.next(), scales.next()) {
     copies.template announce<0>(shared);  // nothing is held back while this waits for others
     ptx::mbarrier_wait(&shared.item_full[place.slot], place.parity);
     const WorkItem item = shared.items[place.slot];
@@ -237,6 +309,8 @@ __device__ void load_tokens(const GemmArgs& args, GemmShared<C>& shared, int war
       const int r = (i * C::kLoaderWarps + warp) * 4 + lane / 8;
       int row = item.first_row + r;
       if (r < item.count && phase.gather) row = args.rows.slot_of_row[row] / args.topk;
+      if constexpr (C::kFp8)
+        if (piece == 0 && r < item.count) shared.scales[scales.slot].tokens[r] = phase.b_row_scales[row];
       source[i] = static_cast<uint32_t>(row) * static_cast<uint32_t>(phase.k / 8);
     }
     const auto* b = reinterpret_cast<const uint4*>(phase.b);
@@ -250,7 +324,8 @@ __device__ void load_tokens(const GemmArgs& args, GemmShared<C>& shared, int war
         for (int i = 0; i < kRounds; ++i) {
           const int r = (i * C::kLoaderWarps + warp) * 4 + lane / 8;
           if (r >= item.count) break;
-          ptx::cp_async16(dst + r * 128 + ((piece ^ r % 8) * 16),
+          ptx::cp_async16(C::kFp8 ? fp8_token_piece<C>(shared.tokens[stage.slot], r, chunk * 8 + piece)
+                                  : dst + r * 128 + ((piece ^ r % 8) * 16),
                           b + (column < phase.k ? source[i] + column / 8 : 0), column < phase.k ? 16 : 0);
         }
       }

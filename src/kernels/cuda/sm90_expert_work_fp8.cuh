@@ -153,13 +153,15 @@ __device__ inline void load_stages(const Args& a, Shared<C>& shared) {
                    scale_bytes = tokens * sizeof(float);
     const uint8_t* x = a.tokens + (work.slab_row + rank * half) * int64_t{kRowBytes};
     const uint8_t* w[C::kGroups];
+    uint32_t stride[C::kGroups];  // bytes to the tile of the next columns
     uint32_t expected = tokens * kRowBytes;
 #pragma unroll
     for (int g = 0; g < C::kGroups; ++g) {
       const int tile = work.parts[g].tile;
-      w[g] = tile < 0
-                 ? nullptr
-                 : a.weights + work.expert * a.matrix_bytes + fp8_tile_offset(C::kFormat, a.slabs, tile, 0);
+      w[g] = tile < 0 ? nullptr
+                      : a.weights + work.expert * a.matrix_bytes +
+                            fp8_tile_offset(C::kFormat, a.row_tiles, a.slabs, tile, 0);
+      stride[g] = static_cast<uint32_t>(tile_group_size(a.row_tiles, max(tile, 0))) * kTileBytes;
       if (tile >= 0) expected += kTileBytes;
     }
     const float* scales = a.token_scales + work.slab_row;
@@ -172,7 +174,7 @@ __device__ inline void load_stages(const Args& a, Shared<C>& shared) {
 #pragma unroll
       for (int g = 0; g < C::kGroups; ++g)
         if (w[g] != nullptr)
-          ptx::bulk_load(shared.weights[ring.slot][g], w[g] + int64_t{k} * kTileBytes, kTileBytes, full);
+          ptx::bulk_load(shared.weights[ring.slot][g], w[g] + int64_t{k} * stride[g], kTileBytes, full);
       if (bytes > 0)
         ptx::bulk_load_multicast(shared.tokens[ring.slot] + rank * half * kRowBytes,
                                  x + k * a.token_rows * kRowBytes, bytes, full, (1 << kCluster) - 1);

@@ -2,15 +2,12 @@
 //   sorted      sort, both GEMMs in one launch, combine
 //   few_tokens  everything in one launch, up to 8 tokens
 //   wide        sort, rows gathered by expert, a launch for each GEMM with up to 256 tokens a tile, combine
-#include <algorithm>
-
 #include "kernels/cuda/few_tokens.h"
 #include "kernels/cuda/moe_sort.h"
 #include "kernels/cuda/router.h"
 #include "kernels/cuda/sm90_expert_gemm.h"
 #include "kernels/cuda/sorted_layer.h"
 #include "kernels/device_act_quant.h"
-#include "kernels/device_moe_fp8.h"
 
 namespace fp4moe {
 namespace {
@@ -21,8 +18,8 @@ constexpr DeviceMoeTactic kTactics[] = {
      .layer = [](const DeviceMoeArgs& a) { run_sorted_layer(a, sm90_gate_up_down); },
      .workspace_bytes = sorted_layer_workspace_bytes},
     {.name = "few_tokens",
-     .fits = few_tokens_fits,
-     .layer = few_tokens_layer,
+     .fits = [](const DeviceMoeArgs& a) { return few_tokens_fits(a, FewWeights::kBf16); },
+     .layer = [](const DeviceMoeArgs& a) { few_tokens_layer(a, FewWeights::kBf16); },
      .workspace_bytes = [](const TiledExperts& experts, int64_t,
                            int64_t topk) { return few_tokens_workspace_bytes(experts, topk); }},
     {.name = "wide",
@@ -31,18 +28,9 @@ constexpr DeviceMoeTactic kTactics[] = {
      .workspace_bytes = wide_layer_workspace_bytes}};
 enum : size_t { kSorted, kFewTokens, kWide };
 
-// Measured on an H200. One launch wins while little is read; then it depends on the rows of an expert.
-constexpr double kFewTokensBytes = 375e6;
-constexpr int64_t kWideRows = 80;
+// Measured on an H200.
 size_t default_tactic(const DeviceMoeArgs& args) {
-  const TiledExperts& e = args.experts;
-  const int64_t pairs = args.num_tokens * args.topk,
-                experts = std::max(args.num_routed_experts, e.num_experts);
-  const auto local =
-      static_cast<double>(pairs) * static_cast<double>(e.num_experts) / static_cast<double>(experts);
-  const auto expert_bytes = static_cast<double>(3 * e.hidden_size * e.intermediate_size / 2);
-  if (few_tokens_fits(args) && local * expert_bytes <= kFewTokensBytes) return kFewTokens;
-  return pairs > kWideRows * experts ? kWide : kSorted;
+  return tactic_by_size(args, {FewWeights::kBf16, /*wide_rows=*/80, kFewTokens, kWide, kSorted});
 }
 
 constexpr DeviceMoeOps kSm90MoeOps = {.name = "sm90",
@@ -54,9 +42,7 @@ constexpr DeviceMoeOps kSm90MoeOps = {.name = "sm90",
                                       .tactics = kTactics,
                                       .default_tactic = default_tactic,
                                       .route = cuda_route,
-                                      .quantize = cuda_quantize_act,
-                                      .gate_up_fp8 = sm90_fp8_gate_up,
-                                      .down_fp8 = sm90_fp8_down};
+                                      .quantize = cuda_quantize_act};
 
 }  // namespace
 

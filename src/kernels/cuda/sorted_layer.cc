@@ -41,6 +41,49 @@ struct LayerSpace {
 
 }  // namespace
 
+size_t tactic_by_size(const DeviceMoeArgs& args, const TacticRule& rule) {
+  constexpr double kFewTokensBytes = 375e6;  // measured on an H200
+  const TiledExperts& e = args.experts;
+  const int64_t pairs = args.num_tokens * args.topk,
+                experts = std::max(args.num_routed_experts, e.num_experts);
+  const auto local =
+      static_cast<double>(pairs) * static_cast<double>(e.num_experts) / static_cast<double>(experts);
+  const auto expert_bytes = static_cast<double>(3 * e.hidden_size * e.intermediate_size / 2);
+  if (few_tokens_fits(args, rule.weights) && local * expert_bytes <= kFewTokensBytes) return rule.few_tokens;
+  return pairs > rule.wide_rows * experts ? rule.wide : rule.sorted;
+}
+
+MoeSortArgs layer_sort_args(const DeviceMoeArgs& args, const DeviceRows& rows, int32_t* scratch) {
+  return {.ids = args.ids,
+          .num_tokens = args.num_tokens,
+          .topk = args.topk,
+          .first_expert = args.first_expert,
+          .num_experts = args.experts.num_experts,
+          .rows = rows,
+          .scratch = scratch};
+}
+
+DeviceExpertArgs layer_gemm_args(const DeviceMoeArgs& args, const DeviceRows& rows) {
+  const int64_t num_slots = args.num_tokens * args.topk;
+  return {.experts = args.experts,
+          .rows = rows,
+          .num_tokens = args.num_tokens,
+          .topk = args.topk,
+          .expected_rows = num_slots / std::max(args.num_routed_experts, args.experts.num_experts)};
+}
+
+void combine_layer(const DeviceMoeArgs& args, const DeviceRows& rows, const bf16* y) {
+  moe_combine({.y_bf16 = y,
+               .row_of_slot = rows.row_of_slot,
+               .weights = args.weights,
+               .num_tokens = args.num_tokens,
+               .topk = args.topk,
+               .hidden_size = args.experts.hidden_size,
+               .out = args.out,
+               .accumulate = args.accumulate,
+               .out_bf16 = args.out_bf16});
+}
+
 int64_t sorted_layer_workspace_bytes(const TiledExperts& experts, int64_t max_tokens, int64_t topk) {
   return LayerSpace(experts, max_tokens * topk, false, nullptr).bytes;
 }
@@ -54,49 +97,26 @@ void run_layer(const DeviceMoeArgs& a, bool in_slabs, void (*gemms)(const Device
   if (a.num_tokens == 0) return;
   const int64_t num_slots = a.num_tokens * a.topk;
   const LayerSpace space(a.experts, num_slots, in_slabs, a.workspace);
-  MoeSortArgs sort;
-  sort.ids = a.ids;
-  sort.num_tokens = a.num_tokens;
-  sort.topk = a.topk;
-  sort.first_expert = a.first_expert;
-  sort.num_experts = a.experts.num_experts;
-  sort.rows.max_rows = num_slots;
-  sort.rows.offsets = space.ints[0];
-  sort.rows.counts = space.ints[1];
-  sort.rows.progress = space.ints[2];
-  sort.rows.slot_of_row = space.ints[3];
-  sort.rows.row_of_slot = space.ints[4];
-  sort.scratch = space.ints[5];
-  moe_sort(sort);
+  const DeviceRows rows{.max_rows = num_slots,
+                        .offsets = space.ints[0],
+                        .counts = space.ints[1],
+                        .slot_of_row = space.ints[3],
+                        .row_of_slot = space.ints[4],
+                        .progress = space.ints[2]};
+  moe_sort(layer_sort_args(a, rows, space.ints[5]));
 
-  DeviceExpertArgs gemm;
-  gemm.experts = a.experts;
-  gemm.rows = sort.rows;
-  gemm.num_tokens = a.num_tokens;
-  gemm.topk = a.topk;
-  gemm.expected_rows = num_slots / std::max(a.num_routed_experts, a.experts.num_experts);
+  DeviceExpertArgs gemm = layer_gemm_args(a, rows);
   gemm.x = {const_cast<bf16*>(a.x), DType::kBF16, a.num_tokens, a.experts.hidden_size};
   gemm.intermediate = {space.intermediate, DType::kBF16, num_slots, a.experts.intermediate_size};
   gemm.h = gemm.intermediate;
   gemm.y_bf16 = space.y;
   if (in_slabs) {
-    gather_token_slabs({a.x, sort.rows, a.experts.num_experts, a.topk, a.experts.hidden_size, space.x_slabs});
+    gather_token_slabs({a.x, rows, a.experts.num_experts, a.topk, a.experts.hidden_size, space.x_slabs});
     gemm.x.data = space.x_slabs;
     gemm.h.data = space.h_slabs;
   }
   gemms(gemm);
-
-  MoeCombineArgs combine;
-  combine.y_bf16 = space.y;
-  combine.row_of_slot = sort.rows.row_of_slot;
-  combine.weights = a.weights;
-  combine.num_tokens = a.num_tokens;
-  combine.topk = a.topk;
-  combine.hidden_size = a.experts.hidden_size;
-  combine.out = a.out;
-  combine.accumulate = a.accumulate;
-  combine.out_bf16 = a.out_bf16;
-  moe_combine(combine);
+  combine_layer(a, rows, space.y);
 }
 
 }  // namespace

@@ -2,9 +2,27 @@
 // of.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/few_tokens.h"
 #include "kernels/device_moe.h"
 
 namespace fp4moe {
+
+// Hopper's rule of sizes, for tables whose tactics have these indices. Few tokens go in one launch while they
+// read few bytes of experts; else more than `wide_rows` rows an expert on average take "wide".
+struct TacticRule {
+  FewWeights weights;
+  int64_t wide_rows;
+  size_t few_tokens, wide, sorted;
+};
+size_t tactic_by_size(const DeviceMoeArgs& args, const TacticRule& rule);
+
+// The arguments of a layer's steps that the layer's own arguments decide. `rows`: in the workspace.
+MoeSortArgs layer_sort_args(const DeviceMoeArgs& args, const DeviceRows& rows, int32_t* scratch);
+DeviceExpertArgs layer_gemm_args(const DeviceMoeArgs& args, const DeviceRows& rows);  // without activations
+void combine_layer(const DeviceMoeArgs& args, const DeviceRows& rows, const bf16* y);
 
 // `gemms` runs gate_up and down, with the intermediate as h and rows.progress to count in.
 void run_sorted_layer(const DeviceMoeArgs& args, void (*gemms)(const DeviceExpertArgs&));

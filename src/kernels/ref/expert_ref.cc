@@ -1,8 +1,11 @@
 // The oracle of the expert ops: every sum in double over dequantised weights, one element after the other.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
 
+#include "formats/e2m1.h"
+#include "formats/e4m3.h"
 #include "kernels/expert_ops.h"
 
 namespace fp4moe {
@@ -87,6 +90,10 @@ void store_act(const ExpertGateUpArgs& a, int64_t row, int64_t col, double value
     static_cast<bf16*>(a.out)[i] = float_to_bf16(rounded);
 }
 
+// Row `row` of a matrix as a GEMM multiplies it, in f32.
+using WeightRow = void (*)(const Fp4MatrixView&, int64_t row, float* out);
+
+template <WeightRow kWeightRow>
 void gate_up(const ExpertGateUpArgs& a) {
   const bool gated = is_gated(a.activation.kind);
   const int64_t group = gated ? 2 : 1;
@@ -96,10 +103,10 @@ void gate_up(const ExpertGateUpArgs& a) {
     const int64_t up_panel = p + group - 1;
     for (int64_t r = 0; r < kPanelRows; ++r) {
       if (gated) {
-        fp4_dequantize_row(panel_view(a.gemm, p, a.gate_scale), r, weight.data());
+        kWeightRow(panel_view(a.gemm, p, a.gate_scale), r, weight.data());
         dot_rows(a.gemm, weight, a.gemm.bias[p * kPanelRows + r], gate.data());
       }
-      fp4_dequantize_row(panel_view(a.gemm, up_panel, a.up_scale), r, weight.data());
+      kWeightRow(panel_view(a.gemm, up_panel, a.up_scale), r, weight.data());
       dot_rows(a.gemm, weight, a.gemm.bias[up_panel * kPanelRows + r], up.data());
       for (int64_t t = 0; t < a.gemm.x.rows; ++t)
         store_act(a, t, p / group * kPanelRows + r,
@@ -108,12 +115,13 @@ void gate_up(const ExpertGateUpArgs& a) {
   }
 }
 
+template <WeightRow kWeightRow>
 void down(const ExpertDownArgs& a) {
   std::vector<float> weight(static_cast<size_t>(a.gemm.x.cols));
   std::vector<double> sums(static_cast<size_t>(a.gemm.x.rows));
   for (int64_t p = 0; p < a.gemm.num_panels; ++p) {
     for (int64_t r = 0; r < kPanelRows; ++r) {
-      fp4_dequantize_row(panel_view(a.gemm, p, a.scale), r, weight.data());
+      kWeightRow(panel_view(a.gemm, p, a.scale), r, weight.data());
       dot_rows(a.gemm, weight, a.gemm.bias[p * kPanelRows + r], sums.data());
       for (int64_t t = 0; t < a.gemm.x.rows; ++t)
         a.out[t * a.gemm.out_stride + p * kPanelRows + r] = static_cast<float>(sums[static_cast<size_t>(t)]);
@@ -132,10 +140,41 @@ void router_logits(const RouterLogitsArgs& a) {
   }
 }
 
-constexpr ExpertOps kRefExpertOps = {"ref", panel_bytes, pack_panel, gate_up, down, router_logits};
+bool is_zero_block(const uint8_t* codes, int64_t bytes) {
+  return std::all_of(codes, codes + bytes, [](uint8_t pair) { return (pair & 0x77) == 0; });
+}
+
+// The power of two that moves the largest scale of the row's nonzero blocks to 224 ... 448.
+int nvfp4_scale_move(const Fp4MatrixView& w, int64_t row) {
+  float most = 0;
+  for (int64_t b = 0; b < w.cols / 16; ++b)
+    if (!is_zero_block(w.codes + row * w.code_stride_bytes + b * 8, 8))
+      most = std::max(most, e4m3_decode(w.scales[row * w.scale_stride_bytes + b]));
+  if (most == 0) return 0;
+  const int move = 8 - std::ilogb(most);
+  return std::ldexp(most, move) > kE4m3Max ? move - 1 : move;
+}
+
+constexpr ExpertOps kRefExpertOps = {
+    "ref", panel_bytes, pack_panel, gate_up<fp4_dequantize_row>, down<fp4_dequantize_row>, router_logits};
+constexpr ExpertOps kRefFp8ExpertOps = {
+    "ref_fp8", panel_bytes, pack_panel, gate_up<fp8_folded_row>, down<fp8_folded_row>, router_logits};
 
 }  // namespace
 
+void fp8_folded_row(const Fp4MatrixView& w, int64_t row, float* out) {
+  if (w.format == Fp4Format::kMxfp4) return fp4_dequantize_row(w, row, out);  // powers of two: exact
+  const int move = nvfp4_scale_move(w, row);
+  for (int64_t c = 0; c < w.cols; ++c) {
+    const float scale = e4m3_decode(w.scales[row * w.scale_stride_bytes + c / 16]);
+    const int pair = w.codes[row * w.code_stride_bytes + c / 2];
+    const float code = e2m1_decode(static_cast<uint8_t>(c % 2 == 0 ? pair & 15 : pair >> 4));
+    const float operand = e4m3_decode(e4m3_encode(code * std::ldexp(scale, move - 3)));
+    out[c] = operand * std::ldexp(8.0f, -move) * w.tensor_scale;
+  }
+}
+
 const ExpertOps& ref_expert_ops() { return kRefExpertOps; }
+const ExpertOps& ref_fp8_expert_ops() { return kRefFp8ExpertOps; }
 
 }  // namespace fp4moe

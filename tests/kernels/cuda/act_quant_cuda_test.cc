@@ -178,7 +178,9 @@ struct Fp8Row {
     float amax = 0;
     for (const float v : x) amax = std::abs(v) > amax ? std::abs(v) : amax;
     scale = std::min(amax, std::numeric_limits<float>::max()) / 448.0f;
-    for (const float v : x) codes.push_back(e4m3_encode(scale == 0 ? v * 0 : v / scale));
+    if (scale < 0x1p-126f) scale = 0;
+    const float inverse = scale == 0 ? 0 : 1 / scale;
+    for (const float v : x) codes.push_back(e4m3_encode(v * inverse));
   }
 };
 
