@@ -5,11 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "base/buffer.h"
-#include "base/check.h"
-#include "device/device_memory.h"
-#include "device/event.h"
-#include "device/graph.h"
+#include "cuda_timing.h"
 #include "kernels/device_peak.h"
 #include "kernels/device_sampler.h"
 #include "kernels/ops.h"
@@ -18,37 +14,6 @@ namespace fp4moe {
 namespace {
 
 constexpr int64_t kColdBytes = 200'000'000;
-constexpr int kReplays = 20;
-
-template <class T>
-T must(Result<T> result) {
-  FP4MOE_CHECK(result.ok(), result.status().message());
-  return std::move(result).value();
-}
-void must(const Status& status) { FP4MOE_CHECK(status.ok(), status.message()); }
-
-Buffer device_buffer(int64_t num_bytes) { return must(Buffer::make(num_bytes, device_memory())); }
-
-// Of one of `num_calls` calls, which call(i) makes.
-double median_us(Stream& stream, int num_calls, const std::function<void(int)>& call) {
-  call(0);  // what is made at the first use is made outside the capture
-  must(stream.synchronize());
-  const Graph graph = must(Graph::capture(stream, [&] {
-    for (int i = 0; i < num_calls; ++i) call(i);
-    return Status();
-  }));
-  Event begin = must(Event::make()), end = must(Event::make());
-  std::vector<double> times;
-  for (int i = -2; i < kReplays; ++i) {
-    begin.record(stream);
-    graph.launch(stream);
-    end.record(stream);
-    must(stream.synchronize());
-    if (i >= 0) times.push_back(must(end.microseconds_since(begin)) / num_calls);
-  }
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
-}
 
 void bench_linear(Stream& stream, int64_t t, int64_t n, int64_t k) {
   const DenseOps& ops = *cuda_dense_ops();
@@ -59,7 +24,7 @@ void bench_linear(Stream& stream, int64_t t, int64_t n, int64_t k) {
   sm90_peak_ops()->fill_normal(weights.as<bf16>(), n * k * copies, 1);
   sm90_peak_ops()->fill_normal(x.as<bf16>(), t * k, 2);
   const int num_calls = weight_bytes > kColdBytes ? 4 : t >= 512 ? 6 : 24;
-  const double us = median_us(stream, num_calls, [&](int i) {
+  const double us = median_us(stream, num_calls, [&](int64_t i) {
     ops.linear({.x = {x.as<bf16>(), DType::kBF16, t, k},
                 .weight = weights.as<bf16>() + i % copies * n * k,
                 .bias = nullptr,

@@ -1,13 +1,17 @@
-"""A model of gpt-oss-20b's dims on one GPU: starts of a server on its checkpoint, decode steps beside their byte floor, prefill.
+"""A model of published dims on one GPU: starts of a server on its checkpoint, decode steps beside their byte floor, prefill,
+and decode steps behind long contexts beside the bytes of their keys and values.
 
-  whole_model.py BINARY --gbps RATE --tflops RATE [--layers 24] [--folder FOLDER] [--device cuda]
-                 [--batches 1,4,16,64] [--prompts 512,8192]
+  whole_model.py BINARY --gbps RATE --tflops RATE [--like gpt-oss-20b|gpt-oss-120b|deepseek-v3] [--layers 24]
+                 [--folder FOLDER] [--dummy] [--device cuda] [--batches 1,4,16,64] [--prompts 512,8192]
+                 [--contexts 128,8192] [--context-batches 1,64] [--repetitions 3]
 
-RATE: what `fp4moe bench peak` measured on the machine. Writes a random checkpoint (24 layers: 13 GB) into a temporary
-folder, or into --folder if it holds none yet. A step's floor is its bytes, attention's keys and values left out: every dense
-weight, and the experts that BATCH tokens with uniform routing choose. Exit status 1 if a command failed.
+RATE: what `fp4moe bench peak` measured on the machine. Writes a random checkpoint (gpt-oss-20b: 13 GB) into a temporary
+folder, or into --folder if it holds none yet; with --dummy only its config.json, and then no server is started. A step's floor
+is its bytes: every dense weight, the experts that BATCH tokens with uniform routing choose and, behind a context, its keys and
+values. deepseek-v3 has no floor here: its rows are for how a step grows with the context. Exit status 1 if a command failed.
 """
 import argparse
+import dataclasses
 import json
 import os
 import signal
@@ -16,23 +20,65 @@ import sys
 import tempfile
 import time
 
-HIDDEN, HEADS, KV_HEADS, HEAD_DIM, EXPERTS, TOP_K, VOCABULARY = 2880, 64, 8, 64, 32, 4, 201088
 READY = "The server is fired up and ready to roll!"
 
 
-def dense_weights_of_layer():
-    return HIDDEN * (HEADS + 2 * KV_HEADS) * HEAD_DIM + HEADS * HEAD_DIM * HIDDEN
+@dataclasses.dataclass
+class GptOss:
+    """Dims of a layer: alternately with a window and without one."""
+    experts: int
+    layers: int
+    hidden: int = 2880
+    heads: int = 64
+    kv_heads: int = 8
+    head_dim: int = 64
+    top_k: int = 4
+    vocabulary: int = 201088
+
+    def config(self):
+        return {"hidden_size": self.hidden, "intermediate_size": self.hidden, "num_local_experts": self.experts,
+                "vocab_size": self.vocabulary, "num_hidden_layers": self.layers}
+
+    def dense_weights_of_layer(self):
+        return self.hidden * (self.heads + 2 * self.kv_heads) * self.head_dim + self.heads * self.head_dim * self.hidden
+
+    def step_bytes(self, batch):
+        active = self.experts * (1 - (1 - self.top_k / self.experts) ** batch)
+        experts = active * 3 * self.hidden * self.hidden * 17 / 32
+        return self.layers * (2 * self.dense_weights_of_layer() + experts) + 2 * self.vocabulary * self.hidden
+
+    def context_bytes(self, batch, context):
+        """Read by the layers without a window; the others read the same behind any context of a window or more."""
+        return self.layers // 2 * batch * context * 2 * self.kv_heads * self.head_dim * 2
+
+    def flops_of_token(self):
+        """Of a long prompt: every weight that a token meets, without attention and the head of one row."""
+        return 2 * self.layers * (self.dense_weights_of_layer() + self.top_k * 3 * self.hidden * self.hidden)
 
 
-def step_bytes(layers, batch):
-    active = EXPERTS * (1 - (1 - TOP_K / EXPERTS) ** batch)
-    experts = active * 3 * HIDDEN * HIDDEN * 17 / 32
-    return layers * (2 * dense_weights_of_layer() + experts) + 2 * VOCABULARY * HIDDEN
+@dataclasses.dataclass
+class DeepSeek:
+    """One dense layer, then layers of 64 experts: the attention is as in all 61, and the weights fit."""
+    layers: int
+    latent: int = 576
+
+    def config(self):
+        return {"hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 64,
+                "first_k_dense_replace": 1, "vocab_size": 129280, "num_hidden_layers": self.layers}
+
+    def step_bytes(self, batch):
+        return None
+
+    def context_bytes(self, batch, context):
+        return self.layers * batch * context * self.latent * 2
+
+    def flops_of_token(self):
+        return None
 
 
-def flops_of_token(layers):
-    """Of a long prompt: every weight that a token meets, without attention and the head of one row."""
-    return 2 * layers * (dense_weights_of_layer() + TOP_K * 3 * HIDDEN * HIDDEN)
+SHAPES = {"gpt-oss-20b": GptOss(experts=32, layers=24), "gpt-oss-120b": GptOss(experts=128, layers=36), "deepseek-v3": DeepSeek(layers=4)}
+# A checkpoint of these sizes is written in no time; of it, --dummy takes config.json.
+SMALL = "--hidden-size 256 --intermediate-size 256 --num-experts 16 --vocab-size 1024 --num-hidden-layers 2".split()
 
 
 def seconds_to_ready(command):
@@ -54,24 +100,77 @@ def rows_of(command):
     return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
 
 
-def report(options, folder):
-    binary, model = options.binary, os.path.join(folder, "gpt-oss-20b")
-    if not os.path.exists(model):
-        layers = ["--num-hidden-layers", str(options.layers)]
-        subprocess.run([binary, "make-tiny", model, "--like", "gpt-oss-20b", *layers], check=True, stdout=subprocess.DEVNULL)
-    serve = [binary, "serve", model, "--device", options.device, "--host", "127.0.0.1", "--port", "0"]
-    first, second = seconds_to_ready(serve), seconds_to_ready(serve)
-    print(f"gpt-oss-20b's dims, {options.layers} layers; first start to ready {first:.1f} s, second {second:.1f} s\n")
-    latency = [binary, "bench", "latency", model, "--device", options.device, "-o", "jsonl", "-r", "3"]
-    print("| test | tokens/s | a step, ms | of the byte floor | of the bf16 rate |\n| --- | ---: | ---: | ---: | ---: |")
+def make_model(options, shape, folder):
+    model = os.path.join(folder, options.like)
+    if os.path.exists(model):
+        return model
+    sizes = SMALL if options.dummy else ["--num-hidden-layers", str(shape.layers)]
+    if options.dummy and options.like == "deepseek-v3":
+        sizes = [*sizes, "--num-dense-layers", "1", "--dense-intermediate-size", "256"]
+    subprocess.run([options.binary, "make-tiny", model, "--like", options.like, *sizes], check=True, stdout=subprocess.DEVNULL)
+    if options.dummy:
+        path = os.path.join(model, "config.json")
+        with open(path, encoding="utf-8") as file:
+            config = json.load(file) | shape.config()
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(config, file)
+        os.remove(os.path.join(model, "model.safetensors"))
+    return model
+
+
+def report_decode(latency, options, shape):
     for row in rows_of([*latency, "-p", "0", "-n", "128", "-b", options.batches]):
         batch, rate = row["n_batch"], row["avg_ts"]
-        ms, floor = 1e3 * batch / rate, step_bytes(options.layers, batch) / options.gbps * 1e-6
-        print(f"| decode, {batch} at a time | {rate:.0f} | {ms:.2f} | {ms / floor:.2f} | |")
+        ms = 1e3 * batch / rate
+        print(f"| decode, {batch} at a time | {rate:.0f} | {ms:.2f} | {of_floor(ms, shape.step_bytes(batch), options)} | |", flush=True)
+
+
+def report_prefill(latency, options, shape):
     for row in rows_of([*latency, "-p", options.prompts, "-n", "0"]):
-        rate = row["avg_ts"]
-        share = rate * flops_of_token(options.layers) / (options.tflops * 1e12)
-        print(f"| prefill of {row['n_prompt']} | {rate:.0f} | | | {share:.2f} |")
+        rate, flops = row["avg_ts"], shape.flops_of_token()
+        share = f"{rate * flops / (options.tflops * 1e12):.2f}" if flops else ""
+        print(f"| prefill of {row['n_prompt']} | {rate:.0f} | | | {share} |", flush=True)
+
+
+def report_contexts(latency, options, shape):
+    """The first context is what the others are held against."""
+    first = {}
+    for row in rows_of([*latency, "-p", "0", "-n", "128", "-d", options.contexts, "-b", options.context_batches]):
+        batch, rate, context = row["n_batch"], row["avg_ts"], row["n_depth"]
+        ms, weights = 1e3 * batch / rate, shape.step_bytes(batch)
+        floor = of_floor(ms, weights and weights + shape.context_bytes(batch, context), options)
+        start, start_ms = first.setdefault(batch, (context, ms))
+        grown = ""
+        if context != start:
+            wanted = shape.context_bytes(batch, context - start) / options.gbps * 1e-6
+            grown = f": + {ms - start_ms:.2f} ms, keys and values {wanted:.2f}"
+        print(f"| decode, {batch} at a time behind {context}{grown} | {rate:.0f} | {ms:.2f} | {floor} | |", flush=True)
+
+
+def of_floor(ms, num_bytes, options):
+    return f"{ms / (num_bytes / options.gbps * 1e-6):.2f}" if num_bytes else ""
+
+
+def report(options, folder):
+    shape = dataclasses.replace(SHAPES[options.like], **({"layers": options.layers} if options.layers else {}))
+    model = make_model(options, shape, folder)
+    title = f"{options.like}'s dims, {shape.layers} layers"
+    if options.dummy:
+        print(f"{title}, dummy weights\n")
+    else:
+        serve = [options.binary, "serve", model, "--device", options.device, "--host", "127.0.0.1", "--port", "0"]
+        first, second = seconds_to_ready(serve), seconds_to_ready(serve)
+        print(f"{title}; first start to ready {first:.1f} s, second {second:.1f} s\n")
+    latency = [options.binary, "bench", "latency", model, "--device", options.device, "-o", "jsonl", "-r", options.repetitions]
+    if options.dummy:
+        latency += ["--load-format", "dummy"]
+    print("| test | tokens/s | a step, ms | of the byte floor | of the bf16 rate |\n| --- | ---: | ---: | ---: | ---: |")
+    if options.batches:
+        report_decode(latency, options, shape)
+    if options.prompts:
+        report_prefill(latency, options, shape)
+    if options.contexts:
+        report_contexts(latency, options, shape)
 
 
 def main():
@@ -79,11 +178,16 @@ def main():
     parser.add_argument("binary")
     parser.add_argument("--gbps", type=float, required=True)
     parser.add_argument("--tflops", type=float, required=True)
-    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--like", choices=SHAPES, default="gpt-oss-20b")
+    parser.add_argument("--layers", type=int)
     parser.add_argument("--folder")
+    parser.add_argument("--dummy", action="store_true")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--batches", default="1,4,16,64")
-    parser.add_argument("--prompts", default="512,8192")
+    parser.add_argument("--repetitions", default="3")
+    parser.add_argument("--batches", default="1,4,16,64", help="empty: none")
+    parser.add_argument("--prompts", default="512,8192", help="empty: none")
+    parser.add_argument("--contexts", default="128,8192", help="empty: none")
+    parser.add_argument("--context-batches", default="1,64")
     options = parser.parse_args()
     try:
         if options.folder is not None:

@@ -55,32 +55,37 @@ struct Case {
 
 struct Measured {
   Case what;
-  std::vector<double> seconds;  // one for each repeat
-  double tokens;                // of one repeat
+  std::vector<double> rates;  // tokens per second, one for each repeat
+  int64_t num_together = 0;   // requests of the last repeat that ran all the time that was measured
+  int64_t num_ahead = 0;      // tokens that a request makes besides, see Batch
   // Of the CPU; 0 where no limit is known: memory by the faster of the read tests before and after, and
   // tokens per second that it and the dot products allow.
   double read_gbps = 0, limit = 0;
   double of_alone = 1;  // the median rate, in parts of that of the same test alone
 
-  double median_rate() const { return tokens / spread_of(seconds).median; }
+  double median_rate() const { return spread_of(rates).median; }
   double mean() const {
     double sum = 0;
-    for (const double s : seconds) sum += tokens / s;
-    return sum / static_cast<double>(seconds.size());
+    for (const double rate : rates) sum += rate;
+    return sum / static_cast<double>(rates.size());
   }
   double stddev() const {
-    if (seconds.size() < 2) return 0;
+    if (rates.size() < 2) return 0;
     double sum = 0;
-    for (const double s : seconds) sum += (tokens / s - mean()) * (tokens / s - mean());
-    return std::sqrt(sum / static_cast<double>(seconds.size() - 1));
+    for (const double rate : rates) sum += (rate - mean()) * (rate - mean());
+    return std::sqrt(sum / static_cast<double>(rates.size() - 1));
   }
 };
 
-// Runs a batch of equal requests. Prefill is timed from submission to the last first token, decode from the
-// moment when every request has its first token to the last one's end.
+// Runs a batch of equal requests. Prefill is timed from submission to the last first token, decode from there
+// on until each request has n_gen more tokens. As a step computes prompts beside what decodes, the first
+// requests are ahead by then: every request makes `num_ahead` more tokens, so that all steps timed have the
+// whole batch. Where that is too few, or the KV pool does not hold all requests at once, decode is timed to
+// the last one's end, or until there are batch x n_gen tokens, and num_together() is less than the batch.
 class Batch {
  public:
-  Batch(Engine& engine, const Case& c) : engine_(engine), case_(c) {}
+  Batch(Engine& engine, const Case& c, int64_t num_ahead)
+      : engine_(engine), case_(c), num_ahead_(num_ahead) {}
 
   Result<double> run(uint64_t seed) {
     std::mt19937_64 random(seed);
@@ -93,7 +98,7 @@ class Batch {
       for (int32_t& id : request.input_ids) id = static_cast<int32_t>(random() % vocabulary());
       request.sampling.temperature = 0;
       request.sampling.ignore_eos = true;
-      request.sampling.max_new_tokens = case_.n_gen + 1;
+      request.sampling.max_new_tokens = num_new_tokens();
       auto id = engine_.submit(std::move(request), [this](const Delta& delta) { on_delta(delta); });
       if (id.ok()) ++submitted;
       if (!id.ok()) refused = id.status();
@@ -103,29 +108,40 @@ class Batch {
     if (!refused.ok()) return refused;
     if (!status_.ok()) return status_;
     const Clock::time_point from = case_.n_gen > 0 ? all_started_at_ : start;
-    const Clock::time_point to = case_.n_gen > 0 ? ended_at_ : all_started_at_;
+    const Clock::time_point to = case_.n_gen > 0 ? timed_until_ : all_started_at_;
     return std::chrono::duration<double>(to - from).count();
   }
 
-  // Tokens made in the time that run() measures: those after the moment when all had started.
-  double tokens() const {
-    if (case_.n_gen == 0) return static_cast<double>(case_.batch * case_.n_prompt);
-    return static_cast<double>(tokens_ - tokens_at_start_);
-  }
+  // Tokens made in the time that run() measures.
+  int64_t num_timed() const { return case_.n_gen == 0 ? case_.batch * case_.n_prompt : num_timed_; }
+  // Requests that had not ended before this time was over.
+  int64_t num_together() const { return case_.n_gen == 0 ? case_.batch : num_together_; }
+  // Tokens after its first one that a request had when the last one got its first.
+  int64_t most_ahead() const { return most_ahead_; }
 
  private:
   uint64_t vocabulary() const { return static_cast<uint64_t>(engine_.info().vocab_size); }
+
+  int64_t num_new_tokens() const {
+    const int64_t room = engine_.info().context_length - case_.num_ids() - case_.n_gen - 1;
+    return case_.n_gen + 1 + std::clamp<int64_t>(room, 0, num_ahead_);
+  }
 
   void on_delta(const Delta& delta) {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto made = static_cast<int64_t>(delta.token_ids.size());
     tokens_ += made;
+    if (started_ < case_.batch) most_ahead_ = std::max(most_ahead_, delta.completion_tokens - 1);
     if (made > 0 && delta.completion_tokens == made && ++started_ == case_.batch) {
       all_started_at_ = Clock::now();
       tokens_at_start_ = tokens_;
     }
+    if (started_ == case_.batch && num_timed_ < case_.batch * case_.n_gen) {
+      timed_until_ = Clock::now();
+      num_timed_ = tokens_ - tokens_at_start_;
+      num_together_ = case_.batch - ended_;
+    }
     if (delta.finish_reason == FinishReason::kNone) return;
-    ended_at_ = Clock::now();
     if (delta.finish_reason != FinishReason::kLength && status_.ok())
       status_ = internal_error("a request ended early: " + delta.error);
     ++ended_;
@@ -134,10 +150,12 @@ class Batch {
 
   Engine& engine_;
   const Case case_;
+  const int64_t num_ahead_;
   std::mutex mutex_;
   std::condition_variable news_;
-  int64_t started_ = 0, ended_ = 0, tokens_ = 0, tokens_at_start_ = 0;
-  Clock::time_point all_started_at_, ended_at_;
+  int64_t started_ = 0, ended_ = 0, tokens_ = 0, tokens_at_start_ = 0, num_timed_ = 0, num_together_ = 0,
+          most_ahead_ = 0;
+  Clock::time_point all_started_at_, timed_until_;
   Status status_;
 };
 
@@ -152,18 +170,20 @@ Status run_once(Engine& engine, Measured& m, int repeat) {
   BusyProcesses neighbours;
   Status status = neighbours.start(m.what.busy);
   if (!status.ok()) return status;
-  Batch batch(engine, m.what);
+  Batch batch(engine, m.what, m.num_ahead);
   const auto seconds = batch.run(static_cast<uint64_t>(repeat + 1));
   if (!seconds.ok()) return seconds.status().with_context(m.what.name());
-  m.tokens = batch.tokens();
-  if (repeat >= 0) m.seconds.push_back(*seconds);
+  m.num_together = batch.num_together();
+  constexpr int64_t kSpare = 2;  // requests do not arrive at the same step in every run
+  if (m.what.n_gen > 0 && m.what.batch > 1) m.num_ahead = std::max(m.num_ahead, batch.most_ahead() + kSpare);
+  if (repeat >= 0) m.rates.push_back(static_cast<double>(batch.num_timed()) / *seconds);
   return {};
 }
 
 // The case alone and, if there are to be any, beside busy processes, in turn.
 Result<std::vector<Measured>> measure(Engine& engine, const Case& c, const BenchOptions& options,
                                       LatencyLimit* limit) {
-  std::vector<Measured> rows = {{c, {}, 0}};
+  std::vector<Measured> rows = {{.what = c}};
   if (options.busy > 0) {
     rows.push_back(rows[0]);
     rows[1].what.busy = options.busy;
@@ -188,7 +208,7 @@ std::string size_text(int64_t bytes) {
 
 json to_json(const Measured& m, const ModelInfo& info) {
   json samples = json::array();
-  for (const double s : m.seconds) samples.push_back(m.tokens / s);
+  for (const double rate : m.rates) samples.push_back(rate);
   json row = {{"model", info.name},
               {"quantization", info.quantization},
               {"model_size", info.weight_bytes},
@@ -199,6 +219,7 @@ json to_json(const Measured& m, const ModelInfo& info) {
               {"n_gen", m.what.n_gen},
               {"n_depth", m.what.n_depth},
               {"n_busy", m.what.busy},
+              {"n_together", m.num_together},
               {"of_alone", m.of_alone},
               {"test", m.what.name()},
               {"avg_ts", m.mean()},

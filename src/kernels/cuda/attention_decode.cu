@@ -8,18 +8,21 @@
 // Flops      2 * G * (k_dim + v_dim) of the same.
 // Bound      HBM; with short contexts the latency of queries, exchange and outputs.
 // Design     A cluster of up to 8 blocks of W warps serves one row and kv head, as many of them as give each
-//            warp a block of 16 keys; warp w of n takes blocks w, w + n, ... A lane gathers 16-byte
-//            chunks of keys and values into its own slots of shared memory by cp.async, S blocks ahead,
-//            and is the only one to read them, so that warps never wait for each other. The chunks are
-//            mma.sync's fragments as they are: the order of a contraction is free, so 8 contiguous elements
-//            serve two k steps (keys), or eight columns (values, paired with the next key's by prmt). In the
-//            end each worker's sums go to the block of the cluster that adds up their columns, in the order
-//            of the workers. With rope inside, the pages that earlier steps have written are on their way
-//            before the kernel waits for the projections; the new key and value go from f32 to their pages
-//            and into the slots of their lanes.
+//            warp a block of 16 keys; warp w of n takes blocks w, w + n, ... A warp gathers keys and values
+//            into its own part of shared memory by cp.async, S blocks ahead, and warps never wait for each
+//            other. Eight lanes fetch 128 bytes of a row, so that a cache line costs the L2 one request:
+//            with two requests, of half a line each, the L2 is the bottleneck and not HBM. The 16-byte
+//            chunks are mma.sync's fragments as they are: the order of a contraction is free, so 8
+//            contiguous elements serve two k steps (keys), or eight columns (values, paired with the next
+//            key's by prmt). In the end each worker's sums go to the block of the cluster that adds up their
+//            columns, in the order of the workers. With rope inside, the pages that earlier steps have
+//            written are on their way before the kernel waits for the projections; the new key and value go
+//            from f32 to their pages and into shared memory.
 // Numerics   q and the weights are rounded to bf16, sums are f32, the softmax is of base 2. Same bits for the
 //            same number of warps, which depends on the padded batch and the row's context alone. Rope: as
 //            rope.cu.
+#include <algorithm>
+
 #include "device/stream.h"
 #include "kernels/cuda/attention_new_token.cuh"
 #include "kernels/cuda/attention_params.h"
@@ -33,8 +36,7 @@ constexpr int kBlockKeys = 16, kMaxGroup = 16;
 
 template <int D>
 struct Config {
-  static constexpr int kChunks = D / 16;  // of keys, and as many of values, that a lane has of a block
-  static constexpr int kUnits = D / 16;   // of 16 output columns, to a head
+  static constexpr int kUnits = D / 16;  // of 16 output columns, to a head
 };
 
 // What a worker adds to 16 columns of a head.
@@ -45,14 +47,18 @@ struct alignas(16) Part {
 
 template <int D, int S, int W>
 struct Shared {
-  Turn turns[D / 2];                           // of the row's position
-  float sinks[kMaxGroup];                      // of the kv head's query heads
-  uint4 keys[S][W][Config<D>::kChunks][32];    // chunk 4 c + q of keys g + 8 half at
-                                               // [2 c + half][lane]
-  uint4 values[S][W][Config<D>::kChunks][32];  // chunk 8 c + g of keys 2 q, 2 q + 1,
-                                               // 2 q + 8, 2 q + 9 at [4 c + ...][lane]
-  Part parts[1];                               // [units of this block][workers]
+  Turn turns[D / 2];       // of the row's position
+  float sinks[kMaxGroup];  // of the kv head's query heads
+  // A warp's blocks of 16 keys: chunk c of a row's 128 bytes at [key_slot(key, c)] or [value_slot(key, c)].
+  uint4 keys[S][W][D / 64][kBlockKeys][8];
+  uint4 values[S][W][D / 64][kBlockKeys][8];
+  Part parts[1];  // [units of this block][workers]
 };
+
+// Slots of chunks without bank conflicts among eight lanes that read at once: of keys these read four chunks
+// of two neighbours, of values two chunks of every other key.
+__device__ __forceinline__ int key_slot(int key, int c) { return c ^ key % 2 * 4; }
+__device__ __forceinline__ int value_slot(int key, int c) { return c ^ key / 2 % 4 * 2; }
 
 // For up to `splits` blocks.
 int shared_parts(int units, int splits, int warps) { return (units + splits - 1) * warps; }
@@ -73,27 +79,19 @@ __device__ __forceinline__ uint32_t word(const uint4& x, int i) {
 template <int D, int S, int W>
 __device__ __forceinline__ void load_block(const AttentionParams& p, int rows_of_block, int stage,
                                            Shared<D, S, W>& shared) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = lane % 8;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const uint16_t* row =
-        p.k + static_cast<int64_t>(__shfl_sync(~0u, rows_of_block, lane / 4 + 8 * half)) * p.k_stride;
+  for (int i = 0; i < kBlockKeys / 4; ++i) {
+    const int key = 4 * i + lane / 8;
+    const int64_t row = __shfl_sync(~0u, rows_of_block, key);
+    const uint16_t *k = p.k + row * p.k_stride + c * 8, *v = p.v + row * p.v_stride + c * 8;
 #pragma unroll
-    for (int c = 0; c < D / 32; ++c) {
-      const int chunk = 4 * c + lane % 4;
-      ptx::cp_async16(ptx::shared_address(&shared.keys[stage][warp][2 * c + half][lane]), row + chunk * 8,
-                      chunk * 8 < p.k_dim ? 16 : 0);
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int key = 2 * (lane % 4) + i % 2 + i / 2 * 8;
-    const uint16_t* row = p.v + static_cast<int64_t>(__shfl_sync(~0u, rows_of_block, key)) * p.v_stride;
-#pragma unroll
-    for (int c = 0; c < D / 64; ++c) {
-      const int chunk = 8 * c + lane / 4;
-      ptx::cp_async16(ptx::shared_address(&shared.values[stage][warp][4 * c + i][lane]), row + chunk * 8,
-                      chunk * 8 < p.v_dim ? 16 : 0);
+    for (int part = 0; part < D / 64; ++part) {
+      const int column = part * 64 + c * 8;
+      ptx::cp_async16(ptx::shared_address(&shared.keys[stage][warp][part][key][key_slot(key, c)]),
+                      k + part * 64, column < p.k_dim ? 16 : 0);
+      ptx::cp_async16(ptx::shared_address(&shared.values[stage][warp][part][key][value_slot(key, c)]),
+                      v + part * 64, column < p.v_dim ? 16 : 0);
     }
   }
 }
@@ -123,8 +121,8 @@ struct Prepared {
   }
 };
 
-// Pairs of queries in the order of load_block()'s contraction: every load is on its way before the first is
-// used.
+// Pairs of queries in the order of multiply_keys()'s contraction: every load is on its way before the first
+// is used.
 template <int D>
 struct Queries {
   float2 x[D / 16][4];
@@ -162,29 +160,31 @@ struct Queries {
   }
 };
 
-// Into the slots of the last block, which has landed: the new token, and zeros for keys that are not the
-// row's, as their pages may hold anything.
+// Into the last block, which has landed: the new token, and zeros for keys that are not the row's, as their
+// pages may hold anything.
 template <int D, int S, int W>
 __device__ __forceinline__ void put_new_token(const NewToken<D>& token, int stage, int first_key, int2 keys,
                                               Shared<D, S, W>& shared) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int lane = lane_read_here(), warp = threadIdx.x / 32;
   const uint4 zero = {0, 0, 0, 0};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int key = first_key + lane / 4 + 8 * half;
+    const int at = lane / 4 + 8 * half, key = first_key + at;
     if (key >= keys.x && key < keys.y) continue;
 #pragma unroll
     for (int c = 0; c < D / 32; ++c)
-      shared.keys[stage][warp][2 * c + half][lane] = key == keys.y ? token.key[c] : zero;
+      shared.keys[stage][warp][c / 2][at][key_slot(at, c % 2 * 4 + lane % 4)] =
+          key == keys.y ? token.key[c] : zero;
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int key = first_key + 2 * (lane % 4) + i % 2 + i / 2 * 8;
+    const int at = 2 * (lane % 4) + i % 2 + i / 2 * 8, key = first_key + at;
     if (key >= keys.x && key < keys.y) continue;
 #pragma unroll
     for (int c = 0; c < D / 64; ++c)
-      shared.values[stage][warp][4 * c + i][lane] = key == keys.y ? token.value[c] : zero;
+      shared.values[stage][warp][c][at][value_slot(at, lane / 4)] = key == keys.y ? token.value[c] : zero;
   }
+  __syncwarp();
 }
 
 // Logits of 16 keys: [0] keys 2 q, 2 q + 1 (heads g, g + 8), [1] those 8 further.
@@ -196,7 +196,8 @@ __device__ __forceinline__ void multiply_keys(const Shared<D, S, W>& shared, int
   for (int c = 0; c < D / 32; ++c)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const uint4 chunk = shared.keys[stage][warp][2 * c + half][lane];
+      const int key = lane / 4 + 8 * half, slot = key_slot(key, c % 2 * 4 + lane % 4);
+      const uint4 chunk = shared.keys[stage][warp][c / 2][key][slot];
       ptx::mma_bf16(s[half], w.q[2 * c], chunk.x, chunk.y);
       ptx::mma_bf16(s[half], w.q[2 * c + 1], chunk.z, chunk.w);
     }
@@ -241,7 +242,10 @@ __device__ __forceinline__ void multiply_values(const Shared<D, S, W>& shared, i
   for (int c = 0; c < D / 64; ++c) {
     uint4 v[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = shared.values[stage][warp][4 * c + i][lane];
+    for (int i = 0; i < 4; ++i) {
+      const int key = 2 * (lane % 4) + i % 2 + i / 2 * 8;
+      v[i] = shared.values[stage][warp][c][key][value_slot(key, lane / 4)];
+    }
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const uint32_t select = j % 2 == 0 ? 0x5410 : 0x7632;
@@ -263,37 +267,39 @@ __device__ __forceinline__ void attend(const AttentionParams& p, int row, int kv
     const int key = min(max(block * kBlockKeys + lane % kBlockKeys, keys.x), keys.y);
     return page_row(p, sequence, kv_head, key);
   };
-  int block = keys.x / kBlockKeys + worker, rows[S];
-  if (block >= end) {
-    prepared.put(p, keys.y, shared);
-    return ptx::grid_dependency_wait();
-  }
+  int block = keys.x / kBlockKeys + worker, next_rows = 0, new_row = 0;
+  if (block < end) {
+    int rows[S];
 #pragma unroll
-  for (int i = 0; i < S; ++i) rows[i] = rows_of(block + i * stride);
+    for (int i = 0; i < S; ++i) rows[i] = rows_of(block + i * stride);
 #pragma unroll
-  for (int i = 0; i < S; ++i) {
-    if (block + i * stride < end) load_block(p, rows[i], i, shared);
-    ptx::cp_async_commit();
+    for (int i = 0; i < S; ++i) {
+      if (block + i * stride < end) load_block(p, rows[i], i, shared);
+      ptx::cp_async_commit();
+    }
+    next_rows = rows_of(block + S * stride);
+    new_row = page_row(p, sequence, kv_head, keys.y);
   }
-  int next_rows = rows_of(block + S * stride);
   const bool has_new = p.rope.k != nullptr && (end - 1 - block) % stride == 0;
-  const int new_row = page_row(p, sequence, kv_head, keys.y);
   NewToken<D> token;
   Queries<D> queries;
   prepared.put(p, keys.y, shared);
   ptx::grid_dependency_wait();
+  if (block >= end) return;  // not before: all warps meet at one barrier
   queries.load(p, row, kv_head);
   if (has_new) token.load(p, row, kv_head);
   queries.put(p.rope.k != nullptr ? shared.turns : nullptr, w);
   if (has_new) token.put(p, keys.y % kBlockKeys, new_row, shared.turns);
   for (int stage = 0; block < end; block += stride) {
     ptx::cp_async_wait<S - 1>();
+    __syncwarp();  // every lane's copies have landed
     if (has_new && block == end - 1) put_new_token(token, stage, block * kBlockKeys, keys, shared);
     float s[2][4] = {};
     uint32_t weights[4];
     multiply_keys(shared, stage, w, s);
     weigh(p, s, block * kBlockKeys, keys, w, weights);
     multiply_values(shared, stage, weights, w);
+    __syncwarp();  // the stage has been read
     if (block + S * stride < end) load_block(p, next_rows, stage, shared);
     ptx::cp_async_commit();
     next_rows = rows_of(block + (S + 1) * stride);
@@ -427,25 +433,35 @@ void launch(const AttentionParams& p, int splits) {
   current_stream().check_launch("attention_decode");
 }
 
+constexpr int kMostSplits = 8;  // 16 blocks start only where a GPC has room for all of them
+
+int64_t num_blocks(const AttentionParams& p, int splits) {
+  return int64_t{p.num_rows} * p.num_kv_heads * splits;
+}
+
 // Heads of up to 64. One block of keys a warp leaves shared memory to the linears before and behind, which
 // then have their weights sooner: where it is all that a warp gets, and where every block has an SM for
-// itself.
+// itself (those have room beside QKV's with up to 120 registers a thread). Else two where that lets four
+// blocks share an SM and three would leave some for a second round.
 void launch_small_heads(const AttentionParams& p, int splits, int64_t max_keys) {
-  constexpr int kMost = 8;  // 16 blocks start only where a GPC has room for all of them
-  if (splits > kMost) {
-    const bool alone = int64_t{p.num_rows} * p.num_kv_heads * kMost <= device_limits().num_sms;
-    return alone ? launch<64, 1, 8>(p, kMost) : launch<64, 3, 4>(p, kMost);
-  }
-  if (max_keys <= (splits * 4 - 1) * kBlockKeys) return launch<64, 1, 4>(p, splits);
-  // Where rows are many, four blocks share an SM.
-  splits > 1 ? launch<64, 3, 4>(p, splits) : launch<64, 2, 4>(p, splits);
+  const int64_t num_sms = device_limits().num_sms;
+  if (splits > kMostSplits && num_blocks(p, kMostSplits) <= num_sms) return launch<64, 1, 8>(p, kMostSplits);
+  if (splits <= kMostSplits && max_keys <= (splits * 4 - 1) * kBlockKeys) return launch<64, 1, 4>(p, splits);
+  splits = std::min(splits, kMostSplits);
+  num_blocks(p, splits) > 3 * num_sms ? launch<64, 2, 4>(p, splits) : launch<64, 3, 4>(p, splits);
+}
+
+// Heads of up to 128: two blocks of four warps share an SM, one of eight has it alone.
+void launch_large_heads(const AttentionParams& p, int splits) {
+  if (splits > kMostSplits && num_blocks(p, kMostSplits) <= device_limits().num_sms)
+    return launch<128, 2, 8>(p, kMostSplits);
+  launch<128, 2, 4>(p, std::min(splits, kMostSplits));
 }
 
 }  // namespace
 
 void launch_attention_decode(const AttentionParams& p, int splits, int64_t max_keys) {
-  if (p.k_dim <= 64) return launch_small_heads(p, splits, max_keys);
-  splits > 8 ? launch<128, 2, 8>(p, splits / 2) : launch<128, 2, 4>(p, splits);
+  p.k_dim <= 64 ? launch_small_heads(p, splits, max_keys) : launch_large_heads(p, splits);
 }
 
 }  // namespace fp4moe::cuda

@@ -27,8 +27,8 @@ __device__ __forceinline__ uint4 pack_8(const float (&x)[8]) {
           ptx::bf16_pair(x[6], x[7])};
 }
 
-// The row's own key and value, of heads of D, in the chunks of the lanes whose slots load_block() would fill
-// with them.
+// The row's own key and value, of heads of D: each lane has the chunks that it would multiply with if the key
+// were one of its own.
 template <int D>
 struct NewToken {
   float k[D / 32][8], v[D / 64][8];
@@ -55,7 +55,7 @@ struct NewToken {
 #pragma unroll
     for (int c = 0; c < D / 64; ++c) load_8(of_v + value_dim(c), v[c]);
   }
-  // Turns the key; the lanes that have the slots of `place` in a block store both into their page.
+  // Turns the key; the lanes that multiply with key `place` of a block store both into their page.
   __device__ __forceinline__ void put(const AttentionParams& p, int place, int page_row, const Turn* turns) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll

@@ -17,6 +17,15 @@ __device__ __forceinline__ float ex2(float x) {
   return y;
 }
 
+// ---- lanes ----
+// The thread's lane, read at each call: the compiler cannot compute addresses from it in advance. For code
+// that runs once in a loop, whose addresses would occupy registers in all of it.
+__device__ __forceinline__ int lane_read_here() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
 // ---- wgmma ----
 // What x depends on is computed before a later wait, though the assembler would rather move the wait up: a
 // store that never happens (x is no less than 0) keeps them in order.

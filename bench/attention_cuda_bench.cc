@@ -1,0 +1,192 @@
+// Decode attention on a GPU over KV pools of a whole model: microseconds of a layer's call in a CUDA graph
+// that calls every layer once, median of the replays. The pool's size, its page size and where a sequence's
+// pages are in it are varied, as a server's pool is larger than the L2 and its pages are scattered.
+//
+//   attention_cuda_bench [gpt-oss|qwen3|mla]...
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <numeric>
+#include <random>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "cuda_timing.h"
+#include "kernels/device_peak.h"
+#include "kernels/ops.h"
+
+namespace fp4moe {
+namespace {
+
+template <class T>
+Buffer on_device(const std::vector<T>& values) {
+  return must(
+      Buffer::copy_of(values.data(), static_cast<int64_t>(values.size() * sizeof(T)), device_memory()));
+}
+
+enum class Order {
+  kInOrder,   // sequence after sequence, pages ascending
+  kRuns,      // a sequence's pages are neighbours, the sequences anywhere in the pool
+  kShuffled,  // every page anywhere in the pool
+};
+const char* name_of(Order order) {
+  return order == Order::kInOrder ? "in order" : order == Order::kRuns ? "runs" : "shuffled";
+}
+
+struct Heads {
+  const char* name;
+  int query, kv, k_dim, v_dim;
+};
+constexpr Heads kHeads[] = {
+    {"gpt-oss", 64, 8, 64, 64}, {"qwen3", 32, 4, 128, 128}, {"mla", 128, 1, 576, 512}};
+
+struct Case {
+  Heads heads;
+  int64_t layers, batch, context;
+  int page_size = 16;
+  double pool = 1;  // size of the pool, in parts of what the sequences take
+  Order order = Order::kInOrder;
+  int64_t window = 0;
+
+  int num_tensors() const { return heads.k_dim == heads.v_dim ? 2 : 1; }  // MLA's values are in the keys
+  int64_t pages_of_sequence() const { return (context + page_size) / page_size; }
+  int64_t num_pages() const {
+    return static_cast<int64_t>(static_cast<double>(batch * pages_of_sequence()) * pool);
+  }
+  int64_t tensor_elements() const { return num_pages() * heads.kv * page_size * heads.k_dim; }
+  double read_bytes() const {
+    const int64_t keys = window > 0 ? std::min(window, context + 1) : context + 1;
+    return 2.0 * static_cast<double>(batch * keys * heads.kv * num_tensors() * heads.k_dim);
+  }
+};
+
+std::vector<int32_t> page_table(const Case& c) {
+  std::mt19937 random(1);
+  const int64_t length = c.pages_of_sequence();
+  std::vector<int32_t> table(static_cast<size_t>(c.batch * length));
+  if (c.order == Order::kShuffled) {
+    std::vector<int32_t> pages(static_cast<size_t>(c.num_pages()));
+    std::iota(pages.begin(), pages.end(), 0);
+    std::shuffle(pages.begin(), pages.end(), random);
+    std::copy_n(pages.begin(), table.size(), table.begin());
+    return table;
+  }
+  std::vector<int64_t> slots(static_cast<size_t>(c.num_pages() / length));
+  std::iota(slots.begin(), slots.end(), 0);
+  if (c.order == Order::kRuns) std::shuffle(slots.begin(), slots.end(), random);
+  for (int64_t s = 0; s < c.batch; ++s)
+    for (int64_t i = 0; i < length; ++i)
+      table[static_cast<size_t>(s * length + i)] =
+          static_cast<int32_t>(slots[static_cast<size_t>(s)] * length + i);
+  return table;
+}
+
+// What the kernels read of a batch of c.batch sequences with one new token each.
+struct Rows {
+  Buffer positions, row_sequence, first_row, first_position, pages;
+  DeviceBatch batch;
+
+  explicit Rows(const Case& c) {
+    const auto n = static_cast<size_t>(c.batch);
+    std::vector<int32_t> index(n + 1);
+    std::iota(index.begin(), index.end(), 0);
+    first_row = on_device(index);
+    index.pop_back();
+    row_sequence = on_device(index);
+    positions = on_device(std::vector<int64_t>(n, c.context));
+    first_position = on_device(std::vector<int32_t>(n, static_cast<int32_t>(c.context)));
+    pages = on_device(page_table(c));
+    batch.num_rows = batch.num_sequences = c.batch;
+    batch.max_rows = 1;
+    batch.max_pages = c.pages_of_sequence();
+    batch.positions = positions.as<int64_t>();
+    batch.row_sequence = row_sequence.as<int32_t>();
+    batch.first_row = first_row.as<int32_t>();
+    batch.first_position = first_position.as<int32_t>();
+    batch.page_table = pages.as<int32_t>();
+  }
+};
+
+void bench(Stream& stream, const Case& c) {
+  const int64_t tensor = c.tensor_elements(), layer = tensor * c.num_tensors();
+  const Buffer pool = device_buffer(2 * layer * c.layers);
+  const Heads& heads = c.heads;
+  const int64_t q_cols = int64_t{heads.query} * heads.k_dim, out_cols = int64_t{heads.query} * heads.v_dim;
+  const Buffer q = device_buffer(c.batch * q_cols * 4), out = device_buffer(c.batch * out_cols * 2);
+  sm90_peak_ops()->fill_normal(pool.as<bf16>(), layer * c.layers, 1);
+  must(stream.synchronize());
+  std::vector<float> queries(static_cast<size_t>(c.batch * q_cols));
+  std::mt19937 random(2);
+  for (float& x : queries) x = static_cast<float>(random() >> 8) * 0x1p-23f - 1;
+  must(device_memory().upload(q.data(), queries.data(), q.num_bytes()));
+  const Rows rows(c);
+  ThreadPool threads(1);
+  const double us = median_us(stream, c.layers, [&](int64_t i) {
+    bf16* keys = pool.as<bf16>() + i * layer;
+    const KvPages k = {keys, DType::kBF16, heads.kv, c.page_size, heads.k_dim, heads.k_dim};
+    const KvPages v = {
+        keys + (c.num_tensors() - 1) * tensor, DType::kBF16, heads.kv, c.page_size, heads.v_dim, heads.k_dim};
+    cuda_dense_ops()->attention({.q = q.as<float>(),
+                                 .q_stride = q_cols,
+                                 .k_pages = k,
+                                 .v_pages = v,
+                                 .num_heads = heads.query,
+                                 .scale = 0.1f,
+                                 .window = c.window,
+                                 .out = {out.data(), DType::kBF16, c.batch, out_cols},
+                                 .device_batch = &rows.batch},
+                                threads);
+  });
+  std::printf(
+      "%-7s batch %-3lld context %-5lld window %-3lld page %-3d pool %6.1f GB, %-8s %8.1f us %6.0f GB/s\n",
+      heads.name, static_cast<long long>(c.batch), static_cast<long long>(c.context),
+      static_cast<long long>(c.window), c.page_size, static_cast<double>(pool.num_bytes()) * 1e-9,
+      name_of(c.order), us, c.read_bytes() / us * 1e-3);
+  std::fflush(stdout);
+}
+
+// Layers enough that their keys and values exceed the L2.
+void bench_sizes(Stream& stream, const Heads& heads) {
+  for (const int64_t batch : {1, 8, 64})
+    for (const int64_t context : {128, 1024, 8192})
+      bench(
+          stream,
+          {.heads = heads, .layers = batch * context < 65536 ? 96 : 12, .batch = batch, .context = context});
+  bench(stream, {.heads = heads, .layers = 12, .batch = 64, .context = 8192, .window = 128});
+}
+
+void bench_pools(Stream& stream, const Heads& heads) {
+  Case c = {.heads = heads, .layers = 12, .batch = 64, .context = 8192};
+  for (const Order order : {Order::kInOrder, Order::kRuns, Order::kShuffled})
+    for (const double pool : {1.0, 8.0}) {
+      c.pool = pool, c.order = order;
+      bench(stream, c);
+    }
+  for (const int page_size : {32, 64, 128}) {
+    c.page_size = page_size;
+    bench(stream, c);
+  }
+}
+
+bool is_chosen(const Heads& heads, std::span<char*> names) {
+  return names.empty() || std::ranges::find(names, std::string_view(heads.name)) != names.end();
+}
+
+int run(std::span<char*> names) {
+  FP4MOE_CHECK(cuda_dense_ops() != nullptr, "built without CUDA");
+  Stream stream = must(Stream::make());
+  const StreamScope scope(stream);
+  must(prepare_cuda_dense_ops());
+  for (const Heads& heads : kHeads) {
+    if (!is_chosen(heads, names)) continue;
+    bench_sizes(stream, heads);
+    bench_pools(stream, heads);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace fp4moe
+
+int main(int argc, char** argv) { return fp4moe::run(std::span(argv, static_cast<size_t>(argc)).subspan(1)); }

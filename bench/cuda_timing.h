@@ -1,0 +1,50 @@
+// What the benchmarks of kernels on a GPU share: errors end the program, and times are those of CUDA graphs.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/check.h"
+#include "device/device_memory.h"
+#include "device/event.h"
+#include "device/graph.h"
+
+namespace fp4moe {
+
+template <class T>
+T must(Result<T> result) {
+  FP4MOE_CHECK(result.ok(), result.status().message());
+  return std::move(result).value();
+}
+inline void must(const Status& status) { FP4MOE_CHECK(status.ok(), status.message()); }
+
+inline Buffer device_buffer(int64_t num_bytes) { return must(Buffer::make(num_bytes, device_memory())); }
+
+// Microseconds of one of `num_calls` calls in a graph: the median of 20 replays behind two that are not
+// counted. call(i) makes call i.
+inline double median_us(Stream& stream, int64_t num_calls, const std::function<void(int64_t)>& call) {
+  constexpr int kReplays = 20;
+  call(0);  // resources that the first call creates must not be created during the capture
+  must(stream.synchronize());
+  const Graph graph = must(Graph::capture(stream, [&] {
+    for (int64_t i = 0; i < num_calls; ++i) call(i);
+    return Status();
+  }));
+  Event begin = must(Event::make()), end = must(Event::make());
+  std::vector<double> times;
+  for (int i = -2; i < kReplays; ++i) {
+    begin.record(stream);
+    graph.launch(stream);
+    end.record(stream);
+    must(stream.synchronize());
+    if (i >= 0) times.push_back(must(end.microseconds_since(begin)) / static_cast<double>(num_calls));
+  }
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+}  // namespace fp4moe
