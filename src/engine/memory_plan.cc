@@ -132,6 +132,8 @@ int64_t rank_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& confi
       sum += num_bytes / head_parts;
     } else if (has("embed_tokens")) {
       sum += num_bytes + (config.tie_word_embeddings ? head_bytes(tensor, plan.dense_quant) / head_parts : 0);
+    } else if (plan.moe.a2a_settings().deterministic && has(".mlp.")) {  // whole, for some of the rows
+      sum += num_bytes;
     } else if (has("_proj") && !has("_a_proj")) {  // MLA's compressions are on every rank
       sum += num_bytes / layout.attention_tp();
     } else {

@@ -61,7 +61,8 @@ Status Rank::load_model(const RankSetup& setup, const ModelOptions& options, con
     return {};
   };
   if (setup.plan.device() == DeviceKind::kCuda) return load();
-  auto cache = std::make_unique<WeightCache>(weight_cache_place(setup.checkpoint, setup.plan, layout_));
+  auto cache =
+      std::make_unique<WeightCache>(weight_cache_place(setup.checkpoint, setup.plan, layout_), pool_);
   {
     const WeightStoreScope scope(*cache);
     FP4MOE_RETURN_IF_ERROR(load());

@@ -250,6 +250,9 @@ Status load_up_projections(WeightLoader& loader, const std::string& prefix, Shar
       const LinearWeightsView kv_b,
       loader.view(prefix + "kv_b_proj", {loader.config().num_heads * (s.nope + s.value), s.latent}));
   if (kv_b.is_fp4) w.up_scale = kv_b.fp4.tensor_scale;
+  const int64_t head_rows = s.nope + s.value;
+  FP4MOE_RETURN_IF_ERROR(
+      loader.check_part({kv_b, row_range(heads.first * head_rows, heads.count * head_rows), {}}));
   const int64_t key_bytes = linear_weight_bytes(s.latent, s.nope, layout);
   const int64_t value_bytes = linear_weight_bytes(s.value, s.latent, layout);
   w.value_up = Arena::padded(s.heads * key_bytes);

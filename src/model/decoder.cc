@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/weight_store.h"
 #include "device/stream.h"
+#include "model/column_gather.h"
 #include "model/lm_head.h"
 #include "model/weight_loader.h"
 #include "moe/transport.h"
@@ -49,6 +51,8 @@ class Decoder final : public Model {
   int64_t layer_scratch_bytes(const DecoderLayer& layer) const;
   void attention(const DecoderLayer& w, const AttentionInput& in, ThreadPool& pool);
   Status attention_output(int64_t layer, int64_t num_rows, ThreadPool& pool);
+  Status gathered_attention_output(int64_t layer, const ActRows& heads, ThreadPool& pool);
+  Status dense_mlp(int64_t layer, const ActRows& x, ThreadPool& pool);
   Status feed_forward(int64_t layer, int64_t num_rows, const DeviceBatch* device, int32_t* expert_ids,
                       ThreadPool& pool);
   Status add_partial(const OpName& op, float* partial, int64_t num_rows, ThreadPool& pool);
@@ -56,6 +60,12 @@ class Decoder final : public Model {
   RmsNormArgs norm_args(const Buffer& weight, int64_t num_rows, float* out_f32) const;
   void norm(const Buffer& weight, int64_t num_rows, float* out_f32, ThreadPool& pool);
 
+  // Whether ranks of a group exchange what their layers read, not partial sums of what they write.
+  bool gathers() const {
+    return options_.rank.attention != nullptr && options_.moe_plan.a2a_settings().deterministic;
+  }
+  ColumnGather heads_gather(int64_t cols_of_rank) const;
+  ColumnGather outputs_gather() const;
   ActRows act(void* data, int64_t rows, int64_t cols) const { return {data, options_.act_dtype, rows, cols}; }
   int64_t act_bytes() const { return dtype_bits(options_.act_dtype) / 8; }
 
@@ -78,9 +88,11 @@ class Decoder final : public Model {
 
 Status Decoder::load(WeightLoader& loader, LayerLoader load_layer) {
   const int64_t h = config_.hidden_size;
+  enter_weights_part("embedding");
   FP4MOE_ASSIGN_OR_RETURN(embedding_, loader.matrix("model.embed_tokens.weight", config_.vocab_size, h));
   weight_bytes_ = embedding_.num_bytes();
   for (int64_t i = 0; i < config_.num_layers; ++i) {
+    enter_weights_part("layer " + std::to_string(i));
     FP4MOE_ASSIGN_OR_RETURN(DecoderLayer layer, load_layer(loader, i));
     const int64_t ffn_bytes = layer.moe ? layer.moe->weight_bytes() : layer.mlp->weight_bytes();
     loader.count(ffn_bytes);
@@ -88,6 +100,7 @@ Status Decoder::load(WeightLoader& loader, LayerLoader load_layer) {
     layers_.push_back(std::move(layer));
     loader.checkpoint().release_all(layer_prefix(i));
   }
+  enter_weights_part("head");
   FP4MOE_ASSIGN_OR_RETURN(final_norm_, loader.floats("model.norm.weight", h));
   FP4MOE_RETURN_IF_ERROR(load_lm_head(loader));
   FP4MOE_ASSIGN_OR_RETURN(transport_,
@@ -127,9 +140,15 @@ Status Decoder::load_lm_head(WeightLoader& loader) {
 
 int64_t Decoder::layer_scratch_bytes(const DecoderLayer& layer) const {
   const int64_t t = options_.max_batch_tokens, partial = Arena::padded(t * config_.hidden_size * 4);
+  int64_t out = partial;
+  if (gathers()) {
+    const ColumnGather heads = heads_gather(layer.attention->out_cols()), outputs = outputs_gather();
+    out = Arena::padded(t * heads.row_bytes()) + Arena::padded(t * outputs.mine().count * 4) +
+          std::max(heads.scratch_bytes(t), outputs.scratch_bytes(t));
+  }
   const int64_t ffn =
       layer.moe ? layer.moe->scratch_bytes(t, *transport_) : partial + layer.mlp->scratch_bytes(t);
-  return std::max({layer.attention->scratch_bytes(t), partial + layer.attention_out.scratch_bytes(t), ffn});
+  return std::max({layer.attention->scratch_bytes(t), out + layer.attention_out.scratch_bytes(t), ffn});
 }
 
 Status Decoder::allocate_scratch() {
@@ -210,9 +229,44 @@ Status Decoder::attention_output(int64_t layer, int64_t num_rows, ThreadPool& po
     w.attention_out.forward(heads, rows_.residual, /*accumulate=*/true, scratch_, pool);
     return {};
   }
+  if (gathers()) return gathered_attention_output(layer, heads, pool);
   float* partial = scratch_.take<float>(num_rows * config_.hidden_size);
   w.attention_out.forward(heads, partial, /*accumulate=*/false, scratch_, pool);
   return add_partial({"attention_out", static_cast<int>(layer), 0}, partial, num_rows, pool);
+}
+
+// The bits of one rank: the group's heads are gathered, each rank adds its output columns to the residual's
+// as one rank does to all, and the columns are gathered.
+Status Decoder::gathered_attention_output(int64_t layer, const ActRows& heads, ThreadPool& pool) {
+  const ColumnGather heads_of_group = heads_gather(heads.cols), outputs = outputs_gather();
+  const int index = static_cast<int>(layer);
+  const int64_t rows = heads.rows, h = config_.hidden_size;
+  const Shard mine = outputs.mine();
+  const ActRows all = act(scratch_.take<uint8_t>(rows * heads_of_group.row_bytes()), rows,
+                          heads.cols * options_.rank.layout.attention_tp());
+  FP4MOE_RETURN_IF_ERROR(
+      heads_of_group.run({"attention_heads", index}, {rows, heads.data, all.data}, scratch_, pool));
+  float* columns = scratch_.take<float>(rows * mine.count);
+  for (int64_t t = 0; t < rows; ++t)
+    std::copy_n(rows_.residual + t * h + mine.first, mine.count, columns + t * mine.count);
+  if (mine.count > 0)
+    layers_[static_cast<size_t>(layer)].attention_out.forward(all, columns, /*accumulate=*/true, scratch_,
+                                                              pool);
+  return outputs.run({"attention_out", index}, {rows, columns, rows_.residual}, scratch_, pool);
+}
+
+ColumnGather Decoder::heads_gather(int64_t cols_of_rank) const {
+  const int ranks = options_.rank.layout.attention_tp();
+  std::vector<Shard> parts;
+  for (int r = 0; r < ranks; ++r) parts.push_back({r * cols_of_rank, cols_of_rank});
+  return {*options_.rank.attention, std::move(parts), act_bytes()};
+}
+
+ColumnGather Decoder::outputs_gather() const {
+  const int ranks = options_.rank.layout.attention_tp();
+  std::vector<Shard> parts;
+  for (int r = 0; r < ranks; ++r) parts.push_back(output_shard(config_.hidden_size, ranks, r));
+  return {*options_.rank.attention, std::move(parts), int64_t{sizeof(float)}};
 }
 
 Status Decoder::feed_forward(int64_t layer, int64_t num_rows, const DeviceBatch* device, int32_t* expert_ids,
@@ -229,9 +283,32 @@ Status Decoder::feed_forward(int64_t layer, int64_t num_rows, const DeviceBatch*
   }
   if (num_rows == 0) return {};
   norm(w.ffn_norm, num_rows, nullptr, pool);
-  float* partial = scratch_.take<float>(num_rows * config_.hidden_size);
-  w.mlp->forward(x, partial, scratch_, pool);
-  return add_partial({"mlp", static_cast<int>(layer), 0}, partial, num_rows, pool);
+  return dense_mlp(layer, x, pool);
+}
+
+Status Decoder::dense_mlp(int64_t layer, const ActRows& x, ThreadPool& pool) {
+  const DenseMlp& mlp = *layers_[static_cast<size_t>(layer)].mlp;
+  const int64_t h = config_.hidden_size;
+  const OpName op = {"mlp", static_cast<int>(layer), 0};
+  float* out = scratch_.take<float>(x.rows * h);
+  if (!gathers()) {
+    mlp.forward(x, out, scratch_, pool);
+    return add_partial(op, out, x.rows, pool);
+  }
+  // Each rank has the whole MLP, and runs some of the rows.
+  const RankLayout& layout = options_.rank.layout;
+  std::vector<int64_t> counts;
+  for (int r = 0; r < layout.attention_tp(); ++r)
+    counts.push_back(shard_blocks(x.rows, 1, layout.attention_tp(), r).count * h * int64_t{sizeof(float)});
+  const Shard own = shard_blocks(x.rows, 1, layout.attention_tp(), layout.attention_rank());
+  if (own.count > 0)
+    mlp.forward(act(static_cast<uint8_t*>(x.data) + own.first * h * act_bytes(), own.count, h),
+                out + own.first * h, scratch_, pool);
+  const int64_t sizes[] = {x.rows, h};
+  FP4MOE_RETURN_IF_ERROR(options_.rank.attention->all_gather({op.op, op.layer, geometry_hash(sizes)},
+                                                             out + own.first * h, counts, out));
+  ops_.add({out, rows_.residual, x.rows * h}, pool);
+  return {};
 }
 
 // residual += partial [num_rows, H], summed over the group: the same bits on all its ranks.
@@ -282,9 +359,12 @@ Status load_norms(WeightLoader& loader, int64_t layer, DecoderLayer& out) {
 
 Result<LinearLayer> load_attention_out(WeightLoader& loader, int64_t layer, int64_t cols, bool has_bias) {
   const RankLayout& layout = loader.layout();
-  const LinearShape shape = {loader.config().hidden_size, cols * layout.attention_tp(), has_bias};
-  return loader.column_shard(layer_prefix(layer) + "self_attn.o_proj", shape,
-                             {cols * layout.attention_rank(), cols});
+  const int64_t h = loader.config().hidden_size;
+  const LinearShape shape = {h, cols * layout.attention_tp(), has_bias};
+  const std::string name = layer_prefix(layer) + "self_attn.o_proj";
+  if (loader.is_deterministic())
+    return loader.row_shard(name, shape, output_shard(h, layout.attention_tp(), layout.attention_rank()));
+  return loader.column_shard(name, shape, {cols * layout.attention_rank(), cols});
 }
 
 }  // namespace fp4moe

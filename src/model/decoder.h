@@ -20,7 +20,8 @@ class WeightLoader;
 struct DecoderLayer {
   Buffer attention_norm;  // [H] f32
   std::unique_ptr<Attention> attention;
-  LinearLayer attention_out;      // [H, attention->out_cols()]
+  // [H, attention->out_cols()]; of deterministic ranks [output_shard() of H, the group's columns]
+  LinearLayer attention_out;
   Buffer ffn_norm;                // [H] f32
   std::unique_ptr<MoeLayer> moe;  // one of the two
   std::unique_ptr<DenseMlp> mlp;
@@ -38,7 +39,8 @@ Result<std::unique_ptr<Model>> load_decoder(const Checkpoint& checkpoint, const 
 std::string layer_prefix(int64_t layer);
 // The two norms, under the names that all families use.
 Status load_norms(WeightLoader& loader, int64_t layer, DecoderLayer& out);
-// "o_proj", this rank's columns: those of its heads' outputs.
+// "o_proj" [H, cols of the group]: this rank's columns, those of its heads' outputs; of deterministic ranks
+// some of its rows. `cols`: of one rank.
 Result<LinearLayer> load_attention_out(WeightLoader& loader, int64_t layer, int64_t cols, bool has_bias);
 
 }  // namespace fp4moe

@@ -3,8 +3,10 @@
 #include "base/check.h"
 #include "base/weight_store.h"
 #include "io/expert_weights.h"
+#include "io/finite_check.h"
 #include "model/decoder.h"
 #include "model/weight_loader.h"
+#include "moe/shared_expert.h"
 
 namespace fp4moe {
 namespace {
@@ -15,6 +17,7 @@ Result<RouterWeights> load_router(WeightLoader& loader, const std::string& prefi
   FP4MOE_ASSIGN_OR_RETURN(
       const TensorView weight,
       loader.checkpoint().get(router + ".weight", DType::kBF16, {config.num_experts, config.hidden_size}));
+  FP4MOE_RETURN_IF_ERROR(check_finite({loader.checkpoint().find(router + ".weight")}, loader.pool()));
   RouterWeights weights{.scoring = names.scoring,
                         .weight = weight.as<bf16>(),
                         .num_groups = config.router.num_groups,
@@ -37,22 +40,27 @@ Result<std::unique_ptr<MoeLayer>> load_moe(WeightLoader& loader, int64_t layer, 
   const ModelConfig& config = loader.config();
   const std::string prefix = layer_prefix(layer);
   FP4MOE_ASSIGN_OR_RETURN(const RouterWeights router, load_router(loader, prefix, names));
-  Shard local = loader.moe_plan().problem().local_experts();
-  if (!packs_weights()) local.count = 0;  // their scales were checked when they were packed
+  const Shard local = loader.moe_plan().problem().local_experts();
+  const bool packs = packs_weights();  // else scales and matrices were checked when they were packed
   FP4MOE_ASSIGN_OR_RETURN(
       const MoeWeightsView experts,
-      load_expert_weights(loader.checkpoint(), config, layer, {local.first, local.count}));
+      load_expert_weights(loader.checkpoint(), config, layer, {local.first, packs ? local.count : 0}));
+  FP4MOE_RETURN_IF_ERROR(check_experts_finite(loader.checkpoint(), config, layer, {local.first, local.count},
+                                              packs, loader.pool()));
   const bool has_shared = names.shared_expert != nullptr && config.shared_intermediate_size > 0;
   SharedExpertWeights shared;
   if (has_shared) {
     FP4MOE_ASSIGN_OR_RETURN(shared.mlp,
                             load_mlp_weights(loader.checkpoint(), config, prefix + names.shared_expert,
                                              config.shared_intermediate_size));
+    FP4MOE_RETURN_IF_ERROR(loader.check_mlp(shared.mlp, shared_expert_shard(loader.moe_plan(), shared.mlp)));
   }
   if (has_shared && names.shared_gate != nullptr) {
     FP4MOE_ASSIGN_OR_RETURN(
         const TensorView gate,
         loader.checkpoint().get(prefix + names.shared_gate, DType::kBF16, {1, config.hidden_size}));
+    FP4MOE_RETURN_IF_ERROR(
+        check_finite({loader.checkpoint().find(prefix + names.shared_gate)}, loader.pool()));
     shared.gate = gate.as<bf16>();
   }
   return MoeLayer::make(loader.moe_plan(), loader.ops(), router, experts, has_shared ? &shared : nullptr,
@@ -66,7 +74,10 @@ Result<std::unique_ptr<DenseMlp>> load_dense_mlp(WeightLoader& loader, int64_t l
   FP4MOE_ASSIGN_OR_RETURN(const MlpWeightsView weights,
                           load_mlp_weights(loader.checkpoint(), loader.config(), name, total));
   const Shard shard =
-      shard_blocks(total, dense_mlp_block(weights), layout.attention_tp(), layout.attention_rank());
+      loader.is_deterministic()
+          ? Shard{0, total}
+          : shard_blocks(total, dense_mlp_block(weights), layout.attention_tp(), layout.attention_rank());
+  FP4MOE_RETURN_IF_ERROR(loader.check_mlp(weights, shard));
   auto mlp = DenseMlp::make(loader.moe_plan(), loader.ops(), weights, shard, loader.pool());
   if (!mlp.ok()) return mlp.status().with_context(name);
   return mlp;

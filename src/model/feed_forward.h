@@ -25,7 +25,8 @@ struct MoeNames {
 // config's.
 Result<std::unique_ptr<MoeLayer>> load_moe(WeightLoader& loader, int64_t layer, const MoeNames& names);
 
-// "mlp.gate_proj" and so on, the group's ranks sharing its I.
+// "mlp.gate_proj" and so on, the group's ranks sharing its I; deterministic ranks have all of it, for some of
+// the group's rows.
 Result<std::unique_ptr<DenseMlp>> load_dense_mlp(WeightLoader& loader, int64_t layer);
 
 }  // namespace fp4moe

@@ -16,10 +16,7 @@ constexpr int64_t kRowsPerPass = 64;  // of logits that are gathered at a time: 
 }  // namespace
 
 Shard vocab_shard(int64_t vocab_size, int64_t parts, int64_t index) {
-  constexpr int64_t kPanel = 16;
-  const Shard panels = shard_blocks((vocab_size + kPanel - 1) / kPanel, 1, parts, index);
-  const int64_t first = std::min(vocab_size, panels.first * kPanel);
-  return {first, std::min(vocab_size, (panels.first + panels.count) * kPanel) - first};
+  return output_shard(vocab_size, parts, index);
 }
 
 int LmHead::num_sharers() const {

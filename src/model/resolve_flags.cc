@@ -138,6 +138,11 @@ class Resolver {
       note("--ep-size 1 is raised to --tp-size " + tp + ": --moe-a2a-backend " + f.moe_a2a_backend +
            " moves rows to whole experts");
     }
+    if (f.enable_deterministic_inference && f.ep_size == 1 && f.tp_size > 1) {
+      f.ep_size = f.tp_size;
+      note("--ep-size 1 is raised to --tp-size " + tp +
+           ": --enable-deterministic-inference adds no partial sums of an expert's shards");
+    }
     if (f.enable_dp_attention && f.dp_size > 1)
       note("--max-running-requests, --chunked-prefill-size and --max-prefill-tokens are shared evenly by " +
            std::to_string(f.dp_size) + " data-parallel groups");

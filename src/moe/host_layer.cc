@@ -26,6 +26,7 @@ class HostLayer final : public MoeLayer {
             SharedExpert shared)
       : ops_(ops),
         problem_(plan.problem()),
+        splits_shared_rows_(plan.shared_expert_rows_are_split()),
         router_(std::move(router)),
         routed_(std::move(routed)),
         shared_(std::move(shared)) {}
@@ -92,16 +93,31 @@ class HostLayer final : public MoeLayer {
 
   // out [own rows, H] = the shared expert's output, or zeros. Nothing to do for a rank without rows.
   void run_shared(const MoeForwardArgs& args, Shard own, float* out, Arena& scratch, ThreadPool& pool) const {
-    if (own.count == 0) return;
+    const Shard rows = shared_rows(own);
     const int64_t h = problem_.hidden_size;
-    if (shared_.exists())
-      return shared_.forward(row_range(args.x, own), args.router_x + own.first * h, out, scratch, pool);
-    run_ranges(pool, own.count, kRowsPerChunk,
-               [&](int64_t first, int64_t last) { std::fill(out + first * h, out + last * h, 0.0f); });
+    const auto clear = [&](int64_t begin, int64_t end) {
+      run_ranges(pool, end - begin, kRowsPerChunk, [&](int64_t first, int64_t last) {
+        std::fill(out + (begin + first) * h, out + (begin + last) * h, 0.0f);
+      });
+    };
+    clear(0, rows.first);
+    clear(rows.first + rows.count, own.count);
+    if (rows.count == 0) return;
+    const Shard at = {own.first + rows.first, rows.count};
+    shared_.forward(row_range(args.x, at), args.router_x + at.first * h, out + rows.first * h, scratch, pool);
+  }
+
+  // Of this rank's rows those for which it runs the shared expert.
+  Shard shared_rows(Shard own) const {
+    if (!shared_.exists()) return {};
+    const RankLayout& layout = problem_.layout;
+    if (!splits_shared_rows_) return {0, own.count};
+    return shard_blocks(own.count, 1, layout.tp, layout.rank);
   }
 
   const DenseOps& ops_;
   MoeProblem problem_;
+  bool splits_shared_rows_;
   Router router_;
   RoutedExperts routed_;
   SharedExpert shared_;

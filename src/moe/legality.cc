@@ -46,11 +46,12 @@ Status check_ep_size(const MoeProblem&, const MoeChoice& c) {
 Status check_ep_divides_experts(const MoeProblem& p, const MoeChoice& c) {
   const int ep = resolved_ep(c);
   if (p.num_experts % ep == 0) return {};
-  if (c.a2a == "none")
+  if (c.a2a == "none" && !c.deterministic)
     return refuse(value("ep", ep), "does not divide " + value("num_experts", p.num_experts), "--ep 1");
   int nearest = ep;
   while (p.num_experts % nearest != 0) --nearest;
-  return refuse(value("ep", ep) + " (raised to tp by a2a=" + c.a2a + ")",
+  const std::string raised_by = c.a2a == "none" ? "enable_deterministic_inference" : "a2a=" + c.a2a;
+  return refuse(value("ep", ep) + " (raised to tp by " + raised_by + ")",
                 "does not divide " + value("num_experts", p.num_experts), "--tp " + std::to_string(nearest));
 }
 

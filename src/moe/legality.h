@@ -25,7 +25,11 @@ Status check_legality(const MoeProblem& problem, const MoeChoice& choice);
 // "<what> <why>; nearest legal choice: <nearest>", kUnsupported: the form of every refusal.
 Status refuse(const std::string& what, const std::string& why, const std::string& nearest);
 
-// --ep as the rules leave it: every a2a protocol but none moves rows to whole experts, so it raises ep to tp.
-constexpr int resolved_ep(const MoeChoice& choice) { return choice.a2a == "none" ? choice.ep : choice.tp; }
+// --ep as the rules leave it: every a2a protocol but none moves rows to whole experts, and a deterministic
+// sum has no partial sums of shards of an expert, so both raise ep to tp.
+constexpr int resolved_ep(const MoeChoice& choice) {
+  const bool whole_experts = choice.a2a != "none" || (choice.deterministic && choice.ep == 1);
+  return whole_experts ? choice.tp : choice.ep;
+}
 
 }  // namespace fp4moe

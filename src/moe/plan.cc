@@ -181,8 +181,9 @@ std::string notes(const MoeChoice& c, const MoePlan& plan) {
   if (find_alias(c.runner) != nullptr)
     add(c.runner + " is " + numerics_text(plan.numerics()) + ", which runs here as " + plan.runner()->name);
   if (resolved_ep(c) != c.ep)
-    add("ep=" + number(c.ep) + " raised to tp=" + number(c.tp) + ", as a2a=" + c.a2a +
-        " moves rows to whole experts");
+    add("ep=" + number(c.ep) + " raised to tp=" + number(c.tp) + ", as " +
+        (c.a2a == "none" ? "deterministic inference adds no partial sums of an expert's shards"
+                         : "a2a=" + c.a2a + " moves rows to whole experts"));
   return text;
 }
 
@@ -241,9 +242,17 @@ Result<MoePlan> plan_moe(const MoeProblem& problem, const MoeChoice& choice) {
   for (const A2aRow& row : a2a_rows())
     if (&row != plan.a2a_) plan.verdicts_.push_back({"a2a", row.name, why_not_a2a(row, choice)});
   FP4MOE_RETURN_IF_ERROR(plan.choose_runner(choice));
+  if (plan.scheme() == Scheme::kW4A8) plan.numerics_.act8 = plan.runner_->act8;
   plan.note_ = notes(choice, plan);
   if (choice.deterministic) plan.device_tactics_ = {{std::numeric_limits<int64_t>::max()}, {0}};
   return plan;
+}
+
+const DeviceMoeOps& MoePlan::device_ops() const {
+  FP4MOE_CHECK(runner_ != nullptr && runner_->device_ops != nullptr, "not a plan for a GPU");
+  const DeviceMoeOps* ops = runner_->device_ops(scheme());
+  FP4MOE_CHECK(ops != nullptr, "a plan for a GPU in a build without CUDA");
+  return *ops;
 }
 
 MoePlan MoePlan::with_tactics(const Tactics& tactics) const {
@@ -266,8 +275,16 @@ MoePlan MoePlan::at_rank(int rank) const {
   return plan;
 }
 
-bool MoePlan::shared_expert_is_sharded() const {
+bool MoePlan::is_one_group_of_none() const {
   return a2a_ != nullptr && std::string_view(a2a_->name) == "none" && problem_.layout.dp == 1;
+}
+
+bool MoePlan::shared_expert_is_sharded() const {
+  return is_one_group_of_none() && !a2a_settings_.deterministic;
+}
+
+bool MoePlan::shared_expert_rows_are_split() const {
+  return is_one_group_of_none() && a2a_settings_.deterministic;
 }
 
 }  // namespace fp4moe

@@ -62,6 +62,7 @@ struct MoeChoice {
 };
 
 struct A2aRow;
+struct DeviceMoeOps;
 struct RunnerRow;
 
 // A row that was considered and what became of it. An empty reason: it fits, but a better row was taken.
@@ -81,6 +82,8 @@ class MoePlan {
   // The chosen rows (moe/table.h); null in an empty plan. They live as long as the program.
   const A2aRow* a2a() const { return a2a_; }
   const RunnerRow* runner() const { return runner_; }
+  // Of a GPU's runner under the plan's scheme. Precondition: the plan is for a GPU, in a build with CUDA.
+  const DeviceMoeOps& device_ops() const;
   const A2aSettings& a2a_settings() const { return a2a_settings_; }
   // Every row of the table that was not taken, best first.
   const std::vector<RowVerdict>& verdicts() const { return verdicts_; }
@@ -92,14 +95,18 @@ class MoePlan {
   // The same plan with other tactics; the results are the same to the bit.
   MoePlan with_tactics(const Tactics& tactics) const;
   const Tactics& tactics() const { return tactics_; }
-  // The same plan with tactics of a GPU's routed experts: results agree within w4a16's budget.
+  // The same plan with tactics of a GPU's routed experts, which differ in last bits of sums.
   MoePlan with_tactics(const DeviceTactics& tactics) const;
   const DeviceTactics& device_tactics() const { return device_tactics_; }
   // A layer's output on a rank is a partial sum of all ranks': a shared expert is then sharded over all of
   // them; else each rank has all of it, for its own rows.
   bool shared_expert_is_sharded() const;
+  // Every rank has all rows, but runs the shared expert, which is whole, for a part of them: the rest is
+  // another rank's, and zero here.
+  bool shared_expert_rows_are_split() const;
 
  private:
+  bool is_one_group_of_none() const;
   friend Result<MoePlan> plan_moe(const MoeProblem&, const MoeChoice&);
   Status choose_runner(const MoeChoice& choice);
   MoeProblem problem_;

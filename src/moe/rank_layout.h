@@ -18,6 +18,16 @@ constexpr Shard shard_blocks(int64_t total, int64_t block, int64_t parts, int64_
   return {first * block, (each + (index < more ? 1 : 0)) * block};
 }
 
+// Part `index` of `parts` of a linear layer's outputs: whole panels of 16 as far as they go, so that a shard
+// has the panels, and with them the bits, of the whole layer.
+constexpr Shard output_shard(int64_t outputs, int64_t parts, int64_t index) {
+  constexpr int64_t kPanel = 16;
+  const Shard panels = shard_blocks((outputs + kPanel - 1) / kPanel, 1, parts, index);
+  const int64_t first = panels.first * kPanel < outputs ? panels.first * kPanel : outputs;
+  const int64_t end = (panels.first + panels.count) * kPanel;
+  return {first, (end < outputs ? end : outputs) - first};
+}
+
 // tp ranks in all, in dp groups of tp / dp consecutive ones: a group shares the attention of its own requests
 // by heads. Experts: ep = 1: each rank has a shard (along I) of every expert; ep = tp: whole experts, E / tp
 // consecutive ones.

@@ -6,13 +6,17 @@
 
 namespace fp4moe {
 
+Shard shared_expert_shard(const MoePlan& plan, const MlpWeightsView& weights) {
+  const RankLayout& layout = plan.problem().layout;
+  const int64_t total = weights.intermediate_size;
+  if (!plan.shared_expert_is_sharded()) return {0, total};
+  return shard_blocks(total, dense_mlp_block(weights), layout.tp, layout.rank);
+}
+
 Result<SharedExpert> SharedExpert::make(const MoePlan& plan, const DenseOps& ops,
                                         const SharedExpertWeights& weights, ThreadPool& pool) {
-  const RankLayout& layout = plan.problem().layout;
-  const int64_t total = weights.mlp.intermediate_size, h = plan.problem().hidden_size;
-  const Shard shard = plan.shared_expert_is_sharded()
-                          ? shard_blocks(total, dense_mlp_block(weights.mlp), layout.tp, layout.rank)
-                          : Shard{0, total};
+  const int64_t h = plan.problem().hidden_size;
+  const Shard shard = shared_expert_shard(plan, weights.mlp);
   SharedExpert shared;
   shared.ops_ = &ops;
   auto mlp = DenseMlp::make(plan, ops, weights.mlp, shard, pool);

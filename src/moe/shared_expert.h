@@ -13,11 +13,14 @@
 
 namespace fp4moe {
 
+// The part of the shared expert's I that this rank has: a shard where the layer's output is a partial sum of
+// all ranks', else all of it.
+Shard shared_expert_shard(const MoePlan& plan, const MlpWeightsView& weights);
+
 class SharedExpert {
  public:
   SharedExpert() = default;  // of a layer without one
-  // This rank's part: a shard where its output is a partial sum of all ranks', else all of it. The source may
-  // be released afterwards.
+  // This rank's part. The source may be released afterwards.
   static Result<SharedExpert> make(const MoePlan& plan, const DenseOps& ops,
                                    const SharedExpertWeights& weights, ThreadPool& pool);
 

@@ -1,6 +1,15 @@
-// Models on 2 to 4 thread ranks against one rank: tensor, expert and data parallel, every a2a protocol.
+// Models on 2 to 8 thread ranks against one rank: tensor, expert and data parallel, every a2a protocol.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
+#include <sstream>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "io/small_model.h"
+#include "io/temp_folder.h"
 #include "rank_threads.h"
 #include "support/compare.h"
 
@@ -141,15 +150,143 @@ TEST_F(Parallel, DataParallelDeepepPayloadsEqualOneRankBitForBit) {
     }
 }
 
-// The deterministic mode sums an expert's rows in top-k order wherever they come from.
-TEST_F(Parallel, DeterministicModeEqualsOneRankBitForBit) {
-  for (const char* name : {"demo-dsv3-nvfp4", "demo-gptoss-mxfp4"})
-    for (const Layout& layout : {Layout{4, 4, 4, "none"}, Layout{4, 4, 4, "flashinfer", true}}) {
-      SCOPED_TRACE(name + (" " + text(layout)));
-      EngineConfig flags = flags_of(layout, "bfloat16", "w4a16");
-      flags.enable_deterministic_inference = true;
-      EXPECT_EQ(run(name, flags), one_rank(name, flags));
+// --enable-deterministic-inference on whole models: every legal layout gives one rank's bits, over 200
+// positions and more, with idle groups and groups that end early.
+struct DeterministicCase {
+  const char* name;
+  int num_layouts;  // of 2, 3, 4, 5 and 8 ranks, that are legal
+};
+
+class Deterministic : public Parallel, public testing::WithParamInterface<DeterministicCase> {
+ protected:
+  static constexpr int64_t kChunk = 64;
+
+  void SetUp() override {
+    std::istringstream words(GetParam().name);
+    std::string word;
+    words >> word;
+    model_ = folder(word);
+    if (word != "tiny") return;
+    words >> word;
+    MakeTinyOptions options = small_model(word);
+    words >> options.dialect;
+    model_ = tiny_.file("m");
+    const Status made = make_tiny(model_, options);
+    ASSERT_TRUE(made.ok()) << made.to_string();
+  }
+  static std::vector<int32_t> prompt_of(int group) {
+    constexpr int kLengths[] = {203, 70, 0, 129};
+    std::vector<int32_t> ids;
+    for (int i = 0; i < kLengths[group % 4]; ++i) ids.push_back((i * 37 + i / 5 + group % 4 * 11 + 3) % 97);
+    return ids;
+  }
+  static EngineConfig deterministic(const Layout& layout, const char* compute) {
+    EngineConfig flags = flags_of(layout, "bfloat16", compute);
+    flags.enable_deterministic_inference = true;
+    return flags;
+  }
+  // The group's prompt alone on one rank, computed once for each protocol.
+  const std::vector<float>& one_rank(const char* a2a, const char* compute, int group) {
+    const auto [at, is_new] = one_.try_emplace({a2a, compute, group % 4});
+    if (is_new) {
+      const auto logits =
+          run_ranks({model_, deterministic({1, 1, 1, a2a}, compute), kChunk, 16}, {prompt_of(group)});
+      EXPECT_TRUE(logits.ok()) << logits.status().to_string();
+      if (logits.ok()) at->second = logits->front();
     }
+    return at->second;
+  }
+  // Whether the layout is legal; then its bits must be one rank's.
+  bool check(const Layout& layout, const char* compute) {
+    SCOPED_TRACE(text(layout) + " " + compute);
+    std::vector<std::vector<int32_t>> prompts;
+    for (int g = 0; g < layout.dp; ++g) prompts.push_back(prompt_of(g));
+    const auto groups = run_ranks({model_, deterministic(layout, compute), kChunk, 16}, prompts);
+    if (groups.status().code() == StatusCode::kUnsupported) return false;
+    EXPECT_TRUE(groups.ok()) << groups.status().to_string();
+    for (int g = 0; groups.ok() && g < layout.dp; ++g) {
+      const std::vector<float>& one = one_rank(layout.a2a, compute, g);
+      const std::vector<float>& many = (*groups)[static_cast<size_t>(g)];
+      EXPECT_EQ(many.size(), one.size());
+      EXPECT_TRUE(many == one) << "group " << g << " differs by "
+                               << (many.size() == one.size() ? relative_l2(many, one) : 1);
+    }
+    return true;
+  }
+
+  const TempFolder tiny_;
+  std::string model_;
+  std::map<std::tuple<std::string, std::string, int>, std::vector<float>> one_;
+};
+
+TEST_P(Deterministic, EveryLegalLayoutHasTheBitsOfOneRank) {
+  int checked = 0;
+  for (const int tp : {2, 3, 4, 5, 8})
+    for (const char* a2a : {"none", "deepep", "flashinfer"})
+      for (int dp = 1; dp <= tp; ++dp)
+        if (tp % dp == 0) checked += check({tp, 1, dp, a2a, dp == 2}, "w4a16");
+  EXPECT_EQ(checked, GetParam().num_layouts);
+}
+
+TEST_P(Deterministic, EverySchemeHasTheBitsOfOneRank) {
+  int checked = 0;
+  for (const char* compute : {"w4a4", "w4a8"})
+    for (const Layout& layout : {Layout{2, 1, 1, "none"}, Layout{2, 1, 1, "deepep"}, Layout{4, 1, 2, "none"},
+                                 Layout{3, 1, 3, "flashinfer"}, Layout{5, 1, 5, "none"}})
+      checked += check(layout, compute);
+  EXPECT_GE(checked, 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Deterministic,
+                         testing::Values(DeterministicCase{"demo-dsv3-nvfp4", 21},
+                                         DeterministicCase{"demo-gptoss-mxfp4", 21},
+                                         DeterministicCase{"dsv3_h64_compressed_sharded", 3},
+                                         DeterministicCase{"dsv3_h96_modelopt_yarn", 9},
+                                         DeterministicCase{"h160_i224_sharded_old_rope", 3},
+                                         DeterministicCase{"h192_i96_yarn", 14},
+                                         DeterministicCase{"h96_i32_plain_rope_top1", 3},
+                                         DeterministicCase{"qwen2_h64_shared_expert", 3},
+                                         DeterministicCase{"qwen3_h96_compressed_mxfp4_tied", 3},
+                                         DeterministicCase{"qwen3_h96_fused_old_rope", 9},
+                                         // FP4 projections of a group's attention; a gated shared expert.
+                                         DeterministicCase{"tiny deepseek-v3-tiny compressed-nvfp4", 14},
+                                         DeterministicCase{"tiny qwen2-moe-tiny compressed-mxfp4", 14}),
+                         [](const auto& test) {
+                           std::string name = test.param.name;
+                           std::ranges::replace_if(
+                               name, [](char c) { return c == '-' || c == ' '; }, '_');
+                           return name;
+                         });
+
+// Without the flag a group's partial sums show in the bits; so the tests above would see them.
+TEST_F(Parallel, WithoutTheFlagAGroupsPartialSumsMoveTheLogits) {
+  for (const char* name : {"demo-dsv3-nvfp4", "demo-gptoss-mxfp4"})
+    for (const char* a2a : {"none", "deepep"}) {
+      EngineConfig flags = flags_of({2, 2, 1, a2a}, "bfloat16", "w4a16");
+      const Groups many = run(name, flags), one = one_rank(name, flags);
+      ASSERT_EQ(many.size(), 1u);
+      const double error = relative_l2(many[0], one[0]);
+      EXPECT_GE(error, 1e-6) << name << " " << a2a;
+      EXPECT_LE(error, 1e-2) << name << " " << a2a;
+    }
+}
+
+// 8-bit dense weights: blocks of 32 along K begin at a shard's first column, so K may not be cut.
+TEST_F(Parallel, DeterministicModeHoldsForDenseLayersIn8Bits) {
+  EngineConfig flags = flags_of({2, 1, 1, "none"}, "bfloat16", "w4a16");
+  flags.enable_deterministic_inference = true;
+  flags.dense_quant = "q8";
+  for (const char* name : {"demo-dsv3-nvfp4", "qwen3_h96_fused_old_rope"})
+    EXPECT_EQ(run(name, flags), one_rank(name, flags)) << name;
+}
+
+// The oracle's ops sum in double and round once, with the residual in the sum.
+TEST_F(Parallel, DeterministicModeHoldsForTheReference) {
+  EngineConfig flags = flags_of({2, 1, 1, "none"}, "float32", "w4a16");
+  flags.enable_deterministic_inference = true;
+  flags.moe_runner_backend = "ref";
+  for (const char* name : {"dsv3_h96_modelopt_yarn", "h192_i96_yarn"})
+    EXPECT_EQ(run(name, flags), one_rank(name, flags)) << name;
 }
 
 // Others of a group may leave the logits to the first, whoever shares the head.

@@ -57,6 +57,13 @@ TEST(ResolveFlags, AnA2aRaisesExpertParallelismToAllRanks) {
       EXPECT_EQ(says(r, LogLevel::kInfo, "--ep-size 1 is raised to --tp-size " + std::to_string(tp)), raised);
     }
   }
+  EngineConfig deterministic;
+  deterministic.tp_size = 4;
+  deterministic.enable_deterministic_inference = true;
+  const ResolvedFlags r = resolved(deterministic);
+  EXPECT_EQ(r.flags.ep_size, 4);
+  EXPECT_TRUE(
+      says(r, LogLevel::kInfo, "--ep-size 1 is raised to --tp-size 4: --enable-deterministic-inference"));
   EngineConfig odd = a2a("deepep");
   odd.tp_size = 4;
   odd.ep_size = 2;

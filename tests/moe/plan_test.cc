@@ -64,11 +64,25 @@ TEST(PlanTest, EveryRowCanBeForcedAndForcingTakesEffect) {
       MoeProblem p = problem(format, Isa::kAmx);
       p.device = row.device;
       p.compute_capability = row.max_compute;
-      const MoePlan made = plan(p, {.runner = row.name});
+      const char* compute = row.schemes.has(Scheme::kW4A16) ? "auto" : "w4a8";
+      const MoePlan made = plan(p, {.runner = row.name, .fp4_compute = compute});
       EXPECT_STREQ(made.runner()->name, row.name);
       EXPECT_EQ(made.verdicts().size(), runner_rows().size() - 1 + a2a_rows().size() - 1);
     }
   }
+}
+
+TEST(PlanTest, TheRunnerSaysWhatW4A8IsAndWhoJudgesIt) {
+  const MoePlan cpu = plan(problem(), {.fp4_compute = "w4a8"});
+  EXPECT_EQ(cpu.numerics().act8, Act8::kInt8Block);
+  EXPECT_STREQ(oracle_row(cpu.numerics()).name, "ref");
+  MoeProblem p = problem();
+  p.device = DeviceKind::kCuda;
+  p.compute_capability = 90;
+  const MoePlan gpu = plan(p, {.fp4_compute = "w4a8"});
+  EXPECT_EQ(gpu.numerics().act8, Act8::kFp8Token);
+  EXPECT_EQ(numerics_text(gpu.numerics()), "w4a8 (FP8 tokens)");
+  EXPECT_STREQ(oracle_row(gpu.numerics()).name, "ref_fp8");
 }
 
 TEST(PlanTest, SglangNamesResolveToNativeRows) {
@@ -97,7 +111,8 @@ TEST(PlanTest, DescribesChoiceRunnerUpAndRefusals) {
       "  refused  runner cpu_avx512: needs avx512, this CPU offers avx2\n"
       "  next     runner cpu_scalar: fits\n"
       "  refused  runner cpu_bf16: does not read mxfp4\n"
-      "  also     runner ref: fits");
+      "  also     runner ref: fits\n"
+      "  refused  runner ref_fp8: does not compute w4a16");
   EXPECT_EQ(describe(MoePlan()), "MoE plan: empty");
 }
 
@@ -234,7 +249,7 @@ TEST(PlanRefusalTest, UnknownNamesListTheKnownOnes) {
   EXPECT_EQ(
       refusal(problem(), {.runner = "triton"}, kInvalid),
       "unknown moe_runner_backend 'triton': auto, sm90, cuda_mma, cpu_amx, cpu_avx512, cpu_avx2, cpu_scalar, "
-      "cpu_bf16, ref, "
+      "cpu_bf16, ref, ref_fp8, "
       "marlin, triton_kernel, flashinfer_mxfp4, flashinfer_cutedsl, flashinfer_cutlass or flashinfer_trtllm");
   EXPECT_EQ(refusal(problem(), {.a2a = "pplx"}, kInvalid),
             "unknown moe_a2a_backend 'pplx': none, deepep or flashinfer");
@@ -283,6 +298,10 @@ TEST(PlanRefusalTest, Parallelism) {
             "ep=3 does not divide num_experts=32; nearest legal choice: --ep 1");
   EXPECT_EQ(refusal(problem(), {.a2a = "deepep", .tp = 6}),
             "ep=6 (raised to tp by a2a=deepep) does not divide num_experts=32; nearest legal choice: --tp 4");
+  EXPECT_EQ(
+      refusal(problem(), {.tp = 6, .deterministic = true}),
+      "ep=6 (raised to tp by enable_deterministic_inference) does not divide num_experts=32; nearest legal "
+      "choice: --tp 4");
   EXPECT_EQ(refusal(problem(), {.tp = 4, .dp = 2}),
             "dp=2 without enable_dp_attention would be 2 servers; nearest legal choice: --dp 2 "
             "--enable-dp-attention");
@@ -347,7 +366,7 @@ TEST(PlanRefusalTest, DeviceWithoutARow) {
       "more, this GPU has 7.5; cpu_amx runs on cpu, the device is cuda; cpu_avx512 runs on cpu, the "
       "device is cuda; cpu_avx2 runs on cpu, the device is cuda; "
       "cpu_scalar runs on cpu, the device is cuda; cpu_bf16 runs on cpu, the device is cuda; ref runs on "
-      "cpu, the device is cuda");
+      "cpu, the device is cuda; ref_fp8 runs on cpu, the device is cuda");
 }
 
 }  // namespace
