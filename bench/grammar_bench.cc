@@ -85,13 +85,33 @@ constexpr Case kCases[] = {
     {GrammarSpec::Kind::kRegex, "([A-Za-z ]{1,60}[.!?] ){1,5}"},
 };
 
+const Tokenizer& tokenizer() {
+  static const Tokenizer tokenizer = make_tokenizer();
+  return tokenizer;
+}
+
+GrammarCompiler* compiler() {
+  static const auto compiler = make_grammar_compiler(tokenizer(), kVocab, {kEosId});
+  return compiler.get();
+}
+
+// Also the steps of the budget that it takes.
+void compile(benchmark::State& state) {
+  if (compiler() == nullptr) return state.SkipWithError("a build without xgrammar");
+  const Case& c = kCases[state.range(0)];
+  for (auto _ : state) {
+    const auto grammar = compiler()->compile({c.kind, c.text}, kCompileBudget);
+    if (!grammar.ok()) return state.SkipWithError(grammar.status().message().c_str());
+    state.counters["steps"] = static_cast<double>((*grammar)->num_steps());
+  }
+}
+BENCHMARK(compile)->DenseRange(0, 3)->ArgName("case")->Unit(benchmark::kMillisecond);
+
 // Every iteration is a step along a random walk through the grammar; a walk that ends begins again.
 void mask_row(benchmark::State& state) {
-  static const Tokenizer tokenizer = make_tokenizer();
-  static const auto compiler = make_grammar_compiler(tokenizer, kVocab, {kEosId});
-  if (compiler == nullptr) return state.SkipWithError("a build without xgrammar");
+  if (compiler() == nullptr) return state.SkipWithError("a build without xgrammar");
   const Case& c = kCases[state.range(0)];
-  const auto grammar = compiler->compile({c.kind, c.text});
+  const auto grammar = compiler()->compile({c.kind, c.text}, kCompileBudget);
   if (!grammar.ok()) return state.SkipWithError(grammar.status().message().c_str());
   const Sampler sampler(kVocab, {});
   const SamplingParams greedy{.temperature = 0};
@@ -106,11 +126,13 @@ void mask_row(benchmark::State& state) {
     std::rotate_copy(noise.begin(), noise.begin() + static_cast<std::ptrdiff_t>(turn), noise.end(),
                      logits.begin());
     state.ResumeTiming();
-    if (state.range(1) != 0 && !matcher->fill_allowed(allowed).ok()) return state.SkipWithError("no mask");
+    if (state.range(1) != 0 && !matcher->fill_allowed(allowed, kMaskBudget).ok())
+      return state.SkipWithError("no mask");
     const std::span<const uint32_t> mask(allowed.data(), state.range(1) != 0 ? allowed.size() : 0);
     const auto token = sampler.sample(logits, greedy, 0, {}, mask);
     if (state.range(1) == 0) continue;
-    if (!token.ok() || !matcher->accept(token->token_id).ok()) return state.SkipWithError("no token");
+    if (!token.ok() || !matcher->accept(token->token_id, kAcceptBudget).ok())
+      return state.SkipWithError("no token");
     if (matcher->has_ended()) matcher = (*grammar)->make_matcher();
   }
 }

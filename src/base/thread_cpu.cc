@@ -50,4 +50,9 @@ void ThreadCpu::move_to(int cpu) const {
   ::sched_setaffinity(id_, sizeof allowed, allowed.bits);
 }
 
+bool ThreadCpu::lower_priority() const {
+  const sched_param no_param = {};
+  return ::sched_setscheduler(id_, SCHED_IDLE, &no_param) == 0;
+}
+
 }  // namespace fp4moe

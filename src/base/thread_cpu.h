@@ -24,6 +24,9 @@ class ThreadCpu {
   // Puts it on that CPU, if it may use it; where it may run later is left as it was. Not for two callers at a
   // time.
   void move_to(int cpu) const;
+  // Makes the thread run only on CPU time that no other thread wants (SCHED_IDLE). There is no way back:
+  // raising a priority takes a privilege. False, and nothing was done, if the system refuses.
+  bool lower_priority() const;
 
  private:
   pid_t id_ = 0;

@@ -1,82 +1,192 @@
 #include "engine/answer_grammar.h"
 
+#include <algorithm>
+#include <exception>
 #include <string>
-#include <system_error>
 #include <utility>
 
-#include "base/log.h"
+#include "base/check.h"
+#include "base/thread_cpu.h"
 
 namespace fp4moe {
 
-AnswerGrammar::AnswerGrammar(std::unique_ptr<GrammarMatcher> matcher, int64_t vocab_size)
-    : matcher_(std::move(matcher)), allowed_(static_cast<size_t>((vocab_size + 31) / 32)) {}
+// ---- AnswerGrammar --------------------------------------------------------------------------------
 
-void AnswerGrammar::fill_locked() {
-  if (is_filled_ || matcher_->has_ended()) return;
-  status_ = matcher_->fill_allowed(allowed_);
-  is_filled_ = true;
+AnswerGrammar::AnswerGrammar(std::shared_ptr<const Grammar> grammar, int64_t vocab_size)
+    : grammar_(std::move(grammar)), allowed_(static_cast<size_t>((vocab_size + 31) / 32)) {}
+
+std::span<const uint32_t> AnswerGrammar::allowed() const {
+  FP4MOE_CHECK(state() == State::kReady, "the mask is not there");
+  return allowed_;
 }
 
-void AnswerGrammar::fill() {
-  std::lock_guard lock(mutex_);
-  fill_locked();
+void AnswerGrammar::hand_over(std::optional<int32_t> id) {
+  next_id_ = id;
+  handed_over_ = Clock::now();
+  state_.store(State::kWorking, std::memory_order_release);
 }
 
-Result<std::span<const uint32_t>> AnswerGrammar::allowed() {
-  std::lock_guard lock(mutex_);
-  fill_locked();
-  if (!status_.ok()) return status_;
-  return std::span<const uint32_t>(allowed_);
+// A matcher is of no use after an error: the next call makes another one, which takes the same tokens.
+Status AnswerGrammar::work(GrammarBudget budget) {
+  budget.is_cancelled = &is_cancelled_;
+  if (matcher_ == nullptr) {
+    matcher_ = grammar_->make_matcher();
+    for (const int32_t id : accepted_) FP4MOE_RETURN_IF_ERROR(matcher_->accept(id, budget));
+  }
+  if (next_id_) {
+    FP4MOE_RETURN_IF_ERROR(matcher_->accept(*next_id_, budget));
+    accepted_.push_back(*next_id_);
+    next_id_.reset();
+  }
+  return matcher_->has_ended() ? Status() : matcher_->fill_allowed(allowed_, budget);
 }
 
-Status AnswerGrammar::accept(int32_t id) {
-  std::lock_guard lock(mutex_);
-  is_filled_ = false;
-  return matcher_->accept(id);
-}
+// ---- MaskThreads: the engine's side ---------------------------------------------------------------
 
-bool AnswerGrammar::has_ended() const {
-  std::lock_guard lock(mutex_);
-  return matcher_->has_ended();
-}
-
-MaskThreads::MaskThreads(int num_threads) {
+MaskThreads::MaskThreads(const MaskLimits& limits, std::function<void()> on_done)
+    : limits_(limits), on_done_(std::move(on_done)) {
+  FP4MOE_CHECK(limits.num_fast_threads > 0 && limits.num_slow_threads > 0, "a lane without a thread");
+  slow_.is_slow = true;
   try {
-    for (int i = 0; i < num_threads; ++i) threads_.emplace_back([this] { run(); });
-  } catch (const std::system_error& error) {
-    log_warning("only " + std::to_string(threads_.size()) + " of " + std::to_string(num_threads) +
-                " threads for the masks of grammars: " + error.what());
+    for (int i = 0; i < limits.num_fast_threads; ++i) add_thread(fast_);
+    for (int i = 0; i < limits.num_slow_threads; ++i) add_thread(slow_);
+  } catch (const std::exception&) {
+    stop();
+    throw;
   }
 }
 
-MaskThreads::~MaskThreads() {
+MaskThreads::~MaskThreads() { stop(); }
+
+void MaskThreads::add_thread(Lane& lane) {
+  threads_.emplace_back([this, &lane] { run(lane); });
+}
+
+void MaskThreads::stop() {
   {
     std::lock_guard lock(mutex_);
     stopping_ = true;
+    for (AnswerGrammar* answer : running_) answer->is_cancelled_.store(true, std::memory_order_relaxed);
   }
-  changed_.notify_all();
+  for (Lane* lane : {&fast_, &slow_}) lane->changed.notify_all();
   for (std::thread& thread : threads_) thread.join();
 }
 
-void MaskThreads::fill_ahead(std::shared_ptr<AnswerGrammar> answer) {
-  if (threads_.empty()) return;
-  {
-    std::lock_guard lock(mutex_);
-    waiting_.push_back(std::move(answer));
-  }
-  changed_.notify_one();
+void MaskThreads::start(const AnswerPtr& answer, std::optional<int32_t> first_id) {
+  answer->hand_over(first_id);
+  if (is_known_slow(*answer)) answer->is_slow_.store(true, std::memory_order_relaxed);
+  enqueue(answer);
 }
 
-void MaskThreads::run() {
+void MaskThreads::advance(const AnswerPtr& answer, int32_t id) {
+  FP4MOE_CHECK(answer->state() == AnswerGrammar::State::kReady, "a token before its mask");
+  answer->hand_over(id);
+  enqueue(answer);
+}
+
+void MaskThreads::retire(AnswerPtr answer) {
+  answer->is_cancelled_.store(true, std::memory_order_relaxed);
+  {
+    std::lock_guard lock(mutex_);
+    std::erase(slow_.waiting, answer);
+    fast_.waiting.push_back(std::move(answer));
+  }
+  fast_.changed.notify_one();
+}
+
+void MaskThreads::wait_for(std::span<AnswerGrammar* const> answers,
+                           std::chrono::steady_clock::time_point deadline) {
+  std::unique_lock lock(mutex_);
+  done_.wait_until(lock, deadline, [&] {
+    return std::ranges::none_of(answers,
+                                [](const auto* a) { return a->state() == AnswerGrammar::State::kWorking; });
+  });
+}
+
+void MaskThreads::enqueue(const AnswerPtr& answer) {
+  Lane& lane = answer->is_slow() ? slow_ : fast_;
+  {
+    std::lock_guard lock(mutex_);
+    lane.waiting.push_back(answer);
+  }
+  lane.changed.notify_one();
+}
+
+bool MaskThreads::is_known_slow(const AnswerGrammar& answer) const {
+  std::lock_guard lock(mutex_);
+  return slow_grammars_.contains(answer.grammar_);
+}
+
+// ---- the threads' side ----------------------------------------------------------------------------
+
+void MaskThreads::run(Lane& lane) {
+  if (lane.is_slow) ThreadCpu::current().lower_priority();
   for (;;) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return stopping_ || !waiting_.empty(); });
+    lane.changed.wait(lock, [&] { return stopping_ || !lane.waiting.empty(); });
     if (stopping_) return;
-    const std::shared_ptr<AnswerGrammar> answer = std::move(waiting_.front());
-    waiting_.pop_front();
+    AnswerPtr answer = std::move(lane.waiting.front());
+    lane.waiting.pop_front();
+    const bool is_wanted = !answer->is_cancelled();
+    if (is_wanted) running_.push_back(answer.get());
     lock.unlock();
-    if (answer.use_count() > 1) answer->fill();  // or its request has ended
+    if (is_wanted)
+      work(lane, std::move(answer));
+    else
+      answer.reset();
   }
+}
+
+void MaskThreads::work(Lane& lane, AnswerPtr answer) {
+  const int64_t steps_before = answer->matcher_ != nullptr ? answer->matcher_->num_steps() : 0;
+  const int64_t max_steps =
+      lane.is_slow ? limits_.max_steps : std::min(limits_.max_fast_steps, limits_.max_steps);
+  Status status;
+  try {
+    status = answer->work({.max_steps = max_steps, .max_bytes = limits_.max_bytes});
+  } catch (const std::exception& error) {
+    status = unavailable(std::string("the grammar: ") + error.what());  // out of memory
+  }
+  const bool over_budget = status.code() == StatusCode::kInvalidArgument;
+  if (lane.is_slow && status.ok()) count_cheap(*answer, answer->matcher_->num_steps() - steps_before);
+  if (!status.ok()) answer->restart();
+  {
+    std::lock_guard lock(mutex_);
+    std::erase(running_, answer.get());
+  }
+  if (answer->is_cancelled()) return;
+  if (!over_budget || lane.is_slow) return finish(*answer, std::move(status));
+  demote(*answer);
+  enqueue(answer);
+}
+
+void MaskThreads::demote(AnswerGrammar& answer) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(slow_grammars_, [](const auto& entry) { return entry.first.expired(); });
+  slow_grammars_[answer.grammar_] = true;
+  answer.num_cheap_ = 0;
+  answer.is_slow_.store(true, std::memory_order_relaxed);
+}
+
+void MaskThreads::count_cheap(AnswerGrammar& answer, int64_t num_steps) const {
+  answer.num_cheap_ = num_steps <= limits_.max_fast_steps ? answer.num_cheap_ + 1 : 0;
+  if (answer.num_cheap_ < kPromoteAfter) return;
+  answer.num_cheap_ = 0;
+  answer.is_slow_.store(false, std::memory_order_relaxed);
+}
+
+void MaskThreads::finish(AnswerGrammar& answer, Status status) {
+  using State = AnswerGrammar::State;
+  answer.last_duration_.store(AnswerGrammar::Clock::now() - answer.handed_over_, std::memory_order_relaxed);
+  const bool failed = !status.ok();
+  answer.status_ = std::move(status);
+  const State state = failed ? State::kFailed : answer.matcher_->has_ended() ? State::kEnded : State::kReady;
+  {
+    std::lock_guard lock(mutex_);
+    answer.state_.store(state, std::memory_order_release);
+  }
+  done_.notify_all();
+  on_done_();
 }
 
 }  // namespace fp4moe

@@ -33,18 +33,22 @@ void DpScheduler::enqueue(std::unique_ptr<Sequence> sequence) {
 
 bool DpScheduler::plan_step() {
   for (const auto& group : groups_) group->begin_step();
-  while (!waiting_.empty()) {
-    Scheduler* group = choose_group(*waiting_.front());
+  for (;;) {
+    const auto next = std::ranges::find_if(waiting_, [](const auto& s) { return !s->awaits_mask; });
+    if (next == waiting_.end()) break;
+    Scheduler* group = choose_group(**next);
+    if (group == nullptr && yield_place()) continue;
     if (group == nullptr) break;  // whoever comes first is not overtaken
-    waiting_.front()->group = index_of(*group);
-    group->admit(waiting_.front());
-    waiting_.pop_front();
+    (*next)->group = index_of(*group);
+    group->admit(*next);
+    waiting_.erase(next);
   }
   for (const auto& group : groups_) group->finish_step();
   const bool has_rows =
       std::any_of(groups_.begin(), groups_.end(), [](const auto& g) { return !g->step().empty(); });
   const bool is_waiting =
-      std::any_of(groups_.begin(), groups_.end(), [](const auto& g) { return g->is_waiting(); });
+      std::any_of(groups_.begin(), groups_.end(), [](const auto& g) { return g->is_waiting(); }) ||
+      std::any_of(waiting_.begin(), waiting_.end(), [](const auto& s) { return s->awaits_mask; });
   FP4MOE_CHECK(has_rows || is_waiting || first() == nullptr,
                "no rows for " + std::to_string(num_running()) + " running and " +
                    std::to_string(num_waiting()) + " waiting sequences");
@@ -69,6 +73,10 @@ Scheduler* DpScheduler::choose_group(const Sequence& sequence) const {
   return best;
 }
 
+bool DpScheduler::yield_place() {
+  return std::any_of(groups_.begin(), groups_.end(), [](const auto& g) { return g->yield_place(); });
+}
+
 int DpScheduler::index_of(const Scheduler& group) const {
   const auto found = std::ranges::find(groups_, &group, &std::unique_ptr<Scheduler>::get);
   return static_cast<int>(found - groups_.begin());
@@ -80,6 +88,10 @@ bool DpScheduler::hold(const Sequence& sequence) {
 
 void DpScheduler::commit_step() {
   for (const auto& group : groups_) group->commit_step();
+}
+
+void DpScheduler::drop_last_row(const Sequence& sequence) {
+  groups_[static_cast<size_t>(sequence.group)]->drop_last_row(sequence);
 }
 
 void DpScheduler::flush() {

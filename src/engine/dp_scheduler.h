@@ -34,6 +34,7 @@ class DpScheduler {
   std::span<const ScheduledRows> step(int group) const { return groups_[static_cast<size_t>(group)]->step(); }
   // As in Scheduler.
   void commit_step();
+  void drop_last_row(const Sequence& sequence);
   std::unique_ptr<Sequence> remove(std::string_view id, bool failed = false);
   void flush();
   Sequence* find(std::string_view id) const;
@@ -57,6 +58,7 @@ class DpScheduler {
 
  private:
   Scheduler* choose_group(const Sequence& sequence) const;
+  bool yield_place();
   int index_of(const Scheduler& group) const;
   int64_t sum(int64_t (Scheduler::*number)() const) const;
   int64_t sum(int64_t (PagePool::*number)() const) const;

@@ -1,148 +1,242 @@
 #include "engine/grammar_store.h"
 
+#include <algorithm>
+#include <atomic>
 #include <condition_variable>
+#include <cstdio>
 #include <deque>
-#include <list>
+#include <future>
 #include <map>
 #include <mutex>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "base/thread_cpu.h"
+#include "engine/grammar_cache.h"
 
 namespace fp4moe {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using GrammarResult = Result<std::shared_ptr<const Grammar>>;
-
-GrammarTicket ready_ticket(GrammarResult result) {
-  std::promise<GrammarResult> promise;
-  promise.set_value(std::move(result));
-  return promise.get_future().share();
-}
+using Seconds = std::chrono::duration<double>;
 
 std::string key_of(const GrammarSpec& spec) {
   return std::to_string(static_cast<int>(spec.kind)) + ":" + spec.text;
 }
 
-// Compiled grammars by their text, the one used last in front.
-class GrammarCache {
- public:
-  explicit GrammarCache(int64_t max_bytes) : max_bytes_(max_bytes) {}
-
-  std::shared_ptr<const Grammar> find(const std::string& key) {
-    const auto found = by_key_.find(key);
-    if (found == by_key_.end()) return nullptr;
-    entries_.splice(entries_.begin(), entries_, found->second);
-    return entries_.front().grammar;
-  }
-
-  void add(const std::string& key, std::shared_ptr<const Grammar> grammar) {
-    if (by_key_.contains(key)) return;
-    const int64_t num_bytes = grammar->num_bytes() + static_cast<int64_t>(key.size());
-    entries_.push_front({key, std::move(grammar), num_bytes});
-    by_key_[key] = entries_.begin();
-    num_bytes_ += num_bytes;
-    while (num_bytes_ > max_bytes_) {
-      num_bytes_ -= entries_.back().num_bytes;
-      by_key_.erase(entries_.back().key);
-      entries_.pop_back();
-    }
-  }
-
- private:
-  struct Entry {
-    std::string key;
-    std::shared_ptr<const Grammar> grammar;
-    int64_t num_bytes = 0;
-  };
-  const int64_t max_bytes_;
-  int64_t num_bytes_ = 0;
-  std::list<Entry> entries_;
-  std::map<std::string, std::list<Entry>::iterator> by_key_;
-};
-
+// One compilation: waits, runs, or has ended.
 struct Job {
   std::string key;
   GrammarSpec spec;
+  std::vector<std::string> clients;  // whose queues it is in
+  std::weak_ptr<GrammarTicket::Wait> wait;
   std::promise<GrammarResult> promise;
-  GrammarTicket ticket = promise.get_future().share();
-  Clock::time_point deadline;
+  std::shared_future<GrammarResult> result = promise.get_future().share();
+  std::atomic<bool> is_cancelled{false};
   bool is_answered = false;
+  // While it runs.
+  std::string client;  // whose turn it was
+  Clock::time_point started, deadline;
+  Seconds normal_time{0};  // then its priority is lowered
+  bool is_low = false;
+  ThreadCpu cpu;
+  bool has_cpu = false;
+  std::thread thread;
+};
+using JobPtr = std::shared_ptr<Job>;
+
+int64_t text_bytes(const Job& job) { return static_cast<int64_t>(job.spec.text.size()); }
+
+}  // namespace
+
+// What the tickets of one compilation share.
+struct GrammarTicket::Wait {
+  std::shared_future<GrammarResult> result;
+  std::function<void()> abandon;
+  ~Wait() {
+    if (abandon) abandon();
+  }
+};
+
+bool GrammarTicket::is_ready() const {
+  return wait_->result.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
+const GrammarResult& GrammarTicket::get() const { return wait_->result.get(); }
+
+namespace {
+
+GrammarTicket ready_ticket(GrammarResult result) {
+  std::promise<GrammarResult> promise;
+  promise.set_value(std::move(result));
+  return GrammarTicket(std::make_shared<GrammarTicket::Wait>(promise.get_future().share()));
+}
+
+// The jobs that wait, by client. A job that several clients ask for waits with each of them, and runs at the
+// first one's turn.
+class JobQueue {
+ public:
+  explicit JobQueue(const GrammarLimits& limits) : limits_(limits) {}
+
+  // OK, or why the client's job is not taken.
+  Status check_room(const std::string& client, int64_t num_bytes) const {
+    const auto own = clients_.find(client);
+    const int64_t number = own == clients_.end() ? 0 : own->second.num_waiting;
+    const int64_t bytes = own == clients_.end() ? 0 : own->second.waiting_bytes;
+    if (number >= limits_.max_waiting_of_client || bytes + num_bytes > limits_.max_waiting_bytes_of_client)
+      return refuse("of this client", number, bytes);
+    if (num_waiting_ >= limits_.max_waiting || waiting_bytes_ + num_bytes > limits_.max_waiting_bytes)
+      return refuse("in all", num_waiting_, waiting_bytes_);
+    return {};
+  }
+
+  void add(const JobPtr& job, const std::string& client) {
+    if (std::ranges::find(job->clients, client) != job->clients.end()) return;
+    job->clients.push_back(client);
+    Client& own = clients_[client];
+    if (own.jobs.empty()) turns_.push_back(client);
+    own.jobs.push_back(job);
+    ++own.num_waiting;
+    own.waiting_bytes += text_bytes(*job);
+    ++num_waiting_;
+    waiting_bytes_ += text_bytes(*job);
+  }
+
+  // Takes it out of all queues.
+  void remove(const JobPtr& job) {
+    for (const std::string& client : std::exchange(job->clients, {})) {
+      Client& own = clients_[client];
+      std::erase(own.jobs, job);
+      --own.num_waiting;
+      own.waiting_bytes -= text_bytes(*job);
+      --num_waiting_;
+      waiting_bytes_ -= text_bytes(*job);
+      if (!own.jobs.empty()) continue;
+      std::erase(turns_, client);
+      if (own.num_compiling == 0 && own.normal_time == Seconds::max()) clients_.erase(client);
+    }
+  }
+
+  // The next job to run, if a client whose turn it may be has one; its client's turn is the last one then.
+  JobPtr take_next(Clock::time_point now) {
+    const auto may_run = [&](const std::string& client) {
+      return clients_[client].num_compiling < limits_.max_compiling_of_client;
+    };
+    const auto turn = std::ranges::find_if(turns_, may_run);
+    if (turn == turns_.end()) return nullptr;
+    const std::string client = *turn;
+    Client& own = clients_[client];
+    const JobPtr job = own.jobs.front();
+    ++own.num_compiling;
+    turns_.erase(turn);
+    if (own.jobs.size() > 1) turns_.push_back(client);
+    remove(job);
+    job->client = client;
+    job->normal_time = own.allowance(limits_, now);
+    return job;
+  }
+
+  void end(const Job& job, Clock::time_point now) {
+    Client& own = clients_[job.client];
+    --own.num_compiling;
+    own.normal_time = job.normal_time - std::min<Seconds>(job.normal_time, now - job.started);
+    own.counted = now;
+    std::erase_if(clients_, [&](auto& entry) {
+      const Client& c = entry.second;
+      return c.jobs.empty() && c.num_compiling == 0 && c.allowance(limits_, now) == limits_.max_normal_time;
+    });
+  }
+
+  std::vector<JobPtr> all() const {
+    std::vector<JobPtr> jobs;
+    for (const auto& [name, client] : clients_)
+      jobs.insert(jobs.end(), client.jobs.begin(), client.jobs.end());
+    return jobs;
+  }
+
+ private:
+  struct Client {
+    std::deque<JobPtr> jobs;
+    int64_t num_waiting = 0, waiting_bytes = 0;
+    int num_compiling = 0;
+    Seconds normal_time = Seconds::max();  // remaining allowance at `counted`
+    Clock::time_point counted;
+
+    Seconds allowance(const GrammarLimits& limits, Clock::time_point now) const {
+      const Seconds most = limits.max_normal_time;
+      if (normal_time > most) return most;
+      return std::min(most, normal_time + limits.normal_share * Seconds(now - counted));
+    }
+  };
+  static Status refuse(const char* whose, int64_t number, int64_t bytes) {
+    return unavailable(std::to_string(number) + " grammars " + whose + " wait to be compiled, of " +
+                       std::to_string(bytes) + " bytes; more are not taken");
+  }
+
+  const GrammarLimits& limits_;
+  std::map<std::string, Client> clients_;
+  std::deque<std::string> turns_;  // the clients that have jobs
+  int64_t num_waiting_ = 0, waiting_bytes_ = 0;
 };
 
 }  // namespace
 
-bool is_ready(const GrammarTicket& ticket) {
-  return ticket.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
-}
-
-// Shared with the threads that compile: overdue ones may outlive the store.
+// Shared with the tickets, which may outlive the store.
 struct GrammarStore::State {
   State(std::unique_ptr<GrammarCompiler> a_compiler, const GrammarLimits& a_limits,
         std::function<void()> a_on_ready)
       : compiler(std::move(a_compiler)),
         limits(a_limits),
         on_ready(std::move(a_on_ready)),
-        cache(a_limits.max_cache_bytes) {}
+        cache(a_limits.max_cache_bytes),
+        failures(a_limits.failure_time, a_limits.max_failures, a_limits.max_failure_bytes),
+        waiting(limits) {}
 
   void manage();
-  void start(std::shared_ptr<Job> job);
+  Clock::time_point watch(Clock::time_point now);
+  void start(const JobPtr& job, Clock::time_point now);
+  void compile(const JobPtr& job);
+  void take(const JobPtr& job, GrammarResult result);
   void answer(Job& job, GrammarResult result);
-  void take(const std::shared_ptr<Job>& job, GrammarResult result);
+  void abandon(const JobPtr& job);
+  void stop();
 
   const std::unique_ptr<GrammarCompiler> compiler;
   const GrammarLimits limits;
   std::mutex mutex;
   std::condition_variable changed;
-  std::function<void()> on_ready;  // empty once the store is gone
+  std::function<void()> on_ready;
   GrammarCache cache;
-  std::map<std::string, std::shared_ptr<Job>> jobs;  // by key: waiting, compiling and in time
-  std::deque<std::shared_ptr<Job>> waiting;
-  std::vector<std::shared_ptr<Job>> compiling;  // in time
-  int num_overdue = 0;
+  GrammarFailures failures;
+  std::map<std::string, JobPtr> jobs;  // by key, not yet answered
+  JobQueue waiting;
+  std::vector<JobPtr> compiling;
+  std::vector<std::thread> ended;  // threads of jobs that have ended
   bool stopping = false;
-  std::shared_ptr<State> self;  // until the store is gone
-  std::thread manager;          // starts compilations and watches their time
+  std::thread manager;  // starts compilations and watches their time
 };
 
-void GrammarStore::State::answer(Job& job, GrammarResult result) {
-  if (std::exchange(job.is_answered, true)) return;
-  jobs.erase(job.key);
-  job.promise.set_value(std::move(result));
-  if (on_ready) on_ready();
-}
+// ---- the manager's thread -------------------------------------------------------------------------
 
 void GrammarStore::State::manage() {
   std::unique_lock lock(mutex);
-  while (!stopping) {
+  while (!stopping || !compiling.empty() || !ended.empty()) {
+    if (!ended.empty()) {
+      std::vector<std::thread> threads = std::exchange(ended, {});
+      lock.unlock();
+      for (std::thread& thread : threads) thread.join();
+      lock.lock();
+      continue;
+    }
     const auto now = Clock::now();
-    auto next = Clock::time_point::max();
-    std::erase_if(compiling, [&](const auto& job) {
-      if (now < job->deadline) {
-        next = std::min(next, job->deadline);
-        return false;
-      }
-      const std::chrono::duration<double> seconds = limits.timeout;
-      answer(*job, Status(StatusCode::kDeadline, "the grammar was not compiled within " +
-                                                     std::to_string(seconds.count()).substr(0, 5) + " s"));
-      ++num_overdue;
-      return true;
-    });
-    while (!waiting.empty() && num_overdue >= limits.max_overdue) {
-      answer(*waiting.front(), unavailable("no grammar is compiled now: " + std::to_string(num_overdue) +
-                                           " take longer than they may and are still at it"));
-      waiting.pop_front();
+    const auto may_start = [&] { return !stopping && std::ssize(compiling) < limits.max_compiling; };
+    while (may_start()) {
+      const JobPtr job = waiting.take_next(now);
+      if (job == nullptr) break;
+      start(job, now);
     }
-    while (!waiting.empty() && std::ssize(compiling) < limits.max_compiling) {
-      const std::shared_ptr<Job> job = waiting.front();
-      waiting.pop_front();
-      job->deadline = now + limits.timeout;
-      next = std::min(next, job->deadline);
-      compiling.push_back(job);
-      start(job);
-    }
+    const auto next = watch(now);
     if (next == Clock::time_point::max())
       changed.wait(lock);
     else
@@ -150,77 +244,156 @@ void GrammarStore::State::manage() {
   }
 }
 
-void GrammarStore::State::start(std::shared_ptr<Job> job) {
+// Ends what compiles for too long and lowers the priority of what compiles for long; returns when to look
+// again.
+Clock::time_point GrammarStore::State::watch(Clock::time_point now) {
+  auto next = Clock::time_point::max();
+  for (const JobPtr& job : compiling) {
+    if (job->is_answered) continue;  // it has been cancelled, and will end
+    if (now >= job->deadline) {
+      char text[64];
+      std::snprintf(text, sizeof text, "the grammar was not compiled within %g s",
+                    Seconds(limits.timeout).count());
+      const Status late(StatusCode::kDeadline, text);
+      failures.add(job->key, late, now);
+      answer(*job, late);
+      job->is_cancelled.store(true);
+      continue;
+    }
+    const auto lowered = job->started + std::chrono::duration_cast<Clock::duration>(job->normal_time);
+    if (!job->is_low && job->has_cpu && now >= lowered) {
+      job->cpu.lower_priority();
+      job->is_low = true;
+    }
+    next = std::min(next, job->is_low || !job->has_cpu ? job->deadline : std::min(job->deadline, lowered));
+  }
+  return next;
+}
+
+void GrammarStore::State::start(const JobPtr& job, Clock::time_point now) {
+  job->started = now;
+  job->deadline = now + limits.timeout;
+  compiling.push_back(job);
   try {
-    std::thread([state = self, job] {
-      GrammarResult result = internal_error("no grammar");
-      try {
-        result = state->compiler->compile(job->spec);
-      } catch (const std::exception& error) {  // out of memory
-        result = unavailable(std::string("the grammar's compilation: ") + error.what());
-      }
-      state->take(job, std::move(result));
-    }).detach();
+    job->thread = std::thread([this, job] { compile(job); });
   } catch (const std::exception& error) {
     std::erase(compiling, job);
+    waiting.end(*job, now);
     answer(*job, unavailable(std::string("no thread to compile a grammar: ") + error.what()));
   }
 }
 
-// From the compilation's thread.
-void GrammarStore::State::take(const std::shared_ptr<Job>& job, GrammarResult result) {
-  std::lock_guard lock(mutex);
+// ---- a compilation's thread -----------------------------------------------------------------------
+
+void GrammarStore::State::compile(const JobPtr& job) {
+  {
+    std::lock_guard lock(mutex);
+    job->cpu = ThreadCpu::current();
+    job->has_cpu = true;
+    changed.notify_all();
+  }
+  GrammarResult result = internal_error("no grammar");
+  try {
+    result = compiler->compile(job->spec, {.max_steps = limits.max_steps,
+                                           .max_bytes = limits.max_compile_bytes,
+                                           .is_cancelled = &job->is_cancelled});
+  } catch (const std::exception& error) {  // out of memory
+    result = unavailable(std::string("the grammar's compilation: ") + error.what());
+  }
   if (result.ok() && (*result)->num_bytes() > limits.max_grammar_bytes)
     result = invalid_argument("the compiled grammar takes " + std::to_string((*result)->num_bytes()) +
                               " bytes; at most " + std::to_string(limits.max_grammar_bytes) + " are allowed");
-  if (result.ok()) cache.add(job->key, *result);
-  if (job->is_answered)
-    --num_overdue;
-  else
-    std::erase(compiling, job);
+  take(job, std::move(result));
+}
+
+void GrammarStore::State::take(const JobPtr& job, GrammarResult result) {
+  std::vector<GrammarCache::GrammarPtr> gone;  // freed without the lock
+  std::lock_guard lock(mutex);
+  const auto now = Clock::now();
+  if (result.ok()) gone = cache.add(job->key, *result);
+  if (result.status().code() == StatusCode::kInvalidArgument) failures.add(job->key, result.status(), now);
+  std::erase(compiling, job);
+  waiting.end(*job, now);
+  ended.push_back(std::move(job->thread));
   answer(*job, std::move(result));
   changed.notify_all();
+}
+
+// ---- any thread, with the lock --------------------------------------------------------------------
+
+void GrammarStore::State::answer(Job& job, GrammarResult result) {
+  if (std::exchange(job.is_answered, true)) return;
+  if (const auto own = jobs.find(job.key); own != jobs.end() && own->second.get() == &job) jobs.erase(own);
+  job.promise.set_value(std::move(result));
+  if (on_ready) on_ready();
+}
+
+// ---- tickets and requests -------------------------------------------------------------------------
+
+// Nobody waits for the job any more.
+void GrammarStore::State::abandon(const JobPtr& job) {
+  std::lock_guard lock(mutex);
+  if (std::exchange(job->is_answered, true)) return;
+  if (const auto own = jobs.find(job->key); own != jobs.end() && own->second == job) jobs.erase(own);
+  waiting.remove(job);
+  job->is_cancelled.store(true);
+}
+
+void GrammarStore::State::stop() {
+  {
+    std::lock_guard lock(mutex);
+    stopping = true;
+    on_ready = nullptr;
+    for (const JobPtr& job : compiling) job->is_cancelled.store(true);
+    for (const JobPtr& job : waiting.all()) {
+      waiting.remove(job);
+      answer(*job, unavailable("the engine ends"));
+    }
+    changed.notify_all();
+  }
+  manager.join();
 }
 
 GrammarStore::GrammarStore(std::unique_ptr<GrammarCompiler> compiler, const GrammarLimits& limits,
                            std::function<void()> on_ready)
     : state_(std::make_shared<State>(std::move(compiler), limits, std::move(on_ready))) {
-  state_->self = state_;
   state_->manager = std::thread([state = state_.get()] { state->manage(); });
 }
 
-GrammarStore::~GrammarStore() {
-  {
-    std::lock_guard lock(state_->mutex);
-    state_->stopping = true;
-    state_->on_ready = nullptr;
-    state_->changed.notify_all();
-  }
-  state_->manager.join();
-  std::unique_lock lock(state_->mutex);
-  state_->changed.wait_for(lock, state_->limits.timeout, [this] { return state_->compiling.empty(); });
-  state_->changed.wait_for(lock, std::chrono::seconds(1), [this] { return state_->num_overdue == 0; });
-  state_->self.reset();
-}
+GrammarStore::~GrammarStore() { state_->stop(); }
 
-GrammarTicket GrammarStore::ask(const GrammarSpec& spec) {
-  if (const auto size = static_cast<int64_t>(spec.text.size()); size > state_->limits.max_text_bytes)
+GrammarTicket GrammarStore::ask(const GrammarSpec& spec, const std::string& client) {
+  State& s = *state_;
+  const auto size = static_cast<int64_t>(spec.text.size());
+  if (size > s.limits.max_text_bytes)
     return ready_ticket(invalid_argument("a grammar of " + std::to_string(size) + " bytes; at most " +
-                                         std::to_string(state_->limits.max_text_bytes) + " are allowed"));
+                                         std::to_string(s.limits.max_text_bytes) + " are allowed"));
   std::string key = key_of(spec);
-  std::lock_guard lock(state_->mutex);
-  if (auto grammar = state_->cache.find(key)) return ready_ticket(std::move(grammar));
-  if (const auto job = state_->jobs.find(key); job != state_->jobs.end()) return job->second->ticket;
-  if (std::ssize(state_->waiting) >= state_->limits.max_waiting)
-    return ready_ticket(unavailable(std::to_string(state_->waiting.size()) +
-                                    " grammars wait to be compiled; more are not taken"));
-  auto job = std::make_shared<Job>();
+  std::shared_ptr<GrammarTicket::Wait> wait;
+  std::lock_guard lock(s.mutex);
+  if (auto grammar = s.cache.find(key)) return ready_ticket(std::move(grammar));
+  if (Status failure = s.failures.find(key, Clock::now()); !failure.ok())
+    return ready_ticket(std::move(failure));
+  const auto same = s.jobs.find(key);
+  if (same != s.jobs.end()) wait = same->second->wait.lock();
+  if (wait != nullptr && same->second->clients.empty()) return GrammarTicket(std::move(wait));  // it runs
+  if (Status room = s.waiting.check_room(client, size); !room.ok()) return ready_ticket(std::move(room));
+  if (wait != nullptr) {
+    s.waiting.add(same->second, client);
+    return GrammarTicket(std::move(wait));
+  }
+  const auto job = std::make_shared<Job>();
   job->key = key;
   job->spec = spec;
-  state_->jobs[std::move(key)] = job;
-  state_->waiting.push_back(job);
-  state_->changed.notify_all();
-  return job->ticket;
+  wait = std::make_shared<GrammarTicket::Wait>(job->result);
+  wait->abandon = [state = std::weak_ptr(state_), job] {
+    if (const auto alive = state.lock()) alive->abandon(job);
+  };
+  job->wait = wait;
+  s.jobs[std::move(key)] = job;
+  s.waiting.add(job, client);
+  s.changed.notify_all();
+  return GrammarTicket(std::move(wait));
 }
 
 }  // namespace fp4moe

@@ -1,3 +1,4 @@
+#include <xgrammar/work_budget.h>
 #include <xgrammar/xgrammar.h>
 
 #include <algorithm>
@@ -6,17 +7,14 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <utility>
 #include <variant>
 
 #include "engine/grammar.h"
+#include "engine/grammar_text.h"
 
 namespace fp4moe {
 namespace {
-
-constexpr int kMaxNesting = 256;  // of brackets: xgrammar's parsers recurse
-constexpr int kMaxThreads = 4;    // of one compilation
 
 // xgrammar's warnings of the compilation that runs on this thread: each says what it would ignore.
 thread_local std::vector<std::string>* warnings = nullptr;
@@ -28,22 +26,46 @@ std::string without_condition(const std::string& message) {
   return end == std::string::npos ? message : message.substr(end + kEnd.size());
 }
 
-Status check_nesting(const std::string& text) {
-  int depth = 0;
-  for (const char c : text) {
-    if (c == '(' || c == '[' || c == '{') ++depth;
-    if (c == ')' || c == ']' || c == '}') depth = std::max(0, depth - 1);
-    if (depth > kMaxNesting)
-      return invalid_argument("it nests deeper than " + std::to_string(kMaxNesting) + " brackets");
+// What happened is "the mask" etc.; part is costliest_part()'s text.
+Status over_budget(const xgrammar::WorkBudget::Error& error, const std::string& what,
+                   const GrammarBudget& budget, const std::string& part) {
+  using Limit = xgrammar::WorkBudget::Limit;
+  if (error.limit() == Limit::kCancelled) return cancelled(what + " was cancelled");
+  const std::string rule = error.rule().empty() ? "" : " at its rule " + error.rule().substr(0, 60);
+  const std::string end = rule + (part.empty() ? "" : ": " + part);
+  if (error.limit() == Limit::kDepth)
+    return invalid_argument(what + " nests deeper than " + std::to_string(xgrammar::WorkBudget::kMaxDepth) +
+                            " levels" + end);
+  if (error.limit() == Limit::kBytes)
+    return invalid_argument(what + " needs more than " + std::to_string(budget.max_bytes) + " bytes" + end);
+  return invalid_argument(what + " takes more than " + std::to_string(budget.max_steps) + " steps" + end);
+}
+
+// Calls f() within the budget and adds the steps that it took.
+template <typename F>
+Status run_bounded(const std::string& what, const GrammarBudget& budget, const std::string& part,
+                   int64_t& num_steps, const F& f) {
+  const xgrammar::WorkBudget work(budget.max_steps, budget.max_bytes, budget.is_cancelled);
+  Status status;
+  try {
+    f();
+  } catch (const xgrammar::WorkBudget::Error& error) {
+    status = over_budget(error, what, budget, part);
+  } catch (const std::bad_alloc&) {
+    status = unavailable("no memory for " + what);
+  } catch (const std::exception& error) {
+    status = internal_error(what + ": " + without_condition(error.what()));
   }
-  return {};
+  num_steps += work.num_steps();
+  return status;
 }
 
 class XgrammarMatcher final : public GrammarMatcher {
  public:
-  explicit XgrammarMatcher(xgrammar::GrammarMatcher matcher) : matcher_(std::move(matcher)) {}
+  XgrammarMatcher(xgrammar::GrammarMatcher matcher, std::shared_ptr<const std::string> part)
+      : matcher_(std::move(matcher)), part_(std::move(part)) {}
 
-  Status fill_allowed(std::span<uint32_t> allowed) override {
+  Status fill_allowed(std::span<uint32_t> allowed, const GrammarBudget& budget) override {
     auto size = static_cast<int64_t>(allowed.size());
     DLTensor tensor{.data = allowed.data(),
                     .device = {kDLCPU, 0},
@@ -52,42 +74,50 @@ class XgrammarMatcher final : public GrammarMatcher {
                     .shape = &size,
                     .strides = nullptr,
                     .byte_offset = 0};
-    try {
-      matcher_.FillNextTokenBitmask(&tensor);
-    } catch (const std::exception& error) {
-      return internal_error("the grammar's mask: " + without_condition(error.what()));
-    }
-    return {};
+    const Status status = run_bounded("a mask of the grammar", budget, *part_, num_steps_,
+                                      [&] { matcher_.FillNextTokenBitmask(&tensor); });
+    if (!status.ok() || std::any_of(allowed.begin(), allowed.end(), [](uint32_t word) { return word != 0; }))
+      return status;
+    return invalid_argument(
+        "the text so far is a dead end of the grammar: no token may follow, nor may it end");
   }
 
-  Status accept(int32_t id) override {
-    try {
-      if (matcher_.AcceptToken(id)) return {};
-    } catch (const std::exception& error) {
-      return internal_error("the grammar at token " + std::to_string(id) + ": " +
-                            without_condition(error.what()));
-    }
+  Status accept(int32_t id, const GrammarBudget& budget) override {
+    bool is_allowed = false;
+    const std::string what = "token " + std::to_string(id) + " in the grammar";
+    const Status status =
+        run_bounded(what, budget, *part_, num_steps_, [&] { is_allowed = matcher_.AcceptToken(id); });
+    if (!status.ok() || is_allowed) return status;
     return internal_error("token " + std::to_string(id) + " is against the grammar");
   }
 
   bool has_ended() const override { return matcher_.IsTerminated(); }
+  int64_t num_steps() const override { return num_steps_; }
 
  private:
   xgrammar::GrammarMatcher matcher_;
+  const std::shared_ptr<const std::string> part_;
+  int64_t num_steps_ = 0;
 };
 
 class XgrammarGrammar final : public Grammar {
  public:
-  explicit XgrammarGrammar(xgrammar::CompiledGrammar compiled) : compiled_(std::move(compiled)) {}
+  XgrammarGrammar(xgrammar::CompiledGrammar compiled, const std::string& part)
+      : compiled_(std::move(compiled)), part_(std::make_shared<const std::string>(part)) {}
   std::unique_ptr<GrammarMatcher> make_matcher() const override {
     const bool has_stop_tokens = !compiled_.GetTokenizerInfo().GetStopTokenIds().empty();
     return std::make_unique<XgrammarMatcher>(
-        xgrammar::GrammarMatcher(compiled_, std::nullopt, /*terminate_without_stop_token=*/!has_stop_tokens));
+        xgrammar::GrammarMatcher(compiled_, std::nullopt, /*terminate_without_stop_token=*/!has_stop_tokens),
+        part_);
   }
   int64_t num_bytes() const override { return static_cast<int64_t>(compiled_.MemorySizeBytes()); }
+  int64_t num_steps() const override { return num_steps_; }
+  void set_num_steps(int64_t num_steps) { num_steps_ = num_steps; }
 
  private:
-  xgrammar::CompiledGrammar compiled_;
+  const xgrammar::CompiledGrammar compiled_;
+  const std::shared_ptr<const std::string> part_;
+  int64_t num_steps_ = 0;
 };
 
 class XgrammarCompiler final : public GrammarCompiler {
@@ -95,15 +125,24 @@ class XgrammarCompiler final : public GrammarCompiler {
   XgrammarCompiler(const Tokenizer& tokenizer, int64_t vocab_size, std::vector<int32_t> eos_token_ids)
       : tokenizer_(tokenizer), vocab_size_(vocab_size), eos_token_ids_(std::move(eos_token_ids)) {}
 
-  Result<std::shared_ptr<const Grammar>> compile(const GrammarSpec& spec) override {
-    if (const Status nesting = check_nesting(spec.text); !nesting.ok()) return nesting;
+  Result<std::shared_ptr<const Grammar>> compile(const GrammarSpec& spec,
+                                                 const GrammarBudget& budget) override {
+    if (const Status text = check_grammar_text(spec); !text.ok()) return text;
     std::call_once(prepared_, [this] { prepare(); });
     std::vector<std::string> ignored;
     warnings = &ignored;
-    Result<std::shared_ptr<const Grammar>> grammar = compile_guarded(spec);
+    const std::string part = costliest_part(spec);
+    std::shared_ptr<XgrammarGrammar> grammar;
+    int64_t num_steps = 0;
+    Status status =
+        run_bounded("the grammar", budget, part, num_steps, [&] { grammar = compile_checked(spec, part); });
     warnings = nullptr;
-    if (grammar.ok() && !ignored.empty()) return invalid_argument(ignored.front());
-    return grammar;
+    // What xgrammar has to say of a grammar is the client's to mend.
+    if (status.code() == StatusCode::kInternal) status = invalid_argument(status.message());
+    if (status.ok() && !ignored.empty()) status = invalid_argument(ignored.front());
+    if (!status.ok()) return status;
+    grammar->set_num_steps(num_steps);
+    return std::shared_ptr<const Grammar>(std::move(grammar));
   }
 
  private:
@@ -116,18 +155,17 @@ class XgrammarCompiler final : public GrammarCompiler {
           (tokenizer_.is_special(id) ? "\xFF" : "") + std::string(tokenizer_.token_bytes(id));
     const xgrammar::TokenizerInfo info(texts, xgrammar::VocabType::RAW, static_cast<int>(vocab_size_),
                                        eos_token_ids_);
-    const int cores = static_cast<int>(std::thread::hardware_concurrency());
-    compiler_.emplace(info, std::clamp(cores / 2, 1, kMaxThreads), /*cache_enabled=*/false);
+    // One thread: the budget is its thread's, and the store decides how many compile at once.
+    compiler_.emplace(info, /*max_threads=*/1, /*cache_enabled=*/false);
   }
 
-  Result<std::shared_ptr<const Grammar>> compile_guarded(const GrammarSpec& spec) {
-    try {
-      return std::shared_ptr<const Grammar>(std::make_shared<XgrammarGrammar>(compile_kind(spec)));
-    } catch (const std::bad_alloc&) {
-      return unavailable("no memory for the compiled grammar");
-    } catch (const std::exception& error) {
-      return invalid_argument(without_condition(error.what()));
-    }
+  // With a matcher's first step: every answer takes it, so it is within the budget here or the grammar is
+  // refused.
+  std::shared_ptr<XgrammarGrammar> compile_checked(const GrammarSpec& spec, const std::string& part) {
+    auto grammar = std::make_shared<XgrammarGrammar>(compile_kind(spec), part);
+    const xgrammar::WorkBudget first_step(kAcceptBudget.max_steps, kAcceptBudget.max_bytes, nullptr);
+    grammar->make_matcher();
+    return grammar;
   }
 
   xgrammar::CompiledGrammar compile_kind(const GrammarSpec& spec) {

@@ -12,8 +12,11 @@ namespace {
 
 // The last token has no successor, and some tokens have none yet.
 bool wants_rows(const Sequence& sequence) {
-  return !sequence.is_over() && !sequence.waits_for_token() && !sequence.awaits_pages;
+  return !sequence.is_over() && !sequence.waits_for_token() && !sequence.awaits_pages &&
+         !sequence.awaits_mask;
 }
+
+bool may_start(const std::unique_ptr<Sequence>& waiting) { return !waiting->awaits_mask; }
 
 }  // namespace
 
@@ -39,7 +42,8 @@ const std::vector<ScheduledRows>& Scheduler::plan_step() {
   return step_;
 }
 
-// A sequence that decodes is never held up by others' prompts. Retraction shortens running_ from its end.
+// A sequence that decodes is never held up by others' prompts. Retraction shortens running_, mostly from its
+// end.
 void Scheduler::begin_step() {
   step_.clear();
   const int64_t retracted_before = num_retracted_;
@@ -48,21 +52,32 @@ void Scheduler::begin_step() {
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& sequence = *running_[i];
     if (sequence.num_pending() != 1 || !wants_rows(sequence)) continue;
+    const int64_t before = num_retracted_;
     if (!grow_or_retract(sequence, sequence.num_tokens())) continue;
+    if (num_retracted_ != before)
+      i = static_cast<size_t>(std::ranges::find(running_, &sequence, &std::unique_ptr<Sequence>::get) -
+                              running_.begin());
     sequence.num_rows = 1;
     --logit_rows_left_;
   }
   admits_ = num_retracted_ == retracted_before;
   if (running_.empty()) new_token_ratio_.reset();
-  while (!waiting_.empty() && has_room(*waiting_.front())) {
-    admit(waiting_.front());
-    waiting_.pop_front();
+  for (;;) {
+    const auto next = std::ranges::find_if(waiting_, may_start);
+    if (next == waiting_.end()) return;
+    while (!has_room(**next))
+      if (!yield_place()) return;
+    const auto place = std::ranges::find_if(waiting_, may_start);  // what yields is put in front
+    admit(*place);
+    waiting_.erase(place);
   }
 }
 
 // ---- admission ------------------------------------------------------------------------------------
 
-bool Scheduler::can_admit(const Sequence& sequence) const { return waiting_.empty() && has_room(sequence); }
+bool Scheduler::can_admit(const Sequence& sequence) const {
+  return std::ranges::none_of(waiting_, may_start) && has_room(sequence);
+}
 
 bool Scheduler::has_room(const Sequence& sequence) const {
   if (!admits_ || num_running() >= limits_.max_running_requests) return false;
@@ -90,10 +105,11 @@ void Scheduler::admit(std::unique_ptr<Sequence>& sequence) {
 
 // ---- retraction -----------------------------------------------------------------------------------
 
-// Makes room for num_tokens of `sequence`, at the cost of the sequences admitted last. False if that was
-// this sequence itself.
+// Makes room for num_tokens of `sequence`, at the cost of those that yield, then of the sequences admitted
+// last. False if that was this sequence itself.
 bool Scheduler::grow_or_retract(Sequence& sequence, int64_t num_tokens) {
   while (!pages_.grow(sequence.page_table, num_tokens)) {
+    if (retract_yielding()) continue;
     const bool was_itself = running_.back().get() == &sequence;
     retract_last();
     if (was_itself) return false;
@@ -111,8 +127,20 @@ void Scheduler::retract_last() {
     num_at_most += sequence->max_tokens - sequence->num_prompt_tokens;
   }
   new_token_ratio_.learn(num_running(), num_tokens, num_at_most);
-  waiting_.push_front(std::move(running_.back()));
-  running_.pop_back();
+  retract(running_.size() - 1);
+}
+
+bool Scheduler::retract_yielding() {
+  const auto yields = [](const std::unique_ptr<Sequence>& sequence) { return sequence->yields(); };
+  const auto last = std::find_if(running_.rbegin(), running_.rend(), yields);
+  if (last == running_.rend()) return false;
+  retract(static_cast<size_t>(running_.rend() - last) - 1);
+  return true;
+}
+
+void Scheduler::retract(size_t index) {
+  waiting_.push_front(std::move(running_[index]));
+  running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(index));
   waiting_.front()->awaits_pages = false;
   give_back_pages(*waiting_.front());
   ++num_retracted_;
@@ -158,7 +186,7 @@ bool Scheduler::is_being_computed(size_t index) const {
   const std::span<const int32_t> tokens = reusable_tokens(sequence);
   const int64_t page_size = pages_.page_size();
   const auto has_it_coming = [&](const std::unique_ptr<Sequence>& other) {
-    if (other->num_cached >= other->num_prompt_tokens) return false;
+    if (other->num_cached >= other->num_prompt_tokens || other->awaits_mask) return false;
     const auto prompt = std::span(other->token_ids).first(static_cast<size_t>(other->num_prompt_tokens));
     const int64_t num_common = std::ranges::mismatch(tokens, prompt).in1 - tokens.begin();
     const int64_t num_there = std::max(sequence.num_cached, other->num_cached / page_size * page_size);
@@ -196,8 +224,15 @@ void Scheduler::commit_step() {
   step_.clear();
 }
 
+void Scheduler::drop_last_row(const Sequence& sequence) {
+  const auto rows = std::ranges::find(step_, &sequence, &ScheduledRows::sequence);
+  FP4MOE_CHECK(rows != step_.end() && rows->num_rows > 0, "sequence " + sequence.id + " has no rows");
+  --rows->num_rows;
+}
+
 bool Scheduler::is_waiting() const {
-  return !held_.empty() || std::ranges::any_of(running_, [](const auto& s) { return !wants_rows(*s); });
+  return !held_.empty() || std::ranges::any_of(running_, [](const auto& s) { return !wants_rows(*s); }) ||
+         !std::ranges::all_of(waiting_, may_start);
 }
 
 bool Scheduler::hold(const Sequence& sequence) {

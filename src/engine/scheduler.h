@@ -50,7 +50,10 @@ struct ScheduledRows {
 //
 // One whose prompt another engine computes (awaits_pages) is admitted as any other, and has no rows until the
 // prompt's pages are filled; if it is retracted before or after, it is computed here. One that is held has no
-// rows any more, counts as neither running nor waiting, and keeps its pages until it is removed.
+// rows any more, counts as neither running nor waiting, and keeps its pages until it is removed. One that
+// awaits the mask of its grammar (awaits_mask) keeps its place and its pages, and has no rows until then.
+// If its masks are slow, it gives both up to a sequence that needs them; while it awaits its mask it is not
+// admitted, nor does it hold up the ones behind it in the queue.
 //
 // Single-threaded.
 class Scheduler {
@@ -68,12 +71,18 @@ class Scheduler {
   void begin_step();
   bool can_admit(const Sequence& sequence) const;
   void admit(std::unique_ptr<Sequence>& sequence);
+  // Makes room for another admission: sends back the sequence that was admitted last among those that yield.
+  // False if no sequence yields, or if this step admits nothing.
+  bool yield_place() { return admits_ && retract_yielding(); }
   void finish_step();
   // How many pages it would start with.
   int64_t num_reusable_pages(const Sequence& sequence) const;
   const std::vector<ScheduledRows>& step() const { return step_; }
   // Marks the step's rows as cached. Called after the forward pass, before tokens are appended.
   void commit_step();
+  // Before that: no token is chosen from the sequence's last row in this step; a later step computes the row
+  // again.
+  void drop_last_row(const Sequence& sequence);
   // Whether a sequence has no rows until something else has happened: its last token is known, its pages are
   // filled or, of one that is held, given back.
   bool is_waiting() const;
@@ -106,6 +115,8 @@ class Scheduler {
   int64_t expected_growth(const Sequence& sequence, int64_t num_pages) const;
   bool grow_or_retract(Sequence& sequence, int64_t num_tokens);
   void retract_last();
+  bool retract_yielding();
+  void retract(size_t index);
   std::vector<Sequence*> prompts() const;
   bool is_being_computed(size_t index) const;
   int64_t add_rows(Sequence& sequence, int64_t most, int64_t num_behind);

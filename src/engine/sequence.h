@@ -29,13 +29,15 @@ struct HeldPrompt {
 
 struct Sequence {
   std::string id;
+  std::string client;  // as Request's
   SamplingParams sampling;
   std::shared_ptr<Outlet> outlet;
   uint64_t seed = 0;
   AnswerText text;
   LogitEdits edits;
-  GrammarTicket grammar;                   // not valid: any text
-  std::shared_ptr<AnswerGrammar> matcher;  // of the answer so far, once the grammar is there
+  GrammarTicket grammar;                   // valid while its grammar is waited for
+  std::shared_ptr<AnswerGrammar> matcher;  // of the answer so far, once the grammar is there; null: any text
+  bool awaits_mask = false;                // it gets no rows: the mask of its next token is not there
   int64_t num_prompt_tokens = 0;
   int64_t max_tokens = 0;          // prompt and answer together
   int64_t priority = 0;            // a larger one is admitted earlier
@@ -93,6 +95,8 @@ struct Sequence {
   // Whether its next token cannot be chosen before the last one is known.
   bool waits_for_token() const { return num_unknown > 0 && (edits.has_penalties() || matcher != nullptr); }
   bool has_started() const { return num_reused >= 0; }
+  // Whether it may be long before it can have a row: others may have its pages and its place meanwhile.
+  bool yields() const { return awaits_mask && matcher != nullptr && matcher->is_slow(); }
 };
 
 }  // namespace fp4moe

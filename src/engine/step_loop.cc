@@ -67,7 +67,8 @@ StepLoop::~StepLoop() {
   }
   mail_.notify_one();
   if (thread_.joinable()) thread_.join();
-  grammars_.reset();  // their threads have called this object
+  masks_.reset();  // their threads have called this object
+  grammars_.reset();
   decode_node_.reset();
 }
 
@@ -122,9 +123,10 @@ bool StepLoop::take_mail() {
   return !stopping;
 }
 
-// Sequences that wait for another node, or for pages that others hold, are looked at again for their limits.
+// Sequences that wait for another node, a grammar, or pages that others hold are looked at again for their
+// limits.
 void StepLoop::wait_for_mail(std::unique_lock<std::mutex>& lock) {
-  constexpr std::chrono::milliseconds kLookAgain(50);
+  constexpr std::chrono::milliseconds kLookAgain(20);
   const auto has_work = [this] {
     return (scheduler_.first() && !is_stalled_) || !rows_.empty() || !inbox_.empty() ||
            !cancelled_ids_.empty() || !released_ids_.empty() || !news_.empty() || has_grammars_ ||
@@ -153,13 +155,13 @@ void StepLoop::end_late_ones() {
     const Status status = check_time(*sequence, limits, now);
     if (status.ok()) continue;
     ++totals_.num_timed_out_requests_total;
-    end(*find(sequence->id),
-        {.finish_reason = FinishReason::kError, .error = status.message(), .error_code = status.code()});
+    fail(*find(sequence->id), status);
   }
 }
 
 // Where the executor samples, the next step is asked for before the tokens of the one under way are taken.
 void StepLoop::run_step() {
+  const auto started = Clock::now();
   std::string error;
   try {
     ask_for_step();
@@ -188,11 +190,13 @@ void StepLoop::run_step() {
   rows_.clear();
   rows_.swap(next_rows_);
   if (!error.empty()) fail_step(error);
+  step_duration_ = Clock::now() - started;
 }
 
 // The next step, if there is one; next_rows_ are those that get a token.
 void StepLoop::ask_for_step() {
   watchdog_.enter("planning");
+  look_at_masks();
   const bool has_rows = scheduler_.plan_step();
   is_stalled_ = !has_rows && rows_.empty();
   if (decode_node_ != nullptr) take_all_pages();
@@ -200,14 +204,15 @@ void StepLoop::ask_for_step() {
   note_.take(scheduler_);
   watchdog_.enter("the forward pass");
   if (const Status status = forward(); !status.ok()) throw std::runtime_error(status.message());
-  scheduler_.commit_step();
   watchdog_.enter("sampling");
+  take_masks();
+  scheduler_.commit_step();
   if (executor_.samples())
     start_sample();
   else
     sample_rows();
   for (size_t r = 0; r < next_rows_.size(); ++r) {
-    if (next_rows_[r].is_scored) continue;
+    if (next_rows_[r].is_scored || next_rows_[r].sequence == nullptr) continue;
     next_rows_[r].sequence->token_ids.push_back(~static_cast<int32_t>(r));
     ++next_rows_[r].sequence->num_unknown;
   }
@@ -275,11 +280,10 @@ void StepLoop::sample_rows() {
   const int64_t vocab_size = request_limits_.vocab_size;
   executor_.pool().run(static_cast<int64_t>(next_rows_.size()), [&](int64_t i, int) {
     SampledRow& row = next_rows_[static_cast<size_t>(i)];
+    if (row.sequence == nullptr) return;
     const std::span<float> logits(executor_.logits() + i * vocab_size, static_cast<size_t>(vocab_size));
     const Sequence& sequence = *row.sequence;
     try {
-      row.status = take_allowed(row);
-      if (!row.status.ok()) return;
       const double random = token_random(sequence.seed, sequence.num_tokens());
       std::vector<LogitEdit> edits;
       if (!row.is_scored) sequence.edits.append(sequence.num_tokens() - sequence.num_prompt_tokens, edits);
@@ -299,7 +303,11 @@ void StepLoop::start_sample() {
   device_params_.clear();
   device_edits_.clear();
   device_allowed_.clear();
-  for (SampledRow& row : next_rows_) {
+  for (const SampledRow& row : next_rows_) {
+    if (row.sequence == nullptr) {  // the executor wants a row for each of the step's logits
+      device_params_.push_back({});
+      continue;
+    }
     const Sequence& sequence = *row.sequence;
     const SamplingParams& sampling = sequence.sampling;
     const size_t first_edit = device_edits_.size();
@@ -389,7 +397,7 @@ void StepLoop::accept(SampledRow& row) {
     delta.error_code = row.status.code();
   }
   if (delta.finish_reason != FinishReason::kNone) return end(sequence, std::move(delta));
-  if (sequence.matcher != nullptr) masks_->fill_ahead(sequence.matcher);
+  if (sequence.matcher != nullptr) advance_grammar(sequence, row.token.token_id);
   deliver(sequence, delta);
 }
 
@@ -412,21 +420,19 @@ Delta StepLoop::put_token(Sequence& sequence, SampledToken& token) const {
   sequence.token_ids[static_cast<size_t>(sequence.num_known_tokens())] = id;
   --sequence.num_unknown;
   sequence.edits.count(id);
-  AnswerGrammar* matcher = sequence.matcher.get();
-  if (matcher != nullptr)
-    if (const Status status = matcher->accept(id); !status.ok()) throw std::runtime_error(status.message());
 
   Delta delta{.token_ids = {id}};
   if (sampling.top_logprobs >= 0) delta.logprobs.push_back(logprobs_of(token));
-  const bool may_end = !sampling.ignore_eos || matcher != nullptr;
+  const bool may_end = !sampling.ignore_eos || sequence.matcher != nullptr;
   const bool is_end = may_end && contains(executor_.config().eos_token_ids, id);
   if (is_end || contains(sampling.stop_token_ids, id)) delta.matched_stop_token = id;
   const bool may_stop = sequence.num_answer_tokens() >= sampling.min_new_tokens;
   if (delta.matched_stop_token < 0 || sampling.no_stop_trim) delta.text = sequence.text.push(id, may_stop);
-  if (delta.matched_stop_token >= 0 || sequence.text.is_stopped() ||
-      (matcher != nullptr && matcher->has_ended()))
+  // Without end tokens, only the grammar knows whether the text ends here: look_at_masks() then decides.
+  const bool grammar_decides = sequence.matcher != nullptr && executor_.config().eos_token_ids.empty();
+  if (delta.matched_stop_token >= 0 || sequence.text.is_stopped())
     delta.finish_reason = FinishReason::kStop;
-  else if (sequence.num_known_tokens() == sequence.max_tokens)
+  else if (sequence.num_known_tokens() == sequence.max_tokens && !grammar_decides)
     delta.finish_reason = FinishReason::kLength;
   return delta;
 }
@@ -436,6 +442,7 @@ void StepLoop::end(Sequence& sequence, Delta delta) {
   const bool failed =
       delta.finish_reason == FinishReason::kError && delta.error_code == StatusCode::kInternal;
   delta.routed_experts = take_experts(sequence);
+  leave_grammar(sequence);
   const std::unique_ptr<Sequence> owned = scheduler_.remove(sequence.id, failed);
   FP4MOE_CHECK(owned != nullptr, "sequence " + sequence.id + " is not scheduled");
   delta.text += sequence.text.finish();

@@ -41,11 +41,13 @@ struct StepLoopOptions {
   int64_t max_queued_requests = 0;
   uint64_t random_seed = 0;  // of requests that name no seed
   GrammarLimits grammars;
+  MaskLimits masks;
   TimeLimits time_limits;
   PriorityRules priorities;
   double watchdog_timeout = 0;  // seconds of one step; 0: no watchdog
   // Disaggregation: what another node must serve too; empty: this engine has no part in it.
   KvHello hello;
+  NodeLinkOptions link;
 };
 
 // Executor and tokenizer are borrowed, and used by this thread and the grammars' alone, until destruction.
@@ -98,6 +100,7 @@ class StepLoop {
 
   StepLoop(Executor& executor, const Tokenizer& tokenizer, const StepLoopOptions& options);
   void start_grammars(std::unique_ptr<GrammarCompiler> compiler);
+  void wake();  // from any thread
 
   // On the caller's thread.
   std::unique_ptr<Sequence> make_sequence(Request request, StopPatterns patterns, DeltaCallback on_delta,
@@ -111,6 +114,13 @@ class StepLoop {
   bool take_mail();
   void enqueue(std::unique_ptr<Sequence> sequence);
   void enqueue_compiled(bool all);
+  void fail(Sequence& sequence, const Status& status);
+  void look_at_masks();
+  bool expects_in_time(const AnswerGrammar& matcher) const;
+  Clock::duration mask_wait() const;
+  void take_masks();
+  void advance_grammar(Sequence& sequence, int32_t id);
+  void leave_grammar(Sequence& sequence);
   void make_decode_node();
   void ask_prefill_node(Sequence& sequence);
   void take_news(KvNews news);
@@ -134,8 +144,7 @@ class StepLoop {
   std::shared_ptr<const std::vector<int32_t>> take_experts(Sequence& sequence) const;
   void fail_step(const std::string& error);
   void sample_rows();
-  Status take_allowed(SampledRow& row) const;
-  int32_t gather_allowed(SampledRow& row);
+  int32_t gather_allowed(const SampledRow& row);
   void start_sample();
   void take_sampled();
   void accept(SampledRow& row);
@@ -168,11 +177,13 @@ class StepLoop {
   std::vector<uint32_t> device_allowed_;
   std::vector<fp4moe::SampledRow> device_rows_;
   std::vector<std::unique_ptr<Sequence>> compiling_;  // they wait for their grammars, or first tokens
+  std::vector<Sequence*> constrained_;                // those that have a matcher
   std::vector<Sequence*> listed_;
   bool has_timeouts_ = false;  // some request had a limit of its own
   bool has_flushed_ = false;   // as flush_wanted_ asked, which publish() takes back
   bool is_stalled_ = false;    // no sequence has rows before there is mail
   Clock::time_point last_check_;
+  Clock::duration step_duration_{0};  // of the last iteration, without waiting for mail
   EngineStats totals_;
   StepNote note_;
 
@@ -188,7 +199,7 @@ class StepLoop {
   int64_t num_ending_ = 0;  // of those that were, since the last publish(): their last delta is on its way
   Status failure_;          // not OK: no step will run any more
   bool draining_ = false, aborting_ = false, stopping_ = false, flush_wanted_ = false, stuck_ = false;
-  bool has_grammars_ = false;  // some that sequences wait for, since the loop looked
+  bool has_grammars_ = false;  // grammars or masks that sequences wait for, since the loop looked
   uint64_t num_submitted_ = 0, num_named_ = 0;
   std::atomic<bool> warned_of_priority_{false};
   EngineStats stats_;

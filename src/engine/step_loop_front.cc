@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/printable.h"
 #include "engine/step_loop.h"
 
 namespace fp4moe {
@@ -37,6 +38,7 @@ std::unique_ptr<Sequence> StepLoop::make_sequence(Request request, StopPatterns 
   const int64_t next_scored = std::min(first_told_score, after(request.routed_experts_from));
   return std::make_unique<Sequence>(Sequence{
       .id = std::move(request.id),
+      .client = std::move(request.client),
       .sampling = sampling,
       .outlet = std::make_shared<Outlet>(std::move(on_delta)),
       .seed = sampling.seed.value_or(derived_seed(options_.random_seed, ordinal)),
@@ -70,16 +72,18 @@ Result<std::string> StepLoop::submit(Request request, DeltaCallback on_delta,
                                      std::function<void(HeldPrompt)> on_held) {
   FP4MOE_RETURN_IF_ERROR(check_request(request, request_limits_));
   if (!request.prefill_node.empty() && decode_node_ == nullptr)
-    return unsupported("the prompt is to be computed by prefill node " + request.prefill_node +
+    return unsupported("the prompt is to be computed by prefill node " + printable(request.prefill_node) +
                        ", and this engine is no decode node (--disaggregation-mode decode)");
+  if (!request.prefill_node.empty()) FP4MOE_RETURN_IF_ERROR(decode_node_->check(request.prefill_node));
   GrammarTicket grammar;
   if (const GrammarSpec& spec = request.sampling.grammar; spec.kind != GrammarSpec::Kind::kNone) {
     if (grammars_ == nullptr)
       return unsupported(
           "the answer's text is to match a grammar, and this engine has no grammar backend "
           "(--grammar-backend none, or a build without xgrammar)");
-    grammar = grammars_->ask(spec);
-    if (is_ready(grammar)) FP4MOE_RETURN_IF_ERROR(grammar.get().status());
+    grammar = grammars_->ask(spec, request.client);
+    if (grammar.is_ready()) FP4MOE_RETURN_IF_ERROR(grammar.get().status());
+    if (request.prefill_node.empty()) request.sampling.grammar.text = std::string();  // the store has it
   }
   if (request.routed_experts_from >= 0)
     FP4MOE_RETURN_IF_ERROR(executor_.tells_experts().with_context("return_routed_experts"));
@@ -181,6 +185,10 @@ void StepLoop::publish() {
   totals_.num_running_reqs = scheduler_.num_running();
   totals_.num_queue_reqs = scheduler_.num_waiting() + std::ssize(compiling_);
   totals_.num_held_reqs = scheduler_.num_held();
+  totals_.num_grammar_queue_reqs =
+      std::ranges::count_if(compiling_,
+                            [](const auto& s) { return s->grammar.valid() && !s->grammar.is_ready(); }) +
+      std::ranges::count_if(constrained_, [](const Sequence* s) { return s->awaits_mask; });
   count_awaited();
   totals_.num_retracted_reqs = scheduler_.num_retracted();
   totals_.new_token_ratio = scheduler_.new_token_ratio();

@@ -1,7 +1,7 @@
 // The step loop's sequences whose text must match a grammar. They wait outside of the scheduler until it is
 // compiled.
 #include <algorithm>
-#include <exception>
+#include <utility>
 
 #include "base/check.h"
 #include "engine/step_loop.h"
@@ -9,24 +9,28 @@
 namespace fp4moe {
 namespace {
 
-constexpr int kMaxMaskThreads = 8;
+// Most time that a step waits for the masks of its rows once their logits are there, or on their way; else a
+// quarter of the time of the step before.
+constexpr std::chrono::milliseconds kMaxMaskWait(2);
 
 }  // namespace
 
 void StepLoop::start_grammars(std::unique_ptr<GrammarCompiler> compiler) {
-  grammars_ = std::make_unique<GrammarStore>(std::move(compiler), options_.grammars, [this] {
-    std::lock_guard lock(mutex_);
-    has_grammars_ = true;
-    mail_.notify_one();
-  });
-  const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  masks_ = std::make_unique<MaskThreads>(std::clamp(cores / 4, 1, kMaxMaskThreads));
+  grammars_ = std::make_unique<GrammarStore>(std::move(compiler), options_.grammars, [this] { wake(); });
+  masks_ = std::make_unique<MaskThreads>(options_.masks, [this] { wake(); });
+}
+
+// A sequence that waits for its grammar may go on.
+void StepLoop::wake() {
+  std::lock_guard lock(mutex_);
+  has_grammars_ = true;
+  mail_.notify_one();
 }
 
 // Sequences whose grammar and first token are there, or that need none; or all, to be ended.
 void StepLoop::enqueue_compiled(bool all) {
   for (auto& sequence : compiling_) {
-    const bool has_grammar = !sequence->grammar.valid() || is_ready(sequence->grammar);
+    const bool has_grammar = !sequence->grammar.valid() || sequence->grammar.is_ready();
     const bool has_first_token = sequence->prefill_node.empty() || sequence->first_token.has_value();
     if (all)
       scheduler_.enqueue(std::move(sequence));
@@ -41,21 +45,23 @@ void StepLoop::enqueue(std::unique_ptr<Sequence> owned) {
   scheduler_.enqueue(std::move(owned));
   if (sequence.is_over() && !sequence.first_token)  // max_new_tokens = 0, and nothing wanted of the prompt
     return end(sequence, {.finish_reason = FinishReason::kLength});
-  Status status = sequence.grammar.valid() ? sequence.grammar.get().status() : Status();
-  try {
-    if (status.ok() && sequence.grammar.valid()) {
-      sequence.matcher = std::make_shared<AnswerGrammar>((*sequence.grammar.get())->make_matcher(),
-                                                         request_limits_.vocab_size);
-      masks_->fill_ahead(sequence.matcher);
+  if (const GrammarTicket ticket = std::exchange(sequence.grammar, {}); ticket.valid()) {
+    const GrammarResult& grammar = ticket.get();
+    if (!grammar.ok()) return fail(sequence, grammar.status());
+    if (sequence.max_tokens > sequence.num_prompt_tokens) {  // else no token is chosen
+      sequence.matcher = std::make_shared<AnswerGrammar>(*grammar, request_limits_.vocab_size);
+      constrained_.push_back(&sequence);
     }
-  } catch (const std::exception& error) {
-    status = internal_error(std::string("the grammar: ") + error.what());
   }
-  if (!status.ok())
-    return end(
-        sequence,
-        {.finish_reason = FinishReason::kError, .error = status.message(), .error_code = status.code()});
-  if (sequence.first_token) take_first_token(sequence);
+  if (sequence.first_token)
+    take_first_token(sequence);
+  else if (sequence.matcher != nullptr)
+    masks_->start(sequence.matcher);
+}
+
+void StepLoop::fail(Sequence& sequence, const Status& status) {
+  end(sequence,
+      {.finish_reason = FinishReason::kError, .error = status.message(), .error_code = status.code()});
 }
 
 // Null if there is none. One that waits for its grammar is taken from there: it is to be ended.
@@ -68,16 +74,82 @@ Sequence* StepLoop::find(const std::string& id) {
   return scheduler_.find(id);
 }
 
-Status StepLoop::take_allowed(SampledRow& row) const {
-  if (row.is_scored || row.sequence->matcher == nullptr) return {};
-  FP4MOE_ASSIGN_OR_RETURN(row.allowed, row.sequence->matcher->allowed());
-  return {};
+// Before a step is planned: ends the sequences whose grammar has ended or failed, and decides which of the
+// others get rows. One whose mask is still being filled gets its row if the mask is expected by the time that
+// it is needed: then masks cost a step nothing, as they are filled while the model computes.
+void StepLoop::look_at_masks() {
+  const std::vector<Sequence*> constrained = constrained_;  // end() takes sequences out
+  for (Sequence* sequence : constrained) {
+    const AnswerGrammar& matcher = *sequence->matcher;
+    switch (matcher.state()) {
+      case AnswerGrammar::State::kWorking:
+        sequence->awaits_mask = sequence->awaits_mask || !expects_in_time(matcher);
+        break;
+      case AnswerGrammar::State::kReady:
+        sequence->awaits_mask = false;
+        if (sequence->num_known_tokens() == sequence->max_tokens)
+          end(*sequence, {.finish_reason = FinishReason::kLength});
+        break;
+      case AnswerGrammar::State::kEnded:
+        end(*sequence, {.finish_reason = FinishReason::kStop});
+        break;
+      case AnswerGrammar::State::kFailed:
+        fail(*sequence, matcher.status());
+        break;
+    }
+  }
 }
 
-// Appends the row's mask to device_allowed_ and returns its number; -1 if all ids are allowed. The executor's
-// device computes the row's logits meanwhile.
-int32_t StepLoop::gather_allowed(SampledRow& row) {
-  row.status = take_allowed(row);
+// By the time of its last mask. A step that the executor samples needs masks as soon as it is queued.
+bool StepLoop::expects_in_time(const AnswerGrammar& matcher) const {
+  const Clock::duration time = executor_.samples() ? mask_wait() : step_duration_ + mask_wait();
+  return !matcher.is_slow() && matcher.last_duration() <= time;
+}
+
+StepLoop::Clock::duration StepLoop::mask_wait() const {
+  return std::min<Clock::duration>(kMaxMaskWait, step_duration_ / 4);
+}
+
+// Gives the rows that choose tokens their masks. A row whose mask is late chooses none: its sequence gets no
+// rows until the mask is there, then the same row again, and so the same token.
+void StepLoop::take_masks() {
+  std::vector<AnswerGrammar*> working;
+  const auto needs_mask = [](const SampledRow& row) {
+    return !row.is_scored && row.sequence->matcher != nullptr;
+  };
+  for (const SampledRow& row : next_rows_)
+    if (needs_mask(row) && row.sequence->matcher->state() == AnswerGrammar::State::kWorking)
+      working.push_back(row.sequence->matcher.get());
+  if (!working.empty()) masks_->wait_for(working, Clock::now() + mask_wait());
+  for (SampledRow& row : next_rows_) {
+    if (!needs_mask(row)) continue;
+    if (row.sequence->matcher->state() == AnswerGrammar::State::kReady) {
+      row.allowed = row.sequence->matcher->allowed();
+      continue;
+    }
+    scheduler_.drop_last_row(*row.sequence);
+    std::exchange(row.sequence, nullptr)->awaits_mask = true;
+  }
+}
+
+// The token that was chosen for the sequence is accepted on another thread; until that is done the sequence
+// has no mask, and gets no token.
+void StepLoop::advance_grammar(Sequence& sequence, int32_t id) {
+  if (sequence.num_answer_tokens() == 1 && sequence.first_token)
+    masks_->start(sequence.matcher, id);
+  else
+    masks_->advance(sequence.matcher, id);
+}
+
+void StepLoop::leave_grammar(Sequence& sequence) {
+  if (sequence.matcher == nullptr) return;
+  std::erase(constrained_, &sequence);
+  sequence.awaits_mask = false;
+  masks_->retire(std::exchange(sequence.matcher, nullptr));
+}
+
+// Appends the row's mask to device_allowed_ and returns its number; -1 if all ids are allowed.
+int32_t StepLoop::gather_allowed(const SampledRow& row) {
   if (row.allowed.empty()) return -1;
   const size_t num_masks = device_allowed_.size() / row.allowed.size();
   device_allowed_.insert(device_allowed_.end(), row.allowed.begin(), row.allowed.end());

@@ -16,7 +16,8 @@ namespace fp4moe {
 void StepLoop::make_decode_node() {
   const int64_t max_page_bytes =
       int64_t{sizeof(KvPageHeader)} + executor_.page_size() * executor_.kv_token_bytes();
-  decode_node_ = std::make_unique<DecodeNode>(options_.hello, max_page_bytes, [this](KvNews news) {
+  DecodeNodeOptions options{.hello = options_.hello, .max_page_bytes = max_page_bytes, .link = options_.link};
+  decode_node_ = std::make_unique<DecodeNode>(std::move(options), [this](KvNews news) {
     std::lock_guard lock(mutex_);
     news_.push_back(std::move(news));
     mail_.notify_one();
@@ -31,6 +32,7 @@ void StepLoop::hold(SampledRow& row) {
   --sequence.num_unknown;
   ++totals_.generation_tokens_total;
   FP4MOE_CHECK(scheduler_.hold(sequence), "prompt " + sequence.id + " does not run");
+  leave_grammar(sequence);
   sequence.held = Clock::now();
   sequence.lease =
       std::make_shared<KvLease>(executor_, sequence.group, sequence.page_table, sequence.num_prompt_tokens);
@@ -49,6 +51,7 @@ void StepLoop::ask_prefill_node(Sequence& sequence) {
   Request request{.id = sequence.id,
                   .input_ids = sequence.token_ids,
                   .sampling = sequence.sampling,
+                  .client = sequence.client,
                   .routed_experts_from = sequence.experts_from,
                   .prefill_node = sequence.prefill_node};
   request.sampling.seed = sequence.seed;

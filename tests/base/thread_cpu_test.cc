@@ -1,6 +1,7 @@
 #include "base/thread_cpu.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
@@ -90,6 +91,18 @@ TEST(ThreadCpu, TimeStandsStillWhileItSleeps) {
   stop = true;
   stop.notify_one();
   thread.join();
+}
+
+TEST(ThreadCpu, ALowPriorityIsTheThreadsAlone) {
+  const Spinner spinner;
+  ASSERT_TRUE(spinner.thread().lower_priority());
+  std::atomic<int> policy{-1};
+  std::thread([&] {
+    ASSERT_TRUE(ThreadCpu::current().lower_priority());
+    policy = sched_getscheduler(0);
+  }).join();
+  EXPECT_EQ(policy, SCHED_IDLE);
+  EXPECT_EQ(sched_getscheduler(0), SCHED_OTHER);
 }
 
 }  // namespace

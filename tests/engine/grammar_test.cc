@@ -21,19 +21,19 @@ class GrammarTest : public ::testing::Test {
     if (compiler_ == nullptr) GTEST_SKIP() << "a build without xgrammar";
   }
   std::unique_ptr<GrammarMatcher> matcher(Kind kind, const std::string& text) {
-    const auto grammar = compiler_->compile({kind, text});
+    const auto grammar = compiler_->compile({kind, text}, kCompileBudget);
     EXPECT_TRUE(grammar.ok()) << grammar.status().to_string();
     return grammar.ok() ? (*grammar)->make_matcher() : nullptr;
   }
   std::string error(Kind kind, const std::string& text) {
-    const auto grammar = compiler_->compile({kind, text});
+    const auto grammar = compiler_->compile({kind, text}, kCompileBudget);
     EXPECT_FALSE(grammar.ok()) << text;
     EXPECT_EQ(grammar.status().code(), StatusCode::kInvalidArgument);
     return grammar.status().message();
   }
   static std::vector<int32_t> allowed_ids(GrammarMatcher& matcher) {
     std::vector<uint32_t> allowed((kVocab + 31) / 32);
-    EXPECT_TRUE(matcher.fill_allowed(allowed).ok());
+    EXPECT_TRUE(matcher.fill_allowed(allowed, kMaskBudget).ok());
     std::vector<int32_t> ids;
     for (int32_t id = 0; id < kVocab; ++id)
       if ((allowed[static_cast<size_t>(id) / 32] >> (id % 32) & 1) != 0) ids.push_back(id);
@@ -47,7 +47,7 @@ class GrammarTest : public ::testing::Test {
     for (const int32_t id : ids) {
       const std::vector<int32_t> allowed = allowed_ids(*m);
       const bool is_allowed = std::find(allowed.begin(), allowed.end(), id) != allowed.end();
-      EXPECT_EQ(m->accept(id).ok(), is_allowed);
+      EXPECT_EQ(m->accept(id, kAcceptBudget).ok(), is_allowed);
       if (!is_allowed) return false;
     }
     return m->has_ended();
@@ -61,7 +61,7 @@ class GrammarTest : public ::testing::Test {
       const std::vector<int32_t> allowed = allowed_ids(*m);
       if (allowed.empty()) break;
       const int32_t id = allowed[random() % allowed.size()];
-      EXPECT_TRUE(m->accept(id).ok()) << id << " after " << answer;
+      EXPECT_TRUE(m->accept(id, kAcceptBudget).ok()) << id << " after " << answer;
       if (id == kEosId) return answer;
       answer += tokenizer_.token_bytes(id);
     }
@@ -76,13 +76,13 @@ class GrammarTest : public ::testing::Test {
 TEST_F(GrammarTest, ARegexAllowsWhatMayComeNext) {
   const auto m = matcher(Kind::kRegex, "ab?c");
   EXPECT_EQ(allowed_ids(*m), (std::vector<int32_t>{'a', kFirstWordId + 1}));
-  EXPECT_TRUE(m->accept(kFirstWordId + 1).ok());  // "ab"
+  EXPECT_TRUE(m->accept(kFirstWordId + 1, kAcceptBudget).ok());  // "ab"
   EXPECT_EQ(allowed_ids(*m), std::vector<int32_t>{'c'});
-  EXPECT_EQ(m->accept('a').code(), StatusCode::kInternal);
-  EXPECT_TRUE(m->accept('c').ok());
+  EXPECT_EQ(m->accept('a', kAcceptBudget).code(), StatusCode::kInternal);
+  EXPECT_TRUE(m->accept('c', kAcceptBudget).ok());
   EXPECT_FALSE(m->has_ended());
   EXPECT_EQ(allowed_ids(*m), std::vector<int32_t>{kEosId});
-  EXPECT_TRUE(m->accept(kEosId).ok());
+  EXPECT_TRUE(m->accept(kEosId, kAcceptBudget).ok());
   EXPECT_TRUE(m->has_ended());
 }
 
@@ -131,17 +131,18 @@ TEST_F(GrammarTest, ATagAllowsASpecialToken) {
   const auto grammar = compiler->compile(
       {Kind::kStructuralTag,
        R"({"type":"structural_tag","format":{"type":"sequence","elements":[{"type":"any_tokens","exclude_tokens":[98,256]},)"
-       R"({"type":"token","token":256},{"type":"const_string","value":"x"}]}})"});
+       R"({"type":"token","token":256},{"type":"const_string","value":"x"}]}})"},
+      kCompileBudget);
   ASSERT_TRUE(grammar.ok()) << grammar.status().to_string();
   const auto m = (*grammar)->make_matcher();
-  ASSERT_TRUE(m->accept('a').ok());
+  ASSERT_TRUE(m->accept('a', kAcceptBudget).ok());
   const std::vector<int32_t> allowed = allowed_ids(*m);
   EXPECT_TRUE(std::find(allowed.begin(), allowed.end(), 256) != allowed.end());
   EXPECT_TRUE(std::find(allowed.begin(), allowed.end(), 'c') != allowed.end());
   EXPECT_TRUE(std::find(allowed.begin(), allowed.end(), 'b') == allowed.end());
-  EXPECT_TRUE(m->accept(256).ok());
+  EXPECT_TRUE(m->accept(256, kAcceptBudget).ok());
   EXPECT_EQ(allowed_ids(*m), std::vector<int32_t>{'x'});
-  const auto text = compiler->compile({Kind::kRegex, "(.|\\n)*"});
+  const auto text = compiler->compile({Kind::kRegex, "(.|\\n)*"}, kCompileBudget);
   ASSERT_TRUE(text.ok()) << text.status().to_string();
   const std::vector<int32_t> of_text = allowed_ids(*(*text)->make_matcher());
   EXPECT_TRUE(std::find(of_text.begin(), of_text.end(), 'c') != of_text.end());
@@ -154,19 +155,19 @@ TEST_F(GrammarTest, AStructuralTagNamesTokens) {
       R"({"type":"json_schema","json_schema":{"type":"integer"}}]}})";
   const auto m = matcher(Kind::kStructuralTag, tag);
   EXPECT_EQ(allowed_ids(*m), std::vector<int32_t>{kFirstWordId});
-  EXPECT_TRUE(m->accept(kFirstWordId).ok());
-  EXPECT_TRUE(m->accept('7').ok());
-  EXPECT_TRUE(m->accept(kEosId).ok());
+  EXPECT_TRUE(m->accept(kFirstWordId, kAcceptBudget).ok());
+  EXPECT_TRUE(m->accept('7', kAcceptBudget).ok());
+  EXPECT_TRUE(m->accept(kEosId, kAcceptBudget).ok());
 }
 
 TEST_F(GrammarTest, WithoutEndTokensTheTextsEndIsTheEnd) {
   const auto compiler = make_grammar_compiler(tokenizer_, kVocab, {});
-  const auto grammar = compiler->compile({Kind::kRegex, "ab"});
+  const auto grammar = compiler->compile({Kind::kRegex, "ab"}, kCompileBudget);
   ASSERT_TRUE(grammar.ok());
   const auto m = (*grammar)->make_matcher();
-  EXPECT_TRUE(m->accept('a').ok());
+  EXPECT_TRUE(m->accept('a', kAcceptBudget).ok());
   EXPECT_FALSE(m->has_ended());
-  EXPECT_TRUE(m->accept('b').ok());
+  EXPECT_TRUE(m->accept('b', kAcceptBudget).ok());
   EXPECT_TRUE(m->has_ended());
 }
 
@@ -190,7 +191,7 @@ TEST_F(GrammarTest, WhatWouldBeIgnoredIsRefused) {
 }
 
 TEST_F(GrammarTest, AGrammarSaysItsSize) {
-  const auto grammar = compiler_->compile({Kind::kRegex, "[a-z]{3}"});
+  const auto grammar = compiler_->compile({Kind::kRegex, "[a-z]{3}"}, kCompileBudget);
   ASSERT_TRUE(grammar.ok());
   EXPECT_GT((*grammar)->num_bytes(), 0);
 }
@@ -210,7 +211,8 @@ TEST_F(GrammarTest, MasksOfBoundedStringsTryFewIds) {
   const auto grammar = compiler->compile(
       {Kind::kJsonSchema, R"({"type":"object","required":["a","b","c"],"properties":{"a":{"type":"string",)"
                           R"("maxLength":40},"b":{"type":"string","maxLength":40},"c":{"type":"array",)"
-                          R"("items":{"type":"string","maxLength":40},"maxItems":3}}})"});
+                          R"("items":{"type":"string","maxLength":40},"maxItems":3}}})"},
+      kCompileBudget);
   ASSERT_TRUE(grammar.ok()) << grammar.status().to_string();
   EXPECT_LT((*grammar)->num_bytes(), 250'000) << "530 KB with each string's ids";
 }

@@ -1,10 +1,17 @@
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <vector>
+
 #include "engine/fake_grammar.h"
 #include "engine/test_loop.h"
+#include "support/eventually.h"
 
 namespace fp4moe {
 namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
 
 // By the host's sampler and by the executor's.
 class StepLoopGrammar : public ::testing::TestWithParam<bool> {
@@ -123,19 +130,20 @@ TEST_P(StepLoopGrammar, DrainingAbortsWhatStillWaits) {
 class CountedGrammar final : public Grammar, public GrammarCompiler {
  public:
   explicit CountedGrammar(std::atomic<int>& num_masks) : num_masks_(num_masks) {}
-  Result<std::shared_ptr<const Grammar>> compile(const GrammarSpec&) override {
+  Result<std::shared_ptr<const Grammar>> compile(const GrammarSpec&, const GrammarBudget&) override {
     return std::shared_ptr<const Grammar>(std::make_shared<CountedGrammar>(num_masks_));
   }
   std::unique_ptr<GrammarMatcher> make_matcher() const override {
     class Matcher final : public GrammarMatcher {
      public:
       explicit Matcher(std::atomic<int>& num_masks) : num_masks_(num_masks) {}
-      Status fill_allowed(std::span<uint32_t> allowed) override {
+      Status fill_allowed(std::span<uint32_t> allowed, const GrammarBudget& budget) override {
         ++num_masks_;
-        return text_.fill_allowed(allowed);
+        return text_.fill_allowed(allowed, budget);
       }
-      Status accept(int32_t id) override { return text_.accept(id); }
+      Status accept(int32_t id, const GrammarBudget& budget) override { return text_.accept(id, budget); }
       bool has_ended() const override { return text_.has_ended(); }
+      int64_t num_steps() const override { return text_.num_steps(); }
 
      private:
       std::atomic<int>& num_masks_;
@@ -144,6 +152,7 @@ class CountedGrammar final : public Grammar, public GrammarCompiler {
     return std::make_unique<Matcher>(num_masks_);
   }
   int64_t num_bytes() const override { return 1; }
+  int64_t num_steps() const override { return 1; }
 
  private:
   std::atomic<int>& num_masks_;
@@ -163,6 +172,251 @@ TEST_P(StepLoopGrammar, MasksAreFilledWhileTheModelRuns) {
   };
   EXPECT_EQ(loop.run({7}, must_say("")).text, "in good time");
   EXPECT_EQ(num_masks, num_steps);
+  loop.finish();
+}
+
+// ---- grammars whose calls take long ---------------------------------------------------------------
+
+// "endless" never ends a call, by masks or by tokens.
+FakeCost endless_masks(const std::string& text, int64_t, bool is_mask) {
+  return text == "endless" && is_mask ? kEndless : FakeCost();
+}
+FakeCost endless_tokens(const std::string& text, int64_t, bool is_mask) {
+  return text == "endless" && !is_mask ? kEndless : FakeCost();
+}
+
+SamplingParams on_and_on(int64_t num_tokens) {
+  SamplingParams sampling = greedy(num_tokens);
+  sampling.ignore_eos = true;
+  return sampling;
+}
+
+class StepLoopSlowGrammar : public StepLoopGrammar {
+ protected:
+  LoopShape shape(FakeCosts costs) {
+    LoopShape shape = StepLoopGrammar::shape();
+    shape.grammars = [costs] { return std::make_unique<CostlyCompiler>(costs); };
+    return shape;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Samplers, StepLoopSlowGrammar, ::testing::Bool());
+
+TEST_P(StepLoopSlowGrammar, OthersGetTheirTokensMeanwhile) {
+  for (const auto costs : {endless_masks, endless_tokens}) {
+    LoopShape with = shape(costs);
+    with.watchdog_timeout = 0.3;
+    TestLoop loop(hashed_logits, with);
+    Collector endless[3];
+    for (Collector& e : endless) ASSERT_TRUE(loop->submit({"", {7}, must_say("endless")}, e.callback()).ok());
+    const auto begin = Clock::now();
+    while (Clock::now() - begin < 600ms) {
+      EXPECT_EQ(loop.run({1, 2, 3}, on_and_on(40)).token_ids, expected_greedy({1, 2, 3}, 40));
+      EXPECT_EQ(loop.run({5}, must_say("some text")).text, "some text");
+    }
+    EXPECT_TRUE(eventually([&] { return loop->stats().num_grammar_queue_reqs == 3; }));
+    EXPECT_TRUE(loop->failure().ok()) << "the watchdog takes a slow grammar for a stuck step";
+    for (Collector& e : endless) EXPECT_LE(e.num_deltas(), 1);
+    loop->drain(0.01);
+    for (Collector& e : endless) EXPECT_EQ(e.wait().reason(), FinishReason::kAbort);
+    loop.finish();
+  }
+}
+
+// The best of some, since the machine may be busy.
+TEST_P(StepLoopSlowGrammar, TimeoutsAndCancelsAreKeptWhileACallIsUnderWay) {
+  for (const auto costs : {endless_masks, endless_tokens}) {
+    TestLoop loop(hashed_logits, shape(costs));
+    auto best_timeout = Clock::duration::max(), best_cancel = best_timeout;
+    for (int i = 0; i < 20 && (best_timeout > 150ms || best_cancel > 50ms); ++i) {
+      Request request{"", {7}, must_say("endless")};
+      request.timeout_seconds = 0.1;
+      const auto begin = Clock::now();
+      const Answer answer = loop.run(request);
+      best_timeout = std::min(best_timeout, Clock::now() - begin);
+      EXPECT_EQ(answer.last.error_code, StatusCode::kDeadline);
+      EXPECT_NE(answer.last.error.find("0.1 s"), std::string::npos) << answer.last.error;
+
+      Collector cancelled;
+      const auto id = loop->submit({"", {7}, must_say("endless")}, cancelled.callback());
+      ASSERT_TRUE(id.ok());
+      EXPECT_TRUE(eventually([&] { return loop->stats().num_grammar_queue_reqs == 1; }));
+      const auto cancel = Clock::now();
+      loop->cancel(*id);
+      EXPECT_EQ(cancelled.wait().reason(), FinishReason::kAbort);
+      best_cancel = std::min(best_cancel, Clock::now() - cancel);
+    }
+    EXPECT_LE(best_timeout, 150ms);
+    EXPECT_LE(best_cancel, 50ms);
+    loop.finish();
+  }
+}
+
+TEST_P(StepLoopSlowGrammar, EndsWhileCallsAreUnderWay) {
+  for (const auto costs : {endless_masks, endless_tokens}) {
+    TestLoop loop(hashed_logits, shape(costs));
+    Collector endless[3];
+    for (Collector& e : endless) ASSERT_TRUE(loop->submit({"", {7}, must_say("endless")}, e.callback()).ok());
+    EXPECT_TRUE(eventually([&] { return loop->stats().num_grammar_queue_reqs == 3; }));
+    loop.destroy();
+    for (Collector& e : endless) EXPECT_EQ(e.wait().reason(), FinishReason::kAbort);
+  }
+}
+
+TEST_P(StepLoopSlowGrammar, OverTheBudgetARequestFailsAlone) {
+  for (const bool in_mask : {false, true}) {
+    TestLoop loop(hashed_logits, shape([in_mask](const std::string& text, int64_t n, bool is_mask) {
+                    const bool is_over = text == "a (b){1,9}" && n == 4 && is_mask == in_mask;
+                    return FakeCost{.steps = is_over ? int64_t{1} << 40 : 1};
+                  }));
+    Collector over, other;
+    ASSERT_TRUE(loop->submit({"", {7}, must_say("a (b){1,9}")}, over.callback()).ok());
+    ASSERT_TRUE(loop->submit({"", {7}, must_say("some text to be said")}, other.callback()).ok());
+    EXPECT_EQ(over.wait().reason(), FinishReason::kError);
+    EXPECT_EQ(over.wait().last.error_code, StatusCode::kInvalidArgument);
+    EXPECT_NE(over.wait().last.error.find("a (b){1,9} takes"), std::string::npos) << over.wait().last.error;
+    EXPECT_EQ(over.wait().text, in_mask ? "a (b" : "a (b)");
+    EXPECT_EQ(other.wait().text, "some text to be said");
+    loop.finish();
+  }
+}
+
+// A sequence that awaits its mask gives its pages up for others, and goes on where it was.
+TEST_P(StepLoopSlowGrammar, IsRetractedWhileItAwaitsItsMask) {
+  std::atomic<bool> is_open = false;
+  LoopShape small = shape([&](const std::string& text, int64_t n, bool is_mask) {
+    return text == "some text" && n == 3 && is_mask ? FakeCost{.steps = 5'000'000, .until = &is_open}
+                                                    : FakeCost();
+  });
+  small.num_pages = 12;
+  small.context_length = 48;
+  TestLoop loop(hashed_logits, small);
+  Collector first, parked, others[4];
+  ASSERT_TRUE(loop->submit({"", {1}, on_and_on(40)}, first.callback()).ok());
+  ASSERT_TRUE(loop->submit({"", std::vector<int32_t>(14, 2), must_say("some text")}, parked.callback()).ok());
+  EXPECT_EQ(first.wait().token_ids, expected_greedy({1}, 40));
+  EXPECT_TRUE(eventually([&] { return parked.num_deltas() == 3; }));
+  // Each of the others needs 11 of the 12 pages, so none ends while `parked` keeps its own.
+  for (int32_t i = 0; i < 4; ++i)
+    ASSERT_TRUE(loop->submit({"", {i, 9}, on_and_on(40)}, others[i].callback()).ok());
+  for (int32_t i = 0; i < 4; ++i) EXPECT_EQ(others[i].wait().token_ids, expected_greedy({i, 9}, 40));
+  EXPECT_EQ(parked.num_deltas(), 3);
+  EXPECT_GT(loop->stats().num_retracted_reqs, 0);
+  is_open = true;
+  EXPECT_EQ(parked.wait().text, "some text");
+  loop.finish();
+}
+
+// Slow grammars in all places of the batch: others get places at once.
+TEST_P(StepLoopSlowGrammar, GivesItsPlaceToOthers) {
+  LoopShape with = shape(endless_masks);
+  with.scheduler.max_running_requests = 4;
+  for (const int num_groups : {1, 2}) {
+    with.num_groups = num_groups;
+    TestLoop loop(hashed_logits, with);
+    std::vector<Collector> endless(9);
+    for (Collector& e : endless) ASSERT_TRUE(loop->submit({"", {7}, must_say("endless")}, e.callback()).ok());
+    EXPECT_TRUE(eventually([&] { return loop->stats().num_grammar_queue_reqs == 9; }));
+    EXPECT_EQ(loop.run({1, 2, 3}, on_and_on(40)).token_ids, expected_greedy({1, 2, 3}, 40));
+    EXPECT_EQ(loop.run({5}, must_say("some text")).text, "some text");
+    loop->drain(0.01);
+    loop.finish();
+  }
+}
+
+// Whatever the calls take, each answer is the one that it is where they take no time.
+TEST_P(StepLoopSlowGrammar, AnswersDoNotDependOnTheTimeOfMasks) {
+  const auto run_all = [&](FakeCosts costs, int64_t num_pages, int* num_steps) {
+    LoopShape with = shape(std::move(costs));
+    with.num_pages = num_pages;
+    with.context_length = 48;
+    with.num_groups = 2;
+    with.masks = {.num_fast_threads = 2, .num_slow_threads = 2};
+    TestLoop loop(hashed_logits, with);
+    loop.executor().on_step = [&](std::span<const Batch>) {
+      if (num_steps != nullptr) ++*num_steps;
+      std::this_thread::sleep_for(100us);
+    };
+    std::vector<Collector> collectors(16);
+    for (size_t i = 0; i < collectors.size(); ++i) {
+      SamplingParams sampling = i % 4 == 3 ? greedy(25) : must_say("hashed" + std::to_string(i % 3), 25);
+      sampling.temperature = i % 2 == 0 ? 0.8f : 0;
+      sampling.seed = i;
+      if (i % 3 == 0) sampling.frequency_penalty = 0.7f;
+      if (i % 5 == 0) sampling.top_logprobs = 2;
+      std::vector<int32_t> prompt(1 + i % 11, static_cast<int32_t>(i));
+      Request request{"", std::move(prompt), sampling};
+      if (i % 5 == 0) request.prompt_logprobs_from = 0;
+      EXPECT_TRUE(loop->submit(std::move(request), collectors[i].callback()).ok());
+    }
+    std::vector<Answer> answers;
+    for (Collector& c : collectors) answers.push_back(c.wait());
+    loop.finish();
+    return answers;
+  };
+  const std::vector<Answer> expected = run_all([](auto&&...) { return FakeCost(); }, 256, nullptr);
+  for (const uint32_t seed : {1u, 2u, 3u, 4u}) {
+    std::atomic<uint32_t> calls = seed * 1000;
+    int num_steps = 0;
+    const std::vector<Answer> answers = run_all(
+        [&](const std::string&, int64_t, bool) {
+          const uint32_t draw = calls++ * 2654435761u >> 16;
+          return FakeCost{.steps = draw % 5 == 0 ? 5'000'000 : 1,
+                          .time = std::chrono::microseconds(draw % 3 == 0 ? draw % 1500 : 0)};
+        },
+        seed % 2 == 0 ? 14 : 256, &num_steps);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_EQ(answers[i].token_ids, expected[i].token_ids) << seed << " " << i;
+      EXPECT_EQ(answers[i].text, expected[i].text);
+      EXPECT_EQ(answers[i].reason(), expected[i].reason());
+      ASSERT_EQ(answers[i].logprobs.size(), expected[i].logprobs.size());
+      for (size_t t = 0; t < expected[i].logprobs.size(); ++t)
+        EXPECT_EQ(answers[i].logprobs[t].chosen.logprob, expected[i].logprobs[t].chosen.logprob);
+      EXPECT_EQ(answers[i].prompt_logprobs.size(), expected[i].prompt_logprobs.size());
+    }
+    EXPECT_GT(num_steps, 25) << "rows of late masks were not computed again";
+  }
+}
+
+// The model has no end tokens: the text's end is known once its last token is accepted.
+TEST_P(StepLoopSlowGrammar, WithoutEndTokensTheGrammarEndsTheAnswer) {
+  class EndsWithItsText final : public GrammarMatcher {
+   public:
+    Status fill_allowed(std::span<uint32_t> allowed, const GrammarBudget& budget) override {
+      return text_.fill_allowed(allowed, budget);
+    }
+    Status accept(int32_t id, const GrammarBudget& budget) override {
+      std::this_thread::sleep_for(3ms);
+      ++num_taken_;
+      return text_.accept(id, budget);
+    }
+    bool has_ended() const override { return num_taken_ == 4; }
+    int64_t num_steps() const override { return num_taken_; }
+
+   private:
+    OneTextMatcher text_{"text"};
+    int64_t num_taken_ = 0;
+  };
+  class TextGrammar final : public Grammar, public GrammarCompiler {
+   public:
+    Result<std::shared_ptr<const Grammar>> compile(const GrammarSpec&, const GrammarBudget&) override {
+      return std::shared_ptr<const Grammar>(std::make_shared<TextGrammar>());
+    }
+    std::unique_ptr<GrammarMatcher> make_matcher() const override {
+      return std::make_unique<EndsWithItsText>();
+    }
+    int64_t num_bytes() const override { return 1; }
+    int64_t num_steps() const override { return 1; }
+  };
+  LoopShape with = StepLoopGrammar::shape();
+  with.eos_token_ids = {};
+  with.grammars = [] { return std::make_unique<TextGrammar>(); };
+  TestLoop loop(hashed_logits, with);
+  for (const int64_t max_new_tokens : {3, 4, 5}) {
+    const Answer answer = loop.run({7}, must_say("text", max_new_tokens));
+    EXPECT_EQ(answer.text, max_new_tokens == 3 ? "tex" : "text");
+    EXPECT_EQ(answer.reason(), max_new_tokens == 3 ? FinishReason::kLength : FinishReason::kStop);
+  }
   loop.finish();
 }
 

@@ -22,7 +22,7 @@ std::function<void(const Batch&)> slow_steps() {
 TEST(StepLoopLimits, ARequestEndsWithItsOwnTimeout) {
   TestLoop loop(hashed_logits, {.num_pages = 2000, .context_length = 8000}, slow_steps());
   Collector late, other;
-  ASSERT_TRUE(loop->submit({"", {1}, endless(), 0.1}, late.callback()).ok());
+  ASSERT_TRUE(loop->submit({"", {1}, endless(), {}, 0.1}, late.callback()).ok());
   ASSERT_TRUE(loop->submit({"", {2}, greedy(3)}, other.callback()).ok());
   const Delta& last = late.wait().last;
   EXPECT_EQ(last.finish_reason, FinishReason::kError);
@@ -32,7 +32,7 @@ TEST(StepLoopLimits, ARequestEndsWithItsOwnTimeout) {
   const EngineStats stats = loop.finish();
   EXPECT_EQ(stats.num_timed_out_requests_total, 1);
   EXPECT_EQ(stats.num_failed_requests_total, 1);
-  EXPECT_EQ(loop->submit({"", {1}, endless(), -1.0}, [](const Delta&) {}).status().code(),
+  EXPECT_EQ(loop->submit({"", {1}, endless(), {}, -1.0}, [](const Delta&) {}).status().code(),
             StatusCode::kInvalidArgument);
 }
 

@@ -11,8 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include "engine/fake_grammar.h"
 #include "engine/prefill_node.h"
 #include "engine/test_loop.h"
+#include "engine/test_peer.h"
 #include "support/eventually.h"
 
 namespace fp4moe {
@@ -125,6 +127,35 @@ TEST_P(SomeSample, AnswersAreThoseOfOneEngine) {
   EXPECT_EQ(nodes.run(prompt_of(5), greedy(0)).reason(), FinishReason::kLength);
   EXPECT_GT((*nodes.decode)->stats().kv_transfer_bytes_total, 0);
   EXPECT_GT(nodes.decode->executor().num_finishes, 5);  // before others fill pages
+  EXPECT_TRUE(nodes.prefill_is_empty());
+  EXPECT_TRUE(nodes.decode_is_empty());
+}
+
+// The first token is the prefill engine's; the decode engine's matcher takes it before its own first mask.
+TEST_P(SomeSample, GrammarsGoOnWhereTheFirstTokenWasChosen) {
+  std::atomic<uint32_t> calls = 0;
+  const auto with_grammars = [&](LoopShape shape, bool is_slow) {
+    shape.grammars = [&calls, is_slow] {
+      return std::make_unique<CostlyCompiler>([&calls, is_slow](const std::string&, int64_t, bool) {
+        const uint32_t draw = calls++ * 2654435761u >> 16;
+        return is_slow ? FakeCost{.steps = draw % 4 == 0 ? 5'000'000 : 1,
+                                  .time = std::chrono::microseconds(draw % 700)}
+                       : FakeCost();
+      });
+    };
+    return shape;
+  };
+  Nodes nodes(with_grammars(decode_shape(), true), with_grammars(prefill_shape(), true));
+  TestLoop one(hashed_logits, with_grammars({}, false));
+  for (const std::string text : {"hashed", "some text", "x"})
+    for (const int64_t num_answer : {1, 2, 20}) {
+      SamplingParams sampling{.temperature = 0.8f, .seed = 5, .max_new_tokens = num_answer};
+      sampling.grammar = {GrammarSpec::Kind::kRegex, text};
+      const Answer want = one.run(prompt_of(9), sampling), got = nodes.run(prompt_of(9), sampling);
+      EXPECT_EQ(got.token_ids, want.token_ids) << text << " " << num_answer;
+      EXPECT_EQ(got.text, want.text);
+      EXPECT_EQ(got.reason(), want.reason());
+    }
   EXPECT_TRUE(nodes.prefill_is_empty());
   EXPECT_TRUE(nodes.decode_is_empty());
 }
@@ -309,10 +340,10 @@ TEST(StepLoopNodes, NodesThatDoNotFitRefuseEachOther) {
   Request request{"", prompt_of(3), greedy(2)};
   request.prefill_node = nodes.address();
   EXPECT_EQ(one->submit(request, {}).status().code(), StatusCode::kUnsupported);
-  request.prefill_node = "nowhere";
-  Collector collector;
-  ASSERT_TRUE((*nodes.decode)->submit(request, collector.callback()).ok());
-  EXPECT_EQ(collector.wait().last.error_code, StatusCode::kInvalidArgument);
+  for (const std::string place : {"nowhere", "10.0.0.1:8998"}) {
+    request.prefill_node = place;
+    EXPECT_EQ((*nodes.decode)->submit(request, {}).status().code(), StatusCode::kInvalidArgument) << place;
+  }
 }
 
 // What the prefill engine refuses, the client hears, with the node's name.
@@ -332,22 +363,24 @@ TEST(StepLoopNodes, GarbageOnThePortHurtsNobody) {
   const int port = nodes.node->port();
   for (const std::string& bytes : {std::string("GET / HTTP/1.1\r\nHost: x\r\n\r\n                         "),
                                    std::string(200, '\0'), std::string("F4PD")}) {
-    auto socket = KvSocket::connect("127.0.0.1", port, 5);
+    auto socket = connect_to(port);
     ASSERT_TRUE(socket.ok());
     ASSERT_TRUE((*socket)->send({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}).ok());
     if (bytes.size() > 40) {
-      EXPECT_FALSE((*socket)->receive(0, 0).ok());
+      const auto refusal = (*socket)->receive({.stage = KvStage::kChallenge});
+      ASSERT_TRUE(refusal.ok()) << refusal.status().to_string();
+      EXPECT_EQ(decode_failure(refusal->payload).code(), StatusCode::kDataLoss);
+      EXPECT_FALSE((*socket)->receive({.stage = KvStage::kChallenge}).ok());
     }
   }
   // A node that says hello and then asks under another epoch, or for pages of no room.
   for (const bool wrong_epoch : {true, false}) {
-    auto socket = KvSocket::connect("127.0.0.1", port, 5);
+    auto socket = connect_to(port);
     ASSERT_TRUE(socket.ok());
-    const std::string hello = encode_kv_hello(kHello);
-    ASSERT_TRUE((*socket)->send(kv_frame(KvFrameType::kHello, 0, 0, std::string_view(hello))).ok());
-    const auto reply = (*socket)->receive(0, 0);
+    const auto reply = greet_prefill_node(**socket, kHello, NodeSecret(), in_seconds(20));
     ASSERT_TRUE(reply.ok());
-    const uint64_t epoch = decode_kv_hello(reply->payload)->epoch;
+    const uint64_t epoch = reply->epoch;
+    const KvLegal legal{.stage = KvStage::kToDecode, .epoch = epoch};
     SamplingParams sampling = greedy(4);
     sampling.seed = 1;
     const std::string ask = encode_prefill({.input_ids = prompt_of(9), .sampling = sampling});
@@ -356,7 +389,7 @@ TEST(StepLoopNodes, GarbageOnThePortHurtsNobody) {
             ->send(kv_frame(KvFrameType::kPrefill, wrong_epoch ? epoch + 1 : epoch, 5, std::string_view(ask)))
             .ok());
     if (!wrong_epoch) {
-      const auto first = (*socket)->receive(epoch, 0);
+      const auto first = (*socket)->receive(legal);
       ASSERT_TRUE(first.ok());
       EXPECT_EQ(first->header.type, KvFrameType::kFirstToken);
       const int64_t page = 99;
@@ -365,7 +398,7 @@ TEST(StepLoopNodes, GarbageOnThePortHurtsNobody) {
                                       {reinterpret_cast<const uint8_t*>(&page), sizeof page}))
                       .ok());
     }
-    EXPECT_FALSE((*socket)->receive(epoch, 0).ok());
+    EXPECT_FALSE((*socket)->receive(legal).ok());
   }
   EXPECT_EQ(nodes.run(prompt_of(9), greedy(20)).token_ids, expected_greedy(prompt_of(9), 20));
   EXPECT_TRUE(nodes.prefill_is_empty());

@@ -75,6 +75,8 @@ struct LoopShape {
   PriorityRules priorities = {.are_used = true};
   double watchdog_timeout = 0;
   KvHello hello = {};  // a decode engine's
+  MaskLimits masks = {};
+  std::vector<int32_t> eos_token_ids = {kEosId};
 };
 
 // One fake model with KV pages of its own for each group; `fail` set: the next step fails for good.
@@ -211,7 +213,7 @@ class TestLoop {
   explicit TestLoop(FakeLogits logits = hashed_logits, const LoopShape& shape = {},
                     std::function<void(const Batch&)> before_forward = {})
       : tokenizer_(fake_tokenizer({"<a>", "<b>"})),
-        model_(fake_config(kVocab, {kEosId}), std::move(logits)),
+        model_(fake_config(kVocab, shape.eos_token_ids), std::move(logits)),
         executor_(model_, shape) {
     model_.before_forward = std::move(before_forward);
     SchedulerLimits limits = shape.scheduler;
@@ -221,6 +223,7 @@ class TestLoop {
                                   .context_length = shape.context_length,
                                   .max_queued_requests = shape.max_queued_requests,
                                   .random_seed = 1,
+                                  .masks = shape.masks,
                                   .time_limits = shape.time_limits,
                                   .priorities = shape.priorities,
                                   .watchdog_timeout = shape.watchdog_timeout,

@@ -1,0 +1,32 @@
+// guarded(): what a thread of a connection runs, so that an exception fails the connection and not the
+// process.
+#pragma once
+
+#include <new>
+#include <system_error>
+
+#include "base/printable.h"
+#include "fp4moe/status.h"
+
+namespace fp4moe {
+
+// f()'s Status; kUnavailable for want of memory or of a thread (std::system_error), kInternal for any other
+// exception.
+template <class F>
+Status guarded(const F& f) noexcept {
+  const Status no_memory(StatusCode::kUnavailable, "no memory");  // too short to be allocated
+  try {
+    return f();
+  } catch (const std::bad_alloc&) {
+    return no_memory;
+  } catch (const std::exception& error) {
+    const bool is_of_system = dynamic_cast<const std::system_error*>(&error) != nullptr;
+    try {
+      return {is_of_system ? StatusCode::kUnavailable : StatusCode::kInternal, printable(error.what())};
+    } catch (const std::bad_alloc&) {
+      return no_memory;
+    }
+  }
+}
+
+}  // namespace fp4moe
