@@ -5,6 +5,7 @@ include(Fp4moeStatic)
 
 find_package(nlohmann_json 3.11 REQUIRED)
 fp4moe_find_static(fp4moe_dep_pcre2 pcre2.h pcre2-8)
+fp4moe_find_static(fp4moe_dep_sodium sodium.h sodium)
 fp4moe_find_static(fp4moe_dep_utf8proc utf8proc.h utf8proc)
 
 # Structured output: scripts/setup builds it. Without it such requests are refused.

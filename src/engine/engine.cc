@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "base/check.h"
@@ -12,6 +14,7 @@
 #include "engine/comm_memory.h"
 #include "engine/kv_hello.h"
 #include "engine/memory_plan.h"
+#include "engine/node_link.h"
 #include "engine/prefill_node.h"
 #include "engine/rank_config.h"
 #include "engine/rank_group.h"
@@ -20,6 +23,7 @@
 #include "engine/step_loop.h"
 #include "io/chat_template.h"
 #include "io/dummy_checkpoint.h"
+#include "io/unused_tensors.h"
 #include "model/plan_model.h"
 
 namespace fp4moe {
@@ -60,6 +64,7 @@ class EngineImpl final : public Engine {
 
   Status start(const StepLoopOptions& options, ModelInfo info, bool with_grammars, double load_seconds) {
     info_ = std::move(info);
+    info_.max_bytes_per_token = text_.tokenizer.max_bytes_per_token();
     if (text_.chat_template) info_.chat_template = text_.chat_template->source();
     std::unique_ptr<GrammarCompiler> compiler;
     if (with_grammars)
@@ -70,10 +75,10 @@ class EngineImpl final : public Engine {
     return {};
   }
 
-  Status listen_for_decode_nodes(const EngineConfig& flags, const KvHello& hello) {
+  Status listen_for_decode_nodes(const EngineConfig& flags, const KvHello& hello, NodeLinkOptions link) {
     FP4MOE_ASSIGN_OR_RETURN(prefill_node_,
                             PrefillNode::make(*loop_, hello, flags.disaggregation_bootstrap_host,
-                                              flags.disaggregation_bootstrap_port));
+                                              flags.disaggregation_bootstrap_port, std::move(link)));
     info_.disaggregation_bootstrap_port = prefill_node_->port();
     return {};
   }
@@ -105,6 +110,9 @@ class EngineImpl final : public Engine {
                                 std::to_string(info_.vocab_size - 1));
     return text_.tokenizer.decode(ids, skip_special_tokens);
   }
+  std::vector<int32_t> find_special_tokens(std::string_view text) const override {
+    return text_.tokenizer.find_special_tokens(text);
+  }
   std::string token_bytes(int32_t id) const override { return std::string(text_.tokenizer.token_bytes(id)); }
   Result<std::string> apply_chat_template(std::string_view messages_json,
                                           const ChatTemplateOptions& options) const override {
@@ -127,6 +135,23 @@ SchedulerLimits scheduler_limits(const EngineConfig& flags) {
           .max_prefill_tokens = flags.max_prefill_tokens,
           .reuses_prefixes = !flags.disable_radix_cache,
           .conservativeness = flags.schedule_conservativeness};
+}
+
+GrammarLimits grammar_limits(const EngineConfig& flags) {
+  GrammarLimits limits;
+  limits.max_grammar_bytes = flags.grammar_max_bytes;
+  limits.max_compile_bytes = 2 * flags.grammar_max_bytes;  // its parts, and the whole that they become
+  limits.max_cache_bytes = flags.grammar_cache_bytes;
+  limits.timeout = std::chrono::milliseconds(std::llround(flags.grammar_compile_timeout * 1000));
+  return limits;
+}
+
+// A few threads: masks are filled while the model computes, on the cores that compute it.
+MaskLimits mask_limits(const EngineConfig& flags) {
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  return {.num_fast_threads = std::clamp(cores / 4, 2, 8),
+          .num_slow_threads = std::clamp(cores / 8, 1, 4),
+          .max_steps = flags.grammar_max_steps};
 }
 
 // What every process of a job knows before any weight is read.
@@ -152,6 +177,7 @@ Result<Prepared> prepare(const EngineConfig& given) {
   FP4MOE_ASSIGN_OR_RETURN(const CommMemory comm,
                           comm_memory(plan.moe, step_limits(config, plan, flags, options)));
   FP4MOE_ASSIGN_OR_RETURN(Checkpoint checkpoint, open_weights(flags.model_path, flags.load_format, config));
+  FP4MOE_RETURN_IF_ERROR(check_unused_tensors(checkpoint, config, flags.allow_unused_tensors));
   FP4MOE_ASSIGN_OR_RETURN(MemoryProblem problem, memory_problem(checkpoint, config, plan, flags));
   problem.comm_bytes = comm.heap_bytes * local_ranks(plan);
   FP4MOE_ASSIGN_OR_RETURN(MemoryPlan memory, plan_memory(problem, flags));
@@ -204,6 +230,7 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
   FP4MOE_ASSIGN_OR_RETURN(Prepared prepared, prepare(flags));
   flags = prepared.plan.flags;
   FP4MOE_RETURN_IF_ERROR(check_disaggregation(prepared.plan));
+  FP4MOE_ASSIGN_OR_RETURN(const NodeLinkOptions link, node_link_options(flags));
   if (flags.grammar_backend == "xgrammar" && !has_grammar_backend())
     return unsupported("--grammar-backend xgrammar: this build has none; scripts/setup makes it");
   FP4MOE_ASSIGN_OR_RETURN(TextTools text, load_text_tools(flags));
@@ -235,6 +262,8 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
       .context_length = memory.context_length,
       .max_queued_requests = flags.max_queued_requests,
       .random_seed = flags.random_seed,
+      .grammars = grammar_limits(flags),
+      .masks = mask_limits(flags),
       .time_limits = {.waiting = flags.req_waiting_timeout,
                       .running = flags.req_running_timeout,
                       .held = is_prefill ? flags.disaggregation_timeout : 0},
@@ -243,11 +272,12 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
                      .refuse_unused = flags.abort_on_priority_when_disabled},
       .watchdog_timeout = flags.watchdog_timeout,
       .hello = flags.disaggregation_mode == "decode" ? hello : KvHello(),
+      .link = link,
   };
   auto engine = std::make_unique<EngineImpl>(std::move(text), std::move(ranks));
   const bool with_grammars = flags.grammar_backend != "none";
   FP4MOE_RETURN_IF_ERROR(engine->start(loop_options, std::move(info), with_grammars, load_time.count()));
-  if (is_prefill) FP4MOE_RETURN_IF_ERROR(engine->listen_for_decode_nodes(flags, hello));
+  if (is_prefill) FP4MOE_RETURN_IF_ERROR(engine->listen_for_decode_nodes(flags, hello, link));
   return std::unique_ptr<Engine>(std::move(engine));
 }
 

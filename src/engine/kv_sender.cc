@@ -4,26 +4,31 @@
 #include <utility>
 
 #include "base/check.h"
+#include "engine/guarded.h"
 
 namespace fp4moe {
 
-void KvSender::push(Item item) {
+bool KvSender::push(Item item) {
+  const int64_t num_bytes = std::ssize(item.payload);
   std::lock_guard lock(mutex_);
+  if (items_.size() >= kMaxQueuedItems || queued_bytes_ + num_bytes > kMaxQueuedBytes) return false;
   items_.push_back(std::move(item));
+  queued_bytes_ += num_bytes;
   changed_.notify_one();
+  return true;
 }
 
-void KvSender::post(KvFrameType type, uint64_t room, std::string payload) {
-  push({.type = type, .room = room, .payload = std::move(payload)});
+bool KvSender::post(KvFrameType type, uint64_t room, std::string payload) {
+  return push({.type = type, .room = room, .payload = std::move(payload)});
 }
 
-void KvSender::post_pages(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first,
+bool KvSender::post_pages(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first,
                           std::function<void(const Status&)> on_failure) {
-  push({.type = KvFrameType::kPage,
-        .room = room,
-        .pages = std::move(pages),
-        .first = first,
-        .on_failure = std::move(on_failure)});
+  return push({.type = KvFrameType::kPage,
+               .room = room,
+               .pages = std::move(pages),
+               .first = first,
+               .on_failure = std::move(on_failure)});
 }
 
 void KvSender::stop() {
@@ -32,18 +37,23 @@ void KvSender::stop() {
   changed_.notify_one();
 }
 
-void KvSender::run(KvSocket& socket, uint64_t epoch) {
-  for (;;) {
-    Item item;
-    {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return stopped_ || !items_.empty(); });
-      if (stopped_) return;
-      item = std::move(items_.front());
-      items_.pop_front();
-    }
-    if (!send(socket, epoch, item).ok()) return socket.shut_down();
-  }
+// False after stop().
+bool KvSender::pop(Item& item) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return stopped_ || !items_.empty(); });
+  if (stopped_) return false;
+  item = std::move(items_.front());
+  items_.pop_front();
+  queued_bytes_ -= std::ssize(item.payload);
+  return true;
+}
+
+void KvSender::run(KvSocket& socket, uint64_t epoch) noexcept {
+  const Status status = guarded([&]() -> Status {
+    for (Item item; pop(item);) FP4MOE_RETURN_IF_ERROR(send(socket, epoch, item));
+    return {};
+  });
+  if (!status.ok()) socket.shut_down();
 }
 
 Status KvSender::send(KvSocket& socket, uint64_t epoch, const Item& item) {

@@ -19,15 +19,21 @@ namespace fp4moe {
 
 class KvSender {
  public:
-  // From any thread; what is posted before run() is sent then. Never waits for the connection.
-  void post(KvFrameType type, uint64_t room, std::string payload);
-  // The lease's pages from `first` on, read one by one as the connection takes them; none after its end, nor
-  // after one that cannot be read, of which on_failure hears on the thread of run().
-  void post_pages(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first,
-                  std::function<void(const Status&)> on_failure);
+  // Of payloads that wait to be sent, and of waiting items.
+  static constexpr int64_t kMaxQueuedBytes = 256 << 20;
+  static constexpr size_t kMaxQueuedItems = 1 << 16;
 
-  // Sends until stop() or until the connection breaks, which shuts it down for the receiver too.
-  void run(KvSocket& socket, uint64_t epoch);
+  // From any thread; items posted before run() are sent then. Never waits for the connection. False, and the
+  // item is dropped: the other side takes frames so slowly that a limit is reached.
+  [[nodiscard]] bool post(KvFrameType type, uint64_t room, std::string payload);
+  // The lease's pages from `first` on, read one by one as the connection takes them; none after its end, nor
+  // after one that cannot be read, which on_failure reports on the thread of run().
+  [[nodiscard]] bool post_pages(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first,
+                                std::function<void(const Status&)> on_failure);
+
+  // Sends until stop() or until the connection breaks or memory runs out, which shuts it down for the
+  // receiver too.
+  void run(KvSocket& socket, uint64_t epoch) noexcept;
   void stop();
   int64_t page_bytes_sent() const { return page_bytes_.load(); }
 
@@ -40,13 +46,15 @@ class KvSender {
     int64_t first = 0;
     std::function<void(const Status&)> on_failure;
   };
-  void push(Item item);
+  bool push(Item item);
+  bool pop(Item& item);
   Status send(KvSocket& socket, uint64_t epoch, const Item& item);
   Status send_pages(KvSocket& socket, uint64_t epoch, const Item& item);
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Item> items_;
+  int64_t queued_bytes_ = 0;  // of their payloads
   bool stopped_ = false;
   std::atomic<int64_t> page_bytes_{0};
 };

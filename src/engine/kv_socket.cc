@@ -8,31 +8,20 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
-#include <thread>
+#include <utility>
 
 #include "base/check.h"
+#include "engine/kv_resolve.h"
 
 namespace fp4moe {
 namespace {
 
-struct Addresses {
-  addrinfo* first = nullptr;
-  ~Addresses() {
-    if (first != nullptr) freeaddrinfo(first);
-  }
-};
-
-Status resolve(const std::string& host, int port, int flags, Addresses& addresses) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = flags;
-  const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &addresses.first);
-  return error == 0 ? Status() : invalid_argument("host " + host + ": " + gai_strerror(error));
-}
+constexpr double kMaxConnectSeconds = 5;
+constexpr int64_t kFirstAllocation = 1 << 20;  // bytes of a payload that need no budget
 
 Status system_error(const char* what, int error) {
   return unavailable(std::string(what) + ": " + std::strerror(error));
@@ -40,7 +29,7 @@ Status system_error(const char* what, int error) {
 
 Status closed_by_peer() { return unavailable("the connection was closed by the other side"); }
 
-// A machine that is gone says nothing: it is asked, and given up after about 15 s.
+// TCP keepalive: a dead machine is detected after about 15 s.
 void set_options(int descriptor) {
   const int on = 1, idle_seconds = 5, interval_seconds = 3, probes = 3, unacknowledged_ms = 15000;
   setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -56,7 +45,10 @@ int connect_within(int descriptor, const addrinfo& address, int timeout_ms) {
   if (::connect(descriptor, address.ai_addr, address.ai_addrlen) == 0) return 0;
   if (errno != EINPROGRESS) return errno;
   pollfd waits{descriptor, POLLOUT, 0};
-  if (poll(&waits, 1, timeout_ms) <= 0) return ETIMEDOUT;
+  int ready;
+  do ready = poll(&waits, 1, timeout_ms);
+  while (ready < 0 && errno == EINTR);
+  if (ready <= 0) return ETIMEDOUT;
   int error = 0;
   socklen_t size = sizeof error;
   getsockopt(descriptor, SOL_SOCKET, SO_ERROR, &error, &size);
@@ -65,9 +57,55 @@ int connect_within(int descriptor, const addrinfo& address, int timeout_ms) {
 
 }  // namespace
 
+// ---- deadlines ------------------------------------------------------------------------------------
+
+// One frame on its way. Its deadline moves on with its bytes, and is never far behind the last of them.
+struct KvSocket::Progress {
+  Progress(double seconds, Clock::time_point end_by) : timeout_seconds(seconds), end(end_by) {}
+
+  void add(ssize_t count) {
+    num_bytes += count;
+    last = Clock::now();
+  }
+  Clock::time_point deadline() const {
+    const auto seconds = [](double count) {
+      return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(count));
+    };
+    const auto at_rate =
+        start + seconds(timeout_seconds + static_cast<double>(num_bytes) / kKvBytesPerSecond);
+    return std::min({at_rate, last + seconds(timeout_seconds), end});
+  }
+
+  const double timeout_seconds;
+  const Clock::time_point end, start = Clock::now();
+  Clock::time_point last = start;
+  int64_t num_bytes = 0;
+};
+
+Status KvSocket::wait(short events, Clock::time_point deadline) const {
+  for (;;) {
+    int timeout_ms = -1;
+    if (deadline != Clock::time_point::max()) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+      timeout_ms = static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30));
+    }
+    pollfd waits{descriptor_, events, 0};
+    const int ready = ::poll(&waits, 1, timeout_ms);
+    if (ready > 0) return {};
+    if (ready < 0 && errno != EINTR) return system_error("poll", errno);
+    if (deadline != Clock::time_point::max() && Clock::now() >= deadline)
+      return unavailable(events == POLLIN ? "the other side sends nothing, or too slowly"
+                                          : "the other side takes nothing, or too slowly");
+  }
+}
+
 // ---- a connection ---------------------------------------------------------------------------------
 
-KvSocket::KvSocket(int descriptor) : descriptor_(descriptor) { set_options(descriptor); }
+KvSocket::KvSocket(int descriptor, KvSocketOptions options)
+    : descriptor_(descriptor), options_(std::move(options)) {
+  set_options(descriptor);
+  fcntl(descriptor, F_SETFL, fcntl(descriptor, F_GETFL) | O_NONBLOCK);
+}
 
 KvSocket::~KvSocket() { ::close(descriptor_); }
 
@@ -84,106 +122,88 @@ std::string KvSocket::peer() const {
   return std::string(host) + ":" + port;
 }
 
-Result<std::unique_ptr<KvSocket>> KvSocket::connect(const std::string& host, int port,
-                                                    double timeout_seconds) {
-  Addresses addresses;
-  FP4MOE_RETURN_IF_ERROR(resolve(host, port, 0, addresses));
-  int error = EADDRNOTAVAIL;
-  for (const addrinfo* a = addresses.first; a != nullptr; a = a->ai_next) {
+Result<std::unique_ptr<KvSocket>> KvSocket::connect(const NodeAddress& address, bool only_loopback,
+                                                    KvSocketOptions options) {
+  KvAddresses addresses;
+  FP4MOE_RETURN_IF_ERROR(addresses.resolve(address.host, address.port, 0));
+  const double seconds = std::min(options.timeout_seconds, kMaxConnectSeconds);
+  int error = 0;
+  for (const addrinfo* a = addresses.first(); a != nullptr; a = a->ai_next) {
+    if (only_loopback && !is_loopback(*a->ai_addr)) continue;
     const int descriptor = ::socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (descriptor < 0) return system_error("socket", errno);
-    error = connect_within(descriptor, *a, static_cast<int>(1000 * timeout_seconds));
-    if (error == 0) {
-      fcntl(descriptor, F_SETFL, fcntl(descriptor, F_GETFL) & ~O_NONBLOCK);
-      return std::make_unique<KvSocket>(descriptor);
-    }
+    error = connect_within(descriptor, *a, static_cast<int>(1000 * seconds));
+    if (error == 0) return std::make_unique<KvSocket>(descriptor, std::move(options));
     ::close(descriptor);
   }
+  if (error == 0)
+    return invalid_argument("host " + address.host +
+                            " has no loopback address, and others need --disaggregation-secret-file");
   return system_error("no connection", error);
 }
 
 Status KvSocket::send(std::span<const uint8_t> frame) {
+  Progress progress(options_.timeout_seconds, Clock::time_point::max());
   while (!frame.empty()) {
     const ssize_t sent = ::send(descriptor_, frame.data(), frame.size(), MSG_NOSIGNAL);
-    if (sent < 0 && errno == EINTR) continue;
-    if (sent <= 0) return system_error("the connection broke", errno);
-    frame = frame.subspan(static_cast<size_t>(sent));
+    if (sent > 0) {
+      progress.add(sent);
+      frame = frame.subspan(static_cast<size_t>(sent));
+    } else if (sent < 0 && errno == EAGAIN) {
+      FP4MOE_RETURN_IF_ERROR(wait(POLLOUT, progress.deadline()));
+    } else if (errno != EINTR) {
+      return system_error("the connection broke", errno);
+    }
+    if (Clock::now() >= progress.deadline() && !frame.empty())
+      return unavailable("the other side takes frames too slowly");
   }
   return {};
 }
 
-Status KvSocket::read_all(std::span<uint8_t> bytes) {
+Status KvSocket::read_all(std::span<uint8_t> bytes, Progress& progress) {
   while (!bytes.empty()) {
     const ssize_t got = ::recv(descriptor_, bytes.data(), bytes.size(), 0);
-    if (got < 0 && errno == EINTR) continue;
-    if (got == 0) return closed_by_peer();
-    if (got < 0) return system_error("the connection broke", errno);
-    bytes = bytes.subspan(static_cast<size_t>(got));
+    if (got > 0) {
+      progress.add(got);
+      bytes = bytes.subspan(static_cast<size_t>(got));
+    } else if (got == 0) {
+      return closed_by_peer();
+    } else if (errno == EAGAIN) {
+      FP4MOE_RETURN_IF_ERROR(wait(POLLIN, progress.deadline()));
+    } else if (errno != EINTR) {
+      return system_error("the connection broke", errno);
+    }
+    if (Clock::now() >= progress.deadline() && !bytes.empty())
+      return unavailable("the other side sends too slowly");
   }
   return {};
 }
 
-Result<KvFrame> KvSocket::receive(uint64_t epoch, int64_t max_page_bytes) {
+Result<KvFrame> KvSocket::receive(const KvLegal& legal, Clock::time_point end_by) {
+  FP4MOE_RETURN_IF_ERROR(wait(POLLIN, end_by));
+  Progress progress(options_.timeout_seconds, end_by);
   std::array<uint8_t, sizeof(KvFrameHeader)> head;
-  FP4MOE_RETURN_IF_ERROR(read_all(head));
+  FP4MOE_RETURN_IF_ERROR(read_all(head, progress));
   KvFrame frame;
-  FP4MOE_ASSIGN_OR_RETURN(frame.header, read_kv_header(head, epoch, max_page_bytes));
-  frame.payload.resize(static_cast<size_t>(frame.header.num_bytes));
-  FP4MOE_RETURN_IF_ERROR(read_all(frame.payload));
+  FP4MOE_ASSIGN_OR_RETURN(frame.header, read_kv_header(head, legal));
+  const int64_t num_bytes = frame.header.num_bytes;
+  const bool is_budgeted = options_.budget != nullptr && frame.header.type != KvFrameType::kPage;
+  try {
+    for (int64_t done = 0, next = kFirstAllocation; done < num_bytes; next *= 2) {
+      next = std::min(next, num_bytes);
+      if (is_budgeted && next > kFirstAllocation && !options_.budget->raise(frame.lease, next))
+        return unavailable("a message of " + std::to_string(num_bytes) +
+                           " bytes: all messages together have " +
+                           std::to_string(options_.budget->num_bytes()));
+      frame.payload.resize(static_cast<size_t>(next));
+      FP4MOE_RETURN_IF_ERROR(read_all(std::span(frame.payload).subspan(static_cast<size_t>(done)), progress));
+      done = next;
+    }
+  } catch (const std::bad_alloc&) {
+    return unavailable("no memory for a message of " + std::to_string(num_bytes) + " bytes");
+  }
   FP4MOE_RETURN_IF_ERROR(check_kv_payload(frame.header, frame.payload));
   return frame;
-}
-
-Result<KvFrame> KvSocket::receive_within(double seconds, uint64_t epoch, int64_t max_page_bytes) {
-  pollfd waits{descriptor_, POLLIN, 0};
-  if (poll(&waits, 1, static_cast<int>(1000 * seconds)) == 0)
-    return unavailable("the other side says nothing");
-  const timeval limit{static_cast<time_t>(seconds), 0}, none{};
-  setsockopt(descriptor_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-  Result<KvFrame> frame = receive(epoch, max_page_bytes);
-  setsockopt(descriptor_, SOL_SOCKET, SO_RCVTIMEO, &none, sizeof none);
-  return frame;
-}
-
-// ---- a port ---------------------------------------------------------------------------------------
-
-KvListener::~KvListener() {
-  if (descriptor_ >= 0) ::close(descriptor_);
-}
-
-Status KvListener::listen(const std::string& host, int port) {
-  Addresses addresses;
-  FP4MOE_RETURN_IF_ERROR(resolve(host, port, AI_PASSIVE, addresses));
-  const addrinfo& address = *addresses.first;
-  descriptor_ = ::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (descriptor_ < 0) return system_error("socket", errno);
-  const int on = 1;
-  setsockopt(descriptor_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  const std::string place = host + ":" + std::to_string(port);
-  if (::bind(descriptor_, address.ai_addr, address.ai_addrlen) != 0 || ::listen(descriptor_, SOMAXCONN) != 0)
-    return errno == EADDRNOTAVAIL ? invalid_argument(place + ": " + std::strerror(errno))
-                                  : system_error(place.c_str(), errno);
-  sockaddr_storage bound{};
-  socklen_t size = sizeof bound;
-  getsockname(descriptor_, reinterpret_cast<sockaddr*>(&bound), &size);
-  port_ = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(bound).sin6_port
-                                            : reinterpret_cast<const sockaddr_in&>(bound).sin_port);
-  return {};
-}
-
-std::unique_ptr<KvSocket> KvListener::accept() {
-  constexpr std::chrono::milliseconds kRetry(100);  // such as for want of file descriptors
-  while (!ended_.load()) {
-    const int descriptor = ::accept4(descriptor_, nullptr, nullptr, SOCK_CLOEXEC);
-    if (descriptor >= 0) return std::make_unique<KvSocket>(descriptor);
-    if (!ended_.load()) std::this_thread::sleep_for(kRetry);
-  }
-  return nullptr;
-}
-
-void KvListener::shut_down() {
-  ended_.store(true);
-  ::shutdown(descriptor_, SHUT_RDWR);
 }
 
 }  // namespace fp4moe

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/hash.h"
+#include "base/printable.h"
 
 namespace fp4moe {
 namespace {
@@ -13,6 +14,43 @@ uint64_t checksum_of(KvFrameHeader header, std::span<const uint8_t> payload) {
   header.checksum = 0;
   const uint64_t seed = hash64(&header, sizeof header);
   return hash64(payload.data(), static_cast<int64_t>(payload.size()), seed);
+}
+
+constexpr size_t kShownBytes = 80;  // of a fact
+
+struct Legality {
+  KvFrameType type;
+  int64_t most_bytes;  // of its payload
+};
+
+// What a stage accepts; kPage's size is the receiver's.
+std::span<const Legality> legal_types(KvStage stage) {
+  using enum KvFrameType;
+  static constexpr Legality kChallengeStage[] = {{kChallenge, sizeof(KvChallenge)},
+                                                 {kFailed, kMaxKvHelloBytes}};
+  static constexpr Legality kHelloStage[] = {{kHello, kMaxKvHelloBytes}, {kFailed, kMaxKvHelloBytes}};
+  static constexpr Legality kPrefillStage[] = {
+      {kPrefill, kMaxKvMessageBytes}, {kTake, sizeof(int64_t)}, {kRelease, 0}};
+  static constexpr Legality kDecodeStage[] = {
+      {kFirstToken, kMaxKvMessageBytes}, {kPage, 0}, {kFailed, kMaxKvHelloBytes}};
+  switch (stage) {
+    case KvStage::kChallenge:
+      return kChallengeStage;
+    case KvStage::kHello:
+      return kHelloStage;
+    case KvStage::kToPrefill:
+      return kPrefillStage;
+    case KvStage::kToDecode:
+      return kDecodeStage;
+  }
+  return {};
+}
+
+std::string names_of(std::span<const Legality> types) {
+  std::string names;
+  for (const Legality& legal : types)
+    names += (names.empty() ? "" : ", ") + std::to_string(static_cast<uint32_t>(legal.type));
+  return names;
 }
 
 Status bad(const std::string& what, uint64_t value, const std::string& legal) {
@@ -58,13 +96,16 @@ std::vector<uint8_t> kv_frame(KvFrameType type, uint64_t epoch, uint64_t room, s
                   std::span(reinterpret_cast<const uint8_t*>(payload.data()), payload.size()));
 }
 
-Result<KvFrameHeader> read_kv_header(std::span<const uint8_t> bytes, uint64_t epoch, int64_t max_page_bytes) {
+Result<KvFrameHeader> read_kv_header(std::span<const uint8_t> bytes, const KvLegal& legal) {
   FP4MOE_ASSIGN_OR_RETURN(const KvFrameHeader header, read_fixed<KvFrameHeader>(bytes, "a frame's header"));
-  if (header.magic != kKvMagic) return bad("magic", header.magic, std::to_string(kKvMagic));
-  const auto type = static_cast<uint32_t>(header.type);
-  if (type < 1 || type > static_cast<uint32_t>(KvFrameType::kFailed)) return bad("type", type, "1 to 7");
-  if (header.epoch != epoch) return bad("epoch", header.epoch, "this connection's, " + std::to_string(epoch));
-  const int64_t most = header.type == KvFrameType::kPage ? max_page_bytes : kMaxKvMessageBytes;
+  // The value would be the first bytes of a stranger's greeting.
+  if (header.magic != kKvMagic) return data_loss("a frame's magic is not that of a node of fp4moe");
+  const std::span<const Legality> types = legal_types(legal.stage);
+  const auto found = std::ranges::find(types, header.type, &Legality::type);
+  if (found == types.end()) return bad("type", static_cast<uint32_t>(header.type), names_of(types) + " here");
+  if (header.epoch != legal.epoch)
+    return bad("epoch", header.epoch, "this connection's, " + std::to_string(legal.epoch));
+  const int64_t most = header.type == KvFrameType::kPage ? legal.max_page_bytes : found->most_bytes;
   if (header.num_bytes < 0 || header.num_bytes > most)
     return data_loss("a frame's payload has " + std::to_string(header.num_bytes) + " bytes, legal are 0 to " +
                      std::to_string(most));
@@ -79,6 +120,14 @@ Status check_kv_payload(KvFrameHeader header, std::span<const uint8_t> payload) 
                    std::to_string(payload.size()) + " bytes have " + std::to_string(computed));
 }
 
+std::string encode_challenge(const KvChallenge& challenge) {
+  return {reinterpret_cast<const char*>(&challenge), sizeof challenge};
+}
+
+Result<KvChallenge> decode_challenge(std::span<const uint8_t> payload) {
+  return read_fixed<KvChallenge>(payload, "a challenge");
+}
+
 Status compare_hello(const KvHello& prefill_node, const KvHello& decode_node) {
   const auto value_of = [](const KvHello& hello, const std::string& name) -> std::string {
     for (const auto& [fact, value] : hello.facts)
@@ -89,8 +138,9 @@ Status compare_hello(const KvHello& prefill_node, const KvHello& decode_node) {
     for (const auto& [name, value] : side->facts) {
       const std::string prefill = value_of(prefill_node, name), decode = value_of(decode_node, name);
       if (prefill != decode)
-        return unsupported(name + " of the prefill node is " + prefill + ", of the decode node " + decode +
-                           "; they must be the same");
+        return unsupported(printable(name, kShownBytes) + " of the prefill node is " +
+                           printable(prefill, kShownBytes) + ", of the decode node " +
+                           printable(decode, kShownBytes) + "; they must be the same");
     }
   return {};
 }

@@ -2,7 +2,6 @@
 // (engine/kv_wire.h).
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -10,35 +9,62 @@
 #include <thread>
 #include <vector>
 
-#include "engine/kv_socket.h"
+#include "base/log_limit.h"
+#include "engine/byte_budget.h"
+#include "engine/kv_listener.h"
 #include "engine/kv_wire.h"
+#include "engine/node_link.h"
 #include "engine/step_loop.h"
 
 namespace fp4moe {
 
-// Two threads a connection. When one ends, all that it asked for is released.
+// Two threads a connection, one before its hello. When a connection ends, all that it asked for is released.
+//
+// Limits, so that strangers on the port cannot exhaust the process:
+// - at most kMaxGreeting connections are in their hello, which must end within options.timeout_seconds: one
+//   more ends the oldest of them;
+// - at most options.max_connections are open after it: one more ends the one that has been without rooms for
+//   longest, or is refused if all have rooms;
+// - without a file descriptor, the oldest connection in its hello ends, and new ones are closed until
+//   descriptors are free;
+// - a connection for which there is no thread or no memory ends by itself;
+// - all messages that are being received have kMessageBytes together.
 class PrefillNode {
  public:
+  static constexpr size_t kMaxGreeting = 16;
+  static constexpr int64_t kMessageBytes = 128 << 20;
+
   // Listens; kInvalidArgument or kUnavailable if that cannot be. The loop is borrowed. hello.epoch is
   // ignored.
   static Result<std::unique_ptr<PrefillNode>> make(StepLoop& loop, KvHello hello, const std::string& host,
-                                                   int port);
+                                                   int port, NodeLinkOptions options = {});
   ~PrefillNode();
 
   int port() const { return listener_.port(); }
   int64_t page_bytes_sent() const;
+  // Connections whose threads have not ended.
+  int num_connections() const;
 
  private:
   class Connection;
-  PrefillNode(StepLoop& loop, KvHello hello) : loop_(loop), hello_(std::move(hello)) {}
-  void accept();
+  PrefillNode(StepLoop& loop, KvHello hello, NodeLinkOptions options);
+  void accept() noexcept;
+  void add(int descriptor);
+  void reap();
+  size_t num_greeting() const;
+  void end_oldest_greeting();
+  Status admit(Connection& connection);
+  void log(LogLevel level, const std::string& line) { log_limit_.log(level, "disaggregation: " + line); }
 
   StepLoop& loop_;
   const KvHello hello_;
+  const NodeLinkOptions options_;
+  const std::shared_ptr<ByteBudget> budget_ = ByteBudget::make(kMessageBytes);
   KvListener listener_;
+  LogLimit log_limit_;
   mutable std::mutex mutex_;
-  std::vector<std::shared_ptr<Connection>> connections_;
-  int64_t ended_bytes_ = 0;  // sent by connections that have ended
+  std::vector<std::shared_ptr<Connection>> connections_;  // oldest first
+  int64_t ended_bytes_ = 0;                               // sent by connections that have ended
   std::thread thread_;
 };
 

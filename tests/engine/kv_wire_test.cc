@@ -4,11 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
-
-#include "engine/kv_socket.h"
 
 namespace fp4moe {
 namespace {
@@ -17,8 +16,8 @@ constexpr uint64_t kEpoch = 0x1234567890abcdefu;
 constexpr int64_t kMaxPage = 4096;
 
 // As a receiver reads it.
-Status read(std::span<const uint8_t> frame, uint64_t epoch = kEpoch) {
-  const auto header = read_kv_header(frame, epoch, kMaxPage);
+Status read(std::span<const uint8_t> frame, KvStage stage, uint64_t epoch = kEpoch) {
+  const auto header = read_kv_header(frame, {.stage = stage, .epoch = epoch, .max_page_bytes = kMaxPage});
   if (!header.ok()) return header.status();
   const auto rest = frame.subspan(sizeof(KvFrameHeader));
   if (std::ssize(rest) != header->num_bytes) return invalid_argument("the length of the test's frame");
@@ -41,10 +40,11 @@ TEST(KvWire, EveryFlippedBitOfAFrameIsFound) {
     std::vector<uint8_t> payload(num_bytes);
     for (size_t i = 0; i < num_bytes; ++i) payload[i] = static_cast<uint8_t>(i * 31);
     std::vector<uint8_t> frame = kv_frame(KvFrameType::kPage, kEpoch, 7, payload);
-    ASSERT_TRUE(read(frame).ok());
+    ASSERT_TRUE(read(frame, KvStage::kToDecode).ok());
     for (size_t bit = 0; bit < 8 * frame.size(); ++bit) {
       frame[bit / 8] ^= static_cast<uint8_t>(1u << (bit % 8));
-      EXPECT_FALSE(read(frame).ok()) << "bit " << bit << " of a frame with " << num_bytes << " bytes";
+      EXPECT_FALSE(read(frame, KvStage::kToDecode).ok())
+          << "bit " << bit << " of a frame with " << num_bytes << " bytes";
       frame[bit / 8] ^= static_cast<uint8_t>(1u << (bit % 8));
     }
   }
@@ -53,19 +53,49 @@ TEST(KvWire, EveryFlippedBitOfAFrameIsFound) {
 TEST(KvWire, HeadersThatCannotBeAreRefusedByName) {
   const std::vector<uint8_t> frame = kv_frame(KvFrameType::kTake, kEpoch, 1, std::string_view("12345678"));
   for (size_t cut = 0; cut < sizeof(KvFrameHeader); ++cut)
-    expect_refused(read(std::span(frame).first(cut)), "header of " + std::to_string(cut) + " bytes");
-  expect_refused(read(frame, kEpoch + 1), "epoch");
+    expect_refused(read(std::span(frame).first(cut), KvStage::kToPrefill),
+                   "header of " + std::to_string(cut) + " bytes");
+  expect_refused(read(frame, KvStage::kToPrefill, kEpoch + 1), "epoch");
   const auto with = [&](auto change) {
     KvFrameHeader header = header_of(frame);
     change(header);
     std::vector<uint8_t> changed = frame;
     std::memcpy(changed.data(), &header, sizeof header);
-    return read(changed);
+    return read(changed, KvStage::kToPrefill);
   };
-  expect_refused(with([](KvFrameHeader& h) { h.magic = 0x20544547; }), "magic");  // "GET "
-  expect_refused(with([](KvFrameHeader& h) { h.type = static_cast<KvFrameType>(8); }), "type=8");
+  const auto greeting = with([](KvFrameHeader& h) { h.magic = 0x20544547; });  // "GET "
+  expect_refused(greeting, "magic");
+  EXPECT_EQ(greeting.message().find(std::to_string(0x20544547)), std::string::npos)
+      << "a stranger's first bytes";
+  expect_refused(with([](KvFrameHeader& h) { h.type = static_cast<KvFrameType>(9); }), "type=9");
   expect_refused(with([](KvFrameHeader& h) { h.type = static_cast<KvFrameType>(0); }), "type=0");
   expect_refused(with([](KvFrameHeader& h) { h.room = 2; }), "checksum");
+}
+
+// Each stage accepts its own types alone, and of these the sizes that they can have.
+TEST(KvWire, StagesAcceptOnlyTheirOwnFrames) {
+  const std::vector<std::pair<KvStage, std::vector<uint32_t>>> legal = {{KvStage::kChallenge, {7, 8}},
+                                                                        {KvStage::kHello, {1, 7}},
+                                                                        {KvStage::kToPrefill, {2, 4, 6}},
+                                                                        {KvStage::kToDecode, {3, 5, 7}}};
+  for (const auto& [stage, types] : legal)
+    for (uint32_t type = 0; type < 12; ++type) {
+      const auto frame = kv_frame(static_cast<KvFrameType>(type), kEpoch, 1, std::string_view());
+      const bool is_legal = std::ranges::find(types, type) != types.end();
+      EXPECT_EQ(read(frame, stage).ok(), is_legal) << static_cast<int>(stage) << " " << type;
+    }
+  const auto refuses = [](KvStage stage, KvFrameType type, int64_t num_bytes) {
+    KvFrameHeader header{.type = type, .epoch = kEpoch, .num_bytes = num_bytes};
+    std::vector<uint8_t> bytes(sizeof header);
+    std::memcpy(bytes.data(), &header, sizeof header);
+    return !read_kv_header(bytes, {.stage = stage, .epoch = kEpoch, .max_page_bytes = kMaxPage}).ok();
+  };
+  EXPECT_TRUE(refuses(KvStage::kHello, KvFrameType::kHello, kMaxKvHelloBytes + 1));
+  EXPECT_FALSE(refuses(KvStage::kHello, KvFrameType::kHello, kMaxKvHelloBytes));
+  EXPECT_TRUE(refuses(KvStage::kToDecode, KvFrameType::kFailed, kMaxKvHelloBytes + 1));
+  EXPECT_TRUE(refuses(KvStage::kChallenge, KvFrameType::kChallenge, sizeof(KvChallenge) + 1));
+  EXPECT_TRUE(refuses(KvStage::kToPrefill, KvFrameType::kRelease, 1));
+  EXPECT_TRUE(refuses(KvStage::kToPrefill, KvFrameType::kTake, 9));
 }
 
 // Sizes are judged before anything is allocated: also those that wrap, or that fit 32 bits.
@@ -76,11 +106,11 @@ TEST(KvWire, SizesAreJudgedIn64Bits) {
     KvFrameHeader header{.type = KvFrameType::kPrefill, .epoch = kEpoch, .num_bytes = num_bytes};
     std::vector<uint8_t> bytes(sizeof header);
     std::memcpy(bytes.data(), &header, sizeof header);
-    expect_refused(read(bytes), std::to_string(num_bytes));
+    expect_refused(read(bytes, KvStage::kToPrefill), std::to_string(num_bytes));
     header.type = KvFrameType::kPage;
     header.num_bytes = kMaxPage + 1;
     std::memcpy(bytes.data(), &header, sizeof header);
-    expect_refused(read(bytes), std::to_string(kMaxPage));
+    expect_refused(read(bytes, KvStage::kToDecode), std::to_string(kMaxPage));
   }
 }
 
@@ -116,11 +146,13 @@ TEST(KvWire, ARequestComesBackAsItWas) {
   const SamplingParams s = every_parameter();
   const auto request = decode_prefill(bytes_of(encode_prefill({.input_ids = {0, 2147483647, 9},
                                                                .sampling = s,
+                                                               .client = "key 3",
                                                                .prompt_logprobs_from = 1,
                                                                .routed_experts_from = 0,
                                                                .priority = -4})));
   ASSERT_TRUE(request.ok()) << request.status().to_string();
   EXPECT_EQ(request->input_ids, (std::vector<int32_t>{0, 2147483647, 9}));
+  EXPECT_EQ(request->client, "key 3");
   EXPECT_EQ(request->prompt_logprobs_from, 1);
   EXPECT_EQ(request->priority, -4);
   EXPECT_EQ(request->routed_experts_from, 0);
@@ -191,6 +223,69 @@ TEST(KvWire, MalformedPayloadsAreRefused) {
   EXPECT_FALSE(decode_take(bytes_of("1234567")).ok());
 }
 
+std::string repeated(const std::string& text, int count) {
+  std::string all;
+  for (int i = 0; i < count; ++i) all += text;
+  return all;
+}
+
+// Depth, values and keys are bounded before anything is built; what the peer sent is never quoted at length.
+TEST(KvWire, HostileJsonIsRefusedWithAShortMessage) {
+  const std::string deep = repeated("[", 100'000), closed = deep + repeated("]", 100'000);
+  const std::string text = "\"" + repeated("\\u001b[31m\\n", 10'000) + "\"";
+  std::vector<std::string> hostile = {deep, closed, text, "[" + text + "]"};
+  for (const std::string& value : {deep, closed, text, std::string("{}")})
+    for (const std::string field :
+         {"epoch", "facts", "input_ids", "stop", "token", "scored", "code", "message"})
+      hostile.push_back("{\"" + field + "\": " + value + "}");
+  hostile.push_back(R"({"epoch": 1, "facts": [[[[[1]]]]]})");
+  hostile.push_back("{\"epoch\": 1, \"facts\": [[\"model\", " + text + "]]}");
+  hostile.push_back("{\"epoch\": 1, \"facts\": [" + repeated("[\"a\", \"b\"],", 16) + "[\"a\", \"b\"]]}");
+  hostile.push_back("{\"epoch\": " + closed + ", \"facts\": []}");
+  hostile.push_back("{" + text + ": 1, " + text + ": 2}");
+  hostile.push_back("[" + repeated("[],", 1 << 20) + "[]]");
+  for (const std::string& json : hostile) {
+    const std::span<const uint8_t> payload = bytes_of(json);
+    for (const Status& status : {decode_kv_hello(payload).status(), decode_prefill(payload).status(),
+                                 decode_first_token(payload).status()}) {
+      EXPECT_EQ(status.code(), StatusCode::kDataLoss) << json.substr(0, 60);
+      EXPECT_LT(status.message().size(), 300u) << json.substr(0, 60);
+      EXPECT_EQ(status.message().find_first_of("\n\x1b"), std::string::npos) << json.substr(0, 60);
+    }
+    EXPECT_LT(decode_failure(payload).message().size(), 300u);
+  }
+}
+
+// A wrong value is described by its field, type and size.
+TEST(KvWire, WrongFieldsAreNamed) {
+  const auto message = [](const std::string& json) {
+    return decode_kv_hello(bytes_of(json)).status().message();
+  };
+  EXPECT_EQ(message(R"({"facts": [], "epoch": [1, 2]})"),
+            "malformed hello: epoch: expected an integer from 0 on, got array of 2");
+  EXPECT_EQ(message(R"({"facts": "abc", "epoch": 1})"),
+            "malformed hello: facts: expected an array, got string of 3 bytes");
+  EXPECT_EQ(message(R"({"epoch": 1})"), "malformed hello: facts is missing");
+}
+
+// Text of the other node that becomes an error here is one line of bounded length.
+TEST(KvWire, FailuresAreEscapedAndCut) {
+  const std::string text = "first\nsecond \x1b[31m" + std::string(1 << 20, 'x');
+  const std::string honest = encode_failure(unavailable(text));
+  EXPECT_LT(honest.size(), 2000u);
+  const std::string hostile = R"({"code": 7, "message": "a\nb)" + std::string(5000, 'y') + "\"}";
+  for (const std::string& payload : {honest, hostile}) {
+    const Status status = decode_failure(bytes_of(payload));
+    EXPECT_EQ(status.code(), StatusCode::kUnavailable) << status.message();
+    EXPECT_LT(status.message().size(), 1100u);
+    EXPECT_EQ(status.message().find_first_of("\n\x1b"), std::string::npos) << status.message();
+  }
+  const Status differs =
+      compare_hello({1, {{"model", "a"}}}, {1, {{"model", "b\n\x1b[31m" + std::string(200, 'z')}}});
+  EXPECT_LT(differs.message().size(), 300u);
+  EXPECT_EQ(differs.message().find_first_of("\n\x1b"), std::string::npos) << differs.message();
+}
+
 TEST(KvWire, PagesMustBeOfThePromptAndWhole) {
   const KvPageShape shape{.num_tokens = 35, .token_bytes = 6, .page_size = 16};
   const auto page = [&](int64_t index, int64_t num_tokens, int64_t num_bytes) {
@@ -222,40 +317,6 @@ TEST(KvWire, NodesThatServeDifferentThingsNameBoth) {
   ASSERT_TRUE(back.ok());
   EXPECT_EQ(back->facts, prefill.facts);
   EXPECT_EQ(back->epoch, kEpoch);
-}
-
-// Over a real connection: whole frames, then one that is cut off by the other side's end.
-TEST(KvSocket, FramesArriveWholeOrNotAtAll) {
-  KvListener listener;
-  ASSERT_TRUE(listener.listen("127.0.0.1", 0).ok());
-  auto client = KvSocket::connect("127.0.0.1", listener.port(), 5);
-  ASSERT_TRUE(client.ok()) << client.status().to_string();
-  std::unique_ptr<KvSocket> server = listener.accept();
-  const std::vector<uint8_t> frame = kv_frame(KvFrameType::kPrefill, kEpoch, 3, std::string_view("abc"));
-  ASSERT_TRUE((*client)->send(frame).ok());
-  const auto got = server->receive(kEpoch, kMaxPage);
-  ASSERT_TRUE(got.ok()) << got.status().to_string();
-  EXPECT_EQ(got->header.room, 3u);
-  EXPECT_EQ(got->payload, (std::vector<uint8_t>{'a', 'b', 'c'}));
-
-  ASSERT_TRUE((*client)->send(std::span(frame).first(frame.size() - 1)).ok());
-  (*client)->shut_down();
-  EXPECT_EQ(server->receive(kEpoch, kMaxPage).status().code(), StatusCode::kUnavailable);
-  listener.shut_down();
-  EXPECT_EQ(listener.accept(), nullptr);
-}
-
-TEST(KvSocket, NobodyThereIsUnavailable) {
-  KvListener listener;
-  ASSERT_TRUE(listener.listen("127.0.0.1", 0).ok());
-  EXPECT_EQ(KvListener().listen("127.0.0.1", listener.port()).code(), StatusCode::kUnavailable);
-  EXPECT_EQ(KvListener().listen("no.such.host.invalid", 0).code(), StatusCode::kInvalidArgument);
-  auto silent = KvSocket::connect("127.0.0.1", listener.port(), 5);
-  ASSERT_TRUE(silent.ok());
-  EXPECT_EQ((*silent)->receive_within(0.05, 0, kMaxPage).status().code(), StatusCode::kUnavailable);
-  const int port = listener.port();
-  listener.shut_down();
-  EXPECT_EQ(KvSocket::connect("127.0.0.1", port, 5).status().code(), StatusCode::kUnavailable);
 }
 
 }  // namespace

@@ -16,7 +16,8 @@ import time
 import unittest
 from urllib.parse import urlsplit
 
-from serve_process import Serve, eventually, exit_without_gpu, free_port, metric, metrics
+import pd_nodes
+from serve_process import Serve, eventually, exit_without_gpu, metric
 
 BINARY, MODELS = sys.argv[1:3]
 GRAMMARS, CUDA = ("grammars" in sys.argv[3:], "cuda" in sys.argv[3:])
@@ -29,30 +30,16 @@ DEVICE = ["--device", "cuda", "--enable-deterministic-inference"] if CUDA else [
 PROMPTS = ["Tom has 3 apples and buys 4.", "a", "The answer is", "7 + 5 =", "Tom has 3 apples and buys 4. " * 12]
 
 
-class Node(Serve):
-    """A serve process of one role, which can be killed and started again on its ports."""
-
-    def __init__(self, role, model, *flags, port=None, bootstrap_port=None):
-        self.role, self.model, self.flags = role, model, flags
-        self.port, self.bootstrap_port = port or free_port(), bootstrap_port or free_port()
+class Node(pd_nodes.Node):
+    def __init__(self, role, model, *flags):
         pool = [] if "--max-total-tokens" in flags else POOL
         device = [] if "--device" in flags else DEVICE
-        super().__init__(BINARY, model, *LIMITS, *device, *pool, "--disaggregation-mode", role,
-                         "--disaggregation-bootstrap-port", str(self.bootstrap_port), *flags)
-        self.command[self.command.index("--port") + 1] = str(self.port)
-
-    def again(self):
-        return Node(self.role, self.model, *self.flags, port=self.port, bootstrap_port=self.bootstrap_port)
+        super().__init__(BINARY, role, model, *LIMITS, *device, *pool, *flags)
 
 
-class Router(Serve):
-    def __init__(self, prefill, decode, looks_apart=0.1):
-        self.command = [BINARY, "router", "--port", "0", "--health-check-interval-secs", str(looks_apart),
-                        "--pd-disaggregation"]
-        for node in prefill:
-            self.command += ["--prefill", f"http://127.0.0.1:{node.port}"]
-        for node in decode:
-            self.command += ["--decode", f"http://127.0.0.1:{node.port}"]
+class Router(pd_nodes.Router):
+    def __init__(self, *nodes, **options):
+        super().__init__(BINARY, *nodes, **options)
 
 
 @contextlib.contextmanager
@@ -97,13 +84,6 @@ def experts(url):
     return answer["meta_info"]["routed_experts"]
 
 
-def is_empty(node):
-    now = metrics(node.url)
-    return all(now[name] == 0 for name in
-               ("num_used_tokens", "num_leaked_pages", "num_prefill_inflight_queue_reqs", "num_running_reqs",
-                "num_decode_prealloc_queue_reqs", "num_decode_transfer_queue_reqs", "num_queue_reqs"))
-
-
 def stream(url, prompt, tokens, on_event=None):
     """Events of a streamed completion until its end, as they were sent; None: the status was not 200."""
     events = []
@@ -132,7 +112,7 @@ class Disaggregation(unittest.TestCase):
                 self.assertEqual(experts(router.url), went)
                 self.assertGreater(metric(d.url, "kv_transfer_bytes_total"), 0)
                 for node in (p, d):
-                    self.assertTrue(eventually(lambda: is_empty(node)), node.role)
+                    self.assertTrue(eventually(node.is_empty), node.role)
             self.assertEqual(router.exit_code, 0)
 
     def test_sliding_windows(self):
@@ -179,7 +159,7 @@ class Disaggregation(unittest.TestCase):
             self.assertEqual(ask(router.url, "/server_info")[1]["disaggregation_mode"], "decode")
             self.assertEqual(ask(p.url, "/server_info")[1]["disaggregation_bootstrap_port"], p.bootstrap_port)
             self.assertIn("fp4moe_router_node_up", ask(router.url, "/metrics")[1])
-            self.assertEqual(ask(router.url, "/flush_cache", {})[0], 404)
+            self.check_routes(router, d)
             self.assertEqual(ask(router.url, "/generate", [1])[0], 400)
             status, answer = ask(router.url, "/generate", {"text": "a", "sampling_params": {"temperature": -1}})
             self.assertEqual(status, 400)
@@ -204,7 +184,24 @@ class Disaggregation(unittest.TestCase):
                 stream(router.url, PROMPTS[0], 2000, leave)
             self.assertTrue(eventually(lambda: metric(d.url, "num_aborted_requests_total") == before + 1))
             for node in (p, d):
-                self.assertTrue(eventually(lambda: is_empty(node)), node.role)
+                self.assertTrue(eventually(node.is_empty), node.role)
+
+    def check_routes(self, router, node):
+        """Of every route of a node: whether a router has it (docs/disaggregation.md)."""
+        passed = {"/v1/chat/completions", "/v1/completions", "/generate", "/tokenize", "/detokenize", "/v1/models",
+                  "/v1/models/{model}", "/server_info", "/get_server_info", "/health_generate", "/openapi.json",
+                  "/expert_load", "/expert_load.svg", "/", "/chat"}
+        own, operators = {"/health", "/metrics"}, {"/abort_request", "/flush_cache"}
+        routes = ask(node.url, "/openapi.json")[1]["paths"]
+        self.assertEqual(set(routes) - passed - own - operators, set(), "a new route: does a router have it?")
+        for path, methods in routes.items():
+            for method in methods:
+                body = None if method == "get" else {}
+                status = ask(router.url, path.replace("{model}", "demo-gptoss-mxfp4"), body)[0]
+                (self.assertEqual if path in operators else self.assertNotEqual)(status, 404, (method, path))
+        for path in operators:  # whatever the method
+            self.assertEqual(ask(router.url, path)[0], 404)
+            self.assertEqual(ask(router.url, path, {})[0], 404)
 
     def test_nodes_that_do_not_fit(self):
         with Node("prefill", GPTOSS, "--page-size", "32") as p, Node("decode", GPTOSS) as d:
@@ -223,7 +220,7 @@ class Disaggregation(unittest.TestCase):
                 for i in range(4, 12):
                     self.assertEqual(results[i][1]["text"], results[i % 4][1]["text"])
                 for node in (p, d):
-                    self.assertTrue(eventually(lambda: is_empty(node)), node.role)
+                    self.assertTrue(eventually(node.is_empty), node.role)
 
     def check_kill(self, victim):
         """Kills one side under load, again and again asked: its requests fail by name, and afterwards all is well."""
@@ -248,7 +245,7 @@ class Disaggregation(unittest.TestCase):
             nodes[victim].kill()
             time.sleep(0.5)
             survivor = nodes["decode" if victim == "prefill" else "prefill"]
-            self.assertTrue(eventually(lambda: is_empty(survivor)), "pages of the dead node's requests")
+            self.assertTrue(eventually(survivor.is_empty), "pages of the dead node's requests")
             if victim == "prefill":  # a request in vain is told to its client alone, the node's absence once to the log
                 self.assertLessEqual(sum("Connection refused" in line for line in survivor.lines), 1)
             node = nodes[victim].again()
@@ -260,7 +257,7 @@ class Disaggregation(unittest.TestCase):
             ends.set()
             for client in clients:
                 client.join()
-            self.assertTrue(eventually(lambda: is_empty(node)) and eventually(lambda: is_empty(survivor)))
+            self.assertTrue(eventually(node.is_empty) and eventually(survivor.is_empty))
             failed = [json.dumps(e) for s, e in results if s != 200] + \
                      [e[-2] for s, e in results if s == 200 and '"error"' in e[-2]]
             self.assertTrue(failed)

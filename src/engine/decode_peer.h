@@ -1,0 +1,68 @@
+// DecodeNode::Peer: a connection to one prefill node, from its making to its end, which ends all its rooms.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "engine/decode_node.h"
+#include "engine/kv_sender.h"
+#include "engine/kv_socket.h"
+
+namespace fp4moe {
+
+class DecodeNode::Peer {
+ public:
+  using Clock = std::chrono::steady_clock;
+  enum class State { kConnecting, kOpen, kEnded };
+  enum class Asked { kYes, kEnded, kFull };
+
+  // last_error: how the connection before it ended; the same error is not logged again.
+  Peer(DecodeNode& node, std::string name, NodeAddress address, std::string last_error);
+  ~Peer();  // ends the connection; waits for as long as connecting takes
+
+  void start();  // throws std::system_error: there is no thread for it
+  // kEnded: the connection has ended, this object is of no more use and the payload is as it was. kFull: too
+  // much waits to be sent.
+  Asked ask(uint64_t room, const std::string& id, std::string&& payload);
+  void take(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first);
+  void release(uint64_t room);
+
+  State state();
+  // Since when it has no rooms; time_point::max(): it has some, or connects.
+  Clock::time_point idle_since();
+  // Of a connection that has ended.
+  const std::string& last_error() const { return last_error_; }
+
+ private:
+  struct Room {
+    std::string id;
+    std::shared_ptr<KvLease> pages;  // after take()
+    int64_t next_page = 0;
+  };
+
+  void run() noexcept;
+  Status converse();
+  void end(const Status& status) noexcept;
+  Status take_in(const KvFrame& frame);
+  Status take_page(uint64_t room, const Room& found, std::span<const uint8_t> payload);
+  Status at_peer(const Status& status) const { return status.with_context("prefill node " + name_); }
+
+  DecodeNode& node_;
+  const std::string name_;
+  const NodeAddress address_;
+  KvSender sender_;
+  std::mutex mutex_;
+  std::unique_ptr<KvSocket> socket_;
+  std::map<uint64_t, Room> rooms_;
+  State state_ = State::kConnecting;
+  Clock::time_point idle_since_ = Clock::now();
+  std::string last_error_;  // of run()'s thread, until the connection has ended
+  bool closing_ = false;
+  std::thread sending_, thread_;
+};
+
+}  // namespace fp4moe
