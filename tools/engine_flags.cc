@@ -61,6 +61,9 @@ void add_model_flags(CLI::App& verb, EngineConfig& c) {
   model.value("model,--model-path,--model", c.model_path, "folder of the checkpoint")->required();
   model.value("--load-format", c.load_format,
               "auto, safetensors, or dummy: random weights of the configuration's shapes");
+  model.on(
+      "--allow-unused-tensors", c.allow_unused_tensors,
+      "load a checkpoint with tensors of the model that nothing reads, with a warning; default: refuse it");
   model.value(
       "--weight-cache-dir", c.weight_cache_dir,
       "CPU: folder that keeps packed weights for the next start; default: in the user's cache folder; "
@@ -77,6 +80,14 @@ void add_model_flags(CLI::App& verb, EngineConfig& c) {
               "auto or bfloat16; a declared FP8 cache runs as bfloat16");
   model.value("--grammar-backend", c.grammar_backend,
               "structured output: auto (xgrammar where the build has it), xgrammar or none");
+  model.value("--grammar-compile-timeout", c.grammar_compile_timeout,
+              "seconds that one grammar may compile, then its requests get 504");
+  model.value("--grammar-max-steps", c.grammar_max_steps,
+              "steps of work that a grammar may take for one token; a request that needs more gets 400");
+  model.value("--grammar-max-bytes", c.grammar_max_bytes,
+              "bytes of one compiled grammar; a request with a larger one gets 400");
+  model.value("--grammar-cache-bytes", c.grammar_cache_bytes,
+              "bytes of the compiled grammars that are kept for later requests");
   model.value("--context-length,--max-model-len", c.context_length,
               "most tokens of a request; 0: the model's");
 }
@@ -97,7 +108,8 @@ void add_moe_flags(CLI::App& verb, EngineConfig& c) {
   moe.on("--disable-fp4-allgather,--disable-flashinfer-cutlass-moe-fp4-allgather", c.disable_fp4_allgather,
          "a2a none under data-parallel attention: gather unquantised rows");
   moe.on("--enable-deterministic-inference", c.enable_deterministic_inference,
-         "bits that depend neither on the number of ranks nor, on a GPU, on the batch; slower");
+         "CPU ranks: the bits of one rank on any number of them; GPU: bits that do not depend on the batch; "
+         "slower");
 }
 
 void add_rank_flags(CLI::App& verb, EngineConfig& c) {

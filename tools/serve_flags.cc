@@ -23,18 +23,17 @@ Status read_key_file(const std::string& flag, const std::string& path, std::vect
 
 void add_http_flags(CLI::App& verb, ServeOptions& options) {
   ServerConfig& s = options.server;
+  add_listener_flags(verb, s);
   const auto flag = [&verb](const std::string& name, auto& value, const std::string& help) {
     return verb.add_option(name, value, help)->capture_default_str()->group("HTTP");
   };
-  flag("--host", s.host, "address to listen on, or unix:/path for a socket in the file system");
-  flag("--port", s.port, "port to listen on; 0: any free one");
   flag("--unix-socket-mode", options.unix_socket_mode, "who may connect to unix:/path, in octal");
-  flag("--cors-allow-origins,--allowed-origins", s.cors_allow_origins,
-       "web pages that may ask, such as https://chat.example.org; *: all")
-      ->delimiter(',')
-      ->allow_extra_args(false);  // what follows may be the model
-  flag("--max-connections", s.max_connections, "clients at a time; more get 503");
+  flag("--http-threads", s.http_threads,
+       "threads that parse requests, 2 to 256; 0: a quarter of the cores, 2 to 8");
   flag("--max-body-bytes", s.max_body_bytes, "of one HTTP request");
+  flag(
+      "--max-buffered-bytes", s.max_buffered_bytes,
+      "of all requests that arrive or are parsed, at least --max-body-bytes; beyond it the largest gets 503");
   flag("--stream-keep-alive", s.keep_alive_seconds,
        "seconds after which a stream without news gets a comment; 0: never")
       ->check(CLI::Range(0.0, 1e6));
@@ -52,10 +51,23 @@ void add_disaggregation_flags(CLI::App& verb, ServeOptions& options) {
   flag("--disaggregation-mode", e.disaggregation_mode,
        "null; prefill: computes prompts for decode nodes; decode: goes on from there. See `fp4moe router`");
   flag("--disaggregation-bootstrap-port", e.disaggregation_bootstrap_port,
-       "prefill: port of --host where decode nodes fetch KV pages, without a key; 0: any free one")
+       "prefill: port of --host where decode nodes fetch KV pages; 0: any free one")
       ->check(CLI::Range(0, 65535));
   flag("--disaggregation-timeout", e.disaggregation_timeout,
        "prefill: seconds that KV pages are held for a decode node that does not take them")
+      ->check(CLI::Range(0.1, 1e6));
+  verb.add_option("--disaggregation-secret-file", e.disaggregation_secret_file,
+                  "file with the secret that all nodes share; needed beyond loopback addresses")
+      ->group("Disaggregation");
+  flag("--disaggregation-allowed-hosts", e.disaggregation_allowed_hosts,
+       "decode: prefill nodes that requests may name, HOST, HOST:PORT or *; default: loopback ones")
+      ->delimiter(',')
+      ->allow_extra_args(false);  // what follows may be the model
+  flag("--disaggregation-max-connections", e.disaggregation_max_connections,
+       "prefill: decode nodes at a time; decode: prefill nodes that are remembered")
+      ->check(CLI::Range(1, 65536));
+  flag("--disaggregation-io-timeout", e.disaggregation_io_timeout,
+       "seconds that another node's hello, or a frame beside 1 s for each 256 KiB, may take")
       ->check(CLI::Range(0.1, 1e6));
 }
 
@@ -89,6 +101,25 @@ void add_log_flags(CLI::App& verb, ServeOptions& options) {
 }
 
 }  // namespace
+
+void add_listener_flags(CLI::App& verb, ServerConfig& http) {
+  const auto flag = [&verb](const std::string& name, auto& value, const std::string& help) {
+    return verb.add_option(name, value, help)->capture_default_str()->group("HTTP");
+  };
+  flag("--host", http.host, "address to listen on, or unix:/path for a socket in the file system");
+  flag("--port", http.port, "port to listen on; 0: any free one");
+  flag("--cors-allow-origins,--allowed-origins", http.cors_allow_origins,
+       "web pages that may ask, such as https://chat.example.org; others get 403; *: all")
+      ->delimiter(',')
+      ->allow_extra_args(false);  // what follows may be the model
+  flag("--allowed-hosts", http.allowed_hosts,
+       "names that requests may have in Host beside localhost and loopback addresses, such as "
+       "chat.example.org; "
+       "checked if given or if --host is a loopback address; *: any")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  flag("--max-connections", http.max_connections, "clients at a time; more get 503");
+}
 
 Status read_mode(ServeOptions& options) {
   const std::string& text = options.unix_socket_mode;

@@ -19,6 +19,8 @@ struct ServeOptions {
   double drain_timeout = 60;
 };
 
+// The flags of every HTTP listener; the router has them too.
+void add_listener_flags(CLI::App& verb, ServerConfig& http);
 void add_serve_flags(CLI::App& verb, ServeOptions& options);
 
 // Takes the socket's mode over into options.server.

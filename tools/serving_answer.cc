@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "server/excerpt.h"
+
 namespace fp4moe {
 
 namespace {
@@ -11,7 +13,7 @@ using json = nlohmann::json;
 constexpr size_t kMaxShownBytes = 300;  // of an unexpected event or body in the error
 
 Status unexpected(const std::string& what, const std::string& bytes) {
-  return data_loss(what + ": " + bytes.substr(0, kMaxShownBytes));
+  return data_loss(what + ": " + excerpt(bytes, kMaxShownBytes));
 }
 
 // The text of a choice: of a completion, a chat message or a piece of one, thoughts included.
@@ -59,7 +61,7 @@ void AnswerReader::on_event(const std::string& data, double seconds) {
     return;
   }
   if (event.contains("error")) {
-    answer_.error = internal_error("the stream ended with an error: " + data.substr(0, kMaxShownBytes));
+    answer_.error = internal_error("the stream ended with an error: " + excerpt(data, kMaxShownBytes));
     return;
   }
   try {

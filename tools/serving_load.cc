@@ -18,6 +18,8 @@
 #include <cmath>
 #include <random>
 
+#include "server/excerpt.h"
+
 namespace fp4moe {
 
 namespace asio = boost::asio;
@@ -104,7 +106,7 @@ class Load {
         co_return read_whole_answer(response.body(), seconds_since(sent));
       failed.error = error ? broken(error)
                            : internal_error("HTTP " + std::to_string(response.result_int()) + ": " +
-                                            response.body().substr(0, kMaxShownBytes));
+                                            excerpt(response.body(), kMaxShownBytes));
     }
     failed.latency_s = seconds_since(sent);
     co_return failed;

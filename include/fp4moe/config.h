@@ -16,12 +16,13 @@ struct NamedValue {
 
 struct EngineConfig {
   // Model.
-  std::string model_path;            // folder with config.json and safetensors
-  std::string load_format = "auto";  // auto (= safetensors) | safetensors | dummy: random weights of
-                                     // config.json's shapes; needs no other file
-  std::string tokenizer_path;        // folder or tokenizer.json; empty: model_path
-  std::string chat_template;         // file with a Jinja template; empty: the checkpoint's
-  std::string served_model_name;     // empty: the folder's name
+  std::string model_path;             // folder with config.json and safetensors
+  std::string load_format = "auto";   // auto (= safetensors) | safetensors | dummy: random weights of
+                                      // config.json's shapes; needs no other file
+  bool allow_unused_tensors = false;  // else a tensor of the model that nothing reads is an error
+  std::string tokenizer_path;         // folder or tokenizer.json; empty: model_path
+  std::string chat_template;          // file with a Jinja template; empty: the checkpoint's
+  std::string served_model_name;      // empty: the folder's name
   std::string quantization =
       "auto";  // auto | mxfp4 | modelopt_fp4 | compressed-tensors: must agree with the checkpoint
   std::string kv_cache_dtype = "auto";  // auto | bfloat16
@@ -31,7 +32,13 @@ struct EngineConfig {
                                         // folder; none: nowhere
   std::string grammar_backend = "auto";  // structured output: auto (xgrammar where the build has it) |
                                          // xgrammar | none
-  int64_t context_length = 0;            // tokens; 0: max_position_embeddings
+  double grammar_compile_timeout = 20;   // seconds that one grammar may compile
+  // Steps of work that a grammar may take for one token. Over it, and over the sizes below, its request
+  // fails.
+  int64_t grammar_max_steps = 20'000'000;
+  int64_t grammar_max_bytes = 64 << 20;     // of one compiled grammar
+  int64_t grammar_cache_bytes = 128 << 20;  // of the compiled grammars that are kept, those used last
+  int64_t context_length = 0;               // tokens; 0: max_position_embeddings
 
   // Where and how it runs.
   std::string device = "auto";  // auto | cpu | cuda
@@ -92,11 +99,17 @@ struct EngineConfig {
   // Prefill-decode disaggregation: a prefill node computes prompts and first tokens, a decode node the rest
   // (docs/disaggregation.md).
   std::string disaggregation_mode = "null";  // null (one engine does both) | prefill | decode
-  // A prefill node listens there for decode nodes. Whoever can connect is served: a private network's
-  // address.
+  // A prefill node listens there for decode nodes. Any other than a loopback address needs a secret.
   std::string disaggregation_bootstrap_host = "127.0.0.1";
   int disaggregation_bootstrap_port = 8998;  // 0: any free one
   double disaggregation_timeout = 300;       // seconds a prefill node holds KV pages that nobody takes
+  // File with the secret that all prefill nodes and decode nodes share; empty: loopback connections only,
+  // which need none.
+  std::string disaggregation_secret_file;
+  // HOST, HOST:PORT or * each: the prefill nodes that a decode node's requests may name; none: loopback ones.
+  std::vector<std::string> disaggregation_allowed_hosts;
+  int disaggregation_max_connections = 64;  // between a node and others, at a time
+  double disaggregation_io_timeout = 10;    // seconds of a hello, and of a frame beside 1 s for each 256 KiB
 
   // A GPU's decode steps: sizes that are recorded as CUDA graphs.
   bool disable_cuda_graph = false;

@@ -23,7 +23,9 @@ struct ModelInfo {
   std::string backend;       // what runs the experts, such as "cpu_avx512"
   int64_t vocab_size = 0;    // V of the logits
   int64_t num_layers = 0, hidden_size = 0, num_experts = 0, top_k = 0;
-  int64_t context_length = 0;    // most tokens of prompt and answer together
+  int64_t context_length = 0;  // most tokens of prompt and answer together
+  // No text of n bytes has fewer than n / this tokens; 0: unknown, as the tokenizer may drop text.
+  int64_t max_bytes_per_token = 0;
   int64_t max_total_tokens = 0;  // KV pool
   int64_t weight_bytes = 0, kv_bytes = 0;
   std::vector<int32_t> eos_token_ids;
@@ -38,6 +40,7 @@ struct ModelInfo {
 // Counters and gauges at one moment.
 struct EngineStats {
   int64_t num_running_reqs = 0, num_queue_reqs = 0;
+  int64_t num_grammar_queue_reqs = 0;  // of both, those that wait for their grammar or for its next mask
   int64_t num_used_tokens = 0, max_total_num_tokens = 0;
   // KV pages; each is used by requests, cached (kept for requests that begin like a past one) or free.
   int64_t num_used_pages = 0, num_cached_pages = 0, num_free_pages = 0, num_pages = 0;
@@ -113,6 +116,8 @@ class Engine {
   // Text to ids and back. add_special_tokens runs the tokenizer's post-processor.
   virtual Result<std::vector<int32_t>> tokenize(std::string_view text, bool add_special_tokens) const = 0;
   virtual Result<std::string> detokenize(const std::vector<int32_t>& ids, bool skip_special_tokens) const = 0;
+  // The special tokens that tokenize() would find in `text`, each once, ascending; far cheaper than that.
+  virtual std::vector<int32_t> find_special_tokens(std::string_view text) const = 0;
   // The bytes one id stands for; empty for ids without a token.
   virtual std::string token_bytes(int32_t id) const = 0;
   // Renders the chat template over a JSON array of messages. kUnsupported if the model has none,

@@ -57,6 +57,9 @@ struct Request {
   std::string id;                  // empty: the engine names it
   std::vector<int32_t> input_ids;  // the prompt, at least one id
   SamplingParams sampling;
+  // Whose request this is: requests of different clients wait for the same limited work (compilations of
+  // grammars) in turn. Any text; empty is a client like any other.
+  std::string client;
   double timeout_seconds = 0;  // from submission to the end; 0: none but the engine's own
   // Not -1: the log-probabilities of the prompt's tokens after this position are wanted too, with
   // sampling.top_logprobs (which is not -1 then).

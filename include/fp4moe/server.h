@@ -18,14 +18,23 @@ struct ServerConfig {
   int port = 30000;                // 0: any free port
   int unix_socket_mode = 0660;     // who may connect: its group too
   // Origins whose pages may ask ("https://chat.example.org"; "*": all); none: pages of this server alone.
+  // Other pages get 403.
   std::vector<std::string> cors_allow_origins;
+  // Hosts that requests may name, beside localhost, loopback addresses and `host`; "*": any. Checked where
+  // this is not empty or `host` is a loopback address; never on a Unix socket while it is empty.
+  std::vector<std::string> allowed_hosts;
   // "Authorization: Bearer KEY" on all routes but /health and /metrics; none: no check.
   std::vector<std::string> api_keys;
   // For the routes of operators, in place of api_keys; none: api_keys are for those too.
   std::vector<std::string> admin_api_keys;
   std::string metrics_prefix = "sglang:";
+  // Threads that parse requests and print large answers, 2 to 256; 0: a quarter of the cores, 2 to 8.
+  int http_threads = 0;
   int64_t max_body_bytes = 32 << 20;
   int64_t max_header_bytes = 64 << 10;
+  // Of all requests that have not been handed to the engine yet: what was received of them and their parsed
+  // JSON. Beyond it the largest request that is still arriving gets 503.
+  int64_t max_buffered_bytes = 256 << 20;
   int64_t max_unsent_bytes = 8 << 20;  // of one stream; a client this far behind is dropped
   int max_connections = 16384;
   double idle_timeout_seconds = 75;     // between the requests of one connection
@@ -40,7 +49,8 @@ struct ServerConfig {
                                // bytes, 3: and whole texts
 };
 
-// Serves on two threads of its own from make() until stop().
+// Serves on threads of its own from make() until stop(): two that move bytes and send tokens, and
+// ServerConfig::http_threads workers. Probes (/health, /metrics) are answered while all workers are busy.
 class Server {
  public:
   // Binds and listens. Until set_engine every route answers 503. kInvalidArgument (host, port), kUnavailable

@@ -9,9 +9,11 @@ namespace fp4moe {
 
 namespace {
 
-constexpr int64_t kMaxChoices = 128;      // of one prompt
-constexpr size_t kMaxSubmissions = 1024;  // of one HTTP request
+constexpr int64_t kMaxChoices = 128;              // of one prompt
+constexpr size_t kMaxSubmissions = 1024;          // of one HTTP request
+constexpr int64_t kMaxSubmittedTokens = 1 << 24;  // of all prompts of one HTTP request, each n times
 constexpr size_t kMaxStops = 64;
+constexpr size_t kMaxLogitBiases = 1024;  // the engine's limit
 constexpr size_t kMaxStopBytes = 1024;
 constexpr int64_t kInt32Max = 2147483647;
 constexpr double kMostSeconds = 1e9;
@@ -33,11 +35,17 @@ std::vector<LogitBias> read_logit_bias(Fields& fields) {
                 std::string("must be an object of token ids and numbers, not ") + given->type_name());
     return biases;
   }
+  if (given->size() > kMaxLogitBiases) {
+    fields.fail("logit_bias", "has " + std::to_string(given->size()) + " tokens; at most " +
+                                  std::to_string(kMaxLogitBiases));
+    return biases;
+  }
   Fields inner(*given, "logit_bias.");
   for (const auto& item : given->items()) {
     const std::string& key = item.key();
     const bool is_id = !key.empty() && key.size() < 10 && key.find_first_not_of("0123456789") == key.npos;
     if (!is_id) inner.fail(key.substr(0, 20), "is no token id");
+    if (!inner.ok()) break;
     const double bias = inner.number(key, 0, -100, 100);
     if (inner.ok()) biases.push_back({std::stoi(key), static_cast<float>(bias)});
   }
@@ -124,8 +132,19 @@ void fail_text(Fields& fields, const std::string& name, const Status& status) {
   fields.fail(name, is_limit ? invalid_argument(status.message()) : status);
 }
 
+bool check_text_size(const Engine& engine, Fields& fields, const std::string& name, size_t num_bytes) {
+  const ModelInfo& info = engine.info();
+  const int64_t bytes = static_cast<int64_t>(num_bytes), longest = info.max_bytes_per_token;
+  if (longest == 0 || bytes / longest <= info.context_length) return true;
+  fields.fail(name, does_not_fit("has " + std::to_string(bytes) + " bytes, which are at least " +
+                                 std::to_string(bytes / longest) + " tokens; the context holds " +
+                                 std::to_string(info.context_length)));
+  return false;
+}
+
 std::vector<int32_t> encode(const Engine& engine, Fields& fields, const std::string& name,
                             const std::string& text, bool add_special_tokens) {
+  if (!check_text_size(engine, fields, name, text.size())) return {};
   Result<std::vector<int32_t>> ids = engine.tokenize(text, add_special_tokens);
   if (!ids.ok()) {
     fail_text(fields, name, ids.status());
@@ -135,8 +154,8 @@ std::vector<int32_t> encode(const Engine& engine, Fields& fields, const std::str
   return std::move(ids).value();
 }
 
-void add_requests(GenerationCall& call, Fields& fields, const Request& common,
-                  const std::vector<std::vector<int32_t>>& prompts, int64_t n) {
+void add_requests(const Engine& engine, GenerationCall& call, Fields& fields, const Request& common,
+                  std::vector<std::vector<int32_t>> prompts, int64_t n) {
   const double timeout = fields.number("timeout", 0, 0, kMostSeconds);
   constexpr int64_t kNoPriority = INT64_MIN;
   const int64_t priority = fields.integer("priority", kNoPriority, -kInt32Max, kInt32Max);
@@ -146,19 +165,33 @@ void add_requests(GenerationCall& call, Fields& fields, const Request& common,
                                 " exceed the limit of " + std::to_string(kMaxSubmissions) +
                                 " answers in one request");
   }
-  for (const std::vector<int32_t>& prompt : prompts) {
-    if (common.routed_experts_from > std::ssize(prompt))
+  call.name = common.id;
+  const int64_t context = engine.info().context_length;
+  for (const std::vector<int32_t>& ids : prompts)
+    if (std::ssize(ids) + (common.sampling.max_new_tokens > 0 ? 1 : 0) > context)
+      return fields.fail(
+          "", does_not_fit("the prompt has " + std::to_string(ids.size()) + " tokens, the context holds " +
+                           std::to_string(context) + " of prompt and answer together"));
+  int64_t num_tokens = 0;
+  for (const std::vector<int32_t>& ids : prompts) num_tokens += n * std::ssize(ids);
+  if (num_tokens > kMaxSubmittedTokens)
+    return fields.fail("n", "n=" + std::to_string(n) + " times the prompts' tokens are " +
+                                std::to_string(num_tokens) + "; at most " +
+                                std::to_string(kMaxSubmittedTokens) + " in one request");
+  for (std::vector<int32_t>& ids : prompts) {
+    const auto prompt = std::make_shared<const std::vector<int32_t>>(std::move(ids));
+    if (common.routed_experts_from > std::ssize(*prompt))
       fields.fail("routed_experts_start_len", "must be at most the prompt's " +
-                                                  std::to_string(prompt.size()) + " tokens, got " +
+                                                  std::to_string(prompt->size()) + " tokens, got " +
                                                   std::to_string(common.routed_experts_from));
     for (int64_t k = 0; k < n; ++k) {
       Request request = common;
       if (count > 1) request.id += "-" + std::to_string(call.requests.size());
-      request.input_ids = prompt;
       request.timeout_seconds = timeout;
       if (priority != kNoPriority) request.priority = priority;
       if (request.sampling.seed) *request.sampling.seed += static_cast<uint64_t>(k);
       call.requests.push_back(std::move(request));
+      call.prompts.push_back(prompt);
     }
   }
 }
@@ -177,6 +210,10 @@ void read_prefill_node(const Engine& engine, Fields& fields, GenerationCall& cal
     return fields.fail("bootstrap_host",
                        "is missing: this is a decode node, whose requests come through a "
                        "router (fp4moe router)");
+  constexpr size_t kMaxHostBytes = 253;  // of a host name (RFC 1035); more is not worth a copy
+  if (host.size() > kMaxHostBytes)
+    return fields.fail("bootstrap_host", "has " + std::to_string(host.size()) + " bytes, legal are at most " +
+                                             std::to_string(kMaxHostBytes));
   if (host.find(':') != std::string::npos && host.front() != '[') host = "[" + host + "]";
   for (Request& request : call.requests) request.prefill_node = host + ":" + std::to_string(port);
 }

@@ -33,13 +33,16 @@ int64_t read_n(Fields& fields);
 // Fails with a status of the tokenizer or the chat template.
 void fail_text(Fields& fields, const std::string& name, const Status& status);
 
+// Whether a text of so many bytes may fit the context, before it is encoded; if not, fails under `name`.
+bool check_text_size(const Engine& engine, Fields& fields, const std::string& name, size_t num_bytes);
 // A prompt's token ids. Errors go to fields under `name`.
 std::vector<int32_t> encode(const Engine& engine, Fields& fields, const std::string& name,
                             const std::string& text, bool add_special_tokens);
 // Adds n requests for each prompt, which are `common` but for their ids, named after its id, and the
-// "timeout" and "priority" that the fields ask for; the k-th of a prompt has seed + k.
-void add_requests(GenerationCall& call, Fields& fields, const Request& common,
-                  const std::vector<std::vector<int32_t>>& prompts, int64_t n);
+// "timeout" and "priority" that the fields ask for; the k-th of a prompt has seed + k. Fails for a prompt
+// that the context cannot hold.
+void add_requests(const Engine& engine, GenerationCall& call, Fields& fields, const Request& common,
+                  std::vector<std::vector<int32_t>> prompts, int64_t n);
 
 // "bootstrap_host" and "bootstrap_port", which a router adds: the prefill node of all requests of the call. A
 // decode node needs them, a prefill node takes no requests, and others know no such fields.

@@ -20,21 +20,22 @@ bool equal_in_constant_time(const std::string& a, const std::string& b) {
   return difference == 0;
 }
 
-// All keys are looked at, also after one that fits.
-bool is_one_of(const std::vector<std::string>& keys, const std::string& sent) {
-  bool found = false;
-  for (const std::string& key : keys) found = equal_in_constant_time(sent, key) || found;
-  return found && !sent.empty();
+// The key's index, or -1. All keys are looked at, also after one that fits.
+int64_t index_of(const std::vector<std::string>& keys, const std::string& sent) {
+  int64_t found = -1;
+  for (size_t i = 0; i < keys.size(); ++i)
+    if (equal_in_constant_time(sent, keys[i]) && !sent.empty()) found = static_cast<int64_t>(i);
+  return found;
 }
 
-bool has_key(const std::vector<std::string>& keys, const HttpRequest& request) {
+int64_t sent_key(const std::vector<std::string>& keys, const HttpRequest& request) {
   static constexpr boost::beast::string_view kScheme = "bearer ";
   const std::string& header = request.authorization;
   const bool is_bearer =
       header.size() >= kScheme.size() &&
       boost::beast::iequals(boost::beast::string_view(header.data(), kScheme.size()), kScheme);
-  const bool bearer = is_one_of(keys, is_bearer ? header.substr(kScheme.size()) : "");
-  return is_one_of(keys, request.api_key) || bearer;
+  const int64_t bearer = index_of(keys, is_bearer ? header.substr(kScheme.size()) : "");
+  return std::max(bearer, index_of(keys, request.api_key));
 }
 
 }  // namespace
@@ -57,13 +58,18 @@ std::optional<HttpResponse> refuse_access(const ServerConfig& config, Access acc
                                           const HttpRequest& request) {
   const bool admin = access == Access::kAdmin && !config.admin_api_keys.empty();
   const std::vector<std::string>& keys = admin ? config.admin_api_keys : config.api_keys;
-  if (access == Access::kOpen || keys.empty() || has_key(keys, request)) return std::nullopt;
+  if (access == Access::kOpen || keys.empty() || sent_key(keys, request) >= 0) return std::nullopt;
   HttpResponse response = http_error(401,
                                      std::string(admin ? "a valid admin key" : "a valid key") +
                                          " is needed: Authorization: Bearer KEY, or x-api-key: KEY",
                                      "invalid_api_key");
   response.extra_headers = "WWW-Authenticate: Bearer\r\n";
   return response;
+}
+
+std::string client_of(const ServerConfig& config, const HttpExchange& exchange) {
+  const int64_t key = sent_key(config.api_keys, exchange.request());
+  return key >= 0 ? "key " + std::to_string(key) : "address " + exchange.peer();
 }
 
 }  // namespace fp4moe

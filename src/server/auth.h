@@ -21,4 +21,8 @@ Status check_keys(const ServerConfig& config);
 std::optional<HttpResponse> refuse_access(const ServerConfig& config, Access access,
                                           const HttpRequest& request);
 
+// Whose request it is (Request::client): the client with that key, where the request has one of the
+// configured ones, else the client at that address. Does not hold the key.
+std::string client_of(const ServerConfig& config, const HttpExchange& exchange);
+
 }  // namespace fp4moe

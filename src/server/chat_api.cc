@@ -1,3 +1,5 @@
+#include <utility>
+
 #include "server/chat_format.h"
 #include "server/chat_messages.h"
 #include "server/grammar_fields.h"
@@ -38,9 +40,9 @@ GenerationCall parse_chat(const Engine& engine, Fields& fields) {
   if (dialect.needs_special_tokens) sampling.skip_special_tokens = false;
   sampling.grammar = tools.is_forced ? constrain_calls(engine, dialect, *prompt, tools)
                                      : constrain_content(engine, dialect, *prompt, sampling.grammar);
-  const auto ids = encode_rendered(engine, fields, *prompt, messages.mark);
+  auto ids = encode_rendered(engine, fields, *prompt, messages.mark);
   request.sampling = sampling;
-  add_requests(call, fields, request, {ids}, format->n());
+  add_requests(engine, call, fields, request, {std::move(ids)}, format->n());
   OpenAiFormat::check_experts(fields, call);
   call.format = std::move(format);
   return call;

@@ -50,7 +50,7 @@ std::vector<json> ChatFormat::news(const Choice& choice, const Delta& delta) {
   std::vector<json> events;
   if (!choice.started) {
     events.push_back(chunk(choice, {{"role", "assistant"}, {"content", ""}}, nullptr));
-    if (returns_token_ids()) events.back()["prompt_token_ids"] = choice.prompt_ids;
+    if (returns_token_ids()) events.back()["prompt_token_ids"] = *choice.prompt_ids;
   }
   const size_t num_before = events.size();
   json positions = logprobs && !delta.logprobs.empty() ? logprobs_object(delta.logprobs) : json(nullptr);
@@ -109,7 +109,7 @@ json ChatFormat::whole_choice(const Choice& choice) const {
 }
 
 void ChatFormat::add_to_whole(json& answer, const std::vector<Choice>& choices) const {
-  if (returns_token_ids()) answer["prompt_token_ids"] = choices.front().prompt_ids;
+  if (returns_token_ids()) answer["prompt_token_ids"] = *choices.front().prompt_ids;
 }
 
 std::string ChatFormat::finish_reason(const Choice& choice, int64_t num_calls) const {

@@ -1,8 +1,9 @@
 #include "server/chat_messages.h"
 
 #include <algorithm>
-#include <set>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "server/apis.h"
 
@@ -138,34 +139,83 @@ std::string free_mark(const std::string& text) {
   return "";
 }
 
-size_t first_character(const std::string& text) {
+size_t count_marks(const std::string& text, const std::string& mark) {
+  size_t count = 0;
+  for (size_t at = text.find(mark); at != text.npos; at = text.find(mark, at + mark.size())) ++count;
+  return count;
+}
+
+size_t first_character(std::string_view text) {
   size_t size = 1;
   while (size < text.size() && (static_cast<unsigned char>(text[size]) & 0xC0) == 0x80) ++size;
   return size;
 }
 
-// The texts of special tokens in `text`, as the tokenizer finds them; those of one character cannot be
-// broken.
-std::set<std::string> specials_in(const Engine& engine, const std::string& text) {
-  const Result<std::vector<int32_t>> ids = engine.tokenize(text, /*add_special_tokens=*/false);
-  std::set<std::string> specials;
-  if (!ids.ok()) return specials;  // encode() will say why
-  for (const int32_t id : std::set<int32_t>(ids->begin(), ids->end()))
-    if (is_special(engine, id)) specials.insert(engine.token_bytes(id));
+// The texts of special tokens in `text`, as the tokenizer finds them, sorted; those of one character cannot
+// be broken.
+std::vector<std::string> specials_in(const Engine& engine, const std::string& text) {
+  std::vector<std::string> specials;
+  for (const int32_t id : engine.find_special_tokens(text)) specials.push_back(engine.token_bytes(id));
   std::erase_if(specials, [](const std::string& s) { return first_character(s) >= s.size(); });
+  std::sort(specials.begin(), specials.end());
   return specials;
 }
 
-// Puts the mark behind the first character of each. Whether there were any.
+// Whether one of `specials`, which are sorted, begins at `text[at]`.
+bool begins_special(const std::vector<std::string>& specials, const std::string& text, size_t at) {
+  auto begin = specials.begin(), end = specials.end();  // those that agree with the text so far
+  for (size_t i = 0; begin != end; ++i) {
+    if (begin->size() == i) return true;
+    if (at + i == text.size()) return false;
+    const char next = text[at + i];
+    const auto byte = [i](const std::string& s) { return static_cast<unsigned char>(s[i]); };
+    begin = std::partition_point(
+        begin, end, [&](const std::string& s) { return byte(s) < static_cast<unsigned char>(next); });
+    end = std::partition_point(
+        begin, end, [&](const std::string& s) { return byte(s) == static_cast<unsigned char>(next); });
+  }
+  return false;
+}
+
+// `text` with the mark behind the first character of each of `specials`.
+std::string with_marks(const std::string& text, const std::vector<std::string>& specials,
+                       const std::string& mark) {
+  std::string broken;
+  broken.reserve(text.size());
+  for (size_t i = 0; i < text.size();) {
+    const size_t size = first_character(std::string_view(text).substr(i));
+    broken.append(text, i, size);
+    if (begins_special(specials, text, i)) broken += mark;
+    i += size;
+  }
+  return broken;
+}
+
+// `text` with the mark before and behind each character that is not ASCII.
+std::string with_marks_around_others(const std::string& text, const std::string& mark) {
+  std::string broken;
+  for (size_t i = 0; i < text.size();) {
+    const size_t size = first_character(std::string_view(text).substr(i));
+    const bool is_ascii = static_cast<unsigned char>(text[i]) < 0x80;
+    broken += is_ascii ? "" : mark;
+    broken.append(text, i, size);
+    broken += is_ascii ? "" : mark;
+    i += size;
+  }
+  return broken;
+}
+
+// Puts marks into the texts of special tokens. Whether there were any. Takes a pass over the text for each
+// token that hides another one by overlapping it, which hardly any vocabulary has.
 bool break_up_specials(const Engine& engine, const std::string& mark, std::string& text) {
   bool has_any = false;
-  // Again, as one may have hidden another one.
   for (auto specials = specials_in(engine, text); !specials.empty(); specials = specials_in(engine, text)) {
     has_any = true;
     if (mark.empty()) break;
-    for (const std::string& special : specials)
-      for (size_t at = text.find(special); at != std::string::npos; at = text.find(special, at + 1))
-        text.insert(at + first_character(special), mark);
+    std::string broken = with_marks(text, specials, mark);
+    // The tokenizer finds a token in the text's normal form alone, so it has characters beyond ASCII.
+    if (broken.size() == text.size()) broken = with_marks_around_others(text, mark);
+    text = std::move(broken);
   }
   return has_any;
 }
@@ -176,6 +226,12 @@ ChatMessages read_messages(const Engine& engine, Fields& fields, const AnswerDia
   const json* messages = fields.find("messages");
   if (messages == nullptr || !messages->is_array() || messages->empty()) {
     fields.fail("messages", "must be a non-empty array");
+    return {};
+  }
+  if (std::ssize(*messages) > engine.info().context_length) {
+    fields.fail("messages", does_not_fit("has " + std::to_string(messages->size()) +
+                                         " entries, each of at least a token; the context holds " +
+                                         std::to_string(engine.info().context_length)));
     return {};
   }
   json copy = *messages;
@@ -195,12 +251,18 @@ ChatMessages read_messages(const Engine& engine, Fields& fields, const AnswerDia
 std::vector<int32_t> encode_rendered(const Engine& engine, Fields& fields, const std::string& prompt,
                                      const std::string& mark) {
   if (mark.empty()) return encode(engine, fields, "messages", prompt, /*add_special_tokens=*/false);
+  if (!check_text_size(engine, fields, "messages", prompt.size() - count_marks(prompt, mark) * mark.size()))
+    return {};
   std::vector<int32_t> ids;
-  for (size_t begin = 0; fields.ok() && begin < prompt.size();) {
+  for (size_t begin = 0; begin < prompt.size();) {
     const size_t end = std::min(prompt.find(mark, begin), prompt.size());
-    const auto some =
-        encode(engine, fields, "messages", prompt.substr(begin, end - begin), /*add_special_tokens=*/false);
-    ids.insert(ids.end(), some.begin(), some.end());
+    const Result<std::vector<int32_t>> some =
+        engine.tokenize(std::string_view(prompt).substr(begin, end - begin), /*add_special_tokens=*/false);
+    if (!some.ok()) {
+      fail_text(fields, "messages", some.status());
+      return {};
+    }
+    ids.insert(ids.end(), some->begin(), some->end());
     begin = end + mark.size();
   }
   return ids;

@@ -65,7 +65,7 @@ class CompletionFormat final : public OpenAiFormat {
       e["finish_reason"] = finish_reason_name(choice.finish_reason);
       e["matched_stop"] = matched_stop(choice);
     }
-    if (returns_token_ids() && with_prompt) e["prompt_token_ids"] = choice.prompt_ids;
+    if (returns_token_ids() && with_prompt) e["prompt_token_ids"] = *choice.prompt_ids;
     return e;
   }
 
@@ -97,7 +97,7 @@ class CompletionFormat final : public OpenAiFormat {
       offset += bytes.size();
     };
     if (!echoes.empty()) {
-      const std::string bytes = engine_.token_bytes(choice.prompt_ids.front());  // nothing comes before it
+      const std::string bytes = engine_.token_bytes(choice.prompt_ids->front());  // nothing comes before it
       if (with_prompt) lists.add(bytes, nullptr, nullptr, offset);
       offset += bytes.size();
       for (const PositionLogprobs& position : choice.prompt_logprobs) tell(position, with_prompt);
@@ -145,9 +145,9 @@ GenerationCall parse_completion(const Engine& engine, Fields& fields) {
   fields.refuse("best_of", format->n());
   fields.refuse("suffix", "");
   if (!fields.ok()) return call;
-  const Prompts prompts = read_prompts(engine, fields, "prompt", PromptKind::kAny);
+  Prompts prompts = read_prompts(engine, fields, "prompt", PromptKind::kAny);
   if (fields.ok() && echo) format->echoes = echoes_of(engine, fields, prompts);
-  add_requests(call, fields, request, prompts.ids, format->n());
+  add_requests(engine, call, fields, request, std::move(prompts.ids), format->n());
   OpenAiFormat::check_experts(fields, call);
   call.format = std::move(format);
   return call;

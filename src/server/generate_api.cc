@@ -68,7 +68,7 @@ class GenerateFormat final : public AnswerFormat {
   void add_prompt_logprobs(json& meta, const Choice& choice) const {
     json chosen = json::array(), tops = json::array();
     if (logprob_start >= 0 && logprob_start < choice.prompt_tokens) {
-      const int32_t first = choice.prompt_ids[static_cast<size_t>(logprob_start)];
+      const int32_t first = (*choice.prompt_ids)[static_cast<size_t>(logprob_start)];
       chosen.push_back({nullptr, first, text_in_logprobs ? json(engine_.token_bytes(first)) : json(nullptr)});
       tops.push_back(nullptr);
     }
@@ -144,18 +144,19 @@ GenerationCall parse_generate(const Engine& engine, Fields& fields) {
   const bool has_text = fields.find("text") != nullptr, has_ids = fields.find("input_ids") != nullptr;
   if (has_text == has_ids) fields.fail("text", "exactly one of text and input_ids is needed");
   if (!fields.ok()) return call;
-  const Prompts prompts = has_text ? read_prompts(engine, fields, "text", PromptKind::kText)
-                                   : read_prompts(engine, fields, "input_ids", PromptKind::kIds);
+  Prompts prompts = has_text ? read_prompts(engine, fields, "text", PromptKind::kText)
+                             : read_prompts(engine, fields, "input_ids", PromptKind::kIds);
   for (const std::vector<int32_t>& prompt : prompts.ids)
     if (format->logprobs && start > std::ssize(prompt))
       fields.fail("logprob_start_len", "must be at most the prompt's " + std::to_string(prompt.size()) +
                                            " tokens, got " + std::to_string(start));
   format->is_list = prompts.is_list || n > 1;
-  add_requests(call, fields, request, prompts.ids, n);
+  add_requests(engine, call, fields, request, std::move(prompts.ids), n);
   if (ids && fields.ok() && ids->size() != call.requests.size())
     fields.fail("rid", "has " + std::to_string(ids->size()) + " ids for " +
                            std::to_string(call.requests.size()) + " answers");
   for (size_t i = 0; ids && fields.ok() && i < ids->size(); ++i) call.requests[i].id = (*ids)[i];
+  if (ids) call.name.clear();  // each answer has its own
   call.format = std::move(format);
   return call;
 }

@@ -2,6 +2,7 @@
 
 #include <chrono>
 
+#include "server/auth.h"
 #include "server/errors.h"
 #include "server/request_log.h"
 
@@ -10,6 +11,8 @@ namespace fp4moe {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr size_t kShortAnswer = 16384;  // JSON values: printed in a few milliseconds
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
@@ -28,13 +31,14 @@ class Generation : public std::enable_shared_from_this<Generation> {
   Generation(const GenerationContext& context, std::shared_ptr<HttpExchange> exchange, GenerationCall call)
       : context_(context),
         exchange_(std::move(exchange)),
+        name_(std::move(call.name)),
         stream_(call.stream),
         format_(std::move(call.format)),
         choices_(call.requests.size()),
         latest_(call.requests.size(), start_),
         unfinished_(call.requests.size()) {}
 
-  void start(std::vector<Request> requests) {
+  void start(std::vector<Request> requests, const std::vector<PromptIds>& prompts) {
     exchange_->on_disconnect([weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->abandon("the client has gone");
     });
@@ -42,12 +46,13 @@ class Generation : public std::enable_shared_from_this<Generation> {
     for (size_t i = 0; i < requests.size(); ++i) {
       choices_[i].index = static_cast<int64_t>(i);
       choices_[i].request_id = ids_[i];
-      choices_[i].prompt_ids = requests[i].input_ids;
-      choices_[i].prompt_tokens = static_cast<int64_t>(requests[i].input_ids.size());
-      context_.live->add(ids_[i]);
+      choices_[i].prompt_ids = prompts[i];
+      choices_[i].prompt_tokens = std::ssize(*prompts[i]);
+      requests[i].input_ids = *prompts[i];
+      context_.live->add(ids_[i], name_);
       Result<std::string> id = context_.engine->submit(std::move(requests[i]), callback(i));
       if (!id.ok()) {
-        context_.live->done(ids_[i]);
+        context_.live->done(ids_[i], name_);
         abandon(id.status().message());
         return exchange_->respond(error_response(id.status()));
       }
@@ -64,14 +69,14 @@ class Generation : public std::enable_shared_from_this<Generation> {
   // is let go before the count that the server's end waits for.
   DeltaCallback callback(size_t i) {
     auto owner = std::make_shared<std::shared_ptr<Generation>>(shared_from_this());
-    return [owner, i, live = context_.live, id = ids_[i]](const Delta& delta) {
+    return [owner, i, live = context_.live, id = ids_[i], name = name_](const Delta& delta) {
       std::shared_ptr<Generation> self = *owner;
       if (self == nullptr) return;
       const bool last = delta.finish_reason != FinishReason::kNone;
       if (last) owner->reset();
       self->hand_over(i, delta);
       self.reset();
-      if (last) live->done(id);
+      if (last) live->done(id, name);
     };
   }
 
@@ -148,13 +153,29 @@ class Generation : public std::enable_shared_from_this<Generation> {
     over_ = true;
     log_finished(*context_.config, choices_, "");
     if (!stream_) {
-      HttpResponse response;
-      response.body = to_text(format_->whole(choices_));
-      return exchange_->respond(std::move(response));
+      if (printed_values() <= kShortAnswer) return respond();
+      return exchange_->run_long([self = shared_from_this()] { self->respond(); });
     }
     send(format_->closing(choices_));
     send_text("data: [DONE]\n\n");
     exchange_->finish();
+  }
+
+  // About as many JSON values as the answer has.
+  size_t printed_values() const {
+    size_t values = 0;
+    for (const Choice& choice : choices_) {
+      values += choice.prompt_ids->size() + choice.token_ids.size() + choice.text.size() / 64;
+      for (const auto* positions : {&choice.logprobs, &choice.prompt_logprobs})
+        if (!positions->empty()) values += positions->size() * (1 + positions->back().top.size());
+    }
+    return values;
+  }
+
+  void respond() {
+    HttpResponse response;
+    response.body = to_text(format_->whole(choices_));
+    exchange_->respond(std::move(response));
   }
 
   void fail(const Status& status) {
@@ -174,6 +195,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   const GenerationContext context_;
   const std::shared_ptr<HttpExchange> exchange_;
+  const std::string name_;  // the HTTP request's
   const bool stream_;
   const std::unique_ptr<AnswerFormat> format_;
   const Clock::time_point start_ = Clock::now();
@@ -190,45 +212,46 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
 }  // namespace
 
-void LiveRequests::add(const std::string& id) {
+void LiveRequests::add(const std::string& id, const std::string& name) {
   std::lock_guard<std::mutex> lock(mutex_);
-  ids_.insert(id);
+  live_.emplace(id, name);
 }
 
-void LiveRequests::done(const std::string& id) {
+void LiveRequests::done(const std::string& id, const std::string& name) {
   std::lock_guard<std::mutex> lock(mutex_);
-  ids_.erase(ids_.find(id));
-  if (ids_.empty()) none_.notify_all();
+  live_.erase(live_.find({id, name}));
+  if (live_.empty()) none_.notify_all();
 }
 
 void LiveRequests::wait_for_none() {
   std::unique_lock<std::mutex> lock(mutex_);
-  none_.wait(lock, [this] { return ids_.empty(); });
+  none_.wait(lock, [this] { return live_.empty(); });
 }
 
 std::vector<std::string> LiveRequests::of(const std::string& id) const {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<std::string> found;
-  for (auto at = ids_.lower_bound(id); at != ids_.end() && at->compare(0, id.size(), id) == 0; ++at) {
-    const std::string rest = at->substr(id.size());
-    if (rest.empty() ||
-        (rest.size() > 1 && rest[0] == '-' && rest.find_first_not_of("0123456789", 1) == std::string::npos))
-      found.push_back(*at);
-  }
+  for (const auto& [live, name] : live_)
+    if (live == id || name == id) found.push_back(live);
   return found;
 }
 
 std::vector<std::string> LiveRequests::all() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return {ids_.begin(), ids_.end()};
+  std::vector<std::string> ids;
+  for (const auto& [live, name] : live_) ids.push_back(live);
+  return ids;
 }
 
 void run_generation(const GenerationContext& context, std::shared_ptr<HttpExchange> exchange,
                     GenerationCall call) {
   log_received(*context.config, exchange->request(), call);
   std::vector<Request> requests = std::move(call.requests);
+  for (Request& request : requests) request.client = client_of(*context.config, *exchange);
   call.requests.resize(requests.size());  // the generation takes only their number
-  std::make_shared<Generation>(context, std::move(exchange), std::move(call))->start(std::move(requests));
+  const std::vector<PromptIds> prompts = std::move(call.prompts);
+  std::make_shared<Generation>(context, std::move(exchange), std::move(call))
+      ->start(std::move(requests), prompts);
 }
 
 }  // namespace fp4moe

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fp4moe/engine.h"
@@ -19,11 +20,14 @@
 
 namespace fp4moe {
 
+// A prompt's token ids; the n answers to it share them.
+using PromptIds = std::shared_ptr<const std::vector<int32_t>>;
+
 // What is known of one submission so far.
 struct Choice {
   int64_t index = 0;
   std::string request_id;
-  std::vector<int32_t> prompt_ids;
+  PromptIds prompt_ids;
   std::vector<PositionLogprobs> prompt_logprobs;  // if asked for: of the last so many of prompt_ids
   std::string text;
   std::vector<int32_t> token_ids;
@@ -49,7 +53,9 @@ class AnswerFormat {
 };
 
 struct GenerationCall {
-  std::vector<Request> requests;  // one for each choice: prompts x n
+  std::string name;  // the HTTP request's id, for /abort_request; empty: only its requests have ids
+  std::vector<Request> requests;   // one for each choice: prompts x n; input_ids are filled in when submitted
+  std::vector<PromptIds> prompts;  // of each request
   bool stream = false;
   std::unique_ptr<AnswerFormat> format;
 };
@@ -57,17 +63,19 @@ struct GenerationCall {
 // Submissions whose last delta has not come; the engine holds callbacks into the server until then.
 class LiveRequests {
  public:
-  void add(const std::string& id);
-  void done(const std::string& id);
+  // `name` is that of the HTTP request which submission `id` is part of.
+  void add(const std::string& id, const std::string& name);
+  void done(const std::string& id, const std::string& name);
   void wait_for_none();
-  // Those of the HTTP request `id`: it names one submission, or is followed by "-" and the choice's number.
+  // The submission `id`, and all those of the HTTP request `id`.
   std::vector<std::string> of(const std::string& id) const;
   std::vector<std::string> all() const;
 
  private:
   mutable std::mutex mutex_;
   std::condition_variable none_;
-  std::multiset<std::string> ids_;  // one that the engine refuses may have the id of a running one
+  // Ids, each with the HTTP request's name; one that the engine refuses may have the id of a running one.
+  std::multiset<std::pair<std::string, std::string>> live_;
 };
 
 struct GenerationContext {

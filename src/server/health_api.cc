@@ -17,10 +17,10 @@ GenerationCall make_health_probe() {
   GenerationCall call;
   Request request;
   request.id = make_id("health-");
-  request.input_ids = {0};
   request.sampling.temperature = 0;
   request.sampling.max_new_tokens = 1;
   call.requests.push_back(std::move(request));
+  call.prompts.push_back(std::make_shared<const std::vector<int32_t>>(1, 0));
   call.format = std::make_unique<HealthFormat>();
   return call;
 }

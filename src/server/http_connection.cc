@@ -1,48 +1,32 @@
 #include "server/http_connection.h"
 
-#include <array>
-#include <boost/asio/bind_executor.hpp>
+#include <sys/socket.h>
+
+#include <algorithm>
 #include <boost/asio/dispatch.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/write.hpp>
-#include <boost/beast/http/error.hpp>
 #include <boost/beast/http/status.hpp>
-#include <boost/beast/http/verb.hpp>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
+#include <utility>
 
 #include "server/cors.h"
-#include "server/errors.h"
 
 namespace fp4moe {
 namespace asio = boost::asio;
-namespace beast = boost::beast;
 namespace http = boost::beast::http;
 
 namespace {
 
-constexpr size_t kPipelineBytes = 64 << 10;  // read ahead while a request is being answered
 constexpr double kLingerSeconds = 2;
 
 std::chrono::steady_clock::time_point seconds_from_now(double seconds) {
   return std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
                                                 std::chrono::duration<double>(seconds));
-}
-
-HttpRequest to_request(http::request<http::string_body> message) {
-  HttpRequest request;
-  request.method = std::string(message.method_string());
-  request.path = std::string(message.target());
-  const size_t path_size = std::min(request.path.find('?'), request.path.size());
-  if (path_size < request.path.size()) request.query = request.path.substr(path_size + 1);
-  request.path.resize(path_size);
-  request.authorization = std::string(message[http::field::authorization]);
-  request.api_key = std::string(message["x-api-key"]);
-  request.origin = std::string(message[http::field::origin]);
-  request.access_control_request_headers = std::string(message[http::field::access_control_request_headers]);
-  request.body = std::move(message.body());
-  return request;
 }
 
 }  // namespace
@@ -52,7 +36,10 @@ Connection::Connection(Socket socket, ConnectionShared& shared)
   shared_.open.fetch_add(1);
 }
 
-Connection::~Connection() { shared_.open.fetch_sub(1); }
+Connection::~Connection() {
+  if (is_accounted_) shared_.memory.set(*this, 0, false);
+  shared_.open.fetch_sub(1);
+}
 
 void Connection::start() {
   asio::dispatch(socket_.get_executor(), [self = shared_from_this()] {
@@ -65,103 +52,80 @@ void Connection::start() {
   });
 }
 
+std::string Connection::peer() const {
+  boost::system::error_code error;
+  const auto remote = socket_.remote_endpoint(error);
+  if (error) return "";
+  if (remote.protocol().family() == AF_UNIX) return "unix";
+  asio::ip::tcp::endpoint endpoint;
+  if (remote.size() > endpoint.capacity()) return "";
+  endpoint.resize(remote.size());
+  std::memcpy(endpoint.data(), remote.data(), remote.size());
+  asio::ip::address address = endpoint.address();
+  if (address.is_v4()) return address.to_string();
+  if (address.to_v6().is_v4_mapped())
+    return asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6()).to_string();
+  auto bytes = address.to_v6().to_bytes();
+  std::fill(bytes.begin() + 8, bytes.end(), static_cast<unsigned char>(0));
+  return asio::ip::make_address_v6(bytes).to_string() + "/64";
+}
+
 void Connection::shut_down() {
   post([this] { close(); });
 }
 
 void Connection::post(std::function<void()> task) {
-  asio::post(socket_.get_executor(), [self = shared_from_this(), task = std::move(task)] { task(); });
+  asio::post(socket_.get_executor(),
+             [self = shared_from_this(), task = std::move(task)]() mutable { self->run(std::move(task)); });
 }
 
-void Connection::read() {
-  if (reading_ || closed_ || (is_answering() && in_.size() >= kPipelineBytes)) return;
-  reading_ = true;
-  // Waits first, so that an idle connection holds no buffer.
-  socket_.async_wait(Socket::wait_read, [self = shared_from_this()](boost::system::error_code error) {
-    self->on_readable(error);
-  });
+// On the strand; while the connection is lent, later.
+void Connection::run(std::function<void()> task) {
+  if (lent_) return deferred_.push_back(std::move(task));
+  task();
 }
 
-void Connection::on_readable(boost::system::error_code error) {
-  reading_ = false;
-  if (closed_) return;
-  thread_local std::array<char, 16 << 10> arriving;
-  const size_t bytes = error ? 0 : socket_.read_some(asio::buffer(arriving), error);
-  if (error == asio::error::would_block || error == asio::error::try_again) return read();
-  // End of input is taken for a disconnect even where the client only shut its sending side: nothing else
-  // tells that nobody waits for the answer. What is already on its way to the client is still sent.
-  if (error && (busy_ || unsent_bytes_ == 0)) return close();
-  if (error) {
-    close_when_sent_ = true;
-    return;
+void Connection::lend(std::function<void()> task, bool is_small) {
+  lent_ = true;
+  const bool is_queued = shared_.workers.add(
+      [self = shared_from_this(), task = std::move(task)] {
+        self->work(task);
+        asio::post(self->socket_.get_executor(), [self] { self->take_back(); });
+      },
+      is_small);
+  if (is_queued) return;  // the connection may already be given back
+  lent_ = false;
+  shared_.queued_bytes.fetch_sub(std::exchange(queued_bytes_, 0));
+  close();
+}
+
+// On a worker.
+void Connection::work(const std::function<void()>& task) {
+  shared_.queued_bytes.fetch_sub(std::exchange(queued_bytes_, 0));
+  if (is_abandoned()) return close();
+  try {
+    task();
+  } catch (const std::exception& error) {  // out of memory, or a mistake of ours
+    drop(std::string("its answer could not be printed: ") + error.what());
   }
-  if (lingering_) return read();
-  in_.commit(asio::buffer_copy(in_.prepare(bytes), asio::buffer(arriving, bytes)));
-  parse();
+}
+
+void Connection::take_back() {
+  lent_ = false;
+  while (!lent_ && !deferred_.empty()) {
+    const std::function<void()> task = std::move(deferred_.front());
+    deferred_.pop_front();
+    task();
+  }
   read();
 }
 
-void Connection::parse() {
-  while (!is_answering() && !closed_ && !close_when_sent_ && in_.size() > 0) {
-    if (!parser_) {
-      parser_.emplace();
-      parser_->eager(true);
-      parser_->header_limit(static_cast<uint32_t>(shared_.config.max_header_bytes));
-      parser_->body_limit(static_cast<uint64_t>(shared_.config.max_body_bytes));
-      read_deadline_ = seconds_from_now(shared_.config.request_timeout_seconds);
-      look_in(looks_apart());
-    }
-    const bool header_was_done = parser_->is_header_done();
-    boost::system::error_code error;
-    const size_t used = parser_->put(in_.data(), error);
-    in_.consume(used);
-    if (error && error != http::error::need_more) return refuse(error);
-    if (parser_->is_done()) return dispatch();
-    if (!header_was_done && parser_->is_header_done() &&
-        beast::iequals(parser_->get()[http::field::expect], "100-continue")) {
-      send("HTTP/1.1 100 Continue\r\n\r\n");
-    }
-    if (used == 0) return;
-  }
-}
-
-void Connection::refuse(boost::system::error_code error) {
-  int status = 400;
-  std::string problem = "malformed HTTP request: " + error.message();
-  if (error == http::error::body_limit) {
-    status = 413;
-    problem = "the body has more than the legal " + std::to_string(shared_.config.max_body_bytes) + " bytes";
-  } else if (error == http::error::header_limit) {
-    status = 431;
-    problem =
-        "the header has more than the legal " + std::to_string(shared_.config.max_header_bytes) + " bytes";
-  }
-  parser_.reset();
-  busy_ = true;
-  count_busy();
-  keep_alive_ = false;
-  streaming_ = false;
-  request_ = {};
-  HttpResponse response = error_response(invalid_argument(problem));
-  response.status = status;
-  respond(std::move(response));
-}
-
-void Connection::dispatch() {
-  keep_alive_ = parser_->get().keep_alive();
-  http11_ = parser_->get().version() >= 11;
-  request_ = to_request(parser_->release());
-  parser_.reset();
-  streaming_ = false;
-  on_disconnect_ = on_quiet_ = nullptr;
-  busy_ = true;
-  count_busy();
-  try {
-    shared_.handler(shared_from_this());
-  } catch (const std::exception& error) {  // out of memory, or a mistake of ours
-    shared_.log(LogLevel::kError, "request failed: " + request_.path + ": " + error.what());
-    respond(error_response(internal_error(error.what())));
-  }
+// Nobody waits for the answer: reads, which would say so, wait for the worker.
+bool Connection::is_abandoned() {
+  char byte;
+  const ssize_t received = closed_ ? 0 : ::recv(socket_.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  const bool is_open = received > 0 || (received < 0 && (errno == EAGAIN || errno == EINTR));
+  return shared_.stopping.load() || !is_open;
 }
 
 void Connection::count_busy() {
@@ -236,7 +200,7 @@ void Connection::proceed() {
 
 void Connection::drop(const std::string& reason) {
   if (closed_) return;
-  shared_.log(LogLevel::kWarning, "dropped a client of " + request_.path + ": " + reason);
+  shared_.log(LogLevel::kWarning, "dropped a client of " + request_.path.substr(0, 200) + ": " + reason);
   close();
 }
 
@@ -266,7 +230,7 @@ void Connection::flush() {
   for (const std::string& bytes : writing_) buffers.push_back(asio::buffer(bytes));
   write_deadline_ = seconds_from_now(shared_.config.write_timeout_seconds);
   asio::async_write(socket_, buffers, [self = shared_from_this()](boost::system::error_code error, size_t) {
-    self->on_written(error);
+    self->run([connection = self.get(), error] { connection->on_written(error); });
   });
 }
 
@@ -320,7 +284,7 @@ double Connection::looks_apart() const {
 void Connection::look_in(double seconds) {
   timer_.expires_at(seconds_from_now(seconds));
   timer_.async_wait([self = shared_from_this()](boost::system::error_code error) {
-    if (!error) self->tick();
+    if (!error) self->run([connection = self.get()] { connection->tick(); });
   });
 }
 
@@ -332,6 +296,9 @@ void Connection::close() {
   boost::system::error_code ignored;
   socket_.close(ignored);
   timer_.cancel();
+  parser_.reset();
+  in_.clear();
+  account(request_.body.capacity());
   on_quiet_ = nullptr;
   if (on_disconnect_) std::exchange(on_disconnect_, nullptr)();
 }

@@ -6,7 +6,6 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/parser.hpp>
-#include <boost/beast/http/string_body.hpp>
 #include <chrono>
 #include <deque>
 #include <memory>
@@ -15,16 +14,33 @@
 #include <vector>
 
 #include "server/http.h"
+#include "server/request_body.h"
+#include "server/request_memory.h"
+#include "server/worker_pool.h"
 
 namespace fp4moe {
 
 // What all connections of a server share.
 struct ConnectionShared {
-  ServerConfig config;
-  HttpHandler handler;
+  ConnectionShared(const ServerConfig& server_config, HttpHandler http_handler)
+      : config(server_config),
+        handler(std::move(http_handler)),
+        memory(config.max_buffered_bytes),
+        workers(config.http_threads > 0 ? config.http_threads : WorkerPool::default_threads()) {}
+
+  const ServerConfig config;
+  const HttpHandler handler;
+  HttpGate gate;
   AnswerHook on_answer;
+  bool is_loopback = false;      // the listener's address
   std::atomic<int64_t> open{0};  // connections
   std::atomic<int64_t> busy{0};  // of them, those with an answer not yet wholly sent
+  std::atomic<bool> stopping{false};
+  RequestMemory memory;
+  // Of large bodies that wait for a worker. Beyond a quarter of the memory further ones are refused: a queue
+  // of them must not keep small requests out.
+  std::atomic<int64_t> queued_bytes{0};
+  WorkerPool workers;
   void log(LogLevel level, const std::string& line) const {
     if (config.log_sink) config.log_sink(level, line);
   }
@@ -33,7 +49,13 @@ struct ConnectionShared {
 // One read is always outstanding, also while an answer is made, so that a disconnect is seen at once; what is
 // read meanwhile (pipelined requests) waits in `in_` until the answer is sent, and beyond a bound is not
 // read: a client that takes no answers gets no further ones made.
-class Connection final : public HttpExchange, public std::enable_shared_from_this<Connection> {
+//
+// A handler or task that runs on a worker has the connection to itself: it is lent, and everything that
+// happens on the strand meanwhile (bytes, timers, posted tasks) waits in `deferred_` until the worker gives
+// it back.
+class Connection final : public HttpExchange,
+                         public RequestMemory::Holder,
+                         public std::enable_shared_from_this<Connection> {
  public:
   using Socket = boost::asio::generic::stream_protocol::socket;  // TCP or Unix
 
@@ -43,7 +65,10 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   void shut_down();  // from any thread: closes now
 
   void post(std::function<void()> task) override;
+  void run_long(std::function<void()> task) override { lend(std::move(task), /*is_small=*/false); }
+  bool hold(int64_t bytes) override;
   const HttpRequest& request() const override { return request_; }
+  std::string peer() const override;
   void respond(HttpResponse response) override;
   void start_stream(const std::string& content_type) override;
   void write(std::string bytes) override;
@@ -52,14 +77,36 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   void on_quiet(double seconds, std::function<void()> task) override;
   void on_disconnect(std::function<void()> task) override { on_disconnect_ = std::move(task); }
 
+  void give_way() override;
+
  private:
   using Clock = std::chrono::steady_clock;
+  using Parser = boost::beast::http::request_parser<RequestBody>;
 
+  // Reading requests: http_connection_read.cc.
   void read();
   void on_readable(boost::system::error_code error);
   void parse();
-  void refuse(boost::system::error_code error);
+  bool parse_some();
+  bool take_head();
+  bool make_room_for_body();
+  void answer_head(HttpResponse response);
+  void answer_and_close(HttpResponse response);
+  void refuse(int status, const std::string& problem);
+  void refuse_parse(boost::system::error_code error);
+  void refuse_for_memory();
+  void begin_answer();
   void dispatch();
+  void handle();
+  void forget_body();
+  bool account(size_t body_capacity);
+
+  void run(std::function<void()> task);
+  void lend(std::function<void()> task, bool is_small);
+  void work(const std::function<void()>& task);
+  void take_back();
+  bool is_abandoned();
+
   void send(std::string bytes);
   void flush();
   void on_written(boost::system::error_code error);
@@ -80,8 +127,13 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   Clock::time_point read_deadline_, write_deadline_;
 
   boost::beast::flat_buffer in_;
-  std::optional<boost::beast::http::request_parser<boost::beast::http::string_body>> parser_;
+  std::optional<Parser> parser_;
+  size_t head_bytes_ = 0, head_lines_ = 0;  // of the request that is being read
+  std::optional<uint64_t> content_length_;
   HttpRequest request_;
+  int64_t queued_bytes_ = 0;   // in ConnectionShared::queued_bytes
+  int64_t held_bytes_ = 0;     // hold()
+  bool is_accounted_ = false;  // in ConnectionShared::memory, with any bytes
   std::function<void()> on_disconnect_;
   std::function<void()> on_quiet_;
   double quiet_seconds_ = 0;
@@ -91,8 +143,10 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   std::vector<std::string> writing_;  // given to the socket
   size_t unsent_bytes_ = 0;           // of out_ and writing_
 
+  bool lent_ = false;  // only the strand reads and writes these two
+  std::deque<std::function<void()>> deferred_;
   bool reading_ = false;
-  bool busy_ = false;          // between dispatch and the answer's end
+  bool busy_ = false;          // between dispatch or refusal and the answer's end
   bool counted_busy_ = false;  // in ConnectionShared::busy, as is_answering() said last
   bool streaming_ = false;
   bool chunked_ = false;  // HTTP/1.1 streams; HTTP/1.0 ends them by closing

@@ -10,6 +10,7 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/strand.hpp>
 #include <chrono>
+#include <exception>
 #include <thread>
 #include <vector>
 
@@ -17,13 +18,14 @@
 #include "server/http.h"
 #include "server/http_connection.h"
 #include "server/listen_socket.h"
+#include "server/origin.h"
 
 namespace fp4moe {
 namespace asio = boost::asio;
 
 namespace {
 
-constexpr int kThreads = 2;
+constexpr int kIoThreads = 2;                // they run no handler that takes long
 constexpr double kAcceptRetrySeconds = 0.1;  // after accept failed, such as for want of file descriptors
 
 Status check_limits(const ServerConfig& c) {
@@ -34,21 +36,29 @@ Status check_limits(const ServerConfig& c) {
                 {"max_connections", c.max_connections, 1, INT32_MAX},
                 {"max_body_bytes", c.max_body_bytes, 1, INT32_MAX},
                 {"max_header_bytes", c.max_header_bytes, 1, INT32_MAX},
-                {"max_unsent_bytes", c.max_unsent_bytes, 1, INT64_MAX}};
+                {"max_unsent_bytes", c.max_unsent_bytes, 1, INT64_MAX},
+                {"max_buffered_bytes", c.max_buffered_bytes, c.max_body_bytes, INT64_MAX}};
   for (const auto& limit : limits)
     if (limit.value < limit.least || limit.value > limit.most)
       return invalid_argument(std::string(limit.name) + "=" + std::to_string(limit.value) + " is not in " +
                               std::to_string(limit.least) + ".." + std::to_string(limit.most));
-  return {};
+  if (c.http_threads != 0 &&
+      (c.http_threads < WorkerPool::kMinThreads || c.http_threads > WorkerPool::kMaxThreads))
+    return invalid_argument("http_threads=" + std::to_string(c.http_threads) + " is neither 0 nor in " +
+                            std::to_string(WorkerPool::kMinThreads) + ".." +
+                            std::to_string(WorkerPool::kMaxThreads));
+  return check_hosts(c);
 }
 
 class AsioHttpServer final : public HttpServer {
  public:
-  AsioHttpServer(const ServerConfig& config, HttpHandler handler, AnswerHook on_answer)
-      : acceptor_(asio::make_strand(io_)), retry_timer_(acceptor_.get_executor()), work_(io_.get_executor()) {
-    shared_.config = config;
-    shared_.handler = std::move(handler);
+  AsioHttpServer(const ServerConfig& config, HttpHandler handler, AnswerHook on_answer, HttpGate gate)
+      : shared_(config, std::move(handler)),
+        acceptor_(asio::make_strand(io_)),
+        retry_timer_(acceptor_.get_executor()),
+        work_(io_.get_executor()) {
     shared_.on_answer = std::move(on_answer);
+    shared_.gate = std::move(gate);
   }
 
   ~AsioHttpServer() override {
@@ -59,18 +69,19 @@ class AsioHttpServer final : public HttpServer {
   }
 
   Status listen() {
-    if (Status status = check_limits(shared_.config); !status.ok()) return status;
     if (Status status = listening_.open(shared_.config); !status.ok()) return status;
+    shared_.is_loopback = listening_.is_loopback();
     spare_ = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
     acceptor_.assign(Acceptor::protocol_type(listening_.family(), 0), listening_.descriptor());
     asio::post(acceptor_.get_executor(), [this] { accept(); });
-    for (int i = 0; i < kThreads; ++i) threads_.emplace_back([this] { io_.run(); });
+    for (int i = 0; i < kIoThreads; ++i) threads_.emplace_back([this] { serve(); });
     return {};
   }
 
   int port() const override { return listening_.port(); }
   int64_t open_connections() const override { return shared_.open.load(); }
   int64_t busy_exchanges() const override { return shared_.busy.load(); }
+  int64_t buffered_bytes() const override { return shared_.memory.total(); }
 
   void close_all() override {
     asio::post(acceptor_.get_executor(), [this] {
@@ -81,10 +92,24 @@ class AsioHttpServer final : public HttpServer {
         if (const auto connection = weak.lock()) connection->shut_down();
       }
     });
+    shared_.stopping.store(true);
+    shared_.workers.stop();
   }
 
  private:
   using Acceptor = asio::basic_socket_acceptor<asio::generic::stream_protocol>;
+
+  // What a task throws (out of memory) ends neither the thread nor the process.
+  void serve() {
+    for (bool is_over = false; !is_over;) {
+      try {
+        io_.run();
+        is_over = true;
+      } catch (const std::exception& error) {
+        shared_.log(LogLevel::kError, std::string("an HTTP connection failed: ") + error.what());
+      }
+    }
+  }
 
   // Everything below runs on the acceptor's strand.
   void accept() {
@@ -156,7 +181,7 @@ class AsioHttpServer final : public HttpServer {
 
   ListenSocket listening_;
   ConnectionShared shared_;  // outlives io_, whose destructor frees the last connections
-  asio::io_context io_{kThreads};
+  asio::io_context io_{kIoThreads};
   Acceptor acceptor_;
   asio::steady_timer retry_timer_;
   asio::executor_work_guard<asio::io_context::executor_type> work_;
@@ -169,8 +194,10 @@ class AsioHttpServer final : public HttpServer {
 }  // namespace
 
 Result<std::unique_ptr<HttpServer>> HttpServer::make(const ServerConfig& config, HttpHandler handler,
-                                                     AnswerHook on_answer) {
-  auto server = std::make_unique<AsioHttpServer>(config, std::move(handler), std::move(on_answer));
+                                                     AnswerHook on_answer, HttpGate gate) {
+  if (Status status = check_limits(config); !status.ok()) return status;
+  auto server =
+      std::make_unique<AsioHttpServer>(config, std::move(handler), std::move(on_answer), std::move(gate));
   if (Status status = server->listen(); !status.ok()) return status;
   return std::unique_ptr<HttpServer>(std::move(server));
 }

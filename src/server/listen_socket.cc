@@ -24,6 +24,12 @@ bool same_file(const struct stat& a, const struct stat& b) {
   return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
+bool is_loopback_address(const sockaddr_storage& address) {
+  if (address.ss_family == AF_INET6)
+    return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
+  return (ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr) >> 24) == 127;
+}
+
 // Whether a process accepts connections there.
 bool is_served(const sockaddr_un& address) {
   const int probe = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -97,6 +103,7 @@ Status ListenSocket::open_tcp(const std::string& host, int port) {
                        ::listen(descriptor_, SOMAXCONN) == 0 &&
                        getsockname(descriptor_, reinterpret_cast<sockaddr*>(&bound), &size) == 0;
   if (listens) {
+    is_loopback_ = is_loopback_address(bound);
     port_ = ntohs(family_ == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(bound).sin6_port
                                       : reinterpret_cast<const sockaddr_in&>(bound).sin_port);
     return {};

@@ -24,13 +24,15 @@ class ListenSocket {
 
   int descriptor() const { return descriptor_; }  // to be closed by whoever takes it
   int family() const { return family_; }
-  int port() const { return port_; }  // 0 for a path
+  int port() const { return port_; }                 // 0 for a path
+  bool is_loopback() const { return is_loopback_; }  // an address that only this machine can reach
 
  private:
   Status open_unix(const std::string& path, int mode);
   Status open_tcp(const std::string& host, int port);
 
   int descriptor_ = -1, family_ = 0, port_ = 0;
+  bool is_loopback_ = false;
   std::string path_;
   struct stat file_ {};  // of the path, to know it again
 };

@@ -52,6 +52,8 @@ std::vector<Sample> engine_samples(const ModelInfo& info, const EngineStats& sta
   return {
       {"num_running_reqs", "gauge", "Requests in the batch.", real(stats.num_running_reqs)},
       {"num_queue_reqs", "gauge", "Requests that wait for a place in the batch.", real(stats.num_queue_reqs)},
+      {"num_grammar_queue_reqs", "gauge", "Requests that wait for their grammar, or for its next mask.",
+       real(stats.num_grammar_queue_reqs)},
       {"num_used_tokens", "gauge", "Tokens that hold a place in the KV pool.", real(stats.num_used_tokens)},
       {"kv_used_tokens", "gauge", "The same by its newer name.", real(stats.num_used_tokens)},
       {"kv_evictable_tokens", "gauge", "Tokens of past requests that are kept for reuse.",
@@ -152,14 +154,17 @@ std::string Histogram::print(const std::string& name, const std::string& labels)
 }
 
 std::string print_metrics(const Metrics& metrics, const ModelInfo& info, const EngineStats& stats,
-                          int64_t open_connections, const std::string& prefix) {
+                          const HttpGauges& http, const std::string& prefix) {
   const std::string labels = "model_name=\"" + escape(info.name) + "\"";
   std::string text;
   std::vector<Sample> samples = engine_samples(info, stats);
   samples.push_back({"startup_time_seconds", "gauge", "From the start to the first request that is taken.",
                      metrics.startup_seconds.load()});
   samples.push_back(
-      {"num_open_connections", "gauge", "HTTP connections.", static_cast<double>(open_connections)});
+      {"num_open_connections", "gauge", "HTTP connections.", static_cast<double>(http.open_connections)});
+  samples.push_back({"http_buffered_bytes", "gauge",
+                     "Memory of requests that have not been handed to the engine yet.",
+                     static_cast<double>(http.buffered_bytes)});
   for (const Sample& s : samples) {
     const std::string name = prefix + s.name;
     text += head(name, s.type, s.help) + name + "{" + labels + "} " + number(s.value) + "\n";

@@ -33,8 +33,14 @@ struct Metrics {
   std::atomic<double> startup_seconds{0};
 };
 
+// Of the HTTP server at one moment.
+struct HttpGauges {
+  int64_t open_connections = 0;
+  int64_t buffered_bytes = 0;  // of requests that have not been handed to the engine yet
+};
+
 // Prometheus' text format, names with SGLang's spelling after `prefix`; those of the process have none.
 std::string print_metrics(const Metrics& metrics, const ModelInfo& info, const EngineStats& stats,
-                          int64_t open_connections, const std::string& prefix);
+                          const HttpGauges& http, const std::string& prefix);
 
 }  // namespace fp4moe

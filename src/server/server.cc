@@ -24,6 +24,7 @@ namespace {
 
 constexpr auto kLastWords = std::chrono::seconds(1);  // to send the ends of answers that drain() has cut
 constexpr size_t kMaxWarnings = 256;                  // distinct unknown fields that are worth a line
+constexpr size_t kMaxShown = 80;                      // bytes of a client's name or path in a message
 
 HttpResponse json_response(const json& value) {
   HttpResponse response;
@@ -39,7 +40,8 @@ class ServerImpl final : public Server {
   Status listen() {
     auto http = HttpServer::make(
         config_, [this](const std::shared_ptr<HttpExchange>& e) { route(e); },
-        [this](const HttpRequest& request, int status) { count_answer(request, status); });
+        [this](const HttpRequest& request, int status) { count_answer(request, status); },
+        [this](const HttpRequest& head) { return answer_head(head); });
     if (!http.ok()) return http.status();
     http_ = std::move(http).value();
     return {};
@@ -78,44 +80,70 @@ class ServerImpl final : public Server {
     Plain plain;        // answers at once, or
     Generate generate;  // parses a generation request; neither: the probe that makes a token
   };
-  static const Route kRoutes[17];
+  static const Route kRoutes[16];
 
   void count_answer(const HttpRequest& request, int status) {
     metrics_.responses[static_cast<size_t>(status) % Metrics::kStatuses].fetch_add(1);
     log(LogLevel::kDebug,
-        (request.method.empty() ? "unreadable request" : request.method + " " + request.path) + " " +
-            std::to_string(status));
+        (request.method.empty() ? "unreadable request"
+                                : request.method.substr(0, 20) + " " + request.path.substr(0, 200)) +
+            " " + std::to_string(status));
   }
 
-  void route(const std::shared_ptr<HttpExchange>& exchange) {
-    const HttpRequest& request = exchange->request();
-    if (auto preflight = answer_preflight(config_, request)) return exchange->respond(*preflight);
-    if (request.path == "/health") return exchange->respond(health(request));
-    if (request.path == "/" || request.path == "/chat") return exchange->respond(page(request));
-    const Route* found = nullptr;
+  static bool is_page(const HttpRequest& request) { return request.path == "/" || request.path == "/chat"; }
+
+  // What can be answered without the body: all refusals, so that nobody sends one for nothing.
+  std::optional<HttpResponse> answer_head(const HttpRequest& request) const {
+    if (auto preflight = answer_preflight(config_, request)) return preflight;
+    if (request.path == "/health") return health(request);
+    if (is_page(request)) return page(request);
+    const Match match = find_route(request);
+    if (auto refusal = refuse_access(config_, match.access, request)) return refusal;
+    if (match.allowed.empty())
+      return error_response(not_found("no route " + request.path.substr(0, kMaxShown)));
+    if (match.route == nullptr) return wrong_method(request, match.allowed);
+    if (engine_.load() == nullptr) return error_response(unavailable("the model is still loading"));
+    if (match.route->plain == nullptr && draining_.load())
+      return error_response(unavailable("the server is shutting down"));
+    return std::nullopt;
+  }
+
+  struct Match {
+    const Route* route = nullptr;  // null: the path has none with this method
+    std::string allowed;           // methods of the path; empty: no such path
     Access access = Access::kClient;
-    std::string allowed;
+  };
+  static Match find_route(const HttpRequest& request) {
+    Match match;
     for (const Route& r : kRoutes) {
       const std::string path = r.path;
       const bool tail =
           path.back() == '/' && request.path.size() > path.size() && request.path.rfind(path, 0) == 0;
       if (request.path != path && !tail) continue;
-      allowed += (allowed.empty() ? "" : ", ") + std::string(r.method);
-      access = r.access;
+      match.allowed += (match.allowed.empty() ? "" : ", ") + std::string(r.method);
+      match.access = r.access;
       if (request.method == r.method || (request.method == "HEAD" && r.method == std::string("GET")))
-        found = &r;
+        match.route = &r;
     }
-    if (auto refusal = refuse_access(config_, access, request)) return exchange->respond(*refusal);
-    if (allowed.empty()) return exchange->respond(error_response(not_found("no route " + request.path)));
-    if (found == nullptr) return exchange->respond(wrong_method(request, allowed));
-    Engine* engine = engine_.load();
-    if (engine == nullptr)
-      return exchange->respond(error_response(unavailable("the model is still loading")));
-    if (found->plain != nullptr) return exchange->respond((this->*found->plain)(*engine, request));
-    if (draining_.load())
-      return exchange->respond(error_response(unavailable("the server is shutting down")));
-    if (found->generate == nullptr) return run(*engine, exchange, make_health_probe());
-    generate(*engine, *found, exchange);
+    return match;
+  }
+
+  // A request that answer_head() has let pass.
+  void route(const std::shared_ptr<HttpExchange>& exchange) {
+    const HttpRequest& request = exchange->request();
+    const Route& found = *find_route(request).route;
+    Engine& engine = *engine_.load();
+    if (!request.body.empty()) {
+      const Result<int64_t> bytes = parsed_json_bytes(request.body);
+      if (!bytes.ok()) return exchange->respond(error_response(bytes.status()));
+      if (!exchange->hold(*bytes))
+        return exchange->respond(error_response(
+            unavailable("the JSON of the requests that arrive needs more than max_buffered_bytes=" +
+                        std::to_string(config_.max_buffered_bytes) + " of memory")));
+    }
+    if (found.plain != nullptr) return exchange->respond((this->*found.plain)(engine, request));
+    if (found.generate == nullptr) return run(engine, exchange, make_health_probe());
+    generate(engine, found, exchange);
   }
 
   void generate(Engine& engine, const Route& r, const std::shared_ptr<HttpExchange>& exchange) {
@@ -127,8 +155,9 @@ class ServerImpl final : public Server {
     if (fields.ok()) call = r.generate(engine, fields);
     read_prefill_node(engine, fields, call);
     if (const auto unknown = fields.unknown(); fields.ok() && config_.strict_requests && !unknown.empty())
-      fields.fail(unknown.front(), "is no field of " + std::string(r.path) +
-                                       " (--strict-requests is on; without it such fields are ignored)");
+      fields.fail(unknown.front().substr(0, kMaxShown),
+                  "is no field of " + std::string(r.path) +
+                      " (--strict-requests is on; without it such fields are ignored)");
     if (!fields.ok()) return exchange->respond(error_response(fields.error(), fields.param()));
     warn_unknown(r.path, fields);
     run(engine, exchange, std::move(call));
@@ -142,21 +171,22 @@ class ServerImpl final : public Server {
     const std::string model = fields.string("model", "");
     const ModelInfo& info = engine.info();
     if (model.empty() || model == info.name || model == info.path || model == "default") return;
-    fields.fail("model",
-                not_found("\"" + model.substr(0, 80) + "\" is not served here; \"" + info.name + "\" is"));
+    fields.fail("model", not_found("\"" + model.substr(0, kMaxShown) + "\" is not served here; \"" +
+                                   info.name + "\" is"));
   }
 
   void warn_unknown(const std::string& path, const Fields& fields) {
     for (const std::string& name : fields.unknown()) {
       std::lock_guard<std::mutex> lock(warned_mutex_);
-      if (warned_.size() < kMaxWarnings && warned_.insert(path + " " + name).second)
-        log(LogLevel::kWarning, path + ": unknown field " + name.substr(0, 80) + " is ignored");
+      if (warned_.size() < kMaxWarnings && warned_.insert(path + " " + name.substr(0, kMaxShown)).second)
+        log(LogLevel::kWarning, path + ": unknown field " + name.substr(0, kMaxShown) + " is ignored");
     }
   }
 
   static HttpResponse wrong_method(const HttpRequest& request, const std::string& allowed) {
     HttpResponse response =
-        error_response(invalid_argument(request.path + " takes " + allowed + ", not " + request.method));
+        error_response(invalid_argument(request.path.substr(0, kMaxShown) + " takes " + allowed + ", not " +
+                                        request.method.substr(0, kMaxShown)));
     response.status = 405;
     response.extra_headers = "Allow: " + allowed + "\r\n";
     return response;
@@ -186,8 +216,9 @@ class ServerImpl final : public Server {
   HttpResponse model(Engine& engine, const HttpRequest& request) {
     const std::string id = request.path.substr(std::string("/v1/models/").size());
     if (id == engine.info().name) return json_response(model_card(engine.info()));
-    return error_response(
-        not_found("model \"" + id + "\" does not exist; \"" + engine.info().name + "\" does"), "model");
+    return error_response(not_found("model \"" + id.substr(0, kMaxShown) + "\" does not exist; \"" +
+                                    engine.info().name + "\" does"),
+                          "model");
   }
 
   HttpResponse tokenize(Engine& engine, const HttpRequest& request) {
@@ -247,8 +278,8 @@ class ServerImpl final : public Server {
   HttpResponse metrics(Engine& engine, const HttpRequest&) {
     HttpResponse response;
     response.content_type = "text/plain; version=0.0.4; charset=utf-8";
-    response.body = print_metrics(metrics_, engine.info(), engine.stats(), http_->open_connections(),
-                                  config_.metrics_prefix);
+    const HttpGauges http{http_->open_connections(), http_->buffered_bytes()};
+    response.body = print_metrics(metrics_, engine.info(), engine.stats(), http, config_.metrics_prefix);
     return response;
   }
 
@@ -315,7 +346,7 @@ class ServerImpl final : public Server {
 };
 
 // A path that ends in '/' stands for everything below it.
-const ServerImpl::Route ServerImpl::kRoutes[17] = {
+const ServerImpl::Route ServerImpl::kRoutes[16] = {
     {"POST", "/v1/chat/completions", Access::kClient, nullptr, parse_chat},
     {"POST", "/v1/completions", Access::kClient, nullptr, parse_completion},
     {"POST", "/generate", Access::kClient, nullptr, parse_generate},
@@ -327,9 +358,8 @@ const ServerImpl::Route ServerImpl::kRoutes[17] = {
     {"GET", "/get_server_info", Access::kClient, &ServerImpl::server_info, nullptr},
     {"POST", "/abort_request", Access::kAdmin, &ServerImpl::abort_request, nullptr},
     {"GET", "/openapi.json", Access::kClient, &ServerImpl::openapi, nullptr},
-    {"GET", "/health_generate", Access::kOpen, nullptr, nullptr},
+    {"GET", "/health_generate", Access::kClient, nullptr, nullptr},
     {"POST", "/flush_cache", Access::kAdmin, &ServerImpl::flush_cache, nullptr},
-    {"GET", "/flush_cache", Access::kAdmin, &ServerImpl::flush_cache, nullptr},
     {"GET", "/metrics", Access::kOpen, &ServerImpl::metrics, nullptr},
     {"GET", "/expert_load", Access::kClient, &ServerImpl::expert_load, nullptr},
     {"GET", "/expert_load.svg", Access::kClient, &ServerImpl::expert_load_svg, nullptr},

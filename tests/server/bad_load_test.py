@@ -87,7 +87,7 @@ class Prompts(unittest.TestCase):
 
     def test_100_mb(self):
         with crowd.connect(self.serve.url) as client:
-            client.sendall(b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 104857600\r\n\r\n")
+            client.sendall(b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 104857600\r\n\r\n")
             before = crowd.resident_bytes(self.serve.process.pid)
             with contextlib.suppress(OSError):
                 for _ in range(100):
@@ -184,7 +184,7 @@ class Load(unittest.TestCase):
             served, refused = 0, 0
             for client in clients:
                 with contextlib.suppress(OSError):
-                    client.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+                    client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 answer = client.recv(4096)
                 served += answer.startswith(b"HTTP/1.1 200 ")
                 refused += answer.startswith(b"HTTP/1.1 503 ") and b"Retry-After: 1\r\n" in answer
@@ -231,7 +231,7 @@ class UnixSocket(unittest.TestCase):
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(60)
             client.connect(self.path)
-            client.sendall(f"GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
+            client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
             answer = b""
             while data := client.recv(65536):
                 answer += data

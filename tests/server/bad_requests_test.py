@@ -61,10 +61,10 @@ REQUESTS = [  # name, path, body, status, words of error.message
 
 RAW = [  # name, bytes on the wire, status
     ("not HTTP", b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", 400),
-    ("large header", b"GET /health HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 200_000 + b"\r\n\r\n", 431),
-    ("bad length", b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n", 400),
-    ("unknown method", b"BREW /health HTTP/1.1\r\nHost: a\r\n\r\n", 405),
-    ("wrong method", b"GET /v1/completions HTTP/1.1\r\nHost: a\r\n\r\n", 405),
+    ("large header", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 200_000 + b"\r\n\r\n", 431),
+    ("bad length", b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n", 400),
+    ("unknown method", b"BREW /health HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
+    ("wrong method", b"GET /v1/completions HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
 ]
 
 
@@ -134,7 +134,7 @@ class Requests(unittest.TestCase):
                 self.assert_alive()
 
     def test_disconnects(self):
-        post = b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s"
+        post = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s"
         body = json.dumps(STREAM).encode()
         for name, data in [("half a header", b"POST /gener"), ("half a body", post % (len(body), body[:9])),
                            ("no reading", post % (len(body), body))]:
@@ -145,6 +145,34 @@ class Requests(unittest.TestCase):
             while b"data: " not in connection.recv(4096):
                 pass
         self.assert_alive()
+
+
+class Logs(unittest.TestCase):
+    NAME = "x\n[2026-01-01 00:00:00] forged\r\x1b[31m\x7f\u009b2J\u2028\u202e"
+
+    def lines(self, *flags):
+        with Serve(BINARY, MODEL, *flags) as serve:
+            self.assertEqual(post(serve, "/generate", {"text": "a", self.NAME: 1, "sampling_params": {"max_new_tokens": 1}})[0], 200)
+            self.assertEqual(get(serve, "/generate/" + "x" * 5000)[0], 404)
+        return serve.lines
+
+    def check(self, lines):
+        for line in lines:
+            self.assertNotRegex(line.removesuffix("\n"), "[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u202e]")
+            self.assertNotRegex(line, "^.2026-01-01")
+            self.assertLess(len(line), 4096)
+
+    def test_names_of_clients_stay_inside_their_line(self):
+        lines = self.lines("--log-level", "debug")
+        self.check(lines)
+        [line] = [line for line in lines if "forged" in line]
+        self.assertIn(r"unknown field x\x0a[2026-01-01 00:00:00] forged\x0d\x1b[31m\x7f\xc2\x9b2J", line)
+
+    def test_as_json(self):
+        lines = self.lines("--log-format", "json", "--log-level", "debug")
+        self.check(lines)
+        [line] = [line for line in lines if "forged" in line]
+        self.assertIn(self.NAME, json.loads(line)["message"])
 
 
 class Templates(unittest.TestCase):

@@ -23,13 +23,13 @@ def connect(url):
 
 def post_bytes(path, body):
     data = json.dumps(body).encode()
-    return b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s" % (path.encode(), len(data), data)
+    return b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (path.encode(), len(data), data)
 
 
 @contextlib.contextmanager
 def idle_connections(url, count):
     """Open connections that have asked nothing, or (every tenth) once."""
-    ask = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+    ask = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with contextlib.ExitStack() as stack:
         for i in range(count):
             client = stack.enter_context(connect(url))

@@ -1,6 +1,7 @@
 #include "server/fake_engine.h"
 
 #include <nlohmann/json.hpp>
+#include <set>
 
 namespace fp4moe {
 
@@ -17,7 +18,8 @@ FakeEngine::FakeEngine(FakeOptions options) : options_(options) {
   info_.architecture = "FakeForCausalLM";
   info_.quantization = "mxfp4";
   info_.vocab_size = 257;
-  info_.context_length = 4096;
+  info_.context_length = options.context_length;
+  info_.max_bytes_per_token = options.max_bytes_per_token;
   info_.max_total_tokens = 8192;
   info_.eos_token_ids = {kEnd};
   info_.default_sampling.temperature = 0;
@@ -44,7 +46,8 @@ Result<std::string> FakeEngine::submit(Request request, DeltaCallback on_delta) 
       return invalid_argument("token id " + std::to_string(id) + " is not in 0..256");
   }
   if (static_cast<int64_t>(request.input_ids.size()) >= info_.context_length)
-    return does_not_fit(std::to_string(request.input_ids.size()) + " prompt tokens, context 4096");
+    return does_not_fit(std::to_string(request.input_ids.size()) + " prompt tokens, context " +
+                        std::to_string(info_.context_length));
   if (const auto at = running_.find(request.id); at != running_.end() && !at->second->has_ended)
     return invalid_argument("request id \"" + request.id + "\" is in use");
   last_ = request;
@@ -109,6 +112,14 @@ Result<std::vector<int32_t>> FakeEngine::tokenize(std::string_view text, bool) c
     text.remove_prefix(token_bytes(id).size());
   }
   return ids;
+}
+
+std::vector<int32_t> FakeEngine::find_special_tokens(std::string_view text) const {
+  std::set<int32_t> found;
+  const Result<std::vector<int32_t>> ids = tokenize(text, false);
+  for (const int32_t id : *ids)
+    if (id > kEnd) found.insert(id);
+  return {found.begin(), found.end()};
 }
 
 Result<std::string> FakeEngine::detokenize(const std::vector<int32_t>& ids, bool skip_special_tokens) const {

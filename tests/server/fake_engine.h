@@ -18,7 +18,9 @@ struct FakeOptions {
   size_t max_requests = 1000;               // more are refused as kUnavailable
   std::string chat_template;                // only its source
   std::vector<std::string> special_tokens;  // ids 257, 258, ...
-  bool has_grammars = false;                // requests may have one; answers do not look at it
+  int64_t max_bytes_per_token = 0;          // of ModelInfo
+  int64_t context_length = 4096;
+  bool has_grammars = false;  // requests may have one; answers do not look at it
 };
 
 // Ids 0..255 are bytes, 256 the end token. A prompt that contains "FAIL" fails after two tokens, one with
@@ -42,6 +44,7 @@ class FakeEngine final : public Engine {
   ExpertLoad expert_load() const override;
   Result<std::vector<int32_t>> tokenize(std::string_view text, bool add_special_tokens) const override;
   Result<std::string> detokenize(const std::vector<int32_t>& ids, bool skip_special_tokens) const override;
+  std::vector<int32_t> find_special_tokens(std::string_view text) const override;
   std::string token_bytes(int32_t id) const override;
   Result<std::string> apply_chat_template(std::string_view messages_json,
                                           const ChatTemplateOptions& options) const override;

@@ -16,7 +16,10 @@ class StalledExchange final : public HttpExchange {
     std::lock_guard<std::mutex> lock(mutex_);
     tasks_.push_back(std::move(task));
   }
+  void run_long(std::function<void()> task) override { task(); }
+  bool hold(int64_t) override { return true; }
   const HttpRequest& request() const override { return request_; }
+  std::string peer() const override { return "127.0.0.1"; }
   void respond(HttpResponse response) override { answer = response.body; }
   void start_stream(const std::string&) override {}
   void write(std::string bytes) override { answer += bytes; }

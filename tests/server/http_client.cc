@@ -110,11 +110,11 @@ HttpAnswer HttpClient::receive() {
 }
 
 std::string get_request(const std::string& path, const std::string& headers) {
-  return "GET " + path + " HTTP/1.1\r\nHost: test\r\n" + headers + "\r\n";
+  return "GET " + path + " HTTP/1.1\r\nHost: localhost\r\n" + headers + "\r\n";
 }
 
 std::string post_request(const std::string& path, const std::string& body, const std::string& headers) {
-  return "POST " + path + " HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n" + headers +
+  return "POST " + path + " HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" + headers +
          "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
 }
 

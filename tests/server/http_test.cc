@@ -96,19 +96,25 @@ TEST(MalformedHttp, IsRefusedAndClosed) {
   const std::pair<const char*, std::string> cases[] = {
       {"no HTTP", "hello\r\n\r\n"},
       {"bad version", "GET / HTTP/9.9\r\n\r\n"},
-      {"NUL in header", "GET /health HTTP/1.1\r\nA: \0\r\n\r\n"s},
-      {"negative length", "POST /generate HTTP/1.1\r\nContent-Length: -1\r\n\r\n"},
-      {"two lengths", "POST /generate HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab"},
+      {"NUL in header", "GET /health HTTP/1.1\r\nHost: localhost\r\nA: \0\r\n\r\n"s},
+      {"negative length", "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n"},
+      {"two lengths",
+       "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab"},
       {"length and chunks",
-       "POST /generate HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"},
-      {"bad chunk size", "POST /generate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"},
-      {"negative chunk size", "POST /generate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n"},
+       "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nTransfer-Encoding: "
+       "chunked\r\n\r\n0\r\n\r\n"},
+      {"bad chunk size",
+       "POST /generate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"},
+      {"negative chunk size",
+       "POST /generate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n"},
       {"chunk size beyond 64 bits",
-       "POST /generate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n11111111111111111\r\na"},
+       "POST /generate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: "
+       "chunked\r\n\r\n11111111111111111\r\na"},
       {"chunk without its end",
-       "POST /generate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nabcd\r\n0\r\n\r\n"},
-      {"NUL in the path", "GET /health\0 HTTP/1.1\r\n\r\n"s},
-      {"no path", "GET HTTP/1.1\r\n\r\n"},
+       "POST /generate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: "
+       "chunked\r\n\r\n1\r\nabcd\r\n0\r\n\r\n"},
+      {"NUL in the path", "GET /health\0 HTTP/1.1\r\nHost: localhost\r\n\r\n"s},
+      {"no path", "GET HTTP/1.1\r\nHost: localhost\r\n\r\n"},
       {"TLS hello", "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"s},
   };
   for (const auto& [name, bytes] : cases) {
@@ -123,7 +129,7 @@ TEST(MalformedHttp, IsRefusedAndClosed) {
 TEST(Limits, Header) {
   TestServer s;
   HttpClient one(s.port);
-  one.send("GET /health HTTP/1.1\r\nA: " + std::string(1 << 20, 'x') + "\r\n\r\n");
+  one.send("GET /health HTTP/1.1\r\nHost: localhost\r\nA: " + std::string(1 << 20, 'x') + "\r\n\r\n");
   EXPECT_EQ(one.receive().status, 431);
   std::string many;
   for (int i = 0; i < 10000; ++i) many += "A" + std::to_string(i) + ": 1\r\n";
@@ -137,10 +143,10 @@ TEST(Limits, BodyWithAndWithoutLength) {
   TestServer s({}, config);
   EXPECT_EQ(http_post(s.port, "/generate", std::string(1001, ' ')).status, 413);
   HttpClient announced(s.port);
-  announced.send("POST /generate HTTP/1.1\r\nContent-Length: 1000000000000\r\n\r\n");
+  announced.send("POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000000\r\n\r\n");
   EXPECT_EQ(announced.receive().status, 413);
   HttpClient chunked(s.port);
-  chunked.send("POST /generate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3e9\r\n" +
+  chunked.send("POST /generate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n3e9\r\n" +
                std::string(1001, ' '));
   EXPECT_EQ(chunked.receive().status, 413);
   const std::string fits = R"({"text":"a"})" + std::string(1000 - 12, ' ');
@@ -164,7 +170,7 @@ TEST(Requests, ChunkedBodyInSmallPieces) {
   TestServer s;
   HttpClient client(s.port);
   const std::string bytes =
-      "POST /generate HTTP/1.1\r\nTransfer-Encoding: "
+      "POST /generate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: "
       "chunked\r\n\r\n5\r\n{\"tex\r\n7\r\nt\":\"a\"}\r\n0\r\n\r\n";
   for (const char byte : bytes) client.send(std::string(1, byte));
   const HttpAnswer answer = client.receive();
@@ -175,7 +181,8 @@ TEST(Requests, ChunkedBodyInSmallPieces) {
 TEST(Requests, ExpectContinue) {
   TestServer s;
   HttpClient client(s.port);
-  client.send("POST /generate HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 12\r\n\r\n");
+  client.send(
+      "POST /generate HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 12\r\n\r\n");
   EXPECT_EQ(client.receive().status, 100);
   client.send(R"({"text":"a"})");
   EXPECT_EQ(client.receive().status, 200);
@@ -210,7 +217,7 @@ TEST(Requests, OneThatArrivesWhileAPipelinedOneIsAnsweredStaysWhole) {
 TEST(Requests, HeadHasNoBody) {
   TestServer s;
   HttpClient client(s.port);
-  client.send("HEAD /health HTTP/1.1\r\n\r\n" + get_request("/health"));
+  client.send("HEAD /health HTTP/1.1\r\nHost: localhost\r\n\r\n" + get_request("/health"));
   ASSERT_TRUE(client.receive_until("\r\n\r\nHTTP/1.1 200 OK\r\n"));
 }
 
@@ -262,7 +269,7 @@ TEST(Clients, OneThatShutsItsSideIsTakenForGone) {
   client.shut_sending();
   EXPECT_TRUE(eventually([&] { return s.engine.aborted() == 1; }));
   HttpClient early(s.port);
-  early.send("GET /health HTTP/1.1\r\n");
+  early.send("GET /health HTTP/1.1\r\nHost: localhost\r\n");
   early.shut_sending();
   EXPECT_TRUE(early.at_end());
   expect_alive(s);
@@ -411,7 +418,7 @@ TEST(Clients, SlowHeaderAndIdleConnectionAreClosed) {
   TestServer s({}, config);
   HttpClient slow(s.port), idle(s.port), body(s.port);
   slow.send("GET /hea");
-  body.send("POST /generate HTTP/1.1\r\nContent-Length: 100\r\n\r\n{");
+  body.send("POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{");
   EXPECT_TRUE(slow.at_end());
   EXPECT_TRUE(body.at_end());
   EXPECT_TRUE(idle.at_end());

@@ -290,14 +290,16 @@ TEST(Operations, FlushCache) {
   options.step = std::chrono::milliseconds(5);
   TestServer s(options);
   EXPECT_EQ(http_post(s.port, "/flush_cache", "").status, 200);
-  EXPECT_EQ(http_get(s.port, "/flush_cache").body, "Cache flushed.\n");
-  EXPECT_EQ(s.engine.flushes(), 2);
+  const HttpAnswer get = http_get(s.port, "/flush_cache");  // a page's image could ask for it
+  EXPECT_EQ(get.status, 405);
+  EXPECT_EQ(get.headers.at("allow"), "POST");
+  EXPECT_EQ(s.engine.flushes(), 1);
   HttpClient client(s.port);
   client.send(post_request("/generate",
                            R"({"text":"abc","sampling_params":{"max_new_tokens":200,"ignore_eos":true}})"));
   ASSERT_TRUE(eventually([&] { return s.engine.running() == 1; }));
   EXPECT_EQ(http_post(s.port, "/flush_cache", "").status, 400);
-  EXPECT_EQ(s.engine.flushes(), 2);
+  EXPECT_EQ(s.engine.flushes(), 1);
 }
 
 TEST(Operations, ServerInfoAndItsOldName) {
@@ -313,7 +315,7 @@ TEST(Operations, UnknownRoutesAndMethods) {
   EXPECT_EQ(http_get(s.port, "/nope").status, 404);
   for (const char* path :
        {"/../etc/passwd", "/%2e%2e/etc/passwd", "/%00", "/health%00", "/health/", "//health",
-        "/v1/models/%00", "/v1/models/..", "/v1/models//", "*", "http://other/nope"})
+        "/v1/models/%00", "/v1/models/..", "/v1/models//", "*", "http://localhost/nope"})
     EXPECT_EQ(http_get(s.port, path).status, 404) << path;
   EXPECT_EQ(http_get(s.port, "/health?deep=1").status, 200);
   const HttpAnswer answer = http_get(s.port, "/v1/chat/completions");

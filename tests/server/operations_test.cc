@@ -57,6 +57,24 @@ TEST(Keys, OfOperatorsAreForTheirRoutesAlone) {
   EXPECT_EQ(abort_status(s, bearer("admin")), 200);
 }
 
+// A client is one by its key, where keys are set, else by its address: headers alone make nobody another one.
+TEST(Keys, TellClientsApart) {
+  const auto client_with = [](TestServer& s, const std::string& header) {
+    EXPECT_EQ(http_post(s.port, "/generate", R"({"text":"a","sampling_params":{"max_new_tokens":1}})", header)
+                  .status,
+              200);
+    return s.engine.last_request().client;
+  };
+  TestServer open;
+  EXPECT_EQ(client_with(open, ""), "address 127.0.0.1");
+  EXPECT_EQ(client_with(open, bearer("any")), "address 127.0.0.1");
+  ServerConfig config;
+  config.api_keys = {"secret", "other"};
+  TestServer s({}, config);
+  EXPECT_EQ(client_with(s, bearer("secret")), "key 0");
+  EXPECT_EQ(client_with(s, "x-api-key: other\r\n"), "key 1");
+}
+
 TEST(Keys, ThatNoHeaderCanCarryAreRefusedAndNotShown) {
   for (const std::string& key : {std::string(), std::string("a b"), std::string("a\n"),
                                  std::string("\xC3\xA4"), std::string(5000, 'k')}) {
@@ -93,6 +111,37 @@ TEST(AbortRequest, EndsTheNamedOneAlone) {
   EXPECT_TRUE(eventually([&] { return s.engine.running() == 2; }));
   EXPECT_EQ(abort({{"rid", both}}).body, R"({"num_aborted":2})");
   EXPECT_EQ(json::parse(two.receive().body)[1]["meta_info"]["finish_reason"]["type"], "abort");
+}
+
+// Clients choose ids: one's may look like a part of another's.
+TEST(AbortRequest, EndsNoneOfAnotherClient) {
+  TestServer s(FakeOptions{std::chrono::milliseconds(1)});
+  const auto start = [&](HttpClient& client, const char* id, int n) {
+    const int64_t before = s.engine.running();
+    client.send(post_request(
+        "/generate",
+        json{{"text", "a"},
+             {"rid", id},
+             {"sampling_params", {{"max_new_tokens", 1000000000}, {"ignore_eos", true}, {"n", n}}}}
+            .dump()));
+    ASSERT_TRUE(eventually([&] { return s.engine.running() == before + n; }));
+  };
+  HttpClient one(s.port), two(s.port), three(s.port), four(s.port);
+  start(one, "job", 2);
+  start(two, "job-17", 1);
+  start(three, "job-17-1", 1);
+  start(four, "job-2", 2);
+  const auto abort = [&](const char* id) {
+    return http_post(s.port, "/abort_request", json{{"rid", id}}.dump()).body;
+  };
+  EXPECT_EQ(abort("jo"), R"({"num_aborted":0})");
+  EXPECT_EQ(abort("job"), R"({"num_aborted":2})");
+  EXPECT_TRUE(eventually([&] { return s.engine.running() == 4; }));
+  EXPECT_EQ(abort("job-17"), R"({"num_aborted":1})");
+  EXPECT_EQ(abort("job-2-0"), R"({"num_aborted":1})") << "a part has an id of its own";
+  EXPECT_TRUE(eventually([&] { return s.engine.running() == 2; }));
+  EXPECT_EQ(abort("job-2"), R"({"num_aborted":1})");
+  EXPECT_EQ(abort("job-17-1"), R"({"num_aborted":1})");
 }
 
 TEST(AbortRequest, EndsAllAndWantsAnId) {
@@ -192,7 +241,7 @@ TEST(Cors, PreflightNeedsNoKey) {
   TestServer s({}, config);
   HttpClient client(s.port);
   client.send(
-      "OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: a\r\nOrigin: https://a.example\r\n"
+      "OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nOrigin: https://a.example\r\n"
       "Access-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: authorization,x-y\r\n\r\n");
   const HttpAnswer answer = client.receive();
   EXPECT_EQ(answer.status, 200);
@@ -209,8 +258,8 @@ TEST(Cors, IsOffUnlessAskedForAndWantsOrigins) {
       http_get(s.port, "/health", from("https://a.example")).headers.count("access-control-allow-origin"),
       0u);
   HttpClient client(s.port);
-  client.send("OPTIONS /generate HTTP/1.1\r\nHost: a\r\nOrigin: https://a.example\r\n\r\n");
-  EXPECT_EQ(client.receive().status, 405);
+  client.send("OPTIONS /generate HTTP/1.1\r\nHost: localhost\r\nOrigin: https://a.example\r\n\r\n");
+  EXPECT_EQ(client.receive().status, 403);
   for (const char* origin :
        {"a.example", "https://a.example/", "https://", "://a", "https://*.a.example", ""}) {
     ServerConfig config;
@@ -224,10 +273,11 @@ TEST(Health, GeneratesAToken) {
   ServerConfig config;
   config.api_keys = {"secret"};
   TestServer s({}, config);
-  EXPECT_EQ(http_get(s.port, "/health_generate").body, R"({"status":"ok"})");
+  EXPECT_EQ(http_get(s.port, "/health_generate").status, 401) << "it costs a token";
+  EXPECT_EQ(http_get(s.port, "/health_generate", bearer("secret")).body, R"({"status":"ok"})");
   EXPECT_EQ(s.engine.last_request().sampling.max_new_tokens, 1);
   s.server->drain(1);
-  EXPECT_EQ(http_get(s.port, "/health_generate").status, 503);
+  EXPECT_EQ(http_get(s.port, "/health_generate", bearer("secret")).status, 503);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 """Starts `fp4moe serve` on a free port and ends it again; what tests of servers ask and wait for."""
 import contextlib
 import http.client
+import os
 import re
 import signal
 import socket
@@ -74,6 +75,14 @@ class Serve:
                 self.reader.start()
                 return self
         raise RuntimeError(f"serve ended with {self.process.wait()}:\n" + "".join(self.lines))
+
+    def status(self, name):
+        """A number of /proc/PID/status, such as Threads or VmRSS (KiB)."""
+        with open(f"/proc/{self.process.pid}/status") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith(name + ":"))
+
+    def num_descriptors(self):
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def __exit__(self, *_):
         self.process.send_signal(signal.SIGTERM)

@@ -1,0 +1,51 @@
+// WorkerPool: the threads that do a request's long work: parsing, templates, tokenizing, printing large
+// answers.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace fp4moe {
+
+// The first thread runs small tasks only, so that these never wait until a large one has ended; the others
+// run the oldest task of either kind. All of them have a lower priority than the engine's threads: text that
+// waits to be tokenized does not slow down running streams.
+class WorkerPool {
+ public:
+  static constexpr int kMinThreads = 2, kMaxThreads = 256;
+  // A quarter of the cores, 2 to 8.
+  static int default_threads();
+
+  explicit WorkerPool(int num_threads);
+  ~WorkerPool() { stop(); }
+  WorkerPool(const WorkerPool&) = delete;
+  WorkerPool& operator=(const WorkerPool&) = delete;
+
+  // False, and the task is not kept, once stop() was called.
+  bool add(std::function<void()> task, bool is_small);
+  // Runs the tasks that are queued, and joins the threads. Not from a task.
+  void stop();
+
+ private:
+  struct Task {
+    uint64_t ordinal;
+    std::function<void()> run;
+  };
+  void run(bool is_small_only);
+  std::deque<Task>* next_queue(bool is_small_only);  // null: nothing to do
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Task> small_, large_;
+  uint64_t num_added_ = 0;
+  bool stopping_ = false;
+  std::mutex join_mutex_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace fp4moe
