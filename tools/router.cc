@@ -3,6 +3,7 @@
 
 #include "config_file.h"
 #include "log_writer.h"
+#include "serve_flags.h"
 #include "signals.h"
 #include "verb.h"
 
@@ -75,12 +76,23 @@ void add_router(CLI::App& app, int& exit_code) {
   const auto flag = [&](const std::string& name, auto& value, const std::string& help) {
     return verb->add_option(name, value, help)->capture_default_str();
   };
-  flag("--host", r.http.host, "address to listen on, or unix:/path for a socket in the file system");
-  flag("--port", r.http.port, "port to listen on; 0: any free one");
+  add_listener_flags(*verb, r.http);
   flag("--api-key", r.api_key, "key that the nodes ask for; the router asks clients for none, nodes do");
   flag("--health-check-interval-secs", r.health_check_seconds, "seconds between two looks at a node")
       ->check(CLI::Range(0.05, 3600.0));
-  flag("--max-connections", r.http.max_connections, "clients at a time; more get 503");
+  flag("--health-check-timeout-secs", r.health_timeout_seconds,
+       "seconds that a node may take to answer a look")
+      ->check(CLI::Range(0.05, 3600.0));
+  flag("--request-timeout-secs", r.request_timeout_seconds,
+       "seconds until a node's answer is whole, of a stream until it begins; 0: any")
+      ->check(CLI::Range(0.0, 1e9));
+  flag("--quiet-timeout-secs", r.quiet_timeout_seconds,
+       "seconds that a node may send nothing of an answer that has begun; 0: any")
+      ->check(CLI::Range(0.0, 1e9));
+  flag("--max-answer-bytes", r.max_answer_bytes, "bytes of a node's answer that is not a stream")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  flag("--max-held-answer-bytes", r.max_held_bytes, "bytes of all answers that are not passed on yet")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   flag("--drain-timeout", options->drain_timeout, "seconds that running requests get after SIGTERM")
       ->check(CLI::Range(0.0, 1e6));
   flag("--log-level", options->log_level, "debug, info, warning or error")

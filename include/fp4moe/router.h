@@ -21,6 +21,12 @@ struct RouterConfig {
   ServerConfig http;                // where and how to listen; keys are the nodes' to check
   std::string api_key;              // for the router's own questions to nodes
   double health_check_seconds = 1;  // between two looks at a node
+  // What a node may take; of the requests that are passed on, those that exceed it fail, and others go on.
+  double health_timeout_seconds = 5;      // to answer a look
+  double request_timeout_seconds = 1800;  // until its answer is whole, of a stream until it begins; 0: any
+  double quiet_timeout_seconds = 60;      // between two pieces of an answer that has begun; 0: any
+  int64_t max_answer_bytes = 256 << 20;   // of an answer that is not a stream
+  int64_t max_held_bytes = 1 << 30;       // of all answers that the router has not passed on yet
 };
 
 // Serves from make() until stop(). A generation request goes to the decode node that has the fewest, with the
@@ -28,7 +34,7 @@ struct RouterConfig {
 // answer are left out until they do again.
 class Router {
  public:
-  // kInvalidArgument: no nodes, or what is no URL; else as Server::make.
+  // kInvalidArgument: no nodes, a malformed URL, or a limit out of range; else as Server::make.
   static Result<std::unique_ptr<Router>> make(RouterConfig config);
   virtual ~Router() = default;  // stops
 

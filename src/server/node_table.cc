@@ -4,6 +4,19 @@
 
 namespace fp4moe {
 
+NodeLease::NodeLease(NodeLease&& other) noexcept
+    : table_(std::exchange(other.table_, nullptr)), index_(other.index_) {}
+
+NodeLease& NodeLease::operator=(NodeLease&& other) noexcept {
+  std::swap(table_, other.table_);
+  std::swap(index_, other.index_);
+  return *this;
+}
+
+void NodeLease::release(bool failed) {
+  if (NodeTable* const table = std::exchange(table_, nullptr)) table->release(index_, failed);
+}
+
 Status NodeTable::add(const RouterConfig& config) {
   for (const auto& [url, port] : config.prefill)
     if (Status status = add_node("prefill", url, port); !status.ok()) return status;
@@ -32,46 +45,51 @@ Status NodeTable::add_node(const std::string& role, const std::string& url, int 
 
 RouterNode NodeTable::node(size_t index) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return nodes_[index];
+  return nodes_.at(index);
 }
 
-size_t NodeTable::acquire(const std::string& role, const std::set<size_t>& tried) {
+NodeLease NodeTable::acquire(const std::string& role, const std::set<size_t>& tried) {
   std::lock_guard<std::mutex> lock(mutex_);
-  size_t best = kNone;
+  const size_t none = nodes_.size();
+  size_t best = none;
   for (size_t i = 1; i <= nodes_.size(); ++i) {
     const size_t index = (last_[role] + i) % nodes_.size();
     const RouterNode& node = nodes_[index];
     if (node.role != role || !node.is_up || tried.count(index) > 0) continue;
-    if (best == kNone || node.num_running < nodes_[best].num_running) best = index;
+    if (best == none || node.num_running < nodes_[best].num_running) best = index;
   }
-  if (best == kNone) return kNone;
+  if (best == none) return {};
   last_[role] = best;
   ++nodes_[best].num_running;
   ++nodes_[best].num_requests;
-  return best;
+  return {*this, best};
 }
 
 void NodeTable::release(size_t index, bool failed) {
   std::lock_guard<std::mutex> lock(mutex_);
-  --nodes_[index].num_running;
-  nodes_[index].num_failed += failed ? 1 : 0;
+  RouterNode& node = nodes_.at(index);
+  --node.num_running;
+  node.num_failed += failed ? 1 : 0;
 }
 
 bool NodeTable::set_up(size_t index) {
   std::lock_guard<std::mutex> lock(mutex_);
-  nodes_[index].problem.clear();
-  return !std::exchange(nodes_[index].is_up, true);
+  RouterNode& node = nodes_.at(index);
+  node.problem.clear();
+  return !std::exchange(node.is_up, true);
 }
 
 bool NodeTable::set_down(size_t index, const std::string& problem) {
   std::lock_guard<std::mutex> lock(mutex_);
-  nodes_[index].is_up = false;
-  return std::exchange(nodes_[index].problem, problem) != problem;
+  RouterNode& node = nodes_.at(index);
+  node.is_up = false;
+  return std::exchange(node.problem, problem) != problem;
 }
 
 void NodeTable::set_bootstrap_port(size_t index, int port) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!nodes_[index].knows_port) nodes_[index].bootstrap_port = port;
+  RouterNode& node = nodes_.at(index);
+  if (!node.knows_port) node.bootstrap_port = port;
 }
 
 bool NodeTable::has(const std::string& role) const {

@@ -27,19 +27,37 @@ struct RouterNode {
   int64_t num_requests = 0, num_failed = 0;
 };
 
-// Thread-safe. Nodes are named by their place in the table, which never changes.
+class NodeTable;
+
+// One request that a node has, until it is destroyed.
+class NodeLease {
+ public:
+  NodeLease() = default;  // of no node
+  NodeLease(NodeTable& table, size_t index) : table_(&table), index_(index) {}
+  ~NodeLease() { release(); }
+  NodeLease(NodeLease&& other) noexcept;
+  NodeLease& operator=(NodeLease&& other) noexcept;
+
+  explicit operator bool() const { return table_ != nullptr; }
+  size_t index() const { return index_; }
+  void release(bool failed = false);
+
+ private:
+  NodeTable* table_ = nullptr;
+  size_t index_ = 0;
+};
+
+// Thread-safe. Nodes are named by their place in the table, which never changes; any other place is refused
+// by std::out_of_range.
 class NodeTable {
  public:
-  static constexpr size_t kNone = SIZE_MAX;
-
   Status add(const RouterConfig& config);
   size_t size() const { return nodes_.size(); }
   RouterNode node(size_t index) const;
 
   // The node of this role that is up and has the fewest requests, the one after the last chosen if several
-  // have; not one of `tried`. It has one more from now on. kNone: there is none.
-  size_t acquire(const std::string& role, const std::set<size_t>& tried = {});
-  void release(size_t index, bool failed = false);
+  // have; not one of `tried`. It has one more until the lease ends. A lease of no node: there is none.
+  NodeLease acquire(const std::string& role, const std::set<size_t>& tried = {});
   // Which changes are news: true.
   bool set_up(size_t index);
   bool set_down(size_t index, const std::string& problem);
@@ -51,6 +69,8 @@ class NodeTable {
   std::string print_metrics() const;
 
  private:
+  friend class NodeLease;
+  void release(size_t index, bool failed);
   Status add_node(const std::string& role, const std::string& url, int bootstrap_port);
 
   mutable std::mutex mutex_;

@@ -1,6 +1,8 @@
 #include "server/relay.h"
 
+#include <algorithm>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "server/errors.h"
@@ -10,7 +12,18 @@
 namespace fp4moe {
 namespace {
 
-constexpr size_t kMaxCollectedBytes = size_t{1} << 30;  // of an answer that is not a stream
+constexpr size_t kMaxEventBytes = 1 << 20;  // longer events are passed on before they are whole
+
+// Behind the last whole event; 0 if none ends in the last `num_new` bytes, which were not searched before.
+size_t events_end(std::string_view text, size_t num_new) {
+  constexpr size_t kMostSeparator = 4;
+  const size_t begin = text.size() - std::min(text.size(), num_new + kMostSeparator - 1);
+  size_t end = 0;
+  for (const std::string_view separator : {"\n\n", "\r\n\r\n"})
+    if (const size_t at = text.substr(begin).rfind(separator); at != std::string_view::npos)
+      end = std::max(end, begin + at + separator.size());
+  return end;
+}
 
 // Everything runs on the exchange.
 class Relay : public std::enable_shared_from_this<Relay> {
@@ -27,12 +40,12 @@ class Relay : public std::enable_shared_from_this<Relay> {
   void start(bool is_generation) {
     if (is_generation) {
       Result<json> body = parse_json(exchange_->request().body);
-      if (body.ok() && !body->is_object()) body = invalid_argument("the body is no JSON object");
+      if (body.ok() && !body->is_object()) body = invalid_argument("the body is not a JSON object");
       if (!body.ok()) return exchange_->respond(error_response(body.status()));
       prefill_ = context_.nodes.acquire("prefill");
-      if (prefill_ == NodeTable::kNone)
+      if (!prefill_)
         return exchange_->respond(error_response(unavailable(context_.nodes.problems("prefill"))));
-      const RouterNode node = context_.nodes.node(prefill_);
+      const RouterNode node = context_.nodes.node(prefill_.index());
       (*body)["bootstrap_host"] = node.url.host;
       (*body)["bootstrap_port"] = node.bootstrap_port;
       body_ = to_text(*body);
@@ -48,15 +61,20 @@ class Relay : public std::enable_shared_from_this<Relay> {
  private:
   void try_next() {
     decode_ = context_.nodes.acquire("decode", tried_);
-    if (decode_ == NodeTable::kNone) return respond(503, context_.nodes.problems("decode"));
-    tried_.insert(decode_);
+    if (!decode_) return respond(503, context_.nodes.problems("decode"));
+    tried_.insert(decode_.index());
+    const RouterNode node = context_.nodes.node(decode_.index());
+    name_ = "decode node " + node.name;
     const HttpRequest& asked = exchange_->request();
-    UpstreamRequest request{.url = context_.nodes.node(decode_).url,
+    UpstreamRequest request{.url = node.url,
                             .method = asked.method,
                             .target = asked.path + (asked.query.empty() ? "" : "?" + asked.query),
                             .authorization = asked.authorization,
                             .api_key = asked.api_key,
-                            .body = body_};
+                            .body = body_,
+                            .seconds = context_.config.request_timeout_seconds,
+                            .quiet_seconds = context_.config.quiet_timeout_seconds,
+                            .is_paced = true};
     // Each piece is handed to the exchange, in order.
     const auto handed = [self = shared_from_this()](auto&& task) {
       self->exchange_->post([self, task] {
@@ -74,40 +92,75 @@ class Relay : public std::enable_shared_from_this<Relay> {
 
   void on_head(const UpstreamHead& head) {
     head_ = head;
-    is_stream_ = head.status == 200 && head.content_type.rfind("text/event-stream", 0) == 0;
-    if (is_stream_) exchange_->start_stream(head.content_type);
+    if (head_.is_event_stream()) exchange_->start_stream(head.content_type);
   }
 
   void on_bytes(const std::string& bytes) {
-    if (is_stream_) return exchange_->write(bytes);
     collected_ += bytes;
-    if (collected_.size() <= kMaxCollectedBytes) return;
-    abandon();
-    respond(502, name() + ": its answer has more than " + std::to_string(kMaxCollectedBytes) + " bytes");
+    context_.held_bytes.fetch_add(std::ssize(bytes));
+    num_held_ += std::ssize(bytes);
+    if (head_.is_event_stream()) {
+      pass_on(collected_.size() > kMaxEventBytes ? collected_.size() : events_end(collected_, bytes.size()));
+    } else if (std::ssize(collected_) > context_.config.max_answer_bytes) {
+      return give_up(502, "its answer has more than " + std::to_string(context_.config.max_answer_bytes) +
+                              " bytes (--max-answer-bytes)");
+    }
+    if (context_.held_bytes.load() > context_.config.max_held_bytes)
+      return give_up(503, "the router holds more than " + std::to_string(context_.config.max_held_bytes) +
+                              " bytes of unfinished answers (--max-held-answer-bytes)");
+    if (!over_ && call_) call_->read_on();
+  }
+
+  // Of a stream: what was collected, up to there.
+  void pass_on(size_t end) {
+    if (end == 0) return;
+    std::string rest = collected_.substr(end);
+    collected_.resize(end);
+    exchange_->write(std::exchange(collected_, std::move(rest)));
+    context_.held_bytes.fetch_sub(static_cast<int64_t>(end));
+    num_held_ -= static_cast<int64_t>(end);
   }
 
   void on_end(const Status& status) {
     call_ = nullptr;
     if (status.ok()) return complete();
-    const std::string problem = name() + ": " + status.message();
-    if (context_.nodes.set_down(decode_, status.message())) context_.log(LogLevel::kWarning, problem);
-    context_.nodes.release(std::exchange(decode_, NodeTable::kNone), /*failed=*/true);
-    if (head_.status == 0 && status.code() == StatusCode::kUnavailable)
-      return try_next();  // nothing was sent
-    if (!is_stream_) return respond(502, problem);
-    close();
-    exchange_->write("data: " + error_body(unavailable(problem), "") + "\n\ndata: [DONE]\n\n");
-    exchange_->finish();
+    const std::string problem = name_ + ": " + status.message();
+    const bool was_sent = head_.status != 0 || status.code() != StatusCode::kUnavailable;
+    // A deadline is one request's: the next look at the node decides whether it is down.
+    if (status.code() != StatusCode::kDeadline && context_.nodes.set_down(decode_.index(), status.message()))
+      context_.log(LogLevel::kWarning, problem);
+    decode_.release(/*failed=*/true);
+    if (!was_sent) return try_next();
+    fail(status.code() == StatusCode::kDeadline ? 504 : 502, problem);
   }
 
   void complete() {
-    close();
-    if (is_stream_) return exchange_->finish();
+    if (head_.is_event_stream()) {
+      pass_on(collected_.size());
+      close();
+      return exchange_->finish();
+    }
     HttpResponse response{.status = head_.status, .body = std::move(collected_)};
+    close();
     response.content_type = head_.content_type;
     if (!head_.retry_after.empty()) response.extra_headers += "Retry-After: " + head_.retry_after + "\r\n";
     if (!head_.allow.empty()) response.extra_headers += "Allow: " + head_.allow + "\r\n";
     exchange_->respond(std::move(response));
+  }
+
+  // Reads no more of the answer.
+  void give_up(int status, const std::string& problem) {
+    if (const auto call = std::exchange(call_, nullptr)) call->cancel();
+    decode_.release(/*failed=*/true);
+    fail(status, name_ + ": " + problem);
+  }
+
+  // The client's answer is an error, or ends with one.
+  void fail(int status, const std::string& problem) {
+    if (!head_.is_event_stream()) return respond(status, problem);
+    close();
+    exchange_->write("data: " + error_body(unavailable(problem), "") + "\n\ndata: [DONE]\n\n");
+    exchange_->finish();
   }
 
   void respond(int status, const std::string& problem) {
@@ -126,21 +179,22 @@ class Relay : public std::enable_shared_from_this<Relay> {
   // It is answered or abandoned: what still comes is dropped, and the nodes are others'.
   void close() {
     over_ = true;
-    for (size_t* node : {&prefill_, &decode_})
-      if (*node != NodeTable::kNone)
-        context_.nodes.release(std::exchange(*node, NodeTable::kNone), /*failed=*/false);
+    prefill_.release();
+    decode_.release();
+    collected_ = {};
+    context_.held_bytes.fetch_sub(std::exchange(num_held_, 0));
   }
-
-  std::string name() const { return "decode node " + context_.nodes.node(decode_).name; }
 
   const RelayContext context_;
   const std::shared_ptr<HttpExchange> exchange_;
-  std::string body_, collected_;
+  std::string body_;
+  std::string collected_;  // of a stream: what is not passed on yet
+  int64_t num_held_ = 0;   // this request's part of context_.held_bytes
   std::set<size_t> tried_;
-  size_t prefill_ = NodeTable::kNone, decode_ = NodeTable::kNone;
+  NodeLease prefill_, decode_;
+  std::string name_;  // of the decode node
   std::shared_ptr<UpstreamCall> call_;
   UpstreamHead head_;
-  bool is_stream_ = false;
   bool over_ = false;  // close()
 };
 

@@ -14,13 +14,17 @@ namespace fp4moe {
 struct RelayContext {
   boost::asio::io_context& io;
   NodeTable& nodes;
+  const RouterConfig& config;  // its limits
   std::function<void(LogLevel, const std::string&)> log;
-  std::atomic<int64_t>& num_live;  // requests that are not over
+  std::atomic<int64_t>& num_live;    // requests that are not over
+  std::atomic<int64_t>& held_bytes;  // of answers that are not whole yet
 };
 
-// Answers on `exchange` what a decode node answers; from the exchange's handler. A generation request is told
-// which prefill node computes its prompts. 503: no node is up; 502: the node died before its answer was
-// whole, after which a stream ends with an error event.
+// Answers on `exchange` what a decode node answers; from the exchange's handler. A generation request gets
+// the address of the prefill node that computes its prompts. A stream is passed on as it comes, by whole
+// events; any other answer once it is whole. 503: no node is up, or the router holds too many bytes of
+// answers; 502: the answer is malformed or too long, or the node died before it was whole; 504: a deadline
+// passed. A stream that breaks ends with an error event.
 void relay_generation(const RelayContext& context, std::shared_ptr<HttpExchange> exchange);
 void relay_plain(const RelayContext& context, std::shared_ptr<HttpExchange> exchange);
 

@@ -1,16 +1,20 @@
 #include "fp4moe/router.h"
 
-#include <algorithm>
 #include <atomic>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <chrono>
+#include <exception>
+#include <string_view>
 #include <thread>
+#include <vector>
 
 #include "server/cors.h"
 #include "server/errors.h"
+#include "server/excerpt.h"
 #include "server/json.h"
+#include "server/node_answer.h"
 #include "server/node_table.h"
 #include "server/relay.h"
 #include "server/upstream.h"
@@ -18,35 +22,86 @@
 namespace fp4moe {
 namespace {
 
-constexpr double kHealthSeconds = 5;  // that a node may take to say how it is
+constexpr uint64_t kMaxLookBytes = 1 << 20;  // of a node's answer to the router itself
 
-bool is_generation(const HttpRequest& request) {
-  return request.method == "POST" && (request.path == "/v1/chat/completions" ||
-                                      request.path == "/v1/completions" || request.path == "/generate");
+// Who answers a route.
+enum class Target { kRouter, kDecodeNode, kGeneration };
+
+// Every route that a router has; none of an operator's, which are each node's own. A path that ends in '/'
+// stands for those with a name behind it.
+constexpr struct Route {
+  const char *method, *path;
+  Target target;
+} kRoutes[] = {
+    {"GET", "/health", Target::kRouter},
+    {"GET", "/metrics", Target::kRouter},
+    {"GET", "/workers", Target::kRouter},
+    {"POST", "/v1/chat/completions", Target::kGeneration},
+    {"POST", "/v1/completions", Target::kGeneration},
+    {"POST", "/generate", Target::kGeneration},
+    {"POST", "/tokenize", Target::kDecodeNode},
+    {"POST", "/detokenize", Target::kDecodeNode},
+    {"GET", "/v1/models", Target::kDecodeNode},
+    {"GET", "/v1/models/", Target::kDecodeNode},
+    {"GET", "/server_info", Target::kDecodeNode},
+    {"GET", "/get_server_info", Target::kDecodeNode},
+    {"GET", "/health_generate", Target::kDecodeNode},
+    {"GET", "/openapi.json", Target::kDecodeNode},
+    {"GET", "/expert_load", Target::kDecodeNode},
+    {"GET", "/expert_load.svg", Target::kDecodeNode},
+    {"GET", "/", Target::kDecodeNode},
+    {"GET", "/chat", Target::kDecodeNode},
+};
+
+bool has_path(const Route& route, const std::string& path) {
+  const std::string_view own = route.path;
+  if (own.size() == 1 || own.back() != '/') return path == own;
+  return path.size() > own.size() && path.compare(0, own.size(), own) == 0 &&
+         path.find("..") == std::string::npos;
 }
 
-// What any decode node can answer: questions, and texts to be cut into tokens.
-bool is_for_any_node(const HttpRequest& request) {
-  return request.method == "GET" || request.method == "HEAD" || request.path == "/tokenize" ||
-         request.path == "/detokenize";
+bool has_method(const Route& route, const std::string& method) {
+  return method == route.method || (method == "HEAD" && route.method == std::string_view("GET"));
+}
+
+Status check_limits(const RouterConfig& c) {
+  const struct {
+    const char* name;
+    double value, least;
+  } limits[] = {{"health_check_seconds", c.health_check_seconds, 0.001},
+                {"health_timeout_seconds", c.health_timeout_seconds, 0.001},
+                {"request_timeout_seconds", c.request_timeout_seconds, 0},
+                {"quiet_timeout_seconds", c.quiet_timeout_seconds, 0},
+                {"max_answer_bytes", static_cast<double>(c.max_answer_bytes), 1},
+                {"max_held_bytes", static_cast<double>(c.max_held_bytes), 1}};
+  for (const auto& limit : limits)
+    if (!(limit.value >= limit.least && limit.value <= 1e15))
+      return invalid_argument(std::string(limit.name) + "=" + std::to_string(limit.value) + " is not in " +
+                              std::to_string(limit.least) + "..1e15");
+  return {};
 }
 
 class RouterImpl final : public Router {
  public:
   explicit RouterImpl(RouterConfig config)
-      : config_(std::move(config)),
-        relays_{io_, nodes_, [this](LogLevel level, const std::string& line) { log(level, line); },
-                num_live_} {}
+      : config_(std::move(config)), relays_{io_,
+                                            nodes_,
+                                            config_,
+                                            [this](LogLevel level, const std::string& line) { log(level, line); },
+                                            num_live_,
+                                            held_bytes_} {}
   ~RouterImpl() override { stop(); }
 
   Status listen() {
     if (Status status = check_origins(config_.http); !status.ok()) return status;
+    if (Status status = check_limits(config_); !status.ok()) return status;
     if (Status status = nodes_.add(config_); !status.ok()) return status;
     auto http = HttpServer::make(config_.http, [this](const std::shared_ptr<HttpExchange>& e) { route(e); });
     if (!http.ok()) return http.status();
     http_ = std::move(http).value();
+    for (size_t node = 0; node < nodes_.size(); ++node) timers_.emplace_back(io_);
     for (size_t node = 0; node < nodes_.size(); ++node) look_at(node);
-    thread_ = std::thread([this] { io_.run(); });
+    thread_ = std::thread([this] { run(); });
     return {};
   }
 
@@ -72,19 +127,34 @@ class RouterImpl final : public Router {
   void route(const std::shared_ptr<HttpExchange>& exchange) {
     const HttpRequest& request = exchange->request();
     if (auto preflight = answer_preflight(config_.http, request)) return exchange->respond(*preflight);
-    const bool is_question = request.method == "GET" || request.method == "HEAD";
-    if (is_question && request.path == "/health") return exchange->respond(health());
-    if (is_question && request.path == "/workers")
-      return exchange->respond({.body = to_text({{"workers", nodes_.list()}})});
-    if (is_question && request.path == "/metrics")
+    const Route* found = nullptr;
+    std::string allowed;
+    for (const Route& r : kRoutes) {
+      if (!has_path(r, request.path)) continue;
+      allowed += (allowed.empty() ? "" : ", ") + std::string(r.method);
+      if (has_method(r, request.method)) found = &r;
+    }
+    if (allowed.empty())
       return exchange->respond(
-          {.body = nodes_.print_metrics(), .content_type = "text/plain; version=0.0.4; charset=utf-8"});
+          error_response(not_found("no route " + excerpt(request.path) + " on a router; ask a node")));
+    if (found == nullptr) {
+      HttpResponse response = error_response(
+          invalid_argument("the method must be " + allowed + ", got " + excerpt(request.method)));
+      response.status = 405;
+      response.extra_headers = "Allow: " + allowed + "\r\n";
+      return exchange->respond(std::move(response));
+    }
+    if (found->target == Target::kRouter) return exchange->respond(own_answer(request.path));
     if (draining_.load())
       return exchange->respond(error_response(unavailable("the router is shutting down")));
-    if (is_generation(request)) return relay_generation(relays_, exchange);
-    if (is_for_any_node(request)) return relay_plain(relays_, exchange);
-    exchange->respond(error_response(
-        not_found("no route " + request.method + " " + request.path + " on a router; ask a node")));
+    if (found->target == Target::kGeneration) return relay_generation(relays_, exchange);
+    relay_plain(relays_, exchange);
+  }
+
+  HttpResponse own_answer(const std::string& path) const {
+    if (path == "/health") return health();
+    if (path == "/workers") return {.body = to_text({{"workers", nodes_.list()}})};
+    return {.body = nodes_.print_metrics(), .content_type = "text/plain; version=0.0.4; charset=utf-8"};
   }
 
   HttpResponse health() const {
@@ -95,6 +165,17 @@ class RouterImpl final : public Router {
   }
 
   // ---- the nodes, on io_'s thread -------------------------------------------------------------------
+
+  void run() {
+    for (;;) {
+      try {
+        io_.run();
+        return;
+      } catch (const std::exception& error) {  // out of memory, or a mistake of ours: one handler is lost
+        log(LogLevel::kError, std::string("router: ") + error.what());
+      }
+    }
+  }
 
   // Asks /health; of a node that was not up, then what it is.
   void look_at(size_t index) {
@@ -107,27 +188,25 @@ class RouterImpl final : public Router {
     });
   }
 
+  // The end of a look at a node, and the beginning of the wait for the next one.
   void settle(size_t index, const Status& status) {
     const RouterNode node = nodes_.node(index);
     const std::string name = node.role + " node " + node.name;
     if (status.ok() ? nodes_.set_up(index) : nodes_.set_down(index, status.message()))
       log(status.ok() ? LogLevel::kInfo : LogLevel::kWarning,
           name + (status.ok() ? " is up" : " is down: " + status.message()));
-    const auto timer = std::make_shared<boost::asio::steady_timer>(io_);
-    timer->expires_after(
+    timers_[index].expires_after(
         std::chrono::milliseconds(static_cast<int64_t>(1000 * config_.health_check_seconds)));
-    timer->async_wait([this, index, timer](boost::system::error_code) { look_at(index); });
+    timers_[index].async_wait([this, index](boost::system::error_code) { look_at(index); });
   }
 
   // Takes over what a node says of itself, if it is what it was said to be.
   Status learn(size_t index, const std::string& body) {
-    const Result<json> info = parse_json(body);
+    const RouterNode node = nodes_.node(index);
+    const Result<NodeInfo> info = read_node_info(body);
     if (!info.ok()) return info.status();
-    const std::string role = nodes_.node(index).role;
-    const std::string mode = info->is_object() ? info->value("disaggregation_mode", "none") : "none";
-    if (mode != role)
-      return unsupported("it runs with --disaggregation-mode " + mode + ", and is given as --" + role);
-    if (role == "prefill") nodes_.set_bootstrap_port(index, info->value("disaggregation_bootstrap_port", 0));
+    if (Status status = check_node_info(*info, node.role, node.knows_port); !status.ok()) return status;
+    nodes_.set_bootstrap_port(index, info->bootstrap_port);
     return {};
   }
 
@@ -143,12 +222,16 @@ class RouterImpl final : public Router {
     events.on_head = [answer](const UpstreamHead& head) { answer->status = head.status; };
     events.on_bytes = [answer](const std::string& bytes) { answer->body += bytes; };
     events.on_end = [answer, path, then = std::move(then)](const Status& status) {
-      if (!status.ok() || answer->status == 200) return then(status, answer->body);
+      if (!status.ok()) return then({status.code(), path + ": " + status.message()}, "");
+      if (answer->status == 200) return then({}, answer->body);
       then(unavailable(path + " answers " + std::to_string(answer->status)), "");
     };
-    UpstreamRequest request{.url = nodes_.node(index).url, .method = "GET", .target = path};
+    UpstreamRequest request{.url = nodes_.node(index).url,
+                            .method = "GET",
+                            .target = path,
+                            .seconds = config_.health_timeout_seconds,
+                            .max_body_bytes = kMaxLookBytes};
     if (!config_.api_key.empty()) request.authorization = "Bearer " + config_.api_key;
-    request.seconds = kHealthSeconds;
     start_upstream(io_, std::move(request), std::move(events));
   }
 
@@ -159,9 +242,10 @@ class RouterImpl final : public Router {
   const RouterConfig config_;
   NodeTable nodes_;
   std::atomic<bool> draining_{false}, stopped_{false};
-  std::atomic<int64_t> num_live_{0};
+  std::atomic<int64_t> num_live_{0}, held_bytes_{0};
   boost::asio::io_context io_{1};
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_{io_.get_executor()};
+  std::vector<boost::asio::steady_timer> timers_;  // of the nodes, to the next look
   const RelayContext relays_;
   std::thread thread_;
   std::unique_ptr<HttpServer> http_;  // its threads use the above

@@ -1,134 +1,224 @@
 #include "server/upstream.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <algorithm>
 #include <array>
+#include <boost/asio/connect.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/strand.hpp>
-#include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/core/tcp_stream.hpp>
-#include <boost/beast/http/buffer_body.hpp>
-#include <boost/beast/http/parser.hpp>
-#include <boost/beast/http/read.hpp>
-#include <boost/beast/http/string_body.hpp>
-#include <boost/beast/http/write.hpp>
 #include <chrono>
+#include <cstdio>
+#include <exception>
+#include <string_view>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace fp4moe {
 namespace {
 
 namespace asio = boost::asio;
-namespace beast = boost::beast;
-namespace http = boost::beast::http;
 using asio::ip::tcp;
 using boost::system::error_code;
+using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::seconds kConnectTime(5);
+constexpr double kConnectSeconds = 5;     // with the name's resolution
+constexpr size_t kSendBytes = 256 << 10;  // at a time: quiet_seconds is for each
+
+std::string seconds_text(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g s", seconds);
+  return text;
+}
+
+Clock::duration to_duration(double seconds) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+// A machine that is gone is noticed after about 15 s, whatever the deadlines.
+void set_options(tcp::socket& socket) {
+  error_code ignored;
+  socket.set_option(tcp::no_delay(true), ignored);
+  socket.set_option(asio::socket_base::keep_alive(true), ignored);
+  const struct { int name, value; } options[] = {{TCP_KEEPIDLE, 5}, {TCP_KEEPINTVL, 5}, {TCP_KEEPCNT, 2}};
+  for (const auto& option : options)
+    ::setsockopt(socket.native_handle(), IPPROTO_TCP, option.name, &option.value, sizeof option.value);
+}
+
+std::string print(const UpstreamRequest& request) {
+  std::string text = request.method + " " + request.url.prefix + request.target +
+                     " HTTP/1.1\r\nHost: " + request.url.authority() +
+                     "\r\nConnection: close\r\nContent-Type: application/json\r\n";
+  if (!request.authorization.empty()) text += "Authorization: " + request.authorization + "\r\n";
+  if (!request.api_key.empty()) text += "x-api-key: " + request.api_key + "\r\n";
+  if (!request.body.empty() || request.method == "POST")
+    text += "Content-Length: " + std::to_string(request.body.size()) + "\r\n";
+  return text + "\r\n" + request.body;
+}
 
 class Call final : public UpstreamCall, public std::enable_shared_from_this<Call> {
+  // As a handler: `task` with this call and the handler's arguments, unless the call is over.
+  template <class Task>
+  auto guarded(Task task) {
+    return [ self = shared_from_this(), task = std::move(task) ](
+        const auto&... results) requires std::is_invocable_v<const Task&, Call&, decltype(results)...> {
+      if (self->is_over_) return;
+      try {
+        task(*self, results...);
+      } catch (const std::exception& error) {  // out of memory, or a mistake of ours
+        self->end(internal_error(error.what()));
+      }
+    };
+  }
+
  public:
   Call(asio::io_context& io, UpstreamRequest request, UpstreamEvents events)
       : given_(std::move(request)),
         events_(std::move(events)),
-        resolver_(asio::make_strand(io)),
-        stream_(resolver_.get_executor()) {}
+        socket_(asio::make_strand(io)),
+        resolver_(socket_.get_executor()),
+        timer_(socket_.get_executor()),
+        parser_(given_.method == "HEAD", given_.max_body_bytes) {}
 
   void start() {
-    resolver_.async_resolve(given_.url.host, given_.url.port,
-                            [self = shared_from_this()](error_code error, const auto& found) {
-                              if (error) return self->end(StatusCode::kUnavailable, error);
-                              self->connect(found);
-                            });
+    asio::post(socket_.get_executor(), guarded([](Call& call) { call.resolve(); }));
   }
 
   void cancel() override {
-    asio::post(resolver_.get_executor(), [self = shared_from_this()] {
+    asio::post(socket_.get_executor(), [self = shared_from_this()] {
       self->events_ = {};
-      self->resolver_.cancel();
-      self->stream_.close();
+      self->close();
     });
+  }
+
+  void read_on() override {
+    asio::post(socket_.get_executor(), guarded([](Call& call) {
+                 if (!call.is_over_) call.read();
+               }));
   }
 
  private:
-  void connect(const tcp::resolver::results_type& found) {
-    stream_.expires_after(kConnectTime);
-    stream_.async_connect(found, [self = shared_from_this()](error_code error, const tcp::endpoint&) {
-      if (error) return self->end(StatusCode::kUnavailable, error);
-      self->send();
-    });
+  void resolve() {
+    total_deadline_ =
+        given_.seconds > 0 ? Clock::now() + to_duration(given_.seconds) : Clock::time_point::max();
+    wait_at_most(kConnectSeconds, "cannot be connected within ");
+    error_code not_numeric;
+    const asio::ip::address address = asio::ip::make_address(given_.url.host, not_numeric);
+    if (!not_numeric)
+      return connect(std::array{tcp::endpoint(address, static_cast<uint16_t>(std::stoi(given_.url.port)))});
+    resolver_.async_resolve(
+        given_.url.host, given_.url.port,
+        guarded([](Call& call, error_code error, const tcp::resolver::results_type& found) {
+          if (error) return call.end(unavailable(error.message()));
+          call.connect(found);
+        }));
+  }
+
+  template <class Endpoints>
+  void connect(const Endpoints& endpoints) {
+    for (const auto& endpoint : endpoints) endpoints_.push_back(endpoint);
+    asio::async_connect(socket_, endpoints_, guarded([](Call& call, error_code error, const tcp::endpoint&) {
+                          if (error) return call.end(unavailable(error.message()));
+                          set_options(call.socket_);
+                          call.is_connected_ = true;
+                          call.message_ = print(call.given_);
+                          call.given_.body = {};
+                          call.send();
+                        }));
   }
 
   void send() {
-    error_code ignored;
-    stream_.socket().set_option(tcp::no_delay(true), ignored);
-    stream_.socket().set_option(asio::socket_base::keep_alive(true), ignored);
-    if (given_.seconds > 0)
-      stream_.expires_after(std::chrono::milliseconds(static_cast<int64_t>(1000 * given_.seconds)));
-    else
-      stream_.expires_never();
-    message_.method_string(given_.method);
-    message_.target(given_.url.prefix + given_.target);
-    message_.set(http::field::host, given_.url.host + ":" + given_.url.port);
-    message_.set(http::field::connection, "close");
-    message_.set(http::field::content_type, "application/json");
-    if (!given_.authorization.empty()) message_.set(http::field::authorization, given_.authorization);
-    if (!given_.api_key.empty()) message_.set("x-api-key", given_.api_key);
-    message_.body() = std::move(given_.body);
-    message_.prepare_payload();
-    http::async_write(stream_, message_, [self = shared_from_this()](error_code error, size_t) {
-      if (error) return self->end(StatusCode::kInternal, error);
-      self->read_head();
-    });
+    if (num_sent_ == message_.size()) {
+      message_ = {};
+      return read();
+    }
+    wait_at_most(given_.quiet_seconds, "took nothing of the request for ");
+    socket_.async_write_some(
+        asio::buffer(message_.data() + num_sent_, std::min(kSendBytes, message_.size() - num_sent_)),
+        guarded([](Call& call, error_code error, size_t num_bytes) {
+          call.num_sent_ += num_bytes;
+          if (error) call.num_sent_ = call.message_.size();  // it may have answered before it closed
+          call.send();
+        }));
   }
 
-  void read_head() {
-    parser_.body_limit(boost::none);
-    parser_.skip(given_.method == "HEAD");
-    http::async_read_header(stream_, buffer_, parser_, [self = shared_from_this()](error_code error, size_t) {
-      if (error) return self->end(StatusCode::kInternal, error);
-      const auto& head = self->parser_.get();
-      if (self->events_.on_head)
-        self->events_.on_head(
-            {static_cast<int>(head.result_int()), std::string(head[http::field::content_type]),
-             std::string(head[http::field::retry_after]), std::string(head[http::field::allow])});
-      self->read_some();
-    });
+  void read() {
+    wait_at_most(has_begun_ ? given_.quiet_seconds : 0, "sent nothing for ");
+    socket_.async_read_some(asio::buffer(piece_), guarded([](Call& call, error_code error, size_t num_bytes) {
+                              if (error == asio::error::eof) return call.end(call.parser_.read_end());
+                              if (error) return call.end(internal_error(error.message()));
+                              call.take({call.piece_.data(), num_bytes});
+                            }));
   }
 
-  void read_some() {
-    if (parser_.is_done()) return end({});
-    parser_.get().body().data = piece_.data();
-    parser_.get().body().size = piece_.size();
-    http::async_read_some(stream_, buffer_, parser_, [self = shared_from_this()](error_code error, size_t) {
-      if (error == http::error::need_buffer) error = {};
-      if (error) return self->end(StatusCode::kInternal, error);
-      const size_t num_bytes = self->piece_.size() - self->parser_.get().body().size;
-      if (num_bytes > 0 && self->events_.on_bytes)
-        self->events_.on_bytes(std::string(self->piece_.data(), num_bytes));
-      self->read_some();
-    });
+  void take(std::string_view bytes) {
+    has_begun_ = true;
+    const bool had_head = parser_.has_head();
+    std::string body;
+    const Status status = parser_.read(bytes, body);
+    if (parser_.has_head() && !had_head) {
+      if (parser_.head().is_event_stream()) total_deadline_ = Clock::time_point::max();
+      if (events_.on_head) events_.on_head(parser_.head());
+    }
+    const bool waits = given_.is_paced && !body.empty();
+    if (!body.empty() && events_.on_bytes) events_.on_bytes(std::move(body));  // also those before an error
+    if (!status.ok() || parser_.is_done()) return end(status);
+    if (waits) return wait_for_reader();
+    read();
   }
 
-  void end(StatusCode code, error_code error) {
-    if (error == beast::error::timeout && code != StatusCode::kUnavailable) code = StatusCode::kDeadline;
-    end({code, error == http::error::end_of_stream || error == http::error::partial_message
-                   ? "the connection was closed before the end of the answer"
-                   : error.message()});
+  // Until read_on(): no deadline, since it is not the other server that is awaited.
+  void wait_for_reader() { timer_.expires_at(Clock::time_point::max()); }
+
+  // Ends the call unless something is heard of within so many seconds (0: any), and before total_deadline_.
+  void wait_at_most(double seconds, const char* what) {
+    const Clock::time_point quiet_end =
+        seconds > 0 ? Clock::now() + to_duration(seconds) : Clock::time_point::max();
+    const bool is_total = total_deadline_ <= quiet_end;
+    const Clock::time_point end = std::min(total_deadline_, quiet_end);
+    timer_.expires_at(end);  // and the last wait is over
+    if (end == Clock::time_point::max()) return;
+    timer_.async_wait(guarded([is_total, what, seconds](Call& call, error_code error) {
+      if (error || Clock::now() < call.timer_.expiry()) return;  // another wait has begun
+      const std::string text = is_total ? "its answer is not whole after " + seconds_text(call.given_.seconds)
+                                        : what + seconds_text(seconds);
+      call.end({call.is_connected_ ? StatusCode::kDeadline : StatusCode::kUnavailable, text});
+    }));
   }
 
   void end(const Status& status) {
-    stream_.close();
-    if (const auto on_end = std::exchange(events_, {}).on_end) on_end(status);
+    close();
+    if (const auto on_end = std::exchange(events_, {}).on_end) {
+      const bool broke = is_connected_ && status.code() == StatusCode::kUnavailable;
+      on_end(broke ? internal_error(status.message()) : status);
+    }
+  }
+
+  void close() {
+    is_over_ = true;
+    error_code ignored;
+    resolver_.cancel();
+    timer_.cancel();
+    socket_.close(ignored);
   }
 
   UpstreamRequest given_;
   UpstreamEvents events_;
+  tcp::socket socket_;  // its executor is the call's strand
   tcp::resolver resolver_;
-  beast::tcp_stream stream_;
-  http::request<http::string_body> message_;
-  http::response_parser<http::buffer_body> parser_;
-  beast::flat_buffer buffer_;
+  asio::steady_timer timer_;
+  std::vector<tcp::endpoint> endpoints_;
+  Clock::time_point total_deadline_;
+  std::string message_;
+  size_t num_sent_ = 0;
+  UpstreamParser parser_;
   std::array<char, 16 << 10> piece_;
+  bool is_connected_ = false, has_begun_ = false, is_over_ = false;
 };
 
 }  // namespace

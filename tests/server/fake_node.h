@@ -1,0 +1,67 @@
+// A node behind a router that answers whatever a test wants, as bytes.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <list>
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+
+namespace fp4moe {
+
+// One connection of a FakeNode, whose request was read.
+class FakePeer {
+ public:
+  FakePeer(int socket, const std::atomic<bool>& stopping) : socket_(socket), stopping_(stopping) {}
+  // False: the router has closed the connection, or the node stops.
+  bool send(std::string_view bytes);
+  bool send_forever(std::string_view bytes);  // false once it cannot go on
+  bool drip(std::string_view bytes);          // one byte each 20 ms
+  void wait_until_closed();
+  void reset();  // closes with RST
+
+ private:
+  int socket_;
+  const std::atomic<bool>& stopping_;
+};
+
+class FakeNode {
+ public:
+  using Script = std::function<void(FakePeer& peer)>;
+
+  // Healthy: what /server_info answers to a router that takes it for this role.
+  explicit FakeNode(const std::string& role);
+  ~FakeNode();
+  FakeNode(const FakeNode&) = delete;
+  FakeNode& operator=(const FakeNode&) = delete;
+
+  int port() const { return port_; }
+  std::string url() const { return "http://127.0.0.1:" + std::to_string(port_); }
+  // What it does from now on when it is asked for this path; else 404.
+  void set(const std::string& path, Script script);
+  void set_bytes(const std::string& path, const std::string& bytes);
+  void set_body(const std::string& path, const std::string& json);
+  // How often a path was asked for.
+  int count(const std::string& path) const;
+
+ private:
+  void accept_all();
+  void serve(int socket);
+
+  int listener_ = -1, port_ = 0;
+  std::atomic<bool> stopping_{false};
+  mutable std::mutex mutex_;
+  std::map<std::string, Script> scripts_;
+  std::map<std::string, int> counts_;
+  std::list<std::thread> connections_;
+  std::thread thread_;
+};
+
+// A whole answer.
+std::string http_answer(const std::string& body, int status = 200,
+                        const std::string& headers = "Content-Type: application/json\r\n");
+
+}  // namespace fp4moe
