@@ -2,19 +2,26 @@
 attacker of each kind. For each: p50 and p99 of the time between tokens, tokens a second, the server's memory, and how long
 /health takes; then how long the streams take to be as fast as before once the attacker has gone.
 
-    build/venv/bin/python bench/hostile.py build/ci/bin/fp4moe models/demo-gptoss-mxfp4 [--attackers NAME,...] [--json]
+    build/venv/bin/python bench/hostile.py build/ci/bin/fp4moe models/demo-gptoss-mxfp4 [--attackers NAME,...]
+        [--hidden-size 1024 --layers 8] [--json] [-- FLAGS OF SERVE]
 
-An attacker is a row of ATTACKERS: a name, and a function that attacks until it is stopped. hostile_nodes.py measures a prefill
-and a decode node.
+An attacker is a row of ATTACKERS: a name, and a function of what it attacks and of an event that attacks until the event is
+set. It runs in a process of its own, with CPU time that nothing else wants; "alone", a process that does nothing does the same.
+hostile_nodes.py measures a prefill and a decode node. A step should take longer than a time slice (the demos' steps take less):
+--hidden-size and --layers give MODEL's config.json other dims and dummy weights. The clients need CPU time too: on a machine of
+few cores leave them some (-- --threads 1).
 """
 import argparse
 import contextlib
 import http.client
 import json
 import os
+import shutil
 import socket
 import statistics
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from urllib.parse import urlsplit
@@ -189,14 +196,42 @@ def recovery_seconds(streams, alone, most):
     return float("inf")
 
 
-def run_attack(serve, streams, health, attack, options):
-    alone = measure(serve, streams, health, options.seconds)
+def busy(stopped):
+    """No attack, but a process that uses idle CPU time as the attackers do: what that costs is the machine's fault."""
+    while not stopped.is_set():
+        sum(range(10000))
+
+
+@contextlib.contextmanager
+def attacking(name, *target):
+    """ATTACKERS[name](*target, stopped), or busy(stopped), in a process of its own until the end of the block."""
+    attacker = subprocess.Popen([sys.executable, sys.argv[0], "--attack", name, *map(str, target)], stdin=subprocess.PIPE)
+    try:
+        yield
+    finally:
+        attacker.stdin.close()
+        try:
+            attacker.wait(timeout=2)
+        except subprocess.TimeoutExpired:  # its connections end with it
+            attacker.kill()
+            attacker.wait()
+
+
+def attack_until_stdin_ends(name, target):
+    """What that process runs. Attackers of a real server take none of its CPU time, so this one comes last."""
+    os.nice(19)
     stopped = threading.Event()
-    attacker = threading.Thread(target=attack, args=(serve.url, stopped), daemon=True)
-    attacker.start()
-    time.sleep(1)
-    beside = measure(serve, streams, health, options.seconds)
+    threading.Thread(target=ATTACKERS.get(name, busy), args=(*target, stopped), daemon=True).start()
+    sys.stdin.read()
     stopped.set()
+
+
+def run_attack(serve, streams, health, name, target, options):
+    with attacking("busy"):
+        alone = measure(serve, streams, health, options.seconds)
+    with attacking(name, *target):
+        time.sleep(1)
+        beside = measure(serve, streams, health, options.seconds)
     recovery = recovery_seconds(streams, alone, options.seconds)
     return {"alone": alone, "beside": beside, "recovery_s": recovery,
             "plain_p99_ratio": beside["plain_p99_ms"] / alone["plain_p99_ms"],
@@ -211,7 +246,7 @@ def bench_attacker(name, options):
         health = Health(serve.url)
         time.sleep(2)  # warm
         try:
-            row = run_attack(serve, streams, health, ATTACKERS[name], options)
+            row = run_attack(serve, streams, health, name, [serve.url], options)
         finally:
             for one in [*streams, health]:
                 one.stopped.set()
@@ -224,15 +259,46 @@ def bench_attacker(name, options):
         return {"attacker": name, **row, "sigterm_s": time.perf_counter() - begin}
 
 
+def resized(model, options, folder):
+    """A folder with MODEL's tokenizer and a config.json of other dims, without weights."""
+    for name in os.listdir(model):
+        if name.endswith(".json") and name != "config.json":
+            shutil.copy(os.path.join(model, name), folder)
+    with open(os.path.join(model, "config.json")) as file:
+        config = json.load(file)
+    if options.hidden_size:
+        config["hidden_size"] = config["intermediate_size"] = options.hidden_size
+    if options.layers:
+        config["num_hidden_layers"] = options.layers
+        config["layer_types"] = (config["layer_types"] * options.layers)[:options.layers]
+    with open(os.path.join(folder, "config.json"), "w") as file:
+        json.dump(config, file)
+    return folder
+
+
 def main():
+    if sys.argv[1:2] == ["--attack"]:
+        return attack_until_stdin_ends(sys.argv[2], sys.argv[3:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("binary")
     parser.add_argument("model")
     parser.add_argument("--attackers", type=lambda s: s.split(","), default=list(ATTACKERS), help="; ".join(ATTACKERS))
     parser.add_argument("--seconds", type=float, default=10, help="of each measurement")
+    parser.add_argument("--hidden-size", type=int)
+    parser.add_argument("--layers", type=int)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("flags", nargs="*", help="of serve, after --")
-    options = parser.parse_args()
+    own, flags = sys.argv[1:], []
+    if "--" in own:
+        own, flags = own[:own.index("--")], own[own.index("--") + 1:]
+    options = parser.parse_args(own, argparse.Namespace(flags=flags))
+    with contextlib.ExitStack() as stack:
+        if options.hidden_size or options.layers:
+            options.model = resized(options.model, options, stack.enter_context(tempfile.TemporaryDirectory()))
+            options.flags += ["--load-format", "dummy"]
+        return bench(options)
+
+
+def bench(options):
     if not options.json:
         print("| attacker | plain p50/p99 ms alone | beside | p99 ratio | structured p50/p99 ms alone | beside | p99 ratio | tokens/s alone | beside "
               "| RSS + MiB | /health ms | recovery s | SIGTERM s |\n| --- |" + " ---: |" * 12)

@@ -83,7 +83,7 @@ def long_text(url, stopped):
 
 ATTACKERS = {
     "chats of 4 MB of special tokens": special_tokens,
-    "12 MiB of ids, 128 times": many_samples,
+    "12 MiB of ids x 128": many_samples,
     "32 MB of empty arrays": many_values,
     "40 unfinished bodies": unfinished,
     "1000 announced bodies": announced,

@@ -50,7 +50,7 @@ def deep_hosts(_, url, stopped):
 
 
 # Each with the node that it attacks.
-ATTACKERS = {
+ATTACKS = {
     "deep hellos": ("prefill", deep_hellos),
     "100 connections that drip": ("prefill", drips),
     "floods of 200 connections": ("prefill", flood),
@@ -60,7 +60,7 @@ ATTACKERS = {
 
 
 def bench_attacker(name, options):
-    role, attack = ATTACKERS[name]
+    role = ATTACKS[name][0]
     with contextlib.ExitStack() as stack:
         nodes = {role: stack.enter_context(Serve(options.binary, options.model, *FLAGS, "--disaggregation-mode", role,
                                                  *options.flags)) for role in ("prefill", "decode")}
@@ -74,7 +74,7 @@ def bench_attacker(name, options):
         health = hostile.Health(nodes[role].url)
         time.sleep(2)  # warm
         try:
-            row = hostile.run_attack(nodes[role], streams, health, lambda _, stopped: attack(port, decode, stopped), options)
+            row = hostile.run_attack(nodes[role], streams, health, name, [port, decode], options)
         finally:
             for one in [*streams, health]:
                 one.stopped.set()
@@ -87,5 +87,6 @@ def bench_attacker(name, options):
 
 
 if __name__ == "__main__":
-    hostile.ATTACKERS, hostile.bench_attacker = ATTACKERS, bench_attacker
+    hostile.ATTACKERS = {name: attack for name, (_, attack) in ATTACKS.items()}
+    hostile.bench_attacker = bench_attacker
     sys.exit(hostile.main())
