@@ -39,6 +39,7 @@ int route(RouterOptions options) {
   if (Status status = read_prefill(options); !status.ok()) return report_error(status);
   const sigset_t signals = block_signals();
   raise_descriptor_limit();
+  return_freed_memory();
   LogWriter writer(least_level(options.log_level),
                    options.log_format == "json" ? LogWriter::Format::kJson : LogWriter::Format::kText);
   const LogSink log = [&writer](LogLevel level, const std::string& line) { writer.line(level, line); };

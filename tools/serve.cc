@@ -94,6 +94,7 @@ int serve(ServeOptions options) {
     options.engine.disaggregation_bootstrap_host = options.server.host;
   const sigset_t signals = block_signals();
   raise_descriptor_limit();
+  return_freed_memory();
   LogWriter writer(least_level(options.log_level),
                    options.log_format == "json" ? LogWriter::Format::kJson : LogWriter::Format::kText);
   const LogSink log = [&writer](LogLevel level, const std::string& line) { writer.line(level, line); };

@@ -13,6 +13,10 @@ namespace fp4moe {
 // "debug", "info", "warning" or "error".
 LogLevel least_level(const std::string& name);
 
+// Large blocks of memory go back to the system when they are freed. By default glibc keeps them once a few
+// have been freed, so that a burst of large requests would stay resident.
+void return_freed_memory();
+
 // As many descriptors as the system gives: each connection takes one.
 void raise_descriptor_limit();
 

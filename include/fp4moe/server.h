@@ -34,7 +34,7 @@ struct ServerConfig {
   int64_t max_header_bytes = 64 << 10;
   // Of all requests that have not been handed to the engine yet: what was received of them and their parsed
   // JSON. Beyond it the largest request that is still arriving gets 503.
-  int64_t max_buffered_bytes = 256 << 20;
+  int64_t max_buffered_bytes = 192 << 20;
   int64_t max_unsent_bytes = 8 << 20;  // of one stream; a client this far behind is dropped
   int max_connections = 16384;
   double idle_timeout_seconds = 75;     // between the requests of one connection

@@ -32,7 +32,10 @@ std::chrono::steady_clock::time_point seconds_from_now(double seconds) {
 }  // namespace
 
 Connection::Connection(Socket socket, ConnectionShared& shared)
-    : socket_(std::move(socket)), shared_(shared), timer_(socket_.get_executor()) {
+    : socket_(std::move(socket)),
+      shared_(shared),
+      timer_(socket_.get_executor()),
+      pace_timer_(socket_.get_executor()) {
   shared_.open.fetch_add(1);
 }
 
@@ -296,6 +299,7 @@ void Connection::close() {
   boost::system::error_code ignored;
   socket_.close(ignored);
   timer_.cancel();
+  pace_timer_.cancel();
   parser_.reset();
   in_.clear();
   account(request_.body.capacity());

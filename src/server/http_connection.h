@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "server/http.h"
+#include "server/read_pace.h"
 #include "server/request_body.h"
 #include "server/request_memory.h"
 #include "server/worker_pool.h"
@@ -37,6 +38,7 @@ struct ConnectionShared {
   std::atomic<int64_t> busy{0};  // of them, those with an answer not yet wholly sent
   std::atomic<bool> stopping{false};
   RequestMemory memory;
+  ReadPace pace{128 << 20, 8 << 20};
   // Of large bodies that wait for a worker. Beyond a quarter of the memory further ones are refused: a queue
   // of them must not keep small requests out.
   std::atomic<int64_t> queued_bytes{0};
@@ -85,6 +87,7 @@ class Connection final : public HttpExchange,
 
   // Reading requests: http_connection_read.cc.
   void read();
+  bool waits_for_pace();
   void on_readable(boost::system::error_code error);
   void parse();
   bool parse_some();
@@ -123,8 +126,9 @@ class Connection final : public HttpExchange,
 
   Socket socket_;
   ConnectionShared& shared_;
-  boost::asio::steady_timer timer_;
+  boost::asio::steady_timer timer_, pace_timer_;
   Clock::time_point read_deadline_, write_deadline_;
+  Clock::time_point next_read_;  // no sooner, while a large body arrives
 
   boost::beast::flat_buffer in_;
   std::optional<Parser> parser_;

@@ -1,13 +1,15 @@
 // How a connection reads requests: heads are judged before their bodies are read, and memory grows as bytes
 // arrive.
+#include <sys/socket.h>
+
 #include <algorithm>
-#include <array>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/beast/http/error.hpp>
 #include <exception>
 #include <new>
 #include <string_view>
+#include <vector>
 
 #include "server/errors.h"
 #include "server/http_connection.h"
@@ -20,6 +22,7 @@ namespace http = boost::beast::http;
 
 namespace {
 
+constexpr size_t kHeadReadBytes = 16 << 10, kBodyReadBytes = 256 << 10;  // at a time
 constexpr size_t kPipelineBytes = 64 << 10;   // read ahead while a request is being answered
 constexpr size_t kSmallBodyBytes = 64 << 10;  // handled without waiting for larger ones
 constexpr size_t kMaxHeadLines = 256;
@@ -49,17 +52,34 @@ std::string too_large(int64_t limit) {
 void Connection::read() {
   if (lent_ || reading_ || closed_ || (is_answering() && in_.size() >= kPipelineBytes)) return;
   reading_ = true;
+  if (waits_for_pace()) return;
   // Waits first, so that an idle connection holds no buffer.
   socket_.async_wait(Socket::wait_read, [self = shared_from_this()](boost::system::error_code error) {
     self->run([connection = self.get(), error] { connection->on_readable(error); });
   });
 }
 
+// A large body is received at the pace that all connections share.
+bool Connection::waits_for_pace() {
+  if (next_read_ <= Clock::now()) return false;
+  pace_timer_.expires_at(next_read_);
+  pace_timer_.async_wait([self = shared_from_this()](boost::system::error_code) {
+    self->run([connection = self.get()] {
+      connection->reading_ = false;
+      connection->read();
+    });
+  });
+  return true;
+}
+
 void Connection::on_readable(boost::system::error_code error) {
   reading_ = false;
   if (closed_) return;
-  thread_local std::array<char, 16 << 10> arriving;
-  const size_t bytes = error ? 0 : socket_.read_some(asio::buffer(arriving), error);
+  thread_local std::vector<char> arriving(kBodyReadBytes);
+  const bool in_body = lingering_ || (parser_ && parser_->is_header_done());
+  const auto buffer = asio::buffer(arriving, in_body ? kBodyReadBytes : kHeadReadBytes);
+  // MSG_TRUNC discards input without copying it (TCP; elsewhere it changes nothing).
+  const size_t bytes = error ? 0 : socket_.receive(buffer, lingering_ ? MSG_TRUNC : 0, error);
   if (error == asio::error::would_block || error == asio::error::try_again) return read();
   // End of input is taken for a disconnect even where the client only shut its sending side: nothing else
   // tells that nobody waits for the answer. What is already on its way to the client is still sent.
@@ -68,6 +88,8 @@ void Connection::on_readable(boost::system::error_code error) {
     close_when_sent_ = true;
     return;
   }
+  if (lingering_ || (in_body && parser_->get().body().size() > kSmallBodyBytes))
+    next_read_ = shared_.pace.take(bytes, Clock::now());
   if (lingering_) return read();
   try {
     in_.commit(asio::buffer_copy(in_.prepare(bytes), asio::buffer(arriving, bytes)));
