@@ -5,6 +5,7 @@
 
 #include <fstream>
 #include <future>
+#include <thread>
 
 #include "server/apis.h"
 #include "server/chat_messages.h"
