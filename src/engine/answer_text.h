@@ -1,4 +1,4 @@
-// AnswerText: the text of one answer as it grows, with stop strings found and held back.
+// AnswerText: the text of one output as it grows, with stop strings detected and held back.
 #pragma once
 
 #include <string>
@@ -11,19 +11,19 @@
 
 namespace fp4moe {
 
-// Finds the first of several stop strings to be complete in a text that comes in pieces; of those that
-// end at the same byte the longest. What it gives does not depend on where the pieces were cut.
+// Finds the stop string that is completed first in a text that arrives in pieces; if several end at the same
+// byte, the longest. The result does not depend on how the text was split into pieces.
 class StopMatcher {
  public:
   // Stop strings are valid UTF-8 and not empty.
   explicit StopMatcher(const std::vector<std::string>& stops);
 
-  // Takes the next piece and returns the text that no stop string can reach any more: it holds no part of
-  // one, and is whole UTF-8 if the pieces are. After a match, nothing further is taken.
+  // Appends a piece and returns the text that can no longer be part of a stop string; whole UTF-8 if the
+  // pieces are. After a match, pieces are ignored.
   std::string push(std::string_view piece);
-  // What was held back; empty after a match.
+  // The text held back; empty after a match.
   std::string finish();
-  // The stop string found, or empty.
+  // The stop string that matched, or empty.
   const std::string& matched() const { return matched_; }
 
  private:
@@ -34,11 +34,11 @@ class StopMatcher {
     void advance(char c);
   };
   std::vector<Pattern> patterns_;
-  std::string held_;  // the end of the input that may be the start of a stop string
+  std::string held_;  // the end of the input; may be the start of a stop string
   std::string matched_;
 };
 
-// Stop strings are found first: expressions see the text that they leave.
+// Stop strings are matched first; expressions see the text that they leave.
 class AnswerText {
  public:
   AnswerText(const Tokenizer& tokenizer, bool skip_special_tokens, const std::vector<std::string>& stops,
@@ -46,11 +46,12 @@ class AnswerText {
       : detokenizer_(tokenizer, skip_special_tokens),
         stop_matcher_(stops),
         stop_regex_(std::move(patterns)) {}
-  // The text that became certain. Unless it may stop, a stop string that began before or in it is text.
+  // Returns the text that has become final. With may_stop false, a stop string that began earlier or in this
+  // token is plain text.
   std::string push(int32_t token_id, bool may_stop = true);
-  // The rest, at the end of the answer.
+  // The remaining text, at the end of the output.
   std::string finish();
-  // Whether the text has come to its end, at what, and why it cannot go on.
+  // Whether the text has ended, what ended it, and any error.
   bool is_stopped() const { return stop_regex_.has_matched() || !stop_matcher_.matched().empty(); }
   const std::string& matched_stop() const {
     return stop_regex_.has_matched() ? stop_regex_.matched() : stop_matcher_.matched();

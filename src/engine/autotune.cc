@@ -23,7 +23,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t kExperts = 8;  // that are timed: enough that weights come from memory, as in a step
+constexpr int64_t kExperts = 8;  // experts timed; enough that weights come from memory, as in a step
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -34,7 +34,7 @@ int rank_threads(const EngineConfig& flags) {
   return std::max(1, all / std::max(1, flags.tp_size));
 }
 
-// Everything that times depend on.
+// Everything that timings depend on.
 std::string cache_key(const std::string& machine, const ModelPlan& plan) {
   const MoeProblem& p = plan.moe.problem();
   const auto n = [](int64_t x) { return std::to_string(x); };
@@ -73,7 +73,7 @@ int64_t first_expert_layer(const ModelConfig& config) {
   return has.empty() ? 0 : std::find(has.begin(), has.end(), true) - has.begin();
 }
 
-// Times on one layer.
+// Times tactics on one layer.
 class LayerTimer {
  public:
   static Result<LayerTimer> make(const Checkpoint& checkpoint, const ModelConfig& config,
@@ -85,7 +85,7 @@ class LayerTimer {
     for (int64_t e = 0; e < std::min(kExperts, problem.local_experts().count); ++e) chosen.push_back(e);
     problem.num_experts = static_cast<int64_t>(chosen.size());
     problem.top_k = 1;
-    if (problem.layout.ep > 1) problem.layout = {};  // whole experts; else this rank's shard of each
+    if (problem.layout.ep > 1) problem.layout = {};  // whole experts; otherwise this rank's shard of each
     LayerTimer timer(pool);
     FP4MOE_ASSIGN_OR_RETURN(timer.probe_,
                             ExpertProbe::make(*plan.moe.runner(), problem, plan.moe.numerics(),
@@ -97,7 +97,7 @@ class LayerTimer {
   double operator()(const Tactics& tactics, int64_t rows) {
     if (rows != rows_) {
       probe_.experts().tactics = {};
-      const std::span<const float> y = *probe_.run(rows, *pool_);  // a CPU's never fails
+      const std::span<const float> y = *probe_.run(rows, *pool_);  // on a CPU run() never fails
       right_.assign(y.begin(), y.end());
       rows_ = rows;
     }
@@ -117,7 +117,8 @@ class LayerTimer {
   std::vector<float> right_;  // the default's output
 };
 
-// Fills `tactics` with what the cache holds, else with what `time` finds, which is then kept there; how.
+// Reads `tactics` from the cache; otherwise runs `time` and caches its result. Returns how they were
+// obtained.
 template <class T>
 Result<std::string> cached_or_timed(const EngineConfig& flags, const std::string& key, T& tactics,
                                     const std::function<Result<bool>(const std::string& path)>& read,
@@ -176,7 +177,7 @@ Result<TuneResult> autotune_gpu(const Checkpoint& checkpoint, const ModelConfig&
   return TuneResult{plan.moe.with_tactics(tactics), tactics_text(ops, tactics) + " (" + *how + ")"};
 }
 
-// Why nothing is timed; empty: it is.
+// Why nothing is timed; empty if tactics are timed.
 std::string why_shipped(const ModelPlan& plan) {
   const MoePlan& moe = plan.moe;
   if (plan.flags.disable_autotune || plan.flags.autotune_budget <= 0) return "off";

@@ -1,4 +1,4 @@
-// ByteBudget: a bound on the memory of messages that are being received, for all connections of a node.
+// ByteBudget: limits the memory of messages being received over all connections of a node. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,7 @@ namespace fp4moe {
 
 class ByteBudget : public std::enable_shared_from_this<ByteBudget> {
  public:
-  // Bytes of the budget, given back at its end; movable, empty by default.
+  // A share of the budget in bytes, returned on destruction; movable, empty by default.
   class Lease {
    public:
     Lease() = default;
@@ -41,7 +41,7 @@ class ByteBudget : public std::enable_shared_from_this<ByteBudget> {
   }
   int64_t num_bytes() const { return num_bytes_; }
   int64_t used() const { return used_.load(); }
-  // Raises the lease to num_bytes. False, and nothing has changed: the budget does not have them.
+  // Raises the lease to num_bytes. Returns false and changes nothing if the budget is exhausted.
   bool raise(Lease& lease, int64_t num_bytes) {
     const int64_t more = num_bytes - lease.num_bytes_;
     if (more <= 0) return true;

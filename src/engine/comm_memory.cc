@@ -10,11 +10,11 @@
 namespace fp4moe {
 namespace {
 
-// Collectives move larger operands in pieces of this. Many ranks get smaller ones: each has a place for
-// every other's.
+// Collectives move larger operands in pieces of this size. The more ranks, the smaller: each rank has a
+// buffer for every other rank.
 int64_t staging_bytes(int num_ranks) { return std::max<int64_t>((int64_t{4} << 20) / num_ranks, 64 << 10); }
 
-constexpr int64_t kLeastRecordBytes = 256;  // of operations other than the transport's
+constexpr int64_t kLeastRecordBytes = 256;  // operations other than the transport's
 constexpr int64_t kLogitPieceBytes = 256 << 10;
 
 }  // namespace

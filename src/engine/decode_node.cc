@@ -11,7 +11,7 @@
 namespace fp4moe {
 namespace {
 
-constexpr int64_t kMessageBytes = 256 << 20;  // of first tokens that are being received, over all peers
+constexpr int64_t kMessageBytes = 256 << 20;  // budget for first tokens being received, over all peers
 
 std::string name_of(const NodeAddress& address) {
   const bool is_v6 = address.host.find(':') != std::string::npos;
@@ -70,7 +70,7 @@ Status DecodeNode::enter(uint64_t room, const Request& request) {
   return {};
 }
 
-// To take the place of the connection before it, if there was one.
+// Replaces the previous connection to this node, if there was one.
 Result<std::unique_ptr<DecodeNode::Peer>> DecodeNode::make_peer(const std::string& name,
                                                                 const NodeAddress& address) {
   std::string last_error;
@@ -95,7 +95,7 @@ void DecodeNode::forget_idle_peers() {
   }
 }
 
-// Those that have ended go before those that are only idle.
+// Ended connections are evicted before idle ones.
 Status DecodeNode::make_room_for_peer() {
   if (std::ssize(peers_) < options_.link.max_connections) return {};
   auto idlest = peers_.end();

@@ -17,12 +17,12 @@
 
 namespace fp4moe {
 
-// What has become of a request that was asked for.
+// An event of a request that was sent to a prefill node.
 struct KvNews {
   enum class Kind { kFirstToken, kArrived, kFailed };
   Kind kind = Kind::kFailed;
   uint64_t room = 0;
-  std::string id;    // of the request
+  std::string id;    // the request's
   FirstToken first;  // kFirstToken
   Status status;     // kFailed; names the prefill node
 };
@@ -33,33 +33,34 @@ struct DecodeNodeOptions {
   NodeLinkOptions link;
 };
 
-// A connection is made when a prefill node is first asked, and made anew when it is asked after a failure. At
-// most options.link.max_connections prefill nodes are remembered: one more takes the place of one that failed
-// or that has had no room for longest, and is refused where all have rooms. Those without rooms for
+// Connects to a prefill node on its first request, and again on the first request after a failure. At most
+// options.link.max_connections prefill nodes are remembered: a further one replaces one that failed, or the
+// one that has had no rooms for longest, and is refused if all have rooms. Nodes without rooms for
 // kIdleSeconds are forgotten at the next request.
-// ask, take and release are for one thread; check for any.
+// ask(), take() and release() are called by one thread, check() by any.
 class DecodeNode {
  public:
   static constexpr double kIdleSeconds = 600;
 
-  // on_news is called on threads of this object, until its destructor.
+  // on_news is called on this object's threads, until its destructor returns.
   DecodeNode(DecodeNodeOptions options, std::function<void(KvNews)> on_news);
   ~DecodeNode();
 
-  // Whether a request may name this prefill node: kInvalidArgument if it is not an address, or is not in
-  // --disaggregation-allowed-hosts. Nothing is resolved.
+  // Whether a request may name this prefill node. kInvalidArgument if it is not an address or not in
+  // --disaggregation-allowed-hosts. Host names are not resolved.
   Status check(const std::string& prefill_node) const;
-  // The room in which its prefill node computes the request, which names a seed; what follows is reported as
-  // KvNews. As check(), or kUnavailable: too many prefill nodes, too much that waits to be sent, no thread.
+  // Sends the request, which must have a seed, to its prefill node. Returns the room in which it is computed;
+  // what happens there is reported as KvNews. Errors as check(); kDoesNotFit: the request is too large for a
+  // message; kUnavailable: too many prefill nodes, too much data queued for this one, or no thread.
   Result<uint64_t> ask(const Request& request);
-  // After the first token: fills the lease's pages from `first` on, of which there is one; news when all are
-  // there, and then the room is released.
+  // After the first token: fills the lease's pages from page `first` (which must exist) on. Reports kArrived
+  // when all have arrived; the room is then released.
   void take(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first);
-  // The request has left its room: no news follows but what is on its way. Released rooms are ignored.
+  // The request has left its room: no further events except those already queued. Released rooms are ignored.
   void release(uint64_t room);
 
   int64_t page_bytes_received() const { return page_bytes_.load(); }
-  int num_peers() const { return static_cast<int>(peers_.size()); }  // for the thread of ask()
+  int num_peers() const { return static_cast<int>(peers_.size()); }  // for the thread that calls ask()
 
  private:
   class Peer;
@@ -77,7 +78,7 @@ class DecodeNode {
   const std::shared_ptr<ByteBudget> budget_;
   uint64_t num_rooms_ = 0;
   Peers peers_;
-  std::map<uint64_t, Peer*> rooms_;  // that were not released
+  std::map<uint64_t, Peer*> rooms_;  // rooms not yet released
 };
 
 }  // namespace fp4moe

@@ -36,7 +36,7 @@ DecodeNode::Peer::Asked DecodeNode::Peer::ask(uint64_t room, const std::string& 
 void DecodeNode::Peer::take(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first) {
   std::lock_guard lock(mutex_);
   const auto found = rooms_.find(room);
-  if (found == rooms_.end()) return;  // news of it is on its way
+  if (found == rooms_.end()) return;  // its failure event is queued
   found->second.pages = std::move(pages);
   found->second.next_page = first;
   std::string payload(sizeof first, '\0');
@@ -69,7 +69,7 @@ void DecodeNode::Peer::run() noexcept {
   end(status);
 }
 
-// Whatever there is no memory for is left out; the rooms end in any case.
+// Steps for which there is no memory are skipped; the rooms end in any case.
 void DecodeNode::Peer::end(const Status& status) noexcept {
   Status error(StatusCode::kUnavailable, "no memory");
   static_cast<void>(guarded([&]() -> Status {
@@ -96,7 +96,7 @@ void DecodeNode::Peer::end(const Status& status) noexcept {
     }));
 }
 
-// Until the connection ends; never OK.
+// Runs until the connection ends; never returns OK.
 Status DecodeNode::Peer::converse() {
   const NodeLinkOptions& link = node_.options_.link;
   KvSocketOptions options{.timeout_seconds = link.timeout_seconds, .budget = node_.budget_};

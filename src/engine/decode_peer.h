@@ -1,4 +1,4 @@
-// DecodeNode::Peer: a connection to one prefill node, from its making to its end, which ends all its rooms.
+// DecodeNode::Peer: one connection to a prefill node, from creation to its end, which ends all its rooms.
 #pragma once
 
 #include <chrono>
@@ -20,21 +20,21 @@ class DecodeNode::Peer {
   enum class State { kConnecting, kOpen, kEnded };
   enum class Asked { kYes, kEnded, kFull };
 
-  // last_error: how the connection before it ended; the same error is not logged again.
+  // last_error: why the previous connection ended; the same error is not logged again.
   Peer(DecodeNode& node, std::string name, NodeAddress address, std::string last_error);
-  ~Peer();  // ends the connection; waits for as long as connecting takes
+  ~Peer();  // ends the connection; may wait for a connect in progress
 
-  void start();  // throws std::system_error: there is no thread for it
-  // kEnded: the connection has ended, this object is of no more use and the payload is as it was. kFull: too
-  // much waits to be sent.
+  void start();  // throws std::system_error if no thread can be created
+  // kEnded: the connection has ended, this object cannot be used and the payload is unchanged. kFull: too
+  // much data is queued.
   Asked ask(uint64_t room, const std::string& id, std::string&& payload);
   void take(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first);
   void release(uint64_t room);
 
   State state();
-  // Since when it has no rooms; time_point::max(): it has some, or connects.
+  // When its last room was closed; time_point::max() while it has rooms or connects.
   Clock::time_point idle_since();
-  // Of a connection that has ended.
+  // Only valid once the connection has ended.
   const std::string& last_error() const { return last_error_; }
 
  private:
@@ -60,7 +60,7 @@ class DecodeNode::Peer {
   std::map<uint64_t, Room> rooms_;
   State state_ = State::kConnecting;
   Clock::time_point idle_since_ = Clock::now();
-  std::string last_error_;  // of run()'s thread, until the connection has ended
+  std::string last_error_;  // owned by run()'s thread until the connection has ended
   bool closing_ = false;
   std::thread sending_, thread_;
 };

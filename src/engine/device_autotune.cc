@@ -18,13 +18,13 @@
 namespace fp4moe {
 namespace {
 
-constexpr int64_t kDraws = 8;              // of experts for all tokens; one a call
-constexpr int64_t kComparedTokens = 1024;  // at most: the last ones
-// Relative L2 of two tactics' outputs: w4a16's budget; of w4a8, whose tactics sum with 14 bits or with 24,
-// what codes of the intermediate cost that flip between them.
+constexpr int64_t kDraws = 8;              // random expert assignments for all tokens; one per call
+constexpr int64_t kComparedTokens = 1024;  // at most; the last tokens
+// Relative L2 between two tactics' outputs. w4a16: its budget. w4a8: tactics sum with 14 or 24 bits, which
+// flips some codes of the intermediate.
 constexpr double kTolerance = 3e-3, kFp8Tolerance = 2e-2;
 
-// ids [kDraws, T, topk], different ones in a row.
+// ids [kDraws, T, topk], distinct within a row.
 std::vector<int32_t> draw_ids(int64_t num_tokens, int64_t topk, int64_t num_experts) {
   std::mt19937 random(1);
   std::vector<int32_t> ids;
@@ -38,7 +38,7 @@ std::vector<int32_t> draw_ids(int64_t num_tokens, int64_t topk, int64_t num_expe
   return ids;
 }
 
-// [T, H] of variance 1; some rows again and again.
+// [T, H] with variance 1; 64 distinct rows, repeated.
 std::vector<bf16> draw_tokens(int64_t num_tokens, int64_t hidden_size) {
   constexpr int64_t kRows = 64;
   std::mt19937 random(2);
@@ -53,12 +53,12 @@ std::vector<bf16> draw_tokens(int64_t num_tokens, int64_t hidden_size) {
   return x;
 }
 
-// One layer's experts and tokens for them in the GPU's memory.
+// One layer's experts and their input tokens in GPU memory.
 class LayerTimer {
  public:
   static Result<LayerTimer> make(const MoePlan& plan, const MoeWeightsView& weights, int64_t max_tokens,
                                  ThreadPool& pool);
-  // As a DeviceTacticTimer. What fails is kept, and nothing is asked any more.
+  // A DeviceTacticTimer. After the first error, which is kept, it launches nothing more.
   double operator()(size_t tactic, int64_t num_tokens) {
     const StreamScope scope(stream_);
     const Result<double> seconds = failure_.ok() ? measure(tactic, num_tokens) : failure_;
@@ -69,7 +69,7 @@ class LayerTimer {
     return -1;
   }
   const Status& failure() const { return failure_; }
-  // Sizes alone for num_tokens = 0.
+  // With num_tokens = 0 only the sizes are meaningful.
   DeviceMoeArgs args(int64_t num_tokens, int64_t draw) const {
     return {.experts = experts_.tiles(),
             .x = x_.as<bf16>(),
@@ -92,9 +92,9 @@ class LayerTimer {
   DeviceExperts experts_;
   int64_t max_tokens_ = 0, topk_ = 0;
   Buffer x_, ids_, out_, counters_, workspace_;
-  int64_t compared_tokens_ = 0;  // how many tokens expected_ is of
-  std::vector<float> expected_;  // the output of the table's own choice
-  std::vector<size_t> right_;    // whose output was compared with it
+  int64_t compared_tokens_ = 0;  // number of tokens that expected_ was computed for
+  std::vector<float> expected_;  // output of the table's default tactic
+  std::vector<size_t> right_;    // tactics whose output matched expected_
   Status failure_;
 };
 
@@ -154,7 +154,7 @@ Result<bool> LayerTimer::is_right(size_t tactic, int64_t num_tokens) {
   return false;
 }
 
-// Of the last tokens; what is not written is NaN.
+// Output of the last tokens; elements that the tactic does not write are NaN.
 Result<std::vector<float>> LayerTimer::output(size_t tactic, int64_t num_tokens) {
   const int64_t h = experts_.tiles().hidden_size, rows = std::min(num_tokens, kComparedTokens);
   float* from = out_.as<float>() + (num_tokens - rows) * h;

@@ -21,13 +21,13 @@
 namespace fp4moe {
 namespace {
 
-// An error of the device is for good: every later call of the process returns it too.
+// A device error is permanent: every later CUDA call of the process returns it too.
 bool is_sticky(const Status& status) { return status.code() == StatusCode::kInternal; }
 
 class DeviceRank final : public OneRank {
  public:
   explicit DeviceRank(const RankSetup& setup) : OneRank(setup), wants_logits_(setup.options.wants_logits) {}
-  ~DeviceRank() override { static_cast<void>(wait(step_)); }  // what it has asked for uses its memory
+  ~DeviceRank() override { static_cast<void>(wait(step_)); }  // enqueued work uses this object's memory
 
   Status load(const RankSetup& setup);
 
@@ -72,24 +72,25 @@ class DeviceRank final : public OneRank {
   Buffer sampled_;      // device: params, then rows
   Buffer edits_;        // device: LogitEdits
   Buffer allowed_;      // device: SampleRowsArgs::allowed
-  // The host's side of what a step copies: two steps may be on their way.
+  // Host buffers of one step; two steps may be in flight.
   struct Side {
     Event staged;           // the batch has been copied
-    Event sampled;          // the tokens are here
-    std::string step;       // whose tokens they are
+    Event sampled;          // the tokens have arrived
+    std::string step;       // description of the step that sampled them
     Buffer samples;         // pinned: params, then rows
     Buffer edits, allowed;  // pinned
   };
   Side sides_[2];
   uint64_t num_steps_ = 0, num_sampled_ = 0, num_taken_ = 0;
   Buffer masked_;                  // device: SampleRowsArgs::masked, or empty
-  Buffer experts_, host_experts_;  // Batch::routed_experts of the last step, padded; the second pinned
+  Buffer experts_, host_experts_;  // Batch::routed_experts of the last step, with padding; the second is
+                                   // pinned
   int64_t max_logit_rows_ = 0;
   std::vector<int64_t> buckets_;  // of decode steps
   std::map<int64_t, Graph> graphs_;
-  std::string step_ = "loading";  // what the last one was, for errors
+  std::string step_ = "loading";  // description of the last step, for errors
   const bool wants_logits_;
-  // Of KV pages that other threads read and write.
+  // For KV pages that other threads read and write.
   std::mutex page_mutex_;
   Stream page_stream_;
   Buffer page_;  // pinned, in canonical form
@@ -150,8 +151,8 @@ Status DeviceRank::allocate(const RankSetup& setup) {
   return {};
 }
 
-// A step of padding alone stands for all steps of its size: it runs once, which makes whatever kernels and
-// libraries make at their first use, and is then recorded.
+// A step that consists of padding only represents all steps of its size. It runs once, so that kernels and
+// libraries make their first-use allocations, and is then recorded.
 Status DeviceRank::record_graphs(const EngineConfig& flags) {
   const auto started = std::chrono::steady_clock::now();
   FP4MOE_ASSIGN_OR_RETURN(const DeviceMemoryInfo before, device_memory_info());
@@ -206,7 +207,7 @@ Status DeviceRank::forward(std::span<const Batch> groups) {
   return wait(step_);
 }
 
-// Waits for the step, which had num_rows rows with the padding.
+// Waits for the step; num_rows includes padding.
 Status DeviceRank::take_experts(const Batch& batch, int64_t num_rows) {
   copy_async(host_experts_.data(), experts_.data(), expert_bytes(num_rows));
   FP4MOE_RETURN_IF_ERROR(wait(step_));
@@ -234,7 +235,7 @@ Status DeviceRank::run(const DeviceBatch& on_device) {
   return status;
 }
 
-// Waits for all that was asked; a device that has failed is not asked again.
+// Waits for all enqueued work. Keeps a device error; forward() then refuses further steps.
 Status DeviceRank::wait(const std::string& what) {
   const Status status = stream_.synchronize();
   return status.ok() ? status : keep_failure(status.with_context("GPU, in " + what));
@@ -247,7 +248,7 @@ Status DeviceRank::keep_failure(const Status& status) {
   return status;
 }
 
-// ---- KV pages that go to other engines and come from them -----------------------------------------
+// ---- KV pages exchanged with other engines ----------------------------------------------------------
 
 Status DeviceRank::read_page(int, int32_t page, int64_t num_tokens, uint8_t* canonical) {
   std::lock_guard lock(page_mutex_);

@@ -1,5 +1,5 @@
-// The rank of a model on a GPU: steps are asked of one stream, decode steps of a size that was recorded as
-// one graph, and tokens are chosen where the logits are.
+// The rank of a model on a GPU: steps are enqueued on one stream, decode steps of a recorded size as one
+// graph launch, and tokens are sampled on the device.
 #pragma once
 
 #include <memory>
@@ -9,8 +9,8 @@
 
 namespace fp4moe {
 
-// Loads, then records a graph for each decode size, largest first: all of them use the model's one scratch
-// memory. kDoesNotFit if the GPU refuses memory.
+// Loads the model, then records a graph for each decode size, largest first: all graphs share the model's
+// scratch memory. kDoesNotFit if the GPU refuses memory.
 Result<std::unique_ptr<RankGroup>> make_device_rank(const RankSetup& setup);
 
 }  // namespace fp4moe

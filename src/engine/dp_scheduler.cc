@@ -38,7 +38,7 @@ bool DpScheduler::plan_step() {
     if (next == waiting_.end()) break;
     Scheduler* group = choose_group(**next);
     if (group == nullptr && yield_place()) continue;
-    if (group == nullptr) break;  // whoever comes first is not overtaken
+    if (group == nullptr) break;  // later sequences do not overtake the head of the queue
     (*next)->group = index_of(*group);
     group->admit(*next);
     waiting_.erase(next);

@@ -12,24 +12,25 @@
 
 namespace fp4moe {
 
-// The limits of one of `num_groups` groups: each takes an equal part of every number, rounded up, so that a
-// step of all groups together is about as large as one group's would be.
+// Limits of each of `num_groups` groups: an equal share of every number, rounded up, so that a step over all
+// groups is about as large as a step of a single group would be.
 SchedulerLimits group_limits(const SchedulerLimits& limits, int num_groups);
 
-// By priority, then first come, first served over all groups: the request at the head of the queue goes to
-// the group that runs the fewest requests and has room for it; of those to the one with the fewest tokens,
-// then to the lowest. A group that has the beginning of its prompt in its pages may run one request more than
-// others. The request stays there, also when it is retracted. With one group this is the scheduler itself.
+// Ordered by priority, then first come, first served over all groups. The request at the head of the queue
+// goes to the group with room that runs the fewest requests; among equals to the one with the fewest used KV
+// pages, then to the lowest-numbered. A group that has more of the prompt's prefix in its pages may run one
+// request more than the others. The request stays in its group, also when it is retracted. With one group
+// this is the scheduler itself.
 //
 // Single-threaded.
 class DpScheduler {
  public:
-  // `limits` are those of each group, num_pages too.
+  // `limits` and num_pages are per group.
   DpScheduler(int num_groups, const SchedulerLimits& limits, int64_t num_pages, int page_size);
 
   void enqueue(std::unique_ptr<Sequence> sequence);
-  // The next step, for each group its rows, oldest sequence first; false iff there are none, as in Scheduler.
-  // Groups without work have no rows.
+  // Plans the next step: per group its rows, oldest sequence first. False if no group has rows, as in
+  // Scheduler. Groups without work have no rows.
   bool plan_step();
   std::span<const ScheduledRows> step(int group) const { return groups_[static_cast<size_t>(group)]->step(); }
   // As in Scheduler.
@@ -39,7 +40,7 @@ class DpScheduler {
   void flush();
   Sequence* find(std::string_view id) const;
   bool hold(const Sequence& sequence);
-  // One that runs, else any other, else null.
+  // A running sequence if there is one, otherwise any other, otherwise null.
   Sequence* first() const;
   void list(std::vector<Sequence*>& sequences) const;
 
@@ -48,8 +49,8 @@ class DpScheduler {
   int64_t num_waiting() const;
   int64_t num_held() const { return sum(&Scheduler::num_held); }
   int64_t num_retracted() const;
-  double new_token_ratio() const;  // the groups' mean
-  // Of all groups' pools.
+  double new_token_ratio() const;  // mean over the groups
+  // Sums over all groups' pools.
   int64_t num_pages() const { return sum(&PagePool::num_pages); }
   int64_t num_free_pages() const { return sum(&PagePool::num_free); }
   int64_t num_cached_pages() const { return sum(&PagePool::num_cached); }
@@ -64,7 +65,7 @@ class DpScheduler {
   int64_t sum(int64_t (PagePool::*number)() const) const;
 
   std::vector<std::unique_ptr<Scheduler>> groups_;
-  std::deque<std::unique_ptr<Sequence>> waiting_;  // not yet given to a group
+  std::deque<std::unique_ptr<Sequence>> waiting_;  // not yet assigned to a group
 };
 
 }  // namespace fp4moe

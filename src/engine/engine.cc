@@ -34,7 +34,7 @@ std::string folder_name(const std::string& path) {
   return (normal.has_filename() ? normal : normal.parent_path()).filename().string();
 }
 
-// What answers text questions: the tokenizer, and the chat template or why there is none.
+// Tokenizer, and the chat template or why there is none.
 struct TextTools {
   Tokenizer tokenizer;
   std::optional<ChatTemplate> chat_template;
@@ -125,8 +125,8 @@ class EngineImpl final : public Engine {
   std::unique_ptr<RankGroup> ranks_;
   ModelInfo info_;
   double load_seconds_ = 0;
-  std::unique_ptr<StepLoop> loop_;             // it borrows the others
-  std::unique_ptr<PrefillNode> prefill_node_;  // last: it borrows the loop
+  std::unique_ptr<StepLoop> loop_;             // borrows the members above
+  std::unique_ptr<PrefillNode> prefill_node_;  // last: borrows the loop
 };
 
 SchedulerLimits scheduler_limits(const EngineConfig& flags) {
@@ -140,13 +140,13 @@ SchedulerLimits scheduler_limits(const EngineConfig& flags) {
 GrammarLimits grammar_limits(const EngineConfig& flags) {
   GrammarLimits limits;
   limits.max_grammar_bytes = flags.grammar_max_bytes;
-  limits.max_compile_bytes = 2 * flags.grammar_max_bytes;  // its parts, and the whole that they become
+  limits.max_compile_bytes = 2 * flags.grammar_max_bytes;  // its parts, and the whole that is built from them
   limits.max_cache_bytes = flags.grammar_cache_bytes;
   limits.timeout = std::chrono::milliseconds(std::llround(flags.grammar_compile_timeout * 1000));
   return limits;
 }
 
-// A few threads: masks are filled while the model computes, on the cores that compute it.
+// Few threads: masks are filled while the model computes, on the same cores.
 MaskLimits mask_limits(const EngineConfig& flags) {
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   return {.num_fast_threads = std::clamp(cores / 4, 2, 8),
@@ -154,10 +154,10 @@ MaskLimits mask_limits(const EngineConfig& flags) {
           .max_steps = flags.grammar_max_steps};
 }
 
-// What every process of a job knows before any weight is read.
+// What every process of a job determines before any weight is read.
 struct Prepared {
   ModelConfig config;
-  ModelPlan plan;  // its flags are the ones to use
+  ModelPlan plan;  // plan.flags are the resolved flags
   Checkpoint checkpoint;
   MemoryPlan memory;
   CommMemory comm;
@@ -244,7 +244,7 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
   FP4MOE_ASSIGN_OR_RETURN(std::unique_ptr<RankGroup> ranks, make_ranks(prepared));
   const std::chrono::duration<double> load_time = std::chrono::steady_clock::now() - started;
 
-  // Another process may have had room for fewer pages.
+  // Another process may have had memory for fewer pages.
   MemoryPlan& memory = prepared.memory;
   memory.num_kv_pages = ranks->num_kv_pages();
   memory.context_length = std::min(memory.context_length, memory.num_kv_pages * flags.page_size);

@@ -1,4 +1,4 @@
-// What Engine::expert_load() answers with, out of the ranks' counters.
+// Engine::expert_load(), computed from the ranks' counters.
 #pragma once
 
 #include <span>
@@ -8,7 +8,7 @@
 
 namespace fp4moe {
 
-// `ranks`: the models of this process's ranks, at least one; num_ranks: those of the whole job.
+// `ranks`: models of this process's ranks, at least one; num_ranks: ranks of the whole job.
 ExpertLoad sum_expert_load(std::span<const Model* const> ranks, int num_ranks);
 
 }  // namespace fp4moe

@@ -7,7 +7,7 @@
 namespace fp4moe {
 namespace {
 
-constexpr double kGain = 0.97;  // of the shipped one's time that a challenger must not exceed
+constexpr double kGain = 0.97;  // a challenger may take at most this fraction of the shipped candidate's time
 constexpr int kRounds = 3;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 

@@ -1,4 +1,4 @@
-// Which of several ways to do one thing is the fastest.
+// Chooses the fastest of several candidates.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,9 @@
 
 namespace fp4moe {
 
-// Times every candidate in rounds. `shipped`, one of them, wins unless another is 3% faster; one whose
-// `seconds` is negative was wrong and never wins. None: `has_time` ended before all were timed.
+// Times every candidate in rounds. `shipped`, which is one of them, wins unless another is at least 3%
+// faster. A candidate for which `seconds` returns a negative number is wrong and never wins. nullopt:
+// `has_time` returned false before all rounds were complete.
 std::optional<size_t> fastest(std::span<const size_t> candidates, size_t shipped,
                               const std::function<double(size_t)>& seconds,
                               const std::function<bool()>& has_time);

@@ -1,4 +1,4 @@
-// What a GrammarStore remembers: compiled grammars, and those that cannot be compiled. Single-threaded.
+// Caches of a GrammarStore: compiled grammars, and compilation failures. Single-threaded.
 #pragma once
 
 #include <chrono>
@@ -14,7 +14,7 @@
 
 namespace fp4moe {
 
-// By their texts, the one used last in front.
+// LRU cache by grammar text; the most recently used entry is in front.
 class GrammarCache {
  public:
   using GrammarPtr = std::shared_ptr<const Grammar>;
@@ -28,7 +28,7 @@ class GrammarCache {
     return entries_.front().grammar;
   }
 
-  // Returns the ones that had to go, to be freed outside of locks: they may be large.
+  // Returns the evicted grammars, so that the caller frees them outside of locks: they may be large.
   std::vector<GrammarPtr> add(const std::string& key, GrammarPtr grammar) {
     std::vector<GrammarPtr> gone;
     if (by_key_.contains(key)) return gone;
@@ -57,7 +57,7 @@ class GrammarCache {
   std::map<std::string, std::list<Entry>::iterator> by_key_;
 };
 
-// Grammars that cannot be compiled, and why; the oldest are forgotten first.
+// Failed compilations with their errors. Entries expire; the oldest are dropped first.
 class GrammarFailures {
  public:
   using Clock = std::chrono::steady_clock;
@@ -65,7 +65,7 @@ class GrammarFailures {
   GrammarFailures(Clock::duration time, int max_failures, int64_t max_bytes)
       : time_(time), max_failures_(max_failures), max_bytes_(max_bytes) {}
 
-  // OK if it is not known.
+  // The recorded error, or OK if there is none.
   Status find(const std::string& key, Clock::time_point now) {
     while (!by_age_.empty() && by_age_.front().first <= now) forget_oldest();
     const auto found = by_key_.find(key);
@@ -96,7 +96,7 @@ class GrammarFailures {
   const int64_t max_bytes_;
   int64_t num_bytes_ = 0;
   Map by_key_;
-  std::list<std::pair<Clock::time_point, Map::iterator>> by_age_;  // until then
+  std::list<std::pair<Clock::time_point, Map::iterator>> by_age_;  // expiry time, entry
 };
 
 }  // namespace fp4moe

@@ -25,18 +25,18 @@ std::string key_of(const GrammarSpec& spec) {
   return std::to_string(static_cast<int>(spec.kind)) + ":" + spec.text;
 }
 
-// One compilation: waits, runs, or has ended.
+// One compilation: queued, running or ended.
 struct Job {
   std::string key;
   GrammarSpec spec;
-  std::vector<std::string> clients;  // whose queues it is in
+  std::vector<std::string> clients;  // clients in whose queues it is
   std::weak_ptr<GrammarTicket::Wait> wait;
   std::promise<GrammarResult> promise;
   std::shared_future<GrammarResult> result = promise.get_future().share();
   std::atomic<bool> is_cancelled{false};
   bool is_answered = false;
-  // While it runs.
-  std::string client;  // whose turn it was
+  // Set while it runs.
+  std::string client;  // the client whose turn it used
   Clock::time_point started, deadline;
   Seconds normal_time{0};  // then its priority is lowered
   bool is_low = false;
@@ -50,7 +50,7 @@ int64_t text_bytes(const Job& job) { return static_cast<int64_t>(job.spec.text.s
 
 }  // namespace
 
-// What the tickets of one compilation share.
+// Shared by the tickets of one compilation.
 struct GrammarTicket::Wait {
   std::shared_future<GrammarResult> result;
   std::function<void()> abandon;
@@ -73,13 +73,13 @@ GrammarTicket ready_ticket(GrammarResult result) {
   return GrammarTicket(std::make_shared<GrammarTicket::Wait>(promise.get_future().share()));
 }
 
-// The jobs that wait, by client. A job that several clients ask for waits with each of them, and runs at the
-// first one's turn.
+// Queued jobs by client. A job that several clients wait for is in the queue of each, and runs at the first
+// client's turn.
 class JobQueue {
  public:
   explicit JobQueue(const GrammarLimits& limits) : limits_(limits) {}
 
-  // OK, or why the client's job is not taken.
+  // OK, or why the client's job is refused.
   Status check_room(const std::string& client, int64_t num_bytes) const {
     const auto own = clients_.find(client);
     const int64_t number = own == clients_.end() ? 0 : own->second.num_waiting;
@@ -103,7 +103,7 @@ class JobQueue {
     waiting_bytes_ += text_bytes(*job);
   }
 
-  // Takes it out of all queues.
+  // Removes it from all queues.
   void remove(const JobPtr& job) {
     for (const std::string& client : std::exchange(job->clients, {})) {
       Client& own = clients_[client];
@@ -118,7 +118,8 @@ class JobQueue {
     }
   }
 
-  // The next job to run, if a client whose turn it may be has one; its client's turn is the last one then.
+  // Dequeues the next job whose client may compile; that client then goes to the end of the turn order. Null
+  // if there is none.
   JobPtr take_next(Clock::time_point now) {
     const auto may_run = [&](const std::string& client) {
       return clients_[client].num_compiling < limits_.max_compiling_of_client;
@@ -209,12 +210,12 @@ struct GrammarStore::State {
   std::function<void()> on_ready;
   GrammarCache cache;
   GrammarFailures failures;
-  std::map<std::string, JobPtr> jobs;  // by key, not yet answered
+  std::map<std::string, JobPtr> jobs;  // by key; not yet answered
   JobQueue waiting;
   std::vector<JobPtr> compiling;
-  std::vector<std::thread> ended;  // threads of jobs that have ended
+  std::vector<std::thread> ended;  // threads of ended jobs, to be joined
   bool stopping = false;
-  std::thread manager;  // starts compilations and watches their time
+  std::thread manager;  // starts compilations and enforces their time limits
 };
 
 // ---- the manager's thread -------------------------------------------------------------------------
@@ -244,12 +245,12 @@ void GrammarStore::State::manage() {
   }
 }
 
-// Ends what compiles for too long and lowers the priority of what compiles for long; returns when to look
-// again.
+// Fails compilations over their deadline and lowers the priority of those that used up their normal time.
+// Returns when to check again.
 Clock::time_point GrammarStore::State::watch(Clock::time_point now) {
   auto next = Clock::time_point::max();
   for (const JobPtr& job : compiling) {
-    if (job->is_answered) continue;  // it has been cancelled, and will end
+    if (job->is_answered) continue;  // it was cancelled and will end
     if (now >= job->deadline) {
       char text[64];
       std::snprintf(text, sizeof text, "the grammar was not compiled within %g s",
@@ -307,7 +308,7 @@ void GrammarStore::State::compile(const JobPtr& job) {
 }
 
 void GrammarStore::State::take(const JobPtr& job, GrammarResult result) {
-  std::vector<GrammarCache::GrammarPtr> gone;  // freed without the lock
+  std::vector<GrammarCache::GrammarPtr> gone;  // freed outside of the lock
   std::lock_guard lock(mutex);
   const auto now = Clock::now();
   if (result.ok()) gone = cache.add(job->key, *result);
@@ -330,7 +331,7 @@ void GrammarStore::State::answer(Job& job, GrammarResult result) {
 
 // ---- tickets and requests -------------------------------------------------------------------------
 
-// Nobody waits for the job any more.
+// The last ticket of the job was destroyed.
 void GrammarStore::State::abandon(const JobPtr& job) {
   std::lock_guard lock(mutex);
   if (std::exchange(job->is_answered, true)) return;

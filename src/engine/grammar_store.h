@@ -1,4 +1,4 @@
-// GrammarStore: compiles grammars on threads of its own and keeps the ones used last.
+// GrammarStore: compiles grammars on its own threads and caches the most recently used.
 #pragma once
 
 #include <chrono>
@@ -12,21 +12,21 @@
 namespace fp4moe {
 
 struct GrammarLimits {
-  int64_t max_text_bytes = 256 << 10;            // of a grammar's text
-  int64_t max_grammar_bytes = 64 << 20;          // of a compiled one
-  int64_t max_cache_bytes = 128 << 20;           // of those that are kept
+  int64_t max_text_bytes = 256 << 10;            // text of one grammar
+  int64_t max_grammar_bytes = 64 << 20;          // one compiled grammar
+  int64_t max_cache_bytes = 128 << 20;           // all cached grammars
   int64_t max_steps = kCompileBudget.max_steps;  // of one compilation
-  int64_t max_compile_bytes = 128 << 20;         // that one compilation may use
+  int64_t max_compile_bytes = 128 << 20;         // memory of one compilation
   std::chrono::milliseconds timeout{20000};      // of one compilation, from its start
-  int max_compiling = 2;                         // at once
+  int max_compiling = 2;                         // at the same time
   int max_compiling_of_client = 1;
   int max_waiting = 1000, max_waiting_of_client = 250;                          // for a compilation
-  int64_t max_waiting_bytes = 32 << 20, max_waiting_bytes_of_client = 8 << 20;  // of their texts
-  // A client's compilations run with the process's priority for so long at most, then on CPU time that no
-  // other thread wants. The allowance grows back by this share of the time that passes.
+  int64_t max_waiting_bytes = 32 << 20, max_waiting_bytes_of_client = 8 << 20;  // of grammar text
+  // Time for which a client's compilations run at the process's priority; after that they only use CPU time
+  // that no other thread wants. The allowance grows back at this fraction of elapsed time.
   std::chrono::milliseconds max_normal_time{100};
   double normal_share = 0.02;
-  // Grammars that cannot be compiled are remembered for a while: so many, with so many bytes of text.
+  // How long failed compilations are remembered, how many, and with how many bytes of text.
   std::chrono::milliseconds failure_time{60000};
   int max_failures = 1000;
   int64_t max_failure_bytes = 8 << 20;
@@ -34,8 +34,8 @@ struct GrammarLimits {
 
 using GrammarResult = Result<std::shared_ptr<const Grammar>>;
 
-// A grammar that a request waits for. When the last ticket of a compilation is gone, it is cancelled. For one
-// thread at a time; may outlive the store.
+// A grammar that a request waits for. When the last ticket of a compilation is destroyed, the compilation is
+// cancelled. For one thread at a time; may outlive the store.
 class GrammarTicket {
  public:
   struct Wait;
@@ -50,18 +50,18 @@ class GrammarTicket {
   std::shared_ptr<Wait> wait_;
 };
 
-// Clients take turns: a client with many waiting grammars delays another client's next one by no more than
-// the compilations that are running, at most max_compiling_of_client for each client. All methods from any
-// thread.
+// Clients take turns: however many grammars a client queues, it delays another client's next one only by the
+// compilations that are running, at most max_compiling_of_client of each client. All methods are thread-safe.
 class GrammarStore {
  public:
-  // on_ready is called, with a lock of the store held, when a ticket that was not ready is.
+  // on_ready is called, with the store's lock held, whenever a pending ticket becomes ready.
   GrammarStore(std::unique_ptr<GrammarCompiler> compiler, const GrammarLimits& limits,
                std::function<void()> on_ready);
-  ~GrammarStore();  // cancels what compiles; tickets that are not ready get kUnavailable
+  ~GrammarStore();  // cancels compilations; pending tickets get kUnavailable
 
-  // At once from memory, or compiled. The ticket's errors: kInvalidArgument (see GrammarCompiler; too long,
-  // too large when compiled, or over the budget), kDeadline, kUnavailable (no memory, or too many wait).
+  // Returns a cached result at once, otherwise compiles. Errors of the ticket: kInvalidArgument (see
+  // GrammarCompiler; text too long, compiled grammar too large, or over the budget), kDeadline, kUnavailable
+  // (out of memory or too many waiting).
   GrammarTicket ask(const GrammarSpec& spec, const std::string& client);
 
  private:

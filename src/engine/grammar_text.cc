@@ -18,11 +18,11 @@ namespace {
 using Json = nlohmann::json;
 using Kind = GrammarSpec::Kind;
 
-constexpr int kMaxNesting = 256;      // of brackets: parsers recurse
-constexpr double kNotableSize = 100;  // states that a part must add to be named
-constexpr size_t kMaxQuoted = 60;     // bytes of a text in a message
+constexpr int kMaxNesting = 256;      // of brackets; parsers recurse
+constexpr double kNotableSize = 100;  // estimated states that a part must add to be named
+constexpr size_t kMaxQuoted = 60;     // bytes of client text in a message
 
-// Printable and short: messages quote what clients send.
+// Printable and short: messages quote text that clients send.
 std::string in_quotes(std::string_view text) {
   std::string result = "\"";
   for (const char c : text.substr(0, kMaxQuoted)) result += c >= ' ' && c <= '~' ? c : '?';
@@ -44,8 +44,7 @@ bool is_one_of(std::string_view key, std::initializer_list<std::string_view> key
   return std::find(keys.begin(), keys.end(), key) != keys.end();
 }
 
-// Calls visit(schema, JSON pointer) for a schema and for every schema inside of it, until one returns an
-// error.
+// Calls visit(schema, JSON pointer) for a schema and every schema nested in it, until one returns an error.
 using Visit = std::function<Status(const Json& schema, const std::string& pointer)>;
 Status walk_schema(const Json& schema, const std::string& pointer, const Visit& visit) {
   if (!schema.is_object()) return {};
@@ -63,7 +62,8 @@ Status walk_schema(const Json& schema, const std::string& pointer, const Visit& 
   return {};
 }
 
-// Calls visit for every value under the key "json_schema" of a structural tag, and for every format.
+// Calls visit_schema for every value under the key "json_schema" of a structural tag, and visit_format for
+// every object outside of these.
 Status walk_tag(const Json& value, const std::string& pointer, const Visit& visit_schema,
                 const Visit& visit_format) {
   if (!value.is_structured()) return {};
@@ -117,7 +117,7 @@ Status check_bounds(const Json& schema, const std::string& pointer) {
   return {};
 }
 
-// The $ref of a schema into its own document; the keywords beside it do not count.
+// The schema's $ref, if it points into its own document; keywords beside it are ignored.
 std::optional<std::string> local_ref(const Json& schema) {
   if (!schema.is_object()) return {};
   const auto ref = schema.find("$ref");
@@ -126,7 +126,7 @@ std::optional<std::string> local_ref(const Json& schema) {
   return ref->get<std::string>();
 }
 
-// Refuses a $ref to a schema that is itself only a $ref, and so on back to the first: it describes no value.
+// Refuses a chain of schemas that are only $refs to each other and form a cycle: it describes no value.
 class RefCheck {
  public:
   explicit RefCheck(const Json& root) : root_(root) {}
@@ -141,7 +141,7 @@ class RefCheck {
             "needs another alternative");
       try {
         ref = local_ref(root_.at(Json::json_pointer(ref->substr(1))));
-      } catch (const Json::exception&) {  // no such place: the compiler explains it
+      } catch (const Json::exception&) {  // the place does not exist: the compiler reports it
         break;
       }
     }
@@ -151,7 +151,7 @@ class RefCheck {
 
  private:
   const Json& root_;
-  std::set<std::string> followed_;  // to an end, so that a chain of them is followed once
+  std::set<std::string> followed_;  // refs known to end, so that each chain is followed once
 };
 
 Status check_schema(const Json& root) {
@@ -162,7 +162,7 @@ Status check_schema(const Json& root) {
   });
 }
 
-// A part of a grammar and about how many automaton states it stands for.
+// A part of a grammar, with an estimate of its automaton states.
 struct Part {
   double size = kNotableSize;
   std::string text;
@@ -172,8 +172,8 @@ void consider(Part& costliest, double size, const std::function<std::string()>& 
   if (size > costliest.size) costliest = {size, text()};
 }
 
-// Finds counted repetitions in a regular expression or EBNF, and how often those that contain others repeat
-// the innermost text.
+// Finds counted repetitions in a regular expression or EBNF; a nested repetition multiplies the counts of
+// those around it.
 class RepetitionScan {
  public:
   RepetitionScan(std::string_view text, bool is_ebnf) : text_(text), is_ebnf_(is_ebnf) {}
@@ -205,8 +205,8 @@ class RepetitionScan {
  private:
   struct Atom {
     size_t begin = 0;
-    double product = 1;  // of the counts of repetitions inside of each other
-    int depth = 0;       // how many of them there are
+    double product = 1;  // of the counts of nested repetitions
+    int depth = 0;       // how deep they nest
   };
 
   size_t skip_atom(size_t i) const {
@@ -221,7 +221,7 @@ class RepetitionScan {
     return std::min(i + 1, text_.size());
   }
 
-  // Of "{m}", "{m,n}" or "{m,}" at i; returns where it ends.
+  // Handles "{m}", "{m,n}" or "{m,}" at i; returns its end.
   size_t repeat(size_t i, Part& costliest) {
     const size_t end = std::min(text_.find('}', i), text_.size() - 1) + 1;
     double count = 0, last = 0;
@@ -249,8 +249,8 @@ class RepetitionScan {
   std::string_view text_;
   bool is_ebnf_;
   bool has_atom_ = false;
-  Atom atom_;                 // what a repetition that comes next repeats
-  std::vector<Atom> groups_;  // that are open
+  Atom atom_;                 // what the next repetition would repeat
+  std::vector<Atom> groups_;  // open groups
 };
 
 void consider_schema(const Json& root, Part& costliest) {

@@ -1,5 +1,5 @@
-// What can be said of a grammar from its text alone: bounds of a JSON schema that contradict, and the part
-// that an error about its size should name.
+// Checks on a grammar's text before compilation: contradictory bounds in a JSON schema, and the part that an
+// error about the grammar's size should name.
 #pragma once
 
 #include <string>
@@ -9,14 +9,14 @@
 
 namespace fp4moe {
 
-// kInvalidArgument, naming the place, the keyword, its value and what is legal: brackets nested deeper than
-// 256; in a JSON schema (or one inside of a structural tag) a count that is negative or no integer, a minimum
-// above its maximum, a $ref that only leads back to itself. Text that is not JSON passes: the compiler
-// explains it.
+// kInvalidArgument, naming the place, the keyword, its value and the legal values: brackets nested deeper
+// than 256; in a JSON schema (also one inside a structural tag) a count that is negative or not an integer, a
+// bound that is not a number, a minimum above its maximum, a multipleOf that is not above 0, or a $ref that
+// only leads back to itself. Text that is not valid JSON passes: the compiler reports it.
 Status check_grammar_text(const GrammarSpec& spec);
 
-// The part that makes a compiled grammar large or slow, with what would be smaller, as the end of a message;
-// empty if no part stands out. Printable, at most 200 bytes.
+// The part that makes a compiled grammar large or slow, and a smaller alternative, as the end of an error
+// message; empty if no part stands out. Printable, at most 200 bytes.
 std::string costliest_part(const GrammarSpec& spec);
 
 }  // namespace fp4moe

@@ -16,17 +16,18 @@
 namespace fp4moe {
 namespace {
 
-// xgrammar's warnings of the compilation that runs on this thread: each says what it would ignore.
+// xgrammar's warnings from the compilation on this thread; each names something that it would ignore.
 thread_local std::vector<std::string>* warnings = nullptr;
 
-// "Check failed: (condition) is false: what is wrong" without what only xgrammar's authors understand.
+// "Check failed: (condition) is false: what is wrong" without the condition, which only helps xgrammar's
+// authors.
 std::string without_condition(const std::string& message) {
   constexpr std::string_view kEnd = " is false: ";
   const size_t end = message.find(kEnd);
   return end == std::string::npos ? message : message.substr(end + kEnd.size());
 }
 
-// What happened is "the mask" etc.; part is costliest_part()'s text.
+// `what` is "the mask" or similar; `part` is the text from costliest_part().
 Status over_budget(const xgrammar::WorkBudget::Error& error, const std::string& what,
                    const GrammarBudget& budget, const std::string& part) {
   using Limit = xgrammar::WorkBudget::Limit;
@@ -41,7 +42,7 @@ Status over_budget(const xgrammar::WorkBudget::Error& error, const std::string& 
   return invalid_argument(what + " takes more than " + std::to_string(budget.max_steps) + " steps" + end);
 }
 
-// Calls f() within the budget and adds the steps that it took.
+// Calls f() within the budget and adds the steps it took to num_steps.
 template <typename F>
 Status run_bounded(const std::string& what, const GrammarBudget& budget, const std::string& part,
                    int64_t& num_steps, const F& f) {
@@ -137,7 +138,7 @@ class XgrammarCompiler final : public GrammarCompiler {
     Status status =
         run_bounded("the grammar", budget, part, num_steps, [&] { grammar = compile_checked(spec, part); });
     warnings = nullptr;
-    // What xgrammar has to say of a grammar is the client's to mend.
+    // xgrammar reports errors of the client's grammar as exceptions.
     if (status.code() == StatusCode::kInternal) status = invalid_argument(status.message());
     if (status.ok() && !ignored.empty()) status = invalid_argument(ignored.front());
     if (!status.ok()) return status;
@@ -146,8 +147,9 @@ class XgrammarCompiler final : public GrammarCompiler {
   }
 
  private:
-  // Sorting a large vocabulary takes a tenth of a second: the first grammar waits for it, no start does.
-  // Special tokens begin with a byte that is in no text: only a tag that names their ids allows them.
+  // Sorting a large vocabulary takes a tenth of a second, so it happens at the first grammar, not at startup.
+  // Special tokens get a leading byte that occurs in no text: only a structural tag that names their ids
+  // allows them.
   void prepare() {
     std::vector<std::string> texts(static_cast<size_t>(vocab_size_));
     for (int32_t id = 0; id < vocab_size_; ++id)
@@ -155,11 +157,11 @@ class XgrammarCompiler final : public GrammarCompiler {
           (tokenizer_.is_special(id) ? "\xFF" : "") + std::string(tokenizer_.token_bytes(id));
     const xgrammar::TokenizerInfo info(texts, xgrammar::VocabType::RAW, static_cast<int>(vocab_size_),
                                        eos_token_ids_);
-    // One thread: the budget is its thread's, and the store decides how many compile at once.
+    // One thread: a budget belongs to its thread, and the store decides how many compile at once.
     compiler_.emplace(info, /*max_threads=*/1, /*cache_enabled=*/false);
   }
 
-  // With a matcher's first step: every answer takes it, so it is within the budget here or the grammar is
+  // Includes a matcher's first step: every output takes it, so it must be within the budget or the grammar is
   // refused.
   std::shared_ptr<XgrammarGrammar> compile_checked(const GrammarSpec& spec, const std::string& part) {
     auto grammar = std::make_shared<XgrammarGrammar>(compile_kind(spec), part);
@@ -203,7 +205,7 @@ std::unique_ptr<GrammarCompiler> make_grammar_compiler(const Tokenizer& tokenize
 
 }  // namespace fp4moe
 
-// Where xgrammar's messages go (XGRAMMAR_LOG_CUSTOMIZE, scripts/setup).
+// xgrammar's log output (XGRAMMAR_LOG_CUSTOMIZE, scripts/setup).
 namespace xgrammar {
 
 [[noreturn]] void LogFatalImpl(const std::string& file, int lineno, const std::string& message);

@@ -1,4 +1,4 @@
-// guarded(): what a thread of a connection runs, so that an exception fails the connection and not the
+// guarded(): runs the body of a connection's thread, so that an exception fails the connection instead of the
 // process.
 #pragma once
 
@@ -10,11 +10,11 @@
 
 namespace fp4moe {
 
-// f()'s Status; kUnavailable for want of memory or of a thread (std::system_error), kInternal for any other
-// exception.
+// Returns f()'s Status; kUnavailable if memory or a thread is refused (std::system_error), kInternal for any
+// other exception.
 template <class F>
 Status guarded(const F& f) noexcept {
-  const Status no_memory(StatusCode::kUnavailable, "no memory");  // too short to be allocated
+  const Status no_memory(StatusCode::kUnavailable, "no memory");  // short enough not to allocate
   try {
     return f();
   } catch (const std::bad_alloc&) {

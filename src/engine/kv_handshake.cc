@@ -20,7 +20,7 @@ Status send_text(KvSocket& socket, KvFrameType type, const std::string& text) {
   return socket.send(kv_frame(type, 0, 0, std::string_view(text)));
 }
 
-// The payload of the frame that the stage wants; what a kFailed frame says is the error.
+// Receives the frame that the stage expects. A kFailed frame becomes the error that it carries.
 Result<KvFrame> receive(KvSocket& socket, KvStage stage, KvSocket::Clock::time_point end_by) {
   FP4MOE_ASSIGN_OR_RETURN(KvFrame frame, socket.receive({.stage = stage}, end_by));
   if (frame.header.type == KvFrameType::kFailed) return decode_failure(frame.payload);
@@ -31,7 +31,7 @@ KvChallenge challenge_of(const NodeSecret& secret) {
   return {.has_secret = secret.is_set() ? 1u : 0u, .nonce = random_nonce()};
 }
 
-// Both nodes have the protocol in common, and either both have a secret or neither.
+// Both nodes must have the same protocol, and either both or neither must have a secret.
 Status compare_challenges(const KvChallenge& ours, const KvChallenge& theirs, NodeRole their_role) {
   const std::string name = name_of(their_role);
   if (theirs.protocol != ours.protocol)

@@ -1,11 +1,10 @@
-// The first frames of a connection: mutual proof of the shared secret, and comparison of what both nodes
-// serve.
+// The first frames of a connection: both nodes prove the shared secret and compare what they serve.
 //
-// Each side sends a challenge with a fresh nonce, then a hello whose proof is an HMAC-SHA256 under the secret
-// over its role, both nonces and the hello's text. The decode node proves first: a stranger who connects to a
-// prefill node learns nothing that was made with the secret. A proof is checked before its hello is parsed.
-// Later frames carry a checksum, not a MAC: the secret keeps strangers out, it does not protect a connection
-// from a machine on its path.
+// Each node sends a challenge with a fresh nonce, then a hello whose proof is an HMAC-SHA256 under the secret
+// over its role, both nonces and the hello's text. The decode node proves first: a stranger that connects to
+// a prefill node receives nothing made with the secret. A proof is verified before its hello is parsed. Later
+// frames carry a checksum, not a MAC: the secret keeps strangers out but does not protect a connection
+// against a machine on its path.
 #pragma once
 
 #include <functional>
@@ -17,24 +16,25 @@
 
 namespace fp4moe {
 
-// Both nonces of a connection.
+// The nonces of both nodes of a connection.
 struct KvNonces {
   NodeNonce prefill{}, decode{};
 };
 
-// A kHello payload: the proof, then the hello as JSON.
+// A kHello payload: the proof, followed by the hello as JSON.
 std::string seal_hello(const KvHello& hello, const NodeSecret& secret, NodeRole role, const KvNonces& nonces);
-// kUnsupported: the proof is not that of this role, secret and nonces; kDataLoss: the hello is malformed.
+// kUnsupported: the proof does not match this role, secret and nonces; kDataLoss: the payload is malformed.
 Result<KvHello> open_hello(std::span<const uint8_t> payload, const NodeSecret& secret, NodeRole role,
                            const KvNonces& nonces);
 
-// A decode node's side: returns the prefill node's hello, which holds the connection's epoch. Errors are the
-// prefill node's refusal, a proof or fact that differs (kUnsupported), malformed frames, or the socket's.
+// The decode node's side. Returns the prefill node's hello, which holds the connection's epoch. Errors: the
+// prefill node's refusal, an invalid proof or a fact that differs (kUnsupported), malformed frames, or the
+// socket's.
 Result<KvHello> greet_prefill_node(KvSocket& socket, const KvHello& ours, const NodeSecret& secret,
                                    KvSocket::Clock::time_point end_by);
 
-// A prefill node's side; `ours` has the connection's epoch. A decode node that proves the secret and serves
-// the same is admitted, or refused with what `admit` returns. Refusals are sent to the decode node.
+// The prefill node's side; `ours` holds the connection's epoch. A decode node that proves the secret and
+// serves the same is admitted if `admit` returns OK. A refusal is also sent to the decode node.
 Status greet_decode_node(KvSocket& socket, const KvHello& ours, const NodeSecret& secret,
                          KvSocket::Clock::time_point end_by, const std::function<Status()>& admit);
 

@@ -1,4 +1,4 @@
-// What two nodes must have in common for one to go on with the other's KV pages.
+// What two nodes must have in common for one to use the other's KV pages.
 #pragma once
 
 #include "engine/executor.h"
@@ -7,8 +7,8 @@
 
 namespace fp4moe {
 
-// Protocol, the checkpoint's tensors (names, types, shapes, samples of their bytes), and the form of KV
-// pages. Runners, threads and ranks may differ.
+// Facts: the protocol, the checkpoint's tensors (names, types, shapes, samples of their bytes), and the
+// format of KV pages. Runners, threads and ranks may differ.
 KvHello make_hello(const Checkpoint& checkpoint, const ModelConfig& config, DType kv_dtype,
                    const Executor& executor);
 

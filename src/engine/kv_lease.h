@@ -1,4 +1,4 @@
-// KvLease: the KV pages of one sequence, which another thread than the engine's reads or fills meanwhile.
+// KvLease: the KV pages of one sequence while another thread than the engine's reads or fills them.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +12,17 @@
 
 namespace fp4moe {
 
-// The engine's thread makes it and ends it before the pages go back to the pool; until then no step writes to
-// the pages, nor uses those that are filled. read() and write() from any other thread.
+// The engine's thread creates the lease and ends it before the pages return to the pool; until then no step
+// writes to the pages, nor uses pages that are being filled. read() and write() are called by any other
+// thread.
 class KvLease {
  public:
   KvLease(Executor& executor, int group, std::vector<int32_t> pages, int64_t num_tokens)
       : executor_(executor), group_(group), pages_(std::move(pages)), num_tokens_(num_tokens) {}
 
   KvPageShape shape() const { return {num_tokens_, executor_.kv_token_bytes(), executor_.page_size()}; }
-  // The page's canonical bytes. kCancelled, and nothing was done: the lease has ended. Else the executor's.
+  // Reads a page in canonical form. kCancelled if the lease has ended (nothing was copied); otherwise the
+  // executor's errors.
   Status read(int64_t index, std::span<uint8_t> canonical) {
     std::lock_guard lock(mutex_);
     if (ended_) return cancelled("the lease has ended");
@@ -33,7 +35,7 @@ class KvLease {
     return executor_.write_page(group_, pages_[static_cast<size_t>(index)], shape().tokens_of(index),
                                 canonical.data());
   }
-  // Waits for the page that is read or written now; none is afterwards.
+  // Waits for a page transfer in progress; later ones fail.
   void end() {
     std::lock_guard lock(mutex_);
     ended_ = true;

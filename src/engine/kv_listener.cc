@@ -19,7 +19,7 @@
 namespace fp4moe {
 namespace {
 
-constexpr std::chrono::milliseconds kRetry(100);  // after an error of the system
+constexpr std::chrono::milliseconds kRetry(100);  // delay after a system error
 
 Status system_error(const std::string& what, int error) {
   return unavailable(what + ": " + std::strerror(error));
@@ -79,8 +79,8 @@ KvListener::Accepted KvListener::accept() {
   return {Event::kEnded};
 }
 
-// The connection must leave the queue, or poll() would return at once for ever. It is kept if a descriptor
-// has come free meanwhile.
+// The connection must leave the queue, otherwise poll() would return immediately forever. It is kept if a
+// descriptor has become free in the meantime.
 KvListener::Accepted KvListener::accept_on_spare() {
   if (spare_ >= 0) {
     ::close(spare_);

@@ -8,13 +8,13 @@
 
 namespace fp4moe {
 
-// accept() is for one thread; wake() and shut_down() for any.
+// accept() is called by one thread; wake() and shut_down() by any.
 class KvListener {
  public:
   enum class Event { kConnection, kWoken, kNoDescriptors, kEnded };
   struct Accepted {
     Event event = Event::kWoken;
-    int descriptor = -1;  // kConnection: the caller's to close
+    int descriptor = -1;  // kConnection: owned by the caller
   };
 
   KvListener() = default;
@@ -22,17 +22,17 @@ class KvListener {
   KvListener(const KvListener&) = delete;
   KvListener& operator=(const KvListener&) = delete;
 
-  // Port 0: any. kInvalidArgument for a host that is no address of this machine, kUnavailable if the port is
-  // taken or the process has no descriptors left.
+  // Port 0: any free port. kInvalidArgument if the host is not an address of this machine; kUnavailable if
+  // the port is taken or the process has no file descriptors left.
   Status listen(const std::string& host, int port);
   int port() const { return port_; }
 
-  // Waits for a connection, for wake() or for shut_down(). kNoDescriptors: the process or the machine has no
-  // file descriptor left; the connection that waited was accepted on a spare one and closed. Other errors of
-  // the system are retried after a short while.
+  // Waits for a connection, wake() or shut_down(). kNoDescriptors: no file descriptor is left; the pending
+  // connection was accepted on a reserved descriptor and closed. Other system errors are retried after a
+  // short delay.
   Accepted accept();
   void wake();
-  void shut_down();  // kEnded from now on
+  void shut_down();  // accept() returns kEnded from now on
 
  private:
   Accepted accept_on_spare();

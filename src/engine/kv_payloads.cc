@@ -1,4 +1,5 @@
-// The JSON payloads of KvWire. Floats travel as the number that their bits are: exact, and never no JSON.
+// The JSON payloads of KvWire. A float is sent as the integer value of its bits: exact, and valid JSON for
+// NaN and infinity too.
 #include <bit>
 #include <limits>
 #include <mutex>
@@ -15,9 +16,9 @@ namespace fp4moe {
 namespace {
 
 constexpr size_t kMaxFacts = 16, kMaxFactNameBytes = 64, kMaxFactBytes = 256, kMaxFailureBytes = 1024;
-constexpr size_t kSentFailureBytes = 960;  // with the note of its length still within kMaxFailureBytes
+constexpr size_t kSentFailureBytes = 960;  // leaves room for the truncation note within kMaxFailureBytes
 
-// The deepest legal payload is a first token: object, scored, token, its alternatives, one of them.
+// The deepest legal payload is a first token: object, scored, token, alternatives, alternative.
 constexpr JsonLimits kSmall{.max_depth = 4, .max_values = 64, .max_containers = 32, .max_keys = 8};
 constexpr JsonLimits kOfPrefill{
     .max_depth = 4, .max_values = 1 << 22, .max_containers = 1 << 19, .max_keys = 32};
@@ -26,7 +27,7 @@ constexpr JsonLimits kOfFirstToken{
 
 uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
 
-// "type array of 3": what a value is, without its bytes.
+// Describes a value without its contents: "array of 3".
 std::string kind_of(const Json& value) {
   std::string kind = value.type_name();
   if (value.is_structured()) kind += " of " + std::to_string(value.size());
@@ -103,8 +104,8 @@ std::vector<std::string> texts_of(const Json& list, const char* field) {
   return texts;
 }
 
-// What `read` makes of the JSON; an exception that it throws is the peer's mistake. Large payloads take
-// turns: a document is up to eight times as large as its text.
+// Parses the JSON and calls `read` on it; an exception from `read` means a malformed payload. Large payloads
+// are decoded one at a time: a document takes up to eight times the memory of its text.
 template <class T, class Read>
 Result<T> decode(std::span<const uint8_t> payload, const char* what, const JsonLimits& limits,
                  const Read& read) {
@@ -172,7 +173,7 @@ Result<KvHello> decode_kv_hello(std::span<const uint8_t> payload) {
   });
 }
 
-// A parameter that is new in SamplingParams does not compile here before it is sent.
+// The structured bindings make this fail to compile until a new parameter is sent too.
 std::string encode_prefill(const Request& request) {
   const auto& [id, input_ids, sampling, client, timeout_seconds, prompt_logprobs_from, routed_experts_from,
                priority, prefill_node] = request;

@@ -1,4 +1,4 @@
-// The socket addresses of a host name, for the nodes' sockets.
+// Resolves host names for the sockets between nodes.
 #pragma once
 
 #include <netdb.h>
@@ -16,7 +16,7 @@ class KvAddresses {
   KvAddresses(const KvAddresses&) = delete;
   KvAddresses& operator=(const KvAddresses&) = delete;
 
-  // getaddrinfo with AI_* flags, for TCP; once. kInvalidArgument: the host has no address.
+  // Calls getaddrinfo with AI_* `flags`, for TCP. Call once. kInvalidArgument: the host has no address.
   Status resolve(const std::string& host, int port, int flags);
   const addrinfo* first() const { return first_; }
 
@@ -24,7 +24,7 @@ class KvAddresses {
   addrinfo* first_ = nullptr;
 };
 
-// 127.0.0.0/8, ::1, and the former as an IPv4-mapped IPv6 address.
+// 127.0.0.0/8, also as IPv4-mapped IPv6 addresses, and ::1.
 bool is_loopback(const sockaddr& address);
 
 }  // namespace fp4moe

@@ -1,4 +1,4 @@
-// KvSender: one side's frames of a connection, sent in order by a thread that does nothing else.
+// KvSender: sends one node's frames of a connection in order, on a dedicated thread.
 #pragma once
 
 #include <atomic>
@@ -19,19 +19,19 @@ namespace fp4moe {
 
 class KvSender {
  public:
-  // Of payloads that wait to be sent, and of waiting items.
+  // Limits of queued payload bytes and queued items.
   static constexpr int64_t kMaxQueuedBytes = 256 << 20;
   static constexpr size_t kMaxQueuedItems = 1 << 16;
 
-  // From any thread; items posted before run() are sent then. Never waits for the connection. False, and the
-  // item is dropped: the other side takes frames so slowly that a limit is reached.
+  // Thread-safe; never waits for the connection. Items posted before run() are sent once it runs. Returns
+  // false and drops the item if a queue limit is reached because the other node receives too slowly.
   [[nodiscard]] bool post(KvFrameType type, uint64_t room, std::string payload);
-  // The lease's pages from `first` on, read one by one as the connection takes them; none after its end, nor
-  // after one that cannot be read, which on_failure reports on the thread of run().
+  // Sends the lease's pages from `first` on, read one by one as the connection accepts them. Stops when the
+  // lease ends, or at a page that cannot be read, which on_failure reports on run()'s thread.
   [[nodiscard]] bool post_pages(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first,
                                 std::function<void(const Status&)> on_failure);
 
-  // Sends until stop() or until the connection breaks or memory runs out, which shuts it down for the
+  // Sends until stop(). If the connection breaks or memory runs out, shuts the connection down for the
   // receiver too.
   void run(KvSocket& socket, uint64_t epoch) noexcept;
   void stop();
@@ -42,7 +42,7 @@ class KvSender {
     KvFrameType type;
     uint64_t room = 0;
     std::string payload;
-    std::shared_ptr<KvLease> pages;  // instead of the payload
+    std::shared_ptr<KvLease> pages;  // if set, sent instead of the payload
     int64_t first = 0;
     std::function<void(const Status&)> on_failure;
   };
@@ -54,7 +54,7 @@ class KvSender {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Item> items_;
-  int64_t queued_bytes_ = 0;  // of their payloads
+  int64_t queued_bytes_ = 0;  // payload bytes
   bool stopped_ = false;
   std::atomic<int64_t> page_bytes_{0};
 };

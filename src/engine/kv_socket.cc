@@ -21,7 +21,7 @@ namespace fp4moe {
 namespace {
 
 constexpr double kMaxConnectSeconds = 5;
-constexpr int64_t kFirstAllocation = 1 << 20;  // bytes of a payload that need no budget
+constexpr int64_t kFirstAllocation = 1 << 20;  // payload bytes that need no budget
 
 Status system_error(const char* what, int error) {
   return unavailable(std::string(what) + ": " + std::strerror(error));
@@ -40,7 +40,7 @@ void set_options(int descriptor) {
   setsockopt(descriptor, IPPROTO_TCP, TCP_USER_TIMEOUT, &unacknowledged_ms, sizeof unacknowledged_ms);
 }
 
-// 0, or the error.
+// Returns 0 or an errno value.
 int connect_within(int descriptor, const addrinfo& address, int timeout_ms) {
   if (::connect(descriptor, address.ai_addr, address.ai_addrlen) == 0) return 0;
   if (errno != EINPROGRESS) return errno;
@@ -59,7 +59,7 @@ int connect_within(int descriptor, const addrinfo& address, int timeout_ms) {
 
 // ---- deadlines ------------------------------------------------------------------------------------
 
-// One frame on its way. Its deadline moves on with its bytes, and is never far behind the last of them.
+// Progress of one frame. Its deadline advances with the bytes transferred.
 struct KvSocket::Progress {
   Progress(double seconds, Clock::time_point end_by) : timeout_seconds(seconds), end(end_by) {}
 

@@ -18,20 +18,20 @@ namespace fp4moe {
 struct KvFrame {
   KvFrameHeader header;
   std::vector<uint8_t> payload;
-  ByteBudget::Lease lease;  // for the payload's memory
+  ByteBudget::Lease lease;  // the payload's share of KvSocketOptions::budget
 };
 
 struct KvSocketOptions {
-  // Seconds that a frame may take from its first byte on, to be received or sent, beside one second for each
-  // kKvBytesPerSecond that have been. So a peer that drips bytes is cut off after about that long, and a
-  // large page over a slow network is not.
+  // Seconds that sending or receiving one frame may take, plus one second per kKvBytesPerSecond transferred;
+  // also the longest pause between bytes. A peer that drips bytes is cut off after about this time, while a
+  // large page may take longer on a slow network.
   double timeout_seconds = 10;
-  std::shared_ptr<ByteBudget> budget;  // of received payloads over 1 MiB but pages; null: unlimited
+  std::shared_ptr<ByteBudget> budget;  // for received payloads over 1 MiB other than pages; null: unlimited
 };
 constexpr double kKvBytesPerSecond = 256 << 10;
 
-// One thread sends, another one receives, any may shut down. A peer that has died, that sends or takes a
-// frame too slowly, or whose machine does not answer any more ends every call with kUnavailable.
+// One thread sends, another receives, any thread may shut down. Every call returns kUnavailable if the peer
+// has died, sends or receives a frame too slowly, or its machine is unreachable.
 class KvSocket {
  public:
   using Clock = std::chrono::steady_clock;
@@ -39,17 +39,18 @@ class KvSocket {
   ~KvSocket();
   KvSocket(const KvSocket&) = delete;
   KvSocket& operator=(const KvSocket&) = delete;
-  // At most 5 s, and at most options.timeout_seconds, for each address of the host. only_loopback: its other
-  // addresses are refused. kUnavailable, or kInvalidArgument for a host without a legal address.
+  // Tries each address of the host for at most 5 s, and at most options.timeout_seconds. only_loopback: other
+  // addresses are skipped. kUnavailable, or kInvalidArgument if the host has no permitted address.
   static Result<std::unique_ptr<KvSocket>> connect(const NodeAddress& address, bool only_loopback,
                                                    KvSocketOptions options);
 
   Status send(std::span<const uint8_t> frame);
-  // The next frame, checked. Waits for its first byte as long as it takes, then until the frame's deadline;
-  // for neither beyond end_by. Memory grows with the bytes that arrive, not with what the header promises.
+  // Receives and verifies the next frame. Waits without limit for its first byte, then until the frame's
+  // deadline; neither wait extends beyond end_by. Memory grows with the bytes received, not with the length
+  // in the header.
   Result<KvFrame> receive(const KvLegal& legal, Clock::time_point end_by = Clock::time_point::max());
   void shut_down();
-  std::string peer() const;  // "address:port" of the other side
+  std::string peer() const;  // "address:port" of the other node
 
  private:
   struct Progress;

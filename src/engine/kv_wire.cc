@@ -23,7 +23,7 @@ struct Legality {
   int64_t most_bytes;  // of its payload
 };
 
-// What a stage accepts; kPage's size is the receiver's.
+// Frame types that a stage accepts; the receiver sets kPage's limit.
 std::span<const Legality> legal_types(KvStage stage) {
   using enum KvFrameType;
   static constexpr Legality kChallengeStage[] = {{kChallenge, sizeof(KvChallenge)},
@@ -98,7 +98,7 @@ std::vector<uint8_t> kv_frame(KvFrameType type, uint64_t epoch, uint64_t room, s
 
 Result<KvFrameHeader> read_kv_header(std::span<const uint8_t> bytes, const KvLegal& legal) {
   FP4MOE_ASSIGN_OR_RETURN(const KvFrameHeader header, read_fixed<KvFrameHeader>(bytes, "a frame's header"));
-  // The value would be the first bytes of a stranger's greeting.
+  // The value is not shown: it may be the first bytes of an unrelated client.
   if (header.magic != kKvMagic) return data_loss("a frame's magic is not that of a node of fp4moe");
   const std::span<const Legality> types = legal_types(legal.stage);
   const auto found = std::ranges::find(types, header.type, &Legality::type);

@@ -1,4 +1,4 @@
-// LogitEdits: what a request's penalties, bias and least length change in its logits.
+// LogitEdits: changes that a request's penalties, biases and min_new_tokens make to its logits.
 #pragma once
 
 #include <cstdint>
@@ -14,22 +14,22 @@ namespace fp4moe {
 class LogitEdits {
  public:
   LogitEdits() = default;
-  // eos_ids: the model's, which end the answer unless ignore_eos says otherwise.
+  // eos_ids: the model's end tokens, which end the output unless ignore_eos is set.
   LogitEdits(const SamplingParams& sampling, std::span<const int32_t> eos_ids);
 
-  // Whether the edits of a token depend on the tokens before it.
+  // Whether a token's edits depend on the output tokens before it.
   bool has_penalties() const { return has_penalties_; }
-  // Counts a token of the answer.
+  // Counts an output token.
   void count(int32_t token_id);
-  // Appends the edits of the answer's n-th token, n from 0: each id at most once.
+  // Appends the edits for output token n (from 0): each id at most once.
   void append(int64_t n, std::vector<LogitEdit>& edits) const;
 
  private:
   struct Entry {
     int32_t token_id;
-    int64_t count = 0;  // of it in the answer
+    int64_t count = 0;  // occurrences in the output
     float bias = 0;
-    bool ends = false;  // it would end the answer
+    bool ends = false;  // it would end the output
   };
   Entry& entry(int32_t token_id);
 
@@ -38,13 +38,13 @@ class LogitEdits {
   int64_t min_new_tokens_ = 0;
   bool has_penalties_ = false;
   std::vector<Entry> entries_;
-  std::unordered_map<int32_t, size_t> places_;  // in entries_
+  std::unordered_map<int32_t, size_t> places_;  // token id -> index in entries_
 };
 
-// The most edits in a step of num_rows rows whose sequences have num_tokens tokens, all together.
+// Upper limit on edits in a step of num_rows rows whose sequences have num_tokens tokens in total.
 int64_t max_logit_edits(int64_t num_rows, int64_t num_tokens, int64_t num_eos_ids);
 
-// Logit x, edited.
+// Applies `edit` to logit x.
 float edited(float x, const LogitEdit& edit);
 
 }  // namespace fp4moe

@@ -25,9 +25,9 @@ std::string decimal(double x) {
 
 bool is_gpu(const MemoryProblem& problem) { return problem.device == DeviceKind::kCuda; }
 
-// The next hundredth that makes `num_bytes` fit, as an advice; or how much memory is missing.
+// Suggests the next hundredth of --mem-fraction-static that makes num_bytes fit, or the memory required.
 std::string fraction_advice(int64_t num_bytes, const MemoryProblem& problem) {
-  constexpr double kLargestSensible = 0.95;  // activations, the process and its neighbours need some
+  constexpr double kLargestSensible = 0.95;  // activations, the process and other programs need the rest
   const double needed =
       std::ceil(100.0 * static_cast<double>(num_bytes) / static_cast<double>(problem.available_bytes)) / 100;
   if (needed <= kLargestSensible) return "--mem-fraction-static " + decimal(needed) + " would do";
@@ -45,7 +45,7 @@ int64_t fixed_bytes(const MemoryProblem& problem) {
   return problem.weight_bytes + problem.comm_bytes + problem.work_bytes;
 }
 
-// The weights, and what else is not the KV pool, fit the budget.
+// Checks that the weights and everything else outside the KV pool fit in the budget.
 Status check_fixed(const MemoryProblem& problem, const EngineConfig& flags, const MemoryPlan& plan) {
   const int64_t fixed = fixed_bytes(problem), rest = plan.budget_bytes - (fixed - problem.work_bytes);
   if (fixed <= plan.budget_bytes) return {};
@@ -63,7 +63,7 @@ Status check_fixed(const MemoryProblem& problem, const EngineConfig& flags, cons
   return does_not_fit(what + fraction_advice(fixed, problem));
 }
 
-// Pages of the pool; the most that fit, or what --max-total-tokens says.
+// Pages of the pool: the most that fit, or as --max-total-tokens demands.
 Result<int64_t> plan_pages(const MemoryProblem& problem, const EngineConfig& flags, const MemoryPlan& plan,
                            int64_t wanted_context) {
   const int64_t page_size = flags.page_size;
@@ -109,7 +109,7 @@ int64_t head_bytes(const TensorEntry& embedding, DenseQuant quant) {
 
 int64_t held_bytes(const TensorEntry& tensor, DenseQuant quant) {
   const auto has = [&tensor](std::string_view part) { return tensor.name.find(part) != std::string::npos; };
-  // MLA's up-projections multiply f32 rows head by head: they stay bf16.
+  // MLA's up-projections multiply f32 rows per head, so they stay bf16.
   const bool is_dense = !has(".experts.") && (has("lm_head") || (has("_proj") && !has("kv_b_proj")));
   return is_dense ? head_bytes(tensor, quant) : tensor.view.num_bytes();
 }
@@ -132,9 +132,10 @@ int64_t rank_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& confi
       sum += num_bytes / head_parts;
     } else if (has("embed_tokens")) {
       sum += num_bytes + (config.tie_word_embeddings ? head_bytes(tensor, plan.dense_quant) / head_parts : 0);
-    } else if (plan.moe.a2a_settings().deterministic && has(".mlp.")) {  // whole, for some of the rows
+    } else if (plan.moe.a2a_settings().deterministic && has(".mlp.")) {  // stored whole, applied to some of
+                                                                         // the rows
       sum += num_bytes;
-    } else if (has("_proj") && !has("_a_proj")) {  // MLA's compressions are on every rank
+    } else if (has("_proj") && !has("_a_proj")) {  // MLA's down-projections are replicated
       sum += num_bytes / layout.attention_tp();
     } else {
       sum += num_bytes;
@@ -159,12 +160,12 @@ int64_t device_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& con
 
 namespace {
 
-// What a forward pass takes on the GPU, from above.
+// Upper bound of what a forward pass takes on the GPU.
 void add_work(const ModelConfig& c, const EngineConfig& flags, MemoryProblem& problem) {
   constexpr int64_t kFixed = int64_t{512} << 20;  // context, libraries' workspaces, graphs, upload slots
   const bool latent = c.mla.kv_lora_rank > 0;
   const int64_t query = c.num_heads * (latent ? c.mla.kv_lora_rank + c.mla.qk_rope_head_dim : c.head_dim);
-  const int64_t attention = 4 * 3 * query;  // f32: projections, what is absorbed, outputs
+  const int64_t attention = 4 * 3 * query;  // f32: projections, absorbed queries, outputs
   const int64_t experts = c.top_k * (4 * c.intermediate_size + 4 * c.hidden_size) + 8 * c.num_experts;
   const int64_t mlp = 12 * std::max(c.dense_intermediate_size, c.shared_intermediate_size);
   problem.work_bytes_per_token =

@@ -1,4 +1,4 @@
-// How much memory the weights and the KV pool take, decided before any weight is read.
+// Plans the memory of the weights and the KV pool before any weight is read.
 #pragma once
 
 #include <cstdint>
@@ -11,46 +11,48 @@
 
 namespace fp4moe {
 
-// Of one process; with several ranks in it, of all of them together.
+// For one process: if it has several ranks, for all of them together.
 struct MemoryProblem {
   DeviceKind device = DeviceKind::kCpu;
-  int64_t available_bytes = 0;          // free now: this process's part of the machine, or of the GPU
-  int64_t weight_bytes = 0;             // of the ranks' shards; packed weights are about as large
+  int64_t available_bytes = 0;          // free now: this process's share of the machine, or the GPU
+  int64_t weight_bytes = 0;             // the ranks' shards; packed weights are about as large
   int64_t kv_bytes_per_page = 0;        // of one page in each rank's pool
   int64_t comm_bytes = 0;               // the ranks' heaps
   int64_t work_bytes = 0;               // GPU: activations, workspaces, graphs
-  int64_t work_bytes_per_token = 0;     // what of them each token of --max-prefill-tokens takes
-  int64_t max_position_embeddings = 0;  // tokens the model was made for
+  int64_t work_bytes_per_token = 0;     // the part of work_bytes that each token of --max-prefill-tokens adds
+  int64_t max_position_embeddings = 0;  // in tokens
 };
 
-// Of a checkpoint's tensor as a CPU holds it: dense layers' bf16 matrices by `quant`.
+// Bytes of a checkpoint tensor as a CPU stores it: bf16 matrices of dense layers according to `quant`.
 int64_t held_bytes(const TensorEntry& tensor, DenseQuant quant);
 
-// Of an embedding that is the LM head too: the head's copy.
+// Bytes of the LM head's copy of an embedding that is used as the LM head too.
 int64_t head_bytes(const TensorEntry& embedding, DenseQuant quant);
 
-// Weights of rank plan.moe.problem().layout.rank: the checkpoint's bytes by what is whole, sharded over the
-// attention group or over all ranks. Exact but for shards that do not come out even.
+// Weight bytes of rank plan.moe.problem().layout.rank: checkpoint tensors are whole, sharded over the
+// attention group or sharded over all ranks. Exact except for shards of unequal size.
 int64_t rank_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan);
 
-// The same in the GPU's layout: experts in whole tiles with their biases in f32.
+// The same in the GPU's layout: experts in whole tiles, with their biases in f32.
 int64_t device_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan);
 
-// Of `checkpoint` on this machine, in this process; comm_bytes is left 0. An error is the GPU's.
+// The problem for `checkpoint` in this process on this machine; comm_bytes is left 0. Errors come from the
+// GPU.
 Result<MemoryProblem> memory_problem(const Checkpoint& checkpoint, const ModelConfig& config,
                                      const ModelPlan& plan, const EngineConfig& flags);
 
 struct MemoryPlan {
   int64_t available_bytes = 0;
-  int64_t budget_bytes = 0;    // mem_fraction_static of it: for weights, KV pool and a GPU's work
-  int64_t num_kv_pages = 0;    // of each data-parallel group
-  int64_t context_length = 0;  // of one request; never more than a group's pool holds
-  std::string note;            // why the context is shorter than the model's, or empty
+  int64_t budget_bytes = 0;    // mem_fraction_static of it: weights, heaps, KV pool and a GPU's work_bytes
+  int64_t num_kv_pages = 0;    // per data-parallel group
+  int64_t context_length = 0;  // of one request; fits in a group's pool
+  std::string note;            // why the context is shorter than the model's; empty if it is not
 };
 
-// Without --max-total-tokens the pool takes what the weights leave of the budget, at most a full context for
-// every running request. Without --context-length the context is the model's or, with a note, what the pool
-// holds. kDoesNotFit, such as for a context longer than the model's, holds both numbers, and what would work.
+// Without --max-total-tokens the pool gets the budget that the weights leave, at most a full context for
+// every running request. Without --context-length the context is the model's, or what the pool holds (then
+// with a note). kDoesNotFit states both numbers and a value that works; also for a context longer than the
+// model's.
 Result<MemoryPlan> plan_memory(const MemoryProblem& problem, const EngineConfig& flags);
 
 // "9.02 MiB", "12.50 GiB".

@@ -19,7 +19,7 @@ Status not_an_address(std::string_view text, const char* legal) {
   return invalid_argument("\"" + printable(text, kShownBytes) + "\" is not an address; legal: " + legal);
 }
 
-// Letters, digits and "-._" of names, ":" of IPv6 addresses, "%" of their scopes.
+// Letters, digits and "-._" of names, ":" of IPv6 addresses, "%" of their scope ids.
 bool is_host(std::string_view host) {
   return !host.empty() && host.size() <= kMaxHostBytes && std::ranges::all_of(host, [](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
@@ -27,7 +27,7 @@ bool is_host(std::string_view host) {
   });
 }
 
-// 0: not a port.
+// 0 if it is not a valid port.
 int port_of(std::string_view digits) {
   if (digits.empty() || digits.size() > 5) return 0;
   int port = 0;
@@ -38,7 +38,7 @@ int port_of(std::string_view digits) {
   return port <= 65535 ? port : 0;
 }
 
-// "[address]" without its brackets; a name or IPv4 address as it is; empty: neither.
+// "[address]" without its brackets, or a name or IPv4 address unchanged; empty if it is neither.
 std::string host_of(std::string_view text) {
   const bool is_bracketed = text.size() > 2 && text.front() == '[' && text.back() == ']';
   if (is_bracketed) text = text.substr(1, text.size() - 2);
@@ -46,7 +46,7 @@ std::string host_of(std::string_view text) {
   return std::string(text);
 }
 
-// Equal for two texts of one address, and for two names that differ only in case or in a final dot.
+// Equal for all spellings of one address, and for names that differ only in case or a final dot.
 std::string canonical_host(std::string host) {
   std::array<char, INET6_ADDRSTRLEN> text;
   std::array<uint8_t, 16> bytes;

@@ -1,4 +1,4 @@
-// Addresses of prefill nodes: how a request names one, and which of them a decode node connects to.
+// Addresses of prefill nodes: how a request names one, and which ones a decode node may connect to.
 #pragma once
 
 #include <string>
@@ -9,15 +9,15 @@
 
 namespace fp4moe {
 
-constexpr size_t kMaxHostBytes = 253;  // of a host name (RFC 1035), and more than any address has
+constexpr size_t kMaxHostBytes = 253;  // of a host name (RFC 1035); longer than any address
 
 struct NodeAddress {
-  std::string host;  // a name, or an address without brackets
+  std::string host;  // a host name, or an IP address without brackets
   int port = 0;
 };
 
-// "host:port", "[address]:port". kInvalidArgument: too long, no port, or characters that no name or address
-// has; the message shows a short escaped excerpt.
+// Parses "host:port" or "[address]:port". kInvalidArgument: too long, no port, or characters that occur in no
+// name or address; the message shows a short escaped excerpt.
 Result<NodeAddress> parse_node_address(std::string_view text);
 
 // "localhost", 127.0.0.0/8 or ::1, as written: names are not resolved.
@@ -27,11 +27,12 @@ bool is_loopback_name(const std::string& host);
 class AllowedHosts {
  public:
   AllowedHosts() = default;  // loopback names on any port
-  // Each entry is HOST, HOST:PORT, [ADDRESS]:PORT or *; none: the default. kInvalidArgument for any other.
+  // Each entry is HOST, HOST:PORT, [ADDRESS]:PORT or *; no entries: the default. kInvalidArgument for
+  // anything else.
   static Result<AllowedHosts> parse(const std::vector<std::string>& entries);
 
-  // kInvalidArgument, naming the host and --disaggregation-allowed-hosts, unless an entry names it. Names are
-  // compared as text, without regard to case; addresses by their value.
+  // kInvalidArgument, naming the host and --disaggregation-allowed-hosts, unless an entry matches. Names are
+  // compared as text, ignoring case; addresses by value.
   Status check(const NodeAddress& address) const;
   // The first entry that is not a loopback address; empty if all are.
   const std::string& first_remote() const { return first_remote_; }
@@ -39,7 +40,7 @@ class AllowedHosts {
  private:
   struct Entry {
     std::string host;  // as canonical_host() returns it; "*": any
-    int port = 0;      // 0: any
+    int port = 0;      // any port if 0
   };
   std::vector<Entry> entries_;
   std::string first_remote_;

@@ -1,4 +1,4 @@
-// NodeLinkOptions: what the flags say about connections between prefill nodes and decode nodes.
+// NodeLinkOptions: flags for connections between prefill nodes and decode nodes.
 #pragma once
 
 #include <memory>
@@ -11,15 +11,15 @@ namespace fp4moe {
 
 struct NodeLinkOptions {
   std::shared_ptr<const NodeSecret> secret = std::make_shared<NodeSecret>();  // never null
-  AllowedHosts allowed_hosts;                                                 // a decode node's
-  // A prefill node: connections after their hello. A decode node: prefill nodes that it remembers.
+  AllowedHosts allowed_hosts;                                                 // for a decode node
+  // Prefill node: open connections after their hello. Decode node: prefill nodes remembered.
   int max_connections = 64;
-  double timeout_seconds = 10;  // of a hello, and KvSocketOptions::timeout_seconds
+  double timeout_seconds = 10;  // limit of the hello, and KvSocketOptions::timeout_seconds
 };
 
-// Reads the secret file. Refuses what would let strangers in, naming the flag: a prefill node that listens on
-// another than a loopback address, or a decode node that may connect to one, without a secret (kUnsupported);
-// a secret file or host list that is invalid.
+// Reads the secret file. kUnsupported, naming the flag, for a setup that trusts strangers: without a secret,
+// a prefill node that listens on a non-loopback address or a decode node that may connect to one. Also
+// refuses an invalid secret file, host list, timeout or connection limit.
 Result<NodeLinkOptions> node_link_options(const EngineConfig& config);
 
 }  // namespace fp4moe

@@ -19,10 +19,10 @@ constexpr size_t kLeastBytes = 16, kMostBytes = 4096;
 constexpr std::string_view kLabel = "fp4moe node hello 2";
 static_assert(sizeof(NodeProof) == crypto_auth_hmacsha256_BYTES);
 
-// Thread-safe, and does nothing from the second call on.
+// Thread-safe and idempotent.
 void init_sodium() { FP4MOE_CHECK(sodium_init() >= 0, "sodium_init failed"); }
 
-// Readable by its group is legal: orchestrators mount secrets as root:GROUP 0440.
+// Readable by the group is legal: orchestrators mount secrets as root:GROUP 0440.
 Status check_permissions(const struct stat& file) {
   if (!S_ISREG(file.st_mode)) return invalid_argument("is not a regular file");
   if (file.st_uid != 0 && file.st_uid != geteuid())
@@ -59,7 +59,7 @@ Result<NodeSecret> NodeSecret::make(std::span<const uint8_t> bytes) {
 Result<NodeSecret> NodeSecret::load(const std::string& path) {
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) return not_found(path + ": " + std::strerror(errno));
-  std::array<uint8_t, kMostBytes + 2> bytes;  // and a newline, and one byte too many
+  std::array<uint8_t, kMostBytes + 2> bytes;  // room for a newline, and one byte to detect a longer file
   size_t size = 0;
   struct stat file {};
   Status status = ::fstat(descriptor, &file) == 0 ? check_permissions(file) : not_found(std::strerror(errno));
@@ -87,7 +87,7 @@ NodeProof NodeSecret::prove(NodeRole role, const NodeNonce& prefill_nonce, const
                             std::span<const uint8_t> message) const {
   NodeProof proof{};
   if (!is_set()) return proof;
-  // Label, role and nonces have fixed sizes: no two inputs have the same bytes.
+  // Label, role and nonces have fixed sizes: two different inputs never give the same bytes.
   crypto_auth_hmacsha256_state state;
   crypto_auth_hmacsha256_init(&state, bytes_.data(), bytes_.size());
   crypto_auth_hmacsha256_update(&state, reinterpret_cast<const uint8_t*>(kLabel.data()), kLabel.size());

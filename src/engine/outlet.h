@@ -1,4 +1,5 @@
-// Outlet: where a request's deltas go. After the last one nothing goes out any more, whoever sends it.
+// Outlet: delivers a request's deltas to its callback. Nothing is delivered after the last delta, whichever
+// thread sends it.
 #pragma once
 
 #include <mutex>
@@ -16,7 +17,7 @@ class Outlet {
     std::lock_guard lock(mutex_);
     send_locked(delta);
   }
-  // By another thread than the one that sends: false if that one is in the callback now.
+  // For threads other than the usual sender: returns false if that one is in the callback now.
   bool try_send(const Delta& delta) {
     std::unique_lock lock(mutex_, std::try_to_lock);
     if (lock.owns_lock()) send_locked(delta);

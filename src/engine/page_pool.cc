@@ -54,7 +54,7 @@ bool PagePool::grow(std::vector<int32_t>& page_table, int64_t num_tokens) {
   const auto wanted = static_cast<size_t>(pages_for(num_tokens));
   if (wanted <= page_table.size()) return true;
   if (wanted - page_table.size() > static_cast<size_t>(num_available())) return false;
-  page_table.reserve(wanted);  // what may throw comes before what changes the pool
+  page_table.reserve(wanted);  // anything that may throw comes before changes to the pool
   while (page_table.size() < wanted) {
     if (free_.empty()) free_.push_back(tree_.evict());
     const int32_t page = free_.back();

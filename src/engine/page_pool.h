@@ -1,5 +1,5 @@
-// PagePool: which pages of the KV cache are free, which belong to sequences' page tables, and which hold
-// prefixes of past requests for the next one that begins alike.
+// PagePool: tracks which KV pages are free, used by sequences' page tables, or cached prefixes of past
+// requests.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 namespace fp4moe {
 
 // Single-threaded. Every page is exactly one of free, used (in one or more tables) and cached (in no table,
-// but its tokens are known); more than one table has it only if its tokens are known. Double frees, foreign
+// but published with its tokens). Only published pages can be in more than one table. Double frees, foreign
 // pages and leaks (used pages at destruction) are CHECKed.
 class PagePool {
  public:
@@ -20,25 +20,25 @@ class PagePool {
   PagePool(const PagePool&) = delete;
   PagePool& operator=(const PagePool&) = delete;
 
-  // Grows `page_table` until it covers num_tokens, by free pages, then by the cached ones that were let go
-  // first. False, and nothing has changed, if these are too few.
+  // Grows `page_table` until it covers num_tokens, from free pages first, then by evicting the least recently
+  // released cached pages. Returns false and changes nothing if there are too few.
   bool grow(std::vector<int32_t>& page_table, int64_t num_tokens);
-  // Gives all pages of `page_table` back and empties it: those whose tokens are known, to the cache.
+  // Empties `page_table`; its pages become cached if published and no longer used, free otherwise.
   void release(std::vector<int32_t>& page_table);
 
-  // The known pages that hold the beginning of `token_ids`.
+  // The published pages that hold a prefix of `token_ids`.
   struct Prefix {
     int64_t num_pages = 0;
-    int64_t num_cached = 0;  // of them; the others are used
+    int64_t num_cached = 0;  // cached pages among them; the rest are used
   };
   Prefix find_prefix(std::span<const int32_t> token_ids) const;
-  // Puts these pages into `page_table`, which is empty.
+  // Appends these pages to `page_table`, which must be empty.
   void take_prefix(std::span<const int32_t> token_ids, std::vector<int32_t>& page_table);
-  // Makes known that the first pages of `page_table` hold `token_ids`, which fill all but the last of them;
-  // of the first num_known pages it is known. Where another page holds the same, the table gets that one
-  // instead. Returns how many are known now.
+  // Publishes the pages of `page_table` that `token_ids` fills completely; the first num_known are published
+  // already. Where another page already holds the same tokens, the table gets that page instead. Returns the
+  // number of published pages.
   int64_t make_known(std::span<const int32_t> token_ids, std::vector<int32_t>& page_table, int64_t num_known);
-  // Forgets the tokens of the pages that this table alone has, and behind which nothing is known.
+  // Unpublishes the pages at the end of this table that no other table has and no published page follows.
   void forget(std::span<const int32_t> page_table);
   // Frees all cached pages.
   void flush();
@@ -58,9 +58,10 @@ class PagePool {
   std::span<const int32_t> tokens_of(std::span<const int32_t> token_ids, int64_t page) const;
 
   int page_size_;
-  std::vector<int32_t> free_;        // a stack: the page released last is taken first, while it is warm
-  std::vector<int32_t> references_;  // [num_pages]: tables that have it
-  PrefixTree tree_;                  // the pages whose tokens are known
+  std::vector<int32_t> free_;        // a stack: the page released last is reused first, while it is in the
+                                     // CPU's caches
+  std::vector<int32_t> references_;  // [num_pages]: number of tables with this page
+  PrefixTree tree_;                  // the published pages
   int64_t num_used_ = 0, num_references_ = 0;
   int64_t time_ = 0;  // counts releases
 };

@@ -11,7 +11,7 @@
 namespace fp4moe {
 namespace {
 
-constexpr size_t kMaxRooms = 1 << 16;  // of one connection
+constexpr size_t kMaxRooms = 1 << 16;  // per connection
 
 uint64_t random_epoch() {
   std::random_device device;
@@ -73,7 +73,7 @@ void PrefillNode::Connection::run() noexcept {
   node_.listener_.wake();
 }
 
-// Until the connection ends; never OK.
+// Runs until the connection ends; never returns OK.
 Status PrefillNode::Connection::converse() {
   const auto end_by = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                          std::chrono::duration<double>(node_.options_.timeout_seconds));
@@ -133,7 +133,7 @@ Status PrefillNode::Connection::send_first_token(uint64_t room, HeldPrompt& prom
   {
     std::lock_guard lock(mutex_);
     const auto found = rooms_.find(room);
-    if (found == rooms_.end()) return {};  // its release is on its way
+    if (found == rooms_.end()) return {};  // its kRelease is being processed
     prompt.first.scored = std::move(found->second.scored);
   }
   std::string payload = encode_first_token(prompt.first);
@@ -148,7 +148,7 @@ Status PrefillNode::Connection::send_first_token(uint64_t room, HeldPrompt& prom
   return {};
 }
 
-// On the engine's thread: scores of the prompt, or the end of a request that was not released.
+// On the engine's thread: scores of the prompt, or the end of a request without a release.
 void PrefillNode::Connection::on_delta(uint64_t room, const Delta& delta) {
   if (delta.finish_reason != FinishReason::kNone) return fail_room(room, {delta.error_code, delta.error});
   std::lock_guard lock(mutex_);
@@ -162,7 +162,7 @@ void PrefillNode::Connection::fail_room(uint64_t room, const Status& status) {
   if (leave(room)) post(KvFrameType::kFailed, room, encode_failure(status));
 }
 
-// False: the connection was not in that room.
+// Returns false if there is no such room.
 bool PrefillNode::Connection::leave(uint64_t room) {
   std::lock_guard lock(mutex_);
   if (rooms_.erase(room) == 0) return false;
@@ -178,7 +178,7 @@ Status PrefillNode::Connection::send_pages(uint64_t room, std::span<const uint8_
   FP4MOE_ASSIGN_OR_RETURN(const int64_t first, decode_take(payload));
   std::lock_guard lock(mutex_);
   const auto found = rooms_.find(room);
-  if (found == rooms_.end()) return {};  // it has failed, and that frame is on its way
+  if (found == rooms_.end()) return {};  // it has failed, and the kFailed frame is queued
   const std::shared_ptr<KvLease>& pages = found->second.pages;
   if (pages == nullptr) return data_loss("pages are asked for before their first token");
   if (std::exchange(found->second.is_taken, true)) return data_loss("pages are asked for twice");

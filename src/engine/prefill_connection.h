@@ -1,4 +1,4 @@
-// PrefillNode::Connection: one decode node's connection, from its hello to its end.
+// PrefillNode::Connection: one decode node's connection, from hello to end.
 #pragma once
 
 #include <atomic>
@@ -22,22 +22,22 @@ class PrefillNode::Connection : public std::enable_shared_from_this<Connection> 
   enum class State { kGreeting, kOpen, kEnding, kEnded };
 
   Connection(PrefillNode& node, std::unique_ptr<KvSocket> socket);
-  void start();  // throws std::system_error: there is no thread for it
-  // Ends it soon; kEnding counts for no limit but that of threads.
+  void start();  // throws std::system_error if no thread can be created
+  // Ends it soon; in kEnding it only counts towards the limit of threads.
   void shut_down();
   void join() { thread_.join(); }
   State state() const { return state_.load(); }
-  // kGreeting -> kOpen; false: it is to end.
+  // kGreeting -> kOpen; false if it is ending.
   bool open();
-  // Since when it has no rooms; time_point::max(): it has some.
+  // When its last room was closed; time_point::max() while it has rooms.
   Clock::time_point idle_since();
   int64_t page_bytes_sent() const { return sender_.page_bytes_sent(); }
 
  private:
   struct Room {
-    std::shared_ptr<KvLease> pages;  // null until they are held
+    std::shared_ptr<KvLease> pages;  // null until the prompt is held
     std::vector<SampledToken> scored;
-    bool is_taken = false;  // the decode node has asked for the pages
+    bool is_taken = false;  // the decode node has requested the pages
   };
 
   void run() noexcept;
@@ -55,8 +55,7 @@ class PrefillNode::Connection : public std::enable_shared_from_this<Connection> 
   std::string id_of(uint64_t room) const;
 
   PrefillNode& node_;
-  StepLoop&
-      loop_;  // the node's, which outlives it: the engine's thread may be in on_held() at the node's end
+  StepLoop& loop_;  // outlives node_: the engine's thread may be in on_held() while the node is destroyed
   const std::unique_ptr<KvSocket> socket_;
   const std::string peer_;
   const uint64_t epoch_;

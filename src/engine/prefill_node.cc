@@ -55,7 +55,7 @@ void PrefillNode::accept() noexcept {
   }
 }
 
-// Throws for want of memory or of a thread; the connection is closed then.
+// Throws if memory or a thread is refused; the connection is then closed.
 void PrefillNode::add(int descriptor) {
   std::unique_ptr<KvSocket> socket;
   try {
@@ -68,7 +68,7 @@ void PrefillNode::add(int descriptor) {
   if (num_greeting() >= kMaxGreeting) end_oldest_greeting();
   const auto connection = std::make_shared<Connection>(*this, std::move(socket));
   std::lock_guard lock(mutex_);
-  // Those that are ending count here, so that the number of threads is bounded too.
+  // Ending connections count here too, so that the number of threads is bounded.
   if (connections_.size() >= static_cast<size_t>(options_.max_connections) + 2 * kMaxGreeting)
     throw std::system_error(EAGAIN, std::generic_category(), "connections before it are still ending");
   connections_.reserve(connections_.size() + 1);
@@ -76,7 +76,7 @@ void PrefillNode::add(int descriptor) {
   connections_.push_back(connection);
 }
 
-// Forgets connections whose threads have ended; their descriptors are free then.
+// Removes connections whose threads have ended, which frees their descriptors.
 void PrefillNode::reap() {
   std::lock_guard lock(mutex_);
   std::erase_if(connections_, [this](const auto& c) {
@@ -93,8 +93,8 @@ size_t PrefillNode::num_greeting() const {
                                                 [](const auto& c) { return c->state(); }));
 }
 
-// Keeps the port usable under a flood: a decode node's hello takes two round trips, a stranger's lasts until
-// it is ended.
+// Keeps the port usable under a flood: a decode node's hello takes two round trips, while a stranger's lasts
+// until it is ended.
 void PrefillNode::end_oldest_greeting() {
   std::lock_guard lock(mutex_);
   const auto oldest =

@@ -1,4 +1,4 @@
-// PrefillNode: the port of a prefill engine, and its side of the connections from decode nodes
+// PrefillNode: a prefill engine's listening port and its side of the connections from decode nodes
 // (engine/kv_wire.h).
 #pragma once
 
@@ -18,24 +18,24 @@
 
 namespace fp4moe {
 
-// Two threads a connection, one before its hello. When a connection ends, all that it asked for is released.
+// Two threads per connection, one before its hello. When a connection ends, all its prompts are released.
 //
-// Limits, so that strangers on the port cannot exhaust the process:
-// - at most kMaxGreeting connections are in their hello, which must end within options.timeout_seconds: one
+// Limits that keep strangers on the port from exhausting the process:
+// - at most kMaxGreeting connections are in their hello, which must end within options.timeout_seconds; one
 //   more ends the oldest of them;
-// - at most options.max_connections are open after it: one more ends the one that has been without rooms for
-//   longest, or is refused if all have rooms;
-// - without a file descriptor, the oldest connection in its hello ends, and new ones are closed until
+// - at most options.max_connections are open after their hello; one more ends the one that has had no rooms
+//   for longest, or is refused if all have rooms;
+// - without a free file descriptor, the oldest connection in its hello ends, and new ones are closed until
 //   descriptors are free;
-// - a connection for which there is no thread or no memory ends by itself;
-// - all messages that are being received have kMessageBytes together.
+// - a connection for which there is no thread or no memory ends, without affecting others;
+// - messages being received take at most kMessageBytes in total.
 class PrefillNode {
  public:
   static constexpr size_t kMaxGreeting = 16;
   static constexpr int64_t kMessageBytes = 128 << 20;
 
-  // Listens; kInvalidArgument or kUnavailable if that cannot be. The loop is borrowed. hello.epoch is
-  // ignored.
+  // Listens on host:port; kInvalidArgument or kUnavailable if that fails. The loop is borrowed. hello.epoch
+  // is ignored.
   static Result<std::unique_ptr<PrefillNode>> make(StepLoop& loop, KvHello hello, const std::string& host,
                                                    int port, NodeLinkOptions options = {});
   ~PrefillNode();
@@ -64,7 +64,7 @@ class PrefillNode {
   LogLimit log_limit_;
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<Connection>> connections_;  // oldest first
-  int64_t ended_bytes_ = 0;                               // sent by connections that have ended
+  int64_t ended_bytes_ = 0;                               // pages sent by connections that have ended
   std::thread thread_;
 };
 

@@ -1,4 +1,4 @@
-// PrefixTree: which KV pages hold which tokens, behind which other pages.
+// PrefixTree: which KV pages hold which tokens, after which other pages.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@
 
 namespace fp4moe {
 
-// A node is a page and has its number: page_size tokens behind those of its parent's path. No two children of
-// a node hold the same tokens. Nodes that a sequence uses are held; who holds a node holds its whole path, so
-// below a node that is not held no node is.
+// A node is a page and is identified by its page number; it holds the page_size tokens that follow its
+// parent's path. No two children of a node hold the same tokens. Nodes used by a sequence are held. Holding a
+// node holds its whole path, so an idle node has no held descendants.
 //
 // Single-threaded.
 class PrefixTree {
@@ -24,17 +24,17 @@ class PrefixTree {
   bool contains(int32_t page) const { return nodes_[static_cast<size_t>(page)].parent != kNone; }
   // The child of `parent` with these page_size tokens, or kNone.
   int32_t find(int32_t parent, std::span<const int32_t> tokens) const;
-  // A held node; find(parent, tokens) is kNone.
+  // Inserts a held node. Requires find(parent, tokens) == kNone.
   void insert(int32_t page, int32_t parent, std::span<const int32_t> tokens);
-  // A node without children.
+  // Requires a node without children.
   void erase(int32_t page);
   bool is_leaf(int32_t page) const { return nodes_[static_cast<size_t>(page)].num_children == 0; }
 
   void hold(int32_t page);
-  // Of several nodes that are let go, those of an earlier `time` are the first to be evicted.
+  // Among idle nodes, those with a smaller `time` are evicted first.
   void let_go(int32_t page, int64_t time);
-  int64_t num_idle() const { return num_idle_; }  // nodes that nobody holds
-  // Erases the node without children that was let go first, and returns it. There is an idle node.
+  int64_t num_idle() const { return num_idle_; }  // nodes that are not held
+  // Erases and returns the childless idle node that was let go first. Requires an idle node.
   int32_t evict();
 
  private:
@@ -52,7 +52,7 @@ class PrefixTree {
   size_t page_size_;
   std::vector<Node> nodes_;                            // [num_pages]
   std::vector<int32_t> tokens_;                        // [num_pages, page_size]; empty before the first node
-  std::unordered_multimap<uint64_t, int32_t> by_key_;  // all nodes
+  std::unordered_multimap<uint64_t, int32_t> by_key_;  // contains every node
   std::set<std::pair<int64_t, int32_t>> evictable_;    // (time, page) of idle leaves
   int64_t num_idle_ = 0;
 };

@@ -72,7 +72,7 @@ Status Rank::load_model(const RankSetup& setup, const ModelOptions& options, con
   return {};
 }
 
-// Processes on other machines may have room for fewer.
+// Processes on other machines may have memory for fewer pages.
 Result<int64_t> Rank::agree_on_pages(int64_t num_kv_pages) {
   if (!world_) return num_kv_pages;
   std::vector<int64_t> all(static_cast<size_t>(layout_.tp));

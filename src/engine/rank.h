@@ -15,7 +15,7 @@
 
 namespace fp4moe {
 
-// What all ranks of a process load from.
+// What all ranks of a process are loaded from.
 struct RankSetup {
   const Checkpoint& checkpoint;
   const ModelConfig& config;
@@ -23,15 +23,15 @@ struct RankSetup {
   const EngineConfig& flags;
   const RankGroupOptions& options;
   const CommMemory& memory;
-  int num_threads = 1;  // of each rank
+  int num_threads = 1;  // per rank
 };
 
 class Rank {
  public:
-  // `endpoint` is null where there is only one rank; else borrowed.
+  // `endpoint` is borrowed; null if there is only one rank.
   Rank(const RankSetup& setup, int rank, Endpoint* endpoint);
 
-  // With several ranks all of them call it: they agree on the smallest num_kv_pages of all first.
+  // With several ranks, all of them must call it: they first agree on the smallest num_kv_pages.
   Status load(const RankSetup& setup, const ProgressSink& progress);
   Status forward(const Batch& batch, float* logits);
 
@@ -52,7 +52,7 @@ class Rank {
   KvCache kv_;
 };
 
-// A group of one rank: no job, nobody to wait for. How it runs a step is left to whoever derives from it.
+// A group of one rank, without a job. Subclasses implement how a step runs.
 class OneRank : public RankGroup {
  public:
   explicit OneRank(const RankSetup& setup) : rank_(setup, 0, nullptr) {}

@@ -1,4 +1,4 @@
-// What the ranks of a job have in common, from the plan and the flags.
+// Settings that the ranks of a job share, derived from the plan and the flags.
 #pragma once
 
 #include <chrono>
@@ -9,18 +9,18 @@
 
 namespace fp4moe {
 
-// Ranks of this process, as the launcher says, before the fabric is there.
+// Number of ranks of this process according to the launcher, before the fabric is opened.
 int local_ranks(const ModelPlan& plan);
 
 // --comm-timeout.
 std::chrono::nanoseconds comm_timeout(const EngineConfig& flags);
 
-// num_kv_pages: as many as there can ever be, whatever memory this process has.
+// num_kv_pages is an upper bound that does not depend on this process's memory.
 StepLimits step_limits(const ModelConfig& config, const ModelPlan& plan, const EngineConfig& flags,
                        const RankGroupOptions& options);
 
-// Everything that processes must have been given alike, as text: the checkpoint's identity, sizes, layout and
-// numerics. Paths, threads and memory may differ.
+// Everything that must be identical in all processes, as text: the checkpoint's identity, sizes, layout and
+// numerics. Paths, threads and available memory may differ.
 std::string rank_config_text(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan,
                              const EngineConfig& flags, const RankGroupOptions& options);
 

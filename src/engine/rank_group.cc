@@ -18,14 +18,15 @@
 namespace fp4moe {
 namespace {
 
-// After a failure process 0 answers its clients and ends the job; should it not, the others do.
+// After a failure, process 0 first ends its clients' requests and then the job; if it does not, the other
+// processes do.
 constexpr std::chrono::seconds kGrace{1};
 
 Result<Buffer> make_logits(const ModelConfig& config, const RankGroupOptions& options) {
   return Buffer::make(options.max_logit_rows * config.vocab_size * int64_t{sizeof(float)});
 }
 
-// One rank without a fabric: a step is a call.
+// One rank without a job: a step is a function call.
 class HostRank final : public OneRank {
  public:
   using OneRank::OneRank;
@@ -48,7 +49,7 @@ class HostRank final : public OneRank {
   Buffer logits_;  // [max_logit_rows, V] f32
 };
 
-// Sums the ranks' progress; each reports its own bytes done and to do.
+// Sums the ranks' progress; each reports its own processed and total bytes.
 class SummedProgress {
  public:
   SummedProgress(const ProgressSink& sink, size_t num_ranks) : sink_(sink), ranks_(num_ranks) {}
@@ -60,8 +61,8 @@ class SummedProgress {
       int64_t all_done = 0, all_total = 0;
       for (const auto& [rank_done, rank_total] : ranks_) {
         all_done += rank_done;
-        all_total +=
-            rank_total > 0 ? rank_total : total;  // one that has not begun yet has about as much to do
+        all_total += rank_total > 0 ? rank_total : total;  // a rank that has not reported yet has about as
+                                                           // much to load
       }
       sink_(all_done, all_total);
     };
@@ -73,7 +74,7 @@ class SummedProgress {
   std::vector<std::pair<int64_t, int64_t>> ranks_;
 };
 
-// The ranks of this process in a job of several ranks.
+// This process's ranks in a job of several ranks.
 class JobRanks final : public RankGroup {
  public:
   explicit JobRanks(std::unique_ptr<Job> job) : job_(std::move(job)) {}
@@ -109,7 +110,7 @@ class JobRanks final : public RankGroup {
   int num_groups() const override { return layout_.dp; }
   int64_t num_kv_pages() const override { return ranks_[0]->kv().num_pages(); }
   int page_size() const override { return ranks_[0]->kv().page_size(); }
-  // Of the ranks of one process: a node of several processes is refused before it is loaded.
+  // Ranks of this process only: disaggregation with ranks in several processes is refused before loading.
   int64_t kv_token_bytes() const override { return ranks_[0]->kv().token_bytes(); }
   Status read_page(int group, int32_t page, int64_t num_tokens, uint8_t* canonical) override {
     for (const auto& rank : ranks_of(group)) rank->kv().read_page(page, num_tokens, canonical);
@@ -161,10 +162,10 @@ class JobRanks final : public RankGroup {
   int64_t heap_bytes_ = 0;
   std::vector<std::unique_ptr<Rank>> ranks_;
   Buffer logits_;                       // process 0: [max_logit_rows, V] f32
-  std::unique_ptr<StepRunner> runner_;  // last: its threads use the others
+  std::unique_ptr<StepRunner> runner_;  // last: its threads use the members above
 };
 
-// All ranks load at the same time, each on a thread. A rank that cannot ends the job.
+// All ranks load in parallel, each on its own thread. A rank that fails ends the job.
 Status JobRanks::load(const RankSetup& setup) {
   const int first = job_->first_rank(), count = job_->num_local_ranks();
   SummedProgress progress(setup.flags.progress_sink, static_cast<size_t>(count));
@@ -187,7 +188,7 @@ Status JobRanks::load(const RankSetup& setup) {
   threads.reserve(static_cast<size_t>(count));
   try {
     for (int i = 0; i < count; ++i) threads.emplace_back(load_rank, i);
-  } catch (const std::exception& error) {  // those that have begun learn of it from the job
+  } catch (const std::exception& error) {  // ranks already started see the job's failure
     job_->endpoint(first).fail(does_not_fit("no thread for rank " +
                                             std::to_string(first + static_cast<int>(threads.size())) + ": " +
                                             error.what()));
@@ -234,7 +235,7 @@ Result<std::unique_ptr<RankGroup>> RankGroup::make(const Checkpoint& checkpoint,
                                                    const RankGroupOptions& options) {
   try {
     return make_group(checkpoint, config, plan, flags, options);
-  } catch (const std::exception& error) {  // memory or threads
+  } catch (const std::exception& error) {  // no memory or no threads
     return does_not_fit(std::string("the system refused what the ranks need: ") + error.what());
   }
 }

@@ -1,4 +1,4 @@
-// How far one op's output is from another's.
+// How far one op's output differs from another's.
 #pragma once
 
 #include <cmath>
@@ -7,7 +7,7 @@
 
 namespace fp4moe {
 
-// Relative L2; infinite where anything is not finite.
+// Relative L2 error; infinite if any value is not finite.
 inline double relative_error(std::span<const float> actual, std::span<const float> expected) {
   double difference = 0, norm = 0;
   for (size_t i = 0; i < expected.size(); ++i) {

@@ -16,7 +16,7 @@ constexpr int32_t kMaxTopLogprobs = 20;  // OpenAI's limit
 constexpr float kMaxTemperature = 100;
 constexpr size_t kMaxStopBytes = 1024;
 
-// "name=value; legal: what".
+// "name=value; legal: ...".
 template <class T>
 Status illegal(const std::string& name, T value, const std::string& legal) {
   return invalid_argument(name + "=" + std::to_string(value) + "; legal: " + legal);
@@ -57,7 +57,7 @@ Status check_logit_bias(const SamplingParams& p, int64_t vocab_size) {
   return {};
 }
 
-Status check_sampling(const SamplingParams& p) {  // written so that NaN fails
+Status check_sampling(const SamplingParams& p) {  // comparisons are written so that NaN fails
   if (!(p.temperature >= 0 && p.temperature <= kMaxTemperature))
     return illegal("temperature", p.temperature, "0 (greedy) to 100");
   if (!(p.top_p > 0 && p.top_p <= 1)) return illegal("top_p", p.top_p, "above 0, at most 1");
@@ -115,7 +115,7 @@ Status check_request(const Request& request, const RequestLimits& limits) {
   FP4MOE_RETURN_IF_ERROR(check_sampling(request.sampling));
   FP4MOE_RETURN_IF_ERROR(check_logit_bias(request.sampling, limits.vocab_size));
   FP4MOE_RETURN_IF_ERROR(check_stops(request.sampling, limits.vocab_size));
-  if (!(request.timeout_seconds >= 0))  // NaN too
+  if (!(request.timeout_seconds >= 0))  // also refuses NaN
     return illegal("timeout", request.timeout_seconds, "0 (none) or more seconds");
 
   const int64_t num_ids = static_cast<int64_t>(ids.size());

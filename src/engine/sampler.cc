@@ -28,7 +28,7 @@ struct Maximum {
   bool has_bad = false;  // NaN or +infinity somewhere
 };
 
-// Independent lanes, so that the loop vectorises.
+// Independent lanes let the loop vectorise.
 Maximum find_maximum(std::span<const float> x) {
   constexpr size_t kLanes = 16;
   float lane[kLanes];
@@ -57,7 +57,7 @@ int32_t first_index_of(std::span<const float> x, float value) {
   return static_cast<int32_t>(std::find(x.begin(), x.end(), value) - x.begin());
 }
 
-// Takes what has no bit in `allowed` out, which may be empty: then all is allowed.
+// Sets logits without a bit in `allowed` to -infinity; an empty `allowed` allows everything.
 void keep_allowed(std::span<float> logits, std::span<const uint32_t> allowed) {
   constexpr auto kBits = [] {
     std::array<uint32_t, 32> bits{};
@@ -66,7 +66,7 @@ void keep_allowed(std::span<float> logits, std::span<const uint32_t> allowed) {
   }();
   const size_t whole = std::min(allowed.size(), logits.size() / 32);
   for (size_t word = 0; word < whole; ++word)
-    for (size_t i = 0; i < 32; ++i) {  // vectorises, as shifts of the word do not
+    for (size_t i = 0; i < 32; ++i) {  // vectorises, unlike shifts of the word
       float& logit = logits[32 * word + i];
       logit = (allowed[word] & kBits[i]) == 0 ? -kInfinity : logit;
     }
@@ -74,7 +74,7 @@ void keep_allowed(std::span<float> logits, std::span<const uint32_t> allowed) {
     if ((allowed[whole] & kBits[id % 32]) == 0) logits[id] = -kInfinity;
 }
 
-// Probability of logit x, up to the normaliser: exp((x - maximum) / temperature), in double.
+// Unnormalised probability of logit x: exp((x - maximum) / temperature), in double.
 struct Softmax {
   double maximum, temperature;
   double operator()(float x) const { return std::exp((x - maximum) / temperature); }
@@ -86,11 +86,11 @@ double sum_of(std::span<const float> logits, Softmax softmax) {
   return sum;
 }
 
-// Hands out ids in rank order (largest logit first, equal ones by lower id) and orders no more of them
-// than are asked for.
+// Yields ids in rank order (largest logit first, equal ones by lower id); only as many as are popped get
+// ordered.
 class Ranking {
  public:
-  // Only ids whose logit is at least `floor` take part; -infinity never does.
+  // Only ids with a logit of at least `floor` take part; -infinity never does.
   explicit Ranking(std::span<const float> logits, double floor = kLowest) : ranks_after_{logits} {
     for (size_t i = 0; i < logits.size(); ++i)
       if (logits[i] >= std::max(floor, kLowest)) heap_.push_back(static_cast<int32_t>(i));
@@ -125,7 +125,7 @@ std::vector<int32_t> first_ranked(std::span<const float> logits, int32_t count) 
   return ids;
 }
 
-// The shortest run of the ids next() gives (until -1) that weighs at least `wanted`; one id at least.
+// The shortest run of ids from next() (until -1) that weighs at least `wanted`; at least one id.
 template <class Next, class WeightOf>
 std::vector<int32_t> shortest_run(Next next, WeightOf weight_of, double wanted) {
   std::vector<int32_t> ids;
@@ -137,7 +137,7 @@ std::vector<int32_t> shortest_run(Next next, WeightOf weight_of, double wanted) 
   return ids;
 }
 
-// The ids that top_k and top_p leave, ranked, and maybe fewer of those that weigh less than min_p.
+// The ids that top_k and top_p keep, ranked; ids below min_p may already be missing.
 template <class WeightOf>
 std::vector<int32_t> ranked_ids(std::span<const float> logits, const Softmax& softmax,
                                 const SamplingParams& params, WeightOf weight_of) {
@@ -150,8 +150,8 @@ std::vector<int32_t> ranked_ids(std::span<const float> logits, const Softmax& so
     auto next = [it = ids.begin(), end = ids.end()]() mutable { return it == end ? -1 : *it++; };
     return shortest_run(next, weight_of, top_p * total);
   }
-  // Ids that weigh less than a V-th of what top_p leaves out are dispensable even all together, so they
-  // need no ranking, nor do those below min_p. The slack covers the rounding of exp and log.
+  // Ids that each weigh less than a V-th of what top_p drops do not matter even together, so they need no
+  // ranking; nor do ids below min_p. The slack covers the rounding of exp and log.
   const double total = sum_of(logits, softmax);
   const double dispensable =
       std::max((1 - top_p) * total / static_cast<double>(logits.size()), double{params.min_p});
@@ -160,7 +160,7 @@ std::vector<int32_t> ranked_ids(std::span<const float> logits, const Softmax& so
   return shortest_run([&] { return ranking.pop(); }, weight_of, top_p * total);
 }
 
-// The ids that all cuts leave, ranked; there is one. The best id weighs 1.
+// The ids that all cuts keep, ranked; at least one. The best id weighs 1.
 template <class WeightOf>
 std::vector<int32_t> kept_ids(std::span<const float> logits, const Softmax& softmax,
                               const SamplingParams& params, WeightOf weight_of) {
@@ -169,7 +169,7 @@ std::vector<int32_t> kept_ids(std::span<const float> logits, const Softmax& soft
   return ids;
 }
 
-// The first of num ids at which the running sum of weights exceeds `random` of the whole.
+// Returns the first of `num` ids at which the running sum of weights exceeds `random` times their total.
 template <class IdAt, class WeightOf>
 int32_t pick(size_t num, IdAt id_at, WeightOf weight_of, double random) {
   double total = 0;
@@ -216,7 +216,7 @@ Sampler::Sampler(int64_t vocab_size, std::vector<int32_t> masked_ids)
 
 void Sampler::read(std::span<float> logits, float maximum, int32_t top_logprobs, SampledToken& sampled,
                    double& log_total) const {
-  // The normaliser is taken before masking: it is the model's.
+  // The normaliser is computed before masking: it is the model's own.
   if (top_logprobs >= 0) log_total = maximum + std::log(sum_of(logits, Softmax{maximum, 1}));
   for (const int32_t id : masked_ids_) logits[static_cast<size_t>(id)] = -kInfinity;
   if (top_logprobs <= 0) return;
@@ -235,7 +235,7 @@ Result<SampledToken> Sampler::sample(std::span<float> logits, const SamplingPara
   double log_total = 0;
   read(logits, unmasked.value, params.top_logprobs, sampled, log_total);
 
-  std::vector<float> own;  // of the ids that are edited: the model's logits
+  std::vector<float> own;  // the model's logits of the edited ids
   for (const LogitEdit& edit : edits) {
     float& logit = logits[static_cast<size_t>(edit.token_id)];
     own.push_back(logit);
@@ -256,7 +256,8 @@ Result<SampledToken> Sampler::sample(std::span<float> logits, const SamplingPara
 Result<SampledToken> Sampler::score(std::span<float> logits, int32_t token_id, int32_t top_logprobs) const {
   const Maximum maximum = find_maximum(logits);
   if (maximum.has_bad || maximum.value == -kInfinity) return bad_logits();
-  const float logit = logits[static_cast<size_t>(token_id)];  // masked ids have log-probabilities too
+  const float logit = logits[static_cast<size_t>(token_id)];  // read before masking: masked ids have
+                                                              // log-probabilities too
   SampledToken scored{.token_id = token_id};
   double log_total = 0;
   read(logits, maximum.value, top_logprobs, scored, log_total);

@@ -11,44 +11,44 @@
 
 namespace fp4moe {
 
-// The random number of one token: uniform in [0, 1), a pure function of the request's seed and the
-// token's position in its sequence, so that text does not depend on what else runs. It is element
-// `position` of the SplitMix64 stream that starts at the mixed seed.
+// The random number for one token: uniform in [0, 1), a pure function of the request's seed and the token's
+// position in its sequence, so that text does not depend on other requests. It is element `position` of the
+// SplitMix64 stream that starts at the mixed seed.
 double token_random(uint64_t seed, int64_t position);
-// A seed for the n-th request that names none.
+// The seed for the n-th request if it specifies none.
 uint64_t derived_seed(uint64_t random_seed, uint64_t n);
 
 struct SampledToken {
   int32_t token_id = 0;
-  float logprob = 0;              // with top_logprobs >= 0
-  std::vector<TokenLogprob> top;  // best first; `bytes` are left empty
+  float logprob = 0;              // only with top_logprobs >= 0
+  std::vector<TokenLogprob> top;  // best first; `bytes` is left empty
 };
 
-// Why a row has no token: kInternal.
-Status bad_logits();  // NaN or infinity
+// Errors of a row without a token: kInternal.
+Status bad_logits();  // a logit is NaN or infinity
 Status no_token();    // every id is masked or at -infinity
 
-// The edits change logits; then temperature scales them, then top_k keeps the k largest, then top_p keeps the
-// shortest run of the largest whose probability (among those kept) reaches top_p, at least one token, then
-// min_p keeps of these what has at least min_p times the probability of the best; equal logits rank by lower
-// id. Temperature 0 takes the first of this order. Sums are in double, in a fixed order.
+// The edits change logits; then temperature scales them; top_k keeps the k largest; top_p keeps the shortest
+// run of the largest whose probability (renormalised) reaches top_p, at least one token; min_p drops tokens
+// with less than min_p times the best probability. Equal logits rank by lower id. Temperature 0 takes the
+// first token of this order. Sums are in double, in a fixed order.
 class Sampler {
  public:
-  // masked_ids (ids without a token) are never sampled nor listed in `top`; they do count in the
-  // normaliser of the log-probabilities, which are the model's own.
+  // masked_ids (ids without a token) are never sampled or listed in `top`, but they count in the normaliser
+  // of the log-probabilities, which are the model's own.
   Sampler(int64_t vocab_size, std::vector<int32_t> masked_ids);
 
-  // logits [V] are overwritten (masked ids become -infinity). Of `allowed`, unless empty, bit id % 32 of word
-  // id / 32 is set for the ids that may be sampled; `top` lists others too. Thread-safe. kInternal if the row
-  // holds NaN or +infinity, or nothing to sample but -infinity.
+  // Samples one token. logits [V] are overwritten (masked ids become -infinity). If `allowed` is not empty,
+  // bit id % 32 of word id / 32 marks the ids that may be sampled; `top` ignores it. Thread-safe. kInternal
+  // if the row contains NaN or +infinity, or no id to sample has a finite logit.
   Result<SampledToken> sample(std::span<float> logits, const SamplingParams& params, double random,
                               std::span<const LogitEdit> edits = {},
                               std::span<const uint32_t> allowed = {}) const;
-  // The log-probabilities of a token that is given, with top_logprobs >= 0; else as sample().
+  // The log-probabilities of a given token, with top_logprobs >= 0; otherwise as sample().
   Result<SampledToken> score(std::span<float> logits, int32_t token_id, int32_t top_logprobs) const;
 
  private:
-  // Masks the row, whose largest logit was `maximum`, and takes its normaliser and its best ids.
+  // Masks the row, whose largest logit was `maximum`, and fills in its normaliser and best ids.
   void read(std::span<float> logits, float maximum, int32_t top_logprobs, SampledToken& sampled,
             double& log_total) const;
 

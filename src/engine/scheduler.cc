@@ -10,7 +10,7 @@
 namespace fp4moe {
 namespace {
 
-// The last token has no successor, and some tokens have none yet.
+// A complete sequence needs no more rows; others have to wait for a token, pages or a mask.
 bool wants_rows(const Sequence& sequence) {
   return !sequence.is_over() && !sequence.waits_for_token() && !sequence.awaits_pages &&
          !sequence.awaits_mask;
@@ -42,8 +42,7 @@ const std::vector<ScheduledRows>& Scheduler::plan_step() {
   return step_;
 }
 
-// A sequence that decodes is never held up by others' prompts. Retraction shortens running_, mostly from its
-// end.
+// Prompts never delay a decoding sequence. Retraction shortens running_, usually at its end.
 void Scheduler::begin_step() {
   step_.clear();
   const int64_t retracted_before = num_retracted_;
@@ -67,7 +66,7 @@ void Scheduler::begin_step() {
     if (next == waiting_.end()) return;
     while (!has_room(**next))
       if (!yield_place()) return;
-    const auto place = std::ranges::find_if(waiting_, may_start);  // what yields is put in front
+    const auto place = std::ranges::find_if(waiting_, may_start);  // a retracted sequence is put in front
     admit(*place);
     waiting_.erase(place);
   }
@@ -90,7 +89,7 @@ bool Scheduler::has_room(const Sequence& sequence) const {
   return num_left >= std::max(num_expected, num_running());
 }
 
-// Pages that a sequence with num_pages is expected to need besides.
+// Pages that a sequence with num_pages pages is expected to need in addition.
 int64_t Scheduler::expected_growth(const Sequence& sequence, int64_t num_pages) const {
   const int64_t more = new_token_ratio_.expected_tokens(sequence.max_tokens - sequence.num_tokens());
   return std::max<int64_t>(0, pages_.pages_for(sequence.num_tokens() + more) - num_pages);
@@ -105,8 +104,8 @@ void Scheduler::admit(std::unique_ptr<Sequence>& sequence) {
 
 // ---- retraction -----------------------------------------------------------------------------------
 
-// Makes room for num_tokens of `sequence`, at the cost of those that yield, then of the sequences admitted
-// last. False if that was this sequence itself.
+// Makes room for num_tokens tokens of `sequence` by retracting yielding sequences, then the most recently
+// admitted. Returns false if that retracted `sequence` itself.
 bool Scheduler::grow_or_retract(Sequence& sequence, int64_t num_tokens) {
   while (!pages_.grow(sequence.page_table, num_tokens)) {
     if (retract_yielding()) continue;
@@ -170,7 +169,7 @@ void Scheduler::finish_step() {
   if (decodes) new_token_ratio_.decay();
 }
 
-// Sequences with several tokens to compute, and with none of which they had better wait for.
+// Running sequences with several tokens to compute that should not wait for an older sequence's pages.
 std::vector<Sequence*> Scheduler::prompts() const {
   std::vector<Sequence*> found;
   for (size_t i = 0; i < running_.size(); ++i)
@@ -179,7 +178,7 @@ std::vector<Sequence*> Scheduler::prompts() const {
   return found;
 }
 
-// Whether an older one has most of what this one has to compute in its own prompt, not yet computed.
+// Whether an older sequence is about to compute most of what this one still has to compute.
 bool Scheduler::is_being_computed(size_t index) const {
   const Sequence& sequence = *running_[index];
   if (!limits_.reuses_prefixes || sequence.has_started()) return false;
@@ -197,9 +196,9 @@ bool Scheduler::is_being_computed(size_t index) const {
   return std::any_of(running_.begin(), end, has_it_coming);
 }
 
-// Adds at most `most` rows to those that the sequence has in this step; returns how many. One that starts
-// looks once more for what others have computed since it was admitted. The step has a row of logits for each
-// sequence that runs: the num_behind ones to come keep theirs.
+// Adds at most `most` rows to the sequence's rows in this step; returns how many. A sequence that starts
+// first looks for pages published since its admission. The step has one logit row for each running sequence:
+// the num_behind sequences still to come keep theirs.
 int64_t Scheduler::add_rows(Sequence& sequence, int64_t most, int64_t num_behind) {
   if (most > 0 && sequence.num_rows == 0 && !sequence.has_started() &&
       num_reusable_pages(sequence) > sequence.num_known_pages) {
@@ -245,7 +244,7 @@ bool Scheduler::hold(const Sequence& sequence) {
 
 // ---- pages ----------------------------------------------------------------------------------------
 
-// All before the first one whose logits are wanted: the last one's are.
+// All tokens before the first one whose row needs logits; the last token's row always does.
 std::span<const int32_t> Scheduler::reusable_tokens(const Sequence& sequence) const {
   if (!limits_.reuses_prefixes) return {};
   const bool scores = sequence.next_scored < sequence.num_prompt_tokens;
@@ -257,7 +256,7 @@ int64_t Scheduler::num_reusable_pages(const Sequence& sequence) const {
   return pages_.find_prefix(reusable_tokens(sequence)).num_pages;
 }
 
-// Pages for all tokens, the known ones first; that there are enough was counted.
+// Allocates pages for all tokens, published ones first; admission has counted that they suffice.
 void Scheduler::take_prefix(Sequence& sequence) {
   pages_.take_prefix(reusable_tokens(sequence), sequence.page_table);
   sequence.num_known_pages = std::ssize(sequence.page_table);
@@ -265,7 +264,7 @@ void Scheduler::take_prefix(Sequence& sequence) {
   FP4MOE_CHECK(pages_.grow(sequence.page_table, sequence.num_tokens()), "available pages were counted");
 }
 
-// Tokens that a step under way chooses are not known yet, though their keys and values are on their way.
+// Tokens that a step in flight chooses are not known yet, although their keys and values will be written.
 void Scheduler::make_known(Sequence& sequence) {
   if (!limits_.reuses_prefixes) return;
   const int64_t num_tokens = std::min(sequence.num_cached, sequence.num_known_tokens());
@@ -289,7 +288,7 @@ int64_t Scheduler::num_leaked_pages() const {
   return std::abs(num_references) + std::abs(num_stateless);
 }
 
-// ---- one by one -----------------------------------------------------------------------------------
+// ---- lookup and removal ---------------------------------------------------------------------------
 
 namespace {
 

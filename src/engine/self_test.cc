@@ -15,8 +15,9 @@
 namespace fp4moe {
 namespace {
 
-constexpr int64_t kRows = 2;         // of each expert
-constexpr int64_t kFastExperts = 4;  // of the layer that the fast test looks at
+constexpr int64_t kRows = 2;         // per expert
+constexpr int64_t kFastExperts = 4;  // experts of the one layer that the fast test uses; also the number
+                                     // tested at a time
 
 std::string text(double x) {
   char digits[32];
@@ -24,7 +25,7 @@ std::string text(double x) {
   return digits;
 }
 
-// One rank that holds `num_experts`, and tokens that visit one of them.
+// A problem with one rank that holds `num_experts` experts, and tokens routed to one expert each.
 MoeProblem alone(const MoePlan& plan, size_t num_experts) {
   MoeProblem problem = plan.problem();
   problem.layout = {};
@@ -99,7 +100,7 @@ Result<SelfTestReport> self_test(const Checkpoint& checkpoint, const ModelConfig
     FP4MOE_ASSIGN_OR_RETURN(const MoeWeightsView all, load_expert_weights(checkpoint, config, layer));
     FP4MOE_RETURN_IF_ERROR(check_experts_finite(checkpoint, config, layer, {}, true, pool));
     const std::vector<int64_t> chosen = experts_to_test(static_cast<int64_t>(all.experts.size()), full);
-    // A few experts at a time bound the memory by a part of a layer.
+    // Testing a few experts at a time limits memory to part of a layer.
     for (size_t first = 0; first < chosen.size(); first += kFastExperts) {
       const size_t last = std::min(chosen.size(), first + kFastExperts);
       const std::vector<int64_t> names(chosen.begin() + static_cast<std::ptrdiff_t>(first),

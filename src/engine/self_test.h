@@ -1,4 +1,4 @@
-// Before serving: the chosen runner row against the oracle, on the checkpoint's own experts.
+// Before serving: compares the chosen runner row with the oracle, on the checkpoint's own experts.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@
 
 namespace fp4moe {
 
-// What a row may differ from the oracle by, in relative L2 of an expert's output on the same rows: 3e-3 for
-// w4a16 and w4a8 with INT8; 5e-3 for w4a8 with FP8 tokens and 2e-2 for w4a4, where a sum's last bit can flip
-// a code of the intermediate.
+// Largest permitted difference from the oracle, as relative L2 of an expert's output on the same rows: 3e-3
+// for w4a16 and w4a8 with INT8; 5e-3 for w4a8 with FP8 tokens and 2e-2 for w4a4, where the last bit of a sum
+// can flip a code of the intermediate.
 double self_test_budget(const Numerics& numerics);
 
 struct SelfTestReport {
@@ -24,23 +24,23 @@ struct SelfTestReport {
   double worst_error = 0;
 };
 
-// Outputs y [L, ...] of a runner's experts, named by `names`, against the oracle's. kInternal: expert, error
-// and budget; NaN never passes.
+// Compares outputs y [L, ...] of a runner's experts, numbered `names`, with the oracle's. kInternal names the
+// expert, its error and the budget; NaN never passes.
 Status compare_experts(std::span<const float> y, std::span<const float> reference,
                        const std::vector<int64_t>& names, const RunnerRow& runner, const Numerics& numerics,
                        SelfTestReport& report);
 
-// Experts of `tested`, run by the plan's row, against those of `oracle`, run by the numerics' oracle row.
-// Both hold the same number of experts. kInternal as above.
+// Compares the experts of `tested`, run by the plan's row, with those of `oracle`, run by the oracle row for
+// the plan's numerics. Both hold the same number of experts. kInternal as above.
 Status compare_with_oracle(const MoePlan& plan, const MoeWeightsView& tested, const MoeWeightsView& oracle,
                            const std::vector<int64_t>& names, ThreadPool& pool, SelfTestReport& report);
 
-// --self-test fast: four experts of one layer; full: every expert of every layer. On kInternal the
-// message names the layer too.
+// --self-test fast: four experts of one layer; full: every expert of every layer. On kInternal the message
+// names the layer too.
 Result<SelfTestReport> self_test(const Checkpoint& checkpoint, const ModelConfig& config,
                                  const ModelPlan& plan, ThreadPool& pool);
 
-// The same by the plan's flags, nothing if they say off; one line in the log.
+// The same, as --self-test demands (nothing if it is off); logs one line.
 Status run_self_test(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan);
 
 }  // namespace fp4moe

@@ -1,4 +1,4 @@
-// Sequence: one request on its way through the engine.
+// Sequence: the state of one request in the engine.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@
 
 namespace fp4moe {
 
-// A prompt of a prefill engine that was computed: its pages are held until they are released.
+// A prefill engine's computed prompt; its pages are held until they are released.
 struct HeldPrompt {
   FirstToken first;
   std::shared_ptr<KvLease> pages;
@@ -29,59 +29,62 @@ struct HeldPrompt {
 
 struct Sequence {
   std::string id;
-  std::string client;  // as Request's
+  std::string client;  // as in Request
   SamplingParams sampling;
   std::shared_ptr<Outlet> outlet;
   uint64_t seed = 0;
   AnswerText text;
   LogitEdits edits;
-  GrammarTicket grammar;                   // valid while its grammar is waited for
-  std::shared_ptr<AnswerGrammar> matcher;  // of the answer so far, once the grammar is there; null: any text
-  bool awaits_mask = false;                // it gets no rows: the mask of its next token is not there
+  GrammarTicket grammar;                   // valid while its grammar is being waited for
+  std::shared_ptr<AnswerGrammar> matcher;  // of the output so far, once the grammar is compiled; null: any
+                                           // text
+  bool awaits_mask = false;                // no rows until its next token's mask is ready
   int64_t num_prompt_tokens = 0;
-  int64_t max_tokens = 0;          // prompt and answer together
-  int64_t priority = 0;            // a larger one is admitted earlier
-  std::vector<int32_t> token_ids;  // the prompt, then the answer so far
-  int64_t num_unknown = 0;         // of them, at the end: steps under way choose them
-  // The prompt's tokens from here on are scored by rows still to be asked for; so many scores are due.
+  int64_t max_tokens = 0;          // prompt and output together
+  int64_t priority = 0;            // larger ones are admitted earlier
+  std::vector<int32_t> token_ids;  // the prompt, then the output so far
+  int64_t num_unknown = 0;         // tokens at the end that steps in flight will choose
+  // Prompt tokens from next_scored on still need a row that scores them; num_scores_due scores are still to
+  // be taken.
   int64_t next_scored = std::numeric_limits<int64_t>::max();
   int64_t num_scores_due = 0;
-  int64_t first_told_score = 0;  // the others are there for their rows' experts alone
-  // Of the tokens from experts_from on the layers' experts, as they were computed; -1: not wanted.
+  int64_t first_told_score = 0;  // first prompt token whose logprob is reported; earlier rows are computed
+                                 // only for routed experts
+  // Routed experts of the tokens from experts_from on; -1: not requested.
   int64_t experts_from = -1;
   std::vector<int32_t> experts;  // [tokens, layers, top_k]
 
-  // The scheduler's.
-  int64_t num_cached = 0;           // the first token_ids, whose keys and values are in the pages
+  // Owned by the scheduler.
+  int64_t num_cached = 0;           // leading token_ids whose keys and values are in the pages
   std::vector<int32_t> page_table;  // covers num_cached and the rows of the current step
-  int64_t num_known_pages = 0;      // of them, at the beginning: the pool knows their tokens
-  int64_t num_reused = -1;          // tokens whose pages were there at its first rows; -1: before them
-  int64_t num_rows = 0;             // in the step that is being planned
-  int group = 0;                    // the data-parallel group whose pages these are
+  int64_t num_known_pages = 0;      // leading pages of page_table that the pool has published
+  int64_t num_reused = -1;          // tokens found in cached pages when its first rows were scheduled; -1:
+                                    // not yet scheduled
+  int64_t num_rows = 0;             // in the step being planned
+  int group = 0;                    // the data-parallel group that owns the pages
 
-  // Disaggregation. Of a prefill engine: who is told when the prompt is held. Of a decode engine: who
-  // computes it, in which room, its first token when that has come; the prompt's pages are awaited from then
-  // on.
+  // Disaggregation. Prefill engine: on_held is called when the prompt is held. Decode engine: the node that
+  // computes the prompt, the room, and the first token once received; from then on it awaits the prompt's
+  // pages.
   std::function<void(HeldPrompt)> on_held;
   std::string prefill_node;
-  uint64_t room = 0;  // 0: none any more
+  uint64_t room = 0;  // 0: not or no longer in a room
   std::optional<FirstToken> first_token;
   bool awaits_pages = false;
-  std::shared_ptr<KvLease> lease;  // of the pages, while they are read or filled
+  std::shared_ptr<KvLease> lease;  // on the pages while they are read or filled
 
-  // The step loop's.
+  // Owned by the step loop.
   using Clock = std::chrono::steady_clock;
-  double timeout_seconds = 0;            // from submission on; 0: none
-  Clock::time_point submitted, started;  // started: its first rows were
-  Clock::time_point held;                // since then its pages wait to be released
+  double timeout_seconds = 0;            // from submission; 0: none
+  Clock::time_point submitted, started;  // started: when its first rows ran
+  Clock::time_point held;                // when its pages were held; default: they are not
 
   int64_t num_tokens() const { return static_cast<int64_t>(token_ids.size()); }
   int64_t num_known_tokens() const { return num_tokens() - num_unknown; }
   int64_t num_answer_tokens() const { return num_known_tokens() - num_prompt_tokens; }
   int64_t num_pending() const { return num_tokens() - num_cached; }
   bool is_complete() const { return num_tokens() == max_tokens; }
-  // Of its next `count` rows, those whose logits are wanted: they score the prompt's next token, or choose
-  // one.
+  // Whether the row at `position` scores the next prompt token.
   bool is_scored(int64_t position) const {
     return position + 1 >= next_scored && position + 1 < num_prompt_tokens;
   }
@@ -90,12 +93,12 @@ struct Sequence {
     const int64_t scored = std::max<int64_t>(0, scored_end - std::max(num_cached, next_scored - 1));
     return scored + (end == num_tokens() && !is_complete() ? 1 : 0);
   }
-  // Whether there is no row to ask for any more.
+  // Whether it needs no more rows.
   bool is_over() const { return is_complete() && next_scored >= num_prompt_tokens; }
-  // Whether its next token cannot be chosen before the last one is known.
+  // Whether choosing its next token requires the tokens still in flight.
   bool waits_for_token() const { return num_unknown > 0 && (edits.has_penalties() || matcher != nullptr); }
   bool has_started() const { return num_reused >= 0; }
-  // Whether it may be long before it can have a row: others may have its pages and its place meanwhile.
+  // Whether its mask may take long, so that other sequences may take its pages and its place.
   bool yields() const { return awaits_mask && matcher != nullptr && matcher->is_slow(); }
 };
 

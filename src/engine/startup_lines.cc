@@ -58,7 +58,7 @@ std::string shard_text(const char* what, const Shard& shard) {
          std::to_string(shard.first + shard.count - 1);
 }
 
-// "rank 2    group 1, query heads 0 to 7, experts 32 to 47".
+// "           rank 2: group 1, query heads 0 to 7, experts 32 to 47".
 std::string rank_line(const StartupFacts& facts, int rank) {
   RankLayout layout = facts.plan.moe.problem().layout;
   layout.rank = rank;
@@ -72,7 +72,7 @@ std::string rank_line(const StartupFacts& facts, int rank) {
                         : shard_text("rows", problem.local_intermediate()) + " of every expert");
 }
 
-// Nothing for one rank.
+// Adds nothing for one rank.
 void add_rank_lines(const StartupFacts& facts, std::vector<std::string>& lines) {
   const Job* job = facts.ranks.job();
   if (job == nullptr) return;

@@ -1,4 +1,4 @@
-// The start-up screen: what runs where, and why.
+// The startup screen: what runs where, and why.
 #pragma once
 
 #include <string>
@@ -17,7 +17,7 @@ struct StartupFacts {
   const ModelConfig& model;
   const ModelPlan& plan;
   const MemoryPlan& memory;
-  const ModelInfo& info;  // all but startup_lines
+  const ModelInfo& info;  // everything except startup_lines
   RankGroup& ranks;
   const CommMemory& comm;
   double load_seconds = 0;

@@ -47,7 +47,8 @@ void StepBatches::assign(std::span<const Batch> groups) {
 }
 
 int64_t StepBatches::max_bytes(const StepLimits& limits) {
-  const int64_t of_rows = limits.max_batch_tokens * (1 + kSequenceWords + 1);  // id, sequence, logit row
+  const int64_t of_rows = limits.max_batch_tokens * (1 + kSequenceWords + 1);  // token id, sequence, logit
+                                                                               // row
   return 4 * (kHeaderWords + limits.num_groups * (kGroupWords + of_rows + limits.max_table_pages));
 }
 
@@ -93,7 +94,7 @@ Status StepBatches::decode(std::span<const uint8_t> bytes, const StepLimits& lim
   return {};
 }
 
-// Takes the group's words from the front.
+// Consumes the group's words from the front.
 Status StepBatches::decode_group(std::span<const uint32_t>& words, const StepLimits& limits, Group& group) {
   if (words.size() < kGroupWords) return bad("ends within a group");
   const uint64_t rows = words[0], sequences = words[1], logit_rows = words[2], pages = words[3];

@@ -1,4 +1,4 @@
-// StepBatches: the batches of one step, owned, and as bytes for other processes.
+// StepBatches: owns the batches of one step, and serialises them for other processes.
 #pragma once
 
 #include <cstdint>
@@ -10,24 +10,24 @@
 
 namespace fp4moe {
 
-// What a step may be at most.
+// Upper limits of one step.
 struct StepLimits {
-  int num_groups = 1;            // data-parallel groups: batches in a step
+  int num_groups = 1;            // data-parallel groups, each with one batch per step
   int64_t max_batch_tokens = 0;  // rows of one batch
   int64_t max_logit_rows = 0;    // of all batches together
-  int64_t num_kv_pages = 0;      // of each group
-  int64_t max_table_pages = 0;   // in the page tables of one batch; sequences may share pages
+  int64_t num_kv_pages = 0;      // per group
+  int64_t max_table_pages = 0;   // over the page tables of one batch; sequences may share pages
   int page_size = 0;
   int64_t vocab_size = 0;
 };
 
 class StepBatches {
  public:
-  // Copies. Positions of a sequence's rows follow one another.
+  // Copies the batches. Positions of a sequence's rows are consecutive.
   void assign(std::span<const Batch> groups);
 
-  // 32-bit words of this machine: a header, then each group's numbers. decode() takes bytes from anywhere:
-  // kDataLoss names what is beyond the limits or contradicts the rest.
+  // The format is 32-bit words in host byte order: a header, then each group's numbers. decode() accepts
+  // untrusted bytes: kDataLoss names a value that exceeds the limits or is inconsistent.
   void encode(std::vector<uint8_t>& bytes) const;
   Status decode(std::span<const uint8_t> bytes, const StepLimits& limits);
   static int64_t max_bytes(const StepLimits& limits);
@@ -35,14 +35,14 @@ class StepBatches {
   // Valid until the next assign() or decode().
   Batch batch(int group) const;
   int64_t num_logit_rows(int group) const;
-  int64_t first_logit_row(int group) const;  // in the step
+  int64_t first_logit_row(int group) const;  // index within the step
 
  private:
   struct Group {
     std::vector<int32_t> token_ids, page_tables;
     std::vector<int64_t> positions, logit_rows;
     std::vector<SequenceRows> sequences;
-    int32_t* routed_experts = nullptr;  // of this process
+    int32_t* routed_experts = nullptr;  // only in this process
   };
   Status decode_group(std::span<const uint32_t>& words, const StepLimits& limits, Group& group);
   static Status decode_sequences(std::span<const uint32_t> words, const StepLimits& limits, Group& group);

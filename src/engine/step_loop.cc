@@ -67,7 +67,7 @@ StepLoop::~StepLoop() {
   }
   mail_.notify_one();
   if (thread_.joinable()) thread_.join();
-  masks_.reset();  // their threads have called this object
+  masks_.reset();  // their threads call this object
   grammars_.reset();
   decode_node_.reset();
 }
@@ -82,7 +82,7 @@ void StepLoop::run() {
   publish();
 }
 
-// Waits for something to do. False at the end, when everything was aborted.
+// Waits for something to do and handles the mailbox. False at the end, after everything was aborted.
 bool StepLoop::take_mail() {
   std::vector<std::unique_ptr<Sequence>> inbox;
   std::vector<std::string> cancelled_ids, released_ids;
@@ -115,7 +115,7 @@ bool StepLoop::take_mail() {
   for (const std::string& id : released_ids)
     if (Sequence* sequence = find(id))
       end(*sequence, {.finish_reason = sequence->lease ? FinishReason::kLength : FinishReason::kAbort});
-  if (!failure.ok())  // submitted before the failure was known
+  if (!failure.ok())  // submitted before the failure was visible
     while (Sequence* sequence = scheduler_.first())
       end(*sequence, {.finish_reason = FinishReason::kError, .error = failure.message()});
   if (aborting)
@@ -123,8 +123,8 @@ bool StepLoop::take_mail() {
   return !stopping;
 }
 
-// Sequences that wait for another node, a grammar, or pages that others hold are looked at again for their
-// limits.
+// Requests that wait for another node, a grammar or a held prompt's release are checked for their time limits
+// every kLookAgain.
 void StepLoop::wait_for_mail(std::unique_lock<std::mutex>& lock) {
   constexpr std::chrono::milliseconds kLookAgain(20);
   const auto has_work = [this] {
@@ -139,7 +139,7 @@ void StepLoop::wait_for_mail(std::unique_lock<std::mutex>& lock) {
     mail_.wait_for(lock, kLookAgain, has_work);
 }
 
-// Looks at the clock from time to time only: a queue may be long.
+// Reads the clock only from time to time: the queue may be long.
 void StepLoop::end_late_ones() {
   constexpr std::chrono::milliseconds kInterval(20);
   const TimeLimits& limits = options_.time_limits;
@@ -159,7 +159,7 @@ void StepLoop::end_late_ones() {
   }
 }
 
-// Where the executor samples, the next step is asked for before the tokens of the one under way are taken.
+// If the executor samples, the next step is enqueued before the tokens of the current one are taken.
 void StepLoop::run_step() {
   const auto started = Clock::now();
   std::string error;
@@ -179,7 +179,7 @@ void StepLoop::run_step() {
   }
   watchdog_.enter("delivering the tokens");
   for (size_t r = 0; r < rows_.size();) {
-    size_t end = r;  // of the scores of one sequence
+    size_t end = r;  // of the rows that score one sequence
     while (end < rows_.size() && rows_[end].is_scored && rows_[end].sequence == rows_[r].sequence) ++end;
     if (end == r)
       accept(rows_[r++]);
@@ -193,7 +193,7 @@ void StepLoop::run_step() {
   step_duration_ = Clock::now() - started;
 }
 
-// The next step, if there is one; next_rows_ are those that get a token.
+// Plans and starts the next step, if there is one; next_rows_ are its rows that score or choose a token.
 void StepLoop::ask_for_step() {
   watchdog_.enter("planning");
   look_at_masks();
@@ -218,7 +218,7 @@ void StepLoop::ask_for_step() {
   }
 }
 
-// All running requests end with the error; when no further step can run, the waiting ones too.
+// Ends all running requests with the error; if no further step can run, waiting ones too.
 void StepLoop::fail_step(const std::string& error) {
   const Status failure = executor_.failure();
   if (failure.ok()) {
@@ -235,7 +235,7 @@ void StepLoop::fail_step(const std::string& error) {
     end(*sequence, {.finish_reason = FinishReason::kError, .error = failure.message()});
 }
 
-// Runs the model over the step's rows; next_rows_ then names the sequences that have logits.
+// Runs the model over the step's rows. gather() has put the rows with logits into next_rows_.
 Status StepLoop::forward() {
   std::vector<Batch> batches;
   for (int group = 0; group < scheduler_.num_groups(); ++group) {
@@ -292,7 +292,7 @@ void StepLoop::sample_rows() {
                         : sampler_.sample(logits, sequence.sampling, random, edits, row.allowed);
       row.status = token.status();
       if (token.ok()) row.token = std::move(*token);
-    } catch (const std::exception& error) {  // out of memory; must not leave a worker
+    } catch (const std::exception& error) {  // out of memory; must not leave the worker
       row.status = internal_error(error.what());
     }
   });
@@ -304,7 +304,7 @@ void StepLoop::start_sample() {
   device_edits_.clear();
   device_allowed_.clear();
   for (const SampledRow& row : next_rows_) {
-    if (row.sequence == nullptr) {  // the executor wants a row for each of the step's logits
+    if (row.sequence == nullptr) {  // the executor expects one entry per logit row of the step
       device_params_.push_back({});
       continue;
     }
@@ -351,7 +351,7 @@ PositionLogprobs StepLoop::logprobs_of(SampledToken& token) const {
   return {{token.token_id, token.logprob, bytes_of(token.token_id)}, std::move(token.top)};
 }
 
-// Delivers the log-probabilities of a sequence's prompt tokens. It ends with them if it wants no answer.
+// Delivers the log-probabilities of a sequence's prompt tokens, and ends it if no output is requested.
 void StepLoop::take_scores(std::span<SampledRow> rows) {
   if (rows[0].sequence == nullptr) return;
   Sequence& sequence = *rows[0].sequence;
@@ -377,9 +377,9 @@ void StepLoop::take_scores(std::span<SampledRow> rows) {
   end(sequence, std::move(delta));
 }
 
-// Puts a row's token into its sequence and delivers the news.
+// Appends a row's token to its sequence and delivers the delta.
 void StepLoop::accept(SampledRow& row) {
-  if (row.sequence == nullptr) return;  // it has ended while the step was under way
+  if (row.sequence == nullptr) return;  // it ended while the step was in flight
   Sequence& sequence = *row.sequence;
   Delta delta;
   try {
@@ -428,7 +428,7 @@ Delta StepLoop::put_token(Sequence& sequence, SampledToken& token) const {
   if (is_end || contains(sampling.stop_token_ids, id)) delta.matched_stop_token = id;
   const bool may_stop = sequence.num_answer_tokens() >= sampling.min_new_tokens;
   if (delta.matched_stop_token < 0 || sampling.no_stop_trim) delta.text = sequence.text.push(id, may_stop);
-  // Without end tokens, only the grammar knows whether the text ends here: look_at_masks() then decides.
+  // Without end tokens only the grammar knows whether the text ends here: look_at_masks() decides later.
   const bool grammar_decides = sequence.matcher != nullptr && executor_.config().eos_token_ids.empty();
   if (delta.matched_stop_token >= 0 || sequence.text.is_stopped())
     delta.finish_reason = FinishReason::kStop;
@@ -437,7 +437,7 @@ Delta StepLoop::put_token(Sequence& sequence, SampledToken& token) const {
   return delta;
 }
 
-// Delivers the last delta, with what is left of the text, and forgets the sequence.
+// Delivers the last delta with the remaining text, and deletes the sequence.
 void StepLoop::end(Sequence& sequence, Delta delta) {
   const bool failed =
       delta.finish_reason == FinishReason::kError && delta.error_code == StatusCode::kInternal;

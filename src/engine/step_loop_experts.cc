@@ -1,4 +1,4 @@
-// Which experts a sequence's tokens went to, for those who want to know.
+// The step loop's part in reporting which experts a sequence's tokens were routed to.
 #include <algorithm>
 #include <utility>
 
@@ -15,8 +15,8 @@ void StepLoop::make_room_for_experts(GroupRows& rows, std::span<const ScheduledR
   rows.experts.resize(rows.token_ids.size() * static_cast<size_t>(config.num_layers * config.top_k));
 }
 
-// Each row's, once: a retracted sequence's are computed again, and are the same. The last layer has only the
-// rows whose logits are wanted, which are all that are new.
+// Records each token's experts once: a retracted sequence recomputes its rows, with the same experts. The
+// last layer only has the rows whose logits are computed, which include every new row.
 void StepLoop::keep_experts(const GroupRows& rows, std::span<const ScheduledRows> step) const {
   if (rows.experts.empty()) return;
   const int64_t num_layers = executor_.config().num_layers, k = executor_.config().top_k;
@@ -41,8 +41,8 @@ void StepLoop::keep_experts(const GroupRows& rows, std::span<const ScheduledRows
   }
 }
 
-// Null where they are not wanted, or some of them were never computed. A step that was asked for before the
-// last token was known has some too many.
+// Null if not requested, or if some were never computed. A step enqueued before the last token was known adds
+// surplus rows, which are cut off.
 std::shared_ptr<const std::vector<int32_t>> StepLoop::take_experts(Sequence& sequence) const {
   if (sequence.experts_from < 0) return nullptr;
   const int64_t num_tokens = std::max<int64_t>(sequence.num_known_tokens() - 1 - sequence.experts_from, 0);

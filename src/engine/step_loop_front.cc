@@ -1,4 +1,4 @@
-// What other threads ask of the step loop, and what it tells them.
+// The step loop's interface to other threads.
 #include <algorithm>
 #include <cstdio>
 #include <limits>
@@ -16,7 +16,7 @@ constexpr std::chrono::seconds kThroughputWindow{5};
 
 double seconds(std::chrono::duration<double> duration) { return duration.count(); }
 
-// What the queue is ordered by, largest first.
+// Key by which the queue is ordered, largest first.
 int64_t queue_priority(std::optional<int64_t> asked, const PriorityRules& rules) {
   if (!rules.are_used) return 0;
   if (!asked) return std::numeric_limits<int64_t>::min();
@@ -83,7 +83,9 @@ Result<std::string> StepLoop::submit(Request request, DeltaCallback on_delta,
           "(--grammar-backend none, or a build without xgrammar)");
     grammar = grammars_->ask(spec, request.client);
     if (grammar.is_ready()) FP4MOE_RETURN_IF_ERROR(grammar.get().status());
-    if (request.prefill_node.empty()) request.sampling.grammar.text = std::string();  // the store has it
+    if (request.prefill_node.empty())
+      request.sampling.grammar.text = std::string();  // the store has its own
+                                                      // copy
   }
   if (request.routed_experts_from >= 0)
     FP4MOE_RETURN_IF_ERROR(executor_.tells_experts().with_context("return_routed_experts"));
@@ -113,7 +115,7 @@ Result<std::string> StepLoop::submit(Request request, DeltaCallback on_delta,
   return id;
 }
 
-// Said once.
+// Warns once.
 Status StepLoop::ignore_priority() {
   constexpr const char* kOff =
       "priority: requests are served as they came, --enable-priority-scheduling is off";
@@ -149,7 +151,7 @@ Status StepLoop::flush_cache() {
 }
 
 void StepLoop::drain(double timeout_seconds) {
-  constexpr double kLongest = 1e8;  // seconds; keeps the conversion to a clock's ticks in range
+  constexpr double kLongest = 1e8;  // seconds; keeps the conversion to clock ticks in range
   const std::chrono::duration<double> timeout(timeout_seconds > 0 ? std::min(timeout_seconds, kLongest) : 0);
   std::unique_lock lock(mutex_);
   draining_ = true;
@@ -170,7 +172,7 @@ EngineStats StepLoop::stats() const {
   EngineStats stats = stats_;
   const auto now = Clock::now();
   stats.uptime_seconds = seconds(now - started_);
-  // Tokens since the last sample before the window, or since the start.
+  // Counts tokens since the last sample before the window, or since startup.
   const auto in_window = std::find_if(recent_.begin(), recent_.end(), [&](const TokensAt& sample) {
     return now - sample.time <= kThroughputWindow;
   });
@@ -180,7 +182,7 @@ EngineStats StepLoop::stats() const {
   return stats;
 }
 
-// Makes what the iteration has changed visible to other threads.
+// Makes the iteration's changes visible to other threads.
 void StepLoop::publish() {
   totals_.num_running_reqs = scheduler_.num_running();
   totals_.num_queue_reqs = scheduler_.num_waiting() + std::ssize(compiling_);
@@ -216,8 +218,7 @@ void StepLoop::publish() {
   if (std::exchange(has_flushed_, false) || active_.empty()) idle_.notify_all();
 }
 
-// Who hears of a request's end may name the next one the same at once; what was asked of the old one is not
-// meant for it.
+// The id is reusable as soon as the final delta is delivered; a pending cancel must not hit its new owner.
 void StepLoop::release_id(const std::string& id) {
   std::lock_guard lock(mutex_);
   active_.erase(id);
@@ -225,7 +226,7 @@ void StepLoop::release_id(const std::string& id) {
   ++num_ending_;
 }
 
-// The loop's thread is in a call that does not return: its requests are answered for it.
+// The loop's thread is stuck in a call: this thread ends its requests instead.
 void StepLoop::on_stuck(const std::string& place) {
   char after[48];
   std::snprintf(after, sizeof after, " for %g s (--watchdog-timeout)", options_.watchdog_timeout);

@@ -1,5 +1,5 @@
-// The step loop's sequences whose text must match a grammar. They wait outside of the scheduler until it is
-// compiled.
+// The step loop's part for sequences whose text must match a grammar. They wait outside the scheduler until
+// it is compiled.
 #include <algorithm>
 #include <utility>
 
@@ -9,8 +9,8 @@
 namespace fp4moe {
 namespace {
 
-// Most time that a step waits for the masks of its rows once their logits are there, or on their way; else a
-// quarter of the time of the step before.
+// Longest time that a step waits for its rows' masks after the forward pass, or a quarter of the previous
+// iteration's time if that is less.
 constexpr std::chrono::milliseconds kMaxMaskWait(2);
 
 }  // namespace
@@ -20,14 +20,14 @@ void StepLoop::start_grammars(std::unique_ptr<GrammarCompiler> compiler) {
   masks_ = std::make_unique<MaskThreads>(options_.masks, [this] { wake(); });
 }
 
-// A sequence that waits for its grammar may go on.
+// A grammar or a mask has become ready.
 void StepLoop::wake() {
   std::lock_guard lock(mutex_);
   has_grammars_ = true;
   mail_.notify_one();
 }
 
-// Sequences whose grammar and first token are there, or that need none; or all, to be ended.
+// Schedules sequences whose grammar and first token are ready or not needed; or all of them, to be ended.
 void StepLoop::enqueue_compiled(bool all) {
   for (auto& sequence : compiling_) {
     const bool has_grammar = !sequence->grammar.valid() || sequence->grammar.is_ready();
@@ -43,12 +43,12 @@ void StepLoop::enqueue_compiled(bool all) {
 void StepLoop::enqueue(std::unique_ptr<Sequence> owned) {
   Sequence& sequence = *owned;
   scheduler_.enqueue(std::move(owned));
-  if (sequence.is_over() && !sequence.first_token)  // max_new_tokens = 0, and nothing wanted of the prompt
+  if (sequence.is_over() && !sequence.first_token)  // max_new_tokens = 0 and no prompt output requested
     return end(sequence, {.finish_reason = FinishReason::kLength});
   if (const GrammarTicket ticket = std::exchange(sequence.grammar, {}); ticket.valid()) {
     const GrammarResult& grammar = ticket.get();
     if (!grammar.ok()) return fail(sequence, grammar.status());
-    if (sequence.max_tokens > sequence.num_prompt_tokens) {  // else no token is chosen
+    if (sequence.max_tokens > sequence.num_prompt_tokens) {  // otherwise no token is chosen
       sequence.matcher = std::make_shared<AnswerGrammar>(*grammar, request_limits_.vocab_size);
       constrained_.push_back(&sequence);
     }
@@ -64,7 +64,8 @@ void StepLoop::fail(Sequence& sequence, const Status& status) {
       {.finish_reason = FinishReason::kError, .error = status.message(), .error_code = status.code()});
 }
 
-// Null if there is none. One that waits for its grammar is taken from there: it is to be ended.
+// Null if not found. A sequence that waits for its grammar is moved to the scheduler, so that it can be
+// ended.
 Sequence* StepLoop::find(const std::string& id) {
   const auto found =
       std::find_if(compiling_.begin(), compiling_.end(), [&](const auto& s) { return s->id == id; });
@@ -74,11 +75,11 @@ Sequence* StepLoop::find(const std::string& id) {
   return scheduler_.find(id);
 }
 
-// Before a step is planned: ends the sequences whose grammar has ended or failed, and decides which of the
-// others get rows. One whose mask is still being filled gets its row if the mask is expected by the time that
-// it is needed: then masks cost a step nothing, as they are filled while the model computes.
+// Before a step is planned: ends sequences whose grammar has ended or failed, and decides which other ones
+// get rows. A sequence whose mask is still being filled gets its row if the mask is expected to be ready when
+// needed: masks are then filled while the model computes and delay no step.
 void StepLoop::look_at_masks() {
-  const std::vector<Sequence*> constrained = constrained_;  // end() takes sequences out
+  const std::vector<Sequence*> constrained = constrained_;  // end() removes sequences
   for (Sequence* sequence : constrained) {
     const AnswerGrammar& matcher = *sequence->matcher;
     switch (matcher.state()) {
@@ -100,7 +101,7 @@ void StepLoop::look_at_masks() {
   }
 }
 
-// By the time of its last mask. A step that the executor samples needs masks as soon as it is queued.
+// Estimated from its last mask. If the executor samples, masks are needed as soon as the step is enqueued.
 bool StepLoop::expects_in_time(const AnswerGrammar& matcher) const {
   const Clock::duration time = executor_.samples() ? mask_wait() : step_duration_ + mask_wait();
   return !matcher.is_slow() && matcher.last_duration() <= time;
@@ -110,8 +111,8 @@ StepLoop::Clock::duration StepLoop::mask_wait() const {
   return std::min<Clock::duration>(kMaxMaskWait, step_duration_ / 4);
 }
 
-// Gives the rows that choose tokens their masks. A row whose mask is late chooses none: its sequence gets no
-// rows until the mask is there, then the same row again, and so the same token.
+// Attaches masks to the rows that choose tokens. A row whose mask is late chooses none: its sequence gets no
+// rows until the mask is ready, then computes the same row again, and so chooses the same token.
 void StepLoop::take_masks() {
   std::vector<AnswerGrammar*> working;
   const auto needs_mask = [](const SampledRow& row) {
@@ -132,8 +133,8 @@ void StepLoop::take_masks() {
   }
 }
 
-// The token that was chosen for the sequence is accepted on another thread; until that is done the sequence
-// has no mask, and gets no token.
+// A mask thread accepts the chosen token; until it is done the sequence has no mask and gets no further
+// token.
 void StepLoop::advance_grammar(Sequence& sequence, int32_t id) {
   if (sequence.num_answer_tokens() == 1 && sequence.first_token)
     masks_->start(sequence.matcher, id);
@@ -148,7 +149,7 @@ void StepLoop::leave_grammar(Sequence& sequence) {
   masks_->retire(std::exchange(sequence.matcher, nullptr));
 }
 
-// Appends the row's mask to device_allowed_ and returns its number; -1 if all ids are allowed.
+// Appends the row's mask to device_allowed_ and returns its index; -1 if all ids are allowed.
 int32_t StepLoop::gather_allowed(const SampledRow& row) {
   if (row.allowed.empty()) return -1;
   const size_t num_masks = device_allowed_.size() / row.allowed.size();

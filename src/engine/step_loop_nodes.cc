@@ -1,8 +1,8 @@
 // The step loop's part in prefill-decode disaggregation (docs/disaggregation.md).
 //
-// A prefill engine's prompt runs as any other request until its first token is chosen; then it is held. A
-// decode engine's request waits outside of the scheduler for that token, then inside: admitted like any
-// other, it has its prompt's pages filled by another thread, and then decodes.
+// A prefill engine's prompt runs like any other request until its first token is chosen; then it is held. A
+// decode engine's request waits outside the scheduler for that token. It is then admitted like any other;
+// another thread fills its prompt's pages, after which it decodes.
 #include <algorithm>
 #include <limits>
 #include <stdexcept>
@@ -44,10 +44,10 @@ void StepLoop::hold(SampledRow& row) {
 
 // ---- a decode engine ------------------------------------------------------------------------------
 
-// The seed goes along: the tokens of one answer are chosen as if by one engine. Scores of the prompt come
-// with the first token.
+// Sends the seed, so that the tokens are chosen as if by one engine. Scores of the prompt arrive with the
+// first token.
 void StepLoop::ask_prefill_node(Sequence& sequence) {
-  if (sequence.is_over()) return sequence.prefill_node.clear();  // nothing is to be computed
+  if (sequence.is_over()) return sequence.prefill_node.clear();  // there is nothing to compute
   Request request{.id = sequence.id,
                   .input_ids = sequence.token_ids,
                   .sampling = sequence.sampling,
@@ -69,7 +69,7 @@ void StepLoop::ask_prefill_node(Sequence& sequence) {
     take_news({.id = sequence.id, .status = room.status()});
 }
 
-// News of a request that has ended, or of a room that it has left, is none.
+// Ignore events for finished requests and abandoned rooms.
 void StepLoop::take_news(KvNews news) {
   const auto is_meant = [&](const Sequence& s) { return s.id == news.id && s.room == news.room; };
   const auto waiting = std::ranges::find_if(compiling_, [&](const auto& s) { return is_meant(*s); });
@@ -100,7 +100,7 @@ void StepLoop::take_first_token(Sequence& sequence) {
   Delta scores;
   sequence.experts = std::move(first.experts);
   for (SampledToken& token : first.scored) scores.prompt_logprobs.push_back(logprobs_of(token));
-  if (sequence.is_over()) {  // no answer is wanted: nobody is told of the last row
+  if (sequence.is_over()) {  // no output is requested: experts of the last row are not reported
     const int64_t num_rows = std::max<int64_t>(0, sequence.num_prompt_tokens - 1 - sequence.experts_from);
     const int64_t num_experts = num_rows * executor_.config().num_layers * executor_.config().top_k;
     sequence.experts.resize(std::min(sequence.experts.size(), static_cast<size_t>(num_experts)));
@@ -116,7 +116,7 @@ void StepLoop::take_first_token(Sequence& sequence) {
   accept(row);
 }
 
-// Of sequences that were admitted, or that were retracted and are computed here.
+// For admitted sequences; those that were retracted leave their room, as this engine computes them now.
 void StepLoop::take_all_pages() {
   listed_.clear();
   scheduler_.list(listed_);
@@ -129,8 +129,8 @@ void StepLoop::take_all_pages() {
   }
 }
 
-// Those behind the known ones, which this engine has already. A step under way may be of a request that has
-// ended, and write to pages that this one has now.
+// Requests the pages after the published ones, which this engine has already. A step in flight may still
+// write to pages that belonged to a request that has ended and now belong to this one.
 void StepLoop::take_pages(Sequence& sequence) {
   if (sequence.num_cached >= sequence.num_prompt_tokens) return start_decoding(sequence);
   if (const Status status = executor_.finish_steps(); !status.ok())

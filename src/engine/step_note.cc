@@ -7,7 +7,7 @@ namespace fp4moe {
 void StepNote::take(const DpScheduler& scheduler) {
   std::lock_guard lock(mutex_);
   ++step_;
-  size_t n = 0;  // the strings keep their memory from step to step
+  size_t n = 0;  // entries are reused so that the strings keep their memory
   num_rows_ = 0;
   for (int group = 0; group < scheduler.num_groups(); ++group) {
     for (const ScheduledRows& rows : scheduler.step(group)) {

@@ -1,4 +1,4 @@
-// StepNote: what the step under way is made of, for whoever wants to know why it does not end.
+// StepNote: a snapshot of the current step, for diagnosing a step that does not end.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@ namespace fp4moe {
 
 class StepNote {
  public:
-  // By the engine's thread, once the step is planned.
+  // Called by the engine's thread once the step is planned.
   void take(const DpScheduler& scheduler);
-  // From any thread: lines on the latest step, its requests, the queue and the pages.
+  // Thread-safe. Lines about the latest step: its requests, the queue and the pages.
   std::vector<std::string> lines() const;
 
  private:

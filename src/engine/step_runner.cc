@@ -14,7 +14,7 @@ namespace fp4moe {
 namespace {
 
 constexpr int kStep = 12, kDone = 13, kLogits = 14, kTaken = 15;  // signal slots
-constexpr int64_t kLengthBytes = 64;                              // in front of an encoded step; 0: the end
+constexpr int64_t kLengthBytes = 64;  // precedes an encoded step; a length of 0 ends the ranks
 
 std::string rank_name(int rank) { return "rank " + std::to_string(rank); }
 
@@ -39,7 +39,7 @@ StepRunner::~StepRunner() {
   if (started_ && job_failure().ok()) {
     ends_ = true;
     encoded_.clear();
-    // Who cannot be told has failed, and ends for that reason.
+    // A rank that cannot be signalled has failed, and ends for that reason.
     if (!announce(last_step_ + 1).ok()) log_warning("the ranks could not be told to end");
   }
   for (std::thread& thread : threads_) thread.join();
@@ -53,7 +53,7 @@ int64_t StepRunner::piece_offset(int group, uint32_t piece) const {
   return options_.region.logits_offset + (2 * group + piece % 2) * options_.region.piece_bytes;
 }
 
-// The first failure of the job, which may be another one.
+// Returns the job's first failure, which may be a different one.
 Status StepRunner::fail(const Status& status) {
   Endpoint& endpoint = job_.endpoint(job_.first_rank());
   endpoint.fail(status);
@@ -74,7 +74,7 @@ Status StepRunner::start() {
   return {};
 }
 
-// Of this process's ranks but the first.
+// One for each rank of this process except the first.
 Status StepRunner::start_threads() {
   const int first = job_.first_rank(), end = first + job_.num_local_ranks();
   threads_.reserve(static_cast<size_t>(end - first));
@@ -122,7 +122,7 @@ Status StepRunner::run_step(std::span<const Batch> groups, float* logits) {
   return {};
 }
 
-// Tells all other ranks that step number `step`, or the end, is there.
+// Signals step number `step`, or the end, to all other ranks.
 Status StepRunner::announce(uint32_t step) {
   Endpoint& endpoint = job_.endpoint(0);
   for (int rank = 1; rank < options_.layout.tp; ++rank) {
@@ -151,7 +151,7 @@ Status StepRunner::wait_done(int rank, uint32_t step) {
 
 // ---- all ranks ------------------------------------------------------------------------------------
 
-// An exception, too, is the rank's failure and so the job's.
+// An exception also fails the rank and with it the job.
 Status StepRunner::forward_guarded(int rank, const Batch& batch, float* logits) {
   Status status;
   try {
@@ -176,7 +176,7 @@ Status StepRunner::follow() {
 // Runs steps until the end or a failure of the job.
 void StepRunner::rank_loop(int rank) {
   Endpoint& endpoint = job_.endpoint(rank);
-  StepBatches received;  // in other processes
+  StepBatches received;  // used in other processes only
   if (!endpoint.signal(0, kDone, options_.first_signal + 1).ok()) return;
   for (uint32_t step = options_.first_signal + 1;; ++step) {
     uint32_t seen = 0;

@@ -1,13 +1,13 @@
-// StepRunner: the ranks of a job run steps together. Rank 0's thread is the caller's; the other ranks of this
-// process have threads of their own, those of other processes follow process 0.
+// StepRunner: runs steps on all ranks of a job together. The caller's thread is rank 0's; other ranks of this
+// process have their own threads, and those of other processes follow process 0.
 //
-// A step, over the signal slots 12 to 15 (comm/endpoint.h), n counting from first_signal + 1:
-//   0 -> r  kStep   n      the batches are there: in memory for ranks of process 0, else in r's heap
-//   r -> 0  kDone   n + 1  r has run them (the first: r is ready)
+// A step uses the signal slots 12 to 15 (comm/endpoint.h); n counts from first_signal + 1:
+//   0 -> r  kStep   n      the batches are ready: in memory for ranks of process 0, otherwise in r's heap
+//   r -> 0  kDone   n + 1  r has finished the step (the first signal: r is ready)
 //   g -> 0  kLogits i      piece i of the logits of g, the first rank of a group in another process, is in
-//                          rank 0's heap; both halves of g's place take turns
+//                          rank 0's heap; g's pieces alternate between two buffers
 //   0 -> g  kTaken  i      piece i was copied out
-// Rank 0 ends a step when all are done, so what a step wrote may be written again by the next one.
+// Rank 0 returns when all ranks are done, so the next step may overwrite what this one wrote.
 #pragma once
 
 #include <chrono>
@@ -24,43 +24,44 @@
 
 namespace fp4moe {
 
-// Where a rank's heap holds what steps need.
+// Offsets of the step data in a rank's heap.
 struct StepRegion {
   int64_t step_offset = 0;    // 64-byte aligned; an encoded step
-  int64_t logits_offset = 0;  // 64-byte aligned; for each group two pieces of logits
-  int64_t piece_bytes = 0;    // of each
+  int64_t logits_offset = 0;  // 64-byte aligned; two pieces of logits per group
+  int64_t piece_bytes = 0;    // of one piece
 
   static int64_t step_bytes(const StepLimits& limits);
   int64_t logits_bytes(const StepLimits& limits) const { return limits.num_groups * 2 * piece_bytes; }
 };
 
-// Runs one rank's model; logits is null on all but a group's first rank.
+// Runs one rank's model; logits is null except on a group's first rank.
 using RankForward = std::function<Status(int rank, const Batch& batch, float* logits)>;
 
 struct StepRunnerOptions {
   RankLayout layout;  // tp ranks in dp groups
   StepLimits limits;
   StepRegion region;
-  std::chrono::nanoseconds timeout{};  // that rank 0 waits for a rank after its own part of a step
-  uint32_t first_signal = 0;           // the job's
+  std::chrono::nanoseconds timeout{};  // how long rank 0 waits for another rank after finishing its own part
+                                       // of a step
+  uint32_t first_signal = 0;           // the job's first signal value
 };
 
 class StepRunner {
  public:
-  // The job is borrowed. `forward` is called by one thread a rank, and not before start() or follow().
+  // The job is borrowed. `forward` is called on one thread per rank, only after start() or follow().
   StepRunner(Job& job, const StepRunnerOptions& options, RankForward forward);
-  // Process 0: ends the other ranks, and waits for those of this process.
+  // Process 0: tells the other ranks to end, and joins this process's threads.
   ~StepRunner();
 
-  // Process 0: starts this process's ranks and waits, as long as it takes, until all ranks are ready.
+  // Process 0: starts this process's ranks and waits, without a time limit, until all ranks are ready.
   Status start();
-  // Process 0, after start(): a step; logits [rows, V] f32 as in Executor. An error is the job's and final: a
-  // rank that comes late may still write to logits, until the destructor has returned.
+  // Process 0, after start(): runs one step; logits [rows, V] f32 as in Executor. Errors are the job's and
+  // final. After an error, a late rank may still write to `logits` until the destructor has returned.
   Status run(std::span<const Batch> groups, float* logits);
-  // Other processes: this process's ranks take part in steps until process 0 ends them (OK) or the job fails.
+  // Other processes: runs this process's ranks until process 0 ends them (OK) or the job fails.
   Status follow();
 
-  // The job's, from any thread; once run() has returned it, with the step in which it came.
+  // The job's failure; with the step's number once run() has returned it. Thread-safe.
   Status failure() const;
 
  private:
@@ -81,9 +82,9 @@ class StepRunner {
   Job& job_;
   const StepRunnerOptions options_;
   const RankForward forward_;
-  std::vector<std::thread> threads_;  // of this process's ranks but the first
+  std::vector<std::thread> threads_;  // one for each rank of this process except the first
 
-  // Process 0: the step, written by rank 0 before it signals it.
+  // Process 0: the current step, written by rank 0 before it signals the step.
   StepBatches step_;
   std::vector<uint8_t> encoded_;
   float* logits_ = nullptr;
@@ -93,7 +94,7 @@ class StepRunner {
   mutable std::mutex mutex_;
   Status step_failure_;
 
-  std::vector<uint32_t> pieces_;  // [dp]: sent or taken so far
+  std::vector<uint32_t> pieces_;  // [dp]: number of pieces sent or received so far
 };
 
 }  // namespace fp4moe

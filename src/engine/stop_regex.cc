@@ -9,8 +9,8 @@
 namespace fp4moe {
 namespace {
 
-// Of one look at one character more: about a step for each character that is held back, and a millisecond
-// for an expression that explodes.
+// Limit for one search after each new character: about one step per character held back, and a millisecond
+// for an expression that backtracks exponentially.
 constexpr uint32_t kMaxSteps = 20000;
 constexpr uint32_t kMaxHeapKib = 4096;
 
@@ -79,7 +79,8 @@ std::string StopRegex::push(std::string_view piece) {
   return text_.substr(before, certain_ - before);
 }
 
-// text_ has a character more. certain_ moves on to where a match may begin, or to where one does.
+// text_ has grown by a character. Advances certain_ to the earliest possible start of a match, or to the
+// match.
 void StopRegex::look() {
   size_t begin = text_.size();
   const std::unique_ptr<pcre2_match_data, Free<pcre2_match_data_free>> data(
@@ -96,7 +97,7 @@ void StopRegex::look() {
       return;
     }
     const size_t found = std::clamp(pcre2_get_ovector_pointer(data.get())[0], certain_, text_.size());
-    if (rc >= 0 && !has_matched_) begin = text_.size();  // what may begin earlier has come too late
+    if (rc >= 0 && !has_matched_) begin = text_.size();  // an earlier partial match would complete too late
     if (rc >= 0 || !has_matched_) begin = std::min(begin, found);
     has_matched_ |= rc >= 0;
   }

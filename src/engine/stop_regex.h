@@ -1,4 +1,4 @@
-// StopRegex: finds where a regular expression first matches a text that grows.
+// StopRegex: finds where a regular expression first matches in a growing text.
 #pragma once
 
 #include <memory>
@@ -10,12 +10,12 @@
 
 namespace fp4moe {
 
-// Compiled expressions (PCRE2, Unicode), shared by whoever matches them.
+// Compiled expressions (PCRE2, Unicode); copies share the compiled code.
 class StopPatterns {
  public:
-  // kInvalidArgument names the expression: it does not compile, or matches the empty text.
+  // kInvalidArgument names the expression: it does not compile, or can match the empty text.
   static Result<StopPatterns> compile(const std::vector<std::string>& expressions);
-  StopPatterns() = default;  // none
+  StopPatterns() = default;  // no expressions
 
  private:
   friend class StopRegex;
@@ -23,22 +23,22 @@ class StopPatterns {
   std::vector<std::shared_ptr<const Code>> codes_;
 };
 
-// The text ends at the first character at which an expression matches; of matches that end there the one that
-// begins first counts. What it gives does not depend on where the pieces were cut. A match takes a bounded
-// number of steps; where they do not suffice, failure() says so.
+// The text ends at the first character at which an expression matches; among matches that end there, the one
+// that begins first counts. The result does not depend on how the text was split into pieces. A match may
+// take a bounded number of steps; beyond that, failure() is set.
 class StopRegex {
  public:
   explicit StopRegex(StopPatterns patterns);
 
-  // Takes the next piece, whole UTF-8, and returns the text that no match can reach any more: nothing of what
-  // an expression matches. After a match or a failure, nothing further is taken.
+  // Appends a piece, whole UTF-8, and returns the text that can no longer be part of a match; matched text is
+  // never returned. After a match or a failure, pieces are ignored.
   std::string push(std::string_view piece);
-  // Text in which no match may begin; it comes before all that is pushed.
+  // Appends text in which no match may begin, ahead of later pieces.
   void pass(std::string_view text);
-  // What was held back; empty after a match.
+  // The text held back; empty after a match.
   std::string finish();
 
-  const std::string& matched() const { return matched_; }  // empty: nothing yet
+  const std::string& matched() const { return matched_; }  // empty: no match yet
   bool has_matched() const { return has_matched_; }
   const Status& failure() const { return failure_; }
 
@@ -46,9 +46,9 @@ class StopRegex {
   void look();
 
   StopPatterns patterns_;
-  std::string text_;     // all of it: expressions may look back
-  size_t certain_ = 0;   // bytes of it that were given away
-  std::string matched_;  // may be empty where \K moves a match's beginning
+  std::string text_;     // the whole text: expressions may look back
+  size_t certain_ = 0;   // number of its bytes already returned
+  std::string matched_;  // may be empty if \K moves the start of a match
   bool has_matched_ = false;
   Status failure_;
 };

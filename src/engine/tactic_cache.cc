@@ -15,7 +15,7 @@ Result<nlohmann::json> read_cache(const std::string& path) {
   constexpr int64_t kMaxBytes = 1 << 20;
   if (!file_exists(path)) return nlohmann::json::object();
   FP4MOE_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kMaxBytes));
-  // Limits nesting: nlohmann's dump() and copies, which write_entry() needs, recurse.
+  // parse_json limits the nesting: nlohmann's dump() and copies, which write_entry() needs, recurse.
   FP4MOE_ASSIGN_OR_RETURN(nlohmann::json root, parse_json(text, "'" + path + "'"));
   if (!root.is_object()) return data_loss("'" + path + "' is not a JSON object");
   return root;
@@ -25,7 +25,7 @@ Status broken(const std::string& path, const std::string& key) {
   return data_loss("'" + path + "' holds no tactics under \"" + key + "\"");
 }
 
-// The key's entry as rows of `columns` numbers each; no rows: the key is not there.
+// The key's entry as rows of `columns` numbers each; no rows if the key is missing.
 Result<std::vector<std::vector<int64_t>>> read_entry(const std::string& path, const std::string& key,
                                                      size_t rows, size_t columns) {
   FP4MOE_ASSIGN_OR_RETURN(const nlohmann::json root, read_cache(path));
@@ -44,7 +44,7 @@ Result<std::vector<std::vector<int64_t>>> read_entry(const std::string& path, co
   return read;
 }
 
-// False: not all are indices below `count`.
+// False if a number is not an index below `count`.
 bool take_indices(const std::vector<int64_t>& numbers, size_t count, uint8_t* out) {
   for (const int64_t number : numbers) {
     if (number < 0 || number >= static_cast<int64_t>(count)) return false;
@@ -53,7 +53,7 @@ bool take_indices(const std::vector<int64_t>& numbers, size_t count, uint8_t* ou
   return true;
 }
 
-// Others may write at the same time: the last one's file stands whole, and what it lost is timed again.
+// If several processes write at the same time, the last file wins as a whole; lost entries are timed again.
 Status write_entry(const std::string& path, const std::string& key, nlohmann::json entry) {
   Result<nlohmann::json> old = read_cache(path);
   nlohmann::json root = old.ok() ? *old : nlohmann::json::object();

@@ -1,4 +1,4 @@
-// The file that keeps what the autotuner found: one JSON object, for each key an array of arrays of numbers.
+// The autotuner's cache file: one JSON object that maps each key to an array of arrays of numbers.
 #pragma once
 
 #include <cstddef>
@@ -10,12 +10,12 @@
 
 namespace fp4moe {
 
-// --autotune-cache, or a file in the user's cache folder; empty if there is none.
+// --autotune-cache, or a file in the user's cache folder; empty if neither exists.
 std::string tactic_cache_path(const EngineConfig& flags);
 
-// Whether the file has the key. A file that is absent is empty; kDataLoss: it is no cache.
+// Returns whether the file has the key. A missing file counts as empty; kDataLoss: it is not a valid cache.
 Result<bool> read_tactics(const std::string& path, const std::string& key, Tactics& tactics);
-// The same of a GPU, whose table has `num_tactics`; the buckets are those of `tactics`, which the key names.
+// The same for a GPU whose table has `num_tactics` tactics; the buckets must be those of `tactics`.
 Result<bool> read_tactics(const std::string& path, const std::string& key, size_t num_tactics,
                           DeviceTactics& tactics);
 Status write_tactics(const std::string& path, const std::string& key, const Tactics& tactics);

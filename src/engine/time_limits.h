@@ -6,14 +6,15 @@
 
 namespace fp4moe {
 
-// Seconds; 0: no limit.
+// In seconds; 0: no limit.
 struct TimeLimits {
-  double waiting = 0;  // until its first rows are computed
-  double running = 0;  // from then on
-  double held = 0;     // a prefill engine's, until its pages are released
+  double waiting = 0;  // from submission until its first rows are scheduled
+  double running = 0;  // after that
+  double held = 0;     // prefill engine: until its pages are released
 };
 
-// OK, or why the request is over: kUnavailable if it was not begun, else kDeadline.
+// OK, or why the request has to end. kDeadline: its own timeout or limits.running; kUnavailable:
+// limits.waiting or limits.held.
 Status check_time(const Sequence& sequence, const TimeLimits& limits, Sequence::Clock::time_point now);
 
 }  // namespace fp4moe

@@ -18,7 +18,7 @@ Watchdog::~Watchdog() {
   if (thread_.joinable()) thread_.join();
 }
 
-// Looks every so often and adds up at most twice that for each time it found nothing changed.
+// Polls at intervals of `tick` and adds at most twice that per poll without progress.
 void Watchdog::watch() {
   using Seconds = std::chrono::duration<double>;
   const Seconds tick = std::min(timeout_ / 8, Seconds(1));

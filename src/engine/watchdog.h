@@ -1,4 +1,4 @@
-// Watchdog: notices when a thread stays in one place for too long.
+// Watchdog: detects a thread that stays in one place for too long.
 #pragma once
 
 #include <atomic>
@@ -14,12 +14,12 @@ namespace fp4moe {
 class Watchdog {
  public:
   // `on_stuck` is called once, on the watchdog's thread, with the place that was entered timeout_seconds ago
-  // and not left. Time in which this process did not run at all (stopped, suspended) does not count. 0
-  // seconds: never, and there is no thread.
+  // and not left. Time in which this process did not run (stopped, suspended) does not count. With 0 seconds
+  // it does nothing and has no thread.
   Watchdog(double timeout_seconds, std::function<void(const std::string& place)> on_stuck);
   ~Watchdog();
 
-  // By the watched thread; `place` outlives the watchdog.
+  // Called by the watched thread; `place` must outlive the watchdog.
   void enter(const char* place) {
     num_entered_.fetch_add(1, std::memory_order_relaxed);
     place_.store(place, std::memory_order_release);

@@ -18,7 +18,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Below, packing takes less time than anybody notices; a folder that was named is used for any size.
+// Packing smaller checkpoints takes no noticeable time; an explicit --weight-cache-dir is used for any size.
 constexpr int64_t kWorthKeeping = int64_t{256} << 20;
 
 double seconds_since(Clock::time_point start) {
@@ -41,7 +41,7 @@ uint64_t hash_text(const std::string& text, uint64_t seed = 0) {
   return hash64(text.data(), std::ssize(text), seed);
 }
 
-// Of the files that say what the tensors mean.
+// Hashes the files that define what the tensors mean.
 uint64_t config_hash(const std::string& folder) {
   constexpr int64_t kMaxBytes = int64_t{64} << 20;
   uint64_t hash = 0;
@@ -52,7 +52,7 @@ uint64_t config_hash(const std::string& folder) {
   return hash;
 }
 
-// How weights are packed and which of them: what a folder may have several files for.
+// Which weights are packed and how; a folder can hold one file for each combination.
 std::string packing_text(const ModelPlan& plan, const RankLayout& layout) {
   std::ostringstream text;
   text << "runner " << plan.moe.runner()->name << ", " << numerics_text(plan.moe.numerics()) << "\n"
@@ -114,7 +114,7 @@ WeightCache::WeightCache(WeightCachePlace place, ThreadPool& pool)
   Status status = file.status();
   if (file.ok()) {
     new_file_ = std::move(*file);
-    const std::vector<uint8_t> room(kWeightAlign);  // of the header, which is written last
+    const std::vector<uint8_t> room(kWeightAlign);  // the header's place; it is written last
     status = new_file_->append(room);
   }
   if (!status.ok()) give_up(status);

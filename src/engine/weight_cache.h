@@ -1,10 +1,10 @@
-// WeightCache: the file that keeps a rank's packed weights, so that only the first start packs them. Later
-// ones map it: processes share its pages, and what is never used is never read.
+// WeightCache: a file with a rank's packed weights, so that only the first start packs them. Later starts map
+// it, and processes share its pages.
 //
-// weight_file.h is the format. The key is everything that the weights depend on. A file whose key is another
-// one, that is not whole or whose bytes are not those that were written is refused with its reason, and
-// written anew; so is a symbolic link, and a file that another user owns or can write. All of a file is read
-// and checked before anything of it is used.
+// weight_file.h describes the format. The key contains everything that the weights depend on. A file is
+// refused with a reason and rewritten if its key differs, it is incomplete or its bytes are not those that
+// were written; also if it is a symbolic link or is owned or writable by another user. The whole file is read
+// and checked before any of it is used.
 #pragma once
 
 #include <chrono>
@@ -22,26 +22,26 @@
 
 namespace fp4moe {
 
-// Where a rank's weights are kept, or why they are not.
+// Path of a rank's packed weights, or why they are not cached.
 struct WeightCachePlace {
-  std::string path;     // empty: nowhere
-  std::string why_not;  // then
-  std::string key;      // lines
+  std::string path;     // empty: not cached
+  std::string why_not;  // set if path is empty
+  std::string key;      // lines of text
 };
 WeightCachePlace weight_cache_place(const Checkpoint& checkpoint, const ModelPlan& plan,
                                     const RankLayout& layout);
 
 class WeightCache final : public WeightStore {
  public:
-  // Maps the file and checks it, or begins one; checksums are computed by `pool`. Whatever keeps it from
-  // either is a warning: weights are then packed and not kept.
+  // Maps the file and checks it, or starts a new one; `pool` computes checksums. If neither is possible, logs
+  // a warning: weights are then packed but not cached.
   WeightCache(WeightCachePlace place, ThreadPool& pool);
 
-  // kDataLoss: the file holds other weights than the model asks for.
+  // kDataLoss: the file's weights are not those that the model requests.
   Result<Buffer> next(int64_t num_bytes, const PackFn& pack) override;
   void enter_part(const std::string& name) override;
   bool packs() const override { return !is_mapped_; }
-  // All weights were taken: what was begun takes its place. Says what has become of them.
+  // Call after all weights were taken: a new file is completed and put in place. Logs the outcome.
   Status finish();
 
  private:
@@ -57,12 +57,12 @@ class WeightCache final : public WeightStore {
   MappedFile file_;
   bool is_mapped_ = false, is_locked_ = false;
   std::optional<NewFile> new_file_;
-  WeightFileIndex index_;  // of the mapped file, or of what was appended
+  WeightFileIndex index_;  // of the mapped file, or of the weights appended so far
   size_t num_taken_ = 0;
-  int64_t at_ = 0;           // of the next mapped weight
-  int64_t total_bytes_ = 0;  // taken
+  int64_t at_ = 0;           // offset of the next mapped weight
+  int64_t total_bytes_ = 0;  // of the weights taken
   double write_seconds_ = 0, check_seconds_ = 0;
-  std::string why_not_;  // kept
+  std::string why_not_;  // why the weights are not cached
 };
 
 }  // namespace fp4moe

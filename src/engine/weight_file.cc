@@ -11,7 +11,7 @@ namespace fp4moe {
 namespace {
 
 constexpr char kMagic[8] = {'f', 'p', '4', 'm', 'o', 'e', 'W', 'C'};
-constexpr int64_t kBlockBytes = int64_t{1} << 20;  // of a checksum: what one thread hashes at a time
+constexpr int64_t kBlockBytes = int64_t{1} << 20;  // unit of a checksum that one thread hashes at a time
 
 std::string count(uint64_t n) { return std::to_string(n); }
 
@@ -27,7 +27,7 @@ uint64_t hash_header(const WeightFileHeader& header) {
 
 std::string first_line(std::string_view text) { return std::string(text.substr(0, text.find('\n'))); }
 
-// The first lines that differ.
+// Reports the first lines that differ.
 Status other_key(std::string_view kept, std::string_view wanted) {
   while (!kept.empty() && !wanted.empty() && first_line(kept) == first_line(wanted)) {
     kept.remove_prefix(std::min(kept.size(), first_line(kept).size() + 1));
@@ -58,7 +58,7 @@ Result<WeightFileHeader> read_header(std::span<const uint8_t> file) {
   return header;
 }
 
-// The names, each followed by '\n'.
+// Splits names that are each followed by '\n'.
 Result<std::vector<std::string>> split_names(std::string_view text) {
   std::vector<std::string> names;
   while (!text.empty()) {
@@ -70,13 +70,13 @@ Result<std::vector<std::string>> split_names(std::string_view text) {
   return names;
 }
 
-// Each weight is in the room before the index, fills it together with the others, and has a part.
+// Checks that the weights exactly fill the space before the index, and that each belongs to a part.
 Status check_places(const WeightFileHeader& header, const WeightFileIndex& index) {
   uint64_t end = kWeightAlign;
   for (const WeightRecord& weight : index.weights) {
     if (weight.part >= index.parts.size())
       return data_loss("a weight is of part " + count(weight.part) + " of " + count(index.parts.size()));
-    const uint64_t room = header.index_offset - end;  // a multiple of kWeightAlign: so the padding fits too
+    const uint64_t room = header.index_offset - end;  // a multiple of kWeightAlign, so the padding fits too
     if (weight.num_bytes > room) return data_loss("its weights do not end where its index begins");
     end += static_cast<uint64_t>(weight_room(static_cast<int64_t>(weight.num_bytes)));
   }

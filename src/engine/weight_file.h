@@ -1,11 +1,11 @@
-// The file format of packed weights: what a WeightCache writes, and the checks before anything of it is used.
+// The file format of packed weights that WeightCache uses, with the checks made before any of it is used.
 //
-//   0      WeightFileHeader, one page; its last field is the hash of all before it
-//   4096   the weights in the order of loading, each padded with zeros to a multiple of 4096 bytes
+//   0      WeightFileHeader, one page; its last field is the hash of everything before it
+//   4096   the weights in loading order, each padded with zeros to a multiple of 4096 bytes
 //   index  the key; a WeightRecord for each weight; the names of the parts, each followed by '\n'
 //
-// Every byte is covered: by the header's hash, the index's, a weight's checksum, or as padding that must be
-// zero.
+// Every byte is covered: by the header's hash, the index's hash, a weight's checksum, or as padding that must
+// be zero.
 #pragma once
 
 #include <cstddef>
@@ -30,14 +30,14 @@ struct WeightFileHeader {
   uint64_t file_bytes, index_offset, key_bytes, names_bytes;
   uint64_t index_hash;
   uint8_t reserved[kWeightAlign - 64];  // zeros
-  uint64_t header_hash;                 // of all before it
+  uint64_t header_hash;                 // of everything before it
 };
 static_assert(sizeof(WeightFileHeader) == kWeightAlign);
 
 struct WeightRecord {
   uint64_t num_bytes;  // without padding
   uint64_t checksum;   // weight_checksum()
-  uint64_t part;       // which of the names
+  uint64_t part;       // index into the names
 };
 static_assert(sizeof(WeightRecord) == 24);
 
@@ -52,19 +52,21 @@ constexpr int64_t weight_room(int64_t num_bytes) {
   return (num_bytes + kWeightAlign - 1) / kWeightAlign * kWeightAlign;
 }
 
-// 64 bits over a weight without its padding; computed in parallel, the same for any number of threads. Finds
-// damage; an adversary who can write the file can also write its checksums.
+// 64-bit checksum of a weight without its padding; computed in parallel, the result does not depend on the
+// number of threads. It detects damage only: an adversary who can write the file can also write its
+// checksums.
 uint64_t weight_checksum(std::span<const uint8_t> weight, ThreadPool& pool);
 
-// The index of a whole file whose key is `key`. kDataLoss, with the reason: another format or version,
-// another number of bytes than were written, a damaged header or index, places outside the file, another key.
+// Reads the index of a complete file with the key `key`. kDataLoss, with the reason: another format or
+// version, a size other than the written one, a damaged header or index, offsets outside the file, another
+// key.
 Result<WeightFileIndex> read_weight_index(std::span<const uint8_t> file, std::string_view key);
 
-// Compares each weight with its checksum, and its padding with zeros; reads the whole file. kDataLoss names
-// the part, the weight and both checksums. `index` is the file's.
+// Compares each weight with its checksum and its padding with zeros; reads the whole file. kDataLoss names
+// the part, the weight and both checksums. `index` must be the file's.
 Status check_weights(std::span<const uint8_t> file, const WeightFileIndex& index, ThreadPool& pool);
 
-// The end and the beginning of a file whose weights end at `index_offset`.
+// The index and the header of a file whose weights end at `index_offset`.
 struct WeightFileEnds {
   std::string index;
   WeightFileHeader header;
