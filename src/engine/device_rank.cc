@@ -248,7 +248,7 @@ Status DeviceRank::keep_failure(const Status& status) {
   return status;
 }
 
-// ---- KV pages exchanged with other engines ----------------------------------------------------------
+// ---- KV pages exchanged with other engines --------------------------------------------------------
 
 Status DeviceRank::read_page(int, int32_t page, int64_t num_tokens, uint8_t* canonical) {
   std::lock_guard lock(page_mutex_);

@@ -19,7 +19,7 @@ using State = AnswerGrammar::State;
 constexpr int64_t kVocab = 300;
 constexpr FakeCost kSlow{.steps = 5'000'000};
 
-// Answers of one grammar, and how often the mask after so many tokens was begun.
+// Creates outputs of one grammar and counts how often the mask after each number of tokens was started.
 class MaskThreadsTest : public ::testing::Test {
  protected:
   void make(const MaskLimits& limits = {}) {
@@ -58,10 +58,10 @@ class MaskThreadsTest : public ::testing::Test {
   std::unique_ptr<MaskThreads> threads_;
 };
 
-// In either lane, also where answers change lanes and are made anew.
+// In either lane, also when outputs change lanes and their matchers are recreated.
 TEST_F(MaskThreadsTest, MasksAreThoseOfOneMatcher) {
   for (const int num_threads : {1, 3}) {
-    for (const int one_in : {0, 1, 7, 60}) {  // calls that are too much for the fast lane
+    for (const int one_in : {0, 1, 7, 60}) {  // one call in `one_in` is too expensive for the fast lane
       std::atomic<uint32_t> calls = 0;
       costs_ = [&](const std::string&, int64_t, bool) {
         return one_in > 0 && ++calls % static_cast<uint32_t>(one_in) == 0 ? kSlow : FakeCost();
@@ -120,7 +120,7 @@ TEST_F(MaskThreadsTest, ExpensiveAnswersLeaveTheFastLaneAndComeBack) {
   EXPECT_FALSE(other->is_slow());
 }
 
-// The fast lane has one thread: what is endless leaves it.
+// The fast lane has one thread, which endless calls must leave.
 TEST_F(MaskThreadsTest, EndlessCallsHoldNoCheapOneUp) {
   costs_ = [](const std::string& text, int64_t, bool) { return text == "endless" ? kEndless : FakeCost(); };
   make({.num_fast_threads = 1, .num_slow_threads = 1});
@@ -154,7 +154,7 @@ TEST_F(MaskThreadsTest, EndsWhileCallsAreUnderWay) {
   make({.num_fast_threads = 1, .num_slow_threads = 2});
   std::vector<std::shared_ptr<AnswerGrammar>> answers;
   for (int i = 0; i < 5; ++i) answers.push_back(start("hashed" + std::to_string(i)));
-  EXPECT_TRUE(eventually([&] { return num_begun() >= 7; }));  // two of them in the slow lane
+  EXPECT_TRUE(eventually([&] { return num_begun() >= 7; }));  // two of them are in the slow lane
   threads_.reset();
   EXPECT_EQ(num_done_, 0);
 }

@@ -29,7 +29,7 @@ Outcome match(const std::vector<std::string>& stops, std::string_view text,
   return outcome;
 }
 
-// The definition: the match that ends first, and of these the longest.
+// The definition: the match that ends first; among several, the longest.
 Outcome match_naively(const std::vector<std::string>& stops, const std::string& text) {
   for (size_t end = 1; end <= text.size(); ++end) {
     std::string longest;

@@ -1,4 +1,4 @@
-// Tactics: who wins, that wrong ones never do, the cache, and that results stay the same to the bit.
+// The choice of tactics: the fastest correct one wins, choices are cached, and results keep their bits.
 #include "engine/autotune.h"
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ TEST(Tactics, BucketsByRowsOfAnExpert) {
 }
 
 TEST(ChooseTactics, TheFastestOfEachPlaceWins) {
-  // gate/up is fastest by tactic 2 for few rows, by 3 for many; down always by the default.
+  // gate/up is fastest with tactic 2 for few rows, with 3 for many; down always with the default.
   const auto timer = [](const Tactics& t, int64_t rows) {
     const size_t bucket = static_cast<size_t>(tactic_bucket(rows));
     const double gate_up = t.chosen[kGateUp][bucket] == (rows <= 4 ? 2 : 3) ? 1 : 2;
@@ -40,7 +40,7 @@ TEST(ChooseTactics, TheFastestOfEachPlaceWins) {
 }
 
 TEST(ChooseTactics, AWrongTacticNeverWinsHoweverFast) {
-  // Each is right twice, then wrong: of the three times that a place asks it.
+  // Each is right twice, then wrong: every candidate is timed three times per entry.
   std::array<int, kChunkBytes.size()> calls = {};
   const auto timer = [&](const Tactics& t, int64_t rows) {
     const uint8_t tactic = t.chosen[kGateUp][static_cast<size_t>(tactic_bucket(rows))];
@@ -58,7 +58,7 @@ TEST(ChooseTactics, AGainBelowThreePercentIsNoise) {
 TEST(ChooseTactics, WithoutTimeTheDefaultStays) {
   const auto timer = [](const Tactics& t, int64_t) { return t == Tactics{} ? 1.0 : 0.1; };
   EXPECT_EQ(choose_tactics(timer, [] { return false; }), Tactics{});
-  int left = 5;  // not enough for one place
+  int left = 5;  // not enough for one entry
   EXPECT_EQ(choose_tactics(timer, [&] { return left-- > 0; }), Tactics{});
 }
 
@@ -119,12 +119,12 @@ TEST(Autotune, TimesOnceThenReadsTheCache) {
   ASSERT_TRUE(second.ok());
   EXPECT_NE(second->note.find("cached in"), std::string::npos) << second->note;
   EXPECT_EQ(first->moe.tactics(), second->moe.tactics());
-  flags.threads = 1;  // another key
+  flags.threads = 1;  // gives a different key
   const Demo other = demo(flags);
   EXPECT_NE(autotune(other.checkpoint, other.config, other.plan)->note.find("timed in"), std::string::npos);
 }
 
-// As a cache of the binary before the kernels changed.
+// Uses a cache written before the kernels changed.
 TEST(Autotune, TacticsOfOtherKernelsAreNotUsed) {
   const TempFolder folder;
   EngineConfig flags;

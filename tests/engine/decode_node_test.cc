@@ -1,4 +1,4 @@
-// A decode node's side: which prefill nodes it connects to, and what a hostile one costs it.
+// A decode node's side: which prefill nodes it connects to, and that a hostile one cannot exhaust it.
 #include "engine/decode_node.h"
 
 #include <gtest/gtest.h>
@@ -67,7 +67,7 @@ class DecodeNodeTest : public testing::Test {
   std::vector<std::string> lines_;
 };
 
-// Neither resolved nor connected to: the port that is named sees nothing.
+// Hosts are neither resolved nor contacted: the port named sees no connection.
 TEST_F(DecodeNodeTest, HostsThatAreNotAllowedAreNotContacted) {
   TestPort port;
   start({.allowed_hosts = *AllowedHosts::parse({"prefill-1", "127.0.0.1:1"})});
@@ -82,7 +82,7 @@ TEST_F(DecodeNodeTest, HostsThatAreNotAllowedAreNotContacted) {
   EXPECT_EQ(port.listener().accept().event, KvListener::Event::kWoken) << "it was connected to";
 }
 
-// A host of 20 MB, or with control characters, leaves nothing behind but a short answer.
+// A host string of 20 MB or with control characters only causes a short error.
 TEST_F(DecodeNodeTest, HostileHostStringsAreRefusedAndForgotten) {
   start();
   for (int i = 0; i < 20; ++i)
@@ -97,12 +97,12 @@ TEST_F(DecodeNodeTest, HostileHostStringsAreRefusedAndForgotten) {
   EXPECT_TRUE(lines().empty());
 }
 
-// Nodes that fail take each other's places; their log lines are bounded.
+// Failed nodes replace each other in the table; their log lines are rate-limited.
 TEST_F(DecodeNodeTest, FailedNodesAreForgottenAndLoggedAtABoundedRate) {
   start({.max_connections = 4});
   const auto begin = KvSocket::Clock::now();
   for (int i = 0; i < 60; ++i) {
-    const int port = TestPort().port();  // nobody listens there any more
+    const int port = TestPort().port();  // nothing listens there any more
     const auto room = ask("127.0.0.1:" + std::to_string(port));
     ASSERT_TRUE(room.ok()) << room.status().to_string();
     const KvNews news = next_news();
@@ -116,7 +116,7 @@ TEST_F(DecodeNodeTest, FailedNodesAreForgottenAndLoggedAtABoundedRate) {
       << "20 at once, one in 5 s, and their count";
 }
 
-// All places have requests: one more prefill node is refused, and accepted once a place is free.
+// If all remembered nodes have requests, another one is refused until a place is free.
 TEST_F(DecodeNodeTest, ABusyNodeKeepsItsPlace) {
   start({.max_connections = 1});
   TestPort one, two;
@@ -133,7 +133,8 @@ TEST_F(DecodeNodeTest, ABusyNodeKeepsItsPlace) {
   EXPECT_TRUE(eventually([&] { return ask(two.address()).ok(); }));
 }
 
-// A prefill node that answers with deep JSON, drips, or sends frames out of order: its requests fail by name.
+// A prefill node that sends deep JSON, drips bytes or sends frames out of order: its requests fail with its
+// name.
 TEST_F(DecodeNodeTest, AHostilePrefillNodeFailsItsOwnRequests) {
   start({.timeout_seconds = 0.5});
   const std::string deep = std::string(200'000, '[') + std::string(200'000, ']');
@@ -183,7 +184,7 @@ TEST_F(DecodeNodeTest, DeepFirstTokensEndTheConnection) {
   EXPECT_NE(news.status.message().find("malformed first token"), std::string::npos) << news.status.message();
 }
 
-// The secret is proved by both, or the request fails.
+// Both nodes prove the secret, or the request fails.
 TEST_F(DecodeNodeTest, APrefillNodeWithoutTheSecretIsRefused) {
   start({.secret = secret_of("correct horse battery staple")});
   for (const auto& theirs : {secret_of("another secret, as long"), std::make_shared<const NodeSecret>()}) {
@@ -198,7 +199,8 @@ TEST_F(DecodeNodeTest, APrefillNodeWithoutTheSecretIsRefused) {
   }
 }
 
-// No thread for a connection: the request fails, the caller (the engine's thread) goes on.
+// If no thread can be created for a connection, the request fails and the caller (the engine's thread)
+// continues.
 TEST_F(DecodeNodeTest, ARequestWithoutAThreadFails) {
   start();
   TestPort port;

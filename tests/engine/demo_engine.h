@@ -1,4 +1,5 @@
-// Engines on the demo checkpoints, small enough that tests meet their limits. For sources with FP4MOE_MODELS.
+// Engines on the demo checkpoints, small enough that tests reach their limits. For sources with
+// FP4MOE_MODELS.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -27,13 +28,13 @@ inline EngineConfig config_of(const std::string& model) {
   return config;
 }
 
-// Of tests with a demo's folder for their parameter: "gptoss" of "demo-gptoss-mxfp4".
+// Name of a test whose parameter is a demo's folder: "gptoss" for "demo-gptoss-mxfp4".
 inline std::string demo_name(const testing::TestParamInfo<const char*>& which) {
   const std::string model = which.param;
   return model.substr(5, model.find('-', 5) - 5);
 }
 
-// Keeps an engine's thread in a callback of its own request: what is submitted meanwhile starts at once.
+// Blocks an engine's thread in the callback of its own request: requests submitted meanwhile start together.
 class Hold {
  public:
   explicit Hold(Engine& engine) {

@@ -1,4 +1,4 @@
-// Which tactic a GPU's layers get: over a table that stands in for the kernels', and on the real one.
+// Which tactics a GPU's layers get: with a fake kernel table, and with the real one.
 #include "engine/device_autotune.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ constexpr DeviceMoeTactic kTable[] = {
     {.name = "sorted", .fits = any},
     {.name = "few", .fits = [](const DeviceMoeArgs& a) { return a.num_tokens * a.topk <= 16; }},
     {.name = "dense", .fits = any}};
-// The rule: few up to 2 tokens, sorted above.
+// The default tactic: few up to 2 tokens, sorted above.
 const DeviceMoeOps kOps = {
     .name = "stand-in", .tactics = kTable, .default_tactic = [](const DeviceMoeArgs& a) {
       return static_cast<size_t>(a.num_tokens <= 2 ? 1 : 0);

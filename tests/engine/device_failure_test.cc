@@ -1,5 +1,5 @@
-// What an engine's executor says when the GPU fails, and that it stays failed. The device is lost with the
-// process that saw it, so that each case has a process of its own.
+// What an engine's executor reports when the GPU fails, and that the failure is permanent. A process that saw
+// a device error loses its device, so each case runs in its own process.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -23,7 +23,7 @@ enum class Steps { kLaunched, kWaitedFor, kRecorded };
 constexpr int32_t kNowhere =
     (1 << 26) - 1;  // a page far outside the GPU's memory; its rows' numbers fit 32 bits
 
-// A step whose keys are nowhere, then one that is right; what both say, to stderr.
+// Runs a step whose keys are outside memory, then a correct one; writes both results to stderr.
 [[noreturn]] void fail(Steps steps) {
   if (steps == Steps::kWaitedFor) setenv("FP4MOE_CUDA_SYNC", "1", 1);
   EngineConfig flags;
@@ -54,7 +54,7 @@ class DeviceFailure : public testing::Test {
   DeviceFailure() { testing::FLAGS_gtest_death_test_style = "threadsafe"; }
 };
 
-// The pages are read ahead, while the device is at one of the kernels before.
+// Pages are prefetched while the device is still at an earlier kernel.
 TEST_F(DeviceFailure, OfALaunchedStepSaysWhereItWasAndStays) {
   EXPECT_EXIT(fail(Steps::kLaunched), testing::ExitedWithCode(0),
               "\\[.*GPU, in a step of 1 rows: device.*: .*illegal memory access.*\\]"

@@ -1,5 +1,5 @@
 // --enable-deterministic-inference on a GPU: a token's logits have the same bits whatever else is in its step
-// and however its prompt was cut into steps.
+// and however its prompt was split into steps.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ constexpr RankGroupOptions kOptions{.max_batch_tokens = 4096,
                                     .num_kv_pages = kMostSequences * kPagesEach,
                                     .wants_logits = true};
 
-// A build that was made elsewhere runs in the root of the repository.
+// A binary built on another machine runs in the root of the repository.
 std::string models() { return file_exists(FP4MOE_MODELS) ? FP4MOE_MODELS : "models"; }
 
 struct Case {
@@ -50,11 +50,11 @@ class DeviceInvariance : public testing::TestWithParam<Case> {
       ids.push_back(static_cast<int32_t>(3 + (sequence * 131 + i * i * 7 + i * 29) % 900));
     return ids;
   }
-  // Of a sequence that keeps sequence 0 company.
+  // Prompt length of a sequence that runs beside sequence 0.
   static int64_t length_of(int64_t sequence) { return 1 + sequence * 17 % 90; }
 
-  // A step of `rows[s]` tokens of sequence s, from the one after the first done[s] on: the logits of the last
-  // token of sequence 0, which lies in the middle of the batch.
+  // Runs `rows[s]` tokens of sequence s, starting after its first done[s]. Returns the logits of the last
+  // token of sequence 0, which is in the middle of the batch.
   std::vector<float> step(const std::vector<int64_t>& rows, std::vector<int64_t>& done) {
     std::vector<size_t> order(rows.size());
     std::iota(order.begin(), order.end(), 0);

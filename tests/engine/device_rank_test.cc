@@ -1,5 +1,5 @@
-// Both demo checkpoints on a GPU: recorded decode steps against launched ones, decode against prefill, tokens
-// chosen on the device against the host's.
+// Both demo checkpoints on a GPU: recorded decode steps against launched ones, decode against prefill,
+// sampling on the device against the host's.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -31,15 +31,15 @@ constexpr RankGroupOptions kOptions{
     .max_batch_tokens = 64, .max_logit_rows = 8, .num_kv_pages = 24, .wants_logits = true};
 constexpr int64_t kPagesEach = 6;
 
-// A build that was made elsewhere runs in the root of the repository.
+// A binary built on another machine runs in the root of the repository.
 std::string models() { return file_exists(FP4MOE_MODELS) ? FP4MOE_MODELS : "models"; }
 
 using Logits = std::vector<std::vector<float>>;  // [sequences, V]
 
-// Three sequences that grow together, each with pages of its own.
+// Three sequences that grow together, each with its own pages.
 class Growing {
  public:
-  // With `tactic` of the kernels' table wherever it fits, if given.
+  // If `tactic` is given, uses that tactic of the kernels' table wherever it fits.
   Growing(const std::string& model, bool graphs, std::optional<uint8_t> tactic = {},
           const char* device = "cuda") {
     EngineConfig flags;
@@ -56,7 +56,7 @@ class Growing {
       for (int32_t i = 0; i < kPagesEach; ++i) pages_[s].push_back(s + 3 * (kPagesEach - 1 - i));
   }
 
-  // 0 where the tactic does not fit.
+  // Uses tactic 0 where `tactic` does not fit.
   static DeviceTactics fitting(const MoePlan& plan, uint8_t tactic) {
     const MoeProblem& p = plan.problem();
     DeviceMoeArgs sizes{.experts = {.format = p.format,
@@ -80,7 +80,7 @@ class Growing {
   bool wants_experts = false;
   const std::vector<int32_t>& experts() const { return experts_; }  // as Batch::routed_experts
 
-  // The bytes of all pages in canonical form, sequence after sequence.
+  // The contents of all pages in canonical form, sequence by sequence.
   std::vector<std::vector<uint8_t>> pages() {
     std::vector<std::vector<uint8_t>> all;
     each_page([&](int32_t page, int64_t num_tokens) {
@@ -89,7 +89,7 @@ class Growing {
     });
     return all;
   }
-  // Goes on where `other` is, with its pages instead of any rows.
+  // Continues from `other`'s state by copying its pages instead of computing rows.
   void take_over(Growing& other) {
     for (size_t s = 0; s < 3; ++s) tokens_[s] = other.tokens_[s];
     const auto all = other.pages();
@@ -99,7 +99,7 @@ class Growing {
     });
   }
 
-  // Appends the tokens and runs all that is not cached; experts() are then those of the step.
+  // Appends the tokens and runs everything not cached; experts() then belong to this step.
   Logits step(const std::vector<std::vector<int32_t>>& more) {
     std::vector<int32_t> ids;
     std::vector<int64_t> positions, logit_rows;
@@ -127,7 +127,7 @@ class Growing {
   }
 
  private:
-  // page, tokens in it
+  // function(page, number of tokens in it)
   template <class Function>
   void each_page(const Function& function) const {
     const int64_t size = ranks_->page_size();
@@ -153,8 +153,8 @@ std::vector<std::vector<int32_t>> best_of(const Logits& logits) {
   return next;
 }
 
-// Relative L2 of each sequence, ascending. Rounding that turns a token to another expert costs its sequence
-// more: the median is judged.
+// Relative L2 per sequence, ascending. If rounding routes a token to another expert, its sequence has a
+// larger error, so tests check the median.
 std::vector<double> sorted_errors(const Logits& actual, const Logits& expected) {
   std::vector<double> errors;
   for (size_t s = 0; s < expected.size(); ++s) errors.push_back(relative_error(actual[s], expected[s]));
@@ -212,7 +212,7 @@ TEST_P(DeviceRanks, TheSameStepAgainGivesTheSameBits) {
   EXPECT_EQ(first.step(kPrompts), second.step(kPrompts));
 }
 
-// Decode steps of three rows run padded to four. The last layer has the rows whose logits are wanted.
+// Decode steps of three rows run padded to four. The last layer only has the rows with logits.
 TEST_P(DeviceRanks, EveryTokenIsCountedOnceForEachOfItsExperts) {
   for (const bool graphs : {true, false}) {
     Growing growing(GetParam(), graphs);
@@ -231,8 +231,8 @@ TEST_P(DeviceRanks, EveryTokenIsCountedOnceForEachOfItsExperts) {
   }
 }
 
-// By prompts and by decode steps of three rows, which run padded to four: the experts of each row are those
-// that the routers count.
+// Prompts and decode steps of three rows, which run padded to four: the experts reported per row must match
+// the routers' counters.
 TEST_P(DeviceRanks, EveryTokensExpertsAreToldAsTheyAreCounted) {
   std::vector<std::vector<int32_t>> told[2];
   for (const bool graphs : {true, false}) {
@@ -271,7 +271,7 @@ TEST_P(DeviceRanks, EveryTokensExpertsAreToldAsTheyAreCounted) {
   EXPECT_EQ(told[0], told[1]);
 }
 
-// Another rank that is given the pages goes on with the same bits; it never sees the prompts.
+// A rank that receives the pages continues with the same bits, without having seen the prompts.
 TEST_P(DeviceRanks, PagesThatAreHandedOverAreWorthThePrompt) {
   Growing prefill(GetParam(), true), decode(GetParam(), true);
   Logits logits = prefill.step(kPrompts);
@@ -284,7 +284,7 @@ TEST_P(DeviceRanks, PagesThatAreHandedOverAreWorthThePrompt) {
   }
 }
 
-// Those of a CPU mean the same; in the first layer nothing but rounding differs.
+// A CPU's pages have the same layout; in the first layer they differ by rounding only.
 TEST_P(DeviceRanks, PagesOfACpuAreLaidOutAlike) {
   Growing gpu(GetParam(), false), cpu(GetParam(), false, {}, "cpu");
   gpu.step(kPrompts), cpu.step(kPrompts);
@@ -305,7 +305,7 @@ TEST_P(DeviceRanks, PagesOfACpuAreLaidOutAlike) {
   }
 }
 
-// A page with any number of tokens goes in and out as it is, and nothing beside it changes.
+// A page with any number of tokens is read back as written, and no other page changes.
 TEST_P(DeviceRanks, AHandedOverPageChangesNoOther) {
   Growing growing(GetParam(), false);
   RankGroup& ranks = growing.ranks();
@@ -371,7 +371,7 @@ TEST_P(DeviceRanks, TokensAreChosenAsTheHostChoosesThem) {
                                               {.temperature = 0.7f, .top_p = 0.9f, .top_k = 40},
                                               {.temperature = 1.3f, .min_p = 0.01f, .top_logprobs = 0}};
   const Sampler sampler(model.vocab_size(), masked);
-  std::vector<std::vector<LogitEdit>> edits(3);  // the likeliest ids less likely, another one more
+  std::vector<std::vector<LogitEdit>> edits(3);  // makes the likeliest ids less likely and another one more
   for (size_t i = 0; i < 3; ++i) {
     std::vector<float> row = logits[i];
     const SampledToken best = sampler.sample(row, {.top_logprobs = 5}, 0.5).value();

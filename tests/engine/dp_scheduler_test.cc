@@ -12,7 +12,7 @@
 namespace fp4moe {
 namespace {
 
-// (group, id, rows) of one step. Appends a token to sequences at their end; ended ones are removed.
+// (group, id, rows) of one step. Appends a token to sequences whose rows reach their end; removes ended ones.
 using Rows = std::vector<std::tuple<int, std::string, int64_t>>;
 Rows run_step(DpScheduler& scheduler) {
   Rows rows;
@@ -120,7 +120,7 @@ TEST(DpScheduler, AGroupThatHasTheBeginningMayRunOneRequestMore) {
   add("like a", 5);
   EXPECT_EQ(group_of("like a"), 0);
   EXPECT_EQ(scheduler.find("like a")->num_reused, 8);
-  add("like a too", 5);  // two more than the other group
+  add("like a too", 5);  // has two requests more than the other group
   EXPECT_EQ(group_of("like a too"), 1);
   add("other", 6);
   EXPECT_EQ(group_of("other"), 1);
@@ -130,8 +130,8 @@ TEST(DpScheduler, AGroupThatHasTheBeginningMayRunOneRequestMore) {
   EXPECT_EQ(scheduler.num_free_pages(), scheduler.num_pages());
 }
 
-// Random requests, cancelled at random in the queue, in prefill and in decode: every step is within each
-// group's limits, all others end, all pages come back.
+// Random requests, cancelled at random while queued, in prefill and in decode: every step respects each
+// group's limits, all other requests end, all pages are returned.
 TEST(DpScheduler, AllEndWhateverIsCancelled) {
   std::mt19937 random(7);
   for (const int num_groups : {1, 2, 4})

@@ -70,7 +70,7 @@ TEST(Engine, TextToIdsAndBack) {
             StatusCode::kInvalidArgument);
 }
 
-// Each prompt alone, then all in one crowd under other chunk and page sizes and too small a pool: same bits.
+// Each prompt alone, then all together with other chunk and page sizes and too small a pool: same bits.
 TEST(Engine, GreedyTokensAreIndependentOfTheCrowd) {
   std::mt19937 generator(1);
   std::vector<Tokens> prompts(6), alone;
@@ -92,7 +92,7 @@ TEST(Engine, GreedyTokensAreIndependentOfTheCrowd) {
     config.max_prefill_tokens = 2 * chunk + 1;
     config.page_size = chunk == 5 ? 3 : 8;
     config.max_total_tokens = chunk == 64 ? 1024 : 72;
-    config.schedule_conservativeness = 0;  // no room is kept for answers: some are retracted
+    config.schedule_conservativeness = 0;  // nothing is reserved for output: some are retracted
     const auto engine = make_engine(config);
     ASSERT_NE(engine, nullptr);
     std::vector<std::future<Tokens>> crowd;

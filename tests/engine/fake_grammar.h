@@ -1,4 +1,4 @@
-// Grammars without xgrammar: most allow one text, then the end.
+// Fake grammars that do not need xgrammar: most allow exactly one text and then the end.
 #pragma once
 
 #include <algorithm>
@@ -53,7 +53,7 @@ class OneTextGrammar final : public Grammar {
   std::string text_;
 };
 
-// "slow" and "bad" wait until `open` or cancelled, and "bad" is an error then.
+// "slow" and "bad" wait until `open` is set or they are cancelled; "bad" then fails.
 class OneTextCompiler final : public GrammarCompiler {
  public:
   explicit OneTextCompiler(std::shared_ptr<std::atomic<bool>> open) : open_(std::move(open)) {}
@@ -71,7 +71,7 @@ class OneTextCompiler final : public GrammarCompiler {
   std::shared_ptr<std::atomic<bool>> open_;
 };
 
-// Allows ids by a hash of what it has taken: half of the bytes, always "!", and now and then the end.
+// Allows ids by a hash of the tokens accepted so far: half of the bytes, always "!", and sometimes the end.
 class HashedMatcher final : public GrammarMatcher {
  public:
   Status fill_allowed(std::span<uint32_t> allowed, const GrammarBudget&) override {
@@ -99,7 +99,7 @@ class HashedMatcher final : public GrammarMatcher {
   bool ended_ = false;
 };
 
-// What one call of a matcher costs. It then runs until it is cancelled or *until, if there is one, is set.
+// What one call of a matcher costs. It then runs until it is cancelled or *until, if given, is set.
 struct FakeCost {
   int64_t steps = 1;
   std::chrono::microseconds time{0};
@@ -108,7 +108,7 @@ struct FakeCost {
 inline const std::atomic<bool> kNever = false;
 inline const FakeCost kEndless{.steps = 5'000'000, .until = &kNever};
 
-// The cost of the call that makes the mask (or takes the token) after so many tokens of the text.
+// The cost of the call that fills the mask (or accepts the token) after num_tokens tokens of the text.
 using FakeCosts = std::function<FakeCost(const std::string& text, int64_t num_tokens, bool is_mask)>;
 
 class CostlyMatcher final : public GrammarMatcher {
@@ -167,7 +167,7 @@ class CostlyGrammar final : public Grammar {
   const FakeCosts costs_;
 };
 
-// "hashed..." is a HashedMatcher's grammar, any other text its own.
+// "hashed..." gets the grammar of a HashedMatcher; any other text allows itself only.
 class CostlyCompiler final : public GrammarCompiler {
  public:
   explicit CostlyCompiler(FakeCosts costs) : costs_(std::move(costs)) {}

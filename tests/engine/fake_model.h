@@ -1,5 +1,5 @@
-// A Model that computes next to nothing: it stores token ids in the KV pages and derives logits from what it
-// reads back through the page tables, so that lost, shared or misplaced pages show in its output.
+// A Model with almost no computation: it stores token ids in the KV pages and derives logits from what it
+// reads back through the page tables, so that lost, shared or misplaced pages change its output.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,23 +18,23 @@ namespace fp4moe {
 inline ModelConfig fake_config(int64_t vocab_size, std::vector<int32_t> eos_token_ids = {}) {
   ModelConfig config;
   config.vocab_size = vocab_size;
-  config.num_layers = config.top_k = 2;  // of which only experts are told
+  config.num_layers = config.top_k = 2;  // only routed experts depend on these
   config.num_kv_heads = config.num_heads = config.head_dim = 1;
   config.eos_token_ids = std::move(eos_token_ids);
   return config;
 }
 
-// KV pages that hold one float for each token: the fake model's memory.
+// KV pages with one float per token, which is all the state that the fake model needs.
 inline KvCache fake_kv(int64_t num_pages, int page_size) {
   Result<KvCache> kv = KvCache::make(fake_config(1), DType::kF32, num_pages, page_size);
   EXPECT_TRUE(kv.ok()) << kv.status().to_string();
   return std::move(*kv);
 }
 
-// Logits of what follows `history`.
+// Computes the logits of the token after `history`.
 using FakeLogits = std::function<void(std::span<const int32_t> history, std::span<float> logits)>;
 
-// A hash of the whole history decides every logit, in [-4, 4).
+// Every logit is a hash of the whole history, in [-4, 4).
 inline void hashed_logits(std::span<const int32_t> history, std::span<float> logits) {
   uint64_t h = 1469598103934665603u;  // FNV-1a
   for (const int32_t id : history) h = (h ^ static_cast<uint64_t>(id)) * 1099511628211u;
@@ -44,7 +44,7 @@ inline void hashed_logits(std::span<const int32_t> history, std::span<float> log
   }
 }
 
-// Always certain of one id: what `next` says.
+// Nearly all probability is on the id that `next` returns.
 inline FakeLogits certain_logits(std::function<int32_t(std::span<const int32_t>)> next) {
   return [next = std::move(next)](std::span<const int32_t> history, std::span<float> logits) {
     std::fill(logits.begin(), logits.end(), -20.0f);
@@ -52,7 +52,7 @@ inline FakeLogits certain_logits(std::function<int32_t(std::span<const int32_t>)
   };
 }
 
-// The two experts that a token goes to in a layer.
+// The two experts that a token is routed to in a layer.
 inline std::vector<int32_t> fake_experts(int32_t token_id, int64_t position, int64_t layer) {
   return {token_id, static_cast<int32_t>(position * 2 + layer)};
 }

@@ -1,4 +1,4 @@
-// A byte-level tokenizer for tests: one id for each byte, then the named tokens, then ids without a token.
+// A byte-level tokenizer for tests: an id for each byte, then the named tokens, then ids without a token.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,8 +14,8 @@ namespace fp4moe {
 constexpr int32_t kEosId = 256;        // "<eos>", special
 constexpr int32_t kFirstWordId = 257;  // the n-th of `words` has id kFirstWordId + n
 
-// UTF-8 of the character that stands for `byte` in a byte-level vocabulary (GPT-2's table): printable ASCII
-// and Latin-1 stand for themselves, the rest are numbered from U+0100.
+// UTF-8 of the character that represents `byte` in a byte-level vocabulary (GPT-2's table): printable ASCII
+// and Latin-1 represent themselves, the rest are numbered from U+0100.
 inline std::string byte_level_char(int byte) {
   int codepoint = 0;
   for (int b = 0, next = 0x100; b <= byte; ++b) {

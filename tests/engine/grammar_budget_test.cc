@@ -1,5 +1,5 @@
-// What a grammar may cost: hostile ones fail with an error that names the construct, and never take more than
-// their budget.
+// Budgets of grammars: hostile ones fail with an error that names the construct and never exceed their
+// budget.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -18,13 +18,13 @@ namespace {
 constexpr int64_t kVocab = 300;
 using Kind = GrammarSpec::Kind;
 
-// How a grammar and a text drawn from it ended.
+// Results of compiling a grammar and drawing a text from it.
 struct Outcome {
   Status status;
   int num_tokens = 0;
   int64_t compile_steps = 0;
   int64_t matcher_steps = 0;
-  int64_t most_steps = 0;  // of one call to the matcher
+  int64_t most_steps = 0;  // of a single matcher call
 
   friend bool operator==(const Outcome& a, const Outcome& b) {
     return a.status.to_string() == b.status.to_string() && a.num_tokens == b.num_tokens &&
@@ -45,7 +45,7 @@ class GrammarBudgetTest : public ::testing::Test {
     return ids;
   }
 
-  // Draws up to num_tokens tokens that are not the end while others are allowed.
+  // Draws up to num_tokens tokens; the end only if nothing else is allowed.
   Outcome generate(const GrammarSpec& spec, int num_tokens,
                    const GrammarBudget& compile_budget = kCompileBudget) {
     Outcome outcome;
@@ -120,7 +120,7 @@ TEST_F(GrammarBudgetTest, RecursionIsBounded) {
   expect_bounded({Kind::kEbnf, rules + "r5000 ::= \"c\""}, "rule");
   EXPECT_EQ(generate({Kind::kJsonSchema, chain + R"("d5000":{"type":"null"}}})"}, 1).status.code(),
             StatusCode::kInvalidArgument);
-  // Repetitions of each other.
+  // Rules that repeat each other.
   const Status mutual = generate({Kind::kEbnf, "root ::= a{2,300}\na ::= root{2,300}"}, 1).status;
   EXPECT_EQ(mutual.code(), StatusCode::kInvalidArgument) << mutual.to_string();
 }
@@ -186,7 +186,7 @@ TEST_F(GrammarBudgetTest, StepsAreTheSameEveryTime) {
   }
 }
 
-// The budget is exact: what a compilation took is enough for it, one step less is not.
+// The budget is exact: the steps that a compilation took suffice for it, one fewer does not.
 TEST_F(GrammarBudgetTest, TheBudgetIsTheLimit) {
   const GrammarSpec spec{Kind::kRegex, "([a-z]{1,20} ){1,20}"};
   const auto grammar = compiler_->compile(spec, kCompileBudget);
@@ -219,7 +219,7 @@ TEST_F(GrammarBudgetTest, AMatcherMayHoldItsBytesAndNoMore) {
   EXPECT_GT(num_tokens, 10);
 }
 
-// A failed matcher can be destroyed, and others of the grammar go on.
+// A failed matcher can be destroyed, and other matchers of the grammar continue to work.
 TEST_F(GrammarBudgetTest, OtherMatchersOfTheGrammarGoOn) {
   const auto grammar = compiler_->compile({Kind::kRegex, "(a{0,9}){0,9}x"}, kCompileBudget);
   ASSERT_TRUE(grammar.ok()) << grammar.status().to_string();
@@ -247,7 +247,7 @@ TEST_F(GrammarBudgetTest, CancellationIsNoticed) {
   const auto grammar = compiler_->compile({Kind::kEbnf, "root ::= s\ns ::= s s s | s s | \"a\""}, unlimited);
   ASSERT_TRUE(grammar.ok());
   const auto matcher = (*grammar)->make_matcher();
-  // Tokens become slower and slower, so that some are running when they are cancelled.
+  // Tokens become slower and slower, so that one is in progress when they are cancelled.
   std::thread cancel([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     is_cancelled = true;
@@ -258,7 +258,7 @@ TEST_F(GrammarBudgetTest, CancellationIsNoticed) {
   EXPECT_EQ(status.code(), StatusCode::kCancelled) << status.to_string();
 }
 
-// Random repetitions inside of each other: each ends within its budget, the same way twice.
+// Random nested repetitions: each ends within its budget, and the same way twice.
 TEST_F(GrammarBudgetTest, RandomNestedRepetitionsAreBounded) {
   std::mt19937 random(7);
   const auto repeated = [&](const auto& self, int depth) -> std::string {

@@ -30,7 +30,7 @@ class FakeGrammar final : public Grammar {
   int64_t num_bytes_;
 };
 
-// What compilations wait for, and which there were.
+// Controls how long compilations wait, and records them.
 struct Compilations {
   std::mutex mutex;
   std::condition_variable changed;
@@ -56,8 +56,8 @@ struct Compilations {
   }
 };
 
-// "bad" is wrong, "slow..." waits for the gate or to be cancelled, "throw" has no memory; a grammar has 100
-// bytes, "huge" 10000.
+// "bad" is invalid, "slow..." waits for the gate or its cancellation, "throw" runs out of memory. A grammar
+// takes 100 bytes, "huge" 10000.
 class FakeCompiler final : public GrammarCompiler {
  public:
   explicit FakeCompiler(std::shared_ptr<Compilations> log) : log_(std::move(log)) {}
@@ -111,7 +111,7 @@ TEST_F(GrammarStoreTest, CompilesOnceAndRemembers) {
   EXPECT_EQ(*first.get(), *second.get());
   EXPECT_EQ(log_->count("a"), 1);
   EXPECT_TRUE(
-      store_->ask({GrammarSpec::Kind::kEbnf, "a"}, "me").get().ok());  // another kind: another grammar
+      store_->ask({GrammarSpec::Kind::kEbnf, "a"}, "me").get().ok());  // another kind is another grammar
   EXPECT_EQ(log_->count("a"), 2);
   store_.reset();
   EXPECT_EQ(num_ready_, 2);
@@ -123,7 +123,7 @@ TEST_F(GrammarStoreTest, RequestsForOneGrammarShareItsCompilation) {
   const GrammarTicket second = ask("slow", "another client");
   log_->wait_for_running(1);
   EXPECT_FALSE(second.is_ready());
-  first = {};  // the other one still waits
+  first = {};  // the other ticket still waits
   log_->open_gate();
   EXPECT_TRUE(second.get().ok());
   EXPECT_EQ(log_->count("slow"), 1);
@@ -143,7 +143,7 @@ TEST_F(GrammarStoreTest, ASlowOneStopsNoOtherClient) {
   EXPECT_TRUE(own.get().ok());
 }
 
-// A thousand hostile grammars of one client, and one ordinary grammar of another: it is the next one.
+// A thousand hostile grammars of one client and one ordinary grammar of another, which is compiled next.
 TEST_F(GrammarStoreTest, ClientsTakeTurns) {
   make({.max_compiling = 1, .max_waiting = 2000, .max_waiting_of_client = 1000});
   std::vector<GrammarTicket> hostile;
@@ -176,7 +176,7 @@ TEST_F(GrammarStoreTest, AClientsWaitingGrammarsAreLimited) {
   const GrammarTicket large = ask(std::string(41, 'x'), "a third client");
   ASSERT_TRUE(large.is_ready());
   EXPECT_EQ(large.get().status().code(), StatusCode::kUnavailable);
-  waiting[1] = {};  // gives its place up
+  waiting[1] = {};  // leaves the queue
   waiting.push_back(ask("d"));
   log_->open_gate();
   for (const GrammarTicket& ticket : waiting)
@@ -187,7 +187,7 @@ TEST_F(GrammarStoreTest, AClientsWaitingGrammarsAreLimited) {
 }
 
 TEST_F(GrammarStoreTest, TheOnesUsedLastAreKept) {
-  make({.max_cache_bytes = 310});  // two of 100 bytes and their keys
+  make({.max_cache_bytes = 310});  // room for two grammars of 100 bytes with their keys
   for (const char* text : {"a", "b", "a", "c"}) ASSERT_TRUE(ask(text).get().ok());
   ASSERT_TRUE(ask("a").get().ok());
   EXPECT_EQ(log_->count("a"), 1);
@@ -230,7 +230,7 @@ TEST_F(GrammarStoreTest, WhatTakesTooLongIsCancelledAndRemembered) {
   const GrammarTicket slow = ask("slow");
   EXPECT_EQ(slow.get().status().code(), StatusCode::kDeadline);
   EXPECT_NE(slow.get().status().message().find("within 0.02 s"), std::string::npos);
-  EXPECT_TRUE(ask("a").get().ok());  // its place is free
+  EXPECT_TRUE(ask("a").get().ok());  // the timed-out compilation no longer occupies a slot
   EXPECT_EQ(log_->cancelled(), 1);
   log_->open_gate();
   const GrammarTicket again = ask("slow", "another client");
@@ -239,7 +239,7 @@ TEST_F(GrammarStoreTest, WhatTakesTooLongIsCancelledAndRemembered) {
   EXPECT_EQ(log_->count("slow"), 1);
 }
 
-// Four and more of them have switched structured output off for everybody.
+// Four and more of these used to disable structured output for everybody.
 TEST_F(GrammarStoreTest, ManyThatTakeTooLongDelayNobodyForLong) {
   make({.timeout = 10ms, .max_compiling = 2});
   std::vector<GrammarTicket> slow;

@@ -12,7 +12,7 @@
 namespace fp4moe {
 namespace {
 
-constexpr int64_t kVocab = 300;  // more than the tokenizer has
+constexpr int64_t kVocab = 300;  // more ids than the tokenizer has tokens
 using Kind = GrammarSpec::Kind;
 
 class GrammarTest : public ::testing::Test {
@@ -39,7 +39,7 @@ class GrammarTest : public ::testing::Test {
       if ((allowed[static_cast<size_t>(id) / 32] >> (id % 32) & 1) != 0) ids.push_back(id);
     return ids;
   }
-  // Whether the grammar takes exactly this text, and at every step allowed what then came.
+  // Whether the grammar accepts exactly this text and its mask allowed every token of it.
   bool matches(Kind kind, const std::string& text, const std::string& answer) {
     const auto m = matcher(kind, text);
     std::vector<int32_t> ids = byte_ids(answer);
@@ -52,7 +52,7 @@ class GrammarTest : public ::testing::Test {
     }
     return m->has_ended();
   }
-  // A text drawn at random from what the grammar allows.
+  // A random text drawn from what the grammar allows.
   std::string random_text(Kind kind, const std::string& text, uint32_t seed) {
     std::mt19937 random(seed);
     const auto m = matcher(kind, text);
@@ -125,7 +125,7 @@ TEST_F(GrammarTest, RandomTextsEndAndAreTakenAgain) {
     EXPECT_TRUE(matches(Kind::kJsonSchema, schema, random_text(Kind::kJsonSchema, schema, seed)));
 }
 
-// Special tokens have no text: no regular expression allows one, but a tag may name it.
+// Special tokens have no text: regular expressions never allow them, but a structural tag can name one.
 TEST_F(GrammarTest, ATagAllowsASpecialToken) {
   const auto compiler = make_grammar_compiler(tokenizer_, kVocab, {kFirstWordId});
   const auto grammar = compiler->compile(
@@ -180,7 +180,7 @@ TEST_F(GrammarTest, WhatIsWrongIsSaid) {
   EXPECT_NE(error(Kind::kRegex, std::string(100000, '(')).find("nests deeper"), std::string::npos);
 }
 
-// What would be ignored is refused: a text that is not what was asked for would be worse.
+// Keywords that would be ignored are refused: text that violates the request would be worse.
 TEST_F(GrammarTest, WhatWouldBeIgnoredIsRefused) {
   EXPECT_NE(error(Kind::kJsonSchema, R"({"type":"array","items":{"type":"integer"},"uniqueItems":true})")
                 .find("uniqueItems"),
@@ -196,7 +196,7 @@ TEST_F(GrammarTest, AGrammarSaysItsSize) {
   EXPECT_GT((*grammar)->num_bytes(), 0);
 }
 
-// Ids that a mask has to try one by one are kept with its state, so that they show in what a grammar takes.
+// Token ids that a mask must try one by one are cached per state, so they count in a grammar's size.
 TEST_F(GrammarTest, MasksOfBoundedStringsTryFewIds) {
   std::mt19937 random(1);
   std::set<std::string> words;

@@ -53,7 +53,7 @@ TEST(GrammarText, ARefLeadsSomewhere) {
   expect_names(
       schema_error(R"({"$ref":"#/$defs/a","$defs":{"a":{"$ref":"#/$defs/b"},"b":{"$ref":"#/$defs/a"}}})"),
       {"describes no value"});
-  // A list of itself is a value: [] or [[], []].
+  // A list of lists is a value: [] or [[], []].
   EXPECT_TRUE(check_grammar_text({Kind::kJsonSchema, R"({"type":"array","items":{"$ref":"#"}})"}).ok());
   EXPECT_TRUE(
       check_grammar_text({Kind::kJsonSchema, R"({"$ref":"#/$defs/a","$defs":{"a":{"type":"null"}}})"}).ok());
@@ -99,7 +99,7 @@ TEST(GrammarText, NamesTheCostliestPart) {
   EXPECT_EQ(costliest_part({Kind::kRegex, "(a{1,3}){2}"}), "");
 }
 
-// Messages quote what clients send.
+// Messages quote text that clients send.
 TEST(GrammarText, MessagesArePrintableAndShort) {
   const std::string hostile = "\x1b[31m\n" + std::string(5000, 'x');
   for (const std::string& text :

@@ -1,4 +1,4 @@
-# The identity of the kernels: the same for equal sources and compilers wherever they lie, another one after any change.
+# The kernels' id: equal for equal sources and compilers in any folder, different after any change.
 function(id_of root compilers result)
   execute_process(COMMAND "${CMAKE_COMMAND}" "-DROOT=${root}" "-DCOMPILERS=${compilers}" "-DOUT=${FOLDER}/id.cc"
                           -P "${SCRIPT}" RESULT_VARIABLE code)
@@ -38,7 +38,7 @@ file(RENAME "${FOLDER}/elsewhere/src/moe/plan.cc" "${FOLDER}/elsewhere/src/moe/o
 id_of("${FOLDER}/elsewhere/src" "g++ 12" id)
 expect_other("a file of another name" "${id}")
 
-# The identity of what packs weights: loaders belong to it, too.
+# The id of everything that packs weights, which includes the loaders.
 set(WHICH packing)
 id_of("${FOLDER}/src" "g++ 12" base)
 file(WRITE "${FOLDER}/src/model/decoder.cc" "three")

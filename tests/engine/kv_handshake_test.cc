@@ -1,5 +1,5 @@
-// The hello of two nodes: the same secret on both sides, or neither, and everything else is refused by both
-// with the reason.
+// The hello of two nodes: both have the same secret or neither has one; anything else is refused by both with
+// the reason.
 #include "engine/kv_handshake.h"
 
 #include <gtest/gtest.h>
@@ -72,7 +72,7 @@ TEST(KvHandshake, DifferencesAndRefusalsReachTheDecodeNode) {
   EXPECT_EQ(full.decode.status().message(), "no place left");
 }
 
-// A hello that is not proved is not parsed: whatever follows the proof makes no difference.
+// A hello without a valid proof is not parsed: what follows the proof makes no difference.
 TEST(KvHandshake, NothingIsParsedBeforeTheProof) {
   const auto secret = secret_of("correct horse battery staple");
   const KvNonces nonces{random_nonce(), random_nonce()};
@@ -95,7 +95,7 @@ TEST(KvHandshake, NothingIsParsedBeforeTheProof) {
   EXPECT_EQ(open_hello(bytes(), *secret, NodeRole::kDecode, nonces).status().code(), StatusCode::kDataLoss);
 }
 
-// What a node sent cannot be sent back to it as a proof, in the same connection or in another one.
+// A node's own messages cannot be sent back to it as a proof, neither in the same nor in another connection.
 TEST(KvHandshake, ReflectedAndReplayedProofsAreRefused) {
   const auto secret = secret_of("correct horse battery staple");
   TestPort port;
@@ -116,7 +116,7 @@ TEST(KvHandshake, ReflectedAndReplayedProofsAreRefused) {
     const auto theirs = (*socket)->receive({.stage = KvStage::kChallenge}, in_seconds(20));
     ASSERT_TRUE(theirs.ok());
     const KvNonces nonces{decode_challenge(theirs->payload)->nonce, ours.nonce};
-    // The honest proof of the first connection is recorded, and sent again in the second one.
+    // The honest proof of the first connection is recorded and replayed in the second.
     if (!replays) recorded = seal_hello(kDecodeHello, *secret, NodeRole::kDecode, nonces);
     ASSERT_TRUE(send(KvFrameType::kHello, recorded).ok());
     const Status status = prefill.get();
@@ -124,7 +124,7 @@ TEST(KvHandshake, ReflectedAndReplayedProofsAreRefused) {
   }
 }
 
-// Frames out of order, of another protocol, or none at all.
+// Frames out of order, of another protocol, or missing.
 TEST(KvHandshake, StrangersAreRefused) {
   const auto greeted = [](const std::function<void(KvSocket&)>& stranger) {
     TestPort port;

@@ -32,7 +32,7 @@ TEST(KvListener, WakesAndEnds) {
   EXPECT_EQ(port.listener().accept().event, Event::kEnded);
 }
 
-// All of the process's descriptors, while it lives.
+// Uses up the process's file descriptors during its lifetime.
 class NoDescriptors {
  public:
   NoDescriptors() {
@@ -58,7 +58,7 @@ class NoDescriptors {
   std::vector<int> taken_;
 };
 
-// Connections are accepted and closed on the spare descriptor, and accepted again once others are free.
+// Without descriptors, connections are accepted on the spare one and closed; later ones are accepted again.
 TEST(KvListener, RunsOutOfDescriptorsAndRecovers) {
   TestPort port;
   std::vector<Stranger> strangers;

@@ -1,4 +1,4 @@
-// Connections: frames arrive whole or not at all, within their deadline and within the budget of memory.
+// Connections: frames arrive complete or not at all, within their deadline and the memory budget.
 #include "engine/kv_socket.h"
 
 #include <gtest/gtest.h>
@@ -56,7 +56,7 @@ TEST(KvSocket, AnUnreachableHostIsUnavailable) {
   EXPECT_EQ((*silent)->receive(kLegal, in_seconds(0.05)).status().code(), StatusCode::kUnavailable);
 }
 
-// One byte every few milliseconds: the header, then the payload, each never complete.
+// One byte every few milliseconds, so that neither header nor payload is ever complete.
 TEST(KvSocket, DrippedFramesAreCutOff) {
   for (const size_t whole : {0u, 20u, 41u, 60u}) {
     TestPort port;
@@ -82,7 +82,7 @@ TEST(KvSocket, DrippedFramesAreCutOff) {
   }
 }
 
-// The deadline moves on with the bytes: a frame that takes longer than the timeout, fast enough, is received.
+// The deadline advances with the bytes: a frame that is fast enough may take longer than the timeout.
 TEST(KvSocket, ASlowButSteadyFrameIsReceived) {
   TestPort port;
   const Stranger stranger(port.port());
@@ -102,7 +102,7 @@ TEST(KvSocket, ASlowButSteadyFrameIsReceived) {
   slow.join();
 }
 
-// The other side reads nothing: sending ends too.
+// If the other side reads nothing, sending fails too.
 TEST(KvSocket, SendingToAPeerThatDoesNotReadEnds) {
   TestPort port;
   const Stranger stranger(port.port());
@@ -113,8 +113,8 @@ TEST(KvSocket, SendingToAPeerThatDoesNotReadEnds) {
   EXPECT_NE(status.message().find("too slowly"), std::string::npos) << status.message();
 }
 
-// A header that promises 64 MiB costs memory only as its bytes arrive; messages of all connections share a
-// budget, which is given back with the frame.
+// A header that promises 64 MiB takes memory only as its bytes arrive. Messages of all connections share a
+// budget, which is returned with the frame.
 TEST(KvSocket, LargeMessagesShareABudget) {
   const auto budget = ByteBudget::make(4 << 20);
   TestPort port;

@@ -1,5 +1,5 @@
-// Frames and payloads between nodes: what is sent comes back the same, and what is damaged, foreign or too
-// large is refused by name.
+// Frames and payloads between nodes: round trips are exact; damaged, foreign or oversized data is refused by
+// name.
 #include "engine/kv_wire.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ namespace {
 constexpr uint64_t kEpoch = 0x1234567890abcdefu;
 constexpr int64_t kMaxPage = 4096;
 
-// As a receiver reads it.
+// Reads a frame like a receiver.
 Status read(std::span<const uint8_t> frame, KvStage stage, uint64_t epoch = kEpoch) {
   const auto header = read_kv_header(frame, {.stage = stage, .epoch = epoch, .max_page_bytes = kMaxPage});
   if (!header.ok()) return header.status();
@@ -72,7 +72,7 @@ TEST(KvWire, HeadersThatCannotBeAreRefusedByName) {
   expect_refused(with([](KvFrameHeader& h) { h.room = 2; }), "checksum");
 }
 
-// Each stage accepts its own types alone, and of these the sizes that they can have.
+// Each stage accepts only its own types, and only with sizes legal for the type.
 TEST(KvWire, StagesAcceptOnlyTheirOwnFrames) {
   const std::vector<std::pair<KvStage, std::vector<uint32_t>>> legal = {{KvStage::kChallenge, {7, 8}},
                                                                         {KvStage::kHello, {1, 7}},
@@ -98,7 +98,8 @@ TEST(KvWire, StagesAcceptOnlyTheirOwnFrames) {
   EXPECT_TRUE(refuses(KvStage::kToPrefill, KvFrameType::kTake, 9));
 }
 
-// Sizes are judged before anything is allocated: also those that wrap, or that fit 32 bits.
+// Sizes are checked before allocation, including those that wrap or that fit in 32 bits only after
+// truncation.
 TEST(KvWire, SizesAreJudgedIn64Bits) {
   for (const int64_t num_bytes :
        {int64_t{-1}, kMaxKvMessageBytes + 1, int64_t{1} << 32, (int64_t{1} << 32) + 8,
@@ -229,7 +230,7 @@ std::string repeated(const std::string& text, int count) {
   return all;
 }
 
-// Depth, values and keys are bounded before anything is built; what the peer sent is never quoted at length.
+// Depth, values and keys are limited before anything is built; messages never quote the peer at length.
 TEST(KvWire, HostileJsonIsRefusedWithAShortMessage) {
   const std::string deep = repeated("[", 100'000), closed = deep + repeated("]", 100'000);
   const std::string text = "\"" + repeated("\\u001b[31m\\n", 10'000) + "\"";
@@ -268,7 +269,7 @@ TEST(KvWire, WrongFieldsAreNamed) {
   EXPECT_EQ(message(R"({"epoch": 1})"), "malformed hello: facts is missing");
 }
 
-// Text of the other node that becomes an error here is one line of bounded length.
+// Text of the other node that becomes an error here is a single line of bounded length.
 TEST(KvWire, FailuresAreEscapedAndCut) {
   const std::string text = "first\nsecond \x1b[31m" + std::string(1 << 20, 'x');
   const std::string honest = encode_failure(unavailable(text));

@@ -13,7 +13,7 @@ namespace {
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
 std::map<int32_t, LogitEdit> edits_of(const LogitEdits& edits, int64_t n) {
-  std::vector<LogitEdit> list = {{.token_id = -1}};  // it appends
+  std::vector<LogitEdit> list = {{.token_id = -1}};  // append() must keep existing entries
   edits.append(n, list);
   EXPECT_EQ(list.front().token_id, -1);
   std::map<int32_t, LogitEdit> by_id;

@@ -7,7 +7,7 @@ namespace {
 
 constexpr int64_t kGiB = int64_t{1} << 30, kMiB = 1 << 20;
 
-// 10 GiB for weights and KV pool, 2 GiB of weights, pages of 1 MiB for 16 tokens, a context of 4096.
+// A budget of 10 GiB, 2 GiB of weights, pages of 1 MiB for 16 tokens, a context of 4096 tokens.
 MemoryProblem problem() {
   return {.available_bytes = 20 * kGiB,
           .weight_bytes = 2 * kGiB,
@@ -118,7 +118,7 @@ TEST(MemoryPlan, AContextBeyondTheModelsIsRefused) {
   }
 }
 
-// 60 GiB of weights on a GPU with 100 GiB free, of which 90 % may be used; 1 MiB of work a token.
+// 60 GiB of weights on a GPU with 100 GiB free, of which 90 % may be used; 1 MiB of work per token.
 MemoryProblem gpu_problem() {
   return {.device = DeviceKind::kCuda,
           .available_bytes = 100 * kGiB,

@@ -105,7 +105,7 @@ TEST(PagePool, WhatWasLetGoFirstIsEvictedFirstAndLeavesBeforeTheirParents) {
   pool.release(a);
   EXPECT_TRUE(pool.grow(c, 1));
   EXPECT_EQ(pool.find_prefix(Tokens{3, 4}).num_pages, 1);
-  pool.take_prefix(Tokens{3}, b);  // used again, and so the last
+  pool.take_prefix(Tokens{3}, b);  // used again, so it is now the most recent
   pool.release(b);
   EXPECT_TRUE(pool.grow(c, 3));
   EXPECT_EQ(pool.find_prefix(Tokens{1, 2}).num_pages, 0);
@@ -128,8 +128,8 @@ TEST(PagePool, ForgettingKeepsWhatOthersUse) {
   EXPECT_EQ(pool.find_prefix(Tokens{1, 2, 3}).num_pages, 1);
 }
 
-// The same in the simplest words: what each page of a user holds is the whole prefix up to it, and a prefix
-// is known with one page.
+// A simple reference model: for each user's page it stores the whole prefix up to it; each prefix is
+// published with one page.
 class SimpleModel {
  public:
   SimpleModel(int64_t num_pages, int page_size) : num_pages_(num_pages), page_size_(page_size) {}
@@ -139,7 +139,7 @@ class SimpleModel {
     int64_t num_known = 0;
   };
   std::map<int, User> users;
-  std::map<Tokens, int32_t> known;  // whole pages' prefixes
+  std::map<Tokens, int32_t> known;  // prefixes of whole pages
 
   Tokens prefix(const Tokens& tokens, int64_t num_pages) const {
     return {tokens.begin(), tokens.begin() + num_pages * page_size_};
@@ -149,7 +149,7 @@ class SimpleModel {
     while ((n + 1) * page_size_ <= std::ssize(tokens) && known.contains(prefix(tokens, n + 1))) ++n;
     return n;
   }
-  // Every page is used, known and unused, or free; never two of these; tables share known pages only.
+  // Every page is used, published and unused, or free, never two of these; tables only share published pages.
   void check(const PagePool& pool) {
     std::set<int32_t> used, known_pages;
     std::map<int32_t, Tokens> holds;
@@ -166,7 +166,7 @@ class SimpleModel {
       }
     }
     for (auto entry = known.begin(); entry != known.end();) {
-      // Evicted, or forgotten: nobody uses it and it is not found any more.
+      // Evicted or unpublished: no user has it and it is not found any more.
       if (pool.find_prefix(entry->first).num_pages * page_size_ == std::ssize(entry->first)) {
         ASSERT_TRUE(known_pages.insert(entry->second).second);
         ++entry;
@@ -188,8 +188,8 @@ class SimpleModel {
   int page_size_;
 };
 
-// Users begin with what is known, grow, make known what they hold, and go, at random; few different tokens,
-// so that many begin alike.
+// Users start from published prefixes, grow, publish their pages and leave at random; few different tokens,
+// so that many prefixes are equal.
 TEST(PagePool, EveryPageIsFreeUsedOrCachedWhateverHappens) {
   std::mt19937 random(3);
   const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };

@@ -1,5 +1,5 @@
-// A prefill node's port under attack: strangers cost it a bounded number of connections, threads and bytes,
-// and a decode node's request is answered beside them.
+// A prefill node's port under attack: strangers cost a bounded number of connections, threads and bytes, and
+// a decode node is still served.
 #include "engine/prefill_node.h"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ class PrefillNodeTest : public testing::Test {
   }
   int port() const { return node_->port(); }
 
-  // A connection after its hello, and the epoch.
+  // A connection after its hello, with its epoch.
   struct Guest {
     std::unique_ptr<KvSocket> socket;
     uint64_t epoch = 0;
@@ -50,7 +50,7 @@ class PrefillNodeTest : public testing::Test {
     sampling.seed = 1;
     return encode_prefill({.input_ids = std::move(ids), .sampling = sampling});
   }
-  // A prompt's first token over a new connection.
+  // Gets a prompt's first token over a new connection.
   Status works() {
     auto guest = greet();
     if (!guest.ok()) return guest.status();
@@ -75,7 +75,7 @@ class PrefillNodeTest : public testing::Test {
   std::unique_ptr<PrefillNode> node_;
 };
 
-// 200 KB of brackets where a hello belongs, before and after a challenge.
+// 200 KB of brackets instead of a hello, before and after a challenge.
 TEST_F(PrefillNodeTest, ADeepHelloEndsItsConnectionAlone) {
   start();
   const std::string deep(200'000, '[');
@@ -101,7 +101,7 @@ TEST_F(PrefillNodeTest, ADeepHelloEndsItsConnectionAlone) {
   expect_works();
 }
 
-// A deep prompt, after a correct hello: its room fails, the connection goes on.
+// A deeply nested request after a valid hello: its room fails, the connection stays open.
 TEST_F(PrefillNodeTest, ADeepRequestFailsItsRoomAlone) {
   start();
   auto guest = greet();
@@ -127,12 +127,12 @@ TEST_F(PrefillNodeTest, ASlowHelloIsEnded) {
       kv_frame(KvFrameType::kChallenge, 0, 0, std::string_view(encode_challenge({.nonce = random_nonce()})));
   strangers[1].send(std::string_view(reinterpret_cast<const char*>(frame.data()), 20));
   strangers[2].send(std::string_view(reinterpret_cast<const char*>(frame.data()), frame.size() - 1));
-  strangers[3].send(frame);  // and then nothing where its hello is due
+  strangers[3].send(frame);  // followed by nothing where its hello is due
   for (const Stranger& stranger : strangers) EXPECT_TRUE(stranger.is_ended_within(20));
   EXPECT_TRUE(eventually([&] { return node_->num_connections() == 0; }));
 }
 
-// After its hello a frame has a deadline too, from its first byte on; between frames there is none.
+// After its hello, a frame has a deadline from its first byte on; between frames there is none.
 TEST_F(PrefillNodeTest, ADrippedRequestEndsItsConnectionAndItsRooms) {
   start({.timeout_seconds = 0.3});
   auto guest = greet();
@@ -148,7 +148,7 @@ TEST_F(PrefillNodeTest, ADrippedRequestEndsItsConnectionAndItsRooms) {
   EXPECT_TRUE(is_empty());
 }
 
-// Ten times as many strangers as there are places; a decode node comes through between them.
+// Ten times as many strangers as connection slots; a decode node gets through between them.
 TEST_F(PrefillNodeTest, AFloodOfStrangersIsBounded) {
   start();
   const size_t most = 2 * PrefillNode::kMaxGreeting + static_cast<size_t>(options_.max_connections);
@@ -164,7 +164,7 @@ TEST_F(PrefillNodeTest, AFloodOfStrangersIsBounded) {
   expect_works();
 }
 
-// Greeted connections: one without rooms makes place for the next, those with rooms do not.
+// Greeted connections: one without rooms is replaced by the next, those with rooms are not.
 TEST_F(PrefillNodeTest, IdleConnectionsMakePlace) {
   start({.max_connections = 2});
   auto busy = greet(), idle = greet();
@@ -197,7 +197,7 @@ TEST_F(PrefillNodeTest, OnlyTheSecretOpensIt) {
   expect_works();
 }
 
-// No thread for a connection, as under a limit of processes: it is closed, and the node goes on.
+// No thread for a connection, as under a process limit: it is closed, and the node keeps running.
 TEST_F(PrefillNodeTest, AConnectionWithoutAThreadIsClosed) {
   start();
   pthread_attr_t before, huge;
@@ -214,8 +214,8 @@ TEST_F(PrefillNodeTest, AConnectionWithoutAThreadIsClosed) {
   expect_works();
 }
 
-// Requests that fail, from a peer that never reads: the memory for its replies is bounded, and so is the time
-// that a send may take.
+// Failing requests from a peer that never reads: the memory for replies is bounded, and so is the duration of
+// a send.
 TEST_F(PrefillNodeTest, APeerThatNeverReadsIsEnded) {
   start({.timeout_seconds = 0.5});
   auto guest = greet();

@@ -1,5 +1,5 @@
-// Whole models where requests begin alike: the same bits with and without the prefix cache, on one rank and
-// on several, with room and with a tenth of it.
+// Whole models whose requests share prefixes: the same bits with and without the prefix cache, on one rank
+// and on several, with enough pages and with a tenth of them.
 #include <gtest/gtest.h>
 
 #include <future>
@@ -36,7 +36,7 @@ std::future<Answer> submit(Engine& engine, std::vector<int32_t> prompt, int64_t 
   return promise->get_future();
 }
 
-// Three conversations of three turns behind one beginning; every turn has the last ones before it.
+// Three conversations of three turns with a common beginning; every turn contains the previous ones.
 std::vector<Answer> converse(Engine& engine) {
   std::mt19937 random(2);
   const auto id = [&] {
@@ -93,7 +93,7 @@ TEST_P(PrefixReuse, NoBitChanges) {
   }
 }
 
-// Each group has pages and a cache of its own.
+// Each group has its own pages and prefix cache.
 TEST_P(PrefixReuse, NoBitChangesInGroupsOfRanks) {
   EngineConfig config = config_of(GetParam());
   config.fabric = "threads";
@@ -112,7 +112,7 @@ TEST_P(PrefixReuse, NoBitChangesInGroupsOfRanks) {
   EXPECT_GT(num_cached(answers), 100);
 }
 
-// All requests at once in a pool that holds a tenth of what they need.
+// All requests at once in a pool with a tenth of the pages that they need.
 TEST_P(PrefixReuse, ATenthOfThePagesChangesNoBit) {
   constexpr int kRequests = 12;
   constexpr int64_t kAnswer = 32;

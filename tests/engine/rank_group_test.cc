@@ -1,4 +1,4 @@
-// Whole models on thread ranks: one step with all groups' batches against one rank.
+// Whole models on thread ranks: one step with all groups' batches compared with a single rank.
 #include "engine/rank_group.h"
 
 #include <gtest/gtest.h>
@@ -57,7 +57,7 @@ Loaded load(const EngineConfig& flags) {
   return loaded;
 }
 
-// The same prompt for the groups of `mask`, the others idle; all logits, [busy groups, rows, V].
+// Runs the same prompt on the groups of `mask`, the others idle; returns all logits, [busy groups, rows, V].
 std::vector<float> logits_of(Loaded& loaded, uint32_t mask) {
   const std::vector<int32_t> ids = {5, 17, 300, 42, 7, 9}, pages = {2};
   std::vector<int64_t> rows(ids.size());
@@ -115,8 +115,8 @@ TEST_P(RankGroups, AgreeWithOneRank) {
   }
 }
 
-// Every token of every group counts once in each layer that routes, whoever routes it; where the bits are one
-// rank's, so is the choice.
+// Every token of every group counts once in each layer with a router, whichever rank routes it. Where the
+// bits equal one rank's, the counts do too.
 TEST_P(RankGroups, CountEveryTokenOnce) {
   Loaded one = load(flags_of(GetParam(), {.a2a = "deepep"}));
   logits_of(one, 1);
@@ -149,7 +149,7 @@ TEST_P(RankGroups, CountEveryTokenOnce) {
   }
 }
 
-// What the plan says of memory before loading is what is there afterwards.
+// Memory use after loading matches the plan made before.
 TEST_P(RankGroups, MemoryIsAsPlanned) {
   for (const Layout& layout :
        {Layout{}, Layout{2, 1, 1, "none"}, Layout{4, 4, 2, "none"}, Layout{4, 4, 4, "deepep"}}) {

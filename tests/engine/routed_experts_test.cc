@@ -1,4 +1,4 @@
-// Whole models: which experts tokens went to, beside what the routers' counters say, and whatever else runs.
+// Whole models: the reported experts match the routers' counters, and do not depend on other requests.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -63,8 +63,8 @@ TEST_P(RoutedExpertsTest, AreThoseThatTheRoutersCount) {
   for (size_t i = 0; i < counts.size(); ++i) EXPECT_EQ(counts[i], after.tokens[i] - before.tokens[i]) << i;
 }
 
-// In chunks, after others with the same beginning, beside others, retracted, on two ranks in one group and in
-// two.
+// In chunks, after requests with the same prefix, beside other requests, retracted, on two ranks in one group
+// and in two.
 TEST_P(RoutedExpertsTest, AreTheSameHoweverTheyAreComputed) {
   EngineConfig config = config_of(GetParam());
   const auto plain = make_engine(config);
@@ -78,7 +78,7 @@ TEST_P(RoutedExpertsTest, AreTheSameHoweverTheyAreComputed) {
   std::vector<EngineConfig> others(4, config);
   others[0].chunked_prefill_size = 13;
   others[0].max_running_requests = 5;
-  others[1].max_total_tokens = 13 * others[1].page_size;  // no two whole requests
+  others[1].max_total_tokens = 13 * others[1].page_size;  // too few for two whole requests
   others[1].schedule_conservativeness = 0;
   for (size_t c = 2; c < 4; ++c) {
     others[c].fabric = "threads";
@@ -98,7 +98,7 @@ TEST_P(RoutedExpertsTest, AreTheSameHoweverTheyAreComputed) {
     for (size_t i = 0; i < coming.size(); ++i) {
       const Experts ids = coming[i].get();
       ASSERT_EQ(ids.size(), expected[i].size());
-      if (c == 2) {  // whose sums have another order: of close logits another one may be the larger
+      if (c == 2) {  // its sums have another order, which can change the choice between close logits
         const auto num_equal = std::inner_product(ids.begin(), ids.end(), expected[i].begin(), 0,
                                                   std::plus<>(), std::equal_to<>());
         EXPECT_GT(num_equal, std::ssize(ids) * 9 / 10) << "request " << i;

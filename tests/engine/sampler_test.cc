@@ -30,7 +30,7 @@ std::vector<float> random_logits(size_t vocab_size, unsigned seed) {
   return logits;
 }
 
-// The definition, written naively: the probabilities that each id is drawn with.
+// The definition, written naively: the probability of drawing each id.
 std::vector<double> expected_distribution(const std::vector<float>& logits, const SamplingParams& params) {
   std::vector<size_t> ranked(logits.size());
   std::iota(ranked.begin(), ranked.end(), 0);
@@ -115,14 +115,14 @@ TEST(Sampler, TopPEdges) {
   EXPECT_EQ(sample(logits, {.top_p = 1e-9f}, last).token_id, best);
   EXPECT_EQ(sample(logits, {.top_k = 1}, last).token_id, best);
   EXPECT_EQ(sample(logits, {.temperature = 1e-30f}, last).token_id, best);
-  const std::vector<float> equal(7, 1.0f);  // each 1/7: 3/7 needs three ids, and a little more four
+  const std::vector<float> equal(7, 1.0f);  // each 1/7: 3/7 takes three ids, slightly more takes four
   EXPECT_EQ(sample(equal, {.top_p = 0.42f}, last).token_id, 2);
   EXPECT_EQ(sample(equal, {.top_p = 0.43f}, last).token_id, 3);
   EXPECT_EQ(sample(equal, {.top_k = 1000}, last).token_id, 6);
 }
 
-// Every id's interval of the random number has the length of its probability, so an even grid of random
-// numbers meets the distribution to within one grid step per interval end.
+// Every id's interval of the random number is as long as its probability, so an even grid of random numbers
+// reproduces the distribution to within one grid step per interval end.
 TEST(Sampler, MeetsTheNaiveDistributionForAllCuts) {
   constexpr int kSteps = 4000;
   for (const float temperature : {0.25f, 1.0f, 3.0f})
@@ -150,7 +150,7 @@ TEST(Sampler, MeetsTheNaiveDistributionForAllCuts) {
       }
 }
 
-// As a model that says the edited logits, with the log-probabilities of the one that does not.
+// The choice is that of a model with the edited logits, the log-probabilities are those of the unedited ones.
 TEST(Sampler, EditsChangeTheChoiceAndNotTheLogprobs) {
   for (unsigned seed = 0; seed < 200; ++seed) {
     const std::vector<float> logits = random_logits(50, seed);
@@ -190,7 +190,7 @@ TEST(Sampler, EditsThatLeaveNothingOrOverflow) {
   EXPECT_EQ(sample({1, 3e38f}, {.temperature = 1}, 0.5, {}, {{.token_id = 1, .scale = 1e-38f}}).token_id, 1);
 }
 
-// As if what is not allowed had been taken out of the logits, but the log-probabilities stay the model's.
+// As if disallowed ids were removed from the logits, but with the model's own log-probabilities.
 TEST(Sampler, ChoosesWhatIsAllowed) {
   for (unsigned seed = 0; seed < 100; ++seed) {
     const std::vector<float> logits = random_logits(70, seed);
@@ -203,7 +203,7 @@ TEST(Sampler, ChoosesWhatIsAllowed) {
       else
         changed[id] = -kInfinity;
     }
-    allowed[2] |= ~0u << 6;  // bits from V on mean nothing
+    allowed[2] |= ~0u << 6;  // bits from V on are ignored
     const SamplingParams params{
         .temperature = seed % 2 == 0 ? 0.0f : 1.0f, .top_k = seed % 3 == 0 ? 4 : -1, .top_logprobs = 3};
     const Sampler sampler(70, {});

@@ -10,8 +10,8 @@
 namespace fp4moe {
 namespace {
 
-// Plans a step, checks what every step must satisfy, and appends a token to sequences at their end; ended
-// ones are removed. Returns rows by id.
+// Plans a step, checks the invariants of every step, and appends a token to sequences whose rows reach their
+// end; removes ended ones. Returns rows by id.
 std::map<std::string, int64_t> run_step(Scheduler& scheduler, const SchedulerLimits& limits) {
   std::map<std::string, int64_t> rows;
   std::vector<Sequence*> at_end;
@@ -104,7 +104,7 @@ TEST(Scheduler, RemoveTakesOutWhatWaitsAndWhatRuns) {
   EXPECT_EQ(scheduler.first(), nullptr);
 }
 
-// Every pool size that holds the largest request, every chunk and page size: all end, all pages come back.
+// Every pool size that holds the largest request, every chunk and page size: all end, all pages are returned.
 TEST(Scheduler, AllEndWhateverThePool) {
   for (const int page_size : {1, 2, 3, 5})
     for (int64_t num_pages = (17 + page_size - 1) / page_size; num_pages <= 40; num_pages += 3)
@@ -136,7 +136,7 @@ TEST(Scheduler, AShortPromptDoesNotWaitForALongOneNorHoldItUp) {
   scheduler.enqueue(sequence("short", 6, 1));
   EXPECT_EQ(run_step(scheduler, limits), (Rows{{"long", 4}, {"short", 4}}));
   EXPECT_EQ(run_step(scheduler, limits), (Rows{{"long", 4}, {"longer", 2}, {"short", 2}}));
-  // However many short ones come, the long one has half of every step.
+  // However many short prompts arrive, the long one gets half of every step.
   int64_t num_rows = 0;
   for (int step = 0; step < 20; ++step) {
     scheduler.enqueue(sequence("short " + std::to_string(step), 8, 1));
@@ -205,7 +205,7 @@ TEST(Scheduler, ThePrefixOfAPastRequestIsNotComputedAgain) {
 
 TEST(Scheduler, AnAnswerIsPartOfTheNextPrompt) {
   Scheduler scheduler(kReusing, 16, 4);
-  scheduler.enqueue(sequence_of("turn 1", {5, 5, 5}, 6));  // the answer is all ones
+  scheduler.enqueue(sequence_of("turn 1", {5, 5, 5}, 6));  // the output is all ones
   while (scheduler.first()) run_step(scheduler, kReusing);
   scheduler.enqueue(sequence_of("turn 2", {5, 5, 5, 1, 1, 1, 1, 1, 1, 7}, 1));
   EXPECT_EQ(scheduler.plan_step().front().num_rows, 2);
@@ -226,7 +226,7 @@ TEST(Scheduler, ARequestWaitsForThePromptItBeginsLike) {
   EXPECT_EQ(run_step(scheduler, limits), (Rows{{"a", 4}}));
   EXPECT_EQ(run_step(scheduler, limits), (Rows{{"a", 1}, {"b", 1}}));
   while (scheduler.first()) run_step(scheduler, limits);
-  EXPECT_EQ(scheduler.pages().num_cached(), 2);  // of both
+  EXPECT_EQ(scheduler.pages().num_cached(), 2);  // pages of both
 }
 
 TEST(Scheduler, OfAFailedRequestNothingIsReused) {

@@ -1,4 +1,4 @@
-// The self-test passes on sound weights, and names the layer and expert of a fault.
+// The self-test passes on correct weights, and names the layer and expert of a fault.
 #include "engine/self_test.h"
 
 #include <gtest/gtest.h>
@@ -78,7 +78,7 @@ class Faults : public testing::Test {
     names_.resize(good_.experts.size());
     std::iota(names_.begin(), names_.end(), 100);
   }
-  // What the self-test says when the row under test has bad_'s weights.
+  // The self-test's message when the row under test has bad_'s weights.
   std::string verdict() {
     SelfTestReport report;
     const Status status = compare_with_oracle(demo_.plan.moe, bad_, good_, names_, pool_, report);
@@ -107,7 +107,7 @@ TEST_F(Faults, AnotherExpertsWeights) {
 TEST_F(Faults, OneScaleByteOff) {
   const Fp4MatrixView& down = good_.experts[5].down;
   std::vector<uint8_t> scales(down.scales, down.scales + down.rows * (down.cols / 32));
-  for (size_t i = 0; i < scales.size(); i += 8) ++scales[i];  // one block in eight is twice as large
+  for (size_t i = 0; i < scales.size(); i += 8) ++scales[i];  // doubles one block in eight
   bad_.experts[5].down.scales = scales.data();
   EXPECT_EQ(verdict().find("expert 105 by "), 0u) << verdict();
 }
@@ -128,7 +128,7 @@ class Fp8Outputs : public testing::TestWithParam<const char*> {
     names_.resize(weights_.experts.size());
     std::iota(names_.begin(), names_.end(), 0);
   }
-  // What the test says of a row's output that claims to be w4a8 with FP8 tokens.
+  // The test's message for a row's output that claims to be w4a8 with FP8 tokens.
   std::string verdict(const char* runner, const Numerics& computed) {
     const auto row = std::find_if(runner_rows().begin(), runner_rows().end(),
                                   [&](const RunnerRow& r) { return std::string(r.name) == runner; });

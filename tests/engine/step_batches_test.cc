@@ -17,7 +17,7 @@ constexpr StepLimits kLimits{.num_groups = 3,
                              .page_size = 4,
                              .vocab_size = 100};
 
-// Batches with what they point to.
+// Batches and the data that they point to.
 struct Owned {
   std::vector<std::vector<int32_t>> ids, tables;
   std::vector<std::vector<int64_t>> positions, logit_rows;
@@ -105,7 +105,7 @@ TEST(StepBatches, TheLargestStepFits) {
     step.tables.push_back({29});
   }
   for (int g = 0; g < kLimits.num_groups; ++g) {
-    std::vector<SequenceRows> sequences;  // 30 sequences with a page, the most that there are
+    std::vector<SequenceRows> sequences;  // 30 sequences with one page each, the maximum
     for (int64_t s = 0; s < 30; ++s) sequences.push_back({s, 1, 0, step.tables[static_cast<size_t>(g)]});
     step.sequences.push_back(sequences);
     step.ids[static_cast<size_t>(g)].resize(30);
@@ -119,8 +119,8 @@ TEST(StepBatches, TheLargestStepFits) {
   EXPECT_TRUE(received.decode(bytes, kLimits).ok());
 }
 
-// Cut short, or with any word changed in several ways: refused or another legal step, never a crash; what was
-// accepted is within the limits.
+// Truncated, or with any word changed in several ways: refused or decoded as another legal step, never a
+// crash; whatever is accepted is within the limits.
 TEST(StepBatches, BadBytesAreRefusedOrLegal) {
   std::mt19937 random(2);
   StepBatches sent, received;

@@ -1,4 +1,4 @@
-// Where tokens went, through the step loop.
+// Routed experts, through the step loop.
 #include <gtest/gtest.h>
 
 #include "engine/step_loop.h"
@@ -7,7 +7,7 @@
 namespace fp4moe {
 namespace {
 
-// Of all tokens but the last, from `from` on.
+// Experts of all tokens but the last, from `from` on.
 std::vector<int32_t> expected_experts(std::vector<int32_t> prompt, const Answer& answer, int64_t from) {
   std::vector<int32_t> expected;
   prompt.insert(prompt.end(), answer.token_ids.begin(), answer.token_ids.end());
@@ -23,8 +23,9 @@ std::vector<int32_t> prompt_of(size_t i) {
   return prompt;
 }
 
-// Prompts of all lengths that begin alike, beside requests that do not ask, with chunks, few rows of logits,
-// and so few pages that requests are retracted; with an executor that samples, whose steps run ahead.
+// Prompts of all lengths with common prefixes, beside requests that do not report experts, with chunks, few
+// rows of logits, and so few pages that requests are retracted; also with an executor that samples and runs
+// ahead.
 TEST(StepLoopExperts, AreThoseOfEachToken) {
   for (const auto& [max_running, num_pages, samples] :
        std::vector<std::tuple<int64_t, int64_t, bool>>{{1, 256, false},
@@ -52,7 +53,7 @@ TEST(StepLoopExperts, AreThoseOfEachToken) {
       request.sampling.temperature = 0;
       request.sampling.ignore_eos = true;
       request.sampling.max_new_tokens = static_cast<int64_t>(i % 4) * 9;
-      if (i % 2 == 0) {  // wants the prompt's scores too, of other tokens
+      if (i % 2 == 0) {  // also requests the prompt's scores, of other tokens
         request.sampling.top_logprobs = 0;
         request.prompt_logprobs_from = std::ssize(request.input_ids) / 2;
       }

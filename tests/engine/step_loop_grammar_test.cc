@@ -13,7 +13,7 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-// By the host's sampler and by the executor's.
+// With the host's sampler and with an executor that samples.
 class StepLoopGrammar : public ::testing::TestWithParam<bool> {
  protected:
   ~StepLoopGrammar() override { open(); }
@@ -126,7 +126,7 @@ TEST_P(StepLoopGrammar, DrainingAbortsWhatStillWaits) {
   open();
 }
 
-// One text's grammar that counts the masks it has filled.
+// A grammar with one text that counts the masks it has filled.
 class CountedGrammar final : public Grammar, public GrammarCompiler {
  public:
   explicit CountedGrammar(std::atomic<int>& num_masks) : num_masks_(num_masks) {}
@@ -177,7 +177,7 @@ TEST_P(StepLoopGrammar, MasksAreFilledWhileTheModelRuns) {
 
 // ---- grammars whose calls take long ---------------------------------------------------------------
 
-// "endless" never ends a call, by masks or by tokens.
+// A call of "endless" never ends, for masks or for tokens.
 FakeCost endless_masks(const std::string& text, int64_t, bool is_mask) {
   return text == "endless" && is_mask ? kEndless : FakeCost();
 }
@@ -223,7 +223,7 @@ TEST_P(StepLoopSlowGrammar, OthersGetTheirTokensMeanwhile) {
   }
 }
 
-// The best of some, since the machine may be busy.
+// Takes the best of several attempts, since the machine may be busy.
 TEST_P(StepLoopSlowGrammar, TimeoutsAndCancelsAreKeptWhileACallIsUnderWay) {
   for (const auto costs : {endless_masks, endless_tokens}) {
     TestLoop loop(hashed_logits, shape(costs));
@@ -281,7 +281,7 @@ TEST_P(StepLoopSlowGrammar, OverTheBudgetARequestFailsAlone) {
   }
 }
 
-// A sequence that awaits its mask gives its pages up for others, and goes on where it was.
+// A sequence that waits for its mask yields its pages to others and later continues where it was.
 TEST_P(StepLoopSlowGrammar, IsRetractedWhileItAwaitsItsMask) {
   std::atomic<bool> is_open = false;
   LoopShape small = shape([&](const std::string& text, int64_t n, bool is_mask) {
@@ -296,7 +296,7 @@ TEST_P(StepLoopSlowGrammar, IsRetractedWhileItAwaitsItsMask) {
   ASSERT_TRUE(loop->submit({"", std::vector<int32_t>(14, 2), must_say("some text")}, parked.callback()).ok());
   EXPECT_EQ(first.wait().token_ids, expected_greedy({1}, 40));
   EXPECT_TRUE(eventually([&] { return parked.num_deltas() == 3; }));
-  // Each of the others needs 11 of the 12 pages, so none ends while `parked` keeps its own.
+  // Each of the other requests needs 11 of the 12 pages, so none can end while `parked` keeps its pages.
   for (int32_t i = 0; i < 4; ++i)
     ASSERT_TRUE(loop->submit({"", {i, 9}, on_and_on(40)}, others[i].callback()).ok());
   for (int32_t i = 0; i < 4; ++i) EXPECT_EQ(others[i].wait().token_ids, expected_greedy({i, 9}, 40));
@@ -307,7 +307,7 @@ TEST_P(StepLoopSlowGrammar, IsRetractedWhileItAwaitsItsMask) {
   loop.finish();
 }
 
-// Slow grammars in all places of the batch: others get places at once.
+// Slow grammars occupy the whole batch: other requests get places at once.
 TEST_P(StepLoopSlowGrammar, GivesItsPlaceToOthers) {
   LoopShape with = shape(endless_masks);
   with.scheduler.max_running_requests = 4;
@@ -324,7 +324,7 @@ TEST_P(StepLoopSlowGrammar, GivesItsPlaceToOthers) {
   }
 }
 
-// Whatever the calls take, each answer is the one that it is where they take no time.
+// Every output is the same as with calls that take no time.
 TEST_P(StepLoopSlowGrammar, AnswersDoNotDependOnTheTimeOfMasks) {
   const auto run_all = [&](FakeCosts costs, int64_t num_pages, int* num_steps) {
     LoopShape with = shape(std::move(costs));
@@ -378,7 +378,7 @@ TEST_P(StepLoopSlowGrammar, AnswersDoNotDependOnTheTimeOfMasks) {
   }
 }
 
-// The model has no end tokens: the text's end is known once its last token is accepted.
+// The model has no end tokens: the end is only known once the last token has been accepted.
 TEST_P(StepLoopSlowGrammar, WithoutEndTokensTheGrammarEndsTheAnswer) {
   class EndsWithItsText final : public GrammarMatcher {
    public:

@@ -1,4 +1,4 @@
-// The step loop over several data-parallel groups, and when its executor fails for good.
+// The step loop over several data-parallel groups, and a permanent failure of its executor.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -15,7 +15,7 @@ LoopShape shape_of(int num_groups) {
   return shape;
 }
 
-// The same prompts in crowds over 1, 2, 3 and 4 groups: the same answers, whoever stands beside whom.
+// The same prompts together over 1, 2, 3 and 4 groups give the same outputs, whatever the mix in a group.
 TEST(StepLoopGroups, AnswersDoNotDependOnTheNumberOfGroups) {
   std::vector<std::vector<int32_t>> alone;
   for (const int num_groups : {1, 2, 3, 4}) {
@@ -46,7 +46,7 @@ TEST(StepLoopGroups, StatsCountAllGroups) {
   loop.finish();
 }
 
-// Every step has a batch for each group, idle ones too: what a rank does never depends on its own work alone.
+// Every step has a batch for each group, even idle ones: ranks without work still take part in exchanges.
 TEST(StepLoopGroups, IdleGroupsHaveEmptyBatches) {
   TestLoop loop(hashed_logits, shape_of(4));
   std::atomic<int> num_steps = 0;
@@ -66,8 +66,8 @@ TEST(StepLoopGroups, IdleGroupsHaveEmptyBatches) {
   loop.finish();
 }
 
-// A request is cancelled in the middle of its prefill on one group while the others decode: the others'
-// answers are those that they have alone, and every step goes on having a batch for each group.
+// A request is cancelled in mid-prefill on one group while the others decode: the others' outputs are those
+// that they have alone, and every step still has a batch for each group.
 TEST(StepLoopGroups, CancelInMidPrefillLeavesTheOthersAlone) {
   SamplingParams sampling = greedy(40);
   sampling.ignore_eos = true;
@@ -95,7 +95,7 @@ TEST(StepLoopGroups, CancelInMidPrefillLeavesTheOthersAlone) {
   loop.finish();
 }
 
-// Every way of running out of pages, in each group on its own.
+// Every way of running out of pages, in each group separately.
 TEST(StepLoopGroups, RetractionIsEachGroupsOwn) {
   LoopShape shape = shape_of(2);
   shape.num_pages = 12;

@@ -1,4 +1,4 @@
-// The step loop's clocks: time limits of requests, and the watchdog.
+// The step loop's time limits of requests, and the watchdog.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -54,7 +54,7 @@ TEST(StepLoopLimits, WhatWaitsTooLongIsUnavailableAndWhatRunsTooLongIsLate) {
   EXPECT_EQ(loop.finish().num_timed_out_requests_total, 2);
 }
 
-// Sees every log line of the process while it lives.
+// Captures every error line that the process logs during its lifetime.
 class LogCapture {
  public:
   LogCapture() {
@@ -89,14 +89,14 @@ TEST(StepLoopLimits, TheWatchdogNamesTheStuckStepAndAnswersForIt) {
   EXPECT_EQ(loop->failure().code(), StatusCode::kInternal);
   EXPECT_EQ(loop->submit({"", {1}, greedy(3)}, [](const Delta&) {}).status().code(),
             StatusCode::kUnavailable);
-  loop->drain(0.01);  // returns though the step does not
+  loop->drain(0.01);  // returns although the step does not
   const std::string errors = log.errors();
   EXPECT_NE(errors.find("step 1: 3 rows of 1 requests"), std::string::npos) << errors;
   EXPECT_NE(errors.find("request stuck-1 (group 0): prompt 3, tokens 3, computed 0, rows in the step 3"),
             std::string::npos)
       << errors;
   EXPECT_NE(errors.find("KV pages: 1 used"), std::string::npos) << errors;
-  gate.open();  // the step ends after all: nobody hears of it
+  gate.open();  // the step ends after all, but nothing is delivered
   loop.destroy();
 }
 

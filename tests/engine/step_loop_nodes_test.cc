@@ -1,5 +1,5 @@
-// A prefill engine and a decode engine on fake models, over real connections: the answers of one engine,
-// pages that all come back, and what becomes of requests when one side gives up, has no room or dies.
+// A prefill engine and a decode engine on fake models over real connections: outputs are those of a single
+// engine, all pages are returned, and requests end correctly when one side cancels, is full or dies.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -30,7 +30,7 @@ std::vector<int32_t> prompt_of(int64_t num_tokens, int32_t salt = 0) {
   return ids;
 }
 
-// Both engines; the prefill engine can be killed and made anew on its port.
+// Both engines; the prefill engine can be killed and restarted on its port.
 struct Nodes {
   explicit Nodes(LoopShape decode_shape = {}, LoopShape prefill_shape = {}, FakeLogits logits = hashed_logits,
                  std::function<void(const Batch&)> before_prefill = {})
@@ -87,7 +87,7 @@ struct Nodes {
   std::function<void(const Batch&)> before_prefill_;
 };
 
-// Of one or of both executors, in turn, the steps run ahead of the tokens.
+// One or both executors sample and run ahead.
 class SomeSample : public testing::TestWithParam<std::pair<bool, bool>> {
  public:
   LoopShape decode_shape() const { return {.samples = GetParam().first}; }
@@ -126,12 +126,12 @@ TEST_P(SomeSample, AnswersAreThoseOfOneEngine) {
     }
   EXPECT_EQ(nodes.run(prompt_of(5), greedy(0)).reason(), FinishReason::kLength);
   EXPECT_GT((*nodes.decode)->stats().kv_transfer_bytes_total, 0);
-  EXPECT_GT(nodes.decode->executor().num_finishes, 5);  // before others fill pages
+  EXPECT_GT(nodes.decode->executor().num_finishes, 5);  // before other threads fill pages
   EXPECT_TRUE(nodes.prefill_is_empty());
   EXPECT_TRUE(nodes.decode_is_empty());
 }
 
-// The first token is the prefill engine's; the decode engine's matcher takes it before its own first mask.
+// The prefill engine chooses the first token; the decode engine's matcher accepts it before its first mask.
 TEST_P(SomeSample, GrammarsGoOnWhereTheFirstTokenWasChosen) {
   std::atomic<uint32_t> calls = 0;
   const auto with_grammars = [&](LoopShape shape, bool is_slow) {
@@ -160,8 +160,7 @@ TEST_P(SomeSample, GrammarsGoOnWhereTheFirstTokenWasChosen) {
   EXPECT_TRUE(nodes.decode_is_empty());
 }
 
-// The prompt's own log-probabilities and experts come over with the first token, also where no answer is
-// wanted.
+// The prompt's log-probabilities and experts arrive with the first token, even if no output is requested.
 TEST_P(SomeSample, PromptsAreScored) {
   Nodes nodes(decode_shape(), prefill_shape());
   TestLoop one;
@@ -191,7 +190,7 @@ TEST_P(SomeSample, PromptsAreScored) {
   EXPECT_TRUE(nodes.decode_is_empty());
 }
 
-// What the decode engine has of a prompt it does not ask for: the bytes of the last, partial page remain.
+// Pages that the decode engine has are not requested: only the bytes of the last, partial page are sent.
 TEST(StepLoopNodes, PagesThatAreKnownDoNotTravel) {
   Nodes nodes;
   const auto prompt = prompt_of(18);
@@ -208,8 +207,8 @@ TEST(StepLoopNodes, PagesThatAreKnownDoNotTravel) {
   EXPECT_TRUE(nodes.prefill_is_empty());
 }
 
-// Many at once, data-parallel groups on one side, and a decode pool so small that requests wait for room and
-// are retracted while others go on.
+// Many requests at once, data-parallel groups on one side, and a decode pool so small that requests queue and
+// are retracted while others continue.
 TEST_P(SomeSample, AFullPoolQueuesAndRetractsWithoutLoss) {
   for (const bool reuses : {false, true}) {
     LoopShape decode = decode_shape(), prefill = prefill_shape();
@@ -232,7 +231,8 @@ TEST_P(SomeSample, AFullPoolQueuesAndRetractsWithoutLoss) {
   }
 }
 
-// Held pages are the prefill engine's to give back after a while; who waits for them hears why.
+// The prefill engine releases held pages after a while; the request that waits for them fails with the
+// reason.
 TEST(StepLoopNodes, PagesThatNobodyTakesAreGivenBack) {
   LoopShape decode, prefill;
   decode.num_pages = 8;
@@ -259,7 +259,7 @@ TEST(StepLoopNodes, PagesThatNobodyTakesAreGivenBack) {
   EXPECT_TRUE(nodes.prefill_is_empty());
 }
 
-// What an executor cannot read or take in is sent by nobody and used by nobody.
+// A page that an executor cannot read or write fails its request.
 TEST(StepLoopNodes, PagesThatCannotBeReadOrWrittenFailTheirRequest) {
   for (const bool on_prefill : {true, false}) {
     Nodes nodes;
@@ -346,7 +346,7 @@ TEST(StepLoopNodes, NodesThatDoNotFitRefuseEachOther) {
   }
 }
 
-// What the prefill engine refuses, the client hears, with the node's name.
+// Errors of the prefill engine reach the client, with the node's name.
 TEST(StepLoopNodes, RefusalsOfThePrefillEngineArePassedOn) {
   LoopShape prefill;
   prefill.context_length = 16;
@@ -357,7 +357,7 @@ TEST(StepLoopNodes, RefusalsOfThePrefillEngineArePassedOn) {
   EXPECT_NE(answer.last.error.find(nodes.address()), std::string::npos);
 }
 
-// Peers that speak something else: the connection ends, the others' goes on.
+// Peers that speak another protocol: their connection ends, other connections continue.
 TEST(StepLoopNodes, GarbageOnThePortHurtsNobody) {
   Nodes nodes;
   const int port = nodes.node->port();
@@ -373,7 +373,7 @@ TEST(StepLoopNodes, GarbageOnThePortHurtsNobody) {
       EXPECT_FALSE((*socket)->receive({.stage = KvStage::kChallenge}).ok());
     }
   }
-  // A node that says hello and then asks under another epoch, or for pages of no room.
+  // A node that sends a valid hello and then requests under another epoch, or takes pages of an unknown room.
   for (const bool wrong_epoch : {true, false}) {
     auto socket = connect_to(port);
     ASSERT_TRUE(socket.ok());

@@ -1,4 +1,4 @@
-// Who is admitted next.
+// The order of admission.
 #include <gtest/gtest.h>
 
 #include <mutex>
@@ -12,7 +12,7 @@ namespace {
 constexpr SchedulerLimits kOneAtATime{
     .max_running_requests = 1, .chunked_prefill_size = 16, .max_prefill_tokens = 32};
 
-// One runs while the others come; the order in which they end.
+// Submits the requests while one is running; returns the order in which they end.
 std::vector<std::string> order_of_ends(
     const PriorityRules& rules, const std::vector<std::pair<std::string, std::optional<int64_t>>>& requests) {
   Gate gate;

@@ -1,4 +1,4 @@
-// The step loop where requests begin alike: prefixes are found, and no answer changes by it.
+// The step loop with shared prefixes: prefixes are reused, and outputs do not change.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -22,7 +22,7 @@ TEST(StepLoopReuse, CachedTokensAreCounted) {
   EXPECT_EQ(again.last.cached_tokens, 8);
   EXPECT_EQ(again.last.prompt_tokens, 9);
   EXPECT_EQ(again.token_ids, first.token_ids);
-  std::vector<int32_t> turn = prompt;  // and the answer, whose last token was never computed
+  std::vector<int32_t> turn = prompt;  // plus the output, whose last token was never computed
   turn.insert(turn.end(), first.token_ids.begin(), first.token_ids.end());
   turn.push_back(50);
   const Answer next = loop.run(turn, exactly(4));
@@ -59,7 +59,7 @@ TEST(StepLoopReuse, AFlushForgetsAndIsRefusedWhileRequestsRun) {
   loop.finish();
 }
 
-// A prompt whose logits were bad once: what was computed for it is computed again.
+// After bad logits, a prompt is computed again from the start.
 TEST(StepLoopReuse, NothingOfAFailedRequestIsReused) {
   int num_asked = 0;
   TestLoop loop([&](std::span<const int32_t> history, std::span<float> logits) {
@@ -74,8 +74,8 @@ TEST(StepLoopReuse, NothingOfAFailedRequestIsReused) {
   loop.finish();
 }
 
-// Conversations over few pages, several groups, both kinds of executor, with cancels: each turn has the last
-// one's prompt and answer before it. Every answer is that of its own history.
+// Conversations with few pages, several groups, both kinds of executor, and cancels: each turn contains the
+// previous turn's prompt and output. Every output depends on its own history only.
 TEST(StepLoopReuse, ConversationsAreThoseOfEachAlone) {
   std::mt19937 random(11);
   const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };

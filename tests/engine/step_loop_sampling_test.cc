@@ -1,5 +1,5 @@
-// What requests ask of sampling, through the step loop: with the host's sampler, and with an executor that
-// samples and runs ahead.
+// Sampling parameters through the step loop: with the host's sampler, and with an executor that samples and
+// runs ahead.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr int32_t kNumTokens = kFirstWordId + 2;  // ids from here on have no token
 
-// Greedy text of the fake model with penalties and bias, by their definition.
+// Greedy output of the fake model with penalties and bias, computed by their definition.
 std::vector<int32_t> expected_answer(std::vector<int32_t> history, const SamplingParams& p) {
   std::vector<float> logits(kVocab);
   std::vector<int32_t> answer;
@@ -44,7 +44,7 @@ std::vector<int32_t> expected_answer(std::vector<int32_t> history, const Samplin
   return answer;
 }
 
-// The model wants few ids only, again and again: its answers without penalties repeat them.
+// The model prefers a few ids: without penalties its outputs repeat them.
 void few_ids(std::span<const int32_t> history, std::span<float> logits) {
   hashed_logits(history, logits);
   for (size_t id = 12; id < logits.size(); ++id) logits[id] -= 9;
@@ -71,7 +71,7 @@ class StepLoopSampling : public testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(, StepLoopSampling, testing::Bool(),
                          [](const auto& param) { return param.param ? "ByTheExecutor" : "OnTheHost"; });
 
-// All of them at once, with few pages: what one asks for, and what it says, is nobody else's matter.
+// All requests at once, with few pages: neither parameters nor outputs affect other requests.
 TEST_P(StepLoopSampling, AnswersAreThoseOfTheDefinition) {
   for (const int64_t num_pages : {256, 40}) {
     TestLoop loop(hashed_logits, {.num_pages = num_pages, .samples = GetParam()});
@@ -137,7 +137,7 @@ TEST_P(StepLoopSampling, NothingEndsTheAnswerBeforeMinNewTokens) {
   const Answer later = loop.run({'x'}, sampling);
   EXPECT_EQ(later.text, "ab\ncd");
   EXPECT_EQ(later.token_ids.size(), 6u);
-  sampling.min_new_tokens = 6;  // met with the token that stops
+  sampling.min_new_tokens = 6;  // reached at the token that stops
   EXPECT_EQ(loop.run({'x'}, sampling).text, "ab\ncd");
   sampling.min_new_tokens = 15;  // the model would end after 8
   const Answer longest = loop.run({'x'}, sampling);
@@ -146,7 +146,7 @@ TEST_P(StepLoopSampling, NothingEndsTheAnswerBeforeMinNewTokens) {
   EXPECT_EQ(std::ranges::count(std::span(longest.token_ids).first(15), kEosId), 0);
 }
 
-// Of each prompt token after `from`, by the definition.
+// Checks the scores of each prompt token after `from` against the definition.
 void expect_scores(const Answer& answer, const std::vector<int32_t>& prompt, int64_t from, size_t num_top) {
   const auto first = static_cast<size_t>(from) + 1;
   ASSERT_EQ(answer.prompt_logprobs.size(), prompt.size() - std::min(first, prompt.size()));
@@ -167,7 +167,7 @@ void expect_scores(const Answer& answer, const std::vector<int32_t>& prompt, int
   }
 }
 
-// Prompts of all lengths beside requests that only decode, with chunks, few pages and few rows of logits.
+// Prompts of all lengths beside requests that only decode, with chunks, few pages and few logit rows.
 TEST_P(StepLoopSampling, PromptsAreScored) {
   for (const int64_t max_running : {1, 3, 8})
     for (const int64_t num_pages : {256, 40}) {
@@ -251,9 +251,9 @@ TEST_P(StepLoopSampling, StopExpressions) {
   sampling.stop = {};
   sampling.stop_regex = {"[0-9]+"};
   EXPECT_EQ(loop.run({'x'}, sampling).text, "one ");
-  sampling.min_new_tokens = 6;  // met with the token that stops
+  sampling.min_new_tokens = 6;  // reached at the token that stops
   EXPECT_EQ(loop.run({'x'}, sampling).text, "one 1");
-  sampling.stop_regex = {"345; thr(?!ee)"};  // as soon as it matches what is there
+  sampling.stop_regex = {"345; thr(?!ee)"};  // matches as soon as the text so far matches
   EXPECT_EQ(loop.run({'x'}, sampling).text, "one 12 two ");
   sampling.stop_regex = {"(e|e )+!"};
   EXPECT_EQ(loop.run({'x'}, sampling).text, "one 12 two 345; three");
@@ -281,7 +281,7 @@ TEST(StepLoopRequests, AnIdIsFreeAsSoonAsItsEndIsHeard) {
     if (delta.finish_reason == FinishReason::kNone) {
       was_refused = !loop->submit(request, [](const Delta&) { ADD_FAILURE(); }).ok();
     } else {
-      loop->cancel("mine");  // means nobody any more
+      loop->cancel("mine");  // matches no active request any more
       EXPECT_TRUE(loop->submit(request, next.callback()).ok());
     }
   };

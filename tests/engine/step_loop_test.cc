@@ -68,7 +68,7 @@ TEST(StepLoop, MaxNewTokens) {
   const Answer three = loop.run({'x'}, greedy(3));
   EXPECT_EQ(three.text, "abc");
   EXPECT_EQ(three.reason(), FinishReason::kLength);
-  // A prompt that fills the context is legal without an answer; a huge limit is cut to what is left.
+  // A prompt that fills the context is legal if no output is requested; a huge limit is cut to what is left.
   EXPECT_EQ(loop.run(std::vector<int32_t>(128, 1), greedy(0)).reason(), FinishReason::kLength);
   const Answer cut = loop.run(std::vector<int32_t>(120, 1),
                               {.temperature = 0, .max_new_tokens = INT64_MAX, .ignore_eos = true});
@@ -80,7 +80,7 @@ TEST(StepLoop, MaxNewTokens) {
 TEST(StepLoop, StopStrings) {
   TestLoop loop(says("one STOP two"));
   SamplingParams sampling = greedy(50);
-  sampling.stop = {"STOP"};  // over four tokens
+  sampling.stop = {"STOP"};  // spans four tokens
   Answer answer = loop.run({'x'}, sampling);
   EXPECT_EQ(answer.text, "one ");
   EXPECT_EQ(answer.reason(), FinishReason::kStop);
@@ -92,7 +92,7 @@ TEST(StepLoop, StopStrings) {
   EXPECT_EQ(loop.run({'x'}, sampling).text, "one STOP");
 
   sampling = greedy(6);
-  sampling.stop = {"STOP"};  // the limit comes inside the stop string: what was held back is text
+  sampling.stop = {"STOP"};  // the limit falls inside the stop string, so the held text is output
   answer = loop.run({'x'}, sampling);
   EXPECT_EQ(answer.text, "one ST");
   EXPECT_EQ(answer.reason(), FinishReason::kLength);
@@ -162,13 +162,13 @@ TEST(StepLoop, SeedsMakeTextReproducibleWhateverElseRuns) {
   SamplingParams other = seeded;
   other.seed = 18;
   EXPECT_NE(loop.run({5, 6}, other).token_ids, alone.token_ids);
-  TestLoop again;  // requests without a seed repeat from the engine's random_seed
+  TestLoop again;  // requests without a seed derive it from the engine's random_seed
   EXPECT_EQ(again.run({9}, {.max_new_tokens = 20, .ignore_eos = true}).token_ids,
             TestLoop().run({9}, {.max_new_tokens = 20, .ignore_eos = true}).token_ids);
 }
 
-// Few pages, many requests, random arrival; all chunk and page sizes: answers are those of each prompt alone,
-// and all pages come back.
+// Few pages, many requests, random arrival, all chunk and page sizes: outputs are those of each prompt alone,
+// and all pages are returned.
 TEST(StepLoop, GreedyTextIsIndependentOfTheCrowd) {
   std::mt19937 generator(5);
   const auto uniform = [&](int low, int high) {
@@ -266,7 +266,7 @@ TEST(StepLoop, QueueFullAndIdInUse) {
   Collector running, queued1, queued2, later;
   ASSERT_TRUE(loop->submit({"r", {1}, greedy(2)}, running.callback()).ok());
   gate.wait_until_reached();
-  // The running one left the queue in the loop's books only after its first step.
+  // The running request leaves the queue's count only after its first step.
   Status status;
   int num_accepted = 0;
   while ((status = loop->submit({"", {1}, greedy(2)}, [](const Delta&) {}).status()).ok()) ++num_accepted;
@@ -306,7 +306,7 @@ TEST(StepLoop, DrainLetsRequestsEndAndRefusesNewOnes) {
             StatusCode::kUnavailable);
 }
 
-// Two at a time and 100 steps each, every step at least 1 ms: cannot end within the deadline.
+// Two at a time and 100 steps each of at least 1 ms: cannot end within the deadline.
 TEST(StepLoop, DrainAbortsAfterTheDeadline) {
   TestLoop loop(
       hashed_logits,
@@ -396,7 +396,7 @@ TEST(StepLoop, ThroughputCountsTheLastSeconds) {
   EXPECT_NEAR(stats.gen_throughput * stats.uptime_seconds, 8, 1e-6);
 }
 
-// An executor that samples by itself: the same answers, whatever the requests ask for.
+// An executor that samples gives the same outputs for all sampling parameters.
 TEST(StepLoop, TokensFromTheExecutorAreThoseOfTheSampler) {
   const std::vector<SamplingParams> asked = {
       greedy(9),
@@ -421,8 +421,8 @@ TEST(StepLoop, TokensFromTheExecutorAreThoseOfTheSampler) {
   }
 }
 
-// Sequences end by length, at the end token and at stop tokens, are sent back for want of pages, and are
-// cancelled, all while the next step is under way.
+// Sequences end by length, at the end token and at stop tokens, are retracted for lack of pages, and are
+// cancelled, all while the next step is in flight.
 TEST(StepLoop, AnExecutorThatSamplesServesManyAtOnceAsTheSamplerWould) {
   const auto run = [](bool samples) {
     TestLoop loop(hashed_logits, {.num_pages = 40, .samples = samples});
@@ -446,7 +446,7 @@ TEST(StepLoop, AnExecutorThatSamplesServesManyAtOnceAsTheSamplerWould) {
   };
   const std::vector<Answer> host = run(false), device = run(true);
   for (size_t i = 0; i < host.size(); ++i) {
-    if (i % 10 == 9) continue;  // how far it came is chance
+    if (i % 10 == 9) continue;  // how far it got is random
     EXPECT_EQ(host[i].token_ids, device[i].token_ids) << i;
     EXPECT_EQ(host[i].text, device[i].text) << i;
     EXPECT_EQ(host[i].reason(), device[i].reason()) << i;

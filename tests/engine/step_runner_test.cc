@@ -1,4 +1,4 @@
-// Steps over thread ranks whose "model" sums over all ranks what each group's batch holds.
+// Steps over thread ranks whose "model" sums each group's batch over all ranks.
 #include "engine/step_runner.h"
 
 #include <gtest/gtest.h>
@@ -18,8 +18,8 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 constexpr int64_t kVocab = 8;
 
-// Logits of row r, column v: (sum of all groups' ids) * 100 + id of the row + v: wrong unless every rank has
-// taken part with its own group's batch.
+// Logits of row r, column v: (sum of all groups' ids) * 100 + id of the row + v. They are wrong unless every
+// rank took part with its own group's batch.
 struct SumModel {
   SumModel(Job& job, const RankLayout& rank_layout, std::chrono::nanoseconds timeout, uint32_t first_signal)
       : layout(rank_layout) {
@@ -48,7 +48,7 @@ struct SumModel {
   std::function<void(int rank)> before, after;  // set before start()
 };
 
-// One row of one sequence for each group that has a token.
+// One sequence per group that has token ids, with one row per id; every row has logits.
 struct Step {
   explicit Step(std::vector<std::vector<int32_t>> group_ids) : ids(std::move(group_ids)) {
     tables.resize(ids.size(), {0, 1});
@@ -188,7 +188,7 @@ TEST(StepRunner, ARankThatIsLateWithinTheDeadlineIsWaitedFor) {
   }
 }
 
-// A stalled rank: the step fails in time, the error names the rank and the operation, and stays.
+// A stalled rank: the step fails in time; the error names the rank and the operation, and is permanent.
 TEST(StepRunner, AStalledRankFailsTheJobByName) {
   Ranks ranks(4, 4, 0.3);
   ranks.model->before = [](int rank) {
@@ -206,7 +206,7 @@ TEST(StepRunner, AStalledRankFailsTheJobByName) {
   EXPECT_EQ(ranks.runner->failure().message(), status.message());
 }
 
-// A rank that stalls after its last operation with others: nobody but rank 0 waits for it.
+// A rank that stalls after its last exchange with others: only rank 0 waits for it.
 TEST(StepRunner, ARankThatNeverEndsAStepIsNamed) {
   Ranks ranks(2, 2, 0.3);
   ranks.model->after = [](int rank) {
@@ -229,7 +229,7 @@ TEST(StepRunner, AnExceptionOnARankIsTheJobsError) {
     ASSERT_TRUE(ranks.runner->start().ok());
     const auto begin = Clock::now();
     const Status status = ranks.try_run(Step({{1}, {2}}));
-    EXPECT_LT(Clock::now() - begin, 2s);  // others learn of it at once
+    EXPECT_LT(Clock::now() - begin, 2s);  // other ranks see the failure at once
     EXPECT_NE(status.message().find("rank " + std::to_string(bad_rank)), std::string::npos)
         << status.message();
   }

@@ -33,8 +33,8 @@ Outcome match(const std::vector<std::string>& expressions, const std::string& te
   return outcome;
 }
 
-// The definition, with the standard library's engine: the first prefix of the text in which something
-// matches, and of its matches the one that begins first.
+// The definition, with the standard library's engine: the first prefix of the text that contains a match, and
+// among its matches the one that begins first.
 Outcome match_naively(const std::vector<std::regex>& expressions, const std::string& text) {
   for (size_t end = 1; end <= text.size(); ++end) {
     const std::string prefix = text.substr(0, end);
@@ -49,7 +49,7 @@ Outcome match_naively(const std::vector<std::regex>& expressions, const std::str
   return {text, ""};
 }
 
-// Of 'a' to 'c', groups, alternatives and repetitions, which are not nested: those explode.
+// Uses 'a' to 'c', groups, alternatives and repetitions; not nested ones, which backtrack exponentially.
 std::string random_expression(std::mt19937& generator, int depth, bool repeats) {
   std::string expression;
   for (unsigned i = 0, parts = 1 + generator() % 3; i < parts; ++i) {

@@ -1,4 +1,4 @@
-// A step loop over a fake model, and what collects its answers.
+// A step loop over a fake model, and a collector of its outputs.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 
 namespace fp4moe {
 
-inline constexpr int64_t kVocab = 300;  // more than the tokenizer has: the last ids have no token
+inline constexpr int64_t kVocab = 300;  // more ids than the tokenizer has tokens
 
 struct Answer {
   std::string text;
@@ -66,20 +66,20 @@ struct LoopShape {
   int64_t context_length = 128;
   int64_t max_queued_requests = 1000;
   int num_groups = 1;
-  bool samples = false;  // the executor does
+  bool samples = false;  // whether the executor samples
   bool tells_experts = true;
-  std::function<std::unique_ptr<GrammarCompiler>()> grammars = {};  // empty: there are none
+  std::function<std::unique_ptr<GrammarCompiler>()> grammars = {};  // empty: no grammars
   bool reuses_prefixes = true;
-  double conservativeness = 0;  // pages run out wherever they can
+  double conservativeness = 0;  // pages run out wherever possible
   TimeLimits time_limits = {};
   PriorityRules priorities = {.are_used = true};
   double watchdog_timeout = 0;
-  KvHello hello = {};  // a decode engine's
+  KvHello hello = {};  // not empty: a decode engine
   MaskLimits masks = {};
   std::vector<int32_t> eos_token_ids = {kEosId};
 };
 
-// One fake model with KV pages of its own for each group; `fail` set: the next step fails for good.
+// One fake model with separate KV pages per group. If `fail` is set, the next step fails permanently.
 class FakeExecutor : public Executor {
  public:
   FakeExecutor(FakeModel& model, const LoopShape& shape)
@@ -148,7 +148,7 @@ class FakeExecutor : public Executor {
     sampler_.emplace(config().vocab_size, std::vector<int32_t>(ids.begin(), ids.end()));
     return {};
   }
-  // With the host's Sampler, through what a device's one has.
+  // Samples with the host's Sampler through a device executor's interface.
   Status start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
                       std::span<const uint32_t> allowed) override {
     if (!sample_failure.ok()) return sample_failure;
@@ -198,8 +198,8 @@ class FakeExecutor : public Executor {
   FakeModel& model_;
   const bool samples_, tells_experts_;
   std::optional<Sampler> sampler_;
-  std::vector<std::vector<SampledRow>> sampled_;  // by every start_sample()
-  int num_waiting_ = 0;                           // of them, the last ones, to be taken
+  std::vector<std::vector<SampledRow>> sampled_;  // results of every start_sample()
+  int num_waiting_ = 0;                           // the last ones, not yet taken
   std::vector<KvCache> kv_;
   std::vector<float> logits_;
   ThreadPool pool_{2};
@@ -207,7 +207,7 @@ class FakeExecutor : public Executor {
   Status failure_;
 };
 
-// A step loop over a fake model, with all it borrows.
+// A step loop over a fake model, with everything it borrows.
 class TestLoop {
  public:
   explicit TestLoop(FakeLogits logits = hashed_logits, const LoopShape& shape = {},
@@ -270,7 +270,7 @@ inline SamplingParams greedy(int64_t max_new_tokens) {
   return {.temperature = 0, .max_new_tokens = max_new_tokens};
 }
 
-// What the fake model must say: its own function, without pages, batches or chunks.
+// The fake model's greedy output from its own function, without pages, batches or chunks.
 inline std::vector<int32_t> expected_greedy(std::vector<int32_t> history, int64_t num_tokens) {
   std::vector<float> logits(kVocab);
   std::vector<int32_t> answer;
@@ -283,7 +283,7 @@ inline std::vector<int32_t> expected_greedy(std::vector<int32_t> history, int64_
   return answer;
 }
 
-// A model that says `text` after a prompt of one token.
+// A model that outputs `ids` after a prompt of one token.
 inline FakeLogits says(std::vector<int32_t> ids) {
   return certain_logits([ids = std::move(ids)](std::span<const int32_t> history) {
     return history.size() <= ids.size() ? ids[history.size() - 1] : kEosId;

@@ -1,4 +1,4 @@
-// Sockets of tests that play a node, or a stranger.
+// Sockets for tests that act as a node or as a stranger.
 #pragma once
 
 #include <arpa/inet.h>
@@ -30,7 +30,7 @@ inline Result<std::unique_ptr<KvSocket>> connect_to(int port, KvSocketOptions op
   return KvSocket::connect({"127.0.0.1", port}, /*only_loopback=*/true, std::move(options));
 }
 
-// Sends any bytes, and sees when the other side ends the connection.
+// Sends arbitrary bytes and detects when the other side ends the connection.
 class Stranger {
  public:
   explicit Stranger(int port) : descriptor_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -45,14 +45,14 @@ class Stranger {
     if (descriptor_ >= 0) ::close(descriptor_);
   }
 
-  // False: the connection has ended.
+  // False if the connection has ended.
   bool send(std::string_view bytes) const {
     return ::send(descriptor_, bytes.data(), bytes.size(), MSG_NOSIGNAL) == std::ssize(bytes);
   }
   bool send(const std::vector<uint8_t>& bytes) const {
     return send(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
   }
-  // Whether the other side ends the connection within so many seconds; what it sends before is dropped.
+  // Whether the other side ends the connection within `seconds`; received bytes are discarded.
   bool is_ended_within(double seconds) const {
     const auto deadline = in_seconds(seconds);
     for (;;) {
@@ -69,7 +69,7 @@ class Stranger {
   int descriptor_;
 };
 
-// Listens as a prefill node would.
+// Listens like a prefill node.
 class TestPort {
  public:
   TestPort() {

@@ -1,4 +1,4 @@
-// A sequence of the scheduler's tests: prompt tokens that mean nothing, and room for an answer.
+// A sequence for scheduler tests: arbitrary prompt tokens, and room for output.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// The file of packed weights: what it gives back, what it refuses, and that a model does not notice.
+// The file of packed weights: what it returns and refuses, and that a model loaded from it is the same.
 #include "engine/weight_cache.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What is logged while it lives.
+// Captures log lines during its lifetime.
 class Lines {
  public:
   Lines() {
@@ -46,7 +46,7 @@ class Lines {
   std::string text_;
 };
 
-// Three weights of different sizes; `salt` makes other ones.
+// Three weights of different sizes; `salt` changes their contents.
 constexpr int64_t kSizes[] = {5000, 64, 4096};
 uint8_t byte_of(size_t weight, int64_t i, uint8_t salt) {
   return static_cast<uint8_t>(i * 7 + static_cast<int64_t>(weight) * 31 + salt);
@@ -57,7 +57,7 @@ struct Loaded {
   std::vector<Buffer> weights;
 };
 
-// As a model loads them.
+// Takes weights like a model does.
 Loaded load(WeightCache& cache, uint8_t salt = 0) {
   Loaded loaded;
   for (size_t w = 0; w < std::size(kSizes); ++w) {
@@ -88,7 +88,7 @@ void expect_weights(const Loaded& loaded, uint8_t salt = 0) {
 
 class WeightCacheFile : public testing::Test {
  protected:
-  // Whether the weights were packed; right they are in any case.
+  // Returns whether the weights were packed; always checks their contents.
   bool start(const std::string& key = "model A\nrank 0\n", uint8_t salt = 0) {
     WeightCache cache({path_, "", key}, pool_);
     const Loaded loaded = load(cache, salt);
@@ -99,13 +99,13 @@ class WeightCacheFile : public testing::Test {
     std::ifstream file(path_, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), {}};
   }
-  // In place of the kept file, which is read-only.
+  // Replaces the cached file, which is read-only.
   void put(const std::string& bytes) const {
     fs::remove(path_);
     std::ofstream(path_, std::ios::binary) << bytes;
     fs::permissions(path_, fs::perms::owner_read | fs::perms::owner_write);
   }
-  // A start refuses the file with that reason, packs and keeps; the next one maps.
+  // Checks that a start refuses the file with that reason, packs and caches again, and the next one maps it.
   void expect_refused(const std::string& reason) {
     const Lines lines;
     EXPECT_TRUE(start()) << reason;
@@ -157,7 +157,7 @@ TEST_F(WeightCacheFile, EveryTruncationIsRefused) {
   }
 }
 
-// Each region of the file: the header and the rest of its page, every weight, what pads them, the index.
+// Covers each region of the file: the header and the rest of its page, every weight, padding, the index.
 TEST_F(WeightCacheFile, EveryFlippedByteIsRefused) {
   start();
   const std::string whole = bytes();
@@ -178,7 +178,7 @@ TEST_F(WeightCacheFile, EveryFlippedByteIsRefused) {
 TEST_F(WeightCacheFile, ADamagedWeightIsNamedWithItsLayerAndBothChecksums) {
   start();
   const std::string whole = bytes();
-  // The places of the weights: 5000, 64 and 4096 bytes, each from a multiple of 4096 on.
+  // Offsets of the weights: 5000, 64 and 4096 bytes, each aligned to 4096.
   const size_t begins[] = {4096, 12288, 16384};
   for (size_t w = 0; w < std::size(begins); ++w) {
     const std::span<const uint8_t> weight(reinterpret_cast<const uint8_t*>(whole.data()) + begins[w],
@@ -201,7 +201,7 @@ TEST_F(WeightCacheFile, ADamagedWeightIsNamedWithItsLayerAndBothChecksums) {
   expect_refused("layer 0 (weight 0 of 3, 5000 bytes) is damaged: its padding is not zero");
 }
 
-// A checksum's blocks are shared out among threads.
+// A checksum's blocks are distributed over threads.
 TEST(WeightChecksum, IsTheSameForAnyNumberOfThreads) {
   std::vector<uint8_t> weight((5 << 20) + 12345);
   for (size_t i = 0; i < weight.size(); ++i) weight[i] = static_cast<uint8_t>(i * 2654435761 >> 13);
@@ -235,7 +235,7 @@ TEST_F(WeightCacheFile, AnotherSizeIsRefused) {
                  " were written");
 }
 
-// With hashes that are right, as only a program writes them.
+// With valid hashes, which only a program could write.
 TEST_F(WeightCacheFile, PlacesPastTheFileAreRefused) {
   start();
   const std::string whole = bytes();
@@ -290,7 +290,7 @@ TEST_F(WeightCacheFile, AForeignFileIsRefused) {
   expect_refused("it is not a file of packed weights");
 }
 
-// ---- who may write it -----------------------------------------------------------------------------
+// ---- who may write the file -----------------------------------------------------------------------
 
 TEST_F(WeightCacheFile, ASymbolicLinkIsNotFollowed) {
   start();
@@ -354,7 +354,7 @@ TEST_F(WeightCacheFile, FolderAndFileAreTheUsersAlone) {
 
 // ---- writing --------------------------------------------------------------------------------------
 
-// As many starts at once as there may be: each has its weights, and the file is whole.
+// Many starts at once: each gets its weights, and the file is complete.
 TEST_F(WeightCacheFile, StartsAtTheSameTimeLeaveOneWholeFile) {
   std::vector<std::thread> starts;
   const Lines lines;
@@ -410,7 +410,7 @@ TEST_F(WeightCacheFile, ASecondWriterPacksAndKeepsNothing) {
 }
 
 TEST_F(WeightCacheFile, AFolderThatCannotBeWrittenIsAWarning) {
-  ASSERT_TRUE(write_text_file(folder_.file("sub"), "").ok());  // a file where a folder is wanted
+  ASSERT_TRUE(write_text_file(folder_.file("sub"), "").ok());  // a file where a folder is needed
   const Lines lines;
   EXPECT_TRUE(start());
   EXPECT_TRUE(
@@ -459,9 +459,9 @@ TEST(WeightCacheNowhere, SaysWhy) {
   EXPECT_TRUE(lines.have("not kept: dummy weights")) << lines.text();
 }
 
-// ---- the place ------------------------------------------------------------------------------------
+// ---- the path -------------------------------------------------------------------------------------
 
-// A copy of a demo checkpoint, its files' times unchanged.
+// A copy of a demo checkpoint with unchanged file times.
 class CopiedModel {
  public:
   CopiedModel() {
@@ -634,7 +634,7 @@ TEST_P(EngineWithWeightCache, AnswersTheSameFromPackedAndMappedWeights) {
   EXPECT_EQ(num_files, GetParam().tp) << "one a rank";
 }
 
-// 3095 bytes of each rank's file are changed, spread over its weights.
+// Changes 3095 bytes of each rank's file, spread over its weights.
 TEST_P(EngineWithWeightCache, ADamagedFileIsRefusedAndAnswersAreTheSame) {
   const TempFolder folder;
   EngineConfig flags = small_engine();
