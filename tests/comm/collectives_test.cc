@@ -1,4 +1,4 @@
-// Every collective against plain loops over all ranks' inputs, ragged and empty operands included.
+// Every collective against plain loops over all ranks' inputs, including ragged and empty operands.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -22,7 +22,7 @@ struct Setup {
   bool checksum = false;
 };
 
-// body(communicator) on every rank of a group of all ranks.
+// Runs body(communicator) on every rank, with one group of all ranks.
 template <class Body>
 void with_communicators(const Setup& setup, const Body& body) {
   const int64_t heap = Communicator::heap_bytes(setup.num_ranks, setup.record_bytes, setup.staging_bytes);
@@ -43,7 +43,7 @@ std::vector<float> random_floats(uint64_t seed, int64_t n) {
   return x;
 }
 
-// In rank order, in f32: the promised bits.
+// Sums in rank order in f32, as the communicator guarantees.
 std::vector<float> sum_in_rank_order(const std::vector<std::vector<float>>& x) {
   std::vector<float> sum = x[0];
   for (size_t r = 1; r < x.size(); ++r)
@@ -51,7 +51,7 @@ std::vector<float> sum_in_rank_order(const std::vector<std::vector<float>>& x) {
   return sum;
 }
 
-// Sizes around the pieces: none, one, less and more than a part, several blocks and a rest.
+// Sizes around the piece size: zero, one, below and above a part, several blocks and a remainder.
 std::vector<int64_t> sizes() { return {0, 1, 7, 64, 1000, 1024, 1025, 5000}; }
 
 std::vector<int64_t> ragged(int num_ranks, uint64_t seed) {
@@ -120,7 +120,7 @@ TEST_P(CollectivesOf, AllGatherKeepsRankOrder) {
   for (uint64_t seed = 0; seed < 8; ++seed) {
     std::vector<int64_t> counts = ragged(n, seed);
     if (seed == 0) counts.assign(counts.size(), 0);
-    if (seed == 1) counts.assign(counts.size(), 100);  // fits a record
+    if (seed == 1) counts.assign(counts.size(), 100);  // fits in a record
     std::vector<uint8_t> expected;
     for (int r = 0; r < n; ++r)
       for (int64_t i = 0; i < counts[static_cast<size_t>(r)]; ++i) expected.push_back(byte_of(r, i));
@@ -168,7 +168,7 @@ TEST_P(CollectivesOf, ExchangeGathersRecords) {
   });
 }
 
-TEST_P(CollectivesOf, EpochsWrap) {  // 2^32 - 3 on: F17
+TEST_P(CollectivesOf, EpochsWrap) {  // from 2^32 - 3 on: F17
   const int n = GetParam();
   with_communicators({.num_ranks = n, .first_epoch = 0xfffffffdu}, [&](Communicator& comm) {
     EXPECT_EQ(comm.epoch(), 0xfffffffdu);
@@ -209,7 +209,7 @@ TEST(Collectives, BarrierHoldsEverybody) {
   });
 }
 
-// 32 ranks on however few cores: sleeping ranks leave the cores to the others.
+// 32 ranks on a few cores: sleeping ranks leave the cores to the others.
 TEST(Collectives, ManyRanksOnFewCores) {
   with_communicators({.num_ranks = 32, .staging_bytes = 32 * 1024}, [&](Communicator& comm) {
     for (int i = 0; i < 50; ++i) {
@@ -220,7 +220,7 @@ TEST(Collectives, ManyRanksOnFewCores) {
   });
 }
 
-// Two groups of two ranks and the world side by side in one heap, each with its slots.
+// Two groups of two ranks and the world share one heap, each with its own slots.
 TEST(Collectives, GroupsDoNotMeet) {
   constexpr int kRanks = 4;
   const int64_t world_bytes = Communicator::heap_bytes(kRanks, 64, 4096);
@@ -247,7 +247,7 @@ TEST(GeometryHash, DependsOnEveryNumberAndOrder) {
   EXPECT_NE(geometry_hash(a), geometry_hash(b));
   EXPECT_NE(geometry_hash(a), geometry_hash(c));
   EXPECT_NE(geometry_hash(a), geometry_hash(d));
-  EXPECT_EQ(geometry_hash({}), 2166136261u);  // FNV-1a's start
+  EXPECT_EQ(geometry_hash({}), 2166136261u);  // FNV-1a's offset basis
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What goes wrong between ranks ends in one error that every rank gets, naming both ranks and both values.
+// Errors between ranks end in one error on every rank, which names both ranks and both values.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ struct Outcome {
   std::chrono::nanoseconds took{0};
 };
 
-// body(comm) on every rank, faults for rank `faulty` alone.
+// Runs body(comm) on every rank; only rank `faulty` has faults.
 template <class Body>
 Outcome run(int faulty, const Faults& faults, const CommOptions& options, const Body& body) {
   const auto job =
@@ -64,7 +64,7 @@ void expect_all_ok(const Outcome& outcome) {
   for (const Status& status : outcome.statuses) EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
-// Every rank has the same error, which has all the words.
+// Every rank has the same error, which contains all the words.
 void expect_all(const Outcome& outcome, StatusCode code, std::initializer_list<const char*> words) {
   for (int rank = 0; rank < kRanks; ++rank) {
     const Status& status = outcome.statuses[static_cast<size_t>(rank)];
@@ -102,8 +102,8 @@ TEST(CommunicatorFaults, ADeadRankEndsTheJobWithinTheDeadlineAndASecond) {  // F
   }
 }
 
-// Cells only grow, so the next step's signal stands for a lost one, too, and the parts of both are still
-// there.
+// Cells only grow, so the next step's signal also stands for a lost one, and the parts of both steps are
+// still in place.
 TEST(CommunicatorFaults, ALostSignalIsMadeGoodByTheNext) {
   for (const int64_t number : {0, 5, 11, 29}) {
     Faults faults;
@@ -139,7 +139,7 @@ TEST(CommunicatorFaults, DelaysAndJitterChangeNothing) {  // F14
   expect_all_ok(run(0, faults, {.timeout = 5s}, ten_layers));
 }
 
-// F15: puts alternate between headers (even) and parts (odd), in exchange and all_reduce.
+// F15: in exchange and all_reduce, puts alternate between headers (even) and parts (odd).
 TEST(CommunicatorFaults, AFlippedBitIsFoundAndAttributed) {
   for (uint64_t seed = 1; seed <= 12; ++seed) {
     Faults faults;
@@ -254,7 +254,7 @@ TEST(CommunicatorFaults, EveryDifferenceNamesBothValues) {
   }
 }
 
-// Rank 2 waits for rank 1 in one group, rank 1 for rank 0 in another: the last of the chain is to blame.
+// Rank 2 waits for rank 1 in one group, rank 1 for rank 0 in another: the error names the end of the chain.
 TEST(CommunicatorFaults, TheErrorFollowsTheChainOfWaits) {
   const int64_t bytes = Communicator::heap_bytes(2, 64, 64);
   const auto job = threads_job(kRanks, 2 * bytes);
@@ -294,7 +294,7 @@ TEST(CommunicatorFaults, ASlowPeerIsNamedOnceAndCounted) {
   set_log_sink({});
   expect_all_ok(outcome);
   EXPECT_GE(lines.size(), 1u);
-  EXPECT_LE(lines.size(), static_cast<size_t>(kRanks - 1));  // once on each rank that waits for it
+  EXPECT_LE(lines.size(), static_cast<size_t>(kRanks - 1));  // at most once on each waiting rank
   for (const std::string& line : lines)
     EXPECT_NE(line.find("rank 2 is slow: rank "), std::string::npos) << line;
   EXPECT_GE(stats[0].longest, 1s);
@@ -306,7 +306,7 @@ TEST(CommunicatorFaults, WithoutADeadlineOnlyAFailureEndsTheWait) {
   const Outcome outcome = run(-1, {}, {.timeout = 100ms}, [](Communicator& comm) -> Status {
     comm.set_timeout(kNoDeadline);
     if (comm.rank() == 0) {
-      std::this_thread::sleep_for(1200ms);  // longer than the deadline and than the slice of the warning
+      std::this_thread::sleep_for(1200ms);  // longer than the deadline and than a slice of the warning
       comm.endpoint().fail(cancelled("shut down"));
       return comm.endpoint().failure();
     }

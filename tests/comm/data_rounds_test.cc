@@ -1,4 +1,4 @@
-// put, data_ready and wait_data: a dispatch and combine in many rounds over one pair of regions.
+// put, data_ready and wait_data: dispatch and combine in many rounds over one pair of regions.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -16,14 +16,14 @@ using test::FaultyEndpoint;
 using test::on_every_rank;
 using test::threads_job;
 
-constexpr int64_t kRow = 512;  // bytes that one rank sends another in one round
+constexpr int64_t kRow = 512;  // bytes that one rank sends to another in one round
 
 uint8_t value_of(int layer, int round, int src, int dst, int64_t i) {
   return static_cast<uint8_t>(layer * 101 + round * 31 + src * 7 + dst * 3 + i);
 }
 
-// Each layer: one exchange, then `rounds` of dispatch (value_of) and combine (its complement), always through
-// the same region of each pair.
+// Each layer is one exchange, then `rounds` of dispatch (value_of) and combine (its complement), always
+// through the same region of each pair.
 Status run_layer(Communicator& comm, int layer, int rounds, int64_t dispatch_at, int64_t combine_at) {
   const OpName op = {"dispatch", layer, 5};
   const int n = comm.size(), me = comm.rank();
@@ -91,7 +91,7 @@ TEST(DataRounds, RandomYieldsAndJitterChangeNothing) {  // F14, F19
   }
 }
 
-// A round that one side leaves out is found at the next operation, by both counts.
+// A round that one rank skips is detected at the next operation, by both counts.
 TEST(DataRounds, AMissingRoundIsFound) {
   constexpr int kRanks = 3;
   const auto job = threads_job(kRanks, Communicator::heap_bytes(kRanks, 64, 1024));
@@ -100,7 +100,7 @@ TEST(DataRounds, AMissingRoundIsFound) {
     Status status = comm.exchange({"dispatch", 1}, nullptr, 0, nullptr);
     if (status.ok() && rank == 1) status = comm.data_ready({"dispatch", 1}, 2);
     if (status.ok()) status = comm.barrier({"next"});
-    if (status.ok()) status = comm.barrier({"after"});  // rank 0 has no part in the difference
+    if (status.ok()) status = comm.barrier({"after"});  // rank 0 is not involved in the mismatch
     ASSERT_EQ(status.code(), StatusCode::kInternal);
     EXPECT_NE(status.message().find("data rounds"), std::string::npos) << status.message();
     EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();

@@ -96,7 +96,7 @@ TEST_F(FabricTest, LaunchersAreKnownByTheirEnvironment) {
   expect_launcher(launcher_info(), true, 1, 2);
   set({{"SLURM_PROCID", "2"}, {"SLURM_NTASKS", "8"}, {"SLURM_STEP_ID", "0"}});
   expect_launcher(launcher_info(), true, 2, 8);
-  // An allocation alone is no step.
+  // An allocation without a step is not a launch.
   set({{"SLURM_PROCID", "2"}, {"SLURM_NTASKS", "8"}});
   expect_launcher(launcher_info(), false, 0, 1);
 }

@@ -1,5 +1,5 @@
-// FaultyEndpoint: an Endpoint that misbehaves as told, the same way for the same seed. Wrap each rank's
-// endpoint in one; faults of a rank are those of its own actions (puts, signals, waits).
+// FaultyEndpoint: an Endpoint that misbehaves as configured, reproducibly for a seed. Wrap each rank's
+// endpoint in one; a rank's faults apply to its own actions (puts, signals, waits).
 #pragma once
 
 #include <chrono>
@@ -14,15 +14,15 @@ namespace fp4moe::test {
 
 struct Faults {
   uint64_t seed = 1;
-  int to = -1;  // faults concern only this destination; -1: all
-  // Times: every signal waits delay + up to jitter; before action number stall_at the rank sleeps for
+  int to = -1;  // faults only apply to this destination; -1: all
+  // Delays: every signal waits for delay plus up to jitter; before action number stall_at the rank sleeps for
   // `stall`.
   std::chrono::microseconds delay{0}, jitter{0}, stall{0};
   int64_t stall_at = -1;
-  // Action numbers (signals and puts are counted apart, from 0, over the destinations concerned).
+  // Numbers of actions (signals and puts counted separately, from 0, over the destinations that apply).
   int64_t drop_signal = -1, double_signal = -1, flip_put = -1;
-  // From this action on (puts and signals together) the rank does nothing any more: they are lost, and its
-  // waits last until the job has failed.
+  // From this action on (puts and signals together) the rank is dead: its actions are lost, and its waits
+  // block until the job has failed.
   int64_t dead_from = -1;
   double yield_probability = 0;  // before and after each action
 };
@@ -80,7 +80,7 @@ class FaultyEndpoint : public Endpoint {
 
  private:
   bool concerns(int dst) const { return faults_.to < 0 || faults_.to == dst; }
-  // Whether the rank is dead: the action is lost.
+  // Returns whether the rank is dead, so that the action is lost.
   bool before_action() {
     maybe_yield();
     const int64_t action = actions_++;

@@ -1,4 +1,4 @@
-"""The fabric mpi between two hosts, made of network, host name and process number namespaces on this machine."""
+"""The mpi fabric between two simulated hosts: network, host name and process id namespaces on this machine."""
 import os
 import shutil
 import subprocess
@@ -37,7 +37,7 @@ def remove_hosts():
     subprocess.run(["ip", "link", "delete", BRIDGE], stderr=subprocess.DEVNULL)
 
 
-# mpirun's way to a host: agent [options] HOST COMMAND...
+# How mpirun reaches a host: agent [options] HOST COMMAND...
 AGENT = """#!/bin/bash
 while [[ "$1" == -* ]]; do shift; done
 declare -A name=({names})

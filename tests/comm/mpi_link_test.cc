@@ -1,4 +1,5 @@
-// The communication thread without MPI: several processes of a job live in this one, over a post office that
+// The communication thread without MPI: several processes of a job are simulated in one, over a post office
+// that can withhold messages or fail.
 // can hold back what it has or fail.
 #include "comm/mpi_link.h"
 
@@ -29,16 +30,16 @@ struct Message {
   std::shared_ptr<bool> taken;
 };
 
-// Messages between the processes; a send is done once its message has been received.
+// Messages between the processes; a send completes once its message has been received.
 struct PostOffice {
   std::mutex mutex;
   std::deque<Message> inbox[kMostProcesses][kMostProcesses];  // [to][from]
   int num_processes = 0, claimed_processes = 0;
   bool is_closed[kMostProcesses] = {};  // receives nothing
-  bool is_stuck[kMostProcesses] = {};   // never comes to the end of a message
+  bool is_stuck[kMostProcesses] = {};   // never completes a message
   bool probe_fails[kMostProcesses] = {};
   int finalized = 0;
-  std::deque<std::shared_ptr<bool>> requests;  // all that were made: a job that fails leaves some unfinished
+  std::deque<std::shared_ptr<bool>> requests;  // all requests made: a job that fails leaves some unfinished
 } office;
 
 template <int kProcess>
@@ -98,7 +99,7 @@ const Fp4moeMpi& fake(int process) {
   return *tables[process];
 }
 
-// All processes of a job, as far as they are here.
+// The simulated processes of a job.
 class MpiLinkTest : public testing::Test {
  protected:
   void open(int num_processes, int ranks_each, std::chrono::nanoseconds timeout = 10s) {
@@ -128,7 +129,7 @@ class MpiLinkTest : public testing::Test {
       endpoints_.push_back(std::make_unique<MpiEndpoint>(*memories_[p], *links_[p], rank));
     }
   }
-  // start() of each of the first num_processes.
+  // Calls start() on each of the first num_processes.
   std::vector<Status> start(int num_processes, std::chrono::nanoseconds timeout = 10s) {
     std::vector<Status> statuses(static_cast<size_t>(num_processes));
     on_every_rank(num_processes, [&](int p) {
@@ -170,7 +171,7 @@ TEST_F(MpiLinkTest, OperationsBetweenAndInsideProcesses) {
 TEST_F(MpiLinkTest, LargePutsArriveWholeWhateverTheQueueHolds) {
   open(2, 1);
   expect_started(2);
-  constexpr int64_t kBytes = 11 << 20;  // more than a queue and than a frame
+  constexpr int64_t kBytes = 11 << 20;  // more than a queue or a frame holds
   on_every_rank(2, [&](int rank) {
     std::vector<uint8_t> data(kBytes);
     for (int round = 1; round <= 3; ++round) {
@@ -210,7 +211,7 @@ TEST_F(MpiLinkTest, AProcessThatTakesNothingHoldsTheSenderUntilTheDeadline) {
   stop();
 }
 
-// A sender may die in the middle of a message: the thread goes on, here with the other messages.
+// A sender may die in the middle of a message: the thread continues, here with the other messages.
 TEST_F(MpiLinkTest, AMessageThatNeverEndsHoldsUpNobodyElse) {
   open(3, 1, 300ms);
   expect_started(3);

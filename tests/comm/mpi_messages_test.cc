@@ -1,4 +1,4 @@
-// Frames and hellos of other processes: the good ones arrive, the bad ones change nothing outside the heap.
+// Frames and hellos of other processes: valid ones arrive, invalid ones change nothing outside the heap.
 #include <gtest/gtest.h>
 
 #include <cstring>

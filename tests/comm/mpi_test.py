@@ -1,4 +1,4 @@
-"""The fabric mpi under mpirun: every operation, disagreements, and processes that die, stop or never come."""
+"""The mpi fabric under mpirun: every operation, mismatches, and processes that die, stop or never start."""
 import os
 import re
 import shutil
@@ -11,7 +11,7 @@ import unittest
 
 BINARY = os.path.abspath(sys.argv[1])
 SKIPPED = 77  # CTest's SKIP_RETURN_CODE
-DEADLINE = 3  # seconds: mpi_ranks' own
+DEADLINE = 3  # seconds; the deadline inside mpi_ranks
 LAUNCH = 10   # seconds that mpirun itself may take on a busy machine
 
 
@@ -21,7 +21,7 @@ def command(processes, *args):
 
 
 def run(processes, *args, seconds=60):
-    """The exit code, all output, and how long it took."""
+    """Returns the exit code, all output, and the elapsed seconds."""
     begin = time.monotonic()
     done = subprocess.run(command(processes, *args), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                           timeout=seconds)
@@ -29,7 +29,7 @@ def run(processes, *args, seconds=60):
 
 
 class Job:
-    """A job in the background, whose processes' pids are known."""
+    """A background job with known process ids."""
 
     def __init__(self, processes, *args):
         self.job = subprocess.Popen(command(processes, *args), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -40,7 +40,7 @@ class Job:
         end = time.monotonic() + LAUNCH
         while len(self.pids) < processes and time.monotonic() < end:
             time.sleep(0.02)
-        time.sleep(0.5)  # into the loop
+        time.sleep(0.5)  # let it enter the loop
 
     def read(self):
         for line in self.job.stdout:
@@ -49,7 +49,7 @@ class Job:
                 self.pids[int(match[1])] = int(match[2])
 
     def wait(self, seconds):
-        """The exit code, all output, and the seconds until the end."""
+        """Returns the exit code, all output, and the seconds until the job ended."""
         begin = time.monotonic()
         try:
             self.job.wait(seconds)
@@ -108,7 +108,7 @@ class MpiTest(unittest.TestCase):
         self.assertNotEqual(code, 0)
         self.assertLess(took, DEADLINE + 1)
         self.assertRegex(output, r"the job ends: rank [01] waited .* for rank ([23]|[01], which waits for rank [23],) in (dispatch|go_on)")
-        code, output, _ = run(2, "all", 4)  # a restart begins clean
+        code, output, _ = run(2, "all", 4)  # a restart works
         self.assertEqual(code, 0, output)
 
     def test_a_process_that_leaves(self):
@@ -130,7 +130,7 @@ class MpiTest(unittest.TestCase):
         os.kill(job.pids[1], signal.SIGSTOP)
         code, output, took = job.wait(60)
         self.assertNotEqual(code, 0)
-        # The deadline, a second for the error, a second that mpirun gives a process to end.
+        # The deadline, a second for the error, and a second that mpirun gives a process to end.
         self.assertLess(took, DEADLINE + 2.5)
         self.assertRegex(output, r"the job ends: rank 0 waited 3.\d s for rank 1 in .*, epoch \d+: expected signal \d+")
 

@@ -1,5 +1,5 @@
-// The protocols of communicator.cc and rank_memory.cc, every order of events of small cases: F19. A machine
-// shows few of these orders, and x86 fewer than the memory model allows.
+// Model checks of the protocols in communicator.cc and rank_memory.cc: every order of events in small cases
+// (F19). Running on a machine exercises few of these orders, and x86 fewer than the memory model allows.
 #include <gtest/gtest.h>
 
 #include <deque>
@@ -15,14 +15,14 @@ namespace {
 
 struct Instruction {
   enum Kind : uint8_t { kPut, kSignal, kWait, kRead } kind;
-  int peer;   // put, signal: to; wait, read: from
+  int peer;   // put, signal: destination; wait, read: source
   int at;     // put, read: place at the reader for this pair; signal, wait: slot
-  int value;  // put, signal: the new one; wait: at least this; read: exactly this
+  int value;  // put, signal: new value; wait: at least this; read: exactly this
 };
 using Program = std::vector<Instruction>;
 
-// A put shows at the reader some time after it is issued, at the latest before any signal issued after it; it
-// may overtake signals issued before it, but no other put. Signals keep their order.
+// A put becomes visible to the reader some time after it is issued, at the latest before any signal issued
+// after it. It may overtake signals issued before it, but no other put. Signals stay in order.
 class Explorer {
  public:
   Explorer(std::vector<Program> programs, int num_places, int num_slots)
@@ -31,7 +31,8 @@ class Explorer {
         num_places_(num_places),
         num_slots_(num_slots) {}
 
-  // "" where every order ends with all programs done and every read right, else what went wrong.
+  // Returns "" if every order completes all programs with correct reads, otherwise a description of the
+  // error.
   std::string explore() {
     visit(State(*this));
     while (!todo_.empty()) {
@@ -60,7 +61,7 @@ class Explorer {
           channels(static_cast<size_t>(e.n_ * e.n_)) {}
     std::string key() const {
       std::string k = counters + places + cells;
-      for (const auto& channel : channels) k += static_cast<char>(channel.size());  // the rest follows
+      for (const auto& channel : channels) k += static_cast<char>(channel.size());  // the other parts follow
       return k + pending();
     }
     std::string pending() const {
@@ -71,7 +72,7 @@ class Explorer {
       return k;
     }
     std::string counters, places, cells;             // one byte each
-    std::vector<std::vector<Instruction>> channels;  // [from][to], issued and not yet to be seen
+    std::vector<std::vector<Instruction>> channels;  // [from][to], issued and not yet visible
   };
 
   size_t place(int reader, int from, int at) const {
@@ -106,7 +107,7 @@ class Explorer {
     return "";
   }
 
-  // The first put and, if no put is before it, the first signal of a channel can show now.
+  // A channel's first put can become visible now, and its first signal if no put precedes it.
   void deliver(const State& state, size_t channel, bool& moved) {
     const auto& waiting = state.channels[channel];
     const int from = static_cast<int>(channel) / n_, to = static_cast<int>(channel) % n_;
@@ -131,7 +132,7 @@ class Explorer {
   std::deque<State> todo_;
 };
 
-// Steps as in communicator_step.cc, with `num_places` places for each source.
+// Steps as in communicator_step.cc, with `num_places` places per source.
 std::vector<Program> lockstep(int num_ranks, int steps, int num_places) {
   std::vector<Program> programs(static_cast<size_t>(num_ranks));
   for (int me = 0; me < num_ranks; ++me)
@@ -162,8 +163,8 @@ TEST(ProtocolModel, OnePlaceIsNotEnough) {
   EXPECT_NE(Explorer(lockstep(2, 3, 1), 1, 1).explore().find("reads"), std::string::npos);
 }
 
-// Rounds over one dispatch region (place 0) and one combine region (place 1). `combine` false: without the
-// way back, which is what frees the dispatch region.
+// Rounds over one dispatch region (place 0) and one combine region (place 1). combine = false omits the
+// return path, which is what frees the dispatch region.
 std::vector<Program> rounds(int num_ranks, int num_rounds, bool combine) {
   std::vector<Program> programs(static_cast<size_t>(num_ranks));
   for (int me = 0; me < num_ranks; ++me)
@@ -201,12 +202,12 @@ TEST(ProtocolModel, ALostSignalStandsStill) {
   EXPECT_EQ(Explorer(programs, 2, 1).explore(), "nobody can go on");
 }
 
-// ---- The sleep of a waiter: rank_memory.cc, one event a line there
+// ---- A waiter's sleep: rank_memory.cc, one event per line there
 
 enum class Order { kAsBuilt, kBellReadLast, kNoSecondLook };
 
 struct Sleep {
-  int waiter = 0, raiser = 0;  // the next event of each
+  int waiter = 0, raiser = 0;  // next event of each
   int awaited = 0, cell = 0, bell = 0, bell_read = 0;
   bool asleep = false, ring = false;
   std::string key() const {
@@ -217,7 +218,7 @@ struct Sleep {
 };
 constexpr int kWaiterDone = 10, kRaiserDone = 10;
 
-// publish, read the bell, look at the cell, sleep on the bell's value; awake: from the bell again.
+// Publish, read the bell, check the cell, sleep on the bell's value; when awake, start again from the bell.
 bool step_waiter(Sleep& s, Order order) {
   if (s.asleep || s.waiter == kWaiterDone) return false;
   const int event =
@@ -238,7 +239,7 @@ bool step_waiter(Sleep& s, Order order) {
   return true;
 }
 
-// store the cell, look who waits, change the bell, wake.
+// Store the cell, check for a waiter, change the bell, wake.
 bool step_raiser(Sleep& s) {
   if (s.raiser == kRaiserDone) return false;
   if (s.raiser == 0) s.cell = 1;
@@ -249,7 +250,7 @@ bool step_raiser(Sleep& s) {
   return true;
 }
 
-// Whether some order leaves the waiter asleep for ever.
+// Whether some order leaves the waiter asleep forever.
 bool can_miss(Order order) {
   std::unordered_set<std::string> seen;
   bool missed = false;

@@ -1,4 +1,4 @@
-// The threads and local jobs: puts, signals, waits, deadlines, failures.
+// Jobs of the fabrics threads and local: puts, signals, waits, deadlines, failures.
 #include <gtest/gtest.h>
 
 #include <sys/resource.h>
@@ -73,7 +73,7 @@ TEST(ThreadsJob, RefusedMemoryIsAnError) {  // F16
   }
 }
 
-TEST(ThreadsJob, SignalsPublishPuts) {  // the receiver sees all of what was put before the signal
+TEST(ThreadsJob, SignalsPublishPuts) {  // the receiver sees everything put before the signal
   constexpr int kRounds = 20000;
   const auto job = threads_job(2, 4096);
   on_every_rank(2, [&](int rank) {
@@ -104,7 +104,7 @@ TEST(ThreadsJob, CellsCompareModulo2To32AndNeverGoBack) {
   ASSERT_TRUE(a.signal(1, 2, 1).ok());
   EXPECT_TRUE(b.wait(0, 2, 0xffffffffu, 0s, &seen).ok());
   EXPECT_EQ(seen, 1u);
-  ASSERT_TRUE(a.signal(1, 2, 0).ok());  // late
+  ASSERT_TRUE(a.signal(1, 2, 0).ok());  // a late signal
   EXPECT_TRUE(b.wait(0, 2, 1, 0s, &seen).ok());
   EXPECT_EQ(b.wait(0, 2, 2, 0s, &seen).code(), StatusCode::kDeadline);
   EXPECT_EQ(b.wait(0, 3, 1, 0s, &seen).code(), StatusCode::kDeadline);  // another slot

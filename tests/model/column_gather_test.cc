@@ -12,9 +12,10 @@
 namespace fp4moe {
 namespace {
 
-constexpr int64_t kRecordBytes = 4096, kStagingBytes = 256;  // small: operands pass in pieces
+constexpr int64_t kRecordBytes = 4096, kStagingBytes = 256;  // small, so that operands are sent in pieces
 
-// All ranks gather `rows` rows of the parts; element (r, c) is r * 1000 + c. True if all have all of them.
+// All ranks gather `rows` rows of the parts; element (r, c) is r * 1000 + c. True if every rank has all
+// elements.
 testing::AssertionResult gathers(const std::vector<Shard>& parts, int64_t num_rows) {
   const int ranks = static_cast<int>(parts.size());
   const int64_t cols = parts.back().first + parts.back().count;
@@ -57,7 +58,7 @@ TEST(ColumnGather, GathersEvenAndUnevenParts) {
   EXPECT_TRUE(gathers({{0, 1}, {1, 1}}, 0));
 }
 
-// Output shards cover all outputs, in whole panels but for the last.
+// Output shards cover all outputs, in whole panels except the last.
 TEST(OutputShard, CoversAllOutputsInPanels) {
   for (const int64_t outputs : {1, 15, 16, 17, 96, 100, 201088})
     for (const int64_t parts : {1, 2, 3, 4, 8}) {

@@ -1,5 +1,5 @@
 // deepseek_v3, qwen3_moe and qwen2_moe against the stock Hugging Face classes: random checkpoints in native
-// FP4 dialects (make_moe_fixtures.py) and the second demo.
+// FP4 dialects (make_moe_fixtures.py), and the second demo.
 #include <gtest/gtest.h>
 
 #include <unistd.h>
@@ -31,7 +31,7 @@ EngineConfig flags_of(const char* fp4_compute, bool reference) {
   return flags;
 }
 
-// Relative L2 errors of the positions, ascending, and how many have the reference's argmax.
+// Relative L2 errors of the positions, ascending, and the share with the reference's argmax.
 struct Agreement {
   std::vector<double> errors;
   double same_argmax = 0, whole = 0;
@@ -67,7 +67,7 @@ struct Case {
 class Fixture : public testing::TestWithParam<Case> {
  protected:
   std::string folder() const { return std::string(FP4MOE_FIXTURES "/") + GetParam().name; }
-  // Empty errors where something failed.
+  // `errors` is empty if something failed.
   Agreement run(const char* fp4_compute, bool reference) const {
     const auto prompt =
         read_reference(folder() + "/expected.safetensors", "ids", std::string("logits_") + fp4_compute);
@@ -97,8 +97,8 @@ TEST_P(Fixture, QuantisedActivationsMatchTheRule) {
   EXPECT_GE(a.within(1e-3), 0.75);
 }
 
-// Random weights amplify the rounding of activations to bf16 more than trained ones; it must show, and stay
-// small.
+// Random weights amplify the rounding of activations to bf16 more than trained ones; the error must be
+// visible but small.
 TEST_P(Fixture, DefaultRunnerIsNearTheStockClass) {
   const Agreement a = run("w4a16", false);
   ASSERT_FALSE(a.errors.empty());
@@ -130,14 +130,14 @@ INSTANTIATE_TEST_SUITE_P(Families, Fixture,
                                          Case{"qwen2_h64_shared_expert", true}),
                          [](const auto& test) { return std::string(test.param.name); });
 
-// The up-projections of latent attention are taken apart, so an FP4 one is dequantised: exactly, its tensor
-// scale (here a power of two, which bf16 weights can hold as well) applied to the products.
+// Latent attention splits its up-projections, so an FP4 one is dequantised: exactly, with its tensor scale
+// (here a power of two, which bf16 weights can represent too) applied to the products.
 class Fp4UpProjection : public testing::Test {
  protected:
   static constexpr const char* kSource = FP4MOE_FIXTURES "/dsv3_h96_modelopt_yarn";
   static constexpr float kTensorScale = 1.0f / 64;
 
-  // A copy of the fixture whose kv_b_proj weights are FP4, or what these stand for in bf16.
+  // A copy of the fixture whose kv_b_proj weights are FP4, or their dequantised values in bf16.
   static Status write_copy(const std::string& folder, bool is_fp4) {
     namespace fs = std::filesystem;
     fs::create_directories(folder);
@@ -247,7 +247,7 @@ TEST_P(Demo, DefaultRunnerWithQuantisedActivationsIsWithinItsPromise) {
   EXPECT_LE(a.median(), 6e-2);
 }
 
-// Long enough that latent attention makes its queries in several passes, which cut sequences.
+// Long enough that latent attention computes its queries in several passes that split sequences.
 TEST(Batches, SequencesOfOneBatchDoNotSeeEachOther) {
   const auto prompt = read_reference(FP4MOE_DSV3_DEMO "/reference_logits.safetensors", "prompt_1.input_ids",
                                      "prompt_1.logits_w4a16");

@@ -21,7 +21,7 @@ struct Case {
 
 class ScalingFactor : public testing::TestWithParam<Case> {
  protected:
-  // The layer's output for some rows of noise, float32, with this factor.
+  // The layer's float32 output for some rows of noise, with the given factor.
   static Result<std::vector<float>> output(double factor) {
     const std::string folder = std::string(FP4MOE_FIXTURES "/") + GetParam().folder;
     EngineConfig flags;

@@ -1,4 +1,4 @@
-"""What the fixture generators share: checkpoint files as the stock library writes them."""
+"""Shared by the fixture generators: writes checkpoint files like the stock library."""
 import json
 
 from safetensors.torch import save_file

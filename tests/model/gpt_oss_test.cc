@@ -28,7 +28,7 @@ size_t argmax(std::span<const float> x) {
   return static_cast<size_t>(std::max_element(x.begin(), x.end()) - x.begin());
 }
 
-// The stock Hugging Face class's float32 logits of random checkpoints (make_gptoss_fixtures.py): odd sizes,
+// Float32 logits of the stock Hugging Face class for random checkpoints (make_gptoss_fixtures.py): odd sizes,
 // shards, both rope spellings, windows shorter than the prompt.
 class Fixture : public testing::TestWithParam<const char*> {};
 
@@ -42,7 +42,7 @@ TEST_P(Fixture, ReferenceRunnerMatchesStockClass) {
   EXPECT_TRUE(within_relative_l2(*logits, prompt->logits, kFloat32Limit));
 }
 
-// bf16 rounding of every GEMM input: the default mode is near, not equal.
+// bf16 rounding of every GEMM input: the default mode is close to the reference, but not equal.
 TEST_P(Fixture, DefaultRunnerIsNearTheStockClass) {
   const std::string folder = std::string(FP4MOE_FIXTURES "/") + GetParam();
   const Result<ReferencePrompt> prompt =
@@ -116,7 +116,7 @@ TEST_P(Demo, LogitsDoNotDependOnChunksPagesOrThreads) {
   }
 }
 
-// 8-bit dense weights alone move the logits by what docs/numerics.md says, and with bf16 activations too.
+// 8-bit dense weights change the logits by as much as docs/numerics.md states, also with bf16 activations.
 TEST_P(Demo, EightBitDenseLayersAreWithinTheirPromise) {
   ASSERT_FALSE(prompt_.ids.empty());
   for (EngineConfig flags : {reference_flags(), EngineConfig{}}) {

@@ -39,7 +39,7 @@ TEST(KvCache, RegionsTileTheBuffer) {
   }
 }
 
-// Tensor parallel ranks have their heads' pages; with fewer KV heads than ranks each rank has one.
+// Tensor parallel ranks store their own heads; with fewer KV heads than ranks each rank stores one.
 TEST(KvCache, HoldsTheHeadsOfTheRank) {
   ModelConfig config = three_layers();
   config.num_heads = 8;
@@ -82,8 +82,8 @@ TEST(KvCache, RefusesNoPagesAndOverflow) {
             StatusCode::kInvalidArgument);
 }
 
-// What one rank reads, any number of ranks write and read again, to the byte: heads that they share out,
-// heads that several of them have, latents. Nothing beside the page's tokens changes.
+// Pages read by one rank can be written and read again by any number of ranks, byte for byte: heads divided
+// over ranks, heads replicated on several ranks, latents. Nothing but the page's tokens changes.
 TEST(KvCache, CanonicalPagesKnowNoRanks) {
   ModelConfig heads = three_layers(), few = three_layers(), latent = three_layers();
   heads.num_heads = 8;
@@ -115,7 +115,7 @@ TEST(KvCache, CanonicalPagesKnowNoRanks) {
     }
 }
 
-// The layout on the wire, spelled out: layer, keys before values, token, head, column.
+// The layout on the wire: layer, keys before values, token, head, column.
 TEST(KvCache, CanonicalOrder) {
   const auto kv = KvCache::make(three_layers(), DType::kF32, 2, 16);
   std::vector<float> page(static_cast<size_t>(5 * kv->token_bytes()) / sizeof(float));

@@ -1,4 +1,4 @@
-// A rank's part of a linear layer: rows in any order, columns, biases; bf16 and FP4 alike.
+// A rank's part of a linear layer: rows in any order, columns, biases; in bf16 and in FP4.
 #include "model/linear_layer.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kN = 40, kK = 96, kT = 5;
 
-// A matrix [kN, kK] with bias of either kind, and rows to multiply.
+// A matrix [kN, kK] with bias, in bf16 or FP4, and rows to multiply.
 class LinearLayers : public testing::TestWithParam<bool> {
  protected:
   LinearLayers() {

@@ -21,7 +21,8 @@ E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
         "truncate": False, "original_max_position_embeddings": 64}
 
-# H and I are whole scale blocks of 32 but, like 2880, not of 64 or 128; windows are shorter than the prompt.
+# H and I are multiples of the scale block of 32 but, like 2880, not of 64 or 128; windows are shorter than
+# the prompt.
 FIXTURES = {
     "h192_i96_yarn": dict(
         config=dict(num_hidden_layers=2, num_local_experts=4, num_experts_per_tok=2, vocab_size=160, hidden_size=192,
@@ -42,7 +43,7 @@ FIXTURES = {
 
 
 def to_mxfp4(weight):
-    """[..., K] float -> codes packed [..., K/32, 16] u8, scales [..., K/32] u8, and the values they stand for."""
+    """[..., K] float -> codes packed [..., K/32, 16] u8, scales [..., K/32] u8, and the dequantised values."""
     blocks = weight.unflatten(-1, (-1, 32))
     exponent = torch.floor(torch.log2(blocks.abs().amax(-1, keepdim=True).clamp_min(2.0**-60))) - 2
     scaled = blocks / torch.exp2(exponent)
@@ -54,7 +55,7 @@ def to_mxfp4(weight):
 
 
 def randomize(model, generator):
-    """Weights large enough that logits are of order one and some activations reach the SwiGLU limit."""
+    """Random weights, large enough that logits are of order one and some activations reach the SwiGLU limit."""
     for name, p in model.named_parameters():
         noise = torch.randn(p.shape, generator=generator)
         if name.endswith("sinks"):
@@ -75,7 +76,7 @@ def randomize(model, generator):
 
 
 def export_tensors(model):
-    """The state dict in the gpt-oss dialect; the model's experts take the dequantised values."""
+    """The state dict in the gpt-oss dialect; sets the model's experts to the dequantised values."""
     tensors = {k: v.detach().bfloat16().contiguous() for k, v in model.state_dict().items()}
     for i, layer in enumerate(model.model.layers):
         for name in ("gate_up_proj", "down_proj"):

@@ -2,10 +2,9 @@
 stock class's logits.
 
 Each fixture is a folder with config.json, safetensors in a native FP4 dialect and expected.safetensors: ids I64 [T],
-logits_w4a16 F32 [T, V], computed in float32 by transformers' class on the dequantised weights, and, for NVFP4,
-logits_w4a4, where besides the inputs of all FP4 layers go through the NVFP4 rule of docs/formats.md under the
-calibrated input scales (routed experts: the largest of the layer). Needs torch, transformers >= 5 and safetensors; a
-CPU is enough.
+logits_w4a16 F32 [T, V], computed in float32 by transformers' class on the dequantised weights, and for NVFP4 also
+logits_w4a4, for which the inputs of all FP4 layers go through the NVFP4 rule of docs/formats.md with the calibrated
+input scales (routed experts: the layer's largest). Needs torch, transformers >= 5 and safetensors; a CPU is enough.
 
     python3 make_moe_fixtures.py OUTPUT_FOLDER
 """
@@ -25,10 +24,10 @@ from fixture_files import save_shards
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 FLT_MAX = torch.finfo(torch.float32).max
-NUM_SEEDS = 64  # of which the one is taken whose routing is farthest from a tie
+NUM_SEEDS = 64  # the seed whose routing is farthest from a tie is used
 
-# Widths are whole scale blocks, but of 16 (MXFP4: 32) only; heads are of odd number or size; prompts are longer than
-# YaRN's original context.
+# Widths are multiples of a scale block, but of 16 only (MXFP4: 32); heads are odd in number or size; prompts
+# are longer than YaRN's original context.
 FIXTURES = {
     "dsv3_h96_modelopt_yarn": dict(
         classes=(DeepseekV3Config, DeepseekV3ForCausalLM), dialect="modelopt", num_tokens=33,
@@ -80,7 +79,7 @@ def e2m1_codes(x):
 
 
 def pack(scaled):
-    """[..., block] in units of the block scale -> e2m1 codes, two in a byte, the even column low; and their values."""
+    """[..., block] in units of the block scale -> e2m1 codes, two per byte, the even column low; and their values."""
     code = e2m1_codes(scaled)
     values = torch.sign(scaled) * E2M1[code]
     code = (code | (torch.signbit(scaled).long() << 3)).to(torch.uint8)
@@ -88,7 +87,7 @@ def pack(scaled):
 
 
 class Fp4Weight:
-    """One matrix [N, K] in FP4: packed, scales, the tensor scale (NVFP4) and the values that they stand for."""
+    """One matrix [N, K] in FP4: packed, scales, the tensor scale (NVFP4) and the dequantised values."""
 
     def __init__(self, weight, is_mxfp4):
         blocks = weight.float().unflatten(-1, (-1, 32 if is_mxfp4 else 16))
@@ -99,7 +98,7 @@ class Fp4Weight:
             self.scales = (exponent.squeeze(-1) + 127).to(torch.uint8)
             self.values = (values * torch.exp2(exponent)).flatten(-2)
             return
-        # As stored: a decode scale, which compressed-tensors writes as the number to divide by.
+        # As stored: a decode scale; compressed-tensors stores its reciprocal, the divisor.
         self.divisor = 2688 / weight.float().abs().amax()
         self.tensor_scale = weight.float().abs().amax() / 2688
         self.scale_block(blocks, amax)
@@ -113,7 +112,7 @@ class Fp4Weight:
         self.values = (self.block_values * self.tensor_scale).flatten(-2)
 
     def use_divisor(self):
-        """The values of a reader that has the divisor only."""
+        """Switches to the values that a reader computes from the divisor alone."""
         self.tensor_scale = 1 / self.divisor
         self.values = (self.block_values * self.tensor_scale).flatten(-2)
         return self
@@ -188,7 +187,7 @@ class Fixture:
                 yield i, layer.mlp
 
     def quantise(self):
-        """The model takes the dequantised values."""
+        """Sets the model's weights to the dequantised values."""
         for name, module in self.model.named_modules():
             if isinstance(module, torch.nn.Linear) and module.weight.numel() > 0 and self.is_quantised(name):
                 self.linears[name] = self.fp4(module.weight.detach())
@@ -199,7 +198,7 @@ class Fixture:
             assert gate_up.shape == (num_experts, 2 * inter, self.config.hidden_size), gate_up.shape
             self.experts[i] = []
             for e in range(num_experts):
-                # Halves differ in magnitude, and so in their tensor scales.
+                # The halves differ in magnitude, and so in their tensor scales.
                 parts = [self.fp4(w) for w in (gate_up[e, :inter] * (1 + 0.1 * e), gate_up[e, inter:], down[e])]
                 gate_up[e].copy_(torch.cat([parts[0].values, parts[1].values]))
                 down[e].copy_(parts[2].values)
@@ -208,7 +207,7 @@ class Fixture:
     # ---- running
 
     def watch_routing(self, mlp, x):
-        """Keeps the smallest distance of a router's choice from a tie."""
+        """Records the smallest margin of a routing decision."""
         x = x.reshape(-1, x.shape[-1])
         logits = x @ mlp.gate.weight.T
         k = self.config.num_experts_per_tok
@@ -237,8 +236,8 @@ class Fixture:
             return self.model(input_ids=ids, use_cache=False).logits[0].float()
 
     def patched_experts(self, visit):
-        """Replaces the experts' forward by a plain loop, in which `visit(layer, name, x)` sees, and may change, the
-        inputs of both GEMMs."""
+        """Replaces the experts' forward by a plain loop. `visit(layer, name, x)` sees the inputs of both GEMMs and may
+        change them."""
         def forward(module, x, index, weights):
             layer, inter = module.fixture_layer, module.down_proj.shape[2]
             self.looped.add(layer)
@@ -260,7 +259,7 @@ class Fixture:
         return stack
 
     def calibrate(self, ids):
-        """Input scales: of linear layers from the largest input; experts get parts of the layer's."""
+        """Sets input scales: for linear layers from the largest input; experts get fractions of their layer's."""
         amax = {}
         def watch(key, x):
             amax[key] = torch.maximum(amax.get(key, torch.zeros(())), x.abs().amax())
@@ -276,7 +275,7 @@ class Fixture:
                 for name, source in (("gate", "a1"), ("up", "a1"), ("down", "a2")):
                     part = 0.4 + 0.5 * float(torch.rand((), generator=self.generator))
                     self.input_scales[i, e, name] = amax[i, source] / 2688 * part
-        if self.dialect == "compressed_nvfp4":  # of which the file holds the reciprocal
+        if self.dialect == "compressed_nvfp4":  # the file stores its reciprocal
             self.input_scales = {k: 1 / (1 / v) for k, v in self.input_scales.items()}
         return patched
 
@@ -341,7 +340,7 @@ class Fixture:
         return result
 
     def declaration(self):
-        """(quantization_config, hf_quant_config.json), of which one is None."""
+        """(quantization_config, hf_quant_config.json), one of which is None."""
         kept = [f"model.layers.{i}.self_attn*" for i in range(self.config.num_hidden_layers)]
         if "quantised_attention" in self.spec:
             kept = ["*.k_proj", "*.v_proj"]

@@ -1,4 +1,4 @@
-// Models on 2 to 8 thread ranks against one rank: tensor, expert and data parallel, every a2a protocol.
+// Models on 2 to 8 thread ranks compared with one rank: tensor, expert and data parallel, every a2a protocol.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -41,7 +41,7 @@ EngineConfig flags_of(const Layout& l, const char* dtype, const char* fp4_comput
   return flags;
 }
 
-// Of different lengths, so that groups are idle at times; group 1's is empty where there are three or more.
+// Different lengths, so that groups are idle at times; with three or more groups, group 1's prompt is empty.
 std::vector<std::vector<int32_t>> prompts_of(int dp) {
   std::vector<std::vector<int32_t>> prompts;
   for (int g = 0; g < dp; ++g) {
@@ -67,7 +67,7 @@ class Parallel : public testing::Test {
     EXPECT_TRUE(groups.ok()) << groups.status().to_string();
     return groups.ok() ? *groups : Groups{};
   }
-  // Each group's prompt alone on one rank, over the same protocol.
+  // Each group's prompt alone on one rank, with the same protocol.
   static Groups one_rank(const std::string& name, const EngineConfig& flags, int64_t chunk = 8,
                          bool last_row_only = false) {
     EngineConfig one = flags;
@@ -89,7 +89,7 @@ class Parallel : public testing::Test {
   }
 };
 
-// With every sum in double and no rounding of activations, ranks differ by the order of FP32 sums alone.
+// With every sum in double and no rounding of activations, ranks differ only in the order of FP32 sums.
 TEST_F(Parallel, Float32AgreesWithOneRank) {
   struct Case {
     const char* name;
@@ -116,7 +116,7 @@ TEST_F(Parallel, Float32AgreesWithOneRank) {
   }
 }
 
-// Activation scales are those of all experts on every rank, so that the codes are the same but for ties.
+// Activation scales are computed over all experts on every rank, so the codes are equal except for ties.
 TEST_F(Parallel, QuantisedActivationsAgreeWithOneRank) {
   for (const Layout& layout :
        {Layout{2, 1, 1, "none"}, Layout{2, 2, 1, "none"}, Layout{2, 2, 2, "flashinfer"}})
@@ -126,8 +126,8 @@ TEST_F(Parallel, QuantisedActivationsAgreeWithOneRank) {
     }
 }
 
-// What is promised bit for bit: each group of one rank computes as if it were alone, and deepep's rows are
-// weighed and summed at their source.
+// Guaranteed bit for bit: each group of one rank computes as if it were alone, and deepep weights and sums
+// rows at their source.
 TEST_F(Parallel, DataParallelDeepepEqualsOneRankBitForBit) {
   for (const char* name : {"demo-dsv3-nvfp4", "demo-gptoss-mxfp4"})
     for (const char* compute : {"w4a16", "w4a4", "w4a8"})
@@ -139,7 +139,7 @@ TEST_F(Parallel, DataParallelDeepepEqualsOneRankBitForBit) {
       }
 }
 
-// What carries the rows is rounded in the same way on one rank.
+// A single rank rounds the payload in the same way.
 TEST_F(Parallel, DataParallelDeepepPayloadsEqualOneRankBitForBit) {
   for (const char* payload : {"fp8", "nvfp4"})
     for (const char* compute : {"w4a16", "w4a4"}) {
@@ -154,7 +154,7 @@ TEST_F(Parallel, DataParallelDeepepPayloadsEqualOneRankBitForBit) {
 // positions and more, with idle groups and groups that end early.
 struct DeterministicCase {
   const char* name;
-  int num_layouts;  // of 2, 3, 4, 5 and 8 ranks, that are legal
+  int num_layouts;  // number of legal layouts of 2, 3, 4, 5 and 8 ranks
 };
 
 class Deterministic : public Parallel, public testing::WithParamInterface<DeterministicCase> {
@@ -185,7 +185,7 @@ class Deterministic : public Parallel, public testing::WithParamInterface<Determ
     flags.enable_deterministic_inference = true;
     return flags;
   }
-  // The group's prompt alone on one rank, computed once for each protocol.
+  // The group's prompt alone on one rank, computed once per protocol.
   const std::vector<float>& one_rank(const char* a2a, const char* compute, int group) {
     const auto [at, is_new] = one_.try_emplace({a2a, compute, group % 4});
     if (is_new) {
@@ -196,7 +196,7 @@ class Deterministic : public Parallel, public testing::WithParamInterface<Determ
     }
     return at->second;
   }
-  // Whether the layout is legal; then its bits must be one rank's.
+  // Returns whether the layout is legal; if it is, its bits must equal one rank's.
   bool check(const Layout& layout, const char* compute) {
     SCOPED_TRACE(text(layout) + " " + compute);
     std::vector<std::vector<int32_t>> prompts;
@@ -258,7 +258,7 @@ INSTANTIATE_TEST_SUITE_P(All, Deterministic,
                            return name;
                          });
 
-// Without the flag a group's partial sums show in the bits; so the tests above would see them.
+// Without the flag a group's partial sums change bits, so the tests above would detect them.
 TEST_F(Parallel, WithoutTheFlagAGroupsPartialSumsMoveTheLogits) {
   for (const char* name : {"demo-dsv3-nvfp4", "demo-gptoss-mxfp4"})
     for (const char* a2a : {"none", "deepep"}) {
@@ -271,7 +271,7 @@ TEST_F(Parallel, WithoutTheFlagAGroupsPartialSumsMoveTheLogits) {
     }
 }
 
-// 8-bit dense weights: blocks of 32 along K begin at a shard's first column, so K may not be cut.
+// 8-bit dense weights: blocks of 32 along K start at a shard's first column, so K must not be split.
 TEST_F(Parallel, DeterministicModeHoldsForDenseLayersIn8Bits) {
   EngineConfig flags = flags_of({2, 1, 1, "none"}, "bfloat16", "w4a16");
   flags.enable_deterministic_inference = true;
@@ -280,7 +280,7 @@ TEST_F(Parallel, DeterministicModeHoldsForDenseLayersIn8Bits) {
     EXPECT_EQ(run(name, flags), one_rank(name, flags)) << name;
 }
 
-// The oracle's ops sum in double and round once, with the residual in the sum.
+// The oracle's ops sum in double and round once, including the residual.
 TEST_F(Parallel, DeterministicModeHoldsForTheReference) {
   EngineConfig flags = flags_of({2, 1, 1, "none"}, "float32", "w4a16");
   flags.enable_deterministic_inference = true;
@@ -289,7 +289,7 @@ TEST_F(Parallel, DeterministicModeHoldsForTheReference) {
     EXPECT_EQ(run(name, flags), one_rank(name, flags)) << name;
 }
 
-// Others of a group may leave the logits to the first, whoever shares the head.
+// Only a group's first rank needs logits, however the head is divided.
 TEST_F(Parallel, OnlyTheFirstRankOfAGroupNeedsLogits) {
   for (const Layout& layout :
        {Layout{2, 1, 1, "none"}, Layout{4, 4, 2, "deepep"}, Layout{4, 4, 2, "none", true}}) {
@@ -303,7 +303,7 @@ TEST_F(Parallel, OnlyTheFirstRankOfAGroupNeedsLogits) {
   }
 }
 
-// Ranks of a group that are given other rows find out at the first exchange, and say what each had.
+// If the ranks of a group get different rows, the first exchange fails and reports both values.
 TEST_F(Parallel, RanksThatDisagreeAboutTheBatchSaySo) {
   RankRun ranks{folder("demo-dsv3-nvfp4"), flags_of({2, 1, 1, "none"}, "bfloat16", "w4a16")};
   ranks.short_rank = 1;
@@ -314,7 +314,7 @@ TEST_F(Parallel, RanksThatDisagreeAboutTheBatchSaySo) {
   EXPECT_NE(groups.status().message().find("rank 1"), std::string::npos) << groups.status().to_string();
 }
 
-// The other layouts add up partial sums in another order: near one rank, and the same bits every time.
+// The other layouts sum partial results in another order: close to one rank, and the same bits every time.
 TEST_F(Parallel, DefaultModeIsNearOneRankAndRepeats) {
   for (const char* name : {"demo-dsv3-nvfp4", "demo-gptoss-mxfp4"})
     for (const Layout& layout :
@@ -330,7 +330,7 @@ TEST_F(Parallel, DefaultModeIsNearOneRankAndRepeats) {
     }
 }
 
-// Groups start and end at other steps, one has no tokens at all; only the last row's logits are wanted.
+// Groups start and end at different steps, one has no tokens at all; only the last row's logits are computed.
 TEST_F(Parallel, IdleGroupsAndFewLogitsChangeNoBit) {
   const EngineConfig flags = flags_of({4, 4, 4, "deepep"}, "bfloat16", "w4a16");
   for (const int64_t chunk : {1, 3, 16})

@@ -131,7 +131,7 @@ TEST(PlanModel, HeadsTooWideForTheAttentionAreRefused) {
   EXPECT_EQ(plan_model(config, EngineConfig{}).status().code(), StatusCode::kUnsupported);
 }
 
-// Latents are one KV head, whatever num_key_value_heads says: only the query heads are shared out.
+// Latents are one KV head, whatever num_key_value_heads is: only the query heads are divided.
 TEST(PlanModel, LatentAttentionSharesQueryHeadsOnly) {
   ModelConfig config = gpt_oss();
   config.num_heads = config.num_kv_heads = 6;

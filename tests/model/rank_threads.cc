@@ -17,11 +17,12 @@
 namespace fp4moe {
 namespace {
 
-constexpr int64_t kRecordBytes = 64 << 10, kStagingBytes = 4096;  // small: operands pass in pieces
+constexpr int64_t kRecordBytes = 64 << 10, kStagingBytes = 4096;  // small, so that operands are sent in
+                                                                  // pieces
 
 int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// What all ranks of a run have in common.
+// Shared by all ranks of a run.
 struct Shared {
   const RankRun& run;
   const std::vector<std::vector<int32_t>>& prompts;

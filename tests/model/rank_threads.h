@@ -15,14 +15,14 @@ struct RankRun {
   EngineConfig flags;  // tp, ep, dp, a2a, ...
   int64_t chunk = 8;   // prompt tokens of a group in one step
   int page_size = 4;
-  bool last_row_only = false;    // logits of each step's last row, else of all rows
-  int short_rank = -1;           // this rank is given a token less
-  bool first_rank_only = false;  // only the first rank of each group asks for logits
+  bool last_row_only = false;    // only logits of each step's last row; otherwise of all rows
+  int short_rank = -1;           // this rank gets one token less than its group
+  bool first_rank_only = false;  // only the first rank of each group computes logits
 };
 
-// Logits [rows, V] of each group's prompt, step by step; a group whose prompt is over, or empty, goes on
-// without rows until the longest one is. prompts.size() == dp. kInternal if two ranks of a group disagree in
-// a bit.
+// Returns logits [rows, V] of each group's prompt, step by step. A group whose prompt has ended, or is empty,
+// continues without rows until the longest one ends. prompts.size() == dp. kInternal if two ranks of a group
+// differ in a bit.
 Result<std::vector<std::vector<float>>> run_ranks(const RankRun& run,
                                                   const std::vector<std::vector<int32_t>>& prompts);
 

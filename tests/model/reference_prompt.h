@@ -16,7 +16,7 @@ struct ReferencePrompt {
   std::vector<float> logits;  // [T, V]
 };
 
-// From a safetensors file: an I64 tensor of ids and an F32 tensor of logits.
+// Reads an I64 tensor of ids and an F32 tensor of logits from a safetensors file.
 Result<ReferencePrompt> read_reference(const std::string& file, const std::string& ids_name,
                                        const std::string& logits_name);
 
@@ -27,10 +27,10 @@ struct LogitsRun {
   int page_size = 16;
 };
 
-// Logits [T, V] of the prompt, computed chunk by chunk with every row's logits taken.
+// Logits [T, V] of the prompt, computed chunk by chunk with logits for every row.
 Result<std::vector<float>> compute_logits(const LogitsRun& run, const std::vector<int32_t>& ids);
 
-// Logits [rows, V] of several prompts in one forward(), prompt after prompt.
+// Logits [rows, V] of several prompts in one forward(), one prompt after another.
 Result<std::vector<float>> compute_batch_logits(const LogitsRun& run,
                                                 const std::vector<std::vector<int32_t>>& prompts);
 

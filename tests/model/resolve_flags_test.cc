@@ -1,4 +1,4 @@
-// resolve_flags(): each automatic choice, each variable, each name of SGLang's, and their order.
+// resolve_flags(): each automatic choice, each environment variable, each SGLang name, and their precedence.
 #include "model/resolve_flags.h"
 
 #include <gtest/gtest.h>
@@ -175,7 +175,7 @@ TEST(ResolveFlags, OneCapacityFormula) {
     return dispatch_tokens_per_rank(flags);
   };
   EXPECT_EQ(tokens(1, 1), 4106);
-  EXPECT_EQ(tokens(4, 1), 1027);  // 1026.5 up
+  EXPECT_EQ(tokens(4, 1), 1027);  // 1026.5 rounded up
   EXPECT_EQ(tokens(4, 2), 1027);  // groups of 2048 + 5, ranks of 1026.5
   EXPECT_EQ(tokens(4, 4), 1027);  // groups of 1024 + 2.5
 }
@@ -207,7 +207,7 @@ TEST(ResolveFlags, ATokenLimitThatIsTooSmallIsAWarningWithTheFormula) {
   EXPECT_EQ(refused(flags).code(), StatusCode::kInvalidArgument) << "SGLang's own limit";
 }
 
-// Every listed name is refused as known, with what to take instead; a made-up one is left to plan_moe.
+// Every listed name is refused with a suggested alternative; an unknown name is left to plan_moe.
 TEST(ResolveFlags, NamesOfSglangAreKnownButRefused) {
   const auto each = [](std::span<const SglangName> names, std::string EngineConfig::*field) {
     for (const SglangName& name : names) {

@@ -27,7 +27,7 @@ TEST(Rope, PlainFrequenciesAreAGeometricRow) {
     EXPECT_FLOAT_EQ(table.inv_freq[static_cast<size_t>(i)], std::pow(10.0f, static_cast<float>(-i)));
 }
 
-// Fast pairs keep their frequency, slow ones are divided by the factor, the ramp between is monotonic.
+// Fast pairs keep their frequency, slow ones are divided by the factor, and the ramp in between is monotonic.
 TEST(Rope, YarnInterpolatesSlowPairsOnly) {
   const RopeTable yarn = make_rope_table(gpt_oss_yarn(), 64);
   RopeConfig plain_config = gpt_oss_yarn();
@@ -54,7 +54,7 @@ TEST(Rope, ExplicitAttentionFactorWins) {
   EXPECT_EQ(make_rope_table(config, 64).attention_factor, 1.25f);
 }
 
-TEST(Rope, EqualMscalesCancel) {  // as DeepSeek's configurations have it
+TEST(Rope, EqualMscalesCancel) {  // as in DeepSeek's configurations
   RopeConfig config = gpt_oss_yarn();
   config.mscale = 1.0;
   config.mscale_all_dim = 1.0;

@@ -1,4 +1,5 @@
-// What loading refuses about weights: every tensor is needed, every value is finite, in each family and
+// What loading refuses about weights: every tensor is required, every value must be finite, in each family
+// and dialect.
 // dialect.
 #include <gtest/gtest.h>
 
@@ -82,7 +83,7 @@ class EveryTensor : public testing::TestWithParam<Shape> {
   std::optional<Checkpoint> source_;
 };
 
-// So the list of used tensors has none that loading could do without.
+// The list of used tensors contains none that loading could do without.
 TEST_P(EveryTensor, IsNeeded) {
   for (const TensorEntry& tensor : source_->tensors()) {
     ChangedCheckpoint changed(*source_);
@@ -94,14 +95,14 @@ TEST_P(EveryTensor, IsNeeded) {
   }
 }
 
-// An element in the middle, at the start or at the end.
+// Tests an element in the middle, at the start or at the end.
 TEST_P(EveryTensor, IsRefusedByNameWhereItIsNotFinite) {
   int64_t turn = 0;
   for (const TensorEntry& tensor : source_->tensors()) {
     const bool is_scale = tensor.name.ends_with("_scale") || tensor.name.ends_with("_scales");
     const DType dtype = tensor.view.dtype;
     const bool is_e8m0 = dtype == DType::kU8 && is_scale;
-    if (dtype == DType::kU8 && !is_e8m0) continue;  // codes: all are numbers
+    if (dtype == DType::kU8 && !is_e8m0) continue;  // codes: all are finite
     ChangedCheckpoint changed(*source_);
     const int64_t n = tensor.view.num_elems(), at = std::vector<int64_t>{0, n / 2, n - 1}[++turn % 3];
     uint8_t* bytes = changed.writable(tensor.name);
@@ -126,7 +127,7 @@ std::string file_text(const std::string& path) {
   return text.str();
 }
 
-// The fixture with another rope_parameters, or without.
+// The fixture with other rope_parameters, or without any.
 class GptOssRope : public testing::Test {
  protected:
   std::vector<float> logits(const std::string& rope_parameters) {

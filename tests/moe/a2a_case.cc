@@ -18,7 +18,7 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 float rounded(float x, DType dtype) { return dtype == DType::kBF16 ? round_to_bf16(x) : x; }
 
-// What the experts see of a row, and what its elements are still to be multiplied by.
+// A row as the experts see it; returns the factor by which its elements are still to be multiplied.
 float payload_row(const A2aCase& c, const float* x, std::vector<float>& out) {
   const auto H = static_cast<size_t>(c.H);
   out.assign(x, x + H);
@@ -52,7 +52,7 @@ float on_wire(const A2aCase& c, float y) {
 
 bool is_expert(const A2aCase& c, int32_t id) { return id >= 0 && id < c.E; }
 
-// One token's slots, summed as the protocol says.
+// Sums one token's slots as the protocol specifies.
 struct TokenSum {
   const A2aCase& c;
   const float* row;
@@ -83,7 +83,8 @@ float token_output(const A2aCase& c, const TokenSum& token, int64_t h, float add
   if (c.protocol == "deepep" || (c.deterministic && whole && c.protocol == "flashinfer"))
     return addend + token.by_slot(h);
   if (c.protocol == "none" && c.layout.dp == 1) {
-    // Every rank adds its sums to its part of the addend (the whole on rank 0); then ranks in order.
+    // Every rank adds its sums to its part of the addend (all of it on rank 0); then ranks are summed in
+    // order.
     if (c.deterministic && whole && R > 1) return addend + token.by_slot(h);
     float sum = addend + token.of_rank(h, 0);
     for (int r = 1; r < R; ++r) sum += token.of_rank(h, r);
@@ -206,7 +207,7 @@ std::string difference(const A2aCase& c, const std::vector<RankOutcome>& outcome
   return {};
 }
 
-// A rank's communicators, alive as long as the job.
+// A rank's communicators, which live as long as the job.
 struct A2aWorld::Rank {
   std::unique_ptr<FaultyEndpoint> faulty;
   std::unique_ptr<Communicator> world, attention;
@@ -268,7 +269,7 @@ std::vector<RankOutcome> A2aWorld::run(const A2aCase& c, int repeats, const Edit
 
 namespace {
 
-// Runs the experts' functions over a batch; rows that nobody may read become NaN.
+// Applies the experts' functions to a batch; rows that must not be read become NaN.
 void run_experts(const A2aCase& c, int rank, const ExpertBatch& batch) {
   std::fill(batch.y, batch.y + batch.x.rows * c.H, kNaN);
   const int64_t L = batch.num_experts, first = c.layout.ep == 1 ? 0 : rank * L;
@@ -283,7 +284,7 @@ void run_experts(const A2aCase& c, int rank, const ExpertBatch& batch) {
       }
 }
 
-// This rank's own rows, as the transport takes them.
+// This rank's own rows in the form that the transport takes.
 struct OwnRows {
   OwnRows(const A2aCase& c, const GroupTokens& g, Shard own) {
     const auto first = g.x.begin() + own.first * c.H;
@@ -344,7 +345,7 @@ void A2aWorld::run_rank(int rank, const A2aCase& c, int repeats, RankOutcome& ou
   auto scratch = Arena::make(outcome.arena_promised);
   const Shard own = (*transport)->own_rows(g.T);
   const OwnRows rows(c, g, own);
-  // One group of a2a none adds partial sums: the whole addend is rank 0's part.
+  // With a2a none and one group, partial sums are added: the whole addend is rank 0's part.
   const bool mine = c.protocol != "none" || c.layout.dp > 1 || rank == 0;
   for (int i = 0; i < repeats; ++i) {
     outcome.out.assign(g.addend.size(), kNaN);

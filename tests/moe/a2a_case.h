@@ -1,6 +1,6 @@
 // A layer's exchange as a test case: random tokens of every group, experts that are simple functions, the
-// result by plain loops over tokens and slots (independent of plans and placement), and thread ranks that run
-// the transport under test.
+// expected result by plain loops over tokens and slots (independent of plans and placement), and thread ranks
+// that run the transport under test.
 #pragma once
 
 #include <functional>
@@ -15,7 +15,7 @@
 
 namespace fp4moe::test {
 
-// One group's batch. x holds values of the activation type.
+// One group's batch. x holds values that the activation type represents exactly.
 struct GroupTokens {
   int64_t T = 0;
   std::vector<float> x;        // [T, H]
@@ -26,7 +26,7 @@ struct GroupTokens {
 
 struct A2aCase {
   std::string protocol = "deepep";
-  RankLayout layout;  // rank is filled in
+  RankLayout layout;  // rank is set for each rank
   int64_t E = 8, K = 2, H = 64;
   DType dtype = DType::kBF16;
   Payload payload = Payload::kAct;
@@ -44,13 +44,13 @@ struct A2aCase {
 // How a case is filled.
 struct TokenOptions {
   uint64_t seed = 1;
-  std::vector<int64_t> tokens;  // of each group
-  double dropped = 0.1;         // of the slots: ids of no expert
-  double hot = 0;               // of the slots: all to expert E / 2
+  std::vector<int64_t> tokens;  // per group
+  double dropped = 0.1;         // share of the slots whose id is no expert's
+  double hot = 0;               // share of the slots that go to expert E / 2
 };
 void fill_tokens(A2aCase& c, const TokenOptions& options);
 
-// Random choices, the same for the same seed.
+// Random choices, reproducible for a seed.
 class Draw {
  public:
   explicit Draw(uint64_t seed) : random_(seed) {}
@@ -65,26 +65,26 @@ class Draw {
   std::mt19937_64 random_;
 };
 
-// Any protocol, payload, skew and budget on these ranks.
+// A random protocol, payload, skew and budget on these ranks.
 A2aCase random_case(int ranks, int dp, Draw& draw);
 
-// y = f(expert, x) for element h. Of experts that are split (ep = 1) rank r computes its part.
+// y = f(expert, x) for element h. If experts are split (ep = 1), rank r's part of it.
 float expert_value(const A2aCase& c, int64_t expert, float x, int64_t h, int rank);
 
-// The layer's output for each group [T, H], with the roundings that the protocol promises.
+// The layer's expected output for each group [T, H], with the roundings that the protocol specifies.
 std::vector<std::vector<float>> expected_output(const A2aCase& c);
 
 struct RankOutcome {
-  bool here = false;  // a rank of this process
+  bool here = false;  // the rank belongs to this process
   Status status;
   std::vector<float> out;  // [T of the group, H]
   int64_t rounds = 0, arena_used = 0, arena_promised = 0, batch_rows = 0, expected_m = 0;
 };
 
-// What differs from expected_output(c) on the ranks that are here; empty: nothing.
+// Describes the differences from expected_output(c) on this process's ranks; empty if there are none.
 std::string difference(const A2aCase& c, const std::vector<RankOutcome>& outcomes);
 
-// Thread ranks with one job and its communicators, for any number of cases of one dp.
+// Thread ranks with one job and its communicators, for any number of cases with the same dp.
 class A2aWorld {
  public:
   struct Options {
@@ -99,8 +99,8 @@ class A2aWorld {
   explicit A2aWorld(const Options& options);
   ~A2aWorld();
 
-  // Runs the case on every rank of this process `repeats` times; outcomes of the last. edit, if given,
-  // changes a rank's copy of the case first.
+  // Runs the case on every rank of this process `repeats` times and returns the last outcomes. If given, edit
+  // first changes a rank's copy of the case.
   using Edit = std::function<void(int rank, A2aCase&)>;
   std::vector<RankOutcome> run(const A2aCase& c, int repeats = 1, const Edit& edit = nullptr);
   Endpoint& endpoint(int rank);
@@ -110,7 +110,7 @@ class A2aWorld {
   void run_rank(int rank, const A2aCase& c, int repeats, RankOutcome& outcome);
   Options options_;
   std::unique_ptr<Job> job_;
-  std::vector<std::unique_ptr<Rank>> ranks_;  // null where a rank is another process's
+  std::vector<std::unique_ptr<Rank>> ranks_;  // null for ranks of other processes
 };
 
 }  // namespace fp4moe::test

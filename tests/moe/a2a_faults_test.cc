@@ -1,5 +1,5 @@
-// The transports when a rank misbehaves: an error on every rank, in time, that names what is wrong; never a
-// wrong token, and a new job works.
+// The transports when a rank misbehaves: every rank gets an error in time that names the cause; no wrong
+// token, and a new job works.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -11,7 +11,7 @@ namespace fp4moe::test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr double kDeadline = 0.4, kGrace = 5;  // of a machine that does much else
+constexpr double kDeadline = 0.4, kGrace = 5;  // seconds; generous for a busy machine
 
 A2aCase small_case(const char* protocol, bool checksum = false) {
   A2aCase c;
@@ -41,7 +41,7 @@ bool all_expected(const A2aCase& c, const std::vector<RankOutcome>& outcomes) {
   return true;
 }
 
-// Every rank failed, and the message has all of `parts`.
+// Checks that every rank failed with a message that contains all of `parts`.
 void expect_failures(const std::vector<RankOutcome>& outcomes, const std::vector<std::string>& parts) {
   for (size_t r = 0; r < outcomes.size(); ++r) {
     ASSERT_FALSE(outcomes[r].status.ok()) << "rank " << r;
@@ -53,7 +53,7 @@ void expect_failures(const std::vector<RankOutcome>& outcomes, const std::vector
 
 class FaultTest : public testing::TestWithParam<const char*> {};
 
-// F5: a signal that is lost, wherever it is, ends all ranks at the deadline.
+// F5: losing any signal ends all ranks at the deadline.
 TEST_P(FaultTest, LostSignal) {
   for (const int64_t signal : {0, 4, 9}) {
     const auto start = Clock::now();
@@ -77,7 +77,7 @@ TEST_P(FaultTest, DoubledSignalIsHarmless) {
   }
 }
 
-// F1 as threads see it: a rank that does nothing any more.
+// F1 on threads: a rank that stops doing anything.
 TEST_P(FaultTest, DeadRank) {
   for (const int64_t action : {0, 7, 20}) {
     const auto start = Clock::now();
@@ -104,7 +104,8 @@ TEST_P(FaultTest, SlowRanks) {
   }
 }
 
-// F15: with checksums a flipped bit in any put is an error that names its rank, or changes nothing.
+// F15: with checksums, a flipped bit in any put either causes an error that names its rank or changes
+// nothing.
 TEST_P(FaultTest, FlippedBits) {
   const A2aCase c = small_case(GetParam(), true);
   int detected = 0;
@@ -118,7 +119,7 @@ TEST_P(FaultTest, FlippedBits) {
     for (size_t r = 0; r < outcomes.size(); ++r) {
       const Status& status = outcomes[r].status;
       found |= !status.ok();
-      if (status.ok())  // it was complete before another rank found the damage
+      if (status.ok())  // it had finished before another rank detected the damage
         EXPECT_TRUE(expected_bits(c, outcomes, r)) << "put " << put << ", rank " << r;
       else
         EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.to_string();
@@ -128,7 +129,7 @@ TEST_P(FaultTest, FlippedBits) {
   EXPECT_GT(detected, 20);
 }
 
-// Without them nothing is promised of the values, but ids and counts that arrive are never trusted.
+// Without checksums values may be wrong, but received ids and counts are never trusted.
 TEST_P(FaultTest, FlippedBitsWithoutChecksums) {
   A2aCase c = small_case(GetParam());
   c.H = 16;  // ids are a large part of a row
@@ -161,7 +162,7 @@ TEST_P(FaultTest, ChecksumNamesRanksLayerAndEpoch) {
   FAIL() << "no put of 60 carried rows";
 }
 
-// F11, F22: ranks that disagree about what they exchange find out before rows move.
+// F11, F22: ranks that disagree about what they exchange detect it before rows are sent.
 TEST_P(FaultTest, RanksThatDisagree) {
   const A2aCase c = small_case(GetParam());
   const auto run = [&](const A2aWorld::Edit& edit) {

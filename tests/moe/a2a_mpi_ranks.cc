@@ -1,4 +1,4 @@
-// a2a_mpi_ranks RANKS CASES: under mpirun, random exchanges over the fabric mpi, bit for bit against plain
+// a2a_mpi_ranks RANKS CASES: under mpirun, random exchanges over the mpi fabric, bit for bit against plain
 // loops.
 #include <cstdio>
 #include <cstdlib>

@@ -1,6 +1,6 @@
 // a2a_soak MINUTES [SEED]: dispatch and combine with random protocols, ranks, groups, tokens, K, skew,
 // payloads, budgets, stalls, jitter and yields on thread ranks, each bit for bit against plain loops over
-// tokens and slots. A line a minute; exit code 1 with the seed of the case at the first difference.
+// tokens and slots. Prints a line per minute; exits with 1 and the case's seed at the first difference.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -13,7 +13,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A job: ranks, groups, and how its ranks misbehave in time.
+// Draws a job: ranks, groups, and the ranks' delays.
 A2aWorld::Options draw_world(Draw& draw) {
   A2aWorld::Options o;
   o.ranks = draw.of({1, 2, 3, 4, 8});
@@ -43,7 +43,7 @@ struct Totals {
   int64_t cases = 0, exchanges = 0, rounds = 0, tokens = 0;
 };
 
-// Some cases over one job.
+// Runs several cases over one job.
 bool soak_world(uint64_t seed, Clock::time_point end, Totals& totals) {
   Draw draw(seed);
   const A2aWorld::Options options = draw_world(draw);

@@ -11,7 +11,7 @@
 namespace fp4moe::test {
 namespace {
 
-// The case on fresh ranks; every rank of a group has the group's expected output.
+// Runs the case on fresh ranks; every rank of a group must have the group's expected output.
 std::vector<RankOutcome> check(const A2aCase& c, int repeats = 1) {
   A2aWorld world({.ranks = c.layout.tp, .dp = c.layout.dp, .heap_bytes = c.budget});
   const std::vector<RankOutcome> outcomes = world.run(c, repeats);
@@ -80,7 +80,7 @@ INSTANTIATE_TEST_SUITE_P(All, ProtocolTest,
                                   "_dp" + std::to_string(test.param.dp);
                          });
 
-// Experts split along I instead of shared out.
+// Experts split along I instead of divided over ranks.
 TEST(NoneTest, SplitExperts) {
   for (const int dp : {1, 2, 4})
     for (const bool deterministic : {false, true}) {
@@ -92,7 +92,7 @@ TEST(NoneTest, SplitExperts) {
     }
 }
 
-// deepep and DP groups: any number of ranks gives one rank's bits.
+// deepep with DP groups: any number of ranks gives one rank's bits.
 TEST(DeepepTest, RanksDoNotChangeABit) {
   A2aCase one = make_case("deepep", 1);
   one.K = 4;
@@ -142,7 +142,7 @@ TEST_P(AnyProtocolTest, RanksWithoutTokens) {
     check(c, 2);
   }
 }
-// F7, F10: ids of no expert, duplicates, K = 1, K = E, weights that are no numbers.
+// F7, F10: ids of no expert, duplicates, K = 1, K = E, weights that are NaN or infinite.
 TEST_P(AnyProtocolTest, OddIdsAndWeights) {
   A2aCase c = make_case(GetParam(), 4, 4);
   for (const int64_t K : {1, 8}) {
@@ -154,7 +154,7 @@ TEST_P(AnyProtocolTest, OddIdsAndWeights) {
     check(c);
   }
   c.K = 4;
-  fill_tokens(c, {.tokens = {6, 6, 6, 6}, .dropped = 1.0});  // nothing to send at all
+  fill_tokens(c, {.tokens = {6, 6, 6, 6}, .dropped = 1.0});  // nothing to send
   check(c);
   fill_tokens(c, {
                      .tokens = {6, 6, 6, 6},
@@ -168,7 +168,7 @@ TEST_P(AnyProtocolTest, WeightsThatAreNoNumbersStayInTheirToken) {
   auto& g = c.groups[0];
   g.weights[0] = std::numeric_limits<float>::quiet_NaN();
   g.weights[2] = std::numeric_limits<float>::infinity();
-  g.ids[4] = -1;  // a dropped slot's weight counts nothing, whatever it is
+  g.ids[4] = -1;  // a dropped slot's weight is ignored, whatever it is
   g.weights[4] = std::numeric_limits<float>::quiet_NaN();
   A2aWorld world({.ranks = 2, .dp = 2});
   const auto outcomes = world.run(c);
@@ -203,7 +203,7 @@ TEST_P(AnyProtocolTest, PermutedTokensGivePermutedOutput) {
                 0);
 }
 
-// F9 and the token cap: whatever does not fit is cut into rounds and chunks.
+// F9 and the token cap: what does not fit is split into rounds and chunks.
 TEST_P(AnyProtocolTest, SmallBudgetsMeanMoreRounds) {
   A2aCase c = make_case(GetParam(), 4, 4);
   c.max_group_rows = 128;
@@ -231,7 +231,7 @@ TEST(BudgetTest, TooSmallIsRefusedWithTheFormula) {
   EXPECT_EQ(bytes.status().code(), StatusCode::kDoesNotFit);
   const std::string& message = bytes.status().message();
   EXPECT_NE(message.find("--a2a-memory-budget 5000"), std::string::npos) << message;
-  // What it names is enough, and one byte less is not.
+  // The budget that the message names suffices, and one byte less does not.
   const auto at = message.find("at least ") + 9;
   c.budget = std::stoll(message.substr(at));
   EXPECT_TRUE(a2a_bytes("deepep", c.options(0)).ok());
@@ -255,7 +255,7 @@ TEST(BudgetTest, HeapStaysWithinIt) {
 }
 
 TEST(LayoutTest, ExpertsThatCannotBeSharedOutAreRefused) {
-  // FlashInfer's published cases of E that R does not divide.
+  // FlashInfer's published cases in which R does not divide E.
   for (const auto& [ranks, experts] : {std::pair{4, 30}, {5, 64}, {3, 16}}) {
     A2aCase c = make_case("flashinfer", ranks, 1);
     c.E = experts;
@@ -300,7 +300,7 @@ TEST(RepeatTest, SameBitsAThousandTimes) {
   }
 }
 
-// F17: signals and epochs wrap.
+// F17: signals and epochs wrap around.
 TEST(EpochTest, Wraps) {
   A2aCase c = make_case("deepep", 4, 4);
   fill_tokens(c, {.tokens = {7, 3, 0, 12}});

@@ -1,4 +1,4 @@
-// Rows on the wire: sizes, and values that come back.
+// Rows on the wire: sizes and round trips.
 #include "moe/a2a_wire.h"
 
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ TEST(A2aWireTest, ActivationsComeBackExactly) {
   WireEncoder{WireFormat::kBf16}.encode(b.data(), DType::kBF16, 208, wire.data());
   EXPECT_EQ(decode_wire_row(WireFormat::kBf16, wire.data(), 208, DType::kBF16, out16.data()), 1);
   EXPECT_EQ(out16, b);
-  // f32 results on a bf16 wire are rounded once.
+  // f32 results sent as bf16 are rounded once.
   WireEncoder{WireFormat::kBf16}.encode(x.data(), DType::kF32, 208, wire.data());
   std::vector<float> sum(208, 1.0f);
   add_wire_row(WireFormat::kBf16, wire.data(), 16, 192, 0.5f, sum.data());

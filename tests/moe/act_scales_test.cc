@@ -1,4 +1,4 @@
-// resolve_scales(): activation scales and alphas of one choice, over all experts where they are scalar.
+// resolve_scales(): activation scales and alphas for each choice, over all experts where they are scalar.
 #include "moe/act_scales.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@ namespace {
 constexpr auto kScalar = ActScaleChoice::kScalar, kPerExpert = ActScaleChoice::kPerExpert,
                kPerToken = ActScaleChoice::kPerToken;
 
-// Powers of two, so that products and reciprocals are exact. Expert 2 has the largest a1 (its up half) and
+// Powers of two, so that products and reciprocals are exact. Expert 2 has the largest a1 (in its up half),
 // expert 0 the largest a2.
 std::vector<ExpertWeightsView> experts() {
   std::vector<ExpertWeightsView> all(4);
@@ -66,7 +66,7 @@ TEST(ActScalesTest, MaskedNumericsMixAScalarA1WithPerExpertA2) {
   }
 }
 
-// Whatever the choice: quantising with the scale and multiplying by alpha gives back the weight's scale.
+// For every choice: quantising with the scale and multiplying by alpha restores the weight's scale.
 TEST(ActScalesTest, ScaleAndAlphaComeFromTheSameChoice) {
   for (ActScaleChoice a1 : {kScalar, kPerExpert, kPerToken})
     for (ActScaleChoice a2 : {kScalar, kPerExpert, kPerToken})

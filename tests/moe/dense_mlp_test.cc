@@ -1,4 +1,4 @@
-// The MLP that every token visits, alone, in shards and as a layer's shared expert; FP4 linears of any N.
+// The dense MLP: alone, in shards and as a layer's shared expert; FP4 linear layers with any N.
 #include "moe/dense_mlp.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ MoePlan plan_of(const char* compute, int tp = 1, int rank = 0) {
   return plan->at_rank(rank);
 }
 
-// An MLP of one of the kinds, and the same as the only expert of a layer for the oracle.
+// An MLP of either kind, and the same weights as a layer's only expert, for the oracle.
 struct MlpCase {
   explicit MlpCase(bool is_fp4)
       : random(3), experts({kHidden, kIntermediate, 1, 1}, Fp4Format::kNvfp4, ActivationKind::kSilu) {
@@ -126,7 +126,7 @@ TEST(DenseMlpTest, ShardsAddUpAndOneWithoutABlockIsZero) {
       }
       for (size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
     }
-    // bf16 shards round their own parts of the intermediate, FP4 ones quantise the same blocks.
+    // bf16 shards round their own parts of the intermediate; FP4 shards quantise the same blocks.
     EXPECT_TRUE(within_relative_l2(sum, whole, 3e-3)) << is_fp4;
   }
 }
@@ -210,7 +210,7 @@ TEST(Fp4LinearTest, AgreesWithTheOracleForAnyNumberOfRows) {
         const std::vector<float> x = to_float(to_bf16(random.normal(5 * kHidden)));
         ActBuffer act(DType::kBF16, 5, kHidden, x);
         Arena scratch = std::move(*Arena::make(linear->scratch_bytes(5)));
-        const int64_t stride = n + 2;  // the columns behind N are not its own
+        const int64_t stride = n + 2;  // columns from N on belong to others
         std::vector<float> out(static_cast<size_t>(5 * stride), 0.5f);
         linear->forward(act.view(), out.data(), stride, accumulate, scratch, pool);
 

@@ -1,4 +1,4 @@
-// Whole layers on every GPU row of the table, against the oracle row on a CPU: routed experts, a shared
+// Whole layers on every GPU row of the table, compared with the oracle row on a CPU: routed experts, a shared
 // expert, MLPs and linear layers.
 #include <gtest/gtest.h>
 
@@ -29,7 +29,7 @@ struct NamedNumerics {
   const char* act_scales;
   double budget;  // relative L2 against the oracle; w4a4: codes flip where sums differ in the last bits
 };
-// w4a8 where the FP8 matrix unit sums, with about 14 bits: codes of the intermediate flip.
+// w4a8 where the FP8 matrix unit sums with about 14 bits: codes of the intermediate flip.
 constexpr double kWideFp8 = 2e-2;
 constexpr NamedNumerics kNumerics[] = {{"w4a16", "w4a16", "auto", 3e-3},
                                        {"w4a4_static", "w4a4", "static", 3e-2},
@@ -94,7 +94,7 @@ class DeviceLayerTest
                                    .act_scales = numerics().act_scales}));
   }
 
-  // residual + layer(x), the residual a ramp.
+  // Computes residual + layer(x); the residual is a ramp.
   std::vector<float> on_gpu(LayerCase& c, const std::vector<float>& x, const SharedExpertWeights* shared) {
     return on_gpu(plan(c.problem), c, x, shared);
   }
@@ -115,7 +115,7 @@ class DeviceLayerTest
           device_memory().upload(scratch.take<uint8_t>(scratch_bytes), poison.data(), scratch_bytes).ok());
     }
     std::vector<float> first;
-    for (int repeat = 0; repeat < 3; ++repeat) {  // the same bits, and counters left ready
+    for (int repeat = 0; repeat < 3; ++repeat) {  // the same bits every time; counters are reset
       const DeviceArray<float> residual(c.ramp(tokens));
       scratch.reset();
       const ActRows rows = {act.data(), DType::kBF16, tokens, c.problem.hidden_size};
@@ -145,7 +145,7 @@ TEST_P(DeviceLayerTest, AgreesWithTheOracle) {
     for (const int64_t tokens : {1, 3, 7, 33, 130}) {
       LayerCase c(size, format(), ActivationKind::kSwigluOai);
       const std::vector<float> x = c.tokens(tokens);
-      // With more than 20 rows an expert the FP8 matrix unit sums.
+      // With more than 20 rows per expert the FP8 matrix unit sums.
       const bool wide = tokens * size.top_k > 20 * size.num_experts && std::string(numerics().name) == "w4a8";
       EXPECT_TRUE(within_relative_l2(on_gpu(c, x, nullptr), on_cpu(c, x, nullptr),
                                      wide ? kWideFp8 : numerics().budget))
@@ -162,7 +162,7 @@ TEST_P(DeviceLayerTest, EveryActivation) {
   }
 }
 
-// Not only the one that the table's rule takes for so many tokens.
+// Tests all tactics, not only the table's default for the number of tokens.
 TEST_P(DeviceLayerTest, EveryTacticAgreesWithTheOracle) {
   for (const LayerSize size : {LayerSize{160, 96, 5, 2}, {512, 256, 32, 8}})
     for (const int64_t tokens : {1, 7, 33}) {

@@ -1,4 +1,5 @@
-// ExchangePlan: every row placed once, within the rooms, the same on all ranks; counts checked before use.
+// ExchangePlan: every row is placed once, within the capacities, equally on all ranks; counts are checked
+// before use.
 #include "moe/exchange_plan.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +13,7 @@
 namespace fp4moe {
 namespace {
 
-// The tokens of all ranks: what each sends.
+// The tokens of all ranks: the sends of each token.
 using Token = std::vector<Send>;
 struct World {
   ExchangeShape shape;
@@ -31,7 +32,7 @@ ExchangeShape shape_of(int ranks, int64_t units, int64_t top_k, int64_t room, in
   return s;
 }
 
-// One record for each rank, from tokens first[r] on; moves first[].
+// One record per rank, from token first[r] on; advances first[].
 std::vector<uint8_t> pack(const World& w, std::vector<BlockPacker>& packers, std::vector<int64_t>& first) {
   const int64_t bytes = exchange_record_bytes(w.shape);
   std::vector<uint8_t> records(static_cast<size_t>(w.shape.num_ranks * bytes), 0xee);
@@ -48,7 +49,7 @@ std::vector<uint8_t> pack(const World& w, std::vector<BlockPacker>& packers, std
   return records;
 }
 
-// Walks a whole exchange and checks all that the header promises.
+// Walks through a whole exchange and checks everything that the header guarantees.
 void walk(const World& w) {
   const ExchangeShape& s = w.shape;
   const auto R = static_cast<size_t>(s.num_ranks);
@@ -61,7 +62,7 @@ void walk(const World& w) {
     ASSERT_TRUE(made.ok()) << made.to_string();
     for (int64_t round = 0; round < plan.num_rounds(); ++round) {
       plan.enter(round);
-      std::map<int64_t, std::set<int64_t>> places;  // of each unit
+      std::map<int64_t, std::set<int64_t>> places;  // per unit
       std::vector<int64_t> arrived(static_cast<size_t>(s.num_units)), slots(arrived);
       int64_t tokens_of_all = 0;
       for (int r = 0; r < s.num_ranks; ++r) {
@@ -111,7 +112,7 @@ World random_world(uint32_t seed) {
     tokens.resize(static_cast<size_t>(below(4) == 0 ? 0 : below(60)));
     for (Token& token : tokens)
       for (int64_t k = 0; k < w.shape.top_k; ++k)
-        if (below(5) != 0)  // the rest is dropped
+        if (below(5) != 0)  // other slots are dropped
           token.push_back({hot ? w.shape.num_units / 2 : below(static_cast<int>(w.shape.num_units)), 1,
                            static_cast<int32_t>(k)});
   }
@@ -137,7 +138,7 @@ TEST(ExchangePlanTest, NoTokensAtAll) {
   EXPECT_FALSE(plan.more_chunks());
 }
 
-// cap rows to one expert are one round, one more is a second.
+// `cap` rows to one expert are one round, one more row takes a second.
 TEST(ExchangePlanTest, CapacityAndOneMore) {
   for (const int64_t extra : {0, 1}) {
     World w{shape_of(1, 1, 1, 8, 8), std::vector<std::vector<Token>>(1)};
@@ -157,7 +158,7 @@ TEST(ExchangePlanTest, TokensWithoutRowsTakePart) {
   walk(w);
 }
 
-// F6: records that cannot be.
+// F6: impossible records.
 class CountsTest : public testing::Test {
  protected:
   CountsTest()

@@ -1,4 +1,4 @@
-// Random experts and router, as a checkpoint would hold them, for the tests of runners and layers.
+// Random experts and router in a checkpoint's form, for tests of runners and layers.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,8 +19,8 @@ struct LayerSize {
 };
 
 // Gate and up biases are interleaved; every half of every expert has its own tensor and input scales. With
-// kNone the experts are bf16, and `weights` holds them as MXFP4 of the same values too, for the oracles;
-// every second matrix is transposed.
+// kNone the experts are bf16, `weights` also holds the same values as MXFP4 for the oracles, and every second
+// matrix is transposed.
 class ExpertsCase {
  public:
   ExpertsCase(const LayerSize& size, Fp4Format format, ActivationKind kind, uint64_t seed = 1)
@@ -46,7 +46,7 @@ class ExpertsCase {
     }
   }
 
-  // Rows of values that bf16 holds, so that both activation types see the same.
+  // Rows of values that bf16 represents exactly, so that both activation types see the same.
   std::vector<float> tokens(int64_t n) { return to_float(to_bf16(random.normal(n * problem.hidden_size))); }
 
   Random random;
@@ -82,7 +82,7 @@ class ExpertsCase {
 
   const Fp4Format held_;
   std::vector<std::unique_ptr<Fp4Matrix>> matrices_;
-  std::vector<std::unique_ptr<std::vector<bf16>>> biases_;  // and bf16 matrices
+  std::vector<std::unique_ptr<std::vector<bf16>>> biases_;  // also the bf16 matrices
 };
 
 // Experts with a router.
@@ -93,10 +93,10 @@ class LayerCase : public ExpertsCase {
     router.weight = router_weight_.data();
   }
 
-  // Values that bf16 does not hold: the router sees them, the experts their rounding.
+  // Values that bf16 does not represent exactly: the router sees them, the experts see them rounded.
   std::vector<float> tokens(int64_t n) { return random.normal(n * problem.hidden_size); }
 
-  // A residual to add to.
+  // A residual to add to: a ramp.
   std::vector<float> ramp(int64_t n) const {
     std::vector<float> residual;
     for (int64_t i = 0; i < n * problem.hidden_size; ++i)
@@ -115,7 +115,7 @@ class LayerCase : public ExpertsCase {
     return std::move(*layer);
   }
 
-  // residual + layer(x); the residual is a ramp, so that adding to it is seen.
+  // Computes residual + layer(x). The residual is a ramp, so that a missing addition is detected.
   std::vector<float> run(const MoeLayer& layer, DType dtype, const std::vector<float>& x,
                          ThreadPool& pool) const {
     const int64_t tokens = static_cast<int64_t>(x.size()) / problem.hidden_size;

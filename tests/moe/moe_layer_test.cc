@@ -1,4 +1,4 @@
-// The whole layer on every row of the table: against the oracle row, and bit for bit against itself.
+// The whole layer on every row of the table: close to the oracle row, and with reproducible bits.
 #include "moe/moe_layer.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 namespace fp4moe {
 namespace {
 
-// The layer in double, straight from fp4_at(), with h rounded as the activations are.
+// The layer in double, directly from fp4_at(), with h rounded like the activations.
 std::vector<float> exact_layer(LayerCase& c, DType dtype, const std::vector<float>& x) {
   const MoeProblem& p = c.problem;
   const auto round = [&](double v) {
@@ -134,7 +134,7 @@ TEST_P(MoeLayerTest, CountsAndTellsTheTokensOfEachExpert) {
   EXPECT_EQ(sums, (std::vector<int64_t>{100, 141, 100, 141, 100, 100, 100, 100, 100, 100, 100, 100}));
 }
 
-// Skewed: expert 0 gets a row of every token, the others share the second one.
+// Skewed routing: expert 0 gets a row of every token, the other experts share the second rows.
 TEST_P(MoeLayerTest, SameBitsAloneInABatchAndOnAnyNumberOfThreads) {
   LayerCase c({96, 64, 9, 2}, format(), ActivationKind::kSwigluOai);
   c.router.bias = {1e6f, 0, 0, 0, 0, 0, 0, 0, 0};
@@ -159,7 +159,7 @@ TEST_P(MoeLayerTest, MaskedBatchesGiveTheBitsOfPackedOnes) {
   const PackedExperts experts = std::move(*row().pack(row(), c.problem, {}, c.weights, pool));
   const int64_t counts[] = {2, 0, 5}, offsets[] = {0, 2, 2, 7}, capacity = 6;
   const std::vector<float> x = c.tokens(7);
-  std::vector<float> masked_x(static_cast<size_t>(3 * capacity * 64), NAN);  // NAN: what must not be read
+  std::vector<float> masked_x(static_cast<size_t>(3 * capacity * 64), NAN);  // NAN where nothing may be read
   for (int64_t e = 0; e < 3; ++e)
     std::copy_n(x.begin() + offsets[e] * 64, counts[e] * 64, masked_x.begin() + e * capacity * 64);
   ActBuffer packed_act(DType::kBF16, 7, 64, x), masked_act(DType::kBF16, 3 * capacity, 64, masked_x);
@@ -202,7 +202,7 @@ TEST(MoeLayerMakeTest, Bf16WeightsThatContradictThePlanAreRefused) {
             "weights of 3 bf16 experts, the plan has 4");
 }
 
-// Two tokens that visit one expert each: what calibration records is what they reach, of that expert alone.
+// Two tokens routed to one expert each: calibration records what reaches that expert only.
 TEST(MoeLayerMakeTest, CalibrationRecordsWhatEachExpertSees) {
   LayerCase c({64, 32, 3, 1}, Fp4Format::kNone, ActivationKind::kSwigluOai);
   c.router.bias = {0, 1e6f, 0};

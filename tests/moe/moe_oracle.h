@@ -1,5 +1,5 @@
-// The oracle of the MoE layer: plain double loops over dequantised weights and quantised-and-dequantised
-// activations, written from the formats' definitions. Shares no code with src/ but types.
+// Oracle of the MoE layer: plain double loops over dequantised weights and activations that were quantised
+// and dequantised, written from the formats' definitions. Shares only types with src/.
 #pragma once
 
 #include <cstdint>
@@ -15,19 +15,19 @@ struct OracleLayer {
   Activation activation;
   Numerics numerics;
   DType act_dtype = DType::kBF16;
-  // What a test may get wrong on purpose.
+  // Errors that a test makes on purpose.
   bool skip_input_quantisation = false, skip_intermediate_quantisation = false;
 };
 
-// x [T, H] of values of act_dtype, ids and weights [T, K]: [T, H] = sum over k of weight * expert(x). Slots
-// whose id is not an expert's are dropped.
+// x [T, H] holds values of act_dtype; ids and weights are [T, K]. Returns [T, H] = sum over k of weight *
+// expert(x). Slots whose id is not an expert's are dropped.
 std::vector<double> oracle_moe(const OracleLayer& layer, const std::vector<float>& x,
                                const std::vector<int32_t>& ids, const std::vector<float>& weights);
 
-// One expert on one row x [H]: [H], down bias included.
+// One expert on one row x [H]; returns [H], including the down bias.
 std::vector<double> oracle_expert(const OracleLayer& layer, int64_t expert, const std::vector<float>& x);
 
-// x as the scheme's first GEMM sees it (block 16 or 32 of the format), dequantised.
+// x as the scheme's first GEMM sees it (in the format's blocks of 16 or 32), dequantised.
 std::vector<double> oracle_quantised(const OracleLayer& layer, const std::vector<float>& x,
                                      float static_scale, ActScaleChoice choice);
 

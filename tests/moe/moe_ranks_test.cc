@@ -1,4 +1,4 @@
-// Whole MoE layers on thread ranks: router, transport and runner together, against one rank.
+// Whole MoE layers on thread ranks (router, transport and runner together) compared with one rank.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -44,7 +44,7 @@ class RanksCase : public ExpertsCase {
   std::vector<std::unique_ptr<std::vector<bf16>>> dense_;
 };
 
-// One rank's residual + layer(x), from `x` [T, H] of its group.
+// Computes one rank's residual + layer(x), for its group's `x` [T, H].
 Status run_rank(const RanksCase& c, const MoePlan& whole, const Rows& x, int rank, const TransportSite& site,
                 Rows& out) {
   ThreadPool pool(1);
@@ -61,7 +61,7 @@ Status run_rank(const RanksCase& c, const MoePlan& whole, const Rows& x, int ran
   return (*layer)->forward({0, act.view(), x.data(), out.data()}, **transport, scratch, pool);
 }
 
-// The layer on choice.tp ranks; x of each group. Every rank of a group must have the same bits.
+// Runs the layer on choice.tp ranks with each group's x. Every rank of a group must have the same bits.
 std::vector<Rows> run(const RanksCase& c, const MoeChoice& choice, const std::vector<Rows>& groups) {
   const auto plan = plan_moe(c.problem, choice);
   EXPECT_TRUE(plan.ok()) << plan.status().to_string();
@@ -183,7 +183,7 @@ TEST(MoeRanksTest, SplitExperts) {
   }
 }
 
-// The shared expert: whole and once where rows are exchanged, shards that add up with a2a none.
+// The shared expert: applied once and whole if rows are exchanged; with a2a none as shards that sum up.
 TEST(MoeRanksTest, SharedExpertCountsOnce) {
   RanksCase c(Fp4Format::kMxfp4);
   const Rows x = c.tokens(13);
@@ -206,7 +206,7 @@ TEST(MoeRanksTest, SharedExpertCountsOnce) {
   }
 }
 
-// With the deterministic flag every number of ranks gives the same bits.
+// With the deterministic flag any number of ranks gives the same bits.
 TEST(MoeRanksTest, DeterministicSumsDoNotDependOnRanks) {
   RanksCase c(Fp4Format::kMxfp4);
   const Rows x = c.tokens(13);
@@ -222,7 +222,7 @@ TEST(MoeRanksTest, DeterministicSumsDoNotDependOnRanks) {
   }
 }
 
-// Rows that travel as NVFP4 are the rows that w4a4 would have made of them.
+// Rows sent as NVFP4 equal the rows that w4a4 would quantise itself.
 TEST(MoeRanksTest, Nvfp4DispatchIsW4a4sQuantiser) {
   for (const char* scales : {"static", "per_token"})
     for (const char* runner : {"flashinfer_cutedsl", "flashinfer_cutlass"}) {
@@ -241,7 +241,7 @@ TEST(MoeRanksTest, Nvfp4DispatchIsW4a4sQuantiser) {
     }
 }
 
-// Where activations stay bf16 the payload shows.
+// If activations stay bf16, the payload changes the result.
 TEST(MoeRanksTest, PayloadsDiffer) {
   RanksCase c(Fp4Format::kNvfp4);
   const Rows x = c.tokens(13);
@@ -255,7 +255,7 @@ TEST(MoeRanksTest, PayloadsDiffer) {
   }
 }
 
-// a2a none under DP attention gathers NVFP4 rows unless it is told not to.
+// Under DP attention, a2a none gathers NVFP4 rows unless disabled.
 TEST(MoeRanksTest, Fp4AllGatherIsW4a4sQuantiser) {
   RanksCase c(Fp4Format::kNvfp4);
   const Rows x = c.tokens(13);

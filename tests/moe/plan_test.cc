@@ -1,4 +1,4 @@
-// plan_moe(): what fits, what is forced, and the text of every refusal.
+// plan_moe(): automatic choices, forced names, and the text of every refusal.
 #include "moe/plan.h"
 
 #include <gtest/gtest.h>
@@ -197,7 +197,7 @@ TEST(PlanPayloadTest, QuantisedRowsTravelAsNvfp4WhereSglangDoesSo) {
 
 // ---- legality -------------------------------------------------------------------------------------
 
-// Every name x protocol x ranks that is promised.
+// Every combination of name, protocol and ranks that is supported.
 TEST(PlanLegalityTest, EveryRunnerOverEveryProtocolOnOneTwoAndFourRanks) {
   const std::pair<Fp4Format, std::vector<std::string>> formats[] = {
       {Fp4Format::kNvfp4,

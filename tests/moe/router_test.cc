@@ -90,7 +90,7 @@ TopK choose(const std::vector<float>& logits, RoutingRule rule) {
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 double sqrt_softplus(double x) { return std::sqrt(std::log1p(std::exp(x))); }
 
-// Candidates in order of score, ties to the lower id.
+// Candidates in order of score; ties go to the lower id.
 std::vector<int32_t> best_of(std::vector<int32_t> ids, const std::vector<float>& score, size_t n) {
   std::stable_sort(ids.begin(), ids.end(), [&](int32_t a, int32_t b) {
     return score[static_cast<size_t>(a)] > score[static_cast<size_t>(b)];
@@ -99,7 +99,7 @@ std::vector<int32_t> best_of(std::vector<int32_t> ids, const std::vector<float>&
   return ids;
 }
 
-// What the families' definitions say, written down naively.
+// The families' definitions, written naively.
 TopK naive_choice(const std::vector<float>& logits, const RoutingRule& rule) {
   const size_t experts = logits.size(), k = static_cast<size_t>(rule.top_k);
   std::vector<int32_t> all(experts);

@@ -1,4 +1,4 @@
-// Every runner row x format x numerics x batch layout, forced, against the oracle of plain loops.
+// Every runner row x format x numerics x batch layout, forced, against an oracle of plain loops.
 #include <gtest/gtest.h>
 
 #include <ranges>
@@ -32,7 +32,7 @@ constexpr NamedNumerics kNumerics[] = {
     {"w4a4_per_token", {Scheme::kW4A4, kPerToken, kPerToken, kDirect}},
 };
 
-// Tokens with their experts; ids may name no expert, or one twice.
+// Tokens with their experts; ids may be no expert's, or name an expert twice.
 struct Routed {
   std::vector<float> x;
   std::vector<int32_t> ids;
@@ -48,7 +48,7 @@ Routed routed_tokens(ExpertsCase& c, int64_t tokens) {
   return r;
 }
 
-// A batch of either layout with its memory; places that must not be read hold NaN.
+// A batch in either layout with its memory; elements that must not be read are NaN.
 class OwnedBatch {
  public:
   OwnedBatch(const MoeProblem& p, const Routed& r, BatchLayout layout) {
@@ -86,14 +86,14 @@ class OwnedBatch {
              .y = y_.data()};
   }
 
-  // y of every slot [T * K, H]; zeros where the slot's expert is not here.
+  // y of every slot [T * K, H]; zeros if the slot's expert is not local.
   std::vector<float> slot_rows(int64_t hidden) const {
     std::vector<float> out(row_of_slot_.size() * static_cast<size_t>(hidden));
     for (const auto& [slot, row] : slots_)
       std::copy_n(y_.begin() + row * hidden, hidden, out.begin() + slot * hidden);
     return out;
   }
-  // Rows that no token has: they must be as they were.
+  // Whether rows without a token are unchanged.
   bool padding_untouched(int64_t hidden) const {
     std::vector<bool> used(y_.size() / static_cast<size_t>(hidden));
     for (const auto& [slot, row] : slots_) used[static_cast<size_t>(row)] = true;
@@ -195,7 +195,7 @@ INSTANTIATE_TEST_SUITE_P(Table, RunnerTest, testing::ValuesIn(all_params()), [](
          std::get<2>(made.param).name;
 });
 
-// Sums differ from the oracle's in the last bits of f32, which moves a rounding or a code here and there.
+// Sums differ from the oracle's in the last bits of f32, which occasionally changes a rounding or a code.
 TEST_P(RunnerTest, AgreesWithTheOracle) {
   for (const LayerSize& size : {LayerSize{32, 32, 1, 1}, {96, 64, 5, 2}, {64, 160, 8, 4}})
     for (ActivationKind kind : {ActivationKind::kSwigluOai, ActivationKind::kSilu, ActivationKind::kRelu2})
@@ -242,7 +242,7 @@ TEST_P(RunnerTest, NoRows) {
             std::vector<float>(4 * 64, 0.0f));
 }
 
-// Whole experts: the same bits wherever they run. Scalar scales are over all E on every rank.
+// Whole experts give the same bits on any rank. Scalar scales are computed over all E experts on every rank.
 TEST_P(RunnerTest, ExpertShardsGiveTheBitsOfTheWhole) {
   ExpertsCase c({64, 64, 6, 2}, format(), ActivationKind::kSilu);
   const Routed r = routed_tokens(c, 17);
@@ -257,7 +257,7 @@ TEST_P(RunnerTest, ExpertShardsGiveTheBitsOfTheWhole) {
 }
 
 // I = 7 blocks over 4 ranks: 2, 2, 2, 1. The down bias counts once. A per-token scale of the intermediate is
-// taken over the shard's own columns, so there the shards are judged one by one, as experts of their own.
+// computed over the shard's own columns, so each shard is compared separately, as an expert of its own.
 TEST_P(RunnerTest, TensorShardsAddUpToTheWhole) {
   const int64_t block = fp4_block(format());
   ExpertsCase c({64, 7 * block, 4, 2}, format(), ActivationKind::kSwigluOai);
@@ -292,7 +292,7 @@ TEST_P(RunnerTest, TensorShardsAddUpToTheWhole) {
   }
 }
 
-// Rows that arrive as NVFP4 are not quantised again: the same bits as rows that are quantised here.
+// Rows that arrive as NVFP4 are not quantised again: the same bits as rows quantised locally.
 TEST_P(RunnerTest, RowsThatAreNvfp4AlreadyGiveTheSameBits) {
   if (!scheme_is(Scheme::kW4A4) || numerics().a1 == kPerExpert)
     GTEST_SKIP() << "no transport quantises rows for these numerics";
@@ -315,7 +315,7 @@ TEST_P(RunnerTest, RowsThatAreNvfp4AlreadyGiveTheSameBits) {
   EXPECT_EQ(owned.slot_rows(64), run_slots(row(), c.problem, numerics(), c, r));
 }
 
-// Without w4a4 a row of NVFP4 values stands for its product with the row's scale.
+// Without w4a4 a row of NVFP4 values represents its product with the row's scale.
 TEST_P(RunnerTest, RowScalesMultiplyThrough) {
   if (scheme_is(Scheme::kW4A4)) GTEST_SKIP() << "w4a4 reads them otherwise";
   ExpertsCase c = small_case();
@@ -379,7 +379,7 @@ TEST_P(RunnerTest, WrongScaleDirectionFails) {
   EXPECT_GT(relative_l2(y, expected), 0.1);
 }
 
-// The roundings in which the aliases differ are told apart.
+// The roundings in which the aliases differ give different results.
 TEST(RunnerNumericsTest, EveryNumericsIsItsOwn) {
   ExpertsCase c({64, 96, 5, 2}, Fp4Format::kNvfp4, ActivationKind::kSwigluOai);
   const Routed r = routed_tokens(c, 64);
@@ -391,7 +391,7 @@ TEST(RunnerNumericsTest, EveryNumericsIsItsOwn) {
       EXPECT_NE(outputs[i], outputs[j]) << kNumerics[i].name << " and " << kNumerics[j].name;
 }
 
-// ---- shapes that peers test -----------------------------------------------------------------------
+// ---- shapes from peers' tests ---------------------------------------------------------------------
 
 const RunnerRow& best_row(const Numerics& n) {
   for (const RunnerRow& row : cpu_rows())
@@ -424,7 +424,7 @@ TEST(RunnerPeerShapesTest, AgreeWithTheOracleRow) {
   for (const PeerShape& shape : shapes)
     for (const NamedNumerics& n : kNumerics) {
       if (shape.format == kMx && n.numerics.scheme == Scheme::kW4A4) continue;
-      if (n.numerics.is_fp8()) continue;  // no row but the oracle's
+      if (n.numerics.is_fp8()) continue;  // only the oracle row supports it
       if (shape.size.num_experts > 8 && n.numerics != kNumerics[3].numerics) continue;  // large: w4a4_direct
       ExpertsCase c(shape.size, shape.format, shape.kind);
       const Routed r = routed_tokens(c, shape.tokens);
@@ -443,7 +443,7 @@ TEST(RunnerScaleTest, ThousandsOfRowsPerExpert) {
   for (const NamedNumerics& n : kNumerics) {
     ExpertsCase c({32, 32, 3, 1}, Fp4Format::kNvfp4, ActivationKind::kSilu);
     Routed r = routed_tokens(c, 8192 + 77);
-    std::fill(r.ids.begin(), r.ids.end() - 100, 1);  // one expert has nearly all
+    std::fill(r.ids.begin(), r.ids.end() - 100, 1);  // one expert gets nearly all rows
     const std::vector<float> y = run_slots(best_row(n.numerics), c.problem, n.numerics, c, r);
     const std::vector<float> ref = run_slots(oracle_row(n.numerics), c.problem, n.numerics, c, r);
     EXPECT_TRUE(within_relative_l2(y, ref, 3e-3)) << n.name;

@@ -1,6 +1,6 @@
-// transport_scale_test RANKS TOKENS HIDDEN TOP_K EXPERTS BUDGET_MIB: dispatch and combine alone, no experts.
-// Rows are made on the fly, checked by hash where they arrive and again where their sum does; memory is
-// compared with its budget and with what a2a_bytes() predicts. TOKENS are of each rank, each its own group.
+// transport_scale_test RANKS TOKENS HIDDEN TOP_K EXPERTS BUDGET_MIB: dispatch and combine without experts.
+// Rows are generated on the fly, and checked by hash on arrival and again after their sum; memory is compared
+// with its budget and with a2a_bytes()'s prediction. TOKENS are per rank; each rank is its own group.
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -41,8 +41,8 @@ std::vector<bf16> make_values() {
   return values;
 }
 
-// The tokens of all ranks: a row begins with its number, in digits of four bits, so that a receiver knows
-// what it should be.
+// The tokens of all ranks: a row starts with its number in digits of four bits, so that a receiver can
+// identify it.
 class Tokens {
  public:
   explicit Tokens(const Scale& scale)
@@ -58,7 +58,7 @@ class Tokens {
       x[digit] = float_to_bf16(static_cast<float>(key(rank, token) >> (4 * digit) & 0xf));
     hashes_[key(rank, token)] = hash(x);
   }
-  // Whether x is the row that its first elements say; -1 where they say nonsense.
+  // The row number that x's first elements encode; -1 if they are invalid.
   int64_t identify(const bf16* x) const {
     uint64_t k = 0;
     for (int digit = 0; digit < kDigits; ++digit) {
@@ -69,7 +69,7 @@ class Tokens {
     return k < hashes_.size() && hash(x) == hashes_[k] ? static_cast<int64_t>(k) : -1;
   }
   bool is(int rank, int64_t token, const bf16* x) const { return hash(x) == hashes_[key(rank, token)]; }
-  // Different experts for each k: the stride is odd, their number a power of two.
+  // Distinct experts for each k: the stride is odd, their number a power of two.
   int32_t id(size_t key, int64_t k) const {
     const uint64_t random = mix(key * 2 + 1);
     return static_cast<int32_t>((random + static_cast<uint64_t>(k) * (random >> 32 | 1)) %
@@ -83,7 +83,7 @@ class Tokens {
   size_t key(int rank, int64_t token) const { return static_cast<size_t>(rank * scale_.tokens + token); }
 
  private:
-  static constexpr int kDigits = 8;  // of four bits
+  static constexpr int kDigits = 8;  // of four bits each
   uint64_t hash(const bf16* x) const { return hash64(x, scale_.hidden * 2); }
   const Scale scale_;
   const std::vector<bf16> values_;
@@ -136,7 +136,7 @@ class RankRun {
   }
 
  private:
-  // Each expert returns the rows that it gets, once they are known to be its own.
+  // Each expert checks that the rows it received are its own, and returns them.
   void return_rows(const ExpertBatch& batch) {
     for (int64_t e = 0; e < batch.num_experts; ++e)
       for (int64_t r = batch.first_row(e); r < batch.first_row(e) + batch.num_rows(e); ++r) {
@@ -149,7 +149,7 @@ class RankRun {
         for (int64_t h = 0; h < scale_.hidden; ++h) y[h] = bf16_to_float(x[h]);
       }
   }
-  // K times a K-th of a row is the row.
+  // The sum of K times a K-th of a row is the row.
   void take(int64_t token, const float* sum) {
     bool exact = true;
     for (int64_t h = 0; h < scale_.hidden; ++h) {
