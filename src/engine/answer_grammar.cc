@@ -26,7 +26,7 @@ void AnswerGrammar::hand_over(std::optional<int32_t> id) {
   state_.store(State::kWorking, std::memory_order_release);
 }
 
-// A matcher is of no use after an error: the next call makes another one, which takes the same tokens.
+// A matcher cannot be used after an error: the next call creates another, which accepts the same tokens.
 Status AnswerGrammar::work(GrammarBudget budget) {
   budget.is_cancelled = &is_cancelled_;
   if (matcher_ == nullptr) {

@@ -45,7 +45,7 @@ class BatchStage {
   int64_t used_page_rows_ = 0;
 };
 
-// Whether every sequence has one row and wants its logits.
+// Whether every sequence has one row and one logit row.
 bool is_decode(const Batch& batch);
 
 // Sizes that decode steps are padded to, ascending, at most max_rows: `given` if not empty, otherwise 1, 2,

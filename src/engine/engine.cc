@@ -49,7 +49,7 @@ Result<TextTools> load_text_tools(const EngineConfig& flags) {
   if (chat_template.ok()) {
     tools.chat_template = std::move(*chat_template);
   } else {
-    // Only chat needs a template; one that was asked for must work.
+    // Only chat needs a template, but one given with --chat-template must load.
     if (!flags.chat_template.empty()) return chat_template.status();
     tools.chat_template_status = chat_template.status();
     log_warning("no chat template: " + chat_template.status().message());

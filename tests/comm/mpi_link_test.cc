@@ -1,6 +1,5 @@
 // The communication thread without MPI: several processes of a job are simulated in one, over a post office
 // that can withhold messages or fail.
-// can hold back what it has or fail.
 #include "comm/mpi_link.h"
 
 #include <gtest/gtest.h>

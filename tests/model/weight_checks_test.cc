@@ -1,6 +1,5 @@
 // What loading refuses about weights: every tensor is required, every value must be finite, in each family
 // and dialect.
-// dialect.
 #include <gtest/gtest.h>
 
 #include <algorithm>
