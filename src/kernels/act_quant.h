@@ -10,8 +10,8 @@
 namespace fp4moe {
 
 enum class ActQuantKind : uint8_t {
-  kNvfp4Static,    // out = code * block scale; the tensor scale is the caller's (part of alpha)
-  kNvfp4PerToken,  // the same with each row's own tensor scale: row_scales = rowamax / 2688
+  kNvfp4Static,    // out = code * block scale; the caller applies the tensor scale (in alpha)
+  kNvfp4PerToken,  // the same with one tensor scale per row: row_scales = rowamax / 2688
   kInt8Block,      // out = round(x / s), s = max |x| of the block / 127 -> block_scales; ties to even
   kFp8PerToken,    // out = the values of fp8_quantize_token()'s codes (formats/fp8.h), its s -> row_scales
 };
@@ -21,26 +21,28 @@ struct ActQuantArgs {
   ActRows x;          // [T, K], bf16 or f32; K a multiple of `block`
   int block = 16;     // kInt8Block: 16 or 32; NVFP4: 16
   EncodeScale scale;  // kNvfp4Static
-  // [T, K], bf16 or f32: exact in either; may be x itself if the dtypes agree. kInt8Block also kI8, what byte
-  // dots read: every eight columns in the order 0 4 1 5 2 6 3 7; must not overlap x.
+  // [T, K], bf16 or f32 (the values are exact in both); may alias x if the dtypes agree. kInt8Block can also
+  // write kI8 codes for byte dots: each group of eight columns in the order 0 4 1 5 2 6 3 7; then it must not
+  // overlap x.
   ActRows out;
   float* row_scales = nullptr;    // [T], kNvfp4PerToken and kFp8PerToken
   float* block_scales = nullptr;  // [T, K / block], kInt8Block
-  // [T, K / block], with kI8 rows: kInt8Start times the sum of the block's codes.
+  // [T, K / block], written for kI8 rows: kInt8Start times the sum of the block's codes.
   int32_t* block_starts = nullptr;
 };
 
-// Byte dots multiply doubled e2m1 codes + 12, which are not negative: their sums start here, for each x.
+// Byte dots multiply x by 2 * e2m1 value + 12, which is never negative. A sum starts at kInt8Start times the
+// sum of its x, which cancels the 12.
 inline constexpr int kInt8Start = -12;
 
-// An int8 scale of this range keeps its half and its products with a block's sum exact up to their one
-// rounding.
+// Limits of int8 scales: within them half a scale is normal, and its product with a block's sum neither
+// underflows nor overflows, so it has one rounding.
 inline constexpr float kMinInt8Scale = 0x1p-125f, kMaxInt8Scale = 0x1p110f;
 
-// NVFP4 follows formats/nvfp4.h's exact mode on x's own values: NaN counts for no scale and becomes 6 block
-// scales, infinity saturates. An int8 block whose scale would be below kMinInt8Scale gives zeros and scale 0;
-// one that holds a NaN or would have a scale above kMaxInt8Scale gives zeros and scale NaN, so that the row's
-// sums are NaN.
-void quantize_act(const ActQuantArgs& args);  // the caller spreads rows over threads
+// NVFP4 follows the exact mode of formats/nvfp4.h: a NaN does not affect any scale and becomes 6 block
+// scales; infinity saturates. An int8 block whose scale would be below kMinInt8Scale becomes zeros with scale
+// 0; a block that contains a NaN, or whose scale would exceed kMaxInt8Scale, becomes zeros with scale NaN,
+// which makes the row's sums NaN.
+void quantize_act(const ActQuantArgs& args);  // single-threaded: the caller spreads rows over threads
 
 }  // namespace fp4moe

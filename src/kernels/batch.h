@@ -1,4 +1,5 @@
-// The rows of a batch, on the host and on a device: whose they are, and where their keys and values lie.
+// The rows of a batch, on the host and on a device: the sequence of each row, and where its keys and values
+// are stored.
 #pragma once
 
 #include <cstdint>
@@ -16,48 +17,49 @@ struct SequenceRows {
   std::span<const int32_t> page_table;  // page ids, page_size tokens each; covers first_position + num_rows
 };
 
-// Tokens in a device's memory that an earlier step has chosen: an id below 0, ~r, means ids[r * stride].
+// Token ids in device memory that an earlier step sampled: a negative token id ~r stands for ids[r * stride].
 struct ChosenTokens {
   const int32_t* ids = nullptr;
   int64_t stride = 0;
 };
 
-// The same of a whole batch in a device's memory, for kernels that find a row's sequence by themselves. Sizes
-// are a graph's: rows past the last sequence's (row_sequence -1) are padding, which nothing is written for
-// but zeros in outputs. It is there before a step's first kernel lets the next one start: kernels may read
-// it, and in decode the pages' rows of earlier steps, before those before them are done.
+// A whole batch in device memory, for kernels that find a row's sequence by themselves. Sizes are those that
+// a graph was recorded with: rows after the last sequence's (row_sequence -1) are padding, for which kernels
+// write only zeros in outputs. The batch is complete before the step's first kernel lets the next one start,
+// so kernels may read it (and, in decode, the K/V rows of earlier steps) before the preceding kernels are
+// done.
 struct DeviceBatch {
   int64_t num_rows = 0;                     // T, padded
   int64_t num_sequences = 0;                // padded: sequences past the last have no rows
   int64_t max_rows = 0;                     // of one sequence; 1: decode
   int64_t max_pages = 0;                    // columns of page_table
   const int32_t* token_ids = nullptr;       // [T]
-  ChosenTokens chosen;                      // the only ones that a kernel has written
+  ChosenTokens chosen;                      // the only data here that another kernel writes
   const int64_t* positions = nullptr;       // [T]
   const int32_t* row_sequence = nullptr;    // [T]
   const int32_t* first_row = nullptr;       // [num_sequences + 1]
   const int32_t* first_position = nullptr;  // [num_sequences]: of the first new token
   const int32_t* page_table = nullptr;      // [num_sequences, max_pages]
-  // [num_logit_rows], ascending, padded with 0; as many as rows: all rows in order.
+  // [num_logit_rows], ascending, padded with 0. If num_logit_rows is num_rows: all rows in order.
   const int64_t* logit_rows = nullptr;
   int64_t num_logit_rows = 0;
 
-  // [1]: the rows that are no padding.
+  // [1]: number of rows that are not padding.
   const int32_t* num_filled_rows() const { return first_row + num_sequences; }
 };
 
 constexpr int kMaxHeadDim = 576;  // MLA: kv_lora_rank 512 + rope 64
 
-// Keys or values of one layer: [num_pages, num_kv_heads, page_size, row_stride] of dtype, of which the first
-// head_dim elements of each row are read. With MLA the values are the first kv_lora_rank columns of the keys:
-// same data and row_stride, smaller head_dim.
+// Keys or values of one layer: [num_pages, num_kv_heads, page_size, row_stride] of dtype; the first head_dim
+// elements of each row are used. With MLA the values are the first kv_lora_rank columns of the keys: same
+// data and row_stride, smaller head_dim.
 struct KvPages {
   void* data = nullptr;
   DType dtype = DType::kBF16;                         // kBF16 or kF32
   int num_kv_heads = 0, page_size = 0, head_dim = 0;  // head_dim <= kMaxHeadDim; k's and v's may differ
   int row_stride = 0;                                 // elements; 0: head_dim
 
-  // Where the row of `position` lies, in elements. Always inlined: sources of every ISA use it.
+  // Offset of the row of `position`, in elements. Always inlined: sources of every ISA use it.
   [[gnu::always_inline]] constexpr int64_t offset(const int32_t* page_table, int kv_head,
                                                   int64_t position) const {
     const int64_t page = page_table[position / page_size], slot = position % page_size;

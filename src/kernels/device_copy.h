@@ -1,11 +1,12 @@
-// Copies between page-locked memory and the device as one kernel each, which waits for no copy engine.
+// Copies between page-locked host memory and the device, each by one kernel, so that none waits for a copy
+// engine.
 #pragma once
 
 #include <cstdint>
 
 namespace fp4moe {
 
-// Rows that lie stride_bytes apart on both sides, words of 4 bytes.
+// Rows stride_bytes apart on both sides, copied in 4-byte words.
 struct HostRows {
   void* to = nullptr;          // device memory
   const void* from = nullptr;  // page-locked
@@ -15,7 +16,8 @@ struct CopyFromHostArgs {
   HostRows parts[2];
 };
 
-// The first num_tokens rows of one page in all layers' keys and values, here `tensors`, in either direction.
+// The first num_tokens rows of one page in every layer's keys and values (num_tensors of them), in either
+// direction.
 struct KvPageCopyArgs {
   uint8_t* pages = nullptr;      // device: [num_tensors, num_pages, num_heads, page_size, row_bytes]
   uint8_t* canonical = nullptr;  // page-locked: [num_tensors, num_tokens, num_heads, row_bytes]; both 16-byte

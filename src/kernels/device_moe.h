@@ -1,9 +1,9 @@
 // The ops of a MoE layer on a GPU, declared once: sort, expert GEMMs, combine. Implementations: kernels/cuda.
 //
-// The conventions of kernels/ops.h hold; all pointers are device memory unless said otherwise, and work goes
-// to the calling thread's current stream (device/stream.h). Nothing allocates, waits for the device or reads
-// back from it, so that everything can be captured into a graph. Counts live on the device: launches depend
-// on the sizes in the arguments alone, and T = 0 is legal.
+// The conventions of kernels/ops.h hold; all pointers are device memory unless noted otherwise, and work is
+// enqueued on the calling thread's current stream (device/stream.h). Nothing allocates, waits for the device
+// or reads back from it, so everything can be captured into a graph. Counts live on the device: launches
+// depend only on the sizes in the arguments, and T = 0 is legal.
 #pragma once
 
 #include <algorithm>
@@ -27,19 +27,20 @@ struct TiledExperts {
   const uint8_t* down = nullptr;        // [L] matrices [H, I]
   const float* gate_up_bias = nullptr;  // [L, 2, I]: gate, then up; not gated: [L, I]; null: none
   const float* down_bias = nullptr;     // [L, H] or null
-  const float* scales = nullptr;        // [L, 3]: what multiplies the sums of gate, up and down
+  const float* scales = nullptr;        // [L, 3]: factors of the gate, up and down sums
 };
 
 // Which rows each local expert has: packed (row r of expert e is offsets[e] + r) or masked (e * capacity +
 // r). Written by sort(), read by the GEMMs.
 struct DeviceRows {
-  int64_t max_rows = 0;            // packed: rows that memory has room for; masked: L * capacity
+  int64_t max_rows = 0;            // packed: rows that the buffers can hold; masked: L * capacity
   int64_t capacity = 0;            // 0: packed
   int32_t* offsets = nullptr;      // packed: [L + 1]
   int32_t* counts = nullptr;       // [L]; masked_m of a masked batch
   int32_t* slot_of_row = nullptr;  // [max_rows]: t * topk + k; rows past an expert's are not written
-  int32_t* row_of_slot = nullptr;  // [T * topk]; -1: not local, not an expert, or past the capacity
-  int32_t* progress = nullptr;     // [1 + L] or null: sort() sets zeros, both GEMMs in one launch count here
+  int32_t* row_of_slot = nullptr;  // [T * topk]; -1: not a local expert, invalid id, or past the capacity
+  int32_t* progress = nullptr;     // [1 + L] or null: zeroed by sort(); counters of a launch that runs both
+                                   // GEMMs
 };
 
 struct MoeSortArgs {  // rows of an expert in ascending slot order; counts go on past a capacity
@@ -48,8 +49,8 @@ struct MoeSortArgs {  // rows of an expert in ascending slot order; counts go on
   int64_t num_tokens = 0, topk = 0;
   int64_t first_expert = 0, num_experts = 0;  // L local ones
   DeviceRows rows;
-  int32_t* scratch =
-      nullptr;  // [kSortBlocks, L], or null: one block sorts all slots, slowly if they are many
+  // [kSortBlocks, L], or null: one block sorts all slots, which is slow if there are many.
+  int32_t* scratch = nullptr;
 };
 constexpr int kSortBlocks = 64;
 
@@ -58,14 +59,14 @@ struct DeviceExpertArgs {
   TiledExperts experts;
   DeviceRows rows;
   int64_t num_tokens = 0, topk = 1;
-  // Of an active expert: a hint for the choice of tiles (deepep's expected_m), which changes no bit; 0:
-  // max_rows / L.
+  // Expected rows of an active expert: a hint for the choice of tiles (deepep's expected_m) that never
+  // changes bits; 0: max_rows / L.
   int64_t expected_rows = 0;
-  ActRows x;  // bf16. gather: [T, H], row slot / topk of it; else [max_rows, H]
+  ActRows x;  // bf16. gather: [T, H], an expert's row reads row slot / topk; else [max_rows, H]
   bool gather = true;
-  const float* x_row_scales = nullptr;  // of x's rows or null: multiplies gate and up sums
+  const float* x_row_scales = nullptr;  // per row of x, or null: multiplies gate and up sums
   ActRows intermediate;                 // [max_rows, I], bf16 or f32, written by gate_up
-  ActRows h;                            // what down reads: intermediate, or what was quantised of it; bf16
+  ActRows h;                            // down's input: `intermediate` or its quantised copy; bf16
   const float* h_row_scales = nullptr;  // [max_rows] or null
   float* y = nullptr;                   // [max_rows, H], written by down: before the router's weights
   bf16* y_bf16 = nullptr;               // the same rounded, instead of y
@@ -74,7 +75,7 @@ struct DeviceExpertArgs {
 struct MoeCombineArgs {  // out[t] (+)= sum over k, in top-k order, of weight[t, k] * y[row_of_slot[t, k]]
   const float* y = nullptr;
   const bf16* y_bf16 = nullptr;          // instead of y
-  const int32_t* row_of_slot = nullptr;  // [T, topk]; -1 counts 0
+  const int32_t* row_of_slot = nullptr;  // [T, topk]; -1 contributes 0
   const float* weights = nullptr;        // [T, topk]; null: 1
   int64_t num_tokens = 0, topk = 0, hidden_size = 0;
   float* out = nullptr;      // [T, H] f32, or null
@@ -82,7 +83,7 @@ struct MoeCombineArgs {  // out[t] (+)= sum over k, in top-k order, of weight[t,
   bf16* out_bf16 = nullptr;  // [T, H], or null
 };
 
-// A whole layer behind the router: sort, gate/up with the activation, down, combine; w4a16 or w4a8.
+// A whole layer after the router: sort, gate/up with the activation, down, combine; w4a16 or w4a8.
 struct DeviceMoeArgs {
   TiledExperts experts;
   const bf16* x = nullptr;  // [T, H]
@@ -90,21 +91,22 @@ struct DeviceMoeArgs {
   const int32_t* ids = nullptr;
   const float* weights = nullptr;  // [T, topk]; null: 1
   int64_t num_tokens = 0, topk = 0, first_expert = 0;
-  int64_t num_routed_experts = 0;  // E that ids are chosen from, for size rules alone; 0: L
+  int64_t num_routed_experts = 0;  // E, from which ids are chosen; used only by size rules; 0: L
   float* out = nullptr;            // [T, H] f32, or null
   bool accumulate = false;
   bf16* out_bf16 = nullptr;  // [T, H], or null
-  // kMoeCounterBytes: zero before the first call, and left alone between calls, which are of one stream.
+  // kMoeCounterBytes bytes: zeroed before the first call and not touched between calls; all calls use one
+  // stream.
   uint8_t* counters = nullptr;
-  uint8_t* workspace = nullptr;  // of the tactic's workspace_bytes(), 64-byte aligned
+  uint8_t* workspace = nullptr;  // the tactic's workspace_bytes(), 64-byte aligned
 };
-constexpr int64_t kMoeCounterBytes = 8192;  // of grid barriers and arrivals
+constexpr int64_t kMoeCounterBytes = 8192;  // grid barriers and arrival counters
 
-// One way to run such a layer. Those of a table read the same tiles and compute the same function; they
-// differ in time and in last bits of sums.
+// One way to run such a layer. All tactics of a table read the same tiles and compute the same function; they
+// differ in speed and in the last bits of sums.
 struct DeviceMoeTactic {
   const char* name;
-  // Looks at sizes alone: of the experts, num_tokens, topk. What fits T tokens fits fewer.
+  // Depends only on sizes: the experts', num_tokens, topk. A tactic that fits T tokens fits fewer.
   bool (*fits)(const DeviceMoeArgs&);
   void (*layer)(const DeviceMoeArgs&);  // precondition: it fits
   int64_t (*workspace_bytes)(const TiledExperts& experts, int64_t max_tokens, int64_t topk);
@@ -113,8 +115,8 @@ struct DeviceMoeTactic {
 struct DeviceRouterArgs;    // kernels/device_router.h
 struct DeviceActQuantArgs;  // kernels/device_act_quant.h
 
-// The ops of one kind of GPU and of tiles: w4a16's, which w4a4 reads too, or w4a8's. Preconditions are what
-// the arguments' comments say.
+// The ops for one kind of GPU and one tile format: w4a16's, also used by w4a4, or w4a8's. Preconditions are
+// in the arguments' comments.
 struct DeviceMoeOps {
   const char* name;         // "sm90", "sm90_fp8", "cuda_mma"
   int tile_rows_alignment;  // rows of an expert are padded to this in the GEMMs, in registers only
@@ -122,8 +124,8 @@ struct DeviceMoeOps {
   void (*gate_up)(const DeviceExpertArgs&);
   void (*down)(const DeviceExpertArgs&);
   void (*combine)(const MoeCombineArgs&);
-  std::span<const DeviceMoeTactic> tactics;  // the first fits always
-  // Where nothing was timed: the index of a tactic that fits, by sizes alone.
+  std::span<const DeviceMoeTactic> tactics;  // the first always fits
+  // Index of a fitting tactic, chosen by sizes alone; for sizes that were not timed.
   size_t (*default_tactic)(const DeviceMoeArgs&);
   void (*route)(const DeviceRouterArgs&);
   void (*quantize)(const DeviceActQuantArgs&);
@@ -143,7 +145,7 @@ inline int64_t layer_workspace_bytes(const DeviceMoeOps& ops, const TiledExperts
 
 // Hopper: wgmma. Null in a build without CUDA.
 const DeviceMoeOps* sm90_moe_ops();
-// Every GPU since Ampere: mma.sync, compiled by the driver. Correct everywhere, tuned nowhere.
+// Every GPU since Ampere: mma.sync in PTX that the driver compiles. Correct on all of them, tuned for none.
 const DeviceMoeOps* fallback_moe_ops();
 
 }  // namespace fp4moe

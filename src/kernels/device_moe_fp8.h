@@ -6,15 +6,15 @@
 
 namespace fp4moe {
 
-// args as for DeviceMoeOps, but: experts.gate_up and down are FP8 tiles, [L] matrices of fp8_tiled_bytes();
-// x and h are kF8E4M3 slabs (cuda_quantize_act) of x.rows rows, x_row_scales and h_row_scales those of the
-// slabs' rows; gather is false; intermediate is bf16; down writes y_bf16. No masked count is larger than the
-// capacity, and there are up to kFp8MaxExperts experts.
+// Arguments as for DeviceMoeOps, except that experts.gate_up and down are FP8 tiles, [L] matrices of
+// fp8_tiled_bytes(); x and h are kF8E4M3 slabs (cuda_quantize_act) of x.rows rows, with x_row_scales and
+// h_row_scales per slab row; gather is false; intermediate is bf16; down writes y_bf16. Masked counts do not
+// exceed the capacity, and there are at most kFp8MaxExperts experts.
 constexpr int64_t kFp8MaxExperts = 1024;
 void sm90_fp8_gate_up(const DeviceExpertArgs& args);
 void sm90_fp8_down(const DeviceExpertArgs& args);
 
-// Hopper: the ops of FP8 tiles; gate_up and down are the above. Null in a build without CUDA.
+// Hopper: the ops of FP8 tiles; gate_up and down are the functions above. Null in a build without CUDA.
 const DeviceMoeOps* sm90_fp8_moe_ops();
 
 }  // namespace fp4moe

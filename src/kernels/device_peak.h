@@ -1,5 +1,5 @@
-// What benches of a GPU run besides the ops they time: reads at the memory's full speed, a kernel of nothing,
-// random data. Implementation: kernels/cuda.
+// What GPU benchmarks run besides the ops that they time: reads at full memory speed, an empty kernel, random
+// data. Implementation: kernels/cuda.
 //
 // All pointers are device memory; work goes to the calling thread's current stream and can be captured.
 #pragma once
@@ -26,8 +26,8 @@ struct DevicePeakOps {
   void (*read)(const uint8_t* data, int64_t num_bytes);
   void (*empty)();
   // out = b a^T (all [n, n], n % 8 == 0) by cuBLASLt's first choice, f32 sums; `workspace` has
-  // kPeakMatmulWorkspace bytes. The first call for an n makes plans: not inside a graph, and from one thread.
-  // kUnsupported if the library is missing.
+  // kPeakMatmulWorkspace bytes. The first call for an n creates the plan: make it outside graph capture, and
+  // always call from one thread. kUnsupported if the library is missing.
   Status (*matmul)(const bf16* a, const bf16* b, bf16* out, int64_t n, uint8_t* workspace);
   // dst [n] random bits; the same seed gives the same bits.
   void (*fill_random)(uint64_t* dst, int64_t n, uint64_t seed);

@@ -1,5 +1,5 @@
-// The router on a GPU: gate GEMM, scoring, top-k. Conventions: kernels/device_moe.h; the choice is
-// choose_experts()' (moe/router.h) on the logits made here.
+// The router on a GPU: gate GEMM, scoring, top-k. Conventions: kernels/device_moe.h; experts are chosen as by
+// choose_experts() (moe/router.h) from the logits computed here.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace fp4moe {
 
 constexpr int64_t kMaxDeviceExperts = 1024, kMaxDeviceTopk = 32;  // E and K of a router on a GPU
 
-// Where a router counts what it chose. The choice of a row of padding, [*num_rows, T), is not counted.
+// Counters of the chosen experts. Padding rows, [*num_rows, T), are not counted.
 struct ExpertCountArgs {              // both: device memory, or both null
   uint64_t* counts = nullptr;         // [E], added to
   const int32_t* num_rows = nullptr;  // [1]
@@ -21,15 +21,16 @@ struct ExpertCountArgs {              // both: device memory, or both null
 struct DeviceRouterArgs {                  // all pointers: device memory, x and weight 16-byte aligned
   const float* x = nullptr;                // [T, H]; H % 32 == 0
   const bf16* weight = nullptr;            // [E, H]
-  const float* bias = nullptr;             // [E] or null: part of the logits
-  const float* correction_bias = nullptr;  // [E] or null; the rule's own is left null
+  const float* bias = nullptr;             // [E] or null: added to the logits
+  const float* correction_bias = nullptr;  // [E] or null; used instead of rule's, which is null
   int64_t num_tokens = 0, hidden_size = 0;
   RoutingRule rule;
   float* logits = nullptr;   // [T, E], written: f32 sums
   int32_t* ids = nullptr;    // [T, K], written: best first, distinct, in range
   float* weights = nullptr;  // [T, K], written
   ExpertCountArgs count;
-  // A norm that comes first, with both outputs: out_f32 is x. Null: x is there. Of Hopper GPUs.
+  // If set (Hopper only), this norm runs first with both outputs; its out_f32 is x. Null: x is already
+  // computed.
   const RmsNormArgs* norm = nullptr;
   bool batch_invariant = false;  // a token's logits have the same bits whatever T is
 };

@@ -1,9 +1,9 @@
 // The ops of a MoE layer's experts and router, declared once. Implementations: kernels/ref (naive, double
 // accumulation: the oracle and the float32 mode) and kernels/cpu (16-row panels, one file per ISA).
 //
-// The conventions of kernels/ops.h hold. A weight [N, K] is cut into panels of 16 rows (N / 16 of them); how
-// a panel lies in memory is the table's matter: pack_panel() writes it, gate_up() and down() read it. An op
-// computes one chunk (some panels times all rows of one expert); the caller spreads chunks over threads.
+// The conventions of kernels/ops.h hold. A weight [N, K] is cut into panels of 16 rows (N / 16 of them); the
+// panel layout is private to the table: pack_panel() writes it, gate_up() and down() read it. An op computes
+// one chunk (some panels times all rows of one expert); the caller spreads chunks over threads.
 #pragma once
 
 #include <cstdint>
@@ -28,22 +28,22 @@ struct Activation {
 
 constexpr bool is_gated(ActivationKind kind) { return kind != ActivationKind::kRelu2; }
 
-// What a chunk of either GEMM reads. Panels lie one behind the other, panel_bytes(format, k) each.
+// Inputs of a chunk of either GEMM. Panels are contiguous, panel_bytes(format, k) each.
 struct ExpertGemmArgs {
   Fp4Format format = Fp4Format::kMxfp4;
-  ActRows x;  // [rows, K], contiguous: one expert's rows, or what quantize_act() made of them
+  ActRows x;  // [rows, K], contiguous: one expert's rows, or quantize_act()'s output for them
   const uint8_t* panels = nullptr;  // [num_panels], 64-byte aligned
   const float* bias = nullptr;      // [num_panels * 16], zeros where the model has none
   int64_t num_panels = 0;
   int64_t out_stride = 0;  // elements from one row of out to the next
-  // [rows, K / fp4_block]: each multiplies its block's sum. With kI8 rows (w4a8), and only with them.
+  // [rows, K / fp4_block]: each multiplies its block's sum. Given with kI8 rows (w4a8), and only with them.
   const float* x_block_scales = nullptr;
-  const int32_t* x_block_starts = nullptr;  // as quantize_act() makes them, beside the scales
+  const int32_t* x_block_starts = nullptr;  // quantize_act()'s, given with the scales
   const float* x_row_scales = nullptr;      // [rows] or null: each multiplies the row's sum, before the bias
 };
 
 // out[row, 16 p ...] = activation(gate panel p of x, up panel p of x), in f32, then rounded to out_dtype.
-// Panels alternate gate, up (bias as well); without a gate there are only up panels.
+// Panels (and biases) alternate gate, up; without a gate there are only up panels.
 struct ExpertGateUpArgs {
   ExpertGemmArgs gemm;
   float gate_scale = 1, up_scale = 1;  // tensor scales, decode direction
@@ -83,10 +83,10 @@ struct ExpertOps {
 
 // The oracle; x bf16, f32 or kI8, block scales with any of them.
 const ExpertOps& ref_expert_ops();
-// The oracle of w4a8 with FP8 tokens: the same loops over weights as FP8 operands hold them.
+// The oracle of w4a8 with FP8 tokens: the same loops over weights rounded as the FP8 operands are.
 const ExpertOps& ref_fp8_expert_ops();
-// Row `row` of w as those loops multiply it, out [w.cols] (docs/numerics.md, "w4a8 on a GPU"): MXFP4 exactly,
-// NVFP4 with each product of code and block scale rounded to e4m3.
+// Row `row` of w as ref_fp8_expert_ops() multiplies it, out [w.cols] (docs/numerics.md, "w4a8 on a GPU"):
+// MXFP4 exactly, NVFP4 with each product of code and block scale rounded to e4m3.
 void fp8_folded_row(const Fp4MatrixView& w, int64_t row, float* out);
 // Precondition: isa_available(isa). x must be bf16 or kI8.
 const ExpertOps& cpu_expert_ops(Isa isa);

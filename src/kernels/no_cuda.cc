@@ -1,4 +1,4 @@
-// What stands for the GPU's ops where there are none.
+// Stubs of the GPU's ops for a build without CUDA.
 #include "kernels/device_copy.h"
 #include "kernels/device_moe.h"
 #include "kernels/device_moe_fp8.h"

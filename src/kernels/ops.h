@@ -29,10 +29,10 @@ struct ActRows {
   int64_t rows = 0, cols = 0;
 };
 
-// What dense weights are held as.
+// How dense weights are stored.
 enum class DenseQuant : uint8_t { kNone, kQ8 };  // bf16, or the 8-bit blocks of formats/q8.h
 
-// How a dense [N, K] weight lies in memory.
+// Memory layout of a dense [N, K] weight.
 enum class LinearLayout : uint8_t {
   kRowMajor,    // [N, K]: as in the checkpoint; kernels/ref
   kPanel16,     // [ceil(N/16)][ceil(K/2)][16][2]: 16 output rows side by side, pairs of k together (the
@@ -41,7 +41,7 @@ enum class LinearLayout : uint8_t {
   kPanel16Q8,   // [ceil(N/16)] panels of kernels/cpu/q8_panel.h; rows past N and k past K are zero
 };
 
-// bytes of an [N, K] weight in `layout`.
+// Bytes of an [N, K] weight in `layout`.
 int64_t linear_weight_bytes(int64_t n, int64_t k, LinearLayout layout);
 // src [N, K] row-major -> dst, linear_weight_bytes() long, 64-byte aligned, not overlapping. Exact for bf16
 // layouts; blocks of the others begin at column 0.
@@ -49,9 +49,10 @@ void pack_linear_weight(const bf16* src, int64_t n, int64_t k, LinearLayout layo
                         ThreadPool& pool);
 
 struct DenseOps;
-// Makes a [N, K] weight, row-major; what it lies in, if it is new, is kept in `storage`.
+// Returns a row-major [N, K] weight; if it is newly made, `storage` owns its memory.
 using LinearSource = std::function<Result<const bf16*>(Buffer& storage)>;
-// The same, in the memory and the layout of `ops`; a host's weight may come from a WeightStore, unread.
+// The weight in the memory and layout of `ops`; on a host it may come from a WeightStore without a call of
+// `source`.
 Result<Buffer> put_linear_weight(const LinearSource& source, int64_t n, int64_t k, const DenseOps& ops,
                                  ThreadPool& pool);
 
@@ -61,7 +62,7 @@ struct LinearArgs {              // out = x W^T + bias (+ out)
   const float* bias = nullptr;   // [N] or null
   float* out = nullptr;          // [T, N]; must not overlap x
   int64_t n = 0;
-  bool accumulate = false;  // add to what out holds (residual), after the sum over k
+  bool accumulate = false;  // add the finished sum to out (residual)
 };
 
 struct EmbedArgs {               // out[t] = table[id]; ids were checked against num_rows by the caller
@@ -69,27 +70,27 @@ struct EmbedArgs {               // out[t] = table[id]; ids were checked against
   const int32_t* ids = nullptr;  // [T]
   float* out = nullptr;          // [T, H]
   int64_t num_tokens = 0, hidden_size = 0;
-  ChosenTokens chosen;  // on a GPU: whom ids below 0 mean
+  ChosenTokens chosen;  // on a GPU: what negative ids refer to
 };
 
-struct RmsNormArgs {              // y = x / sqrt(mean(x^2) + eps) * weight, in f32, then as out_act wants;
-                                  // T and H are out_act's; f32 outputs may be x itself
+struct RmsNormArgs {              // y = x / sqrt(mean(x^2) + eps) * weight, in f32, then converted to
+                                  // out_act's dtype; T and H are out_act's; f32 outputs may alias x
   const float* x = nullptr;       // [T, H]
   const float* weight = nullptr;  // [H]
   float eps = 0;
-  ActRows out_act;           // [T, H]: the GEMM input (rounded if bf16); null data: not wanted
+  ActRows out_act;           // [T, H]: the GEMM input (rounded if bf16); null data: not written
   float* out_f32 = nullptr;  // [T, H] or null: the same before rounding (the router's input)
 };
 
-// A norm and the linear of its output: linear.x is norm.out_act, whose contents afterwards are unspecified (a
-// GPU norms a few tokens inside the linear). norm.out_f32 is null.
+// A norm and the linear of its output: linear.x is norm.out_act, whose contents are unspecified afterwards (a
+// GPU normalises a few tokens inside the linear). norm.out_f32 is null.
 struct NormLinearArgs {
   RmsNormArgs norm;
   LinearArgs linear;
 };
 
-// Rotary embedding of the two-halves kind: pairs (i, i + rotary_dim/2). YaRN and other scalings are in the
-// table that rope_table() makes; elements past rotary_dim pass through.
+// Rotary embedding with the two-halves layout: pairs (i, i + rotary_dim/2). YaRN and other scalings are
+// already in make_rope_table()'s inv_freq and attention_factor; elements past rotary_dim are unchanged.
 struct RopeArgs {
   float* x = nullptr;                  // [T, row_stride], heads contiguous from its start; in place
   const int64_t* positions = nullptr;  // [T]
@@ -108,8 +109,8 @@ struct KvWriteArgs {         // stores the new tokens' rows into their pages (ro
   const DeviceBatch* device_batch = nullptr;  // on a GPU, instead of sequences
 };
 
-// q and k turned, then k and v stored: rope of each, then kv_write. k's rows afterwards are unspecified. kv.k
-// is k.x; positions, inv_freq, rotary_dim and head_dim of q and k are the same.
+// Rope of q and k, then kv_write. k's rows are unspecified afterwards. kv.k is k.x; q and k have the same
+// positions, inv_freq, rotary_dim and head_dim.
 struct RopeKvArgs {
   RopeArgs q, k;
   KvWriteArgs kv;
@@ -121,7 +122,7 @@ struct AttentionArgs {  // causal, grouped-query; the new tokens' keys and value
   KvPages k_pages, v_pages;
   std::span<const SequenceRows> sequences;
   int num_heads = 0;             // a multiple of num_kv_heads
-  float scale = 0;               // of q k
+  float scale = 0;               // multiplies q . k
   int64_t window = 0;            // 0: all; w: positions p - w < j <= p
   const float* sinks = nullptr;  // [num_heads] or null: logit that joins the softmax's denominator only
   ActRows out;                   // [T, num_heads * v_pages.head_dim]
@@ -129,8 +130,8 @@ struct AttentionArgs {  // causal, grouped-query; the new tokens' keys and value
   uint8_t* workspace = nullptr;               // on a GPU: attention_workspace_bytes() of the table
 };
 
-// The above, then the attention of rope.q.x over the pages that were written. q's rows afterwards are
-// unspecified (a GPU turns a few tokens' heads inside the attention).
+// RopeKvArgs, then the attention of rope.q.x over the pages that were written. q's rows are unspecified
+// afterwards (a GPU may rotate q inside the attention).
 struct RopeAttentionArgs {
   RopeKvArgs rope;
   AttentionArgs attention;
@@ -165,7 +166,7 @@ struct AddArgs {             // out += x
   int64_t count = 0;
 };
 
-// out[i] = x[rows[i]] of rows of row_bytes (a multiple of 4).
+// out[i] = x[rows[i]], rows of row_bytes bytes (a multiple of 4).
 struct GatherRowsArgs {
   const void* x = nullptr;
   void* out = nullptr;            // must not overlap x
@@ -191,20 +192,20 @@ struct SigmoidGateArgs {
   int64_t num_tokens = 0, hidden_size = 0;
 };
 
-// out = silu(gate) * up in f32, then as out wants; T and I are out's.
+// out = silu(gate) * up in f32, then converted to out's dtype; T and I are out's.
 struct SiluMulArgs {
   const float* gate_up = nullptr;  // [T, 2 I]: gate, then up
   ActRows out;                     // [T, I]
 };
 
-// The dense ops at one ISA level, or of a GPU. All functions are thread-compatible; pool is the only
-// parallelism of a CPU. A GPU's read and write device memory only, go to the calling thread's current stream
-// (device/stream.h), leave the pool alone, and can be captured into a graph.
+// The dense ops at one ISA level or on a GPU. All functions are thread-compatible; on a CPU, pool is the only
+// parallelism. GPU ops read and write device memory only, are enqueued on the calling thread's current stream
+// (device/stream.h), ignore the pool, and can be captured into a graph.
 struct DenseOps {
   // "ref", "cpu_scalar", "cpu_avx2", "cpu_avx512", "cpu_amx", "cuda"; with 8-bit weights "..._q8"
   const char* name;
   LinearLayout linear_layout;
-  LinearLayout head_linear_layout = LinearLayout::kRowMajor;  // always of bf16
+  LinearLayout head_linear_layout = LinearLayout::kRowMajor;  // always bf16
   void (*linear)(const LinearArgs&, ThreadPool&);
   void (*embed)(const EmbedArgs&, ThreadPool&);
   void (*rms_norm)(const RmsNormArgs&, ThreadPool&);
@@ -220,19 +221,20 @@ struct DenseOps {
   void (*gather_rows)(const GatherRowsArgs&, ThreadPool&);
   void (*copy_heads)(const CopyHeadsArgs&, ThreadPool&);
   void (*sigmoid_gate)(const SigmoidGateArgs&, ThreadPool&);
-  // Bytes of AttentionArgs::workspace for batches of up to max_tokens rows and heads as in args; null: none.
+  // Bytes     of AttentionArgs::workspace for batches of up to max_tokens rows and heads as in args; null: no
+  //           workspace is needed.
   int64_t (*attention_workspace_bytes)(const AttentionArgs& args, int64_t max_tokens);
-  MemoryResource& (*memory)() = host_memory;  // where all that ops read and write lies
+  MemoryResource& (*memory)() = host_memory;  // holds all that the ops read and write
 };
 
 // The oracle; accepts both activation types.
 const DenseOps& ref_dense_ops(DenseQuant quant = DenseQuant::kNone);
 // Precondition: isa_available(isa). Both activation types are accepted; bf16 is the fast one.
 const DenseOps& cpu_dense_ops(Isa isa, DenseQuant quant = DenseQuant::kNone);
-// Of the GPU; bf16 activations only. Null in a build without CUDA.
+// The GPU's ops; bf16 activations only. Null in a build without CUDA.
 const DenseOps* cuda_dense_ops();
-// The same by one algorithm for any batch: a row's bits depend neither on the other rows nor on where its
-// sequence was cut into steps. Slower; norm_linear is a norm and a linear.
+// The same ops with one algorithm for any batch: a row's bits depend neither on the other rows nor on how its
+// sequence was split into steps. Slower; norm_linear is a norm, then a linear.
 const DenseOps* cuda_invariant_dense_ops();
 // Opens the libraries that the GPU's ops call, and makes what they need besides their arguments: before the
 // first op, and not while a graph is captured. kUnsupported says what is missing; later calls return the

@@ -1,4 +1,5 @@
-// The seam between quantize_act() and its loops, which are compiled per ISA. Every ISA gives the same bits.
+// The interface between quantize_act() and its loops, which are compiled per ISA. Every ISA gives the same
+// bits.
 #pragma once
 
 #include "kernels/act_quant.h"
@@ -6,7 +7,7 @@
 namespace fp4moe {
 
 struct ActQuantChunk {
-  // max |x| of n elements (a multiple of 16); NaN elements do not count.
+  // max |x| of n elements (a multiple of 16); NaN elements are ignored.
   float (*amax)(const void* x, DType dtype, int64_t n);
   // One row of NVFP4 with the given tensor scale and its reciprocal.
   void (*nvfp4_row)(const ActQuantArgs&, int64_t row, float encode, float decode);

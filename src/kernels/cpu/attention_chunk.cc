@@ -1,9 +1,10 @@
 // Computes  softmax(scale q K^T, sink) V for up to kAttentionRows query rows (tokens x heads of one kv head).
-// Bytes     the kv head's keys and values once per chunk. Flops 2 rows keys (Dk + Dv).
+// Bytes     the kv head's keys and values once per chunk.
+// Flops     2 rows keys (Dk + Dv).
 // Bound     decode: memory (the pages) once a group has several heads; prefill: f32 FMA.
 // Numerics  online softmax in f32 over blocks of kKeyBlock positions that start at multiples of kKeyBlock,
 //           whatever the page size, the chunk or the batch. A logit is summed over d in order, an output over
-//           keys in order, so a row has the same bits in every company. A row touches no key outside its own
+//           keys in order, so a row's bits do not depend on the batch. A row touches no key outside its own
 //           range, so not even a NaN there reaches it.
 #include "kernels/cpu/dense_chunks.h"
 #include "kernels/cpu/vec.h"
@@ -55,7 +56,7 @@ inline Vec load_elems(const KvPages& pages, int64_t offset, int64_t n) {
                                     : load_partial(static_cast<const bf16*>(pages.data) + offset, n);
 }
 
-// One block of keys: `start` its first position; [begin, end) what some row wants of it.
+// One block of keys: `start` its first position; [begin, end): the keys that some row attends to.
 struct Block {
   const AttentionChunk& chunk;
   int64_t start = 0;
@@ -88,7 +89,7 @@ void load_values(const Block& b, const KvPages& v, int first_dim, int dims, floa
   }
 }
 
-// scores[r][0..kKeyBlock) += q[r][first_dim ..] . slice, for R rows that want the same keys.
+// scores[r][0..kKeyBlock) += q[r][first_dim ..] . slice, for R rows that attend to the same keys.
 template <int R>
 void add_logits(const Row* rows, float (*scores)[kKeyBlock], const float* slice, int first_dim, int dims) {
   constexpr int kStep = kTileVecs * kLanes;
@@ -109,7 +110,7 @@ void add_logits(const Row* rows, float (*scores)[kKeyBlock], const float* slice,
   }
 }
 
-// sums[r][0..V * 16) += p[r] . slice columns, over the keys that the R rows want.
+// sums[r][0..V * 16) += p[r] . slice columns, over the keys that the R rows attend to.
 template <int R, int V>
 void add_value_columns(const Row* rows, const float (*p)[kKeyBlock], const float* slice, float* sums,
                        int stride) {
@@ -137,7 +138,7 @@ void add_values(const Row* rows, const float (*p)[kKeyBlock], const float* slice
   for (; d < dims; d += kLanes) add_value_columns<R, 1>(rows, p, slice + d, sums + d, stride);
 }
 
-// Calls f(first row, number of rows as a type) for runs of rows that want the same, not empty, part of the
+// Calls f(first row, number of rows as a type) for runs of rows that attend to the same non-empty part of the
 // block.
 template <class F>
 void for_each_run(const Row* rows, int num_rows, F f) {
@@ -163,7 +164,7 @@ void for_each_run(const Row* rows, int num_rows, F f) {
   }
 }
 
-// Logits to probabilities within the row's part of the block; rescales what was summed before.
+// Logits to probabilities within the row's part of the block; rescales the row's previous sums.
 void softmax_block(Row& row, float* scores, float* sums, int stride, float scale) {
   for (int key = 0; key < kKeyBlock; ++key)
     if (key < row.begin || key >= row.end) scores[key] = -__builtin_inff();

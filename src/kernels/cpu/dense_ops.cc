@@ -1,5 +1,5 @@
 // The parallel drivers of the CPU ops: they cut an op into chunks, which the sources compiled per ISA
-// compute. Chunk sizes are free: no result depends on them.
+// compute. No result depends on the chunk sizes.
 #include <algorithm>
 #include <string>
 
@@ -13,8 +13,8 @@ namespace {
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// A chunk's rows (K = 2880: 0.55 MB of bf16) stay in a core's L2 while 4 panels pass over them, two at a
-// time.
+// A chunk's rows (K = 2880: 0.55 MB of bf16) stay in a core's L2 while 4 panels are multiplied by them, two
+// at a time.
 constexpr int64_t kLinearPanels = 4, kLinearRows = 96;
 
 template <const DenseChunks& chunks, auto kChunk = &DenseChunks::linear>
@@ -49,7 +49,7 @@ void rope(const RopeArgs& args, ThreadPool& pool) {
              [&](int64_t begin, int64_t end) { chunks.rope(args, begin, end); });
 }
 
-// How attention is cut: sequence by sequence, then blocks of tokens, then groups of query heads.
+// How attention is cut into chunks: sequence by sequence, then blocks of tokens, then groups of query heads.
 struct AttentionCut {
   const AttentionArgs& args;
   int group, heads_per_chunk, head_chunks_per_group, tokens_per_chunk;
@@ -136,7 +136,7 @@ void silu_mul(const SiluMulArgs& args, ThreadPool& pool) {
   });
 }
 
-// Copying and adding gain nothing from wider registers: the oracle's are used.
+// Copying and adding gain nothing from wider registers, so the oracle's ops are used.
 template <const DenseChunks& chunks>
 constexpr DenseOps make_ops(const char* name) {
   return {.name = name,
@@ -168,7 +168,7 @@ constexpr DenseOps make_q8_ops(const char* name) {
   return ops;
 }
 
-// By DenseQuant.
+// Indexed by DenseQuant.
 constexpr DenseOps kScalarOps[] = {make_ops<cpu_scalar::dense_chunks>("cpu_scalar"),
                                    make_q8_ops<cpu_scalar::dense_chunks>("cpu_scalar_q8")};
 #if defined(__x86_64__)

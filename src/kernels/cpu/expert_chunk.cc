@@ -1,6 +1,20 @@
 // The expert and router ops of one ISA; compiled once for each, in its own namespace and with its flags.
 // Nothing here may call inline functions of other headers: the linker could keep this ISA's copy for
-// everybody.
+// every ISA.
+//
+// Computes  gate_up: out[t, n] = activation(gate_n . x_t, up_n . x_t); down: out[t, n] = w_n . x_t + bias_n;
+//           router_logits: out[t, e] = w_e . x_t + bias_e. Rows of x are cut into tiles of at most
+//           max_rows(); expert_dot (expert_dot_*.h) makes a tile's sums with one or two panels.
+// Shapes    x [T, K] of one expert: bf16, or kI8 codes with scales per block; some panels of 16 weight rows
+//           (expert_panel.h), N = 16 panels in all; out [T, N] bf16 or f32 of gate_up (N / 2 columns if
+//           gated), f32 of down. Router: x [T, H] f32, one panel of 16 experts in bf16.
+// Bytes     the panels once per tile of rows, N K (1/2 + 1/G); x, from the cache, once per step of one or
+//           two panels; out once. Router: 32 H of weights, read again from the cache for each token.
+// Flops     2 T N K; activation, scales and bias are small beside them. Router: 32 T H.
+// Bound     that of the ISA's expert_dot: memory for few rows, then the multipliers or the decoding.
+// Numerics  y = sum * tensor scale (* row scale) + bias, each operation rounded to f32; then the activation
+//           in f32, exp within 2.5e-7 (vec.h). A sum has one order whatever T, the tile or the chunk.
+//           Router: four f32 sums (h mod 4) by fma, (0 + 1) + (2 + 3), then the bias.
 #include "kernels/expert_ops.h"
 
 #include "kernels/cpu/vec.h"
@@ -21,10 +35,10 @@ namespace fp4moe::FP4MOE_ISA {
 namespace {
 
 using Lanes = float[kPanelRows];  // one value for each row of a panel
-// Of one panel, or of two side by side.
+// Sums of one panel, or of two side by side.
 using DotFn = void (*)(const uint8_t* panels, int64_t k, const void* x, const Int8Blocks&, Lanes* const* out);
 
-// expert_dot<num_rows>, null above NT.
+// expert_dot<num_rows>; null if num_rows > NT.
 template <Fp4Format F, bool kInt8, int P, int NT>
 DotFn dot_of(int64_t num_rows) {
   if constexpr (NT == 0)
@@ -56,7 +70,8 @@ DotFn pair_of(Fp4Format format, int64_t num_rows) {
                                      : dot_of<Fp4Format::kNvfp4, true, 2, kMaxPairTokens>(num_rows);
 }
 
-// Some rows of x times one or two panels after the other.
+// Multiplies a tile of x's rows by one or two consecutive panels: both at once by `pair` (few kI8 rows), one
+// at a time by `dot`, or, if `dot` is null, by AMX tiles, which stay configured during the object's lifetime.
 struct TileDot {
   DotFn dot = nullptr, pair = nullptr;
   int64_t k, panel_bytes, num_rows;
@@ -85,7 +100,7 @@ struct TileDot {
   TileDot(const TileDot&) = delete;
   TileDot& operator=(const TileDot&) = delete;
 
-  // Sums of panel + p to out[p].
+  // out[p] = sums of panel `panel + p`.
   void run(const ExpertGemmArgs& g, int64_t panel, int64_t num_panels, PanelSums* out) const {
     const uint8_t* panels = g.panels + panel * panel_bytes;
 #if defined(__AMX_TILE__)
@@ -106,8 +121,8 @@ struct TileDot {
   }
 };
 
-// Calls tile(first, num) for tiles of at most max_rows() rows and nearly equal size: of 12, 13 rows are 7
-// + 6. Every tile size sums in the same order, so the cut is free.
+// Calls tile(first, num) for tiles of at most max_rows() rows and nearly equal size: with a maximum of 12, 13
+// rows become 7 + 6. Sums have the same order for every tile size, so the cut changes no bits.
 template <class Tile>
 void for_each_tile(const ExpertGemmArgs& g, const Tile& tile) {
   const int64_t rows = g.x.rows, num_tiles = (rows + max_rows(g) - 1) / max_rows(g);
@@ -118,7 +133,7 @@ void for_each_tile(const ExpertGemmArgs& g, const Tile& tile) {
   }
 }
 
-// Bounds go first: min and max let a NaN of their second operand through.
+// The bound is the first operand: min and max propagate a NaN of their second.
 Vec activate(const Activation& act, Vec gate, Vec up) {
   switch (act.kind) {
     case ActivationKind::kSwigluOai: {
@@ -136,7 +151,7 @@ Vec activate(const Activation& act, Vec gate, Vec up) {
   return zero();
 }
 
-// The sums of one row and panel, finished.
+// Applies scales and bias to the sums of one row and panel.
 Vec scale_and_bias(const ExpertGemmArgs& g, const Lanes& sums, float scale, int64_t row, int64_t panel) {
   Vec y = mul(load(sums), broadcast(scale));
   if (g.x_row_scales != nullptr) y = mul(y, broadcast(g.x_row_scales[row]));
@@ -147,7 +162,7 @@ int64_t panel_bytes(Fp4Format format, int64_t k) { return expert_panel_bytes(for
 
 void gate_up(const ExpertGateUpArgs& a) {
   const ExpertGemmArgs& g = a.gemm;
-  const int64_t group = a.activation.kind == ActivationKind::kRelu2 ? 1 : 2;  // panels of 16 output columns
+  const int64_t group = a.activation.kind == ActivationKind::kRelu2 ? 1 : 2;  // panels per 16 output columns
   for_each_tile(g, [&](int64_t first, int64_t num) {
     const TileDot tile(g, first, num);
     for (int64_t p = 0; p < g.num_panels; p += group) {

@@ -1,4 +1,4 @@
-// What expert_dot_f32.h needs, in AVX2.
+// Decoding for expert_dot_f32.h, in AVX2.
 #pragma once
 
 #include <immintrin.h>

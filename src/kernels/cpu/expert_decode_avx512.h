@@ -1,4 +1,4 @@
-// What both kinds of expert_dot need in AVX-512.
+// Shared by the bf16 and int8 expert_dot in AVX-512.
 #pragma once
 
 #include <immintrin.h>

@@ -1,4 +1,4 @@
-// What expert_dot_f32.h needs, in plain C++.
+// Decoding for expert_dot_f32.h, in plain C++.
 #pragma once
 
 #include "formats/e2m1.h"

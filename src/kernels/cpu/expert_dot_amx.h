@@ -1,12 +1,13 @@
 // Computes  out[t, r] = sum over k of x[t, k] * w[r, k] for the 16 rows r of one or two panels, x bf16, by
-//           AMX tiles: 32 columns are decoded to bf16, scale included, while those before are multiplied.
-// Bytes     the panels once for up to 32 rows of x, from the cache for more; x once for two panels.
+//           AMX tiles: 32 columns are decoded to bf16, scale included, while the previous 32 are multiplied.
+// Bytes     the panels once for up to 32 rows of x, again from the cache for each 32 more; x once for two
+//           panels.
 // Flops     2 T N K; decoding costs 3 operations for 32 weights of MXFP4, 8 of NVFP4.
-// Bound     memory up to some 50 rows; then the tiles (MXFP4), or decoding (NVFP4).
+// Bound     memory up to about 50 rows; then the tiles (MXFP4), or decoding (NVFP4).
 // Numerics  A weight times its block scale is exact in bf16: a power of two, or 4 significant bits times 2.
-//           One tdpbf16ps makes the sums of 32 columns, even and odd ones each from 0 in ascending order,
-//           adds the two, then adds that to the total: the same for every number of rows.
-//           A panel of MXFP4 with scales whose products leave bf16's normal numbers goes by AVX-512's dots.
+//           One tdpbf16ps sums 32 columns, even and odd ones each from 0 in ascending order, adds the two
+//           sums, then adds the result to the total: the same for every number of rows. An MXFP4 panel with
+//           scales whose products are not normal bf16 numbers is computed by AVX-512's dots instead.
 #pragma once
 
 #include "kernels/cpu/expert_dot_avx512.h"
@@ -19,13 +20,13 @@ constexpr int kMaxTileTokens = 128;  // their columns stay in the L2 cache
 using TokenSums = float[kMaxTileTokens][kPanelRows];
 
 constexpr int kStepCodeBytes = kTileColumns / 8 * 64;
-constexpr int64_t kTilePrefetchBytes = 2 << 10;  // in each panel; 8 KiB is a fifth slower
+constexpr int64_t kTilePrefetchBytes = 2 << 10;  // ahead in each panel; 8 KiB is 20 % slower
 
 // MXFP4 scale bytes whose products with all codes are normal bf16 numbers.
 constexpr int kMinScaleByte = 2, kMaxScaleByte = 252;
 
-// The codes' values times 2^(kMaxScaleByte - 127) as bf16, twice; -0 is 0. Smaller powers are reached by
-// subtracting exponents with saturation, which leaves 0 as it is.
+// The codes' values times 2^(kMaxScaleByte - 127) as bf16, twice; -0 is 0. Smaller scales subtract from the
+// exponent with saturation, which keeps 0.
 struct LargestCodes {
   alignas(64) uint16_t bits[32];
 };
@@ -40,12 +41,12 @@ constexpr LargestCodes kLargestCodes = make_largest_codes();
 alignas(64) constexpr float kCodeFloat[16] = {0,     0.5f,  1,     1.5f,  2,     3,     4,     6,
                                               -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
-// words >> 4 i of 16 bits each, by the multipliers: the shifter is busy.
+// 16-bit words >> 4 i by a multiplication, since the shift unit is busy.
 inline __m512i shift_right_by_nibbles(__m512i words, int i) {
   return i == 0 ? words : _mm512_mulhi_epu16(words, _mm512_set1_epi16(int16_t(1 << (16 - 4 * i))));
 }
 
-// kColumns columns of a panel, whose scales and codes begin there.
+// Decodes kColumns columns of a panel; scales and codes point to the first of them.
 template <Fp4Format F, int kColumns>
 inline void decode_columns(const uint8_t* scales, const uint8_t* codes, int64_t prefetch, WeightTile& tile) {
   if constexpr (F == Fp4Format::kMxfp4) {
@@ -125,7 +126,7 @@ class PanelTiles {
   }
 
   void decode(int64_t step) {
-    // Ahead of a panel's last columns lie the first of the P panels that come next.
+    // At a panel's last columns, fetch the first columns of the next P panels.
     const bool last = a_.k / 8 * 64 - step * kStepCodeBytes <= kTilePrefetchBytes;
     const int64_t ahead = kTilePrefetchBytes + (last ? (P - 1) * a_.panel_bytes : 0);
 #pragma GCC unroll 2
@@ -133,7 +134,7 @@ class PanelTiles {
     tile_memory_written(weights_);
   }
 
-  // A last block of 16 columns, then zeros.
+  // The last block of 16 columns, padded with zeros to a step.
   void multiply_tail(int64_t step) const {
     TailTiles tail;
     for (int r = 0; r < R; ++r)
@@ -149,7 +150,7 @@ class PanelTiles {
   alignas(64) WeightTile weights_[2][P];  // of even and odd steps
 };
 
-// Sums of panels p .. p + P - 1 to out[p][row].
+// out[p][row] = sums of panel p, for panels p .. p + P - 1.
 template <Fp4Format F, int P>
 void expert_dot_panels(const PanelRows& a, int64_t p, TokenSums* out) {
   const auto multiply = [&]<int R>(int64_t i) {
@@ -164,7 +165,7 @@ void expert_dot_panels(const PanelRows& a, int64_t p, TokenSums* out) {
   if (i < a.rows.count) multiply.template operator()<1>(i);
 }
 
-// Of 64 scale bytes, those outside kMinScaleByte .. kMaxScaleByte.
+// The bytes outside kMinScaleByte .. kMaxScaleByte, among 64 scale bytes.
 inline __mmask64 unfit_scales(__m512i bytes) {
   return _mm512_cmpgt_epu8_mask(_mm512_sub_epi8(bytes, _mm512_set1_epi8(kMinScaleByte)),
                                 _mm512_set1_epi8(int8_t(kMaxScaleByte - kMinScaleByte)));
@@ -192,9 +193,9 @@ inline bool mxfp4_panel_fits(const uint8_t* panel, int64_t k) {
   return true;
 }
 
-// out[p][t][r] = sum over k of x[t, k] * w[r, k] of num_panels <= 2 panels p. Where the sums of a panel come
-// from depends on the panel alone; its scales are looked at afterwards, when they are in the cache. The
-// caller has configured the tiles.
+// out[p][t][r] = sum over k of x[t, k] * w[r, k] for num_panels <= 2 panels p. Whether tiles or AVX-512
+// compute a panel's sums depends on the panel alone; its scales are checked afterwards, when they are in the
+// cache. The caller has configured the tiles.
 template <Fp4Format F>
 void expert_dot_tiles(const PanelRows& a, int64_t num_panels, TokenSums* out) {
   if (num_panels == 2)

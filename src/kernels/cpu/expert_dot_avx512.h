@@ -1,6 +1,14 @@
-// expert_dot for AVX-512 with BF16. A 16-bit permute looks 32 codes up at once; it reads five index bits, so
-// a table that holds the 16 codes twice needs no mask. The products are exact; sums of a block are FP32
-// inside vdpbf16ps, and the block scale meets the FP32 sum once per block.
+// Computes  expert_dot for AVX-512 with BF16. bf16 rows: out[t, r] = sum over k of x[t, k] * w[r, k] for one
+//           panel of 16 rows r. A 16-bit permute looks up 32 codes at once; it reads five index bits, so a
+//           table that holds the 16 codes twice needs no mask. int8 rows: expert_dot_int8_avx512.h.
+// Shapes    x [NT, K] bf16, NT <= 12; one panel (expert_panel.h); out [NT, 16] f32.
+// Bytes     the panel once, K (8 + 16 / G); x, from the cache.
+// Flops     32 NT K; decoding 32 weights costs a shift and a permute, once for all rows; each row needs one
+//           vdpbf16ps for them, and one fma per block.
+// Bound     memory for few rows, then vdpbf16ps.
+// Numerics  products are exact; vdpbf16ps sums a block in f32 from zero, pairs of k in ascending order
+//           (subnormals count as zero); total = fma(block's scale, sum, total), in ascending blocks, for
+//           every NT.
 #pragma once
 
 #include "kernels/cpu/expert_decode_avx512.h"
@@ -44,7 +52,7 @@ void expert_dot_bf16(const uint8_t* panel, int64_t k, const bf16* x, float (*out
   for (int t = 0; t < NT; ++t) _mm512_storeu_ps(out[t], total[t]);
 }
 
-// Either of the two: rows are bf16, and P is 1, or with kInt8 bytes and what comes with them.
+// kInt8: rows are int8 codes with x_blocks. Otherwise rows are bf16, and P is 1.
 template <Fp4Format F, bool kInt8, int NT, int P>
 void expert_dot(const uint8_t* panels, int64_t k, const void* rows, const Int8Blocks& x_blocks,
                 float (*const* out)[kPanelRows]) {

@@ -1,5 +1,14 @@
-// expert_dot for CPUs without bf16 dots: a block of 16 rows is decoded to f32 in the L1 cache, then
-// multiplied with up to kMaxTokens tokens. The block scale meets the FP32 sum once per block.
+// Computes  expert_dot for CPUs without bf16 dots: out[t, r] = sum over k of x[t, k] * w[r, k] for one panel
+//           of 16 rows r. A block of the panel is decoded to f32 in the L1 cache, then multiplied by all
+//           rows.
+// Shapes    x [NT, K] bf16 or kI8 codes, NT <= kMaxTokens; one panel (expert_panel.h); out [NT, 16] f32.
+// Bytes     the panel once, K (8 + 16 / G); x, from the cache.
+// Flops     32 NT K; on AVX2 decoding 16 weights costs about 12 operations, once for all rows, and each row
+//           two fma.
+// Bound     the arithmetic: decoding for one row, the fma for several.
+// Numerics  code values and x are exact in f32; a block is summed from zero in ascending k by fma (a rounded
+//           product and a rounded sum on scalar). A kI8 row's block sum is exact, then multiplied by x's
+//           block scale. total = fma(block's scale, sum, total), in ascending blocks, for every NT.
 #pragma once
 
 #include "kernels/cpu/expert_panel.h"
@@ -14,7 +23,8 @@
 namespace fp4moe::FP4MOE_ISA {
 namespace {
 
-// One block of a row, in f32. Done ahead for several rows; a single bf16 row is 5% faster element by element.
+// One block of a row, in f32. Several rows are converted ahead; a single bf16 row is 5 % faster converted
+// element by element.
 template <bool kInt8, int kBlock>
 inline void load_row(const void* rows, int64_t first, float* x) {
   for (int c = 0; c < kBlock; c += kLanes) {
@@ -27,10 +37,10 @@ inline void load_row(const void* rows, int64_t first, float* x) {
   }
 }
 
-constexpr int kMaxPairTokens = 0;  // panels go one by one
+constexpr int kMaxPairTokens = 0;  // panels are processed one at a time
 
-// out[t][r] = sum over k of x[t, k] * w[r, k], t < NT. Rows are bf16, or with kInt8 bytes of codes, of which
-// each block's sum is exact and is multiplied by its x_blocks.scales[t, block].
+// out[t][r] = sum over k of x[t, k] * w[r, k], t < NT. Rows are bf16 or, with kInt8, codes whose block sums
+// are multiplied by x_blocks.scales[t, block].
 template <Fp4Format F, bool kInt8, int NT, int P>
 void expert_dot(const uint8_t* panel, int64_t k, const void* rows, const Int8Blocks& x_blocks,
                 float (*const* outs)[kPanelRows]) {

@@ -1,10 +1,10 @@
 // Computes  expert_dot_int8 of MXFP4 for 8 to 128 rows by AMX tiles: one tdpbssd makes the sums of a block of
-//           32 columns, 16 rows and one panel, which leave the tile to be scaled. Eight blocks of one or two
-//           panels at a time are decoded to bytes, for all rows.
+//           32 columns for 16 rows and one panel, which are stored from the tile and then scaled. Eight
+//           blocks of one or two panels are decoded to bytes at a time and used for all rows.
 // Bytes     the panels once; x from the L2 cache, once for two panels.
-// Flops     2 T N K; for 16 rows and a block a product of 16 cycles, 16 for storing the sums, 5 to 20 for
-//           loads and 48 vector operations.
-// Bound     memory up to 12 rows; then all of these one after the other.
+// Flops     2 T N K; per 16 rows and block, a product of 16 cycles, 16 cycles to store the sums, 5 to 20 for
+//           loads, and 48 vector operations.
+// Bound     memory up to 12 rows; then the sum of all of these, which do not overlap.
 // Numerics  as expert_dot_int8_avx512.h, bit for bit.
 #pragma once
 
@@ -14,17 +14,17 @@
 namespace fp4moe::FP4MOE_ISA {
 namespace {
 
-constexpr int64_t kMinInt8TileRows = 8;  // fewer go faster by byte dots
-constexpr int kBlocksAtOnce = 8;         // 4 are as fast, 16 leave the L1 cache
+constexpr int64_t kMinInt8TileRows = 8;  // fewer are faster with byte dots
+constexpr int kBlocksAtOnce = 8;         // 4 are as fast, 16 exceed the L1 cache
 constexpr int64_t kInt8TilePrefetchBytes = 3 << 10;
 constexpr int kBlockColumns = 32, kBlockTileBytes = kBlockColumns * kPanelRows;
 
-// Some blocks of a panel.
+// Decoded weights of some blocks of a panel.
 struct Int8Weights {
   alignas(64) int8_t tiles[kBlocksAtOnce][kBlockTileBytes];
   __m512 scales[kBlocksAtOnce];
 
-  // Doubled values; the scales halved.
+  // Values are doubled, scales halved.
   void decode(const uint8_t* block_scales_at, const uint8_t* codes, int64_t num_blocks) {
     const __m512i twelve = _mm512_set1_epi8(12);
     const __m512i doubled = _mm512_sub_epi8(_mm512_load_si512(kCodeDoubled), twelve);
@@ -43,7 +43,7 @@ struct Int8Weights {
   }
 };
 
-// What leaves the tiles of some blocks.
+// Sums of some blocks, stored from the tiles.
 struct Int8Sums {
   alignas(64) int32_t blocks[kBlocksAtOnce][kTileRows][kPanelRows];
 };
@@ -73,7 +73,7 @@ struct Int8PanelRows {
   RowTiles rows;
 };
 
-// N blocks' sums of row tile i, from the first on, to the rows' totals.
+// Adds the scaled sums of row tile i in N blocks, beginning with block `first`, to the rows' totals.
 template <int N>
 void add_scaled(const Int8PanelRows& a, int64_t i, int64_t first, const Int8Weights& weights,
                 const Int8Sums& sums, float (*totals)[kPanelRows]) {
@@ -100,8 +100,8 @@ constexpr auto add_scaled_of(int blocks) {
     return blocks == N ? add_scaled<N> : add_scaled_of<N - 1>(blocks);
 }
 
-// Fetches the bytes that lie kInt8TilePrefetchBytes ahead of a place in each of P panels; ahead of their last
-// columns, the first of the P panels that come next.
+// Prefetches the bytes kInt8TilePrefetchBytes past `place` in each of P panels; near their ends, the first
+// bytes of the next P panels.
 template <int P>
 inline void prefetch_panels(const Int8PanelRows& a, int64_t place, int64_t bytes) {
   int64_t ahead = place + kInt8TilePrefetchBytes;

@@ -4,8 +4,8 @@
 //           flight.
 // Flops     2 T N K; a block of 32 costs a row 8 dots and 3 operations, all rows together 15.
 // Bound     memory up to 4 rows, the dots from 6 on.
-// Numerics  A sum starts where it undoes the 12, so that a block's is exact in int32 and in f32; the half in
-//           the scale undoes the doubling exactly: the bits are those of the same codes in f32.
+// Numerics  A sum starts at the value that cancels the 12, so a block's sum is exact in int32 and in f32; the
+//           half in the scale undoes the doubling exactly: the bits are those of the same codes in f32.
 #pragma once
 
 #include "kernels/cpu/expert_decode_avx512.h"
@@ -19,8 +19,8 @@ alignas(64) constexpr uint8_t kCodeDoubled[64] = {12, 13, 14, 15, 16, 18, 20, 24
                                                   12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0,
                                                   12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
-constexpr int kMaxPairTokens =
-    6;  // of P panels side by side: two panels' sums and totals leave 8 of 32 registers
+// Rows of two panels side by side: two panels' sums and totals leave 8 of 32 registers.
+constexpr int kMaxPairTokens = 6;
 
 #if defined(__AMX_TILE__)
 constexpr int64_t kInt8PrefetchBytes = 2 << 10;  // ahead in each panel
@@ -28,7 +28,7 @@ constexpr int64_t kInt8PrefetchBytes = 2 << 10;  // ahead in each panel
 constexpr int64_t kInt8PrefetchBytes = kPrefetchBytes;
 #endif
 
-// out[p][t][r] = sum over blocks of (x[t] . w[r] in the block) * x's scale of it * w's, t < NT, for P panels
+// out[p][t][r] = sum over blocks of (x[t] . w[r] in the block) * x's block scale * w's, t < NT, for P panels
 // p side by side.
 template <Fp4Format F, int NT, int P>
 void expert_dot_int8(const uint8_t* panels, int64_t k, const int8_t* x, const Int8Blocks& x_blocks,
@@ -37,14 +37,14 @@ void expert_dot_int8(const uint8_t* panels, int64_t k, const int8_t* x, const In
   const int64_t num_blocks = k / kBlock, panel_bytes = expert_panel_bytes(F, k);
   const __m512i doubled = _mm512_load_si512(kCodeDoubled);
   const uint8_t* codes = panels + expert_panel_scale_bytes(F, k);
-  for (int p = 0; p < P; ++p)  // the panels before came up to here without these
+  for (int p = 0; p < P; ++p)  // the previous panels' prefetches end before these
     for (const uint8_t* at = panels; at < codes; at += 64)
       _mm_prefetch(reinterpret_cast<const char*>(at + p * panel_bytes + kInt8PrefetchBytes), _MM_HINT_T0);
   __m512 total[P][NT];
   for (int p = 0; p < P; ++p)
     for (int t = 0; t < NT; ++t) total[p][t] = _mm512_setzero_ps();
   for (int64_t b = 0; b < num_blocks; ++b, codes += kWords * 64, x += kBlock) {
-    // Ahead of a panel's last columns lie the first of the P panels that come next.
+    // At a panel's last columns, fetch the first columns of the next P panels.
     const bool last = (num_blocks - b) * kWords * 64 <= kInt8PrefetchBytes;
     const int64_t ahead = kInt8PrefetchBytes + (last ? (P - 1) * panel_bytes : 0);
     __m512i sum[P][NT];

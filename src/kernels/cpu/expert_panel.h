@@ -7,7 +7,7 @@
 //   word (j, r), four bits each, low to high:   8j+0  8j+2  8j+4  8j+6 | 8j+1  8j+3  8j+5  8j+7
 //
 // Shifted right by 4 i, the two halves of each word have columns 8 j + 2 i and 8 j + 2 i + 1 in their lowest
-// four bits: the pair that one bf16 dot instruction wants, ready for a table look-up by 16-bit index.
+// four bits: the pair that one bf16 dot instruction needs, ready for a table look-up by 16-bit index.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,11 @@
 
 namespace fp4moe {
 
-// Column, within its eight, of the byte at each place of an eight of kI8 rows: bytes of low nibbles of a
-// word above, then of high ones, are these columns.
+// Byte i of each eight of kI8 rows is column kInt8Columns[i] of the eight: the order of the bytes' low
+// nibbles, then high nibbles, of a word above.
 static constexpr int kInt8Columns[8] = {0, 4, 1, 5, 2, 6, 3, 7};
 
-// What comes with kI8 rows [rows, K], see kernels/act_quant.h; null with others.
+// Block scales and starts of kI8 rows [rows, K] (kernels/act_quant.h); null for other rows.
 struct Int8Blocks {
   const float* scales = nullptr;    // [rows, K / block]
   const int32_t* starts = nullptr;  // [rows, K / block]

@@ -22,7 +22,7 @@
 namespace fp4moe::FP4MOE_ISA {
 namespace {
 
-// A tile of P panels x R rows lives in registers: P R accumulators of 16 outputs.
+// A tile of P panels x R rows is in registers: P R accumulators of 16 outputs.
 struct TileShape {
   int small_rows, small_panels, large_rows, large_panels;
 };
@@ -35,7 +35,7 @@ constexpr TileShape kBf16Shape = {1, 1, 2, 1}, kQ8Shape = kBf16Shape;
 #endif
 constexpr int64_t kPrefetchElems = 1024;  // 2 KiB ahead in each panel's stream
 
-// What a tile reads, and store(row, panel, sums): where its sums go.
+// A tile's inputs, and store(row, panel, sum), which writes its outputs.
 struct LinearOutputs {
   const LinearArgs& a;
   const void* x = a.x.data;

@@ -1,9 +1,9 @@
 // linear_chunk of bf16 rows and 8-bit weights for CPUs with AMX.
-// Computes  as linear_q8_tile.h. A slab of a panel, some blocks, is decoded to bf16, exactly; then all rows
-//           of x pass over it, 16 at a time. A block's sums leave their tile for the scale.
+// Computes  as linear_q8_tile.h. A slab, some blocks of a panel, is decoded exactly to bf16, then multiplied
+//           by all rows of x, 16 at a time. A block's sums are stored from their tile to be scaled.
 // Bytes     1.0625 N K of weights, once for all rows of a chunk.
 // Flops     2 T N K.
-// Bound     memory for a few rows; then x on its way from the L2 cache and the way out of the tiles.
+// Bound     memory for a few rows; then loading x from the L2 cache and storing the tiles.
 // Numerics  one tdpbf16ps makes a block's sum: even and odd k each from 0 in ascending order, the two added;
 //           total = fma(block's scale, sum, total), in ascending blocks, for every number of rows.
 #pragma once
@@ -16,7 +16,7 @@ namespace fp4moe::FP4MOE_ISA {
 namespace {
 
 constexpr int kSlabBlocks = 8;  // of kTileColumns columns; half as many for up to two tiles of rows
-constexpr int kInFlight = 4;    // blocks whose sums are in tiles or on their way
+constexpr int kInFlight = 4;    // blocks whose sums are in tiles or being stored
 constexpr int64_t kMaxSlabRows = 128;
 
 struct Q8Slab {
@@ -45,15 +45,15 @@ struct Q8Slab {
   Vec scales(int64_t b) const { return load(reinterpret_cast<const bf16*>(panel) + (first + b) * kLanes); }
 };
 
-// A slab's columns of NT rows of x. What a tile instruction works on is part of its code: blocks 4 i + C use
-// tile C for their sums.
+// Multiplies NT rows of x by a slab. Tile numbers are part of the instructions: blocks 4 i + C use tile C for
+// their sums.
 template <int NT>
 class SlabRows {
  public:
   SlabRows(const Q8Slab& slab, const bf16* x, const bf16* next, int64_t stride)
       : slab_(slab), x_(x), next_(next), stride_(stride) {}
 
-  // To the rows' totals, the first `done` of which have it already.
+  // Adds to the rows' totals, except to the first `done` rows, which the previous tile has updated.
   void add_to(float (*out)[kLanes], int64_t done) {
     Vec totals[NT];
 #pragma GCC unroll 16
@@ -70,7 +70,7 @@ class SlabRows {
   }
 
  private:
-  // Block b starts, the sums of the one three before leave their tile, those of four before are added.
+  // Starts block b, stores the sums of block b - 3 from their tile, and adds those of block b - 4.
   template <int C>
   void step(int64_t b, Vec (&totals)[NT]) {
     const int64_t blocks = slab_.num_blocks;
@@ -124,7 +124,7 @@ class SlabRows {
   }
 
   const Q8Slab& slab_;
-  const bf16 *x_, *next_;  // next_: what the caller wants next, fetched meanwhile
+  const bf16 *x_, *next_;  // next_: the rows to prefetch for the caller's next step
   int64_t stride_;
   alignas(64) float sums_[kInFlight][NT][kLanes];
 };

@@ -1,7 +1,7 @@
 // Computes  the tile of linear_chunk.cc for 8-bit weights in the panels of q8_panel.h.
 // Bytes     1.0625 N K of weights, once for up to 12 rows.
 // Flops     2 T N K; decoding costs 5 instructions for 64 weights on AVX-512, once for a tile.
-// Bound     as with bf16 weights on AVX-512, whose bf16 dots it uses on AMX too.
+// Bound     as with bf16 weights. On AMX only f32 rows come here (bf16 rows: linear_q8_amx.h).
 // Numerics  codes are exact in bf16 and f32. A block's products are summed in f32 from zero, by ascending
 //           pairs; total = fma(block's scale, sum, total), in ascending blocks, for every T, tile and chunk.
 #pragma once

@@ -1,5 +1,5 @@
-// linear_chunk of up to four bf16 rows for CPUs with AMX: the sums of tdpbf16ps by FMA, which keeps more
-// reads in flight than tile loads do. As in tiles, subnormals count as zero.
+// linear_chunk of up to four bf16 rows for CPUs with AMX: computes the sums of tdpbf16ps by FMA, which keeps
+// more reads in flight than tile loads do. As in tiles, subnormals count as zero.
 #pragma once
 
 #include "kernels/cpu/linear_step.h"
@@ -20,8 +20,8 @@ class FlushSubnormals {
   unsigned saved_;
 };
 
-// Panels of either kind: 64 bytes at a time are kColumns columns of 16 outputs. From kFewRows + 1 rows on
-// tiles are faster.
+// Panels of either layout: each 64 bytes are kColumns columns of 16 outputs. Above kFewRows rows, tiles are
+// faster.
 struct Bf16Panels {
   static constexpr int kColumns = 2, kFewRows = 4;
   static constexpr int64_t kPrefetchBytes = 2048;
@@ -57,7 +57,8 @@ struct RowSums {
   const Panels& panels;
   Vec totals[P][R];
 
-  // Of a block, from its first column on: x has num_columns, a multiple of kColumns, in each row.
+  // Adds a block to the totals. x points to its first column and has num_columns, a multiple of kColumns, in
+  // each row.
   void add_block(int64_t block, const bf16* x, int64_t stride, int64_t num_columns) {
     const uint8_t* w = panels.weights + block * (kTileColumns / Panels::kColumns * 64);
     VecPair sums[P][R];
@@ -92,8 +93,8 @@ struct RowSums {
   }
 };
 
-// Rows row .. row + R - 1, panels panel .. panel + P - 1. Not inline: its arithmetic stays behind
-// FlushSubnormals.
+// Rows row .. row + R - 1, panels panel .. panel + P - 1. Not inlined, so that its arithmetic cannot move
+// before FlushSubnormals.
 template <class Panels, int R, int P, class Tiles>
 [[gnu::noinline]] void linear_rows(const Tiles& a, int64_t row, int64_t panel) {
   const int64_t whole = a.k / kTileColumns, rest = a.k % kTileColumns;
@@ -114,7 +115,7 @@ template <class Panels, int R, int P, class Tiles>
     for (int r = 0; r < R; ++r) a.store(row + r, panel + p, sums.totals[p][r]);
 }
 
-// All rows of a chunk that has at most R.
+// All rows of a chunk of at most R rows.
 template <class Panels, int R = Panels::kFewRows, class Tiles>
 void run_rows(const Tiles& a, const LinearChunk& c) {
   if constexpr (R > 1)

@@ -1,5 +1,5 @@
-// What a linear's innermost loop does, for rows of either type and weights of either kind. A step takes two
-// neighbouring k (x broadcast) times the same two of 16 outputs.
+// The innermost step of a linear, for rows of either dtype and weights of either layout: two adjacent k of x
+// (broadcast) times the same k of 16 outputs.
 //
 //   load_weights(w)        32 bf16 of LinearLayout::kPanel16
 //   q8_pair(quad, i)       k = 4 j + 2 i and the next of load_q8_quad()'s codes, unscaled

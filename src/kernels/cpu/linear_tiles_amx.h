@@ -1,5 +1,5 @@
-// linear_chunk of bf16 rows for CPUs with AMX: 16 or 32 rows times one or two panels, sums in tiles. As a
-// panel lies in memory, 32 of its columns are a weight tile.
+// linear_chunk of bf16 rows for CPUs with AMX: 16 or 32 rows times one or two panels, sums in tiles. 32
+// columns of a panel are a weight tile just as they are stored.
 #pragma once
 
 #include "kernels/cpu/linear_rows_amx.h"

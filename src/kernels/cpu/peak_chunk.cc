@@ -1,8 +1,8 @@
 // Reads and dot products at one ISA's full width, for `fp4moe bench peak`.
 //
-// Computes: nothing that is kept.
+// Computes: results are discarded.
 // Bytes:    read: num_bytes; dots: none.
-// Flops:    read: none; dots: CpuDot::flops a round.
+// Flops:    read: none; dots: CpuDot::flops per round.
 // Bound:    read: the memory (or the cache) that holds the data; dots: the multipliers.
 // Numerics: values stay finite and normal, so that no assist slows an instruction down.
 #include "kernels/cpu/peak_chunk.h"
@@ -75,14 +75,14 @@ void int8_dots(int64_t rounds) {
 constexpr CpuDot kBf16 = {"vdpbf16ps, 512 bits", 2 * 32 * kChains, bf16_dots};
 constexpr CpuDot kInt8 = {"vpdpbusd, 512 bits", 2 * 64 * kChains, int8_dots};
 #elif defined(__AVX2__)
-// Products of pairs in 16 bits, sums of pairs of those in 32, the sum.
+// 16-bit sums of two products, 32-bit sums of two of those, then the running sum.
 constexpr int kInt8Chains = 8;
 void int8_dots(int64_t rounds) {
   const __m256i b = _mm256_set1_epi8(-5), ones = _mm256_set1_epi16(1);
   __m256i a = _mm256_set1_epi8(77), x[kInt8Chains] = {};
   for (int64_t r = 0; r < rounds; ++r) {
     for (__m256i& chain : x) {
-      asm volatile("" : "+x"(a));  // else the products are computed once
+      asm volatile("" : "+x"(a));  // otherwise the products are hoisted out of the loop
       chain = _mm256_add_epi32(chain, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), ones));
     }
   }

@@ -16,7 +16,7 @@ inline Q8Quad load_q8_quad(const uint8_t* codes) {
   return {{_mm256_load_si256(halves), _mm256_load_si256(halves + 1)}};
 }
 
-// Of the codes in the lanes' upper bytes.
+// Values of the codes in the lanes' upper bytes.
 inline __m256 q8_values(__m256i lanes) {
   const __m256i magnitude = _mm256_and_si256(_mm256_srli_epi32(lanes, 24), _mm256_set1_epi32(0x7f));
   const __m256i sign = _mm256_and_si256(lanes, _mm256_set1_epi32(INT32_MIN));

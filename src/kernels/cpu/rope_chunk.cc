@@ -1,9 +1,9 @@
-// Computes  (x_i, x_j) <- (x_i cos - x_j sin, x_j cos + x_i sin), j = i + rotary_dim/2, angle position *
-// inv_freq_i. Bytes     8 bytes an element; the sines cost about 30 operations a pair of columns, once for
-// all heads. Numerics  the angle is rounded to f32 (as the models were trained), then sine and cosine are
-// taken in double:
-//           the argument minus n pi/2 (|r| <= pi/4), Taylor to r^11 and r^12, remainder < 7e-12. The same
-//           bits on every ISA.
+// Computes  (x_i, x_j) <- (x_i cos - x_j sin, x_j cos + x_i sin), j = i + rotary_dim/2,
+//           angle = position * inv_freq_i.
+// Bytes     8 per element; the sines cost about 30 operations per pair of columns, once for all heads.
+// Numerics  the angle is rounded to f32 (as the models were trained), then sine and cosine are computed in
+//           double: the argument minus n pi/2 (|r| <= pi/4), Taylor to r^11 and r^12, remainder < 7e-12. The
+//           same bits on every ISA.
 #include "kernels/cpu/dense_chunks.h"
 #include "kernels/cpu/vec.h"
 

@@ -1,5 +1,5 @@
 // Computes  out = gate * sigmoid(gate) * up for some columns of one row.
-// Bytes     8 read, 2 or 4 written an element; memory-bound from L2 or beyond.
+// Bytes     8 read, 2 or 4 written per element; memory-bound from L2 or beyond.
 // Numerics  f32; exp within 2.5e-7, four more roundings, then out's own.
 #include "kernels/cpu/dense_chunks.h"
 #include "kernels/cpu/vec.h"

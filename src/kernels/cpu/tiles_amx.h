@@ -1,6 +1,6 @@
-// What the AMX kernels share. Of the eight tiles, up to 16 rows of 64 bytes each, 0 to 3 hold sums [rows, 16
-// outputs], 4 and 5 rows of x, 6 and 7 weights: a row of theirs is 4 bytes (a pair of bf16 columns) of each
-// of 16 outputs. A step is 32 bf16 columns of R tiles of rows times P of weights.
+// Shared by the AMX kernels. The eight tiles have up to 16 rows of 64 bytes: 0 to 3 hold sums [rows, 16
+// outputs], 4 and 5 rows of x, 6 and 7 weights, whose rows are 4 bytes (a pair of bf16 columns) of each of 16
+// outputs. A step is 32 bf16 columns of R tiles of rows times P of weights.
 #pragma once
 
 #include <immintrin.h>
@@ -33,10 +33,11 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {};
 };
 
-// Between writes to `memory` and tile loads, of which the compiler does not know that they read.
+// A compiler barrier between accesses to `memory` and tile loads or stores, whose accesses the compiler does
+// not see.
 inline void tile_memory_written(const void* memory) { asm volatile("" ::"r"(memory) : "memory"); }
 
-// For tiles of `height` rows of x, x_bytes of each at a time.
+// Configures tiles of `height` rows of x, x_bytes of each at a time.
 inline void configure_tiles(int64_t height, int x_bytes) {
   TileConfig config;
   for (int i = 0; i < 8; ++i) {
@@ -54,7 +55,7 @@ inline void zero_tiles() {
   _tile_zero(3);
 }
 
-// With R or P of 1 the second pointer is not read.
+// If R or P is 1, the second pointer is not read.
 template <int R, int P>
 inline void multiply_tiles(const void* x0, const void* x1, int64_t x_stride_bytes, const void* w0,
                            const void* w1) {
@@ -72,7 +73,7 @@ inline void multiply_tiles(const void* x0, const void* x1, int64_t x_stride_byte
   }
 }
 
-// The sums of rows r and weights p to out[r][p], 16 floats a row.
+// Stores the sums of row tile r and weight tile p to out[r][p], 16 floats per row.
 template <int R, int P>
 inline void store_tiles(float* const (&out)[R][P]) {
   _tile_stored(0, out[0][0], 64);
@@ -81,7 +82,7 @@ inline void store_tiles(float* const (&out)[R][P]) {
   if constexpr (R == 2 && P == 2) _tile_stored(3, out[1][1], 64);
 }
 
-// The columns behind the last whole step, then zeros.
+// The columns after the last whole step, padded with zeros.
 struct TailTiles {
   alignas(64) uint16_t x[2][kTileRows][kTileColumns] = {};
   alignas(64) WeightTile weights[2] = {};

@@ -10,7 +10,7 @@
 //   transpose(rows)         16 x 16 in place
 //   and_bits(v, mask) or_bits(a, b)               of the lanes' bit patterns
 //   store_int8_eights(p, v) 16 integers of [-128, 127] as bytes, every eight as 0 4 1 5 2 6 3 7
-//   min round scale_by_power_of_2 zero_below      what exp() below needs
+//   min round scale_by_power_of_2 zero_below used by exp() below
 #pragma once
 
 #include <stdint.h>
@@ -21,7 +21,7 @@ namespace fp4moe::FP4MOE_ISA {
 
 constexpr int kLanes = 16;
 
-// formats/bf16.h's decoder again: an inline function of another namespace may not be used here.
+// Repeats formats/bf16.h's decoder: inline functions of other namespaces must not be used here.
 inline float to_float(float x) { return x; }
 inline float to_float(bf16 x) { return __builtin_bit_cast(float, static_cast<uint32_t>(x.bits) << 16); }
 

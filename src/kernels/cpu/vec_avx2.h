@@ -67,7 +67,7 @@ inline Vec add(Vec a, Vec b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(
 inline Vec sub(Vec a, Vec b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
 inline Vec mul(Vec a, Vec b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
 inline Vec div(Vec a, Vec b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
-// A NaN in b comes through.
+// A NaN in b propagates.
 inline Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
 inline Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
 inline Vec fma(Vec a, Vec b, Vec c) {
@@ -144,7 +144,7 @@ inline __m256 scale_by_power_of_2(__m256 x, __m256 n) {
       _mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23));
   return _mm256_blendv_ps(_mm256_castsi256_ps(scaled), x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
 }
-// x * 2^n for integral n that keeps x normal; a NaN x stays one.
+// x * 2^n for integral n that keeps x normal; a NaN x stays NaN.
 inline Vec scale_by_power_of_2(Vec x, Vec n) {
   return {scale_by_power_of_2(x.lo, n.lo), scale_by_power_of_2(x.hi, n.hi)};
 }

@@ -50,7 +50,7 @@ inline Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline Vec sub(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline Vec mul(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline Vec div(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
-// A NaN in b comes through.
+// A NaN in b propagates.
 inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
@@ -65,7 +65,7 @@ inline void store_int8_eights(int8_t* p, Vec v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_shuffle_epi8(bytes, order));
 }
 
-// Within 128-bit lanes 4 x 4 as in the textbook, then the 4 x 4 lanes themselves.
+// Transposes 4 x 4 elements within 128-bit lanes, then the 4 x 4 lanes.
 inline void transpose(Vec* rows) {
   __m512 t[16], u[16];
   for (int i = 0; i < 16; i += 2) {
@@ -95,7 +95,7 @@ inline float largest(Vec x) { return _mm512_reduce_max_ps(x.v); }
 
 // To the nearest integer, ties to even.
 inline Vec round(Vec x) { return {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
-// x * 2^n for integral n; a NaN x stays one.
+// x * 2^n for integral n; a NaN x stays NaN.
 inline Vec scale_by_power_of_2(Vec x, Vec n) { return {_mm512_scalef_ps(x.v, n.v)}; }
 // y where x >= limit or x is NaN, else 0.
 inline Vec zero_below(Vec x, float limit, Vec y) {

@@ -73,7 +73,7 @@ inline Vec mul(Vec a, Vec b) {
 inline Vec div(Vec a, Vec b) {
   return make([&](int i) { return a.lane[i] / b.lane[i]; });
 }
-// A NaN in b comes through.
+// A NaN in b propagates.
 inline Vec max(Vec a, Vec b) {
   return make([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
 }
@@ -112,7 +112,7 @@ inline Vec round(Vec x) {
   constexpr float kShift = 12582912;  // 1.5 * 2^23
   return make([&](int i) { return (x.lane[i] + kShift) - kShift; });
 }
-// x * 2^n for integral n that keeps x normal; a NaN x stays one.
+// x * 2^n for integral n that keeps x normal; a NaN x stays NaN.
 inline Vec scale_by_power_of_2(Vec x, Vec n) {
   return make([&](int i) {
     const float bound = n.lane[i] >= -127 && n.lane[i] <= 128 ? n.lane[i] : 0;

@@ -144,7 +144,7 @@ bool is_zero_block(const uint8_t* codes, int64_t bytes) {
   return std::all_of(codes, codes + bytes, [](uint8_t pair) { return (pair & 0x77) == 0; });
 }
 
-// The power of two that moves the largest scale of the row's nonzero blocks to 224 ... 448.
+// Exponent of the power of two that scales the largest scale of the row's nonzero blocks into (224, 448].
 int nvfp4_scale_move(const Fp4MatrixView& w, int64_t row) {
   float most = 0;
   for (int64_t b = 0; b < w.cols / 16; ++b)

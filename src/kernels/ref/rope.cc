@@ -8,7 +8,7 @@ void rope(const RopeArgs& a, ThreadPool& pool) {
   const int half = a.rotary_dim / 2;
   pool.run(a.num_tokens, [&](int64_t t, int) {
     for (int i = 0; i < half; ++i) {
-      // The angle is rounded to f32, as in the models' training code; only then exact.
+      // The angle is rounded to f32, as in the models' training code; the rest is in double.
       const float angle = static_cast<float>(a.positions[t]) * a.inv_freq[i];
       const double cosine = std::cos(static_cast<double>(angle)) * a.attention_factor;
       const double sine = std::sin(static_cast<double>(angle)) * a.attention_factor;

@@ -1,4 +1,4 @@
-// The ops that copy or add rows: no arithmetic that another order could change.
+// The ops that copy, add or gate rows; the CPU tables use them too.
 #include <cmath>
 #include <cstring>
 
@@ -8,7 +8,7 @@
 namespace fp4moe::ref {
 namespace {
 
-constexpr int64_t kAddElems = 1 << 15;  // of a chunk
+constexpr int64_t kAddElems = 1 << 15;  // per chunk
 constexpr int64_t kRowsPerChunk = 16;
 
 }  // namespace
