@@ -1,7 +1,7 @@
 // Computes  rows of activations as NVFP4 values, see kernels/device_act_quant.h; FP8 ones: act_quant_fp8.cu.
 // Shapes    x [T, K] bf16 or f32 -> bf16 [rows, K].
-// Bytes     2 or 4 read an element (twice with scales per token, the second time from L1), 2 written.
-// Bound     memory. One block a row, 16 elements of it a thread at a time.
+// Bytes     2 or 4 read per element (twice with scales per token, the second time from L1), 2 written.
+// Bound     memory. One block per row; a thread processes 16 elements at a time.
 // Launch    a programmatic dependent (launch.h).
 // Numerics  the functions of formats/ themselves, so the bits are theirs: IEEE division, no contraction.
 #include <cuda_runtime.h>
@@ -23,7 +23,7 @@ constexpr int kMaxThreads = 256;
 constexpr int kPiece = 16;  // elements that a thread has at once: a block
 constexpr float kFltMax = 3.402823466e38f;
 
-// Which rows a thread block has: source row of x, and where they go.
+// The source row of x that a thread block processes, and its expert.
 struct RowIds {
   int64_t source = -1;  // -1: nothing to do
   int64_t expert = 0;
@@ -36,7 +36,7 @@ __device__ int64_t expert_of(const DeviceRows& rows, int64_t num_experts, int64_
   return __reduce_add_sync(~0u, before);
 }
 
-// Of row `row` of out, packed or masked, or of any row. All threads of a warp.
+// The source of row `row` of out. Called by whole warps.
 __device__ RowIds find_row(const DeviceActQuantArgs& a, int64_t row) {
   if (a.rows.counts == nullptr) return {row, 0};
   if (a.rows.capacity > 0) {
@@ -70,7 +70,7 @@ __device__ void load_piece(const ActRows& x, int64_t i, float (&v)[kPiece]) {
   }
 }
 
-// NaN elements do not count.
+// NaN elements are ignored.
 __device__ float piece_amax(const float (&v)[kPiece]) {
   float most = 0;
 #pragma unroll
@@ -78,7 +78,7 @@ __device__ float piece_amax(const float (&v)[kPiece]) {
   return most;
 }
 
-// Of the block's threads; every thread gets it.
+// Maximum over the block's threads; every thread gets it.
 __device__ float block_max(float most) {
   __shared__ float warps[kMaxThreads / 32];
 #pragma unroll
@@ -90,7 +90,7 @@ __device__ float block_max(float most) {
   return most;
 }
 
-// Of row `source`; the thread's first piece stays in v.
+// max |x| of row `source`; v holds the thread's first piece.
 __device__ float row_amax(const ActRows& x, int64_t source, float (&v)[kPiece]) {
   const int64_t first = threadIdx.x * kPiece;
   float most = piece_amax(v);

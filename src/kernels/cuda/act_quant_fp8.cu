@@ -1,8 +1,8 @@
 // Computes  rows of activations as FP8 codes in slabs and scales: kFp8PerToken of kernels/device_act_quant.h.
 // Shapes    x [T, K] bf16 or f32 -> slabs of 128 columns (fp8_tile_layout.h), [slab rows] f32 scales.
-// Bytes     2 or 4 read an element (again from L2 past 3072 columns), 1 written; a token of several experts
-//           is made once and written topk times.
-// Bound     memory. One warp a row, of which a lane has every 32nd piece of 16 elements.
+// Bytes     2 or 4 read per element (again from L2 past 3072 columns of bf16, 1536 of f32), 1 written; a
+//           token of several experts is quantised once and written topk times.
+// Bound     memory. One warp per row; a lane takes every 32nd piece of 16 elements.
 // Launch    a programmatic dependent (launch.h).
 // Numerics  fp8_quantize_token() of formats/fp8.h, bit for bit.
 #include <cuda_runtime.h>
@@ -41,7 +41,7 @@ struct Four<float> {
   __device__ void unpack(float* to) const { to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w; }
 };
 
-// What 16-byte piece `piece` of a row in slabs is made of; zeros past its end.
+// The elements that 16-byte piece `piece` of a row in slabs encodes; zeros past the row's end.
 template <class T>
 struct Piece {
   Four<T> fours[4];
@@ -58,7 +58,7 @@ struct Piece {
 #pragma unroll
     for (int q = 0; q < 4; ++q) fours[q].unpack(v + 4 * q);
   }
-  // NaN elements do not count.
+  // NaN elements are ignored.
   __device__ float amax() const {
     float v[kPiece], most = 0;
     unpack(v);
@@ -77,7 +77,7 @@ __device__ uint4 fp8_codes(const float (&v)[kPiece], float inverse) {
   return {words[0], words[1], words[2], words[3]};
 }
 
-// The slab row of place `place` of row `row` (its only one, or one of a token's topk), or -1.
+// The slab row of copy `place` of row `row` (its only one, or one of a token's topk), or -1.
 __device__ int64_t slab_row_of(const DeviceActQuantArgs& a, const int* offsets, int64_t row, int place) {
   const DeviceRows& rows = a.rows;
   if (rows.counts == nullptr) return row;
@@ -92,7 +92,7 @@ __device__ int64_t slab_row_of(const DeviceActQuantArgs& a, const int* offsets, 
   return slab_first_row(expert, offsets[expert], 0) + packed - offsets[expert];
 }
 
-// A row, to up to 32 places: lane i knows the slab row of the i-th, or -1.
+// Quantises a row and stores it in up to 32 slab rows: lane i has the i-th, or -1.
 template <class T>
 __device__ void quantize_row(const DeviceActQuantArgs& a, const T* row, int64_t slab_row) {
   const uint32_t wanted = __ballot_sync(~0u, slab_row >= 0);

@@ -40,8 +40,8 @@ AttentionParams make_params(const AttentionArgs& args) {
   return p;
 }
 
-// Blocks of a cluster, a power of two: enough that `units` clusters fill the device, and that each block gets
-// at least `min_keys` of the longest context.
+// Blocks per cluster: the largest power of two for which `units` clusters have at most `blocks` blocks and
+// each block gets at least `min_keys` of the longest context.
 int cluster_size(int64_t units, int64_t blocks, int64_t max_keys, int64_t min_keys) {
   int splits = 1;
   while (splits < kMaxCluster && units * splits * 2 <= blocks && max_keys >= min_keys * splits * 2)

@@ -10,19 +10,18 @@ namespace fp4moe::cuda {
 
 // DenseOps::attention. args.device_batch is set, pages are bf16, page_size is a power of two up to 128. Rows
 // of q are 8-byte aligned (q_stride is even), rows of pages 16-byte aligned; k_pages.head_dim is a multiple
-// of
-// 16. Either v_pages.data differs from k_pages.data and head dims are equal and at most 256, or it is the
-// same (MLA) and v_pages.head_dim is at most 512, k_pages.head_dim at most 576. q is rounded to bf16. out is
-// bf16 or f32; its padding rows become zero. The pool is left alone; the work goes to the current stream.
+// of 16. Either v_pages.data differs from k_pages.data, and head dims are equal and at most 256; or it is the
+// same (MLA), and v_pages.head_dim is at most 512, k_pages.head_dim at most 576. q is rounded to bf16. out is
+// bf16 or f32; its padding rows become zero. The pool is not used; work is enqueued on the current stream.
 void attention(const AttentionArgs& args, ThreadPool& pool);
 
-// DenseOps::rope_attention: one kernel for decode with heads of 64 or 128 that turn as a whole, else
-// two. Preconditions as above; k and v 16-byte
-// aligned. What the pages hold of earlier steps is read before the kernels before this one are done.
+// DenseOps::rope_attention: one kernel for decode if heads have 64 or 128 dims, all of them rotated;
+// otherwise two. Preconditions as above; k and v are 16-byte aligned. K/V rows of earlier steps are read
+// before the preceding kernels are done.
 void rope_attention(const RopeAttentionArgs& args, ThreadPool& pool);
 
-// The same in one way for any batch: prefill's kernel for all rows, MLA's with a fixed number of splits. A
-// row's bits depend on its keys alone.
+// The same with one algorithm for any batch: prefill's kernel for all rows, MLA's with a fixed number of
+// splits. A row's bits depend on its keys alone.
 void invariant_attention(const AttentionArgs& args, ThreadPool& pool);
 void invariant_rope_attention(const RopeAttentionArgs& args, ThreadPool& pool);
 

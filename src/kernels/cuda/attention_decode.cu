@@ -1,23 +1,23 @@
 // Decode: few rows, each against all its keys.
 //
-// Computes   out[t, h] = sum_j softmax_j(scale q[t, h] k[j], sinks[h]) v[j], j in row t's window; before it,
-//            if asked for, rope of q and of the new key, and the new key and value into their pages.
+// Computes   out[t, h] = sum_j softmax_j(scale q[t, h] k[j], sinks[h]) v[j], j in row t's window; if p.rope
+//            is set, first rope of q and of the new key, whose key and value are stored in their pages.
 // Shapes     q f32 [T, q_stride]; pages bf16 [pages, kv_heads, page_size, row]; out bf16 or f32
 //            [T, heads * v_dim]. Head dims up to 128 (multiples of 16), G <= 16 query heads to a kv head.
 // Bytes      2 * (k_dim + v_dim) per row, kv head and key, each read once.
 // Flops      2 * G * (k_dim + v_dim) of the same.
 // Bound      HBM; with short contexts the latency of queries, exchange and outputs.
-// Design     A cluster of up to 8 blocks of W warps serves one row and kv head, as many of them as give each
+// Design     A cluster of up to 8 blocks of W warps serves one row and kv head, as many blocks as leave each
 //            warp a block of 16 keys; warp w of n takes blocks w, w + n, ... A warp gathers keys and values
 //            into its own part of shared memory by cp.async, S blocks ahead, and warps never wait for each
-//            other. Eight lanes fetch 128 bytes of a row, so that a cache line costs the L2 one request:
-//            with two requests, of half a line each, the L2 is the bottleneck and not HBM. The 16-byte
-//            chunks are mma.sync's fragments as they are: the order of a contraction is free, so 8
-//            contiguous elements serve two k steps (keys), or eight columns (values, paired with the next
-//            key's by prmt). In the end each worker's sums go to the block of the cluster that adds up their
-//            columns, in the order of the workers. With rope inside, the pages that earlier steps have
-//            written are on their way before the kernel waits for the projections; the new key and value go
-//            from f32 to their pages and into shared memory.
+//            other. Eight lanes fetch 128 bytes of a row, so that a cache line costs the L2 one request: with
+//            two requests, of half a line each, the L2 is the bottleneck and not HBM. The 16-byte chunks are
+//            mma.sync's fragments as they are: the order of a contraction is free, so 8 contiguous elements
+//            serve two k steps (keys), or eight columns (values, paired with the next key's by prmt). Finally
+//            each worker's sums go to the block of the cluster that adds up their columns, in the order of
+//            the workers. With rope, loads of the pages that earlier steps wrote are in flight before the
+//            kernel waits for the projections; the new key and value go from f32 to their pages and into
+//            shared memory.
 // Numerics   q and the weights are rounded to bf16, sums are f32, the softmax is of base 2. Same bits for the
 //            same number of warps, which depends on the padded batch and the row's context alone. Rope: as
 //            rope.cu.
@@ -39,7 +39,7 @@ struct Config {
   static constexpr int kUnits = D / 16;  // of 16 output columns, to a head
 };
 
-// What a worker adds to 16 columns of a head.
+// A worker's contribution to 16 columns of a head.
 struct alignas(16) Part {
   float sums[16];
   float largest, denominator;
@@ -55,15 +55,15 @@ struct Shared {
   Part parts[1];  // [units of this block][workers]
 };
 
-// Slots of chunks without bank conflicts among eight lanes that read at once: of keys these read four chunks
-// of two neighbours, of values two chunks of every other key.
+// Slots that avoid bank conflicts among eight lanes that read at once: they read four chunks of two adjacent
+// keys, or two chunks of the values of every other key.
 __device__ __forceinline__ int key_slot(int key, int c) { return c ^ key % 2 * 4; }
 __device__ __forceinline__ int value_slot(int key, int c) { return c ^ key / 2 % 4 * 2; }
 
-// For up to `splits` blocks.
+// Parts in a block's shared memory, for up to `splits` blocks.
 int shared_parts(int units, int splits, int warps) { return (units + splits - 1) * warps; }
 
-// What a warp keeps of its row: lane (g, q) = (lane / 4, lane % 4).
+// A warp's state of its row: lane (g, q) = (lane / 4, lane % 4).
 template <int D>
 struct Warp {
   uint32_t q[D / 16][4];  // A fragments: heads g and g + 8
@@ -75,7 +75,7 @@ __device__ __forceinline__ uint32_t word(const uint4& x, int i) {
   return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
 }
 
-// rows_of_block: lane i % 16's page row, of key i of the block.
+// rows_of_block: lane i has the page row of the block's key i % 16.
 template <int D, int S, int W>
 __device__ __forceinline__ void load_block(const AttentionParams& p, int rows_of_block, int stage,
                                            Shared<D, S, W>& shared) {
@@ -96,8 +96,8 @@ __device__ __forceinline__ void load_block(const AttentionParams& p, int rows_of
   }
 }
 
-// What a thread puts of the turns of the row's position, and of the sinks: weights, which no kernel writes.
-// Loaded at once, used while the first keys are on their way.
+// A thread's part of the rotations of the row's position, and of the sinks. These are weights, which no
+// kernel writes, so they are loaded at once and used while the first keys are in flight.
 template <int D>
 struct Prepared {
   float inv_freq = 0, sink = 0;
@@ -107,7 +107,7 @@ struct Prepared {
     if (p.rope.k != nullptr && i < D / 2) inv_freq = __ldg(p.rope.inv_freq + i);
     if (p.sinks != nullptr && i < p.group) sink = __ldg(p.sinks + kv_head * p.group + i);
   }
-  // All threads.
+  // Called by all threads; ends with a block barrier.
   template <int S, int W>
   __device__ __forceinline__ void put(const AttentionParams& p, int position, Shared<D, S, W>& shared) const {
     const int i = static_cast<int>(threadIdx.x);
@@ -121,8 +121,8 @@ struct Prepared {
   }
 };
 
-// Pairs of queries in the order of multiply_keys()'s contraction: every load is on its way before the first
-// is used.
+// Pairs of query elements in the order of multiply_keys()'s contraction; all loads are issued before the
+// first is used.
 template <int D>
 struct Queries {
   float2 x[D / 16][4];
@@ -142,7 +142,7 @@ struct Queries {
               p.q + row * p.q_stride + static_cast<int64_t>(kv_head * p.group + head) * p.k_dim + d));
       }
   }
-  // q's fragments; turns: null, or those of half a head of D.
+  // Makes q's fragments. turns: null, or the D / 2 rotations of the position.
   __device__ __forceinline__ void put(const Turn* turns, Warp<D>& w) {
     if (turns != nullptr)
 #pragma unroll
@@ -160,7 +160,7 @@ struct Queries {
   }
 };
 
-// Into the last block, which has landed: the new token, and zeros for keys that are not the row's, as their
+// Puts the new token into the last block, which has landed, and zeros for keys outside the row's range, whose
 // pages may hold anything.
 template <int D, int S, int W>
 __device__ __forceinline__ void put_new_token(const NewToken<D>& token, int stage, int first_key, int2 keys,
@@ -187,7 +187,7 @@ __device__ __forceinline__ void put_new_token(const NewToken<D>& token, int stag
   __syncwarp();
 }
 
-// Logits of 16 keys: [0] keys 2 q, 2 q + 1 (heads g, g + 8), [1] those 8 further.
+// Logits of 16 keys: [0] keys 2 q, 2 q + 1 (heads g, g + 8), [1] those + 8.
 template <int D, int S, int W>
 __device__ __forceinline__ void multiply_keys(const Shared<D, S, W>& shared, int stage, const Warp<D>& w,
                                               float (&s)[2][4]) {
@@ -203,7 +203,7 @@ __device__ __forceinline__ void multiply_keys(const Shared<D, S, W>& shared, int
     }
 }
 
-// Logits -> weights, the A fragment of the values' product; sums so far are rescaled.
+// Logits -> weights, the A fragment of the values' product; rescales the sums so far.
 template <int D>
 __device__ __forceinline__ void weigh(const AttentionParams& p, float (&s)[2][4], int first_key, int2 keys,
                                       Warp<D>& w, uint32_t (&weights)[4]) {
@@ -256,14 +256,15 @@ __device__ __forceinline__ void multiply_values(const Shared<D, S, W>& shared, i
   }
 }
 
-// This warp's blocks of the row's keys, every stride-th from the worker's. Waits for the kernels before.
+// Processes this warp's blocks of the row's keys: block `worker`, then every stride-th. Waits for the
+// preceding kernels.
 template <int D, int S, int W>
 __device__ __forceinline__ void attend(const AttentionParams& p, int row, int kv_head, int worker, int stride,
                                        int2 keys, const Prepared<D>& prepared, Shared<D, S, W>& shared,
                                        Warp<D>& w) {
   const int lane = threadIdx.x % 32, sequence = p.row_sequence[row];
   const int end = keys.y / kBlockKeys + 1;
-  auto rows_of = [&](int block) {  // what lies outside the row's keys is read as one of them, and masked
+  auto rows_of = [&](int block) {  // keys outside the row's range are clamped to it, and masked
     const int key = min(max(block * kBlockKeys + lane % kBlockKeys, keys.x), keys.y);
     return page_row(p, sequence, kv_head, key);
   };
@@ -285,7 +286,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, int row, int kv
   Queries<D> queries;
   prepared.put(p, keys.y, shared);
   ptx::grid_dependency_wait();
-  if (block >= end) return;  // not before: all warps meet at one barrier
+  if (block >= end) return;  // not earlier: all warps must reach put()'s barrier
   queries.load(p, row, kv_head);
   if (has_new) token.load(p, row, kv_head);
   queries.put(p.rope.k != nullptr ? shared.turns : nullptr, w);
@@ -307,7 +308,8 @@ __device__ __forceinline__ void attend(const AttentionParams& p, int row, int kv
   }
 }
 
-// The warp's sums, to the blocks that add up their columns: unit u (of 16 columns) goes to block u % S.
+// Sends the warp's sums to the blocks that add up their columns: unit u (of 16 columns) goes to block u %
+// splits.
 template <int D, int S, int W>
 __device__ __forceinline__ void send_parts(const AttentionParams& p, int worker, int splits, Warp<D>& w,
                                            Shared<D, S, W>& shared) {
@@ -335,7 +337,7 @@ __device__ __forceinline__ void send_parts(const AttentionParams& p, int worker,
   }
 }
 
-// This block's columns of the row's outputs; the first num_busy workers had keys.
+// Computes this block's columns of the row's outputs; the first num_busy workers had keys.
 template <int D, int S, int W>
 __device__ __forceinline__ void add_parts(const AttentionParams& p, int row, int kv_head, int splits,
                                           int num_busy, const Shared<D, S, W>& shared) {
@@ -365,7 +367,7 @@ __device__ __forceinline__ void add_parts(const AttentionParams& p, int row, int
   }
 }
 
-// A padding row: this block's share of its zeros.
+// Writes this block's share of a padding row's zeros.
 __device__ __forceinline__ void clear_row(const AttentionParams& p, int row, int kv_head) {
   const int cols = p.group * p.v_dim;
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < cols; i += gridDim.x * blockDim.x) {
@@ -388,7 +390,7 @@ __global__ void __launch_bounds__(W * 32, W == 8    ? 2
   const int row = blockIdx.z, kv_head = blockIdx.y;
   const Prepared<D> prepared(p, kv_head);
   const int last = static_cast<int>(p.positions[row]);
-  if (p.rope.k == nullptr) ptx::grid_dependency_wait();  // for the newest key, which a kernel has stored
+  if (p.rope.k == nullptr) ptx::grid_dependency_wait();  // a preceding kernel stores the newest key
   if (p.row_sequence[row] < 0) {
     ptx::grid_dependency_wait();
     return clear_row(p, row, kv_head);
@@ -396,7 +398,7 @@ __global__ void __launch_bounds__(W * 32, W == 8    ? 2
   const int2 keys = {p.window > 0 ? max(0, last - p.window + 1) : 0, last};
   const int num_blocks = keys.y / kBlockKeys - keys.x / kBlockKeys + 1;
   const int splits = min(static_cast<int>(gridDim.x), (num_blocks + W - 1) / W);
-  if (static_cast<int>(blockIdx.x) >= splits) return;  // a barrier waits for those that have not returned
+  if (static_cast<int>(blockIdx.x) >= splits) return;  // cluster barriers count exited blocks as arrived
   ptx::cluster_arrive();
   Warp<D> w;
 #pragma unroll
@@ -407,15 +409,15 @@ __global__ void __launch_bounds__(W * 32, W == 8    ? 2
   w.denominator[0] = w.denominator[1] = 0;
   const int worker = static_cast<int>(threadIdx.x / 32 * splits + blockIdx.x);
   attend(p, row, kv_head, worker, splits * W, keys, prepared, shared, w);
-  ptx::cluster_wait();  // all blocks run, their memory can be written
+  ptx::cluster_wait();  // all blocks have started: their shared memory can be written
   send_parts(p, worker, splits, w, shared);
   ptx::cluster_arrive();
   ptx::cluster_wait();
   add_parts(p, row, kv_head, splits, min(num_blocks, splits * W), shared);
 }
 
-// S: blocks of keys that a warp has in shared memory, of which one is worked on. W: warps of a block. By a
-// cluster of `splits` blocks.
+// S: blocks of keys that a warp has in shared memory, including the one being processed. W: warps per block.
+// splits: blocks per cluster.
 template <int D, int S, int W>
 void launch(const AttentionParams& p, int splits) {
   constexpr int kMaxBytes = 227 * 1024;
@@ -439,10 +441,10 @@ int64_t num_blocks(const AttentionParams& p, int splits) {
   return int64_t{p.num_rows} * p.num_kv_heads * splits;
 }
 
-// Heads of up to 64. One block of keys a warp leaves shared memory to the linears before and behind, which
-// then have their weights sooner: where it is all that a warp gets, and where every block has an SM for
-// itself (those have room beside QKV's with up to 120 registers a thread). Else two where that lets four
-// blocks share an SM and three would leave some for a second round.
+// Heads of up to 64. With one block of keys per warp in shared memory, the linears before and after have room
+// to load their weights sooner: used if a warp gets only one block, or if every block has an SM to itself (it
+// then fits beside QKV's with up to 120 registers per thread). Otherwise two blocks of keys if four thread
+// blocks can then share an SM and three per SM would need a second wave; else three.
 void launch_small_heads(const AttentionParams& p, int splits, int64_t max_keys) {
   const int64_t num_sms = device_limits().num_sms;
   if (splits > kMostSplits && num_blocks(p, kMostSplits) <= num_sms) return launch<64, 1, 8>(p, kMostSplits);
@@ -451,7 +453,7 @@ void launch_small_heads(const AttentionParams& p, int splits, int64_t max_keys) 
   num_blocks(p, splits) > 3 * num_sms ? launch<64, 2, 4>(p, splits) : launch<64, 3, 4>(p, splits);
 }
 
-// Heads of up to 128: two blocks of four warps share an SM, one of eight has it alone.
+// Heads of up to 128: two thread blocks of four warps share an SM, one of eight has it alone.
 void launch_large_heads(const AttentionParams& p, int splits) {
   if (splits > kMostSplits && num_blocks(p, kMostSplits) <= device_limits().num_sms)
     return launch<128, 2, 8>(p, kMostSplits);

@@ -7,12 +7,12 @@
 // Bytes      2 * k_dim per kv head and key for each tile of 64 rows, from L2; from HBM once.
 // Flops      2 * (k_dim + v_dim) per row, head and key seen.
 // Bound      With 128 heads the tensor cores, with few the gather of keys.
-// Design     A cluster of S blocks serves a tile of 64 rows (tokens x G heads) of a sequence, block s the
-// tiles
-//            of 64 keys s, s + S, ... One warp group gathers keys with 16-byte cp.async into two stages. Two
-//            others each make the logits of half of a tile's keys, meet over the rows' maxima, put the
-//            weights into shared memory, and multiply all of them with half of the columns of the same tile,
-//            read transposed. Sums of the blocks meet in shared memory, in order of s.
+// Design     A cluster of S blocks serves a tile of 64 rows (tokens x G heads) of a sequence; block s takes
+//            the tiles of 64 keys s, s + S, ... One warp group gathers keys with 16-byte cp.async into two
+//            stages. Two other warp groups each compute the logits of half of a tile's keys, exchange the
+//            rows' maxima, put the weights into shared memory, and multiply all of them by half of the
+//            columns of the same tile, read transposed. The blocks' sums are merged through shared memory,
+//            in order of s.
 // Numerics   q and the weights are rounded to bf16, sums are f32, the softmax is of base 2. A row's bits
 //            depend on its keys and on S alone.
 #include "device/stream.h"
@@ -25,7 +25,7 @@ namespace {
 constexpr int kRows = 64, kKeys = 64, kStages = 2, kMaxBlocks = 9, kMaxValueDim = 512;
 constexpr int kConsumerThreads = 256, kThreads = kConsumerThreads + 128;
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
-constexpr int kBlockBytes = kKeys * 128;  // of 64 columns; rows of 128 bytes in the 128-byte swizzle
+constexpr int kBlockBytes = kKeys * 128;  // per 64 columns; rows of 128 bytes in the 128-byte swizzle
 constexpr int kStageBytes = kMaxBlocks * kBlockBytes;
 
 struct alignas(1024) Shared {
@@ -42,7 +42,7 @@ struct alignas(1024) Shared {
 constexpr int kSharedBytes = sizeof(Shared) + 1024;
 static_assert(kSharedBytes <= 232448);
 
-// Byte of 16-byte chunk c (of the whole row) of a row.
+// Byte offset of 16-byte chunk c of a row.
 __device__ __forceinline__ int chunk_at(int row, int c) {
   return c / 8 * kBlockBytes + row * 128 + ((c % 8 ^ row % 8) << 4);
 }
@@ -87,14 +87,14 @@ __device__ __forceinline__ void load_queries(const AttentionParams& p, const Row
   }
 }
 
-// Rows g and g + 8 of the warp's 16, lane (g, q) = (lane / 4, lane % 4): what a consumer keeps.
+// Rows g and g + 8 of the warp's 16, lane (g, q) = (lane / 4, lane % 4): a consumer's state.
 struct Rows {
   float out[2][64];  // columns 256 half + 128 part + 8 n + 2 q + i of row g + 8 r at [part][4 n + 2 r + i]
   float largest[2], denominator[2];
   int position[2], row[2];  // position -1: not a row; row: in the tile
 };
 
-// kSteps: of 16 columns; 0: as k_dim says.
+// kSteps: steps of 16 columns; 0: k_dim / 16.
 template <int kSteps>
 __device__ __forceinline__ void multiply_keys(int k_dim, uint32_t q, uint32_t keys, float (&s)[16]) {
   const uint64_t a = wgmma_b_descriptor(q, 0), b = wgmma_b_descriptor(keys, 0);
@@ -118,7 +118,7 @@ __device__ __forceinline__ void multiply_keys(int k_dim, uint32_t q, uint32_t ke
   keep_registers(s);
 }
 
-// Logits of this half's 32 keys -> weights in shared memory; both halves meet over each row's largest.
+// Logits of this half's 32 keys -> weights in shared memory; the halves exchange each row's largest logit.
 __device__ __forceinline__ void weigh(const AttentionParams& p, int half, int first_key, Rows& r,
                                       float (&s)[16], Shared& shared) {
   const int q2 = threadIdx.x % 4 * 2;
@@ -145,7 +145,7 @@ __device__ __forceinline__ void weigh(const AttentionParams& p, int half, int fi
     const float most = fmaxf(r.largest[i], fmaxf(shared.half_largest[0][row], shared.half_largest[1][row]));
     const float base = most == -INFINITY ? 0 : most;  // no key of the row yet: all weights 0
     const float origin = base * p.scale_log2;
-    const float rescale = ex2((r.largest[i] - base) * p.scale_log2);  // 1 exactly where no key is larger
+    const float rescale = ex2((r.largest[i] - base) * p.scale_log2);  // exactly 1 if no key is larger
     r.largest[i] = most;
     float sum = 0;
 #pragma unroll
@@ -182,9 +182,9 @@ __device__ __forceinline__ void multiply_values(int half, uint32_t weights, uint
   keep_registers(r.out[0]), keep_registers(r.out[1]);
 }
 
-// This block's sums, into shared memory.
+// Stores this block's sums in shared memory.
 __device__ __forceinline__ void put_sums(const AttentionParams& p, int half, Rows& r, Shared& shared) {
-  ptx::named_barrier(1, kConsumerThreads);  // nobody reads keys any more
+  ptx::named_barrier(1, kConsumerThreads);  // both groups have read the keys, whose memory the sums reuse
   const int q = threadIdx.x % 4;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -238,7 +238,7 @@ __device__ __forceinline__ void consume(const AttentionParams& p, const RowTile&
   put_sums(p, half, r, shared);
 }
 
-// This block's share of the tile's outputs, from all blocks of the cluster.
+// Computes this block's share of the tile's outputs from the sums of all blocks of the cluster.
 __device__ __forceinline__ void merge_cluster(const AttentionParams& p, const RowTile& tile, int kv_head,
                                               int split, int splits, Shared& shared) {
   const int rows = min(kRows, tile.num_tokens * p.group - tile.first);
@@ -303,7 +303,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_mla(const __grid_consta
     ptx::cluster_sync();
     merge_cluster(p, tile, kv_head, split, splits, shared);
   }
-  ptx::cluster_sync();  // others read this block's sums
+  ptx::cluster_sync();  // the other blocks have read this block's sums
 }
 
 template <int kSteps>

@@ -1,4 +1,4 @@
-// Rope inside the attention of decode: turns of a position, and a row's own key and value on their way to
+// Rope inside decode's attention: the rotations of a position, and a row's own key and value, which go to
 // their page.
 #pragma once
 
@@ -15,7 +15,7 @@ struct Turn {
   float cosine, sine;
 };
 
-// x and its partner half a head further, turned.
+// Rotates an element and its partner half a head further.
 __device__ __forceinline__ void turn(float& low, float& high, const Turn& by) {
   const float x = low;
   low = x * by.cosine - high * by.sine;
@@ -27,8 +27,8 @@ __device__ __forceinline__ uint4 pack_8(const float (&x)[8]) {
           ptx::bf16_pair(x[6], x[7])};
 }
 
-// The row's own key and value, of heads of D: each lane has the chunks that it would multiply with if the key
-// were one of its own.
+// The row's own key and value, of heads of D: each lane has the chunks that it would multiply if the key were
+// one of its fragment's.
 template <int D>
 struct NewToken {
   float k[D / 32][8], v[D / 64][8];
@@ -55,7 +55,7 @@ struct NewToken {
 #pragma unroll
     for (int c = 0; c < D / 64; ++c) load_8(of_v + value_dim(c), v[c]);
   }
-  // Turns the key; the lanes that multiply with key `place` of a block store both into their page.
+  // Rotates the key; the lanes that multiply key `place` of a block store key and value in their page.
   __device__ __forceinline__ void put(const AttentionParams& p, int place, int page_row, const Turn* turns) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll

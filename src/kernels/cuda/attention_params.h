@@ -1,4 +1,4 @@
-// What the attention kernels share: their arguments, the row tiles of a ragged batch, and rows of pages.
+// Shared by the attention kernels: their arguments, the row tiles of a ragged batch, and rows of pages.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,7 +9,8 @@
 
 namespace fp4moe::cuda {
 
-// What a launch for decode does first, if k is not null: rope of queries and keys, and the pages' write.
+// If k is not null, a launch for decode first applies rope to queries and keys and writes the new keys and
+// values into their pages.
 struct RopeParams {
   const float *k, *v;  // [T, stride] the new tokens'
   int64_t stride;
@@ -32,12 +33,12 @@ struct AttentionParams {
   const float* sinks;
   void* out;
   bool out_f32;
-  RopeParams rope;  // of decode
+  RopeParams rope;  // decode only
 };
 
 constexpr float kLog2e = 1.44269504f;
 
-// splits: blocks of a cluster, if they have 4 warps each; max_keys: of a row at most.
+// splits: blocks per cluster, for blocks of 4 warps; max_keys: upper bound of a row's keys.
 void launch_attention_decode(const AttentionParams& p, int splits, int64_t max_keys);
 void launch_attention_prefill(const AttentionParams& p);
 void launch_attention_mla(const AttentionParams& p, int splits);
@@ -51,8 +52,8 @@ struct RowTile {
 
 #ifdef __CUDACC__
 
-// Tile `index` of the batch in order of falling work: the last sequence first, each from its end. Called by
-// whole warps; all lanes get it.
+// Tile `index` of the batch in order of decreasing work: the last sequence first, each from its end. Called
+// by whole warps; all lanes get the result.
 __device__ __forceinline__ RowTile find_row_tile(const AttentionParams& p, int tile_rows, int index) {
   const int lane = threadIdx.x % 32;
   RowTile tile;
@@ -88,8 +89,8 @@ inline int max_row_tiles(const AttentionParams& p, int tile_rows) {
   return static_cast<int>(rows / tile_rows + (p.num_sequences < p.num_rows ? p.num_sequences : p.num_rows));
 }
 
-// The keys that a tile's rows see: [begin, end), from a whole tile of keys on, so that a row's sums are the
-// same whatever else is in its tile of rows.
+// The keys that a tile's rows see: [begin, end), with begin rounded down to a whole tile of keys, so that a
+// row's sums are the same whatever else is in its tile of rows.
 struct KeyRange {
   int begin, end;
 };
@@ -107,7 +108,7 @@ __device__ __forceinline__ int page_row(const AttentionParams& p, int sequence, 
   return ((page * p.num_kv_heads + kv_head) << p.page_shift) + (key & ((1 << p.page_shift) - 1));
 }
 
-// Zeros in the rows past the last sequence's, this block's share of them.
+// Writes this block's share of zeros in the rows past the last sequence's.
 __device__ __forceinline__ void clear_padding_rows(const AttentionParams& p, int block, int num_blocks) {
   for (int64_t row = p.first_row[p.num_sequences] + block; row < p.num_rows; row += num_blocks)
     for (int64_t c = threadIdx.x; c < p.out_cols; c += blockDim.x) {
@@ -119,7 +120,7 @@ __device__ __forceinline__ void clear_padding_rows(const AttentionParams& p, int
     }
 }
 
-// Starts when the kernel before it in the stream allows, in clusters of cluster_x blocks.
+// Launches a programmatic dependent of the stream's previous kernel, in clusters of cluster_x blocks.
 template <typename Kernel>
 cudaError_t launch_attention_kernel(Kernel kernel, const AttentionParams& p, dim3 grid, int threads,
                                     int smem_bytes, int cluster_x, cudaStream_t stream) {

@@ -1,4 +1,4 @@
-// Prefill: sequences of many new rows, or of few and many mixed.
+// Prefill: sequences with many new rows, or some with many and some with few.
 //
 // Computes   out[t, h] = sum_j softmax_j(scale q[t, h] k[j], sinks[h]) v[j], j in row t's window.
 // Shapes     q f32 [T, q_stride]; pages bf16 [pages, kv_heads, page_size, row]; out bf16 or f32
@@ -6,13 +6,13 @@
 //            shared memory; any G query heads to a kv head.
 // Bytes      2 * (k_dim + v_dim) per kv head and key for each tile of rows, from L2.
 // Flops      4 * D per row, head and key seen.
-// Bound      Tensor cores and exponentials (D = 64: as many cycles of either); the row tile sets L2's share.
+// Bound      Tensor cores and exponentials (D = 64: as many cycles each); the row tile determines L2's share.
 // Design     A block serves one tile of rows of one sequence and kv head, tokens x G heads, so that a tile
 //            spans few positions and masks cost little. One warp group gathers key tiles from the pages with
 //            16-byte cp.async (zeros past the last key), C others own 64 rows each: logits by wgmma with q in
 //            registers, softmax in base 2, weights back as the register operand of the values' product. The
-//            next tile's logits run before the values' product of the one before, which runs under the
-//            softmax.
+//            next tile's logits are issued before the values' product of the previous tile, which overlaps
+//            the softmax.
 // Numerics   q and the weights are rounded to bf16, sums are f32. A row's bits depend on its keys alone.
 #include "device/stream.h"
 #include "kernels/cuda/attention_params.h"
@@ -83,7 +83,7 @@ __device__ __forceinline__ void produce(const AttentionParams& p, const RowTile&
 
 // ---- the consumers ----
 
-// What a thread keeps: rows g and g + 8 of its warp's 16, lane (g, q) = (lane / 4, lane % 4).
+// A thread's state: rows g and g + 8 of its warp's 16, lane (g, q) = (lane / 4, lane % 4).
 template <int D>
 struct Rows {
   static constexpr int kParts = D > 128 ? D / 128 : 1;  // of the columns, to a wgmma each
@@ -158,7 +158,7 @@ __device__ __forceinline__ void mask(const AttentionParams& p, const int (&posit
   }
 }
 
-// Logits -> weights in place; rescale is what the sums so far must be multiplied by.
+// Logits -> weights in place; rescale: factors of the sums so far.
 template <int kKeys>
 __device__ __forceinline__ void weigh(float scale_log2, float (&s)[kKeys / 2], float (&largest)[2],
                                       float (&denominator)[2], float (&rescale)[2]) {
@@ -176,7 +176,7 @@ __device__ __forceinline__ void weigh(float scale_log2, float (&s)[kKeys / 2], f
     most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
     const float base = most == -INFINITY ? 0 : most;  // no key of the row yet: all weights 0
     const float origin = base * scale_log2;
-    rescale[i] = ex2((largest[i] - base) * scale_log2);  // 1 exactly where no key is larger
+    rescale[i] = ex2((largest[i] - base) * scale_log2);  // exactly 1 if no key is larger
     largest[i] = most;
 #pragma unroll
     for (int j = 0; j < 4; ++j) part[j] = 0;
@@ -237,8 +237,8 @@ struct Place {
   }
 };
 
-// One tile of keys: its logits, the values' product of the tile before, then its weights. kMasked is known to
-// the compiler because a branch between a wgmma and its wait would make it wait at the branch.
+// One tile of keys: its logits, the values' product of the previous tile, then its weights. kMasked is a
+// template argument because a branch between a wgmma and its wait would make the compiler wait at the branch.
 template <int D, bool kMasked>
 __device__ __forceinline__ void consume_tile(const AttentionParams& p, int first_key, Place now, Place before,
                                              Shared<D>& shared, Rows<D>& r,
@@ -275,7 +275,7 @@ __device__ __forceinline__ void consume(const AttentionParams& p, const RowTile&
   using C = Config<D>;
   Rows<D> r;
   load_rows(p, tile, kv_head, r);
-  // Keys up to the first row's own position are seen by all rows, but for those before the last row's window.
+  // Keys up to the first row's own position are seen by all rows, except those before the last row's window.
   const int seen_end = tile.first_position + tile.first / p.group + 1;
   const int seen_begin = p.window > 0 ? keys.end - p.window : 0;
   uint32_t weights[C::kKeys / 16][4];

@@ -1,5 +1,5 @@
-// What the attention kernels alone use: wgmma with either operand in shared memory. Names are those of the
-// PTX manual.
+// Used only by the attention kernels: wgmma with either operand in shared memory. Names are those of the PTX
+// manual.
 #pragma once
 
 #include "kernels/cuda/ptx_cluster.cuh"
@@ -27,8 +27,8 @@ __device__ __forceinline__ int lane_read_here() {
 }
 
 // ---- wgmma ----
-// What x depends on is computed before a later wait, though the assembler would rather move the wait up: a
-// store that never happens (x is no less than 0) keeps them in order.
+// Makes the assembler compute x before a later wait instead of moving the wait up: a store that never
+// executes (x is never below 0) keeps them in order.
 __device__ __forceinline__ void compute_before(float x, uint32_t address) {
   asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.shared.f32 [%1], %0;\n}" ::"f"(x),
                "r"(address)

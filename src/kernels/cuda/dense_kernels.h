@@ -1,5 +1,5 @@
-// The GPU's dense ops one by one, as DenseOps has them; cuda/dense_ops.cu makes the table. All pointers are
-// device memory; work goes to the current stream; the pool is not used.
+// The GPU's dense ops with DenseOps' signatures; cuda/dense_ops.cu makes the table. All pointers are device
+// memory; work is enqueued on the current stream; the pool is not used.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ inline void rms_norm(const RmsNormArgs& args, ThreadPool&) { rms_norm_rows(args)
 void head_norm(const HeadNormArgs& args, ThreadPool& pool);
 void rope(const RopeArgs& args, ThreadPool& pool);
 void kv_write(const KvWriteArgs& args, ThreadPool& pool);
-// RopeAttentionArgs' first half.
+// The first half of rope_attention.
 void rope_kv(const RopeKvArgs& args, ThreadPool& pool);
 void head_linear(const HeadLinearArgs& args, ThreadPool& pool);
 void silu_mul(const SiluMulArgs& args, ThreadPool& pool);

@@ -50,7 +50,7 @@ constexpr DenseOps kOps = {.name = "cuda",
                            .attention_workspace_bytes = cuda::attention_workspace_bytes,
                            .memory = device_memory};
 
-// The other ops are those of kOps: their sums are the same whatever the batch.
+// The other ops are those of kOps, whose sums do not depend on the batch.
 constexpr DenseOps invariant_ops() {
   DenseOps ops = kOps;
   ops.name = "cuda_invariant";
@@ -68,7 +68,7 @@ const DenseOps* cuda_dense_ops() { return &kOps; }
 const DenseOps* cuda_invariant_dense_ops() { return &kInvariantOps; }
 
 Status prepare_cuda_dense_ops() {
-  device_limits();  // asked while the device answers, whatever it does later
+  device_limits();  // cached now, while the device responds
   return prepare_linear_lt();
 }
 

@@ -1,9 +1,9 @@
-// Computes  the expert GEMMs of w4a16 on GPUs that have no kernel of their own, see kernels/device_moe.h.
+// Computes  the expert GEMMs of w4a16 on GPUs without a kernel of their own, see kernels/device_moe.h.
 // Shapes    weights in tiles (tile_layout.h), tokens [T, K] or [max_rows, K] bf16; a block has one tile of 64
-//           weight rows and every eighth 32 tokens of an expert.
+//           weight rows and every eighth group of 32 tokens of an expert.
 // Bytes     weights once for each 32 tokens, from L2 after the first time; tokens once for each weight tile.
-// Bound     latency of plain loads: this is the fallback, correct everywhere and tuned nowhere.
-// Launch    compiled to PTX of compute_80 alone; the driver makes machine code of it, on any GPU since.
+// Bound     latency of plain loads: this is the fallback, correct on every GPU and tuned for none.
+// Launch    compiled only to PTX of compute_80, which the driver compiles for any later GPU.
 // Numerics  mma.sync m16n8k16 on exact bf16 weights, f32 sums in ascending K order; the same bits on every
 //           run and for every number of tokens.
 #include <cuda_runtime.h>
@@ -49,8 +49,8 @@ __device__ int64_t source_row(const GemmArgs& a, int64_t row) {
   return a.gather ? a.rows.slot_of_row[row] / a.topk : row;
 }
 
-// Sums of the warp's 16 weight rows and 32 tokens: d[n] of token 8 n + 2 q + i % 2, row g + 8 (i / 2). Of
-// `x`, this lane's tokens 8 n + g, a null row is zeros. stride: bytes to the next columns' tile.
+// Sums of the warp's 16 weight rows and 32 tokens: d[n][i] is token 8 n + 2 q + i % 2, row g + 8 (i / 2). x:
+// this lane's tokens 8 n + g; a null row counts as zeros. stride: bytes to the next columns' tile.
 template <Fp4Format format>
 __device__ void multiply(const GemmArgs& a, const uint8_t* tiles, int64_t stride, const bf16* const (&x)[4],
                          float (&d)[4][4]) {

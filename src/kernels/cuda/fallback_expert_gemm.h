@@ -1,4 +1,4 @@
-// The expert GEMMs of w4a16 on any GPU since Ampere (fallback_expert_gemm.cu), behind DeviceMoeOps.
+// The expert GEMMs of w4a16 on any GPU since Ampere (fallback_expert_gemm.cu), used through DeviceMoeOps.
 #pragma once
 
 #include "kernels/device_moe.h"

@@ -1,22 +1,23 @@
-// The whole MoE layer behind the router for few tokens: one persistent kernel, one CTA per SM.
+// The whole MoE layer after the router for few tokens: one persistent kernel, one CTA per SM.
 //
-// Computes: out[t] (+)= sum over k of weight[t, k] * (act(x W13_e^T + b13_e) W2_e^T + b2_e), e = ids[t, k].
-// Shapes: as DeviceMoeArgs; T <= 8, T * topk <= 64. Plan: kernels/cuda/few_tokens_plan.h.
-// Bytes: U active experts' tiles once, (gated ? 3 : 2) H I / 2 bytes each and their scales.
-// Flops: 2 * 8 columns for each weight on the tensor cores; about 2.2 instructions a weight to decode them.
-// Bound: HBM, at T = 1 the latency of two dependent reads. The stream of weights does not wait between the
-//   phases: each warp's ring fills with `down` while h is on its way.
-// Numerics: products of bf16 pairs in f32 (mma.sync), x and h times 2^64: |x| and |h| below 2^60; where an
-//   expert has one or two tokens, scales multiply the f32 sums of blocks, else the weights, exactly in bf16;
-//   a row's sum is cut over warps by the number of active experts and put together in the order of columns;
-//   activation in f32, h rounded to bf16; the router's weights in f32 in top-k order. Same input and number
-//   of SMs, same bits.
-//   w4a8: x and h are e4m3 codes with one scale a row, weights e4m3 operands; both are exact in f16, products
-//   and sums are f32's. Every CTA quantises the rows that it reads.
+// Computes  out[t] (+)= sum over k of weight[t, k] * (act(x W13_e^T + b13_e) W2_e^T + b2_e), e = ids[t, k].
+// Shapes    as DeviceMoeArgs; T <= 8, T * topk <= 64. Plan: kernels/cuda/few_tokens_plan.h.
+// Bytes     the tiles of U active experts once, (gated ? 3 : 2) H I / 2 bytes each and their scales.
+// Flops     2 * 8 columns per weight on the tensor cores; about 2.2 instructions per weight to decode it.
+// Bound     HBM; at T = 1 the latency of two dependent reads. The stream of weights does not pause between
+//           the phases: each warp's ring fills with `down` while h is in flight.
+// Numerics  products of bf16 pairs in f32 (mma.sync), x and h times 2^64: |x| and |h| below 2^60. If an
+//           expert has one or two tokens, scales multiply the f32 sums of blocks, otherwise the weights,
+//           exactly in bf16. A row's sum is split over warps depending on the number of active experts, and
+//           its pieces are added in the order of columns. Activation in f32, h rounded to bf16; the router's
+//           weights are applied in f32 in top-k order. Same input and number of SMs, same bits.
+//           w4a8: x and h are e4m3 codes with one scale per row, weights e4m3 operands; both are exact in
+//           f16, products and sums are f32. Every CTA quantises the rows that it reads.
 //
-// Who waits for whom: CTAs pass h and y as 64-bit words, half of which say that the other half is there, so
-// that a value needs one way through the L2 and no barrier. A helper warp clears these words first and
-// counts CTAs that have done so, which all have by the time that the first sums are ready.
+// Synchronisation: CTAs exchange h and y as 64-bit words whose upper half marks the lower half as valid, so a
+// value takes one trip through the L2 and no grid barrier. Each CTA's helper warp first clears its share of
+// the words, then waits until all CTAs have cleared theirs; no warp stores h or y before that
+// (Shared::cleared). It is normally over by the time the first sums are ready.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -33,7 +34,7 @@ namespace {
 
 using few::Args, few::Part, few::Ring, few::Shared;
 
-// The pieces of a strip, of which this warp has the first steps, that the warps behind it have.
+// Adds the pieces that later warps have of a strip whose first steps this warp has.
 __device__ inline void add_pieces(const Shared& s, const Part& part, int strip_end, float (&sum)[4]) {
   const int lane = threadIdx.x % 32;
   for (int w = threadIdx.x / 32 + 1; w < few::kWarps && part.start(w) < strip_end; ++w) {
@@ -43,15 +44,17 @@ __device__ inline void add_pieces(const Shared& s, const Part& part, int strip_e
   }
 }
 
-// The warp's steps of a phase; then, in all warps together, the strips that several of them share. The helper
-// warp has no steps.
+// The warp's steps of a phase. A warp that enters a strip after its first step leaves its sums in s.pieces;
+// the warp with the first step adds them up. Every warp passes the one __syncthreads() exactly once: before
+// it finishes a strip that later warps continue (its last one), or when it has no steps left. The helper warp
+// has none.
 template <class W, int kDepth>
 __device__ inline void run_phase(const Args& a, Shared& s, const uint8_t* act, bool down, bool is_helper,
                                  Ring<W, kDepth>& ring) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const Part part(a, s.num_experts, down, warp);
   const int per_strip = part.phase.steps(), end = is_helper ? part.begin : part.end;
-  bool waits = true;  // for the others, once: in one place, as __syncthreads() asks
+  bool waits = true;  // has yet to pass the barrier
   for (int at = part.begin;;) {
     const bool none = at >= end;
     const int first = at % per_strip, begin = at - first, steps = min(per_strip - first, end - at);
@@ -67,7 +70,7 @@ __device__ inline void run_phase(const Args& a, Shared& s, const uint8_t* act, b
         continue;
       }
     }
-    if (steps < per_strip) {  // the warp's last, or none
+    if (steps < per_strip) {  // the warp's last strip, or none is left
       __syncthreads();
       waits = false;
       if (none) break;
@@ -116,7 +119,7 @@ __global__ void __launch_bounds__(few::kThreads, 1) few_tokens_kernel(const __gr
     if (is_helper && phase == 0) few::clear_words(a, s);
     run_phase(a, s, act, phase != 0, is_helper, ring);
     if (phase != 0) break;
-    ptx::grid_dependents_launch();  // at the start a model's step would take 2.5 % longer
+    ptx::grid_dependents_launch();  // triggered at the start, a model's step would take 2.5 % longer
     const Part down(a, s.num_experts, true, 0);
     if constexpr (W::kFp8)
       few::stage_fp8_h(a, s, down, act);
@@ -130,7 +133,8 @@ __global__ void __launch_bounds__(few::kThreads, 1) few_tokens_kernel(const __gr
 // ---- host ----------------------------------------------------------------------------------------
 
 using Kernel = void (*)(Args);
-constexpr int kDepths[] = {kFewMaxDepth, 2};  // of the rings, as cp.async counts its groups at compile time
+constexpr int kDepths[] = {kFewMaxDepth, 2};  // of the rings; cp.async's group count is a compile-time
+                                              // constant
 template <Fp4Format kFormat, bool kFp8>
 constexpr Kernel kKernels[] = {few_tokens_kernel<few::Weights<kFormat, kFp8>, kFewMaxDepth>,
                                few_tokens_kernel<few::Weights<kFormat, kFp8>, 2>};
@@ -140,7 +144,7 @@ const Kernel* kernels_of(Fp4Format format, FewWeights weights) {
   return format == kMx ? kKernels<kMx, false> : kKernels<kNv, false>;
 }
 
-// CTAs and bytes of shared memory; 0 where there is no such GPU.
+// CTAs and bytes of shared memory; 0 on a GPU that is not Hopper.
 struct Machine {
   int num_ctas = 0, shared_bytes = 0;
 };

@@ -1,4 +1,4 @@
-// The whole MoE layer behind the router for few tokens, as one launch.
+// The whole MoE layer after the router for few tokens, as one launch.
 #pragma once
 
 #include "kernels/device_moe.h"
@@ -10,10 +10,10 @@ enum class FewWeights : uint8_t {
   kFp8,   // tiles of w4a8 (fp8_tile_layout.h)
 };
 
-// Whether few_tokens_layer() can do it: few tokens and pairs, H and I of which everything fits into shared
-// memory. Looks at sizes alone.
+// Whether few_tokens_layer() supports args: few tokens and pairs, and H and I for which everything fits into
+// shared memory. Depends only on sizes.
 bool few_tokens_fits(const DeviceMoeArgs& args, FewWeights weights = FewWeights::kBf16);
-// Of the workspace.
+// Bytes of DeviceMoeArgs::workspace.
 int64_t few_tokens_workspace_bytes(const TiledExperts& experts, int64_t topk);
 // Precondition: few_tokens_fits(). On the current stream; one cooperative launch, none for T = 0.
 void few_tokens_layer(const DeviceMoeArgs& args, FewWeights weights = FewWeights::kBf16);

@@ -1,9 +1,17 @@
-// A warp's steps in few_tokens.cu: weights out of its ring, times x or h. Device code only.
+// A warp's steps in few_tokens.cu: weights from its ring times x or h. Device code only.
 //
-// The scales of a block of weights multiply the sum of its products, not the weights, where an expert has one
-// or two tokens: the columns of the tensor cores' B operand are then 4 groups of 2 tokens, group j of 4
-// consecutive blocks (32 or 16 columns of the matrix each), zeros elsewhere, so that one accumulator holds
-// the sums of 4 blocks side by side and a scale is needed once for a lane's row of a block.
+// If an expert has one or two tokens, the scales of blocks of weights multiply the sums of the blocks'
+// products instead of the weights. Each column pair of the tensor cores' B operand then has the tokens in one
+// of 4 consecutive blocks (of 32 or 16 columns of the matrix) and zeros in the others:
+//
+//   columns of B   0 1      2 3      4 5      6 7
+//   block 0        tokens   0        0        0
+//   block 1        0        tokens   0        0
+//   block 2        0        0        tokens   0
+//   block 3        0        0        0        tokens
+//
+// One accumulator thus holds the sums of 4 blocks side by side, and a lane needs one scale for each of its
+// two rows.
 #pragma once
 
 #include "kernels/cuda/few_tokens_feed.cuh"
@@ -37,12 +45,12 @@ struct Ring {
     }
   }
 
-  // The next step's weights are there.
+  // Waits until the next step's weights have landed.
   __device__ __forceinline__ void wait() {
     ptx::cp_async_wait<kDepth - 1>();
     __syncwarp();
   }
-  // They have been taken: the step kDepth further comes in their place.
+  // The step has been read: fetches the step kDepth further into its slot.
   __device__ __forceinline__ void next() {
     __syncwarp();
     stream.issue(slot);
@@ -66,8 +74,8 @@ __device__ __forceinline__ void add_scaled(const float (&blocks)[4], float2 scal
   sum[3] = fmaf(blocks[3], scales.y, sum[3]);
 }
 
-// `steps` steps of a strip of an expert with one or two tokens, all of a run of the stream; the sums are
-// still to be added up over the lanes' blocks.
+// Multiplies `steps` steps of one run of the stream, in a strip whose expert has one or two tokens.
+// Afterwards add_lanes() must add up the lanes' blocks.
 template <class RingT>
 __device__ __forceinline__ void add_pairs_of_columns(RingT& ring, uint32_t b_at, bool has_b, int steps,
                                                      float (&sum)[4]) {
@@ -76,7 +84,7 @@ __device__ __forceinline__ void add_pairs_of_columns(RingT& ring, uint32_t b_at,
   const int scales_at = 1024 - lane * 16 + (kMx ? q / 2 * 32 + g * 4 + q % 2 * 2 : g * 8 + q * 2);
   bool mine[4];
   for (int j = 0; j < 4; ++j) mine[j] = has_b && g / 2 == j;
-  uint4 b[4] = {};  // MXFP4: of 2 k steps; NVFP4: of one, in both tiles
+  uint4 b[4] = {};  // MXFP4: 2 k steps each; NVFP4: one k step of both tiles each
 #pragma unroll 1
   for (int i = 0; i < steps; ++i, b_at += kFewRowStepBytes) {
     ring.wait();
@@ -120,14 +128,14 @@ __device__ __forceinline__ void add_lanes(float (&sum)[4]) {
   }
 }
 
-// The same with up to 8 tokens; nothing is left to be added.
+// The same with up to 8 tokens; no add_lanes().
 template <class RingT>
 __device__ __forceinline__ void add_columns(RingT& ring, uint32_t b_at, int swap, int steps,
                                             float (&sum)[4]) {
   constexpr bool kMx = RingT::kFormat == Fp4Format::kMxfp4;
   const int lane = threadIdx.x % 32;
   const int scales_at = 1024 - lane * 16 + lane / 4 * (kMx ? 4 : 8);
-  float second[4] = {};  // tile's
+  float second[4] = {};  // sums of the second tile
 #pragma unroll 1
   for (int i = 0; i < steps; ++i, b_at += kFewRowStepBytes) {
     ring.wait();
@@ -161,7 +169,7 @@ __device__ __forceinline__ void add_columns(RingT& ring, uint32_t b_at, int swap
   for (int i = 0; i < 4; ++i) sum[i] += second[i];
 }
 
-// The same of w4a8, for any number of tokens: a scale is in the table that its codes are looked up in.
+// The same for w4a8, for any number of tokens: the table in which codes are looked up includes their scale.
 template <class RingT>
 __device__ __forceinline__ void add_fp8_columns(RingT& ring, const uint2* table, uint32_t b_at, int swap,
                                                 int steps, float (&sum)[4]) {
@@ -169,7 +177,7 @@ __device__ __forceinline__ void add_fp8_columns(RingT& ring, const uint2* table,
   const int lane = threadIdx.x % 32, q = lane % 4;
   const int codes_at = q / 2 * 512 + fp8_piece(lane / 4, q) * 16 - lane * 16;
   const int scales_at = 1024 - lane * 16 + lane * 2 * Words::kScales;
-  float second[4] = {};  // of every second step of the tensor cores
+  float second[4] = {};  // sums of every second step of the tensor cores
 #pragma unroll 1
   for (int i = 0; i < steps; ++i, b_at += kFewRowStepBytes) {
     ring.wait();

@@ -1,4 +1,4 @@
-// How data comes to the warps of few_tokens.cu: tables of rows, x and h into shared memory, the stream of
+// How data reaches the warps of few_tokens.cu: tables of rows, x and h into shared memory, the stream of
 // weights. Device code only.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace fp4moe::few {
 
-// The helper warp: rows of the active experts' tokens. weights: of the lane's slots.
+// The helper warp fills Shared's tables of experts and rows. weights: those of the lane's slots.
 __device__ inline void find_rows(const DeviceMoeArgs& m, const Routing& routing, const float (&weights)[2],
                                  Shared& s) {
   const int lane = threadIdx.x % 32, topk = static_cast<int>(m.topk);
@@ -46,8 +46,8 @@ __device__ inline void find_rows(const DeviceMoeArgs& m, const Routing& routing,
   }
 }
 
-// w4a16: x -> shared memory, times 2^64: codes alone are worth 2^-126, which f32 sums do not bear. Zeros past
-// H. All warps but the helper.
+// w4a16: x -> shared memory, times 2^64: decoded codes have a factor of 2^-126, too small for f32 sums. Zeros
+// past H. All warps but the helper.
 __device__ inline void stage_x(const Args& a, uint8_t* act) {
   const int row_bytes = a.plan.up.steps() * kFewRowStepBytes, h = static_cast<int>(a.moe.experts.hidden_size);
   const int pieces = row_bytes / 16, total = pieces * static_cast<int>(a.moe.num_tokens);  // of 8 columns
@@ -74,7 +74,7 @@ __device__ inline void stage_x(const Args& a, uint8_t* act) {
   }
 }
 
-// Words that other CTAs write and that may not be there yet.
+// Words that other CTAs write and that may not be valid yet.
 struct TwoWords {
   Word a, b;
   __device__ bool there() const { return a >> 32 != 0 && b >> 32 != 0; }
@@ -91,7 +91,8 @@ __device__ __forceinline__ void store_word(Word* p, uint32_t value) {
 // Words of a row of h.
 __device__ inline int h_words(const Args& a) { return a.plan.down.row_words(); }
 
-// The helper warp: no word of h and y is there; then waits until all CTAs have said so.
+// The helper warp clears this CTA's share of h and y, waits until all CTAs have done so, and completes
+// s.cleared.
 __device__ inline void clear_words(const Args& a, Shared& s) {
   const int lane = threadIdx.x % 32, rows = s.first_row[s.num_experts];
   const int num_h = rows * h_words(a), num_y = rows * static_cast<int>(a.moe.experts.hidden_size);
@@ -124,7 +125,7 @@ struct RowsOfH {
   }
 };
 
-// w4a16: those rows -> shared memory, as they come. All threads.
+// w4a16: those rows -> shared memory, as they become valid. All threads.
 __device__ inline void stage_h(const Args& a, const Shared& s, const Part& down, uint8_t* act) {
   const auto [first, last] = RowsOfH(s, down);
   const int row_bytes = down.phase.steps() * kFewRowStepBytes, pairs = row_bytes / 8;
@@ -144,23 +145,25 @@ __device__ inline void stage_h(const Args& a, const Shared& s, const Part& down,
   }
 }
 
-// A warp's weights of both phases on their way into its ring: step by step, one group of copies each. A step
-// is two halves of 64 columns: two tiles, or those of a w4a8 tile.
+// Copies a warp's weights of both phases into its ring, one cp.async group per step. A step is two halves of
+// 64 columns: two tiles, or the halves of a w4a8 tile. A run is a sequence of steps that differ by `stride`
+// only.
 template <class W>
 struct WeightStream {
   static constexpr int kTile =
       static_cast<int>(W::kFp8 ? fp8_tile_bytes(W::kFormat) : tile_bytes(W::kFormat));
-  static constexpr int kScaleBytes = static_cast<int>(tile_scale_bytes(W::kFormat)) / 4;  // of a strip of 64
+  static constexpr int kScaleBytes = static_cast<int>(tile_scale_bytes(W::kFormat)) / 4;  // of a strip, per
+                                                                                          // 64 columns
   static constexpr int kScaleLanes = kScaleBytes / 16;
 
   const Args& a;
   const Routing& routing;
   bool down = false;
-  int left = 0;           // steps of the phase behind the strip at hand
-  int rank, in_expert;    // of that strip
-  int steps = 0;          // of the run at hand: steps alike, one behind the other
-  bool has_half = false;  // behind them: a step of one half
-  // Of the run's steps; what is not there comes as zeros. Scales: this lane's.
+  int left = 0;           // steps of the phase after the current strip
+  int rank, in_expert;    // of the current strip
+  int steps = 0;          // left in the current run
+  bool has_half = false;  // after the run: a step with one half
+  // The parts that the run's steps have; others are filled with zeros. Scales: this lane's.
   bool has_first = true, has_second = true, has_scales = true;
   const uint8_t* expert = nullptr;  // its tiles
   const uint8_t* codes = nullptr;   // of the step's first half
@@ -175,7 +178,7 @@ struct WeightStream {
         W::kFp8 ? (down ? a.fp8_down : a.fp8_up).bytes : int64_t{phase.strips / 4 * phase.k_tiles} * kTile;
     expert = (down ? a.moe.experts.down : a.moe.experts.gate_up) + routing.expert(rank) * matrix_bytes;
   }
-  // The strip at hand from step k on.
+  // Starts the current strip at step k.
   __device__ void begin_strip(int k) {
     const FewPhase& phase = down ? a.plan.down : a.plan.up;
     const int lane = threadIdx.x % 32;
@@ -202,7 +205,7 @@ struct WeightStream {
     has_second = false;
     has_scales = W::kFp8 || threadIdx.x % 32 < kScaleLanes;
   }
-  // A phase's first strip of this warp.
+  // Starts this warp's first strip of the phase.
   __device__ void begin_phase() {
     const Part part(a, routing.num_experts(), down, threadIdx.x / 32);
     left = part.end - part.begin;
@@ -213,7 +216,7 @@ struct WeightStream {
     find_expert();
     begin_strip(k);
   }
-  // The next run of steps; the whole warp.
+  // Starts the next run of steps; called by the whole warp. After the last step, runs only load zeros.
   __device__ void next_run() {
     if (has_half) {
       begin_half();
@@ -233,7 +236,7 @@ struct WeightStream {
     }
   }
 
-  // A step of the run -> slot, in shared memory, plus 16 times the lane.
+  // Copies a step of the run to slot, a shared address plus 16 times the lane.
   __device__ __forceinline__ void issue(uint32_t slot) {
     const uint8_t* scales = codes + scales_from_codes;
     ptx::cp_async16(slot, codes, has_first ? 16 : 0);

@@ -11,13 +11,13 @@ namespace fp4moe::few {
 // A strip as a lane sees it. Its sums: rows g and g + 8, columns 2 q and 2 q + 1 of the expert's tokens.
 template <class W>
 struct Strip {
-  int in_expert;  // its number there
+  int in_expert;  // the strip's index within its expert
   int first_row, columns;
   float scales[2], bias[2];               // of rows g and g + 8
   float row_factors[2], token_scales[2];  // w4a8: of those rows, and of columns 2 q and 2 q + 1
-  uint32_t b, pairs_b;  // B fragments of k tile 0, in shared memory: of all columns; of two columns in groups
-  bool has_pairs_b;     // the latter's column is there
-  int swap;             // from one half of a tile in b to the other
+  uint32_t b, pairs_b;  // shared addresses of k tile 0's B fragments: all columns; column pairs
+  bool has_pairs_b;     // pairs_b's column exists
+  int swap;             // bytes from one half of a tile in b to the other
 
   Strip() = default;  // no strip
   __device__ __forceinline__ Strip(const Args& a, const Shared& s, const Part& part, bool down, int strip,
@@ -72,7 +72,7 @@ struct Strip {
     const auto* factors =
         reinterpret_cast<const float*>(weights + expert * matrix.bytes + matrix.factors_offset) +
         in_expert * 16 + lane / 4;
-    row_factors[0] = factors[0], row_factors[1] = factors[8];  // used behind the sums: on their way meanwhile
+    row_factors[0] = factors[0], row_factors[1] = factors[8];  // used after the sums
     const Fp8Shared& fp8 = fp8_of(s);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -104,8 +104,8 @@ __device__ inline float activate(const Activation& act, float gate, float up) {
   }
 }
 
-// h of neighbouring lanes' elements i and i + 1 (g even and odd), columns 2 q and 2 q + 1 each, as pairs: the
-// even lane writes column 2 q, the odd one 2 q + 1. The whole warp.
+// Stores h of elements i and i + 1, which adjacent lanes (g even and odd) have for columns 2 q and 2 q + 1,
+// as pairs: the even lane writes column 2 q, the odd one 2 q + 1. Called by the whole warp.
 template <class W>
 __device__ inline void put_h(const Args& a, const Strip<W>& strip, int i, float left, float right) {
   const int lane = threadIdx.x % 32, odd = lane / 4 % 2, column = lane % 4 * 2 + odd;
@@ -143,7 +143,7 @@ __device__ inline void finish_down(const Args& a, const Strip<W>& strip, const f
   }
 }
 
-// out, two columns of a token a thread: as soon as y is there. All threads.
+// Writes out, two columns of a token per thread, as soon as their y is valid. All threads.
 __device__ inline void combine(const Args& a, const Shared& s) {
   const DeviceMoeArgs& m = a.moe;
   const auto h = static_cast<int>(m.experts.hidden_size), topk = static_cast<int>(m.topk);

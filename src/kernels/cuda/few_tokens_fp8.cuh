@@ -1,8 +1,8 @@
-// What few_tokens.cu does for w4a8 alone: x and h in shared memory as the f16 values of their e4m3 codes, and
-// the table that FP4 codes are looked up in. Device code only.
+// The part of few_tokens.cu that only w4a8 uses: x and h in shared memory as the f16 values of their e4m3
+// codes, and the table in which FP4 codes are looked up. Device code only.
 //
-// A row is staged as bf16 while warps find its largest element, and is quantised in place behind a barrier.
-// For x that is while the first weights are on their way; for h it takes about 0.1 us of a layer.
+// A row is staged as bf16 while warps find its largest element, and is quantised in place after a barrier.
+// For x this overlaps the loads of the first weights; for h it takes about 0.1 us of a layer.
 #pragma once
 
 #include "kernels/cuda/few_tokens_feed.cuh"
@@ -18,20 +18,20 @@ __device__ __forceinline__ uint4* fp8_piece_at(uint8_t* act, int row, int row_by
   return reinterpret_cast<uint4*>(act + few_act_offset(row, row_bytes, few_fp8_act_word(piece * 8)));
 }
 
-// The warp's maxima start at 0.
+// Clears the warp's maxima.
 __device__ __forceinline__ float* clear_most(Fp8Shared& fp8) {
   float* most = fp8.most[threadIdx.x / 32];
   if (threadIdx.x % 32 < 2 * kFewMaxTokens) most[threadIdx.x % 32] = 0;
   __syncwarp();
   return most;
 }
-// The whole warp, of one row.
+// Records a maximum of one row; called by the whole warp.
 __device__ __forceinline__ void note_most(float* of_warp, int row, float most) {
   most = most_of_lanes(~0u, most);
   if (threadIdx.x % 32 == 0) of_warp[row] = fmaxf(of_warp[row], most);
 }
 
-// x as it is, 32 pieces of a row a warp. All warps but the helper.
+// Stages x as bf16, 32 pieces of a row per warp. All warps but the helper.
 __device__ inline void stage_raw_x(const Args& a, Fp8Shared& fp8, uint8_t* act) {
   const int row_bytes = a.plan.up.steps() * kFewRowStepBytes, h = static_cast<int>(a.moe.experts.hidden_size);
   const int pieces = row_bytes / 16, chunks = (pieces + 31) / 32;
@@ -57,7 +57,8 @@ __device__ inline void stage_raw_x(const Args& a, Fp8Shared& fp8, uint8_t* act) 
   }
 }
 
-// The rows that a CTA's part of `down` reads, as they come; some on their way at once. All threads.
+// Stages the rows of h that a CTA's part of `down` reads as they become valid, with kAtOnce loads in flight.
+// All threads.
 __device__ inline void stage_raw_h(const Args& a, Fp8Shared& fp8, const RowsOfH& rows, uint8_t* act) {
   const int row_bytes = a.plan.down.steps() * kFewRowStepBytes, pairs = row_bytes / 8;  // of words
   const auto i_size = static_cast<int>(a.moe.experts.intermediate_size);
@@ -67,7 +68,7 @@ __device__ inline void stage_raw_h(const Args& a, Fp8Shared& fp8, const RowsOfH&
   float* most = clear_most(fp8);
   for (int begin = threadIdx.x; begin < total; begin += kAtOnce * kThreads) {
     TwoWords w[kAtOnce];
-    const auto is_word = [&](int i) {  // the first of its lane's 32 columns is there
+    const auto is_word = [&](int i) {  // its group of 32 columns begins before I
       return i < total && i % pairs / 32 * 128 + i % 8 / 2 * 32 < i_size;
     };
 #pragma unroll
@@ -87,8 +88,8 @@ __device__ inline void stage_raw_h(const Args& a, Fp8Shared& fp8, const RowsOfH&
   }
 }
 
-// What was staged, by threads 0 ... num_threads - 1, behind a barrier of those that staged it. Each warp
-// takes pieces of one row at a time.
+// Quantises the staged rows. By threads 0 ... num_threads - 1, after a barrier of the threads that staged
+// them. Each warp takes pieces of one row at a time.
 __device__ inline void quantise_rows(Fp8Shared& fp8, int num_rows, int row_bytes, int num_threads,
                                      float* scales, uint8_t* act) {
   const int lane = threadIdx.x % 32, warps = num_threads / 32, pieces = row_bytes / 16,
@@ -109,7 +110,7 @@ __device__ inline void quantise_rows(Fp8Shared& fp8, int num_rows, int row_bytes
   }
 }
 
-// x, behind stage_raw_x(), and the table. All warps but the helper.
+// Fills the table and, after a barrier, quantises what stage_raw_x() staged. All warps but the helper.
 template <Fp4Format kFormat>
 __device__ inline void quantise_x(const Args& a, Fp8Shared& fp8, uint8_t* act) {
   auto* table = reinterpret_cast<uint8_t*>(fp8.table);
@@ -120,7 +121,7 @@ __device__ inline void quantise_x(const Args& a, Fp8Shared& fp8, uint8_t* act) {
                 fp8.x_scales, act);
 }
 
-// h. All threads.
+// Stages and quantises h. All threads.
 __device__ inline void stage_fp8_h(const Args& a, const Shared& s, const Part& down, uint8_t* act) {
   Fp8Shared& fp8 = fp8_of(s);
   const RowsOfH rows(s, down);

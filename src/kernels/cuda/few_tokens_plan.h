@@ -1,9 +1,9 @@
-// Who does what in few_tokens.cu: plain arithmetic for host and device.
+// How few_tokens.cu divides its work: plain arithmetic for host and device.
 //
 // A phase is one of the two GEMMs. Its work is cut into strips: 16 rows of an active expert's matrix with all
-// columns, what one m16n8k16 accumulator holds; 4 strips share the tiles of a row block. Each CTA takes whole
-// strips, so that nobody adds up sums of two CTAs; in a CTA the strips' steps (2 k tiles) are cut evenly over
-// the warps.
+// columns, which one m16n8k16 accumulator holds; 4 strips share the tiles of a row block. Each CTA takes
+// whole strips, so that no sum spans two CTAs; in a CTA the strips' steps (2 k tiles) are cut evenly over the
+// warps.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@
 namespace fp4moe {
 
 constexpr int kFewMaxTokens = 8;  // columns of the instruction
-constexpr int kFewMaxPairs = 64;  // and the fewest CTAs: so a CTA's strips are of two experts at most
-constexpr int kFewWarps = 15;     // of a CTA that stream weights
+constexpr int kFewMaxPairs = 64;  // and the least CTAs, so that a CTA's strips are of at most two experts
+constexpr int kFewWarps = 15;     // per CTA that stream weights
 constexpr int kFewStepTiles = 2;
-constexpr int kFewRowStepBytes = kFewStepTiles * 128;  // of a row of x or h
+constexpr int kFewRowStepBytes = kFewStepTiles * 128;  // per row of x or h
 constexpr int kFewMaxDepth = 4;                        // steps of a warp in flight
 
 // Counters of few_tokens.cu: the second half of DeviceMoeArgs.counters.
@@ -26,7 +26,7 @@ struct FewCounters {
   uint64_t arrivals;  // of CTAs, in all calls so far
 };
 
-// Part `part` of `total` things cut evenly into `parts`: from here to the next part's.
+// Start of part `part` of `total` items cut evenly into `parts`; it ends at the next part's start.
 constexpr int few_cut(int total, int part, int parts) {
   return static_cast<int>(static_cast<uint32_t>(total) * static_cast<uint32_t>(part) /
                           static_cast<uint32_t>(parts));
@@ -52,14 +52,14 @@ constexpr int few_slot_bytes(Fp4Format format) {
   return kFewStepTiles * static_cast<int>(tile_bytes(format)) / 4;
 }
 
-// Where columns c and c + 1 of a row of x or h lie as the B operand reads them, in words: k tiles of 32, in
-// each two halves of 2 k steps, [4 q][step % 2][8 columns' half].
+// Word of columns c and c + 1 in a row of x or h, as the B operand reads them: k tiles of 32 words, in each
+// two halves of 2 k steps, [4 q][step % 2][8 columns' half].
 constexpr int few_act_word(int c) { return c / 64 * 32 + c / 32 % 2 * 16 + c % 8 / 2 * 4 + c / 8 % 4; }
-// The same for w4a8: slabs of 128 columns, [4 words' steps][4 q][8 columns], as the codes of its tiles.
+// The same for w4a8: slabs of 128 columns, [4 words' steps][4 q][8 columns], like the codes of its tiles.
 constexpr int few_fp8_act_word(int c) {
   return c / 128 * 64 + c % 32 / 8 * 16 + c % 128 / 32 * 4 + c % 8 / 2;
 }
-// In shared memory odd rows have the halves swapped, against bank conflicts.
+// In shared memory odd rows have the halves swapped to avoid bank conflicts.
 constexpr int few_act_offset(int row, int row_bytes, int word) {
   return row * row_bytes + ((word * 4) ^ (row % 2 * 64));
 }

@@ -1,4 +1,4 @@
-// What the warps of few_tokens.cu share: arguments, shared memory, who takes which expert. Device code only.
+// Shared by the warps of few_tokens.cu: arguments, shared memory, the active experts. Device code only.
 #pragma once
 
 #include "kernels/cuda/few_tokens_plan.h"
@@ -10,23 +10,23 @@ namespace fp4moe::few {
 constexpr int kWarps = kFewWarps, kHelperWarp = kWarps;
 constexpr int kThreads = (kWarps + 1) * 32;
 
-// Of x and h in shared memory, and what takes it off the sums: pairs of bf16 2^64.
+// Factor of x and h in shared memory (2^64 as a pair of bf16), and its inverse for the sums.
 constexpr uint32_t kActFactor = 0x5f805f80;
 constexpr float kSumFactor = 0x1p-64f;
 
-// 32 bits that are there once the upper half is not 0.
+// A 32-bit value, valid once the upper half is not 0.
 using Word = unsigned long long;
 constexpr Word kThere = 1ull << 32;
 
 // The weights of a layer: tiles of w4a16 (tile_layout.h), or of w4a8 (fp8_tile_layout.h). A step of a strip
-// has as many bytes in both.
+// has the same number of bytes in both.
 template <Fp4Format kFormatT, bool kFp8T>
 struct Weights {
   static constexpr Fp4Format kFormat = kFormatT;
   static constexpr bool kFp8 = kFp8T;
 };
 
-// Of each expert's matrices in FP8 tiles.
+// Layout of each expert's matrix in FP8 tiles.
 struct Fp8Matrix {
   int64_t bytes = 0, factors_offset = 0;
 };
@@ -45,16 +45,16 @@ struct Shared {
   uint64_t cleared;                 // barrier: all CTAs have cleared h and y
   int num_experts;                  // U
   int expert[kFewMaxPairs];         // [U] active ones' local ids, in the order of their first slots
-  uint32_t tokens[kFewMaxPairs];    // [U] bit t: token t goes there
+  uint32_t tokens[kFewMaxPairs];    // [U] bit t: token t uses it
   int first_row[kFewMaxPairs + 1];  // [U + 1] of h and y: a row for each token of an expert, ascending
   int token_of_row[kFewMaxPairs], row_of_slot[kFewMaxPairs];  // row -1: not local
   float weight_of_slot[kFewMaxPairs];
-  float4 pieces[kWarps][32];  // of the strip in which a warp does not have the first step
+  float4 pieces[kWarps][32];  // a warp's sums of a strip whose first step another warp has
 };
-// Behind it, for w4a8.
+// Follows Shared in memory, for w4a8.
 struct Fp8Shared {
   uint2 table[128];                           // by scale index: the e4m3 bytes of the eight magnitudes
-  float most[kWarps + 1][2 * kFewMaxTokens];  // max |x| of a row, by warps
+  float most[kWarps + 1][2 * kFewMaxTokens];  // max |x| of a row, per warp
   float x_scales[kFewMaxTokens], h_scales[2 * kFewMaxTokens];  // of the rows in shared memory
 };
 constexpr int padded(size_t bytes) { return (static_cast<int>(bytes) + 127) / 128 * 128; }
@@ -66,7 +66,7 @@ __device__ __forceinline__ Fp8Shared& fp8_of(const Shared& s) {
   return *reinterpret_cast<Fp8Shared*>(memory + padded(sizeof(Shared)));
 }
 
-// What the lane's slots choose, on its way before anything waits for it.
+// Ids and weights of the lane's slots, loaded before anything waits for them.
 struct Slots {
   int32_t id[2];
   float weight[2];
@@ -108,13 +108,13 @@ struct Routing {
   }
 
   __device__ int num_experts() const { return __popc(leads[0]) + __popc(leads[1]); }
-  // Of the expert of the lane's slot i: its number among the active ones.
+  // Index among the active experts of the expert of the lane's slot i.
   __device__ int rank(int i) const {
     const int lead = first[i];
     return lead < 32 ? __popc(leads[0] & ((1u << lead) - 1))
                      : __popc(leads[0]) + __popc(leads[1] & ((1u << (lead - 32)) - 1));
   }
-  // The local id of active expert number `rank`; the whole warp.
+  // The local id of active expert `rank`; called by the whole warp.
   __device__ int expert(int rank) const {
     const int low = __popc(leads[0]), lane = threadIdx.x % 32;
     const bool is_high = rank >= low;

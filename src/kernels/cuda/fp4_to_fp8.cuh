@@ -22,7 +22,7 @@ __device__ uint8_t fp8_operand_byte(int index, int magnitude) {
   return index <= kFp8MxTop - kFp8MxBottom ? e4m3_encode(ldexpf(value, kFp8MxBottom + index)) : uint8_t{0};
 }
 
-// The bytes of `table` that four nibbles of at most 7 name. __byte_perm() would mask them.
+// The bytes of `table` that four nibbles of at most 7 select. __byte_perm() would mask the nibbles.
 __device__ __forceinline__ uint32_t pick_bytes(uint2 table, uint32_t nibbles) {
   uint32_t bytes;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(table.x), "r"(table.y), "r"(nibbles));
@@ -68,8 +68,8 @@ struct Fp8TileWords {
     find_tables(table, kScales == 1 ? *reinterpret_cast<const uint16_t*>(scales)
                                     : *reinterpret_cast<const uint32_t*>(scales));
   }
-  // scales: the lane's bytes of the tile. Any bytes find some entry: a tile past the matrix's end was not
-  // loaded.
+  // scales: the lane's bytes of the tile. Any byte selects a valid entry, since a tile past the matrix's end
+  // is not loaded.
   __device__ __forceinline__ void find_tables(const uint2* table, uint32_t scales) {
     const auto* bytes = reinterpret_cast<const uint8_t*>(table);
     const auto entry = [&](uint32_t at) { return *reinterpret_cast<const uint2*>(bytes + at); };
