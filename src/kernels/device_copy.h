@@ -27,7 +27,8 @@ struct KvPageCopyArgs {
   bool to_device = false;
 };
 
-// One launch on the current stream. The first reads the host while what is before it still runs.
+// One launch on the current stream. CopyFromHost starts to read host memory while preceding kernels still
+// run.
 using CopyFromHost = void (*)(const CopyFromHostArgs&);
 using CopyKvPage = void (*)(const KvPageCopyArgs&);
 // Null in a build without CUDA.

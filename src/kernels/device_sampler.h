@@ -7,8 +7,8 @@ namespace fp4moe {
 
 constexpr int kMaxTopLogprobs = 20;
 
-// What happens to one id's logit x before a token is chosen: x + add, then divided by `scale` (if it is below
-// 0, multiplied), then + bias; f32 operations, at most the largest f32.
+// How one id's logit x changes before a token is chosen: x + add; then divided by `scale`, or multiplied if
+// negative; then + bias. f32 operations, capped at the largest f32.
 struct LogitEdit {
   int32_t token_id = 0;
   float add = 0;

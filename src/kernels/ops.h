@@ -236,9 +236,9 @@ const DenseOps* cuda_dense_ops();
 // The same ops with one algorithm for any batch: a row's bits depend neither on the other rows nor on how its
 // sequence was split into steps. Slower; norm_linear is a norm, then a linear.
 const DenseOps* cuda_invariant_dense_ops();
-// Opens the libraries that the GPU's ops call, and makes what they need besides their arguments: before the
-// first op, and not while a graph is captured. kUnsupported says what is missing; later calls return the
-// same.
+// Opens the libraries that the GPU's ops call and creates their handles and workspaces. Call it before the
+// first op and not during graph capture. kUnsupported: a library is missing; kDoesNotFit: no memory for a
+// workspace. Later calls return the same status.
 Status prepare_cuda_dense_ops();
 
 }  // namespace fp4moe

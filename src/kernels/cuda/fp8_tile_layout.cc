@@ -15,10 +15,10 @@ namespace {
 
 constexpr int kMxIndices = kFp8MxTop - kFp8MxBottom + 1;
 
-// How one row's scale bytes become indices, and what the row's sums are multiplied by.
+// Maps one row's scale bytes to indices; `factor` multiplies the row's sums.
 struct RowScale {
   Fp4Format format;
-  int move = 0;  // MXFP4: added to the byte; NVFP4: the exponent's
+  int move = 0;  // MXFP4: added to the byte; NVFP4: to the exponent
   float factor = 1;
 
   uint8_t index(uint8_t scale) const {
@@ -34,7 +34,7 @@ Result<RowScale> row_scale(const Fp4MatrixView& w, int64_t r) {
   RowScale row{w.format};
   if (range.most == 0 && w.format == Fp4Format::kNvfp4) return row;
   if (w.format == Fp4Format::kMxfp4) {
-    if (range.most < range.least) return row;  // zeros alone
+    if (range.most < range.least) return row;  // only zeros
     FP4MOE_RETURN_IF_ERROR(
         check_fp8_scale_span(range.most - range.least).with_context("row " + std::to_string(r)));
     row.move = kMxIndices - 1 - range.most;
@@ -48,7 +48,7 @@ Result<RowScale> row_scale(const Fp4MatrixView& w, int64_t r) {
   return row;
 }
 
-// One matrix's rows into the tiles at dst, which are zero where nothing was put.
+// Puts one matrix's rows into the tiles at dst, which the caller has cleared.
 Status put(const Fp4MatrixView& w, RowOrder order, int64_t n, uint8_t* dst) {
   const int block = fp4_block(w.format);
   auto* factors = reinterpret_cast<float*>(dst + fp8_row_factors_offset(w.format, n, w.cols));

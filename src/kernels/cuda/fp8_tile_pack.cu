@@ -5,7 +5,7 @@
 // Shapes    jobs of any sizes; a block makes all tiles of 64 rows, each in shared memory by Fp8Place
 // Bytes     reads each weight twice (the second time from the L2), writes it once
 // Flops     none
-// Bound     memory; behind the PCIe copy that feeds it by an order of magnitude
+// Bound     memory; takes an order of magnitude less time than the PCIe copy that feeds it
 // Numerics  powers of two, and e4m3's rounding of moved scales, which is exact
 #include <cuda_runtime.h>
 
@@ -21,14 +21,14 @@ constexpr int kThreads = 256;
 constexpr int kRows = kFp8TileRows, kCols = kFp8TileCols;
 constexpr int kMxIndices = kFp8MxTop - kFp8MxBottom + 1;
 
-// A row of the tiles in the checkpoint's layout, and what its scales become.
+// A row of the tiles in the checkpoint's layout, and how its scales are moved.
 struct SourceRow {
   const uint8_t *codes, *scales;
   bool exists;
-  int move;  // MXFP4: added to the byte; NVFP4: the exponent's
+  int move;  // MXFP4: added to the byte; NVFP4: to the exponent
 };
 
-// Gate and up rows meet as tile_row() says.
+// Gate and up rows are interleaved as by tile_row().
 template <Fp4Format kFormat>
 __device__ SourceRow source_row(const TilePackJob& job, int64_t row) {
   const int64_t within = row % 16;
@@ -47,7 +47,7 @@ __device__ bool has_codes(const uint8_t* group) {
   return (any & 0x77777777u) != 0;
 }
 
-// The row's factor; its move is set. By a whole warp. worst_span: of e8m0 scales.
+// Sets the row's move and returns its factor. Called by a whole warp. worst_span: of e8m0 scales.
 template <Fp4Format kFormat>
 __device__ float find_move(const TilePackJob& job, SourceRow& row, int32_t* worst_span) {
   constexpr int kBlock = fp4_block(kFormat);
@@ -61,7 +61,7 @@ __device__ float find_move(const TilePackJob& job, SourceRow& row, int32_t* wors
   most = __reduce_max_sync(~0u, most);
   if (!row.exists) return 0;
   if (kFormat == Fp4Format::kMxfp4) {
-    if (most < least) return 1;  // zeros alone
+    if (most < least) return 1;  // only zeros
     if (threadIdx.x % 32 == 0) atomicMax(worst_span, most - least);
     row.move = kMxIndices - 1 - most;
     return scalbnf(1.0f, most - 127 - kFp8MxTop);

@@ -1,13 +1,12 @@
 // Small linears, one per head (MLA's absorbed projections).
 //
-// Computes:  out[t, h] = scale * x[t, h] W_h^T, x f32 [T, heads, K], W [heads][N, K] bf16, out f32 or bf16.
+// Computes:  out[t, h] = scale * x[t, h] W_h^T, x f32 [T, heads, K], W bf16 [heads][N, K], out f32 or bf16.
 // Shapes:    any; rows and heads of x and out are strided.
 // Bytes:     2 heads N K, once per 64 tokens; T heads (4 K + 4 N) beside it.
-// Flops:     4 T heads N K on mma.sync: x is split in two bf16s.
+// Flops:     4 T heads N K on mma.sync: x is split into two bf16.
 // Bound:     HBM for few tokens; the tensor cores' synchronous rate for many.
 // Numerics:  x = high + low, both bf16: 16 bits of it count (2^-17 relative); exact products, f32 sums over K
-// in
-//            order, high and low parts side by side. The same bits for a token whatever T is.
+//            in order, high and low parts in the same sum. The same bits for a token whatever T is.
 #include "kernels/cuda/dense_kernels.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/ptx_mma.cuh"
@@ -20,7 +19,7 @@ constexpr int kWarps = 4;
 constexpr int kRowsPerWarp = 16;  // of W: two columns of mma tiles
 constexpr int kBlockRows = kWarps * kRowsPerWarp;
 
-// 8 of a row's elements, from k on; those past the end are zero. Vectors where the row allows it.
+// 8 of a row's elements, beginning at k; zeros past the end. Vector loads if the rows are aligned.
 template <bool kAligned>
 __device__ __forceinline__ uint4 load_weights(const bf16* row, int64_t k, int64_t end) {
   if (kAligned && k + 8 <= end) return __ldg(reinterpret_cast<const uint4*>(row + k));
@@ -34,7 +33,7 @@ __device__ __forceinline__ uint4 load_weights(const bf16* row, int64_t k, int64_
   return {pairs[0], pairs[1], pairs[2], pairs[3]};
 }
 
-// 8 of a token's elements as bf16 pairs: rounded, and what rounding left.
+// 8 of a token's elements as bf16 pairs: rounded, and the rounded-off rest.
 struct SplitX {
   uint32_t high[4] = {}, low[4] = {};
 };

@@ -1,11 +1,11 @@
-// How a kernel says that the device has come to it (Stream::mark). Device code only.
+// How a kernel records that the device has reached it (Stream::mark). Device code only.
 #pragma once
 
 #include "device/stream.h"
 
 namespace fp4moe {
 
-// After ptx::grid_dependency_wait(), by the grid's first thread; others may call it too.
+// Call it after ptx::grid_dependency_wait(). Only the grid's first thread stores; others may call it too.
 __device__ __forceinline__ void note_reached(const KernelMark& mark) {
   if ((threadIdx.x | blockIdx.x | blockIdx.y | blockIdx.z) != 0) return;
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(mark.reached), "l"(mark.kernel) : "memory");

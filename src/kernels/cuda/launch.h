@@ -1,6 +1,6 @@
-// How the dense kernels go out: to the current stream, as programmatic dependents of what is before them.
-// Every such kernel waits (ptx::grid_dependency_wait) before it touches what others write, so that it may
-// start, and fetch its weights, while they still run.
+// Launches kernels on the current stream as programmatic dependents of the preceding ones. Every such kernel
+// waits (ptx::grid_dependency_wait) before it touches data that they write, so that it can start, and fetch
+// its weights, while they still run.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,7 +9,7 @@
 
 namespace fp4moe {
 
-// Of device 0.
+// Limits of device 0.
 struct DeviceLimits {
   int num_sms = 0;
   int shared_bytes_per_block = 0;  // with opt-in
@@ -23,16 +23,16 @@ struct LaunchShape {
   unsigned cluster = 1;  // blocks of a cluster
 };
 
-// Gives as much of an SM's memory as can be to shared memory while `kernel` runs, so that the next one's
-// blocks, if there is room for both, start beside it: an SM that runs anything keeps its cut of L1 and shared
-// memory. Without it a kernel gets about what its own blocks take.
+// Makes shared memory as large as possible on SMs that run `kernel`, so that the next kernel's blocks can
+// start beside it if there is room for both: an SM that runs anything keeps its split of L1 and shared
+// memory. By default a kernel gets about what its own blocks need.
 template <class Kernel>
 void share_sm(Kernel kernel) {
   cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                        cudaSharedmemCarveoutMaxShared);
 }
 
-// An error is kept by the stream. A grid of nothing is not launched. Arguments that have a `mark` get one.
+// Errors are kept by the stream. An empty grid is not launched. If Args has a `mark`, it is set.
 template <class Args>
 void launch(const char* name, void (*kernel)(Args), const LaunchShape& shape, Args args) {
   if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
@@ -49,7 +49,7 @@ void launch(const char* name, void (*kernel)(Args), const LaunchShape& shape, Ar
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = stream.handle();
   config.attrs = attributes;
-  // What is older waits for what is before it.
+  // Older GPUs have neither attribute: kernels run one after the other.
   config.numAttrs = device_limits().compute_major < 9 ? 0 : shape.cluster == 1 ? 1 : 2;
   cudaLaunchKernelEx(&config, kernel, args);
   stream.check_launch(name);

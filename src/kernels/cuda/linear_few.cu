@@ -1,17 +1,16 @@
 // Dense linear of few tokens, optionally with the RMS norm of its input inside.
 //
 // Computes:  out [T, N] f32 (+)= x [T, K] W^T + bias, W [N, K] bf16 row-major; x is bf16, or norm(residual).
-// Shapes:    T <= 16 (with the norm <= 4), K a multiple of 32, any N; x whole in shared memory.
+// Shapes:    T <= 16 (with the norm <= 4), K a multiple of 32, any N; all of x in shared memory.
 // Bytes:     2 N K, once from HBM; T (2 K + 4 N) beside it.
 // Flops:     2 T N K, on mma.sync with weights as its 16 rows and the tokens as its 8 columns.
 // Bound:     HBM. Each block streams its share of the rows through a ring of bulk copies, and starts before
-// it
-//            waits for the kernel whose output it reads. A bulk copy costs the SM 44 ns whatever its size
+//            it waits for the kernel whose output it reads. A bulk copy costs the SM 44 ns whatever its size
 //            (512 B: 1.5 TB/s in all, 1 KiB: 3.1), so a copy is up to 3 KB of a row.
-// Numerics:  exact products, f32 sums: of a warp's k's (32 of every 256 of a chunk) two chains, then their
-// sum,
-//            then the 8 warps in order, then bias, then what out holds. The same bits for a token whatever T
-//            is. With the norm inside, x = bf16(residual * weight), and 1 / rms multiplies the sum.
+// Numerics:  exact products, f32 sums: two chains over a warp's k's (32 of every 256 of a chunk), the sum of
+//            both, then the 8 warps in order, then bias, then out's old value. The same bits for a token
+//            whatever T is. With the norm inside, x = bf16(residual * weight), and 1 / rms multiplies the
+//            sum.
 #include "kernels/cuda/linear_few.h"
 
 #include <algorithm>
@@ -24,13 +23,13 @@
 namespace fp4moe {
 namespace {
 
-constexpr int kWarps = 8;  // that multiply; one more copies
+constexpr int kWarps = 8;  // that multiply; one more warp copies
 constexpr int kThreads = kWarps * 32;
-constexpr int kStageRows = 8;  // weight rows of a stage; two stages are the 16 rows of a tile
+constexpr int kStageRows = 8;  // weight rows per stage; two stages are the 16 rows of a tile
 constexpr int kTileRows = 2 * kStageRows;
-constexpr int kGroupTiles = 3;  // whose sums are kept until the warps' are added
+constexpr int kGroupTiles = 3;  // whose sums are kept until they are added over the warps
 constexpr int kGroupRows = kGroupTiles * kTileRows;
-constexpr int kMaxChunk = 1536;  // k's of a stage
+constexpr int kMaxChunk = 1536;  // k's per stage
 constexpr int kMaxStages = 16, kGoodStages = 4, kMinStages = 2;
 constexpr int kMaxTokens = 16;
 
@@ -38,9 +37,10 @@ enum class TokenClass { kLone, kUpTo8, kUpTo16 };         // kLone: T <= kFewLon
 constexpr int kStepK = kWarps * 32, kPairK = 2 * kStepK;  // k's of all warps at once, and of two such steps
 
 constexpr int padded_to(int k, int multiple) { return (k + multiple - 1) / multiple * multiple; }
-// Bytes of a row of `k` in shared memory, a multiple of 64 of them: two rows lie in different banks.
+// Bytes     of a row of `k` elements, a multiple of 64, in shared memory; adjacent rows start in different
+//           banks.
 constexpr int pitch_of(int k) { return k * 2 + 64; }
-// K cut into equal chunks, multiples of 32, of which a stage holds one, padded with zeros to whole steps.
+// K is cut into equal chunks, multiples of 32; a stage holds one, padded with zeros to whole steps.
 constexpr int chunk_of(int k) {
   int best = 0, best_padded = 0;
   const int least = (k + kMaxChunk - 1) / kMaxChunk;
@@ -130,8 +130,8 @@ __device__ void copy_weights(const FewArgs& a, uint8_t* shared, const Share& sha
   }
 }
 
-// Zeros behind the last chunk in every stage, which longer ones may overwrite, and behind every x: so that
-// the products of the padding are zeros.
+// Clears the bytes after the last chunk in every stage, which longer chunks may overwrite, and after every x,
+// so that the products of the padding are zeros.
 __device__ void clear_padding(const FewArgs& a, uint8_t* shared) {
   const auto clear = [&](uint8_t* rows, int num_rows, int pitch, int from, int to) {
     const int words = (to - from) / 4;
@@ -145,7 +145,7 @@ __device__ void clear_padding(const FewArgs& a, uint8_t* shared) {
   ptx::fence_proxy_async();
 }
 
-// One bulk copy a token.
+// One bulk copy per token.
 __device__ void load_x(const FewArgs& a, uint8_t* shared, uint64_t* barrier) {
   const int t = static_cast<int>(threadIdx.x);
   if (t == 0) ptx::mbarrier_arrive_expect_tx(barrier, static_cast<uint32_t>(a.num_tokens * a.k * 2));
@@ -163,9 +163,9 @@ __device__ void prefetch_bias(const FewArgs& a, const Share& share) {
     ptx::prefetch_l2(a.bias + i);
 }
 
-constexpr int kLoads = 4, kTokensAtOnce = 2;  // of load_normed: what is in flight per thread
+constexpr int kLoads = 4, kTokensAtOnce = 2;  // of load_normed: in flight per thread
 
-// The norm's weights that a thread needs first: loaded before the wait.
+// The norm's weights that a thread needs first: loaded before the grid dependency wait.
 struct NormWeights {
   float4 first[kLoads];
   __device__ explicit NormWeights(const FewArgs& a) {
@@ -220,8 +220,8 @@ __device__ void load_normed(const FewArgs& a, const NormWeights& weights, uint8_
   ptx::named_barrier(1, kThreads);
 }
 
-// Where a lane's operands of one step lie: weights of rows g and g + 8, and x of tokens g and g + 8. Tokens
-// past the last read some token, for columns that nobody looks at.
+// Addresses of a lane's operands of one step: weights of rows g and g + 8, and x of tokens g and g + 8.
+// Tokens past the last read an existing token; their columns are ignored.
 struct Operands {
   const uint8_t *low, *high, *x, *x_high;
 };
@@ -251,7 +251,7 @@ __device__ __forceinline__ void multiply_chunk(Operands o, int num_pairs, float 
 // What is added to a sum. Loaded before the sum is ready: at the end of the kernel each load would cost as
 // much as 2 MB of weights.
 struct Addend {
-  float bias = 0, before = 0;  // before: what out holds
+  float bias = 0, before = 0;  // before: out's old value
 };
 
 __device__ Addend addend_of(const FewArgs& a, int first, int rows, int i) {
@@ -263,8 +263,8 @@ __device__ Addend addend_of(const FewArgs& a, int first, int rows, int i) {
   return addend;
 }
 
-// Adds the warps' sums of a group in their order, and writes the outputs. `addend` is of this thread's first
-// one.
+// Adds the warps' sums of a group in their order, and writes the outputs. `addend` belongs to this thread's
+// first output.
 template <bool kNorm>
 __device__ void write_outputs(const FewArgs& a, const uint8_t* shared, int first, int rows, Addend addend) {
   const float* sums = reinterpret_cast<const float*>(shared + a.layout.sums);
@@ -284,7 +284,7 @@ __device__ void write_outputs(const FewArgs& a, const uint8_t* shared, int first
   }
 }
 
-// Puts a warp's sums of a tile into `sums` [T][kGroupRows], from row `row` of the group on.
+// Puts a warp's sums of a tile into `sums` [T][kGroupRows], beginning at row `row` of the group.
 template <bool kTwoHalves>
 __device__ __forceinline__ void keep_sums(const float (&c)[2][2][4], int num_tokens, int row, float* sums) {
   const int g = static_cast<int>(threadIdx.x) % 32 / 4, q = static_cast<int>(threadIdx.x) % 4;
@@ -357,8 +357,8 @@ __global__ void __launch_bounds__(kThreads + 32, 2) linear_few_kernel(const __gr
     ptx::mbarrier_init_fence();
   }
   __syncwarp();
-  // What is cleared is copied over only where a last chunk is shorter than the others: else the copying warp
-  // does not wait.
+  // Copies overlap the cleared bytes only if the last chunk is shorter than the others; otherwise the copying
+  // warp does not wait for the clearing.
   if (copies && a.layout.last_chunk == a.layout.chunk)
     ptx::named_barrier_arrive(2, kThreads + 32);
   else
@@ -385,20 +385,21 @@ TokenClass class_of(int64_t num_tokens) {
   return num_tokens <= 8 ? TokenClass::kUpTo8 : TokenClass::kUpTo16;
 }
 
-// Blocks of an SM, and what a block takes at most unless its ring would be shorter than kGoodStages.
+// Blocks per SM, and the shared memory of a block, which may exceed it only for a ring of kGoodStages.
 struct Room {
   int num_blocks, shared_bytes;
 };
 
-// Stages that fit into `bytes`; fewer than 0: x does not.
+// Stages that fit into `bytes`; negative: x does not fit.
 int stages_within(int64_t num_tokens, int64_t k, int bytes) {
   const FewLayout layout = few_layout(static_cast<int>(num_tokens), static_cast<int>(k), 0);
   return (bytes - layout.end) / layout.stage_bytes;
 }
 
-// With lone tokens a block's weights should be there before its tokens are, while other kernels' blocks run
-// on the same SM. With the norm it leaves room for one of attention's, which comes next. Without it two share
-// an SM: where one of attention's takes the room of one, the other has its weights.
+// With lone tokens a block's weights should be loaded before its tokens are ready, while other kernels'
+// blocks run on the same SM. With the norm it leaves room for a block of attention, which comes next. Without
+// it two blocks share an SM: if a block of attention takes the room of one, the other can still load its
+// weights.
 Room room_of(int64_t num_tokens, int64_t k, bool norm) {
   constexpr int kKiB = 1024;
   if (class_of(num_tokens) != TokenClass::kLone) return {1, 150 * kKiB};
@@ -407,7 +408,7 @@ Room room_of(int64_t num_tokens, int64_t k, bool norm) {
   return stages_within(num_tokens, k, kTwo.shared_bytes) >= kGoodStages ? kTwo : Room{1, 200 * kKiB};
 }
 
-// Of up to `wanted`; fewer than kMinStages: it does not fit.
+// Stages of the ring, at most `wanted`; fewer than kMinStages: it does not fit.
 int num_stages(int64_t num_tokens, int64_t k, bool norm, int64_t wanted) {
   const int most = stages_within(num_tokens, k, device_limits().shared_bytes_per_block);
   const int good = stages_within(num_tokens, k, room_of(num_tokens, k, norm).shared_bytes);
@@ -417,7 +418,7 @@ int num_stages(int64_t num_tokens, int64_t k, bool norm, int64_t wanted) {
 
 using FewKernel = void (*)(FewArgs);
 
-// The kernel may use all shared memory; told to the driver once.
+// Allows the kernel to use all shared memory, once.
 template <TokenClass kClass, bool kNorm>
 FewKernel allowed_kernel() {
   static const FewKernel allowed = [] {

@@ -1,16 +1,16 @@
-// Dense linears of few tokens: the weights' bytes are the time.
+// Dense linears of few tokens, bound by reading the weights.
 #pragma once
 
 #include "kernels/ops.h"
 
 namespace fp4moe {
 
-// Up to here a step's kernels are bound by latency, and norming the tokens in every block costs less than a
-// launch of its own.
+// Up to this many tokens a step's kernels are bound by latency, and normalising the tokens in every block
+// costs less than a separate launch.
 constexpr int64_t kFewLoneTokens = 4;
 
-// Whether linear_few takes T rows of K: T <= 16, K a multiple of 32, and x beside a ring of weights in shared
-// memory.
+// Whether linear_few supports T rows of K: T <= 16, K a multiple of 32, and x and a ring of weights fit in
+// shared memory.
 bool linear_few_fits(int64_t num_tokens, int64_t k);
 
 // DenseOps::linear. Precondition: linear_few_fits.

@@ -1,13 +1,14 @@
 // Dense linear by cuBLASLt.
 //
 // Computes:  out [T, N] f32 (+)= x [T, K] W^T + bias; x and W [N, K] bf16 row-major.
-// Shapes:    any. The algorithm is its heuristic's first for (T, N, K, bias, accumulate), asked once;
-//            kOneForAll: without split K, of the first T from kInvariantTokens on that fills a quarter of the
-//            SMs.
-// Bytes:     2 N K + T (2 K + 4 N).   Flops: 2 T N K.   Bound: the larger of the two.
+// Shapes:    any. The algorithm is the heuristic's first for (T, N, K, bias, accumulate), queried once.
+//            kOneForAll: the first without split K for the smallest T of kInvariantTokens, twice that, ...
+//            that fills a quarter of the SMs.
+// Bytes:     2 N K + T (2 K + 4 N).
+// Flops:     2 T N K.
+// Bound:     the larger of the two.
 // Numerics:  f32 sums; split-K partial sums are f32 and added in a fixed order. kOneForAll: a token's bits
-// are
-//            the same whatever T is (test, on the version that it runs with).
+//            are the same whatever T is (verified by a test for the cuBLASLt version that it runs with).
 #include "kernels/cuda/linear_lt.h"
 
 #include <cuda_runtime.h>
@@ -25,12 +26,12 @@ namespace fp4moe {
 
 namespace {
 
-constexpr size_t kMaxAlgorithms = 4096;       // that are remembered; asking again gives the same
-constexpr size_t kWorkspaceBytes = 32 << 20;  // what cuBLAS itself takes on Hopper
+constexpr size_t kMaxAlgorithms = 4096;       // remembered; a new query gives the same
+constexpr size_t kWorkspaceBytes = 32 << 20;  // as cuBLAS itself uses on Hopper
 constexpr int64_t kInvariantTokens = 64, kMostInvariantTokens = 1024;
 constexpr float kEnoughWaves = 0.25f;
 
-// One matrix product as cuBLASLt has it: column-major, D [N, T] = W^T [N, K] x [K, T].
+// One matrix product as cuBLASLt sees it: column-major, D [N, T] = W^T [N, K] x [K, T].
 class Problem {
  public:
   Problem(const CublasLt& lt, const LinearArgs& a, int64_t num_tokens) : lt_(lt) {
@@ -125,7 +126,7 @@ class LinearLt {
     }
   }
 
-  // `reductions`: what split K may do; `waves`: of blocks on the SMs.
+  // `reductions`: reduction schemes that split K may use; `waves`: waves of blocks on the SMs.
   cublasStatus_t choose(const Problem& problem, uint32_t reductions, cublasLtMatmulAlgo_t& algorithm,
                         float* waves = nullptr) {
     if (problem.status() != CUBLAS_STATUS_SUCCESS) return problem.status();

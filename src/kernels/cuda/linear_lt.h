@@ -1,17 +1,18 @@
-// Dense linears of many tokens, and of shapes that linear_few does not take.
+// Dense linears of many tokens, and of shapes that linear_few does not support.
 #pragma once
 
 #include "kernels/ops.h"
 
 namespace fp4moe {
 
-// Opens cuBLASLt, makes its handle and its workspace; later calls return what the first did.
+// Opens cuBLASLt, creates its handle and its workspace; later calls return the first call's status.
 Status prepare_linear_lt();
 
-// kBest: of each number of tokens. kOneForAll: one for any number, which gives a token the same bits.
+// kBest: the best for each number of tokens. kOneForAll: one for any number, so that a token has the same
+// bits.
 enum class LtAlgorithm : uint8_t { kBest, kOneForAll };
 
-// DenseOps::linear. What fails is kept by the current stream. Calls of several streams must not overlap: they
+// DenseOps::linear. Errors are kept by the current stream. Calls of several streams must not overlap: they
 // share the workspace.
 void linear_lt(const LinearArgs& args, LtAlgorithm algorithm);
 

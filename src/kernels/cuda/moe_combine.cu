@@ -3,7 +3,7 @@
 // Computes  out[t] (+)= sum over k, in top-k order, of weight[t, k] * y[row_of_slot[t, k]]; on any GPU.
 // Bytes     T topk H of y (2 or 4 bytes each) read, T H written.
 // Bound     HBM or L2.
-// Numerics  f32, one chain a column.
+// Numerics  f32, one chain per column.
 #include <cuda_bf16.h>
 
 #include "kernels/cuda/launch.h"

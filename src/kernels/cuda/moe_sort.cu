@@ -1,12 +1,13 @@
 // Slots of a batch to rows by expert: a counting sort, stable, on any GPU.
 //
 // Computes  offsets (packed), counts, slot_of_row, row_of_slot of DeviceRows from ids [T, topk]: an expert's
-//           rows in ascending slot order; what is not a local expert gets row -1.
-// Bytes     ids read twice or three times, 8 bytes written a slot.
+//           rows in ascending slot order; slots without a local expert get row -1.
+// Bytes     ids read twice or three times, 8 bytes written per slot.
 // Bound     latency: one block for up to kOneBlockSlots, else two kernels of up to kSortBlocks blocks.
-// Numerics  integers; the order is fixed by construction, no counter is raced for.
-// w4a8's tokens are quantised by other blocks of the same launch (fp8_tokens.cuh): a launch of its own would
-// cost a layer of 16 tokens more than the work.
+// Numerics  integers; the order is fixed by construction and does not depend on races.
+//
+// w4a8's tokens are quantised by other blocks of the same launch (fp8_tokens.cuh): for a layer of 16 tokens a
+// separate launch would cost more than the work.
 #include <algorithm>
 
 #include "kernels/cuda/fp8_tokens.cuh"
@@ -22,7 +23,7 @@ constexpr int kOneBlockSlots = 4096, kMaxThreads = 1024;
 
 struct SortPlan {
   MoeSortArgs a;
-  TokenQuantArgs tokens;  // blocks from num_blocks on have one each
+  TokenQuantArgs tokens;  // blocks num_blocks and up quantise one each
   int num_slots = 0, num_blocks = 1, slots_per_block = 0, slots_per_warp = 0, threads = 0;
   KernelMark mark;
 };
@@ -68,7 +69,8 @@ __global__ void count_slots_kernel(const SortPlan plan) {
     a.scratch[blockIdx.x * num_experts + e] = counts[e];
 }
 
-// Exclusive sums of v[0 ... n) in place, and v[n] = their total. All threads; scan: one int a warp.
+// Exclusive sums of v[0 ... n) in place, and v[n] = their total. Called by all threads; scan: one int per
+// warp.
 __device__ void scan_in_block(int* v, int n, int* scan) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, each = (n + blockDim.x - 1) / blockDim.x;
   const int first = min(n, static_cast<int>(threadIdx.x) * each), last = min(n, first + each);
@@ -92,7 +94,7 @@ __device__ void scan_in_block(int* v, int n, int* scan) {
   __syncthreads();
 }
 
-// Each warp's slots by expert: hist[warp][e].
+// Counts each warp's slots by expert: hist[warp][e].
 __device__ void count_by_warp(const MoeSortArgs& a, const SortPlan& plan, int first, int end, int* hist) {
   const int lane = threadIdx.x % 32;
   for (int base = first; base < first + plan.slots_per_warp; base += 32) {

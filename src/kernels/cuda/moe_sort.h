@@ -1,4 +1,4 @@
-// Slots to rows by expert, and rows back to tokens (moe_sort.cu, moe_combine.cu), behind DeviceMoeOps.
+// Slots to rows by expert, and rows back to tokens (moe_sort.cu, moe_combine.cu), used through DeviceMoeOps.
 #pragma once
 
 #include "kernels/device_moe.h"
@@ -15,7 +15,7 @@ struct TokenQuantArgs {
   uint16_t* values = nullptr;
   float* scales = nullptr;
 };
-// moe_sort(), and the tokens by other blocks of its launch. Hopper only.
+// moe_sort(), with the tokens quantised by other blocks of its launch. Hopper only.
 void moe_sort_and_quantize(const MoeSortArgs& a, const TokenQuantArgs& tokens);
 
 }  // namespace fp4moe

@@ -1,4 +1,4 @@
-// Norm and route in one launch: a cluster of 8 blocks for each of few tokens, a block for each of more.
+// Norm and route in one launch: a cluster of 8 blocks per token for few tokens, a block per token for more.
 //
 // Computes:  y = x / sqrt(mean(x^2) + eps) * weight as bf16 and f32; logits = y W^T (+ bias); their
 //            choose_experts().
@@ -6,12 +6,12 @@
 //            cluster holds E rows of an eighth of H in shared memory. More tokens: H up to 4096.
 // Bytes:     2 E H for each token (from the L2 after the first), T H (4 + 2 + 4).
 // Flops:     2 T E H as f32 multiply-adds.
-// Bound:     latency: the weights are there before the wait (in a token's only block those of 16 experts);
+// Bound:     latency: the weights are loaded before the wait (with a block per token those of 16 experts);
 //            then reading x, one exchange, the choice.
 // Numerics:  f32 sums of x weight W: a lane's columns in order, a warp by halves, the eighths in order; then
 //            times 1 / rms. The same bits whatever T is.
 // Measured:  H200, E = 32, H = 2880: 4.1 us for 1 token, 4.7 for 8, 6.1 for 16, 6.9 for 32, 7.1 for 64, 8.1
-//            for 128; norm, gate and choice as kernels of their own 8.2 for 32, 10.1 for 64, 14.3 for 128.
+//            for 128; norm, gate and choice as separate kernels 8.2 for 32, 10.1 for 64, 14.3 for 128.
 #include "kernels/cuda/norm_route.h"
 
 #include <algorithm>
@@ -28,13 +28,13 @@ namespace {
 constexpr int kBlocks = 8;  // of a cluster
 constexpr int kWarps = 8, kThreads = kWarps * 32;
 constexpr int kVector = 8;                            // columns that a lane reads at once
-constexpr int kVectors = 4;                           // of a lane at most
-constexpr int64_t kMaxClusters = 16;                  // more tokens have a block each
-constexpr int kBlockThreads = 2 * kBlocks * 32;       // of such a block
-constexpr int kBlockVectors = 2, kExpertsAhead = 8;   // of a lane there
-constexpr int64_t kMaxBlockExperts = 512;             // whose sums such a block has room for
-constexpr int64_t kMaxBlockBytes = 24 * 1024 * 1024;  // of weights, read again for each such block
-constexpr int64_t kMaxWeightBytes = 128 * 1024;       // of a block
+constexpr int kVectors = 4;                           // per lane at most
+constexpr int64_t kMaxClusters = 16;                  // more tokens: a block per token
+constexpr int kBlockThreads = 2 * kBlocks * 32;       // of that block
+constexpr int kBlockVectors = 2, kExpertsAhead = 8;   // per lane of that block
+constexpr int64_t kMaxBlockExperts = 512;             // whose sums fit into that block
+constexpr int64_t kMaxBlockBytes = 24 * 1024 * 1024;  // of weights, read again by each such block
+constexpr int64_t kMaxWeightBytes = 128 * 1024;       // of weights in a cluster's block
 constexpr int64_t kMaxBytesInAll = 3 * 1024 * 1024;   // of weights, read again for each token
 constexpr int kExpertsAtOnce = 4;
 
@@ -51,7 +51,7 @@ struct NormRouteArgs {
   int hidden_size, num_experts;
 };
 
-// The vectors of a row that a block has: [begin, end).
+// A block's vectors of a row: [begin, end).
 struct Part {
   int begin, end;
   __host__ __device__ Part(int num_vectors, int block)
@@ -100,7 +100,7 @@ struct Columns {
   }
 };
 
-// Each lane copies what it will multiply itself, so that nobody waits for anybody.
+// Each lane copies the weights that it multiplies itself, so that no barrier is needed.
 __device__ __forceinline__ void copy_weights(const NormRouteArgs& a, const Part& part, uint4* weights) {
   const int pitch = max_part(a.hidden_size / kVector);
   for (int e = static_cast<int>(threadIdx.x) / 32; e < a.num_experts; e += kWarps)
@@ -119,7 +119,7 @@ __device__ __forceinline__ float dot(const float (&x)[kVector], const uint4& w, 
   return sum;
 }
 
-// This block's part of every expert's sum, to block 0.
+// Sends this block's part of every expert's sum to block 0.
 __device__ __forceinline__ void multiply(const NormRouteArgs& a, const Part& part, const Columns<kVectors>& x,
                                          const uint4* weights, const float* sums) {
   const int warp = static_cast<int>(threadIdx.x) / 32, pitch = max_part(a.hidden_size / kVector);
@@ -127,7 +127,7 @@ __device__ __forceinline__ void multiply(const NormRouteArgs& a, const Part& par
     float sum[kExpertsAtOnce] = {};
 #pragma unroll
     for (int j = 0; j < kExpertsAtOnce; ++j) {
-      const int e = first + j * kWarps < a.num_experts ? first + j * kWarps : first;  // of this warp's own
+      const int e = first + j * kWarps < a.num_experts ? first + j * kWarps : first;  // any valid one
       Columns<kVectors>::each(part, [&](int i, int v) {
         sum[j] = dot(x.values[i], weights[e * pitch + v - part.begin], sum[j]);
       });
@@ -141,7 +141,7 @@ __device__ __forceinline__ void multiply(const NormRouteArgs& a, const Part& par
   }
 }
 
-// Vector v of a token's normed row; x: times the norm's weight.
+// Writes vector v of a token's normalised row; x is already multiplied by the norm's weight.
 __device__ __forceinline__ void write_vector(const NormRouteArgs& a, int64_t t, int v,
                                              const float (&x)[kVector], float inverse) {
   float y[kVector];
@@ -155,7 +155,7 @@ __device__ __forceinline__ void write_vector(const NormRouteArgs& a, int64_t t, 
   f32[1] = {y[4], y[5], y[6], y[7]};
 }
 
-// x times the norm's weight; returns the sum of squares before, of the warp's columns.
+// Multiplies x by the norm's weight; returns the sum of the squares of the original x in the warp's columns.
 template <int kCount>
 __device__ __forceinline__ float square_and_weigh(const Columns<kCount>& norm_weight, Columns<kCount>& x) {
   float square = 0;
@@ -189,7 +189,7 @@ __device__ __forceinline__ void put_logits(const NormRouteArgs& a, int64_t t, co
   }
 }
 
-// By a warp. Behind the logits: the choice's memory.
+// Called by one warp. The choice's memory follows the logits.
 __device__ __forceinline__ void choose(const NormRouteArgs& a, int64_t t, float* logits) {
   choose_by_warp(a.rule, logits, reinterpret_cast<uint32_t*>(logits + a.num_experts), a.out, t);
 }
@@ -208,9 +208,9 @@ __global__ void __cluster_dims__(kBlocks) __launch_bounds__(kThreads)
   copy_weights(a, part, weights);
   Columns<kVectors> norm_weight, x;
   norm_weight.load(a.norm_weight, part);
-  ptx::cluster_wait();  // all blocks run, their memory can be written
+  ptx::cluster_wait();  // all blocks have started: their shared memory can be written
   ptx::grid_dependency_wait();
-  // Not sooner: experts' blocks that wait for whole SMs would run 15 % longer.
+  // Not sooner: the experts' blocks, which wait for whole SMs, would run 15 % longer.
   ptx::grid_dependents_launch();
   x.load(a.x + int64_t{blockIdx.y} * a.hidden_size, part);
   const float square = square_and_weigh(norm_weight, x);
@@ -232,10 +232,10 @@ __global__ void __cluster_dims__(kBlocks) __launch_bounds__(kThreads)
 
 // ---- a block for each token ------------------------------------------------------------------------------
 //
-// Its warps have the columns of the clusters' blocks, two warps the same, which share the experts: the same
-// sums in the same order.
+// Each of its warps has the columns of one block of a cluster; two warps have the same columns and split the
+// experts. So the sums are the same, in the same order.
 
-// A lane's weights of every second expert from `first` on, of the warp's columns.
+// A lane's weights of every second expert, beginning with `first`, in the warp's columns.
 struct ExpertWeights {
   uint4 values[kExpertsAhead][kBlockVectors];
 

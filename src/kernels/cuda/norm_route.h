@@ -5,7 +5,7 @@
 
 namespace fp4moe {
 
-// Whether norm_route() takes these sizes, and is faster than a kernel each.
+// Whether norm_route() supports these sizes and is faster than separate kernels.
 bool norm_route_fits(const DeviceRouterArgs& args);
 // cuda_route() with a norm. Precondition: norm_route_fits(), T > 0.
 void norm_route(const DeviceRouterArgs& args);

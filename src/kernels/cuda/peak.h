@@ -1,4 +1,4 @@
-// The launchers behind DevicePeakOps (kernels/device_peak.h), which says what they do.
+// The launchers of DevicePeakOps, which are documented in kernels/device_peak.h.
 #pragma once
 
 #include "kernels/device_peak.h"

@@ -1,4 +1,4 @@
-// The bf16 matmul of cuBLASLt that a GPU's rate is measured by.
+// The bf16 matmul of cuBLASLt that measures a GPU's peak rate.
 #include <cuda_runtime_api.h>
 
 #include <string>

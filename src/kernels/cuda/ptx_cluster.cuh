@@ -1,5 +1,4 @@
-// Clusters of blocks, and the shared memory of each other that they see, under the PTX manual's names. Device
-// code only.
+// Clusters of blocks and their distributed shared memory, under the PTX manual's names. Device code only.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -44,14 +43,15 @@ __device__ __forceinline__ float ld_cluster(uint32_t from) {
   return value;
 }
 
-// At `bar` of block `rank` of the cluster. Relaxed towards the other block's generic accesses: for rings
-// whose slots only bulk copies fill.
+// Arrives at `bar` of block `rank` of the cluster. Orders nothing with the other block's generic accesses:
+// for rings whose slots only bulk copies fill.
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint64_t* bar, uint32_t rank) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(map_cluster(shared_address(bar), rank))
                : "memory");
 }
 
-// Bulk load into every block of the cluster that `mask` names, at the same offsets, as is its barrier.
+// Bulk load into every block of the cluster in `mask`, at the same offset; in each it completes on the
+// barrier at the same offset.
 __device__ __forceinline__ void bulk_load_multicast(void* dst, const void* src, uint32_t bytes, uint64_t* bar,
                                                     uint16_t mask) {
   asm volatile(

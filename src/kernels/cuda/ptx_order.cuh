@@ -1,4 +1,4 @@
-// Ordered loads, stores and additions of words that blocks of one grid talk through (PTX ISA, "Memory
+// Ordered loads, stores and additions of words through which blocks of one grid communicate (PTX ISA, "Memory
 // Consistency Model"). Device code only.
 #pragma once
 
@@ -35,7 +35,7 @@ __device__ __forceinline__ uint32_t fetch_add(uint32_t* p, uint32_t v) {  // acq
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
   return old;
 }
-// Orders ordinary accesses, global and shared, and those of bulk copies.
+// Orders generic accesses, global and shared, with asynchronous ones (bulk copies, wgmma).
 __device__ __forceinline__ void fence_proxy_async_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 }  // namespace fp4moe::ptx

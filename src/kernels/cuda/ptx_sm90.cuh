@@ -48,12 +48,12 @@ __device__ __forceinline__ void bulk_load(void* dst, const void* src, uint32_t b
       : "memory");
 }
 
-// Starts to bring the 128 bytes round `global` into the L2.
+// Starts to fetch the 128-byte line of `global` into the L2.
 __device__ __forceinline__ void prefetch_l2(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 }
 
-// 16 bytes past L1, of which the last 16 - src_bytes are zeros.
+// 16 bytes, bypassing L1; the last 16 - src_bytes are zeros.
 __device__ __forceinline__ void cp_async16(uint32_t dst, const void* src, uint32_t src_bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(src_bytes)
                : "memory");
@@ -102,8 +102,8 @@ __device__ __forceinline__ uint32_t load_shared2(uint32_t address) {
   return v;
 }
 
-// A 16 x 16 matrix of bf16, transposed: address lane 8 i + j has the 16 bytes of row j of piece i, of which
-// lane 4 g + t has elements (2 t, g) and (2 t + 1, g) in v[i].
+// Stores a 16 x 16 matrix of bf16 transposed: lane 8 i + j has the address of the 16 bytes of row j of piece
+// i; lane 4 g + t has elements (2 t, g) and (2 t + 1, g) of piece i in v[i].
 __device__ __forceinline__ void store_transposed(void* to, const uint32_t (&v)[4]) {
   asm volatile(
       "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(to)),
@@ -118,7 +118,7 @@ __device__ __forceinline__ void fence_proxy_async() {
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-// Counts at the barrier without waiting at it.
+// Arrives at the barrier without waiting.
 __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -139,7 +139,7 @@ __device__ __forceinline__ void grid_dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// Lets the next kernel start once every block has said so.
+// Lets the next kernel start once every block has called this or exited.
 __device__ __forceinline__ void grid_dependents_launch() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -5,7 +5,7 @@
 // Bytes: those written. Flops: none.
 // Bound: memory.
 // Numerics: fill_normal adds four uniform 16-bit pieces (deviation 1, at most 3.5). Every code word of a tile
-//   is legal; scale bytes stay in the range that device_peak.h says.
+//   is legal; scale bytes stay in the range documented in device_peak.h.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 

@@ -1,11 +1,12 @@
 // RMS norms: of rows, and of the heads of a row in place.
 //
-// Computes:  y = x / sqrt(mean(x^2) + eps) * weight; rows give bf16 and/or f32, heads stay where they are.
+// Computes:  y = x / sqrt(mean(x^2) + eps) * weight; rows give bf16 and/or f32, heads are updated in place.
 // Shapes:    x [T, H] f32, any H; heads [T, num_heads, head_dim] with a row stride.
-// Bytes:     T H (4 + 2 and/or 4).   Flops: 4 T H.   Bound: HBM; at T = 1 the two passes' latency.
+// Bytes:     T H (4 + 2 and/or 4).
+// Flops:     4 T H.
+// Bound:     HBM; at T = 1 the two passes' latency.
 // Numerics:  f32. A thread sums every num_threads-th square, a warp by halves, then the warps in order: the
-// same
-//            bits whatever T is.
+//            same bits whatever T is.
 #include "kernels/cuda/dense_kernels.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/ptx_mma.cuh"
@@ -77,7 +78,7 @@ struct HeadsArgs {
   float eps;
 };
 
-// One warp a head.
+// One warp per head.
 __global__ void __launch_bounds__(256) head_norm_kernel(const __grid_constant__ HeadsArgs a) {
   ptx::grid_dependents_launch();
   ptx::grid_dependency_wait();

@@ -1,10 +1,11 @@
-// Rotary embedding, and new tokens' keys and values into their pages; both in one launch, or each by itself.
+// Rotary embedding, and storing new tokens' keys and values in their pages; both in one launch, or
+// separately.
 //
-// Computes:  pairs (i, i + rotary_dim / 2) of each head turned by position * inv_freq[i]; queries in place,
-// keys
-//            in place or into their page, values into their page (rounded if the pages are bf16).
+// Computes:  pairs (i, i + rotary_dim / 2) of each head rotated by position * inv_freq[i]; queries in place,
+//            keys in place or into their page, values into their page (rounded if the pages are bf16).
 // Shapes:    rows [T, row_stride] f32, heads contiguous.
-// Bytes:     8 of each turned element; 4 + 2 of each stored one.   Bound: HBM; at T = 1 latency.
+// Bytes:     8 per rotated element; 4 + 2 per stored element.
+// Bound:     HBM; at T = 1 latency.
 // Numerics:  the angle is rounded to f32, as in the models' training code; sincosf; products and sums in f32.
 #include "kernels/cuda/dense_kernels.h"
 #include "kernels/cuda/launch.h"
@@ -14,12 +15,12 @@
 namespace fp4moe::cuda {
 namespace {
 
-// What is done to the heads of one matrix.
+// The heads of one matrix, and what to do with them.
 struct Heads {
   float* x = nullptr;
   int64_t row_stride = 0;
   int num_heads = 0, head_dim = 0;
-  bool is_turned = false, is_stored = false;  // into `pages`, and then not in place
+  bool is_turned = false, is_stored = false;  // is_stored: into `pages` instead of in place
   KvPages pages;
 };
 
@@ -29,7 +30,7 @@ struct RopeKernelArgs {
   const float* inv_freq;
   float attention_factor;
   int half;  // rotary_dim / 2
-  // Where rows go that are stored; keys' and values' pages are as long as each other:
+  // Where stored rows go; keys' and values' pages have the same page_size:
   const int32_t* row_sequence;
   const int32_t* page_table;
   int64_t max_pages;
@@ -57,14 +58,14 @@ __device__ void store(const KvPages& pages, int64_t at, float value) {
     static_cast<bf16*>(pages.data)[at].bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
 }
 
-// What is known of a row before its values are.
+// What is known of a row before its values are ready.
 struct Row {
   int64_t t, position;
   int32_t page;  // where it is stored; -1: padding, or nothing is stored
   Turn turn;     // of pair threadIdx.x
 };
 
-// One head of one row: pairs threadIdx.x, + 32, ..., then what is not turned.
+// One head of one row: pairs threadIdx.x, + 32, ..., then the elements that are not rotated.
 __device__ void do_head(const RopeKernelArgs& a, const Heads& heads, int head, const Row& row) {
   float* x = heads.x + row.t * heads.row_stride + static_cast<int64_t>(head) * heads.head_dim;
   if (heads.is_stored && row.page < 0) return;

@@ -1,14 +1,15 @@
 // The router: gate GEMM on the tensor cores, then scoring and choice, a warp for each token.
 //
-// Computes: logits = x W^T (+ bias), x f32 [T, H], W bf16 [E, H]; then choose_experts() of each row.
-// Shapes: H % 32 == 0, E <= 1024, top-k <= 32, any T.
-// Bytes: E H 2 of weights for every 8 or 32 tokens (L2 after the first), T H 4 of x for every 16 or 256
-//   experts; logits T E 4.
-// Flops: 3 * 2 T E H on the tensor cores: x is cut into three bf16 parts, whose products with W are exact.
-// Bound: T <= 8: the read of W, 1 to 4 MB; prefill: cutting x, 8 instructions an element and 256 experts.
-// Numerics: sums in f32 in a fixed order that depends on T, E and H, batch_invariant: on E and H; the
-// choice's scores,
-//   exponentials and sums in double as on the CPU: equal logits give equal ids.
+// Computes:  logits = x W^T (+ bias), x f32 [T, H], W bf16 [E, H]; then choose_experts() of each row.
+// Shapes:    H % 32 == 0, E <= 1024, top-k <= 32, any T.
+// Bytes:     2 E H of weights for every 8 or 32 tokens (from L2 after the first), 4 T H of x for every 16 or
+//            256 experts; logits 4 T E.
+// Flops:     3 * 2 T E H on the tensor cores: x is split into three bf16 parts, whose products with W are
+//            exact.
+// Bound:     T <= 8: the read of W, 1 to 4 MB; prefill: splitting x, 8 instructions per element and 256
+//            experts.
+// Numerics:  sums in f32 in a fixed order that depends on T, E and H (batch_invariant: on E and H only). The
+//            choice's scores, exponentials and sums are in double as on the CPU: equal logits give equal ids.
 #include <cooperative_groups.h>
 #include <cuda_runtime.h>
 
@@ -38,11 +39,11 @@ struct GateArgs {
   const float* bias;  // or null
   float* logits;      // [T, E]
   int num_tokens, num_experts, hidden_size;
-  int expert_warps;  // of a CTA side by side; the others share its columns out
+  int expert_warps;  // of a CTA with different experts; the rest split the columns
 };
 
-// Two f32 as three pairs of bf16 that add up to them: the bits of a f32's fraction in three pieces.
-// Infinities and NaN are in the first part alone.
+// Two f32 as three pairs of bf16 that add up to them: the bits of an f32's fraction in three pieces.
+// Infinities and NaN are only in the first part.
 struct Parts {
   uint32_t v[3];
 };
@@ -111,8 +112,8 @@ struct GateTile {
   }
 };
 
-// The blocks of a cluster, the same shared memory of another of them, and the order of launches: Hopper's;
-// other GPUs have no clusters and launch one kernel behind the other.
+// Cluster barriers, another block's shared memory and dependent launches, on Hopper; other GPUs have no
+// clusters and run one kernel after the other.
 __device__ void wait_for_cluster(int blocks) {
 #if __CUDA_ARCH__ >= 900
   if (blocks > 1) return cooperative_groups::this_cluster().sync();
@@ -152,7 +153,7 @@ __global__ void __launch_bounds__(kGateWarps * 32) gate_kernel(const GateArgs a)
   for (int i = 0; i < kValues; ++i)
     shared[warp][i * 32 + lane] = tile.sum[i / 4 / kTokens][i / 4 % kTokens][i % 4];
   __syncthreads();
-  // The block's sums in the place of its first slice's; then the first block adds up the cluster's.
+  // Adds up the block's slices in the place of the first one; then the first block adds up the cluster's.
   const int num_sums = a.expert_warps * kValues * 32;
   for (int v = threadIdx.x; v < num_sums; v += kGateWarps * 32) {
     float* first = &shared[v / (kValues * 32)][v % (kValues * 32)];
@@ -176,7 +177,7 @@ __global__ void __launch_bounds__(kGateWarps * 32) gate_kernel(const GateArgs a)
     if (e >= a.num_experts || t >= a.num_tokens) continue;
     a.logits[static_cast<int64_t>(t) * a.num_experts + e] = a.bias != nullptr ? sum + a.bias[e] : sum;
   }
-  wait_for_cluster(splits);  // nobody leaves while its sums are read
+  wait_for_cluster(splits);  // no block exits while its sums are read
 }
 
 // ---- choice --------------------------------------------------------------------------------------
@@ -202,7 +203,7 @@ __global__ void __launch_bounds__(kChooseWarps * 32) choose_kernel(const ChooseA
 unsigned blocks_of(int64_t n, int64_t size) { return static_cast<unsigned>(ceil_div(n, size)); }
 bool has_clusters() { return device_limits().compute_major >= 9; }
 
-// How the gate is cut: few tokens fill the machine by splitting the columns.
+// How the gate is split: for few tokens, splitting the columns fills the machine.
 struct GatePlan {
   bool few = false;
   int expert_warps = 1;

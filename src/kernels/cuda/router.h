@@ -5,8 +5,8 @@
 
 namespace fp4moe {
 
-// Two launches on the current stream, none for T = 0. The logits are f32 sums of exact products, the bias
-// last.
+// Enqueued on the current stream: two launches, with a norm one (norm_route.h) or three; none for T = 0. The
+// logits are f32 sums, the bias added last.
 void cuda_route(const DeviceRouterArgs& args);
 
 }  // namespace fp4moe

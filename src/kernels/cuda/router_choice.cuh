@@ -22,13 +22,13 @@ __device__ __forceinline__ uint32_t key_of(float score) {
 struct Candidates {
   const uint32_t* keys;  // [n], shared memory
   int n;
-  uint32_t open = 0;  // this lane's candidates that may be chosen: bit i / 32
+  uint32_t open = 0;  // this lane's candidates that may still be chosen: bit i / 32
 
   __device__ void take_all() {
     const int lane = threadIdx.x % 32, mine = (n - lane + 31) / 32;
     open = mine >= 32 ? ~0u : (1u << max(mine, 0)) - 1;
   }
-  // The best open one, of equals the first; it is closed. -1: there is none.
+  // Returns and closes the best open candidate, the first among equals; -1: none is open.
   __device__ int take_best() {
     const int lane = threadIdx.x % 32;
     uint32_t best = 0;
@@ -56,7 +56,8 @@ __device__ __forceinline__ double warp_sum(double v) {
   return v;
 }
 
-// The sum of a group's two best scores, NaN if there are no two numbers (or one, of one).
+// The sum of a group's two best scores, NaN unless it has two scores that are numbers (in a group of one:
+// one).
 __device__ __forceinline__ float group_score(const float* scores, int size, int rotation) {
   float best = nanf(""), second = best;
   for (int i = 0; i < size; ++i) {
@@ -70,8 +71,8 @@ __device__ __forceinline__ float group_score(const float* scores, int size, int 
   return size == 1 ? best : best + second;
 }
 
-// Closes the candidates of all groups but the best; scores and keys of candidates are written, room is for
-// keys of groups.
+// Closes the candidates of all groups but the best; the candidates' scores and keys are set, `room` is for
+// the groups' keys.
 __device__ __forceinline__ void keep_best_groups(const RoutingRule& rule, const float* scores, uint32_t* room,
                                                  Candidates& all) {
   const int groups = static_cast<int>(rule.num_groups), size = all.n / groups, lane = threadIdx.x % 32;
@@ -113,14 +114,15 @@ __host__ __device__ constexpr int choice_words(int64_t num_experts) {
   return static_cast<int>(3 * num_experts + kMaxRouterGroups);
 }
 
-// What is chosen for all rows.
+// Outputs of the choice for all rows.
 struct Choices {
   int32_t* ids;    // [T, K]
   float* weights;  // [T, K]
   ExpertCountArgs count;
 };
 
-// Row t: logits [E] -> ids and weights [K], best first; all lanes. The logits may lie in shared memory.
+// Row t: logits [E] -> ids and weights [K], best first; called by all lanes. The logits may be in shared
+// memory.
 __device__ __forceinline__ void choose_by_warp(const RoutingRule& rule, const float* logits_in,
                                                uint32_t* memory, const Choices& out, int64_t t) {
   const int lane = threadIdx.x % 32, experts = static_cast<int>(rule.num_experts);

@@ -1,8 +1,10 @@
-// Ops that move rows: embed, add, gather_rows, copy_heads, copies from the host, KV pages to it and from it.
+// Ops that move rows: embed, add, gather_rows, copy_heads, copies from the host, KV pages to and from the
+// host.
 //
 // Computes:  as kernels/ops.h says, element by element.
-// Bytes:     what they read and write.   Bound: HBM; at T = 1 a launch; where the host is one side, PCIe.
-// Numerics:  exact, but for add's one rounding.
+// Bytes:     what they read and write.
+// Bound:     HBM; at T = 1 the launch; for copies from and to the host PCIe.
+// Numerics:  exact, except for add's one rounding.
 #include "base/check.h"
 #include "kernels/cuda/dense_kernels.h"
 #include "kernels/cuda/kernel_mark.cuh"
@@ -14,13 +16,13 @@ namespace fp4moe::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kPerThread = 4;  // elements, so that few-token rows have blocks enough
+constexpr int64_t kPerThread = 4;  // elements; few, so that few rows still make enough blocks
 
 dim3 blocks_of(int64_t rows, int64_t cols) {
   return dim3(static_cast<unsigned>(rows), static_cast<unsigned>(ceil_div(cols, kThreads * kPerThread)));
 }
 
-// The columns that this thread handles of a row of `cols`.
+// Calls function(column) for this thread's columns of a row of `cols`.
 template <class Function>
 __device__ void each_column(int64_t cols, Function function) {
   const int64_t first = blockIdx.y * kThreads * kPerThread + threadIdx.x;
@@ -34,7 +36,8 @@ struct MarkedEmbed {
   KernelMark mark;
 };
 
-// A step's first kernel. What follows may read the batch without a wait: it starts once the batch is there.
+// A step's first kernel. It lets dependents start only once the batch is there, so later kernels may read the
+// batch without a wait.
 __global__ void __launch_bounds__(kThreads) embed_kernel(const __grid_constant__ MarkedEmbed marked) {
   const EmbedArgs& a = marked.args;
   ptx::grid_dependency_wait();
@@ -76,7 +79,8 @@ __global__ void __launch_bounds__(kThreads) copy_heads_kernel(const __grid_const
   });
 }
 
-// Block (., row), of both parts' rows. What it copies first is read before the wait: the host has written it.
+// Grid (rows of both parts, blocks per row). A thread's first word is read before the wait, since the host
+// wrote it.
 __global__ void __launch_bounds__(kThreads)
     copy_from_host_kernel(const __grid_constant__ CopyFromHostArgs a) {
   const bool is_second = blockIdx.x >= a.parts[0].num_rows;
@@ -96,7 +100,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A thread moves 16 bytes, which lie in canonical order as the threads do.
+// A thread moves 16 bytes; threads are in canonical order.
 __global__ void __launch_bounds__(kThreads) copy_kv_page_kernel(const __grid_constant__ KvPageCopyArgs a) {
   ptx::grid_dependency_wait();
   const int64_t pieces = a.row_bytes / int64_t{sizeof(uint4)},

@@ -1,19 +1,18 @@
-// Sampling: a cluster of 8 blocks a row, which holds the row in its shared memory.
+// Sampling: a cluster of 8 blocks per row, which holds the row in its shared memory.
 //
 // Computes:  kernels/device_sampler.h: greedy; plain temperature; top_k, top_p and min_p; edited logits and
-// masks;
-//            log-probabilities, also of a given id.
-// Shapes:    logits [rows, V] f32, V <= 400000: an eighth of a row lies in each block's shared memory.
-// Bytes:     4 rows V, once, V / 8 a mask, and 16 an edit for each block.   Flops: three double-precision exp
-// an element at
-//            most.
+//            masks; log-probabilities, also of a given id.
+// Shapes:    logits [rows, V] f32, V <= 400000: each block holds an eighth of a row in shared memory.
+// Bytes:     4 rows V, once; V / 8 per mask; 16 per edit for each block.
+// Flops:     at most three double-precision exp per element.
 // Bound:     latency of the cluster's exchanges for a few rows; the exps for many.
-// Numerics:  weights exp((x - max) / temperature) are made in double, as on the CPU, and then are integers in
-//            units of 2^-44 of the largest: sums are exact in any order, so the same bits on every run. An id
-//            that weighs less than 2^-45 of the best is never drawn. top_k, top_p and the draw in rank order
-//            are the same search: the id at which a running count or weight over the ranked ids passes a
-//            target, found digit by digit of the logits' bits (radix select). Edits are those of the CPU to
-//            the bit; they come after the log-probabilities, whose logits are the model's.
+// Numerics:  weights exp((x - max) / temperature) are computed in double, as on the CPU, and then are
+//            integers in units of 2^-44 of the largest: sums are exact in any order, so every run has the
+//            same bits. An id that weighs less than 2^-45 of the best is never drawn. top_k, top_p and the
+//            draw in rank order are the same search: the id at which a running count or weight over the
+//            ranked ids passes a target, found digit by digit of the logits' bits (radix select). Edits match
+//            the CPU's bit for bit; they are applied after the log-probabilities, which use the model's
+//            logits.
 #include <cooperative_groups.h>
 
 #include "base/check.h"
@@ -60,7 +59,7 @@ struct Ranked {
 };
 
 struct Shared {
-  BinTotals first, later;  // of the first digit, and of the digit at hand
+  BinTotals first, later;  // of the first digit, and of the current digit
   uint64_t published[2][2];
   uint64_t warp_sums[2][kWarps];
   uint32_t counts[kBins], weights_low[kBins], weights_high[kBins];
@@ -81,14 +80,14 @@ class RowPart {
     const int part = static_cast<int>((a.vocab_size + kBlocks - 1) / kBlocks);
     first_id_ = rank_ * part;
     size_ = max(0, min(part, static_cast<int>(a.vocab_size) - first_id_));
-    segment_ = (part + kThreads - 1) / kThreads | 1;  // odd: threads side by side use different banks
+    segment_ = (part + kThreads - 1) / kThreads | 1;  // odd: adjacent threads use different banks
   }
 
   __device__ void sample(const SampleRowsArgs& a, int64_t row);
 
  private:
   template <class Function>
-  __device__ void each(Function function) const {  // element indices, side by side in a warp
+  __device__ void each(Function function) const {  // element indices, adjacent in a warp
     for (int i = static_cast<int>(threadIdx.x); i < size_; i += kThreads) function(i);
   }
   __device__ int segment_begin() const { return min(size_, static_cast<int>(threadIdx.x) * segment_); }
@@ -101,7 +100,7 @@ class RowPart {
   __device__ uint64_t block_scan(uint64_t value, uint64_t (&warp_sums)[kWarps], uint64_t& total);
   __device__ Scan cluster_scan(uint64_t value);
   __device__ uint64_t cluster_max(uint64_t value);
-  __device__ void publish(uint64_t value);  // of thread 0, to remote(); ends in a cluster barrier
+  __device__ void publish(uint64_t value);  // thread 0's value, for remote(); ends with a cluster barrier
   __device__ uint64_t remote(int block) {
     return *cluster_.map_shared_rank(&s_.published[parity_][0], block);
   }
@@ -116,16 +115,16 @@ class RowPart {
   __device__ uint64_t weight_of(float x) const {
     return static_cast<uint64_t>(exp((static_cast<double>(x) - max_) / temperature_) * kOne + 0.5);
   }
-  // Of all ids that weigh at least so much.
+  // Weight of all ids that weigh at least `at_least`.
   __device__ uint64_t total_weight(uint64_t at_least = 0);
   __device__ void draw_in_id_order(double random);
   __device__ void draw_ranked(const SampleRowParams& params);
-  // By one thread of the cluster. The model's own logit of the id is read again: x_ may be edited.
+  // Called by one thread of the cluster. The model's logit is read again, since x_ may be edited.
   __device__ void put_token(int32_t id) {
     out_->token_id = id;
     if (wants_logprobs_) out_->logprob = static_cast<float>(__ldcg(logits_ + id) - log_total_);
   }
-  // The nth (from 0) of the ids of `cut`, by id.
+  // Puts the nth (from 0) of the ids of `cut`, in order of ids.
   __device__ void put_nth(const Cut& cut, uint64_t nth);
   __device__ void list_top(int32_t num_top);
 
@@ -198,8 +197,8 @@ __device__ uint64_t RowPart::cluster_max(uint64_t value) {
 
 // ---- radix select -----------------------------------------------------------------------------------
 
-// totals (of this block's share of bins): ids and weights of the cluster's ids in `so_far` by their next
-// digit.
+// Sets totals, for this block's share of bins: counts and weights of the cluster's ids in `so_far`, by their
+// next digit.
 __device__ void RowPart::count_digit(const Cut& so_far, int bits, bool weighted, BinTotals& totals) {
   s_.counts[threadIdx.x] = s_.weights_low[threadIdx.x] = s_.weights_high[threadIdx.x] = 0;
   __syncthreads();
@@ -264,7 +263,7 @@ __device__ Cut RowPart::select(bool by_count, uint64_t target) {
 
 // ---- the parts of sample() --------------------------------------------------------------------------
 
-// False if the row holds NaN or infinity, or nothing else than -infinity. max_ is the row's maximum.
+// False if the row contains NaN or +infinity, or only -infinity. max_ is the row's maximum.
 __device__ bool RowPart::load(const SampleRowsArgs& a, int64_t row) {
   logits_ = a.logits + row * a.row_stride;
   const float* logits = logits_ + first_id_;
@@ -303,7 +302,7 @@ __device__ bool RowPart::find_best() {
   return true;
 }
 
-// An id is edited by one thread: it stands in the list once.
+// Only one thread edits an id: it is in the list once.
 __device__ void RowPart::edit(const LogitEdit* edits, int32_t num_edits) {
   for (int32_t j = static_cast<int32_t>(threadIdx.x); j < num_edits; j += kThreads) {
     const LogitEdit e = edits[j];
@@ -325,7 +324,7 @@ __device__ uint64_t RowPart::total_weight(uint64_t at_least) {
   return cluster_scan(sum).total;
 }
 
-// The first id at which the running weight exceeds `random` of the whole.
+// Draws the first id at which the running weight exceeds `random` times the total.
 __device__ void RowPart::draw_in_id_order(double random) {
   uint64_t sum = 0;
   for (int i = segment_begin(); i < segment_end(); ++i) sum += weight_of(x_[i]);
@@ -374,7 +373,7 @@ __device__ void RowPart::put_nth(const Cut& cut, uint64_t nth) {
     if (is_here(i) && index++ == nth) put_token(first_id_ + i);
 }
 
-// The first `num_top` ids in rank order: gathered in the first block, in any order, and put in order there.
+// Lists the first `num_top` ids in rank order: gathered in the first block in any order, and sorted there.
 __device__ void RowPart::list_top(int32_t num_top) {
   const uint64_t wanted = min(static_cast<uint64_t>(num_top), num_valid_);
   const Cut last = select(/*by_count=*/true, wanted - 1);
@@ -400,7 +399,6 @@ __device__ void RowPart::list_top(int32_t num_top) {
   if (threadIdx.x == 0) out_->num_top = static_cast<int32_t>(wanted);
 }
 
-// Of the ids that are there, after find_best() and, if is_weighted_, count_digit() of the first digit.
 __device__ void RowPart::keep_allowed(const uint32_t* allowed) {
   each([&](int i) {
     const int32_t id = first_id_ + i;
@@ -409,6 +407,8 @@ __device__ void RowPart::keep_allowed(const uint32_t* allowed) {
   __syncthreads();
 }
 
+// Chooses among the ids that are left, after find_best() and, if is_weighted_, count_digit() of the first
+// digit.
 __device__ void RowPart::choose(const SampleRowParams& params) {
   if (params.temperature == 0) {
     if (rank_ == 0 && threadIdx.x == 0) put_token(best_id_);
@@ -453,7 +453,7 @@ __device__ void RowPart::sample(const SampleRowsArgs& a, int64_t row) {
   if (is_leader) out_->status = SampleStatus::kNoToken;
 }
 
-// The row's result once more, by the block that has written it.
+// Copies the row's result to a.copy. Called by the cluster's first block.
 __device__ void copy_result(const SampleRowsArgs& a, int64_t row) {
   constexpr unsigned kWords = sizeof(SampledRow) / sizeof(uint32_t);
   if (a.copy == nullptr || threadIdx.x >= kWords) return;
@@ -470,7 +470,7 @@ __global__ void __cluster_dims__(kBlocks) __launch_bounds__(kThreads, 2)
   const int64_t row = blockIdx.x / kBlocks;
   RowPart part(a, shared, reinterpret_cast<float*>(memory));
   part.sample(a, row);
-  __threadfence();            // a block that is not the first may have put the token
+  __threadfence();            // another block than the first may have put the token
   cg::this_cluster().sync();  // others may still read this block's shared memory
   if (blockIdx.x % kBlocks == 0) copy_result(a, row);
 }

@@ -1,11 +1,12 @@
-// The best id of each row: a cluster of 8 blocks a row.
+// The best id of each row: a cluster of 8 blocks per row.
 //
 // Computes:  SampledRow::status and token_id of greedy rows without log-probabilities.
 // Shapes:    logits [rows, V] f32.
-// Bytes:     4 rows V, once.   Flops: a comparison an element.
+// Bytes:     4 rows V, once.
+// Flops:     a comparison per element.
 // Bound:     latency: two rounds of reads and one exchange for a row of 200 000; the L2 for many rows.
 // Measured:  on an H200 with V = 201088 and a mask, in a model's step: 7.0 us for a row, 24.7 for 64.
-// Numerics:  exact; of equal logits the lower id.
+// Numerics:  exact; among equal logits the lower id.
 #include <cooperative_groups.h>
 
 #include "kernels/cuda/launch.h"
@@ -18,11 +19,11 @@ namespace {
 
 namespace cg = cooperative_groups;
 
-// Threads of a block: more where rows are too few to fill the machine.
+// Threads of a block: more if the rows are too few to fill the machine.
 constexpr int kBlocks = 8, kMaxThreads = 1024, kThreads = 512, kManyRows = 32;
 
-// The best id of a part of a row: its key, then the lower id. 0: none; ~0: NaN or +infinity. `begin` is a
-// multiple of 32: a warp's 32 ids share a word of the mask.
+// The best id of a part of a row, as key << 32 | ~id. 0: none; ~0: the part contains NaN or +infinity.
+// `begin` is a multiple of 32: a warp's 32 ids share a word of the mask.
 __device__ uint64_t best_of(const SampleRowsArgs& a, const float* logits, int begin, int end) {
   constexpr int kAhead = 16;
   const int step = static_cast<int>(blockDim.x), lane = static_cast<int>(threadIdx.x) % 32;
@@ -51,7 +52,7 @@ __device__ uint64_t best_of(const SampleRowsArgs& a, const float* logits, int be
                         : 0;
 }
 
-// A cluster a row. A row without any id to choose is looked at again by the first block, to tell why.
+// A cluster per row. If a row has no id to choose, the first block reads it again to find out why.
 __global__ void __cluster_dims__(kBlocks) __launch_bounds__(kMaxThreads)
     greedy_kernel(const __grid_constant__ SampleRowsArgs a) {
   __shared__ uint64_t warps[kMaxThreads / 32], blocks[kBlocks];

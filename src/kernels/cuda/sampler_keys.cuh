@@ -11,7 +11,7 @@ namespace fp4moe {
 
 constexpr float kInfinity = __builtin_huge_valf();
 
-// Larger for larger logits; the two zeros are one.
+// Larger for larger logits; zeros of either sign are equal.
 __device__ __forceinline__ uint32_t key_of(float x) {
   const uint32_t bits = __float_as_uint(x + 0.0f);
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;

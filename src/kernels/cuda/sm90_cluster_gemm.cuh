@@ -1,6 +1,6 @@
-// What the expert GEMMs for many rows share (sm90_wide_gemm.cu, sm90_expert_gemm_fp8.cu): persistent clusters
+// Shared by the expert GEMMs for many rows (sm90_wide_gemm.cu, sm90_expert_gemm_fp8.cu): persistent clusters
 // of two blocks take units of up to kUnitTiles row tiles times some tokens of one expert; each warpgroup of
-// the cluster has a part, whose results leave through shared memory. Device code only.
+// the cluster computes a part and writes its results through shared memory. Device code only.
 #pragma once
 
 #include <cstdint>
@@ -17,14 +17,14 @@
 namespace fp4moe::sm90 {
 
 constexpr int kCluster = 2;
-constexpr int kOutTokens = 32;  // on their way out at once
+constexpr int kOutTokens = 32;  // written out at once
 
 struct Unit {
   int expert = 0, first_tile = 0, tiles = 0;  // row tiles: kUnitTiles, fewer at the end
   int first = 0, count = 0;                   // tokens of the expert
 };
 
-// A warpgroup's part of a unit. Where a unit has few row tiles, warpgroups share one and split the tokens.
+// A warpgroup's part of a unit. If a unit has few row tiles, warpgroups share one and split the tokens.
 template <int kUnitTiles>
 struct UnitPart {
   int tile = -1;             // -1: none
@@ -60,14 +60,14 @@ __device__ Unit find_unit(const DeviceRows& rows, int row_tiles, int num_experts
   return unit;
 }
 
-// The slot is free in both blocks of the cluster: a warp's part of saying so.
+// A warp's arrival at the slot's empty barrier in both blocks of the cluster.
 template <class Shared>
 __device__ __forceinline__ void release_in_cluster(Shared& shared, int slot) {
   const int lane = threadIdx.x % 32;
   if (lane < kCluster) ptx::mbarrier_arrive_cluster(&shared.empty[slot], lane);
 }
 
-// Takes a unit's stages with nothing to multiply.
+// Passes a unit's stages without multiplying.
 template <class Shared, int kStages>
 __device__ __forceinline__ void skip_stages(Shared& shared, RingPlace<kStages>& ring, int stages) {
   for (int k = 0; k < stages; ++k, ring.next()) {
@@ -77,8 +77,8 @@ __device__ __forceinline__ void skip_stages(Shared& shared, RingPlace<kStages>& 
   }
 }
 
-// A block's warpgroups begin one behind the other, some stages apart, so that they do not write their results
-// out all at once.
+// A block's warpgroups start one after the other, some stages apart, so that they do not all write out their
+// results at once. Each waits at a named barrier at which the previous one arrives.
 template <int kGroups>
 __device__ __forceinline__ void wait_for_group_before() {
   const int group = threadIdx.x / 128;
@@ -92,7 +92,7 @@ __device__ __forceinline__ void start_next_group() {
 
 // A warpgroup's sums over all of K. While the matrix unit works on a slab of columns, the next one is
 // unpacked. C::unpack(shared, slot, a): a slab of the group's row tile as A operands. C::add(n16, d, a,
-// tokens): d += a tokens, by the instruction of 16 n16 tokens.
+// tokens): d += a tokens, by the instruction for 16 n16 tokens.
 template <class C>
 struct SlabSums {
   float d[C::kMaxTokens / 2];
@@ -102,7 +102,7 @@ struct SlabSums {
   template <class Shared>
   __device__ __forceinline__ void step(Shared& shared, RingPlace<C::kStages>& ring, int n16, int first,
                                        uint32_t (&a)[4][4]) {
-    const int slot = __shfl_sync(~0u, ring.slot, 0);  // tells the compiler that a warp's lanes agree
+    const int slot = __shfl_sync(~0u, ring.slot, 0);  // so that the compiler knows it is warp-uniform
     ptx::mbarrier_wait(&shared.full[slot], ring.parity);
     C::unpack(shared, slot, a);
     const uint32_t tokens = ptx::shared_address(shared.tokens[slot]) + first * static_cast<int>(kSlabBytes);
@@ -114,7 +114,7 @@ struct SlabSums {
     if (--lag == 0) start_next_group<C::kGroups>();
   }
 
-  // first, count: of the unit's tokens.
+  // first, count: the part's tokens in the unit.
   template <class Shared>
   __device__ __forceinline__ void run(Shared& shared, RingPlace<C::kStages>& ring, int slabs, int first,
                                       int count) {
@@ -155,7 +155,7 @@ struct TileRows {
   }
 };
 
-// To be rounded to bf16: the approximations' 1e-6 do not show. A NaN stays one.
+// For results that are rounded to bf16: the approximations' errors of 1e-6 do not matter. NaN stays NaN.
 __device__ __forceinline__ float swiglu_fast(const SwigluShape& shape, float gate, float up) {
   float g, u;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(g) : "f"(gate), "f"(shape.limit));
@@ -164,9 +164,9 @@ __device__ __forceinline__ float swiglu_fast(const SwigluShape& shape, float gat
   return __fdividef(g, 1 + __expf(-shape.alpha * g)) * (u + shape.beta);
 }
 
-// A warp's 16 rows of kOutTokens tokens' sums (d of them, as wgmma leaves them) as bf16 into `out`: 32 bytes
-// a token, gated 16, in rows of kPitch bytes. scaled(sums, token, v): the four sums of a thread's two rows
-// and two tokens, with scales and bias.
+// Finishes a warp's 16 rows of kOutTokens tokens (d: their sums, as wgmma leaves them) and stores them as
+// bf16 in `out`: 32 bytes per token, gated 16, in rows of kPitch bytes. scaled(sums, token, v): the four sums
+// of a thread's two rows and two tokens, with scales and bias.
 template <bool kGated, int kPitch, class Scaled>
 __device__ __forceinline__ void stage_out(const Activation& activation, bool relu2, const Scaled& scaled,
                                           const float* d, uint8_t* out) {

@@ -1,5 +1,4 @@
-// What the expert GEMMs (sm90_expert_gemm.cu) do with their sums: scales, bias, activation, and out. Device
-// code only.
+// The epilogue of the expert GEMMs (sm90_expert_gemm.cu): scales, bias, activation, stores. Device code only.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,7 +10,7 @@
 
 namespace fp4moe::sm90 {
 
-// What the activation is: silu is swiglu with alpha 1, beta 0 and no limit.
+// Parameters of the activation: silu is swiglu with alpha 1, beta 0 and no limit.
 struct SwigluShape {
   float alpha, beta, limit;
 };
@@ -20,7 +19,7 @@ __device__ __forceinline__ SwigluShape swiglu_shape(const Activation& a) {
   return {a.alpha, a.beta, a.limit};
 }
 
-// 1 / (1 + exp(-x)) to 1e-6 of its value: the part of x log2(e) that f32 rounds away is put back, because
+// 1 / (1 + exp(-x)) to 1e-6 of its value: the part of x log2(e) that f32 rounds off is added back, because
 // ex2's relative error would grow with x. Below -85 it is 0.
 __device__ __forceinline__ float sigmoid(float x) {
   constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
@@ -116,8 +115,8 @@ __device__ __forceinline__ void store(const GemmPhase& phase, const PartOut& at,
     *reinterpret_cast<uint4*>(out) = {low.x, low.y, ptx::bf16_pair(v[4], v[5]), ptx::bf16_pair(v[6], v[7])};
 }
 
-// One warpgroup's sums of `tile`, 16 tokens at a time through shared
-// memory: one small loop that the instruction cache holds, and stores of whole sectors.
+// Finishes one warpgroup's sums of `tile`, 16 tokens at a time, through shared memory: a small loop that fits
+// the instruction cache, and stores of whole sectors.
 template <class C, int kSums>
 __device__ __forceinline__ void finish_tile(const GemmArgs& args, GemmShared<C>& shared, const WorkItem& item,
                                             int tile, const ItemScales<C>& scales, const float (&d)[kSums]) {
@@ -132,7 +131,7 @@ __device__ __forceinline__ void finish_tile(const GemmArgs& args, GemmShared<C>&
   at.column = gated ? tile * 32 + eighth * 4 : tile * 64 + eighth * 8;
 #pragma unroll 1
   for (int part = 0; part * C::kOutTokens < item.count; ++part) {
-    ptx::named_barrier(barrier, 128);  // what was there is read
+    ptx::named_barrier(barrier, 128);  // the previous part has been read
     put_sums<C>(part, d, out);
     ptx::named_barrier(barrier, 128);
     const int in_item = part * C::kOutTokens + token;

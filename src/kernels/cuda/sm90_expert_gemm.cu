@@ -2,20 +2,20 @@
 //
 // Computes  gate_up: out[r] = activation(gate x, up x) of the expert that row r belongs to;
 //           down: out[r] = W h + bias.
-//           In a layer both are one launch: a down item waits for its expert's gate/up items alone.
+//           In a layer both are one launch: a down item waits only for its expert's gate/up items.
 // Shapes    weights in tiles (tile_layout.h); tokens [rows, K] bf16, gathered by slot for gate/up.
 // Bytes     every active expert's weights once, if L2 holds a slab of weights and an expert's tokens.
 // Flops     2 rows K N, an expert's rows padded to 8 (few) or 16 (many).
-// Bound     few rows: HBM, closely followed by the instructions that unpack (2.2 to 2.8 a weight); many rows:
-//           those and the tensor cores together. From some 80 rows an expert sm90_wide_gemm.cu is faster.
+// Bound     few rows: HBM, closely followed by the instructions that unpack (2.2 to 2.8 per weight); many
+//           rows: those and the tensor cores together. From about 80 rows per expert on sm90_wide_gemm.cu is
+//           faster.
 // Numerics  f32 sums in ascending k, one chain for each output, whatever the counts; weights exact in bf16.
 //           w4a8, few rows: e4m3 codes of tokens and e4m3 operands of weights, both exact in f16.
 //
-// A block is four consumer warpgroups and a producer: one warp takes work and brings weight tiles by bulk
-// copies, three bring tokens. Few rows an expert go through mma.sync (sm90_expert_mma.cuh): its warps do not
-// wait for each other, as those of a warpgroup do at each wgmma; with wgmma 128 tokens of gpt-oss-120b's
-// layer take 595 us instead of 470, of which the reads are 350. Many rows go through wgmma
-// (sm90_expert_wgmma.cuh).
+// A block is four consumer warpgroups and a producer: one warp takes work and loads weight tiles by bulk
+// copies, three load tokens. Few rows per expert use mma.sync (sm90_expert_mma.cuh), whose warps do not wait
+// for each other as those of a warpgroup do at each wgmma; with wgmma 128 tokens of gpt-oss-120b's layer take
+// 595 us instead of 470, of which the reads are 350. Many rows use wgmma (sm90_expert_wgmma.cuh).
 #include "kernels/cuda/sm90_expert_gemm.h"
 
 #include <cuda_runtime.h>
@@ -35,9 +35,9 @@ namespace fp4moe {
 namespace sm90 {
 namespace {
 
-constexpr int64_t kFewRows = 28;  // of an expert: measured on an H200
+constexpr int64_t kFewRows = 28;  // per expert: measured on an H200
 
-// Nothing to multiply: the slab ends before this warpgroup's rows.
+// Passes an item's stages without multiplying: the slab ends before this warpgroup's rows.
 template <class C>
 __device__ void skip_item(GemmShared<C>& shared, RingPlace<C::kStages>& stage, int chunks) {
   for (int first = 0; first < chunks; first += C::kChunks, stage.next()) {
@@ -87,8 +87,8 @@ __device__ __forceinline__ void run_item(const GemmArgs& args, GemmShared<C>& sh
   }
 }
 
-// w4a8: the warpgroup that writes the last of an expert's rows quantises all of them. Others of the expert
-// have gone on to other items.
+// w4a8: the warpgroup that writes the last of an expert's rows quantises all of them. The expert's other
+// warpgroups have gone on to other items.
 template <class C>
 __device__ __forceinline__ void quantise_if_last(const GemmArgs& args, GemmShared<C>& shared,
                                                  const WorkItem& item, int group) {
@@ -126,7 +126,7 @@ __device__ void consume(const GemmArgs& args, GemmShared<C>& shared, int group) 
     else
       skip_item<C>(shared, stage, (phase.k + 63) / 64);
     if (args.num_phases == 2 && item.phase == 0) {
-      ptx::named_barrier(1 + group, 128);  // whose order of writes the release takes along
+      ptx::named_barrier(1 + group, 128);  // orders the group's writes before thread 0's release
       if constexpr (C::kFp8)
         quantise_if_last(args, shared, item, group);
       else if (threadIdx.x % 128 == 0)

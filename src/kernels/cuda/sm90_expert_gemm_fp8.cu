@@ -5,20 +5,19 @@
 //           8 x 96.
 // Bytes     weights once from HBM (the token tiles of an expert are neighbours in the work list), tokens
 //           once for each 256 to 512 weight rows, from L2.
-// Flops     2 rows N K, a unit's tokens padded to 16. Bound: the FP8 rate; below some 100 tokens an expert
-//           the weight bytes.
+// Flops     2 rows N K, a unit's tokens padded to 16.
+// Bound     the FP8 rate; below about 100 tokens per expert the weight bytes.
 // Launch    persistent clusters of two blocks, which share a unit's tokens: each fetches half of them for
 //           both. A block is two to four warpgroups that multiply, a row tile each, a thread that loads and
 //           one that finds units ahead. Units are dealt in turns.
 // Numerics  weights are the A operand, made in registers: a byte permute picks a magnitude's e4m3 byte from
-//           the eight of its scale (a table in shared memory), some 0.9 instructions a weight. The matrix
-//           unit adds in ascending K with about 14 bits: relative L2 1.4e-3 at K = 2880, beside 4e-2 of the
-//           FP8 tokens; adding sums of 128 columns in f32 instead made that 5e-4 and cost 7 to 10 %. Same
-//           bits on every run.
-// Measured  H200, MXFP4, gate/up: 1384 TFLOP/s on 65536 rows of 32 experts (H 7168, I 2048), 1018 on 32768
-//           rows of 128 (2880, 2880), 925 on 16384 and 569 on 8192. Even at 16 rows an expert a slab takes
-//           two warpgroups 780 cycles and three 925, 1.8 and 1.4 times what its bytes take: a warpgroup
-//           waits, reads shared memory, unpacks and issues one after the other.
+//           the eight of its scale (a table in shared memory), about 0.9 instructions per weight. The matrix
+//           unit adds in ascending K with about 14 bits: relative L2 1.4e-3 at K = 2880, compared to 4e-2 of
+//           the FP8 tokens; adding sums of 128 columns in f32 instead made that 5e-4 and cost 7 to 10 %. Same
+//           bits on every run. Measured H200, MXFP4, gate/up: 1384 TFLOP/s on 65536 rows of 32 experts (H
+//           7168, I 2048), 1018 on 32768 rows of 128 (2880, 2880), 925 on 16384 and 569 on 8192. Even at 16
+//           rows per expert a slab takes two warpgroups 780 cycles and three 925, 1.8 and 1.4 times what its
+//           bytes take: a warpgroup waits, reads shared memory, unpacks and issues one after the other.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -34,8 +33,8 @@ namespace fp4moe {
 namespace fp8 {
 namespace {
 
-// What the sums of a thread's rows g and g + 8 are multiplied by and moved by. Loaded before the sums are
-// made, multiplied after.
+// Factors and biases of the sums of a thread's rows g and g + 8. Loaded before the sums are computed,
+// multiplied after.
 struct RowFactors {
   float row[2];
   TileRows rows;
@@ -43,7 +42,7 @@ struct RowFactors {
   __device__ RowFactors(const Args& a, int expert, int tile)
       : row{factors_of(a, expert, tile)[0], factors_of(a, expert, tile)[8]},
         rows(a.epilogue, a.scales, a.bias, a.cols, expert, tile) {}
-  // Of the thread's row g of the tile.
+  // Row factors of the tile, beginning at the thread's row g.
   static __device__ const float* factors_of(const Args& a, int expert, int tile) {
     const int warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4;
     return reinterpret_cast<const float*>(a.weights + expert * a.matrix_bytes + a.factors_offset) +
@@ -57,10 +56,11 @@ struct RowFactors {
   }
 };
 
-// Staged tokens -> out, which points at the warp's first column of the first token; room: columns from there.
+// Staged tokens -> out, which points at the warp's first column of the first token; room: columns left from
+// there.
 template <bool kGated, int kPitch>
 __device__ __forceinline__ void store_out(bf16* out, int cols, int room, int count, const uint8_t* staged) {
-  constexpr int kPieces = kGated ? 1 : 2;  // of 16 bytes a token
+  constexpr int kPieces = kGated ? 1 : 2;  // of 16 bytes per token
   const int lane = threadIdx.x % 32, piece = lane % kPieces;
   if (piece * 8 >= room) return;
 #pragma unroll
@@ -72,7 +72,7 @@ __device__ __forceinline__ void store_out(bf16* out, int cols, int room, int cou
   }
 }
 
-// Each warp by itself.
+// Each warp works by itself.
 template <bool kGated, class C>
 __device__ __forceinline__ void finish(const Args& a, int64_t out_row, const typename C::Part& part,
                                        RowFactors& rows, const float* token_scales, uint8_t* staged,
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) expert_gemm_fp8(const __grid_c
     ptx::raise_registers<C::kConsumerRegs>();
     consume(a, shared);
   }
-  ptx::cluster_sync();  // nobody signals a block that is gone
+  ptx::cluster_sync();  // no block may signal one that has exited
 }
 
 template <class C>
@@ -169,13 +169,13 @@ void launch_gemm(const Args& a) {
   static const cudaError_t allowed =
       cudaFuncSetAttribute(expert_gemm_fp8<C>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            device_limits().shared_bytes_per_block);
-  static_cast<void>(allowed);  // if it was refused, every launch says so
+  static_cast<void>(allowed);  // if it was refused, every launch fails
   const auto blocks = static_cast<unsigned>(device_limits().num_sms / kCluster * kCluster);
   launch("expert_gemm_fp8", expert_gemm_fp8<C>, {blocks, C::kThreads, bytes, kCluster}, a);
 }
 
-// Rows of an expert up to which four warpgroups with 96 tokens are the fastest on an H200, or three with 160,
-// which are so for down from there on.
+// Rows per expert up to which four warpgroups with 96 tokens, or three with 160, are the fastest on an H200.
+// For down three are the fastest with any more rows, too.
 constexpr int64_t kFewestRows = 72, kFewRows = 140;
 
 template <Fp4Format kFormat>

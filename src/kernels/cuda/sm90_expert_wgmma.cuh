@@ -18,7 +18,7 @@ __device__ __forceinline__ void add(float (&d)[kCount], const uint32_t (&a)[kSte
   wgmma_commit();
 }
 
-// d += a tokens, by the instruction of 16 `n16` tokens. Every N works on the same registers: with a loop for
+// d += a tokens, by the instruction for 16 `n16` tokens. Every N works on the same registers: with a loop for
 // each, ptxas runs out of them and serialises wgmma.
 template <int kCount>
 __device__ __forceinline__ void add_any(int n16, float (&d)[kCount], const uint32_t (&a)[kSteps][4],
@@ -57,7 +57,7 @@ struct WgmmaSums {
     for (int i = 0; i < C::kMaxN / 2; ++i) d[0][i] = 0;
 #pragma unroll 1
     for (int first = 0; first < chunks; first += C::kChunks, stage.next()) {
-      const int slot = __shfl_sync(~0u, stage.slot, 0);  // tells the compiler that a warp's lanes agree
+      const int slot = __shfl_sync(~0u, stage.slot, 0);  // so that the compiler knows it is warp-uniform
       ptx::mbarrier_wait(&shared.full[slot], stage.parity);
       const uint8_t* weights = shared.weights[slot] + group * C::kTileBytes;
       const uint64_t tokens = wgmma_b_descriptor(ptx::shared_address(shared.tokens[slot]));

@@ -24,13 +24,14 @@ struct GemmPhase {
   const uint8_t* w = nullptr;
   const bf16* b = nullptr;  // [rows, K]
   bool gather = false;      // row r of b is slot_of_row[r] / topk
-  bool waits = false;       // for the phase before it, expert by expert
+  bool waits = false;       // for the previous phase, expert by expert
   const float* b_row_scales = nullptr;
   const float* bias = nullptr;  // [L, cols], gated [L, 2, cols], or null
   void* out = nullptr;          // [rows, cols]
   bool out_is_f32 = false;
-  // w4a8: of each expert's matrix in FP8 tiles. b then has the f16 values of e4m3 codes; quantised_out: when
-  // all of an expert's rows of out are written they become such rows in place, with these scales [rows].
+  // w4a8: layout of each expert's matrix in FP8 tiles; b then has the f16 values of e4m3 codes.
+  // quantised_out: once all of an expert's rows of out are written, they are quantised to such values in
+  // place, with these scales [rows].
   int64_t matrix_bytes = 0, factors_offset = 0;
   float* quantised_out = nullptr;
 };
@@ -45,14 +46,15 @@ struct GemmArgs {
   DeviceRows rows;
 };
 
-// What a block works on: `count` rows from first_row on, times the weight rows of a slab.
+// A block's unit of work: `count` rows beginning at first_row, times the weight rows of a slab.
 struct WorkItem {
   int phase = 0, expert = -1, slab = 0, first_row = 0, count = 0;  // expert -1: no more work
   int tiles = 0;                                                   // token tiles of the expert
 };
 
 // By rows of an expert: few are multiplied by mma.sync, whose warps do not wait for each other, many by
-// wgmma, where one dequantisation serves more tokens. Few rows of w4a8 too: FP8 tiles (fp8_tile_layout.h).
+// wgmma, where one dequantisation serves more tokens. kFewFp8: few rows of w4a8, with FP8 tiles
+// (fp8_tile_layout.h).
 enum class RowClass : uint8_t { kFew, kMany, kFewFp8 };
 
 // A block's slab is kGroups times kGroupTiles tiles of 64 rows, kGroupTiles for each consumer warpgroup,
@@ -68,14 +70,15 @@ struct GemmConfig {
   static constexpr int kWeightBytes = kTiles * (kFp8 ? 1 : kChunks) * kTileBytes;  // of a stage
   static constexpr int kChunkBytes = kMaxN * 128;                                  // of tokens
   static constexpr int kThreads = (kGroups + 1) * 128, kLoaderWarps = 3;
-  static constexpr int kProducerRegs = 32, kConsumerRegs = 112;  // together what a block is launched with
-  static constexpr int kOutTokens = 16, kOutPitch = 68;  // of the sums on their way out: [tokens][pitch] f32
+  static constexpr int kProducerRegs = 32, kConsumerRegs = 112;  // together those that a block is launched
+                                                                 // with
+  static constexpr int kOutTokens = 16, kOutPitch = 68;          // of the staged sums: [tokens][pitch] f32
   static constexpr int kOutBytes = kGroups * kOutTokens * kOutPitch * 4;
   static constexpr int kStages = (220 * 1024 - kOutBytes) / (kWeightBytes + kChunks * kChunkBytes);
-  static_assert(kTileGroup % kTiles == 0);  // a slab's tiles lie side by side
+  static_assert(kTileGroup % kTiles == 0);  // a slab's tiles are contiguous
 };
 
-// w4a8: what an item's sums are multiplied by. It comes with the item's first stage.
+// w4a8: factors of an item's sums, loaded with its first stage.
 template <class C>
 struct ItemScales {
   alignas(16) float rows[C::kFp8 ? C::kTiles * 64 : 4];  // of the weights
@@ -89,14 +92,15 @@ struct GemmShared {
   alignas(16) float out[C::kGroups][C::kOutTokens * C::kOutPitch];
   uint64_t full[C::kStages], empty[C::kStages], item_full[C::kItems], item_empty[C::kItems];
   WorkItem items[C::kItems];
-  // By items, of which so many at most are between the first that loads and the last that stores.
+  // One per item: at most this many items are between the first one being loaded and the last one being
+  // stored.
   ItemScales<C> scales[C::kFp8 ? C::kItems + 1 : 1];
   uint2 table[C::kFp8 ? 128 : 1];  // by scale index: the e4m3 bytes of the eight magnitudes
   bool is_last[C::kGroups];        // the group wrote the last of an expert's rows
   int tile_start[1];               // [L + 1]: token tiles before each expert
 };
 
-// A warp is done with what a barrier of consumers guards.
+// A warp's arrival at a barrier of consumers: it has read what the barrier guards.
 __device__ __forceinline__ void release(uint64_t* empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
@@ -107,7 +111,7 @@ __device__ __forceinline__ int rows_of(const DeviceRows& rows, int expert) {
   return rows.capacity == 0 ? count : max(0, min(count, static_cast<int>(rows.capacity)));
 }
 
-// Token tiles before each expert. One warp.
+// Counts the token tiles before each expert. Called by one warp.
 __device__ inline void count_tiles(const DeviceRows& rows, int num_experts, int max_n, int* tile_start) {
   const int lane = threadIdx.x % 32, each = (num_experts + 31) / 32;
   const int first = min(num_experts, lane * each), last = min(num_experts, first + each);
@@ -134,7 +138,7 @@ __device__ inline void count_tiles(const DeviceRows& rows, int num_experts, int 
 }
 
 // Item `index` of the list: phase by phase, expert by expert, slab by slab, so that the token tiles that
-// share a slab of weights are neighbours.
+// share a slab of weights are adjacent.
 template <class C>
 __device__ WorkItem find_item(const GemmArgs& args, const int* tile_start, int index) {
   WorkItem item;
@@ -162,7 +166,7 @@ __device__ WorkItem find_item(const GemmArgs& args, const int* tile_start, int i
   return item;
 }
 
-// The next index of the work list: of the counter that all blocks share, or in turns.
+// The next index of the work list: from the counter that all blocks share or, without one, in turns.
 __device__ __forceinline__ int claim_item(const GemmArgs& args, int turn) {
   if (args.rows.progress == nullptr) return static_cast<int>(blockIdx.x + turn * gridDim.x);
   return atomicAdd(args.rows.progress, 1);
@@ -188,7 +192,8 @@ struct ItemWeights {
     row_factors =
         phase.w + item.expert * matrix_bytes + phase.factors_offset + first_tile * 64 * sizeof(float);
   }
-  // Chunks `chunk` ... of 64 columns, `count` of the stage's two. The item's row factors come with the first.
+  // Loads `count` of a stage's two chunks of 64 columns, beginning with `chunk`. The item's row factors are
+  // loaded with its first chunk.
   __device__ __forceinline__ void load(int chunk, int count, uint8_t* to, float* factors,
                                        uint64_t* full) const {
     if constexpr (C::kFp8)
@@ -211,7 +216,7 @@ struct ItemWeights {
     if (factor_bytes > 0) ptx::bulk_load(factors, row_factors, factor_bytes, full);
     const uint8_t* from = first + chunk / 2 * stride;
     if (is_whole) return ptx::bulk_load(to, from, tiles * C::kTileBytes, full);
-    // The last 64 columns: without the codes of what would follow, which tokens' zeros multiply.
+    // The last 64 columns: skips the codes of the other half, which are multiplied by the tokens' zeros.
     for (int t = 0; t < tiles; ++t, from += C::kTileBytes, to += C::kTileBytes) {
       ptx::bulk_load(to, from, kFp8HalfCodeBytes, full);
       ptx::bulk_load(to + 2 * kFp8HalfCodeBytes, from + 2 * kFp8HalfCodeBytes, kScaleBytes, full);
@@ -219,7 +224,7 @@ struct ItemWeights {
   }
 };
 
-// The warp that takes work and brings its weights. Lane 0 alone; tile_start is made by all.
+// The warp that takes work and loads its weights. All lanes make tile_start; the rest is lane 0's.
 template <class C>
 __device__ void schedule_and_load_weights(const GemmArgs& args, GemmShared<C>& shared) {
   count_tiles(args.rows, args.num_experts, C::kMaxN, shared.tile_start);
@@ -239,7 +244,7 @@ __device__ void schedule_and_load_weights(const GemmArgs& args, GemmShared<C>& s
     const int chunks = (phase.k + 63) / 64;
     const int last_claim = max(0, chunks - 3 * C::kChunks);
     for (int chunk = 0; chunk < chunks; chunk += C::kChunks, stage.next()) {
-      // Late, so that a block takes no work that another could begin sooner.
+      // Late, so that a block does not take work that another could start sooner.
       if (chunk <= last_claim && chunk + C::kChunks > last_claim) index = claim_item(args, turn);
       ptx::mbarrier_wait(&shared.empty[stage.slot], stage.parity ^ 1);
       weights.load(chunk, min(C::kChunks, chunks - chunk), shared.weights[stage.slot],
@@ -248,14 +253,15 @@ __device__ void schedule_and_load_weights(const GemmArgs& args, GemmShared<C>& s
   }
 }
 
-// Waits until `expert`'s rows of the phase before are written.
+// Waits until the item's expert has all its rows of the previous phase.
 template <class C>
 __device__ void wait_for_rows(const GemmArgs& args, const WorkItem& item) {
   const int expected = args.phases[0].slabs * item.tiles * C::kGroups + (C::kFp8 ? 1 : 0);  // quantised, too
   while (ptx::load_acquire(args.rows.progress + 1 + item.expert) < expected) __nanosleep(64);
 }
 
-// The stages whose token copies a warp has begun and not yet announced: the last kAhead, until flush().
+// The stages whose token copies a warp has begun and not yet announced: at most kAhead, none after
+// announce<0>().
 template <class C>
 struct TokenCopies {
   static constexpr int kAhead = 1;
@@ -276,16 +282,16 @@ struct TokenCopies {
   }
 };
 
-// Where the 16 bytes of columns 8 `piece` ... of a slab's token r lie for w4a8: a lane of a warp reads the
-// eight of its 32 columns that two steps of the tensor cores share, those of steps s at s * 4 + q; odd rows
-// have halves swapped, against bank conflicts.
+// w4a8: shared address of the 16 bytes of columns 8 `piece` ... of a slab's token r. A lane reads, of its 32
+// columns, the eight that two steps of the tensor cores share: those of steps s are at place 4 s + q. Odd
+// rows have halves swapped to avoid bank conflicts.
 template <class C>
 __device__ __forceinline__ uint32_t fp8_token_piece(const uint8_t* tokens, int r, int piece) {
   const int place = piece % 4 * 4 + piece / 4;
   return ptx::shared_address(tokens) + place / 8 * C::kChunkBytes + r * 128 + (place % 8 ^ r % 2 * 4) * 16;
 }
 
-// The warps that bring tokens, four rows of 64 columns an instruction.
+// The warps that load tokens, four rows of 64 columns per instruction.
 template <class C>
 __device__ void load_tokens(const GemmArgs& args, GemmShared<C>& shared, int warp) {
   constexpr int kRounds = (C::kMaxN / 4 + C::kLoaderWarps - 1) / C::kLoaderWarps;
@@ -295,7 +301,7 @@ __device__ void load_tokens(const GemmArgs& args, GemmShared<C>& shared, int war
   RingPlace<C::kItems + 1> scales;
   TokenCopies<C> copies;
   for (;; place.next(), scales.next()) {
-    copies.template announce<0>(shared);  // nothing is held back while this waits for others
+    copies.template announce<0>(shared);  // no stage is held back while this waits for other warps
     ptx::mbarrier_wait(&shared.item_full[place.slot], place.parity);
     const WorkItem item = shared.items[place.slot];
     __syncwarp();

@@ -1,5 +1,5 @@
-// What the blocks of w4a8's expert GEMMs (sm90_expert_gemm_fp8.cu) work on: the list of units, the ring in
-// which a block's warps learn of theirs, and the ring of stages with weights and tokens. Device code only.
+// The work of w4a8's expert GEMMs (sm90_expert_gemm_fp8.cu): the list of units, the ring that passes a
+// block's units to its warps, and the ring of stages with weights and tokens. Device code only.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@ namespace fp4moe::fp8 {
 
 using namespace sm90;
 
-constexpr int kWorks = 4;  // units that are known ahead
+constexpr int kWorks = 4;  // units found ahead
 
-// d += a tokens, a slab, by the instruction of 16 `n16` tokens, of kLow ... kHigh. All of them work on the
-// same registers.
+// d += a tokens of a slab, by the instruction for 16 `n16` tokens, n16 in kLow ... kHigh. All instructions
+// work on the same registers.
 template <int kLow, int kHigh, int kCount>
 __device__ __forceinline__ void add_slab(int n16, float (&d)[kCount], const uint32_t (&a)[4][4],
                                          uint64_t tokens) {
@@ -41,17 +41,18 @@ struct Config {
   static constexpr int kGroups = kGroupsT, kUnitTiles = kGroups * kCluster;
   using Part = UnitPart<kUnitTiles>;
   static constexpr int kThreads = (kGroups + 1) * 128;
-  // Together what a block is launched with.
+  // Together the registers that a block is launched with.
   static constexpr int kConsumerRegs = kGroups == 2 ? 232 : kGroups == 3 ? 160 : 112;
   static constexpr int kProducerRegs = kGroups == 2 ? 40 : 32;
   static constexpr int kMaxTokens = kGroups == 2 ? 256 : kGroups == 3 ? 160 : 96;
   static constexpr int kTileBytes = static_cast<int>(fp8_tile_bytes(kFormat));
   static constexpr int kTokenBytes = kMaxTokens * static_cast<int>(kSlabBytes);
-  static constexpr int kOutPitch = 48;  // bytes of a token on its way out of a warp: no bank conflicts
+  static constexpr int kOutPitch = 48;  // bytes of a staged token of a warp: no bank conflicts
   static constexpr int kOutBytes = kOutTokens * kOutPitch;
   static constexpr int kStages =
       (217 * 1024 - kGroups * 4 * kOutBytes) / (kTokenBytes + kGroups * kTileBytes);
-  // Stages that a group is behind the one before, so that they do not write their results out all at once.
+  // Stages by which a group starts after the previous one, so that they do not all write out their results at
+  // once.
   static constexpr int kLag = kGroups == 2 ? 3 : 2;
 
   template <class Shared>
@@ -122,7 +123,7 @@ __device__ inline Work<C> find_work(const Args& a, const int* tile_start, int in
   return work;
 }
 
-// The thread that says what comes next.
+// The thread that finds the block's next units.
 template <class C>
 __device__ inline void schedule(const Args& a, Shared<C>& shared) {
   const int groups = (a.row_tiles + C::kUnitTiles - 1) / C::kUnitTiles;
@@ -137,7 +138,7 @@ __device__ inline void schedule(const Args& a, Shared<C>& shared) {
   }
 }
 
-// The thread that brings weights, tokens and the tokens' scales.
+// The thread that loads weights, tokens and the tokens' scales.
 template <class C>
 __device__ inline void load_stages(const Args& a, Shared<C>& shared) {
   constexpr int kTileBytes = C::kTileBytes, kRowBytes = static_cast<int>(kSlabBytes);

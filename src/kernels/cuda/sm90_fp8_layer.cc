@@ -2,7 +2,7 @@
 // the same function; "wide" sums with the FP8 matrix unit's 14 bits or so, the others in f32.
 //   wide        sort, tokens to FP8 slabs by expert, gate/up, the intermediate to FP8, down, combine
 //   few_tokens  everything in one launch, up to 8 tokens
-//   sorted      sort and tokens to FP8 values, both GEMMs in one launch, combine: for few rows an expert
+//   sorted sort and tokens to FP8 values, both GEMMs in one launch, combine: for few rows per expert
 #include "base/buffer.h"
 #include "kernels/cuda/few_tokens.h"
 #include "kernels/cuda/fp8_tile_layout.h"
@@ -16,7 +16,7 @@
 namespace fp4moe {
 namespace {
 
-// The pieces of a workspace; with base null, only how long it is.
+// The pieces of a workspace; with base null, only its size.
 class Space {
  public:
   Space(const TiledExperts& t, int64_t num_slots, uint8_t* base) : base_(base) {
@@ -132,7 +132,7 @@ void sorted_layer(const DeviceMoeArgs& a) {
 
 // ---- the table -----------------------------------------------------------------------------------
 
-// "wide" is first: it is the one that --enable-deterministic-inference gives batches of all sizes.
+// "wide" is first: it is the one that --enable-deterministic-inference uses for batches of all sizes.
 constexpr DeviceMoeTactic kTactics[] = {
     {.name = "wide",
      .fits = sorted_layer_fits,

@@ -1,7 +1,7 @@
 // The table of Hopper's MoE ops, and its tactics for whole layers.
 //   sorted      sort, both GEMMs in one launch, combine
 //   few_tokens  everything in one launch, up to 8 tokens
-//   wide        sort, rows gathered by expert, a launch for each GEMM with up to 256 tokens a tile, combine
+//   wide sort, rows gathered by expert, a launch for each GEMM with up to 256 tokens per tile, combine
 #include "kernels/cuda/few_tokens.h"
 #include "kernels/cuda/moe_sort.h"
 #include "kernels/cuda/router.h"

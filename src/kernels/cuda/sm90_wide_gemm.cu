@@ -1,18 +1,18 @@
-// The expert GEMMs of w4a16 on Hopper for many rows an expert.
+// The expert GEMMs of w4a16 on Hopper for many rows per expert.
 //
 // Computes  gate_up: h[r] = activation(gate x, up x); down: y[r] = W h + bias; of the expert of row r.
 // Shapes    weights in tiles (tile_layout.h), tokens in slabs (token_slabs.h); y [rows, H] bf16.
 //           A unit is 4 row tiles (256 weight rows) x up to 256 tokens of one expert x all of K.
 // Bytes     weights once from HBM, tokens once for each 256 weight rows, from L2.
 // Flops     2 rows N K, a unit's tokens padded to 16.
-// Bound     the tensor cores; below some 60 rows an expert the instructions that unpack.
+// Bound     the tensor cores; below about 60 rows per expert the instructions that unpack.
 // Launch    persistent clusters of two blocks, which share a unit's tokens: each fetches half of them for
 //           both. A block is two warpgroups that multiply, one row tile each, and a thread that loads.
 // Numerics  f32 sums in ascending k, one chain for each output; weights exact in bf16. Same bits always.
 //
 // Weights are the register operand of wgmma: a dequantised tile serves 256 tokens. While the tensor cores
 // work on 64 columns, the next ones are dequantised. Measured and worse on an H200: three warpgroups with 128
-// tokens from 128 rows an expert on (7 to 17 %), four with 64 tokens everywhere.
+// tokens from 128 rows per expert on (7 to 17 %), four with 64 tokens everywhere.
 #include "kernels/cuda/sm90_wide_gemm.h"
 
 #include <cuda_runtime.h>
@@ -36,9 +36,9 @@ using namespace sm90;
 constexpr int kGroups = 2, kUnitTiles = kGroups * kCluster;
 using Part = UnitPart<kUnitTiles>;
 constexpr int kThreads = (kGroups + 1) * 128;
-constexpr int kConsumerRegs = 232, kProducerRegs = 40;  // together what a block is launched with
+constexpr int kConsumerRegs = 232, kProducerRegs = 40;  // together those that a block is launched with
 constexpr int kMaxTokens = 256, kTokenBytes = kMaxTokens * static_cast<int>(kSlabBytes);
-constexpr int kOutPitch = 144;  // bytes of a token on its way out: no bank conflicts
+constexpr int kOutPitch = 144;  // bytes of a staged token: no bank conflicts
 
 template <int N>
 __device__ __forceinline__ void add(float (&d)[kMaxTokens / 2], const uint32_t (&a)[4][4], uint64_t tokens) {
@@ -48,7 +48,7 @@ __device__ __forceinline__ void add(float (&d)[kMaxTokens / 2], const uint32_t (
   wgmma_commit();
 }
 
-// d += a tokens, by the instruction of 16 `n16` tokens. Every N works on the same registers.
+// d += a tokens, by the instruction for 16 `n16` tokens. Every N works on the same registers.
 __device__ __forceinline__ void add_any(int n16, float (&d)[kMaxTokens / 2], const uint32_t (&a)[4][4],
                                         uint64_t tokens) {
   // clang-format off
@@ -94,7 +94,8 @@ struct Config {
     add_any(n16, d, a, tokens);
   }
 };
-// Stages that the second group is behind the first, so that they do not write their results out both at once.
+// Stages by which the second group starts after the first, so that they do not write out their results at
+// once.
 constexpr int kLag = 3;
 
 struct Args {
@@ -136,7 +137,7 @@ __device__ void load_stages(const Args& a, Shared<C>& shared, int num_units) {
     const uint32_t bytes = (rank == 0 ? half : tokens - half) * static_cast<int>(kSlabBytes);
     const int64_t first_row = first_slab_row(a, unit) + rank * half;
     const Part parts[kGroups] = {{unit, rank * kGroups}, {unit, rank * kGroups + 1}};
-    const bool is_pair = parts[0].tile >= 0 && parts[1].tile == parts[0].tile + 1;  // side by side
+    const bool is_pair = parts[0].tile >= 0 && parts[1].tile == parts[0].tile + 1;  // contiguous
     const uint8_t* w[kGroups];
     uint32_t expected = tokens * static_cast<int>(kSlabBytes);
     for (int g = 0; g < kGroups; ++g) {
@@ -164,7 +165,7 @@ __device__ void load_stages(const Args& a, Shared<C>& shared, int num_units) {
   }
 }
 
-// What a thread's sums are multiplied by and moved by.
+// Scales and biases of a thread's sums.
 struct Scaled {
   TileRows rows;
 
@@ -174,7 +175,7 @@ struct Scaled {
   }
 };
 
-// Staged tokens -> out: 16-byte pieces, kPieces a token. first: token of the unit.
+// Staged tokens -> out: 16-byte pieces, kPieces per token. first: token of the unit.
 template <bool kGated>
 __device__ __forceinline__ void store_out(const Args& a, const Unit& unit, int tile, int first, int count,
                                           const uint8_t* staged) {
@@ -211,7 +212,7 @@ __device__ __forceinline__ void finish(const Args& a, const Unit& unit, const Pa
 #pragma unroll
   for (int p = 0; p < kMaxTokens / kOutTokens; ++p) {
     if (p * kOutTokens >= part.count) break;
-    ptx::named_barrier(1 + group, 128);  // what was staged is stored
+    ptx::named_barrier(1 + group, 128);  // the previously staged tokens have been stored
     stage_out<kGated, kOutPitch>(a.activation, a.epilogue == Epilogue::kRelu2, scaled, d + p * kOutTokens / 2,
                                  out + threadIdx.x / 32 % 4 * (kGated ? 16 : 32));
     ptx::named_barrier(1 + group, 128);
@@ -269,7 +270,7 @@ __global__ void __launch_bounds__(kThreads, 1) wide_gemm_kernel(const __grid_con
     ptx::raise_registers<kConsumerRegs>();
     consume(a, shared, num_units);
   }
-  ptx::cluster_sync();  // nobody signals a block that is gone
+  ptx::cluster_sync();  // no block may signal one that has exited
 }
 
 template <class C>

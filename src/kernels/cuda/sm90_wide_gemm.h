@@ -1,13 +1,13 @@
-// The expert GEMMs of w4a16 for many rows an expert (sm90_wide_gemm.cu).
+// The expert GEMMs of w4a16 for many rows per expert (sm90_wide_gemm.cu).
 #pragma once
 
 #include "kernels/device_moe.h"
 
 namespace fp4moe {
 
-// As DeviceMoeOps::gate_up and down of packed rows, but these lie in slabs (token_slabs.h) of
-// num_slab_rows(max_rows, 0, L) rows: x.data, already by expert (gather is not looked at), and h.data, which
-// gate_up writes and down reads. No row scales; down writes y_bf16.
+// As DeviceMoeOps::gate_up and down of packed rows, but with slabs (token_slabs.h) of num_slab_rows(max_rows,
+// 0, L) rows: x.data, already grouped by expert (gather is ignored), and h.data, which gate_up writes and
+// down reads. No row scales; down writes y_bf16.
 void sm90_wide_gate_up(const DeviceExpertArgs& args);
 void sm90_wide_down(const DeviceExpertArgs& args);
 

@@ -1,5 +1,4 @@
-// A whole layer on a GPU: sort, both GEMMs, combine. What the tactics "sorted" and "wide" of a table are made
-// of.
+// A whole layer on a GPU: sort, both GEMMs, combine. Implements the tactics "sorted" and "wide" of a table.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +9,8 @@
 
 namespace fp4moe {
 
-// Hopper's rule of sizes, for tables whose tactics have these indices. Few tokens go in one launch while they
-// read few bytes of experts; else more than `wide_rows` rows an expert on average take "wide".
+// Hopper's rule of sizes, for tables whose tactics have these indices. Few tokens use one launch as long as
+// they read few bytes of experts; otherwise more than `wide_rows` rows per expert on average use "wide".
 struct TacticRule {
   FewWeights weights;
   int64_t wide_rows;
@@ -19,12 +18,13 @@ struct TacticRule {
 };
 size_t tactic_by_size(const DeviceMoeArgs& args, const TacticRule& rule);
 
-// The arguments of a layer's steps that the layer's own arguments decide. `rows`: in the workspace.
+// The arguments of a layer's steps, as far as the layer's own arguments determine them. `rows`: in the
+// workspace.
 MoeSortArgs layer_sort_args(const DeviceMoeArgs& args, const DeviceRows& rows, int32_t* scratch);
 DeviceExpertArgs layer_gemm_args(const DeviceMoeArgs& args, const DeviceRows& rows);  // without activations
 void combine_layer(const DeviceMoeArgs& args, const DeviceRows& rows, const bf16* y);
 
-// `gemms` runs gate_up and down, with the intermediate as h and rows.progress to count in.
+// `gemms` runs gate_up and down, with the intermediate as h and rows.progress for its counters.
 void run_sorted_layer(const DeviceMoeArgs& args, void (*gemms)(const DeviceExpertArgs&));
 constexpr bool sorted_layer_fits(const DeviceMoeArgs&) { return true; }
 int64_t sorted_layer_workspace_bytes(const TiledExperts& experts, int64_t max_tokens, int64_t topk);

@@ -22,7 +22,7 @@ struct Place {
         q(c % 8 / 2),
         half_col(c % 16 / 8),
         half(c % 2) {}
-  // Of the first of the two words that the element's step shares.
+  // Byte offset of the first of the two words that hold the element's step.
   int64_t words_byte() const { return ((warp * 32 + g * 4 + q) * 4 + step / 2 * 2) * 4; }
   int64_t scale_byte(Fp4Format format) const {
     const bool mx = format == Fp4Format::kMxfp4;
@@ -47,7 +47,7 @@ bool is_zero_group(const uint8_t* codes, int64_t bytes) {
   return std::all_of(codes, codes + bytes, [](uint8_t b) { return (b & 0x77) == 0; });
 }
 
-// One matrix's rows into the tiles at dst, `row_tiles` of them along N, which are zero where nothing was put.
+// Puts one matrix's rows into the tiles at dst, `row_tiles` of them along N, which the caller has cleared.
 Result<float> put(const Fp4MatrixView& w, RowOrder order, int64_t row_tiles, uint8_t* dst) {
   const bool mx = w.format == Fp4Format::kMxfp4;
   const int64_t bytes = tile_bytes(w.format), tiles_k = num_tiles(w.cols);
@@ -67,7 +67,7 @@ Result<float> put(const Fp4MatrixView& w, RowOrder order, int64_t row_tiles, uin
       const Place at(row, c);
       uint8_t* tile = dst + tile_index(row_tiles, tiles_k, row / kTileRows, c / kTileCols) * bytes;
       const bool zero = (mx ? scale + move < kSmallestTileScale : scale == 0);
-      const unsigned keep = zero ? 0x8u : 0xfu;  // a zero's sign
+      const unsigned keep = zero ? 0x8u : 0xfu;  // a zero keeps its sign
       TileCodePairs pairs;
       pairs.step[at.step % 2][at.reg()] = in_register(pair & 15 & keep) | in_register(pair >> 4 & keep) << 16;
       auto* words = reinterpret_cast<uint32_t*>(tile + at.words_byte());

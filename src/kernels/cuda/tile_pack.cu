@@ -1,11 +1,11 @@
 // FP4 matrices from a checkpoint's layout into tiles.
 //
 // Computes  what pack_tiles() and pack_gate_up_tiles() do, bit for bit: MXFP4 first finds the range of the
-//           scales that count, then moves them; NVFP4 widens e4m3 to e5m3
-// Shapes    jobs of any sizes, one a block of the grid's y; a thread makes 16 bytes of codes and 2 of scales
+//           nonzero groups' scales, then moves them; NVFP4 widens e4m3 to e5m3
+// Shapes    jobs of any sizes, one per y of the grid; a thread makes 16 bytes of codes and 2 of scales
 // Bytes     reads and writes each weight once (MXFP4: reads it twice)
 // Flops     none
-// Bound     memory; behind the PCIe copy that feeds it by an order of magnitude
+// Bound     memory; takes an order of magnitude less time than the PCIe copy that feeds it
 // Numerics  integers only
 #include <cuda_runtime.h>
 
@@ -18,7 +18,7 @@
 namespace fp4moe {
 namespace {
 
-constexpr int kThreads = 128;  // a tile
+constexpr int kThreads = 128;  // one block per tile
 constexpr int kRangeBlocks = 64;
 
 __global__ void find_scale_ranges(TilePackJob* jobs) {
@@ -55,7 +55,7 @@ __device__ uint32_t e5m3(uint32_t e4m3) {
   return static_cast<uint32_t>(10 - shift) << 3 | ((e4m3 << shift) & 7);
 }
 
-// What one row of a side has in a lane's columns: codes with the scales that they are under.
+// Reads one row of a side: codes, and the scales that apply to them.
 template <Fp4Format kFormat>
 struct RowReader {
   static constexpr int kBlock = fp4_block(kFormat);
@@ -86,7 +86,7 @@ struct RowReader {
   }
 };
 
-// The move that a side's scales make: the largest goes to kLargestTileScale.
+// What is added to a side's scales, so that the largest becomes kLargestTileScale.
 template <Fp4Format kFormat>
 __device__ int scale_move(const TilePackSide& side) {
   return kFormat == Fp4Format::kMxfp4 && side.most > 0 ? kLargestTileScale - side.most : 0;

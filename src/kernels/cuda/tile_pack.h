@@ -8,13 +8,13 @@
 namespace fp4moe {
 
 // One side of a tile's rows: with a pair gate is side 0 and up is side 1; else both sides are one matrix.
-// Everything points to device memory; rows lie without gaps, codes 16-byte aligned.
+// Everything points to device memory; rows are contiguous, codes 16-byte aligned.
 struct TilePackSide {
   const uint8_t* codes = nullptr;   // [rows, cols / 2]
   const uint8_t* scales = nullptr;  // [rows, cols / block]
   float* scale = nullptr;           // written: the tiles' factor * tensor_scale; FP8: tensor_scale
   float tensor_scale = 1;
-  int32_t least = 255, most = 0;  // MXFP4: e8m0 bytes of groups that are not zero; found on the way
+  int32_t least = 255, most = 0;  // MXFP4: range of e8m0 bytes of nonzero groups; set by the kernel
 };
 
 struct TilePackJob {
@@ -26,7 +26,7 @@ struct TilePackJob {
 
 // `jobs` [num_jobs] on the device, of one format; the tiles of each have at most max_rows rows and max_cols
 // columns. worst_span: a device counter that becomes the widest span of e8m0 scales of any matrix (FP8: of
-// any row) so far. To the current stream.
+// any row) so far. Enqueued on the current stream.
 struct TilePackArgs {
   Fp4Format format = Fp4Format::kMxfp4;
   TilePackJob* jobs = nullptr;

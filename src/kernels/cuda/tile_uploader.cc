@@ -69,7 +69,7 @@ TilePackSide TileUploader::place(const Fp4MatrixView& w, float* scale) {
           .tensor_scale = w.tensor_scale};
 }
 
-// Where in the slot they will be.
+// Returns the rows' offset in the slot.
 int64_t TileUploader::place_rows(const uint8_t* from, int64_t stride_bytes, int64_t row_bytes,
                                  int64_t num_rows) {
   const int64_t at = used_,
@@ -102,7 +102,7 @@ Status TileUploader::open_slot() {
   return {};
 }
 
-// The open slot: gathered, sent, packed.
+// Gathers, sends and packs the open slot.
 void TileUploader::flush() {
   if (slot_.host == nullptr) return;
   pool_->run(static_cast<int64_t>(gathers_.size()), [&](int64_t i, int) {

@@ -1,5 +1,5 @@
-// TileUploader: FP4 matrices of a checkpoint into tiles on the GPU, at the speed of the bus: threads gather
-// rows into pinned slots, the copy engine moves them, and a kernel packs them there.
+// TileUploader: turns FP4 matrices of a checkpoint into tiles on the GPU, at the speed of the bus: threads
+// gather rows into pinned slots, the copy engine moves them, and a kernel packs them there.
 #pragma once
 
 #include <cstdint>
@@ -14,26 +14,27 @@
 
 namespace fp4moe {
 
-// Host memory: UploadRing::kNumSlots pinned slots, whatever the model's size; the GPU has as much while it
-// lives. Inside an UploadScope they are the scope's: till finish() nothing else may use them. One thread at a
-// time; the pool is borrowed.
 enum class TileKind : uint8_t { kBf16, kFp8 };  // tile_layout.h; fp8_tile_layout.h
 
+// Host memory: UploadRing::kNumSlots pinned slots, whatever the model's size, and as much on the GPU while
+// the uploader lives. Inside an UploadScope they belong to the scope, and nothing else may use them until
+// finish(). One thread at a time; the pool is borrowed.
 class TileUploader {
  public:
   // kUnsupported in a build without CUDA or without a device; kDoesNotFit if memory is refused.
   static Result<TileUploader> make(TileKind kind, ThreadPool& pool);
 
   // `tiles`, tiled_bytes() or fp8_tiled_bytes() long, and *scale, the factor of pack_tiles() (FP8: 1) times
-  // w.tensor_scale, are device memory, written by finish() at the latest; till then w's bytes must stay.
-  // kInvalidArgument for gate and up of different shapes or rows that are no multiple of 32.
+  // w.tensor_scale, are device memory, written by finish() at the latest; until then w's bytes must stay
+  // valid. kInvalidArgument if gate and up have different shapes or rows that are not a multiple of 32.
   Status plain(const Fp4MatrixView& w, uint8_t* tiles, float* scale);
   Status gate_up(const Fp4MatrixView& gate, const Fp4MatrixView& up, uint8_t* tiles, float* scales /* [2] */);
-  // Waits. kUnsupported if any matrix since the last finish() has e8m0 scales too far apart for the tiles.
+  // Waits for the device. kUnsupported if any matrix since the last finish() has e8m0 scales too far apart
+  // for the tiles.
   Status finish();
 
  private:
-  // Rows of a matrix into a slot.
+  // Rows of a matrix to copy into a slot.
   struct Gather {
     const uint8_t* from;
     int64_t stride_bytes, row_bytes, num_rows;

@@ -1,4 +1,4 @@
-// Token rows by expert into slabs (token_slabs.h).
+// Gathers token rows by expert into slabs (token_slabs.h).
 //
 // Computes  slabs[row r] = x[slot_of_row[r] / topk], zeros past K.
 // Bytes     rows K * 2 read (from L2 after the first of a token's topk) and written.

@@ -1,4 +1,4 @@
-// How token rows lie in device memory for kernels that fetch tiles of them by bulk copies. Plain C++.
+// The layout of token rows in device memory for kernels that fetch tiles of them by bulk copies. Plain C++.
 //
 // Rows [R, K] are cut into slabs of 128 bytes of every row: [ceil(row bytes / 128)][R rounded up to 8][128]
 // bytes, the 16-byte piece p of row r at p ^ (r % 8) (the 128-byte swizzle of wgmma's operands), zeros past
@@ -25,7 +25,7 @@ constexpr int64_t num_slabs(int64_t row_bytes) { return (row_bytes + kSlabBytes 
 constexpr int64_t slabs_bytes(int64_t rows, int64_t row_bytes) {
   return num_slabs(row_bytes) * rows * kSlabBytes;
 }
-// Where 16-byte piece `piece` of a row lies, counted through all of the row.
+// Byte offset of 16-byte piece `piece` of a row, counted through the whole row.
 constexpr int64_t slab_piece_offset(int64_t rows, int64_t row, int64_t piece) {
   return ((piece / 8 * rows + row) * 8 + ((piece % 8) ^ (row % 8))) * 16;
 }

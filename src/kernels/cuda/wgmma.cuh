@@ -5,7 +5,7 @@
 
 namespace fp4moe {
 
-// Has a's values made before what comes next.
+// Makes the compiler compute a's values before what follows.
 __device__ __forceinline__ void keep_registers(uint32_t (&a)[4]) {
   asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])::"memory");
 }

@@ -1,13 +1,13 @@
-// What persistent kernels' work lists are made of: which expert a place in the list belongs to, and the ring
-// of stages through which a block's warps pass data. Device code only.
+// Building blocks of persistent kernels' work lists: the expert that a place in the list belongs to, and the
+// ring of stages through which a block's warps pass data. Device code only.
 #pragma once
 
 #include <cstdint>
 
 namespace fp4moe {
 
-// The last e of 0 ... num_experts - 1 with start[e] <= index: who holds that place, if start[num_experts] >
-// index. starts: [num_experts + 1], ascending.
+// The last e in 0 ... num_experts - 1 with start[e] <= index: the expert of that place, if start[num_experts]
+// > index. start: [num_experts + 1], ascending.
 __device__ __forceinline__ int expert_at(const int* start, int num_experts, int index) {
   int low = 0, high = num_experts;  // start[low] <= index < start[high]
   while (high - low > 1) {
