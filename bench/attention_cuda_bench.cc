@@ -27,7 +27,7 @@ Buffer on_device(const std::vector<T>& values) {
 
 enum class Order {
   kInOrder,   // sequence after sequence, pages ascending
-  kRuns,      // a sequence's pages are neighbours, the sequences anywhere in the pool
+  kRuns,      // a sequence's pages are adjacent, the sequences anywhere in the pool
   kShuffled,  // every page anywhere in the pool
 };
 const char* name_of(Order order) {
@@ -45,7 +45,7 @@ struct Case {
   Heads heads;
   int64_t layers, batch, context;
   int page_size = 16;
-  double pool = 1;  // size of the pool, in parts of what the sequences take
+  double pool = 1;  // size of the pool, as a multiple of what the sequences take
   Order order = Order::kInOrder;
   int64_t window = 0;
 
@@ -82,7 +82,7 @@ std::vector<int32_t> page_table(const Case& c) {
   return table;
 }
 
-// What the kernels read of a batch of c.batch sequences with one new token each.
+// The device arrays of a batch of c.batch sequences with one new token each.
 struct Rows {
   Buffer positions, row_sequence, first_row, first_position, pages;
   DeviceBatch batch;
@@ -146,7 +146,7 @@ void bench(Stream& stream, const Case& c) {
   std::fflush(stdout);
 }
 
-// Layers enough that their keys and values exceed the L2.
+// Enough layers that their keys and values exceed the L2, except with the shortest context.
 void bench_sizes(Stream& stream, const Heads& heads) {
   for (const int64_t batch : {1, 8, 64})
     for (const int64_t context : {128, 1024, 8192})

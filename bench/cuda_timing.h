@@ -1,4 +1,4 @@
-// What the benchmarks of kernels on a GPU share: errors end the program, and times are those of CUDA graphs.
+// Shared by the benchmarks of GPU kernels: errors end the program, and times are those of CUDA graphs.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ inline void must(const Status& status) { FP4MOE_CHECK(status.ok(), status.messag
 
 inline Buffer device_buffer(int64_t num_bytes) { return must(Buffer::make(num_bytes, device_memory())); }
 
-// Microseconds of one of `num_calls` calls in a graph: the median of 20 replays behind two that are not
+// Microseconds per call, of `num_calls` calls in a graph: the median of 20 replays after two that are not
 // counted. call(i) makes call i.
 inline double median_us(Stream& stream, int64_t num_calls, const std::function<void(int64_t)>& call) {
   constexpr int kReplays = 20;

@@ -47,7 +47,7 @@ void bench_sampling(Stream& stream, int64_t rows, int64_t vocab_size, const Samp
   std::vector<float> logits(static_cast<size_t>(rows * vocab_size));
   uint32_t state = 1;
   for (float& x : logits) {
-    float sum = 0;  // of four uniform numbers: near enough to normal
+    float sum = 0;  // of four uniform numbers: close enough to normal
     for (int i = 0; i < 4; ++i)
       sum += static_cast<float>((state = state * 1664525u + 1013904223u) >> 8) * 0x1p-24f;
     x = (sum - 2) * 5;

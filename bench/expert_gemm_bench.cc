@@ -1,6 +1,6 @@
-// gate_up + down of one gpt-oss expert (2880 x 2880) after the other, by tokens per expert; with w4a4 and
-// w4a8 the quantisation of their inputs too. The experts' weights exceed the last-level cache, so few tokens
-// show the memory's speed and many the arithmetic's.
+// gate_up + down of one gpt-oss expert (2880 x 2880) after the other, by tokens per expert; w4a4 and w4a8
+// include the quantisation of their inputs. The experts' weights exceed the last-level cache, so few tokens
+// measure the memory's speed and many the arithmetic's.
 #include <benchmark/benchmark.h>
 
 #include <string>
@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kExperts = 8, kSize = 2880;
 
 struct Experts {
-  // Codes are arbitrary; every block scale byte is near 1.
+  // Codes are arbitrary; all block scales are equal (MXFP4 2^-7, NVFP4 1/2).
   Experts(const RunnerRow& row, Fp4Format format, const Numerics& numerics, ThreadPool& pool) {
     problem = {kSize, kSize, kExperts, 1, format, {}};
     std::vector<uint8_t> codes(static_cast<size_t>(kSize * kSize / 2));
@@ -68,7 +68,8 @@ void register_one(const RunnerRow& row, Fp4Format format, const Numerics& numeri
     for (int threads : {1, available_cores()}) bench->Args({tokens, threads});
 }
 
-// One line for each row of the table that this CPU runs, format, scheme, tokens per expert and thread count.
+// One benchmark for each row of the table that this CPU supports, format, scheme, tokens per expert and
+// thread count.
 void register_all() {
   const Numerics w4a8 = {.scheme = Scheme::kW4A8};
   const Numerics w4a4 = {Scheme::kW4A4, ActScaleChoice::kPerToken, ActScaleChoice::kPerToken};

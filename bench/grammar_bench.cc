@@ -1,5 +1,5 @@
 // What a grammar costs a decode step on the host: the mask of one row, and its application to the row's
-// logits, for a vocabulary of gpt-oss's size. To hold against `bench latency`'s time of a step.
+// logits, for a vocabulary of gpt-oss's size. Compare with the step time of `bench latency`.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace {
 constexpr int64_t kVocab = 201088;  // gpt-oss-20b's
 constexpr int32_t kEosId = kVocab - 1;
 
-// Bytes, then words, numbers and punctuation as long and as frequent as in trained vocabularies.
+// Bytes, then words, numbers and punctuation with lengths and frequencies like those of trained vocabularies.
 std::vector<std::string> make_words() {
   std::mt19937 random(1);
   std::vector<std::string> words;
@@ -95,7 +95,7 @@ GrammarCompiler* compiler() {
   return compiler.get();
 }
 
-// Also the steps of the budget that it takes.
+// Also reports the budget steps that a compilation takes.
 void compile(benchmark::State& state) {
   if (compiler() == nullptr) return state.SkipWithError("a build without xgrammar");
   const Case& c = kCases[state.range(0)];
@@ -136,7 +136,7 @@ void mask_row(benchmark::State& state) {
     if (matcher->has_ended()) matcher = (*grammar)->make_matcher();
   }
 }
-// The grammar; 0: the same row without one.
+// grammar 0: the same row without a grammar.
 BENCHMARK(mask_row)
     ->ArgsProduct({{0, 1, 2, 3}, {0, 1}})
     ->ArgNames({"case", "grammar"})

@@ -129,7 +129,7 @@ TEST_P(ActQuant, Nvfp4HandChecked) {
   const std::vector<float> head(q.values.begin(), q.values.begin() + 3),
       tail(q.values.begin() + 16, q.values.begin() + 19);
   EXPECT_EQ(head, (std::vector<float>{2688, -1344, 224}));
-  EXPECT_EQ(tail, (std::vector<float>{6, 0.5f, -2}));  // -2.5 is a tie: to the even fraction
+  EXPECT_EQ(tail, (std::vector<float>{6, 0.5f, -2}));  // -2.5 is a tie, rounded to the even fraction
 }
 
 TEST_P(ActQuant, Nvfp4NotFinite) {
@@ -186,7 +186,7 @@ TEST_P(ActQuant, Int8NotFiniteMakesTheBlocksScaleNan) {
   }
 }
 
-// Scales out of range: below it zeros, above it NaN as from an infinity.
+// Scales out of range: below it zeros, above it NaN, as for an infinity.
 TEST_P(ActQuant, Int8ScaleRange) {
   for (int exponent = -149; exponent < 128; ++exponent) {
     const float x = as_input({std::ldexp(127.0f, exponent)})[0];  // scale 2^exponent
@@ -204,7 +204,7 @@ TEST_P(ActQuant, Int8ScaleRange) {
   }
 }
 
-// The bytes that byte dots read are the same codes, every eight columns in their order.
+// The bytes for byte dots are the same codes, every eight columns in byte dots' order.
 TEST_P(ActQuant, Int8BytesAreTheSameCodes) {
   std::vector<float> values = uneven_rows(7, 96, 8);
   values[100] = NAN;
@@ -241,7 +241,7 @@ TEST_P(ActQuant, InPlaceAndNothingToDo) {
   }
 }
 
-// Every finite bf16 beside a fixed largest element: all codes, ties and signs.
+// Every finite bf16 in a block with a fixed largest element: all codes, ties and signs.
 TEST_P(ActQuant, EveryBf16ThroughOneBlock) {
   const float gs = 1.7f;
   std::vector<float> x;
@@ -267,7 +267,7 @@ INSTANTIATE_TEST_SUITE_P(Types, ActQuant,
                                   dtype_name(std::get<1>(p.param));
                          });
 
-// The loops of every ISA, beside the formats' quantiser and beside each other.
+// The loops of every ISA against the formats' quantiser and against each other.
 class ActQuantIsa : public testing::TestWithParam<Isa> {
  protected:
   static const ActQuantChunk& chunk(Isa isa) {
@@ -277,7 +277,7 @@ class ActQuantIsa : public testing::TestWithParam<Isa> {
 #endif
     return cpu_scalar::act_quant_chunk;
   }
-  // Any bits, and (2 of 3 blocks) exponents near each other, so that all codes occur; some on ties.
+  // Random bits; 2 of 3 blocks have similar exponents, so that all codes occur; some values are ties.
   static std::vector<float> any_bits(Random& random, int64_t cols) {
     std::vector<float> x;
     for (int64_t i = 0, kind = 0, exponent = 0; i < cols; ++i) {

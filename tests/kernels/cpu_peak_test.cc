@@ -27,7 +27,7 @@ TEST(CpuPeakTest, EveryLevelHasItsOwnLoops) {
   }
 }
 
-// A round has at least as many int8 products as bf16 ones, on every level.
+// A round has at least as many int8 products as bf16 products at every ISA level.
 TEST(CpuPeakTest, DotsRunAndCountTheirFlops) {
   for (const CpuPeakOps* ops : all_ops()) {
     for (const CpuDot& dot : {ops->bf16, ops->int8}) {
@@ -42,7 +42,7 @@ TEST(CpuPeakTest, DotsRunAndCountTheirFlops) {
   }
 }
 
-// All of the range and nothing behind it: there, memory that may not be read begins.
+// Reads the whole range and nothing after it, where inaccessible memory begins.
 TEST(CpuReadTest, ReadsToTheEndAndNoFurther) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
   constexpr size_t kPage = 4096, kReadable = 2 * kPage;

@@ -1,5 +1,5 @@
-// What the tests of the expert ops and of the MoE layer share: random FP4 experts as a checkpoint would hold
-// them, and the oracle of the oracle: sums in double straight from fp4_at().
+// Shared by the tests of the expert ops and of the MoE layer: random FP4 experts in a checkpoint's layout,
+// and the oracle of the oracle: sums in double straight from fp4_at().
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace fp4moe {
 
-// The expert tables that this machine runs, oracle first.
+// The expert tables that this machine supports, oracle first.
 inline std::vector<const ExpertOps*> expert_tables() {
   std::vector<const ExpertOps*> tables = {&ref_expert_ops()};
   for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAmx})
@@ -72,9 +72,9 @@ ExactDot exact_dot(const Fp4MatrixView& w, int64_t row, const X* x) {
   return dot;
 }
 
-// What an f32 kernel may be off by: products are exact; each term passes through at most one addition per
-// column of its block, one per block, the scales' products (block, tensor and the activation's three), and
-// the bias; each rounds once.
+// Error bound of an f32 kernel: products are exact; each term passes through at most one addition per column
+// of its block, one per block, the scales' products (block, tensor and the activation's three), and the bias;
+// each rounds once.
 inline double dot_budget(const Fp4MatrixView& w, const ExactDot& dot, double bias) {
   const double roundings = fp4_block(w.format) + static_cast<double>(w.cols / fp4_block(w.format)) + 7;
   return roundings * kF32Eps * dot.magnitude + kF32Eps * (std::abs(dot.sum + bias) + std::abs(bias)) +

@@ -1,5 +1,5 @@
 // The weights of w4a8 with FP8 tokens, as the oracle folds them: every FP4 code under every scale, for every
-// largest scale of a row, against the rule of docs/numerics.md and against what a GPU's tiles hold.
+// largest scale of a row, against the rule of docs/numerics.md and against a GPU's tiles.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -75,7 +75,7 @@ TEST(ExpertFp8Ref, Nvfp4ProductsAreRoundedToE4m3ByTheRowsLargestScale) {
   std::vector<float> folded(static_cast<size_t>(m.view.cols));
   int64_t rounded = 0;
   for (int most = 0; most <= kLargestE4m3; ++most) {
-    double p = 1;  // moves the largest scale to 224 ... 448
+    double p = 1;  // moves the largest scale into (224, 448]
     while (most > 0 && e4m3_value(most) * p * 2 <= 448) p *= 2;
     fp8_folded_row(m.view, most, folded.data());
     for (int64_t c = 0; c < m.view.cols; ++c) {
@@ -90,7 +90,7 @@ TEST(ExpertFp8Ref, Nvfp4ProductsAreRoundedToE4m3ByTheRowsLargestScale) {
   expect_tiles_hold_the_folded_rows(m.view);
 }
 
-// A block of zeros has no part in the row's largest scale.
+// A block of zeros does not affect the row's largest scale.
 TEST(ExpertFp8Ref, ScalesOfZeroBlocksDoNotCount) {
   Matrix m(Fp4Format::kNvfp4, {{0x7e, 0x13, 0x10, 0x0f}});
   std::fill_n(m.codes.begin(), 8, 0x80);
@@ -104,7 +104,7 @@ TEST(ExpertFp8Ref, ScalesOfZeroBlocksDoNotCount) {
 
 TEST(ExpertFp8Ref, Mxfp4IsExactOver14OctavesOfARow) {
   std::vector<std::vector<uint8_t>> scales;
-  for (int least = 1; least + 14 <= 252; ++least) {  // beyond, f32 overflows
+  for (int least = 1; least + 14 <= 252; ++least) {  // larger scales would overflow f32
     scales.emplace_back();
     for (int j = 0; j < 15; ++j) scales.back().push_back(static_cast<uint8_t>(least + j));
   }

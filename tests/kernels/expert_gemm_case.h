@@ -1,4 +1,5 @@
-// One down projection, and one gate and up, as the tests of the expert GEMMs run and judge them.
+// A down projection and a gate and up projection for the tests of the expert GEMMs, with expected values and
+// error bounds.
 #pragma once
 
 #include <cmath>
@@ -18,13 +19,13 @@ inline std::vector<double> to_double(const std::vector<float>& values) {
   return {values.begin(), values.end()};
 }
 
-// Scales of the rows put through a GEMM (null: none), and how gate_up() is run.
+// Scales of a GEMM's rows (null: none), and how gate_up() is run.
 struct GemmCall {
   const float* block_scales = nullptr;
   const int32_t* block_starts = nullptr;
   const float* row_scales = nullptr;
-  float tensor_scale = 1;  // of the rows, joins the weight's
-  bool swapped = false;    // gate and up change places: wrong
+  float tensor_scale = 1;  // of the rows, multiplied into the weight's
+  bool swapped = false;    // gate and up are exchanged, which is wrong
   DType out_dtype = DType::kBF16;
 };
 
@@ -44,7 +45,8 @@ struct DownCase {
     return out;
   }
 
-  // In double, for rows x with all their scales multiplied in; and what an f32 kernel may be off by.
+  // Expected values in double, for rows x with all their scales multiplied in; and the error bound of an f32
+  // kernel.
   void expect(const std::vector<double>& x, std::vector<float>& values, std::vector<float>& budget) const {
     const Fp4MatrixView w = weight.view();
     for (int64_t t = 0; t < static_cast<int64_t>(x.size()) / w.cols; ++t)
@@ -69,7 +71,7 @@ struct GateUpCase {
         bias(random.normal(2 * i, 0.3f)) {}
 
   bool gated() const { return is_gated(activation.kind); }
-  // Bias of row r: which = 0 gate, 1 up. Groups of 16 alternate where there is a gate.
+  // Bias of row r: which = 0 gate, 1 up. Groups of 16 alternate if there is a gate.
   float bias_of(int which, int64_t r) const {
     return bias[static_cast<size_t>(gated() ? r / 16 * 32 + which * 16 + r % 16 : r)];
   }
@@ -89,9 +91,9 @@ struct GateUpCase {
     return out.values();
   }
 
-  // In double; and what an f32 kernel may be off by: both sums' budgets through the activation's slopes (the
-  // sigmoid forms have |d/dg| <= 1.2 (|u| + 1) for alpha up to 1.702 and |d/du| <= |g|; relu2 2 |u|), 16
-  // roundings in it, and the rounding of the result.
+  // Expected values in double; and the error bound of an f32 kernel: both sums' budgets through the
+  // activation's slopes (the sigmoid forms have |d/dg| <= 1.2 (|u| + 1) for alpha up to 1.702 and |d/du| <=
+  // |g|; relu2 2 |u|), 16 roundings in it, and the rounding of the result.
   void expect(const std::vector<double>& x, DType out_dtype, std::vector<float>& values,
               std::vector<float>& budget) const {
     const int64_t h = up.view().cols, rows = static_cast<int64_t>(x.size()) / h;

@@ -92,10 +92,11 @@ TEST_P(ExpertGemmTest, WrongOrderOfGateAndUpFails) {
   }
 }
 
-// A row of x with a single 1 picks one weight out, so that code, scale byte and column are all seen exactly.
+// A row of x with a single 1 selects one weight, so that code, scale byte and column are each checked
+// exactly.
 TEST_P(ExpertGemmTest, EveryCodeScaleByteAndColumnIsExact) {
   const int block = fp4_block(format());
-  // Above byte 252, 6 * 2^(byte - 127) is no f32; the loader refuses e4m3's NaN, 127.
+  // Above byte 252, 6 * 2^(byte - 127) overflows f32; the loader rejects e4m3's NaN, 127.
   const int last_scale = format() == Fp4Format::kMxfp4 ? 252 : 126;
   Random random(5);
   for (int first = 0; first <= last_scale; first += 16) {
@@ -143,7 +144,7 @@ TEST_P(ExpertGemmTest, ARowGivesTheSameBitsAloneAndInAnyBatch) {
   }
 }
 
-// Kernels may treat such rows apart, where sums could leave f32's normal numbers.
+// Kernels may handle such rows separately, since sums could leave the range of normal f32.
 TEST_P(ExpertGemmTest, ARowOfExtremeExponentsGivesTheSameBitsAloneAndInABatch) {
   const int64_t k = 288, n = 48, most = 32;
   const bool mxfp4 = format() == Fp4Format::kMxfp4;
@@ -151,7 +152,7 @@ TEST_P(ExpertGemmTest, ARowOfExtremeExponentsGivesTheSameBitsAloneAndInABatch) {
     for (const bool everywhere : {false, true}) {
       Random random(17);
       DownCase down(format(), n, k, random);
-      down.bias.assign(n, 0.0f);  // which would hide small sums
+      down.bias.assign(n, 0.0f);  // a bias would hide small sums
       for (int64_t r = 0; r < n; ++r)
         for (int64_t b = 0; b < k / fp4_block(format()); b += everywhere ? 1 : 1 + r % 3)
           down.weight.scale_byte(r, b) = static_cast<uint8_t>(scale_byte);
@@ -181,13 +182,13 @@ TEST_P(ExpertGemmTest, ARowOfExtremeExponentsGivesTheSameBitsAloneAndInABatch) {
   }
 }
 
-// Scales far from 1, some beside zeros only: kernels may treat such panels apart.
+// Scales far from 1, some of blocks of zeros: kernels may handle such panels separately.
 TEST_P(ExpertGemmTest, PanelsOfExtremeScalesAreWithinBudgetAndKeepTheirBitsBesideOthers) {
   const int64_t k = 288, n = 48, block = fp4_block(format()), panel_bytes = ops().panel_bytes(format(), k);
   Random random(13);
   DownCase c(format(), n, k, random);
   const uint8_t largest = format() == Fp4Format::kMxfp4 ? 200 : 126;
-  c.weight.scale_byte(3, 1) = 0;  // of zeros
+  c.weight.scale_byte(3, 1) = 0;  // a block of zeros
   for (int64_t col = block; col < 2 * block; col += 2) c.weight.code_byte(3, col) = 0x80;
   c.weight.scale_byte(17, 2) = 0;
   c.weight.scale_byte(18, 3) = 1;

@@ -18,7 +18,7 @@ namespace {
 
 enum class Scheme { kStatic, kPerToken, kInt8 };
 
-// Rows as quantize_act() makes them, the call that undoes their scales, and their values in double.
+// Rows quantised by quantize_act(), the call that applies their scales, and their values in double.
 struct QuantRows {
   QuantRows(Scheme scheme, Fp4Format format, const std::vector<float>& values, int64_t k)
       : codes(DType::kBF16, static_cast<int64_t>(values.size()) / k, k), bytes(values.size()) {
@@ -38,7 +38,7 @@ struct QuantRows {
                          .block_scales = block_scales.data(),
                          .block_starts = block_starts.data()};
     quantize_act(args);
-    if (scheme == Scheme::kInt8) {  // the same codes as bytes are what the GEMM reads
+    if (scheme == Scheme::kInt8) {  // the GEMM reads the same codes as bytes
       args.out = {bytes.data(), DType::kI8, num_rows, k};
       quantize_act(args);
       call.block_scales = block_scales.data();
@@ -127,8 +127,8 @@ TEST_P(ExpertQuantGemm, GateUpIsWithinBudgetForEveryActivation) {
       }
 }
 
-// What must not pass: rows that were not quantised, the encode scale where the decode scale belongs, scales
-// that are left out, gate and up in the wrong order.
+// Must not pass: rows that were not quantised, the encode scale instead of the decode scale, missing scales,
+// gate and up in the wrong order.
 TEST_P(ExpertQuantGemm, WrongInputsFail) {
   for (Scheme scheme : schemes()) {
     const int64_t h = 192;
@@ -147,7 +147,7 @@ TEST_P(ExpertQuantGemm, WrongInputsFail) {
     EXPECT_FALSE(passes(plain.view(), {})) << int(scheme);
     EXPECT_FALSE(within_relative_l2(c.run(ops(), plain.view(), {}), expected, 3e-3)) << int(scheme);
     const std::vector<float> ones(x.block_scales.size(), 1.0f);
-    GemmCall wrong;  // bytes are never without block scales
+    GemmCall wrong;  // bytes always need block scales
     if (scheme == Scheme::kInt8) {
       wrong.block_scales = ones.data();
       wrong.block_starts = x.block_starts.data();
@@ -186,8 +186,8 @@ float integer_dot(const DownCase& c, int64_t row, const float* codes, const floa
 }
 
 // w4a8 is integer arithmetic: every bit is that of int32 sums. (AVX2 and AVX-512 fuse; the scalar build
-// rounds the product of a block scale, which only an e8m0 scale of middling size leaves exact; the oracle
-// sums in double.)
+// rounds the product with a block scale, which is exact only for e8m0 scales in the middle of their range;
+// the oracle sums in double.)
 class ExpertInt8Gemm : public ExpertQuantGemm {
  protected:
   bool fused() const { return &ops() != &ref_expert_ops() && std::string(ops().name) != "cpu_scalar"; }
@@ -224,7 +224,7 @@ TEST_P(ExpertInt8Gemm, SumsAreIntegers) {
     }
 }
 
-// At every size of the activation's scale, and of the weight's.
+// For every magnitude of the activation's scale and of the weight's.
 TEST_P(ExpertInt8Gemm, EveryScale) {
   if (!fused()) GTEST_SKIP();
   const int64_t k = 2 * fp4_block(format());

@@ -1,4 +1,4 @@
-// Ops that stand for several: the same bits as those one after the other, in every table of a CPU.
+// Fused ops give the same bits as the separate ops, in every table of a CPU.
 #include "kernels/dense_case.h"
 #include "support/compare.h"
 

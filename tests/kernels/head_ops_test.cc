@@ -17,7 +17,7 @@ std::vector<const DenseOps*> all_tables() {
   return tables;
 }
 
-// Rows of heads with a gap behind each; the gaps must stay as they are.
+// Rows of heads followed by a gap each; the gaps must not be written.
 constexpr float kGap = 42;
 
 class HeadNorm : public testing::TestWithParam<const DenseOps*> {
@@ -83,7 +83,7 @@ struct HeadLinearCase {
     x = random.normal(t * x_stride());
     weight = to_bf16(random.normal(h * n * k));
   }
-  // Heads of x lie apart (a rope part stands between them); heads of out as well.
+  // Heads of x are not contiguous (a rope part is between them); nor are heads of out.
   int64_t x_head_stride() const { return k + 5; }
   int64_t x_stride() const { return heads * x_head_stride() + 2; }
   int64_t out_head_stride() const { return n + 3; }
@@ -115,7 +115,8 @@ struct HeadLinearCase {
     return out.values();
   }
 
-  // Sums in double; an f32 sum of k rounded products in any order is off by (k + 1) eps sum |x w|.
+  // Sums in double; an f32 sum of k rounded products in any order has an error of at most (k + 1) eps sum |x
+  // w|.
   void expect(DType out_dtype, std::vector<float>& values, std::vector<float>& budget) const {
     values.assign(static_cast<size_t>(tokens * out_stride()), kGap);
     budget.assign(values.size(), 0.0f);
@@ -207,7 +208,7 @@ TEST_P(SiluMul, IsWithinBudget) {
           const double g = gate_up[t * 2 * cols + i], u = gate_up[t * 2 * cols + cols + i];
           const double y = g / (1 + std::exp(-g)) * u;
           expected.push_back(static_cast<float>(y));
-          // exp is off by 2.5e-7; its argument, the sum, the quotient and the product round.
+          // exp has an error of 2.5e-7; its argument, the sum, the quotient and the product round.
           budget.push_back(static_cast<float>(std::abs(y) * (2.5e-7 + 4 * kF32Eps + 1.01 * result_eps) +
                                               std::numeric_limits<float>::min()));
         }

@@ -73,7 +73,7 @@ struct Part {
   int64_t begin, end;
 };
 
-// Writes and attends to the parts as one batch; the outputs by part.
+// Writes and attends to the parts as one batch; returns the outputs by part.
 std::vector<std::vector<float>> run_batch(const AttentionCase& c, Cache& cache, const DenseOps& ops,
                                           ThreadPool& pool, const std::vector<Part>& parts) {
   const int64_t q_cols = c.heads.num_heads * c.heads.k_dim, q_stride = q_cols + 5;  // as in a fused q k v row
@@ -115,7 +115,7 @@ std::vector<std::vector<float>> run_batch(const AttentionCase& c, Cache& cache, 
   return by_part;
 }
 
-// All sequences from nothing, in one batch.
+// All sequences from their first token on, in one batch.
 std::vector<std::vector<float>> run_whole(const AttentionCase& c, const DenseOps& ops, ThreadPool& pool) {
   Cache cache(c);
   std::vector<Part> parts;
@@ -123,8 +123,8 @@ std::vector<std::vector<float>> run_whole(const AttentionCase& c, const DenseOps
   return run_batch(c, cache, ops, pool, parts);
 }
 
-// An output is a mean of values with weights that sum to at most 1. A logit of |q k| scale <= L is off by
-// (k_dim + 2) eps L, a weight by that and exp's 2.5e-7 each way, the sum over n keys by n eps; the output is
+// An output is a mean of values with weights that sum to at most 1. A logit of |q k| scale <= L has an error
+// of (k_dim + 2) eps L, a weight that and exp's 2.5e-7 each way, the sum over n keys n eps; the output is
 // rounded once. Values and queries of these cases are below kLargest.
 float budget(const AttentionCase& c, int64_t length) {
   constexpr double kLargest = 10;
@@ -193,7 +193,7 @@ TEST_P(KvAttention, NothingToDo) {
   EXPECT_TRUE(run_batch(c, cache, ops(), pool_, {{0, 0, 0}})[0].empty());
 }
 
-// The same bits however the prompt is chunked, whatever shares the batch, and for any number of threads.
+// The same bits for any chunking of the prompt, any other sequences in the batch, and any number of threads.
 TEST_P(KvAttention, IsBatchInvariant) {
   for (int64_t window : {0, 30}) {
     AttentionCase c({8, 2, 64, 64}, dtype(), {150, 40, 97});
@@ -286,7 +286,8 @@ TEST_P(HandAttention, LogitsWeighByTheirExponential) {  // logits 0 and ln 3: we
 TEST_P(HandAttention, WindowOfOneSeesItself) {
   EXPECT_FLOAT_EQ(last_output({1, 1}, {9, 1}, {2, 4}, 1, nullptr)[0], 4);
 }
-TEST_P(HandAttention, SinkTakesItsShare) {  // logits 0, 0 and sink ln 2: weights 1/4, 1/4, and 1/2 to nothing
+TEST_P(HandAttention, SinkTakesItsShare) {  // logits 0, 0 and sink ln 2: weights 1/4, 1/4, and 1/2 for the
+                                            // sink
   const float sink = std::log(2.0f);
   EXPECT_FLOAT_EQ(last_output({0, 0}, {5, 7}, {4, 8}, 0, &sink)[0], 3);
 }

@@ -18,7 +18,7 @@ DenseQuant quant_of(const DenseOps& ops) {
   return ops.linear_layout == LinearLayout::kPanel16Q8 ? DenseQuant::kQ8 : DenseQuant::kNone;
 }
 
-// The weights [N, K] that 8-bit blocks hold instead of `weight`.
+// `weight` [N, K] after quantisation to 8-bit blocks.
 std::vector<float> through_q8(const std::vector<float>& weight, int64_t k) {
   const std::vector<bf16> rounded = to_bf16(weight);
   std::vector<float> values;
@@ -131,7 +131,7 @@ TEST_P(Linear, IsBatchInvariant) {
   }
 }
 
-// Where products, sums or x itself are subnormal, every class of rows does the same with them.
+// Every number of rows handles subnormal products, sums and x the same way.
 TEST_P(Linear, IsBatchInvariantNearTheSmallestNumbers) {
   LinearCase c({40, 70, 99}, dtype(), 17);
   Random random(19);
@@ -143,7 +143,7 @@ TEST_P(Linear, IsBatchInvariantNearTheSmallestNumbers) {
   }
 }
 
-// Weights that 8 bits hold exactly give the sums of bf16 ones: nothing of the quantiser is in the oracle.
+// Weights that 8 bits hold exactly give the sums of bf16 weights; this oracle does not use the quantiser.
 TEST_P(Linear, WholeMultiplesOfAPowerOfTwoAreExact) {
   for (const int64_t k : {1, 31, 32, 33, 64, 100}) {
     LinearCase c({5, 37, k}, dtype(), 3);
@@ -151,7 +151,7 @@ TEST_P(Linear, WholeMultiplesOfAPowerOfTwoAreExact) {
     for (int64_t i = 0; i < std::ssize(c.weight); ++i) {
       const int exponent = static_cast<int>(random.integer(-20, 20));
       const int64_t code = i % k % kQ8Block == 0 ? 127 : random.integer(-127, 127);
-      // One scale a block: the exponent of its first element.
+      // One scale per block: the exponent of its first element.
       const int64_t first = i - i % k % kQ8Block;
       c.weight[i] = first == i ? std::ldexp(127.0f, exponent)
                                : std::ldexp(static_cast<float>(code), std::ilogb(c.weight[first]) - 6);

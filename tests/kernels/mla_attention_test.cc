@@ -39,7 +39,7 @@ struct MlaCase {
   float v_weight(int h, int v, int l) const {
     return bf16_to_float(up_v[static_cast<size_t>((h * s.v_dim + v) * s.latent + l)]);
   }
-  // As the pages hold it.
+  // As stored in the pages.
   double row_at(int64_t t, int i) const {
     const float x = rows[static_cast<size_t>(t * row_dim() + i)];
     return dtype == DType::kF32 ? x : round_to_bf16(x);
@@ -56,7 +56,7 @@ struct MlaCase {
     return packed;
   }
 
-  // q's first part through W_UK^T, its rope part beside it: [T, heads, latent + rope].
+  // q's first part times W_UK^T, then its rope part: [T, heads, latent + rope].
   std::vector<float> absorbed_q(const DenseOps& ops, ThreadPool& pool) const {
     std::vector<bf16> transposed;
     for (int h = 0; h < s.heads; ++h)
@@ -126,8 +126,8 @@ struct MlaCase {
 };
 
 // Naive attention: every key and value of a head decompressed, softmax in double. The budget follows the
-// kernels' float32 steps: a logit whose terms sum to M in magnitude is off by (nope + latent + rope + 4) eps
-// M, a weight by twice that, exp's 2.5e-7 each way, and n additions; the output sums latent terms.
+// kernels' float32 steps: a logit whose terms sum to M in magnitude has an error of (nope + latent + rope +
+// 4) eps M, a weight twice that, exp's 2.5e-7 each way, and n additions; the output sums latent terms.
 struct Naive {
   std::vector<float> values, budget;
   explicit Naive(const MlaCase& c) {

@@ -34,7 +34,7 @@ class RmsNorm : public testing::TestWithParam<std::tuple<const DenseOps*, DType>
     std::vector<float> f32_budget, act_budget;
     for (float y : expected.f32) {
       f32_budget.push_back(static_cast<float>(std::abs(y) * relative));
-      // One bf16 step where the f32 difference crosses a rounding boundary.
+      // One bf16 step if the f32 difference crosses a rounding boundary.
       act_budget.push_back(dtype() == DType::kBF16 ? static_cast<float>(std::abs(y) * 2.02 * kBf16Eps)
                                                    : f32_budget.back());
     }

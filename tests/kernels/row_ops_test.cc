@@ -1,4 +1,4 @@
-// The ops that copy, add or scale rows, of every table of a CPU.
+// The ops that copy, add or scale rows, in every table of a CPU.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -70,8 +70,7 @@ struct GemmConfig {
   static constexpr int kWeightBytes = kTiles * (kFp8 ? 1 : kChunks) * kTileBytes;  // of a stage
   static constexpr int kChunkBytes = kMaxN * 128;                                  // of tokens
   static constexpr int kThreads = (kGroups + 1) * 128, kLoaderWarps = 3;
-  static constexpr int kProducerRegs = 32, kConsumerRegs = 112;  // together those that a block is launched
-                                                                 // with
+  static constexpr int kProducerRegs = 32, kConsumerRegs = 112;  // together a launched block's
   static constexpr int kOutTokens = 16, kOutPitch = 68;          // of the staged sums: [tokens][pitch] f32
   static constexpr int kOutBytes = kGroups * kOutTokens * kOutPitch * 4;
   static constexpr int kStages = (220 * 1024 - kOutBytes) / (kWeightBytes + kChunks * kChunkBytes);

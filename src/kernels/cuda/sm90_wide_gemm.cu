@@ -36,7 +36,7 @@ using namespace sm90;
 constexpr int kGroups = 2, kUnitTiles = kGroups * kCluster;
 using Part = UnitPart<kUnitTiles>;
 constexpr int kThreads = (kGroups + 1) * 128;
-constexpr int kConsumerRegs = 232, kProducerRegs = 40;  // together those that a block is launched with
+constexpr int kConsumerRegs = 232, kProducerRegs = 40;  // together a launched block's
 constexpr int kMaxTokens = 256, kTokenBytes = kMaxTokens * static_cast<int>(kSlabBytes);
 constexpr int kOutPitch = 144;  // bytes of a staged token: no bank conflicts
 

@@ -1,4 +1,4 @@
-// The quantisers of the GPU against those of the CPU, bit for bit, on numbers of every kind: NVFP4 against
+// The quantisers of the GPU against those of the CPU, bit for bit, on all kinds of numbers: NVFP4 against
 // kernels/act_quant.h, FP8 against formats/e4m3.h. Rows without an expert keep the NaN that they start with.
 #include <algorithm>
 #include <bit>
@@ -18,8 +18,8 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// Rows of any bits (NaN and infinities too), of blocks with near exponents and ties, of zeros, of tiny and
-// of huge numbers.
+// Rows of random bits (including NaN and infinities), of blocks with similar exponents and ties, of zeros, of
+// tiny and of huge numbers.
 std::vector<float> rows_of_every_kind(int64_t rows, int64_t cols, uint64_t seed) {
   Random random(seed);
   std::vector<float> x;
@@ -27,7 +27,7 @@ std::vector<float> rows_of_every_kind(int64_t rows, int64_t cols, uint64_t seed)
     for (int64_t c = 0, exponent = 0, kind = 0; c < cols; ++c) {
       if (c % 16 == 0) kind = random.integer(0, 3), exponent = random.integer(100, 140);
       auto bits = static_cast<uint32_t>(random.integer(0, 0xffffffff));
-      if (r % 8 != 0)  // others than every eighth row are finite
+      if (r % 8 != 0)  // all but every eighth row are finite
         bits = (bits & 0x807fffffu) | static_cast<uint32_t>(exponent + random.integer(0, 4)) << 23;
       if (kind == 1) bits &= 0xfff00000u;
       if (kind == 2 && r % 3 == 0) bits &= 0x80000000u;
@@ -43,7 +43,7 @@ std::vector<float> rows_of_every_kind(int64_t rows, int64_t cols, uint64_t seed)
   return x;
 }
 
-// x as the device has it, in either type.
+// x on the device, in either dtype.
 struct DeviceRowsOf {
   DeviceRowsOf(DType dtype, int64_t rows, int64_t cols, const std::vector<float>& values)
       : f32(dtype == DType::kF32 ? values : std::vector<float>()),
@@ -70,7 +70,7 @@ class CudaActQuant : public testing::TestWithParam<DType> {
   StreamScope scope_;
 };
 
-// The CPU's rows of the same values.
+// The CPU's result for the same values.
 std::vector<bf16> nvfp4_rows(ActQuantKind kind, std::vector<float> x, int64_t cols, EncodeScale scale,
                              std::vector<float>& row_scales) {
   const int64_t rows = static_cast<int64_t>(x.size()) / cols;
@@ -170,7 +170,7 @@ TEST_P(CudaActQuant, Nvfp4InPlace) {
   EXPECT_TRUE(same_bytes(bytes_of(actual.data(), rows * cols), bytes_of(expected.data(), rows * cols)));
 }
 
-// The rule of the header, of one row.
+// The rule in device_act_quant.h, for one row.
 struct Fp8Row {
   float scale = 0;
   std::vector<uint8_t> codes;

@@ -1,5 +1,5 @@
-// Attention on a GPU against kernels/ref on the same bf16 queries and pages. Slots of pages that no sequence
-// owns hold NaN, page tables end in ids that do not exist, and outputs start as NaN between canaries.
+// Attention on a GPU against kernels/ref on the same bf16 queries and pages. Page slots that no sequence owns
+// hold NaN, page tables end in invalid ids, and outputs start as NaN between canaries.
 #include "kernels/cuda/attention.h"
 
 #include <cmath>
@@ -32,7 +32,7 @@ struct Case {
   int64_t window = 0;
   bool sinks = false;
   DType out = DType::kBF16;
-  int64_t padding_rows = 0;  // and as many sequences
+  int64_t padding_rows = 0;  // and as many padding sequences
   int nan_sequence = -1;     // whose newest key and value are NaN
   int64_t extra_pages = 0;   // columns of the page table past the longest sequence's
 
@@ -116,7 +116,7 @@ struct HostCase {
   void fill_pages(Random& random) {
     const size_t columns = first_position.size();
     page_table.assign(columns * max_pages, std::numeric_limits<int32_t>::max());
-    int32_t next = 1;  // page 0 is nobody's
+    int32_t next = 1;  // no sequence owns page 0
     for (int64_t i = 0; i < max_pages; ++i)
       for (size_t s = 0; s < c.sequences.size(); ++s)
         if (i * c.page_size < c.sequences[s].context + c.sequences[s].rows)
@@ -147,7 +147,7 @@ class CudaAttention : public testing::Test {
     stream_ = std::move(*stream);
   }
 
-  // The output as float, of `times` eager launches or of as many replays; all must be the same bits.
+  // The output as float of `times` eager launches or replays, which must all give the same bits.
   std::vector<float> run(const HostCase& h, int times = 1, bool graph = false) {
     const Case& c = h.c;
     const int64_t rows = static_cast<int64_t>(h.positions.size()), count = rows * c.out_cols();
@@ -380,7 +380,7 @@ TEST_F(CudaAttention, MlaWindowsAndSinks) {
       expect_matches_ref({kSmallMla, {{0, rows}, {200, rows}}, 16, window, true, DType::kF32});
 }
 
-// Wherever a sequence is cut into steps.
+// However a sequence is split into steps.
 TEST_F(CudaAttention, TheOneForAnyBatchGivesARowTheSameBits) {
   attention_ = cuda::invariant_attention;
   for (const Heads& heads : {kGptOss, kQwen, Heads{4, 2, 256}, kSmallMla, kDeepSeek})

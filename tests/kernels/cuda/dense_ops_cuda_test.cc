@@ -1,4 +1,4 @@
-// The GPU's dense ops against the oracle's.
+// The GPU's dense ops against the oracle.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -44,7 +44,7 @@ struct LinearCase {
 
 class LinearCuda : public DenseOpsCuda {
  protected:
-  // What the GPU gives for `c`, checked against ref.
+  // The GPU's output for `c`, checked against ref.
   std::vector<float> run(const LinearCase& c, uint64_t seed = 1) {
     Random random(seed);
     std::vector<bf16> x = to_bf16(random.normal(c.tokens * c.k)), w = to_bf16(random.normal(c.n * c.k));
@@ -66,7 +66,8 @@ class LinearCuda : public DenseOpsCuda {
     args.out = out.data();
     ops_.linear(args, pool_);
     wait();
-    // f32 sums of K products of about one: in any order off by less than K eps of sqrt(K) of them.
+    // f32 sums of K products of about one: in any order the error is below K eps times the sum's size,
+    // sqrt(K).
     const float budget[] = {static_cast<float>(kF32Eps * (static_cast<double>(c.k) + 4) *
                                                (4 * std::sqrt(static_cast<double>(c.k)) + 100))};
     EXPECT_TRUE(within_budget(out.values(), expected, budget))
@@ -118,7 +119,7 @@ TEST_F(LinearCuda, ATokenGivesTheSameBitsAmongFew) {
   }
 }
 
-// Of the table for any batch: alone, among few and among many, first and last of them.
+// The batch-invariant table: a token alone, and as the first and last of few and of many.
 TEST_F(LinearCuda, ATokenGivesTheSameBitsAmongAnyNumber) {
   const DenseOps& ops = *cuda_invariant_dense_ops();
   constexpr int64_t kMost = 1000;
@@ -173,7 +174,7 @@ TEST_F(DenseOpsCuda, NormLinearIsNormThenLinear) {
                                bias = random.normal(kN);
       const std::vector<bf16> w = to_bf16(random.normal(kN * k));
       std::vector<float> expected = filled(t * kN, kNan), normed = filled(t * k, 0);
-      // The oracle without rounding between the two.
+      // The oracle without rounding between norm and linear.
       ref_.norm_linear(
           {.norm = {x.data(), weight.data(), 1e-5f, {normed.data(), DType::kF32, t, k}, nullptr},
            .linear = {{normed.data(), DType::kF32, t, k}, w.data(), bias.data(), expected.data(), kN}},

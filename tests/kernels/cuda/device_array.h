@@ -19,7 +19,7 @@ std::vector<T> poisoned(int64_t size) {
   return values;
 }
 
-// Holds `values`, or `size` poisoned ones; their destruction finds writes past either end.
+// Holds `values`, or `size` poisoned ones; the destructor detects writes past either end.
 template <class T>
 class DeviceArray {
  public:

@@ -22,7 +22,7 @@ struct Case {
   int64_t tokens, topk, experts, hidden, intermediate;
   Spread spread = Spread::kEven;
   bool bias = true;
-  int64_t masked_capacity = 0;  // then tokens and topk do not count
+  int64_t masked_capacity = 0;  // if above 0, tokens and topk are not used
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
@@ -71,7 +71,7 @@ class Layer {
                                   : (c_.tokens == 0 ? 0 : sorted_.max_rows());
   }
   int64_t x_rows() const { return c_.masked_capacity > 0 ? rows() : c_.tokens; }
-  // Row r of the batch: its expert (-1: it has none), row of x, and row of slabs.
+  // Row r of the batch: its expert (-1: none), row of x, and row of slabs.
   struct Row {
     int64_t expert = -1, source = 0, slab = 0;
   };
@@ -266,7 +266,7 @@ std::vector<double> Layer::down(int64_t e, const std::vector<double>& h, bool fo
   return out;
 }
 
-// Some rows of every case, so that the double loops take seconds: the first, the last and some between.
+// Some rows of every case, so that the double loops take seconds: the first, the last and some in between.
 std::vector<int64_t> sampled_rows(const Layer& layer) {
   std::vector<int64_t> live;
   for (int64_t r = 0; r < layer.rows(); ++r)

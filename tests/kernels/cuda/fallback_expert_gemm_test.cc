@@ -1,5 +1,5 @@
-// The fallback's expert GEMMs, on whatever GPU there is, against double sums straight from the checkpoint's
-// codes. Rows without an expert keep the NaN that they start with.
+// The fallback's expert GEMMs, on any GPU, against double sums straight from the checkpoint's codes. Rows
+// without an expert keep the NaN that they start with.
 #include "kernels/cuda/fallback_expert_gemm.h"
 
 #include <algorithm>
@@ -186,8 +186,8 @@ TEST_P(FallbackExpertGemm, IsWithinItsBudget) {
     ASSERT_EQ(std::isnan(actual_h[i]), static_cast<int64_t>(i) >= live * c_.intermediate) << i;
 }
 
-// w4a4: what the quantiser makes of the GPU's intermediate beside what it makes of the exact one. A code
-// differs where the sum's last bits cross the middle between two.
+// w4a4: the quantised intermediate of the GPU against that of the exact sums. A code differs where the sum's
+// last bits cross the midpoint between two codes.
 TEST_P(FallbackExpertGemm, FewCodesOfAnF32IntermediateFlip) {
   if (c_.intermediate_dtype != DType::kF32) return;
   const int64_t live = sorted_.offsets.back();
@@ -219,8 +219,8 @@ TEST_P(FallbackExpertGemm, SameBitsAgain) {
   }
 }
 
-// The same rows masked: equal bits. NaN in the rows past an expert's, whose outputs are left alone; a count
-// past the capacity is cut.
+// The same rows masked give equal bits. Rows past an expert's hold NaN, and their outputs are not written; a
+// count past the capacity is clamped.
 TEST_P(FallbackExpertGemm, MaskedRowsGiveThePackedOnesBits) {
   const Outputs packed = run(sorted_.device_rows(), c_.gather, x_, x_scales_);
   std::vector<int32_t> counts = sorted_.counts;

@@ -1,4 +1,4 @@
-// How the few-token layer cuts its work and lays out rows.
+// How the few-token layer divides its work and lays out rows.
 #include "kernels/cuda/few_tokens_plan.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ TEST(FewCutTest, PartsAreEqualToOne) {
     }
 }
 
-// As few_tokens.cu has room for the rows of two experts.
+// few_tokens.cu only has room for the rows of two experts.
 TEST(FewCutTest, StripsOfACtaAreOfTwoExpertsAtMost) {
   for (int strips : {4, 8, 180, 448})
     for (int experts = 1; experts <= kFewMaxPairs; ++experts)
@@ -47,7 +47,7 @@ TEST(FewActTest, EveryPairHasItsOwnPlace) {
   EXPECT_EQ(places.size(), 5u * 128u);
 }
 
-// What lane q of a B fragment reads as 16 bytes: columns 2 q, 2 q + 1 and 2 q + 8, 2 q + 9 of two k steps.
+// The 16 bytes that lane q of a B fragment reads: columns 2 q, 2 q + 1 and 2 q + 8, 2 q + 9 of two k steps.
 TEST(FewActTest, AFragmentIsContiguous) {
   for (int row : {0, 1})
     for (int half : {0, 1})

@@ -77,7 +77,8 @@ class Experts {
             .scales = tiles_[4].as<float>()};
   }
 
-  // Expert e's output for one row, before the router's weight; magnitudes of its terms -> magnitude.
+  // Expert e's output for one row, before the router's weight; sets `magnitude` to the magnitudes of its
+  // terms.
   std::vector<double> apply(int64_t e, const float* x, std::vector<double>* magnitude) const {
     const int64_t h = shape_.hidden, i_size = shape_.intermediate;
     const bool gated = is_gated(shape_.activation);
@@ -151,7 +152,7 @@ Batch random_batch(int64_t num_tokens, int64_t topk, int64_t hidden, int64_t num
   return b;
 }
 
-// A workspace that outlives calls, and what a call writes.
+// Runs calls on one workspace.
 class Runner {
  public:
   explicit Runner(const Experts& experts)
@@ -167,7 +168,8 @@ class Runner {
   Output run(const Batch& b, const std::vector<float>* before = nullptr) {
     return replay(b, before, 1).front();
   }
-  // The last of `times` replays of a captured call, and the first.
+  // The outputs of the first and the last of `times` replays of a captured call; of one eager call if `times`
+  // is 1.
   std::vector<Output> replay(const Batch& b, const std::vector<float>* before, int times) {
     const int64_t h = experts_.shape().hidden, n = b.num_tokens * h;
     const Guarded x(to_bf16(b.x)), ids(b.ids), weights(b.weights);
@@ -212,7 +214,7 @@ class Runner {
   }
   void poison() { workspace_.fill(0, few_tokens_workspace_bytes(experts_.view(), kMaxPairs), kNanByte); }
 
-  // run() against the double loops.
+  // Checks run() against the double loops.
   void check(const Batch& b, const std::vector<float>* before = nullptr) {
     const Output actual = run(b, before);
     const int64_t h = experts_.shape().hidden,
@@ -231,7 +233,7 @@ class Runner {
       for (size_t c = 0; c < sum.size(); ++c) {
         const double old = before != nullptr ? (*before)[static_cast<size_t>(t * h) + c] : 0;
         expected.push_back(static_cast<float>(old + sum[c]));
-        // A sum of f32 terms, and values of h that its error pushed over to the next bf16.
+        // A sum of f32 terms, and values of h that its error rounds to the next bf16.
         budget.push_back(static_cast<float>((kBf16Eps + static_cast<double>(terms) * kF32Eps) * most[c] +
                                             4 * kF32Eps * std::fabs(old + sum[c])));
       }

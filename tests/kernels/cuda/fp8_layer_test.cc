@@ -1,5 +1,5 @@
-// Whole w4a8 layers on a GPU, by every tactic, against double sums over the same FP8 tokens and operands; the
-// tactics beside each other; repeatable to the bit.
+// Whole w4a8 layers on a GPU, by every tactic, against double sums over the same FP8 tokens and operands, and
+// the tactics against each other; repeatable bit for bit.
 #include <cmath>
 #include <string>
 #include <tuple>
@@ -22,7 +22,7 @@ constexpr int64_t kHidden = 160, kIntermediate = 224, kExperts = 5, kFirst = 3, 
 struct LayerRun {
   int64_t tokens;
   Fp4Format format;
-  std::vector<int32_t> ids;  // of 3 more experts on either side
+  std::vector<int32_t> ids;  // also of 3 experts on either side of the local ones
   std::vector<float> weights;
   std::vector<float> x;                // bf16 values
   std::vector<uint8_t> gate_up, down;  // tiles
@@ -32,7 +32,7 @@ struct LayerRun {
 int64_t gate_up_bytes(Fp4Format format) { return fp8_tiled_bytes(format, 2 * kIntermediate, kHidden); }
 int64_t down_bytes(Fp4Format format) { return fp8_tiled_bytes(format, kHidden, kIntermediate); }
 
-// Of `times` calls that all give the same bits.
+// The result of `times` calls, which must all give the same bits.
 LayerRun run_layer(const DeviceMoeTactic& tactic, int64_t tokens, Fp4Format format, int64_t nan_token = -1,
                    int times = 1) {
   Random random(static_cast<uint64_t>(tokens) + 1);
@@ -93,7 +93,7 @@ LayerRun run_layer(const DeviceMoeTactic& tactic, int64_t tokens, Fp4Format form
   return run;
 }
 
-// A row as e4m3 codes hold it.
+// A row's values after quantisation to e4m3.
 template <class T>
 std::vector<double> quantised(const std::vector<T>& row) {
   std::vector<uint8_t> codes(row.size());
@@ -148,8 +148,8 @@ class Fp8LayerTest : public testing::TestWithParam<std::tuple<DeviceMoeTactic, F
   }
 };
 
-// f32 sums flip a code of the intermediate here and there; "wide" sums with about 14 bits. Unquantised
-// activations are 4e-2 off.
+// Errors of f32 sums flip some codes of the intermediate; "wide" sums with about 14 bits. Unquantised
+// activations would differ by 4e-2.
 TEST_P(Fp8LayerTest, IsTheOraclesFunction) {
   for (const int64_t tokens : sizes()) {
     const LayerRun run = run_layer(tactic(), tokens, format());

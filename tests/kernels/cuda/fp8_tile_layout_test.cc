@@ -38,7 +38,7 @@ std::vector<uint8_t> tiles_for(Fp4Format format, int64_t n, int64_t k) {
   return std::vector<uint8_t>(static_cast<size_t>(fp8_tiled_bytes(format, n, k)), 0xee);
 }
 
-// What a weight becomes: exact, or for NVFP4 rounded to four bits.
+// A packed weight: exact, or for NVFP4 rounded to four bits.
 void expect_weight(Fp4Format format, float actual, float expected) {
   if (format == Fp4Format::kMxfp4)
     ASSERT_EQ(actual, expected);
@@ -122,7 +122,7 @@ TEST(Fp8TileLayoutMxfp4, ScalesOfZeroGroupsDoNotCount) {
   EXPECT_EQ(fp8_tiled_at(Fp4Format::kMxfp4, tiles.data(), 64, 128, 0, 64), 0x1p-28f);
 }
 
-// Rows of zeros alone, and tiny and huge scales, beside ordinary rows: row factors are each row's own.
+// Rows of zeros, and of tiny and huge scales, among ordinary rows: each row has its own factor.
 TEST(Fp8TileLayoutMxfp4, RowsHaveTheirOwnRange) {
   Matrix m = random_matrix(Fp4Format::kMxfp4, 64, 128, 6, 0, 0);
   for (size_t r = 0; r < 64; ++r)
@@ -135,7 +135,7 @@ TEST(Fp8TileLayoutMxfp4, RowsHaveTheirOwnRange) {
       ASSERT_EQ(fp8_tiled_at(Fp4Format::kMxfp4, tiles.data(), 64, 128, r, c), fp4_at(m.view, r, c)) << r;
 }
 
-// The number of the header: weights as a quantiser makes them of a normal distribution.
+// The error stated in the header, for quantised weights of a normal distribution.
 TEST(Fp8TileLayoutNvfp4, FoldErrorIsWhatTheHeaderSays) {
   const int64_t rows = 128, cols = 1024;
   Random random(7);

@@ -1,4 +1,4 @@
-// Memory of the GPU for tests of its kernels: NaN until it is written, and nothing beside it may be.
+// GPU memory for tests of kernels: NaN until it is written; writes outside it are detected.
 #pragma once
 
 #include <gtest/gtest.h>

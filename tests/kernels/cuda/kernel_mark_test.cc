@@ -1,5 +1,5 @@
-// What a stream says of a kernel that failed, launched or as part of a graph. The device is lost with the
-// process that saw it, so that each case has a process of its own.
+// The error that a stream reports for a kernel that failed, launched eagerly or in a graph. The device is
+// lost to the process that saw the error, so each case has its own process.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -13,7 +13,7 @@
 namespace fp4moe {
 namespace {
 
-// Layers of a sort and a copy of rows, of which one copies from nowhere, and a last sort.
+// Runs layers of a sort and a copy of rows, then a last sort. Layer `layer` copies from an invalid address.
 [[noreturn]] void fail_in(int layer, bool in_graph) {
   Stream stream = Stream::make().value();
   ThreadPool pool(1);

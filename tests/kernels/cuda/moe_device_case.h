@@ -1,4 +1,4 @@
-// What the tests of the GPU's quantisers and FP8 and fallback GEMMs share: rows sorted by expert.
+// Shared by the tests of the GPU's quantisers and of its FP8 and fallback GEMMs: rows sorted by expert.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@
 
 namespace fp4moe {
 
-// How many rows each expert of a case has: by name.
+// How a case's rows are distributed over its experts.
 enum class Spread { kEven, kOneExpert, kSkewed, kIdleExperts };
 
-// T tokens' slots sorted by expert, on the host and on the device; some slots are of no local expert.
+// T tokens' slots sorted by expert, on the host and on the device; some slots have no local expert.
 struct SortedRows {
   SortedRows(int64_t tokens, int64_t topk, int64_t experts, Spread spread, Random& random)
       : num_experts(experts),

@@ -1,4 +1,5 @@
-// The kernels that benches run beside the ops: random data in range, reads of any size, the matmul's result.
+// The kernels that benchmarks run besides the ops: random data in range, reads of any size, the matmul's
+// result.
 #include <gtest/gtest.h>
 
 #include <algorithm>

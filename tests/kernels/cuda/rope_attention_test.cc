@@ -1,5 +1,5 @@
-// Rope, the pages' write and attention in one call, for batches of decode and others, against kernels/ref one
-// after the other. Pages hold NaN where no token has been.
+// Rope, the write to the pages and attention in one call, for decode and other batches, against the separate
+// ops of kernels/ref. Pages hold NaN where no token was written.
 #include <cmath>
 #include <string>
 
@@ -45,7 +45,7 @@ struct Data {
       inv_freq.push_back(
           std::pow(10000.0f, -2.0f * static_cast<float>(i) / static_cast<float>(c.rotary_dim)));
     page_table.assign(static_cast<size_t>(columns * c.max_pages()), 0);
-    int32_t next = 1;  // page 0 is nobody's
+    int32_t next = 1;  // no sequence owns page 0
     for (int32_t& page : page_table) page = next++;
     const int64_t row = int64_t{c.num_kv} * c.head_dim;
     k = v = poisoned<bf16>(next * kPageSize * row);
@@ -141,7 +141,7 @@ class RopeAttention : public testing::Test {
     expect_same_pages(to_float(device_v.values()), to_float(v), 0);
   }
 
-  // Within some units in the last place of a bf16; NaN where the other has NaN.
+  // Equal within some units in the last place of a bf16; NaN where `expected` has NaN.
   void expect_same_pages(const std::vector<float>& got, const std::vector<float>& expected, double units) {
     for (size_t i = 0; i < expected.size(); ++i) {
       ASSERT_EQ(std::isnan(got[i]), std::isnan(expected[i])) << i;

@@ -28,11 +28,11 @@ constexpr float kNormEps = 1e-5f;
 struct Routed {
   std::vector<float> logits, weights;
   std::vector<int32_t> ids;
-  std::vector<uint64_t> counts;  // of the first half of the tokens, from kCountsBefore on
+  std::vector<uint64_t> counts;  // of the first half of the tokens, starting at kCountsBefore
 };
 constexpr uint64_t kCountsBefore = uint64_t{1} << 40;
 
-// A norm before the route: its weight, and the outputs.
+// A norm before the router: its weight, and the outputs.
 struct Norm {
   std::vector<float> weight, f32;
   std::vector<bf16> act;
@@ -45,7 +45,7 @@ void check_counts(const Case& c, const Routed& routed, int times) {
   EXPECT_EQ(routed.counts, expected);
 }
 
-// The same call `times` times, as a graph if that is more than one; what the last one left.
+// The result of the last of `times` equal calls, replayed from a graph if more than one.
 Routed route(const Case& c, int times = 1, Norm* norm = nullptr) {
   const int64_t n = c.num_tokens, experts = c.rule.num_experts, k = c.rule.top_k;
   const Guarded x(c.x), weight(to_bf16(c.weight)), bias(c.bias), correction(c.correction);
@@ -91,7 +91,7 @@ Routed route(const Case& c, int times = 1, Norm* norm = nullptr) {
   return routed;
 }
 
-// Ids equal to those of the CPU on the GPU's logits, weights within 1e-6 of them.
+// Checks that, on the GPU's logits, ids equal the CPU's and weights are within 1e-6 of the CPU's.
 void check_choice(const Case& c, const Routed& routed) {
   RoutingRule rule = c.rule;
   rule.correction_bias = c.correction.empty() ? nullptr : c.correction.data();
@@ -124,7 +124,7 @@ void check_logits(const Case& c, const Routed& routed) {
       }
       const double bias = c.bias.empty() ? 0 : c.bias[static_cast<size_t>(e)];
       expected.push_back(static_cast<float>(sum + bias));
-      // f32 sums of three parts each; the tensor cores cut what they align.
+      // f32 sums of three parts each; the tensor cores truncate when they align terms.
       budget.push_back(static_cast<float>((std::sqrt(3.0 * static_cast<double>(c.hidden)) + 8) * 2 * kF32Eps *
                                               (magnitude + std::fabs(bias)) +
                                           1e-30));
@@ -180,7 +180,7 @@ TEST(CudaRouter, SizesOfPublishedModels) {
   }
 }
 
-// Sizes that one launch takes, and some that it does not.
+// Sizes that norm_route() supports, and some that it does not.
 TEST(CudaRouter, NormComesFirst) {
   ThreadPool pool(2);
   uint64_t seed = 0;
@@ -220,7 +220,7 @@ TEST(CudaRouter, NormComesFirst) {
     }
 }
 
-// Small integers: the logits are exact, so ties are ties.
+// Small integers: the logits are exact, so equal scores tie.
 TEST(CudaRouter, TiesGoToTheLowerIdAndGroups) {
   Random random(5);
   for (int round = 0; round < 60; ++round) {

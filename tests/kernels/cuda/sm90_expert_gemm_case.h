@@ -1,5 +1,5 @@
-// Experts in tiles and a batch for them, on the host and in the GPU's memory, and what their layer should be:
-// double loops over tiled_at().
+// Experts in tiles and a batch for them, on the host and in the GPU's memory, and the expected result of
+// their layer: double loops over tiled_at().
 #pragma once
 
 #include <cmath>
@@ -23,7 +23,8 @@ struct ExpertShape {
   bool bias = true;
 };
 
-// Random codes and scales in every place, weights of magnitude about 1 / sqrt(K) after the factors in scales.
+// Random codes and scales everywhere; weights have a magnitude of about 1 / sqrt(K) after the factors in
+// scales.
 class TiledExpertsCase {
  public:
   TiledExpertsCase(Fp4Format format, const ExpertShape& shape, uint32_t seed)
@@ -61,11 +62,11 @@ class TiledExpertsCase {
     return experts;
   }
 
-  // A sum over k and the sum of its terms' magnitudes, of which its rounding errors are a fraction.
+  // A sum over k, and the sum of its terms' magnitudes, to which rounding errors are proportional.
   struct Sum {
     double value = 0, magnitude = 0;
   };
-  // The activation's output of one row, and what it may differ by.
+  // The activation's output for one row, and its magnitude.
   void gate_up(int64_t expert, const float* x, float row_scale, std::vector<Sum>* out) const {
     const int64_t i_size = shape_.intermediate, h = shape_.hidden;
     for (int64_t i = 0; i < i_size; ++i) {
@@ -132,7 +133,7 @@ class TiledExpertsCase {
       s.value += term;
       s.magnitude += std::abs(term);
     }
-    // f32 sums of 16 terms at a time, not rounded to nearest.
+    // f32 sums of 16 terms at a time, which are not rounded to nearest.
     const double epsilon = (static_cast<double>(k) / 16 + 8) * 0x1p-23;
     return {s.value * scale, s.magnitude * std::abs(scale) * epsilon};
   }

@@ -47,8 +47,8 @@ class OnStream : public testing::Test {
 
 class Sm90ExpertGemm : public OnStream, public testing::WithParamInterface<Fp4Format> {
  protected:
-  // Both GEMMs by themselves over packed rows of the given counts: gathered x, f32 outputs, row scales; by
-  // the tiles for few rows an expert, and by those for many.
+  // Each GEMM by itself over packed rows of the given counts: gathered x, f32 outputs, row scales; with the
+  // tiles for few rows per expert, and with those for many.
   void expect_gemms(const ExpertShape& shape, const std::vector<int32_t>& counts) {
     expect_gemms(shape, counts, 1);
     expect_gemms(shape, counts, 1000);
@@ -130,9 +130,8 @@ TEST_P(Sm90ExpertGemm, IdleExperts) {
   expect_gemms({"no rows at all", 4, 64, 32}, {0, 0, 0, 0});
 }
 
-// Masked: NaN in the rows past an expert's, whose outputs are left alone; counts past the capacity are cut. A
-// transport's guess at an expert's rows chooses among kernels and changes no bit: none, wrong ones, a huge
-// one.
+// Masked: rows past an expert's hold NaN, and their outputs are not written; counts past the capacity are
+// clamped. expected_rows only chooses among kernels and changes no bits: 0, wrong and huge values.
 TEST_P(Sm90ExpertGemm, MaskedRowsWhateverIsExpected) {
   const ExpertShape shape{"masked", 4, 1440, 96};
   TiledExpertsCase experts(GetParam(), shape, 8);
@@ -221,7 +220,7 @@ class Sm90Layer : public OnStream,
     return tactic_.fits(sizes);
   }
 
-  // out, and that a second call on the used workspace gives the same bits.
+  // Returns out, and checks that a second call on the used workspace gives the same bits.
   std::vector<float> run(const TiledExpertsCase& experts, const Batch& batch, const std::vector<float>& x,
                          const std::vector<float>& weights, int repeats = 1) {
     const TiledExperts tiled = experts.on_device();
@@ -267,7 +266,7 @@ class Sm90Layer : public OnStream,
       Sums h, y;
       experts.gate_up(e, &x[static_cast<size_t>(t * shape.hidden)], 1, &h);
       std::vector<float> row;
-      for (const auto& s : h) row.push_back(round_to_bf16(static_cast<float>(s.value)));  // as h is kept
+      for (const auto& s : h) row.push_back(round_to_bf16(static_cast<float>(s.value)));  // as h is stored
       experts.down(e, row.data(), &y);
       for (int64_t c = 0; c < shape.hidden; ++c)
         out[static_cast<size_t>(t * shape.hidden + c)] +=
@@ -276,7 +275,7 @@ class Sm90Layer : public OnStream,
     return out;
   }
 
-  // max_tokens, or what half of it, a quarter ... fits, with 4 experts a token.
+  // The first of max_tokens, half of it, a quarter ... that fits with 4 experts per token.
   int64_t most_tokens(const ExpertShape& shape, int64_t max_tokens) const {
     while (max_tokens > 4 && !fits(shape, {"", max_tokens, 4, 0, {}})) max_tokens /= 2;
     return max_tokens;

@@ -1,4 +1,4 @@
-// The tiles against the matrices they were made of: every element, both formats, odd sizes.
+// The tiles against the matrices that they were packed from: every element, both formats, odd sizes.
 #include "kernels/cuda/tile_layout.h"
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ Matrix random_matrix(Fp4Format format, int64_t rows, int64_t cols, uint32_t seed
 
 class TileLayout : public testing::TestWithParam<Fp4Format> {
  protected:
-  // All e4m3 scales, zero and subnormals too; 120 octaves of e8m0.
+  // All e4m3 scales, including zero and subnormals; 120 octaves of e8m0.
   int low() const { return GetParam() == Fp4Format::kMxfp4 ? 30 : 0; }
   int high() const { return GetParam() == Fp4Format::kMxfp4 ? 150 : 0x7e; }
 };

@@ -15,7 +15,7 @@
 namespace fp4moe {
 namespace {
 
-constexpr int64_t kCanary = 256;  // bytes on both sides of what is written
+constexpr int64_t kCanary = 256;  // bytes on both sides of the written range
 
 struct Matrix {
   std::vector<uint8_t> codes, scales;
@@ -24,7 +24,8 @@ struct Matrix {
 
 using Param = std::pair<TileKind, Fp4Format>;
 
-// Rows `step` apart in memory, as gate or up of alternating rows. Some groups are zeros, with any scale.
+// Rows `step` apart in memory, like gate or up of alternating rows. Some groups are zeros, with an arbitrary
+// scale.
 Matrix random_matrix(const Param& param, int64_t rows, int64_t cols, uint32_t seed, int64_t step = 1) {
   const auto [kind, format] = param;
   std::mt19937 rng(seed);
@@ -54,7 +55,7 @@ class TileUploading : public testing::TestWithParam<Param> {
     uploader_ = std::move(*made);
   }
 
-  // Device tiles of n x k between canaries, and two scales behind them.
+  // Device tiles of n x k between canaries, followed by two scales.
   struct Target {
     Buffer memory;
     int64_t bytes = 0;
@@ -89,7 +90,7 @@ class TileUploading : public testing::TestWithParam<Param> {
 
   static bool is_fp8() { return GetParam().first == TileKind::kFp8; }
   static Fp4Format format() { return GetParam().second; }
-  // On the host: the factor of the tensor scale.
+  // Packs on the host; returns the factor of the tensor scale.
   static float pack(const Fp4MatrixView& w, uint8_t* tiles) {
     if (!is_fp8()) return pack_tiles(w, tiles).value();
     EXPECT_TRUE(pack_fp8_tiles(w, tiles).ok());
@@ -195,7 +196,7 @@ TEST_P(TileUploadingMxfp4, ScalesTooFarApartAreRefusedAtTheEndAndForgottenAfterw
   const Status status = uploader->finish();
   ASSERT_EQ(status.code(), StatusCode::kUnsupported);
   EXPECT_NE(status.message().find("199 octaves"), std::string::npos) << status.message();
-  for (size_t i = 0; i < 16; ++i) m.codes[i] = 0x80;  // a group of zeros does not count
+  for (size_t i = 0; i < 16; ++i) m.codes[i] = 0x80;  // a group of zeros is ignored
   m.scales.assign(m.scales.size(), 200);
   m.scales[0] = 1;
   ASSERT_TRUE(uploader->plain(m.view, target.data(), scale).ok());
@@ -205,7 +206,7 @@ TEST_P(TileUploadingMxfp4, ScalesTooFarApartAreRefusedAtTheEndAndForgottenAfterw
 INSTANTIATE_TEST_SUITE_P(Kinds, TileUploadingMxfp4, testing::Values(TileKind::kBf16, TileKind::kFp8),
                          [](const auto& p) { return p.param == TileKind::kFp8 ? "fp8" : "bf16"; });
 
-// The row's factor, tiny and huge: of scales that are subnormal, of rows of zeros alone, at the widest span.
+// Tiny and huge row factors: subnormal scales, rows of zeros, the widest span.
 TEST(TileUploadingFp8, RowsHaveTheirOwnFactor) {
   ThreadPool pool(1);
   Result<TileUploader> uploader = TileUploader::make(TileKind::kFp8, pool);
