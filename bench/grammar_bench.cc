@@ -1,5 +1,5 @@
-// What a grammar costs a decode step on the host: the mask of one row, and its application to the row's
-// logits, for a vocabulary of gpt-oss's size. Compare with the step time of `bench latency`.
+// The host cost of a grammar in a decode step: the mask of one row, and its application to the row's logits,
+// for a vocabulary of gpt-oss's size. Compare with the step time of `bench latency`.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>

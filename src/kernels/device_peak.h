@@ -1,7 +1,8 @@
 // What GPU benchmarks run besides the ops that they time: reads at full memory speed, an empty kernel, random
 // data. Implementation: kernels/cuda.
 //
-// All pointers are device memory; work goes to the calling thread's current stream and can be captured.
+// All pointers are device memory; work is enqueued on the calling thread's current stream and can be
+// captured.
 #pragma once
 
 #include <cstdint>

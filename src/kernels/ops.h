@@ -44,7 +44,7 @@ enum class LinearLayout : uint8_t {
 // Bytes of an [N, K] weight in `layout`.
 int64_t linear_weight_bytes(int64_t n, int64_t k, LinearLayout layout);
 // src [N, K] row-major -> dst, linear_weight_bytes() long, 64-byte aligned, not overlapping. Exact for bf16
-// layouts; blocks of the others begin at column 0.
+// layouts; blocks of 8-bit layouts begin at column 0.
 void pack_linear_weight(const bf16* src, int64_t n, int64_t k, LinearLayout layout, void* dst,
                         ThreadPool& pool);
 
@@ -174,7 +174,8 @@ struct GatherRowsArgs {
   int64_t num_rows = 0, row_bytes = 0;
 };
 
-// out[t, h] = x[t, h], n f32 elements of each head (MLA: the rotary part of queries beside the latent one).
+// out[t, h] = x[t, h], n f32 elements of each head (MLA: the rotary part of queries, next to the latent
+// part).
 struct CopyHeadsArgs {
   const float* x = nullptr;  // row t, head h starts at x + t * x_stride + h * x_head_stride
   int64_t x_stride = 0, x_head_stride = 0;

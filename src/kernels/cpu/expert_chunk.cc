@@ -10,7 +10,7 @@
 //           gated), f32 of down. Router: x [T, H] f32, one panel of 16 experts in bf16.
 // Bytes     the panels once per tile of rows, N K (1/2 + 1/G); x, from the cache, once per step of one or
 //           two panels; out once. Router: 32 H of weights, read again from the cache for each token.
-// Flops     2 T N K; activation, scales and bias are small beside them. Router: 32 T H.
+// Flops     2 T N K; activation, scales and bias are small compared to them. Router: 32 T H.
 // Bound     that of the ISA's expert_dot: memory for few rows, then the multipliers or the decoding.
 // Numerics  y = sum * tensor scale (* row scale) + bias, each operation rounded to f32; then the activation
 //           in f32, exp within 2.5e-7 (vec.h). A sum has one order whatever T, the tile or the chunk.

@@ -1,7 +1,8 @@
 // Computes  out[T, N] = x[T, K] W^T (+ bias) (+ out), W in panels of 16 outputs (LinearLayout::kPanel16);
 //           head_linear: the same for each head's slice of f32 rows; linear_q8: see linear_q8_tile.h,
 //           on AMX linear_q8_amx.h.
-// Bytes     2 N K of weights, once for up to kLargeRows rows; x and out are small beside them.
+// Bytes     2 N K of weights, once for all rows of a chunk (TileShape::large_rows at a time, then again from
+//           the cache); x and out are small compared to them.
 // Flops     2 T N K.
 // Bound     memory for T <= 4 (weights stream from DRAM, prefetched); from T = 12 the multiply units:
 //           tiles on AMX, bf16 dots on AVX-512, f32 FMA elsewhere.

@@ -1,4 +1,4 @@
-// Dot products of AMX tiles, for `fp4moe bench peak`. Compiled with AMX's flags alone.
+// Dot products of AMX tiles, for `fp4moe bench peak`. Compiled only with AMX's flags.
 //
 // Computes: results are discarded.
 // Bytes:    none.

@@ -1,4 +1,4 @@
-// Paged attention on a GPU: decode, prefill and MLA, chosen from the arguments alone.
+// Paged attention on a GPU: decode, prefill and MLA, chosen only from the arguments.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ void attention(const AttentionArgs& args, ThreadPool& pool);
 void rope_attention(const RopeAttentionArgs& args, ThreadPool& pool);
 
 // The same with one algorithm for any batch: prefill's kernel for all rows, MLA's with a fixed number of
-// splits. A row's bits depend on its keys alone.
+// splits. A row's bits depend only on its keys.
 void invariant_attention(const AttentionArgs& args, ThreadPool& pool);
 void invariant_rope_attention(const RopeAttentionArgs& args, ThreadPool& pool);
 

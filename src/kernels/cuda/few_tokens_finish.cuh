@@ -1,5 +1,4 @@
-// What the warps of few_tokens.cu do with a strip's sums: activation, h, y, the sum over a token's experts.
-// Device code only.
+// The epilogue of few_tokens.cu's strips: activation, h, y, the sum over a token's experts. Device code only.
 #pragma once
 
 #include "formats/bf16.h"

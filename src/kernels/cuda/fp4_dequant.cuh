@@ -33,7 +33,7 @@ __device__ __forceinline__ void decode_codes(uint32_t first, uint32_t second, in
   a[3] = (step == 0 ? rest * 64 : rotate_left(rest, 12)) & kTileCodeMask;
 }
 
-// What one lane holds of its warp's 16 rows of a tile: a word of 8 codes per k step, and its rows' scales.
+// A lane's share of its warp's 16 rows of a tile: a word of 8 codes per k step, and its rows' scales.
 template <Fp4Format kFormat>
 struct TileWords {
   uint4 codes;

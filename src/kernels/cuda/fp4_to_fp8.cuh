@@ -52,7 +52,7 @@ __device__ __forceinline__ void mma_f16(float (&c)[4], const uint32_t (&a)[4], u
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// What one lane holds of its warp's 16 rows of a tile, rows g and g + 8.
+// A lane's share of its warp's 16 rows of a tile: of rows g and g + 8.
 template <Fp4Format kFormat>
 struct Fp8TileWords {
   static constexpr int kScales = kFormat == Fp4Format::kMxfp4 ? 1 : 2;  // of a row

@@ -2,7 +2,7 @@
 //
 // Computes:  out[t, h] = scale * x[t, h] W_h^T, x f32 [T, heads, K], W bf16 [heads][N, K], out f32 or bf16.
 // Shapes:    any; rows and heads of x and out are strided.
-// Bytes:     2 heads N K, once per 64 tokens; T heads (4 K + 4 N) beside it.
+// Bytes:     2 heads N K, once per 64 tokens; plus T heads (4 K + 4 N).
 // Flops:     4 T heads N K on mma.sync: x is split into two bf16.
 // Bound:     HBM for few tokens; the tensor cores' synchronous rate for many.
 // Numerics:  x = high + low, both bf16: 16 bits of it count (2^-17 relative); exact products, f32 sums over K

@@ -2,7 +2,7 @@
 //
 // Computes:  out [T, N] f32 (+)= x [T, K] W^T + bias, W [N, K] bf16 row-major; x is bf16, or norm(residual).
 // Shapes:    T <= 16 (with the norm <= 4), K a multiple of 32, any N; all of x in shared memory.
-// Bytes:     2 N K, once from HBM; T (2 K + 4 N) beside it.
+// Bytes:     2 N K, once from HBM; plus T (2 K + 4 N).
 // Flops:     2 T N K, on mma.sync with weights as its 16 rows and the tokens as its 8 columns.
 // Bound:     HBM. Each block streams its share of the rows through a ring of bulk copies, and starts before
 //            it waits for the kernel whose output it reads. A bulk copy costs the SM 44 ns whatever its size
@@ -248,8 +248,8 @@ __device__ __forceinline__ void multiply_chunk(Operands o, int num_pairs, float 
   }
 }
 
-// What is added to a sum. Loaded before the sum is ready: at the end of the kernel each load would cost as
-// much as 2 MB of weights.
+// Added to a sum. Loaded before the sum is ready: at the end of the kernel each load would cost as much as 2
+// MB of weights.
 struct Addend {
   float bias = 0, before = 0;  // before: out's old value
 };

@@ -58,7 +58,7 @@ __device__ void store(const KvPages& pages, int64_t at, float value) {
     static_cast<bf16*>(pages.data)[at].bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
 }
 
-// What is known of a row before its values are ready.
+// A row's position, page and rotation, computed before its values are ready.
 struct Row {
   int64_t t, position;
   int32_t page;  // where it is stored; -1: padding, or nothing is stored

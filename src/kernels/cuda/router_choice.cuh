@@ -18,7 +18,7 @@ __device__ __forceinline__ uint32_t key_of(float score) {
   return (u & 0x80000000u) != 0 ? ~u : u | 0x80000000u;
 }
 
-// What a warp chooses from: candidate i is lane i % 32's.
+// A warp's candidates: candidate i belongs to lane i % 32.
 struct Candidates {
   const uint32_t* keys;  // [n], shared memory
   int n;

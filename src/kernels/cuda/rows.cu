@@ -1,7 +1,7 @@
 // Ops that move rows: embed, add, gather_rows, copy_heads, copies from the host, KV pages to and from the
 // host.
 //
-// Computes:  as kernels/ops.h says, element by element.
+// Computes:  as documented in kernels/ops.h, element by element.
 // Bytes:     what they read and write.
 // Bound:     HBM; at T = 1 the launch; for copies from and to the host PCIe.
 // Numerics:  exact, except for add's one rounding.
@@ -36,8 +36,8 @@ struct MarkedEmbed {
   KernelMark mark;
 };
 
-// A step's first kernel. It lets dependents start only once the batch is there, so later kernels may read the
-// batch without a wait.
+// A step's first kernel. It lets dependents start only once the batch has arrived, so later kernels may read
+// the batch without a wait.
 __global__ void __launch_bounds__(kThreads) embed_kernel(const __grid_constant__ MarkedEmbed marked) {
   const EmbedArgs& a = marked.args;
   ptx::grid_dependency_wait();

@@ -10,7 +10,7 @@
 namespace fp4moe {
 namespace {
 
-// What an element's place in its tile depends on.
+// The coordinates of an element in its tile.
 struct Place {
   int64_t warp, g, half_row;        // row = 16 warp + 8 half_row + g
   int64_t step, q, half_col, half;  // column = 16 step + 8 half_col + 2 q + half

@@ -86,7 +86,7 @@ struct RowReader {
   }
 };
 
-// What is added to a side's scales, so that the largest becomes kLargestTileScale.
+// The offset that makes a side's largest scale kLargestTileScale.
 template <Fp4Format kFormat>
 __device__ int scale_move(const TilePackSide& side) {
   return kFormat == Fp4Format::kMxfp4 && side.most > 0 ? kLargestTileScale - side.most : 0;
