@@ -1,5 +1,5 @@
-// EngineConfig: everything that decides how a model is loaded and run. Field names are the
-// server's flags (SGLang's names) with '-' as '_'; tools fill it from the command line.
+// EngineConfig: everything that decides how a model is loaded and run. Fields are named after the
+// command-line flags (SGLang's names) with '_' instead of '-'.
 #pragma once
 
 #include <cstdint>
@@ -16,114 +16,118 @@ struct NamedValue {
 
 struct EngineConfig {
   // Model.
-  std::string model_path;             // folder with config.json and safetensors
-  std::string load_format = "auto";   // auto (= safetensors) | safetensors | dummy: random weights of
-                                      // config.json's shapes; needs no other file
-  bool allow_unused_tensors = false;  // else a tensor of the model that nothing reads is an error
+  std::string model_path;  // folder with config.json and safetensors
+  // auto (= safetensors) | safetensors | dummy (random weights in config.json's shapes; needs no other file)
+  std::string load_format = "auto";
+  bool allow_unused_tensors = false;  // false: a model tensor that nothing reads is an error
   std::string tokenizer_path;         // folder or tokenizer.json; empty: model_path
-  std::string chat_template;          // file with a Jinja template; empty: the checkpoint's
-  std::string served_model_name;      // empty: the folder's name
-  std::string quantization =
-      "auto";  // auto | mxfp4 | modelopt_fp4 | compressed-tensors: must agree with the checkpoint
-  std::string kv_cache_dtype = "auto";  // auto | bfloat16
+  std::string chat_template;          // path of a Jinja template; empty: the checkpoint's template
+  std::string served_model_name;      // empty: the last component of model_path
+  // auto | mxfp4 | modelopt_fp4 | compressed-tensors; must match the checkpoint
+  std::string quantization = "auto";
+  std::string kv_cache_dtype = "auto";  // auto (= bfloat16) | bfloat16
   std::string dtype = "auto";           // activations: auto (= bfloat16) | bfloat16 | float32
-  std::string dense_quant = "none";     // weights of dense layers: none (= bf16) | q8 (8 bits; on a CPU)
-  std::string weight_cache_dir;         // on a CPU, packed weights are kept there; empty: in the user's cache
-                                        // folder; none: nowhere
-  std::string grammar_backend = "auto";  // structured output: auto (xgrammar where the build has it) |
-                                         // xgrammar | none
-  double grammar_compile_timeout = 20;   // seconds that one grammar may compile
-  // Steps of work that a grammar may take for one token. Over it, and over the sizes below, its request
-  // fails.
+  std::string dense_quant = "none";     // weights of dense layers: none (= bf16) | q8 (8 bits; CPU only)
+  // CPU: folder of the packed-weight cache; empty: in the user's cache folder; "none": no cache
+  std::string weight_cache_dir;
+  // Structured output: auto (xgrammar if the build has it) | xgrammar | none
+  std::string grammar_backend = "auto";
+  double grammar_compile_timeout = 20;  // seconds for one compilation
+  // Work budget of a grammar for one token, in steps (2 to 9 ns each). A request whose grammar exceeds it or
+  // grammar_max_bytes fails.
   int64_t grammar_max_steps = 20'000'000;
-  int64_t grammar_max_bytes = 64 << 20;     // of one compiled grammar
-  int64_t grammar_cache_bytes = 128 << 20;  // of the compiled grammars that are kept, those used last
-  int64_t context_length = 0;               // tokens; 0: max_position_embeddings
+  int64_t grammar_max_bytes = 64 << 20;     // bytes of one compiled grammar
+  int64_t grammar_cache_bytes = 128 << 20;  // bytes of all cached compiled grammars; LRU eviction
+  int64_t context_length = 0;  // tokens; 0: max_position_embeddings, or less if the KV pool is smaller
 
-  // Where and how it runs.
-  std::string device = "auto";  // auto | cpu | cuda
-  int threads = 0;              // 0: all cores this process may use
-  std::string moe_runner_backend = "auto";
-  std::string moe_a2a_backend = "none";
-  std::string fp4_compute = "auto";                     // auto | w4a16 | w4a4 | w4a8
-  std::string fp4_act_scales = "auto";                  // w4a4: auto | static (the checkpoint's) | per_token
-  std::string deepep_mode = "auto";                     // auto | low_latency (normal is refused)
-  std::string deepep_dispatcher_output_dtype = "auto";  // auto | bf16 | fp8 | nvfp4
+  // Device and backends.
+  std::string device = "auto";              // auto | cpu | cuda
+  int threads = 0;                          // CPU threads; 0: all cores this process may use
+  std::string moe_runner_backend = "auto";  // auto, a runner's name or SGLang's (docs/backends.md)
+  std::string moe_a2a_backend = "none";     // none | deepep | flashinfer
+  std::string fp4_compute = "auto";         // auto (implied by the runner) | w4a16 | w4a4 | w4a8
+  std::string fp4_act_scales = "auto";      // w4a4: auto | static (the checkpoint's) | per_token
+  std::string deepep_mode = "auto";         // auto | low_latency (normal is refused)
+  std::string deepep_dispatcher_output_dtype = "auto";      // auto | bf16 | fp8 | nvfp4
   std::string flashinfer_dispatcher_output_dtype = "auto";  // auto | bf16 | nvfp4
   std::string flashinfer_combine_dtype = "auto";            // auto (= bf16) | bf16 | fp8
-  bool disable_fp4_allgather = false;  // a2a none under DP attention: gather unquantised rows
+  bool disable_fp4_allgather = false;  // a2a none with DP attention: gather unquantised rows
+  // CPU: the same bits on any number of ranks; GPU: bits that do not depend on the batch. Slower.
   bool enable_deterministic_inference = false;
 
   // Ranks.
   std::string fabric = "auto";  // auto | local | threads | mpi
-  int tp_size = 1;              // ranks in all
-  int ep_size = 1;              // 1: experts sharded along I; tp_size: whole experts
-  int dp_size = 1;              // groups of tp_size / dp_size ranks with their own requests
-  bool enable_dp_attention = false;
-  bool enable_dp_lm_head = false;
-  int64_t a2a_memory_budget = int64_t{64} << 20;  // bytes a rank's transport may use
+  int tp_size = 1;              // total number of ranks
+  int ep_size = 1;              // 1: each expert is sharded along I; tp_size: each rank has whole experts
+  int dp_size = 1;              // data-parallel groups; each has tp_size / dp_size ranks and its own requests
+  bool enable_dp_attention = false;  // required if dp_size > 1
+  bool enable_dp_lm_head = false;    // shard the LM head within a group instead of over all ranks
+  int64_t a2a_memory_budget = int64_t{64} << 20;  // bytes of heap for each rank's transport
   bool a2a_checksum = false;                      // verify every transported row
-  double comm_timeout = 10;                       // seconds a rank waits for another one
+  double comm_timeout = 10;                       // seconds a rank waits for a peer before the job fails
 
   // Checks and tuning before serving.
-  std::string self_test = "off";  // fast | full | off
-  bool disable_autotune = false;
-  double autotune_budget = 2;  // seconds
-  std::string autotune_cache;  // file; empty: in the user's cache folder
+  std::string self_test = "off";  // fast (one layer) | full (all layers) | off
+  bool disable_autotune = false;  // use the default tactics
+  double autotune_budget = 2;     // seconds; 0: no autotuning
+  std::string autotune_cache;     // path of the tactic cache; empty: in the user's cache folder
 
-  // Memory and scheduling.
-  int64_t max_total_tokens = 0;     // tokens in the KV pool; 0: from mem_fraction_static
-  double mem_fraction_static = -1;  // share of free memory for weights, KV pool and work; -1: 0.6, GPU 0.9
-  int page_size = 16;               // tokens in a KV page
-  // No request starts with the KV pages of earlier ones that began alike.
-  bool disable_radix_cache = false;
+  // Memory and scheduling. With dp_size > 1 the groups share the request and prefill limits evenly.
+  int64_t max_total_tokens = 0;  // KV pool size in tokens; 0: from mem_fraction_static
+  // Fraction of free memory for weights, KV pool and, on a GPU, work memory; -1: 0.6 on a CPU, 0.9 on a GPU
+  double mem_fraction_static = -1;
+  int page_size = 16;                // tokens per KV page
+  bool disable_radix_cache = false;  // do not reuse the KV pages of earlier requests with a common prefix
   int max_running_requests = 64;
-  int max_queued_requests = 4096;
-  int64_t chunked_prefill_size = 0;  // most prompt tokens of one request in one step; 0: 512, GPU 8192
-  int64_t max_prefill_tokens = 0;    // most prompt tokens of all requests in one step; 0: 512, GPU 8192
-  // How much of the answers still to come is kept room for when a request is admitted: 1 starts at 0.7 of the
-  // most they may be, and learns; more retracts fewer requests, less runs more of them at once.
+  int max_queued_requests = 4096;  // waiting requests; beyond it submit() returns kUnavailable
+  // Most prompt tokens in one step, of one request and of all; 0: 512 on a CPU, 8192 on a GPU.
+  int64_t chunked_prefill_size = 0;
+  int64_t max_prefill_tokens = 0;
+  // Fraction of outstanding output tokens for which admission reserves KV pages; 1 starts at 0.7 of the worst
+  // case and adapts. Larger values retract fewer requests, smaller ones run more at once.
   double schedule_conservativeness = 1;
-  // Requests wait in the order of their priorities, larger ones first, and of those in the order of arrival.
+  // Admit waiting requests by descending priority, then by arrival.
   bool enable_priority_scheduling = false;
-  bool schedule_low_priority_values_first = false;
-  bool abort_on_priority_when_disabled = false;  // else a priority is ignored, with one warning
-  uint64_t random_seed = 0;                      // of requests that name no seed
+  bool schedule_low_priority_values_first = false;  // ascending priority instead
+  // Without enable_priority_scheduling: refuse requests with a priority; false: ignore it and log one warning
+  bool abort_on_priority_when_disabled = false;
+  uint64_t random_seed = 0;  // seeds requests that have no seed
 
-  // Seconds; 0: no limit. Requests that are over time end with kDeadline, or kUnavailable if none of their
-  // tokens was computed yet.
-  double req_waiting_timeout = 0;  // in the queue
-  double req_running_timeout = 0;  // from the first computed token on
-  double watchdog_timeout = 300;   // of one step: then the engine's state is logged and the engine has failed
+  // Seconds; 0: no limit. A request over time ends with kDeadline, or with kUnavailable if it is still
+  // queued.
+  double req_waiting_timeout = 0;  // from submission to the first computed token
+  double req_running_timeout = 0;  // from the first computed token to the end
+  double watchdog_timeout = 300;   // of one step; then the engine logs its state and fails
 
   // Prefill-decode disaggregation: a prefill node computes prompts and first tokens, a decode node the rest
   // (docs/disaggregation.md).
   std::string disaggregation_mode = "null";  // null (one engine does both) | prefill | decode
-  // A prefill node listens there for decode nodes. Any other than a loopback address needs a secret.
+  // A prefill node listens here for decode nodes. Any address other than loopback needs a secret.
   std::string disaggregation_bootstrap_host = "127.0.0.1";
-  int disaggregation_bootstrap_port = 8998;  // 0: any free one
-  double disaggregation_timeout = 300;       // seconds a prefill node holds KV pages that nobody takes
-  // File with the secret that all prefill nodes and decode nodes share; empty: loopback connections only,
-  // which need none.
+  int disaggregation_bootstrap_port = 8998;  // 0: any free port
+  double disaggregation_timeout = 300;       // seconds a prefill node holds KV pages that are not fetched
+  // File with the secret that all prefill and decode nodes share; empty: loopback connections only, without
+  // authentication.
   std::string disaggregation_secret_file;
-  // HOST, HOST:PORT or * each: the prefill nodes that a decode node's requests may name; none: loopback ones.
+  // Prefill nodes that a decode node's requests may name, each HOST, HOST:PORT or *; empty: loopback only.
   std::vector<std::string> disaggregation_allowed_hosts;
-  int disaggregation_max_connections = 64;  // between a node and others, at a time
-  double disaggregation_io_timeout = 10;    // seconds of a hello, and of a frame beside 1 s for each 256 KiB
+  // Prefill node: authenticated connections at a time. Decode node: prefill nodes that it remembers.
+  int disaggregation_max_connections = 64;
+  // Seconds for a hello, and for a frame in addition to 1 s per 256 KiB transferred.
+  double disaggregation_io_timeout = 10;
 
-  // A GPU's decode steps: sizes that are recorded as CUDA graphs.
+  // GPU: decode batch sizes that are captured as CUDA graphs.
   bool disable_cuda_graph = false;
-  int64_t cuda_graph_max_bs = 0;       // no graph for more rows; 0: max_running_requests
-  std::vector<int64_t> cuda_graph_bs;  // sizes; empty: 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, ...
+  int64_t cuda_graph_max_bs = 0;       // largest captured size, in rows; 0: the largest of all sizes
+  std::vector<int64_t> cuda_graph_bs;  // sizes, in rows; empty: 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, ...
 
-  // What came with the flags and has no field above: SGLang's other flags as they were given ("--name", value
-  // or empty), and the SGLANG_* environment variables that are set. They are judged as the flags are, and
-  // said.
+  // SGLang's flags that have no field above, as given ("--name", value or empty), and the SGLANG_*
+  // environment variables that are set. Each is applied, refused, or ignored with a log line.
   std::vector<NamedValue> sglang_flags;
   std::vector<NamedValue> environment;
 
   LogSink log_sink;            // empty: log lines are dropped
-  ProgressSink progress_sink;  // may be empty
+  ProgressSink progress_sink;  // empty: no progress reports
 };
 
 }  // namespace fp4moe

@@ -1,4 +1,4 @@
-// Engine: one loaded model that answers many requests at once. All methods may be called from any thread.
+// Engine: one loaded model that serves many requests at once. All methods may be called from any thread.
 #pragma once
 
 #include <cstdint>
@@ -16,109 +16,114 @@ struct EngineConfig;  // fp4moe/config.h
 
 // Facts of the loaded model, constant after Engine::make.
 struct ModelInfo {
-  std::string name;  // served model name
-  std::string path;
+  std::string name;          // served model name
+  std::string path;          // EngineConfig::model_path
   std::string architecture;  // such as "GptOssForCausalLM"
   std::string quantization;  // such as "mxfp4"
-  std::string backend;       // what runs the experts, such as "cpu_avx512"
-  int64_t vocab_size = 0;    // V of the logits
+  std::string backend;       // runner of the experts, such as "cpu_avx512"
+  int64_t vocab_size = 0;    // V, the width of the logits
   int64_t num_layers = 0, hidden_size = 0, num_experts = 0, top_k = 0;
-  int64_t context_length = 0;  // most tokens of prompt and answer together
-  // No text of n bytes has fewer than n / this tokens; 0: unknown, as the tokenizer may drop text.
+  int64_t context_length = 0;  // most tokens of prompt and output together
+  // A text of n bytes has at least n / max_bytes_per_token tokens; 0: unknown, the tokenizer may drop text.
   int64_t max_bytes_per_token = 0;
-  int64_t max_total_tokens = 0;  // KV pool
-  int64_t weight_bytes = 0, kv_bytes = 0;
+  int64_t max_total_tokens = 0;            // capacity of the KV pools of all data-parallel groups
+  int64_t weight_bytes = 0, kv_bytes = 0;  // of this process's ranks
   std::vector<int32_t> eos_token_ids;
-  std::string chat_template;               // its source; empty if there is none
-  bool has_grammars = false;               // SamplingParams::grammar may be given
+  std::string chat_template;               // Jinja source; empty: the model has none
+  bool has_grammars = false;               // requests may set SamplingParams::grammar
   std::string disaggregation_mode;         // as in EngineConfig
-  int disaggregation_bootstrap_port = 0;   // a prefill engine's
-  SamplingParams default_sampling;         // from generation_config.json where it says
-  std::vector<std::string> startup_lines;  // device, plan, memory: the start-up screen
+  int disaggregation_bootstrap_port = 0;   // prefill engine: the port it listens on; else 0
+  SamplingParams default_sampling;         // generation_config.json's values where present
+  std::vector<std::string> startup_lines;  // device, plan and memory, as shown at start
 };
 
-// Counters and gauges at one moment.
+// Snapshot of counters (*_total, since Engine::make) and gauges.
 struct EngineStats {
   int64_t num_running_reqs = 0, num_queue_reqs = 0;
-  int64_t num_grammar_queue_reqs = 0;  // of both, those that wait for their grammar or for its next mask
+  int64_t num_grammar_queue_reqs = 0;  // running and queued requests that wait for a grammar or its next mask
+  // Capacity in tokens of the used KV pages, and of all.
   int64_t num_used_tokens = 0, max_total_num_tokens = 0;
-  // KV pages; each is used by requests, cached (kept for requests that begin like a past one) or free.
+  // KV pages; each is used by a request, cached (its prefix may be reused) or free.
   int64_t num_used_pages = 0, num_cached_pages = 0, num_free_pages = 0, num_pages = 0;
-  int64_t num_leaked_pages = 0;  // not 0: the books of these pages are wrong
-  // Disaggregation. Requests of a prefill engine whose pages wait to be taken; of a decode engine, that wait
-  // for a prefill engine's first token, and for its pages.
+  int64_t num_leaked_pages = 0;  // not 0: the page accounting is inconsistent (a bug)
+  // Disaggregation. Prefill engine: requests whose pages are held until fetched. Decode engine: requests that
+  // wait for the prefill engine's first token, and for its pages.
   int64_t num_held_reqs = 0, num_awaited_reqs = 0, num_transferring_reqs = 0;
-  int64_t kv_transfer_bytes_total = 0;  // of pages, sent or received
-  int64_t num_prompts_total = 0;        // computed to their first token, and their tokens:
+  int64_t kv_transfer_bytes_total = 0;  // bytes of KV pages sent (prefill) or received (decode)
+  int64_t num_prompts_total = 0;        // prompts prefilled
+  // Tokens of these prompts, cached ones included; output tokens.
   int64_t prompt_tokens_total = 0, generation_tokens_total = 0;
-  int64_t cached_tokens_total = 0;  // of the prompts, found in KV pages of earlier requests
-  double cache_hit_rate = 0;        // their part of the prompts that came last
-  // Ended requests: all of them, and of these the aborted and the failed ones.
+  int64_t cached_tokens_total = 0;  // prompt tokens served from cached KV pages
+  double cache_hit_rate = 0;        // cached fraction of the prompt tokens that were prefilled last
+  // Ended requests: all, those that ended with kAbort, those that ended with kError.
   int64_t num_requests_total = 0, num_aborted_requests_total = 0, num_failed_requests_total = 0;
   int64_t num_timed_out_requests_total = 0;  // failed by a time limit
-  double new_token_ratio = 0;                // part of the answers to come that admission keeps room for
-  int64_t num_retracted_reqs = 0;            // times a request gave its KV pages up and started again, in all
-  double gen_throughput = 0;                 // tokens/s over the last seconds
+  double new_token_ratio = 0;      // fraction of outstanding output tokens that admission reserves pages for
+  int64_t num_retracted_reqs = 0;  // total retractions: a running request gave up its KV pages and requeued
+  double gen_throughput = 0;       // output tokens/s over the last 5 s
   double load_seconds = 0, uptime_seconds = 0;
 };
 
-// Where the routers sent tokens, since Engine::make. A token counts once in each layer for each of its top_k
-// experts; the last layer sees only the rows whose logits are wanted.
+// How many tokens the routers sent to each expert since Engine::make. A token counts once in each layer for
+// each of its top_k experts; the last layer computes only rows whose logits are needed.
 struct ExpertLoad {
-  std::string failure;          // why the counts could not be read, or empty: a GPU's
-  std::vector<int64_t> layers;  // those with a router, ascending
+  std::string failure;          // why the GPU's counters could not be read; empty: no error
+  std::vector<int64_t> layers;  // layers with a router, ascending
   int64_t num_experts = 0;      // E
-  std::vector<int64_t> tokens;  // [layers, E]
-  int counted_ranks = 0;        // whose tokens these are: the ranks of this process,
-  int num_ranks = 1;            // of so many
+  std::vector<int64_t> tokens;  // [layers, E], row-major
+  int counted_ranks = 0;        // ranks whose tokens are counted: those of this process
+  int num_ranks = 1;            // ranks of the whole job
 };
 
 struct ChatTemplateOptions {
   bool add_generation_prompt = true;
-  bool continue_final_message = false;
-  std::string tools_json;   // JSON array, or empty
-  std::string kwargs_json;  // JSON object of further template variables, or empty
+  bool continue_final_message = false;  // leave the last message open, for the model to continue
+  std::string tools_json;               // JSON array; empty: no tools
+  std::string kwargs_json;              // JSON object of further template variables; empty: none
 };
 
 class Engine {
  public:
-  // Loads the model and starts the engine's thread. Refuses unknown combinations before any weight
-  // is read: kInvalidArgument, kUnsupported, kDoesNotFit, kDataLoss, kNotFound.
+  // Loads the model and starts the engine's thread. Unsupported combinations are refused before any weight
+  // is read. Errors: kInvalidArgument, kUnsupported, kDoesNotFit, kDataLoss, kNotFound.
   static Result<std::unique_ptr<Engine>> make(EngineConfig config);
-  // Ranks in several processes (mpirun, srun): process 0 makes the engine, the others follow it with the same
-  // flags: they hold their ranks and take part in its steps until it is destroyed (OK) or fails.
+  // Ranks in several processes (mpirun, srun): process 0 calls make(), every other process (is_follower())
+  // calls follow() with the same flags. follow() loads the process's ranks and runs them in the engine's
+  // steps; it returns OK when the engine is destroyed, or the error if the job fails.
   static bool is_follower(const EngineConfig& config);
   static Status follow(EngineConfig config);
 
-  virtual ~Engine() = default;  // aborts what runs
+  virtual ~Engine() = default;  // aborts all requests
 
   // Queues a request; returns its id at once. kInvalidArgument (ids out of range, bad parameters),
-  // kDoesNotFit (longer than the context or the KV pool), kUnavailable (queue full, draining, failed).
+  // kDoesNotFit (longer than the context), kUnsupported (the request needs a feature that is off or missing),
+  // kUnavailable (queue full, draining, failed).
   virtual Result<std::string> submit(Request request, DeltaCallback on_delta) = 0;
   // Ends a request; its last delta has kAbort. Unknown and finished ids are ignored.
   virtual void cancel(const std::string& id) = 0;
-  // Forgets the KV pages of past requests. kUnavailable, and nothing is done, while any request runs or
-  // waits.
+  // Frees the cached KV pages. kUnavailable, without any effect, while a request is running or queued.
   virtual Status flush_cache() = 0;
-  // Refuses new requests; returns when none runs, or after the deadline with the rest aborted.
+  // Refuses new requests and waits for the running ones; those still running at the deadline are aborted.
   virtual void drain(double timeout_seconds) = 0;
 
-  // Not OK once a rank has failed or did not come in time: all requests have ended with this error, new ones
-  // are refused, and only a new engine helps.
+  // Not OK once the engine has failed for good (a rank failed or timed out, a device error, a stuck step):
+  // all requests have ended with an error, new ones are refused, and the engine must be replaced.
   virtual Status failure() const { return {}; }
-  // After a failure: ends the other processes at once, and maybe this one, without waiting for any.
+  // After a failure: ends the other processes at once, and maybe this one, without waiting for them.
   virtual void abort() {}
 
   virtual const ModelInfo& info() const = 0;
   virtual EngineStats stats() const = 0;
   virtual ExpertLoad expert_load() const = 0;
 
-  // Text to ids and back. add_special_tokens runs the tokenizer's post-processor.
+  // Text to ids and back. add_special_tokens runs the tokenizer's post-processor. detokenize:
+  // kInvalidArgument for an id outside 0 to vocab_size - 1.
   virtual Result<std::vector<int32_t>> tokenize(std::string_view text, bool add_special_tokens) const = 0;
   virtual Result<std::string> detokenize(const std::vector<int32_t>& ids, bool skip_special_tokens) const = 0;
-  // The special tokens that tokenize() would find in `text`, each once, ascending; far cheaper than that.
+  // Ids of the special tokens that tokenize() would find in `text`, distinct and ascending; far cheaper than
+  // tokenize().
   virtual std::vector<int32_t> find_special_tokens(std::string_view text) const = 0;
-  // The bytes one id stands for; empty for ids without a token.
+  // The bytes of one token; empty for an id without a token.
   virtual std::string token_bytes(int32_t id) const = 0;
   // Renders the chat template over a JSON array of messages. kUnsupported if the model has none,
   // kInvalidArgument with the template's line for an error inside it.

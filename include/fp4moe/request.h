@@ -1,4 +1,4 @@
-// What goes into the engine and what comes out of it.
+// Request: the engine's input; Delta: its output.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,13 @@
 
 namespace fp4moe {
 
-// What the text of an answer must match: no token is sampled that cannot be part of such a text, and the
-// answer ends (FinishReason::kStop) where the text is whole.
+// A grammar that the output text must match: tokens that cannot continue a match are never sampled, and the
+// output ends (FinishReason::kStop) when the match is complete.
 struct GrammarSpec {
   enum class Kind { kNone, kJsonSchema, kRegex, kEbnf, kStructuralTag };
   Kind kind = Kind::kNone;
-  std::string text;  // JSON Schema; pattern; rules, from "root" on; xgrammar's structural tag, as JSON
+  // By kind: a JSON Schema; a pattern; EBNF rules with start rule "root"; xgrammar's structural tag as JSON
+  std::string text;
   bool operator==(const GrammarSpec&) const = default;
 };
 
@@ -27,53 +28,57 @@ struct LogitBias {
   float bias = 0;  // -100 to 100
 };
 
-// How a token is chosen. On the f32 logits, in this order: frequency and presence penalty, repetition
-// penalty, logit_bias; then temperature, top_k, top_p, min_p. Penalties count the answer's tokens, not the
-// prompt's. Log-probabilities are the model's own, from before all of it.
+// How a token is sampled. The f32 logits are changed in this order: frequency and presence penalty,
+// repetition penalty, logit_bias; then temperature, top_k, top_p, min_p. Penalties count output tokens only,
+// not the prompt's. Log-probabilities are the model's own, before all of these.
 struct SamplingParams {
-  float temperature = 1.0f;             // 0: greedy; else in (0, 100]
-  float top_p = 1.0f;                   // in (0, 1]
-  int32_t top_k = -1;                   // -1: all tokens; else >= 1
-  float min_p = 0;                      // 0 to 1: least probability, as a part of the likeliest token's
-  float frequency_penalty = 0;          // -2 to 2: taken from a token's logit for each time it has come
-  float presence_penalty = 0;           // -2 to 2: the same, once
-  float repetition_penalty = 1;         // (0, 2]: divides the logit of a token that has come, or multiplies
-                                        // it where it is below 0
-  std::vector<LogitBias> logit_bias;    // each token at most once
-  std::optional<uint64_t> seed;         // same seed, same prompt, same text, whatever else runs
-  int64_t max_new_tokens = 128;         // >= 0; cut to what the context leaves
-  int64_t min_new_tokens = 0;           // until then nothing ends the answer; at most max_new_tokens
-  std::vector<std::string> stop;        // generation ends before the first of these
-  std::vector<std::string> stop_regex;  // generation ends before what one of these (PCRE2) matches first
-  std::vector<int32_t> stop_token_ids;  // besides the model's own end tokens
-  bool ignore_eos = false;
-  bool skip_special_tokens = true;
-  bool no_stop_trim = false;  // keep the matched stop string or token in the text
-  int32_t top_logprobs = -1;  // -1: none; n: the chosen token's and the n best (n <= 20)
+  float temperature = 1.0f;           // 0: greedy; else in (0, 100]
+  float top_p = 1.0f;                 // in (0, 1]
+  int32_t top_k = -1;                 // -1: all tokens; else >= 1
+  float min_p = 0;                    // 0 to 1: least probability, relative to the likeliest token's
+  float frequency_penalty = 0;        // -2 to 2: subtracted from a token's logit for each earlier occurrence
+  float presence_penalty = 0;         // -2 to 2: subtracted once if the token has occurred
+  float repetition_penalty = 1;       // (0, 2]: divides positive logits of tokens that have occurred and
+                                      // multiplies negative ones
+  std::vector<LogitBias> logit_bias;  // at most 1024, each token at most once
+  // The same seed and prompt give the same text, whatever else runs; unset: derived from config.random_seed.
+  std::optional<uint64_t> seed;
+  int64_t max_new_tokens = 128;  // >= 0; capped by the rest of the context
+  int64_t min_new_tokens = 0;    // nothing ends the output earlier; 0 to max_new_tokens, 0 with a grammar
+  // At most 64, 1 to 1024 bytes each: generation ends before the first that occurs.
+  std::vector<std::string> stop;
+  // At most 16 PCRE2 patterns, 1 to 1024 bytes each: generation ends before the first match.
+  std::vector<std::string> stop_regex;
+  std::vector<int32_t> stop_token_ids;  // at most 64, in addition to the model's EOS tokens
+  bool ignore_eos = false;          // the model's EOS tokens do not end the output; no effect with a grammar
+  bool skip_special_tokens = true;  // leave special tokens out of the text
+  bool no_stop_trim = false;        // keep the matched stop string or token in the text
+  int32_t top_logprobs = -1;        // -1: none; n: the chosen token's and the n best (n <= 20)
   GrammarSpec grammar;
 };
 
 struct Request {
-  std::string id;                  // empty: the engine names it
+  std::string id;                  // unique among active requests; empty: the engine generates one
   std::vector<int32_t> input_ids;  // the prompt, at least one id
   SamplingParams sampling;
-  // Whose request this is: requests of different clients wait for the same limited work (compilations of
-  // grammars) in turn. Any text; empty is a client like any other.
+  // Fairness key: clients take turns at limited work (grammar compilation). Any text, also empty.
   std::string client;
-  double timeout_seconds = 0;  // from submission to the end; 0: none but the engine's own
-  // Not -1: the log-probabilities of the prompt's tokens after this position are wanted too, with
-  // sampling.top_logprobs (which is not -1 then).
+  double timeout_seconds = 0;  // from submission to the end; 0: only the engine's own limits apply
+  // Return log-probabilities of the prompt tokens after this position, with sampling.top_logprobs (must then
+  // be >= 0); -1: none.
   int64_t prompt_logprobs_from = -1;
-  // Not -1: the experts that each token from this position on has gone to are wanted.
+  // Return the experts to which each token from this position on was routed; -1: none.
   int64_t routed_experts_from = -1;
-  std::optional<int64_t> priority;  // with enable_priority_scheduling; those without one wait for the others
-  // A decode engine: "host:port" of the prefill engine that computes the prompt. Empty: this engine does.
+  // Used with enable_priority_scheduling; unset: after all requests that have one.
+  std::optional<int64_t> priority;
+  // Decode engine: "host:port" of the prefill engine that computes the prompt; empty: this engine computes
+  // it.
   std::string prefill_node;
 };
 
 struct TokenLogprob {
   int32_t token_id = 0;
-  float logprob = 0;  // natural log, of the unscaled distribution
+  float logprob = 0;  // natural log, at temperature 1
   std::string bytes;  // the token's own bytes, not always valid UTF-8
 };
 
@@ -84,28 +89,29 @@ struct PositionLogprobs {
 
 enum class FinishReason { kNone, kStop, kLength, kAbort, kError };
 
-// One step's news of one request. `text` is always whole UTF-8 and never holds a part of a stop
-// string; concatenated over all deltas it is the answer.
+// New output of one request in one step. `text` is always complete UTF-8 and never ends within a possible
+// stop string; the concatenation over all deltas is the output text.
 struct Delta {
   std::string text;
-  std::vector<int32_t> token_ids;
-  std::vector<PositionLogprobs> logprobs;         // one for each of token_ids, if asked for
-  std::vector<PositionLogprobs> prompt_logprobs;  // if asked for; all of them come before the first token
-  // If asked for, with the last delta of an answer: [prompt + answer - 1 - routed_experts_from, layers,
-  // top_k], best first; zeros of layers without experts. The last token of an answer goes to none.
+  std::vector<int32_t> token_ids;                 // new output tokens
+  std::vector<PositionLogprobs> logprobs;         // one per element of token_ids; empty unless requested
+  std::vector<PositionLogprobs> prompt_logprobs;  // if requested; all precede the first output token
+  // If requested, in the last delta: [prompt + output - 1 - routed_experts_from, layers, top_k], best expert
+  // first, zeros in layers without experts. The last output token is never routed. Null if any were not
+  // computed.
   std::shared_ptr<const std::vector<int32_t>> routed_experts;
-  FinishReason finish_reason = FinishReason::kNone;  // other than kNone: the last delta
-  std::string matched_stop;         // the stop string that ended it, or what an expression matched
-  int32_t matched_stop_token = -1;  // the token id that ended it, if one did
-  std::string error;                // with kError: what happened
-  StatusCode error_code = StatusCode::kInternal;  // and what kind of error it is
-  int64_t prompt_tokens = 0;                      // of the whole request
-  int64_t cached_tokens = 0;                      // of these, the first ones, that an earlier request left
-  int64_t completion_tokens = 0;                  // so far
+  FinishReason finish_reason = FinishReason::kNone;  // not kNone: this is the last delta
+  std::string matched_stop;         // the stop string, or the text that a stop_regex matched; empty: none
+  int32_t matched_stop_token = -1;  // the token id that ended the output; -1: none
+  std::string error;                // with kError: the message
+  StatusCode error_code = StatusCode::kInternal;  // with kError
+  int64_t prompt_tokens = 0;                      // of the whole prompt
+  int64_t cached_tokens = 0;                      // leading prompt tokens served from cached KV pages
+  int64_t completion_tokens = 0;                  // output tokens so far
 };
 
-// Called on the engine's thread, in order, the last time with finish_reason set. It must be quick
-// and must not call back into the engine except Engine::cancel.
+// Called in order, normally on the engine's thread (when a stuck engine fails, on its watchdog's); the last
+// call has finish_reason set. It must be quick and may call back only Engine::cancel.
 using DeltaCallback = std::function<void(const Delta&)>;
 
 }  // namespace fp4moe

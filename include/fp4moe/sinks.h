@@ -1,4 +1,4 @@
-// What the library tells its host while it works: log lines and progress.
+// Callbacks to the host program: log lines and progress.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@ namespace fp4moe {
 
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
 
-// Receives every log line of the library; called from any thread, one call at a time.
+// Receives every log line of the library. Called from any thread, one call at a time.
 using LogSink = std::function<void(LogLevel, const std::string&)>;
 
-// Progress of loading: bytes of weights done and in all. Called from the loading thread.
+// Loading progress, in bytes of weights. Called from the loading thread.
 using ProgressSink = std::function<void(int64_t done_bytes, int64_t total_bytes)>;
 
 }  // namespace fp4moe

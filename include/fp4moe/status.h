@@ -9,15 +9,15 @@ namespace fp4moe {
 
 enum class StatusCode {
   kOk,
-  kInvalidArgument,  // the caller's value is wrong; the message names it and what would be legal
-  kNotFound,         // a file, tensor, model or id that does not exist
+  kInvalidArgument,  // a value is invalid; the message names it and the legal values
+  kNotFound,         // a file, tensor, model or id does not exist
   kDataLoss,         // a file or message is truncated, corrupt or inconsistent
-  kUnsupported,      // well-formed, but this build cannot do it; the message says what can
+  kUnsupported,      // valid, but not supported here; the message names the nearest legal choice
   kDoesNotFit,       // memory, context or capacity is exhausted; the message has both numbers
-  kCancelled,        // the caller asked to stop
+  kCancelled,        // the caller cancelled the operation
   kUnavailable,      // not ready yet, draining, or the queue is full: try again later
   kDeadline,         // a wait passed its deadline
-  kInternal,         // fp4moe is wrong
+  kInternal,         // a bug in fp4moe, or an unexpected failure
 };
 
 // Stable lower-case name, such as "invalid_argument".
@@ -33,7 +33,7 @@ class [[nodiscard]] Status {
   const std::string& message() const { return message_; }
   // "invalid_argument: top_k=9 exceeds num_experts=8", or "ok".
   std::string to_string() const;
-  // The same error with `context` and ": " in front of its message; ok stays ok.
+  // The same error with `context` and ": " prepended to its message; OK stays OK.
   Status with_context(const std::string& context) const;
 
  private:
@@ -50,7 +50,7 @@ inline Status cancelled(std::string m) { return {StatusCode::kCancelled, std::mo
 inline Status unavailable(std::string m) { return {StatusCode::kUnavailable, std::move(m)}; }
 inline Status internal_error(std::string m) { return {StatusCode::kInternal, std::move(m)}; }
 
-// A value or the error that kept it from being made.
+// A value, or the error that prevented it.
 template <class T>
 class [[nodiscard]] Result {
  public:
