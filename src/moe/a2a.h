@@ -1,8 +1,7 @@
-// The transports' rows in the table: makers and sizes. What each protocol does is said in its source.
+// Factories and sizes of the transports in the table. Each protocol is described in its source file.
 //
-// attention: of this rank's group; null where the group is one rank, or all of them.
-// heap_bytes: of the symmetric heap, 0 where make() refuses. record_bytes: the largest record that the
-// transport exchanges, which the world communicator's region must have room for.
+// attention: communicator of this rank's group; null if the group is one rank or all ranks.
+// *_heap_bytes: bytes of the symmetric heap; 0 where make_* would refuse.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +11,12 @@
 
 namespace fp4moe {
 
-// deepep: low latency; masked batches, weights at the source. ep = tp.
+// deepep: low latency; masked batches, weighted at the source. ep = tp.
 Result<std::unique_ptr<Transport>> make_deepep(const TransportOptions& options, Communicator* world,
                                                Communicator* attention);
 int64_t deepep_heap_bytes(const TransportOptions& options);
 
-// flashinfer: one row per destination rank; packed batches, sums of each rank. ep = tp.
+// flashinfer: one row per destination rank; packed batches, one partial sum per rank. ep = tp.
 Result<std::unique_ptr<Transport>> make_flashinfer(const TransportOptions& options, Communicator* world,
                                                    Communicator* attention);
 int64_t flashinfer_heap_bytes(const TransportOptions& options);
@@ -29,18 +28,19 @@ Result<std::unique_ptr<Transport>> make_none_between_groups(const TransportOptio
                                                             Communicator* world, Communicator* attention);
 int64_t none_heap_bytes(const TransportOptions& options);
 
-// What an exchange takes on each rank.
+// Memory of an exchange on each rank, in bytes.
 struct A2aBytes {
   int64_t heap = 0;  // the transport's region of the symmetric heap
-  int64_t record =
-      0;  // of Communicator::exchange(); its memory (Communicator::heap_bytes) is in the budget too
+  // Largest record of Communicator::exchange(); its heap memory (Communicator::heap_bytes) is in the budget
+  // too.
+  int64_t record = 0;
   int64_t scratch = 0;  // from the arena
-  int64_t sums = 0;     // of the scratch: not taken where the input takes rows
-  int64_t rows = 0;     // largest batch
+  int64_t sums = 0;     // part of scratch that is not used if TransportInput::take_row is set
+  int64_t rows = 0;     // rows (not bytes) of the largest batch
 };
-// For a2a `name` (deepep, flashinfer, none). kUnsupported or kDoesNotFit where make would refuse.
+// For a2a `name` (deepep, flashinfer, none). kUnsupported or kDoesNotFit where make_* would refuse.
 Result<A2aBytes> a2a_bytes(const char* name, const TransportOptions& options);
-// Of the plan's transport (transport.cc).
+// For the plan's transport (transport.cc).
 Result<A2aBytes> a2a_bytes(const MoePlan& plan, int64_t max_group_rows);
 
 }  // namespace fp4moe

@@ -1,6 +1,6 @@
-// deepep, low latency: one row for each (token, slot), straight into its expert's rows of a masked batch;
-// each row's result comes back, and the source weighs and sums them in FP32 in top-k order. One rank and many
-// run this code with the same rounding, so their results are the same bits.
+// deepep, low latency: one row per (token, slot), put directly into its expert's rows of a masked batch; each
+// row's result is returned, and the source weights and sums them in FP32 in top-k order. Any number of ranks
+// runs this code with the same rounding, so the results are bit-identical.
 #include <algorithm>
 
 #include "base/check.h"
@@ -27,7 +27,7 @@ WireFormat result_format(const TransportOptions& o) {
   return o.problem.act_dtype == DType::kBF16 ? WireFormat::kBf16 : WireFormat::kF32;
 }
 
-// Whether the rows of the wire are the batch's rows.
+// Whether the wire rows can be used as the batch's rows without decoding.
 bool in_place(const MoeProblem& p, const ExchangeSetup& s) {
   return s.payload == (p.act_dtype == DType::kBF16 ? WireFormat::kBf16 : WireFormat::kF32);
 }

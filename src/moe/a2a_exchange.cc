@@ -11,7 +11,7 @@ namespace {
 
 enum Phase { kDispatch, kCombine };
 
-// A row's hash depends on its place too, and the sum over rows on no order.
+// Depends on the row's place too. Rows' hashes are summed, so their order does not matter.
 uint64_t row_hash(const uint8_t* row, int64_t num_bytes, int64_t unit, int64_t place) {
   return hash64(row, num_bytes, static_cast<uint64_t>(unit) << 32 | static_cast<uint64_t>(place));
 }
@@ -93,7 +93,7 @@ Status ExchangeTransport::begin(const TransportInput& input, Arena& scratch, Thr
   return start_round(pool);
 }
 
-// Announces the next tokens and plans their rounds.
+// Announces the next chunk of tokens and plans its rounds.
 Status ExchangeTransport::open_chunk() {
   auto* record = reinterpret_cast<RankRecord*>(record_);
   packer_.start(packer_.next_token(), record);
@@ -147,7 +147,7 @@ void ExchangeTransport::encode_token(const WireEncoder& encoder, int64_t token, 
   std::memcpy(tail + K * 4, input_.weights + token * K, static_cast<size_t>(K * 4));
 }
 
-// Where in the return area each of the token's parts will be.
+// Records the position of each of the token's results in the return area.
 void ExchangeTransport::place_returns(int64_t token, std::span<const Send> sends) {
   int32_t* parts = return_of_part_ + token * setup_.parts;
   std::fill(parts, parts + setup_.parts, -1);
@@ -204,7 +204,7 @@ Status ExchangeTransport::send_rows(ThreadPool& pool) {
   return announce("dispatch", kDispatch);
 }
 
-// Tells all ranks that what this rank put in this phase is complete.
+// Signals all ranks that this rank's puts of the phase are complete.
 Status ExchangeTransport::announce(const char* name, int phase) {
   const int64_t R = setup_.shape.num_ranks;
   if (options_.checksum)
@@ -214,7 +214,7 @@ Status ExchangeTransport::announce(const char* name, int phase) {
   return port_.ready(op(name));
 }
 
-// Returns when what all ranks put here in this phase is complete.
+// Waits until all ranks' puts of the phase have arrived.
 Status ExchangeTransport::arrive(const char* name, int phase) {
   FP4MOE_RETURN_IF_ERROR(port_.wait(op(name)));
   return options_.checksum ? verify(name, phase) : Status();
@@ -222,7 +222,7 @@ Status ExchangeTransport::arrive(const char* name, int phase) {
 
 uint64_t ExchangeTransport::arrived_hash(int source, int phase) const {
   const ExchangeShape& shape = setup_.shape;
-  const int of = phase == kDispatch ? rank() : source;  // whose units
+  const int of = phase == kDispatch ? rank() : source;  // the rank that owns the units
   uint64_t sum = 0;
   for (int64_t u = of * shape.units_per_rank(); u < (of + 1) * shape.units_per_rank(); ++u) {
     if (phase == kDispatch) {
@@ -276,7 +276,7 @@ Status ExchangeTransport::combine(const ExpertBatch& batch, Arena&, ThreadPool& 
   const int R = setup_.shape.num_ranks;
   const int64_t units = setup_.shape.units_per_rank();
   for (int i = 0; i < R; ++i) {
-    const int source = (rank() + i) % R;  // not all to rank 0 first
+    const int source = (rank() + i) % R;  // staggered, so that ranks do not all send to rank 0 first
     for (int64_t u = rank() * units; u < (rank() + 1) * units; ++u)
       FP4MOE_RETURN_IF_ERROR(put_results(source, u, pool));
   }
@@ -290,7 +290,7 @@ Status ExchangeTransport::combine(const ExpertBatch& batch, Arena&, ThreadPool& 
 }
 
 void ExchangeTransport::sum_token(int64_t token, float* sum) const {
-  constexpr int64_t kColumns = 64;  // sums that stay in registers
+  constexpr int64_t kColumns = 64;  // as many sums as fit in registers
   const uint8_t* area = port_.region() + setup_.returns_offset;
   const int32_t* parts = return_of_part_ + token * setup_.parts;
   for (int64_t h = 0; h < hidden(); h += kColumns) {

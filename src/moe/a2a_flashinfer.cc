@@ -1,10 +1,10 @@
-// flashinfer, one-sided: one row for each (token, destination rank), with its ids and weights. The receiver
-// groups rows by expert; each rank returns one weighted sum for each row (FP32 over its slots in top-k order,
-// rounded on the wire), and the source adds up the ranks in ascending order. Ids of other ranks' experts are
-// dropped. deterministic: each slot's row returns instead, and the source weighs and sums in top-k order.
+// flashinfer, one-sided: one row per (token, destination rank), with the token's ids and weights. The
+// receiver groups rows by expert and returns one weighted sum per row (FP32 over its slots in top-k order,
+// rounded to the wire format); the source adds the ranks' sums in ascending rank order. deterministic: each
+// slot's row is returned instead, and the source weights and sums them in top-k order.
 //
-// a2a none between DP groups runs this too, with sums that travel as f32: experts split along I (ep = 1) make
-// every rank a destination.
+// a2a none between DP groups runs this too, with f32 sums on the wire. With experts sharded along I (ep = 1)
+// every rank is a destination.
 #include <algorithm>
 #include <cstring>
 
@@ -28,7 +28,7 @@ class FlashinferTransport final : public ExchangeTransport {
     return id >= 0 && id < options_.problem.num_experts ? id / local_.count : -1;
   }
 
-  // One send to each rank with an expert of the token, ranks ascending.
+  // One row to each rank that has an expert of the token, in ascending rank order.
   int64_t route(const int32_t* ids, Send* sends) const override {
     const MoeProblem& p = options_.problem;
     int64_t n = 0;
@@ -120,8 +120,8 @@ class FlashinferTransport final : public ExchangeTransport {
     }
   }
 
-  // The ids that arrived must ask for exactly the slots that were announced: room was made for these. Lists
-  // the batch's rows in the order of the slots, source after source.
+  // Checks that the ids that arrived name exactly as many slots as announced, the number that buffers were
+  // sized for. Lists the batch's rows in slot order, source after source.
   Status check_slots(Arena& scratch) {
     const int64_t K = options_.problem.top_k;
     row_of_return_ = scratch.take<int32_t>(setup_.shape.unit_slots);
@@ -147,14 +147,14 @@ class FlashinferTransport final : public ExchangeTransport {
   float* weights_ = nullptr;  // [rows that arrived, K]
   int32_t* row_of_slot_ = nullptr;
   int32_t* row_of_return_ = nullptr;
-  std::vector<int64_t> first_slot_;  // [R]: of each source's in row_of_return_
+  std::vector<int64_t> first_slot_;  // [R]: index of each source's first slot in row_of_return_
 };
 
 WireFormat act_format(const MoeProblem& p) {
   return p.act_dtype == DType::kBF16 ? WireFormat::kBf16 : WireFormat::kF32;
 }
 
-// Completes a setup whose formats are set.
+// Completes a setup that has its formats set.
 Status complete(const TransportOptions& o, const char* protocol, ExchangeSetup& s) {
   const MoeProblem& p = o.problem;
   s.shape.num_ranks = static_cast<int>(p.layout.tp);
@@ -168,7 +168,7 @@ Status complete(const TransportOptions& o, const char* protocol, ExchangeSetup& 
   const int64_t K = p.top_k, ranks = p.layout.ep == 1 ? p.layout.tp : std::min<int64_t>(K, p.layout.tp);
   s.parts = s.shape.slots_return ? K : ranks;
   const int64_t own = shard_blocks(o.max_group_rows, 1, p.layout.attention_tp(), 0).count;
-  // Slots that a row asks for on average, and a quarter more.
+  // The average number of slots of a row, plus a quarter.
   const int64_t slots_per_row = std::min(K, K / p.layout.ep + 1 + K / (4 * p.layout.ep));
   FP4MOE_RETURN_IF_ERROR(fit_exchange(
       o,

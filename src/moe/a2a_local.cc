@@ -1,4 +1,4 @@
-// The transport of one rank: groups rows by expert in this rank's memory; one round, nothing to wait for.
+// The single-rank transport: groups rows by expert in this rank's memory, in one round.
 #include <algorithm>
 #include <cstring>
 
@@ -59,7 +59,7 @@ class LocalTransport final : public Transport {
     return true;
   }
 
-  // sums[t] = sum over k, in top-k order, of weight * y; dropped slots count 0.
+  // sums[t] = sum over k, in top-k order, of weight * y, without dropped slots.
   Status combine(const ExpertBatch& batch, Arena&, ThreadPool& pool) override {
     run_ranges(pool, input_.x.rows, kRowsPerChunk, [&](int64_t first, int64_t last) {
       for (int64_t t = first; t < last; ++t) sum_token(batch.y, t);
@@ -79,7 +79,7 @@ class LocalTransport final : public Transport {
   int64_t act_bytes() const { return dtype_bits(problem_.act_dtype) / 8; }
 
   void sum_token(const float* rows, int64_t t) {
-    constexpr int64_t kColumns = 64;  // sums that stay in registers
+    constexpr int64_t kColumns = 64;  // as many sums as fit in registers
     const int64_t hidden = problem_.hidden_size, top_k = problem_.top_k;
     for (int64_t h = 0; h < hidden; h += kColumns) {
       const int64_t n = std::min(kColumns, hidden - h);
@@ -95,7 +95,7 @@ class LocalTransport final : public Transport {
 
   const MoeProblem problem_;
   const int64_t max_rows_;
-  // Of the exchange under way; memory of the layer's arena.
+  // State of the current exchange; the memory belongs to the layer's arena.
   TransportInput input_;
   int64_t* offsets_ = nullptr;
   int32_t* slot_of_row_ = nullptr;

@@ -1,7 +1,7 @@
-// none, one group: every rank holds all rows, runs the experts (or the parts of all experts) that it has, and
-// the ranks' FP32 sums are all-reduced in rank order. deterministic (whole experts only): the slots' rows are
-// all-reduced instead, each of which one rank alone contributes to, and every rank sums them in top-k order:
-// K times the bytes. With several groups rows are exchanged: a2a_flashinfer.cc.
+// none, one group: every rank has all rows and runs its experts, or its parts of all experts; the ranks' FP32
+// sums are all-reduced in rank order. deterministic (whole experts only): the slots' rows are all-reduced
+// instead (only one rank contributes to each), and every rank sums them in top-k order; this moves K times
+// the bytes. With several groups rows are exchanged: a2a_flashinfer.cc.
 #include <algorithm>
 #include <cstring>
 
@@ -12,7 +12,7 @@
 namespace fp4moe {
 namespace {
 
-// Tokens of one all_reduce of slots.
+// Tokens per all_reduce of slots.
 constexpr int64_t kTokensPerReduce = 16;
 
 struct NoneSizes {
@@ -27,7 +27,7 @@ NoneSizes none_sizes(const TransportOptions& o) {
   const int64_t act_row = H * dtype_bits(p.act_dtype) / 8, L = p.local_experts().count;
   NoneSizes s;
   s.slots_reduce = o.deterministic && p.layout.ep == p.layout.tp && p.layout.tp > 1;
-  // The budget bounds the batch's rows and results; without one they are as many as there can be.
+  // The budget limits the batch's rows and results; without a budget one round takes all of them.
   const int64_t within = o.memory_budget > 0 ? o.memory_budget / (act_row + H * 4) : T * K;
   s.round_slots = std::clamp(within, K, std::max(K, T * K));
   s.scratch_bytes = Arena::padded((s.slots_reduce ? T * K : T) * H * 4) + Arena::padded((L + 1) * 8) +
@@ -133,9 +133,9 @@ Result<bool> NoneTransport::next(ExpertBatch& batch, Arena& scratch, ThreadPool&
   return true;
 }
 
-// FP32, in top-k order; slots of other ranks' experts and dropped ones count 0.
+// Sums in FP32 in top-k order, skipping dropped slots and slots of other ranks' experts.
 void NoneTransport::sum_token(const ExpertBatch& batch, int64_t token, float* sum) const {
-  constexpr int64_t kColumns = 64;  // sums that stay in registers
+  constexpr int64_t kColumns = 64;  // as many sums as fit in registers
   const int64_t K = options_.problem.top_k;
   for (int64_t h = 0; h < hidden(); h += kColumns) {
     const int64_t n = std::min(kColumns, hidden() - h);
@@ -168,7 +168,7 @@ Status NoneTransport::combine(const ExpertBatch& batch, Arena&, ThreadPool& pool
   return {};
 }
 
-// out += the slots' rows of all ranks, weighted.
+// out += the weighted slot rows of all ranks.
 Status NoneTransport::sum_slots(float* out, ThreadPool& pool) {
   const int64_t K = options_.problem.top_k, T = input_.x.rows, E = options_.problem.num_experts;
   for (int64_t first = 0; first < T; first += kTokensPerReduce) {

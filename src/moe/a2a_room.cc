@@ -1,4 +1,4 @@
-// How large the areas of an exchange are, and where they lie.
+// Sizes and offsets of an exchange's buffers; ExchangePort.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -10,7 +10,7 @@
 namespace fp4moe {
 namespace {
 
-constexpr int64_t kMaxBlocks = 16;  // of a chunk
+constexpr int64_t kMaxBlocks = 16;  // per chunk
 
 int64_t align(int64_t bytes) { return Arena::padded(bytes); }
 
@@ -27,7 +27,7 @@ Status no_room(const TransportOptions& o, const RoomRequest& request, const Exch
                       "s of a rank x (bytes of a row + rows back x bytes of one))");
 }
 
-// Room for as many rows as the budget allows, shared out evenly between rows that arrive and results.
+// Capacity for as many rows and their results as the budget allows.
 Status take_room(const TransportOptions& o, const RoomRequest& request, ExchangeSetup& s) {
   ExchangeShape& shape = s.shape;
   const int64_t units = shape.units_per_rank(), K = shape.top_k;
@@ -37,7 +37,7 @@ Status take_room(const TransportOptions& o, const RoomRequest& request, Exchange
   const int64_t fixed = s.rows_offset + Communicator::heap_bytes(shape.num_ranks, s.record_bytes, 0) + 2 * 64;
   const int64_t each = units * (s.row_bytes + request.returns_per_row * s.return_bytes);
   const int64_t rows = (o.memory_budget - fixed) / each;
-  const int64_t token = std::max(K, s.parts);  // most rows of one
+  const int64_t token = std::max(K, s.parts);  // most rows of one token
   if (rows < token) return no_room(o, request, s, fixed, fixed + token * each);
   const int64_t most = std::numeric_limits<int32_t>::max() / std::max<int64_t>(1, K * units);
   shape.unit_rows = std::min({rows, std::max(token, request.most_unit_rows), most});

@@ -1,4 +1,4 @@
-// Rows on the wire: what a row of H activations or results looks like while it travels.
+// Wire formats of a row of H activations or results.
 #pragma once
 
 #include <cstdint>
@@ -12,29 +12,30 @@ namespace fp4moe {
 enum class WireFormat : uint8_t {
   kF32,       // H f32
   kBf16,      // H bf16
-  kFp8Block,  // H e4m3 codes, then the f32 scales of their groups (formats/fp8.h); H is a multiple of 4
-  kFp8Plain,  // H e4m3 codes: a saturating cast, no scale
+  kFp8Block,  // H e4m3 codes, then the f32 scales of their groups (formats/fp8.h); H must be a multiple of 4
+  kFp8Plain,  // H e4m3 codes from a saturating cast, no scale
   kNvfp4,     // H / 2 bytes of codes, H / 16 block scales (e4m3), an f32 tensor scale (decode direction)
 };
 
-// Bytes of a row of `cols` elements; kNvfp4: cols is a multiple of 16.
+// Bytes of a row of `cols` elements; kNvfp4: cols must be a multiple of 16.
 int64_t wire_row_bytes(WireFormat format, int64_t cols);
 
 struct WireEncoder {
   WireFormat format = WireFormat::kBf16;
-  bool nvfp4_per_token = false;  // kNvfp4: the row's own scale instead of nvfp4_scale
+  bool nvfp4_per_token = false;  // kNvfp4: a tensor scale per row instead of nvfp4_scale
   EncodeScale nvfp4_scale;
 
-  // x: `cols` elements of `dtype` (kBF16 or kF32) -> wire_row_bytes() at wire, 4-byte aligned.
+  // Encodes x [cols] of `dtype` (kBF16 or kF32) into wire_row_bytes() bytes at `wire`, which is 4-byte
+  // aligned.
   void encode(const void* x, DType dtype, int64_t cols, uint8_t* wire) const;
 };
 
-// wire -> out [cols] of dtype. Returns what each element is still to be multiplied by: 1, or the row's tensor
-// scale with kNvfp4, whose out = code * block scale is exact in either dtype. kFp8Block is rounded to dtype.
+// Decodes `wire` into out [cols] of dtype. Returns the factor by which the caller must still multiply each
+// element: the row's tensor scale with kNvfp4 (out = code * block scale, exact in both dtypes), else 1.
+// kFp8Block values are rounded to dtype.
 float decode_wire_row(WireFormat format, const uint8_t* wire, int64_t cols, DType dtype, void* out);
 
-// sum[i] += weight * row[first + i] for n elements of a row of `cols`, one multiplication and one addition
-// each; kF32, kBf16 and kFp8Plain only.
+// sum[i] += weight * row[first + i] for n elements; kF32, kBf16 and kFp8Plain only.
 void add_wire_row(WireFormat format, const uint8_t* wire, int64_t first, int64_t n, float weight, float* sum);
 
 }  // namespace fp4moe

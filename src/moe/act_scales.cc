@@ -5,7 +5,7 @@
 namespace fp4moe {
 namespace {
 
-// Input scales of one expert, decode direction. Both halves of gate/up read the same rows, so they share one.
+// The input scale (decode direction) of gate and up, which read the same rows and therefore share one.
 float input_scale(const ExpertWeightsView& w) {
   return w.gate.rows == 0 ? w.up_input_scale : std::max(w.gate_input_scale, w.up_input_scale);
 }

@@ -1,5 +1,5 @@
-// The only place that turns a checkpoint's scales into what quantisers and GEMMs use, so that an activation
-// scale and the alpha that undoes it always come from the same choice.
+// The only place that turns a checkpoint's scales into those of quantisers and GEMMs, so that an activation
+// scale and the alpha that undoes it always match.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +12,15 @@
 
 namespace fp4moe {
 
-// Of one expert on this rank. With kPerToken, w4a16 and w4a8 the activation scales are 1 and alphas are the
-// weights' tensor scales.
+// Scales of one expert on this rank. With kPerToken, w4a16 and w4a8 the activation scales are 1, and alphas
+// are the weights' tensor scales.
 struct ExpertScales {
-  EncodeScale a1, a2;                // of the quantisers of x and of the intermediate
+  EncodeScale a1, a2;                // for quantising x and the intermediate
   float gate = 1, up = 1, down = 1;  // alphas: weight tensor scale * activation decode scale
 };
 
-// `experts` are all E of the layer, as the checkpoint has them (on every rank, so that scalar scales are
-// taken over all of them); the result is for experts [local.first, local.first + local.count).
+// `experts` are all E of the layer, unsharded, on every rank, because scalar scales are maxima over all of
+// them. The result is for experts [local.first, local.first + local.count).
 std::vector<ExpertScales> resolve_scales(const std::vector<ExpertWeightsView>& experts,
                                          const Numerics& numerics, Shard local);
 

@@ -1,5 +1,4 @@
-// Calibration: the largest activations that bf16 experts and MLPs saw, which NVFP4's input scales are made
-// of.
+// Calibration: the largest activations seen by bf16 experts and MLPs, from which NVFP4's input scales follow.
 #pragma once
 
 #include <cstdint>
@@ -10,23 +9,23 @@
 
 namespace fp4moe {
 
-// Of the experts of one layer, or of one MLP: |x| at most, [L].
+// max |x| per expert of one layer [L], or of one MLP [1].
 struct ExpertAmax {
-  std::vector<float> input;         // of gate and up
-  std::vector<float> intermediate;  // of down
+  std::vector<float> input;         // input of gate and up
+  std::vector<float> intermediate;  // input of down
 
   explicit ExpertAmax(int64_t num_experts)
       : input(static_cast<size_t>(num_experts)), intermediate(static_cast<size_t>(num_experts)) {}
 };
 
-// max(largest, |x| of all elements); NaNs do not count.
+// largest = max(largest, |x| of all elements), ignoring NaNs.
 void take_amax(const ActRows& x, float& largest);
 
-// What the layers that were packed in a CalibrationScope record, in the order in which they were packed. A
-// forward pass writes them; nobody reads meanwhile.
+// Records of the layers that were packed in a CalibrationScope, in packing order. A forward pass writes them
+// without synchronisation: do not read during one.
 using Calibration = std::vector<std::shared_ptr<ExpertAmax>>;
 
-// While it lives, what this thread packs is recorded in `calibration`.
+// Thread-local: layers that this thread packs during the scope's lifetime add their records to `calibration`.
 class CalibrationScope {
  public:
   explicit CalibrationScope(Calibration& calibration);
@@ -38,7 +37,7 @@ class CalibrationScope {
   Calibration* const outer_;
 };
 
-// A record of the thread's scope; null without one: then nobody wants it.
+// A new record in the calling thread's scope; null outside a scope.
 std::shared_ptr<ExpertAmax> new_amax(int64_t num_experts);
 
 }  // namespace fp4moe

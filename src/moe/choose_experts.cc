@@ -1,4 +1,4 @@
-// One token's experts and weights from its logits.
+// Chooses a token's experts and weights from its logits.
 #include <algorithm>
 #include <cmath>
 
@@ -9,7 +9,8 @@ namespace {
 
 bool better(float a, float b) { return a > b || (std::isnan(b) && !std::isnan(a)); }
 
-// Candidates sorted by score, best first, at most `most`; an equal score of a later id goes behind.
+// Up to `most` candidates, sorted by score, best first; among equal scores the one offered first ranks
+// higher.
 struct BestList {
   int32_t* ids;
   float* scores;
@@ -29,7 +30,7 @@ struct BestList {
   }
 };
 
-// A grouped rule's score of a logit, rounded to f32.
+// A grouped rule's score for a logit, rounded to f32.
 float score(const RoutingRule& rule, float logit) {
   const double x = logit;
   if (rule.scoring == RouterScoring::kSigmoidGrouped) return static_cast<float>(1 / (1 + std::exp(-x)));
@@ -37,7 +38,7 @@ float score(const RoutingRule& rule, float logit) {
   return static_cast<float>(std::sqrt(softplus));
 }
 
-// Weights exp(logit) / (sum over `count` experts of it), the k-th of them being id(k).
+// weights[i] = exp(logit of ids[i]) / (sum of exp(logit) over the `count` experts id(0), id(1), ...), scaled.
 template <class Id>
 void softmax_weights(const float* logits, const RoutingRule& rule, const int32_t* ids, int64_t count,
                      const Id& id, float* weights) {
@@ -54,7 +55,7 @@ float biased(const float* logits, const RoutingRule& rule, int64_t e) {
   return rule.correction_bias == nullptr ? s : s + rule.correction_bias[e];
 }
 
-// The best groups' ids -> groups[0, top_k_groups), best first.
+// Writes the best groups' ids to groups[0, top_k_groups), best first.
 void choose_groups(const float* logits, const RoutingRule& rule, int32_t* groups) {
   const int64_t size = rule.num_experts / rule.num_groups;
   float scores[kMaxRouterGroups];
@@ -83,7 +84,7 @@ void grouped(const float* logits, const RoutingRule& rule, int32_t* ids, float* 
     choose_groups(logits, rule, groups);
     std::sort(groups, groups + rule.top_k_groups);  // ascending ids, so that ties go to the lower expert
   }
-  BestList list{ids, weights, rule.top_k};  // weights hold the scores of choice meanwhile
+  BestList list{ids, weights, rule.top_k};  // weights temporarily hold the choice scores
   for (int64_t g = 0; g < rule.top_k_groups; ++g)
     for (int64_t e = groups[g] * size; e < (groups[g] + 1) * size; ++e)
       list.offer(e, biased(logits, rule, e));
@@ -103,7 +104,7 @@ void choose_experts(const float* logits, const RoutingRule& rule, int32_t* ids, 
   if (rule.scoring == RouterScoring::kSoftmaxTopk && !rule.norm_top_k)
     return softmax_weights(
         logits, rule, ids, rule.num_experts, [](int64_t i) { return i; }, weights);
-  // A softmax over all that is divided by the sum of the chosen is the softmax of the chosen.
+  // A softmax over all experts, renormalised over the chosen ones, equals the softmax over the chosen ones.
   softmax_weights(
       logits, rule, ids, rule.top_k, [&](int64_t i) { return ids[i]; }, weights);
 }

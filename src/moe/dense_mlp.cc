@@ -10,7 +10,7 @@
 namespace fp4moe {
 namespace {
 
-// A shard without a block: its part of the output is zero.
+// An empty shard: its part of the output is zero.
 class EmptyMlp final : public DenseMlp {
  public:
   explicit EmptyMlp(int64_t hidden_size) : hidden_size_(hidden_size) {}
@@ -24,7 +24,7 @@ class EmptyMlp final : public DenseMlp {
   int64_t hidden_size_;
 };
 
-// FP4 weights: one expert of the plan's runner that all rows visit.
+// FP4 weights, as one expert of the plan's runner.
 class Fp4Mlp final : public DenseMlp {
  public:
   Fp4Mlp(const RunnerRow& runner, const MoeProblem& problem, PackedExperts experts)
@@ -48,7 +48,7 @@ class Fp4Mlp final : public DenseMlp {
   PackedExperts experts_;
 };
 
-// bf16 weights: gate and up as one GEMM.
+// bf16 weights; gate and up are one GEMM.
 class Bf16Mlp final : public DenseMlp {
  public:
   Bf16Mlp(const DenseOps& ops, DType act_dtype, int64_t hidden, int64_t intermediate)
@@ -96,7 +96,7 @@ class Bf16Mlp final : public DenseMlp {
   int64_t hidden_, intermediate_;
   Buffer gate_up_;                    // [2 I, H] in the ops' layout: gate, then up
   Buffer down_;                       // [H, I]
-  std::shared_ptr<ExpertAmax> amax_;  // null: nobody asks
+  std::shared_ptr<ExpertAmax> amax_;  // null outside calibration
 };
 
 Status check_linear(const LinearWeightsView& w, const char* name, int64_t n, int64_t k, bool is_fp4) {
@@ -110,7 +110,7 @@ Status check_linear(const LinearWeightsView& w, const char* name, int64_t n, int
                           "], expected [" + std::to_string(n) + ", " + std::to_string(k) + "]");
 }
 
-// The shard as the only expert of a layer.
+// The shard as the only expert of a MoE layer.
 MoeWeightsView as_expert(const MlpWeightsView& w, Shard shard) {
   ExpertWeightsView expert;
   expert.gate = row_slice(w.gate.fp4, shard.first, shard.count);

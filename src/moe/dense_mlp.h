@@ -1,6 +1,5 @@
-// DenseMlp: a gated MLP that every token visits: the shared expert, and the MLP of layers without experts.
-// FP4 weights run as one expert of the plan's runner (so schemes mean the same everywhere), bf16 weights as
-// dense GEMMs.
+// DenseMlp: a gated MLP for all tokens: the shared expert, or the MLP of a layer without experts. FP4 weights
+// run as one expert of the plan's runner (so schemes mean the same everywhere), bf16 weights as dense GEMMs.
 #pragma once
 
 #include <cstdint>
@@ -14,21 +13,21 @@
 
 namespace fp4moe {
 
-// Shards of the MLP's I are whole blocks of this many columns.
+// Shards of the MLP's I must be multiples of this many columns.
 int64_t dense_mlp_block(const MlpWeightsView& weights);
 
 class DenseMlp {
  public:
-  // The shard [intermediate.first, + count) of I of the weights, which may be released afterwards; count 0 is
-  // legal and gives zeros. `ops` runs bf16 weights; FP4 ones follow plan.runner() and plan.numerics(), with
-  // their own input scales. kUnsupported for biases or a mix of FP4 and bf16.
+  // Packs the shard [intermediate.first, + count) of the weights' I; count 0 is legal and gives zeros. The
+  // weights may be released afterwards. `ops` runs bf16 weights; plan.runner() runs FP4 weights under
+  // plan.numerics(), with the MLP's own input scales. kUnsupported for biases or a mix of FP4 and bf16.
   static Result<std::unique_ptr<DenseMlp>> make(const MoePlan& plan, const DenseOps& ops,
                                                 const MlpWeightsView& weights, Shard intermediate,
                                                 ThreadPool& pool);
   virtual ~DenseMlp() = default;
   virtual int64_t scratch_bytes(int64_t max_tokens) const = 0;
   virtual int64_t weight_bytes() const = 0;
-  // out [T, H] f32 = this shard's part of the MLP of x [T, H]; overwritten. T = 0 is legal.
+  // out [T, H] f32 = this shard's part of the MLP's output for x [T, H]. T = 0 is legal.
   virtual void forward(const ActRows& x, float* out, Arena& scratch, ThreadPool& pool) const = 0;
 };
 

@@ -1,4 +1,4 @@
-// DeviceExpertRunner: a GPU's experts and what running them takes; of routed experts, MLPs and probes alike.
+// DeviceExpertRunner: experts in GPU memory with their ops and tactics, for routed experts, MLPs and probes.
 #pragma once
 
 #include <cstdint>
@@ -13,24 +13,25 @@ namespace fp4moe {
 
 class DeviceExpertRunner {
  public:
-  // `ops`, those of the experts' scheme, is kept. `tactics` are of layers like these; none: the table's rule.
+  // `ops` must be for the experts' scheme and outlive the runner. `tactics` were timed for layers of this
+  // size; empty: the table's default rule.
   static Result<DeviceExpertRunner> make(const DeviceMoeOps& ops, DeviceExperts experts,
                                          DeviceTactics tactics = {});
 
   int64_t weight_bytes() const { return experts_.num_bytes(); }
   int64_t scratch_bytes(int64_t max_tokens, int64_t topk) const;
-  // out [T, H] (+)= the experts' sums, weighted (null: by 1), for x [T, H] bf16: device memory, asked of the
-  // current stream.
+  // out [T, H] f32 (+)= the experts' weighted sums for x [T, H] bf16; weights [T, topk], null: all 1. All in
+  // device memory; enqueued on the current stream.
   void run(const ActRows& x, const DeviceSlots& slots, const float* weights, float* out, bool accumulate,
            Arena& scratch) const;
 
  private:
-  // Else the ops' tactics run whole layers.
+  // w4a4 runs kernel by kernel (device_pass.h); in other schemes a tactic runs the whole layer.
   bool is_w4a4() const { return experts_.numerics().scheme == Scheme::kW4A4; }
   const DeviceMoeOps* ops_ = nullptr;
   DeviceExperts experts_;
   DeviceTactics tactics_;
-  Buffer counters_;  // of DeviceMoeArgs
+  Buffer counters_;  // DeviceMoeArgs::counters
 };
 
 }  // namespace fp4moe

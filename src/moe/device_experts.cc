@@ -21,7 +21,7 @@ void append_bias(const bf16* bias, int64_t stride, int64_t count, std::vector<fl
   for (int64_t i = 0; i < count; ++i) to.push_back(bias == nullptr ? 0.0f : bf16_to_float(bias[i * stride]));
 }
 
-// The same weights whose tensor scale is `alpha`: what multiplies the sums.
+// The same weights with tensor scale `alpha`, by which the GEMM multiplies its sums.
 Fp4MatrixView with_alpha(Fp4MatrixView w, float alpha) {
   w.tensor_scale = alpha;
   return w;
@@ -75,7 +75,7 @@ int64_t DeviceExperts::down_bytes() const {
                   : tiled_bytes(tiles_.format, tiles_.hidden_size, tiles_.intermediate_size);
 }
 
-// Packed on the GPU.
+// The tiles are packed on the GPU.
 Status DeviceExperts::put_tiles(const std::vector<ExpertWeightsView>& experts,
                                 const std::vector<ExpertScales>& scales, ThreadPool& pool) {
   FP4MOE_ASSIGN_OR_RETURN(TileUploader uploader,
@@ -116,7 +116,7 @@ Result<DeviceExperts> DeviceExperts::make(const MoeProblem& p, const Numerics& n
 
 Result<DeviceExperts> DeviceExperts::make_linear(const LinearWeightsView& weights, const Numerics& numerics,
                                                  ThreadPool& pool) {
-  // As on a CPU, a linear layer is the up projection of an expert of its own; here the down GEMM runs it.
+  // As on a CPU, a linear layer takes the scales of an expert's up projection; here the down GEMM runs it.
   ExpertWeightsView expert;
   expert.up = weights.fp4;
   expert.up_input_scale = weights.input_scale;

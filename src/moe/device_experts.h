@@ -15,8 +15,8 @@ namespace fp4moe {
 
 class DeviceExperts {
  public:
-  // As RunnerRow::pack, into tiles: those of w4a8 (kernels/cuda/fp8_tile_layout.h) are other ones.
-  // kDoesNotFit if the GPU's memory is too small, kUnsupported for scales that the tiles do not hold.
+  // As RunnerRow::pack, into tiles (kernels/cuda/tile_layout.h; w4a8: fp8_tile_layout.h). kDoesNotFit if GPU
+  // memory is too small, kUnsupported for scales that the tiles cannot represent.
   static Result<DeviceExperts> make(const MoeProblem& problem, const Numerics& numerics,
                                     const MoeWeightsView& weights, ThreadPool& pool);
   // One [N, K] matrix as the down projection of a single expert: hidden_size is N, intermediate_size K.
@@ -25,7 +25,7 @@ class DeviceExperts {
 
   const TiledExperts& tiles() const { return tiles_; }
   const Numerics& numerics() const { return numerics_; }
-  // Encode scales of w4a4's quantisers, [L] f32 in device memory: of x and of the intermediate.
+  // Encode scales of w4a4's quantisers of x (a1) and of the intermediate (a2), [L] f32 in device memory.
   const float* a1() const { return act_scales_.as<float>(); }
   const float* a2() const { return a1() + tiles_.num_experts; }
   int64_t num_bytes() const;
@@ -37,7 +37,7 @@ class DeviceExperts {
                    ThreadPool& pool);
   bool is_fp8() const { return numerics_.scheme == Scheme::kW4A8; }
   bool is_gated_kind() const { return is_gated(tiles_.activation.kind); }
-  // Of one expert.
+  // Bytes of one expert's tiles.
   int64_t gate_up_bytes() const;
   int64_t down_bytes() const;
   TiledExperts tiles_;

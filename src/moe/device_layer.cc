@@ -1,5 +1,5 @@
-// The layers of a GPU's rows: a MoE layer of one rank, all of it asked of the current stream, without a
-// transport and without a word from the device; and a gated MLP as its only expert.
+// GPU layers: a single-rank MoE layer, enqueued on the current stream without transport or readback; a gated
+// MLP, run as a layer with one expert; an FP4 linear layer.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -15,7 +15,7 @@
 namespace fp4moe {
 namespace {
 
-// The router's weights there.
+// The router's weights in device memory.
 struct DeviceRouter {
   Buffer weight, bias, correction_bias;  // [E, H] bf16, [E] f32 or empty, [E] f32 or empty
   RoutingRule rule;
@@ -125,7 +125,7 @@ class DeviceMlp final : public DenseMlp {
   DeviceExpertRunner expert_;
 };
 
-// One FP4 matrix by the down GEMM; its rows are the tokens in order.
+// One FP4 matrix, run by the down GEMM on the tokens in order.
 class DeviceLinear final : public Fp4Linear {
  public:
   DeviceLinear(const DenseOps& dense, const DeviceMoeOps& ops, DeviceExperts weights)
@@ -150,7 +150,8 @@ class DeviceLinear final : public Fp4Linear {
   DeviceExperts weights_;
 };
 
-// What was timed is of the routed experts' sizes; one tactic for all batches is for every layer.
+// Timed tactics are for the routed experts' sizes and do not apply to an MLP; the single tactic of
+// deterministic inference applies to every layer.
 DeviceTactics tactics_of_mlp(const MoePlan& plan) {
   return plan.a2a_settings().deterministic ? plan.device_tactics() : DeviceTactics();
 }

@@ -17,15 +17,15 @@ int64_t rows_bytes(int64_t rows, int64_t cols, DType dtype) {
 
 bool is_fp8(const DeviceExperts& experts) { return experts.numerics().scheme == Scheme::kW4A8; }
 
-// From what w4a4 quantises the intermediate.
+// Type from which w4a4 quantises the intermediate.
 DType intermediate_dtype(const DeviceExperts& experts) {
   return experts.numerics().intermediate == IntermediateRounding::kDirect ? DType::kF32 : DType::kBF16;
 }
 
-// A quantised operand of up to `rows` rows of the experts.
+// A quantised operand.
 struct Operand {
   ActRows rows;
-  float* scales = nullptr;  // of the rows, or null
+  float* scales = nullptr;  // [rows] or null
 };
 
 int64_t operand_bytes(const DeviceExperts& experts, int64_t rows, int64_t cols) {
@@ -34,10 +34,10 @@ int64_t operand_bytes(const DeviceExperts& experts, int64_t rows, int64_t cols) 
   return rows_bytes(rows, cols, DType::kBF16) + Arena::padded(rows * 4);
 }
 
-// Whose tensor scale a quantiser takes.
+// A quantiser's tensor scale.
 struct QuantScale {
   ActScaleChoice choice;
-  const float* encode;
+  const float* encode;  // [L] in device memory
 };
 
 Operand take_operand(const DeviceExperts& experts, const QuantScale& scale, int64_t rows, int64_t cols,
@@ -102,7 +102,7 @@ const float* quantised_pass(const DeviceMoeOps& ops, const DeviceExperts& expert
   const TiledExperts& t = experts.tiles();
   const int64_t num_slots = slots.num_slots();
   const QuantScale a1 = {experts.numerics().a1, experts.a1()}, a2 = {experts.numerics().a2, experts.a2()};
-  // Tokens are quantised once and gathered by the GEMM.
+  // Each token is quantised once; the GEMM gathers the rows.
   const Operand in = take_operand(experts, a1, x.rows, x.cols, scratch);
   ops.quantize(quant_args(experts, a1, x, in));
   DeviceExpertArgs args{.experts = t,

@@ -1,4 +1,4 @@
-// The steps that layers on a GPU are made of: sorted rows, and quantised operands around the expert GEMMs.
+// Building blocks of GPU layers: sorting rows, and the expert GEMMs on quantised operands.
 #pragma once
 
 #include <cstdint>
@@ -10,25 +10,26 @@
 
 namespace fp4moe {
 
-// Tokens and the experts that they go to. ids null: all slots go to the first expert.
+// Tokens and their experts.
 struct DeviceSlots {
-  const int32_t* ids = nullptr;  // [T, topk]
+  const int32_t* ids = nullptr;  // [T, topk] in device memory; null: all slots go to the first expert
   int64_t num_tokens = 0, topk = 1, first_expert = 0;
   int64_t num_slots() const { return num_tokens * topk; }
 };
 
-// Of packed rows for these slots.
+// Scratch bytes of sort_rows().
 int64_t device_rows_bytes(int64_t num_slots, int64_t num_experts);
-// Sorted into memory of the scratch.
+// Sorts the slots by expert; the result is in scratch memory.
 DeviceRows sort_rows(const DeviceMoeOps& ops, const DeviceSlots& slots, int64_t num_experts, Arena& scratch);
 
-// Both GEMMs of w4a4 over sorted rows of x [T, H] bf16: the rows' outputs [num_slots, H] before the router's
-// weights.
+// Both GEMMs of w4a4 over sorted rows of x [T, H] bf16. Returns the rows' outputs [num_slots, H] f32, without
+// router weights, in scratch memory.
 int64_t quantised_pass_bytes(const DeviceExperts& experts, int64_t max_tokens, int64_t topk);
 const float* quantised_pass(const DeviceMoeOps& ops, const DeviceExperts& experts, const DeviceSlots& slots,
                             const DeviceRows& rows, const ActRows& x, Arena& scratch);
 
-// The down GEMM alone, of one matrix and tokens in order, under any scheme: out [T, N] f32 = x W^T + bias.
+// The down GEMM alone, of one matrix and the tokens in order, under any scheme: out [T, N] f32 = x W^T +
+// bias.
 int64_t linear_pass_bytes(const DeviceExperts& matrix, int64_t max_tokens);
 void linear_pass(const DeviceMoeOps& ops, const DeviceExperts& matrix, const ActRows& x, float* out,
                  Arena& scratch);

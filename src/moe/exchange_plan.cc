@@ -7,7 +7,7 @@
 namespace fp4moe {
 namespace {
 
-// A round has room for this many blocks of every rank, wherever their rows go.
+// A round holds at least this many blocks of every rank, whatever their destinations.
 constexpr int64_t kBlocksPerRound = 2;
 
 int64_t goal(int64_t room, int64_t shares) { return std::max<int64_t>(1, room / (shares * kBlocksPerRound)); }
@@ -48,8 +48,8 @@ void BlockPacker::open_block() {
   returns_ = 0;
 }
 
-// Whether the open block stays within its goals with these too. A token may name an expert twice, so counts
-// are raised and looked at one by one.
+// Whether the open block stays within its target sizes with these rows. A token may name an expert twice, so
+// rows are counted one by one.
 bool BlockPacker::fits(std::span<const Send> sends) {
   bool within = true;
   int64_t returns = returns_;
@@ -86,7 +86,7 @@ bool BlockPacker::add(std::span<const Send> sends) {
 void BlockPacker::finish(int64_t group_rows, int64_t rows_left) {
   record_->group_rows = group_rows;
   record_->rows_left = rows_left;
-  // Blocks that are not used go out as zeros: records are compared and hashed whole.
+  // Unused blocks are sent as zeros, because records are compared and hashed whole.
   std::fill(record_->counts() + record_->num_blocks * shape_.num_units,
             record_->counts() + shape_.max_blocks * shape_.num_units, BlockCount{});
 }
@@ -191,8 +191,8 @@ Status ExchangePlan::make(const uint8_t* records) {
     more_chunks_ |= record(r).rows_left > 0;
     blocks_left += record(r).num_blocks;
   }
-  // One block of each rank in turn, until none fits; the first rank changes from round to round. A checked
-  // block fits an empty round, so each round has at least one.
+  // Add one block of each rank in turn until none fits; the first rank rotates from round to round. A checked
+  // block always fits an empty round, so each round has at least one block.
   const auto R = static_cast<size_t>(shape_.num_ranks);
   std::vector<int64_t> next(R);
   std::vector<char> open(R);

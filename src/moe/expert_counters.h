@@ -1,4 +1,4 @@
-// ExpertCounters: how many tokens one rank's routers have sent to each expert, layer by layer, since load.
+// ExpertCounters: how many tokens one rank's routers have sent to each expert of each layer since load.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +12,17 @@ namespace fp4moe {
 
 class ExpertCounters {
  public:
-  // `layers`: the model's layers that have a router, ascending. The counts lie in `memory`: the host adds
-  // with add(), a GPU's routers where on_device() says.
+  // `layers`: the model's layers that have a router, ascending. The counts are allocated in `memory`: the
+  // host counts with add(), a GPU's routers at on_device().
   static Result<std::unique_ptr<ExpertCounters>> make(std::vector<int64_t> layers, int64_t num_experts,
                                                       MemoryResource& memory = host_memory());
 
-  // One token more for each of the ids. Precondition: host memory, `layer` has a router, ids are in [0, E).
-  // One thread at a time adds, any thread reads: a count is a plain load and store.
+  // Counts one token for each id. Precondition: host memory, `layer` has a router, ids are in [0, E). Only
+  // one thread at a time may add (no atomic increment); any thread may read.
   void add(int64_t layer, std::span<const int32_t> ids);
-  // A layer's counts [E], of `memory`.
+  // A layer's counts [E], in `memory`.
   uint64_t* on_device(int64_t layer) const { return counts_.as<uint64_t>() + first_count(layer); }
-  // sums [layers, E] += the counts; the error is the GPU's.
+  // sums [layers, E] += the counts. Fails if the download from the GPU fails.
   Status add_to(std::span<int64_t> sums) const;
 
   const std::vector<int64_t>& layers() const { return layers_; }

@@ -19,11 +19,11 @@ uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// Nearly normal, of variance 1: the sum of four uniform numbers.
+// Nearly normal with variance 1: the sum of four uniform numbers.
 float noise(uint64_t seed, int64_t expert, int64_t row, int64_t col) {
   const uint64_t bits = mix(mix(mix(seed + static_cast<uint64_t>(expert)) + static_cast<uint64_t>(row)) +
                             static_cast<uint64_t>(col));
-  constexpr double kScale = 1.7320508075688772 / 65536;  // four of variance 1/12 each
+  constexpr double kScale = 1.7320508075688772 / 65536;  // four uniform numbers have variance 4 / 12
   double sum = 0;
   for (int i = 0; i < 4; ++i) sum += static_cast<double>(bits >> (16 * i) & 0xffff);
   return round_to_bf16(static_cast<float>((sum - 2 * 65535) * kScale));
@@ -70,7 +70,7 @@ Status ExpertProbe::make_on_device(const Numerics& numerics, const MoeWeightsVie
   return {};
 }
 
-// Row r of expert e as a token that visits e alone.
+// Row r of expert e is a token that is routed to e only.
 Status ExpertProbe::run_on_device(int64_t rows) {
   OnDevice& d = *on_device_;
   const StreamScope scope(d.stream);

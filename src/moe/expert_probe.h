@@ -1,5 +1,5 @@
-// ExpertProbe: experts of one layer, run by a row of the table on random rows, without router and exchange.
-// What the self-test, the numerics report and the autotuner look at.
+// ExpertProbe: experts of one layer, run by a row of the table on random inputs, without router and exchange.
+// Used by the self-test, the numerics report and the autotuner.
 #pragma once
 
 #include <cstdint>
@@ -18,24 +18,24 @@ namespace fp4moe {
 
 struct ProbeShape {
   BatchLayout layout = BatchLayout::kPacked;
-  int64_t rows_per_expert = 1;  // at most
+  int64_t rows_per_expert = 1;  // upper bound of run()'s rows
   uint64_t seed = 0;
 };
 
 class ExpertProbe {
  public:
-  // Packs all of `weights`' experts, as many as problem.num_experts. kDoesNotFit if memory is refused.
+  // Packs the experts of `weights`, which has problem.num_experts. kDoesNotFit if memory allocation fails.
   static Result<ExpertProbe> make(const RunnerRow& row, const MoeProblem& problem, const Numerics& numerics,
                                   const MoeWeightsView& weights, const ProbeShape& shape, ThreadPool& pool);
 
-  // The first `rows` rows of every expert: y [L, rows, H], valid until the next run. Row r of expert e is the
-  // same for every row of the table, shape and number of rows: normal, of variance 1, rounded to bf16.
+  // Runs `rows` input rows per expert; returns y [L, rows, H], valid until the next run. Input row r of
+  // expert e depends on the seed, e and r only: nearly normal values of variance 1, rounded to bf16.
   Result<std::span<const float>> run(int64_t rows, ThreadPool& pool);
-  // Of a CPU's row.
+  // CPU rows only.
   PackedExperts& experts() { return experts_; }
 
  private:
-  // What a GPU's row needs; x_ and y_ stay the host's.
+  // State of a GPU row; x_ and y_ stay in host memory.
   struct OnDevice {
     Stream stream;
     DeviceExpertRunner experts;
@@ -52,12 +52,12 @@ class ExpertProbe {
   PackedExperts experts_;
   Buffer x_, y_;
   Arena scratch_;
-  int64_t filled_rows_ = 0;  // x_ holds so many of each expert
+  int64_t filled_rows_ = 0;  // rows per expert that x_ holds
   std::vector<int64_t> offsets_, counts_;
   std::unique_ptr<OnDevice> on_device_;
 };
 
-// Some experts of a layer, as if they were all. Where numerics take one scale over all experts, those chosen
+// A layer with only the chosen experts. If the numerics use one scale for all experts, the chosen experts
 // keep the scale of all.
 MoeWeightsView choose_experts_of(const MoeWeightsView& all, std::span<const int64_t> chosen,
                                  const Numerics& numerics);

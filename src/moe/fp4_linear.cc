@@ -14,7 +14,7 @@
 namespace fp4moe {
 namespace {
 
-constexpr int64_t kChunkBytes = 96 << 10;  // of weights: small enough for the L2 cache
+constexpr int64_t kChunkBytes = 96 << 10;  // weight bytes per chunk: small enough for the L2 cache
 constexpr int64_t kRowsPerPiece = 8;
 
 int64_t act_bytes(DType dtype) { return dtype_bits(dtype) / 8; }
@@ -29,7 +29,7 @@ class PanelLinear final : public Fp4Linear {
         n_(w.fp4.rows),
         k_(w.fp4.cols),
         panel_bytes_(ops.panel_bytes(format_, k_)) {
-    // A linear layer is the up projection of an expert of its own.
+    // Scales as for the up projection of a single expert.
     ExpertWeightsView expert;
     expert.up = w.fp4;
     expert.up_input_scale = w.input_scale;
@@ -112,7 +112,7 @@ class PanelLinear final : public Fp4Linear {
     });
   }
 
-  // x as the scheme's GEMM reads it.
+  // x, quantised as the scheme requires.
   ExpertGemmArgs operand(const ActRows& x, Arena& scratch, ThreadPool& pool) const {
     if (numerics_.scheme == Scheme::kW4A16) return {.format = format_, .x = x};
     const bool fp8 = numerics_.is_fp8(), int8 = numerics_.scheme == Scheme::kW4A8 && !fp8;

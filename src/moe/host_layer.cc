@@ -1,4 +1,4 @@
-// The MoE layer of every CPU row: route, dispatch, run the experts, combine.
+// The CPU's MoE layer: route, dispatch, run the experts, combine.
 
 #include <algorithm>
 #include <string>
@@ -71,13 +71,12 @@ class HostLayer final : public MoeLayer {
     if (args.expert_ids != nullptr) std::ranges::copy(ids, args.expert_ids + own.first * problem_.top_k);
   }
 
-  // Rows that every rank of a group routes are counted and told by its first.
+  // If every rank of the group routes all rows, only the first rank counts and reports them.
   bool counts(Shard own, int64_t group_rows) const {
     return own.count < group_rows || problem_.layout.attention_rank() == 0;
   }
 
-  // A payload of NVFP4 rows is what w4a4 would make of them; without one scale for the layer, rows get their
-  // own.
+  // NVFP4 rows on the wire are quantised as w4a4 does: with the layer's scalar scale, or one scale per row.
   TransportInput exchange_input(const MoeForwardArgs& args, Shard own, const Routes& routes) const {
     const PackedExperts& experts = routed_.experts();
     const Numerics& n = experts.numerics;
@@ -91,7 +90,7 @@ class HostLayer final : public MoeLayer {
             .nvfp4_scale = has_scalar ? experts.scales.front().a1 : EncodeScale{}};
   }
 
-  // out [own rows, H] = the shared expert's output, or zeros. Nothing to do for a rank without rows.
+  // out [own rows, H] = the shared expert's output; zeros for rows for which this rank does not run it.
   void run_shared(const MoeForwardArgs& args, Shard own, float* out, Arena& scratch, ThreadPool& pool) const {
     const Shard rows = shared_rows(own);
     const int64_t h = problem_.hidden_size;
@@ -107,7 +106,7 @@ class HostLayer final : public MoeLayer {
     shared_.forward(row_range(args.x, at), args.router_x + at.first * h, out + rows.first * h, scratch, pool);
   }
 
-  // Of this rank's rows those for which it runs the shared expert.
+  // The part of this rank's rows for which it runs the shared expert.
   Shard shared_rows(Shard own) const {
     if (!shared_.exists()) return {};
     const RankLayout& layout = problem_.layout;

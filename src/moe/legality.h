@@ -1,5 +1,5 @@
-// What is refused whatever the table's rows can do: rules about flags and sizes, as data, so that tools and
-// documents can list them.
+// Rules about flags and sizes that hold for every row of the table, as data, so that tools and documents can
+// list them.
 #pragma once
 
 #include <span>
@@ -15,18 +15,18 @@ struct LegalityRule {
   Status (*check)(const MoeProblem& problem, const MoeChoice& choice);
 };
 
-// In the order in which they are asked. Each may assume that the earlier ones hold.
+// In the order in which they are checked. Each may assume that the earlier ones hold.
 std::span<const LegalityRule> legality_rules();
 
-// The first refusal: kUnsupported, naming both values and the nearest legal choice (kInvalidArgument for
-// numbers that are none). `choice` is what the user gave.
+// The first violated rule: kUnsupported, naming both values and the nearest legal choice (kInvalidArgument
+// for a number out of range or an unknown name). `choice` is the user's, unresolved.
 Status check_legality(const MoeProblem& problem, const MoeChoice& choice);
 
 // "<what> <why>; nearest legal choice: <nearest>", kUnsupported: the form of every refusal.
 Status refuse(const std::string& what, const std::string& why, const std::string& nearest);
 
-// --ep as the rules leave it: every a2a protocol but none moves rows to whole experts, and a deterministic
-// sum has no partial sums of shards of an expert, so both raise ep to tp.
+// The effective --ep. Every a2a protocol except none moves rows to whole experts, and deterministic inference
+// must not add partial sums of an expert's shards, so both raise ep to tp.
 constexpr int resolved_ep(const MoeChoice& choice) {
   const bool whole_experts = choice.a2a != "none" || (choice.deterministic && choice.ep == 1);
   return whole_experts ? choice.tp : choice.ep;

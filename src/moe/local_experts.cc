@@ -16,8 +16,7 @@ Status check_matrix(const Fp4MatrixView& m, Fp4Format format, int64_t rows, int6
                           text(format, rows, cols));
 }
 
-// The part of an expert that this rank has: rows of gate and up, columns of down. The down bias is added
-// once, by the first shard.
+// This rank's part of an expert. Only the first shard has the down bias, so that it is added once.
 ExpertWeightsView local_part(ExpertWeightsView w, const MoeProblem& p) {
   const Shard part = p.local_intermediate();
   if (is_gated(p.activation.kind)) w.gate = row_slice(w.gate, part.first, part.count);

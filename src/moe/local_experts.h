@@ -1,4 +1,4 @@
-// What a rank has of a layer's experts, checked against the plan.
+// A rank's part of a layer's experts, checked against the plan.
 #pragma once
 
 #include <vector>
@@ -8,8 +8,8 @@
 
 namespace fp4moe {
 
-// weights are those of all E experts, whole. The result: this rank's experts, of each its rows of gate and up
-// and its columns of down; the down bias only on the first shard. kInvalidArgument where sizes are not the
+// `weights` are all E experts, unsharded. Returns views of this rank's experts: its rows of gate and up, its
+// columns of down, and the down bias on the first shard only. kInvalidArgument if sizes differ from the
 // plan's.
 Result<std::vector<ExpertWeightsView>> local_experts(const MoeProblem& problem,
                                                      const MoeWeightsView& weights);

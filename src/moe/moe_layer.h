@@ -1,4 +1,4 @@
-// One MoE layer: route -> dispatch -> run the experts -> combine, after an immutable plan.
+// One MoE layer: route -> dispatch -> run the experts -> combine, according to an immutable plan.
 #pragma once
 
 #include <cstdint>
@@ -17,17 +17,17 @@ namespace fp4moe {
 
 struct MoeForwardArgs {
   int layer = 0;
-  ActRows x;                        // [T, H]: the experts' input, of the plan's activation type
-  const float* router_x = nullptr;  // [T, H]: the same rows before any rounding, the router's input
-  float* residual = nullptr;        // [T, H]: the layer's output is added to it
-  // What the layer makes x and router_x with, its two outputs, before all else; null: they are there.
+  ActRows x;                        // [T, H]: the experts' input, in the plan's activation type
+  const float* router_x = nullptr;  // [T, H] f32: the same rows unrounded, the router's input
+  float* residual = nullptr;        // [T, H] f32: the layer's output is added to it
+  // If set, the layer first runs this RMSNorm to produce x and router_x; null: they are already computed.
   const RmsNormArgs* norm = nullptr;
-  ExpertCounters* counters = nullptr;    // or null: counts where the routed rows go
-  const int32_t* num_counted = nullptr;  // on a GPU, [1] in its memory: rows from there on are padding
-  int32_t* expert_ids = nullptr;         // or null: [T, K], told where the routed rows go
+  ExpertCounters* counters = nullptr;    // null, or counts the routed tokens of each expert
+  const int32_t* num_counted = nullptr;  // GPU: [1] in device memory: rows from this index on are padding
+  int32_t* expert_ids = nullptr;         // null, or out [T, K]: the experts of the rows that this rank routes
 };
 
-// A shared expert and, where the model has one, the vector whose sigmoid scales it.
+// A shared expert and, if the model has one, the gate vector: sigmoid(gate . x) scales its output.
 struct SharedExpertWeights {
   MlpWeightsView mlp;
   const bf16* gate = nullptr;  // [H] or null
@@ -35,17 +35,17 @@ struct SharedExpertWeights {
 
 class MoeLayer {
  public:
-  // Packs this rank's part of the experts (and of the shared expert, if given) into the plan's layout; the
-  // sources may be released afterwards. kDoesNotFit if memory is refused.
+  // Packs this rank's part of the experts (and of the shared expert, null: none) into the plan's layout; the
+  // sources may be released afterwards. kDoesNotFit if memory allocation fails.
   static Result<std::unique_ptr<MoeLayer>> make(const MoePlan& plan, const DenseOps& ops,
                                                 const RouterWeights& router, const MoeWeightsView& weights,
                                                 const SharedExpertWeights* shared, ThreadPool& pool);
   virtual ~MoeLayer() = default;
 
-  // Bytes of scratch that forward() takes from the arena for up to max_tokens rows of the group.
+  // Most bytes that forward() takes from the arena for up to max_tokens rows of the group.
   virtual int64_t scratch_bytes(int64_t max_tokens, const Transport& transport) const = 0;
   virtual int64_t weight_bytes() const = 0;
-  // The error is the job's: a peer that failed, disagreed or did not come in time.
+  // An error fails the whole job: a peer failed, disagreed or timed out.
   virtual Status forward(const MoeForwardArgs& args, Transport& transport, Arena& scratch,
                          ThreadPool& pool) const = 0;
 };

@@ -15,7 +15,7 @@ void copy_bias(const bf16* bias, int64_t stride, int64_t first, float* dst) {
     dst[r] = bias == nullptr ? 0.0f : bf16_to_float(bias[(first + r) * stride]);
 }
 
-// Packs group `g` of an expert's gate and up.
+// Packs group `g` of an expert's gate and up panels.
 void pack_gate_up_group(const ExpertOps& ops, const PanelGrid& grid, const ExpertWeightsView& w, int64_t g,
                         uint8_t* panels) {
   const bool gated = grid.group_panels == 2;
@@ -23,7 +23,7 @@ void pack_gate_up_group(const ExpertOps& ops, const PanelGrid& grid, const Exper
   ops.pack_panel(w.up, g, panels + (gated ? grid.panel_bytes : 0));
 }
 
-// Their biases.
+// Copies the biases of group `g`.
 void copy_gate_up_bias(const PanelGrid& grid, const ExpertWeightsView& w, int64_t g, float* bias) {
   const bool gated = grid.group_panels == 2;
   if (gated) copy_bias(w.gate_bias, w.gate_up_bias_stride, g * kPanelRows, bias);

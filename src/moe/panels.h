@@ -1,4 +1,4 @@
-// How one layer's experts are cut into panels: shared by what packs them and what runs them.
+// How one layer's experts are cut into panels; shared by packing and running.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace fp4moe {
 
-// One of the two weights of every expert. A group is what makes 16 output columns.
+// The panels of one of an expert's two weight matrices. A group of panels produces 16 output columns.
 struct PanelGrid {
   int64_t panel_bytes = 0;
   int64_t group_panels = 1;  // 2 for gate and up

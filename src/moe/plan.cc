@@ -70,14 +70,14 @@ const RunnerRow* find_row(const std::string& name) {
   return nullptr;
 }
 
-// The row of the asked name that connects the asked number of ranks.
+// The row with the given name and number of ranks.
 Result<const A2aRow*> choose_a2a(const MoeChoice& c) {
   for (const A2aRow& row : a2a_rows())
     if (c.a2a == row.name && row.min_ranks <= c.tp && c.tp <= row.max_ranks) return &row;
   return refuse("a2a=" + c.a2a, "connects no tp=" + number(c.tp) + " ranks", "--tp 1");
 }
 
-// A protocol is never chosen for the user, who would see other sums.
+// A protocol is never chosen automatically, because protocols differ in how they round sums.
 std::string why_not_a2a(const A2aRow& row, const MoeChoice& c) {
   if (c.a2a != row.name) return "a2a=" + c.a2a + " was asked for";
   return "connects " + number(row.min_ranks) +
@@ -85,7 +85,7 @@ std::string why_not_a2a(const A2aRow& row, const MoeChoice& c) {
          " ranks, tp=" + number(c.tp);
 }
 
-// What fp4_compute and fp4_act_scales ask for, or what the runner's name implies.
+// The numerics that the runner's name implies, or those of fp4_compute; fp4_act_scales overrides the scales.
 Numerics asked_numerics(const MoeChoice& c, const A2aRow& a2a) {
   const RunnerAlias* alias = find_alias(c.runner);
   Numerics n;
@@ -124,8 +124,8 @@ Status check_alias_format(const MoeProblem& p, const MoeChoice& c) {
                 std::string("--moe-runner-backend ") + (p.format == Fp4Format::kNone ? "auto" : "marlin"));
 }
 
-// How rows travel. Without a word from the user, rows that every runner would quantise to NVFP4 with one
-// scale travel as such where SGLang does so: nothing is lost.
+// Encoding of dispatched rows. By default, rows that every runner would quantise to NVFP4 with one scale are
+// sent as NVFP4 where SGLang does so; this loses nothing.
 Payload choose_payload(const MoeChoice& c, const Numerics& n, const A2aRow& a2a) {
   const bool quantised = n.scheme == Scheme::kW4A4 && n.a1 == ActScaleChoice::kScalar;
   const Payload implied = quantised && a2a.payloads.has(Payload::kNvfp4) ? Payload::kNvfp4 : Payload::kAct;
@@ -174,7 +174,7 @@ std::string why_not(const RunnerRow& row, const MoeProblem& p, Scheme scheme, co
   return {};
 }
 
-// Resolutions that the user should know of.
+// Automatic choices to report to the user.
 std::string notes(const MoeChoice& c, const MoePlan& plan) {
   std::string text;
   const auto add = [&](const std::string& note) { text += (text.empty() ? "" : "; ") + note; };
@@ -200,11 +200,11 @@ std::vector<std::string> a2a_names() {
   std::vector<std::string> names;
   for (const A2aRow& row : a2a_rows())
     if (names.empty() || names.back() != row.name)
-      names.push_back(row.name);  // rows of a name stand together
+      names.push_back(row.name);  // rows with the same name are adjacent
   return names;
 }
 
-// Takes the first runner row that fits, or the forced one.
+// Chooses the first runner row that fits, or the one the user named.
 Status MoePlan::choose_runner(const MoeChoice& choice) {
   const RunnerRow* forced = find_row(choice.runner);
   const RunnerRow* best = nullptr;

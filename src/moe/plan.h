@@ -1,4 +1,4 @@
-// The plan of a model's MoE layers: which table rows run them, decided and explained before weights are read.
+// The plan of a model's MoE layers: which table rows run them, decided before weights are read, with reasons.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@
 
 namespace fp4moe {
 
-// What is to be computed: facts of the checkpoint, the activations and the machine.
+// Facts of the checkpoint, the activations and the machine.
 struct MoeProblem {
   int64_t hidden_size = 0;        // H
   int64_t intermediate_size = 0;  // I, of one expert
@@ -30,20 +30,20 @@ struct MoeProblem {
   Activation activation;
   DType act_dtype = DType::kBF16;  // kBF16 or kF32
   DeviceKind device = DeviceKind::kCpu;
-  Isa isa = best_isa();        // the best level this CPU runs
-  int compute_capability = 0;  // of the GPU: 10 major + minor; 0 with device cpu
-  RankLayout layout;           // which rank this is; sizes above are the whole model's
+  Isa isa = best_isa();        // the best level that this CPU supports
+  int compute_capability = 0;  // GPU: 10 major + minor; CPU: 0
+  RankLayout layout;           // this rank; the sizes above are the whole model's
 
-  // This rank's experts, and its part of each expert's I (cut in whole scale blocks).
+  // This rank's experts, and its part of each expert's I (in whole scale blocks).
   Shard local_experts() const { return shard_blocks(num_experts, 1, layout.ep, layout.ep_rank()); }
   Shard local_intermediate() const {
     return shard_blocks(intermediate_size, fp4_block(format), layout.moe_tp(), layout.moe_tp_rank());
   }
 };
 
-// What the user asked for: the flags' strings and numbers, unchecked.
+// The user's flags, unchecked.
 struct MoeChoice {
-  std::string runner = "auto";       // --moe-runner-backend: a row, one of SGLang's names, or auto
+  std::string runner = "auto";       // --moe-runner-backend: a row's name, one of SGLang's names, or auto
   std::string a2a = "none";          // --moe-a2a-backend
   std::string fp4_compute = "auto";  // auto | w4a16 | w4a4 | w4a8
   std::string act_scales = "auto";   // w4a4: auto | static | per_token
@@ -55,54 +55,53 @@ struct MoeChoice {
   std::string deepep_payload = "auto";      // auto (= bf16) | bf16 | fp8 | nvfp4
   std::string flashinfer_payload = "auto";  // auto | bf16 | nvfp4
   std::string flashinfer_combine = "auto";  // auto (= bf16) | bf16 | fp8
-  bool disable_fp4_allgather = false;       // a2a none under DP attention: rows travel unquantised
+  bool disable_fp4_allgather = false;       // a2a none with DP attention: send rows unquantised
   bool deterministic = false;
   bool a2a_checksum = false;
-  int64_t a2a_memory_budget = int64_t{64} << 20;  // bytes a rank
+  int64_t a2a_memory_budget = int64_t{64} << 20;  // bytes per rank
 };
 
 struct A2aRow;
 struct DeviceMoeOps;
 struct RunnerRow;
 
-// A row that was considered and what became of it. An empty reason: it fits, but a better row was taken.
+// A row that was not chosen.
 struct RowVerdict {
   std::string kind;  // "a2a" or "runner"
   std::string name;
-  std::string reason;
+  std::string reason;  // why it does not fit; empty: it fits, but a better row was chosen
 };
 
-// Immutable; made by plan_moe() only. A default-constructed one is empty and runs nothing.
+// Immutable; made by plan_moe() only. A default-constructed plan is empty and runs nothing.
 class MoePlan {
  public:
   const MoeProblem& problem() const { return problem_; }
   Scheme scheme() const { return numerics_.scheme; }
   const Numerics& numerics() const { return numerics_; }
   const Fabric& fabric() const { return fabric_; }
-  // The chosen rows (moe/table.h); null in an empty plan. They live as long as the program.
+  // The chosen rows (moe/table.h), of static lifetime; null in an empty plan.
   const A2aRow* a2a() const { return a2a_; }
   const RunnerRow* runner() const { return runner_; }
-  // Of a GPU's runner under the plan's scheme. Precondition: the plan is for a GPU, in a build with CUDA.
+  // The GPU runner's ops for the plan's scheme. Precondition: the plan is for a GPU, in a build with CUDA.
   const DeviceMoeOps& device_ops() const;
   const A2aSettings& a2a_settings() const { return a2a_settings_; }
-  // Every row of the table that was not taken, best first.
+  // Every row of the table that was not chosen, best first.
   const std::vector<RowVerdict>& verdicts() const { return verdicts_; }
-  // How what was asked for was resolved (a name of SGLang's, ep raised to tp); empty where there was nothing
-  // to.
+  // How the user's choice was resolved (an SGLang name, ep raised to tp); empty if it was taken as given.
   const std::string& note() const { return note_; }
   // The same plan for another rank of the job.
   MoePlan at_rank(int rank) const;
-  // The same plan with other tactics; the results are the same to the bit.
+  // The same plan with other tactics; results are bit-identical.
   MoePlan with_tactics(const Tactics& tactics) const;
   const Tactics& tactics() const { return tactics_; }
-  // The same plan with tactics of a GPU's routed experts, which differ in last bits of sums.
+  // The same plan with other tactics for a GPU's routed experts, which differ in the last bits of sums.
   MoePlan with_tactics(const DeviceTactics& tactics) const;
   const DeviceTactics& device_tactics() const { return device_tactics_; }
-  // A layer's output on a rank is a partial sum of all ranks': a shared expert is then sharded over all of
-  // them; else each rank has all of it, for its own rows.
+  // Whether the shared expert is sharded over all ranks, because each rank's layer output is a partial sum.
+  // Otherwise each rank has the whole shared expert and runs it for its own rows.
   bool shared_expert_is_sharded() const;
-  // Every rank has all rows, but runs the shared expert, which is whole, for a part of them: the rest is
-  // another rank's, and zero here.
+  // Whether every rank has all rows and the whole shared expert, but runs it for a part of the rows only; the
+  // shared expert's output for other ranks' rows is zero here.
   bool shared_expert_rows_are_split() const;
 
  private:
@@ -121,23 +120,23 @@ class MoePlan {
   std::string note_;
 };
 
-// The first rows of the table that fit; forced names are strict. kInvalidArgument: an unknown name (the
-// message lists the known ones) or sizes that contradict each other. kUnsupported: a combination this version
-// has no row for; the message holds both values and the nearest legal choice.
+// Chooses the first rows of the table that fit; a name given by the user is never replaced.
+// kInvalidArgument: an unknown name (the message lists the known ones) or inconsistent sizes. kUnsupported:
+// no row supports the combination; the message has both values and the nearest legal choice.
 Result<MoePlan> plan_moe(const MoeProblem& problem, const MoeChoice& choice);
 
-// The chosen runner's name; "none" of an empty plan.
+// The chosen runner's name; "none" for an empty plan.
 const char* runner_name(const MoePlan& plan);
 
-// The plan for people: problem, chosen rows, the runner-up, and why each other row was refused. Several
-// lines, none with a newline at the end of the text.
+// The plan as text: problem, chosen rows, the runner-up, and why each other row was refused. Several lines,
+// without a trailing newline.
 std::string describe(const MoePlan& plan);
 
-// The choice in one line: "w4a16 by cpu_avx2 over a2a none, fabric local; not cpu_avx512:
+// The plan in one line: "w4a16 by cpu_avx2 over a2a none, fabric local; not cpu_avx512:
 // needs avx512, this CPU offers avx2; runner-up cpu_scalar".
 std::string summary(const MoePlan& plan);
 
-// The table's own names, best first, and SGLang's names that resolve to them.
+// Legal names. Runners: "auto", the table's names, best first, then SGLang's names.
 std::vector<std::string> runner_names();
 std::vector<std::string> a2a_names();
 

@@ -1,4 +1,4 @@
-// A plan in words.
+// MoePlan as text.
 #include "moe/plan.h"
 #include "moe/table.h"
 
@@ -7,7 +7,7 @@ namespace {
 
 std::string number(int64_t n) { return std::to_string(n); }
 
-// "deepep, nvfp4 rows, fp8 back, deterministic": the protocol, and what differs from bf16 both ways.
+// The protocol and every setting that is not the default: "deepep, nvfp4 rows, fp8 back, deterministic".
 std::string a2a_text(const MoePlan& plan) {
   const A2aSettings& a2a = plan.a2a_settings();
   std::string text = plan.a2a()->name;
@@ -25,7 +25,7 @@ std::string numerics_text(const MoePlan& plan) {
 
 std::string range(Shard s) { return "[" + number(s.first) + ", " + number(s.first + s.count) + ")"; }
 
-// What rank `rank` has of every layer's experts, and whose requests it serves.
+// A rank's part of every layer's experts, and its data-parallel group.
 std::string rank_text(const MoePlan& plan, int rank) {
   const MoePlan mine = plan.at_rank(rank);
   const MoeProblem& p = mine.problem();
@@ -41,7 +41,7 @@ const char* runner_name(const MoePlan& plan) {
 
 namespace {
 
-// Of another device, or of unquantised experts where they are FP4: that needs no saying.
+// A row for another device, or for unquantised experts when they are FP4: the summary omits it.
 bool is_far_off(const std::string& runner, const MoePlan& plan) {
   const MoeProblem& p = plan.problem();
   for (const RunnerRow& row : runner_rows())

@@ -1,25 +1,25 @@
-// Which part of the model a rank has: pure arithmetic, the same on every rank.
+// Which part of the model each rank has: pure arithmetic, the same on every rank.
 #pragma once
 
 #include <cstdint>
 
 namespace fp4moe {
 
-// [first, first + count) of something that is shared out.
+// The range [first, first + count) of something that is split among ranks.
 struct Shard {
   int64_t first = 0, count = 0;
 };
 
-// Part `index` of `parts` of `total`, cut in whole blocks as evenly as they go: the first parts have one
-// block more. 2880 in blocks of 32 over 4: 736, 736, 704, 704.
+// Part `index` of `total` split into `parts`, in whole blocks and as evenly as possible: the first parts may
+// have one block more. 2880 in blocks of 32 over 4: 736, 736, 704, 704.
 constexpr Shard shard_blocks(int64_t total, int64_t block, int64_t parts, int64_t index) {
   const int64_t blocks = total / block, each = blocks / parts, more = blocks % parts;
   const int64_t first = index * each + (index < more ? index : more);
   return {first * block, (each + (index < more ? 1 : 0)) * block};
 }
 
-// Part `index` of `parts` of a linear layer's outputs: whole panels of 16 as far as they go, so that a shard
-// has the panels, and with them the bits, of the whole layer.
+// Part `index` of a linear layer's outputs split into `parts`, in whole panels of 16 (the last may be short),
+// so that a shard has the same panels, and therefore the same bits, as the whole layer.
 constexpr Shard output_shard(int64_t outputs, int64_t parts, int64_t index) {
   constexpr int64_t kPanel = 16;
   const Shard panels = shard_blocks((outputs + kPanel - 1) / kPanel, 1, parts, index);
@@ -28,9 +28,9 @@ constexpr Shard output_shard(int64_t outputs, int64_t parts, int64_t index) {
   return {first, (end < outputs ? end : outputs) - first};
 }
 
-// tp ranks in all, in dp groups of tp / dp consecutive ones: a group shares the attention of its own requests
-// by heads. Experts: ep = 1: each rank has a shard (along I) of every expert; ep = tp: whole experts, E / tp
-// consecutive ones.
+// tp ranks in total, in dp groups of tp / dp consecutive ranks; a group splits the attention of its requests
+// by heads. ep = 1: each rank has a shard (along I) of every expert; ep = tp: each rank has E / tp
+// consecutive whole experts.
 struct RankLayout {
   int tp = 1, ep = 1, dp = 1, rank = 0;
 
@@ -42,8 +42,8 @@ struct RankLayout {
   constexpr int ep_rank() const { return ep == 1 ? 0 : rank; }
 };
 
-// Query heads of an attention rank and the KV heads that they read. Fewer KV heads than ranks: each is on
-// several ranks.
+// Query heads of an attention rank and the KV heads that they read. If there are fewer KV heads than ranks,
+// each is replicated on several ranks.
 struct HeadShard {
   Shard query, kv;
 };

@@ -1,4 +1,4 @@
-// The routed experts of a MoE layer on a CPU: what is between the router and the residual.
+// RoutedExperts: the routed experts of a MoE layer on a CPU, everything between the router and the residual.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@ namespace fp4moe {
 
 class RoutedExperts {
  public:
-  // Packs this rank's part of the experts for the plan's runner, a CPU's. kDoesNotFit if memory is refused.
+  // Packs this rank's part of the experts for the plan's CPU runner. kDoesNotFit if memory allocation fails.
   static Result<RoutedExperts> make(const MoePlan& plan, const MoeWeightsView& weights, ThreadPool& pool);
 
   const PackedExperts& experts() const { return experts_; }
-  // What run() takes from its arena, and gives back, of each of the transport's rounds.
+  // Bytes that the runner takes from the arena in each of the transport's rounds.
   int64_t round_bytes(const Transport& transport) const;
-  // After transport.begin(): runs the experts on each round's rows and sends the results back; out is
-  // Transport::finish()'s.
+  // Called after transport.begin(): runs the experts on each round's rows and sends the results back. `out`
+  // is passed to Transport::finish().
   Status run(float* out, Transport& transport, Arena& scratch, ThreadPool& pool) const;
 
  private:

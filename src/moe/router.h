@@ -13,25 +13,25 @@
 namespace fp4moe {
 
 // ids [K]: best first, distinct, each in [0, E); weights [K]. A NaN logit ranks below every number, so it is
-// chosen only where numbers run out; then the token's weights are NaN (its own output shows it), and the ids
-// are still distinct and in range. kSoftmaxTopk without norm_top_k divides by the sum over all experts, so
-// there any NaN shows. Infinite logits follow IEEE arithmetic in the same way.
+// chosen only if fewer than K logits are numbers; the token's weights are then NaN, and the ids are still
+// distinct and in range. kSoftmaxTopk without norm_top_k divides by the sum over all experts, so any NaN
+// makes the weights NaN. Infinite logits follow IEEE arithmetic in the same way.
 void choose_experts(const float* logits, const RoutingRule& rule, int32_t* ids, float* weights);
 
-// Tokens whose experts are not chosen yet: logits and the rule, for runners that route by themselves.
+// Logits and the rule of tokens whose experts are not chosen yet.
 struct BypassedTopk {
-  const float* logits = nullptr;  // token t's [E] start at t * stride
-  int64_t num_tokens = 0, stride = 0;
+  const float* logits = nullptr;       // token t's [E] start at t * stride
+  int64_t num_tokens = 0, stride = 0;  // stride in elements
   RoutingRule rule;
 };
-// What every other runner needs: ids and weights [T, K].
+// Chooses the experts: ids and weights [T, K].
 void to_standard(const BypassedTopk& topk, int32_t* ids, float* weights, ThreadPool& pool);
 
 struct RouterWeights {
   RouterScoring scoring = RouterScoring::kTopkSoftmax;
   const bf16* weight = nullptr;        // [E, H] row-major
-  std::vector<float> bias;             // [E] or empty: part of the logits
-  std::vector<float> correction_bias;  // [E] or empty: of the choice
+  std::vector<float> bias;             // [E] or empty: added to the logits
+  std::vector<float> correction_bias;  // [E] or empty: added to scores for the choice only, not to weights
   int64_t num_groups = 1, top_k_groups = 1;
   bool norm_top_k = false;
   float scaling_factor = 1;
@@ -41,12 +41,12 @@ struct RouterShape {
   int64_t num_experts = 0, hidden_size = 0, top_k = 0;
 };
 
-// kInvalidArgument as Router::make.
+// Checks sizes; errors as Router::make.
 Status check_router(const RouterWeights& weights, const RouterShape& shape);
-// The rule, correction_bias left null.
+// The rule with correction_bias null.
 RoutingRule routing_rule(const RouterWeights& weights, const RouterShape& shape);
 
-// Which experts a batch's tokens go to; memory of the arena that route() took it from.
+// The experts of a batch's tokens; the memory belongs to route()'s arena.
 struct Routes {
   int32_t* ids = nullptr;    // [T, K], best first, distinct, each in [0, E)
   float* weights = nullptr;  // [T, K]
@@ -54,11 +54,11 @@ struct Routes {
 
 class Router {
  public:
-  // Copies the weights. kInvalidArgument for a bias of another length or groups that do not cut the experts
-  // evenly or hold fewer than top_k; kDoesNotFit if memory is refused.
+  // Copies the weights. kInvalidArgument for a bias of the wrong length, or groups that do not divide the
+  // experts evenly or have fewer than top_k experts; kDoesNotFit if memory allocation fails.
   static Result<Router> make(const RouterWeights& weights, const RouterShape& shape, const ExpertOps& ops);
 
-  // Bytes that route() takes from its arena for up to max_tokens rows.
+  // Most bytes that route() takes from its arena for up to max_tokens rows.
   int64_t scratch_bytes(int64_t max_tokens) const;
   int64_t weight_bytes() const { return panels_.num_bytes(); }
   // x [T, H], f32.
@@ -68,7 +68,7 @@ class Router {
   int64_t num_panels() const { return (shape_.num_experts + kPanelRows - 1) / kPanelRows; }
 
   RouterShape shape_;
-  RoutingRule rule_;  // its correction bias is correction_bias_'s
+  RoutingRule rule_;  // correction_bias is null: route() sets it
   const ExpertOps* ops_ = nullptr;
   Buffer panels_;            // [ceil(E / 16)][H][16] bf16, rows past E are zero
   std::vector<float> bias_;  // [ceil(E / 16) * 16]

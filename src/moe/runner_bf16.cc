@@ -1,5 +1,5 @@
-// The runner of experts that are not FP4, by the CPU's dense linears, one expert after the other: it answers
-// for a checkpoint before `fp4moe quantize`, and records what its activations reach.
+// The runner of bf16 experts: the CPU's dense linears, one expert after the other. It serves a checkpoint
+// before `fp4moe quantize` and records the largest activations for calibration.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -16,7 +16,7 @@ const DenseOps& ops_of(const MoeProblem& p) { return cpu_dense_ops(p.isa); }
 
 int64_t matrices(const MoeProblem& p) { return is_gated(p.activation.kind) ? 2 : 1; }
 
-// Row-major bf16 copies of parts of matrices, one below the other.
+// Writes parts of matrices as row-major bf16, one below the other.
 struct Rows {
   bf16* at;
   void append(const Bf16MatrixView& m, Shard rows, Shard cols) {
@@ -66,7 +66,7 @@ float activate(const Activation& act, float gate, float up) {
   return 0;
 }
 
-// Some rows of one expert.
+// A range of one expert's rows.
 struct Piece {
   int64_t expert, first_row, num_rows;
 };
@@ -124,7 +124,7 @@ class Pass {
   const MoeProblem& p_;
   const DenseOps& ops_;
   ThreadPool& pool_;
-  const int64_t cols_;  // of I, this rank's
+  const int64_t cols_;  // this rank's part of I
   float* gate_up_;      // [kRowsAtATime, gate and up]
   uint8_t* h_;          // [kRowsAtATime, cols_] of the activations' type
 };

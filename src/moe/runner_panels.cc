@@ -1,6 +1,6 @@
-// The runner of every CPU row: two parallel phases over the panels of an ExpertOps table, gate/up with the
-// activation, then down; before each, w4a4 and w4a8 quantise its input rows. Chunks are handed out over all
-// active experts.
+// The panel runner of the CPU: two parallel phases over an ExpertOps table's panels, gate/up with the
+// activation, then down; w4a4 and w4a8 quantise the input rows before each phase. The threads share the
+// chunks of all active experts.
 #include <algorithm>
 #include <span>
 
@@ -12,7 +12,7 @@
 namespace fp4moe {
 namespace {
 
-// A part of one expert's groups.
+// A range of one expert's groups.
 struct Chunk {
   int64_t expert = 0, first_group = 0, num_groups = 0;
 };
@@ -26,9 +26,9 @@ std::span<const int64_t> active_experts(const ExpertBatch& batch, Arena& scratch
   return {active, n};
 }
 
-// Calls body(chunk) for all groups of the given experts, chunks of about `chunk_bytes`. Each expert is cut
-// into at least as many chunks as there are workers, where it has the groups, so that one busy expert
-// occupies all of them.
+// Calls body(chunk) in parallel for all groups of the given experts, in chunks of about `chunk_bytes`. Each
+// expert has at least as many chunks as there are threads, if it has enough groups, so that a single active
+// expert occupies all threads.
 template <class Body>
 void for_chunks(const PanelGrid& grid, int64_t chunk_bytes, std::span<const int64_t> experts,
                 ThreadPool& pool, const Body& body) {
@@ -43,7 +43,7 @@ void for_chunks(const PanelGrid& grid, int64_t chunk_bytes, std::span<const int6
   });
 }
 
-// The input of one of the two GEMMs: rows where the batch has them, and what multiplies their sums.
+// The input of one of the two GEMMs: rows at the batch's positions, and the factors of their sums.
 struct Operand {
   ActRows rows;
   const float* row_scales = nullptr;    // [rows]
@@ -51,7 +51,7 @@ struct Operand {
   const int32_t* block_starts = nullptr;
 };
 
-// What panels_run() needs of its arguments, once.
+// The arguments of panels_run() and values derived from them.
 struct Pass {
   const MoeProblem& p;
   const PackedExperts& experts;
@@ -59,7 +59,7 @@ struct Pass {
   const ExpertOps& ops;
   Arena& scratch;
   ThreadPool& pool;
-  int64_t intermediate;             // of this rank
+  int64_t intermediate;             // this rank's part of I
   std::span<const int64_t> active;  // experts that have rows
 
   const Numerics& numerics() const { return experts.numerics; }
@@ -98,7 +98,8 @@ ExpertGemmArgs gemm_args(const Pass& pass, const Operand& x, int64_t expert) {
           .x_row_scales = x.row_scales == nullptr ? nullptr : x.row_scales + first};
 }
 
-// body(expert, first row of the batch, rows) for pieces of all active experts' rows.
+// Calls body(expert, first row in the batch, number of rows) in parallel for pieces of all active experts'
+// rows.
 template <class Body>
 void for_row_pieces(const Pass& pass, const Body& body) {
   constexpr int64_t kRows = 8;
@@ -136,7 +137,7 @@ Operand quantize(const Pass& pass, const ActRows& x, const ActRows& out, ActQuan
   return {out, row_scales, block_scales, block_starts};
 }
 
-// What quantised rows are held in: int8 codes as bytes, NVFP4 and FP8 values like activations.
+// Storage type of quantised rows: INT8 codes as kI8; NVFP4 and FP8 values in the activation type.
 DType quantised_dtype(const MoeProblem& p, const Numerics& n) {
   return n.scheme == Scheme::kW4A8 && !n.is_fp8() ? DType::kI8 : p.act_dtype;
 }
@@ -151,7 +152,7 @@ Operand input_operand(const Pass& pass) {
   const ExpertBatch& batch = pass.batch;
   const bool quantised = pass.is(Scheme::kW4A4);
   if (pass.is(Scheme::kW4A16) || (quantised && batch.x_is_nvfp4)) {
-    // Of the layer's scalar a1: it is in the alphas, as if the rows had been quantised here.
+    // A scalar a1 is already part of the alphas, as if the rows had been quantised here.
     const bool in_alpha = quantised && pass.numerics().a1 == ActScaleChoice::kScalar;
     return {batch.x, in_alpha ? nullptr : batch.x_row_scales};
   }
@@ -161,7 +162,7 @@ Operand input_operand(const Pass& pass) {
   Operand x = quantize(pass, batch.x, out, quant_kind(pass, pass.numerics().a1),
                        [&](int64_t e) { return pass.scales(e).a1; });
   if (batch.x_row_scales == nullptr) return x;
-  // w4a8 of NVFP4 values.
+  // w4a8 on NVFP4 rows: the rows' tensor scales are still to be applied.
   if (x.row_scales == nullptr) {
     x.row_scales = batch.x_row_scales;
   } else {
@@ -174,7 +175,7 @@ Operand input_operand(const Pass& pass) {
   return x;
 }
 
-// From what the intermediate is quantised; with w4a16 it is what down reads.
+// Type of the intermediate before quantisation; with w4a16 the type that the down GEMM reads.
 DType intermediate_dtype(const MoeProblem& p, const Numerics& n) {
   if (n.scheme == Scheme::kW4A16 || n.is_fp8()) return p.act_dtype;
   const bool through_bf16 = n.scheme == Scheme::kW4A4 && n.intermediate == IntermediateRounding::kBf16First;
@@ -225,7 +226,7 @@ void run_down(const Pass& pass, const Operand& h) {
   });
 }
 
-// Scratch of one quantised operand of [rows, cols]: values and the scales of either kind.
+// Scratch bytes of one quantised operand [rows, cols]: values and all kinds of scales.
 int64_t quantised_bytes(const MoeProblem& p, const Numerics& n, int64_t rows, int64_t cols) {
   return Arena::padded(rows * cols * dtype_bits(quantised_dtype(p, n)) / 8) +
          2 * Arena::padded(rows * (cols / fp4_block(p.format)) * 4) + 2 * Arena::padded(rows * 4);

@@ -13,28 +13,27 @@
 
 namespace fp4moe {
 
-// The part of the shared expert's I that this rank has: a shard where the layer's output is a partial sum of
-// all ranks', else all of it.
+// This rank's part of the shared expert's I: a shard if MoePlan::shared_expert_is_sharded(), else all of it.
 Shard shared_expert_shard(const MoePlan& plan, const MlpWeightsView& weights);
 
 class SharedExpert {
  public:
-  SharedExpert() = default;  // of a layer without one
-  // This rank's part. The source may be released afterwards.
+  SharedExpert() = default;  // for layers without a shared expert
+  // Packs this rank's part. The source may be released afterwards.
   static Result<SharedExpert> make(const MoePlan& plan, const DenseOps& ops,
                                    const SharedExpertWeights& weights, ThreadPool& pool);
 
   bool exists() const { return mlp_ != nullptr; }
   int64_t scratch_bytes(int64_t max_tokens) const { return exists() ? mlp_->scratch_bytes(max_tokens) : 0; }
   int64_t weight_bytes() const { return exists() ? mlp_->weight_bytes() : 0; }
-  // out [T, H] f32 = the output for x [T, H]; router_x [T, H] f32 is what the gate sees. Precondition:
+  // out [T, H] f32 = the output for x [T, H]; router_x [T, H] f32 is the gate's input. Precondition:
   // exists().
   void forward(const ActRows& x, const float* router_x, float* out, Arena& scratch, ThreadPool& pool) const;
 
  private:
   const DenseOps* ops_ = nullptr;
   std::unique_ptr<DenseMlp> mlp_;
-  Buffer gate_;  // [H] f32 in the memory of the ops, or empty
+  Buffer gate_;  // [H] f32 in ops_->memory(), or empty
 };
 
 }  // namespace fp4moe

@@ -77,7 +77,7 @@ constexpr RunnerRow cpu_row(const char* name, Isa isa, EnumSet<DType> acts, cons
 
 const ExpertOps& best_cpu_ops() { return cpu_expert_ops(best_isa()); }
 
-// Of checkpoints that were not quantised; its ops are for the router.
+// For unquantised checkpoints. Its ops are used by the router only.
 constexpr RunnerRow bf16_row(const char* name) {
   return {.name = name,
           .device = DeviceKind::kCpu,
@@ -95,7 +95,7 @@ constexpr RunnerRow bf16_row(const char* name) {
           .run = bf16_run};
 }
 
-// The oracle of a GPU's w4a8, forced by name alone: "ref" stands before it.
+// The reference for a GPU's w4a8. Chosen by name only, because "ref" precedes it in the table.
 constexpr RunnerRow fp8_oracle_row(const char* name) {
   RunnerRow row = cpu_row(name, Isa::kScalar, kBF16OrF32, ref_fp8_expert_ops);
   row.schemes = {Scheme::kW4A8};
@@ -177,7 +177,7 @@ constexpr bool has_row(const char* name) {
   return false;
 }
 
-// Rows of one name must not overlap in ranks: name and number of ranks decide.
+// Name and number of ranks select a row, so rows with the same name must not overlap in ranks.
 constexpr bool a2a_rows_disjoint() {
   for (const A2aRow& a : kA2a)
     for (const A2aRow& b : kA2a)

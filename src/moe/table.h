@@ -1,5 +1,5 @@
-// The registration site of transports and runners: constexpr arrays of plain rows, best first, in table.cc.
-// A new one is a source file and a row there; nothing else names it.
+// Registration of transports and runners: constexpr arrays of plain rows, best first, in table.cc. A new
+// transport or runner is one source file and one row there.
 #pragma once
 
 #include <cstdint>
@@ -34,25 +34,26 @@ struct EnumSet {
   constexpr bool meets(EnumSet other) const { return (bits & other.bits) != 0; }
 };
 
-// A transport. Rows of one name differ in the number of ranks that they connect.
+// A transport. Rows with the same name differ in the number of ranks.
 struct A2aRow {
-  const char* name;              // of --moe-a2a-backend
-  int min_ranks, max_ranks;      // of the whole job
-  EnumSet<BatchLayout> layouts;  // that next() makes
+  const char* name;              // value of --moe-a2a-backend
+  int min_ranks, max_ranks;      // supported number of ranks of the whole job
+  EnumSet<BatchLayout> layouts;  // that next() produces
   CombineContract combine_contract;
-  EnumSet<Payload> payloads;
-  // Communicators: of all ranks, and of this rank's group (null where it is alone). Both outlive the object.
+  EnumSet<Payload> payloads;  // supported ones
+  // world: all ranks; attention: this rank's group, null if the group is one rank or all ranks. Both outlive
+  // the transport.
   Result<std::unique_ptr<Transport>> (*make)(const TransportOptions&, Communicator* world,
                                              Communicator* attention);
-  // Bytes of the symmetric heap that make() uses from options.region_offset on.
+  // Bytes of the symmetric heap that the transport uses, starting at options.region_offset.
   int64_t (*heap_bytes)(const TransportOptions&);
 };
 
 constexpr int kMaxRanks = 1024;
 
-// A rank's part of one layer's experts in a runner's own layout.
+// A rank's part of one layer's experts in the runner's layout.
 struct PackedExperts {
-  // Per expert, in the order in which a chunk reads them.
+  // Per expert, in the order in which chunks read the panels.
   Buffer gate_up;                   // [L][I / 16][gate, up] panels of K = H (up only where there is no gate)
   Buffer down;                      // [L][H / 16] panels of K = I
   std::vector<float> gate_up_bias;  // [L][I / 16][gate, up][16]
@@ -60,7 +61,7 @@ struct PackedExperts {
   Numerics numerics;
   std::vector<ExpertScales> scales;  // [L]
   Tactics tactics;
-  std::shared_ptr<ExpertAmax> amax;  // of bf16 experts: what their activations reach; null: nobody asks
+  std::shared_ptr<ExpertAmax> amax;  // bf16 experts: records max |activation|; null outside calibration
 
   int64_t num_bytes() const {
     return gate_up.num_bytes() + down.num_bytes() +
@@ -74,64 +75,64 @@ struct RunnerArgs {
   const ExpertBatch& batch;  // y is written
 };
 
-// How a row makes layers; the precondition of all: it is the plan's runner.
+// A row's layer factories. Precondition: the row is the plan's runner.
 struct LayerMakers {
   // MoeLayer::make.
   Result<std::unique_ptr<MoeLayer>> (*moe)(const MoePlan&, const DenseOps&, const RouterWeights&,
                                            const MoeWeightsView&, const SharedExpertWeights*, ThreadPool&);
-  // A gated MLP of FP4 weights, the only expert of `weights`; the problem's sizes are its own.
+  // A gated MLP with FP4 weights, given as the only expert of `weights`; the problem has the MLP's sizes.
   Result<std::unique_ptr<DenseMlp>> (*mlp)(const MoePlan&, const MoeProblem&, const MoeWeightsView& weights,
                                            ThreadPool&);
   // Fp4Linear::make.
   Result<std::unique_ptr<Fp4Linear>> (*linear)(const MoePlan&, const LinearWeightsView&, ThreadPool&);
 };
 
-// On a CPU: over ExpertOps, with any transport (host_layer.cc, dense_mlp.cc, fp4_linear.cc).
+// CPU: over ExpertOps, with any transport (host_layer.cc, dense_mlp.cc, fp4_linear.cc).
 extern const LayerMakers kHostLayers;
-// On a GPU: one rank, no transport (device_layer.cc, device_linear.cc).
+// GPU: one rank, no transport (device_layer.cc).
 extern const LayerMakers kDeviceLayers;
 
-// What runs the experts.
+// A runner of experts.
 struct RunnerRow {
-  const char* name;
+  const char* name;  // value of --moe-runner-backend
   DeviceKind device;
-  Isa isa;                       // the lowest level it runs on
-  int min_compute, max_compute;  // compute capabilities of a GPU that it runs on; 0 of a CPU
+  Isa isa;                       // CPU: the lowest ISA level that it needs
+  int min_compute, max_compute;  // GPU: supported compute capabilities, 10 major + minor; CPU: 0
   EnumSet<BatchLayout> layouts;  // that it accepts
-  int64_t row_align;             // rows of an expert that it takes at a time: moe_sort_tiles() where above 1
+  int64_t row_align;             // granularity of an expert's rows; above 1: needs moe_sort_tiles()
   EnumSet<Fp4Format> formats;
   EnumSet<Scheme> schemes;
-  Act8 act8;  // of w4a8
+  Act8 act8;  // the activations' type under w4a8
   EnumSet<DType> act_dtypes;
   const LayerMakers* layers;
-  // Of a CPU, null else. ops: precondition: isa is available.
+  // The next four: CPU only, else null. ops(): `isa` must be available.
   const ExpertOps& (*ops)();
-  // Weights are those of all E experts, whole; the problem's layout says which part is packed.
+  // `weights` are all E experts, unsharded; the problem's layout selects the part to pack.
   Result<PackedExperts> (*pack)(const RunnerRow&, const MoeProblem&, const Numerics&, const MoeWeightsView&,
                                 ThreadPool&);
   int64_t (*scratch_bytes)(const MoeProblem&, const Numerics&, int64_t max_rows);
   void (*run)(const RunnerRow&, const RunnerArgs&, Arena&, ThreadPool&);
-  // Of a GPU, null else: its ops under a scheme; returns null in a build without CUDA.
+  // GPU only, else null: the ops for a scheme; returns null in a build without CUDA.
   const DeviceMoeOps* (*device_ops)(Scheme);
 };
 
-// A name of SGLang's: what it stands for here.
+// One of SGLang's backend names, mapped to numerics.
 struct RunnerAlias {
   const char* name;
   EnumSet<Fp4Format> formats;
-  Numerics packed, masked;  // of packed and of masked batches
+  Numerics packed, masked;  // for packed and for masked batches
 };
 
 std::span<const A2aRow> a2a_rows();
 std::span<const RunnerRow> runner_rows();
 std::span<const RunnerAlias> runner_aliases();
-// The row of plain loops that other rows with these numerics are judged by.
+// The reference row (plain loops) against which other rows with these numerics are checked.
 const RunnerRow& oracle_row(const Numerics& numerics);
 
-// The transport of one rank (a2a_local.cc): groups rows by expert in this rank's memory.
+// The single-rank transport (a2a_local.cc): groups rows by expert in this rank's memory.
 Result<std::unique_ptr<Transport>> make_local_transport(const TransportOptions& options, Communicator* world,
                                                         Communicator* attention);
-int64_t local_heap_bytes(const TransportOptions& options);  // none
+int64_t local_heap_bytes(const TransportOptions& options);  // 0
 
 Result<std::unique_ptr<MoeLayer>> make_host_layer(const MoePlan& plan, const DenseOps& ops,
                                                   const RouterWeights& router, const MoeWeightsView& weights,
@@ -150,18 +151,19 @@ Result<std::unique_ptr<DenseMlp>> make_device_mlp(const MoePlan& plan, const Moe
 Result<std::unique_ptr<Fp4Linear>> make_device_linear(const MoePlan& plan, const LinearWeightsView& weights,
                                                       ThreadPool& pool);
 
-// Runs any table of ExpertOps over panels (pack_panels.cc, runner_panels.cc). Batches of either layout.
+// The panel runner, for any table of ExpertOps (pack_panels.cc, runner_panels.cc). Accepts both batch
+// layouts.
 Result<PackedExperts> panels_pack(const RunnerRow& row, const MoeProblem& problem, const Numerics& numerics,
                                   const MoeWeightsView& weights, ThreadPool& pool);
-// The same; kUnsupported for a row of MXFP4 weights that FP8 operands do not hold.
+// The same; kUnsupported for a row of MXFP4 weights whose range does not fit FP8 operands.
 Result<PackedExperts> fp8_panels_pack(const RunnerRow& row, const MoeProblem& problem,
                                       const Numerics& numerics, const MoeWeightsView& weights,
                                       ThreadPool& pool);
 int64_t panels_scratch_bytes(const MoeProblem& problem, const Numerics& numerics, int64_t max_rows);
 void panels_run(const RunnerRow& row, const RunnerArgs& args, Arena& scratch, ThreadPool& pool);
 
-// Runs experts that are not FP4 (runner_bf16.cc). PackedExperts then hold, in the layout of the dense ops,
-// [L][gate, up][I, H] and [L][H, I], and gate_up_bias is [L][gate, up][I].
+// The runner of bf16 experts (runner_bf16.cc). PackedExperts then hold, in the dense ops' layout,
+// gate_up [L][gate, up][I, H] and down [L][H, I]; gate_up_bias is [L][gate, up][I].
 Result<PackedExperts> bf16_pack(const RunnerRow& row, const MoeProblem& problem, const Numerics& numerics,
                                 const MoeWeightsView& weights, ThreadPool& pool);
 int64_t bf16_scratch_bytes(const MoeProblem& problem, const Numerics& numerics, int64_t max_rows);

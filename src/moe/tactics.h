@@ -1,5 +1,5 @@
-// Tactics: how a runner does its work. On a CPU how it is cut into chunks, which decides about time alone,
-// never about a bit of a result; on a GPU which kernels do it.
+// Tactics: how a runner does its work. On a CPU: the chunk sizes, which affect time only, never a bit of the
+// results; on a GPU: which kernels run.
 #pragma once
 
 #include <algorithm>
@@ -10,15 +10,15 @@
 
 namespace fp4moe {
 
-// What a chunk of the panels runner reads of the weights, in bytes: large beside what handing a chunk out
-// costs and what prefetches fetch past its end (8 KiB), small enough to stay in the L2 cache while an
-// expert's rows pass over them. The first is what runs where nothing was timed.
+// Weight bytes per chunk of the panel runner: large enough to amortise scheduling a chunk and the prefetches
+// past its end (8 KiB), small enough to stay in the L2 cache while an expert's rows pass over the chunk. The
+// first is the default without autotuning.
 constexpr std::array<int64_t, 4> kChunkBytes = {384 << 10, 96 << 10, 24 << 10, 1536 << 10};
 
 enum class TacticOp : uint8_t { kGateUp, kDown };
 constexpr int kNumTacticOps = 2;
 
-// By rows of an active expert: up to 1, 4, 32, more.
+// Buckets by rows per active expert: up to 1, up to 4, up to 32, more. The last is timed with 128.
 constexpr std::array<int64_t, 4> kTacticRows = {1, 4, 32, 128};
 constexpr int tactic_bucket(int64_t rows_per_expert) {
   int bucket = 0;
@@ -35,13 +35,13 @@ struct Tactics {
   bool operator==(const Tactics&) const = default;
 };
 
-// Which tactic of its table (kernels/device_moe.h) a GPU's layer of routed experts takes, by its tokens. They
-// differ in last bits, so that steps of one size, in a graph or not, have the same one.
+// GPU: the tactic (an index of the table in kernels/device_moe.h) of a layer of routed experts, by number of
+// tokens. Tactics differ in the last bits, so steps of one size always use the same one, in a graph or not.
 struct DeviceTactics {
-  std::vector<int64_t> buckets;  // the most tokens of each, ascending
-  std::vector<uint8_t> chosen;   // of each bucket: an index of the table
+  std::vector<int64_t> buckets;  // largest number of tokens of each bucket, ascending
+  std::vector<uint8_t> chosen;   // tactic of each bucket
 
-  // None: the table's own rule says.
+  // No value: the table's default rule applies.
   std::optional<size_t> of(int64_t num_tokens) const {
     const auto bucket = std::lower_bound(buckets.begin(), buckets.end(), num_tokens);
     if (bucket == buckets.end()) return std::nullopt;
