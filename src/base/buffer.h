@@ -11,18 +11,18 @@
 
 namespace fp4moe {
 
-// 64-byte aligned bytes of one memory. Movable, not copyable.
+// At least 64-byte aligned bytes in one MemoryResource. Movable, not copyable.
 class Buffer {
  public:
   Buffer() = default;
-  // kDoesNotFit if the system refuses; num_bytes == 0 makes an empty buffer.
+  // kDoesNotFit if the allocation fails; num_bytes == 0 makes an empty buffer.
   static Result<Buffer> make(int64_t num_bytes, MemoryResource& memory = host_memory());
-  // The same bytes of the host's, in that memory.
+  // A copy, in `memory`, of bytes in host memory.
   static Result<Buffer> copy_of(const void* host, int64_t num_bytes, MemoryResource& memory);
   static Result<Buffer> copy_of(std::span<const float> host, MemoryResource& memory) {
     return copy_of(host.data(), static_cast<int64_t>(host.size_bytes()), memory);
   }
-  // Somebody else's host memory, which outlives the buffer.
+  // A non-owning buffer over host memory, which must outlive it.
   static Buffer borrowed(uint8_t* data, int64_t num_bytes);
   ~Buffer() { release(); }
   Buffer(Buffer&& other) noexcept
@@ -50,12 +50,12 @@ class Buffer {
   MemoryResource* memory_ = nullptr;  // of data_; null: borrowed
 };
 
-// Hands out aligned pieces of one Buffer, first to last; all are given back together by reset().
-// Sizes are known at load, so running out is our mistake: CHECK.
+// Bump allocator over one Buffer; reset() frees everything at once. Sizes are known at load, so exhaustion is
+// a bug and fails a CHECK.
 class Arena {
  public:
   Arena() = default;
-  // Room for at least num_bytes, rounded up to whole padded pieces.
+  // Capacity padded(num_bytes).
   static Result<Arena> make(int64_t num_bytes, MemoryResource& memory = host_memory());
   // n elements of T, 64-byte aligned, uninitialised.
   template <class T>
@@ -63,11 +63,11 @@ class Arena {
     return reinterpret_cast<T*>(take_bytes(n * static_cast<int64_t>(sizeof(T))));
   }
   void reset() { used_ = 0; }
-  // Gives back what was taken since used_bytes() was `used`.
+  // Frees everything taken since used_bytes() was `used`.
   void rewind(int64_t used) { used_ = used; }
   int64_t used_bytes() const { return used_; }
   int64_t capacity_bytes() const { return buffer_.num_bytes(); }
-  // What take() of these bytes uses up, alignment included.
+  // Bytes that take() of num_bytes uses, alignment included.
   static constexpr int64_t padded(int64_t num_bytes) { return (num_bytes + 63) / 64 * 64; }
 
  private:

@@ -1,4 +1,4 @@
-// Checks for our own mistakes (never for input: that returns Status).
+// Checks for bugs in fp4moe. Invalid input is never checked here: it returns a Status.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace fp4moe {
 
-// Prints the failed condition with its place and message to stderr and aborts.
+// Prints the failed condition, its source location and the message to stderr, and aborts.
 [[noreturn]] void check_failed(const char* file, int line, const char* condition, const std::string& message);
 
 }  // namespace fp4moe

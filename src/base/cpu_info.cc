@@ -34,7 +34,7 @@ bool has_amx() {
   return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kAll) == kAll;
 }
 
-// Asks Linux for the tiles' registers, for all threads that this process will have.
+// Requests permission from Linux to use the tile registers, for all threads of this process.
 bool allow_amx() {
   constexpr int kRequestPermission = 0x1023 /* ARCH_REQ_XCOMP_PERM */, kTileData = 18;
   if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0) return true;

@@ -1,4 +1,4 @@
-// What this CPU can do, and how many of it we may use.
+// Instruction sets, cores, caches and memory of this machine.
 #pragma once
 
 #include <string>
@@ -18,18 +18,19 @@ enum class Isa {
 
 const char* isa_name(Isa isa);                 // "scalar", "avx2", "avx512", "amx"
 Result<Isa> parse_isa(std::string_view name);  // the inverse
-// The best level this CPU runs, lowered by the environment variable FP4MOE_ISA if set to a lower one.
+// The best level that this CPU supports, or the level in the environment variable FP4MOE_ISA if that is
+// lower.
 Isa best_isa();
-// Whether this CPU (and FP4MOE_ISA) allows `isa`.
+// Whether `isa` is at most best_isa().
 bool isa_available(Isa isa);
 
 // Cores this process may run on (affinity mask and cgroup quota), at least 1.
 int available_cores();
-// "AMD EPYC 9B45", from /proc/cpuinfo; "unknown CPU" where it says nothing.
+// "AMD EPYC 9B45", from /proc/cpuinfo; "unknown CPU" if it is not listed there.
 std::string cpu_model_name();
-// Of the first core, in bytes: what it shares with others, too; 0 where the system does not say.
+// Bytes of CPU 0's largest cache, which other cores may share; 0 if unknown.
 int64_t last_level_cache_bytes();
-// Memory that can be had without swapping, in bytes (the lower of MemAvailable and the cgroup's rest).
+// Bytes available without swapping: the lower of MemAvailable and what the cgroup's limit leaves.
 int64_t available_memory_bytes();
 
 }  // namespace fp4moe

@@ -1,4 +1,4 @@
-// Element types of tensors, as safetensors names them.
+// Element types of tensors, named as in safetensors.
 #pragma once
 
 #include <cstdint>
@@ -25,14 +25,14 @@ enum class DType : uint8_t {
   kF8E4M3,  // OCP e4m3fn, max 448
   kF8E5M2,
   kF8E8M0,  // OCP e8m0fnu, 2^(byte - 127)
-  kF4,      // e2m1, two elements in a byte, the even one in the low nibble
+  kF4,      // e2m1, two elements per byte, the even one in the low nibble
 };
 
 // Bits of one element: 4 for kF4, else a multiple of 8.
 int dtype_bits(DType dtype);
-// safetensors' spelling, such as "BF16" or "F8_E4M3".
+// The safetensors name, such as "BF16" or "F8_E4M3".
 const char* dtype_name(DType dtype);
-// The inverse; kInvalidArgument for a name that is not one of them.
+// The inverse; kInvalidArgument for an unknown name.
 Result<DType> parse_dtype(std::string_view name);
 
 }  // namespace fp4moe

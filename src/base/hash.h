@@ -1,4 +1,4 @@
-// hash64: finds corrupted bytes and differing configurations; no defence against an adversary.
+// hash64: detects corrupted bytes and differing configurations; not secure against an adversary.
 #pragma once
 
 #include <bit>
@@ -7,8 +7,8 @@
 
 namespace fp4moe {
 
-// 64 bits over num_bytes bytes; the same on every little-endian machine. Two inputs of one length that differ
-// within one 8-byte word never collide: each step is a bijection of the state.
+// The 64-bit hash of num_bytes bytes, the same on every little-endian machine. Two inputs of the same length
+// that differ within one 8-byte word never collide, because each step is a bijection of the state.
 inline uint64_t hash64(const void* data, int64_t num_bytes, uint64_t seed = 0) {
   static_assert(std::endian::native == std::endian::little);
   constexpr uint64_t kMultiplier = 0x9e3779b97f4a7c15u;
@@ -17,8 +17,8 @@ inline uint64_t hash64(const void* data, int64_t num_bytes, uint64_t seed = 0) {
     return state ^ (state >> 32);
   };
   const uint8_t* p = static_cast<const uint8_t*>(data);
-  uint64_t lanes[4] = {seed, ~seed, seed + 1,
-                       ~seed - 1};  // four chains, since a multiplication has a latency
+  // Four independent chains hide the latency of the multiplication.
+  uint64_t lanes[4] = {seed, ~seed, seed + 1, ~seed - 1};
   int64_t left = num_bytes;
   for (; left >= 32; p += 32, left -= 32)
     for (int lane = 0; lane < 4; ++lane) {

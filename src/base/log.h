@@ -1,4 +1,4 @@
-// Logging: the library never prints; lines go to the sink that the host has set.
+// Logging: the library never prints; lines go to the sink set by the host program.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace fp4moe {
 
-// Replaces the process's sink; an empty one drops lines. Thread-safe.
+// Replaces the process-wide sink; an empty sink drops lines. Thread-safe.
 void set_log_sink(LogSink sink);
 void log(LogLevel level, const std::string& line);
 inline void log_info(const std::string& line) { log(LogLevel::kInfo, line); }

@@ -1,4 +1,4 @@
-// LogLimit: log lines that a peer can cause, at a bounded rate.
+// LogLimit: a rate limit for log lines that a peer can trigger.
 #pragma once
 
 #include <chrono>
@@ -10,8 +10,8 @@
 
 namespace fp4moe {
 
-// A burst of lines passes at once, then one for each interval; the others are counted, and the next line that
-// passes says how many were left out. Thread-safe.
+// Passes a burst of lines at once, then one per interval. Dropped lines are counted, and the next line that
+// passes is preceded by their number. Thread-safe.
 class LogLimit {
  public:
   using Clock = std::chrono::steady_clock;
@@ -24,7 +24,7 @@ class LogLimit {
   const int burst_;
   const Clock::duration interval_;
   std::mutex mutex_;
-  Clock::time_point full_at_{};  // when all of the burst is available again; in the past: it is
+  Clock::time_point full_at_{};  // when the whole burst is available again; in the past: now
   int64_t num_dropped_ = 0;
 };
 

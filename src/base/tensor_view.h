@@ -1,4 +1,4 @@
-// Views of memory that somebody else owns.
+// Non-owning tensor views.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace fp4moe {
 
-// A type-erased, contiguous, row-major tensor; read-only. Used for storage (checkpoints); compute
-// takes typed pointers with their shapes in the argument structs of kernels/ops.h.
+// A type-erased, contiguous, row-major, read-only tensor. Used for storage (checkpoints); kernels take typed
+// pointers and shapes in argument structs (kernels/ops.h).
 struct TensorView {
   const uint8_t* data = nullptr;
   DType dtype = DType::kU8;

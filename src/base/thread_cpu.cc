@@ -7,7 +7,7 @@
 namespace fp4moe {
 namespace {
 
-// A set of any size: machines have more CPUs than cpu_set_t holds.
+// Larger than cpu_set_t, because machines can have more CPUs than it holds.
 constexpr size_t kMaxCpus = 8192;
 struct CpuSet {
   cpu_set_t bits[kMaxCpus / CPU_SETSIZE] = {};

@@ -1,4 +1,4 @@
-// Which CPU a thread is on, and whether it is being run at all.
+// Which CPU a thread runs on, and how long it has run.
 #pragma once
 
 #include <sys/types.h>
@@ -11,21 +11,21 @@ namespace fp4moe {
 
 int current_cpu();
 
-// A thread of this process that lives.
+// Handle of a live thread of this process.
 class ThreadCpu {
  public:
-  ThreadCpu() = default;  // none
+  ThreadCpu() = default;  // no thread
   static ThreadCpu current();
 
-  // How long it has run. It stands still while the thread sleeps, or waits for a CPU.
+  // CPU time of the thread; it does not advance while the thread sleeps or waits for a CPU.
   int64_t run_nanoseconds() const;
-  // The CPUs that it may use (taskset, cgroup cpusets), ascending; empty if the system does not say.
+  // The CPUs that it may use (taskset, cgroup cpusets), ascending; empty if unknown.
   std::vector<int> allowed() const;
-  // Puts it on that CPU, if it may use it; where it may run later is left as it was. Not for two callers at a
-  // time.
+  // Migrates the thread to `cpu` if it is allowed there; its affinity is the same afterwards. Callers must
+  // not overlap.
   void move_to(int cpu) const;
-  // Makes the thread run only on CPU time that no other thread wants (SCHED_IDLE). There is no way back:
-  // raising a priority takes a privilege. False, and nothing was done, if the system refuses.
+  // Makes the thread run only on CPU time that no other thread wants (SCHED_IDLE). This cannot be undone
+  // without privileges. False, without any effect, if the system refuses.
   bool lower_priority() const;
 
  private:

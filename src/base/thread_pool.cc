@@ -24,7 +24,7 @@ void cpu_pause() {
 #endif
 }
 
-// Spins for a while until done() holds; false if it still does not.
+// Spins until done() holds; false if it does not within the given time.
 template <class Done>
 bool spin_until(const Done& done, int microseconds = kSpinMicroseconds) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::microseconds(microseconds);
@@ -37,15 +37,15 @@ bool spin_until(const Done& done, int microseconds = kSpinMicroseconds) {
   return done();
 }
 
-// A worker's thread, and where it runs.
+// A worker's thread and its CPU.
 class alignas(64) Worker {
  public:
-  // By the thread itself: before all else, and round its chunks.
+  // Called by the worker: begin() first, enter() and leave() around its chunks.
   void begin() { thread_ = ThreadCpu::current(); }
   void enter() { is_inside_.store(true, std::memory_order_release); }
   void leave() { is_inside_.store(false, std::memory_order_release); }
 
-  // By the caller: it is inside, but not being run.
+  // Called by the loop's caller: whether the worker is inside but not running.
   bool is_preempted() const {
     constexpr int kWatchMicroseconds = 10;
     const auto has_left = [this] { return !is_inside_.load(std::memory_order_acquire); };
@@ -54,14 +54,15 @@ class alignas(64) Worker {
     if (spin_until(has_left, kWatchMicroseconds)) return false;
     return thread_.run_nanoseconds() - before < kWatchMicroseconds * 1000 / 3;
   }
-  // By the caller: brings it from `home` to this CPU, which the caller is about to leave.
+  // Called by the loop's caller: migrates the worker from `home` to CPU `here`, on which the caller is about
+  // to sleep.
   void bring(int here, int home) {
-    if (!moving_.try_lock()) return;  // it is on its way already
+    if (!moving_.try_lock()) return;  // the worker is migrating itself
     home_.store(home, std::memory_order_relaxed);
     thread_.move_to(here);
     moving_.unlock();
   }
-  // By the thread itself, not inside.
+  // Called by the worker outside its chunks: returns to its CPU if bring() moved it away.
   void go_home() {
     if (home_.load(std::memory_order_relaxed) >= 0) move_to(home_.exchange(-1, std::memory_order_relaxed));
   }
@@ -74,19 +75,20 @@ class alignas(64) Worker {
  private:
   ThreadCpu thread_;
   std::atomic<bool> is_inside_{false};
-  std::atomic<int> home_{-1};  // where it was brought from; -1: it was not
+  std::atomic<int> home_{-1};  // the CPU from which bring() moved it; -1: it was not moved
   std::mutex moving_;
 };
 
 }  // namespace
 
-// A worker joins a loop by raising `gate`, and only while the loop is open; the caller closes the gate when
-// no chunk is left and waits for those inside. A worker that wakes up late, or not at all because another
-// process has its core, is not waited for.
+// A worker joins a loop by incrementing `gate`, and only while the gate is open. When no chunk is left the
+// caller closes the gate and waits for the workers inside. It does not wait for a worker that wakes up late,
+// or not at all because another process occupies its core.
 //
-// One that loses its core inside a chunk is: the other process's time slice is as long as a hundred chunks.
-// The caller lends it its own core meanwhile. And a worker that wakes up on the core of another one, as it
-// does where no core is idle, moves to one that none has: the system would leave both there for good.
+// It does wait for a worker that is preempted inside a chunk, and the other process's time slice is as long
+// as a hundred chunks: so the caller migrates that worker to its own core. A worker that wakes up on another
+// worker's core, which happens if no core is idle, moves to a core that no worker uses: Linux would leave
+// both on one core indefinitely.
 struct ThreadPool::State {
   static constexpr uint32_t kOpen = 1u << 31;
 
@@ -96,11 +98,11 @@ struct ThreadPool::State {
   }
 
   std::vector<std::thread> threads;
-  std::vector<Worker> workers;         // [0], the caller, is never brought anywhere
-  std::vector<std::atomic<int>> cpus;  // where each joined last; -1: nowhere yet
+  std::vector<Worker> workers;         // [0] is run()'s caller and is never migrated
+  std::vector<std::atomic<int>> cpus;  // the CPU on which each worker last joined; -1: none yet
   std::atomic<bool> stop{false};
-  Loop loop;                                   // written before the gate opens, read by those inside
-  alignas(64) std::atomic<uint32_t> epoch{0};  // raised for each loop; sleeping workers wait on it
+  Loop loop;                                   // written before the gate opens, read by the workers inside
+  alignas(64) std::atomic<uint32_t> epoch{0};  // incremented for each loop; sleeping workers wait on it
   alignas(64) std::atomic<uint32_t> gate{0};   // kOpen + the number of workers inside
   alignas(64) std::atomic<int64_t> next_chunk{0};
 
@@ -109,20 +111,20 @@ struct ThreadPool::State {
       loop.call(loop.body, c, worker);
   }
 
-  // Others read it in each loop, so that it is only written when it changes.
+  // Written only on change, because the other workers read it in each loop.
   void note_cpu(size_t worker) {
     const int cpu = current_cpu();
     if (cpus[worker].load(std::memory_order_relaxed) != cpu)
       cpus[worker].store(cpu, std::memory_order_relaxed);
   }
 
-  // Whether one of the first `count` workers is there.
+  // Whether one of the first `count` workers is on `cpu`.
   bool is_taken(int cpu, size_t count) const {
     return std::any_of(cpus.begin(), cpus.begin() + static_cast<std::ptrdiff_t>(count),
                        [cpu](const auto& c) { return c.load(std::memory_order_relaxed) == cpu; });
   }
 
-  // Of two on one CPU the latter moves, if there is a free one that it may use.
+  // If two workers share a CPU, the higher-numbered one migrates to a free allowed CPU, if there is one.
   void find_cpu(size_t worker) {
     note_cpu(worker);
     if (!is_taken(cpus[worker].load(std::memory_order_relaxed), worker)) return;
@@ -133,7 +135,7 @@ struct ThreadPool::State {
     }
   }
 
-  // By the caller, which has nothing to do before all workers have left.
+  // Called by the loop's caller, which is idle until all workers have left.
   void lend_cpu() {
     for (size_t w = 1; w < workers.size(); ++w)
       if (workers[w].is_preempted()) workers[w].bring(current_cpu(), cpus[w].load(std::memory_order_relaxed));

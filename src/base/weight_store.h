@@ -1,4 +1,4 @@
-// WeightStore: where packed weights come from, if not from the checkpoint.
+// WeightStore: a source of packed weights other than the checkpoint, such as a cache.
 #pragma once
 
 #include <cstdint>
@@ -12,20 +12,20 @@ namespace fp4moe {
 // Writes all bytes of a packed weight.
 using PackFn = std::function<Status(uint8_t* to)>;
 
-// Loading a model asks for its packed weights one after the other, always in the same order.
+// A model's packed weights are requested one after the other, always in the same order.
 class WeightStore {
  public:
   virtual ~WeightStore() = default;
-  // The next ones: `num_bytes` that are there already, or new ones that pack() writes. They may be borrowed
-  // from the store.
+  // The next weight: `num_bytes` that the store already has, or that pack() writes now. The buffer may borrow
+  // the store's memory.
   virtual Result<Buffer> next(int64_t num_bytes, const PackFn& pack) = 0;
-  // What is loaded next belongs to this part of the model ("layer 3"); for messages about it. One line.
+  // Names the part of the model to which the next weights belong ("layer 3"), for messages. One line.
   virtual void enter_part(const std::string& name) = 0;
-  // Whether next() calls pack(): nothing else of a weight's source needs to be read if not.
+  // Whether next() calls pack(). If not, a weight's source need not be read.
   virtual bool packs() const = 0;
 };
 
-// While it lives, what this thread packs comes from or goes to the store.
+// Thread-local: during the scope's lifetime packed_weights() on this thread uses `store`.
 class WeightStoreScope {
  public:
   explicit WeightStoreScope(WeightStore& store);
@@ -37,11 +37,11 @@ class WeightStoreScope {
   WeightStore* const outer_;
 };
 
-// num_bytes of the host's memory that pack() wrote, now or for the thread's store.
+// num_bytes of host memory, from the thread's store or, without a store, written by pack().
 Result<Buffer> packed_weights(int64_t num_bytes, const PackFn& pack);
-// Whether it would call pack() now.
+// Whether packed_weights() would call pack().
 bool packs_weights();
-// Tells the thread's store, if there is one, which part of the model comes next.
+// Calls enter_part() of the thread's store, if there is one.
 void enter_weights_part(const std::string& name);
 
 }  // namespace fp4moe

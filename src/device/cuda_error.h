@@ -1,4 +1,4 @@
-// Errors of the CUDA runtime as Status. For sources of builds with CUDA only.
+// CUDA runtime errors as Status. Only for sources that are compiled with CUDA.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,7 +9,7 @@
 
 namespace fp4moe {
 
-// "what: out of memory": kDoesNotFit for memory, else kInternal.
+// "what: <CUDA's error string>"; kDoesNotFit if out of memory, else kInternal.
 inline Status cuda_failure(const std::string& what, cudaError_t error) {
   const std::string text = what + ": " + cudaGetErrorString(error);
   return error == cudaErrorMemoryAllocation ? does_not_fit(text) : internal_error(text);

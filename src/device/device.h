@@ -1,4 +1,4 @@
-// Which kind of device a model runs on.
+// The kind of device that a model runs on.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,12 @@ const char* device_kind_name(DeviceKind kind);  // "cpu", "cuda"
 
 struct DeviceChoice {
   DeviceKind kind = DeviceKind::kCpu;
-  int compute_capability = 0;  // of the GPU: 10 major + minor
+  int compute_capability = 0;  // GPU: 10 major + minor; CPU: 0
 };
-std::string compute_capability_text(int compute_capability);  // "9.0" of 90
+std::string compute_capability_text(int compute_capability);  // "9.0" for 90
 
-// auto | cpu | cuda. auto is a GPU that this build can use, else the CPU. kUnsupported for cuda without one,
-// saying why; kInvalidArgument for any other name.
+// name: auto | cpu | cuda; auto is a GPU if this build can use it, else the CPU. kUnsupported for cuda
+// without a usable GPU, with the reason; kInvalidArgument for any other name.
 Result<DeviceChoice> resolve_device(std::string_view name);
 
 }  // namespace fp4moe

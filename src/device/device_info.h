@@ -1,4 +1,4 @@
-// What this machine's GPU is, and whether this build can use it.
+// This machine's GPU, and whether this build can use it.
 #pragma once
 
 #include <cstdint>
@@ -13,25 +13,26 @@ struct DeviceInfo {
   int compute_capability = 0;  // 10 major + minor
   int num_sms = 0;
   int64_t l2_bytes = 0, memory_bytes = 0;
-  int driver_version = 0, runtime_version = 0;  // 1000 major + 10 minor; the driver's is what it supports
+  // CUDA versions, 1000 major + 10 minor: the latest that the driver supports, and the one built with.
+  int driver_version = 0, runtime_version = 0;
 };
 
-// What the CUDA runtime says before it is judged.
+// Raw results of CUDA runtime queries.
 struct DeviceFacts {
   int num_devices = 0;
   int driver_version = 0;   // 0: no driver
-  int runtime_version = 0;  // that this build was made with
+  int runtime_version = 0;  // the one built with
   bool driver_too_old = false;
-  std::string error;  // of counting the devices; empty: none
-  DeviceInfo device;  // number 0, if there is one
+  std::string error;  // of querying the devices; empty: none
+  DeviceInfo device;  // device 0, if there is one
 };
 
-// "13.0" of 13000.
+// "13.0" for 13000.
 std::string cuda_version_text(int version);
-// kUnsupported, saying which: no driver, a driver older than the runtime (both versions), no device, or a
+// kUnsupported with the reason: no driver, a driver older than the runtime (both versions), no device, or a
 // GPU below compute capability 8.0. Pure.
 Status check_device(const DeviceFacts& facts);
-// Of device 0; what check_device() says, or that this build is without CUDA.
+// Device 0; fails as check_device(), and with kUnsupported in a build without CUDA.
 Result<DeviceInfo> device_info();
 
 }  // namespace fp4moe

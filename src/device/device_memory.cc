@@ -34,8 +34,8 @@ class DeviceMemory final : public MemoryResource {
     if (UploadScope* scope = UploadScope::current(); scope != nullptr && num_bytes >= kLargeUpload)
       return scope->upload(to, from_host, num_bytes);
     cudaError_t error = cudaMemcpy(to, from_host, static_cast<size_t>(num_bytes), cudaMemcpyHostToDevice);
-    // From pageable memory it returns when the bytes are staged: they may still be on their way, past which
-    // kernels of other streams would run.
+    // For pageable memory cudaMemcpy returns once the bytes are staged. Kernels of other streams could run
+    // before the transfer completes.
     if (error == cudaSuccess) error = cudaStreamSynchronize(cudaStreamLegacy);
     return error == cudaSuccess ? Status() : cuda_failure("copy to the GPU", error);
   }

@@ -1,4 +1,4 @@
-// The GPU's memory, as Buffers and Arenas take it.
+// GPU memory as a MemoryResource.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace fp4moe {
 
-// Plain allocations of device 0, 256-byte aligned; copies wait for all earlier work of the device that
-// touches them only if it was synchronised. In a build without CUDA everything fails with kUnsupported.
+// cudaMalloc on device 0, 256-byte aligned. upload() and download() do not wait for work on other streams:
+// synchronise these first. In a build without CUDA everything fails with kUnsupported.
 MemoryResource& device_memory();
 
 struct DeviceMemoryInfo {

@@ -1,4 +1,4 @@
-// Event: a moment in a stream's order, to measure time by and for other streams to wait for.
+// Event: a point in a stream's order, for timing and for other streams to wait for.
 #pragma once
 
 #include "device/stream.h"
@@ -17,13 +17,14 @@ class Event {
   Event& operator=(Event&& other) noexcept;
   ~Event();
 
-  // The moment when all that `stream` was asked before has been done. What goes wrong is kept by the stream.
+  // Records the event behind all work enqueued on `stream` so far. Errors are kept by the stream.
   void record(Stream& stream);
-  // What `stream` is asked from now on waits for the moment last recorded.
+  // Work enqueued on `stream` from now on waits for the event as last recorded. Errors are kept by the
+  // stream.
   void hold(Stream& stream) const;
-  // The calling thread waits for it.
+  // Blocks the calling thread until the event has completed.
   Status synchronize() const;
-  // Microseconds from `start` to this event; both recorded outside graphs and passed.
+  // Microseconds from `start` to this event; both must be completed, and recorded outside graphs.
   Result<double> microseconds_since(const Event& start) const;
 
  private:

@@ -21,7 +21,7 @@ Graph& Graph::operator=(Graph&& other) noexcept {
 
 namespace {
 
-// The graph of what `work` asked for; null with an error.
+// Captures `work` into `graph`, which may be null after an error.
 Status record(Stream& stream, const std::function<Status()>& work, cudaGraph_t& graph) {
   cudaError_t error = cudaStreamBeginCapture(stream.handle(), cudaStreamCaptureModeThreadLocal);
   if (error != cudaSuccess) return cuda_failure("begin of a graph", error);

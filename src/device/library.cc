@@ -13,8 +13,8 @@ namespace {
 
 struct LibraryNames {
   const char* name;
-  const char* sonames[2];  // of CUDA 13 and of CUDA 12; null: the same
-  const char* package;     // on PyPI
+  const char* sonames[2];  // for CUDA 13 and for CUDA 12; null: the same
+  const char* package;     // Python package
 };
 
 const LibraryNames& names_of(LibraryId id) {
@@ -70,7 +70,7 @@ LibrarySearch library_search() {
 
 std::vector<std::string> library_candidates(LibraryId id, const LibrarySearch& search) {
   std::vector<std::string> directories = split(search.directories, ':');
-  directories.emplace_back();  // the loader's path
+  directories.emplace_back();  // empty: the loader's path
   directories.push_back(search.toolkit + "/lib64");
   for (const std::string& prefix : search.prefixes) {
     for (const char* pattern :

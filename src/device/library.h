@@ -1,4 +1,4 @@
-// CUDA libraries that are opened when something needs them. Nothing links against them, so the binary runs on
+// CUDA libraries that are opened on demand (dlopen). Nothing links against them, so the binary runs on
 // machines that lack them.
 #pragma once
 
@@ -12,15 +12,15 @@ namespace fp4moe {
 
 enum class LibraryId : uint8_t { kCublasLt, kCudnn, kNccl };
 
-// An opened library. It stays open until the process ends: what it gives out may be called at any time.
+// An open library. It is never closed, so its functions stay valid until the process ends.
 class Library {
  public:
-  // The first of library_candidates() that the system's loader takes. kUnsupported if it takes none: the
-  // message has the library's name, what was tried, and how to get it.
+  // The first of library_candidates() that can be loaded. kUnsupported if there is none: the message has the
+  // library's name, the paths tried, and how to install it.
   static Result<Library> open(LibraryId id);
 
-  const std::string& path() const { return path_; }  // as it was opened
-  // `out` = the function `symbol`. kUnsupported if this version of the library lacks it.
+  const std::string& path() const { return path_; }  // as passed to dlopen()
+  // Sets `out` to the function `symbol`. kUnsupported if this version of the library lacks it.
   template <class Function>
   Status bind(const char* symbol, Function*& out) const {
     void* address = nullptr;
@@ -38,18 +38,18 @@ class Library {
   void* handle_;
 };
 
-// Where libraries are looked for besides the loader's own path.
+// Where libraries are searched for, in addition to the loader's path.
 struct LibrarySearch {
   std::string directories;            // FP4MOE_CUDA_LIBS: separated by ':', tried first
   std::string toolkit;                // "/usr/local/cuda"
-  std::vector<std::string> prefixes;  // cuda-toolkit/ and Python's site-packages may be under these
+  std::vector<std::string> prefixes;  // may contain cuda-toolkit/ and Python's site-packages
 };
-// Of this process: the environment, what scripts/setup --cuda made beside the binary, Python's prefixes.
+// For this process: from the environment, the build folder (scripts/setup --cuda) and Python's prefixes.
 LibrarySearch library_search();
 
-// File names to try, in order: every directory with the name of CUDA 13 and that of 12. Reads directories.
+// File names to try, in order: in every directory the name for CUDA 13, then for CUDA 12. Reads directories.
 std::vector<std::string> library_candidates(LibraryId id, const LibrarySearch& search);
-// What open() says when it found none.
+// open()'s error message if no candidate could be loaded.
 std::string library_missing(LibraryId id, const std::vector<std::string>& tried);
 
 }  // namespace fp4moe

@@ -1,4 +1,4 @@
-// Host memory that the GPU copies from and to at full speed, as Buffers and Arenas take it.
+// Pinned (page-locked) host memory as a MemoryResource, and asynchronous copies.
 #pragma once
 
 #include <cstdint>
@@ -7,13 +7,13 @@
 
 namespace fp4moe {
 
-// Page-locked, usable with every device. kUnsupported without a device, or in a build without CUDA.
+// Usable with every device. kUnsupported without a device, or in a build without CUDA.
 MemoryResource& pinned_memory();
 
-// A copy between pinned or device memory, as one more thing asked of the calling thread's current stream.
-// What goes wrong is kept by the stream.
+// Enqueues a copy between pinned or device memory on the calling thread's current stream. Errors are kept by
+// the stream.
 void copy_async(void* to, const void* from, int64_t num_bytes);
-// The same of rows that lie stride_bytes apart on both sides.
+// The same for rows with stride_bytes between their starts on both sides.
 struct RowCopy {
   void* to = nullptr;
   const void* from = nullptr;

@@ -18,7 +18,8 @@ namespace {
 thread_local Stream* t_current = nullptr;
 
 #ifdef FP4MOE_HAS_CUDA
-// Of a kernel that ran, whichever call finds it; every later call does too.
+// Whether `error` comes from a kernel's execution. Any later call may return it first, and all calls after
+// that do.
 bool is_of_device(cudaError_t error) {
   switch (error) {
     case cudaErrorIllegalAddress:
@@ -37,7 +38,7 @@ bool is_of_device(cudaError_t error) {
   }
 }
 
-constexpr int kNameBits = 48;  // of a KernelMark::kernel
+constexpr int kNameBits = 48;  // of KernelMark::kernel
 
 // "layer 7, kernel rms_norm"
 std::string marked_kernel(uint64_t mark) {
@@ -96,7 +97,7 @@ Status Stream::synchronize() {
   return take_failure();
 }
 
-// Where it happened: what the device has noted, for errors that are found later than made.
+// Where the error happened; for asynchronous errors, the last marked kernel that the device reached.
 std::string Stream::place(int error) const {
   const bool found_later = is_of_device(static_cast<cudaError_t>(error)) && !cuda_sync_is_on();
   if (!found_later) return layer_ < 0 ? "" : ", layer " + std::to_string(layer_);

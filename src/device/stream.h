@@ -1,6 +1,5 @@
-// Stream: the order in which a device does what a thread asks of it. Kernels go to the calling thread's
-// current stream; what goes wrong is kept by the stream and returned by synchronize(), with the kernel's
-// name.
+// Stream: a CUDA stream. Kernels are enqueued on the calling thread's current stream. Errors are kept by the
+// stream and returned by synchronize(), with the kernel's name.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +13,10 @@ namespace fp4moe {
 
 using StreamHandle = ::CUstream_st*;  // cudaStream_t
 
-// What a kernel is given to note that all before it is done: *reached = kernel.
+// A kernel that gets a mark writes *reached = kernel when it starts: all work before it is complete.
 struct KernelMark {
   uint64_t* reached = nullptr;  // pinned
-  uint64_t kernel = 0;          // its name's address, and above 48 bits of it the layer + 1
+  uint64_t kernel = 0;          // bits 0 to 47: address of the kernel's name; above: layer + 1
 };
 
 class Stream {
@@ -30,22 +29,22 @@ class Stream {
   ~Stream();
 
   StreamHandle handle() const { return handle_; }
-  // Waits for all that was asked. The first error since the last call: of a launch, with the kernel's name,
-  // or of the device (kInternal; such an error is sticky: every later call returns it).
+  // Waits for all enqueued work. Returns the first error since the last call: a launch error, with the
+  // kernel's name, or a device error (kInternal; sticky: every later call returns it).
   Status synchronize();
-  // After each launch: keeps the error if there is one. With FP4MOE_CUDA_SYNC=1 in the environment it waits
-  // for the kernel, so that an error of the device names it too.
+  // Called after each launch: keeps the launch error, if any. With FP4MOE_CUDA_SYNC=1 in the environment it
+  // waits for the kernel, so that a device error names its kernel too.
   void check_launch(const char* kernel);
-  // What is asked from now on belongs to layer `layer` of the model: errors name it.
+  // Work enqueued from now on belongs to model layer `layer`, which error messages name.
   void begin_layer(int layer) { layer_ = layer; }
   void end_layers() { layer_ = -1; }
-  // For the next kernel, in a graph or not: an error that is found later than made names the last kernel with
-  // a mark that the device had reached; it was in it or after it. `kernel`: a literal. The stream outlives
-  // graphs that were captured on it.
+  // A mark for the next kernel, in a graph or not. For asynchronous errors, messages name the last marked
+  // kernel that the device reached: the error is in it or after it. `kernel` must be a literal, and the
+  // stream must outlive graphs captured on it.
   KernelMark mark(const char* kernel) const;
-  // Keeps `failure` if it is the first.
+  // Keeps `failure` unless an earlier one is kept.
   void keep(Status failure);
-  // What is kept, without waiting; it is forgotten.
+  // Returns and clears the kept error, without waiting.
   Status take_failure();
 
  private:
@@ -53,16 +52,16 @@ class Stream {
   StreamHandle handle_ = nullptr;
   Status failure_;
   int layer_ = -1;
-  uint64_t* reached_ = nullptr;  // pinned, written by the device: KernelMark::kernel; 0: none
+  uint64_t* reached_ = nullptr;  // pinned; the last KernelMark::kernel that the device wrote; 0: none
 };
 
-// Whether FP4MOE_CUDA_SYNC=1 asks for a wait after each kernel; no graphs then.
+// Whether FP4MOE_CUDA_SYNC=1 is set: wait after each kernel, and use no graphs.
 bool cuda_sync_is_on();
 
-// The stream that this thread's kernels go to. Precondition: a StreamScope is alive on this thread.
+// The stream on which this thread's kernels are enqueued. Precondition: this thread has a StreamScope.
 Stream& current_stream();
 
-// Makes `stream` the calling thread's current one for the object's life.
+// Thread-local: makes `stream` the calling thread's current stream during the scope's lifetime.
 class StreamScope {
  public:
   explicit StreamScope(Stream& stream);

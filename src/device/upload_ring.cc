@@ -12,7 +12,7 @@ namespace fp4moe {
 namespace {
 
 constexpr int64_t kScopeSlotBytes = int64_t{32} << 20;
-constexpr int64_t kBytesPerChunk = int64_t{1} << 20;  // of one thread at a time
+constexpr int64_t kBytesPerChunk = int64_t{1} << 20;  // copied by one thread at a time
 
 thread_local UploadScope* t_scope = nullptr;
 
@@ -76,7 +76,7 @@ Result<std::shared_ptr<UploadRing>> upload_ring(int64_t slot_bytes) {
   UploadScope* scope = UploadScope::current();
   if (scope != nullptr && scope->ring_ != nullptr && scope->ring_->slot_bytes() >= slot_bytes)
     return scope->ring_;
-  if (scope != nullptr) scope->ring_.reset();  // not both at once
+  if (scope != nullptr) scope->ring_.reset();  // free the old ring before allocating a larger one
   FP4MOE_ASSIGN_OR_RETURN(UploadRing made, UploadRing::make(slot_bytes));
   auto ring = std::make_shared<UploadRing>(std::move(made));
   if (scope != nullptr) scope->ring_ = ring;

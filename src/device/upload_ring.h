@@ -1,5 +1,5 @@
-// UploadRing: host bytes on their way to the GPU. Pinned slots are filled by the caller's threads while the
-// copy engine empties the others and kernels use what has arrived.
+// UploadRing: pipelined uploads to the GPU. The caller's threads fill one pinned slot while the copy engine
+// transfers another and kernels use the data that has arrived.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@
 
 namespace fp4moe {
 
-// One thread at a time.
+// For one thread at a time.
 class UploadRing {
  public:
   static constexpr int kNumSlots = 3;
@@ -23,18 +23,18 @@ class UploadRing {
     uint8_t* device = nullptr;  // slot_bytes(), 256-byte aligned
   };
 
-  // kDoesNotFit if host or GPU refuse the memory; kUnsupported without a device.
+  // kDoesNotFit if host or GPU memory is too small; kUnsupported without a device.
   static Result<UploadRing> make(int64_t slot_bytes);
 
   int64_t slot_bytes() const { return slot_bytes_; }
-  // The slot to fill next, open until advance(); waits until what was sent from it before has been used.
+  // Opens the next slot for filling, until advance(); first waits for all earlier work that uses the slot.
   Result<Slot> next();
-  // Starts the copy of that slot's first num_bytes to the device; work asked of stream() afterwards finds
-  // them.
+  // Enqueues the copy of the open slot's first num_bytes to the device, before work enqueued on stream()
+  // later.
   void send(int64_t num_bytes);
-  // All that uses the slot has been asked of stream(): next() may wait for it.
+  // Closes the slot: all work that uses it has been enqueued on stream().
   void advance();
-  // Waits for everything; the first error of it.
+  // Waits for all work; returns the first error.
   Status finish() { return stream_.synchronize(); }
   Stream& stream() { return stream_; }
 
@@ -52,9 +52,9 @@ class UploadRing {
   Stream stream_;
 };
 
-// While it lives, what this thread uploads goes through one ring: pinned memory is dear to make. Large
-// uploads to device_memory() go through it too, the pool's threads filling the slots; so none may come from
-// inside a loop of the pool.
+// Thread-local: during the scope's lifetime this thread's uploads share one ring, because pinning memory is
+// expensive. Uploads of 4 MiB or more to device_memory() use it too, and the pool's threads fill its slots:
+// so they must not be started from inside a loop of the pool.
 class UploadScope {
  public:
   explicit UploadScope(ThreadPool& pool);
@@ -62,19 +62,19 @@ class UploadScope {
   UploadScope(const UploadScope&) = delete;
   UploadScope& operator=(const UploadScope&) = delete;
 
-  // The innermost one of this thread, or null.
+  // The innermost scope of this thread, or null.
   static UploadScope* current();
-  // `to` on the device = `from` on the host; done on return.
+  // Copies `from` in host memory to `to` on the device; complete on return.
   Status upload(void* to, const void* from, int64_t num_bytes);
 
  private:
   friend Result<std::shared_ptr<UploadRing>> upload_ring(int64_t);
   ThreadPool& pool_;
-  std::shared_ptr<UploadRing> ring_;  // made when it is wanted
+  std::shared_ptr<UploadRing> ring_;  // made on first use
   UploadScope* const outer_;
 };
 
-// A ring with slots of at least these bytes, all of it sent: the scope's, or one of the caller's own.
+// A ring with slots of at least slot_bytes: the thread's UploadScope's, or a new one without a scope.
 Result<std::shared_ptr<UploadRing>> upload_ring(int64_t slot_bytes);
 
 }  // namespace fp4moe
