@@ -15,7 +15,7 @@ struct bf16 {
 
 constexpr float bf16_to_float(bf16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
 
-// Round to nearest, ties to even; overflow to infinity; a NaN stays one (quiet, sign kept).
+// Rounds to nearest, ties to even; overflows to infinity; a NaN stays a quiet NaN with the same sign.
 constexpr bf16 float_to_bf16(float x) {
   const uint32_t u = std::bit_cast<uint32_t>(x);
   if ((u & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>((u >> 16) | 0x0040u)};

@@ -1,4 +1,4 @@
-// What the block quantisers share; private to the .cc files here.
+// Helpers of the block quantisers; private to src/formats.
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,7 @@ namespace fp4moe::block_quantize {
 inline float to_float(float x) { return x; }
 inline float to_float(bf16 x) { return bf16_to_float(x); }
 
-// max |x[i]| over the elements that are no NaN; 0 if there is none.
+// max |x[i]|, ignoring NaNs; 0 if all elements are NaN.
 template <class T>
 float amax(const T* x, int64_t n) {
   float largest = 0;

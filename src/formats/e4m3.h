@@ -18,7 +18,7 @@ constexpr float e4m3_decode(uint8_t code) {
   return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
 }
 
-// Round to nearest, ties to even; saturates to +-448 (infinities too); a NaN of either sign gives 0x7f.
+// Rounds to nearest, ties to even; saturates to +-448 (infinities too); a NaN of either sign gives 0x7f.
 constexpr uint8_t e4m3_encode(float x) {
   if (x != x) return 0x7f;
   const uint32_t bits = std::bit_cast<uint32_t>(x), magnitude = bits & 0x7fffffffu;

@@ -1,4 +1,4 @@
-// E8M0: eight exponent bits and nothing else; byte b is 2^(b - 127), 255 is NaN. The block scale of MXFP4.
+// E8M0: eight exponent bits only; byte b is 2^(b - 127), 255 is NaN. The block scale of MXFP4.
 #pragma once
 
 #include <bit>
@@ -13,13 +13,14 @@ constexpr float e8m0_decode(uint8_t byte) {
   return std::bit_cast<float>(static_cast<uint32_t>(byte) << 23);
 }
 
-// What SM90 kernels do instead (the byte as a float's exponent field): 0 gives 0.0 and 255 +infinity.
+// The decoding of SM90 kernels, which use the byte as a float's exponent field: 0 gives 0.0 and 255
+// +infinity.
 constexpr float e8m0_decode_sm90(uint8_t byte) {
   return std::bit_cast<float>(static_cast<uint32_t>(byte) << 23);
 }
 
-// The smallest power of two >= t: 127 + ceil(log2 t), saturated to [0, 254]. Precondition: t >= 0 or NaN. 0
-// gives 0, +infinity 254, NaN 255.
+// The byte of the smallest power of two >= t: 127 + ceil(log2 t), saturated to [0, 254]. Precondition: t >= 0
+// or NaN. 0 gives 0, +infinity 254, NaN 255.
 constexpr uint8_t e8m0_encode_round_up(float t) {
   if (t != t) return 255;
   const uint32_t bits = std::bit_cast<uint32_t>(t);
@@ -33,8 +34,8 @@ constexpr uint8_t e8m0_encode_round_up(float t) {
 // or NaN. 0 gives 0, +infinity 253, NaN 255.
 constexpr uint8_t e8m0_encode_ocp_floor(float amax) {
   if (amax != amax) return 255;
-  const uint32_t exponent =
-      std::bit_cast<uint32_t>(amax) >> 23;  // 0 for subnormals, whose scale is 2^-127 anyway
+  // 0 for subnormals, whose scale is 2^-127 anyway.
+  const uint32_t exponent = std::bit_cast<uint32_t>(amax) >> 23;
   return static_cast<uint8_t>(exponent > 2 ? exponent - 2 : 0);
 }
 

@@ -1,4 +1,4 @@
-// A view of one FP4 weight matrix in either block format, in the linear layout of checkpoints.
+// A view of one FP4 weight matrix (MXFP4 or NVFP4) in the linear layout of checkpoints.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,15 @@
 namespace fp4moe {
 
 enum class Fp4Format : uint8_t {
-  kMxfp4,  // blocks of 32 along K, e8m0 scale, no tensor scale
-  kNvfp4,  // blocks of 16 along K, e4m3 scale, one f32 tensor scale (decode direction: w = code * block *
-           // tensor)
-  kNone,   // not FP4: the bf16 weights of a checkpoint that was not quantised; no Fp4MatrixView has it
+  // Blocks of 32 along K with e8m0 scales, no tensor scale: w = code * block scale.
+  kMxfp4,
+  // Blocks of 16 along K with e4m3 scales, one f32 tensor scale: w = code * block scale * tensor scale.
+  kNvfp4,
+  // Not FP4: bf16 weights of an unquantised checkpoint. Never the format of a Fp4MatrixView.
+  kNone,
 };
 
-// kNone has no blocks, but is cut as if it had MXFP4's.
+// Block size along K. kNone has no blocks, but is sharded in MXFP4's block size.
 constexpr int fp4_block(Fp4Format format) { return format == Fp4Format::kNvfp4 ? 16 : 32; }
 constexpr const char* fp4_format_name(Fp4Format format) {
   switch (format) {
@@ -28,8 +30,9 @@ constexpr const char* fp4_format_name(Fp4Format format) {
   return "unknown";
 }
 
-// [rows, cols] e2m1 codes, two in a byte, the even column in the low nibble; one scale byte per block of
-// fp4_block(format) columns. Strides let a view pick every second row (gate or up of an interleaved W13).
+// [rows, cols] e2m1 codes, two per byte, the even column in the low nibble; one scale byte per block of
+// fp4_block(format) columns. With strides a view can select every second row (gate or up of an interleaved
+// W13).
 struct Fp4MatrixView {
   Fp4Format format = Fp4Format::kMxfp4;
   int64_t rows = 0, cols = 0;       // cols is a multiple of the block
@@ -48,7 +51,7 @@ constexpr Fp4MatrixView row_slice(Fp4MatrixView m, int64_t first, int64_t count)
   return m;
 }
 
-// Columns [first, first + count) of m: whole blocks.
+// Columns [first, first + count) of m; both multiples of the block.
 constexpr Fp4MatrixView column_slice(Fp4MatrixView m, int64_t first, int64_t count) {
   m.codes += first / 2;
   m.scales += first / fp4_block(m.format);
@@ -56,11 +59,11 @@ constexpr Fp4MatrixView column_slice(Fp4MatrixView m, int64_t first, int64_t cou
   return m;
 }
 
-// Element (r, c): code * block scale is exact in f32, its product with tensor_scale is rounded once (and
-// overflows to infinity for e8m0 bytes 253 and 254 with codes that reach 2^128).
+// Element (r, c): code * block scale is exact in f32, and its product with tensor_scale is rounded once. E8m0
+// bytes 253 and 254 overflow to infinity with codes that reach 2^128.
 float fp4_at(const Fp4MatrixView& m, int64_t r, int64_t c);
 
-// Row `row`: out[c] = fp4_at(m, row, c) for all cols, bit for bit.
+// out[c] = fp4_at(m, row, c) for all columns, bit-identical.
 void fp4_dequantize_row(const Fp4MatrixView& m, int64_t row, float* out);
 
 }  // namespace fp4moe

@@ -1,9 +1,9 @@
-// Rows of E4M3 with one f32 scale (decode direction) for every 128 columns, and rows of E4M3 without scales:
-// what activations travel as. IEEE f32, no contraction:
-//   A = min(max |x|, FLT_MAX) of the group;   scale = A / 448;   code = e4m3(x / scale);   value = code *
-//   scale
-// A group of zeros has scale 0 and codes of zeros (their signs kept), and so has one whose scale underflows.
-// NaN elements do not count for A and stay NaN; an infinity becomes 448 * scale. The last group may be short.
+// Activation rows in E4M3: with one f32 scale (decode direction) per 128 columns, with one scale per token,
+// or without scales. For a group, in IEEE f32 without contraction:
+//   A = min(max |x|, FLT_MAX);   scale = A / 448;   code = e4m3(x / scale)
+//   value = code * scale
+// A group whose scale is zero (all zeros, or underflow) has zero codes with the signs kept. NaN elements are
+// ignored in A and stay NaN; an infinity becomes 448 * scale. The last group may be short.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,9 @@ constexpr int64_t fp8_num_groups(int64_t cols) { return (cols + kFp8Group - 1) /
 // codes [cols], scales [fp8_num_groups(cols)].
 void fp8_quantize_row(const float* x, int64_t cols, uint8_t* codes, float* scales);
 void fp8_quantize_row(const bf16* x, int64_t cols, uint8_t* codes, float* scales);
-// A token of w4a8, one scale for all of it: s = min(max |x|, FLT_MAX) / 448, and 0 if that is below 2^-126;
-// code = e4m3(x * r), r = 1 / s, or 0 if s is. NaN as above; an infinity becomes 448 s. codes [n]; returns s.
+// A token of w4a8, with one scale: s = min(max |x|, FLT_MAX) / 448, or 0 if that is below 2^-126;
+// code = e4m3(x * r) with r = 1 / s, or 0 if s = 0. NaN as above; an infinity becomes 448 s. codes [n];
+// returns s.
 float fp8_quantize_token(const float* x, int64_t n, uint8_t* codes);
 float fp8_quantize_token(const bf16* x, int64_t n, uint8_t* codes);
 // out[i] = code * scale, rounded once.

@@ -9,7 +9,7 @@ namespace {
 
 struct BlockScale {
   uint8_t byte;
-  float multiplier;  // of the elements, before they are encoded
+  float multiplier;  // applied to the elements before encoding
 };
 
 BlockScale block_scale(float amax, Mxfp4ScaleRule rule) {

@@ -10,13 +10,16 @@ namespace fp4moe {
 
 inline constexpr int kMxfp4Block = 32;
 
-// How the scale byte b follows from A = max |x| of the block (NaN elements do not count; they become code
-// 0x7). Codes are e2m1(x * 2^(127 - b)) in both, and zeros where A = 0 (b = 0).
+// The rule for the scale byte b from A = max |x| of the block, ignoring NaNs (their code is 0x7). Codes are
+// e2m1(x * 2^(127 - b)) with both rules, and zeros if A = 0 (b = 0).
 enum class Mxfp4ScaleRule : uint8_t {
-  kRoundUp,  // 127 + ceil(log2(A / 6)), the quotient as A * f32(1/6): never saturates; the inference engines'
-             // rule. b = 0 (A below 6 * 2^-127) multiplies by 1 instead of 2^127, which flushes such blocks
-             // to zero
-  kOcpFloor,  // 127 + floor(log2 A) - 2: A in (6, 8) * 2^n saturates to 6 * 2^n; the OCP specification's rule
+  // The inference engines' rule: b = 127 + ceil(log2(A / 6)), with A * f32(1/6) for the quotient; never
+  // saturates. If b = 0 (A below 6 * 2^-127), x is multiplied by 1 instead of 2^127, which flushes the block
+  // to
+  // zero.
+  kRoundUp,
+  // The OCP specification's rule: b = 127 + floor(log2 A) - 2; A in (6, 8) * 2^n saturates to 6 * 2^n.
+  kOcpFloor,
 };
 
 // One row of `cols` elements (a multiple of 32) in the linear layout: codes [cols / 2], scales [cols / 32].

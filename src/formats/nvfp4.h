@@ -1,12 +1,11 @@
-// NVFP4: blocks of 16 along K, E4M3 block scales, one f32 scale for the tensor (or for each row: "per
-// token").
+// NVFP4: blocks of 16 along K, E4M3 block scales, one f32 scale per tensor, or per row ("per token").
 //
 // Quantisation follows Transformer Engine's rule, in IEEE f32 without contraction, so that every
-// implementation gives the same bits. With gs the encode scale and A = max |x| of the block:
+// implementation gives the same bits. With the encode scale gs and A = max |x| of the block:
 //   sf = e4m3(A * (gs * f32(1/6)));   o = min(1 / (sf * (1 / gs)), FLT_MAX);   code = e2m1(x * o)
-// A block of zeros gets sf 0 and codes of zeros (their signs kept). If sf underflows to 0 although A > 0,
-// then o is FLT_MAX: codes are arbitrary, values 0. NaN elements do not count for A and become code 0x7; an
-// infinite A gives sf 448, infinities +-6 * 448 / gs.
+// A block of zeros gets sf = 0 and zero codes with the signs kept. If sf underflows to 0 although A > 0, then
+// o is FLT_MAX: codes are arbitrary, values 0. NaN elements are ignored in A and get code 0x7. An infinite A
+// gives sf = 448, and infinities become +-6 * 448 / gs.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +18,7 @@ namespace fp4moe {
 inline constexpr int kNvfp4Block = 16;
 inline constexpr float kNvfp4Range = 2688;  // 6 * 448, the largest code times the largest block scale
 
-// min(2688 / amax, FLT_MAX): amax = 0 gives FLT_MAX; 1 where the quotient is 0 (amax = infinity).
+// min(2688 / amax, FLT_MAX); amax = 0 gives FLT_MAX, amax = infinity gives 1.
 EncodeScale nvfp4_encode_scale(float amax);
 
 // One row of `cols` elements (a multiple of 16) in the linear layout: codes [cols / 2], scales [cols / 16].

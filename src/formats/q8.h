@@ -1,14 +1,14 @@
 // Q8: 8-bit weights of dense layers, made from bf16 ones at load.
 //
-//   block   32 neighbouring values of a row; the last block of a row may be short: the rest counts as zero
-//   scale   bf16, the block's largest magnitude / 127, to nearest
-//   codes   32 x int8 in [-127, 127], value / scale, to nearest, ties to even
-//   value   code * scale, an exact f32
+//   block   32 consecutive values of a row; a short last block is padded with zeros
+//   scale   bf16, the block's largest magnitude / 127, rounded to nearest
+//   codes   32 x int8 in [-127, 127], value / scale, rounded to nearest, ties to even
+//   value   code * scale, exact in f32
 //
-// |value - code * scale| <= scale / 2: no code is clipped, as rounding the scale moves the largest quotient
-// by 2^-9 of 127 at most. An f16 scale (llama.cpp's Q8_0) has the same bound for blocks above 0.008 only,
-// where it is not subnormal; an f32 one takes 6% more bytes for the same bound. A scale below 2^-126 is 0, as
-// are then the codes. A NaN or an infinity makes the scale NaN.
+// |value - code * scale| <= scale / 2: no code is clipped, because rounding the scale changes the largest
+// quotient by at most 2^-9 of 127. An f16 scale (llama.cpp's Q8_0) has the same bound only for blocks above
+// 0.008, where it is not subnormal; an f32 scale takes 6% more bytes for the same bound. A scale below 2^-126
+// becomes 0, and then all codes are 0. A NaN or an infinity makes the scale NaN.
 //
 //   -1.0 among 0.5s:   scale 0x3c01 (0.0078735), codes -127 and 64 (0.50390625)
 #pragma once
@@ -31,7 +31,7 @@ static_assert(sizeof(Q8Block) == 34);
 
 constexpr int64_t q8_blocks(int64_t k) { return (k + kQ8Block - 1) / kQ8Block; }
 
-// Of `count` <= 32 values.
+// Quantises `count` <= 32 values.
 inline Q8Block quantize_q8(const bf16* values, int64_t count) {
   constexpr float kRound = 12582912;  // 1.5 * 2^23: adding it rounds to an integer
   float largest = 0;

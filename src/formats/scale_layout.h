@@ -1,8 +1,8 @@
-// Where the block scale of (row, group) lies in a buffer, for every layout that kernels of this field read. A
-// layout is a small type; turning one into another is convert_scales(), which never guesses.
+// Offset of the block scale of (row, group) in a buffer, for the layouts used by common FP4 kernels. Each
+// layout is a small type; convert_scales() converts between them.
 //
-// Dims: rows M, groups G = K / block. One byte per scale. All layouts keep four consecutive groups of a row,
-// from a group that is a multiple of four on, side by side.
+// Dims: rows M, groups G = K / block. One byte per scale. In all layouts the four groups 4 i .. 4 i + 3 of a
+// row are contiguous.
 #pragma once
 
 #include <algorithm>
@@ -61,7 +61,7 @@ concept ScaleLayout = requires(const L layout, int64_t i) {
   { layout.offset(i, i) } -> std::same_as<int64_t>;
 };
 
-// Copies the scales of rows [0, num_rows) and touches no other byte of dst. Precondition: num_rows <= rows of
+// Copies the scales of rows [0, num_rows) and writes no other byte of dst. Precondition: num_rows <= rows of
 // both, equal groups, no overlap.
 template <ScaleLayout From, ScaleLayout To>
 void copy_scale_rows(const From& from, const uint8_t* src, const To& to, uint8_t* dst, int64_t num_rows) {
@@ -70,8 +70,8 @@ void copy_scale_rows(const From& from, const uint8_t* src, const To& to, uint8_t
       std::memcpy(dst + to.offset(m, g), src + from.offset(m, g), from.groups - g < 4 ? from.groups - g : 4);
 }
 
-// src in layout `from`, from.num_bytes() long, becomes dst in layout `to`, to.num_bytes() long, padding zero;
-// no overlap. The inverse is the call with the layouts exchanged. kInvalidArgument if the shapes differ.
+// Converts src [from.num_bytes()] in layout `from` to dst [to.num_bytes()] in layout `to`, with zero padding;
+// no overlap. For the inverse, exchange the layouts. kInvalidArgument if the shapes differ.
 template <ScaleLayout From, ScaleLayout To>
 Status convert_scales(const From& from, const uint8_t* src, const To& to, uint8_t* dst) {
   if (from.rows != to.rows || from.groups != to.groups)
@@ -85,8 +85,8 @@ Status convert_scales(const From& from, const uint8_t* src, const To& to, uint8_
 }
 
 // E matrices of equal shape, each in the 128x4 layout with its own padding: [E, rup(M,128), rup(G,4)]. Also
-// the physical layout of the "masked" (grouped) quantisers, which leave the rows past an expert's count, and
-// all padding, as they were: copy_masked_scales_*().
+// the physical layout of "masked" (grouped) quantisers, which do not write the rows past an expert's count or
+// any padding: see copy_masked_scales_*().
 struct BatchedScales {
   int64_t experts = 0, rows = 0, groups = 0;
 
@@ -97,15 +97,15 @@ struct BatchedScales {
   }
 };
 
-// linear [E, M, G] <-> batched, rows [0, num_rows[e]) of each expert only. num_rows has layout.experts
-// entries, each in [0, layout.rows].
+// linear [E, M, G] <-> batched, only rows [0, num_rows[e]) of each expert. num_rows is [E], each in
+// [0, layout.rows].
 void copy_masked_scales_to_batched(const BatchedScales& layout, const uint8_t* linear,
                                    const int32_t* num_rows, uint8_t* batched);
 void copy_masked_scales_to_linear(const BatchedScales& layout, const uint8_t* batched,
                                   const int32_t* num_rows, uint8_t* linear);
 
-// The "MMA layout" of CuTe kernels: six-dimensional strides over a BatchedScales buffer, no data moved. The
-// index is (m % 32, m % 128 / 32, m / 128, g % 4, g / 4, e).
+// The "MMA layout" of CuTe kernels: a six-dimensional view of a BatchedScales buffer. The index is
+// (m % 32, m % 128 / 32, m / 128, g % 4, g / 4, e).
 struct MmaScaleView {
   std::array<int64_t, 6> shape;
   std::array<int64_t, 6> strides;
@@ -115,8 +115,9 @@ struct MmaScaleView {
   int64_t offset(const std::array<int64_t, 6>& i) const;
 };
 
-// Activation scales of rows grouped by expert without gaps: each expert's rows start a 128x4 block of their
-// own, at a row that follows from the expert and the rows before it alone: rup(first_token + 127 e, 128).
+// Activation scales of rows that are grouped by expert without gaps. Each expert's scales start in a new
+// 128x4 tile, at row rup(first_token[e] + 127 e, 128), which depends only on e and the number of rows before
+// it.
 struct ExpertPackedScales {
   std::vector<int64_t> first_token;  // [E + 1]: expert e has rows [first_token[e], first_token[e + 1])
   int64_t groups = 0;
@@ -124,14 +125,14 @@ struct ExpertPackedScales {
   static constexpr int64_t first_row(int64_t expert, int64_t first_token_of_expert) {
     return round_up(first_token_of_expert + 127 * expert, 128);
   }
-  // Precondition of all: first_token holds at least one entry and never decreases.
+  // Precondition of the functions below: first_token is not empty and never decreases.
   int64_t num_experts() const { return static_cast<int64_t>(first_token.size()) - 1; }
   int64_t num_bytes() const;
-  // m counts within expert e.
+  // m is the row within expert e.
   int64_t offset(int64_t e, int64_t m, int64_t g) const;
 };
 
-// linear [first_token[E], G] -> packed, num_bytes() long, padding zero; and back.
+// linear [first_token[E], G] -> packed [num_bytes()], with zero padding; and the inverse.
 void pack_expert_scales(const ExpertPackedScales& layout, const uint8_t* linear, uint8_t* packed);
 void unpack_expert_scales(const ExpertPackedScales& layout, const uint8_t* packed, uint8_t* linear);
 

@@ -8,7 +8,7 @@
 namespace fp4moe {
 namespace {
 
-// Where the four source bytes of one word of the result lie, in the order the word takes them.
+// Offsets of the four source bytes of one result word, lowest byte of the word first.
 using SourceBytes = std::array<int64_t, 4>;
 
 SourceBytes source_bytes(Sm90WeightOrder order, int64_t row, int64_t word, int64_t row_bytes) {
@@ -24,9 +24,9 @@ SourceBytes source_bytes(Sm90WeightOrder order, int64_t row, int64_t word, int64
   return {at, at + 1, at + down, at + down + 1};
 }
 
-// Bits of the half-word made from codes n0..n3, from bit 15 down: s0 s3 n3[0] s1 n3[2:1] s2 n0[2:0] n1[2:0]
-// n2[2:0]. Code i shifted into place is a bf16 sign and the bottom of its exponent with the top of its
-// fraction.
+// The half-word of codes n0..n3, from bit 15 down:
+//   s0 s3 n3[0] s1 n3[2:1] s2 n0[2:0] n1[2:0] n2[2:0]
+// A code shifted into place is a bf16's sign, low exponent bits and high fraction bit.
 uint32_t spread(uint32_t n0, uint32_t n1, uint32_t n2, uint32_t n3) {
   return (n0 >> 3) << 15 | (n0 & 7) << 6 | (n1 >> 3) << 12 | (n1 & 7) << 3 | (n2 >> 3) << 9 | (n2 & 7) |
          (n3 >> 3) << 14 | (n3 & 1) << 13 | (n3 >> 1 & 3) << 10;
@@ -38,7 +38,7 @@ std::array<uint32_t, 4> gather(uint32_t field) {
           (field >> 14 & 1) << 3 | (field >> 10 & 3) << 1 | (field >> 13 & 1)};
 }
 
-// Where the sign of code i of a word, at bit 4 i + 3 before, goes.
+// New position of the sign of a word's code i, which was at bit 4 i + 3.
 constexpr int fp8_sign_bit(int i) { return i < 4 ? 8 * i + 7 : 8 * (i - 4) + 3; }
 
 uint32_t encode_word(Sm90WeightOrder order, const std::array<uint32_t, 4>& b) {

@@ -1,6 +1,5 @@
-// The orders in which Hopper's mixed-input GEMMs want four-bit weights [N, K] and their scales, as the
-// prepacked tensors of other engines hold them. All are bijections within one expert's matrix, without
-// padding.
+// Orders of 4-bit weights [N, K] and their scales for Hopper's mixed-input GEMMs, as in other engines'
+// prepacked tensors. All are bijections within one expert's matrix, without padding.
 #pragma once
 
 #include <cstdint>
@@ -10,30 +9,35 @@
 
 namespace fp4moe {
 
-// Units of 16 rows x 64 K. A 32-bit word of the result holds what one thread's operand registers need of rows
-// r and r + 8, so that an ldmatrix.x4 of 16 rows x 32 bytes feeds consecutive WGMMAs.
+// Units of 16 rows x 64 K. A 32-bit word of the result holds one thread's operand data of rows r and r + 8,
+// so that an ldmatrix.x4 of 16 rows x 32 bytes feeds consecutive WGMMAs.
 enum class Sm90WeightOrder : uint8_t {
-  kFp4Bf16,  // k16 WGMMAs with bf16; bits of the four codes of each half-word spread so that shifts and masks
-             // make bf16
-  kFp4Fp8,   // k32 WGMMAs with fp8; signs moved: code i's is bit 7 of byte i (i < 4), bit 3 of byte i - 4 (i
-             // >= 4)
-  kInt4Fp8,  // the same without the sign step
+  // k16 WGMMAs with bf16. The bits of the four codes of each half-word are spread so that shifts and masks
+  // give
+  // bf16.
+  kFp4Bf16,
+  // k32 WGMMAs with fp8. Sign bits are moved: the sign of code i is bit 7 of byte i for i < 4, and bit 3 of
+  // byte
+  // i - 4 for i >= 4.
+  kFp4Fp8,
+  // As kFp4Fp8, without moving signs.
+  kInt4Fp8,
 };
 
-// src [n, k / 2] bytes, row-major, two codes in a byte, the even one low -> dst of the same size; no overlap.
-// kInvalidArgument unless n is a multiple of 16 and k of 64.
+// src [n, k / 2] bytes, row-major, two codes per byte, the even one in the low nibble -> dst of the same
+// size; no overlap. kInvalidArgument unless n is a multiple of 16 and k of 64.
 Status sm90_interleave_weight(Sm90WeightOrder order, const uint8_t* src, int64_t n, int64_t k, uint8_t* dst);
 // The inverse.
 Status sm90_deinterleave_weight(Sm90WeightOrder order, const uint8_t* src, int64_t n, int64_t k,
                                 uint8_t* dst);
 
-// E8M0 scales, one for 32 K; for convert_scales(). "Folded": [N/64, K/128] of [16, 4, 4] = (r % 16, r % 64 /
-// 16, g % 4), so that a 64 x 128 block of weights has one contiguous run of 256 bytes.
+// E8M0 scales, one per 32 K; for convert_scales(). "Folded": [N/64, K/128] of [16, 4, 4] =
+// (r % 16, r % 64 / 16, g % 4), so that the scales of a 64 x 128 block of weights are 256 contiguous bytes.
 struct Sm90FoldedScales {
   static constexpr const char* kName = "sm90_folded";
   int64_t rows = 0, groups = 0;  // multiples of 64 and 4
 
-  // kInvalidArgument for sizes that do not fit.
+  // kInvalidArgument unless rows and groups are such multiples.
   static Result<Sm90FoldedScales> make(int64_t rows, int64_t groups);
   constexpr int64_t num_bytes() const { return rows * groups; }
   constexpr int64_t offset(int64_t r, int64_t g) const {

@@ -1,4 +1,5 @@
-// The per-tensor scale of NVFP4. Its two directions are two types, because mixing them up is silent.
+// The per-tensor scale of NVFP4. The two directions are different types, because confusing them would be
+// silent.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +7,8 @@
 namespace fp4moe {
 
 enum class ScaleDirection : uint8_t {
-  kEncode,  // 2688 / amax: what quantisers multiply by
-  kDecode,  // amax / 2688: what dequantisers multiply by; checkpoints store this one
+  kEncode,  // 2688 / amax: the factor of quantisers
+  kDecode,  // amax / 2688: the factor of dequantisers; stored in checkpoints
 };
 
 template <ScaleDirection direction>
@@ -17,7 +18,7 @@ struct TensorScale {
 using EncodeScale = TensorScale<ScaleDirection::kEncode>;
 using DecodeScale = TensorScale<ScaleDirection::kDecode>;
 
-// One IEEE division each. Not exact inverses of each other: keep the one that was given.
+// One IEEE division each. They are not exact inverses: keep the original value.
 constexpr DecodeScale to_decode(EncodeScale s) { return {1.0f / s.value}; }
 constexpr EncodeScale to_encode(DecodeScale s) { return {1.0f / s.value}; }
 

@@ -75,7 +75,7 @@ Result<RowPermutation> shuffle_rows(RowShuffle shuffle, int64_t num_rows) {
 }
 
 Result<RowPermutation> w13_rows(W13Order order, int64_t intermediate_size) {
-  constexpr int64_t kMost = int64_t{1} << 24;  // far above any model; keeps a corrupt size from allocating
+  constexpr int64_t kMost = int64_t{1} << 24;  // far above any model; bounds allocation for a corrupt size
   const int64_t multiple = order.arrangement == W13Arrangement::kUpGateBlocks64 ? 64 : 1;
   if (intermediate_size <= 0 || intermediate_size > kMost || intermediate_size % multiple != 0)
     return invalid_argument("W13 order " + w13_order_name(order) + " cannot hold intermediate_size=" +

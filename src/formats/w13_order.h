@@ -1,6 +1,6 @@
-// The row order of W13, the first GEMM's weight [2I, K]: which row is gate (w1) i and which is up (w3) i. An
-// order is a value of a type, a change of order a permutation of rows; codes, linear scales and biases are
-// permuted alike, before any swizzle.
+// The row order of W13, the first GEMM's weight [2I, K]: which row is gate (w1) i and which is up (w3) i.
+// Changing the order is a permutation of rows, applied equally to codes, linear scales and biases, before any
+// swizzle.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +21,12 @@ enum class W13Arrangement : uint8_t {
 };
 
 // trtllm-gen's shuffle of rows within blocks, for its epilogue; applied after the arrangement. W2 gets only
-// this.
+// the shuffle.
 enum class RowShuffle : uint8_t {
   kNone,
-  kBlocks32,  // epilogue tiles of a multiple of 128 rows: new row j of a block is old row 4 (j % 8) + j / 8
-  kBlocks16,  // other tiles: old row 2 (j % 8) + j / 8
+  kBlocks32,  // for epilogue tiles of a multiple of 128 rows: new row j of a block is old row 4 (j % 8) + j /
+              // 8
+  kBlocks16,  // for other tiles: new row j of a block is old row 2 (j % 8) + j / 8
 };
 
 struct W13Order {
@@ -34,22 +35,22 @@ struct W13Order {
   friend bool operator==(const W13Order&, const W13Order&) = default;
 };
 
-// Such as "up_gate_pairs+shuffle32".
+// For example "up_gate_pairs+shuffle32".
 std::string w13_order_name(W13Order order);
 
 // source_row[r]: the row of the old matrix that becomes row r of the new one. A bijection.
 using RowPermutation = std::vector<int64_t>;
 
-// Rows of the kGateUp matrix, in the order that `order` puts them. kInvalidArgument, naming the order, if
-// intermediate_size is not positive or the order cannot hold it.
+// The permutation from the kGateUp matrix to `order`. kInvalidArgument, naming the order, if
+// intermediate_size is out of range or not a multiple of the order's block.
 Result<RowPermutation> w13_rows(W13Order order, int64_t intermediate_size);
-// From any order to any other; the inverse is the call with both exchanged.
+// The permutation from one order to another; for the inverse, exchange them.
 Result<RowPermutation> w13_conversion(W13Order from, W13Order to, int64_t intermediate_size);
 // The shuffle alone, for W2 [num_rows, K].
 Result<RowPermutation> shuffle_rows(RowShuffle shuffle, int64_t num_rows);
 
 RowPermutation inverse(const RowPermutation& permutation);
-// dst row r = src row source_row[r], row_bytes each; no overlap.
+// dst row r = src row source_row[r], of row_bytes each; no overlap.
 void permute_rows(const uint8_t* src, std::span<const int64_t> source_row, int64_t row_bytes, uint8_t* dst);
 
 }  // namespace fp4moe

@@ -15,10 +15,10 @@ namespace {
 constexpr int kMaxBlock = 32;
 constexpr uint8_t kE4m3Least = 0x01, kE4m3Most = 0x7e;
 
-// A block under one scale.
+// A block quantised with one scale.
 struct Quantised {
   uint8_t codes[kMaxBlock / 2];
-  double error;  // squared
+  double error;  // sum of squares
 };
 
 double squared_error(const float* x, int n, const uint8_t* codes, float scale) {
@@ -38,8 +38,8 @@ Quantised quantise(const float* x, int n, float scale) {
   return q;
 }
 
-// Replaces codes and byte by those of a better scale among [first, last]. scale_of(byte): what codes stand
-// for.
+// Replaces codes and byte by those of the best scale byte in [first, last], if it is better. scale_of(byte):
+// the value of code 1.
 template <class ScaleOf>
 void search(const float* x, int n, int first, int last, const ScaleOf& scale_of, uint8_t* codes,
             uint8_t& byte) {
@@ -54,13 +54,14 @@ void search(const float* x, int n, int first, int last, const ScaleOf& scale_of,
   }
 }
 
-// One step down: the largest elements saturate, all others are twice as fine.
+// Tries the next lower scale: the largest elements saturate, all others get a grid twice as fine.
 void search_mxfp4(const float* x, uint8_t* codes, uint8_t& byte) {
   const int finer = std::max(1, byte - 1);
   search(x, kMxfp4Block, finer, finer, e8m0_decode, codes, byte);
 }
 
-// Scales that put the largest element between 3.5 (a coarse but even grid below it) and 8 (it saturates).
+// Tries the scales that map the largest element to between 3.5 (a coarse but even grid below it) and 8 (it
+// saturates).
 void search_nvfp4(const float* x, float tensor_scale, uint8_t* codes, uint8_t& byte) {
   const float amax = block_quantize::amax(x, kNvfp4Block);
   const int first = std::max(kE4m3Least, e4m3_encode(amax / tensor_scale / 8.0f));

@@ -1,4 +1,4 @@
-// Quantising weights: rows of a matrix to FP4, with a choice of how hard block scales are searched for.
+// Quantises rows of a weight matrix to FP4, with or without a search for the block scales.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@
 namespace fp4moe {
 
 enum class ScaleSearch : uint8_t {
-  kAbsmax,  // the block's largest element decides: mxfp4.h's kRoundUp, nvfp4.h's rule
-  kMse,     // of that scale and those near it, the one with the least squared error; absmax's where they tie
+  kAbsmax,  // from the block's largest element: mxfp4.h's kRoundUp, nvfp4.h's rule
+  kMse,     // that scale or one near it, whichever has the least squared error; ties go to kAbsmax's
 };
 
 // One row of `cols` elements (whole blocks) in the linear layout: codes [cols / 2], scales [cols / block].
-// tensor_scale is NVFP4's, finite and positive; 1 for MXFP4. format is not kNone.
+// tensor_scale: finite and positive for NVFP4, 1 for MXFP4. format must not be kNone.
 void quantize_weight_row(Fp4Format format, const float* x, int64_t cols, DecodeScale tensor_scale,
                          ScaleSearch search, uint8_t* codes, uint8_t* scales);
 
