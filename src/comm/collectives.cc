@@ -1,5 +1,5 @@
-// The collectives: pieces of the operands through the lockstep steps of communicator.cc. Sums go in rank
-// order for every element, whatever the pieces, so all ranks get the same bits.
+// The collectives: operands are transferred in pieces, one lockstep step each (communicator.cc). Every
+// element is summed in rank order, independent of the pieces, so all ranks get the same bits.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -12,7 +12,7 @@ namespace fp4moe {
 namespace {
 
 constexpr int64_t kF32 = sizeof(float);
-// An all_reduce up to here sends whole operands to everybody: one step instead of two.
+// Up to this size an all_reduce sends whole operands to all ranks: one step instead of two.
 constexpr int64_t kOneStepBytes = 64 << 10;
 
 const uint8_t* bytes_of(const void* data) { return static_cast<const uint8_t*>(data); }
@@ -21,12 +21,12 @@ void copy(void* to, const void* from, int64_t num_bytes) {
   if (num_bytes > 0 && to != from) std::memmove(to, from, static_cast<size_t>(num_bytes));
 }
 
-// The bytes of piece p of a part that starts at `begin` of the operand.
+// Size of the next piece, at most `limit`, of a part of `total` of which `done` is transferred.
 int64_t piece_bytes(int64_t total, int64_t done, int64_t limit) {
   return std::clamp(total - done, int64_t{0}, limit);
 }
 
-// Everybody sends the same number of bytes to all.
+// Each rank sends the same data to all ranks; all ranks send the same number of bytes.
 struct EqualParts : StepParts {
   explicit EqualParts(ConstBytes m) : mine(m) {}
   ConstBytes to(int) const override { return mine; }
@@ -34,7 +34,7 @@ struct EqualParts : StepParts {
   ConstBytes mine;
 };
 
-// Everybody sends the same bytes to all, each its own number of them.
+// Each rank sends the same data to all ranks; the number of bytes differs between ranks.
 struct RaggedParts : StepParts {
   RaggedParts(ConstBytes m, const std::vector<int64_t>& f) : mine(m), from(f) {}
   ConstBytes to(int) const override { return mine; }
@@ -43,7 +43,7 @@ struct RaggedParts : StepParts {
   const std::vector<int64_t>& from;
 };
 
-// Destination r gets its own part of `data`.
+// Each destination gets a different part of `data`.
 struct PartToEach : StepParts {
   PartToEach(const uint8_t* d, const std::vector<int64_t>& o, const std::vector<int64_t>& n, int64_t expected)
       : data(d), offsets(o), num_bytes(n), from_each(expected) {}
@@ -57,7 +57,7 @@ struct PartToEach : StepParts {
   int64_t from_each;
 };
 
-// out[i] = sum over sources in order; out may be one of them.
+// out[i] = sum over sources in order; out may be one of the sources.
 void sum_in_order(std::span<const float* const> sources, int64_t num_elems, float* out) {
   constexpr int64_t kBlock = 1024;
   float sum[kBlock];
@@ -99,7 +99,8 @@ Status Communicator::exchange(const OpName& op, const void* mine, int64_t num_by
   return {};
 }
 
-// The pieces of all ranks' parts of `out`; part r is counts[r] bytes at starts[r], ours already in place.
+// Gathers all ranks' parts into `out`, in pieces; part r has counts[r] bytes at starts[r], and this rank's is
+// already in place.
 static Status gather_parts(Communicator::State& s, const Operation& operation,
                            std::span<const int64_t> counts, std::span<const int64_t> starts, uint8_t* out) {
   const int64_t most = *std::max_element(counts.begin(), counts.end());
@@ -130,7 +131,7 @@ Status Communicator::all_gather(const OpName& op, const void* mine, std::span<co
   return gather_parts(s, operation, counts, s.starts, bytes);
 }
 
-// Sum of the parts that have come for this rank, and of its own at `mine`, into out.
+// Sums the parts received by this rank and its own at `mine` into out.
 static void sum_parts(Communicator::State& s, const StepArea& area, const float* mine, int64_t num_elems,
                       float* out) {
   for (int r = 0; r < s.size; ++r)
@@ -182,7 +183,7 @@ Status Communicator::all_reduce(const OpName& op, float* x, int64_t num_elems) {
     if (num_elems > 0) sum_parts(s, area, x, num_elems, x);
     return {};
   }
-  // Block after block: each rank sums its share of the block, then all gather the shares.
+  // For each block: each rank sums its share of the block, then the shares are gathered.
   const int64_t block = s.size * area.part_bytes;
   for (int64_t done = 0; done < num_bytes; done += block) {
     const int64_t elems = std::min(block, num_bytes - done) / kF32;

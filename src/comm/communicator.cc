@@ -2,24 +2,23 @@
 // and its part to every peer, signals s (slot first_slot) to every peer, then waits for s from every peer,
 // compares the headers and reads the parts. exchange() is one step, a collective one or more.
 //
-// Reuse of the parts. Each source has two places at each destination, chosen by the parity of s. A rank that
-// has finished step s has seen s of every peer, so every peer had finished reading step s - 1 before it
-// signalled s. The rank then writes step s + 1 over the places of step s - 1: nobody reads them any more. A
-// peer can be ahead by one step and no more: to signal s + 2 it needs our s + 1. So a cell that shows more
-// than s + 1 is a protocol error, and a header read in step s is of step s.
+// Reuse of part buffers. Each source has two buffers at each destination, selected by the parity of s. A rank
+// that has finished step s has seen signal s from every peer, and every peer had finished reading step s - 1
+// before it signalled s. So when the rank overwrites the buffers of step s - 1 in step s + 1, no peer reads
+// them any more. A peer can be at most one step ahead: to signal s + 2 it needs our s + 1. So a cell above s
+// + 1 is a protocol error, and a header read in step s belongs to step s.
 //
 // Data rounds. Between its exchange() and the next operation a transport puts rows itself. Rounds are counted
-// for each ordered pair and announced in slot first_slot + 1: the n-th data_ready(b) of rank a fits the n-th
-// wait_data(a) of rank b, so two rounds never look alike. Every step's header carries both counts, and they
-// must agree: a round that one side skipped or doubled ends the job at the next operation.
-// A region of a peer may be written again after a signal that the peer sent once it had read the region: its
-// data_ready() of a later round, or its next step. So, with dispatch and combine alternating over one pair of
-// regions: combine round n of a peer frees the region of dispatch round n, dispatch round n + 1 frees that of
-// combine round n.
+// per ordered pair and signalled in slot first_slot + 1: the n-th data_ready(b) of rank a matches the n-th
+// wait_data(a) of rank b, so two rounds are never confused. Every step's header carries both counts, which
+// must agree: a round that one side skipped or repeated ends the job at the next operation. A peer's region
+// may be overwritten after a signal that the peer sent once it had read the region: data_ready() of a later
+// round, or its next step. If dispatch and combine alternate over one pair of regions, a peer's combine round
+// n frees the region of dispatch round n, and its dispatch round n + 1 frees that of combine round n.
 //
 // Deadlines. Every wait ends after options.timeout with an error that names both ranks, the operation, its
-// layer and epoch, and the signal expected and seen. It becomes the job's failure, so all ranks return it;
-// the end of a process (kUnavailable) is told with the operation that waited.
+// layer and epoch, and the signal expected and seen. It becomes the job's failure, which all ranks return. If
+// a process ends (kUnavailable), the error also names the operation that waited for it.
 #include "comm/communicator.h"
 
 #include <algorithm>
@@ -116,7 +115,7 @@ Status Communicator::State::wait_for(const Operation& op, int from, int slot, ui
     endpoint.fail({StatusCode::kDeadline, waiting_text(op, from, waited) + ": expected signal " +
                                               std::to_string(value) + ", seen " + std::to_string(seen)});
   const Status failure = endpoint.failure();
-  // A process that has ended: what stood still for it is known here alone.
+  // A process has ended: only this rank knows which operation waited for it.
   return failure.code() == StatusCode::kUnavailable ? failure.with_context(waiting_text(op, from, waited))
                                                     : failure;
 }

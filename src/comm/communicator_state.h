@@ -1,4 +1,4 @@
-// What a Communicator keeps: its place in the heap, its counters and the lockstep step. Private to comm.
+// Communicator's state: heap layout, counters and the lockstep step. Private to comm.
 #pragma once
 
 #include <chrono>
@@ -12,36 +12,36 @@ namespace fp4moe {
 
 enum class OpKind : uint32_t { kExchange, kAllGather, kAllReduce, kReduceScatter, kBroadcast, kBarrier };
 
-// One operation as its steps' headers describe it.
+// One operation, as described in the headers of its steps.
 struct Operation {
   OpName name;
   OpKind kind = OpKind::kExchange;
   uint32_t epoch = 0;
-  uint32_t geometry = 0;      // name.geometry and what the kind adds: counts, root
-  int64_t operand_bytes = 0;  // of the whole operand, all steps together
+  uint32_t geometry = 0;      // hash of name.geometry and the kind's own parameters: counts, root
+  int64_t operand_bytes = 0;  // of the whole operand, over all steps
 };
 
-// In front of every part in the heap. Fixed layout, little-endian.
+// Precedes every part in the heap. Fixed layout, little-endian.
 struct StepHeader {
   uint32_t step = 0;
   uint32_t epoch = 0;
   uint32_t kind = 0;
   int32_t layer = 0;
-  uint32_t op_hash = 0;  // of the whole name
+  uint32_t op_hash = 0;  // hash of the whole name
   uint32_t geometry = 0;
-  uint32_t rounds_sent = 0;    // by the writer to the reader, since the start
-  uint32_t rounds_waited = 0;  // by the writer for the reader
+  uint32_t rounds_sent = 0;    // data rounds from the writer to the reader, since the start
+  uint32_t rounds_waited = 0;  // data rounds of the reader for which the writer has waited
   int64_t operand_bytes = 0;
-  int64_t part_bytes = 0;  // that follow at kHeaderBytes
-  uint64_t checksum = 0;   // of the header with checksum = 0, and of the part where it is verified
-  char op[24] = {};        // cut, for messages
+  int64_t part_bytes = 0;  // the part follows at kHeaderBytes
+  uint64_t checksum = 0;   // of the header with checksum = 0, and of the part if `verified`
+  char op[24] = {};        // truncated name, for messages
   uint8_t verified = 0;    // the checksum covers the part
   uint8_t zero[7] = {};
 };
 static_assert(sizeof(StepHeader) == 88);
 constexpr int64_t kHeaderBytes = 128;
 
-// Places of one kind of part: [2 parities][num_ranks sources][header, part].
+// Buffers for one kind of part: [2 parities][num_ranks sources][header, part].
 struct StepArea {
   int64_t offset = 0;  // in the heap
   int64_t part_bytes = 0;
@@ -50,7 +50,7 @@ struct StepArea {
   int64_t num_bytes(int num_ranks) const { return 2 * num_ranks * stride(); }
 };
 inline StepArea record_area(const CommRegion& region) { return {region.offset, region.record_bytes, true}; }
-// staging_bytes are shared by both parities and all sources; a part has at least one cache line.
+// Divides staging_bytes among both parities and all sources; a part has at least one cache line.
 inline StepArea staging_area(int num_ranks, const CommRegion& region) {
   const int64_t part = region.staging_bytes / (2 * num_ranks) / 64 * 64;
   return {region.offset + record_area(region).num_bytes(num_ranks), part < 64 ? 64 : part, false};
@@ -61,7 +61,7 @@ struct ConstBytes {
   int64_t num_bytes = 0;
 };
 
-// What a rank sends to each peer in one step, and how much it expects from each.
+// The data that a rank sends to each peer in one step, and the number of bytes that it expects from each.
 class StepParts {
  public:
   virtual ~StepParts() = default;
@@ -82,15 +82,15 @@ struct Communicator::State {
   int step_slot() const { return first_slot; }
   int data_slot() const { return first_slot + 1; }
 
-  // Starts an operation: the epoch that it has.
+  // Starts an operation in a new epoch.
   Operation begin(const OpName& name, OpKind kind, uint32_t geometry, int64_t operand_bytes);
   // One lockstep step; part_from() is valid until the next step ends.
   Status step(const Operation& op, const StepArea& area, const StepParts& parts);
-  // The part of `rank` in the step that has just ended; not of this rank.
+  // The part of another rank in the step that has just ended.
   const uint8_t* part_from(const StepArea& area, int rank) const;
-  // The part's place in the step of that number, at every destination.
+  // Heap offset of the source's part in step `step`, the same at every destination.
   int64_t place(const StepArea& area, uint32_t step, int source) const;
-  // Waits for the signal; after the deadline it fails the job.
+  // Waits for the signal; fails the job after the timeout.
   Status wait_for(const Operation& op, int from, int slot, uint32_t value, uint32_t* seen);
 
   Status send_part(const Operation& op, const StepArea& area, int to, const ConstBytes& part);
@@ -108,7 +108,7 @@ struct Communicator::State {
   uint32_t epoch, next_step;
   StepArea records, staging;
   std::vector<Peer> peers;
-  // Of the operation that runs, one for each rank: nothing is allocated per operation.
+  // Per-rank values of the current operation, so that operations allocate nothing.
   std::vector<int64_t> starts, offsets, piece, expected;
   std::vector<const float*> sources;
 };

@@ -1,4 +1,4 @@
-// The lockstep step: headers, their comparison, and the errors. The protocol stands in communicator.cc.
+// The lockstep step: headers, their comparison, and errors. The protocol is described in communicator.cc.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -149,7 +149,7 @@ Status Communicator::State::send_part(const Operation& op, const StepArea& area,
   return endpoint.signal(first_rank + to, step_slot(), next_step);
 }
 
-// The header is checked before anything that it says is used.
+// The header is checked before any of its values is used.
 Status Communicator::State::check_part(const Operation& op, const StepArea& area, int from,
                                        int64_t part_bytes) {
   const uint8_t* at = endpoint.heap() + place(area, next_step, from);
@@ -206,7 +206,7 @@ Status Communicator::State::end_job(int from, StatusCode code, const std::string
 }
 
 std::string Communicator::State::waiting_text(const Operation& op, int from, nanoseconds waited) const {
-  // Who is late may itself wait for somebody: the last one of the chain holds all of them.
+  // The late rank may itself wait for another rank: the last one of the chain blocks all of them.
   std::string chain;
   int last = first_rank + from;
   for (int links = 0; links < endpoint.size(); ++links) {
@@ -220,7 +220,7 @@ std::string Communicator::State::waiting_text(const Operation& op, int from, nan
          layer_text(op.name.layer) + ", epoch " + std::to_string(op.epoch);
 }
 
-// One line for a slow peer in kEvery; the statistics have the rest.
+// Logs at most one line per slow peer and kEvery.
 void Communicator::State::warn_slow(const Operation& op, int from, nanoseconds waited) {
   constexpr auto kEvery = std::chrono::seconds(10);
   Peer& p = peer(from);

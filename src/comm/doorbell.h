@@ -1,4 +1,4 @@
-// Doorbell: a thread sleeps until another one rings, or until a time has passed.
+// Doorbell: a thread sleeps until another thread rings, or until a timeout.
 #pragma once
 
 #include <atomic>
@@ -9,11 +9,11 @@ namespace fp4moe {
 
 class Doorbell {
  public:
-  // To be read before the last look at what one waits for.
+  // Read it before the last check of the condition that wait() waits for.
   uint32_t read() const { return word_.load(); }
-  // Returns after a ring() since read() gave `value`, after `timeout`, or for no reason.
+  // Returns after any ring() since read() returned `value`, after `timeout`, or spuriously.
   void wait(uint32_t value, std::chrono::nanoseconds timeout);
-  void ring();  // wakes all
+  void ring();  // wakes all waiting threads
 
  private:
   std::atomic<uint32_t> word_{0};

@@ -11,7 +11,7 @@ Status refuse(const std::string& what, const std::string& why, const std::string
   return unsupported(what + " " + why + "; nearest legal choice: " + legal);
 }
 
-// One process carries all ranks, so it must be the only one.
+// All ranks are in one process, so it must be the only one.
 Status check_single(const std::string& forced, const LauncherInfo& launcher) {
   if (launcher.num_processes == 1) return {};
   return refuse(forced, "is one process, but the launcher started " + std::to_string(launcher.num_processes),

@@ -7,17 +7,16 @@
 
 namespace fp4moe {
 
-// This process's place among the ranks.
+// The chosen fabric and this process's ranks.
 struct Fabric {
   const char* name = "local";
-  int rank = 0;  // the first of this process
-  int num_ranks = 1;
+  int rank = 0;       // the first rank of this process
+  int num_ranks = 1;  // of the job
 };
 
-// auto | local | threads | mpi for `num_ranks` ranks. auto is mpi where a launcher (mpirun, srun) started
-// several processes, else threads for more than one rank, else local. kUnsupported where the fabric cannot
-// carry these ranks in these processes, naming the nearest legal choice; kInvalidArgument for an unknown
-// name.
+// name: auto | local | threads | mpi. auto is mpi if a launcher (mpirun, srun) started several processes,
+// else threads for more than one rank, else local. kUnsupported if the fabric cannot run num_ranks ranks in
+// these processes, with the nearest legal choice; kInvalidArgument for an unknown name.
 Result<Fabric> make_fabric(std::string_view name, int num_ranks);
 
 }  // namespace fp4moe

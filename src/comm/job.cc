@@ -12,7 +12,7 @@ namespace fp4moe {
 Result<std::unique_ptr<Job>> Job::open(const JobOptions& options) {
   if (options.heap_bytes < 0)
     return invalid_argument("heap_bytes=" + std::to_string(options.heap_bytes) + " must be at least 0");
-  // A year of nanoseconds is far from overflow.
+  // A year in nanoseconds is far from overflow.
   constexpr double kYear = 365.0 * 24 * 3600;
   for (const double s : {options.timeout_seconds, options.start_timeout_seconds})
     if (!(s > 0 && s <= kYear))

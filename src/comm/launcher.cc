@@ -19,8 +19,8 @@ int number_in(const char* variable) {
 
 }  // namespace
 
-// OpenMPI's mpirun, then PMI launchers (MPICH's mpiexec), then srun: outside of a step Slurm's variables only
-// describe the allocation.
+// OpenMPI's mpirun, then PMI launchers (MPICH's mpiexec), then srun. Slurm's variables count only inside a
+// job step; outside of it they describe the allocation.
 LauncherInfo launcher_info() {
   struct Variables {
     const char *process, *num_processes, *local_processes, *needs;

@@ -1,5 +1,5 @@
-// LocalEndpoint: the end of a rank in this process. It reaches the ranks of the process through memory; a
-// fabric of several processes adds the way to the others.
+// LocalEndpoint: the endpoint of a rank in this process. It reaches the process's ranks through memory;
+// MpiEndpoint adds the ranks of other processes.
 #pragma once
 
 #include "comm/endpoint.h"
@@ -9,7 +9,7 @@ namespace fp4moe {
 
 class LocalEndpoint : public Endpoint {
  public:
-  // Borrows memory, which has rank.
+  // `memory` must contain `rank` and outlive the endpoint.
   LocalEndpoint(RankMemory& memory, int rank) : memory_(memory), rank_(rank) {}
 
   int rank() const override { return rank_; }
@@ -26,7 +26,7 @@ class LocalEndpoint : public Endpoint {
   int waits_for(int rank) const override { return memory_.waits_for(rank); }
 
  protected:
-  // What put() and signal() may be asked for: our own mistakes otherwise.
+  // CHECK the arguments of put() and signal().
   void check_put(int dst, int64_t offset, int64_t num_bytes) const;
   void check_signal(int dst, int slot) const;
 

@@ -1,4 +1,4 @@
-// MpiEndpoint: a rank's end in one of several processes.
+// MpiEndpoint: the endpoint of a rank in one of several processes.
 #pragma once
 
 #include "comm/local_endpoint.h"
@@ -6,7 +6,7 @@
 
 namespace fp4moe {
 
-// Borrows memory and link, which are this process's.
+// `memory` and `link` are this process's and must outlive the endpoint.
 class MpiEndpoint : public LocalEndpoint {
  public:
   MpiEndpoint(RankMemory& memory, MpiLink& link, int rank) : LocalEndpoint(memory, rank), link_(link) {}

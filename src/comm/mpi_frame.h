@@ -1,5 +1,5 @@
-// Frames: what the processes of an mpi job send each other. A frame is a header and operations, all of one
-// sender, in its order. What comes in is checked before it changes anything.
+// Frames: the messages between the processes of an mpi job. A frame is a header and a sequence of operations
+// of one sender, in order. Received operations are checked before they are applied.
 #pragma once
 
 #include <cstdint>
@@ -14,18 +14,18 @@ namespace fp4moe {
 
 constexpr uint32_t kFrameMagic = 0x34504d46;  // "FMP4"
 constexpr uint32_t kFrameVersion = 1;
-constexpr int64_t kMaxPutBytes = 256 << 10;  // of one operation; larger puts are several
+constexpr int64_t kMaxPutBytes = 256 << 10;  // of one operation; larger puts are split
 constexpr int64_t kMaxFrameBytes = 8 << 20;
 
 enum class FrameOp : uint32_t {
-  kHello = 1,   // payload: what the process is (mpi_hello.h)
-  kPut = 2,     // payload: bytes for the heap of dst at offset
-  kSignal = 3,  // cell (src, slot) of dst becomes value
+  kHello = 1,   // payload: Hello (mpi_hello.h)
+  kPut = 2,     // payload: bytes for dst's heap at `offset`
+  kSignal = 3,  // raises cell (src, slot) of dst to `value`
   kFail = 4,    // value: status code; payload: its message
-  kBye = 5,     // the process ends orderly and sends nothing more
+  kBye = 5,     // orderly shutdown; the process sends nothing more
 };
 
-// Fixed layouts, little-endian, every operation 8-byte aligned in the frame.
+// Fixed layouts, little-endian; every operation is 8-byte aligned in the frame.
 struct FrameHeader {
   uint32_t magic = kFrameMagic;
   uint32_t version = kFrameVersion;
@@ -43,10 +43,10 @@ struct FrameOpHeader {
 };
 static_assert(sizeof(FrameHeader) == 16 && sizeof(FrameOpHeader) == 40);
 
-// Appends to a frame; a frame that is empty gets its header first.
+// Appends an operation to a frame, after a header if the frame is empty.
 void append_op(std::vector<uint8_t>& frame, int process, const FrameOpHeader& op, const void* payload);
 
-// What a frame's control operations mean is the receiver's business.
+// Handles a frame's control operations.
 class FrameSink {
  public:
   virtual ~FrameSink() = default;
@@ -55,9 +55,9 @@ class FrameSink {
   virtual void bye(int process) = 0;
 };
 
-// Carries out a frame that came from `process` (of processes with ranks_per_process ranks each) on this
-// process's memory. kDataLoss, naming the process, the field and its value, for anything that cannot be; the
-// operations before it have then been carried out.
+// Applies a frame received from `process` to this process's memory; each process has ranks_per_process ranks.
+// kDataLoss for an invalid operation, naming the process, the field and its value; the operations before it
+// have then been applied.
 Status apply_frame(std::span<const uint8_t> frame, int process, int ranks_per_process, RankMemory& memory,
                    FrameSink& sink);
 

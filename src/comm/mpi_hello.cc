@@ -16,11 +16,11 @@ struct WireHello {
   int64_t heap_bytes;
   uint64_t pid_space;
   int64_t pid;
-  int64_t version_bytes, config_bytes;  // that follow
+  int64_t version_bytes, config_bytes;  // of the texts that follow
 };
 static_assert(sizeof(WireHello) == 56);
 
-// The next line of text and its newline are taken from it.
+// Removes the next line and its newline from the text and returns the line.
 std::string_view take_line(std::string_view& text) {
   const size_t end = std::min(text.find('\n'), text.size());
   const std::string_view line = text.substr(0, end);
@@ -28,12 +28,12 @@ std::string_view take_line(std::string_view& text) {
   return line;
 }
 
-// For a message: what a text has where it differs; `is_end`: nothing any more.
+// For a message: the line in quotes, or "nothing" at the end of the text.
 std::string quoted(std::string_view line, bool is_end) {
   return is_end ? "nothing" : "'" + std::string(line.substr(0, 200)) + "'";
 }
 
-// The first lines that differ, or the last ones.
+// The first pair of lines that differ; for equal texts {"nothing", "nothing"}.
 std::pair<std::string, std::string> first_difference(std::string_view a, std::string_view b) {
   while (true) {
     const bool a_ends = a.empty(), b_ends = b.empty();

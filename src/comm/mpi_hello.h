@@ -1,4 +1,4 @@
-// What the processes of a job tell each other before anything else, and must agree on.
+// Hello: the first message between two processes of a job, with the values on which they must agree.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +20,12 @@ struct Hello {
   std::string version;  // of fp4moe
   std::string config;   // JobOptions::config_text
 };
-constexpr int64_t kMaxHelloText = 256 << 10;  // of version and config each
+constexpr int64_t kMaxHelloText = 256 << 10;  // bytes of version and of config
 
 std::vector<uint8_t> encode_hello(const Hello& hello);
-// kDataLoss for bytes that are none.
+// kDataLoss if the bytes are not a valid hello.
 Result<Hello> decode_hello(std::span<const uint8_t> bytes);
-// kInvalidArgument names the first thing in which they differ and both values.
+// kInvalidArgument names the first difference and both values.
 Status check_same(const Hello& mine, const Hello& theirs);
 
 }  // namespace fp4moe

@@ -18,7 +18,8 @@ namespace {
 
 constexpr const char* kPluginFile = "libfp4moe_mpi.so";
 
-// Where the plug-in may be: as told, beside the binary (a build), in the library folder (an installation).
+// Candidate paths of the plug-in: FP4MOE_MPI_PLUGIN alone if it is set; else next to the binary (a build) and
+// in the library folder (an installation).
 std::vector<std::string> plugin_paths() {
   if (const char* told = std::getenv("FP4MOE_MPI_PLUGIN")) return {told};
   char exe[4096];
@@ -32,7 +33,7 @@ std::vector<std::string> plugin_paths() {
 Result<const Fp4moeMpi*> load_plugin() {
   std::string reasons;
   for (const std::string& path : plugin_paths()) {
-    // Global, because MPI's own plug-ins look for its symbols there.
+    // RTLD_GLOBAL, because MPI's own plug-ins resolve its symbols globally.
     void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
     if (library == nullptr) {
       reasons += std::string(reasons.empty() ? "" : "; ") + dlerror();
@@ -87,7 +88,7 @@ std::chrono::nanoseconds seconds(double s) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(s));
 }
 
-// mpirun binds each process to one core unless told otherwise: all ranks' threads would share it.
+// By default mpirun binds each process to one core, which all its ranks' threads would share.
 void warn_if_bound(int num_local_ranks) {
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;

@@ -5,7 +5,7 @@
 
 namespace fp4moe {
 
-// kUnsupported where the plug-in cannot be loaded.
+// kUnsupported if the plug-in cannot be loaded; other errors as Job::open().
 Result<std::unique_ptr<Job>> open_mpi_job(const JobOptions& options, const Fabric& fabric);
 
 }  // namespace fp4moe

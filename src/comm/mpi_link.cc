@@ -17,9 +17,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr size_t kOutboxBytes = 4 << 20;  // above it, ranks wait before they queue more
+constexpr size_t kOutboxBytes = 4 << 20;  // above this, ranks wait before they queue more
 constexpr size_t kMaxFailBytes = 4096;    // of a failure's message
-constexpr int kMessagesPerTurn = 8;       // of one process
+constexpr int kMessagesPerTurn = 8;       // per process
 
 }  // namespace
 
@@ -78,7 +78,7 @@ void MpiLink::set_started(const Status& status) {
   start_changed_.notify_all();
 }
 
-// ---- the ranks' side
+// ---- called by the ranks' threads
 
 void MpiLink::append(Peer& peer, const FrameOpHeader& op, const void* payload) {
   append_op(peer.outbox.pending, mine_.process, op, payload);
@@ -161,10 +161,10 @@ void MpiLink::abort() {
   aborting_.store(true);
   bell_.ring();
   std::this_thread::sleep_for(3s);
-  std::_Exit(1);  // MPI hangs: the launcher ends the others when it sees this exit
+  std::_Exit(1);  // MPI hangs: the launcher ends the other processes when this one exits
 }
 
-// ---- the communication thread's side
+// ---- the communication thread
 
 bool MpiLink::check(int error, const char* call) {
   if (error == 0) return true;
@@ -177,7 +177,7 @@ bool MpiLink::check(int error, const char* call) {
 }
 
 void MpiLink::run() {
-  prctl(PR_SET_TIMERSLACK, 1000UL);  // naps of 50 us, not of 100
+  prctl(PR_SET_TIMERSLACK, 1000UL);  // so that a sleep of 50 us does not take 100 us
   if (init()) turns();
   const bool orderly = !is_broken_ && std::all_of(peers_.begin(), peers_.end(), [&](const auto& peer) {
     return peer == peers_[static_cast<size_t>(mine_.process)] || peer->has_gone;
@@ -242,7 +242,7 @@ bool MpiLink::receive_some() {
   return progress;
 }
 
-// Whether a message came and has been carried out.
+// Whether a message was received and applied.
 bool MpiLink::receive_from(int process) {
   Inbox& box = peers_[static_cast<size_t>(process)]->inbox;
   if (box.request == nullptr) {
@@ -304,7 +304,8 @@ bool MpiLink::flushed() const {
                                    [](const auto& peer) { return peer->outbox.request == nullptr; });
 }
 
-// The launcher ends a job whose process dies, but it does not say what the others were doing: this does.
+// If a process dies, the launcher ends the job without reporting what the other processes were doing; this
+// fails the job first, so that they report it.
 void MpiLink::watch(Clock::time_point now) {
   if (now < next_watch_) return;
   next_watch_ = now + 1ms;
@@ -316,7 +317,7 @@ void MpiLink::watch(Clock::time_point now) {
   set_started(status);
 }
 
-// Busy, it polls and gives its core away in between; the longer nothing happens, the longer it naps.
+// While busy, yields the core between polls; without progress it sleeps, longer the longer nothing happens.
 void MpiLink::idle(Clock::time_point now) {
   const auto quiet = now - last_progress_;
   if (quiet < 50us || (memory_->anyone_waits() && quiet < 2ms)) {

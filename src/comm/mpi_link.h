@@ -1,5 +1,6 @@
-// MpiLink: the communication thread of a process. It makes all MPI calls, through the plug-in: sends what the
-// ranks have queued, carries out what comes in on the local ranks' memory, watches the other processes.
+// MpiLink: the communication thread of a process. It makes all MPI calls (through the plug-in): it sends the
+// ranks' queued operations, applies received ones to the local ranks' memory, and watches the other
+// processes.
 #pragma once
 
 #include <atomic>
@@ -21,22 +22,22 @@ namespace fp4moe {
 
 class MpiLink : public FrameSink {
  public:
-  // `hello` says which process of how many this is. The plug-in stays loaded as long as the link lives.
+  // `hello` has this process's number and the number of processes. The plug-in must outlive the link.
   MpiLink(const Fp4moeMpi& mpi, std::shared_ptr<RankMemory> memory, const Hello& hello,
           std::chrono::nanoseconds timeout);
 
   // Starts the thread (which keeps `self` alive) and waits for the hello of every process: kDeadline names
-  // those that did not come, kInvalidArgument what they disagree on.
+  // the processes that did not start in time, kInvalidArgument the first difference between two processes.
   static Status start(const std::shared_ptr<MpiLink>& self, std::chrono::nanoseconds timeout);
-  // Ends it: orderly with MPI_Finalize once all processes do the same, else after the timeout without it.
+  // Ends the thread: with MPI_Finalize once all processes stop, or without it after the timeout.
   void stop();
-  // Ends all processes, by MPI_Abort. Does not return.
+  // Ends all processes with MPI_Abort.
   [[noreturn]] void abort();
 
-  // From rank src of this process to rank dst of another one. They wait while too much is queued.
+  // From rank src of this process to rank dst of another process. Block while too many bytes are queued.
   Status put(int src, int dst, int64_t offset, const void* data, int64_t num_bytes);
   Status signal(int src, int dst, int slot, uint32_t value);
-  // Fails the local ranks and tells all processes.
+  // Fails the local ranks and sends the failure to all processes.
   void fail(const Status& status);
 
  private:
@@ -44,12 +45,13 @@ class MpiLink : public FrameSink {
   struct Outbox {
     std::mutex mutex;
     std::condition_variable room;
-    std::vector<uint8_t> pending;  // a frame that grows, under mutex
-    std::vector<uint8_t> sending;  // the communication thread's, while request is not null
+    std::vector<uint8_t> pending;  // the next frame; guarded by mutex
+    std::vector<uint8_t>
+        sending;  // the frame being sent while request is not null; communication thread only
     void* request = nullptr;
     std::atomic<bool> has_pending{false};
   };
-  // One message at a time, the communication thread's: they are carried out in order.
+  // One message at a time, so that they are applied in order; communication thread only.
   struct Inbox {
     std::vector<uint8_t> bytes;
     void* request = nullptr;
@@ -57,8 +59,8 @@ class MpiLink : public FrameSink {
   struct Peer {
     Outbox outbox;
     Inbox inbox;
-    bool has_come = false;  // its hello; under start_mutex_
-    bool has_gone = false;  // its bye; the communication thread's
+    bool has_come = false;  // its hello was received; guarded by start_mutex_
+    bool has_gone = false;  // its bye was received; communication thread only
   };
 
   Status hello(int process, std::span<const uint8_t> payload) override;
@@ -68,12 +70,12 @@ class MpiLink : public FrameSink {
   int process_of(int rank) const { return rank / ranks_per_process_; }
   bool is_me(size_t process) const { return static_cast<int>(process) == mine_.process; }
   Status enqueue(int process, const FrameOpHeader& op, const void* payload);
-  void append(Peer& peer, const FrameOpHeader& op, const void* payload);  // outbox.mutex is held
+  void append(Peer& peer, const FrameOpHeader& op, const void* payload);  // caller holds outbox.mutex
   void send_to_all(FrameOp op, uint32_t value, std::span<const uint8_t> payload);
 
   void run();
-  bool init();   // MPI, and the hello to all
-  void turns();  // until the end
+  bool init();   // initialises MPI and sends the hello to all processes
+  void turns();  // the thread's main loop
   bool receive_some();
   bool receive_from(int process);
   bool send_some();
@@ -81,7 +83,7 @@ class MpiLink : public FrameSink {
   bool pending() const;
   void watch(Clock::time_point now);
   void idle(Clock::time_point now);
-  bool check(int error, const char* call);  // fails the job; false then
+  bool check(int error, const char* call);  // false, after failing the job, if `error` is not 0
   void set_started(const Status& status);
   std::string ranks_text(int process) const;
   std::string missing_text();
@@ -91,7 +93,7 @@ class MpiLink : public FrameSink {
   const Hello mine_;
   const int ranks_per_process_;
   const Clock::duration timeout_;
-  std::vector<std::unique_ptr<Peer>> peers_;  // this process's stays unused
+  std::vector<std::unique_ptr<Peer>> peers_;  // by process; this process's is unused
 
   std::mutex start_mutex_;
   std::condition_variable start_changed_;
@@ -100,7 +102,7 @@ class MpiLink : public FrameSink {
 
   std::atomic<bool> stopping_{false}, aborting_{false}, sleeping_{false};
   Doorbell bell_;
-  // The communication thread's own.
+  // Communication thread only.
   ProcessWatch watch_;
   Clock::time_point last_progress_, next_watch_;
   bool is_broken_ = false;

@@ -1,6 +1,6 @@
-// The interface of the MPI plug-in (libfp4moe_mpi.so), which alone is linked against MPI and is loaded only
-// for the fabric mpi. C, so that it does not depend on the compiler. One thread makes all calls, init()
-// first.
+// The interface of the MPI plug-in (libfp4moe_mpi.so), the only library linked against MPI; it is loaded for
+// the fabric mpi only. A C interface, so that it does not depend on the compiler. One thread makes all calls,
+// init() first.
 #pragma once
 
 #include <stdint.h>
@@ -11,14 +11,15 @@ extern "C" {
 
 #define FP4MOE_MPI_ABI 1u
 
-// Functions return 0 or MPI's error code, for which error_text() has words.
+// Functions return 0 or an MPI error code, which error_text() describes.
 typedef struct Fp4moeMpi {
   uint32_t abi;  // FP4MOE_MPI_ABI
   int (*init)(int* process, int* num_processes);
-  // Whether a message of that process is there, and how long it is.
+  // Whether a message from that process is waiting, and its length.
   int (*probe)(int process, int* num_bytes, int* is_there);
-  // Start sending, and receiving the probed message; data belongs to MPI until done() says so, which makes
-  // *request null again. Nothing blocks: the other process may end in the middle of a message.
+  // Start a send, or the receive of the probed message. `data` belongs to MPI until done() reports
+  // completion, which sets *request to null. No call blocks, because the other process may end in the middle
+  // of a message.
   int (*send)(int process, const void* data, int num_bytes, void** request);
   int (*receive)(int process, void* data, int num_bytes, void** request);
   int (*done)(void** request, int* is_done);

@@ -1,4 +1,4 @@
-// ProcessWatch: sees at once that another process of this machine has ended, whatever ended it.
+// ProcessWatch: detects at once that another process of this machine has ended, for whatever reason.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace fp4moe {
 
-// Same value: the same machine, and process numbers that mean the same. 0: unknown.
+// Equal in two processes if they run on the same machine in the same pid namespace. 0: unknown.
 uint64_t pid_space_id();
 
 class ProcessWatch {
@@ -16,17 +16,17 @@ class ProcessWatch {
   ProcessWatch(const ProcessWatch&) = delete;
   ProcessWatch& operator=(const ProcessWatch&) = delete;
 
-  // Watches pid, which is in this pid space; `name` is what first_ended() returns for it. Where the kernel
-  // refuses, it is not watched.
+  // Watches pid, which must be in this pid namespace; first_ended() returns `name` for it. If the kernel
+  // refuses (no pidfd), the process is not watched.
   void add(int name, int64_t pid);
   void remove(int name);
-  // The name of one that has ended, or -1; does not wait.
+  // The name of a process that has ended, or -1. Does not block.
   int first_ended() const;
 
  private:
   struct Watched {
     int name;
-    int fd;  // -1: had ended when it was added
+    int fd;  // -1: the process had ended before it was added
   };
   std::vector<Watched> watched_;
 };

@@ -1,8 +1,8 @@
-// How a rank sleeps. It publishes the cell that it waits for in `awaited`, reads the doorbell, looks at the
-// cell once more and sleeps on the doorbell's value. Who raises a cell stores it and then looks at `awaited`.
-// All of these are sequentially consistent, so either the waiter sees the new cell, or the raiser sees the
-// waiter and changes the doorbell, which ends the sleep or keeps it from starting. Signals that nobody waits
-// for cost no system call.
+// How a rank sleeps. The waiter publishes the index of its cell in `awaited`, reads the doorbell, checks the
+// cell again and sleeps on the doorbell's value. The raiser stores the cell and then reads `awaited`. All
+// these accesses are sequentially consistent, so either the waiter sees the new cell, or the raiser sees the
+// waiter and rings the doorbell, which ends the sleep or prevents it. A signal for which no rank waits costs
+// no system call.
 #include "comm/rank_memory.h"
 
 #include <algorithm>
@@ -26,8 +26,8 @@ void relax() {
 #endif
 }
 
-// Polls before a sleep: waiting on a core of one's own is cheap, on a shared one it keeps the peer from
-// running.
+// Polls before a sleep: polling is cheap if each rank has its own core; on a shared core it keeps the peer
+// from running.
 int polls_for(int num_local_ranks) {
   const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
   return static_cast<unsigned>(num_local_ranks) < cores ? 4000 : 300;

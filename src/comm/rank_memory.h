@@ -1,5 +1,5 @@
-// RankMemory: what the ranks of one process share: heaps, signal cells, the sleep of those who wait, and the
-// job's failure. The endpoints of every fabric wait here.
+// RankMemory: shared state of the ranks of one process: heaps, signal cells, waiting, and the job's failure.
+// The endpoints of every fabric wait here.
 #pragma once
 
 #include <atomic>
@@ -17,16 +17,16 @@
 namespace fp4moe {
 
 struct RankMemoryShape {
-  int num_ranks = 1;        // of the job: sources of signals
-  int first_rank = 0;       // of this process
-  int num_local_ranks = 1;  // of this process
-  int64_t heap_bytes = 0;   // of each local rank
-  uint32_t first_signal = 0;
+  int num_ranks = 1;          // of the job: sources of signals
+  int first_rank = 0;         // of this process
+  int num_local_ranks = 1;    // of this process
+  int64_t heap_bytes = 0;     // of each local rank
+  uint32_t first_signal = 0;  // initial value of the cells
 };
 
 class RankMemory {
  public:
-  // kDoesNotFit names the rank whose heap the system refused.
+  // kDoesNotFit names the rank whose heap could not be allocated.
   static Result<std::unique_ptr<RankMemory>> make(const RankMemoryShape& shape);
 
   const RankMemoryShape& shape() const { return shape_; }
@@ -35,18 +35,18 @@ class RankMemory {
   }
   uint8_t* heap(int rank) const { return local(rank).heap.data(); }
 
-  // Raises the cell (src, slot) of local rank dst to `value`, with release; wakes dst if it waits for it. A
-  // cell never goes back: an older value changes nothing. One thread raises the cells of one src.
+  // Raises the cell (src, slot) of local rank dst to `value`, with release; wakes dst if it waits for it. An
+  // older value has no effect. Only one thread may raise the cells of one src.
   void raise(int src, int dst, int slot, uint32_t value);
-  // Endpoint::wait() of local rank `rank`; one thread at a time for each rank.
+  // Endpoint::wait() of local rank `rank`; one thread at a time per rank.
   Status wait(int rank, int src, int slot, uint32_t value, std::chrono::nanoseconds timeout, uint32_t* seen);
   // Whether a local rank sleeps in wait().
   bool anyone_waits() const { return num_waiting_.load(std::memory_order_relaxed) > 0; }
 
-  // The rank that `rank` sleeps for; -1 if for none, or if it is not of this process.
+  // The rank for which `rank` sleeps; -1 if it does not sleep or is not in this process.
   int waits_for(int rank) const;
 
-  // The first failure wins: true for that one. Wakes all who wait.
+  // Sets the job's failure and wakes all waiting ranks; false if there is one already.
   bool fail(const Status& status);
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   Status failure() const;
@@ -54,10 +54,10 @@ class RankMemory {
  private:
   struct Local {
     Buffer heap;
-    std::vector<std::atomic<uint32_t>> cells;      // [num_ranks][kSignalSlots]: one cache line a source
-    alignas(64) std::atomic<int32_t> awaited{-1};  // index of the cell slept for
+    std::vector<std::atomic<uint32_t>> cells;      // [num_ranks][kSignalSlots]: one cache line per source
+    alignas(64) std::atomic<int32_t> awaited{-1};  // index of the cell for which the rank sleeps; -1: none
     Doorbell doorbell;
-    int polls = 0;  // before sleeping: of this rank's thread alone
+    int polls = 0;  // polls before sleeping; used by the rank's thread only
   };
   explicit RankMemory(const RankMemoryShape& shape);
   Local& local(int rank) const { return *locals_[static_cast<size_t>(rank - shape_.first_rank)]; }
@@ -73,7 +73,7 @@ class RankMemory {
   Status failure_;
 };
 
-// Whether a counter that shows `seen` has come to `value`, modulo 2^32: they are less than 2^31 apart.
+// Whether a counter at `seen` has reached `value`, modulo 2^32. Precondition: they are less than 2^31 apart.
 inline bool reached(uint32_t seen, uint32_t value) { return static_cast<int32_t>(seen - value) >= 0; }
 
 }  // namespace fp4moe
