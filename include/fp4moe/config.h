@@ -73,7 +73,7 @@ struct EngineConfig {
   std::string autotune_cache;     // path of the tactic cache; empty: in the user's cache folder
 
   // Memory and scheduling. With dp_size > 1 the groups share the request and prefill limits evenly.
-  int64_t max_total_tokens = 0;  // KV pool size in tokens; 0: from mem_fraction_static
+  int64_t max_total_tokens = 0;  // KV pool size of each group in tokens; 0: from mem_fraction_static
   // Fraction of free memory for weights, KV pool and, on a GPU, work memory; -1: 0.6 on a CPU, 0.9 on a GPU
   double mem_fraction_static = -1;
   int page_size = 16;                // tokens per KV page

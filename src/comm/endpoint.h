@@ -11,9 +11,9 @@
 namespace fp4moe {
 
 // Signal cells of one (source, destination) pair. Slots are assigned here, so that uses do not collide:
-//   0..3    the communicator of all ranks
+//   0..3    the communicator of all ranks, which the MoE transports use too
 //   4..7    the communicator of the attention group (tensor parallelism inside a data-parallel group)
-//   8..11   the MoE transports' communicator
+//   8..11   unused
 //   12..15  the engine's steps
 constexpr int kSignalSlots = 16;
 

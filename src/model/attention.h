@@ -1,4 +1,4 @@
-// Attention of one layer: what a decoder layer calls, whatever kind a family has.
+// Attention of one layer: the interface that the decoder calls, and its implementations.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ class WeightLoader;
 
 struct AttentionInput {
   const Batch& batch;        // T >= 1 rows
-  RmsNormArgs norm;          // that makes the rows; norm.out_act: room for them [T, H]
-  KvPages k_pages, v_pages;  // of the layer
+  RmsNormArgs norm;          // forward() runs it to compute its input rows in norm.out_act [T, H]
+  KvPages k_pages, v_pages;  // the layer's pages
   ActRows out;               // [T, out_cols()]: the heads' outputs, before the output projection
 };
 
@@ -27,21 +27,20 @@ class Attention {
   virtual ~Attention() = default;
   virtual int64_t out_cols() const = 0;
   virtual int64_t weight_bytes() const = 0;
-  // What forward() takes from its arena for up to max_tokens rows.
+  // Most bytes that forward() takes from its arena for up to max_tokens rows.
   virtual int64_t scratch_bytes(int64_t max_tokens) const = 0;
-  // Appends the rows' keys and values to the pages and attends. `out` must not be of the arena's free part.
+  // Appends the rows' keys and values to the pages and attends. `out` must not be in the arena's free part.
   virtual void forward(const AttentionInput& in, Arena& scratch, ThreadPool& pool) const = 0;
 };
 
-// What an attention op takes from the scratch for up to max_tokens rows; args: its heads and pages' sizes.
+// Scratch bytes of an attention op for up to max_tokens rows; of args only head and page sizes are used.
 inline int64_t attention_workspace(const DenseOps& ops, const AttentionArgs& args, int64_t max_tokens) {
   return ops.attention_workspace_bytes == nullptr
              ? 0
              : Arena::padded(ops.attention_workspace_bytes(args, max_tokens));
 }
 
-// Grouped-query attention with what `config` asks for: biases, QK norms, rotary embedding, the layer's
-// window.
+// Grouped-query attention with the config's biases, QK norms, rotary embedding and window.
 struct GqaOptions {
   int64_t layer = 0;
   bool sinks = false;  // "<prefix>sinks" [num_heads]

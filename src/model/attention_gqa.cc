@@ -12,19 +12,19 @@ namespace fp4moe {
 namespace {
 
 struct GqaWeights {
-  LinearLayer qkv;        // [(q + 2 kv heads) head_dim, H] if no projection is FP4, else these three:
+  LinearLayer qkv;        // [(q + 2 kv heads) head_dim, H] if no projection is FP4; else q, k, v are used
   LinearLayer q, k, v;    // [heads head_dim, H]
   Buffer q_norm, k_norm;  // [head_dim] f32 or empty
   Buffer sinks;           // [query heads] f32 or empty
   Buffer inv_freq;        // [head_dim / 2] f32
-  float rope_factor = 1;  // of cos and sin
+  float rope_factor = 1;  // multiplies cos and sin
   HeadShard heads;
   int64_t window = 0;
   int head_dim = 0;
   float norm_eps = 0;
 };
 
-// Where the projections' outputs lie.
+// The projections' outputs.
 struct Qkv {
   float *q, *k, *v;
   int64_t q_stride, kv_stride;
@@ -73,7 +73,7 @@ class GqaAttention final : public Attention {
   int64_t q_cols() const { return w_.heads.query.count * w_.head_dim; }
   int64_t kv_cols() const { return w_.heads.kv.count * w_.head_dim; }
 
-  // What does not depend on the batch.
+  // The arguments that do not depend on the batch.
   AttentionArgs shape() const {
     AttentionArgs args;
     args.k_pages.num_kv_heads = static_cast<int>(w_.heads.kv.count);
@@ -117,7 +117,7 @@ class GqaAttention final : public Attention {
   const GqaWeights w_;
 };
 
-// The projections of this rank's heads.
+// Loads the projections of this rank's heads.
 Status load_qkv(WeightLoader& loader, const std::string& prefix, GqaWeights& w) {
   const ModelConfig& config = loader.config();
   const int64_t h = config.hidden_size, d = config.head_dim;

@@ -1,6 +1,7 @@
 // Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434). A token's page row is [latent, rotary key],
-// shared by all heads. The up-projections of keys and values are absorbed: queries are taken into the latent
-// space and attend to the latents; what comes back is taken out of it, head by head.
+// shared by all heads. The up-projections of keys and values are absorbed: queries are projected into the
+// latent space, attend to the latents, and each head's output is projected from the latent space to its value
+// dimension.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -16,9 +17,9 @@
 namespace fp4moe {
 namespace {
 
-// Latent queries and outputs are wide: heads * (latent + rope). So a CPU makes them for some rows at a time.
+// Latent queries and outputs are wide, heads * (latent + rope), so a CPU processes some rows at a time.
 constexpr int64_t kRowsPerPass = 256;
-// The stock class leaves the latents' norms at their default, whatever rms_norm_eps is.
+// Hugging Face's implementation uses the default eps for the latents' norms and ignores rms_norm_eps.
 constexpr float kLatentNormEps = 1e-6f;
 
 struct MlaSizes {
@@ -31,19 +32,19 @@ struct MlaSizes {
 
 struct MlaWeights {
   MlaSizes sizes;
-  LinearLayer q_a;   // [q_lora, H]; without compression of queries: none
+  LinearLayer q_a;   // [q_lora, H]; empty if queries are not compressed
   Buffer q_norm;     // [q_lora] f32
   LinearLayer q_b;   // [heads * query, q_lora or H]
   LinearLayer kv_a;  // [latent + rope, H]
   Buffer kv_norm;    // [latent] f32
-  // heads matrices [latent, nope], then, at value_up, heads matrices [value, latent], in the layout of the
-  // ops
+  // In the ops' layout: for each head [latent, nope] and, starting at byte value_up, for each head [value,
+  // latent].
   Buffer up;
   int64_t value_up = 0;
-  float up_scale = 1;     // of both: the tensor scale of an FP4 matrix
+  float up_scale = 1;     // tensor scale of both, if the checkpoint has an FP4 matrix
   Buffer inv_freq;        // [rope / 2] f32
-  float rope_factor = 1;  // of cos and sin
-  float scale = 0;
+  float rope_factor = 1;  // multiplies cos and sin
+  float scale = 0;        // softmax scale
 };
 
 class MlaAttention final : public Attention {
@@ -90,7 +91,7 @@ class MlaAttention final : public Attention {
   }
 
  private:
-  // Rotates `heads.count` vectors of the rows, `heads.stride` apart.
+  // Applies the rotary embedding to `heads.count` vectors of each row, `heads.stride` elements apart.
   struct RopeHeads {
     int64_t count, stride;
   };
@@ -100,7 +101,7 @@ class MlaAttention final : public Attention {
               pool);
   }
 
-  // [T, heads * query], not yet rotated.
+  // Computes queries [T, heads * query], without rotary embedding.
   float* queries(const ActRows& x, Arena& scratch, ThreadPool& pool) const {
     float* q = scratch.take<float>(x.rows * s_.heads * s_.query());
     if (s_.q_lora == 0) {
@@ -115,7 +116,7 @@ class MlaAttention final : public Attention {
     return q;
   }
 
-  // The sequences' parts in `rows`, rows counted from rows.first.
+  // The parts of the sequences that are in `rows`, with row numbers relative to rows.first.
   static std::span<const SequenceRows> cut(const Batch& batch, Shard rows, SequenceRows* out) {
     size_t n = 0;
     for (const SequenceRows& s : batch.sequences) {
@@ -127,7 +128,7 @@ class MlaAttention final : public Attention {
     return {out, n};
   }
 
-  // Some rows' rotated queries, and their parts of sequences.
+  // The rotated queries of some rows, and these rows' parts of sequences.
   struct Pass {
     const float* q;
     std::span<const SequenceRows> sequences;
@@ -163,10 +164,10 @@ class MlaAttention final : public Attention {
                      pool);
   }
 
-  // A GPU makes all rows at once: its batches' sequences are not cut.
+  // A GPU processes all rows at once, because the sequences of its batches cannot be split here.
   int64_t rows_per_pass() const { return ops_.memory().is_host() ? kRowsPerPass : INT64_MAX; }
 
-  // What does not depend on the batch.
+  // The arguments that do not depend on the batch.
   AttentionArgs shape() const {
     AttentionArgs args;
     args.k_pages.num_kv_heads = 1;
@@ -182,7 +183,7 @@ class MlaAttention final : public Attention {
   const MlaSizes s_;
 };
 
-// The softmax scale, with YaRN's correction as the stock class has it.
+// The softmax scale, with YaRN's correction as in Hugging Face's implementation.
 float softmax_scale(const ModelConfig& config) {
   const double scale = 1 / std::sqrt(static_cast<double>(config.head_dim));
   const RopeConfig& rope = config.rope;
@@ -192,7 +193,7 @@ float softmax_scale(const ModelConfig& config) {
   return static_cast<float>(scale * mscale * mscale);
 }
 
-// Appends the rows of a rotary part that starts at `first`, as pairs (i, i + n/2).
+// Appends the row numbers of a rotary part that starts at `first`, ordered so that pairs are (i, i + n/2).
 void append_rope_rows(const MlaConfig& mla, int64_t first, std::vector<int64_t>& rows) {
   const int64_t n = mla.qk_rope_head_dim;
   for (int64_t i = 0; i < n; ++i)
@@ -226,7 +227,7 @@ Status load_projections(WeightLoader& loader, const std::string& prefix, Shard h
   return {};
 }
 
-// kv_b_proj as bf16: of an FP4 matrix the codes times the block scales, exactly; the tensor scale is left.
+// kv_b_proj as bf16. For an FP4 matrix: code * block scale, which is exact, without the tensor scale.
 Result<const bf16*> up_projection_rows(const LinearWeightsView& kv_b, Buffer& storage) {
   if (!kv_b.is_fp4) return kv_b.weight;
   Fp4MatrixView matrix = kv_b.fp4;
@@ -241,8 +242,8 @@ Result<const bf16*> up_projection_rows(const LinearWeightsView& kv_b, Buffer& st
   return storage.as<bf16>();
 }
 
-// kv_b_proj [num_heads (nope + value), latent] -> key_up (transposed) and value_up of this rank's heads. What
-// they multiply is not quantised under any scheme: it is no row of the checkpoint's layer.
+// kv_b_proj [num_heads (nope + value), latent] -> key_up (transposed) and value_up of this rank's heads.
+// Their inputs are not quantised under any scheme, because they are not inputs of the checkpoint's layer.
 Status load_up_projections(WeightLoader& loader, const std::string& prefix, Shard heads, MlaWeights& w) {
   const MlaSizes& s = w.sizes;
   const LinearLayout layout = loader.ops().head_linear_layout;
@@ -283,7 +284,7 @@ Status load_up_projections(WeightLoader& loader, const std::string& prefix, Shar
 Result<std::unique_ptr<Attention>> load_mla(WeightLoader& loader, const std::string& prefix) {
   const ModelConfig& config = loader.config();
   const RankLayout& layout = loader.layout();
-  // Latents and rotary keys are one KV head, on every rank.
+  // Latents and rotary keys form one KV head, which every rank has.
   const Shard heads = head_shard(config.num_heads, 1, layout.attention_tp(), layout.attention_rank()).query;
   MlaWeights w;
   w.sizes = {.heads = heads.count,

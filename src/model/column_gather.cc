@@ -31,7 +31,7 @@ Status ColumnGather::run(const OpName& op, const GatherRows& rows, Arena& scratc
   pool.run(rows.rows, [&](int64_t row, int) {
     for (const Shard& part : parts_) {
       const int64_t bytes = part.count * element_bytes_, first = part.first * element_bytes_;
-      // Before this part lie the earlier parts' columns of all rows.
+      // The earlier parts' columns of all rows precede this part.
       std::memcpy(static_cast<uint8_t*>(rows.out) + row * width + first,
                   gathered + rows.rows * first + row * bytes, static_cast<size_t>(bytes));
     }

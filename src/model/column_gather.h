@@ -1,5 +1,5 @@
-// ColumnGather: rows of which each rank of a group has some columns become whole on all of them. No sums: the
-// result has the bits that the ranks put in.
+// ColumnGather: gathers rows whose columns are distributed over the ranks of a group, so that all ranks have
+// whole rows. The bits are not changed.
 #pragma once
 
 #include <cstdint>
@@ -14,21 +14,21 @@ namespace fp4moe {
 
 struct GatherRows {
   int64_t rows = 0;
-  const void* mine = nullptr;  // [rows, mine().count], in the host's memory
-  void* out = nullptr;         // [rows, columns]; may not overlap mine
+  const void* mine = nullptr;  // [rows, mine().count], in host memory
+  void* out = nullptr;         // [rows, columns], in host memory; must not overlap mine
 };
 
 class ColumnGather {
  public:
-  // parts: each rank's columns, one after the other, all of them together; a part may be empty. The
-  // communicator is borrowed.
+  // parts: each rank's columns; consecutive, covering all columns; a part may be empty. The communicator must
+  // outlive this object.
   ColumnGather(Communicator& group, std::vector<Shard> parts, int64_t element_bytes);
 
   Shard mine() const;
   int64_t row_bytes() const;  // of `out`
   int64_t scratch_bytes(int64_t max_rows) const;
-  // All ranks of the group call it with the same number of rows; the error is the job's. The scratch is free
-  // again afterwards.
+  // All ranks of the group must call it with the same number of rows. An error fails the whole job. The
+  // scratch is free again afterwards.
   Status run(const OpName& op, const GatherRows& rows, Arena& scratch, ThreadPool& pool) const;
 
  private:

@@ -19,7 +19,7 @@ struct Rows {
   void* attention;  // [T, attention cols] act
 };
 
-// Buffers of one forward pass, allocated at load for max_batch_tokens rows, `kept` for logit rows.
+// Buffers of one forward pass, allocated at load: `all` for max_batch_tokens rows, `kept` for logit rows.
 struct Activations {
   Rows all, kept;
   float* normed_f32;  // [T, H]: the router's input
@@ -60,7 +60,7 @@ class Decoder final : public Model {
   RmsNormArgs norm_args(const Buffer& weight, int64_t num_rows, float* out_f32) const;
   void norm(const Buffer& weight, int64_t num_rows, float* out_f32, ThreadPool& pool);
 
-  // Whether ranks of a group exchange what their layers read, not partial sums of what they write.
+  // Whether the ranks of a group gather their layers' inputs instead of adding partial sums of the outputs.
   bool gathers() const {
     return options_.rank.attention != nullptr && options_.moe_plan.a2a_settings().deterministic;
   }
@@ -80,7 +80,7 @@ class Decoder final : public Model {
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<ExpertCounters> counters_;
   Activations act_{};
-  Rows rows_{};  // of the forward pass under way: act_.all, in the last layer act_.kept
+  Rows rows_{};  // of the current forward pass: act_.all, or act_.kept from the last layer's attention on
   Arena activations_, scratch_;
 };
 
@@ -177,7 +177,7 @@ Rows Decoder::take_rows(int64_t num_rows, int64_t attention_cols) {
 
 // ---- forward --------------------------------------------------------------------------------------
 
-// A group without rows skips what is its own, and takes part in what all ranks do together.
+// A group without rows skips its own work but takes part in the collective operations of all ranks.
 Status Decoder::forward(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool) {
   const int64_t t = batch.num_rows(), h = config_.hidden_size;
   FP4MOE_CHECK(t <= options_.max_batch_tokens,
@@ -193,7 +193,7 @@ Status Decoder::forward(const Batch& batch, KvCache& kv, float* logits, ThreadPo
                 {batch, norm_args(w.attention_norm, t, nullptr), kv.k_pages(i), kv.v_pages(i),
                  act(rows_.attention, t, w.attention->out_cols())},
                 pool);
-    if (i + 1 == config_.num_layers) {  // nothing reads the other rows any more
+    if (i + 1 == config_.num_layers) {  // the remaining work needs only the logit rows
       keep_logit_rows(batch, pool);
       num_rows = batch.num_logit_rows();
     }
@@ -206,7 +206,7 @@ Status Decoder::forward(const Batch& batch, KvCache& kv, float* logits, ThreadPo
   return lm_head_.forward(norm_args(final_norm_, num_rows, nullptr), logits, scratch_, pool);
 }
 
-// act_.normed, and out_f32 unless it is null: the residual, normed.
+// Norms the residual into act_.normed and, unless null, out_f32.
 RmsNormArgs Decoder::norm_args(const Buffer& weight, int64_t num_rows, float* out_f32) const {
   return {rows_.residual, weight.as<float>(), static_cast<float>(config_.rms_norm_eps),
           act(act_.normed, num_rows, config_.hidden_size), out_f32};
@@ -235,8 +235,8 @@ Status Decoder::attention_output(int64_t layer, int64_t num_rows, ThreadPool& po
   return add_partial({"attention_out", static_cast<int>(layer), 0}, partial, num_rows, pool);
 }
 
-// The bits of one rank: the group's heads are gathered, each rank adds its output columns to the residual's
-// as one rank does to all, and the columns are gathered.
+// Gives the same bits as a single rank: the group's heads are gathered, each rank computes some output
+// columns and adds them to the residual's, and the columns are gathered.
 Status Decoder::gathered_attention_output(int64_t layer, const ActRows& heads, ThreadPool& pool) {
   const ColumnGather heads_of_group = heads_gather(heads.cols), outputs = outputs_gather();
   const int index = static_cast<int>(layer);
@@ -295,7 +295,7 @@ Status Decoder::dense_mlp(int64_t layer, const ActRows& x, ThreadPool& pool) {
     mlp.forward(x, out, scratch_, pool);
     return add_partial(op, out, x.rows, pool);
   }
-  // Each rank has the whole MLP, and runs some of the rows.
+  // Each rank has the whole MLP and runs it for some of the rows.
   const RankLayout& layout = options_.rank.layout;
   std::vector<int64_t> counts;
   for (int r = 0; r < layout.attention_tp(); ++r)
@@ -311,7 +311,7 @@ Status Decoder::dense_mlp(int64_t layer, const ActRows& x, ThreadPool& pool) {
   return {};
 }
 
-// residual += partial [num_rows, H], summed over the group: the same bits on all its ranks.
+// residual += partial [num_rows, H] summed over the group; bit-identical on all its ranks.
 Status Decoder::add_partial(const OpName& op, float* partial, int64_t num_rows, ThreadPool& pool) {
   const int64_t h = config_.hidden_size;
   if (options_.rank.attention != nullptr) {
@@ -323,10 +323,10 @@ Status Decoder::add_partial(const OpName& op, float* partial, int64_t num_rows, 
   return {};
 }
 
-// From here on only the rows whose logits are wanted.
+// Reduces the current rows to the logit rows.
 void Decoder::keep_logit_rows(const Batch& batch, ThreadPool& pool) {
   const int64_t n = batch.num_logit_rows();
-  if (n == batch.num_rows()) return;  // all of them, as they are
+  if (n == batch.num_rows()) return;  // all rows are logit rows
   FP4MOE_CHECK(n <= max_kept_rows(),
                std::to_string(n) + " logit rows, at most " + std::to_string(max_kept_rows()));
   const int64_t residual_bytes = config_.hidden_size * static_cast<int64_t>(sizeof(float));

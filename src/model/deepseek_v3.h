@@ -1,4 +1,4 @@
-// deepseek_v3: latent attention, first layers with a dense MLP, then MoE layers with a shared expert and
+// deepseek_v3: latent attention; the first layers have a dense MLP, the others a MoE with a shared expert and
 // group-limited sigmoid routing.
 #pragma once
 

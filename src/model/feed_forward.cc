@@ -41,7 +41,7 @@ Result<std::unique_ptr<MoeLayer>> load_moe(WeightLoader& loader, int64_t layer, 
   const std::string prefix = layer_prefix(layer);
   FP4MOE_ASSIGN_OR_RETURN(const RouterWeights router, load_router(loader, prefix, names));
   const Shard local = loader.moe_plan().problem().local_experts();
-  const bool packs = packs_weights();  // else scales and matrices were checked when they were packed
+  const bool packs = packs_weights();  // if not, scales and matrices were checked when they were packed
   FP4MOE_ASSIGN_OR_RETURN(
       const MoeWeightsView experts,
       load_expert_weights(loader.checkpoint(), config, layer, {local.first, packs ? local.count : 0}));

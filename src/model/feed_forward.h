@@ -1,4 +1,4 @@
-// The feed-forward part of a layer, this rank's share: a MoE with or without a shared expert, or a dense MLP.
+// Loads this rank's part of a layer's feed-forward: a MoE with or without a shared expert, or a dense MLP.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace fp4moe {
 
 class WeightLoader;
 
-// Where a family keeps a MoE's tensors, below the layer's prefix; null: it has none.
+// A family's names for a MoE's tensors, relative to the layer's prefix; null: the family has no such tensor.
 struct MoeNames {
   RouterScoring scoring = RouterScoring::kTopkSoftmax;
   const char* router = nullptr;         // "<router>.weight" [E, H]
@@ -21,12 +21,12 @@ struct MoeNames {
   const char* shared_gate = nullptr;    // [1, H]
 };
 
-// Groups, normalisation, scaling factor and correction bias ("<router>.e_score_correction_bias") are the
-// config's.
+// Groups, normalisation, scaling factor and the presence of a correction bias
+// ("<router>.e_score_correction_bias") come from the config.
 Result<std::unique_ptr<MoeLayer>> load_moe(WeightLoader& loader, int64_t layer, const MoeNames& names);
 
-// "mlp.gate_proj" and so on, the group's ranks sharing its I; deterministic ranks have all of it, for some of
-// the group's rows.
+// "mlp.gate_proj" and so on, sharded along I among the group's ranks; if deterministic, each rank has the
+// whole MLP for some of the group's rows.
 Result<std::unique_ptr<DenseMlp>> load_dense_mlp(WeightLoader& loader, int64_t layer);
 
 }  // namespace fp4moe

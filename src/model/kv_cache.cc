@@ -57,7 +57,7 @@ void KvCache::check_page(int64_t page, int64_t num_tokens) const {
                    std::to_string(num_tokens) + " tokens");
 }
 
-// copy_row(row in the page, its offset in canonical form, bytes) for all rows that this rank has.
+// Calls copy_row(row in the page, offset in canonical form, bytes) for all of this rank's rows.
 template <class CopyRow>
 void KvCache::for_rows(int64_t page, int64_t num_tokens, const CopyRow& copy_row) const {
   check_page(page, num_tokens);

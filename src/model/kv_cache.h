@@ -1,4 +1,4 @@
-// KvCache: the pages that hold keys and values of all sequences, for every layer.
+// KvCache: the pages with the keys and values of all sequences and layers.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@
 
 namespace fp4moe {
 
-// A page holds page_size tokens of one sequence in every layer: this rank's KV heads, or with latent
-// attention the latent and the rotary key of each token, of which the latent is the values too. Who owns
-// which page is the engine's matter.
+// A page holds page_size tokens of one sequence in every layer: this rank's KV heads or, with latent
+// attention, each token's latent (which is also the value) and rotary key. The engine assigns pages to
+// sequences.
 class KvCache {
  public:
   static Result<KvCache> make(const ModelConfig& config, DType dtype, int64_t num_pages, int page_size,
@@ -22,14 +22,14 @@ class KvCache {
   static int64_t bytes_per_page(const ModelConfig& config, DType dtype, int page_size,
                                 const RankLayout& layout = {});
 
-  // A page's first num_tokens tokens in canonical form, which is the same however the heads are shared out:
-  // [num_layers, num_tensors, num_tokens, all KV heads, row_dim], of which this rank reads and writes its own
-  // heads. For pages in the host's memory; with those in a GPU's, copy_kv_page() does the same.
+  // Copy a page's first num_tokens tokens to and from canonical form, which does not depend on the sharding
+  // of heads: [num_layers, num_tensors, num_tokens, all KV heads, row_dim]. Only this rank's heads are
+  // copied. For pages in host memory; copy_kv_page() does the same for pages in GPU memory.
   void read_page(int64_t page, int64_t num_tokens, uint8_t* canonical) const;
   void write_page(int64_t page, int64_t num_tokens, const uint8_t* canonical) const;
-  // For copy_kv_page(), `to_device` is the caller's to set. Precondition: this rank has all KV heads.
+  // Arguments for copy_kv_page(); the caller sets `to_device`. Precondition: this rank has all KV heads.
   KvPageCopyArgs page_copy(int64_t page, int64_t num_tokens, uint8_t* canonical) const;
-  // Of one token in that form.
+  // Bytes of one token in canonical form.
   int64_t token_bytes() const;
 
   KvPages k_pages(int64_t layer) const { return pages(layer, 0); }
@@ -39,11 +39,12 @@ class KvCache {
   int64_t num_bytes() const { return buffer_.num_bytes(); }
 
  private:
-  // What a token has in one layer: num_heads rows of row_dim in each of num_tensors tensors.
+  // A token's data in one layer: num_heads rows of row_dim in each of num_tensors tensors.
   struct Shape {
-    int num_tensors = 2;  // keys and values; 1: values are the first value_dim columns of the keys
+    int num_tensors = 2;  // 2: keys and values; 1: the values are the first value_dim columns of the keys
     int num_heads = 0, row_dim = 0, value_dim = 0;
-    int first_head = 0, all_heads = 0;  // num_heads of all_heads, from the first on
+    int first_head = 0,
+        all_heads = 0;  // this rank has heads [first_head, first_head + num_heads) of all_heads
   };
   static Shape shape_of(const ModelConfig& config, const RankLayout& layout);
   KvPages pages(int64_t layer, int which) const;

@@ -18,8 +18,8 @@ int64_t source_row(const LinearPart& part, int64_t i) {
   return part.rows.empty() ? i : part.rows[static_cast<size_t>(i)];
 }
 
-// dst [rows, num_bytes]: the bytes from `offset` on of the part's rows of `src`, which are `stride` bytes
-// apart.
+// Copies num_bytes at `offset` of each of the part's rows of `src` (row stride `stride` bytes) to dst
+// [rows, num_bytes].
 struct RowBytes {
   const uint8_t* src;
   int64_t stride, offset, num_bytes;
@@ -30,8 +30,8 @@ void copy_rows(const LinearPart& part, const RowBytes& row, uint8_t* dst) {
                 static_cast<size_t>(row.num_bytes));
 }
 
-// The part's matrix as a view of its own: of `storage`, unless it is the whole source. Its bias is left
-// alone.
+// A view of the part's matrix: the source's if the part is whole, else a copy in `storage`. The bias is not
+// changed.
 Result<LinearWeightsView> cut_fp4(const LinearPart& part, Buffer& storage) {
   LinearWeightsView view = part.weights;
   if (is_whole(part)) return view;
@@ -55,7 +55,7 @@ Result<LinearWeightsView> cut_fp4(const LinearPart& part, Buffer& storage) {
   return view;
 }
 
-// The parts' matrix: the source of the only part if that is whole, else a copy in `storage`.
+// The stacked parts: the source itself for a single whole part, else a copy in `storage`.
 Result<const bf16*> stack_bf16(std::span<const LinearPart> parts, Buffer& storage) {
   if (parts.size() == 1 && is_whole(parts[0])) return parts[0].weights.weight;
   const int64_t row_bytes = num_cols(parts[0]) * int64_t{sizeof(bf16)};

@@ -11,7 +11,7 @@
 namespace fp4moe {
 namespace {
 
-constexpr int64_t kRowsPerPass = 64;  // of logits that are gathered at a time: bounds the memory
+constexpr int64_t kRowsPerPass = 64;  // logit rows gathered at a time; bounds the memory
 
 }  // namespace
 
@@ -33,7 +33,7 @@ Result<LmHead> LmHead::load(WeightLoader& loader, const std::string& name, const
                                   options.whole_job ? layout.rank : layout.attention_rank());
   FP4MOE_ASSIGN_OR_RETURN(LinearWeightsView view,
                           loader.view(name, {options.vocab_size, options.hidden_size}));
-  if (!view.is_fp4) {  // consecutive rows: no copy is needed
+  if (!view.is_fp4) {  // consecutive rows need no copy
     view.weight += shard.first * options.hidden_size;
     view.n = shard.count;
   }
@@ -64,7 +64,7 @@ Status LmHead::forward(const RmsNormArgs& norm, float* logits, Arena& scratch, T
   return shared_logits(rows, logits, scratch, pool);
 }
 
-// Every rank of a group has the group's rows; its first one sends them.
+// Every rank of a group has the group's rows; the first one sends them.
 Result<LmHead::JobRows> LmHead::gather_rows(const ActRows& x, Arena& scratch) const {
   const RankLayout& layout = options_.rank.layout;
   Communicator& world = *options_.rank.world;

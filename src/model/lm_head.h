@@ -1,4 +1,4 @@
-// LmHead: hidden rows -> logits. Ranks that share a head have a part of the vocabulary each.
+// LmHead: hidden rows -> logits. Ranks that share a head each have a part of the vocabulary.
 #pragma once
 
 #include <cstdint>
@@ -15,31 +15,31 @@ class WeightLoader;
 
 struct LmHeadOptions {
   RankContext rank;
-  bool whole_job = false;   // the vocabulary is shared by all ranks, not by each attention group
-  int64_t max_rows = 0;     // of one call, all groups together
+  bool whole_job = false;   // shard the vocabulary over all ranks instead of within each attention group
+  int64_t max_rows = 0;     // most rows of one call, over all groups
   int64_t hidden_size = 0;  // H
   int64_t vocab_size = 0;   // V
   DType act_dtype = DType::kBF16;
 };
 
-// The part of V rows that is `index`'s of `parts`: whole panels of 16 as far as they go.
+// Part `index` of V rows split into `parts`, in whole panels of 16 (the last may be short).
 Shard vocab_shard(int64_t vocab_size, int64_t parts, int64_t index);
 
 class LmHead {
  public:
   LmHead() = default;
-  // name: "lm_head", or the embedding where the two are tied.
+  // name: "lm_head", or the embedding's name if they are tied.
   static Result<LmHead> load(WeightLoader& loader, const std::string& name, const LmHeadOptions& options);
 
   int64_t weight_bytes() const { return linear_.weight_bytes(); }
   int64_t scratch_bytes() const;
-  // logits [rows, V] f32 = x W^T, x [rows, H] being the group's rows, normed; what norm.out_act holds
-  // afterwards is unspecified. Null: not wanted on this rank. Ranks that share the head call it together,
-  // with 0 rows too.
+  // logits [rows, V] f32 = x W^T, where x [rows, H] are the group's normed rows; null: this rank needs no
+  // logits. norm.out_act is unspecified afterwards. All ranks that share the head must call it, even with 0
+  // rows.
   Status forward(const RmsNormArgs& norm, float* logits, Arena& scratch, ThreadPool& pool) const;
 
  private:
-  // The rows of all groups, and which of them are this rank's.
+  // The rows of all groups, and the range of this rank's.
   struct JobRows {
     ActRows all;
     Shard own;

@@ -16,12 +16,12 @@ Status check_range(const char* flag, int64_t value, int64_t low, int64_t high) {
 }
 
 Status check_seconds(const char* flag, double value) {
-  if (value >= 0 && value <= 1e9) return {};  // NaN is not
+  if (value >= 0 && value <= 1e9) return {};  // false for NaN
   return invalid_argument(std::string(flag) + " " + std::to_string(value) +
                           "; legal: 0 (no limit) to 1000000000 seconds");
 }
 
-// What `given` leaves to the device, decided in `flags`.
+// Sets the defaults in `flags` that `given` leaves to the device.
 void take_device_defaults(const EngineConfig& given, DeviceKind device, EngineConfig& flags) {
   const bool is_gpu = device == DeviceKind::kCuda;
   if (given.mem_fraction_static == -1) flags.mem_fraction_static = is_gpu ? 0.9 : 0.6;
@@ -40,7 +40,7 @@ void note_graph_flags(const EngineConfig& flags) {
   if (flags.disable_cuda_graph) note("--disable-cuda-graph");
 }
 
-// Of a GPU.
+// GPU only.
 void note_determinism(const EngineConfig& flags) {
   if (!flags.enable_deterministic_inference) return;
   log_info(
@@ -48,7 +48,7 @@ void note_determinism(const EngineConfig& flags) {
       "docs/perf.md");
 }
 
-// What is large but not absurd is judged where memory is planned.
+// Refuses only absurd values; whether a large value fits is checked when memory is planned.
 Status check_ranges(const EngineConfig& flags) {
   constexpr int64_t kMany = 1 << 20;  // keeps every product of two of these in 64 bits
   FP4MOE_RETURN_IF_ERROR(check_range("--threads", flags.threads, 0, 4096));
@@ -82,7 +82,7 @@ Status check_ranges(const EngineConfig& flags) {
   if (!(flags.autotune_budget >= 0 && flags.autotune_budget <= 3600))
     return invalid_argument("--autotune-budget " + std::to_string(flags.autotune_budget) +
                             "; legal: 0 to 3600 seconds");
-  if (!(flags.mem_fraction_static > 0 && flags.mem_fraction_static <= 1))  // NaN too
+  if (!(flags.mem_fraction_static > 0 && flags.mem_fraction_static <= 1))  // true for NaN
     return invalid_argument("--mem-fraction-static " + std::to_string(flags.mem_fraction_static) +
                             "; legal: above 0, at most 1");
   return {};
@@ -119,7 +119,7 @@ Activation activation_of(const ModelConfig& model) {
   return {.kind = ActivationKind::kSwigluOai, .alpha = model.swiglu_alpha, .limit = model.swiglu_limit};
 }
 
-// What a query is compared with: a key, or with latent attention a latent and a rotary key.
+// Checks the length of a key; with latent attention a key is a latent and a rotary key.
 Status check_head_dim(const ModelConfig& model) {
   const bool latent = model.mla.kv_lora_rank > 0;
   const int64_t dim = latent ? model.mla.kv_lora_rank + model.mla.qk_rope_head_dim : model.head_dim;
@@ -128,11 +128,11 @@ Status check_head_dim(const ModelConfig& model) {
                      "; supported: up to " + std::to_string(kMaxHeadDim));
 }
 
-// The ranks of a group share out the query heads evenly; KV heads too, or each is on several ranks. The
-// nearest legal choice keeps the ranks and has more groups.
+// A group's ranks must divide the query heads evenly, and either divide the KV heads evenly or replicate each
+// on the same number of ranks. The nearest legal choice keeps the ranks and has more groups.
 Status check_heads(const ModelConfig& model, const RankLayout& layout) {
   const auto fits = [&](int64_t ranks) {
-    // Latents are one KV head that every rank has.
+    // Latents form one KV head, which every rank has.
     const int64_t kv = model.mla.kv_lora_rank > 0 ? 1 : model.num_kv_heads;
     return model.num_heads % ranks == 0 && (kv % ranks == 0 || ranks % kv == 0);
   };

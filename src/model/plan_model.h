@@ -1,4 +1,4 @@
-// What a checkpoint and the flags come to, decided and checked before any weight is read.
+// ModelPlan: how a checkpoint runs with the given flags, decided and checked before any weight is read.
 #pragma once
 
 #include <string>
@@ -15,20 +15,20 @@ namespace fp4moe {
 
 struct ModelPlan {
   DType act_dtype = DType::kBF16;
-  Isa isa = Isa::kScalar;  // of the dense ops
+  Isa isa = Isa::kScalar;  // CPU: of the dense ops
   DenseQuant dense_quant = DenseQuant::kNone;
-  MoePlan moe;         // its problem says on which device
-  EngineConfig flags;  // resolved: no automatic choice that resolve_flags() makes is left open
+  MoePlan moe;         // its problem names the device
+  EngineConfig flags;  // resolved by resolve_flags(), with the device's defaults
 
   DeviceKind device() const { return moe.problem().device; }
 };
 
-// Resolves the flags, says in the log what was chosen for the user, and plans. kInvalidArgument: a flag's
-// value is unknown or out of range; kUnsupported: --quantization against the checkpoint, or a combination
-// that this version has no row for.
+// Resolves the flags, logs automatic choices, and plans. kInvalidArgument: a flag's value is unknown or out
+// of range; kUnsupported: --quantization contradicts the checkpoint, or no row supports the combination.
 Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given);
 
-// "mxfp4", "modelopt_fp4" or "none": the checkpoint's scheme in --quantization's words.
+// The checkpoint's scheme as a value of --quantization ("mxfp4", "modelopt_fp4", "compressed-tensors"), or
+// "none".
 const char* quantization_name(const QuantConfig& quant);
 
 }  // namespace fp4moe

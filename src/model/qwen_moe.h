@@ -1,5 +1,5 @@
-// qwen2_moe and qwen3_moe: grouped-query attention (Qwen2: biases of q, k and v; Qwen3: QK norms), layers
-// with experts every so often (Qwen2: a gated shared expert beside them), dense MLPs elsewhere.
+// qwen2_moe and qwen3_moe: grouped-query attention (Qwen2: biases of q, k and v; Qwen3: QK norms); MoE layers
+// (Qwen2: with a gated shared expert), and dense MLPs in the layers without experts.
 #pragma once
 
 #include "model/decoder.h"

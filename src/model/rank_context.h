@@ -1,4 +1,4 @@
-// RankContext: what a rank's model needs to know of the others. With one rank both communicators are null.
+// RankContext: a rank's place in the job, and its communicators. With one rank both communicators are null.
 #pragma once
 
 #include "comm/communicator.h"
@@ -9,8 +9,8 @@ namespace fp4moe {
 struct RankContext {
   RankLayout layout;
   Communicator* world = nullptr;      // all tp ranks
-  Communicator* attention = nullptr;  // the ranks of this one's group; null where it is alone
-  int64_t a2a_region_offset = 0;      // of the transport's memory in the symmetric heap
+  Communicator* attention = nullptr;  // this rank's group; null if the group is one rank
+  int64_t a2a_region_offset = 0;      // offset of the transport's memory in the symmetric heap, in bytes
 };
 
 }  // namespace fp4moe

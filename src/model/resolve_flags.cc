@@ -36,7 +36,7 @@ class Resolver {
   void note(std::string text) { out_.notes.push_back({LogLevel::kInfo, std::move(text)}); }
   void warn(std::string text) { out_.notes.push_back({LogLevel::kWarning, std::move(text)}); }
 
-  // null where the variable is not set.
+  // null if the variable is not set.
   const std::string* env(std::string_view name) const {
     for (const NamedValue& variable : given_.environment)
       if (variable.name == name) return &variable.value;
@@ -52,7 +52,7 @@ class Resolver {
     return invalid_argument("environment variable " + name + "=" + *value + "; legal: 0 or 1");
   }
 
-  // What plan_moe() will come to; a contradiction between the two flags is its to refuse.
+  // Predicts plan_moe()'s choice; plan_moe() itself refuses contradicting flags.
   bool computes_w4a4() const {
     if (format_ != Fp4Format::kNvfp4) return false;
     if (given_.fp4_compute != "auto") return given_.fp4_compute == scheme_name(Scheme::kW4A4);
@@ -100,7 +100,7 @@ class Resolver {
                       {"fp8_e4m3", "fp8_e5m2", "fp4_e2m1"});
   }
 
-  // `foreign`: words that SGLang knows and this engine does not run.
+  // `foreign`: values that SGLang knows and this engine does not support.
   static Status check_word(const char* flag, const std::string& value,
                            std::initializer_list<const char*> legal,
                            std::initializer_list<const char*> foreign = {}) {
@@ -148,7 +148,7 @@ class Resolver {
            std::to_string(f.dp_size) + " data-parallel groups");
   }
 
-  // The switch of both its names; the old one only where the new one is not set.
+  // The variable under either name; the old one counts only if the new one is not set.
   Result<std::optional<bool>> nvfp4_dispatch() {
     const std::string name = "SGLANG_MOE_NVFP4_DISPATCH", old_name = "SGLANG_CUTEDSL_MOE_NVFP4_DISPATCH";
     FP4MOE_ASSIGN_OR_RETURN(const std::optional<bool> value, env_switch(name));
@@ -158,7 +158,7 @@ class Resolver {
     return old_value;
   }
 
-  // Flag, then the bf16 variable, then the NVFP4 one, then bf16.
+  // Precedence of the dispatch type: the flag, the bf16 variable, the NVFP4 variable, bf16.
   Status resolve_deepep() {
     EngineConfig& f = flags();
     if (f.moe_a2a_backend != "deepep") {
@@ -195,7 +195,8 @@ class Resolver {
     return {};
   }
 
-  // w4a4 sends what its quantiser would make of the rows anyway, as SGLang does.
+  // With w4a4 rows are sent as NVFP4, because its quantiser would produce the same values anyway, as in
+  // SGLang.
   Status resolve_flashinfer() {
     EngineConfig& f = flags();
     if (f.moe_a2a_backend != "flashinfer") return {};
@@ -219,7 +220,8 @@ class Resolver {
         "checkpoint");
   }
 
-  // SGLang sizes its buffers by these variables and fails past them; here they only say what to expect.
+  // SGLang sizes its buffers by these variables and fails beyond them; here exceeding them only logs a
+  // warning.
   Status check_capacity() {
     const std::string a2a = given_.moe_a2a_backend;
     if (a2a != "deepep" && a2a != "flashinfer") return {};

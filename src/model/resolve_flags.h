@@ -1,5 +1,5 @@
-// From what the user typed to what the engine runs: SGLang's automatic choices, its environment variables and
-// its names, resolved before anything is loaded. Which combinations are legal is plan_moe()'s to say.
+// Resolves the user's flags: SGLang's automatic choices, environment variables and names, before anything is
+// loaded. plan_moe() decides which combinations are legal.
 #pragma once
 
 #include <string>
@@ -17,18 +17,18 @@ struct FlagNote {
 };
 
 struct ResolvedFlags {
-  EngineConfig flags;           // sglang_flags and environment are empty, used up
-  std::vector<FlagNote> notes;  // every choice that was made for the user, and every flag that is moot
+  EngineConfig flags;           // resolved; sglang_flags and environment are cleared
+  std::vector<FlagNote> notes;  // every automatic choice, and every flag without effect
 };
 
 // `format` is the checkpoint's. Sets ep_size, deepep_mode, the dispatch types (never "auto" for the a2a in
-// use) and fp4_act_scales. kInvalidArgument: an unknown word or a number out of range;
-// kUnsupported: known to SGLang, not here; the message holds the nearest legal choice. Resolving twice
-// changes nothing, except that chunked_prefill_size is divided by dp_size again.
+// use) and fp4_act_scales. kInvalidArgument: an unknown value or a number out of range; kUnsupported: known
+// to SGLang but not supported here; the message has the nearest legal choice. Resolving resolved flags again
+// does not change them.
 Result<ResolvedFlags> resolve_flags(const EngineConfig& flags, Fp4Format format);
 
-// The one formula of a transport's capacity: the most tokens that a rank dispatches in a step, which is its
-// share of a full prefill and one row of every running request, by data-parallel group, then by rank.
+// Most tokens that a rank dispatches in one step: a full prefill plus one row per running request, divided by
+// the data-parallel groups, then by a group's ranks, rounding up.
 int64_t dispatch_tokens_per_rank(const EngineConfig& flags);
 
 }  // namespace fp4moe

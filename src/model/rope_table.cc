@@ -18,7 +18,7 @@ double yarn_attention_factor(const RopeConfig& config) {
   return yarn_mscale(config.factor, 1.0);
 }
 
-// The (fractional) pair index whose wavelength makes `num_rotations` turns over the original context.
+// The (fractional) index of the pair that makes `num_rotations` turns over the original context.
 double pair_of_rotations(const RopeConfig& config, double rotary_dim, double num_rotations) {
   const double wavelengths = config.original_max_position_embeddings / (num_rotations * 2 * std::numbers::pi);
   return rotary_dim * std::log(wavelengths) / (2 * std::log(config.theta));
@@ -31,7 +31,7 @@ RopeTable make_rope_table(const RopeConfig& config, int64_t rotary_dim) {
   RopeTable table;
   table.inv_freq.resize(static_cast<size_t>(rotary_dim / 2));
   const bool yarn = config.type == RopeConfig::Type::kYarn;
-  double low = 0, high = 0;  // pairs below low keep their frequency, above high are interpolated
+  double low = 0, high = 0;  // pairs below low keep their frequency, pairs above high are fully interpolated
   if (yarn) {
     low = pair_of_rotations(config, dim, config.beta_fast);
     high = pair_of_rotations(config, dim, config.beta_slow);

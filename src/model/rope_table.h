@@ -1,5 +1,4 @@
-// Rotary frequencies of a model: plain, or YaRN (Peng et al. 2023, "YaRN: Efficient Context Window
-// Extension").
+// Rotary frequencies: plain, or YaRN (Peng et al. 2023, "YaRN: Efficient Context Window Extension").
 #pragma once
 
 #include <cstdint>

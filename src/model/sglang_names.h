@@ -1,5 +1,5 @@
-// Names that users of SGLang bring along and that have no row or field of their own here: flags, backends,
-// quantizations and environment variables, each with what becomes of it.
+// SGLang's flags, backends, quantizations and environment variables that have no table row or EngineConfig
+// field here, each with its handling.
 #pragma once
 
 #include <cstdint>
@@ -10,28 +10,28 @@
 
 namespace fp4moe {
 
-// A flag that EngineConfig has no field for.
+// A flag without a field in EngineConfig.
 struct SglangFlag {
   enum class Fate : uint8_t {
-    kMoot,         // accepted; a log line says `text`
-    kRefused,      // kUnsupported; `text` says why and what to do instead
-    kSpeculative,  // kUnsupported: one text for all of them
+    kMoot,         // accepted without effect; `text` is logged
+    kRefused,      // kUnsupported; `text` has the reason and the alternative
+    kSpeculative,  // kUnsupported, with one message for all of them
   };
-  const char* names;     // CLI11's: "--a,--b"; the first is the flag's name
+  const char* names;     // in CLI11's form, "--a,--b"; the first is the flag's name
   int num_values;        // 0, 1, or -1 for a list
-  Fate fate;             // of any value but those in `harmless`
-  const char* text;      // what it does in SGLang, and why that is nothing here; or why it is refused
-  const char* legal;     // "a|b": values that are known; others are unknown words. Null: any
-  const char* harmless;  // "a|b": values that ask for what this engine does anyway. Null: none
+  Fate fate;             // for any value except those in `harmless`
+  const char* text;      // kMoot: its effect in SGLang, and why it has none here; kRefused: the reason
+  const char* legal;     // "a|b": the values that SGLang knows; others are invalid. Null: any value is legal
+  const char* harmless;  // "a|b": values that match this engine's behaviour; accepted silently. Null: none
 };
 std::span<const SglangFlag> sglang_flags();
 
-// What becomes of `name` (with its dashes) given as `value`. ok: `text` is for the log, empty where there is
-// nothing to say. kInvalidArgument: an unknown word; kUnsupported: known to SGLang, not here.
+// Handles flag `name` (with its dashes) with `value`. Returns a log line, empty if nothing is to be logged.
+// kInvalidArgument: unknown flag or value; kUnsupported: known to SGLang but not supported here.
 Result<std::string> judge_sglang_flag(std::string_view name, std::string_view value);
 
-// A value of --moe-runner-backend, --moe-a2a-backend or --quantization that SGLang knows and this engine has
-// nothing for.
+// A value of --moe-runner-backend, --moe-a2a-backend or --quantization that SGLang knows and this engine does
+// not support.
 struct SglangName {
   const char* name;
   const char* reason;   // follows the name: "flag=name <reason>"
@@ -44,7 +44,7 @@ std::span<const SglangName> sglang_quantizations();
 // OK for a name that is not listed; else kUnsupported with reason and nearest legal choice.
 Status check_sglang_name(std::span<const SglangName> names, const char* flag, std::string_view name);
 
-// The environment variables of SGLang's that resolve_flags() reads.
+// SGLang's environment variables that resolve_flags() reads.
 std::span<const char* const> sglang_environment();
 
 }  // namespace fp4moe
