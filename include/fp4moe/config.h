@@ -93,8 +93,7 @@ struct EngineConfig {
   bool abort_on_priority_when_disabled = false;
   uint64_t random_seed = 0;  // seeds requests that have no seed
 
-  // Seconds; 0: no limit. A request over time ends with kDeadline, or with kUnavailable if it is still
-  // queued.
+  // Seconds; 0: no limit. A queued request over time ends with kUnavailable, a running one with kDeadline.
   double req_waiting_timeout = 0;  // from submission to the first computed token
   double req_running_timeout = 0;  // from the first computed token to the end
   double watchdog_timeout = 300;   // of one step; then the engine logs its state and fails

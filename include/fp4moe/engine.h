@@ -120,8 +120,7 @@ class Engine {
   // kInvalidArgument for an id outside 0 to vocab_size - 1.
   virtual Result<std::vector<int32_t>> tokenize(std::string_view text, bool add_special_tokens) const = 0;
   virtual Result<std::string> detokenize(const std::vector<int32_t>& ids, bool skip_special_tokens) const = 0;
-  // Ids of the special tokens that tokenize() would find in `text`, distinct and ascending; far cheaper than
-  // tokenize().
+  // Ids of the special tokens that tokenize() would find in `text`, distinct and ascending; much cheaper.
   virtual std::vector<int32_t> find_special_tokens(std::string_view text) const = 0;
   // The bytes of one token; empty for an id without a token.
   virtual std::string token_bytes(int32_t id) const = 0;

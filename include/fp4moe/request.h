@@ -71,8 +71,7 @@ struct Request {
   int64_t routed_experts_from = -1;
   // Used with enable_priority_scheduling; unset: after all requests that have one.
   std::optional<int64_t> priority;
-  // Decode engine: "host:port" of the prefill engine that computes the prompt; empty: this engine computes
-  // it.
+  // Decode engine: "host:port" of the prefill engine that computes the prompt; empty: this engine does.
   std::string prefill_node;
 };
 
@@ -97,8 +96,7 @@ struct Delta {
   std::vector<PositionLogprobs> logprobs;         // one per element of token_ids; empty unless requested
   std::vector<PositionLogprobs> prompt_logprobs;  // if requested; all precede the first output token
   // If requested, in the last delta: [prompt + output - 1 - routed_experts_from, layers, top_k], best expert
-  // first, zeros in layers without experts. The last output token is never routed. Null if any were not
-  // computed.
+  // first, zeros in layers without experts. The last output token is not routed. Null if incomplete.
   std::shared_ptr<const std::vector<int32_t>> routed_experts;
   FinishReason finish_reason = FinishReason::kNone;  // not kNone: this is the last delta
   std::string matched_stop;         // the stop string, or the text that a stop_regex matched; empty: none

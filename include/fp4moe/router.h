@@ -35,8 +35,8 @@ struct RouterConfig {
 // arrives. An unreachable node gets no requests until it responds again.
 class Router {
  public:
-  // kInvalidArgument: the node list is empty, a URL is malformed, or a limit is out of range; otherwise as
-  // Server::make.
+  // kInvalidArgument: the node list is empty, a URL is malformed, or a limit is out of range; other errors as
+  // Server::make().
   static Result<std::unique_ptr<Router>> make(RouterConfig config);
   virtual ~Router() = default;  // stops
 

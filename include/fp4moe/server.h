@@ -20,8 +20,8 @@ struct ServerConfig {
   // Origins whose pages may send requests ("https://chat.example.org"; "*": all); default: same-origin only.
   // Other pages get 403.
   std::vector<std::string> cors_allow_origins;
-  // Host header values accepted in addition to localhost, loopback addresses and `host`; "*": any. The header
-  // is checked if this list is not empty or `host` is a loopback address (not on a Unix socket).
+  // Host header values accepted in addition to localhost, loopback addresses and `host`; "*": any. If this
+  // list is empty, the header is checked only if `host` is a loopback address.
   std::vector<std::string> allowed_hosts;
   // Accepted keys ("Authorization: Bearer KEY" or "x-api-key: KEY") on all routes except /health, /metrics
   // and the chat page; empty: no check.

@@ -18,8 +18,7 @@ enum class Isa {
 
 const char* isa_name(Isa isa);                 // "scalar", "avx2", "avx512", "amx"
 Result<Isa> parse_isa(std::string_view name);  // the inverse
-// The best level that this CPU supports, or the level in the environment variable FP4MOE_ISA if that is
-// lower.
+// The best level that this CPU supports, or the environment variable FP4MOE_ISA's if lower.
 Isa best_isa();
 // Whether `isa` is at most best_isa().
 bool isa_available(Isa isa);

@@ -8,8 +8,7 @@
 
 namespace fp4moe {
 
-// Calls body(begin, end) in parallel for the consecutive ranges of `step` items (the last may be shorter) of
-// [0, count).
+// Calls body(begin, end) in parallel for ranges of `step` items (the last may be shorter) of [0, count).
 template <class Body>
 void run_ranges(ThreadPool& pool, int64_t count, int64_t step, const Body& body) {
   pool.run((count + step - 1) / step,

@@ -21,8 +21,7 @@ class ThreadCpu {
   int64_t run_nanoseconds() const;
   // The CPUs that it may use (taskset, cgroup cpusets), ascending; empty if unknown.
   std::vector<int> allowed() const;
-  // Migrates the thread to `cpu` if it is allowed there; its affinity is the same afterwards. Callers must
-  // not overlap.
+  // Migrates the thread to `cpu` if it is allowed there, without changing its affinity. One caller at a time.
   void move_to(int cpu) const;
   // Makes the thread run only on CPU time that no other thread wants (SCHED_IDLE). This cannot be undone
   // without privileges. False, without any effect, if the system refuses.

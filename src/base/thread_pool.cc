@@ -54,8 +54,7 @@ class alignas(64) Worker {
     if (spin_until(has_left, kWatchMicroseconds)) return false;
     return thread_.run_nanoseconds() - before < kWatchMicroseconds * 1000 / 3;
   }
-  // Called by the loop's caller: migrates the worker from `home` to CPU `here`, on which the caller is about
-  // to sleep.
+  // Called by the loop's caller: migrates the worker from CPU `home` to the caller's, `here`.
   void bring(int here, int home) {
     if (!moving_.try_lock()) return;  // the worker is migrating itself
     home_.store(home, std::memory_order_relaxed);

@@ -1,6 +1,5 @@
 // Endpoint: one rank's interface to a fabric: a symmetric heap (the same size on every rank), puts into
-// peers' heaps, and signal cells that order and announce puts. Implemented by the fabrics local, threads and
-// mpi.
+// peers' heaps, and signal cells that order and announce puts. The fabrics implement it.
 #pragma once
 
 #include <chrono>

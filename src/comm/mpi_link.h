@@ -1,6 +1,5 @@
 // MpiLink: the communication thread of a process. It makes all MPI calls (through the plug-in): it sends the
-// ranks' queued operations, applies received ones to the local ranks' memory, and watches the other
-// processes.
+// ranks' queued operations, applies received ones to the local ranks' memory, and watches its peers.
 #pragma once
 
 #include <atomic>

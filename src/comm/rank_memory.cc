@@ -26,8 +26,7 @@ void relax() {
 #endif
 }
 
-// Polls before a sleep: polling is cheap if each rank has its own core; on a shared core it keeps the peer
-// from running.
+// Polls before a sleep: polling is cheap if each rank has its own core; on a shared one it delays the peer.
 int polls_for(int num_local_ranks) {
   const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
   return static_cast<unsigned>(num_local_ranks) < cores ? 4000 : 300;

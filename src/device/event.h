@@ -19,8 +19,7 @@ class Event {
 
   // Records the event behind all work enqueued on `stream` so far. Errors are kept by the stream.
   void record(Stream& stream);
-  // Work enqueued on `stream` from now on waits for the event as last recorded. Errors are kept by the
-  // stream.
+  // Work enqueued on `stream` from now on waits for the last record(). Errors are kept by the stream.
   void hold(Stream& stream) const;
   // Blocks the calling thread until the event has completed.
   Status synchronize() const;

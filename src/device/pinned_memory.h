@@ -10,8 +10,7 @@ namespace fp4moe {
 // Usable with every device. kUnsupported without a device, or in a build without CUDA.
 MemoryResource& pinned_memory();
 
-// Enqueues a copy between pinned or device memory on the calling thread's current stream. Errors are kept by
-// the stream.
+// Enqueues a copy between pinned or device memory on the thread's current stream, which keeps errors.
 void copy_async(void* to, const void* from, int64_t num_bytes);
 // The same for rows with stride_bytes between their starts on both sides.
 struct RowCopy {

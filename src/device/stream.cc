@@ -18,8 +18,7 @@ namespace {
 thread_local Stream* t_current = nullptr;
 
 #ifdef FP4MOE_HAS_CUDA
-// Whether `error` comes from a kernel's execution. Any later call may return it first, and all calls after
-// that do.
+// Whether `error` comes from a kernel's execution. Any later call may be the first to return it.
 bool is_of_device(cudaError_t error) {
   switch (error) {
     case cudaErrorIllegalAddress:

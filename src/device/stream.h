@@ -13,7 +13,7 @@ namespace fp4moe {
 
 using StreamHandle = ::CUstream_st*;  // cudaStream_t
 
-// A kernel that gets a mark writes *reached = kernel when it starts: all work before it is complete.
+// A kernel with a mark writes *reached = kernel once all work before it is complete.
 struct KernelMark {
   uint64_t* reached = nullptr;  // pinned
   uint64_t kernel = 0;          // bits 0 to 47: address of the kernel's name; above: layer + 1

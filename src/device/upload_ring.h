@@ -29,8 +29,7 @@ class UploadRing {
   int64_t slot_bytes() const { return slot_bytes_; }
   // Opens the next slot for filling, until advance(); first waits for all earlier work that uses the slot.
   Result<Slot> next();
-  // Enqueues the copy of the open slot's first num_bytes to the device, before work enqueued on stream()
-  // later.
+  // Enqueues the copy of the open slot's first num_bytes to the device on stream().
   void send(int64_t num_bytes);
   // Closes the slot: all work that uses it has been enqueued on stream().
   void advance();

@@ -13,8 +13,7 @@ constexpr float e8m0_decode(uint8_t byte) {
   return std::bit_cast<float>(static_cast<uint32_t>(byte) << 23);
 }
 
-// The decoding of SM90 kernels, which use the byte as a float's exponent field: 0 gives 0.0 and 255
-// +infinity.
+// As SM90 kernels decode it, the byte being a float's exponent field: 0 gives 0.0, 255 +infinity.
 constexpr float e8m0_decode_sm90(uint8_t byte) {
   return std::bit_cast<float>(static_cast<uint32_t>(byte) << 23);
 }

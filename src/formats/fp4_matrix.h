@@ -31,8 +31,7 @@ constexpr const char* fp4_format_name(Fp4Format format) {
 }
 
 // [rows, cols] e2m1 codes, two per byte, the even column in the low nibble; one scale byte per block of
-// fp4_block(format) columns. With strides a view can select every second row (gate or up of an interleaved
-// W13).
+// fp4_block(format) columns. Strides allow views of every second row (gate or up of an interleaved W13).
 struct Fp4MatrixView {
   Fp4Format format = Fp4Format::kMxfp4;
   int64_t rows = 0, cols = 0;       // cols is a multiple of the block

@@ -18,9 +18,8 @@ constexpr int64_t fp8_num_groups(int64_t cols) { return (cols + kFp8Group - 1) /
 // codes [cols], scales [fp8_num_groups(cols)].
 void fp8_quantize_row(const float* x, int64_t cols, uint8_t* codes, float* scales);
 void fp8_quantize_row(const bf16* x, int64_t cols, uint8_t* codes, float* scales);
-// A token of w4a8, with one scale: s = min(max |x|, FLT_MAX) / 448, or 0 if that is below 2^-126;
-// code = e4m3(x * r) with r = 1 / s, or 0 if s = 0. NaN as above; an infinity becomes 448 s. codes [n];
-// returns s.
+// A token of w4a8, with one scale s, which is returned: s = min(max |x|, FLT_MAX) / 448, or 0 if that is
+// below 2^-126; code = e4m3(x * r) with r = 1 / s, or 0 if s = 0. NaN as above; an infinity becomes 448 s.
 float fp8_quantize_token(const float* x, int64_t n, uint8_t* codes);
 float fp8_quantize_token(const bf16* x, int64_t n, uint8_t* codes);
 // out[i] = code * scale, rounded once.

@@ -1,5 +1,5 @@
-// MXFP4: blocks of 32 along K, E8M0 block scales, no tensor scale. value = code * 2^(byte - 127), exact in
-// f32.
+// MXFP4: blocks of 32 along K, E8M0 block scales, no tensor scale.
+//   value = code * 2^(byte - 127), exact in f32
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,7 @@ inline constexpr int kMxfp4Block = 32;
 // e2m1(x * 2^(127 - b)) with both rules, and zeros if A = 0 (b = 0).
 enum class Mxfp4ScaleRule : uint8_t {
   // The inference engines' rule: b = 127 + ceil(log2(A / 6)), with A * f32(1/6) for the quotient; never
-  // saturates. If b = 0 (A below 6 * 2^-127), x is multiplied by 1 instead of 2^127, which flushes the block
-  // to
-  // zero.
+  // saturates. If b = 0 (A below 6 * 2^-127), x is multiplied by 1 instead of 2^127, so the block becomes 0.
   kRoundUp,
   // The OCP specification's rule: b = 127 + floor(log2 A) - 2; A in (6, 8) * 2^n saturates to 6 * 2^n.
   kOcpFloor,

@@ -116,8 +116,7 @@ struct MmaScaleView {
 };
 
 // Activation scales of rows that are grouped by expert without gaps. Each expert's scales start in a new
-// 128x4 tile, at row rup(first_token[e] + 127 e, 128), which depends only on e and the number of rows before
-// it.
+// 128x4 tile, at row rup(first_token[e] + 127 e, 128), which depends only on e and the rows before it.
 struct ExpertPackedScales {
   std::vector<int64_t> first_token;  // [E + 1]: expert e has rows [first_token[e], first_token[e + 1])
   int64_t groups = 0;

@@ -12,13 +12,11 @@ namespace fp4moe {
 // Units of 16 rows x 64 K. A 32-bit word of the result holds one thread's operand data of rows r and r + 8,
 // so that an ldmatrix.x4 of 16 rows x 32 bytes feeds consecutive WGMMAs.
 enum class Sm90WeightOrder : uint8_t {
-  // k16 WGMMAs with bf16. The bits of the four codes of each half-word are spread so that shifts and masks
-  // give
-  // bf16.
+  // k16 WGMMAs with bf16. The bits of each half-word's four codes are spread so that shifts and masks give
+  // bf16 values.
   kFp4Bf16,
-  // k32 WGMMAs with fp8. Sign bits are moved: the sign of code i is bit 7 of byte i for i < 4, and bit 3 of
-  // byte
-  // i - 4 for i >= 4.
+  // k32 WGMMAs with fp8. Sign bits are moved: code i has its sign in bit 7 of byte i for i < 4, and in bit 3
+  // of byte i - 4 for i >= 4.
   kFp4Fp8,
   // As kFp4Fp8, without moving signs.
   kInt4Fp8,

@@ -1,5 +1,4 @@
-// The per-tensor scale of NVFP4. The two directions are different types, because confusing them would be
-// silent.
+// The per-tensor scale of NVFP4. The two directions are different types, so that they cannot be confused.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // The row order of W13, the first GEMM's weight [2I, K]: which row is gate (w1) i and which is up (w3) i.
-// Changing the order is a permutation of rows, applied equally to codes, linear scales and biases, before any
+// Changing the order is a permutation of rows, the same for codes, linear scales and biases, before any
 // swizzle.
 #pragma once
 
@@ -20,8 +20,8 @@ enum class W13Arrangement : uint8_t {
   kUpGateBlocks64  // up[0..64), gate[0..64), up[64..128), ...: cutedsl v2; I % 64 == 0
 };
 
-// trtllm-gen's shuffle of rows within blocks, for its epilogue; applied after the arrangement. W2 gets only
-// the shuffle.
+// trtllm-gen's shuffle of rows within blocks, for its epilogue: applied to W13 after the arrangement, and to
+// W2.
 enum class RowShuffle : uint8_t {
   kNone,
   kBlocks32,  // for epilogue tiles of a multiple of 128 rows: new row j of a block is old row 4 (j % 8) + j /

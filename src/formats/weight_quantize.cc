@@ -60,8 +60,7 @@ void search_mxfp4(const float* x, uint8_t* codes, uint8_t& byte) {
   search(x, kMxfp4Block, finer, finer, e8m0_decode, codes, byte);
 }
 
-// Tries the scales that map the largest element to between 3.5 (a coarse but even grid below it) and 8 (it
-// saturates).
+// Tries the scales that map the largest element to 3.5 (a coarse but even grid below it) to 8 (saturated).
 void search_nvfp4(const float* x, float tensor_scale, uint8_t* codes, uint8_t& byte) {
   const float amax = block_quantize::amax(x, kNvfp4Block);
   const int first = std::max(kE4m3Least, e4m3_encode(amax / tensor_scale / 8.0f));

@@ -1,7 +1,6 @@
 // Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434). A token's page row is [latent, rotary key],
 // shared by all heads. The up-projections of keys and values are absorbed: queries are projected into the
-// latent space, attend to the latents, and each head's output is projected from the latent space to its value
-// dimension.
+// latent space, attend to the latents, and each head's output is projected back to its values.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -37,8 +36,7 @@ struct MlaWeights {
   LinearLayer q_b;   // [heads * query, q_lora or H]
   LinearLayer kv_a;  // [latent + rope, H]
   Buffer kv_norm;    // [latent] f32
-  // In the ops' layout: for each head [latent, nope] and, starting at byte value_up, for each head [value,
-  // latent].
+  // In the ops' layout: [latent, nope] of each head; from byte value_up on, [value, latent] of each head.
   Buffer up;
   int64_t value_up = 0;
   float up_scale = 1;     // tensor scale of both, if the checkpoint has an FP4 matrix

@@ -13,8 +13,7 @@
 namespace fp4moe {
 
 // A page holds page_size tokens of one sequence in every layer: this rank's KV heads or, with latent
-// attention, each token's latent (which is also the value) and rotary key. The engine assigns pages to
-// sequences.
+// attention, each token's latent (which is also the value) and rotary key. The engine assigns pages.
 class KvCache {
  public:
   static Result<KvCache> make(const ModelConfig& config, DType dtype, int64_t num_pages, int page_size,

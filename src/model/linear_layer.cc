@@ -30,8 +30,8 @@ void copy_rows(const LinearPart& part, const RowBytes& row, uint8_t* dst) {
                 static_cast<size_t>(row.num_bytes));
 }
 
-// A view of the part's matrix: the source's if the part is whole, else a copy in `storage`. The bias is not
-// changed.
+// A view of the part's matrix: the source's if the part is whole, else a copy in `storage`. The caller sets
+// the bias.
 Result<LinearWeightsView> cut_fp4(const LinearPart& part, Buffer& storage) {
   LinearWeightsView view = part.weights;
   if (is_whole(part)) return view;

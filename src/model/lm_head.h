@@ -34,7 +34,7 @@ class LmHead {
   int64_t weight_bytes() const { return linear_.weight_bytes(); }
   int64_t scratch_bytes() const;
   // logits [rows, V] f32 = x W^T, where x [rows, H] are the group's normed rows; null: this rank needs no
-  // logits. norm.out_act is unspecified afterwards. All ranks that share the head must call it, even with 0
+  // logits. norm.out_act is unspecified afterwards. All ranks that share the head must call it, also with 0
   // rows.
   Status forward(const RmsNormArgs& norm, float* logits, Arena& scratch, ThreadPool& pool) const;
 

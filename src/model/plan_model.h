@@ -27,8 +27,7 @@ struct ModelPlan {
 // of range; kUnsupported: --quantization contradicts the checkpoint, or no row supports the combination.
 Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given);
 
-// The checkpoint's scheme as a value of --quantization ("mxfp4", "modelopt_fp4", "compressed-tensors"), or
-// "none".
+// The checkpoint's scheme for --quantization: "mxfp4", "modelopt_fp4", "compressed-tensors" or "none".
 const char* quantization_name(const QuantConfig& quant);
 
 }  // namespace fp4moe

@@ -195,8 +195,7 @@ class Resolver {
     return {};
   }
 
-  // With w4a4 rows are sent as NVFP4, because its quantiser would produce the same values anyway, as in
-  // SGLang.
+  // As in SGLang, w4a4 sends NVFP4 rows, because its quantiser would produce the same values anyway.
   Status resolve_flashinfer() {
     EngineConfig& f = flags();
     if (f.moe_a2a_backend != "flashinfer") return {};
@@ -220,7 +219,7 @@ class Resolver {
         "checkpoint");
   }
 
-  // SGLang sizes its buffers by these variables and fails beyond them; here exceeding them only logs a
+  // SGLang sizes its buffers by these variables and fails beyond them; here a smaller value is only a
   // warning.
   Status check_capacity() {
     const std::string a2a = given_.moe_a2a_backend;

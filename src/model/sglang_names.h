@@ -30,8 +30,7 @@ std::span<const SglangFlag> sglang_flags();
 // kInvalidArgument: unknown flag or value; kUnsupported: known to SGLang but not supported here.
 Result<std::string> judge_sglang_flag(std::string_view name, std::string_view value);
 
-// A value of --moe-runner-backend, --moe-a2a-backend or --quantization that SGLang knows and this engine does
-// not support.
+// A value of --moe-runner-backend, --moe-a2a-backend or --quantization that only SGLang supports.
 struct SglangName {
   const char* name;
   const char* reason;   // follows the name: "flag=name <reason>"

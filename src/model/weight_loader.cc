@@ -90,8 +90,7 @@ Status WeightLoader::check_part(const LinearPart& part) const {
   if (w.bias_tensor != nullptr && w.bias != nullptr)
     FP4MOE_RETURN_IF_ERROR(check_finite({w.bias_tensor}, pool_));
   if (w.weight_tensor == nullptr || !packs_weights()) return {};
-  // The view may start after the tensor's first row. A part's rows are nearly consecutive, so their range is
-  // checked.
+  // The view may start after the tensor's first row. A part's rows are nearly consecutive: check their range.
   TensorPart read = {.tensor = w.weight_tensor, .num_rows = w.n};
   read.first_row = (w.weight - w.weight_tensor->view.as<bf16>()) / w.k;
   if (!part.rows.empty()) {

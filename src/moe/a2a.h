@@ -1,6 +1,7 @@
 // Factories and sizes of the transports in the table. Each protocol is described in its source file.
 //
-// attention: communicator of this rank's group; null if the group is one rank or all ranks.
+// attention: communicator of this rank's group; null if the group is one rank, null or `world` if it is all
+// ranks.
 // *_heap_bytes: bytes of the symmetric heap; 0 where make_* would refuse.
 #pragma once
 
@@ -31,8 +32,7 @@ int64_t none_heap_bytes(const TransportOptions& options);
 // Memory of an exchange on each rank, in bytes.
 struct A2aBytes {
   int64_t heap = 0;  // the transport's region of the symmetric heap
-  // Largest record of Communicator::exchange(); its heap memory (Communicator::heap_bytes) is in the budget
-  // too.
+  // Largest record of Communicator::exchange(); Communicator::heap_bytes of it count towards the budget.
   int64_t record = 0;
   int64_t scratch = 0;  // from the arena
   int64_t sums = 0;     // part of scratch that is not used if TransportInput::take_row is set

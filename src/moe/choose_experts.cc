@@ -9,8 +9,7 @@ namespace {
 
 bool better(float a, float b) { return a > b || (std::isnan(b) && !std::isnan(a)); }
 
-// Up to `most` candidates, sorted by score, best first; among equal scores the one offered first ranks
-// higher.
+// Up to `most` candidates, sorted by score, best first; of equal scores the first offered ranks higher.
 struct BestList {
   int32_t* ids;
   float* scores;

@@ -28,8 +28,7 @@ int64_t quantised_pass_bytes(const DeviceExperts& experts, int64_t max_tokens, i
 const float* quantised_pass(const DeviceMoeOps& ops, const DeviceExperts& experts, const DeviceSlots& slots,
                             const DeviceRows& rows, const ActRows& x, Arena& scratch);
 
-// The down GEMM alone, of one matrix and the tokens in order, under any scheme: out [T, N] f32 = x W^T +
-// bias.
+// The down GEMM of one matrix on the tokens in order, in any scheme: out [T, N] f32 = x W^T + bias.
 int64_t linear_pass_bytes(const DeviceExperts& matrix, int64_t max_tokens);
 void linear_pass(const DeviceMoeOps& ops, const DeviceExperts& matrix, const ActRows& x, float* out,
                  Arena& scratch);

@@ -1,5 +1,4 @@
-// Rules about flags and sizes that hold for every row of the table, as data, so that tools and documents can
-// list them.
+// Rules about flags and sizes that hold for every row of the table, as data for tools and documents.
 #pragma once
 
 #include <span>

@@ -98,8 +98,7 @@ ExpertGemmArgs gemm_args(const Pass& pass, const Operand& x, int64_t expert) {
           .x_row_scales = x.row_scales == nullptr ? nullptr : x.row_scales + first};
 }
 
-// Calls body(expert, first row in the batch, number of rows) in parallel for pieces of all active experts'
-// rows.
+// Calls body(expert, first row in the batch, number of rows) in parallel for pieces of the active experts.
 template <class Body>
 void for_row_pieces(const Pass& pass, const Body& body) {
   constexpr int64_t kRows = 8;

@@ -41,8 +41,8 @@ struct A2aRow {
   EnumSet<BatchLayout> layouts;  // that next() produces
   CombineContract combine_contract;
   EnumSet<Payload> payloads;  // supported ones
-  // world: all ranks; attention: this rank's group, null if the group is one rank or all ranks. Both outlive
-  // the transport.
+  // world: all ranks; attention: this rank's group, null if that is one rank, null or `world` if it is all
+  // ranks. Both outlive the transport.
   Result<std::unique_ptr<Transport>> (*make)(const TransportOptions&, Communicator* world,
                                              Communicator* attention);
   // Bytes of the symmetric heap that the transport uses, starting at options.region_offset.
@@ -151,8 +151,7 @@ Result<std::unique_ptr<DenseMlp>> make_device_mlp(const MoePlan& plan, const Moe
 Result<std::unique_ptr<Fp4Linear>> make_device_linear(const MoePlan& plan, const LinearWeightsView& weights,
                                                       ThreadPool& pool);
 
-// The panel runner, for any table of ExpertOps (pack_panels.cc, runner_panels.cc). Accepts both batch
-// layouts.
+// The panel runner, for any table of ExpertOps (pack_panels.cc, runner_panels.cc). Takes both layouts.
 Result<PackedExperts> panels_pack(const RunnerRow& row, const MoeProblem& problem, const Numerics& numerics,
                                   const MoeWeightsView& weights, ThreadPool& pool);
 // The same; kUnsupported for a row of MXFP4 weights whose range does not fit FP8 operands.
