@@ -78,8 +78,8 @@ struct EngineConfig {
   double mem_fraction_static = -1;
   int page_size = 16;                // tokens per KV page
   bool disable_radix_cache = false;  // do not reuse the KV pages of earlier requests with a common prefix
-  int max_running_requests = 64;
-  int max_queued_requests = 4096;  // waiting requests; beyond it submit() returns kUnavailable
+  int max_running_requests = 64;     // most requests in one batch
+  int max_queued_requests = 4096;    // waiting requests; beyond it submit() returns kUnavailable
   // Most prompt tokens in one step, of one request and of all; 0: 512 on a CPU, 8192 on a GPU.
   int64_t chunked_prefill_size = 0;
   int64_t max_prefill_tokens = 0;
@@ -116,7 +116,7 @@ struct EngineConfig {
   double disaggregation_io_timeout = 10;
 
   // GPU: decode batch sizes that are captured as CUDA graphs.
-  bool disable_cuda_graph = false;
+  bool disable_cuda_graph = false;     // launch every kernel of every step
   int64_t cuda_graph_max_bs = 0;       // largest captured size, in rows; 0: the largest of all sizes
   std::vector<int64_t> cuda_graph_bs;  // sizes, in rows; empty: 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, ...
 

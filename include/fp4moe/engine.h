@@ -76,7 +76,7 @@ struct ExpertLoad {
 };
 
 struct ChatTemplateOptions {
-  bool add_generation_prompt = true;
+  bool add_generation_prompt = true;    // end with the header of the assistant's message
   bool continue_final_message = false;  // leave the last message open, for the model to continue
   std::string tools_json;               // JSON array; empty: no tools
   std::string kwargs_json;              // JSON object of further template variables; empty: none

@@ -28,7 +28,7 @@ struct ServerConfig {
   std::vector<std::string> api_keys;
   // Keys for operator routes instead of api_keys; empty: api_keys are valid there too.
   std::vector<std::string> admin_api_keys;
-  std::string metrics_prefix = "sglang:";
+  std::string metrics_prefix = "sglang:";  // of all metric names
   // Threads that parse requests and serialise large responses, 2 to 256; 0: a quarter of the cores, 2 to 8.
   int http_threads = 0;
   int64_t max_body_bytes = 32 << 20;    // of one request
@@ -36,8 +36,8 @@ struct ServerConfig {
   // Received bytes and parsed JSON of all requests that have not reached the engine yet, in bytes. Beyond it
   // the largest request that is still arriving gets 503. At least max_body_bytes.
   int64_t max_buffered_bytes = 192 << 20;
-  int64_t max_unsent_bytes = 8 << 20;  // per connection; a client further behind is dropped
-  int max_connections = 16384;
+  int64_t max_unsent_bytes = 8 << 20;   // per connection; a client further behind is dropped
+  int max_connections = 16384;          // open at a time
   double idle_timeout_seconds = 75;     // between two requests of one connection
   double request_timeout_seconds = 30;  // from a request's first byte to its last
   double write_timeout_seconds = 30;    // without the client accepting any bytes
