@@ -19,7 +19,7 @@ constexpr const char* kThinkEnd = "</think>";
 
 bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
 
-// The id of a text that is one token, or -1.
+// The token id if `text` encodes to exactly one token, else -1.
 int32_t token_of(const Engine& engine, std::string_view text) {
   const Result<std::vector<int32_t>> ids = engine.tokenize(text, /*add_special_tokens=*/false);
   return ids.ok() && ids->size() == 1 && engine.token_bytes(ids->front()) == text ? ids->front() : -1;
@@ -34,7 +34,7 @@ std::string_view without_space_behind(std::string_view text) {
 
 json text_format(std::string_view text) { return {{"type", "const_string"}, {"value", std::string(text)}}; }
 
-// A marker: special tokens are no text.
+// A marker that is a special token is matched by id: string rules of a grammar never match special tokens.
 json marker_format(const Engine& engine, std::string_view marker) {
   const int32_t id = token_of(engine, marker);
   if (id >= 0 && is_special(engine, id)) return {{"type", "token"}, {"token", id}};
@@ -48,7 +48,7 @@ json any_of(json elements) {
   return elements.size() == 1 ? elements[0] : json{{"type", "or"}, {"elements", std::move(elements)}};
 }
 
-// And but for the model's end tokens.
+// Any tokens except `ids` and the model's end-of-sequence tokens.
 json any_tokens_but(const Engine& engine, std::vector<int32_t> ids) {
   const std::vector<int32_t>& ends = engine.info().eos_token_ids;
   ids.insert(ids.end(), ends.begin(), ends.end());
@@ -71,7 +71,7 @@ json think_format(const Engine& engine, bool inside) {
   return inside ? sequence(std::move(parts)) : optional(sequence(std::move(parts)));
 }
 
-// What harmony may put in front of the message that counts: the analysis.
+// Harmony's optional analysis message in front of the final message or the call.
 json harmony_analysis(const Engine& engine) {
   std::vector<int32_t> markers;
   for (const char* text : {"<|start|>", "<|end|>", "<|channel|>", "<|message|>", "<|constrain|>"})
@@ -86,7 +86,7 @@ bool is_inside_reasoning(const AnswerDialect& dialect, const std::string& prompt
   return dialect.thinks && without_space_behind(prompt).ends_with(kThinkBegin);
 }
 
-// Parts in front of the answer proper; a prompt that closes the reasoning leaves none.
+// The grammar parts in front of the actual response; empty if the prompt itself closes the reasoning.
 json parts_before(const Engine& engine, const AnswerDialect& dialect, const std::string& prompt) {
   json parts = json::array();
   if (dialect.thinks && !without_space_behind(prompt).ends_with(kThinkEnd))
@@ -169,7 +169,7 @@ AnswerDialect detect_dialect(const Engine& engine) {
     dialect.calls = CallSyntax::kDeepSeek;
     dialect.fences_arguments = has("```json");
     marker = kCallBegin;
-  } else if (has("<tool_call>") && !has("<function=")) {  // which begins XML inside (Qwen3-Coder)
+  } else if (has("<tool_call>") && !has("<function=")) {  // <function=: XML (Qwen3-Coder)
     dialect.calls = CallSyntax::kHermes;
     marker = "<tool_call>";
   }

@@ -1,4 +1,5 @@
-// How a model writes reasoning and tool calls: read off its chat template and tokens, never off its name.
+// The syntax a model uses for reasoning and tool calls, detected from its chat template and tokens, not its
+// name.
 #pragma once
 
 #include <memory>
@@ -13,30 +14,30 @@ namespace fp4moe {
 
 struct AnswerDialect {
   CallSyntax calls = CallSyntax::kNone;
-  bool thinks = false;                // <think>...</think> before the answer
-  bool fences_arguments = false;      // kDeepSeek: function, name and ```json (V3, R1), not name alone
-  bool needs_special_tokens = false;  // its markers show only with skip_special_tokens off
-  bool shows_tools = false;           // the template has a place for them
-  bool has_developer_role = false;    // else such messages become system messages
-  bool names_thinking = false;        // the template reads a message's reasoning as "thinking"
+  bool thinks = false;                // <think>...</think> before the response
+  bool fences_arguments = false;      // kDeepSeek: "function", name and ```json (V3, R1), not the name alone
+  bool needs_special_tokens = false;  // markers are visible only with skip_special_tokens off
+  bool shows_tools = false;           // the template renders tools
+  bool has_developer_role = false;    // else developer messages become system messages
+  bool names_thinking = false;        // the template reads reasoning from a message's "thinking" field
 };
 AnswerDialect detect_dialect(const Engine& engine);
 bool is_special(const Engine& engine, int32_t id);
 
-// What a request's tools come to.
+// The tools of one request, with tool_choice applied.
 struct ToolUse {
   struct Function {
     std::string name;
     json parameters;  // a JSON Schema
   };
-  std::vector<Function> functions;  // that may be called
-  bool is_forced = false;           // one of them must be
-  bool parallel = true;             // more than one may be
+  std::vector<Function> functions;  // the callable functions
+  bool is_forced = false;           // the response must be a call
+  bool parallel = true;             // several calls are allowed
 };
 
-// For the answer to `prompt`, as rendered.
+// How to parse the response to the rendered `prompt`.
 struct AnswerPlan {
-  CallSyntax calls = CallSyntax::kNone;  // that the answer is written in
+  CallSyntax calls = CallSyntax::kNone;  // the syntax of the response's calls
   bool separates_reasoning = true;
   bool starts_inside_reasoning = false;
   bool thinks = false;
@@ -45,11 +46,12 @@ AnswerPlan plan_answer(const AnswerDialect& dialect, const std::string& prompt, 
                        bool separate_reasoning);
 std::unique_ptr<AnswerParser> make_parser(const AnswerPlan& plan);
 
-// The grammar that allows what comes before the answer proper (reasoning, channels), then `content`.
+// A grammar for the dialect's optional prefix (reasoning, channels) followed by `content`. kNone and
+// kStructuralTag are returned unchanged.
 GrammarSpec constrain_content(const Engine& engine, const AnswerDialect& dialect, const std::string& prompt,
                               const GrammarSpec& content);
-// The same before at least one call of tools.functions, in the model's own syntax or, where the template
-// knows none, as a JSON array.
+// The same prefix followed by at least one call of tools.functions, in the model's own syntax, or as a JSON
+// array if the template defines none.
 GrammarSpec constrain_calls(const Engine& engine, const AnswerDialect& dialect, const std::string& prompt,
                             const ToolUse& tools);
 

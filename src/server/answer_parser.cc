@@ -42,7 +42,7 @@ class ThinkParser final : public AnswerParser {
   static constexpr std::string_view kBegin = "<think>", kEnd = "</think>";
   enum class State { kBefore, kInside, kAfter };
 
-  // Only an answer's first word opens reasoning.
+  // Only the first word of a response can open reasoning.
   void look_for_begin(AnswerParts& parts) {
     const size_t first = std::min(held_.find_first_not_of(kSpace), held_.size());
     const std::string_view text = std::string_view(held_).substr(first);

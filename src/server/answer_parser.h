@@ -1,5 +1,5 @@
-// Splits an answer's text, as it comes, into reasoning, content and tool calls. What the parts of one kind
-// are, joined, does not depend on where the text was cut.
+// Splits streamed output text into reasoning, content and tool calls. The concatenated text of each kind does
+// not depend on how the stream was cut into pieces.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@ struct AnswerPart {
     kReasoning,
     kContent,
     kCall,       // a tool call begins; text is the function's name
-    kArguments,  // of the call that began last: a piece of its JSON text
+    kArguments,  // a piece of the JSON arguments of the latest call
   };
   Kind kind = Kind::kContent;
   std::string text;
@@ -25,46 +25,46 @@ using AnswerParts = std::vector<AnswerPart>;
 class AnswerParser {
  public:
   virtual ~AnswerParser() = default;
-  // Appends the parts that became certain; a part of a marker is not.
+  // Appends the parts that are certain; holds back text that may be the beginning of a marker.
   virtual void push(std::string_view text, AnswerParts& parts) = 0;
-  // At the answer's end: what is left. A call that is cut off stays as far as it came; what only looked like
-  // one is content.
+  // At the end of the output: appends the held-back text. A truncated call stays as far as it was reported;
+  // text that only looked like a call becomes content.
   virtual void finish(AnswerParts& parts) = 0;
 };
 
-// How calls are written.
+// The syntax of tool calls.
 enum class CallSyntax {
-  kNone,       // no calls are looked for
+  kNone,       // calls are not parsed
   kHermes,     // <tool_call>{"name": "f", "arguments": {...}}</tool_call> (Qwen, Hermes)
   kDeepSeek,   // DeepSeek's tokens around function, name and arguments
   kHarmony,    // gpt-oss: channels, with the reasoning in one of them
-  kJsonArray,  // the whole answer is [{"name": "f", "parameters": {...}}, ...]
+  kJsonArray,  // the whole output is [{"name": "f", "parameters": {...}}, ...]
 };
 
 // All text is content.
 std::unique_ptr<AnswerParser> make_content_parser();
-// Content and calls, written in any way but kHarmony.
+// Content and calls in any syntax except kHarmony.
 std::unique_ptr<AnswerParser> make_call_parser(CallSyntax syntax);
-// <think>reasoning</think>, then what `rest` is made of. `inside`: the prompt has opened it. White space
+// <think>reasoning</think>, then text for `rest`. `inside`: the prompt already contains <think>. White space
 // around the reasoning is dropped.
 std::unique_ptr<AnswerParser> make_think_parser(bool inside, std::unique_ptr<AnswerParser> rest);
-// The prompt ends in <|start|>assistant. Special tokens are in the text.
+// Expects that the prompt ends in <|start|>assistant and that the text includes special tokens.
 std::unique_ptr<AnswerParser> make_harmony_parser();
 
-// Where markers begin in a text that goes on.
+// The first marker in a text that may continue.
 struct FoundMarker {
-  size_t at = 0;    // where it begins; without one: how much of the text cannot be a part of one
-  int marker = -1;  // the longest of those that begin first; -1: none
+  size_t at = 0;    // the marker's offset; if none: the length of the prefix that cannot be part of a marker
+  int marker = -1;  // the index of the longest marker at that offset; -1: none
 };
 FoundMarker find_marker(std::string_view text, const std::vector<std::string_view>& markers);
 
-// A text without the white space around it, as it comes.
+// Incrementally trims white space around a text.
 class TrimmedText {
  public:
-  // What became certain.
+  // Returns the text that is now known not to be trailing space.
   std::string push(std::string_view text);
   bool is_empty() const { return is_empty_; }
-  // Space that waits for more text; then it is forgotten.
+  // Returns and forgets the white space that was held back.
   std::string take_space();
 
  private:

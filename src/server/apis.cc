@@ -9,16 +9,16 @@ namespace fp4moe {
 
 namespace {
 
-constexpr int64_t kMaxChoices = 128;              // of one prompt
-constexpr size_t kMaxSubmissions = 1024;          // of one HTTP request
-constexpr int64_t kMaxSubmittedTokens = 1 << 24;  // of all prompts of one HTTP request, each n times
+constexpr int64_t kMaxChoices = 128;              // per prompt
+constexpr size_t kMaxSubmissions = 1024;          // per HTTP request
+constexpr int64_t kMaxSubmittedTokens = 1 << 24;  // all prompts of one HTTP request, each counted n times
 constexpr size_t kMaxStops = 64;
 constexpr size_t kMaxLogitBiases = 1024;  // the engine's limit
 constexpr size_t kMaxStopBytes = 1024;
 constexpr int64_t kInt32Max = 2147483647;
 constexpr double kMostSeconds = 1e9;
 
-// Asked for by OpenAI's clients; none of them is a matter of the answer.
+// Accepts and ignores fields that OpenAI's clients send and that don't affect the response.
 void skip_moot(Fields& fields) {
   for (const char* name : {"user", "metadata", "store", "service_tier", "safety_identifier",
                            "prompt_cache_key", "prompt_cache_retention"})
@@ -53,7 +53,7 @@ std::vector<LogitBias> read_logit_bias(Fields& fields) {
   return biases;
 }
 
-// vLLM's and SGLang's name of one field; the latter wins.
+// One field under vLLM's and SGLang's names; min_new_tokens (SGLang) wins.
 int64_t read_min_tokens(Fields& fields) {
   const int64_t least = fields.integer("min_tokens", 0, 0, kInt32Max);
   return fields.integer("min_new_tokens", least, 0, kInt32Max);
@@ -128,7 +128,7 @@ void read_routed_experts(Fields& fields, Request& request) {
 int64_t read_n(Fields& fields) { return fields.integer("n", 1, 1, kMaxChoices); }
 
 void fail_text(Fields& fields, const std::string& name, const Status& status) {
-  const bool is_limit = status.code() == StatusCode::kDoesNotFit;  // whose HTTP code blames the context
+  const bool is_limit = status.code() == StatusCode::kDoesNotFit;  // its HTTP code blames the context
   fields.fail(name, is_limit ? invalid_argument(status.message()) : status);
 }
 
@@ -205,12 +205,12 @@ void read_prefill_node(const Engine& engine, Fields& fields, GenerationCall& cal
   constexpr int64_t kDefaultPort = 8998;  // SGLang's
   std::string host = fields.string("bootstrap_host", "");
   const int64_t port = fields.integer("bootstrap_port", kDefaultPort, 1, 65535);
-  fields.find("bootstrap_room");  // SGLang's routers name a room; here the nodes do
+  fields.find("bootstrap_room");  // sent by SGLang's routers; here the nodes choose the room
   if (host.empty())
     return fields.fail("bootstrap_host",
                        "is missing: this is a decode node, whose requests come through a "
                        "router (fp4moe router)");
-  constexpr size_t kMaxHostBytes = 253;  // of a host name (RFC 1035); more is not worth a copy
+  constexpr size_t kMaxHostBytes = 253;  // longest host name (RFC 1035)
   if (host.size() > kMaxHostBytes)
     return fields.fail("bootstrap_host", "has " + std::to_string(host.size()) + " bytes, legal are at most " +
                                              std::to_string(kMaxHostBytes));

@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kMaxKeyBytes = 4096;
 
-// The time taken does not depend on where the strings differ.
+// The run time does not depend on where the strings differ.
 bool equal_in_constant_time(const std::string& a, const std::string& b) {
   unsigned char difference = a.size() == b.size() ? 0 : 1;
   for (size_t i = 0; i < a.size(); ++i)
@@ -20,7 +20,7 @@ bool equal_in_constant_time(const std::string& a, const std::string& b) {
   return difference == 0;
 }
 
-// The key's index, or -1. All keys are looked at, also after one that fits.
+// The key's index, or -1. Compares all keys even after a match, to keep the run time constant.
 int64_t index_of(const std::vector<std::string>& keys, const std::string& sent) {
   int64_t found = -1;
   for (size_t i = 0; i < keys.size(); ++i)

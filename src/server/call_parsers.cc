@@ -11,7 +11,7 @@ namespace {
 constexpr std::string_view kSpace = " \t\r\n";
 using Kind = AnswerPart::Kind;
 
-// Content beside calls: white space before and after a call belongs to neither.
+// The content around calls; white space before and after a call is dropped.
 class ContentBesideCalls {
  public:
   void push(std::string_view text, AnswerParts& parts) {
@@ -59,7 +59,7 @@ class HermesParser final : public AnswerParser {
  private:
   static constexpr std::string_view kBegin = "<tool_call>", kEnd = "</tool_call>";
 
-  // Each returns whether there is more to do.
+  // Each returns whether there may be more to parse.
   bool take_content(AnswerParts& parts) {
     const FoundMarker found = find_marker(held_, {kBegin});
     content_.push(std::string_view(held_).substr(0, found.at), parts);
@@ -76,7 +76,7 @@ class HermesParser final : public AnswerParser {
     scanner_.push(std::string_view(held_).substr(0, found.at), parts);
     held_.erase(0, found.at);
     if (found.marker < 0) return false;
-    if (scanner_.is_inside_string()) {  // a marker only by its looks
+    if (scanner_.is_inside_string()) {  // the marker's text inside a JSON string
       scanner_.push(kEnd.substr(0, 1), parts);
       held_.erase(0, 1);
       return true;
@@ -87,7 +87,7 @@ class HermesParser final : public AnswerParser {
     return true;
   }
 
-  // What has not become a call is content.
+  // Text that did not parse as a call is content.
   void give_up_call(std::string_view end, AnswerParts& parts) {
     if (scanner_.has_begun()) return;
     content_.push(std::string(kBegin) + scanner_.raw() + std::string(end), parts);
@@ -99,7 +99,7 @@ class HermesParser final : public AnswerParser {
   CallScanner scanner_;
 };
 
-// Without the fence and the white space that may surround it.
+// Arguments without the ```json fence and the white space around them.
 class FencedArguments {
  public:
   std::string push(std::string_view text) {
@@ -142,7 +142,8 @@ class DeepSeekParser final : public AnswerParser {
  private:
   enum class State { kContent, kBetween, kHead, kName, kArguments };
 
-  // The text up to the next of `markers`; nothing more to do without one. Text that is certain comes at once.
+  // Moves the text up to the next of `markers` to `text` and returns the marker's index; -1: none found, and
+  // `text` is the part that cannot belong to a marker.
   int next(const std::vector<std::string_view>& markers, std::string& text) {
     const FoundMarker found = find_marker(held_, markers);
     text = held_.substr(0, found.at);

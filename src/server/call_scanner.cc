@@ -10,7 +10,7 @@ namespace {
 
 bool is_space(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
 
-// The value of a JSON string literal; false if it is none.
+// Decodes a JSON string literal; false if it is not valid.
 bool decode(const std::string& literal, std::string& value) {
   const Result<json> parsed = parse_json(literal);
   if (!parsed.ok() || !parsed->is_string()) return false;
@@ -58,14 +58,14 @@ void CallScanner::take(char c) {
   }
 }
 
-// Of a string that c is a part of.
+// Whether c, a character of a JSON string, is its closing quote.
 bool CallScanner::is_end_of_string(char c) {
   const bool is_end = c == '"' && !escaped_;
   escaped_ = c == '\\' && !escaped_;
   return is_end;
 }
 
-// A key with its quotes; white space and, in an empty object, the end come instead.
+// Takes a character of a key with its quotes, of the white space before it, or the '}' of an empty object.
 void CallScanner::take_key(char c) {
   if (!in_string_) {
     if (is_space(c)) return;
@@ -114,7 +114,7 @@ void CallScanner::end_value() {
     has_name_ = decode(value_, name_);
     if (!has_name_) state_ = State::kWrong;
   }
-  if (is_arguments() && value_[0] == '"') {  // an object that was written as a string
+  if (is_arguments() && value_[0] == '"') {  // the object was written as a JSON string
     has_arguments_ = true;
     decode(value_, arguments_);
   }

@@ -1,4 +1,4 @@
-// Reads a tool call {"name": "f", "arguments": {...}} from JSON that comes in pieces.
+// Reads a tool call {"name": "f", "arguments": {...}} from JSON that arrives in pieces.
 #pragma once
 
 #include <string>
@@ -10,14 +10,14 @@ namespace fp4moe {
 
 class CallScanner {
  public:
-  // Takes text up to the object's end and returns how much that was. Once the name is known, the text of
-  // "arguments" (or "parameters") is passed on as it comes.
+  // Consumes text up to the object's end and returns the number of bytes consumed. Once the name is known,
+  // appends the text of "arguments" (or "parameters") to `parts` as it arrives.
   size_t push(std::string_view text, AnswerParts& parts);
 
   bool is_complete() const { return state_ == State::kComplete; }
   bool is_inside_string() const { return in_string_; }
-  bool has_begun() const { return has_begun_; }    // a call was passed on
-  const std::string& raw() const { return raw_; }  // what was taken, as long as none was
+  bool has_begun() const { return has_begun_; }    // a kCall part was emitted
+  const std::string& raw() const { return raw_; }  // the consumed text, until has_begun()
 
  private:
   enum class State { kStart, kKey, kColon, kValue, kAfterValue, kComplete, kWrong };
@@ -31,10 +31,10 @@ class CallScanner {
   bool is_arguments() const { return key_ == "arguments" || key_ == "parameters"; }
 
   State state_ = State::kStart;
-  int depth_ = 0;  // of brackets inside the value
+  int depth_ = 0;  // bracket depth inside the value
   bool in_string_ = false, escaped_ = false;
-  std::string raw_, key_, value_;  // a value is kept but for arguments that are an object
-  std::string name_, arguments_;   // arguments that were not passed on yet
+  std::string raw_, key_, value_;  // value_: the current value, except arguments that are an object
+  std::string name_, arguments_;   // arguments_: not emitted yet
   bool has_name_ = false, has_arguments_ = false, has_begun_ = false;
 };
 

@@ -57,7 +57,7 @@ std::vector<json> ChatFormat::news(const Choice& choice, const Delta& delta) {
   for (const AnswerPart& part : parts)
     if (is_told(part, stream.num_calls))
       events.push_back(chunk(choice, part_delta(part, stream), std::exchange(positions, nullptr)));
-  if (!positions.is_null())  // of tokens whose text is not certain yet, or is none
+  if (!positions.is_null())  // tokens whose text is held back or empty
     events.push_back(chunk(choice, {{"content", ""}}, std::move(positions)));
   if (returns_token_ids() && !delta.token_ids.empty()) {
     if (events.size() == num_before) events.push_back(chunk(choice, {{"content", ""}}, nullptr));

@@ -1,4 +1,4 @@
-// Prints chat answers: reasoning, content and tool calls, whole or as deltas.
+// Formats chat responses: reasoning, content and tool calls, whole or as deltas.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@ namespace fp4moe {
 class ChatFormat final : public OpenAiFormat {
  public:
   bool logprobs = false;
-  bool parallel_calls = true;  // else only an answer's first call is told
+  bool parallel_calls = true;  // else only the first call is reported
   AnswerPlan plan;
 
   explicit ChatFormat(const Engine& engine)
@@ -34,7 +34,7 @@ class ChatFormat final : public OpenAiFormat {
   json last_chunk(const Choice& choice, int64_t num_calls) const;
   json part_delta(const AnswerPart& part, Stream& stream) const;
   std::string finish_reason(const Choice& choice, int64_t num_calls) const;
-  // Whether the part is told; counts calls.
+  // Whether the part is reported; counts calls in num_calls.
   bool is_told(const AnswerPart& part, int64_t& num_calls) const;
 
   std::vector<Stream> streams_;  // by choice

@@ -43,7 +43,7 @@ void normalise_calls(json& calls, bool as_text, Fields& fields, const std::strin
     if (!has_name)
       return fields.fail(name + "[" + std::to_string(j) + "]",
                          "must be {\"type\": \"function\", \"function\": {\"name\", \"arguments\"}}");
-    json& arguments = call["function"]["arguments"];  // made null if absent
+    json& arguments = call["function"]["arguments"];  // operator[] inserts null if absent
     if (arguments.is_null()) arguments = json::object();
     if (as_text) {
       if (!arguments.is_string()) arguments = to_text(arguments);
@@ -131,7 +131,7 @@ void read_tool_choice(const Engine& engine, Fields& fields, ToolUse& use) {
     fields.fail("tool_choice.function.name", "is none of the tools: " + to_text(name).substr(0, 80));
 }
 
-// A noncharacter of Unicode that is not in the text; empty if all are.
+// A Unicode noncharacter that does not occur in the text; empty if all of them do.
 std::string free_mark(const std::string& text) {
   for (int last = 0x90; last <= 0xAF; ++last)  // U+FDD0 to U+FDEF
     if (std::string mark = {'\xEF', '\xB7', static_cast<char>(last)}; text.find(mark) == std::string::npos)
@@ -151,8 +151,8 @@ size_t first_character(std::string_view text) {
   return size;
 }
 
-// The texts of special tokens in `text`, as the tokenizer finds them, sorted; those of one character cannot
-// be broken.
+// The sorted texts of the special tokens that the tokenizer finds in `text`, without those of a single
+// character, which cannot be split.
 std::vector<std::string> specials_in(const Engine& engine, const std::string& text) {
   std::vector<std::string> specials;
   for (const int32_t id : engine.find_special_tokens(text)) specials.push_back(engine.token_bytes(id));
@@ -161,9 +161,9 @@ std::vector<std::string> specials_in(const Engine& engine, const std::string& te
   return specials;
 }
 
-// Whether one of `specials`, which are sorted, begins at `text[at]`.
+// Whether any of the sorted `specials` is a prefix of the text at `at`.
 bool begins_special(const std::vector<std::string>& specials, const std::string& text, size_t at) {
-  auto begin = specials.begin(), end = specials.end();  // those that agree with the text so far
+  auto begin = specials.begin(), end = specials.end();  // the specials that match so far
   for (size_t i = 0; begin != end; ++i) {
     if (begin->size() == i) return true;
     if (at + i == text.size()) return false;
@@ -177,7 +177,7 @@ bool begins_special(const std::vector<std::string>& specials, const std::string&
   return false;
 }
 
-// `text` with the mark behind the first character of each of `specials`.
+// `text` with the mark after the first character of each occurrence of a special.
 std::string with_marks(const std::string& text, const std::vector<std::string>& specials,
                        const std::string& mark) {
   std::string broken;
@@ -191,7 +191,7 @@ std::string with_marks(const std::string& text, const std::vector<std::string>& 
   return broken;
 }
 
-// `text` with the mark before and behind each character that is not ASCII.
+// `text` with the mark before and after each non-ASCII character.
 std::string with_marks_around_others(const std::string& text, const std::string& mark) {
   std::string broken;
   for (size_t i = 0; i < text.size();) {
@@ -205,15 +205,15 @@ std::string with_marks_around_others(const std::string& text, const std::string&
   return broken;
 }
 
-// Puts marks into the texts of special tokens. Whether there were any. Takes a pass over the text for each
-// token that hides another one by overlapping it, which hardly any vocabulary has.
+// Inserts marks into the texts of special tokens; returns whether there were any. Repeats for tokens that
+// were hidden by an overlapping one, which hardly any vocabulary has.
 bool break_up_specials(const Engine& engine, const std::string& mark, std::string& text) {
   bool has_any = false;
   for (auto specials = specials_in(engine, text); !specials.empty(); specials = specials_in(engine, text)) {
     has_any = true;
     if (mark.empty()) break;
     std::string broken = with_marks(text, specials, mark);
-    // The tokenizer finds a token in the text's normal form alone, so it has characters beyond ASCII.
+    // No literal match: the token appears only in the text's normalised form, so its source is not ASCII.
     if (broken.size() == text.size()) broken = with_marks_around_others(text, mark);
     text = std::move(broken);
   }

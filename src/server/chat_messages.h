@@ -1,4 +1,4 @@
-// The fields of a chat request that its template reads.
+// Parses the fields of a chat request that its template uses.
 #pragma once
 
 #include <cstdint>
@@ -11,20 +11,20 @@
 
 namespace fp4moe {
 
-// "messages", as templates expect them: content is one string, arguments of tool calls are objects (or, for
-// templates that join them to text, strings).
+// "messages" in the form templates expect: content is one string; tool-call arguments are objects (or
+// strings, for templates that concatenate them).
 struct ChatMessages {
   std::string text;  // JSON
-  // Stands inside of special tokens' texts that users and tools have written, so that these stay texts: none
-  // of them can end its message or begin another one. Empty: there are none.
+  // Inserted into special-token texts in user and tool messages, so that they are tokenized as plain text and
+  // cannot end a message or begin another one. Empty if there are none.
   std::string mark;
 };
 ChatMessages read_messages(const Engine& engine, Fields& fields, const AnswerDialect& dialect);
-// The ids of a prompt that was rendered from them, without the mark.
+// Tokenizes a prompt rendered from ChatMessages, without the marks.
 std::vector<int32_t> encode_rendered(const Engine& engine, Fields& fields, const std::string& prompt,
                                      const std::string& mark);
 ChatTemplateOptions read_template_options(Fields& fields);
-// "tools", "tool_choice" and "parallel_tool_calls"; the template's options have the tools, too.
+// Reads "tools", "tool_choice" and "parallel_tool_calls"; also stores the tools in `options`.
 ToolUse read_tools(const Engine& engine, const AnswerDialect& dialect, Fields& fields,
                    ChatTemplateOptions& options);
 

@@ -2,7 +2,7 @@
 
 namespace fp4moe {
 
-// The page runs its own script alone, talks to this server alone, and lies in nobody's frame.
+// The CSP allows only the page's own script, requests to this server, and no framing.
 HttpResponse chat_page() {
   HttpResponse response;
   response.content_type = "text/html; charset=utf-8";

@@ -7,10 +7,10 @@ namespace {
 
 constexpr int64_t kDefaultMaxTokens = 16;  // OpenAI's
 
-// OpenAI's form of a token that is no text: its bytes, "bytes:\\xe2\\x82".
+// OpenAI's form of a token that is not valid UTF-8: its bytes, "bytes:\\xe2\\x82".
 std::string token_text(const std::string& bytes) {
   try {
-    json(bytes).dump();  // refuses what is not UTF-8
+    json(bytes).dump();  // throws on invalid UTF-8
     return bytes;
   } catch (const json::exception&) {
     static constexpr char kHex[] = "0123456789abcdef";
@@ -28,7 +28,7 @@ std::string token_text(const std::string& bytes) {
 class CompletionFormat final : public OpenAiFormat {
  public:
   bool logprobs = false;
-  std::vector<std::string> echoes;  // of each prompt; empty: no echo
+  std::vector<std::string> echoes;  // one per prompt; empty: no echo
 
   explicit CompletionFormat(const Engine& engine)
       : OpenAiFormat(engine, "cmpl-", "text_completion", "text_completion"), engine_(engine) {}
@@ -52,7 +52,7 @@ class CompletionFormat final : public OpenAiFormat {
     return e;
   }
 
-  // In front of the answer's beginning.
+  // The echoed prompt, in front of the first text of a choice.
   std::string echo(const Choice& choice, bool is_first) const {
     return is_first && !echoes.empty() ? echoes[static_cast<size_t>(choice.index / n())] : "";
   }
@@ -69,7 +69,7 @@ class CompletionFormat final : public OpenAiFormat {
     return e;
   }
 
-  // OpenAI's four lists over tokens.
+  // OpenAI's four parallel lists.
   struct Lists {
     json tokens = json::array(), values = json::array(), tops = json::array(), offsets = json::array();
 
@@ -81,8 +81,8 @@ class CompletionFormat final : public OpenAiFormat {
     }
   };
 
-  // Of the prompt, if it is echoed, and of the answer's positions from `first` on; offsets count bytes of the
-  // tokens of all that is told. The token itself stands among the best ones, whatever its rank.
+  // For the prompt, if echoed, and the output positions from `first` on. Offsets count the bytes of all
+  // reported tokens. The chosen token is included in top_logprobs whatever its rank.
   json logprobs_object(const Choice& choice, size_t first, bool with_prompt) const {
     Lists lists;
     size_t offset = 0;
@@ -97,7 +97,7 @@ class CompletionFormat final : public OpenAiFormat {
       offset += bytes.size();
     };
     if (!echoes.empty()) {
-      const std::string bytes = engine_.token_bytes(choice.prompt_ids->front());  // nothing comes before it
+      const std::string bytes = engine_.token_bytes(choice.prompt_ids->front());  // has no logprob
       if (with_prompt) lists.add(bytes, nullptr, nullptr, offset);
       offset += bytes.size();
       for (const PositionLogprobs& position : choice.prompt_logprobs) tell(position, with_prompt);
@@ -112,7 +112,7 @@ class CompletionFormat final : public OpenAiFormat {
   const Engine& engine_;
 };
 
-// What each prompt is echoed as: itself, or what its ids stand for.
+// The text to echo for each prompt: the given text, or its decoded ids.
 std::vector<std::string> echoes_of(const Engine& engine, Fields& fields, const Prompts& prompts) {
   if (!prompts.texts.empty()) return prompts.texts;
   std::vector<std::string> echoes;

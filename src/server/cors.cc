@@ -31,7 +31,7 @@ std::string cors_headers(const ServerConfig& config, const HttpRequest& request)
   const std::vector<std::string>& allowed = config.cors_allow_origins;
   if (allowed.empty()) return "";
   const bool any = has(allowed, kAny);
-  const std::string vary = any ? "" : "Vary: Origin\r\n";  // so that caches keep the answers apart
+  const std::string vary = any ? "" : "Vary: Origin\r\n";  // caches must not share responses between origins
   if (request.origin.empty() || (!any && !has(allowed, request.origin))) return vary;
   return "Access-Control-Allow-Origin: " + (any ? kAny : request.origin) +
          "\r\nAccess-Control-Expose-Headers: Retry-After\r\n" + vary;

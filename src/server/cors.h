@@ -1,4 +1,4 @@
-// Cross-origin requests: which web pages' scripts may ask this server.
+// Cross-origin requests: the web pages whose scripts may call this server.
 #pragma once
 
 #include <optional>
@@ -8,13 +8,13 @@
 
 namespace fp4moe {
 
-// kInvalidArgument for what is neither "*" nor an origin such as "https://chat.example.org:8443".
+// kInvalidArgument for an element that is neither "*" nor an origin such as "https://chat.example.org:8443".
 Status check_origins(const ServerConfig& config);
 
-// Header lines for the answer; none where the request comes from no page, or from one that may not ask.
+// Header lines for the response; none if the request does not come from an allowed page.
 std::string cors_headers(const ServerConfig& config, const HttpRequest& request);
 
-// The answer to a browser's question before a request, if it is one.
+// The response to a CORS preflight request; nothing for any other request.
 std::optional<HttpResponse> answer_preflight(const ServerConfig& config, const HttpRequest& request);
 
 }  // namespace fp4moe

@@ -12,9 +12,9 @@ int http_status(StatusCode code);
 
 // {"error":{"message","type","param","code"}}; an empty `param` becomes null.
 std::string error_body(const Status& status, const std::string& param);
-// The answer to what no Status stands for, such as a missing key.
+// The response to an error that has no Status, such as a missing key.
 HttpResponse http_error(int status, const std::string& message, const std::string& code);
-// The whole answer, with Retry-After where trying again helps.
+// The whole response, with Retry-After for errors that are transient.
 HttpResponse error_response(const Status& status, const std::string& param = "");
 
 }  // namespace fp4moe

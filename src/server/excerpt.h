@@ -1,4 +1,4 @@
-// Text of peers in messages.
+// Quotes bytes from peers in messages.
 #pragma once
 
 #include <cstddef>
@@ -7,9 +7,8 @@
 
 namespace fp4moe {
 
-// Bytes that a peer sent, for a log line or an error: printable ASCII as it is, all else and the backslash
-// escaped as in C ("\n", "\x1b"), so that it is one line and moves no terminal's cursor. At most `max_bytes`
-// bytes of the text are shown; "..." stands for the rest.
+// At most `max_bytes` bytes that a peer sent, as one line for a log or an error: printable ASCII unchanged,
+// everything else and the backslash escaped as in C ("\n", "\x1b"); "..." marks a cut.
 std::string excerpt(std::string_view text, size_t max_bytes = 80);
 
 }  // namespace fp4moe

@@ -9,21 +9,21 @@ namespace {
 
 constexpr int64_t kDefaultMaxNewTokens = 128;  // SGLang's
 
-// SGLang's triple of a token: logprob, id, text.
+// SGLang's triple for a token: logprob, id, text.
 json triple(const TokenLogprob& t, bool with_text) {
   return json::array({t.logprob, t.token_id, with_text ? json(t.bytes) : json(nullptr)});
 }
 
 class GenerateFormat final : public AnswerFormat {
  public:
-  bool is_list = false;  // answers come as an array
+  bool is_list = false;  // the response is an array
   bool logprobs = false, text_in_logprobs = false;
-  int64_t logprob_start = -1;  // >= 0: the prompt's logprobs from there on are told too
+  int64_t logprob_start = -1;  // >= 0: also report the prompt's logprobs from this index on
   int64_t top_logprobs = 0;
 
   explicit GenerateFormat(const Engine& engine) : engine_(engine) {}
 
-  // SGLang's events repeat the whole answer so far.
+  // SGLang's events repeat the whole output so far.
   std::vector<json> news(const Choice& choice, const Delta& delta) override {
     if (delta.text.empty() && delta.token_ids.empty() && delta.finish_reason == FinishReason::kNone)
       return {};
@@ -51,7 +51,7 @@ class GenerateFormat final : public AnswerFormat {
     return reason;
   }
 
-  // Behind what the lists already have.
+  // Appends to the lists in `meta`.
   void add_logprobs(json& meta, const std::string& what, const std::vector<PositionLogprobs>& positions,
                     json chosen, json tops) const {
     for (const PositionLogprobs& position : positions) {
@@ -64,7 +64,7 @@ class GenerateFormat final : public AnswerFormat {
     if (top_logprobs > 0) meta[what + "_top_logprobs"] = std::move(tops);
   }
 
-  // From logprob_start on; SGLang tells no logprob of the first of them.
+  // From logprob_start on; like SGLang, with a null logprob for the first of these tokens.
   void add_prompt_logprobs(json& meta, const Choice& choice) const {
     json chosen = json::array(), tops = json::array();
     if (logprob_start >= 0 && logprob_start < choice.prompt_tokens) {
@@ -91,7 +91,7 @@ class GenerateFormat final : public AnswerFormat {
   const Engine& engine_;
 };
 
-// A request id, or one for each of some answers.
+// "rid": a request id, or a list with one id per response.
 std::optional<std::vector<std::string>> read_ids(Fields& fields, Request& request) {
   const json* rid = fields.find("rid");
   if (rid == nullptr || !rid->is_array()) {
@@ -156,7 +156,7 @@ GenerationCall parse_generate(const Engine& engine, Fields& fields) {
     fields.fail("rid", "has " + std::to_string(ids->size()) + " ids for " +
                            std::to_string(call.requests.size()) + " answers");
   for (size_t i = 0; ids && fields.ok() && i < ids->size(); ++i) call.requests[i].id = (*ids)[i];
-  if (ids) call.name.clear();  // each answer has its own
+  if (ids) call.name.clear();  // each response has its own id
   call.format = std::move(format);
   return call;
 }

@@ -12,11 +12,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kShortAnswer = 16384;  // JSON values: printed in a few milliseconds
+constexpr size_t kShortAnswer = 16384;  // in JSON values: printed in a few milliseconds
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
-// Memory that a copy of the delta holds; texts of a token or two are inside of their objects.
+// Bytes held by a copy of the delta; the texts of one or two tokens fit in their objects (SSO).
 int64_t held_bytes(const Delta& delta) {
   size_t bytes = sizeof(Delta) + delta.text.size() + delta.token_ids.size() * sizeof(int32_t);
   for (const auto* positions : {&delta.logprobs, &delta.prompt_logprobs})
@@ -25,7 +25,7 @@ int64_t held_bytes(const Delta& delta) {
   return static_cast<int64_t>(bytes);
 }
 
-// Everything but the engine's callbacks runs on the exchange.
+// Everything except the engine's callbacks runs on the exchange.
 class Generation : public std::enable_shared_from_this<Generation> {
  public:
   Generation(const GenerationContext& context, std::shared_ptr<HttpExchange> exchange, GenerationCall call)
@@ -65,8 +65,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
   }
 
  private:
-  // The engine may keep copies of the callback for a while after the last delta: they share one owner, which
-  // is let go before the count that the server's end waits for.
+  // The engine may keep copies of the callback after the final delta. They share one owner, which is released
+  // before LiveRequests::done(), because the server's shutdown waits for that count.
   DeltaCallback callback(size_t i) {
     auto owner = std::make_shared<std::shared_ptr<Generation>>(shared_from_this());
     return [owner, i, live = context_.live, id = ids_[i], name = name_](const Delta& delta) {
@@ -80,8 +80,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
     };
   }
 
-  // On the engine's thread, which must not wait: where the exchange cannot keep up, the request is given up.
-  // Each submission is cancelled at its own next news, so also one that is submitted only now.
+  // On the engine's thread, which must not block: if the exchange falls too far behind, drop the request.
+  // Each submission is cancelled at its own next delta, which also covers those submitted later.
   void hand_over(size_t i, const Delta& delta) {
     const int64_t bytes = held_bytes(delta);
     if (!behind_.load() && pending_bytes_.fetch_add(bytes) + bytes <= context_.config->max_unsent_bytes) {
@@ -161,7 +161,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     exchange_->finish();
   }
 
-  // About as many JSON values as the answer has.
+  // The approximate number of JSON values in the response.
   size_t printed_values() const {
     size_t values = 0;
     for (const Choice& choice : choices_) {
@@ -185,7 +185,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     exchange_->finish();
   }
 
-  // Nobody waits for the answer any more.
+  // Cancels the submissions that still run; their later deltas are ignored.
   void abandon(const std::string& why) {
     if (!over_) log_finished(*context_.config, choices_, why);
     over_ = true;
@@ -195,19 +195,19 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   const GenerationContext context_;
   const std::shared_ptr<HttpExchange> exchange_;
-  const std::string name_;  // the HTTP request's
+  const std::string name_;  // the HTTP request's id
   const bool stream_;
   const std::unique_ptr<AnswerFormat> format_;
   const Clock::time_point start_ = Clock::now();
-  std::vector<std::string> ids_;  // of the submissions; constant once the first is made
-  size_t num_submitted_ = 0;      // the id of one that was refused may be another request's
+  std::vector<std::string> ids_;  // of the submissions; constant once the first is submitted
+  size_t num_submitted_ = 0;      // a refused submission's id may belong to another request
   std::vector<Choice> choices_;
-  std::vector<Clock::time_point> latest_;  // tokens of each choice
+  std::vector<Clock::time_point> latest_;  // time of each choice's latest tokens
   size_t unfinished_;
   bool stream_started_ = false;
-  bool over_ = false;                      // answered, failed or abandoned: later deltas are dropped
-  std::atomic<int64_t> pending_bytes_{0};  // of deltas that the exchange has not taken yet
-  std::atomic<bool> behind_{false};        // they were too many: nothing more is handed over
+  bool over_ = false;                      // responded, failed or abandoned: later deltas are dropped
+  std::atomic<int64_t> pending_bytes_{0};  // deltas posted but not yet processed
+  std::atomic<bool> behind_{false};        // the limit was exceeded: no more deltas are posted
 };
 
 }  // namespace
@@ -248,7 +248,7 @@ void run_generation(const GenerationContext& context, std::shared_ptr<HttpExchan
   log_received(*context.config, exchange->request(), call);
   std::vector<Request> requests = std::move(call.requests);
   for (Request& request : requests) request.client = client_of(*context.config, *exchange);
-  call.requests.resize(requests.size());  // the generation takes only their number
+  call.requests.resize(requests.size());  // Generation uses only their number
   const std::vector<PromptIds> prompts = std::move(call.prompts);
   std::make_shared<Generation>(context, std::move(exchange), std::move(call))
       ->start(std::move(requests), prompts);

@@ -1,5 +1,5 @@
-// The one path from a parsed request to its answer: submit, collect, and print as the API wants it, whole or
-// as server-sent events.
+// The one path from a parsed request to its response: submit, collect the deltas, and print them in the API's
+// format, whole or as server-sent events.
 #pragma once
 
 #include <atomic>
@@ -20,61 +20,62 @@
 
 namespace fp4moe {
 
-// A prompt's token ids; the n answers to it share them.
+// A prompt's token ids, shared by its n choices.
 using PromptIds = std::shared_ptr<const std::vector<int32_t>>;
 
-// What is known of one submission so far.
+// The accumulated state of one submission.
 struct Choice {
   int64_t index = 0;
   std::string request_id;
   PromptIds prompt_ids;
-  std::vector<PositionLogprobs> prompt_logprobs;  // if asked for: of the last so many of prompt_ids
+  std::vector<PositionLogprobs> prompt_logprobs;  // if requested: for the last entries of prompt_ids
   std::string text;
   std::vector<int32_t> token_ids;
   std::vector<PositionLogprobs> logprobs;
-  std::shared_ptr<const std::vector<int32_t>> routed_experts;  // as Delta's
+  std::shared_ptr<const std::vector<int32_t>> routed_experts;  // as Delta::routed_experts
   FinishReason finish_reason = FinishReason::kNone;
   std::string matched_stop;
   int32_t matched_stop_token = -1;
   int64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
-  bool started = false;  // some news went into events
-  double seconds = 0;    // from the request's arrival to the latest news
+  bool started = false;  // an event was sent
+  double seconds = 0;    // from the request's arrival to the latest delta
 };
 
-// How one API prints answers.
+// How one API formats its responses.
 class AnswerFormat {
  public:
   virtual ~AnswerFormat() = default;
-  // The events that tell `delta`, already merged into `choice`.
+  // The events for `delta`, which is already merged into `choice`.
   virtual std::vector<json> news(const Choice& choice, const Delta& delta) = 0;
-  // The events after the last choice's end, before [DONE].
+  // The events after the last choice has ended, before [DONE].
   virtual std::vector<json> closing(const std::vector<Choice>& choices) = 0;
   virtual json whole(const std::vector<Choice>& choices) = 0;
 };
 
 struct GenerationCall {
-  std::string name;  // the HTTP request's id, for /abort_request; empty: only its requests have ids
-  std::vector<Request> requests;   // one for each choice: prompts x n; input_ids are filled in when submitted
-  std::vector<PromptIds> prompts;  // of each request
+  std::string name;  // the HTTP request's id, for /abort_request; empty: only the submissions have ids
+  std::vector<Request> requests;   // one per choice (prompts x n); input_ids are set at submission
+  std::vector<PromptIds> prompts;  // of each element of requests
   bool stream = false;
   std::unique_ptr<AnswerFormat> format;
 };
 
-// Submissions whose last delta has not come; the engine holds callbacks into the server until then.
+// Submissions that await their final delta; until then the engine holds callbacks into the server.
 class LiveRequests {
  public:
-  // `name` is that of the HTTP request which submission `id` is part of.
+  // `name`: the id of the HTTP request that submission `id` belongs to.
   void add(const std::string& id, const std::string& name);
   void done(const std::string& id, const std::string& name);
   void wait_for_none();
-  // The submission `id`, and all those of the HTTP request `id`.
+  // The submission with this id, and all submissions of the HTTP request with this id.
   std::vector<std::string> of(const std::string& id) const;
   std::vector<std::string> all() const;
 
  private:
   mutable std::mutex mutex_;
   std::condition_variable none_;
-  // Ids, each with the HTTP request's name; one that the engine refuses may have the id of a running one.
+  // (submission id, HTTP request id). A multiset: a submission about to be refused may have the id of a
+  // running one.
   std::multiset<std::pair<std::string, std::string>> live_;
 };
 
@@ -85,8 +86,8 @@ struct GenerationContext {
   std::shared_ptr<LiveRequests> live;
 };
 
-// Answers on `exchange`; aborts the submissions if the client goes away, or if their news waits for the
-// exchange with more than config->max_unsent_bytes. From the exchange's handler.
+// Responds on `exchange`; call it from the exchange's handler. Cancels the submissions if the client
+// disconnects or if more than config->max_unsent_bytes of deltas await processing.
 void run_generation(const GenerationContext& context, std::shared_ptr<HttpExchange> exchange,
                     GenerationCall call);
 

@@ -8,7 +8,7 @@ namespace {
 
 using Kind = GrammarSpec::Kind;
 
-// A schema as the engine takes it: well-formed, not too deep. An object, or its text.
+// The text of a JSON schema given as an object or as its text, checked to be well-formed and not too deep.
 std::string schema_text(Fields& fields, const std::string& name, const json& given) {
   json schema = given;
   if (given.is_string()) {
@@ -62,7 +62,7 @@ void read_response_format(const Engine& engine, Fields& fields, GrammarSpec& gra
     const json none = json::object();
     Fields named(wrapper == nullptr ? none : *wrapper, name + ".json_schema.");
     for (const char* moot : {"name", "description", "strict"})
-      named.find(moot);  // schemas are always kept to
+      named.find(moot);  // ignored: schemas are always enforced
     const json* schema = named.find("schema");
     if (schema == nullptr)
       named.fail("schema", "is missing");

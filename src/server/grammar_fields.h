@@ -1,4 +1,4 @@
-// Request fields that say what an answer's text must match.
+// Request fields that constrain the output's text.
 #pragma once
 
 #include "fp4moe/engine.h"
@@ -9,10 +9,11 @@ namespace fp4moe {
 // SGLang's json_schema (text or object), regex, ebnf and structural_tag: at most one of them. An engine
 // without grammars refuses them.
 GrammarSpec read_grammar(const Engine& engine, Fields& fields);
-// OpenAI's response_format, besides what the other fields have asked for.
+// OpenAI's response_format; an error if `grammar` already has a constraint.
 void read_response_format(const Engine& engine, Fields& fields, GrammarSpec& grammar);
 
-// The grammar as a "format" of a structural tag. Precondition: it is none itself, and not kNone.
+// The grammar as the "format" of a structural tag. Precondition: its kind is neither kStructuralTag nor
+// kNone.
 json structural_format(const GrammarSpec& grammar);
 json json_schema_format(json schema);
 GrammarSpec structural_tag(json format);

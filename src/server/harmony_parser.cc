@@ -1,9 +1,9 @@
 // gpt-oss's harmony format. A message is a header, <|message|>, text, and <|end|>, <|return|> or <|call|>;
-// the next begins with <|start|>. The header of the first one is what follows <|start|>assistant in the
-// prompt.
+// the next one begins with <|start|>. The prompt ends in <|start|>assistant, so the first header continues
+// from there.
 //   <|channel|>analysis<|message|>reasoning<|end|><|start|>assistant<|channel|>final<|message|>content<|return|>
 //   <|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>
-// Models leave markers out and add others: a message ends where the next begins, and an answer without any
+// Models omit markers and add spurious ones: a message ends where the next begins, and output without any
 // marker is content.
 #include <algorithm>
 #include <utility>
@@ -22,7 +22,7 @@ enum Marker { kStart, kChannel, kConstrain, kMessage, kEnd, kReturn, kCallMarker
 
 bool is_space(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
 
-// The first word of a text, up to white space.
+// The first word of a text, delimited by white space.
 std::string first_word(std::string_view text) {
   const auto begin = std::find_if_not(text.begin(), text.end(), is_space);
   return {begin, std::find_if(begin, text.end(), is_space)};
@@ -50,7 +50,7 @@ class HarmonyParser final : public AnswerParser {
 
  private:
   enum class State {
-    kFirst,    // no marker so far: a header, or an answer without any
+    kFirst,    // no marker so far: a header, or output without markers
     kRole,     // after <|start|>
     kChannel,  // after <|channel|>
     kOther,    // the rest of the header, or between messages
@@ -65,7 +65,7 @@ class HarmonyParser final : public AnswerParser {
     put(kind_, std::exchange(header_, {}), parts);
   }
 
-  // What may stand between "assistant" and the first marker: a recipient.
+  // Whether header_ can still be the text between "assistant" and the first marker: a recipient.
   bool may_be_header() const {
     constexpr std::string_view kTo = "to=";
     const auto begin = std::find_if_not(header_.begin(), header_.end(), is_space);
@@ -89,7 +89,7 @@ class HarmonyParser final : public AnswerParser {
         state_ = marker == kStart ? State::kRole : State::kChannel;
         break;
       case kConstrain:
-        if (state_ == State::kText) break;  // out of place
+        if (state_ == State::kText) break;  // misplaced: ignored
         read_header();
         header_.clear();
         state_ = State::kOther;
@@ -115,7 +115,7 @@ class HarmonyParser final : public AnswerParser {
     }
   }
 
-  // Takes channel and recipient from the part of the header that has ended.
+  // Reads the channel and recipient from the header part that just ended.
   void read_header() {
     if (state_ == State::kChannel) channel_ = first_word(header_);
     constexpr std::string_view kTo = "to=", kFunctions = "functions.";
@@ -143,7 +143,7 @@ class HarmonyParser final : public AnswerParser {
   State state_ = State::kFirst;
   std::string held_, header_, channel_, recipient_;
   Kind kind_ = Kind::kContent;
-  bool is_empty_ = true;  // the message so far
+  bool is_empty_ = true;  // the current message has no text yet
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// HTTP/1.1 without its library: what the routes see of a connection.
+// HTTP/1.1 as the routes see it, independent of the HTTP library.
 #pragma once
 
 #include <chrono>
@@ -16,9 +16,9 @@ namespace fp4moe {
 struct HttpRequest {
   std::string method;         // as sent, such as "POST"
   std::string path;           // without the query; never percent-decoded
-  std::string query;          // behind the '?', as sent
-  std::string host;           // "name:port": the Host header's, or that of a target in absolute form
-  std::string authorization;  // these headers' values
+  std::string query;          // after the '?', as sent
+  std::string host;           // "name:port" from the Host header or from an absolute target
+  std::string authorization;  // the values of these headers
   std::string api_key;        // x-api-key
   std::string origin;
   std::string access_control_request_headers;
@@ -32,62 +32,64 @@ struct HttpResponse {
   std::string extra_headers;  // whole lines, each ending in CRLF
 };
 
-// One request and its answer: respond(), or start_stream(), any write()s and finish().
-// After the client has gone all of them do nothing.
+// One request and its response: respond(), or start_stream(), any number of write()s and finish(). After the
+// client has disconnected they all do nothing.
 class HttpExchange {
  public:
   virtual ~HttpExchange() = default;
 
-  // Runs `task` after the handler, never at the same time as it or another task. From any thread. Tasks run
-  // on the threads that serve all connections: long work is for run_long().
+  // Runs `task` after the handler, never concurrently with it or another task. Callable from any thread.
+  // Tasks run on the I/O threads, which serve all connections; use run_long() for long work.
   virtual void post(std::function<void()> task) = 0;
-  // From a posted task, as the last thing that it does: runs `task` like a posted one, but on a worker. What
-  // is posted meanwhile waits.
+  // Runs `task` like a posted one, but on a worker; tasks posted meanwhile wait. Call it only as the last
+  // action of a posted task.
   virtual void run_long(std::function<void()> task) = 0;
-  // From the handler of a request with a body: counts `bytes` more, until the handler returns, into the
-  // memory of requests (ServerConfig::max_buffered_bytes). False: they do not fit, and nothing is counted.
+  // Only from the handler of a request with a body: charges `bytes` more to the request memory
+  // (ServerConfig::max_buffered_bytes) until the handler returns. False: it does not fit, and nothing is
+  // charged.
   virtual bool hold(int64_t bytes) = 0;
 
   // Only from the handler or from posted tasks:
   virtual const HttpRequest& request() const = 0;
-  // The client's address without its port; of IPv6 the network, 64 bits. "unix" for a socket in the file
-  // system, empty once the client has gone.
+  // The client's address without its port; for IPv6 the /64 network. "unix" for a Unix socket, empty after
+  // the client has disconnected.
   virtual std::string peer() const = 0;
   virtual void respond(HttpResponse response) = 0;
   virtual void start_stream(const std::string& content_type) = 0;
   virtual void write(std::string bytes) = 0;
   virtual void finish() = 0;
-  // Closes the connection, with a line in the log. The answer's rest is lost.
+  // Logs the reason and closes the connection; the rest of the response is lost.
   virtual void drop(const std::string& reason) = 0;
-  // `task` runs whenever nothing was sent for so many seconds, until the answer is whole; 0: never.
+  // Runs `task` each time nothing was sent for `seconds`, until the response is complete; 0: never.
   virtual void on_quiet(double seconds, std::function<void()> task) = 0;
-  // `task` runs if the client goes away (or falls too far behind) before the answer is whole.
+  // Runs `task` if the client disconnects (or falls too far behind) before the response is complete.
   virtual void on_disconnect(std::function<void()> task) = 0;
 };
 
-// Handles a whole request: GET, HEAD and OPTIONS on the threads that serve all connections, where it must be
-// short, other methods on a worker. The request's body is freed when it returns.
+// Handles a complete request: GET, HEAD and OPTIONS on the I/O threads, where it must return quickly, other
+// methods on a worker. The request's body is freed when it returns.
 using HttpHandler = std::function<void(std::shared_ptr<HttpExchange>)>;
-// Answers a request by its head alone, or returns nothing: then its body is read, and the handler is called.
+// Responds to a request from its head alone, or returns nothing: then the body is read and the handler
+// called.
 using HttpGate = std::function<std::optional<HttpResponse>(const HttpRequest& head)>;
-// Told of each answer's status as it is begun; the request is empty where it could not be read.
+// Called with each response's status when the response starts; `request` is empty if it could not be parsed.
 using AnswerHook = std::function<void(const HttpRequest& request, int status)>;
 
-// Listens, parses and times out; refuses requests from foreign pages (server/origin.h), asks `gate` about
-// each head, and calls `handler` for each whole request, one at a time per connection. What the handler
-// throws is logged, and answered as an internal error.
+// Listens, parses and enforces timeouts; refuses requests from foreign pages (server/origin.h), passes each
+// head to `gate`, and calls `handler` for each complete request, one at a time per connection. Exceptions
+// from the handler are logged and become an internal error.
 class HttpServer {
  public:
   static Result<std::unique_ptr<HttpServer>> make(const ServerConfig& config, HttpHandler handler,
                                                   AnswerHook on_answer = {}, HttpGate gate = {});
-  virtual ~HttpServer() = default;  // joins; no task may be posted any more
+  virtual ~HttpServer() = default;  // joins the threads; nothing may post() any more
   virtual int port() const = 0;
   virtual int64_t open_connections() const = 0;
-  virtual int64_t busy_exchanges() const = 0;  // requests whose answer is not yet handed to the system
-  // Waits until there are none of these, at most until then.
+  virtual int64_t busy_exchanges() const = 0;  // requests whose response is not completely sent
+  // Waits until busy_exchanges() is 0 or the deadline has passed.
   void wait_for_answers(std::chrono::steady_clock::time_point deadline) const;
-  virtual int64_t buffered_bytes() const = 0;  // of requests that have not been handled yet
-  // Closes the listener and every connection; returns when no handler runs any more.
+  virtual int64_t buffered_bytes() const = 0;  // memory of requests that have not been handled yet
+  // Closes the listener and every connection; returns once no handler runs on a worker.
   virtual void close_all() = 0;
 };
 

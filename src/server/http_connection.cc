@@ -48,7 +48,7 @@ void Connection::start() {
   asio::dispatch(socket_.get_executor(), [self = shared_from_this()] {
     boost::system::error_code ignored;
     self->socket_.non_blocking(true, ignored);
-    self->socket_.set_option(asio::ip::tcp::no_delay(true), ignored);  // refused by unix sockets
+    self->socket_.set_option(asio::ip::tcp::no_delay(true), ignored);  // fails on Unix sockets
     self->read_deadline_ = seconds_from_now(self->shared_.config.idle_timeout_seconds);
     self->read();
     self->tick();
@@ -82,7 +82,7 @@ void Connection::post(std::function<void()> task) {
              [self = shared_from_this(), task = std::move(task)]() mutable { self->run(std::move(task)); });
 }
 
-// On the strand; while the connection is lent, later.
+// Runs `task` on the strand; defers it while the connection is lent.
 void Connection::run(std::function<void()> task) {
   if (lent_) return deferred_.push_back(std::move(task));
   task();
@@ -96,7 +96,7 @@ void Connection::lend(std::function<void()> task, bool is_small) {
         asio::post(self->socket_.get_executor(), [self] { self->take_back(); });
       },
       is_small);
-  if (is_queued) return;  // the connection may already be given back
+  if (is_queued) return;  // a worker may already have returned the connection
   lent_ = false;
   shared_.queued_bytes.fetch_sub(std::exchange(queued_bytes_, 0));
   close();
@@ -108,7 +108,7 @@ void Connection::work(const std::function<void()>& task) {
   if (is_abandoned()) return close();
   try {
     task();
-  } catch (const std::exception& error) {  // out of memory, or a mistake of ours
+  } catch (const std::exception& error) {  // out of memory, or a bug here
     drop(std::string("its answer could not be printed: ") + error.what());
   }
 }
@@ -123,7 +123,7 @@ void Connection::take_back() {
   read();
 }
 
-// Nobody waits for the answer: reads, which would say so, wait for the worker.
+// Whether the client has disconnected: reads, which would detect it, wait for the worker.
 bool Connection::is_abandoned() {
   char byte;
   const ssize_t received = closed_ ? 0 : ::recv(socket_.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
@@ -189,11 +189,11 @@ void Connection::finish() {
   read_deadline_ = seconds_from_now(shared_.config.idle_timeout_seconds);
   request_.body = std::string();
   if (in_.size() == 0) in_.shrink_to_fit();
-  // Not at once: a handler that answers synchronously is still inside parse().
+  // Deferred: a handler that responds synchronously is still inside parse().
   post([this] { proceed(); });
 }
 
-// Goes on after an answer, once it is both made and sent.
+// Continues with the next request once the response is complete and sent.
 void Connection::proceed() {
   if (is_answering()) return;
   if (close_when_sent_) return linger();
@@ -247,7 +247,7 @@ void Connection::on_written(boost::system::error_code error) {
   proceed();
 }
 
-// Closing a socket with unread input makes the system throw away what the client has not read yet.
+// Closing a socket with unread input makes the kernel discard sent data that the client has not read yet.
 void Connection::linger() {
   if (lingering_ || closed_) return;
   boost::system::error_code ignored;
@@ -268,14 +268,14 @@ void Connection::tick() {
   if (!busy_ && writing_.empty() && now > read_deadline_) return close();
   if (on_quiet_ && writing_.empty() && now - quiet_since_ >= std::chrono::duration<double>(quiet_seconds_))
     on_quiet_();
-  // An idle connection is looked at ever more often towards its end; parse() sees to it when a request
-  // begins.
+  // An idle connection is checked at shrinking intervals towards its deadline; parse_some() restarts the
+  // timer when a request begins.
   const bool is_idle = !busy_ && writing_.empty() && !parser_;
   look_in(is_idle ? std::max(looks_apart(), std::chrono::duration<double>(read_deadline_ - now).count() / 4)
                   : looks_apart());
 }
 
-// Seconds, by the nearest deadline that there may be.
+// The tick interval in seconds: a quarter of the shortest timeout.
 double Connection::looks_apart() const {
   const ServerConfig& c = shared_.config;
   const double nearest =
@@ -283,7 +283,7 @@ double Connection::looks_apart() const {
   return (on_quiet_ ? std::min(nearest, quiet_seconds_) : nearest) / 4;
 }
 
-// The next look is then, and none before.
+// Schedules the next tick and cancels the pending one.
 void Connection::look_in(double seconds) {
   timer_.expires_at(seconds_from_now(seconds));
   timer_.async_wait([self = shared_from_this()](boost::system::error_code error) {

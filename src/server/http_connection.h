@@ -1,4 +1,4 @@
-// One client's socket. Everything runs on the connection's strand except post().
+// One client's socket. Runs on the connection's strand, except handlers and tasks that run on a worker.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@
 
 namespace fp4moe {
 
-// What all connections of a server share.
+// State shared by all connections of a server.
 struct ConnectionShared {
   ConnectionShared(const ServerConfig& server_config, HttpHandler http_handler)
       : config(server_config),
@@ -33,14 +33,14 @@ struct ConnectionShared {
   const HttpHandler handler;
   HttpGate gate;
   AnswerHook on_answer;
-  bool is_loopback = false;      // the listener's address
+  bool is_loopback = false;      // of the listener's address
   std::atomic<int64_t> open{0};  // connections
-  std::atomic<int64_t> busy{0};  // of them, those with an answer not yet wholly sent
+  std::atomic<int64_t> busy{0};  // connections with a response not yet completely sent
   std::atomic<bool> stopping{false};
   RequestMemory memory;
   ReadPace pace{128 << 20, 8 << 20};
-  // Of large bodies that wait for a worker. Beyond a quarter of the memory further ones are refused: a queue
-  // of them must not keep small requests out.
+  // Large bodies queued for a worker. If they exceed a quarter of the memory budget, further large requests
+  // are refused, so that the queue cannot lock out small ones.
   std::atomic<int64_t> queued_bytes{0};
   WorkerPool workers;
   void log(LogLevel level, const std::string& line) const {
@@ -48,13 +48,13 @@ struct ConnectionShared {
   }
 };
 
-// One read is always outstanding, also while an answer is made, so that a disconnect is seen at once; what is
-// read meanwhile (pipelined requests) waits in `in_` until the answer is sent, and beyond a bound is not
-// read: a client that takes no answers gets no further ones made.
+// A read is pending even while a response is produced, so that a disconnect is noticed at once. Pipelined
+// requests read meanwhile wait in `in_`, up to a bound, until the response is sent: a client that does not
+// read its responses gets no further ones.
 //
-// A handler or task that runs on a worker has the connection to itself: it is lent, and everything that
-// happens on the strand meanwhile (bytes, timers, posted tasks) waits in `deferred_` until the worker gives
-// it back.
+// A handler or task on a worker has exclusive use of the connection: the connection is lent, and everything
+// that happens on the strand meanwhile (bytes, timers, posted tasks) waits in `deferred_` until the worker
+// returns it.
 class Connection final : public HttpExchange,
                          public RequestMemory::Holder,
                          public std::enable_shared_from_this<Connection> {
@@ -132,12 +132,12 @@ class Connection final : public HttpExchange,
 
   boost::beast::flat_buffer in_;
   std::optional<Parser> parser_;
-  size_t head_bytes_ = 0, head_lines_ = 0;  // of the request that is being read
+  size_t head_bytes_ = 0, head_lines_ = 0;  // of the request being read
   std::optional<uint64_t> content_length_;
   HttpRequest request_;
-  int64_t queued_bytes_ = 0;   // in ConnectionShared::queued_bytes
-  int64_t held_bytes_ = 0;     // hold()
-  bool is_accounted_ = false;  // in ConnectionShared::memory, with any bytes
+  int64_t queued_bytes_ = 0;   // this connection's part of ConnectionShared::queued_bytes
+  int64_t held_bytes_ = 0;     // charged by hold()
+  bool is_accounted_ = false;  // has a share in ConnectionShared::memory
   std::function<void()> on_disconnect_;
   std::function<void()> on_quiet_;
   double quiet_seconds_ = 0;
@@ -150,14 +150,14 @@ class Connection final : public HttpExchange,
   bool lent_ = false;  // only the strand reads and writes these two
   std::deque<std::function<void()>> deferred_;
   bool reading_ = false;
-  bool busy_ = false;          // between dispatch or refusal and the answer's end
-  bool counted_busy_ = false;  // in ConnectionShared::busy, as is_answering() said last
+  bool busy_ = false;          // from dispatch or refusal to the end of the response
+  bool counted_busy_ = false;  // counted in ConnectionShared::busy
   bool streaming_ = false;
-  bool chunked_ = false;  // HTTP/1.1 streams; HTTP/1.0 ends them by closing
+  bool chunked_ = false;  // HTTP/1.1 streams are chunked; HTTP/1.0 streams end by closing
   bool http11_ = true;
   bool keep_alive_ = true;
   bool close_when_sent_ = false;
-  bool lingering_ = false;  // our side is shut; input is discarded until the client closes
+  bool lingering_ = false;  // the send side is shut down; input is discarded until the client closes
   bool closed_ = false;
 };
 

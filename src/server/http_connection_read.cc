@@ -1,5 +1,5 @@
-// How a connection reads requests: heads are judged before their bodies are read, and memory grows as bytes
-// arrive.
+// How a connection reads requests: the head is checked before the body is read, and memory grows only as
+// bytes arrive.
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -23,11 +23,11 @@ namespace http = boost::beast::http;
 namespace {
 
 constexpr size_t kHeadReadBytes = 16 << 10, kBodyReadBytes = 256 << 10;  // at a time
-constexpr size_t kPipelineBytes = 64 << 10;   // read ahead while a request is being answered
-constexpr size_t kSmallBodyBytes = 64 << 10;  // handled without waiting for larger ones
+constexpr size_t kPipelineBytes = 64 << 10;   // read ahead while a response is pending
+constexpr size_t kSmallBodyBytes = 64 << 10;  // small tasks don't wait for larger ones
 constexpr size_t kMaxHeadLines = 256;
-constexpr size_t kHeadLineBytes = 96;     // of memory beside its text
-constexpr size_t kUncountedBytes = 4096;  // of each connection: small requests always have room
+constexpr size_t kHeadLineBytes = 96;     // memory per header line beside its text
+constexpr size_t kUncountedBytes = 4096;  // per connection: small requests always fit
 
 std::chrono::steady_clock::time_point seconds_from_now(double seconds) {
   return std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
@@ -38,7 +38,7 @@ size_t count_lines(std::string_view head) {
   return static_cast<size_t>(std::count(head.begin(), head.end(), '\n'));
 }
 
-// Whose handlers are short: docs of HttpHandler.
+// Handled on the I/O thread (see HttpHandler).
 bool is_short(const HttpRequest& request) {
   return request.method == "GET" || request.method == "HEAD" || request.method == "OPTIONS";
 }
@@ -53,7 +53,7 @@ void Connection::read() {
   if (lent_ || reading_ || closed_ || (is_answering() && in_.size() >= kPipelineBytes)) return;
   reading_ = true;
   if (waits_for_pace()) return;
-  // Waits first, so that an idle connection holds no buffer.
+  // Wait for readability first, so that an idle connection holds no buffer.
   socket_.async_wait(Socket::wait_read, [self = shared_from_this()](boost::system::error_code error) {
     self->run([connection = self.get(), error] { connection->on_readable(error); });
   });
@@ -81,8 +81,8 @@ void Connection::on_readable(boost::system::error_code error) {
   // MSG_TRUNC discards input without copying it (TCP; elsewhere it changes nothing).
   const size_t bytes = error ? 0 : socket_.receive(buffer, lingering_ ? MSG_TRUNC : 0, error);
   if (error == asio::error::would_block || error == asio::error::try_again) return read();
-  // End of input is taken for a disconnect even where the client only shut its sending side: nothing else
-  // tells that nobody waits for the answer. What is already on its way to the client is still sent.
+  // End of input counts as a disconnect even if the client only shut down its send side: nothing else shows
+  // that the client is gone. Data already on its way to the client is still sent.
   if (error && (busy_ || unsent_bytes_ == 0)) return close();
   if (error) {
     close_when_sent_ = true;
@@ -109,12 +109,12 @@ void Connection::parse() {
   if (!account(body) && parser_) refuse_for_memory();
 }
 
-// Whether there is more to parse.
+// Returns whether there may be more to parse.
 bool Connection::parse_some() {
   if (!parser_) {
     parser_.emplace();
     parser_->header_limit(static_cast<uint32_t>(shared_.config.max_header_bytes));
-    parser_->body_limit(boost::none);  // the head is judged first
+    parser_->body_limit(boost::none);  // set after the head is checked
     head_bytes_ = head_lines_ = 0;
     read_deadline_ = seconds_from_now(shared_.config.request_timeout_seconds);
     look_in(looks_apart());
@@ -143,7 +143,7 @@ bool Connection::parse_some() {
   return used > 0;
 }
 
-// Whether the body is to be read.
+// Checks the complete head; returns whether to read the body.
 bool Connection::take_head() {
   keep_alive_ = parser_->get().keep_alive();
   http11_ = parser_->get().version() >= 11;
@@ -166,7 +166,7 @@ bool Connection::take_head() {
   return true;
 }
 
-// For what in_ has of it. The body's memory at most doubles with what has arrived.
+// Reserves memory for the body bytes in in_, growing by at most a factor of 2. False: over the memory budget.
 bool Connection::make_room_for_body() {
   std::string& body = parser_->get().body();
   const size_t needed = body.size() + in_.size();
@@ -176,13 +176,14 @@ bool Connection::make_room_for_body() {
   if (capacity <= body.capacity()) return true;
   if (!account(capacity)) return false;
   std::string grown;
-  grown.reserve(capacity);  // of a longer string, reserve() would at least double the capacity
+  grown.reserve(capacity);  // reserve() on the longer string would at least double its capacity
   grown += body;
   body.swap(grown);
   return true;
 }
 
-// The connection goes on if the request's body is none, or is already here to be skipped.
+// Responds from the head alone. Keeps the connection open if there is no body or if all of it can be skipped
+// in in_.
 void Connection::answer_head(HttpResponse response) {
   bool is_whole = parser_->is_done();
   if (!is_whole && content_length_.value_or(UINT64_MAX) <= in_.size()) {
@@ -229,7 +230,7 @@ void Connection::give_way() {
   std::shared_ptr<Connection> self = weak_from_this().lock();
   if (self == nullptr) return;
   const auto executor = socket_.get_executor();
-  // Nothing of `self` is kept here: the last owner's end would ask for the caller's lock.
+  // Move `self`: destroying the last reference here would take the lock that the caller holds.
   asio::post(executor, [self = std::move(self)] {
     self->run([connection = self.get()] {
       if (connection->parser_) connection->refuse_for_memory();
@@ -267,7 +268,7 @@ void Connection::dispatch() {
 void Connection::handle() {
   try {
     shared_.handler(shared_from_this());
-  } catch (const std::exception& error) {  // out of memory, or a mistake of ours
+  } catch (const std::exception& error) {  // out of memory, or a bug here
     shared_.log(LogLevel::kError, "request failed: " + request_.path.substr(0, 200) + ": " + error.what());
     respond(error_response(internal_error(error.what())));
   }
@@ -288,7 +289,7 @@ bool Connection::hold(int64_t bytes) {
   return false;
 }
 
-// Reports the memory that the request holds. False: it does not fit.
+// Charges the request's memory to the shared budget. False: it does not fit.
 bool Connection::account(size_t body_capacity) {
   const size_t bytes = in_.capacity() + 2 * head_bytes_ + kHeadLineBytes * head_lines_ + body_capacity +
                        static_cast<size_t>(held_bytes_);

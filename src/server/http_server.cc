@@ -25,8 +25,8 @@ namespace asio = boost::asio;
 
 namespace {
 
-constexpr int kIoThreads = 2;                // they run no handler that takes long
-constexpr double kAcceptRetrySeconds = 0.1;  // after accept failed, such as for want of file descriptors
+constexpr int kIoThreads = 2;                // they run only short handlers
+constexpr double kAcceptRetrySeconds = 0.1;  // after accept() failed, e.g. without free descriptors
 
 Status check_limits(const ServerConfig& c) {
   const struct {
@@ -99,7 +99,7 @@ class AsioHttpServer final : public HttpServer {
  private:
   using Acceptor = asio::basic_socket_acceptor<asio::generic::stream_protocol>;
 
-  // What a task throws (out of memory) ends neither the thread nor the process.
+  // An exception from a task (out of memory) ends neither the thread nor the process.
   void serve() {
     for (bool is_over = false; !is_over;) {
       try {
@@ -124,15 +124,15 @@ class AsioHttpServer final : public HttpServer {
                            });
   }
 
-  // Without a descriptor left, the spare one lets a waiting client be told, rather than wait. False: nobody
-  // waits, which the system does not tell apart.
+  // Out of file descriptors: frees the spare one to refuse one waiting client with 503. False: no client was
+  // waiting, or the error is a different one.
   bool refuse_next(boost::system::error_code error) {
     if (error != asio::error::no_descriptors || spare_ < 0) return false;
     ::close(spare_);
     const int client = ::accept4(acceptor_.native_handle(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
     spare_ = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (client < 0) return false;
-    if (spare_ >= 0) {  // another one has come free
+    if (spare_ >= 0) {  // another descriptor became free
       add(Connection::Socket(asio::make_strand(io_), Acceptor::protocol_type(listening_.family(), 0),
                              client));
       return true;
@@ -186,9 +186,9 @@ class AsioHttpServer final : public HttpServer {
   asio::steady_timer retry_timer_;
   asio::executor_work_guard<asio::io_context::executor_type> work_;
   std::vector<std::weak_ptr<Connection>> connections_;
-  bool accept_failed_ = false;  // the last time: one line for a row of failures
+  bool accept_failed_ = false;  // so that consecutive failures log one line
   std::vector<std::thread> threads_;
-  int spare_ = -1;  // a descriptor to give up when there is no other
+  int spare_ = -1;  // reserve descriptor for refuse_next()
 };
 
 }  // namespace

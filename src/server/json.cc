@@ -10,12 +10,12 @@ namespace {
 
 constexpr size_t kMaxDepth = 64;  // nlohmann's printer recurses
 constexpr int64_t kMaxKeys = 4096;
-// Of the sum over all objects: ordered objects find keys linearly, so that reading one takes keys^2
-// comparisons.
+// Limit on the sum of squared key counts of all objects: an ordered object finds keys linearly, so reading it
+// takes keys^2 comparisons.
 constexpr int64_t kMaxSquaredKeys = int64_t{1} << 26;
 constexpr int64_t kMaxJsonBytes = int64_t{128} << 20;
-// Memory of a value in an array that has just grown to twice its size, and of a string, array or object
-// beside it.
+// Memory per value, in an array that has just doubled its capacity, and extra memory per string, array or
+// object.
 constexpr int64_t kValueBytes = 2 * sizeof(json), kHeapBytes = 80;
 constexpr size_t kMaxQuoted = 80;  // characters of a wrong value shown in an error
 
@@ -27,9 +27,9 @@ std::string format(double value) {
 
 }  // namespace
 
-// Whether the text is JSON at all is the parser's affair.
+// Does not check that the text is valid JSON; the parser does.
 Result<int64_t> parsed_json_bytes(std::string_view text) {
-  std::vector<int64_t> keys;  // colons seen in each open bracket
+  std::vector<int64_t> keys;  // number of colons in each open bracket
   int64_t num_values = 1, num_on_heap = 0, squared_keys = 0;
   bool in_string = false;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -132,7 +132,7 @@ int64_t Fields::integer(const std::string& name, int64_t otherwise, int64_t leas
   notes_.back().least = static_cast<double>(least);
   notes_.back().most = static_cast<double>(most);
   if (value == nullptr) return otherwise;
-  // 3.0 is accepted as 3; unsigned values beyond int64 are out of any range asked for.
+  // Accepts 3.0 as 3; unsigned values beyond int64 are outside any range.
   const bool whole = value->is_number_float() && value->get<double>() >= -9e15 &&
                      value->get<double>() <= 9e15 &&
                      value->get<double>() == static_cast<double>(static_cast<int64_t>(value->get<double>()));

@@ -11,12 +11,12 @@
 
 namespace fp4moe {
 
-// Keeps the order of keys: chat templates print tools as they came.
+// Keeps key order, because chat templates print tools in the given order.
 using json = nlohmann::ordered_json;
 
-// An upper bound of the memory that parse_json(text) takes, from a walk over the text. kInvalidArgument for
-// nesting deeper than 64, for objects of more than 4096 keys, for more objects with many keys than can be
-// read in a fraction of a second, and for more than 128 MiB.
+// An upper bound on the bytes of memory that parse_json(text) uses, from one scan of the text.
+// kInvalidArgument for nesting deeper than 64, more than 4096 keys in an object, so many keys in all that
+// parsing takes too long, and more than 128 MiB.
 Result<int64_t> parsed_json_bytes(std::string_view text);
 
 // kInvalidArgument as parsed_json_bytes(), and for malformed JSON (or UTF-8).
@@ -25,20 +25,20 @@ Result<json> parse_json(std::string_view text);
 // Compact; invalid UTF-8 in strings becomes U+FFFD.
 std::string to_text(const json& value);
 
-// A field that was asked for, with what it may be.
+// A field that was read, and its legal values.
 struct FieldNote {
   enum class Kind { kAny, kBoolean, kInteger, kNumber, kString, kStrings, kIds };
-  std::string name;  // with the prefix
+  std::string name;  // including the prefix
   Kind kind = Kind::kAny;
-  double least = 0, most = 0;  // of integers and numbers
+  double least = 0, most = 0;  // the range of integers and numbers
   bool open_least = false;     // least itself is excluded
 };
 
-// Reads the fields of a JSON object. The first wrong one is kept as the error, with its name; reading goes on
-// with defaults, so that callers check once. Absent and null fields have the default value.
+// Reads the fields of a JSON object. Keeps the first error and its field's name; reading continues with
+// defaults, so callers check once at the end. Absent and null fields have the default value.
 class Fields {
  public:
-  // `prefix` goes in front of names in errors, such as "sampling_params.".
+  // `prefix` precedes names in errors, such as "sampling_params.".
   explicit Fields(const json& object, std::string prefix = "");
 
   const json* find(const std::string& name);  // nullptr if absent or null
@@ -50,18 +50,18 @@ class Fields {
   std::string string(const std::string& name, const std::string& otherwise);
   std::vector<std::string> strings(const std::string& name);  // a string, or an array of them
   std::vector<int32_t> ids(const std::string& name);          // an integer, or an array of them
-  // For a field that this server cannot honour: only absent, null or `neutral` is accepted.
+  // For a field that this server does not support: accepts only absent, null or `neutral`.
   void refuse(const std::string& name, const json& neutral);
 
   void fail(const std::string& name, std::string message);
   void fail(const std::string& name, const Status& status);
-  // Takes over what `inner`, the Fields of a nested object, found wrong or unknown.
+  // Adopts the error and the unknown fields of `inner`, the Fields of a nested object.
   void merge(const Fields& inner);
   bool ok() const { return error_.ok(); }
   const Status& error() const { return error_; }
-  const std::string& param() const { return param_; }  // the wrong field
-  std::vector<std::string> unknown() const;            // fields that nobody asked for
-  // Those that somebody asked for, as often as that.
+  const std::string& param() const { return param_; }  // the field with the error
+  std::vector<std::string> unknown() const;            // fields that were never read
+  // One entry per read, in order, with repetitions.
   const std::vector<FieldNote>& notes() const { return notes_; }
 
  private:

@@ -30,7 +30,7 @@ bool is_loopback_address(const sockaddr_storage& address) {
   return (ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr) >> 24) == 127;
 }
 
-// Whether a process accepts connections there.
+// Whether a process accepts connections at the address.
 bool is_served(const sockaddr_un& address) {
   const int probe = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   const bool refused = connect(probe, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 &&
@@ -71,7 +71,7 @@ Status ListenSocket::open_unix(const std::string& path, int mode) {
   }
   family_ = AF_UNIX;
   descriptor_ = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  // Nobody can connect before listen(), so the mode is in force from the first connection on.
+  // No client can connect before listen(), so the mode applies from the first connection on.
   const bool listens = bind(descriptor_, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 &&
                        chmod(path.c_str(), static_cast<mode_t>(mode)) == 0 &&
                        ::listen(descriptor_, SOMAXCONN) == 0 && lstat(path.c_str(), &file_) == 0;

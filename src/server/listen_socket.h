@@ -1,4 +1,4 @@
-// The socket that a server listens on: of an address and port, or of a path in the file system.
+// The socket that a server listens on: an address and port, or a path in the file system.
 #pragma once
 
 #include <sys/stat.h>
@@ -13,19 +13,19 @@ namespace fp4moe {
 class ListenSocket {
  public:
   ListenSocket() = default;
-  ~ListenSocket();  // removes the path, if it is still this socket's; the descriptor is not its own
+  ~ListenSocket();  // removes the path if it is still this socket; does not close the descriptor
   ListenSocket(const ListenSocket&) = delete;
   ListenSocket& operator=(const ListenSocket&) = delete;
 
-  // Binds and listens where config.host says: "unix:/path", or an address or name with config.port. A socket
-  // that a server left behind when it was killed is replaced. kInvalidArgument for a place that cannot be,
-  // kUnavailable for one that is taken.
+  // Binds and listens at config.host: "unix:/path", or an address or name with config.port. Replaces the
+  // stale socket of a server that was killed. kInvalidArgument for an invalid address or path, kUnavailable
+  // if it is in use.
   Status open(const ServerConfig& config);
 
-  int descriptor() const { return descriptor_; }  // to be closed by whoever takes it
+  int descriptor() const { return descriptor_; }  // the caller must close it
   int family() const { return family_; }
   int port() const { return port_; }                 // 0 for a path
-  bool is_loopback() const { return is_loopback_; }  // an address that only this machine can reach
+  bool is_loopback() const { return is_loopback_; }  // the address is reachable only from this machine
 
  private:
   Status open_unix(const std::string& path, int mode);
@@ -34,7 +34,7 @@ class ListenSocket {
   int descriptor_ = -1, family_ = 0, port_ = 0;
   bool is_loopback_ = false;
   std::string path_;
-  struct stat file_ {};  // of the path, to know it again
+  struct stat file_ {};  // identifies the path's socket at destruction
 };
 
 }  // namespace fp4moe

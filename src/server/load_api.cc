@@ -10,7 +10,7 @@ namespace fp4moe {
 
 namespace {
 
-// Of the last "window=" in the query.
+// Parses the query's last "window=".
 Result<double> read_window(std::string_view query) {
   double window = LoadWatch::kLongestWindow;
   while (!query.empty()) {

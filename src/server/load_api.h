@@ -1,4 +1,4 @@
-// GET /expert_load and /expert_load.svg: ?window=SECONDS (at most 60; without: 60) or ?window=all.
+// GET /expert_load and /expert_load.svg: ?window=SECONDS (at most 60, the default) or ?window=all.
 #pragma once
 
 #include "server/http.h"

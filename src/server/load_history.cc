@@ -16,7 +16,7 @@ double seconds_now() {
 
 }  // namespace
 
-// Of what lies behind the longest window only the last is kept.
+// Keeps only one entry older than the longest window.
 void LoadHistory::add(double now, const std::vector<int64_t>& counts) {
   if (!seen_.empty() && seen_.back().counts == counts) {
     seen_.back().last = now;

@@ -1,4 +1,4 @@
-// The experts' tokens over the last seconds, out of counts since the start.
+// Tokens per expert over the last seconds, from cumulative counts.
 #pragma once
 
 #include <condition_variable>
@@ -13,15 +13,16 @@
 
 namespace fp4moe {
 
-// Counts as they were seen, for as long as a window looks back. Times in seconds, ascending. Not thread-safe.
+// Snapshots of cumulative counts, as far back as the longest window. Times in seconds, ascending. Not
+// thread-safe.
 class LoadHistory {
  public:
   LoadHistory(double now, double longest) : start_(now), longest_(longest) {}
   void add(double now, const std::vector<int64_t>& counts);
 
   struct Since {
-    double seconds = 0;           // what is covered: the window, up to one add() more, or less at the start
-    std::vector<int64_t> counts;  // before it; empty: zeros
+    double seconds = 0;           // covered: the window plus at most one add() interval, or less at the start
+    std::vector<int64_t> counts;  // cumulative counts at its beginning; empty: zeros
   };
   // Precondition: 0 < window <= longest.
   Since before(double now, double window) const;
@@ -29,14 +30,14 @@ class LoadHistory {
 
  private:
   struct Seen {
-    double first, last;  // when these counts were found
+    double first, last;  // first and last time the counts had these values
     std::vector<int64_t> counts;
   };
   double start_, longest_;
   std::deque<Seen> seen_;
 };
 
-// Looks at an engine's counts once a second until it is destroyed. Thread-safe.
+// Samples an engine's counts once a second until destroyed. Thread-safe.
 class LoadWatch {
  public:
   static constexpr double kLongestWindow = 60;
@@ -44,8 +45,8 @@ class LoadWatch {
   ~LoadWatch();
 
   struct Window {
-    double seconds = 0;  // as Since
-    ExpertLoad load;     // of these seconds
+    double seconds = 0;  // the covered time, as Since::seconds
+    ExpertLoad load;     // tokens in that time
   };
   // window: (0, kLongestWindow], or 0: since the start.
   Window last(double window) const;
@@ -58,7 +59,7 @@ class LoadWatch {
   std::condition_variable stopped_;
   bool stopping_ = false;
   LoadHistory history_;
-  std::thread thread_;  // last: it uses the others
+  std::thread thread_;  // last: uses the members above
 };
 
 }  // namespace fp4moe

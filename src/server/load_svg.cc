@@ -1,5 +1,5 @@
-// The experts' load as a picture. Colours stand for tokens over the layer's mean, on a scale of logarithms;
-// cells of one colour are one path, so that 256 experts of 60 layers stay a small file.
+// The expert load as a picture. Colour encodes tokens over the layer's mean on a log scale. All cells of one
+// colour form one path, so the file stays small for 256 experts x 60 layers.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -12,14 +12,14 @@ namespace fp4moe {
 namespace {
 
 constexpr int kColours = 24;
-constexpr double kTop = 8;  // times the mean: the last colour
+constexpr double kTop = 8;  // multiple of the mean at which the colour scale ends
 constexpr int kLeft = 64, kMapWidth = 768, kBarLeft = kLeft + kMapWidth + 16, kBarWidth = 120, kWidth = 1032;
 constexpr int kMapTop = 64;
 
 struct Rgb {
   double r, g, b;
 };
-// Cold to hot; docs and page use the same.
+// Cold to hot; the docs and the chat page use the same.
 constexpr std::array<Rgb, 5> kRamp = {
     {{240, 242, 246}, {253, 205, 130}, {240, 110, 60}, {165, 20, 70}, {60, 10, 60}}};
 
@@ -69,7 +69,7 @@ std::string text_at(double x, double y, const std::string& text, const char* mor
   return "<text x=\"" + number(x) + "\" y=\"" + number(y) + "\"" + more + ">" + escape(text) + "</text>\n";
 }
 
-// Cells in units of one: the group around them scales.
+// Cells of unit size; the enclosing group scales them.
 std::string cells(const ExpertLoad& load, const std::vector<LayerBalance>& balance) {
   std::array<std::string, kColours> paths;
   for (size_t i = 0; i < load.tokens.size(); ++i) {

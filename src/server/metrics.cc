@@ -99,13 +99,13 @@ std::vector<Sample> engine_samples(const ModelInfo& info, const EngineStats& sta
   };
 }
 
-// By the names that Prometheus' own clients use.
+// Process metrics under the names of Prometheus' client libraries.
 std::vector<Sample> process_samples() {
   std::ifstream stat("/proc/self/stat"), statm("/proc/self/statm"), system("/proc/stat");
   double virtual_pages = 0, resident_pages = 0;
   statm >> virtual_pages >> resident_pages;
-  // Fields after the name in brackets, which may hold spaces: state is the first, utime, stime and starttime
-  // are the 12th, 13th and 20th.
+  // Count fields after the command name in parentheses, which may contain spaces: state is the 1st, utime,
+  // stime and starttime the 12th, 13th and 20th.
   std::string text((std::istreambuf_iterator<char>(stat)), {});
   std::istringstream fields(text.substr(std::min(text.rfind(')') + 1, text.size())));
   std::array<std::string, 20> field;

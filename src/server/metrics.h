@@ -1,4 +1,4 @@
-// Prometheus metrics: the engine's counters and gauges, and what the server counts itself.
+// Prometheus metrics: the engine's counters and gauges, and the server's own.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@ class Histogram {
   std::string print(const std::string& name, const std::string& labels) const;
 
  private:
-  std::array<std::atomic<int64_t>, kBounds.size() + 1> counts_{};  // the last: above all bounds
+  std::array<std::atomic<int64_t>, kBounds.size() + 1> counts_{};  // the last counts values above all bounds
   std::atomic<double> sum_{0};
 };
 
@@ -33,13 +33,13 @@ struct Metrics {
   std::atomic<double> startup_seconds{0};
 };
 
-// Of the HTTP server at one moment.
+// A snapshot of the HTTP server.
 struct HttpGauges {
   int64_t open_connections = 0;
-  int64_t buffered_bytes = 0;  // of requests that have not been handed to the engine yet
+  int64_t buffered_bytes = 0;  // memory of requests not yet submitted to the engine
 };
 
-// Prometheus' text format, names with SGLang's spelling after `prefix`; those of the process have none.
+// Prometheus' text format, with SGLang's names after `prefix`; process metrics have no prefix.
 std::string print_metrics(const Metrics& metrics, const ModelInfo& info, const EngineStats& stats,
                           const HttpGauges& http, const std::string& prefix);
 

@@ -1,4 +1,4 @@
-// What a router reads of its nodes' answers. Nodes may be anything that listens on their ports.
+// Parses what a router reads from its nodes' responses. The peer may be any process that listens on the port.
 #pragma once
 
 #include <string>
@@ -8,18 +8,18 @@
 
 namespace fp4moe {
 
-// What the answer to GET /server_info says of a node.
+// A node's description of itself in the response to GET /server_info.
 struct NodeInfo {
-  std::string mode;        // its --disaggregation-mode; "null": none
+  std::string mode;        // its --disaggregation-mode; "null": not disaggregated
   int bootstrap_port = 0;  // 0: none
 };
 
-// kDataLoss, with the field, its value (escaped and cut) and what is legal: no JSON object, or fields of
-// other types.
+// kDataLoss if the body is not a JSON object or a field has the wrong type; the message has the field, its
+// value (escaped and cut) and the legal values.
 Result<NodeInfo> read_node_info(std::string_view body);
 
-// Whether it can be a node of this role, whose bootstrap port the router knows or not. kUnsupported, with the
-// reason.
+// Checks that the node can have this role. `knows_port`: the router's configuration has the node's bootstrap
+// port. kUnsupported, with the reason.
 Status check_node_info(const NodeInfo& info, const std::string& role, bool knows_port);
 
 }  // namespace fp4moe

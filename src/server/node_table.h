@@ -1,4 +1,4 @@
-// NodeTable: the nodes behind a router, which of them answer, and who gets the next request.
+// NodeTable: the nodes behind a router, their health, and which of them gets the next request.
 #pragma once
 
 #include <cstdint>
@@ -17,22 +17,22 @@ namespace fp4moe {
 struct RouterNode {
   std::string name;  // its URL
   ServerUrl url;
-  std::string role;  // "prefill", "decode"
-  bool knows_port = false;
-  int bootstrap_port = 0;  // of a prefill node
+  std::string role;         // "prefill", "decode"
+  bool knows_port = false;  // bootstrap_port comes from the configuration
+  int bootstrap_port = 0;   // 0: none, or not known yet
 
   bool is_up = false;
-  std::string problem = "not asked yet";  // why it is not up
-  int64_t num_running = 0;                // requests that it has now
+  std::string problem = "not asked yet";  // why the node is down
+  int64_t num_running = 0;                // requests leased to it now
   int64_t num_requests = 0, num_failed = 0;
 };
 
 class NodeTable;
 
-// One request that a node has, until it is destroyed.
+// One request assigned to a node, until release() or destruction.
 class NodeLease {
  public:
-  NodeLease() = default;  // of no node
+  NodeLease() = default;  // empty
   NodeLease(NodeTable& table, size_t index) : table_(&table), index_(index) {}
   ~NodeLease() { release(); }
   NodeLease(NodeLease&& other) noexcept;
@@ -47,23 +47,23 @@ class NodeLease {
   size_t index_ = 0;
 };
 
-// Thread-safe. Nodes are named by their place in the table, which never changes; any other place is refused
-// by std::out_of_range.
+// Thread-safe. Nodes are identified by their index in the table, which never changes; an invalid index throws
+// std::out_of_range.
 class NodeTable {
  public:
   Status add(const RouterConfig& config);
   size_t size() const { return nodes_.size(); }
   RouterNode node(size_t index) const;
 
-  // The node of this role that is up and has the fewest requests, the one after the last chosen if several
-  // have; not one of `tried`. It has one more until the lease ends. A lease of no node: there is none.
+  // Leases the node of this role that is up, not in `tried`, and has the fewest requests; ties are resolved
+  // round-robin. The lease is empty if there is no such node.
   NodeLease acquire(const std::string& role, const std::set<size_t>& tried = {});
-  // Which changes are news: true.
+  // Return whether to log the change: set_up() if the node was down, set_down() if the problem is a new one.
   bool set_up(size_t index);
   bool set_down(size_t index, const std::string& problem);
   void set_bootstrap_port(size_t index, int port);
 
-  bool has(const std::string& role) const;              // one is up
+  bool has(const std::string& role) const;              // whether a node of this role is up
   std::string problems(const std::string& role) const;  // "no decode node is up: URL (why), ..."
   json list() const;
   std::string print_metrics() const;
@@ -75,7 +75,7 @@ class NodeTable {
 
   mutable std::mutex mutex_;
   std::vector<RouterNode> nodes_;
-  std::map<std::string, size_t> last_;  // chosen, by role
+  std::map<std::string, size_t> last_;  // last chosen node, by role
 };
 
 }  // namespace fp4moe

@@ -4,7 +4,7 @@ namespace fp4moe {
 
 namespace {
 
-// OpenAI's usage object; n choices share a prompt.
+// OpenAI's usage object; a prompt is counted once for its n choices.
 json usage(const std::vector<Choice>& choices, int64_t n) {
   int64_t prompt = 0, cached = 0, completion = 0;
   for (const Choice& choice : choices) {

@@ -1,4 +1,4 @@
-// What OpenAI's two generation APIs print around their choices, and the fields that ask for it.
+// The common envelope of OpenAI's two generation APIs, and the request fields that control it.
 #pragma once
 
 #include <ctime>
@@ -11,10 +11,10 @@ namespace fp4moe {
 
 class OpenAiFormat : public AnswerFormat {
  public:
-  // Reads what the two APIs have in common beside the sampling into itself, `call` and `request`.
+  // Reads the two APIs' common fields, except the sampling parameters, into itself, `call` and `request`.
   void read(GenerationCall& call, Fields& fields, Request& request);
   int64_t n() const { return n_; }
-  // SGLang's place for routed experts, beside the choices, has room for those of one.
+  // Refuses routed experts for several choices: SGLang's response has one place for them.
   static void check_experts(Fields& fields, const GenerationCall& call);
 
   std::vector<json> closing(const std::vector<Choice>& choices) final;
@@ -37,8 +37,8 @@ class OpenAiFormat : public AnswerFormat {
   const std::string id_prefix_;
   std::string id_;
   const std::string model_;
-  const char* const object_;        // the name of a whole answer
-  const char* const event_object_;  // and of a part of one
+  const char* const object_;        // the "object" of a whole response
+  const char* const event_object_;  // and of an event
   const int64_t created_ = std::time(nullptr);
   int64_t n_ = 1;
   bool include_usage_ = false, returns_token_ids_ = false;

@@ -10,9 +10,9 @@ extern const char kOpenapiText[];
 
 namespace {
 
-constexpr double kMostExact = 9007199254740992.0;  // 2^53: beyond it JSON's numbers are not exact
+constexpr double kMostExact = 9007199254740992.0;  // 2^53: larger JSON numbers are not exact
 
-// The schema of a field as it is read; null asks for its default.
+// A field's schema; null selects its default.
 json schema_of(const FieldNote& note) {
   const json id = {{"type", "integer"}, {"minimum", 0}, {"maximum", 2147483647}};
   const json text = {{"type", "string"}};
@@ -42,7 +42,7 @@ json schema_of(const FieldNote& note) {
   return schema;
 }
 
-// What the document says of a field itself comes first; "a.b" is b inside of a.
+// The field's description in openapi.json takes precedence; "a.b" is property b of object a.
 void add_field(json& schema, const FieldNote& note) {
   json* at = &schema;
   std::string name = note.name;
@@ -63,7 +63,7 @@ json openapi_document(const Engine& engine) {
   const struct {
     const char* schema;
     GenerationCall (*parse)(const Engine&, Fields&);
-    json body;  // asks for all there is to read
+    json body;  // makes the parser read every field
   } requests[] = {
       {"ChatRequest",
        parse_chat,
@@ -77,7 +77,7 @@ json openapi_document(const Engine& engine) {
     Fields fields(request.body);
     request.parse(engine, fields);
     json& schema = document["components"]["schemas"][request.schema];
-    schema["properties"]["model"]["type"] = {"string", "null"};  // read for all routes alike
+    schema["properties"]["model"]["type"] = {"string", "null"};  // read outside the parsers, for all routes
     for (const FieldNote& note : fields.notes()) add_field(schema, note);
   }
   return document;

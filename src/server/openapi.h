@@ -1,4 +1,4 @@
-// The server's own description: OpenAPI 3.1.
+// The server's description of itself: OpenAPI 3.1.
 #pragma once
 
 #include "fp4moe/engine.h"
@@ -6,8 +6,8 @@
 
 namespace fp4moe {
 
-// openapi.json with the fields that the generation routes read, their types and bounds as the parsers ask for
-// them, so that nothing is written twice.
+// openapi.json plus the fields of the generation routes, with the types and bounds that the parsers enforce,
+// so that they are defined once.
 json openapi_document(const Engine& engine);
 
 }  // namespace fp4moe

@@ -62,7 +62,7 @@ std::string_view without_port(std::string_view host) {
 std::optional<HttpResponse> refuse_foreign(const ServerConfig& config, bool is_loopback,
                                            const HttpRequest& request) {
   const bool checks_host = is_loopback || !config.allowed_hosts.empty();
-  // HTTP/1.0 may leave the host out; browsers do not.
+  // HTTP/1.0 clients may omit Host; browsers always send it.
   if (checks_host && !request.host.empty() && !is_own_host(config, without_port(request.host)))
     return http_error(403,
                       "Host \"" + request.host.substr(0, 80) +

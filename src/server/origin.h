@@ -1,4 +1,4 @@
-// Which web pages may use this server, and by which names: browsers send requests on behalf of any page.
+// Which web pages may use this server, and under which host names: a browser sends requests for any page.
 #pragma once
 
 #include <optional>
@@ -11,10 +11,10 @@ namespace fp4moe {
 // kInvalidArgument for an element of config.allowed_hosts that is neither "*" nor a host without a port.
 Status check_hosts(const ServerConfig& config);
 
-// The refusal (403), or nothing. A page of another origin is refused unless config.cors_allow_origins has it.
-// Where only this machine can connect (`is_loopback`) or config.allowed_hosts is set, the Host must be
-// "localhost", a loopback address, config.host or one of config.allowed_hosts: a foreign page whose name has
-// been bound to a loopback address (DNS rebinding) would pass for this server's own.
+// The 403 response, or nothing. Refuses pages of another origin unless config.cors_allow_origins allows it.
+// If the listener is on loopback (`is_loopback`) or config.allowed_hosts is set, Host must be "localhost", a
+// loopback address, config.host or one of config.allowed_hosts: otherwise a foreign page whose name resolves
+// to a loopback address (DNS rebinding) would pass as same-origin.
 std::optional<HttpResponse> refuse_foreign(const ServerConfig& config, bool is_loopback,
                                            const HttpRequest& request);
 

@@ -12,9 +12,10 @@
 namespace fp4moe {
 namespace {
 
-constexpr size_t kMaxEventBytes = 1 << 20;  // longer events are passed on before they are whole
+constexpr size_t kMaxEventBytes = 1 << 20;  // longer events are forwarded in pieces
 
-// Behind the last whole event; 0 if none ends in the last `num_new` bytes, which were not searched before.
+// The end of the last complete event; 0 if none ends in the last `num_new` bytes (earlier ones were searched
+// before).
 size_t events_end(std::string_view text, size_t num_new) {
   constexpr size_t kMostSeparator = 4;
   const size_t begin = text.size() - std::min(text.size(), num_new + kMostSeparator - 1);
@@ -25,7 +26,7 @@ size_t events_end(std::string_view text, size_t num_new) {
   return end;
 }
 
-// Everything runs on the exchange.
+// Runs on the exchange: upstream events are posted to it.
 class Relay : public std::enable_shared_from_this<Relay> {
  public:
   Relay(const RelayContext& context, std::shared_ptr<HttpExchange> exchange)
@@ -75,7 +76,7 @@ class Relay : public std::enable_shared_from_this<Relay> {
                             .seconds = context_.config.request_timeout_seconds,
                             .quiet_seconds = context_.config.quiet_timeout_seconds,
                             .is_paced = true};
-    // Each piece is handed to the exchange, in order.
+    // Post each upstream event to the exchange, in order.
     const auto handed = [self = shared_from_this()](auto&& task) {
       self->exchange_->post([self, task] {
         if (!self->over_) task(*self);
@@ -111,7 +112,7 @@ class Relay : public std::enable_shared_from_this<Relay> {
     if (!over_ && call_) call_->read_on();
   }
 
-  // Of a stream: what was collected, up to there.
+  // Forwards the first `end` collected bytes of a stream.
   void pass_on(size_t end) {
     if (end == 0) return;
     std::string rest = collected_.substr(end);
@@ -126,7 +127,7 @@ class Relay : public std::enable_shared_from_this<Relay> {
     if (status.ok()) return complete();
     const std::string problem = name_ + ": " + status.message();
     const bool was_sent = head_.status != 0 || status.code() != StatusCode::kUnavailable;
-    // A deadline is one request's: the next look at the node decides whether it is down.
+    // A deadline concerns this request only; the next health check decides whether the node is down.
     if (status.code() != StatusCode::kDeadline && context_.nodes.set_down(decode_.index(), status.message()))
       context_.log(LogLevel::kWarning, problem);
     decode_.release(/*failed=*/true);
@@ -148,14 +149,14 @@ class Relay : public std::enable_shared_from_this<Relay> {
     exchange_->respond(std::move(response));
   }
 
-  // Reads no more of the answer.
+  // Cancels the upstream call and fails.
   void give_up(int status, const std::string& problem) {
     if (const auto call = std::exchange(call_, nullptr)) call->cancel();
     decode_.release(/*failed=*/true);
     fail(status, name_ + ": " + problem);
   }
 
-  // The client's answer is an error, or ends with one.
+  // Responds with an error, or ends a started stream with one.
   void fail(int status, const std::string& problem) {
     if (!head_.is_event_stream()) return respond(status, problem);
     close();
@@ -170,13 +171,13 @@ class Relay : public std::enable_shared_from_this<Relay> {
     exchange_->respond(std::move(response));
   }
 
-  // Nobody waits for the answer any more; the closed connection tells the node.
+  // The client has disconnected; closing the upstream connection cancels the request on the node.
   void abandon() {
     if (const auto call = std::exchange(call_, nullptr)) call->cancel();
     close();
   }
 
-  // It is answered or abandoned: what still comes is dropped, and the nodes are others'.
+  // The relay is finished: later upstream events are dropped, and the node leases are released.
   void close() {
     over_ = true;
     prefill_.release();
@@ -188,14 +189,14 @@ class Relay : public std::enable_shared_from_this<Relay> {
   const RelayContext context_;
   const std::shared_ptr<HttpExchange> exchange_;
   std::string body_;
-  std::string collected_;  // of a stream: what is not passed on yet
-  int64_t num_held_ = 0;   // this request's part of context_.held_bytes
+  std::string collected_;  // of a stream: bytes not forwarded yet
+  int64_t num_held_ = 0;   // this request's share of context_.held_bytes
   std::set<size_t> tried_;
   NodeLease prefill_, decode_;
   std::string name_;  // of the decode node
   std::shared_ptr<UpstreamCall> call_;
   UpstreamHead head_;
-  bool over_ = false;  // close()
+  bool over_ = false;  // close() was called
 };
 
 }  // namespace

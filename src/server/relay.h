@@ -1,4 +1,4 @@
-// Relay: one request of a router's client on its way to a node, and the answer's way back.
+// Relays one client request of a router to a node, and the node's response back.
 #pragma once
 
 #include <atomic>
@@ -16,15 +16,15 @@ struct RelayContext {
   NodeTable& nodes;
   const RouterConfig& config;  // its limits
   std::function<void(LogLevel, const std::string&)> log;
-  std::atomic<int64_t>& num_live;    // requests that are not over
-  std::atomic<int64_t>& held_bytes;  // of answers that are not whole yet
+  std::atomic<int64_t>& num_live;    // relays that are not destroyed yet
+  std::atomic<int64_t>& held_bytes;  // bytes of responses collected and not yet forwarded
 };
 
-// Answers on `exchange` what a decode node answers; from the exchange's handler. A generation request gets
-// the address of the prefill node that computes its prompts. A stream is passed on as it comes, by whole
-// events; any other answer once it is whole. 503: no node is up, or the router holds too many bytes of
-// answers; 502: the answer is malformed or too long, or the node died before it was whole; 504: a deadline
-// passed. A stream that breaks ends with an error event.
+// Forwards a request to a decode node and its response to `exchange`; call it from the exchange's handler. A
+// generation request gets the address of the prefill node that computes its prompts. An event stream is
+// forwarded event by event, any other response once it is complete. Errors: 503 no node is up, or the router
+// holds too many response bytes; 502 the response is malformed or too long, or the node died before its end;
+// 504 a deadline passed. A stream that breaks ends with an error event.
 void relay_generation(const RelayContext& context, std::shared_ptr<HttpExchange> exchange);
 void relay_plain(const RelayContext& context, std::shared_ptr<HttpExchange> exchange);
 

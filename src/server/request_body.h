@@ -1,5 +1,5 @@
-// RequestBody: a Beast body type whose string the connection grows as bytes arrive. Beast's own string_body
-// reserves what Content-Length announces, before any of it has come.
+// RequestBody: a Beast body type whose string the connection grows as bytes arrive. Beast's string_body
+// reserves the whole Content-Length up front.
 #pragma once
 
 #include <boost/asio/buffer.hpp>

@@ -13,7 +13,7 @@ namespace {
 
 using Header = http::header<true, http::fields>;
 
-constexpr size_t kMaxHostBytes = 255 + 6;  // of a name and a port
+constexpr size_t kMaxHostBytes = 255 + 6;  // longest name and ":port"
 
 std::string value_of(const Header& header, http::field field) { return std::string(header[field]); }
 
@@ -22,7 +22,7 @@ bool has_scheme(std::string_view target, std::string_view scheme) {
          beast::iequals({target.data(), scheme.size()}, {scheme.data(), scheme.size()});
 }
 
-// Takes a target in origin form ("/path?query"), absolute form ("http://host/path?query") or "*" apart. An
+// Splits a target in origin form ("/path?query"), absolute form ("http://host/path?query") or "*". An
 // absolute target's authority replaces the Host header (RFC 9112, section 3.2.2).
 Status read_target(std::string_view target, HttpRequest& request) {
   for (const std::string_view scheme : {"http://", "https://"}) {
@@ -52,7 +52,7 @@ Status read_host(const Header& header, HttpRequest& request) {
   const std::string host = value_of(header, http::field::host);
   if (host.size() > kMaxHostBytes || host.find_first_of(" \t,/@?#") != std::string::npos)
     return invalid_argument("the Host header is not a host with an optional port");
-  if (request.host.empty()) request.host = host;  // no absolute target has set it
+  if (request.host.empty()) request.host = host;  // not set by an absolute target
   return {};
 }
 

@@ -8,7 +8,7 @@ namespace {
 
 constexpr size_t kCutBytes = 2048;
 
-// Level 3 has all of a text, level 2 its begin and end.
+// Level 3 logs the whole text, level 2 its beginning and end.
 std::string cut(const std::string& text, int level) {
   if (level > 2 || text.size() <= kCutBytes) return text;
   return text.substr(0, kCutBytes / 2) + "..." + text.substr(text.size() - kCutBytes / 2);

@@ -1,4 +1,4 @@
-// What --log-requests tells of a generation request.
+// The log lines of --log-requests.
 #pragma once
 
 #include <string>
@@ -7,11 +7,11 @@
 
 namespace fp4moe {
 
-// Both do nothing without config.request_sink. "request.received": the ids, route and sizes; from level 1 on
-// the sampling parameters, from 2 on the request's body.
+// Both do nothing without config.request_sink. "request.received": the ids, route and sizes; from level 1 the
+// sampling parameters, from level 2 the request's body.
 void log_received(const ServerConfig& config, const HttpRequest& http, const GenerationCall& call);
-// "request.finished": the ids, how each choice ended, its tokens and time; from level 2 on its text. A choice
-// without a finish reason was given up, and `error` says why where that is known.
+// "request.finished": the ids, each choice's finish reason, tokens and seconds; from level 2 its text. A
+// choice without a finish reason was abandoned; `error` is the reason, if known.
 void log_finished(const ServerConfig& config, const std::vector<Choice>& choices, const std::string& error);
 
 }  // namespace fp4moe

@@ -9,8 +9,8 @@ int64_t RequestMemory::total() const {
   return total_;
 }
 
-// Chooses the largest until `bytes` more fit. A request that is still arriving may itself be the largest; one
-// that has arrived has precedence over all that have not.
+// Evicts the largest arriving requests until `bytes` more fit. If the requester is itself still arriving and
+// the largest, it fails; a request that has fully arrived evicts any that has not.
 bool RequestMemory::make_room(int64_t bytes, bool is_arriving) {
   while (total_ - leaving_ + bytes > limit_) {
     if (arriving_.empty() || (is_arriving && arriving_.rbegin()->first <= bytes)) return false;

@@ -9,22 +9,22 @@
 
 namespace fp4moe {
 
-// Thread-safe. Beyond the limit the largest request that is still arriving gives way, so that many large or
-// unfinished requests cannot keep small ones out.
+// Thread-safe. Over the limit, the largest request that is still arriving is evicted, so that many large or
+// unfinished requests cannot lock out small ones.
 class RequestMemory {
  public:
   class Holder {
    public:
     virtual ~Holder() = default;
-    // The request is to be refused and its memory freed. Called once, from any thread, under a lock: only to
-    // hand the news on.
+    // The holder was evicted: refuse the request and free its memory. Called once, from any thread, while the
+    // RequestMemory's lock is held: post the work elsewhere.
     virtual void give_way() = 0;
   };
 
   explicit RequestMemory(int64_t limit) : limit_(limit) {}
 
-  // Replaces what `holder` holds; 0 forgets it, and must come before its end. While `is_arriving` it may be
-  // chosen to give way. False: there is no room for so many, and the holder keeps its former number.
+  // Sets the bytes that `holder` holds; 0 removes it, which is required before its destruction. A holder can
+  // be evicted while `is_arriving`. False: the bytes do not fit, and the previous number stays.
   bool set(Holder& holder, int64_t bytes, bool is_arriving);
   int64_t total() const;
   int64_t limit() const { return limit_; }
@@ -40,9 +40,9 @@ class RequestMemory {
   const int64_t limit_;
   mutable std::mutex mutex_;
   int64_t total_ = 0;    // of all shares
-  int64_t leaving_ = 0;  // of those that give way
+  int64_t leaving_ = 0;  // of evicted holders that have not freed theirs yet
   std::unordered_map<Holder*, Share> shares_;
-  std::set<std::pair<int64_t, Holder*>> arriving_;  // those that may be chosen, by size
+  std::set<std::pair<int64_t, Holder*>> arriving_;  // evictable holders, by size
 };
 
 }  // namespace fp4moe

@@ -22,13 +22,13 @@
 namespace fp4moe {
 namespace {
 
-constexpr uint64_t kMaxLookBytes = 1 << 20;  // of a node's answer to the router itself
+constexpr uint64_t kMaxLookBytes = 1 << 20;  // limit for responses to the router's own health checks
 
-// Who answers a route.
+// What handles a route.
 enum class Target { kRouter, kDecodeNode, kGeneration };
 
-// Every route that a router has; none of an operator's, which are each node's own. A path that ends in '/'
-// stands for those with a name behind it.
+// All routes of a router; admin routes exist only on the nodes. A path that ends in '/' matches any name
+// after it.
 constexpr struct Route {
   const char *method, *path;
   Target target;
@@ -164,20 +164,20 @@ class RouterImpl final : public Router {
     return {.body = to_text({{"status", "ok"}})};
   }
 
-  // ---- the nodes, on io_'s thread -------------------------------------------------------------------
+  // ---- health checks, on io_'s thread ---------------------------------------------------------------
 
   void run() {
     for (;;) {
       try {
         io_.run();
         return;
-      } catch (const std::exception& error) {  // out of memory, or a mistake of ours: one handler is lost
+      } catch (const std::exception& error) {  // out of memory or a bug here: one handler is lost
         log(LogLevel::kError, std::string("router: ") + error.what());
       }
     }
   }
 
-  // Asks /health; of a node that was not up, then what it is.
+  // Checks /health, and for a node that was down also /server_info.
   void look_at(size_t index) {
     ask(index, "/health", [this, index](const Status& answered, const std::string&) {
       if (!answered.ok()) return settle(index, answered);
@@ -188,7 +188,7 @@ class RouterImpl final : public Router {
     });
   }
 
-  // The end of a look at a node, and the beginning of the wait for the next one.
+  // Ends a node's health check and schedules the next one.
   void settle(size_t index, const Status& status) {
     const RouterNode node = nodes_.node(index);
     const std::string name = node.role + " node " + node.name;
@@ -200,7 +200,7 @@ class RouterImpl final : public Router {
     timers_[index].async_wait([this, index](boost::system::error_code) { look_at(index); });
   }
 
-  // Takes over what a node says of itself, if it is what it was said to be.
+  // Adopts the node's /server_info if its role matches the configuration.
   Status learn(size_t index, const std::string& body) {
     const RouterNode node = nodes_.node(index);
     const Result<NodeInfo> info = read_node_info(body);
@@ -210,7 +210,7 @@ class RouterImpl final : public Router {
     return {};
   }
 
-  // Calls `then` with the body of a 200 answer, or what was wrong.
+  // Calls `then` with the body of a 200 response, or with an error.
   void ask(size_t index, const std::string& path,
            std::function<void(const Status&, const std::string&)> then) {
     struct Answer {
@@ -245,10 +245,10 @@ class RouterImpl final : public Router {
   std::atomic<int64_t> num_live_{0}, held_bytes_{0};
   boost::asio::io_context io_{1};
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_{io_.get_executor()};
-  std::vector<boost::asio::steady_timer> timers_;  // of the nodes, to the next look
+  std::vector<boost::asio::steady_timer> timers_;  // of each node's next health check
   const RelayContext relays_;
   std::thread thread_;
-  std::unique_ptr<HttpServer> http_;  // its threads use the above
+  std::unique_ptr<HttpServer> http_;  // last: its threads use the members above
 };
 
 }  // namespace

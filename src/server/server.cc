@@ -22,8 +22,8 @@ namespace fp4moe {
 
 namespace {
 
-constexpr auto kLastWords = std::chrono::seconds(1);  // to send the ends of answers that drain() has cut
-constexpr size_t kMaxWarnings = 256;                  // distinct unknown fields that are worth a line
+constexpr auto kLastWords = std::chrono::seconds(1);  // to send the ends of responses that drain() cut off
+constexpr size_t kMaxWarnings = 256;                  // distinct unknown fields that are logged
 constexpr size_t kMaxShown = 80;                      // bytes of a client's name or path in a message
 
 HttpResponse json_response(const json& value) {
@@ -77,8 +77,8 @@ class ServerImpl final : public Server {
     const char* method;
     const char* path;
     Access access;
-    Plain plain;        // answers at once, or
-    Generate generate;  // parses a generation request; neither: the probe that makes a token
+    Plain plain;        // responds at once, or
+    Generate generate;  // parses a generation request; both null: the one-token probe
   };
   static const Route kRoutes[16];
 
@@ -92,7 +92,7 @@ class ServerImpl final : public Server {
 
   static bool is_page(const HttpRequest& request) { return request.path == "/" || request.path == "/chat"; }
 
-  // What can be answered without the body: all refusals, so that nobody sends one for nothing.
+  // Responses that need no body, including all refusals, so that clients don't upload a body in vain.
   std::optional<HttpResponse> answer_head(const HttpRequest& request) const {
     if (auto preflight = answer_preflight(config_, request)) return preflight;
     if (request.path == "/health") return health(request);
@@ -109,8 +109,8 @@ class ServerImpl final : public Server {
   }
 
   struct Match {
-    const Route* route = nullptr;  // null: the path has none with this method
-    std::string allowed;           // methods of the path; empty: no such path
+    const Route* route = nullptr;  // null: the path does not support this method
+    std::string allowed;           // the path's methods; empty: no such path
     Access access = Access::kClient;
   };
   static Match find_route(const HttpRequest& request) {
@@ -128,7 +128,7 @@ class ServerImpl final : public Server {
     return match;
   }
 
-  // A request that answer_head() has let pass.
+  // Handles a request that answer_head() let through.
   void route(const std::shared_ptr<HttpExchange>& exchange) {
     const HttpRequest& request = exchange->request();
     const Route& found = *find_route(request).route;
@@ -199,7 +199,7 @@ class ServerImpl final : public Server {
     return json_response({{"status", "ok"}});
   }
 
-  // The same for all, without a key: what the page asks for needs one.
+  // Served without a key; the page's own API requests need one.
   static HttpResponse page(const HttpRequest& request) {
     return request.method == "GET" || request.method == "HEAD" ? chat_page() : wrong_method(request, "GET");
   }
@@ -283,7 +283,7 @@ class ServerImpl final : public Server {
     return response;
   }
 
-  // SGLang's answers: text, and 400 while requests run.
+  // SGLang's responses: plain text, and 400 while requests run.
   HttpResponse flush_cache(Engine& engine, const HttpRequest&) {
     const Status status = engine.flush_cache();
     HttpResponse response{.body = "Cache flushed.\n", .content_type = "text/plain; charset=utf-8"};
@@ -341,11 +341,11 @@ class ServerImpl final : public Server {
   std::shared_ptr<LiveRequests> live_ = std::make_shared<LiveRequests>();
   std::mutex warned_mutex_;
   std::set<std::string> warned_;
-  std::optional<LoadWatch> load_watch_;  // there before engine_ is
-  std::unique_ptr<HttpServer> http_;     // last: its threads use the above
+  std::optional<LoadWatch> load_watch_;  // constructed before engine_ is set
+  std::unique_ptr<HttpServer> http_;     // last: its threads use the members above
 };
 
-// A path that ends in '/' stands for everything below it.
+// A path that ends in '/' matches everything below it.
 const ServerImpl::Route ServerImpl::kRoutes[16] = {
     {"POST", "/v1/chat/completions", Access::kClient, nullptr, parse_chat},
     {"POST", "/v1/completions", Access::kClient, nullptr, parse_completion},

@@ -14,7 +14,7 @@ bool is_port(const std::string& text) {
          std::stoi(text) >= 1 && std::stoi(text) <= 65535;
 }
 
-// A name or an address; `is_v6`: what was in brackets, with a zone ("%eth0") or not.
+// A name or an address; `is_v6`: an IPv6 address from inside brackets, with or without a zone ("%eth0").
 bool is_host(const std::string& text, bool is_v6) {
   const auto is_legal = [is_v6](unsigned char c) {
     return std::isalnum(c) || c == '-' || c == '.' || c == '_' || (is_v6 && (c == ':' || c == '%'));
@@ -48,7 +48,7 @@ Result<ServerUrl> parse_server_url(const std::string& base_url) {
   if (!has_port || !is_port(url.port) || !is_host(url.host, is_v6) || !is_prefix(url.prefix))
     return malformed;
   while (!url.prefix.empty() && url.prefix.back() == '/') url.prefix.pop_back();
-  if (url.prefix == "/v1") url.prefix.clear();  // OpenAI clients are given the URL with it
+  if (url.prefix == "/v1") url.prefix.clear();  // OpenAI clients configure the URL with /v1
   return url;
 }
 

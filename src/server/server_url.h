@@ -1,4 +1,4 @@
-// Where a server is, as the verbs that are clients of one are told.
+// The URL of a server, as given to the client subcommands.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 namespace fp4moe {
 
 struct ServerUrl {
-  std::string host, port;  // a name or an address (of IPv6 without brackets), 1..65535
-  std::string prefix;      // of every path: "" or "/..." without a last slash
+  std::string host, port;  // a name or an address (IPv6 without brackets); port 1..65535
+  std::string prefix;      // prepended to every path: "" or "/..." without a trailing slash
 
   std::string authority() const {  // "host:port"
     return (host.find(':') == std::string::npos ? host : "[" + host + "]") + ":" + port;
@@ -17,8 +17,8 @@ struct ServerUrl {
   std::string text() const { return "http://" + authority() + prefix; }
 };
 
-// "http://host[:port][/prefix]", also with /v1 behind it. kInvalidArgument for other schemes, hosts and ports
-// that cannot be, user names, queries, spaces and control characters.
+// "http://host[:port][/prefix]"; a trailing /v1 is dropped. kInvalidArgument for other schemes, invalid hosts
+// and ports, user names, queries, spaces and control characters.
 Result<ServerUrl> parse_server_url(const std::string& base_url);
 
 }  // namespace fp4moe

@@ -27,8 +27,8 @@ using asio::ip::tcp;
 using boost::system::error_code;
 using Clock = std::chrono::steady_clock;
 
-constexpr double kConnectSeconds = 5;     // with the name's resolution
-constexpr size_t kSendBytes = 256 << 10;  // at a time: quiet_seconds is for each
+constexpr double kConnectSeconds = 5;     // including name resolution
+constexpr size_t kSendBytes = 256 << 10;  // per write: quiet_seconds applies to each
 
 std::string seconds_text(double seconds) {
   char text[32];
@@ -40,7 +40,7 @@ Clock::duration to_duration(double seconds) {
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
-// A machine that is gone is noticed after about 15 s, whatever the deadlines.
+// TCP keepalive: a dead peer is detected after about 15 s, whatever the deadlines.
 void set_options(tcp::socket& socket) {
   error_code ignored;
   socket.set_option(tcp::no_delay(true), ignored);
@@ -62,7 +62,7 @@ std::string print(const UpstreamRequest& request) {
 }
 
 class Call final : public UpstreamCall, public std::enable_shared_from_this<Call> {
-  // As a handler: `task` with this call and the handler's arguments, unless the call is over.
+  // Wraps `task` as a handler: called with this call and the handler's arguments, unless the call is over.
   template <class Task>
   auto guarded(Task task) {
     return [ self = shared_from_this(), task = std::move(task) ](
@@ -70,7 +70,7 @@ class Call final : public UpstreamCall, public std::enable_shared_from_this<Call
       if (self->is_over_) return;
       try {
         task(*self, results...);
-      } catch (const std::exception& error) {  // out of memory, or a mistake of ours
+      } catch (const std::exception& error) {  // out of memory, or a bug here
         self->end(internal_error(error.what()));
       }
     };
@@ -142,7 +142,7 @@ class Call final : public UpstreamCall, public std::enable_shared_from_this<Call
         asio::buffer(message_.data() + num_sent_, std::min(kSendBytes, message_.size() - num_sent_)),
         guarded([](Call& call, error_code error, size_t num_bytes) {
           call.num_sent_ += num_bytes;
-          if (error) call.num_sent_ = call.message_.size();  // it may have answered before it closed
+          if (error) call.num_sent_ = call.message_.size();  // the server may have responded before it closed
           call.send();
         }));
   }
@@ -166,25 +166,25 @@ class Call final : public UpstreamCall, public std::enable_shared_from_this<Call
       if (events_.on_head) events_.on_head(parser_.head());
     }
     const bool waits = given_.is_paced && !body.empty();
-    if (!body.empty() && events_.on_bytes) events_.on_bytes(std::move(body));  // also those before an error
+    if (!body.empty() && events_.on_bytes) events_.on_bytes(std::move(body));  // even before an error
     if (!status.ok() || parser_.is_done()) return end(status);
     if (waits) return wait_for_reader();
     read();
   }
 
-  // Until read_on(): no deadline, since it is not the other server that is awaited.
+  // Suspends the deadlines until read_on(): the reader is slow, not the other server.
   void wait_for_reader() { timer_.expires_at(Clock::time_point::max()); }
 
-  // Ends the call unless something is heard of within so many seconds (0: any), and before total_deadline_.
+  // Ends the call if nothing happens within `seconds` (0: no limit) or before total_deadline_.
   void wait_at_most(double seconds, const char* what) {
     const Clock::time_point quiet_end =
         seconds > 0 ? Clock::now() + to_duration(seconds) : Clock::time_point::max();
     const bool is_total = total_deadline_ <= quiet_end;
     const Clock::time_point end = std::min(total_deadline_, quiet_end);
-    timer_.expires_at(end);  // and the last wait is over
+    timer_.expires_at(end);  // also cancels the previous wait
     if (end == Clock::time_point::max()) return;
     timer_.async_wait(guarded([is_total, what, seconds](Call& call, error_code error) {
-      if (error || Clock::now() < call.timer_.expiry()) return;  // another wait has begun
+      if (error || Clock::now() < call.timer_.expiry()) return;  // a newer wait has begun
       const std::string text = is_total ? "its answer is not whole after " + seconds_text(call.given_.seconds)
                                         : what + seconds_text(seconds);
       call.end({call.is_connected_ ? StatusCode::kDeadline : StatusCode::kUnavailable, text});

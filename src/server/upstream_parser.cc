@@ -12,7 +12,7 @@ using boost::system::error_code;
 
 constexpr size_t kMaxFieldBytes = 256;
 
-// A header field's value; empty if it cannot be passed on.
+// A header field's value; empty if it is too long or not printable ASCII.
 std::string field_value(boost::beast::string_view value) {
   const auto is_plain = [](char c) { return c >= ' ' && c < '\x7f'; };
   const bool usable = value.size() <= kMaxFieldBytes && std::all_of(value.begin(), value.end(), is_plain);

@@ -10,7 +10,7 @@ namespace fp4moe {
 
 namespace {
 
-// Nice values. If the engine uses all cores, a large task gets about a tenth of one.
+// Nice values. If the engine uses all cores, a large task still gets about a tenth of one.
 constexpr int kSmallTaskNice = 5, kLargeTaskNice = 10;
 
 }  // namespace
@@ -30,7 +30,7 @@ bool WorkerPool::add(std::function<void()> task, bool is_small) {
     if (stopping_) return false;
     (is_small ? small_ : large_).push_back({num_added_++, std::move(task)});
   }
-  changed_.notify_all();  // the one that would be notified may be of the wrong kind
+  changed_.notify_all();  // notify_one() could wake the thread that runs small tasks only
   return true;
 }
 
@@ -64,7 +64,7 @@ void WorkerPool::run(bool is_small_only) {
     queue->pop_front();
     lock.unlock();
     task();
-    task = nullptr;  // what it captured is freed without the lock
+    task = nullptr;  // destroy the captures without the lock
     lock.lock();
   }
 }

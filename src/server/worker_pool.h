@@ -1,5 +1,4 @@
-// WorkerPool: the threads that do a request's long work: parsing, templates, tokenizing, printing large
-// answers.
+// WorkerPool: threads for a request's long work: parsing, templates, tokenizing, printing large responses.
 #pragma once
 
 #include <condition_variable>
@@ -12,13 +11,13 @@
 
 namespace fp4moe {
 
-// The first thread runs small tasks only, so that these never wait until a large one has ended; the others
-// run the oldest task of either kind. All of them have a lower priority than the engine's threads: text that
-// waits to be tokenized does not slow down running streams.
+// The first thread runs small tasks only, so that they never wait for a large one; the others run the oldest
+// task of either kind. All have a lower priority than the engine's threads, so that tokenizing does not slow
+// down running streams.
 class WorkerPool {
  public:
   static constexpr int kMinThreads = 2, kMaxThreads = 256;
-  // A quarter of the cores, 2 to 8.
+  // A quarter of the hardware threads, clamped to 2..8.
   static int default_threads();
 
   explicit WorkerPool(int num_threads);
@@ -26,9 +25,9 @@ class WorkerPool {
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
-  // False, and the task is not kept, once stop() was called.
+  // False, and the task is discarded, after stop().
   bool add(std::function<void()> task, bool is_small);
-  // Runs the tasks that are queued, and joins the threads. Not from a task.
+  // Runs the queued tasks and joins the threads. Must not be called from a task.
   void stop();
 
  private:

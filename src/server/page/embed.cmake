@@ -1,8 +1,8 @@
 # cmake -D PAGE=chat.html -D OUT=chat_page_text.cc -P embed.cmake
-# Writes the page as a string, with the hashes that a Content-Security-Policy allows its script and style by.
+# Writes the page as a C++ string, with the script and style hashes for its Content-Security-Policy.
 cmake_minimum_required(VERSION 3.25)
 
-# 'sha256-...' of what lies between <tag> and </tag>, a browser's spelling: base64 of the hash.
+# The CSP source 'sha256-...' (base64) of the text between <tag> and </tag>.
 function(source_hash out text tag)
   string(FIND "${text}" "<${tag}>" begin)
   string(FIND "${text}" "</${tag}>" end)
@@ -30,7 +30,7 @@ function(source_hash out text tag)
   set(${out} "'sha256-${base64}'" PARENT_SCOPE)
 endfunction()
 
-# One string: a list would lose brackets and semicolons.
+# Keep the page one string: as a CMake list it would lose brackets and semicolons.
 file(READ "${PAGE}" page)
 source_hash(script "${page}" script)
 source_hash(style "${page}" style)
