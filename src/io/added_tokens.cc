@@ -48,8 +48,8 @@ const AddedToken* AddedTokenMatcher::longest_prefix(std::string_view text) const
   const AddedToken* longest = nullptr;
   auto begin = tokens_.begin() + first_of_byte_[byte_at(text, 0)];
   auto end = tokens_.begin() + first_of_byte_[byte_at(text, 0) + 1];
-  // [begin, end) are the tokens that agree with the text's first `length` bytes; one that ends there is
-  // first.
+  // [begin, end) are the tokens that match the text's first `length` bytes; a token of exactly that length
+  // comes first.
   for (size_t length = 1; begin != end; ++length) {
     if (begin->pattern.size() == length) longest = &*begin++;
     if (length == text.size()) break;
@@ -63,8 +63,8 @@ const AddedToken* AddedTokenMatcher::longest_prefix(std::string_view text) const
 }
 
 void AddedTokenMatcher::split(std::string_view text, std::vector<Segment>* segments) const {
-  size_t done = 0;       // text up to here is in segments; a token inside stripped space sets it back
-  size_t space_end = 0;  // where the white space that was last skipped ends
+  size_t done = 0;       // end of the text already in segments; `begin` is clamped to it
+  size_t space_end = 0;  // end of the white space that was skipped last
   for (size_t i = 0; !tokens_.empty() && i < text.size();) {
     const AddedToken* token = longest_prefix(text.substr(i));
     if (!token) {
@@ -107,7 +107,7 @@ Result<std::vector<AddedToken>> parse_added_tokens(const JsonCursor& added_token
                                (known != vocab.end() ? ", the vocabulary's" : ", the next new one"));
     if (known == vocab.end() && vocab_ids.count(token.id) > 0)
       return entry["id"].error("an id that the vocabulary does not use");
-    // One key for both passes: text that is searched, and what it is searched for.
+    // "n" and "r": per pass (normalized, raw), each pattern may occur once.
     if (!seen.insert((token.normalized ? "n" : "r") + token.pattern).second ||
         !seen.insert("c" + token.content).second)
       return entry["content"].error("content that no other added token has");

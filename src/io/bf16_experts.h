@@ -1,4 +1,4 @@
-// The experts of a layer that was not quantised. Only for the .cc files of this folder.
+// The experts of an unquantised layer. Only for the .cc files of this folder.
 #pragma once
 
 #include <string>
@@ -7,9 +7,9 @@
 
 namespace fp4moe {
 
-// gpt-oss: "<prefix>gate_up_proj" [E, H, 2 I] (gate and up columns alternate) and "<prefix>down_proj"
-// [E, I, H], with "_bias" each; else "<prefix><e>.gate_proj.weight" [I, H], "up_proj" and "down_proj" [H, I].
-// All bf16; checked as other tensors are.
+// gpt-oss: "<prefix>gate_up_proj" [E, H, 2 I] (gate and up columns alternate) and "<prefix>down_proj" [E, I,
+// H], each with a "_bias"; other families: "<prefix><e>.gate_proj.weight" and "up_proj" [I, H], "down_proj"
+// [H, I]. All are bf16. Errors as Checkpoint::get().
 Result<MoeWeightsView> load_bf16_experts(const Checkpoint& checkpoint, const ModelConfig& config,
                                          const std::string& prefix);
 

@@ -9,7 +9,7 @@
 namespace fp4moe {
 namespace {
 
-// The printable characters of Latin-1 stand for themselves, the other 68 bytes for U+0100 and up.
+// Printable Latin-1 characters map to themselves, the other 68 bytes to U+0100 and up.
 struct ByteLevelMap {
   std::array<char32_t, 256> to_character;
   std::array<int16_t, 256 + 68> to_byte;  // -1: outside the mapping
@@ -32,9 +32,9 @@ uint64_t pair_key(int32_t left, int32_t right) {
   return static_cast<uint64_t>(left) << 32 | static_cast<uint32_t>(right);
 }
 
-// Merges the symbols of one word, best rank first. A candidate that has gone stale still counts if the pair
-// now at its place merges into the same token: Hugging Face's check, which decides ids where two merges
-// have one result.
+// Merges the symbols of one word, best rank first. A stale candidate is still applied if the pair now at its
+// position merges into the same token. This is Hugging Face's rule; it decides the ids if two merges have the
+// same result.
 void merge_all(const MergeTable& merges, BpeModel::Scratch* scratch) {
   auto& [symbols, heap] = *scratch;
   const auto consider = [&, &symbols = symbols, &heap = heap](int32_t left, int32_t right) {
@@ -133,7 +133,7 @@ bool BpeModel::drops_bytes() const {
 }
 
 Result<BpeModel> BpeModel::parse(const JsonCursor& model) {
-  if (!model["type"].is_null()) {  // old files leave it out
+  if (!model["type"].is_null()) {  // old files omit it
     FP4MOE_ASSIGN_OR_RETURN(const std::string_view type, model.type());
     if (type != "BPE")
       return unsupported("tokenizer.json: model.type is " + std::string(type) + "; supported: BPE");

@@ -14,22 +14,22 @@
 
 namespace fp4moe {
 
-// GPT-2's mapping of bytes to printable characters: token strings are written in it.
-// The bytes of `token`; none if it has a character outside the mapping.
+// GPT-2's byte-level mapping of bytes to printable characters, in which token strings are written. Returns
+// the bytes of `token`, or nothing if it contains a character outside the mapping.
 std::optional<std::string> bytes_of_byte_level(std::string_view token);
-// The character of one byte.
+// The UTF-8 character that stands for one byte.
 std::string byte_level_of(uint8_t byte);
 
-// Rank and result of merging two neighbouring tokens, by their ids.
+// Rank and result of merging two adjacent tokens, looked up by their ids.
 class MergeTable {
  public:
   struct Merge {
-    uint32_t rank;  // lower merges first
+    uint32_t rank;  // lower ranks merge first
     int32_t merged;
   };
-  // Room for `count` merges, which is fixed from here on.
+  // Fixed capacity for `count` merges.
   explicit MergeTable(size_t count = 0);
-  // A pair that is there already gets the new rank and result.
+  // Overwrites the rank and result of an existing pair.
   void insert(int32_t left, int32_t right, Merge merge);
   const Merge* find(int32_t left, int32_t right) const;
 
@@ -39,9 +39,9 @@ class MergeTable {
     Merge merge{};
   };
   static constexpr uint64_t kEmpty = ~uint64_t{0};
-  size_t slot_of(uint64_t key) const;  // where key is, or belongs
+  size_t slot_of(uint64_t key) const;  // the slot of key, or where to insert it
 
-  std::vector<Slot> slots_;  // open addressing, at most half full, a power of two
+  std::vector<Slot> slots_;  // open addressing; the size is a power of two, the load at most 1/2
 };
 
 class BpeModel {
@@ -51,31 +51,31 @@ class BpeModel {
   // From tokenizer.json's "model". kInvalidArgument, kUnsupported: as Tokenizer::parse.
   static Result<BpeModel> parse(const JsonCursor& model);
 
-  // Whether there are bytes that have no token, or share one with their neighbours.
+  // Whether some bytes have no token, or are fused into one unknown token with their neighbours.
   bool drops_bytes() const;
 
-  // Token strings as the file has them; ids are unique and below kMaxTokenIds.
+  // Token strings as in the file; ids are unique and below kMaxTokenIds.
   const Vocab& vocab() const { return vocab_; }
 
   struct Symbol {
     int32_t id;              // -1: merged into its left neighbour
-    int32_t previous, next;  // positions; -1 at the ends
+    int32_t previous, next;  // indices into symbols; -1 at the ends
   };
   struct Candidate {
     uint32_t rank;
     int32_t position;  // of the left symbol
     int32_t merged;
-    // The greatest, which a heap keeps in front, has the lowest rank and then is leftmost.
+    // std heaps are max-heaps: the greatest candidate has the lowest rank, then the leftmost position.
     bool operator<(const Candidate& other) const {
       return rank != other.rank ? rank > other.rank : position > other.position;
     }
   };
-  // Memory that calls of encode reuse.
+  // Scratch memory reused between calls of encode.
   struct Scratch {
     std::vector<Symbol> symbols;
     std::vector<Candidate> heap;
   };
-  // Appends the ids of `word`, raw bytes. O(n log n) in its length.
+  // Appends the ids of `word` (raw bytes) in O(n log n) time.
   void encode(std::string_view word, Scratch* scratch, std::vector<int32_t>* ids) const;
 
  private:
@@ -85,9 +85,9 @@ class BpeModel {
   Status insert_merge(const JsonCursor& where, std::string_view left, std::string_view right, size_t rank);
 
   Vocab vocab_;
-  Vocab whole_words_;                  // by raw bytes; filled only for ignore_merges
+  Vocab whole_words_;                  // keyed by raw bytes; filled only for ignore_merges
   std::array<int32_t, 256> byte_ids_;  // -1: the vocabulary lacks this byte
-  int32_t unknown_id_ = -1;            // -1: bytes without a token vanish
+  int32_t unknown_id_ = -1;            // -1: bytes without a token are dropped
   bool fuse_unknown_ = false;
   MergeTable merges_;
 };

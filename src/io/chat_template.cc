@@ -20,16 +20,16 @@ namespace {
 constexpr int64_t kMaxTemplateBytes = int64_t{jinja::kMaxSourceBytes};
 constexpr int64_t kMaxConfigBytes = int64_t{64} << 20;
 
-// Text that Hugging Face appends to a final message that is to be continued, to find its end again.
+// Hugging Face appends this text to a final message that is to be continued, to find its end in the output.
 constexpr std::string_view kContinueTag = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 struct SpecialToken {
   std::string name;                 // such as "bos_token"
-  std::vector<std::string> values;  // one, or several for additional_special_tokens
+  std::vector<std::string> values;  // one value, or several for additional_special_tokens
   bool is_list = false;
 };
 
-// Sources of a checkpoint's templates; tool_use, if there is one, renders requests with tools.
+// The sources of a checkpoint's templates; tool_use, if present, renders requests with tools.
 struct Sources {
   std::string standard;
   std::optional<std::string> tool_use;
@@ -42,7 +42,7 @@ Status to_status(const jinja::Error& error) {
                                                 : invalid_argument(where + error.message);
 }
 
-// Calls `work`, which may throw jinja::Error; this is where exceptions of the engine end.
+// Calls `work` and converts jinja::Error, which it may throw, into a Status.
 template <class Work>
 auto guarded(Work work) -> Result<decltype(work())> {
   try {
@@ -54,7 +54,7 @@ auto guarded(Work work) -> Result<decltype(work())> {
   }
 }
 
-// The text of a token given as a string or as an AddedToken object.
+// The text of a special token, given as a string or as an AddedToken object.
 std::optional<std::string> token_text(const Json& token) {
   if (token.is_string()) return token.get<std::string>();
   if (token.is_object() && token.contains("content") && token["content"].is_string())
@@ -82,7 +82,7 @@ Result<std::vector<SpecialToken>> read_special_tokens(const Json& config, const 
   return tokens;
 }
 
-// chat_template of tokenizer_config.json: a string, or a list of {"name", "template"}.
+// tokenizer_config.json's chat_template: a string, or a list of {"name", "template"}.
 Result<std::optional<Sources>> sources_in_config(const Json& config, const std::string& path) {
   const auto found = config.find("chat_template");
   if (found == config.end() || found->is_null()) return std::optional<Sources>();
@@ -103,7 +103,7 @@ Result<std::optional<Sources>> sources_in_config(const Json& config, const std::
   return std::optional<Sources>(std::move(sources));
 }
 
-// The text block of a final message's content that a continuation goes on from, with the tag appended.
+// A copy of a final message's content with the tag appended to its text, or to its last text block.
 jinja::Value tagged_content(jinja::Heap& heap, const jinja::Value& content) {
   if (const jinja::Text* text = content.as<jinja::Text>())
     return jinja::heap_text(heap, std::string(text->bytes) + std::string(kContinueTag));
@@ -137,8 +137,8 @@ jinja::Value tagged_messages(jinja::Heap& heap, const jinja::Value& messages) {
   return jinja::list_value(heap, copy);
 }
 
-// The text up to the end of the final message. A template that trims contents has trimmed the tag's space
-// too: then white space in front of the tag goes as well.
+// The text up to the end of the final message. If the template trimmed the tag's trailing space, it also
+// trims contents, so the white space before the tag is removed as well.
 std::string cut_at_tag(std::string text) {
   const std::string_view bare = jinja::strip(kContinueTag, jinja::Sides::kBoth);
   const size_t at = text.rfind(bare);

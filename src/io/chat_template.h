@@ -1,5 +1,4 @@
-// ChatTemplate: a checkpoint's Jinja chat template, rendered as Hugging Face's (Jinja2, sandboxed) renders
-// it.
+// ChatTemplate: a checkpoint's Jinja chat template, rendered exactly as by Hugging Face (Jinja2, sandboxed).
 #pragma once
 
 #include <memory>
@@ -15,19 +14,19 @@ class ChatTemplate {
  public:
   // `source` is the template. kInvalidArgument with line and reason for a syntax error.
   static Result<ChatTemplate> parse(std::string_view source);
-  // From chat_template.jinja or tokenizer_config.json's chat_template (a string, or a list of named ones:
-  // "default") in `folder`, or from the file `override_path` if not empty. Reads bos_token, eos_token and
-  // further special tokens from tokenizer_config.json for the template's variables. kUnsupported if the
-  // folder has no template: there is no fallback.
+  // Reads chat_template.jinja or tokenizer_config.json's chat_template (a string, or a list of named
+  // templates, of which it takes "default") in `folder`, or the file `override_path` unless that is empty.
+  // Reads bos_token, eos_token and other special tokens from tokenizer_config.json as template variables.
+  // kUnsupported if the folder has no template; there is no fallback.
   static Result<ChatTemplate> load(const std::string& folder, const std::string& override_path);
   ChatTemplate(ChatTemplate&&) noexcept;
   ChatTemplate& operator=(ChatTemplate&&) noexcept;
   ~ChatTemplate();
 
-  const std::string& source() const;  // all of it, where there are several
+  const std::string& source() const;  // all templates, if there are several
 
-  // kInvalidArgument: malformed JSON, a template's raise_exception, or a run-time error, with its line;
-  // kDoesNotFit: the limits on steps, depth or output were reached. Thread-safe.
+  // kInvalidArgument: malformed JSON, a template's raise_exception or a run-time error, with its line;
+  // kDoesNotFit: a limit on steps, depth, memory or output was exceeded. Thread-safe.
   Result<std::string> render(std::string_view messages_json, const ChatTemplateOptions& options) const;
 
  private:

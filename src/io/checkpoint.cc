@@ -52,7 +52,7 @@ uint64_t shard_identity(const Shard& shard, uint64_t hash) {
   return hash;
 }
 
-// Which files the folder has, and where its index, if there is one, puts every tensor.
+// Lists the folder's shard files and, if it has an index, the file of every tensor.
 Result<CheckpointIndex> read_index(const std::string& folder) {
   if (!file_exists(folder)) return not_found("checkpoint folder '" + folder + "' does not exist");
   if (file_exists(folder + "/" + kSingleFile)) return CheckpointIndex{.files = {kSingleFile}, .tensors = {}};
@@ -69,14 +69,14 @@ Result<CheckpointIndex> read_index(const std::string& folder) {
   return index;
 }
 
-// Page-aligned advice; inner: only pages that lie in the view as a whole.
+// Page-aligned madvise. inner: only pages that lie completely inside the view.
 void advise(const TensorView& view, int advice, bool inner) {
   const uintptr_t page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
   uintptr_t begin = reinterpret_cast<uintptr_t>(view.data);
   uintptr_t end = begin + static_cast<uintptr_t>(view.num_bytes());
   begin = (inner ? begin + page - 1 : begin) / page * page;
   if (inner) end = end / page * page;
-  // Advice: if the kernel refuses it, nothing is wrong.
+  // madvise is a hint; failure is harmless.
   if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, advice);
 }
 
@@ -85,9 +85,9 @@ void advise(const TensorView& view, int advice, bool inner) {
 struct Checkpoint::State {
   std::string folder;
   std::vector<Shard> shards;
-  std::shared_ptr<const void> storage;  // of in_memory()
+  std::shared_ptr<const void> storage;  // keeps in_memory()'s data alive
   std::vector<TensorEntry> tensors;
-  std::unordered_map<std::string_view, const TensorEntry*> by_name;  // into tensors
+  std::unordered_map<std::string_view, const TensorEntry*> by_name;  // points into tensors
   int64_t total_bytes = 0;
 
   Status map_shards();
@@ -191,7 +191,7 @@ Result<TensorView> Checkpoint::get(std::string_view name, DType dtype, std::vect
 void Checkpoint::will_need(const TensorView& view) const { advise(view, MADV_WILLNEED, /*inner=*/false); }
 
 void Checkpoint::release(const TensorView& view) const {
-  if (state_->storage == nullptr) advise(view, MADV_DONTNEED, /*inner=*/true);  // the files still have it
+  if (state_->storage == nullptr) advise(view, MADV_DONTNEED, /*inner=*/true);  // still in the file
 }
 
 void Checkpoint::release_all(std::string_view prefix) const {

@@ -13,7 +13,7 @@
 
 namespace fp4moe {
 
-// Where a tensor lies and what it is.
+// A tensor's view and its location on disk.
 struct TensorEntry {
   std::string name;
   TensorView view;
@@ -23,10 +23,11 @@ struct TensorEntry {
 
 class Checkpoint {
  public:
-  // Maps and checks every shard's header. kNotFound (folder, missing shard), kDataLoss (truncated or
-  // inconsistent header, overlap, hole, size), kInvalidArgument (index pointing outside the folder).
+  // Maps every shard and checks its header. kNotFound (folder, missing shard), kDataLoss (truncated or
+  // inconsistent header, overlap, hole, wrong size), kInvalidArgument (the index names a file outside the
+  // folder).
   static Result<Checkpoint> open(const std::string& folder);
-  // Tensors of different names that lie in `storage`, which is kept.
+  // A checkpoint of tensors with distinct names whose data is in `storage`, which it keeps alive.
   static Checkpoint in_memory(const std::string& folder, std::vector<TensorEntry> tensors,
                               std::shared_ptr<const void> storage);
   Checkpoint(Checkpoint&&) noexcept;
@@ -41,12 +42,12 @@ class Checkpoint {
   const TensorEntry* find(std::string_view name) const;
   // kNotFound, or kInvalidArgument naming both shapes or dtypes.
   Result<TensorView> get(std::string_view name, DType dtype, std::vector<int64_t> shape) const;
-  // Tells the kernel that these bytes will be read soon / are no longer needed.
+  // Hint to the kernel: these bytes will be read soon / are no longer needed.
   void will_need(const TensorView& view) const;
   void release(const TensorView& view) const;
-  // The latter of all tensors whose names begin like this.
+  // release() for all tensors whose names begin with `prefix`.
   void release_all(std::string_view prefix) const;
-  // A hash of every file's name, size, time of change, header and samples of its data; 0 of in_memory().
+  // A hash of every file's name, size, modification time, header and data samples; 0 for in_memory().
   uint64_t identity() const;
 
  private:

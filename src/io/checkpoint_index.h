@@ -11,12 +11,12 @@
 namespace fp4moe {
 
 struct CheckpointIndex {
-  std::vector<std::string> files;              // sorted, each once
+  std::vector<std::string> files;              // sorted, without duplicates
   std::map<std::string, std::string> tensors;  // name -> file
 };
 
-// kDataLoss: malformed or without tensors; kInvalidArgument: a file name that is not one of a .safetensors
-// file in the folder itself ("../x", "/x", "a/b").
+// kDataLoss: malformed or without tensors; kInvalidArgument: a file name that is not a plain .safetensors
+// name in the folder itself ("../x", "/x", "a/b").
 Result<CheckpointIndex> parse_checkpoint_index(std::string_view json);
 
 }  // namespace fp4moe

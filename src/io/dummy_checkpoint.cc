@@ -19,7 +19,7 @@
 namespace fp4moe {
 namespace {
 
-constexpr int64_t kPage = int64_t{64} << 10;  // of any system
+constexpr int64_t kPage = int64_t{64} << 10;  // a multiple of any system's page size
 constexpr int64_t kLargestPool = int64_t{16} << 20;
 constexpr int64_t kOffsetStep = 256;
 
@@ -30,7 +30,7 @@ Status refused(const char* what) {
                       " for dummy weights: " + std::strerror(errno));
 }
 
-// Random bytes, and an address range that shows them again and again.
+// A pool of random bytes, mapped repeatedly into one contiguous address range.
 class RandomPool {
  public:
   RandomPool() = default;
@@ -40,7 +40,7 @@ class RandomPool {
     if (begin_ != nullptr) ::munmap(begin_, static_cast<size_t>(range_bytes_));
   }
 
-  // Room for tensors like `kind` of up to `largest` bytes.
+  // Allocates for tensors like `kind` of at most `largest` bytes.
   Status make(const TinyTensor& kind, int64_t largest) {
     pool_bytes_ = std::min(whole_pages(4 * largest), kLargestPool);
     range_bytes_ = (largest + 2 * pool_bytes_ - 1) / pool_bytes_ * pool_bytes_;
@@ -85,7 +85,7 @@ class RandomPool {
   uint8_t* begin_ = nullptr;
 };
 
-// Tensors of one kind differ in name and shape only.
+// Tensors of one kind differ only in name and shape.
 using Kind = std::tuple<TinyContent, DType, float>;
 Kind kind_of(const TinyTensor& tensor) { return {tensor.content, tensor.spec.dtype, tensor.level}; }
 

@@ -17,18 +17,18 @@ std::string experts_prefix(int64_t layer) {
   return "model.layers." + std::to_string(layer) + ".mlp.experts.";
 }
 
-// gpt-oss has each tensor for all experts together: [E, ...].
+// gpt-oss has one tensor for all experts: [E, ...].
 Status check_fused_finite(const Checkpoint& checkpoint, const std::string& name, ExpertRange local,
                           ThreadPool& pool) {
   const TensorEntry* tensor = checkpoint.find(name);
   if (tensor == nullptr) return {};
   const std::vector<int64_t>& shape = tensor->view.shape;
-  const int64_t rows = shape.size() == 3 ? shape[1] : 1;  // of an expert
+  const int64_t rows = shape.size() == 3 ? shape[1] : 1;  // per expert
   const int64_t first = std::min(local.first, shape[0]), count = std::min(local.count, shape[0] - first);
   return check_finite({tensor, first * rows, count * rows}, pool);
 }
 
-// Every projection of every expert is a module of its own.
+// Dialects in which every projection of every expert is a separate module.
 Result<MoeWeightsView> load_per_expert(const Checkpoint& checkpoint, const ModelConfig& config,
                                        const std::string& prefix, ExpertRange local) {
   const int64_t hidden = config.hidden_size, inter = config.intermediate_size;

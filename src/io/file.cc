@@ -21,7 +21,7 @@ namespace {
 
 constexpr size_t kHugePageBytes = 2 << 20;
 
-// A file descriptor that closes itself.
+// RAII file descriptor.
 struct Descriptor {
   explicit Descriptor(int descriptor) : fd(descriptor) {}
   ~Descriptor() {
@@ -40,14 +40,14 @@ Status system_error(const std::string& what, const std::string& path) {
 
 std::string partial(const std::string& path) { return path + ".partial"; }
 
-// Whether the open file is the one of that name: another process may have renamed or removed it.
+// Whether `path` still names the open file: another process may have renamed or removed it.
 bool has_name(int fd, const std::string& path) {
   struct stat open_file = {}, named = {};
   return ::fstat(fd, &open_file) == 0 && ::stat(path.c_str(), &named) == 0 &&
          open_file.st_dev == named.st_dev && open_file.st_ino == named.st_ino;
 }
 
-// Whether only this process's user and root can write to it.
+// Checks that only this process's user and root can write to it.
 Status check_private(const struct stat& info, const std::string& path) {
   if (info.st_uid != ::geteuid() && info.st_uid != 0)
     return unsupported("'" + path + "' belongs to user " + std::to_string(info.st_uid) +
@@ -60,7 +60,7 @@ Status check_private(const struct stat& info, const std::string& path) {
   return {};
 }
 
-// A write past RLIMIT_FSIZE (ulimit -f) would end the process with SIGXFSZ.
+// Checked because a write beyond RLIMIT_FSIZE (ulimit -f) would kill the process with SIGXFSZ.
 Status check_size_limit(const std::string& path, int64_t end) {
   rlimit limit = {};
   if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
@@ -74,7 +74,7 @@ Status check_size_limit(const std::string& path, int64_t end) {
 }  // namespace
 
 Result<MappedFile> MappedFile::open(const std::string& path) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a FIFO must not block us
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // don't block on a FIFO
   if (file.fd < 0) return system_error("cannot open", path);
   return map(file.fd, path);
 }
@@ -117,7 +117,7 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
 
 bool MappedFile::keep_in_memory() const {
   if (bytes_.empty()) return true;
-  ::madvise(const_cast<uint8_t*>(bytes_.data()), bytes_.size(), MADV_HUGEPAGE);  // of what is read in
+  ::madvise(const_cast<uint8_t*>(bytes_.data()), bytes_.size(), MADV_HUGEPAGE);  // for pages not read yet
   ::madvise(const_cast<uint8_t*>(bytes_.data()), bytes_.size(), MADV_WILLNEED);
   return ::mlock2(bytes_.data(), bytes_.size(), MLOCK_ONFAULT) == 0;
 }
@@ -159,7 +159,7 @@ Result<NewFile> NewFile::create(const std::string& path) {
     if (::flock(file.fd_, LOCK_EX | LOCK_NB) != 0)
       return errno == EWOULDBLOCK ? unavailable("'" + name + "' is being written by somebody else")
                                   : system_error("cannot lock", name);
-    if (!has_name(file.fd_, name)) continue;  // its writer was done just now
+    if (!has_name(file.fd_, name)) continue;  // its previous writer renamed or removed it just now
     file.path_ = path;
     if (::ftruncate(file.fd_, 0) != 0) return system_error("cannot empty", name);
     return file;
@@ -200,8 +200,8 @@ Status NewFile::write_at(int64_t offset, std::span<const uint8_t> bytes) {
   return {};
 }
 
-// Whole huge pages are written at once, where they belong: so the page cache holds them as such, and who maps
-// the file reads through few entries of the TLB.
+// Writes whole huge pages at aligned offsets, so that the page cache holds them as huge pages and mappings of
+// the file need few TLB entries.
 Status NewFile::append(std::span<const uint8_t> bytes) {
   while (!bytes.empty()) {
     const size_t room = kHugePageBytes - static_cast<size_t>(num_bytes_) % kHugePageBytes;
@@ -227,10 +227,10 @@ Status NewFile::write_tail() {
   return status;
 }
 
-// Behind num_bytes_, which stays.
+// Writes at num_bytes_ without advancing it.
 Status NewFile::write_end(std::span<const uint8_t> bytes) {
   FP4MOE_RETURN_IF_ERROR(write_at(num_bytes_, bytes));
-  ::sync_file_range(fd_, num_bytes_, std::ssize(bytes), SYNC_FILE_RANGE_WRITE);  // begins; commit() waits
+  ::sync_file_range(fd_, num_bytes_, std::ssize(bytes), SYNC_FILE_RANGE_WRITE);  // commit() waits for it
   return {};
 }
 
@@ -244,7 +244,7 @@ Status NewFile::commit(Access access) {
   FP4MOE_RETURN_IF_ERROR(write_tail());
   if (::fsync(fd_) != 0) return system_error("cannot sync", partial(path_));
   if (::rename(partial(path_).c_str(), path_.c_str()) != 0) return system_error("cannot create", path_);
-  // Not before: a partial file that a killed process left must be writable for the next one.
+  // Only now: the partial file of a killed process must stay writable for the next one.
   if (access == Access::kReadOnly) ::fchmod(fd_, S_IRUSR);
   path_.clear();
   return {};

@@ -12,8 +12,8 @@ namespace {
 
 constexpr int64_t kChunk = int64_t{1} << 16;  // elements
 
-// Position of the first of n elements whose exponent bits are all ones, or -1. The loop over a chunk has no
-// exit, so that it is vectorised; signed elements, as SSE2 has a maximum of signed 16-bit ones only.
+// Index of the first of n elements whose exponent bits are all ones, or -1. The loop over a chunk has no
+// exit, so that it is vectorised; signed elements, because SSE2 has only a signed 16-bit maximum.
 template <class Int>
 int64_t find_not_finite(const Int* x, int64_t n, Int magnitude, Int infinity) {
   Int largest = 0;
@@ -39,7 +39,7 @@ bool has_not_finite(DType dtype) {
   return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32;
 }
 
-// Whether the fraction is 0: an infinity, else NaN.
+// Whether the element is an infinity (its fraction is 0), else NaN.
 bool is_infinite(const TensorView& view, int64_t at) {
   if (view.dtype == DType::kF32) return std::isinf(view.as<float>()[at]);
   return (view.as<int16_t>()[at] & (view.dtype == DType::kBF16 ? 0x7F : 0x3FF)) == 0;

@@ -11,8 +11,8 @@
 namespace fp4moe {
 namespace {
 
-// Position of the first byte that is no scale, or -1. Legal are e8m0 bytes other than 0xFF (NaN), and e4m3
-// bytes without sign bit other than 0x7F (NaN).
+// Index of the first invalid scale byte, or -1. Valid: e8m0 bytes other than 0xFF (NaN), and e4m3 bytes
+// without sign bit other than 0x7F (NaN).
 int64_t find_bad_scale(Fp4Format format, const uint8_t* bytes, int64_t num_bytes) {
   if (format == Fp4Format::kMxfp4) {
     const void* at = std::memchr(bytes, 0xFF, static_cast<size_t>(num_bytes));
@@ -42,7 +42,7 @@ Result<float> load_tensor_scale(const Checkpoint& checkpoint, const std::string&
   return scale;
 }
 
-// compressed-tensors stores what its quantiser multiplies by.
+// compressed-tensors stores the encode-direction scale (a divisor).
 Result<float> load_divisor(const Checkpoint& checkpoint, const std::string& name) {
   FP4MOE_ASSIGN_OR_RETURN(const float divisor, load_tensor_scale(checkpoint, name));
   const float scale = to_decode(EncodeScale{divisor}).value;

@@ -6,7 +6,7 @@
 namespace fp4moe {
 namespace {
 
-// The rows of all experts of one projection.
+// One projection of all experts.
 struct FusedProjection {
   Fp4Format format = Fp4Format::kMxfp4;
   const uint8_t* codes = nullptr;   // [E, rows, cols / 2]
@@ -27,7 +27,7 @@ struct FusedProjection {
   }
 };
 
-// Of one projection of all experts.
+// The expected shape of one projection of all experts.
 struct FusedShape {
   int64_t num_experts, rows, cols;
   ExpertRange local;
@@ -49,7 +49,7 @@ Result<FusedProjection> load_gpt_oss(const Checkpoint& checkpoint, const std::st
 
 // ---- ModelOpt
 
-// A scale of every expert and column (gate, up); one value may stand for all.
+// A scale per expert and column (gate, up), or one value for all.
 class ExpertScales {
  public:
   // kNotFound if there is no such tensor.

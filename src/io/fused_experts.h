@@ -1,4 +1,4 @@
-// Experts that lie in one tensor for a whole projection. Only for the .cc files of this folder.
+// Experts stored in one tensor per projection. Only for the .cc files of this folder.
 #pragma once
 
 #include <string>
@@ -12,8 +12,8 @@ namespace fp4moe {
 Result<MoeWeightsView> load_gpt_oss_experts(const Checkpoint& checkpoint, const ModelConfig& config,
                                             const std::string& prefix, ExpertRange local);
 // ModelOpt: "<prefix>gate_up_proj.weight" [E, 2I, H / 2], gate rows first, .weight_scale [E, 2I, H / 16],
-// .weight_scale_2 and (if there) .input_scale of shape [], [1], [E], [E, 1] or [E, 2] (gate, up); "<prefix>
-// down_proj.*" likewise.
+// .weight_scale_2 and optionally .input_scale of shape [], [1], [E], [E, 1] or [E, 2] (gate, up);
+// "<prefix>down_proj.*" likewise.
 Result<MoeWeightsView> load_fused_modelopt_experts(const Checkpoint& checkpoint, const ModelConfig& config,
                                                    const std::string& prefix, ExpertRange local);
 

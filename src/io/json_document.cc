@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kShownBytes = 60;
 
-// Walks the text without building anything, so that a hostile file is refused before memory is spent on it.
+// Scans the text without building anything, so that a hostile file is refused before it uses memory.
 class Checker : public nlohmann::json_sax<Json> {
  public:
   explicit Checker(const JsonLimits& limits) : limits_(limits) {}
@@ -60,7 +60,7 @@ class Checker : public nlohmann::json_sax<Json> {
     return true;
   }
 
-  std::vector<std::set<std::string>> keys_;  // of the objects (arrays: empty) that are open
+  std::vector<std::set<std::string>> keys_;  // keys of the open objects (empty sets for arrays)
   const JsonLimits limits_;
   int64_t num_values_ = 0, num_containers_ = 0, num_keys_ = 0;
   std::string problem_;

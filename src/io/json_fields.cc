@@ -65,7 +65,7 @@ void JsonFields::read_real(const char* key, double& value, RealRange legal) {
   const Json* json = find(key);
   if (json == nullptr || !status_.ok()) return;
   const double number = json->is_number() ? json->get<double>() : NAN;
-  if (!(number >= legal.min && number <= legal.max))  // false for NaN too
+  if (!(number >= legal.min && number <= legal.max))  // also rejects NaN
     return wrong(key, *json, "numbers from " + number_text(legal.min) + " to " + number_text(legal.max));
   value = number;
 }

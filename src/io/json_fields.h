@@ -1,4 +1,4 @@
-// Typed, checked reading of the keys of one JSON object. Only for the .cc files of this folder.
+// Typed, checked access to the keys of one JSON object. Only for the .cc files of this folder.
 #pragma once
 
 #include <cstdint>
@@ -10,19 +10,19 @@
 
 namespace fp4moe {
 
-// Reads keys into variables, which keep their value (the default) where the key is absent or null. The first
-// problem is kept and makes all further reads do nothing, so that a caller checks once. Messages name the
-// file, the key, the value and what would be legal.
+// Reads keys into variables, which keep their value (the default) if the key is absent or null. Keeps the
+// first error and ignores all further reads, so a caller checks once. Messages name the file, the key, the
+// value and the legal values.
 class JsonFields {
  public:
-  // `object` must outlive this; `where` names it, such as "config.json" or "config.json: rope_scaling".
+  // `object` must outlive this; `where` names it in messages, such as "config.json: rope_scaling".
   JsonFields(const Json& object, std::string where);
 
   struct IntRange {
     int64_t min, max;
   };
   struct RealRange {
-    double min, max;  // both included; never NaN or infinite
+    double min, max;  // inclusive; NaN and infinity are never legal
   };
   void read_int(const char* key, int64_t& value, IntRange legal);
   void read_real(const char* key, double& value, RealRange legal);
@@ -33,10 +33,10 @@ class JsonFields {
   void read_ints(const char* key, std::vector<int64_t>& values, IntRange legal);
 
   bool has(const char* key) const { return find(key) != nullptr; }        // present and not null
-  bool contains(const char* key) const { return object_.contains(key); }  // null counts too
-  // Null if absent, null or no object (which is a problem).
+  bool contains(const char* key) const { return object_.contains(key); }  // present, possibly null
+  // Null if absent, null or not an object (which is an error).
   const Json* object(const char* key);
-  // Records kInvalidArgument "`where`: `problem`" if `condition` does not hold.
+  // Records kInvalidArgument "`where`: `problem`" if `condition` is false.
   void require(bool condition, const std::string& problem);
   void require_key(const char* key) { require(has(key), std::string(key) + " is missing"); }
   void fail(Status status);

@@ -7,7 +7,7 @@
 namespace fp4moe {
 namespace {
 
-// A weight in a format that nothing here runs deserves more than a wrong dtype.
+// A clearer error than a wrong dtype for weights in an unsupported format.
 Status check_dense_dtype(const Checkpoint& checkpoint, const std::string& name) {
   const TensorEntry* entry = checkpoint.find(name + ".weight");
   if (entry == nullptr || entry->view.dtype == DType::kBF16) return {};

@@ -9,7 +9,7 @@ namespace {
 constexpr int64_t kNumSpecialTokens = 3, kNumTokens = kNumSpecialTokens + 256;
 constexpr const char* kSpecialTokens[kNumSpecialTokens] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
 
-// config.json of the published models, as far as it decides about tensors and mathematics.
+// The parts of the published models' config.json that determine tensors and computation.
 struct Shape {
   const char* name;
   const char* dialect;
@@ -96,7 +96,7 @@ Result<const Shape*> find_shape(const std::string& name) {
   return invalid_argument("like = '" + name + "'; legal: " + known);
 }
 
-// Sets the first of `keys` that the config has; an option for a key that it lacks is a mistake.
+// Sets the first of `keys` that the config has; an error if it has none of them.
 Status override_size(Json& config, const char* option, std::initializer_list<const char*> keys,
                      const std::optional<int64_t>& value) {
   if (!value.has_value()) return {};
@@ -148,8 +148,8 @@ void set_old_rope(Json& config) {
   config["rope_scaling"] = scaling["rope_type"] == "default" ? Json() : scaling;
 }
 
-// GPT-2's printable stand-in for a byte, in UTF-8: itself where that is printable, else the next of U+0100
-// on.
+// GPT-2's printable stand-in for a byte, in UTF-8: the byte itself if printable, else the next character from
+// U+0100 on.
 std::string byte_symbol(int byte) {
   const auto printable = [](int b) { return (b > 32 && b < 127) || (b > 160 && b != 173); };
   int code_point = byte;

@@ -1,4 +1,4 @@
-// The JSON files of a checkpoint of make_tiny.
+// The JSON files of a make_tiny checkpoint.
 #pragma once
 
 #include "fp4moe/status.h"
@@ -8,11 +8,11 @@
 namespace fp4moe {
 
 struct MakeTinyFiles {
-  Json config, hf_quant;  // hf_quant is null where the dialect has none
+  Json config, hf_quant;  // hf_quant is null if the dialect has none
   Json generation, tokenizer, tokenizer_config;
 };
 
-// kInvalidArgument: an option that names nothing known, or that the shape does not have.
+// kInvalidArgument: an unknown option value, or an option that the shape does not have.
 Result<MakeTinyFiles> make_tiny_files(const MakeTinyOptions& options);
 
 }  // namespace fp4moe

@@ -11,9 +11,9 @@ namespace fp4moe {
 namespace {
 
 constexpr float kWeightLevel = 0.02f;      // the usual initializer_range
-constexpr int64_t kPieceValues = 1 << 17;  // one 64-bit random value each
+constexpr int64_t kPieceValues = 1 << 17;  // one 64-bit random number each
 
-// Steele, Lea, Flood: SplitMix64, read at any position.
+// SplitMix64 (Steele, Lea, Flood), evaluated at any position.
 uint64_t random_at(uint64_t key, uint64_t position) {
   uint64_t x = key + (position + 1) * 0x9E3779B97F4A7C15u;
   x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
@@ -28,7 +28,7 @@ uint64_t key_of(const std::string& name, uint64_t seed) {
   return random_at(key, seed);
 }
 
-// The sum of four uniform 16-bit parts, centred, of variance 1.
+// The sum of four uniform 16-bit numbers, centred, of variance 1.
 float about_normal(uint64_t bits) {
   const int64_t sum =
       static_cast<int64_t>((bits & 0xFFFF) + (bits >> 16 & 0xFFFF) + (bits >> 32 & 0xFFFF) + (bits >> 48));
@@ -47,7 +47,7 @@ float number(const TinyTensor& tensor, uint64_t bits) {
   }
 }
 
-// Eight random bytes of a tensor of codes or scale bytes.
+// Eight random bytes of a tensor of codes or scales.
 uint64_t eight_bytes(TinyContent content, uint64_t bits) {
   if (content == TinyContent::kE8m0)
     return (bits & 0x0303030303030303u) + 0x7777777777777777u;  // 0x77 = 2^-8
@@ -61,7 +61,7 @@ class TensorList {
 
   std::vector<TinyTensor> list() {
     const int64_t hidden = config_.hidden_size;
-    // Embeddings of standard deviation 1: what comes after is normalised anyway.
+    // Embeddings of standard deviation 1; the next layer normalises them anyway.
     add("model.embed_tokens.weight", {config_.vocab_size, hidden}, TinyContent::kNormal, 1);
     for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
       prefix_ = "model.layers." + std::to_string(layer) + ".";
@@ -147,7 +147,7 @@ class TensorList {
     if (config_.shared_expert_gate) add("mlp.shared_expert_gate.weight", {1, hidden});
   }
 
-  // All experts of one projection.
+  // One projection of all experts.
   void add_gpt_oss(const std::string& name, int64_t rows, int64_t cols) {
     const int64_t experts = config_.num_experts;
     add(name + "_bias", {experts, rows});
@@ -176,7 +176,7 @@ class TensorList {
     }
   }
 
-  // bf16 where the declaration leaves the module unquantised.
+  // bf16 if the declaration excludes the module.
   void add_linear(const std::string& name, int64_t rows, int64_t cols, float input_amax) {
     if (config_.quant.method == QuantMethod::kNone || is_excluded(config_.quant, prefix_ + name))
       return add(name + ".weight", {rows, cols});
@@ -195,12 +195,12 @@ class TensorList {
   std::vector<TinyTensor> tensors_;
 };
 
-// Bytes of the tensor that one 64-bit random value makes.
+// Bytes of the tensor generated from one 64-bit random number.
 int64_t bytes_per_value(DType dtype) {
   return dtype == DType::kBF16 || dtype == DType::kF32 ? dtype_bits(dtype) / 8 : int64_t{8};
 }
 
-// Writes the values [begin, end) of the tensor's random sequence to `out`.
+// Writes the elements of the random numbers [begin, end) of the tensor's sequence to `out`.
 void generate(const TinyTensor& tensor, uint64_t key, int64_t begin, int64_t end, uint8_t* out) {
   const auto push = [&](auto value) {
     std::memcpy(out, &value, sizeof value);

@@ -1,4 +1,4 @@
-// The tensors of a checkpoint of make_tiny.
+// The tensors of a make_tiny checkpoint.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,14 @@
 
 namespace fp4moe {
 
-// What random numbers a tensor holds, so that activations keep about their size from layer to layer.
+// A tensor's distribution, chosen so that activations keep roughly the same magnitude from layer to layer.
 enum class TinyContent {
-  kNormal,   // `level` * about N(0, 1)
-  kNearOne,  // 1 + `level` * about N(0, 1)
+  kNormal,   // `level` * approximately N(0, 1)
+  kNearOne,  // 1 + `level` * approximately N(0, 1)
   kLevel,    // `level` * (1 +- 1/8)
-  kCodes,    // e2m1 codes, all 16 equally often
-  kE8m0,     // 2^-8 to 2^-5: with the codes a standard deviation of about 0.05
-  kE4m3,     // 128 to 240: with the codes and the tensor scale one of about 0.02
+  kCodes,    // e2m1 codes, uniformly distributed
+  kE8m0,     // 2^-8 to 2^-5: weights of standard deviation about 0.05
+  kE4m3,     // 128 to 240: with the tensor scale, weights of standard deviation about 0.02
 };
 
 struct TinyTensor {
@@ -25,9 +25,9 @@ struct TinyTensor {
   float level = 1;
 };
 
-// All tensors of the model in layer order, named as its dialect names them.
+// All tensors of the model in layer order, with the dialect's names.
 std::vector<TinyTensor> list_tiny_tensors(const ModelConfig& config);
-// Pushes the tensor's data; depends on nothing but its arguments.
+// Pushes the tensor's data, which depends only on `tensor` and `seed`.
 Status fill_tiny_tensor(const TinyTensor& tensor, uint64_t seed, const ByteSink& sink);
 
 }  // namespace fp4moe

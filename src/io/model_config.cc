@@ -21,9 +21,9 @@ struct FamilyRow {
   const char* architecture;
   const char* experts_key;
   const char* expert_width_key;  // I of one expert
-  // The stock class's values of keys that the file lacks.
+  // The defaults of the stock transformers class for keys that the file lacks.
   double rms_norm_eps;
-  int64_t num_kv_heads;  // 0: num_attention_heads, as latent attention has no KV heads
+  int64_t num_kv_heads;  // 0: as num_attention_heads (latent attention has no KV heads)
   double rope_theta;
   int32_t eos_token_id;  // -1: none
 };
@@ -130,7 +130,7 @@ Status read_generation_config(std::string_view text, ModelConfig& config) {
   SamplingParams& sampling = config.default_sampling;
   bool do_sample = true;
   double temperature = sampling.temperature, top_p = sampling.top_p, repetition_penalty = 1, min_p = 0;
-  int64_t top_k = 0;  // 0: all tokens, in this file
+  int64_t top_k = 0;  // generation_config.json's 0 means all tokens
   fields.read_bool("do_sample", do_sample);
   fields.read_real("temperature", temperature, {0, 100});
   fields.read_real("top_p", top_p, {1e-9, 1});
@@ -151,8 +151,8 @@ Status check_width(const QuantConfig& quant, const char* key, int64_t value) {
                           std::to_string(quant.group_size) + ", the scale block of " + quant.declared_by);
 }
 
-// The experts' format must be one that this family is published in, cut H and I into whole blocks, and be the
-// only one; the widths of other linear layers are checked when they turn out to be FP4.
+// The experts' format must be one in which this family is published and must divide H and I into whole
+// blocks. The widths of other linear layers are checked when they turn out to be FP4.
 Status check_quant(const FamilyRow& row, const ModelConfig& config) {
   const QuantConfig& quant = config.quant;
   if (quant.method == QuantMethod::kNone) return {};

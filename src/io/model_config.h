@@ -24,12 +24,12 @@ enum class QuantMethod {
   kCompressedMxfp4,  // compressed-tensors mxfp4-pack-quantized
 };
 
-// How the checkpoint's FP4 tensors are blocked; kNone has none.
+// Whether the checkpoint's FP4 tensors use MXFP4 blocks; false for kNone.
 constexpr bool is_mxfp4(QuantMethod method) {
   return method == QuantMethod::kMxfp4GptOss || method == QuantMethod::kCompressedMxfp4;
 }
 
-// Modules quantised to something that is not FP4.
+// A pattern of modules quantised to a format other than FP4.
 struct ModuleAlgorithm {
   std::string pattern, algorithm;
 };
@@ -37,8 +37,8 @@ struct ModuleAlgorithm {
 struct QuantConfig {
   QuantMethod method = QuantMethod::kNone;
   int group_size = 0;       // 32 for MXFP4, 16 for NVFP4
-  std::string declared_by;  // file and key that said so, for messages
-  // Patterns as names_module() of quant_config.h reads them; is_excluded() there is the question to ask.
+  std::string declared_by;  // the declaring file and key, for messages
+  // Patterns for names_module() of quant_config.h; callers use is_excluded() there.
   std::vector<std::string> exclude_modules;    // kept in bf16
   std::vector<std::string> include_modules;    // in FP4; empty: all linear layers that are not excluded
   std::vector<ModuleAlgorithm> other_modules;  // refused, unless they belong to MTP layers
@@ -53,16 +53,16 @@ struct RopeConfig {
   double beta_fast = 32, beta_slow = 1;
   double original_max_position_embeddings = 0;
   bool truncate = true;                          // round the ramp's bounds to integers
-  std::optional<double> attention_factor;        // given explicitly; else 0.1 ln(factor) + 1
+  std::optional<double> attention_factor;        // if given; default 0.1 ln(factor) + 1
   std::optional<double> mscale, mscale_all_dim;  // DeepSeek
 };
 
-// Where a chosen expert's weight comes from (DeepSeek, Qwen3); gpt-oss softmaxes the chosen logits.
+// How the chosen experts' weights are computed (DeepSeek, Qwen3); gpt-oss softmaxes the chosen logits.
 struct RouterConfig {
-  int64_t num_groups = 1, top_k_groups = 1;  // group-limited choice; 1 of 1: none
+  int64_t num_groups = 1, top_k_groups = 1;  // group-limited choice; 1 of 1: not limited
   bool norm_top_k = false;                   // chosen weights are divided by their sum
   double scaling_factor = 1;                 // routed_scaling_factor
-  bool has_correction_bias = false;          // DeepSeek: e_score_correction_bias joins the choice only
+  bool has_correction_bias = false;          // DeepSeek: e_score_correction_bias affects the choice only
 };
 
 // Multi-head latent attention (DeepSeek). A query or key head is [nope, rope].
@@ -80,33 +80,33 @@ struct ModelConfig {
   int64_t head_dim = 0;                  // of queries and keys; DeepSeek: nope + rope
   int64_t num_experts = 0, top_k = 0;    // top_k = num_experts_per_tok
   int64_t intermediate_size = 0;         // of one expert
-  int64_t dense_intermediate_size = 0;   // of the MLP of layers without experts; 0: none has one
+  int64_t dense_intermediate_size = 0;   // MLP of layers without experts; 0: every layer has experts
   int64_t num_shared_experts = 0;        // run for every token
   int64_t shared_intermediate_size = 0;  // of all shared experts together
   bool shared_expert_gate = false;       // Qwen2: the shared expert's output is scaled by sigmoid(x . gate)
-  bool qk_norm = false;                  // Qwen3: RMS norm of every query and key head
-  int64_t num_mtp_layers = 0;            // declared layers past num_layers, skipped by name: mtp_layers.h
-  std::vector<bool> layer_has_experts;   // [num_layers]; empty: every layer has
+  bool qk_norm = false;                  // Qwen3: RMS norm on every query and key head
+  int64_t num_mtp_layers = 0;            // declared layers after num_layers, skipped by name (mtp_layers.h)
+  std::vector<bool> layer_has_experts;   // [num_layers]; empty: all layers have experts
   int64_t max_position_embeddings = 0;
   double rms_norm_eps = 1e-5;
-  // Of q, k, v and o (gpt-oss, Qwen3), of q, k, v (Qwen2), of q_a, kv_a and o (DeepSeek).
+  // On q, k, v and o (gpt-oss, Qwen3), on q, k, v (Qwen2), on q_a, kv_a and o (DeepSeek).
   bool attention_bias = false;
   bool tie_word_embeddings = false;
-  DType dense_dtype = DType::kBF16;  // of what is not quantised
+  DType dense_dtype = DType::kBF16;  // of unquantised tensors
   RopeConfig rope;
   std::vector<int64_t> layer_windows;  // [num_layers]: 0 full attention, else the sliding window
   float swiglu_alpha = 1.702f, swiglu_limit = 7.0f;  // gpt-oss
   RouterConfig router;                               // DeepSeek, Qwen3
   MlaConfig mla;                                     // DeepSeek
   QuantConfig quant;
-  std::vector<int32_t> eos_token_ids;  // generation_config.json's, else config.json's
-  SamplingParams default_sampling;     // generation_config.json, where it says
+  std::vector<int32_t> eos_token_ids;  // from generation_config.json, else from config.json
+  SamplingParams default_sampling;     // values set in generation_config.json
 };
 
-// Parses and checks; `config_json` etc. are file contents, empty where the file is absent.
-// kInvalidArgument names the key, the value and what would be legal; kUnsupported names the
-// architecture or feature; kDataLoss says where a file is not JSON. Counts are checked against each other,
-// and their legal ranges are such that no product of a model's sizes overflows 63 bits.
+// Parses and checks; `config_json` etc. are file contents, empty if the file is absent. kInvalidArgument
+// names the key, the value and the legal values; kUnsupported names the architecture or feature; kDataLoss
+// gives the position where a file is not JSON. Counts are checked for consistency, and their legal ranges
+// guarantee that no product of a model's sizes overflows 63 bits.
 Result<ModelConfig> parse_model_config(std::string_view config_json, std::string_view generation_config_json,
                                        std::string_view hf_quant_config_json);
 // The same, from a checkpoint folder.

@@ -5,7 +5,7 @@
 namespace fp4moe {
 namespace {
 
-constexpr int64_t kGptOssHeadDim = 64, kGptOssWindow = 128;  // where the file has no such key
+constexpr int64_t kGptOssHeadDim = 64, kGptOssWindow = 128;  // gpt-oss defaults if the file lacks the key
 
 void read_head_dim(JsonFields& fields, ModelConfig& config) {
   if (!fields.status().ok()) return;
@@ -52,7 +52,7 @@ void read_deepseek_router(JsonFields& fields, ModelConfig& config) {
   std::string scoring = "sigmoid";
   fields.read_string("scoring_func", scoring);
   fields.require(scoring == "sigmoid", "scoring_func = '" + scoring + "'; legal: sigmoid");
-  // The stock class defaults to the best 4 of 8 groups; null switches grouping off.
+  // The stock class defaults to the best 4 of 8 groups; null disables grouping.
   router.num_groups = fields.contains("n_group") ? 1 : 8;
   fields.read_int("n_group", router.num_groups, kExperts);
   router.top_k_groups = fields.contains("topk_group") ? router.num_groups : 4;
@@ -108,12 +108,12 @@ void read_deepseek_v3(JsonFields& fields, ModelConfig& config) {
   config.layer_windows.assign(static_cast<size_t>(config.num_layers), 0);
 }
 
-// Where use_sliding_window is true, the stock classes let slide: of qwen3_moe all layers, of qwen2_moe those
-// of layer_types, by default every even one below max_window_layers.
+// With use_sliding_window, the stock classes apply the window to all layers of qwen3_moe, and to the layers
+// of qwen2_moe that layer_types selects, by default every even one below max_window_layers.
 void read_qwen_windows(JsonFields& fields, ModelConfig& config) {
   config.layer_windows.assign(static_cast<size_t>(config.num_layers), 0);
   bool sliding = false;
-  int64_t window = fields.contains("sliding_window") ? 0 : 4096, num_alternating = 28;  // null: none slides
+  int64_t window = fields.contains("sliding_window") ? 0 : 4096, num_alternating = 28;  // null: no window
   std::vector<std::string> types;
   fields.read_bool("use_sliding_window", sliding);
   if (!sliding) return;
@@ -133,7 +133,7 @@ void read_qwen_windows(JsonFields& fields, ModelConfig& config) {
   }
 }
 
-// Qwen's rule of which layers have experts.
+// Qwen's rule for which layers have experts.
 void read_sparse_layers(JsonFields& fields, ModelConfig& config) {
   int64_t step = 1;
   std::vector<int64_t> dense_layers;

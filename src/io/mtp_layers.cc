@@ -17,7 +17,7 @@ bool is_below_mtp(std::string_view name) {
   return name.starts_with("mtp.");
 }
 
-// N of "model.layers.N" or "layers.N", alone or before a dot; -1: the name is no layer's.
+// N of "model.layers.N" or "layers.N", alone or before a dot; -1: not a layer's name.
 int64_t layer_number(std::string_view name) {
   remove_prefix(name, "model.");
   if (!remove_prefix(name, "layers.")) return -1;

@@ -1,4 +1,4 @@
-// What writers of checkpoints share. Only for the .cc files of this folder.
+// Helpers shared by the checkpoint writers. Only for the .cc files of this folder.
 #pragma once
 
 #include <string>
@@ -8,9 +8,9 @@
 
 namespace fp4moe {
 
-// Makes the folder; kInvalidArgument if it has something in it.
+// Creates the folder; kInvalidArgument if it is not empty.
 Status prepare_folder(const std::string& folder);
-// kDoesNotFit, with both sizes, if the disk has no room for the tensors.
+// kDoesNotFit, with both sizes, if the disk lacks space for the tensors.
 Status check_space(const std::string& folder, const std::vector<TensorSpec>& specs);
 
 }  // namespace fp4moe

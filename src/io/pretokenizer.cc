@@ -14,11 +14,11 @@ namespace {
 constexpr const char* kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// The patterns below are PCRE2's, for rules that Hugging Face has in Rust, with other Unicode versions.
-// Numbers of Unicode 17.
+// PCRE2 patterns for rules that Hugging Face implements in Rust with other Unicode versions. Numbers of
+// Unicode 17.
 constexpr const char* kNumber = R"([\p{N}\x{11DE0}-\x{11DE9}\x{16FF4}-\x{16FF6}])";
-// Punctuation of Unicode 8, and ASCII's symbols. Of what came later, replace_newer_characters gives the
-// newest the place of characters that are listed here.
+// Punctuation of Unicode 8 and ASCII symbols: newer punctuation is excluded. replace_newer_characters maps
+// the newest characters, which PCRE2 does not know, to characters listed here.
 constexpr const char* kPunctuation =
     R"((?![\x{61D}\x{9FD}\x{A76}\x{C77}\x{C84}\x{1B7D}\x{1B7E}\x{2E43}-\x{2E5D}\x{10EAD})"
     R"(\x{10F55}-\x{10F59}\x{10F86}-\x{10F89}\x{1144B}-\x{1144F}\x{1145A}-\x{1145D}\x{11660}-\x{1166C})"
@@ -40,18 +40,18 @@ Result<SplitBehavior> parse_behavior(const JsonCursor& behavior) {
   return behavior.error("Removed, Isolated, MergedWithPrevious, MergedWithNext or Contiguous");
 }
 
-// A stretch of a piece; stretches alternate freely and cover it.
+// A stretch of a piece: a match, or text between matches. Together they cover the piece.
 struct Stretch {
   uint32_t begin, end;
   bool is_match;
 };
 
-// Joins neighbours, or drops matches.
+// Joins adjacent stretches or drops matches, as the behavior requires.
 class Joiner {
  public:
   explicit Joiner(SplitBehavior behavior) : behavior_(behavior) {}
 
-  // Takes the next stretch, and returns the one before it if nothing joins that any more.
+  // Adds the next stretch; returns the pending one once nothing more can join it.
   std::optional<Stretch> push(Stretch stretch) {
     if (behavior_ == SplitBehavior::kRemoved && stretch.is_match) return std::nullopt;
     const bool joins = joins_left(stretch.is_match);
@@ -70,7 +70,7 @@ class Joiner {
         return false;
       case SplitBehavior::kMergedWithPrevious:
         return is_match && !previous_match_;
-      // A match joins what follows it unless that is a match; the first one of several stays alone.
+      // A match joins the following non-match; of consecutive matches only the last one does.
       case SplitBehavior::kMergedWithNext:
         return previous_match_ && !is_match;
       case SplitBehavior::kContiguous:
@@ -166,11 +166,11 @@ Status PreTokenizer::add_byte_level(const JsonCursor& config) {
 
 struct PreTokenizer::Call {
   std::deque<std::string>* storage;
-  std::deque<std::string> prefixed;  // what patterns see of strings in storage
+  std::deque<std::string> prefixed;  // the `shown` counterparts of strings in storage
   const Visit& visit;
 };
 
-// Runs the steps from `step` on.
+// Applies the steps from `step` on.
 Status PreTokenizer::split_piece(size_t step, Piece piece, Call* call) const {
   if (step == prefix_before_ && piece.text[0] != ' ') {
     const std::string_view old_shown(piece.shown, piece.text.size());

@@ -1,4 +1,5 @@
-// Cuts text into the words that byte-pair encoding never crosses, as tokenizer.json's "pre_tokenizer" says.
+// Splits text into words, which byte-pair encoding never crosses, according to tokenizer.json's
+// "pre_tokenizer".
 #pragma once
 
 #include <deque>
@@ -13,32 +14,32 @@
 
 namespace fp4moe {
 
-// What becomes of a pattern's matches and of the text between them.
+// How a pattern's matches are joined with the text between them.
 enum class SplitBehavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
 
 class PreTokenizer {
  public:
-  // kInvalidArgument, kUnsupported: as Tokenizer::parse. It must end in ByteLevel.
+  // kInvalidArgument, kUnsupported: as Tokenizer::parse. The configuration must end in ByteLevel.
   static Result<PreTokenizer> parse(const JsonCursor& pre_tokenizer);
 
   // Whether a step removes text.
   bool drops_text() const;
 
   using Visit = std::function<Status(std::string_view word)>;
-  // Calls `visit` for the words of `text`, non-empty valid UTF-8, in raw bytes; ends with its first error.
-  // Words point into `text` or into strings appended to `storage`. Holds no list of them: a text has up to a
-  // word a byte. kDoesNotFit: as SplitPattern::for_each.
+  // Calls `visit` for the words of `text` (non-empty valid UTF-8) as raw bytes; stops at its first error.
+  // Words point into `text` or into strings appended to `storage`. Words are not collected: a text can have
+  // as many words as bytes. kDoesNotFit: as SplitPattern::for_each.
   Status split(std::string_view text, std::deque<std::string>* storage, const Visit& visit) const;
 
  private:
   struct Step {
     SplitPattern pattern;
     SplitBehavior behavior;
-    bool invert;  // takes what is between the matches for the matches
+    bool invert;  // swaps matches and the text between them
   };
   struct Piece {
     std::string_view text;
-    const char* shown;  // what patterns see: as long as text, newer characters replaced
+    const char* shown;  // the text that patterns match: same length, newer characters replaced
   };
   Status add_step(const JsonCursor& config);
   Status add_pattern(const JsonCursor& config, const std::string& pattern, SplitBehavior behavior,
@@ -50,7 +51,7 @@ class PreTokenizer {
 
   std::vector<Step> steps_;
   bool has_byte_level_ = false;
-  size_t prefix_before_ = SIZE_MAX;  // the step before which each piece gets a leading space
+  size_t prefix_before_ = SIZE_MAX;  // each piece gets a leading space before this step
 };
 
 }  // namespace fp4moe

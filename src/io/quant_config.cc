@@ -22,7 +22,7 @@ bool is_modelopt_nvfp4(const std::string& algorithm) {
   return algorithm == "NVFP4" || algorithm == "W4A16_NVFP4";
 }
 
-// Appends the patterns of `key`; regular expressions among them must compile.
+// Appends the patterns of `key`; checks that regular expressions compile.
 void append_patterns(JsonFields& fields, const char* key, std::vector<std::string>& patterns) {
   std::vector<std::string> more;
   fields.read_strings(key, more);
@@ -58,11 +58,11 @@ void read_kv_cache(JsonFields& fields, const Json& object, QuantConfig& quant) {
   if (!declared.empty()) quant.kv_cache_note = declared + " declared; served as bf16";
 }
 
-// ---- compressed-tensors, and the config_groups of ModelOpt, which have the same form.
+// ---- compressed-tensors, and ModelOpt's config_groups, which have the same form
 
 struct WeightGroup {
   std::vector<std::string> targets;
-  std::string format;  // empty: the declaration's
+  std::string format;  // empty: the declaration's format
   int64_t num_bits = 4, group_size = 0;
   std::string type = "float";
 };
@@ -91,7 +91,7 @@ std::vector<WeightGroup> read_groups(JsonFields& fields) {
   return groups;
 }
 
-// Modules of a group that is not FP4.
+// Adds the modules of a non-FP4 group.
 void add_other_modules(const WeightGroup& group, QuantConfig& quant) {
   for (const std::string& target : group.targets)
     quant.other_modules.push_back({target, std::to_string(group.num_bits) + "-bit " + group.type});
@@ -138,7 +138,7 @@ Result<QuantConfig> parse_compressed(const Json& object, const std::string& wher
 
 // ---- ModelOpt
 
-// quantized_layers {module: {quant_algo, group_size}}: what is FP4, and what is something else.
+// quantized_layers {module: {quant_algo, group_size}}: FP4 modules and those in other formats.
 void read_quantized_layers(JsonFields& fields, const Json& layers, QuantConfig& quant) {
   for (const auto& [module, object] : layers.items()) {
     JsonFields layer(object, fields.where() + ": quantized_layers." + module);
@@ -157,7 +157,7 @@ void read_quantized_layers(JsonFields& fields, const Json& layers, QuantConfig& 
   }
 }
 
-// MIXED_PRECISION says what is FP4 in one of three ways.
+// MIXED_PRECISION declares its FP4 modules in one of three ways.
 Status read_mixed(JsonFields& fields, const std::vector<WeightGroup>& groups, QuantConfig& quant) {
   std::string experts_algorithm;
   fields.read_string("moe_quant_algo", experts_algorithm);
@@ -207,13 +207,13 @@ Result<QuantConfig> parse_modelopt(const Json& object, const std::string& where)
   return quant;
 }
 
-// ---- the two places
+// ---- the two locations
 
 // config.json's quantization_config.
 Result<QuantConfig> parse_flat(const Json& object) {
   const std::string where = "config.json: quantization_config";
   JsonFields fields(object, where);
-  std::string method = "modelopt";  // which alone has quant_algo
+  std::string method = "modelopt";  // only ModelOpt has quant_algo without quant_method
   fields.read_string("quant_method", method);
   fields.require(fields.has("quant_method") || fields.has("quant_algo"), "quant_method is missing");
   FP4MOE_RETURN_IF_ERROR(fields.status());

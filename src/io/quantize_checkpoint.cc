@@ -19,13 +19,13 @@ namespace {
 
 constexpr int64_t kRowsAtATime = 4096;
 
-// A projection to be quantised: of one expert or MLP, or all experts' of gpt-oss.
+// A projection to be quantised: of one expert or MLP, or for gpt-oss of all experts.
 struct Module {
   std::string name;
   const TensorEntry* source = nullptr;
   int64_t layer = 0;
   int64_t num_matrices = 1, rows = 0, cols = 0;
-  int64_t matrix_stride = 0, row_stride = 0, col_stride = 1;  // elements
+  int64_t matrix_stride = 0, row_stride = 0, col_stride = 1;  // strides in elements
   DecodeScale scale;                                          // NVFP4's tensor scale
   float input_amax = 0;                                       // 0: unknown
 
@@ -41,7 +41,7 @@ bool ends_with_projection(std::string_view module) {
   return false;
 }
 
-// "experts.gate_up_proj" of "model.layers.3.mlp.experts.7.up_proj": what errors are summed over.
+// "experts.gate_up_proj" for "model.layers.3.mlp.experts.7.up_proj": the key under which errors are summed.
 std::string projection_of(const std::string& module) {
   constexpr std::string_view kMlp = ".mlp.";
   std::string name = module.substr(module.find(kMlp) + kMlp.size());
@@ -51,7 +51,7 @@ std::string projection_of(const std::string& module) {
   return name;
 }
 
-// The number in "model.layers.<n>."; -1 where the name is of no layer.
+// The number in "model.layers.<n>."; -1 if the name is not in a layer.
 int64_t layer_of(std::string_view name) {
   constexpr std::string_view kLayers = "model.layers.";
   if (!name.starts_with(kLayers)) return -1;
@@ -62,7 +62,7 @@ int64_t layer_of(std::string_view name) {
   return i > kLayers.size() && i < name.size() && name[i] == '.' ? n : -1;
 }
 
-// A tensor that is written.
+// A tensor to be written.
 struct Output {
   enum class Kind { kCopy, kCodes, kBlockScales, kTensorScale, kInputScale };
   TensorSpec spec;
@@ -92,7 +92,7 @@ class Quantizer {
     return {};
   }
 
-  // NVFP4's tensor scales and what is known of the inputs.
+  // Sets NVFP4's tensor scales and the known input amaxes.
   Status scale() {
     if (options_.format != Fp4Format::kNvfp4) return {};
     std::map<std::string, float> of_gate_and_up;
@@ -136,7 +136,7 @@ class Quantizer {
   }
 
  private:
-  // Null: the tensor stays as it is.
+  // The module that `tensor` belongs to; null: the tensor is copied unchanged.
   Result<Module*> module_of(const TensorEntry& tensor) {
     const int64_t layer = layer_of(tensor.name);
     if (layer < 0 || layer >= config_.num_layers || tensor.name.find(".mlp.") == std::string::npos)
@@ -170,7 +170,7 @@ class Quantizer {
     return modules_.emplace_back(std::make_unique<Module>(std::move(module))).get();
   }
 
-  // --exclude must not tear an MLP's three projections apart.
+  // --exclude must cover all or none of an MLP's three projections.
   Status check_whole_mlps() const {
     if (config_.family == ModelFamily::kGptOss) return {};
     std::map<std::string, int> projections;
@@ -207,7 +207,7 @@ class Quantizer {
     return {};
   }
 
-  // Row i as floats; false, with the column, where it holds something that is not finite.
+  // Row i as floats; false, with the column, at a value that is not finite.
   static bool read_row(const Module& m, int64_t i, float* out, int64_t& bad_column) {
     const bf16* row = m.row(i);
     for (int64_t c = 0; c < m.cols; ++c) {
@@ -225,7 +225,8 @@ class Quantizer {
                      std::to_string(row % m.rows) + ", input " + std::to_string(column));
   }
 
-  // body(first, last) for the module's rows in parallel; the first failure by row.
+  // Runs body(i, row) for rows [first, last) of the module in parallel; returns the first failure in row
+  // order.
   template <class Body>
   static Status for_rows(const Module& m, int64_t first, int64_t last, ThreadPool& pool, const Body& body) {
     constexpr int64_t kStep = 16;
@@ -279,7 +280,7 @@ class Quantizer {
     return declaration_.tensors.scales_are_divisors ? to_encode(scale).value : scale.value;
   }
 
-  // The scales are made with the codes and kept until they are asked for.
+  // The scales are computed with the codes and kept until write_scales().
   Status write_codes(const Module& m, const ByteSink& sink) {
     const int64_t block = fp4_block(options_.format), row_codes = m.cols / 2, row_scales = m.cols / block;
     std::vector<uint8_t>& scales = scales_[&m];
@@ -353,7 +354,7 @@ bool is_weights_file(const std::filesystem::path& path) {
   return path.filename().string().ends_with(".index.json");
 }
 
-// Tokenizer, templates, licence: what is neither weights nor written anew.
+// Copies the tokenizer, templates and licence: all files that are neither weights nor rewritten.
 Status copy_other_files(const std::string& from, const std::string& to) {
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(from, error)) {

@@ -30,7 +30,7 @@ Result<std::string> choose_dialect(const ModelConfig& config, const QuantizeOpti
                      fitting);
 }
 
-// A routed expert that a pattern names; "" if none does. Engines run routed experts of one format only.
+// A routed expert that the pattern matches; "" if none. All routed experts must have the same format.
 std::string excluded_expert(const ModelConfig& config, const std::string& pattern) {
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
     if (!config.layer_has_experts.empty() && !config.layer_has_experts[static_cast<size_t>(layer)]) continue;
@@ -46,7 +46,7 @@ std::string excluded_expert(const ModelConfig& config, const std::string& patter
   return {};
 }
 
-// Layers that the engine skips stay as they are.
+// Patterns of the MTP layers, which stay unquantised because the engine skips them.
 Patterns left_layers(const ModelConfig& config) {
   Patterns patterns;
   for (int64_t i = 0; i < config.num_mtp_layers; ++i)
@@ -68,7 +68,7 @@ Json declare_gpt_oss() {
 }
 
 Json declare_modelopt(const Patterns& exclude, bool has_inputs) {
-  // Other engines know the dialect by its first producer's name.
+  // Other engines recognise the dialect by its producer's name.
   return {{"producer", {{"name", "modelopt"}, {"version", "0.29.0"}}},
           {"quantization",
            {{"quant_algo", has_inputs ? "NVFP4" : "W4A16_NVFP4"},
@@ -89,7 +89,7 @@ Json declare_compressed(bool is_mx, const Patterns& exclude, bool has_inputs) {
   Json group = {{"targets", {"Linear"}}, {"weights", weights}};
   if (has_inputs) {
     Json inputs = weights;
-    inputs["dynamic"] = "local";  // block scales when they are quantised, tensor scales from here
+    inputs["dynamic"] = "local";  // block scales at run time, tensor scales from the checkpoint
     group["input_activations"] = inputs;
   }
   return {{"quant_method", "compressed-tensors"},

@@ -1,5 +1,5 @@
-// How a checkpoint declares what it has quantised, and what its tensors are called. Only for the .cc files of
-// this folder.
+// How a quantised checkpoint declares its format and names its tensors. Only for the .cc files of this
+// folder.
 #pragma once
 
 #include <string>
@@ -12,27 +12,27 @@
 
 namespace fp4moe {
 
-// What follows a module's name in its tensors' names.
+// The suffixes of a module's tensor names.
 struct DialectTensors {
   std::string codes, block_scales, tensor_scale, input_scale;
   bool is_gpt_oss = false;           // codes [E, rows, blocks, 16]
-  bool scales_are_divisors = false;  // tensor and input scales are stored in encode direction, as [1]
+  bool scales_are_divisors = false;  // tensor and input scales are stored in encode direction, with shape [1]
 };
 
 struct Declaration {
   std::string dialect;
   DialectTensors tensors;
-  Json config, hf_quant;             // quantization_config; hf_quant_config.json, null where there is none
-  std::vector<std::string> exclude;  // the user's
+  Json config, hf_quant;             // quantization_config; hf_quant_config.json or null
+  std::vector<std::string> exclude;  // the user's patterns
 
-  // Whether the user wants this projection to stay as it is.
+  // Whether the user excludes this projection from quantisation.
   bool leaves(std::string_view module) const;
 };
 
-// kUnsupported as check_quantize().
+// kUnsupported: as check_quantize().
 Result<Declaration> declare(const ModelConfig& config, const QuantizeOptions& options);
 
-// The declarations themselves. `exclude`: patterns beside what the dialect's writers always leave in bf16.
+// The declarations. `exclude`: patterns besides those that the dialect's writers always leave in bf16.
 using Patterns = std::vector<std::string>;
 Json declare_gpt_oss();
 // hf_quant_config.json. has_inputs: the checkpoint holds calibrated input scales.

@@ -18,7 +18,7 @@ void read_yarn(JsonFields& scaling, ModelConfig& config) {
   const auto read_optional = [&](const char* key, std::optional<double>& value) {
     double number = 0;
     scaling.read_real(key, number, {0, kHuge});
-    if (number > 0) value = number;  // 0 stands for none
+    if (number > 0) value = number;  // 0 means not given
   };
   read_optional("attention_factor", rope.attention_factor);
   read_optional("mscale", rope.mscale);
@@ -26,7 +26,7 @@ void read_yarn(JsonFields& scaling, ModelConfig& config) {
   scaling.require(rope.beta_fast >= rope.beta_slow, "beta_fast is below beta_slow");
 }
 
-// What the stock gpt-oss class takes where the file has no rope_parameters, or null.
+// The stock gpt-oss class's default if rope_parameters is absent or null.
 RopeConfig stock_gpt_oss_rope(double theta) {
   return {.type = RopeConfig::Type::kYarn,
           .theta = theta,
@@ -40,7 +40,8 @@ RopeConfig stock_gpt_oss_rope(double theta) {
           .mscale_all_dim = {}};
 }
 
-// Files of both transformers generations have both objects; they must agree. rope_theta is part of one only.
+// Files for both transformers generations have both objects; they must agree. Only one of them has
+// rope_theta.
 void check_both_spellings(JsonFields& fields) {
   const Json *newer = fields.object("rope_parameters"), *older = fields.object("rope_scaling");
   if (newer == nullptr || older == nullptr) return;
@@ -53,7 +54,7 @@ void check_both_spellings(JsonFields& fields) {
   fields.require(objects[0] == objects[1], "rope_parameters and rope_scaling differ; legal: one of them");
 }
 
-// Heads are rotated whole here; the stock classes rotate this share of them.
+// The engine rotates whole heads; the stock classes rotate this fraction.
 void check_partial_rotary(JsonFields& fields) {
   double factor = 1;
   fields.read_real("partial_rotary_factor", factor, {0, 1});

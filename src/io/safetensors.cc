@@ -23,7 +23,7 @@ constexpr int64_t kMaxTensorBits = int64_t{1} << 62;
 
 std::string label(const std::string& name) { return "tensor '" + name + "'"; }
 
-// The array of unsigned numbers `key` of a tensor's object.
+// The array of unsigned numbers under `key` in a tensor's object.
 Result<std::vector<int64_t>> read_sizes(const Json& object, const char* key, const std::string& name) {
   const auto at = object.find(key);
   if (at == object.end() || !at->is_array()) return data_loss(label(name) + " has no array '" + key + "'");
@@ -37,7 +37,7 @@ Result<std::vector<int64_t>> read_sizes(const Json& object, const char* key, con
   return sizes;
 }
 
-// Begin and end are bytes from the start of the file.
+// Converts the header's offsets, relative to the data, to offsets from the start of the file.
 Result<SafetensorsEntry> read_entry(const std::string& name, const Json& object, int64_t data_begin,
                                     int64_t file_bytes) {
   if (!object.is_object()) return data_loss(label(name) + " is not described by an object");
@@ -71,7 +71,7 @@ Result<SafetensorsEntry> read_entry(const std::string& name, const Json& object,
   return entry;
 }
 
-// Entries, in the order of their data, must cover [data_begin, file_bytes) exactly.
+// Checks that the entries, sorted by offset, cover [data_begin, file_bytes) exactly.
 Status check_coverage(const std::vector<SafetensorsEntry>& entries, int64_t data_begin, int64_t file_bytes) {
   int64_t covered = data_begin;
   std::string previous = "the header";
@@ -90,7 +90,7 @@ Status check_coverage(const std::vector<SafetensorsEntry>& entries, int64_t data
 }
 
 std::string header_json(const std::vector<SafetensorsEntry>& entries) {
-  nlohmann::ordered_json header;  // in the order of the data, for those who look at it
+  nlohmann::ordered_json header;  // ordered as the data, for human readers
   header["__metadata__"] = {{"format", "pt"}};
   for (const SafetensorsEntry& entry : entries)
     header[entry.spec.name] = {{"dtype", dtype_name(entry.spec.dtype)},
@@ -101,7 +101,7 @@ std::string header_json(const std::vector<SafetensorsEntry>& entries) {
   return text;
 }
 
-// Forwards the source's bytes and checks their number.
+// Forwards the source's bytes and checks their count.
 Status write_tensor(const SafetensorsEntry& entry, const TensorSource& source, const ByteSink& sink) {
   const int64_t expected = entry.end - entry.begin;
   int64_t written = 0;
@@ -180,7 +180,7 @@ Status write_safetensors(const std::string& path, std::vector<TensorSpec> specs,
   });
   std::vector<SafetensorsEntry> entries;
   std::set<std::string> names;
-  int64_t end = 0;  // of the data so far; the header counts from the first data byte
+  int64_t end = 0;  // end of the data so far, relative to the first data byte
   for (TensorSpec& spec : specs) {
     if (!names.insert(spec.name).second) return invalid_argument(label(spec.name) + " is written twice");
     FP4MOE_ASSIGN_OR_RETURN(const int64_t num_bytes, tensor_bytes(spec));
@@ -213,7 +213,7 @@ Status write_safetensors_shards(const std::string& folder, const std::vector<Ten
   size_t next = 0;
   int64_t done = 0;
   for (int shard = 0; shard < num_shards; ++shard) {
-    // A shard takes tensors until its share is full, but leaves one for every shard after it.
+    // Fills a shard up to its share, but leaves at least one tensor for each following shard.
     const size_t last = specs.size() - static_cast<size_t>(num_shards - 1 - shard);
     std::vector<TensorSpec> part;
     while (next < last &&

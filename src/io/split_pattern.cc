@@ -9,8 +9,8 @@
 namespace fp4moe {
 namespace {
 
-// Steps of one match and memory of one match without JIT. Backtracking over a run of n characters takes about
-// n steps, so the limits leave room for any text we accept, and stop patterns that explode.
+// Limits on the steps of one match, and on its memory without JIT. Backtracking over a run of n characters
+// takes about n steps, so the limits allow any text that encode() accepts, and stop patterns that explode.
 constexpr uint32_t kMaxMatchSteps = 1 << 26;
 constexpr uint32_t kMaxHeapKib = 64 * 1024;
 
@@ -55,7 +55,7 @@ Result<SplitPattern> SplitPattern::compile(const std::string& pcre_pattern) {
   if (!result->code)
     return invalid_argument("regular expression does not compile: " + pcre_message(error) + " at byte " +
                             std::to_string(offset) + " of " + pcre_pattern);
-  // Without JIT (where the system forbids it) matching is slower and otherwise the same.
+  // Without JIT (if the system forbids it) matching is slower but otherwise equal.
   pcre2_jit_compile(result->code.get(), PCRE2_JIT_COMPLETE);
   result->context.reset(pcre2_match_context_create(nullptr));
   pcre2_set_match_limit(result->context.get(), kMaxMatchSteps);
@@ -76,7 +76,7 @@ Status SplitPattern::for_each(std::string_view text, const std::function<Status(
   const MatchData data(pcre2_match_data_create(1, nullptr));
   const auto subject = reinterpret_cast<PCRE2_SPTR>(text.data());
   size_t start = 0;
-  int64_t last_end = -1;  // of the matches so far
+  int64_t last_end = -1;  // end of the previous match
   while (start <= text.size()) {
     int rc = PCRE2_ERROR_JIT_STACKLIMIT;
     for (uint32_t options : {PCRE2_NO_UTF_CHECK, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT})
@@ -90,7 +90,7 @@ Status SplitPattern::for_each(std::string_view text, const std::function<Status(
     const PCRE2_SIZE* range = pcre2_get_ovector_pointer(data.get());
     const auto [begin, end] = Range{static_cast<uint32_t>(range[0]), static_cast<uint32_t>(range[1])};
     if (begin == end && last_end == end) {
-      // One character on, as Hugging Face's binding of Oniguruma does.
+      // Advance one character, like Hugging Face's Oniguruma binding.
       start += start < text.size() ? utf8_step(text.substr(start)).num_bytes : 1;
       continue;
     }

@@ -1,4 +1,4 @@
-// Regular expressions of tokenizer.json: written for Oniguruma, run by PCRE2 with equal results.
+// Regular expressions of tokenizer.json: written for Oniguruma, executed by PCRE2 with equal results.
 #pragma once
 
 #include <cstdint>
@@ -13,28 +13,28 @@
 
 namespace fp4moe {
 
-// `pattern`, Oniguruma's default syntax, as a PCRE2 pattern. kUnsupported, naming it, for a construct that
-// the two read differently and no known tokenizer uses; syntax errors are left to PCRE2.
+// Translates `pattern` from Oniguruma's default syntax to PCRE2. kUnsupported, naming it, for a construct
+// that the two interpret differently and no known tokenizer uses; syntax errors are left to PCRE2.
 Result<std::string> translate_pattern(std::string_view pattern);
-// Matches `text` itself.
+// A pattern that matches `text` literally.
 std::string escape_pattern(std::string_view text);
 
-// A compiled pattern. Immutable; find_all may run on many threads at once.
+// A compiled pattern. Immutable; for_each and find_all may run on many threads at once.
 class SplitPattern {
  public:
   using Range = std::pair<uint32_t, uint32_t>;  // bytes [first, second)
 
-  // Takes PCRE2 syntax. kInvalidArgument, with PCRE2's reason and the place, if it does not compile.
+  // Takes PCRE2 syntax. kInvalidArgument, with PCRE2's reason and the position, if it does not compile.
   static Result<SplitPattern> compile(const std::string& pcre_pattern);
   SplitPattern(SplitPattern&&) noexcept;
   SplitPattern& operator=(SplitPattern&&) noexcept;
   ~SplitPattern();
 
-  // Calls `visit` for each match from left to right; an empty match right behind a match is skipped. Ends
-  // with the first error of `visit`. `text` is valid UTF-8 below 2 GiB. kDoesNotFit where a match takes too
+  // Calls `visit` for each match from left to right, skipping an empty match directly after another match.
+  // Stops at the first error of `visit`. `text` is valid UTF-8 below 2 GiB. kDoesNotFit if a match takes too
   // many steps.
   Status for_each(std::string_view text, const std::function<Status(Range)>& visit) const;
-  // Replaces *matches by these.
+  // Replaces the contents of *matches.
   Status find_all(std::string_view text, std::vector<Range>* matches) const;
 
  private:

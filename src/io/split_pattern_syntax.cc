@@ -8,18 +8,18 @@
 namespace fp4moe {
 namespace {
 
-// Oniguruma's \w as the inside of a class. Beyond the letters, marks, decimal digits and connectors it has
+// Oniguruma's \w as the inside of a class. Besides letters, marks, decimal digits and connectors it contains
 // the superscript digits and fractions of Latin-1.
 constexpr std::string_view kWord = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}";
 
-// Scripts whose newer characters replace_newer_characters keeps in their script.
+// Scripts whose newer characters replace_newer_characters maps to characters of the same script.
 constexpr std::array<std::string_view, 5> kScripts = {"Han", "Hiragana", "Katakana", "Hangul", "Latin"};
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 bool is_hex(char c) { return is_digit(c) || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F'); }
 
-// Copies a pattern piece by piece, rewriting what the two libraries read differently.
+// Copies a pattern piece by piece, rewriting constructs that the two libraries interpret differently.
 class Translator {
  public:
   explicit Translator(std::string_view pattern) : pattern_(pattern) {}
@@ -74,7 +74,7 @@ class Translator {
   }
 
   Status literal() {
-    // Without regard to case, one character may match two in Oniguruma ("ss" and a sharp s), not in PCRE2.
+    // Case-insensitively, Oniguruma can match one character to two ("ss" and a sharp s); PCRE2 cannot.
     if (is_caseless()) {
       const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; };
       const std::string pair = {lower(pattern_[next_]),
@@ -108,7 +108,7 @@ class Translator {
     return {};
   }
 
-  // {n}, {n,} or {n,m}; a + behind it is possessive in PCRE2 and one more repetition in Oniguruma.
+  // {n}, {n,} or {n,m}; a following + is possessive in PCRE2 but another repetition in Oniguruma.
   Status interval() {
     const size_t close = pattern_.find('}', next_);
     const std::string_view body =
@@ -226,7 +226,7 @@ class Translator {
   std::string_view pattern_;
   size_t next_ = 0;
   bool in_class_ = false;
-  std::vector<bool> caseless_;  // for each open group
+  std::vector<bool> caseless_;  // per open group
   std::string out_;
 };
 

@@ -9,20 +9,20 @@
 namespace fp4moe {
 namespace {
 
-// Encoding a word takes up to 40 bytes of memory for each of its bytes.
+// Encoding a word takes up to 40 bytes of memory per input byte.
 constexpr size_t kMaxTextBytes = size_t{16} << 20;
 constexpr size_t kMaxCachedWordBytes = 64, kMaxCachedWords = 65536;
-// Form C has at least a third of a text's bytes: U+212A (3 bytes) becomes "K", three jamo (9) a syllable
-// of 3.
+// Form C is at least a third as long as the text: U+212A (3 bytes) becomes "K", three jamo (9 bytes) become
+// one syllable of 3.
 constexpr int64_t kMaxCompositionRatio = 3;
 
 }  // namespace
 
-// One call of encode.
+// The state of one call of encode.
 struct Tokenizer::State::EncodeCall {
   std::vector<int32_t> ids;
-  std::deque<std::string> storage;  // strings made on the way, which words point into
-  // Where in ids the words met so far were encoded.
+  std::deque<std::string> storage;  // temporary strings that words point into
+  // Word -> range of ids where it was first encoded.
   std::unordered_map<std::string_view, std::pair<size_t, size_t>> cache;
   BpeModel::Scratch scratch;
 };
@@ -150,7 +150,7 @@ Tokenizer::~Tokenizer() = default;
 
 std::string IncrementalDetokenizer::push(int32_t id) {
   tokenizer_->append_bytes(id, skip_special_tokens_, &is_first_, &pending_);
-  // An incomplete character at the end waits for the bytes that follow.
+  // Hold back an incomplete character at the end until its remaining bytes arrive.
   size_t certain = pending_.size();
   for (size_t i = pending_.size() - std::min<size_t>(pending_.size(), 3); i < pending_.size(); ++i) {
     const Utf8Step step = utf8_step(std::string_view(pending_).substr(i));

@@ -1,4 +1,4 @@
-// Tokenizer: tokenizer.json (byte-level BPE), identical in ids to Hugging Face tokenizers.
+// Tokenizer: tokenizer.json (byte-level BPE), with the same ids as Hugging Face tokenizers.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace fp4moe {
 class Tokenizer {
  public:
   // `json` is tokenizer.json's content. kDataLoss (not JSON), kInvalidArgument (malformed; names the key),
-  // kUnsupported (a model, normalizer, pre-tokenizer or decoder that would change ids or text and is not
-  // implemented; named).
+  // kUnsupported (an unimplemented model, normalizer, pre-tokenizer or decoder that would change ids or text;
+  // names it).
   static Result<Tokenizer> parse(std::string_view json);
   // From a file, or from a folder's tokenizer.json.
   static Result<Tokenizer> load(const std::string& path);
@@ -23,25 +23,24 @@ class Tokenizer {
   Tokenizer& operator=(Tokenizer&&) noexcept;
   ~Tokenizer();
 
-  // Any bytes are accepted (invalid UTF-8 as U+FFFD, as a lossy decode would). Special tokens in the text
-  // are recognised. add_special_tokens runs the post-processor's template. Errors: kInvalidArgument for text
-  // over the size limit, kDoesNotFit where the pattern's match limit is reached.
+  // Accepts any bytes (invalid UTF-8 becomes U+FFFD, as in a lossy decode). Recognises special tokens in the
+  // text. add_special_tokens applies the post-processor's template. kInvalidArgument for text over the size
+  // limit, kDoesNotFit if the pattern's match limit is reached.
   Result<std::vector<int32_t>> encode(std::string_view text, bool add_special_tokens) const;
-  // The special tokens that encode() finds in `text`, each once, ascending.
+  // The special tokens that encode() finds in `text`, unique and ascending.
   std::vector<int32_t> find_special_tokens(std::string_view text) const;
-  // No text of n bytes has fewer than n / this tokens. 0: there is no such number, as some text has no token
-  // at all.
+  // A text of n bytes has at least n / this tokens. 0: no bound exists, because some text produces no token.
   int64_t max_bytes_per_token() const;
   std::string decode(const std::vector<int32_t>& ids, bool skip_special_tokens) const;
-  // Appends what one id adds to the bytes that decode makes into text; *is_first starts as true and is kept
-  // from call to call.
+  // Appends the bytes that one id contributes before decode converts them to text. *is_first starts as true
+  // and is kept between calls.
   void append_bytes(int32_t id, bool skip_special_tokens, bool* is_first, std::string* bytes) const;
-  // The bytes of one token; empty for an id without one.
+  // The bytes of one token; empty for an id without a token.
   std::string_view token_bytes(int32_t id) const;
   bool is_special(int32_t id) const;
   bool has_token(int32_t id) const;
-  int64_t vocab_size() const;                          // ids are below this; some may have no token
-  int32_t find_token(std::string_view content) const;  // -1 if there is none
+  int64_t vocab_size() const;                          // all ids are below this; some may have no token
+  int32_t find_token(std::string_view content) const;  // -1 if absent
 
  private:
   struct State;
@@ -49,14 +48,14 @@ class Tokenizer {
   std::unique_ptr<State> state_;
 };
 
-// Turns ids into text as they come: gives only whole UTF-8 characters (invalid bytes as U+FFFD), and the
+// Incrementally turns ids into text: returns only whole UTF-8 characters (invalid bytes become U+FFFD). The
 // concatenation of all pieces equals Tokenizer::decode of all ids.
 class IncrementalDetokenizer {
  public:
   IncrementalDetokenizer(const Tokenizer& tokenizer, bool skip_special_tokens)
       : tokenizer_(&tokenizer), skip_special_tokens_(skip_special_tokens) {}
-  std::string push(int32_t id);  // the text that became certain, maybe empty
-  std::string finish();          // what is left, incomplete characters as U+FFFD
+  std::string push(int32_t id);  // the text that became complete, possibly empty
+  std::string finish();          // the rest; an incomplete character becomes U+FFFD
 
  private:
   const Tokenizer* tokenizer_;

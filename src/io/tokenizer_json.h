@@ -1,4 +1,4 @@
-// Reading tokenizer.json with errors that name the key. Only for the tokenizer's .cc files.
+// Access to tokenizer.json with errors that name the key. Only for the tokenizer's .cc files.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace fp4moe {
 
-// Ids of all tokenizers we know are below 2^19; the bound keeps a bad file from asking for memory.
+// Ids of all known tokenizers are below 2^19; the bound keeps a malformed file from exhausting memory.
 inline constexpr int32_t kMaxTokenIds = 1 << 22;
 
-// A value of the document and the path that leads to it. Absent values read as null.
+// A value of the document and its path. Absent values read as null.
 class JsonCursor {
  public:
   JsonCursor(const Json& value, std::string path) : value_(&value), path_(std::move(path)) {}
@@ -20,7 +20,7 @@ class JsonCursor {
   const Json& value() const { return *value_; }
   const std::string& path() const { return path_; }
   bool is_null() const { return value_->is_null(); }
-  // Null where this is no object, or has no such key.
+  // Null if this is not an object or has no such key.
   JsonCursor operator[](std::string_view key) const;
   // Precondition: this is an array with more than `index` elements.
   JsonCursor element(size_t index) const;
@@ -29,7 +29,7 @@ class JsonCursor {
   Status error(const std::string& expected) const;
   Result<std::string_view> string() const;  // points into the document
   Result<bool> boolean() const;
-  Result<bool> boolean_or(bool fallback) const;  // the fallback is for null and absent values
+  Result<bool> boolean_or(bool fallback) const;  // fallback if null or absent
   Result<int32_t> token_id() const;              // below kMaxTokenIds
   Result<size_t> array_size() const;
   // The "type" of an object.

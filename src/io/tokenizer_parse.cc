@@ -102,7 +102,7 @@ Status Tokenizer::State::parse_decoder(const JsonCursor& decoder) {
     decode_byte_level = true;
     return {};
   }
-  if (type == "Fuse" && decode_byte_level) return {};  // ByteLevel leaves one string
+  if (type == "Fuse" && decode_byte_level) return {};  // no effect: ByteLevel produces one string
   if (type != "Sequence")
     return unsupported("tokenizer.json: " + decoder.path() + " is " + std::string(type) +
                        "; supported: null, Sequence, one ByteLevel, Fuse behind it");
@@ -121,7 +121,7 @@ void Tokenizer::State::index_tokens(std::vector<AddedToken> added) {
     if (token.special) specials.insert(token.content);
   }
   tokens.resize(static_cast<size_t>(max_id) + 1);
-  // What counts is the text that decoding starts from, which for some added tokens is not their content.
+  // Use the text that decoding starts from: for normalized added tokens the pattern, not the content.
   const auto set = [&](int32_t id, const std::string& text) {
     auto bytes = decode_byte_level ? bytes_of_byte_level(text) : std::nullopt;
     tokens[id] = {bytes ? std::move(*bytes) : text, true, specials.count(text) > 0};

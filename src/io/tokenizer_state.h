@@ -1,4 +1,4 @@
-// What a Tokenizer holds. Only for tokenizer.cc and tokenizer_parse.cc.
+// The state of a Tokenizer. Only for tokenizer.cc and tokenizer_parse.cc.
 #pragma once
 
 #include <deque>
@@ -16,7 +16,7 @@ namespace fp4moe {
 
 struct Tokenizer::State {
   struct Token {
-    std::string bytes;  // what the id decodes to
+    std::string bytes;  // the decoded bytes
     bool exists = false;
     bool special = false;
   };
@@ -26,12 +26,12 @@ struct Tokenizer::State {
   BpeModel model;
   PreTokenizer pre_tokenizer;
   bool normalize = false;                           // to Form C
-  AddedTokenMatcher raw_tokens, normalized_tokens;  // searched for before and after normalization
+  AddedTokenMatcher raw_tokens, normalized_tokens;  // matched before and after normalization
   BpeModel::Vocab added_ids;
   std::vector<int32_t> prefix, suffix;  // the post-processor's special tokens
-  bool decode_byte_level = false;       // else tokens are text as they stand
-  bool join_with_space = false;         // what Hugging Face does where there is no decoder
-  bool drops_text = false;              // some text has no token at all
+  bool decode_byte_level = false;       // else token strings are plain text
+  bool join_with_space = false;         // Hugging Face's behavior without a decoder
+  bool drops_text = false;              // some text produces no token
   std::vector<Token> tokens;            // [vocab_size]
 
   // Steps of Tokenizer::parse, after the model and the pre-tokenizer.
@@ -39,13 +39,13 @@ struct Tokenizer::State {
   Status parse_post_processor(const JsonCursor& post_processor);
   Status parse_template(const JsonCursor& config);
   Status parse_decoder(const JsonCursor& decoder);
-  // Fills tokens from the vocabulary and the added ones. The decoder must be known.
+  // Fills `tokens` from the vocabulary and the added tokens. Call it after parse_decoder().
   void index_tokens(std::vector<AddedToken> added);
 
-  // Cuts valid UTF-8 into added tokens and (normalized) text, which may point into `storage`.
+  // Splits valid UTF-8 into added tokens and (normalized) text, which may point into `storage`.
   void split(std::string_view text, std::deque<std::string>* storage, std::vector<Segment>* segments) const;
 
-  // Appends the ids of text between added tokens. Strings that `cache` points into go to storage.
+  // Appends the ids of text between added tokens; keeps strings that the cache points into in call->storage.
   struct EncodeCall;
   Status encode_segment(std::string_view text, EncodeCall* call) const;
   void encode_word(std::string_view word, EncodeCall* call) const;

@@ -6,7 +6,7 @@
 namespace fp4moe {
 namespace {
 
-// Characters of Unicode 15 to 16, and one whose category changed, with what stands for them.
+// Characters new in Unicode 15 to 16, and one whose category changed, with their replacements.
 struct Replacement {
   char32_t first, last, older;
 };
@@ -68,7 +68,7 @@ bool replace_newer_characters(std::string_view text, std::string* out) {
   bool replaced = false;
   for (size_t i = 0; i < text.size();) {
     const uint32_t num_bytes = utf8_step(text.substr(i)).num_bytes;
-    if (num_bytes >= 3) {  // all of them have three or four bytes
+    if (num_bytes >= 3) {  // all replaced characters have three or four bytes
       const char32_t code_point = decode_utf8(text.substr(i), num_bytes);
       const char32_t older = older_character(code_point);
       if (older != code_point) {

@@ -13,7 +13,7 @@ constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
 uint8_t byte_at(std::string_view text, size_t index) { return static_cast<uint8_t>(text[index]); }
 
-// Code points whose combining class or composition came after Unicode 9: there they are starters that
+// Code points that got a combining class or composition after Unicode 9: in its tables they are starters that
 // neither reorder nor compose.
 struct CodePointRange {
   char32_t first, last;
@@ -37,8 +37,8 @@ bool is_newer_mark(char32_t code_point) {
 
 int combining_class(int32_t code_point) { return utf8proc_get_property(code_point)->combining_class; }
 
-// Orders and composes the decomposed characters of `run`, appends them to `text` and clears `run`.
-// The library's own reordering takes quadratic time on long runs of marks; this one does not.
+// Orders and composes the decomposed characters of `run`, appends them to `text` and clears `run`. utf8proc's
+// own reordering takes quadratic time on long runs of marks; this one does not.
 void flush_composed(std::vector<int32_t>* run, std::string* text) {
   for (auto begin = run->begin(); begin != run->end();) {
     if (combining_class(*begin) == 0) {
@@ -129,7 +129,7 @@ bool is_word_character(char32_t c) {
     default:
       break;
   }
-  // Joiners, and the circled and squared letters, which are symbols with the property Alphabetic.
+  // Joiners, and the circled and squared letters, which are symbols with the Alphabetic property.
   return c == 0x200C || c == 0x200D || (c >= 0x24B6 && c <= 0x24E9) || (c >= 0x1F130 && c <= 0x1F149) ||
          (c >= 0x1F150 && c <= 0x1F169) || (c >= 0x1F170 && c <= 0x1F189);
 }
@@ -162,7 +162,7 @@ size_t trailing_white_space(std::string_view text) {
 }
 
 std::string normalize_nfc(std::string_view text) {
-  // All characters below U+0300, the first lead byte of which is 0xCC, are starters in Form C.
+  // All characters below U+0300, whose first byte is below 0xCC, are starters in Form C.
   const auto plain = [](char c) { return static_cast<uint8_t>(c) < 0xCC; };
   if (std::all_of(text.begin(), text.end(), plain)) return std::string(text);
   std::string normal;

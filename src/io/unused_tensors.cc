@@ -21,8 +21,8 @@ constexpr const char* kHead = "lm_head.weight";
 constexpr std::string_view kExperts = ".mlp.experts.";
 
 // The names of the tensors that the loaders read. list_tiny_tensors() lists every family's tensors in the
-// form that the declaration implies; where the checkpoint has a module in another form, the loaders read that
-// one.
+// form that the declaration implies; if the checkpoint stores a module in another form, the loaders read that
+// form.
 class UsedNames {
  public:
   UsedNames(const Checkpoint& checkpoint, const ModelConfig& config)
@@ -34,7 +34,7 @@ class UsedNames {
 
  private:
   void add(std::string name) {
-    if (is_scale_of_linear(name)) return;  // comes with its module's codes
+    if (is_scale_of_linear(name)) return;  // added with its module's codes
     const std::string experts = fused_experts(name);
     const std::string module = linear_module(name);
     if (!experts.empty()) {
@@ -48,8 +48,8 @@ class UsedNames {
     }
   }
 
-  // "model.layers.3.mlp.experts." if `name` is of a routed expert, and the checkpoint has all experts of a
-  // projection in one tensor (ModelOpt).
+  // "model.layers.3.mlp.experts." if `name` belongs to a routed expert and the checkpoint stores all experts
+  // of a projection in one tensor (ModelOpt).
   std::string fused_experts(const std::string& name) const {
     const size_t at = name.find(kExperts);
     if (method_ != QuantMethod::kModelOptNvfp4 || at == name.npos) return {};
@@ -57,7 +57,7 @@ class UsedNames {
     return checkpoint_.find(prefix + "gate_up_proj.weight") != nullptr ? prefix : std::string();
   }
 
-  // The linear layer that a listed tensor stands for, in FP4 or bf16; empty: it is something else.
+  // The linear layer that a listed tensor belongs to, in FP4 or bf16; empty if it is not a linear layer.
   static std::string linear_module(const std::string& name) {
     for (const std::string_view suffix : {"_proj.weight", "_proj.weight_packed", "_mqa.weight"})
       if (name.ends_with(suffix)) return name.substr(0, name.rfind('.'));
@@ -110,7 +110,7 @@ bool is_known(const Checkpoint& checkpoint, const ModelConfig& config, const Ten
          is_mtp_tensor(config, checkpoint, tensor.name) || is_copy_of_embedding(checkpoint, config, tensor);
 }
 
-// A file's name of a tensor for a log line: escaped and cut.
+// A tensor name from a file for a log line: escaped and cut.
 std::string quoted(const std::string& name) {
   constexpr size_t kMostBytes = 160;
   std::string text = Json(name.substr(0, kMostBytes)).dump(-1, ' ', true, Json::error_handler_t::replace);
@@ -118,7 +118,7 @@ std::string quoted(const std::string& name) {
   return text;
 }
 
-// The key of config.json that makes the model leave a tensor of this name; empty: none is known.
+// The key of config.json that makes the model skip a tensor of this name; empty: unknown.
 std::string key_against(const std::string& name, const ModelConfig& config) {
   const auto text = [](bool value) { return value ? std::string("true") : std::string("false"); };
   if (is_mtp_name(config, name)) return "num_hidden_layers = " + std::to_string(config.num_layers);
@@ -132,7 +132,7 @@ std::string key_against(const std::string& name, const ModelConfig& config) {
   return {};
 }
 
-// A tensor that only an FP4 dialect has, if no dialect is declared.
+// An unused tensor that only an FP4 dialect has, if no dialect is declared.
 const TensorEntry* find_undeclared_fp4(const UnusedTensors& unused, const ModelConfig& config) {
   if (config.quant.method != QuantMethod::kNone) return nullptr;
   for (const TensorEntry* tensor : unused.in_model)

@@ -1,5 +1,5 @@
-// The tensors of a checkpoint that the model does not read: decided from names alone, for the whole model, so
-// that every rank comes to the same result before it reads a weight.
+// The tensors of a checkpoint that the model does not read, determined from names alone for the whole model,
+// so that every rank gets the same result before it reads a weight.
 #pragma once
 
 #include <string>
@@ -11,28 +11,29 @@
 namespace fp4moe {
 
 struct UnusedTensors {
-  // Below "model." or "lm_head.", where each tensor changes what the model computes: a bias that
-  // config.json denies, a layer that it does not count, a scale that nothing applies.
+  // Below "model." or "lm_head.", where each tensor changes the model's output: a bias that config.json
+  // denies, a layer that it does not count, a scale that nothing applies.
   std::vector<const TensorEntry*> in_model;
-  // Anywhere else, such as a vision tower: the language model is whole without them.
+  // Anywhere else, such as a vision tower: the language model is complete without them.
   std::vector<const TensorEntry*> elsewhere;
 };
 
-// In the checkpoint's order. Left out are tensors that are known not to matter:
+// In the checkpoint's order. Tensors known not to matter are omitted:
 // * "*.rotary_emb.inv_freq": a function of the configuration;
 // * scales of a quantised KV cache ("*.k_scale", "*.k_proj.k_scale" and so on, below self_attn): pages here
 //   hold bf16 or float32;
-// * layers for multi-token prediction (mtp_layers.h), which are logged when a model is loaded;
+// * multi-token prediction layers (mtp_layers.h), which are logged when a model is loaded;
 // * an lm_head.weight beside tie_word_embeddings that equals the embedding byte for byte.
 UnusedTensors find_unused_tensors(const Checkpoint& checkpoint, const ModelConfig& config);
 
-// One line on `tensors`, not empty: how many, the first names, and the key of config.json that the first
-// contradicts.
+// One line about `tensors` (not empty): their number, the first names, and the key of config.json that the
+// first one contradicts.
 std::string describe_unused_tensors(const std::vector<const TensorEntry*>& tensors,
                                     const ModelConfig& config);
 
-// kUnsupported with that line if tensors of the model are unused and `allow` is false; else they are logged
-// as a warning. Those elsewhere always are. Skipped layers for multi-token prediction are logged.
+// kUnsupported with that line if tensors of the model are unused and `allow` is false; with `allow` they are
+// logged as a warning. Tensors elsewhere are always logged as a warning. FP4 tensors without a
+// declaration are always refused. Also logs skipped multi-token prediction layers.
 Status check_unused_tensors(const Checkpoint& checkpoint, const ModelConfig& config, bool allow);
 
 }  // namespace fp4moe

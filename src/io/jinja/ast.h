@@ -29,9 +29,9 @@ enum class ExprKind {
   kCompare,  // args[0] ops[0] args[1] ops[1] ...
   kAttr,     // args[0].text
   kItem,     // args[0][args[1]]
-  kSlice,    // args[0][args[1]:args[2]:args[3]], absent ones null
+  kSlice,    // args[0][args[1]:args[2]:args[3]], absent bounds null
   kCall,     // args[0](call)
-  kFilter,   // args[0] | text(call); args empty: what a filter block captured
+  kFilter,   // args[0] | text(call); args empty: the text captured by a filter block
   kTest,     // args[0] is text(call)
 };
 
@@ -46,7 +46,7 @@ struct Expr {
   int line;
   int height = 1;  // of the tree from here down
   std::string text;
-  Value value;                   // of a constant; a string's bytes are `text`
+  Value value;                   // of a constant; for a string, `text` owns the bytes
   std::vector<std::string> ops;  // of kBinary (one) and kCompare
   std::vector<ExprPtr> args;
   std::vector<Argument> call;
@@ -65,11 +65,11 @@ struct Macro {
 
 enum class StmtKind {
   kText,      // text
-  kPrint,     // value
-  kIf,        // branches: tests[i] ? bodies[i]; bodies may have one more: else
-  kFor,       // target in value if tests[0]; bodies: the loop's, else's
+  kPrint,     // value (printed)
+  kIf,        // if tests[i] then bodies[i]; an additional body is the else
+  kFor,       // target in value, filtered by tests[0]; bodies: the loop's, the else's
   kSet,       // target = value
-  kSetBlock,  // target = bodies[0], through the filters of value if not null
+  kSetBlock,  // target = output of bodies[0], through the filters of value if not null
   kMacro,     // macro
   kCall,      // value(caller=macro)
   kFilter,    // bodies[0] through the filters of value

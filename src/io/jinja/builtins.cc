@@ -17,7 +17,7 @@ const Builtin* find_in(std::span<const Builtin> table, std::string_view name) {
   return place == table.end() ? nullptr : &*place;
 }
 
-// Tests: call.self is what is tested.
+// Tests: call.self is the tested value.
 
 template <class... Types>
 Value is_a(Call& call) {
@@ -112,7 +112,7 @@ constexpr Builtin kTests[] = {
 
 // Functions.
 
-constexpr int64_t kMaxRange = 100'000;  // the sandbox's
+constexpr int64_t kMaxRange = 100'000;  // the limit of Jinja2's sandbox
 
 Value make_range(Call& call) {
   const int64_t first = to_index(call.arg(0), "range()");
@@ -133,7 +133,8 @@ Value make_range(Call& call) {
       call.heap.make<Sequence>(SequenceType::kRange, call.heap.items(items), false, start, stop, step)));
 }
 
-// The pairs that dict() and namespace() take: of a mapping or of an iterable of pairs, then keywords.
+// Sets the pairs given to dict() and namespace(): those of a mapping or an iterable of pairs, then the
+// keywords.
 template <class Set>
 void collect_members(Call& call, Set set) {
   if (call.given.positional.size() > 1) fail("expected at most 1 argument");

@@ -1,4 +1,4 @@
-// The tables of built-in filters, tests, methods and functions. Names unknown to a table are null.
+// The tables of built-in filters, tests, methods and functions. Lookups return null for unknown names.
 #pragma once
 
 #include <span>
@@ -16,7 +16,7 @@ const Builtin* find_method(const Value& object, std::string_view name);
 // True for attributes that Python has but the immutable sandbox refuses.
 bool is_forbidden_attribute(const Value& object, std::string_view name);
 
-// The parts of the tables, by file.
+// The tables, split by file.
 std::span<const Builtin> text_filters();
 std::span<const Builtin> number_filters();
 std::span<const Builtin> sequence_filters();

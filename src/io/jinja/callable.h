@@ -1,4 +1,4 @@
-// What templates can call: built-in filters, tests, methods and functions, and macros.
+// The callables of templates: built-in filters, tests, methods and functions, and macros.
 #pragma once
 
 #include <string_view>
@@ -23,7 +23,7 @@ struct Call {
   Interpreter& interpreter;
   Heap& heap;
   const Value& self;                // the filtered or tested value, or the method's object
-  const Arguments& given;           // as written
+  const Arguments& given;           // as given in the call
   std::vector<const Value*> bound;  // by parameter; null if not given
 
   bool has(size_t i) const { return i < bound.size() && bound[i] != nullptr; }
@@ -37,8 +37,8 @@ struct Call {
 
 struct Builtin {
   std::string_view name;
-  std::string_view params;  // names separated by spaces; a last "*" takes any further arguments
-  int required;             // how many of the parameters must be given
+  std::string_view params;  // names separated by spaces; a final "*" accepts any further arguments
+  int required;             // number of required parameters
   Value (*run)(Call& call);
 };
 
@@ -54,7 +54,7 @@ struct Loop {
   const Stmt* stmt;
   Scope* outer;  // the scope around the loop
   std::span<const Value> items;
-  int depth;  // 1-based; of recursive calls
+  int depth;  // 1-based recursion depth
   size_t at = 0;
   const Sequence* last_seen = nullptr;  // arguments of the last loop.changed
 };

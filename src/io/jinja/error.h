@@ -8,7 +8,7 @@ namespace fp4moe::jinja {
 
 enum class ErrorKind {
   kSyntax,   // the template cannot be parsed
-  kRuntime,  // what Jinja2 reports while rendering, raise_exception included
+  kRuntime,  // an error that Jinja2 would report while rendering, including raise_exception
   kLimit,    // steps, depth, memory or output exhausted
 };
 

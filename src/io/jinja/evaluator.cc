@@ -107,7 +107,7 @@ Value Interpreter::eval_compare(const Expr& e) {
   return Value(true);
 }
 
-// Without automatic escaping ~ joins markup as plain text.
+// Without automatic escaping, ~ concatenates markup as plain text.
 Value Interpreter::eval_concat(const Expr& e) {
   std::string text;
   for (const Value& value : eval_all(e.args)) {

@@ -379,7 +379,7 @@ ExprPtr ExpressionParser::parse_subscript(ExprPtr node) {
   return make(ExprKind::kAttr, line, expect_any_name(), list_of(std::move(node)));
 }
 
-// What stands between brackets: an index, a slice, or several indices, which make a tuple.
+// The contents of a subscript: an index, a slice, or several indices, which form a tuple.
 ExprPtr ExpressionParser::parse_subscript_part(ExprPtr node) {
   const int line = token().line;
   ExprPtr key = is_op(":") ? nullptr : parse_expression();

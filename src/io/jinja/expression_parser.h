@@ -1,4 +1,5 @@
-// ExpressionParser: the expression half of Jinja's grammar, and the token cursor that both halves share.
+// ExpressionParser: the expression half of Jinja's grammar, and the token cursor shared with the statement
+// parser.
 #pragma once
 
 #include <initializer_list>
@@ -16,10 +17,10 @@ class ExpressionParser {
   explicit ExpressionParser(std::vector<Token> tokens) : tokens_(std::move(tokens)) {}
 
   struct TupleRule {
-    bool targets = false;            // names and the like only: the left side of an assignment
-    bool conditionals = true;        // "a if b else c" may stand without parentheses
-    bool parenthesised = false;      // empty is legal
-    std::string_view end_name = {};  // a name that ends it
+    bool targets = false;            // only assignment targets, such as names
+    bool conditionals = true;        // "a if b else c" is allowed without parentheses
+    bool parenthesised = false;      // in parentheses: an empty tuple is legal
+    std::string_view end_name = {};  // a name that ends the tuple
   };
   ExprPtr parse_expression(bool conditionals = true);
   ExprPtr parse_tuple(TupleRule rule);
@@ -48,7 +49,7 @@ class ExpressionParser {
   [[noreturn]] void fail_unexpected(const std::string& expected) const;
   ExprPtr make(ExprKind kind, int line, std::string text, std::vector<ExprPtr> args);
 
-  // Refuses deeper nesting for as long as it lives.
+  // RAII nesting level; refuses levels beyond kMaxNesting.
   struct Nesting {
     explicit Nesting(ExpressionParser& p);
     ~Nesting() { --parser.nesting_; }
@@ -56,7 +57,7 @@ class ExpressionParser {
   };
 
   int conditional_ = 0;              // > 0: unknown filters and tests are errors only when reached
-  std::vector<Macro*> open_macros_;  // that we are inside of
+  std::vector<Macro*> open_macros_;  // the macros being parsed
 
  private:
   ExprPtr parse_condition();

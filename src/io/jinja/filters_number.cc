@@ -1,4 +1,4 @@
-// Filters on numbers, and those on any value.
+// Filters on numbers, and filters on values of any type.
 #include <charconv>
 #include <cmath>
 #include <optional>
@@ -111,7 +111,7 @@ Value absolute(Call& call) {
   return to_index(value, "") < 0 ? negative(value) : Value(to_index(value, ""));
 }
 
-// Half-way cases go to the even neighbour of the exact binary value, as in Python.
+// Ties go to the even neighbour of the exact binary value, as in Python.
 Value round_common(const Value& value, int64_t precision) {
   if (value.is_integral()) {
     const int64_t number = to_index(value, "");

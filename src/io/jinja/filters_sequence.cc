@@ -1,4 +1,4 @@
-// Filters that look at sequences as wholes: order, ends, parts, sums.
+// Filters on whole sequences: order, ends, parts, sums.
 #include <algorithm>
 
 #include "io/jinja/builtins.h"
@@ -48,7 +48,7 @@ Value join(Call& call) {
   return heap_text(call.heap, out);
 }
 
-// Python's sort order; text regardless of case unless asked otherwise.
+// Key for Python's sort order; case-insensitive for text unless case_sensitive.
 Value sort_key(Call& call, const Value& value, bool case_sensitive) {
   if (case_sensitive || !value.is<Text>()) return value;
   return heap_text(call.heap, to_lower(value.as<Text>()->bytes));
@@ -59,7 +59,7 @@ struct Keyed {
 };
 
 void sort_keyed(Call& call, std::vector<Keyed>& keyed, bool is_reverse) {
-  // Python keeps equal items in their order even when the order is reversed.
+  // Python keeps the order of equal items, also when reversed.
   std::stable_sort(keyed.begin(), keyed.end(), [&](const Keyed& a, const Keyed& b) {
     return is_reverse ? compare(call.heap, b.key, a.key) < 0 : compare(call.heap, a.key, b.key) < 0;
   });
@@ -71,7 +71,7 @@ std::vector<Value> items_in_order(const std::vector<Keyed>& keyed) {
   return items;
 }
 
-// sort(reverse, case_sensitive, attribute), the attribute being several joined by commas.
+// sort(reverse, case_sensitive, attribute); attribute may be several, joined by commas.
 Value sort(Call& call) {
   std::vector<AttributePath> paths;
   if (call.has(2) && call.arg(2).is<Text>()) {
@@ -129,7 +129,7 @@ Value unique(Call& call) {
   return generator_value(call.heap, kept);
 }
 
-// min and max(case_sensitive, attribute): the first of equals.
+// min and max(case_sensitive, attribute): the first of equal items.
 template <int kWanted>
 Value extreme(Call& call) {
   const AttributePath path(call, 1);

@@ -9,7 +9,7 @@ namespace fp4moe::jinja {
 
 namespace {
 
-// Filters take any value as text, as Jinja's soft_str.
+// The filtered value as text: any type is converted, like Jinja's soft_str.
 struct Subject {
   std::string bytes;
   bool safe;

@@ -10,11 +10,11 @@ namespace fp4moe::jinja {
 
 namespace {
 
-constexpr int64_t kMaxWidth = 1 << 20;  // of a formatted field; more is surely a mistake
+constexpr int64_t kMaxWidth = 1 << 20;  // maximum width of a formatted field
 
 struct Spec {
   std::string_view fill = " ";
-  char align = '\0';  // < > ^ = or none
+  char align = '\0';  // '<', '>', '^', '=' or '\0' (not given)
   char sign = '-';
   bool alternate = false, zero = false;
   bool thousands = false;
@@ -66,7 +66,7 @@ std::string integer_digits(uint64_t magnitude, const Spec& spec) {
   return (spec.alternate ? prefix : "") + digits;
 }
 
-// Sign and digits padded to the width.
+// The sign and digits, padded to the width.
 std::string padded_number(bool is_negative, std::string digits, const Spec& spec) {
   if (spec.thousands) digits = with_thousands(std::move(digits));
   const std::string sign = is_negative ? "-" : spec.sign == '-' ? "" : std::string(1, spec.sign);
@@ -111,7 +111,7 @@ std::string format_number(const Value& value, const Spec& spec) {
   return padded_number(std::signbit(d) && !std::isnan(d), float_digits(std::fabs(d), spec), spec);
 }
 
-// One conversion such as %-5.2f of a % format; `at` stands behind the percent sign and moves behind it.
+// Conversions such as %-5.2f of a % format.
 class PercentFormat {
  public:
   PercentFormat(Heap& heap, const Text& format, const Value& argument)
@@ -129,7 +129,7 @@ class PercentFormat {
       if (percent < text_.size()) out += convert();
       heap_.checked_bytes(out.size(), 1);
     }
-    // Python takes anything with subscripts, except tuples and text, for a mapping that may go unused.
+    // Python treats anything with subscripts, except tuples and text, as a mapping, which may go unused.
     const bool mapping =
         argument_.dict() != nullptr || argument_.is<Undefined>() ||
         (argument_.sequence() != nullptr && argument_.sequence()->type <= SequenceType::kRange);
@@ -282,7 +282,7 @@ std::string format_value(Heap& heap, const Value& value, std::string_view spec_t
   return padded_text(to_text(heap, value), spec);
 }
 
-// The value a replacement field such as "0.name[key]" names.
+// The value of a replacement field such as "0.name[key]".
 Value field_value(Call& call, std::string_view field, size_t& next) {
   const size_t end = std::min(field.find_first_of(".["), field.size());
   const std::string_view first = field.substr(0, end);

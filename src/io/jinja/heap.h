@@ -1,4 +1,4 @@
-// Heap: all values of one rendering, freed together, and the budgets that stop a template that never ends.
+// Heap: owns all values of one rendering, freed together, and enforces budgets that stop runaway templates.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,13 @@
 namespace fp4moe::jinja {
 
 struct Limits {
-  uint64_t steps = 20'000'000;        // nodes evaluated, items visited, and one per 64 bytes scanned
-  size_t memory = size_t{512} << 20;  // bytes of values made during one rendering
+  uint64_t steps = 20'000'000;        // evaluated nodes, visited items, and one per 64 scanned bytes
+  size_t memory = size_t{512} << 20;  // bytes of values created during one rendering
   size_t output = size_t{64} << 20;   // bytes of rendered text
-  int depth = 1000;                   // nested evaluations, values and JSON together
+  int depth = 1000;                   // nesting of evaluations, values and JSON together
 };
 
-// A block source that refuses to exceed its budget.
+// Memory resource that throws when its budget is exceeded.
 class BudgetedMemory final : public std::pmr::memory_resource {
  public:
   explicit BudgetedMemory(size_t budget) : left_(budget) {}
@@ -60,10 +60,10 @@ class Heap {
     steps_left_ -= count;
   }
   void scan(size_t bytes) { step(bytes / 64); }
-  // Throws unless count * size more bytes fit: call before building something large.
+  // count * size; throws if that many bytes don't fit the budget. Call it before building something large.
   size_t checked_bytes(size_t count, size_t size) const;
 
-  // One level of nesting for as long as it lives.
+  // RAII nesting level.
   class Level {
    public:
     explicit Level(Heap& heap) : heap_(heap) {

@@ -108,7 +108,7 @@ Interpreter::Flow Interpreter::run_for(const Stmt& stmt) {
   return flow;
 }
 
-// The items that pass the loop's own filter, which sees the target but not `loop`.
+// The items that pass the loop's `if` filter, which sees the target but not `loop`.
 std::span<const Value> Interpreter::loop_items(const Stmt& stmt, const Value& iterable, Scope* outer) {
   line_ = stmt.line;
   const Sequence* s = iterable.sequence();
@@ -139,7 +139,7 @@ void Interpreter::run_loop(const Stmt& stmt, const Value& iterable, Scope* outer
   }
   if (loop->items.empty() && stmt.bodies.size() > 1) {
     scope_->variables.clear();
-    flow = run(stmt.bodies[1]);  // a break there leaves the loop around
+    flow = run(stmt.bodies[1]);  // break in the else body leaves the enclosing loop
   }
   scope_ = caller;
 }

@@ -1,4 +1,4 @@
-// Interpreter: renders a syntax tree. One per rendering; the tree is only read.
+// Interpreter: renders a syntax tree, which it only reads. One interpreter per rendering.
 #pragma once
 
 #include <memory_resource>
@@ -13,7 +13,7 @@
 
 namespace fp4moe::jinja {
 
-// Variables of one block; lives in the heap, because macros and callers may outlive the block.
+// Variables of one block. Allocated in the heap, because macros and callers may outlive the block.
 struct Scope {
   Scope(Heap& heap, Scope* outer) : parent(outer), variables(heap.memory()) {}
   Value* find(std::string_view name);
@@ -29,7 +29,7 @@ class Interpreter {
 
   // A variable of the template; `name` must outlive the interpreter.
   void set(std::string_view name, const Value& value) { scope_->set(name, value); }
-  // Throws Error with its line.
+  // Throws Error with the template's line.
   std::string render(const Body& body);
 
   // For builtins.
@@ -50,7 +50,7 @@ class Interpreter {
   std::span<const Value> loop_items(const Stmt& stmt, const Value& iterable, Scope* outer);
   void run_call_block(const Stmt& stmt);
   void write(std::string_view text);
-  // What running `body` in a scope of its own writes.
+  // The text that `body` writes when run in its own scope.
   std::string_view capture(const Body& body);
   std::string_view capture_loop(const Loop& loop, const Value& iterable);
   void assign(const Expr& target, const Value& value);
@@ -81,7 +81,7 @@ class Interpreter {
   Heap& heap_;
   Scope* scope_;
   std::string* out_ = nullptr;
-  Value captured_;  // what the innermost filter block captured
+  Value captured_;  // output captured by the innermost filter block
   int line_ = 0;
 };
 

@@ -11,7 +11,7 @@ namespace fp4moe::jinja {
 
 namespace {
 
-// Builds values as nlohmann's parser reports them; keeps the order of keys and the last of equal ones.
+// Builds values from nlohmann's SAX events; keeps key order, and the last of duplicate keys.
 class ValueBuilder {
  public:
   ValueBuilder(Heap& heap, std::string_view what) : heap_(heap), what_(what) {}

@@ -16,7 +16,7 @@ bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool starts_name(char c) { return std::isalpha(static_cast<unsigned char>(c)) || c == '_' || (c & 0x80); }
 bool continues_name(char c) { return starts_name(c) || is_digit(c); }
 
-// Jinja reads every kind of line end as \n and drops one at the very end.
+// Like Jinja, converts every kind of line end to \n and drops one at the very end.
 std::string normalised(std::string_view source) {
   std::string text;
   text.reserve(source.size());
@@ -56,7 +56,8 @@ class Lexer {
     skip(text.size());
     return true;
   }
-  // The end of a block or comment: "-" eats the white space behind it, plain eats one line end.
+  // Accepts the end of a block or comment. "-" also skips the white space after it; without a sign one line
+  // end is skipped.
   bool accept_end(std::string_view end) {
     const char sign = rest_.starts_with('-') || rest_.starts_with('+') ? rest_[0] : '\0';
     if (!rest_.substr(sign ? 1 : 0).starts_with(end)) return false;
@@ -66,7 +67,7 @@ class Lexer {
     return true;
   }
 
-  // Text in front of a tag, stripped as the tag's sign ('-', '+' or 0) asks.
+  // Adds text before a tag, stripped according to the tag's sign ('-', '+' or 0).
   void add_data(std::string_view text, char sign, bool is_print) {
     if (sign == '-') {
       text = strip(text, Sides::kRight);
@@ -79,7 +80,7 @@ class Lexer {
     if (!text.empty()) add(TokenType::kData, std::string(text));
   }
 
-  // Text up to the next tag, and that tag.
+  // Reads text up to the next tag, and the tag.
   void read_data() {
     size_t at = rest_.find('{');
     const auto opens = [&] {
@@ -142,7 +143,7 @@ class Lexer {
 
   void read_tag(bool is_print) {
     add(is_print ? TokenType::kPrintBegin : TokenType::kBlockBegin, "");
-    std::string open;  // brackets not yet closed
+    std::string open;  // unclosed brackets
     for (;;) {
       if (open.empty() && accept_tag_end(is_print)) return;
       if (rest_.empty())
@@ -204,7 +205,7 @@ class Lexer {
     fail_here("unexpected character " + quoted(shown));
   }
 
-  // Digits with single underscores between them.
+  // End of a run of digits with single underscores between them.
   size_t digits_end(size_t at, bool (*is_wanted)(char)) const {
     while (at < rest_.size() &&
            (is_wanted(rest_[at]) || (rest_[at] == '_' && at + 1 < rest_.size() && at > 0 &&
@@ -235,7 +236,7 @@ class Lexer {
       if (digit_at(end + 1 + sign)) end = digits_end(end + 1 + sign, is_digit);
     }
     if (end > whole) return add_number(TokenType::kFloat, end);
-    // A leading zero stands alone: "007" is three numbers, which no expression can hold.
+    // A leading zero is a separate number: "007" is three numbers, which is a syntax error later.
     add_number(TokenType::kInteger, rest_[0] == '0' ? digits_end(0, [](char c) { return c == '0'; }) : whole);
   }
 
@@ -262,7 +263,7 @@ class Lexer {
         out += text[at++];
         continue;
       }
-      const char c = text[at + 1];  // a backslash is never last: it would have hidden the quote
+      const char c = text[at + 1];  // never past the end: a final backslash would have escaped the quote
       at += 2;
       static constexpr std::string_view kFrom = "\\'\"abfnrtv", kTo = "\\'\"\a\b\f\n\r\t\v";
       if (const size_t i = kFrom.find(c); i != std::string_view::npos) {

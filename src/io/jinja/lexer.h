@@ -1,4 +1,4 @@
-// Lexer: template text to tokens, with Jinja's white space rules under trim_blocks and lstrip_blocks.
+// Lexer: template text to tokens, with Jinja's white space rules for trim_blocks and lstrip_blocks.
 #pragma once
 
 #include <string>

@@ -122,7 +122,7 @@ Value add(Heap& heap, const Value& a, const Value& b) {
   return sequence_value(heap, s->type, items);
 }
 
-// Python's rule for slice bounds: absent ones depend on the direction, others are clamped.
+// Clamps a slice bound by Python's rule; `absent` is its default, which depends on the step's direction.
 int64_t clamped(const Value* bound, int64_t size, int64_t absent, int64_t lowest, int64_t highest) {
   if (bound == nullptr || bound->is<None>()) return absent;
   int64_t at = to_index(*bound, "slice indices");
@@ -169,7 +169,7 @@ Value slice(Heap& heap, const Value& object, const SliceBounds& bounds) {
   const Sequence* s = object.sequence();
   const Text* text = object.as<Text>();
   if (text == nullptr && (s == nullptr || s->type > SequenceType::kRange))
-    return missing_member(heap, object, text_value("slice"));  // as for an absent element
+    return missing_member(heap, object, text_value("slice"));  // same error as for an absent element
   const bool has_step = bounds.step != nullptr && !bounds.step->is<None>();
   const int64_t step = has_step ? to_index(*bounds.step, "slice indices") : 1;
   if (step == 0) fail("slice step cannot be zero");

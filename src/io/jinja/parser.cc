@@ -24,7 +24,7 @@ class Parser : ExpressionParser {
  private:
   using Names = std::initializer_list<std::string_view>;
 
-  // Statements up to a block that begins with one of `ends`, whose name is then the current token.
+  // Parses statements up to a block that begins with one of `ends`; that name becomes the current token.
   Body parse_body(Names ends) {
     const Nesting nesting(*this);
     Body body;
@@ -52,7 +52,7 @@ class Parser : ExpressionParser {
     return body;
   }
 
-  // From the end of the opening tag to the name of the closing one, which is skipped.
+  // Parses from the end of the opening tag through the name of the closing one.
   Body parse_block(std::string_view end) {
     expect(TokenType::kBlockEnd);
     Body body = parse_body({end});
@@ -169,7 +169,7 @@ class Parser : ExpressionParser {
     expect_op(")");
   }
 
-  // A macro is a function of its own: break cannot leave it.
+  // A macro is a separate function: break cannot leave it.
   void parse_macro_body(Macro& macro, std::string_view end) {
     const int outer_loops = std::exchange(loops_, 0);
     open_macros_.push_back(&macro);

@@ -8,7 +8,7 @@
 namespace fp4moe::jinja {
 
 inline constexpr size_t kMaxSourceBytes = size_t{4} << 20;
-inline constexpr int kMaxNesting = 200;  // of expressions, and of statements
+inline constexpr int kMaxNesting = 200;  // separate limits for expressions and for statements
 
 // Throws Error{kSyntax} or, for a template that is too large or too deep, Error{kLimit}, with the line.
 Body parse_template(std::string_view source);

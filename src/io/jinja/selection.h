@@ -1,4 +1,4 @@
-// AttributePath: the attribute argument of map, selectattr, sort, sum and their kin, such as "a.b.0".
+// AttributePath: the attribute argument of map, selectattr, sort, sum and similar filters, such as "a.b.0".
 #pragma once
 
 #include <vector>
@@ -9,8 +9,8 @@ namespace fp4moe::jinja {
 
 class AttributePath {
  public:
-  // From the call's argument `parameter`; the item itself if that is absent or None. `fallback`, not owned,
-  // stands for what is undefined on the way.
+  // The call's argument `parameter`; if that is absent or None, the path selects the item itself. `fallback`
+  // (not owned) replaces undefined values along the path.
   AttributePath(Call& call, size_t parameter, const Value* fallback = nullptr);
   AttributePath(Call& call, const Value& attribute, const Value* fallback = nullptr);
   Value of(const Value& item) const;

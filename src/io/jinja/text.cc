@@ -338,7 +338,7 @@ std::string replace(std::string_view bytes, std::string_view from, std::string_v
   std::string out;
   size_t at = 0;
   for (int64_t n = 0; max_count < 0 || n < max_count; ++n) {
-    if (from.empty()) {  // between all code points and at both ends
+    if (from.empty()) {  // insert at both ends and between all code points
       out += to;
       if (at == bytes.size()) return out;
       const size_t start = at;

@@ -10,7 +10,7 @@ namespace fp4moe::jinja {
 
 namespace {
 
-constexpr size_t kLinearDict = 8;  // smaller dicts are searched entry by entry
+constexpr size_t kLinearDict = 8;  // smaller dicts are searched linearly
 
 bool same_text(const Value& a, const Value& b) {
   const Text *x = a.as<Text>(), *y = b.as<Text>();
@@ -21,7 +21,7 @@ bool is_ordered_sequence(const Sequence& s) {
   return s.type == SequenceType::kList || s.type == SequenceType::kTuple || s.type == SequenceType::kGroup;
 }
 
-// Lists equal lists, tuples (groups are tuples) equal tuples.
+// Whether two sequences can be equal: lists with lists, tuples (which include groups) with tuples.
 bool comparable(const Sequence& a, const Sequence& b) {
   return is_ordered_sequence(a) && is_ordered_sequence(b) &&
          (a.type == SequenceType::kList) == (b.type == SequenceType::kList);
@@ -203,7 +203,7 @@ std::string_view require_text(const Value& value, std::string_view what) {
 
 namespace {
 
-// Python orders ints and floats by their exact values.
+// Compares ints and floats by their exact values, like Python.
 int compare_numbers(const Value& a, const Value& b) {
   if (a.is_integral() && b.is_integral()) {
     const int64_t x = to_index(a, ""), y = to_index(b, "");

@@ -1,5 +1,5 @@
-// Value: what a Jinja expression evaluates to, with Python's semantics. Lists, tuples and dicts never change
-// once made (the sandbox forbids it), so only namespaces are mutable.
+// Value: the result of a Jinja expression, with Python's semantics. Lists, tuples and dicts are immutable
+// (the sandbox forbids changes); only namespaces are mutable.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ struct Callable;
 struct Loop;
 
 struct MissingName {
-  std::string_view owner;  // type of the object searched, such as "dict object"; empty: a variable
-  std::string_view name;   // as it would be printed after "has no attribute" or "has no element"
+  std::string_view owner;  // type of the searched object, such as "dict object"; empty: a variable
+  std::string_view name;   // as printed after "has no attribute" or "has no element"
   bool element = false;
   bool forbidden = false;  // exists in Python, but the sandbox hides it
 };
@@ -35,7 +35,7 @@ struct Undefined {
 struct None {};
 struct Text {
   std::string_view bytes;  // UTF-8
-  bool safe = false;       // Markup: joined with plain text it escapes the other
+  bool safe = false;       // Markup: plain text joined with it is escaped
 };
 
 using ValueBase = std::variant<Undefined, None, bool, int64_t, double, Text, const Sequence*, const Dict*,
@@ -65,7 +65,7 @@ enum class SequenceType { kList, kTuple, kGroup, kRange, kGenerator, kKeys, kVal
 struct Sequence {
   SequenceType type = SequenceType::kList;
   std::span<const Value> items;
-  mutable bool consumed = false;          // generators can be walked once
+  mutable bool consumed = false;          // generators can be iterated once
   int64_t start = 0, stop = 0, step = 1;  // of a range
 };
 
@@ -80,12 +80,12 @@ struct Dict {
 class DictBuilder {
  public:
   explicit DictBuilder(Heap& heap) : heap_(heap) {}
-  void set(const Value& key, const Value& value);  // the last value wins, the first position stays
-  bool add(const Value& key);                      // with no value; false if the key is there already
+  void set(const Value& key, const Value& value);  // the last value wins; the key keeps its first position
+  bool add(const Value& key);                      // without a value; false if the key exists
   const Dict* finish();
 
  private:
-  // The entry of `key`, made if there is none.
+  // The entry of `key`, inserted if absent; true if inserted.
   std::pair<Dict::Entry*, bool> place(const Value& key);
 
   Heap& heap_;
@@ -116,26 +116,26 @@ Value forbidden_member(Heap& heap, const Value& owner, std::string_view name);
 
 // Python's type name ("str", "dict", ...); Jinja's name of an object in messages ("dict object").
 std::string_view type_name(const Value& value);
-// Throws UndefinedError's message.
+// Throws Jinja's UndefinedError message.
 [[noreturn]] void fail_undefined(const Undefined& value);
 // Throws if `value` is undefined: for operations that Undefined does not support.
 void require_defined(const Value& value);
 
 bool truth(const Value& value);
 bool equal(Heap& heap, const Value& a, const Value& b);
-// -1, 0, 1; throws TypeError's message if Python cannot order them.
+// -1, 0 or 1; throws the TypeError message if Python cannot order them.
 int compare(Heap& heap, const Value& a, const Value& b, std::string_view op = "<");
 bool contains(Heap& heap, const Value& container, const Value& item);
 const Value* find(Heap& heap, const Dict& dict, const Value& key);
 
-// What iterating over a value yields; throws for values that Python cannot iterate. A generator is consumed.
+// The items of a value; throws for values that Python cannot iterate. Consumes a generator.
 std::vector<Value> iterate(Heap& heap, const Value& value);
 int64_t length(Heap& heap, const Value& value);
 
 std::string to_text(Heap& heap, const Value& value);  // str()
 std::string to_repr(Heap& heap, const Value& value);  // repr()
 std::string float_repr(double value);
-double to_double(const Value& number);                        // of a bool, int or float
+double to_double(const Value& number);                        // for a bool, int or float
 int64_t to_index(const Value& value, std::string_view what);  // an int, or an error naming `what`
 // The text of a str argument, or an error naming `what`.
 std::string_view require_text(const Value& value, std::string_view what);
