@@ -17,7 +17,7 @@ BackendCell judge(const MoeProblem& problem, BackendCell cell) {
   choice.ep = cell.ep;
   choice.dp = cell.dp;
   choice.enable_dp_attention = cell.dp > 1;
-  choice.fabric = cell.tp > 1 ? "threads" : "local";  // auto is mpi under mpirun
+  choice.fabric = cell.tp > 1 ? "threads" : "local";  // "auto" would pick mpi under mpirun
   const Result<MoePlan> plan = plan_moe(problem, choice);
   if (plan.ok())
     cell.runs_as = std::string(scheme_name(plan->scheme())) + " by " + runner_name(*plan);
@@ -26,13 +26,13 @@ BackendCell judge(const MoeProblem& problem, BackendCell cell) {
   return cell;
 }
 
-// A column of the text: the cells of one a2a and kind of ep.
+// The column of a cell in the text: its a2a, and without an a2a the kind of ep.
 std::string column_of(const BackendCell& cell) {
   if (cell.a2a != "none" || cell.tp == 1) return cell.a2a;
   return cell.ep == 1 ? "none, ep 1" : "none, ep = tp";
 }
 
-// Numbers refusals by their text, in the order in which they are met.
+// Numbers distinct refusal texts in order of first use.
 class Footnotes {
  public:
   int number(const std::string& text) {
@@ -49,7 +49,7 @@ class Footnotes {
 
 using Row = std::vector<std::string>;
 
-// "all", or the tp (xdp) that are legal, and the numbers of the reasons why others are not.
+// "yes", or the supported tp ("4dp": with dp = tp) or "no", and the footnotes of the refusals.
 std::string cell_text(const std::vector<const BackendCell*>& cells, Footnotes& notes) {
   std::string legal, refused;
   size_t num_legal = 0;

@@ -1,4 +1,4 @@
-// fp4moe backends: every runner x a2a x ranks, what it runs as, or why not.
+// fp4moe backends: for every runner x a2a x ranks, the numerics and runner, or the refusal.
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -20,7 +20,7 @@ struct BackendsFlags {
   bool json = false, markdown = false;
 };
 
-// What the table is asked about: the model's MoE layers, or gpt-oss-sized ones in both formats.
+// The problems to plan: the model's MoE layers, or gpt-oss-sized layers in both formats.
 Result<std::vector<MoeProblem>> problems(const EngineConfig& engine) {
   if (!engine.model_path.empty()) {
     FP4MOE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(engine.model_path));
@@ -47,7 +47,7 @@ nlohmann::json to_json(const MoeProblem& problem) {
           {"backends", matrix_json(backend_matrix(problem))}};
 }
 
-// An absent file: no scores yet.
+// Null if the file does not exist.
 Result<nlohmann::json> read_scores(const std::string& path) {
   constexpr int64_t kMaxBytes = 16 << 20;
   if (path.empty()) return nlohmann::json();

@@ -1,4 +1,4 @@
-// docs/backends.md, generated: whatever can be asked of the table is asked, nothing is said twice.
+// Generates docs/backends.md from the backend table.
 #include <cstdio>
 #include <map>
 
@@ -13,7 +13,7 @@ constexpr Fp4Format kFormats[] = {Fp4Format::kNvfp4, Fp4Format::kMxfp4};
 
 MoeProblem documented_problem(Fp4Format format) {
   MoeProblem p = gpt_oss_problem(format);
-  p.isa = Isa::kAmx;  // whatever machine writes the document
+  p.isa = Isa::kAmx;  // fixed, so the document does not depend on the machine
   return p;
 }
 
@@ -66,7 +66,7 @@ std::string flags_section() {
   return text;
 }
 
-// One line a row: the questions of both forms, where both were asked.
+// One line per row, with both prompt forms' scores if both were measured.
 std::string scores_section(const nlohmann::json& scores) {
   std::string text = "## Accuracy\n\n";
   if (scores.is_null()) return text + "Not measured yet.\n";

@@ -1,4 +1,4 @@
-// SGLang's log lines about batches.
+// Log lines about batches, in SGLang's format.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace fp4moe {
 
-// Of prompts, a line for those since the last tick; of decodes, one every `interval` steps (0: no lines). The
-// engine counts tokens, not steps: a step gives each running request one token.
+// Logs prefills with one line per tick, decodes with one line every `interval` steps (0: no lines at all).
+// The number of steps is estimated from token counts: a step gives each running request one token.
 class BatchLog {
  public:
   BatchLog(LogWriter& log, int64_t interval) : log_(log), interval_(interval) {}

@@ -1,4 +1,4 @@
-// fp4moe bench VERB: what measures speed.
+// fp4moe bench SUBCOMMAND: performance measurements.
 #include "bench_verbs.h"
 #include "verb.h"
 

@@ -32,7 +32,7 @@ Rate rate_of(std::vector<double> values) {
   return {*std::max_element(values.begin(), values.end()), spread_of(values).median};
 }
 
-// Of this process's memory, how much lies in huge pages; -1 where the system does not say.
+// Bytes of this process's anonymous memory in huge pages; -1 if the system does not report it.
 int64_t huge_page_bytes() {
   std::ifstream file("/proc/self/smaps_rollup");
   for (std::string key; file >> key;) {
@@ -43,14 +43,14 @@ int64_t huge_page_bytes() {
 }
 
 struct DotRates {
-  Rate f32, bf16, int8;  // GFLOP/s; 0 where the level has none
+  Rate f32, bf16, int8;  // GFLOP/s; 0 if the ISA does not have it
 };
 
-// All limits with one number of threads.
+// All limits for one number of threads.
 struct PeakRow {
   int threads;
   Rate read_gbps;
-  std::vector<std::pair<const CpuPeakOps*, DotRates>> dots;  // of each instruction set, widest first
+  std::vector<std::pair<const CpuPeakOps*, DotRates>> dots;  // per instruction set, widest first
 };
 
 std::vector<const CpuPeakOps*> all_ops() {
@@ -186,9 +186,9 @@ double ReadTest::gbps() {
 const CpuPeakOps& widest_ops() { return *all_ops().front(); }
 
 Rate measure_dots(const CpuDot& dot, int repeats, ThreadPool& pool) {
-  // About a millisecond at a time, ten times a repeat, so that a busy machine leaves some of them alone.
+  // Ten short windows (about 1 ms) per repeat, so that some are undisturbed even on a busy machine.
   constexpr double kChunkSeconds = 2e-4;
-  constexpr int64_t kChunksPerThread = 4;  // a slow core takes fewer
+  constexpr int64_t kChunksPerThread = 4;  // a slow core takes fewer chunks
   constexpr int kWindows = 10;
   int64_t rounds = 256;
   while (seconds_of([&] { dot.run(rounds); }) < kChunkSeconds) rounds *= 2;

@@ -1,4 +1,4 @@
-// Timing on a GPU: work recorded in a graph, events round each replay.
+// GPU timing: work recorded as a graph, with events around each replay.
 #pragma once
 
 #include <functional>
@@ -10,11 +10,11 @@
 
 namespace fp4moe {
 
-// Microseconds of one replay of a graph of `work`; `repeats` replays after three that do not count.
+// Microseconds of one replay of a graph of `work`: `repeats` replays after three warm-up replays.
 Result<Spread> time_graph(Stream& stream, const std::function<Status()>& work, int repeats);
 
-// The GPU that CUDA benches run on: kUnsupported without a GPU, and for one that is no Hopper, each naming
-// what is.
+// The GPU for CUDA benches: kUnsupported without a GPU or if it is not a Hopper; the message names the
+// device.
 Result<DeviceInfo> bench_gpu();
 
 }  // namespace fp4moe

@@ -1,4 +1,4 @@
-// fp4moe bench latency: prompt and decode speed of the engine, as llama-bench prints them.
+// fp4moe bench latency: prefill and decode speed of the engine, in llama-bench's format.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 using json = nlohmann::ordered_json;
 
 struct BenchOptions {
-  EngineConfig engine{.disable_radix_cache = true};  // every prompt is to be computed
+  EngineConfig engine{.disable_radix_cache = true};  // every prompt must be computed
   std::vector<int64_t> prompt = {512}, generate = {128}, depth = {0}, batch = {1};
   std::vector<int> threads = {0};
   int repeat = 5;
@@ -36,12 +36,12 @@ struct BenchOptions {
   std::string output = "md";
 };
 
-// One line of the table: each request of a batch has n_prompt ids, or makes n_gen tokens after n_depth ids,
-// or one.
+// One row of the table. Each request of a batch either has n_prompt prompt ids, or generates n_gen tokens
+// after max(n_depth, 1) ids.
 struct Case {
   int threads;
   int64_t batch, n_prompt, n_gen, n_depth = 0;
-  int busy = 0;  // processes beside it
+  int busy = 0;  // number of busy processes beside it
 
   int64_t num_ids() const { return std::max<int64_t>(n_gen > 0 ? n_depth : n_prompt, 1); }
 
@@ -55,13 +55,13 @@ struct Case {
 
 struct Measured {
   Case what;
-  std::vector<double> rates;  // tokens per second, one for each repeat
-  int64_t num_together = 0;   // requests of the last repeat that ran all the time that was measured
-  int64_t num_ahead = 0;      // tokens that a request makes besides, see Batch
-  // Of the CPU; 0 where no limit is known: memory by the faster of the read tests before and after, and
-  // tokens per second that it and the dot products allow.
+  std::vector<double> rates;  // tokens per second, one per repeat
+  int64_t num_together = 0;   // requests that ran for the whole measured time of the last repeat
+  int64_t num_ahead = 0;      // extra tokens per request, see Batch
+  // CPU only, 0 if no limit is known: the faster of the read tests before and after, in GB/s, and the tokens
+  // per second that it and the dot products allow.
   double read_gbps = 0, limit = 0;
-  double of_alone = 1;  // the median rate, in parts of that of the same test alone
+  double of_alone = 1;  // median rate relative to the same test without busy processes
 
   double median_rate() const { return spread_of(rates).median; }
   double mean() const {
@@ -77,11 +77,12 @@ struct Measured {
   }
 };
 
-// Runs a batch of equal requests. Prefill is timed from submission to the last first token, decode from there
-// on until each request has n_gen more tokens. As a step computes prompts beside what decodes, the first
-// requests are ahead by then: every request makes `num_ahead` more tokens, so that all steps timed have the
-// whole batch. Where that is too few, or the KV pool does not hold all requests at once, decode is timed to
-// the last one's end, or until there are batch x n_gen tokens, and num_together() is less than the batch.
+// Runs a batch of equal requests. Prefill is timed from submission to the last request's first token; decode
+// from there until each request has n_gen more tokens. Since a step mixes prefill and decode, the first
+// requests are already ahead at that point: every request generates `num_ahead` extra tokens, so that all
+// timed steps have the whole batch. If that is too few, or the KV pool does not hold all requests at once,
+// decode is timed until the last request ends or batch x n_gen tokens are generated, and num_together() is
+// less than the batch.
 class Batch {
  public:
   Batch(Engine& engine, const Case& c, int64_t num_ahead)
@@ -112,11 +113,11 @@ class Batch {
     return std::chrono::duration<double>(to - from).count();
   }
 
-  // Tokens made in the time that run() measures.
+  // Tokens generated in the time that run() returns.
   int64_t num_timed() const { return case_.n_gen == 0 ? case_.batch * case_.n_prompt : num_timed_; }
-  // Requests that had not ended before this time was over.
+  // Requests that were still running at the end of that time.
   int64_t num_together() const { return case_.n_gen == 0 ? case_.batch : num_together_; }
-  // Tokens after its first one that a request had when the last one got its first.
+  // The most tokens after its first one that a request had when the last request got its first token.
   int64_t most_ahead() const { return most_ahead_; }
 
  private:
@@ -159,7 +160,7 @@ class Batch {
   Status status_;
 };
 
-// Tokens per second of a case at most. A prompt's tokens are one step here, which reads weights only once.
+// The upper limit in tokens per second. Counts a whole prefill as one step, which reads the weights once.
 double limit_of(const Case& c, const LatencyLimit& limit, double read_gbps) {
   const auto batch = static_cast<double>(c.batch);
   const double tokens = c.n_gen > 0 ? batch : batch * static_cast<double>(c.n_prompt);
@@ -174,13 +175,13 @@ Status run_once(Engine& engine, Measured& m, int repeat) {
   const auto seconds = batch.run(static_cast<uint64_t>(repeat + 1));
   if (!seconds.ok()) return seconds.status().with_context(m.what.name());
   m.num_together = batch.num_together();
-  constexpr int64_t kSpare = 2;  // requests do not arrive at the same step in every run
+  constexpr int64_t kSpare = 2;  // requests don't join at the same step in every run
   if (m.what.n_gen > 0 && m.what.batch > 1) m.num_ahead = std::max(m.num_ahead, batch.most_ahead() + kSpare);
   if (repeat >= 0) m.rates.push_back(static_cast<double>(batch.num_timed()) / *seconds);
   return {};
 }
 
-// The case alone and, if there are to be any, beside busy processes, in turn.
+// Alternates the case alone and, with --busy, beside busy processes.
 Result<std::vector<Measured>> measure(Engine& engine, const Case& c, const BenchOptions& options,
                                       LatencyLimit* limit) {
   std::vector<Measured> rows = {{.what = c}};
@@ -237,7 +238,7 @@ std::string limit_cells(const Measured& m) {
   return fmt::format(" {:.1f} | {:.1f} | {:.0f} % |", m.read_gbps, m.limit, 100 * m.mean() / m.limit);
 }
 
-// Prints rows as they come; JSON needs its brackets around them.
+// Prints rows as they arrive; for JSON also the enclosing brackets.
 class Table {
  public:
   explicit Table(std::string form) : form_(std::move(form)) {
@@ -299,7 +300,7 @@ std::vector<Case> cases(const BenchOptions& options, int threads) {
   return list;
 }
 
-// For a list of --threads each process of a job loads one engine after the other.
+// With a list of --threads, each process of a job loads one engine after the other.
 int bench_latency(const BenchOptions& options) {
   const bool follows = Engine::is_follower(options.engine);
   Table table(follows ? "none" : options.output);
@@ -335,7 +336,7 @@ void add_bench_latency(CLI::App& bench, int& exit_code) {
       bench.add_subcommand("latency", "Prompt (pp) and decode (tg) tokens per second of the engine");
   auto options = std::make_shared<BenchOptions>();
   add_engine_flags(*verb, options->engine);
-  // Here --threads is a list.
+  // Replaced by a --threads that takes a list.
   verb->remove_option(verb->get_option("--threads"));
   const auto list = [verb](const char* names, auto& values, const char* help) {
     return verb->add_option(names, values, help)->delimiter(',')->capture_default_str();

@@ -1,4 +1,4 @@
-// The limit that `bench latency` prints beside a row on a CPU.
+// The CPU roofline that `bench latency` prints beside a row.
 #pragma once
 
 #include <memory>
@@ -13,14 +13,14 @@ struct EngineConfig;
 
 class LatencyLimit {
  public:
-  // Null where there is none to state: on a GPU, and where other processes share the model. `threads` > 0.
+  // Null if there is no limit to report: on a GPU, and if several processes share the model. `threads` > 0.
   static Result<std::unique_ptr<LatencyLimit>> make(const EngineConfig& config, int threads,
                                                     int64_t cold_mib);
 
-  // GB/s of memory, now.
+  // Measures memory read bandwidth now, in GB/s.
   double read_gbps() { return read_.gbps(); }
-  // Seconds of one step of so many tokens, of which `num_logits` go through the LM head: weights once at
-  // read_gbps, or the multiplies at this CPU's dot products, whichever takes longer.
+  // Minimum seconds of one step of `num_tokens` tokens, `num_logits` of which go through the LM head: reading
+  // the weights once at read_gbps, or the multiplies at this CPU's dot-product rate, whichever takes longer.
   double step_seconds(double num_tokens, double num_logits, double read_gbps) const;
 
  private:

@@ -1,4 +1,5 @@
-// fp4moe bench moe: whole MoE layers behind the router, over tokens, beside the roofline of this machine.
+// fp4moe bench moe: whole MoE layers after the router, over token counts, compared with this machine's
+// roofline.
 #include "bench_moe.h"
 
 #include <fmt/format.h>

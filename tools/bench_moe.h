@@ -1,4 +1,4 @@
-// What `bench moe` has in common on every device: options, draws, points and rows.
+// Code common to `bench moe` on all devices: options, draws, points and rows.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +19,11 @@ struct MoeBenchOptions {
               peers;
   int threads = 0;  // cpu; 0: all
   int repeats = 30;
-  int64_t cold_mib = 0;  // cpu; 0: by the last-level cache
+  int64_t cold_mib = 0;  // cpu; 0: from the last-level cache
   bool json = false;
 };
 
-// The options, checked.
+// The checked options.
 struct MoeBench {
   const MoeBenchOptions& options;
   std::vector<MoeShape> shapes;
@@ -32,35 +32,36 @@ struct MoeBench {
   Fp4Format format;
 };
 
-// Calls that are timed together, 2 to 16: so many that 240 MB pass before the first one's weights are read
-// again, by the mean number of active experts of uniform draws.
+// Calls per timed sequence, 2 to 16: enough that 240 MB are read before the first call's weights are used
+// again, estimated from the expected number of active experts of uniform draws.
 int64_t calls_of(const MoeBench& bench, const MoeShape& shape, int64_t num_tokens);
 
-// What the calls of one point choose.
+// The routing draws of the calls of one point.
 struct PointDraws {
   std::vector<RoutingDraw> draws;
-  double active_experts = 0, local_pairs = 0;  // means
+  double active_experts = 0, local_pairs = 0;  // means over the draws
 };
 PointDraws draw_point(const MoeBench& bench, const MoeShape& shape, int64_t num_tokens, int64_t calls);
 
 struct MoePoint {
   const MoeShape* shape;
   int64_t num_tokens, calls;
-  Spread us;  // of one call
+  Spread us;  // per call
   double active_experts, weight_bytes, flops;
   double roofline_us;
 
   double multiple() const { return us.median / roofline_us; }
 };
-// The roofline: the active experts' weights at read_gbps, or the flops at gflops, whichever takes longer.
+// Computes the roofline: the active experts' weights at read_gbps, or the flops at gflops, whichever takes
+// longer.
 MoePoint make_point(const MoeBench& bench, const MoeShape& shape, int64_t num_tokens, const PointDraws& draws,
                     const Spread& us, double read_gbps, double gflops);
 
-// A kernel that does nothing must not look fast: of some outputs of a call, the sum of magnitudes is finite,
+// Guards against kernels that do nothing: the sum of magnitudes over some of a call's outputs must be finite,
 // and not zero if its tokens had local experts.
 Status check_magnitude(double sum, const RoutingDraw& draw);
 
-// A row's first columns, the same on every device, as text and as JSON; the device adds its own.
+// A row's first columns, common to all devices, as text and as JSON; each device appends its own.
 std::string moe_header(const std::string& more_columns, int num_more);
 std::string moe_cells(const MoePoint& point);
 nlohmann::ordered_json moe_row(const MoeBench& bench, const MoePoint& point);

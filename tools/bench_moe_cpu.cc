@@ -1,11 +1,11 @@
-// fp4moe bench moe on a CPU: the runner and transport that a decoder layer of one rank calls.
+// fp4moe bench moe on a CPU: the runner and transport that a decoder layer calls on one rank.
 //
-// A point is 2 to 16 calls of a layer, each with its own routing draw, made once without counting and then
-// `repeats` times; a row has the median, p10 and p90 of a call. Copies of the layer's weights make up the
-// cold bytes, and each call takes the experts that were used longest ago: all copies pass before weights are
-// read again, so that they come from memory. Right before and after a point's calls the read test runs;
-// roofline = max(weight bytes of the active experts / the faster of the two, flops / measured dot products of
-// this run), since memory has fast and slow states that change within seconds.
+// A point is 2 to 16 calls of a layer, each with its own routing draw, run once as warm-up and then `repeats`
+// times; a row has the median, p10 and p90 of a call. Copies of the layer's weights fill the cold bytes, and
+// each call uses the least recently used experts: all copies are read before any weight is read again, so
+// weights come from memory. The read test runs right before and right after a point's calls; roofline =
+// max(weight bytes of the active experts / the faster of the two, flops / this run's measured dot-product
+// rate), because memory has fast and slow states that change within seconds.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -28,23 +28,23 @@ namespace fp4moe {
 namespace {
 
 struct CpuPoint : MoePoint {
-  double read_gbps, read_gbps_slower;  // of the two read tests
+  double read_gbps, read_gbps_slower;  // the faster and slower of the two read tests
   double dot_gflops;
 
   double gbps() const { return weight_bytes / us.median * 1e-3; }
   double gflops() const { return flops / us.median * 1e-3; }
 };
 
-// Everything that the points of one run share.
+// State shared by all points of one run.
 struct CpuRun {
   const MoeBench& bench;
   ThreadPool& pool;
   ReadTest& read;
   int64_t cold_bytes;
-  double dot_gflops;  // of the scheme's products
+  double dot_gflops;  // rate of the scheme's dot products
 };
 
-// The shape's local experts as the experts of a model on one rank.
+// Plans the shape's local experts as all experts of a model on one rank.
 Result<MoePlan> plan_of(const MoeBench& bench, const MoeShape& shape) {
   return plan_moe({.hidden_size = shape.hidden_size,
                    .intermediate_size = shape.intermediate_size,
@@ -67,7 +67,7 @@ int64_t copies_of(const MoeBench& bench, const MoeShape& shape, int64_t cold_byt
   return static_cast<int64_t>(std::ceil(static_cast<double>(cold_bytes) / layer_bytes(bench, shape)));
 }
 
-// Weights, scratch and the source of one expert, against what is available before the read test's memory.
+// Checks weights, scratch and the read test's memory against the available memory; call it before allocating.
 Status check_memory(const MoeBench& bench, const MoeShape& shape, int64_t cold_bytes) {
   const int64_t copies = copies_of(bench, shape, cold_bytes);
   const double weights = static_cast<double>(copies) * layer_bytes(bench, shape);
@@ -89,8 +89,8 @@ Status check_memory(const MoeBench& bench, const MoeShape& shape, int64_t cold_b
       size_string(cold_bytes), size_string(needed), size_string(available), advice));
 }
 
-// One expert of random codes, scales of 2^-8 to 2^-5 (MXFP4) or below 2^-4 (NVFP4); all experts are copies of
-// it, which no time depends on.
+// One expert of random codes with scales of 2^-8 to 2^-5 (MXFP4) or below 2^-4 (NVFP4). All experts are
+// copies of it; times don't depend on the values.
 class RandomExpert {
  public:
   RandomExpert(const MoeShape& shape, Fp4Format format) : random_(1) {
@@ -122,7 +122,7 @@ class RandomExpert {
   MoeWeightsView layer_;
 };
 
-// Copies of a layer whose experts take turns.
+// Copies of a layer whose experts are used in rotation.
 class ColdLayers {
  public:
   static Result<ColdLayers> make(const CpuRun& run, const MoeShape& shape, const MoePlan& plan) {
@@ -135,7 +135,7 @@ class ColdLayers {
     return layers;
   }
 
-  // The next call's layer; its draw's experts become those that were used longest ago.
+  // Returns the next call's layer and renames the draw's experts to the least recently used ones.
   const RoutedExperts& take(const MoeShape& shape, RoutingDraw& draw) {
     Copy& copy = copies_[next_++ % copies_.size()];
     rename_experts(shape, copy.first_expert, draw);
@@ -147,13 +147,13 @@ class ColdLayers {
  private:
   struct Copy {
     RoutedExperts experts;
-    int64_t first_expert;  // of the next call
+    int64_t first_expert;  // for the next call
   };
   std::vector<Copy> copies_;
   size_t next_ = 0;
 };
 
-// What calls of one shape need beside weights.
+// The memory for calls of one shape besides weights.
 struct LayerMemory {
   std::unique_ptr<Transport> transport;
   Arena scratch;
@@ -174,7 +174,7 @@ struct LayerMemory {
   }
 };
 
-// The draw's ids counted from the shape's first expert; -1 of those that the layer does not have.
+// The draw's ids relative to the shape's first expert; -1 for experts that are not local.
 std::vector<int32_t> local_ids(const MoeShape& shape, const RoutingDraw& draw) {
   std::vector<int32_t> ids;
   for (const int32_t id : draw.ids) {
@@ -267,7 +267,7 @@ Status measure_shape(const CpuRun& run, const MoeShape& shape, nlohmann::ordered
   return {};
 }
 
-// Flags of a GPU's bench.
+// Refuses flags of the GPU bench.
 Status check_options(const MoeBenchOptions& options) {
   if (options.tactic != "auto")
     return unsupported("--tactic " + options.tactic +

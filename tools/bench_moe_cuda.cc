@@ -1,10 +1,11 @@
 // fp4moe bench moe on a GPU.
 //
 // One point is one CUDA graph of several calls of a layer. Each call has its own weights and its own routing
-// draw, so many that 240 MB pass before weights are read again: the L2 never holds what a call needs. Events
-// round each replay; a row has the median, p10 and p90 of a call. roofline = max(weight bytes of the active
-// experts / measured read rate, flops / measured bf16 matmul rate), both of this run; "reads" is the time of
-// the layer's two dependent reads (gate and up, then down) by the short-read measurements of this run.
+// draw; enough calls that 240 MB are read before weights are used again, so the L2 never holds a call's
+// weights. Events surround each replay; a row has the median, p10 and p90 of a call. roofline = max(weight
+// bytes of the active experts / measured read rate, flops / measured bf16 matmul rate), both of this run;
+// "reads" is the time of the layer's two dependent reads (gate and up, then down) by this run's short-read
+// measurements.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -27,10 +28,10 @@ namespace fp4moe {
 namespace {
 
 constexpr double kEqual = 1.03;  // within 3 % counts as equal
-// After matmuls at the power limit an H200 runs at 1.5 instead of 1.98 GHz for some 300 ms.
+// After matmuls at the power limit an H200 runs at 1.5 instead of 1.98 GHz for about 300 ms.
 constexpr std::chrono::milliseconds kSettle{500};
 
-// Everything that the points of one run share.
+// State shared by all points of one run.
 struct MoeRun {
   const MoeBench& bench;
   const MoeKernels& kernels;
@@ -44,10 +45,10 @@ struct GpuPoint : MoePoint {
   double reads_us;
   const MoePeer* peer;
 
-  double lead() const { return peer->multiple / multiple(); }  // over the peer; it must exist
+  double lead() const { return peer->multiple / multiple(); }  // over the peer, which must not be null
 };
 
-// `copies` layers of random weights, one behind the other.
+// `copies` layers of random weights, stored consecutively.
 class LayerCopies {
  public:
   static Result<LayerCopies> make(const MoeRun& run, const MoeShape& shape, int64_t copies) {
@@ -128,7 +129,7 @@ Result<PointBuffers> make_buffers(const MoeRun& run, const MoeShape& shape, cons
   return buffers;
 }
 
-// Of the last call.
+// Checks the output of the point's last call.
 Status check_output(const MoeShape& shape, const RoutingDraw& draw, const Buffer& out, int64_t num_tokens) {
   const int64_t rows = std::min<int64_t>(num_tokens, 1024);
   std::vector<bf16> host(static_cast<size_t>(rows * shape.hidden_size));
@@ -165,7 +166,7 @@ Result<GpuPoint> measure_point(const MoeRun& run, const MoeShape& shape, const L
     }
     return Status();
   };
-  // Once outside a graph: what kernels set up at their first launch is not part of one.
+  // Run once outside a graph: one-time setup at a kernel's first launch cannot be captured.
   if (Status s = work(); !s.ok()) return s;
   if (Status s = run.stream.synchronize(); !s.ok()) return s;
   const auto time = time_graph(run.stream, work, run.bench.options.repeats);

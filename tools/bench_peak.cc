@@ -1,5 +1,5 @@
-// fp4moe bench peak: what this machine's GPU reaches, measured the way its kernels would have to. With
-// --device cpu: bench_cpu.cc.
+// fp4moe bench peak: the achievable limits of this machine's GPU, measured with the access patterns of the
+// kernels. With --device cpu: bench_cpu.cc.
 #include "bench_peak.h"
 
 #include <fmt/format.h>
@@ -36,7 +36,7 @@ struct Measurement {
 
 double gbps(int64_t num_bytes, double us) { return static_cast<double>(num_bytes) / us * 1e-3; }
 
-// Calls alternate between the halves of 16 GiB; short ones walk through all of it.
+// Long reads alternate between the halves of 16 GiB; short reads are spread over all of it.
 Status measure_reads(const Measurement& m) {
   const auto buffer = Buffer::make(2 * kReadBytes, device_memory());
   if (!buffer.ok()) return buffer.status();

@@ -1,4 +1,4 @@
-// The limits of the machine that benches divide by.
+// The GPU limits that benches compare with.
 #pragma once
 
 #include <cstdint>
@@ -15,18 +15,18 @@ struct ShortRead {
 };
 
 struct PeakFigures {
-  double hbm_gbps = 0;                 // reads, 8 GiB a call over 16 GiB
-  double bf16_tflops = 0;              // 8192^3, four to a graph
-  double empty_us = 0;                 // one kernel of a graph of nothing else
+  double hbm_gbps = 0;                 // reads of 8 GiB each, over 16 GiB
+  double bf16_tflops = 0;              // 8192^3 matmuls, four per graph
+  double empty_us = 0;                 // per kernel of a graph of empty kernels
   double h2d_gbps = 0, d2h_gbps = 0;   // page-locked memory, 256 MiB
-  std::vector<ShortRead> short_reads;  // cold ranges, one kernel a read, ascending
+  std::vector<ShortRead> short_reads;  // cold ranges, one kernel per read, ascending sizes
 };
 
-// What `bench moe` needs; with `all`, also the links to the host.
+// Measures the limits that `bench moe` needs; with `all`, also the host links.
 Result<PeakFigures> measure_peak(Stream& stream, int repeats, bool all);
 
-// Time to read num_bytes that are not in the cache with one kernel, between the measured ranges (linear), at
-// the full rate past them. Precondition: short_reads is not empty.
+// Microseconds to read num_bytes of uncached memory with one kernel: interpolated linearly between the
+// measured sizes, at the full rate beyond them. Precondition: short_reads is not empty.
 double short_read_us(const PeakFigures& peak, double num_bytes);
 
 }  // namespace fp4moe

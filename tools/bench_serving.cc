@@ -1,5 +1,5 @@
-// fp4moe bench serving: loads an OpenAI-compatible server with requests; SGLang's bench_serving's flags,
-// labels and JSON keys.
+// fp4moe bench serving: load generator for OpenAI-compatible servers, with the flags, labels and JSON keys of
+// SGLang's bench_serving.
 #include <fmt/format.h>
 #include <sys/resource.h>
 
@@ -21,7 +21,7 @@ namespace {
 
 using json = nlohmann::ordered_json;
 
-constexpr double kLeastRate = 0.01;  // requests a second
+constexpr double kLeastRate = 0.01;  // requests per second
 
 struct ServingOptions {
   DatasetOptions dataset;
@@ -32,13 +32,13 @@ struct ServingOptions {
   int64_t warmup_requests = 1;
   bool disable_stream = false, disable_ignore_eos = false, output_details = false, json_to_stdout = false;
 
-  // For what people read.
+  // The stream for human-readable output.
   FILE* prints() const { return json_to_stdout ? stderr : stdout; }
 };
 
 std::string to_text(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 
-// A field of a GET's answer, or null: servers need not have the route.
+// A field of a GET response, or null: servers need not have the route.
 json ask_for(JsonClient& client, const std::string& path, const char* pointer) {
   const auto reply = client.get(path);
   if (!reply.ok()) return {};
@@ -47,7 +47,7 @@ json ask_for(JsonClient& client, const std::string& path, const char* pointer) {
   return answer.is_object() && answer.contains(place) ? answer[place] : json();
 }
 
-// Fills in what the server knows: the model's name and the size of its vocabulary.
+// Fills in the model's name and vocabulary size from the server unless given.
 Status ask_server(ServingOptions& options) {
   auto client = JsonClient::make(options.base_url, options.load.api_key);
   if (!client.ok()) return client.status();
@@ -68,7 +68,7 @@ Status ask_server(ServingOptions& options) {
   return {};
 }
 
-// The request's body; --extra-request-body wins.
+// The request's body; keys of --extra-request-body override others.
 std::string make_body(const ServingOptions& options, const ServingPrompt& prompt, const json& extra) {
   json body = {{"model", options.model}};
   if (options.dataset.chat) {
@@ -85,7 +85,7 @@ std::string make_body(const ServingOptions& options, const ServingPrompt& prompt
   return to_text(body);
 }
 
-// Sends the first request some times, all at once: what is slow only once is not to be measured.
+// Warm-up: sends the first request several times at once, so that one-time costs are not measured.
 Status warm_up(const ServingOptions& options, const std::string& body) {
   LoadOptions load = options.load;
   load.request_rate = std::numeric_limits<double>::infinity();
@@ -148,7 +148,7 @@ void print_head(const ServingOptions& options) {
              load.max_concurrency > 0 ? std::to_string(load.max_concurrency) : "not set");
 }
 
-// Prints each kind of error with how often it came.
+// Prints each distinct error with its count.
 Status name_failures(const LoadRun& run) {
   std::map<std::string, int64_t> counts;
   int64_t failed = 0;
@@ -162,7 +162,7 @@ Status name_failures(const LoadRun& run) {
   return unavailable(fmt::format("{} of {} requests failed", failed, run.answers.size()));
 }
 
-// As many connections as this process may have.
+// Raises the file limit to allow as many connections as possible.
 void raise_file_limit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;

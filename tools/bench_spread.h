@@ -1,4 +1,4 @@
-// The middle and the tenths of measured values.
+// Median, p10 and p90 of measured values.
 #pragma once
 
 #include <vector>
@@ -8,6 +8,6 @@ namespace fp4moe {
 struct Spread {
   double median = 0, p10 = 0, p90 = 0;
 };
-Spread spread_of(std::vector<double> values);  // not empty
+Spread spread_of(std::vector<double> values);  // values must not be empty
 
 }  // namespace fp4moe

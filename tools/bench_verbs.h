@@ -1,4 +1,4 @@
-// The verbs under `fp4moe bench`: each file tools/bench_<verb>.cc registers one.
+// The subcommands of `fp4moe bench`: each file tools/bench_<name>.cc registers one.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -1,4 +1,4 @@
-// Processes that only compute: what an engine meets on a machine that others use too.
+// Processes that only burn CPU time: they simulate a machine shared with other users.
 #pragma once
 
 #include <sys/types.h>
@@ -12,11 +12,11 @@ namespace fp4moe {
 class BusyProcesses {
  public:
   BusyProcesses() = default;
-  ~BusyProcesses();  // ends them
+  ~BusyProcesses();  // kills them
   BusyProcesses(const BusyProcesses&) = delete;
   BusyProcesses& operator=(const BusyProcesses&) = delete;
 
-  // `count` more, of this process's priority. kDoesNotFit: the system refuses one.
+  // Starts `count` more, with this process's priority. kDoesNotFit: fork failed.
   Status start(int count);
 
  private:

@@ -1,4 +1,4 @@
-// The verbs and flags of the binary as CLI11 knows them: what man pages and completions are written from.
+// The binary's subcommands and flags as registered with CLI11: the source of man pages and completions.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -8,22 +8,22 @@
 namespace fp4moe {
 
 struct FlagInfo {
-  std::vector<std::string> names;    // "--port", "-n"; of a positional none
-  std::string positional;            // its name, if it is one
-  std::string type, initial;         // of the value; empty: takes none, has none
-  std::vector<std::string> choices;  // all legal values, where they are few
+  std::vector<std::string> names;    // "--port", "-n"; empty for a positional
+  std::string positional;            // the name of a positional, else empty
+  std::string type, initial;         // type and default of the value; empty: takes no value, has no default
+  std::vector<std::string> choices;  // all legal values, if they form a small set
   std::string environment, help, group;
   bool required = false;
 };
 
 struct VerbInfo {
-  std::string path;  // "serve", "bench latency"; empty: the binary
+  std::string path;  // "serve", "bench latency"; empty: the binary itself
   std::string help;
   std::vector<FlagInfo> flags;
-  std::vector<std::string> verbs;  // of the next level, by name
+  std::vector<std::string> verbs;  // names of its subcommands
 };
 
-// The binary, its verbs and theirs; hidden ones are left out.
+// The binary, its subcommands and theirs, without hidden ones.
 std::vector<VerbInfo> command_tree(const CLI::App& app);
 
 std::string man_page(const std::vector<VerbInfo>& tree, const VerbInfo& verb);

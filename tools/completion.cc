@@ -1,4 +1,4 @@
-// fp4moe completion SHELL, and the hidden fp4moe manual FOLDER, which writes what an installation has.
+// fp4moe completion SHELL, and the hidden fp4moe manual FOLDER, which writes the files of an installation.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -26,7 +26,7 @@ Status write_file(const std::filesystem::path& path, const std::string& text) {
   return file ? Status() : unavailable(path.string() + ": cannot be written");
 }
 
-// Folders as below /usr/share.
+// Writes man pages and completions into subfolders as under /usr/share.
 Status write_all(const std::filesystem::path& folder, const std::vector<VerbInfo>& tree) {
   std::vector<std::pair<std::string, std::string>> files = {
       {"bash-completion/completions/fp4moe", bash_completion(tree)},

@@ -18,7 +18,7 @@ std::string config_path(int argc, char** argv) {
   const std::string flag = "--config";
   const char* const variable = std::getenv("FP4MOE_CONFIG");
   std::string path = variable == nullptr ? "" : variable;
-  for (int i = 2; i < argc; ++i) {  // the last one counts, as of every flag
+  for (int i = 2; i < argc; ++i) {  // the last one wins, as for every flag
     const std::string arg = argv[i];
     if (arg == flag && i + 1 < argc) path = argv[i + 1];
     if (arg.rfind(flag + "=", 0) == 0) path = arg.substr(flag.size() + 1);
@@ -36,7 +36,7 @@ Result<std::vector<CLI::ConfigItem>> read_items(const std::string& path) {
   }
 }
 
-// Several values as CLI11 takes them from one string: with the flag's delimiter, or as "[a,b]".
+// Joins values as CLI11 parses them from one string: with the flag's delimiter, or as "[a,b]".
 std::string one_string(const CLI::Option& flag, const std::vector<std::string>& values) {
   const char delimiter = flag.get_delimiter();
   std::string text;
@@ -50,7 +50,7 @@ CLI::App* find_verb(CLI::App& app, const std::string& name) {
   return nullptr;
 }
 
-// The verb's flag for a key, or nullptr.
+// The subcommand's flag for a key, or nullptr.
 CLI::Option* find_flag(const CLI::App& verb, const CLI::ConfigItem& item) {
   std::string name = item.name;
   std::replace(name.begin(), name.end(), '_', '-');
@@ -81,7 +81,8 @@ void add_environment_names(CLI::App& verb) {
   }
 }
 
-// A key becomes its flag's environment variable where that is not set: so it yields to both.
+// Sets the flag's environment variable for each key unless it is set, so the environment and the command line
+// take precedence.
 Status apply_config_file(CLI::App& app, int argc, char** argv) {
   CLI::App* verb = find_verb(app, argc < 2 ? "" : argv[1]);
   if (verb == nullptr || verb->get_option_no_throw("--config") == nullptr) return {};
@@ -90,7 +91,7 @@ Status apply_config_file(CLI::App& app, int argc, char** argv) {
   const auto items = read_items(path);
   if (!items.ok()) return items.status();
   for (const CLI::ConfigItem& item : *items) {
-    if (item.name == "++" || item.name == "--") continue;  // CLI11's marks of a section's begin and end
+    if (item.name == "++" || item.name == "--") continue;  // CLI11's section markers
     const CLI::Option* flag = find_flag(*verb, item);
     if (flag == nullptr)
       return invalid_argument("--config " + path + ": '" + item.fullname() + "' is no flag of fp4moe " +

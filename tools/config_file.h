@@ -5,15 +5,15 @@
 
 namespace fp4moe {
 
-// Reads the file that --config or FP4MOE_CONFIG names, if the verb has that flag. Each key is a flag without
-// its "--" (with '-' or '_'), as "key = value" (TOML, INI) or, in a file named *.yaml or *.yml, "key: value".
-// What the command line or the environment says comes before it. kInvalidArgument for a key that is no flag
-// of the verb, kNotFound for a file that cannot be read.
+// Reads the file named by --config or FP4MOE_CONFIG, if the subcommand has that flag. Each key is a flag
+// without its "--" (with '-' or '_'), as "key = value" (TOML, INI) or, in a file named *.yaml or *.yml, "key:
+// value". The command line and the environment take precedence. kInvalidArgument for a key that is not a flag
+// of the subcommand, kNotFound for a file that cannot be read.
 Status apply_config_file(CLI::App& app, int argc, char** argv);
 
-// The environment variable of the flag that `names`, CLI11's, begin with: FP4MOE_ and capitals.
+// The environment variable of the first "--" name in `names` (CLI11's format): FP4MOE_ and upper case.
 std::string environment_name(const std::string& names);
-// Gives one to each of the verb's flags that has none yet.
+// Gives an environment variable to each of the subcommand's flags that has none yet.
 void add_environment_names(CLI::App& verb);
 
 }  // namespace fp4moe

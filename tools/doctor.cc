@@ -1,4 +1,4 @@
-// fp4moe doctor: what of this machine, and of a model on it, would get in the way, and how to mend it.
+// fp4moe doctor: problems of this machine, and of serving a model on it, with fixes.
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>

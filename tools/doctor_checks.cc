@@ -108,7 +108,7 @@ Check judge_gpu(const MachineFacts& f) {
   return ok("gpu", "none: " + f.gpu_error);
 }
 
-// Libraries matter where there is a GPU.
+// Libraries are needed only with a GPU.
 Check judge_library(const MachineFacts& f, const LibraryFact& library) {
   if (library.error.empty()) return ok(library.name, library.path);
   if (f.gpu.empty()) return ok(library.name, "not needed without a GPU");

@@ -1,5 +1,5 @@
-// What fp4moe wants to know of a machine, and what it makes of that: facts are gathered in one place and
-// judged in another, so that every judgement can be tested anywhere.
+// Facts about the machine, and checks that judge them. Gathering and judging are separate, so that every
+// check can be tested on any machine.
 #pragma once
 
 #include <cstdint>
@@ -16,40 +16,40 @@ enum class CheckLevel { kOk, kWarn, kFail };
 struct Check {
   CheckLevel level = CheckLevel::kOk;
   std::string name;    // "cpu", "memlock"
-  std::string detail;  // what was found
-  std::string fix;     // a command or a sentence; empty where there is nothing to do
+  std::string detail;  // the finding
+  std::string fix;     // a command or a sentence; empty if nothing needs fixing
 };
 
 struct LibraryFact {
-  std::string name, path;  // path: where it was found
-  std::string error;       // or why not
+  std::string name, path;  // path: empty if not found
+  std::string error;       // why it was not found
 };
 
 struct MachineFacts {
   std::string cpu;
   Isa isa = Isa::kScalar;
   int online_cores = 1, usable_cores = 1, numa_nodes = 1;
-  bool balances_numa = false;  // the kernel moves pages between nodes by itself
-  std::string governor;        // of cpu0's frequency; empty: the system does not say
-  std::string huge_pages;      // transparent ones: always, madvise or never; empty: unknown
+  bool balances_numa = false;  // automatic NUMA balancing is on
+  std::string governor;        // cpu0's frequency governor; empty: unknown
+  std::string huge_pages;      // transparent huge pages: always, madvise or never; empty: unknown
   int64_t memory_bytes = 0, available_bytes = 0;
-  int64_t memlock_bytes = 0, open_files = 0;  // limits of this process; -1: none
-  std::string cache_folder;                   // of packed weights and tactics; empty: none
-  std::string cache_error;                    // why nothing can be written there
+  int64_t memlock_bytes = 0, open_files = 0;  // limits of this process; -1: unlimited
+  std::string cache_folder;                   // for packed weights and tactics; empty: none
+  std::string cache_error;                    // why the folder is not writable
   int64_t cache_free_bytes = 0;
   bool has_gpu_file = false;  // /dev/nvidia0
-  std::string gpu;            // name, memory, driver; empty: none can be used
-  std::string gpu_error;      // then why
+  std::string gpu;            // name, memory, driver; empty: no usable GPU
+  std::string gpu_error;      // why there is no usable GPU
   std::vector<LibraryFact> libraries;
-  std::string mpirun;  // path; empty: none
+  std::string mpirun;  // its path; empty: not found
   int port = 0;
-  std::string port_error;  // why it cannot be listened on
+  std::string port_error;  // why the port cannot be listened on
 };
 
 MachineFacts gather_facts(int port);
 std::vector<Check> judge(const MachineFacts& facts);
 
-// Whether the model could be served here, without reading a weight but for the speed of its disk.
+// Checks whether the model can be served here. Reads no weights except to measure the disk's speed.
 std::vector<Check> check_model(const std::string& model_path);
 
 const char* level_name(CheckLevel level);  // "ok", "warn", "fail"

@@ -1,4 +1,4 @@
-// Where the facts of doctor_checks.h come from.
+// Gathers the facts of doctor_checks.h.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
@@ -64,7 +64,7 @@ int64_t limit_of(int resource) {
 
 std::string errno_text() { return std::strerror(errno); }
 
-// Whether a file can be made in the cache folder, which is made if need be.
+// Checks that files can be created in the cache folder; creates the folder if it is absent.
 void look_at_cache(MachineFacts& facts) {
   facts.cache_folder = user_cache_folder();
   if (facts.cache_folder.empty()) return;
@@ -146,7 +146,7 @@ Check check_tensors(const Checkpoint& checkpoint, const ModelConfig& config) {
   return {CheckLevel::kOk, "tensors", "all are used", {}};
 }
 
-// Bytes a second of a cold read from the start of the file; what the page cache holds of it is dropped first.
+// Measures a cold read from the start of the file, in bytes per second; first drops it from the page cache.
 Check check_disk(const std::string& path, int64_t checkpoint_bytes) {
   constexpr int64_t kMost = int64_t{256} << 20, kPiece = int64_t{8} << 20;
   constexpr double kSlow = 500e6;

@@ -35,7 +35,7 @@ int report_error(const Status& status) {
 
 namespace {
 
-// Adds options of one group; each is also an environment variable.
+// Adds the options of one group, each with an environment variable.
 class Group {
  public:
   Group(CLI::App& verb, const char* name) : verb_(verb), name_(name) {}
@@ -171,7 +171,7 @@ void add_execution_flags(CLI::App& verb, EngineConfig& c) {
   memory.value("--random-seed", c.random_seed, "of requests that name no seed");
 }
 
-// SGLang's flags without a field: noted as given, judged with the others when the model is planned.
+// SGLang's flags without a config field: recorded as given, and checked when the model is planned.
 void add_sglang_flags(CLI::App& verb, EngineConfig& c) {
   for (const SglangFlag& flag : sglang_flags()) {
     const std::string names = flag.names;
@@ -197,7 +197,8 @@ void add_sglang_flags(CLI::App& verb, EngineConfig& c) {
 }  // namespace
 
 int follow(EngineConfig config) {
-  // mpirun hands signals to every process: process 0 decides what becomes of running requests.
+  // mpirun forwards signals to every process, but only process 0 handles them: it decides about running
+  // requests.
   signal(SIGTERM, SIG_IGN);
   signal(SIGINT, SIG_IGN);
   const std::string process = "process " + std::to_string(launcher_info().process);

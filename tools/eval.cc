@@ -1,4 +1,4 @@
-// fp4moe eval: asks a server a set of questions and scores the answers, with run_eval's flags and prints.
+// fp4moe eval: sends a question set to a server and scores the responses, with run_eval's flags and output.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -35,7 +35,7 @@ struct EvalOptions {
   std::string output_json, output_html;
   bool json_to_stdout = false;
 
-  // For what people read.
+  // The stream for human-readable output.
   FILE* prints() const { return json_to_stdout ? stderr : stdout; }
 };
 
@@ -43,11 +43,11 @@ struct Answer {
   std::string text, finish_reason, extracted;
   int64_t completion_tokens = 0;
   bool right = false;
-  Status error;  // ok, or why there is no answer
+  Status error;  // why there is no response
 };
 
 struct Round {
-  std::vector<Answer> answers;  // in the questions' order
+  std::vector<Answer> answers;  // in the order of the questions
   double seconds = 0;
 
   int64_t tokens() const {
@@ -132,7 +132,7 @@ Round ask_all(const EvalOptions& options, const QuestionSet& set) {
   return round;
 }
 
-// The server's first model, unless one was named. Also a first sign of life.
+// Chooses the server's first model unless one was given; also checks that the server responds.
 Status find_model(EvalOptions& options) {
   auto client = JsonClient::make(options.base_url, options.api_key);
   if (!client.ok()) return client.status();

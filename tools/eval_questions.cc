@@ -14,10 +14,10 @@ namespace {
 
 using Rows = std::vector<std::vector<std::string>>;
 
-// One row of data before it becomes a prompt.
+// One parsed row of the data.
 struct Item {
-  std::string question;  // with the choices, if any
-  std::string worked;    // the answer as a shot shows it
+  std::string question;  // including the choices, if any
+  std::string worked;    // the answer as shown in a few-shot example
   std::string expected;
 };
 
@@ -79,7 +79,7 @@ Result<std::vector<Item>> gpqa_items(const Rows& rows, uint64_t seed) {
   return items;
 }
 
-// question,A,B,C,D,answer, with or without a header.
+// Columns question,A,B,C,D,answer, with or without a header row.
 Result<std::vector<Item>> mmlu_items(const Rows& rows) {
   std::vector<Item> items;
   for (size_t r = 0; r < rows.size(); ++r) {
@@ -124,7 +124,7 @@ Result<std::vector<std::vector<std::string>>> parse_csv(const std::string& text)
   Rows rows;
   std::vector<std::string> row;
   std::string field;
-  bool quoted = false, any = false;  // inside quotes; something of this row was seen
+  bool quoted = false, any = false;  // inside quotes; the current row is not empty
   const auto end_row = [&] {
     row.push_back(std::move(field));
     field.clear();
@@ -172,7 +172,7 @@ std::string extract_answer(const std::string& eval_name, const std::string& answ
   std::string number;
   for (std::sregex_iterator at(part.begin(), part.end(), kNumber), end; at != end; ++at) {
     number = at->str();
-    if (mark != std::string::npos) break;  // the first after the mark
+    if (mark != std::string::npos) break;  // use the first number after the mark
   }
   number.erase(std::remove(number.begin(), number.end(), ','), number.end());
   if (number.find('.') != std::string::npos) {

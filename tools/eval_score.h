@@ -1,4 +1,4 @@
-// What `fp4moe eval` comes to, for other verbs.
+// `fp4moe eval`'s score, for other subcommands.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace fp4moe {
 
-// The share of right answers of the server at base_url: greedy, through chat (with shots through completion).
-// kUnavailable: a request failed.
+// The fraction of correct answers of the server at base_url: greedy, through the chat API (with shots, the
+// completion API). kUnavailable: a request failed.
 Result<double> score_server(const std::string& base_url, const QuestionOptions& questions);
 
 }  // namespace fp4moe

@@ -1,4 +1,4 @@
-// Server-sent events out of bytes that come in any pieces.
+// Parses server-sent events from bytes that arrive in arbitrary pieces.
 #pragma once
 
 #include <string>
@@ -9,8 +9,8 @@ namespace fp4moe {
 
 class EventReader {
  public:
-  // The data of each event that these bytes complete; an event ends with an empty line. Lines end with LF, CR
-  // or both; other fields than data and comments are dropped.
+  // Returns the data of each event that these bytes complete; an empty line ends an event. Lines end with LF,
+  // CR or CRLF; fields other than data, and comments, are ignored.
   std::vector<std::string> read(std::string_view bytes);
 
  private:
@@ -18,7 +18,7 @@ class EventReader {
 
   std::string line_, data_;
   bool has_data_ = false;
-  bool after_cr_ = false;  // an LF that comes next belongs to it
+  bool after_cr_ = false;  // an LF that follows belongs to the CR
 };
 
 }  // namespace fp4moe

@@ -19,10 +19,10 @@ constexpr const char* kStyle =
     "td,th{border:1px solid #d0d7de;padding:.25rem .6rem;text-align:left;vertical-align:top;"
     "white-space:pre-wrap}th{background:#f6f8fa}"
     "svg{max-width:100%;height:auto;font:12px system-ui,sans-serif}";
-// Told apart by people who see red and green alike too (Okabe and Ito).
+// Distinguishable with red-green colour blindness (Okabe and Ito).
 constexpr const char* kColours[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"};
 
-// The next of 1, 2, 5 times a power of ten.
+// Rounds up to 1, 2 or 5 times a power of ten.
 double round_up(double x) {
   if (!(x > 0)) return 1;
   const double power = std::pow(10, std::floor(std::log10(x)));

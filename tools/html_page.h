@@ -1,4 +1,4 @@
-// One HTML page without scripts or outside resources: headings, tables and plots as inline SVG.
+// Builds an HTML page without scripts or external resources: headings, tables and plots as inline SVG.
 #pragma once
 
 #include <string>
@@ -12,9 +12,9 @@ class HtmlPage {
 
   void heading(const std::string& text);
   void paragraph(const std::string& text);
-  // Rows of as many cells as there are columns.
+  // Each row has one cell per column.
   void table(const std::vector<std::string>& columns, const std::vector<std::vector<std::string>>& rows);
-  // One line a series over x = 0, 1, ... (`x_labels` below), from 0 up.
+  // Plots one line per series over x = 0, 1, ... (labelled `x_labels`), with y from 0.
   struct Series {
     std::string name;
     std::vector<double> values;

@@ -1,4 +1,4 @@
-// fp4moe inspect: what a checkpoint holds, as text or JSON.
+// fp4moe inspect: the contents of a checkpoint, as text or JSON.
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
@@ -22,7 +22,7 @@ using Report = nlohmann::ordered_json;
 struct InspectFlags {
   std::string folder, tensor;
   bool experts = false, numerics = false, json = false;
-  int64_t layer = -1;  // of numerics; -1: all
+  int64_t layer = -1;  // for --numerics; -1: all
 };
 
 const char* quant_method_name(QuantMethod method) {
@@ -81,7 +81,7 @@ Report totals_report(const Checkpoint& checkpoint) {
   return totals;
 }
 
-// The extremes of a floating-point tensor; of another only what tensor_report says.
+// tensor_report plus the extremes of a floating-point tensor.
 Report values_report(const TensorEntry& tensor) {
   Report report = tensor_report(tensor);
   report["file_offset"] = tensor.file_offset;
@@ -139,7 +139,7 @@ Result<Report> experts_report(const Checkpoint& checkpoint, const ModelConfig& c
   return layers;
 }
 
-// Names of tensors that a server would refuse ("in_model") or count ("elsewhere"); empty: there are none.
+// Names of tensors that a server would refuse ("in_model") or only warn about ("elsewhere"); empty if none.
 Report unused_report(const UnusedTensors& unused) {
   Report report = Report::object();
   for (const TensorEntry* tensor : unused.in_model) report["in_model"].push_back(tensor->name);
@@ -147,8 +147,8 @@ Report unused_report(const UnusedTensors& unused) {
   return report;
 }
 
-// A folder with only a configuration, or with one that we cannot run, is still worth a look: what is missing
-// is said in the report under "config_error" or "tensors_error".
+// Also reports on a folder that has only a configuration or an unsupported one: the error is reported under
+// "config_error" or "tensors_error".
 Result<Report> make_report(const InspectFlags& flags) {
   Report report = {{"model", flags.folder}};
   const Result<ModelConfig> config = load_model_config(flags.folder);
@@ -166,7 +166,7 @@ Result<Report> make_report(const InspectFlags& flags) {
   else
     report["config_error"] = config.status().to_string();
   if (checkpoint.ok()) {
-    if (!flags.numerics) {  // whose report is long enough
+    if (!flags.numerics) {  // the numerics report is long enough
       report["tensors"] = Report::array();
       for (const TensorEntry& tensor : checkpoint->tensors())
         report["tensors"].push_back(tensor_report(tensor));

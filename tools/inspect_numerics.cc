@@ -18,12 +18,12 @@ namespace {
 
 using Report = nlohmann::ordered_json;
 
-constexpr int64_t kRows = 4;    // of each expert
-constexpr int64_t kGroup = 8;   // experts that are packed at a time
-constexpr double kFarOff = 64;  // from the layer's median, an input scale is worth a look
+constexpr int64_t kRows = 4;    // per expert
+constexpr int64_t kGroup = 8;   // experts packed at a time
+constexpr double kFarOff = 64;  // factor from the layer's median beyond which an input scale is reported
 constexpr uint8_t kE4m3Max = 0x7e, kE8m0Max = 0xfe;
 
-// A way to compute that the checkpoint allows, beside w4a16.
+// A scheme that the checkpoint supports, including w4a16.
 struct Variant {
   std::string name;
   MoePlan plan;
@@ -68,7 +68,7 @@ Result<std::vector<float>> outputs(const MoePlan& plan, const MoeWeightsView& al
   return std::vector<float>(y.begin(), y.end());
 }
 
-// [variant][expert]: the outputs' distance from those of the first variant.
+// [variant][expert]: the outputs' distance from those of the first variant (w4a16).
 Result<std::vector<std::vector<Energy>>> measure(const std::vector<Variant>& ways, const MoeWeightsView& all,
                                                  ThreadPool& pool) {
   const auto num_experts = static_cast<int64_t>(all.experts.size());
@@ -121,7 +121,7 @@ std::string scales_text(const char* what, float a, float b) {
   return text;
 }
 
-// What a reader should know of an expert's scales.
+// Descriptions of an expert's unusual scales.
 Report odd_scales(const ExpertWeightsView& e, float median) {
   Report odd = Report::array();
   if (e.gate.rows > 0 && e.gate.tensor_scale != e.up.tensor_scale)
@@ -141,7 +141,7 @@ float median_input_scale(const MoeWeightsView& moe) {
   return scales[scales.size() / 2];
 }
 
-// A scale of 1 stands for one that the checkpoint lacks.
+// The number of missing input scales; the loader sets these to 1.
 int64_t missing_input_scales(const MoeWeightsView& moe) {
   int64_t missing = 0;
   for (const ExpertWeightsView& e : moe.experts)

@@ -1,4 +1,4 @@
-// A blocking HTTP/1.1 client for JSON, with one connection that is kept between calls.
+// A blocking HTTP/1.1 client for JSON with one keep-alive connection.
 #pragma once
 
 #include <memory>
@@ -10,14 +10,14 @@ namespace fp4moe {
 
 class JsonClient {
  public:
-  // A URL as parse_server_url() takes.
+  // `base_url` as for parse_server_url().
   static Result<JsonClient> make(const std::string& base_url, const std::string& api_key);
   JsonClient(JsonClient&&) noexcept;
   JsonClient& operator=(JsonClient&&) noexcept;
   ~JsonClient();
 
-  // The body of a 200 answer. kUnavailable: no connection, or it broke; kInternal: another status.
-  // A connection that the server closed in between is opened again once.
+  // Return the body of a 200 response. kUnavailable: connecting failed or the connection broke; kInternal:
+  // another status. If the server has closed the kept connection, the call is retried once on a new one.
   Result<std::string> get(const std::string& path);
   Result<std::string> post(const std::string& path, const std::string& body);
 

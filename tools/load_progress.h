@@ -15,7 +15,7 @@ namespace fp4moe {
 
 class LoadProgress {
  public:
-  // The sink may be called from another thread until the engine is made.
+  // The sink may be called from another thread while the engine loads.
   ProgressSink sink() {
     return [this](int64_t done, int64_t total) {
       total_.store(total);

@@ -1,4 +1,4 @@
-// The server's log on stdout: a line of text or of JSON each.
+// The server's log on stdout: one line of text or of JSON per message.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@
 
 namespace fp4moe {
 
-// Thread-safe. Control characters and bytes that are not UTF-8 are escaped: a line stays one. Where stdout
-// takes nothing (a full disk, a closed pipe) lines are lost and counted, nothing more; their number is said
-// when it takes lines again.
+// Thread-safe. Control characters and invalid UTF-8 are escaped, so a message stays one line. If stdout
+// cannot be written (a full disk, a closed pipe), lines are dropped and counted; the count is logged once
+// stdout accepts lines again.
 class LogWriter {
  public:
   enum class Format { kText, kJson };
@@ -19,8 +19,8 @@ class LogWriter {
 
   // Text: "[2026-11-22 16:46:33] warning: line"; JSON: {"timestamp", "level", "message"}.
   void line(LogLevel level, const std::string& line);
-  // Something that has fields, at level info. Text: "[time] `text`"; JSON: {"timestamp", "level", "event",
-  // and the fields}, given as a JSON object.
+  // An event with fields, at level info. Text: "[time] `text`"; JSON: {"timestamp", "level", "event"} plus
+  // `fields`, which is the text of a JSON object.
   void event(const std::string& name, const std::string& text, const std::string& fields);
 
  private:

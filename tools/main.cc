@@ -1,4 +1,4 @@
-// fp4moe: one binary, one verb a subcommand.
+// fp4moe: one binary with subcommands.
 #include <csignal>
 #include <cstdio>
 #include <new>
@@ -10,7 +10,7 @@
 
 namespace {
 
-// One line: what is wrong, and what is legal or where that is said.
+// One line: the error, and what is legal or where to find that.
 std::string usage_error(const CLI::App* app, const CLI::Error& error) {
   const auto chosen = app->get_subcommands();
   if (!chosen.empty())
@@ -32,7 +32,7 @@ int run(int argc, char** argv) {
                        std::string("fp4moe " FP4MOE_VERSION " (kernels ") + fp4moe::kernels_id() + ")");
   app.require_subcommand(1);
   app.failure_message(usage_error);
-  // As argparse: of a flag that is given twice the last value counts; a list's values are appended.
+  // Like argparse: the last value of a repeated flag wins; values of a list are appended.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   int exit_code = fp4moe::kExitOk;
   for (const auto add_verb :
@@ -53,7 +53,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // Past `ulimit -f` a write fails like any other, of which each writer takes care; it does not end the
+  // A write beyond `ulimit -f` must fail with an error, which each writer handles, instead of killing the
   // process.
   std::signal(SIGXFSZ, SIG_IGN);
   try {

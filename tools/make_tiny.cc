@@ -1,4 +1,4 @@
-// fp4moe make-tiny: a random checkpoint of a published shape or a smaller one.
+// fp4moe make-tiny: writes a random checkpoint of a published shape or a smaller one.
 #include "io/make_tiny.h"
 
 #include <cstdio>

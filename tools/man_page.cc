@@ -4,7 +4,7 @@ namespace fp4moe {
 
 namespace {
 
-// Text as troff takes it literally.
+// Escapes text so that troff prints it literally.
 std::string plain(const std::string& text) {
   std::string out;
   for (const char c : text) {

@@ -10,7 +10,7 @@ namespace {
 
 bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
-// A multiply and an add for each weight; bytes of codes hold two, scales none.
+// A multiply and an add per weight; a byte of codes holds two weights, scales none.
 double flops_of(const TensorEntry& tensor) {
   if (has(tensor.name, "scale")) return 0;
   const bool is_codes = tensor.view.dtype == DType::kU8;

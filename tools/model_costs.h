@@ -1,4 +1,4 @@
-// What tokens of a model cost at least: weights that are read, multiplies that are done.
+// Lower bounds on the cost of a model's tokens: weights read and multiplies done.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,16 @@
 
 namespace fp4moe {
 
-// Without KV cache, activations and attention's own products.
+// Excludes the KV cache, activations and attention's own products.
 struct ModelCosts {
-  // Every token visits the dense weights: all but experts and embedding. Of the experts it visits top_k.
+  // dense: all weights except experts and embedding, used by every token. experts: all of them; a token uses
+  // top_k per layer.
   double dense_bytes = 0, expert_bytes = 0;
-  double dense_flops = 0, head_flops = 0;  // of a token; of one for which there are logits
-  double expert_flops = 0;                 // of a token: top_k experts in each layer
+  double dense_flops = 0, head_flops = 0;  // per token; per token with logits
+  double expert_flops = 0;                 // per token: top_k experts in each layer
   double num_experts = 1, top_k = 1;
 
-  // Weights that one step of so many tokens reads, each once; experts are chosen uniformly.
+  // Expected weight bytes that one step of num_tokens reads, each once; experts are chosen uniformly.
   double step_bytes(double num_tokens) const;
 };
 ModelCosts model_costs(const Checkpoint& checkpoint, const ModelConfig& config, DenseQuant quant);

@@ -21,7 +21,7 @@ void fill_fp8_matrices(Fp4Format format, uint8_t* weights, int64_t n, int64_t k,
 
 bool any_sizes(const DeviceMoeArgs&) { return true; }
 
-// As layers of the engine run where nothing was timed.
+// The engine's choice for a layer when nothing was timed.
 template <const DeviceMoeOps* (*kOps)()>
 constexpr DeviceMoeTactic kAuto = {.name = "auto",
                                    .fits = any_sizes,

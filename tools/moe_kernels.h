@@ -1,5 +1,5 @@
-// The kernels that `bench moe` times, one row a scheme: how weights lie in memory, random ones, a whole
-// layer.
+// The kernels that `bench moe` times, per scheme: the weights' memory size, filling them at random, and
+// running a whole layer.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,14 @@ namespace fp4moe {
 struct MoeKernels {
   const char* scheme;
   const char* name;
-  // Of one expert's matrix [n, k].
+  // Bytes of one expert's matrix [n, k].
   int64_t (*matrix_bytes)(Fp4Format format, int64_t n, int64_t k);
-  // num_matrices of them with random codes and scales, on the current stream.
+  // Fills num_matrices matrices with random codes and scales, on the current stream.
   void (*fill)(Fp4Format format, uint8_t* weights, int64_t n, int64_t k, int64_t num_matrices, uint64_t seed);
   DeviceMoeTactic tactic;
 };
 
-// `tactic`: one of the scheme's, or "auto". kUnsupported in a build without CUDA.
+// `tactic`: one of the scheme's tactics, or "auto". kUnsupported in a build without CUDA.
 Result<MoeKernels> moe_kernels_of(const std::string& scheme, const std::string& tactic);
 
 }  // namespace fp4moe

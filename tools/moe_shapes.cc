@@ -14,7 +14,7 @@ constexpr Activation kOai{ActivationKind::kSwigluOai, 1.702f, 1.0f, 7.0f};
 constexpr Activation kSilu{ActivationKind::kSilu, 0, 0, 0};
 constexpr Activation kClampedSilu{ActivationKind::kSwigluOai, 1.0f, 0.0f, 10.0f};
 
-// Experts in the order of the draw's popularity; weight 1 / (rank + 1) or 1.
+// Experts in the draw's popularity order, with weight 1 / (rank + 1), or 1 if uniform.
 class ExpertSampler {
  public:
   ExpertSampler(int64_t num_experts, bool zipf, std::mt19937_64& random)
@@ -37,7 +37,7 @@ class ExpertSampler {
   std::vector<double> cumulative_;
 };
 
-// topk different experts -> ids: drawn one after the other, drawn again if taken already.
+// Draws topk distinct experts into ids; duplicates are drawn again.
 void draw_token(const ExpertSampler& sampler, int64_t topk, std::mt19937_64& random, int32_t* ids) {
   for (int64_t k = 0; k < topk; ++k) {
     do {

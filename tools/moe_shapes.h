@@ -1,4 +1,4 @@
-// The layers that `bench moe` measures, what one call of them costs, and how tokens choose experts in it.
+// The layers that `bench moe` measures, the cost of a call, and the routing distributions.
 #pragma once
 
 #include <cstdint>
@@ -12,51 +12,50 @@ namespace fp4moe {
 
 struct MoeShape {
   const char* name;
-  int64_t num_experts;              // E: what tokens choose from
-  int64_t first_expert, num_local;  // the layer has experts [first, first + L)
+  int64_t num_experts;              // E: the experts that tokens choose from
+  int64_t first_expert, num_local;  // the layer's local experts: [first, first + L)
   int64_t topk, hidden_size, intermediate_size;
   Activation activation;
 };
 
 const std::vector<MoeShape>& moe_shapes();
-// "all", or some of the names. kInvalidArgument names the unknown one and lists all.
+// `names`: shape names or "all". kInvalidArgument names an unknown one and lists all.
 Result<std::vector<MoeShape>> moe_shapes_of(const std::vector<std::string>& names);
 
 enum class MoeRouting : uint8_t {
-  kUniform,  // topk different experts, all alike
-  kZipf,     // likewise, the expert of rank r with weight 1 / r; ranks are drawn anew for each call
-  kOneHot,   // every token the same topk local experts
+  kUniform,  // topk distinct experts, uniformly distributed
+  kZipf,     // likewise, but the expert of rank r has weight 1 / r; ranks are redrawn for each call
+  kOneHot,   // every token chooses the same topk local experts
 };
 Result<MoeRouting> moe_routing_of(const std::string& name);
 
 struct RoutingDraw {
-  std::vector<int32_t> ids;    // [T, topk], different within a token
-  std::vector<float> weights;  // [T, topk], their sum is 1
-  int64_t active_experts = 0;  // local ones with a token
-  int64_t local_pairs = 0;     // (token, expert) pairs
+  std::vector<int32_t> ids;    // [T, topk], distinct within a token
+  std::vector<float> weights;  // [T, topk], each token's sum is 1
+  int64_t active_experts = 0;  // local experts with at least one token
+  int64_t local_pairs = 0;     // (token, local expert) pairs
 };
 // The same seed gives the same draw.
 RoutingDraw draw_routing(const MoeShape& shape, MoeRouting routing, int64_t num_tokens, uint64_t seed);
 
-// The draw's local experts, in the order of their ids, become the layer's experts first_local, first_local +
-// 1,
-// ..., behind the last one its first: the same draw of other experts.
+// Renames the draw's local experts, in the order of their ids, to the layer's experts first_local,
+// first_local + 1, and so on, wrapping around after the last: the same draw of other experts.
 void rename_experts(const MoeShape& shape, int64_t first_local, RoutingDraw& draw);
 
-// What a call must read and do at least: each active expert's weights once, two flops a weight and row.
+// Lower bounds for a call: reads each active expert's weights once; two flops per weight and row.
 double moe_weight_bytes(const MoeShape& shape, Fp4Format format, double active_experts);
 double moe_flops(const MoeShape& shape, double local_pairs);
 
 // The best known peer at one point.
 struct MoePeer {
   std::string name;
-  double us = 0, multiple = 0;  // of the roofline of its run
+  double us = 0, multiple = 0;  // time in microseconds, and as a multiple of its own run's roofline
 };
-// Figures of bench/peers_h200.json.
+// The figures in bench/peers_h200.json.
 class MoePeers {
  public:
   static Result<MoePeers> read(const std::string& path);
-  // Null if there is none. dsv4_flash has seedbench's dims, and its figures.
+  // Null if there is none. dsv4_flash has seedbench's dims and uses its figures.
   const MoePeer* find(const std::string& shape, int64_t num_tokens) const;
 
  private:

@@ -1,4 +1,4 @@
-// fp4moe plan: what a start with these flags would come to, from the configuration and the tensors' headers.
+// fp4moe plan: what would run, and each rank's memory, computed from the configuration and tensor headers.
 #include <cinttypes>
 #include <cmath>
 #include <cstdio>
@@ -41,7 +41,7 @@ Report flags_report(const EngineConfig& f) {
           {"a2a_memory_budget", f.a2a_memory_budget}};
 }
 
-// Everything in bytes, a rank.
+// In bytes, per rank.
 Result<Report> ranks_report(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan,
                             const CommMemory& comm, int64_t num_kv_pages) {
   Report ranks = Report::array();

@@ -1,4 +1,4 @@
-// fp4moe quantize: a bf16 checkpoint with its experts in FP4, and what that costs.
+// fp4moe quantize: writes a bf16 checkpoint with FP4 experts and reports the loss of accuracy.
 #include <unistd.h>
 
 #include <cstdio>
@@ -31,7 +31,7 @@ struct QuantizeFlags {
   std::string report, report_json;
 };
 
-// One line that is drawn over itself; nothing where nobody looks.
+// Redraws one progress line; prints nothing if stderr is not a terminal.
 void progress(const char* what, int64_t done, int64_t total) {
   if (isatty(STDERR_FILENO) == 0) return;
   std::fprintf(stderr, "\r%s: %3d %%", what, static_cast<int>(total > 0 ? 100 * done / total : 100));
@@ -56,15 +56,15 @@ Result<std::vector<QuestionOptions>> parse_evals(const std::vector<std::string>&
 
 using Texts = std::vector<std::vector<int32_t>>;
 
-// The largest activations of every module, from forward passes of the bf16 model over the texts; its layers
-// write the records.
+// The activation amax of every module, recorded by the layers during forward passes of the bf16 model over
+// the texts.
 Result<std::map<std::string, float>> calibrate(TextModel& model, const Calibration& calibration,
                                                const ModelConfig& config, const Texts& texts) {
   for (size_t i = 0; i < texts.size(); ++i) {
     FP4MOE_RETURN_IF_ERROR(model.forward(texts[i]).status());
     progress("calibrating", static_cast<int64_t>(i) + 1, std::ssize(texts));
   }
-  // Records come in the order of loading: a layer's experts, then its shared expert; or its MLP.
+  // Records are in loading order: a layer's experts, then its shared expert; or its MLP.
   std::map<std::string, float> amax;
   size_t next = 0;
   const auto add = [&](const std::string& mlp, const ExpertAmax& record, size_t e) {
@@ -87,7 +87,7 @@ Result<std::map<std::string, float>> calibrate(TextModel& model, const Calibrati
   return amax;
 }
 
-// An expert that no token visited takes the largest value of its layer's others.
+// An expert without tokens gets the maximum over its layer's other experts (1 if they have none either).
 float amax_of(const std::map<std::string, float>& amax, const std::string& module) {
   if (const auto found = amax.find(module); found != amax.end() && found->second > 0) return found->second;
   const size_t experts = module.find(".experts."), projection = module.rfind('.');
@@ -99,8 +99,8 @@ float amax_of(const std::map<std::string, float>& amax, const std::string& modul
   return most > 0 ? most : 1;
 }
 
-// Writes the checkpoint; with texts the source's model is loaded for them first, once, for the calibration
-// and for the comparison of predictions.
+// Writes the checkpoint. With texts, first loads the source model once, for both the calibration and the
+// comparison of predictions.
 Status write_and_compare(const QuantizeFlags& flags, bool calibrates, const ModelConfig& config,
                          const Texts& texts, QuantizeReport& report) {
   Calibration calibration;

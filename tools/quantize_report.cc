@@ -17,7 +17,7 @@ namespace {
 
 using Report = nlohmann::ordered_json;
 
-// Relative L2 of all weights together.
+// Relative L2 error over all weights.
 double whole_error(const QuantizeResult& result) {
   WeightError sum;
   for (const ProjectionError& e : result.errors) sum.error += e.weights.error, sum.energy += e.weights.energy;
@@ -133,7 +133,7 @@ Result<std::vector<double>> score_model(const std::string& model_path, int threa
   config.threads = threads;
   config.weight_cache_dir = "none";
   config.disable_autotune = true;
-  config.allow_unused_tensors = true;  // quantize has checked them, and copied those that its flag allows
+  config.allow_unused_tensors = true;  // quantize already checked them and copied those that its flag allows
   FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::make(config));
   FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<Server> server, Server::make({.port = 0}));
   server->set_engine(*engine);

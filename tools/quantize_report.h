@@ -1,4 +1,4 @@
-// What quantising cost: the report of `fp4moe quantize`.
+// The accuracy report of `fp4moe quantize`.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -13,7 +13,7 @@
 namespace fp4moe {
 
 struct QuantizeReport {
-  std::string source, folder, format, search, calibration;  // calibration: "" or what was read
+  std::string source, folder, format, search, calibration;  // calibration: "" or the source of the texts
   QuantizeResult result;
   std::optional<PredictionReport> predictions;
   struct Scores {
@@ -27,7 +27,7 @@ nlohmann::ordered_json to_json(const QuantizeReport& report);
 std::string to_html(const QuantizeReport& report);
 void print(const QuantizeReport& report);
 
-// The model's score in each set of questions, served by one engine of this process on a free loopback port.
+// The model's score on each question set, served by an engine in this process on a free loopback port.
 Result<std::vector<double>> score_model(const std::string& model_path, int threads,
                                         const std::vector<QuestionOptions>& sets);
 

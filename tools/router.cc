@@ -1,4 +1,4 @@
-// fp4moe router: one address in front of prefill nodes and decode nodes, until a signal.
+// fp4moe router: one address in front of prefill and decode nodes; runs until a signal.
 #include "fp4moe/router.h"
 
 #include "config_file.h"
@@ -13,13 +13,13 @@ namespace {
 
 struct RouterOptions {
   RouterConfig router;
-  std::vector<std::string> prefill;  // URLs, each with its bootstrap port behind it or not
+  std::vector<std::string> prefill;  // URLs, each optionally followed by its bootstrap port
   bool pd_disaggregation = false;
   std::string log_level = "info", log_format = "text";
   double drain_timeout = 60;
 };
 
-// "URL", "URL PORT".
+// Parses "URL" and "URL PORT".
 Status read_prefill(RouterOptions& options) {
   std::vector<RouterConfig::PrefillNode>& nodes = options.router.prefill;
   for (const std::string& word : options.prefill) {

@@ -1,4 +1,4 @@
-// fp4moe run: one answer on the terminal, streamed.
+// fp4moe run: streams one response to the terminal.
 #include <condition_variable>
 #include <cstdio>
 #include <mutex>
@@ -57,7 +57,7 @@ int run(const RunOptions& options) {
 
   std::mutex mutex;
   std::condition_variable ended;
-  Delta last;  // finish_reason is kNone until the end
+  Delta last;  // the final delta; finish_reason is kNone until it arrives
   const auto id = engine.submit(std::move(request), [&](const Delta& delta) {
     std::fwrite(delta.text.data(), 1, delta.text.size(), stdout);
     std::fflush(stdout);

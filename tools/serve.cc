@@ -1,4 +1,4 @@
-// fp4moe serve: loads a model and answers over HTTP until a signal.
+// fp4moe serve: loads a model and serves HTTP until a signal.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -49,7 +49,7 @@ void print_ready(const ServeOptions& options, const Server& server, const ModelI
   log(LogLevel::kInfo, "The server is fired up and ready to roll!");
 }
 
-// Loads on another thread, so that this one can draw progress and take signals. Empty if interrupted.
+// Loads on another thread, so that this one can draw progress and handle signals. Empty if interrupted.
 std::optional<Result<std::unique_ptr<Engine>>> load(EngineConfig config, const sigset_t& signals) {
   LoadProgress progress;
   config.progress_sink = progress.sink();
@@ -69,8 +69,8 @@ int drain(const ServeOptions& options, Server& server, ServiceManager& manager, 
   return kExitOk;
 }
 
-// A rank has failed, or a step is stuck: what is open is answered with the error, and the process ends,
-// whatever its ranks and threads do.
+// A rank failed or a step is stuck: ends open requests with the error, then the process, even if ranks or
+// threads hang.
 [[noreturn]] void fail(const ServeOptions& options, Server& server, Engine& engine) {
   constexpr double kSecondsToAnswer = 0.5;
   constexpr auto kMostPatience = std::chrono::seconds(5);
@@ -112,7 +112,7 @@ int serve(ServeOptions options) {
   auto engine = load(options.engine, signals);
   if (!engine) {
     log(LogLevel::kInfo, "shutting down: nothing was loaded yet");
-    _exit(kExitOk);  // the loading thread cannot be stopped half-way
+    _exit(kExitOk);  // loading cannot be interrupted
   }
   if (!engine->ok()) return report_error(engine->status());
   Engine& loaded = ***engine;
@@ -128,8 +128,8 @@ int serve(ServeOptions options) {
     if (!loaded.failure().ok()) fail(options, **server, loaded);
   }
   const int code = drain(options, **server, manager, signals);
-  batches.tick(loaded.stats());                                    // what came since the last one
-  server = Result<std::unique_ptr<Server>>(cancelled("stopped"));  // before the engine that it uses
+  batches.tick(loaded.stats());                                    // what happened since the last tick
+  server = Result<std::unique_ptr<Server>>(cancelled("stopped"));  // destroyed before the engine that it uses
   return code;
 }
 
@@ -138,7 +138,7 @@ int serve(ServeOptions options) {
 void add_serve(CLI::App& app, int& exit_code) {
   CLI::App* verb = app.add_subcommand("serve", "Serve a model over HTTP (OpenAI's and SGLang's routes)");
   auto options = std::make_shared<ServeOptions>();
-  options->engine.self_test = "fast";  // costs little beside loading, and a wrong answer costs more
+  options->engine.self_test = "fast";  // cheap compared with loading, and catches wrong output
   add_serve_flags(*verb, *options);
   verb->callback([options, &exit_code] { exit_code = serve(*options); });
 }

@@ -62,7 +62,7 @@ void add_disaggregation_flags(CLI::App& verb, ServeOptions& options) {
   flag("--disaggregation-allowed-hosts", e.disaggregation_allowed_hosts,
        "decode: prefill nodes that requests may name, HOST, HOST:PORT or *; default: loopback ones")
       ->delimiter(',')
-      ->allow_extra_args(false);  // what follows may be the model
+      ->allow_extra_args(false);  // the next word may be the model
   flag("--disaggregation-max-connections", e.disaggregation_max_connections,
        "prefill: decode nodes at a time; decode: prefill nodes that are remembered")
       ->check(CLI::Range(1, 65536));
@@ -111,7 +111,7 @@ void add_listener_flags(CLI::App& verb, ServerConfig& http) {
   flag("--cors-allow-origins,--allowed-origins", http.cors_allow_origins,
        "web pages that may ask, such as https://chat.example.org; others get 403; *: all")
       ->delimiter(',')
-      ->allow_extra_args(false);  // what follows may be the model
+      ->allow_extra_args(false);  // the next word may be the model
   flag("--allowed-hosts", http.allowed_hosts,
        "names that requests may have in Host beside localhost and loopback addresses, such as "
        "chat.example.org; "

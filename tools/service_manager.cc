@@ -16,7 +16,7 @@ ServiceManager::ServiceManager() : told_(Clock::now()), progressed_(told_) {
   if (address == nullptr || (address[0] != '/' && address[0] != '@')) return;
   address_ = address;
   if (address_.size() >= sizeof sockaddr_un{}.sun_path) return;
-  if (address_[0] == '@') address_[0] = '\0';  // not in the file system
+  if (address_[0] == '@') address_[0] = '\0';  // abstract namespace
   socket_ = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   const char* period = std::getenv("WATCHDOG_USEC");
   const char* process = std::getenv("WATCHDOG_PID");
@@ -37,7 +37,7 @@ void ServiceManager::tick(const EngineStats& stats) {
   const Clock::time_point now = Clock::now();
   const int64_t progress =
       stats.prompt_tokens_total + stats.generation_tokens_total + stats.num_requests_total;
-  // Requests that only wait for their grammars are no work of the step loop's.
+  // Requests that only await grammars are not the step loop's work.
   const bool idle = stats.num_running_reqs + stats.num_queue_reqs <= stats.num_grammar_queue_reqs;
   if (idle || progress != progress_) progressed_ = now;
   progress_ = progress;

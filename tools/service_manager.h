@@ -1,4 +1,4 @@
-// systemd's notifications (sd_notify), without its library: datagrams to the socket in $NOTIFY_SOCKET.
+// systemd's notifications (sd_notify) without its library: datagrams to the socket in $NOTIFY_SOCKET.
 #pragma once
 
 #include <chrono>
@@ -9,7 +9,7 @@
 
 namespace fp4moe {
 
-// Everything does nothing where no service manager asked for it.
+// All functions do nothing unless a service manager set NOTIFY_SOCKET.
 class ServiceManager {
  public:
   ServiceManager();  // reads NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID
@@ -19,8 +19,8 @@ class ServiceManager {
 
   void ready(const std::string& status);
   void stopping();
-  // "I live", twice in each of the watchdog's periods, as long as the step loop gets on: requests wait or run
-  // and none has got a token for a whole period, and nothing is sent. At least that often to be called.
+  // Sends WATCHDOG=1 twice per watchdog period, unless requests wait or run and none has made progress for a
+  // whole period. Call it at least twice per period.
   void tick(const EngineStats& stats);
 
  private:

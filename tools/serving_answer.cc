@@ -10,13 +10,13 @@ namespace {
 
 using json = nlohmann::json;
 
-constexpr size_t kMaxShownBytes = 300;  // of an unexpected event or body in the error
+constexpr size_t kMaxShownBytes = 300;  // of an unexpected event or body, in the error
 
 Status unexpected(const std::string& what, const std::string& bytes) {
   return data_loss(what + ": " + excerpt(bytes, kMaxShownBytes));
 }
 
-// The text of a choice: of a completion, a chat message or a piece of one, thoughts included.
+// The text of a choice of a completion, chat message or chat delta, including reasoning.
 std::string text_of(const json& choice) {
   const auto string_at = [](const json& object, const char* name) {
     const auto found = object.find(name);
@@ -30,7 +30,7 @@ std::string text_of(const json& choice) {
   return string_at(choice, "text");
 }
 
-// Takes text and usage of an answer or an event of one; the text is returned.
+// Adds the text and usage of a response or event to `answer`; returns the text.
 std::string take(const json& reply, ServingAnswer& answer) {
   const auto usage = reply.find("usage");
   if (usage != reply.end() && usage->is_object()) {

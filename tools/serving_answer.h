@@ -1,5 +1,5 @@
-// One answer of an OpenAI-compatible server as a load client sees it: when text came, how many tokens, and
-// what was wrong with it.
+// One response of an OpenAI-compatible server as a load client sees it: when text arrived, the number of
+// tokens, and any error.
 #pragma once
 
 #include <cstdint>
@@ -13,23 +13,23 @@
 namespace fp4moe {
 
 struct ServingAnswer {
-  Status error;                // ok, or why this is no whole answer
-  double first_text_s = -1;    // from sending to the first text; -1: not streamed, or no text came
+  Status error;                // why the response is incomplete, else ok
+  double first_text_s = -1;    // from sending to the first text; -1: not streamed, or no text
   double latency_s = 0;        // from sending to the end
-  std::vector<double> gaps_s;  // between one piece of text and the next
+  std::vector<double> gaps_s;  // times between consecutive pieces of text
   std::string text;
-  bool has_usage = false;      // the tokens are the server's own count; else as below
+  bool has_usage = false;      // the token counts are the server's own
   int64_t prompt_tokens = -1;  // -1: unknown
-  int64_t output_tokens = 0;   // pieces of text, of which each may hold several tokens or part of one
+  int64_t output_tokens = 0;   // without usage: pieces of text, each of several tokens or part of one
 };
 
-// Reads a stream of events. A stream is whole when it ends with [DONE].
+// Reads an event stream. A stream is complete when it ends with [DONE].
 class AnswerReader {
  public:
-  // `seconds` since the request was sent.
+  // `seconds`: time since the request was sent.
   void read(std::string_view bytes, double seconds);
   bool is_over() const { return is_done_ || !answer_.error.ok(); }
-  // `closed`: why the connection is over, ok where the HTTP message is whole.
+  // `closed`: why the connection ended; ok if the HTTP message is complete.
   ServingAnswer finish(const Status& closed, double seconds);
 
  private:
@@ -41,7 +41,7 @@ class AnswerReader {
   bool is_done_ = false;
 };
 
-// An answer that came as one JSON object; it must have usage.
+// Reads a response that is one JSON object; it must have usage.
 ServingAnswer read_whole_answer(const std::string& body, double seconds);
 
 }  // namespace fp4moe

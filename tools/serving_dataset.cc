@@ -10,7 +10,7 @@ namespace {
 
 using json = nlohmann::ordered_json;
 
-constexpr uint64_t kWords = 1000;  // random words are the numbers below
+constexpr uint64_t kWords = 1000;  // random words are the numbers below this
 
 int64_t random_length(int64_t most, double ratio, std::mt19937_64& random) {
   const int64_t least = std::max<int64_t>(static_cast<int64_t>(static_cast<double>(most) * ratio), 1);

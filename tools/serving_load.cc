@@ -33,13 +33,13 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kNoThrow = asio::as_tuple(asio::use_awaitable);
 constexpr uint64_t kMaxAnswerBytes = uint64_t{1} << 30;
-constexpr size_t kMaxShownBytes = 300;  // of a failed answer's body in the error
+constexpr size_t kMaxShownBytes = 300;  // of a failed response's body, in the error
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// All of it runs on one thread: what waits is a coroutine.
+// Runs on one thread; each connection is a coroutine.
 class Load {
  public:
   Load(const LoadOptions& options, const std::vector<std::string>& bodies)
@@ -66,7 +66,7 @@ class Load {
   }
 
  private:
-  // Takes the requests that nobody has taken, one after the other.
+  // A worker coroutine: sends the next unsent request until none is left.
   asio::awaitable<void> ask_on() {
     asio::steady_timer timer(io_);
     while (next_ < bodies_.size()) {
@@ -116,7 +116,7 @@ class Load {
                                              http::response_parser<http::string_body>& parser,
                                              Clock::time_point sent) {
     AnswerReader reader;
-    parser.eager(false);  // hands over what there is of the body, and does not wait for all of it
+    parser.eager(false);  // return the body bytes that have arrived, don't wait for all of them
     beast::error_code error;
     while (!error && !parser.is_done() && !reader.is_over()) {
       expect_news(stream);
@@ -155,7 +155,7 @@ class Load {
   Clock::time_point start_;
   size_t next_ = 0;
   std::vector<ServingAnswer> answers_;
-  std::vector<double> sent_at_s_;  // from the start
+  std::vector<double> sent_at_s_;  // relative to the start
 };
 
 }  // namespace

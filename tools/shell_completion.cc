@@ -10,14 +10,14 @@ std::string join(const std::vector<std::string>& words) {
   return text;
 }
 
-// Inside of single quotes.
+// Single-quotes `text`.
 std::string quoted(const std::string& text, const std::string& apostrophe) {
   std::string out = "'";
   for (const char c : text) out += c == '\'' ? apostrophe : std::string(1, c);
   return out + "'";
 }
 
-// zsh reads brackets and colons of a description itself.
+// zsh interprets brackets and colons in a description.
 std::string zsh_text(const std::string& text) {
   std::string out;
   for (const char c : text) {

@@ -47,8 +47,8 @@ bool signalled(const sigset_t& set) {
 
 void drain_unless_signalled(const sigset_t& set, const LogSink& log, const std::function<void()>& drain) {
   constexpr int kInterrupted = 130;
-  // timeout(1) sends its signal to the server and to the server's process group, and wrappers pass a
-  // terminal's Ctrl-C on to a child that already had it: what follows within this time is the same wish.
+  // timeout(1) signals both the server and its process group, and wrappers forward a terminal's Ctrl-C to a
+  // child that already got it: a second signal within this time is a duplicate.
   constexpr auto kSameSignal = std::chrono::milliseconds(500);
   using Clock = std::chrono::steady_clock;
   log(LogLevel::kInfo, "shutting down: running requests are finished; a second signal aborts them");

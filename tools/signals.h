@@ -1,4 +1,4 @@
-// What the verbs that serve until a signal have in common.
+// Helpers of the subcommands that serve until a signal.
 #pragma once
 
 #include <signal.h>
@@ -10,26 +10,27 @@
 
 namespace fp4moe {
 
-// "debug", "info", "warning" or "error".
+// `name`: "debug", "info", "warning" or "error".
 LogLevel least_level(const std::string& name);
 
-// Large blocks of memory go back to the system when they are freed. By default glibc keeps them once a few
-// have been freed, so that a burst of large requests would stay resident.
+// Makes large freed blocks of memory return to the system. By default glibc keeps them once a few have been
+// freed, so that a burst of large requests would stay resident.
 void return_freed_memory();
 
-// As many descriptors as the system gives: each connection takes one.
+// Raises the limit of open files to its maximum: each connection needs a descriptor.
 void raise_descriptor_limit();
 
-// SIGINT and SIGTERM are blocked in every thread from now on, and taken by the main one.
+// Blocks SIGINT and SIGTERM, in this thread and those it starts later, for signalled(); ignores SIGPIPE and
+// SIGHUP.
 sigset_t block_signals();
-// Waits for one of them, a tenth of a second at most.
+// Waits up to 0.1 s for one of the signals.
 bool signalled(const sigset_t& set);
-// After the first one: says so and runs `drain`; another one meanwhile ends the process with 130.
+// After the first signal: logs the shutdown and runs `drain`; a second signal ends the process with code 130.
 void drain_unless_signalled(const sigset_t& set, const LogSink& log, const std::function<void()>& drain);
 
-// "unix:/path" instead of an address to listen on.
+// Whether `host` is "unix:/path" instead of an address.
 bool is_unix_socket(const std::string& host);
-// Where clients find what listens there; where that is no address, a line of the log says what it is.
+// The URL to print for clients; for a Unix socket "http://localhost", and the socket's path is logged.
 std::string url_to_announce(const std::string& host, int port, const LogSink& log);
 
 }  // namespace fp4moe

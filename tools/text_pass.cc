@@ -45,7 +45,7 @@ Result<std::vector<std::string>> split_texts(const std::string& path, const std:
   return texts;
 }
 
-// log(sum of exp), in double.
+// log(sum(exp(logits))) in double.
 double log_sum(std::span<const float> logits) {
   const double top = *std::max_element(logits.begin(), logits.end());
   double sum = 0;

@@ -1,4 +1,4 @@
-// The verbs of the fp4moe binary: each file tools/<verb>.cc registers one subcommand.
+// The subcommands of the fp4moe binary: each file tools/<name>.cc registers one.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -12,19 +12,17 @@ struct EngineConfig;
 // Exit codes of the binary.
 enum ExitCode { kExitOk = 0, kExitUsage = 2, kExitUnsupported = 3, kExitDoesNotFit = 4, kExitSelfTest = 5 };
 
-// Prints "error: ..." to stderr and returns the exit code that fits the status (1 where none of the above
-// does).
+// Prints "error: ..." to stderr and returns the status' exit code (1 for statuses without a code above).
 int report_error(const Status& status);
 
-// In the processes of a job that do not lead it (Engine::is_follower): holds this process's ranks until the
-// job ends; returns the exit code. Prints nothing but errors.
+// Runs a non-leading process of a job (Engine::is_follower): holds this process's ranks until the job ends;
+// returns the exit code. Prints only errors.
 int follow(EngineConfig config);
 
-// The flags of every verb that loads a model, with SGLang's names and spellings; MODEL is positional or
-// --model-path.
+// The flags of every subcommand that loads a model, with SGLang's names; MODEL is positional or --model-path.
 void add_engine_flags(CLI::App& verb, EngineConfig& config);
 
-// Registers `fp4moe NAME ...`; on success of parsing, the verb runs and stores its exit code.
+// Registers `fp4moe NAME ...`; after parsing, the subcommand runs and stores its exit code.
 void add_serve(CLI::App& app, int& exit_code);
 void add_router(CLI::App& app, int& exit_code);
 void add_run(CLI::App& app, int& exit_code);
