@@ -36,7 +36,7 @@ TEST(Buffer, RefusesImpossibleSizes) {
   EXPECT_EQ(Buffer::make(INT64_MAX - (4 << 20)).status().code(), StatusCode::kDoesNotFit);
 }
 
-// Memory that is not the host's, and may refuse.
+// Non-host memory that can refuse allocations.
 class FakeMemory final : public MemoryResource {
  public:
   Result<uint8_t*> allocate(int64_t num_bytes) override {
@@ -87,7 +87,7 @@ TEST(Buffer, BorrowedMemoryIsLeftAlone) {
     EXPECT_EQ(a.data(), bytes);
     EXPECT_EQ(a.num_bytes(), 64);
     Buffer b = std::move(a);
-    b = *Buffer::make(10);  // each now frees what it owns and nothing else
+    b = *Buffer::make(10);  // after the swap each frees exactly what it owns
     EXPECT_EQ(bytes[0], 1);
   }
   EXPECT_EQ(bytes[0], 1);

@@ -24,7 +24,7 @@ TEST(CpuInfo, LevelsIncludeTheLowerOnes) {
   for (Isa isa : {Isa::kAvx2, Isa::kAvx512, Isa::kAmx}) EXPECT_EQ(isa_available(isa), isa <= best_isa());
 }
 
-// /proc/cpuinfo is the kernel's own reading of cpuid: an independent witness.
+// /proc/cpuinfo is the kernel's own decoding of cpuid: an independent reference.
 TEST(CpuInfo, BestIsaAgreesWithTheKernel) {
   if (std::getenv("FP4MOE_ISA") != nullptr) GTEST_SKIP() << "lowered by FP4MOE_ISA";
   std::ifstream file("/proc/cpuinfo");
@@ -48,8 +48,8 @@ TEST(CpuInfo, CoresAndMemoryArePlausible) {
   EXPECT_FALSE(cpu_model_name().empty());
 }
 
-// The C library reads the first level's size by another way; the last level is not smaller, and not a
-// thousand times as large as what is built.
+// The C library gets the level-1 size in another way. The last level must not be smaller, nor implausibly
+// large.
 TEST(CpuInfo, LastLevelCacheIsPlausible) {
   const int64_t num_bytes = last_level_cache_bytes();
   if (num_bytes == 0) GTEST_SKIP() << "the system does not say";

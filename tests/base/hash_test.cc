@@ -34,7 +34,7 @@ TEST(Hash64Test, LengthSeedAndOrderCount) {
   EXPECT_NE(hash64("a", 1, 1), hash64("a", 1, 2));
   std::vector<uint8_t> bytes = bytes_of(96);
   const uint64_t before = hash64(bytes.data(), 96);
-  for (size_t i = 0; i < 32; ++i) std::swap(bytes[i], bytes[i + 32]);  // two blocks
+  for (size_t i = 0; i < 32; ++i) std::swap(bytes[i], bytes[i + 32]);  // swaps two blocks
   EXPECT_NE(hash64(bytes.data(), 96), before);
 }
 

@@ -22,7 +22,7 @@ TEST(Printable, CutsLongTextsAndSaysTheirLength) {
   EXPECT_EQ(shown.size(), 4 * 100 + std::string("... (20971520 bytes)").size());
 }
 
-// Every byte by itself: the result is one line of printable ASCII.
+// Each byte value alone: the result is one line of printable ASCII.
 TEST(Printable, EveryByteGivesPrintableAscii) {
   for (int byte = 0; byte < 256; ++byte)
     for (const char c : printable(std::string(1, static_cast<char>(byte))))

@@ -11,7 +11,7 @@
 namespace fp4moe {
 namespace {
 
-// A thread that does nothing but say where it is.
+// A thread that continuously records its current CPU.
 class Spinner {
  public:
   Spinner() : thread_([this] { spin(); }) {
@@ -52,7 +52,7 @@ TEST(ThreadCpu, MovesWhereItIsToldAndMayGoAnywhereAfterwards) {
   const std::vector<int> cpus = spinner.thread().allowed();
   for (int round = 0; round < 20; ++round) {
     const int cpu = cpus[static_cast<size_t>(round) % cpus.size()];
-    // The system may take it on at once: it is told again.
+    // The kernel may migrate the thread again at once, so retry.
     bool came = false;
     for (int i = 0; i < 100 && !came; ++i) {
       spinner.thread().move_to(cpu);

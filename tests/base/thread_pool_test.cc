@@ -40,7 +40,7 @@ TEST_P(ThreadPoolOf, RunsEveryChunkOfStreamsOnce) {
   }
 }
 
-// What a loop wrote without synchronisation is seen by the next loop and by the caller.
+// A loop's unsynchronised writes are visible to the next loop and to the caller.
 TEST_P(ThreadPoolOf, LoopsFollowEachOther) {
   ThreadPool pool(GetParam());
   std::vector<int> before(17), after(17);
@@ -63,7 +63,7 @@ TEST_P(ThreadPoolOf, OneWorkerIsNeverInTwoChunks) {
   EXPECT_FALSE(overlapped);
 }
 
-// Pauses longer than the spin put workers to sleep; they must wake up for the next loop.
+// Pauses longer than the spin time put workers to sleep; the next loop must wake them.
 TEST_P(ThreadPoolOf, SleepersWakeUp) {
   ThreadPool pool(GetParam());
   for (int round = 0; round < 20; ++round) {
@@ -109,8 +109,8 @@ class BusyThreads {
   std::vector<std::thread> threads_;
 };
 
-// Workers lose their cores inside of chunks and are lent the caller's: nothing is lost or done twice, and all
-// may run where they might before.
+// Workers lose their cores in the middle of chunks and are moved to the caller's: no chunk is lost or run
+// twice, and afterwards each thread's allowed CPUs are restored.
 TEST_P(ThreadPoolOf, LoopsBesideBusyThreads) {
   const BusyThreads busy;
   const std::vector<int> cpus = ThreadCpu::current().allowed();
@@ -123,13 +123,13 @@ TEST_P(ThreadPoolOf, LoopsBesideBusyThreads) {
       int64_t sum = 0;
       for (int i = 0; i < 2000; ++i) {
         sum += i;
-        asm volatile("" : "+r"(sum));  // as slow as it looks
+        asm volatile("" : "+r"(sum));  // keeps the loop from being optimised away
       }
       sums[static_cast<size_t>(chunk)] += sum;
       threads[static_cast<size_t>(worker)] = ThreadCpu::current();
     });
   EXPECT_EQ(sums, std::vector<int64_t>(sums.size(), int64_t{kRounds} * 1999 * 2000 / 2));
-  for (const ThreadCpu& thread : threads) {  // one may still be on its way back
+  for (const ThreadCpu& thread : threads) {  // a worker may still be moving back
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
     while (thread.allowed() != cpus && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
     EXPECT_EQ(thread.allowed(), cpus);
@@ -138,7 +138,7 @@ TEST_P(ThreadPoolOf, LoopsBesideBusyThreads) {
 
 INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolOf, testing::Values(1, 2, 3, 7));
 
-// Two chunks that wait for each other end only if two threads run them.
+// Two chunks that wait for each other finish only if two threads run them.
 TEST(ThreadPool, WorkersRunAtTheSameTime) {
   ThreadPool pool(2);
   std::atomic<int> arrived{0};

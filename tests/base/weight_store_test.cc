@@ -14,7 +14,7 @@ Status write_seven(uint8_t* to) {
   return {};
 }
 
-// Hands out a byte of its own, unpacked.
+// A store that hands out one byte, not packed yet.
 class OneByte final : public WeightStore {
  public:
   Result<Buffer> next(int64_t num_bytes, const PackFn&) override {
@@ -54,7 +54,7 @@ TEST(WeightStore, TheInnermostScopeOfTheThreadIsAsked) {
     EXPECT_FALSE(packs_weights());
     enter_weights_part("layer 3");
     EXPECT_EQ(*packed_weights(1, write_seven)->data(), 42);
-    EXPECT_EQ(packed_weights(0, write_seven)->num_bytes(), 0);  // nobody is asked for nothing
+    EXPECT_EQ(packed_weights(0, write_seven)->num_bytes(), 0);  // the store is not called for 0 bytes
     std::thread([] { EXPECT_EQ(*packed_weights(1, write_seven)->data(), 7); }).join();
   }
   EXPECT_EQ(*packed_weights(1, write_seven)->data(), 7);

@@ -31,14 +31,14 @@ TEST(DeviceInfoTest, AcceptsAmpereAndNewer) {
   EXPECT_TRUE(check_device(facts).ok());
   facts.device.compute_capability = 80;
   EXPECT_TRUE(check_device(facts).ok());
-  facts.driver_version = 12080;  // a driver that the runtime accepts may be older than it
+  facts.driver_version = 12080;  // the runtime accepts drivers older than itself
   EXPECT_TRUE(check_device(facts).ok());
 }
 
 TEST(DeviceInfoTest, SaysWhatIsMissing) {
   DeviceFacts facts = good_machine();
   facts.driver_version = 0;
-  facts.driver_too_old = true;  // what the runtime says without a driver
+  facts.driver_too_old = true;  // the runtime also reports this without a driver
   EXPECT_EQ(check_device(facts).code(), StatusCode::kUnsupported);
   EXPECT_EQ(check_device(facts).message(), "no NVIDIA driver on this machine (libcuda.so.1 was not found)");
 
@@ -73,7 +73,7 @@ TEST(DeviceInfoTest, DescriptionIsTheDeviceOrTheReason) {
   }
 }
 
-// What a machine without a GPU gets from everything that would use one: an error with the reason.
+// On a machine without a GPU every device function returns an error with the reason.
 TEST(DeviceInfoTest, WithoutADeviceEverythingIsRefused) {
   if (device_info().ok()) GTEST_SKIP() << "this machine has a GPU";
   const Status stream = Stream::make().status();

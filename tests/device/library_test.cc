@@ -1,4 +1,4 @@
-// Where libraries are looked for, and what is said when there is none.
+// The search for libraries, and the error if a library is not found.
 #include "device/library.h"
 
 #include <gtest/gtest.h>

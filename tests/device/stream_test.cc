@@ -31,7 +31,7 @@ struct Memories {
     std::iota(from.as<int>(), from.as<int>() + kInts, first);
     std::fill_n(to.as<int>(), kInts, -1);
   }
-  // Through the device and back, on the current stream.
+  // Copies to the device and back, on the current stream.
   Status round_trip() const {
     copy_async(device.data(), from.data(), kBytes);
     copy_async(to.data(), device.data(), kBytes);
@@ -61,7 +61,7 @@ TEST(StreamTest, CopiesGoThroughTheCurrentStream) {
   EXPECT_TRUE(m.arrived());
 }
 
-// From memory that is not pinned, in sizes that the driver stages.
+// From unpinned memory, in sizes that the driver stages.
 TEST(StreamTest, AnUploadHasArrivedWhenItReturns) {
   Stream stream = Stream::make().value();
   StreamScope scope(stream);
@@ -90,7 +90,7 @@ TEST(StreamTest, MemoryThatDoesNotFitIsAnError) {
   const auto memory = device_memory_info();
   const auto buffer = Buffer::make(memory->total_bytes * 2, device_memory());
   EXPECT_EQ(buffer.status().code(), StatusCode::kDoesNotFit);
-  EXPECT_TRUE(Buffer::make(64, device_memory()).ok());  // the error does not stick
+  EXPECT_TRUE(Buffer::make(64, device_memory()).ok());  // the error is not sticky
 }
 
 TEST(GraphTest, ReplaysWhatWasRecorded) {
@@ -100,7 +100,7 @@ TEST(GraphTest, ReplaysWhatWasRecorded) {
   ASSERT_TRUE(graph.ok()) << graph.status().message();
   EXPECT_EQ(graph->num_nodes(), 2);
   ASSERT_TRUE(stream.synchronize().ok());
-  EXPECT_EQ(m.to.as<int>()[0], -1);  // nothing ran
+  EXPECT_EQ(m.to.as<int>()[0], -1);  // capture does not run the work
   for (int first : {5, 6}) {
     m.fill(first);
     graph->launch(stream);
@@ -122,7 +122,7 @@ TEST(GraphTest, AnErrorOfTheWorkLeavesTheStreamUsable) {
     return invalid_argument("no");
   });
   EXPECT_EQ(graph.status().message(), "no");
-  // Waiting is not allowed while recording.
+  // Synchronising is illegal during capture.
   EXPECT_FALSE(Graph::capture(stream, [&] { return stream.synchronize(); }).ok());
   StreamScope scope(stream);
   ASSERT_TRUE(m.round_trip().ok());

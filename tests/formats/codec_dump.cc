@@ -1,6 +1,6 @@
-// Driven by ml_dtypes_test.py. For each float32 on stdin (native bits) writes 24 bytes to stdout: its codes
-// (u8 e2m1, u8 e4m3, u8 e8m0 rounded up, u8 e8m0 by the OCP rule, u16 bf16, u16 zero), and then what the
-// float's low byte decodes to as e2m1 and e4m3, as e8m0, and its low half as bf16 (four float32).
+// Driven by ml_dtypes_test.py. For each float32 on stdin (native byte order) writes 24 bytes to stdout: its
+// codes (u8 e2m1, u8 e4m3, u8 e8m0 rounded up, u8 e8m0 by the OCP rule, u16 bf16, u16 zero), then four
+// float32: the float's low byte decoded as e2m1, as e4m3 and as e8m0, and its low half decoded as bf16.
 #include <bit>
 #include <cmath>
 #include <cstdio>

@@ -12,7 +12,7 @@
 namespace fp4moe {
 namespace {
 
-// Value of a scale byte from the formats' definitions.
+// A scale byte's value, from the formats' definitions.
 double scale_oracle(Fp4Format format, int byte) {
   if (format == Fp4Format::kMxfp4)
     return byte == 255 ? std::numeric_limits<double>::quiet_NaN() : std::ldexp(1.0, byte - 127);
@@ -26,7 +26,7 @@ double code_oracle(int code) {
   return code < 8 ? magnitude : -magnitude;
 }
 
-// Equal as bits, or both NaN.
+// Bitwise equal, or both NaN.
 bool same_float(float a, float b) {
   return std::isnan(a) ? std::isnan(b) : std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
 }
@@ -35,7 +35,8 @@ class EveryFormat : public testing::TestWithParam<Fp4Format> {};
 INSTANTIATE_TEST_SUITE_P(Fp4Matrix, EveryFormat, testing::Values(Fp4Format::kMxfp4, Fp4Format::kNvfp4),
                          [](const auto& test) { return fp4_format_name(test.param); });
 
-// Row `code` holds that code once, at the even or odd place of byte code % (block / 2); zeros elsewhere.
+// Row `code` contains that code once, in the low or high nibble of code byte code % (block / 2), and zeros
+// elsewhere.
 TEST_P(EveryFormat, AllCodesTimesAllScalesInBothNibbles) {
   const int block = fp4_block(GetParam());
   for (bool odd : {false, true})

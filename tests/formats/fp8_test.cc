@@ -69,7 +69,7 @@ TEST(Fp8Row, FollowsItsRuleForRowsOfAnyLength) {
     const std::vector<float> back = dequantize(q);
     for (size_t i = 0; i < cols; ++i) {
       EXPECT_EQ(back[i], static_cast<float>(value_of(q.codes[i]) * q.scales[i / 128]));
-      // Half a unit of three fraction bits, or of the smallest subnormal.
+      // Half an ulp with three fraction bits, or half the smallest subnormal.
       EXPECT_LE(std::abs(back[i] - x[i]),
                 std::max(std::abs(x[i]) / 16.0, 0x1p-10 * q.scales[i / 128]) * 1.0001);
     }
@@ -82,7 +82,7 @@ TEST(Fp8Row, EveryCodeOfAFullRangeGroupSurvives) {
     for (int code = 0; code < 256; ++code)
       if ((code & 0x7f) != 0x7f)
         x.push_back(static_cast<float>(value_of(static_cast<uint8_t>(code))) * scale);
-    ASSERT_EQ(x.size(), 254u);  // 448 and -448 lie in the first and the second group
+    ASSERT_EQ(x.size(), 254u);  // 448 is in the first group, -448 in the second
     const Quantized q = quantize(x);
     EXPECT_EQ(q.scales, (std::vector<float>{scale, scale}));
     EXPECT_EQ(dequantize(q), x);
@@ -117,7 +117,7 @@ TEST(Fp8Row, EdgeCases) {
   const Quantized infinite = quantize(std::vector<float>{kInf, -kInf, 1});
   EXPECT_EQ(infinite.codes, (std::vector<uint8_t>{0x7e, 0xfe, 0}));
   EXPECT_EQ(infinite.scales, (std::vector<float>{kMax / 448}));
-  fp8_quantize_row(static_cast<const float*>(nullptr), 0, nullptr, nullptr);  // an empty row touches nothing
+  fp8_quantize_row(static_cast<const float*>(nullptr), 0, nullptr, nullptr);  // no memory access
 }
 
 TEST(Fp8Cast, RoundsEveryBf16ToTheNearestCode) {

@@ -1,10 +1,11 @@
 """Compares the scalar codecs with PyPI's ml_dtypes.  Usage: ml_dtypes_test.py PATH_OF_codec_dump
 
 Known differences, each checked here rather than skipped:
-  e2m1  ml_dtypes maps NaN to a zero, we to +6 (0x7), as the conversion instruction of GPUs does.
-  e4m3  ml_dtypes turns what rounds past 448, and infinities, into NaN; we saturate. Its NaN keeps the sign, ours is 0x7f.
+  e2m1  ml_dtypes maps NaN to zero, we map it to +6 (0x7), as the conversion instruction of GPUs does.
+  e4m3  ml_dtypes turns infinities and values that round past 448 into NaN; we saturate. Its NaN keeps the sign,
+        ours is 0x7f.
   e8m0  ml_dtypes rounds to nearest; we have two directed rules, compared here where x is a power of two.
-  bf16  ml_dtypes makes every NaN 0x7fc0 or 0xffc0; we keep the upper payload bits.
+  bf16  ml_dtypes turns every NaN into 0x7fc0 or 0xffc0; we keep the upper payload bits.
 """
 
 import subprocess
@@ -19,7 +20,8 @@ RECORD = np.dtype([("e2m1", "u1"), ("e4m3", "u1"), ("e8m0_up", "u1"), ("e8m0_flo
 
 
 def inputs():
-    """float32 bit patterns: random ones, all bf16, all low halves, and every decision point with neighbours."""
+    """float32 bit patterns: random ones, all bf16, all low halves, and every decision point with its
+    neighbours."""
     rng = np.random.default_rng(1)
     values = [np.arange(16).astype(np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float64),
               np.arange(0x7f).astype(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64),
@@ -51,7 +53,7 @@ def expect_equal(name, x, actual, expected):
 
 
 def same_bits(values):
-    """Bit patterns with all NaNs made one."""
+    """Bit patterns with all NaNs made equal."""
     return np.where(np.isnan(values), np.uint32(0x7fc00000), values.view(np.uint32))
 
 

@@ -81,7 +81,8 @@ TEST(Mxfp4, SixTimesAPowerOfTwoIsExactInBothRules) {
     }
 }
 
-// Every bf16 as the largest of its block: the scale from exact arithmetic on it, the code by search.
+// Every bf16 as the largest element of its block: the expected scale from exact arithmetic, the code by
+// search.
 TEST_P(EveryRule, EveryBf16AsTheBlocksLargest) {
   for (uint32_t u = 1; u < 0x7f80; ++u) {
     const bf16 code{static_cast<uint16_t>(u)};
@@ -141,8 +142,8 @@ TEST_P(EveryRule, Bf16InputEqualsTheSameValuesAsF32) {
   EXPECT_TRUE(same_bytes(quantize(rounded, GetParam()).scales, quantize(x, GetParam()).scales));
 }
 
-// Inside the range an element is off by at most half the largest step, one unit; the OCP rule may cut off
-// what lies past 6 units, below 8.
+// Within the range, an element's error is at most half the largest step, one unit; the OCP rule may clip
+// values between 6 and 8 units.
 RC_GTEST_PROP(Mxfp4Property, ErrorIsAtMostOneUnitOrWhatIsCutOff, (uint32_t seed)) {
   const std::vector<float> x = random_row(4, 60, seed);
   for (auto rule : {Mxfp4ScaleRule::kRoundUp, Mxfp4ScaleRule::kOcpFloor}) {
@@ -158,7 +159,8 @@ RC_GTEST_PROP(Mxfp4Property, ErrorIsAtMostOneUnitOrWhatIsCutOff, (uint32_t seed)
   }
 }
 
-// Values survive in both rules; bytes only in OCP's (the other may halve the scale and double the codes).
+// Values are stable under both rules; bytes only under OCP's (the other may halve the scale and double the
+// codes).
 RC_GTEST_PROP(Mxfp4Property, QuantisingTheResultAgainKeepsTheValues, (uint32_t seed)) {
   const std::vector<float> x = random_row(4, 60, seed);
   for (auto rule : {Mxfp4ScaleRule::kRoundUp, Mxfp4ScaleRule::kOcpFloor}) {

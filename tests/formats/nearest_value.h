@@ -1,4 +1,4 @@
-// The oracle of the scalar encoders: a search for the nearest value in double, over tables written from the
+// The oracle of the scalar encoders: searches for the nearest value in double, in tables written from the
 // formats' definitions. Shares no code with src/formats.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace fp4moe::oracle {
 
-// Magnitudes of codes 0, 1, 2, ...: ascending, neighbours differ in the parity of the fraction.
+// Magnitudes of codes 0, 1, 2, ...: ascending; consecutive codes differ in the parity of the fraction.
 inline std::vector<double> e2m1_magnitudes() { return {0, 0.5, 1, 1.5, 2, 3, 4, 6}; }
 
 inline std::vector<double> e4m3_magnitudes() {
@@ -22,7 +22,8 @@ inline std::vector<double> e4m3_magnitudes() {
   return values;
 }
 
-// Code of the magnitude nearest to |x|, ties to the even code, the sign in front; saturating. x is no NaN.
+// The code of the magnitude nearest to |x|, ties to the even code, plus the sign bit; saturating. x is not
+// NaN.
 inline int nearest_code(const std::vector<double>& magnitudes, double x, int sign_bit) {
   const double a = std::min(std::abs(x), magnitudes.back());  // beyond it, differences in double could tie
   int best = 0;

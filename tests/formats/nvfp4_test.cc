@@ -38,13 +38,13 @@ std::vector<float> dequantize(const Quantized& q, DecodeScale scale) {
 
 float scale_value(uint8_t byte) { return static_cast<float>(oracle::e4m3_magnitudes()[byte]); }
 
-// The published steps, one at a time, for finite input; the two encoders by search.
+// The published steps, one at a time, for finite input; the two element encoders by search.
 Quantized quantize_by_steps(const std::vector<float>& x, float gs) {
   Quantized q;
   for (size_t block = 0; block < x.size(); block += 16) {
     float amax = 0;
     for (size_t i = block; i < block + 16; ++i) amax = std::max(amax, std::abs(x[i]));
-    volatile float sixth = 1.0f / 6.0f;  // volatile: every step is rounded to f32 whatever the compiler
+    volatile float sixth = 1.0f / 6.0f;  // volatile: rounds every step to f32 with any compiler
     volatile float multiplier = gs * sixth;
     volatile float s = amax * multiplier;
     const auto byte = static_cast<uint8_t>(amax == 0 ? 0 : oracle::e4m3(s));
@@ -60,7 +60,7 @@ Quantized quantize_by_steps(const std::vector<float>& x, float gs) {
   return q;
 }
 
-// Blocks whose magnitudes differ by up to 2^spread.
+// Rows of blocks whose magnitudes differ by up to 2^spread.
 std::vector<float> random_row(size_t num_blocks, int spread, uint32_t seed) {
   std::mt19937 random(seed);
   std::vector<float> x(16 * num_blocks);
@@ -120,12 +120,12 @@ TEST(Nvfp4, EqualsThePublishedStepsBitForBit) {
   }
 }
 
-// Where one ulp more or less in any step flips a scale byte or a code: the order of operations shows here
-// only.
+// Inputs for which one ulp in any step changes a scale byte or a code: only these reveal the order of
+// operations.
 TEST(Nvfp4, EqualsThePublishedStepsAroundEveryDecisionPoint) {
   const double ties[] = {.25, .75, 1.25, 1.75, 2.5, 3.5, 5};
   const std::vector<double> sf = oracle::e4m3_magnitudes();
-  const auto shifted = [](double value, int ulps) {  // the nearest float, some neighbours on
+  const auto shifted = [](double value, int ulps) {  // the nearest float, moved by `ulps`
     return std::bit_cast<float>(std::bit_cast<int32_t>(static_cast<float>(value)) + ulps);
   };
   for (float gs : {2688 / 12.7f, 0.37f, 1.9f, 77777.7f, 3e-7f})
@@ -227,9 +227,9 @@ TEST(Nvfp4, EmptyRowWritesNothing) {
   EXPECT_EQ(untouched, 7);
 }
 
-// One step of the largest code is 2, so nothing inside the range is off by more than one code unit, sf * d;
-// what the rounding of sf leaves outside the range is off by its distance to 6 units. An sf of 0 means s <=
-// 2^-10.
+// The largest code's step is 2, so an element within the range has an error of at most one code unit, sf * d;
+// an element that the rounding of sf puts outside the range has at most its distance to 6 units. sf is 0 if s
+// <= 2^-10.
 RC_GTEST_PROP(Nvfp4Property, ErrorIsAtMostAUnitAndWhatTheScaleCutsOff, (uint32_t seed)) {
   const std::vector<float> x = random_row(4, 12, seed);
   const EncodeScale gs = nvfp4_encode_scale(amax_of(x));
@@ -249,13 +249,13 @@ RC_GTEST_PROP(Nvfp4Property, QuantisingTheResultAgainChangesNothing, (uint32_t s
   const EncodeScale gs = nvfp4_encode_scale(amax_of(x));
   const Quantized q = quantize(x, gs);
   for (uint8_t byte : q.scales)
-    RC_PRE(byte >= 0x08);  // subnormal scales round by up to a half: not idempotent
+    RC_PRE(byte >= 0x08);  // subnormal scales round by up to one half: not idempotent
   const Quantized again = quantize(dequantize(q, to_decode(gs)), gs);
   RC_ASSERT(again.scales == q.scales);
   RC_ASSERT(again.codes == q.codes);
 }
 
-// What w4a4 on CPUs and SM90 rests on: both operands of a product are exact bf16 numbers.
+// w4a4 on CPUs and SM90 relies on this: both operands of a product are exact in bf16.
 TEST(Nvfp4, CodeTimesBlockScaleIsExactInBf16) {
   for (int scale = 0; scale < 0x7f; ++scale)
     for (int code = 0; code < 16; code += 2) {

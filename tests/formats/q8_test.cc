@@ -16,7 +16,7 @@ Q8Block quantize(const std::vector<float>& values) {
   return quantize_q8(rounded.data(), std::ssize(rounded));
 }
 
-// Every scale that a block can have: the largest magnitude runs over all finite bf16.
+// Covers every scale a block can have: the largest magnitude runs over all finite bf16.
 TEST(Q8, ErrorIsAtMostHalfAScale) {
   std::mt19937 random(1);
   for (uint32_t bits = 1; bits < 0x7f80; ++bits) {

@@ -21,8 +21,8 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 uint32_t bits(float x) { return std::bit_cast<uint32_t>(x); }
 float from_bits(uint32_t u) { return std::bit_cast<float>(u); }
 
-// Every point where rounding to the values `magnitudes` turns, the values themselves, both float neighbours
-// of each, and the ends of the float range; of both signs.
+// Every value of `magnitudes`, every rounding boundary between two of them, both float neighbours of each,
+// and the ends of the float range; with both signs.
 std::vector<float> decision_points(const std::vector<double>& magnitudes) {
   std::vector<float> points = {0, 0x1p-149f, 0x1p-126f, std::numeric_limits<float>::max(), kInf};
   const auto add = [&](double x) {
@@ -40,7 +40,7 @@ std::vector<float> decision_points(const std::vector<double>& magnitudes) {
   return points;
 }
 
-// Every finite bf16, as a float.
+// Calls f for every finite bf16, as a float.
 template <class F>
 void for_all_bf16(F f) {
   for (uint32_t u = 0; u < 0x10000; ++u)
@@ -144,7 +144,7 @@ TEST(E8m0, RoundUpIsTheLeastPowerNotBelow) {
     int least = 0;
     while (least < 254 && std::ldexp(1.0, least - 127) < t) ++least;
     ASSERT_EQ(e8m0_encode_round_up(t), least) << t;
-    if (t >= 0x1p-126f && t <= 0x1p127f) {  // the same as integer arithmetic on the bits, for normal floats
+    if (t >= 0x1p-126f && t <= 0x1p127f) {  // integer arithmetic on the bits gives the same for normal floats
       ASSERT_EQ(e8m0_encode_round_up(t), ((bits(t) + 0x007fffffu) & 0x7f800000u) >> 23) << t;
     }
   };
@@ -171,7 +171,7 @@ TEST(E8m0, OcpFloorIsTheExponentLessTwo) {
   EXPECT_EQ(e8m0_encode_ocp_floor(kNan), 255);
 }
 
-// Value of a bf16's magnitude from its definition; the code after the largest finite one counts as 2^128.
+// The value of a bf16 magnitude by definition; the code after the largest finite one counts as 2^128.
 double bf16_magnitude(uint32_t code) {
   const int exponent = static_cast<int>(code >> 7), fraction = static_cast<int>(code & 0x7f);
   return exponent == 0 ? std::ldexp(fraction, -126 - 7) : std::ldexp(128 + fraction, exponent - 127 - 7);

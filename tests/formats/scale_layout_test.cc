@@ -11,19 +11,19 @@
 namespace fp4moe {
 namespace {
 
-// rows x groups, with remainders of every tile, single rows and empty matrices.
+// rows x groups, including partial tiles, single rows and empty matrices.
 const int64_t kRows[] = {0, 1, 7, 8, 9, 31, 32, 33, 64, 127, 128, 129, 257};
 const int64_t kGroups[] = {1, 2, 3, 4, 5, 8, 90};
 
 std::vector<uint8_t> counted(int64_t n) {
   std::vector<uint8_t> bytes(static_cast<size_t>(n));
   for (size_t i = 0; i < bytes.size(); ++i)
-    bytes[i] = static_cast<uint8_t>(1 + i % 255);  // never the padding's 0
+    bytes[i] = static_cast<uint8_t>(1 + i % 255);  // never 0, the padding's value
   return bytes;
 }
 
-// Walks a buffer of row tiles x group tiles of [row_inner, row_outer, 4] in storage order and compares each
-// element inside the matrix with offset().
+// Iterates over a buffer of row tiles x group tiles of [row_inner, row_outer, 4] in storage order and
+// compares each element inside the matrix with offset().
 template <class L>
 void expect_storage_order(const L& layout, int64_t row_inner, int64_t row_outer) {
   const int64_t tile_rows = row_inner * row_outer;

@@ -30,14 +30,15 @@ uint32_t word_at(const std::vector<uint8_t>& bytes, int64_t word) {
   return value;
 }
 
-// Code (row, column) of a row-major matrix of k columns.
+// Code (row, column) of a row-major matrix with k columns.
 uint32_t code_at(const std::vector<uint8_t>& codes, int64_t k, int64_t row, int64_t column) {
   return codes[row * k / 2 + column / 2] >> (column % 2 * 4) & 15;
 }
 
-// Calls f(word, row_in_quad, lane, matrix, r0, k0) for each word that a thread gets when an ldmatrix.x4 reads
-// 16 rows x 32 bytes of the result at rows r0.., K columns k0..: the thread 4 g + q gets word q of row g of
-// each of the four 8 x 16-byte matrices (rows 0-7 left, rows 8-15 left, rows 0-7 right, rows 8-15 right).
+// Calls f(word, row_in_quad, lane, matrix, r0, k0) for each word that a thread receives when ldmatrix.x4
+// reads 16 rows x 32 bytes of the result at rows r0.., K columns k0..: thread 4 g + q receives word q of row
+// g of each of the four 8 x 16-byte matrices (rows 0-7 left, rows 8-15 left, rows 0-7 right, rows 8-15
+// right).
 template <class F>
 void for_each_fragment_word(int64_t n, int64_t k, F f) {
   for (int64_t r0 = 0; r0 < n; r0 += 16)
@@ -58,7 +59,8 @@ TEST(Sm90Interleave, WorkedWord) {
   for (size_t i = 4; i < dst.size(); ++i) EXPECT_EQ(dst[i], 0) << i;
 }
 
-// The kernel's masks and its multiplication by 2^126 must give the operand registers of four m64k16 WGMMAs.
+// The kernel's masks and its multiplication by 2^126 must produce the operand registers of four m64k16
+// WGMMAs.
 TEST(Sm90Interleave, Bf16WordsDecodeToWgmmaFragments) {
   const int64_t n = 48, k = 192;
   const std::vector<uint8_t> src = random_bytes(n * k / 2, 1);
@@ -81,8 +83,8 @@ TEST(Sm90Interleave, Bf16WordsDecodeToWgmmaFragments) {
   });
 }
 
-// A word holds two operand registers of a k32 WGMMA: four codes of row g in the low half, of row g + 8 in the
-// high.
+// A word contains two operand registers of a k32 WGMMA: four codes of row g in the low half and four of row g
+// + 8 in the high half.
 TEST(Sm90Interleave, Fp8WordsHoldFragmentsOfK32WithSignsMoved) {
   const int64_t n = 32, k = 128;
   const std::vector<uint8_t> src = random_bytes(n * k / 2, 2);

@@ -1,4 +1,4 @@
-// Any text as an answer of any dialect: whole and byte by byte it gives the same parts, joined.
+// Any text as output in any dialect: parsing it whole and byte by byte gives the same joined parts.
 #include <cstdint>
 #include <string_view>
 

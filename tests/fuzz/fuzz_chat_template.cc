@@ -1,4 +1,4 @@
-// A template and messages from one input, split at the first zero byte; tools are the messages again.
+// A template and messages from one input, split at the first zero byte; the messages are also used as tools.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>

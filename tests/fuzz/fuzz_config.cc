@@ -1,5 +1,5 @@
-// Any three texts, separated by NUL, as config.json, generation_config.json and hf_quant_config.json:
-// refused, or the sizes are such that a model can be made of them.
+// Any three texts, separated by NUL, as config.json, generation_config.json and hf_quant_config.json: they
+// are refused, or the sizes allow building a model.
 #include <algorithm>
 #include <array>
 #include <cstdint>

@@ -1,5 +1,6 @@
-// Any bytes as a grammar of any kind, and as what a model draws from it: compiling, masks and tokens end
-// within their budgets, with an answer or an error of the client's, and what a mask allows is accepted.
+// Any bytes as a grammar of any kind and as the tokens drawn from it: compilation, masks and tokens stay
+// within their budgets and end with a result or a client error, and every token that a mask allows is
+// accepted.
 //   input: a byte for the kind, the grammar's text up to a zero byte, a byte for each token
 #include <algorithm>
 #include <cstdint>
@@ -26,7 +27,7 @@ constexpr fp4moe::GrammarBudget kCompile{.max_steps = 10'000'000, .max_bytes = 1
 constexpr size_t kMaxTokens = 32;
 constexpr fp4moe::GrammarBudget kToken{.max_steps = 300'000, .max_bytes = 32 << 20};
 
-// Every byte, an end, and words that grammars often contain.
+// Every byte, an end token, and words that grammars often contain.
 Tokenizer make_tokenizer() {
   std::string vocab;
   int32_t id = 0;
@@ -47,7 +48,7 @@ Tokenizer make_tokenizer() {
   return std::move(*tokenizer);
 }
 
-// An error that the client can mend.
+// Only client errors are legal.
 void check_error(const Status& status) {
   FP4MOE_CHECK(status.code() == StatusCode::kInvalidArgument, status.to_string());
   FP4MOE_CHECK(!status.message().empty(), "no message");
@@ -57,7 +58,7 @@ bool is_allowed(const std::vector<uint32_t>& allowed, int32_t id) {
   return (allowed[static_cast<size_t>(id) / 32] >> (id % 32) & 1) != 0;
 }
 
-// The first allowed id from `wanted` on; -1 if there is none.
+// The first allowed id at or cyclically after `wanted`; -1 if none.
 int32_t choose(const std::vector<uint32_t>& allowed, int32_t wanted) {
   for (int32_t i = 0; i < kVocab; ++i)
     if (const auto id = static_cast<int32_t>((wanted + i) % kVocab); is_allowed(allowed, id)) return id;

@@ -1,8 +1,8 @@
-// Any bytes, cut anywhere, on a live connection of a server with a fake engine. The server answers or closes,
-// holds no more than its budget, forgets the client when it leaves, and answers /health and /metrics to
-// others.
+// Any bytes, cut anywhere, on a live connection to a server with a fake engine. The server responds or
+// closes, stays within its memory budget, releases the client's memory when it leaves, and serves /health and
+// /metrics to others.
 //
-// Input: the size of the pieces that are sent (0: all at once), a seed for their cuts, then the bytes.
+// Input: the size of the pieces to send (0: all at once), a seed for the cuts, then the bytes.
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -24,7 +24,7 @@ namespace {
 using namespace fp4moe;
 
 constexpr int64_t kMaxBuffered = 1 << 20;
-constexpr int kMostMilliseconds = 10000;  // far more than any answer takes; under a sanitizer, too
+constexpr int kMostMilliseconds = 10000;  // far more than any response takes, even under a sanitizer
 
 [[noreturn]] void fail(const char* what) {
   std::fprintf(stderr, "the server %s\n", what);
@@ -65,13 +65,13 @@ class Client {
   void send(std::string_view bytes) {
     while (!bytes.empty()) {
       const ssize_t sent = ::send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-      if (sent <= 0) return;  // it has refused the request already
+      if (sent <= 0) return;  // the server has already refused the request
       bytes.remove_prefix(static_cast<size_t>(sent));
     }
   }
   void shut_sending() { shutdown(socket_, SHUT_WR); }
 
-  // Until the server closes, or `enough` has come.
+  // Receives until the server closes or `enough` has arrived.
   std::string receive(std::string_view enough = {}) {
     std::string answer;
     char bytes[16384];

@@ -1,6 +1,6 @@
-// What another node sends over the bootstrap port. The first byte chooses how the rest is used: as one
-// payload of every type, as a stream of frames, as a hello behind a valid proof, as the unit of a long
-// payload, or as the address that a request names. Errors stay short, printable and on one line.
+// Data from another node on the bootstrap port. The first byte selects how the rest is used: as one payload
+// of every type, as a stream of frames, as a hello with a valid proof, as the repeated unit of a long
+// payload, or as the node address in a request. Error messages stay short, printable and on one line.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -38,7 +38,7 @@ void decode_payload(KvFrameType type, std::span<const uint8_t> payload) {
       const auto request = decode_prefill(payload);
       check(request.status());
       if (!request.ok()) return;
-      const std::string again = encode_prefill(*request);  // what was accepted can be sent
+      const std::string again = encode_prefill(*request);  // an accepted request can be encoded again
       FP4MOE_CHECK(decode_prefill({reinterpret_cast<const uint8_t*>(again.data()), again.size()}).ok(),
                    again);
       return;
@@ -63,7 +63,7 @@ void decode_all(std::span<const uint8_t> payload) {
     decode_payload(static_cast<KvFrameType>(type), payload);
 }
 
-// As KvSocket::receive() reads them, until one is refused.
+// Parses frames like KvSocket::receive() until one is refused.
 void read_stream(std::span<const uint8_t> bytes, KvStage stage) {
   while (bytes.size() >= sizeof(KvFrameHeader)) {
     const auto header =
@@ -81,7 +81,8 @@ void read_stream(std::span<const uint8_t> bytes, KvStage stage) {
   }
 }
 
-// Frames with valid checksums, of types and lengths that the input gives (two bytes each); then its rest.
+// Frames with valid checksums, their types and lengths from the input (two bytes each), then the rest of the
+// input.
 std::vector<uint8_t> make_stream(std::span<const uint8_t> bytes) {
   std::vector<uint8_t> stream;
   while (bytes.size() > 2) {
@@ -95,7 +96,7 @@ std::vector<uint8_t> make_stream(std::span<const uint8_t> bytes) {
   return stream;
 }
 
-// A proof makes no difference to what a hello may hold, and any other proof refuses it.
+// A valid proof does not change which hellos are accepted; an invalid proof is always refused.
 void open_sealed_hello(std::span<const uint8_t> json) {
   static const NodeSecret secret = *NodeSecret::make(std::vector<uint8_t>(32, 's'));
   KvNonces nonces;
@@ -114,7 +115,7 @@ void open_sealed_hello(std::span<const uint8_t> json) {
   FP4MOE_CHECK(!open_hello(payload, secret, NodeRole::kDecode, nonces).ok(), "a damaged hello is accepted");
 }
 
-// The input's second part, repeated up to 256 KiB, between its first and its third.
+// The input with its middle part repeated up to 256 KiB.
 std::vector<uint8_t> make_long(std::span<const uint8_t> bytes) {
   const size_t head = bytes.empty() ? 0 : bytes[0] % bytes.size();
   const size_t unit = bytes.empty() ? 0 : std::min<size_t>(1 + bytes[0] / 16, bytes.size() - head);

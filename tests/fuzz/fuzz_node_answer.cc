@@ -1,4 +1,4 @@
-// What a node sends to a router: bytes as its HTTP answer, in pieces of any size, and as its /server_info.
+// A node's bytes to a router: as an HTTP response, in pieces of any size, and as its /server_info.
 #include <algorithm>
 
 #include "server/node_answer.h"
@@ -8,7 +8,7 @@ namespace {
 
 using namespace fp4moe;
 
-// One line of printable ASCII, not much longer than what it quotes.
+// The message is one line of printable ASCII, not much longer than the text it quotes.
 void check_message(const Status& status) {
   const std::string& message = status.message();
   const auto is_plain = [](char c) { return c >= ' ' && c < '\x7f'; };
@@ -26,7 +26,7 @@ void check_info(std::string_view body) {
 
 }  // namespace
 
-// The first byte: whether it answers a HEAD request, a limit, and the size of the pieces.
+// The first byte selects whether it was a HEAD request, a body limit, and the size of the pieces.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::string_view bytes(reinterpret_cast<const char*>(data), size);
   check_info(bytes);

@@ -1,4 +1,4 @@
-// Any bytes as the body of every POST route: the answer is always JSON, and nothing crashes.
+// Any bytes as the body of every POST route: the response is always JSON, and nothing crashes.
 #include <cstdint>
 #include <string>
 

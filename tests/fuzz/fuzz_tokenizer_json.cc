@@ -1,4 +1,4 @@
-// Any bytes as tokenizer.json: an error, or a tokenizer that encodes and decodes without harm.
+// Any bytes as tokenizer.json: an error, or a tokenizer that encodes and decodes without crashing.
 #include <cstdint>
 #include <string>
 #include <string_view>

@@ -1,4 +1,4 @@
-// The file of packed weights: any bytes, and any index behind hashes that are right.
+// The packed-weights file: any bytes, and any index with correct hashes.
 #include <cstring>
 
 #include "base/hash.h"
@@ -18,7 +18,7 @@ void check(const std::vector<uint8_t>& file) {
     return;
   }
   if (index->key != kKey) __builtin_trap();
-  uint64_t end = kWeightAlign;  // every byte that is handed out is one of the file's
+  uint64_t end = kWeightAlign;  // all weights are inside the file
   for (const WeightRecord& weight : index->weights) {
     if (weight.part >= index->parts.size() || weight.num_bytes > file.size() - end) __builtin_trap();
     end += static_cast<uint64_t>(weight_room(static_cast<int64_t>(weight.num_bytes)));
@@ -29,8 +29,8 @@ void check(const std::vector<uint8_t>& file) {
 
 }  // namespace
 
-// Once as it is; once as what follows the header's magic and version, with hashes that fit: of files of some
-// pages whose last bytes are the input's rest.
+// Checks the input as a file, and as the header fields after magic and version, with matching hashes, of a
+// file of some pages that ends with the rest of the input.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   check({data, data + size});
   constexpr size_t kBegin = offsetof(WeightFileHeader, num_weights);
@@ -43,7 +43,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const uint8_t* const rest = data + kFields + 1;
   if (data[kFields] & 0x40) file.insert(file.end(), kKey, kKey + sizeof kKey - 1);
   file.insert(file.end(), rest, data + size);
-  if (data[kFields] & 0x80) {  // an index that may be right
+  if (data[kFields] & 0x80) {  // a plausible index position
     header.file_bytes = file.size();
     header.index_offset = num_pages * kWeightAlign;
     header.key_bytes = sizeof kKey - 1;

@@ -1,4 +1,4 @@
-// A checkpoint in memory that is another one but for some tensors.
+// A copy in memory of another checkpoint with some tensors changed.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ class ChangedCheckpoint {
     std::erase_if(tensors_, [&](const TensorEntry& tensor) { return tensor.name == name; });
   }
   void rename(std::string_view name, const std::string& to) { find(name).name = to; }
-  // The tensor's bytes, of its own from now on.
+  // A private, writable copy of the tensor's bytes.
   uint8_t* writable(std::string_view name) {
     TensorEntry& tensor = find(name);
     const uint8_t* data = tensor.view.data;
@@ -37,7 +37,7 @@ class ChangedCheckpoint {
     tensor.view.data = bytes.data();
     return bytes.data();
   }
-  // The source must outlive it.
+  // The source must outlive the result.
   Checkpoint make() const { return Checkpoint::in_memory(folder_, tensors_, bytes_); }
 
  private:

@@ -1,4 +1,5 @@
-"""Renders templates with Jinja2, set up as Hugging Face does, and with fp4moe; both must agree byte for byte.
+"""Renders templates with Jinja2, configured as by Hugging Face, and with fp4moe; the results must be
+identical.
 
 Usage: chat_template_jinja2_test.py TEMPLATE_DUMP
 """
@@ -62,7 +63,7 @@ class Differential(unittest.TestCase):
         return json.loads(self.dump.stdout.readline())
 
     def check(self, template, conversation):
-        """Equal texts, or errors on both sides."""
+        """Both give the same text, or both fail."""
         got = self.ours(template, conversation)
         with self.subTest(template):
             try:
@@ -102,7 +103,7 @@ class Differential(unittest.TestCase):
             for a in values:
                 for b in values:
                     if form.format(a, b) == "(-3) ** (1.5)":
-                        continue  # complex
+                        continue  # a complex number
                     self.check("{{ " + form.format(a, b) + " }}", conversation)
 
     def test_white_space(self):

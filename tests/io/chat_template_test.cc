@@ -39,7 +39,7 @@ void expect_error(std::string_view source, StatusCode code, const std::string& p
   EXPECT_NE(got.status().message().find(part), std::string::npos) << got.status().to_string();
 }
 
-// The expected texts were written by Jinja2 (data/templates/expected.py).
+// The expected texts were produced by Jinja2 (data/templates/expected.py).
 TEST(ChatTemplate, EqualsJinja2OnEveryConstruct) {
   const Json conversations = Json::parse(read_data("conversations.json"));
   for (const char* name : {"constructs", "thinking", "tool_types"}) {

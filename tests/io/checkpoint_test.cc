@@ -34,7 +34,7 @@ void expect_whole(const Checkpoint& checkpoint, int num_tensors) {
     for (int64_t byte = 0; byte < view->num_bytes(); ++byte) EXPECT_EQ(view->data[byte], i);
     checkpoint.will_need(*view);
     checkpoint.release(*view);
-    EXPECT_EQ(view->data[0], i);  // released bytes come back from the file
+    EXPECT_EQ(view->data[0], i);  // released bytes are read from the file again
   }
 }
 

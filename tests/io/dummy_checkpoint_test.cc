@@ -30,7 +30,7 @@ INSTANTIATE_TEST_SUITE_P(DummyCheckpoint, EveryShape, testing::ValuesIn(make_tin
                            return name;
                          });
 
-// The published sizes, whatever memory this machine has: 60 GB of gpt-oss-120b and 340 GB of DeepSeek too.
+// The published sizes, whatever this machine's memory: 60 GB of gpt-oss-120b, 340 GB of DeepSeek.
 TEST_P(EveryShape, LoadsItsFirstAndLastExpertsAtFullSize) {
   const ModelConfig config = config_of({.like = GetParam()});
   const auto checkpoint = dummy_checkpoint(config, "folder");
@@ -104,7 +104,7 @@ TEST(DummyCheckpoint, ATokenizerIsMadeWhereThereIsNone) {
   ASSERT_TRUE(is_ok(ids));
   EXPECT_EQ(tokenizer->decode(*ids, false), "two words");
   ASSERT_TRUE(is_ok(write_text_file(folder.path() + "/tokenizer.json", "{")));
-  EXPECT_FALSE(open_tokenizer(folder.path(), "dummy").ok());  // one that is there must work
+  EXPECT_FALSE(open_tokenizer(folder.path(), "dummy").ok());  // an existing file must be valid
 }
 
 }  // namespace

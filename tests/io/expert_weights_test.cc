@@ -28,7 +28,7 @@ ModelConfig make_config(QuantMethod method) {
   return config;
 }
 
-// A byte that depends on the tensor and the position, and is a legal scale of both formats.
+// A byte that depends on tensor and position and is a legal scale in both formats.
 uint8_t byte_at(const std::string& name, int64_t i) {
   return static_cast<uint8_t>((name.size() * 31 + static_cast<size_t>(i) * 7) % 0x7F);
 }
@@ -81,7 +81,8 @@ std::vector<TensorSpec> modelopt_specs(bool with_input_scales = true,
   return specs;
 }
 
-// Rows of the view are rows first_row + i * row_step of the [*, cols] matrix in tensors `codes` and `scales`.
+// Checks that the view's rows are rows first_row + i * row_step of the [*, cols] matrix in tensors `codes`
+// and `scales`.
 void expect_rows(const Fp4MatrixView& view, const std::string& codes, const std::string& scales,
                  int64_t first_row, int64_t row_step) {
   const int64_t block = fp4_block(view.format);
@@ -286,7 +287,7 @@ std::vector<TensorSpec> fused_modelopt_specs(std::vector<int64_t> gate_up_scale,
           {down + ".input_scale", DType::kF32, down_scale}};
 }
 
-// f32 tensors count 1, 2, 3, ..., one per value.
+// Fills scale tensors with 1, 2, 3, ...
 void count_up(const std::string& name, std::vector<uint8_t>& bytes) {
   if (!name.ends_with("_scale_2") && !name.ends_with("input_scale")) return;
   for (size_t i = 0; i < bytes.size() / 4; ++i) {
@@ -341,7 +342,7 @@ TEST(FusedModelOptExperts, RefuseScalesThatDoNotFit) {
                          {"gate_up_proj.input_scale'[3] is -4"}));
 }
 
-// One scale byte of expert 1 is NaN.
+// Makes one scale byte of expert 1 NaN.
 void expect_only_readers_of_expert_1_fail(const std::vector<TensorSpec>& specs, QuantMethod method,
                                           const std::string& name, size_t at) {
   const Fixture fixture(specs, [&](const std::string& tensor, std::vector<uint8_t>& bytes) {

@@ -1,4 +1,4 @@
-// Files that are written beside their name, and who may write.
+// Files written beside their final name, and who may write them.
 #include "io/file.h"
 
 #include <gtest/gtest.h>
@@ -52,7 +52,7 @@ TEST(NewFile, TakesItsPlaceWhenItIsCommitted) {
   EXPECT_FALSE(file_exists(path + ".partial"));
 }
 
-// Bytes are held back and written by huge pages: any lengths, and overwriting what is still held, must do.
+// NewFile buffers and writes huge pages: any piece lengths, and overwriting buffered bytes, must work.
 TEST(NewFile, AnyPiecesMakeTheSameFile) {
   const TempFolder folder;
   const std::string path = folder.file("f");
@@ -110,7 +110,7 @@ TEST(NewFile, OneWriterAtATime) {
   EXPECT_EQ(second.code(), StatusCode::kUnavailable);
   EXPECT_EQ(second.message(), "'" + path + ".partial' is being written by somebody else");
   ASSERT_TRUE(first->commit().ok());
-  // The lock was the renamed file's: a third one begins its own.
+  // The lock belonged to the renamed file: a third writer starts its own.
   Result<NewFile> third = NewFile::create(path);
   ASSERT_TRUE(third.ok()) << third.status().to_string();
   ASSERT_TRUE(third->append(bytes("third")).ok());
@@ -122,7 +122,7 @@ TEST(NewFile, OneWriterAtATime) {
 TEST(NewFile, AFileSizeLimitDoesNotFit) {
   const TempFolder folder;
   const std::string path = folder.file("f");
-  const pid_t child = ::fork();  // the limit is the process's
+  const pid_t child = ::fork();  // the limit is per process
   if (child == 0) {
     const rlimit limit = {2 << 20, 2 << 20};
     ::setrlimit(RLIMIT_FSIZE, &limit);
@@ -130,7 +130,7 @@ TEST(NewFile, AFileSizeLimitDoesNotFit) {
     const std::string page(2 << 20, 'x');
     const bool first = file->append(bytes(page)).ok();
     const Status second = file->append(bytes(page));
-    const bool held = file->append(bytes("x")).ok();  // for want of a huge page
+    const bool held = file->append(bytes("x")).ok();  // buffered until a huge page is full
     const Status last = file->commit();
     const auto does_not_fit = StatusCode::kDoesNotFit;
     _exit(first && second.code() == does_not_fit && held && last.code() == does_not_fit ? 0 : 1);

@@ -13,7 +13,7 @@
 namespace fp4moe {
 namespace {
 
-constexpr int64_t kRows = 67, kCols = 1031;  // neither chunks nor vectors come out even
+constexpr int64_t kRows = 67, kCols = 1031;  // multiples of neither chunk nor vector size
 
 // A tensor [kRows, kCols] of finite values that use every exponent below infinity's.
 template <class Int>
@@ -33,7 +33,7 @@ struct Tensor {
 
 class FiniteCheck : public testing::Test {
  protected:
-  // `bad` at some places, and at all of them the message's position.
+  // Puts `bad` at several places and checks the position in each message.
   template <class Int>
   void finds(Tensor<Int>& tensor, Int bad, const char* word) {
     ASSERT_TRUE(is_ok(check_finite({&tensor.entry}, pool_)));
@@ -68,7 +68,7 @@ TEST_F(FiniteCheck, NamesTheFirstOfSeveral) {
     EXPECT_TRUE(fails_with(check_finite({&tensor.entry}, pool_), StatusCode::kDataLoss, {"[40, 3]"}));
 }
 
-// A rank reads its own part of a tensor only.
+// A rank reads only its part of a tensor.
 TEST_F(FiniteCheck, LooksAtThePartAlone) {
   Tensor<uint16_t> tensor(DType::kBF16, 0x7F80);
   tensor.values[20 * kCols + 300] = 0x7F80;

@@ -30,7 +30,7 @@ TEST(JsonDocument, LimitsAreInclusive) {
   expect_refused(R"({"a": 1, "b": 2, "c": 3})", limits, "more than 2 keys");
 }
 
-// The parser's stack does not grow with the text's depth, closed or not, and neither does the message.
+// Stack use does not grow with the nesting depth, closed or not, and the message stays short.
 TEST(JsonDocument, DeepAndLongTextsAreRefusedWithShortMessages) {
   for (const int depth : {65, 100'000, 5'000'000}) {
     expect_refused(repeated("[", depth), {}, "nested deeper than 64");

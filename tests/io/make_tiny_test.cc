@@ -58,7 +58,7 @@ TEST_P(EveryShape, LoadsAsACheckpoint) {
   }
 }
 
-// Every tensor of the dense path, too, is there in the form that the loaders expect.
+// Every tensor of the dense path also has the form that the loaders expect.
 TEST_P(EveryShape, LinearLayersLoadInEveryDialect) {
   if (GetParam().starts_with("gpt-oss")) return;
   for (const char* dialect : {"modelopt", "compressed-nvfp4", "compressed-mxfp4"}) {
@@ -115,7 +115,7 @@ TEST(MakeTiny, WeightsHaveTheMagnitudesOfAnInitialisedModel) {
     sum += x;
     squares += x * x;
   }
-  // Four standard errors of the mean and of the deviation of n draws.
+  // Within four standard errors of the mean and of the deviation of n draws.
   EXPECT_NEAR(sum / n, 0, 4 * 0.02 / std::sqrt(n));
   EXPECT_NEAR(std::sqrt(squares / n), 0.02, 4 * 0.02 / std::sqrt(2 * n));
 }

@@ -1,6 +1,6 @@
 """Writes data/tokenizer_*.json and data/tokenizer_expected.json with Hugging Face tokenizers.
 
-The pre-tokenizers are those that the named models publish; vocabularies are small and trained on the text below.
+The pre-tokenizers are those of the named models; vocabularies are small and trained on the text below.
     python3 make_tokenizer_fixtures.py
 """
 import json
@@ -48,7 +48,7 @@ def sequence(*parts):
 
 
 def train(pre_tokenizer, num_merges=220):
-    """A tokenizer.json as a dictionary, with the 256 bytes, the most frequent merges and no added token."""
+    """A tokenizer.json as a dictionary, with the 256 bytes, the most frequent merges and no added tokens."""
     skeleton = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
                 "pre_tokenizer": pre_tokenizer, "post_processor": None, "decoder": byte_level(),
                 "model": {"type": "BPE", "vocab": {}, "merges": []}}
@@ -75,7 +75,7 @@ def gpt2():
 def llama3():
     config = train(sequence(split(LLAMA3), byte_level()))
     config["model"]["ignore_merges"] = True
-    for word in ["Ġunreachable", "zqzq", "日本".encode().decode("latin-1")]:  # whole words that no merge makes
+    for word in ["Ġunreachable", "zqzq", "日本".encode().decode("latin-1")]:  # not made by merges
         config["model"]["vocab"].setdefault(word, len(config["model"]["vocab"]))
     append_added(config, ("<|begin_of_text|>", {}), ("<|endoftext|>", {}), ("<|im_start|>", {}))
     begin = config["added_tokens"][0]

@@ -79,7 +79,7 @@ TEST(ModelConfig, ReadsGptOss) {
   EXPECT_EQ(config->quant.method, QuantMethod::kMxfp4GptOss);
   EXPECT_EQ(config->quant.group_size, 32);
   EXPECT_EQ(config->quant.exclude_modules, std::vector<std::string>{"lm_head"});
-  EXPECT_EQ(config->rope.type, RopeConfig::Type::kYarn);  // the stock class's, as the file has none
+  EXPECT_EQ(config->rope.type, RopeConfig::Type::kYarn);  // the stock class's default
 }
 
 TEST(ModelConfig, ReadsTheCommittedDemo) {
@@ -101,7 +101,8 @@ TEST(ModelConfig, ReadsTheSecondDemo) {
   EXPECT_TRUE(config->mla.rope_interleave);
 }
 
-// Modules of other algorithms are refused before any weight is read, but those of MTP layers are never used.
+// Modules in other formats are refused before any weight is read, unless they belong to the unused MTP
+// layers.
 TEST(ModelConfig, NamesModulesOfOtherAlgorithms) {
   const auto mixed = [](const std::string& module) {
     return parse(kQwen, "",
@@ -343,7 +344,7 @@ TEST(ModelConfig, ReadsTheFlatModelOptDeclaration) {
       fails_with(parse(kGptOss + kMxfp4, "", kNvfp4), StatusCode::kInvalidArgument, {"different methods"}));
 }
 
-// Every row: key, value, and what the message must name besides them.
+// Each row: key, value, and what the message must contain besides them.
 TEST(ModelConfig, RefusesValuesOutOfRange) {
   struct Row {
     const char *key, *value, *named;
@@ -390,7 +391,7 @@ TEST(ModelConfig, RefusesMissingKeys) {
     EXPECT_TRUE(fails_with(parse(without(kGptOss, key)), StatusCode::kInvalidArgument, {key, "missing"}));
 }
 
-// All that the forward pass and the sampler take from a configuration.
+// All configuration values that the forward pass and the sampler use.
 std::string text_of(const ModelConfig& c) {
   std::ostringstream text;
   const auto add = [&text](const auto&... values) { ((text << values << ' '), ...); };
@@ -418,8 +419,8 @@ std::string erased(const std::string& keys, const std::string& key) {
   return text.substr(1, text.size() - 2);
 }
 
-// The values of transformers 5.17.0's GptOssConfig, DeepseekV3Config, Qwen3MoeConfig and Qwen2MoeConfig. A
-// second value must make a difference, so that the key is one that is read.
+// The defaults of transformers 5.17.0's GptOssConfig, DeepseekV3Config, Qwen3MoeConfig and Qwen2MoeConfig. A
+// second value must change the result, which proves that the key is read.
 TEST(ModelConfig, MissingKeysAreTheStockClassesDefaults) {
   struct Row {
     const std::string& family;
@@ -491,7 +492,7 @@ TEST(ModelConfig, NullIsNotAMissingKey) {
   const auto plain = parse(without(kGptOss, "num_key_value_heads"));
   ASSERT_TRUE(is_ok(plain));
   EXPECT_EQ(plain->num_kv_heads, 4) << "null: as many as query heads";
-  // The stock class puts YaRN in the place of both.
+  // The stock class replaces either by YaRN.
   for (const char* key : {"rope_parameters", "rope_scaling"}) {
     const auto rope = parse(with(kGptOss, key, "null"));
     ASSERT_TRUE(is_ok(rope));

@@ -37,7 +37,7 @@ TEST(Exclusion, FollowsThePatternsOfEveryDialect) {
     bool excluded;
   };
   constexpr Case kCases[] = {
-      // The module itself, or one that holds it; never a longer name.
+      // The module itself or a parent, never a longer name.
       {"model.layers.0.mlp.gate", "model.layers.0.mlp.gate", true},
       {"model.layers.0.mlp.gate", "model.layers.0.mlp.gate_proj", false},
       {"model.layers.0.self_attn", "model.layers.0.self_attn.q_proj", true},
@@ -51,9 +51,9 @@ TEST(Exclusion, FollowsThePatternsOfEveryDialect) {
       {"*self_attn*", "model.layers.3.mlp.up_proj", false},
       {"model.layers.?.mlp*", "model.layers.3.mlp.down_proj", true},
       {"model.layers.?.mlp*", "model.layers.13.mlp.down_proj", false},
-      // A pattern is no regular expression: its dots are dots.
+      // A pattern is not a regular expression: a dot matches a dot.
       {"model.layers.0.mlp.up.proj", "model.layers.0.mlp.up_proj", false},
-      // Without a dot: any part.
+      // Without a dot: any component.
       {"lm_head", "lm_head", true},
       {"self_attn", "model.layers.3.self_attn.o_proj", true},
       {"gate", "model.layers.3.mlp.gate", true},
@@ -69,7 +69,7 @@ TEST(Exclusion, FollowsThePatternsOfEveryDialect) {
       {"model.layers.*.self_attn.q_b_proj", "model.layers.3.self_attn.fused_q_b_proj", true},
       {"model.layers.4.self_attn.kv_b_proj", "model.layers.3.self_attn.fused_kv_b_proj", false},
       {"model.layers.3.self_attn.o_proj", "model.layers.3.self_attn.fused_o_proj", false},
-      // Regular expressions match from the start and need not reach the end.
+      // Regular expressions are anchored at the start only.
       {"re:.*mlp.gate$", "model.layers.3.mlp.gate", true},
       {"re:.*mlp.gate$", "model.layers.3.mlp.gate_proj", false},
       {"re:.*self_attn", "model.layers.3.self_attn.q_proj", true},
@@ -229,7 +229,7 @@ TEST(Mtp, WhatIsSkippedIsDescribed) {
   config.num_layers = 2;
   EXPECT_NE(describe_skipped_mtp(config, *checkpoint).find("1 tensors (8 bytes)"), std::string::npos);
   config.num_layers = 1;
-  config.family = ModelFamily::kQwen3Moe;  // which has no such layers
+  config.family = ModelFamily::kQwen3Moe;  // has no such layers
   EXPECT_NE(describe_skipped_mtp(config, *checkpoint).find("1 tensors (8 bytes)"), std::string::npos);
 }
 

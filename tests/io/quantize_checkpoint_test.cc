@@ -66,7 +66,7 @@ INSTANTIATE_TEST_SUITE_P(Quantize, EveryDialect, testing::ValuesIn(kCases), [](c
   return name;
 });
 
-// Weight (r, c) of the source, straight from its tensors.
+// Weight (r, c) of the source, read directly from its tensors.
 float source_weight(const Checkpoint& source, bool gpt_oss, int64_t layer, int64_t e, const char* projection,
                     int64_t r, int64_t c) {
   const std::string experts = "model.layers." + std::to_string(layer) + ".mlp.experts.";

@@ -156,7 +156,7 @@ TEST(ParseSafetensors, SurvivesEveryTruncation) {
 
 Status fill_with_name(const TensorSpec& spec, const ByteSink& sink) {
   const int64_t num_bytes = tensor_bytes(spec).value();
-  for (int64_t i = 0; i < num_bytes; ++i) {  // byte by byte: the pieces are the source's choice
+  for (int64_t i = 0; i < num_bytes; ++i) {  // one byte at a time: the source chooses the pieces
     const uint8_t byte = static_cast<uint8_t>(spec.name[0] + i);
     const Status status = sink({&byte, 1});
     if (!status.ok()) return status;

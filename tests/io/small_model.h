@@ -1,4 +1,4 @@
-// The smallest checkpoint that has every part of a shape.
+// The smallest checkpoint with every part of a shape.
 #pragma once
 
 #include <string>

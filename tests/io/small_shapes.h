@@ -1,4 +1,4 @@
-// The families and dialects in which tests make small checkpoints.
+// The families and dialects of the tests' small checkpoints.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ inline auto all_shapes() {
                          Shape{"deepseek-v3-tiny", "compressed-nvfp4"}, Shape{"deepseek-v3-tiny", "bf16"});
 }
 
-// "gpt_oss_tiny_bf16": the name of a test of this shape.
+// The name of a test of this shape, such as "gpt_oss_tiny_bf16".
 inline std::string shape_name(const testing::TestParamInfo<Shape>& test) {
   std::string name = test.param.like + std::string("_") + test.param.dialect;
   std::replace(name.begin(), name.end(), '-', '_');

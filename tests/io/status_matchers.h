@@ -16,7 +16,7 @@ const Status& status_of(const Result<T>& result) {
   return result.status();
 }
 
-// Passes if `value` is an error of this code whose message holds every one of `parts`.
+// Passes if `value` is an error with this code and its message contains all `parts`.
 template <class T>
 testing::AssertionResult fails_with(const T& value, StatusCode code,
                                     std::initializer_list<std::string> parts) {

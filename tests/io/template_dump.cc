@@ -1,6 +1,5 @@
-// Renders a template as the tests ask on standard input, for comparison with Jinja2. One request per line,
-// a JSON object: template, messages and kwargs (values), tools (optional), add_generation_prompt. One answer
-// per line:
+// Renders templates for comparison with Jinja2. Each line of standard input is a JSON object: template,
+// messages and kwargs (values), tools (optional), add_generation_prompt. Each line of output:
 // {"text": ...} or {"error": ...}.
 #include <iostream>
 #include <nlohmann/json.hpp>

@@ -1,7 +1,7 @@
-// Lets another program compare tokenizers: answers requests on stdin until it ends.
+// Serves tokenizer requests from another program on stdin until it ends.
 //   tokenizer_dump TOKENIZER.json
 // Request: 'e' (encode) or 's' (encode with special tokens), a byte count and the text; or 'd' (decode) or
-// 'k' (decode, skipping special tokens), a count and the ids. Answer: a count (-1 for an error) and the ids
+// 'k' (decode, skipping special tokens), a count and the ids. Response: a count (-1 for an error) and the ids
 // or the text. All numbers are native int32.
 #include <cstdio>
 #include <string>

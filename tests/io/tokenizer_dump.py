@@ -1,4 +1,4 @@
-"""Asks the tokenizer_dump binary; its source says how."""
+"""A client of the tokenizer_dump binary; see its source for the protocol."""
 import struct
 import subprocess
 

@@ -1,7 +1,7 @@
-"""Compares tokenizer_dump with Hugging Face tokenizers on fresh random texts and ids.
+"""Compares tokenizer_dump with Hugging Face tokenizers on new random texts and ids.
 
     tokenizer_hf_test.py TOKENIZER_DUMP [SEED [TEXTS_PER_TOKENIZER]]
-From 1000 texts on, every tokenizer also gets every code point; below, a 24th of them.
+From 1000 texts on, every tokenizer is also tested with every code point; below that, with 1 in 24.
 """
 import json
 import random
@@ -33,7 +33,7 @@ def split_variants():
 
 
 def random_merges(rng):
-    """Merges that make tokens in several ways and in any order, over a vocabulary without some bytes."""
+    """Merges that produce tokens in several ways and any order, over a vocabulary without some bytes."""
     config = fixtures.gpt2()
     letters = [c for c in "abcdefs'" if rng.random() < 0.9]
     tokens, merges = list(letters), set()
@@ -42,7 +42,7 @@ def random_merges(rng):
         if len(pair[0] + pair[1]) <= 8:
             merges.add(pair)
             tokens.append(pair[0] + pair[1])
-    for token in list(tokens):  # other ways to make the same tokens
+    for token in list(tokens):  # other ways to produce the same tokens
         for cut in range(1, len(token)):
             if token[:cut] in tokens and token[cut:] in tokens and rng.random() < 0.5:
                 merges.add((token[:cut], token[cut:]))

@@ -138,7 +138,7 @@ TEST(Tokenizer, TakesTimeNearlyLinearInHostileText) {
       const auto ids = tokenizer->encode(text, false);
       const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
       ASSERT_TRUE(is_ok(ids)) << name << " " << unit;
-      // Quadratic time would be 2^40 steps; a slow machine under a sanitizer stays far below this.
+      // Quadratic time would be 2^40 steps; even a slow machine under a sanitizer stays far below this limit.
       EXPECT_LT(seconds.count(), 60) << name << " " << unit;
     }
   }
@@ -183,8 +183,8 @@ TEST(Tokenizer, BoundsTheBytesOfATextByItsTokens) {
       << "it has no token for most bytes";
 }
 
-#ifndef __SANITIZE_ADDRESS__  // which keeps what is freed
-// A list of the words and the steps' pieces took 40 bytes for each byte of such a text.
+#ifndef __SANITIZE_ADDRESS__  // which delays freeing memory
+// Storing all words and pieces took 40 bytes per byte of such a text.
 TEST(Tokenizer, HoldsNoListOfWords) {
   const auto tokenizer = Tokenizer::load(data_path("gpt_oss"));
   ASSERT_TRUE(is_ok(tokenizer));
@@ -196,7 +196,7 @@ TEST(Tokenizer, HoldsNoListOfWords) {
   };
   std::string text;
   while (text.size() < size_t{8} << 20) text += "a.b ";
-  std::ofstream("/proc/self/clear_refs") << "5";  // the peak is now
+  std::ofstream("/proc/self/clear_refs") << "5";  // resets the peak to the current value
   const int64_t before = peak_kib();
   const auto ids = tokenizer->encode(text, false);
   ASSERT_TRUE(is_ok(ids));

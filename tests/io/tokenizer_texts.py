@@ -1,4 +1,4 @@
-"""Texts that tokenizers get wrong: fixed ones, and random ones from a seed."""
+"""Texts that are hard for tokenizers: fixed ones, and random ones from a seed."""
 import random
 
 WORDS = ["The", "quick", "brown", "fox", "don't", "DON'T", "we'LL", "I'm", "it\u017f", "they'\u017f", "\u212Aelvin",

@@ -36,7 +36,7 @@ std::vector<std::string> names_of(const std::vector<const TensorEntry*>& tensors
   return names;
 }
 
-// Every module and layer that a tensor is part of: each name up to each of its dots.
+// Every module and layer that contains a tensor: each prefix of a name up to a dot.
 std::set<std::string> modules_of(const Checkpoint& checkpoint) {
   std::set<std::string> modules;
   for (const TensorEntry& tensor : checkpoint.tensors())
@@ -64,7 +64,8 @@ TEST_P(Shapes, AllTensorsOfAModelAreUsed) {
   EXPECT_TRUE(is_ok(check_unused_tensors(*source_, config_, false)));
 }
 
-// Names of linear layers' tensors in every dialect among them: none may pass for another form of the module.
+// Includes names that linear layers' tensors have in other dialects: none may pass as another form of the
+// module.
 TEST_P(Shapes, AnExtraTensorIsFoundInEveryModule) {
   for (const char* suffix :
        {".bias", ".weight", ".weight_scale", ".weight_scale_2", ".input_scale", ".weight_packed",
@@ -120,7 +121,7 @@ TEST_P(Shapes, KnownTensorsAreSilent) {
   const Checkpoint checkpoint = changed.make();
   const UnusedTensors unused = find_unused_tensors(checkpoint, config_);
   EXPECT_TRUE(unused.in_model.empty() && unused.elsewhere.empty());
-  changed.add("model.layers.0.mlp.k_scale");  // of no KV cache
+  changed.add("model.layers.0.mlp.k_scale");  // not a KV cache scale
   EXPECT_EQ(find_unused_tensors(changed.make(), config_).in_model.size(), 1u);
 }
 
@@ -131,7 +132,7 @@ class Deepseek : public testing::Test {
   const ModelConfig config_ = config_of("deepseek-v3-tiny");
 };
 
-// A layer past the last one is multi-token prediction only if it has that layer's projection.
+// A layer after the last one is an MTP layer only if it has an MTP projection.
 TEST_F(Deepseek, LayersForMultiTokenPredictionAreKnownByTheirProjection) {
   const auto source = dummy_checkpoint(config_, "m");
   ASSERT_TRUE(is_ok(source));
@@ -177,7 +178,7 @@ TEST_F(Deepseek, TheFlagMakesAWarningOfTheError) {
   EXPECT_NE(warnings[0].find("1 tensor of the checkpoint is not used"), std::string::npos) << warnings[0];
 }
 
-// Exporters write both; the stock class reads the embedding.
+// Exporters write both; the stock class uses the embedding.
 TEST_F(Deepseek, ATiedHeadMayBeACopyOfTheEmbeddingOnly) {
   const auto source = dummy_checkpoint(config_, "m");
   ASSERT_TRUE(is_ok(source));

@@ -13,7 +13,7 @@ namespace {
 using Kind = AnswerPart::Kind;
 using Make = std::function<std::unique_ptr<AnswerParser>()>;
 
-// Neighbours of one kind become one part; calls stay apart.
+// Joins consecutive parts of one kind; calls stay separate.
 AnswerParts joined(const AnswerParts& parts) {
   AnswerParts result;
   for (const AnswerPart& part : parts) {
@@ -42,7 +42,7 @@ std::string to_string(const AnswerParts& parts) {
   return text;
 }
 
-// The whole text, its bytes one by one, and cut at every one and every two places, all give `expected`.
+// The whole text, single bytes, and every cut at one and at two positions must all give `expected`.
 void expect_parts(const Make& make, const std::string& text, const std::string& expected) {
   EXPECT_EQ(to_string(parse(make, {text})), expected) << text;
   std::vector<std::string> bytes;

@@ -1,4 +1,4 @@
-"""A server under abuse that takes many clients, long prompts or a strange system: it answers, and forgets nothing."""
+"""A server under abuse: many clients, long prompts, an unusual system. It stays up and leaks nothing."""
 import concurrent.futures
 import contextlib
 import http.client
@@ -18,7 +18,7 @@ from serve_process import Serve, eventually, metric
 BINARY, MODEL = map(os.path.abspath, sys.argv[1:3])
 CONTEXT = 1024
 MIB = 1 << 20
-# Shifts the system's clock by up to a day, forth and back, at each look.
+# An LD_PRELOAD library that shifts the system clock back and forth by up to a day, every 16 reads.
 CLOCK = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -54,7 +54,7 @@ def generate(url, tokens=8, **fields):
 
 
 class Prompts(unittest.TestCase):
-    """Lengths at the limits."""
+    """Prompt lengths at the limits."""
 
     @classmethod
     def setUpClass(cls):
@@ -77,7 +77,8 @@ class Prompts(unittest.TestCase):
             self.refused([7] * length, str(length), str(CONTEXT))
 
     def test_larger_than_the_whole_kv_pool(self):
-        """None can be: a pool that holds less than a request may have is refused at start; and the largest one ends."""
+        """Impossible: a pool smaller than one request's maximum is refused at start, and the largest request
+        completes."""
         small = subprocess.run([BINARY, "serve", MODEL, "--context-length", str(CONTEXT), "--max-total-tokens", "512"],
                                capture_output=True, text=True, timeout=60)
         self.assertEqual(small.returncode, 4)
@@ -94,7 +95,7 @@ class Prompts(unittest.TestCase):
                     client.sendall(b" " * MIB)
             self.assertIn(b" 413 ", client.recv(4096).split(b"\r\n")[0])
         self.assertLess(crowd.resident_bytes(self.serve.process.pid) - before, 40 * MIB)
-        # As much as a body may have, of text: far too many tokens, and soon said so.
+        # The longest legal body of text: far too many tokens, refused quickly.
         self.assertEqual(ask(self.serve.url, "/generate", {"text": "ab " * (10 * MIB // 3)})[0], 400)
 
     def test_disconnect_during_prefill(self):
@@ -106,7 +107,7 @@ class Prompts(unittest.TestCase):
                                    metric(self.serve.url, "num_used_tokens") == 0))
 
     def test_special_tokens_in_text_are_text(self):
-        """What a user writes cannot become the template's own marks."""
+        """User text cannot contain the template's special tokens."""
         def prompt_tokens(role, content):
             status, text, _ = ask(self.serve.url, "/v1/chat/completions",
                                   {"messages": [{"role": role, "content": content}], "max_tokens": 1})
@@ -119,7 +120,7 @@ class Prompts(unittest.TestCase):
 
 class Load(unittest.TestCase):
     def test_ten_times_over_capacity(self):
-        """Refusals say when to come again, memory is flat, and afterwards all is as before."""
+        """Refusals have Retry-After, memory stays flat, and afterwards the server is as before."""
         with Serve(BINARY, MODEL, "--max-running-requests", "2", "--max-queued-requests", "2") as serve:
             expected = json.loads(generate(serve.url, 64)[1])["output_ids"]
 
@@ -144,7 +145,7 @@ class Load(unittest.TestCase):
             self.assertTrue(eventually(lambda: metric(serve.url, "num_used_tokens") == 0))
 
     def test_churn(self):
-        """Clients that leave at once leave nothing behind."""
+        """Clients that disconnect at once leave no state behind."""
         with Serve(BINARY, MODEL, "--context-length", "1024", "--max-total-tokens", "2048") as serve:
             body = crowd.post_bytes("/generate", {"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 500}})
 
@@ -162,7 +163,7 @@ class Load(unittest.TestCase):
             self.assertEqual(generate(serve.url)[0], 200)
 
     def test_thousands_idle_and_dozens_slow(self):
-        """They change no token of a stream, and take little memory."""
+        """They don't change a stream's tokens, and use little memory."""
         count = min(10_000, crowd.raise_descriptor_limit() - 500)
         with Serve(BINARY, MODEL) as serve:
             expected, _ = crowd.stream(serve.url, 200)
@@ -177,7 +178,7 @@ class Load(unittest.TestCase):
             self.assertEqual(crowd.stream(serve.url, 200)[0], expected)
 
     def test_descriptors_run_out(self):
-        """Clients past the limit are told so, those inside are served."""
+        """Clients beyond the descriptor limit get 503, the others are served."""
         launcher = ("sh", "-c", 'ulimit -n 128; exec "$@"', "sh")
         with Serve(BINARY, MODEL, launcher=launcher) as serve, contextlib.ExitStack() as stack:
             clients = [stack.enter_context(crowd.connect(serve.url)) for _ in range(200)]
@@ -261,7 +262,7 @@ class UnixSocket(unittest.TestCase):
         self.assertTrue(os.path.exists(self.path))
         with self.serve():
             self.assertEqual(self.get("/health"), 200)
-            os.unlink(self.path)  # another one's now: not removed at the end
+            os.unlink(self.path)  # now another process's file: must not be removed at the end
             with open(self.path, "w"):
                 pass
         self.assertTrue(os.path.exists(self.path))

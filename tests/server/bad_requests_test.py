@@ -1,4 +1,4 @@
-"""Bad requests against a running server: each gets a clear error and harms no stream that runs beside it."""
+"""Bad requests to a running server: each gets a clear error and disturbs no concurrent stream."""
 import concurrent.futures
 import contextlib
 import http.client
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from serve_process import Serve
 
 BINARY, MODEL = map(os.path.abspath, sys.argv[1:3])
-SECONDS = 10  # far beyond what any answer takes
+SECONDS = 10  # far more than any response takes
 STREAM = {"text": "Tom has", "stream": True,
           "sampling_params": {"max_new_tokens": 900, "temperature": 0, "ignore_eos": True}}
 HUGE_LOOP = "{% set r = range(9999) %}" + "{% for a in r %}" * 5 + "{% endfor %}" * 5
@@ -36,7 +36,7 @@ def chat(**fields):
     return {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, **fields}
 
 
-REQUESTS = [  # name, path, body, status, words of error.message
+REQUESTS = [  # name, path, body, status, text in error.message
     ("malformed JSON", "/v1/chat/completions", b'{"messages": ', 400, "not valid JSON"),
     ("no body", "/v1/completions", b"", 400, "not valid JSON"),
     ("deep JSON", "/v1/completions", b'{"prompt":' + b"[" * 60000, 400, "deeper than 64"),
@@ -81,7 +81,7 @@ class Requests(unittest.TestCase):
         assert cls.serve.exit_code == 0, cls.serve.exit_code
 
     def setUp(self):
-        """Streams run beside each test, one after the other; all must end as if alone."""
+        """Streams run one after the other beside each test; all must produce the same output as alone."""
         self.done = threading.Event()
         pool = concurrent.futures.ThreadPoolExecutor()
         self.neighbour = pool.submit(self.keep_streaming)
@@ -110,7 +110,7 @@ class Requests(unittest.TestCase):
     def socket(self, data):
         url = urlsplit(self.serve.url)
         connection = socket.create_connection((url.hostname, url.port), timeout=SECONDS)
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused before all was sent
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused before everything was sent
             connection.sendall(data)
         return connection
 

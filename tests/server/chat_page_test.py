@@ -1,5 +1,5 @@
-"""The chat page in headless Chromium: it answers, stops, shows the experts' load, and is usable by keyboard, on a
-phone and in the dark. Usage: chat_page_test.py FP4MOE MODEL [FOLDER for screenshots]"""
+"""The chat page in headless Chromium: it shows responses, stops them, shows the expert load, and works by
+keyboard, on a phone and in dark mode. Usage: chat_page_test.py FP4MOE MODEL [FOLDER for screenshots]"""
 import http.server
 import json
 import re
@@ -13,7 +13,7 @@ from serve_process import Serve, metric
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
 
-# Of every visible text: WCAG's contrast with the ground below it, where it is under AA (4.5; large text 3).
+# For each visible text: its WCAG contrast with its background, if below AA (4.5; large text 3).
 CONTRAST = """(() => {
   const channel = (v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
   const parse = (c) => c.match(/[\\d.]+/g).map(Number);
@@ -38,7 +38,7 @@ CONTRAST = """(() => {
   return bad;
 })()"""
 
-# Grows with each state of the last answer's text that was on the screen.
+# Records each state of the last response's text that was on the screen.
 WATCH = """window.states = []; new MutationObserver(() => {
   const said = [...document.querySelectorAll('#log .assistant .said')].at(-1)?.textContent ?? '';
   if (said && said !== states.at(-1)) states.push(said);
@@ -92,8 +92,8 @@ def ask_by_keyboard(page, url):
 
 
 def stop(page, url, how):
-    """A temperature of 100 makes an answer of random words, piece by piece; one in 500 is the last, so that some
-    answers have ended on the server, or on the page too, before the hand is at the key: then once more."""
+    """A temperature of 100 streams random words. One token in 500 ends the response, so sometimes it ends, on
+    the server or on the page, before the stop takes effect: then tries again."""
     set_field(page, "temperature", "100")
     aborted = metric(url, "num_aborted_requests_total")
     for _ in range(50):
@@ -146,7 +146,7 @@ def heat_map(page, url):
 
 
 def keyboard(page):
-    """Every control is reached by Tab in the order of the page, has a name and shows its focus."""
+    """Tab reaches every control in page order; each has a name and shows its focus."""
     page.run("document.activeElement.blur(); getSelection().removeAllRanges();"
              " document.querySelector('header').scrollIntoView()")
     page.run("document.querySelector('.skip').focus()")
@@ -258,7 +258,7 @@ HOSTILE = """# A heading
 
 
 class Scripted(http.server.BaseHTTPRequestHandler):
-    """The page of a real server, and answers that the test has thought out, by the last message."""
+    """Serves a real server's page and scripted responses, selected by the last message."""
     protocol_version = "HTTP/1.1"
     page = headers_of_page = None
 
@@ -346,7 +346,7 @@ def scripted(binary, model):
         check(page.run(LAST + ".querySelector('details .said').textContent") == "Let me see.", "the reasoning")
         check(page.run(LAST + ".querySelector('summary').textContent") == "Reasoning", "the summary")
         said = [m["content"] for m in stub.asked[-1]["messages"]]
-        check(said == ["Be kind.", "refuse", "fail", "cut", "think"], said)  # no answer that failed
+        check(said == ["Be kind.", "refuse", "fail", "cut", "think"], said)  # no failed responses
         asked = {k: v for k, v in stub.asked[-1].items() if k not in ("messages", "model")}
         check(asked == {"stream": True, "stream_options": {"include_usage": True}, "top_p": 0.5, "max_tokens": 9}, asked)
 

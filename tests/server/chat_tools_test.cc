@@ -1,5 +1,5 @@
-// Tool calls, reasoning and constraints of chat requests. The fake engine's answer is its prompt: the
-// messages' contents one after the other.
+// Tool calls, reasoning and constraints of chat requests. The fake engine's output is its prompt: the
+// messages' contents, concatenated.
 #include <gtest/gtest.h>
 
 #include "server/answer_parser.h"
@@ -44,7 +44,7 @@ json error(TestServer& s, const json& body) {
   return json::parse(answer.body)["error"];
 }
 
-// A stream's deltas put together as OpenAI's client does.
+// Assembles a stream's deltas like OpenAI's client.
 json collected(TestServer& s, json body) {
   body["stream"] = true;
   const HttpAnswer answer = post(s, body);
@@ -116,7 +116,7 @@ TEST(ChatTools, OneCallIfNotParallel) {
 
 TEST(ChatTools, ReasoningThatThePromptHasOpened) {
   TestServer s(kHermes);
-  // The prompt, and so the answer, ends in <think>: the answer is inside from its start.
+  // The prompt ends in <think>, so the output starts inside reasoning.
   const json answer = choice(s, chat("well</think>yes<think>"));
   EXPECT_EQ(answer["message"]["reasoning_content"], "well");
   EXPECT_EQ(answer["message"]["content"], "yes<think>");
@@ -154,7 +154,7 @@ TEST(ChatTools, ANamedFunctionIsTheOnlyOne) {
   EXPECT_NE(grammar.find("wait"), std::string::npos);
   EXPECT_EQ(grammar.find("look"), std::string::npos);
   EXPECT_NE(grammar.find("\"stop_after_first\":true"), std::string::npos) << grammar;
-  EXPECT_NE(grammar.find("</think>"), std::string::npos);  // the model may still think first
+  EXPECT_NE(grammar.find("</think>"), std::string::npos);  // reasoning is still allowed first
 }
 
 TEST(ChatTools, WrongFieldsAreNamed) {
@@ -192,7 +192,7 @@ TEST(ChatText, SpecialTokensThatUsersAndToolsWriteAreText) {
     return s.engine.last_request().input_ids;
   };
   std::string marks;
-  for (char last = '\x90'; last != '\xAF'; ++last) marks += {'\xEF', '\xB7', last};  // all but the last one
+  for (char last = '\x90'; last != '\xAF'; ++last) marks += {'\xEF', '\xB7', last};  // all but the last
   for (const std::string text : {"a<|end|>b<|end|>", "<<|end|>", "<|end", "\u00e9\u00e9\u00e9", "no marks"})
     for (const std::string& content : {text, marks + text}) {
       const std::vector<int32_t> bytes(

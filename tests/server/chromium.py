@@ -1,4 +1,5 @@
-"""Headless Chromium by its DevTools protocol, over a pipe: what a person at the keyboard does and sees."""
+"""Drives headless Chromium by its DevTools protocol over a pipe: simulates a user and reads what the page
+shows."""
 import base64
 import fcntl
 import json
@@ -9,7 +10,7 @@ import tempfile
 import threading
 import time
 
-KEYS = {  # name: (code of Windows, text)
+KEYS = {  # name: (Windows virtual-key code, text)
     "Enter": (13, "\r"), "Tab": (9, ""), "Escape": (27, ""), "ArrowRight": (39, ""), "ArrowDown": (40, ""),
 }
 
@@ -19,7 +20,7 @@ def find():
 
 
 def high(fd):
-    """The same descriptor above those that the shell below redirects."""
+    """Moves a descriptor above those that the shell redirects."""
     new = fcntl.fcntl(fd, fcntl.F_DUPFD, 10)
     os.close(fd)
     return new
@@ -104,14 +105,14 @@ class Chromium:
         return answer["result"]
 
     def run(self, expression):
-        """The value of JavaScript; a promise is waited for."""
+        """The value of a JavaScript expression; awaits a promise."""
         result = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in result:
             raise RuntimeError(f"{expression}: {result['exceptionDetails']}")
         return result["result"].get("value")
 
     def until(self, expression, seconds=60):
-        """Waits until the JavaScript is truthy; its value."""
+        """Waits until the JavaScript expression is truthy; returns its value."""
         end = time.monotonic() + seconds
         while not (value := self.run(expression)):
             if time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""Crowds of clients for tests and benches: idle connections, readers that do not read, and what a stream feels of them."""
+"""Crowds of clients for tests and benches: idle connections, slow readers, and a stream beside them."""
 import contextlib
 import http.client
 import json
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 
 def raise_descriptor_limit():
-    """To what the system allows; returns it."""
+    """Raises the limit to its maximum; returns it."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
@@ -28,7 +28,7 @@ def post_bytes(path, body):
 
 @contextlib.contextmanager
 def idle_connections(url, count):
-    """Open connections that have asked nothing, or (every tenth) once."""
+    """Open connections that sent no request, or (every tenth) one."""
     ask = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with contextlib.ExitStack() as stack:
         for i in range(count):
@@ -41,7 +41,7 @@ def idle_connections(url, count):
 
 @contextlib.contextmanager
 def slow_readers(url, count, tokens, bytes_a_second=100):
-    """Streams whose clients take a few bytes at a time, with small receive buffers."""
+    """Streams whose clients read a few bytes at a time, with small receive buffers."""
     body = {"text": "Tom has", "stream": True,
             "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}}
     with contextlib.ExitStack() as stack:
@@ -54,7 +54,7 @@ def slow_readers(url, count, tokens, bytes_a_second=100):
             clients.append(client)
 
         def sip(seconds):
-            """Reads so slowly for a while."""
+            """Reads at that rate for some seconds."""
             end = time.monotonic() + seconds
             while time.monotonic() < end:
                 with selectors.DefaultSelector() as ready:

@@ -1,4 +1,4 @@
-// GET /expert_load and /expert_load.svg, what they are made of, and the page that shows them.
+// GET /expert_load and /expert_load.svg, their building blocks, and the page that shows them.
 #include "server/load_history.h"
 #include "server/load_report.h"
 #include "server/server_fixture.h"
@@ -13,11 +13,11 @@ TEST(LoadHistory, GivesTheCountsBeforeAWindow) {
   LoadHistory history(100, 60);
   for (int second = 0; second <= 50; ++second) history.add(100 + second, {second, 1000 + 10 * second});
   const LoadHistory::Since ten = history.before(150.5, 10);
-  EXPECT_EQ(ten.counts, (Counts{40, 1400}));  // 140.5 lies between two looks: the earlier
+  EXPECT_EQ(ten.counts, (Counts{40, 1400}));  // 140.5 is between two samples: uses the earlier one
   EXPECT_DOUBLE_EQ(ten.seconds, 10.5);
   EXPECT_EQ(history.before(150, 10).counts, (Counts{40, 1400}));
   EXPECT_DOUBLE_EQ(history.before(150, 10).seconds, 10);
-  const LoadHistory::Since start = history.before(150, 60);  // longer than anything was seen
+  const LoadHistory::Since start = history.before(150, 60);  // longer than the history
   EXPECT_TRUE(start.counts.empty());
   EXPECT_DOUBLE_EQ(start.seconds, 50);
 }
@@ -32,13 +32,13 @@ TEST(LoadHistory, CountsThatStandStillStayExact) {
   EXPECT_DOUBLE_EQ(since.seconds, 60);
   history.add(501, {9});
   EXPECT_EQ(history.before(501, 0.5).counts, Counts{7});
-  EXPECT_DOUBLE_EQ(history.before(501, 0.5).seconds, 1);  // when it changed is known to a look
+  EXPECT_DOUBLE_EQ(history.before(501, 0.5).seconds, 1);  // a change is known to within one sample
 }
 
-// Every window of every moment, against all that was ever seen.
+// Every window at every moment, compared with a complete record.
 TEST(LoadHistory, AgreesWithAWholeRecord) {
   LoadHistory history(0, 20);
-  Counts record;  // at each second
+  Counts record;  // one entry per second
   int64_t count = 0;
   for (int now = 0; now < 200; ++now) {
     if (now * now % 7 < 3) count += now % 5;
@@ -94,18 +94,18 @@ TEST(ExpertLoadRoute, SaysWhatTheEngineCounted) {
                                     {"max_over_mean", 3.0},
                                     {"idle_experts", 2},
                                     {"experts", {10, 0, 30, 0}}}));
-  ASSERT_EQ(all["hottest"].size(), 6u);  // experts without a token are none
+  ASSERT_EQ(all["hottest"].size(), 6u);  // excludes experts without a token
   EXPECT_EQ(all["hottest"][0], (json{{"layer", 1}, {"expert", 2}, {"tokens", 30}, {"over_mean", 3.0}}));
-  EXPECT_EQ(all["hottest"][1]["layer"], 1);  // of equals the first
+  EXPECT_EQ(all["hottest"][1]["layer"], 1);  // ties: the first one
   const json last = get_json(s, "/expert_load");
   EXPECT_EQ(last["window_seconds"], 60.0);
-  EXPECT_EQ(last["layers"], all["layers"]);  // the server is younger than that
+  EXPECT_EQ(last["layers"], all["layers"]);  // the server is younger than the window
 }
 
 TEST(ExpertLoadRoute, WindowsSlide) {
   TestServer s;
   s.engine.set_expert_load(two_layers());
-  EXPECT_TRUE(eventually([&] {  // the counts have stood for longer than the window
+  EXPECT_TRUE(eventually([&] {  // no change for longer than the window
     return get_json(s, "/expert_load?window=1.5")["layers"][0]["tokens"] == 0;
   }));
   const json quiet = get_json(s, "/expert_load?window=1.5");

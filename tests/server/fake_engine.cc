@@ -7,7 +7,7 @@ namespace fp4moe {
 
 namespace {
 
-// Bytes that the character starting with `lead` has.
+// Length in bytes of the UTF-8 character starting with `lead`.
 size_t utf8_length(unsigned char lead) { return lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4; }
 
 }  // namespace
@@ -237,7 +237,7 @@ Delta FakeEngine::next(Running& r) const {
     return {.finish_reason = FinishReason::kError, .error = "waited", .error_code = StatusCode::kUnavailable};
   if (n == 2 && r.prompt.find("LATE") != std::string::npos)
     return {.finish_reason = FinishReason::kError, .error = "late", .error_code = StatusCode::kDeadline};
-  if (n >= static_cast<size_t>(s.max_new_tokens)) {  // only with max_new_tokens = 0
+  if (n >= static_cast<size_t>(s.max_new_tokens)) {  // happens only with max_new_tokens = 0
     delta.completion_tokens = --r.generated;
     delta.finish_reason = FinishReason::kLength;
     return delta;
@@ -257,7 +257,7 @@ Delta FakeEngine::next(Running& r) const {
   r.text += delta.text;
   for (const std::string& stop : s.stop) {
     if (r.text.size() >= stop.size() && r.text.compare(r.text.size() - stop.size(), stop.size(), stop) == 0) {
-      delta.text.clear();  // stop strings of one byte only, so nothing was sent before
+      delta.text.clear();  // stop strings have one byte, so no part was sent before
       delta.matched_stop = stop;
       delta.finish_reason = FinishReason::kStop;
       return delta;

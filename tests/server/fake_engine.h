@@ -1,4 +1,4 @@
-// An Engine without a model: one token per byte, and the answer repeats the prompt.
+// An Engine without a model: one token per byte; the output repeats the prompt.
 #pragma once
 
 #include <atomic>
@@ -15,22 +15,22 @@ namespace fp4moe {
 
 struct FakeOptions {
   std::chrono::microseconds step{0};        // pause between tokens
-  size_t max_requests = 1000;               // more are refused as kUnavailable
-  std::string chat_template;                // only its source
+  size_t max_requests = 1000;               // further requests are refused with kUnavailable
+  std::string chat_template;                // reported as the source; not rendered
   std::vector<std::string> special_tokens;  // ids 257, 258, ...
-  int64_t max_bytes_per_token = 0;          // of ModelInfo
+  int64_t max_bytes_per_token = 0;          // reported in ModelInfo
   int64_t context_length = 4096;
-  bool has_grammars = false;  // requests may have one; answers do not look at it
+  bool has_grammars = false;  // accepts grammars but ignores them
 };
 
-// Ids 0..255 are bytes, 256 the end token. A prompt that contains "FAIL" fails after two tokens, one with
-// "WAITED" as one that waited too long, one with "LATE" after two tokens as one that ran too long. Each
-// answer is the prompt once, then the end token; with ignore_eos the prompt over and over. The prompt's
-// token p has the log-probability -p, the best one 'a' has 0. Routed experts from n on are n, 258 and -1.
+// Ids 0..255 are bytes, 256 is the end token. A prompt that contains "FAIL" fails after two tokens, "WAITED"
+// fails as having waited too long, "LATE" fails after two tokens as having run too long. The output is the
+// prompt once, then the end token; with ignore_eos the prompt repeated. Prompt token p has log-probability
+// -p, the best one ('a') 0. Routed experts from n on are n, 258 and -1.
 class FakeEngine final : public Engine {
  public:
   static constexpr int32_t kEnd = 256;
-  static constexpr int64_t kPage = 4;  // all prompts were there before, but for their last page
+  static constexpr int64_t kPage = 4;  // all prompt tokens except the last page count as cached
 
   explicit FakeEngine(FakeOptions options = {});
   ~FakeEngine() override;
@@ -51,7 +51,7 @@ class FakeEngine final : public Engine {
 
   void set_expert_load(ExpertLoad load);
   Request last_request() const;       // as submitted
-  std::string last_messages() const;  // as given to the template
+  std::string last_messages() const;  // as passed to the template
   ChatTemplateOptions last_options() const;
   int64_t running() const;
   int64_t aborted() const { return aborted_.load(); }
@@ -64,9 +64,9 @@ class FakeEngine final : public Engine {
     std::string prompt, text, pending;
     int64_t generated = 0;
     bool scored = false;  // the prompt's log-probabilities were delivered
-    // Under mutex_; the rest belongs to the thread.
+    // Guarded by mutex_; the other members are used only by the thread.
     bool cancelled = false;
-    bool has_ended = false;  // the last delta is on its way
+    bool has_ended = false;  // the final delta is being delivered
   };
   void loop();
   void deliver_scores(const Running& r) const;

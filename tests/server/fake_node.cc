@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kTickMs = 20;
 
-// Whether the socket is readable or was closed, within a tick.
+// Whether the socket becomes readable or closed within a tick.
 bool has_input(int socket) {
   pollfd wait = {socket, POLLIN, 0};
   return ::poll(&wait, 1, kTickMs) > 0;

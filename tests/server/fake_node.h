@@ -1,4 +1,4 @@
-// A node behind a router that answers whatever a test wants, as bytes.
+// A node behind a router whose responses are the bytes that a test chooses.
 #pragma once
 
 #include <atomic>
@@ -12,14 +12,14 @@
 
 namespace fp4moe {
 
-// One connection of a FakeNode, whose request was read.
+// One connection of a FakeNode whose request has been read.
 class FakePeer {
  public:
   FakePeer(int socket, const std::atomic<bool>& stopping) : socket_(socket), stopping_(stopping) {}
-  // False: the router has closed the connection, or the node stops.
+  // False: the router closed the connection, or the node is stopping.
   bool send(std::string_view bytes);
-  bool send_forever(std::string_view bytes);  // false once it cannot go on
-  bool drip(std::string_view bytes);          // one byte each 20 ms
+  bool send_forever(std::string_view bytes);  // returns false once it cannot continue
+  bool drip(std::string_view bytes);          // one byte every 20 ms
   void wait_until_closed();
   void reset();  // closes with RST
 
@@ -32,7 +32,7 @@ class FakeNode {
  public:
   using Script = std::function<void(FakePeer& peer)>;
 
-  // Healthy: what /server_info answers to a router that takes it for this role.
+  // Starts healthy: /server_info reports this role.
   explicit FakeNode(const std::string& role);
   ~FakeNode();
   FakeNode(const FakeNode&) = delete;
@@ -40,11 +40,11 @@ class FakeNode {
 
   int port() const { return port_; }
   std::string url() const { return "http://127.0.0.1:" + std::to_string(port_); }
-  // What it does from now on when it is asked for this path; else 404.
+  // Sets the script for requests to `path`; other paths get 404.
   void set(const std::string& path, Script script);
   void set_bytes(const std::string& path, const std::string& bytes);
   void set_body(const std::string& path, const std::string& json);
-  // How often a path was asked for.
+  // The number of requests to `path`.
   int count(const std::string& path) const;
 
  private:
@@ -60,7 +60,7 @@ class FakeNode {
   std::thread thread_;
 };
 
-// A whole answer.
+// A complete HTTP response.
 std::string http_answer(const std::string& body, int status = 200,
                         const std::string& headers = "Content-Type: application/json\r\n");
 

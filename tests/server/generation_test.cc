@@ -1,4 +1,4 @@
-// What a generation holds while its exchange takes nothing, against a fake engine at full speed.
+// The memory that a generation holds while its exchange is stalled, with a fake engine at full speed.
 #include "server/generation.h"
 
 #include <deque>
@@ -9,7 +9,7 @@
 namespace fp4moe {
 namespace {
 
-// Posted tasks wait until run() is called.
+// An exchange whose posted tasks wait until run() is called.
 class StalledExchange final : public HttpExchange {
  public:
   void post(std::function<void()> task) override {
@@ -72,7 +72,7 @@ struct Stalled {
   Metrics metrics;
   std::shared_ptr<LiveRequests> live = std::make_shared<LiveRequests>();
   std::shared_ptr<StalledExchange> exchange = std::make_shared<StalledExchange>();
-  FakeEngine engine;  // last: its thread uses the others
+  FakeEngine engine;  // last: its thread uses the members above
 };
 
 struct Endless {
@@ -95,11 +95,11 @@ TEST_P(Backlog, IsBounded) {
   constexpr int64_t kBytes = 100000;
   Stalled s(kBytes);
   s.start(GetParam().body);
-  // Ended by the engine's thread alone: the exchange has run nothing yet.
+  // The engine's thread alone ended it: the exchange has run nothing yet.
   s.live->wait_for_none();
   const int64_t tasks = s.exchange->num_tasks();
   EXPECT_GT(tasks, 1);
-  EXPECT_LE(tasks, kBytes / static_cast<int64_t>(sizeof(Delta)) + 1);  // and the one that drops the client
+  EXPECT_LE(tasks, kBytes / static_cast<int64_t>(sizeof(Delta)) + 1);  // plus the task that drops the client
   s.exchange->run();
   EXPECT_EQ(s.exchange->dropped, "its answer waits to be printed with more than max_unsent_bytes=100000");
   EXPECT_EQ(s.exchange->answer, "");

@@ -1,4 +1,5 @@
-// One reading of every request: RFC 9112's rules for bounds, hosts and targets; and who may send one at all.
+// Every request has one interpretation: RFC 9112's rules for bounds, hosts and targets; and the origin
+// checks.
 #include "server/origin.h"
 #include "server/server_fixture.h"
 
@@ -11,10 +12,10 @@ const std::string kSmuggled = "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
 struct Case {
   const char* name;
-  std::string lines;  // of the header, behind the request line
+  std::string lines;  // header lines after the request line
 };
 
-// Each has a body that another reader may take for a request of its own.
+// Each body could be taken for a separate request by another parser.
 TEST(Framing, AmbiguousBoundsAreRefusedAndTheConnectionEnds) {
   TestServer s;
   const std::string chunked = "Transfer-Encoding: chunked\r\n";
@@ -59,7 +60,7 @@ TEST(Framing, AmbiguousBoundsAreRefusedAndTheConnectionEnds) {
     EXPECT_EQ(client.receive().status, 400) << c.name;
     EXPECT_TRUE(client.at_end()) << c.name;
   }
-  for (const char* version : {"1.0", "1.1"}) {  // the first has no chunks, the second needs a host
+  for (const char* version : {"1.0", "1.1"}) {  // 1.0 has no chunks, 1.1 requires a host
     HttpClient client(s.port);
     client.send("POST /generate HTTP/"s + version + "\r\n" + (version == "1.0"s ? chunked : "") + "\r\n" +
                 kSmuggled);
@@ -171,7 +172,7 @@ TEST(Origins, OfForeignPagesAreRefused) {
   running.send(post_request(
       "/generate", R"({"text":"abc","sampling_params":{"max_new_tokens":1000000000,"ignore_eos":true}})"));
   ASSERT_TRUE(eventually([&] { return s.engine.running() == 1; }));
-  // What a form or fetch() with mode "no-cors" can send.
+  // The origins that a form or fetch() with mode "no-cors" can send.
   for (const char* origin : {"https://evil.example", "http://localhost.evil.example", "null",
                              "http://localhost:1", "file://", "localhost"}) {
     EXPECT_EQ(http_post(s.port, "/abort_request", R"({"abort_all":true})", from(origin)).status, 403)

@@ -1,4 +1,4 @@
-// The HTTP layer under bad input, slow and vanishing clients.
+// The HTTP layer with bad input and with slow and disconnecting clients.
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -27,7 +27,7 @@ bool logged(TestServer& s, const std::string& part) {
                      [&](const std::string& line) { return line.find(part) != std::string::npos; });
 }
 
-// What must hold after any abuse.
+// Must hold after any abuse.
 void expect_alive(const TestServer& s) { EXPECT_EQ(http_get(s.port, "/health").status, 200); }
 
 TEST(MalformedJson, IsRefused) {
@@ -260,7 +260,7 @@ TEST_P(Disconnect, AbortsTheRequest) {
 INSTANTIATE_TEST_SUITE_P(StreamOrNot, Disconnect, testing::Values(kEndless, kEndlessWhole),
                          [](const auto& test) { return test.param == kEndless ? "Stream" : "Whole"; });
 
-// Nothing else tells that nobody waits for the answer.
+// Nothing else shows that the client is gone.
 TEST(Clients, OneThatShutsItsSideIsTakenForGone) {
   TestServer s(FakeOptions{std::chrono::milliseconds(1)});
   HttpClient client(s.port);
@@ -319,7 +319,7 @@ TEST(Clients, OneThatNeverReadsIsDropped) {
 
 TEST(Clients, OneWhoseAnswerOutrunsTheServerIsDropped) {
   ServerConfig config;
-  config.max_unsent_bytes = 1;  // less than any news
+  config.max_unsent_bytes = 1;  // less than any delta
   TestServer s({}, config);
   HttpClient client(s.port);
   client.send(post_request("/generate", kEndlessWhole));
@@ -330,7 +330,7 @@ TEST(Clients, OneWhoseAnswerOutrunsTheServerIsDropped) {
 }
 
 TEST(Handler, WhatItThrowsIsLoggedAndAnswered) {
-  std::string logged;  // on the connection's thread, before the answer
+  std::string logged;  // written on the connection's thread before the response
   ServerConfig config{.port = 0};
   config.log_sink = [&](LogLevel, const std::string& line) { logged += line; };
   auto server = HttpServer::make(
@@ -346,7 +346,7 @@ TEST(Handler, WhatItThrowsIsLoggedAndAnswered) {
 
 TEST(Clients, OneThatPipelinesAndNeverReadsGetsNoMoreAnswersMade) {
   constexpr int kRequests = 2000;
-  constexpr size_t kAnswerBytes = 256 << 10;  // all of them are 500 MB, far beyond the sockets' buffers
+  constexpr size_t kAnswerBytes = 256 << 10;  // 500 MB in all, far more than the socket buffers
   ServerConfig config;
   config.port = 0;
   config.write_timeout_seconds = 0.3;
@@ -366,7 +366,7 @@ TEST(Clients, OneThatPipelinesAndNeverReadsGetsNoMoreAnswersMade) {
   EXPECT_LT(answered, kRequests / 4);
 }
 
-// The descriptors of this process, which are the server's too, run out and come back.
+// Exhausts and releases this process's descriptors, which the server shares.
 TEST(Clients, OneWithoutADescriptorLeftIsToldSo) {
   TestServer s;
   rlimit limit{};
@@ -381,7 +381,7 @@ TEST(Clients, OneWithoutADescriptorLeftIsToldSo) {
   close(files.back());
   files.pop_back();
   {
-    HttpClient client(s.port);  // takes the last one
+    HttpClient client(s.port);  // takes the last descriptor
     const HttpAnswer answer = client.receive();
     EXPECT_EQ(answer.status, 503);
     EXPECT_EQ(answer.headers.at("retry-after"), "1");
@@ -404,7 +404,7 @@ TEST(Clients, OneThatStallsIsDroppedByTime) {
   config.write_timeout_seconds = 0.2;
   TestServer s(FakeOptions{std::chrono::microseconds(1)}, config);
   HttpClient client(s.port);
-  const std::string prompt(4000, 'x');  // each event a few KiB, so that the sockets' buffers fill
+  const std::string prompt(4000, 'x');  // events of a few KiB, which fill the socket buffers
   client.send(
       post_request("/generate", R"({"stream":true,"text":")" + prompt +
                                     R"(","sampling_params":{"ignore_eos":true,"max_new_tokens":100000}})"));

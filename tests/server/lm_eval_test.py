@@ -1,5 +1,5 @@
-"""What lm_eval's local-completions sends, on the demo checkpoint: its loglikelihood requests against the reference logits,
-and its generate_until requests."""
+"""The requests of lm_eval's local-completions on the demo checkpoint: loglikelihood compared with the
+reference logits, and generate_until."""
 import concurrent.futures
 import json
 import os
@@ -29,7 +29,7 @@ def loglikelihood(prompt, max_tokens=1):
 
 
 def score(choice, context_length):
-    """As lm_eval reads an answer: the continuation's log-probability, and whether it is the greedy one."""
+    """lm_eval's reading of a response: the continuation's log-probability, and whether it is greedy."""
     values = choice["logprobs"]["token_logprobs"][context_length:-1]
     best = [max(top.values()) for top in choice["logprobs"]["top_logprobs"][context_length:-1]]
     return sum(values), values == best
@@ -67,7 +67,7 @@ class LmEval(unittest.TestCase):
             chosen = expected[np.arange(len(ids) - 1), ids[1:]]
             got = choice["logprobs"]["token_logprobs"]
             self.assertIsNone(got[0])
-            self.assertEqual(len(got), len(ids) + 1)  # and the one token of the answer
+            self.assertEqual(len(got), len(ids) + 1)  # plus one output token
             np.testing.assert_allclose(got[1:-1], chosen, atol=2e-4)
             best = [max(top.values()) for top in choice["logprobs"]["top_logprobs"][1:-1]]
             np.testing.assert_allclose(best, expected.max(1), atol=2e-4)

@@ -1,4 +1,4 @@
-// SGLang's native routes, and what operators look at.
+// SGLang's native routes, and the operators' routes.
 #include "server/server_fixture.h"
 
 namespace fp4moe {
@@ -290,7 +290,7 @@ TEST(Operations, FlushCache) {
   options.step = std::chrono::milliseconds(5);
   TestServer s(options);
   EXPECT_EQ(http_post(s.port, "/flush_cache", "").status, 200);
-  const HttpAnswer get = http_get(s.port, "/flush_cache");  // a page's image could ask for it
+  const HttpAnswer get = http_get(s.port, "/flush_cache");  // an <img> in a page could request it
   EXPECT_EQ(get.status, 405);
   EXPECT_EQ(get.headers.at("allow"), "POST");
   EXPECT_EQ(s.engine.flushes(), 1);

@@ -1,4 +1,4 @@
-// Nodes' answers in any pieces: bytes of HTTP, and what /server_info says.
+// Nodes' responses in pieces of any size: HTTP bytes, and the content of /server_info.
 #include "server/node_answer.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ struct Parsed {
   bool is_done = false;
 };
 
-// The answer in pieces of so many bytes, and the end of the connection.
+// Parses the response in pieces of `piece` bytes, then the end of the connection.
 Parsed parse(const std::string& bytes, size_t piece, bool is_head_request = false,
              uint64_t max_body_bytes = 0) {
   UpstreamParser parser(is_head_request, max_body_bytes);

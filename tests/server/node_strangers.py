@@ -1,4 +1,5 @@
-"""Strangers on the sockets between prefill nodes and decode nodes (src/engine/kv_wire.h): frames, fake nodes, attacks."""
+"""Untrusted peers on the sockets between prefill and decode nodes (src/engine/kv_wire.h): frames, fake nodes,
+attacks."""
 import contextlib
 import os
 import socket
@@ -12,7 +13,7 @@ PROTOCOL = 2
 
 
 def hash64(data, seed=0):
-    """src/base/hash.h"""
+    """hash64 of src/base/hash.h."""
     def mix(state, word):
         state = (state ^ word) * 0x9e3779b97f4a7c15 & MASK
         return state ^ state >> 32
@@ -46,7 +47,7 @@ def connect(port):
 
 
 def is_closed(connection, seconds):
-    """Whether the other side ends it within so many seconds."""
+    """Whether the other side closes the connection within `seconds`."""
     end = time.monotonic() + seconds
     try:
         while (left := end - time.monotonic()) > 0:
@@ -61,7 +62,7 @@ def is_closed(connection, seconds):
 
 
 def deep_hello(port):
-    """Two hellos that are JSON of depth 100000 and 4000: in place of a challenge, and after one."""
+    """Sends two hellos of JSON nested 100000 and 4000 deep: instead of a challenge, and after one."""
     with contextlib.suppress(OSError), connect(port) as first:
         first.sendall(frame(HELLO, b'{"epoch": ' + deep_json(200_000) + b', "facts": []}'))
         is_closed(first, 2)
@@ -73,8 +74,8 @@ def deep_hello(port):
 
 
 class Drips:
-    """with Drips(port, 50): so many connections that each send one byte of a frame (a challenge) every 50 ms and never
-    its last one; new ones in place of those that are ended. num_ended: so many were."""
+    """with Drips(port, 50): 50 connections that each send one byte of a frame (a challenge) every 50 ms and
+    never its last byte. Connections that the server ends are replaced; num_ended counts them."""
 
     def __init__(self, port, count, text=None):
         self.port, self.count, self.text, self.num_ended = port, count, text or challenge(), 0
@@ -116,7 +117,7 @@ class Drips:
 
 
 class FakePrefillNode:
-    """with FakePrefillNode(answer): a port that sends the same bytes to everybody, and then nothing."""
+    """with FakePrefillNode(answer): a port that sends the same bytes on every connection, then nothing."""
 
     def __init__(self, answer):
         self.answer, self.num_connections = answer, 0

@@ -1,4 +1,4 @@
-// Which node gets the next request.
+// The choice of the node for the next request.
 #include "server/node_table.h"
 
 #include <gtest/gtest.h>
@@ -53,7 +53,7 @@ TEST(NodeTable, ALeaseEndsOnceWhereverItGoes) {
     NodeLease lease = nodes.acquire("decode");
     EXPECT_EQ(nodes.node(2).num_running, 1);
     NodeLease other = std::move(lease);
-    EXPECT_FALSE(lease);  // NOLINT: what a moved lease is
+    EXPECT_FALSE(lease);  // NOLINT: checks the moved-from lease
     EXPECT_TRUE(other);
     EXPECT_EQ(nodes.node(2).num_running, 1);
     other = nodes.acquire("decode");

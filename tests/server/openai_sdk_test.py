@@ -1,4 +1,4 @@
-"""The openai package, and curl, against `fp4moe serve` on the demo checkpoint."""
+"""The openai package and curl as clients of `fp4moe serve` on the demo checkpoint."""
 import json
 import subprocess
 import sys
@@ -58,7 +58,8 @@ class OpenAiSdk(unittest.TestCase):
         self.assertEqual(self.chat(max_tokens=1).choices[0].finish_reason, "length")
 
     def test_prompt_logprobs_are_those_of_generation(self):
-        """As lm_eval's local-completions asks: echo, logprobs, no answer. On a CPU they are the same bits."""
+        """lm_eval's local-completions request: echo, logprobs, no output tokens. On a CPU the logprobs are
+        bitwise equal."""
         made = self.client.completions.create(model="demo", prompt=QUESTION, temperature=0, max_tokens=12, logprobs=2,
                                               extra_body={"return_token_ids": True, "ignore_eos": True}).choices[0]
         ids = made.prompt_token_ids + made.token_ids
@@ -71,7 +72,7 @@ class OpenAiSdk(unittest.TestCase):
         self.assertEqual(scored.token_logprobs[-12:], made.logprobs.token_logprobs)
         self.assertEqual(scored.top_logprobs[-12:], made.logprobs.top_logprobs)
         for value, top in zip(scored.token_logprobs[-12:], scored.top_logprobs[-12:]):
-            self.assertEqual(value, max(top.values()))  # greedy, and so lm_eval finds
+            self.assertEqual(value, max(top.values()))  # greedy, which lm_eval also detects this way
 
     def test_bias_and_penalties(self):
         def ids(**more):
@@ -81,7 +82,7 @@ class OpenAiSdk(unittest.TestCase):
         other = ids(max_tokens=1, logit_bias={str(best): -100})[0]
         self.assertNotEqual(other, best)
         self.assertEqual(ids(max_tokens=3, logit_bias={str(other): 100}), [other] * 3)
-        liked = {str(other): 20}  # as much as ten times 2
+        liked = {str(other): 20}  # equal to ten times the penalty of 2
         penalised = ids(max_tokens=40, logit_bias=liked, frequency_penalty=2, presence_penalty=2)
         self.assertLess(2 * penalised.count(other), ids(max_tokens=40, logit_bias=liked).count(other))
         with self.assertRaises(openai.BadRequestError) as caught:

@@ -185,14 +185,14 @@ TEST(Chat, ContentPartsToolsAndTemplateArguments) {
   EXPECT_EQ(messages[1]["content"], "a b");
   EXPECT_EQ(messages[2]["tool_calls"][0]["function"]["arguments"], (json{{"x", 1}}));
   EXPECT_EQ(s.engine.last_options().tools_json,
-            R"([{"z":1,"type":"function","function":{"name":"f"}}])");  // in the order they came
+            R"([{"z":1,"type":"function","function":{"name":"f"}}])");  // keys keep their order
   EXPECT_EQ(s.engine.last_options().kwargs_json, R"({"thinking":true,"reasoning_effort":"low"})");
   EXPECT_TRUE(s.engine.last_options().add_generation_prompt);
 }
 
 struct Wrong {
   const char* name;
-  const char* more;  // fields beside messages
+  const char* more;  // fields besides messages
   const char* param;
 };
 class WrongChatField : public testing::TestWithParam<Wrong> {};
@@ -450,7 +450,7 @@ TEST(Completions, EchoIsThePromptInFront) {
   EXPECT_EQ(streamed, (std::map<int, std::string>{{0, "abab"}, {1, "cc"}}));
 }
 
-// What lm_eval's local-completions reads: lists over prompt and answer, null for the first token.
+// The lists that lm_eval's local-completions reads: over prompt and output, null for the first token.
 TEST(Completions, EchoWithLogprobs) {
   TestServer s;
   const std::string request =
@@ -520,7 +520,7 @@ TEST(Chat, TokenIds) {
 TEST(Chat, RoutedExperts) {
   TestServer s;
   const std::string more = R"(,"return_routed_experts":true,"routed_experts_start_len":1)";
-  const char* const text = "AQAAAAIBAAD/////";  // of 1, 258, -1
+  const char* const text = "AQAAAAIBAAD/////";  // base64 of 1, 258, -1
   EXPECT_EQ(body_of(http_post(s.port, kChat, chat("ab", more)))["sglext"]["routed_experts"], text);
   const std::string prompt = R"({"prompt":"ab")" + more;
   EXPECT_EQ(body_of(http_post(s.port, kText, prompt + "}"))["sglext"]["routed_experts"], text);
@@ -545,7 +545,7 @@ TEST(Chat, RequestIdsAndPriority) {
   for (const char* more : {R"(,"rid":"")", R"(,"rid":5)"})
     EXPECT_EQ(body_of(http_post(s.port, kChat, chat("x", more)))["error"]["param"], "rid");
 
-  // One that is refused for its id leaves the one that has it alone.
+  // A request refused for a duplicate id does not affect the request that has the id.
   ASSERT_TRUE(eventually([&] { return s.engine.running() == 0; }));
   std::thread running([&] {
     const json whole =

@@ -1,4 +1,5 @@
-"""/openapi.json against the server: each route is there, each field is read within its bounds, each answer has its schema."""
+"""/openapi.json against the server: each route exists, fields are read within bounds, responses match their
+schema."""
 import contextlib
 import http.client
 import json
@@ -14,7 +15,7 @@ import jsonschema
 from serve_process import Serve
 
 BINARY, MODEL = map(os.path.abspath, sys.argv[1:3])
-VALID = {  # a smallest body of each route that takes one
+VALID = {  # a minimal body for each route that takes one
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
     "/v1/completions": {"prompt": "Tom", "max_tokens": 2},
     "/generate": {"text": "Tom", "sampling_params": {"max_new_tokens": 2}},
@@ -23,7 +24,7 @@ VALID = {  # a smallest body of each route that takes one
     "/abort_request": {"rid": "none"},
 }
 GENERATING = list(VALID)[:3]
-MORE = {  # further bodies whose answers must have the schema too
+MORE = {  # further bodies whose responses must match the schema
     "/v1/chat/completions": [{"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required", "max_tokens": 40},
                              {"logprobs": True, "top_logprobs": 2}, {"n": 2, "stop": "a", "stop_regex": "[0-9]{3}"},
                              {"return_token_ids": True, "rid": "mine", "return_routed_experts": True}],
@@ -37,7 +38,7 @@ MORE = {  # further bodies whose answers must have the schema too
     "/detokenize": [{"tokens": 65}],
     "/abort_request": [{"rid": None, "abort_all": True}],
 }
-HUGE = {"max_tokens", "max_completion_tokens", "max_new_tokens"}  # legal up to 2^31-1, cut to the context
+HUGE = {"max_tokens", "max_completion_tokens", "max_new_tokens"}  # legal up to 2^31-1, clamped to the context
 
 
 class OpenApi(unittest.TestCase):
@@ -66,7 +67,7 @@ class OpenApi(unittest.TestCase):
         return status, json.loads(text)
 
     def check(self, instance, schema):
-        """That the instance has the schema, whose references are the document's."""
+        """Checks that the instance matches the schema, whose references are into the document."""
         whole = {**schema, "components": self.document["components"]}
         jsonschema.Draft202012Validator(whole).validate(instance)
 
@@ -124,7 +125,7 @@ class OpenApi(unittest.TestCase):
                     self.check(answer, self.answer_schema(path, "post", status))
 
     def fields(self, path):
-        """Each field's place (of names, outermost first) and schema."""
+        """Each field's path (names, outermost first) and schema."""
         def walk(schema, place):
             for name, field in schema.get("properties", {}).items():
                 yield place + [name], field
@@ -141,7 +142,8 @@ class OpenApi(unittest.TestCase):
         return body
 
     def test_bounds(self):
-        """What the schema says of numbers is what is accepted; the least and the most are legal, what is beyond is not."""
+        """The schema's number ranges are the accepted ones: both bounds are legal, values beyond them are
+        not."""
         tried = 0
         for path in GENERATING:
             for place, schema in self.fields(path):
@@ -157,13 +159,14 @@ class OpenApi(unittest.TestCase):
                     self.assertEqual((status, answer["error"]["param"]), (400, ".".join(place)), answer)
                     if key != "exclusiveMinimum" and place[-1] not in HUGE:
                         status, answer = self.post(path, self.with_field(path, place, schema[key]))
-                        # A bound may be refused for another reason, such as a field that it needs, but not as too far.
+                        # A bound may be refused for another reason, such as a missing field, but not as out
+                        # of range.
                         self.assertNotRegex(json.dumps(answer), rf"must be in .*got {schema[key]}\b", place)
                     tried += 1
         self.assertGreater(tried, 25)
 
     def test_types(self):
-        """A value that the schema does not allow is refused, and null is a default."""
+        """Values that the schema does not allow are refused, and null selects the default."""
         wrong = [True, "a", 7, {"a": 1}, [[{}]]]
         for path in GENERATING:
             for place, schema in self.fields(path):
@@ -181,7 +184,7 @@ class OpenApi(unittest.TestCase):
                     self.assertEqual(status, 200, (path, place, answer))
 
     def test_all_fields_are_known(self):
-        """Every field of the document is read: none is called unknown."""
+        """Every field of the document is read: none is reported as unknown."""
         with Serve(BINARY, MODEL) as serve:
             for path in GENERATING:
                 body = {}

@@ -1,4 +1,4 @@
-// What operators set: keys, logs of requests, and the routes that are theirs.
+// Operators' settings: keys, request logs, and the admin routes.
 #include "server/server_fixture.h"
 
 namespace fp4moe {
@@ -57,7 +57,8 @@ TEST(Keys, OfOperatorsAreForTheirRoutesAlone) {
   EXPECT_EQ(abort_status(s, bearer("admin")), 200);
 }
 
-// A client is one by its key, where keys are set, else by its address: headers alone make nobody another one.
+// A client is identified by its key, if keys are set, else by its address: headers alone don't change the
+// identity.
 TEST(Keys, TellClientsApart) {
   const auto client_with = [](TestServer& s, const std::string& header) {
     EXPECT_EQ(http_post(s.port, "/generate", R"({"text":"a","sampling_params":{"max_new_tokens":1}})", header)
@@ -113,7 +114,7 @@ TEST(AbortRequest, EndsTheNamedOneAlone) {
   EXPECT_EQ(json::parse(two.receive().body)[1]["meta_info"]["finish_reason"]["type"], "abort");
 }
 
-// Clients choose ids: one's may look like a part of another's.
+// Clients choose ids: one client's id may look like a submission of another's request.
 TEST(AbortRequest, EndsNoneOfAnotherClient) {
   TestServer s(FakeOptions{std::chrono::milliseconds(1)});
   const auto start = [&](HttpClient& client, const char* id, int n) {
@@ -155,7 +156,7 @@ TEST(AbortRequest, EndsAllAndWantsAnId) {
   EXPECT_TRUE(eventually([&] { return s.engine.running() == 0; }));
 }
 
-// The events of one request at a level.
+// The log events of one request at `level`.
 std::vector<json> request_log(int level, const std::string& body) {
   std::mutex mutex;
   std::vector<json> events;
@@ -224,7 +225,7 @@ TEST(Cors, AnswersTheListedOriginsAlone) {
   for (const std::string& header :
        {std::string(), from("https://evil.example"), from("https://a.example.evil"), from("null"), from("*")})
     EXPECT_EQ(http_get(s.port, "/health", header).headers.count("access-control-allow-origin"), 0u) << header;
-  // Also where the answer is an error, so that the page can read it, and in streams.
+  // Also in error responses, so that the page can read them, and in streams.
   EXPECT_EQ(
       http_get(s.port, "/v1/models", from("https://a.example")).headers.count("access-control-allow-origin"),
       1u);

@@ -5,7 +5,7 @@ from serve_process import Serve, free_port, metrics
 
 
 class Node(Serve):
-    """A serve process of one role on ports of its own. It can be killed and started again on them."""
+    """A serve process of one role on its own ports. It can be killed and restarted on the same ports."""
 
     def __init__(self, binary, role, model, *flags):
         self.role, self.port, self.bootstrap_port = role, free_port(), free_port()
@@ -17,7 +17,7 @@ class Node(Serve):
         return copy.copy(self)  # the same command; entering it starts a new process
 
     def is_empty(self):
-        """Whether it holds no request and no page of one."""
+        """Whether it holds no request and no pages of one."""
         now = metrics(self.url)
         return all(now[name] == 0 for name in
                    ("num_used_tokens", "num_leaked_pages", "num_prefill_inflight_queue_reqs", "num_running_reqs",

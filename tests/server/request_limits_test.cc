@@ -1,5 +1,4 @@
-// What one request may cost before it is refused: bytes, memory, copies and time, and what the others feel of
-// it.
+// The cost of one request before it is refused (bytes, memory, copies and time), and its effect on others.
 #include <time.h>
 #include <unistd.h>
 
@@ -221,7 +220,7 @@ TEST(Workers, ProbesAndSmallRequestsAreAnsweredWhileLargeOnesRun) {
     EXPECT_EQ(http_post(s.server->port(), "/", "{}").status, 200);
   }
   EXPECT_EQ(blocked, 2);
-  clients.pop_back();  // has gone before a worker came to it
+  clients.pop_back();  // disconnected before a worker took its request
   release.set_value();
   for (const auto& client : clients) EXPECT_EQ(client->receive().status, 200);
   EXPECT_TRUE(eventually([&] { return s.server->busy_exchanges() == 0; }));
@@ -245,7 +244,7 @@ TEST(Workers, AQueueOfLargeRequestsKeepsNoSmallOneOut) {
   });
   const std::string large = post_request("/", std::string(1 << 20, 'x'));
   std::vector<std::unique_ptr<HttpClient>> clients;
-  for (int i = 1; i <= 4; ++i) {  // one runs; three wait, the last of which makes them more than a quarter
+  for (int i = 1; i <= 4; ++i) {  // one runs; three wait, and together exceed a quarter of the budget
     clients.push_back(std::make_unique<HttpClient>(s.server->port()));
     clients.back()->send(large);
     ASSERT_TRUE(eventually([&] { return blocked == 1 && s.server->busy_exchanges() == i; }));
@@ -438,7 +437,7 @@ TEST(Texts, ThatCannotFitAsMessagesAreRefused) {
   EXPECT_NE(answer.body.find("5000 entries"), std::string::npos) << answer.body;
 }
 
-// CPU time of a chat whose message is `text` until it has so many bytes.
+// CPU seconds for a chat whose message repeats `text` up to num_bytes bytes.
 double chat_seconds(const Engine& engine, const std::string& text, size_t num_bytes) {
   std::string content;
   while (content.size() < num_bytes) content += text;

@@ -1,4 +1,4 @@
-// A router in front of nodes that answer anything: it says why a node is down, and lives.
+// A router in front of nodes with arbitrary responses: it reports why a node is down, and survives.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -73,7 +73,7 @@ class RouterWithFakeNodes : public testing::Test {
   std::unique_ptr<Router> router_;
 };
 
-// ---- what nodes say of themselves -----------------------------------------------------------------
+// ---- /server_info ---------------------------------------------------------------------------------
 
 struct BadAnswer {
   const char* name;
@@ -88,7 +88,7 @@ FakeNode::Script body(const std::string& text) { return bytes(http_answer(text))
 
 std::string info_with(const std::string& fields) { return "{" + fields + "}"; }
 
-// Answers to /server_info.
+// Bad responses to /server_info.
 std::vector<BadAnswer> bad_infos() {
   const std::string mode = R"("disaggregation_mode":"prefill",)";
   const char* const not_an_object = "its /server_info is not a JSON object";
@@ -185,7 +185,7 @@ TEST_F(RouterWithFakeNodes, ANodeWhoseAnswerIsMalformedIsDownAndSaysWhy) {
   ASSERT_TRUE(eventually([&] { return is_healthy(); }));
   for (const BadAnswer& bad : bad_infos()) {
     SCOPED_TRACE(bad.name);
-    // A node that comes back as something else.
+    // Take the node down, so that the router reads its /server_info again.
     prefill_.set_bytes("/health", http_answer("{}", 503));
     ASSERT_TRUE(eventually([&] { return worker("prefill").at("problem") == "/health answers 503"; }));
     prefill_.set("/server_info", bad.script);
@@ -216,7 +216,7 @@ TEST_F(RouterWithFakeNodes, ANodeWhoseHealthIsMalformedIsDownAndSaysWhy) {
         std::string(bad.reason).find("bootstrap_port") != std::string::npos ||
         std::string(bad.reason).find("mode") != std::string::npos ||
         bad.reason == std::string("xxx..., and is given"))
-      continue;  // any body of a 200 is health
+      continue;  // any body of a 200 counts as healthy
     SCOPED_TRACE(bad.name);
     decode_.set_bytes("/health", http_answer("{}", 503));
     ASSERT_TRUE(eventually([&] { return worker("decode").at("problem") == "/health answers 503"; }));
@@ -356,7 +356,7 @@ TEST_F(RouterWithFakeNodes, AStreamHasNoTotalLimitOfTimeOrBytes) {
   start();
   ASSERT_TRUE(eventually([&] { return is_healthy(); }));
   const std::string event = "data: " + std::string(20000, 'x') + "\n\n";
-  constexpr int kEvents = 20;  // 400 KB in 1.2 s: each above what a whole answer may have
+  constexpr int kEvents = 20;  // 400 KB in 1.2 s: both exceed the limits of a non-streamed response
   decode_.set("/generate", [&](FakePeer& peer) {
     peer.send(kStreamHead);
     for (int i = 0; i < kEvents; ++i) {
@@ -370,7 +370,7 @@ TEST_F(RouterWithFakeNodes, AStreamHasNoTotalLimitOfTimeOrBytes) {
   EXPECT_EQ(answer.body.size(), kEvents * event.size());
 }
 
-// Without this a node could fill the router's memory through a client that reads slowly.
+// Otherwise a node could fill the router's memory through a client that reads slowly.
 TEST_F(RouterWithFakeNodes, AStreamThatNobodyReadsIsDropped) {
   RouterConfig config = limits();
   config.http.max_unsent_bytes = 256 << 10;
@@ -387,7 +387,7 @@ TEST_F(RouterWithFakeNodes, AStreamThatNobodyReadsIsDropped) {
   const auto is_dropped = [&] {
     return worker("decode").at("num_requests") == 1 && worker("decode").at("num_running_reqs") == 0;
   };
-  // Sockets' buffers of some MiB are filled first, which takes a sanitizer's build a while.
+  // Socket buffers of some MiB are filled first, which takes a while with a sanitizer.
   EXPECT_TRUE(eventually(is_dropped) || eventually(is_dropped) || eventually(is_dropped));
   EXPECT_LT(num_sent.load(), 32 << 20);
   EXPECT_NE(log().find("the client is behind by more than max_unsent_bytes=262144"), std::string::npos)
@@ -486,7 +486,7 @@ TEST_F(RouterWithFakeNodes, LimitsThatCannotBeAreRefused) {
   EXPECT_NE(Router::make(config).status().message().find("request_timeout_seconds=-1"), std::string::npos);
 }
 
-// ---- the end --------------------------------------------------------------------------------------
+// ---- shutdown -------------------------------------------------------------------------------------
 
 TEST_F(RouterWithFakeNodes, StopsWhileNodesAreSilent) {
   RouterConfig config = limits();

@@ -1,4 +1,4 @@
-"""Starts `fp4moe serve` on a free port and ends it again; what tests of servers ask and wait for."""
+"""Starts `fp4moe serve` on a free port and stops it; requests and waits for server tests."""
 import contextlib
 import http.client
 import os
@@ -11,12 +11,12 @@ import threading
 import time
 from urllib.parse import urlsplit
 
-NO_DEVICE = 3  # a command's exit status where the machine has no such device
-SKIPPED = 77  # a test's
+NO_DEVICE = 3  # exit status of a command if the machine lacks the device
+SKIPPED = 77  # exit status of a skipped test
 
 
 def exit_without_gpu(binary, model):
-    """Ends the test as skipped, saying why, where `--device cuda` is not to be had."""
+    """Ends the test as skipped, with the reason, if `--device cuda` is not available."""
     probe = subprocess.run([binary, "plan", model, "--device", "cuda"], capture_output=True, text=True)
     if probe.returncode == NO_DEVICE:
         print("SKIPPED:", probe.stderr.strip())
@@ -30,7 +30,7 @@ def free_port():
 
 
 def read_metrics(text):
-    """Gauges and counters by their names without the prefix."""
+    """Gauges and counters by name without the prefix."""
     return {name: float(value) for name, value in re.findall(r"^(?:\w+:)?(\w+)\{[^}]*\} (\S+)$", text, re.M)}
 
 
@@ -45,7 +45,7 @@ def metric(url, name):
 
 
 def eventually(condition, seconds=20):
-    """Whether it becomes true within so many seconds."""
+    """Whether the condition becomes true within `seconds`."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
@@ -55,7 +55,7 @@ def eventually(condition, seconds=20):
 
 
 class Serve:
-    """with Serve(binary, model) as s: ... s.url ...; afterwards s.exit_code. s.lines: what it has printed so far."""
+    """with Serve(binary, model) as s: ... s.url ...; afterwards s.exit_code. s.lines: its output so far."""
 
     def __init__(self, binary, model, *flags, launcher=()):
         place = [] if "--host" in flags else ["--host", "127.0.0.1"]
@@ -70,14 +70,14 @@ class Serve:
             if found:
                 self.url = found.group(1)
             if "The server is fired up and ready to roll!" in line:
-                # Read while it runs, so that it never waits for room to print.
+                # Read continuously, so that the process never blocks on a full pipe.
                 self.reader = threading.Thread(target=lambda: self.lines.extend(self.process.stdout))
                 self.reader.start()
                 return self
         raise RuntimeError(f"serve ended with {self.process.wait()}:\n" + "".join(self.lines))
 
     def status(self, name):
-        """A number of /proc/PID/status, such as Threads or VmRSS (KiB)."""
+        """A number from /proc/PID/status, such as Threads or VmRSS (KiB)."""
         with open(f"/proc/{self.process.pid}/status") as file:
             return next(int(line.split()[1]) for line in file if line.startswith(name + ":"))
 
@@ -93,7 +93,7 @@ class Serve:
         self.finish()
 
     def finish(self):
-        """Of a process that is to end: waits for it."""
+        """Waits for a process that is ending by itself."""
         try:
             self.exit_code = self.process.wait(timeout=60)
         except subprocess.TimeoutExpired:

@@ -39,7 +39,7 @@ class TestServer {
   }
 
  private:
-  std::mutex mutex_;  // before the server, whose threads log until it is gone
+  std::mutex mutex_;  // declared before the server, whose threads log until it is destroyed
   std::vector<std::string> log_;
 
  public:

@@ -1,4 +1,4 @@
-// URLs of servers, and peers' text in messages.
+// Parsing server URLs, and quoting peers' text in messages.
 #include "server/server_url.h"
 
 #include <gtest/gtest.h>

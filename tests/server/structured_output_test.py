@@ -1,5 +1,5 @@
-"""Structured output and forced tool calls against `fp4moe serve` on the demo checkpoint, whose template knows no
-tools and which has never seen JSON: what it writes is the grammar's doing."""
+"""Structured output and forced tool calls against `fp4moe serve` on the demo checkpoint. Its template has no
+tools and it was not trained on JSON, so the structure comes from the grammar alone."""
 import concurrent.futures
 import json
 import random
@@ -18,7 +18,7 @@ MESSAGES = [{"role": "user", "content": "Tom has 12 apples and eats 3. Describe 
 
 
 def random_schema(rng, depth=0):
-    """Every part of it is bounded."""
+    """A random schema in which every part is bounded."""
     kind = rng.choice(["string", "integer", "number", "boolean", "enum", "null", "const"] + ["array", "object"] * 2 * (depth < 3))
     if depth == 0:
         kind = "object"
@@ -44,7 +44,7 @@ def random_schema(rng, depth=0):
 
 
 def free_space(text):
-    """White space outside of strings."""
+    """Whether there is white space outside strings."""
     return re.sub(r'"(\\.|[^"\\])*"', "", text).strip() != re.sub(r"\s", "", re.sub(r'"(\\.|[^"\\])*"', "", text))
 
 
@@ -74,14 +74,15 @@ class StructuredOutput(unittest.TestCase):
         settings = [{"temperature": 0 if i % 2 else 1.0, "seed": i} for i in range(NUM_SCHEMAS)]
         with concurrent.futures.ThreadPoolExecutor(32) as pool:
             answers = list(pool.map(lambda i: self.schema_answer(schemas[i], **settings[i]), range(NUM_SCHEMAS)))
-            # The same again with too few tokens: the beginning of the text, which the grammar so accepts.
+            # The same requests with too few tokens give prefixes of texts that the grammar accepts.
             cut = list(pool.map(lambda i: self.schema_answer(schemas[i], **settings[i], max_tokens=5), range(0, NUM_SCHEMAS, 4)))
         for schema, answer in zip(schemas, answers):
             if answer.finish_reason == "stop":
                 self.check(schema, answer.message.content)
         stops = [answer.finish_reason for answer in answers].count("stop")
         self.assertGreaterEqual(stops, 0.95 * NUM_SCHEMAS)
-        # What ends with `length` is the beginning of a text that the grammar accepts: of the one with more tokens.
+        # A response that ends with `length` is a prefix of the response with more tokens, which the grammar
+        # accepts.
         beginnings = list(zip(range(0, NUM_SCHEMAS, 4), cut)) + [(i, a) for i, a in enumerate(answers) if a.finish_reason != "stop"]
         for i, short in beginnings:
             whole = answers[i]
@@ -89,7 +90,7 @@ class StructuredOutput(unittest.TestCase):
                 whole = self.schema_answer(schemas[i], **settings[i], max_tokens=PLENTY)
                 self.assertEqual(whole.finish_reason, "stop")
                 self.check(schemas[i], whole.message.content)
-            beginning = short.message.content.rstrip("\ufffd")  # a character that was cut
+            beginning = short.message.content.rstrip("\ufffd")  # an incomplete character
             self.assertTrue(whole.message.content.startswith(beginning), (whole, short))
             if beginning != whole.message.content:
                 self.assertEqual(short.finish_reason, "length")
@@ -109,7 +110,7 @@ class StructuredOutput(unittest.TestCase):
         self.assertEqual("".join(c.choices[0].delta.content or "" for c in chunks), answer.message.content)
 
     def test_regex_and_ebnf(self):
-        for _ in range(2):  # the second from memory
+        for _ in range(2):  # the second time from the cache
             answer = self.chat(extra_body={"regex": "[A-Z]{3}-[0-9]{2,4}"}).choices[0]
             self.assertRegex(answer.message.content, r"\A[A-Z]{3}-[0-9]{2,4}\Z")
             self.assertEqual(answer.finish_reason, "stop")
@@ -133,7 +134,7 @@ class StructuredOutput(unittest.TestCase):
             with self.assertRaises(openai.BadRequestError) as caught:
                 self.chat(extra_body=fields)
             self.assertIn(words, caught.exception.message)
-        with self.assertRaises(openai.BadRequestError):  # before the stream begins
+        with self.assertRaises(openai.BadRequestError):  # before the stream starts
             self.chat(extra_body={"ebnf": "root ::= other"}, stream=True)
 
     def test_nested_repetition_stalls_nobody(self):
@@ -157,7 +158,7 @@ class StructuredOutput(unittest.TestCase):
         self.assertEqual([c.function.name for c in calls if c.function.name], ["stay"])
         jsonschema.validate(json.loads("".join(c.function.arguments for c in calls)), point)
         self.assertEqual(chunks[-1].choices[0].finish_reason, "tool_calls")
-        with self.assertRaises(openai.BadRequestError) as caught:  # the demo's template would hide them
+        with self.assertRaises(openai.BadRequestError) as caught:  # the demo's template does not render tools
             self.chat(tools=tools)
         self.assertIn("has no place for tools", caught.exception.message)
 

@@ -1,4 +1,4 @@
-// The one comparator of the tests. NaN never passes; the budget is a formula's result, not a magic number.
+// The tests' only comparators. NaN never passes; a budget is computed by a formula, not a magic number.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ testing::AssertionResult within_budget(std::span<const float> actual, std::span<
 testing::AssertionResult within_relative_l2(std::span<const float> actual, std::span<const float> expected,
                                             double limit);
 
-// The same floats, bit for bit; NaN equals the same NaN.
+// Bitwise equal; a NaN equals only the same NaN.
 bool same_bits(std::span<const float> a, std::span<const float> b);
 
 // Bytewise equality with the first difference reported.

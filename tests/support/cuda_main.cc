@@ -1,5 +1,5 @@
-// main() of tests labelled cuda: without a usable GPU they are skipped, and say why. FP4MOE_REQUIRE_CUDA=1 in
-// the environment makes that a failure.
+// main() of tests labelled cuda: without a usable GPU they are skipped, with the reason.
+// FP4MOE_REQUIRE_CUDA=1 in the environment turns that into a failure.
 #include <gtest/gtest.h>
 
 #include <cstdio>

@@ -1,11 +1,11 @@
-"""Task accuracy of every row of the MoE table that must be legal, through `fp4moe serve` and `fp4moe eval`.
+"""Task accuracy of every legal row of the MoE table, through `fp4moe serve` and `fp4moe eval`.
 
   accuracy_matrix.py BINARY MODELS_FOLDER sample           # what CI runs: a few rows, 16 questions each
   accuracy_matrix.py BINARY MODELS_FOLDER matrix --output scores.json [--fabrics threads,mpi] [--jobs N]
   accuracy_matrix.py BINARY MODELS_FOLDER named --output scores.json
 
-matrix: every runner x a2a x ranks of either format, 64 questions of one form. named: 20 rows, all questions of both
-forms. A row below LEAST_SCORE fails the run. The output is the table that docs/backends.md shows.
+matrix: every runner x a2a x ranks of each format, 64 questions in one form. named: 20 rows, all questions
+in both forms. A row below LEAST_SCORE fails the run. The output is the table in docs/backends.md.
 """
 import argparse
 import concurrent.futures
@@ -38,7 +38,7 @@ def row(model, runner, a2a, tp, ep, dp=1, fabric="threads", flags=()):
 
 
 def matrix(fabrics):
-    """Every combination that design promises to be legal; DP attention on every second multi-rank row."""
+    """Every combination that must be legal; DP attention on every second multi-rank row."""
     for fabric in fabrics:
         for model, runners in RUNNERS.items():
             for runner in runners:
@@ -53,7 +53,8 @@ def matrix(fabrics):
 
 
 def named():
-    """Every runner name, protocol and payload at least once, on four ranks; --dp 4 leaves ranks idle at times."""
+    """Every runner name, protocol and payload at least once, on four ranks; with --dp 4 some ranks are idle
+    at times."""
     deepep, flashinfer = "--deepep-dispatcher-output-dtype", "--flashinfer-dispatcher-output-dtype"
     yield row(NVFP4, "auto", "none", 4, 1)
     yield row(NVFP4, "marlin", "none", 4, 4)
@@ -100,7 +101,7 @@ def serve_flags(r):
 def launcher(r):
     if r["fabric"] != "mpi":
         return []
-    # Two processes with half the ranks each, so that both ways of moving bytes are used.
+    # Two processes with half the ranks each, to use both in-process and MPI transfers.
     return ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", str(min(2, r["tp"]))]
 
 
@@ -128,7 +129,7 @@ def main():
     parser.add_argument("--commit", default="")
     a = parser.parse_args()
     if a.rows == "matrix":
-        # The forms alternate, so that half of the rows run each.
+        # Alternate the forms, so that half of the rows run each.
         tasks = [(r, list(FORMS)[i % 2], 64) for i, r in enumerate(matrix(a.fabrics.split(",")))]
     elif a.rows == "named":
         tasks = [(r, form, 256) for r in named() for form in FORMS]
@@ -150,7 +151,7 @@ def main():
                 ok = result["score"] >= LEAST_SCORE
                 print(f"{'ok    ' if ok else 'BELOW '} {result['score']:.3f} of {result['questions']} {form}: {describe(r)}",
                       flush=True)
-            except Exception as error:  # noqa: BLE001: the row is reported, the others go on
+            except Exception as error:  # noqa: BLE001: report the row, continue with the others
                 ok = False
                 print(f"FAILED {form}: {describe(r)}: {error}", flush=True)
             if not ok:

@@ -1,4 +1,4 @@
-# docs/backends.md is what `fp4moe backends --markdown` prints. To refresh it:
+# docs/backends.md must equal the output of `fp4moe backends --markdown`. To regenerate it:
 #   fp4moe backends --markdown [--scores docs/backends_scores.json] > docs/backends.md
 set(command "${BINARY}" backends --markdown)
 if(EXISTS "${DOCS}/backends_scores.json")

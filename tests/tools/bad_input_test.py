@@ -1,4 +1,4 @@
-"""Broken models and flags: each is refused with one clear line and the right exit code, soon."""
+"""Broken models and flags: each is refused quickly, with one clear line and the right exit code."""
 import contextlib
 import json
 import os
@@ -11,7 +11,7 @@ import unittest
 
 BINARY, MODEL = map(os.path.abspath, sys.argv[1:3])
 CORRUPT, USAGE, UNSUPPORTED, TOO_BIG = 1, 2, 3, 4  # exit codes
-SECONDS = 10  # far beyond what any refusal takes
+SECONDS = 10  # far more than any refusal takes
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SCALES, NORM = "model.layers.1.mlp.experts.down_proj_scales", "model.norm.weight"
 DROP = object()
@@ -22,7 +22,7 @@ DROP = object()
 def put(folder, name, content):
     path = os.path.join(folder, name)
     with contextlib.suppress(FileNotFoundError):
-        os.remove(path)  # a link: the original stays as it is
+        os.remove(path)  # a link: does not change the original
     if content is not None:
         with open(path, "wb") as file:
             file.write(content if isinstance(content, (bytes, bytearray)) else content.encode())
@@ -33,7 +33,7 @@ def write(name, content):
 
 
 def edit(name, change):
-    """change(text) -> text of the JSON file `name`."""
+    """Applies change(text) -> text to the JSON file `name`."""
     def apply(folder):
         with open(os.path.join(folder, name)) as file:
             put(folder, name, change(file.read()))
@@ -41,7 +41,7 @@ def edit(name, change):
 
 
 def keys(name, **values):
-    """Sets keys of the JSON file `name`; `a__b` is b inside of a."""
+    """Sets keys of the JSON file `name`; `a__b` is key b of object a."""
     def change(text):
         root = json.loads(text)
         for path, value in values.items():
@@ -65,7 +65,7 @@ def tokenizer(**values):
 
 
 def weights(change):
-    """change(header, data) of the safetensors file, in place; what it returns, if anything, is the new header's text."""
+    """Applies change(header, data) to the safetensors file in place; a returned text replaces the header."""
     def apply(folder):
         with open(os.path.join(folder, WEIGHTS), "rb") as file:
             header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
@@ -109,7 +109,7 @@ def index(file_name):
 
 no_weights = write(WEIGHTS, None)
 
-# ---- Cases: name, what is broken (or the flags, or both), exit code, what the line must say.
+# ---- Cases: name, the change (or the flags, or both), exit code, required text of the line.
 
 WEIGHT_CASES = [
     ("header length 0", header_length(0), CORRUPT, "header's length is 0", "legal are 2 to"),
@@ -139,7 +139,7 @@ WEIGHT_CASES = [
     ("index is no JSON", lambda f: (no_weights(f), put(f, INDEX, "{")), CORRUPT, INDEX, "JSON at byte"),
 ]
 
-CONFIG_CASES = [  # on copies without weights: refused before they are looked for
+CONFIG_CASES = [  # on copies without weights: must be refused before weights are opened
     ("no config", write("config.json", None), USAGE, "config.json"),
     ("config is no JSON", write("config.json", "{"), CORRUPT, "config.json", "JSON at byte"),
     ("config is a list", write("config.json", "[]"), USAGE, "config.json", "object"),
@@ -157,7 +157,7 @@ CONFIG_CASES = [  # on copies without weights: refused before they are looked fo
     ("unknown quant_method", config(quantization_config__quant_method="awq"), UNSUPPORTED, "quant_method 'awq'", "'mxfp4'"),
 ]
 
-FLAG_CASES = [  # on copies without weights too
+FLAG_CASES = [  # also on copies without weights
     ("unknown runner", "--moe-runner-backend fast", USAGE, "'fast'", "marlin"),
     ("ep 3 of 16 experts", "--tp 3 --ep-size 3", UNSUPPORTED, "ep=3", "num_experts=16", "--ep 1"),
     ("tp 0", "--tp 0", USAGE, "tp=0", "1 to 1024"),
@@ -174,7 +174,7 @@ FLAG_CASES = [  # on copies without weights too
     ("unknown flag", "--frobnicate", USAGE, "--frobnicate", "--help"),
 ]
 
-SIZE_CASES = [  # on a copy with a NaN scale: refused before it is read
+SIZE_CASES = [  # on a copy with a NaN scale: must be refused before it is read
     ("context beyond the model's", "--context-length 131073", TOO_BIG, "131073", "131072 tokens"),
     ("absurd context", f"--context-length {10**18}", TOO_BIG, str(10**18), "131072 tokens"),
     ("absurd pool", f"--max-total-tokens {10**18}", TOO_BIG, str(10**18), "available", "would do"),
@@ -182,7 +182,7 @@ SIZE_CASES = [  # on a copy with a NaN scale: refused before it is read
 ]
 
 SPLIT = {"type": "Split", "pattern": {"Regex": "(a"}, "behavior": "Isolated", "invert": False}
-TEXT_CASES = [  # the tokenizer and the template
+TEXT_CASES = [  # tokenizer and chat template
     ("no tokenizer", write("tokenizer.json", None), "", USAGE, "tokenizer.json"),
     ("truncated tokenizer", edit("tokenizer.json", lambda t: t[:9999]), "", CORRUPT, "tokenizer.json", "JSON at byte"),
     ("tokenizer is a list", write("tokenizer.json", "[]"), "", USAGE, "tokenizer.json", "expected an object"),
@@ -226,7 +226,7 @@ class StartUp(unittest.TestCase):
         return ["logits", folder, "--input-ids", self.ids, "--output", os.path.join(self.base.name, "logits.safetensors")]
 
     def verbs(self, folder):
-        """Every verb that loads a model."""
+        """Every subcommand that loads a model."""
         return [self.logits(folder), ["run", folder, "--prompt", "Hi"], ["serve", folder, "--port", "0"]]
 
     def refused(self, command, code, *words):

@@ -1,4 +1,4 @@
-"""Broken NVFP4 and compressed-tensors checkpoints: `inspect --experts` names what is wrong, in one line."""
+"""Broken NVFP4 and compressed-tensors checkpoints: `inspect --experts` names the problem in one line."""
 import os
 import struct
 import subprocess
@@ -42,7 +42,7 @@ def group(**values):
     return lambda m: m.config["quantization_config"]["config_groups"]["group_0"]["weights"].update(values)
 
 
-# like, dialect, what is broken, exit code, what the line must say.
+# like, dialect, the change, exit code, required text of the line.
 CASES = [
     *[("deepseek-v3-tiny", "modelopt", number(suffix, value), CORRUPT, f"'{UP}{suffix}'", text, "finite numbers above 0")
       for suffix in (".weight_scale_2", ".input_scale")
@@ -84,7 +84,7 @@ class BadNvfp4(unittest.TestCase):
         for like in ("deepseek-v3-tiny", "qwen3-moe-tiny", "qwen2-moe-tiny"):
             for dialect in ("modelopt", "compressed-nvfp4", "compressed-mxfp4"):
                 with self.subTest(like + " " + dialect), tempfile.TemporaryDirectory() as base:
-                    TinyModel(BINARY, os.path.join(base, "m"), like, dialect).write()  # our own writing breaks nothing
+                    TinyModel(BINARY, os.path.join(base, "m"), like, dialect).write()  # must stay valid
                     ended = self.inspect(os.path.join(base, "m"))
                     self.assertEqual(ended.returncode, 0, ended.stderr)
                     self.assertIn("layer 1 experts, " + ("mxfp4" if "mxfp4" in dialect else "nvfp4"), ended.stdout)

@@ -1,4 +1,4 @@
-"""Checkpoints that hold more, or other numbers, than config.json says: every command refuses them by name."""
+"""Checkpoints with tensors or values that contradict config.json: every command refuses and names them."""
 import json
 import os
 import struct

@@ -1,4 +1,5 @@
-"""fp4moe bench peak, moe and latency on a CPU: what their JSON holds, and that its numbers fit each other. Speed is not judged."""
+"""fp4moe bench peak, moe and latency on a CPU: the content and consistency of their JSON. Does not judge
+speed."""
 import json
 import os
 import subprocess
@@ -42,7 +43,7 @@ class Peak(unittest.TestCase):
 
 class Moe(unittest.TestCase):
     def check(self, row, tokens, active):
-        calls = 1 + -(-240_000_000 // (8 * 3 * 2048 * 768 * (17 / 32 if row["format"] == "mxfp4" else 9 / 16)))  # of 20 MB each
+        calls = 1 + -(-240_000_000 // (8 * 3 * 2048 * 768 * (17 / 32 if row["format"] == "mxfp4" else 9 / 16)))  # 20 MB each
         self.assertEqual((row["shape"], row["tokens"], row["device"], row["calls"], row["threads"]),
                          ("qwen3_30b", tokens, "cpu", calls, 2))
         self.assertEqual(row["active_experts"], active)
@@ -82,7 +83,7 @@ class Latency(unittest.TestCase):
         self.assertEqual([row["test"] for row in rows], ["pp64", "tg4", "pp64 x8", "tg4 x8"])
         for row in rows:
             self.assertAlmostEqual(row["fraction"], row["avg_ts"] / row["limit_ts"])
-        reads = [row["read_gbps"] * 1e9 / decode_bytes for row in rows]  # tokens/s if each read its weights alone
+        reads = [row["read_gbps"] * 1e9 / decode_bytes for row in rows]  # without sharing weight reads
         self.assertLessEqual(rows[1]["limit_ts"], reads[1] * 1.001)
         self.assertLessEqual(rows[3]["limit_ts"], reads[3] * 8 * 1.001)
         self.assertGreater(rows[0]["limit_ts"], 0)
@@ -97,7 +98,7 @@ class Latency(unittest.TestCase):
         self.assertIn("1000000", ended.stderr)
 
     def test_decode_is_timed_with_the_whole_batch(self):
-        """Requests that begin to decode while others' prompts are computed do not end before the time that is measured."""
+        """Requests that decode while others still prefill don't end before the measured time does."""
         flags = "-t 2 -p 0 -n 4 -d 100 -b 1,4 -r 1 --cold-mib 16 --max-prefill-tokens 64 --chunked-prefill-size 64"
         rows = self.run_json("bench", "latency", MODEL, *flags.split())
         self.assertEqual([row["n_together"] for row in rows], [1, 4])

@@ -1,4 +1,4 @@
-# Benches that cannot run say why and end with the documented exit code; bad names are refused before that.
+# Benches that cannot run report why and exit with the documented code; invalid names are refused first.
 function(expect_refusal code text)
   execute_process(COMMAND "${BINARY}" bench ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE out ERROR_VARIABLE err)
   if(NOT result EQUAL code OR NOT err MATCHES "${text}")

@@ -1,4 +1,4 @@
-"""fp4moe bench serving: against fp4moe serve, and against a fake server that misbehaves as its base URL's path says."""
+"""fp4moe bench serving against fp4moe serve, and against a fake server whose URL path selects an error."""
 import http.server
 import json
 import os
@@ -12,7 +12,7 @@ import unittest
 from serve_process import Serve
 
 BINARY, MODEL = map(os.path.abspath, sys.argv[1:3])
-TOKENS = 4  # of each answer of the fake server; of its prompts usage says 9
+TOKENS = 4  # per fake response; usage reports 9 for its prompts
 PIECES = ["one", " twö", " three"]  # the second token has no text
 DELAY = 0.05  # before each piece of /slow
 
@@ -73,7 +73,7 @@ class Fake(http.server.BaseHTTPRequestHandler):
         return {"prompt_tokens": 9, "completion_tokens": TOKENS, "total_tokens": 9 + TOKENS}
 
     def pieces(self, mode, body):
-        """The stream in the pieces that are sent."""
+        """The stream in the pieces in which it is sent."""
         text = lambda t: {"delta": {"content": t}} if "messages" in body else {"text": t}
         events = [event(choices=[{"index": 0, **text(t)}]) for t in [PIECES[0], "", *PIECES[1:]]]
         if mode == "hang_up":
@@ -98,7 +98,7 @@ class Fake(http.server.BaseHTTPRequestHandler):
         for e in events:
             time.sleep(DELAY)
             if e == events[-1]:
-                self.count_in_flight(-1)  # the client may send the next request as soon as it has this
+                self.count_in_flight(-1)  # the client may send its next request once it has this event
             yield e
 
     @staticmethod
@@ -126,7 +126,8 @@ class AgainstFake(unittest.TestCase):
         cls.server.server_close()
 
     def run_fake(self, mode, *flags, failed=0, requests=6):
-        """The result; `failed` of the requests must have failed, and those of the warm-up must not count."""
+        """Runs the bench; checks that `failed` requests failed and that the warm-up does not count. Returns
+        the result."""
         Fake.bodies.clear()
         Fake.count = 0
         usual = {"--num-prompts": requests, "--random-input-len": 5, "--random-output-len": TOKENS, "--random-range-ratio": 1,
@@ -213,7 +214,7 @@ class AgainstFake(unittest.TestCase):
             self.assertGreaterEqual(ttft, DELAY)
             self.assertGreaterEqual(ttft + sum(gaps), 4 * DELAY)
             self.assertLessEqual(ttft + sum(gaps), result["max_e2e_latency_ms"] / 1e3)
-        self.assertLess(min(result["ttfts"]), 3 * DELAY)  # of 6 * DELAY: news is told when it comes
+        self.assertLess(min(result["ttfts"]), 3 * DELAY)  # of 6 * DELAY: read as it arrives
         self.assertGreaterEqual(result["mean_e2e_latency_ms"], 6e3 * DELAY)
         self.assertGreaterEqual(result["duration"], 3 * 6 * DELAY)
         self.assertLessEqual(result["concurrency"], 2)

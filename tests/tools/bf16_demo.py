@@ -1,4 +1,5 @@
-"""A demo checkpoint's bf16 twin: its FP4 weights dequantised and jittered, as if it had never been quantised."""
+"""A bf16 twin of a demo checkpoint: its FP4 weights dequantised, with jitter, as if it had never been
+quantised."""
 import json
 import os
 import shutil
@@ -10,11 +11,11 @@ from safetensors.numpy import save_file
 
 E2M1 = np.array([0, .5, 1, 1.5, 2, 3, 4, 6, -0., -.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 DTYPES = {"BF16": ml_dtypes.bfloat16, "F32": np.float32, "U8": np.uint8, "F8_E4M3": ml_dtypes.float8_e4m3fn}
-JITTER = 0.03  # of each weight
+JITTER = 0.03  # relative, per weight
 
 
 def load(path):
-    """safetensors with the types that its own numpy reader leaves out."""
+    """Reads safetensors, including the types that its own numpy reader lacks."""
     with open(path, "rb") as file:
         data = file.read()
     size, = struct.unpack_from("<Q", data)
@@ -32,7 +33,7 @@ def values(codes):
 
 
 def dequantised(tensors):
-    """Names and float32 values of what is FP4: gpt-oss' and ModelOpt's dialect."""
+    """Names and float32 values of the FP4 tensors, in gpt-oss' and ModelOpt's dialect."""
     for name, codes in tensors.items():
         if name.endswith("_blocks"):
             scales = np.exp2(tensors[name[:-len("blocks")] + "scales"].astype(np.float32) - 127)

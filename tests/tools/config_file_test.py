@@ -1,4 +1,5 @@
-"""Flags from a file and the environment: the command line comes first, then the environment, then the file."""
+"""Flags from a file and the environment: the command line takes precedence, then the environment, then the
+file."""
 import json
 import os
 import subprocess
@@ -34,7 +35,7 @@ class Files(unittest.TestCase):
 
 class ConfigFile(Files):
     def info(self, *flags, **environment):
-        """What a server that is started so says of itself."""
+        """/server_info of a server started with this environment and these flags."""
         old = dict(os.environ)
         os.environ.update(environment)
         try:

@@ -1,10 +1,10 @@
-"""Prefill nodes, decode nodes and a router as processes: the answers of one server, and what becomes of requests
-when a client goes, a node is killed, or nodes do not fit.
+"""Prefill nodes, decode nodes and a router as processes: they give the same responses as one server, and
+handle client disconnects, killed nodes and incompatible nodes.
 
   disaggregation_test.py BINARY MODELS_FOLDER [grammars] [cuda]
 
-grammars: the binary has a grammar backend. cuda: all of them on one GPU, and beside nodes on the CPU; exit status 77
-without one.
+grammars: the binary has a grammar backend. cuda: all nodes on one GPU, and beside nodes on the CPU; exit
+status 77 without a GPU.
 """
 import concurrent.futures
 import contextlib
@@ -24,8 +24,8 @@ GRAMMARS, CUDA = ("grammars" in sys.argv[3:], "cuda" in sys.argv[3:])
 GPTOSS, DSV3 = f"{MODELS}/demo-gptoss-mxfp4", f"{MODELS}/demo-dsv3-nvfp4"
 POOL = ["--max-total-tokens", "4096"]
 LIMITS = ["--max-running-requests", "16", "--self-test", "off", "--disable-autotune",
-          "--threads", "1"]  # of all nodes and servers
-# Where answers do not depend on what is computed beside them, as on a CPU.
+          "--threads", "1"]  # for all nodes and servers
+# With these flags a response does not depend on its batch, as on a CPU.
 DEVICE = ["--device", "cuda", "--enable-deterministic-inference"] if CUDA else ["--device", "cpu"]
 PROMPTS = ["Tom has 3 apples and buys 4.", "a", "The answer is", "7 + 5 =", "Tom has 3 apples and buys 4. " * 12]
 
@@ -49,7 +49,7 @@ def connection(url, timeout=60):
 
 
 def ask(url, path, body=None):
-    """Status and body; the JSON's, where it is JSON."""
+    """Status and body, parsed if it is JSON."""
     with connection(url) as c:
         c.request("GET" if body is None else "POST", path, None if body is None else json.dumps(body))
         answer = c.getresponse()
@@ -64,7 +64,7 @@ def generate(url, prompt, tokens=24, **sampling):
 
 
 def answers(url):
-    """Greedy and sampled ones, with their log-probabilities, and one by a grammar: all at once."""
+    """Greedy and sampled responses with log-probabilities, and one with a grammar, all concurrently."""
     calls = [(p, {}) for p in PROMPTS] + [(p, {"temperature": 0.9, "top_p": 0.9, "sampling_seed": 7,
                                                "frequency_penalty": 0.5}) for p in PROMPTS]
     if GRAMMARS:
@@ -76,7 +76,7 @@ def answers(url):
 
 
 def experts(url):
-    """Where an answer's tokens went, those of its prompt too."""
+    """The routed experts of a response's tokens, including its prompt's."""
     body = {"text": PROMPTS[0], "return_routed_experts": True,
             "sampling_params": {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}}
     status, answer = ask(url, "/generate", body)
@@ -85,7 +85,7 @@ def experts(url):
 
 
 def stream(url, prompt, tokens, on_event=None):
-    """Events of a streamed completion until its end, as they were sent; None: the status was not 200."""
+    """Events of a streamed completion until its end, as sent; None: the status was not 200."""
     events = []
     with connection(url) as c:
         c.request("POST", "/v1/completions", json.dumps({"prompt": prompt, "max_tokens": tokens, "temperature": 0,
@@ -122,7 +122,7 @@ class Disaggregation(unittest.TestCase):
     def test_latents(self):
         self.check_model(DSV3, [], ["--disable-cuda-graph"])
 
-    # Their kernels differ in last bits: the greedy text of these prompts does not.
+    # The kernels differ in the last bits, but not in the greedy text of these prompts.
     @unittest.skipUnless(CUDA, "of a GPU")
     def test_a_gpu_and_a_cpu(self):
         prompts, devices = PROMPTS[2:], (["--device", "cpu"], ["--device", "cuda"])
@@ -138,7 +138,7 @@ class Disaggregation(unittest.TestCase):
         ranks = ["--tp", "2", "--ep-size", "2", "--dp", "2", "--enable-dp-attention", "--moe-a2a-backend", "deepep"]
         self.check_model(DSV3, ["--moe-a2a-backend", "deepep"], ranks)
 
-    # Sums over shards differ in their last bits: the greedy text of these prompts does not.
+    # Sums over shards differ in the last bits, but not in the greedy text of these prompts.
     @unittest.skipIf(CUDA, "a GPU is one rank")
     def test_heads_on_two_ranks_and_on_one(self):
         prompts = PROMPTS[2:]
@@ -146,7 +146,7 @@ class Disaggregation(unittest.TestCase):
             want = [generate(one.url, p)[1]["text"] for p in prompts]
         with Node("prefill", GPTOSS, "--tp", "2") as p2, Node("decode", GPTOSS) as d1, \
                 Node("decode", GPTOSS, "--tp", "2") as d2, Router([p2], [d1, d2]) as router:
-            for _ in range(2):  # least loaded, then in turn: both decode nodes
+            for _ in range(2):  # least loaded, then round-robin: uses both decode nodes
                 self.assertEqual([generate(router.url, p)[1]["text"] for p in prompts], want)
             self.assertEqual({w["num_requests"] for w in ask(router.url, "/workers")[1]["workers"]
                               if w["role"] == "decode"}, {len(prompts)})
@@ -175,7 +175,7 @@ class Disaggregation(unittest.TestCase):
                                                          "logprobs": 1})
             self.assertEqual(scored[0], 200, scored)
 
-            # A client that goes: both nodes let go of what they have for it.
+            # A client disconnects: both nodes release its resources.
             def leave(events):
                 if len(events) == 3:
                     raise ConnectionAbortedError
@@ -187,7 +187,7 @@ class Disaggregation(unittest.TestCase):
                 self.assertTrue(eventually(node.is_empty), node.role)
 
     def check_routes(self, router, node):
-        """Of every route of a node: whether a router has it (docs/disaggregation.md)."""
+        """For every route of a node: whether the router has it (docs/disaggregation.md)."""
         passed = {"/v1/chat/completions", "/v1/completions", "/generate", "/tokenize", "/detokenize", "/v1/models",
                   "/v1/models/{model}", "/server_info", "/get_server_info", "/health_generate", "/openapi.json",
                   "/expert_load", "/expert_load.svg", "/", "/chat"}
@@ -199,7 +199,7 @@ class Disaggregation(unittest.TestCase):
                 body = None if method == "get" else {}
                 status = ask(router.url, path.replace("{model}", "demo-gptoss-mxfp4"), body)[0]
                 (self.assertEqual if path in operators else self.assertNotEqual)(status, 404, (method, path))
-        for path in operators:  # whatever the method
+        for path in operators:  # with any method
             self.assertEqual(ask(router.url, path)[0], 404)
             self.assertEqual(ask(router.url, path, {})[0], 404)
 
@@ -223,7 +223,8 @@ class Disaggregation(unittest.TestCase):
                     self.assertTrue(eventually(node.is_empty), node.role)
 
     def check_kill(self, victim):
-        """Kills one side under load, again and again asked: its requests fail by name, and afterwards all is well."""
+        """Kills one side under continuous load: its requests fail with its name, and after a restart all is
+        well."""
         with contextlib.ExitStack() as stack:
             nodes = {"prefill": Node("prefill", GPTOSS), "decode": Node("decode", GPTOSS)}
             for node in nodes.values():
@@ -246,7 +247,7 @@ class Disaggregation(unittest.TestCase):
             time.sleep(0.5)
             survivor = nodes["decode" if victim == "prefill" else "prefill"]
             self.assertTrue(eventually(survivor.is_empty), "pages of the dead node's requests")
-            if victim == "prefill":  # a request in vain is told to its client alone, the node's absence once to the log
+            if victim == "prefill":  # requests fail at the client only; the node's absence is logged once
                 self.assertLessEqual(sum("Connection refused" in line for line in survivor.lines), 1)
             node = nodes[victim].again()
             node.__enter__()

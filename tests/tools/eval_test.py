@@ -1,4 +1,4 @@
-"""serve + eval on the demo checkpoint: scores, and the same answers at 1 and at 32 threads."""
+"""serve + eval on the demo checkpoint: the scores, and equal responses with 1 and 32 threads."""
 import json
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""SGLang's flags and variables: what starts, what is refused, how fast, and in which words."""
+"""SGLang's flags and variables: which are accepted or refused, how quickly, and with which message."""
 import json
 import os
 import re
@@ -12,7 +12,7 @@ import unittest
 BINARY, MODEL = map(os.path.abspath, sys.argv[1:3])
 USAGE, UNSUPPORTED, SELF_TEST = 2, 3, 5  # exit codes
 
-# name, flags, exit code, what the line must say. Refused before any weight is read.
+# name, flags, exit code, required text of the line. Refused before any weight is read.
 REFUSED = [
     ("speculation", "--speculative-algorithm EAGLE", UNSUPPORTED, "speculative decoding is not supported yet"),
     ("draft model", "--speculative-draft-model-path x", UNSUPPORTED, "speculative decoding is not supported yet"),
@@ -53,7 +53,7 @@ REFUSED = [
     ("negative tuning", "--autotune-budget -1", USAGE, "--autotune-budget", "0 to 3600"),
 ]
 
-VARIABLES = [  # on --moe-a2a-backend deepep
+VARIABLES = [  # with --moe-a2a-backend deepep
     ("SGLANG_MOE_NVFP4_DISPATCH", "maybe", "0 or 1"),
     ("SGLANG_DEEPEP_BF16_DISPATCH", "2", "0 or 1"),
     ("SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK", "1025", "1 to 1024"),
@@ -74,7 +74,7 @@ def serve(*flags, **variables):
 
 class Flags(unittest.TestCase):
     def refused(self, flags, code, *words, **variables):
-        # A folder with a configuration and no weights: what is refused here never looks for them.
+        # A folder with a configuration but no weights: these refusals come before weights are opened.
         with tempfile.TemporaryDirectory() as folder:
             os.symlink(os.path.join(MODEL, "config.json"), os.path.join(folder, "config.json"))
             start = time.monotonic()
@@ -131,7 +131,7 @@ class Flags(unittest.TestCase):
             scales = json.loads(data[8:8 + size])["model.layers.1.mlp.experts.down_proj_scales"]
             experts, rows, blocks = scales["shape"]
             at = 8 + size + scales["data_offsets"][0] + 3 * rows * blocks  # expert 3
-            data[at:at + rows * blocks] = b"\xfe" * (rows * blocks)  # 2^127: legal, and beyond float32 in a sum
+            data[at:at + rows * blocks] = b"\xfe" * (rows * blocks)  # 2^127: legal, but sums overflow float32
             os.remove(weights)
             with open(weights, "wb") as file:
                 file.write(data)

@@ -1,5 +1,5 @@
-"""Both demo checkpoints on a GPU: `fp4moe logits` and prompts' scores against the stock classes' logits, and the accuracy of
-serve + eval.
+"""Both demo checkpoints on a GPU: `fp4moe logits` and prompt scores against the stock classes' logits, and
+the accuracy of serve + eval.
 
   gpu_demo_test.py BINARY MODELS_FOLDER
 
@@ -65,8 +65,8 @@ class GpuDemo(unittest.TestCase):
             return tensors(outputs)["logits"]
 
     def check_logits(self, demo, scheme, least, oracle=None):
-        """least: (median error at most, error over all at most, share of equal argmax at least): a CPU's promises. The
-        reference is the stock class's logits, or those of the runner `oracle` on the CPU."""
+        """least: (maximum median error, maximum error over all, minimum share of equal argmax), as promised
+        for a CPU. The reference is the stock class's logits, or those of the runner `oracle` on the CPU."""
         reference = tensors(os.path.join(MODELS, demo, "reference_logits.safetensors"))
         for prompt in ("prompt_0", "prompt_1"):
             ids = values(reference[prompt + ".input_ids"])
@@ -88,7 +88,8 @@ class GpuDemo(unittest.TestCase):
             self.assertGreaterEqual(same, least[2])
 
     def check_scores(self, demo):
-        """A prompt's log-probabilities over HTTP, beside the stock class's; at once, in chunks, and beside answers."""
+        """A prompt's log-probabilities over HTTP against the stock class's: in one step, in chunks, and while
+        decoding."""
         reference = tensors(os.path.join(MODELS, demo, "reference_logits.safetensors"))
         for flags in ((), ("--max-running-requests", "5"), ("--disable-cuda-graph", "--max-total-tokens", "1024")):
             with Serve(BINARY, os.path.join(MODELS, demo), "--device", "cuda", "--context-length", "512", *flags) as serve:
@@ -118,7 +119,8 @@ class GpuDemo(unittest.TestCase):
                                         "sampling_params": {"max_new_tokens": 9, "ignore_eos": True}}, "/generate"), demo)
 
     def check_experts(self, answer, demo):
-        """Of each token but the last, in each layer, top_k experts, no two the same; expert 0 in layers that have none."""
+        """Each token but the last has top_k distinct experts in each layer; layers without experts report
+        expert 0."""
         with open(os.path.join(MODELS, demo, "config.json")) as file:
             config = json.load(file)
         num_experts, first = config.get("n_routed_experts", config.get("num_local_experts")), config.get("first_k_dense_replace", 0)

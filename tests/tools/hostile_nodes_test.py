@@ -1,5 +1,5 @@
-"""Prefill nodes and decode nodes among strangers: what one sends to a node's port, or names in a request, costs a bounded
-amount, and other requests are answered beside it.
+"""Prefill and decode nodes with untrusted peers: data sent to a node's port, or an address in a request,
+costs a bounded amount, and other requests are served meanwhile.
 
   hostile_nodes_test.py BINARY MODEL
 """
@@ -47,7 +47,7 @@ def ask(node, path, body=None, timeout=60):
 
 
 def generate(node, port, host="127.0.0.1"):
-    """Of a decode node, through the prefill node at host:port."""
+    """Generates on a decode node, through the prefill node at host:port."""
     return ask(node, "/generate", {"text": "7 + 5 =", "bootstrap_host": host, "bootstrap_port": port,
                                    "sampling_params": {"temperature": 0, "max_new_tokens": 4}})
 
@@ -67,7 +67,7 @@ def secret_file(text=SECRET, mode=0o600):
 
 
 class Strangers(unittest.TestCase):
-    """All against one pair of nodes, which answer in the end as in the beginning."""
+    """All attacks on one pair of nodes, which must respond at the end as at the beginning."""
 
     @classmethod
     def setUpClass(cls):
@@ -130,7 +130,7 @@ class Strangers(unittest.TestCase):
                                    self.p.num_descriptors() <= descriptors + 2))
 
     def test_host_strings_leave_nothing_behind(self):
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:  # buffers of both HTTP threads are warm
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:  # warms up the buffers of both HTTP threads
             list(pool.map(lambda _: generate(self.d, 1, "x" * (20 << 20)), range(4)))
         before, lines = self.d.status("VmRSS"), len(self.d.lines)
         for i in range(10):
@@ -158,7 +158,7 @@ class Descriptors(unittest.TestCase):
             want, port = generate(d, p.bootstrap_port), p.bootstrap_port
             self.assertEqual(want[0], 200, want)
             with contextlib.ExitStack() as stack:
-                for _ in range(60):  # half of them over HTTP, which cannot be ended in favour of others
+                for _ in range(60):  # half of them over HTTP: those connections cannot be evicted for others
                     stack.enter_context(node_strangers.connect(port))
                     stack.enter_context(contextlib.closing(http.client.HTTPConnection("127.0.0.1", p.port))).connect()
                 self.assertTrue(eventually(lambda: p.num_descriptors() >= 38))

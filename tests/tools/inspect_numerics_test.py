@@ -1,4 +1,4 @@
-"""fp4moe inspect --numerics: errors of the schemes are those of FP4 and INT8, and what is odd is found."""
+"""fp4moe inspect --numerics: the schemes' errors are those of FP4 and INT8; unusual scales are reported."""
 import json
 import os
 import struct
@@ -19,7 +19,8 @@ def layers(folder, *flags):
 
 class Numerics(unittest.TestCase):
     def test_errors_of_the_schemes(self):
-        # Uniform noise of half a step: E2M1 has two significant bits in most codes, INT8 blocks seven and a half.
+        # Uniform noise of half a step: E2M1 has two significant bits in most codes, INT8 blocks seven and a
+        # half.
         for model, schemes in [(NVFP4, {"w4a4": (0.05, 0.25), "w4a4_per_token": (0.05, 0.25), "w4a8": (0.002, 0.02)}),
                                (MODEL, {"w4a8": (0.002, 0.02)})]:
             for layer in layers(model):
@@ -43,7 +44,7 @@ class Numerics(unittest.TestCase):
                 for part in ("gate", "up", "down"):
                     self.assertTrue(0 <= expert[part]["saturated_codes"] < 0.3)
                     self.assertTrue(0 <= expert[part]["saturated_scales"] < 0.05)
-                # The largest block of a tensor scale has 448; gate and up share one.
+                # The block with a tensor scale's maximum has scale 448; gate and up share a tensor scale.
                 self.assertGreater(expert["gate"]["saturated_scales"] + expert["up"]["saturated_scales"], 0)
                 self.assertGreater(expert["down"]["saturated_scales"], 0)
 
@@ -74,7 +75,8 @@ class Numerics(unittest.TestCase):
         self.assertEqual(odd, {2: ["gate and up tensor scales differ"], 5: ["gate and up input scales differ"],
                                7: ["input scale far from the layer's median"]})
         self.assertEqual(layer["gate_up_scale_mismatches"], 1)
-        # One activation scale for the layer, a million times too large, takes block scales out of E4M3's range.
+        # One activation scale for the layer, a million times too large, moves block scales out of E4M3's
+        # range.
         self.assertGreater(layer["errors"]["w4a4"], 2 * sound["errors"]["w4a4"])
         self.assertLess(layer["errors"]["w4a4_per_token"], 1.2 * sound["errors"]["w4a4_per_token"])
 

@@ -1,10 +1,10 @@
-"""Mixed load on `fp4moe serve`: 64 streaming clients at once, some of which hang up, for some minutes.
+"""Mixed load on `fp4moe serve`: 64 concurrent streaming clients, some of which disconnect, for some minutes.
 
   load_test.py BINARY MODEL [--device cpu|cuda] [--minutes M] [--clients N] [--seed S] [-- FLAGS OF SERVE]
 
-No answer may be an error, every finished one must be well-formed, memory and descriptors must not grow, KV pages must
-always add up, no request and no token of the KV pool may be left, and SIGTERM must end the server with 0. On a CPU a greedy answer must also be
-the same each time. Exit status 77: no usable GPU.
+No response may be an error, every finished one must be well-formed, memory and descriptors must not grow,
+KV pages must always add up, no request and no token of the KV pool may be left, and SIGTERM must end the
+server with 0. On a CPU a greedy response must also be the same each time. Exit status 77: no usable GPU.
 """
 import argparse
 import collections
@@ -27,11 +27,11 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 sys.dont_write_bytecode = True
 from serve_process import Serve, exit_without_gpu, read_metrics  # noqa: E402
 
-SECONDS = 120  # the longest that any answer may take
-WARM_UP = 0.4  # share of the time before memory is compared: pools and arenas fill
-RSS_GROWTH_MIB = 32  # at most, from then to the end: what fragments, not what leaks
+SECONDS = 120  # the longest that any response may take
+WARM_UP = 0.4  # fraction of the run before memory is measured: pools and arenas fill
+RSS_GROWTH_MIB = 32  # limit from then to the end: allows fragmentation, not leaks
 GPU_GROWTH_MIB = 32
-MAX_FAILURES = 10  # then a client's process gives up
+MAX_FAILURES = 10  # after which a client process gives up
 GREEDY_TOKENS = 40
 GREEDY = ["Tom has 3 apples and buys 4.", "a", "The answer is", "7 + 5 =", "1 2 3 4 5 6",
           "Roy buys 8 cookies for 6 dollars each and pays with 94 dollars. How much change does Roy get?",
@@ -49,7 +49,7 @@ BAD = [  # path, body, status
     ("/v1/embeddings", {}, 404),
 ]
 
-# A finished answer's choice; tops: number of alternatives at each position.
+# A finished choice; tops: the number of alternatives at each position.
 Choice = collections.namedtuple("Choice", "text finish logprobs tops")
 
 
@@ -63,7 +63,7 @@ def require(condition, *what):
 
 
 def read_openai(answers):
-    """Choices and completion tokens of an answer's events, or of the one answer that came whole."""
+    """Choices and completion tokens of a response's events, or of its one whole object."""
     texts, finish = collections.defaultdict(str), {}
     logprobs, tops = collections.defaultdict(list), collections.defaultdict(list)
     usage = None
@@ -104,7 +104,7 @@ def read_generate(answers):
 
 
 def check_choices(choices, tokens, asked):
-    """asked: n, max_tokens, logprobs (None, or the number of alternatives), lengths: whether they say how many."""
+    """asked: n, max_tokens, logprobs (None, or the number of alternatives)."""
     require(len(choices) == asked["n"], len(choices), "choices of", asked["n"])
     require(all(c.finish in ("stop", "length") for c in choices), choices)
     require(0 < tokens <= asked["n"] * asked["max_tokens"], tokens, "tokens of", asked)
@@ -119,7 +119,7 @@ def check_choices(choices, tokens, asked):
 
 
 def make_prompt(rng, vocab):
-    """A text or ids of some length from one token on, mostly short."""
+    """A text or ids of random length (at least 1), mostly short."""
     length = int(2 ** rng.uniform(0, 8.3))
     if rng.random() < 0.4:
         return [rng.randrange(vocab) for _ in range(length)]
@@ -138,7 +138,7 @@ def make_sampling(rng):
 
 
 def make_request(rng, vocab, stream):
-    """path, body, what is asked."""
+    """A random request: path, body, and what the response must have."""
     path = rng.choice(["/v1/completions", "/v1/chat/completions", "/generate"])
     prompt, max_tokens = make_prompt(rng, vocab), int(2 ** rng.uniform(0, 7.5))
     logprobs = rng.randint(0, 5) if rng.random() < 0.25 else None
@@ -167,7 +167,7 @@ def make_request(rng, vocab, stream):
 
 
 class Client:
-    """Asks one thing after the other until the time is over."""
+    """Sends one request after the other until the time is over."""
 
     def __init__(self, url, vocab, end, seed, counts, texts, failures):
         self.connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=SECONDS)
@@ -195,7 +195,7 @@ class Client:
         self.connection.request("POST", path, data)
 
     def answers(self, path, body):
-        """All events of a stream, or a list of the whole answer."""
+        """All events of a stream, or a list with the whole response."""
         self.send(path, body)
         with self.connection.getresponse() as response:
             data = response.read().decode()
@@ -225,7 +225,7 @@ class Client:
         self.texts[i].add(choice.text)
 
     def hung_up(self):
-        """The connection goes before the first byte, in mid-stream, or while a whole answer is awaited."""
+        """Disconnects before the first byte, in mid-stream, or while waiting for a whole response."""
         stream = self.rng.random() < 0.85
         path, body, _ = make_request(self.rng, self.vocab, stream)
         self.send(path, body)
@@ -233,7 +233,7 @@ class Client:
         if stream and events > 0:
             response = self.connection.getresponse()
             require(response.status == 200, response.status)
-            for _ in range(2 * events):  # each has an empty line behind it
+            for _ in range(2 * events):  # an empty line follows each event
                 if not response.readline():
                     break
             response.close()
@@ -251,7 +251,7 @@ class Client:
 
 
 def run_clients(url, vocab, end, seeds):
-    """In a process of its own: a client per seed; returns what they counted, texts of greedy answers, failures."""
+    """Runs in its own process: one client per seed; returns their counts, greedy texts and failures."""
     counts, failures = collections.Counter(), []
     texts = collections.defaultdict(set)
     clients = [Client(url, vocab, end, seed, counts, texts, failures) for seed in seeds]
@@ -264,7 +264,7 @@ def run_clients(url, vocab, end, seeds):
 
 
 class LoadedServe(Serve):
-    """Serve, and what is asked of it under load."""
+    """Serve, with queries for use under load."""
 
     def get(self, path):
         with contextlib.closing(http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=SECONDS)) as connection:
@@ -288,7 +288,7 @@ class LoadedServe(Serve):
 
 
 def gpu_mib():
-    """Used memory of the whole GPU: its driver knows no process ids of a container."""
+    """Used memory of the whole GPU in MiB: the driver does not know a container's process ids."""
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     query = ["nvidia-smi", "-i", gpu, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     return float(subprocess.run(query, check=True, capture_output=True, text=True).stdout)
@@ -304,7 +304,7 @@ class Watch(threading.Thread):
         self.peak = collections.Counter()
         self.failure = None
         if on_gpu:
-            gpu_mib()  # where it cannot be read, no load is worth its time
+            gpu_mib()  # fail early if it cannot be read
 
     def run(self):
         printed = self.begin
@@ -327,14 +327,15 @@ class Watch(threading.Thread):
             self.failure = f"watch: {type(error).__name__}: {error}"
 
     def first_and_last(self, column):
-        """Medians over a tenth of the time: after the warm-up, and at the end."""
+        """Medians over a tenth of the run: after the warm-up, and at the end."""
         length = self.end - self.begin
         spans = [(WARM_UP, WARM_UP + 0.1), (0.9, 1)]
         return [statistics.median(s[column] for s in self.samples if a * length <= s[0] <= b * length) for a, b in spans]
 
 
 def wait_for_idle(serve, descriptors):
-    """What is left when all clients are gone; polls, as hung-up requests end at their next step."""
+    """What remains after all clients have gone; polls, as requests of disconnected clients end at their next
+    step."""
     deadline = time.time() + 20
     while True:
         metrics = serve.metrics()
@@ -346,14 +347,14 @@ def wait_for_idle(serve, descriptors):
 
 
 def grown(rss, gpu):
-    """Of the medians after the warm-up and at the end, what grew by more than is legal."""
+    """Growth beyond the limits between the medians after the warm-up and at the end."""
     for name, (first, last), most in [("RSS", rss, RSS_GROWTH_MIB), ("GPU memory", gpu, GPU_GROWTH_MIB)]:
         if last - first > most:
             yield f"{name} grew from {first:.1f} to {last:.1f} MiB; legal are {most} MiB more"
 
 
 def differing(texts):
-    """texts: for each process, the answers to each greedy prompt."""
+    """texts: for each process, the responses to each greedy prompt."""
     for i, prompt in enumerate(GREEDY):
         answers = set().union(*(t.get(i, set()) for t in texts))
         if len(answers) > 1:
@@ -361,7 +362,7 @@ def differing(texts):
 
 
 def run_clients_and_watch(serve, options, seconds):
-    """Returns the watch, and what run_clients() returned in each process."""
+    """Returns the watch, and the result of run_clients() in each process."""
     vocab = json.loads(serve.get("/server_info"))["vocab_size"]
     processes = max(1, min(8, options.clients, (os.cpu_count() or 1) // 2))
     seeds = [[options.seed * 10007 + i for i in range(p, options.clients, processes)] for p in range(processes)]
@@ -375,7 +376,7 @@ def run_clients_and_watch(serve, options, seconds):
 
 
 def run_load(serve, options, seconds):
-    """Failures, and the line that sums up."""
+    """Failures, and a summary line."""
     descriptors = serve.descriptors()
     watch, results = run_clients_and_watch(serve, options, seconds)
     elapsed = time.time() - watch.begin
@@ -384,7 +385,7 @@ def run_load(serve, options, seconds):
     if watch.failure:
         return failures + [watch.failure], f"load: broken off, {dict(counts)}"
     metrics, left = wait_for_idle(serve, descriptors)
-    if not watch.on_gpu:  # where the kernel may depend on how many rows there are
+    if not watch.on_gpu:  # on a GPU the kernel may depend on the number of rows
         failures += differing([r[1] for r in results])
     rss, gpu = watch.first_and_last(1), watch.first_and_last(2)
     failures += grown(rss, gpu)

@@ -1,4 +1,4 @@
-"""Memory that is refused at any moment of the start: one line of error and its exit code, never a crash."""
+"""Memory refused at any point of the start: one error line and its exit code, never a crash."""
 import json
 import os
 import resource
@@ -19,7 +19,7 @@ def limited(command, megabytes):
 
 
 def least_limit():
-    """MiB in which the system's loader can start the program at all: what it says below is not ours."""
+    """MiB that the system's loader needs to start the program: errors below it are not the program's."""
     return next(m for m in range(16, 160, 2) if limited([BINARY, "--version"], m).returncode == 0)
 
 

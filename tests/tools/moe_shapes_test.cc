@@ -27,7 +27,7 @@ TEST(MoeShapesTest, AreChosenByName) {
   EXPECT_EQ(moe_routing_of("random").status().message(), "unknown routing 'random': uniform, zipf or onehot");
 }
 
-// The floors of a call are those that peers were measured against: 11.2 us at 4708 GB/s for four experts of
+// The lower bounds match those used for the peers' measurements: 11.2 us at 4708 GB/s for four experts of
 // gpt-oss, 2323 us at 702 TFLOP/s for 8192 tokens.
 TEST(MoeShapesTest, CostsAreWeightsReadAndFlops) {
   const MoeShape& gptoss = shape_named("gptoss120b");
@@ -78,7 +78,7 @@ TEST_P(RoutingDrawTest, TheSeedDecides) {
 INSTANTIATE_TEST_SUITE_P(All, RoutingDrawTest,
                          testing::Values(MoeRouting::kUniform, MoeRouting::kZipf, MoeRouting::kOneHot));
 
-// Renamed experts are the same draw: one to one, the other ranks' experts as they were.
+// Renaming keeps the draw: it is one-to-one and does not change other ranks' experts.
 TEST_P(RoutingDrawTest, RenamedExpertsFollowEachOther) {
   const MoeShape& shape = shape_named("dsv3_ep8");
   const RoutingDraw draw = draw_routing(shape, GetParam(), 5, 3);

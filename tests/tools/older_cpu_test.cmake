@@ -1,15 +1,15 @@
-# On emulated CPUs without AVX-512, and without AVX2, whole models run, and their logits have the bits of this
-# machine's run with the same instruction set.
+# Runs whole models on emulated CPUs without AVX-512 and without AVX2; their logits must be bitwise equal to
+# this machine's with the same instruction set.
 find_program(QEMU qemu-x86_64)
 if(NOT QEMU)
   message("SKIPPED: qemu-x86_64 is not installed (Debian's qemu-user)")
   return()
 endif()
 
-unset(ENV{FP4MOE_ISA})  # both CPUs choose by themselves
+unset(ENV{FP4MOE_ISA})  # both CPUs detect their own ISA
 file(WRITE "${OUT}/ids.json" "[1, 17, 45, 200, 33, 7, 9, 11, 250, 4, 3, 60]")
 
-# Runs a verb with the command in front of the binary; what it said is in `said`.
+# Runs a subcommand, with `command` in front of the binary; its output is in `said`.
 function(run_verb command)
   execute_process(COMMAND ${command} "${BINARY}" ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE out ERROR_VARIABLE err)
   if(NOT result EQUAL 0)

@@ -1,7 +1,7 @@
-"""A server with far more clients than it has places: overload_test.py BINARY MODEL.
+"""A server with far more clients than slots: overload_test.py BINARY MODEL.
 
-Requests beyond the queue get 503 with Retry-After, those that wait or run too long 503 and 504, the others the answers
-that they get alone; afterwards everything is as before. KV pages are reused between them and never lost.
+Requests beyond the queue get 503 with Retry-After, those that wait or run too long get 503 and 504, the
+others the same responses as alone; afterwards everything is as before. KV pages are reused and never lost.
 """
 import concurrent.futures
 import contextlib
@@ -21,7 +21,7 @@ QUESTION = "Tom has 3 apples and buys 4. How many apples does he have now? Think
 
 
 def call(serve, path, body=None, method="POST"):
-    """Status, headers and text of an answer."""
+    """Status, headers and text of a response."""
     with contextlib.closing(http.client.HTTPConnection(urlsplit(serve.url).netloc, timeout=120)) as connection:
         connection.request(method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json"})
         response = connection.getresponse()
@@ -52,7 +52,7 @@ class OverloadTest(unittest.TestCase):
             alone = {prompt: complete(serve, prompt)[2]["choices"][0]["text"] for prompt in set(prompts)}
 
             def persist(prompt):
-                """Tries again as long as it is told to; how often it was."""
+                """Retries on 503 until served; returns the number of retries."""
                 for attempt in range(600):
                     status, headers, answer = complete(serve, prompt)
                     if status == 200:
@@ -98,7 +98,7 @@ class OverloadTest(unittest.TestCase):
                 self.assertIn("--req-waiting-timeout", answer["error"]["message"])
                 self.assertIn("Retry-After", headers)
                 status, _, answer = running.result()
-                if status != 200:  # a fast machine fills the context first
+                if status != 200:  # a fast machine may fill the context first
                     self.assertEqual(status, 504, answer)
                     self.assertEqual(answer["error"]["type"], "timeout")
             self.check_idle(serve)

@@ -1,4 +1,4 @@
-"""The files under packaging/: each flag, key and metric that they name exists, and each file can be read."""
+"""The files under packaging/: each flag, key and metric in them exists, and each file parses."""
 import json
 import os
 import re
@@ -16,7 +16,7 @@ from serve_process import Serve
 BINARY, MODEL = map(os.path.abspath, sys.argv[1:3])
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 FOLDER = os.path.join(ROOT, "packaging")
-EXIT_CODES = {2, 3, 4, 5}  # after which a restart would not help
+EXIT_CODES = {2, 3, 4, 5}  # after these a restart would not help
 
 
 def read(*names):
@@ -51,7 +51,7 @@ class Packaging(unittest.TestCase):
         served = set(re.findall(r"^(\S+?)(?:\{| )", text, re.MULTILINE)) - {"#"}
         self.assertEqual(wanted - served - {"sglang:http_responses_total"}, set())
         self.assertIn("# TYPE sglang:http_responses_total counter", text)
-        # Each has its help and type, once.
+        # Each has exactly one type and one help line.
         for name in re.findall(r"^# TYPE (\S+)", text, re.MULTILINE):
             self.assertEqual(text.count(f"# TYPE {name} "), 1)
             self.assertRegex(text, rf"(?m)^# HELP {re.escape(name)} .+\.$")
@@ -62,7 +62,7 @@ class Packaging(unittest.TestCase):
         self.assertTrue(os.path.exists(os.path.join(FOLDER, "monitoring", job["rule_files"][0])))
 
     def test_configuration_is_accepted(self):
-        """The sample's keys all exist: with another model it starts."""
+        """All keys of the sample exist: a server starts with it and another model."""
         with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
             file.write(re.sub(r'model-path = ".*"', f'model-path = "{MODEL}"', read("fp4moe.toml")))
             file.flush()
@@ -95,7 +95,7 @@ class Packaging(unittest.TestCase):
         for argument in container["args"]:
             if argument.startswith("--"):
                 self.assertRegex(known, rf"(?m)^  (--[\w,-]+,)?{argument}\b")
-        self.assertFalse(pod["enableServiceLinks"])  # else FP4MOE_PORT is the Service's address
+        self.assertFalse(pod["enableServiceLinks"])  # else FP4MOE_PORT would be the Service's address
         for probe in ("startupProbe", "readinessProbe"):
             self.assertEqual(container[probe]["httpGet"]["path"], "/health")
         self.assertIn("livenessProbe", container)

@@ -1,5 +1,5 @@
-"""`fp4moe serve` on several ranks, in one process and under mpirun: the text of one rank; and when a process
-is killed or stopped."""
+"""`fp4moe serve` on several ranks, in one process and under mpirun: gives the same text as one rank, and
+handles a killed or stopped process."""
 import contextlib
 import http.client
 import json
@@ -17,14 +17,14 @@ from serve_process import Serve
 BINARY, MODEL = sys.argv[1:3]
 LIMITS = ["--max-total-tokens", "512", "--max-running-requests", "8", "--self-test", "off"]
 DP = ["--tp", "4", "--ep-size", "4", "--dp", "4", "--enable-dp-attention", "--moe-a2a-backend", "deepep"]
-DEADLINE = 3.0  # seconds a rank waits for another one
+DEADLINE = 3.0  # seconds that a rank waits for another
 PROMPTS = ["Tom has 3 apples and buys 4.", "a", "The answer is", "7 + 5 =", "1 2 3 4 5 6"]
 MPIRUN = shutil.which("mpirun")
 needs_mpi = unittest.skipUnless(MPIRUN, "no mpirun on this machine: NOT TESTED")
 
 
 class Ranks(Serve):
-    """Serve in `processes` processes of mpirun; 1: without it."""
+    """Serve in `processes` processes of mpirun; 1: without mpirun."""
 
     def __init__(self, processes, *flags):
         super().__init__(BINARY, MODEL, *LIMITS, "--comm-timeout", str(DEADLINE), "--threads", "4", *flags)
@@ -36,7 +36,7 @@ class Ranks(Serve):
     def __exit__(self, *_):
         if self.processes == 1:
             return super().__exit__()
-        os.kill(ranks_of(self.process)[0], signal.SIGTERM)  # mpirun itself would end with the signal's code
+        os.kill(ranks_of(self.process)[0], signal.SIGTERM)  # mpirun itself would exit with the signal's code
         self.finish()
 
 
@@ -49,7 +49,7 @@ def generate(url, prompt, tokens=24, **more):
 
 
 def texts(url, prompts=PROMPTS):
-    """All at once, so that they are spread over the groups."""
+    """Generates all concurrently, so that they are spread over the groups."""
     answers = [None] * len(prompts)
 
     def ask(i):
@@ -63,14 +63,14 @@ def texts(url, prompts=PROMPTS):
 
 
 def keep_busy(url):
-    """Asks again and again, until the server does not answer: several of these leave no moment without a step."""
+    """Sends requests until the server fails: several of these threads keep a step running at all times."""
     with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
         while generate(url, "a", 120)[0] == 200:
             pass
 
 
 def ranks_of(launcher):
-    """Process ids of the engine's processes, by their number."""
+    """Process ids of the engine's processes, by process number."""
     found = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:

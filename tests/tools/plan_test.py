@@ -1,4 +1,4 @@
-"""fp4moe plan predicts what a start then allocates, and refuses what a start refuses."""
+"""fp4moe plan predicts what a start allocates, and refuses what a start refuses."""
 import json
 import os
 import re
@@ -22,7 +22,7 @@ def plan(model, *flags):
 
 class Plan(unittest.TestCase):
     def near(self, predicted, size, log):
-        """size: "12.34 MiB" of a log line, so exact to half a unit of its last digit."""
+        """size: "12.34 MiB" from a log line, exact to half a unit of its last digit."""
         number, unit = size.split()
         self.assertLessEqual(abs(predicted - float(number) * UNITS[unit]), 0.01 * predicted + 0.005 * UNITS[unit], log)
 
@@ -62,8 +62,9 @@ class Plan(unittest.TestCase):
                 self.assertLess(abs(saved["none"] - saved["q8"] - planned), 0.01 * planned + 2 * 0.005 * 2**20)
 
     def test_what_a_token_reads(self):
-        # From the shapes of demo-gptoss-mxfp4: H = I = 256, E = 16, K = 4, 4 layers, 4.25 bits a weight, vocabulary 1024.
-        expert = 3 * 256 * 256 * 17 // 32 + 3 * 256 * 2  # and biases in bf16
+        # From demo-gptoss-mxfp4's shapes: H = I = 256, E = 16, K = 4, 4 layers, 4.25 bits a weight,
+        # vocabulary 1024.
+        expert = 3 * 256 * 256 * 17 // 32 + 3 * 256 * 2  # plus biases in bf16
         report = plan(MODEL, *FEW)
         self.assertGreater(report["weight_bytes_per_token"], 4 * 4 * expert)
         whole = os.path.getsize(os.path.join(MODEL, "model.safetensors"))

@@ -1,4 +1,4 @@
-"""fp4moe quantize on bf16 twins of the demo checkpoints: what it writes is served, and the report is true."""
+"""fp4moe quantize on bf16 twins of the demos: the result can be served, and the report is correct."""
 import json
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Command lines that SGLang's users have, on the demos in place of their models and with 4 ranks in place of 8."""
+"""SGLang users' command lines, with the demos instead of their models and 4 ranks instead of 8."""
 import json
 import os
 import sys
@@ -14,7 +14,7 @@ PROMPT = "Tom has 3 apples and buys 4 more. How many apples does he have?"
 DEEPSEEK = ("--tensor-parallel-size 4 --cuda-graph-max-bs 256 --max-running-requests 256 --mem-fraction-static 0.85 --ep-size {} "
             "--moe-runner-backend flashinfer_cutedsl --quantization modelopt_fp4")
 DP = "--quantization modelopt_fp4 --tp 4 --ep-size 4 --dp 4 --enable-dp-attention --enable-dp-lm-head"
-# name, model, flags, variables, what the log must say.
+# name, model, flags, variables, required text of the log.
 COMMANDS = [
     ("cutedsl, EP 1", NVFP4, DEEPSEEK.format(1), {}, ["--cuda-graph-max-bs 256 is ignored", "flashinfer_cutedsl is w4a4"]),
     ("cutedsl, EP 4", NVFP4, DEEPSEEK.format(4), {}, ["flashinfer_cutedsl is w4a4"]),

@@ -1,4 +1,4 @@
-"""Signals to `fp4moe serve`: the first lets running requests end, a later one does not."""
+"""Signals to `fp4moe serve`: the first lets running requests finish, a later one does not."""
 import contextlib
 import http.client
 import json
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from serve_process import Serve
 
 BINARY, MODEL = sys.argv[1:3]
-LONGER_THAN_TWINS = 0.8  # seconds; the server takes signals within 0.5 s for one
+LONGER_THAN_TWINS = 0.8  # seconds; the server treats signals within 0.5 s as one
 
 
 def connect(url):
@@ -21,7 +21,7 @@ def connect(url):
 
 
 def ask(url, tokens):
-    """Starts a request; returns its thread and the list that its answer will be in."""
+    """Starts a request; returns its thread and the list that will hold the response."""
     answers = []
 
     def run():

@@ -46,10 +46,10 @@ TEST(ServingReport, ByHand) {
   EXPECT_EQ(report.total_output, 15);
   EXPECT_EQ(report.counted_pieces, 2);
   EXPECT_EQ(report.unknown_inputs, 1);
-  EXPECT_EQ(report.short_answers, 1);  // what pieces say is not held against the server
+  EXPECT_EQ(report.short_answers, 1);  // only responses with usage count as short
   EXPECT_DOUBLE_EQ(report.concurrency, (1.5 + 0.3 + 1.0) / 2);
   EXPECT_DOUBLE_EQ(report.ttft_ms.median, 200);
-  EXPECT_DOUBLE_EQ(report.tpot_ms.mean, (100.0 + 400) / 2);  // the answer of one token has none
+  EXPECT_DOUBLE_EQ(report.tpot_ms.mean, (100.0 + 400) / 2);  // undefined for a response of one token
   EXPECT_DOUBLE_EQ(report.itl_ms.mean, 200);
   const auto result = to_json(report);
   EXPECT_DOUBLE_EQ(result["output_throughput"], 7.5);

@@ -1,16 +1,19 @@
-"""Honest clients beside hostile ones, on two prefill nodes, two decode nodes and two routers, for some seconds or hours.
+"""Honest clients beside hostile ones, on two prefill nodes, two decode nodes and two routers, for seconds or
+hours.
 
   siege_test.py BINARY MODEL [--minutes M] [--clients N] [--seed S] [--restart-every SECONDS] [--no-grammars]
 
-One node of each kind ("spare") is killed and started again all the time; the other ("steady") never. One router knows
-the steady nodes only, the other one all of them. Clients stream greedy answers, hang up, ask for structured output;
-others send hostile grammars, HTTP bytes and node connections. Holds that
+One node of each kind ("spare") is killed and restarted repeatedly; the other ("steady") never. One router
+has only the steady nodes, the other all of them. Honest clients stream greedy responses, disconnect and
+request structured output; hostile ones send malicious grammars, HTTP bytes and node connections. Checks
+that
 
-* no steady process ends, and SIGTERM ends each with 0;
+* no steady process ends early, and SIGTERM ends each with 0;
 * an honest request through the steady router succeeds, with the text that the model gives alone; through the other
-  router it may end with 502 or 503 or an error event, after a beginning of that text;
+  router it may end with 502 or 503 or an error event, after a prefix of that text;
 * a hostile request ends within its time limit with a status that is legal for it;
-* afterwards the steady processes have the pages, descriptors and threads of before, and their memory has not grown.
+* afterwards the steady processes have the pages, descriptors and threads of before, and their memory has not
+  grown.
 """
 import argparse
 import collections
@@ -34,10 +37,10 @@ sys.dont_write_bytecode = True
 from pd_nodes import Node, Router  # noqa: E402
 from serve_process import eventually, metrics  # noqa: E402
 
-SECONDS = 120  # the longest that any answer may take
-LATE = 10  # seconds that a hostile request may take beyond its own time limit, on a machine with too few cores
-WARM_UP = 0.4  # share of the time before memory is compared
-RSS_GROWTH_MIB = 48  # at most, from then to the end: what fragments, not what leaks
+SECONDS = 120  # the longest that any response may take
+LATE = 10  # seconds beyond a hostile request's own time limit, for machines with few cores
+WARM_UP = 0.4  # fraction of the run before memory is measured
+RSS_GROWTH_MIB = 48  # limit from then to the end: allows fragmentation, not leaks
 NODE_FLAGS = ["--device", "cpu", "--threads", "1", "--self-test", "off", "--disable-autotune",
               "--max-running-requests", "64", "--max-total-tokens", "16384"]
 GREEDY_TOKENS = 32
@@ -79,7 +82,7 @@ def connect(url):
 
 
 def read_stream(response):
-    """Text and error of a stream; an error of None and an unfinished text mean that the connection broke."""
+    """Text and error of a stream; error None with an unfinished text: the connection broke."""
     text, finished = "", False
     for line in response:
         if not line.startswith(b"data: {"):
@@ -97,7 +100,7 @@ def greedy_body(prompt):
 
 
 class Client:
-    """Does one thing after the other until the time is over. target: URLs, ports and the right texts."""
+    """Performs one action after the other until the time is over. target: URLs, ports and expected texts."""
 
     def __init__(self, target, end, seed, counts, failures):
         self.target, self.end, self.rng = target, end, random.Random(seed)
@@ -120,7 +123,7 @@ class Client:
                 self.failures.append(f"{action.__name__}: {type(error).__name__}: {error}")
 
     def greedy(self, url):
-        """Status, text, error and whether it was finished; the right text."""
+        """Status, text, error and whether it finished; the expected text."""
         prompt = self.rng.choice(GREEDY)
         with connect(url) as c:
             c.request("POST", "/v1/completions", json.dumps(greedy_body(prompt)))
@@ -180,7 +183,7 @@ class Client:
         require(seconds < limit + LATE, "hostile grammar:", f"{seconds:.1f} s with a timeout of {limit}")
 
     def send_raw(self, port, data):
-        """Some or all of the bytes, at once or slowly; then perhaps reads, and closes."""
+        """Sends some or all of the bytes, at once or slowly; then perhaps reads, and closes."""
         data = data[:self.rng.randint(1, len(data))] if self.rng.random() < 0.3 else data
         with contextlib.suppress(OSError), contextlib.closing(socket.create_connection(("127.0.0.1", port), 10)) as s:
             s.settimeout(3)
@@ -205,7 +208,7 @@ class Client:
 
 
 def run_clients(target, end, seeds):
-    """In a process of its own: a client per seed; returns what they counted, and failures."""
+    """Runs in its own process: one client per seed; returns their counts and failures."""
     counts, failures = collections.Counter(), []
     clients = [Client(target, end, seed, counts, failures) for seed in seeds]
     threads = [threading.Thread(target=client.run) for client in clients]
@@ -260,7 +263,7 @@ class Watch(threading.Thread):
             self.failure = f"restart: {type(error).__name__}: {error}"
 
     def growth(self, name):
-        """Medians over a tenth of the time: after the warm-up, and at the end."""
+        """Medians over a tenth of the run: after the warm-up, and at the end."""
         length = self.end - self.begin
         return [statistics.median(rss for at, rss in self.samples[name] if a * length <= at <= b * length)
                 for a, b in ((WARM_UP, WARM_UP + 0.1), (0.9, 1))]
@@ -281,8 +284,8 @@ def resources(server):
 
 
 def leftovers(steady, before):
-    """What the steady processes still hold when all clients have gone."""
-    slack = 4  # descriptors and threads of connections between nodes that were first made under load
+    """What the steady processes still hold after all clients have gone."""
+    slack = 4  # for connections between nodes that were first made under load
     for name, server in steady.items():
         if isinstance(server, Node) and not eventually(server.is_empty, 60):
             yield f"{name} still has {metrics(server.url)}"
@@ -301,7 +304,7 @@ def run_clients_and_watch(target, watch, options):
 
 
 def siege(stack, options):
-    """Failures, and the line that sums up."""
+    """Failures, and a summary line."""
     enter = stack.enter_context
     prefill, decode, *spares = (Node(options.binary, role, options.model, *NODE_FLAGS)
                                 for role in ("prefill", "decode", "prefill", "decode"))

@@ -1,4 +1,4 @@
-"""A checkpoint of make-tiny, to be changed and written anew."""
+"""A make-tiny checkpoint that tests modify and rewrite."""
 import json
 import os
 import struct
@@ -6,7 +6,7 @@ import subprocess
 
 
 class TinyModel:
-    """A checkpoint of make-tiny as (config, hf_quant, header, data), for breaking."""
+    """A make-tiny checkpoint as (config, hf_quant, header, data), to be broken by tests."""
 
     def __init__(self, binary, folder, like, dialect):
         self.folder = folder

@@ -1,4 +1,4 @@
-// What a user of the library writes: load a model, ask one question, print the answer.
+// A minimal user program: loads a model, submits one prompt and prints the output.
 #include <fp4moe/config.h>
 #include <fp4moe/engine.h>
 
