@@ -1,5 +1,5 @@
-# Finds nvcc from 12.4 on and its toolkit: CMAKE_CUDA_COMPILER or CUDACXX if given, else nvcc on the PATH,
-# /usr/local/cuda, or what scripts/setup --cuda put into build/cuda-toolkit. Included before enable_language(CUDA).
+# Finds nvcc 12.4 or newer and its toolkit: CMAKE_CUDA_COMPILER or CUDACXX if given, else nvcc on the PATH, in
+# /usr/local/cuda, or in build/cuda-toolkit (scripts/setup --cuda). Include it before enable_language(CUDA).
 if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
   find_program(FP4MOE_NVCC_ON_PATH nvcc)
   mark_as_advanced(FP4MOE_NVCC_ON_PATH)
@@ -21,7 +21,7 @@ if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
                         "-DCMAKE_CUDA_COMPILER=, or configure with -DFP4MOE_CUDA=OFF")
   endif()
 endif()
-# The toolkit that find_package(CUDAToolkit) takes is the compiler's own.
+# Make find_package(CUDAToolkit) use the compiler's own toolkit.
 if(CMAKE_CUDA_COMPILER AND NOT CUDAToolkit_ROOT)
   get_filename_component(bin "${CMAKE_CUDA_COMPILER}" DIRECTORY)
   get_filename_component(CUDAToolkit_ROOT "${bin}" DIRECTORY)

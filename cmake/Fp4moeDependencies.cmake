@@ -1,4 +1,4 @@
-# Third-party libraries, all from Debian (scripts/setup); none of them shows in include/.
+# Third-party libraries, from Debian except xgrammar (scripts/setup); include/ exposes none of them.
 find_package(Threads REQUIRED)
 
 include(Fp4moeStatic)
@@ -8,7 +8,7 @@ fp4moe_find_static(fp4moe_dep_pcre2 pcre2.h pcre2-8)
 fp4moe_find_static(fp4moe_dep_sodium sodium.h sodium)
 fp4moe_find_static(fp4moe_dep_utf8proc utf8proc.h utf8proc)
 
-# Structured output: scripts/setup builds it. Without it such requests are refused.
+# For structured output; built by scripts/setup. Without it such requests are refused.
 set(FP4MOE_XGRAMMAR_ROOT "${PROJECT_SOURCE_DIR}/build/xgrammar" CACHE PATH "Folder with include/ and lib/ of xgrammar; may be missing")
 set(FP4MOE_XGRAMMAR OFF)
 if(EXISTS "${FP4MOE_XGRAMMAR_ROOT}/stamp")
@@ -33,6 +33,6 @@ if(FP4MOE_TESTS)
   find_package(rapidcheck REQUIRED)
 endif()
 
-# The fabric mpi is a plug-in: without MPI it is not built. Its C interface only.
+# The mpi fabric is a plug-in that is built only if MPI is found. Uses only MPI's C interface.
 set(MPI_CXX_SKIP_MPICXX ON)
 find_package(MPI COMPONENTS CXX)

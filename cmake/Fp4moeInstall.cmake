@@ -2,7 +2,7 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-# What a consumer links: include/ and everything behind it.
+# The target that consumers link: include/ and all libraries behind it.
 add_library(fp4moe INTERFACE)
 add_library(fp4moe::fp4moe ALIAS fp4moe)
 target_link_libraries(fp4moe INTERFACE fp4moe_engine)

@@ -1,16 +1,16 @@
-# Helpers that make the project's targets. Flags are per target; consumers see none of them.
+# Helpers that define the project's targets. Flags are per target and not visible to consumers.
 set(CMAKE_CXX_EXTENSIONS OFF)
 
 add_library(fp4moe_flags INTERFACE)
 target_compile_features(fp4moe_flags INTERFACE cxx_std_20)
-# Fields that a designated initialiser leaves out take their defaults: that is its purpose, no mistake.
+# Omitting fields in a designated initialiser is intended: they take their defaults.
 target_compile_options(fp4moe_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
                                               -Wno-missing-field-initializers
                                               $<$<BOOL:${FP4MOE_WERROR}>:-Werror>)
-# g++ 12 sees uninitialised reads and overlapping copies inside std::string where there are none.
+# g++ 12 falsely reports uninitialised reads and overlapping copies inside std::string.
 target_compile_options(fp4moe_flags INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized
                                               -Wno-restrict>)
-# Contracting a*b+c into a fused operation would make results depend on the compiler's mood.
+# Contracting a*b+c into an FMA would make results depend on the compiler's choices.
 target_compile_options(fp4moe_flags INTERFACE -ffp-contract=off)
 if(FP4MOE_FUZZ)
   target_compile_options(fp4moe_flags INTERFACE -fsanitize=fuzzer-no-link)
@@ -18,8 +18,8 @@ if(FP4MOE_FUZZ)
 endif()
 
 # fp4moe_library(FOLDER SOURCES ... LINKS folders... PRIVATE libs...)
-# The static library fp4moe_FOLDER of src/FOLDER. Its headers are reachable as "FOLDER/x.h" only for
-# targets that link it, so an include against the order of dependence does not compile.
+# The static library fp4moe_FOLDER of src/FOLDER. Its headers are reachable as "FOLDER/x.h" only for targets that
+# link it, so an include against the dependency order does not compile.
 function(fp4moe_library folder)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINKS;PRIVATE" ${ARGN})
   set(target fp4moe_${folder})
@@ -39,8 +39,8 @@ function(fp4moe_library folder)
 endfunction()
 
 # fp4moe_test(STEM LINKS folders... [SOURCES ...] [LABELS ...] [ARGS ...])
-# The GoogleTest binary STEM from STEM.cc (and SOURCES); one CTest entry, label unit unless said otherwise.
-# Label cuda: nothing in a build without CUDA; skipped, saying why, on a machine without a usable GPU.
+# The GoogleTest binary STEM from STEM.cc (and SOURCES), with one CTest entry, by default labelled unit.
+# Label cuda: not built without CUDA; skipped, with the reason, on a machine without a usable GPU.
 function(fp4moe_test stem)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINKS;LABELS;ARGS;PRIVATE" ${ARGN})
   if(NOT ARG_LABELS)
@@ -63,7 +63,7 @@ function(fp4moe_test stem)
   set_tests_properties(${stem} PROPERTIES LABELS "${ARG_LABELS}" SKIP_RETURN_CODE 77)
 endfunction()
 
-# fp4moe_fuzz_target(STEM LINKS folders...)  -- libFuzzer binary from STEM.cc, corpus in corpus/STEM.
+# fp4moe_fuzz_target(STEM LINKS folders...): the libFuzzer binary of STEM.cc; its corpus is in corpus/STEM.
 function(fp4moe_fuzz_target stem)
   cmake_parse_arguments(ARG "" "" "LINKS;PRIVATE" ${ARGN})
   add_executable(${stem} ${stem}.cc)
