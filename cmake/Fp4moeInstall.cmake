@@ -1,4 +1,5 @@
-# install(): the public headers, the libraries behind Engine, the binary, and a package for find_package(fp4moe).
+# install(): the public headers, the libraries behind Engine, the binary, and a package for
+# find_package(fp4moe).
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 

@@ -18,8 +18,8 @@ if(FP4MOE_FUZZ)
 endif()
 
 # fp4moe_library(FOLDER SOURCES ... LINKS folders... PRIVATE libs...)
-# The static library fp4moe_FOLDER of src/FOLDER. Its headers are reachable as "FOLDER/x.h" only for targets that
-# link it, so an include against the dependency order does not compile.
+# The static library fp4moe_FOLDER of src/FOLDER. Its headers are reachable as "FOLDER/x.h" only for targets
+# that link it, so an include against the dependency order does not compile.
 function(fp4moe_library folder)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINKS;PRIVATE" ${ARGN})
   set(target fp4moe_${folder})

@@ -35,7 +35,7 @@ struct EvalOptions {
   std::string output_json, output_html;
   bool json_to_stdout = false;
 
-  // The stream for human-readable output.
+  // Stream for human-readable output.
   FILE* prints() const { return json_to_stdout ? stderr : stdout; }
 };
 

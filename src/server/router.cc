@@ -24,7 +24,7 @@ namespace {
 
 constexpr uint64_t kMaxLookBytes = 1 << 20;  // limit for responses to the router's own health checks
 
-// What handles a route.
+// The handler of a route.
 enum class Target { kRouter, kDecodeNode, kGeneration };
 
 // All routes of a router; admin routes exist only on the nodes. A path that ends in '/' matches any name

@@ -87,7 +87,7 @@ TEST(Buffer, BorrowedMemoryIsLeftAlone) {
     EXPECT_EQ(a.data(), bytes);
     EXPECT_EQ(a.num_bytes(), 64);
     Buffer b = std::move(a);
-    b = *Buffer::make(10);  // after the swap each frees exactly what it owns
+    b = *Buffer::make(10);  // each buffer frees exactly what it owns
     EXPECT_EQ(bytes[0], 1);
   }
   EXPECT_EQ(bytes[0], 1);

@@ -1,4 +1,4 @@
-// A node behind a router whose responses are the bytes that a test chooses.
+// A node for router tests whose responses are the bytes that a test chooses.
 #pragma once
 
 #include <atomic>

@@ -232,7 +232,7 @@ TEST_F(RouterWithFakeNodes, ANodeWhoseHealthIsMalformedIsDownAndSaysWhy) {
   EXPECT_TRUE(eventually([&] { return is_healthy(); }));
 }
 
-// ---- answers to clients ---------------------------------------------------------------------------
+// ---- responses to clients -------------------------------------------------------------------------
 
 struct BadGeneration {
   const char* name;

@@ -1,4 +1,4 @@
-"""fp4moe plan predicts what a start allocates, and refuses what a start refuses."""
+"""fp4moe plan predicts a start's allocations, and refuses the same configurations as a start."""
 import json
 import os
 import re
