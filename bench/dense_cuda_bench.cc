@@ -1,5 +1,6 @@
 // Dense linears and sampling on a GPU: microseconds per call of a CUDA graph of several calls, median of 20
-// replays. Weights rotate through more memory than the L2 holds. Prints the tables of docs/perf.md.
+// replays. Weights rotate through more memory than the L2 holds. Prints the tables of
+// docs/perf_log/decode_gpu.md.
 #include <algorithm>
 #include <cstdio>
 #include <functional>
