@@ -6,10 +6,12 @@ attacker of each kind. For each: p50 and p99 of the time between tokens, tokens 
         [--hidden-size 1024 --layers 8] [--json] [-- FLAGS OF SERVE]
 
 An attacker is a row of ATTACKERS: a name, and a function of what it attacks and of an event that attacks until the event is
-set. It runs in a process of its own, with CPU time that nothing else wants; "alone", a process that does nothing does the same.
-hostile_nodes.py measures a prefill and a decode node. A step should take longer than a time slice (the demos' steps take less):
---hidden-size and --layers give MODEL's config.json other dims and dummy weights. The clients need CPU time too: on a machine of
-few cores leave them some (-- --threads 1).
+set. It runs in a process of its own, with CPU time that nothing else wants. So does a baseline while the streams are "alone":
+for hostile grammars, as many honest requests; for other attackers, a process that computes something. hostile_nodes.py measures
+a prefill and a decode node.
+
+A step should take longer than a time slice (the demos' steps take less): --hidden-size and --layers give MODEL's config.json
+other dims and dummy weights. The clients need CPU time too: on a machine of few cores leave them some (-- --threads 1).
 """
 import argparse
 import contextlib
@@ -87,8 +89,7 @@ def many_properties(number):
         f"p{number}_{i}": {"type": "integer"} for i in range(3500)}}))
 
 
-ATTACKERS = {
-    # Grammars.
+GRAMMARS = {
     "regex: three nested counts": regex("((.{0,999}){0,999}){0,999}x"),
     "regex: two nested counts": regex("(.{0,999}){0,999}x"),
     "regex: ambiguous counts": regex("(.{0,20}){0,20}x"),
@@ -96,8 +97,19 @@ ATTACKERS = {
         {"type": "string", "pattern": "^(.{0,99}){0,99}x$"}))),
     "ambiguous EBNF": repeat_posts(lambda _: constrained("ebnf", AMBIGUOUS)),
     "schemas of 3500 properties": repeat_posts(many_properties),
-    **hostile_http.ATTACKERS,
 }
+ATTACKERS = {**GRAMMARS, **hostile_http.ATTACKERS}
+
+
+def busy(_, stopped):
+    """A process that uses idle CPU time, as attackers do: what that alone costs the streams is the machine's doing."""
+    while not stopped.is_set():
+        sum(range(10000))
+
+
+# As many requests at once as hostile grammars, without a grammar: their rows make steps longer.
+honest = repeat_posts(lambda _: {"text": "Tom has", "sampling_params": {"temperature": 0, "max_new_tokens": 400, "ignore_eos": True}})
+BASELINES = {"busy": busy, "honest": honest}
 
 
 # ---- measuring ------------------------------------------------------------------------------------
@@ -196,15 +208,9 @@ def recovery_seconds(streams, alone, most):
     return float("inf")
 
 
-def busy(stopped):
-    """No attack, but a process that uses idle CPU time as the attackers do: what that costs is the machine's fault."""
-    while not stopped.is_set():
-        sum(range(10000))
-
-
 @contextlib.contextmanager
 def attacking(name, *target):
-    """ATTACKERS[name](*target, stopped), or busy(stopped), in a process of its own until the end of the block."""
+    """The attacker or baseline of that name, in a process of its own until the end of the block."""
     attacker = subprocess.Popen([sys.executable, sys.argv[0], "--attack", name, *map(str, target)], stdin=subprocess.PIPE)
     try:
         yield
@@ -221,13 +227,13 @@ def attack_until_stdin_ends(name, target):
     """What that process runs. Attackers of a real server take none of its CPU time, so this one comes last."""
     os.nice(19)
     stopped = threading.Event()
-    threading.Thread(target=ATTACKERS.get(name, busy), args=(*target, stopped), daemon=True).start()
+    threading.Thread(target={**ATTACKERS, **BASELINES}[name], args=(*target, stopped), daemon=True).start()
     sys.stdin.read()
     stopped.set()
 
 
 def run_attack(serve, streams, health, name, target, options):
-    with attacking("busy"):
+    with attacking("honest" if name in GRAMMARS else "busy", target[-1]):
         alone = measure(serve, streams, health, options.seconds)
     with attacking(name, *target):
         time.sleep(1)

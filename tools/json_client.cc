@@ -40,7 +40,7 @@ struct JsonClient::State {
 
   Result<std::string> call(http::verb verb, const std::string& path, const std::string& body) {
     http::request<http::string_body> request(verb, url.prefix + path, 11);
-    request.set(http::field::host, url.host + ":" + url.port);
+    request.set(http::field::host, url.authority());
     request.set(http::field::content_type, "application/json");
     if (!api_key.empty()) request.set(http::field::authorization, "Bearer " + api_key);
     request.body() = body;

@@ -48,7 +48,7 @@ T whole_number(const Json& value, const char* field) {
   if (wraps || number < int64_t{std::numeric_limits<T>::min()} ||
       number > static_cast<int64_t>(std::numeric_limits<T>::max()))
     throw std::out_of_range(std::string(field) + ": " +
-                            std::to_string(wraps ? value.get<uint64_t>() : static_cast<uint64_t>(number)) +
+                            (wraps ? std::to_string(value.get<uint64_t>()) : std::to_string(number)) +
                             " is out of range");
   return static_cast<T>(number);
 }

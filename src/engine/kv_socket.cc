@@ -131,7 +131,10 @@ Result<std::unique_ptr<KvSocket>> KvSocket::connect(const NodeAddress& address, 
   for (const addrinfo* a = addresses.first(); a != nullptr; a = a->ai_next) {
     if (only_loopback && !is_loopback(*a->ai_addr)) continue;
     const int descriptor = ::socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (descriptor < 0) return system_error("socket", errno);
+    if (descriptor < 0) {  // such as an IPv6 address on a host without IPv6
+      error = errno;
+      continue;
+    }
     error = connect_within(descriptor, *a, static_cast<int>(1000 * seconds));
     if (error == 0) return std::make_unique<KvSocket>(descriptor, std::move(options));
     ::close(descriptor);

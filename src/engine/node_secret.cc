@@ -70,8 +70,10 @@ Result<NodeSecret> NodeSecret::load(const std::string& path) {
     size += static_cast<size_t>(got);
   }
   ::close(descriptor);
-  if (size > 0 && bytes[size - 1] == '\n') --size;
-  if (size > 0 && bytes[size - 1] == '\r') --size;
+  if (size > 0 && bytes[size - 1] == '\n') {
+    --size;
+    if (size > 0 && bytes[size - 1] == '\r') --size;
+  }
   Result<NodeSecret> secret = status;
   if (status.ok()) secret = make(std::span(bytes).first(size));
   sodium_memzero(bytes.data(), bytes.size());

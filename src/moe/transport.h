@@ -22,7 +22,6 @@ struct TransportOptions {
   MoeProblem problem;  // global sizes; its layout names this rank
   Payload payload = Payload::kAct;
   CombinePayload combine_payload = CombinePayload::kAct;
-  EncodeScale nvfp4_scale;     // unused: TransportInput has the layer's
   bool deterministic = false;  // per-expert rows are returned, and the source sums them in top-k order
   bool checksum = false;       // verify every row that arrives
   int64_t memory_budget = 0;   // bytes of heap for the transport; a2a none in one group: of a round's batch

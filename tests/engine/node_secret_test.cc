@@ -81,9 +81,11 @@ TEST_F(SecretFile, OneFinalNewlineIsNoPartOfIt) {
     EXPECT_TRUE(secret->is_set());
     EXPECT_EQ(secret->prove(NodeRole::kDecode, a, b, {}), wanted);
   }
-  const auto longer = NodeSecret::load(write(kSecret + "\n\n"));
-  ASSERT_TRUE(longer.ok());
-  EXPECT_NE(longer->prove(NodeRole::kDecode, a, b, {}), wanted);
+  for (const std::string ending : {"\n\n", "\r"}) {
+    const auto longer = NodeSecret::load(write(kSecret + ending));
+    ASSERT_TRUE(longer.ok());
+    EXPECT_NE(longer->prove(NodeRole::kDecode, a, b, {}), wanted);
+  }
 }
 
 TEST_F(SecretFile, FilesThatOthersMayReadAreRefused) {
