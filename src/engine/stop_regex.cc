@@ -9,10 +9,16 @@
 namespace fp4moe {
 namespace {
 
-// Limit for one search after each new character: about one step per character held back, and a millisecond
-// for an expression that backtracks exponentially.
-constexpr uint32_t kMaxSteps = 20000;
+// Steps of one search, after each new character. A search that must look at all text held back takes about
+// one step for each of its bytes; one that backtracks exponentially takes any number. kMaxSteps take a
+// millisecond, and all expressions of a request share them.
+constexpr size_t kLeastSteps = 2000, kMaxSteps = 20000, kStepsOfByte = 16;
 constexpr uint32_t kMaxHeapKib = 4096;
+
+uint32_t step_limit(size_t bytes_held, size_t num_expressions) {
+  return static_cast<uint32_t>(
+      std::max(kLeastSteps, std::min(kStepsOfByte * bytes_held, kMaxSteps / num_expressions)));
+}
 
 template <auto kFree>
 struct Free {
@@ -35,7 +41,6 @@ bool begins_character(char c) { return (static_cast<unsigned char>(c) & 0xc0) !=
 struct StopPatterns::Code {
   std::string name;  // for errors
   std::unique_ptr<pcre2_code, Free<pcre2_code_free>> code;
-  std::unique_ptr<pcre2_match_context, Free<pcre2_match_context_free>> context;
 };
 
 Result<StopPatterns> StopPatterns::compile(const std::vector<std::string>& expressions) {
@@ -58,10 +63,6 @@ Result<StopPatterns> StopPatterns::compile(const std::vector<std::string>& expre
     pcre2_pattern_info(made->code.get(), PCRE2_INFO_MATCHEMPTY, &matches_empty);
     if (matches_empty != 0)
       return invalid_argument(made->name + " matches the empty text: the answer would end before it begins");
-    made->context.reset(pcre2_match_context_create(nullptr));
-    pcre2_set_match_limit(made->context.get(), kMaxSteps);
-    pcre2_set_depth_limit(made->context.get(), kMaxSteps);
-    pcre2_set_heap_limit(made->context.get(), kMaxHeapKib);
     patterns.codes_.push_back(std::move(made));
   }
   return patterns;
@@ -85,15 +86,20 @@ void StopRegex::look() {
   size_t begin = text_.size();
   const std::unique_ptr<pcre2_match_data, Free<pcre2_match_data_free>> data(
       pcre2_match_data_create(1, nullptr));
+  const std::unique_ptr<pcre2_match_context, Free<pcre2_match_context_free>> limits(
+      pcre2_match_context_create(nullptr));
+  const uint32_t max_steps = step_limit(text_.size() - certain_, patterns_.codes_.size());
+  pcre2_set_match_limit(limits.get(), max_steps);
+  pcre2_set_depth_limit(limits.get(), max_steps);
+  pcre2_set_heap_limit(limits.get(), kMaxHeapKib);
   for (const auto& code : patterns_.codes_) {
-    const int rc =
-        pcre2_match(code->code.get(), reinterpret_cast<PCRE2_SPTR>(text_.data()), text_.size(), certain_,
-                    PCRE2_NO_UTF_CHECK | PCRE2_PARTIAL_SOFT, data.get(), code->context.get());
+    const int rc = pcre2_match(code->code.get(), reinterpret_cast<PCRE2_SPTR>(text_.data()), text_.size(),
+                               certain_, PCRE2_NO_UTF_CHECK | PCRE2_PARTIAL_SOFT, data.get(), limits.get());
     if (rc == PCRE2_ERROR_NOMATCH) continue;
     if (rc < 0 && rc != PCRE2_ERROR_PARTIAL) {
       failure_ = invalid_argument(code->name + ", with " + std::to_string(text_.size() - certain_) +
                                   " bytes of the answer held back: " + pcre_message(rc) + " (" +
-                                  std::to_string(kMaxSteps) + " steps are)");
+                                  std::to_string(max_steps) + " steps are)");
       return;
     }
     const size_t found = std::clamp(pcre2_get_ovector_pointer(data.get())[0], certain_, text_.size());

@@ -146,6 +146,32 @@ TEST(StopRegex, RefusesWhatDoesNotCompileOrEndsAtOnce) {
     EXPECT_EQ(refusal(empty), "stop_regex[1] matches the empty text: the answer would end before it begins");
 }
 
+// What is linear in the text held back does not fail until it takes a millisecond a character.
+TEST(StopRegex, LongTextMayBeHeldBack) {
+  for (const std::string expression : {"<t>(.|\\n)*</t>", "<t>[^y]*</t>", "<t>.*?</t>"}) {
+    StopRegex regex(compiled({expression}));
+    regex.push("<t>");
+    for (int i = 0; i < 1000; ++i) EXPECT_EQ(regex.push(i % 2 == 0 ? "x" : "z"), "");
+    EXPECT_TRUE(regex.failure().ok()) << regex.failure().to_string();
+    regex.push("</t>");
+    EXPECT_TRUE(regex.has_matched()) << expression;
+  }
+}
+
+// Sixteen of them must not take sixteen times as long as one may.
+TEST(StopRegex, ExpressionsShareTheLimit) {
+  const auto bytes_until_failure = [](size_t num_expressions) {
+    StopRegex regex(compiled(std::vector<std::string>(num_expressions, "<t>(.|\\n)*</t>")));
+    regex.push("<t>");
+    int64_t num_bytes = 0;
+    while (regex.failure().ok() && num_bytes < 100'000) regex.push("x"), ++num_bytes;
+    return num_bytes;
+  };
+  const int64_t of_one = bytes_until_failure(1), of_eight = bytes_until_failure(8);
+  EXPECT_GT(of_one, 2000);
+  EXPECT_LT(of_eight, of_one / 4);
+}
+
 TEST(StopRegex, AnExpressionThatExplodesFails) {
   StopRegex regex(compiled({"(a+)+b"}));
   for (int i = 0; i < 100 && regex.failure().ok(); ++i) regex.push("a");
