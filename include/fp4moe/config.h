@@ -32,7 +32,7 @@ struct EngineConfig {
   std::string weight_cache_dir;
   // Structured output: auto (xgrammar if the build has it) | xgrammar | none
   std::string grammar_backend = "auto";
-  double grammar_compile_timeout = 20;  // seconds for one compilation
+  double grammar_compile_timeout = 60;  // seconds for one compilation
   // Work budget of a grammar for one token, in steps (2 to 9 ns each). A request whose grammar exceeds it or
   // grammar_max_bytes fails.
   int64_t grammar_max_steps = 20'000'000;

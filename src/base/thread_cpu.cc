@@ -2,7 +2,11 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
+
+#include <algorithm>
 
 namespace fp4moe {
 namespace {
@@ -12,6 +16,18 @@ constexpr size_t kMaxCpus = 8192;
 struct CpuSet {
   cpu_set_t bits[kMaxCpus / CPU_SETSIZE] = {};
 };
+
+// sched_setattr(2); the C library has no declaration of it yet.
+struct SchedAttributes {
+  uint32_t size = sizeof(SchedAttributes);
+  uint32_t policy = SCHED_OTHER;
+  uint64_t flags = 0;
+  int32_t nice = 0;
+  uint32_t priority = 0;
+  uint64_t runtime = 300'000;  // ns of a time slice, from Linux 6.12 on
+  uint64_t deadline = 0, period = 0;
+};
+static_assert(sizeof(SchedAttributes) == 48);
 
 bool get_allowed(pid_t id, CpuSet& set) { return ::sched_getaffinity(id, sizeof set, set.bits) == 0; }
 
@@ -50,9 +66,12 @@ void ThreadCpu::move_to(int cpu) const {
   ::sched_setaffinity(id_, sizeof allowed, allowed.bits);
 }
 
-bool ThreadCpu::lower_priority() const {
-  const sched_param no_param = {};
-  return ::sched_setscheduler(id_, SCHED_IDLE, &no_param) == 0;
+bool ThreadCpu::lower_priority(int nice) const {
+  const auto id = static_cast<id_t>(id_);
+  SchedAttributes attributes;
+  attributes.nice = std::min(::getpriority(PRIO_PROCESS, id) + nice, 19);
+  if (::syscall(SYS_sched_setattr, id_, &attributes, 0U) == 0) return true;
+  return ::setpriority(PRIO_PROCESS, id, attributes.nice) == 0;
 }
 
 }  // namespace fp4moe

@@ -9,6 +9,12 @@
 #include "base/thread_cpu.h"
 
 namespace fp4moe {
+namespace {
+
+// A tenth of a core for each slow thread where the engine's threads use all of them.
+constexpr int kSlowLaneNice = 10;
+
+}  // namespace
 
 // ---- AnswerGrammar --------------------------------------------------------------------------------
 
@@ -120,7 +126,7 @@ bool MaskThreads::is_known_slow(const AnswerGrammar& answer) const {
 // ---- the threads' side ----------------------------------------------------------------------------
 
 void MaskThreads::run(Lane& lane) {
-  if (lane.is_slow) ThreadCpu::current().lower_priority();
+  if (lane.is_slow) ThreadCpu::current().lower_priority(kSlowLaneNice);
   for (;;) {
     std::unique_lock lock(mutex_);
     lane.changed.wait(lock, [&] { return stopping_ || !lane.waiting.empty(); });

@@ -21,6 +21,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 
+// A compilation takes seconds for a large vocabulary. At this nice value it gets a seventh of a core where
+// the engine's threads use all of them.
+constexpr int kCompileNice = 8;
+
 std::string key_of(const GrammarSpec& spec) {
   return std::to_string(static_cast<int>(spec.kind)) + ":" + spec.text;
 }
@@ -37,11 +41,7 @@ struct Job {
   bool is_answered = false;
   // Set while it runs.
   std::string client;  // the client whose turn it used
-  Clock::time_point started, deadline;
-  Seconds normal_time{0};  // then its priority is lowered
-  bool is_low = false;
-  ThreadCpu cpu;
-  bool has_cpu = false;
+  Clock::time_point deadline;
   std::thread thread;
 };
 using JobPtr = std::shared_ptr<Job>;
@@ -114,13 +114,13 @@ class JobQueue {
       waiting_bytes_ -= text_bytes(*job);
       if (!own.jobs.empty()) continue;
       std::erase(turns_, client);
-      if (own.num_compiling == 0 && own.normal_time == Seconds::max()) clients_.erase(client);
+      if (own.num_compiling == 0) clients_.erase(client);
     }
   }
 
   // Dequeues the next job whose client may compile; that client then goes to the end of the turn order. Null
   // if there is none.
-  JobPtr take_next(Clock::time_point now) {
+  JobPtr take_next() {
     const auto may_run = [&](const std::string& client) {
       return clients_[client].num_compiling < limits_.max_compiling_of_client;
     };
@@ -134,19 +134,13 @@ class JobQueue {
     if (own.jobs.size() > 1) turns_.push_back(client);
     remove(job);
     job->client = client;
-    job->normal_time = own.allowance(limits_, now);
     return job;
   }
 
-  void end(const Job& job, Clock::time_point now) {
+  void end(const Job& job) {
     Client& own = clients_[job.client];
     --own.num_compiling;
-    own.normal_time = job.normal_time - std::min<Seconds>(job.normal_time, now - job.started);
-    own.counted = now;
-    std::erase_if(clients_, [&](auto& entry) {
-      const Client& c = entry.second;
-      return c.jobs.empty() && c.num_compiling == 0 && c.allowance(limits_, now) == limits_.max_normal_time;
-    });
+    if (own.num_compiling == 0 && own.jobs.empty()) clients_.erase(job.client);
   }
 
   std::vector<JobPtr> all() const {
@@ -161,14 +155,6 @@ class JobQueue {
     std::deque<JobPtr> jobs;
     int64_t num_waiting = 0, waiting_bytes = 0;
     int num_compiling = 0;
-    Seconds normal_time = Seconds::max();  // remaining allowance at `counted`
-    Clock::time_point counted;
-
-    Seconds allowance(const GrammarLimits& limits, Clock::time_point now) const {
-      const Seconds most = limits.max_normal_time;
-      if (normal_time > most) return most;
-      return std::min(most, normal_time + limits.normal_share * Seconds(now - counted));
-    }
   };
   static Status refuse(const char* whose, int64_t number, int64_t bytes) {
     return unavailable(std::to_string(number) + " grammars " + whose + " wait to be compiled, of " +
@@ -233,7 +219,7 @@ void GrammarStore::State::manage() {
     const auto now = Clock::now();
     const auto may_start = [&] { return !stopping && std::ssize(compiling) < limits.max_compiling; };
     while (may_start()) {
-      const JobPtr job = waiting.take_next(now);
+      const JobPtr job = waiting.take_next();
       if (job == nullptr) break;
       start(job, now);
     }
@@ -245,7 +231,7 @@ void GrammarStore::State::manage() {
   }
 }
 
-// Fails compilations over their deadline and lowers the priority of those that used up their normal time.
+// Fails compilations over their deadline.
 // Returns when to check again.
 Clock::time_point GrammarStore::State::watch(Clock::time_point now) {
   auto next = Clock::time_point::max();
@@ -261,25 +247,19 @@ Clock::time_point GrammarStore::State::watch(Clock::time_point now) {
       job->is_cancelled.store(true);
       continue;
     }
-    const auto lowered = job->started + std::chrono::duration_cast<Clock::duration>(job->normal_time);
-    if (!job->is_low && job->has_cpu && now >= lowered) {
-      job->cpu.lower_priority();
-      job->is_low = true;
-    }
-    next = std::min(next, job->is_low || !job->has_cpu ? job->deadline : std::min(job->deadline, lowered));
+    next = std::min(next, job->deadline);
   }
   return next;
 }
 
 void GrammarStore::State::start(const JobPtr& job, Clock::time_point now) {
-  job->started = now;
   job->deadline = now + limits.timeout;
   compiling.push_back(job);
   try {
     job->thread = std::thread([this, job] { compile(job); });
   } catch (const std::exception& error) {
     std::erase(compiling, job);
-    waiting.end(*job, now);
+    waiting.end(*job);
     answer(*job, unavailable(std::string("no thread to compile a grammar: ") + error.what()));
   }
 }
@@ -287,12 +267,7 @@ void GrammarStore::State::start(const JobPtr& job, Clock::time_point now) {
 // ---- a compilation's thread -----------------------------------------------------------------------
 
 void GrammarStore::State::compile(const JobPtr& job) {
-  {
-    std::lock_guard lock(mutex);
-    job->cpu = ThreadCpu::current();
-    job->has_cpu = true;
-    changed.notify_all();
-  }
+  ThreadCpu::current().lower_priority(kCompileNice);
   GrammarResult result = internal_error("no grammar");
   try {
     result = compiler->compile(job->spec, {.max_steps = limits.max_steps,
@@ -314,7 +289,7 @@ void GrammarStore::State::take(const JobPtr& job, GrammarResult result) {
   if (result.ok()) gone = cache.add(job->key, *result);
   if (result.status().code() == StatusCode::kInvalidArgument) failures.add(job->key, result.status(), now);
   std::erase(compiling, job);
-  waiting.end(*job, now);
+  waiting.end(*job);
   ended.push_back(std::move(job->thread));
   answer(*job, std::move(result));
   changed.notify_all();

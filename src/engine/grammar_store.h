@@ -17,15 +17,11 @@ struct GrammarLimits {
   int64_t max_cache_bytes = 128 << 20;           // all cached grammars
   int64_t max_steps = kCompileBudget.max_steps;  // of one compilation
   int64_t max_compile_bytes = 128 << 20;         // memory of one compilation
-  std::chrono::milliseconds timeout{20000};      // of one compilation, from its start
+  std::chrono::milliseconds timeout{60000};      // of one compilation, from its start
   int max_compiling = 2;                         // at the same time
   int max_compiling_of_client = 1;
   int max_waiting = 1000, max_waiting_of_client = 250;                          // for a compilation
   int64_t max_waiting_bytes = 32 << 20, max_waiting_bytes_of_client = 8 << 20;  // of grammar text
-  // Time for which a client's compilations run at the process's priority; after that they only use CPU time
-  // that no other thread wants. The allowance grows back at this fraction of elapsed time.
-  std::chrono::milliseconds max_normal_time{100};
-  double normal_share = 0.02;
   // How long failed compilations are remembered, how many, and with how many bytes of text.
   std::chrono::milliseconds failure_time{60000};
   int max_failures = 1000;

@@ -1,7 +1,8 @@
 #include "base/thread_cpu.h"
 
 #include <gtest/gtest.h>
-#include <sched.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -93,16 +94,19 @@ TEST(ThreadCpu, TimeStandsStillWhileItSleeps) {
   thread.join();
 }
 
+int own_nice() { return getpriority(PRIO_PROCESS, static_cast<id_t>(gettid())); }
+
 TEST(ThreadCpu, ALowPriorityIsTheThreadsAlone) {
   const Spinner spinner;
-  ASSERT_TRUE(spinner.thread().lower_priority());
-  std::atomic<int> policy{-1};
+  ASSERT_TRUE(spinner.thread().lower_priority(10));
+  const int before = own_nice();
+  std::atomic<int> nice{-1};
   std::thread([&] {
-    ASSERT_TRUE(ThreadCpu::current().lower_priority());
-    policy = sched_getscheduler(0);
+    ASSERT_TRUE(ThreadCpu::current().lower_priority(12));
+    nice = own_nice();
   }).join();
-  EXPECT_EQ(policy, SCHED_IDLE);
-  EXPECT_EQ(sched_getscheduler(0), SCHED_OTHER);
+  EXPECT_EQ(nice, std::min(before + 12, 19));
+  EXPECT_EQ(own_nice(), before);
 }
 
 }  // namespace

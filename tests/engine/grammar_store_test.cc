@@ -1,6 +1,8 @@
 #include "engine/grammar_store.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -37,6 +39,7 @@ struct Compilations {
   bool gate_is_open = false;
   int num_running = 0, num_cancelled = 0;
   std::vector<std::string> begun;  // texts, in order
+  int nice = 0;                    // of the last one's thread
 
   void open_gate() {
     std::lock_guard lock(mutex);
@@ -66,6 +69,7 @@ class FakeCompiler final : public GrammarCompiler {
     {
       std::unique_lock lock(log_->mutex);
       log_->begun.push_back(spec.text);
+      log_->nice = getpriority(PRIO_PROCESS, static_cast<id_t>(gettid()));
       ++log_->num_running;
       log_->changed.notify_all();
       while (spec.text.starts_with("slow") && !log_->gate_is_open && !budget.is_cancelled->load())
@@ -101,6 +105,14 @@ class GrammarStoreTest : public ::testing::Test {
   std::atomic<int> num_ready_ = 0;
   std::unique_ptr<GrammarStore> store_;
 };
+
+TEST_F(GrammarStoreTest, CompilesAtALowPriority) {
+  make({});
+  const int own = getpriority(PRIO_PROCESS, static_cast<id_t>(gettid()));
+  ASSERT_TRUE(ask("a").get().ok());
+  EXPECT_EQ(log_->nice, std::min(own + 8, 19));
+  EXPECT_EQ(getpriority(PRIO_PROCESS, static_cast<id_t>(gettid())), own);
+}
 
 TEST_F(GrammarStoreTest, CompilesOnceAndRemembers) {
   make({});
