@@ -21,7 +21,7 @@ class HostMemory final : public MemoryResource {
       return does_not_fit("buffer of " + std::to_string(num_bytes) + " bytes");
     const int64_t rounded = (num_bytes + align - 1) / align * align;
     void* p = std::aligned_alloc(static_cast<size_t>(align), static_cast<size_t>(rounded));
-    if (p == nullptr) return does_not_fit("the system refused " + std::to_string(num_bytes) + " bytes");
+    if (p == nullptr) return does_not_fit("cannot allocate " + std::to_string(num_bytes) + " bytes");
     if (align == kHugePageBytes) madvise(p, static_cast<size_t>(rounded), MADV_HUGEPAGE);  // best effort
     return static_cast<uint8_t*>(p);
   }

@@ -18,7 +18,7 @@ void LogLimit::log(LogLevel level, const std::string& line, Clock::time_point no
   }
   if (num_dropped > 0)
     fp4moe::log(LogLevel::kWarning,
-                std::to_string(num_dropped) + " log lines like the next one were left out");
+                std::to_string(num_dropped) + " log lines like the next one were suppressed");
   fp4moe::log(level, line);
 }
 

@@ -166,7 +166,7 @@ ThreadPool::ThreadPool(int num_threads) {
     for (size_t w = 1; w < state_->workers.size(); ++w)
       state_->threads.emplace_back([s = state_.get(), w] { s->work(w); });
   } catch (const std::exception& error) {  // results do not depend on the number of workers
-    log_warning("the system refused worker " + std::to_string(state_->threads.size() + 1) + " of " +
+    log_warning("cannot start worker thread " + std::to_string(state_->threads.size() + 1) + " of " +
                 std::to_string(num_threads) + ": " + error.what());
   }
 }

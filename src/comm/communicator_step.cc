@@ -228,8 +228,8 @@ void Communicator::State::warn_slow(const Operation& op, int from, nanoseconds w
   if (now < p.next_warning) return;
   p.next_warning = now + kEvery;
   log_warning("rank " + std::to_string(first_rank + from) + " is slow: " + waiting_text(op, from, waited) +
-              " and goes on waiting; the longest of " + std::to_string(p.stats.waits) +
-              " waits for it before took " + seconds_text(p.stats.longest));
+              " and is still waiting; the longest of " + std::to_string(p.stats.waits) +
+              " earlier waits for it took " + seconds_text(p.stats.longest));
 }
 
 }  // namespace fp4moe

@@ -21,7 +21,7 @@ Status check_single(const std::string& forced, const LauncherInfo& launcher) {
 Status check_local(const std::string& forced, int num_ranks, const LauncherInfo& launcher) {
   const std::string ranks = std::to_string(num_ranks);
   if (num_ranks > 1)
-    return refuse(forced, "carries 1 rank, but tp=" + ranks + " asks for " + ranks, "--fabric threads");
+    return refuse(forced, "carries 1 rank, but tp=" + ranks + " needs " + ranks, "--fabric threads");
   return check_single(forced, launcher);
 }
 
@@ -31,7 +31,7 @@ Status check_threads(const std::string& forced, int, const LauncherInfo& launche
 
 Status check_mpi(const std::string& forced, int num_ranks, const LauncherInfo& launcher) {
   if (!launcher.launched)
-    return refuse(forced, "needs mpirun or srun, and none of them started this process",
+    return refuse(forced, "needs mpirun or srun, and neither started this process",
                   num_ranks == 1 ? "--fabric local" : "--fabric threads");
   const int processes = launcher.num_processes;
   if (num_ranks % processes == 0) return {};

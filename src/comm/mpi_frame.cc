@@ -10,8 +10,8 @@ namespace {
 constexpr int64_t padded(int64_t num_bytes) { return (num_bytes + 7) / 8 * 8; }
 
 Status bad(int process, const std::string& what, int64_t value, const std::string& legal) {
-  return data_loss("message of process " + std::to_string(process) + ": " + what + "=" +
-                   std::to_string(value) + ", legal is " + legal);
+  return data_loss("message from process " + std::to_string(process) + ": " + what + "=" +
+                   std::to_string(value) + ", legal: " + legal);
 }
 
 Status check_ranks(const FrameOpHeader& op, int process, int ranks_per_process, const RankMemory& memory) {
@@ -51,7 +51,7 @@ Status apply_op(const FrameOpHeader& op, const uint8_t* payload, int process, in
       return {};
     case FrameOp::kFail:
       if (op.value == 0 || op.value > static_cast<uint32_t>(StatusCode::kInternal))
-        return bad(process, "status code", op.value, "an error's");
+        return bad(process, "status code", op.value, "an error code");
       sink.failed(process,
                   {static_cast<StatusCode>(op.value), {reinterpret_cast<const char*>(payload), num_bytes}});
       return {};
@@ -86,7 +86,7 @@ Status apply_frame(std::span<const uint8_t> frame, int process, int ranks_per_pr
   if (header.magic != kFrameMagic) return bad(process, "magic", header.magic, std::to_string(kFrameMagic));
   if (header.version != kFrameVersion)
     return bad(process, "protocol version", header.version,
-               std::to_string(kFrameVersion) + ", as of this process");
+               std::to_string(kFrameVersion) + ", this process's version");
   if (header.process != static_cast<uint32_t>(process))
     return bad(process, "sender", header.process, std::to_string(process));
   int64_t at = sizeof header;

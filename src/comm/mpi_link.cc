@@ -37,13 +37,13 @@ Status MpiLink::start(const std::shared_ptr<MpiLink>& self, std::chrono::nanosec
   try {
     std::thread([self] { self->run(); }).detach();
   } catch (const std::system_error& error) {
-    return does_not_fit(std::string("the system refused the communication thread: ") + error.what());
+    return does_not_fit(std::string("cannot start the communication thread: ") + error.what());
   }
   std::unique_lock lock(self->start_mutex_);
   const bool started = self->start_changed_.wait_for(lock, timeout, [&] { return self->is_started_; });
   if (started) return self->start_status_;
   const std::string where =
-      self->is_initialized_ ? "the start"
+      self->is_initialized_ ? "start-up"
                             : "MPI_Init of the " + std::to_string(self->mine_.num_processes) + " processes";
   const Status status = {StatusCode::kDeadline,
                          "process " + std::to_string(self->mine_.process) + " waited " +
@@ -96,7 +96,7 @@ Status MpiLink::enqueue(int process, const FrameOpHeader& op, const void* payloa
         lock.unlock();
         fail({StatusCode::kDeadline, "rank " + std::to_string(op.src) + " could not send to rank " +
                                          std::to_string(op.dst) + ": " + ranks_text(process) +
-                                         " has taken nothing before the deadline"});
+                                         " received nothing before the deadline"});
         return memory_->failure();
       }
       peer.outbox.room.wait_for(lock, 20ms);
@@ -193,7 +193,7 @@ bool MpiLink::init() {
   if (!check(mpi_.init(&process, &num_processes), "MPI_Init")) return false;
   if (process != mine_.process || num_processes != mine_.num_processes) {
     is_broken_ = true;
-    set_started(internal_error("MPI says process " + std::to_string(process) + " of " +
+    set_started(internal_error("MPI reports process " + std::to_string(process) + " of " +
                                std::to_string(num_processes) + ", the launcher's environment process " +
                                std::to_string(mine_.process) + " of " + std::to_string(mine_.num_processes)));
     return false;
@@ -250,8 +250,8 @@ bool MpiLink::receive_from(int process) {
     if (!check(mpi_.probe(process, &num_bytes, &is_there), "MPI_Iprobe") || is_there == 0) return false;
     if (num_bytes < 0 || num_bytes > kMaxFrameBytes) {
       is_broken_ = true;
-      fail(data_loss("message of process " + std::to_string(process) + ": bytes=" +
-                     std::to_string(num_bytes) + ", legal is at most " + std::to_string(kMaxFrameBytes)));
+      fail(data_loss("message from process " + std::to_string(process) + ": bytes=" +
+                     std::to_string(num_bytes) + ", legal: at most " + std::to_string(kMaxFrameBytes)));
       return false;
     }
     box.bytes.resize(static_cast<size_t>(num_bytes));
@@ -312,7 +312,7 @@ void MpiLink::watch(Clock::time_point now) {
   const int ended = watch_.first_ended();
   if (ended < 0) return;
   watch_.remove(ended);
-  const Status status = unavailable(ranks_text(ended) + " has ended without a word");
+  const Status status = unavailable(ranks_text(ended) + " ended unexpectedly");
   fail(status);
   set_started(status);
 }
@@ -334,7 +334,7 @@ void MpiLink::idle(Clock::time_point now) {
 Status MpiLink::hello(int process, std::span<const uint8_t> payload) {
   FP4MOE_ASSIGN_OR_RETURN(const Hello theirs, decode_hello(payload));
   if (theirs.process != process)
-    return data_loss("process " + std::to_string(process) + " calls itself " +
+    return data_loss("process " + std::to_string(process) + " identifies itself as process " +
                      std::to_string(theirs.process));
   FP4MOE_RETURN_IF_ERROR(check_same(mine_, theirs));
   if (mine_.pid_space != 0 && mine_.pid_space == theirs.pid_space) watch_.add(process, theirs.pid);

@@ -21,7 +21,7 @@ Status check_device(const DeviceFacts& facts) {
                        ": update the driver, or build with an older toolkit (12.4 or newer)");
   if (!facts.error.empty()) return unsupported("no usable CUDA device: " + facts.error);
   if (facts.num_devices == 0)
-    return unsupported("the NVIDIA driver shows no device (is CUDA_VISIBLE_DEVICES set?)");
+    return unsupported("the NVIDIA driver reports no device (is CUDA_VISIBLE_DEVICES set?)");
   const DeviceInfo& device = facts.device;
   if (device.compute_capability < 80)
     return unsupported(device.name + " has compute capability " +

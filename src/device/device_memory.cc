@@ -23,7 +23,7 @@ class DeviceMemory final : public MemoryResource {
       cudaGetLastError();
       size_t free_bytes = 0, total_bytes = 0;
       cudaMemGetInfo(&free_bytes, &total_bytes);
-      return does_not_fit("the GPU refused " + std::to_string(num_bytes) + " bytes (" +
+      return does_not_fit("the GPU cannot allocate " + std::to_string(num_bytes) + " bytes (" +
                           cudaGetErrorString(error) + "): " + std::to_string(free_bytes) + " of its " +
                           std::to_string(total_bytes) + " bytes are free");
     }
@@ -52,7 +52,7 @@ class DeviceMemory final : public MemoryResource {
 Result<DeviceMemoryInfo> device_memory_info() {
   size_t free_bytes = 0, total_bytes = 0;
   if (const cudaError_t error = cudaMemGetInfo(&free_bytes, &total_bytes); error != cudaSuccess)
-    return cuda_failure("memory of the GPU", error);
+    return cuda_failure("GPU memory", error);
   return DeviceMemoryInfo{static_cast<int64_t>(free_bytes), static_cast<int64_t>(total_bytes)};
 }
 

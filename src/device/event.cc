@@ -21,7 +21,8 @@ Event& Event::operator=(Event&& other) noexcept {
 Result<Event> Event::make() {
   Event event;
   const cudaError_t error = cudaEventCreate(&event.handle_);
-  if (error != cudaSuccess) return unsupported(std::string("no CUDA event: ") + cudaGetErrorString(error));
+  if (error != cudaSuccess)
+    return unsupported(std::string("cannot create a CUDA event: ") + cudaGetErrorString(error));
   return event;
 }
 

@@ -91,8 +91,8 @@ std::string library_missing(LibraryId id, const std::vector<std::string>& tried)
   std::string text = std::string(names.name) + " (" + names.sonames[0] + ") was not found; tried";
   for (const std::string& candidate : tried) text += " " + candidate + ",";
   text.back() = ';';
-  return text + " scripts/setup --cuda fetches it, so does pip install " + names.package +
-         "; or name its folder in FP4MOE_CUDA_LIBS";
+  return text + " install it with scripts/setup --cuda or pip install " + names.package +
+         ", or set FP4MOE_CUDA_LIBS to its folder";
 }
 
 Result<Library> Library::open(LibraryId id) {

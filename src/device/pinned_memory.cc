@@ -20,8 +20,8 @@ class PinnedMemory final : public MemoryResource {
     const cudaError_t error = cudaHostAlloc(&data, static_cast<size_t>(num_bytes), cudaHostAllocPortable);
     if (error == cudaSuccess) return static_cast<uint8_t*>(data);
     cudaGetLastError();
-    const std::string text =
-        std::to_string(num_bytes) + " bytes of page-locked memory: " + cudaGetErrorString(error);
+    const std::string text = std::to_string(num_bytes) +
+                             " bytes of page-locked memory cannot be allocated: " + cudaGetErrorString(error);
     return error == cudaErrorMemoryAllocation ? does_not_fit(text) : unsupported(text);
   }
   void release(uint8_t* data) override { cudaFreeHost(data); }

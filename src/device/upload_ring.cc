@@ -31,7 +31,7 @@ Result<UploadRing> UploadRing::make(int64_t slot_bytes) {
 }
 
 Result<UploadRing::Slot> UploadRing::next() {
-  FP4MOE_CHECK(!is_open_, "a slot is being filled by someone else");
+  FP4MOE_CHECK(!is_open_, "a slot is already being filled");
   const SlotMemory& slot = slots_[current_];
   if (slot.was_sent) FP4MOE_RETURN_IF_ERROR(slot.used.synchronize());
   is_open_ = true;

@@ -31,7 +31,7 @@ void take_device_defaults(const EngineConfig& given, DeviceKind device, EngineCo
 
 void note_graph_flags(const EngineConfig& flags) {
   const auto note = [](const std::string& flag) {
-    log_info(flag + " is ignored: it is about CUDA graphs; CPU ranks capture none");
+    log_info(flag + " is ignored: it configures CUDA graphs, which CPU ranks do not capture");
   };
   std::string sizes;
   for (const int64_t rows : flags.cuda_graph_bs) sizes += " " + std::to_string(rows);
@@ -44,8 +44,8 @@ void note_graph_flags(const EngineConfig& flags) {
 void note_determinism(const EngineConfig& flags) {
   if (!flags.enable_deterministic_inference) return;
   log_info(
-      "--enable-deterministic-inference on a GPU: one algorithm for any batch; what it costs is in "
-      "docs/perf.md");
+      "--enable-deterministic-inference on a GPU: one algorithm for every batch; docs/perf.md gives its "
+      "cost");
 }
 
 // Refuses only absurd values; whether a large value fits is checked when memory is planned.
@@ -100,9 +100,10 @@ Status check_quantization(const ModelConfig& model, const std::string& flag) {
     return invalid_argument("--quantization " + flag +
                             "; legal: auto, mxfp4, modelopt_fp4 or compressed-tensors");
   if (flag != "auto" && model.quant.method == QuantMethod::kNone)
-    return unsupported("--quantization " + flag +
-                       ": the checkpoint declares no FP4 quantization (neither config.json's "
-                       "quantization_config nor hf_quant_config.json); `fp4moe quantize` makes one that is");
+    return unsupported(
+        "--quantization " + flag +
+        ": the checkpoint declares no FP4 quantization (neither config.json's quantization_config nor "
+        "hf_quant_config.json); `fp4moe quantize` writes one that does");
   if (flag != "auto" && flag != declared)
     return unsupported("--quantization " + flag + " contradicts the checkpoint, which is " + declared + " (" +
                        model.quant.declared_by + "); use --quantization " + declared + " or auto");

@@ -112,7 +112,7 @@ class Resolver {
     const std::string message = std::string(flag) + " " + value;
     for (const char* word : foreign)
       if (value == word)
-        return unsupported(message + " has nothing that runs it here; nearest legal choice: " + flag +
+        return unsupported(message + " is not supported here; nearest legal choice: " + flag +
                            " auto (legal: " + list + ")");
     return invalid_argument(message + "; legal: " + list);
   }
@@ -154,7 +154,7 @@ class Resolver {
     FP4MOE_ASSIGN_OR_RETURN(const std::optional<bool> value, env_switch(name));
     if (value.has_value()) return value;
     FP4MOE_ASSIGN_OR_RETURN(const std::optional<bool> old_value, env_switch(old_name));
-    if (old_value.has_value()) warn(old_name + " is an old name, read as " + name);
+    if (old_value.has_value()) warn(old_name + " is the old name of " + name);
     return old_value;
   }
 
@@ -173,7 +173,7 @@ class Resolver {
           "choice: --deepep-mode low_latency");
     if (f.deepep_mode == "auto") {
       f.deepep_mode = "low_latency";
-      note("--deepep-mode auto is low_latency, for prompts too: long ones go in chunks");
+      note("--deepep-mode auto is low_latency, also for prompts: long prompts are sent in chunks");
     }
     std::string& dtype = f.deepep_dispatcher_output_dtype;
     if (dtype != "auto") return {};
@@ -238,8 +238,8 @@ class Resolver {
     if (cap < required)
       warn(name + "=" + *text + " is below the " + std::to_string(required) +
            " tokens that a rank may dispatch in a step, (max_prefill_tokens + max_running_requests) / tp, "
-           "rounded up; more than fit into --a2a-memory-budget " +
-           std::to_string(given_.a2a_memory_budget) + " bytes go in chunks");
+           "rounded up; rows that do not fit into --a2a-memory-budget " +
+           std::to_string(given_.a2a_memory_budget) + " bytes are sent in chunks");
     return {};
   }
 

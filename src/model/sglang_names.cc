@@ -9,17 +9,19 @@ using Fate = SglangFlag::Fate;
 
 constexpr Fate kMoot = Fate::kMoot, kRefused = Fate::kRefused, kSpeculative = Fate::kSpeculative;
 constexpr const char* kNoGraphs =
-    "is about CUDA graphs; here decode steps are padded to a recorded size, and others are not recorded";
+    "configures CUDA graphs; here decode steps are padded to a captured size, and other steps are not "
+    "captured";
 constexpr const char* kPreemption =
-    "is about running requests that make room for more urgent ones, which they never do here";
+    "configures preemption by more urgent requests; here running requests are never preempted";
 constexpr const char* kOverlap =
-    "overlaps experts and exchange; here counts travel under the shared expert and rows go straight to "
-    "their place";
-constexpr const char* kParser = "names how answers are parsed; here the chat template and its tokens say it";
+    "overlaps experts and exchange; here the shared expert hides the exchange of counts, and rows are "
+    "written directly to their destination";
+constexpr const char* kParser =
+    "selects the output parser; here the chat template and its tokens determine it";
 constexpr const char* kEplb = "moves experts between ranks by load; this version keeps them where they are";
 
 constexpr SglangFlag kFlags[] = {
-    {"--trust-remote-code", 0, kMoot, "runs a checkpoint's Python; none is ever run here"},
+    {"--trust-remote-code", 0, kMoot, "runs a checkpoint's Python code, which never happens here"},
     {"--attention-backend", 1, kMoot, "chooses a GPU attention kernel; CPU ranks have one"},
     {"--prefill-attention-backend", 1, kMoot, "chooses a GPU attention kernel; CPU ranks have one"},
     {"--decode-attention-backend", 1, kMoot, "chooses a GPU attention kernel; CPU ranks have one"},
@@ -27,22 +29,25 @@ constexpr SglangFlag kFlags[] = {
     {"--fp4-gemm-backend", 1, kMoot, "chooses a GPU kernel of dense FP4 layers; the runner's own is used"},
     {"--disable-cuda-graph-padding", 0, kMoot, kNoGraphs},
     {"--disable-piecewise-cuda-graph", 0, kMoot, kNoGraphs},
-    {"--enable-torch-compile", 0, kMoot, "compiles PyTorch code; there is none"},
-    {"--disable-custom-all-reduce", 0, kMoot, "is about GPU all-reduce kernels; CPU ranks use the fabric"},
-    {"--disable-overlap-schedule", 0, kMoot, "is about a CPU scheduler beside a GPU; the step loop is one"},
-    {"--schedule-policy", 1, kMoot, "orders waiting requests; here they are served as they came"},
+    {"--enable-torch-compile", 0, kMoot, "compiles PyTorch code; this engine has none"},
+    {"--disable-custom-all-reduce", 0, kMoot, "configures GPU all-reduce kernels; CPU ranks use the fabric"},
+    {"--disable-overlap-schedule", 0, kMoot,
+     "configures whether CPU scheduling overlaps GPU work; here one step loop does both"},
+    {"--schedule-policy", 1, kMoot, "orders waiting requests; here they are served in order of arrival"},
     {"--disable-priority-preemption", 0, kMoot, kPreemption},
     {"--priority-scheduling-preemption-threshold", 1, kMoot, kPreemption},
     {"--enable-return-routed-experts", 0, kMoot,
-     "lets requests ask for their experts, which needs no flag here"},
-    {"--stream-interval", 1, kMoot, "joins streamed tokens; here every token is sent"},
-    {"--dist-timeout", 1, kMoot, "is torch.distributed's; waits between ranks have --comm-timeout"},
-    {"--enable-metrics", 0, kMoot, "turns /metrics on, which is always on"},
-    {"--enable-cache-report", 0, kMoot, "reports cached prompt tokens, which every answer's usage does"},
-    {"--skip-server-warmup", 0, kMoot, "skips a first request; none is sent"},
-    {"--log-level-http", 1, kMoot, "is about Python's HTTP server; use --log-level"},
+     "lets requests return their routed experts, which needs no flag here"},
+    {"--stream-interval", 1, kMoot, "batches streamed tokens; here every token is sent"},
+    {"--dist-timeout", 1, kMoot,
+     "is a timeout of torch.distributed; --comm-timeout limits waits between ranks"},
+    {"--enable-metrics", 0, kMoot, "enables /metrics, which is always enabled here"},
+    {"--enable-cache-report", 0, kMoot,
+     "reports cached prompt tokens, which every response's usage does here"},
+    {"--skip-server-warmup", 0, kMoot, "skips the warm-up request; none is sent here"},
+    {"--log-level-http", 1, kMoot, "configures Python's HTTP server; use --log-level"},
     {"--disable-shared-experts-fusion", 0, kMoot,
-     "keeps the shared expert out of the routed ones, where it never is"},
+     "keeps the shared expert separate from the routed ones, as it always is here"},
     {"--moe-dense-tp-size", 1, kMoot, "shards dense MLPs differently; results are the same"},
     {"--enable-single-batch-overlap", 0, kMoot, kOverlap},
     {"--enable-two-batch-overlap", 0, kMoot, kOverlap},
@@ -53,13 +58,12 @@ constexpr SglangFlag kFlags[] = {
     {"--ep-num-redundant-experts", 1, kRefused, kEplb, nullptr, "0"},
     {"--enable-eplb", 0, kRefused, kEplb},
     {"--init-expert-location", 1, kRefused, kEplb, nullptr, "trivial"},
-    {"--pipeline-parallel-size,--pp-size,--pp", 1, kRefused, "pipeline stages are not built; use --tp",
-     nullptr, "1"},
-    {"--nnodes", 1, kRefused, "several nodes are started by mpirun or srun with --fabric mpi", nullptr, "1"},
-    {"--node-rank", 1, kRefused, "several nodes are started by mpirun or srun with --fabric mpi", nullptr,
-     "0"},
+    {"--pipeline-parallel-size,--pp-size,--pp", 1, kRefused,
+     "pipeline parallelism is not supported; use --tp", nullptr, "1"},
+    {"--nnodes", 1, kRefused, "start several nodes with mpirun or srun and --fabric mpi", nullptr, "1"},
+    {"--node-rank", 1, kRefused, "start several nodes with mpirun or srun and --fabric mpi", nullptr, "0"},
     {"--dist-init-addr,--nccl-init-addr", 1, kMoot,
-     "is where torch.distributed meets; ranks need no address"},
+     "is the rendezvous address of torch.distributed; ranks here need none"},
     {"--quantization-param-path", 1, kRefused, "scales come from the checkpoint; leave it out"},
     {"--json-model-override-args", 1, kRefused, "edit the checkpoint's config.json instead", nullptr, "{}"},
     {"--is-embedding", 0, kRefused, "embedding models are not served"},
@@ -86,7 +90,7 @@ constexpr SglangName kRunners[] = {
     {"triton", kNativeRunner, "--moe-runner-backend triton_kernel (MXFP4), marlin or auto"},
     {"deep_gemm", "runs FP8 experts, or FP4 ones on Blackwell", "--moe-runner-backend marlin or auto"},
     {"cutlass", "is for FP8 experts", "--moe-runner-backend flashinfer_cutlass"},
-    {"flashinfer_trtllm_routed", "has no row of its own", "--moe-runner-backend flashinfer_trtllm"},
+    {"flashinfer_trtllm_routed", "has no separate runner here", "--moe-runner-backend flashinfer_trtllm"},
     {"experimental_sgl_trtllm", kNativeRunner, "--moe-runner-backend flashinfer_trtllm"},
     {"experimental_sgl_marlin", kNativeRunner, "--moe-runner-backend marlin"},
     {"humming", kNativeRunner, "--moe-runner-backend marlin"},
@@ -106,7 +110,7 @@ constexpr SglangName kA2a[] = {
 };
 
 constexpr const char* kAuto = "--quantization auto";
-constexpr const char* kNoFp4 = "names no FP4 format; this engine runs FP4 experts only";
+constexpr const char* kNoFp4 = "is not an FP4 format; this engine runs FP4 experts only";
 constexpr SglangName kQuantizations[] = {
     {"fp8", kNoFp4, kAuto},
     {"mxfp8", kNoFp4, kAuto},

@@ -79,8 +79,8 @@ Status ExchangeTransport::begin(const TransportInput& input, Arena& scratch, Thr
     return port_.fail(invalid_argument("a2a: a batch of " + std::to_string(input.group_rows) +
                                        " tokens, legal: 0.." + std::to_string(options_.max_group_rows)));
   own_ = own_rows(input.group_rows);
-  FP4MOE_CHECK(input.x.rows == own_.count,
-               "x has " + std::to_string(input.x.rows) + " rows, own are " + std::to_string(own_.count));
+  FP4MOE_CHECK(input.x.rows == own_.count, "x has " + std::to_string(input.x.rows) +
+                                               " rows, this rank owns " + std::to_string(own_.count));
   const ExchangeShape& shape = setup_.shape;
   sums_ = input.take_row ? nullptr : scratch.take<float>(own_.count * hidden());
   return_of_part_ = scratch.take<int32_t>(own_.count * setup_.parts);
@@ -246,7 +246,7 @@ Status ExchangeTransport::verify(const char* name, int phase) {
     const uint64_t arrived = arrived_hash(source, phase);
     if (arrived != announced)
       return bad_row(source, std::string(name) + " checksum is " + std::to_string(arrived) +
-                                 ", announced was " + std::to_string(announced));
+                                 ", announced: " + std::to_string(announced));
   }
   return {};
 }

@@ -137,7 +137,7 @@ class FlashinferTransport final : public ExchangeTransport {
       }
       if (slots - before != announced)
         return bad_row(source, "ids name " + std::to_string(slots - before) +
-                                   " local experts, announced were " + std::to_string(announced));
+                                   " local experts, announced: " + std::to_string(announced));
     }
     return {};
   }

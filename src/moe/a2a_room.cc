@@ -20,11 +20,11 @@ Status no_room(const TransportOptions& o, const RoomRequest& request, const Exch
   const std::string k = std::to_string(std::max(s.shape.top_k, s.parts));
   return does_not_fit(std::string("--a2a-memory-budget ") + std::to_string(o.memory_budget) + ": a2a " +
                       request.protocol + " needs at least " + std::to_string(least) +
-                      " bytes a rank for one token at a time: " + std::to_string(fixed) + " (records of " +
+                      " bytes per rank for one token at a time: " + std::to_string(fixed) + " (records of " +
                       std::to_string(s.shape.num_ranks) + " ranks) + " + k + " x " + std::to_string(units) +
                       " x (" + std::to_string(s.row_bytes) + " + " + std::to_string(request.returns_per_row) +
-                      " x " + std::to_string(s.return_bytes) + ") (rows of a token x " + s.shape.unit_name +
-                      "s of a rank x (bytes of a row + rows back x bytes of one))");
+                      " x " + std::to_string(s.return_bytes) + ") (rows per token x " + s.shape.unit_name +
+                      "s per rank x (bytes per row + returned rows x bytes per returned row))");
 }
 
 // Capacity for as many rows and their results as the budget allows.
@@ -60,7 +60,7 @@ Status fit_exchange(const TransportOptions& o, const RoomRequest& request, Excha
   s.return_bytes = wire_row_bytes(s.results, p.hidden_size);
   if (s.payload == WireFormat::kNvfp4 && p.hidden_size % 16 != 0)
     return unsupported("nvfp4 dispatch: hidden_size=" + std::to_string(p.hidden_size) +
-                       " is no multiple of the block 16; take bf16 or fp8");
+                       " is not a multiple of the block size 16; use bf16 or fp8");
   if (p.num_experts % p.layout.ep != 0)
     return unsupported("a2a " + std::string(request.protocol) + ": " + std::to_string(p.num_experts) +
                        " experts over ep=" + std::to_string(p.layout.ep) +

@@ -153,7 +153,7 @@ void add_wire_row(WireFormat format, const uint8_t* wire, int64_t first, int64_t
       return;
     case WireFormat::kFp8Block:
     case WireFormat::kNvfp4:
-      FP4MOE_CHECK(false, "results travel as f32, bf16 or plain fp8");
+      FP4MOE_CHECK(false, "results are sent as f32, bf16 or plain fp8");
   }
 }
 

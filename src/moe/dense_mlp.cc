@@ -100,10 +100,11 @@ class Bf16Mlp final : public DenseMlp {
 };
 
 Status check_linear(const LinearWeightsView& w, const char* name, int64_t n, int64_t k, bool is_fp4) {
-  if (w.bias != nullptr) return unsupported(std::string(name) + " has a bias, which a gated MLP has not");
+  if (w.bias != nullptr)
+    return unsupported(std::string(name) + " has a bias, which a gated MLP does not support");
   if (w.is_fp4 != is_fp4)
     return unsupported(std::string(name) + " is " + (w.is_fp4 ? "FP4" : "bf16") +
-                       ", gate is not: all of an MLP or none");
+                       ", gate is not; legal: all matrices of an MLP in FP4, or none");
   const int64_t rows = is_fp4 ? w.fp4.rows : w.n, cols = is_fp4 ? w.fp4.cols : w.k;
   if (rows == n && cols == k) return {};
   return invalid_argument(std::string(name) + " is [" + std::to_string(rows) + ", " + std::to_string(cols) +
@@ -151,8 +152,7 @@ Result<std::unique_ptr<DenseMlp>> DenseMlp::make(const MoePlan& plan, const Dens
   p.layout = {};
   if (plan.scheme() == Scheme::kW4A4 && p.format == Fp4Format::kMxfp4)
     return unsupported(
-        "an MLP of mxfp4 has no activation scales for w4a4; nearest legal choice: --fp4-compute "
-        "w4a16");
+        "an mxfp4 MLP has no activation scales for w4a4; nearest legal choice: --fp4-compute w4a16");
   return plan.runner()->layers->mlp(plan, p, as_expert(w, shard), pool);
 }
 

@@ -58,7 +58,7 @@ Result<DeviceRouter> make_router(const RouterWeights& weights, const RouterShape
   if (shape.num_experts > kMaxDeviceExperts || shape.top_k > kMaxDeviceTopk || shape.hidden_size % 32 != 0)
     return unsupported("a router of " + std::to_string(shape.num_experts) + " experts, top_k " +
                        std::to_string(shape.top_k) + " and hidden size " + std::to_string(shape.hidden_size) +
-                       " on a GPU: at most " + std::to_string(kMaxDeviceExperts) + " and " +
+                       " on a GPU; legal: at most " + std::to_string(kMaxDeviceExperts) + " and " +
                        std::to_string(kMaxDeviceTopk) + ", and a multiple of 32");
   DeviceRouter router;
   router.hidden_size = shape.hidden_size;
@@ -138,7 +138,7 @@ class DeviceLinear final : public Fp4Linear {
   void forward(const ActRows& x, float* out, int64_t out_stride, bool accumulate, Arena& scratch,
                ThreadPool& pool) const override {
     const int64_t n = weights_.tiles().hidden_size;
-    FP4MOE_CHECK(out_stride == n, "rows of a GPU's linear layer lie side by side");
+    FP4MOE_CHECK(out_stride == n, "rows of a GPU linear layer are contiguous");
     float* y = accumulate ? scratch.take<float>(x.rows * n) : out;
     linear_pass(ops_, weights_, x, y, scratch);
     if (accumulate) dense_.add({y, out, x.rows * n}, pool);

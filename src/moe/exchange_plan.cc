@@ -29,7 +29,7 @@ BlockPacker::BlockPacker(const ExchangeShape& shape)
       block_slots_(goal(shape.unit_slots, shape.num_ranks)),
       block_returns_(goal(shape.return_rows, 1)) {
   FP4MOE_CHECK(std::min({shape.unit_rows, shape.unit_slots, shape.return_rows}) >= shape.top_k,
-               "a token's K=" + std::to_string(shape.top_k) + " rows have no room");
+               "a token's K=" + std::to_string(shape.top_k) + " rows do not fit");
 }
 
 void BlockPacker::start(int64_t first, RankRecord* record) {
@@ -132,7 +132,7 @@ Status ExchangePlan::check_block(int source, int64_t block, RankRecord& sums) co
     sums.total_slots += slots;
     returns += shape_.slots_return ? slots : rows;
   }
-  if (returns > shape_.return_rows) return bad(in_range("rows in all: ", returns, shape_.return_rows));
+  if (returns > shape_.return_rows) return bad(in_range("total rows: ", returns, shape_.return_rows));
   return {};
 }
 
@@ -151,12 +151,12 @@ Status ExchangePlan::check(int source) const {
   if (r.group_rows != record(leader).group_rows)
     return invalid_argument("a2a: rank " + std::to_string(source) + " has a batch of " +
                             std::to_string(r.group_rows) + " tokens, rank " + std::to_string(leader) +
-                            " of the same group one of " + std::to_string(record(leader).group_rows));
+                            " of the same group has " + std::to_string(record(leader).group_rows));
   RankRecord sums;
   for (int64_t b = 0; b < r.num_blocks; ++b) FP4MOE_RETURN_IF_ERROR(check_block(source, b, sums));
   if (sums.total_rows != r.total_rows || sums.total_slots != r.total_slots)
     return bad("they add up to " + std::to_string(sums.total_rows) + " rows and " +
-               std::to_string(sums.total_slots) + " slots, announced were " + std::to_string(r.total_rows) +
+               std::to_string(sums.total_slots) + " slots, announced: " + std::to_string(r.total_rows) +
                " and " + std::to_string(r.total_slots));
   return {};
 }

@@ -43,7 +43,8 @@ void ExpertCounters::add(int64_t layer, std::span<const int32_t> ids) {
 }
 
 Status ExpertCounters::add_to(std::span<int64_t> sums) const {
-  FP4MOE_CHECK(static_cast<int64_t>(sums.size_bytes()) == counts_.num_bytes(), "room for other counts");
+  FP4MOE_CHECK(static_cast<int64_t>(sums.size_bytes()) == counts_.num_bytes(),
+               "sums do not match the size of the counts");
   uint64_t* counts = counts_.as<uint64_t>();
   std::vector<uint64_t> copy;
   if (!memory_.is_host()) {

@@ -164,8 +164,7 @@ Result<std::unique_ptr<Fp4Linear>> Fp4Linear::make(const MoePlan& plan, const Li
   FP4MOE_CHECK(weights.is_fp4, "weights are not FP4");
   if (plan.scheme() == Scheme::kW4A4 && weights.fp4.format == Fp4Format::kMxfp4)
     return unsupported(
-        "a linear layer of mxfp4 has no activation scales for w4a4; nearest legal choice: "
-        "--fp4-compute w4a16");
+        "an mxfp4 linear layer has no activation scales for w4a4; nearest legal choice: --fp4-compute w4a16");
   return plan.runner()->layers->linear(plan, weights, pool);
 }
 

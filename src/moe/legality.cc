@@ -69,7 +69,7 @@ Status check_deepep_mode(const MoeProblem&, const MoeChoice& c) {
   if (c.deepep_mode == "auto" || c.deepep_mode == "low_latency") return {};
   if (c.deepep_mode != "normal")
     return invalid_argument("unknown deepep_mode '" + c.deepep_mode + "': auto or low_latency");
-  return refuse("deepep_mode=normal", "has no masked batches, which FP4 runners take from deepep",
+  return refuse("deepep_mode=normal", "has no masked batches, which FP4 runners require from deepep",
                 "--deepep-mode low_latency");
 }
 

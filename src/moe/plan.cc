@@ -74,12 +74,12 @@ const RunnerRow* find_row(const std::string& name) {
 Result<const A2aRow*> choose_a2a(const MoeChoice& c) {
   for (const A2aRow& row : a2a_rows())
     if (c.a2a == row.name && row.min_ranks <= c.tp && c.tp <= row.max_ranks) return &row;
-  return refuse("a2a=" + c.a2a, "connects no tp=" + number(c.tp) + " ranks", "--tp 1");
+  return refuse("a2a=" + c.a2a, "cannot connect tp=" + number(c.tp) + " ranks", "--tp 1");
 }
 
 // A protocol is never chosen automatically, because protocols differ in how they round sums.
 std::string why_not_a2a(const A2aRow& row, const MoeChoice& c) {
-  if (c.a2a != row.name) return "a2a=" + c.a2a + " was asked for";
+  if (c.a2a != row.name) return "a2a=" + c.a2a + " was requested";
   return "connects " + number(row.min_ranks) +
          (row.max_ranks == row.min_ranks ? "" : " to " + number(row.max_ranks)) +
          " ranks, tp=" + number(c.tp);
@@ -111,7 +111,7 @@ Status check_numerics(const MoeProblem& p, const MoeChoice& c, const Numerics& n
     return refuse(what, "needs calibrated activation scales, which an mxfp4 checkpoint does not have",
                   is_alias ? "--moe-runner-backend marlin --fp4-compute w4a16" : "--fp4-compute w4a16");
   if (c.act_scales == "per_token" && n.scheme != Scheme::kW4A4)
-    return refuse("fp4_act_scales=per_token", "is of w4a4, but fp4_compute is " + scheme,
+    return refuse("fp4_act_scales=per_token", "applies to w4a4 only, but fp4_compute is " + scheme,
                   p.format == Fp4Format::kMxfp4 ? "--fp4-act-scales auto" : "--fp4-compute w4a4");
   return {};
 }
@@ -170,7 +170,7 @@ std::string why_not(const RunnerRow& row, const MoeProblem& p, Scheme scheme, co
     return std::string("takes no ") + dtype_name(p.act_dtype) + " activations, only " +
            dtype_name(row.act_dtypes.has(DType::kBF16) ? DType::kBF16 : DType::kF32);
   if (!row.layouts.meets(a2a.layouts))
-    return std::string("accepts no batch layout that a2a=") + a2a.name + " makes";
+    return std::string("accepts no batch layout that a2a=") + a2a.name + " produces";
   return {};
 }
 

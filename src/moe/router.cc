@@ -23,7 +23,7 @@ Status check_bias(const char* name, const std::vector<float>& bias, const Router
 Status check_groups(const RouterWeights& w, const RouterShape& shape) {
   const auto text = [](const char* name, int64_t n) { return std::string(name) + "=" + std::to_string(n); };
   if (w.num_groups < 1 || w.num_groups > kMaxRouterGroups || shape.num_experts % w.num_groups != 0)
-    return invalid_argument(text("n_group", w.num_groups) + " does not cut " +
+    return invalid_argument(text("n_group", w.num_groups) + " does not divide " +
                             text("num_experts", shape.num_experts) + " evenly (at most " +
                             std::to_string(kMaxRouterGroups) + " groups)");
   if (w.top_k_groups < 1 || w.top_k_groups > w.num_groups)

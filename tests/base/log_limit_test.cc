@@ -27,7 +27,7 @@ TEST(LogLimit, ABurstPassesThenOneLineAnInterval) {
   EXPECT_EQ(lines.seen.size(), 3u);
   limit.log(LogLevel::kInfo, "in time", start + 1s);
   ASSERT_EQ(lines.seen.size(), 5u);
-  EXPECT_EQ(lines.seen[3], "998 log lines like the next one were left out");
+  EXPECT_EQ(lines.seen[3], "998 log lines like the next one were suppressed");
   EXPECT_EQ(lines.seen[4], "in time");
   limit.log(LogLevel::kInfo, "too early", start + 1s);
   EXPECT_EQ(lines.seen.size(), 5u);

@@ -64,9 +64,9 @@ TEST_F(FabricTest, ForcedNamesAreStrict) {
   EXPECT_EQ(name_of("threads", 1), "threads");
   EXPECT_EQ(name_of("threads", 32), "threads");
   EXPECT_EQ(refusal("local", 2),
-            "fabric=local carries 1 rank, but tp=2 asks for 2; nearest legal choice: --fabric threads");
+            "fabric=local carries 1 rank, but tp=2 needs 2; nearest legal choice: --fabric threads");
   EXPECT_EQ(refusal("mpi", 2),
-            "fabric=mpi needs mpirun or srun, and none of them started this process; nearest legal choice: "
+            "fabric=mpi needs mpirun or srun, and neither started this process; nearest legal choice: "
             "--fabric threads");
   EXPECT_EQ(refusal("nccl", 1, StatusCode::kInvalidArgument),
             "unknown fabric 'nccl': auto, local, threads or mpi");

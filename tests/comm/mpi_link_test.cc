@@ -205,7 +205,7 @@ TEST_F(MpiLinkTest, AProcessThatTakesNothingHoldsTheSenderUntilTheDeadline) {
   for (int i = 0; i < 100 && status.ok(); ++i) status = endpoint(0).put(1, 0, data.data(), 1 << 20);
   EXPECT_EQ(status.code(), StatusCode::kDeadline);
   EXPECT_EQ(status.message(),
-            "rank 0 could not send to rank 1: process 1 (rank 1) has taken nothing before the deadline");
+            "rank 0 could not send to rank 1: process 1 (rank 1) received nothing before the deadline");
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
   stop();
 }
@@ -269,7 +269,7 @@ TEST_F(MpiLinkTest, AnotherSizeThanTheLaunchersIsAnError) {
   open(2, 1);
   office.claimed_processes = 3;
   const Status status = MpiLink::start(links_[0], 10s);
-  EXPECT_EQ(status.message(), "MPI says process 0 of 3, the launcher's environment process 0 of 2");
+  EXPECT_EQ(status.message(), "MPI reports process 0 of 3, the launcher's environment process 0 of 2");
   stop();
 }
 
@@ -294,7 +294,7 @@ TEST_F(MpiLinkTest, AMessageThatCannotBeEndsTheJob) {
   on_every_rank(2, [&](int rank) {
     uint32_t seen = 0;
     const Status status = endpoint(rank).wait(1 - rank, 0, 1, 20s, &seen);
-    EXPECT_EQ(status.to_string(), "data_loss: message of process 0: bytes=7, legal is at least 16");
+    EXPECT_EQ(status.to_string(), "data_loss: message from process 0: bytes=7, legal: at least 16");
   });
   stop();
 }

@@ -83,7 +83,7 @@ void expect_refused(const std::vector<uint8_t>& frame, const std::string& words)
   Sink sink;
   const Status status = apply(frame, *to, sink);
   EXPECT_EQ(status.code(), StatusCode::kDataLoss);
-  EXPECT_NE(status.message().find("message of process 2: " + words), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("message from process 2: " + words), std::string::npos) << status.message();
   for (const int rank : {2, 3})
     for (int64_t i = 0; i < kHeap; ++i) ASSERT_EQ(to->heap(rank)[i], 0xcc);
 }
@@ -91,14 +91,14 @@ void expect_refused(const std::vector<uint8_t>& frame, const std::string& words)
 TEST(MpiFrame, WhatCannotBeIsRefused) {
   const std::vector<uint8_t> payload(512, 1);
   expect_refused(frame_of(put_op(250, 7), payload.data()),
-                 "offset of 7 bytes=250, legal is inside a heap of 256");
+                 "offset of 7 bytes=250, legal: inside a heap of 256");
   expect_refused(frame_of(put_op(-1, 1), payload.data()), "offset of 1 bytes=-1");
   expect_refused(frame_of(put_op(std::numeric_limits<int64_t>::max(), 8), payload.data()),
                  "offset of 8 bytes");
   expect_refused(frame_of(put_op(std::numeric_limits<int64_t>::min(), 8), payload.data()),
                  "offset of 8 bytes");
   expect_refused(frame_of(put_op(0, 257), payload.data()), "offset of 257 bytes=0");
-  expect_refused(frame_of(signal_op(kSignalSlots, 1), nullptr), "slot=16, legal is below 16");
+  expect_refused(frame_of(signal_op(kSignalSlots, 1), nullptr), "slot=16, legal: below 16");
   expect_refused(frame_of({.op = 9}, nullptr), "operation=9");
   for (const uint32_t code : {0u, 10u, 4000000000u})
     expect_refused(frame_of({.op = static_cast<uint32_t>(FrameOp::kFail), .value = code}, nullptr),
@@ -124,8 +124,8 @@ TEST(MpiFrame, BrokenFramesAreRefused) {
     return frame;
   };
   expect_refused(with(0, 1), "magic=1");
-  expect_refused(with(4, kFrameVersion + 1), "protocol version=2, legal is 1, as of this process");
-  expect_refused(with(8, 1), "sender=1, legal is 2");
+  expect_refused(with(4, kFrameVersion + 1), "protocol version=2, legal: 1, this process's version");
+  expect_refused(with(8, 1), "sender=1, legal: 2");
   std::vector<uint8_t> huge = good;
   for (const int64_t bytes : {int64_t{-1}, int64_t{17}, std::numeric_limits<int64_t>::max()}) {
     std::memcpy(huge.data() + sizeof(FrameHeader) + offsetof(FrameOpHeader, num_bytes), &bytes, 8);

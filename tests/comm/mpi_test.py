@@ -114,7 +114,7 @@ class MpiTest(unittest.TestCase):
     def test_a_process_that_leaves(self):
         code, output, _ = run(2, "leave", 4)
         self.assertNotEqual(code, 0)
-        self.assertRegex(output, r"for rank [23] in \w+.*: process 1 \(ranks 2 to 3\) has ended without a word")
+        self.assertRegex(output, r"for rank [23] in \w+.*: process 1 \(ranks 2 to 3\) ended unexpectedly")
 
     def test_a_stop_of_half_the_deadline(self):
         job = Job(2, "loop", 2, 4)

@@ -50,7 +50,7 @@ TEST(DeviceInfoTest, SaysWhatIsMissing) {
   facts = good_machine();
   facts.num_devices = 0;
   EXPECT_EQ(check_device(facts).message(),
-            "the NVIDIA driver shows no device (is CUDA_VISIBLE_DEVICES set?)");
+            "the NVIDIA driver reports no device (is CUDA_VISIBLE_DEVICES set?)");
 
   facts = good_machine();
   facts.error = "system not yet initialized";

@@ -51,8 +51,8 @@ TEST(Library, TheEnvironmentComesFirst) {
 TEST(Library, TheMessageSaysWhatWasTriedAndWhatHelps) {
   EXPECT_EQ(library_missing(LibraryId::kCudnn, {"libcudnn.so.9", "/a/libcudnn.so.9: wrong ELF class"}),
             "cuDNN (libcudnn.so.9) was not found; tried libcudnn.so.9, /a/libcudnn.so.9: wrong ELF class; "
-            "scripts/setup --cuda fetches it, so does pip install nvidia-cudnn-cu13; or name its folder in "
-            "FP4MOE_CUDA_LIBS");
+            "install it with scripts/setup --cuda or pip install nvidia-cudnn-cu13, or set FP4MOE_CUDA_LIBS "
+            "to its folder");
 }
 
 }  // namespace

@@ -145,7 +145,7 @@ TEST(ResolveFlags, TheOldNameOfTheNvfp4VariableIsForwarded) {
   EngineConfig flags = a2a("deepep", "flashinfer_cutedsl");
   flags.environment = {{"SGLANG_CUTEDSL_MOE_NVFP4_DISPATCH", "1"}};
   EXPECT_EQ(resolved(flags).flags.deepep_dispatcher_output_dtype, "nvfp4");
-  EXPECT_TRUE(says(resolved(flags), LogLevel::kWarning, "is an old name"));
+  EXPECT_TRUE(says(resolved(flags), LogLevel::kWarning, "is the old name of"));
   flags.environment.push_back({"SGLANG_MOE_NVFP4_DISPATCH", "0"});
   EXPECT_EQ(resolved(flags).flags.deepep_dispatcher_output_dtype, "bf16");
 }
@@ -261,8 +261,8 @@ TEST(ResolveFlags, ForeignFlagsAreMootRefusedOrHarmlessByTheirTable) {
   EXPECT_EQ(judge_sglang_flag("--none-such", "").status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(
       *judge_sglang_flag("--disable-cuda-graph-padding", ""),
-      "--disable-cuda-graph-padding is ignored: it is about CUDA graphs; here decode steps are padded to a "
-      "recorded size, and others are not recorded");
+      "--disable-cuda-graph-padding is ignored: it configures CUDA graphs; here decode steps are padded to a "
+      "captured size, and other steps are not captured");
 }
 
 TEST(ResolveFlags, GivenForeignFlagsEndInNotesOrARefusal) {

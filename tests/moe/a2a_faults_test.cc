@@ -156,7 +156,7 @@ TEST_P(FaultTest, ChecksumNamesRanksLayerAndEpoch) {
     if (message.find("dispatch checksum is") == std::string::npos) continue;
     EXPECT_EQ(outcomes[0].status.code(), StatusCode::kDataLoss);
     EXPECT_NE(message.find("rows of rank 1 in layer 3, epoch "), std::string::npos) << message;
-    EXPECT_NE(message.find("announced was "), std::string::npos) << message;
+    EXPECT_NE(message.find("announced: "), std::string::npos) << message;
     return;
   }
   FAIL() << "no put of 60 carried rows";
@@ -192,7 +192,7 @@ TEST_P(FaultTest, GroupsThatDisagree) {
   const auto outcomes = world.run(c, 1, [](int rank, A2aCase& mine) {
     if (rank == 3) mine.groups[1].T = 7;
   });
-  expect_failures(outcomes, {"rank 3 has a batch of 7 tokens, rank 2 of the same group one of 8"});
+  expect_failures(outcomes, {"rank 3 has a batch of 7 tokens, rank 2 of the same group has 8"});
 }
 
 TEST_P(FaultTest, BatchesPastTheLimitAreRefused) {

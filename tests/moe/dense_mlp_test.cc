@@ -144,7 +144,7 @@ TEST(DenseMlpTest, RefusesAMixOfFp4AndBf16) {
   ThreadPool pool(1);
   EXPECT_EQ(
       DenseMlp::make(plan_of("w4a16"), ref_dense_ops(), c.view, {0, kIntermediate}, pool).status().message(),
-      "down is bf16, gate is not: all of an MLP or none");
+      "down is bf16, gate is not; legal: all matrices of an MLP in FP4, or none");
 }
 
 // ---- as a shared expert ---------------------------------------------------------------------------

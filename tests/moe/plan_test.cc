@@ -103,8 +103,8 @@ TEST(PlanTest, DescribesChoiceRunnerUpAndRefusals) {
       "  chosen   a2a    none\n"
       "  chosen   runner cpu_avx2 (marlin is w4a16, which runs here as cpu_avx2)\n"
       "  refused  a2a    none: connects 2 to 1024 ranks, tp=1\n"
-      "  refused  a2a    deepep: a2a=none was asked for\n"
-      "  refused  a2a    flashinfer: a2a=none was asked for\n"
+      "  refused  a2a    deepep: a2a=none was requested\n"
+      "  refused  a2a    flashinfer: a2a=none was requested\n"
       "  refused  runner sm90: runs on cuda, the device is cpu\n"
       "  refused  runner cuda_mma: runs on cuda, the device is cpu\n"
       "  refused  runner cpu_amx: needs amx, this CPU offers avx2\n"
@@ -172,7 +172,7 @@ TEST(PlanNumericsTest, NamesOfSglangsCarryTheirOwn) {
 
 TEST(PlanNumericsTest, PerTokenScalesAreOfW4a4) {
   EXPECT_EQ(refusal(problem(Fp4Format::kNvfp4), {.act_scales = "per_token"}),
-            "fp4_act_scales=per_token is of w4a4, but fp4_compute is w4a16; nearest legal choice: "
+            "fp4_act_scales=per_token applies to w4a4 only, but fp4_compute is w4a16; nearest legal choice: "
             "--fp4-compute w4a4");
 }
 
@@ -284,7 +284,7 @@ TEST(PlanRefusalTest, SchemeThatContradictsTheRunnersName) {
 
 TEST(PlanRefusalTest, FabricsThatCannotBe) {
   EXPECT_EQ(refusal(problem(), {.fabric = "mpi"}),
-            "fabric=mpi needs mpirun or srun, and none of them started this process; nearest legal choice: "
+            "fabric=mpi needs mpirun or srun, and neither started this process; nearest legal choice: "
             "--fabric local");
 }
 
@@ -317,7 +317,7 @@ TEST(PlanRefusalTest, Parallelism) {
       "tp=4 shards intermediate_size=96 into 3 whole scale blocks of 32, which leaves ranks without one; "
       "nearest legal choice: --tp 3");
   EXPECT_EQ(refusal(problem(), {.a2a = "deepep", .deepep_mode = "normal"}),
-            "deepep_mode=normal has no masked batches, which FP4 runners take from deepep; nearest legal "
+            "deepep_mode=normal has no masked batches, which FP4 runners require from deepep; nearest legal "
             "choice: --deepep-mode low_latency");
   EXPECT_TRUE(plan_moe(problem(), {.enable_dp_attention = true}).ok());  // one group: nothing to do
   EXPECT_EQ(
