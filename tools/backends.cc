@@ -54,7 +54,7 @@ Result<nlohmann::json> read_scores(const std::string& path) {
   FP4MOE_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kMaxBytes));
   nlohmann::json scores = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!scores.is_object() || !scores.contains("rows") || !scores["rows"].is_array())
-    return data_loss(path + ": want a JSON object with an array \"rows\"");
+    return data_loss(path + ": expected a JSON object with an array \"rows\"");
   return scores;
 }
 
@@ -82,13 +82,12 @@ void add_backends(CLI::App& app, int& exit_code) {
   CLI::App* verb =
       app.add_subcommand("backends", "which backends run on this machine, and why others do not");
   auto flags = std::make_shared<BackendsFlags>();
-  verb->add_option("--model,--model-path", flags->engine.model_path,
-                   "ask about this checkpoint's MoE layers");
+  verb->add_option("--model,--model-path", flags->engine.model_path, "plan this checkpoint's MoE layers");
   verb->add_option("--dtype", flags->engine.dtype, "activations: auto, bfloat16 or float32");
   verb->add_option("--device", flags->engine.device, "auto, cpu or cuda");
   CLI::Option* json = verb->add_flag("--json", flags->json, "print JSON");
   verb->add_flag("--markdown", flags->markdown, "print docs/backends.md")->excludes(json);
-  verb->add_option("--scores", flags->scores, "--markdown: file that accuracy_matrix.py wrote");
+  verb->add_option("--scores", flags->scores, "--markdown: file written by accuracy_matrix.py");
   verb->callback([flags, &exit_code] {
     if (const Status status = run_backends(*flags); !status.ok()) exit_code = report_error(status);
   });

@@ -116,7 +116,7 @@ void print(const PeakOptions& options, const std::vector<PeakRow>& rows, int64_t
   const int64_t read_mib = cold_bytes(options.cold_mib) / kMiB;
   fmt::print("machine: {}\n{} repeats; {} MiB are read, {} of this process's memory in huge pages\n\n",
              describe_cpu(rows.back().threads), options.repeats, read_mib,
-             huge_pages < 0 ? "unknown how much" : fmt::format("{} MiB", huge_pages / kMiB));
+             huge_pages < 0 ? "an unknown amount" : fmt::format("{} MiB", huge_pages / kMiB));
   fmt::print("| limit | threads | best | median |\n| --- | ---: | ---: | ---: |\n");
   for (const PeakRow& row : rows) print_row("memory read, GB/s", row, row.read_gbps);
   for (size_t i = 0; i < rows.front().dots.size(); ++i) {
@@ -148,17 +148,20 @@ int64_t cold_bytes(int64_t mib) {
 
 Status refuse_cpu_flags(int threads, int64_t cold_mib) {
   if (threads > 0)
-    return unsupported(fmt::format("--threads {} with --device cuda: it is for --device cpu", threads));
+    return unsupported(
+        fmt::format("--threads {} with --device cuda; legal: only with --device cpu", threads));
   if (cold_mib > 0)
-    return unsupported(fmt::format("--cold-mib {} with --device cuda: it is for --device cpu", cold_mib));
+    return unsupported(
+        fmt::format("--cold-mib {} with --device cuda; legal: only with --device cpu", cold_mib));
   return {};
 }
 
 Result<ReadTest> ReadTest::make(int64_t num_bytes, ThreadPool& pool) {
   const int64_t available = available_memory_bytes();
   const auto refusal = [&] {
-    return does_not_fit(fmt::format("the read test takes {} MiB, {} MiB are available; --cold-mib sets less",
-                                    num_bytes / kMiB, available / kMiB));
+    return does_not_fit(
+        fmt::format("the read test needs {} MiB, {} MiB are available; reduce it with --cold-mib",
+                    num_bytes / kMiB, available / kMiB));
   };
   if (num_bytes > available) return refusal();
   auto buffer = Buffer::make(num_bytes);

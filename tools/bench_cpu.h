@@ -17,7 +17,7 @@ std::string describe_cpu(int num_threads);
 // the last-level cache (256 MiB if the system does not report its size).
 int64_t cold_bytes(int64_t mib);
 constexpr const char* kColdMibHelp =
-    "cpu: MiB that pass between two reads of the same; default: four times the last-level cache";
+    "cpu: MiB read between two reads of the same data; default: four times the last-level cache";
 
 // With --device cuda: kUnsupported if flags of the CPU benches were given.
 Status refuse_cpu_flags(int threads, int64_t cold_mib);

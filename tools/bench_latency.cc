@@ -344,15 +344,15 @@ void add_bench_latency(CLI::App& bench, int& exit_code) {
   list("-t,--threads", options->threads, "CPU threads; 0: all")->check(CLI::NonNegativeNumber);
   list("-p,--n-prompt", options->prompt, "prompt lengths; 0: none")->check(CLI::NonNegativeNumber);
   list("-n,--n-gen", options->generate, "decode lengths; 0: none")->check(CLI::NonNegativeNumber);
-  list("-d,--n-depth", options->depth, "tokens before those that decode makes; their prefill is not timed")
+  list("-d,--n-depth", options->depth, "context tokens before decoding; their prefill is not timed")
       ->check(CLI::NonNegativeNumber);
-  list("-b,--batch", options->batch, "requests at a time")->check(CLI::Range(1, 4096));
+  list("-b,--batch", options->batch, "concurrent requests")->check(CLI::Range(1, 4096));
   verb->add_option("-r,--repetitions", options->repeat, "repeats of each test")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   verb->add_option("--cold-mib", options->cold_mib, kColdMibHelp)->check(CLI::Range(1, 1 << 24));
   verb->add_option("--beside-busy", options->busy,
-                   "repeat each test beside that many busy processes, too, in turn with it alone")
+                   "also run each test beside this many busy processes, alternating with runs alone")
       ->check(CLI::Range(0, 1024));
   verb->add_flag("--no-warmup", options->no_warmup, "time the first run of each test too");
   verb->add_option("-o,--output", options->output, "md, csv, json or jsonl")

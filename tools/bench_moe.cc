@@ -113,7 +113,7 @@ nlohmann::ordered_json moe_row(const MoeBench& bench, const MoePoint& p) {
 }
 
 void add_bench_moe(CLI::App& bench, int& exit_code) {
-  CLI::App* verb = bench.add_subcommand("moe", "MoE layers beside the roofline of this GPU or CPU");
+  CLI::App* verb = bench.add_subcommand("moe", "Compare MoE layers with the roofline of this GPU or CPU");
   auto options = std::make_shared<MoeBenchOptions>();
   verb->add_option("--device", options->device, "cuda or cpu")
       ->check(CLI::IsMember({"cuda", "cpu"}))
@@ -122,7 +122,7 @@ void add_bench_moe(CLI::App& bench, int& exit_code) {
       ->delimiter(',')
       ->capture_default_str();
   verb->add_option("--tokens", options->tokens,
-                   "rows of the layer's input, each a point; default: 1, 2, 4 ... 8192, on a CPU ... 512")
+                   "numbers of input rows to measure; default: powers of two to 8192, on a CPU to 512")
       ->delimiter(',')
       ->check(CLI::Range(1, 65536));
   verb->add_option("--routing", options->routing, "uniform, zipf or onehot")->capture_default_str();
@@ -132,15 +132,16 @@ void add_bench_moe(CLI::App& bench, int& exit_code) {
   verb->add_option("--fp4-compute", options->scheme, "w4a16 or w4a8")
       ->check(CLI::IsMember({"w4a16", "w4a8"}))
       ->capture_default_str();
-  verb->add_option("--tactic", options->tactic, "cuda: auto (by size), or one of the scheme's own")
+  verb->add_option("--tactic", options->tactic, "cuda: auto (by number of tokens), or a tactic of the scheme")
       ->capture_default_str();
-  verb->add_option("--peers", options->peers, "cuda: figures to print beside: bench/peers_h200.json");
+  verb->add_option("--peers", options->peers,
+                   "cuda: file of peers' results to compare with, such as bench/peers_h200.json");
   verb->add_option("-t,--threads", options->threads, "cpu: threads; 0: all cores")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
   verb->add_option("--cold-mib", options->cold_mib, kColdMibHelp)->check(CLI::Range(1, 1 << 24));
   verb->add_option("-r,--repeats", options->repeats,
-                   "times that a point's calls are made; on a GPU replays of their graph")
+                   "repeats of each point's calls; on a GPU replays of their graph")
       ->check(CLI::Range(5, 1000))
       ->capture_default_str();
   verb->add_flag("--json", options->json, "print JSON");

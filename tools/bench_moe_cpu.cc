@@ -79,12 +79,12 @@ Status check_memory(const MoeBench& bench, const MoeShape& shape, int64_t cold_b
   const int64_t needed = static_cast<int64_t>(1.01 * weights) + scratch + cold_bytes;
   const int64_t available = available_memory_bytes();
   if (needed <= available) return {};
-  const std::string advice = copies > 1 ? "; --cold-mib with less than " + std::to_string(cold_bytes >> 20) +
-                                              ", or another --shape, takes less"
-                                        : "; another --shape or smaller --tokens take less";
+  const std::string advice = copies > 1 ? "; --cold-mib below " + std::to_string(cold_bytes >> 20) +
+                                              ", or another --shape, needs less"
+                                        : "; another --shape or smaller --tokens need less";
   return does_not_fit(fmt::format(
-      "{} copies of the layer's weights ({}), scratch for T={} ({}) and the read test "
-      "({}) take {}, {} are available{}",
+      "{} copies of the layer's weights ({}), scratch for T={} ({}) and the read test ({}) need {}, {} are "
+      "available{}",
       copies, size_string(static_cast<int64_t>(weights)), most_tokens(bench), size_string(scratch),
       size_string(cold_bytes), size_string(needed), size_string(available), advice));
 }
@@ -270,18 +270,19 @@ Status measure_shape(const CpuRun& run, const MoeShape& shape, nlohmann::ordered
 // Refuses flags of the GPU bench.
 Status check_options(const MoeBenchOptions& options) {
   if (options.tactic != "auto")
-    return unsupported("--tactic " + options.tactic +
-                       " with --device cpu: only a GPU's kernels have tactics here");
+    return unsupported("--tactic " + options.tactic + " with --device cpu: only GPU kernels have tactics");
   if (!options.peers.empty())
-    return unsupported("--peers " + options.peers + " with --device cpu: the figures are a GPU's");
+    return unsupported("--peers " + options.peers + " with --device cpu: the results are for a GPU");
   return {};
 }
 
 void print_header(const CpuRun& run, const CpuDot& dot, const MoePlan& plan) {
   const MoeBenchOptions& options = run.bench.options;
   fmt::print("machine: {}\n", describe_cpu(run.pool.num_threads()));
-  fmt::print("limits: reads beside each row; {:.0f} GFLOP/s ({}); {} between reads of the same weights\n",
-             run.dot_gflops, dot.name, size_string(run.cold_bytes));
+  fmt::print(
+      "limits: memory reads measured beside each row; {:.0f} GFLOP/s ({}); {} between reads of the same "
+      "weights\n",
+      run.dot_gflops, dot.name, size_string(run.cold_bytes));
   fmt::print("layer: {} {}, {} routing, kernels {}\n\n", fp4_format_name(run.bench.format), options.scheme,
              options.routing, runner_name(plan));
   fmt::print("{}", moe_header(" GB/s | read GB/s | GFLOP/s | of the roofline |", 4));

@@ -156,7 +156,8 @@ Result<GpuPoint> measure_point(const MoeRun& run, const MoeShape& shape, const L
                      .counters = buffers->counters.data(),
                      .workspace = buffers->workspace.data()};
   if (!run.kernels.tactic.fits(args))
-    return unsupported(std::string("tactic ") + run.kernels.tactic.name + " does not take so many tokens");
+    return unsupported(std::string("tactic ") + run.kernels.tactic.name +
+                       " does not support this many tokens");
   const auto work = [&] {
     for (int64_t c = 0; c < calls; ++c) {
       args.experts = layers.copy(c);

@@ -143,7 +143,7 @@ nlohmann::ordered_json to_json(const PeakFigures& figures) {
 
 void print(const PeakFigures& figures) {
   fmt::print("machine: {}\n\n| limit | result |\n| --- | ---: |\n", describe_cuda());
-  fmt::print("| HBM read, 8 GiB a call over 16 GiB | {:.0f} GB/s |\n", figures.hbm_gbps);
+  fmt::print("| HBM read, 8 GiB per call over 16 GiB | {:.0f} GB/s |\n", figures.hbm_gbps);
   fmt::print("| bf16 8192^3 matmul (cuBLASLt) | {:.0f} TFLOP/s |\n", figures.bf16_tflops);
   fmt::print("| empty kernel in a graph | {:.2f} us |\n", figures.empty_us);
   fmt::print("| host to device, page-locked | {:.1f} GB/s |\n", figures.h2d_gbps);
@@ -208,7 +208,8 @@ void add_bench_peak(CLI::App& bench, int& exit_code) {
   verb->add_option("--device", options->device, "cuda or cpu")
       ->check(CLI::IsMember({"cuda", "cpu"}))
       ->capture_default_str();
-  verb->add_option("-t,--threads", options->flags.threads, "cpu: threads, beside one alone; 0: all cores")
+  verb->add_option("-t,--threads", options->flags.threads,
+                   "cpu: threads, measured besides a single thread; 0: all cores")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
   verb->add_option("--cold-mib", options->flags.cold_mib, kColdMibHelp)->check(CLI::Range(1, 1 << 24));

@@ -55,15 +55,16 @@ Status ask_server(ServingOptions& options) {
     return unavailable(models.status().message());
   if (options.model.empty()) {
     const json model = ask_for(*client, "/v1/models", "/data/0/id");
-    if (!model.is_string()) return data_loss(options.base_url + "/v1/models names no model; pass --model");
+    if (!model.is_string()) return data_loss(options.base_url + "/v1/models lists no model; pass --model");
     options.model = model;
   }
   if (options.dataset.name != "random" || options.dataset.chat || options.dataset.vocab_size > 0) return {};
   json vocab_size = ask_for(*client, "/server_info", "/vocab_size");
   if (!vocab_size.is_number_unsigned()) vocab_size = ask_for(*client, "/v1/models", "/data/0/meta/n_vocab");
   if (!vocab_size.is_number_unsigned() || vocab_size == 0)
-    return unsupported(options.base_url +
-                       " tells its vocabulary neither at /server_info nor at /v1/models; pass --vocab-size");
+    return unsupported(
+        options.base_url +
+        " reports its vocabulary size neither at /server_info nor at /v1/models; pass --vocab-size");
   options.dataset.vocab_size = vocab_size;
   return {};
 }
@@ -228,23 +229,26 @@ void add_dataset_flags(CLI::App& verb, DatasetOptions& d) {
     return verb.add_option(names, value, help)->group("Requests")->capture_default_str();
   };
   flag("--dataset-name", d.name, "random, or file")->check(CLI::IsMember({"random", "file"}));
-  flag("--dataset-path", d.path, R"(JSON lines with "prompt", a text or ids, and maybe "max_tokens")");
-  flag("--num-prompts", d.num_prompts, "requests; of a file at most its lines")
+  flag("--dataset-path", d.path,
+       R"(JSON lines with "prompt", a text or token ids, and optionally "max_tokens")");
+  flag("--num-prompts", d.num_prompts, "requests; with a file at most its number of lines")
       ->check(CLI::Range(1, 1 << 24));
-  flag("--random-input-len", d.random_input_len, "tokens of a prompt; words for a chat")
+  flag("--random-input-len", d.random_input_len, "tokens per prompt; for a chat, words")
       ->check(CLI::Range(1, 1 << 24));
-  flag("--random-output-len", d.random_output_len, "tokens of an answer")->check(CLI::Range(1, 1 << 24));
+  flag("--random-output-len", d.random_output_len, "tokens per output")->check(CLI::Range(1, 1 << 24));
   flag("--random-range-ratio", d.random_range_ratio, "lengths are uniform in [ratio * length, length]")
       ->check(CLI::Range(0.0, 1.0));
-  flag("--vocab-size", d.vocab_size, "random ids are below it; 0: as the server says")
+  flag("--vocab-size", d.vocab_size,
+       "exclusive upper bound of random token ids; 0: as reported by the server")
       ->check(CLI::NonNegativeNumber);
-  flag("--seed", d.seed, "of prompts, lengths and times");
+  flag("--seed", d.seed, "seed of prompts, lengths and arrival times");
 }
 
 }  // namespace
 
 void add_bench_serving(CLI::App& bench, int& exit_code) {
-  CLI::App* verb = bench.add_subcommand("serving", "Load any OpenAI-compatible server with requests");
+  CLI::App* verb =
+      bench.add_subcommand("serving", "Send requests to any OpenAI-compatible server and measure it");
   auto options = std::make_shared<ServingOptions>();
   ServingOptions& o = *options;
   const auto flag = [verb](const char* names, auto& value, const char* help) {
@@ -252,34 +256,36 @@ void add_bench_serving(CLI::App& bench, int& exit_code) {
   };
   flag("--backend", o.backend, "sglang-oai and vllm: /v1/completions; with -chat: /v1/chat/completions")
       ->check(CLI::IsMember({"sglang-oai", "sglang-oai-chat", "vllm", "vllm-chat"}));
-  flag("--base-url", o.base_url, "such as http://127.0.0.1:30000; wins over --host and --port");
+  flag("--base-url", o.base_url, "server URL, such as http://127.0.0.1:30000; overrides --host and --port");
   flag("--host", o.host, "of the server");
   flag("--port", o.port, "of the server");
-  flag("--api-key", o.load.api_key, "the server's key; default: OPENAI_API_KEY of the environment");
-  flag("--model", o.model, "default: the server's first");
+  flag("--api-key", o.load.api_key, "the server's API key; default: environment variable OPENAI_API_KEY");
+  flag("--model", o.model, "model name; default: the server's first model");
   add_dataset_flags(*verb, o.dataset);
-  flag("--request-rate", o.load.request_rate, "requests a second, at random times; inf: all at once")
+  flag("--request-rate", o.load.request_rate, "requests per second, at random times; inf: all at once")
       ->check([](const std::string& text) {
         double rate = 0;
         const bool is_number = CLI::detail::lexical_cast(text, rate);
         return is_number && rate >= kLeastRate
                    ? std::string()
-                   : fmt::format("{} must be inf or a number from {} on", text, kLeastRate);
+                   : fmt::format("{} must be inf or at least {}", text, kLeastRate);
       });
-  flag("--max-concurrency", o.load.max_concurrency, "requests in flight; 0: any number")
+  flag("--max-concurrency", o.load.max_concurrency, "maximum requests in flight; 0: no limit")
       ->check(CLI::NonNegativeNumber);
-  flag("--warmup-requests", o.warmup_requests, "copies of the first request, before and not measured")
+  flag("--warmup-requests", o.warmup_requests, "copies of the first request sent beforehand, not measured")
       ->check(CLI::Range(0, 4096));
   flag("--timeout", o.load.timeout_s, "seconds without any byte after which a request fails")
       ->check(CLI::Range(0.001, 1e6));
-  verb->add_flag("--disable-stream", o.disable_stream, "whole answers: no first token, no time between");
-  verb->add_flag("--disable-ignore-eos", o.disable_ignore_eos, "answers may end before their length");
-  flag("--extra-request-body", o.extra_body, "a JSON object whose fields join each request's");
+  verb->add_flag("--disable-stream", o.disable_stream,
+                 "request whole responses: no time to first token, no time between tokens");
+  verb->add_flag("--disable-ignore-eos", o.disable_ignore_eos,
+                 "outputs may end before their requested length");
+  flag("--extra-request-body", o.extra_body, "JSON object whose fields are added to each request");
   flag("--output-file", o.output_file, "file that the result is appended to as a line of JSON");
   verb->add_flag("--output-details", o.output_details,
-                 "the result has lengths, times and texts of each request");
-  flag("--tag", o.tag, "text for the result");
-  verb->add_flag("--json", o.json_to_stdout, "the result on stdout; the other prints go to stderr");
+                 "add lengths, times and texts of each request to the result");
+  flag("--tag", o.tag, "text stored with the result");
+  verb->add_flag("--json", o.json_to_stdout, "print the result to stdout; other output goes to stderr");
   verb->callback([options, &exit_code] {
     const Status status = bench_serving(*options);
     exit_code = status.ok() ? kExitOk : report_error(status);

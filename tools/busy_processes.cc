@@ -20,8 +20,7 @@ Status BusyProcesses::start(int count) {
       for (volatile bool busy = ::getppid() == parent; busy;) continue;
       ::_exit(0);
     }
-    if (child < 0)
-      return does_not_fit(std::string("the system refused a busy process: ") + std::strerror(errno));
+    if (child < 0) return does_not_fit(std::string("cannot start a busy process: ") + std::strerror(errno));
     children_.push_back(child);
   }
   return {};

@@ -53,7 +53,7 @@ void add_completion(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"bash", "zsh", "fish"}));
   verb->callback([&app, argument] { std::fputs(script(*argument, command_tree(app)).c_str(), stdout); });
   CLI::App* manual = app.add_subcommand("manual", "Write man pages and completion scripts")->group("");
-  manual->add_option("folder", *argument, "as /usr/share has them")->required();
+  manual->add_option("folder", *argument, "folder to write, laid out like /usr/share")->required();
   manual->callback([&app, argument, &exit_code] {
     const Status status = write_all(*argument, command_tree(app));
     if (!status.ok()) exit_code = report_error(status);

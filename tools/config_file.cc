@@ -94,7 +94,7 @@ Status apply_config_file(CLI::App& app, int argc, char** argv) {
     if (item.name == "++" || item.name == "--") continue;  // CLI11's section markers
     const CLI::Option* flag = find_flag(*verb, item);
     if (flag == nullptr)
-      return invalid_argument("--config " + path + ": '" + item.fullname() + "' is no flag of fp4moe " +
+      return invalid_argument("--config " + path + ": '" + item.fullname() + "' is not a flag of fp4moe " +
                               verb->get_name() + "; see `fp4moe " + verb->get_name() + " --help`");
     setenv(flag->get_envname().c_str(), one_string(*flag, item.inputs).c_str(), /*overwrite=*/0);
   }

@@ -46,14 +46,13 @@ int run_doctor(const DoctorFlags& flags) {
 }  // namespace
 
 void add_doctor(CLI::App& app, int& exit_code) {
-  CLI::App& verb =
-      *app.add_subcommand("doctor", "Check this machine, and a model on it; says how to mend what is wrong");
+  CLI::App& verb = *app.add_subcommand("doctor", "Check this machine, and a model on it, and suggest fixes");
   const auto flags = std::make_shared<DoctorFlags>();
-  verb.add_option("--model", flags->model, "folder of a checkpoint that is to be served");
-  verb.add_option("--port", flags->port, "port to be listened on")
+  verb.add_option("--model", flags->model, "folder of a checkpoint to serve");
+  verb.add_option("--port", flags->port, "port to listen on")
       ->check(CLI::Range(1, 65535))
       ->capture_default_str();
-  verb.add_flag("--json", flags->json, "for programs and bug reports");
+  verb.add_flag("--json", flags->json, "print JSON, for programs and bug reports");
   verb.callback([flags, &exit_code] { exit_code = run_doctor(*flags); });
 }
 

@@ -24,16 +24,16 @@ Check judge_cpu(const MachineFacts& f) {
   const std::string detail = fmt::format("{}, {} of {} cores, kernels for {}", f.cpu, f.usable_cores,
                                          f.online_cores, isa_name(f.isa));
   if (f.isa == Isa::kScalar)
-    return warn("cpu", detail, "a CPU with AVX2 is many times as fast; or unset FP4MOE_ISA if it is set");
+    return warn("cpu", detail, "a CPU with AVX2 is many times faster; unset FP4MOE_ISA if it is set");
   return ok("cpu", detail);
 }
 
 Check judge_cores(const MachineFacts& f) {
   const std::string detail = fmt::format("{} of {} cores may be used", f.usable_cores, f.online_cores);
   if (f.usable_cores < f.online_cores)
-    return warn("cores", detail,
-                "an affinity mask or cgroup quota holds the rest back: taskset, docker --cpus, "
-                "systemd CPUQuota=");
+    return warn(
+        "cores", detail,
+        "an affinity mask or cgroup quota excludes the rest: taskset, docker --cpus, systemd CPUQuota=");
   return ok("cores", detail);
 }
 
@@ -41,31 +41,32 @@ Check judge_numa(const MachineFacts& f) {
   if (f.numa_nodes <= 1) return ok("numa", "one node");
   const std::string detail = fmt::format("{} nodes", f.numa_nodes);
   if (f.balances_numa)
-    return warn("numa", detail + ", pages move between them",
-                "sysctl kernel.numa_balancing=0, and one server a node: numactl --cpunodebind=N --membind=N");
+    return warn(
+        "numa", detail + ", the kernel moves pages between them",
+        "sysctl kernel.numa_balancing=0, and one server per node: numactl --cpunodebind=N --membind=N");
   return warn("numa", detail,
-              "one server a node is faster: numactl --cpunodebind=N --membind=N fp4moe serve ...");
+              "one server per node is faster: numactl --cpunodebind=N --membind=N fp4moe serve ...");
 }
 
 Check judge_governor(const MachineFacts& f) {
-  if (f.governor.empty()) return ok("frequency", "the system does not say");
+  if (f.governor.empty()) return ok("frequency", "not reported by the system");
   if (f.governor == "performance" || f.governor == "schedutil") return ok("frequency", f.governor);
   return warn("frequency", f.governor, "cpupower frequency-set -g performance");
 }
 
 Check judge_huge_pages(const MachineFacts& f) {
   if (f.huge_pages == "never")
-    return warn("huge_pages", "never: weights lie in pages of 4 KiB",
+    return warn("huge_pages", "never: weights are stored in pages of 4 KiB",
                 "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled");
-  return ok("huge_pages", f.huge_pages.empty() ? "the system does not say" : f.huge_pages);
+  return ok("huge_pages", f.huge_pages.empty() ? "not reported by the system" : f.huge_pages);
 }
 
 Check judge_memory(const MachineFacts& f) {
   const std::string detail =
-      fmt::format("{} of {} can be had", size_string(f.available_bytes), size_string(f.memory_bytes));
+      fmt::format("{} of {} are available", size_string(f.available_bytes), size_string(f.memory_bytes));
   if (f.available_bytes < kLeastMemory)
     return warn("memory", detail,
-                "the demo needs less than 1 GiB; `fp4moe plan MODEL` says what a model needs");
+                "the demo needs less than 1 GiB; `fp4moe plan MODEL` shows what a model needs");
   return ok("memory", detail);
 }
 
@@ -82,7 +83,7 @@ Check judge_files(const MachineFacts& f) {
   if (f.open_files < 0) return ok("open_files", "no limit");
   const std::string detail = fmt::format("{}", f.open_files);
   if (f.open_files < kLeastFiles)
-    return warn("open_files", detail + ": as many clients less a few can be connected",
+    return warn("open_files", detail + ": limits connected clients to a few less",
                 "ulimit -n 65536, or LimitNOFILE=65536 in the unit");
   return ok("open_files", detail);
 }
@@ -90,21 +91,22 @@ Check judge_files(const MachineFacts& f) {
 Check judge_cache(const MachineFacts& f) {
   if (f.cache_folder.empty())
     return warn("cache", "no folder: neither XDG_CACHE_HOME nor HOME is set",
-                "every start packs and tunes anew; --weight-cache-dir and --autotune-cache name places");
+                "every start packs and tunes again; set --weight-cache-dir and --autotune-cache");
   if (!f.cache_error.empty())
     return warn(
         "cache", f.cache_folder + ": " + f.cache_error,
-        "every start packs and tunes anew; --weight-cache-dir and --autotune-cache name other places");
+        "every start packs and tunes again; set --weight-cache-dir and --autotune-cache to other places");
   const std::string detail = f.cache_folder + ", " + size_string(f.cache_free_bytes) + " free";
   if (f.cache_free_bytes < kLeastCache)
     return warn("cache", detail,
-                "packed weights are as large as the checkpoint: --weight-cache-dir elsewhere");
+                "packed weights are as large as the checkpoint: set --weight-cache-dir to another disk");
   return ok("cache", detail);
 }
 
 Check judge_gpu(const MachineFacts& f) {
   if (!f.gpu.empty()) return ok("gpu", f.gpu);
-  if (f.has_gpu_file) return fail("gpu", "there is one, but: " + f.gpu_error, "--device cpu works meanwhile");
+  if (f.has_gpu_file)
+    return fail("gpu", "present, but unusable: " + f.gpu_error, "--device cpu works meanwhile");
   return ok("gpu", "none: " + f.gpu_error);
 }
 

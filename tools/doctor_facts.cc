@@ -142,7 +142,7 @@ Check check_tensors(const Checkpoint& checkpoint, const ModelConfig& config) {
             "the config.json that the weights were saved with; --allow-unused-tensors serves them anyway"};
   if (!unused.elsewhere.empty())
     return {CheckLevel::kWarn, "tensors", describe_unused_tensors(unused.elsewhere, config),
-            "nothing, if only the language model is wanted"};
+            "nothing, if only the language model is needed"};
   return {CheckLevel::kOk, "tensors", "all are used", {}};
 }
 
@@ -204,7 +204,7 @@ std::vector<Check> check_model(const std::string& model_path) {
   flags.model_path = model_path;
   const Result<ModelConfig> config = load_model_config(model_path);
   checks.push_back(of_status("config", config.status(), config.ok() ? config->architecture : "",
-                             "a folder with config.json as published"));
+                             "use a folder with the published config.json"));
   if (!config.ok()) return checks;
   const Result<ModelPlan> plan = plan_model(*config, flags);
   checks.push_back(
@@ -212,7 +212,7 @@ std::vector<Check> check_model(const std::string& model_path) {
   const Result<Tokenizer> tokenizer = Tokenizer::load(model_path);
   checks.push_back(of_status("tokenizer", tokenizer.status(),
                              tokenizer.ok() ? fmt::format("{} ids", tokenizer->vocab_size()) : "",
-                             "tokenizer.json beside config.json"));
+                             "put tokenizer.json next to config.json"));
   const Result<ChatTemplate> chat = ChatTemplate::load(model_path, "");
   const Result<std::string> rendered =
       chat.ok() ? chat->render(R"([{"role": "user", "content": "Hello"}])", {}) : chat.status();

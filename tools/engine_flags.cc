@@ -64,10 +64,9 @@ void add_model_flags(CLI::App& verb, EngineConfig& c) {
   model.on(
       "--allow-unused-tensors", c.allow_unused_tensors,
       "load a checkpoint with tensors of the model that nothing reads, with a warning; default: refuse it");
-  model.value(
-      "--weight-cache-dir", c.weight_cache_dir,
-      "CPU: folder that keeps packed weights for the next start; default: in the user's cache folder; "
-      "none: not kept");
+  model.value("--weight-cache-dir", c.weight_cache_dir,
+              "CPU: folder of packed weights for the next start; default: in the user's cache folder; none: "
+              "no cache");
   model.value("--tokenizer-path", c.tokenizer_path, "folder or tokenizer.json, if not the checkpoint's");
   model.value("--chat-template", c.chat_template, "file with a Jinja chat template, if not the checkpoint's");
   model.value("--served-model-name", c.served_model_name, "name in /v1/models; default: the folder's name");
@@ -87,9 +86,9 @@ void add_model_flags(CLI::App& verb, EngineConfig& c) {
   model.value("--grammar-max-bytes", c.grammar_max_bytes,
               "bytes of one compiled grammar; a request with a larger one gets 400");
   model.value("--grammar-cache-bytes", c.grammar_cache_bytes,
-              "bytes of the compiled grammars that are kept for later requests");
+              "bytes of compiled grammars cached for later requests");
   model.value("--context-length,--max-model-len", c.context_length,
-              "most tokens of a request; 0: the model's");
+              "maximum tokens of a request; 0: the model's limit");
 }
 
 void add_moe_flags(CLI::App& verb, EngineConfig& c) {
@@ -108,22 +107,23 @@ void add_moe_flags(CLI::App& verb, EngineConfig& c) {
   moe.on("--disable-fp4-allgather,--disable-flashinfer-cutlass-moe-fp4-allgather", c.disable_fp4_allgather,
          "a2a none under data-parallel attention: gather unquantised rows");
   moe.on("--enable-deterministic-inference", c.enable_deterministic_inference,
-         "CPU ranks: the bits of one rank on any number of them; GPU: bits that do not depend on the batch; "
-         "slower");
+         "CPU ranks: results bit-identical to those of one rank; GPU: results that do not depend on the "
+         "batch; slower");
 }
 
 void add_rank_flags(CLI::App& verb, EngineConfig& c) {
   Group ranks(verb, "Ranks");
   ranks.value("--fabric", c.fabric, "auto, local, threads or mpi");
-  ranks.value("--tp-size,--tp,--tensor-parallel-size", c.tp_size, "ranks in all");
+  ranks.value("--tp-size,--tp,--tensor-parallel-size", c.tp_size, "total number of ranks");
   ranks.value("--ep-size,--ep,--expert-parallel-size", c.ep_size,
               "1: every rank has a shard of each expert; --tp-size: whole experts");
-  ranks.value("--dp-size,--dp,--data-parallel-size", c.dp_size, "groups with their own requests");
+  ranks.value("--dp-size,--dp,--data-parallel-size", c.dp_size,
+              "groups of ranks, each with its own requests");
   ranks.on("--enable-dp-attention", c.enable_dp_attention, "data-parallel attention");
-  ranks.on("--enable-dp-lm-head", c.enable_dp_lm_head, "each data-parallel group makes its own logits");
+  ranks.on("--enable-dp-lm-head", c.enable_dp_lm_head, "each data-parallel group computes its own logits");
   ranks.value("--a2a-memory-budget", c.a2a_memory_budget, "bytes that a rank's transport may use");
   ranks.on("--a2a-checksum", c.a2a_checksum, "verify every transported row");
-  ranks.value("--comm-timeout", c.comm_timeout, "seconds that a rank waits for another one");
+  ranks.value("--comm-timeout", c.comm_timeout, "seconds that a rank waits for another");
 }
 
 void add_execution_flags(CLI::App& verb, EngineConfig& c) {
@@ -139,36 +139,39 @@ void add_execution_flags(CLI::App& verb, EngineConfig& c) {
   memory.value("--max-total-tokens", c.max_total_tokens,
                "tokens in the KV pool; 0: by --mem-fraction-static");
   memory.value("--mem-fraction-static", c.mem_fraction_static,
-               "share of free memory for weights, KV pool and work; -1: 0.6 on a CPU, 0.9 on a GPU");
+               "fraction of free memory for weights, KV pool and workspaces; -1: 0.6 on a CPU, 0.9 on a GPU");
   memory.value("--page-size", c.page_size, "tokens in a KV page");
   memory.on("--disable-radix-cache", c.disable_radix_cache,
-            "compute every prompt whole, whatever earlier requests began with");
-  memory.value("--max-running-requests", c.max_running_requests, "requests in one batch");
-  memory.value("--max-queued-requests", c.max_queued_requests, "requests that wait; more get 503");
-  memory.value("--schedule-conservativeness", c.schedule_conservativeness,
-               "room kept for answers when a request is admitted; more: fewer are retracted, less: more run");
+            "compute every prompt in full; do not reuse prefixes of earlier requests");
+  memory.value("--max-running-requests", c.max_running_requests, "maximum requests in one batch");
+  memory.value("--max-queued-requests", c.max_queued_requests,
+               "maximum waiting requests; further requests get 503");
+  memory.value(
+      "--schedule-conservativeness", c.schedule_conservativeness,
+      "room reserved for outputs at admission; higher: fewer retractions, lower: more running requests");
   memory.on("--enable-priority-scheduling", c.enable_priority_scheduling,
-            "admit requests by their field priority, larger ones first");
+            "admit requests by their field priority, larger values first");
   memory.on("--schedule-low-priority-values-first", c.schedule_low_priority_values_first,
-            "smaller priorities first");
+            "with priority scheduling, smaller values first");
   memory.on("--abort-on-priority-when-disabled", c.abort_on_priority_when_disabled,
-            "without --enable-priority-scheduling refuse requests that have a priority; else they are warned "
-            "of once");
+            "without --enable-priority-scheduling refuse requests that have a priority; default: warn once");
   memory.value("--req-waiting-timeout", c.req_waiting_timeout,
-               "seconds that a request may wait, then it gets 503; 0: any");
+               "seconds that a request may wait, then it gets 503; 0: no limit");
   memory.value("--req-running-timeout", c.req_running_timeout,
-               "seconds that a request may run, then it gets 504; 0: any");
+               "seconds that a request may run, then it gets 504; 0: no limit");
   memory.value("--watchdog-timeout", c.watchdog_timeout,
-               "seconds of one step, then the server logs its state and ends; 0: any");
+               "seconds that a step may take, then the server logs its state and exits; 0: no limit");
   memory.value("--chunked-prefill-size", c.chunked_prefill_size,
-               "most prompt tokens of a request in a step; 0: 512 on a CPU, 8192 on a GPU");
+               "maximum prompt tokens of one request per step; 0: 512 on a CPU, 8192 on a GPU");
   memory.value("--max-prefill-tokens", c.max_prefill_tokens,
-               "most prompt tokens in a step; 0: 512 on a CPU, 8192 on a GPU");
+               "maximum prompt tokens per step; 0: 512 on a CPU, 8192 on a GPU");
   memory.value("--cuda-graph-max-bs,--cuda-graph-max-bs-decode", c.cuda_graph_max_bs,
-               "GPU: most rows of a decode step that is recorded as a graph; 0: all");
-  memory.value("--cuda-graph-bs,--cuda-graph-bs-decode", c.cuda_graph_bs, "GPU: sizes of these steps");
-  memory.on("--disable-cuda-graph", c.disable_cuda_graph, "GPU: launch every kernel of every step");
-  memory.value("--random-seed", c.random_seed, "of requests that name no seed");
+               "GPU: maximum rows of a decode step that is captured as a graph; 0: all");
+  memory.value("--cuda-graph-bs,--cuda-graph-bs-decode", c.cuda_graph_bs,
+               "GPU: rows of the decode steps that are captured");
+  memory.on("--disable-cuda-graph", c.disable_cuda_graph,
+            "GPU: launch each kernel separately, without graphs");
+  memory.value("--random-seed", c.random_seed, "seed of requests without one");
 }
 
 // SGLang's flags without a config field: recorded as given, and checked when the model is planned.

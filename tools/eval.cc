@@ -102,7 +102,7 @@ Answer read_answer(const EvalOptions& options, const std::string& body) {
     answer.finish_reason = choice.at("finish_reason");
     answer.completion_tokens = reply.at("usage").at("completion_tokens");
   } catch (const json::exception& error) {
-    answer.error = data_loss(std::string("unexpected answer: ") + error.what());
+    answer.error = data_loss(std::string("unexpected response: ") + error.what());
   }
   return answer;
 }
@@ -141,7 +141,7 @@ Status find_model(EvalOptions& options) {
   const json models = json::parse(*reply, nullptr, false);
   if (!options.model.empty()) return {};
   if (!models.is_object() || !models.contains("data") || !models["data"].is_array() || models["data"].empty())
-    return data_loss(options.base_url + "/v1/models names no model");
+    return data_loss(options.base_url + "/v1/models lists no model");
   options.model = models["data"][0].value("id", "");
   return {};
 }
@@ -264,26 +264,27 @@ void add_eval(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"gsm8k", "gpqa", "mmlu"}));
   flag("--data-path,--gsm8k-data-path", o.questions.data_path, "gsm8k: JSON lines; gpqa, mmlu: CSV")
       ->required();
-  flag("--base-url", o.base_url, "such as http://127.0.0.1:30000; wins over --host and --port");
+  flag("--base-url", o.base_url, "server URL, such as http://127.0.0.1:30000; overrides --host and --port");
   flag("--host", o.host, "of the server");
   flag("--port", o.port, "of the server");
-  flag("--api-key", o.api_key, "the server's key");
-  flag("--model", o.model, "default: the server's first");
+  flag("--api-key", o.api_key, "the server's API key");
+  flag("--model", o.model, "model name; default: the server's first model");
   flag("--api", o.api, "chat, completion or generate; default: chat, with shots completion")
       ->check(CLI::IsMember({"chat", "completion", "generate"}));
-  flag("--num-shots", o.questions.num_shots, "worked examples, the first of the data")
+  flag("--num-shots", o.questions.num_shots, "worked examples in the prompt, from the start of the data")
       ->check(CLI::NonNegativeNumber);
-  flag("--num-examples", o.questions.num_examples, "questions asked; 0: all")->check(CLI::NonNegativeNumber);
-  flag("--num-threads", o.num_threads, "requests at a time")->check(CLI::Range(1, 4096));
+  flag("--num-examples", o.questions.num_examples, "number of questions; 0: all")
+      ->check(CLI::NonNegativeNumber);
+  flag("--num-threads", o.num_threads, "concurrent requests")->check(CLI::Range(1, 4096));
   flag("--repeat", o.repeat, "rounds")->check(CLI::Range(1, 1000));
-  flag("--max-tokens", o.max_tokens, "most tokens of an answer");
-  flag("--temperature", o.temperature, "0: the likeliest token");
+  flag("--max-tokens", o.max_tokens, "maximum tokens per answer");
+  flag("--temperature", o.temperature, "0: greedy");
   flag("--top-p", o.top_p, "");
   verb->add_option("--top-k", o.top_k, "");
-  flag("--seed", o.questions.seed, "of the order of gpqa's choices");
-  flag("--output-json", o.output_json, "file for every answer");
-  verb->add_flag("--json", o.json_to_stdout, "the same on stdout; the other prints go to stderr");
-  flag("--output-html", o.output_html, "file for a readable report");
+  flag("--seed", o.questions.seed, "seed of the order of gpqa's choices");
+  flag("--output-json", o.output_json, "file to write all answers to");
+  verb->add_flag("--json", o.json_to_stdout, "print the same to stdout; other output goes to stderr");
+  flag("--output-html", o.output_html, "file to write a readable report to");
   verb->callback([options, &exit_code] { exit_code = eval(*options); });
 }
 

@@ -38,7 +38,7 @@ Result<std::vector<Item>> gsm8k_items(const std::string& text) {
     const std::string place = "line " + std::to_string(items.size() + 1);
     if (!row.is_object() || !row.value("question", nlohmann::json()).is_string() ||
         !row.value("answer", nlohmann::json()).is_string())
-      return data_loss(place + " is not a JSON object with the texts question and answer");
+      return data_loss(place + " is not a JSON object with the strings question and answer");
     Item item{row["question"], row["answer"], ""};
     item.expected = extract_answer("gsm8k", item.worked);
     if (item.expected.empty()) return data_loss(place + " has an answer without a number");
@@ -152,7 +152,7 @@ Result<std::vector<std::vector<std::string>>> parse_csv(const std::string& text)
       any = true;
     }
   }
-  if (quoted) return data_loss("a quoted field does not end");
+  if (quoted) return data_loss("a quoted field is not terminated");
   if (any) end_row();
   return rows;
 }

@@ -27,7 +27,7 @@ Result<std::vector<int32_t>> read_ids(const std::string& path, int64_t vocab_siz
   FP4MOE_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kMaxIdsFileBytes));
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_array() || json.empty())
-    return invalid_argument(path + ": want a non-empty JSON array of token ids");
+    return invalid_argument(path + ": expected a non-empty JSON array of token ids");
   std::vector<int32_t> ids;
   for (const nlohmann::json& id : json) {
     if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= vocab_size)

@@ -16,7 +16,8 @@ std::string usage_error(const CLI::App* app, const CLI::Error& error) {
   if (!chosen.empty())
     return std::string("error: ") + error.what() + "; see `fp4moe " + chosen[0]->get_name() + " --help`\n";
   const std::vector<std::string> rest = app->remaining();
-  std::string text = rest.empty() ? "error: no verb is given" : "error: '" + rest[0] + "' is no verb";
+  std::string text =
+      rest.empty() ? "error: no subcommand given" : "error: '" + rest[0] + "' is not a subcommand";
   const char* separator = "; legal: ";
   for (const CLI::App* verb :
        app->get_subcommands([](const CLI::App* v) { return !v->get_group().empty(); })) {
@@ -59,7 +60,7 @@ int main(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const std::bad_alloc&) {
-    std::fputs("error: the system refused memory\n", stderr);
+    std::fputs("error: out of memory\n", stderr);
     return fp4moe::kExitDoesNotFit;
   }
 }

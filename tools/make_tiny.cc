@@ -16,7 +16,7 @@ void add_make_tiny(CLI::App& app, int& exit_code) {
   CLI::App& verb = *app.add_subcommand("make-tiny", "write a random checkpoint of a model's shape");
   const auto flags = std::make_shared<Flags>();
   MakeTinyOptions& o = flags->options;
-  verb.add_option("out", flags->folder, "folder to write; absent or empty")->required();
+  verb.add_option("out", flags->folder, "folder to write; must be absent or empty")->required();
   verb.add_option("--like", o.like, "shape to start from")
       ->check(CLI::IsMember(make_tiny_shapes()))
       ->capture_default_str();
@@ -25,7 +25,7 @@ void add_make_tiny(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   verb.add_option("--rope-style", o.rope_style, "new (rope_parameters) or old (rope_scaling)")
       ->capture_default_str();
-  verb.add_option("--seed", o.seed, "of the random weights")->capture_default_str();
+  verb.add_option("--seed", o.seed, "seed of the random weights")->capture_default_str();
   verb.add_option("--shards", o.num_shards, "number of safetensors files")->capture_default_str();
 
   const auto size = [&verb](const char* name, std::optional<int64_t>& value, const char* help) {
@@ -35,7 +35,7 @@ void add_make_tiny(CLI::App& app, int& exit_code) {
   size("--hidden-size", o.hidden_size, "H");
   size("--intermediate-size", o.intermediate_size, "I of one expert");
   size("--num-experts", o.num_experts, "experts");
-  size("--top-k", o.top_k, "experts of a token");
+  size("--top-k", o.top_k, "experts per token");
   size("--num-heads", o.num_heads, "query heads");
   size("--num-kv-heads", o.num_kv_heads, "key and value heads");
   size("--head-dim", o.head_dim, "size of a head");
@@ -46,7 +46,7 @@ void add_make_tiny(CLI::App& app, int& exit_code) {
        "I of layers without experts (deepseek, qwen3)");
   size("--num-dense-layers", o.num_dense_layers, "layers without experts (deepseek)");
   size("--num-groups", o.num_groups, "groups of experts (deepseek)");
-  size("--top-k-groups", o.top_k_groups, "groups of a token (deepseek)");
+  size("--top-k-groups", o.top_k_groups, "groups per token (deepseek)");
   verb.callback([flags, &exit_code] {
     const Status status = make_tiny(flags->folder, flags->options);
     if (!status.ok()) {

@@ -76,10 +76,9 @@ std::string man_page(const std::vector<VerbInfo>& tree, const VerbInfo& verb) {
     text += entry(flag);
   }
   return text +
-         ".SH EXIT STATUS\n0: ended well. 2: wrong usage. 3: an unsupported model or combination. 4: does "
-         "not "
-         "fit. 5: the self\\-test failed. 130: interrupted. 1: anything else.\n.SH SEE ALSO\n" +
-         (verb.path.empty() ? "Each verb has a page of its own.\n" : bold("fp4moe") + "(1)\n");
+         ".SH EXIT STATUS\n0: success. 2: invalid usage. 3: an unsupported model or combination. 4: does not "
+         "fit in memory. 5: the self\\-test failed. 130: interrupted. 1: any other error.\n.SH SEE ALSO\n" +
+         (verb.path.empty() ? "Each subcommand has its own page.\n" : bold("fp4moe") + "(1)\n");
 }
 
 }  // namespace fp4moe

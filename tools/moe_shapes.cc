@@ -155,7 +155,7 @@ Result<MoePeers> MoePeers::read(const std::string& path) {
   if (!file) return not_found("cannot read " + path);
   const auto json = nlohmann::json::parse(file, nullptr, false);
   if (!json.is_object() || !json.contains("shapes") || !json["shapes"].is_object())
-    return data_loss(path + ": not a JSON object with 'shapes', as bench/peers_h200.json is");
+    return data_loss(path + ": not a JSON object with 'shapes', as in bench/peers_h200.json");
   MoePeers peers;
   try {
     for (const auto& [shape, rows] : json["shapes"].items()) {

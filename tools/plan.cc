@@ -128,7 +128,8 @@ void print_text(const Report& r) {
 }  // namespace
 
 void add_plan(CLI::App& app, int& exit_code) {
-  CLI::App* verb = app.add_subcommand("plan", "memory of each rank and what runs, before anything is loaded");
+  CLI::App* verb =
+      app.add_subcommand("plan", "show each rank's memory and the chosen backends without loading the model");
   auto flags = std::make_shared<PlanFlags>();
   add_engine_flags(*verb, flags->engine);
   verb->add_flag("--json", flags->json, "print JSON");

@@ -31,7 +31,7 @@ std::vector<std::vector<std::string>> prediction_rows(const PredictionReport& p)
           {"KL divergence, mean (nats)", number(p.kl_mean)},
           {"KL divergence, 99th percentile", number(p.kl_p99)},
           {"KL divergence, largest", number(p.kl_max)},
-          {"same likeliest token", fmt::format("{:.2f} %", 100 * p.same_top1)},
+          {"same most likely token", fmt::format("{:.2f} %", 100 * p.same_top1)},
           {"perplexity before", number(p.perplexity_reference)},
           {"perplexity after", number(p.perplexity_other)}};
 }

@@ -64,41 +64,46 @@ int route(RouterOptions options) {
 }  // namespace
 
 void add_router(CLI::App& app, int& exit_code) {
-  CLI::App* verb = app.add_subcommand("router", "Serve in front of prefill nodes and decode nodes");
+  CLI::App* verb = app.add_subcommand("router", "Route requests to prefill nodes and decode nodes");
   auto options = std::make_shared<RouterOptions>();
   RouterConfig& r = options->router;
-  verb->add_flag("--pd-disaggregation", options->pd_disaggregation, "accepted: a router is for nothing else");
+  verb->add_flag("--pd-disaggregation", options->pd_disaggregation,
+                 "accepted without effect: a router has no other mode");
   verb->add_option("--prefill", options->prefill,
-                   "URL of a prefill node, and its bootstrap port if it is not to be asked; several times")
+                   "URL of a prefill node, and optionally its bootstrap port, instead of asking the node; "
+                   "may be given several times")
       ->required()
       ->type_name("URL [PORT]")
       ->expected(1, -1);
-  verb->add_option("--decode", r.decode, "URL of a decode node; several times")->required()->type_name("URL");
+  verb->add_option("--decode", r.decode, "URL of a decode node; may be given several times")
+      ->required()
+      ->type_name("URL");
   const auto flag = [&](const std::string& name, auto& value, const std::string& help) {
     return verb->add_option(name, value, help)->capture_default_str();
   };
   add_listener_flags(*verb, r.http);
-  flag("--api-key", r.api_key, "key that the nodes ask for; the router asks clients for none, nodes do");
-  flag("--health-check-interval-secs", r.health_check_seconds, "seconds between two looks at a node")
+  flag("--api-key", r.api_key,
+       "key for the router's own requests to nodes; client keys are checked by the nodes");
+  flag("--health-check-interval-secs", r.health_check_seconds, "seconds between two health checks of a node")
       ->check(CLI::Range(0.05, 3600.0));
-  flag("--health-check-timeout-secs", r.health_timeout_seconds,
-       "seconds that a node may take to answer a look")
+  flag("--health-check-timeout-secs", r.health_timeout_seconds, "seconds that a health check may take")
       ->check(CLI::Range(0.05, 3600.0));
   flag("--request-timeout-secs", r.request_timeout_seconds,
-       "seconds until a node's answer is whole, of a stream until it begins; 0: any")
+       "seconds until a node's response is complete, or its stream begins; 0: no limit")
       ->check(CLI::Range(0.0, 1e9));
   flag("--quiet-timeout-secs", r.quiet_timeout_seconds,
-       "seconds that a node may send nothing of an answer that has begun; 0: any")
+       "seconds without a byte of a response that has begun; 0: no limit")
       ->check(CLI::Range(0.0, 1e9));
-  flag("--max-answer-bytes", r.max_answer_bytes, "bytes of a node's answer that is not a stream")
+  flag("--max-answer-bytes", r.max_answer_bytes, "maximum bytes of a node's response that is not a stream")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
-  flag("--max-held-answer-bytes", r.max_held_bytes, "bytes of all answers that are not passed on yet")
+  flag("--max-held-answer-bytes", r.max_held_bytes,
+       "maximum bytes of all responses that are not yet forwarded")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   flag("--drain-timeout", options->drain_timeout, "seconds that running requests get after SIGTERM")
       ->check(CLI::Range(0.0, 1e6));
   flag("--log-level", options->log_level, "debug, info, warning or error")
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
-  flag("--log-format", options->log_format, "text, or json: an object a line")
+  flag("--log-format", options->log_format, "text, or json: one object per line")
       ->check(CLI::IsMember({"text", "json"}));
   verb->callback([options, &exit_code] { exit_code = route(*options); });
 }

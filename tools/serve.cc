@@ -75,7 +75,7 @@ int drain(const ServeOptions& options, Server& server, ServiceManager& manager, 
   constexpr double kSecondsToAnswer = 0.5;
   constexpr auto kMostPatience = std::chrono::seconds(5);
   options.server.log_sink(LogLevel::kError,
-                          "the engine has failed, the server ends: " + engine.failure().message());
+                          "the engine has failed, shutting down: " + engine.failure().message());
   auto answered = std::async(std::launch::async, [&] {
     server.drain(kSecondsToAnswer);
     server.stop();

@@ -17,7 +17,8 @@ Status read_key_file(const std::string& flag, const std::string& path, std::vect
     line.erase(0, line.find_first_not_of(" \t"));
     if (!line.empty() && line[0] != '#') keys.push_back(line);
   }
-  if (keys.size() == before) return invalid_argument(flag + " " + path + ": has no key; it needs one a line");
+  if (keys.size() == before)
+    return invalid_argument(flag + " " + path + ": has no key; expected one per line");
   return {};
 }
 
@@ -27,18 +28,17 @@ void add_http_flags(CLI::App& verb, ServeOptions& options) {
   const auto flag = [&verb](const std::string& name, auto& value, const std::string& help) {
     return verb.add_option(name, value, help)->capture_default_str()->group("HTTP");
   };
-  flag("--unix-socket-mode", options.unix_socket_mode, "who may connect to unix:/path, in octal");
+  flag("--unix-socket-mode", options.unix_socket_mode, "permissions of unix:/path, in octal");
   flag("--http-threads", s.http_threads,
        "threads that parse requests, 2 to 256; 0: a quarter of the cores, 2 to 8");
-  flag("--max-body-bytes", s.max_body_bytes, "of one HTTP request");
-  flag(
-      "--max-buffered-bytes", s.max_buffered_bytes,
-      "of all requests that arrive or are parsed, at least --max-body-bytes; beyond it the largest gets 503");
+  flag("--max-body-bytes", s.max_body_bytes, "maximum bytes of the body of one HTTP request");
+  flag("--max-buffered-bytes", s.max_buffered_bytes,
+       "maximum bytes of all requests being received or parsed, at least --max-body-bytes; beyond it the "
+       "largest request gets 503");
   flag("--stream-keep-alive", s.keep_alive_seconds,
-       "seconds after which a stream without news gets a comment; 0: never")
+       "seconds after which an idle stream gets a comment; 0: never")
       ->check(CLI::Range(0.0, 1e6));
-  verb.add_flag("--strict-requests", s.strict_requests, "refuse requests with fields that are not known here")
-      ->group("HTTP");
+  verb.add_flag("--strict-requests", s.strict_requests, "refuse requests with unknown fields")->group("HTTP");
   flag("--drain-timeout", options.drain_timeout, "seconds that running requests get after SIGTERM")
       ->check(CLI::Range(0.0, 1e6));
 }
@@ -49,25 +49,25 @@ void add_disaggregation_flags(CLI::App& verb, ServeOptions& options) {
     return verb.add_option(name, value, help)->capture_default_str()->group("Disaggregation");
   };
   flag("--disaggregation-mode", e.disaggregation_mode,
-       "null; prefill: computes prompts for decode nodes; decode: goes on from there. See `fp4moe router`");
+       "null; prefill: compute prompts for decode nodes; decode: continue from there. See `fp4moe router`");
   flag("--disaggregation-bootstrap-port", e.disaggregation_bootstrap_port,
-       "prefill: port of --host where decode nodes fetch KV pages; 0: any free one")
+       "prefill: port of --host where decode nodes fetch KV pages; 0: any free port")
       ->check(CLI::Range(0, 65535));
   flag("--disaggregation-timeout", e.disaggregation_timeout,
-       "prefill: seconds that KV pages are held for a decode node that does not take them")
+       "prefill: seconds that KV pages are held for a decode node that does not fetch them")
       ->check(CLI::Range(0.1, 1e6));
   verb.add_option("--disaggregation-secret-file", e.disaggregation_secret_file,
-                  "file with the secret that all nodes share; needed beyond loopback addresses")
+                  "file with the secret that all nodes share; required beyond loopback addresses")
       ->group("Disaggregation");
   flag("--disaggregation-allowed-hosts", e.disaggregation_allowed_hosts,
-       "decode: prefill nodes that requests may name, HOST, HOST:PORT or *; default: loopback ones")
+       "decode: prefill nodes that requests may name, HOST, HOST:PORT or *; default: loopback addresses")
       ->delimiter(',')
       ->allow_extra_args(false);  // the next word may be the model
   flag("--disaggregation-max-connections", e.disaggregation_max_connections,
-       "prefill: decode nodes at a time; decode: prefill nodes that are remembered")
+       "prefill: maximum connected decode nodes; decode: maximum remembered prefill nodes")
       ->check(CLI::Range(1, 65536));
   flag("--disaggregation-io-timeout", e.disaggregation_io_timeout,
-       "seconds that another node's hello, or a frame beside 1 s for each 256 KiB, may take")
+       "seconds that another node's hello or frame may take; a frame gets 1 s more per 256 KiB")
       ->check(CLI::Range(0.1, 1e6));
 }
 
@@ -75,29 +75,30 @@ void add_key_flags(CLI::App& verb, ServeOptions& options) {
   const auto flag = [&verb](const std::string& name, std::string& value, const std::string& help) {
     return verb.add_option(name, value, help)->group("Keys");
   };
-  flag("--api-key", options.api_key, "key that clients must send; other users of the machine see it: better");
-  flag("--api-key-file", options.api_key_file, "file with such keys, one a line");
-  flag("--admin-api-key", options.admin_api_key, "key for the routes of operators, such as /abort_request");
-  flag("--admin-api-key-file", options.admin_api_key_file, "file with such keys, one a line");
+  flag("--api-key", options.api_key,
+       "key that clients must send; other users of the machine can see it, so prefer --api-key-file");
+  flag("--api-key-file", options.api_key_file, "file with such keys, one per line");
+  flag("--admin-api-key", options.admin_api_key, "key for administrative routes, such as /abort_request");
+  flag("--admin-api-key-file", options.admin_api_key_file, "file with such keys, one per line");
 }
 
 void add_log_flags(CLI::App& verb, ServeOptions& options) {
   const auto flag = [&verb](const std::string& name, auto& value, const std::string& help) {
     return verb.add_option(name, value, help)->capture_default_str()->group("Logs and metrics");
   };
-  flag("--log-level", options.log_level, "debug, info, warning or error; debug has a line for each answer")
+  flag("--log-level", options.log_level, "debug, info, warning or error; debug logs a line for each response")
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
-  flag("--log-format", options.log_format, "text, or json: an object a line")
+  flag("--log-format", options.log_format, "text, or json: one object per line")
       ->check(CLI::IsMember({"text", "json"}));
-  verb.add_flag("--log-requests", options.log_requests, "lines for the begin and end of each request")
+  verb.add_flag("--log-requests", options.log_requests, "log the start and end of each request")
       ->group("Logs and metrics");
   flag("--log-requests-level", options.server.log_requests_level,
-       "0: ids and sizes, 1: and sampling parameters, 2: and texts up to 2048 bytes, 3: all")
+       "0: ids and sizes, 1: plus sampling parameters, 2: plus texts up to 2048 bytes, 3: plus full texts")
       ->check(CLI::Range(0, 3));
   flag("--decode-log-interval", options.decode_log_interval,
-       "decode steps between two log lines; 0: no lines about batches")
+       "decode steps between two log lines; 0: no batch log lines")
       ->check(CLI::NonNegativeNumber);
-  flag("--metrics-prefix", options.server.metrics_prefix, "in front of the names in /metrics");
+  flag("--metrics-prefix", options.server.metrics_prefix, "prefix of the names in /metrics");
 }
 
 }  // namespace
@@ -107,18 +108,18 @@ void add_listener_flags(CLI::App& verb, ServerConfig& http) {
     return verb.add_option(name, value, help)->capture_default_str()->group("HTTP");
   };
   flag("--host", http.host, "address to listen on, or unix:/path for a socket in the file system");
-  flag("--port", http.port, "port to listen on; 0: any free one");
-  flag("--cors-allow-origins,--allowed-origins", http.cors_allow_origins,
-       "web pages that may ask, such as https://chat.example.org; others get 403; *: all")
+  flag("--port", http.port, "port to listen on; 0: any free port");
+  flag(
+      "--cors-allow-origins,--allowed-origins", http.cors_allow_origins,
+      "origins of web pages that may send requests, such as https://chat.example.org; others get 403; *: all")
       ->delimiter(',')
       ->allow_extra_args(false);  // the next word may be the model
   flag("--allowed-hosts", http.allowed_hosts,
-       "names that requests may have in Host beside localhost and loopback addresses, such as "
-       "chat.example.org; "
-       "checked if given or if --host is a loopback address; *: any")
+       "names that the Host header may contain besides localhost and loopback addresses, such as "
+       "chat.example.org; checked if given or if --host is a loopback address; *: any")
       ->delimiter(',')
       ->allow_extra_args(false);
-  flag("--max-connections", http.max_connections, "clients at a time; more get 503");
+  flag("--max-connections", http.max_connections, "maximum connected clients; further clients get 503");
 }
 
 Status read_mode(ServeOptions& options) {

@@ -57,7 +57,7 @@ void AnswerReader::on_event(const std::string& data, double seconds) {
   if (is_done_) return;
   const json event = json::parse(data, nullptr, false);
   if (!event.is_object()) {
-    answer_.error = unexpected("an event is no JSON object", data);
+    answer_.error = unexpected("an event is not a JSON object", data);
     return;
   }
   if (event.contains("error")) {
@@ -94,15 +94,16 @@ ServingAnswer read_whole_answer(const std::string& body, double seconds) {
   answer.latency_s = seconds;
   const json reply = json::parse(body, nullptr, false);
   if (!reply.is_object()) {
-    answer.error = unexpected("the answer is no JSON object", body);
+    answer.error = unexpected("the response is not a JSON object", body);
     return answer;
   }
   try {
     take(reply, answer);
     if (!answer.has_usage)
-      answer.error = unexpected("the answer has no usage, and only a stream can be counted without", body);
+      answer.error =
+          unexpected("the response has no usage, and only a stream can be counted without it", body);
   } catch (const json::exception& error) {
-    answer.error = unexpected(std::string("unexpected answer (") + error.what() + ")", body);
+    answer.error = unexpected(std::string("unexpected response (") + error.what() + ")", body);
   }
   return answer;
 }

@@ -39,7 +39,7 @@ std::vector<ServingPrompt> random_prompts(const DatasetOptions& options) {
 
 Result<ServingPrompt> prompt_of_line(const std::string& line, const DatasetOptions& options) {
   const json row = json::parse(line, nullptr, false);
-  if (!row.is_object()) return data_loss("is no JSON object");
+  if (!row.is_object()) return data_loss("is not a JSON object");
   ServingPrompt prompt;
   prompt.content = row.value("prompt", json());
   const bool is_ids = prompt.content.is_array() && !prompt.content.empty() &&
@@ -52,7 +52,7 @@ Result<ServingPrompt> prompt_of_line(const std::string& line, const DatasetOptio
   if (is_ids) prompt.num_ids = static_cast<int64_t>(prompt.content.size());
   const json most = row.value("max_tokens", json(options.random_output_len));
   if (!most.is_number_integer() || most.get<int64_t>() < 1)
-    return data_loss("max_tokens=" + most.dump() + " must be a number from 1 on");
+    return data_loss("max_tokens=" + most.dump() + " must be a number of at least 1");
   prompt.max_tokens = most.get<int64_t>();
   return prompt;
 }

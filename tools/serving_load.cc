@@ -145,7 +145,7 @@ class Load {
 
   Status broken(beast::error_code error) const {
     if (error != beast::error::timeout) return unavailable("the connection broke: " + error.message());
-    return unavailable("nothing came for " + std::to_string(std::lround(options_.timeout_s)) + " s");
+    return unavailable("no bytes received for " + std::to_string(std::lround(options_.timeout_s)) + " s");
   }
 
   const LoadOptions& options_;

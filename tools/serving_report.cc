@@ -128,10 +128,10 @@ void print_report(FILE* file, const ServingReport& r) {
   line(file, "Total generated tokens:", r.total_output);
   line(file, "Counted by:",
        r.counted_pieces == 0 ? "the server's usage"
-                             : fmt::format("pieces of text in {} of {} answers, which had no usage",
+                             : fmt::format("pieces of text in {} of {} responses, which had no usage",
                                            r.counted_pieces, r.completed));
   if (r.unknown_inputs > 0) line(file, "Prompts of unknown length, counted as 0:", r.unknown_inputs);
-  if (r.short_answers > 0) line(file, "Answers shorter than asked for:", r.short_answers);
+  if (r.short_answers > 0) line(file, "Outputs shorter than requested:", r.short_answers);
   line(file, "Request throughput (req/s):", per_second(r.completed, r));
   line(file, "Input token throughput (tok/s):", per_second(r.total_input, r));
   line(file, "Output token throughput (tok/s):", per_second(r.total_output, r));

@@ -51,7 +51,7 @@ void drain_unless_signalled(const sigset_t& set, const LogSink& log, const std::
   // child that already got it: a second signal within this time is a duplicate.
   constexpr auto kSameSignal = std::chrono::milliseconds(500);
   using Clock = std::chrono::steady_clock;
-  log(LogLevel::kInfo, "shutting down: running requests are finished; a second signal aborts them");
+  log(LogLevel::kInfo, "shutting down: finishing running requests; a second signal aborts them");
   auto drained = std::async(std::launch::async, drain);
   const Clock::time_point first = Clock::now();
   while (drained.wait_for(std::chrono::seconds(0)) != std::future_status::ready)

@@ -25,7 +25,7 @@ Result<std::string> text_of_line(const std::string& line, const std::string& whe
   if (has("text")) return json["text"].get<std::string>();
   if (has("question") && has("answer"))
     return json["question"].get<std::string>() + "\n" + json["answer"].get<std::string>();
-  return invalid_argument(where + ": want an object with \"text\", or with \"question\" and \"answer\"");
+  return invalid_argument(where + ": expected an object with \"text\", or with \"question\" and \"answer\"");
 }
 
 Result<std::vector<std::string>> split_texts(const std::string& path, const std::string& content) {

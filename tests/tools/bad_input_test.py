@@ -266,7 +266,7 @@ class StartUp(unittest.TestCase):
             self.refused(command, USAGE, "'/none/such'", "does not exist")
 
     def test_command_line(self):
-        for line, *words in [("", "verb", "serve"), ("swerve", "'swerve'", "serve"), ("run", "--model-path"),
+        for line, *words in [("", "subcommand", "serve"), ("swerve", "'swerve'", "serve"), ("run", "--model-path"),
                              (f"run {MODEL}", "--prompt"), (f"serve {MODEL} --port 70000", "70000", "65535"),
                              (f"serve {MODEL} --port 0 --max-connections 0", "max_connections=0", "1"),
                              (f"serve {MODEL} --port 0 --max-body-bytes -1", "max_body_bytes=-1", "1"),

@@ -7,12 +7,12 @@ function(expect_refusal code text)
 endfunction()
 
 expect_refusal(2 "--device: tpu not in {cuda,cpu}" peak --device tpu)
-expect_refusal(3 "--threads 2 with --device cuda: it is for --device cpu" peak -t 2)
-expect_refusal(3 "--cold-mib 64 with --device cuda: it is for --device cpu" moe --cold-mib 64)
-expect_refusal(3 "--tactic few with --device cpu: only a GPU's kernels have tactics" moe --device cpu --tactic few)
-expect_refusal(3 "--peers F with --device cpu: the figures are a GPU's" moe --device cpu --peers F)
-expect_refusal(4 "the read test takes 16000000 MiB, [0-9]+ MiB are available; --cold-mib" peak --device cpu --cold-mib 16000000)
-expect_refusal(4 "qwen3_30b: [0-9]+ copies of the layer's weights \\(.*\\), scratch for T=1 \\(.*\\) and the read test .* take .* are available; --cold-mib with less than 16000000"
+expect_refusal(3 "--threads 2 with --device cuda; legal: only with --device cpu" peak -t 2)
+expect_refusal(3 "--cold-mib 64 with --device cuda; legal: only with --device cpu" moe --cold-mib 64)
+expect_refusal(3 "--tactic few with --device cpu: only GPU kernels have tactics" moe --device cpu --tactic few)
+expect_refusal(3 "--peers F with --device cpu: the results are for a GPU" moe --device cpu --peers F)
+expect_refusal(4 "the read test needs 16000000 MiB, [0-9]+ MiB are available; reduce it with --cold-mib" peak --device cpu --cold-mib 16000000)
+expect_refusal(4 "qwen3_30b: [0-9]+ copies of the layer's weights \\(.*\\), scratch for T=1 \\(.*\\) and the read test .* need .* are available; --cold-mib below 16000000"
                moe --device cpu --shape qwen3_30b --tokens 1 --cold-mib 16000000)
 expect_refusal(2 "unknown shape 'nosuch': all, gptoss120b" moe --shape nosuch)
 expect_refusal(2 "unknown routing 'nosuch': uniform, zipf or onehot" moe --routing nosuch)

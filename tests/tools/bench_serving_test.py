@@ -169,7 +169,7 @@ class AgainstFake(unittest.TestCase):
 
     def test_no_usage_is_said(self):
         self.check_counts(self.run_fake("no_usage"), usage=False)
-        self.assertIn("pieces of text in 6 of 6 answers, which had no usage", self.said)
+        self.assertIn("pieces of text in 6 of 6 responses, which had no usage", self.said)
         result = self.run_fake("no_usage", "--backend", "vllm-chat")
         self.assertEqual((result["unknown_inputs"], result["total_input_tokens"]), (6, 0))
         self.assertIn("Prompts of unknown length", self.said)
@@ -180,12 +180,12 @@ class AgainstFake(unittest.TestCase):
         self.assertIsNone(result["median_ttft_ms"])
         self.assertNotIn("TTFT", self.said)
         self.run_fake("no_usage", "--disable-stream", failed=6)
-        self.assertIn("failed, 6 x: the answer has no usage, and only a stream can be counted without", self.said)
+        self.assertIn("failed, 6 x: the response has no usage, and only a stream can be counted without it", self.said)
 
     def test_failures_are_counted_and_named(self):
         for mode, message in (("hang_up", "after 1 pieces of text: the connection broke: "),
                               ("no_done", "after 4 tokens: the stream ended without [DONE]"),
-                              ("garbage", "an event is no JSON object: {"), ("broken", "HTTP 500: "),
+                              ("garbage", "an event is not a JSON object: {"), ("broken", "HTTP 500: "),
                               ("error_event", "the stream ended with an error: "), ("broken", "out of luck")):
             self.run_fake(mode, failed=6)
             self.assertIn("failed, 6 x: ", self.said)
@@ -198,7 +198,7 @@ class AgainstFake(unittest.TestCase):
 
     def test_a_silent_server_runs_out_of_time(self):
         self.run_fake("silent", "--timeout", "1", failed=6)
-        self.assertIn("failed, 6 x: nothing came for 1 s", self.said)
+        self.assertIn("failed, 6 x: no bytes received for 1 s", self.said)
 
     def test_warm_up_must_succeed(self):
         ended = bench(self.url + "/broken", "--num-prompts", "2")
@@ -267,7 +267,7 @@ class AgainstFake(unittest.TestCase):
     def test_refusals(self):
         ended = bench(self.url + "/nameless")
         self.assertEqual(ended.returncode, 3)
-        self.assertIn("tells its vocabulary neither at /server_info nor at /v1/models; pass --vocab-size", ended.stderr)
+        self.assertIn("reports its vocabulary size neither at /server_info nor at /v1/models; pass --vocab-size", ended.stderr)
         ended = bench("http://127.0.0.1:1")
         self.assertEqual(ended.returncode, 1)
         self.assertIn("http://127.0.0.1:1/v1/models: Connection refused", ended.stderr)
@@ -275,8 +275,8 @@ class AgainstFake(unittest.TestCase):
                 (2, "--dataset-name file and --dataset-path go together", ("--dataset-name", "file")),
                 (2, "extra-request-body=7 must be a JSON object", ("--extra-request-body", "7")),
                 (2, "--backend: sglang not in", ("--backend", "sglang")),
-                (2, "--request-rate: 0 must be inf or a number from 0.01 on", ("--request-rate", "0")),
-                (2, "--request-rate: nan must be inf or a number from 0.01 on", ("--request-rate", "nan")),
+                (2, "--request-rate: 0 must be inf or at least 0.01", ("--request-rate", "0")),
+                (2, "--request-rate: nan must be inf or at least 0.01", ("--request-rate", "nan")),
                 (2, "--timeout: Value inf not in range", ("--timeout", "inf")),
                 (2, "dataset-path=/nowhere cannot be read", ("--dataset-name", "file", "--dataset-path", "/nowhere"))):
             ended = bench(self.url + "/good", *flags)

@@ -75,7 +75,7 @@ class ConfigFile(Files):
             self.assertIn("(Env:FP4MOE_" + flag[2:].replace("-", "_").upper() + ")", help_text)
 
     def test_refusals(self):
-        for text, *words in [("prot = 1\n", "'prot'", "no flag of fp4moe serve"), ("[http]\nport = 1\n", "'http.port'"),
+        for text, *words in [("prot = 1\n", "'prot'", "not a flag of fp4moe serve"), ("[http]\nport = 1\n", "'http.port'"),
                              ("config = \"b\"\n", "'config'"), ("help = true\n", "'help'"),
                              ("port = many\n", "port", "many"), ("log-format = xml\n", "xml", "json")]:
             with self.subTest(text):
