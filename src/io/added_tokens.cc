@@ -104,7 +104,7 @@ Result<std::vector<AddedToken>> parse_added_tokens(const JsonCursor& added_token
     const int32_t expected = known != vocab.end() ? known->second : next_id++;
     if (token.id != expected)
       return entry["id"].error(std::to_string(expected) +
-                               (known != vocab.end() ? ", the vocabulary's" : ", the next new one"));
+                               (known != vocab.end() ? ", its id in the vocabulary" : ", the next free id"));
     if (known == vocab.end() && vocab_ids.count(token.id) > 0)
       return entry["id"].error("an id that the vocabulary does not use");
     // "n" and "r": per pass (normalized, raw), each pattern may occur once.

@@ -157,7 +157,7 @@ Status BpeModel::parse_vocab(const JsonCursor& vocab) {
     const JsonCursor entry(value, vocab.path() + "[" + json_brief(token) + "]");
     FP4MOE_ASSIGN_OR_RETURN(const int32_t id, entry.token_id());
     const auto [other, is_new] = seen.emplace(id, &token);
-    if (!is_new) return entry.error("an id of its own, not that of " + json_brief(*other->second));
+    if (!is_new) return entry.error("a unique id, not that of " + json_brief(*other->second));
     vocab_.emplace(token, id);
   }
   return {};
@@ -192,7 +192,7 @@ Status BpeModel::parse_options(const JsonCursor& model) {
   if (found != vocab_.end())
     unknown_id_ = found->second;
   else if (lacks_bytes)
-    return unknown.error("a token of the vocabulary, as some bytes have none");
+    return unknown.error("a token of the vocabulary, because some bytes have no token");
   return {};
 }
 

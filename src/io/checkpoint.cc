@@ -120,8 +120,8 @@ Status Checkpoint::State::list_tensors() {
   for (const TensorEntry& tensor : tensors) {
     const auto [at, is_new] = by_name.emplace(tensor.name, &tensor);
     if (!is_new)
-      return data_loss("'" + folder + "': tensor '" + tensor.name + "' lies in '" + at->second->file +
-                       "' and in '" + tensor.file + "'");
+      return data_loss("'" + folder + "': tensor '" + tensor.name + "' is in '" + at->second->file +
+                       "' and also in '" + tensor.file + "'");
   }
   return {};
 }
@@ -132,7 +132,7 @@ Status Checkpoint::State::check_index(const CheckpointIndex& index) const {
     if (at == by_name.end() || at->second->file != file)
       return data_loss("'" + folder + "': " + kIndexFile + " puts tensor '" + name + "' in '" + file +
                        "', which lacks it" +
-                       (at == by_name.end() ? "" : "; it lies in '" + at->second->file + "'"));
+                       (at == by_name.end() ? "" : "; it is in '" + at->second->file + "'"));
   }
   return {};
 }

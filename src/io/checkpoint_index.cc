@@ -24,11 +24,11 @@ Result<CheckpointIndex> parse_checkpoint_index(std::string_view json) {
   std::set<std::string> files;
   for (const auto& [name, file] : map->items()) {
     if (!file.is_string())
-      return data_loss("weight_map['" + name + "'] is " + json_brief(file) + "; legal is a file name");
+      return data_loss("weight_map['" + name + "'] is " + json_brief(file) + "; legal: a file name");
     const std::string& file_name = file.get_ref<const std::string&>();
     if (!is_plain_safetensors_name(file_name))
       return invalid_argument("weight_map['" + name + "'] is '" + file_name +
-                              "'; legal is the name of a .safetensors file in the same folder");
+                              "'; legal: the name of a .safetensors file in the same folder");
     index.tensors[name] = file_name;
     files.insert(file_name);
   }

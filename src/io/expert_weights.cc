@@ -73,7 +73,7 @@ Result<MoeWeightsView> load_expert_weights(const Checkpoint& checkpoint, const M
   const std::string module = prefix + (is_fused ? "gate_up_proj" : "0.gate_proj");
   if (is_excluded(config.quant, module))
     return unsupported("module '" + module + "' is left unquantised by " + config.quant.declared_by +
-                       "; supported are experts in FP4");
+                       "; supported: experts in FP4");
   if (method == QuantMethod::kMxfp4GptOss) return load_gpt_oss_experts(checkpoint, config, prefix, local);
   if (is_fused) return load_fused_modelopt_experts(checkpoint, config, prefix, local);
   return load_per_expert(checkpoint, config, prefix, local);

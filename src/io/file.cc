@@ -68,7 +68,7 @@ Status check_size_limit(const std::string& path, int64_t end) {
     return {};
   return does_not_fit("cannot write '" + path + "': it would have at least " + std::to_string(end) +
                       " bytes; " + std::to_string(limit.rlim_cur) +
-                      " are legal for a file of this process (ulimit -f)");
+                      " are legal for this process (ulimit -f)");
 }
 
 }  // namespace
@@ -157,7 +157,7 @@ Result<NewFile> NewFile::create(const std::string& path) {
       return data_loss("cannot create '" + name + "': it is a symbolic link, which is not followed");
     if (file.fd_ < 0) return system_error("cannot create", name);
     if (::flock(file.fd_, LOCK_EX | LOCK_NB) != 0)
-      return errno == EWOULDBLOCK ? unavailable("'" + name + "' is being written by somebody else")
+      return errno == EWOULDBLOCK ? unavailable("'" + name + "' is locked by another writer")
                                   : system_error("cannot lock", name);
     if (!has_name(file.fd_, name)) continue;  // its previous writer renamed or removed it just now
     file.path_ = path;

@@ -52,7 +52,7 @@ Status not_finite(const TensorEntry& tensor, int64_t at) {
     indices = std::to_string(rest % tensor.view.shape[i]) + (indices.empty() ? "" : ", ") + indices;
   return data_loss("tensor '" + tensor.name + "' in '" + tensor.file + "' is " +
                    (is_infinite(tensor.view, at) ? "infinite" : "NaN") + " at [" + indices +
-                   "]; legal are finite numbers");
+                   "]; legal: finite numbers");
 }
 
 }  // namespace
@@ -66,7 +66,7 @@ Status check_finite(const TensorPart& part, ThreadPool& pool) {
   const int64_t num_cols = part.num_cols < 0 ? row - part.first_col : part.num_cols;
   FP4MOE_CHECK(part.first_row >= 0 && num_rows >= 0 && part.first_row + num_rows <= all_rows &&
                    part.first_col >= 0 && num_cols >= 0 && part.first_col + num_cols <= row,
-               "a part of '" + part.tensor->name + "' that it does not have");
+               "a part outside of tensor '" + part.tensor->name + "'");
   std::atomic<int64_t> first_bad = total;
   run_ranges(pool, num_rows, std::max<int64_t>(1, kChunk / row), [&](int64_t from, int64_t to) {
     for (int64_t r = part.first_row + from; r < part.first_row + to; ++r) {

@@ -48,7 +48,7 @@ Result<float> load_divisor(const Checkpoint& checkpoint, const std::string& name
   const float scale = to_decode(EncodeScale{divisor}).value;
   if (std::isfinite(scale)) return scale;
   return data_loss("tensor '" + name + "' is " + std::to_string(divisor) +
-                   "; legal are numbers above 0 with a finite reciprocal");
+                   "; legal: numbers above 0 with a finite reciprocal");
 }
 
 Status load_modelopt_scales(const Checkpoint& checkpoint, const std::string& name, Fp4Projection& p) {
@@ -94,11 +94,11 @@ Status check_block_scales(Fp4Format format, const TensorEntry& scales, ExpertRan
   const int64_t at = begin + found, row = at / blocks_per_row;
   char byte[8];
   std::snprintf(byte, sizeof byte, "0x%02X", view.data[at]);
-  return data_loss("tensor '" + scales.name + "': scale byte " + byte + " at " +
-                   (rank == 3 ? "expert " + std::to_string(row / rows) + ", " : "") + "row " +
-                   std::to_string(row % rows) + ", block " + std::to_string(at % blocks_per_row) +
-                   "; legal are " +
-                   (format == Fp4Format::kMxfp4 ? "e8m0 bytes 0x00 to 0xFE" : "e4m3 bytes 0x00 to 0x7E"));
+  return data_loss(
+      "tensor '" + scales.name + "': scale byte " + byte + " at " +
+      (rank == 3 ? "expert " + std::to_string(row / rows) + ", " : "") + "row " + std::to_string(row % rows) +
+      ", block " + std::to_string(at % blocks_per_row) +
+      "; legal: " + (format == Fp4Format::kMxfp4 ? "e8m0 bytes 0x00 to 0xFE" : "e4m3 bytes 0x00 to 0x7E"));
 }
 
 Status undeclared_fp4(const std::string& tensor) {
@@ -111,7 +111,7 @@ Status undeclared_fp4(const std::string& tensor) {
 Status check_tensor_scale(const std::string& name, const std::string& position, float scale) {
   if (std::isfinite(scale) && scale > 0) return {};
   return data_loss("tensor '" + name + "'" + position + " is " + std::to_string(scale) +
-                   "; legal are finite numbers above 0");
+                   "; legal: finite numbers above 0");
 }
 
 Result<Fp4Projection> load_fp4_projection(const Checkpoint& checkpoint, QuantMethod method,

@@ -16,14 +16,14 @@ Status check_dense_dtype(const Checkpoint& checkpoint, const std::string& name) 
     return undeclared_fp4(name + ".weight_scale");
   if (dtype != DType::kF8E4M3 && dtype != DType::kF8E5M2 && dtype != DType::kI8) return {};
   return unsupported("module '" + name + "' is quantised to " + dtype_name(dtype) +
-                     "; supported are linear layers in FP4 and bf16");
+                     "; supported: linear layers in FP4 and bf16");
 }
 
 Status check_one_format(const std::string& prefix, const LinearWeightsView& gate,
                         const LinearWeightsView& other) {
   const bool same = gate.is_fp4 == other.is_fp4 && (!gate.is_fp4 || gate.fp4.format == other.fp4.format);
   if (same) return {};
-  return unsupported("module '" + prefix + "' mixes FP4 and bf16 projections; supported: all of one");
+  return unsupported("module '" + prefix + "' mixes FP4 and bf16 projections; supported: all in one format");
 }
 
 }  // namespace

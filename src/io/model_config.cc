@@ -104,15 +104,15 @@ void read_sizes(JsonFields& fields, const FamilyRow& row, ModelConfig& config) {
   fields.read_bool("apply_router_weight_on_input", weight_on_input);
   if (weight_on_input)
     fields.fail(unsupported(
-        "config.json: apply_router_weight_on_input = true; supported: false, routing weights meet the "
-        "experts' outputs"));
+        "config.json: apply_router_weight_on_input = true; supported: false (routing weights scale "
+        "the experts' outputs)"));
   read_dense_dtype(fields, config);
   if (!fields.status().ok()) return;
   fields.require(
       config.top_k <= config.num_experts,
       equals("num_experts_per_tok", config.top_k) + " exceeds " + equals(experts_key, config.num_experts));
   fields.require(config.num_heads % config.num_kv_heads == 0,
-                 equals("num_attention_heads", config.num_heads) + " is no multiple of " +
+                 equals("num_attention_heads", config.num_heads) + " is not a multiple of " +
                      equals("num_key_value_heads", config.num_kv_heads));
 }
 
@@ -159,10 +159,9 @@ Status check_quant(const FamilyRow& row, const ModelConfig& config) {
   const bool is_gpt_oss = row.family == ModelFamily::kGptOss;
   if (is_gpt_oss != (quant.method == QuantMethod::kMxfp4GptOss))
     return unsupported(quant.declared_by + " declares " +
-                       (is_gpt_oss
-                            ? "another format for gpt_oss; supported for it: quant_method 'mxfp4'"
-                            : std::string("mxfp4 for ") + row.model_type +
-                                  "; supported for it: quant_method 'modelopt' or 'compressed-tensors'"));
+                       (is_gpt_oss ? "a format other than mxfp4 for gpt_oss; supported: quant_method 'mxfp4'"
+                                   : std::string("mxfp4 for ") + row.model_type +
+                                         "; supported: quant_method 'modelopt' or 'compressed-tensors'"));
   for (const ModuleAlgorithm& other : quant.other_modules)
     if (!is_mtp_name(config, other.pattern))
       return unsupported(quant.declared_by + " declares " + other.algorithm + " for modules '" +

@@ -13,7 +13,7 @@ void read_head_dim(JsonFields& fields, ModelConfig& config) {
   const bool is_default = config.family == ModelFamily::kGptOss && !fields.contains("head_dim");
   fields.require(fields.has("head_dim") || is_default || divides,
                  "head_dim is missing, and " + equals("hidden_size", config.hidden_size) +
-                     " is no multiple of " + equals("num_attention_heads", config.num_heads));
+                     " is not a multiple of " + equals("num_attention_heads", config.num_heads));
   config.head_dim = is_default ? kGptOssHeadDim : config.hidden_size / config.num_heads;
   fields.read_int("head_dim", config.head_dim, kHeadDims);
   fields.require(config.head_dim % 2 == 0 && config.head_dim <= kHeadDims.max,
@@ -68,7 +68,7 @@ void read_deepseek_router(JsonFields& fields, ModelConfig& config) {
   fields.read_real("routed_scaling_factor", router.scaling_factor, {1e-6, kHuge});
   if (!fields.status().ok()) return;
   fields.require(config.num_experts % router.num_groups == 0, equals("n_routed_experts", config.num_experts) +
-                                                                  " is no multiple of " +
+                                                                  " is not a multiple of " +
                                                                   equals("n_group", router.num_groups));
   fields.require(
       router.top_k_groups <= router.num_groups,

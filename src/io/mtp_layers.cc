@@ -52,7 +52,7 @@ std::string describe_skipped_mtp(const ModelConfig& config, const Checkpoint& ch
   }
   if (first == nullptr) return {};
   return "skipping " + std::to_string(num_tensors) + " tensors (" + std::to_string(num_bytes) +
-         " bytes) of multi-token prediction, from '" + *first + "'";
+         " bytes) of multi-token prediction, the first is '" + *first + "'";
 }
 
 }  // namespace fp4moe

@@ -11,8 +11,7 @@ Status prepare_folder(const std::string& folder) {
   std::filesystem::create_directories(folder, error);
   if (error) return not_found("cannot create folder '" + folder + "': " + error.message());
   if (!std::filesystem::is_empty(folder, error) || error)
-    return invalid_argument("folder '" + folder +
-                            "' is not empty; a checkpoint is only written into a new one");
+    return invalid_argument("folder '" + folder + "' is not empty; legal: a new or empty folder");
   return {};
 }
 

@@ -91,7 +91,7 @@ Result<PreTokenizer> PreTokenizer::parse(const JsonCursor& pre_tokenizer) {
   if (!pre_tokenizer.is_null()) FP4MOE_RETURN_IF_ERROR(result.add_step(pre_tokenizer));
   if (!result.has_byte_level_)
     return unsupported("tokenizer.json: pre_tokenizer is " + json_brief(pre_tokenizer.value()) +
-                       "; supported: ones with ByteLevel");
+                       "; supported: pre-tokenizers that contain ByteLevel");
   return result;
 }
 
@@ -110,7 +110,7 @@ Status PreTokenizer::add_step(const JsonCursor& config) {
   }
   if (has_byte_level_)
     return unsupported("tokenizer.json: " + config.path() + " is " + std::string(type) +
-                       " behind ByteLevel; supported: ByteLevel last");
+                       " after ByteLevel; supported: ByteLevel last");
   if (type == "Split") return add_split(config);
   if (type == "ByteLevel") return add_byte_level(config);
   if (type == "Digits") {

@@ -11,7 +11,7 @@ namespace fp4moe {
 namespace {
 
 constexpr const char* kSupported =
-    "; supported are quant_method 'mxfp4' (gpt-oss), 'modelopt' with quant_algo 'NVFP4', 'W4A16_NVFP4' or "
+    "; supported: quant_method 'mxfp4' (gpt-oss), 'modelopt' with quant_algo 'NVFP4', 'W4A16_NVFP4' or "
     "'MIXED_PRECISION', and 'compressed-tensors' with format 'nvfp4-pack-quantized' or "
     "'mxfp4-pack-quantized'";
 constexpr JsonFields::IntRange kGroupSizes = {1, 1 << 20};

@@ -88,7 +88,7 @@ class Quantizer {
     }
     FP4MOE_RETURN_IF_ERROR(check_whole_mlps());
     if (modules_.empty())
-      return invalid_argument("'" + source_.folder() + "' has no projection of an MLP to quantise");
+      return invalid_argument("'" + source_.folder() + "' has no MLP projections to quantise");
     return {};
   }
 
@@ -178,7 +178,7 @@ class Quantizer {
     for (const auto& [mlp, count] : projections)
       if (count != 3)
         return unsupported("--exclude leaves " + std::to_string(3 - count) + " of the 3 projections of '" +
-                           mlp + "' in bf16; legal: all of an MLP or none");
+                           mlp + "' in bf16; legal: all three or none");
     return {};
   }
 

@@ -25,9 +25,8 @@ Result<std::string> choose_dialect(const ModelConfig& config, const QuantizeOpti
   if (asked != "gpt-oss" && asked != "modelopt" && asked != "compressed-tensors")
     return invalid_argument("--dialect " + asked + "; legal: auto, gpt-oss, modelopt or compressed-tensors");
   if (asked == fitting || (asked == "compressed-tensors" && !gpt_oss)) return asked;
-  return unsupported("--dialect " + asked + " cannot hold " + fp4_format_name(options.format) +
-                     " of a model of type " + config.model_type + "; nearest legal choice: --dialect " +
-                     fitting);
+  return unsupported("--dialect " + asked + " cannot represent " + fp4_format_name(options.format) +
+                     " for model type " + config.model_type + "; nearest legal choice: --dialect " + fitting);
 }
 
 // A routed expert that the pattern matches; "" if none. All routed experts must have the same format.
@@ -110,14 +109,15 @@ Result<Declaration> declare(const ModelConfig& config, const QuantizeOptions& op
   for (const std::string& pattern : options.exclude)
     if (const std::string module = excluded_expert(config, pattern); !module.empty())
       return unsupported("--exclude '" + pattern + "' names '" + module +
-                         "'; routed experts are quantised all or not at all");
+                         "'; legal: all routed experts or none");
   const bool mx = options.format == Fp4Format::kMxfp4, has_inputs = !mx && options.input_amax != nullptr;
   out.exclude = options.exclude;
   Patterns patterns = left_layers(config);
   patterns.insert(patterns.end(), options.exclude.begin(), options.exclude.end());
   if (out.dialect == "gpt-oss") {
     if (!options.exclude.empty())
-      return unsupported("--exclude with --dialect gpt-oss, which quantises routed experts and nothing else");
+      return unsupported(
+          "--exclude cannot be combined with --dialect gpt-oss, which quantises only routed experts");
     out.tensors = {.codes = "_blocks", .block_scales = "_scales", .is_gpt_oss = true};
     out.config = declare_gpt_oss();
   } else if (out.dialect == "modelopt") {

@@ -79,8 +79,8 @@ void read_rope(JsonFields& fields, ModelConfig& config) {
   JsonFields scaling(*object, fields.where() + ": " + key);
   for (const auto& [name, value] : object->items())
     if (value.is_object())
-      scaling.fail(
-          unsupported(scaling.where() + " differs by layer type ('" + name + "'); supported: one for all"));
+      scaling.fail(unsupported(scaling.where() + " differs by layer type ('" + name +
+                               "'); supported: the same for all layers"));
   check_partial_rotary(scaling);
   std::string type = "default";
   scaling.read_string("type", type);

@@ -31,7 +31,7 @@ Result<std::vector<int64_t>> read_sizes(const Json& object, const char* key, con
   for (const Json& value : *at) {
     if (!value.is_number_unsigned() || value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX))
       return data_loss(label(name) + ": '" + key + "' holds " + json_brief(value) +
-                       "; legal are whole numbers from 0 to 2^63-1");
+                       "; legal: whole numbers from 0 to 2^63-1");
     sizes.push_back(static_cast<int64_t>(value.get<uint64_t>()));
   }
   return sizes;
@@ -67,7 +67,7 @@ Result<SafetensorsEntry> read_entry(const std::string& name, const Json& object,
   const int align = std::max(dtype_bits(entry.spec.dtype) / 8, 1);
   if (entry.begin % align != 0)
     return unsupported(label(name) + " begins at file byte " + std::to_string(entry.begin) +
-                       ", which is no multiple of its element size " + std::to_string(align));
+                       ", which is not a multiple of its element size " + std::to_string(align));
   return entry;
 }
 
@@ -78,7 +78,7 @@ Status check_coverage(const std::vector<SafetensorsEntry>& entries, int64_t data
   for (const SafetensorsEntry& entry : entries) {
     if (entry.begin != covered)
       return data_loss(label(entry.spec.name) + " begins at file byte " + std::to_string(entry.begin) +
-                       (entry.begin < covered ? ", inside of " : ", leaving a hole after ") + previous +
+                       (entry.begin < covered ? ", inside " : ", leaving a hole after ") + previous +
                        ", which ends at " + std::to_string(covered));
     covered = entry.end;
     previous = label(entry.spec.name);
@@ -152,7 +152,7 @@ Result<std::vector<SafetensorsEntry>> parse_safetensors(std::span<const uint8_t>
   std::memcpy(&header_bytes, file.data(), sizeof header_bytes);
   const uint64_t rest = file.size() - sizeof header_bytes;
   if (header_bytes < 2 || header_bytes > std::min(rest, kMaxHeaderBytes))
-    return data_loss("the header's length is " + std::to_string(header_bytes) + " bytes; legal are 2 to " +
+    return data_loss("the header's length is " + std::to_string(header_bytes) + " bytes; legal: 2 to " +
                      std::to_string(std::min(rest, kMaxHeaderBytes)) + " in a file of " +
                      std::to_string(file.size()) + " bytes");
   const std::string_view text(reinterpret_cast<const char*>(file.data()) + sizeof header_bytes, header_bytes);
@@ -202,7 +202,7 @@ Status write_safetensors_shards(const std::string& folder, const std::vector<Ten
   if (num_shards < 1 || num_shards > 99999 ||
       static_cast<size_t>(num_shards) > std::max<size_t>(specs.size(), 1))
     return invalid_argument("num_shards=" + std::to_string(num_shards) +
-                            "; legal are 1 to the number of tensors, " + std::to_string(specs.size()) +
+                            "; legal: 1 to the number of tensors, " + std::to_string(specs.size()) +
                             ", and at most 99999");
   int64_t total = 0;
   for (const TensorSpec& spec : specs) {

@@ -43,8 +43,8 @@ class Translator {
     return true;
   }
   Status refuse(const std::string& what) const {
-    return unsupported(what + " at byte " + std::to_string(next_) + " of the regular expression " +
-                       std::string(pattern_));
+    return unsupported("unsupported regular expression: " + what + " at byte " + std::to_string(next_) +
+                       " of " + std::string(pattern_));
   }
 
   Status item() {
@@ -80,9 +80,9 @@ class Translator {
       const std::string pair = {lower(pattern_[next_]),
                                 next_ + 1 < pattern_.size() ? lower(pattern_[next_ + 1]) : '\0'};
       for (std::string_view folded : {"ss", "ff", "fi", "fl", "st"})
-        if (pair == folded) return refuse("the letters '" + pair + "' in a group without regard to case");
+        if (pair == folded) return refuse("the letters '" + pair + "' in a case-insensitive group");
       if (static_cast<uint8_t>(pattern_[next_]) >= 0x80)
-        return refuse("a character beyond ASCII in a group without regard to case");
+        return refuse("a non-ASCII character in a case-insensitive group");
     }
     copy(1);
     return {};
@@ -102,7 +102,7 @@ class Translator {
       caseless_.push_back(true);
       return {};
     }
-    if (follows("(?") || follows("(*")) return refuse("a group of a kind that is not known");
+    if (follows("(?") || follows("(*")) return refuse("an unknown kind of group");
     copy(1);
     caseless_.push_back(was_caseless);
     return {};
@@ -117,10 +117,10 @@ class Translator {
     const auto digits = [](std::string_view s) { return std::all_of(s.begin(), s.end(), is_digit); };
     const bool plain = !body.empty() && is_digit(body[0]) && digits(body.substr(0, comma)) &&
                        (comma == std::string_view::npos || digits(body.substr(comma + 1)));
-    if (!plain) return refuse("a { that is no interval {n}, {n,} or {n,m}");
+    if (!plain) return refuse("a { that does not begin an interval {n}, {n,} or {n,m}");
     copy(close + 1 - next_);
     if (follows("+") || (follows("?") && comma == std::string_view::npos))
-      return refuse("a + or ? behind an interval");
+      return refuse("a + or ? after an interval");
     return {};
   }
 
@@ -129,7 +129,7 @@ class Translator {
     if (follows("&&")) return refuse("an intersection of character classes");
     if (follows("\\")) return escape();
     if (is_caseless() && static_cast<uint8_t>(pattern_[next_]) >= 0x80)
-      return refuse("a character beyond ASCII in a group without regard to case");
+      return refuse("a non-ASCII character in a case-insensitive group");
     in_class_ = !follows("]");
     copy(1);
     return {};
@@ -201,7 +201,7 @@ class Translator {
     const bool is_script = std::find(kScripts.begin(), kScripts.end(), name) != kScripts.end();
     if (!is_category && !is_script) return refuse("the property " + std::string(name));
     if (is_caseless() && (name == "Lu" || name == "Ll" || name == "Lt"))
-      return refuse("the property " + std::string(name) + " in a group without regard to case");
+      return refuse("the property " + std::string(name) + " in a case-insensitive group");
     out_ += negated ? "\\P{" : "\\p{";
     out_ += (is_script ? "sc:" : "") + std::string(name) + "}";
     next_ = close + 1;

@@ -64,8 +64,8 @@ void Tokenizer::State::split(std::string_view text, std::deque<std::string>* sto
 
 Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
   if (text.size() > kMaxTextBytes)
-    return invalid_argument("text of " + std::to_string(text.size()) + " bytes; at most " +
-                            std::to_string(kMaxTextBytes) + " are encoded at once");
+    return invalid_argument("text of " + std::to_string(text.size()) + " bytes; legal: at most " +
+                            std::to_string(kMaxTextBytes) + " per call");
   State::EncodeCall call;
   if (add_special_tokens) call.ids = state_->prefix;
   std::string& valid = call.storage.emplace_back();

@@ -77,7 +77,7 @@ Status Tokenizer::State::parse_template(const JsonCursor& config) {
   for (size_t i = 0; i < count; ++i) {
     const JsonCursor piece = single.element(i);
     if (!piece["Sequence"].is_null()) {
-      if (piece["Sequence"]["id"].value() != "A" || seen_text) return piece.error("sequence A, and once");
+      if (piece["Sequence"]["id"].value() != "A" || seen_text) return piece.error("sequence A, exactly once");
       seen_text = true;
       continue;
     }
@@ -89,7 +89,7 @@ Status Tokenizer::State::parse_template(const JsonCursor& config) {
       (seen_text ? after : before).push_back(id);
     }
   }
-  if (!seen_text) return single.error("a place for sequence A");
+  if (!seen_text) return single.error("an element for sequence A");
   prefix.insert(prefix.begin(), before.begin(), before.end());
   suffix.insert(suffix.end(), after.begin(), after.end());
   return {};
@@ -105,7 +105,7 @@ Status Tokenizer::State::parse_decoder(const JsonCursor& decoder) {
   if (type == "Fuse" && decode_byte_level) return {};  // no effect: ByteLevel produces one string
   if (type != "Sequence")
     return unsupported("tokenizer.json: " + decoder.path() + " is " + std::string(type) +
-                       "; supported: null, Sequence, one ByteLevel, Fuse behind it");
+                       "; supported: null, Sequence, one ByteLevel, Fuse after it");
   const JsonCursor parts = decoder["decoders"];
   FP4MOE_ASSIGN_OR_RETURN(const size_t count, parts.array_size());
   for (size_t i = 0; i < count; ++i) FP4MOE_RETURN_IF_ERROR(parse_decoder(parts.element(i)));

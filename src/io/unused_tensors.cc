@@ -176,8 +176,8 @@ Status check_unused_tensors(const Checkpoint& checkpoint, const ModelConfig& con
     const std::string line = describe_unused_tensors(unused.in_model, config);
     if (!allow)
       return unsupported("'" + checkpoint.folder() + "': " + line +
-                         ", so the model would not be the one that was saved; legal: a config.json that says "
-                         "what the tensors hold, or --allow-unused-tensors");
+                         ", so the model would differ from the saved one; legal: a config.json that "
+                         "matches the tensors, or --allow-unused-tensors");
     log_warning(line);
   }
   if (!unused.elsewhere.empty()) log_warning(describe_unused_tensors(unused.elsewhere, config));

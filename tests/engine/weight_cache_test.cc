@@ -402,8 +402,8 @@ TEST_F(WeightCacheFile, ASecondWriterPacksAndKeepsNothing) {
   const Result<NewFile> first = NewFile::create(path_);
   const Lines lines;
   EXPECT_TRUE(start());
-  EXPECT_TRUE(lines.have("warning: packed weights are not kept: '" + path_ +
-                         ".partial' is being written by somebody else"))
+  EXPECT_TRUE(
+      lines.have("warning: packed weights are not kept: '" + path_ + ".partial' is locked by another writer"))
       << lines.text();
   EXPECT_TRUE(lines.have("not kept: '" + path_)) << lines.text();
   EXPECT_FALSE(file_exists(path_));
@@ -427,7 +427,7 @@ TEST_F(WeightCacheFile, AFileSizeLimitIsAWarning) {
     const bool packed = start();
     const bool warned =
         lines.have("warning: packed weights are not kept: cannot write '" + path_ + "': it would have ") &&
-        lines.have("8192 are legal for a file of this process (ulimit -f)");
+        lines.have("8192 are legal for this process (ulimit -f)");
     _exit(packed && warned && !HasFailure() && !file_exists(path_) && !file_exists(path_ + ".partial") ? 0
                                                                                                        : 1);
   }

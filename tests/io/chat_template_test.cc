@@ -64,7 +64,7 @@ TEST(ChatTemplate, SyntaxErrorsNameTheLine) {
   expect_error("\n\n{{ 1 + }}", StatusCode::kInvalidArgument, "line 3: ");
   expect_error("{{ x|nothing }}", StatusCode::kInvalidArgument, "no filter named 'nothing'");
   expect_error("{% extends 'x' %}", StatusCode::kInvalidArgument, "unknown tag 'extends'");
-  expect_error("{{ 99999999999999999999 }}", StatusCode::kInvalidArgument, "does not fit 64 bits");
+  expect_error("{{ 99999999999999999999 }}", StatusCode::kInvalidArgument, "does not fit in 64 bits");
   expect_error("\xff", StatusCode::kInvalidArgument, "not valid UTF-8");
 }
 
@@ -75,7 +75,7 @@ TEST(ChatTemplate, RuntimeErrorsNameTheLine) {
   expect_error("{{ {}.y.z }}", StatusCode::kInvalidArgument, "'dict object' has no attribute 'y'");
   expect_error("{{ messages.append(1) }}", StatusCode::kInvalidArgument, "unsafe");
   expect_error("{{ ''.__class__.__mro__ }}", StatusCode::kInvalidArgument, "unsafe");
-  expect_error("{{ 9223372036854775807 + 1 }}", StatusCode::kInvalidArgument, "does not fit 64 bits");
+  expect_error("{{ 9223372036854775807 + 1 }}", StatusCode::kInvalidArgument, "does not fit in 64 bits");
 }
 
 TEST(ChatTemplate, HostileTemplatesMeetLimits) {

@@ -110,7 +110,7 @@ TEST(Checkpoint, RefusesAnIndexThatContradictsTheShards) {
   };
   EXPECT_TRUE(is_ok(open_with(R"({"t0":"a.safetensors","x":"b.safetensors"})")));
   EXPECT_TRUE(fails_with(open_with(R"({"t0":"b.safetensors","x":"a.safetensors"})"), StatusCode::kDataLoss,
-                         {"'t0' in 'b.safetensors'", "lies in 'a.safetensors'"}));
+                         {"'t0' in 'b.safetensors'", "it is in 'a.safetensors'"}));
   EXPECT_TRUE(fails_with(open_with(R"({"t0":"a.safetensors","y":"b.safetensors"})"), StatusCode::kDataLoss,
                          {"'y' in 'b.safetensors'", "lacks it"}));
   ASSERT_TRUE(is_ok(write_safetensors(folder.file("b.safetensors"), make_specs(2), fill)));

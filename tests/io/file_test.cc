@@ -108,7 +108,7 @@ TEST(NewFile, OneWriterAtATime) {
   ASSERT_TRUE(first->append(bytes("first")).ok());
   const Status second = NewFile::create(path).status();
   EXPECT_EQ(second.code(), StatusCode::kUnavailable);
-  EXPECT_EQ(second.message(), "'" + path + ".partial' is being written by somebody else");
+  EXPECT_EQ(second.message(), "'" + path + ".partial' is locked by another writer");
   ASSERT_TRUE(first->commit().ok());
   // The lock belonged to the renamed file: a third writer starts its own.
   Result<NewFile> third = NewFile::create(path);

@@ -94,7 +94,7 @@ TEST(LinearWeights, ScalesThatAreNotFiniteAndPositiveAreNamed) {
     for (const QuantMethod method : {QuantMethod::kModelOptNvfp4, QuantMethod::kCompressedNvfp4}) {
       const Fixture fixture(fp4_specs(method, kName, kRows, kCols), bad);
       EXPECT_TRUE(fails_with(fixture.load(make_config(method)), StatusCode::kDataLoss,
-                             {kName + ".weight_", "legal are finite numbers above 0"}));
+                             {kName + ".weight_", "legal: finite numbers above 0"}));
     }
   // A divisor whose reciprocal overflows.
   const Fixture tiny(fp4_specs(QuantMethod::kCompressedNvfp4, kName, kRows, kCols), 1e-45f);

@@ -128,9 +128,9 @@ TEST(ParseSafetensors, RefusesHolesOverlapsAndUncoveredBytes) {
   };
   EXPECT_TRUE(is_ok(parse("[4,8]", "[0,4]", 8)));
   EXPECT_TRUE(
-      fails_with(parse("[0,4]", "[2,6]", 6), StatusCode::kDataLoss, {"tensor 'b'", "inside of tensor 'a'"}));
+      fails_with(parse("[0,4]", "[2,6]", 6), StatusCode::kDataLoss, {"tensor 'b'", "inside tensor 'a'"}));
   EXPECT_TRUE(
-      fails_with(parse("[0,4]", "[0,4]", 4), StatusCode::kDataLoss, {"tensor 'b'", "inside of tensor 'a'"}));
+      fails_with(parse("[0,4]", "[0,4]", 4), StatusCode::kDataLoss, {"tensor 'b'", "inside tensor 'a'"}));
   EXPECT_TRUE(fails_with(parse("[0,4]", "[6,10]", 10), StatusCode::kDataLoss,
                          {"tensor 'b'", "hole after tensor 'a'"}));
   EXPECT_TRUE(fails_with(parse("[2,6]", "[6,10]", 10), StatusCode::kDataLoss,

@@ -112,14 +112,14 @@ no_weights = write(WEIGHTS, None)
 # ---- Cases: name, the change (or the flags, or both), exit code, required text of the line.
 
 WEIGHT_CASES = [
-    ("header length 0", header_length(0), CORRUPT, "header's length is 0", "legal are 2 to"),
-    ("header length huge", header_length(2**64 - 1), CORRUPT, "18446744073709551615", "legal are 2 to"),
-    ("header past the end", header_length(10_000_000), CORRUPT, "10000000", "legal are 2 to"),
+    ("header length 0", header_length(0), CORRUPT, "header's length is 0", "legal: 2 to"),
+    ("header length huge", header_length(2**64 - 1), CORRUPT, "18446744073709551615", "legal: 2 to"),
+    ("header past the end", header_length(10_000_000), CORRUPT, "10000000", "legal: 2 to"),
     ("header is no JSON", weights(lambda h, d: "{" * 10), CORRUPT, "header", "JSON at byte"),
     ("header nests deep", weights(lambda h, d: '{"a":' * 99), CORRUPT, "header", "deeper than 64"),
     ("header is no object", weights(lambda h, d: "[1]"), CORRUPT, "header is not a JSON object"),
     ("empty file", write(WEIGHTS, b""), CORRUPT, "0 bytes", "at least 8"),
-    ("overlap", tensor(data_offsets=[2762900, 2763412]), CORRUPT, NORM, "inside of", "v_proj.weight"),
+    ("overlap", tensor(data_offsets=[2762900, 2763412]), CORRUPT, NORM, "inside tensor", "v_proj.weight"),
     ("hole", weights(lambda h, d: h.pop(NORM) and None), CORRUPT, "leaving a hole", "v_proj.weight"),
     ("size overflow", tensor(shape=[2**62, 2**62]), CORRUPT, NORM, "overflows"),
     ("size wraps to the right one", tensor(shape=[2**56 + 1, 256]), CORRUPT, NORM, "overflows"),

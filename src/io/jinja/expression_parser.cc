@@ -275,7 +275,7 @@ ExprPtr ExpressionParser::parse_literal() {
     int64_t value = 0;
     const char* begin = digits.data() + (base == 10 ? 0 : 2);
     if (std::from_chars(begin, digits.data() + digits.size(), value, base).ec != std::errc())
-      fail_at(first.line, "integer " + digits + " does not fit 64 bits");
+      fail_at(first.line, "integer " + digits + " does not fit in 64 bits");
     node->value = Value(value);
   } else if (first.type == TokenType::kFloat) {
     double value = 0;

@@ -47,7 +47,7 @@ std::optional<int64_t> parse_int(std::string_view text, int base) {
   const char* end = digits->data() + digits->size();
   const auto [stop, error] = std::from_chars(digits->data(), end, value, base);
   if (error == std::errc::result_out_of_range && stop == end)
-    fail("integer " + digits->substr(0, 40) + " does not fit 64 bits");
+    fail("integer " + digits->substr(0, 40) + " does not fit in 64 bits");
   if (error != std::errc() || stop != end) return std::nullopt;
   return value;
 }
@@ -68,7 +68,7 @@ std::optional<double> parse_float(std::string_view text) {
 
 int64_t truncated(double value) {
   if (!(std::fabs(value) < 9223372036854775808.0))
-    fail("integer overflow: " + float_repr(value) + " does not fit 64 bits");
+    fail("integer overflow: " + float_repr(value) + " does not fit in 64 bits");
   return static_cast<int64_t>(value);
 }
 

@@ -212,7 +212,7 @@ class PercentFormat {
     if (spec.zero && spec.align == '>') spec.align = '\0';
     if (floating || value.is_integral()) return format_number(value, spec);
     const double d = *value.as<double>();
-    if (!(std::fabs(d) < 9.2e18)) fail("integer overflow: " + float_repr(d) + " does not fit 64 bits");
+    if (!(std::fabs(d) < 9.2e18)) fail("integer overflow: " + float_repr(d) + " does not fit in 64 bits");
     return format_number(Value(static_cast<int64_t>(d)), spec);
   }
 

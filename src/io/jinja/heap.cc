@@ -35,7 +35,7 @@ std::string_view Heap::text(std::string_view value) {
 
 size_t Heap::checked_bytes(size_t count, size_t size) const {
   size_t bytes = 0;
-  if (__builtin_mul_overflow(count, size, &bytes)) limit("the template asks for more than 2^64 bytes");
+  if (__builtin_mul_overflow(count, size, &bytes)) limit("the template needs more than 2^64 bytes");
   if (bytes > budget_.left()) out_of_memory(bytes, budget_.left());
   return bytes;
 }

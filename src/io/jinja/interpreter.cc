@@ -237,7 +237,7 @@ Value Interpreter::call_builtin(const Builtin& builtin, const Value& self, const
     }
   }
   for (size_t i = 0; i < static_cast<size_t>(builtin.required); ++i)
-    if (!bound.has(i)) fail(name + "() misses argument '" + std::string(params[i]) + "'");
+    if (!bound.has(i)) fail(name + "() is missing argument '" + std::string(params[i]) + "'");
   return builtin.run(bound);
 }
 

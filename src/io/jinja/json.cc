@@ -60,7 +60,7 @@ class ValueBuilder {
   };
 
   [[noreturn]] void fail_integer(const std::string& written) const {
-    fail(std::string(what_) + ": integer " + written.substr(0, 40) + " does not fit 64 bits");
+    fail(std::string(what_) + ": integer " + written.substr(0, 40) + " does not fit in 64 bits");
   }
   bool open(bool is_object) {
     if (open_.size() >= static_cast<size_t>(heap_.limits().depth / 4))

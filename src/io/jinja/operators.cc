@@ -16,7 +16,7 @@ namespace {
 
 [[noreturn]] void fail_overflow(std::string_view op, int64_t a, int64_t b) {
   fail("integer overflow: " + std::to_string(a) + " " + std::string(op) + " " + std::to_string(b) +
-       " does not fit 64 bits");
+       " does not fit in 64 bits");
 }
 
 int64_t power(int64_t base, int64_t exponent) {

@@ -205,8 +205,8 @@ class Parser : ExpressionParser {
 Body parse_template(std::string_view source) {
   if (source.size() > kMaxSourceBytes)
     throw Error{ErrorKind::kLimit,
-                "the template has " + std::to_string(source.size()) + " bytes; at most " +
-                    std::to_string(kMaxSourceBytes) + " are read",
+                "the template has " + std::to_string(source.size()) + " bytes; legal: at most " +
+                    std::to_string(kMaxSourceBytes),
                 1};
   if (!is_valid_utf8(source)) throw Error{ErrorKind::kSyntax, "the template is not valid UTF-8", 1};
   return Parser(tokenize(source)).run();
