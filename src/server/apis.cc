@@ -36,7 +36,7 @@ std::vector<LogitBias> read_logit_bias(Fields& fields) {
     return biases;
   }
   if (given->size() > kMaxLogitBiases) {
-    fields.fail("logit_bias", "has " + std::to_string(given->size()) + " tokens; at most " +
+    fields.fail("logit_bias", "has " + std::to_string(given->size()) + " tokens; legal: at most " +
                                   std::to_string(kMaxLogitBiases));
     return biases;
   }
@@ -44,7 +44,7 @@ std::vector<LogitBias> read_logit_bias(Fields& fields) {
   for (const auto& item : given->items()) {
     const std::string& key = item.key();
     const bool is_id = !key.empty() && key.size() < 10 && key.find_first_not_of("0123456789") == key.npos;
-    if (!is_id) inner.fail(key.substr(0, 20), "is no token id");
+    if (!is_id) inner.fail(key.substr(0, 20), "is not a token id");
     if (!inner.ok()) break;
     const double bias = inner.number(key, 0, -100, 100);
     if (inner.ok()) biases.push_back({std::stoi(key), static_cast<float>(bias)});
@@ -91,11 +91,11 @@ SamplingParams read_sampling(Fields& fields, const SamplingParams& defaults) {
   if (seed != kNoSeed) s.seed = static_cast<uint64_t>(seed);
   s.stop = fields.strings("stop");
   if (s.stop.size() > kMaxStops)
-    fields.fail("stop",
-                "has " + std::to_string(s.stop.size()) + " strings; at most " + std::to_string(kMaxStops));
+    fields.fail("stop", "has " + std::to_string(s.stop.size()) + " strings; legal: at most " +
+                            std::to_string(kMaxStops));
   for (const std::string& stop : s.stop) {
     if (stop.empty() || stop.size() > kMaxStopBytes)
-      fields.fail("stop", "has a string of " + std::to_string(stop.size()) + " bytes; legal are 1.." +
+      fields.fail("stop", "has a string of " + std::to_string(stop.size()) + " bytes; legal: 1.." +
                               std::to_string(kMaxStopBytes));
   }
   s.stop_regex = fields.strings("stop_regex");
@@ -113,7 +113,7 @@ void read_identity(Fields& fields, const std::string& id_prefix, Request& reques
     const std::string id = fields.string(name, request.id);
     if (fields.find(name) != nullptr && (id.empty() || id.size() > kMaxIdBytes))
       fields.fail(name,
-                  "has " + std::to_string(id.size()) + " bytes; legal are 1.." + std::to_string(kMaxIdBytes));
+                  "has " + std::to_string(id.size()) + " bytes; legal: 1.." + std::to_string(kMaxIdBytes));
     request.id = id;
   }
   if (request.id.empty()) request.id = make_id(id_prefix);
@@ -136,7 +136,7 @@ bool check_text_size(const Engine& engine, Fields& fields, const std::string& na
   const ModelInfo& info = engine.info();
   const int64_t bytes = static_cast<int64_t>(num_bytes), longest = info.max_bytes_per_token;
   if (longest == 0 || bytes / longest <= info.context_length) return true;
-  fields.fail(name, does_not_fit("has " + std::to_string(bytes) + " bytes, which are at least " +
+  fields.fail(name, does_not_fit("has " + std::to_string(bytes) + " bytes, which is at least " +
                                  std::to_string(bytes / longest) + " tokens; the context holds " +
                                  std::to_string(info.context_length)));
   return false;
@@ -163,7 +163,7 @@ void add_requests(const Engine& engine, GenerationCall& call, Fields& fields, co
   if (count > kMaxSubmissions) {
     return fields.fail("n", std::to_string(prompts.size()) + " prompts x n=" + std::to_string(n) +
                                 " exceed the limit of " + std::to_string(kMaxSubmissions) +
-                                " answers in one request");
+                                " outputs per request");
   }
   call.name = common.id;
   const int64_t context = engine.info().context_length;
@@ -175,9 +175,9 @@ void add_requests(const Engine& engine, GenerationCall& call, Fields& fields, co
   int64_t num_tokens = 0;
   for (const std::vector<int32_t>& ids : prompts) num_tokens += n * std::ssize(ids);
   if (num_tokens > kMaxSubmittedTokens)
-    return fields.fail("n", "n=" + std::to_string(n) + " times the prompts' tokens are " +
-                                std::to_string(num_tokens) + "; at most " +
-                                std::to_string(kMaxSubmittedTokens) + " in one request");
+    return fields.fail("n", "n=" + std::to_string(n) + " times the number of prompt tokens is " +
+                                std::to_string(num_tokens) + "; legal: at most " +
+                                std::to_string(kMaxSubmittedTokens) + " per request");
   for (std::vector<int32_t>& ids : prompts) {
     const auto prompt = std::make_shared<const std::vector<int32_t>>(std::move(ids));
     if (common.routed_experts_from > std::ssize(*prompt))
@@ -199,8 +199,8 @@ void add_requests(const Engine& engine, GenerationCall& call, Fields& fields, co
 void read_prefill_node(const Engine& engine, Fields& fields, GenerationCall& call) {
   const std::string& mode = engine.info().disaggregation_mode;
   if (mode == "prefill")
-    return fields.fail("", unsupported("this is a prefill node, which serves decode nodes; requests go to "
-                                       "a router (fp4moe router)"));
+    return fields.fail("", unsupported("this is a prefill node, which serves only decode nodes; send "
+                                       "requests to a router (fp4moe router)"));
   if (mode != "decode") return;
   constexpr int64_t kDefaultPort = 8998;  // SGLang's
   std::string host = fields.string("bootstrap_host", "");
@@ -208,11 +208,11 @@ void read_prefill_node(const Engine& engine, Fields& fields, GenerationCall& cal
   fields.find("bootstrap_room");  // sent by SGLang's routers; here the nodes choose the room
   if (host.empty())
     return fields.fail("bootstrap_host",
-                       "is missing: this is a decode node, whose requests come through a "
+                       "is missing: this is a decode node, which takes requests only from a "
                        "router (fp4moe router)");
   constexpr size_t kMaxHostBytes = 253;  // longest host name (RFC 1035)
   if (host.size() > kMaxHostBytes)
-    return fields.fail("bootstrap_host", "has " + std::to_string(host.size()) + " bytes, legal are at most " +
+    return fields.fail("bootstrap_host", "has " + std::to_string(host.size()) + " bytes; legal: at most " +
                                              std::to_string(kMaxHostBytes));
   if (host.find(':') != std::string::npos && host.front() != '[') host = "[" + host + "]";
   for (Request& request : call.requests) request.prefill_node = host + ":" + std::to_string(port);
@@ -233,9 +233,9 @@ Prompts read_prompts(const Engine& engine, Fields& fields, const std::string& na
     const char* wanted = kind == PromptKind::kIds    ? "token ids"
                          : kind == PromptKind::kText ? "a string"
                                                      : "a string, token ids";
-    fields.fail(name, std::string("must be ") + wanted + " or a list of such");
+    fields.fail(name, std::string("must be ") + wanted + " or a list of them");
   } else if (prompts.is_list && value->size() > kMaxSubmissions) {
-    fields.fail(name, "has " + std::to_string(value->size()) + " prompts; at most " +
+    fields.fail(name, "has " + std::to_string(value->size()) + " prompts; legal: at most " +
                           std::to_string(kMaxSubmissions));
   } else if (is_text) {
     prompts.texts = fields.strings(name);

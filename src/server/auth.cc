@@ -46,9 +46,8 @@ Status check_keys(const ServerConfig& config) {
       const bool legal = std::all_of(key.begin(), key.end(), [](char c) { return c > ' ' && c < '\x7f'; });
       if (!legal || key.empty() || key.size() > kMaxKeyBytes)
         return invalid_argument(std::string(keys == &config.api_keys ? "an API key" : "an admin API key") +
-                                " of " + std::to_string(key.size()) +
-                                " bytes cannot be used: legal are 1 to " + std::to_string(kMaxKeyBytes) +
-                                " printable ASCII characters without spaces");
+                                " of " + std::to_string(key.size()) + " bytes is not valid; legal: 1 to " +
+                                std::to_string(kMaxKeyBytes) + " printable ASCII characters without spaces");
     }
   }
   return {};

@@ -19,7 +19,7 @@ GenerationCall parse_chat(const Engine& engine, Fields& fields) {
   sampling.grammar = read_grammar(engine, fields);
   read_response_format(engine, fields, sampling.grammar);
   if (tools.is_forced && sampling.grammar.kind != GrammarSpec::Kind::kNone)
-    fields.fail("tool_choice", "asks for a call, and another field for an answer's text");
+    fields.fail("tool_choice", "requires a tool call, but another field constrains the output text");
   const int64_t max_tokens = fields.integer("max_tokens", engine.info().context_length, 0, INT32_MAX);
   sampling.max_new_tokens = fields.integer("max_completion_tokens", max_tokens, 0, INT32_MAX);
   format->logprobs = fields.boolean("logprobs", false);

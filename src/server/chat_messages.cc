@@ -77,7 +77,7 @@ ToolUse::Function read_function(Fields& fields, const json& tool, const std::str
   Fields inner(given == nullptr ? none : *given, name + ".function.");
   ToolUse::Function function{inner.string("name", ""), json::object()};
   if (inner.ok() && (function.name.empty() || function.name.size() > kMaxNameBytes))
-    inner.fail("name", "has " + std::to_string(function.name.size()) + " bytes; legal are 1.." +
+    inner.fail("name", "has " + std::to_string(function.name.size()) + " bytes; legal: 1.." +
                            std::to_string(kMaxNameBytes));
   const bool is_word = std::all_of(function.name.begin(), function.name.end(), [](unsigned char c) {
     return c == '_' || c == '-' || c == '.' || (c < 128 && std::isalnum(c) != 0);
@@ -115,7 +115,8 @@ void read_tool_choice(const Engine& engine, Fields& fields, ToolUse& use) {
   if (choice == nullptr || *choice == "auto") return;
   if (*choice == "none") return use.functions.clear();
   use.is_forced = true;
-  if (use.functions.empty()) return fields.fail("tool_choice", "asks for a call, and there are no tools");
+  if (use.functions.empty())
+    return fields.fail("tool_choice", "requires a tool call, but there are no tools");
   if (!engine.info().has_grammars)
     return fields.fail("tool_choice", unsupported("must be \"auto\" or \"none\": a call can only be forced "
                                                   "with a grammar backend, and this server has none"));
@@ -128,7 +129,7 @@ void read_tool_choice(const Engine& engine, Fields& fields, ToolUse& use) {
   std::erase_if(use.functions, [&](const ToolUse::Function& f) { return f.name != name; });
   use.parallel = false;
   if (use.functions.empty())
-    fields.fail("tool_choice.function.name", "is none of the tools: " + to_text(name).substr(0, 80));
+    fields.fail("tool_choice.function.name", "is not one of the tools: " + to_text(name).substr(0, 80));
 }
 
 // A Unicode noncharacter that does not occur in the text; empty if all of them do.
@@ -230,7 +231,7 @@ ChatMessages read_messages(const Engine& engine, Fields& fields, const AnswerDia
   }
   if (std::ssize(*messages) > engine.info().context_length) {
     fields.fail("messages", does_not_fit("has " + std::to_string(messages->size()) +
-                                         " entries, each of at least a token; the context holds " +
+                                         " entries of at least one token each; the context holds " +
                                          std::to_string(engine.info().context_length)));
     return {};
   }
@@ -244,7 +245,7 @@ ChatMessages read_messages(const Engine& engine, Fields& fields, const AnswerDia
     if (message["role"] == "user" || message["role"] == "tool")
       has_marks |= break_up_specials(engine, mark, message["content"].get_ref<std::string&>());
   if (has_marks && mark.empty())
-    fields.fail("messages", "hold all noncharacters from U+FDD0 to U+FDEF, beside texts of special tokens");
+    fields.fail("messages", "contain special-token texts and all noncharacters from U+FDD0 to U+FDEF");
   return {to_text(copy), has_marks ? mark : ""};
 }
 
@@ -292,8 +293,8 @@ ToolUse read_tools(const Engine& engine, const AnswerDialect& dialect, Fields& f
   if (const json* tools = fields.find("tools")) {
     if (!tools->is_array()) fields.fail("tools", std::string("must be an array, not ") + tools->type_name());
     if (tools->size() > kMaxTools)
-      fields.fail("tools",
-                  "has " + std::to_string(tools->size()) + " entries; at most " + std::to_string(kMaxTools));
+      fields.fail("tools", "has " + std::to_string(tools->size()) + " entries; legal: at most " +
+                               std::to_string(kMaxTools));
     for (size_t i = 0; fields.ok() && i < tools->size(); ++i)
       use.functions.push_back(read_function(fields, (*tools)[i], "tools[" + std::to_string(i) + "]"));
     if (!tools->empty()) options.tools_json = to_text(*tools);
@@ -305,7 +306,7 @@ ToolUse read_tools(const Engine& engine, const AnswerDialect& dialect, Fields& f
     fields.fail("tool_choice",
                 unsupported("must be \"required\", a function or \"none\": the model's chat template "
                             "has no place for tools, so with \"auto\" the model would not see "
-                            "them (--chat-template names another one)"));
+                            "them (--chat-template selects a different template)"));
   return use;
 }
 

@@ -22,7 +22,7 @@ Status check_origins(const ServerConfig& config) {
                            origin.find(' ') > scheme;
     if (origin != kAny && !is_origin)
       return invalid_argument("cors_allow_origins: '" + origin.substr(0, 80) +
-                              "' is no origin; legal are scheme://host or scheme://host:port, and *");
+                              "' is not an origin; legal: scheme://host, scheme://host:port, *");
   }
   return {};
 }

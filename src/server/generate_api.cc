@@ -142,7 +142,7 @@ GenerationCall parse_generate(const Engine& engine, Fields& fields) {
   if (!fields.ok()) return call;
 
   const bool has_text = fields.find("text") != nullptr, has_ids = fields.find("input_ids") != nullptr;
-  if (has_text == has_ids) fields.fail("text", "exactly one of text and input_ids is needed");
+  if (has_text == has_ids) fields.fail("text", "exactly one of text and input_ids is required");
   if (!fields.ok()) return call;
   Prompts prompts = has_text ? read_prompts(engine, fields, "text", PromptKind::kText)
                              : read_prompts(engine, fields, "input_ids", PromptKind::kIds);
@@ -154,7 +154,7 @@ GenerationCall parse_generate(const Engine& engine, Fields& fields) {
   add_requests(engine, call, fields, request, std::move(prompts.ids), n);
   if (ids && fields.ok() && ids->size() != call.requests.size())
     fields.fail("rid", "has " + std::to_string(ids->size()) + " ids for " +
-                           std::to_string(call.requests.size()) + " answers");
+                           std::to_string(call.requests.size()) + " outputs");
   for (size_t i = 0; ids && fields.ok() && i < ids->size(); ++i) call.requests[i].id = (*ids)[i];
   if (ids) call.name.clear();  // each response has its own id
   call.format = std::move(format);

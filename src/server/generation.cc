@@ -40,7 +40,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   void start(std::vector<Request> requests, const std::vector<PromptIds>& prompts) {
     exchange_->on_disconnect([weak = weak_from_this()] {
-      if (const auto self = weak.lock()) self->abandon("the client has gone");
+      if (const auto self = weak.lock()) self->abandon("the client has disconnected");
     });
     for (const Request& request : requests) ids_.push_back(request.id);
     for (size_t i = 0; i < requests.size(); ++i) {
@@ -93,7 +93,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     context_.engine->cancel(ids_[i]);
     if (behind_.exchange(true)) return;
     exchange_->post([self = shared_from_this()] {
-      self->exchange_->drop("its answer waits to be printed with more than max_unsent_bytes=" +
+      self->exchange_->drop("its unprocessed deltas exceed max_unsent_bytes=" +
                             std::to_string(self->context_.config->max_unsent_bytes));
     });
   }

@@ -27,7 +27,7 @@ void set(const Engine& engine, Fields& fields, const std::string& name, GrammarS
     fields.fail(name, unsupported("needs a grammar backend, and this server has none (--grammar-backend, or "
                                   "a build without xgrammar)"));
   if (grammar.kind != Kind::kNone)
-    fields.fail(name, "is one constraint too many: the answer's text has one already");
+    fields.fail(name, "cannot be combined with another constraint on the output text");
   grammar = {kind, std::move(text)};
 }
 

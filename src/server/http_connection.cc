@@ -109,7 +109,7 @@ void Connection::work(const std::function<void()>& task) {
   try {
     task();
   } catch (const std::exception& error) {  // out of memory, or a bug here
-    drop(std::string("its answer could not be printed: ") + error.what());
+    drop(std::string("its response could not be written: ") + error.what());
   }
 }
 
@@ -262,7 +262,7 @@ void Connection::tick() {
   if (closed_) return;
   const Clock::time_point now = Clock::now();
   if (!writing_.empty() && now > write_deadline_) {
-    return drop("it took nothing for write_timeout_seconds=" +
+    return drop("the client read nothing for write_timeout_seconds=" +
                 std::to_string(shared_.config.write_timeout_seconds));
   }
   if (!busy_ && writing_.empty() && now > read_deadline_) return close();

@@ -43,9 +43,7 @@ bool is_short(const HttpRequest& request) {
   return request.method == "GET" || request.method == "HEAD" || request.method == "OPTIONS";
 }
 
-std::string too_large(int64_t limit) {
-  return "the body has more than the legal " + std::to_string(limit) + " bytes";
-}
+std::string too_large(int64_t limit) { return "the body has more than " + std::to_string(limit) + " bytes"; }
 
 }  // namespace
 
@@ -126,12 +124,11 @@ bool Connection::parse_some() {
   if (error && error != http::error::need_more) return refuse_parse(error), false;
   if (is_head) {
     const std::string_view head(static_cast<const char*>(in_.data().data()), used);
-    if (has_folded_line(head)) return refuse(400, "a header line is continued on the next one"), false;
+    if (has_folded_line(head)) return refuse(400, "a header line is continued on the next line"), false;
     head_bytes_ += used;
     head_lines_ += count_lines(head);
     if (head_lines_ > kMaxHeadLines)
-      return refuse(431, "the header has more than the legal " + std::to_string(kMaxHeadLines) + " lines"),
-             false;
+      return refuse(431, "the header has more than " + std::to_string(kMaxHeadLines) + " lines"), false;
   }
   in_.consume(used);
   if (is_head && parser_->is_header_done() && !take_head()) return false;
@@ -212,8 +209,7 @@ void Connection::refuse_parse(boost::system::error_code error) {
   const ServerConfig& config = shared_.config;
   if (error == http::error::body_limit) return refuse(413, too_large(config.max_body_bytes));
   if (error == http::error::header_limit)
-    return refuse(431,
-                  "the header has more than the legal " + std::to_string(config.max_header_bytes) + " bytes");
+    return refuse(431, "the header has more than " + std::to_string(config.max_header_bytes) + " bytes");
   refuse(400, "malformed HTTP request: " + error.message());
 }
 
@@ -222,8 +218,8 @@ void Connection::refuse_for_memory() {
   in_.clear();
   in_.shrink_to_fit();
   answer_and_close(error_response(unavailable(
-      "the requests that arrive hold more than max_buffered_bytes=" + std::to_string(shared_.memory.limit()) +
-      " in memory, and this is the largest")));
+      "incoming requests hold more than max_buffered_bytes=" + std::to_string(shared_.memory.limit()) +
+      " in memory, and this one is the largest")));
 }
 
 void Connection::give_way() {
@@ -255,7 +251,7 @@ void Connection::dispatch() {
   const bool is_small = request_.body.size() <= kSmallBodyBytes;
   if (!is_small && shared_.queued_bytes.load() > shared_.memory.limit() / 4) {
     respond(
-        error_response(unavailable("the requests that wait for a worker hold more than a quarter of "
+        error_response(unavailable("requests that wait for a worker hold more than a quarter of "
                                    "max_buffered_bytes=" +
                                    std::to_string(shared_.memory.limit()))));
     return forget_body();

@@ -138,7 +138,7 @@ class AsioHttpServer final : public HttpServer {
       return true;
     }
     say_once("connections are refused with 503: " + error.message());
-    refuse(client, "the server has no descriptor left");
+    refuse(client, "the server has no file descriptors left");
     ::close(client);
     spare_ = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
     return true;
@@ -146,7 +146,7 @@ class AsioHttpServer final : public HttpServer {
 
   void retry(boost::system::error_code error) {
     if (error != asio::error::no_descriptors || spare_ < 0)
-      say_once("cannot accept connections: " + error.message() + "; trying on");
+      say_once("cannot accept connections: " + error.message() + "; retrying");
     retry_timer_.expires_after(std::chrono::milliseconds(static_cast<int>(1000 * kAcceptRetrySeconds)));
     retry_timer_.async_wait([this](boost::system::error_code) { accept(); });
   }
@@ -167,7 +167,7 @@ class AsioHttpServer final : public HttpServer {
 
   void add(Connection::Socket socket) {
     if (shared_.open.load() >= shared_.config.max_connections)
-      return refuse(socket.native_handle(), "the server has max_connections=" +
+      return refuse(socket.native_handle(), "the server already has max_connections=" +
                                                 std::to_string(shared_.config.max_connections) + " clients");
     if (connections_.size() >= 2 * static_cast<size_t>(std::max<int64_t>(shared_.open.load(), 16))) {
       connections_.erase(std::remove_if(connections_.begin(), connections_.end(),

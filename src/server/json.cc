@@ -58,12 +58,12 @@ Result<int64_t> parsed_json_bytes(std::string_view text) {
   const int64_t bytes = kValueBytes * num_values + kHeapBytes * num_on_heap + std::ssize(text);
   if (squared_keys > kMaxSquaredKeys)
     return invalid_argument(
-        "the JSON has too many objects with many keys: the squares of their numbers of keys add "
+        "the JSON has too many objects with many keys: the squares of their key counts add "
         "up to " +
-        std::to_string(squared_keys) + ", legal are " + std::to_string(kMaxSquaredKeys));
+        std::to_string(squared_keys) + "; legal: at most " + std::to_string(kMaxSquaredKeys));
   if (bytes > kMaxJsonBytes)
-    return invalid_argument("the JSON takes up to " + std::to_string(bytes) + " bytes of memory, legal are " +
-                            std::to_string(kMaxJsonBytes));
+    return invalid_argument("the JSON takes up to " + std::to_string(bytes) +
+                            " bytes of memory; legal: at most " + std::to_string(kMaxJsonBytes));
   return bytes;
 }
 
@@ -194,15 +194,15 @@ std::vector<int32_t> Fields::ids(const std::string& name) {
   if (is_id(*value)) return {value->get<int32_t>()};
   if (value->is_array() && std::all_of(value->begin(), value->end(), is_id))
     return value->get<std::vector<int32_t>>();
-  wrong_type(name, "a token id or an array of them", *value);
+  wrong_type(name, "a token id or an array of token ids", *value);
   return {};
 }
 
 void Fields::refuse(const std::string& name, const json& neutral) {
   const json* value = find(name);
   if (value == nullptr || *value == neutral) return;
-  fail(name, unsupported("is not supported by this server: leave it out or send " + to_text(neutral) +
-                         ", got " + to_text(*value).substr(0, kMaxQuoted)));
+  fail(name, unsupported("is not supported by this server: omit it or send " + to_text(neutral) + ", got " +
+                         to_text(*value).substr(0, kMaxQuoted)));
 }
 
 std::vector<std::string> Fields::unknown() const {

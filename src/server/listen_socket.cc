@@ -65,8 +65,9 @@ Status ListenSocket::open_unix(const std::string& path, int mode) {
   struct stat old {};
   if (lstat(path.c_str(), &old) == 0) {
     if (!S_ISSOCK(old.st_mode))
-      return invalid_argument("host=unix:" + path + ": something that is no socket is there");
-    if (is_served(address)) return unavailable("cannot listen on unix:" + path + ": another server does");
+      return invalid_argument("host=unix:" + path + ": the path exists and is not a socket");
+    if (is_served(address))
+      return unavailable("cannot listen on unix:" + path + ": another server already listens there");
     unlink(path.c_str());
   }
   family_ = AF_UNIX;

@@ -97,8 +97,8 @@ std::string legend(double y) {
     const double x = kLeft + 4 + 8.0 * colour_index(times);
     out += text_at(x, y + 22, std::to_string(times), " text-anchor=\"middle\"");
   }
-  return out +
-         text_at(kLeft + 8 * kColours + 12, y + 10, "tokens over the layer's mean (8 and more: the last)");
+  return out + text_at(kLeft + 8 * kColours + 12, y + 10,
+                       "tokens relative to the layer's mean (last colour: 8 or more)");
 }
 
 }  // namespace
@@ -123,7 +123,7 @@ std::string load_svg(const LoadReport& report) {
                  std::to_string(load.num_experts) + " experts, top " + std::to_string(report.info.top_k) +
                      "; rows are layers; " + std::to_string(load.counted_ranks) + " of " +
                      std::to_string(load.num_ranks) + " ranks");
-  svg += text_at(kBarLeft, 52, "busiest expert over mean");
+  svg += text_at(kBarLeft, 52, "busiest expert / mean");
   svg +=
       "<g transform=\"translate(" + std::to_string(kLeft) + " " + std::to_string(kMapTop) + ") scale(" +
       number(static_cast<double>(kMapWidth) / static_cast<double>(std::max<int64_t>(1, load.num_experts))) +

@@ -51,51 +51,56 @@ std::vector<Sample> engine_samples(const ModelInfo& info, const EngineStats& sta
   const double page_size = capacity / real(std::max<int64_t>(stats.num_pages, 1));
   return {
       {"num_running_reqs", "gauge", "Requests in the batch.", real(stats.num_running_reqs)},
-      {"num_queue_reqs", "gauge", "Requests that wait for a place in the batch.", real(stats.num_queue_reqs)},
-      {"num_grammar_queue_reqs", "gauge", "Requests that wait for their grammar, or for its next mask.",
+      {"num_queue_reqs", "gauge", "Requests waiting for a slot in the batch.", real(stats.num_queue_reqs)},
+      {"num_grammar_queue_reqs", "gauge", "Requests waiting for their grammar or its next mask.",
        real(stats.num_grammar_queue_reqs)},
-      {"num_used_tokens", "gauge", "Tokens that hold a place in the KV pool.", real(stats.num_used_tokens)},
-      {"kv_used_tokens", "gauge", "The same by its newer name.", real(stats.num_used_tokens)},
-      {"kv_evictable_tokens", "gauge", "Tokens of past requests that are kept for reuse.",
+      {"num_used_tokens", "gauge", "Token slots of the KV pool in use.", real(stats.num_used_tokens)},
+      {"kv_used_tokens", "gauge", "The same as num_used_tokens, under its newer name.",
+       real(stats.num_used_tokens)},
+      {"kv_evictable_tokens", "gauge", "Cached tokens of past requests, evictable.",
        real(stats.num_cached_pages) * page_size},
-      {"kv_available_tokens", "gauge", "Places in the KV pool that hold nothing.",
+      {"kv_available_tokens", "gauge", "Free token slots of the KV pool.",
        real(stats.num_free_pages) * page_size},
       {"num_pages", "gauge", "Pages of the KV pool.", real(stats.num_pages)},
-      {"num_leaked_pages", "gauge", "Pages that no request holds and nobody can have: 0, or a mistake.",
+      {"num_leaked_pages", "gauge",
+       "Pages that are neither in use, cached nor free; always 0 unless there is a bug.",
        real(stats.num_leaked_pages)},
-      {"max_total_num_tokens", "gauge", "Tokens that the KV pool holds.", real(stats.max_total_num_tokens)},
+      {"max_total_num_tokens", "gauge", "Capacity of the KV pool in tokens.",
+       real(stats.max_total_num_tokens)},
       {"token_usage", "gauge", "Used share of the KV pool, 0 to 1.", real(stats.num_used_tokens) / capacity},
-      {"gen_throughput", "gauge", "Generated tokens a second, of the last seconds.", stats.gen_throughput},
+      {"gen_throughput", "gauge", "Generated tokens per second, over the last seconds.",
+       stats.gen_throughput},
       {"prompt_tokens_total", "counter", "Prompt tokens.", real(stats.prompt_tokens_total)},
-      {"cached_tokens_total", "counter", "Of these, found in the prefix cache.",
+      {"cached_tokens_total", "counter", "Prompt tokens found in the prefix cache.",
        real(stats.cached_tokens_total)},
-      {"cache_hit_rate", "gauge", "Their share in the latest prompts, 0 to 1.", stats.cache_hit_rate},
+      {"cache_hit_rate", "gauge", "Fraction of the latest prompts' tokens found in the prefix cache, 0 to 1.",
+       stats.cache_hit_rate},
       {"generation_tokens_total", "counter", "Tokens generated.", real(stats.generation_tokens_total)},
-      {"num_requests_total", "counter", "Requests that have ended.", real(stats.num_requests_total)},
-      {"num_aborted_requests_total", "counter", "Of these, aborted ones.",
-       real(stats.num_aborted_requests_total)},
-      {"num_failed_requests_total", "counter", "Of these, failed ones.",
-       real(stats.num_failed_requests_total)},
-      {"num_timed_out_requests_total", "counter", "Of the failed ones, those that a time limit ended.",
+      {"num_requests_total", "counter", "Finished requests, including aborted and failed ones.",
+       real(stats.num_requests_total)},
+      {"num_aborted_requests_total", "counter", "Aborted requests.", real(stats.num_aborted_requests_total)},
+      {"num_failed_requests_total", "counter", "Failed requests.", real(stats.num_failed_requests_total)},
+      {"num_timed_out_requests_total", "counter", "Requests that failed by a time limit.",
        real(stats.num_timed_out_requests_total)},
-      {"num_prefill_inflight_queue_reqs", "gauge", "Prefill node: requests whose KV pages wait to be taken.",
-       real(stats.num_held_reqs)},
-      {"num_decode_prealloc_queue_reqs", "gauge", "Decode node: requests that wait for their first token.",
+      {"num_prefill_inflight_queue_reqs", "gauge",
+       "Prefill node: requests whose KV pages wait to be fetched.", real(stats.num_held_reqs)},
+      {"num_decode_prealloc_queue_reqs", "gauge", "Decode node: requests waiting for their first token.",
        real(stats.num_awaited_reqs)},
-      {"num_decode_transfer_queue_reqs", "gauge", "Decode node: requests that wait for their KV pages.",
+      {"num_decode_transfer_queue_reqs", "gauge", "Decode node: requests waiting for their KV pages.",
        real(stats.num_transferring_reqs)},
-      {"kv_transfer_bytes_total", "counter", "KV pages sent to decode nodes, or received from prefill nodes.",
+      {"kv_transfer_bytes_total", "counter",
+       "Bytes of KV pages sent to decode nodes or received from prefill nodes.",
        real(stats.kv_transfer_bytes_total)},
-      {"new_token_ratio", "gauge", "Part of the answers to come that admission keeps room for.",
-       stats.new_token_ratio},
-      {"num_retracted_reqs", "gauge", "Times a request gave its KV pages up and started again.",
+      {"new_token_ratio", "gauge",
+       "Fraction of outstanding output tokens for which admission reserves KV pages.", stats.new_token_ratio},
+      {"num_retracted_reqs", "gauge", "Times a request gave up its KV pages and was requeued.",
        real(stats.num_retracted_reqs)},
-      {"num_retracted_requests_total", "counter", "Times a request gave its KV pages up and started again.",
+      {"num_retracted_requests_total", "counter", "Times a request gave up its KV pages and was requeued.",
        real(stats.num_retracted_reqs)},
-      {"weight_load_duration_seconds", "gauge", "Loading of the weights.", stats.load_seconds},
-      {"weight_memory_usage_gb", "gauge", "Memory of the weights.", real(info.weight_bytes) / 1e9},
-      {"kv_cache_memory_usage_gb", "gauge", "Memory of the KV pool.", real(info.kv_bytes) / 1e9},
-      {"uptime_seconds", "gauge", "Since the engine was made.", stats.uptime_seconds},
+      {"weight_load_duration_seconds", "gauge", "Time to load the weights, in seconds.", stats.load_seconds},
+      {"weight_memory_usage_gb", "gauge", "Memory of the weights, in GB.", real(info.weight_bytes) / 1e9},
+      {"kv_cache_memory_usage_gb", "gauge", "Memory of the KV pool, in GB.", real(info.kv_bytes) / 1e9},
+      {"uptime_seconds", "gauge", "Seconds since the engine was created.", stats.uptime_seconds},
   };
 }
 
@@ -121,14 +126,15 @@ std::vector<Sample> process_samples() {
   std::error_code ignored;
   const auto files = std::filesystem::directory_iterator("/proc/self/fd", ignored);
   return {
-      {"process_cpu_seconds_total", "counter", "Time on CPUs.",
+      {"process_cpu_seconds_total", "counter", "CPU time, user and system, in seconds.",
        (std::atof(field[11].c_str()) + std::atof(field[12].c_str())) / ticks},
-      {"process_resident_memory_bytes", "gauge", "Memory in use.", resident_pages * page},
-      {"process_virtual_memory_bytes", "gauge", "Address space in use.", virtual_pages * page},
-      {"process_open_fds", "gauge", "Open descriptors.",
+      {"process_resident_memory_bytes", "gauge", "Resident memory in bytes.", resident_pages * page},
+      {"process_virtual_memory_bytes", "gauge", "Virtual memory in bytes.", virtual_pages * page},
+      {"process_open_fds", "gauge", "Open file descriptors.",
        static_cast<double>(std::distance(begin(files), end(files)))},
-      {"process_max_fds", "gauge", "Most open descriptors.", static_cast<double>(descriptors.rlim_cur)},
-      {"process_start_time_seconds", "gauge", "Start, since the epoch.",
+      {"process_max_fds", "gauge", "Maximum number of open file descriptors.",
+       static_cast<double>(descriptors.rlim_cur)},
+      {"process_start_time_seconds", "gauge", "Start time in seconds since the Unix epoch.",
        boot_seconds + std::atof(field[19].c_str()) / ticks},
   };
 }
@@ -158,19 +164,20 @@ std::string print_metrics(const Metrics& metrics, const ModelInfo& info, const E
   const std::string labels = "model_name=\"" + escape(info.name) + "\"";
   std::string text;
   std::vector<Sample> samples = engine_samples(info, stats);
-  samples.push_back({"startup_time_seconds", "gauge", "From the start to the first request that is taken.",
+  samples.push_back({"startup_time_seconds", "gauge",
+                     "Seconds from the HTTP server's start until the engine is ready.",
                      metrics.startup_seconds.load()});
-  samples.push_back(
-      {"num_open_connections", "gauge", "HTTP connections.", static_cast<double>(http.open_connections)});
+  samples.push_back({"num_open_connections", "gauge", "Open HTTP connections.",
+                     static_cast<double>(http.open_connections)});
   samples.push_back({"http_buffered_bytes", "gauge",
-                     "Memory of requests that have not been handed to the engine yet.",
+                     "Memory of requests not yet handed to the engine, in bytes.",
                      static_cast<double>(http.buffered_bytes)});
   for (const Sample& s : samples) {
     const std::string name = prefix + s.name;
     text += head(name, s.type, s.help) + name + "{" + labels + "} " + number(s.value) + "\n";
   }
   const std::string responses = prefix + "http_responses_total";
-  text += head(responses, "counter", "HTTP answers begun, by status.");
+  text += head(responses, "counter", "HTTP responses started, by status code.");
   for (size_t status = 0; status < metrics.responses.size(); ++status) {
     if (const int64_t count = metrics.responses[status].load(); count > 0)
       text += responses + "{" + labels + ",status_code=\"" + std::to_string(status) + "\"} " +
@@ -181,10 +188,11 @@ std::string print_metrics(const Metrics& metrics, const ModelInfo& info, const E
     const char* help;
     const Histogram& histogram;
   } histograms[] = {
-      {"time_to_first_token_seconds", "From a request's arrival to its first token.",
+      {"time_to_first_token_seconds", "Seconds from a request's arrival to its first token.",
        metrics.time_to_first_token},
-      {"inter_token_latency_seconds", "Between two tokens of a request.", metrics.inter_token_latency},
-      {"e2e_request_latency_seconds", "From a request's arrival to its last token.",
+      {"inter_token_latency_seconds", "Seconds between two tokens of a request.",
+       metrics.inter_token_latency},
+      {"e2e_request_latency_seconds", "Seconds from a request's arrival to its last token.",
        metrics.e2e_request_latency},
   };
   for (const auto& h : histograms)

@@ -46,12 +46,11 @@ Result<NodeInfo> read_node_info(std::string_view body) {
 
 Status check_node_info(const NodeInfo& info, const std::string& role, bool knows_port) {
   if (info.mode != role)
-    return unsupported("it runs with --disaggregation-mode " + info.mode + ", and is given as --" + role);
+    return unsupported("it runs with --disaggregation-mode " + info.mode + " but is configured as --" + role);
   if (role == "prefill" && !knows_port && info.bootstrap_port == 0)
     return unsupported(
         "its /server_info has no disaggregation_bootstrap_port; legal: --prefill URL BOOTSTRAP_PORT, or a "
-        "node "
-        "that has one");
+        "node that has one");
   return {};
 }
 

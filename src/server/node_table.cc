@@ -133,12 +133,13 @@ std::string NodeTable::print_metrics() const {
     const char *name, *type, *help;
     int64_t (*value)(const RouterNode&);
   } samples[] = {
-      {"node_up", "gauge", "Whether the node answers.", [](const RouterNode& n) { return int64_t{n.is_up}; }},
-      {"node_running_reqs", "gauge", "Requests that the node has.",
+      {"node_up", "gauge", "Whether the node is up (1) or down (0).",
+       [](const RouterNode& n) { return int64_t{n.is_up}; }},
+      {"node_running_reqs", "gauge", "Requests running on the node.",
        [](const RouterNode& n) { return n.num_running; }},
-      {"node_requests_total", "counter", "Requests given to the node.",
+      {"node_requests_total", "counter", "Requests sent to the node.",
        [](const RouterNode& n) { return n.num_requests; }},
-      {"node_failed_requests_total", "counter", "Of these, those whose connection failed.",
+      {"node_failed_requests_total", "counter", "Requests to the node that failed.",
        [](const RouterNode& n) { return n.num_failed; }},
   };
   std::string text;

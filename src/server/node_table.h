@@ -22,8 +22,8 @@ struct RouterNode {
   int bootstrap_port = 0;   // 0: none, or not known yet
 
   bool is_up = false;
-  std::string problem = "not asked yet";  // why the node is down
-  int64_t num_running = 0;                // requests leased to it now
+  std::string problem = "not checked yet";  // why the node is down
+  int64_t num_running = 0;                  // requests leased to it now
   int64_t num_requests = 0, num_failed = 0;
 };
 

@@ -70,8 +70,8 @@ void OpenAiFormat::add_experts(json& answer, const std::vector<Choice>& choices)
 void OpenAiFormat::check_experts(Fields& fields, const GenerationCall& call) {
   if (call.requests.size() > 1 && call.requests.front().routed_experts_from >= 0)
     fields.fail("return_routed_experts",
-                unsupported("is for one answer, and " + std::to_string(call.requests.size()) +
-                            " are asked for; /generate tells those of several"));
+                unsupported("supports one output per request, got " + std::to_string(call.requests.size()) +
+                            "; /generate supports several"));
 }
 
 json OpenAiFormat::whole(const std::vector<Choice>& choices) {

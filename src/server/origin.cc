@@ -48,7 +48,7 @@ Status check_hosts(const ServerConfig& config) {
         !host.empty() && host.find_first_of(" \t,/@?#*") == std::string::npos && without_port(host) == host;
     if (host != kAny && !is_host)
       return invalid_argument("allowed_hosts: '" + host.substr(0, 80) +
-                              "' is not a host; legal are a name or an address without a port, and *");
+                              "' is not a host; legal: a name or an address without a port, *");
   }
   return {};
 }
@@ -66,7 +66,7 @@ std::optional<HttpResponse> refuse_foreign(const ServerConfig& config, bool is_l
   if (checks_host && !request.host.empty() && !is_own_host(config, without_port(request.host)))
     return http_error(403,
                       "Host \"" + request.host.substr(0, 80) +
-                          "\" is not a name of this server; legal are localhost, loopback addresses and the "
+                          "\" is not a name of this server; legal: localhost, loopback addresses and the "
                           "hosts of --allowed-hosts",
                       "host_not_allowed");
   const std::string& origin = request.origin;
@@ -76,7 +76,7 @@ std::optional<HttpResponse> refuse_foreign(const ServerConfig& config, bool is_l
   if (origin.empty() || is_own || has(allowed, origin) || has(allowed, kAny)) return std::nullopt;
   return http_error(
       403,
-      "pages of \"" + origin.substr(0, 80) + "\" may not use this server; --cors-allow-origins lets them",
+      "pages of \"" + origin.substr(0, 80) + "\" may not use this server; --cors-allow-origins allows them",
       "origin_not_allowed");
 }
 

@@ -31,7 +31,7 @@ Status read_target(std::string_view target, HttpRequest& request) {
     const size_t end = std::min(target.find_first_of("/?"), target.size());
     request.host = target.substr(0, end);
     if (request.host.empty() || request.host.find('@') != std::string::npos)
-      return invalid_argument("the request target is a URL without a host, or with a user");
+      return invalid_argument("the request target is a URL without a host or with user information");
     target.remove_prefix(end);
     if (target.empty() || target.front() == '?') request.path = "/";
   }
@@ -89,7 +89,7 @@ Result<RequestHead> read_head(const Header& header) {
   const std::string expect = value_of(header, http::field::expect);
   head.expects_continue = header.version() >= 11 && beast::iequals(expect, "100-continue");
   if (!expect.empty() && header.version() >= 11 && !head.expects_continue)
-    return unsupported("Expect: only 100-continue can be met");
+    return unsupported("Expect: only 100-continue is supported");
   request.method = std::string(header.method_string());
   request.authorization = value_of(header, http::field::authorization);
   request.api_key = std::string(header["x-api-key"]);

@@ -135,8 +135,8 @@ class RouterImpl final : public Router {
       if (has_method(r, request.method)) found = &r;
     }
     if (allowed.empty())
-      return exchange->respond(
-          error_response(not_found("no route " + excerpt(request.path) + " on a router; ask a node")));
+      return exchange->respond(error_response(
+          not_found("no route " + excerpt(request.path) + " on a router; send the request to a node")));
     if (found == nullptr) {
       HttpResponse response = error_response(
           invalid_argument("the method must be " + allowed + ", got " + excerpt(request.method)));
@@ -224,7 +224,7 @@ class RouterImpl final : public Router {
     events.on_end = [answer, path, then = std::move(then)](const Status& status) {
       if (!status.ok()) return then({status.code(), path + ": " + status.message()}, "");
       if (answer->status == 200) return then({}, answer->body);
-      then(unavailable(path + " answers " + std::to_string(answer->status)), "");
+      then(unavailable(path + " returned status " + std::to_string(answer->status)), "");
     };
     UpstreamRequest request{.url = nodes_.node(index).url,
                             .method = "GET",

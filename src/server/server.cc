@@ -137,9 +137,9 @@ class ServerImpl final : public Server {
       const Result<int64_t> bytes = parsed_json_bytes(request.body);
       if (!bytes.ok()) return exchange->respond(error_response(bytes.status()));
       if (!exchange->hold(*bytes))
-        return exchange->respond(error_response(
-            unavailable("the JSON of the requests that arrive needs more than max_buffered_bytes=" +
-                        std::to_string(config_.max_buffered_bytes) + " of memory")));
+        return exchange->respond(
+            error_response(unavailable("the JSON of incoming requests needs more than max_buffered_bytes=" +
+                                       std::to_string(config_.max_buffered_bytes) + " of memory")));
     }
     if (found.plain != nullptr) return exchange->respond((this->*found.plain)(engine, request));
     if (found.generate == nullptr) return run(engine, exchange, make_health_probe());
@@ -156,7 +156,7 @@ class ServerImpl final : public Server {
     read_prefill_node(engine, fields, call);
     if (const auto unknown = fields.unknown(); fields.ok() && config_.strict_requests && !unknown.empty())
       fields.fail(unknown.front().substr(0, kMaxShown),
-                  "is no field of " + std::string(r.path) +
+                  "is not a field of " + std::string(r.path) +
                       " (--strict-requests is on; without it such fields are ignored)");
     if (!fields.ok()) return exchange->respond(error_response(fields.error(), fields.param()));
     warn_unknown(r.path, fields);

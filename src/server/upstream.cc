@@ -106,7 +106,7 @@ class Call final : public UpstreamCall, public std::enable_shared_from_this<Call
   void resolve() {
     total_deadline_ =
         given_.seconds > 0 ? Clock::now() + to_duration(given_.seconds) : Clock::time_point::max();
-    wait_at_most(kConnectSeconds, "cannot be connected within ");
+    wait_at_most(kConnectSeconds, "no connection within ");
     error_code not_numeric;
     const asio::ip::address address = asio::ip::make_address(given_.url.host, not_numeric);
     if (!not_numeric)
@@ -137,7 +137,7 @@ class Call final : public UpstreamCall, public std::enable_shared_from_this<Call
       message_ = {};
       return read();
     }
-    wait_at_most(given_.quiet_seconds, "took nothing of the request for ");
+    wait_at_most(given_.quiet_seconds, "accepted no bytes of the request for ");
     socket_.async_write_some(
         asio::buffer(message_.data() + num_sent_, std::min(kSendBytes, message_.size() - num_sent_)),
         guarded([](Call& call, error_code error, size_t num_bytes) {
@@ -185,8 +185,9 @@ class Call final : public UpstreamCall, public std::enable_shared_from_this<Call
     if (end == Clock::time_point::max()) return;
     timer_.async_wait(guarded([is_total, what, seconds](Call& call, error_code error) {
       if (error || Clock::now() < call.timer_.expiry()) return;  // a newer wait has begun
-      const std::string text = is_total ? "its answer is not whole after " + seconds_text(call.given_.seconds)
-                                        : what + seconds_text(seconds);
+      const std::string text = is_total
+                                   ? "its response is incomplete after " + seconds_text(call.given_.seconds)
+                                   : what + seconds_text(seconds);
       call.end({call.is_connected_ ? StatusCode::kDeadline : StatusCode::kUnavailable, text});
     }));
   }

@@ -45,13 +45,13 @@ Status UpstreamParser::read(std::string_view bytes, std::string& body) {
     num_body_bytes_ += num_body;
     if (error == http::error::header_limit ||
         (error == http::error::need_more && left.size() > kMaxHeadBytes))
-      return data_loss("a header of its answer has more than " + std::to_string(kMaxHeadBytes) + " bytes");
+      return data_loss("a header of its response has more than " + std::to_string(kMaxHeadBytes) + " bytes");
     if (error && error != http::error::need_more && error != http::error::need_buffer)
-      return data_loss("its answer is not HTTP/1.1: " + error.message());
+      return data_loss("its response is not HTTP/1.1: " + error.message());
     if (parser_.is_header_done() && !has_head_)
       if (Status status = take_head(); !status.ok()) return status;
     if (max_body_bytes_ > 0 && num_body_bytes_ > max_body_bytes_)
-      return data_loss("its answer has more than " + std::to_string(max_body_bytes_) + " bytes");
+      return data_loss("its response has more than " + std::to_string(max_body_bytes_) + " bytes");
     is_done_ = parser_.is_done();
     if (error == http::error::need_more || (used == 0 && num_body == 0)) break;
   }
@@ -63,7 +63,7 @@ Status UpstreamParser::take_head() {
   const auto& message = parser_.get();
   head_.status = static_cast<int>(message.result_int());
   if (head_.status < 200 || head_.status > 599)
-    return data_loss("its answer has status " + std::to_string(head_.status) + "; legal: 200 to 599");
+    return data_loss("its response has status " + std::to_string(head_.status) + "; legal: 200 to 599");
   head_.content_type = field_value(message[http::field::content_type]);
   if (head_.content_type.empty()) head_.content_type = "application/octet-stream";
   head_.retry_after = field_value(message[http::field::retry_after]);
@@ -79,7 +79,7 @@ Status UpstreamParser::read_end() {
     parser_.put_eof(error);
     is_done_ = !error && parser_.is_done();
   }
-  return is_done_ ? Status() : unavailable("the connection was closed before the end of the answer");
+  return is_done_ ? Status() : unavailable("the connection was closed before the end of the response");
 }
 
 }  // namespace fp4moe

@@ -248,7 +248,7 @@ class UnixSocket(unittest.TestCase):
             self.assertEqual(os.stat(self.path).st_mode & 0o777, 0o600)
             second = subprocess.run([BINARY, "serve", MODEL, "--host", "unix:" + self.path], capture_output=True, text=True)
             self.assertEqual(second.returncode, 1)
-            self.assertIn("another server does", second.stderr)
+            self.assertIn("another server already listens there", second.stderr)
             self.assertEqual(self.get("/health"), 200)
             log = "".join(serve.lines)
             self.assertIn("listening on unix:" + self.path, log)
@@ -268,7 +268,7 @@ class UnixSocket(unittest.TestCase):
         self.assertTrue(os.path.exists(self.path))
         refused = subprocess.run([BINARY, "serve", MODEL, "--host", "unix:" + self.path], capture_output=True, text=True)
         self.assertEqual(refused.returncode, 2)
-        self.assertIn("no socket", refused.stderr)
+        self.assertIn("is not a socket", refused.stderr)
 
     def test_bad_places(self):
         for host, code, word in (("unix:", 2, "1 to 107"), ("unix:" + "/a" * 60, 2, "120"), ("unix:/none/x", 1, "No such file")):

@@ -339,7 +339,7 @@ def scripted(binary, model):
         check("the queue of 4 requests is full" in say(page, "refuse"), "the refusal is not shown")
         text = say(page, "fail")
         check("Half" in text and "rank 1 did not come" in text, text)
-        check("ended before the answer" in say(page, "cut"), "a cut answer looks whole")
+        check("ended before the response" in say(page, "cut"), "a cut answer looks whole")
 
         say(page, "think")
         check(page.run(LAST + ".querySelector('details').open") is False, "the reasoning is not folded")

@@ -101,7 +101,7 @@ TEST_P(Backlog, IsBounded) {
   EXPECT_GT(tasks, 1);
   EXPECT_LE(tasks, kBytes / static_cast<int64_t>(sizeof(Delta)) + 1);  // plus the task that drops the client
   s.exchange->run();
-  EXPECT_EQ(s.exchange->dropped, "its answer waits to be printed with more than max_unsent_bytes=100000");
+  EXPECT_EQ(s.exchange->dropped, "its unprocessed deltas exceed max_unsent_bytes=100000");
   EXPECT_EQ(s.exchange->answer, "");
 }
 

@@ -325,7 +325,7 @@ TEST(Clients, OneWhoseAnswerOutrunsTheServerIsDropped) {
   client.send(post_request("/generate", kEndlessWhole));
   EXPECT_TRUE(client.at_end());
   EXPECT_TRUE(eventually([&] { return s.engine.aborted() == 1 && s.engine.running() == 0; }));
-  EXPECT_TRUE(logged(s, "waits to be printed with more than max_unsent_bytes=1"));
+  EXPECT_TRUE(logged(s, "unprocessed deltas exceed max_unsent_bytes=1"));
   expect_alive(s);
 }
 
@@ -385,8 +385,9 @@ TEST(Clients, OneWithoutADescriptorLeftIsToldSo) {
     const HttpAnswer answer = client.receive();
     EXPECT_EQ(answer.status, 503);
     EXPECT_EQ(answer.headers.at("retry-after"), "1");
-    EXPECT_NE(json::parse(answer.body)["error"]["message"].get<std::string>().find("no descriptor left"),
-              std::string::npos);
+    EXPECT_NE(
+        json::parse(answer.body)["error"]["message"].get<std::string>().find("no file descriptors left"),
+        std::string::npos);
     EXPECT_TRUE(client.at_end());
     EXPECT_TRUE(logged(s, "connections are refused with 503: "));
     const std::clock_t start = std::clock();

@@ -70,12 +70,12 @@ TEST(UpstreamParser, EveryTruncationIsAnError) {
 TEST(UpstreamParser, LimitsHoldInAnyPieces) {
   const std::string chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", many(20000, 'y');
   const std::pair<std::string, const char*> answers[] = {
-      {"HTTP/1.1 200 OK\r\nX: " + many, "a header of its answer has more than 16384 bytes"},
-      {chunked + "1;" + many, "a header of its answer has more than 16384 bytes"},
-      {chunked + "0\r\nX: " + many, "a header of its answer has more than 16384 bytes"},
-      {chunked + "4e20\r\n" + many, "its answer has more than 1000 bytes"},
-      {"HTTP/1.1 200 OK\r\n\r\n" + many, "its answer has more than 1000 bytes"},
-      {"HTTP/1.1 101 Switching\r\n\r\n", "its answer has status 101; legal: 200 to 599"}};
+      {"HTTP/1.1 200 OK\r\nX: " + many, "a header of its response has more than 16384 bytes"},
+      {chunked + "1;" + many, "a header of its response has more than 16384 bytes"},
+      {chunked + "0\r\nX: " + many, "a header of its response has more than 16384 bytes"},
+      {chunked + "4e20\r\n" + many, "its response has more than 1000 bytes"},
+      {"HTTP/1.1 200 OK\r\n\r\n" + many, "its response has more than 1000 bytes"},
+      {"HTTP/1.1 101 Switching\r\n\r\n", "its response has status 101; legal: 200 to 599"}};
   for (const auto& [bytes, reason] : answers)
     for (const size_t piece : kPieces) {
       const Parsed parsed = parse(bytes, piece, false, 1000);
@@ -92,7 +92,7 @@ TEST(NodeInfo, IsReadWithTypes) {
   EXPECT_EQ(info->bootstrap_port, 1);
   EXPECT_TRUE(check_node_info(*info, "prefill", false).ok());
   EXPECT_EQ(check_node_info(*info, "decode", false).message(),
-            "it runs with --disaggregation-mode prefill, and is given as --decode");
+            "it runs with --disaggregation-mode prefill but is configured as --decode");
   EXPECT_EQ(read_node_info("{}")->mode, "null");
   EXPECT_TRUE(check_node_info({"prefill", 0}, "prefill", /*knows_port=*/true).ok());
   EXPECT_FALSE(check_node_info({"prefill", 0}, "prefill", /*knows_port=*/false).ok());

@@ -314,7 +314,7 @@ TEST(Chat, StrictRequestsRefuseUnknownFields) {
     EXPECT_EQ(answer.status, 400);
     const json error = body_of(answer)["error"];
     EXPECT_EQ(error["param"], param);
-    EXPECT_NE(error["message"].get<std::string>().find("is no field of /v1/chat/completions"),
+    EXPECT_NE(error["message"].get<std::string>().find("is not a field of /v1/chat/completions"),
               std::string::npos);
   }
   EXPECT_EQ(http_post(s.port, "/generate", R"({"text":"a","sampling_params":{"colour":1}})").status, 400);

@@ -92,13 +92,13 @@ std::string info_with(const std::string& fields) { return "{" + fields + "}"; }
 std::vector<BadAnswer> bad_infos() {
   const std::string mode = R"("disaggregation_mode":"prefill",)";
   const char* const not_an_object = "its /server_info is not a JSON object";
-  const char* const not_http = "its answer is not HTTP/1.1";
-  const char* const cut = "the connection was closed before the end of the answer";
-  const char* const late = "its answer is not whole after 0.4 s";
-  const char* const long_head = "a header of its answer has more than 16384 bytes";
+  const char* const not_http = "its response is not HTTP/1.1";
+  const char* const cut = "the connection was closed before the end of the response";
+  const char* const late = "its response is incomplete after 0.4 s";
+  const char* const long_head = "a header of its response has more than 16384 bytes";
   std::vector<BadAnswer> cases = {
       {"mode null", body(info_with(R"("disaggregation_mode":null)")),
-       "--disaggregation-mode null, and is given as --prefill"},
+       "--disaggregation-mode null but is configured as --prefill"},
       {"mode number", body(info_with(R"("disaggregation_mode":7)")),
        R"(has disaggregation_mode 7; legal: "null", "prefill", "decode")"},
       {"mode true", body(info_with(R"("disaggregation_mode":true)")), "has disaggregation_mode true;"},
@@ -107,9 +107,9 @@ std::vector<BadAnswer> bad_infos() {
       {"mode object", body(info_with(R"("disaggregation_mode":{"a":1})")),
        "has disaggregation_mode of type object;"},
       {"mode with escapes", body(info_with("\"disaggregation_mode\":\"\\u001b[31m\\nprefill\"")),
-       R"(mode \x1b[31m\nprefill, and)"},
+       R"(mode \x1b[31m\nprefill but)"},
       {"mode of 900 KB", body(info_with("\"disaggregation_mode\":\"" + std::string(900000, 'x') + "\"")),
-       "xxx..., and is given"},
+       "xxx... but is configured"},
       {"no fields", body("{}"), "--disaggregation-mode null"},
       {"port as text", body(info_with(mode + R"("disaggregation_bootstrap_port":"8998")")),
        R"(has disaggregation_bootstrap_port "8998"; legal: an integer in 0..65535)"},
@@ -136,10 +136,11 @@ std::vector<BadAnswer> bad_infos() {
       {"deep arrays", body(std::string(500000, '[')), not_an_object},
       {"deep objects", body("{\"a\":" + std::string(200000, '[') + std::string(200000, ']') + "}"),
        not_an_object},
-      {"status 500", bytes(http_answer("{}", 500)), "/server_info answers 500"},
-      {"status 302", bytes(http_answer("{}", 302)), "/server_info answers 302"},
-      {"status 100", bytes("HTTP/1.1 100 Continue\r\n\r\n"), "its answer has status 100; legal: 200 to 599"},
-      {"status 999", bytes(http_answer("{}", 999)), "its answer has status 999; legal: 200 to 599"},
+      {"status 500", bytes(http_answer("{}", 500)), "/server_info returned status 500"},
+      {"status 302", bytes(http_answer("{}", 302)), "/server_info returned status 302"},
+      {"status 100", bytes("HTTP/1.1 100 Continue\r\n\r\n"),
+       "its response has status 100; legal: 200 to 599"},
+      {"status 999", bytes(http_answer("{}", 999)), "its response has status 999; legal: 200 to 599"},
       {"a banner", bytes("SSH-2.0-OpenSSH_9.2\x1b[31m\r\n"), not_http},
       {"zeros", bytes(std::string(4096, '\0')), not_http},
       {"a long line", bytes(std::string(1 << 20, 'x')), not_http},
@@ -169,13 +170,13 @@ std::vector<BadAnswer> bad_infos() {
          peer.send("HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n") &&
              peer.send_forever(std::string(65536, ' '));
        },
-       "its answer has more than 1048576 bytes"},
+       "its response has more than 1048576 bytes"},
       {"endless chunks",
        [](FakePeer& peer) {
          peer.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n") &&
              peer.send_forever(chunk(std::string(4000, ' ')));
        },
-       "its answer has more than 1048576 bytes"},
+       "its response has more than 1048576 bytes"},
   };
   return cases;
 }
@@ -187,7 +188,7 @@ TEST_F(RouterWithFakeNodes, ANodeWhoseAnswerIsMalformedIsDownAndSaysWhy) {
     SCOPED_TRACE(bad.name);
     // Take the node down, so that the router reads its /server_info again.
     prefill_.set_bytes("/health", http_answer("{}", 503));
-    ASSERT_TRUE(eventually([&] { return worker("prefill").at("problem") == "/health answers 503"; }));
+    ASSERT_TRUE(eventually([&] { return worker("prefill").at("problem") == "/health returned status 503"; }));
     prefill_.set("/server_info", bad.script);
     prefill_.set_body("/health", "{}");
     std::string problem;
@@ -215,11 +216,11 @@ TEST_F(RouterWithFakeNodes, ANodeWhoseHealthIsMalformedIsDownAndSaysWhy) {
         std::string(bad.reason).find("JSON") != std::string::npos ||
         std::string(bad.reason).find("bootstrap_port") != std::string::npos ||
         std::string(bad.reason).find("mode") != std::string::npos ||
-        bad.reason == std::string("xxx..., and is given"))
+        bad.reason == std::string("xxx... but is configured"))
       continue;  // any body of a 200 counts as healthy
     SCOPED_TRACE(bad.name);
     decode_.set_bytes("/health", http_answer("{}", 503));
-    ASSERT_TRUE(eventually([&] { return worker("decode").at("problem") == "/health answers 503"; }));
+    ASSERT_TRUE(eventually([&] { return worker("decode").at("problem") == "/health returned status 503"; }));
     decode_.set("/health", bad.script);
     std::string problem;
     EXPECT_TRUE(eventually([&] {
@@ -257,24 +258,25 @@ std::vector<BadGeneration> bad_generations() {
        },
        502, "has more than 100000 bytes"},
       {"a long header", bytes("HTTP/1.1 200 OK\r\nX: " + std::string(100000, 'y')), 502,
-       "a header of its answer has more than 16384 bytes"},
-      {"a banner", bytes("SSH-2.0-OpenSSH_9.2\x1b[31m\r\n"), 502, "its answer is not HTTP/1.1"},
+       "a header of its response has more than 16384 bytes"},
+      {"a banner", bytes("SSH-2.0-OpenSSH_9.2\x1b[31m\r\n"), 502, "its response is not HTTP/1.1"},
       {"status 100", bytes("HTTP/1.1 100 Continue\r\n\r\n"), 502,
-       "its answer has status 100; legal: 200 to 599"},
-      {"status 999", bytes(http_answer("{}", 999)), 502, "its answer has status 999; legal: 200 to 599"},
-      {"closed at once", bytes(""), 502, "the connection was closed before the end of the answer"},
+       "its response has status 100; legal: 200 to 599"},
+      {"status 999", bytes(http_answer("{}", 999)), 502, "its response has status 999; legal: 200 to 599"},
+      {"closed at once", bytes(""), 502, "the connection was closed before the end of the response"},
       {"half a body", bytes(length + "100\r\n\r\n{"), 502,
-       "the connection was closed before the end of the answer"},
+       "the connection was closed before the end of the response"},
       {"reset at once", [](FakePeer& peer) { peer.reset(); }, 502, "reset"},
-      {"nothing", [](FakePeer& peer) { peer.wait_until_closed(); }, 504, "its answer is not whole after 1 s"},
+      {"nothing", [](FakePeer& peer) { peer.wait_until_closed(); }, 504,
+       "its response is incomplete after 1 s"},
       {"a dripping head",
        [](FakePeer& peer) {
          peer.drip("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nX-Padding: 0123456789\r\n"s);
        },
-       504, "its answer is not whole after 1 s"},
+       504, "its response is incomplete after 1 s"},
       {"a dripping body",
        [length](FakePeer& peer) { peer.send(length + "1000\r\n\r\n") && peer.drip(std::string(1000, ' ')); },
-       504, "its answer is not whole after 1 s"},
+       504, "its response is incomplete after 1 s"},
       {"quiet in the middle",
        [length](FakePeer& peer) {
          peer.send(length + "1000\r\n\r\n{");
@@ -316,7 +318,7 @@ TEST_F(RouterWithFakeNodes, AllUnfinishedAnswersHaveOneBudget) {
   for (std::thread& client : clients) client.join();
   const auto over = std::count_if(answers.begin(), answers.end(), [](const HttpAnswer& a) {
     return a.status == 503 &&
-           a.body.find("holds more than 150000 bytes of unfinished answers") != std::string::npos;
+           a.body.find("holds more than 150000 bytes of unfinished responses") != std::string::npos;
   });
   EXPECT_GE(over, 1);
   for (const HttpAnswer& answer : answers)
