@@ -92,7 +92,7 @@ Result<Buffer> put_linear_weight(const LinearSource& source, int64_t n, int64_t 
   MemoryResource& memory = ops.memory();
   const int64_t num_bytes = linear_weight_bytes(n, k, ops.linear_layout);
   if (!memory.is_host()) {
-    FP4MOE_CHECK(ops.linear_layout == LinearLayout::kRowMajor, "a device's weights are row-major");
+    FP4MOE_CHECK(ops.linear_layout == LinearLayout::kRowMajor, "device weights must be row-major");
     Buffer storage;
     FP4MOE_ASSIGN_OR_RETURN(const bf16* src, source(storage));
     return Buffer::copy_of(src, num_bytes, memory);

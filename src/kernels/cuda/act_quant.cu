@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kMaxThreads) act_quant_nvfp4(const DeviceActQu
 }  // namespace
 
 void cuda_quantize_act(const DeviceActQuantArgs& a) {
-  FP4MOE_CHECK(a.x.cols % kPiece == 0, "activations that no quantiser takes");
+  FP4MOE_CHECK(a.x.cols % kPiece == 0, "activation cols must be a multiple of 16");
   if (a.x.cols == 0) return;
   if (a.kind == DeviceActQuantKind::kFp8PerToken) return quantize_act_fp8(a);
   const int64_t rows = a.rows.counts == nullptr ? a.x.rows : a.rows.max_rows;

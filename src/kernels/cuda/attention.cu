@@ -19,9 +19,9 @@ constexpr int kInvariantSplits = 8;  // of MLA
 AttentionParams make_params(const AttentionArgs& args) {
   const KvPages &k = args.k_pages, &v = args.v_pages;
   const DeviceBatch& batch = *args.device_batch;
-  FP4MOE_CHECK(k.dtype == DType::kBF16 && v.dtype == DType::kBF16, "pages are not bf16");
+  FP4MOE_CHECK(k.dtype == DType::kBF16 && v.dtype == DType::kBF16, "pages must be bf16");
   FP4MOE_CHECK(k.head_dim % 16 == 0 && k.page_size <= 128 && std::has_single_bit(unsigned(k.page_size)),
-               "head_dim or page_size");
+               "head_dim must be a multiple of 16, page_size a power of two up to 128");
   AttentionParams p = {};
   p.q = args.q, p.q_stride = args.q_stride, p.out_cols = args.out.cols;
   p.k = static_cast<uint16_t*>(k.data), p.v = static_cast<uint16_t*>(v.data);

@@ -155,7 +155,7 @@ void launch(Fp4Format format, const GemmArgs& a, int64_t num_experts) {
 }
 
 GemmArgs gemm_args(const DeviceExpertArgs& args, const ActRows& x, int64_t weight_rows) {
-  FP4MOE_CHECK(x.dtype == DType::kBF16, "expert rows that are not bf16");
+  FP4MOE_CHECK(x.dtype == DType::kBF16, "expert rows must be bf16");
   GemmArgs a = {};
   a.weight_rows = weight_rows;
   a.k = x.cols;

@@ -480,7 +480,7 @@ bool linear_few_fits(int64_t num_tokens, int64_t k) {
 void linear_few(const LinearArgs& args) { launch_few(few_args(args), /*norm=*/false); }
 
 void norm_linear_few(const NormLinearArgs& args) {
-  FP4MOE_CHECK(args.linear.x.rows <= kFewLoneTokens, "norm_linear_few of too many tokens");
+  FP4MOE_CHECK(args.linear.x.rows <= kFewLoneTokens, "too many tokens for norm_linear_few");
   FewArgs a = few_args(args.linear);
   a.x = nullptr;
   a.residual = args.norm.x;

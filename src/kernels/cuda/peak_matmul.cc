@@ -51,7 +51,7 @@ Status Matmul::plan(int64_t size) {
   int found = 0;
   const cublasStatus_t s =
       lt.get_heuristic(handle, desc, layout, layout, layout, layout, preference, 1, &choice, &found);
-  if (s != CUBLAS_STATUS_SUCCESS || found == 0) return failed("choice of an algorithm", s);
+  if (s != CUBLAS_STATUS_SUCCESS || found == 0) return failed("algorithm selection", s);
   n = size;
   return {};
 }

@@ -282,7 +282,7 @@ void cuda_route(const DeviceRouterArgs& args) {
   if (args.num_tokens == 0) return;
   FP4MOE_CHECK(args.hidden_size % kChunk == 0 && args.rule.num_experts <= kMaxDeviceExperts &&
                    args.rule.top_k <= kMaxDeviceTopk,
-               "sizes of the router");
+               "unsupported router sizes");
   if (args.norm != nullptr) {
     if (!args.batch_invariant && norm_route_fits(args)) return norm_route(args);
     cuda::rms_norm_rows(*args.norm);

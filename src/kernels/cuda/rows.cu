@@ -158,7 +158,7 @@ CopyFromHost cuda_copy_from_host() {
 CopyKvPage cuda_copy_kv_page() {
   return [](const KvPageCopyArgs& args) {
     FP4MOE_CHECK(args.row_bytes % int64_t{sizeof(uint4)} == 0,
-                 "rows of " + std::to_string(args.row_bytes) + " bytes");
+                 "rows of " + std::to_string(args.row_bytes) + " bytes; legal: multiples of 16");
     const int64_t rows = args.num_tensors * args.num_tokens * args.num_heads;
     const int64_t pieces = rows * args.row_bytes / int64_t{sizeof(uint4)};
     launch("copy_kv_page", cuda::copy_kv_page_kernel,

@@ -193,7 +193,7 @@ void launch_gemm(const Args& a, int64_t expected_rows) {
 void gemm(const DeviceExpertArgs& args, const ActRows& x, int64_t weight_rows, Args a) {
   const TiledExperts& e = args.experts;
   FP4MOE_CHECK(e.num_experts <= kFp8MaxExperts && x.dtype == DType::kF8E4M3 && !args.gather,
-               "expert rows that the FP8 GEMMs do not take");
+               "the FP8 GEMMs do not support these expert rows");
   a.row_tiles = static_cast<int>(fp8_row_tiles(weight_rows));
   a.slabs = static_cast<int>(num_slabs(x.cols));
   a.num_experts = static_cast<int>(e.num_experts);

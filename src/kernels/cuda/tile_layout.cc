@@ -87,7 +87,7 @@ Status check_gate_up(const Fp4MatrixView& gate, const Fp4MatrixView& up) {
     return {};
   return invalid_argument("gate [" + std::to_string(gate.rows) + ", " + std::to_string(gate.cols) +
                           "] and up [" + std::to_string(up.rows) + ", " + std::to_string(up.cols) +
-                          "] must have one shape, rows a multiple of 32");
+                          "] must have the same shape, with rows a multiple of 32");
 }
 
 Status check_scale_span(int span) {
