@@ -22,7 +22,7 @@ AnswerGrammar::AnswerGrammar(std::shared_ptr<const Grammar> grammar, int64_t voc
     : grammar_(std::move(grammar)), allowed_(static_cast<size_t>((vocab_size + 31) / 32)) {}
 
 std::span<const uint32_t> AnswerGrammar::allowed() const {
-  FP4MOE_CHECK(state() == State::kReady, "the mask is not there");
+  FP4MOE_CHECK(state() == State::kReady, "the mask is not ready");
   return allowed_;
 }
 
@@ -51,7 +51,7 @@ Status AnswerGrammar::work(GrammarBudget budget) {
 
 MaskThreads::MaskThreads(const MaskLimits& limits, std::function<void()> on_done)
     : limits_(limits), on_done_(std::move(on_done)) {
-  FP4MOE_CHECK(limits.num_fast_threads > 0 && limits.num_slow_threads > 0, "a lane without a thread");
+  FP4MOE_CHECK(limits.num_fast_threads > 0 && limits.num_slow_threads > 0, "each lane needs a thread");
   slow_.is_slow = true;
   try {
     for (int i = 0; i < limits.num_fast_threads; ++i) add_thread(fast_);
@@ -85,7 +85,7 @@ void MaskThreads::start(const AnswerPtr& answer, std::optional<int32_t> first_id
 }
 
 void MaskThreads::advance(const AnswerPtr& answer, int32_t id) {
-  FP4MOE_CHECK(answer->state() == AnswerGrammar::State::kReady, "a token before its mask");
+  FP4MOE_CHECK(answer->state() == AnswerGrammar::State::kReady, "a token arrived before its mask was ready");
   answer->hand_over(id);
   enqueue(answer);
 }

@@ -173,7 +173,7 @@ Result<TuneResult> autotune_gpu(const Checkpoint& checkpoint, const ModelConfig&
     return {};
   };
   Result<std::string> how = cached_or_timed(plan.flags, key, tactics, read, time);
-  if (!how.ok()) return how.status().with_context("autotune (--disable-autotune runs without)");
+  if (!how.ok()) return how.status().with_context("autotune (--disable-autotune skips it)");
   return TuneResult{plan.moe.with_tactics(tactics), tactics_text(ops, tactics) + " (" + *how + ")"};
 }
 
@@ -181,14 +181,13 @@ Result<TuneResult> autotune_gpu(const Checkpoint& checkpoint, const ModelConfig&
 std::string why_shipped(const ModelPlan& plan) {
   const MoePlan& moe = plan.moe;
   if (plan.flags.disable_autotune || plan.flags.autotune_budget <= 0) return "off";
-  if (moe.problem().act_dtype == DType::kF32) return "not for the oracle";
-  if (moe.problem().format == Fp4Format::kNone) return "none for bf16 experts";
-  if (launcher_info().num_processes > 1) return "not in a job of several processes";
+  if (moe.problem().act_dtype == DType::kF32) return "the oracle is not tuned";
+  if (moe.problem().format == Fp4Format::kNone) return "bf16 experts are not tuned";
+  if (launcher_info().num_processes > 1) return "jobs of several processes are not tuned";
   if (moe.problem().device == DeviceKind::kCpu) return "";
-  if (moe.scheme() == Scheme::kW4A4)
-    return std::string("none for ") + scheme_name(moe.scheme()) + " on a GPU";
-  if (moe.a2a_settings().deterministic) return "one for all batches, as inference is to be deterministic";
-  if (moe.device_ops().tactics.size() == 1) return std::string(moe.runner()->name) + " has one";
+  if (moe.scheme() == Scheme::kW4A4) return std::string(scheme_name(moe.scheme())) + " is not tuned on a GPU";
+  if (moe.a2a_settings().deterministic) return "deterministic inference uses one tactic for all batches";
+  if (moe.device_ops().tactics.size() == 1) return std::string(moe.runner()->name) + " has only one tactic";
   return "";
 }
 

@@ -43,8 +43,8 @@ Status DecodeNode::enter(uint64_t room, const Request& request) {
   const std::string name = name_of(address);
   std::string payload = encode_prefill(request);
   if (std::ssize(payload) > kMaxKvMessageBytes)
-    return does_not_fit("the request has " + std::to_string(payload.size()) +
-                        " bytes for the prefill node, legal are " + std::to_string(kMaxKvMessageBytes));
+    return does_not_fit("the request to the prefill node has " + std::to_string(payload.size()) +
+                        " bytes; legal: at most " + std::to_string(kMaxKvMessageBytes));
   forget_idle_peers();
   const auto found = peers_.find(name);
   Peer* peer = found != peers_.end() ? found->second.get() : nullptr;
@@ -57,7 +57,7 @@ Status DecodeNode::enter(uint64_t room, const Request& request) {
     asked = peer->ask(room, request.id, std::move(payload));
   }
   if (asked != Peer::Asked::kYes)
-    return unavailable("prefill node " + name + ": too many requests wait to be sent to it");
+    return unavailable("prefill node " + name + ": too many requests are waiting to be sent");
   if (made != nullptr) {
     const Status started = guarded([&]() -> Status {
       peer->start();
@@ -107,7 +107,7 @@ Status DecodeNode::make_room_for_peer() {
     idlest = peer;
   }
   if (idlest == peers_.end())
-    return unavailable("this decode node has requests on " + std::to_string(peers_.size()) +
+    return unavailable("this decode node already has requests on " + std::to_string(peers_.size()) +
                        " prefill nodes (--disaggregation-max-connections)");
   forget(idlest);
   return {};

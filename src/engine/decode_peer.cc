@@ -103,7 +103,7 @@ Status DecodeNode::Peer::converse() {
   FP4MOE_ASSIGN_OR_RETURN(auto socket, KvSocket::connect(address_, !link.secret->is_set(), options));
   {
     std::lock_guard lock(mutex_);
-    if (closing_) return cancelled("the engine ends");
+    if (closing_) return cancelled("the engine is stopping");
     socket_ = std::move(socket);
   }
   const auto end_by = Clock::now() + std::chrono::duration_cast<Clock::duration>(
@@ -153,7 +153,7 @@ Status DecodeNode::Peer::take_in(const KvFrame& frame) {
 }
 
 Status DecodeNode::Peer::take_page(uint64_t room, const Room& found, std::span<const uint8_t> payload) {
-  if (found.pages == nullptr) return data_loss("a page that was not asked for");
+  if (found.pages == nullptr) return data_loss("received a page that was not requested");
   const KvPageShape shape = found.pages->shape();
   FP4MOE_ASSIGN_OR_RETURN(const KvPageHeader page, decode_page(payload, shape));
   if (page.index != found.next_page)

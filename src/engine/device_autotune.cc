@@ -149,8 +149,9 @@ Result<bool> LayerTimer::is_right(size_t tactic, int64_t num_tokens) {
     right_.push_back(tactic);
     return true;
   }
-  log_warning(std::string("autotune: MoE tactic ") + ops_->tactics[tactic].name + " is off by " +
-              std::to_string(error) + " at " + std::to_string(num_tokens) + " tokens, and is not used there");
+  log_warning(std::string("autotune: MoE tactic ") + ops_->tactics[tactic].name +
+              " has a relative error of " + std::to_string(error) + " at " + std::to_string(num_tokens) +
+              " tokens and is not used there");
   return false;
 }
 

@@ -166,7 +166,7 @@ Status DeviceRank::record_graphs(const EngineConfig& flags) {
     Result<Graph> graph = Graph::capture(stream_, [&] { return run(batch); });
     if (!graph.ok())
       return graph.status().with_context("CUDA graph of " + std::to_string(*size) +
-                                         " decode rows (--disable-cuda-graph runs without)");
+                                         " decode rows (--disable-cuda-graph skips it)");
     graphs_.emplace(*size, std::move(*graph));
   }
   FP4MOE_ASSIGN_OR_RETURN(const DeviceMemoryInfo after, device_memory_info());
@@ -342,7 +342,7 @@ Result<std::unique_ptr<RankGroup>> make_device_rank(const RankSetup& setup) {
   if (loaded.code() == StatusCode::kDoesNotFit)
     return does_not_fit(loaded.message() + "; --mem-fraction-static below " +
                         std::to_string(setup.flags.mem_fraction_static).substr(0, 4) +
-                        " leaves more of the GPU to others and to what is not planned");
+                        " leaves more GPU memory for other processes and unplanned allocations");
   FP4MOE_RETURN_IF_ERROR(loaded);
   return std::unique_ptr<RankGroup>(std::move(rank));
 }

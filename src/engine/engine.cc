@@ -232,7 +232,7 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
   FP4MOE_RETURN_IF_ERROR(check_disaggregation(prepared.plan));
   FP4MOE_ASSIGN_OR_RETURN(const NodeLinkOptions link, node_link_options(flags));
   if (flags.grammar_backend == "xgrammar" && !has_grammar_backend())
-    return unsupported("--grammar-backend xgrammar: this build has none; scripts/setup makes it");
+    return unsupported("--grammar-backend xgrammar: this build has no xgrammar; scripts/setup builds it");
   FP4MOE_ASSIGN_OR_RETURN(TextTools text, load_text_tools(flags));
 
   FP4MOE_RETURN_IF_ERROR(run_self_test(prepared.checkpoint, prepared.config, prepared.plan));

@@ -25,7 +25,7 @@ class Executor {
   virtual Status forward(std::span<const Batch> groups) = 0;
   virtual float* logits() = 0;
   // OK if forward() fills Batch::routed_experts, otherwise the reason why it does not.
-  virtual Status tells_experts() const { return unsupported("this executor does not tell where tokens go"); }
+  virtual Status tells_experts() const { return unsupported("this executor does not report routed experts"); }
 
   // An executor that samples keeps the logits on the device and accepts a step before the tokens of the
   // previous step are known: an id ~r (negative) in a batch means the token of row r of the last
@@ -51,11 +51,11 @@ class Executor {
   // failure().
   virtual int64_t kv_token_bytes() const { return 0; }  // bytes; 0 if unsupported
   virtual Status read_page(int /*group*/, int32_t /*page*/, int64_t /*num_tokens*/, uint8_t* /*canonical*/) {
-    return unsupported("this executor hands no KV pages over");
+    return unsupported("this executor cannot export KV pages");
   }
   virtual Status write_page(int /*group*/, int32_t /*page*/, int64_t /*num_tokens*/,
                             const uint8_t* /*canonical*/) {
-    return unsupported("this executor takes no KV pages in");
+    return unsupported("this executor cannot import KV pages");
   }
   // Waits for the steps in flight, so that none of them writes to a page any more. Called on the thread of
   // forward().

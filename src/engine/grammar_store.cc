@@ -87,7 +87,7 @@ class JobQueue {
     if (number >= limits_.max_waiting_of_client || bytes + num_bytes > limits_.max_waiting_bytes_of_client)
       return refuse("of this client", number, bytes);
     if (num_waiting_ >= limits_.max_waiting || waiting_bytes_ + num_bytes > limits_.max_waiting_bytes)
-      return refuse("in all", num_waiting_, waiting_bytes_);
+      return refuse("in total", num_waiting_, waiting_bytes_);
     return {};
   }
 
@@ -157,8 +157,8 @@ class JobQueue {
     int num_compiling = 0;
   };
   static Status refuse(const char* whose, int64_t number, int64_t bytes) {
-    return unavailable(std::to_string(number) + " grammars " + whose + " wait to be compiled, of " +
-                       std::to_string(bytes) + " bytes; more are not taken");
+    return unavailable(std::to_string(number) + " grammars " + whose + " are waiting to be compiled (" +
+                       std::to_string(bytes) + " bytes); no more are accepted");
   }
 
   const GrammarLimits& limits_;
@@ -323,7 +323,7 @@ void GrammarStore::State::stop() {
     for (const JobPtr& job : compiling) job->is_cancelled.store(true);
     for (const JobPtr& job : waiting.all()) {
       waiting.remove(job);
-      answer(*job, unavailable("the engine ends"));
+      answer(*job, unavailable("the engine is stopping"));
     }
     changed.notify_all();
   }

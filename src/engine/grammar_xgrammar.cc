@@ -80,7 +80,7 @@ class XgrammarMatcher final : public GrammarMatcher {
     if (!status.ok() || std::any_of(allowed.begin(), allowed.end(), [](uint32_t word) { return word != 0; }))
       return status;
     return invalid_argument(
-        "the text so far is a dead end of the grammar: no token may follow, nor may it end");
+        "the text so far is a dead end in the grammar: no token may follow and the text may not end");
   }
 
   Status accept(int32_t id, const GrammarBudget& budget) override {
@@ -89,7 +89,7 @@ class XgrammarMatcher final : public GrammarMatcher {
     const Status status =
         run_bounded(what, budget, *part_, num_steps_, [&] { is_allowed = matcher_.AcceptToken(id); });
     if (!status.ok() || is_allowed) return status;
-    return internal_error("token " + std::to_string(id) + " is against the grammar");
+    return internal_error("token " + std::to_string(id) + " violates the grammar");
   }
 
   bool has_ended() const override { return matcher_.IsTerminated(); }

@@ -35,8 +35,8 @@ KvChallenge challenge_of(const NodeSecret& secret) {
 Status compare_challenges(const KvChallenge& ours, const KvChallenge& theirs, NodeRole their_role) {
   const std::string name = name_of(their_role);
   if (theirs.protocol != ours.protocol)
-    return unsupported("protocol of the " + name + " is " + std::to_string(theirs.protocol) +
-                       ", of this node " + std::to_string(ours.protocol) + "; they must be the same");
+    return unsupported("the protocol is " + std::to_string(theirs.protocol) + " on the " + name + " and " +
+                       std::to_string(ours.protocol) + " on this node; they must be the same");
   if ((theirs.has_secret != 0) == (ours.has_secret != 0)) return {};
   return unsupported(
       ours.has_secret != 0
@@ -72,7 +72,7 @@ Result<KvHello> open_hello(std::span<const uint8_t> payload, const NodeSecret& s
                            const KvNonces& nonces) {
   NodeProof proof;
   if (payload.size() < proof.size())
-    return data_loss("a hello of " + std::to_string(payload.size()) + " bytes, legal are at least " +
+    return data_loss("a hello of " + std::to_string(payload.size()) + " bytes; legal: at least " +
                      std::to_string(proof.size()));
   std::ranges::copy(payload.first(proof.size()), proof.begin());
   const std::span<const uint8_t> text = payload.subspan(proof.size());
@@ -95,7 +95,7 @@ Result<KvHello> greet_prefill_node(KvSocket& socket, const KvHello& ours, const 
   FP4MOE_ASSIGN_OR_RETURN(const KvFrame second, receive(socket, KvStage::kHello, end_by));
   FP4MOE_ASSIGN_OR_RETURN(KvHello hello, open_hello(second.payload, secret, NodeRole::kPrefill, nonces));
   FP4MOE_RETURN_IF_ERROR(compare_hello(hello, ours));
-  if (hello.epoch == 0) return data_loss("the prefill node's epoch=0, legal is any other number");
+  if (hello.epoch == 0) return data_loss("the prefill node's epoch=0; legal: any other number");
   return hello;
 }
 

@@ -54,7 +54,7 @@ T whole_number(const Json& value, const char* field) {
 }
 
 uint64_t unsigned_number(const Json& value, const char* field) {
-  if (!value.is_number_unsigned()) wrong(field, "an integer from 0 on", value);
+  if (!value.is_number_unsigned()) wrong(field, "a non-negative integer", value);
   return value.get<uint64_t>();
 }
 

@@ -95,7 +95,7 @@ Status KvSocket::wait(short events, Clock::time_point deadline) const {
     if (ready < 0 && errno != EINTR) return system_error("poll", errno);
     if (deadline != Clock::time_point::max() && Clock::now() >= deadline)
       return unavailable(events == POLLIN ? "the other side sends nothing, or too slowly"
-                                          : "the other side takes nothing, or too slowly");
+                                          : "the other side reads nothing, or too slowly");
   }
 }
 
@@ -141,8 +141,8 @@ Result<std::unique_ptr<KvSocket>> KvSocket::connect(const NodeAddress& address, 
   }
   if (error == 0)
     return invalid_argument("host " + address.host +
-                            " has no loopback address, and others need --disaggregation-secret-file");
-  return system_error("no connection", error);
+                            " has no loopback address; other addresses need --disaggregation-secret-file");
+  return system_error("cannot connect", error);
 }
 
 Status KvSocket::send(std::span<const uint8_t> frame) {
@@ -158,7 +158,7 @@ Status KvSocket::send(std::span<const uint8_t> frame) {
       return system_error("the connection broke", errno);
     }
     if (Clock::now() >= progress.deadline() && !frame.empty())
-      return unavailable("the other side takes frames too slowly");
+      return unavailable("the other side reads frames too slowly");
   }
   return {};
 }
@@ -195,9 +195,9 @@ Result<KvFrame> KvSocket::receive(const KvLegal& legal, Clock::time_point end_by
     for (int64_t done = 0, next = kFirstAllocation; done < num_bytes; next *= 2) {
       next = std::min(next, num_bytes);
       if (is_budgeted && next > kFirstAllocation && !options_.budget->raise(frame.lease, next))
-        return unavailable("a message of " + std::to_string(num_bytes) +
-                           " bytes: all messages together have " +
-                           std::to_string(options_.budget->num_bytes()));
+        return unavailable(
+            "no room for a message of " + std::to_string(num_bytes) +
+            " bytes; legal for all messages together: " + std::to_string(options_.budget->num_bytes()));
       frame.payload.resize(static_cast<size_t>(next));
       FP4MOE_RETURN_IF_ERROR(read_all(std::span(frame.payload).subspan(static_cast<size_t>(done)), progress));
       done = next;

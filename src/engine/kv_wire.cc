@@ -54,14 +54,14 @@ std::string names_of(std::span<const Legality> types) {
 }
 
 Status bad(const std::string& what, uint64_t value, const std::string& legal) {
-  return data_loss("a frame's " + what + "=" + std::to_string(value) + ", legal is " + legal);
+  return data_loss("a frame's " + what + "=" + std::to_string(value) + "; legal: " + legal);
 }
 
 template <class T>
 Result<T> read_fixed(std::span<const uint8_t> payload, const char* what) {
   if (payload.size() < sizeof(T))
     return data_loss(std::string(what) + " of " + std::to_string(payload.size()) +
-                     " bytes, legal are at least " + std::to_string(sizeof(T)));
+                     " bytes; legal: at least " + std::to_string(sizeof(T)));
   T value;
   std::memcpy(&value, payload.data(), sizeof value);
   return value;
@@ -99,15 +99,16 @@ std::vector<uint8_t> kv_frame(KvFrameType type, uint64_t epoch, uint64_t room, s
 Result<KvFrameHeader> read_kv_header(std::span<const uint8_t> bytes, const KvLegal& legal) {
   FP4MOE_ASSIGN_OR_RETURN(const KvFrameHeader header, read_fixed<KvFrameHeader>(bytes, "a frame's header"));
   // The value is not shown: it may be the first bytes of an unrelated client.
-  if (header.magic != kKvMagic) return data_loss("a frame's magic is not that of a node of fp4moe");
+  if (header.magic != kKvMagic) return data_loss("a frame's magic is not that of an fp4moe node");
   const std::span<const Legality> types = legal_types(legal.stage);
   const auto found = std::ranges::find(types, header.type, &Legality::type);
-  if (found == types.end()) return bad("type", static_cast<uint32_t>(header.type), names_of(types) + " here");
+  if (found == types.end())
+    return bad("type", static_cast<uint32_t>(header.type), names_of(types) + " at this stage");
   if (header.epoch != legal.epoch)
     return bad("epoch", header.epoch, "this connection's, " + std::to_string(legal.epoch));
   const int64_t most = header.type == KvFrameType::kPage ? legal.max_page_bytes : found->most_bytes;
   if (header.num_bytes < 0 || header.num_bytes > most)
-    return data_loss("a frame's payload has " + std::to_string(header.num_bytes) + " bytes, legal are 0 to " +
+    return data_loss("a frame's payload has " + std::to_string(header.num_bytes) + " bytes; legal: 0 to " +
                      std::to_string(most));
   return header;
 }
@@ -138,9 +139,9 @@ Status compare_hello(const KvHello& prefill_node, const KvHello& decode_node) {
     for (const auto& [name, value] : side->facts) {
       const std::string prefill = value_of(prefill_node, name), decode = value_of(decode_node, name);
       if (prefill != decode)
-        return unsupported(printable(name, kShownBytes) + " of the prefill node is " +
-                           printable(prefill, kShownBytes) + ", of the decode node " +
-                           printable(decode, kShownBytes) + "; they must be the same");
+        return unsupported(printable(name, kShownBytes) + " is " + printable(prefill, kShownBytes) +
+                           " on the prefill node and " + printable(decode, kShownBytes) +
+                           " on the decode node; they must be the same");
     }
   return {};
 }
@@ -153,15 +154,15 @@ Result<KvPageHeader> decode_page(std::span<const uint8_t> payload, const KvPageS
   FP4MOE_ASSIGN_OR_RETURN(const KvPageHeader page, read_fixed<KvPageHeader>(payload, "a page"));
   if (page.index < 0 || page.index >= shape.num_pages())
     return data_loss("page " + std::to_string(page.index) + " of a prompt of " +
-                     std::to_string(shape.num_tokens) + " tokens, legal are 0 to " +
+                     std::to_string(shape.num_tokens) + " tokens; legal: 0 to " +
                      std::to_string(shape.num_pages() - 1));
   if (page.num_tokens != shape.tokens_of(page.index))
     return data_loss("page " + std::to_string(page.index) + " has " + std::to_string(page.num_tokens) +
-                     " tokens, expected are " + std::to_string(shape.tokens_of(page.index)));
+                     " tokens, expected " + std::to_string(shape.tokens_of(page.index)));
   const int64_t num_bytes = std::ssize(payload) - int64_t{sizeof page};
   if (num_bytes != page.num_tokens * shape.token_bytes)
     return data_loss("page " + std::to_string(page.index) + " has " + std::to_string(num_bytes) +
-                     " bytes, expected are " + std::to_string(page.num_tokens * shape.token_bytes));
+                     " bytes, expected " + std::to_string(page.num_tokens * shape.token_bytes));
   return page;
 }
 

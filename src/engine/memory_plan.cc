@@ -205,7 +205,7 @@ Result<MemoryProblem> memory_problem(const Checkpoint& checkpoint, const ModelCo
 Result<MemoryPlan> plan_memory(const MemoryProblem& problem, const EngineConfig& flags) {
   if (flags.context_length > problem.max_position_embeddings)
     return does_not_fit("--context-length " + std::to_string(flags.context_length) +
-                        "; the model was made for " + std::to_string(problem.max_position_embeddings) +
+                        "; the model supports at most " + std::to_string(problem.max_position_embeddings) +
                         " tokens (max_position_embeddings)");
   MemoryPlan plan;
   plan.available_bytes = problem.available_bytes;

@@ -33,7 +33,7 @@ Status check_permissions(const struct stat& file) {
   char octal[8];
   std::snprintf(octal, sizeof octal, "%04o", static_cast<unsigned>(mode));
   return invalid_argument(std::string("has mode ") + octal +
-                          "; legal: no access for others and no writing by its group (chmod 600)");
+                          "; legal: no access by others and no write access by the group (chmod 600)");
 }
 
 }  // namespace

@@ -39,7 +39,7 @@ void PagePool::refer(int32_t page) {
 
 void PagePool::let_go(int32_t page) {
   FP4MOE_CHECK(page >= 0 && page < num_pages() && references_[static_cast<size_t>(page)] > 0,
-               "KV page " + std::to_string(page) + " of " + std::to_string(num_pages()) + " is not taken");
+               "KV page " + std::to_string(page) + " of " + std::to_string(num_pages()) + " is not in use");
   --num_references_;
   if (--references_[static_cast<size_t>(page)] > 0) return;
   --num_used_;

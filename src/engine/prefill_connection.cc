@@ -54,9 +54,9 @@ void PrefillNode::Connection::run() noexcept {
   sender_.stop();
   if (sending_.joinable()) sending_.join();
   static_cast<void>(guarded([&]() -> Status {
-    node_.log(LogLevel::kInfo,
-              "decode node " + peer_ + ": " +
-                  (was_ended ? "ended by this node, which ends or needs its place" : status.message()));
+    node_.log(LogLevel::kInfo, "decode node " + peer_ + ": " +
+                                   (was_ended ? "closed by this node, which is stopping or needs the place"
+                                              : status.message()));
     return {};
   }));
   std::map<uint64_t, Room> rooms;
@@ -102,7 +102,7 @@ Status PrefillNode::Connection::start_prompt(uint64_t room, std::span<const uint
     if (rooms_.size() >= kMaxRooms)
       return data_loss("more than " + std::to_string(kMaxRooms) + " rooms at a time");
     if (room == 0 || !rooms_.emplace(room, Room()).second)
-      return data_loss("room " + std::to_string(room) + " is in use, or none");
+      return data_loss("room " + std::to_string(room) + " is invalid or already in use");
   }
   const Status status = guarded([&] { return submit(room, payload); });
   if (!status.ok()) fail_room(room, status);
@@ -139,7 +139,7 @@ Status PrefillNode::Connection::send_first_token(uint64_t room, HeldPrompt& prom
   std::string payload = encode_first_token(prompt.first);
   if (std::ssize(payload) > kMaxKvMessageBytes)
     return does_not_fit("the prompt's log-probabilities and experts have " + std::to_string(payload.size()) +
-                        " bytes, legal are " + std::to_string(kMaxKvMessageBytes));
+                        " bytes; legal: at most " + std::to_string(kMaxKvMessageBytes));
   std::lock_guard lock(mutex_);
   const auto found = rooms_.find(room);
   if (found == rooms_.end()) return {};
@@ -180,10 +180,10 @@ Status PrefillNode::Connection::send_pages(uint64_t room, std::span<const uint8_
   const auto found = rooms_.find(room);
   if (found == rooms_.end()) return {};  // it has failed, and the kFailed frame is queued
   const std::shared_ptr<KvLease>& pages = found->second.pages;
-  if (pages == nullptr) return data_loss("pages are asked for before their first token");
-  if (std::exchange(found->second.is_taken, true)) return data_loss("pages are asked for twice");
+  if (pages == nullptr) return data_loss("pages were requested before the first token was sent");
+  if (std::exchange(found->second.is_taken, true)) return data_loss("pages were requested twice");
   if (const int64_t num_pages = pages->shape().num_pages(); first < 0 || first >= num_pages)
-    return data_loss("page " + std::to_string(first) + " is asked for, legal are 0 to " +
+    return data_loss("page " + std::to_string(first) + " was requested; legal: 0 to " +
                      std::to_string(num_pages - 1));
   const auto on_failure = [weak = weak_from_this(), room](const Status& status) {
     const auto self = weak.lock();
@@ -192,7 +192,7 @@ Status PrefillNode::Connection::send_pages(uint64_t room, std::span<const uint8_
     self->loop_.release_prompt(self->id_of(room));
   };
   if (sender_.post_pages(room, pages, first, on_failure)) return {};
-  return unavailable("the other side takes frames too slowly");
+  return unavailable("the other side reads frames too slowly");
 }
 
 std::string PrefillNode::Connection::id_of(uint64_t room) const {

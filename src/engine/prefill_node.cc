@@ -70,7 +70,7 @@ void PrefillNode::add(int descriptor) {
   std::lock_guard lock(mutex_);
   // Ending connections count here too, so that the number of threads is bounded.
   if (connections_.size() >= static_cast<size_t>(options_.max_connections) + 2 * kMaxGreeting)
-    throw std::system_error(EAGAIN, std::generic_category(), "connections before it are still ending");
+    throw std::system_error(EAGAIN, std::generic_category(), "earlier connections are still closing");
   connections_.reserve(connections_.size() + 1);
   connection->start();
   connections_.push_back(connection);
@@ -119,7 +119,7 @@ Status PrefillNode::admit(Connection& connection) {
                          " connections with requests (--disaggregation-max-connections)");
     idlest->shut_down();
   }
-  return connection.open() ? Status() : unavailable("too many connections are in their hello");
+  return connection.open() ? Status() : unavailable("too many connections are exchanging their hello");
 }
 
 int64_t PrefillNode::page_bytes_sent() const {

@@ -29,7 +29,7 @@ int32_t PrefixTree::find(int32_t parent, std::span<const int32_t> tokens) const 
 }
 
 void PrefixTree::insert(int32_t page, int32_t parent, std::span<const int32_t> tokens) {
-  FP4MOE_CHECK(!contains(page), "page " + std::to_string(page) + " is in the tree");
+  FP4MOE_CHECK(!contains(page), "page " + std::to_string(page) + " is already in the tree");
   if (tokens_.empty()) tokens_.resize(nodes_.size() * page_size_);
   const uint64_t key = key_of(parent, tokens);
   by_key_.emplace(key, page);
@@ -37,13 +37,13 @@ void PrefixTree::insert(int32_t page, int32_t parent, std::span<const int32_t> t
   nodes_[static_cast<size_t>(page)] = {.parent = parent, .is_held = true, .key = key};
   if (parent == kRoot) return;
   Node& above = nodes_[static_cast<size_t>(parent)];
-  FP4MOE_CHECK(contains(parent) && above.is_held, "page " + std::to_string(parent) + " is no held node");
+  FP4MOE_CHECK(contains(parent) && above.is_held, "page " + std::to_string(parent) + " is not a held node");
   ++above.num_children;
 }
 
 void PrefixTree::erase(int32_t page) {
   Node& node = nodes_[static_cast<size_t>(page)];
-  FP4MOE_CHECK(contains(page) && is_leaf(page), "page " + std::to_string(page) + " is no leaf");
+  FP4MOE_CHECK(contains(page) && is_leaf(page), "page " + std::to_string(page) + " is not a leaf");
   const auto [first, last] = by_key_.equal_range(node.key);
   by_key_.erase(std::find_if(first, last, [page](const auto& entry) { return entry.second == page; }));
   if (!node.is_held) {
@@ -74,7 +74,7 @@ void PrefixTree::let_go(int32_t page, int64_t time) {
 }
 
 int32_t PrefixTree::evict() {
-  FP4MOE_CHECK(!evictable_.empty(), std::to_string(num_idle_) + " idle nodes and no leaf among them");
+  FP4MOE_CHECK(!evictable_.empty(), std::to_string(num_idle_) + " idle nodes, none of which is a leaf");
   const int32_t page = evictable_.begin()->second;
   erase(page);
   return page;

@@ -71,7 +71,7 @@ class OneRank : public RankGroup {
     return {};
   }
   ThreadPool& pool() override { return rank_.pool(); }
-  Status follow() override { return internal_error("one rank has nobody to follow"); }
+  Status follow() override { return internal_error("a single rank has no leader to follow"); }
   void abort() override {}
   const Job* job() const override { return nullptr; }
   int64_t weight_bytes() const override { return rank_.model().weight_bytes(); }

@@ -124,7 +124,7 @@ class JobRanks final : public RankGroup {
   float* logits() override { return logits_.as<float>(); }
   Status tells_experts() const override {
     if (job_->num_processes() == 1) return {};
-    return unsupported("ranks of other processes (--fabric mpi) do not tell where tokens go");
+    return unsupported("ranks of other processes (--fabric mpi) do not report routed experts");
   }
   Status failure() const override { return runner_->failure(); }
   ThreadPool& pool() override { return ranks_[0]->pool(); }
@@ -176,7 +176,7 @@ Status JobRanks::load(const RankSetup& setup) {
     try {
       status = ranks_[static_cast<size_t>(i)]->load(setup, progress.of(static_cast<size_t>(i)));
     } catch (const std::bad_alloc&) {
-      status = does_not_fit("memory was refused while loading");
+      status = does_not_fit("out of memory while loading");
     } catch (const std::exception& error) {
       status = internal_error(error.what());
     }
@@ -236,7 +236,7 @@ Result<std::unique_ptr<RankGroup>> RankGroup::make(const Checkpoint& checkpoint,
   try {
     return make_group(checkpoint, config, plan, flags, options);
   } catch (const std::exception& error) {  // no memory or no threads
-    return does_not_fit(std::string("the system refused what the ranks need: ") + error.what());
+    return does_not_fit(std::string("the system refused memory or threads to the ranks: ") + error.what());
   }
 }
 

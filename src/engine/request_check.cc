@@ -70,7 +70,7 @@ Status check_sampling(const SamplingParams& p) {  // comparisons are written so 
                    "0 to max_new_tokens=" + std::to_string(p.max_new_tokens));
   if (p.min_new_tokens > 0 && p.grammar.kind != GrammarSpec::Kind::kNone)
     return illegal("min_new_tokens", p.min_new_tokens,
-                   "0 where the text must match a grammar, which ends it");
+                   "0 if the text must match a grammar, which decides where the text ends");
   if (p.top_logprobs < -1 || p.top_logprobs > kMaxTopLogprobs)
     return illegal("top_logprobs", p.top_logprobs, "-1 (none) to " + std::to_string(kMaxTopLogprobs));
   return {};
@@ -121,20 +121,21 @@ Status check_request(const Request& request, const RequestLimits& limits) {
   const int64_t num_ids = static_cast<int64_t>(ids.size());
   if (request.prompt_logprobs_from < -1 || request.prompt_logprobs_from > num_ids)
     return illegal("prompt_logprobs_from", request.prompt_logprobs_from,
-                   "-1 (none) to the prompt's " + std::to_string(num_ids) + " tokens");
+                   "-1 (none) to " + std::to_string(num_ids) + ", the prompt's number of tokens");
   if (request.routed_experts_from < -1 || request.routed_experts_from > num_ids)
     return illegal("routed_experts_from", request.routed_experts_from,
-                   "-1 (none) to the prompt's " + std::to_string(num_ids) + " tokens");
+                   "-1 (none) to " + std::to_string(num_ids) + ", the prompt's number of tokens");
   if (request.priority && (*request.priority < -kMaxPriority || *request.priority > kMaxPriority))
     return illegal("priority", *request.priority,
                    std::to_string(-kMaxPriority) + " to " + std::to_string(kMaxPriority));
   if (request.prompt_logprobs_from >= 0 && request.sampling.top_logprobs < 0)
-    return illegal("top_logprobs", request.sampling.top_logprobs, "at least 0 with the prompt's logprobs");
+    return illegal("top_logprobs", request.sampling.top_logprobs,
+                   "at least 0 if the prompt's logprobs are requested");
 
   const int64_t num_needed = static_cast<int64_t>(ids.size()) + (request.sampling.max_new_tokens > 0 ? 1 : 0);
   if (num_needed > limits.context_length)
     return does_not_fit("the prompt has " + std::to_string(ids.size()) + " tokens, the context holds " +
-                        std::to_string(limits.context_length) + " of prompt and answer together");
+                        std::to_string(limits.context_length) + " of prompt and output together");
   return {};
 }
 

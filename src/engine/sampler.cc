@@ -209,7 +209,7 @@ uint64_t derived_seed(uint64_t random_seed, uint64_t n) {
 }
 
 Status bad_logits() { return internal_error("the model's logits hold NaN or infinity"); }
-Status no_token() { return internal_error("the model allows no id that has a token"); }
+Status no_token() { return internal_error("all tokens that may be sampled have logit -infinity"); }
 
 Sampler::Sampler(int64_t vocab_size, std::vector<int32_t> masked_ids)
     : vocab_size_(vocab_size), masked_ids_(std::move(masked_ids)) {}

@@ -261,7 +261,7 @@ void Scheduler::take_prefix(Sequence& sequence) {
   pages_.take_prefix(reusable_tokens(sequence), sequence.page_table);
   sequence.num_known_pages = std::ssize(sequence.page_table);
   sequence.num_cached = sequence.num_known_pages * pages_.page_size();
-  FP4MOE_CHECK(pages_.grow(sequence.page_table, sequence.num_tokens()), "available pages were counted");
+  FP4MOE_CHECK(pages_.grow(sequence.page_table, sequence.num_tokens()), "available pages were miscounted");
 }
 
 // Tokens that a step in flight chooses are not known yet, although their keys and values will be written.

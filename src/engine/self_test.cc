@@ -78,7 +78,7 @@ Status compare_experts(std::span<const float> y, std::span<const float> referenc
 Status compare_with_oracle(const MoePlan& plan, const MoeWeightsView& tested, const MoeWeightsView& oracle,
                            const std::vector<int64_t>& names, ThreadPool& pool, SelfTestReport& report) {
   FP4MOE_CHECK(tested.experts.size() == names.size() && oracle.experts.size() == names.size(),
-               "the experts of both sides have one name each");
+               "both sides need one name per expert");
   const BatchLayout layout =
       plan.a2a()->layouts.has(BatchLayout::kPacked) ? BatchLayout::kPacked : BatchLayout::kMasked;
   const ProbeShape shape = {.layout = layout, .rows_per_expert = kRows};

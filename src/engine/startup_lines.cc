@@ -31,7 +31,7 @@ std::string numerics_line(const ModelPlan& plan) {
   const std::string activations = plan.act_dtype == DType::kF32 ? "float32" : "bfloat16";
   const bool q8 = plan.dense_quant == DenseQuant::kQ8;
   return "numerics   activations " + activations + ", dense layers " +
-         (q8 ? "q8: 8 bits and a bfloat16 scale a block of 32 (--dense-quant none for the checkpoint's)"
+         (q8 ? "q8: 8 bits and a bfloat16 scale per block of 32 (--dense-quant none: the checkpoint's)"
              : "bfloat16");
 }
 

@@ -13,7 +13,8 @@ constexpr uint32_t kMagic = 0x53345046;  // "FP4S"
 constexpr int64_t kHeaderWords = 3, kGroupWords = 4, kSequenceWords = 4;
 
 uint32_t word(int64_t n) {
-  FP4MOE_CHECK(n >= 0 && n <= std::numeric_limits<uint32_t>::max(), "a step holds " + std::to_string(n));
+  FP4MOE_CHECK(n >= 0 && n <= std::numeric_limits<uint32_t>::max(),
+               "a step's field does not fit a word: " + std::to_string(n));
   return static_cast<uint32_t>(n);
 }
 
@@ -76,11 +77,11 @@ Status StepBatches::decode(std::span<const uint8_t> bytes, const StepLimits& lim
   if (bytes.size() < kHeaderWords * 4) return bad("only " + std::to_string(bytes.size()) + " bytes");
   std::vector<uint32_t> all(bytes.size() / 4);
   std::memcpy(all.data(), bytes.data(), all.size() * 4);
-  if (all[0] != kMagic) return bad("no step begins with " + std::to_string(all[0]));
+  if (all[0] != kMagic) return bad("unknown magic " + std::to_string(all[0]));
   if (all[1] < kHeaderWords || all[1] > all.size())
     return beyond("length", all[1], static_cast<int64_t>(all.size()));
   if (all[2] != static_cast<uint32_t>(limits.num_groups))
-    return bad(std::to_string(all[2]) + " groups, not " + std::to_string(limits.num_groups));
+    return bad(std::to_string(all[2]) + " groups, expected " + std::to_string(limits.num_groups));
   std::span<const uint32_t> words(all.data() + kHeaderWords, all[1] - kHeaderWords);
   groups_.assign(all[2], {});
   int64_t num_logit_rows = 0;
@@ -90,7 +91,7 @@ Status StepBatches::decode(std::span<const uint8_t> bytes, const StepLimits& lim
   }
   if (num_logit_rows > limits.max_logit_rows)
     return beyond("rows of logits", num_logit_rows, limits.max_logit_rows);
-  if (!words.empty()) return bad(std::to_string(words.size()) + " words too many");
+  if (!words.empty()) return bad(std::to_string(words.size()) + " extra words");
   return {};
 }
 

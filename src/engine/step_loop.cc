@@ -222,7 +222,7 @@ void StepLoop::ask_for_step() {
 void StepLoop::fail_step(const std::string& error) {
   const Status failure = executor_.failure();
   if (failure.ok()) {
-    log_error("a step failed, and with it all running requests: " + error);
+    log_error("a step failed and ended all running requests: " + error);
     while (scheduler_.num_running() > 0)
       end(*scheduler_.first(), {.finish_reason = FinishReason::kError, .error = error});
     return;

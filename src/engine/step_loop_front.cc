@@ -72,14 +72,14 @@ Result<std::string> StepLoop::submit(Request request, DeltaCallback on_delta,
                                      std::function<void(HeldPrompt)> on_held) {
   FP4MOE_RETURN_IF_ERROR(check_request(request, request_limits_));
   if (!request.prefill_node.empty() && decode_node_ == nullptr)
-    return unsupported("the prompt is to be computed by prefill node " + printable(request.prefill_node) +
-                       ", and this engine is no decode node (--disaggregation-mode decode)");
+    return unsupported("the request names prefill node " + printable(request.prefill_node) +
+                       ", but this engine is not a decode node (--disaggregation-mode decode)");
   if (!request.prefill_node.empty()) FP4MOE_RETURN_IF_ERROR(decode_node_->check(request.prefill_node));
   GrammarTicket grammar;
   if (const GrammarSpec& spec = request.sampling.grammar; spec.kind != GrammarSpec::Kind::kNone) {
     if (grammars_ == nullptr)
       return unsupported(
-          "the answer's text is to match a grammar, and this engine has no grammar backend "
+          "the output must match a grammar, but this engine has no grammar backend "
           "(--grammar-backend none, or a build without xgrammar)");
     grammar = grammars_->ask(spec, request.client);
     if (grammar.is_ready()) FP4MOE_RETURN_IF_ERROR(grammar.get().status());
@@ -118,7 +118,7 @@ Result<std::string> StepLoop::submit(Request request, DeltaCallback on_delta,
 // Warns once.
 Status StepLoop::ignore_priority() {
   constexpr const char* kOff =
-      "priority: requests are served as they came, --enable-priority-scheduling is off";
+      "priority: requests are served in order of arrival, --enable-priority-scheduling is off";
   if (options_.priorities.refuse_unused) return unsupported(kOff);
   if (!warned_of_priority_.exchange(true)) log_warning(std::string(kOff) + "; the field is ignored");
   return {};
@@ -141,8 +141,8 @@ void StepLoop::release_prompt(const std::string& id) {
 Status StepLoop::flush_cache() {
   std::unique_lock lock(mutex_);
   if (!active_.empty())
-    return unavailable("the cache is not flushed while " + std::to_string(active_.size()) +
-                       " requests run or wait");
+    return unavailable("the cache cannot be flushed while " + std::to_string(active_.size()) +
+                       " requests are running or waiting");
   if (stopping_) return {};
   flush_wanted_ = true;
   mail_.notify_one();
@@ -230,7 +230,7 @@ void StepLoop::release_id(const std::string& id) {
 void StepLoop::on_stuck(const std::string& place) {
   char after[48];
   std::snprintf(after, sizeof after, " for %g s (--watchdog-timeout)", options_.watchdog_timeout);
-  const Status failure = internal_error("the engine is stuck in " + place + after);
+  const Status failure = internal_error("the engine has been stuck in " + place + after);
   log_error(failure.message());
   for (const std::string& line : note_.lines()) log_error("  " + line);
   std::vector<std::shared_ptr<Outlet>> outlets;

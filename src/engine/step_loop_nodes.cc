@@ -31,7 +31,7 @@ void StepLoop::hold(SampledRow& row) {
   sequence.token_ids[static_cast<size_t>(sequence.num_known_tokens())] = row.token.token_id;
   --sequence.num_unknown;
   ++totals_.generation_tokens_total;
-  FP4MOE_CHECK(scheduler_.hold(sequence), "prompt " + sequence.id + " does not run");
+  FP4MOE_CHECK(scheduler_.hold(sequence), "prompt " + sequence.id + " is not running");
   leave_grammar(sequence);
   sequence.held = Clock::now();
   sequence.lease =
@@ -84,7 +84,7 @@ void StepLoop::take_news(KvNews news) {
       return;
     }
     news.status = data_loss("prefill node " + sequence->prefill_node + ": token " + std::to_string(id) +
-                            " of a vocabulary of " + std::to_string(request_limits_.vocab_size));
+                            " is outside the vocabulary of " + std::to_string(request_limits_.vocab_size));
   }
   if (!is_waiting && !sequence->awaits_pages) return;
   if (news.kind == KvNews::Kind::kArrived) return start_decoding(*sequence);

@@ -37,8 +37,8 @@ std::vector<std::string> StepNote::lines() const {
   std::lock_guard lock(mutex_);
   std::vector<std::string> lines = {
       "step " + std::to_string(step_) + ": " + text(num_rows_) + " rows of " +
-          std::to_string(requests_.size()) + " requests; " + text(num_running_) + " run, " +
-          text(num_waiting_) + " wait",
+          std::to_string(requests_.size()) + " requests; " + text(num_running_) + " running, " +
+          text(num_waiting_) + " waiting",
       "KV pages: " + text(num_used_pages_) + " used, " + text(num_cached_pages_) + " cached, " +
           text(num_free_pages_) + " free",
   };
@@ -49,7 +49,7 @@ std::vector<std::string> StepNote::lines() const {
                     text(r.num_cached) + ", rows in the step " + text(r.num_rows));
   }
   if (requests_.size() > kMostShown)
-    lines.push_back("and " + std::to_string(requests_.size() - kMostShown) + " requests more");
+    lines.push_back("and " + std::to_string(requests_.size() - kMostShown) + " more requests");
   return lines;
 }
 

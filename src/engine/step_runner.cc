@@ -40,7 +40,7 @@ StepRunner::~StepRunner() {
     ends_ = true;
     encoded_.clear();
     // A rank that cannot be signalled has failed, and ends for that reason.
-    if (!announce(last_step_ + 1).ok()) log_warning("the ranks could not be told to end");
+    if (!announce(last_step_ + 1).ok()) log_warning("could not signal the ranks to stop");
   }
   for (std::thread& thread : threads_) thread.join();
 }

@@ -62,7 +62,7 @@ Result<StopPatterns> StopPatterns::compile(const std::vector<std::string>& expre
     uint32_t matches_empty = 0;
     pcre2_pattern_info(made->code.get(), PCRE2_INFO_MATCHEMPTY, &matches_empty);
     if (matches_empty != 0)
-      return invalid_argument(made->name + " matches the empty text: the answer would end before it begins");
+      return invalid_argument(made->name + " matches the empty text: the output would end before it begins");
     patterns.codes_.push_back(std::move(made));
   }
   return patterns;
@@ -98,8 +98,8 @@ void StopRegex::look() {
     if (rc == PCRE2_ERROR_NOMATCH) continue;
     if (rc < 0 && rc != PCRE2_ERROR_PARTIAL) {
       failure_ = invalid_argument(code->name + ", with " + std::to_string(text_.size() - certain_) +
-                                  " bytes of the answer held back: " + pcre_message(rc) + " (" +
-                                  std::to_string(max_steps) + " steps are)");
+                                  " bytes of the output held back: " + pcre_message(rc) +
+                                  " (limit: " + std::to_string(max_steps) + " steps)");
       return;
     }
     const size_t found = std::clamp(pcre2_get_ovector_pointer(data.get())[0], certain_, text_.size());

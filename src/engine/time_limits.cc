@@ -21,19 +21,20 @@ Status check_time(const Sequence& sequence, const TimeLimits& limits, Sequence::
   if (sequence.held != Sequence::Clock::time_point())
     return is_over(sequence.held, limits.held)
                ? unavailable("its KV pages were held for --disaggregation-timeout " +
-                             seconds_text(limits.held) + " and not taken")
+                             seconds_text(limits.held) + " and not fetched")
                : Status();
   const bool has_started = sequence.has_started();
   if (is_over(sequence.submitted, sequence.timeout_seconds))
     return {StatusCode::kDeadline, "the request's timeout of " + seconds_text(sequence.timeout_seconds) +
-                                       " is over; it has " + std::to_string(sequence.num_answer_tokens()) +
-                                       " tokens of its answer"};
+                                       " has expired; it has " +
+                                       std::to_string(sequence.num_answer_tokens()) + " output tokens"};
   if (!has_started && is_over(sequence.submitted, limits.waiting))
-    return unavailable("the request has waited for --req-waiting-timeout " + seconds_text(limits.waiting));
+    return unavailable("the request has waited longer than --req-waiting-timeout " +
+                       seconds_text(limits.waiting));
   if (has_started && is_over(sequence.started, limits.running))
-    return {StatusCode::kDeadline,
-            "the request has run for --req-running-timeout " + seconds_text(limits.running) + "; it has " +
-                std::to_string(sequence.num_answer_tokens()) + " tokens of its answer"};
+    return {StatusCode::kDeadline, "the request has run longer than --req-running-timeout " +
+                                       seconds_text(limits.running) + "; it has " +
+                                       std::to_string(sequence.num_answer_tokens()) + " output tokens"};
   return {};
 }
 

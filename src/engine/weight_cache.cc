@@ -107,7 +107,7 @@ WeightCache::WeightCache(WeightCachePlace place, ThreadPool& pool)
     file_ = {};
     index_ = {};
     log_warning("weight cache '" + place_.path + "' is not used: " + status.message() +
-                "; it is written anew");
+                "; it will be rewritten");
   }
   index_.key = place_.key;
   Result<NewFile> file = NewFile::create(place_.path);
@@ -170,7 +170,7 @@ Status WeightCache::finish() {
   if (is_mapped_) {
     if (num_taken_ != index_.weights.size()) return wrong_weights(std::to_string(num_taken_) + " weights");
     log_info("weights    " + size_string(total_bytes_) + " mapped from '" + place_.path + "' in " +
-             seconds_text(seconds_since(started_)) + ", of them " + seconds_text(check_seconds_) +
+             seconds_text(seconds_since(started_)) + ", including " + seconds_text(check_seconds_) +
              " for checksums" +
              (is_locked_ ? "" : "; the system may drop idle pages (ulimit -l is too low to lock them)"));
     return {};
@@ -210,7 +210,7 @@ void WeightCache::give_up(const Status& status) {
 
 Status WeightCache::wrong_weights(const std::string& what) const {
   return data_loss("'" + place_.path + "' holds " + std::to_string(index_.weights.size()) +
-                   " weights, but the model asks for " + what +
+                   " weights, but the model needs " + what +
                    "; remove the file, or start with --weight-cache-dir none");
 }
 

@@ -33,7 +33,7 @@ Status other_key(std::string_view kept, std::string_view wanted) {
     kept.remove_prefix(std::min(kept.size(), first_line(kept).size() + 1));
     wanted.remove_prefix(std::min(wanted.size(), first_line(wanted).size() + 1));
   }
-  return data_loss("it was made for '" + first_line(kept) + "', this start is '" + first_line(wanted) + "'");
+  return data_loss("it was made for '" + first_line(kept) + "', this run needs '" + first_line(wanted) + "'");
 }
 
 Result<WeightFileHeader> read_header(std::span<const uint8_t> file) {
@@ -50,7 +50,7 @@ Result<WeightFileHeader> read_header(std::span<const uint8_t> file) {
   if (file.size() < sizeof header) return data_loss("it ends after " + count(file.size()) + " bytes");
   std::memcpy(&header, file.data(), sizeof header);
   if (const uint64_t hash = hash_header(header); hash != header.header_hash)
-    return data_loss("its header is damaged: checksum " + hex(hash) + ", written was " +
+    return data_loss("its header is damaged: checksum " + hex(hash) + ", expected " +
                      hex(header.header_hash));
   if (header.file_bytes != file.size())
     return data_loss("it has " + count(file.size()) + " bytes, " + count(header.file_bytes) +
@@ -75,7 +75,7 @@ Status check_places(const WeightFileHeader& header, const WeightFileIndex& index
   uint64_t end = kWeightAlign;
   for (const WeightRecord& weight : index.weights) {
     if (weight.part >= index.parts.size())
-      return data_loss("a weight is of part " + count(weight.part) + " of " + count(index.parts.size()));
+      return data_loss("a weight belongs to part " + count(weight.part) + " of " + count(index.parts.size()));
     const uint64_t room = header.index_offset - end;  // a multiple of kWeightAlign, so the padding fits too
     if (weight.num_bytes > room) return data_loss("its weights do not end where its index begins");
     end += static_cast<uint64_t>(weight_room(static_cast<int64_t>(weight.num_bytes)));
@@ -110,8 +110,7 @@ Result<WeightFileIndex> read_weight_index(std::span<const uint8_t> file, std::st
     return wrong_end;
   const uint8_t* at = file.data() + header.index_offset;
   if (const uint64_t hash = hash64(at, static_cast<int64_t>(index_bytes)); hash != header.index_hash)
-    return data_loss("its index is damaged: checksum " + hex(hash) + ", written was " +
-                     hex(header.index_hash));
+    return data_loss("its index is damaged: checksum " + hex(hash) + ", expected " + hex(header.index_hash));
   WeightFileIndex index;
   index.key.assign(reinterpret_cast<const char*>(at), header.key_bytes);
   if (index.key != key) return other_key(index.key, key);
@@ -134,7 +133,7 @@ Status check_weights(std::span<const uint8_t> file, const WeightFileIndex& index
     const size_t room = static_cast<size_t>(weight_room(static_cast<int64_t>(weight.num_bytes)));
     if (const uint64_t found = weight_checksum(file.subspan(at, weight.num_bytes), pool);
         found != weight.checksum)
-      return data_loss(name + "checksum " + hex(found) + ", written was " + hex(weight.checksum));
+      return data_loss(name + "checksum " + hex(found) + ", expected " + hex(weight.checksum));
     const std::span<const uint8_t> padding = file.subspan(at + weight.num_bytes, room - weight.num_bytes);
     if (std::any_of(padding.begin(), padding.end(), [](uint8_t byte) { return byte != 0; }))
       return data_loss(name + "its padding is not zero");
@@ -150,7 +149,7 @@ WeightFileEnds make_weight_file_ends(const WeightFileIndex& index, uint64_t inde
                     index.weights.size() * sizeof(WeightRecord));
   size_t names_bytes = 0;
   for (const std::string& name : index.parts) {
-    FP4MOE_CHECK(name.find('\n') == std::string::npos, "a part's name is one line");
+    FP4MOE_CHECK(name.find('\n') == std::string::npos, "a part's name must be one line");
     ends.index += name + "\n";
     names_bytes += name.size() + 1;
   }

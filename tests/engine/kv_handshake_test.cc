@@ -66,7 +66,7 @@ TEST(KvHandshake, AnotherSecretOrNoneIsRefusedOnBothSides) {
 TEST(KvHandshake, DifferencesAndRefusalsReachTheDecodeNode) {
   const KvHello other{0, {{"model", "m"}, {"--page-size", "32"}}};
   expect_refused(greet(NodeSecret(), NodeSecret(), other),
-                 "--page-size of the prefill node is 16, of the decode node 32");
+                 "--page-size is 16 on the prefill node and 32 on the decode node");
   const Outcome full = greet(NodeSecret(), NodeSecret(), kDecodeHello, unavailable("no place left"));
   EXPECT_EQ(full.prefill.code(), StatusCode::kUnavailable);
   EXPECT_EQ(full.decode.status().message(), "no place left");
@@ -153,7 +153,8 @@ TEST(KvHandshake, StrangersAreRefused) {
     ASSERT_TRUE(reply.ok());
     EXPECT_EQ(reply->header.type, KvFrameType::kFailed);
   });
-  EXPECT_NE(newer.message().find("protocol of the decode node is 3"), std::string::npos) << newer.message();
+  EXPECT_NE(newer.message().find("the protocol is 3 on the decode node"), std::string::npos)
+      << newer.message();
 }
 
 }  // namespace

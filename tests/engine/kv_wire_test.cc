@@ -263,7 +263,7 @@ TEST(KvWire, WrongFieldsAreNamed) {
     return decode_kv_hello(bytes_of(json)).status().message();
   };
   EXPECT_EQ(message(R"({"facts": [], "epoch": [1, 2]})"),
-            "malformed hello: epoch: expected an integer from 0 on, got array of 2");
+            "malformed hello: epoch: expected a non-negative integer, got array of 2");
   EXPECT_EQ(message(R"({"facts": "abc", "epoch": 1})"),
             "malformed hello: facts: expected an array, got string of 3 bytes");
   EXPECT_EQ(message(R"({"epoch": 1})"), "malformed hello: facts is missing");
@@ -311,7 +311,7 @@ TEST(KvWire, NodesThatServeDifferentThingsNameBoth) {
   const Status status = compare_hello(prefill, other);
   EXPECT_EQ(status.code(), StatusCode::kUnsupported);
   EXPECT_EQ(status.message(),
-            "page size of the prefill node is 16, of the decode node 32; they must be the same");
+            "page size is 16 on the prefill node and 32 on the decode node; they must be the same");
   EXPECT_FALSE(compare_hello(prefill, less).ok());
   EXPECT_FALSE(compare_hello(less, prefill).ok());
   const auto back = decode_kv_hello(bytes_of(encode_kv_hello(prefill)));

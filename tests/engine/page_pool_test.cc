@@ -38,7 +38,7 @@ TEST(PagePoolDeathTest, DoubleFreeForeignPageAndLeakAreCaught) {
         pool.release(table);
         pool.release(copy);
       },
-      "is not taken");
+      "is not in use");
   EXPECT_DEATH(
       {
         PagePool pool(3, 4);

@@ -186,7 +186,7 @@ TEST(Sampler, EditsThatLeaveNothingOrOverflow) {
   std::vector<float> logits = {1, -kInfinity};
   const std::vector<LogitEdit> never = {{.token_id = 0, .add = -kInfinity}};
   EXPECT_EQ(sampler.sample(logits, {}, 0.5, never).status().message(),
-            "the model allows no id that has a token");
+            "all tokens that may be sampled have logit -infinity");
   EXPECT_EQ(sample({1, 3e38f}, {.temperature = 1}, 0.5, {}, {{.token_id = 1, .scale = 1e-38f}}).token_id, 1);
 }
 

@@ -101,7 +101,8 @@ TEST(StepLoopExperts, AnExecutorThatDoesNotTellThemRefuses) {
   const auto refused =
       loop->submit({.input_ids = {1}, .routed_experts_from = 0}, [](const Delta&) { ADD_FAILURE(); });
   EXPECT_EQ(refused.status().code(), StatusCode::kUnsupported);
-  EXPECT_EQ(refused.status().message(), "return_routed_experts: this executor does not tell where tokens go");
+  EXPECT_EQ(refused.status().message(),
+            "return_routed_experts: this executor does not report routed experts");
 }
 
 }  // namespace

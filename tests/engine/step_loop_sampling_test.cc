@@ -319,11 +319,11 @@ TEST(StepLoopRequests, RefusesWhatIsIllegal) {
     return loop->submit(request, [](const Delta&) { ADD_FAILURE(); }).status().message();
   };
   EXPECT_EQ(refused({.input_ids = {1}, .sampling = {.top_logprobs = 0}, .prompt_logprobs_from = 2}),
-            "prompt_logprobs_from=2; legal: -1 (none) to the prompt's 1 tokens");
+            "prompt_logprobs_from=2; legal: -1 (none) to 1, the prompt's number of tokens");
   EXPECT_EQ(refused({.input_ids = {1}, .prompt_logprobs_from = 0}),
-            "top_logprobs=-1; legal: at least 0 with the prompt's logprobs");
+            "top_logprobs=-1; legal: at least 0 if the prompt's logprobs are requested");
   EXPECT_EQ(refused({.input_ids = {1}, .routed_experts_from = 2}),
-            "routed_experts_from=2; legal: -1 (none) to the prompt's 1 tokens");
+            "routed_experts_from=2; legal: -1 (none) to 1, the prompt's number of tokens");
   EXPECT_EQ(refused({.input_ids = {1}, .priority = int64_t{1} << 31}),
             "priority=2147483648; legal: -2147483647 to 2147483647");
 }

@@ -58,7 +58,7 @@ TEST(StepLoop, RefusesWhatIsIllegal) {
   const Status too_long = code_of(std::vector<int32_t>(128, 1), greedy(1));
   EXPECT_EQ(too_long.code(), StatusCode::kDoesNotFit);
   EXPECT_EQ(too_long.message(),
-            "the prompt has 128 tokens, the context holds 128 of prompt and answer together");
+            "the prompt has 128 tokens, the context holds 128 of prompt and output together");
 }
 
 TEST(StepLoop, MaxNewTokens) {

@@ -143,7 +143,7 @@ TEST(StopRegex, RefusesWhatDoesNotCompileOrEndsAtOnce) {
   EXPECT_NE(refusal("\xff").find("stop_regex[1] does not compile: UTF-8 error"), std::string::npos);
   EXPECT_NE(refusal("a\\C").find("does not compile"), std::string::npos);
   for (const char* empty : {"a*", "", "(?=a)", "^", "x|"})
-    EXPECT_EQ(refusal(empty), "stop_regex[1] matches the empty text: the answer would end before it begins");
+    EXPECT_EQ(refusal(empty), "stop_regex[1] matches the empty text: the output would end before it begins");
 }
 
 // What is linear in the text held back does not fail until it takes a millisecond a character.

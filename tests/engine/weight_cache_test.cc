@@ -111,7 +111,7 @@ class WeightCacheFile : public testing::Test {
     EXPECT_TRUE(start()) << reason;
     EXPECT_TRUE(lines.have("warning: weight cache '" + path_ + "' is not used: ")) << lines.text();
     EXPECT_TRUE(lines.have(reason)) << lines.text();
-    EXPECT_TRUE(lines.have("it is written anew")) << lines.text();
+    EXPECT_TRUE(lines.have("it will be rewritten")) << lines.text();
     EXPECT_FALSE(start()) << reason;
   }
 
@@ -143,7 +143,7 @@ TEST_F(WeightCacheFile, AnotherKeyIsRefused) {
   start();
   const Lines lines;
   EXPECT_TRUE(start("model A\nrank 1\n", 3));
-  EXPECT_TRUE(lines.have("it was made for 'rank 0', this start is 'rank 1'")) << lines.text();
+  EXPECT_TRUE(lines.have("it was made for 'rank 0', this run needs 'rank 1'")) << lines.text();
   EXPECT_FALSE(start("model A\nrank 1\n", 3));
   EXPECT_TRUE(start("model A\nrank 1\nmore\n", 4)) << "a key that goes on is another one";
 }
@@ -193,7 +193,7 @@ TEST_F(WeightCacheFile, ADamagedWeightIsNamedWithItsLayerAndBothChecksums) {
     expect_refused("layer " + std::to_string(w) + " (weight " + std::to_string(w) + " of 3, " +
                    std::to_string(kSizes[w]) + " bytes) is damaged: checksum ");
     put(damaged);
-    expect_refused(std::string(", written was ") + written);
+    expect_refused(std::string(", expected ") + written);
   }
   std::string padded = whole;
   padded[12287] = 1;
@@ -277,7 +277,7 @@ TEST_F(WeightCacheFile, PlacesPastTheFileAreRefused) {
        {header.index_offset, uint64_t{1} << 63, ~uint64_t{0}, uint64_t{0}, uint64_t{8193}})
     refuse_record(&WeightRecord::num_bytes, value, "its weights do not end where its index begins");
   for (const uint64_t value : {uint64_t{3}, ~uint64_t{0}})
-    refuse_record(&WeightRecord::part, value, "a weight is of part " + std::to_string(value) + " of 3");
+    refuse_record(&WeightRecord::part, value, "a weight belongs to part " + std::to_string(value) + " of 3");
   std::string cut = whole;
   cut.back() = 'x';
   put_forged(header, cut);
@@ -442,7 +442,7 @@ TEST_F(WeightCacheFile, OtherWeightsThanTheModelsAreAnError) {
     WeightCache cache({path_, "", "model A\nrank 0\n"}, pool_);
     const Status status = cache.next(5001, [](uint8_t*) { return Status(); }).status();
     EXPECT_EQ(status.code(), StatusCode::kDataLoss);
-    EXPECT_NE(status.message().find("holds 3 weights, but the model asks for 5001 bytes as weight 0"),
+    EXPECT_NE(status.message().find("holds 3 weights, but the model needs 5001 bytes as weight 0"),
               std::string::npos)
         << status.message();
   }
@@ -656,7 +656,7 @@ TEST_P(EngineWithWeightCache, ADamagedFileIsRefusedAndAnswersAreTheSame) {
   const Answer damaged = answer(flags), after = answer(flags);
   EXPECT_EQ(damaged.tokens, first.tokens);
   EXPECT_NE(damaged.lines.find(" bytes) is damaged: checksum "), std::string::npos) << damaged.lines;
-  EXPECT_NE(damaged.lines.find("; it is written anew"), std::string::npos) << damaged.lines;
+  EXPECT_NE(damaged.lines.find("; it will be rewritten"), std::string::npos) << damaged.lines;
   EXPECT_NE(damaged.lines.find("kept in '" + folder.path()), std::string::npos) << damaged.lines;
   EXPECT_EQ(after.tokens, first.tokens);
   EXPECT_NE(after.lines.find("mapped from '" + folder.path()), std::string::npos) << after.lines;

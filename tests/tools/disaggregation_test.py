@@ -208,8 +208,8 @@ class Disaggregation(unittest.TestCase):
             with Router([p], [d]) as router:
                 status, answer = generate(router.url, "a")
                 self.assertEqual(status, 503)
-                self.assertIn(f"prefill node 127.0.0.1:{p.bootstrap_port}: --page-size of the prefill node is 32, of "
-                              "the decode node 16", answer["error"]["message"])
+                self.assertIn(f"prefill node 127.0.0.1:{p.bootstrap_port}: --page-size is 32 on the "
+                              "prefill node and 16 on the decode node", answer["error"]["message"])
 
     def test_a_full_decode_pool_queues(self):
         with Node("prefill", GPTOSS) as p, Node("decode", GPTOSS, "--max-total-tokens", "256") as d:
