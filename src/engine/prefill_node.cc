@@ -47,12 +47,21 @@ void PrefillNode::accept() noexcept {
       if (accepted.event == KvListener::Event::kConnection) add(accepted.descriptor);
       return {};
     });
+    if (accepted.event == KvListener::Event::kConnection) wait_to_accept();
     if (status.ok()) continue;
     static_cast<void>(guarded([&]() -> Status {
       log(LogLevel::kWarning, "a connection from a decode node was closed: " + status.message());
       return {};
     }));
   }
+}
+
+// Bounds the CPU time that a flood of strangers takes from the model, and gives each connection time for its
+// hello.
+void PrefillNode::wait_to_accept() {
+  const auto now = Connection::Clock::now();
+  accepts_from_ = std::max(accepts_from_, now - kAcceptBurst * kAcceptInterval) + kAcceptInterval;
+  std::this_thread::sleep_until(accepts_from_);
 }
 
 // Throws if memory or a thread is refused; the connection is then closed.

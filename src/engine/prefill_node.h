@@ -2,6 +2,7 @@
 // (engine/kv_wire.h).
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -21,6 +22,7 @@ namespace fp4moe {
 // Two threads per connection, one before its hello. When a connection ends, all its prompts are released.
 //
 // Limits that keep strangers on the port from exhausting the process:
+// - after kAcceptBurst connections at once, one is accepted every kAcceptInterval; a decode node needs one;
 // - at most kMaxGreeting connections are in their hello, which must end within options.timeout_seconds; one
 //   more ends the oldest of them;
 // - at most options.max_connections are open after their hello; one more ends the one that has had no rooms
@@ -33,6 +35,8 @@ class PrefillNode {
  public:
   static constexpr size_t kMaxGreeting = 16;
   static constexpr int64_t kMessageBytes = 128 << 20;
+  static constexpr int kAcceptBurst = 32;
+  static constexpr std::chrono::milliseconds kAcceptInterval{5};
 
   // Listens on host:port; kInvalidArgument or kUnavailable if that fails. The loop is borrowed. hello.epoch
   // is ignored.
@@ -49,6 +53,7 @@ class PrefillNode {
   class Connection;
   PrefillNode(StepLoop& loop, KvHello hello, NodeLinkOptions options);
   void accept() noexcept;
+  void wait_to_accept();
   void add(int descriptor);
   void reap();
   size_t num_greeting() const;
@@ -62,6 +67,7 @@ class PrefillNode {
   const std::shared_ptr<ByteBudget> budget_ = ByteBudget::make(kMessageBytes);
   KvListener listener_;
   LogLimit log_limit_;
+  std::chrono::steady_clock::time_point accepts_from_;  // when the last connection's interval ends
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<Connection>> connections_;  // oldest first
   int64_t ended_bytes_ = 0;                               // pages sent by connections that have ended

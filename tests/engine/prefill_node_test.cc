@@ -164,6 +164,18 @@ TEST_F(PrefillNodeTest, AFloodOfStrangersIsBounded) {
   expect_works();
 }
 
+// The stranger that the last one displaces has been there for all intervals after the burst.
+TEST_F(PrefillNodeTest, AFloodOfStrangersIsAcceptedSlowly) {
+  start();
+  constexpr size_t kNumPaced = 100, kNum = PrefillNode::kAcceptBurst + kNumPaced;
+  const auto begin = std::chrono::steady_clock::now();
+  std::vector<Stranger> strangers;
+  for (size_t i = 0; i < kNum; ++i) strangers.emplace_back(port());
+  EXPECT_TRUE(strangers[kNum - PrefillNode::kMaxGreeting - 1].is_ended_within(20));
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, (kNumPaced - 2) * PrefillNode::kAcceptInterval);
+  expect_works();
+}
+
 // Greeted connections: one without rooms is replaced by the next, those with rooms are not.
 TEST_F(PrefillNodeTest, IdleConnectionsMakePlace) {
   start({.max_connections = 2});
