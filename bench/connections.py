@@ -18,7 +18,7 @@ from serve_process import Serve, metric
 
 
 def wait_for_ended(url, count):
-    """Until so many requests have ended, and none is under way: the slow readers then only read."""
+    """Waits until that many requests have ended and none is running: then the slow readers only read."""
     while metric(url, "num_requests_total") < count:
         time.sleep(0.1)
 

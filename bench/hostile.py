@@ -1,12 +1,12 @@
 """What one hostile client costs the others: 8 plain streams and one stream of cheap structured output, alone and beside an
 attacker of each kind. For each: p50 and p99 of the time between tokens, tokens a second, the server's memory, and how long
-/health takes; then how long the streams take to be as fast as before once the attacker has gone.
+/health takes; then how long the streams take to be as fast as before once the attack is over.
 
     build/venv/bin/python bench/hostile.py build/ci/bin/fp4moe models/demo-gptoss-mxfp4 [--attackers NAME,...]
         [--hidden-size 1024 --layers 8] [--json] [-- FLAGS OF SERVE]
 
-An attacker is a row of ATTACKERS: a name, and a function of what it attacks and of an event that attacks until the event is
-set. It runs in a process of its own, with CPU time that nothing else wants. So does a baseline while the streams are "alone":
+An attacker is a row of ATTACKERS: a name, and a function of its target and an event that attacks until the event is set.
+ It runs in a process of its own, with CPU time that nothing else wants. So does a baseline while the streams are "alone":
 for hostile grammars, as many honest requests; for other attackers, a process that computes something. hostile_nodes.py measures
 a prefill and a decode node.
 
@@ -49,7 +49,7 @@ def connect(url, timeout=3600):
 # ---- attackers ------------------------------------------------------------------------------------
 
 def repeat_posts(make_body, at_once=4):
-    """An attacker that keeps so many requests open; the clients hang up when the attack ends."""
+    """An attacker that keeps `at_once` requests open; the clients hang up when the attack ends."""
     def attack(url, stopped):
         connections = [connect(url) for _ in range(at_once)]
 

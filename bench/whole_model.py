@@ -52,7 +52,7 @@ class GptOss:
         return self.layers // 2 * batch * context * 2 * self.kv_heads * self.head_dim * 2
 
     def flops_of_token(self):
-        """Of a long prompt: every weight that a token meets, without attention and the head of one row."""
+        """For one token of a long prompt: all weights that it is multiplied by, without attention and the head."""
         return 2 * self.layers * (self.dense_weights_of_layer() + self.top_k * 3 * self.hidden * self.hidden)
 
 

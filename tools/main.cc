@@ -10,7 +10,7 @@
 
 namespace {
 
-// One line: the error, and what is legal or where to find that.
+// One line: the error, and the legal choices or where to find them.
 std::string usage_error(const CLI::App* app, const CLI::Error& error) {
   const auto chosen = app->get_subcommands();
   if (!chosen.empty())

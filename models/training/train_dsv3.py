@@ -122,7 +122,7 @@ def begin_step(done):
 
 @torch.no_grad()
 def calibrate(model, data):
-    """Input scales with the FP4 weights in place, of experts the largest; and what they were taken from."""
+    """Input scales with the FP4 weights in place (for experts the largest), and the modules they belong to."""
     global largest, static_scales
     set_mode(True, False)
     largest = {}

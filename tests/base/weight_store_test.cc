@@ -58,7 +58,7 @@ TEST(WeightStore, TheInnermostScopeOfTheThreadIsAsked) {
     std::thread([] { EXPECT_EQ(*packed_weights(1, write_seven)->data(), 7); }).join();
   }
   EXPECT_EQ(*packed_weights(1, write_seven)->data(), 7);
-  enter_weights_part("without a store nobody hears of it");
+  enter_weights_part("without a store");
   EXPECT_EQ(outer.part, "layer 3");
   EXPECT_EQ(inner.part, "");
   EXPECT_EQ(outer.num_taken, 1);

@@ -46,7 +46,7 @@ class Explorer {
         if (next.counters != state.counters) visit(next);
       }
       for (size_t channel = 0; channel < state.channels.size(); ++channel) deliver(state, channel, moved);
-      if (!moved && !is_done(state)) return "nobody can go on";
+      if (!moved && !is_done(state)) return "all ranks are blocked";
     }
     return "";
   }
@@ -199,7 +199,7 @@ TEST(ProtocolModel, ALostSignalStandsStill) {
   std::vector<Program> programs = lockstep(2, 2, 2);
   std::erase_if(programs[1],
                 [](const Instruction& i) { return i.kind == Instruction::kSignal && i.value == 2; });
-  EXPECT_EQ(Explorer(programs, 2, 1).explore(), "nobody can go on");
+  EXPECT_EQ(Explorer(programs, 2, 1).explore(), "all ranks are blocked");
 }
 
 // ---- A waiter's sleep: rank_memory.cc, one event per line there

@@ -1,5 +1,5 @@
-// A Model with almost no computation: it stores token ids in the KV pages and derives logits from what it
-// reads back through the page tables, so that lost, shared or misplaced pages change its output.
+// A Model with almost no computation: it stores token ids in the KV pages and derives logits from the ids
+// that it reads back through the page tables, so that lost, shared or misplaced pages change its output.
 #pragma once
 
 #include <gtest/gtest.h>

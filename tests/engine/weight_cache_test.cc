@@ -349,7 +349,7 @@ TEST_F(WeightCacheFile, FolderAndFileAreTheUsersAlone) {
   start();
   EXPECT_EQ(fs::status(folder_.file("sub")).permissions(), fs::perms::owner_all);
   EXPECT_EQ(fs::status(path_).permissions(), fs::perms::owner_read)
-      << "nobody truncates it while it is mapped";
+      << "no writer can truncate it while it is mapped";
 }
 
 // ---- writing --------------------------------------------------------------------------------------

@@ -212,7 +212,7 @@ TEST(Quantize, RefusesByName) {
                  "mlp.experts.2.gate_proj");
   expect_refused(Source("deepseek-v3-tiny"), {.format = kMx, .exclude = {"*shared_experts.up_proj"}},
                  kUnsupported, "1 of the 3 projections of 'model.layers.1.mlp.shared_experts'");
-  EXPECT_FALSE(std::filesystem::exists(qwen.out())) << "nothing is written by what is refused";
+  EXPECT_FALSE(std::filesystem::exists(qwen.out())) << "a refused call writes nothing";
   std::filesystem::create_directories(qwen.out());
   ASSERT_TRUE(is_ok(write_text_file(qwen.out() + "/mine", "x")));
   expect_refused(qwen, {.format = kMx}, StatusCode::kInvalidArgument, "is not empty");

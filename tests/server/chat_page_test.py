@@ -88,7 +88,7 @@ def ask_by_keyboard(page, url):
     said = page.run(LAST + ".querySelector(':scope > .said').innerText")
     plain = lambda text: re.sub(r"[#\s]+", " ", text).strip()
     check(plain(said) == plain(want), f"{said!r}, not {want!r}")
-    check(page.run("document.getElementById('spoken').textContent"), "nothing was said to those who listen")
+    check(page.run("document.getElementById('spoken').textContent"), "screen readers were told nothing")
 
 
 def stop(page, url, how):

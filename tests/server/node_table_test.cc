@@ -17,7 +17,7 @@ RouterConfig three_decode_nodes() {
 TEST(NodeTable, TheLeastLoadedNodeThatAnswersIsNextAndEqualOnesInTurn) {
   NodeTable nodes;
   ASSERT_TRUE(nodes.add(three_decode_nodes()).ok());
-  EXPECT_FALSE(nodes.acquire("decode")) << "nobody has answered yet";
+  EXPECT_FALSE(nodes.acquire("decode")) << "no node has answered yet";
   EXPECT_NE(nodes.problems("decode").find("http://b:1 (not checked yet)"), std::string::npos);
   for (size_t i = 0; i < nodes.size(); ++i) EXPECT_TRUE(nodes.set_up(i));
   EXPECT_FALSE(nodes.set_up(0)) << "it is up already";

@@ -115,9 +115,9 @@ WEIGHT_CASES = [
     ("header length 0", header_length(0), CORRUPT, "header's length is 0", "legal: 2 to"),
     ("header length huge", header_length(2**64 - 1), CORRUPT, "18446744073709551615", "legal: 2 to"),
     ("header past the end", header_length(10_000_000), CORRUPT, "10000000", "legal: 2 to"),
-    ("header is no JSON", weights(lambda h, d: "{" * 10), CORRUPT, "header", "JSON at byte"),
+    ("header is not JSON", weights(lambda h, d: "{" * 10), CORRUPT, "header", "JSON at byte"),
     ("header nests deep", weights(lambda h, d: '{"a":' * 99), CORRUPT, "header", "deeper than 64"),
-    ("header is no object", weights(lambda h, d: "[1]"), CORRUPT, "header is not a JSON object"),
+    ("header is not an object", weights(lambda h, d: "[1]"), CORRUPT, "header is not a JSON object"),
     ("empty file", write(WEIGHTS, b""), CORRUPT, "0 bytes", "at least 8"),
     ("overlap", tensor(data_offsets=[2762900, 2763412]), CORRUPT, NORM, "inside tensor", "v_proj.weight"),
     ("hole", weights(lambda h, d: h.pop(NORM) and None), CORRUPT, "leaving a hole", "v_proj.weight"),
@@ -136,12 +136,12 @@ WEIGHT_CASES = [
     ("missing shard", index("model-00001-of-00002.safetensors"), USAGE, "model-00001-of-00002.safetensors", NORM),
     ("index points up", index("../x.safetensors"), USAGE, NORM, "'../x.safetensors'", "same folder"),
     ("index is absolute", index("/etc/x.safetensors"), USAGE, NORM, "'/etc/x.safetensors'", "same folder"),
-    ("index is no JSON", lambda f: (no_weights(f), put(f, INDEX, "{")), CORRUPT, INDEX, "JSON at byte"),
+    ("index is not JSON", lambda f: (no_weights(f), put(f, INDEX, "{")), CORRUPT, INDEX, "JSON at byte"),
 ]
 
 CONFIG_CASES = [  # on copies without weights: must be refused before weights are opened
     ("no config", write("config.json", None), USAGE, "config.json"),
-    ("config is no JSON", write("config.json", "{"), CORRUPT, "config.json", "JSON at byte"),
+    ("config is not JSON", write("config.json", "{"), CORRUPT, "config.json", "JSON at byte"),
     ("config is a list", write("config.json", "[]"), USAGE, "config.json", "object"),
     ("no experts", config(num_local_experts=0), USAGE, "num_local_experts = 0", "from 1"),
     ("top-k beyond the experts", config(num_experts_per_tok=17), USAGE, "num_experts_per_tok = 17", "num_local_experts = 16"),

@@ -108,7 +108,7 @@ class Disaggregation(unittest.TestCase):
         with Node("prefill", model, *prefill_flags) as p, Node("decode", model, *decode_flags) as d:
             with Router([p], [d]) as router:
                 self.assertEqual(answers(router.url), want)
-                self.assertEqual(answers(router.url), want, "with what is in the caches")
+                self.assertEqual(answers(router.url), want, "with warm caches")
                 self.assertEqual(experts(router.url), went)
                 self.assertGreater(metric(d.url, "kv_transfer_bytes_total"), 0)
                 for node in (p, d):

@@ -72,7 +72,7 @@ def read_openai(answers):
         usage = answer.get("usage") or usage
         for choice in answer["choices"]:
             i = choice["index"]
-            require(i not in finish, "news of a finished choice:", answer)
+            require(i not in finish, "output for a finished choice:", answer)
             if "text" in choice:
                 texts[i] += choice["text"]
             else:
