@@ -38,7 +38,7 @@ struct ConnectionShared {
   std::atomic<int64_t> busy{0};  // connections with a response not yet completely sent
   std::atomic<bool> stopping{false};
   RequestMemory memory;
-  ReadPace pace{128 << 20, 8 << 20};
+  ReadPace pace{64 << 20, 8 << 20};
   // Large bodies queued for a worker. If they exceed a quarter of the memory budget, further large requests
   // are refused, so that the queue cannot lock out small ones.
   std::atomic<int64_t> queued_bytes{0};
