@@ -52,6 +52,7 @@ int64_t text_bytes(const Job& job) { return static_cast<int64_t>(job.spec.text.s
 
 // Shared by the tickets of one compilation.
 struct GrammarTicket::Wait {
+  explicit Wait(std::shared_future<GrammarResult> a_result) : result(std::move(a_result)) {}
   std::shared_future<GrammarResult> result;
   std::function<void()> abandon;
   ~Wait() {

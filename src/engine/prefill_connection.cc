@@ -64,9 +64,9 @@ void PrefillNode::Connection::run() noexcept {
     std::lock_guard lock(mutex_);
     rooms.swap(rooms_);
   }
-  for (const auto& [room, r] : rooms)
+  for (const auto& entry : rooms)
     static_cast<void>(guarded([&]() -> Status {
-      loop_.release_prompt(id_of(room));
+      loop_.release_prompt(id_of(entry.first));
       return {};
     }));
   state_.store(State::kEnded);
