@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -77,7 +78,9 @@ class Client {
     char bytes[16384];
     for (;;) {
       pollfd ready{socket_, POLLIN, 0};
-      if (poll(&ready, 1, kMostMilliseconds) <= 0) fail("neither answers nor closes");
+      const int num_ready = poll(&ready, 1, kMostMilliseconds);
+      if (num_ready < 0 && errno == EINTR) continue;  // libFuzzer's timer
+      if (num_ready <= 0) fail("neither answers nor closes");
       const ssize_t received = recv(socket_, bytes, sizeof bytes, 0);
       if (received <= 0) return answer;
       answer.append(bytes, static_cast<size_t>(received));
