@@ -83,7 +83,7 @@ class JobQueue {
   // OK, or why the client's job is refused.
   Status check_room(const std::string& client, int64_t num_bytes) const {
     const auto own = clients_.find(client);
-    const int64_t number = own == clients_.end() ? 0 : own->second.num_waiting;
+    const int64_t number = own == clients_.end() ? 0 : std::ssize(own->second.jobs);
     const int64_t bytes = own == clients_.end() ? 0 : own->second.waiting_bytes;
     if (number >= limits_.max_waiting_of_client || bytes + num_bytes > limits_.max_waiting_bytes_of_client)
       return refuse("of this client", number, bytes);
@@ -98,7 +98,6 @@ class JobQueue {
     Client& own = clients_[client];
     if (own.jobs.empty()) turns_.push_back(client);
     own.jobs.push_back(job);
-    ++own.num_waiting;
     own.waiting_bytes += text_bytes(*job);
     ++num_waiting_;
     waiting_bytes_ += text_bytes(*job);
@@ -109,7 +108,6 @@ class JobQueue {
     for (const std::string& client : std::exchange(job->clients, {})) {
       Client& own = clients_[client];
       std::erase(own.jobs, job);
-      --own.num_waiting;
       own.waiting_bytes -= text_bytes(*job);
       --num_waiting_;
       waiting_bytes_ -= text_bytes(*job);
@@ -154,7 +152,7 @@ class JobQueue {
  private:
   struct Client {
     std::deque<JobPtr> jobs;
-    int64_t num_waiting = 0, waiting_bytes = 0;
+    int64_t waiting_bytes = 0;  // of jobs
     int num_compiling = 0;
   };
   static Status refuse(const char* whose, int64_t number, int64_t bytes) {
@@ -232,8 +230,7 @@ void GrammarStore::State::manage() {
   }
 }
 
-// Fails compilations over their deadline.
-// Returns when to check again.
+// Fails compilations over their deadline; returns when to check again.
 Clock::time_point GrammarStore::State::watch(Clock::time_point now) {
   auto next = Clock::time_point::max();
   for (const JobPtr& job : compiling) {

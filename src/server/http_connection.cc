@@ -24,11 +24,6 @@ namespace {
 
 constexpr double kLingerSeconds = 2;
 
-std::chrono::steady_clock::time_point seconds_from_now(double seconds) {
-  return std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                                                std::chrono::duration<double>(seconds));
-}
-
 }  // namespace
 
 Connection::Connection(Socket socket, ConnectionShared& shared)

@@ -83,6 +83,9 @@ class Connection final : public HttpExchange,
 
  private:
   using Clock = std::chrono::steady_clock;
+  static Clock::time_point seconds_from_now(double seconds) {
+    return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  }
   using Parser = boost::beast::http::request_parser<RequestBody>;
 
   // Reading requests: http_connection_read.cc.

@@ -29,11 +29,6 @@ constexpr size_t kMaxHeadLines = 256;
 constexpr size_t kHeadLineBytes = 96;     // memory per header line beside its text
 constexpr size_t kUncountedBytes = 4096;  // per connection: small requests always fit
 
-std::chrono::steady_clock::time_point seconds_from_now(double seconds) {
-  return std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                                                std::chrono::duration<double>(seconds));
-}
-
 size_t count_lines(std::string_view head) {
   return static_cast<size_t>(std::count(head.begin(), head.end(), '\n'));
 }

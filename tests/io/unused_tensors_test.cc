@@ -129,6 +129,17 @@ INSTANTIATE_TEST_SUITE_P(All, Shapes, all_shapes(), shape_name);
 
 class Deepseek : public testing::Test {
  protected:
+  // The check must pass.
+  std::vector<std::string> warnings_of_check(const Checkpoint& checkpoint, bool allow) {
+    std::vector<std::string> warnings;
+    set_log_sink([&](LogLevel level, const std::string& line) {
+      if (level == LogLevel::kWarning) warnings.push_back(line);
+    });
+    EXPECT_TRUE(is_ok(check_unused_tensors(checkpoint, config_, allow)));
+    set_log_sink({});
+    return warnings;
+  }
+
   const ModelConfig config_ = config_of("deepseek-v3-tiny");
 };
 
@@ -150,12 +161,7 @@ TEST_F(Deepseek, TensorsElsewhereAreCountedOnly) {
   ChangedCheckpoint changed(*source);
   for (const char* name : {"vision_tower.a", "vision_tower.b", "x\ny", "optimizer.step"}) changed.add(name);
   const Checkpoint checkpoint = changed.make();
-  std::vector<std::string> warnings;
-  set_log_sink([&](LogLevel level, const std::string& line) {
-    if (level == LogLevel::kWarning) warnings.push_back(line);
-  });
-  EXPECT_TRUE(is_ok(check_unused_tensors(checkpoint, config_, false)));
-  set_log_sink({});
+  const std::vector<std::string> warnings = warnings_of_check(checkpoint, false);
   ASSERT_EQ(warnings.size(), 1u);
   EXPECT_EQ(warnings[0],
             "4 tensors of the checkpoint are not used: 'vision_tower.a', 'vision_tower.b', 'x\\ny', ...");
@@ -168,12 +174,7 @@ TEST_F(Deepseek, TheFlagMakesAWarningOfTheError) {
   changed.add("model.layers.0.self_attn.o_proj.pre_quant_scale");
   const Checkpoint checkpoint = changed.make();
   EXPECT_FALSE(is_ok(check_unused_tensors(checkpoint, config_, false)));
-  std::vector<std::string> warnings;
-  set_log_sink([&](LogLevel level, const std::string& line) {
-    if (level == LogLevel::kWarning) warnings.push_back(line);
-  });
-  EXPECT_TRUE(is_ok(check_unused_tensors(checkpoint, config_, true)));
-  set_log_sink({});
+  const std::vector<std::string> warnings = warnings_of_check(checkpoint, true);
   ASSERT_EQ(warnings.size(), 1u);
   EXPECT_NE(warnings[0].find("1 tensor of the checkpoint is not used"), std::string::npos) << warnings[0];
 }
