@@ -10,8 +10,8 @@
 #include <unordered_set>
 #include <vector>
 
-#include "engine/grammar.h"
-#include "engine/sampler.h"
+#include "engine/grammar/grammar.h"
+#include "engine/output/sampler.h"
 
 namespace fp4moe {
 namespace {

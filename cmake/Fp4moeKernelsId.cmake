@@ -18,7 +18,7 @@ endfunction()
 
 hash_folders(kernels kernels moe)
 hash_folders(packing formats io kernels model moe)
-file(WRITE "${OUT}" "#include \"engine/kernels_id.h\"\n\n"
+file(WRITE "${OUT}" "#include \"engine/startup/kernels_id.h\"\n\n"
                     "namespace fp4moe {\n"
                     "const char* kernels_id() { return \"${kernels}\"; }\n"
                     "const char* packing_id() { return \"${packing}\"; }\n"

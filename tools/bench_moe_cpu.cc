@@ -20,7 +20,7 @@
 #include "base/run_ranges.h"
 #include "bench_cpu.h"
 #include "bench_moe.h"
-#include "engine/memory_plan.h"
+#include "engine/startup/memory_plan.h"
 #include "moe/routed_experts.h"
 #include "moe/transport.h"
 

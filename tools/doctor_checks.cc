@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "engine/memory_plan.h"
+#include "engine/startup/memory_plan.h"
 
 namespace fp4moe {
 namespace {

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "base/check.h"
-#include "engine/memory_plan.h"
-#include "engine/rank_group.h"
+#include "engine/ranks/rank_group.h"
+#include "engine/startup/memory_plan.h"
 #include "io/dummy_checkpoint.h"
 #include "io/file.h"
 #include "io/safetensors.h"

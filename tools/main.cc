@@ -5,7 +5,7 @@
 #include <string>
 
 #include "config_file.h"
-#include "engine/kernels_id.h"
+#include "engine/startup/kernels_id.h"
 #include "verb.h"
 
 namespace {

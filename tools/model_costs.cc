@@ -3,7 +3,7 @@
 #include <cmath>
 #include <string>
 
-#include "engine/memory_plan.h"
+#include "engine/startup/memory_plan.h"
 
 namespace fp4moe {
 namespace {

@@ -5,10 +5,10 @@
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
-#include "engine/comm_memory.h"
-#include "engine/dp_scheduler.h"
-#include "engine/memory_plan.h"
-#include "engine/rank_config.h"
+#include "engine/ranks/comm_memory.h"
+#include "engine/ranks/rank_config.h"
+#include "engine/schedule/dp_scheduler.h"
+#include "engine/startup/memory_plan.h"
 #include "io/dummy_checkpoint.h"
 #include "io/unused_tensors.h"
 #include "model_costs.h"

@@ -65,9 +65,10 @@ inline bool is_plain_greedy(const SampleRowParams& row) {
          row.allowed < 0;
 }
 
-// Samples all rows at once, as engine/sampler.h's Sampler does; logits are not modified. All pointers are
-// device memory; work is enqueued on the current stream and can be captured. A choice differs from Sampler's
-// only where `random`, top_p or min_p falls within 1e-6 of the edge between two ids. Precondition: vocab_size
+// Samples all rows at once, as engine/output/sampler.h's Sampler does; logits are not modified. All pointers
+// are device memory; work is enqueued on the current stream and can be captured. A choice differs from
+// Sampler's only where `random`, top_p or min_p falls within 1e-6 of the edge between two ids. Precondition:
+// vocab_size
 // <= 400000.
 using SampleRows = void (*)(const SampleRowsArgs&);
 // Null in a build without CUDA.

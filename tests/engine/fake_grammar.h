@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "engine/fake_tokenizer.h"
-#include "engine/grammar.h"
+#include "engine/grammar/grammar.h"
 
 namespace fp4moe {
 

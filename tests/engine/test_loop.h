@@ -11,7 +11,7 @@
 
 #include "engine/fake_model.h"
 #include "engine/fake_tokenizer.h"
-#include "engine/step_loop.h"
+#include "engine/step/step_loop.h"
 
 namespace fp4moe {
 

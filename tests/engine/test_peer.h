@@ -15,9 +15,9 @@
 #include <thread>
 #include <utility>
 
-#include "engine/kv_handshake.h"
-#include "engine/kv_listener.h"
-#include "engine/kv_socket.h"
+#include "engine/disagg/kv_handshake.h"
+#include "engine/disagg/kv_listener.h"
+#include "engine/disagg/kv_socket.h"
 
 namespace fp4moe {
 

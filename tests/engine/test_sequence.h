@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "engine/fake_tokenizer.h"
-#include "engine/sequence.h"
+#include "engine/schedule/sequence.h"
 
 namespace fp4moe {
 

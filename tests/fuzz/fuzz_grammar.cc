@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "engine/grammar.h"
+#include "engine/grammar/grammar.h"
 #include "io/bpe.h"
 #include "io/tokenizer.h"
 

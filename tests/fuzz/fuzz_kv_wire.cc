@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "base/check.h"
-#include "engine/kv_handshake.h"
-#include "engine/kv_wire.h"
-#include "engine/node_address.h"
+#include "engine/disagg/kv_handshake.h"
+#include "engine/disagg/kv_wire.h"
+#include "engine/disagg/node_address.h"
 
 namespace fp4moe {
 namespace {

@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "base/hash.h"
-#include "engine/weight_file.h"
+#include "engine/startup/weight_file.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-"""Untrusted peers on the sockets between prefill and decode nodes (src/engine/kv_wire.h): frames, fake nodes,
+"""Untrusted peers on the sockets between prefill and decode nodes (src/engine/disagg/kv_wire.h): frames, fake nodes,
 attacks."""
 import contextlib
 import os

@@ -1,12 +1,12 @@
-// Sampling on the GPU against engine/sampler.h's Sampler, row by row. engine/sampler_test compares Sampler
-// with a naive version of its definition.
+// Sampling on the GPU against engine/output/sampler.h's Sampler, row by row. engine/sampler_test compares
+// Sampler with a naive version of its definition.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
 
 #include "device/stream.h"
-#include "engine/sampler.h"
+#include "engine/output/sampler.h"
 #include "kernels/cuda/device_array.h"
 #include "kernels/device_sampler.h"
 

@@ -1,0 +1,84 @@
+// DecodeNode: a decode engine's side of the connections to prefill nodes (engine/disagg/kv_wire.h).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "base/log_limit.h"
+#include "engine/disagg/byte_budget.h"
+#include "engine/disagg/kv_lease.h"
+#include "engine/disagg/kv_wire.h"
+#include "engine/disagg/node_link.h"
+
+namespace fp4moe {
+
+// An event of a request that was sent to a prefill node.
+struct KvNews {
+  enum class Kind { kFirstToken, kArrived, kFailed };
+  Kind kind = Kind::kFailed;
+  uint64_t room = 0;
+  std::string id;    // the request's
+  FirstToken first;  // kFirstToken
+  Status status;     // kFailed; names the prefill node
+};
+
+struct DecodeNodeOptions {
+  KvHello hello;
+  int64_t max_page_bytes = 0;  // of a page's payload
+  NodeLinkOptions link;
+};
+
+// Connects to a prefill node on its first request, and again on the first request after a failure. At most
+// options.link.max_connections prefill nodes are remembered: a further one replaces one that failed, or the
+// one that has had no rooms for longest, and is refused if all have rooms. Nodes without rooms for
+// kIdleSeconds are forgotten at the next request.
+// ask(), take() and release() are called by one thread, check() by any.
+class DecodeNode {
+ public:
+  static constexpr double kIdleSeconds = 600;
+
+  // on_news is called on this object's threads, until its destructor returns.
+  DecodeNode(DecodeNodeOptions options, std::function<void(KvNews)> on_news);
+  ~DecodeNode();
+
+  // Whether a request may name this prefill node. kInvalidArgument if it is not an address or not in
+  // --disaggregation-allowed-hosts. Host names are not resolved.
+  Status check(const std::string& prefill_node) const;
+  // Sends the request, which must have a seed, to its prefill node. Returns the room in which it is computed;
+  // what happens there is reported as KvNews. Errors as check(); kDoesNotFit: the request is too large for a
+  // message; kUnavailable: too many prefill nodes, too much data queued for this one, or no thread.
+  Result<uint64_t> ask(const Request& request);
+  // After the first token: fills the lease's pages from page `first` (which must exist) on. Reports kArrived
+  // when all have arrived; the room is then released.
+  void take(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first);
+  // The request has left its room: no further events except those already queued. Released rooms are ignored.
+  void release(uint64_t room);
+
+  int64_t page_bytes_received() const { return page_bytes_.load(); }
+  int num_peers() const { return static_cast<int>(peers_.size()); }  // for the thread that calls ask()
+
+ private:
+  class Peer;
+  using Peers = std::map<std::string, std::unique_ptr<Peer>>;  // by address
+  void forget(Peers::iterator peer);
+  void forget_idle_peers();
+  Status make_room_for_peer();
+  Status enter(uint64_t room, const Request& request);
+  Result<std::unique_ptr<Peer>> make_peer(const std::string& name, const NodeAddress& address);
+
+  const DecodeNodeOptions options_;
+  const std::function<void(KvNews)> on_news_;
+  LogLimit log_limit_;
+  std::atomic<int64_t> page_bytes_{0};
+  const std::shared_ptr<ByteBudget> budget_;
+  uint64_t num_rooms_ = 0;
+  Peers peers_;
+  std::map<uint64_t, Peer*> rooms_;  // rooms not yet released
+};
+
+}  // namespace fp4moe

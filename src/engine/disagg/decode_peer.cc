@@ -1,0 +1,180 @@
+#include "engine/disagg/decode_peer.h"
+
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+#include "engine/disagg/guarded.h"
+#include "engine/disagg/kv_handshake.h"
+
+namespace fp4moe {
+DecodeNode::Peer::Peer(DecodeNode& node, std::string name, NodeAddress address, std::string last_error)
+    : node_(node), name_(std::move(name)), address_(std::move(address)), last_error_(std::move(last_error)) {}
+
+DecodeNode::Peer::~Peer() {
+  {
+    std::lock_guard lock(mutex_);
+    closing_ = true;
+    if (socket_ != nullptr) socket_->shut_down();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void DecodeNode::Peer::start() {
+  thread_ = std::thread([this] { run(); });
+}
+
+DecodeNode::Peer::Asked DecodeNode::Peer::ask(uint64_t room, const std::string& id, std::string&& payload) {
+  std::lock_guard lock(mutex_);
+  if (state_ == State::kEnded) return Asked::kEnded;
+  rooms_[room] = {.id = id};
+  if (sender_.post(KvFrameType::kPrefill, room, std::move(payload))) return Asked::kYes;
+  rooms_.erase(room);
+  return Asked::kFull;
+}
+
+void DecodeNode::Peer::take(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first) {
+  std::lock_guard lock(mutex_);
+  const auto found = rooms_.find(room);
+  if (found == rooms_.end()) return;  // its failure event is queued
+  found->second.pages = std::move(pages);
+  found->second.next_page = first;
+  std::string payload(sizeof first, '\0');
+  std::memcpy(payload.data(), &first, sizeof first);
+  if (!sender_.post(KvFrameType::kTake, room, std::move(payload))) socket_->shut_down();
+}
+
+void DecodeNode::Peer::release(uint64_t room) {
+  std::lock_guard lock(mutex_);
+  if (rooms_.erase(room) == 0) return;
+  if (rooms_.empty()) idle_since_ = Clock::now();
+  if (!sender_.post(KvFrameType::kRelease, room, {}) && socket_ != nullptr) socket_->shut_down();
+}
+
+DecodeNode::Peer::State DecodeNode::Peer::state() {
+  std::lock_guard lock(mutex_);
+  return state_;
+}
+
+DecodeNode::Peer::Clock::time_point DecodeNode::Peer::idle_since() {
+  std::lock_guard lock(mutex_);
+  const bool is_busy = state_ == State::kConnecting || !rooms_.empty();
+  return is_busy ? Clock::time_point::max() : idle_since_;
+}
+
+void DecodeNode::Peer::run() noexcept {
+  const Status status = guarded([this] { return converse(); });
+  sender_.stop();
+  if (sending_.joinable()) sending_.join();
+  end(status);
+}
+
+// Steps for which there is no memory are skipped; the rooms end in any case.
+void DecodeNode::Peer::end(const Status& status) noexcept {
+  Status error(StatusCode::kUnavailable, "no memory");
+  static_cast<void>(guarded([&]() -> Status {
+    error = unavailable(at_peer(status).message());
+    const bool is_new = std::exchange(last_error_, error.message()) != error.message();
+    // An unreachable node fails every request that names it; log it once.
+    std::unique_lock lock(mutex_);
+    if (!is_new || closing_) return {};
+    lock.unlock();
+    node_.log_limit_.log(LogLevel::kWarning, "disaggregation: " + error.message());
+    return {};
+  }));
+  std::map<uint64_t, Room> rooms;
+  {
+    std::lock_guard lock(mutex_);
+    state_ = State::kEnded;
+    idle_since_ = Clock::now();
+    rooms.swap(rooms_);
+  }
+  for (const auto& [room, r] : rooms)
+    static_cast<void>(guarded([&, room = room, id = &r.id]() -> Status {
+      node_.on_news_({.room = room, .id = *id, .status = error});
+      return {};
+    }));
+}
+
+// Runs until the connection ends; never returns OK.
+Status DecodeNode::Peer::converse() {
+  const NodeLinkOptions& link = node_.options_.link;
+  KvSocketOptions options{.timeout_seconds = link.timeout_seconds, .budget = node_.budget_};
+  FP4MOE_ASSIGN_OR_RETURN(auto socket, KvSocket::connect(address_, !link.secret->is_set(), options));
+  {
+    std::lock_guard lock(mutex_);
+    if (closing_) return cancelled("the engine is stopping");
+    socket_ = std::move(socket);
+  }
+  const auto end_by = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                         std::chrono::duration<double>(link.timeout_seconds));
+  FP4MOE_ASSIGN_OR_RETURN(const KvHello hello,
+                          greet_prefill_node(*socket_, node_.options_.hello, *link.secret, end_by));
+  log_info("disaggregation: connected to prefill node " + name_);
+  last_error_.clear();
+  {
+    std::lock_guard lock(mutex_);
+    state_ = State::kOpen;
+  }
+  sending_ = std::thread([this, epoch = hello.epoch] { sender_.run(*socket_, epoch); });
+  const KvLegal legal{
+      .stage = KvStage::kToDecode, .epoch = hello.epoch, .max_page_bytes = node_.options_.max_page_bytes};
+  for (;;) {
+    FP4MOE_ASSIGN_OR_RETURN(const KvFrame frame, socket_->receive(legal));
+    FP4MOE_RETURN_IF_ERROR(take_in(frame));
+  }
+}
+
+// Frames for a released room are dropped.
+Status DecodeNode::Peer::take_in(const KvFrame& frame) {
+  const uint64_t room = frame.header.room;
+  if (frame.header.type == KvFrameType::kFailed && room == 0) return decode_failure(frame.payload);
+  Room found;
+  {
+    std::lock_guard lock(mutex_);
+    const auto it = rooms_.find(room);
+    if (it == rooms_.end()) return {};
+    found = it->second;
+  }
+  if (frame.header.type == KvFrameType::kPage) return take_page(room, found, frame.payload);
+  if (frame.header.type == KvFrameType::kFirstToken) {
+    FP4MOE_ASSIGN_OR_RETURN(FirstToken first, decode_first_token(frame.payload));
+    node_.on_news_(
+        {.kind = KvNews::Kind::kFirstToken, .room = room, .id = found.id, .first = std::move(first)});
+    return {};
+  }
+  {
+    std::lock_guard lock(mutex_);
+    rooms_.erase(room);
+    if (rooms_.empty()) idle_since_ = Clock::now();
+  }
+  node_.on_news_({.room = room, .id = found.id, .status = at_peer(decode_failure(frame.payload))});
+  return {};
+}
+
+Status DecodeNode::Peer::take_page(uint64_t room, const Room& found, std::span<const uint8_t> payload) {
+  if (found.pages == nullptr) return data_loss("received a page that was not requested");
+  const KvPageShape shape = found.pages->shape();
+  FP4MOE_ASSIGN_OR_RETURN(const KvPageHeader page, decode_page(payload, shape));
+  if (page.index != found.next_page)
+    return data_loss("page " + std::to_string(page.index) + ", expected page " +
+                     std::to_string(found.next_page));
+  node_.page_bytes_.fetch_add(page.num_tokens * shape.token_bytes);
+  if (const Status status = found.pages->write(page.index, payload.subspan(sizeof page)); !status.ok()) {
+    release(room);
+    if (status.code() != StatusCode::kCancelled)
+      node_.on_news_({.room = room, .id = found.id, .status = status});
+    return {};
+  }
+  const bool is_last = page.index + 1 == shape.num_pages();
+  {
+    std::lock_guard lock(mutex_);
+    if (const auto it = rooms_.find(room); it != rooms_.end()) ++it->second.next_page;
+  }
+  if (!is_last) return {};
+  release(room);
+  node_.on_news_({.kind = KvNews::Kind::kArrived, .room = room, .id = found.id});
+  return {};
+}
+
+}  // namespace fp4moe

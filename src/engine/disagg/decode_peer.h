@@ -1,0 +1,68 @@
+// DecodeNode::Peer: one connection to a prefill node, from creation to its end, which ends all its rooms.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "engine/disagg/decode_node.h"
+#include "engine/disagg/kv_sender.h"
+#include "engine/disagg/kv_socket.h"
+
+namespace fp4moe {
+
+class DecodeNode::Peer {
+ public:
+  using Clock = std::chrono::steady_clock;
+  enum class State { kConnecting, kOpen, kEnded };
+  enum class Asked { kYes, kEnded, kFull };
+
+  // last_error: why the previous connection ended; the same error is not logged again.
+  Peer(DecodeNode& node, std::string name, NodeAddress address, std::string last_error);
+  ~Peer();  // ends the connection; may wait for a connect in progress
+
+  void start();  // throws std::system_error if no thread can be created
+  // kEnded: the connection has ended, this object cannot be used and the payload is unchanged. kFull: too
+  // much data is queued.
+  Asked ask(uint64_t room, const std::string& id, std::string&& payload);
+  void take(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first);
+  void release(uint64_t room);
+
+  State state();
+  // When its last room was closed; time_point::max() while it has rooms or connects.
+  Clock::time_point idle_since();
+  // Only valid once the connection has ended.
+  const std::string& last_error() const { return last_error_; }
+
+ private:
+  struct Room {
+    std::string id;
+    std::shared_ptr<KvLease> pages;  // after take()
+    int64_t next_page = 0;
+  };
+
+  void run() noexcept;
+  Status converse();
+  void end(const Status& status) noexcept;
+  Status take_in(const KvFrame& frame);
+  Status take_page(uint64_t room, const Room& found, std::span<const uint8_t> payload);
+  Status at_peer(const Status& status) const { return status.with_context("prefill node " + name_); }
+
+  DecodeNode& node_;
+  const std::string name_;
+  const NodeAddress address_;
+  KvSender sender_;
+  std::mutex mutex_;
+  std::unique_ptr<KvSocket> socket_;
+  std::map<uint64_t, Room> rooms_;
+  State state_ = State::kConnecting;
+  Clock::time_point idle_since_ = Clock::now();
+  std::string last_error_;  // owned by run()'s thread until the connection has ended
+  bool closing_ = false;
+  std::thread sending_, thread_;
+};
+
+}  // namespace fp4moe

@@ -1,0 +1,44 @@
+#include "engine/disagg/kv_hello.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <string>
+
+#include "base/hash.h"
+
+namespace fp4moe {
+namespace {
+
+// The same on every machine with the same files, whatever their paths. Only some tensors' bytes are sampled:
+// reading all of them would take as long as loading.
+std::string fingerprint(const Checkpoint& checkpoint) {
+  constexpr size_t kSampledTensors = 256;
+  constexpr int64_t kSampleBytes = 64;
+  uint64_t hash = 0;
+  const auto add = [&hash](const void* data, int64_t num_bytes) { hash = hash64(data, num_bytes, hash); };
+  const auto& tensors = checkpoint.tensors();
+  const size_t stride = tensors.size() / kSampledTensors + 1;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const TensorView& view = tensors[i].view;
+    const std::string text = tensors[i].name + " " + dtype_name(view.dtype) + shape_string(view.shape);
+    add(text.data(), std::ssize(text));
+    if (i % stride == 0) add(view.data, std::min(kSampleBytes, view.num_bytes()));
+  }
+  char hex[17];
+  std::snprintf(hex, sizeof hex, "%016llx", static_cast<unsigned long long>(hash));
+  return hex;
+}
+
+}  // namespace
+
+KvHello make_hello(const Checkpoint& checkpoint, const ModelConfig& config, DType kv_dtype,
+                   const Executor& executor) {
+  return {.facts = {{"protocol", std::to_string(kKvProtocol)},
+                    {"model", config.architecture},
+                    {"checkpoint fingerprint", fingerprint(checkpoint)},
+                    {"KV type", dtype_name(kv_dtype)},
+                    {"KV bytes of a token", std::to_string(executor.kv_token_bytes())},
+                    {"--page-size", std::to_string(executor.page_size())}}};
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,83 @@
+#include "engine/disagg/kv_sender.h"
+
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+#include "engine/disagg/guarded.h"
+
+namespace fp4moe {
+
+bool KvSender::push(Item item) {
+  const int64_t num_bytes = std::ssize(item.payload);
+  std::lock_guard lock(mutex_);
+  if (items_.size() >= kMaxQueuedItems || queued_bytes_ + num_bytes > kMaxQueuedBytes) return false;
+  items_.push_back(std::move(item));
+  queued_bytes_ += num_bytes;
+  changed_.notify_one();
+  return true;
+}
+
+bool KvSender::post(KvFrameType type, uint64_t room, std::string payload) {
+  return push({.type = type, .room = room, .payload = std::move(payload)});
+}
+
+bool KvSender::post_pages(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first,
+                          std::function<void(const Status&)> on_failure) {
+  return push({.type = KvFrameType::kPage,
+               .room = room,
+               .pages = std::move(pages),
+               .first = first,
+               .on_failure = std::move(on_failure)});
+}
+
+void KvSender::stop() {
+  std::lock_guard lock(mutex_);
+  stopped_ = true;
+  changed_.notify_one();
+}
+
+// False after stop().
+bool KvSender::pop(Item& item) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return stopped_ || !items_.empty(); });
+  if (stopped_) return false;
+  item = std::move(items_.front());
+  items_.pop_front();
+  queued_bytes_ -= std::ssize(item.payload);
+  return true;
+}
+
+void KvSender::run(KvSocket& socket, uint64_t epoch) noexcept {
+  const Status status = guarded([&]() -> Status {
+    for (Item item; pop(item);) FP4MOE_RETURN_IF_ERROR(send(socket, epoch, item));
+    return {};
+  });
+  if (!status.ok()) socket.shut_down();
+}
+
+Status KvSender::send(KvSocket& socket, uint64_t epoch, const Item& item) {
+  if (item.pages != nullptr) return send_pages(socket, epoch, item);
+  return socket.send(kv_frame(item.type, epoch, item.room, std::string_view(item.payload)));
+}
+
+Status KvSender::send_pages(KvSocket& socket, uint64_t epoch, const Item& item) {
+  const KvPageShape shape = item.pages->shape();
+  for (int64_t index = item.first; index < shape.num_pages(); ++index) {
+    const KvPageHeader page{index, shape.tokens_of(index)};
+    const int64_t num_bytes = page.num_tokens * shape.token_bytes;
+    std::vector<uint8_t> frame = open_kv_frame(item.type, epoch, item.room, int64_t{sizeof page} + num_bytes);
+    const std::span<uint8_t> payload = kv_payload(frame);
+    std::memcpy(payload.data(), &page, sizeof page);
+    if (const Status status = item.pages->read(index, payload.subspan(sizeof page)); !status.ok()) {
+      if (status.code() != StatusCode::kCancelled) item.on_failure(status);
+      return {};
+    }
+    seal_kv_frame(frame);
+    FP4MOE_RETURN_IF_ERROR(socket.send(frame));
+    page_bytes_.fetch_add(num_bytes);
+  }
+  return {};
+}
+
+}  // namespace fp4moe

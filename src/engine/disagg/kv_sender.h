@@ -1,0 +1,62 @@
+// KvSender: sends one node's frames of a connection in order, on a dedicated thread.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/disagg/kv_lease.h"
+#include "engine/disagg/kv_socket.h"
+#include "engine/disagg/kv_wire.h"
+
+namespace fp4moe {
+
+class KvSender {
+ public:
+  // Limits of queued payload bytes and queued items.
+  static constexpr int64_t kMaxQueuedBytes = 256 << 20;
+  static constexpr size_t kMaxQueuedItems = 1 << 16;
+
+  // Thread-safe; never waits for the connection. Items posted before run() are sent once it runs. Returns
+  // false and drops the item if a queue limit is reached because the other node receives too slowly.
+  [[nodiscard]] bool post(KvFrameType type, uint64_t room, std::string payload);
+  // Sends the lease's pages from `first` on, read one by one as the connection accepts them. Stops when the
+  // lease ends, or at a page that cannot be read, which on_failure reports on run()'s thread.
+  [[nodiscard]] bool post_pages(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first,
+                                std::function<void(const Status&)> on_failure);
+
+  // Sends until stop(). If the connection breaks or memory runs out, shuts the connection down for the
+  // receiver too.
+  void run(KvSocket& socket, uint64_t epoch) noexcept;
+  void stop();
+  int64_t page_bytes_sent() const { return page_bytes_.load(); }
+
+ private:
+  struct Item {
+    KvFrameType type;
+    uint64_t room = 0;
+    std::string payload;
+    std::shared_ptr<KvLease> pages;  // if set, sent instead of the payload
+    int64_t first = 0;
+    std::function<void(const Status&)> on_failure;
+  };
+  bool push(Item item);
+  bool pop(Item& item);
+  Status send(KvSocket& socket, uint64_t epoch, const Item& item);
+  Status send_pages(KvSocket& socket, uint64_t epoch, const Item& item);
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Item> items_;
+  int64_t queued_bytes_ = 0;  // payload bytes
+  bool stopped_ = false;
+  std::atomic<int64_t> page_bytes_{0};
+};
+
+}  // namespace fp4moe

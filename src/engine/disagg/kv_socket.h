@@ -1,0 +1,64 @@
+// KvSocket: a TCP connection between two nodes that carries whole frames (engine/disagg/kv_wire.h).
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/disagg/byte_budget.h"
+#include "engine/disagg/kv_wire.h"
+#include "engine/disagg/node_address.h"
+#include "fp4moe/status.h"
+
+namespace fp4moe {
+
+struct KvFrame {
+  KvFrameHeader header;
+  std::vector<uint8_t> payload;
+  ByteBudget::Lease lease;  // the payload's share of KvSocketOptions::budget
+};
+
+struct KvSocketOptions {
+  // Seconds that sending or receiving one frame may take, plus one second per kKvBytesPerSecond transferred;
+  // also the longest pause between bytes. A peer that drips bytes is cut off after about this time, while a
+  // large page may take longer on a slow network.
+  double timeout_seconds = 10;
+  std::shared_ptr<ByteBudget> budget;  // for received payloads over 1 MiB other than pages; null: unlimited
+};
+constexpr double kKvBytesPerSecond = 256 << 10;
+
+// One thread sends, another receives, any thread may shut down. Every call returns kUnavailable if the peer
+// has died, sends or receives a frame too slowly, or its machine is unreachable.
+class KvSocket {
+ public:
+  using Clock = std::chrono::steady_clock;
+  KvSocket(int descriptor, KvSocketOptions options);  // takes the descriptor over
+  ~KvSocket();
+  KvSocket(const KvSocket&) = delete;
+  KvSocket& operator=(const KvSocket&) = delete;
+  // Tries each address of the host for at most 5 s, and at most options.timeout_seconds. only_loopback: other
+  // addresses are skipped. kUnavailable, or kInvalidArgument if the host has no permitted address.
+  static Result<std::unique_ptr<KvSocket>> connect(const NodeAddress& address, bool only_loopback,
+                                                   KvSocketOptions options);
+
+  Status send(std::span<const uint8_t> frame);
+  // Receives and verifies the next frame. Waits without limit for its first byte, then until the frame's
+  // deadline; neither wait extends beyond end_by. Memory grows with the bytes received, not with the length
+  // in the header.
+  Result<KvFrame> receive(const KvLegal& legal, Clock::time_point end_by = Clock::time_point::max());
+  void shut_down();
+  std::string peer() const;  // "address:port" of the other node
+
+ private:
+  struct Progress;
+  Status wait(short events, Clock::time_point deadline) const;
+  Status read_all(std::span<uint8_t> bytes, Progress& progress);
+
+  const int descriptor_;
+  const KvSocketOptions options_;
+};
+
+}  // namespace fp4moe

@@ -1,0 +1,163 @@
+// KvWire: the TCP protocol between a prefill node and a decode node (docs/disaggregation.md).
+//
+// A decode node connects to a prefill node. Each sends a challenge, then a hello that proves the shared
+// secret over both nonces (engine/disagg/kv_handshake.h); a node that finds a difference refuses. The decode
+// node then requests prompts, each under a room number that it never reuses:
+//
+//   decode node                      prefill node
+//   kChallenge                    ->
+//                                 <- kChallenge
+//   kHello     proof, KvHello     -> compares
+//   compares                      <- kHello     proof, KvHello
+//
+//   kPrefill   room, Request      -> computes the prompt, samples the first token, holds the pages
+//                                 <- kFirstToken  room, FirstToken
+//   kTake      room, first page   -> (once the decode node has allocated pages)
+//                                 <- kPage        room, KvPageHeader and the page; one frame per page
+//   kRelease   room               -> frees the pages; sent at any time when the decode node leaves the room
+//                                 <- kFailed      room and error; room 0: the whole connection
+//
+// A page is sent in canonical form (KvCache::read_page), which is independent of ranks: [layers, tensors,
+// tokens, KV heads, head_dim] in the KV cache's type. `tensors` are keys and values, or with latent attention
+// the one latent.
+//
+// Every frame is a header and a payload under one checksum. It carries the epoch that the prefill node chose
+// at random for this connection: frames of another connection, or from before a node's restart, are refused.
+// Frames for a released room are dropped.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "engine/disagg/node_secret.h"
+#include "engine/output/sampler.h"
+#include "fp4moe/request.h"
+#include "fp4moe/status.h"
+
+namespace fp4moe {
+
+constexpr uint32_t kKvMagic = 0x44503446;  // "F4PD"
+constexpr uint32_t kKvProtocol = 2;
+constexpr int64_t kMaxKvMessageBytes = 64 << 20;  // of a kPrefill or kFirstToken payload
+constexpr int64_t kMaxKvHelloBytes = 16 << 10;    // of a kHello or kFailed payload
+
+enum class KvFrameType : uint32_t {
+  kHello = 1,
+  kPrefill = 2,
+  kFirstToken = 3,
+  kTake = 4,  // int64_t: index of the first page to send
+  kPage = 5,
+  kRelease = 6,  // no payload
+  kFailed = 7,
+  kChallenge = 8,
+};
+
+// Which frame types a node accepts next.
+enum class KvStage {
+  kChallenge,  // either node: kChallenge, kFailed
+  kHello,      // either node: kHello, kFailed
+  kToPrefill,  // a prefill node after the hello: kPrefill, kTake, kRelease
+  kToDecode,   // a decode node after the hello: kFirstToken, kPage, kFailed
+};
+
+// Little-endian, like everything below.
+struct KvFrameHeader {
+  uint32_t magic = kKvMagic;
+  KvFrameType type = KvFrameType::kHello;
+  uint64_t epoch = 0;  // 0 in a challenge, a hello, and a refusal in place of one
+  uint64_t room = 0;
+  int64_t num_bytes = 0;  // of the payload
+  uint64_t checksum = 0;  // hash64 of this header with checksum = 0, then of the payload
+};
+static_assert(sizeof(KvFrameHeader) == 40);
+
+struct KvPageHeader {
+  int64_t index = 0;       // in the sequence's page table
+  int64_t num_tokens = 0;  // page_size, or fewer in the last page
+};
+
+// A whole frame.
+std::vector<uint8_t> kv_frame(KvFrameType type, uint64_t epoch, uint64_t room,
+                              std::span<const uint8_t> payload);
+std::vector<uint8_t> kv_frame(KvFrameType type, uint64_t epoch, uint64_t room, std::string_view payload);
+// A frame with space for num_bytes of payload; the caller fills it and then calls seal_kv_frame().
+std::vector<uint8_t> open_kv_frame(KvFrameType type, uint64_t epoch, uint64_t room, int64_t num_bytes);
+void seal_kv_frame(std::vector<uint8_t>& frame);
+inline std::span<uint8_t> kv_payload(std::vector<uint8_t>& frame) {
+  return std::span(frame).subspan(sizeof(KvFrameHeader));
+}
+
+// What a receiver accepts.
+struct KvLegal {
+  KvStage stage = KvStage::kChallenge;
+  uint64_t epoch = 0;
+  int64_t max_page_bytes = 0;  // of a kPage payload
+};
+
+// Validates a header before anything is allocated. kDataLoss names the field, its value and the legal values.
+Result<KvFrameHeader> read_kv_header(std::span<const uint8_t> bytes, const KvLegal& legal);
+Status check_kv_payload(KvFrameHeader header, std::span<const uint8_t> payload);
+
+// ---- payloads -------------------------------------------------------------------------------------
+// kPrefill, kHello, kFirstToken and kFailed payloads are JSON; a kHello's follows its proof. Decoding limits
+// depth, values and keys before it builds anything, and returns kDataLoss for malformed input. Error messages
+// quote at most a short escaped excerpt of what the peer sent.
+
+struct KvChallenge {
+  uint32_t protocol = kKvProtocol;
+  uint32_t has_secret = 0;  // 1: the other node must prove it
+  NodeNonce nonce{};
+};
+static_assert(sizeof(KvChallenge) == 40);
+std::string encode_challenge(const KvChallenge& challenge);
+// Only the length is checked: the protocol may be another version.
+Result<KvChallenge> decode_challenge(std::span<const uint8_t> payload);
+
+struct KvHello {
+  uint64_t epoch = 0;  // chosen by the prefill node; used by all later frames
+  // What must be the same on both nodes, in order of comparison. At most 16 facts; names of at most 64 bytes,
+  // values of at most 256.
+  std::vector<std::pair<std::string, std::string>> facts;
+};
+std::string encode_kv_hello(const KvHello& hello);
+Result<KvHello> decode_kv_hello(std::span<const uint8_t> payload);
+// kUnsupported, naming the first fact that differs and both values.
+Status compare_hello(const KvHello& prefill_node, const KvHello& decode_node);
+
+// Contains the prompt, the requested outputs and everything that affects the choice of the first token. The
+// request must have a seed; id, timeout and prefill_node are not sent.
+std::string encode_prefill(const Request& request);
+Result<Request> decode_prefill(std::span<const uint8_t> payload);
+
+struct FirstToken {
+  SampledToken token;                // bytes of tokens are left empty, also in `scored`
+  std::vector<SampledToken> scored;  // scores of the prompt's tokens, if requested
+  std::vector<int32_t> experts;      // as in Sequence, if requested
+  int64_t cached_tokens = 0;         // prompt tokens found in the prefill node's prefix cache
+};
+std::string encode_first_token(const FirstToken& first);
+Result<FirstToken> decode_first_token(std::span<const uint8_t> payload);
+
+// The message is escaped (base/printable.h) and cut to at most 1024 bytes, both when sent and when received.
+std::string encode_failure(const Status& status);
+Status decode_failure(std::span<const uint8_t> payload);  // never OK
+
+Result<int64_t> decode_take(std::span<const uint8_t> payload);
+// Returns the header; the page's bytes follow it in `payload`. Checks the number of bytes against num_tokens,
+// that the index is valid, and that the page has the number of tokens that `shape` gives it.
+struct KvPageShape {
+  int64_t num_tokens = 0;   // of the prompt
+  int64_t token_bytes = 0;  // of one token in a canonical page
+  int page_size = 0;
+  int64_t num_pages() const { return (num_tokens + page_size - 1) / page_size; }
+  int64_t tokens_of(int64_t page) const {
+    return page + 1 < num_pages() ? page_size : num_tokens - page * page_size;
+  }
+};
+Result<KvPageHeader> decode_page(std::span<const uint8_t> payload, const KvPageShape& shape);
+
+}  // namespace fp4moe

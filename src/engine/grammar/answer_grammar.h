@@ -1,0 +1,137 @@
+// AnswerGrammar: the position of one request's output in its grammar. Only MaskThreads work on it: a call
+// into a grammar backend can take seconds, so the engine's thread never makes one and only waits for one with
+// a deadline.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/grammar/grammar.h"
+
+namespace fp4moe {
+
+// start() -> kWorking -> kReady -> advance() -> kWorking ... until kEnded or kFailed.
+class AnswerGrammar {
+ public:
+  enum class State {
+    kWorking,  // a mask thread owns it; nothing else is known
+    kReady,    // the mask of the next token is ready
+    kEnded,    // the text is complete and nothing can follow (GrammarMatcher::has_ended)
+    kFailed,   // status() has the reason
+  };
+
+  AnswerGrammar(std::shared_ptr<const Grammar> grammar, int64_t vocab_size);
+
+  State state() const { return state_.load(std::memory_order_acquire); }
+  // Mask of the next token, [ceil(V / 32)] as in GrammarMatcher. Requires kReady; valid until advance().
+  std::span<const uint32_t> allowed() const;
+  // Requires kFailed. kInvalidArgument: over the budget (the message names the part of the grammar).
+  const Status& status() const { return status_; }
+  // Whether the slow lane serves it.
+  bool is_slow() const { return is_slow_.load(std::memory_order_relaxed); }
+  // Time from start() or advance() to the most recent mask; 0 before the first mask.
+  std::chrono::nanoseconds last_duration() const { return last_duration_.load(std::memory_order_relaxed); }
+
+ private:
+  friend class MaskThreads;
+  using Clock = std::chrono::steady_clock;
+
+  void hand_over(std::optional<int32_t> id);
+  Status work(GrammarBudget budget);
+  void restart() { matcher_.reset(); }
+  bool is_cancelled() const { return is_cancelled_.load(std::memory_order_relaxed); }
+
+  const std::shared_ptr<const Grammar> grammar_;
+  std::atomic<State> state_{State::kWorking};
+  std::atomic<bool> is_cancelled_{false}, is_slow_{false};
+  std::atomic<std::chrono::nanoseconds> last_duration_{std::chrono::nanoseconds(0)};
+
+  // Owned by the mask thread that works on it; by the engine's thread otherwise.
+  std::unique_ptr<GrammarMatcher> matcher_;  // null: to be created, then to accept accepted_ again
+  std::vector<int32_t> accepted_;
+  std::optional<int32_t> next_id_;  // to be accepted before the mask is filled
+  std::vector<uint32_t> allowed_;
+  Status status_;
+  Clock::time_point handed_over_;
+  int num_cheap_ = 0;  // consecutive slow-lane calls that the fast lane would have finished
+};
+
+struct MaskLimits {
+  int num_fast_threads = 2;  // at least two: one expensive call does not delay cheap ones
+  int num_slow_threads = 1;
+  // Budget of one call in the fast lane, a few milliseconds; above it the output moves to the slow lane.
+  int64_t max_fast_steps = 1'000'000;
+  // Budget of each accept() and each mask in the slow lane; above it the output fails.
+  int64_t max_steps = kMaskBudget.max_steps;
+  int64_t max_bytes = kMaskBudget.max_bytes;
+};
+
+// Two lanes, each first come, first served; an output has at most one call in progress. The fast lane's
+// threads run at the process's priority. A call that exceeds max_fast_steps is abandoned there and repeated
+// in the slow lane, whose threads only use CPU time that no other thread wants. Later calls of that output
+// stay in the slow lane until kPromoteAfter of them in a row were cheap, and later outputs with the same
+// grammar start there. A hostile grammar thus delays a cheap mask by at most one short call, and never delays
+// the model's threads.
+class MaskThreads {
+ public:
+  static constexpr int kPromoteAfter = 16;
+
+  // `on_done` is called on a mask thread whenever an output leaves kWorking. Throws std::system_error if the
+  // system refuses to create a thread.
+  MaskThreads(const MaskLimits& limits, std::function<void()> on_done);
+  ~MaskThreads();  // cancels all calls
+
+  // Creates the matcher, accepts first_id if given, and fills the mask of the next token. Call once per
+  // output.
+  void start(const std::shared_ptr<AnswerGrammar>& answer, std::optional<int32_t> first_id = std::nullopt);
+  // Accepts `id` and fills the mask of the following token. Requires kReady.
+  void advance(const std::shared_ptr<AnswerGrammar>& answer, int32_t id);
+  // Cancels the call in progress, if any, without waiting for it. A mask thread frees the object: a parser
+  // can have many states.
+  void retire(std::shared_ptr<AnswerGrammar> answer);
+  // Waits until none of `answers` is in kWorking, at most until the deadline.
+  void wait_for(std::span<AnswerGrammar* const> answers, std::chrono::steady_clock::time_point deadline);
+
+ private:
+  using AnswerPtr = std::shared_ptr<AnswerGrammar>;
+  struct Lane {
+    bool is_slow = false;
+    std::deque<AnswerPtr> waiting;
+    std::condition_variable changed;
+  };
+
+  void add_thread(Lane& lane);
+  void stop();
+  void enqueue(const AnswerPtr& answer);
+  void run(Lane& lane);
+  void work(Lane& lane, AnswerPtr answer);
+  bool is_known_slow(const AnswerGrammar& answer) const;
+  void demote(AnswerGrammar& answer);
+  void count_cheap(AnswerGrammar& answer, int64_t num_steps) const;
+  void finish(AnswerGrammar& answer, Status status);
+
+  const MaskLimits limits_;
+  const std::function<void()> on_done_;
+  mutable std::mutex mutex_;
+  Lane fast_, slow_;
+  std::condition_variable done_;
+  std::vector<AnswerGrammar*> running_;  // being worked on now
+  // Grammars that caused a demotion; expired ones are removed when one is added.
+  std::map<std::weak_ptr<const Grammar>, bool, std::owner_less<>> slow_grammars_;
+  bool stopping_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace fp4moe

@@ -1,0 +1,67 @@
+// AnswerText: the text of one output as it grows, with stop strings detected and held back.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "engine/output/stop_regex.h"
+#include "io/tokenizer.h"
+
+namespace fp4moe {
+
+// Finds the stop string that is completed first in a text that arrives in pieces; if several end at the same
+// byte, the longest. The result does not depend on how the text was split into pieces.
+class StopMatcher {
+ public:
+  // Stop strings are valid UTF-8 and not empty.
+  explicit StopMatcher(const std::vector<std::string>& stops);
+
+  // Appends a piece and returns the text that can no longer be part of a stop string; whole UTF-8 if the
+  // pieces are. After a match, pieces are ignored.
+  std::string push(std::string_view piece);
+  // The text held back; empty after a match.
+  std::string finish();
+  // The stop string that matched, or empty.
+  const std::string& matched() const { return matched_; }
+
+ private:
+  struct Pattern {
+    std::string text;
+    std::vector<size_t> fallback;  // [n]: longest proper border of text[0..n] (Knuth, Morris, Pratt)
+    size_t num_matched = 0;        // longest prefix of text that the input ends with
+    void advance(char c);
+  };
+  std::vector<Pattern> patterns_;
+  std::string held_;  // the end of the input; may be the start of a stop string
+  std::string matched_;
+};
+
+// Stop strings are matched first; expressions see the text that they leave.
+class AnswerText {
+ public:
+  AnswerText(const Tokenizer& tokenizer, bool skip_special_tokens, const std::vector<std::string>& stops,
+             StopPatterns patterns = {})
+      : detokenizer_(tokenizer, skip_special_tokens),
+        stop_matcher_(stops),
+        stop_regex_(std::move(patterns)) {}
+  // Returns the text that has become final. With may_stop false, a stop string that began earlier or in this
+  // token is plain text.
+  std::string push(int32_t token_id, bool may_stop = true);
+  // The remaining text, at the end of the output.
+  std::string finish();
+  // Whether the text has ended, what ended it, and any error.
+  bool is_stopped() const { return stop_regex_.has_matched() || !stop_matcher_.matched().empty(); }
+  const std::string& matched_stop() const {
+    return stop_regex_.has_matched() ? stop_regex_.matched() : stop_matcher_.matched();
+  }
+  const Status& failure() const { return stop_regex_.failure(); }
+
+ private:
+  IncrementalDetokenizer detokenizer_;
+  StopMatcher stop_matcher_;
+  StopRegex stop_regex_;
+};
+
+}  // namespace fp4moe

@@ -1,0 +1,127 @@
+#include "engine/ranks/batch_stage.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "kernels/device_copy.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr int64_t kAlign = 64;
+constexpr int64_t padded(int64_t num_bytes) { return (num_bytes + kAlign - 1) / kAlign * kAlign; }
+
+int64_t packed_bytes(const StageLimits& l) {
+  const int64_t rows = 2 * padded(l.max_rows * 4) + padded(l.max_rows * 8);
+  return rows + 2 * padded((l.max_sequences + 1) * 4) + padded(l.max_logit_rows * 8);
+}
+
+}  // namespace
+
+Result<BatchStage> BatchStage::make(const StageLimits& limits, MemoryResource& host, MemoryResource& device) {
+  BatchStage stage;
+  stage.limits_ = limits;
+  stage.page_table_begin_ = packed_bytes(limits);
+  const int64_t num_bytes = stage.page_table_begin_ + limits.max_sequences * limits.max_pages * 4;
+  for (Buffer& side : stage.hosts_) {
+    FP4MOE_ASSIGN_OR_RETURN(side, Buffer::make(num_bytes, host));
+    std::memset(side.data(), 0, static_cast<size_t>(num_bytes));
+  }
+  FP4MOE_ASSIGN_OR_RETURN(stage.device_, Buffer::make(num_bytes, device));
+  return stage;
+}
+
+template <class T>
+T* BatchStage::take(int64_t count, const T** on_device) {
+  T* on_host = reinterpret_cast<T*>(host().data() + used_);
+  *on_device = reinterpret_cast<const T*>(device_.data() + used_);
+  used_ += padded(count * static_cast<int64_t>(sizeof(T)));
+  return on_host;
+}
+
+DeviceBatch BatchStage::write(const Batch& batch, int64_t num_rows) {
+  const int64_t t = std::ssize(batch.token_ids);
+  const bool decode = is_decode(batch);
+  DeviceBatch out;
+  out.num_rows = num_rows;
+  out.num_sequences = decode ? num_rows : std::ssize(batch.sequences);
+  out.num_logit_rows = decode ? num_rows : std::ssize(batch.logit_rows);
+  out.max_pages = limits_.max_pages;
+  FP4MOE_CHECK(t <= num_rows && num_rows <= limits_.max_rows && out.num_sequences <= limits_.max_sequences &&
+                   out.num_logit_rows <= limits_.max_logit_rows,
+               "a step of " + std::to_string(num_rows) + " rows, " + std::to_string(out.num_sequences) +
+                   " sequences and " + std::to_string(out.num_logit_rows) + " logit rows");
+  used_ = 0;
+  int32_t* ids = take(num_rows, &out.token_ids);
+  int32_t* row_sequence = take(num_rows, &out.row_sequence);
+  int64_t* positions = take(num_rows, &out.positions);
+  int32_t* first_row = take(out.num_sequences + 1, &out.first_row);
+  int32_t* first_position = take(out.num_sequences, &out.first_position);
+  int64_t* logit_rows = take(out.num_logit_rows, &out.logit_rows);
+  auto* pages = reinterpret_cast<int32_t*>(host().data() + page_table_begin_);
+  out.page_table = reinterpret_cast<const int32_t*>(device_.data() + page_table_begin_);
+
+  std::copy_n(batch.token_ids.begin(), t, ids);
+  std::copy_n(batch.positions.begin(), t, positions);
+  std::fill(ids + t, ids + num_rows, 0);
+  std::fill(positions + t, positions + num_rows, 0);
+  std::fill(row_sequence, row_sequence + num_rows, -1);
+  std::fill(first_row, first_row + out.num_sequences + 1, static_cast<int32_t>(t));
+  std::fill(first_position, first_position + out.num_sequences, 0);
+  used_pages_ = 0;
+  used_page_rows_ = std::ssize(batch.sequences);
+  for (int64_t s = 0; s < std::ssize(batch.sequences); ++s) {
+    const SequenceRows& rows = batch.sequences[static_cast<size_t>(s)];
+    std::fill_n(row_sequence + rows.first_row, rows.num_rows, static_cast<int32_t>(s));
+    first_row[s] = static_cast<int32_t>(rows.first_row);
+    first_position[s] = static_cast<int32_t>(rows.first_position);
+    out.max_rows = std::max(out.max_rows, rows.num_rows);
+    FP4MOE_CHECK(std::ssize(rows.page_table) <= limits_.max_pages, "a sequence with too many pages");
+    std::copy(rows.page_table.begin(), rows.page_table.end(), pages + s * limits_.max_pages);
+    used_pages_ = std::max(used_pages_, std::ssize(rows.page_table));
+  }
+  out.max_rows = std::max<int64_t>(out.max_rows, 1);
+  for (int64_t i = 0; i < out.num_logit_rows; ++i)
+    logit_rows[i] = decode ? i : batch.logit_rows[static_cast<size_t>(i)];
+  return out;
+}
+
+DeviceBatch BatchStage::put(const Batch& batch, int64_t num_rows) {
+  side_ ^= 1;
+  const DeviceBatch out = write(batch, num_rows);
+  cuda_copy_from_host()({{{.to = device_.data(), .from = host().data(), .row_bytes = used_, .num_rows = 1},
+                          {.to = device_.data() + page_table_begin_,
+                           .from = host().data() + page_table_begin_,
+                           .stride_bytes = limits_.max_pages * 4,
+                           .row_bytes = used_pages_ * 4,
+                           .num_rows = used_page_rows_}}});
+  return out;
+}
+
+bool is_decode(const Batch& batch) {
+  return batch.token_ids.size() == batch.sequences.size() &&
+         batch.logit_rows.size() == batch.sequences.size();
+}
+
+std::vector<int64_t> decode_buckets(int64_t max_rows, std::span<const int64_t> given) {
+  std::vector<int64_t> buckets;
+  if (!given.empty()) {
+    buckets.assign(given.begin(), given.end());
+  } else {
+    buckets = {1, 2, 4, 8, 12, 16, 24, 32, 48, 64};
+    for (int64_t rows = 96; rows < max_rows; rows += 32) buckets.push_back(rows);
+    buckets.push_back(max_rows);
+  }
+  std::erase_if(buckets, [max_rows](int64_t rows) { return rows < 1 || rows > max_rows; });
+  std::sort(buckets.begin(), buckets.end());
+  buckets.erase(std::unique(buckets.begin(), buckets.end()), buckets.end());
+  return buckets;
+}
+
+int64_t bucket_for(std::span<const int64_t> buckets, int64_t num_rows) {
+  const auto at = std::lower_bound(buckets.begin(), buckets.end(), num_rows);
+  return at == buckets.end() ? num_rows : *at;
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,55 @@
+#include "engine/ranks/comm_memory.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "base/buffer.h"
+#include "base/check.h"
+#include "moe/a2a.h"
+
+namespace fp4moe {
+namespace {
+
+// Collectives move larger operands in pieces of this size. The more ranks, the smaller: each rank has a
+// buffer for every other rank.
+int64_t staging_bytes(int num_ranks) { return std::max<int64_t>((int64_t{4} << 20) / num_ranks, 64 << 10); }
+
+constexpr int64_t kLeastRecordBytes = 256;  // operations other than the transport's
+constexpr int64_t kLogitPieceBytes = 256 << 10;
+
+}  // namespace
+
+Result<CommMemory> comm_memory(const MoePlan& plan, const StepLimits& limits) {
+  const RankLayout& layout = plan.problem().layout;
+  CommMemory memory;
+  if (layout.tp == 1) return memory;
+  FP4MOE_ASSIGN_OR_RETURN(const A2aBytes a2a, a2a_bytes(plan, limits.max_batch_tokens));
+  int64_t used = 0;
+  const auto take = [&used](int64_t num_bytes) {
+    const int64_t offset = used;
+    used += Arena::padded(num_bytes);
+    return offset;
+  };
+  const auto region = [&](int num_ranks, int64_t record_bytes, int first_slot) {
+    const int64_t staging = staging_bytes(num_ranks);
+    return CommRegion{take(Communicator::heap_bytes(num_ranks, record_bytes, staging)), record_bytes, staging,
+                      first_slot};
+  };
+  memory.world = region(layout.tp, std::max(a2a.record, kLeastRecordBytes), kWorldSlot);
+  if (layout.attention_tp() > 1 && layout.dp > 1)
+    memory.attention = region(layout.attention_tp(), kLeastRecordBytes, kAttentionSlot);
+  memory.communicator_bytes = used;
+  memory.a2a_bytes = a2a.heap;
+  memory.a2a_offset = take(a2a.heap);
+  if (plan.fabric().name == std::string_view("mpi")) {
+    const int64_t before = used;
+    memory.step.piece_bytes = kLogitPieceBytes;
+    memory.step.step_offset = take(StepRegion::step_bytes(limits));
+    memory.step.logits_offset = take(memory.step.logits_bytes(limits));
+    memory.step_bytes = used - before;
+  }
+  memory.heap_bytes = used;
+  return memory;
+}
+
+}  // namespace fp4moe

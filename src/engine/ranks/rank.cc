@@ -1,0 +1,85 @@
+#include "engine/ranks/rank.h"
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "engine/startup/weight_cache.h"
+#include "model/weight_loader.h"
+
+namespace fp4moe {
+namespace {
+
+RankLayout layout_of(const ModelPlan& plan, int rank) {
+  RankLayout layout = plan.moe.problem().layout;
+  layout.rank = rank;
+  return layout;
+}
+
+}  // namespace
+
+Rank::Rank(const RankSetup& setup, int rank, Endpoint* endpoint)
+    : layout_(layout_of(setup.plan, rank)), pool_(setup.num_threads) {
+  context_.layout = layout_;
+  if (endpoint == nullptr) return;
+  const CommOptions options{.timeout = comm_timeout(setup.flags), .checksum = setup.flags.a2a_checksum};
+  context_.a2a_region_offset = setup.memory.a2a_offset;
+  context_.world = &world_.emplace(*endpoint, 0, layout_.tp, setup.memory.world, options);
+  if (layout_.attention_tp() == 1) return;
+  context_.attention = context_.world;
+  if (layout_.dp == 1) return;
+  const int first_rank = layout_.dp_rank() * layout_.attention_tp();
+  context_.attention =
+      &attention_.emplace(*endpoint, first_rank, layout_.attention_tp(), setup.memory.attention, options);
+}
+
+Status Rank::load(const RankSetup& setup, const ProgressSink& progress) {
+  const RankGroupOptions& options = setup.options;
+  FP4MOE_ASSIGN_OR_RETURN(const int64_t num_kv_pages, agree_on_pages(options.num_kv_pages));
+  const ModelOptions model_options{
+      .act_dtype = setup.plan.act_dtype,
+      .isa = setup.plan.isa,
+      .moe_plan = setup.plan.moe.at_rank(layout_.rank),
+      .max_batch_tokens = options.max_batch_tokens,
+      .max_logit_rows = options.max_logit_rows,
+      .dp_lm_head = setup.flags.enable_dp_lm_head,
+      .rank = context_,
+      .dense_quant = setup.plan.dense_quant,
+  };
+  FP4MOE_RETURN_IF_ERROR(load_model(setup, model_options, progress));
+  FP4MOE_ASSIGN_OR_RETURN(
+      kv_, KvCache::make(setup.config, setup.plan.act_dtype, num_kv_pages, setup.flags.page_size, layout_,
+                         dense_ops_for(model_options).memory()));
+  return {};
+}
+
+Status Rank::load_model(const RankSetup& setup, const ModelOptions& options, const ProgressSink& progress) {
+  const auto load = [&]() -> Status {
+    FP4MOE_ASSIGN_OR_RETURN(model_, Model::load(setup.checkpoint, setup.config, options, pool_, progress));
+    return {};
+  };
+  if (setup.plan.device() == DeviceKind::kCuda) return load();
+  auto cache =
+      std::make_unique<WeightCache>(weight_cache_place(setup.checkpoint, setup.plan, layout_), pool_);
+  {
+    const WeightStoreScope scope(*cache);
+    FP4MOE_RETURN_IF_ERROR(load());
+  }
+  FP4MOE_RETURN_IF_ERROR(cache->finish());
+  weights_ = std::move(cache);
+  return {};
+}
+
+// Processes on other machines may have memory for fewer pages.
+Result<int64_t> Rank::agree_on_pages(int64_t num_kv_pages) {
+  if (!world_) return num_kv_pages;
+  std::vector<int64_t> all(static_cast<size_t>(layout_.tp));
+  FP4MOE_RETURN_IF_ERROR(world_->exchange({"kv_pages"}, &num_kv_pages, sizeof num_kv_pages, all.data()));
+  return *std::min_element(all.begin(), all.end());
+}
+
+Status Rank::forward(const Batch& batch, float* logits) { return model_->forward(batch, kv_, logits, pool_); }
+
+}  // namespace fp4moe

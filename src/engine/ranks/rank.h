@@ -1,0 +1,89 @@
+// Rank: one rank's pool, communicators, model shard and KV pages.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "base/thread_pool.h"
+#include "base/weight_store.h"
+#include "comm/communicator.h"
+#include "engine/ranks/comm_memory.h"
+#include "engine/ranks/expert_load.h"
+#include "engine/ranks/rank_config.h"
+#include "engine/ranks/rank_group.h"
+#include "model/kv_cache.h"
+
+namespace fp4moe {
+
+// What all ranks of a process are loaded from.
+struct RankSetup {
+  const Checkpoint& checkpoint;
+  const ModelConfig& config;
+  const ModelPlan& plan;
+  const EngineConfig& flags;
+  const RankGroupOptions& options;
+  const CommMemory& memory;
+  int num_threads = 1;  // per rank
+};
+
+class Rank {
+ public:
+  // `endpoint` is borrowed; null if there is only one rank.
+  Rank(const RankSetup& setup, int rank, Endpoint* endpoint);
+
+  // With several ranks, all of them must call it: they first agree on the smallest num_kv_pages.
+  Status load(const RankSetup& setup, const ProgressSink& progress);
+  Status forward(const Batch& batch, float* logits);
+
+  ThreadPool& pool() { return pool_; }
+  const Model& model() const { return *model_; }
+  const KvCache& kv() const { return kv_; }
+
+ private:
+  Status load_model(const RankSetup& setup, const ModelOptions& options, const ProgressSink& progress);
+  Result<int64_t> agree_on_pages(int64_t num_kv_pages);
+
+  RankLayout layout_;
+  ThreadPool pool_;
+  std::optional<Communicator> world_, attention_;
+  RankContext context_;
+  std::unique_ptr<WeightStore> weights_;  // the model may borrow from it
+  std::unique_ptr<Model> model_;
+  KvCache kv_;
+};
+
+// A group of one rank, without a job. Subclasses implement how a step runs.
+class OneRank : public RankGroup {
+ public:
+  explicit OneRank(const RankSetup& setup) : rank_(setup, 0, nullptr) {}
+
+  const ModelConfig& config() const override { return rank_.model().config(); }
+  int num_groups() const override { return 1; }
+  int64_t num_kv_pages() const override { return rank_.kv().num_pages(); }
+  int page_size() const override { return rank_.kv().page_size(); }
+  int64_t kv_token_bytes() const override { return rank_.kv().token_bytes(); }
+  Status read_page(int, int32_t page, int64_t num_tokens, uint8_t* canonical) override {
+    rank_.kv().read_page(page, num_tokens, canonical);
+    return {};
+  }
+  Status write_page(int, int32_t page, int64_t num_tokens, const uint8_t* canonical) override {
+    rank_.kv().write_page(page, num_tokens, canonical);
+    return {};
+  }
+  ThreadPool& pool() override { return rank_.pool(); }
+  Status follow() override { return internal_error("a single rank has no leader to follow"); }
+  void abort() override {}
+  const Job* job() const override { return nullptr; }
+  int64_t weight_bytes() const override { return rank_.model().weight_bytes(); }
+  int64_t kv_bytes() const override { return rank_.kv().num_bytes(); }
+  int64_t comm_bytes() const override { return 0; }
+  ExpertLoad expert_load() const override {
+    const Model* model = &rank_.model();
+    return sum_expert_load({&model, 1}, 1);
+  }
+
+ protected:
+  Rank rank_;
+};
+
+}  // namespace fp4moe

@@ -1,0 +1,71 @@
+#include "engine/ranks/rank_config.h"
+
+#include <algorithm>
+#include <sstream>
+#include <string_view>
+
+#include "base/hash.h"
+
+namespace fp4moe {
+namespace {
+
+// Hashes names, file offsets and types of all tensors, but not their bytes.
+uint64_t checkpoint_hash(const Checkpoint& checkpoint) {
+  uint64_t hash = 0;
+  const auto add = [&hash](const void* data, size_t num_bytes) {
+    hash = hash64(data, static_cast<int64_t>(num_bytes), hash);
+  };
+  for (const TensorEntry& tensor : checkpoint.tensors()) {
+    add(tensor.name.data(), tensor.name.size());
+    add(&tensor.file_offset, sizeof tensor.file_offset);
+    const char* dtype = dtype_name(tensor.view.dtype);
+    add(dtype, std::char_traits<char>::length(dtype));
+  }
+  return hash;
+}
+
+}  // namespace
+
+int local_ranks(const ModelPlan& plan) {
+  const bool is_mpi = plan.moe.fabric().name == std::string_view("mpi");
+  return std::max(1, plan.moe.problem().layout.tp / (is_mpi ? launcher_info().num_processes : 1));
+}
+
+std::chrono::nanoseconds comm_timeout(const EngineConfig& flags) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+      std::chrono::duration<double>(flags.comm_timeout));
+}
+
+StepLimits step_limits(const ModelConfig& config, const ModelPlan& plan, const EngineConfig& flags,
+                       const RankGroupOptions& options) {
+  const auto pages_for = [&flags](int64_t num_tokens) { return num_tokens / flags.page_size + 1; };
+  const int64_t context = flags.context_length > 0 ? flags.context_length : config.max_position_embeddings;
+  const int64_t most = flags.max_total_tokens > 0 ? pages_for(flags.max_total_tokens)
+                                                  : pages_for(context) * flags.max_running_requests;
+  return {.num_groups = plan.moe.problem().layout.dp,
+          .max_batch_tokens = options.max_batch_tokens,
+          .max_logit_rows = options.max_logit_rows,
+          .num_kv_pages = std::max(most, options.num_kv_pages),
+          .max_table_pages =
+              options.max_logit_rows / plan.moe.problem().layout.dp * std::min(pages_for(context), most),
+          .page_size = flags.page_size,
+          .vocab_size = config.vocab_size};
+}
+
+std::string rank_config_text(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan,
+                             const EngineConfig& flags, const RankGroupOptions& options) {
+  const RankLayout& layout = plan.moe.problem().layout;
+  std::ostringstream text;
+  text << "fp4moe " FP4MOE_VERSION ", " << config.architecture << ", H=" << config.hidden_size
+       << " E=" << config.num_experts << " I=" << config.intermediate_size << " K=" << config.top_k
+       << " V=" << config.vocab_size << ", " << config.num_layers << " layers, checkpoint "
+       << checkpoint.total_bytes() << " bytes hash " << std::hex << checkpoint_hash(checkpoint) << std::dec
+       << ", dtype " << dtype_name(plan.act_dtype) << ", tp=" << layout.tp << " ep=" << layout.ep
+       << " dp=" << layout.dp << ", " << summary(plan.moe) << ", a2a budget " << flags.a2a_memory_budget
+       << " checksum " << flags.a2a_checksum << " deterministic " << flags.enable_deterministic_inference
+       << ", rows " << options.max_batch_tokens << " logits " << options.max_logit_rows << " page size "
+       << flags.page_size << " timeout " << flags.comm_timeout;
+  return text.str();
+}
+
+}  // namespace fp4moe

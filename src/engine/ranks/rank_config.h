@@ -1,0 +1,27 @@
+// Settings that the ranks of a job share, derived from the plan and the flags.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include "engine/ranks/rank_group.h"
+#include "engine/ranks/step_batches.h"
+
+namespace fp4moe {
+
+// Number of ranks of this process according to the launcher, before the fabric is opened.
+int local_ranks(const ModelPlan& plan);
+
+// --comm-timeout.
+std::chrono::nanoseconds comm_timeout(const EngineConfig& flags);
+
+// num_kv_pages is an upper bound that does not depend on this process's memory.
+StepLimits step_limits(const ModelConfig& config, const ModelPlan& plan, const EngineConfig& flags,
+                       const RankGroupOptions& options);
+
+// Everything that must be identical in all processes, as text: the checkpoint's identity, sizes, layout and
+// numerics. Paths, threads and available memory may differ.
+std::string rank_config_text(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan,
+                             const EngineConfig& flags, const RankGroupOptions& options);
+
+}  // namespace fp4moe

@@ -1,0 +1,243 @@
+#include "engine/ranks/rank_group.h"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "base/check.h"
+#include "base/cpu_info.h"
+#include "engine/ranks/device_rank.h"
+#include "engine/ranks/rank.h"
+#include "engine/ranks/rank_config.h"
+#include "engine/ranks/step_runner.h"
+
+namespace fp4moe {
+namespace {
+
+// After a failure, process 0 first ends its clients' requests and then the job; if it does not, the other
+// processes do.
+constexpr std::chrono::seconds kGrace{1};
+
+Result<Buffer> make_logits(const ModelConfig& config, const RankGroupOptions& options) {
+  return Buffer::make(options.max_logit_rows * config.vocab_size * int64_t{sizeof(float)});
+}
+
+// One rank without a job: a step is a function call.
+class HostRank final : public OneRank {
+ public:
+  using OneRank::OneRank;
+
+  Status load(const RankSetup& setup) {
+    FP4MOE_RETURN_IF_ERROR(rank_.load(setup, setup.flags.progress_sink));
+    FP4MOE_ASSIGN_OR_RETURN(logits_, make_logits(setup.config, setup.options));
+    return {};
+  }
+
+  Status forward(std::span<const Batch> groups) override {
+    FP4MOE_CHECK(groups.size() == 1, std::to_string(groups.size()) + " groups, 1 rank");
+    return rank_.forward(groups[0], logits());
+  }
+  float* logits() override { return logits_.as<float>(); }
+  Status tells_experts() const override { return {}; }
+  Status failure() const override { return {}; }
+
+ private:
+  Buffer logits_;  // [max_logit_rows, V] f32
+};
+
+// Sums the ranks' progress; each reports its own processed and total bytes.
+class SummedProgress {
+ public:
+  SummedProgress(const ProgressSink& sink, size_t num_ranks) : sink_(sink), ranks_(num_ranks) {}
+  ProgressSink of(size_t rank) {
+    if (!sink_) return {};
+    return [this, rank](int64_t done, int64_t total) {
+      std::lock_guard lock(mutex_);
+      ranks_[rank] = {done, total};
+      int64_t all_done = 0, all_total = 0;
+      for (const auto& [rank_done, rank_total] : ranks_) {
+        all_done += rank_done;
+        all_total += rank_total > 0 ? rank_total : total;  // a rank that has not reported yet has about as
+                                                           // much to load
+      }
+      sink_(all_done, all_total);
+    };
+  }
+
+ private:
+  const ProgressSink& sink_;
+  std::mutex mutex_;
+  std::vector<std::pair<int64_t, int64_t>> ranks_;
+};
+
+// This process's ranks in a job of several ranks.
+class JobRanks final : public RankGroup {
+ public:
+  explicit JobRanks(std::unique_ptr<Job> job) : job_(std::move(job)) {}
+  ~JobRanks() override {
+    const bool failed = runner_ != nullptr && !runner_->failure().ok();
+    if (failed && job_->num_processes() > 1) {
+      if (job_->process() != 0) std::this_thread::sleep_for(kGrace);
+      abort();
+    }
+    runner_.reset();
+  }
+
+  Status start(const RankSetup& setup, const StepLimits& limits) {
+    config_ = setup.config;
+    heap_bytes_ = setup.memory.heap_bytes;
+    layout_ = setup.plan.moe.problem().layout;
+    if (job_->process() == 0) {
+      FP4MOE_ASSIGN_OR_RETURN(logits_, make_logits(setup.config, setup.options));
+    }
+    FP4MOE_RETURN_IF_ERROR(load(setup));
+    const StepRunnerOptions options{.layout = layout_,
+                                    .limits = limits,
+                                    .region = setup.memory.step,
+                                    .timeout = comm_timeout(setup.flags)};
+    runner_ =
+        std::make_unique<StepRunner>(*job_, options, [this](int rank, const Batch& batch, float* logits) {
+          return ranks_[static_cast<size_t>(rank - job_->first_rank())]->forward(batch, logits);
+        });
+    return job_->process() == 0 ? runner_->start() : Status();
+  }
+
+  const ModelConfig& config() const override { return config_; }
+  int num_groups() const override { return layout_.dp; }
+  int64_t num_kv_pages() const override { return ranks_[0]->kv().num_pages(); }
+  int page_size() const override { return ranks_[0]->kv().page_size(); }
+  // Ranks of this process only: disaggregation with ranks in several processes is refused before loading.
+  int64_t kv_token_bytes() const override { return ranks_[0]->kv().token_bytes(); }
+  Status read_page(int group, int32_t page, int64_t num_tokens, uint8_t* canonical) override {
+    for (const auto& rank : ranks_of(group)) rank->kv().read_page(page, num_tokens, canonical);
+    return {};
+  }
+  Status write_page(int group, int32_t page, int64_t num_tokens, const uint8_t* canonical) override {
+    for (const auto& rank : ranks_of(group)) rank->kv().write_page(page, num_tokens, canonical);
+    return {};
+  }
+  Status forward(std::span<const Batch> groups) override { return runner_->run(groups, logits()); }
+  float* logits() override { return logits_.as<float>(); }
+  Status tells_experts() const override {
+    if (job_->num_processes() == 1) return {};
+    return unsupported("ranks of other processes (--fabric mpi) do not report routed experts");
+  }
+  Status failure() const override { return runner_->failure(); }
+  ThreadPool& pool() override { return ranks_[0]->pool(); }
+
+  Status follow() override { return runner_->follow(); }
+  void abort() override { job_->abort(runner_->failure()); }
+  const Job* job() const override { return job_.get(); }
+  int64_t weight_bytes() const override {
+    int64_t sum = 0;
+    for (const auto& rank : ranks_) sum += rank->model().weight_bytes();
+    return sum;
+  }
+  int64_t kv_bytes() const override {
+    int64_t sum = 0;
+    for (const auto& rank : ranks_) sum += rank->kv().num_bytes();
+    return sum;
+  }
+  int64_t comm_bytes() const override { return heap_bytes_ * job_->num_local_ranks(); }
+  ExpertLoad expert_load() const override {
+    std::vector<const Model*> models;
+    for (const auto& rank : ranks_) models.push_back(&rank->model());
+    return sum_expert_load(models, layout_.tp);
+  }
+
+ private:
+  Status load(const RankSetup& setup);
+  std::span<const std::unique_ptr<Rank>> ranks_of(int group) const {
+    const auto size = static_cast<size_t>(layout_.attention_tp());
+    return std::span(ranks_).subspan(static_cast<size_t>(group) * size, size);
+  }
+
+  std::unique_ptr<Job> job_;
+  ModelConfig config_;
+  RankLayout layout_;
+  int64_t heap_bytes_ = 0;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  Buffer logits_;                       // process 0: [max_logit_rows, V] f32
+  std::unique_ptr<StepRunner> runner_;  // last: its threads use the members above
+};
+
+// All ranks load in parallel, each on its own thread. A rank that fails ends the job.
+Status JobRanks::load(const RankSetup& setup) {
+  const int first = job_->first_rank(), count = job_->num_local_ranks();
+  SummedProgress progress(setup.flags.progress_sink, static_cast<size_t>(count));
+  for (int rank = first; rank < first + count; ++rank)
+    ranks_.push_back(std::make_unique<Rank>(setup, rank, &job_->endpoint(rank)));
+  const auto load_rank = [&](int i) {
+    Status status;
+    try {
+      status = ranks_[static_cast<size_t>(i)]->load(setup, progress.of(static_cast<size_t>(i)));
+    } catch (const std::bad_alloc&) {
+      status = does_not_fit("out of memory while loading");
+    } catch (const std::exception& error) {
+      status = internal_error(error.what());
+    }
+    Endpoint& endpoint = job_->endpoint(first + i);
+    if (!status.ok() && endpoint.failure().ok())
+      endpoint.fail(status.with_context("rank " + std::to_string(first + i)));
+  };
+  std::vector<std::thread> threads;
+  threads.reserve(static_cast<size_t>(count));
+  try {
+    for (int i = 0; i < count; ++i) threads.emplace_back(load_rank, i);
+  } catch (const std::exception& error) {  // ranks already started see the job's failure
+    job_->endpoint(first).fail(does_not_fit("no thread for rank " +
+                                            std::to_string(first + static_cast<int>(threads.size())) + ": " +
+                                            error.what()));
+  }
+  for (std::thread& thread : threads) thread.join();
+  return job_->endpoint(first).failure();
+}
+
+Result<std::unique_ptr<RankGroup>> make_group(const Checkpoint& checkpoint, const ModelConfig& config,
+                                              const ModelPlan& plan, const EngineConfig& flags,
+                                              const RankGroupOptions& options) {
+  const RankLayout& layout = plan.moe.problem().layout;
+  const StepLimits limits = step_limits(config, plan, flags, options);
+  FP4MOE_ASSIGN_OR_RETURN(const CommMemory memory, comm_memory(plan.moe, limits));
+  const int num_threads = flags.threads > 0 ? flags.threads : available_cores();
+  RankSetup setup{checkpoint, config, plan, flags, options, memory, num_threads};
+  if (plan.device() == DeviceKind::kCuda) {
+    FP4MOE_CHECK(layout.tp == 1, "several ranks on GPUs");
+    return make_device_rank(setup);
+  }
+  if (layout.tp == 1) {
+    auto single = std::make_unique<HostRank>(setup);
+    FP4MOE_RETURN_IF_ERROR(single->load(setup));
+    return std::unique_ptr<RankGroup>(std::move(single));
+  }
+  const JobOptions job_options{
+      .fabric = plan.moe.fabric().name,
+      .num_ranks = layout.tp,
+      .heap_bytes = memory.heap_bytes,
+      .timeout_seconds = flags.comm_timeout,
+      .config_text = rank_config_text(checkpoint, config, plan, flags, options),
+  };
+  FP4MOE_ASSIGN_OR_RETURN(std::unique_ptr<Job> job, Job::open(job_options));
+  setup.num_threads = std::max(1, num_threads / job->num_local_ranks());
+  auto ranks = std::make_unique<JobRanks>(std::move(job));
+  FP4MOE_RETURN_IF_ERROR(ranks->start(setup, limits));
+  return std::unique_ptr<RankGroup>(std::move(ranks));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<RankGroup>> RankGroup::make(const Checkpoint& checkpoint, const ModelConfig& config,
+                                                   const ModelPlan& plan, const EngineConfig& flags,
+                                                   const RankGroupOptions& options) {
+  try {
+    return make_group(checkpoint, config, plan, flags, options);
+  } catch (const std::exception& error) {  // no memory or no threads
+    return does_not_fit(std::string("the system refused memory or threads to the ranks: ") + error.what());
+  }
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,174 @@
+#include "engine/ranks/step_batches.h"
+
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "base/check.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr uint32_t kMagic = 0x53345046;  // "FP4S"
+constexpr int64_t kHeaderWords = 3, kGroupWords = 4, kSequenceWords = 4;
+
+uint32_t word(int64_t n) {
+  FP4MOE_CHECK(n >= 0 && n <= std::numeric_limits<uint32_t>::max(),
+               "a step's field does not fit a word: " + std::to_string(n));
+  return static_cast<uint32_t>(n);
+}
+
+Status bad(const std::string& what) { return data_loss("a step's message: " + what); }
+
+Status beyond(const char* what, int64_t value, int64_t limit) {
+  return bad(std::string(what) + " " + std::to_string(value) + ", at most " + std::to_string(limit));
+}
+
+}  // namespace
+
+void StepBatches::assign(std::span<const Batch> groups) {
+  groups_.resize(groups.size());
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const Batch& from = groups[g];
+    Group& to = groups_[g];
+    to.token_ids.assign(from.token_ids.begin(), from.token_ids.end());
+    to.positions.assign(from.positions.begin(), from.positions.end());
+    to.logit_rows.assign(from.logit_rows.begin(), from.logit_rows.end());
+    to.sequences.assign(from.sequences.begin(), from.sequences.end());
+    to.routed_experts = from.routed_experts;
+    to.page_tables.clear();
+    for (const SequenceRows& s : from.sequences)
+      to.page_tables.insert(to.page_tables.end(), s.page_table.begin(), s.page_table.end());
+    std::span<const int32_t> rest(to.page_tables);
+    for (SequenceRows& s : to.sequences) {
+      s.page_table = rest.first(s.page_table.size());
+      rest = rest.subspan(s.page_table.size());
+    }
+  }
+}
+
+int64_t StepBatches::max_bytes(const StepLimits& limits) {
+  const int64_t of_rows = limits.max_batch_tokens * (1 + kSequenceWords + 1);  // token id, sequence, logit
+                                                                               // row
+  return 4 * (kHeaderWords + limits.num_groups * (kGroupWords + of_rows + limits.max_table_pages));
+}
+
+void StepBatches::encode(std::vector<uint8_t>& bytes) const {
+  std::vector<uint32_t> words = {kMagic, 0, word(static_cast<int64_t>(groups_.size()))};
+  for (const Group& g : groups_) {
+    for (const size_t n : {g.token_ids.size(), g.sequences.size(), g.logit_rows.size(), g.page_tables.size()})
+      words.push_back(word(static_cast<int64_t>(n)));
+    for (const int32_t id : g.token_ids) words.push_back(word(id));
+    for (const SequenceRows& s : g.sequences) {
+      words.push_back(word(s.num_rows));
+      words.push_back(static_cast<uint32_t>(s.first_position));
+      words.push_back(static_cast<uint32_t>(s.first_position >> 32));
+      words.push_back(word(static_cast<int64_t>(s.page_table.size())));
+    }
+    for (const int64_t row : g.logit_rows) words.push_back(word(row));
+    for (const int32_t page : g.page_tables) words.push_back(word(page));
+  }
+  words[1] = word(static_cast<int64_t>(words.size()));
+  bytes.resize(words.size() * 4);
+  std::memcpy(bytes.data(), words.data(), bytes.size());
+}
+
+Status StepBatches::decode(std::span<const uint8_t> bytes, const StepLimits& limits) {
+  if (bytes.size() < kHeaderWords * 4) return bad("only " + std::to_string(bytes.size()) + " bytes");
+  std::vector<uint32_t> all(bytes.size() / 4);
+  std::memcpy(all.data(), bytes.data(), all.size() * 4);
+  if (all[0] != kMagic) return bad("unknown magic " + std::to_string(all[0]));
+  if (all[1] < kHeaderWords || all[1] > all.size())
+    return beyond("length", all[1], static_cast<int64_t>(all.size()));
+  if (all[2] != static_cast<uint32_t>(limits.num_groups))
+    return bad(std::to_string(all[2]) + " groups, expected " + std::to_string(limits.num_groups));
+  std::span<const uint32_t> words(all.data() + kHeaderWords, all[1] - kHeaderWords);
+  groups_.assign(all[2], {});
+  int64_t num_logit_rows = 0;
+  for (Group& group : groups_) {
+    FP4MOE_RETURN_IF_ERROR(decode_group(words, limits, group));
+    num_logit_rows += static_cast<int64_t>(group.logit_rows.size());
+  }
+  if (num_logit_rows > limits.max_logit_rows)
+    return beyond("rows of logits", num_logit_rows, limits.max_logit_rows);
+  if (!words.empty()) return bad(std::to_string(words.size()) + " extra words");
+  return {};
+}
+
+// Consumes the group's words from the front.
+Status StepBatches::decode_group(std::span<const uint32_t>& words, const StepLimits& limits, Group& group) {
+  if (words.size() < kGroupWords) return bad("ends within a group");
+  const uint64_t rows = words[0], sequences = words[1], logit_rows = words[2], pages = words[3];
+  if (rows > static_cast<uint64_t>(limits.max_batch_tokens))
+    return beyond("rows", words[0], limits.max_batch_tokens);
+  if (sequences > rows) return beyond("sequences", words[1], words[0]);
+  if (logit_rows > rows) return beyond("rows of logits", words[2], words[0]);
+  if (pages > static_cast<uint64_t>(limits.max_table_pages))
+    return beyond("pages", words[3], limits.max_table_pages);
+  words = words.subspan(kGroupWords);
+  if (words.size() < rows + sequences * kSequenceWords + logit_rows + pages)
+    return bad("ends within a group");
+  const auto take = [&words](uint64_t n) {
+    const std::span<const uint32_t> taken = words.first(n);
+    words = words.subspan(n);
+    return taken;
+  };
+  for (const uint32_t id : take(rows)) {
+    if (id >= static_cast<uint64_t>(limits.vocab_size)) return beyond("token id", id, limits.vocab_size - 1);
+    group.token_ids.push_back(static_cast<int32_t>(id));
+  }
+  const std::span<const uint32_t> of_sequences = take(sequences * kSequenceWords);
+  int64_t before = -1;
+  for (const uint32_t row : take(logit_rows)) {
+    if (row >= rows || row <= before) return bad("logits of row " + std::to_string(row));
+    group.logit_rows.push_back(before = row);
+  }
+  for (const uint32_t page : take(pages)) {
+    if (page >= static_cast<uint64_t>(limits.num_kv_pages))
+      return beyond("page", page, limits.num_kv_pages - 1);
+    group.page_tables.push_back(static_cast<int32_t>(page));
+  }
+  return decode_sequences(of_sequences, limits, group);
+}
+
+Status StepBatches::decode_sequences(std::span<const uint32_t> words, const StepLimits& limits,
+                                     Group& group) {
+  std::span<const int32_t> pages(group.page_tables);
+  int64_t first_row = 0;
+  const int64_t num_rows = static_cast<int64_t>(group.token_ids.size());
+  for (; !words.empty(); words = words.subspan(kSequenceWords)) {
+    const int64_t rows = words[0], num_pages = words[3];
+    const int64_t first = static_cast<int64_t>(words[1] | uint64_t{words[2]} << 32);
+    if (rows < 1 || rows > num_rows - first_row)
+      return beyond("rows of a sequence", rows, num_rows - first_row);
+    if (static_cast<uint64_t>(num_pages) > pages.size())
+      return beyond("pages of a sequence", num_pages, static_cast<int64_t>(pages.size()));
+    const int64_t room = num_pages * limits.page_size;
+    if (first < 0 || first > room - rows) return beyond("first position", first, room - rows);
+    group.sequences.push_back({first_row, rows, first, pages.first(static_cast<size_t>(num_pages))});
+    pages = pages.subspan(static_cast<size_t>(num_pages));
+    for (int64_t i = 0; i < rows; ++i) group.positions.push_back(first + i);
+    first_row += rows;
+  }
+  if (first_row != num_rows || !pages.empty())
+    return bad("sequences cover " + std::to_string(first_row) + " of " + std::to_string(num_rows) +
+               " rows and leave " + std::to_string(pages.size()) + " pages");
+  return {};
+}
+
+Batch StepBatches::batch(int group) const {
+  const Group& g = groups_[static_cast<size_t>(group)];
+  return {g.token_ids, g.positions, g.sequences, g.logit_rows, g.routed_experts};
+}
+
+int64_t StepBatches::num_logit_rows(int group) const {
+  return static_cast<int64_t>(groups_[static_cast<size_t>(group)].logit_rows.size());
+}
+
+int64_t StepBatches::first_logit_row(int group) const {
+  int64_t row = 0;
+  for (int g = 0; g < group; ++g) row += num_logit_rows(g);
+  return row;
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,246 @@
+#include "engine/ranks/step_runner.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "comm/communicator.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr int kStep = 12, kDone = 13, kLogits = 14, kTaken = 15;  // signal slots
+constexpr int64_t kLengthBytes = 64;  // precedes an encoded step; a length of 0 ends the ranks
+
+std::string rank_name(int rank) { return "rank " + std::to_string(rank); }
+
+}  // namespace
+
+int64_t StepRegion::step_bytes(const StepLimits& limits) {
+  return kLengthBytes + StepBatches::max_bytes(limits);
+}
+
+StepRunner::StepRunner(Job& job, const StepRunnerOptions& options, RankForward forward)
+    : job_(job),
+      options_(options),
+      forward_(std::move(forward)),
+      last_step_(options.first_signal),
+      pieces_(static_cast<size_t>(options.limits.num_groups), options.first_signal) {
+  FP4MOE_CHECK(
+      options.layout.dp == options.limits.num_groups,
+      std::to_string(options.layout.dp) + " and " + std::to_string(options.limits.num_groups) + " groups");
+}
+
+StepRunner::~StepRunner() {
+  if (started_ && job_failure().ok()) {
+    ends_ = true;
+    encoded_.clear();
+    // A rank that cannot be signalled has failed, and ends for that reason.
+    if (!announce(last_step_ + 1).ok()) log_warning("could not signal the ranks to stop");
+  }
+  for (std::thread& thread : threads_) thread.join();
+}
+
+bool StepRunner::is_local(int rank) const {
+  return rank >= job_.first_rank() && rank - job_.first_rank() < job_.num_local_ranks();
+}
+
+int64_t StepRunner::piece_offset(int group, uint32_t piece) const {
+  return options_.region.logits_offset + (2 * group + piece % 2) * options_.region.piece_bytes;
+}
+
+// Returns the job's first failure, which may be a different one.
+Status StepRunner::fail(const Status& status) {
+  Endpoint& endpoint = job_.endpoint(job_.first_rank());
+  endpoint.fail(status);
+  return endpoint.failure();
+}
+
+// ---- process 0 ------------------------------------------------------------------------------------
+
+Status StepRunner::start() {
+  FP4MOE_CHECK(job_.process() == 0, "process " + std::to_string(job_.process()) + " follows");
+  FP4MOE_RETURN_IF_ERROR(start_threads());
+  started_ = true;
+  Endpoint& endpoint = job_.endpoint(0);
+  for (int rank = 1; rank < options_.layout.tp; ++rank) {
+    uint32_t seen = 0;
+    FP4MOE_RETURN_IF_ERROR(endpoint.wait(rank, kDone, last_step_ + 1, kNoDeadline, &seen));
+  }
+  return {};
+}
+
+// One for each rank of this process except the first.
+Status StepRunner::start_threads() {
+  const int first = job_.first_rank(), end = first + job_.num_local_ranks();
+  threads_.reserve(static_cast<size_t>(end - first));
+  for (int rank = first + 1; rank < end; ++rank) {
+    try {
+      threads_.emplace_back([this, rank] { rank_loop(rank); });
+    } catch (const std::exception& error) {
+      return fail(does_not_fit("no thread for " + rank_name(rank) + ": " + error.what()));
+    }
+  }
+  return {};
+}
+
+Status StepRunner::failure() const {
+  std::lock_guard lock(mutex_);
+  return step_failure_.ok() ? job_failure() : step_failure_;
+}
+
+Status StepRunner::run(std::span<const Batch> groups, float* logits) {
+  FP4MOE_CHECK(started_, "run() before start()");
+  if (const Status failed = failure(); !failed.ok()) return failed;
+  const Status status = run_step(groups, logits);
+  if (status.ok()) return status;
+  std::lock_guard lock(mutex_);
+  return step_failure_ = status.with_context("op step " + std::to_string(last_step_) + " on rank 0");
+}
+
+Status StepRunner::run_step(std::span<const Batch> groups, float* logits) {
+  const uint32_t step = ++last_step_;
+  logits_ = logits;
+  step_.assign(groups);
+  if (job_.num_processes() > 1) step_.encode(encoded_);
+  if (const Status status = announce(step); !status.ok()) return fail(status);
+  FP4MOE_RETURN_IF_ERROR(forward_guarded(0, groups[0], logits));
+  for (int group = 0; group < options_.layout.dp; ++group) {
+    const int rank = group * options_.layout.attention_tp();
+    if (is_local(rank)) continue;
+    const int64_t row_bytes = options_.limits.vocab_size * int64_t{sizeof(float)};
+    float* rows = logits + step_.first_logit_row(group) * options_.limits.vocab_size;
+    if (const Status status = take_logits(group, rows, step_.num_logit_rows(group) * row_bytes); !status.ok())
+      return fail(status);
+  }
+  for (int rank = 1; rank < options_.layout.tp; ++rank)
+    if (const Status status = wait_done(rank, step); !status.ok()) return fail(status);
+  return {};
+}
+
+// Signals step number `step`, or the end, to all other ranks.
+Status StepRunner::announce(uint32_t step) {
+  Endpoint& endpoint = job_.endpoint(0);
+  for (int rank = 1; rank < options_.layout.tp; ++rank) {
+    if (!is_local(rank)) {
+      const int64_t length = ends_ ? 0 : static_cast<int64_t>(encoded_.size());
+      const int64_t offset = options_.region.step_offset;
+      FP4MOE_RETURN_IF_ERROR(endpoint.put(rank, offset, &length, sizeof length));
+      if (length > 0)
+        FP4MOE_RETURN_IF_ERROR(endpoint.put(rank, offset + kLengthBytes, encoded_.data(), length));
+    }
+    FP4MOE_RETURN_IF_ERROR(endpoint.signal(rank, kStep, step));
+  }
+  return {};
+}
+
+Status StepRunner::wait_done(int rank, uint32_t step) {
+  uint32_t seen = 0;
+  Endpoint& endpoint = job_.endpoint(0);
+  const Status status = endpoint.wait(rank, kDone, step + 1, options_.timeout, &seen);
+  if (status.ok() || !endpoint.failure().ok()) return status;
+  return {status.code(),
+          "rank 0 waited " + std::to_string(std::chrono::duration<double>(options_.timeout).count()) +
+              " s for " + rank_name(rank) + " at the end of step " + std::to_string(step) +
+              " (op step_end: expected " + std::to_string(step + 1) + ", seen " + std::to_string(seen) + ")"};
+}
+
+// ---- all ranks ------------------------------------------------------------------------------------
+
+// An exception also fails the rank and with it the job.
+Status StepRunner::forward_guarded(int rank, const Batch& batch, float* logits) {
+  Status status;
+  try {
+    status = forward_(rank, batch, logits);
+  } catch (const std::exception& error) {
+    status = internal_error(std::string("forward: ") + error.what());
+  }
+  if (status.ok()) return status;
+  if (!job_failure().ok()) return job_failure();
+  return fail(status.with_context(rank_name(rank)));
+}
+
+Status StepRunner::follow() {
+  FP4MOE_CHECK(job_.process() != 0, "process 0 leads");
+  FP4MOE_RETURN_IF_ERROR(start_threads());
+  rank_loop(job_.first_rank());
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+  return job_failure();
+}
+
+// Runs steps until the end or a failure of the job.
+void StepRunner::rank_loop(int rank) {
+  Endpoint& endpoint = job_.endpoint(rank);
+  StepBatches received;  // used in other processes only
+  if (!endpoint.signal(0, kDone, options_.first_signal + 1).ok()) return;
+  for (uint32_t step = options_.first_signal + 1;; ++step) {
+    uint32_t seen = 0;
+    if (!endpoint.wait(0, kStep, step, kNoDeadline, &seen).ok()) return;
+    if (job_.process() == 0) {
+      if (ends_) return;
+    } else {
+      int64_t length = 0;
+      const uint8_t* region = endpoint.heap() + options_.region.step_offset;
+      std::memcpy(&length, region, sizeof length);
+      if (length == 0) return;
+      length = std::clamp<int64_t>(length, 0, StepBatches::max_bytes(options_.limits));
+      const Status status =
+          received.decode({region + kLengthBytes, static_cast<size_t>(length)}, options_.limits);
+      if (!status.ok()) return void(fail(status.with_context(rank_name(rank))));
+    }
+    if (!run_rank(rank, job_.process() == 0 ? step_ : received).ok()) return;
+    if (!endpoint.signal(0, kDone, step + 1).ok()) return;
+  }
+}
+
+Status StepRunner::run_rank(int rank, const StepBatches& step) {
+  const int attention_tp = options_.layout.attention_tp(), group = rank / attention_tp;
+  const bool has_logits = rank % attention_tp == 0;
+  const int64_t row_elems = options_.limits.vocab_size;
+  if (job_.process() == 0 || !has_logits) {
+    float* logits = has_logits ? logits_ + step.first_logit_row(group) * row_elems : nullptr;
+    return forward_guarded(rank, step.batch(group), logits);
+  }
+  std::vector<float> logits(static_cast<size_t>(step.num_logit_rows(group) * row_elems));
+  FP4MOE_RETURN_IF_ERROR(forward_guarded(rank, step.batch(group), logits.data()));
+  const Status status = send_logits(rank, logits.data(), static_cast<int64_t>(logits.size() * sizeof(float)));
+  return status.ok() ? status : fail(status);
+}
+
+Status StepRunner::send_logits(int rank, const float* logits, int64_t num_bytes) {
+  const int group = rank / options_.layout.attention_tp();
+  Endpoint& endpoint = job_.endpoint(rank);
+  uint32_t& piece = pieces_[static_cast<size_t>(group)];
+  const auto* bytes = reinterpret_cast<const uint8_t*>(logits);
+  for (int64_t at = 0; at < num_bytes; at += options_.region.piece_bytes) {
+    uint32_t seen = 0;
+    FP4MOE_RETURN_IF_ERROR(endpoint.wait(0, kTaken, piece - 1, options_.timeout, &seen));
+    const int64_t length = std::min(options_.region.piece_bytes, num_bytes - at);
+    FP4MOE_RETURN_IF_ERROR(endpoint.put(0, piece_offset(group, piece), bytes + at, length));
+    FP4MOE_RETURN_IF_ERROR(endpoint.signal(0, kLogits, ++piece));
+  }
+  return {};
+}
+
+Status StepRunner::take_logits(int group, float* logits, int64_t num_bytes) {
+  const int rank = group * options_.layout.attention_tp();
+  Endpoint& endpoint = job_.endpoint(0);
+  uint32_t& piece = pieces_[static_cast<size_t>(group)];
+  auto* bytes = reinterpret_cast<uint8_t*>(logits);
+  for (int64_t at = 0; at < num_bytes; at += options_.region.piece_bytes) {
+    uint32_t seen = 0;
+    const Status status = endpoint.wait(rank, kLogits, piece + 1, options_.timeout, &seen);
+    if (!status.ok()) return status.with_context("rank 0, logits of " + rank_name(rank));
+    const int64_t length = std::min(options_.region.piece_bytes, num_bytes - at);
+    std::memcpy(bytes + at, endpoint.heap() + piece_offset(group, piece), static_cast<size_t>(length));
+    FP4MOE_RETURN_IF_ERROR(endpoint.signal(rank, kTaken, ++piece));
+  }
+  return {};
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,100 @@
+// StepRunner: runs steps on all ranks of a job together. The caller's thread is rank 0's; other ranks of this
+// process have their own threads, and those of other processes follow process 0.
+//
+// A step uses the signal slots 12 to 15 (comm/endpoint.h); n counts from first_signal + 1:
+//   0 -> r  kStep   n      the batches are ready: in memory for ranks of process 0, otherwise in r's heap
+//   r -> 0  kDone   n + 1  r has finished the step (the first signal: r is ready)
+//   g -> 0  kLogits i      piece i of the logits of g, the first rank of a group in another process, is in
+//                          rank 0's heap; g's pieces alternate between two buffers
+//   0 -> g  kTaken  i      piece i was copied out
+// Rank 0 returns when all ranks are done, so the next step may overwrite what this one wrote.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "comm/job.h"
+#include "engine/ranks/step_batches.h"
+#include "moe/rank_layout.h"
+
+namespace fp4moe {
+
+// Offsets of the step data in a rank's heap.
+struct StepRegion {
+  int64_t step_offset = 0;    // 64-byte aligned; an encoded step
+  int64_t logits_offset = 0;  // 64-byte aligned; two pieces of logits per group
+  int64_t piece_bytes = 0;    // of one piece
+
+  static int64_t step_bytes(const StepLimits& limits);
+  int64_t logits_bytes(const StepLimits& limits) const { return limits.num_groups * 2 * piece_bytes; }
+};
+
+// Runs one rank's model; logits is null except on a group's first rank.
+using RankForward = std::function<Status(int rank, const Batch& batch, float* logits)>;
+
+struct StepRunnerOptions {
+  RankLayout layout;  // tp ranks in dp groups
+  StepLimits limits;
+  StepRegion region;
+  std::chrono::nanoseconds timeout{};  // how long rank 0 waits for another rank after finishing its own part
+                                       // of a step
+  uint32_t first_signal = 0;           // the job's first signal value
+};
+
+class StepRunner {
+ public:
+  // The job is borrowed. `forward` is called on one thread per rank, only after start() or follow().
+  StepRunner(Job& job, const StepRunnerOptions& options, RankForward forward);
+  // Process 0: tells the other ranks to end, and joins this process's threads.
+  ~StepRunner();
+
+  // Process 0: starts this process's ranks and waits, without a time limit, until all ranks are ready.
+  Status start();
+  // Process 0, after start(): runs one step; logits [rows, V] f32 as in Executor. Errors are the job's and
+  // final. After an error, a late rank may still write to `logits` until the destructor has returned.
+  Status run(std::span<const Batch> groups, float* logits);
+  // Other processes: runs this process's ranks until process 0 ends them (OK) or the job fails.
+  Status follow();
+
+  // The job's failure; with the step's number once run() has returned it. Thread-safe.
+  Status failure() const;
+
+ private:
+  Status run_step(std::span<const Batch> groups, float* logits);
+  Status job_failure() const { return job_.endpoint(job_.first_rank()).failure(); }
+  Status start_threads();
+  void rank_loop(int rank);
+  Status run_rank(int rank, const StepBatches& step);
+  Status forward_guarded(int rank, const Batch& batch, float* logits);
+  Status send_logits(int rank, const float* logits, int64_t num_bytes);
+  Status take_logits(int group, float* logits, int64_t num_bytes);
+  Status announce(uint32_t step);
+  Status wait_done(int rank, uint32_t step);
+  Status fail(const Status& status);
+  bool is_local(int rank) const;
+  int64_t piece_offset(int group, uint32_t piece) const;
+
+  Job& job_;
+  const StepRunnerOptions options_;
+  const RankForward forward_;
+  std::vector<std::thread> threads_;  // one for each rank of this process except the first
+
+  // Process 0: the current step, written by rank 0 before it signals the step.
+  StepBatches step_;
+  std::vector<uint8_t> encoded_;
+  float* logits_ = nullptr;
+  uint32_t last_step_ = 0;
+  bool started_ = false, ends_ = false;
+
+  mutable std::mutex mutex_;
+  Status step_failure_;
+
+  std::vector<uint32_t> pieces_;  // [dp]: number of pieces sent or received so far
+};
+
+}  // namespace fp4moe

@@ -1,0 +1,340 @@
+#include "engine/schedule/scheduler.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+
+namespace fp4moe {
+namespace {
+
+// A complete sequence needs no more rows; others have to wait for a token, pages or a mask.
+bool wants_rows(const Sequence& sequence) {
+  return !sequence.is_over() && !sequence.waits_for_token() && !sequence.awaits_pages &&
+         !sequence.awaits_mask;
+}
+
+bool may_start(const std::unique_ptr<Sequence>& waiting) { return !waiting->awaits_mask; }
+
+}  // namespace
+
+Scheduler::Scheduler(const SchedulerLimits& limits, int64_t num_pages, int page_size)
+    : limits_(limits), pages_(num_pages, page_size), new_token_ratio_(limits.conservativeness) {
+  running_.reserve(static_cast<size_t>(limits.max_running_requests));
+  step_.reserve(static_cast<size_t>(limits.max_running_requests));
+}
+
+Scheduler::~Scheduler() {
+  for (auto* sequences : {&running_, &held_})
+    for (auto& sequence : *sequences) give_back_pages(*sequence);
+}
+
+void Scheduler::enqueue(std::unique_ptr<Sequence> sequence) { waiting_.push_back(std::move(sequence)); }
+
+const std::vector<ScheduledRows>& Scheduler::plan_step() {
+  begin_step();
+  finish_step();
+  FP4MOE_CHECK(!step_.empty() || is_waiting() || (running_.empty() && waiting_.empty()),
+               "no rows for " + std::to_string(running_.size()) + " running and " +
+                   std::to_string(waiting_.size()) + " waiting sequences");
+  return step_;
+}
+
+// Prompts never delay a decoding sequence. Retraction shortens running_, usually at its end.
+void Scheduler::begin_step() {
+  step_.clear();
+  const int64_t retracted_before = num_retracted_;
+  for (auto& sequence : running_) sequence->num_rows = 0;
+  logit_rows_left_ = limits_.max_running_requests;
+  for (size_t i = 0; i < running_.size(); ++i) {
+    Sequence& sequence = *running_[i];
+    if (sequence.num_pending() != 1 || !wants_rows(sequence)) continue;
+    const int64_t before = num_retracted_;
+    if (!grow_or_retract(sequence, sequence.num_tokens())) continue;
+    if (num_retracted_ != before)
+      i = static_cast<size_t>(std::ranges::find(running_, &sequence, &std::unique_ptr<Sequence>::get) -
+                              running_.begin());
+    sequence.num_rows = 1;
+    --logit_rows_left_;
+  }
+  admits_ = num_retracted_ == retracted_before;
+  if (running_.empty()) new_token_ratio_.reset();
+  for (;;) {
+    const auto next = std::ranges::find_if(waiting_, may_start);
+    if (next == waiting_.end()) return;
+    while (!has_room(**next))
+      if (!yield_place()) return;
+    const auto place = std::ranges::find_if(waiting_, may_start);  // a retracted sequence is put in front
+    admit(*place);
+    waiting_.erase(place);
+  }
+}
+
+// ---- admission ------------------------------------------------------------------------------------
+
+bool Scheduler::can_admit(const Sequence& sequence) const {
+  return std::ranges::none_of(waiting_, may_start) && has_room(sequence);
+}
+
+bool Scheduler::has_room(const Sequence& sequence) const {
+  if (!admits_ || num_running() >= limits_.max_running_requests) return false;
+  const PagePool::Prefix prefix = pages_.find_prefix(reusable_tokens(sequence));
+  const int64_t num_pages = pages_.pages_for(sequence.num_tokens());
+  const int64_t num_left = pages_.num_available() - prefix.num_cached - (num_pages - prefix.num_pages);
+  if (running_.empty()) return num_left >= 0;
+  int64_t num_expected = expected_growth(sequence, num_pages);
+  for (const auto& other : running_) num_expected += expected_growth(*other, std::ssize(other->page_table));
+  return num_left >= std::max(num_expected, num_running());
+}
+
+// Pages that a sequence with num_pages pages is expected to need in addition.
+int64_t Scheduler::expected_growth(const Sequence& sequence, int64_t num_pages) const {
+  const int64_t more = new_token_ratio_.expected_tokens(sequence.max_tokens - sequence.num_tokens());
+  return std::max<int64_t>(0, pages_.pages_for(sequence.num_tokens() + more) - num_pages);
+}
+
+void Scheduler::admit(std::unique_ptr<Sequence>& sequence) {
+  take_prefix(*sequence);
+  sequence->num_rows = sequence->num_pending() == 1 && wants_rows(*sequence) ? 1 : 0;
+  logit_rows_left_ -= sequence->num_rows;
+  running_.push_back(std::move(sequence));
+}
+
+// ---- retraction -----------------------------------------------------------------------------------
+
+// Makes room for num_tokens tokens of `sequence` by retracting yielding sequences, then the most recently
+// admitted. Returns false if that retracted `sequence` itself.
+bool Scheduler::grow_or_retract(Sequence& sequence, int64_t num_tokens) {
+  while (!pages_.grow(sequence.page_table, num_tokens)) {
+    if (retract_yielding()) continue;
+    const bool was_itself = running_.back().get() == &sequence;
+    retract_last();
+    if (was_itself) return false;
+  }
+  return true;
+}
+
+void Scheduler::retract_last() {
+  FP4MOE_CHECK(running_.size() > 1, "the oldest sequence has " +
+                                        std::to_string(running_.front()->page_table.size()) + " of " +
+                                        std::to_string(pages_.num_pages()) + " pages and needs more");
+  int64_t num_tokens = 0, num_at_most = 0;
+  for (const auto& sequence : running_) {
+    num_tokens += sequence->num_tokens() - sequence->num_prompt_tokens;
+    num_at_most += sequence->max_tokens - sequence->num_prompt_tokens;
+  }
+  new_token_ratio_.learn(num_running(), num_tokens, num_at_most);
+  retract(running_.size() - 1);
+}
+
+bool Scheduler::retract_yielding() {
+  const auto yields = [](const std::unique_ptr<Sequence>& sequence) { return sequence->yields(); };
+  const auto last = std::find_if(running_.rbegin(), running_.rend(), yields);
+  if (last == running_.rend()) return false;
+  retract(static_cast<size_t>(running_.rend() - last) - 1);
+  return true;
+}
+
+void Scheduler::retract(size_t index) {
+  waiting_.push_front(std::move(running_[index]));
+  running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(index));
+  waiting_.front()->awaits_pages = false;
+  give_back_pages(*waiting_.front());
+  ++num_retracted_;
+}
+
+// ---- rows of prompts ------------------------------------------------------------------------------
+
+void Scheduler::finish_step() {
+  std::vector<Sequence*> rest = prompts();
+  if (!rest.empty()) {
+    Sequence& oldest = *rest.front();
+    rest.erase(rest.begin());
+    int64_t left = limits_.max_prefill_tokens;
+    int64_t num_behind = std::ssize(rest);
+    left -= add_rows(oldest, rest.empty() ? left : left - left / 2, num_behind);
+    std::ranges::stable_sort(rest, {}, [](const Sequence* s) { return s->num_pending(); });
+    for (Sequence* sequence : rest) left -= add_rows(*sequence, left, --num_behind);
+    add_rows(oldest, left, 0);
+  }
+  bool decodes = false;
+  for (const auto& sequence : running_) {
+    if (sequence->num_rows == 0) continue;
+    decodes = decodes || sequence->num_pending() == 1;
+    if (!sequence->has_started()) sequence->num_reused = sequence->num_cached;
+    step_.push_back({sequence.get(), sequence->num_rows});
+  }
+  if (decodes) new_token_ratio_.decay();
+}
+
+// Running sequences with several tokens to compute that should not wait for an older sequence's pages.
+std::vector<Sequence*> Scheduler::prompts() const {
+  std::vector<Sequence*> found;
+  for (size_t i = 0; i < running_.size(); ++i)
+    if (running_[i]->num_rows == 0 && wants_rows(*running_[i]) && !is_being_computed(i))
+      found.push_back(running_[i].get());
+  return found;
+}
+
+// Whether an older sequence is about to compute most of what this one still has to compute.
+bool Scheduler::is_being_computed(size_t index) const {
+  const Sequence& sequence = *running_[index];
+  if (!limits_.reuses_prefixes || sequence.has_started()) return false;
+  const std::span<const int32_t> tokens = reusable_tokens(sequence);
+  const int64_t page_size = pages_.page_size();
+  const auto has_it_coming = [&](const std::unique_ptr<Sequence>& other) {
+    if (other->num_cached >= other->num_prompt_tokens || other->awaits_mask) return false;
+    const auto prompt = std::span(other->token_ids).first(static_cast<size_t>(other->num_prompt_tokens));
+    const int64_t num_common = std::ranges::mismatch(tokens, prompt).in1 - tokens.begin();
+    const int64_t num_there = std::max(sequence.num_cached, other->num_cached / page_size * page_size);
+    const int64_t num_coming = num_common / page_size * page_size - num_there;
+    return 2 * num_coming > sequence.num_tokens() - num_there;
+  };
+  const auto end = running_.begin() + static_cast<std::ptrdiff_t>(index);
+  return std::any_of(running_.begin(), end, has_it_coming);
+}
+
+// Adds at most `most` rows to the sequence's rows in this step; returns how many. A sequence that starts
+// first looks for pages published since its admission. The step has one logit row for each running sequence:
+// the num_behind sequences still to come keep theirs.
+int64_t Scheduler::add_rows(Sequence& sequence, int64_t most, int64_t num_behind) {
+  if (most > 0 && sequence.num_rows == 0 && !sequence.has_started() &&
+      num_reusable_pages(sequence) > sequence.num_known_pages) {
+    give_back_pages(sequence);
+    take_prefix(sequence);
+  }
+  int64_t num_rows = std::min(
+      {sequence.num_pending() - sequence.num_rows, limits_.chunked_prefill_size - sequence.num_rows, most});
+  const int64_t most_with_logits = sequence.num_logit_rows(sequence.num_rows) + logit_rows_left_ - num_behind;
+  while (num_rows > 0 && sequence.num_logit_rows(sequence.num_rows + num_rows) > most_with_logits) --num_rows;
+  logit_rows_left_ += sequence.num_logit_rows(sequence.num_rows);
+  sequence.num_rows += num_rows;
+  logit_rows_left_ -= sequence.num_logit_rows(sequence.num_rows);
+  return num_rows;
+}
+
+void Scheduler::commit_step() {
+  for (const ScheduledRows& rows : step_) {
+    rows.sequence->num_cached += rows.num_rows;
+    make_known(*rows.sequence);
+  }
+  step_.clear();
+}
+
+void Scheduler::drop_last_row(const Sequence& sequence) {
+  const auto rows = std::ranges::find(step_, &sequence, &ScheduledRows::sequence);
+  FP4MOE_CHECK(rows != step_.end() && rows->num_rows > 0, "sequence " + sequence.id + " has no rows");
+  --rows->num_rows;
+}
+
+bool Scheduler::is_waiting() const {
+  return !held_.empty() || std::ranges::any_of(running_, [](const auto& s) { return !wants_rows(*s); }) ||
+         !std::ranges::all_of(waiting_, may_start);
+}
+
+bool Scheduler::hold(const Sequence& sequence) {
+  const auto it = std::ranges::find(running_, &sequence, &std::unique_ptr<Sequence>::get);
+  if (it == running_.end()) return false;
+  held_.push_back(std::move(*it));
+  running_.erase(it);
+  return true;
+}
+
+// ---- pages ----------------------------------------------------------------------------------------
+
+// All tokens before the first one whose row needs logits; the last token's row always does.
+std::span<const int32_t> Scheduler::reusable_tokens(const Sequence& sequence) const {
+  if (!limits_.reuses_prefixes) return {};
+  const bool scores = sequence.next_scored < sequence.num_prompt_tokens;
+  const int64_t num_tokens = scores ? sequence.next_scored - 1 : sequence.num_tokens() - 1;
+  return std::span(sequence.token_ids).first(static_cast<size_t>(num_tokens));
+}
+
+int64_t Scheduler::num_reusable_pages(const Sequence& sequence) const {
+  return pages_.find_prefix(reusable_tokens(sequence)).num_pages;
+}
+
+// Allocates pages for all tokens, published ones first; admission has counted that they suffice.
+void Scheduler::take_prefix(Sequence& sequence) {
+  pages_.take_prefix(reusable_tokens(sequence), sequence.page_table);
+  sequence.num_known_pages = std::ssize(sequence.page_table);
+  sequence.num_cached = sequence.num_known_pages * pages_.page_size();
+  FP4MOE_CHECK(pages_.grow(sequence.page_table, sequence.num_tokens()), "available pages were miscounted");
+}
+
+// Tokens that a step in flight chooses are not known yet, although their keys and values will be written.
+void Scheduler::make_known(Sequence& sequence) {
+  if (!limits_.reuses_prefixes) return;
+  const int64_t num_tokens = std::min(sequence.num_cached, sequence.num_known_tokens());
+  if (num_tokens / pages_.page_size() == sequence.num_known_pages) return;
+  sequence.num_known_pages =
+      pages_.make_known(std::span(sequence.token_ids).first(static_cast<size_t>(num_tokens)),
+                        sequence.page_table, sequence.num_known_pages);
+}
+
+void Scheduler::give_back_pages(Sequence& sequence) {
+  if (sequence.lease != nullptr) std::exchange(sequence.lease, nullptr)->end();
+  pages_.release(sequence.page_table);
+  sequence.num_cached = sequence.num_known_pages = 0;
+}
+
+int64_t Scheduler::num_leaked_pages() const {
+  int64_t num_references = pages_.num_references();
+  for (const auto* sequences : {&running_, &held_})
+    for (const auto& sequence : *sequences) num_references -= std::ssize(sequence->page_table);
+  const int64_t num_stateless = pages_.num_pages() - pages_.num_available() - pages_.num_used();
+  return std::abs(num_references) + std::abs(num_stateless);
+}
+
+// ---- lookup and removal ---------------------------------------------------------------------------
+
+namespace {
+
+auto find_in(auto& sequences, std::string_view id) {
+  return std::find_if(sequences.begin(), sequences.end(), [&](const auto& s) { return s->id == id; });
+}
+
+std::unique_ptr<Sequence> take_from(auto& sequences, std::string_view id) {
+  const auto it = find_in(sequences, id);
+  if (it == sequences.end()) return nullptr;
+  std::unique_ptr<Sequence> sequence = std::move(*it);
+  sequences.erase(it);
+  return sequence;
+}
+
+}  // namespace
+
+std::unique_ptr<Sequence> Scheduler::remove(std::string_view id, bool failed) {
+  std::unique_ptr<Sequence> sequence = take_from(running_, id);
+  if (!sequence) sequence = take_from(held_, id);
+  if (!sequence) return take_from(waiting_, id);
+  if (failed)
+    pages_.forget(sequence->page_table);
+  else
+    make_known(*sequence);
+  give_back_pages(*sequence);
+  return sequence;
+}
+
+Sequence* Scheduler::find(std::string_view id) const {
+  for (const auto* sequences : {&running_, &held_})
+    if (const auto it = find_in(*sequences, id); it != sequences->end()) return it->get();
+  const auto it = find_in(waiting_, id);
+  return it == waiting_.end() ? nullptr : it->get();
+}
+
+Sequence* Scheduler::first() const {
+  if (!running_.empty()) return running_.front().get();
+  if (!waiting_.empty()) return waiting_.front().get();
+  return held_.empty() ? nullptr : held_.front().get();
+}
+
+void Scheduler::list(std::vector<Sequence*>& sequences) const {
+  for (const auto& sequence : running_) sequences.push_back(sequence.get());
+  for (const auto& sequence : waiting_) sequences.push_back(sequence.get());
+  for (const auto& sequence : held_) sequences.push_back(sequence.get());
+}
+
+}  // namespace fp4moe

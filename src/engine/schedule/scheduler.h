@@ -1,0 +1,141 @@
+// Scheduler: continuous batching. Chooses the sequences and rows of the next step.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "engine/schedule/new_token_ratio.h"
+#include "engine/schedule/page_pool.h"
+#include "engine/schedule/sequence.h"
+
+namespace fp4moe {
+
+struct SchedulerLimits {
+  int64_t max_running_requests = 0;  // also the maximum logit rows of a step
+  int64_t chunked_prefill_size = 0;  // maximum rows of one sequence in a step
+  int64_t max_prefill_tokens = 0;    // maximum rows of a step, in addition to one per decoding sequence
+  bool reuses_prefixes = false;      // whether requests reuse cached pages of an equal prefix
+  double conservativeness = 1;       // of admission; see NewTokenRatio
+};
+
+// The sequence's next num_rows tokens after num_cached. If they include its last token, its logits are
+// computed.
+struct ScheduledRows {
+  Sequence* sequence = nullptr;
+  int64_t num_rows = 0;
+  bool reaches_end() const { return sequence->num_cached + num_rows == sequence->num_tokens(); }
+};
+
+// A waiting sequence has no pages; a running one has pages for all its tokens. Prefill and decode are the
+// same thing: rows from num_cached to the end of token_ids.
+//
+// Admission is first come, first served: the pages for all present tokens must be available, and leave as
+// many as the running sequences are expected to need (NewTokenRatio), at least one page for each. A sequence
+// grows page by page. When the pool is exhausted, the sequence admitted last is retracted: it gives its pages
+// back and waits at the head of the queue, to be recomputed from its tokens (with the same bits, as every op
+// is batch-invariant). The oldest sequence is never retracted in favour of another and fits in the pool
+// alone, which was checked at submission: so it always ends, and there is no deadlock.
+//
+// Every step contains the next row of each decoding sequence. The oldest prompt gets half of the prompt rows,
+// the other half goes to the shortest prompts first: a long prompt neither waits for short ones nor delays
+// them.
+//
+// With prefix reuse, a sequence starts with the pages that hold a prefix of its tokens, whichever sequence
+// computed them; full pages are published when their step is committed. If an older sequence is still
+// computing a prompt that shares a prefix, and that prefix is most of what a new sequence has to compute, the
+// new one gets no rows until those pages are published.
+//
+// A sequence whose prompt another engine computes (awaits_pages) is admitted like any other, and has no rows
+// until the prompt's pages are filled; if it is retracted, this engine computes it. A held sequence has no
+// rows, counts as neither running nor waiting, and keeps its pages until it is removed. A sequence that waits
+// for its grammar's mask (awaits_mask) keeps its place and its pages without rows. If its masks are slow, it
+// yields both to a sequence that needs them; while it waits for its mask it is neither admitted nor blocks
+// the queue behind it.
+//
+// Single-threaded.
+class Scheduler {
+ public:
+  Scheduler(const SchedulerLimits& limits, int64_t num_pages, int page_size);
+  ~Scheduler();
+
+  void enqueue(std::unique_ptr<Sequence> sequence);
+  // Plans the next step, oldest sequence first; empty only if nothing waits or runs, or is_waiting(). Valid
+  // until the next call.
+  const std::vector<ScheduledRows>& plan_step();
+  // plan_step() in pieces, for a caller with its own queue: begin_step() adds rows of decoding sequences and
+  // admits sequences waiting here; can_admit() and admit() add sequences from the caller's queue (admit takes
+  // ownership); finish_step() adds rows of prompts.
+  void begin_step();
+  bool can_admit(const Sequence& sequence) const;
+  void admit(std::unique_ptr<Sequence>& sequence);
+  // Makes room for another admission by retracting the most recently admitted sequence that yields. False if
+  // no sequence yields or this step admits nothing.
+  bool yield_place() { return admits_ && retract_yielding(); }
+  void finish_step();
+  // Number of published pages that it would start with.
+  int64_t num_reusable_pages(const Sequence& sequence) const;
+  const std::vector<ScheduledRows>& step() const { return step_; }
+  // Marks the step's rows as cached. Call after the forward pass and before tokens are appended.
+  void commit_step();
+  // Call before commit_step(): no token is chosen from the sequence's last row in this step; a later step
+  // recomputes the row.
+  void drop_last_row(const Sequence& sequence);
+  // Whether a sequence has no rows until an event: its last token becomes known, its pages are filled, its
+  // mask is ready or, for a held one, it is removed.
+  bool is_waiting() const;
+  // Returns false and does nothing if the sequence is not running.
+  bool hold(const Sequence& sequence);
+  // Removes a sequence from wherever it is and releases its pages; pages of a failed sequence are not kept
+  // for reuse. Null if it is not found.
+  std::unique_ptr<Sequence> remove(std::string_view id, bool failed = false);
+  // Frees all cached pages.
+  void flush() { pages_.flush(); }
+  // Null if it is not found.
+  Sequence* find(std::string_view id) const;
+  // The oldest running sequence, otherwise the first waiting, otherwise the first held one, otherwise null.
+  Sequence* first() const;
+  // Appends all sequences, running ones first.
+  void list(std::vector<Sequence*>& sequences) const;
+
+  int64_t num_running() const { return static_cast<int64_t>(running_.size()); }
+  int64_t num_waiting() const { return static_cast<int64_t>(waiting_.size()); }
+  int64_t num_held() const { return static_cast<int64_t>(held_.size()); }
+  int64_t num_retracted() const { return num_retracted_; }
+  double new_token_ratio() const { return new_token_ratio_.value(); }
+  const PagePool& pages() const { return pages_; }
+  // Page references that belong to no sequence, plus pages in no state. Not 0 means a bug.
+  int64_t num_leaked_pages() const;
+
+ private:
+  bool has_room(const Sequence& sequence) const;
+  int64_t expected_growth(const Sequence& sequence, int64_t num_pages) const;
+  bool grow_or_retract(Sequence& sequence, int64_t num_tokens);
+  void retract_last();
+  bool retract_yielding();
+  void retract(size_t index);
+  std::vector<Sequence*> prompts() const;
+  bool is_being_computed(size_t index) const;
+  int64_t add_rows(Sequence& sequence, int64_t most, int64_t num_behind);
+  std::span<const int32_t> reusable_tokens(const Sequence& sequence) const;
+  void take_prefix(Sequence& sequence);
+  void make_known(Sequence& sequence);
+  void give_back_pages(Sequence& sequence);
+
+  SchedulerLimits limits_;
+  PagePool pages_;
+  NewTokenRatio new_token_ratio_;
+  std::deque<std::unique_ptr<Sequence>> waiting_;
+  std::vector<std::unique_ptr<Sequence>> running_;  // in order of admission
+  std::vector<std::unique_ptr<Sequence>> held_;
+  std::vector<ScheduledRows> step_;
+  int64_t logit_rows_left_ = 0;  // logit rows that the step can still have; limits_.max_running_requests in
+                                 // all
+  bool admits_ = false;          // nothing was retracted in this step
+  int64_t num_retracted_ = 0;
+};
+
+}  // namespace fp4moe

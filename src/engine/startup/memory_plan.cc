@@ -1,0 +1,229 @@
+#include "engine/startup/memory_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <string_view>
+
+#include "base/check.h"
+#include "base/cpu_info.h"
+#include "comm/job.h"
+#include "device/device_memory.h"
+#include "engine/ranks/rank_config.h"
+#include "kernels/cuda/tile_layout.h"
+#include "model/kv_cache.h"
+
+namespace fp4moe {
+namespace {
+
+std::string decimal(double x) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f", x);
+  return text;
+}
+
+bool is_gpu(const MemoryProblem& problem) { return problem.device == DeviceKind::kCuda; }
+
+// Suggests the next hundredth of --mem-fraction-static that makes num_bytes fit, or the memory required.
+std::string fraction_advice(int64_t num_bytes, const MemoryProblem& problem) {
+  constexpr double kLargestSensible = 0.95;  // activations, the process and other programs need the rest
+  const double needed =
+      std::ceil(100.0 * static_cast<double>(num_bytes) / static_cast<double>(problem.available_bytes)) / 100;
+  if (needed <= kLargestSensible) return "--mem-fraction-static " + decimal(needed) + " would do";
+  const std::string size = size_string(static_cast<int64_t>(num_bytes / kLargestSensible));
+  return is_gpu(problem) ? "this needs a GPU with about " + size + " free"
+                         : "this needs a machine with about " + size + " available";
+}
+
+std::string budget_string(const MemoryPlan& plan, const MemoryProblem& problem, const EngineConfig& flags) {
+  return size_string(plan.budget_bytes) + " (--mem-fraction-static " + decimal(flags.mem_fraction_static) +
+         " of " + size_string(plan.available_bytes) + (is_gpu(problem) ? " free on the GPU)" : " available)");
+}
+
+int64_t fixed_bytes(const MemoryProblem& problem) {
+  return problem.weight_bytes + problem.comm_bytes + problem.work_bytes;
+}
+
+// Checks that the weights and everything else outside the KV pool fit in the budget.
+Status check_fixed(const MemoryProblem& problem, const EngineConfig& flags, const MemoryPlan& plan) {
+  const int64_t fixed = fixed_bytes(problem), rest = plan.budget_bytes - (fixed - problem.work_bytes);
+  if (fixed <= plan.budget_bytes) return {};
+  std::string what = "the weights take " + size_string(problem.weight_bytes);
+  if (problem.comm_bytes > 0) what += " and the ranks' heaps " + size_string(problem.comm_bytes);
+  if (problem.work_bytes > 0)
+    what += " and the activations of " + std::to_string(flags.max_prefill_tokens) + " prompt tokens a step " +
+            size_string(problem.work_bytes);
+  what += ", " + size_string(fixed - plan.budget_bytes) + " more than " +
+          budget_string(plan, problem, flags) + "; ";
+  const int64_t per_token = std::max<int64_t>(problem.work_bytes_per_token, 1);
+  const int64_t tokens = flags.max_prefill_tokens - (problem.work_bytes - rest + per_token - 1) / per_token;
+  if (problem.work_bytes_per_token > 0 && rest > 0 && tokens > 0)
+    return does_not_fit(what + "--max-prefill-tokens " + std::to_string(tokens) + " would do");
+  return does_not_fit(what + fraction_advice(fixed, problem));
+}
+
+// Pages of the pool: the most that fit, or as --max-total-tokens demands.
+Result<int64_t> plan_pages(const MemoryProblem& problem, const EngineConfig& flags, const MemoryPlan& plan,
+                           int64_t wanted_context) {
+  const int64_t page_size = flags.page_size;
+  const int64_t fixed = fixed_bytes(problem);
+  const int64_t rest = plan.budget_bytes - fixed;
+  const int64_t most =
+      std::min<int64_t>(rest / problem.kv_bytes_per_page, std::numeric_limits<int32_t>::max());
+  const std::string left =
+      size_string(rest) + " that the weights leave of " + budget_string(plan, problem, flags);
+  if (most < 1)
+    return does_not_fit("one KV page of " + size_string(problem.kv_bytes_per_page) + " exceeds the " + left +
+                        "; " + fraction_advice(fixed + problem.kv_bytes_per_page, problem));
+  const auto pages_for = [&](int64_t num_tokens) {
+    return num_tokens / page_size + (num_tokens % page_size != 0);
+  };
+  if (flags.max_total_tokens == 0) {
+    const int64_t per_request = pages_for(wanted_context);
+    return most / flags.max_running_requests < per_request ? most : per_request * flags.max_running_requests;
+  }
+  const int64_t wanted = pages_for(flags.max_total_tokens);
+  if (wanted > most)
+    return does_not_fit("--max-total-tokens " + std::to_string(flags.max_total_tokens) + " needs " +
+                        std::to_string(wanted) + " KV pages of " + size_string(problem.kv_bytes_per_page) +
+                        ", more than the " + left + "; --max-total-tokens " +
+                        std::to_string(most * page_size) + " would do");
+  return wanted;
+}
+
+}  // namespace
+
+std::string size_string(int64_t num_bytes) {
+  constexpr double kMiB = 1024.0 * 1024.0;
+  const double mib = static_cast<double>(num_bytes) / kMiB;
+  return mib < 1024 ? decimal(mib) + " MiB" : decimal(mib / 1024) + " GiB";
+}
+
+int64_t head_bytes(const TensorEntry& embedding, DenseQuant quant) {
+  const TensorView& view = embedding.view;
+  if (quant == DenseQuant::kNone || view.dtype != DType::kBF16 || view.shape.size() != 2)
+    return view.num_bytes();
+  return linear_weight_bytes(view.shape[0], view.shape[1], LinearLayout::kPanel16Q8);
+}
+
+int64_t held_bytes(const TensorEntry& tensor, DenseQuant quant) {
+  const auto has = [&tensor](std::string_view part) { return tensor.name.find(part) != std::string::npos; };
+  // MLA's up-projections multiply f32 rows per head, so they stay bf16.
+  const bool is_dense = !has(".experts.") && (has("lm_head") || (has("_proj") && !has("kv_b_proj")));
+  return is_dense ? head_bytes(tensor, quant) : tensor.view.num_bytes();
+}
+
+int64_t rank_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan) {
+  const RankLayout& layout = plan.moe.problem().layout;
+  const int64_t head_parts =
+      layout.dp > 1 && !plan.flags.enable_dp_lm_head ? layout.tp : layout.attention_tp();
+  const int64_t shared_parts = plan.moe.shared_expert_is_sharded() ? layout.tp : 1;
+  int64_t sum = 0;
+  for (const TensorEntry& tensor : checkpoint.tensors()) {
+    const std::string_view name = tensor.name;
+    const auto has = [&name](std::string_view part) { return name.find(part) != name.npos; };
+    const int64_t num_bytes = held_bytes(tensor, plan.dense_quant);
+    if (has(".experts.")) {
+      sum += num_bytes / layout.tp;
+    } else if (has("shared_expert")) {
+      sum += num_bytes / shared_parts;
+    } else if (has("lm_head")) {
+      sum += num_bytes / head_parts;
+    } else if (has("embed_tokens")) {
+      sum += num_bytes + (config.tie_word_embeddings ? head_bytes(tensor, plan.dense_quant) / head_parts : 0);
+    } else if (plan.moe.a2a_settings().deterministic && has(".mlp.")) {  // stored whole, applied to some of
+                                                                         // the rows
+      sum += num_bytes;
+    } else if (has("_proj") && !has("_a_proj")) {  // MLA's down-projections are replicated
+      sum += num_bytes / layout.attention_tp();
+    } else {
+      sum += num_bytes;
+    }
+  }
+  return sum;
+}
+
+int64_t device_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan) {
+  int64_t dense = 0;
+  for (const TensorEntry& tensor : checkpoint.tensors())
+    if (tensor.name.find(".experts.") == std::string::npos) dense += tensor.view.num_bytes();
+  const MoeProblem& moe = plan.moe.problem();
+  const int64_t h = config.hidden_size, i = config.intermediate_size;
+  const auto with_experts = [](const ModelConfig& c) {
+    return c.layer_has_experts.empty() ? c.num_layers : std::ranges::count(c.layer_has_experts, true);
+  };
+  const int64_t expert = tiled_bytes(moe.format, 2 * i, h) + tiled_bytes(moe.format, h, i) +
+                         (2 * i + h) * int64_t{sizeof(float)};
+  return dense + with_experts(config) * config.num_experts * expert;
+}
+
+namespace {
+
+// Upper bound of what a forward pass takes on the GPU.
+void add_work(const ModelConfig& c, const EngineConfig& flags, MemoryProblem& problem) {
+  constexpr int64_t kFixed = int64_t{512} << 20;  // context, libraries' workspaces, graphs, upload slots
+  const bool latent = c.mla.kv_lora_rank > 0;
+  const int64_t query = c.num_heads * (latent ? c.mla.kv_lora_rank + c.mla.qk_rope_head_dim : c.head_dim);
+  const int64_t attention = 4 * 3 * query;  // f32: projections, absorbed queries, outputs
+  const int64_t experts = c.top_k * (4 * c.intermediate_size + 4 * c.hidden_size) + 8 * c.num_experts;
+  const int64_t mlp = 12 * std::max(c.dense_intermediate_size, c.shared_intermediate_size);
+  problem.work_bytes_per_token =
+      22 * c.hidden_size + 2 * query + std::max({attention, experts + mlp, int64_t{4} * mlp / 3});
+  const int64_t tokens = flags.max_prefill_tokens + flags.max_running_requests;
+  problem.work_bytes = kFixed + tokens * problem.work_bytes_per_token +
+                       flags.max_running_requests * c.vocab_size * int64_t{2 * sizeof(float)};
+}
+
+}  // namespace
+
+Result<MemoryProblem> memory_problem(const Checkpoint& checkpoint, const ModelConfig& config,
+                                     const ModelPlan& plan, const EngineConfig& flags) {
+  if (plan.device() == DeviceKind::kCuda) {
+    MemoryProblem problem{
+        .device = plan.device(),
+        .weight_bytes = device_weight_bytes(checkpoint, config, plan),
+        .kv_bytes_per_page = KvCache::bytes_per_page(config, plan.act_dtype, flags.page_size),
+        .max_position_embeddings = config.max_position_embeddings,
+    };
+    FP4MOE_ASSIGN_OR_RETURN(const DeviceMemoryInfo memory, device_memory_info());
+    problem.available_bytes = memory.free_bytes;
+    add_work(config, flags, problem);
+    return problem;
+  }
+  const bool is_mpi = plan.moe.fabric().name == std::string_view("mpi");
+  const int64_t num_ranks = local_ranks(plan);
+  return MemoryProblem{
+      .available_bytes = available_memory_bytes() / (is_mpi ? launcher_info().local_processes : 1),
+      .weight_bytes = num_ranks * rank_weight_bytes(checkpoint, config, plan),
+      .kv_bytes_per_page = num_ranks * KvCache::bytes_per_page(config, plan.act_dtype, flags.page_size,
+                                                               plan.moe.problem().layout),
+      .max_position_embeddings = config.max_position_embeddings,
+  };
+}
+
+Result<MemoryPlan> plan_memory(const MemoryProblem& problem, const EngineConfig& flags) {
+  if (flags.context_length > problem.max_position_embeddings)
+    return does_not_fit("--context-length " + std::to_string(flags.context_length) +
+                        "; the model supports at most " + std::to_string(problem.max_position_embeddings) +
+                        " tokens (max_position_embeddings)");
+  MemoryPlan plan;
+  plan.available_bytes = problem.available_bytes;
+  plan.budget_bytes =
+      static_cast<int64_t>(flags.mem_fraction_static * static_cast<double>(problem.available_bytes));
+  FP4MOE_RETURN_IF_ERROR(check_fixed(problem, flags, plan));
+  const int64_t wanted_context =
+      flags.context_length > 0 ? flags.context_length : problem.max_position_embeddings;
+  FP4MOE_ASSIGN_OR_RETURN(plan.num_kv_pages, plan_pages(problem, flags, plan, wanted_context));
+  const int64_t pool_tokens = plan.num_kv_pages * flags.page_size;
+  plan.context_length = std::min(wanted_context, pool_tokens);
+  if (plan.context_length == wanted_context) return plan;
+  const std::string holds = "the KV pool holds " + std::to_string(pool_tokens) + " tokens";
+  if (flags.context_length > 0)
+    return does_not_fit("--context-length " + std::to_string(flags.context_length) + ": " + holds +
+                        "; --context-length " + std::to_string(pool_tokens) + " would do");
+  plan.note = "context shortened from the model's " + std::to_string(wanted_context) + " tokens: " + holds;
+  return plan;
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,130 @@
+#include "engine/startup/startup_lines.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <sstream>
+
+#include "base/cpu_info.h"
+#include "device/cuda_probe.h"
+
+namespace fp4moe {
+namespace {
+
+std::string model_line(const StartupFacts& facts) {
+  const ModelConfig& m = facts.model;
+  std::ostringstream line;
+  line << "model      " << facts.info.name << ": " << m.architecture << ", " << m.num_layers
+       << " layers, hidden size " << m.hidden_size << ", vocabulary " << m.vocab_size;
+  return line.str();
+}
+
+std::string experts_line(const StartupFacts& facts) {
+  const ModelConfig& m = facts.model;
+  std::ostringstream line;
+  line << "experts    " << m.num_experts << " a layer, top " << m.top_k << ", intermediate size "
+       << m.intermediate_size << ", " << facts.info.quantization << " in groups of " << m.quant.group_size
+       << " (" << m.quant.declared_by << ")";
+  return line.str();
+}
+
+std::string numerics_line(const ModelPlan& plan) {
+  const std::string activations = plan.act_dtype == DType::kF32 ? "float32" : "bfloat16";
+  const bool q8 = plan.dense_quant == DenseQuant::kQ8;
+  return "numerics   activations " + activations + ", dense layers " +
+         (q8 ? "q8: 8 bits and a bfloat16 scale per block of 32 (--dense-quant none: the checkpoint's)"
+             : "bfloat16");
+}
+
+std::string context_line(const StartupFacts& facts) {
+  const EngineConfig& flags = facts.flags;
+  std::ostringstream line;
+  line << "context    " << facts.info.context_length << " tokens; " << flags.max_running_requests
+       << " requests at once, prefill " << flags.chunked_prefill_size << " tokens a request and "
+       << flags.max_prefill_tokens << " a step";
+  return line.str();
+}
+
+std::string loaded_line(const StartupFacts& facts) {
+  char text[96];
+  const double gigabytes = static_cast<double>(facts.info.weight_bytes) * 1e-9;
+  std::snprintf(text, sizeof text, "loaded     in %.2f s, %.2f GB/s", facts.load_seconds,
+                gigabytes / std::max(facts.load_seconds, 1e-9));
+  return text;
+}
+
+std::string shard_text(const char* what, const Shard& shard) {
+  if (shard.count == 0) return std::string("no ") + what;
+  return std::string(what) + " " + std::to_string(shard.first) + " to " +
+         std::to_string(shard.first + shard.count - 1);
+}
+
+// "           rank 2: group 1, query heads 0 to 7, experts 32 to 47".
+std::string rank_line(const StartupFacts& facts, int rank) {
+  RankLayout layout = facts.plan.moe.problem().layout;
+  layout.rank = rank;
+  MoeProblem problem = facts.plan.moe.problem();
+  problem.layout = layout;
+  const HeadShard heads = head_shard(facts.model.num_heads, facts.model.num_kv_heads, layout.attention_tp(),
+                                     layout.attention_rank());
+  return "           rank " + std::to_string(rank) + ": group " + std::to_string(layout.dp_rank()) + ", " +
+         shard_text("query heads", heads.query) + ", " +
+         (layout.ep > 1 ? shard_text("experts", problem.local_experts())
+                        : shard_text("rows", problem.local_intermediate()) + " of every expert");
+}
+
+// Adds nothing for one rank.
+void add_rank_lines(const StartupFacts& facts, std::vector<std::string>& lines) {
+  const Job* job = facts.ranks.job();
+  if (job == nullptr) return;
+  const RankLayout& layout = facts.plan.moe.problem().layout;
+  std::ostringstream line;
+  line << "ranks      " << layout.tp << " in " << job->num_processes() << " process"
+       << (job->num_processes() == 1 ? "" : "es") << ", fabric " << job->fabric().name << "; " << layout.dp
+       << " data-parallel group" << (layout.dp == 1 ? "" : "s") << " of " << layout.attention_tp() << ", ep "
+       << layout.ep << "; " << facts.ranks.pool().num_threads() << " thread(s) each";
+  lines.push_back(line.str());
+  constexpr int kMostShown = 8;
+  for (int rank = 0; rank < layout.tp; ++rank)
+    if (layout.tp <= kMostShown || rank == 0 || rank == layout.tp - 1)
+      lines.push_back(rank_line(facts, rank));
+  const int local = job->num_local_ranks();
+  const CommMemory& comm = facts.comm;
+  lines.push_back("           memory of a rank: weights " + size_string(facts.info.weight_bytes / local) +
+                  ", KV " + size_string(facts.info.kv_bytes / local) + ", communication heap " +
+                  size_string(comm.heap_bytes) + " (collectives " + size_string(comm.communicator_bytes) +
+                  ", a2a " + size_string(comm.a2a_bytes) + ", steps " + size_string(comm.step_bytes) + ")");
+}
+
+}  // namespace
+
+std::vector<std::string> startup_lines(const StartupFacts& facts) {
+  const ModelInfo& info = facts.info;
+  const bool is_gpu = facts.plan.device() == DeviceKind::kCuda;
+  std::vector<std::string> lines = {
+      "fp4moe " FP4MOE_VERSION " on " + cpu_model_name() + ", " + isa_name(facts.plan.isa) + ", " +
+          std::to_string(facts.ranks.pool().num_threads()) + " threads" +
+          (is_gpu ? "; " + describe_cuda() : ""),
+      model_line(facts),
+      experts_line(facts),
+      numerics_line(facts.plan),
+  };
+  lines.push_back("MoE        " + summary(facts.plan.moe));
+  add_rank_lines(facts, lines);
+  if (facts.model.num_mtp_layers > 0)
+    lines.push_back("MTP        " + std::to_string(facts.model.num_mtp_layers) +
+                    " layer(s) of multi-token prediction in the checkpoint, skipped");
+  if (!facts.model.quant.kv_cache_note.empty())
+    lines.push_back("KV cache   " + facts.model.quant.kv_cache_note);
+  lines.push_back("memory     " + size_string(facts.memory.available_bytes) +
+                  (is_gpu ? " free on the GPU, " : " available, ") + size_string(facts.memory.budget_bytes) +
+                  (is_gpu ? " for weights, KV pool and activations" : " for weights and KV pool"));
+  lines.push_back("           weights " + size_string(info.weight_bytes) + ", KV pool " +
+                  size_string(info.kv_bytes) + " = " + std::to_string(info.max_total_tokens) +
+                  " tokens in pages of " + std::to_string(facts.flags.page_size));
+  lines.push_back(context_line(facts));
+  if (!facts.memory.note.empty()) lines.push_back("           " + facts.memory.note);
+  lines.push_back(loaded_line(facts));
+  return lines;
+}
+
+}  // namespace fp4moe

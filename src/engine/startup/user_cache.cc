@@ -1,0 +1,14 @@
+#include "engine/startup/user_cache.h"
+
+#include <cstdlib>
+
+namespace fp4moe {
+
+std::string user_cache_folder() {
+  const char* cache = std::getenv("XDG_CACHE_HOME");
+  const char* home = std::getenv("HOME");
+  if (cache != nullptr && *cache != 0) return std::string(cache) + "/fp4moe";
+  return home == nullptr || *home == 0 ? "" : std::string(home) + "/.cache/fp4moe";
+}
+
+}  // namespace fp4moe

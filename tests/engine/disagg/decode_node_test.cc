@@ -1,0 +1,221 @@
+// A decode node's side: which prefill nodes it connects to, and that a hostile one cannot exhaust it.
+#include "engine/disagg/decode_node.h"
+
+#include <gtest/gtest.h>
+#include <pthread.h>
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+
+#include "base/log.h"
+#include "engine/test_peer.h"
+#include "support/eventually.h"
+
+namespace fp4moe {
+namespace {
+
+const KvHello kHello{0, {{"model", "m"}}};
+
+class DecodeNodeTest : public testing::Test {
+ protected:
+  void start(NodeLinkOptions link = {}) {
+    DecodeNodeOptions options{.hello = kHello, .max_page_bytes = 4096, .link = std::move(link)};
+    node_ = std::make_unique<DecodeNode>(std::move(options), [this](KvNews news) {
+      std::lock_guard lock(mutex_);
+      news_.push_back(std::move(news));
+      changed_.notify_all();
+    });
+  }
+  void SetUp() override {
+    set_log_sink([this](LogLevel, const std::string& line) {
+      std::lock_guard lock(mutex_);
+      lines_.push_back(line);
+    });
+  }
+  void TearDown() override {
+    node_.reset();
+    set_log_sink({});
+  }
+  static Request request_to(const std::string& prefill_node) {
+    Request request{.id = "r", .input_ids = {1, 2, 3}, .prefill_node = prefill_node};
+    request.sampling.seed = 1;
+    return request;
+  }
+  Result<uint64_t> ask(const std::string& prefill_node) { return node_->ask(request_to(prefill_node)); }
+  KvNews next_news() {
+    std::unique_lock lock(mutex_);
+    EXPECT_TRUE(changed_.wait_for(lock, std::chrono::seconds(20), [&] { return !news_.empty(); }));
+    if (news_.empty()) return {};
+    KvNews news = std::move(news_.front());
+    news_.pop_front();
+    return news;
+  }
+  std::vector<std::string> lines() {
+    std::lock_guard lock(mutex_);
+    return lines_;
+  }
+  static Status send(KvSocket& socket, KvFrameType type, uint64_t epoch, uint64_t room,
+                     std::string_view payload) {
+    return socket.send(kv_frame(type, epoch, room, payload));
+  }
+
+  std::unique_ptr<DecodeNode> node_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<KvNews> news_;
+  std::vector<std::string> lines_;
+};
+
+// Hosts are neither resolved nor contacted: the port named sees no connection.
+TEST_F(DecodeNodeTest, HostsThatAreNotAllowedAreNotContacted) {
+  TestPort port;
+  start({.allowed_hosts = *AllowedHosts::parse({"prefill-1", "127.0.0.1:1"})});
+  for (const std::string& place : {port.address(), std::string("10.0.0.1:8998"), std::string("[::1]:80")}) {
+    for (const Status& status : {node_->check(place), ask(place).status()}) {
+      EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+      EXPECT_NE(status.message().find("--disaggregation-allowed-hosts"), std::string::npos);
+    }
+  }
+  EXPECT_EQ(node_->num_peers(), 0);
+  port.listener().wake();
+  EXPECT_EQ(port.listener().accept().event, KvListener::Event::kWoken) << "it was connected to";
+}
+
+// A host string of 20 MB or with control characters only causes a short error.
+TEST_F(DecodeNodeTest, HostileHostStringsAreRefusedAndForgotten) {
+  start();
+  for (int i = 0; i < 20; ++i)
+    for (const std::string& place : {std::string(20 << 20, 'a' + static_cast<char>(i)) + ":8998",
+                                     "a\n\x1b[31m" + std::to_string(i) + ":80"}) {
+      const Status status = ask(place).status();
+      EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+      EXPECT_LT(status.message().size(), 300u);
+      EXPECT_EQ(status.message().find_first_of("\n\x1b"), std::string::npos);
+    }
+  EXPECT_EQ(node_->num_peers(), 0);
+  EXPECT_TRUE(lines().empty());
+}
+
+// Failed nodes replace each other in the table; their log lines are rate-limited.
+TEST_F(DecodeNodeTest, FailedNodesAreForgottenAndLoggedAtABoundedRate) {
+  start({.max_connections = 4});
+  const auto begin = KvSocket::Clock::now();
+  for (int i = 0; i < 60; ++i) {
+    const int port = TestPort().port();  // nothing listens there any more
+    const auto room = ask("127.0.0.1:" + std::to_string(port));
+    ASSERT_TRUE(room.ok()) << room.status().to_string();
+    const KvNews news = next_news();
+    EXPECT_EQ(news.room, *room);
+    EXPECT_EQ(news.status.code(), StatusCode::kUnavailable) << news.status.to_string();
+    node_->release(*room);
+    EXPECT_LE(node_->num_peers(), 4);
+  }
+  const auto seconds = std::chrono::duration<double>(KvSocket::Clock::now() - begin).count();
+  EXPECT_LE(static_cast<double>(lines().size()), 22 + 2 * seconds / 5)
+      << "20 at once, one in 5 s, and their count";
+}
+
+// If all remembered nodes have requests, another one is refused until a place is free.
+TEST_F(DecodeNodeTest, ABusyNodeKeepsItsPlace) {
+  start({.max_connections = 1});
+  TestPort one, two;
+  const auto first = ask(one.address());
+  ASSERT_TRUE(first.ok());
+  const auto socket = one.accept();
+  ASSERT_TRUE(
+      greet_decode_node(*socket, {7, kHello.facts}, {}, in_seconds(20), [] { return Status(); }).ok());
+  const Status refused = ask(two.address()).status();
+  EXPECT_EQ(refused.code(), StatusCode::kUnavailable);
+  EXPECT_NE(refused.message().find("--disaggregation-max-connections"), std::string::npos);
+  ASSERT_TRUE(socket->receive({.stage = KvStage::kToPrefill, .epoch = 7}, in_seconds(20)).ok());
+  node_->release(*first);
+  EXPECT_TRUE(eventually([&] { return ask(two.address()).ok(); }));
+}
+
+// A prefill node that sends deep JSON, drips bytes or sends frames out of order: its requests fail with its
+// name.
+TEST_F(DecodeNodeTest, AHostilePrefillNodeFailsItsOwnRequests) {
+  start({.timeout_seconds = 0.5});
+  const std::string deep = std::string(200'000, '[') + std::string(200'000, ']');
+  const std::vector<std::function<void(KvSocket&)>> attacks = {
+      [&](KvSocket& s) { static_cast<void>(send(s, KvFrameType::kHello, 0, 0, deep)); },
+      [&](KvSocket& s) { static_cast<void>(send(s, KvFrameType::kFailed, 0, 0, deep.substr(0, 8000))); },
+      [&](KvSocket& s) {
+        const std::string text =
+            "{\"code\": 7, \"message\": \"a\\nb\\u001b[31m" + std::string(9000, 'x') + "\"}";
+        static_cast<void>(send(s, KvFrameType::kFailed, 0, 0, text));
+      },
+      [&](KvSocket& s) {
+        static_cast<void>(
+            send(s, KvFrameType::kChallenge, 0, 0, encode_challenge({.nonce = random_nonce()})));
+        static_cast<void>(send(s, KvFrameType::kHello, 0, 0, std::string(32, '\0') + deep.substr(0, 8000)));
+      },
+      [&](KvSocket&) { std::this_thread::sleep_for(std::chrono::seconds(1)); },
+  };
+  for (const auto& attack : attacks) {
+    TestPort port;
+    const auto room = ask(port.address());
+    ASSERT_TRUE(room.ok());
+    const auto socket = port.accept();
+    attack(*socket);
+    const KvNews news = next_news();
+    EXPECT_EQ(news.room, *room);
+    EXPECT_EQ(news.status.code(), StatusCode::kUnavailable);
+    EXPECT_NE(news.status.message().find(port.address()), std::string::npos);
+    EXPECT_LT(news.status.message().size(), 1300u);
+    EXPECT_EQ(news.status.message().find_first_of("\n\x1b"), std::string::npos) << news.status.message();
+  }
+  for (const std::string& line : lines()) EXPECT_EQ(line.find_first_of("\n\x1b"), std::string::npos) << line;
+}
+
+TEST_F(DecodeNodeTest, DeepFirstTokensEndTheConnection) {
+  start();
+  TestPort port;
+  const auto room = ask(port.address());
+  ASSERT_TRUE(room.ok());
+  const auto socket = port.accept();
+  ASSERT_TRUE(
+      greet_decode_node(*socket, {7, kHello.facts}, {}, in_seconds(20), [] { return Status(); }).ok());
+  const std::string deep = std::string(1 << 20, '[') + std::string(1 << 20, ']');
+  ASSERT_TRUE(send(*socket, KvFrameType::kFirstToken, 7, *room, "{\"token\": " + deep + "}").ok());
+  const KvNews news = next_news();
+  EXPECT_EQ(news.kind, KvNews::Kind::kFailed);
+  EXPECT_NE(news.status.message().find("malformed first token"), std::string::npos) << news.status.message();
+}
+
+// Both nodes prove the secret, or the request fails.
+TEST_F(DecodeNodeTest, APrefillNodeWithoutTheSecretIsRefused) {
+  start({.secret = secret_of("correct horse battery staple")});
+  for (const auto& theirs : {secret_of("another secret, as long"), std::make_shared<const NodeSecret>()}) {
+    TestPort port;
+    ASSERT_TRUE(ask(port.address()).ok());
+    const auto socket = port.accept();
+    EXPECT_FALSE(
+        greet_decode_node(*socket, {7, kHello.facts}, *theirs, in_seconds(20), [] { return Status(); }).ok());
+    const KvNews news = next_news();
+    EXPECT_NE(news.status.message().find("--disaggregation-secret-file"), std::string::npos)
+        << news.status.message();
+  }
+}
+
+// If no thread can be created for a connection, the request fails and the caller (the engine's thread)
+// continues.
+TEST_F(DecodeNodeTest, ARequestWithoutAThreadFails) {
+  start();
+  TestPort port;
+  pthread_attr_t before, huge;
+  ASSERT_EQ(pthread_getattr_default_np(&before), 0);
+  pthread_attr_init(&huge);
+  ASSERT_EQ(pthread_attr_setstacksize(&huge, size_t{1} << 46), 0);
+  ASSERT_EQ(pthread_setattr_default_np(&huge), 0);  // no new thread can have such a stack
+  const Status status = ask(port.address()).status();
+  ASSERT_EQ(pthread_setattr_default_np(&before), 0);
+  pthread_attr_destroy(&huge);
+  EXPECT_EQ(status.code(), StatusCode::kUnavailable) << status.to_string();
+  EXPECT_NE(status.message().find("no thread"), std::string::npos) << status.message();
+  EXPECT_TRUE(ask(port.address()).ok());
+}
+
+}  // namespace
+}  // namespace fp4moe

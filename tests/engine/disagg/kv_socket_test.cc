@@ -1,0 +1,154 @@
+// Connections: frames arrive complete or not at all, within their deadline and the memory budget.
+#include "engine/disagg/kv_socket.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <future>
+
+#include "engine/test_peer.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr uint64_t kEpoch = 0x1234567890abcdefu;
+const KvLegal kLegal{.stage = KvStage::kToPrefill, .epoch = kEpoch};
+
+double seconds_since(KvSocket::Clock::time_point start) {
+  return std::chrono::duration<double>(KvSocket::Clock::now() - start).count();
+}
+
+std::vector<uint8_t> prefill_frame(size_t num_bytes) {
+  return kv_frame(KvFrameType::kPrefill, kEpoch, 3, std::string_view(std::string(num_bytes, 'a')));
+}
+
+TEST(KvSocket, FramesArriveWholeOrNotAtAll) {
+  TestPort port;
+  auto client = connect_to(port.port());
+  ASSERT_TRUE(client.ok()) << client.status().to_string();
+  const auto server = port.accept();
+  for (const size_t size : {3u, 1u << 20, (1u << 20) + 1, 9u << 20}) {
+    const std::vector<uint8_t> frame = prefill_frame(size);
+    auto sent = std::async(std::launch::async, [&] { return (*client)->send(frame); });
+    const auto got = server->receive(kLegal);
+    ASSERT_TRUE(got.ok()) << got.status().to_string();
+    EXPECT_TRUE(sent.get().ok());
+    EXPECT_EQ(got->header.room, 3u);
+    EXPECT_EQ(got->payload, std::vector<uint8_t>(size, 'a'));
+  }
+  const std::vector<uint8_t> frame = prefill_frame(3);
+  ASSERT_TRUE((*client)->send(std::span(frame).first(frame.size() - 1)).ok());
+  (*client)->shut_down();
+  EXPECT_EQ(server->receive(kLegal).status().code(), StatusCode::kUnavailable);
+}
+
+TEST(KvSocket, AnUnreachableHostIsUnavailable) {
+  TestPort port;
+  const int free_port = [] { return TestPort().port(); }();
+  EXPECT_EQ(connect_to(free_port).status().code(), StatusCode::kUnavailable);
+  EXPECT_EQ(KvSocket::connect({"no.such.host.invalid", 1}, false, {}).status().code(),
+            StatusCode::kInvalidArgument);
+  const Status remote = KvSocket::connect({"192.0.2.1", 1}, /*only_loopback=*/true, {}).status();
+  EXPECT_EQ(remote.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(remote.message().find("--disaggregation-secret-file"), std::string::npos) << remote.message();
+  auto silent = connect_to(port.port());
+  ASSERT_TRUE(silent.ok());
+  EXPECT_EQ((*silent)->receive(kLegal, in_seconds(0.05)).status().code(), StatusCode::kUnavailable);
+}
+
+// One byte every few milliseconds, so that neither header nor payload is ever complete.
+TEST(KvSocket, DrippedFramesAreCutOff) {
+  for (const size_t whole : {0u, 20u, 41u, 60u}) {
+    TestPort port;
+    const Stranger stranger(port.port());
+    const auto server = port.accept({.timeout_seconds = 0.3});
+    const std::vector<uint8_t> frame = prefill_frame(1 << 20);
+    const std::string_view bytes(reinterpret_cast<const char*>(frame.data()), frame.size());
+    ASSERT_TRUE(whole == 0 || stranger.send(bytes.substr(0, whole)));
+    std::atomic<bool> ends = false;
+    std::thread drips([&] {
+      for (size_t i = whole; !ends; ++i) {
+        stranger.send(bytes.substr(i, 1));
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+    });
+    const auto start = KvSocket::Clock::now();
+    const Status status = server->receive(kLegal).status();
+    EXPECT_EQ(status.code(), StatusCode::kUnavailable) << status.to_string();
+    EXPECT_NE(status.message().find("too slowly"), std::string::npos) << status.message();
+    EXPECT_GE(seconds_since(start), 0.29);
+    ends = true;
+    drips.join();
+  }
+}
+
+// The deadline advances with the bytes: a frame that is fast enough may take longer than the timeout.
+TEST(KvSocket, ASlowButSteadyFrameIsReceived) {
+  TestPort port;
+  const Stranger stranger(port.port());
+  const auto server = port.accept({.timeout_seconds = 0.5});
+  const std::vector<uint8_t> frame = prefill_frame(2 << 20);  // 8 s at the minimum rate
+  std::thread slow([&] {
+    const std::string_view bytes(reinterpret_cast<const char*>(frame.data()), frame.size());
+    for (size_t done = 0; done < bytes.size(); done += 128 << 10) {
+      stranger.send(bytes.substr(done, 128 << 10));
+      std::this_thread::sleep_for(std::chrono::milliseconds(60));
+    }
+  });
+  const auto start = KvSocket::Clock::now();
+  const auto got = server->receive(kLegal);
+  EXPECT_TRUE(got.ok()) << got.status().to_string();
+  EXPECT_GT(seconds_since(start), 0.6) << "the test's frame was too fast";
+  slow.join();
+}
+
+// If the other side reads nothing, sending fails too.
+TEST(KvSocket, SendingToAPeerThatDoesNotReadEnds) {
+  TestPort port;
+  const Stranger stranger(port.port());
+  const auto server = port.accept({.timeout_seconds = 0.3});
+  const std::vector<uint8_t> frame = prefill_frame(60 << 20);
+  const Status status = server->send(frame);
+  EXPECT_EQ(status.code(), StatusCode::kUnavailable);
+  EXPECT_NE(status.message().find("too slowly"), std::string::npos) << status.message();
+}
+
+// A header that promises 64 MiB takes memory only as its bytes arrive. Messages of all connections share a
+// budget, which is returned with the frame.
+TEST(KvSocket, LargeMessagesShareABudget) {
+  const auto budget = ByteBudget::make(4 << 20);
+  TestPort port;
+  auto first = connect_to(port.port()), second = connect_to(port.port());
+  ASSERT_TRUE(first.ok() && second.ok());
+  const auto one = port.accept({.budget = budget}), two = port.accept({.budget = budget});
+  const auto exchange = [&](KvSocket& client, KvSocket& server, size_t size) {
+    auto sent = std::async(std::launch::async, [&] { return client.send(prefill_frame(size)); });
+    auto got = server.receive(kLegal);
+    if (!got.ok()) server.shut_down();
+    static_cast<void>(sent.get());
+    return got;
+  };
+  {
+    const auto small = exchange(**first, *one, 1 << 20);
+    ASSERT_TRUE(small.ok());
+    EXPECT_EQ(budget->used(), 0);
+    const auto held = exchange(**first, *one, 3 << 20);
+    ASSERT_TRUE(held.ok()) << held.status().to_string();
+    EXPECT_EQ(budget->used(), 3 << 20);
+    const auto refused = exchange(**second, *two, 2 << 20);
+    EXPECT_EQ(refused.status().code(), StatusCode::kUnavailable);
+    EXPECT_EQ(budget->used(), 3 << 20);
+  }
+  EXPECT_EQ(budget->used(), 0);
+  EXPECT_TRUE(exchange(**first, *one, 4 << 20).ok());
+
+  const Stranger promises(port.port());
+  const auto server = port.accept({.timeout_seconds = 0.2, .budget = budget});
+  const KvFrameHeader header{.type = KvFrameType::kPrefill, .epoch = kEpoch, .num_bytes = kMaxKvMessageBytes};
+  promises.send(std::string_view(reinterpret_cast<const char*>(&header), sizeof header));
+  EXPECT_NE(server->receive(kLegal).status().message().find("too slowly"), std::string::npos);
+  EXPECT_EQ(budget->used(), 0);
+}
+
+}  // namespace
+}  // namespace fp4moe

@@ -1,0 +1,129 @@
+#include "engine/ranks/batch_stage.h"
+
+#include <gtest/gtest.h>
+
+#include "base/memory.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr StageLimits kLimits{.max_rows = 16, .max_sequences = 8, .max_logit_rows = 8, .max_pages = 5};
+
+// Both memories of this stage are on the host. write() fills the first buffer, while device pointers point
+// into the last one: on_host() converts them.
+class Stage {
+ public:
+  Stage() : stage_(BatchStage::make(kLimits, memory_, memory_).value()) {}
+  DeviceBatch write(const Batch& batch, int64_t num_rows) {
+    DeviceBatch b = stage_.write(batch, num_rows);
+    for (auto** p : {&b.token_ids, &b.row_sequence, &b.first_row, &b.first_position, &b.page_table})
+      *p = on_host(*p);
+    b.positions = on_host(b.positions);
+    b.logit_rows = on_host(b.logit_rows);
+    return b;
+  }
+
+ private:
+  struct Memory final : MemoryResource {
+    Result<uint8_t*> allocate(int64_t n) override {
+      auto data = host_memory().allocate(n);
+      if (data.ok()) made.push_back(*data);
+      return data;
+    }
+    void release(uint8_t* data) override { host_memory().release(data); }
+    Status upload(void*, const void*, int64_t) override { return {}; }
+    Status download(void*, const void*, int64_t) override { return {}; }
+    bool is_host() const override { return true; }
+    std::vector<uint8_t*> made;
+  };
+  template <class T>
+  const T* on_host(const T* p) const {
+    return reinterpret_cast<const T*>(memory_.made[0] +
+                                      (reinterpret_cast<const uint8_t*>(p) - memory_.made[2]));
+  }
+  Memory memory_;
+  BatchStage stage_;
+};
+
+template <class T>
+std::vector<int64_t> values(const T* p, int64_t n) {
+  return {p, p + n};
+}
+using Values = std::vector<int64_t>;
+
+TEST(BatchStage, DecodeIsPaddedWithSequencesWithoutRows) {
+  Stage stage;
+  const std::vector<int32_t> ids = {11, 12, 13}, pages0 = {7, 8}, pages1 = {3}, pages2 = {1, 2, 4};
+  const std::vector<int64_t> positions = {20, 5, 40}, logit_rows = {0, 1, 2};
+  const std::vector<SequenceRows> sequences = {{0, 1, 20, pages0}, {1, 1, 5, pages1}, {2, 1, 40, pages2}};
+  const DeviceBatch b = stage.write({ids, positions, sequences, logit_rows}, 4);
+  EXPECT_EQ(b.num_rows, 4);
+  EXPECT_EQ(b.num_sequences, 4);
+  EXPECT_EQ(b.num_logit_rows, 4);
+  EXPECT_EQ(b.max_rows, 1);
+  EXPECT_EQ(b.max_pages, 5);
+  EXPECT_EQ(values(b.token_ids, 4), (Values{11, 12, 13, 0}));
+  EXPECT_EQ(values(b.positions, 4), (Values{20, 5, 40, 0}));
+  EXPECT_EQ(values(b.row_sequence, 4), (Values{0, 1, 2, -1}));
+  EXPECT_EQ(values(b.first_row, 5), (Values{0, 1, 2, 3, 3}));
+  EXPECT_EQ(values(b.first_position, 4), (Values{20, 5, 40, 0}));
+  EXPECT_EQ(values(b.logit_rows, 4), (Values{0, 1, 2, 3}));
+  EXPECT_EQ(values(b.page_table, 2), (Values{7, 8}));
+  EXPECT_EQ(values(b.page_table + 5, 1), (Values{3}));
+  EXPECT_EQ(values(b.page_table + 10, 3), (Values{1, 2, 4}));
+}
+
+TEST(BatchStage, AMixedStepKeepsItsRowsAndWantsSomeLogits) {
+  Stage stage;
+  const std::vector<int32_t> ids = {1, 2, 3, 4, 5, 6}, pages = {9};
+  const std::vector<int64_t> positions = {0, 1, 2, 3, 10, 0}, logit_rows = {4};
+  const std::vector<SequenceRows> sequences = {{0, 4, 0, pages}, {4, 1, 10, pages}, {5, 1, 0, pages}};
+  const DeviceBatch b = stage.write({ids, positions, sequences, logit_rows}, 6);
+  EXPECT_EQ(b.num_rows, 6);
+  EXPECT_EQ(b.num_sequences, 3);
+  EXPECT_EQ(b.num_logit_rows, 1);
+  EXPECT_EQ(b.max_rows, 4);
+  EXPECT_EQ(values(b.row_sequence, 6), (Values{0, 0, 0, 0, 1, 2}));
+  EXPECT_EQ(values(b.first_row, 4), (Values{0, 4, 5, 6}));
+  EXPECT_EQ(values(b.logit_rows, 1), (Values{4}));
+}
+
+TEST(BatchStage, APaddingStepHasTheAddressesOfAnyOtherOfItsSize) {
+  Stage stage;
+  const DeviceBatch padding = stage.write({}, 4);
+  EXPECT_EQ(padding.num_sequences, 4);
+  EXPECT_EQ(padding.max_rows, 1);
+  EXPECT_EQ(values(padding.row_sequence, 4), (Values{-1, -1, -1, -1}));
+  EXPECT_EQ(values(padding.first_row, 5), (Values{0, 0, 0, 0, 0}));
+  const std::vector<int32_t> ids = {11}, pages = {7};
+  const std::vector<int64_t> positions = {20}, logit_rows = {0};
+  const std::vector<SequenceRows> sequences = {{0, 1, 20, pages}};
+  const DeviceBatch one = stage.write({ids, positions, sequences, logit_rows}, 4);
+  EXPECT_EQ(one.token_ids, padding.token_ids);
+  EXPECT_EQ(one.positions, padding.positions);
+  EXPECT_EQ(one.row_sequence, padding.row_sequence);
+  EXPECT_EQ(one.first_row, padding.first_row);
+  EXPECT_EQ(one.first_position, padding.first_position);
+  EXPECT_EQ(one.page_table, padding.page_table);
+  EXPECT_EQ(one.logit_rows, padding.logit_rows);
+}
+
+TEST(DecodeBuckets, CoverEverySizeUpToTheLargest) {
+  EXPECT_EQ(decode_buckets(64, {}), (Values{1, 2, 4, 8, 12, 16, 24, 32, 48, 64}));
+  EXPECT_EQ(decode_buckets(50, {}), (Values{1, 2, 4, 8, 12, 16, 24, 32, 48, 50}));
+  EXPECT_EQ(decode_buckets(1, {}), (Values{1}));
+  EXPECT_EQ(decode_buckets(160, {}), (Values{1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160}));
+  const Values given = {32, 4, 4, 100, 0};
+  EXPECT_EQ(decode_buckets(64, given), (Values{4, 32}));
+}
+
+TEST(DecodeBuckets, ARowCountGoesToTheNextBucketOrStaysAsItIs) {
+  const Values buckets = {1, 4, 16};
+  EXPECT_EQ(bucket_for(buckets, 1), 1);
+  EXPECT_EQ(bucket_for(buckets, 2), 4);
+  EXPECT_EQ(bucket_for(buckets, 16), 16);
+  EXPECT_EQ(bucket_for(buckets, 17), 17);
+}
+
+}  // namespace
+}  // namespace fp4moe

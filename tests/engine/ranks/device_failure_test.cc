@@ -1,0 +1,77 @@
+// What an engine's executor reports when the GPU fails, and that the failure is permanent. A process that saw
+// a device error loses its device, so each case runs in its own process.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "engine/ranks/rank_group.h"
+#include "io/file.h"
+#include "model/plan_model.h"
+
+namespace fp4moe {
+namespace {
+
+std::string model() {
+  const std::string models = file_exists(FP4MOE_MODELS) ? FP4MOE_MODELS : "models";
+  return models + "/demo-gptoss-mxfp4";
+}
+
+enum class Steps { kLaunched, kWaitedFor, kRecorded };
+
+constexpr int32_t kNowhere =
+    (1 << 26) - 1;  // a page far outside the GPU's memory; its rows' numbers fit 32 bits
+
+// Runs a step whose keys are outside memory, then a correct one; writes both results to stderr.
+[[noreturn]] void fail(Steps steps) {
+  if (steps == Steps::kWaitedFor) setenv("FP4MOE_CUDA_SYNC", "1", 1);
+  EngineConfig flags;
+  flags.model_path = model();
+  flags.device = "cuda";
+  flags.disable_cuda_graph = steps != Steps::kRecorded;
+  const ModelConfig config = load_model_config(flags.model_path).value();
+  const ModelPlan plan = plan_model(config, flags).value();
+  const Checkpoint checkpoint = Checkpoint::open(flags.model_path).value();
+  const auto ranks =
+      RankGroup::make(checkpoint, config, plan, plan.flags,
+                      {.max_batch_tokens = 16, .max_logit_rows = 4, .num_kv_pages = 4, .wants_logits = true})
+          .value();
+  std::string said;
+  for (const int32_t page : {kNowhere, 0}) {
+    const std::vector<int32_t> ids = {5}, pages = {page};
+    const std::vector<int64_t> positions = {0}, logit_rows = {0};
+    const std::vector<SequenceRows> sequences = {{0, 1, 0, pages}};
+    const Batch batch{ids, positions, sequences, logit_rows};
+    said += "[" + ranks->forward({&batch, 1}).to_string() + "]";
+  }
+  std::fprintf(stderr, "%s failure [%s]\n", said.c_str(), ranks->failure().to_string().c_str());
+  std::_Exit(0);
+}
+
+class DeviceFailure : public testing::Test {
+ protected:
+  DeviceFailure() { testing::FLAGS_gtest_death_test_style = "threadsafe"; }
+};
+
+// Pages are prefetched while the device is still at an earlier kernel.
+TEST_F(DeviceFailure, OfALaunchedStepSaysWhereItWasAndStays) {
+  EXPECT_EXIT(fail(Steps::kLaunched), testing::ExitedWithCode(0),
+              "\\[.*GPU, in a step of 1 rows: device.*: .*illegal memory access.*\\]"
+              "\\[.*illegal memory access.*\\] failure \\[.*illegal memory access");
+}
+
+TEST_F(DeviceFailure, OfAStepThatIsWaitedForNamesKernelAndLayer) {
+  EXPECT_EXIT(fail(Steps::kWaitedFor), testing::ExitedWithCode(0),
+              "\\[.*kernel [a-z_0-9]+, layer 0: .*illegal memory access.*\\]");
+}
+
+TEST_F(DeviceFailure, OfARecordedStepSaysWhereItWasAndStays) {
+  EXPECT_EXIT(fail(Steps::kRecorded), testing::ExitedWithCode(0),
+              "\\[.*GPU, in the graph of 1 decode rows: device, in or after (layer 0, )?kernel [a-z_]+: "
+              ".*illegal memory access.*\\]\\[.*in or after .*illegal memory access.*\\] failure \\[.*in or "
+              "after .*illegal memory access");
+}
+
+}  // namespace
+}  // namespace fp4moe

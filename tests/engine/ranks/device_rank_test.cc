@@ -1,0 +1,459 @@
+// Both demo checkpoints on a GPU: recorded decode steps against launched ones, decode against prefill,
+// sampling on the device against the host's.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/log.h"
+#include "device/device_memory.h"
+#include "engine/demo_engine.h"
+#include "engine/output/sampler.h"
+#include "engine/ranks/rank_group.h"
+#include "engine/startup/autotune.h"
+#include "engine/startup/relative_error.h"
+#include "io/checkpoint.h"
+#include "io/file.h"
+#include "io/temp_folder.h"
+#include "model/plan_model.h"
+#include "moe/table.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr RankGroupOptions kOptions{
+    .max_batch_tokens = 64, .max_logit_rows = 8, .num_kv_pages = 24, .wants_logits = true};
+constexpr int64_t kPagesEach = 6;
+
+// A binary built on another machine runs in the root of the repository.
+std::string models() { return file_exists(FP4MOE_MODELS) ? FP4MOE_MODELS : "models"; }
+
+using Logits = std::vector<std::vector<float>>;  // [sequences, V]
+
+// Three sequences that grow together, each with its own pages.
+class Growing {
+ public:
+  // If `tactic` is given, uses that tactic of the kernels' table wherever it fits.
+  Growing(const std::string& model, bool graphs, std::optional<uint8_t> tactic = {},
+          const char* device = "cuda") {
+    EngineConfig flags;
+    flags.model_path = models() + "/" + model;
+    flags.device = device;
+    flags.disable_cuda_graph = !graphs;
+    config_ = load_model_config(flags.model_path).value();
+    ModelPlan plan = plan_model(config_, flags).value();
+    if (tactic) plan.moe = plan.moe.with_tactics(fitting(plan.moe, *tactic));
+    const Checkpoint checkpoint = Checkpoint::open(flags.model_path).value();
+    if (plan.moe.runner()->device_ops != nullptr) num_tactics_ = plan.moe.device_ops().tactics.size();
+    ranks_ = RankGroup::make(checkpoint, config_, plan, plan.flags, kOptions).value();
+    for (int32_t s = 0; s < 3; ++s)
+      for (int32_t i = 0; i < kPagesEach; ++i) pages_[s].push_back(s + 3 * (kPagesEach - 1 - i));
+  }
+
+  // Uses tactic 0 where `tactic` does not fit.
+  static DeviceTactics fitting(const MoePlan& plan, uint8_t tactic) {
+    const MoeProblem& p = plan.problem();
+    DeviceMoeArgs sizes{.experts = {.format = p.format,
+                                    .num_experts = p.num_experts,
+                                    .hidden_size = p.hidden_size,
+                                    .intermediate_size = p.intermediate_size,
+                                    .activation = p.activation},
+                        .topk = p.top_k};
+    DeviceTactics tactics;
+    for (sizes.num_tokens = 1; sizes.num_tokens <= kOptions.max_batch_tokens; ++sizes.num_tokens) {
+      tactics.buckets.push_back(sizes.num_tokens);
+      tactics.chosen.push_back(plan.device_ops().tactics[tactic].fits(sizes) ? tactic : 0);
+    }
+    return tactics;
+  }
+  RankGroup& ranks() { return *ranks_; }
+  size_t num_tactics() const { return num_tactics_; }
+  int64_t vocab_size() const { return config_.vocab_size; }
+  const std::vector<int32_t>& tokens(size_t s) const { return tokens_[s]; }
+  const ModelConfig& config() const { return config_; }
+  bool wants_experts = false;
+  const std::vector<int32_t>& experts() const { return experts_; }  // as Batch::routed_experts
+
+  // The contents of all pages in canonical form, sequence by sequence.
+  std::vector<std::vector<uint8_t>> pages() {
+    std::vector<std::vector<uint8_t>> all;
+    each_page([&](int32_t page, int64_t num_tokens) {
+      all.emplace_back(static_cast<size_t>(num_tokens * ranks_->kv_token_bytes()));
+      EXPECT_TRUE(ranks_->read_page(0, page, num_tokens, all.back().data()).ok());
+    });
+    return all;
+  }
+  // Continues from `other`'s state by copying its pages instead of computing rows.
+  void take_over(Growing& other) {
+    for (size_t s = 0; s < 3; ++s) tokens_[s] = other.tokens_[s];
+    const auto all = other.pages();
+    auto next = all.begin();
+    each_page([&](int32_t page, int64_t num_tokens) {
+      EXPECT_TRUE(ranks_->write_page(0, page, num_tokens, (next++)->data()).ok());
+    });
+  }
+
+  // Appends the tokens and runs everything not cached; experts() then belong to this step.
+  Logits step(const std::vector<std::vector<int32_t>>& more) {
+    std::vector<int32_t> ids;
+    std::vector<int64_t> positions, logit_rows;
+    std::vector<SequenceRows> sequences;
+    for (size_t s = 0; s < 3; ++s) {
+      const auto first_row = std::ssize(ids), first = std::ssize(tokens_[s]);
+      for (const int32_t id : more[s]) {
+        positions.push_back(std::ssize(tokens_[s]));
+        tokens_[s].push_back(id);
+        ids.push_back(id);
+      }
+      sequences.push_back({first_row, std::ssize(more[s]), first, pages_[s]});
+      logit_rows.push_back(std::ssize(ids) - 1);
+    }
+    experts_.assign(ids.size() * static_cast<size_t>(config_.num_layers * config_.top_k), -1);
+    const Batch batch{ids, positions, sequences, logit_rows, wants_experts ? experts_.data() : nullptr};
+    const Status status = ranks_->forward({&batch, 1});
+    EXPECT_TRUE(status.ok()) << status.to_string();
+    Logits logits;
+    for (int64_t s = 0; s < 3; ++s) {
+      const float* row = ranks_->logits() + s * vocab_size();
+      logits.emplace_back(row, row + vocab_size());
+    }
+    return logits;
+  }
+
+ private:
+  // function(page, number of tokens in it)
+  template <class Function>
+  void each_page(const Function& function) const {
+    const int64_t size = ranks_->page_size();
+    for (size_t s = 0; s < 3; ++s)
+      for (int64_t first = 0; first < std::ssize(tokens_[s]); first += size)
+        function(pages_[s][static_cast<size_t>(first / size)],
+                 std::min(size, std::ssize(tokens_[s]) - first));
+  }
+
+  ModelConfig config_;
+  size_t num_tactics_ = 0;
+  std::unique_ptr<RankGroup> ranks_;
+  std::vector<int32_t> tokens_[3], pages_[3], experts_;
+};
+
+int32_t best(const std::vector<float>& logits) {
+  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+std::vector<std::vector<int32_t>> best_of(const Logits& logits) {
+  std::vector<std::vector<int32_t>> next;
+  for (const auto& row : logits) next.push_back({best(row)});
+  return next;
+}
+
+// Relative L2 per sequence, ascending. If rounding routes a token to another expert, its sequence has a
+// larger error, so tests check the median.
+std::vector<double> sorted_errors(const Logits& actual, const Logits& expected) {
+  std::vector<double> errors;
+  for (size_t s = 0; s < expected.size(); ++s) errors.push_back(relative_error(actual[s], expected[s]));
+  std::sort(errors.begin(), errors.end());
+  return errors;
+}
+
+const std::vector<std::vector<int32_t>> kPrompts = {{5, 17, 300, 42, 7},
+                                                    {9, 8, 7, 6, 5, 4, 3, 30, 31},
+                                                    {100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110}};
+
+class DeviceRanks : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Demos, DeviceRanks, testing::Values("demo-gptoss-mxfp4", "demo-dsv3-nvfp4"),
+                         demo_name);
+
+TEST_P(DeviceRanks, ARecordedStepGivesTheBitsOfALaunchedOne) {
+  Growing recorded(GetParam(), true), launched(GetParam(), false);
+  Logits a = recorded.step(kPrompts), b = launched.step(kPrompts);
+  for (int i = 0; i < 12; ++i) {
+    for (size_t s = 0; s < 3; ++s)
+      ASSERT_EQ(std::memcmp(a[s].data(), b[s].data(), a[s].size() * sizeof(float)), 0)
+          << "step " << i << ", sequence " << s;
+    const auto next = best_of(a);
+    a = recorded.step(next);
+    b = launched.step(next);
+  }
+}
+
+TEST_P(DeviceRanks, EveryTacticGivesTheSameBitsRecordedAndLaunchedAndAgreesWithTheFirst) {
+  Growing first(GetParam(), false, uint8_t{0});
+  const auto next = best_of(first.step(kPrompts));
+  const Logits expected = first.step(next);
+  for (uint8_t tactic = 1; tactic < first.num_tactics(); ++tactic) {
+    Growing recorded(GetParam(), true, tactic), launched(GetParam(), false, tactic);
+    recorded.step(kPrompts), launched.step(kPrompts);
+    const Logits a = recorded.step(next), b = launched.step(next);
+    EXPECT_EQ(a, b) << int{tactic};
+    EXPECT_LT(sorted_errors(a, expected)[1], 2e-2) << int{tactic};
+  }
+}
+
+TEST_P(DeviceRanks, DecodeContinuesWhatPrefillWouldSay) {
+  Growing decoded(GetParam(), true);
+  Logits last = decoded.step(kPrompts);
+  for (int i = 0; i < 6; ++i) last = decoded.step(best_of(last));
+  Growing prefilled(GetParam(), false);
+  const Logits whole = prefilled.step({decoded.tokens(0), decoded.tokens(1), decoded.tokens(2)});
+  const std::vector<double> errors = sorted_errors(last, whole);
+  EXPECT_LT(errors[1], 2e-2);
+  EXPECT_LT(errors[2], 1.0);
+}
+
+TEST_P(DeviceRanks, TheSameStepAgainGivesTheSameBits) {
+  Growing first(GetParam(), true), second(GetParam(), true);
+  EXPECT_EQ(first.step(kPrompts), second.step(kPrompts));
+}
+
+// Decode steps of three rows run padded to four. The last layer only has the rows with logits.
+TEST_P(DeviceRanks, EveryTokenIsCountedOnceForEachOfItsExperts) {
+  for (const bool graphs : {true, false}) {
+    Growing growing(GetParam(), graphs);
+    Logits logits = growing.step(kPrompts);
+    for (int i = 0; i < 4; ++i) logits = growing.step(best_of(logits));
+    const ExpertLoad load = growing.ranks().expert_load();
+    EXPECT_EQ(load.failure, "");
+    EXPECT_EQ(load.layers.back(), 3);
+    ASSERT_EQ(std::ssize(load.tokens), std::ssize(load.layers) * 16);
+    for (size_t row = 0; row < load.layers.size(); ++row) {
+      const auto first = load.tokens.begin() + static_cast<int64_t>(row * 16);
+      const int64_t prompts = row + 1 < load.layers.size() ? 5 + 9 + 11 : 3;
+      EXPECT_EQ(std::accumulate(first, first + 16, int64_t{0}), 4 * (prompts + 4 * 3))
+          << "layer " << row << (graphs ? " by graphs" : "");
+    }
+  }
+}
+
+// Prompts and decode steps of three rows, which run padded to four: the experts reported per row must match
+// the routers' counters.
+TEST_P(DeviceRanks, EveryTokensExpertsAreToldAsTheyAreCounted) {
+  std::vector<std::vector<int32_t>> told[2];
+  for (const bool graphs : {true, false}) {
+    Growing growing(GetParam(), graphs);
+    growing.wants_experts = true;
+    const int64_t k = growing.config().top_k, num_layers = growing.config().num_layers;
+    ExpertLoad before = growing.ranks().expert_load();
+    Logits logits = growing.step(kPrompts);
+    for (int i = 0; i < 5; ++i) {
+      const ExpertLoad after = growing.ranks().expert_load();
+      const std::vector<int32_t>& experts = growing.experts();
+      const int64_t t = std::ssize(experts) / (num_layers * k);
+      ASSERT_EQ(t, i == 0 ? 5 + 9 + 11 : 3);
+      std::vector<int64_t> counts(after.tokens.size());
+      for (int64_t layer = 0; layer < num_layers; ++layer) {
+        const int64_t row = std::ranges::find(after.layers, layer) - after.layers.begin();
+        const bool has_router = row < std::ssize(after.layers);
+        const int64_t filled = !has_router ? 0 : layer + 1 < num_layers ? t : 3;
+        for (int64_t place = 0; place < t * k; ++place) {
+          const int32_t id = experts[static_cast<size_t>(layer * t * k + place)];
+          if (place >= filled * k) {
+            ASSERT_EQ(id, -1) << "layer " << layer << ", " << place;
+            continue;
+          }
+          ASSERT_TRUE(id >= 0 && id < after.num_experts) << id;
+          ++counts[static_cast<size_t>(row * after.num_experts + id)];
+        }
+      }
+      for (size_t j = 0; j < counts.size(); ++j)
+        ASSERT_EQ(counts[j], after.tokens[j] - before.tokens[j]) << "step " << i << ", " << j;
+      told[graphs].push_back(experts);
+      before = after;
+      logits = growing.step(best_of(logits));
+    }
+  }
+  EXPECT_EQ(told[0], told[1]);
+}
+
+// A rank that receives the pages continues with the same bits, without having seen the prompts.
+TEST_P(DeviceRanks, PagesThatAreHandedOverAreWorthThePrompt) {
+  Growing prefill(GetParam(), true), decode(GetParam(), true);
+  Logits logits = prefill.step(kPrompts);
+  decode.take_over(prefill);
+  EXPECT_EQ(decode.pages(), prefill.pages());
+  for (int i = 0; i < 8; ++i) {
+    const auto next = best_of(logits);
+    logits = prefill.step(next);
+    ASSERT_EQ(decode.step(next), logits) << "step " << i;
+  }
+}
+
+// A CPU's pages have the same layout; in the first layer they differ by rounding only.
+TEST_P(DeviceRanks, PagesOfACpuAreLaidOutAlike) {
+  Growing gpu(GetParam(), false), cpu(GetParam(), false, {}, "cpu");
+  gpu.step(kPrompts), cpu.step(kPrompts);
+  const auto on_gpu = gpu.pages(), on_cpu = cpu.pages();
+  ASSERT_EQ(on_gpu.size(), on_cpu.size());
+  for (size_t page = 0; page < on_gpu.size(); ++page) {
+    ASSERT_EQ(on_gpu[page].size(), on_cpu[page].size());
+    const size_t num_values = on_gpu[page].size() / static_cast<size_t>(2 * gpu.config().num_layers);
+    std::vector<float> a, b;
+    for (size_t i = 0; i < num_values; ++i) {
+      bf16 x, y;
+      std::memcpy(&x, on_gpu[page].data() + 2 * i, 2);
+      std::memcpy(&y, on_cpu[page].data() + 2 * i, 2);
+      a.push_back(bf16_to_float(x));
+      b.push_back(bf16_to_float(y));
+    }
+    EXPECT_LT(relative_error(a, b), 1e-2) << "page " << page;
+  }
+}
+
+// A page with any number of tokens is read back as written, and no other page changes.
+TEST_P(DeviceRanks, AHandedOverPageChangesNoOther) {
+  Growing growing(GetParam(), false);
+  RankGroup& ranks = growing.ranks();
+  const int64_t size = ranks.page_size(), token_bytes = ranks.kv_token_bytes();
+  const auto num_pages = static_cast<int32_t>(ranks.num_kv_pages());
+  std::mt19937 random(3);
+  const auto draw = [&](int64_t num_tokens) {
+    std::vector<uint8_t> bytes(static_cast<size_t>(num_tokens * token_bytes));
+    for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());
+    return bytes;
+  };
+  std::vector<std::vector<uint8_t>> pages;
+  for (int32_t page = 0; page < num_pages; ++page) {
+    pages.push_back(draw(size));
+    ASSERT_TRUE(ranks.write_page(0, page, size, pages.back().data()).ok());
+  }
+  for (int64_t num_tokens = 0; num_tokens <= size; ++num_tokens) {
+    const auto written = static_cast<int32_t>(num_tokens * 5 % num_pages);
+    const std::vector<uint8_t> few = draw(num_tokens);
+    ASSERT_TRUE(ranks.write_page(0, written, num_tokens, few.data()).ok());
+    std::vector<uint8_t> back(few.size());
+    ASSERT_TRUE(ranks.read_page(0, written, num_tokens, back.data()).ok());
+    EXPECT_EQ(back, few);
+    // [layers and tensors, tokens, a token's rows]: the first num_tokens of each
+    auto& whole = pages[static_cast<size_t>(written)];
+    const int64_t tensors = growing.config().num_layers * (growing.config().mla.kv_lora_rank > 0 ? 1 : 2);
+    const int64_t row = token_bytes / tensors;
+    for (int64_t tensor = 0; tensor < tensors; ++tensor)
+      std::copy_n(few.begin() + tensor * num_tokens * row, num_tokens * row,
+                  whole.begin() + tensor * size * row);
+    for (int32_t page = 0; page < num_pages; ++page) {
+      std::vector<uint8_t> now(static_cast<size_t>(size * token_bytes));
+      ASSERT_TRUE(ranks.read_page(0, page, size, now.data()).ok());
+      ASSERT_EQ(now, pages[static_cast<size_t>(page)])
+          << "page " << page << " after " << num_tokens << " tokens";
+    }
+  }
+}
+
+TEST_P(DeviceRanks, AnIdBelowZeroIsTheTokenThatWasChosen) {
+  Growing told(GetParam(), true), ahead(GetParam(), true);
+  ASSERT_TRUE(ahead.ranks().set_masked_ids({}).ok());
+  Logits a = told.step(kPrompts), b = ahead.step(kPrompts);
+  const std::vector<SampleRowParams> greedy(3, {.temperature = 0});
+  std::vector<SampledRow> sampled(3);
+  for (int i = 0; i < 5; ++i) {
+    ASSERT_TRUE(ahead.ranks().start_sample(greedy, {}, {}).ok());
+    const auto next = best_of(a);
+    a = told.step(next);
+    b = ahead.step({{~0}, {~1}, {~2}});
+    ASSERT_TRUE(ahead.ranks().take_sampled(sampled).ok());
+    for (size_t s = 0; s < 3; ++s) ASSERT_EQ(sampled[s].token_id, next[s][0]) << "step " << i;
+    ASSERT_EQ(a, b) << "step " << i;
+  }
+}
+
+TEST_P(DeviceRanks, TokensAreChosenAsTheHostChoosesThem) {
+  Growing model(GetParam(), true);
+  const std::vector<int32_t> masked = {1, 2, 3};
+  ASSERT_TRUE(model.ranks().set_masked_ids(masked).ok());
+  const Logits logits = model.step(kPrompts);
+  const std::vector<SamplingParams> params = {{.temperature = 0, .top_logprobs = 5},
+                                              {.temperature = 0.7f, .top_p = 0.9f, .top_k = 40},
+                                              {.temperature = 1.3f, .min_p = 0.01f, .top_logprobs = 0}};
+  const Sampler sampler(model.vocab_size(), masked);
+  std::vector<std::vector<LogitEdit>> edits(3);  // makes the likeliest ids less likely and another one more
+  for (size_t i = 0; i < 3; ++i) {
+    std::vector<float> row = logits[i];
+    const SampledToken best = sampler.sample(row, {.top_logprobs = 5}, 0.5).value();
+    for (const TokenLogprob& top : best.top) edits[i].push_back({.token_id = top.token_id, .scale = 1.7f});
+    edits[i].push_back({.token_id = 0, .bias = 3});
+  }
+  std::vector<LogitEdit> all_edits;
+  std::vector<SampleRowParams> rows;
+  for (const SamplingParams& p : params) {
+    const std::vector<LogitEdit>& of_row = edits[rows.size()];
+    rows.push_back({.random = 0.37 + 0.2 * static_cast<double>(rows.size()),
+                    .temperature = p.temperature,
+                    .top_p = p.top_p,
+                    .top_k = p.top_k,
+                    .top_logprobs = p.top_logprobs,
+                    .min_p = p.min_p,
+                    .first_edit = static_cast<int32_t>(all_edits.size()),
+                    .num_edits = static_cast<int32_t>(of_row.size())});
+    all_edits.insert(all_edits.end(), of_row.begin(), of_row.end());
+  }
+  std::vector<SampledRow> sampled(3);
+  ASSERT_TRUE(model.ranks().start_sample(rows, all_edits, {}).ok());
+  ASSERT_TRUE(model.ranks().take_sampled(sampled).ok());
+  for (size_t i = 0; i < 3; ++i) {
+    std::vector<float> row = logits[i];
+    const SampledToken want = sampler.sample(row, params[i], rows[i].random, edits[i]).value();
+    EXPECT_EQ(sampled[i].status, SampleStatus::kOk);
+    EXPECT_EQ(sampled[i].token_id, want.token_id) << i;
+    if (params[i].top_logprobs < 0) continue;
+    EXPECT_NEAR(sampled[i].logprob, want.logprob, 1e-4) << i;
+    ASSERT_EQ(sampled[i].num_top, std::ssize(want.top));
+    for (size_t k = 0; k < want.top.size(); ++k) EXPECT_EQ(sampled[i].top_ids[k], want.top[k].token_id);
+  }
+}
+
+TEST_P(DeviceRanks, MemoryThatOthersTookIsAnErrorThatNamesTheFlag) {
+  const int64_t free_bytes = device_memory_info()->free_bytes;
+  const Result<Buffer> taken = Buffer::make(free_bytes - (int64_t{256} << 20), device_memory());
+  ASSERT_TRUE(taken.ok()) << taken.status().to_string();
+  EngineConfig flags;
+  flags.model_path = models() + "/" + GetParam();
+  flags.device = "cuda";
+  const ModelConfig config = load_model_config(flags.model_path).value();
+  const Checkpoint checkpoint = Checkpoint::open(flags.model_path).value();
+  const ModelPlan plan = plan_model(config, flags).value();
+  RankGroupOptions options = kOptions;
+  options.num_kv_pages = 1 << 20;
+  const Status status = RankGroup::make(checkpoint, config, plan, plan.flags, options).status();
+  EXPECT_EQ(status.code(), StatusCode::kDoesNotFit) << status.to_string();
+  EXPECT_NE(status.message().find("the GPU cannot allocate"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("--mem-fraction-static below 0."), std::string::npos) << status.message();
+}
+
+TEST_P(DeviceRanks, TacticsAreTimedOnceAndThenRead) {
+  const TempFolder folder;
+  EngineConfig flags;
+  flags.model_path = models() + "/" + GetParam();
+  flags.device = "cuda";
+  flags.max_prefill_tokens = 512;
+  flags.autotune_cache = folder.file("tactics.json");
+  const ModelConfig config = load_model_config(flags.model_path).value();
+  const Checkpoint checkpoint = Checkpoint::open(flags.model_path).value();
+  const ModelPlan plan = plan_model(config, flags).value();
+  if (plan.moe.device_ops().tactics.size() == 1) GTEST_SKIP() << "there is nothing to choose";
+  const Result<TuneResult> timed = autotune(checkpoint, config, plan),
+                           read = autotune(checkpoint, config, plan);
+  ASSERT_TRUE(timed.ok()) << timed.status().to_string();
+  EXPECT_NE(timed->note.find("timed in"), std::string::npos) << timed->note;
+  EXPECT_GE(timed->moe.device_tactics().buckets.back(), 512);
+  ASSERT_TRUE(read.ok()) << read.status().to_string();
+  EXPECT_NE(read->note.find("cached in"), std::string::npos) << read->note;
+  EXPECT_EQ(read->moe.device_tactics(), timed->moe.device_tactics());
+
+  flags.enable_deterministic_inference = true;
+  std::string log;
+  set_log_sink([&log](LogLevel, const std::string& line) { log += line; });
+  const ModelPlan one = plan_model(config, flags).value();
+  set_log_sink({});
+  EXPECT_NE(log.find("one algorithm for every batch"), std::string::npos) << log;
+  EXPECT_EQ(autotune(checkpoint, config, one)->moe.device_tactics().of(1), 0u);
+  EXPECT_EQ(one.moe.device_tactics().of(int64_t{1} << 40), 0u);
+}
+
+}  // namespace
+}  // namespace fp4moe

@@ -1,0 +1,178 @@
+#include "engine/startup/memory_plan.h"
+
+#include <gtest/gtest.h>
+
+namespace fp4moe {
+namespace {
+
+constexpr int64_t kGiB = int64_t{1} << 30, kMiB = 1 << 20;
+
+// A budget of 10 GiB, 2 GiB of weights, pages of 1 MiB for 16 tokens, a context of 4096 tokens.
+MemoryProblem problem() {
+  return {.available_bytes = 20 * kGiB,
+          .weight_bytes = 2 * kGiB,
+          .kv_bytes_per_page = kMiB,
+          .max_position_embeddings = 4096};
+}
+EngineConfig flags() {
+  EngineConfig flags;
+  flags.mem_fraction_static = 0.5;
+  flags.page_size = 16;
+  flags.max_running_requests = 8;
+  return flags;
+}
+
+TEST(MemoryPlan, ThePoolNeedsNoMoreThanAContextForEveryRequest) {
+  const Result<MemoryPlan> plan = plan_memory(problem(), flags());
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->budget_bytes, 10 * kGiB);
+  EXPECT_EQ(plan->num_kv_pages, 8 * 4096 / 16);
+  EXPECT_EQ(plan->context_length, 4096);
+  EXPECT_EQ(plan->note, "");
+}
+
+TEST(MemoryPlan, ThePoolTakesWhatTheWeightsLeave) {
+  EngineConfig many = flags();
+  many.max_running_requests = 1000;
+  EXPECT_EQ(plan_memory(problem(), many)->num_kv_pages, 8 * 1024);
+}
+
+TEST(MemoryPlan, TheModelsContextIsShortenedWithANoteButTheUsersIsRefused) {
+  MemoryProblem tight = problem();
+  tight.weight_bytes = 10 * kGiB - 100 * kMiB - 5;
+  const Result<MemoryPlan> plan = plan_memory(tight, flags());
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->num_kv_pages, 100);
+  EXPECT_EQ(plan->context_length, 1600);
+  EXPECT_EQ(plan->note, "context shortened from the model's 4096 tokens: the KV pool holds 1600 tokens");
+  EngineConfig strict = flags();
+  strict.context_length = 1601;
+  const Status status = plan_memory(tight, strict).status();
+  EXPECT_EQ(status.code(), StatusCode::kDoesNotFit);
+  EXPECT_EQ(status.message(),
+            "--context-length 1601: the KV pool holds 1600 tokens; --context-length 1600 would do");
+  strict.context_length = 1600;
+  EXPECT_TRUE(plan_memory(tight, strict).ok());
+}
+
+TEST(MemoryPlan, WeightsThatDoNotFitNameTheFractionThatWouldDo) {
+  MemoryProblem big = problem();
+  big.weight_bytes = 12 * kGiB;
+  const Status status = plan_memory(big, flags()).status();
+  EXPECT_EQ(status.code(), StatusCode::kDoesNotFit);
+  EXPECT_EQ(
+      status.message(),
+      "the weights take 12.00 GiB, 2.00 GiB more than 10.00 GiB (--mem-fraction-static 0.50 of 20.00 GiB "
+      "available); "
+      "--mem-fraction-static 0.60 would do");
+  big.weight_bytes = 38 * kGiB;
+  EXPECT_NE(plan_memory(big, flags()).status().message().find("a machine with about 40.00 GiB"),
+            std::string::npos);
+}
+
+TEST(MemoryPlan, AdviceWorksWhenFollowed) {
+  for (int64_t weights = 1; weights <= 19 * kGiB; weights += 317 * kMiB + 1) {
+    MemoryProblem big = problem();
+    big.weight_bytes = weights;
+    const Result<MemoryPlan> plan = plan_memory(big, flags());
+    if (plan.ok()) continue;
+    const std::string& message = plan.status().message();
+    const size_t at = message.rfind("--mem-fraction-static ");
+    ASSERT_NE(at, std::string::npos) << message;
+    EngineConfig advised = flags();
+    advised.mem_fraction_static = std::stod(message.substr(at + 22));
+    const Result<MemoryPlan> second = plan_memory(big, advised);
+    EXPECT_TRUE(second.ok() || second.status().message().find("KV page") != std::string::npos)
+        << message << "\n"
+        << second.status().message();
+  }
+}
+
+TEST(MemoryPlan, MaxTotalTokens) {
+  EngineConfig exact = flags();
+  exact.max_total_tokens = 4097;
+  EXPECT_EQ(plan_memory(problem(), exact)->num_kv_pages, 257);
+  exact.max_total_tokens = 8 * 1024 * 16 + 1;
+  const Status status = plan_memory(problem(), exact).status();
+  EXPECT_EQ(status.code(), StatusCode::kDoesNotFit);
+  EXPECT_NE(status.message().find("--max-total-tokens 131072 would do"), std::string::npos)
+      << status.message();
+  exact.max_total_tokens = 131072;
+  EXPECT_TRUE(plan_memory(problem(), exact).ok());
+}
+
+TEST(MemoryPlan, NotOnePageFits) {
+  MemoryProblem tight = problem();
+  tight.weight_bytes = 10 * kGiB;
+  EXPECT_EQ(plan_memory(tight, flags()).status().code(), StatusCode::kDoesNotFit);
+}
+
+TEST(MemoryPlan, AContextBeyondTheModelsIsRefused) {
+  EngineConfig beyond = flags();
+  for (const int64_t length : {int64_t{4097}, INT64_MAX}) {
+    beyond.context_length = length;
+    const Status status = plan_memory(problem(), beyond).status();
+    EXPECT_EQ(status.code(), StatusCode::kDoesNotFit);
+    for (const std::string& number : {std::to_string(length), std::string("4096")})
+      EXPECT_NE(status.message().find(number), std::string::npos) << status.message();
+  }
+}
+
+// 60 GiB of weights on a GPU with 100 GiB free, of which 90 % may be used; 1 MiB of work per token.
+MemoryProblem gpu_problem() {
+  return {.device = DeviceKind::kCuda,
+          .available_bytes = 100 * kGiB,
+          .weight_bytes = 60 * kGiB,
+          .kv_bytes_per_page = kMiB,
+          .work_bytes = 8 * kGiB + kGiB / 2,
+          .work_bytes_per_token = kMiB,
+          .max_position_embeddings = 1 << 20};
+}
+EngineConfig gpu_flags() {
+  EngineConfig flags;
+  flags.mem_fraction_static = 0.9;
+  flags.max_prefill_tokens = 8192;
+  return flags;
+}
+
+TEST(MemoryPlanOnAGpu, ThePoolTakesWhatWeightsAndWorkLeave) {
+  const Result<MemoryPlan> plan = plan_memory(gpu_problem(), gpu_flags());
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  EXPECT_EQ(plan->num_kv_pages, (90 - 60) * 1024 - 8 * 1024 - 512);
+}
+
+TEST(MemoryPlanOnAGpu, WorkThatDoesNotFitNamesTheTokensThatWould) {
+  MemoryProblem tight = gpu_problem();
+  tight.weight_bytes = 86 * kGiB;
+  const Status status = plan_memory(tight, gpu_flags()).status();
+  EXPECT_EQ(status.code(), StatusCode::kDoesNotFit);
+  EXPECT_EQ(status.message(),
+            "the weights take 86.00 GiB and the activations of 8192 prompt tokens a step 8.50 GiB, 4.50 GiB "
+            "more than 90.00 GiB (--mem-fraction-static 0.90 of 100.00 GiB free on the GPU); "
+            "--max-prefill-tokens 3584 would do");
+}
+
+TEST(MemoryPlanOnAGpu, WeightsThatDoNotFitNameTheGpuThatWould) {
+  MemoryProblem big = gpu_problem();
+  big.weight_bytes = 340 * kGiB;
+  const Status status = plan_memory(big, gpu_flags()).status();
+  EXPECT_EQ(status.code(), StatusCode::kDoesNotFit);
+  for (const char* part :
+       {"the weights take 340.00 GiB", "258.50 GiB more than 90.00 GiB", "a GPU with about 366.84 GiB free"})
+    EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
+}
+
+TEST(MemoryPlan, AnAbsurdPoolIsRefused) {
+  EngineConfig absurd = flags();
+  absurd.max_total_tokens = INT64_MAX;
+  EXPECT_EQ(plan_memory(problem(), absurd).status().code(), StatusCode::kDoesNotFit);
+}
+
+TEST(SizeString, ChangesItsUnitAtAGibibyte) {
+  EXPECT_EQ(size_string(0), "0.00 MiB");
+  EXPECT_EQ(size_string(1023 * kMiB), "1023.00 MiB");
+  EXPECT_EQ(size_string(kGiB), "1.00 GiB");
+}
+
+}  // namespace
+}  // namespace fp4moe

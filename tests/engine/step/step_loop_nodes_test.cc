@@ -1,0 +1,408 @@
+// A prefill engine and a decode engine on fake models over real connections: outputs are those of a single
+// engine, all pages are returned, and requests end correctly when one side cancels, is full or dies.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "engine/disagg/prefill_node.h"
+#include "engine/fake_grammar.h"
+#include "engine/test_loop.h"
+#include "engine/test_peer.h"
+#include "support/eventually.h"
+
+namespace fp4moe {
+namespace {
+
+using namespace std::chrono_literals;
+
+const KvHello kHello{0, {{"protocol", "1"}, {"--page-size", "4"}}};
+
+std::vector<int32_t> prompt_of(int64_t num_tokens, int32_t salt = 0) {
+  std::vector<int32_t> ids;
+  for (int32_t i = 0; i < num_tokens; ++i) ids.push_back(3 + (i * 7 + salt) % 200);
+  return ids;
+}
+
+// Both engines; the prefill engine can be killed and restarted on its port.
+struct Nodes {
+  explicit Nodes(LoopShape decode_shape = {}, LoopShape prefill_shape = {}, FakeLogits logits = hashed_logits,
+                 std::function<void(const Batch&)> before_prefill = {})
+      : prefill_shape_(prefill_shape), logits_(logits), before_prefill_(std::move(before_prefill)) {
+    start_prefill(kHello);
+    decode_shape.hello = kHello;
+    decode.emplace(logits, decode_shape);
+  }
+  void start_prefill(const KvHello& hello) {
+    prefill.emplace(logits_, prefill_shape_, before_prefill_);
+    auto made = PrefillNode::make(**prefill, hello, "127.0.0.1", port_);
+    ASSERT_TRUE(made.ok()) << made.status().to_string();
+    node = std::move(*made);
+    port_ = node->port();
+  }
+  void kill_prefill() {
+    node.reset();
+    prefill.reset();
+  }
+  std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
+  Result<std::string> submit(std::vector<int32_t> prompt, const SamplingParams& sampling, Collector& out) {
+    Request request{"", std::move(prompt), sampling};
+    request.prefill_node = address();
+    return (*decode)->submit(std::move(request), out.callback());
+  }
+  Answer run(std::vector<int32_t> prompt, const SamplingParams& sampling) {
+    Collector collector;
+    const auto id = submit(std::move(prompt), sampling, collector);
+    EXPECT_TRUE(id.ok()) << id.status().to_string();
+    return id.ok() ? collector.wait() : Answer{};
+  }
+  bool prefill_is_empty() {
+    return eventually([&] {
+      const EngineStats s = (*prefill)->stats();
+      return s.num_held_reqs == 0 && s.num_used_pages == 0 && s.num_leaked_pages == 0;
+    });
+  }
+  bool decode_is_empty() {
+    return eventually([&] {
+      const EngineStats s = (*decode)->stats();
+      return s.num_used_pages == 0 && s.num_leaked_pages == 0 && s.num_transferring_reqs == 0 &&
+             s.num_awaited_reqs == 0;
+    });
+  }
+
+  std::optional<TestLoop> prefill;
+  std::unique_ptr<PrefillNode> node;  // ends before the loop that it uses
+  std::optional<TestLoop> decode;
+
+ private:
+  int port_ = 0;
+  LoopShape prefill_shape_;
+  FakeLogits logits_;
+  std::function<void(const Batch&)> before_prefill_;
+};
+
+// One or both executors sample and run ahead.
+class SomeSample : public testing::TestWithParam<std::pair<bool, bool>> {
+ public:
+  LoopShape decode_shape() const { return {.samples = GetParam().first}; }
+  LoopShape prefill_shape() const { return {.samples = GetParam().second}; }
+};
+INSTANTIATE_TEST_SUITE_P(StepLoopNodes, SomeSample,
+                         testing::Values(std::pair(false, false), std::pair(false, true),
+                                         std::pair(true, false), std::pair(true, true)),
+                         [](const auto& which) {
+                           return std::string(which.param.first ? "DecodeSamples" : "DecodeDoesNot") +
+                                  (which.param.second ? "PrefillSamples" : "PrefillDoesNot");
+                         });
+
+TEST_P(SomeSample, AnswersAreThoseOfOneEngine) {
+  Nodes nodes(decode_shape(), prefill_shape());
+  TestLoop one;
+  for (const int64_t num_tokens : {1, 3, 4, 5, 16, 37})
+    for (const int64_t num_answer : {1, 2, 20}) {
+      SamplingParams sampling{.temperature = 0.8f, .top_k = 20, .seed = 77, .max_new_tokens = num_answer};
+      sampling.top_logprobs = 2;
+      sampling.frequency_penalty = 0.5f;
+      const auto prompt = prompt_of(num_tokens);
+      const Answer want = one.run(prompt, sampling), got = nodes.run(prompt, sampling);
+      EXPECT_EQ(got.token_ids, want.token_ids) << num_tokens << " " << num_answer;
+      EXPECT_EQ(got.text, want.text);
+      EXPECT_EQ(got.reason(), want.reason());
+      EXPECT_EQ(got.last.prompt_tokens, num_tokens);
+      ASSERT_EQ(got.logprobs.size(), want.logprobs.size());
+      for (size_t i = 0; i < got.logprobs.size(); ++i) {
+        EXPECT_EQ(got.logprobs[i].chosen.logprob, want.logprobs[i].chosen.logprob);
+        EXPECT_EQ(got.logprobs[i].chosen.bytes, want.logprobs[i].chosen.bytes);
+        EXPECT_EQ(got.logprobs[i].top.size(), 2u);
+      }
+      EXPECT_EQ(nodes.run(prompt, greedy(num_answer)).token_ids,
+                one.run(prompt, greedy(num_answer)).token_ids);
+    }
+  EXPECT_EQ(nodes.run(prompt_of(5), greedy(0)).reason(), FinishReason::kLength);
+  EXPECT_GT((*nodes.decode)->stats().kv_transfer_bytes_total, 0);
+  EXPECT_GT(nodes.decode->executor().num_finishes, 5);  // before other threads fill pages
+  EXPECT_TRUE(nodes.prefill_is_empty());
+  EXPECT_TRUE(nodes.decode_is_empty());
+}
+
+// The prefill engine chooses the first token; the decode engine's matcher accepts it before its first mask.
+TEST_P(SomeSample, GrammarsGoOnWhereTheFirstTokenWasChosen) {
+  std::atomic<uint32_t> calls = 0;
+  const auto with_grammars = [&](LoopShape shape, bool is_slow) {
+    shape.grammars = [&calls, is_slow] {
+      return std::make_unique<CostlyCompiler>([&calls, is_slow](const std::string&, int64_t, bool) {
+        const uint32_t draw = calls++ * 2654435761u >> 16;
+        return is_slow ? FakeCost{.steps = draw % 4 == 0 ? 5'000'000 : 1,
+                                  .time = std::chrono::microseconds(draw % 700)}
+                       : FakeCost();
+      });
+    };
+    return shape;
+  };
+  Nodes nodes(with_grammars(decode_shape(), true), with_grammars(prefill_shape(), true));
+  TestLoop one(hashed_logits, with_grammars({}, false));
+  for (const std::string text : {"hashed", "some text", "x"})
+    for (const int64_t num_answer : {1, 2, 20}) {
+      SamplingParams sampling{.temperature = 0.8f, .seed = 5, .max_new_tokens = num_answer};
+      sampling.grammar = {GrammarSpec::Kind::kRegex, text};
+      const Answer want = one.run(prompt_of(9), sampling), got = nodes.run(prompt_of(9), sampling);
+      EXPECT_EQ(got.token_ids, want.token_ids) << text << " " << num_answer;
+      EXPECT_EQ(got.text, want.text);
+      EXPECT_EQ(got.reason(), want.reason());
+    }
+  EXPECT_TRUE(nodes.prefill_is_empty());
+  EXPECT_TRUE(nodes.decode_is_empty());
+}
+
+// The prompt's log-probabilities and experts arrive with the first token, even if no output is requested.
+TEST_P(SomeSample, PromptsAreScored) {
+  Nodes nodes(decode_shape(), prefill_shape());
+  TestLoop one;
+  for (const int64_t num_answer : {0, 5}) {
+    Request request{"", prompt_of(21), greedy(num_answer)};
+    request.sampling.top_logprobs = 1;
+    request.prompt_logprobs_from = 2;
+    request.routed_experts_from = 4;
+    Collector want, got;
+    ASSERT_TRUE(one->submit(request, want.callback()).ok());
+    request.prefill_node = nodes.address();
+    ASSERT_TRUE((*nodes.decode)->submit(request, got.callback()).ok());
+    EXPECT_EQ(got.wait().token_ids, want.wait().token_ids);
+    const auto &a = got.wait().prompt_logprobs, &b = want.wait().prompt_logprobs;
+    ASSERT_EQ(a.size(), b.size());
+    EXPECT_EQ(a.size(), 18u);
+    ASSERT_NE(want.wait().last.routed_experts, nullptr);
+    ASSERT_NE(got.wait().last.routed_experts, nullptr);
+    EXPECT_EQ(*got.wait().last.routed_experts, *want.wait().last.routed_experts);
+    for (size_t i = 0; i < a.size(); ++i) {
+      EXPECT_EQ(a[i].chosen.token_id, b[i].chosen.token_id);
+      EXPECT_EQ(a[i].chosen.logprob, b[i].chosen.logprob);
+      EXPECT_EQ(a[i].chosen.bytes, b[i].chosen.bytes);
+    }
+  }
+  EXPECT_TRUE(nodes.prefill_is_empty());
+  EXPECT_TRUE(nodes.decode_is_empty());
+}
+
+// Pages that the decode engine has are not requested: only the bytes of the last, partial page are sent.
+TEST(StepLoopNodes, PagesThatAreKnownDoNotTravel) {
+  Nodes nodes;
+  const auto prompt = prompt_of(18);
+  const int64_t token_bytes = nodes.decode->executor().kv_token_bytes();
+  nodes.run(prompt, greedy(4));
+  const int64_t bytes = (*nodes.decode)->stats().kv_transfer_bytes_total;
+  EXPECT_EQ(bytes, 18 * token_bytes);
+  EXPECT_EQ(nodes.run(prompt, greedy(4)).token_ids, expected_greedy(prompt, 4));
+  EXPECT_TRUE(eventually(
+      [&] { return (*nodes.decode)->stats().kv_transfer_bytes_total == bytes + 2 * token_bytes; }));
+  const auto whole = prompt_of(16);
+  nodes.run(whole, greedy(2));
+  EXPECT_EQ(nodes.run(whole, greedy(4)).token_ids, expected_greedy(whole, 4));
+  EXPECT_TRUE(nodes.prefill_is_empty());
+}
+
+// Many requests at once, data-parallel groups on one side, and a decode pool so small that requests queue and
+// are retracted while others continue.
+TEST_P(SomeSample, AFullPoolQueuesAndRetractsWithoutLoss) {
+  for (const bool reuses : {false, true}) {
+    LoopShape decode = decode_shape(), prefill = prefill_shape();
+    decode.num_pages = 12;
+    decode.context_length = 40;
+    decode.reuses_prefixes = prefill.reuses_prefixes = reuses;
+    prefill.num_groups = 2;
+    prefill.num_pages = 32;
+    Nodes nodes(decode, prefill);
+    std::vector<Collector> collectors(24);
+    std::vector<std::vector<int32_t>> prompts;
+    for (int i = 0; i < 24; ++i) {
+      prompts.push_back(prompt_of(5 + i % 13, i));
+      ASSERT_TRUE(nodes.submit(prompts.back(), greedy(20), collectors[static_cast<size_t>(i)]).ok());
+    }
+    for (size_t i = 0; i < collectors.size(); ++i)
+      EXPECT_EQ(collectors[i].wait().token_ids, expected_greedy(prompts[i], 20)) << i;
+    EXPECT_TRUE(nodes.prefill_is_empty());
+    EXPECT_TRUE(nodes.decode_is_empty());
+  }
+}
+
+// The prefill engine releases held pages after a while; the request that waits for them fails with the
+// reason.
+TEST(StepLoopNodes, PagesThatNobodyTakesAreGivenBack) {
+  LoopShape decode, prefill;
+  decode.num_pages = 8;
+  decode.context_length = 32;
+  prefill.time_limits.held = 0.2;
+  std::atomic<bool> slow = false;
+  decode.scheduler.max_running_requests = 1;
+  FakeLogits logits = [&slow](std::span<const int32_t> history, std::span<float> out) {
+    if (slow.load() && history.size() > 8) std::this_thread::sleep_for(30ms);
+    hashed_logits(history, out);
+  };
+  Nodes nodes(decode, prefill, logits);
+  slow = true;
+  Collector first, second;
+  ASSERT_TRUE(nodes.submit(prompt_of(8), greedy(24), first).ok());
+  ASSERT_TRUE(eventually([&] { return first.num_deltas() > 2; }));
+  ASSERT_TRUE(nodes.submit(prompt_of(8, 1), greedy(24), second).ok());
+  const Answer& late = second.wait();
+  EXPECT_EQ(late.reason(), FinishReason::kError);
+  EXPECT_EQ(late.last.error_code, StatusCode::kUnavailable);
+  EXPECT_NE(late.last.error.find("prefill node " + nodes.address()), std::string::npos) << late.last.error;
+  EXPECT_NE(late.last.error.find("--disaggregation-timeout 0.2 s"), std::string::npos) << late.last.error;
+  EXPECT_EQ(first.wait().token_ids, expected_greedy(prompt_of(8), 24));
+  EXPECT_TRUE(nodes.prefill_is_empty());
+}
+
+// A page that an executor cannot read or write fails its request.
+TEST(StepLoopNodes, PagesThatCannotBeReadOrWrittenFailTheirRequest) {
+  for (const bool on_prefill : {true, false}) {
+    Nodes nodes;
+    (on_prefill ? nodes.prefill : nodes.decode)->executor().page_failure = internal_error("no such page");
+    const Answer answer = nodes.run(prompt_of(9), greedy(4));
+    EXPECT_EQ(answer.reason(), FinishReason::kError);
+    EXPECT_EQ(answer.last.error_code, StatusCode::kInternal);
+    EXPECT_NE(answer.last.error.find("no such page"), std::string::npos) << answer.last.error;
+    EXPECT_EQ(answer.last.error.find(nodes.address()) != std::string::npos, on_prefill) << answer.last.error;
+    EXPECT_TRUE(nodes.prefill_is_empty());
+    EXPECT_TRUE(nodes.decode_is_empty());
+  }
+}
+
+TEST(StepLoopNodes, AnAbortReachesThePrefillEngine) {
+  Gate gate;
+  Nodes nodes({}, {}, hashed_logits, gate.hook());
+  Collector collector;
+  const auto id = nodes.submit(prompt_of(30), greedy(20), collector);
+  gate.wait_until_reached();
+  (*nodes.decode)->cancel(*id);
+  EXPECT_EQ(collector.wait().reason(), FinishReason::kAbort);
+  gate.open();
+  EXPECT_TRUE(eventually([&] { return (*nodes.prefill)->stats().num_requests_total == 1; }));
+  EXPECT_TRUE(nodes.prefill_is_empty());
+  EXPECT_TRUE(nodes.decode_is_empty());
+}
+
+TEST(StepLoopNodes, ADeadPrefillEngineFailsItsRequestsAndIsTakenAgain) {
+  Gate gate;
+  Nodes nodes({}, {}, hashed_logits, gate.hook());
+  Collector collector;
+  ASSERT_TRUE(nodes.submit(prompt_of(9), greedy(20), collector).ok());
+  gate.wait_until_reached();
+  std::thread opener([&] {
+    std::this_thread::sleep_for(50ms);
+    gate.open();
+  });
+  nodes.kill_prefill();
+  opener.join();
+  const Answer& lost = collector.wait();
+  EXPECT_EQ(lost.last.error_code, StatusCode::kUnavailable);
+  EXPECT_NE(lost.last.error.find("prefill node " + nodes.address()), std::string::npos) << lost.last.error;
+
+  const Answer refused = nodes.run(prompt_of(9), greedy(20));
+  EXPECT_NE(refused.last.error.find("cannot connect"), std::string::npos) << refused.last.error;
+  nodes.start_prefill(kHello);
+  EXPECT_EQ(nodes.run(prompt_of(9), greedy(20)).token_ids, expected_greedy(prompt_of(9), 20));
+  EXPECT_TRUE(nodes.decode_is_empty());
+}
+
+TEST(StepLoopNodes, ADeadDecodeEngineLeavesNothingHeld) {
+  LoopShape small;
+  small.scheduler.max_running_requests = 1;
+  Nodes nodes(small);
+  std::vector<Collector> collectors(6);
+  for (size_t i = 0; i < collectors.size(); ++i)
+    ASSERT_TRUE(nodes.submit(prompt_of(9, static_cast<int32_t>(i)), greedy(100), collectors[i]).ok());
+  nodes.decode.reset();
+  EXPECT_TRUE(nodes.prefill_is_empty());
+  LoopShape again;
+  again.hello = kHello;
+  nodes.decode.emplace(hashed_logits, again);
+  EXPECT_EQ(nodes.run(prompt_of(9), greedy(20)).token_ids, expected_greedy(prompt_of(9), 20));
+}
+
+TEST(StepLoopNodes, NodesThatDoNotFitRefuseEachOther) {
+  Nodes nodes;
+  nodes.kill_prefill();
+  nodes.start_prefill({0, {{"protocol", "1"}, {"--page-size", "8"}}});
+  const Answer answer = nodes.run(prompt_of(9), greedy(20));
+  EXPECT_EQ(answer.reason(), FinishReason::kError);
+  EXPECT_NE(answer.last.error.find("--page-size is 8 on the prefill node and 4 on the decode node"),
+            std::string::npos)
+      << answer.last.error;
+
+  TestLoop one;
+  Request request{"", prompt_of(3), greedy(2)};
+  request.prefill_node = nodes.address();
+  EXPECT_EQ(one->submit(request, {}).status().code(), StatusCode::kUnsupported);
+  for (const std::string place : {"nowhere", "10.0.0.1:8998"}) {
+    request.prefill_node = place;
+    EXPECT_EQ((*nodes.decode)->submit(request, {}).status().code(), StatusCode::kInvalidArgument) << place;
+  }
+}
+
+// Errors of the prefill engine reach the client, with the node's name.
+TEST(StepLoopNodes, RefusalsOfThePrefillEngineArePassedOn) {
+  LoopShape prefill;
+  prefill.context_length = 16;
+  Nodes nodes({}, prefill);
+  const Answer answer = nodes.run(prompt_of(30), greedy(4));
+  EXPECT_EQ(answer.last.error_code, StatusCode::kDoesNotFit);
+  EXPECT_NE(answer.last.error.find("30 tokens, the context holds 16"), std::string::npos);
+  EXPECT_NE(answer.last.error.find(nodes.address()), std::string::npos);
+}
+
+// Peers that speak another protocol: their connection ends, other connections continue.
+TEST(StepLoopNodes, GarbageOnThePortHurtsNobody) {
+  Nodes nodes;
+  const int port = nodes.node->port();
+  for (const std::string& bytes : {std::string("GET / HTTP/1.1\r\nHost: x\r\n\r\n                         "),
+                                   std::string(200, '\0'), std::string("F4PD")}) {
+    auto socket = connect_to(port);
+    ASSERT_TRUE(socket.ok());
+    ASSERT_TRUE((*socket)->send({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}).ok());
+    if (bytes.size() > 40) {
+      const auto refusal = (*socket)->receive({.stage = KvStage::kChallenge});
+      ASSERT_TRUE(refusal.ok()) << refusal.status().to_string();
+      EXPECT_EQ(decode_failure(refusal->payload).code(), StatusCode::kDataLoss);
+      EXPECT_FALSE((*socket)->receive({.stage = KvStage::kChallenge}).ok());
+    }
+  }
+  // A node that sends a valid hello and then requests under another epoch, or takes pages of an unknown room.
+  for (const bool wrong_epoch : {true, false}) {
+    auto socket = connect_to(port);
+    ASSERT_TRUE(socket.ok());
+    const auto reply = greet_prefill_node(**socket, kHello, NodeSecret(), in_seconds(20));
+    ASSERT_TRUE(reply.ok());
+    const uint64_t epoch = reply->epoch;
+    const KvLegal legal{.stage = KvStage::kToDecode, .epoch = epoch};
+    SamplingParams sampling = greedy(4);
+    sampling.seed = 1;
+    const std::string ask = encode_prefill({.input_ids = prompt_of(9), .sampling = sampling});
+    ASSERT_TRUE(
+        (*socket)
+            ->send(kv_frame(KvFrameType::kPrefill, wrong_epoch ? epoch + 1 : epoch, 5, std::string_view(ask)))
+            .ok());
+    if (!wrong_epoch) {
+      const auto first = (*socket)->receive(legal);
+      ASSERT_TRUE(first.ok());
+      EXPECT_EQ(first->header.type, KvFrameType::kFirstToken);
+      const int64_t page = 99;
+      ASSERT_TRUE((*socket)
+                      ->send(kv_frame(KvFrameType::kTake, epoch, 5,
+                                      {reinterpret_cast<const uint8_t*>(&page), sizeof page}))
+                      .ok());
+    }
+    EXPECT_FALSE((*socket)->receive(legal).ok());
+  }
+  EXPECT_EQ(nodes.run(prompt_of(9), greedy(20)).token_ids, expected_greedy(prompt_of(9), 20));
+  EXPECT_TRUE(nodes.prefill_is_empty());
+}
+
+}  // namespace
+}  // namespace fp4moe
