@@ -5,8 +5,8 @@
 
 #include "backend_matrix.h"
 #include "base/check.h"
+#include "io/config/model_config.h"
 #include "io/file.h"
-#include "io/model_config.h"
 #include "model/plan_model.h"
 #include "moe/plan.h"
 #include "verb.h"

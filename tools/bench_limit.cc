@@ -4,7 +4,7 @@
 
 #include "base/check.h"
 #include "comm/job.h"
-#include "io/dummy_checkpoint.h"
+#include "io/write/dummy_checkpoint.h"
 #include "model/plan_model.h"
 
 namespace fp4moe {

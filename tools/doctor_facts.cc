@@ -20,10 +20,10 @@
 #include "doctor_checks.h"
 #include "engine/startup/memory_plan.h"
 #include "engine/startup/user_cache.h"
-#include "io/chat_template.h"
-#include "io/dummy_checkpoint.h"
-#include "io/tokenizer.h"
-#include "io/unused_tensors.h"
+#include "io/checkpoint/unused_tensors.h"
+#include "io/jinja/chat_template.h"
+#include "io/tokenizer/tokenizer.h"
+#include "io/write/dummy_checkpoint.h"
 #include "model/plan_model.h"
 
 namespace fp4moe {

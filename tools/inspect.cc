@@ -9,9 +9,9 @@
 #include "base/check.h"
 #include "formats/bf16.h"
 #include "inspect_numerics.h"
-#include "io/expert_statistics.h"
-#include "io/mtp_layers.h"
-#include "io/unused_tensors.h"
+#include "io/checkpoint/mtp_layers.h"
+#include "io/checkpoint/unused_tensors.h"
+#include "io/write/expert_statistics.h"
 #include "verb.h"
 
 namespace fp4moe {

@@ -9,7 +9,7 @@
 
 #include "base/check.h"
 #include "base/cpu_info.h"
-#include "io/expert_statistics.h"
+#include "io/write/expert_statistics.h"
 #include "model/plan_model.h"
 #include "moe/expert_probe.h"
 

@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "io/checkpoint.h"
-#include "io/model_config.h"
+#include "io/checkpoint/checkpoint.h"
+#include "io/config/model_config.h"
 
 namespace fp4moe {
 

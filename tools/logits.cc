@@ -6,10 +6,10 @@
 #include "base/check.h"
 #include "engine/ranks/rank_group.h"
 #include "engine/startup/memory_plan.h"
-#include "io/dummy_checkpoint.h"
+#include "io/checkpoint/safetensors.h"
+#include "io/checkpoint/unused_tensors.h"
 #include "io/file.h"
-#include "io/safetensors.h"
-#include "io/unused_tensors.h"
+#include "io/write/dummy_checkpoint.h"
 #include "model/plan_model.h"
 #include "verb.h"
 

@@ -1,5 +1,5 @@
 // fp4moe make-tiny: writes a random checkpoint of a published shape or a smaller one.
-#include "io/make_tiny.h"
+#include "io/write/make_tiny.h"
 
 #include <cstdio>
 #include <memory>

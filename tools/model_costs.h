@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "io/checkpoint.h"
-#include "io/model_config.h"
+#include "io/checkpoint/checkpoint.h"
+#include "io/config/model_config.h"
 #include "kernels/ops.h"
 
 namespace fp4moe {

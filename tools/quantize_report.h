@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "eval_questions.h"
-#include "io/quantize_checkpoint.h"
+#include "io/write/quantize_checkpoint.h"
 #include "text_pass.h"
 
 namespace fp4moe {

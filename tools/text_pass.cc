@@ -8,7 +8,7 @@
 #include "base/check.h"
 #include "base/cpu_info.h"
 #include "io/file.h"
-#include "io/tokenizer.h"
+#include "io/tokenizer/tokenizer.h"
 #include "model/plan_model.h"
 
 namespace fp4moe {

@@ -21,9 +21,9 @@
 #include "engine/startup/self_test.h"
 #include "engine/startup/startup_lines.h"
 #include "engine/step/step_loop.h"
-#include "io/chat_template.h"
-#include "io/dummy_checkpoint.h"
-#include "io/unused_tensors.h"
+#include "io/checkpoint/unused_tensors.h"
+#include "io/jinja/chat_template.h"
+#include "io/write/dummy_checkpoint.h"
 #include "model/plan_model.h"
 
 namespace fp4moe {

@@ -2,8 +2,8 @@
 
 #include "base/check.h"
 #include "base/weight_store.h"
-#include "io/expert_weights.h"
-#include "io/finite_check.h"
+#include "io/checkpoint/expert_weights.h"
+#include "io/checkpoint/finite_check.h"
 #include "model/decoder.h"
 #include "model/weight_loader.h"
 #include "moe/shared_expert.h"

@@ -5,7 +5,7 @@
 
 #include "base/buffer.h"
 #include "fp4moe/status.h"
-#include "io/model_config.h"
+#include "io/config/model_config.h"
 #include "kernels/device_copy.h"
 #include "kernels/ops.h"
 #include "moe/rank_layout.h"

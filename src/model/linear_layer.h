@@ -8,7 +8,7 @@
 
 #include "base/buffer.h"
 #include "base/thread_pool.h"
-#include "io/expert_weights.h"
+#include "io/checkpoint/expert_weights.h"
 #include "kernels/ops.h"
 #include "moe/fp4_linear.h"
 #include "moe/plan.h"

@@ -9,8 +9,8 @@
 
 #include "base/thread_pool.h"
 #include "fp4moe/sinks.h"
-#include "io/checkpoint.h"
-#include "io/model_config.h"
+#include "io/checkpoint/checkpoint.h"
+#include "io/config/model_config.h"
 #include "kernels/ops.h"
 #include "model/kv_cache.h"
 #include "model/rank_context.h"

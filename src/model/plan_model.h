@@ -7,7 +7,7 @@
 #include "base/dtype.h"
 #include "device/device.h"
 #include "fp4moe/config.h"
-#include "io/model_config.h"
+#include "io/config/model_config.h"
 #include "kernels/ops.h"
 #include "moe/plan.h"
 

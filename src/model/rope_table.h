@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "io/model_config.h"
+#include "io/config/model_config.h"
 
 namespace fp4moe {
 

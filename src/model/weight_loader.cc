@@ -7,7 +7,7 @@
 
 #include "base/check.h"
 #include "base/weight_store.h"
-#include "io/finite_check.h"
+#include "io/checkpoint/finite_check.h"
 
 namespace fp4moe {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "formats/tensor_scale.h"
-#include "io/expert_weights.h"
+#include "io/checkpoint/expert_weights.h"
 #include "moe/rank_layout.h"
 #include "moe/scheme.h"
 

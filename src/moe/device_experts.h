@@ -5,7 +5,7 @@
 
 #include "base/buffer.h"
 #include "base/thread_pool.h"
-#include "io/expert_weights.h"
+#include "io/checkpoint/expert_weights.h"
 #include "kernels/device_moe.h"
 #include "moe/act_scales.h"
 #include "moe/plan.h"

@@ -10,7 +10,7 @@
 #include "base/buffer.h"
 #include "base/thread_pool.h"
 #include "device/stream.h"
-#include "io/expert_weights.h"
+#include "io/checkpoint/expert_weights.h"
 #include "moe/device_expert_runner.h"
 #include "moe/table.h"
 

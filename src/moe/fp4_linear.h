@@ -7,7 +7,7 @@
 
 #include "base/buffer.h"
 #include "base/thread_pool.h"
-#include "io/expert_weights.h"
+#include "io/checkpoint/expert_weights.h"
 #include "kernels/ops.h"
 #include "moe/plan.h"
 

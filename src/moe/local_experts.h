@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "io/expert_weights.h"
+#include "io/checkpoint/expert_weights.h"
 #include "moe/plan.h"
 
 namespace fp4moe {

@@ -5,7 +5,7 @@
 
 #include "base/buffer.h"
 #include "base/thread_pool.h"
-#include "io/expert_weights.h"
+#include "io/checkpoint/expert_weights.h"
 #include "moe/plan.h"
 #include "moe/table.h"
 #include "moe/transport.h"

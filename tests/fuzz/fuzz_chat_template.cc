@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "io/chat_template.h"
+#include "io/jinja/chat_template.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view input(reinterpret_cast<const char*>(data), size);

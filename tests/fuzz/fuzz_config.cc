@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "base/check.h"
-#include "io/model_config.h"
+#include "io/config/model_config.h"
 
 using namespace fp4moe;
 

@@ -11,8 +11,8 @@
 
 #include "base/check.h"
 #include "engine/grammar/grammar.h"
-#include "io/bpe.h"
-#include "io/tokenizer.h"
+#include "io/tokenizer/bpe.h"
+#include "io/tokenizer/tokenizer.h"
 
 namespace {
 

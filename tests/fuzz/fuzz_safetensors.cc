@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "base/check.h"
-#include "io/checkpoint_index.h"
-#include "io/safetensors.h"
+#include "io/checkpoint/checkpoint_index.h"
+#include "io/checkpoint/safetensors.h"
 
 using namespace fp4moe;
 

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "base/check.h"
-#include "io/bpe.h"
-#include "io/tokenizer.h"
-#include "io/unicode_text.h"
+#include "io/tokenizer/bpe.h"
+#include "io/tokenizer/tokenizer.h"
+#include "io/tokenizer/unicode_text.h"
 
 namespace {
 

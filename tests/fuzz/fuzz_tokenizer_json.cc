@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "base/check.h"
-#include "io/tokenizer.h"
+#include "io/tokenizer/tokenizer.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto tokenizer = fp4moe::Tokenizer::parse({reinterpret_cast<const char*>(data), size});

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "io/make_tiny.h"
+#include "io/write/make_tiny.h"
 
 namespace fp4moe {
 

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "io/chat_template.h"
+#include "io/jinja/chat_template.h"
 
 namespace {
 

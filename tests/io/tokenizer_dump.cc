@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "io/tokenizer.h"
+#include "io/tokenizer/tokenizer.h"
 
 namespace fp4moe {
 namespace {

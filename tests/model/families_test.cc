@@ -11,8 +11,8 @@
 
 #include "base/check.h"
 #include "formats/nvfp4.h"
-#include "io/checkpoint.h"
-#include "io/safetensors.h"
+#include "io/checkpoint/checkpoint.h"
+#include "io/checkpoint/safetensors.h"
 #include "reference_prompt.h"
 #include "support/compare.h"
 

@@ -8,7 +8,7 @@
 
 #include "base/check.h"
 #include "comm/job.h"
-#include "io/checkpoint.h"
+#include "io/checkpoint/checkpoint.h"
 #include "model/kv_cache.h"
 #include "model/model.h"
 #include "model/plan_model.h"

@@ -5,8 +5,8 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "io/checkpoint/safetensors.h"
 #include "io/file.h"
-#include "io/safetensors.h"
 #include "model/kv_cache.h"
 #include "model/model.h"
 #include "model/plan_model.h"

@@ -7,7 +7,7 @@
 
 #include "fp4moe/config.h"
 #include "fp4moe/status.h"
-#include "io/model_config.h"
+#include "io/config/model_config.h"
 
 namespace fp4moe {
 

@@ -10,12 +10,12 @@
 #include <vector>
 
 #include "io/changed_checkpoint.h"
-#include "io/dummy_checkpoint.h"
+#include "io/checkpoint/unused_tensors.h"
 #include "io/small_model.h"
 #include "io/small_shapes.h"
 #include "io/status_matchers.h"
 #include "io/temp_folder.h"
-#include "io/unused_tensors.h"
+#include "io/write/dummy_checkpoint.h"
 #include "model/model.h"
 #include "model/plan_model.h"
 #include "reference_prompt.h"

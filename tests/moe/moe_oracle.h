@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "io/expert_weights.h"
+#include "io/checkpoint/expert_weights.h"
 #include "moe/plan.h"
 
 namespace fp4moe {

@@ -3,7 +3,7 @@
 
 #include "engine/disagg/kv_wire.h"
 #include "engine/ranks/executor.h"
-#include "io/checkpoint.h"
+#include "io/checkpoint/checkpoint.h"
 
 namespace fp4moe {
 

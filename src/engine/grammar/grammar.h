@@ -9,7 +9,7 @@
 
 #include "fp4moe/request.h"
 #include "fp4moe/status.h"
-#include "io/tokenizer.h"
+#include "io/tokenizer/tokenizer.h"
 
 namespace fp4moe {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "engine/output/stop_regex.h"
-#include "io/tokenizer.h"
+#include "io/tokenizer/tokenizer.h"
 
 namespace fp4moe {
 

@@ -10,7 +10,7 @@
 #include "engine/ranks/executor.h"
 #include "fp4moe/config.h"
 #include "fp4moe/engine.h"
-#include "io/checkpoint.h"
+#include "io/checkpoint/checkpoint.h"
 #include "model/model.h"
 #include "model/plan_model.h"
 

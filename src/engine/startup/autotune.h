@@ -4,7 +4,7 @@
 #include <functional>
 #include <string>
 
-#include "io/checkpoint.h"
+#include "io/checkpoint/checkpoint.h"
 #include "model/plan_model.h"
 #include "moe/tactics.h"
 

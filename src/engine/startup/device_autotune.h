@@ -8,7 +8,7 @@
 
 #include "base/thread_pool.h"
 #include "fp4moe/config.h"
-#include "io/expert_weights.h"
+#include "io/checkpoint/expert_weights.h"
 #include "kernels/device_moe.h"
 #include "moe/plan.h"
 

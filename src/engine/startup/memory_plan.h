@@ -6,7 +6,7 @@
 
 #include "fp4moe/config.h"
 #include "fp4moe/status.h"
-#include "io/checkpoint.h"
+#include "io/checkpoint/checkpoint.h"
 #include "model/plan_model.h"
 
 namespace fp4moe {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "base/thread_pool.h"
-#include "io/checkpoint.h"
-#include "io/expert_weights.h"
+#include "io/checkpoint/checkpoint.h"
+#include "io/checkpoint/expert_weights.h"
 #include "model/plan_model.h"
 #include "moe/table.h"
 

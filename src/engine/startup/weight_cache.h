@@ -15,7 +15,7 @@
 #include "base/thread_pool.h"
 #include "base/weight_store.h"
 #include "engine/startup/weight_file.h"
-#include "io/checkpoint.h"
+#include "io/checkpoint/checkpoint.h"
 #include "io/file.h"
 #include "model/plan_model.h"
 #include "moe/rank_layout.h"

@@ -26,7 +26,7 @@
 #include "engine/step/time_limits.h"
 #include "engine/step/watchdog.h"
 #include "fp4moe/engine.h"
-#include "io/tokenizer.h"
+#include "io/tokenizer/tokenizer.h"
 
 namespace fp4moe {
 

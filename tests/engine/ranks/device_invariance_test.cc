@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "engine/ranks/rank_group.h"
-#include "io/checkpoint.h"
+#include "io/checkpoint/checkpoint.h"
 #include "io/file.h"
 #include "model/plan_model.h"
 

@@ -18,7 +18,7 @@
 #include "engine/ranks/rank_group.h"
 #include "engine/startup/autotune.h"
 #include "engine/startup/relative_error.h"
-#include "io/checkpoint.h"
+#include "io/checkpoint/checkpoint.h"
 #include "io/file.h"
 #include "io/temp_folder.h"
 #include "model/plan_model.h"

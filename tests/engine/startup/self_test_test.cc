@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "io/expert_weights.h"
+#include "io/checkpoint/expert_weights.h"
 #include "moe/expert_probe.h"
 
 namespace fp4moe {

@@ -1,0 +1,100 @@
+#include "io/checkpoint/expert_weights.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/check.h"
+#include "io/checkpoint/bf16_experts.h"
+#include "io/checkpoint/finite_check.h"
+#include "io/checkpoint/fp4_tensors.h"
+#include "io/checkpoint/fused_experts.h"
+#include "io/config/quant_config.h"
+
+namespace fp4moe {
+namespace {
+
+std::string experts_prefix(int64_t layer) {
+  return "model.layers." + std::to_string(layer) + ".mlp.experts.";
+}
+
+// gpt-oss has one tensor for all experts: [E, ...].
+Status check_fused_finite(const Checkpoint& checkpoint, const std::string& name, ExpertRange local,
+                          ThreadPool& pool) {
+  const TensorEntry* tensor = checkpoint.find(name);
+  if (tensor == nullptr) return {};
+  const std::vector<int64_t>& shape = tensor->view.shape;
+  const int64_t rows = shape.size() == 3 ? shape[1] : 1;  // per expert
+  const int64_t first = std::min(local.first, shape[0]), count = std::min(local.count, shape[0] - first);
+  return check_finite({tensor, first * rows, count * rows}, pool);
+}
+
+// Dialects in which every projection of every expert is a separate module.
+Result<MoeWeightsView> load_per_expert(const Checkpoint& checkpoint, const ModelConfig& config,
+                                       const std::string& prefix, ExpertRange local) {
+  const int64_t hidden = config.hidden_size, inter = config.intermediate_size;
+  const QuantMethod method = config.quant.method;
+  MoeWeightsView moe{.format = is_mxfp4(method) ? Fp4Format::kMxfp4 : Fp4Format::kNvfp4,
+                     .hidden_size = hidden,
+                     .intermediate_size = inter,
+                     .experts = {},
+                     .bf16_experts = {}};
+  for (int64_t e = 0; e < config.num_experts; ++e) {
+    const std::string expert = prefix + std::to_string(e);
+    const auto load = [&](const char* name, int64_t rows, int64_t cols) {
+      return load_fp4_projection(checkpoint, method, expert + name, {rows, cols, local.contains(e)});
+    };
+    FP4MOE_ASSIGN_OR_RETURN(const Fp4Projection gate, load(".gate_proj", inter, hidden));
+    FP4MOE_ASSIGN_OR_RETURN(const Fp4Projection up, load(".up_proj", inter, hidden));
+    FP4MOE_ASSIGN_OR_RETURN(const Fp4Projection down, load(".down_proj", hidden, inter));
+    moe.experts.push_back({.gate = gate.weight,
+                           .up = up.weight,
+                           .down = down.weight,
+                           .gate_input_scale = gate.input_scale,
+                           .up_input_scale = up.input_scale,
+                           .down_input_scale = down.input_scale});
+  }
+  return moe;
+}
+
+}  // namespace
+
+Result<MoeWeightsView> load_expert_weights(const Checkpoint& checkpoint, const ModelConfig& config,
+                                           int64_t layer, ExpertRange local) {
+  FP4MOE_CHECK(layer >= 0 && layer < config.num_layers,
+               "layer " + std::to_string(layer) + " of " + std::to_string(config.num_layers));
+  if (!config.layer_has_experts.empty() && !config.layer_has_experts[static_cast<size_t>(layer)])
+    return invalid_argument("layer " + std::to_string(layer) + " has a dense MLP, no experts");
+  const QuantMethod method = config.quant.method;
+  const std::string prefix = experts_prefix(layer);
+  if (method == QuantMethod::kNone) return load_bf16_experts(checkpoint, config, prefix);
+  const bool is_fused =
+      method == QuantMethod::kMxfp4GptOss ||
+      (method == QuantMethod::kModelOptNvfp4 && checkpoint.find(prefix + "gate_up_proj.weight") != nullptr);
+  const std::string module = prefix + (is_fused ? "gate_up_proj" : "0.gate_proj");
+  if (is_excluded(config.quant, module))
+    return unsupported("module '" + module + "' is left unquantised by " + config.quant.declared_by +
+                       "; supported: experts in FP4");
+  if (method == QuantMethod::kMxfp4GptOss) return load_gpt_oss_experts(checkpoint, config, prefix, local);
+  if (is_fused) return load_fused_modelopt_experts(checkpoint, config, prefix, local);
+  return load_per_expert(checkpoint, config, prefix, local);
+}
+
+Status check_experts_finite(const Checkpoint& checkpoint, const ModelConfig& config, int64_t layer,
+                            ExpertRange local, bool with_matrices, ThreadPool& pool) {
+  const std::string prefix = experts_prefix(layer);
+  const bool is_bf16 = config.quant.method == QuantMethod::kNone && with_matrices;
+  if (config.family == ModelFamily::kGptOss) {
+    for (const char* name : {"gate_up_proj_bias", "down_proj_bias"})
+      FP4MOE_RETURN_IF_ERROR(check_fused_finite(checkpoint, prefix + name, local, pool));
+    for (const char* name : {"gate_up_proj", "down_proj"})
+      if (is_bf16) FP4MOE_RETURN_IF_ERROR(check_fused_finite(checkpoint, prefix + name, local, pool));
+    return {};
+  }
+  for (int64_t e = 0; is_bf16 && e < config.num_experts; ++e)
+    for (const char* name : {".gate_proj.weight", ".up_proj.weight", ".down_proj.weight"})
+      if (local.contains(e))
+        FP4MOE_RETURN_IF_ERROR(check_finite({checkpoint.find(prefix + std::to_string(e) + name)}, pool));
+  return {};
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,100 @@
+// Typed views of the experts of one MoE layer as the checkpoint stores them; no data is moved. All dialects
+// are converted to this form, so runners know formats but not dialects.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "formats/fp4_matrix.h"
+#include "io/checkpoint/checkpoint.h"
+#include "io/config/model_config.h"
+
+namespace fp4moe {
+
+// gate and up [I, H], down [H, I]. Biases are null if the model has none. Bias element i is at bias[i *
+// stride] (gpt-oss interleaves gate and up: stride 2).
+struct ExpertWeightsView {
+  Fp4MatrixView gate, up, down;
+  const bf16* gate_bias = nullptr;
+  const bf16* up_bias = nullptr;
+  const bf16* down_bias = nullptr;
+  int64_t gate_up_bias_stride = 1;
+  // Calibrated activation scales, decode direction (amax / 2688); 1.0 if the checkpoint has none.
+  float gate_input_scale = 1, up_input_scale = 1, down_input_scale = 1;
+};
+
+// [rows, cols] bf16; element (r, c) is at data[r * row_stride + c * col_stride]: gpt-oss stores its experts
+// transposed, with alternating gate and up columns.
+struct Bf16MatrixView {
+  int64_t rows = 0, cols = 0;
+  const bf16* data = nullptr;
+  int64_t row_stride = 0, col_stride = 1;
+};
+
+// An expert of an unquantised checkpoint; shapes as in ExpertWeightsView.
+struct Bf16ExpertView {
+  Bf16MatrixView gate, up, down;
+  const bf16* gate_bias = nullptr;
+  const bf16* up_bias = nullptr;
+  const bf16* down_bias = nullptr;
+  int64_t gate_up_bias_stride = 1;
+};
+
+struct MoeWeightsView {
+  Fp4Format format = Fp4Format::kMxfp4;
+  int64_t hidden_size = 0, intermediate_size = 0;
+  std::vector<ExpertWeightsView> experts;    // [E]; empty with kNone
+  std::vector<Bf16ExpertView> bf16_experts;  // [E] with kNone
+};
+
+// A linear layer outside the routed experts: FP4, or bf16 if the checkpoint did not quantise it.
+struct LinearWeightsView {
+  bool is_fp4 = false;
+  Fp4MatrixView fp4;             // [N, K]
+  float input_scale = 1;         // for fp4, decode direction; 1 if the checkpoint has none
+  const bf16* weight = nullptr;  // [N, K] row-major, if not FP4
+  const bf16* bias = nullptr;    // [N] or null
+  int64_t n = 0, k = 0;
+  // The checkpoint tensors behind weight and bias, or null; for check_finite().
+  const TensorEntry* weight_tensor = nullptr;
+  const TensorEntry* bias_tensor = nullptr;
+};
+
+// A gated MLP applied to every token: a shared expert, or the MLP of a layer without experts.
+struct MlpWeightsView {
+  int64_t hidden_size = 0, intermediate_size = 0;
+  LinearWeightsView gate, up, down;  // [I, H], [I, H], [H, I]; all FP4 in one format, or all bf16
+};
+
+// Loads "<name>.weight" and its scales: FP4 if the checkpoint has FP4 tensors of that name and the
+// quantization declaration does not exclude the module (kInvalidArgument if the two contradict). Checks as
+// load_expert_weights(). has_bias: requires "<name>.bias".
+Result<LinearWeightsView> load_linear_weights(const Checkpoint& checkpoint, const ModelConfig& config,
+                                              const std::string& name, int64_t n, int64_t k,
+                                              bool has_bias = false);
+// "<prefix>.gate_proj", "<prefix>.up_proj", "<prefix>.down_proj".
+Result<MlpWeightsView> load_mlp_weights(const Checkpoint& checkpoint, const ModelConfig& config,
+                                        const std::string& prefix, int64_t intermediate_size);
+
+// Experts [first, first + count), clipped to the existing ones.
+struct ExpertRange {
+  int64_t first = 0, count = INT64_MAX;
+  constexpr bool contains(int64_t expert) const { return expert >= first && expert - first < count; }
+};
+
+// Finds, checks (names, dtypes, shapes, finite positive scales, no 0xFF e8m0 byte) and types all experts of
+// layer `layer`. Errors name the tensor and both values, and for scales the expert and position. Block
+// scales, a ninth of the bytes, are read only for `local` experts, so a rank does not touch the other ranks'
+// pages. A checkpoint without a quantization declaration has bf16 experts.
+Result<MoeWeightsView> load_expert_weights(const Checkpoint& checkpoint, const ModelConfig& config,
+                                           int64_t layer, ExpertRange local = {});
+
+// kDataLoss if a bf16 value of the `local` experts is not finite (finite_check.h): always checks the biases,
+// and with `with_matrices` also the matrices of experts that are not FP4. Precondition: load_expert_weights()
+// succeeded for the layer.
+Status check_experts_finite(const Checkpoint& checkpoint, const ModelConfig& config, int64_t layer,
+                            ExpertRange local, bool with_matrices, ThreadPool& pool);
+
+}  // namespace fp4moe

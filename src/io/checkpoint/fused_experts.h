@@ -1,0 +1,20 @@
+// Experts stored in one tensor per projection. Only for the .cc files of this folder.
+#pragma once
+
+#include <string>
+
+#include "io/checkpoint/expert_weights.h"
+
+namespace fp4moe {
+
+// gpt-oss: "<prefix>gate_up_proj_blocks" [E, 2I, H / 32, 16], _scales, _bias, gate and up rows alternating,
+// and "<prefix>down_proj_*". `prefix` ends in "experts.".
+Result<MoeWeightsView> load_gpt_oss_experts(const Checkpoint& checkpoint, const ModelConfig& config,
+                                            const std::string& prefix, ExpertRange local);
+// ModelOpt: "<prefix>gate_up_proj.weight" [E, 2I, H / 2], gate rows first, .weight_scale [E, 2I, H / 16],
+// .weight_scale_2 and optionally .input_scale of shape [], [1], [E], [E, 1] or [E, 2] (gate, up);
+// "<prefix>down_proj.*" likewise.
+Result<MoeWeightsView> load_fused_modelopt_experts(const Checkpoint& checkpoint, const ModelConfig& config,
+                                                   const std::string& prefix, ExpertRange local);
+
+}  // namespace fp4moe

@@ -1,0 +1,58 @@
+#include "io/checkpoint/mtp_layers.h"
+
+#include <charconv>
+
+namespace fp4moe {
+
+namespace {
+
+bool remove_prefix(std::string_view& name, std::string_view prefix) {
+  if (!name.starts_with(prefix)) return false;
+  name.remove_prefix(prefix.size());
+  return true;
+}
+
+bool is_below_mtp(std::string_view name) {
+  remove_prefix(name, "model.");
+  return name.starts_with("mtp.");
+}
+
+// N of "model.layers.N" or "layers.N", alone or before a dot; -1: not a layer's name.
+int64_t layer_number(std::string_view name) {
+  remove_prefix(name, "model.");
+  if (!remove_prefix(name, "layers.")) return -1;
+  int64_t layer = 0;
+  const char* const end = name.data() + name.size();
+  const auto [at, error] = std::from_chars(name.data(), end, layer);
+  return error == std::errc() && (at == end || *at == '.') ? layer : -1;
+}
+
+}  // namespace
+
+bool is_mtp_name(const ModelConfig& config, std::string_view name) {
+  return is_below_mtp(name) || layer_number(name) >= config.num_layers;
+}
+
+bool is_mtp_tensor(const ModelConfig& config, const Checkpoint& checkpoint, std::string_view name) {
+  if (is_below_mtp(name)) return true;
+  const int64_t layer = layer_number(name);
+  if (config.family != ModelFamily::kDeepseekV3 || layer < config.num_layers) return false;
+  const std::string joint = "model.layers." + std::to_string(layer) + ".eh_proj.weight";
+  return checkpoint.find(joint) != nullptr || checkpoint.find(joint + "_packed") != nullptr;
+}
+
+std::string describe_skipped_mtp(const ModelConfig& config, const Checkpoint& checkpoint) {
+  int64_t num_tensors = 0, num_bytes = 0;
+  const std::string* first = nullptr;
+  for (const TensorEntry& tensor : checkpoint.tensors()) {
+    if (!is_mtp_tensor(config, checkpoint, tensor.name)) continue;
+    if (first == nullptr) first = &tensor.name;
+    ++num_tensors;
+    num_bytes += tensor.view.num_bytes();
+  }
+  if (first == nullptr) return {};
+  return "skipping " + std::to_string(num_tensors) + " tensors (" + std::to_string(num_bytes) +
+         " bytes) of multi-token prediction, the first is '" + *first + "'";
+}
+
+}  // namespace fp4moe

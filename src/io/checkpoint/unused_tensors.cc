@@ -1,0 +1,188 @@
+#include "io/checkpoint/unused_tensors.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+#include <unordered_set>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "io/checkpoint/fp4_tensors.h"
+#include "io/checkpoint/mtp_layers.h"
+#include "io/json_document.h"
+#include "io/write/make_tiny_tensors.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr const char* kEmbedding = "model.embed_tokens.weight";
+constexpr const char* kHead = "lm_head.weight";
+constexpr std::string_view kExperts = ".mlp.experts.";
+
+// The names of the tensors that the loaders read. list_tiny_tensors() lists every family's tensors in the
+// form that the declaration implies; if the checkpoint stores a module in another form, the loaders read that
+// form.
+class UsedNames {
+ public:
+  UsedNames(const Checkpoint& checkpoint, const ModelConfig& config)
+      : checkpoint_(checkpoint), method_(config.quant.method) {
+    for (TinyTensor& tensor : list_tiny_tensors(config)) add(std::move(tensor.spec.name));
+  }
+
+  bool contains(const std::string& name) const { return names_.contains(name); }
+
+ private:
+  void add(std::string name) {
+    if (is_scale_of_linear(name)) return;  // added with its module's codes
+    const std::string experts = fused_experts(name);
+    const std::string module = linear_module(name);
+    if (!experts.empty()) {
+      for (const char* projection : {"gate_up_proj", "down_proj"}) add_fp4(experts + projection);
+    } else if (module.empty() || method_ == QuantMethod::kNone) {
+      names_.insert(std::move(name));
+    } else if (has_fp4_tensors(checkpoint_, method_, module)) {
+      add_fp4(module);
+    } else {
+      names_.insert(module + ".weight");
+    }
+  }
+
+  // "model.layers.3.mlp.experts." if `name` belongs to a routed expert and the checkpoint stores all experts
+  // of a projection in one tensor (ModelOpt).
+  std::string fused_experts(const std::string& name) const {
+    const size_t at = name.find(kExperts);
+    if (method_ != QuantMethod::kModelOptNvfp4 || at == name.npos) return {};
+    std::string prefix = name.substr(0, at + kExperts.size());
+    return checkpoint_.find(prefix + "gate_up_proj.weight") != nullptr ? prefix : std::string();
+  }
+
+  // The linear layer that a listed tensor belongs to, in FP4 or bf16; empty if it is not a linear layer.
+  static std::string linear_module(const std::string& name) {
+    for (const std::string_view suffix : {"_proj.weight", "_proj.weight_packed", "_mqa.weight"})
+      if (name.ends_with(suffix)) return name.substr(0, name.rfind('.'));
+    return name == kHead ? "lm_head" : "";
+  }
+
+  static bool is_scale_of_linear(const std::string& name) {
+    for (const std::string_view suffix :
+         {".weight_scale", ".weight_scale_2", ".input_scale", ".weight_global_scale", ".input_global_scale"})
+      if (name.ends_with(suffix)) return true;
+    return false;
+  }
+
+  void add_fp4(const std::string& module) {
+    names_.insert(fp4_codes_name(method_, module));
+    names_.insert(module + ".weight_scale");
+    if (method_ == QuantMethod::kModelOptNvfp4)
+      names_.insert({module + ".weight_scale_2", module + ".input_scale"});
+    if (method_ == QuantMethod::kCompressedNvfp4)
+      names_.insert({module + ".weight_global_scale", module + ".input_global_scale"});
+  }
+
+  const Checkpoint& checkpoint_;
+  const QuantMethod method_;
+  std::unordered_set<std::string> names_;
+};
+
+bool is_kv_scale(std::string_view name) {
+  constexpr std::string_view kAttention = ".self_attn.";
+  const size_t at = name.find(kAttention);
+  if (at == name.npos) return false;
+  name.remove_prefix(at + kAttention.size());
+  for (const std::string_view scale : {"k_proj.k_scale", "v_proj.v_scale", "k_scale", "v_scale", "q_scale",
+                                       "kv_scale", "attn.k_scale", "attn.v_scale"})
+    if (name == scale) return true;
+  return false;
+}
+
+bool is_copy_of_embedding(const Checkpoint& checkpoint, const ModelConfig& config,
+                          const TensorEntry& tensor) {
+  const TensorEntry* embedding = checkpoint.find(kEmbedding);
+  if (!config.tie_word_embeddings || tensor.name != kHead || embedding == nullptr) return false;
+  const TensorView &a = tensor.view, &b = embedding->view;
+  return a.dtype == b.dtype && a.shape == b.shape &&
+         std::memcmp(a.data, b.data, static_cast<size_t>(a.num_bytes())) == 0;
+}
+
+bool is_known(const Checkpoint& checkpoint, const ModelConfig& config, const TensorEntry& tensor) {
+  return tensor.name.ends_with("rotary_emb.inv_freq") || is_kv_scale(tensor.name) ||
+         is_mtp_tensor(config, checkpoint, tensor.name) || is_copy_of_embedding(checkpoint, config, tensor);
+}
+
+// A tensor name from a file for a log line: escaped and cut.
+std::string quoted(const std::string& name) {
+  constexpr size_t kMostBytes = 160;
+  std::string text = Json(name.substr(0, kMostBytes)).dump(-1, ' ', true, Json::error_handler_t::replace);
+  text.front() = text.back() = '\'';
+  return text;
+}
+
+// The key of config.json that makes the model skip a tensor of this name; empty: unknown.
+std::string key_against(const std::string& name, const ModelConfig& config) {
+  const auto text = [](bool value) { return value ? std::string("true") : std::string("false"); };
+  if (is_mtp_name(config, name)) return "num_hidden_layers = " + std::to_string(config.num_layers);
+  if (name == kHead) return "tie_word_embeddings = " + text(config.tie_word_embeddings);
+  const bool is_qwen2 = config.family == ModelFamily::kQwen2Moe;
+  if (name.find(".self_attn.") != name.npos && name.ends_with(".bias"))
+    return (is_qwen2 ? "qkv_bias = " : "attention_bias = ") + text(config.attention_bias);
+  const size_t at = name.find(kExperts);
+  if (at != name.npos && std::atoll(name.c_str() + at + kExperts.size()) >= config.num_experts)
+    return "the number of experts = " + std::to_string(config.num_experts);
+  return {};
+}
+
+// An unused tensor that only an FP4 dialect has, if no dialect is declared.
+const TensorEntry* find_undeclared_fp4(const UnusedTensors& unused, const ModelConfig& config) {
+  if (config.quant.method != QuantMethod::kNone) return nullptr;
+  for (const TensorEntry* tensor : unused.in_model)
+    for (const std::string_view suffix : {"_blocks", ".weight_packed", ".weight_scale"})
+      if (tensor->name.ends_with(suffix)) return tensor;
+  return nullptr;
+}
+
+}  // namespace
+
+UnusedTensors find_unused_tensors(const Checkpoint& checkpoint, const ModelConfig& config) {
+  const UsedNames used(checkpoint, config);
+  UnusedTensors unused;
+  for (const TensorEntry& tensor : checkpoint.tensors()) {
+    if (used.contains(tensor.name) || is_known(checkpoint, config, tensor)) continue;
+    const bool in_model = tensor.name.starts_with("model.") || tensor.name.starts_with("lm_head.");
+    (in_model ? unused.in_model : unused.elsewhere).push_back(&tensor);
+  }
+  return unused;
+}
+
+std::string describe_unused_tensors(const std::vector<const TensorEntry*>& tensors,
+                                    const ModelConfig& config) {
+  constexpr size_t kMostNames = 3;
+  std::string line =
+      std::to_string(tensors.size()) +
+      (tensors.size() == 1 ? " tensor of the checkpoint is" : " tensors of the checkpoint are") +
+      " not used: ";
+  for (size_t i = 0; i < std::min(kMostNames, tensors.size()); ++i)
+    line += (i > 0 ? ", " : "") + quoted(tensors[i]->name);
+  if (tensors.size() > kMostNames) line += ", ...";
+  const std::string key = key_against(tensors[0]->name, config);
+  return key.empty() ? line : line + " (config.json: " + key + ")";
+}
+
+Status check_unused_tensors(const Checkpoint& checkpoint, const ModelConfig& config, bool allow) {
+  const UnusedTensors unused = find_unused_tensors(checkpoint, config);
+  if (const TensorEntry* fp4 = find_undeclared_fp4(unused, config); fp4 != nullptr)
+    return undeclared_fp4(fp4->name);
+  if (!unused.in_model.empty()) {
+    const std::string line = describe_unused_tensors(unused.in_model, config);
+    if (!allow)
+      return unsupported("'" + checkpoint.folder() + "': " + line +
+                         ", so the model would differ from the saved one; legal: a config.json that "
+                         "matches the tensors, or --allow-unused-tensors");
+    log_warning(line);
+  }
+  if (!unused.elsewhere.empty()) log_warning(describe_unused_tensors(unused.elsewhere, config));
+  if (const std::string mtp = describe_skipped_mtp(config, checkpoint); !mtp.empty()) log_info(mtp);
+  return {};
+}
+
+}  // namespace fp4moe

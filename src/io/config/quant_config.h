@@ -1,0 +1,28 @@
+// Parses a checkpoint's quantization declaration, from either of its two locations and in any of its forms.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "fp4moe/status.h"
+#include "io/config/model_config.h"
+#include "io/json_document.h"
+
+namespace fp4moe {
+
+// `config` is config.json, whose quantization_config is read; `hf_quant` is hf_quant_config.json, null if the
+// file is absent. kUnsupported names the method or algorithm and the supported ones; kInvalidArgument: the
+// two locations contradict each other or one contradicts itself, or a pattern does not compile.
+Result<QuantConfig> parse_quant_config(const Json& config, const Json& hf_quant);
+
+// Whether the declaration's pattern matches `module` ("model.layers.3.self_attn.q_proj"); a "language_model."
+// at the start or after "model." is ignored. A pattern is "re:" plus a regular expression anchored at the
+// start, or a glob with `*` and `?`. A glob must match the full name of the module or of a parent, or, if it
+// has no dot, any one component of the name. A pattern for one of DeepSeek's q_a, q_b, kv_a and kv_b
+// projections also matches the fused module that contains it.
+bool names_module(const std::string& pattern, std::string_view module);
+
+// Whether the declaration leaves the linear layer `module` unquantised.
+bool is_excluded(const QuantConfig& quant, std::string_view module);
+
+}  // namespace fp4moe

@@ -1,0 +1,250 @@
+#include "io/write/make_tiny_files.h"
+
+#include "base/check.h"
+#include "io/write/quantize_declaration.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr int64_t kNumSpecialTokens = 3, kNumTokens = kNumSpecialTokens + 256;
+constexpr const char* kSpecialTokens[kNumSpecialTokens] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
+
+// The parts of the published models' config.json that determine tensors and computation.
+struct Shape {
+  const char* name;
+  const char* dialect;
+  const char* config;
+};
+
+constexpr Shape kShapes[] = {
+    {"gpt-oss-tiny", "gpt-oss", R"({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss",
+      "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 4,
+      "num_local_experts": 16, "num_experts_per_tok": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+      "head_dim": 64, "sliding_window": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-05,
+      "attention_bias": true, "swiglu_limit": 7.0,
+      "rope_parameters": {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0,
+                          "beta_slow": 1.0, "truncate": false, "original_max_position_embeddings": 4096}})"},
+    {"gpt-oss-20b", "gpt-oss", R"({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss",
+      "vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24,
+      "num_local_experts": 32, "num_experts_per_tok": 4, "num_attention_heads": 64, "num_key_value_heads": 8,
+      "head_dim": 64, "sliding_window": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-05,
+      "attention_bias": true, "swiglu_limit": 7.0,
+      "rope_parameters": {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0,
+                          "beta_slow": 1.0, "truncate": false, "original_max_position_embeddings": 4096}})"},
+    {"gpt-oss-120b", "gpt-oss", R"({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss",
+      "vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 36,
+      "num_local_experts": 128, "num_experts_per_tok": 4, "num_attention_heads": 64, "num_key_value_heads": 8,
+      "head_dim": 64, "sliding_window": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-05,
+      "attention_bias": true, "swiglu_limit": 7.0,
+      "rope_parameters": {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0,
+                          "beta_slow": 1.0, "truncate": false, "original_max_position_embeddings": 4096}})"},
+    {"qwen3-30b-a3b", "modelopt", R"({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
+      "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768,
+      "num_hidden_layers": 48, "num_experts": 128, "num_experts_per_tok": 8, "num_attention_heads": 32,
+      "num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 40960, "rms_norm_eps": 1e-06,
+      "attention_bias": false, "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": [],
+      "use_sliding_window": false, "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}})"},
+    {"qwen3-moe-tiny", "modelopt", R"({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
+      "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 128,
+      "num_hidden_layers": 4, "num_experts": 16, "num_experts_per_tok": 4, "num_attention_heads": 4,
+      "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 40960, "rms_norm_eps": 1e-06,
+      "attention_bias": false, "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": [],
+      "use_sliding_window": false, "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}})"},
+    {"qwen2-moe-tiny", "modelopt", R"({"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe",
+      "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 128,
+      "shared_expert_intermediate_size": 256, "num_hidden_layers": 4, "num_experts": 16,
+      "num_experts_per_tok": 4, "num_attention_heads": 4, "num_key_value_heads": 4,
+      "max_position_embeddings": 32768, "rms_norm_eps": 1e-06, "qkv_bias": true, "norm_topk_prob": false,
+      "decoder_sparse_step": 1, "mlp_only_layers": [], "use_sliding_window": false,
+      "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}})"},
+    {"deepseek-v3-tiny", "modelopt", R"({"architectures": ["DeepseekV3ForCausalLM"],
+      "model_type": "deepseek_v3", "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512,
+      "moe_intermediate_size": 128, "num_hidden_layers": 4, "n_routed_experts": 16, "n_shared_experts": 1,
+      "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1,
+      "norm_topk_prob": true, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
+      "topk_method": "noaux_tc", "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 128,
+      "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 64,
+      "rope_interleave": true, "max_position_embeddings": 163840, "rms_norm_eps": 1e-06,
+      "attention_bias": false,
+      "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "beta_fast": 32.0,
+                          "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+                          "original_max_position_embeddings": 4096}})"},
+    {"deepseek-v3", "modelopt", R"({"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3",
+      "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
+      "num_hidden_layers": 61, "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8,
+      "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3, "norm_topk_prob": true,
+      "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
+      "num_attention_heads": 128, "num_key_value_heads": 128, "q_lora_rank": 1536, "kv_lora_rank": 512,
+      "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "rope_interleave": true,
+      "max_position_embeddings": 163840, "rms_norm_eps": 1e-06, "attention_bias": false,
+      "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "beta_fast": 32.0,
+                          "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+                          "original_max_position_embeddings": 4096}})"},
+};
+
+constexpr const char* kChatTemplate =
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + "
+    "'<|im_end|>' + '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% "
+    "endif %}";
+
+Result<const Shape*> find_shape(const std::string& name) {
+  std::string known;
+  for (const Shape& shape : kShapes) {
+    if (name == shape.name) return &shape;
+    known += std::string(known.empty() ? "" : ", ") + shape.name;
+  }
+  return invalid_argument("like = '" + name + "'; legal: " + known);
+}
+
+// Sets the first of `keys` that the config has; an error if it has none of them.
+Status override_size(Json& config, const char* option, std::initializer_list<const char*> keys,
+                     const std::optional<int64_t>& value) {
+  if (!value.has_value()) return {};
+  for (const char* key : keys)
+    if (config.contains(key)) {
+      config[key] = *value;
+      return {};
+    }
+  return invalid_argument(std::string(option) + " does not exist in " +
+                          config["model_type"].get<std::string>());
+}
+
+Status override_sizes(Json& config, const MakeTinyOptions& options) {
+  struct Row {
+    const char* option;
+    std::initializer_list<const char*> keys;
+    const std::optional<int64_t>& value;
+  };
+  const Row rows[] = {
+      {"num_hidden_layers", {"num_hidden_layers"}, options.num_hidden_layers},
+      {"hidden_size", {"hidden_size"}, options.hidden_size},
+      {"intermediate_size", {"moe_intermediate_size", "intermediate_size"}, options.intermediate_size},
+      {"num_experts", {"num_local_experts", "num_experts", "n_routed_experts"}, options.num_experts},
+      {"top_k", {"num_experts_per_tok"}, options.top_k},
+      {"num_heads", {"num_attention_heads"}, options.num_heads},
+      {"num_kv_heads", {"num_key_value_heads"}, options.num_kv_heads},
+      {"head_dim", {"head_dim"}, options.head_dim},
+      {"vocab_size", {"vocab_size"}, options.vocab_size},
+      {"sliding_window", {"sliding_window"}, options.sliding_window},
+      {"max_position_embeddings", {"max_position_embeddings"}, options.max_position_embeddings},
+      {"num_dense_layers", {"first_k_dense_replace"}, options.num_dense_layers},
+      {"num_groups", {"n_group"}, options.num_groups},
+      {"top_k_groups", {"topk_group"}, options.top_k_groups},
+  };
+  for (const Row& row : rows) FP4MOE_RETURN_IF_ERROR(override_size(config, row.option, row.keys, row.value));
+  if (!options.dense_intermediate_size.has_value()) return {};
+  if (!config.contains("moe_intermediate_size"))
+    return invalid_argument("dense_intermediate_size does not exist in " +
+                            config["model_type"].get<std::string>());
+  config["intermediate_size"] = *options.dense_intermediate_size;
+  return {};
+}
+
+void set_old_rope(Json& config) {
+  Json scaling = config["rope_parameters"];
+  config.erase("rope_parameters");
+  config["rope_theta"] = scaling["rope_theta"];
+  scaling.erase("rope_theta");
+  config["rope_scaling"] = scaling["rope_type"] == "default" ? Json() : scaling;
+}
+
+// GPT-2's printable stand-in for a byte, in UTF-8: the byte itself if printable, else the next character from
+// U+0100 on.
+std::string byte_symbol(int byte) {
+  const auto printable = [](int b) { return (b > 32 && b < 127) || (b > 160 && b != 173); };
+  int code_point = byte;
+  if (!printable(byte)) {
+    code_point = 256;
+    for (int b = 0; b < byte; ++b) code_point += !printable(b);
+  }
+  if (code_point < 128) return std::string(1, static_cast<char>(code_point));
+  return {static_cast<char>(0xC0 | code_point >> 6), static_cast<char>(0x80 | (code_point & 0x3F))};
+}
+
+Json make_tokenizer() {
+  Json vocab = Json::object(), added = Json::array();
+  for (int64_t id = 0; id < kNumSpecialTokens; ++id) {
+    vocab[kSpecialTokens[id]] = id;
+    added.push_back({{"id", id},
+                     {"content", kSpecialTokens[id]},
+                     {"single_word", false},
+                     {"lstrip", false},
+                     {"rstrip", false},
+                     {"normalized", false},
+                     {"special", true}});
+  }
+  for (int byte = 0; byte < 256; ++byte) vocab[byte_symbol(byte)] = kNumSpecialTokens + byte;
+  const Json byte_level = {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
+  return {{"version", "1.0"},
+          {"truncation", nullptr},
+          {"padding", nullptr},
+          {"added_tokens", added},
+          {"normalizer", nullptr},
+          {"pre_tokenizer", byte_level},
+          {"post_processor", nullptr},
+          {"decoder", byte_level},
+          {"model",
+           {{"type", "BPE"},
+            {"dropout", nullptr},
+            {"unk_token", nullptr},
+            {"continuing_subword_prefix", nullptr},
+            {"end_of_word_suffix", nullptr},
+            {"fuse_unk", false},
+            {"byte_fallback", false},
+            {"ignore_merges", false},
+            {"vocab", vocab},
+            {"merges", Json::array()}}}};
+}
+
+}  // namespace
+
+std::vector<std::string> make_tiny_shapes() {
+  std::vector<std::string> names;
+  for (const Shape& shape : kShapes) names.push_back(shape.name);
+  return names;
+}
+
+Result<MakeTinyFiles> make_tiny_files(const MakeTinyOptions& options) {
+  FP4MOE_ASSIGN_OR_RETURN(const Shape* shape, find_shape(options.like));
+  const std::string dialect = options.dialect == "auto" ? shape->dialect : options.dialect;
+  const bool is_compressed = dialect == "compressed-nvfp4" || dialect == "compressed-mxfp4";
+  if (dialect != "gpt-oss" && dialect != "modelopt" && dialect != "bf16" && !is_compressed)
+    return invalid_argument("dialect = '" + dialect +
+                            "'; legal: auto, gpt-oss, modelopt, compressed-nvfp4, compressed-mxfp4, bf16");
+  if (options.rope_style != "new" && options.rope_style != "old")
+    return invalid_argument("rope_style = '" + options.rope_style + "'; legal: new, old");
+  MakeTinyFiles files;
+  Json& config = files.config;
+  config = Json::parse(shape->config);
+  FP4MOE_RETURN_IF_ERROR(override_sizes(config, options));
+  if (config["vocab_size"] < kNumTokens)
+    return invalid_argument("vocab_size = " + config["vocab_size"].dump() + "; legal: from " +
+                            std::to_string(kNumTokens) + ", the tokenizer's size");
+  const Json eos = {0, 2};  // <|endoftext|>, <|im_end|>
+  config.update({{"eos_token_id", eos},
+                 {"bos_token_id", 0},
+                 {"pad_token_id", 0},
+                 {"hidden_act", "silu"},
+                 {"tie_word_embeddings", false},
+                 {"torch_dtype", "bfloat16"},
+                 {"use_cache", true}});
+  if (options.rope_style == "old") set_old_rope(config);
+  if (dialect == "gpt-oss")
+    config["quantization_config"] = declare_gpt_oss();
+  else if (is_compressed)
+    config["quantization_config"] =
+        declare_compressed(dialect == "compressed-mxfp4", {}, dialect == "compressed-nvfp4");
+  else if (dialect == "modelopt")
+    files.hf_quant = declare_modelopt({}, true);
+  files.generation = {{"eos_token_id", eos}, {"bos_token_id", 0}, {"pad_token_id", 0}, {"do_sample", false}};
+  files.tokenizer = make_tokenizer();
+  files.tokenizer_config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                            {"eos_token", kSpecialTokens[2]},
+                            {"pad_token", kSpecialTokens[0]},
+                            {"model_max_length", config["max_position_embeddings"]},
+                            {"chat_template", kChatTemplate}};
+  return files;
+}
+
+}  // namespace fp4moe

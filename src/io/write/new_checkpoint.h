@@ -1,0 +1,16 @@
+// Helpers shared by the checkpoint writers. Only for the .cc files of this folder.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "io/checkpoint/safetensors.h"
+
+namespace fp4moe {
+
+// Creates the folder; kInvalidArgument if it is not empty.
+Status prepare_folder(const std::string& folder);
+// kDoesNotFit, with both sizes, if the disk lacks space for the tensors.
+Status check_space(const std::string& folder, const std::vector<TensorSpec>& specs);
+
+}  // namespace fp4moe

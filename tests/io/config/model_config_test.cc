@@ -1,0 +1,560 @@
+#include "io/config/model_config.h"
+
+#include <gtest/gtest.h>
+
+#include <sstream>
+#include <string>
+
+#include "io/json_document.h"
+#include "io/status_matchers.h"
+
+namespace fp4moe {
+namespace {
+
+// A valid gpt-oss config without its braces; tests replace or append keys.
+const std::string kGptOss = R"(
+  "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "vocab_size": 1024, "hidden_size": 256,
+  "num_hidden_layers": 4, "num_local_experts": 16, "num_experts_per_tok": 4, "intermediate_size": 128,
+  "head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 128,
+  "max_position_embeddings": 131072, "rms_norm_eps": 1e-05, "eos_token_id": [0, 2])";
+const std::string kMxfp4 =
+    R"(, "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})";
+
+const std::string kDeepseek = R"(
+  "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 1024, "hidden_size": 256,
+  "num_hidden_layers": 4, "n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 128,
+  "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 4096,
+  "kv_lora_rank": 64, "q_lora_rank": 128, "qk_rope_head_dim": 32, "v_head_dim": 64, "qk_nope_head_dim": 32,
+  "n_group": 4, "topk_group": 2, "n_shared_experts": 1, "first_k_dense_replace": 1, "norm_topk_prob": true,
+  "routed_scaling_factor": 2.5, "rope_theta": 10000, "eos_token_id": 1)";
+
+const std::string kQwen = R"(
+  "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 1024, "hidden_size": 256,
+  "num_hidden_layers": 4, "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 128,
+  "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128,
+  "max_position_embeddings": 4096, "norm_topk_prob": true, "rope_theta": 1000000, "rope_scaling": null)";
+const std::string kNvfp4 = R"({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4",
+  "kv_cache_quant_algo": null, "group_size": 16, "exclude_modules": ["lm_head"]}})";
+
+Result<ModelConfig> parse(const std::string& keys, const std::string& generation = "",
+                          const std::string& quant = "") {
+  return parse_model_config("{" + keys + "}", generation, quant);
+}
+
+// `keys` with the value of `key` (up to the next comma at top level, or the end) replaced.
+std::string with(std::string keys, const std::string& key, const std::string& value) {
+  const size_t at = keys.find("\"" + key + "\":");
+  if (at == std::string::npos) return keys + ", \"" + key + "\": " + value;
+  const size_t begin = keys.find(':', at) + 1;
+  size_t end = begin;
+  for (int depth = 0; end < keys.size() && (depth > 0 || keys[end] != ','); ++end)
+    depth += (keys[end] == '[' || keys[end] == '{') - (keys[end] == ']' || keys[end] == '}');
+  return keys.replace(begin, end - begin, value);
+}
+
+std::string without(const std::string& keys, const std::string& key) { return with(keys, key, "null"); }
+
+TEST(ModelConfig, ReadsGptOss) {
+  const auto config = parse(kGptOss + kMxfp4);
+  ASSERT_TRUE(is_ok(config));
+  EXPECT_EQ(config->family, ModelFamily::kGptOss);
+  EXPECT_EQ(config->architecture, "GptOssForCausalLM");
+  EXPECT_EQ(config->vocab_size, 1024);
+  EXPECT_EQ(config->hidden_size, 256);
+  EXPECT_EQ(config->num_layers, 4);
+  EXPECT_EQ(config->num_experts, 16);
+  EXPECT_EQ(config->top_k, 4);
+  EXPECT_EQ(config->intermediate_size, 128);
+  EXPECT_EQ(config->head_dim, 64);
+  EXPECT_EQ(config->num_heads, 4);
+  EXPECT_EQ(config->num_kv_heads, 2);
+  EXPECT_EQ(config->max_position_embeddings, 131072);
+  EXPECT_EQ(config->rms_norm_eps, 1e-5);
+  EXPECT_TRUE(config->attention_bias);
+  EXPECT_FALSE(config->tie_word_embeddings);
+  EXPECT_EQ(config->swiglu_limit, 7.0f);
+  EXPECT_EQ(config->dense_dtype, DType::kBF16);
+  EXPECT_EQ(config->layer_windows, (std::vector<int64_t>{128, 0, 128, 0}));  // the default alternation
+  EXPECT_EQ(config->eos_token_ids, (std::vector<int32_t>{0, 2}));
+  EXPECT_EQ(config->quant.method, QuantMethod::kMxfp4GptOss);
+  EXPECT_EQ(config->quant.group_size, 32);
+  EXPECT_EQ(config->quant.exclude_modules, std::vector<std::string>{"lm_head"});
+  EXPECT_EQ(config->rope.type, RopeConfig::Type::kYarn);  // the stock class's default
+}
+
+TEST(ModelConfig, ReadsTheCommittedDemo) {
+  const auto config = load_model_config(FP4MOE_DEMO_MODEL);
+  ASSERT_TRUE(is_ok(config));
+  EXPECT_EQ(config->family, ModelFamily::kGptOss);
+  EXPECT_EQ(config->rope.type, RopeConfig::Type::kYarn);
+  EXPECT_EQ(config->rope.factor, 32);
+  EXPECT_EQ(config->default_sampling.temperature, 0);  // do_sample false
+}
+
+TEST(ModelConfig, ReadsTheSecondDemo) {
+  const auto config = load_model_config(FP4MOE_DEMO_DSV3);
+  ASSERT_TRUE(is_ok(config));
+  EXPECT_EQ(config->family, ModelFamily::kDeepseekV3);
+  EXPECT_EQ(config->quant.method, QuantMethod::kModelOptNvfp4);
+  EXPECT_EQ(config->shared_intermediate_size, 128);
+  EXPECT_EQ(config->rope.type, RopeConfig::Type::kDefault);
+  EXPECT_TRUE(config->mla.rope_interleave);
+}
+
+// Modules in other formats are refused before any weight is read, unless they belong to the unused MTP
+// layers.
+TEST(ModelConfig, NamesModulesOfOtherAlgorithms) {
+  const auto mixed = [](const std::string& module) {
+    return parse(kQwen, "",
+                 R"({"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": {
+      "model.layers.0.mlp.experts": {"quant_algo": "NVFP4"}, ")" +
+                     module + R"(": {"quant_algo": "FP8"}}}})");
+  };
+  EXPECT_TRUE(fails_with(mixed("model.layers.3.self_attn.q_proj"), StatusCode::kUnsupported,
+                         {"hf_quant_config.json", "FP8", "model.layers.3.self_attn.q_proj", "FP4"}));
+  EXPECT_TRUE(is_ok(mixed("model.layers.4.self_attn.q_proj")));
+  EXPECT_TRUE(is_ok(mixed("mtp.layers.0.self_attn.q_proj")));
+}
+
+TEST(ModelConfig, NamesAFolderThatDoesNotExist) {
+  for (const char* folder : {"", "/none/such", FP4MOE_DEMO_MODEL "/config.json"})
+    EXPECT_TRUE(fails_with(load_model_config(folder), StatusCode::kNotFound,
+                           {"'" + std::string(folder) + "' does not exist", "config.json"}));
+}
+
+TEST(ModelConfig, ReadsLayerTypes) {
+  const auto types = [](const char* value) { return parse(with(kGptOss, "layer_types", value)); };
+  const auto config = types(R"(["full_attention","full_attention","sliding_attention","full_attention"])");
+  ASSERT_TRUE(is_ok(config));
+  EXPECT_EQ(config->layer_windows, (std::vector<int64_t>{0, 0, 128, 0}));
+  EXPECT_TRUE(fails_with(types(R"(["full_attention"])"), StatusCode::kInvalidArgument,
+                         {"layer_types has 1 entries", "num_hidden_layers = 4"}));
+  EXPECT_TRUE(
+      fails_with(types(R"(["a","a","a","a"])"), StatusCode::kInvalidArgument, {"'a'", "sliding_attention"}));
+  EXPECT_TRUE(fails_with(parse(with(kGptOss, "sliding_window", "null")), StatusCode::kInvalidArgument,
+                         {"sliding_window"}));
+}
+
+TEST(ModelConfig, ReadsBothRopeSpellings) {
+  const std::string yarn = R"("factor": 32.0, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": false,
+                              "original_max_position_embeddings": 4096})";
+  const auto check = [](const Result<ModelConfig>& config) {
+    ASSERT_TRUE(is_ok(config));
+    EXPECT_EQ(config->rope.type, RopeConfig::Type::kYarn);
+    EXPECT_EQ(config->rope.theta, 150000);
+    EXPECT_EQ(config->rope.factor, 32);
+    EXPECT_EQ(config->rope.beta_fast, 16);
+    EXPECT_EQ(config->rope.beta_slow, 2);
+    EXPECT_EQ(config->rope.original_max_position_embeddings, 4096);
+    EXPECT_FALSE(config->rope.truncate);
+    EXPECT_FALSE(config->rope.attention_factor.has_value());
+  };
+  check(parse(kGptOss + R"(, "rope_parameters": {"rope_type": "yarn", "rope_theta": 150000, )" + yarn));
+  check(parse(kGptOss + R"(, "rope_theta": 150000, "rope_scaling": {"rope_type": "yarn", )" + yarn));
+  check(parse(kGptOss + R"(, "rope_theta": 150000, "rope_scaling": {"type": "yarn", )" + yarn));
+}
+
+TEST(ModelConfig, RefusesWrongRope) {
+  const auto rope = [](const char* value) { return parse(with(kGptOss, "rope_scaling", value)); };
+  EXPECT_TRUE(fails_with(rope(R"({"rope_type": "llama3"})"), StatusCode::kUnsupported,
+                         {"'llama3'", "default, yarn"}));
+  EXPECT_TRUE(
+      fails_with(rope(R"({"rope_type": "yarn"})"), StatusCode::kInvalidArgument, {"factor is missing"}));
+  EXPECT_TRUE(fails_with(rope(R"({"rope_type": "yarn", "factor": 0.5})"), StatusCode::kInvalidArgument,
+                         {"factor = 0.5"}));
+  EXPECT_TRUE(fails_with(rope(R"({"rope_type": "yarn", "factor": 2, "beta_fast": 1, "beta_slow": 2})"),
+                         StatusCode::kInvalidArgument, {"beta_fast"}));
+  EXPECT_TRUE(fails_with(rope(R"({"full_attention": {"rope_type": "default"}})"), StatusCode::kUnsupported,
+                         {"'full_attention'"}));
+  EXPECT_TRUE(fails_with(rope("7"), StatusCode::kInvalidArgument, {"rope_scaling = 7", "object"}));
+  EXPECT_TRUE(
+      fails_with(parse(with(kGptOss, "rope_theta", "0")), StatusCode::kInvalidArgument, {"rope_theta = 0"}));
+}
+
+TEST(ModelConfig, RefusesRouterWeightsOnTheInput) {
+  EXPECT_TRUE(is_ok(parse(with(kDeepseek, "apply_router_weight_on_input", "false"))));
+  EXPECT_TRUE(fails_with(parse(with(kDeepseek, "apply_router_weight_on_input", "true")),
+                         StatusCode::kUnsupported, {"apply_router_weight_on_input = true", "false"}));
+}
+
+TEST(ModelConfig, ReadsDeepseekV3) {
+  const auto config = parse(kDeepseek, "", kNvfp4);
+  ASSERT_TRUE(is_ok(config));
+  EXPECT_EQ(config->family, ModelFamily::kDeepseekV3);
+  EXPECT_EQ(config->quant.method, QuantMethod::kModelOptNvfp4);
+  EXPECT_EQ(config->quant.group_size, 16);
+  EXPECT_EQ(config->intermediate_size, 128);
+  EXPECT_EQ(config->dense_intermediate_size, 512);
+  EXPECT_EQ(config->num_shared_experts, 1);
+  EXPECT_EQ(config->layer_has_experts, (std::vector<bool>{false, true, true, true}));
+  EXPECT_EQ(config->router.num_groups, 4);
+  EXPECT_EQ(config->router.top_k_groups, 2);
+  EXPECT_EQ(config->router.scaling_factor, 2.5);
+  EXPECT_TRUE(config->router.norm_top_k);
+  EXPECT_EQ(config->mla.q_lora_rank, 128);
+  EXPECT_EQ(config->mla.kv_lora_rank, 64);
+  EXPECT_EQ(config->head_dim, 64);
+  EXPECT_FALSE(config->attention_bias);
+  EXPECT_TRUE(config->router.has_correction_bias);
+  EXPECT_EQ(config->num_mtp_layers, 0);
+  EXPECT_EQ(config->shared_intermediate_size, 128);
+  EXPECT_TRUE(
+      fails_with(parse(with(kDeepseek, "n_group", "3")), StatusCode::kInvalidArgument, {"n_group = 3"}));
+  EXPECT_TRUE(fails_with(parse(with(kDeepseek, "topk_group", "5")), StatusCode::kInvalidArgument,
+                         {"topk_group = 5"}));
+  EXPECT_TRUE(fails_with(parse(with(kDeepseek, "num_experts_per_tok", "9")), StatusCode::kInvalidArgument,
+                         {"num_experts_per_tok = 9", "8"}));
+}
+
+TEST(ModelConfig, ReadsTheVariantsOfDeepseekV3) {
+  const auto config = parse(with(with(with(kDeepseek, "n_shared_experts", "3"), "moe_layer_freq", "2"),
+                                 "num_nextn_predict_layers", "1"));
+  ASSERT_TRUE(is_ok(config));
+  EXPECT_EQ(config->shared_intermediate_size, 3 * 128);
+  EXPECT_EQ(config->layer_has_experts, (std::vector<bool>{false, false, true, false}));
+  EXPECT_EQ(config->num_mtp_layers, 1);
+  const auto greedy =
+      parse(with(with(with(kDeepseek, "topk_method", R"("greedy")"), "n_group", "1"), "topk_group", "1"));
+  ASSERT_TRUE(is_ok(greedy));
+  EXPECT_FALSE(greedy->router.has_correction_bias);
+  EXPECT_TRUE(fails_with(parse(with(kDeepseek, "topk_method", R"("greedy")")), StatusCode::kInvalidArgument,
+                         {"topk_method = 'greedy'", "noaux_tc"}));
+  const auto whole = parse(with(without(kDeepseek, "q_lora_rank"), "n_shared_experts", "0"));
+  ASSERT_TRUE(is_ok(whole));
+  EXPECT_EQ(whole->mla.q_lora_rank, 0);
+  EXPECT_EQ(whole->shared_intermediate_size, 0);
+  const auto yarn = parse(with(kDeepseek, "rope_scaling",
+                               R"({"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 0})"));
+  ASSERT_TRUE(is_ok(yarn));
+  EXPECT_EQ(yarn->rope.mscale, 1.0);
+  EXPECT_FALSE(yarn->rope.mscale_all_dim.has_value());
+}
+
+TEST(ModelConfig, ReadsQwen3Moe) {
+  const auto config = parse(with(kQwen, "mlp_only_layers", "[2]"), "", kNvfp4);
+  ASSERT_TRUE(is_ok(config));
+  EXPECT_EQ(config->family, ModelFamily::kQwen3Moe);
+  EXPECT_EQ(config->head_dim, 128);
+  EXPECT_EQ(config->rope.theta, 1000000);
+  EXPECT_EQ(config->layer_has_experts, (std::vector<bool>{true, true, false, true}));
+  EXPECT_EQ(config->layer_windows, (std::vector<int64_t>{0, 0, 0, 0}));
+  EXPECT_TRUE(config->qk_norm);
+  EXPECT_TRUE(config->router.norm_top_k);
+  EXPECT_FALSE(config->attention_bias);
+  EXPECT_EQ(config->num_shared_experts, 0);
+  EXPECT_EQ(config->dense_intermediate_size, 512);
+  const auto defaults = parse(without(kQwen, "norm_topk_prob"), "", kNvfp4);
+  ASSERT_TRUE(is_ok(defaults));
+  EXPECT_FALSE(defaults->router.norm_top_k);
+  const auto every_second = parse(with(kQwen, "decoder_sparse_step", "2"), "", kNvfp4);
+  ASSERT_TRUE(is_ok(every_second));
+  EXPECT_EQ(every_second->layer_has_experts, (std::vector<bool>{false, true, false, true}));
+  const auto renamed = parse(without(kQwen, "num_experts") + R"(, "num_local_experts": 8)", "", kNvfp4);
+  ASSERT_TRUE(is_ok(renamed));
+  EXPECT_EQ(renamed->num_experts, 8);
+}
+
+const std::string kQwen2 =
+    with(with(with(kQwen, "architectures", R"(["Qwen2MoeForCausalLM"])"), "model_type", R"("qwen2_moe")"),
+         "shared_expert_intermediate_size", "192");
+
+TEST(ModelConfig, ReadsQwen2Moe) {
+  const auto config = parse(without(kQwen2, "norm_topk_prob"), "", kNvfp4);
+  ASSERT_TRUE(is_ok(config));
+  EXPECT_EQ(config->family, ModelFamily::kQwen2Moe);
+  EXPECT_FALSE(config->qk_norm);
+  EXPECT_FALSE(config->router.norm_top_k);
+  EXPECT_TRUE(config->attention_bias);
+  EXPECT_TRUE(config->shared_expert_gate);
+  EXPECT_EQ(config->num_shared_experts, 1);
+  EXPECT_EQ(config->shared_intermediate_size, 192);
+  const auto no_bias = parse(with(kQwen2, "qkv_bias", "false"), "", kNvfp4);
+  ASSERT_TRUE(is_ok(no_bias));
+  EXPECT_FALSE(no_bias->attention_bias);
+  EXPECT_TRUE(fails_with(parse(without(kQwen2, "shared_expert_intermediate_size")),
+                         StatusCode::kInvalidArgument, {"shared_expert_intermediate_size is missing"}));
+}
+
+TEST(ModelConfig, QwenSlidingWindowsFollowTheStockClasses) {
+  const auto windows = [](const std::string& keys) {
+    const auto config = parse(keys, "", kNvfp4);
+    EXPECT_TRUE(is_ok(config));
+    return config.ok() ? config->layer_windows : std::vector<int64_t>{};
+  };
+  const auto sliding = [](const std::string& keys) {
+    return with(with(keys, "use_sliding_window", "true"), "sliding_window", "64");
+  };
+  using Windows = std::vector<int64_t>;
+  EXPECT_EQ(windows(with(kQwen, "sliding_window", "64")), (Windows{0, 0, 0, 0}));
+  EXPECT_EQ(windows(sliding(kQwen)), (Windows{64, 64, 64, 64}));
+  EXPECT_EQ(windows(with(kQwen, "use_sliding_window", "true")), (Windows{4096, 4096, 4096, 4096}));
+  EXPECT_EQ(windows(sliding(kQwen2)), (Windows{64, 0, 64, 0}));
+  EXPECT_EQ(windows(with(sliding(kQwen2), "max_window_layers", "2")), (Windows{64, 0, 0, 0}));
+  const std::string types =
+      R"(["full_attention", "sliding_attention", "sliding_attention", "full_attention"])";
+  EXPECT_EQ(windows(with(sliding(kQwen2), "layer_types", types)), (Windows{0, 64, 64, 0}));
+  EXPECT_TRUE(fails_with(parse(with(sliding(kQwen2), "layer_types", R"(["full_attention"])")),
+                         StatusCode::kInvalidArgument, {"layer_types has 1", "num_hidden_layers = 4"}));
+}
+
+TEST(ModelConfig, NamesUnsupportedArchitectures) {
+  const auto named = [](const char* architecture, const char* type) {
+    return parse(with(with(kGptOss, "architectures", std::string("[\"") + architecture + "\"]"), "model_type",
+                      std::string("\"") + type + "\""));
+  };
+  EXPECT_TRUE(fails_with(named("LlamaForCausalLM", "llama"), StatusCode::kUnsupported,
+                         {"LlamaForCausalLM", "llama", "gpt_oss", "deepseek_v3", "qwen3_moe"}));
+  EXPECT_TRUE(fails_with(named("GptOssForSequenceClassification", "gpt_oss"), StatusCode::kUnsupported,
+                         {"GptOssForSequenceClassification"}));
+  EXPECT_TRUE(fails_with(parse_model_config("{}", "", ""), StatusCode::kUnsupported, {"gpt_oss"}));
+}
+
+TEST(ModelConfig, NamesUnsupportedQuantization) {
+  const auto quant = [](const std::string& keys, const char* value) {
+    return parse(with(keys, "quantization_config", value));
+  };
+  for (const char* method : {"quark", "fp8", "awq"})
+    EXPECT_TRUE(fails_with(quant(kQwen, (std::string(R"({"quant_method": ")") + method + "\"}").c_str()),
+                           StatusCode::kUnsupported, {method, "mxfp4", "NVFP4"}));
+  EXPECT_TRUE(fails_with(quant(kQwen, R"({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"})"),
+                         StatusCode::kUnsupported, {"MIXED_PRECISION"}));
+  EXPECT_TRUE(
+      fails_with(quant(kQwen, R"({"quant_method": "mxfp4"})"), StatusCode::kUnsupported, {"qwen3_moe"}));
+  EXPECT_TRUE(
+      fails_with(parse(kGptOss, "", kNvfp4), StatusCode::kUnsupported, {"gpt_oss", "hf_quant_config.json"}));
+}
+
+TEST(ModelConfig, ReadsTheFlatModelOptDeclaration) {
+  const auto flat = [](const std::string& rest, const std::string& hf = "") {
+    return parse(kQwen + R"(, "quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4", )" +
+                     rest + "}",
+                 "", hf);
+  };
+  const std::string groups =
+      R"("config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 16}}})";
+  const auto config = flat(R"("ignore": ["lm_head", "model.layers.0*"], )" + groups);
+  ASSERT_TRUE(is_ok(config));
+  EXPECT_EQ(config->quant.method, QuantMethod::kModelOptNvfp4);
+  EXPECT_EQ(config->quant.exclude_modules.size(), 2u);
+  EXPECT_TRUE(is_ok(flat(groups, kNvfp4)));
+  EXPECT_TRUE(
+      fails_with(flat(R"("group_size": 32)"), StatusCode::kInvalidArgument, {"group_size = 32", "16"}));
+  EXPECT_TRUE(fails_with(flat(R"("group_size": 32, )" + groups), StatusCode::kInvalidArgument, {"32", "16"}));
+  EXPECT_TRUE(
+      fails_with(parse(kGptOss + kMxfp4, "", kNvfp4), StatusCode::kInvalidArgument, {"different methods"}));
+}
+
+// Each row: key, value, and what the message must contain besides them.
+TEST(ModelConfig, RefusesValuesOutOfRange) {
+  struct Row {
+    const char *key, *value, *named;
+  };
+  for (const Row& row : {Row{"num_local_experts", "0", "from 1 to 4096"},
+                         Row{"num_local_experts", "3", "num_experts_per_tok = 4"},
+                         Row{"num_local_experts", "-1", "from 1"},
+                         Row{"num_experts_per_tok", "0", "from 1"},
+                         Row{"num_experts_per_tok", "17", "num_local_experts = 16"},
+                         Row{"hidden_size", "250", "multiples of 32"},
+                         Row{"hidden_size", "0", "from 1"},
+                         Row{"hidden_size", "\"256\"", "whole numbers"},
+                         Row{"hidden_size", "256.5", "whole numbers"},
+                         Row{"hidden_size", "9223372036854775807", "from 1 to 262144"},
+                         Row{"hidden_size", "18446744073709551615", "from 1"},
+                         Row{"hidden_size", "1e300", "from 1"},
+                         Row{"intermediate_size", "144", "multiples of 32"},
+                         Row{"num_hidden_layers", "1025", "from 1 to 1024"},
+                         Row{"vocab_size", "4294967296", "from 1"},
+                         Row{"num_attention_heads", "3", "num_key_value_heads = 2"},
+                         Row{"num_key_value_heads", "0", "from 1"},
+                         Row{"head_dim", "63", "even"},
+                         Row{"head_dim", "4096", "from 2"},
+                         Row{"rms_norm_eps", "0", "numbers from"},
+                         Row{"rms_norm_eps", "-1e-5", "numbers from"},
+                         Row{"rms_norm_eps", "\"NaN\"", "numbers from"},
+                         Row{"eos_token_id", "1024", "from 0 to 1023"},
+                         Row{"eos_token_id", "[0, -1]", "-1"},
+                         Row{"sliding_window", "0", "from 1"},
+                         Row{"swiglu_limit", "-7", "numbers"},
+                         Row{"hidden_act", "\"gelu\"", "silu"},
+                         Row{"torch_dtype", "\"int8\"", "bfloat16"},
+                         Row{"attention_bias", "1", "true, false"},
+                         Row{"max_position_embeddings", "0", "from 1"}})
+    EXPECT_TRUE(fails_with(parse(with(kGptOss + kMxfp4, row.key, row.value)), StatusCode::kInvalidArgument,
+                           {row.key, row.named}))
+        << row.key << " = " << row.value;
+}
+
+TEST(ModelConfig, RefusesMissingKeys) {
+  for (const char* key :
+       {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_experts_per_tok",
+        "max_position_embeddings", "num_local_experts", "intermediate_size"})
+    EXPECT_TRUE(fails_with(parse(without(kGptOss, key)), StatusCode::kInvalidArgument, {key, "missing"}));
+}
+
+// All configuration values that the forward pass and the sampler use.
+std::string text_of(const ModelConfig& c) {
+  std::ostringstream text;
+  const auto add = [&text](const auto&... values) { ((text << values << ' '), ...); };
+  const auto add_all = [&](const auto& values) {
+    for (const auto& value : values) add(value);
+    add('|');
+  };
+  add(c.num_kv_heads, c.head_dim, c.dense_intermediate_size, c.num_shared_experts, c.shared_intermediate_size,
+      c.shared_expert_gate, c.qk_norm, c.rms_norm_eps, c.attention_bias, c.tie_word_embeddings);
+  add(static_cast<int>(c.rope.type), c.rope.theta, c.rope.factor, c.rope.beta_fast, c.rope.beta_slow,
+      c.rope.original_max_position_embeddings, c.rope.truncate, c.rope.attention_factor.value_or(-1),
+      c.rope.mscale.value_or(-1), c.rope.mscale_all_dim.value_or(-1));
+  add(c.swiglu_alpha, c.swiglu_limit, c.router.num_groups, c.router.top_k_groups, c.router.norm_top_k,
+      c.router.scaling_factor, c.router.has_correction_bias, c.mla.q_lora_rank, c.mla.rope_interleave);
+  add_all(c.layer_windows);
+  add_all(c.layer_has_experts);
+  add_all(c.eos_token_ids);
+  return text.str();
+}
+
+std::string erased(const std::string& keys, const std::string& key) {
+  Json json = Json::parse("{" + keys + "}");
+  json.erase(key);
+  const std::string text = json.dump();
+  return text.substr(1, text.size() - 2);
+}
+
+// The defaults of transformers 5.17.0's GptOssConfig, DeepseekV3Config, Qwen3MoeConfig and Qwen2MoeConfig. A
+// second value must change the result, which proves that the key is read.
+TEST(ModelConfig, MissingKeysAreTheStockClassesDefaults) {
+  struct Row {
+    const std::string& family;
+    const char *key, *stock, *other;
+  };
+  const std::string gpt_oss = with(kGptOss, "num_attention_heads", "16");
+  const std::string deepseek = with(with(kDeepseek, "n_routed_experts", "64"), "num_hidden_layers", "6");
+  const std::string qwen3 = with(kQwen, "num_attention_heads", "16");
+  const std::string qwen2 = with(with(kQwen2, "num_attention_heads", "16"), "head_dim", "16");
+  const std::string slides3 = with(qwen3, "use_sliding_window", "true");
+  const std::string slides2 = with(with(qwen2, "use_sliding_window", "true"), "num_hidden_layers", "32");
+  const char* yarn =
+      R"({"rope_type": "yarn", "rope_theta": 150000, "factor": 32, "beta_fast": 32, "beta_slow": 1,
+                         "truncate": false, "original_max_position_embeddings": 4096})";
+  for (const Row& row : {
+           Row{gpt_oss, "rope_parameters", yarn, R"({"rope_type": "default", "rope_theta": 150000})"},
+           Row{gpt_oss, "rope_theta", "150000", "10000"},
+           Row{gpt_oss, "head_dim", "64", "32"},
+           Row{gpt_oss, "num_key_value_heads", "8", "16"},
+           Row{gpt_oss, "sliding_window", "128", "64"},
+           Row{gpt_oss, "layer_types", R"(["sliding_attention", "full_attention", "sliding_attention",
+                                           "full_attention"])",
+               R"(["full_attention", "full_attention", "full_attention", "full_attention"])"},
+           Row{gpt_oss, "rms_norm_eps", "1e-5", "1e-6"},
+           Row{gpt_oss, "attention_bias", "true", "false"},
+           Row{gpt_oss, "tie_word_embeddings", "false", "true"},
+           Row{gpt_oss, "swiglu_limit", "7", "6"},
+           Row{gpt_oss, "swiglu_alpha", "1.702", "1.5"},
+           Row{deepseek, "n_shared_experts", "1", "2"},
+           Row{deepseek, "q_lora_rank", "1536", "null"},
+           Row{deepseek, "n_group", "8", "4"},
+           Row{deepseek, "topk_group", "4", "2"},
+           Row{deepseek, "routed_scaling_factor", "2.5", "1"},
+           Row{deepseek, "first_k_dense_replace", "3", "0"},
+           Row{deepseek, "norm_topk_prob", "true", "false"},
+           Row{deepseek, "rope_interleave", "true", "false"},
+           Row{deepseek, "rope_theta", "10000", "5000"},
+           Row{deepseek, "rms_norm_eps", "1e-6", "1e-5"},
+           Row{deepseek, "attention_bias", "false", "true"},
+           Row{deepseek, "eos_token_id", "1", "null"},
+           Row{qwen3, "num_key_value_heads", "4", "2"},
+           Row{qwen3, "head_dim", "16", "32"},
+           Row{qwen3, "intermediate_size", "6144", "512"},
+           Row{qwen3, "norm_topk_prob", "false", "true"},
+           Row{qwen3, "decoder_sparse_step", "1", "2"},
+           Row{qwen3, "mlp_only_layers", "[]", "[1]"},
+           Row{qwen3, "attention_bias", "false", "true"},
+           Row{qwen3, "use_sliding_window", "false", "true"},
+           Row{slides3, "sliding_window", "4096", "null"},
+           Row{qwen3, "rope_theta", "10000", "1000000"},
+           Row{qwen3, "eos_token_id", "null", "7"},
+           Row{qwen2, "num_key_value_heads", "16", "4"},
+           Row{qwen2, "intermediate_size", "5632", "512"},
+           Row{qwen2, "qkv_bias", "true", "false"},
+           Row{slides2, "max_window_layers", "28", "32"},
+       }) {
+    SCOPED_TRACE(row.key);
+    const std::string present = with(row.family, row.key, row.stock);
+    const auto missing = parse(erased(present, row.key)), stock = parse(present),
+               other = parse(with(row.family, row.key, row.other));
+    ASSERT_TRUE(is_ok(missing) && is_ok(stock) && is_ok(other))
+        << missing.status().to_string() << stock.status().to_string() << other.status().to_string();
+    EXPECT_EQ(text_of(*missing), text_of(*stock));
+    EXPECT_NE(text_of(*other), text_of(*stock));
+  }
+}
+
+TEST(ModelConfig, NullIsNotAMissingKey) {
+  const auto plain = parse(without(kGptOss, "num_key_value_heads"));
+  ASSERT_TRUE(is_ok(plain));
+  EXPECT_EQ(plain->num_kv_heads, 4) << "null: as many as query heads";
+  // The stock class replaces either by YaRN.
+  for (const char* key : {"rope_parameters", "rope_scaling"}) {
+    const auto rope = parse(with(kGptOss, key, "null"));
+    ASSERT_TRUE(is_ok(rope));
+    EXPECT_EQ(rope->rope.type, RopeConfig::Type::kYarn);
+    EXPECT_EQ(rope->rope.original_max_position_embeddings, 4096);
+  }
+  const auto ungrouped = parse(without(without(kDeepseek, "n_group"), "topk_group"));
+  ASSERT_TRUE(is_ok(ungrouped));
+  EXPECT_EQ(ungrouped->router.num_groups, 1);
+}
+
+TEST(ModelConfig, RefusesRopeThatItDoesNotApply) {
+  const std::string both = with(kGptOss, "rope_scaling", R"({"type": "yarn", "factor": 4})");
+  EXPECT_TRUE(
+      is_ok(parse(with(both, "rope_parameters", R"({"rope_type": "yarn", "factor": 4, "rope_theta": 9})"))));
+  EXPECT_TRUE(fails_with(parse(with(both, "rope_parameters", R"({"rope_type": "yarn", "factor": 8})")),
+                         StatusCode::kInvalidArgument, {"rope_parameters", "rope_scaling", "differ"}));
+  EXPECT_TRUE(fails_with(parse(with(kQwen, "partial_rotary_factor", "0.5")), StatusCode::kUnsupported,
+                         {"partial_rotary_factor = 0.5", "1"}));
+  EXPECT_TRUE(fails_with(
+      parse(with(kGptOss, "rope_parameters", R"({"rope_type": "default", "partial_rotary_factor": 0.25})")),
+      StatusCode::kUnsupported, {"rope_parameters", "partial_rotary_factor = 0.25"}));
+}
+
+TEST(ModelConfig, TheLargestLegalSizesDoNotOverflow) {
+  const double h = 1 << 18, experts = 1 << 12, layers = 1 << 10, heads = 1 << 10, head_dim = 1 << 10;
+  EXPECT_LT(experts * 2 * h * h * layers, 0x1p63);
+  EXPECT_LT(layers * 0x1p27 * heads * head_dim * 2 * 4, 0x1p63);
+  EXPECT_TRUE(is_ok(parse(with(with(kGptOss, "hidden_size", "262144"), "intermediate_size", "262144"))));
+  EXPECT_TRUE(
+      fails_with(parse(with(kGptOss, "hidden_size", "262176")), StatusCode::kInvalidArgument, {"262144"}));
+}
+
+TEST(ModelConfig, RefusesWhatIsNoJson) {
+  EXPECT_TRUE(fails_with(parse_model_config("", "", ""), StatusCode::kDataLoss, {"config.json", "JSON"}));
+  EXPECT_TRUE(
+      fails_with(parse_model_config("[]", "", ""), StatusCode::kInvalidArgument, {"not a JSON object"}));
+  EXPECT_TRUE(
+      fails_with(parse(with(kGptOss, "rms_norm_eps", "NaN")), StatusCode::kDataLoss, {"config.json"}));
+  EXPECT_TRUE(fails_with(parse(kGptOss, "{"), StatusCode::kDataLoss, {"generation_config.json"}));
+  EXPECT_TRUE(fails_with(parse(kGptOss, "", "{"), StatusCode::kDataLoss, {"hf_quant_config.json"}));
+  EXPECT_TRUE(
+      fails_with(parse(kGptOss + ", \"head_dim\": 64"), StatusCode::kDataLoss, {"'head_dim' appears twice"}));
+}
+
+TEST(ModelConfig, GenerationConfigWins) {
+  const auto config = parse(kGptOss, R"({"eos_token_id": 7, "temperature": 0.5, "top_p": 0.9, "top_k": 40,
+                                         "min_p": 0.25, "repetition_penalty": 1.05})");
+  ASSERT_TRUE(is_ok(config));
+  EXPECT_EQ(config->eos_token_ids, std::vector<int32_t>{7});
+  EXPECT_EQ(config->default_sampling.temperature, 0.5f);
+  EXPECT_EQ(config->default_sampling.top_p, 0.9f);
+  EXPECT_EQ(config->default_sampling.top_k, 40);
+  EXPECT_EQ(config->default_sampling.min_p, 0.25f);
+  EXPECT_EQ(config->default_sampling.repetition_penalty, 1.05f);
+  const auto greedy = parse(kGptOss, R"({"do_sample": false, "temperature": 0.5})");
+  ASSERT_TRUE(is_ok(greedy));
+  EXPECT_EQ(greedy->default_sampling.temperature, 0);
+  EXPECT_EQ(greedy->eos_token_ids, (std::vector<int32_t>{0, 2}));
+  EXPECT_TRUE(fails_with(parse(kGptOss, R"({"top_p": 0})"), StatusCode::kInvalidArgument,
+                         {"generation_config.json", "top_p = 0"}));
+}
+
+}  // namespace
+}  // namespace fp4moe

@@ -1,0 +1,196 @@
+#include "io/write/make_tiny.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "io/checkpoint/checkpoint.h"
+#include "io/checkpoint/expert_weights.h"
+#include "io/file.h"
+#include "io/small_model.h"
+#include "io/status_matchers.h"
+#include "io/temp_folder.h"
+
+namespace fp4moe {
+namespace {
+
+std::string test_name(const testing::TestParamInfo<std::string>& param) {
+  std::string name = param.param;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+class EveryShape : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(MakeTiny, EveryShape, testing::ValuesIn(make_tiny_shapes()), test_name);
+
+double published_theta(const std::string& shape) {
+  if (shape.starts_with("gpt-oss")) return 150000;
+  return shape.starts_with("qwen") ? 1000000 : 10000;
+}
+
+TEST_P(EveryShape, LoadsAsACheckpoint) {
+  for (const char* rope : {"new", "old"}) {
+    const TempFolder folder;
+    MakeTinyOptions options = small_model(GetParam());
+    options.rope_style = rope;
+    options.num_shards = 3;
+    ASSERT_TRUE(is_ok(make_tiny(folder.path(), options)));
+    const auto config = load_model_config(folder.path());
+    ASSERT_TRUE(is_ok(config));
+    EXPECT_EQ(config->hidden_size, 96);
+    EXPECT_EQ(config->intermediate_size, 64);
+    EXPECT_EQ(config->top_k, 2);
+    EXPECT_EQ(config->eos_token_ids, (std::vector<int32_t>{0, 2}));
+    EXPECT_EQ(config->rope.theta, published_theta(GetParam()));
+    EXPECT_EQ(config->rope.type == RopeConfig::Type::kYarn, !GetParam().starts_with("qwen"));
+    const auto checkpoint = Checkpoint::open(folder.path());
+    ASSERT_TRUE(is_ok(checkpoint));
+    EXPECT_TRUE(is_ok(checkpoint->get("lm_head.weight", DType::kBF16, {300, 96})));
+    for (int64_t layer = 0; layer < 2; ++layer) {
+      const auto moe = load_expert_weights(*checkpoint, *config, layer);
+      if (!config->layer_has_experts.empty() && !config->layer_has_experts[static_cast<size_t>(layer)])
+        continue;
+      ASSERT_TRUE(is_ok(moe));
+      EXPECT_EQ(moe->experts.size(), 4u);
+    }
+  }
+}
+
+// Every tensor of the dense path also has the form that the loaders expect.
+TEST_P(EveryShape, LinearLayersLoadInEveryDialect) {
+  if (GetParam().starts_with("gpt-oss")) return;
+  for (const char* dialect : {"modelopt", "compressed-nvfp4", "compressed-mxfp4"}) {
+    const TempFolder folder;
+    MakeTinyOptions options = small_model(GetParam());
+    options.dense_intermediate_size = 128;
+    options.dialect = dialect;
+    ASSERT_TRUE(is_ok(make_tiny(folder.path(), options)));
+    const auto config = load_model_config(folder.path());
+    ASSERT_TRUE(is_ok(config));
+    const auto checkpoint = Checkpoint::open(folder.path());
+    ASSERT_TRUE(is_ok(checkpoint));
+    const Fp4Format format = is_mxfp4(config->quant.method) ? Fp4Format::kMxfp4 : Fp4Format::kNvfp4;
+    EXPECT_EQ(format == Fp4Format::kMxfp4, std::string(dialect) == "compressed-mxfp4");
+    int num_mlps = 0;
+    const auto expect_mlp = [&](const std::string& name, int64_t intermediate) {
+      const auto mlp = load_mlp_weights(*checkpoint, *config, name, intermediate);
+      ASSERT_TRUE(is_ok(mlp)) << dialect;
+      EXPECT_TRUE(mlp->gate.is_fp4);
+      EXPECT_EQ(mlp->gate.fp4.format, format);
+      ++num_mlps;
+    };
+    for (int64_t layer = 0; layer < 2; ++layer) {
+      const std::string mlp = "model.layers." + std::to_string(layer) + ".mlp";
+      if (!config->layer_has_experts[static_cast<size_t>(layer)]) {
+        expect_mlp(mlp, 128);
+        continue;
+      }
+      EXPECT_TRUE(is_ok(load_expert_weights(*checkpoint, *config, layer)));
+      if (config->num_shared_experts > 0)
+        expect_mlp(mlp + (config->shared_expert_gate ? ".shared_expert" : ".shared_experts"),
+                   config->shared_intermediate_size);
+    }
+    EXPECT_EQ(num_mlps, config->family == ModelFamily::kQwen3Moe ? 0 : 2);
+    const auto attention = load_linear_weights(
+        *checkpoint, *config, "model.layers.0.self_attn.o_proj", 96,
+        config->family == ModelFamily::kDeepseekV3 ? 4 * config->mla.v_head_dim : 4 * config->head_dim);
+    ASSERT_TRUE(is_ok(attention));
+    EXPECT_FALSE(attention->is_fp4);
+  }
+}
+
+TEST(MakeTiny, WeightsHaveTheMagnitudesOfAnInitialisedModel) {
+  const TempFolder folder;
+  ASSERT_TRUE(is_ok(make_tiny(folder.path(), small_model("gpt-oss-tiny"))));
+  const auto checkpoint = Checkpoint::open(folder.path());
+  ASSERT_TRUE(is_ok(checkpoint));
+  const auto view = checkpoint->get("lm_head.weight", DType::kBF16, {300, 96});
+  ASSERT_TRUE(is_ok(view));
+  double sum = 0, squares = 0;
+  const int64_t n = view->num_elems();
+  for (int64_t i = 0; i < n; ++i) {
+    const double x = bf16_to_float(view->as<bf16>()[i]);
+    sum += x;
+    squares += x * x;
+  }
+  // Within four standard errors of the mean and of the deviation of n draws.
+  EXPECT_NEAR(sum / n, 0, 4 * 0.02 / std::sqrt(n));
+  EXPECT_NEAR(std::sqrt(squares / n), 0.02, 4 * 0.02 / std::sqrt(2 * n));
+}
+
+std::string file_bytes(const TempFolder& folder) {
+  return read_text_file(folder.file("model.safetensors"), int64_t{1} << 30).value();
+}
+
+TEST(MakeTiny, SameSeedSameBytesAndShardsDoNotMatter) {
+  const TempFolder first, again, other, sharded;
+  MakeTinyOptions options = small_model("gpt-oss-tiny");
+  options.seed = 1;
+  ASSERT_TRUE(is_ok(make_tiny(first.path(), options)));
+  ASSERT_TRUE(is_ok(make_tiny(again.path(), options)));
+  EXPECT_TRUE(file_bytes(first) == file_bytes(again));
+  options.num_shards = 5;
+  ASSERT_TRUE(is_ok(make_tiny(sharded.path(), options)));
+  options.num_shards = 1;
+  options.seed = 2;
+  ASSERT_TRUE(is_ok(make_tiny(other.path(), options)));
+  EXPECT_FALSE(file_bytes(first) == file_bytes(other));
+
+  const auto one = Checkpoint::open(first.path()), many = Checkpoint::open(sharded.path());
+  ASSERT_TRUE(is_ok(one));
+  ASSERT_TRUE(is_ok(many));
+  ASSERT_EQ(one->tensors().size(), many->tensors().size());
+  for (const TensorEntry& tensor : one->tensors()) {
+    const auto same = many->get(tensor.name, tensor.view.dtype, tensor.view.shape);
+    ASSERT_TRUE(is_ok(same));
+    EXPECT_TRUE(std::equal(tensor.view.data, tensor.view.data + tensor.view.num_bytes(), same->data))
+        << tensor.name;
+  }
+}
+
+TEST(MakeTiny, RefusesWhatMakesNoModel) {
+  const TempFolder folder;
+  const std::string out = folder.file("out");
+  const auto make = [&](auto edit) {
+    MakeTinyOptions options = small_model("gpt-oss-tiny");
+    edit(options);
+    return make_tiny(out, options);
+  };
+  using O = MakeTinyOptions;
+  constexpr StatusCode kInvalid = StatusCode::kInvalidArgument;
+  EXPECT_TRUE(
+      fails_with(make([](O& o) { o.like = "llama"; }), kInvalid, {"'llama'", "gpt-oss-20b", "deepseek-v3"}));
+  EXPECT_TRUE(fails_with(make([](O& o) { o.dialect = "gguf"; }), kInvalid, {"'gguf'", "modelopt"}));
+  EXPECT_TRUE(fails_with(make([](O& o) { o.dialect = "modelopt"; }), StatusCode::kUnsupported, {"gpt_oss"}));
+  EXPECT_TRUE(fails_with(make([](O& o) { o.rope_style = "x"; }), kInvalid, {"'x'", "new, old"}));
+  EXPECT_TRUE(fails_with(make([](O& o) { o.hidden_size = 100; }), kInvalid, {"hidden_size = 100", "32"}));
+  EXPECT_TRUE(fails_with(make([](O& o) { o.top_k = 5; }), kInvalid, {"num_experts_per_tok = 5"}));
+  EXPECT_TRUE(fails_with(make([](O& o) { o.vocab_size = 258; }), kInvalid, {"vocab_size = 258", "259"}));
+  EXPECT_TRUE(fails_with(make([](O& o) { o.num_groups = 2; }), kInvalid, {"num_groups", "gpt_oss"}));
+  EXPECT_TRUE(
+      fails_with(make([](O& o) { o.dense_intermediate_size = 64; }), kInvalid, {"dense_intermediate_size"}));
+  EXPECT_FALSE(file_exists(out));
+  EXPECT_TRUE(fails_with(make([](O& o) { o.num_shards = 1000; }), kInvalid, {"num_shards=1000"}));
+}
+
+TEST(MakeTiny, OnlyWritesIntoANewFolder) {
+  const TempFolder folder;
+  ASSERT_TRUE(is_ok(write_text_file(folder.file("precious"), "x")));
+  EXPECT_TRUE(fails_with(make_tiny(folder.path(), small_model("gpt-oss-tiny")), StatusCode::kInvalidArgument,
+                         {folder.path(), "not empty"}));
+}
+
+TEST(MakeTiny, RefusesADiskThatIsTooSmall) {
+  const TempFolder folder;
+  MakeTinyOptions options;
+  options.like = "gpt-oss-120b";
+  options.num_hidden_layers = 1024;
+  options.num_experts = 4096;
+  EXPECT_TRUE(fails_with(make_tiny(folder.path(), options), StatusCode::kDoesNotFit, {"bytes", "room for"}));
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+}  // namespace
+}  // namespace fp4moe
