@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "moe/plan.h"
+#include "moe/plan/plan.h"
 
 namespace fp4moe {
 

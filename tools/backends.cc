@@ -8,7 +8,7 @@
 #include "io/config/model_config.h"
 #include "io/file.h"
 #include "model/plan_model.h"
-#include "moe/plan.h"
+#include "moe/plan/plan.h"
 #include "verb.h"
 
 namespace fp4moe {

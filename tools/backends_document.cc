@@ -4,7 +4,7 @@
 
 #include "backend_matrix.h"
 #include "model/sglang_names.h"
-#include "moe/legality.h"
+#include "moe/plan/legality.h"
 
 namespace fp4moe {
 namespace {

@@ -22,7 +22,7 @@
 #include "bench_moe.h"
 #include "engine/startup/memory_plan.h"
 #include "moe/routed_experts.h"
-#include "moe/transport.h"
+#include "moe/transport/transport.h"
 
 namespace fp4moe {
 namespace {

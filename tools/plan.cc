@@ -12,7 +12,7 @@
 #include "io/checkpoint/unused_tensors.h"
 #include "io/write/dummy_checkpoint.h"
 #include "model_costs.h"
-#include "moe/a2a.h"
+#include "moe/transport/a2a.h"
 #include "verb.h"
 
 namespace fp4moe {

@@ -8,7 +8,7 @@
 #include "base/buffer.h"
 #include "base/thread_pool.h"
 #include "comm/communicator.h"
-#include "moe/rank_layout.h"
+#include "moe/plan/rank_layout.h"
 
 namespace fp4moe {
 

@@ -8,7 +8,7 @@
 #include "model/column_gather.h"
 #include "model/lm_head.h"
 #include "model/weight_loader.h"
-#include "moe/transport.h"
+#include "moe/transport/transport.h"
 
 namespace fp4moe {
 namespace {

@@ -8,7 +8,7 @@
 #include "io/config/model_config.h"
 #include "kernels/device_copy.h"
 #include "kernels/ops.h"
-#include "moe/rank_layout.h"
+#include "moe/plan/rank_layout.h"
 
 namespace fp4moe {
 

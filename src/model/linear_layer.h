@@ -11,8 +11,8 @@
 #include "io/checkpoint/expert_weights.h"
 #include "kernels/ops.h"
 #include "moe/fp4_linear.h"
-#include "moe/plan.h"
-#include "moe/rank_layout.h"
+#include "moe/plan/plan.h"
+#include "moe/plan/rank_layout.h"
 
 namespace fp4moe {
 

@@ -15,7 +15,7 @@
 #include "model/kv_cache.h"
 #include "model/rank_context.h"
 #include "moe/expert_counters.h"
-#include "moe/plan.h"
+#include "moe/plan/plan.h"
 
 namespace fp4moe {
 

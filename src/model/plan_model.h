@@ -9,7 +9,7 @@
 #include "fp4moe/config.h"
 #include "io/config/model_config.h"
 #include "kernels/ops.h"
-#include "moe/plan.h"
+#include "moe/plan/plan.h"
 
 namespace fp4moe {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "comm/communicator.h"
-#include "moe/rank_layout.h"
+#include "moe/plan/rank_layout.h"
 
 namespace fp4moe {
 

@@ -7,8 +7,8 @@
 
 #include "formats/tensor_scale.h"
 #include "io/checkpoint/expert_weights.h"
-#include "moe/rank_layout.h"
-#include "moe/scheme.h"
+#include "moe/plan/rank_layout.h"
+#include "moe/plan/scheme.h"
 
 namespace fp4moe {
 

@@ -11,7 +11,7 @@
 #include "base/thread_pool.h"
 #include "device/stream.h"
 #include "io/checkpoint/expert_weights.h"
-#include "moe/device_expert_runner.h"
+#include "moe/device/device_expert_runner.h"
 #include "moe/table.h"
 
 namespace fp4moe {

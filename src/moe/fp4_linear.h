@@ -9,7 +9,7 @@
 #include "base/thread_pool.h"
 #include "io/checkpoint/expert_weights.h"
 #include "kernels/ops.h"
-#include "moe/plan.h"
+#include "moe/plan/plan.h"
 
 namespace fp4moe {
 

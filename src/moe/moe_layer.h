@@ -9,9 +9,9 @@
 #include "io/checkpoint/expert_weights.h"
 #include "kernels/ops.h"
 #include "moe/expert_counters.h"
-#include "moe/plan.h"
+#include "moe/plan/plan.h"
 #include "moe/router.h"
-#include "moe/transport.h"
+#include "moe/transport/transport.h"
 
 namespace fp4moe {
 

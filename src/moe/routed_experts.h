@@ -6,9 +6,9 @@
 #include "base/buffer.h"
 #include "base/thread_pool.h"
 #include "io/checkpoint/expert_weights.h"
-#include "moe/plan.h"
+#include "moe/plan/plan.h"
 #include "moe/table.h"
-#include "moe/transport.h"
+#include "moe/transport/transport.h"
 
 namespace fp4moe {
 

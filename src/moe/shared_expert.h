@@ -9,7 +9,7 @@
 #include "kernels/ops.h"
 #include "moe/dense_mlp.h"
 #include "moe/moe_layer.h"
-#include "moe/plan.h"
+#include "moe/plan/plan.h"
 
 namespace fp4moe {
 

@@ -4,7 +4,7 @@
 
 #include "base/check.h"
 #include "kernels/device_moe_fp8.h"
-#include "moe/a2a.h"
+#include "moe/transport/a2a.h"
 
 namespace fp4moe {
 namespace {

@@ -17,9 +17,9 @@
 #include "moe/expert_batch.h"
 #include "moe/fp4_linear.h"
 #include "moe/moe_layer.h"
-#include "moe/plan.h"
-#include "moe/tactics.h"
-#include "moe/transport.h"
+#include "moe/plan/plan.h"
+#include "moe/plan/tactics.h"
+#include "moe/transport/transport.h"
 
 namespace fp4moe {
 

@@ -12,7 +12,7 @@
 #include "model/kv_cache.h"
 #include "model/model.h"
 #include "model/plan_model.h"
-#include "moe/transport.h"
+#include "moe/transport/transport.h"
 
 namespace fp4moe {
 namespace {

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "model/sglang_names.h"
-#include "moe/plan.h"
+#include "moe/plan/plan.h"
 
 namespace fp4moe {
 namespace {

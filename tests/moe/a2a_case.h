@@ -11,7 +11,7 @@
 
 #include "comm/faulty_endpoint.h"
 #include "comm/job.h"
-#include "moe/a2a.h"
+#include "moe/transport/a2a.h"
 
 namespace fp4moe::test {
 

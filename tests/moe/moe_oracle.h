@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "io/checkpoint/expert_weights.h"
-#include "moe/plan.h"
+#include "moe/plan/plan.h"
 
 namespace fp4moe {
 

@@ -5,7 +5,7 @@
 
 #include "base/buffer.h"
 #include "base/check.h"
-#include "moe/a2a.h"
+#include "moe/transport/a2a.h"
 
 namespace fp4moe {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "comm/communicator.h"
 #include "engine/ranks/step_runner.h"
-#include "moe/plan.h"
+#include "moe/plan/plan.h"
 
 namespace fp4moe {
 

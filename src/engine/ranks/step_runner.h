@@ -20,7 +20,7 @@
 
 #include "comm/job.h"
 #include "engine/ranks/step_batches.h"
-#include "moe/rank_layout.h"
+#include "moe/plan/rank_layout.h"
 
 namespace fp4moe {
 

@@ -6,7 +6,7 @@
 
 #include "io/checkpoint/checkpoint.h"
 #include "model/plan_model.h"
-#include "moe/tactics.h"
+#include "moe/plan/tactics.h"
 
 namespace fp4moe {
 

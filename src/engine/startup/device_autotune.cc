@@ -12,7 +12,7 @@
 #include "engine/ranks/batch_stage.h"
 #include "engine/startup/fastest.h"
 #include "engine/startup/relative_error.h"
-#include "moe/device_experts.h"
+#include "moe/device/device_experts.h"
 #include "moe/table.h"
 
 namespace fp4moe {

@@ -10,7 +10,7 @@
 #include "fp4moe/config.h"
 #include "io/checkpoint/expert_weights.h"
 #include "kernels/device_moe.h"
-#include "moe/plan.h"
+#include "moe/plan/plan.h"
 
 namespace fp4moe {
 

@@ -6,7 +6,7 @@
 
 #include "fp4moe/config.h"
 #include "fp4moe/status.h"
-#include "moe/tactics.h"
+#include "moe/plan/tactics.h"
 
 namespace fp4moe {
 

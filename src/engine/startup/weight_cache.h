@@ -18,7 +18,7 @@
 #include "io/checkpoint/checkpoint.h"
 #include "io/file.h"
 #include "model/plan_model.h"
-#include "moe/rank_layout.h"
+#include "moe/plan/rank_layout.h"
 
 namespace fp4moe {
 

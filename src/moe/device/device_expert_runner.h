@@ -1,0 +1,37 @@
+// DeviceExpertRunner: experts in GPU memory with their ops and tactics, for routed experts, MLPs and probes.
+#pragma once
+
+#include <cstdint>
+
+#include "base/buffer.h"
+#include "kernels/device_moe.h"
+#include "moe/device/device_experts.h"
+#include "moe/device/device_pass.h"
+#include "moe/plan/tactics.h"
+
+namespace fp4moe {
+
+class DeviceExpertRunner {
+ public:
+  // `ops` must be for the experts' scheme and outlive the runner. `tactics` were timed for layers of this
+  // size; empty: the table's default rule.
+  static Result<DeviceExpertRunner> make(const DeviceMoeOps& ops, DeviceExperts experts,
+                                         DeviceTactics tactics = {});
+
+  int64_t weight_bytes() const { return experts_.num_bytes(); }
+  int64_t scratch_bytes(int64_t max_tokens, int64_t topk) const;
+  // out [T, H] f32 (+)= the experts' weighted sums for x [T, H] bf16; weights [T, topk], null: all 1. All in
+  // device memory; enqueued on the current stream.
+  void run(const ActRows& x, const DeviceSlots& slots, const float* weights, float* out, bool accumulate,
+           Arena& scratch) const;
+
+ private:
+  // w4a4 runs kernel by kernel (device_pass.h); in other schemes a tactic runs the whole layer.
+  bool is_w4a4() const { return experts_.numerics().scheme == Scheme::kW4A4; }
+  const DeviceMoeOps* ops_ = nullptr;
+  DeviceExperts experts_;
+  DeviceTactics tactics_;
+  Buffer counters_;  // DeviceMoeArgs::counters
+};
+
+}  // namespace fp4moe

@@ -1,0 +1,48 @@
+// The experts of one layer in a GPU's memory.
+#pragma once
+
+#include <cstdint>
+
+#include "base/buffer.h"
+#include "base/thread_pool.h"
+#include "io/checkpoint/expert_weights.h"
+#include "kernels/device_moe.h"
+#include "moe/act_scales.h"
+#include "moe/plan/plan.h"
+#include "moe/plan/scheme.h"
+
+namespace fp4moe {
+
+class DeviceExperts {
+ public:
+  // As RunnerRow::pack, into tiles (kernels/cuda/tile_layout.h; w4a8: fp8_tile_layout.h). kDoesNotFit if GPU
+  // memory is too small, kUnsupported for scales that the tiles cannot represent.
+  static Result<DeviceExperts> make(const MoeProblem& problem, const Numerics& numerics,
+                                    const MoeWeightsView& weights, ThreadPool& pool);
+  // One [N, K] matrix as the down projection of a single expert: hidden_size is N, intermediate_size K.
+  static Result<DeviceExperts> make_linear(const LinearWeightsView& weights, const Numerics& numerics,
+                                           ThreadPool& pool);
+
+  const TiledExperts& tiles() const { return tiles_; }
+  const Numerics& numerics() const { return numerics_; }
+  // Encode scales of w4a4's quantisers of x (a1) and of the intermediate (a2), [L] f32 in device memory.
+  const float* a1() const { return act_scales_.as<float>(); }
+  const float* a2() const { return a1() + tiles_.num_experts; }
+  int64_t num_bytes() const;
+
+ private:
+  Status put_scales(const std::vector<ExpertScales>& scales);
+  Status put_biases(const std::vector<ExpertWeightsView>& experts);
+  Status put_tiles(const std::vector<ExpertWeightsView>& experts, const std::vector<ExpertScales>& scales,
+                   ThreadPool& pool);
+  bool is_fp8() const { return numerics_.scheme == Scheme::kW4A8; }
+  bool is_gated_kind() const { return is_gated(tiles_.activation.kind); }
+  // Bytes of one expert's tiles.
+  int64_t gate_up_bytes() const;
+  int64_t down_bytes() const;
+  TiledExperts tiles_;
+  Numerics numerics_;
+  Buffer gate_up_, down_, gate_up_bias_, down_bias_, scales_, act_scales_;
+};
+
+}  // namespace fp4moe

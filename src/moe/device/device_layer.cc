@@ -1,0 +1,197 @@
+// GPU layers: a single-rank MoE layer, enqueued on the current stream without transport or readback; a gated
+// MLP, run as a layer with one expert; an FP4 linear layer.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "device/device_memory.h"
+#include "kernels/device_router.h"
+#include "moe/device/device_expert_runner.h"
+#include "moe/device/device_pass.h"
+#include "moe/shared_expert.h"
+#include "moe/table.h"
+
+namespace fp4moe {
+namespace {
+
+// The router's weights in device memory.
+struct DeviceRouter {
+  Buffer weight, bias, correction_bias;  // [E, H] bf16, [E] f32 or empty, [E] f32 or empty
+  RoutingRule rule;
+  int64_t hidden_size = 0;
+  bool batch_invariant = false;
+
+  int64_t scratch_bytes(int64_t max_tokens) const {
+    return Arena::padded(max_tokens * rule.num_experts * 4) + 2 * Arena::padded(max_tokens * rule.top_k * 4);
+  }
+  Routes route(const DeviceMoeOps& ops, const MoeForwardArgs& args, Arena& scratch) const {
+    const int64_t num_tokens = args.x.rows;
+    float* logits = scratch.take<float>(num_tokens * rule.num_experts);
+    int32_t* ids =
+        args.expert_ids != nullptr ? args.expert_ids : scratch.take<int32_t>(num_tokens * rule.top_k);
+    const Routes routes = {ids, scratch.take<float>(num_tokens * rule.top_k)};
+    ops.route({.x = args.router_x,
+               .weight = weight.as<bf16>(),
+               .bias = bias.as<float>(),
+               .correction_bias = correction_bias.as<float>(),
+               .num_tokens = num_tokens,
+               .hidden_size = hidden_size,
+               .rule = rule,
+               .logits = logits,
+               .ids = routes.ids,
+               .weights = routes.weights,
+               .count = counts(args),
+               .norm = args.norm,
+               .batch_invariant = batch_invariant});
+    return routes;
+  }
+  static ExpertCountArgs counts(const MoeForwardArgs& args) {
+    if (args.counters == nullptr || args.num_counted == nullptr) return {};
+    return {args.counters->on_device(args.layer), args.num_counted};
+  }
+};
+
+Result<DeviceRouter> make_router(const RouterWeights& weights, const RouterShape& shape,
+                                 const DenseOps& ops) {
+  FP4MOE_RETURN_IF_ERROR(check_router(weights, shape));
+  if (shape.num_experts > kMaxDeviceExperts || shape.top_k > kMaxDeviceTopk || shape.hidden_size % 32 != 0)
+    return unsupported("a router of " + std::to_string(shape.num_experts) + " experts, top_k " +
+                       std::to_string(shape.top_k) + " and hidden size " + std::to_string(shape.hidden_size) +
+                       " on a GPU; legal: at most " + std::to_string(kMaxDeviceExperts) + " and " +
+                       std::to_string(kMaxDeviceTopk) + ", and a multiple of 32");
+  DeviceRouter router;
+  router.hidden_size = shape.hidden_size;
+  router.rule = routing_rule(weights, shape);
+  FP4MOE_ASSIGN_OR_RETURN(
+      router.weight,
+      Buffer::copy_of(weights.weight, shape.num_experts * shape.hidden_size * 2, ops.memory()));
+  FP4MOE_ASSIGN_OR_RETURN(router.bias, Buffer::copy_of(weights.bias, ops.memory()));
+  FP4MOE_ASSIGN_OR_RETURN(router.correction_bias, Buffer::copy_of(weights.correction_bias, ops.memory()));
+  return router;
+}
+
+class DeviceLayer final : public MoeLayer {
+ public:
+  DeviceLayer(const DenseOps& dense, const DeviceMoeOps& ops, DeviceRouter router, DeviceExpertRunner experts,
+              SharedExpert shared)
+      : dense_(dense),
+        ops_(ops),
+        router_(std::move(router)),
+        experts_(std::move(experts)),
+        shared_(std::move(shared)) {}
+
+  int64_t scratch_bytes(int64_t max_tokens, const Transport&) const override {
+    const int64_t shared = shared_.exists() ? Arena::padded(max_tokens * router_.hidden_size * 4) +
+                                                  shared_.scratch_bytes(max_tokens)
+                                            : 0;
+    return router_.scratch_bytes(max_tokens) +
+           std::max(experts_.scratch_bytes(max_tokens, router_.rule.top_k), shared);
+  }
+  int64_t weight_bytes() const override {
+    return router_.weight.num_bytes() + experts_.weight_bytes() + shared_.weight_bytes();
+  }
+
+  Status forward(const MoeForwardArgs& args, Transport&, Arena& scratch, ThreadPool& pool) const override {
+    const int64_t t = args.x.rows;
+    const Routes routes = router_.route(ops_, args, scratch);
+    experts_.run(args.x, {routes.ids, t, router_.rule.top_k}, routes.weights, args.residual,
+                 /*accumulate=*/true, scratch);
+    if (!shared_.exists()) return {};
+    float* out = scratch.take<float>(t * args.x.cols);
+    shared_.forward(args.x, args.router_x, out, scratch, pool);
+    dense_.add({out, args.residual, t * args.x.cols}, pool);
+    return {};
+  }
+
+ private:
+  const DenseOps& dense_;
+  const DeviceMoeOps& ops_;
+  DeviceRouter router_;
+  DeviceExpertRunner experts_;
+  SharedExpert shared_;
+};
+
+class DeviceMlp final : public DenseMlp {
+ public:
+  explicit DeviceMlp(DeviceExpertRunner expert) : expert_(std::move(expert)) {}
+  int64_t scratch_bytes(int64_t max_tokens) const override { return expert_.scratch_bytes(max_tokens, 1); }
+  int64_t weight_bytes() const override { return expert_.weight_bytes(); }
+  void forward(const ActRows& x, float* out, Arena& scratch, ThreadPool&) const override {
+    expert_.run(x, {nullptr, x.rows}, nullptr, out, /*accumulate=*/false, scratch);
+  }
+
+ private:
+  DeviceExpertRunner expert_;
+};
+
+// One FP4 matrix, run by the down GEMM on the tokens in order.
+class DeviceLinear final : public Fp4Linear {
+ public:
+  DeviceLinear(const DenseOps& dense, const DeviceMoeOps& ops, DeviceExperts weights)
+      : dense_(dense), ops_(ops), weights_(std::move(weights)) {}
+  int64_t scratch_bytes(int64_t max_tokens) const override {
+    return linear_pass_bytes(weights_, max_tokens) +
+           Arena::padded(max_tokens * weights_.tiles().hidden_size * 4);
+  }
+  int64_t weight_bytes() const override { return weights_.num_bytes(); }
+  void forward(const ActRows& x, float* out, int64_t out_stride, bool accumulate, Arena& scratch,
+               ThreadPool& pool) const override {
+    const int64_t n = weights_.tiles().hidden_size;
+    FP4MOE_CHECK(out_stride == n, "rows of a GPU linear layer are contiguous");
+    float* y = accumulate ? scratch.take<float>(x.rows * n) : out;
+    linear_pass(ops_, weights_, x, y, scratch);
+    if (accumulate) dense_.add({y, out, x.rows * n}, pool);
+  }
+
+ private:
+  const DenseOps& dense_;
+  const DeviceMoeOps& ops_;
+  DeviceExperts weights_;
+};
+
+// Timed tactics are for the routed experts' sizes and do not apply to an MLP; the single tactic of
+// deterministic inference applies to every layer.
+DeviceTactics tactics_of_mlp(const MoePlan& plan) {
+  return plan.a2a_settings().deterministic ? plan.device_tactics() : DeviceTactics();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<MoeLayer>> make_device_layer(const MoePlan& plan, const DenseOps& ops,
+                                                    const RouterWeights& router,
+                                                    const MoeWeightsView& weights,
+                                                    const SharedExpertWeights* shared, ThreadPool& pool) {
+  const MoeProblem& p = plan.problem();
+  FP4MOE_ASSIGN_OR_RETURN(DeviceRouter gate,
+                          make_router(router, {p.num_experts, p.hidden_size, p.top_k}, ops));
+  gate.batch_invariant = plan.a2a_settings().deterministic;
+  FP4MOE_ASSIGN_OR_RETURN(DeviceExperts experts, DeviceExperts::make(p, plan.numerics(), weights, pool));
+  FP4MOE_ASSIGN_OR_RETURN(
+      DeviceExpertRunner runner,
+      DeviceExpertRunner::make(plan.device_ops(), std::move(experts), plan.device_tactics()));
+  SharedExpert shared_expert;
+  if (shared != nullptr) {
+    FP4MOE_ASSIGN_OR_RETURN(shared_expert, SharedExpert::make(plan, ops, *shared, pool));
+  }
+  return std::unique_ptr<MoeLayer>(std::make_unique<DeviceLayer>(
+      ops, plan.device_ops(), std::move(gate), std::move(runner), std::move(shared_expert)));
+}
+
+Result<std::unique_ptr<DenseMlp>> make_device_mlp(const MoePlan& plan, const MoeProblem& problem,
+                                                  const MoeWeightsView& weights, ThreadPool& pool) {
+  FP4MOE_ASSIGN_OR_RETURN(DeviceExperts expert, DeviceExperts::make(problem, plan.numerics(), weights, pool));
+  FP4MOE_ASSIGN_OR_RETURN(
+      DeviceExpertRunner runner,
+      DeviceExpertRunner::make(plan.device_ops(), std::move(expert), tactics_of_mlp(plan)));
+  return std::unique_ptr<DenseMlp>(std::make_unique<DeviceMlp>(std::move(runner)));
+}
+
+Result<std::unique_ptr<Fp4Linear>> make_device_linear(const MoePlan& plan, const LinearWeightsView& weights,
+                                                      ThreadPool& pool) {
+  FP4MOE_ASSIGN_OR_RETURN(DeviceExperts matrix, DeviceExperts::make_linear(weights, plan.numerics(), pool));
+  return std::unique_ptr<Fp4Linear>(
+      std::make_unique<DeviceLinear>(*cuda_dense_ops(), plan.device_ops(), std::move(matrix)));
+}
+
+}  // namespace fp4moe

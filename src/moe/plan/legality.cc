@@ -1,0 +1,116 @@
+#include "moe/plan/legality.h"
+
+#include <utility>
+
+#include "base/check.h"
+
+namespace fp4moe {
+namespace {
+
+std::string value(const char* name, int64_t n) { return std::string(name) + "=" + std::to_string(n); }
+
+Status check_counts(const MoeProblem&, const MoeChoice& c) {
+  constexpr int kMax = 1024;
+  for (const auto& [name, n] : {std::pair{"tp", c.tp}, {"ep", c.ep}, {"dp", c.dp}})
+    if (n < 1 || n > kMax)
+      return invalid_argument(value(name, n) + " is not in 1 to " + std::to_string(kMax));
+  return {};
+}
+
+Status check_dp_divides_tp(const MoeProblem&, const MoeChoice& c) {
+  if (c.tp % c.dp == 0) return {};
+  int nearest = c.dp;
+  while (c.tp % nearest != 0) --nearest;
+  return refuse(value("dp", c.dp), "does not divide " + value("tp", c.tp), "--dp " + std::to_string(nearest));
+}
+
+Status check_dp_attention(const MoeProblem&, const MoeChoice& c) {
+  if (c.dp == 1 || c.enable_dp_attention) return {};
+  return refuse(value("dp", c.dp),
+                "without enable_dp_attention would be " + std::to_string(c.dp) + " servers",
+                "--dp " + std::to_string(c.dp) + " --enable-dp-attention");
+}
+
+Status check_flashinfer_dp(const MoeProblem&, const MoeChoice& c) {
+  if (c.a2a != "flashinfer" || !c.enable_dp_attention || c.dp == c.tp) return {};
+  return refuse("a2a=flashinfer with DP attention",
+                "needs dp = tp, but " + value("dp", c.dp) + " and " + value("tp", c.tp),
+                "--dp " + std::to_string(c.tp));
+}
+
+Status check_ep_size(const MoeProblem&, const MoeChoice& c) {
+  if (c.ep == 1 || c.ep == c.tp) return {};
+  return refuse(value("ep", c.ep), "is neither 1 nor " + value("tp", c.tp), "--ep " + std::to_string(c.tp));
+}
+
+Status check_ep_divides_experts(const MoeProblem& p, const MoeChoice& c) {
+  const int ep = resolved_ep(c);
+  if (p.num_experts % ep == 0) return {};
+  if (c.a2a == "none" && !c.deterministic)
+    return refuse(value("ep", ep), "does not divide " + value("num_experts", p.num_experts), "--ep 1");
+  int nearest = ep;
+  while (p.num_experts % nearest != 0) --nearest;
+  const std::string raised_by = c.a2a == "none" ? "enable_deterministic_inference" : "a2a=" + c.a2a;
+  return refuse(value("ep", ep) + " (raised to tp by " + raised_by + ")",
+                "does not divide " + value("num_experts", p.num_experts), "--tp " + std::to_string(nearest));
+}
+
+Status check_shard_blocks(const MoeProblem& p, const MoeChoice& c) {
+  const int64_t block = fp4_block(p.format), blocks = p.intermediate_size / block;
+  if (resolved_ep(c) != 1 || blocks >= c.tp) return {};
+  return refuse(
+      value("tp", c.tp),
+      "shards " + value("intermediate_size", p.intermediate_size) + " into " + std::to_string(blocks) +
+          " whole scale blocks of " + std::to_string(block) + ", which leaves ranks without one",
+      p.num_experts % c.tp == 0 ? "--ep " + std::to_string(c.tp) : "--tp " + std::to_string(blocks));
+}
+
+Status check_deepep_mode(const MoeProblem&, const MoeChoice& c) {
+  if (c.deepep_mode == "auto" || c.deepep_mode == "low_latency") return {};
+  if (c.deepep_mode != "normal")
+    return invalid_argument("unknown deepep_mode '" + c.deepep_mode + "': auto or low_latency");
+  return refuse("deepep_mode=normal", "has no masked batches, which FP4 runners require from deepep",
+                "--deepep-mode low_latency");
+}
+
+Status check_one_gpu(const MoeProblem& p, const MoeChoice& c) {
+  if (p.device != DeviceKind::kCuda) return {};
+  if (c.tp != 1) return refuse(value("tp", c.tp), "on device=cuda: this version runs one GPU", "--tp 1");
+  if (c.a2a == "none") return {};
+  return refuse("a2a=" + c.a2a, "on device=cuda: this version moves no rows between GPUs",
+                "--moe-a2a-backend none");
+}
+
+Status check_dense_quant(const MoeProblem& p, const MoeChoice& c) {
+  if (p.device != DeviceKind::kCuda || c.dense_quant == "none") return {};
+  return refuse("dense_quant=" + c.dense_quant, "on device=cuda: a GPU's dense layers are bf16",
+                "--dense-quant none");
+}
+
+constexpr LegalityRule kRules[] = {
+    {"counts", "tp, ep or dp outside 1 to 1024", check_counts},
+    {"dp_divides_tp", "tp that is not a multiple of dp", check_dp_divides_tp},
+    {"dp_attention", "dp > 1 without DP attention", check_dp_attention},
+    {"flashinfer_dp", "DP attention over a2a flashinfer with dp other than tp", check_flashinfer_dp},
+    {"ep_size", "ep that is neither 1 nor tp", check_ep_size},
+    {"ep_divides_experts", "experts that are not a multiple of ep", check_ep_divides_experts},
+    {"shard_blocks", "tensor-parallel experts with fewer scale blocks of I than ranks", check_shard_blocks},
+    {"one_gpu", "several ranks, or an a2a, on a GPU", check_one_gpu},
+    {"dense_quant", "8-bit dense layers on a GPU", check_dense_quant},
+    {"deepep_mode", "deepep_mode normal", check_deepep_mode},
+};
+
+}  // namespace
+
+std::span<const LegalityRule> legality_rules() { return kRules; }
+
+Status check_legality(const MoeProblem& problem, const MoeChoice& choice) {
+  for (const LegalityRule& rule : kRules) FP4MOE_RETURN_IF_ERROR(rule.check(problem, choice));
+  return {};
+}
+
+Status refuse(const std::string& what, const std::string& why, const std::string& nearest) {
+  return unsupported(what + " " + why + "; nearest legal choice: " + nearest);
+}
+
+}  // namespace fp4moe
