@@ -9,8 +9,8 @@
 #include <boost/beast/http/string_body.hpp>
 #include <boost/beast/http/write.hpp>
 
-#include "server/excerpt.h"
-#include "server/server_url.h"
+#include "server/http/excerpt.h"
+#include "server/http/server_url.h"
 
 namespace fp4moe {
 

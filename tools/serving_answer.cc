@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "server/excerpt.h"
+#include "server/http/excerpt.h"
 
 namespace fp4moe {
 

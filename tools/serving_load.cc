@@ -18,7 +18,7 @@
 #include <cmath>
 #include <random>
 
-#include "server/excerpt.h"
+#include "server/http/excerpt.h"
 
 namespace fp4moe {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "server/server_url.h"
+#include "server/http/server_url.h"
 #include "serving_answer.h"
 
 namespace fp4moe {

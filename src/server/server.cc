@@ -6,17 +6,17 @@
 #include <set>
 
 #include "fp4moe/server.h"
-#include "server/apis.h"
-#include "server/auth.h"
-#include "server/chat_page.h"
-#include "server/cors.h"
-#include "server/errors.h"
-#include "server/generation.h"
-#include "server/http.h"
+#include "server/api/apis.h"
+#include "server/api/chat_page.h"
+#include "server/api/generation.h"
+#include "server/api/load_api.h"
+#include "server/api/openapi.h"
+#include "server/http/auth.h"
+#include "server/http/cors.h"
+#include "server/http/errors.h"
+#include "server/http/http.h"
 #include "server/json.h"
-#include "server/load_api.h"
-#include "server/metrics.h"
-#include "server/openapi.h"
+#include "server/observe/metrics.h"
 
 namespace fp4moe {
 

@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "server/answer_parser.h"
+#include "server/chat/answer_parser.h"
 
 namespace {
 

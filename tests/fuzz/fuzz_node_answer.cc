@@ -1,8 +1,8 @@
 // A node's bytes to a router: as an HTTP response, in pieces of any size, and as its /server_info.
 #include <algorithm>
 
-#include "server/node_answer.h"
-#include "server/upstream_parser.h"
+#include "server/router/node_answer.h"
+#include "server/router/upstream_parser.h"
 
 namespace {
 

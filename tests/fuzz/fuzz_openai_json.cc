@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <string>
 
-#include "server/apis.h"
+#include "server/api/apis.h"
 #include "server/fake_engine.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

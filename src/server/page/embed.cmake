@@ -35,7 +35,7 @@ file(READ "${PAGE}" page)
 source_hash(script "${page}" script)
 source_hash(style "${page}" style)
 file(WRITE "${OUT}" "// Written from chat.html by embed.cmake.
-#include \"server/chat_page.h\"
+#include \"server/api/chat_page.h\"
 
 namespace fp4moe {
 const char kChatPage[] = R\"fp4moe_page(${page})fp4moe_page\";

@@ -1,0 +1,135 @@
+#include "server/api/chat_format.h"
+
+#include <utility>
+
+namespace fp4moe {
+
+namespace {
+
+using Kind = AnswerPart::Kind;
+
+json token_logprob(const TokenLogprob& t) {
+  json bytes = json::array();
+  for (const char c : t.bytes) bytes.push_back(static_cast<unsigned char>(c));
+  return {{"token", t.bytes}, {"logprob", t.logprob}, {"bytes", std::move(bytes)}};
+}
+
+json logprobs_object(const std::vector<PositionLogprobs>& positions) {
+  json content = json::array();
+  for (const PositionLogprobs& position : positions) {
+    json entry = token_logprob(position.chosen);
+    entry["top_logprobs"] = json::array();
+    for (const TokenLogprob& t : position.top) entry["top_logprobs"].push_back(token_logprob(t));
+    content.push_back(std::move(entry));
+  }
+  return {{"content", std::move(content)}};
+}
+
+json new_call(const std::string& name) {
+  return {{"id", make_id("call_")}, {"type", "function"}, {"function", {{"name", name}, {"arguments", ""}}}};
+}
+
+}  // namespace
+
+bool ChatFormat::is_told(const AnswerPart& part, int64_t& num_calls) const {
+  if (part.kind == Kind::kCall) ++num_calls;
+  const bool is_call = part.kind == Kind::kCall || part.kind == Kind::kArguments;
+  return !is_call || parallel_calls || num_calls == 1;
+}
+
+std::vector<json> ChatFormat::news(const Choice& choice, const Delta& delta) {
+  if (streams_.size() <= static_cast<size_t>(choice.index))
+    streams_.resize(static_cast<size_t>(choice.index) + 1);
+  Stream& stream = streams_[static_cast<size_t>(choice.index)];
+  if (stream.parser == nullptr) stream.parser = make_parser(plan);
+  AnswerParts parts;
+  stream.parser->push(delta.text, parts);
+  const bool is_end = delta.finish_reason != FinishReason::kNone;
+  if (is_end) stream.parser->finish(parts);
+
+  std::vector<json> events;
+  if (!choice.started) {
+    events.push_back(chunk(choice, {{"role", "assistant"}, {"content", ""}}, nullptr));
+    if (returns_token_ids()) events.back()["prompt_token_ids"] = *choice.prompt_ids;
+  }
+  const size_t num_before = events.size();
+  json positions = logprobs && !delta.logprobs.empty() ? logprobs_object(delta.logprobs) : json(nullptr);
+  for (const AnswerPart& part : parts)
+    if (is_told(part, stream.num_calls))
+      events.push_back(chunk(choice, part_delta(part, stream), std::exchange(positions, nullptr)));
+  if (!positions.is_null())  // tokens whose text is held back or empty
+    events.push_back(chunk(choice, {{"content", ""}}, std::move(positions)));
+  if (returns_token_ids() && !delta.token_ids.empty()) {
+    if (events.size() == num_before) events.push_back(chunk(choice, {{"content", ""}}, nullptr));
+    events.back()["choices"][0]["token_ids"] = delta.token_ids;
+  }
+  if (is_end) events.push_back(last_chunk(choice, stream.num_calls));
+  return events;
+}
+
+json ChatFormat::part_delta(const AnswerPart& part, Stream& stream) const {
+  if (part.kind == Kind::kContent) return {{"content", part.text}};
+  if (part.kind == Kind::kReasoning)
+    return {{plan.separates_reasoning ? "reasoning_content" : "content", part.text}};
+  json call = part.kind == Kind::kCall ? new_call(part.text) : json{{"function", {{"arguments", part.text}}}};
+  json entry = {{"index", stream.num_calls - 1}};
+  entry.update(call);
+  return {{"tool_calls", json::array({std::move(entry)})}};
+}
+
+json ChatFormat::whole_choice(const Choice& choice) const {
+  const std::unique_ptr<AnswerParser> parser = make_parser(plan);
+  AnswerParts parts;
+  parser->push(choice.text, parts);
+  parser->finish(parts);
+  std::string content, reasoning;
+  json calls = json::array();
+  int64_t num_calls = 0;
+  for (const AnswerPart& part : parts) {
+    if (!is_told(part, num_calls)) continue;
+    if (part.kind == Kind::kReasoning && plan.separates_reasoning)
+      reasoning += part.text;
+    else if (part.kind == Kind::kContent || part.kind == Kind::kReasoning)
+      content += part.text;
+    if (part.kind == Kind::kCall) calls.push_back(new_call(part.text));
+    if (part.kind == Kind::kArguments)
+      calls.back()["function"]["arguments"].get_ref<std::string&>() += part.text;
+  }
+  json message = {{"role", "assistant"}, {"content", content}, {"refusal", nullptr}};
+  if (content.empty() && !calls.empty()) message["content"] = nullptr;
+  if (!reasoning.empty()) message["reasoning_content"] = reasoning;
+  if (!calls.empty()) message["tool_calls"] = std::move(calls);
+  json entry = {{"index", choice.index},
+                {"message", std::move(message)},
+                {"logprobs", logprobs ? logprobs_object(choice.logprobs) : json(nullptr)},
+                {"finish_reason", finish_reason(choice, num_calls)},
+                {"matched_stop", matched_stop(choice)}};
+  if (returns_token_ids()) entry["token_ids"] = choice.token_ids;
+  return entry;
+}
+
+void ChatFormat::add_to_whole(json& answer, const std::vector<Choice>& choices) const {
+  if (returns_token_ids()) answer["prompt_token_ids"] = *choices.front().prompt_ids;
+}
+
+std::string ChatFormat::finish_reason(const Choice& choice, int64_t num_calls) const {
+  if (choice.finish_reason == FinishReason::kStop && num_calls > 0) return "tool_calls";
+  return finish_reason_name(choice.finish_reason);
+}
+
+json ChatFormat::chunk(const Choice& choice, json delta, json positions) const {
+  return event({{"index", choice.index},
+                {"delta", std::move(delta)},
+                {"logprobs", std::move(positions)},
+                {"finish_reason", nullptr}});
+}
+
+json ChatFormat::last_chunk(const Choice& choice, int64_t num_calls) const {
+  return event({{"index", choice.index},
+                {"delta", json::object()},
+                {"logprobs", nullptr},
+                {"finish_reason", finish_reason(choice, num_calls)},
+                {"matched_stop", matched_stop(choice)}});
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,43 @@
+// Formats chat responses: reasoning, content and tool calls, whole or as deltas.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/api/openai_format.h"
+#include "server/chat/answer_dialect.h"
+
+namespace fp4moe {
+
+class ChatFormat final : public OpenAiFormat {
+ public:
+  bool logprobs = false;
+  bool parallel_calls = true;  // else only the first call is reported
+  AnswerPlan plan;
+
+  explicit ChatFormat(const Engine& engine)
+      : OpenAiFormat(engine, "chatcmpl-", "chat.completion", "chat.completion.chunk") {}
+
+  std::vector<json> news(const Choice& choice, const Delta& delta) override;
+
+ private:
+  // One choice's stream.
+  struct Stream {
+    std::unique_ptr<AnswerParser> parser;
+    int64_t num_calls = 0;
+  };
+
+  json whole_choice(const Choice& choice) const override;
+  void add_to_whole(json& answer, const std::vector<Choice>& choices) const override;
+  json chunk(const Choice& choice, json delta, json positions) const;
+  json last_chunk(const Choice& choice, int64_t num_calls) const;
+  json part_delta(const AnswerPart& part, Stream& stream) const;
+  std::string finish_reason(const Choice& choice, int64_t num_calls) const;
+  // Whether the part is reported; counts calls in num_calls.
+  bool is_told(const AnswerPart& part, int64_t& num_calls) const;
+
+  std::vector<Stream> streams_;  // by choice
+};
+
+}  // namespace fp4moe

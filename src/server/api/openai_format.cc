@@ -1,0 +1,87 @@
+#include "server/api/openai_format.h"
+
+namespace fp4moe {
+
+namespace {
+
+// OpenAI's usage object; a prompt is counted once for its n choices.
+json usage(const std::vector<Choice>& choices, int64_t n) {
+  int64_t prompt = 0, cached = 0, completion = 0;
+  for (const Choice& choice : choices) {
+    if (choice.index % n == 0) prompt += choice.prompt_tokens;
+    if (choice.index % n == 0) cached += choice.cached_tokens;
+    completion += choice.completion_tokens;
+  }
+  return {{"prompt_tokens", prompt},
+          {"completion_tokens", completion},
+          {"total_tokens", prompt + completion},
+          {"prompt_tokens_details", {{"cached_tokens", cached}}}};
+}
+
+}  // namespace
+
+void OpenAiFormat::read(GenerationCall& call, Fields& fields, Request& request) {
+  read_identity(fields, id_prefix_, request);
+  id_ = request.id;
+  n_ = read_n(fields);
+  read_routed_experts(fields, request);
+  returns_token_ids_ = fields.boolean("return_token_ids", false);
+  call.stream = fields.boolean("stream", false);
+  const json* options = fields.find("stream_options");
+  if (options == nullptr) return;
+  Fields inner(*options, "stream_options.");
+  include_usage_ = inner.boolean("include_usage", false);
+  fields.merge(inner);
+}
+
+json OpenAiFormat::head(const char* object, json choices) const {
+  return {{"id", id_},
+          {"object", object},
+          {"created", created_},
+          {"model", model_},
+          {"choices", std::move(choices)}};
+}
+
+json OpenAiFormat::event(json choice) const {
+  json event = head(event_object_, json::array({std::move(choice)}));
+  if (include_usage_) event["usage"] = nullptr;
+  return event;
+}
+
+std::vector<json> OpenAiFormat::closing(const std::vector<Choice>& choices) {
+  std::vector<json> events;
+  if (choices.front().routed_experts != nullptr) {
+    events.push_back(head(event_object_, json::array()));
+    if (include_usage_) events.back()["usage"] = nullptr;
+    add_experts(events.back(), choices);
+  }
+  if (include_usage_) {
+    events.push_back(head(event_object_, json::array()));
+    events.back()["usage"] = usage(choices, n_);
+  }
+  return events;
+}
+
+void OpenAiFormat::add_experts(json& answer, const std::vector<Choice>& choices) {
+  if (choices.front().routed_experts != nullptr)
+    answer["sglext"] = {{"routed_experts", routed_experts_text(choices.front())}};
+}
+
+void OpenAiFormat::check_experts(Fields& fields, const GenerationCall& call) {
+  if (call.requests.size() > 1 && call.requests.front().routed_experts_from >= 0)
+    fields.fail("return_routed_experts",
+                unsupported("supports one output per request, got " + std::to_string(call.requests.size()) +
+                            "; /generate supports several"));
+}
+
+json OpenAiFormat::whole(const std::vector<Choice>& choices) {
+  json list = json::array();
+  for (const Choice& choice : choices) list.push_back(whole_choice(choice));
+  json answer = head(object_, std::move(list));
+  answer["usage"] = usage(choices, n_);
+  add_experts(answer, choices);
+  add_to_whole(answer, choices);
+  return answer;
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,47 @@
+// The common envelope of OpenAI's two generation APIs, and the request fields that control it.
+#pragma once
+
+#include <ctime>
+#include <string>
+#include <vector>
+
+#include "server/api/apis.h"
+
+namespace fp4moe {
+
+class OpenAiFormat : public AnswerFormat {
+ public:
+  // Reads the two APIs' common fields, except the sampling parameters, into itself, `call` and `request`.
+  void read(GenerationCall& call, Fields& fields, Request& request);
+  int64_t n() const { return n_; }
+  // Refuses routed experts for several choices: SGLang's response has one place for them.
+  static void check_experts(Fields& fields, const GenerationCall& call);
+
+  std::vector<json> closing(const std::vector<Choice>& choices) final;
+  json whole(const std::vector<Choice>& choices) final;
+
+ protected:
+  OpenAiFormat(const Engine& engine, const std::string& id_prefix, const char* object,
+               const char* event_object)
+      : id_prefix_(id_prefix), model_(engine.info().name), object_(object), event_object_(event_object) {}
+
+  virtual json whole_choice(const Choice& choice) const = 0;
+  virtual void add_to_whole(json& /*answer*/, const std::vector<Choice>&) const {}
+  json event(json choice) const;
+  bool returns_token_ids() const { return returns_token_ids_; }
+
+ private:
+  json head(const char* object, json choices) const;
+  static void add_experts(json& answer, const std::vector<Choice>& choices);
+
+  const std::string id_prefix_;
+  std::string id_;
+  const std::string model_;
+  const char* const object_;        // the "object" of a whole response
+  const char* const event_object_;  // and of an event
+  const int64_t created_ = std::time(nullptr);
+  int64_t n_ = 1;
+  bool include_usage_ = false, returns_token_ids_ = false;
+};
+
+}  // namespace fp4moe

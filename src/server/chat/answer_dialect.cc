@@ -1,0 +1,241 @@
+#include "server/chat/answer_dialect.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "server/chat/grammar_fields.h"
+
+namespace fp4moe {
+
+bool is_special(const Engine& engine, int32_t id) {
+  const Result<std::string> text = engine.detokenize({id}, /*skip_special_tokens=*/true);
+  return text.ok() && text->empty();
+}
+
+namespace {
+
+constexpr const char* kThinkBegin = "<think>";
+constexpr const char* kThinkEnd = "</think>";
+
+bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
+
+// The token id if `text` encodes to exactly one token, else -1.
+int32_t token_of(const Engine& engine, std::string_view text) {
+  const Result<std::vector<int32_t>> ids = engine.tokenize(text, /*add_special_tokens=*/false);
+  return ids.ok() && ids->size() == 1 && engine.token_bytes(ids->front()) == text ? ids->front() : -1;
+}
+
+std::string_view without_space_behind(std::string_view text) {
+  const size_t end = text.find_last_not_of(" \t\r\n");
+  return text.substr(0, end == std::string_view::npos ? 0 : end + 1);
+}
+
+// ---- formats of structural tags -------------------------------------------------------------------
+
+json text_format(std::string_view text) { return {{"type", "const_string"}, {"value", std::string(text)}}; }
+
+// A marker that is a special token is matched by id: string rules of a grammar never match special tokens.
+json marker_format(const Engine& engine, std::string_view marker) {
+  const int32_t id = token_of(engine, marker);
+  if (id >= 0 && is_special(engine, id)) return {{"type", "token"}, {"token", id}};
+  return text_format(marker);
+}
+
+json sequence(json elements) { return {{"type", "sequence"}, {"elements", std::move(elements)}}; }
+json optional(json content) { return {{"type", "optional"}, {"content", std::move(content)}}; }
+json star(json content) { return {{"type", "star"}, {"content", std::move(content)}}; }
+json any_of(json elements) {
+  return elements.size() == 1 ? elements[0] : json{{"type", "or"}, {"elements", std::move(elements)}};
+}
+
+// Any tokens except `ids` and the model's end-of-sequence tokens.
+json any_tokens_but(const Engine& engine, std::vector<int32_t> ids) {
+  const std::vector<int32_t>& ends = engine.info().eos_token_ids;
+  ids.insert(ids.end(), ends.begin(), ends.end());
+  std::erase_if(ids, [](int32_t id) { return id < 0; });
+  return {{"type", "any_tokens"}, {"exclude_tokens", ids}};
+}
+
+json think_format(const Engine& engine, bool inside) {
+  const json space = {{"type", "regex"}, {"pattern", "\\n{0,2}"}};
+  json parts = json::array();
+  if (!inside) parts.push_back(marker_format(engine, kThinkBegin));
+  if (const int32_t end = token_of(engine, kThinkEnd); end >= 0) {
+    parts.push_back(any_tokens_but(engine, {end}));
+    parts.push_back({{"type", "token"}, {"token", end}});
+  } else {
+    parts.push_back({{"type", "any_text"}, {"excludes", json::array({kThinkEnd})}});
+    parts.push_back(text_format(kThinkEnd));
+  }
+  parts.push_back(space);
+  return inside ? sequence(std::move(parts)) : optional(sequence(std::move(parts)));
+}
+
+// Harmony's optional analysis message in front of the final message or the call.
+json harmony_analysis(const Engine& engine) {
+  std::vector<int32_t> markers;
+  for (const char* text : {"<|start|>", "<|end|>", "<|channel|>", "<|message|>", "<|constrain|>"})
+    markers.push_back(token_of(engine, text));
+  const auto marker = [&](const char* text) { return marker_format(engine, text); };
+  return optional(sequence(json::array({marker("<|channel|>"), text_format("analysis"), marker("<|message|>"),
+                                        any_tokens_but(engine, std::move(markers)), marker("<|end|>"),
+                                        marker("<|start|>"), text_format("assistant")})));
+}
+
+bool is_inside_reasoning(const AnswerDialect& dialect, const std::string& prompt) {
+  return dialect.thinks && without_space_behind(prompt).ends_with(kThinkBegin);
+}
+
+// The grammar parts in front of the actual response; empty if the prompt itself closes the reasoning.
+json parts_before(const Engine& engine, const AnswerDialect& dialect, const std::string& prompt) {
+  json parts = json::array();
+  if (dialect.thinks && !without_space_behind(prompt).ends_with(kThinkEnd))
+    parts.push_back(think_format(engine, is_inside_reasoning(dialect, prompt)));
+  if (dialect.calls == CallSyntax::kHarmony) parts.push_back(harmony_analysis(engine));
+  return parts;
+}
+
+// ---- calls ----------------------------------------------------------------------------------------
+
+json hermes_calls(const ToolUse& tools) {
+  json tags = json::array();
+  for (const ToolUse::Function& f : tools.functions)
+    tags.push_back({{"type", "tag"},
+                    {"begin", "<tool_call>\n{\"name\": " + to_text(f.name) + ", \"arguments\": "},
+                    {"content", json_schema_format(f.parameters)},
+                    {"end", "}\n</tool_call>"}});
+  return {{"type", "tags_with_separator"},
+          {"tags", std::move(tags)},
+          {"separator", "\n"},
+          {"at_least_one", true},
+          {"stop_after_first", !tools.parallel}};
+}
+
+json deepseek_calls(const Engine& engine, const AnswerDialect& dialect, const ToolUse& tools) {
+  json calls = json::array();
+  for (const ToolUse::Function& f : tools.functions) {
+    json parts = json::array({marker_format(engine, kCallBegin)});
+    if (dialect.fences_arguments) parts.push_back(text_format("function"));
+    if (!dialect.fences_arguments) parts.push_back(text_format(f.name));
+    parts.push_back(marker_format(engine, kCallSeparator));
+    if (dialect.fences_arguments) parts.push_back(text_format(f.name + "\n```json\n"));
+    parts.push_back(json_schema_format(f.parameters));
+    if (dialect.fences_arguments) parts.push_back(text_format("\n```"));
+    parts.push_back(marker_format(engine, kCallEnd));
+    calls.push_back(sequence(std::move(parts)));
+  }
+  const json call = any_of(std::move(calls));
+  json parts = json::array({marker_format(engine, kCallsBegin), call});
+  if (tools.parallel)
+    parts.push_back(star(dialect.fences_arguments ? sequence(json::array({text_format("\n"), call})) : call));
+  parts.push_back(marker_format(engine, kCallsEnd));
+  return sequence(std::move(parts));
+}
+
+json harmony_call(const Engine& engine, const ToolUse& tools) {
+  const auto marker = [&](const char* text) { return marker_format(engine, text); };
+  json calls = json::array();
+  for (const ToolUse::Function& f : tools.functions)
+    calls.push_back(
+        sequence(json::array({text_format(f.name + " "), marker("<|constrain|>"), text_format("json"),
+                              marker("<|message|>"), json_schema_format(f.parameters)})));
+  return sequence(json::array(
+      {marker("<|channel|>"), text_format("commentary to=functions."), any_of(std::move(calls))}));
+}
+
+json array_of_calls(const ToolUse& tools) {
+  json calls = json::array();
+  for (const ToolUse::Function& f : tools.functions)
+    calls.push_back(sequence(json::array({text_format("{\"name\":" + to_text(f.name) + ",\"parameters\":"),
+                                          json_schema_format(f.parameters), text_format("}")})));
+  const json call = any_of(std::move(calls));
+  json parts = json::array({text_format("["), call});
+  if (tools.parallel) parts.push_back(star(sequence(json::array({text_format(","), call}))));
+  parts.push_back(text_format("]"));
+  return sequence(std::move(parts));
+}
+
+}  // namespace
+
+AnswerDialect detect_dialect(const Engine& engine) {
+  const std::string& source = engine.info().chat_template;
+  AnswerDialect dialect;
+  const auto has = [&](std::string_view marker) { return contains(source, marker); };
+  std::string_view marker;
+  if (has("<|channel|>") && token_of(engine, "<|channel|>") >= 0 && token_of(engine, "<|message|>") >= 0) {
+    dialect.calls = CallSyntax::kHarmony;
+    marker = "<|channel|>";
+  } else if (has(kCallBegin) && token_of(engine, kCallBegin) >= 0) {
+    dialect.calls = CallSyntax::kDeepSeek;
+    dialect.fences_arguments = has("```json");
+    marker = kCallBegin;
+  } else if (has("<tool_call>") && !has("<function=")) {  // <function=: XML (Qwen3-Coder)
+    dialect.calls = CallSyntax::kHermes;
+    marker = "<tool_call>";
+  }
+  dialect.thinks = dialect.calls != CallSyntax::kHarmony && has(kThinkEnd);
+  for (const std::string_view text : {marker, std::string_view(dialect.thinks ? kThinkEnd : "")}) {
+    const int32_t id = text.empty() ? -1 : token_of(engine, text);
+    if (id >= 0 && is_special(engine, id)) dialect.needs_special_tokens = true;
+  }
+  dialect.shows_tools = has("tools");
+  dialect.has_developer_role = has("developer");
+  dialect.names_thinking = has(".thinking") || has("\"thinking\"") || has("'thinking'");
+  return dialect;
+}
+
+AnswerPlan plan_answer(const AnswerDialect& dialect, const std::string& prompt, const ToolUse& tools,
+                       bool separate_reasoning) {
+  AnswerPlan plan;
+  const bool is_harmony = dialect.calls == CallSyntax::kHarmony;
+  if (is_harmony || !tools.functions.empty()) plan.calls = dialect.calls;
+  if (tools.is_forced && plan.calls == CallSyntax::kNone) plan.calls = CallSyntax::kJsonArray;
+  plan.separates_reasoning = separate_reasoning;
+  plan.thinks = dialect.thinks && separate_reasoning;
+  plan.starts_inside_reasoning = is_inside_reasoning(dialect, prompt);
+  return plan;
+}
+
+std::unique_ptr<AnswerParser> make_parser(const AnswerPlan& plan) {
+  if (plan.calls == CallSyntax::kHarmony) return make_harmony_parser();
+  std::unique_ptr<AnswerParser> calls = make_call_parser(plan.calls);
+  if (!plan.thinks) return calls;
+  return make_think_parser(plan.starts_inside_reasoning, std::move(calls));
+}
+
+GrammarSpec constrain_content(const Engine& engine, const AnswerDialect& dialect, const std::string& prompt,
+                              const GrammarSpec& content) {
+  if (content.kind == GrammarSpec::Kind::kNone || content.kind == GrammarSpec::Kind::kStructuralTag)
+    return content;
+  json parts = parts_before(engine, dialect, prompt);
+  if (parts.empty()) return content;
+  if (dialect.calls == CallSyntax::kHarmony)
+    for (const json& part :
+         {marker_format(engine, "<|channel|>"), text_format("final"), marker_format(engine, "<|message|>")})
+      parts.push_back(part);
+  parts.push_back(structural_format(content));
+  return structural_tag(sequence(std::move(parts)));
+}
+
+GrammarSpec constrain_calls(const Engine& engine, const AnswerDialect& dialect, const std::string& prompt,
+                            const ToolUse& tools) {
+  json parts = parts_before(engine, dialect, prompt);
+  switch (dialect.calls) {
+    case CallSyntax::kHermes:
+      parts.push_back(hermes_calls(tools));
+      break;
+    case CallSyntax::kDeepSeek:
+      parts.push_back(deepseek_calls(engine, dialect, tools));
+      break;
+    case CallSyntax::kHarmony:
+      parts.push_back(harmony_call(engine, tools));
+      break;
+    case CallSyntax::kNone:
+    case CallSyntax::kJsonArray:
+      parts.push_back(array_of_calls(tools));
+      break;
+  }
+  return structural_tag(parts.size() == 1 ? parts[0] : sequence(std::move(parts)));
+}
+
+}  // namespace fp4moe

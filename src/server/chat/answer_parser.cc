@@ -1,0 +1,132 @@
+#include "server/chat/answer_parser.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace fp4moe {
+
+namespace {
+
+constexpr std::string_view kSpace = " \t\r\n";
+
+class ContentParser final : public AnswerParser {
+ public:
+  void push(std::string_view text, AnswerParts& parts) override {
+    if (!text.empty()) parts.push_back({AnswerPart::Kind::kContent, std::string(text)});
+  }
+  void finish(AnswerParts&) override {}
+};
+
+class ThinkParser final : public AnswerParser {
+ public:
+  ThinkParser(bool inside, std::unique_ptr<AnswerParser> rest)
+      : state_(inside ? State::kInside : State::kBefore), rest_(std::move(rest)) {}
+
+  void push(std::string_view text, AnswerParts& parts) override {
+    if (state_ == State::kAfter) return push_rest(text, parts);
+    held_ += text;
+    if (state_ == State::kBefore) look_for_begin(parts);
+    if (state_ == State::kInside) look_for_end(parts);
+  }
+
+  void finish(AnswerParts& parts) override {
+    if (state_ == State::kInside) {
+      add_reasoning(std::exchange(held_, {}), parts);
+    } else if (state_ == State::kBefore) {
+      rest_->push(std::exchange(held_, {}), parts);
+    }
+    rest_->finish(parts);
+  }
+
+ private:
+  static constexpr std::string_view kBegin = "<think>", kEnd = "</think>";
+  enum class State { kBefore, kInside, kAfter };
+
+  // Only the first word of a response can open reasoning.
+  void look_for_begin(AnswerParts& parts) {
+    const size_t first = std::min(held_.find_first_not_of(kSpace), held_.size());
+    const std::string_view text = std::string_view(held_).substr(first);
+    if (text.starts_with(kBegin)) {
+      held_.erase(0, first + kBegin.size());
+      state_ = State::kInside;
+    } else if (!kBegin.starts_with(text)) {
+      state_ = State::kAfter;
+      rest_->push(std::exchange(held_, {}), parts);
+    }
+  }
+
+  void look_for_end(AnswerParts& parts) {
+    const FoundMarker found = find_marker(held_, {kEnd});
+    add_reasoning(held_.substr(0, found.at), parts);
+    held_.erase(0, found.at);
+    if (found.marker < 0) return;
+    held_.erase(0, kEnd.size());
+    state_ = State::kAfter;
+    skips_space_ = true;
+    push_rest(std::exchange(held_, {}), parts);
+  }
+
+  void push_rest(std::string_view text, AnswerParts& parts) {
+    if (skips_space_) {
+      text.remove_prefix(std::min(text.find_first_not_of(kSpace), text.size()));
+      if (text.empty()) return;
+      skips_space_ = false;
+    }
+    rest_->push(text, parts);
+  }
+
+  void add_reasoning(std::string_view text, AnswerParts& parts) {
+    std::string certain = reasoning_.push(text);
+    if (!certain.empty()) parts.push_back({AnswerPart::Kind::kReasoning, std::move(certain)});
+  }
+
+  State state_;
+  bool skips_space_ = false;
+  std::string held_;
+  TrimmedText reasoning_;
+  const std::unique_ptr<AnswerParser> rest_;
+};
+
+}  // namespace
+
+FoundMarker find_marker(std::string_view text, const std::vector<std::string_view>& markers) {
+  FoundMarker found{text.size(), -1};
+  for (size_t m = 0; m < markers.size(); ++m) {
+    const size_t at = text.find(markers[m]);
+    if (at == std::string_view::npos) continue;
+    const bool is_longer = found.marker >= 0 && at == found.at &&
+                           markers[m].size() > markers[static_cast<size_t>(found.marker)].size();
+    if (at < found.at || is_longer) found = {at, static_cast<int>(m)};
+  }
+  if (found.marker >= 0) return found;
+  for (const std::string_view marker : markers)
+    for (size_t length = std::min(marker.size() - 1, text.size()); length > 0; --length)
+      if (text.ends_with(marker.substr(0, length))) {
+        found.at = std::min(found.at, text.size() - length);
+        break;
+      }
+  return found;
+}
+
+std::string TrimmedText::push(std::string_view text) {
+  if (is_empty_) text.remove_prefix(std::min(text.find_first_not_of(kSpace), text.size()));
+  if (text.empty()) return {};
+  is_empty_ = false;
+  space_ += text;
+  std::string certain = std::exchange(space_, {});
+  const size_t end = certain.find_last_not_of(kSpace);
+  const size_t size = end == std::string::npos ? 0 : end + 1;
+  space_ = certain.substr(size);
+  certain.resize(size);
+  return certain;
+}
+
+std::string TrimmedText::take_space() { return std::exchange(space_, {}); }
+
+std::unique_ptr<AnswerParser> make_content_parser() { return std::make_unique<ContentParser>(); }
+
+std::unique_ptr<AnswerParser> make_think_parser(bool inside, std::unique_ptr<AnswerParser> rest) {
+  return std::make_unique<ThinkParser>(inside, std::move(rest));
+}
+
+}  // namespace fp4moe

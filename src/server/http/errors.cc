@@ -1,0 +1,64 @@
+#include "server/http/errors.h"
+
+#include "server/json.h"
+
+namespace fp4moe {
+
+namespace {
+
+struct Row {
+  StatusCode code;
+  int http;
+  const char* type;
+  const char* openai_code;  // nullptr: null
+};
+
+constexpr Row kRows[] = {
+    {StatusCode::kInvalidArgument, 400, "invalid_request_error", nullptr},
+    {StatusCode::kNotFound, 404, "not_found_error", "not_found"},
+    {StatusCode::kDataLoss, 500, "server_error", "data_loss"},
+    {StatusCode::kUnsupported, 400, "invalid_request_error", "unsupported"},
+    {StatusCode::kDoesNotFit, 400, "invalid_request_error", "context_length_exceeded"},
+    {StatusCode::kCancelled, 499, "cancelled", "cancelled"},
+    {StatusCode::kUnavailable, 503, "service_unavailable", "unavailable"},
+    {StatusCode::kDeadline, 504, "timeout", "timeout"},
+    {StatusCode::kInternal, 500, "server_error", "internal_error"},
+};
+
+const Row& row(StatusCode code) {
+  for (const Row& r : kRows) {
+    if (r.code == code) return r;
+  }
+  return kRows[std::size(kRows) - 1];
+}
+
+}  // namespace
+
+int http_status(StatusCode code) { return row(code).http; }
+
+std::string error_body(const Status& status, const std::string& param) {
+  const Row& r = row(status.code());
+  json error = {{"message", status.message()}, {"type", r.type}, {"param", nullptr}, {"code", nullptr}};
+  if (!param.empty()) error["param"] = param;
+  if (r.openai_code != nullptr) error["code"] = r.openai_code;
+  return to_text({{"error", std::move(error)}});
+}
+
+HttpResponse http_error(int status, const std::string& message, const std::string& code) {
+  HttpResponse response;
+  response.status = status;
+  response.body = to_text(
+      {{"error",
+        {{"message", message}, {"type", "invalid_request_error"}, {"param", nullptr}, {"code", code}}}});
+  return response;
+}
+
+HttpResponse error_response(const Status& status, const std::string& param) {
+  HttpResponse response;
+  response.status = http_status(status.code());
+  response.body = error_body(status, param);
+  if (status.code() == StatusCode::kUnavailable) response.extra_headers = "Retry-After: 1\r\n";
+  return response;
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,20 @@
+// OpenAI error objects, and the one table from Status to HTTP.
+#pragma once
+
+#include <string>
+
+#include "fp4moe/status.h"
+#include "server/http/http.h"
+
+namespace fp4moe {
+
+int http_status(StatusCode code);
+
+// {"error":{"message","type","param","code"}}; an empty `param` becomes null.
+std::string error_body(const Status& status, const std::string& param);
+// The response to an error that has no Status, such as a missing key.
+HttpResponse http_error(int status, const std::string& message, const std::string& code);
+// The whole response, with Retry-After for errors that are transient.
+HttpResponse error_response(const Status& status, const std::string& param = "");
+
+}  // namespace fp4moe

@@ -1,0 +1,31 @@
+// Relays one client request of a router to a node, and the node's response back.
+#pragma once
+
+#include <atomic>
+#include <boost/asio/io_context.hpp>
+#include <functional>
+#include <memory>
+
+#include "server/http/http.h"
+#include "server/router/node_table.h"
+
+namespace fp4moe {
+
+struct RelayContext {
+  boost::asio::io_context& io;
+  NodeTable& nodes;
+  const RouterConfig& config;  // its limits
+  std::function<void(LogLevel, const std::string&)> log;
+  std::atomic<int64_t>& num_live;    // relays that are not destroyed yet
+  std::atomic<int64_t>& held_bytes;  // bytes of responses collected and not yet forwarded
+};
+
+// Forwards a request to a decode node and its response to `exchange`; call it from the exchange's handler. A
+// generation request gets the address of the prefill node that computes its prompts. An event stream is
+// forwarded event by event, any other response once it is complete. Errors: 503 no node is up, or the router
+// holds too many response bytes; 502 the response is malformed or too long, or the node died before its end;
+// 504 a deadline passed. A stream that breaks ends with an error event.
+void relay_generation(const RelayContext& context, std::shared_ptr<HttpExchange> exchange);
+void relay_plain(const RelayContext& context, std::shared_ptr<HttpExchange> exchange);
+
+}  // namespace fp4moe
