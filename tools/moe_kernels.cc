@@ -1,8 +1,8 @@
 #include "moe_kernels.h"
 
 #include "base/check.h"
-#include "kernels/cuda/fp8_tile_layout.h"
-#include "kernels/cuda/tile_layout.h"
+#include "kernels/cuda/layout/fp8_tile_layout.h"
+#include "kernels/cuda/layout/tile_layout.h"
 #include "kernels/device_moe_fp8.h"
 #include "kernels/device_peak.h"
 

@@ -28,7 +28,7 @@ struct DeviceActQuantArgs {
   const float* scales = nullptr;  // kNvfp4Static: encode scales, device memory: [L] if per_expert, else [1]
   bool per_expert = false;
   // NVFP4: bf16 [rows, K]; may alias x if x is bf16 and `gather` is false. FP8: kF8E4M3 slabs
-  // (kernels/cuda/fp8_tile_layout.h) of out.rows rows; columns past K are zero.
+  // (kernels/cuda/layout/fp8_tile_layout.h) of out.rows rows; columns past K are zero.
   ActRows out;
   float* row_scales = nullptr;  // per-token kinds: one per row of out (FP8: per slab row)
 };

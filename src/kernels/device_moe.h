@@ -16,7 +16,7 @@
 
 namespace fp4moe {
 
-// L experts' weights in tiles (kernels/cuda/tile_layout.h).
+// L experts' weights in tiles (kernels/cuda/layout/tile_layout.h).
 struct TiledExperts {
   Fp4Format format = Fp4Format::kMxfp4;
   int64_t num_experts = 0;        // L

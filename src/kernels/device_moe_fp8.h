@@ -1,5 +1,5 @@
 // The MoE ops of w4a8 on SM90: FP4 weights times FP8 tokens. Conventions: kernels/device_moe.h; layouts:
-// kernels/cuda/fp8_tile_layout.h; the function: docs/numerics.md, "w4a8 on a GPU".
+// kernels/cuda/layout/fp8_tile_layout.h; the function: docs/numerics.md, "w4a8 on a GPU".
 #pragma once
 
 #include "kernels/device_moe.h"

@@ -34,10 +34,10 @@ struct DevicePeakOps {
   void (*fill_random)(uint64_t* dst, int64_t n, uint64_t seed);
   // dst [n] of roughly normal values with deviation 1.
   void (*fill_normal)(bf16* dst, int64_t n, uint64_t seed);
-  // Tiles of kernels/cuda/tile_layout.h with random codes; with a factor of 1 their block scales are 2^-8 to
-  // 2^-5 (MXFP4) or below 2^-4 (NVFP4).
+  // Tiles of kernels/cuda/layout/tile_layout.h with random codes; with a factor of 1 their block scales are
+  // 2^-8 to 2^-5 (MXFP4) or below 2^-4 (NVFP4).
   void (*fill_tiles)(Fp4Format format, uint8_t* tiles, int64_t num_tiles, uint64_t seed);
-  // num_matrices matrices [n, k] of kernels/cuda/fp8_tile_layout.h: weights of the same magnitude.
+  // num_matrices matrices [n, k] of kernels/cuda/layout/fp8_tile_layout.h: weights of the same magnitude.
   void (*fill_fp8_tiles)(const Fp8FillArgs&);
 };
 

@@ -7,7 +7,7 @@
 #include "base/check.h"
 #include "base/weight_store.h"
 #include "kernels/act_quant.h"
-#include "kernels/cuda/fp8_tile_layout.h"
+#include "kernels/cuda/layout/fp8_tile_layout.h"
 #include "moe/act_scales.h"
 #include "moe/table.h"
 

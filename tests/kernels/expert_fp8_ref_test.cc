@@ -5,7 +5,7 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/cuda/fp8_tile_layout.h"
+#include "kernels/cuda/layout/fp8_tile_layout.h"
 #include "kernels/expert_ops.h"
 
 namespace fp4moe {

@@ -11,7 +11,7 @@
 #include "comm/job.h"
 #include "device/device_memory.h"
 #include "engine/ranks/rank_config.h"
-#include "kernels/cuda/tile_layout.h"
+#include "kernels/cuda/layout/tile_layout.h"
 #include "model/kv_cache.h"
 
 namespace fp4moe {

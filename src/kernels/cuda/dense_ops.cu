@@ -1,10 +1,10 @@
 // The table of the GPU's dense ops.
 #include "device/device_memory.h"
-#include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention/attention.h"
+#include "kernels/cuda/dense/linear_few.h"
+#include "kernels/cuda/dense/linear_lt.h"
 #include "kernels/cuda/dense_kernels.h"
-#include "kernels/cuda/launch.h"
-#include "kernels/cuda/linear_few.h"
-#include "kernels/cuda/linear_lt.h"
+#include "kernels/cuda/ptx/launch.h"
 
 namespace fp4moe {
 namespace {

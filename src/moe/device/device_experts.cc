@@ -6,9 +6,9 @@
 
 #include "base/check.h"
 #include "device/device_memory.h"
-#include "kernels/cuda/fp8_tile_layout.h"
-#include "kernels/cuda/tile_layout.h"
-#include "kernels/cuda/tile_uploader.h"
+#include "kernels/cuda/layout/fp8_tile_layout.h"
+#include "kernels/cuda/layout/tile_layout.h"
+#include "kernels/cuda/layout/tile_uploader.h"
 #include "moe/act_scales.h"
 #include "moe/local_experts.h"
 

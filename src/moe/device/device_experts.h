@@ -15,8 +15,8 @@ namespace fp4moe {
 
 class DeviceExperts {
  public:
-  // As RunnerRow::pack, into tiles (kernels/cuda/tile_layout.h; w4a8: fp8_tile_layout.h). kDoesNotFit if GPU
-  // memory is too small, kUnsupported for scales that the tiles cannot represent.
+  // As RunnerRow::pack, into tiles (kernels/cuda/layout/tile_layout.h; w4a8: fp8_tile_layout.h). kDoesNotFit
+  // if GPU memory is too small, kUnsupported for scales that the tiles cannot represent.
   static Result<DeviceExperts> make(const MoeProblem& problem, const Numerics& numerics,
                                     const MoeWeightsView& weights, ThreadPool& pool);
   // One [N, K] matrix as the down projection of a single expert: hidden_size is N, intermediate_size K.

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/fp8_tile_layout.h"
+#include "kernels/cuda/layout/fp8_tile_layout.h"
 
 namespace fp4moe {
 namespace {

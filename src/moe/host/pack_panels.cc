@@ -3,7 +3,7 @@
 
 #include "base/check.h"
 #include "base/weight_store.h"
-#include "kernels/cuda/fp8_tile_layout.h"
+#include "kernels/cuda/layout/fp8_tile_layout.h"
 #include "moe/host/panels.h"
 #include "moe/local_experts.h"
 

@@ -5,9 +5,9 @@
 #include <string>
 
 #include "device/stream.h"
+#include "kernels/cuda/dense/linear_few.h"
 #include "kernels/cuda/dense_kernels.h"
 #include "kernels/cuda/device_array.h"
-#include "kernels/cuda/linear_few.h"
 #include "kernels/dense_case.h"
 #include "support/compare.h"
 

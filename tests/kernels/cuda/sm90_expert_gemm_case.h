@@ -11,7 +11,7 @@
 
 #include "formats/bf16.h"
 #include "kernels/cuda/device_array.h"
-#include "kernels/cuda/tile_layout.h"
+#include "kernels/cuda/layout/tile_layout.h"
 #include "kernels/device_moe.h"
 
 namespace fp4moe {

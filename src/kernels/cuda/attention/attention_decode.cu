@@ -1,0 +1,469 @@
+// Decode: few rows, each against all its keys.
+//
+// Computes   out[t, h] = sum_j softmax_j(scale q[t, h] k[j], sinks[h]) v[j], j in row t's window; if p.rope
+//            is set, first rope of q and of the new key, whose key and value are stored in their pages.
+// Shapes     q f32 [T, q_stride]; pages bf16 [pages, kv_heads, page_size, row]; out bf16 or f32
+//            [T, heads * v_dim]. Head dims up to 128 (multiples of 16), G <= 16 query heads to a kv head.
+// Bytes      2 * (k_dim + v_dim) per row, kv head and key, each read once.
+// Flops      2 * G * (k_dim + v_dim) of the same.
+// Bound      HBM; with short contexts the latency of queries, exchange and outputs.
+// Design     A cluster of up to 8 blocks of W warps serves one row and kv head, as many blocks as leave each
+//            warp a block of 16 keys; warp w of n takes blocks w, w + n, ... A warp gathers keys and values
+//            into its own part of shared memory by cp.async, S blocks ahead, and warps never wait for each
+//            other. Eight lanes fetch 128 bytes of a row, so that a cache line costs the L2 one request: with
+//            two requests, of half a line each, the L2 is the bottleneck and not HBM. The 16-byte chunks are
+//            mma.sync's fragments as they are: the order of a contraction is free, so 8 contiguous elements
+//            serve two k steps (keys), or eight columns (values, paired with the next key's by prmt). Finally
+//            each worker's sums go to the block of the cluster that adds up their columns, in the order of
+//            the workers. With rope, loads of the pages that earlier steps wrote are in flight before the
+//            kernel waits for the projections; the new key and value go from f32 to their pages and into
+//            shared memory.
+// Numerics   q and the weights are rounded to bf16, sums are f32, the softmax is of base 2. Same bits for the
+//            same number of warps, which depends on the padded batch and the row's context alone. Rope: as
+//            rope.cu.
+#include <algorithm>
+
+#include "device/stream.h"
+#include "kernels/cuda/attention/attention_new_token.cuh"
+#include "kernels/cuda/attention/attention_params.h"
+#include "kernels/cuda/ptx/attention_ptx.cuh"
+#include "kernels/cuda/ptx/launch.h"
+
+namespace fp4moe::cuda {
+namespace {
+
+constexpr int kBlockKeys = 16, kMaxGroup = 16;
+
+template <int D>
+struct Config {
+  static constexpr int kUnits = D / 16;  // of 16 output columns, to a head
+};
+
+// A worker's contribution to 16 columns of a head.
+struct alignas(16) Part {
+  float sums[16];
+  float largest, denominator;
+};
+
+template <int D, int S, int W>
+struct Shared {
+  Turn turns[D / 2];       // of the row's position
+  float sinks[kMaxGroup];  // of the kv head's query heads
+  // A warp's blocks of 16 keys: chunk c of a row's 128 bytes at [key_slot(key, c)] or [value_slot(key, c)].
+  uint4 keys[S][W][D / 64][kBlockKeys][8];
+  uint4 values[S][W][D / 64][kBlockKeys][8];
+  Part parts[1];  // [units of this block][workers]
+};
+
+// Slots that avoid bank conflicts among eight lanes that read at once: they read four chunks of two adjacent
+// keys, or two chunks of the values of every other key.
+__device__ __forceinline__ int key_slot(int key, int c) { return c ^ key % 2 * 4; }
+__device__ __forceinline__ int value_slot(int key, int c) { return c ^ key / 2 % 4 * 2; }
+
+// Parts in a block's shared memory, for up to `splits` blocks.
+int shared_parts(int units, int splits, int warps) { return (units + splits - 1) * warps; }
+
+// A warp's state of its row: lane (g, q) = (lane / 4, lane % 4).
+template <int D>
+struct Warp {
+  uint32_t q[D / 16][4];  // A fragments: heads g and g + 8
+  float out[D / 8][4];    // heads g (0, 1) and g + 8 (2, 3), columns 64 c + 8 (2 q + i) + j at [8 c + j][i]
+  float largest[2], denominator[2];
+};
+
+__device__ __forceinline__ uint32_t word(const uint4& x, int i) {
+  return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
+}
+
+// rows_of_block: lane i has the page row of the block's key i % 16.
+template <int D, int S, int W>
+__device__ __forceinline__ void load_block(const AttentionParams& p, int rows_of_block, int stage,
+                                           Shared<D, S, W>& shared) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = lane % 8;
+#pragma unroll
+  for (int i = 0; i < kBlockKeys / 4; ++i) {
+    const int key = 4 * i + lane / 8;
+    const int64_t row = __shfl_sync(~0u, rows_of_block, key);
+    const uint16_t *k = p.k + row * p.k_stride + c * 8, *v = p.v + row * p.v_stride + c * 8;
+#pragma unroll
+    for (int part = 0; part < D / 64; ++part) {
+      const int column = part * 64 + c * 8;
+      ptx::cp_async16(ptx::shared_address(&shared.keys[stage][warp][part][key][key_slot(key, c)]),
+                      k + part * 64, column < p.k_dim ? 16 : 0);
+      ptx::cp_async16(ptx::shared_address(&shared.values[stage][warp][part][key][value_slot(key, c)]),
+                      v + part * 64, column < p.v_dim ? 16 : 0);
+    }
+  }
+}
+
+// A thread's part of the rotations of the row's position, and of the sinks. These are weights, which no
+// kernel writes, so they are loaded at once and used while the first keys are in flight.
+template <int D>
+struct Prepared {
+  float inv_freq = 0, sink = 0;
+
+  __device__ __forceinline__ Prepared(const AttentionParams& p, int kv_head) {
+    const int i = static_cast<int>(threadIdx.x);
+    if (p.rope.k != nullptr && i < D / 2) inv_freq = __ldg(p.rope.inv_freq + i);
+    if (p.sinks != nullptr && i < p.group) sink = __ldg(p.sinks + kv_head * p.group + i);
+  }
+  // Called by all threads; ends with a block barrier.
+  template <int S, int W>
+  __device__ __forceinline__ void put(const AttentionParams& p, int position, Shared<D, S, W>& shared) const {
+    const int i = static_cast<int>(threadIdx.x);
+    if (p.rope.k != nullptr && i < D / 2) {
+      Turn turn;
+      sincosf(static_cast<float>(position) * inv_freq, &turn.sine, &turn.cosine);
+      shared.turns[i] = {turn.cosine * p.rope.factor, turn.sine * p.rope.factor};
+    }
+    if (p.sinks != nullptr && i < p.group) shared.sinks[i] = sink;
+    __syncthreads();
+  }
+};
+
+// Pairs of query elements in the order of multiply_keys()'s contraction; all loads are issued before the
+// first is used.
+template <int D>
+struct Queries {
+  float2 x[D / 16][4];
+
+  __device__ __forceinline__ static int dim(int step, int i) {
+    return (step / 2 * 4 + static_cast<int>(threadIdx.x) % 4) * 8 + step % 2 * 4 + i / 2 * 2;
+  }
+  __device__ __forceinline__ void load(const AttentionParams& p, int row, int kv_head) {
+#pragma unroll
+    for (int step = 0; step < D / 16; ++step)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int head = static_cast<int>(threadIdx.x) % 32 / 4 + i % 2 * 8, d = dim(step, i);
+        x[step][i] = {0, 0};
+        if (head < p.group && d < p.k_dim)
+          x[step][i] = __ldcg(reinterpret_cast<const float2*>(
+              p.q + row * p.q_stride + static_cast<int64_t>(kv_head * p.group + head) * p.k_dim + d));
+      }
+  }
+  // Makes q's fragments. turns: null, or the D / 2 rotations of the position.
+  __device__ __forceinline__ void put(const Turn* turns, Warp<D>& w) {
+    if (turns != nullptr)
+#pragma unroll
+      for (int step = 0; step < D / 32; ++step)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const Turn* by = turns + dim(step, i);
+          turn(x[step][i].x, x[step + D / 32][i].x, by[0]);
+          turn(x[step][i].y, x[step + D / 32][i].y, by[1]);
+        }
+#pragma unroll
+    for (int step = 0; step < D / 16; ++step)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) w.q[step][i] = ptx::bf16_pair(x[step][i].x, x[step][i].y);
+  }
+};
+
+// Puts the new token into the last block, which has landed, and zeros for keys outside the row's range, whose
+// pages may hold anything.
+template <int D, int S, int W>
+__device__ __forceinline__ void put_new_token(const NewToken<D>& token, int stage, int first_key, int2 keys,
+                                              Shared<D, S, W>& shared) {
+  const int lane = lane_read_here(), warp = threadIdx.x / 32;
+  const uint4 zero = {0, 0, 0, 0};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int at = lane / 4 + 8 * half, key = first_key + at;
+    if (key >= keys.x && key < keys.y) continue;
+#pragma unroll
+    for (int c = 0; c < D / 32; ++c)
+      shared.keys[stage][warp][c / 2][at][key_slot(at, c % 2 * 4 + lane % 4)] =
+          key == keys.y ? token.key[c] : zero;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int at = 2 * (lane % 4) + i % 2 + i / 2 * 8, key = first_key + at;
+    if (key >= keys.x && key < keys.y) continue;
+#pragma unroll
+    for (int c = 0; c < D / 64; ++c)
+      shared.values[stage][warp][c][at][value_slot(at, lane / 4)] = key == keys.y ? token.value[c] : zero;
+  }
+  __syncwarp();
+}
+
+// Logits of 16 keys: [0] keys 2 q, 2 q + 1 (heads g, g + 8), [1] those + 8.
+template <int D, int S, int W>
+__device__ __forceinline__ void multiply_keys(const Shared<D, S, W>& shared, int stage, const Warp<D>& w,
+                                              float (&s)[2][4]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int c = 0; c < D / 32; ++c)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int key = lane / 4 + 8 * half, slot = key_slot(key, c % 2 * 4 + lane % 4);
+      const uint4 chunk = shared.keys[stage][warp][c / 2][key][slot];
+      ptx::mma_bf16(s[half], w.q[2 * c], chunk.x, chunk.y);
+      ptx::mma_bf16(s[half], w.q[2 * c + 1], chunk.z, chunk.w);
+    }
+}
+
+// Logits -> weights, the A fragment of the values' product; rescales the sums so far.
+template <int D>
+__device__ __forceinline__ void weigh(const AttentionParams& p, float (&s)[2][4], int first_key, int2 keys,
+                                      Warp<D>& w, uint32_t (&weights)[4]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int key = first_key + 8 * half + 2 * (lane % 4) + i % 2;
+      s[half][i] = key >= keys.x && key <= keys.y ? s[half][i] * p.scale_log2 : -INFINITY;
+    }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float largest = fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1]));
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+    largest = fmaxf(w.largest[r], fmaxf(largest, __shfl_xor_sync(~0u, largest, 2)));
+    const float rescale = ex2(w.largest[r] - largest);
+    w.largest[r] = largest;
+    w.denominator[r] *= rescale;
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n) w.out[n][2 * r] *= rescale, w.out[n][2 * r + 1] *= rescale;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float a = ex2(s[half][2 * r] - largest), b = ex2(s[half][2 * r + 1] - largest);
+      w.denominator[r] += a + b;
+      weights[r + 2 * half] = ptx::bf16_pair(a, b);
+    }
+  }
+}
+
+template <int D, int S, int W>
+__device__ __forceinline__ void multiply_values(const Shared<D, S, W>& shared, int stage,
+                                                const uint32_t (&weights)[4], Warp<D>& w) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int c = 0; c < D / 64; ++c) {
+    uint4 v[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int key = 2 * (lane % 4) + i % 2 + i / 2 * 8;
+      v[i] = shared.values[stage][warp][c][key][value_slot(key, lane / 4)];
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const uint32_t select = j % 2 == 0 ? 0x5410 : 0x7632;
+      const uint32_t b0 = __byte_perm(word(v[0], j / 2), word(v[1], j / 2), select);
+      const uint32_t b1 = __byte_perm(word(v[2], j / 2), word(v[3], j / 2), select);
+      ptx::mma_bf16(w.out[8 * c + j], weights, b0, b1);
+    }
+  }
+}
+
+// Processes this warp's blocks of the row's keys: block `worker`, then every stride-th. Waits for the
+// preceding kernels.
+template <int D, int S, int W>
+__device__ __forceinline__ void attend(const AttentionParams& p, int row, int kv_head, int worker, int stride,
+                                       int2 keys, const Prepared<D>& prepared, Shared<D, S, W>& shared,
+                                       Warp<D>& w) {
+  const int lane = threadIdx.x % 32, sequence = p.row_sequence[row];
+  const int end = keys.y / kBlockKeys + 1;
+  auto rows_of = [&](int block) {  // keys outside the row's range are clamped to it, and masked
+    const int key = min(max(block * kBlockKeys + lane % kBlockKeys, keys.x), keys.y);
+    return page_row(p, sequence, kv_head, key);
+  };
+  int block = keys.x / kBlockKeys + worker, next_rows = 0, new_row = 0;
+  if (block < end) {
+    int rows[S];
+#pragma unroll
+    for (int i = 0; i < S; ++i) rows[i] = rows_of(block + i * stride);
+#pragma unroll
+    for (int i = 0; i < S; ++i) {
+      if (block + i * stride < end) load_block(p, rows[i], i, shared);
+      ptx::cp_async_commit();
+    }
+    next_rows = rows_of(block + S * stride);
+    new_row = page_row(p, sequence, kv_head, keys.y);
+  }
+  const bool has_new = p.rope.k != nullptr && (end - 1 - block) % stride == 0;
+  NewToken<D> token;
+  Queries<D> queries;
+  prepared.put(p, keys.y, shared);
+  ptx::grid_dependency_wait();
+  if (block >= end) return;  // not earlier: all warps must reach put()'s barrier
+  queries.load(p, row, kv_head);
+  if (has_new) token.load(p, row, kv_head);
+  queries.put(p.rope.k != nullptr ? shared.turns : nullptr, w);
+  if (has_new) token.put(p, keys.y % kBlockKeys, new_row, shared.turns);
+  for (int stage = 0; block < end; block += stride) {
+    ptx::cp_async_wait<S - 1>();
+    __syncwarp();  // every lane's copies have landed
+    if (has_new && block == end - 1) put_new_token(token, stage, block * kBlockKeys, keys, shared);
+    float s[2][4] = {};
+    uint32_t weights[4];
+    multiply_keys(shared, stage, w, s);
+    weigh(p, s, block * kBlockKeys, keys, w, weights);
+    multiply_values(shared, stage, weights, w);
+    __syncwarp();  // the stage has been read
+    if (block + S * stride < end) load_block(p, next_rows, stage, shared);
+    ptx::cp_async_commit();
+    next_rows = rows_of(block + (S + 1) * stride);
+    stage = stage == S - 1 ? 0 : stage + 1;
+  }
+}
+
+// Sends the warp's sums to the blocks that add up their columns: unit u (of 16 columns) goes to block u %
+// splits.
+template <int D, int S, int W>
+__device__ __forceinline__ void send_parts(const AttentionParams& p, int worker, int splits, Warp<D>& w,
+                                           Shared<D, S, W>& shared) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    w.denominator[r] += __shfl_xor_sync(~0u, w.denominator[r], 1);
+    w.denominator[r] += __shfl_xor_sync(~0u, w.denominator[r], 2);
+    const int head = lane / 4 + 8 * r;
+    if (head >= p.group) continue;
+#pragma unroll
+    for (int c = 0; c < D / 64; ++c) {
+      const int unit = head * Config<D>::kUnits + 4 * c + lane % 4;
+      Part* part = &shared.parts[unit / splits * splits * W + worker];
+      const uint32_t to = ptx::map_cluster(ptx::shared_address(part), unit % splits);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float4 x;
+        x.x = w.out[8 * c + i % 2 * 4][2 * r + i / 2], x.y = w.out[8 * c + i % 2 * 4 + 1][2 * r + i / 2];
+        x.z = w.out[8 * c + i % 2 * 4 + 2][2 * r + i / 2], x.w = w.out[8 * c + i % 2 * 4 + 3][2 * r + i / 2];
+        ptx::st_cluster(to + 16 * i, x);
+      }
+      ptx::st_cluster(to + 64, float4{w.largest[r], w.denominator[r], 0, 0});
+    }
+  }
+}
+
+// Computes this block's columns of the row's outputs; the first num_busy workers had keys.
+template <int D, int S, int W>
+__device__ __forceinline__ void add_parts(const AttentionParams& p, int row, int kv_head, int splits,
+                                          int num_busy, const Shared<D, S, W>& shared) {
+  constexpr int kUnits = Config<D>::kUnits;
+  const int workers = splits * W;
+  for (int i = threadIdx.x;; i += W * 32) {
+    const int unit = i / 16 * splits + static_cast<int>(blockIdx.x);
+    if (unit >= p.group * kUnits) return;
+    const int head = kv_head * p.group + unit / kUnits, d = unit % kUnits * 16 + i % 16;
+    if (d >= p.v_dim) continue;
+    const Part* parts = &shared.parts[i / 16 * workers];
+    const float sink = p.sinks != nullptr ? shared.sinks[unit / kUnits] * kLog2e : -INFINITY;
+    float largest = sink, sum = 0;
+#pragma unroll 8
+    for (int j = 0; j < num_busy; ++j) largest = fmaxf(largest, parts[j].largest);
+    float denominator = p.sinks != nullptr ? ex2(sink - largest) : 0;
+#pragma unroll 8
+    for (int j = 0; j < num_busy; ++j) {
+      const float rescale = parts[j].denominator != 0 ? ex2(parts[j].largest - largest) : 0;
+      denominator += rescale * parts[j].denominator, sum += rescale * parts[j].sums[i % 16];
+    }
+    const int64_t at = row * p.out_cols + static_cast<int64_t>(head) * p.v_dim + d;
+    if (p.out_f32)
+      static_cast<float*>(p.out)[at] = sum / denominator;
+    else
+      static_cast<__nv_bfloat16*>(p.out)[at] = __float2bfloat16_rn(sum / denominator);
+  }
+}
+
+// Writes this block's share of a padding row's zeros.
+__device__ __forceinline__ void clear_row(const AttentionParams& p, int row, int kv_head) {
+  const int cols = p.group * p.v_dim;
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < cols; i += gridDim.x * blockDim.x) {
+    const int64_t at = row * p.out_cols + static_cast<int64_t>(kv_head) * cols + i;
+    if (p.out_f32)
+      static_cast<float*>(p.out)[at] = 0;
+    else
+      static_cast<uint16_t*>(p.out)[at] = 0;
+  }
+}
+
+template <int D, int S, int W>
+__global__ void __launch_bounds__(W * 32, W == 8    ? 2
+                                          : D == 64 ? 4
+                                                    : 2)
+    attention_decode(const __grid_constant__ AttentionParams p) {
+  extern __shared__ uint8_t memory[];
+  Shared<D, S, W>& shared = *reinterpret_cast<Shared<D, S, W>*>(memory);
+  ptx::grid_dependents_launch();
+  const int row = blockIdx.z, kv_head = blockIdx.y;
+  const Prepared<D> prepared(p, kv_head);
+  const int last = static_cast<int>(p.positions[row]);
+  if (p.rope.k == nullptr) ptx::grid_dependency_wait();  // a preceding kernel stores the newest key
+  if (p.row_sequence[row] < 0) {
+    ptx::grid_dependency_wait();
+    return clear_row(p, row, kv_head);
+  }
+  const int2 keys = {p.window > 0 ? max(0, last - p.window + 1) : 0, last};
+  const int num_blocks = keys.y / kBlockKeys - keys.x / kBlockKeys + 1;
+  const int splits = min(static_cast<int>(gridDim.x), (num_blocks + W - 1) / W);
+  if (static_cast<int>(blockIdx.x) >= splits) return;  // cluster barriers count exited blocks as arrived
+  ptx::cluster_arrive();
+  Warp<D> w;
+#pragma unroll
+  for (int n = 0; n < D / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) w.out[n][i] = 0;
+  w.largest[0] = w.largest[1] = -INFINITY;
+  w.denominator[0] = w.denominator[1] = 0;
+  const int worker = static_cast<int>(threadIdx.x / 32 * splits + blockIdx.x);
+  attend(p, row, kv_head, worker, splits * W, keys, prepared, shared, w);
+  ptx::cluster_wait();  // all blocks have started: their shared memory can be written
+  send_parts(p, worker, splits, w, shared);
+  ptx::cluster_arrive();
+  ptx::cluster_wait();
+  add_parts(p, row, kv_head, splits, min(num_blocks, splits * W), shared);
+}
+
+// S: blocks of keys that a warp has in shared memory, including the one being processed. W: warps per block.
+// splits: blocks per cluster.
+template <int D, int S, int W>
+void launch(const AttentionParams& p, int splits) {
+  constexpr int kMaxBytes = 227 * 1024;
+  [[maybe_unused]] static const cudaError_t allowed = [] {
+    if (S == 1) share_sm(attention_decode<D, S, W>);
+    return cudaFuncSetAttribute(attention_decode<D, S, W>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                kMaxBytes);
+  }();
+  const int parts = shared_parts(p.group * Config<D>::kUnits, splits, W);
+  const int bytes = static_cast<int>(sizeof(Shared<D, S, W>) + (parts - 1) * sizeof(Part));
+  const dim3 grid(static_cast<unsigned>(splits), static_cast<unsigned>(p.num_kv_heads),
+                  static_cast<unsigned>(p.num_rows));
+  launch_attention_kernel(attention_decode<D, S, W>, p, grid, W * 32, bytes, splits,
+                          current_stream().handle());
+  current_stream().check_launch("attention_decode");
+}
+
+constexpr int kMostSplits = 8;  // 16 blocks start only where a GPC has room for all of them
+
+int64_t num_blocks(const AttentionParams& p, int splits) {
+  return int64_t{p.num_rows} * p.num_kv_heads * splits;
+}
+
+// Heads of up to 64. With one block of keys per warp in shared memory, the linears before and after have room
+// to load their weights sooner: used if a warp gets only one block, or if every block has an SM to itself (it
+// then fits beside QKV's with up to 120 registers per thread). Otherwise two blocks of keys if four thread
+// blocks can then share an SM and three per SM would need a second wave; else three.
+void launch_small_heads(const AttentionParams& p, int splits, int64_t max_keys) {
+  const int64_t num_sms = device_limits().num_sms;
+  if (splits > kMostSplits && num_blocks(p, kMostSplits) <= num_sms) return launch<64, 1, 8>(p, kMostSplits);
+  if (splits <= kMostSplits && max_keys <= (splits * 4 - 1) * kBlockKeys) return launch<64, 1, 4>(p, splits);
+  splits = std::min(splits, kMostSplits);
+  num_blocks(p, splits) > 3 * num_sms ? launch<64, 2, 4>(p, splits) : launch<64, 3, 4>(p, splits);
+}
+
+// Heads of up to 128: two thread blocks of four warps share an SM, one of eight has it alone.
+void launch_large_heads(const AttentionParams& p, int splits) {
+  if (splits > kMostSplits && num_blocks(p, kMostSplits) <= device_limits().num_sms)
+    return launch<128, 2, 8>(p, kMostSplits);
+  launch<128, 2, 4>(p, std::min(splits, kMostSplits));
+}
+
+}  // namespace
+
+void launch_attention_decode(const AttentionParams& p, int splits, int64_t max_keys) {
+  p.k_dim <= 64 ? launch_small_heads(p, splits, max_keys) : launch_large_heads(p, splits);
+}
+
+}  // namespace fp4moe::cuda

@@ -1,0 +1,332 @@
+// Multi-head latent attention: the values are the first columns of the keys, and all heads share them.
+//
+// Computes   out[t, h] = sum_j softmax_j(scale q[t, h] k[j], sinks[h]) k[j][: v_dim], j in row t's window.
+// Shapes     q f32 [T, q_stride]; pages bf16 [pages, kv_heads, page_size, row]; out bf16 or f32
+//            [T, heads * v_dim]. k_dim up to 576 and v_dim up to 512, multiples of 16; any G query heads to a
+//            kv head.
+// Bytes      2 * k_dim per kv head and key for each tile of 64 rows, from L2; from HBM once.
+// Flops      2 * (k_dim + v_dim) per row, head and key seen.
+// Bound      With 128 heads the tensor cores, with few the gather of keys.
+// Design     A cluster of S blocks serves a tile of 64 rows (tokens x G heads) of a sequence; block s takes
+//            the tiles of 64 keys s, s + S, ... One warp group gathers keys with 16-byte cp.async into two
+//            stages. Two other warp groups each compute the logits of half of a tile's keys, exchange the
+//            rows' maxima, put the weights into shared memory, and multiply all of them by half of the
+//            columns of the same tile, read transposed. The blocks' sums are merged through shared memory,
+//            in order of s.
+// Numerics   q and the weights are rounded to bf16, sums are f32, the softmax is of base 2. A row's bits
+//            depend on its keys and on S alone.
+#include "device/stream.h"
+#include "kernels/cuda/attention/attention_params.h"
+#include "kernels/cuda/ptx/attention_ptx.cuh"
+
+namespace fp4moe::cuda {
+namespace {
+
+constexpr int kRows = 64, kKeys = 64, kStages = 2, kMaxBlocks = 9, kMaxValueDim = 512;
+constexpr int kConsumerThreads = 256, kThreads = kConsumerThreads + 128;
+constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+constexpr int kBlockBytes = kKeys * 128;  // per 64 columns; rows of 128 bytes in the 128-byte swizzle
+constexpr int kStageBytes = kMaxBlocks * kBlockBytes;
+
+struct alignas(1024) Shared {
+  union {
+    uint8_t keys[kStages][kStageBytes];
+    float sums[kRows][kMaxValueDim];
+  };
+  uint8_t q[kStageBytes];
+  uint8_t weights[kBlockBytes];
+  float half_largest[2][kRows], half_denominator[2][kRows];
+  float largest[kRows], denominator[kRows];
+  uint64_t full[kStages], empty[kStages];
+};
+constexpr int kSharedBytes = sizeof(Shared) + 1024;
+static_assert(kSharedBytes <= 232448);
+
+// Byte offset of 16-byte chunk c of a row.
+__device__ __forceinline__ int chunk_at(int row, int c) {
+  return c / 8 * kBlockBytes + row * 128 + ((c % 8 ^ row % 8) << 4);
+}
+
+__device__ __forceinline__ void produce(const AttentionParams& p, const RowTile& tile, int kv_head,
+                                        KeyRange keys, int split, int splits, Shared& shared) {
+  const int c = threadIdx.x % 8, r0 = threadIdx.x / 8;
+  int stage = 0, parity = 1;
+  for (int first = keys.begin + split * kKeys; first < keys.end; first += splits * kKeys) {
+    int64_t rows[kKeys / 16];
+#pragma unroll
+    for (int i = 0; i < kKeys / 16; ++i)
+      rows[i] = page_row(p, tile.sequence, kv_head, min(first + r0 + 16 * i, keys.end - 1));
+    ptx::mbarrier_wait(&shared.empty[stage], parity);
+    const uint32_t to = ptx::shared_address(shared.keys[stage]);
+    for (int block = 0; block * 64 + c * 8 < p.k_dim; ++block)
+#pragma unroll
+      for (int i = 0; i < kKeys / 16; ++i)
+        ptx::cp_async16(to + chunk_at(r0 + 16 * i, block * 8 + c),
+                        p.k + rows[i] * p.k_stride + block * 64 + c * 8,
+                        first + r0 + 16 * i < keys.end ? 16 : 0);
+    ptx::cp_async_arrive(&shared.full[stage]);
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+}
+
+// The tile's queries as bf16; zeros past its rows.
+__device__ __forceinline__ void load_queries(const AttentionParams& p, const RowTile& tile, int kv_head,
+                                             int thread, Shared& shared) {
+  const int chunks = p.k_dim / 8;
+  for (int i = thread; i < kRows * chunks; i += kConsumerThreads) {
+    const int row = tile.first + i / chunks, c = i % chunks;
+    uint4 packed = {};
+    if (row < tile.num_tokens * p.group) {
+      const float2* q = reinterpret_cast<const float2*>(
+          p.q + (tile.first_row + row / p.group) * p.q_stride +
+          static_cast<int64_t>(kv_head * p.group + row % p.group) * p.k_dim + c * 8);
+      packed = {ptx::bf16_pair(q[0].x, q[0].y), ptx::bf16_pair(q[1].x, q[1].y),
+                ptx::bf16_pair(q[2].x, q[2].y), ptx::bf16_pair(q[3].x, q[3].y)};
+    }
+    *reinterpret_cast<uint4*>(shared.q + chunk_at(i / chunks, c)) = packed;
+  }
+}
+
+// Rows g and g + 8 of the warp's 16, lane (g, q) = (lane / 4, lane % 4): a consumer's state.
+struct Rows {
+  float out[2][64];  // columns 256 half + 128 part + 8 n + 2 q + i of row g + 8 r at [part][4 n + 2 r + i]
+  float largest[2], denominator[2];
+  int position[2], row[2];  // position -1: not a row; row: in the tile
+};
+
+// kSteps: steps of 16 columns; 0: k_dim / 16.
+template <int kSteps>
+__device__ __forceinline__ void multiply_keys(int k_dim, uint32_t q, uint32_t keys, float (&s)[16]) {
+  const uint64_t a = wgmma_b_descriptor(q, 0), b = wgmma_b_descriptor(keys, 0);
+#pragma unroll
+  for (float& x : s) x = 0;
+  keep_registers(s);
+  wgmma_fence();
+  const auto multiply = [&](int step) {
+    const int at = (step / 4 * kBlockBytes + step % 4 * 32) / 16;
+    wgmma<0>(s, a + at, b + at, true);
+  };
+  if constexpr (kSteps > 0) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) multiply(step);
+  } else {
+#pragma unroll 1
+    for (int step = 0; step < k_dim / 16; ++step) multiply(step);
+  }
+  wgmma_commit();
+  wgmma_wait<0>();
+  keep_registers(s);
+}
+
+// Logits of this half's 32 keys -> weights in shared memory; the halves exchange each row's largest logit.
+__device__ __forceinline__ void weigh(const AttentionParams& p, int half, int first_key, Rows& r,
+                                      float (&s)[16], Shared& shared) {
+  const int q2 = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int last = r.position[i] - first_key - q2, begin = p.window > 0 ? last - p.window + 1 : INT32_MIN;
+    float most = -INFINITY;
+#pragma unroll
+    for (int n = 0; n < 4; ++n)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        float& x = s[4 * n + 2 * i + j];
+        if (8 * n + j > last || 8 * n + j < begin) x = -INFINITY;
+        most = fmaxf(most, x);
+      }
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+    if (q2 == 0) shared.half_largest[half][r.row[i]] = most;
+  }
+  ptx::named_barrier(1, kConsumerThreads);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = r.row[i];
+    const float most = fmaxf(r.largest[i], fmaxf(shared.half_largest[0][row], shared.half_largest[1][row]));
+    const float base = most == -INFINITY ? 0 : most;  // no key of the row yet: all weights 0
+    const float origin = base * p.scale_log2;
+    const float rescale = ex2((r.largest[i] - base) * p.scale_log2);  // exactly 1 if no key is larger
+    r.largest[i] = most;
+    float sum = 0;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const float x = ex2(fmaf(s[4 * n + 2 * i], p.scale_log2, -origin));
+      const float y = ex2(fmaf(s[4 * n + 2 * i + 1], p.scale_log2, -origin));
+      sum += x + y;
+      *reinterpret_cast<uint32_t*>(shared.weights + chunk_at(row, 4 * half + n) + q2 * 2) =
+          ptx::bf16_pair(x, y);
+    }
+    r.denominator[i] = r.denominator[i] * rescale + sum;
+#pragma unroll
+    for (int part = 0; part < 2; ++part)
+#pragma unroll
+      for (int n = 0; n < 16; ++n)
+        r.out[part][4 * n + 2 * i] *= rescale, r.out[part][4 * n + 2 * i + 1] *= rescale;
+  }
+  ptx::fence_proxy_async_all();
+  ptx::named_barrier(2, kConsumerThreads);
+}
+
+__device__ __forceinline__ void multiply_values(int half, uint32_t weights, uint32_t keys, Rows& r) {
+  const uint64_t a = wgmma_b_descriptor(weights, 0);
+  const uint64_t b = wgmma_b_descriptor(keys + half * 4 * kBlockBytes, kBlockBytes);
+  keep_registers(r.out[0]), keep_registers(r.out[1]);
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kKeys / 16; ++step)
+#pragma unroll
+    for (int part = 0; part < 2; ++part)
+      wgmma<1>(r.out[part], a + step * 2, b + (part * 2 * kBlockBytes + step * 2048) / 16, true);
+  wgmma_commit();
+  wgmma_wait<0>();
+  keep_registers(r.out[0]), keep_registers(r.out[1]);
+}
+
+// Stores this block's sums in shared memory.
+__device__ __forceinline__ void put_sums(const AttentionParams& p, int half, Rows& r, Shared& shared) {
+  ptx::named_barrier(1, kConsumerThreads);  // both groups have read the keys, whose memory the sums reuse
+  const int q = threadIdx.x % 4;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = r.row[i];
+    float denominator = r.denominator[i];
+    denominator += __shfl_xor_sync(~0u, denominator, 1);
+    denominator += __shfl_xor_sync(~0u, denominator, 2);
+    if (q == 0) shared.half_denominator[half][row] = denominator;
+    if (q == 0 && half == 0) shared.largest[row] = r.largest[i];
+#pragma unroll
+    for (int n = 0; n < 32; ++n) {
+      const int d = half * 256 + 8 * n + 2 * q, at = n % 16 * 4 + 2 * i;
+      *reinterpret_cast<float2*>(&shared.sums[row][d]) = {r.out[n / 16][at], r.out[n / 16][at + 1]};
+    }
+  }
+  ptx::named_barrier(2, kConsumerThreads);
+  const int row = static_cast<int>(threadIdx.x) - 128;
+  if (row < kRows)
+    shared.denominator[row] = shared.half_denominator[0][row] + shared.half_denominator[1][row];
+}
+
+template <int kSteps>
+__device__ __forceinline__ void consume(const AttentionParams& p, const RowTile& tile, int kv_head,
+                                        KeyRange keys, int split, int splits, Shared& shared) {
+  const int thread = static_cast<int>(threadIdx.x) - 128, half = thread / 128;
+  Rows r;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    r.row[i] = thread % 128 / 32 * 16 + thread % 32 / 4 + 8 * i;
+    const int row = tile.first + r.row[i];
+    r.position[i] = row < tile.num_tokens * p.group ? tile.first_position + row / p.group : -1;
+    r.largest[i] = -INFINITY, r.denominator[i] = 0;
+#pragma unroll
+    for (float& x : r.out[i]) x = 0;
+  }
+  load_queries(p, tile, kv_head, thread, shared);
+  ptx::fence_proxy_async_all();
+  ptx::named_barrier(1, kConsumerThreads);
+  int stage = 0, parity = 0;
+  for (int first = keys.begin + split * kKeys; first < keys.end; first += splits * kKeys) {
+    float s[16];
+    const uint32_t tile_keys = ptx::shared_address(shared.keys[stage]);
+    ptx::mbarrier_wait(&shared.full[stage], parity);
+    ptx::fence_proxy_async_all();
+    multiply_keys<kSteps>(p.k_dim, ptx::shared_address(shared.q), tile_keys + half * 32 * 128, s);
+    weigh(p, half, first + half * 32, r, s, shared);
+    multiply_values(half, ptx::shared_address(shared.weights), tile_keys, r);
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.empty[stage]);
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+  put_sums(p, half, r, shared);
+}
+
+// Computes this block's share of the tile's outputs from the sums of all blocks of the cluster.
+__device__ __forceinline__ void merge_cluster(const AttentionParams& p, const RowTile& tile, int kv_head,
+                                              int split, int splits, Shared& shared) {
+  const int rows = min(kRows, tile.num_tokens * p.group - tile.first);
+  const int stride = splits * kConsumerThreads;
+  for (int i = split * kConsumerThreads + static_cast<int>(threadIdx.x) - 128; i < rows * p.v_dim;
+       i += stride) {
+    const int row = i / p.v_dim, d = i % p.v_dim;
+    const int head = kv_head * p.group + (tile.first + row) % p.group;
+    const float sink = p.sinks != nullptr ? p.sinks[head] * kLog2e : -INFINITY;
+    float largest = sink, sum = 0;
+    for (int j = 0; j < splits; ++j)
+      largest =
+          fmaxf(largest, ptx::ld_cluster(ptx::map_cluster(ptx::shared_address(&shared.largest[row]), j)) *
+                             p.scale_log2);
+    float denominator = p.sinks != nullptr ? ex2(sink - largest) : 0;
+    for (int j = 0; j < splits; ++j) {
+      const float share = ptx::ld_cluster(ptx::map_cluster(ptx::shared_address(&shared.denominator[row]), j));
+      if (share == 0) continue;
+      const float rescale =
+          ex2(ptx::ld_cluster(ptx::map_cluster(ptx::shared_address(&shared.largest[row]), j)) * p.scale_log2 -
+              largest);
+      denominator += rescale * share,
+          sum += rescale * ptx::ld_cluster(ptx::map_cluster(ptx::shared_address(&shared.sums[row][d]), j));
+    }
+    const int64_t at = (tile.first_row + (tile.first + row) / p.group) * p.out_cols +
+                       static_cast<int64_t>(head) * p.v_dim + d;
+    if (p.out_f32)
+      static_cast<float*>(p.out)[at] = sum / denominator;
+    else
+      static_cast<__nv_bfloat16*>(p.out)[at] = __float2bfloat16_rn(sum / denominator);
+  }
+}
+
+template <int kSteps>
+__global__ void __launch_bounds__(kThreads, 1) attention_mla(const __grid_constant__ AttentionParams p) {
+  extern __shared__ uint8_t memory[];
+  const uint32_t misaligned = ptx::shared_address(memory) % 1024;  // the same in all blocks of a cluster
+  Shared& shared = *reinterpret_cast<Shared*>(memory + (misaligned != 0 ? 1024 - misaligned : 0));
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      ptx::mbarrier_init(&shared.full[i], 128);
+      ptx::mbarrier_init(&shared.empty[i], kConsumerThreads / 32);
+    }
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();
+  ptx::grid_dependency_wait();
+  ptx::grid_dependents_launch();
+  const int splits = static_cast<int>(ptx::cluster_nctas()), split = static_cast<int>(ptx::cluster_ctarank());
+  const int kv_head = blockIdx.y;
+  if (kv_head == 0) clear_padding_rows(p, blockIdx.x, gridDim.x);
+  const RowTile tile = find_row_tile(p, kRows, static_cast<int>(blockIdx.x) / splits);
+  if (tile.sequence < 0) return;
+  const KeyRange keys = keys_of_tile(p, tile, kRows, kKeys);
+  if (threadIdx.x < 128) {
+    ptx::lower_registers<kProducerRegisters>();
+    produce(p, tile, kv_head, keys, split, splits, shared);
+    ptx::cluster_sync();
+  } else {
+    ptx::raise_registers<kConsumerRegisters>();
+    consume<kSteps>(p, tile, kv_head, keys, split, splits, shared);
+    ptx::cluster_sync();
+    merge_cluster(p, tile, kv_head, split, splits, shared);
+  }
+  ptx::cluster_sync();  // the other blocks have read this block's sums
+}
+
+template <int kSteps>
+void launch(const AttentionParams& p, int splits) {
+  [[maybe_unused]] static const cudaError_t allowed = [] {
+    cudaFuncSetAttribute(attention_mla<kSteps>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    return cudaFuncSetAttribute(attention_mla<kSteps>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                kSharedBytes);
+  }();
+  const dim3 grid(static_cast<unsigned>(max_row_tiles(p, kRows) * splits),
+                  static_cast<unsigned>(p.num_kv_heads));
+  launch_attention_kernel(attention_mla<kSteps>, p, grid, kThreads, kSharedBytes, splits,
+                          current_stream().handle());
+  current_stream().check_launch("attention_mla");
+}
+
+}  // namespace
+
+void launch_attention_mla(const AttentionParams& p, int splits) {
+  if (p.k_dim == 576)
+    launch<576 / 16>(p, splits);
+  else
+    launch<0>(p, splits);
+}
+
+}  // namespace fp4moe::cuda

@@ -1,0 +1,81 @@
+// Rope inside decode's attention: the rotations of a position, and a row's own key and value, which go to
+// their page.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/attention/attention_params.h"
+#include "kernels/cuda/ptx/ptx_mma.cuh"
+
+namespace fp4moe::cuda {
+
+struct Turn {
+  float cosine, sine;
+};
+
+// Rotates an element and its partner half a head further.
+__device__ __forceinline__ void turn(float& low, float& high, const Turn& by) {
+  const float x = low;
+  low = x * by.cosine - high * by.sine;
+  high = high * by.cosine + x * by.sine;
+}
+
+__device__ __forceinline__ uint4 pack_8(const float (&x)[8]) {
+  return {ptx::bf16_pair(x[0], x[1]), ptx::bf16_pair(x[2], x[3]), ptx::bf16_pair(x[4], x[5]),
+          ptx::bf16_pair(x[6], x[7])};
+}
+
+// The row's own key and value, of heads of D: each lane has the chunks that it would multiply if the key were
+// one of its fragment's.
+template <int D>
+struct NewToken {
+  float k[D / 32][8], v[D / 64][8];
+  uint4 key[D / 32], value[D / 64];
+
+  __device__ __forceinline__ static int key_dim(int c) {
+    return (4 * c + static_cast<int>(threadIdx.x) % 4) * 8;
+  }
+  __device__ __forceinline__ static int value_dim(int c) {
+    return (8 * c + static_cast<int>(threadIdx.x) % 32 / 4) * 8;
+  }
+  __device__ __forceinline__ static void load_8(const float* from, float (&x)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+      const float2 pair = __ldcg(reinterpret_cast<const float2*>(from + i));
+      x[i] = pair.x, x[i + 1] = pair.y;
+    }
+  }
+  __device__ __forceinline__ void load(const AttentionParams& p, int row, int kv_head) {
+    const float* of_k = p.rope.k + row * p.rope.stride + static_cast<int64_t>(kv_head) * D;
+    const float* of_v = p.rope.v + row * p.rope.stride + static_cast<int64_t>(kv_head) * D;
+#pragma unroll
+    for (int c = 0; c < D / 32; ++c) load_8(of_k + key_dim(c), k[c]);
+#pragma unroll
+    for (int c = 0; c < D / 64; ++c) load_8(of_v + value_dim(c), v[c]);
+  }
+  // Rotates the key; the lanes that multiply key `place` of a block store key and value in their page.
+  __device__ __forceinline__ void put(const AttentionParams& p, int place, int page_row, const Turn* turns) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+    for (int c = 0; c < D / 64; ++c)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) turn(k[c][i], k[c + D / 64][i], turns[key_dim(c) + i]);
+#pragma unroll
+    for (int c = 0; c < D / 32; ++c) {
+      key[c] = pack_8(k[c]);
+      if (lane / 4 == place % 8)
+        *reinterpret_cast<uint4*>(p.k + static_cast<int64_t>(page_row) * p.k_stride + key_dim(c)) = key[c];
+    }
+#pragma unroll
+    for (int c = 0; c < D / 64; ++c) {
+      value[c] = pack_8(v[c]);
+      if (lane % 4 == place % 8 / 2)
+        *reinterpret_cast<uint4*>(p.v + static_cast<int64_t>(page_row) * p.v_stride + value_dim(c)) =
+            value[c];
+    }
+  }
+};
+
+}  // namespace fp4moe::cuda

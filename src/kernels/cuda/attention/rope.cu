@@ -1,0 +1,188 @@
+// Rotary embedding, and storing new tokens' keys and values in their pages; both in one launch, or
+// separately.
+//
+// Computes:  pairs (i, i + rotary_dim / 2) of each head rotated by position * inv_freq[i]; queries in place,
+//            keys in place or into their page, values into their page (rounded if the pages are bf16).
+// Shapes:    rows [T, row_stride] f32, heads contiguous.
+// Bytes:     8 per rotated element; 4 + 2 per stored element.
+// Bound:     HBM; at T = 1 latency.
+// Numerics:  the angle is rounded to f32, as in the models' training code; sincosf; products and sums in f32.
+#include "kernels/cuda/dense_kernels.h"
+#include "kernels/cuda/ptx/launch.h"
+#include "kernels/cuda/ptx/ptx_mma.cuh"
+#include "kernels/cuda/ptx/ptx_sm90.cuh"
+
+namespace fp4moe::cuda {
+namespace {
+
+// The heads of one matrix, and what to do with them.
+struct Heads {
+  float* x = nullptr;
+  int64_t row_stride = 0;
+  int num_heads = 0, head_dim = 0;
+  bool is_turned = false, is_stored = false;  // is_stored: into `pages` instead of in place
+  KvPages pages;
+};
+
+struct RopeKernelArgs {
+  Heads parts[3];  // queries, keys, values; num_heads 0: none
+  const int64_t* positions;
+  const float* inv_freq;
+  float attention_factor;
+  int half;  // rotary_dim / 2
+  // Where stored rows go; keys' and values' pages have the same page_size:
+  const int32_t* row_sequence;
+  const int32_t* page_table;
+  int64_t max_pages;
+  int page_size;
+};
+
+constexpr int kPairLanes = 32, kHeadLanes = 8;
+
+struct Turn {
+  float cosine = 1, sine = 0;
+};
+
+__device__ Turn turn_of(const RopeKernelArgs& a, int64_t position, int pair) {
+  const float angle = static_cast<float>(position) * a.inv_freq[pair];
+  Turn turn;
+  sincosf(angle, &turn.sine, &turn.cosine);
+  turn.cosine *= a.attention_factor, turn.sine *= a.attention_factor;
+  return turn;
+}
+
+__device__ void store(const KvPages& pages, int64_t at, float value) {
+  if (pages.dtype == DType::kF32)
+    static_cast<float*>(pages.data)[at] = value;
+  else
+    static_cast<bf16*>(pages.data)[at].bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
+}
+
+// A row's position, page and rotation, computed before its values are ready.
+struct Row {
+  int64_t t, position;
+  int32_t page;  // where it is stored; -1: padding, or nothing is stored
+  Turn turn;     // of pair threadIdx.x
+};
+
+// One head of one row: pairs threadIdx.x, + 32, ..., then the elements that are not rotated.
+__device__ void do_head(const RopeKernelArgs& a, const Heads& heads, int head, const Row& row) {
+  float* x = heads.x + row.t * heads.row_stride + static_cast<int64_t>(head) * heads.head_dim;
+  if (heads.is_stored && row.page < 0) return;
+  const int64_t page_row =
+      heads.is_stored ? heads.pages.offset(&row.page, head, row.position % heads.pages.page_size) : 0;
+  const auto put = [&](int i, float value) {
+    if (heads.is_stored)
+      store(heads.pages, page_row + i, value);
+    else
+      x[i] = value;
+  };
+  const int half = heads.is_turned ? a.half : 0;
+  for (int i = static_cast<int>(threadIdx.x); i < half; i += kPairLanes) {
+    const Turn turn = i < kPairLanes ? row.turn : turn_of(a, row.position, i);
+    const float low = __ldcg(x + i), high = __ldcg(x + i + half);
+    put(i, low * turn.cosine - high * turn.sine);
+    put(i + half, high * turn.cosine + low * turn.sine);
+  }
+  if (!heads.is_stored) return;
+  for (int i = 2 * half + static_cast<int>(threadIdx.x); i < heads.head_dim; i += kPairLanes)
+    put(i, __ldcg(x + i));
+}
+
+// Positions and page tables are read before the wait: no kernel writes them (DeviceBatch).
+__global__ void __launch_bounds__(kPairLanes* kHeadLanes)
+    rope_kernel(const __grid_constant__ RopeKernelArgs a) {
+  ptx::grid_dependents_launch();
+  Row row{.t = blockIdx.x, .position = __ldg(a.positions + blockIdx.x), .page = -1, .turn = {}};
+  if (static_cast<int>(threadIdx.x) < a.half)
+    row.turn = turn_of(a, row.position, static_cast<int>(threadIdx.x));
+  if (a.row_sequence != nullptr)
+    if (const int32_t sequence = __ldg(a.row_sequence + row.t); sequence >= 0)
+      row.page = __ldg(a.page_table + sequence * a.max_pages + row.position / a.page_size);
+  ptx::grid_dependency_wait();
+  int head = static_cast<int>(blockIdx.y * kHeadLanes + threadIdx.y);
+#pragma unroll
+  for (const Heads& part : a.parts) {
+    if (head >= 0 && head < part.num_heads) do_head(a, part, head, row);
+    head -= part.num_heads;
+  }
+}
+
+void launch_rope(const char* name, const RopeKernelArgs& args, int64_t num_tokens) {
+  int num_heads = 0;
+  for (const Heads& part : args.parts) num_heads += part.num_heads;
+  launch(name, rope_kernel,
+         {dim3(static_cast<unsigned>(num_tokens), static_cast<unsigned>(ceil_div(num_heads, kHeadLanes))),
+          dim3(kPairLanes, kHeadLanes)},
+         args);
+}
+
+Heads turned_heads(const RopeArgs& r) {
+  return {.x = r.x,
+          .row_stride = r.row_stride,
+          .num_heads = r.num_heads,
+          .head_dim = r.head_dim,
+          .is_turned = true,
+          .is_stored = false,
+          .pages = {}};
+}
+
+Heads stored_heads(const float* x, int64_t row_stride, const KvPages& pages) {
+  if (x == nullptr) return {};
+  return {.x = const_cast<float*>(x),
+          .row_stride = row_stride,
+          .num_heads = pages.num_kv_heads,
+          .head_dim = pages.head_dim,
+          .is_turned = false,
+          .is_stored = true,
+          .pages = pages};
+}
+
+RopeKernelArgs rope_args(const RopeArgs& r) {
+  return {.parts = {},
+          .positions = r.positions,
+          .inv_freq = r.inv_freq,
+          .attention_factor = r.attention_factor,
+          .half = r.rotary_dim / 2,
+          .row_sequence = nullptr,
+          .page_table = nullptr,
+          .max_pages = 0,
+          .page_size = 1};
+}
+
+void set_batch(RopeKernelArgs& args, const KvWriteArgs& kv) {
+  const DeviceBatch& batch = *kv.device_batch;
+  args.positions = batch.positions;
+  args.row_sequence = batch.row_sequence;
+  args.page_table = batch.page_table;
+  args.max_pages = batch.max_pages;
+  args.page_size = kv.k_pages.page_size;
+}
+
+}  // namespace
+
+void rope(const RopeArgs& args, ThreadPool&) {
+  RopeKernelArgs kernel_args = rope_args(args);
+  kernel_args.parts[0] = turned_heads(args);
+  launch_rope("rope", kernel_args, args.num_tokens);
+}
+
+void kv_write(const KvWriteArgs& args, ThreadPool&) {
+  RopeKernelArgs kernel_args = rope_args({});
+  kernel_args.parts[1] = stored_heads(args.k, args.row_stride, args.k_pages);
+  kernel_args.parts[2] = stored_heads(args.v, args.row_stride, args.v_pages);
+  set_batch(kernel_args, args);
+  launch_rope("kv_write", kernel_args, args.device_batch->num_rows);
+}
+
+void rope_kv(const RopeKvArgs& args, ThreadPool&) {
+  RopeKernelArgs kernel_args = rope_args(args.q);
+  kernel_args.parts[0] = turned_heads(args.q);
+  kernel_args.parts[1] = stored_heads(args.kv.k, args.kv.row_stride, args.kv.k_pages);
+  kernel_args.parts[1].is_turned = true;
+  kernel_args.parts[2] = stored_heads(args.kv.v, args.kv.row_stride, args.kv.v_pages);
+  set_batch(kernel_args, args.kv);
+  launch_rope("rope_kv", kernel_args, args.kv.device_batch->num_rows);
+}
+
+}  // namespace fp4moe::cuda

@@ -1,0 +1,169 @@
+// Ops that move rows: embed, add, gather_rows, copy_heads, copies from the host, KV pages to and from the
+// host.
+//
+// Computes:  as documented in kernels/ops.h, element by element.
+// Bytes:     what they read and write.
+// Bound:     HBM; at T = 1 the launch; for copies from and to the host PCIe.
+// Numerics:  exact, except for add's one rounding.
+#include "base/check.h"
+#include "kernels/cuda/dense_kernels.h"
+#include "kernels/cuda/ptx/kernel_mark.cuh"
+#include "kernels/cuda/ptx/launch.h"
+#include "kernels/cuda/ptx/ptx_sm90.cuh"
+#include "kernels/device_copy.h"
+
+namespace fp4moe::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int64_t kPerThread = 4;  // elements; few, so that few rows still make enough blocks
+
+dim3 blocks_of(int64_t rows, int64_t cols) {
+  return dim3(static_cast<unsigned>(rows), static_cast<unsigned>(ceil_div(cols, kThreads * kPerThread)));
+}
+
+// Calls function(column) for this thread's columns of a row of `cols`.
+template <class Function>
+__device__ void each_column(int64_t cols, Function function) {
+  const int64_t first = blockIdx.y * kThreads * kPerThread + threadIdx.x;
+#pragma unroll
+  for (int64_t j = 0; j < kPerThread; ++j)
+    if (const int64_t i = first + j * kThreads; i < cols) function(i);
+}
+
+struct MarkedEmbed {
+  EmbedArgs args;
+  KernelMark mark;
+};
+
+// A step's first kernel. It lets dependents start only once the batch has arrived, so later kernels may read
+// the batch without a wait.
+__global__ void __launch_bounds__(kThreads) embed_kernel(const __grid_constant__ MarkedEmbed marked) {
+  const EmbedArgs& a = marked.args;
+  ptx::grid_dependency_wait();
+  note_reached(marked.mark);
+  ptx::grid_dependents_launch();
+  const int64_t t = blockIdx.x;
+  int64_t id = __ldcg(a.ids + t);
+  if (id < 0) id = __ldcg(a.chosen.ids + ~id * a.chosen.stride);
+  const bf16* row = a.table + id * a.hidden_size;
+  each_column(a.hidden_size, [&](int64_t i) { a.out[t * a.hidden_size + i] = bf16_to_float(row[i]); });
+}
+
+__global__ void __launch_bounds__(kThreads) add_kernel(const __grid_constant__ AddArgs a) {
+  ptx::grid_dependents_launch();
+  ptx::grid_dependency_wait();
+  const int64_t first = blockIdx.x * kThreads * kPerThread + threadIdx.x;
+#pragma unroll
+  for (int64_t j = 0; j < kPerThread; ++j)
+    if (const int64_t i = first + j * kThreads; i < a.count) a.out[i] = __ldcg(a.out + i) + __ldcg(a.x + i);
+}
+
+__global__ void __launch_bounds__(kThreads) gather_rows_kernel(const __grid_constant__ GatherRowsArgs a) {
+  ptx::grid_dependents_launch();
+  ptx::grid_dependency_wait();
+  const int64_t words = a.row_bytes / 4;
+  const auto* from = static_cast<const uint32_t*>(a.x) + __ldcg(a.rows + blockIdx.x) * words;
+  auto* to = static_cast<uint32_t*>(a.out) + blockIdx.x * words;
+  each_column(words, [&](int64_t i) { to[i] = __ldcg(from + i); });
+}
+
+__global__ void __launch_bounds__(kThreads) copy_heads_kernel(const __grid_constant__ CopyHeadsArgs a) {
+  ptx::grid_dependents_launch();
+  ptx::grid_dependency_wait();
+  const int64_t t = blockIdx.x;
+  each_column(a.num_heads * a.n, [&](int64_t i) {
+    const int64_t head = i / a.n, at = i % a.n;
+    a.out[t * a.out_stride + head * a.out_head_stride + at] =
+        __ldcg(a.x + t * a.x_stride + head * a.x_head_stride + at);
+  });
+}
+
+// Grid (rows of both parts, blocks per row). A thread's first word is read before the wait, since the host
+// wrote it.
+__global__ void __launch_bounds__(kThreads)
+    copy_from_host_kernel(const __grid_constant__ CopyFromHostArgs a) {
+  const bool is_second = blockIdx.x >= a.parts[0].num_rows;
+  const HostRows& part = a.parts[is_second];
+  const int64_t row = blockIdx.x - (is_second ? a.parts[0].num_rows : 0);
+  const auto* from = reinterpret_cast<const volatile uint32_t*>(static_cast<const uint8_t*>(part.from) +
+                                                                row * part.stride_bytes);
+  auto* to = reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(part.to) + row * part.stride_bytes);
+  const int64_t words = part.row_bytes / 4, step = int64_t{gridDim.y} * kThreads;
+  int64_t i = blockIdx.y * int64_t{kThreads} + threadIdx.x;
+  uint32_t word = i < words ? from[i] : 0;
+  ptx::grid_dependency_wait();
+  while (i < words) {
+    to[i] = word;
+    i += step;
+    word = i < words ? from[i] : 0;
+  }
+}
+
+// A thread moves 16 bytes; threads are in canonical order.
+__global__ void __launch_bounds__(kThreads) copy_kv_page_kernel(const __grid_constant__ KvPageCopyArgs a) {
+  ptx::grid_dependency_wait();
+  const int64_t pieces = a.row_bytes / int64_t{sizeof(uint4)},
+                i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  const int64_t row = i / pieces, head = row % a.num_heads, token = row / a.num_heads % a.num_tokens;
+  const int64_t tensor = row / a.num_heads / a.num_tokens;
+  if (tensor >= a.num_tensors) return;
+  const int64_t place = ((tensor * a.num_pages + a.page) * a.num_heads + head) * a.page_size + token;
+  uint4* in_page = reinterpret_cast<uint4*>(a.pages) + place * pieces + i % pieces;
+  uint4* on_host = reinterpret_cast<uint4*>(a.canonical) + i;
+  if (a.to_device)
+    *in_page = __ldcv(on_host);
+  else
+    *on_host = __ldcg(in_page);
+}
+
+}  // namespace
+
+void embed(const EmbedArgs& args, ThreadPool&) {
+  launch("embed", embed_kernel, {blocks_of(args.num_tokens, args.hidden_size), dim3(kThreads)},
+         MarkedEmbed{args, {}});
+}
+
+void add(const AddArgs& args, ThreadPool&) {
+  launch("add", add_kernel,
+         {dim3(static_cast<unsigned>(ceil_div(args.count, kThreads * kPerThread))), dim3(kThreads)}, args);
+}
+
+void gather_rows(const GatherRowsArgs& args, ThreadPool&) {
+  launch("gather_rows", gather_rows_kernel, {blocks_of(args.num_rows, args.row_bytes / 4), dim3(kThreads)},
+         args);
+}
+
+void copy_heads(const CopyHeadsArgs& args, ThreadPool&) {
+  launch("copy_heads", copy_heads_kernel,
+         {blocks_of(args.num_tokens, args.num_heads * args.n), dim3(kThreads)}, args);
+}
+
+}  // namespace fp4moe::cuda
+
+namespace fp4moe {
+
+CopyFromHost cuda_copy_from_host() {
+  return [](const CopyFromHostArgs& args) {
+    constexpr int64_t kMaxBlocks = 64;
+    const int64_t words = std::max(args.parts[0].row_bytes, args.parts[1].row_bytes) / 4;
+    launch("copy_from_host", cuda::copy_from_host_kernel,
+           {dim3(static_cast<unsigned>(args.parts[0].num_rows + args.parts[1].num_rows),
+                 static_cast<unsigned>(std::clamp<int64_t>(ceil_div(words, cuda::kThreads), 1, kMaxBlocks))),
+            dim3(cuda::kThreads)},
+           args);
+  };
+}
+
+CopyKvPage cuda_copy_kv_page() {
+  return [](const KvPageCopyArgs& args) {
+    FP4MOE_CHECK(args.row_bytes % int64_t{sizeof(uint4)} == 0,
+                 "rows of " + std::to_string(args.row_bytes) + " bytes; legal: multiples of 16");
+    const int64_t rows = args.num_tensors * args.num_tokens * args.num_heads;
+    const int64_t pieces = rows * args.row_bytes / int64_t{sizeof(uint4)};
+    launch("copy_kv_page", cuda::copy_kv_page_kernel,
+           {dim3(static_cast<unsigned>(ceil_div(pieces, cuda::kThreads))), dim3(cuda::kThreads)}, args);
+  };
+}
+
+}  // namespace fp4moe

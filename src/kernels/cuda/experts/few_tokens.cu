@@ -1,0 +1,226 @@
+// The whole MoE layer after the router for few tokens: one persistent kernel, one CTA per SM.
+//
+// Computes  out[t] (+)= sum over k of weight[t, k] * (act(x W13_e^T + b13_e) W2_e^T + b2_e), e = ids[t, k].
+// Shapes    as DeviceMoeArgs; T <= 8, T * topk <= 64. Plan: kernels/cuda/few_tokens_plan.h.
+// Bytes     the tiles of U active experts once, (gated ? 3 : 2) H I / 2 bytes each and their scales.
+// Flops     2 * 8 columns per weight on the tensor cores; about 2.2 instructions per weight to decode it.
+// Bound     HBM; at T = 1 the latency of two dependent reads. The stream of weights does not pause between
+//           the phases: each warp's ring fills with `down` while h is in flight.
+// Numerics  products of bf16 pairs in f32 (mma.sync), x and h times 2^64: |x| and |h| below 2^60. If an
+//           expert has one or two tokens, scales multiply the f32 sums of blocks, otherwise the weights,
+//           exactly in bf16. A row's sum is split over warps depending on the number of active experts, and
+//           its pieces are added in the order of columns. Activation in f32, h rounded to bf16; the router's
+//           weights are applied in f32 in top-k order. Same input and number of SMs, same bits.
+//           w4a8: x and h are e4m3 codes with one scale per row, weights e4m3 operands; both are exact in
+//           f16, products and sums are f32. Every CTA quantises the rows that it reads.
+//
+// Synchronisation: CTAs exchange h and y as 64-bit words whose upper half marks the lower half as valid, so a
+// value takes one trip through the L2 and no grid barrier. Each CTA's helper warp first clears its share of
+// the words, then waits until all CTAs have cleared theirs; no warp stores h or y before that
+// (Shared::cleared). It is normally over by the time the first sums are ready.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "device/stream.h"
+#include "kernels/cuda/experts/few_tokens.h"
+#include "kernels/cuda/experts/few_tokens_consume.cuh"
+#include "kernels/cuda/experts/few_tokens_fp8.cuh"
+#include "kernels/cuda/ptx/launch.h"
+
+namespace fp4moe {
+namespace {
+
+using few::Args, few::Part, few::Ring, few::Shared;
+
+// Adds the pieces that later warps have of a strip whose first steps this warp has.
+__device__ inline void add_pieces(const Shared& s, const Part& part, int strip_end, float (&sum)[4]) {
+  const int lane = threadIdx.x % 32;
+  for (int w = threadIdx.x / 32 + 1; w < few::kWarps && part.start(w) < strip_end; ++w) {
+    if (part.start(w) == part.start(w + 1)) continue;
+    const float4 piece = s.pieces[w][lane];
+    sum[0] += piece.x, sum[1] += piece.y, sum[2] += piece.z, sum[3] += piece.w;
+  }
+}
+
+// The warp's steps of a phase. A warp that enters a strip after its first step leaves its sums in s.pieces;
+// the warp with the first step adds them up. Every warp passes the one __syncthreads() exactly once: before
+// it finishes a strip that later warps continue (its last one), or when it has no steps left. The helper warp
+// has none.
+template <class W, int kDepth>
+__device__ inline void run_phase(const Args& a, Shared& s, const uint8_t* act, bool down, bool is_helper,
+                                 Ring<W, kDepth>& ring) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const Part part(a, s.num_experts, down, warp);
+  const int per_strip = part.phase.steps(), end = is_helper ? part.begin : part.end;
+  bool waits = true;  // has yet to pass the barrier
+  for (int at = part.begin;;) {
+    const bool none = at >= end;
+    const int first = at % per_strip, begin = at - first, steps = min(per_strip - first, end - at);
+    if (none && !waits) break;
+    few::Strip<W> strip;
+    float sum[4] = {};
+    if (!none) {
+      strip = few::Strip<W>(a, s, part, down, part.first_strip + begin / per_strip, act);
+      add_steps(s, ring, strip, first, steps, sum);
+      at += steps;
+      if (first != 0) {
+        s.pieces[warp][lane] = {sum[0], sum[1], sum[2], sum[3]};
+        continue;
+      }
+    }
+    if (steps < per_strip) {  // the warp's last strip, or none is left
+      __syncthreads();
+      waits = false;
+      if (none) break;
+      add_pieces(s, part, begin + per_strip, sum);
+    }
+    ptx::mbarrier_wait(&s.cleared, 0);
+    if (down)
+      finish_down(a, strip, sum);
+    else
+      finish_up(a, strip, sum);
+  }
+}
+
+template <class W, int kDepth>
+__global__ void __launch_bounds__(few::kThreads, 1) few_tokens_kernel(const __grid_constant__ Args a) {
+  extern __shared__ __align__(128) uint8_t memory[];
+  Shared& s = *reinterpret_cast<Shared*>(memory);
+  uint8_t* act = memory + few::shared_bytes(W::kFp8);
+  uint8_t* rings = act + a.plan.act_bytes;
+  const int warp = threadIdx.x / 32;
+  if (threadIdx.x == few::kHelperWarp * 32) {
+    ptx::mbarrier_init(&s.cleared, 1);
+    ptx::mbarrier_init_fence();
+  }
+  ptx::grid_dependency_wait();
+  note_reached(a.mark);
+  const bool is_helper = warp == few::kHelperWarp;
+  const few::Slots slots(a.moe, is_helper);
+  if (!is_helper) {
+    if constexpr (W::kFp8)
+      few::stage_raw_x(a, few::fp8_of(s), act);
+    else
+      few::stage_x(a, act);
+  }
+  const few::Routing routing(a.moe, slots);
+  Ring<W, kDepth> ring(a, routing, rings);
+  if (is_helper) {
+    few::find_rows(a.moe, routing, slots.weight, s);
+  } else {
+    ring.prefill();
+    if constexpr (W::kFp8) few::quantise_x<W::kFormat>(a, few::fp8_of(s), act);
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int phase = 0; phase < 2; ++phase) {
+    if (is_helper && phase == 0) few::clear_words(a, s);
+    run_phase(a, s, act, phase != 0, is_helper, ring);
+    if (phase != 0) break;
+    ptx::grid_dependents_launch();  // triggered at the start, a model's step would take 2.5 % longer
+    const Part down(a, s.num_experts, true, 0);
+    if constexpr (W::kFp8)
+      few::stage_fp8_h(a, s, down, act);
+    else
+      few::stage_h(a, s, down, act);
+    __syncthreads();
+  }
+  few::combine(a, s);
+}
+
+// ---- host ----------------------------------------------------------------------------------------
+
+using Kernel = void (*)(Args);
+constexpr int kDepths[] = {kFewMaxDepth, 2};  // of the rings; cp.async's group count is a compile-time
+                                              // constant
+template <Fp4Format kFormat, bool kFp8>
+constexpr Kernel kKernels[] = {few_tokens_kernel<few::Weights<kFormat, kFp8>, kFewMaxDepth>,
+                               few_tokens_kernel<few::Weights<kFormat, kFp8>, 2>};
+const Kernel* kernels_of(Fp4Format format, FewWeights weights) {
+  constexpr Fp4Format kMx = Fp4Format::kMxfp4, kNv = Fp4Format::kNvfp4;
+  if (weights == FewWeights::kFp8) return format == kMx ? kKernels<kMx, true> : kKernels<kNv, true>;
+  return format == kMx ? kKernels<kMx, false> : kKernels<kNv, false>;
+}
+
+// CTAs and bytes of shared memory; 0 on a GPU that is not Hopper.
+struct Machine {
+  int num_ctas = 0, shared_bytes = 0;
+};
+Machine machine() {
+  static const Machine m = [] {
+    const DeviceLimits& limits = device_limits();
+    if (limits.compute_major != 9) return Machine{};
+    for (const FewWeights weights : {FewWeights::kBf16, FewWeights::kFp8})
+      for (const Fp4Format format : {Fp4Format::kMxfp4, Fp4Format::kNvfp4})
+        for (size_t i = 0; i < std::size(kDepths); ++i)
+          cudaFuncSetAttribute(kernels_of(format, weights)[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               limits.shared_bytes_per_block);
+    return Machine{limits.num_sms, limits.shared_bytes_per_block};
+  }();
+  return m;
+}
+
+FewPlan plan_of(const DeviceMoeArgs& args, FewWeights weights) {
+  const Machine m = machine();
+  return few_plan(args.experts, args.num_tokens, args.topk, m.num_ctas,
+                  m.shared_bytes - few::shared_bytes(weights == FewWeights::kFp8));
+}
+
+int64_t h_bytes(const TiledExperts& e) {
+  return kFewMaxPairs * ceil_div(e.intermediate_size, kFewStepTiles * kTileCols) * kFewRowStepBytes * 2;
+}
+
+few::Fp8Matrix fp8_matrix(Fp4Format format, int64_t n, int64_t k) {
+  return {fp8_tiled_bytes(format, n, k), fp8_row_factors_offset(format, n, k)};
+}
+
+}  // namespace
+
+bool few_tokens_fits(const DeviceMoeArgs& args, FewWeights weights) {
+  const int64_t pairs = args.num_tokens * args.topk;
+  if (machine().num_ctas < kFewMaxPairs || args.num_tokens > kFewMaxTokens || pairs > kFewMaxPairs)
+    return false;
+  return plan_of(args, weights).depth >= kDepths[std::size(kDepths) - 1];
+}
+
+int64_t few_tokens_workspace_bytes(const TiledExperts& experts, int64_t) {
+  return h_bytes(experts) + kFewMaxPairs * experts.hidden_size * 8;
+}
+
+void few_tokens_layer(const DeviceMoeArgs& args, FewWeights weights) {
+  if (args.num_tokens == 0) return;
+  FP4MOE_CHECK(few_tokens_fits(args, weights), "too many tokens for one launch");
+  const TiledExperts& e = args.experts;
+  const int64_t up_rows = (is_gated(e.activation.kind) ? 2 : 1) * e.intermediate_size;
+  Args a;
+  a.moe = args;
+  a.plan = plan_of(args, weights);
+  a.fp8_up = fp8_matrix(e.format, up_rows, e.hidden_size);
+  a.fp8_down = fp8_matrix(e.format, e.hidden_size, e.intermediate_size);
+  a.counters = reinterpret_cast<FewCounters*>(args.counters + kFewCountersOffset);
+  a.h = reinterpret_cast<few::Word*>(args.workspace);
+  a.y = reinterpret_cast<few::Word*>(args.workspace + h_bytes(args.experts));
+  a.mark = current_stream().mark("few_tokens");
+  size_t choice = 0;
+  while (kDepths[choice] > a.plan.depth) ++choice;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeCooperative;  // the CTAs wait for each other
+  attributes[1].val.cooperative = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(a.plan.num_ctas));
+  config.blockDim = dim3(few::kThreads);
+  config.dynamicSmemBytes =
+      static_cast<size_t>(few::shared_bytes(weights == FewWeights::kFp8) + a.plan.act_bytes +
+                          kFewWarps * kDepths[choice] * few_slot_bytes(e.format));
+  config.stream = current_stream().handle();
+  config.attrs = attributes;
+  config.numAttrs = 2;
+  cudaLaunchKernelEx(&config, kernels_of(e.format, weights)[choice], a);
+  current_stream().check_launch("few_tokens");
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,84 @@
+// How few_tokens.cu divides its work: plain arithmetic for host and device.
+//
+// A phase is one of the two GEMMs. Its work is cut into strips: 16 rows of an active expert's matrix with all
+// columns, which one m16n8k16 accumulator holds; 4 strips share the tiles of a row block. Each CTA takes
+// whole strips, so that no sum spans two CTAs; in a CTA the strips' steps (2 k tiles) are cut evenly over the
+// warps.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/layout/tile_layout.h"
+#include "kernels/device_moe.h"
+
+namespace fp4moe {
+
+constexpr int kFewMaxTokens = 8;  // columns of the instruction
+constexpr int kFewMaxPairs = 64;  // and the least CTAs, so that a CTA's strips are of at most two experts
+constexpr int kFewWarps = 15;     // per CTA that stream weights
+constexpr int kFewStepTiles = 2;
+constexpr int kFewRowStepBytes = kFewStepTiles * 128;  // per row of x or h
+constexpr int kFewMaxDepth = 4;                        // steps of a warp in flight
+
+// Counters of few_tokens.cu: the second half of DeviceMoeArgs.counters.
+constexpr int64_t kFewCountersOffset = kMoeCounterBytes / 2;
+struct FewCounters {
+  uint64_t arrivals;  // of CTAs, in all calls so far
+};
+
+// Start of part `part` of `total` items cut evenly into `parts`; it ends at the next part's start.
+constexpr int few_cut(int total, int part, int parts) {
+  return static_cast<int>(static_cast<uint32_t>(total) * static_cast<uint32_t>(part) /
+                          static_cast<uint32_t>(parts));
+}
+
+struct FewPhase {
+  int strips = 0;  // of one expert's matrix
+  int k_tiles = 0;
+
+  constexpr int steps() const { return (k_tiles + kFewStepTiles - 1) / kFewStepTiles; }
+  constexpr int row_words() const { return steps() * (kFewRowStepBytes / 4); }  // of h in memory
+};
+
+struct FewPlan {
+  FewPhase up, down;
+  int num_ctas = 0;
+  int depth = 0;      // of each warp's ring
+  int act_bytes = 0;  // of shared memory: x, then h
+};
+
+// Bytes of a step of a strip in shared memory: codes of both tiles, then scales.
+constexpr int few_slot_bytes(Fp4Format format) {
+  return kFewStepTiles * static_cast<int>(tile_bytes(format)) / 4;
+}
+
+// Word of columns c and c + 1 in a row of x or h, as the B operand reads them: k tiles of 32 words, in each
+// two halves of 2 k steps, [4 q][step % 2][8 columns' half].
+constexpr int few_act_word(int c) { return c / 64 * 32 + c / 32 % 2 * 16 + c % 8 / 2 * 4 + c / 8 % 4; }
+// The same for w4a8: slabs of 128 columns, [4 words' steps][4 q][8 columns], like the codes of its tiles.
+constexpr int few_fp8_act_word(int c) {
+  return c / 128 * 64 + c % 32 / 8 * 16 + c % 128 / 32 * 4 + c % 8 / 2;
+}
+// In shared memory odd rows have the halves swapped to avoid bank conflicts.
+constexpr int few_act_offset(int row, int row_bytes, int word) {
+  return row * row_bytes + ((word * 4) ^ (row % 2 * 64));
+}
+
+constexpr FewPlan few_plan(const TiledExperts& e, int64_t num_tokens, int64_t topk, int num_ctas,
+                           int shared_bytes) {
+  FewPlan p;
+  const auto h = static_cast<int>(e.hidden_size), i = static_cast<int>(e.intermediate_size);
+  const int up_rows = is_gated(e.activation.kind) ? 2 * i : i;
+  p.up = {4 * static_cast<int>(num_tiles(up_rows)), static_cast<int>(num_tiles(h))};
+  p.down = {4 * static_cast<int>(num_tiles(h)), static_cast<int>(num_tiles(i))};
+  p.num_ctas = num_ctas;
+  const int64_t h_rows = num_tokens * (topk < 2 ? topk : 2);
+  const int64_t x_bytes = num_tokens * p.up.steps() * kFewRowStepBytes;
+  const int64_t h_bytes = h_rows * p.down.steps() * kFewRowStepBytes;
+  p.act_bytes = static_cast<int>(x_bytes > h_bytes ? x_bytes : h_bytes);
+  p.depth = (shared_bytes - p.act_bytes) / (kFewWarps * few_slot_bytes(e.format));
+  if (p.depth > kFewMaxDepth) p.depth = kFewMaxDepth;
+  return p;
+}
+
+}  // namespace fp4moe

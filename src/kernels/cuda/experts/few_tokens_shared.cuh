@@ -1,0 +1,147 @@
+// Shared by the warps of few_tokens.cu: arguments, shared memory, the active experts. Device code only.
+#pragma once
+
+#include "kernels/cuda/experts/few_tokens_plan.h"
+#include "kernels/cuda/ptx/kernel_mark.cuh"
+#include "kernels/device_moe.h"
+
+namespace fp4moe::few {
+
+constexpr int kWarps = kFewWarps, kHelperWarp = kWarps;
+constexpr int kThreads = (kWarps + 1) * 32;
+
+// Factor of x and h in shared memory (2^64 as a pair of bf16), and its inverse for the sums.
+constexpr uint32_t kActFactor = 0x5f805f80;
+constexpr float kSumFactor = 0x1p-64f;
+
+// A 32-bit value, valid once the upper half is not 0.
+using Word = unsigned long long;
+constexpr Word kThere = 1ull << 32;
+
+// The weights of a layer: tiles of w4a16 (tile_layout.h), or of w4a8 (fp8_tile_layout.h). A step of a strip
+// has the same number of bytes in both.
+template <Fp4Format kFormatT, bool kFp8T>
+struct Weights {
+  static constexpr Fp4Format kFormat = kFormatT;
+  static constexpr bool kFp8 = kFp8T;
+};
+
+// Layout of each expert's matrix in FP8 tiles.
+struct Fp8Matrix {
+  int64_t bytes = 0, factors_offset = 0;
+};
+
+struct Args {
+  DeviceMoeArgs moe;
+  FewPlan plan;
+  Fp8Matrix fp8_up, fp8_down;
+  FewCounters* counters;
+  Word* h;  // [64 rows][words of a row]: pairs of bf16 at few_act_word(), w4a8 at few_fp8_act_word()
+  Word* y;  // [64 rows][H]: f32, times the tensor scale, with the bias
+  KernelMark mark;
+};
+
+struct Shared {
+  uint64_t cleared;                 // barrier: all CTAs have cleared h and y
+  int num_experts;                  // U
+  int expert[kFewMaxPairs];         // [U] active ones' local ids, in the order of their first slots
+  uint32_t tokens[kFewMaxPairs];    // [U] bit t: token t uses it
+  int first_row[kFewMaxPairs + 1];  // [U + 1] of h and y: a row for each token of an expert, ascending
+  int token_of_row[kFewMaxPairs], row_of_slot[kFewMaxPairs];  // row -1: not local
+  float weight_of_slot[kFewMaxPairs];
+  float4 pieces[kWarps][32];  // a warp's sums of a strip whose first step another warp has
+};
+// Follows Shared in memory, for w4a8.
+struct Fp8Shared {
+  uint2 table[128];                           // by scale index: the e4m3 bytes of the eight magnitudes
+  float most[kWarps + 1][2 * kFewMaxTokens];  // max |x| of a row, per warp
+  float x_scales[kFewMaxTokens], h_scales[2 * kFewMaxTokens];  // of the rows in shared memory
+};
+constexpr int padded(size_t bytes) { return (static_cast<int>(bytes) + 127) / 128 * 128; }
+constexpr int shared_bytes(bool fp8) {
+  return padded(sizeof(Shared)) + (fp8 ? padded(sizeof(Fp8Shared)) : 0);
+}
+__device__ __forceinline__ Fp8Shared& fp8_of(const Shared& s) {
+  auto* memory = reinterpret_cast<uint8_t*>(const_cast<Shared*>(&s));
+  return *reinterpret_cast<Fp8Shared*>(memory + padded(sizeof(Shared)));
+}
+
+// Ids and weights of the lane's slots, loaded before anything waits for them.
+struct Slots {
+  int32_t id[2];
+  float weight[2];
+
+  __device__ Slots(const DeviceMoeArgs& m, bool needs_weights) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int slot = threadIdx.x % 32 + 32 * i;
+      const bool is_slot = slot < m.num_tokens * m.topk;
+      id[i] = is_slot && m.ids != nullptr ? m.ids[slot] : 0;
+      weight[i] = needs_weights && is_slot && m.weights != nullptr ? m.weights[slot] : 1;
+    }
+  }
+};
+
+// Which experts are active, in the registers of a warp: lane l has slots l and l + 32.
+struct Routing {
+  int id[2];          // local, or -1
+  int first[2];       // the first slot with the same id
+  uint32_t leads[2];  // lanes whose slot is its expert's first
+
+  __device__ Routing(const DeviceMoeArgs& m, const Slots& slots) {
+    const int lane = threadIdx.x % 32, n = static_cast<int>(m.num_tokens * m.topk);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int64_t local = lane + 32 * i >= n ? -1 : m.ids != nullptr ? slots.id[i] - m.first_expert : 0;
+      id[i] = local >= 0 && local < m.experts.num_experts ? static_cast<int>(local) : -1;
+    }
+    first[0] = __ffs(static_cast<int>(__match_any_sync(~0u, id[0]))) - 1;
+    first[1] = lane + 32;
+    if (n > 32) {
+      first[1] = __ffs(static_cast<int>(__match_any_sync(~0u, id[1]))) + 31;
+#pragma unroll 8
+      for (int j = 31; j >= 0; --j)
+        if (__shfl_sync(~0u, id[0], j) == id[1]) first[1] = j;
+    }
+    leads[0] = __ballot_sync(~0u, id[0] >= 0 && first[0] == lane);
+    leads[1] = __ballot_sync(~0u, id[1] >= 0 && first[1] == lane + 32);
+  }
+
+  __device__ int num_experts() const { return __popc(leads[0]) + __popc(leads[1]); }
+  // Index among the active experts of the expert of the lane's slot i.
+  __device__ int rank(int i) const {
+    const int lead = first[i];
+    return lead < 32 ? __popc(leads[0] & ((1u << lead) - 1))
+                     : __popc(leads[0]) + __popc(leads[1] & ((1u << (lead - 32)) - 1));
+  }
+  // The local id of active expert `rank`; called by the whole warp.
+  __device__ int expert(int rank) const {
+    const int low = __popc(leads[0]), lane = threadIdx.x % 32;
+    const bool is_high = rank >= low;
+    const uint32_t lanes = is_high ? leads[1] : leads[0];
+    const bool is_it =
+        (lanes >> lane & 1) != 0 && __popc(lanes & ((1u << lane) - 1)) == rank - (is_high ? low : 0);
+    const int source = __ffs(static_cast<int>(__ballot_sync(~0u, is_it))) - 1;
+    return __shfl_sync(~0u, is_high ? id[1] : id[0], source);
+  }
+};
+
+// A warp's part of a phase: steps [begin, end) of the CTA's strips.
+struct Part {
+  FewPhase phase;
+  int first_strip, last_strip;  // of the CTA, numbered through the active experts
+  int begin, end;
+
+  __device__ Part(const Args& a, int num_experts, bool down, int warp)
+      : phase(down ? a.plan.down : a.plan.up),
+        first_strip(few_cut(num_experts * phase.strips, blockIdx.x, a.plan.num_ctas)),
+        last_strip(few_cut(num_experts * phase.strips, blockIdx.x + 1, a.plan.num_ctas)),
+        begin(start(warp)),
+        end(start(warp + 1)) {}
+  // Where a warp's steps start.
+  __device__ int start(int warp) const {
+    return few_cut((last_strip - first_strip) * phase.steps(), warp, kWarps);
+  }
+};
+
+}  // namespace fp4moe::few

@@ -1,0 +1,150 @@
+// The epilogue of the expert GEMMs (sm90_expert_gemm.cu): scales, bias, activation, stores. Device code only.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/experts/sm90_expert_work.cuh"
+#include "kernels/cuda/ptx/ptx_mma.cuh"
+
+namespace fp4moe::sm90 {
+
+// Parameters of the activation: silu is swiglu with alpha 1, beta 0 and no limit.
+struct SwigluShape {
+  float alpha, beta, limit;
+};
+__device__ __forceinline__ SwigluShape swiglu_shape(const Activation& a) {
+  if (a.kind == ActivationKind::kSilu) return {1, 0, __int_as_float(0x7f800000)};
+  return {a.alpha, a.beta, a.limit};
+}
+
+// 1 / (1 + exp(-x)) to 1e-6 of its value: the part of x log2(e) that f32 rounds off is added back, because
+// ex2's relative error would grow with x. Below -85 it is 0.
+__device__ __forceinline__ float sigmoid(float x) {
+  constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
+  const float t = x < -85 ? 85 : -x;  // a NaN stays
+  const float high = t * kLog2e, low = fmaf(t, kLog2e, -high);
+  float e;
+  asm("ex2.approx.f32 %0, %1;" : "=f"(e) : "f"(high));
+  const float inverse = __fdividef(1.0f, 1.0f + fmaf(e * low, kLn2, e));
+  return x < -85 ? 0 : inverse;
+}
+
+__device__ __forceinline__ float swiglu(const SwigluShape& shape, float gate, float up) {
+  const float g = gate > shape.limit ? shape.limit : gate;
+  const float u = up > shape.limit ? shape.limit : up < -shape.limit ? -shape.limit : up;
+  return g * sigmoid(shape.alpha * g) * (u + shape.beta);
+}
+
+// Puts tokens 16 `part` ... 16 `part` + 15 of a warpgroup's sums into shared memory, [token][row]. d: as
+// wgmma leaves them.
+template <class C, int kSums>
+__device__ __forceinline__ void put_sums(int part, const float (&d)[kSums], float* out) {
+  const int warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+  float* to = out + 2 * q * C::kOutPitch + warp * 16 + g;
+#pragma unroll
+  for (int p = 0; p < (kSums + 7) / 8; ++p) {
+    if (p != part) continue;
+#pragma unroll
+    for (int i = 0; i < 8 && 8 * p + i < kSums; ++i)
+      to[(i / 4 * 8 + i % 2) * C::kOutPitch + i % 4 / 2 * 8] = d[8 * p + i];
+  }
+}
+
+// Where a thread's eight sums of a part belong: token thread / 8, columns by thread % 8.
+struct PartOut {
+  int row;     // of out
+  int column;  // first of four (gated) or eight
+  float row_scale;
+};
+
+__device__ __forceinline__ float row_scale(const GemmArgs& args, const GemmPhase& phase, int row) {
+  if (phase.b_row_scales == nullptr) return 1;
+  return phase.b_row_scales[phase.gather ? args.rows.slot_of_row[row] / args.topk : row];
+}
+
+// w4a8: eight sums of tile rows first ... + 3 and second ... + 3 times their weights' row factors.
+__device__ __forceinline__ void multiply_factors(const float* factors, int first, int second, float (&v)[8]) {
+  const float4 low = *reinterpret_cast<const float4*>(factors + first);
+  const float4 high = *reinterpret_cast<const float4*>(factors + second);
+  v[0] *= low.x, v[1] *= low.y, v[2] *= low.z, v[3] *= low.w;
+  v[4] *= high.x, v[5] *= high.y, v[6] *= high.z, v[7] *= high.w;
+}
+
+// v -> results in v[0 ... 3] (gated: v holds four gates, then their ups) or in all of v.
+__device__ __forceinline__ void finish(const GemmArgs& args, const GemmPhase& phase, int expert,
+                                       const PartOut& at, float (&v)[8]) {
+  const bool gated = phase.epilogue == Epilogue::kGated;
+  const float* scales = args.scales + 3 * expert;
+  const float low = scales[gated ? 0 : phase.epilogue == Epilogue::kRelu2 ? 1 : 2] * at.row_scale;
+  const float high = gated ? scales[1] * at.row_scale : low;
+  float4 bias[2] = {};
+  if (phase.bias != nullptr) {
+    const float* b = phase.bias + int64_t{expert} * (gated ? 2 * phase.cols : phase.cols) + at.column;
+    bias[0] = *reinterpret_cast<const float4*>(b);
+    bias[1] = *reinterpret_cast<const float4*>(b + (gated ? phase.cols : 4));
+  }
+  const float b[8] = {bias[0].x, bias[0].y, bias[0].z, bias[0].w, bias[1].x, bias[1].y, bias[1].z, bias[1].w};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = fmaf(v[i], i < 4 ? low : high, b[i]);
+  if (gated) {
+    const SwigluShape shape = swiglu_shape(args.activation);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = swiglu(shape, v[i], v[4 + i]);
+  } else if (phase.epilogue == Epilogue::kRelu2) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = v[i] < 0 ? 0 : v[i] * v[i];
+  }
+}
+
+__device__ __forceinline__ void store(const GemmPhase& phase, const PartOut& at, const float (&v)[8]) {
+  const bool gated = phase.epilogue == Epilogue::kGated;
+  const int64_t i = int64_t{at.row} * phase.cols + at.column;
+  if (phase.out_is_f32) {
+    auto* out = reinterpret_cast<float4*>(static_cast<float*>(phase.out) + i);
+    out[0] = {v[0], v[1], v[2], v[3]};
+    if (!gated) out[1] = {v[4], v[5], v[6], v[7]};
+    return;
+  }
+  bf16* out = static_cast<bf16*>(phase.out) + i;
+  const uint2 low = {ptx::bf16_pair(v[0], v[1]), ptx::bf16_pair(v[2], v[3])};
+  if (gated)
+    *reinterpret_cast<uint2*>(out) = low;
+  else
+    *reinterpret_cast<uint4*>(out) = {low.x, low.y, ptx::bf16_pair(v[4], v[5]), ptx::bf16_pair(v[6], v[7])};
+}
+
+// Finishes one warpgroup's sums of `tile`, 16 tokens at a time, through shared memory: a small loop that fits
+// the instruction cache, and stores of whole sectors.
+template <class C, int kSums>
+__device__ __forceinline__ void finish_tile(const GemmArgs& args, GemmShared<C>& shared, const WorkItem& item,
+                                            int tile, const ItemScales<C>& scales, const float (&d)[kSums]) {
+  const int barrier = 1 + threadIdx.x / 128;
+  float* out = shared.out[threadIdx.x / 128];
+  const GemmPhase& phase = args.phases[item.phase];
+  const int thread = threadIdx.x % 128, token = thread / 8, eighth = thread % 8;
+  const bool gated = phase.epilogue == Epilogue::kGated;
+  // Gated: rows 16 w + 0 ... 7 are gates and the next eight their ups; an eighth is half of those.
+  const int first = gated ? eighth / 2 * 16 + eighth % 2 * 4 : eighth * 8, second = first + (gated ? 8 : 4);
+  PartOut at;
+  at.column = gated ? tile * 32 + eighth * 4 : tile * 64 + eighth * 8;
+#pragma unroll 1
+  for (int part = 0; part * C::kOutTokens < item.count; ++part) {
+    ptx::named_barrier(barrier, 128);  // the previous part has been read
+    put_sums<C>(part, d, out);
+    ptx::named_barrier(barrier, 128);
+    const int in_item = part * C::kOutTokens + token;
+    if (in_item >= item.count || at.column >= phase.cols) continue;
+    at.row = item.first_row + in_item;
+    at.row_scale = C::kFp8 ? scales.tokens[in_item] : row_scale(args, phase, at.row);
+    const float4 low = *reinterpret_cast<const float4*>(out + token * C::kOutPitch + first);
+    const float4 high = *reinterpret_cast<const float4*>(out + token * C::kOutPitch + second);
+    float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    if constexpr (C::kFp8) multiply_factors(scales.rows + tile % C::kTiles * 64, first, second, v);
+    finish(args, phase, item.expert, at, v);
+    store(phase, at, v);
+  }
+}
+
+}  // namespace fp4moe::sm90

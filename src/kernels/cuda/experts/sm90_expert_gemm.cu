@@ -1,0 +1,294 @@
+// The expert GEMMs of w4a16 on Hopper.
+//
+// Computes  gate_up: out[r] = activation(gate x, up x) of the expert that row r belongs to;
+//           down: out[r] = W h + bias.
+//           In a layer both are one launch: a down item waits only for its expert's gate/up items.
+// Shapes    weights in tiles (tile_layout.h); tokens [rows, K] bf16, gathered by slot for gate/up.
+// Bytes     every active expert's weights once, if L2 holds a slab of weights and an expert's tokens.
+// Flops     2 rows K N, an expert's rows padded to 8 (few) or 16 (many).
+// Bound     few rows: HBM, closely followed by the instructions that unpack (2.2 to 2.8 per weight); many
+//           rows: those and the tensor cores together. From about 80 rows per expert on sm90_wide_gemm.cu is
+//           faster.
+// Numerics  f32 sums in ascending k, one chain for each output, whatever the counts; weights exact in bf16.
+//           w4a8, few rows: e4m3 codes of tokens and e4m3 operands of weights, both exact in f16.
+//
+// A block is four consumer warpgroups and a producer: one warp takes work and loads weight tiles by bulk
+// copies, three load tokens. Few rows per expert use mma.sync (sm90_expert_mma.cuh), whose warps do not wait
+// for each other as those of a warpgroup do at each wgmma; with wgmma 128 tokens of gpt-oss-120b's layer take
+// 595 us instead of 470, of which the reads are 350. Many rows use wgmma (sm90_expert_wgmma.cuh).
+#include "kernels/cuda/experts/sm90_expert_gemm.h"
+
+#include <cuda_runtime.h>
+
+#include <string>
+
+#include "base/check.h"
+#include "kernels/cuda/experts/fp4_dequant.cuh"
+#include "kernels/cuda/experts/fp8_tokens.cuh"
+#include "kernels/cuda/experts/sm90_expert_epilogue.cuh"
+#include "kernels/cuda/experts/sm90_expert_mma.cuh"
+#include "kernels/cuda/experts/sm90_expert_wgmma.cuh"
+#include "kernels/cuda/experts/sm90_expert_work.cuh"
+#include "kernels/cuda/ptx/launch.h"
+
+namespace fp4moe {
+namespace sm90 {
+namespace {
+
+constexpr int64_t kFewRows = 28;  // per expert: measured on an H200
+
+// Passes an item's stages without multiplying: the slab ends before this warpgroup's rows.
+template <class C>
+__device__ void skip_item(GemmShared<C>& shared, RingPlace<C::kStages>& stage, int chunks) {
+  for (int first = 0; first < chunks; first += C::kChunks, stage.next()) {
+    ptx::mbarrier_wait(&shared.full[stage.slot], stage.parity);
+    release(&shared.empty[stage.slot]);
+  }
+}
+
+template <class C, class Sums>
+__device__ __forceinline__ void finish_item(const GemmArgs& args, GemmShared<C>& shared, const WorkItem& item,
+                                            const ItemScales<C>& scales, int group, const Sums& sums) {
+#pragma unroll
+  for (int t = 0; t < C::kGroupTiles; ++t) {
+    const int tile = item.slab * C::kTiles + group * C::kGroupTiles + t;
+    if (tile < args.phases[item.phase].row_tiles) finish_tile<C>(args, shared, item, tile, scales, sums.d[t]);
+  }
+}
+
+template <class C, int kBlocks>
+__device__ __forceinline__ void run_blocks(const GemmArgs& args, GemmShared<C>& shared, const WorkItem& item,
+                                           const ItemScales<C>& scales, RingPlace<C::kStages>& stage,
+                                           int group) {
+  MmaSums<C, kBlocks> sums;
+  sums.run(shared, stage, (args.phases[item.phase].k + 63) / 64, group);
+  finish_item(args, shared, item, scales, group, sums);
+}
+
+template <class C>
+__device__ __forceinline__ void run_item(const GemmArgs& args, GemmShared<C>& shared, const WorkItem& item,
+                                         const ItemScales<C>& scales, RingPlace<C::kStages>& stage,
+                                         int group) {
+  if constexpr (C::kFew) {
+    switch ((item.count + 7) / 8) {
+      case 1:
+        return run_blocks<C, 1>(args, shared, item, scales, stage, group);
+      case 2:
+        return run_blocks<C, 2>(args, shared, item, scales, stage, group);
+      case 3:
+        return run_blocks<C, 3>(args, shared, item, scales, stage, group);
+      default:
+        return run_blocks<C, 4>(args, shared, item, scales, stage, group);
+    }
+  } else {
+    WgmmaSums<C> sums;
+    sums.run(shared, stage, (args.phases[item.phase].k + 63) / 64, group, item.count);
+    finish_item(args, shared, item, scales, group, sums);
+  }
+}
+
+// w4a8: the warpgroup that writes the last of an expert's rows quantises all of them. The expert's other
+// warpgroups have gone on to other items.
+template <class C>
+__device__ __forceinline__ void quantise_if_last(const GemmArgs& args, GemmShared<C>& shared,
+                                                 const WorkItem& item, int group) {
+  const GemmPhase& phase = args.phases[0];
+  int* progress = args.rows.progress + 1 + item.expert;
+  if (threadIdx.x % 128 == 0)
+    shared.is_last[group] = ptx::fetch_add(reinterpret_cast<uint32_t*>(progress), 1) + 1 ==
+                            static_cast<uint32_t>(phase.slabs * item.tiles * C::kGroups);
+  ptx::named_barrier(1 + group, 128);
+  if (!shared.is_last[group]) return;
+  const int first = args.rows.capacity == 0 ? args.rows.offsets[item.expert]
+                                            : item.expert * static_cast<int>(args.rows.capacity);
+  const int end = first + rows_of(args.rows, item.expert);
+  for (int row = first + threadIdx.x / 32 % 4; row < end; row += 4) {
+    auto* values = reinterpret_cast<uint4*>(static_cast<bf16*>(phase.out) + int64_t{row} * phase.cols);
+    fp8_row_as_f16(values, phase.cols, values, phase.quantised_out + row);
+  }
+  ptx::named_barrier(1 + group, 128);
+  if (threadIdx.x % 128 == 0) ptx::add_release(progress, 1);
+}
+
+template <class C>
+__device__ void consume(const GemmArgs& args, GemmShared<C>& shared, int group) {
+  RingPlace<C::kStages> stage;
+  RingPlace<C::kItems> place;
+  RingPlace<C::kItems + 1> scales;
+  for (;; place.next(), scales.next()) {
+    ptx::mbarrier_wait(&shared.item_full[place.slot], place.parity);
+    const WorkItem item = shared.items[place.slot];
+    release(&shared.item_empty[place.slot]);
+    if (item.expert < 0) return;
+    const GemmPhase& phase = args.phases[item.phase];
+    if (item.slab * C::kTiles + group * C::kGroupTiles < phase.row_tiles)
+      run_item<C>(args, shared, item, shared.scales[C::kFp8 ? scales.slot : 0], stage, group);
+    else
+      skip_item<C>(shared, stage, (phase.k + 63) / 64);
+    if (args.num_phases == 2 && item.phase == 0) {
+      ptx::named_barrier(1 + group, 128);  // orders the group's writes before thread 0's release
+      if constexpr (C::kFp8)
+        quantise_if_last(args, shared, item, group);
+      else if (threadIdx.x % 128 == 0)
+        ptx::add_release(args.rows.progress + 1 + item.expert, 1);
+    }
+  }
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, 1) expert_gemm_kernel(const __grid_constant__ GemmArgs args) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  auto& shared = *reinterpret_cast<GemmShared<C>*>(memory);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < C::kStages; ++i) {
+      ptx::mbarrier_init(&shared.full[i], C::kLoaderWarps + 1);
+      ptx::mbarrier_init(&shared.empty[i], C::kGroups * 4);
+    }
+    for (int i = 0; i < C::kItems; ++i) {
+      ptx::mbarrier_init(&shared.item_full[i], 1);
+      ptx::mbarrier_init(&shared.item_empty[i], C::kGroups * 4 + C::kLoaderWarps);
+    }
+    ptx::mbarrier_init_fence();
+  }
+  if constexpr (C::kFp8) {
+    auto* table = reinterpret_cast<uint8_t*>(shared.table);
+    for (int i = threadIdx.x; i < 128 * 8; i += C::kThreads)
+      table[i] = fp8_operand_byte<C::kFormat>(i / 8, i % 8);
+  }
+  __syncthreads();
+  ptx::grid_dependency_wait();
+  const int group = threadIdx.x / 128;
+  if (group < C::kGroups) {
+    ptx::raise_registers<C::kConsumerRegs>();
+    consume<C>(args, shared, group);
+    return;
+  }
+  ptx::lower_registers<C::kProducerRegs>();
+  const int warp = threadIdx.x / 32 % 4;
+  if (warp < C::kLoaderWarps)
+    load_tokens<C>(args, shared, warp);
+  else
+    schedule_and_load_weights<C>(args, shared);
+}
+
+template <class C>
+void launch(GemmArgs args) {
+  for (int i = 0; i < args.num_phases; ++i)
+    args.phases[i].slabs = (args.phases[i].row_tiles + C::kTiles - 1) / C::kTiles;
+  const size_t bytes = sizeof(GemmShared<C>) + sizeof(int) * args.num_experts;
+  FP4MOE_CHECK(bytes <= static_cast<size_t>(device_limits().shared_bytes_per_block),
+               "no room for the work list of " + std::to_string(args.num_experts) + " experts");
+  static const bool once =
+      (cudaFuncSetAttribute(expert_gemm_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                            device_limits().shared_bytes_per_block),
+       true);
+  static_cast<void>(once);
+  const auto sms = static_cast<unsigned>(device_limits().num_sms);
+  fp4moe::launch("expert_gemm_sm90", expert_gemm_kernel<C>, {sms, C::kThreads, bytes}, args);
+}
+
+GemmPhase gate_up_phase(const DeviceExpertArgs& a) {
+  const bool gated = is_gated(a.experts.activation.kind);
+  GemmPhase phase;
+  phase.epilogue = gated ? Epilogue::kGated : Epilogue::kRelu2;
+  phase.cols = static_cast<int>(a.experts.intermediate_size);
+  phase.row_tiles = static_cast<int>(num_tiles((gated ? 2 : 1) * a.experts.intermediate_size));
+  phase.k = static_cast<int>(a.experts.hidden_size);
+  phase.w = a.experts.gate_up;
+  phase.b = static_cast<const bf16*>(a.x.data);
+  phase.gather = a.gather;
+  phase.b_row_scales = a.x_row_scales;
+  phase.bias = a.experts.gate_up_bias;
+  phase.out = a.intermediate.data;
+  phase.out_is_f32 = a.intermediate.dtype == DType::kF32;
+  return phase;
+}
+
+GemmPhase down_phase(const DeviceExpertArgs& a) {
+  GemmPhase phase;
+  phase.epilogue = Epilogue::kDown;
+  phase.cols = static_cast<int>(a.experts.hidden_size);
+  phase.row_tiles = static_cast<int>(num_tiles(a.experts.hidden_size));
+  phase.k = static_cast<int>(a.experts.intermediate_size);
+  phase.w = a.experts.down;
+  phase.b = static_cast<const bf16*>(a.h.data);
+  phase.b_row_scales = a.h_row_scales;
+  phase.bias = a.experts.down_bias;
+  phase.out = a.y_bf16 != nullptr ? static_cast<void*>(a.y_bf16) : a.y;
+  phase.out_is_f32 = a.y_bf16 == nullptr;
+  return phase;
+}
+
+void set_common(const DeviceExpertArgs& a, GemmArgs& args) {
+  args.num_experts = static_cast<int>(a.experts.num_experts);
+  args.topk = static_cast<int>(a.topk);
+  args.activation = a.experts.activation;
+  args.scales = a.experts.scales;
+  args.rows = a.rows;
+  if (args.num_phases == 1) args.rows.progress = nullptr;
+}
+
+void run(const DeviceExpertArgs& a, GemmArgs args) {
+  if (a.rows.max_rows == 0) return;
+  set_common(a, args);
+  const int64_t rows = a.expected_rows > 0 ? a.expected_rows : a.rows.max_rows / args.num_experts;
+  const bool few = rows <= kFewRows;
+  if (a.experts.format == Fp4Format::kMxfp4)
+    few ? launch<GemmConfig<Fp4Format::kMxfp4, RowClass::kFew>>(args)
+        : launch<GemmConfig<Fp4Format::kMxfp4, RowClass::kMany>>(args);
+  else
+    few ? launch<GemmConfig<Fp4Format::kNvfp4, RowClass::kFew>>(args)
+        : launch<GemmConfig<Fp4Format::kNvfp4, RowClass::kMany>>(args);
+}
+
+void put_in_fp8_tiles(Fp4Format format, GemmPhase& phase) {
+  const int64_t rows = (phase.epilogue == Epilogue::kGated ? 2 : 1) * int64_t{phase.cols};
+  phase.matrix_bytes = fp8_tiled_bytes(format, rows, phase.k);
+  phase.factors_offset = fp8_row_factors_offset(format, rows, phase.k);
+}
+
+}  // namespace
+}  // namespace sm90
+
+void sm90_gate_up(const DeviceExpertArgs& a) {
+  sm90::GemmArgs args;
+  args.phases[0] = sm90::gate_up_phase(a);
+  sm90::run(a, args);
+}
+
+void sm90_down(const DeviceExpertArgs& a) {
+  sm90::GemmArgs args;
+  args.phases[0] = sm90::down_phase(a);
+  sm90::run(a, args);
+}
+
+void sm90_gate_up_down(const DeviceExpertArgs& a) {
+  FP4MOE_CHECK(a.rows.progress != nullptr, "both GEMMs in one launch need counters");
+  sm90::GemmArgs args;
+  args.phases[0] = sm90::gate_up_phase(a);
+  args.phases[1] = sm90::down_phase(a);
+  args.phases[1].waits = true;
+  args.num_phases = 2;
+  sm90::run(a, args);
+}
+
+void sm90_fp8_few_gate_up_down(const DeviceExpertArgs& a, float* h_row_scales) {
+  FP4MOE_CHECK(a.rows.progress != nullptr && a.h_row_scales == h_row_scales,
+               "both GEMMs in one launch need counters and one set of scales");
+  if (a.rows.max_rows == 0) return;
+  sm90::GemmArgs args;
+  args.phases[0] = sm90::gate_up_phase(a);
+  args.phases[0].quantised_out = h_row_scales;
+  args.phases[1] = sm90::down_phase(a);
+  args.phases[1].waits = true;
+  args.num_phases = 2;
+  for (sm90::GemmPhase& phase : args.phases) sm90::put_in_fp8_tiles(a.experts.format, phase);
+  sm90::set_common(a, args);
+  using sm90::RowClass;
+  if (a.experts.format == Fp4Format::kMxfp4)
+    sm90::launch<sm90::GemmConfig<Fp4Format::kMxfp4, RowClass::kFewFp8>>(args);
+  else
+    sm90::launch<sm90::GemmConfig<Fp4Format::kNvfp4, RowClass::kFewFp8>>(args);
+}
+
+}  // namespace fp4moe

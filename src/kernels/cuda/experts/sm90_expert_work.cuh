@@ -1,0 +1,342 @@
+// The work list of the expert GEMMs (sm90_expert_gemm.cu): which expert, weight rows and tokens a block takes
+// next, and the ring of stages through which its warps pass weights and tokens. Device code only.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/experts/work_list.cuh"
+#include "kernels/cuda/layout/fp8_tile_layout.h"
+#include "kernels/cuda/layout/tile_layout.h"
+#include "kernels/cuda/ptx/ptx_sm90.cuh"
+#include "kernels/device_moe.h"
+
+namespace fp4moe::sm90 {
+
+enum class Epilogue : uint8_t { kGated, kRelu2, kDown };
+
+// One GEMM: out[row, n] = epilogue(sum over k of b[row, k] * w[expert, n, k]).
+struct GemmPhase {
+  Epilogue epilogue = Epilogue::kDown;
+  int cols = 0;       // N of out: I or H
+  int row_tiles = 0;  // of the weights: tiles of 64 rows
+  int k = 0;          // K
+  int slabs = 0;      // ceil(row_tiles / tiles of a block)
+  const uint8_t* w = nullptr;
+  const bf16* b = nullptr;  // [rows, K]
+  bool gather = false;      // row r of b is slot_of_row[r] / topk
+  bool waits = false;       // for the previous phase, expert by expert
+  const float* b_row_scales = nullptr;
+  const float* bias = nullptr;  // [L, cols], gated [L, 2, cols], or null
+  void* out = nullptr;          // [rows, cols]
+  bool out_is_f32 = false;
+  // w4a8: layout of each expert's matrix in FP8 tiles; b then has the f16 values of e4m3 codes.
+  // quantised_out: once all of an expert's rows of out are written, they are quantised to such values in
+  // place, with these scales [rows].
+  int64_t matrix_bytes = 0, factors_offset = 0;
+  float* quantised_out = nullptr;
+};
+
+struct GemmArgs {
+  GemmPhase phases[2];
+  int num_phases = 1;
+  int num_experts = 0;
+  int topk = 1;
+  Activation activation;
+  const float* scales = nullptr;  // [L, 3]
+  DeviceRows rows;
+};
+
+// A block's unit of work: `count` rows beginning at first_row, times the weight rows of a slab.
+struct WorkItem {
+  int phase = 0, expert = -1, slab = 0, first_row = 0, count = 0;  // expert -1: no more work
+  int tiles = 0;                                                   // token tiles of the expert
+};
+
+// By rows of an expert: few are multiplied by mma.sync, whose warps do not wait for each other, many by
+// wgmma, where one dequantisation serves more tokens. kFewFp8: few rows of w4a8, with FP8 tiles
+// (fp8_tile_layout.h).
+enum class RowClass : uint8_t { kFew, kMany, kFewFp8 };
+
+// A block's slab is kGroups times kGroupTiles tiles of 64 rows, kGroupTiles for each consumer warpgroup,
+// times kMaxN tokens at most; a stage holds kChunks times 64 columns: weights [kChunks][kTiles] tiles, or
+// [kTiles] FP8 tiles.
+template <Fp4Format kFormatT, RowClass kRowsT>
+struct GemmConfig {
+  static constexpr Fp4Format kFormat = kFormatT;
+  static constexpr bool kFp8 = kRowsT == RowClass::kFewFp8, kFew = kFp8 || kRowsT == RowClass::kFew;
+  static constexpr int kGroups = 4, kGroupTiles = kFew ? 2 : 1, kTiles = kGroups * kGroupTiles;
+  static constexpr int kMaxN = kFew ? 32 : 96, kChunks = 2, kItems = 4;
+  static constexpr int kTileBytes = static_cast<int>(kFp8 ? fp8_tile_bytes(kFormat) : tile_bytes(kFormat));
+  static constexpr int kWeightBytes = kTiles * (kFp8 ? 1 : kChunks) * kTileBytes;  // of a stage
+  static constexpr int kChunkBytes = kMaxN * 128;                                  // of tokens
+  static constexpr int kThreads = (kGroups + 1) * 128, kLoaderWarps = 3;
+  static constexpr int kProducerRegs = 32, kConsumerRegs = 112;  // together a launched block's
+  static constexpr int kOutTokens = 16, kOutPitch = 68;          // of the staged sums: [tokens][pitch] f32
+  static constexpr int kOutBytes = kGroups * kOutTokens * kOutPitch * 4;
+  static constexpr int kStages = (220 * 1024 - kOutBytes) / (kWeightBytes + kChunks * kChunkBytes);
+  static_assert(kTileGroup % kTiles == 0);  // a slab's tiles are contiguous
+};
+
+// w4a8: factors of an item's sums, loaded with its first stage.
+template <class C>
+struct ItemScales {
+  alignas(16) float rows[C::kFp8 ? C::kTiles * 64 : 4];  // of the weights
+  float tokens[C::kFp8 ? C::kMaxN : 4];
+};
+
+template <class C>
+struct GemmShared {
+  alignas(1024) uint8_t tokens[C::kStages][C::kChunks * C::kChunkBytes];
+  alignas(128) uint8_t weights[C::kStages][C::kWeightBytes];
+  alignas(16) float out[C::kGroups][C::kOutTokens * C::kOutPitch];
+  uint64_t full[C::kStages], empty[C::kStages], item_full[C::kItems], item_empty[C::kItems];
+  WorkItem items[C::kItems];
+  // One per item: at most this many items are between the first one being loaded and the last one being
+  // stored.
+  ItemScales<C> scales[C::kFp8 ? C::kItems + 1 : 1];
+  uint2 table[C::kFp8 ? 128 : 1];  // by scale index: the e4m3 bytes of the eight magnitudes
+  bool is_last[C::kGroups];        // the group wrote the last of an expert's rows
+  int tile_start[1];               // [L + 1]: token tiles before each expert
+};
+
+// A warp's arrival at a barrier of consumers: it has read what the barrier guards.
+__device__ __forceinline__ void release(uint64_t* empty) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
+}
+
+__device__ __forceinline__ int rows_of(const DeviceRows& rows, int expert) {
+  const int count = rows.counts[expert];
+  return rows.capacity == 0 ? count : max(0, min(count, static_cast<int>(rows.capacity)));
+}
+
+// Counts the token tiles before each expert. Called by one warp.
+__device__ inline void count_tiles(const DeviceRows& rows, int num_experts, int max_n, int* tile_start) {
+  const int lane = threadIdx.x % 32, each = (num_experts + 31) / 32;
+  const int first = min(num_experts, lane * each), last = min(num_experts, first + each);
+  int sum = 0;
+  for (int e = first; e < last; ++e) {
+    const int tiles = (rows_of(rows, e) + max_n - 1) / max_n;
+    tile_start[e] = tiles;
+    sum += tiles;
+  }
+  int before = sum;
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const int other = __shfl_up_sync(~0u, before, d);
+    if (lane >= d) before += other;
+  }
+  before -= sum;
+  for (int e = first; e < last; ++e) {
+    const int tiles = tile_start[e];
+    tile_start[e] = before;
+    before += tiles;
+  }
+  if (lane == 31) tile_start[num_experts] = before;
+  __syncwarp();
+}
+
+// Item `index` of the list: phase by phase, expert by expert, slab by slab, so that the token tiles that
+// share a slab of weights are adjacent.
+template <class C>
+__device__ WorkItem find_item(const GemmArgs& args, const int* tile_start, int index) {
+  WorkItem item;
+  const int total = tile_start[args.num_experts];
+  int slabs = args.phases[0].slabs;
+  if (index >= total * slabs) {
+    index -= total * slabs;
+    if (args.num_phases == 1) return item;
+    item.phase = 1;
+    slabs = args.phases[1].slabs;
+    if (index >= total * slabs) return item;
+  }
+  const int tile = index / slabs;
+  const int e = expert_at(tile_start, args.num_experts, tile);
+  item.expert = e;
+  item.tiles = tile_start[e + 1] - tile_start[e];
+  const int within = index - tile_start[e] * slabs;
+  item.slab = within / item.tiles;
+  const int count = rows_of(args.rows, e);
+  const int each = ((count + item.tiles - 1) / item.tiles + 7) / 8 * 8;
+  const int first = within % item.tiles * each;
+  item.count = min(each, count - first);
+  item.first_row =
+      (args.rows.capacity == 0 ? args.rows.offsets[e] : e * static_cast<int>(args.rows.capacity)) + first;
+  return item;
+}
+
+// The next index of the work list: from the counter that all blocks share or, without one, in turns.
+__device__ __forceinline__ int claim_item(const GemmArgs& args, int turn) {
+  if (args.rows.progress == nullptr) return static_cast<int>(blockIdx.x + turn * gridDim.x);
+  return atomicAdd(args.rows.progress, 1);
+}
+
+// A slab's weights in memory.
+template <class C>
+struct ItemWeights {
+  const uint8_t* first;
+  const uint8_t* row_factors;  // w4a8
+  int64_t stride;              // bytes from a tile to that of the next columns
+  int tiles;
+
+  __device__ ItemWeights(const GemmPhase& phase, const WorkItem& item) {
+    const int k_tiles = (phase.k + 63) / 64, tile_columns = C::kFp8 ? (k_tiles + 1) / 2 : k_tiles;
+    const int first_tile = item.slab * C::kTiles;
+    const int64_t matrix_bytes =
+        C::kFp8 ? phase.matrix_bytes : int64_t{phase.row_tiles} * k_tiles * C::kTileBytes;
+    first = phase.w + item.expert * matrix_bytes +
+            tile_index(phase.row_tiles, tile_columns, first_tile, 0) * C::kTileBytes;
+    stride = tile_group_size(phase.row_tiles, first_tile) * C::kTileBytes;
+    tiles = min(C::kTiles, phase.row_tiles - first_tile);
+    row_factors =
+        phase.w + item.expert * matrix_bytes + phase.factors_offset + first_tile * 64 * sizeof(float);
+  }
+  // Loads `count` of a stage's two chunks of 64 columns, beginning with `chunk`. The item's row factors are
+  // loaded with its first chunk.
+  __device__ __forceinline__ void load(int chunk, int count, uint8_t* to, float* factors,
+                                       uint64_t* full) const {
+    if constexpr (C::kFp8)
+      load_fp8(chunk, count == 2, to, factors, full);
+    else {
+      const uint32_t bytes = tiles * C::kTileBytes;
+      ptx::mbarrier_arrive_expect_tx(full, bytes * count);
+      for (int i = 0; i < count; ++i)
+        ptx::bulk_load(to + i * C::kTiles * C::kTileBytes, first + (chunk + i) * stride, bytes, full);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void load_fp8(int chunk, bool is_whole, uint8_t* to, float* factors,
+                                           uint64_t* full) const {
+    constexpr uint32_t kScaleBytes = C::kTileBytes - 2 * kFp8HalfCodeBytes;
+    const uint32_t factor_bytes = chunk == 0 ? tiles * 64 * static_cast<uint32_t>(sizeof(float)) : 0;
+    const uint32_t tile_bytes = is_whole ? C::kTileBytes : kFp8HalfCodeBytes + kScaleBytes;
+    ptx::mbarrier_arrive_expect_tx(full, tiles * tile_bytes + factor_bytes);
+    if (factor_bytes > 0) ptx::bulk_load(factors, row_factors, factor_bytes, full);
+    const uint8_t* from = first + chunk / 2 * stride;
+    if (is_whole) return ptx::bulk_load(to, from, tiles * C::kTileBytes, full);
+    // The last 64 columns: skips the codes of the other half, which are multiplied by the tokens' zeros.
+    for (int t = 0; t < tiles; ++t, from += C::kTileBytes, to += C::kTileBytes) {
+      ptx::bulk_load(to, from, kFp8HalfCodeBytes, full);
+      ptx::bulk_load(to + 2 * kFp8HalfCodeBytes, from + 2 * kFp8HalfCodeBytes, kScaleBytes, full);
+    }
+  }
+};
+
+// The warp that takes work and loads its weights. All lanes make tile_start; the rest is lane 0's.
+template <class C>
+__device__ void schedule_and_load_weights(const GemmArgs& args, GemmShared<C>& shared) {
+  count_tiles(args.rows, args.num_experts, C::kMaxN, shared.tile_start);
+  if (threadIdx.x % 32 != 0) return;
+  RingPlace<C::kStages> stage;
+  RingPlace<C::kItems> place;
+  RingPlace<C::kItems + 1> scales;
+  int index = claim_item(args, 0);
+  for (int turn = 1;; ++turn, place.next(), scales.next()) {
+    const WorkItem item = find_item<C>(args, shared.tile_start, index);
+    ptx::mbarrier_wait(&shared.item_empty[place.slot], place.parity ^ 1);
+    shared.items[place.slot] = item;
+    ptx::mbarrier_arrive(&shared.item_full[place.slot]);
+    if (item.expert < 0) return;
+    const GemmPhase& phase = args.phases[item.phase];
+    const ItemWeights<C> weights(phase, item);
+    const int chunks = (phase.k + 63) / 64;
+    const int last_claim = max(0, chunks - 3 * C::kChunks);
+    for (int chunk = 0; chunk < chunks; chunk += C::kChunks, stage.next()) {
+      // Late, so that a block does not take work that another could start sooner.
+      if (chunk <= last_claim && chunk + C::kChunks > last_claim) index = claim_item(args, turn);
+      ptx::mbarrier_wait(&shared.empty[stage.slot], stage.parity ^ 1);
+      weights.load(chunk, min(C::kChunks, chunks - chunk), shared.weights[stage.slot],
+                   shared.scales[C::kFp8 ? scales.slot : 0].rows, &shared.full[stage.slot]);
+    }
+  }
+}
+
+// Waits until the item's expert has all its rows of the previous phase.
+template <class C>
+__device__ void wait_for_rows(const GemmArgs& args, const WorkItem& item) {
+  const int expected = args.phases[0].slabs * item.tiles * C::kGroups + (C::kFp8 ? 1 : 0);  // quantised, too
+  while (ptx::load_acquire(args.rows.progress + 1 + item.expert) < expected) __nanosleep(64);
+}
+
+// The stages whose token copies a warp has begun and not yet announced: at most kAhead, none after
+// announce<0>().
+template <class C>
+struct TokenCopies {
+  static constexpr int kAhead = 1;
+  RingPlace<C::kStages> place;
+  int begun = 0;
+
+  template <int kLeft>
+  __device__ __forceinline__ void announce(GemmShared<C>& shared) {
+    ptx::cp_async_wait<kLeft>();
+    ptx::fence_proxy_async();  // wgmma reads what cp.async wrote
+    __syncwarp();
+    for (; begun > kLeft; --begun, place.next())
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.full[place.slot]);
+  }
+  __device__ __forceinline__ void add(GemmShared<C>& shared) {
+    ptx::cp_async_commit();
+    if (++begun > kAhead) announce<kAhead>(shared);
+  }
+};
+
+// w4a8: shared address of the 16 bytes of columns 8 `piece` ... of a slab's token r. A lane reads, of its 32
+// columns, the eight that two steps of the tensor cores share: those of steps s are at place 4 s + q. Odd
+// rows have halves swapped to avoid bank conflicts.
+template <class C>
+__device__ __forceinline__ uint32_t fp8_token_piece(const uint8_t* tokens, int r, int piece) {
+  const int place = piece % 4 * 4 + piece / 4;
+  return ptx::shared_address(tokens) + place / 8 * C::kChunkBytes + r * 128 + (place % 8 ^ r % 2 * 4) * 16;
+}
+
+// The warps that load tokens, four rows of 64 columns per instruction.
+template <class C>
+__device__ void load_tokens(const GemmArgs& args, GemmShared<C>& shared, int warp) {
+  constexpr int kRounds = (C::kMaxN / 4 + C::kLoaderWarps - 1) / C::kLoaderWarps;
+  const int lane = threadIdx.x % 32, piece = lane % 8;
+  RingPlace<C::kStages> stage;
+  RingPlace<C::kItems> place;
+  RingPlace<C::kItems + 1> scales;
+  TokenCopies<C> copies;
+  for (;; place.next(), scales.next()) {
+    copies.template announce<0>(shared);  // no stage is held back while this waits for other warps
+    ptx::mbarrier_wait(&shared.item_full[place.slot], place.parity);
+    const WorkItem item = shared.items[place.slot];
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(&shared.item_empty[place.slot]);
+    if (item.expert < 0) return;
+    const GemmPhase& phase = args.phases[item.phase];
+    if (phase.waits) wait_for_rows<C>(args, item);
+    uint32_t source[kRounds];  // of this lane's rows, in units of 16 bytes
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i) {
+      const int r = (i * C::kLoaderWarps + warp) * 4 + lane / 8;
+      int row = item.first_row + r;
+      if (r < item.count && phase.gather) row = args.rows.slot_of_row[row] / args.topk;
+      if constexpr (C::kFp8)
+        if (piece == 0 && r < item.count) shared.scales[scales.slot].tokens[r] = phase.b_row_scales[row];
+      source[i] = static_cast<uint32_t>(row) * static_cast<uint32_t>(phase.k / 8);
+    }
+    const auto* b = reinterpret_cast<const uint4*>(phase.b);
+    for (int k = 0; k < phase.k; k += C::kChunks * 64, stage.next()) {
+      ptx::mbarrier_wait(&shared.empty[stage.slot], stage.parity ^ 1);
+#pragma unroll
+      for (int chunk = 0; chunk < C::kChunks; ++chunk) {
+        const int column = k + chunk * 64 + piece * 8;
+        const uint32_t dst = ptx::shared_address(shared.tokens[stage.slot] + chunk * C::kChunkBytes);
+#pragma unroll
+        for (int i = 0; i < kRounds; ++i) {
+          const int r = (i * C::kLoaderWarps + warp) * 4 + lane / 8;
+          if (r >= item.count) break;
+          ptx::cp_async16(C::kFp8 ? fp8_token_piece<C>(shared.tokens[stage.slot], r, chunk * 8 + piece)
+                                  : dst + r * 128 + ((piece ^ r % 8) * 16),
+                          b + (column < phase.k ? source[i] + column / 8 : 0), column < phase.k ? 16 : 0);
+        }
+      }
+      copies.add(shared);
+    }
+  }
+}
+
+}  // namespace fp4moe::sm90

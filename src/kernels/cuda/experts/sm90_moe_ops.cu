@@ -1,0 +1,51 @@
+// The table of Hopper's MoE ops, and its tactics for whole layers.
+//   sorted      sort, both GEMMs in one launch, combine
+//   few_tokens  everything in one launch, up to 8 tokens
+//   wide sort, rows gathered by expert, a launch for each GEMM with up to 256 tokens per tile, combine
+#include "kernels/cuda/experts/few_tokens.h"
+#include "kernels/cuda/experts/moe_sort.h"
+#include "kernels/cuda/experts/sm90_expert_gemm.h"
+#include "kernels/cuda/experts/sorted_layer.h"
+#include "kernels/cuda/routing/router.h"
+#include "kernels/device_act_quant.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr DeviceMoeTactic kTactics[] = {
+    {.name = "sorted",
+     .fits = sorted_layer_fits,
+     .layer = [](const DeviceMoeArgs& a) { run_sorted_layer(a, sm90_gate_up_down); },
+     .workspace_bytes = sorted_layer_workspace_bytes},
+    {.name = "few_tokens",
+     .fits = [](const DeviceMoeArgs& a) { return few_tokens_fits(a, FewWeights::kBf16); },
+     .layer = [](const DeviceMoeArgs& a) { few_tokens_layer(a, FewWeights::kBf16); },
+     .workspace_bytes = [](const TiledExperts& experts, int64_t,
+                           int64_t topk) { return few_tokens_workspace_bytes(experts, topk); }},
+    {.name = "wide",
+     .fits = sorted_layer_fits,
+     .layer = run_wide_layer,
+     .workspace_bytes = wide_layer_workspace_bytes}};
+enum : size_t { kSorted, kFewTokens, kWide };
+
+// Measured on an H200.
+size_t default_tactic(const DeviceMoeArgs& args) {
+  return tactic_by_size(args, {FewWeights::kBf16, /*wide_rows=*/80, kFewTokens, kWide, kSorted});
+}
+
+constexpr DeviceMoeOps kSm90MoeOps = {.name = "sm90",
+                                      .tile_rows_alignment = 8,
+                                      .sort = moe_sort,
+                                      .gate_up = sm90_gate_up,
+                                      .down = sm90_down,
+                                      .combine = moe_combine,
+                                      .tactics = kTactics,
+                                      .default_tactic = default_tactic,
+                                      .route = cuda_route,
+                                      .quantize = cuda_quantize_act};
+
+}  // namespace
+
+const DeviceMoeOps* sm90_moe_ops() { return &kSm90MoeOps; }
+
+}  // namespace fp4moe

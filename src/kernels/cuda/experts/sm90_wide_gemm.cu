@@ -1,0 +1,337 @@
+// The expert GEMMs of w4a16 on Hopper for many rows per expert.
+//
+// Computes  gate_up: h[r] = activation(gate x, up x); down: y[r] = W h + bias; of the expert of row r.
+// Shapes    weights in tiles (tile_layout.h), tokens in slabs (token_slabs.h); y [rows, H] bf16.
+//           A unit is 4 row tiles (256 weight rows) x up to 256 tokens of one expert x all of K.
+// Bytes     weights once from HBM, tokens once for each 256 weight rows, from L2.
+// Flops     2 rows N K, a unit's tokens padded to 16.
+// Bound     the tensor cores; below about 60 rows per expert the instructions that unpack.
+// Launch    persistent clusters of two blocks, which share a unit's tokens: each fetches half of them for
+//           both. A block is two warpgroups that multiply, one row tile each, and a thread that loads.
+// Numerics  f32 sums in ascending k, one chain for each output; weights exact in bf16. Same bits always.
+//
+// Weights are the register operand of wgmma: a dequantised tile serves 256 tokens. While the tensor cores
+// work on 64 columns, the next ones are dequantised. Measured and worse on an H200: three warpgroups with 128
+// tokens from 128 rows per expert on (7 to 17 %), four with 64 tokens everywhere.
+#include "kernels/cuda/experts/sm90_wide_gemm.h"
+
+#include <cuda_runtime.h>
+
+#include <string>
+
+#include "base/check.h"
+#include "kernels/cuda/experts/fp4_dequant.cuh"
+#include "kernels/cuda/experts/sm90_cluster_gemm.cuh"
+#include "kernels/cuda/layout/tile_layout.h"
+#include "kernels/cuda/layout/token_slabs.h"
+#include "kernels/cuda/ptx/launch.h"
+#include "kernels/cuda/ptx/wgmma.cuh"
+
+namespace fp4moe {
+namespace wide {
+namespace {
+
+using namespace sm90;
+
+constexpr int kGroups = 2, kUnitTiles = kGroups * kCluster;
+using Part = UnitPart<kUnitTiles>;
+constexpr int kThreads = (kGroups + 1) * 128;
+constexpr int kConsumerRegs = 232, kProducerRegs = 40;  // together a launched block's
+constexpr int kMaxTokens = 256, kTokenBytes = kMaxTokens * static_cast<int>(kSlabBytes);
+constexpr int kOutPitch = 144;  // bytes of a staged token: no bank conflicts
+
+template <int N>
+__device__ __forceinline__ void add(float (&d)[kMaxTokens / 2], const uint32_t (&a)[4][4], uint64_t tokens) {
+  wgmma_fence();
+#pragma unroll
+  for (int s = 0; s < 4; ++s) Wgmma<N>::add(d, a[s], wgmma_b_advance(tokens, 32 * s));
+  wgmma_commit();
+}
+
+// d += a tokens, by the instruction for 16 `n16` tokens. Every N works on the same registers.
+__device__ __forceinline__ void add_any(int n16, float (&d)[kMaxTokens / 2], const uint32_t (&a)[4][4],
+                                        uint64_t tokens) {
+  // clang-format off
+  switch (n16) {
+    case 1: return add<16>(d, a, tokens);
+    case 2: return add<32>(d, a, tokens);
+    case 3: return add<48>(d, a, tokens);
+    case 4: return add<64>(d, a, tokens);
+    case 5: return add<80>(d, a, tokens);
+    case 6: return add<96>(d, a, tokens);
+    case 7: return add<112>(d, a, tokens);
+    case 8: return add<128>(d, a, tokens);
+    case 9: return add<144>(d, a, tokens);
+    case 10: return add<160>(d, a, tokens);
+    case 11: return add<176>(d, a, tokens);
+    case 12: return add<192>(d, a, tokens);
+    case 13: return add<208>(d, a, tokens);
+    case 14: return add<224>(d, a, tokens);
+    case 15: return add<240>(d, a, tokens);
+    default: return add<256>(d, a, tokens);
+  }
+  // clang-format on
+}
+
+template <Fp4Format kFormatT>
+struct Config {
+  static constexpr Fp4Format kFormat = kFormatT;
+  static constexpr int kTileBytes = static_cast<int>(tile_bytes(kFormat));
+  static constexpr int kStages = 5, kGroups = wide::kGroups, kMaxTokens = wide::kMaxTokens;
+
+  template <class Shared>
+  static __device__ __forceinline__ void unpack(const Shared& shared, int slot, uint32_t (&a)[4][4]) {
+    TileWords<kFormat> words;
+    words.load(shared.weights[slot][threadIdx.x / 128], threadIdx.x / 32 % 4, threadIdx.x % 32);
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {
+      words.decode(s, a[s]);
+      keep_registers(a[s]);  // ready before the fence, or wgmma would be serialised
+    }
+  }
+  static __device__ __forceinline__ void add(int n16, float (&d)[kMaxTokens / 2], const uint32_t (&a)[4][4],
+                                             uint64_t tokens) {
+    add_any(n16, d, a, tokens);
+  }
+};
+// Stages by which the second group starts after the first, so that they do not write out their results at
+// once.
+constexpr int kLag = 3;
+
+struct Args {
+  Epilogue epilogue;
+  int cols, row_tiles, slabs, num_experts;  // N of out; of the weights; of tokens and weights
+  const uint8_t* weights;
+  const uint8_t* tokens;
+  int64_t token_rows;  // of the slabs
+  const float* bias;   // [L, cols], gated [L, 2, cols], or null
+  const float* scales;
+  Activation activation;
+  DeviceRows rows;
+  uint8_t* out_slabs;  // or
+  bf16* out;           // [rows, cols]
+};
+
+template <class C>
+struct Shared {
+  alignas(1024) uint8_t tokens[C::kStages][kTokenBytes];
+  alignas(128) uint8_t weights[C::kStages][kGroups][C::kTileBytes];
+  alignas(128) uint8_t out[kGroups][kOutTokens * kOutPitch];
+  uint64_t full[C::kStages], empty[C::kStages];
+  int unit_start[1];  // [L + 1]
+};
+
+__device__ int64_t first_slab_row(const Args& a, const Unit& unit) {
+  return slab_first_row(unit.expert, a.rows.offsets[unit.expert], 0) + unit.first;
+}
+
+template <class C>
+__device__ void load_stages(const Args& a, Shared<C>& shared, int num_units) {
+  constexpr int kTileBytes = C::kTileBytes;
+  RingPlace<C::kStages> ring;
+  static_assert(kGroups == 2 && kTileGroup % kUnitTiles == 0);
+  const int rank = static_cast<int>(ptx::cluster_ctarank());
+  for (int u = blockIdx.x / kCluster; u < num_units; u += gridDim.x / kCluster) {
+    const Unit unit = find_unit<kUnitTiles>(a.rows, a.row_tiles, a.num_experts, shared.unit_start, u);
+    const int tokens = (unit.count + 7) / 8 * 8, half = (tokens / 2 + 7) / 8 * 8;
+    const uint32_t bytes = (rank == 0 ? half : tokens - half) * static_cast<int>(kSlabBytes);
+    const int64_t first_row = first_slab_row(a, unit) + rank * half;
+    const Part parts[kGroups] = {{unit, rank * kGroups}, {unit, rank * kGroups + 1}};
+    const bool is_pair = parts[0].tile >= 0 && parts[1].tile == parts[0].tile + 1;  // contiguous
+    const uint8_t* w[kGroups];
+    uint32_t expected = tokens * static_cast<int>(kSlabBytes);
+    for (int g = 0; g < kGroups; ++g) {
+      const int tile = max(parts[g].tile, 0);
+      w[g] = a.weights +
+             (int64_t{unit.expert} * a.row_tiles * a.slabs + tile_index(a.row_tiles, a.slabs, tile, 0)) *
+                 kTileBytes;
+      if (parts[g].tile >= 0) expected += kTileBytes;
+    }
+    const int64_t stride = tile_group_size(a.row_tiles, unit.first_tile) * kTileBytes;
+    for (int k = 0; k < a.slabs; ++k, ring.next()) {
+      uint64_t* full = &shared.full[ring.slot];
+      ptx::mbarrier_wait(&shared.empty[ring.slot], ring.parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(full, expected);
+      if (parts[0].tile >= 0)
+        ptx::bulk_load(shared.weights[ring.slot][0], w[0] + k * stride, is_pair ? 2 * kTileBytes : kTileBytes,
+                       full);
+      if (parts[1].tile >= 0 && !is_pair)
+        ptx::bulk_load(shared.weights[ring.slot][1], w[1] + k * stride, kTileBytes, full);
+      if (bytes > 0)
+        ptx::bulk_load_multicast(shared.tokens[ring.slot] + rank * half * kSlabBytes,
+                                 a.tokens + (k * a.token_rows + first_row) * kSlabBytes, bytes, full,
+                                 (1 << kCluster) - 1);
+    }
+  }
+}
+
+// Scales and biases of a thread's sums.
+struct Scaled {
+  TileRows rows;
+
+  __device__ __forceinline__ void operator()(const float* sums, int, float (&v)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = fmaf(sums[i], rows.scale[i / 2], rows.bias[i / 2]);
+  }
+};
+
+// Staged tokens -> out: 16-byte pieces, kPieces per token. first: token of the unit.
+template <bool kGated>
+__device__ __forceinline__ void store_out(const Args& a, const Unit& unit, int tile, int first, int count,
+                                          const uint8_t* staged) {
+  constexpr int kPieces = kGated ? 4 : 8;
+  const int thread = threadIdx.x % 128, piece = thread % kPieces, column_piece = tile * kPieces + piece;
+  // Slabs are filled up with zeros: half of the last one may have no tile.
+  const int num_pieces = a.cols / 8;
+  const bool in_slabs = a.out_slabs != nullptr;
+  const bool fills = in_slabs && kGated && tile + 1 == a.row_tiles && tile % 2 == 0;
+  if (column_piece >= num_pieces && !in_slabs) return;
+  const int64_t row = in_slabs ? first_slab_row(a, unit) : int64_t{a.rows.offsets[unit.expert]} + unit.first;
+#pragma unroll 2
+  for (int token = thread / kPieces; token < count; token += 128 / kPieces) {
+    uint4 v = *reinterpret_cast<const uint4*>(staged + token * kOutPitch + piece * 16);
+    if (!in_slabs) {
+      *reinterpret_cast<uint4*>(a.out + (row + first + token) * a.cols + column_piece * 8) = v;
+      continue;
+    }
+    if (column_piece >= num_pieces) v = {0, 0, 0, 0};
+    uint8_t* to = a.out_slabs;
+    *reinterpret_cast<uint4*>(to + slab_piece_offset(a.token_rows, row + first + token, column_piece)) = v;
+    if (fills)
+      *reinterpret_cast<uint4*>(to + slab_piece_offset(a.token_rows, row + first + token, column_piece + 4)) =
+          uint4{0, 0, 0, 0};
+  }
+}
+
+template <bool kGated, class C>
+__device__ __forceinline__ void finish(const Args& a, const Unit& unit, const Part& part, Shared<C>& shared,
+                                       const float (&d)[kMaxTokens / 2]) {
+  const int group = threadIdx.x / 128;
+  const Scaled scaled{{a.epilogue, a.scales, a.bias, a.cols, unit.expert, part.tile}};
+  uint8_t* out = shared.out[group];
+#pragma unroll
+  for (int p = 0; p < kMaxTokens / kOutTokens; ++p) {
+    if (p * kOutTokens >= part.count) break;
+    ptx::named_barrier(1 + group, 128);  // the previously staged tokens have been stored
+    stage_out<kGated, kOutPitch>(a.activation, a.epilogue == Epilogue::kRelu2, scaled, d + p * kOutTokens / 2,
+                                 out + threadIdx.x / 32 % 4 * (kGated ? 16 : 32));
+    ptx::named_barrier(1 + group, 128);
+    store_out<kGated>(a, unit, part.tile, part.first + p * kOutTokens,
+                      min(kOutTokens, part.count - p * kOutTokens), out);
+  }
+}
+
+template <class C>
+__device__ void consume(const Args& a, Shared<C>& shared, int num_units) {
+  RingPlace<C::kStages> ring;
+  const int place = static_cast<int>(ptx::cluster_ctarank()) * kGroups + threadIdx.x / 128;
+  const int first_unit = blockIdx.x / kCluster;
+  for (int u = first_unit; u < num_units; u += gridDim.x / kCluster) {
+    const Unit unit = find_unit<kUnitTiles>(a.rows, a.row_tiles, a.num_experts, shared.unit_start, u);
+    const Part part(unit, place);
+    SlabSums<C> sums;
+    if (u == first_unit) {
+      wait_for_group_before<kGroups>();
+      sums.lag = kLag < a.slabs ? kLag : 1;
+      if (part.tile < 0) start_next_group<kGroups>();
+    }
+    if (part.tile < 0) {
+      skip_stages(shared, ring, a.slabs);
+      continue;
+    }
+    sums.run(shared, ring, a.slabs, part.first, part.count);
+    if (a.epilogue == Epilogue::kGated)
+      finish<true>(a, unit, part, shared, sums.d);
+    else
+      finish<false>(a, unit, part, shared, sums.d);
+  }
+}
+
+template <class C>
+__global__ void __launch_bounds__(kThreads, 1) wide_gemm_kernel(const __grid_constant__ Args a) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  auto& shared = *reinterpret_cast<Shared<C>*>(memory);
+  if (threadIdx.x == 32) {
+    for (int i = 0; i < C::kStages; ++i) {
+      ptx::mbarrier_init(&shared.full[i], 1);
+      ptx::mbarrier_init(&shared.empty[i], kUnitTiles * 4);
+    }
+    ptx::mbarrier_init_fence();
+  }
+  ptx::grid_dependency_wait();
+  if (threadIdx.x < 32) count_tiles(a.rows, a.num_experts, kMaxTokens, shared.unit_start);
+  __syncthreads();
+  ptx::cluster_sync();
+  const int num_units = shared.unit_start[a.num_experts] * ((a.row_tiles + kUnitTiles - 1) / kUnitTiles);
+  if (threadIdx.x >= kGroups * 128) {
+    ptx::lower_registers<kProducerRegs>();
+    if (threadIdx.x == kGroups * 128) load_stages(a, shared, num_units);
+  } else {
+    ptx::raise_registers<kConsumerRegs>();
+    consume(a, shared, num_units);
+  }
+  ptx::cluster_sync();  // no block may signal one that has exited
+}
+
+template <class C>
+void launch_wide(const Args& a) {
+  const size_t bytes = sizeof(Shared<C>) + sizeof(int) * a.num_experts;
+  FP4MOE_CHECK(bytes <= static_cast<size_t>(device_limits().shared_bytes_per_block),
+               "no room for the work list of " + std::to_string(a.num_experts) + " experts");
+  static const bool once =
+      (cudaFuncSetAttribute(wide_gemm_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                            device_limits().shared_bytes_per_block),
+       true);
+  static_cast<void>(once);
+  const auto blocks = static_cast<unsigned>(device_limits().num_sms / kCluster * kCluster);
+  launch("wide_gemm", wide_gemm_kernel<C>, {blocks, kThreads, bytes, kCluster}, a);
+}
+
+void launch_wide(const DeviceExpertArgs& args, Args a) {
+  const TiledExperts& e = args.experts;
+  a.num_experts = static_cast<int>(e.num_experts);
+  a.token_rows = num_slab_rows(args.rows.max_rows, 0, e.num_experts);
+  a.scales = e.scales;
+  a.activation = e.activation;
+  a.rows = args.rows;
+  if (e.format == Fp4Format::kMxfp4)
+    launch_wide<Config<Fp4Format::kMxfp4>>(a);
+  else
+    launch_wide<Config<Fp4Format::kNvfp4>>(a);
+}
+
+}  // namespace
+}  // namespace wide
+
+void sm90_wide_gate_up(const DeviceExpertArgs& args) {
+  if (args.rows.max_rows == 0) return;
+  const TiledExperts& e = args.experts;
+  const bool gated = is_gated(e.activation.kind);
+  wide::Args a = {};
+  a.epilogue = gated ? sm90::Epilogue::kGated : sm90::Epilogue::kRelu2;
+  a.cols = static_cast<int>(e.intermediate_size);
+  a.row_tiles = static_cast<int>(num_tiles((gated ? 2 : 1) * e.intermediate_size));
+  a.slabs = static_cast<int>(num_slabs(e.hidden_size * 2));
+  a.weights = e.gate_up;
+  a.tokens = static_cast<const uint8_t*>(args.x.data);
+  a.bias = e.gate_up_bias;
+  a.out_slabs = static_cast<uint8_t*>(args.h.data);
+  wide::launch_wide(args, a);
+}
+
+void sm90_wide_down(const DeviceExpertArgs& args) {
+  if (args.rows.max_rows == 0) return;
+  const TiledExperts& e = args.experts;
+  wide::Args a = {};
+  a.epilogue = sm90::Epilogue::kDown;
+  a.cols = static_cast<int>(e.hidden_size);
+  a.row_tiles = static_cast<int>(num_tiles(e.hidden_size));
+  a.slabs = static_cast<int>(num_slabs(e.intermediate_size * 2));
+  a.weights = e.down;
+  a.tokens = static_cast<const uint8_t*>(args.h.data);
+  a.bias = e.down_bias;
+  a.out = args.y_bf16;
+  wide::launch_wide(args, a);
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,135 @@
+#include "kernels/cuda/experts/sorted_layer.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/experts/moe_sort.h"
+#include "kernels/cuda/experts/sm90_wide_gemm.h"
+#include "kernels/cuda/layout/token_slabs.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr int64_t aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+// The layer's scratch memory, in order.
+struct LayerSpace {
+  int32_t* ints[6] = {};  // offsets, counts, progress, slot_of_row, row_of_slot, sort's scratch
+  uint8_t *x_slabs = nullptr, *h_slabs = nullptr;
+  bf16* intermediate = nullptr;
+  bf16* y = nullptr;
+  int64_t bytes = 0;
+
+  LayerSpace(const TiledExperts& experts, int64_t num_slots, bool in_slabs, uint8_t* memory) {
+    const int64_t n = experts.num_experts;
+    const int64_t counts[6] = {n + 1, n, n + 1, num_slots, num_slots, kSortBlocks * n};
+    const auto take = [&](int64_t size) {
+      uint8_t* at = memory == nullptr ? nullptr : memory + bytes;
+      bytes += aligned(size);
+      return at;
+    };
+    for (int i = 0; i < 6; ++i) ints[i] = reinterpret_cast<int32_t*>(take(counts[i] * 4));
+    if (in_slabs) {
+      const int64_t rows = num_slab_rows(num_slots, 0, n);
+      x_slabs = take(slabs_bytes(rows, experts.hidden_size * 2));
+      h_slabs = take(slabs_bytes(rows, experts.intermediate_size * 2));
+    } else {
+      intermediate = reinterpret_cast<bf16*>(take(num_slots * experts.intermediate_size * 2));
+    }
+    y = reinterpret_cast<bf16*>(take(num_slots * experts.hidden_size * 2));
+  }
+};
+
+}  // namespace
+
+size_t tactic_by_size(const DeviceMoeArgs& args, const TacticRule& rule) {
+  constexpr double kFewTokensBytes = 375e6;  // measured on an H200
+  const TiledExperts& e = args.experts;
+  const int64_t pairs = args.num_tokens * args.topk,
+                experts = std::max(args.num_routed_experts, e.num_experts);
+  const auto local =
+      static_cast<double>(pairs) * static_cast<double>(e.num_experts) / static_cast<double>(experts);
+  const auto expert_bytes = static_cast<double>(3 * e.hidden_size * e.intermediate_size / 2);
+  if (few_tokens_fits(args, rule.weights) && local * expert_bytes <= kFewTokensBytes) return rule.few_tokens;
+  return pairs > rule.wide_rows * experts ? rule.wide : rule.sorted;
+}
+
+MoeSortArgs layer_sort_args(const DeviceMoeArgs& args, const DeviceRows& rows, int32_t* scratch) {
+  return {.ids = args.ids,
+          .num_tokens = args.num_tokens,
+          .topk = args.topk,
+          .first_expert = args.first_expert,
+          .num_experts = args.experts.num_experts,
+          .rows = rows,
+          .scratch = scratch};
+}
+
+DeviceExpertArgs layer_gemm_args(const DeviceMoeArgs& args, const DeviceRows& rows) {
+  const int64_t num_slots = args.num_tokens * args.topk;
+  return {.experts = args.experts,
+          .rows = rows,
+          .num_tokens = args.num_tokens,
+          .topk = args.topk,
+          .expected_rows = num_slots / std::max(args.num_routed_experts, args.experts.num_experts)};
+}
+
+void combine_layer(const DeviceMoeArgs& args, const DeviceRows& rows, const bf16* y) {
+  moe_combine({.y_bf16 = y,
+               .row_of_slot = rows.row_of_slot,
+               .weights = args.weights,
+               .num_tokens = args.num_tokens,
+               .topk = args.topk,
+               .hidden_size = args.experts.hidden_size,
+               .out = args.out,
+               .accumulate = args.accumulate,
+               .out_bf16 = args.out_bf16});
+}
+
+int64_t sorted_layer_workspace_bytes(const TiledExperts& experts, int64_t max_tokens, int64_t topk) {
+  return LayerSpace(experts, max_tokens * topk, false, nullptr).bytes;
+}
+int64_t wide_layer_workspace_bytes(const TiledExperts& experts, int64_t max_tokens, int64_t topk) {
+  return LayerSpace(experts, max_tokens * topk, true, nullptr).bytes;
+}
+
+namespace {
+
+void run_layer(const DeviceMoeArgs& a, bool in_slabs, void (*gemms)(const DeviceExpertArgs&)) {
+  if (a.num_tokens == 0) return;
+  const int64_t num_slots = a.num_tokens * a.topk;
+  const LayerSpace space(a.experts, num_slots, in_slabs, a.workspace);
+  const DeviceRows rows{.max_rows = num_slots,
+                        .offsets = space.ints[0],
+                        .counts = space.ints[1],
+                        .slot_of_row = space.ints[3],
+                        .row_of_slot = space.ints[4],
+                        .progress = space.ints[2]};
+  moe_sort(layer_sort_args(a, rows, space.ints[5]));
+
+  DeviceExpertArgs gemm = layer_gemm_args(a, rows);
+  gemm.x = {const_cast<bf16*>(a.x), DType::kBF16, a.num_tokens, a.experts.hidden_size};
+  gemm.intermediate = {space.intermediate, DType::kBF16, num_slots, a.experts.intermediate_size};
+  gemm.h = gemm.intermediate;
+  gemm.y_bf16 = space.y;
+  if (in_slabs) {
+    gather_token_slabs({a.x, rows, a.experts.num_experts, a.topk, a.experts.hidden_size, space.x_slabs});
+    gemm.x.data = space.x_slabs;
+    gemm.h.data = space.h_slabs;
+  }
+  gemms(gemm);
+  combine_layer(a, rows, space.y);
+}
+
+}  // namespace
+
+void run_sorted_layer(const DeviceMoeArgs& a, void (*gemms)(const DeviceExpertArgs&)) {
+  run_layer(a, false, gemms);
+}
+
+void run_wide_layer(const DeviceMoeArgs& a) {
+  run_layer(a, true, [](const DeviceExpertArgs& args) {
+    sm90_wide_gate_up(args);
+    sm90_wide_down(args);
+  });
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,36 @@
+// A whole layer on a GPU: sort, both GEMMs, combine. Implements the tactics "sorted" and "wide" of a table.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/experts/few_tokens.h"
+#include "kernels/device_moe.h"
+
+namespace fp4moe {
+
+// Hopper's rule of sizes, for tables whose tactics have these indices. Few tokens use one launch as long as
+// they read few bytes of experts; otherwise more than `wide_rows` rows per expert on average use "wide".
+struct TacticRule {
+  FewWeights weights;
+  int64_t wide_rows;
+  size_t few_tokens, wide, sorted;
+};
+size_t tactic_by_size(const DeviceMoeArgs& args, const TacticRule& rule);
+
+// The arguments of a layer's steps, as far as the layer's own arguments determine them. `rows`: in the
+// workspace.
+MoeSortArgs layer_sort_args(const DeviceMoeArgs& args, const DeviceRows& rows, int32_t* scratch);
+DeviceExpertArgs layer_gemm_args(const DeviceMoeArgs& args, const DeviceRows& rows);  // without activations
+void combine_layer(const DeviceMoeArgs& args, const DeviceRows& rows, const bf16* y);
+
+// `gemms` runs gate_up and down, with the intermediate as h and rows.progress for its counters.
+void run_sorted_layer(const DeviceMoeArgs& args, void (*gemms)(const DeviceExpertArgs&));
+constexpr bool sorted_layer_fits(const DeviceMoeArgs&) { return true; }
+int64_t sorted_layer_workspace_bytes(const TiledExperts& experts, int64_t max_tokens, int64_t topk);
+
+// The same with rows gathered into slabs. Hopper only.
+void run_wide_layer(const DeviceMoeArgs& args);
+int64_t wide_layer_workspace_bytes(const TiledExperts& experts, int64_t max_tokens, int64_t topk);
+
+}  // namespace fp4moe

@@ -1,0 +1,64 @@
+// Clusters of blocks and their distributed shared memory, under the PTX manual's names. Device code only.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/ptx/ptx_sm90.cuh"
+
+namespace fp4moe::ptx {
+
+__device__ __forceinline__ uint32_t cluster_ctarank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ __forceinline__ uint32_t cluster_nctas() {
+  uint32_t count;
+  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));
+  return count;
+}
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
+__device__ __forceinline__ void cluster_sync() { cluster_arrive(), cluster_wait(); }
+
+// The same place in the shared memory of another block.
+__device__ __forceinline__ uint32_t map_cluster(uint32_t address, uint32_t rank) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+__device__ __forceinline__ void st_cluster(uint32_t to, float x) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
+}
+__device__ __forceinline__ void st_cluster(uint32_t to, const float4& x) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x.x), "f"(x.y), "f"(x.z),
+               "f"(x.w)
+               : "memory");
+}
+__device__ __forceinline__ float ld_cluster(uint32_t from) {
+  float value;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
+  return value;
+}
+
+// Arrives at `bar` of block `rank` of the cluster. Orders nothing with the other block's generic accesses:
+// for rings whose slots only bulk copies fill.
+__device__ __forceinline__ void mbarrier_arrive_cluster(uint64_t* bar, uint32_t rank) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(map_cluster(shared_address(bar), rank))
+               : "memory");
+}
+
+// Bulk load into every block of the cluster in `mask`, at the same offset; in each it completes on the
+// barrier at the same offset.
+__device__ __forceinline__ void bulk_load_multicast(void* dst, const void* src, uint32_t bytes, uint64_t* bar,
+                                                    uint16_t mask) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, "
+      "[%3], %4;" ::"r"(shared_address(dst)),
+      "l"(src), "r"(bytes), "r"(shared_address(bar)), "h"(mask)
+      : "memory");
+}
+
+}  // namespace fp4moe::ptx

@@ -1,0 +1,341 @@
+// Norm and route in one launch: a cluster of 8 blocks per token for few tokens, a block per token for more.
+//
+// Computes:  y = x / sqrt(mean(x^2) + eps) * weight as bf16 and f32; logits = y W^T (+ bias); their
+//            choose_experts().
+// Shapes:    x [T, H] f32, H a multiple of 8; W [E, H] bf16. Up to 16 tokens: H up to 8192, a block of a
+//            cluster holds E rows of an eighth of H in shared memory. More tokens: H up to 4096.
+// Bytes:     2 E H for each token (from the L2 after the first), T H (4 + 2 + 4).
+// Flops:     2 T E H as f32 multiply-adds.
+// Bound:     latency: the weights are loaded before the wait (with a block per token those of 16 experts);
+//            then reading x, one exchange, the choice.
+// Numerics:  f32 sums of x weight W: a lane's columns in order, a warp by halves, the eighths in order; then
+//            times 1 / rms. The same bits whatever T is.
+// Measured:  H200, E = 32, H = 2880: 4.1 us for 1 token, 4.7 for 8, 6.1 for 16, 6.9 for 32, 7.1 for 64, 8.1
+//            for 128; norm, gate and choice as separate kernels 8.2 for 32, 10.1 for 64, 14.3 for 128.
+#include "kernels/cuda/routing/norm_route.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/ptx/launch.h"
+#include "kernels/cuda/ptx/ptx_cluster.cuh"
+#include "kernels/cuda/ptx/ptx_mma.cuh"
+#include "kernels/cuda/ptx/ptx_sm90.cuh"
+#include "kernels/cuda/routing/router_choice.cuh"
+
+namespace fp4moe {
+namespace {
+
+constexpr int kBlocks = 8;  // of a cluster
+constexpr int kWarps = 8, kThreads = kWarps * 32;
+constexpr int kVector = 8;                            // columns that a lane reads at once
+constexpr int kVectors = 4;                           // per lane at most
+constexpr int64_t kMaxClusters = 16;                  // more tokens: a block per token
+constexpr int kBlockThreads = 2 * kBlocks * 32;       // of that block
+constexpr int kBlockVectors = 2, kExpertsAhead = 8;   // per lane of that block
+constexpr int64_t kMaxBlockExperts = 512;             // whose sums fit into that block
+constexpr int64_t kMaxBlockBytes = 24 * 1024 * 1024;  // of weights, read again by each such block
+constexpr int64_t kMaxWeightBytes = 128 * 1024;       // of weights in a cluster's block
+constexpr int64_t kMaxBytesInAll = 3 * 1024 * 1024;   // of weights, read again for each token
+constexpr int kExpertsAtOnce = 4;
+
+struct NormRouteArgs {
+  const float *x, *norm_weight;
+  bf16* out_act;
+  float* out_f32;
+  const bf16* weight;
+  const float* bias;  // or null
+  RoutingRule rule;
+  float* logits;
+  Choices out;
+  float eps;
+  int hidden_size, num_experts;
+};
+
+// A block's vectors of a row: [begin, end).
+struct Part {
+  int begin, end;
+  __host__ __device__ Part(int num_vectors, int block)
+      : begin(num_vectors * block / kBlocks), end(num_vectors * (block + 1) / kBlocks) {}
+};
+__host__ __device__ constexpr int max_part(int num_vectors) { return (num_vectors + kBlocks - 1) / kBlocks; }
+
+// A block's shared memory, in order: weights [E][max_part] vectors; what all blocks send here: squares
+// [kBlocks], sums [kBlocks][E] (to block 0); logits [E]; the choice's.
+__host__ __device__ constexpr int weight_bytes(int num_experts, int num_vectors) {
+  return num_experts * max_part(num_vectors) * 16;
+}
+__host__ __device__ constexpr int shared_bytes(int num_experts, int num_vectors) {
+  return weight_bytes(num_experts, num_vectors) +
+         4 * (kBlocks + (kBlocks + 1) * num_experts + choice_words(num_experts));
+}
+
+__device__ __forceinline__ float warp_total(float sum) {
+  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
+  return sum;
+}
+
+__device__ __forceinline__ void send(const float* to, int block, float value) {
+  ptx::st_cluster(ptx::map_cluster(ptx::shared_address(to), static_cast<uint32_t>(block)), value);
+}
+
+// A lane's columns: vectors lane, lane + 32, ... of the block's part. Every warp has all of them.
+template <int kCount>
+struct Columns {
+  float values[kCount][kVector] = {};
+
+  __device__ void load(const float* row, const Part& part) {
+    each(part, [&](int i, int v) {
+      const float4* from = reinterpret_cast<const float4*>(row + v * kVector);
+      const float4 a = __ldcg(from), b = __ldcg(from + 1);
+      float* x = values[i];
+      x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+    });
+  }
+  template <class Function>
+  static __device__ void each(const Part& part, Function function) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      if (const int v = part.begin + i * 32 + static_cast<int>(threadIdx.x) % 32; v < part.end)
+        function(i, v);
+  }
+};
+
+// Each lane copies the weights that it multiplies itself, so that no barrier is needed.
+__device__ __forceinline__ void copy_weights(const NormRouteArgs& a, const Part& part, uint4* weights) {
+  const int pitch = max_part(a.hidden_size / kVector);
+  for (int e = static_cast<int>(threadIdx.x) / 32; e < a.num_experts; e += kWarps)
+    Columns<kVectors>::each(part, [&](int, int v) {
+      ptx::cp_async16(ptx::shared_address(weights + e * pitch + v - part.begin),
+                      a.weight + static_cast<int64_t>(e) * a.hidden_size + v * kVector, 16);
+    });
+  ptx::cp_async_commit();
+}
+
+__device__ __forceinline__ float dot(const float (&x)[kVector], const uint4& w, float sum) {
+  const uint32_t pairs[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    sum = fmaf(x[2 * i + 1], ptx::high_of_pair(pairs[i]), fmaf(x[2 * i], ptx::low_of_pair(pairs[i]), sum));
+  return sum;
+}
+
+// Sends this block's part of every expert's sum to block 0.
+__device__ __forceinline__ void multiply(const NormRouteArgs& a, const Part& part, const Columns<kVectors>& x,
+                                         const uint4* weights, const float* sums) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, pitch = max_part(a.hidden_size / kVector);
+  for (int first = warp; first < a.num_experts; first += kWarps * kExpertsAtOnce) {
+    float sum[kExpertsAtOnce] = {};
+#pragma unroll
+    for (int j = 0; j < kExpertsAtOnce; ++j) {
+      const int e = first + j * kWarps < a.num_experts ? first + j * kWarps : first;  // any valid one
+      Columns<kVectors>::each(part, [&](int i, int v) {
+        sum[j] = dot(x.values[i], weights[e * pitch + v - part.begin], sum[j]);
+      });
+    }
+#pragma unroll
+    for (int j = 0; j < kExpertsAtOnce; ++j) {
+      const int e = first + j * kWarps;
+      const float total = warp_total(sum[j]);
+      if (threadIdx.x % 32 == 0 && e < a.num_experts) send(sums + blockIdx.x * a.num_experts + e, 0, total);
+    }
+  }
+}
+
+// Writes vector v of a token's normalised row; x is already multiplied by the norm's weight.
+__device__ __forceinline__ void write_vector(const NormRouteArgs& a, int64_t t, int v,
+                                             const float (&x)[kVector], float inverse) {
+  float y[kVector];
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) y[j] = x[j] * inverse;
+  const int64_t at = t * a.hidden_size + v * kVector;
+  *reinterpret_cast<uint4*>(a.out_act + at) = {ptx::bf16_pair(y[0], y[1]), ptx::bf16_pair(y[2], y[3]),
+                                               ptx::bf16_pair(y[4], y[5]), ptx::bf16_pair(y[6], y[7])};
+  float4* f32 = reinterpret_cast<float4*>(a.out_f32 + at);
+  f32[0] = {y[0], y[1], y[2], y[3]};
+  f32[1] = {y[4], y[5], y[6], y[7]};
+}
+
+// Multiplies x by the norm's weight; returns the sum of the squares of the original x in the warp's columns.
+template <int kCount>
+__device__ __forceinline__ float square_and_weigh(const Columns<kCount>& norm_weight, Columns<kCount>& x) {
+  float square = 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      square = fmaf(x.values[i][j], x.values[i][j], square);
+      x.values[i][j] *= norm_weight.values[i][j];
+    }
+  return warp_total(square);
+}
+
+__device__ __forceinline__ float inverse_rms(const NormRouteArgs& a, const float* squares) {
+  float total = 0;
+#pragma unroll
+  for (int i = 0; i < kBlocks; ++i) total += squares[i];
+  return 1 / sqrtf(total / static_cast<float>(a.hidden_size) + a.eps);
+}
+
+template <int kCount>
+__device__ __forceinline__ void put_logits(const NormRouteArgs& a, int64_t t, const float* sums,
+                                           float inverse, float* logits) {
+  for (int e = static_cast<int>(threadIdx.x); e < a.num_experts; e += kCount) {
+    float sum = 0;
+#pragma unroll
+    for (int part = 0; part < kBlocks; ++part) sum += sums[part * a.num_experts + e];
+    const float logit = sum * inverse + (a.bias != nullptr ? __ldg(a.bias + e) : 0);
+    logits[e] = logit;
+    a.logits[t * a.num_experts + e] = logit;
+  }
+}
+
+// Called by one warp. The choice's memory follows the logits.
+__device__ __forceinline__ void choose(const NormRouteArgs& a, int64_t t, float* logits) {
+  choose_by_warp(a.rule, logits, reinterpret_cast<uint32_t*>(logits + a.num_experts), a.out, t);
+}
+
+// Grid (kBlocks, T).
+__global__ void __cluster_dims__(kBlocks) __launch_bounds__(kThreads)
+    norm_route_kernel(const __grid_constant__ NormRouteArgs a) {
+  extern __shared__ __align__(16) uint8_t memory[];
+  ptx::cluster_arrive();
+  const int num_vectors = a.hidden_size / kVector, block = static_cast<int>(blockIdx.x);
+  uint4* weights = reinterpret_cast<uint4*>(memory);
+  float* squares = reinterpret_cast<float*>(memory + weight_bytes(a.num_experts, num_vectors));
+  float* sums = squares + kBlocks;
+  float* logits = sums + kBlocks * a.num_experts;
+  const Part part(num_vectors, block);
+  copy_weights(a, part, weights);
+  Columns<kVectors> norm_weight, x;
+  norm_weight.load(a.norm_weight, part);
+  ptx::cluster_wait();  // all blocks have started: their shared memory can be written
+  ptx::grid_dependency_wait();
+  // Not sooner: the experts' blocks, which wait for whole SMs, would run 15 % longer.
+  ptx::grid_dependents_launch();
+  x.load(a.x + int64_t{blockIdx.y} * a.hidden_size, part);
+  const float square = square_and_weigh(norm_weight, x);
+  if (threadIdx.x < kBlocks) send(squares + block, static_cast<int>(threadIdx.x), square);
+  ptx::cp_async_wait<0>();
+  multiply(a, part, x, weights, sums);
+  ptx::cluster_sync();
+  const float inverse = inverse_rms(a, squares);
+  if (block == 0) {
+    put_logits<kThreads>(a, blockIdx.y, sums, inverse, logits);
+    __syncthreads();
+    if (threadIdx.x < 32) choose(a, blockIdx.y, logits);
+  }
+  Columns<kVectors>::each(part, [&](int i, int v) {
+    if (v % kWarps == static_cast<int>(threadIdx.x) / 32)
+      write_vector(a, blockIdx.y, v, x.values[i], inverse);
+  });
+}
+
+// ---- a block for each token ------------------------------------------------------------------------------
+//
+// Each of its warps has the columns of one block of a cluster; two warps have the same columns and split the
+// experts. So the sums are the same, in the same order.
+
+// A lane's weights of every second expert, beginning with `first`, in the warp's columns.
+struct ExpertWeights {
+  uint4 values[kExpertsAhead][kBlockVectors];
+
+  __device__ __forceinline__ void load(const NormRouteArgs& a, const Part& part, int first) {
+#pragma unroll
+    for (int j = 0; j < kExpertsAhead; ++j) {
+      const int64_t e = min(first + 2 * j, a.num_experts - 1);
+      Columns<kBlockVectors>::each(part, [&](int i, int v) {
+        values[j][i] = __ldg(reinterpret_cast<const uint4*>(a.weight + e * a.hidden_size + v * kVector));
+      });
+    }
+  }
+};
+
+// Shared memory: the parts' squares [kBlocks] and sums [kBlocks][E]; logits [E]; the choice's.
+__global__ void __launch_bounds__(kBlockThreads, 1)
+    norm_route_block_kernel(const __grid_constant__ NormRouteArgs a) {
+  extern __shared__ __align__(16) uint8_t memory[];
+  ptx::grid_dependents_launch();
+  float* squares = reinterpret_cast<float*>(memory);
+  float* sums = squares + kBlocks;
+  float* logits = sums + kBlocks * a.num_experts;
+  const int warp = static_cast<int>(threadIdx.x) / 32, half = warp / kBlocks,
+            t = static_cast<int>(blockIdx.x);
+  const Part part(a.hidden_size / kVector, warp % kBlocks);
+  ExpertWeights weights;
+  weights.load(a, part, half);
+  Columns<kBlockVectors> norm_weight, x;
+  norm_weight.load(a.norm_weight, part);
+  ptx::grid_dependency_wait();
+  x.load(a.x + int64_t{t} * a.hidden_size, part);
+  const float square = square_and_weigh(norm_weight, x);
+  if (half == 0 && threadIdx.x % 32 == 0) squares[warp] = square;
+  for (int first = half; first < a.num_experts; first += 2 * kExpertsAhead) {
+    float sum[kExpertsAhead] = {};
+#pragma unroll
+    for (int j = 0; j < kExpertsAhead; ++j)
+      Columns<kBlockVectors>::each(
+          part, [&](int i, int) { sum[j] = dot(x.values[i], weights.values[j][i], sum[j]); });
+    if (first + 2 * kExpertsAhead < a.num_experts) weights.load(a, part, first + 2 * kExpertsAhead);
+#pragma unroll
+    for (int j = 0; j < kExpertsAhead; ++j) {
+      const float total = warp_total(sum[j]);
+      if (const int e = first + 2 * j; threadIdx.x % 32 == 0 && e < a.num_experts)
+        sums[warp % kBlocks * a.num_experts + e] = total;
+    }
+  }
+  __syncthreads();
+  const float inverse = inverse_rms(a, squares);
+  put_logits<kBlockThreads>(a, t, sums, inverse, logits);
+  __syncthreads();
+  if (warp == kBlocks) choose(a, t, logits);
+  if (half == 0)
+    Columns<kBlockVectors>::each(part, [&](int i, int v) { write_vector(a, t, v, x.values[i], inverse); });
+}
+int block_shared_bytes(int num_experts) {
+  return 4 * (kBlocks + (kBlocks + 1) * num_experts + choice_words(num_experts));
+}
+
+bool takes_clusters(const DeviceRouterArgs& args) { return args.num_tokens <= kMaxClusters; }
+
+}  // namespace
+
+bool norm_route_fits(const DeviceRouterArgs& args) {
+  const int64_t experts = args.rule.num_experts, bytes = experts * args.hidden_size * 2;
+  if (!takes_clusters(args))
+    return args.hidden_size % kVector == 0 && args.hidden_size <= kBlockVectors * 32 * kVector * kBlocks &&
+           experts <= kMaxBlockExperts && bytes * args.num_tokens <= kMaxBlockBytes;
+  return args.hidden_size % kVector == 0 && args.hidden_size <= kVectors * 32 * kVector * kBlocks &&
+         bytes * args.num_tokens <= kMaxBytesInAll &&
+         experts * max_part(static_cast<int>(args.hidden_size / kVector)) * 16 <= kMaxWeightBytes;
+}
+
+void norm_route(const DeviceRouterArgs& args) {
+  const RmsNormArgs& norm = *args.norm;
+  NormRouteArgs a = {.x = norm.x,
+                     .norm_weight = norm.weight,
+                     .out_act = static_cast<bf16*>(norm.out_act.data),
+                     .out_f32 = norm.out_f32,
+                     .weight = args.weight,
+                     .bias = args.bias,
+                     .rule = args.rule,
+                     .logits = args.logits,
+                     .out = {args.ids, args.weights, args.count},
+                     .eps = norm.eps,
+                     .hidden_size = static_cast<int>(args.hidden_size),
+                     .num_experts = static_cast<int>(args.rule.num_experts)};
+  a.rule.correction_bias = args.correction_bias;
+  if (!takes_clusters(args))
+    return launch("norm_route", norm_route_block_kernel,
+                  {dim3(static_cast<unsigned>(args.num_tokens)), dim3(kBlockThreads),
+                   static_cast<size_t>(block_shared_bytes(a.num_experts))},
+                  a);
+  static const cudaError_t allowed = cudaFuncSetAttribute(
+      norm_route_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device_limits().shared_bytes_per_block);
+  if (allowed != cudaSuccess) current_stream().check_launch("norm_route");
+  launch("norm_route", norm_route_kernel,
+         {dim3(kBlocks, static_cast<unsigned>(args.num_tokens)), dim3(kThreads),
+          static_cast<size_t>(shared_bytes(a.num_experts, a.hidden_size / kVector))},
+         a);
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,294 @@
+// The router: gate GEMM on the tensor cores, then scoring and choice, a warp for each token.
+//
+// Computes:  logits = x W^T (+ bias), x f32 [T, H], W bf16 [E, H]; then choose_experts() of each row.
+// Shapes:    H % 32 == 0, E <= 1024, top-k <= 32, any T.
+// Bytes:     2 E H of weights for every 8 or 32 tokens (from L2 after the first), 4 T H of x for every 16 or
+//            256 experts; logits 4 T E.
+// Flops:     3 * 2 T E H on the tensor cores: x is split into three bf16 parts, whose products with W are
+//            exact.
+// Bound:     T <= 8: the read of W, 1 to 4 MB; prefill: splitting x, 8 instructions per element and 256
+//            experts.
+// Numerics:  sums in f32 in a fixed order that depends on T, E and H (batch_invariant: on E and H only). The
+//            choice's scores, exponentials and sums are in double as on the CPU: equal logits give equal ids.
+#include <cooperative_groups.h>
+#include <cuda_runtime.h>
+
+#include "base/check.h"
+#include "device/stream.h"
+#include "kernels/cuda/dense_kernels.h"
+#include "kernels/cuda/ptx/launch.h"
+#include "kernels/cuda/ptx/ptx_mma.cuh"
+#include "kernels/cuda/ptx/ptx_order.cuh"
+#include "kernels/cuda/ptx/ptx_sm90.cuh"
+#include "kernels/cuda/routing/norm_route.h"
+#include "kernels/cuda/routing/router.h"
+#include "kernels/cuda/routing/router_choice.cuh"
+
+namespace fp4moe {
+namespace {
+
+constexpr int kGateWarps = 8, kChunk = 32;  // columns of a step
+constexpr int kMaxSplits = 8;               // CTAs of a cluster
+constexpr int kChooseWarps = 4;
+
+// ---- gate ----------------------------------------------------------------------------------------
+
+struct GateArgs {
+  const float* x;
+  const bf16* weight;
+  const float* bias;  // or null
+  float* logits;      // [T, E]
+  int num_tokens, num_experts, hidden_size;
+  int expert_warps;  // of a CTA with different experts; the rest split the columns
+};
+
+// Two f32 as three pairs of bf16 that add up to them: the bits of an f32's fraction in three pieces.
+// Infinities and NaN are only in the first part.
+struct Parts {
+  uint32_t v[3];
+};
+__device__ __forceinline__ Parts cut(float a, float b) {
+  Parts parts;
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    const uint32_t u = __float_as_uint(a), w = __float_as_uint(b);
+    parts.v[i] = __byte_perm(u, w, 0x7632);
+    a -= __uint_as_float(u & 0xffff0000u);
+    b -= __uint_as_float(w & 0xffff0000u);
+    if (i == 0) {  // infinity - infinity
+      a = a == a ? a : 0;
+      b = b == b ? b : 0;
+    }
+  }
+  return parts;
+}
+
+// A NaN whose bits are all in the lower half would become an infinity.
+__device__ __forceinline__ float quiet(float v) { return v == v ? v : __uint_as_float(0x7fc00000u); }
+
+// kExperts tiles of 16 experts, kTokens tiles of 8 tokens for each warp. The columns of a chunk go to the
+// fragments in any order, as long as it is the same for both operands: lane q has 8 q ... 8 q + 7.
+template <int kExperts, int kTokens>
+struct GateTile {
+  float sum[kExperts][kTokens][4] = {};
+
+  __device__ void add_chunk(const GateArgs& a, int first_expert, int first_token, int chunk) {
+    const int lane = threadIdx.x % 32, g = lane / 4, col = chunk * kChunk + lane % 4 * 8;
+    uint4 w[kExperts][2];
+    const uint4 zero = {0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < kExperts; ++i)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int e = first_expert + i * 16 + r * 8 + g;
+        w[i][r] = e < a.num_experts ? __ldg(reinterpret_cast<const uint4*>(
+                                          a.weight + static_cast<int64_t>(e) * a.hidden_size + col))
+                                    : zero;
+      }
+#pragma unroll
+    for (int j = 0; j < kTokens; ++j) {
+      const int t = first_token + j * 8 + g;
+      float4 x[2] = {};
+      if (t < a.num_tokens) {
+        const auto* row =
+            reinterpret_cast<const float4*>(a.x + static_cast<int64_t>(t) * a.hidden_size + col);
+        x[0] = row[0], x[1] = row[1];
+      }
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        const Parts b0 = cut(quiet(x[step].x), quiet(x[step].y)),
+                    b1 = cut(quiet(x[step].z), quiet(x[step].w));
+#pragma unroll
+        for (int part = 0; part < 3; ++part)
+#pragma unroll
+          for (int i = 0; i < kExperts; ++i) {
+            const uint4 low = w[i][0], high = w[i][1];
+            const uint32_t fragment[4] = {step == 0 ? low.x : low.z, step == 0 ? high.x : high.z,
+                                          step == 0 ? low.y : low.w, step == 0 ? high.y : high.w};
+            ptx::mma_bf16(sum[i][j], fragment, b0.v[part], b1.v[part]);
+          }
+      }
+    }
+  }
+};
+
+// Cluster barriers, another block's shared memory and dependent launches, on Hopper; other GPUs have no
+// clusters and run one kernel after the other.
+__device__ void wait_for_cluster(int blocks) {
+#if __CUDA_ARCH__ >= 900
+  if (blocks > 1) return cooperative_groups::this_cluster().sync();
+#endif
+  __syncthreads();
+}
+__device__ float shared_of_block(const float* p, int rank) {
+#if __CUDA_ARCH__ >= 900
+  p = cooperative_groups::this_cluster().map_shared_rank(p, rank);
+#endif
+  return *p;
+}
+__device__ void wait_for_earlier_kernels() {
+  ptx::grid_dependents_launch();
+  ptx::grid_dependency_wait();
+}
+
+// grid: (tiles of experts, tiles of tokens, splits of the columns: one cluster).
+template <int kExperts, int kTokens>
+__global__ void __launch_bounds__(kGateWarps * 32) gate_kernel(const GateArgs a) {
+  constexpr int kValues = kExperts * kTokens * 4;
+  __shared__ float shared[kGateWarps][kValues * 32];
+  wait_for_earlier_kernels();
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int expert_warp = warp % a.expert_warps, slice = warp / a.expert_warps;
+  const int slices = kGateWarps / a.expert_warps, splits = static_cast<int>(gridDim.z);
+  const int first_expert = (blockIdx.x * a.expert_warps + expert_warp) * 16 * kExperts;
+  const int first_token = blockIdx.y * 8 * kTokens;
+  GateTile<kExperts, kTokens> tile;
+  if (first_expert < a.num_experts) {
+    const int chunks = a.hidden_size / kChunk, step = slices * splits;
+#pragma unroll 2
+    for (int chunk = blockIdx.z * slices + slice; chunk < chunks; chunk += step)
+      tile.add_chunk(a, first_expert, first_token, chunk);
+  }
+#pragma unroll
+  for (int i = 0; i < kValues; ++i)
+    shared[warp][i * 32 + lane] = tile.sum[i / 4 / kTokens][i / 4 % kTokens][i % 4];
+  __syncthreads();
+  // Adds up the block's slices in the place of the first one; then the first block adds up the cluster's.
+  const int num_sums = a.expert_warps * kValues * 32;
+  for (int v = threadIdx.x; v < num_sums; v += kGateWarps * 32) {
+    float* first = &shared[v / (kValues * 32)][v % (kValues * 32)];
+    float sum = *first;
+    for (int s = 1; s < slices; ++s) sum += first[s * a.expert_warps * kValues * 32];
+    *first = sum;
+  }
+  wait_for_cluster(splits);
+  for (int v = threadIdx.x; v < num_sums && blockIdx.z == 0; v += kGateWarps * 32) {
+    const int i = v % (kValues * 32) / 32, of = v % 32, tile_warp = v / (kValues * 32);
+    const int e = (blockIdx.x * a.expert_warps + tile_warp) * 16 * kExperts + i / 4 / kTokens * 16 +
+                  i % 4 / 2 * 8 + of / 4;
+    const int t = first_token + i / 4 % kTokens * 8 + of % 4 * 2 + i % 2;
+    float parts[kMaxSplits];
+#pragma unroll
+    for (int z = 0; z < kMaxSplits; ++z)
+      parts[z] = z < splits ? shared_of_block(&shared[tile_warp][v % (kValues * 32)], z) : 0;
+    float sum = 0;
+#pragma unroll
+    for (int z = 0; z < kMaxSplits; ++z) sum += parts[z];
+    if (e >= a.num_experts || t >= a.num_tokens) continue;
+    a.logits[static_cast<int64_t>(t) * a.num_experts + e] = a.bias != nullptr ? sum + a.bias[e] : sum;
+  }
+  wait_for_cluster(splits);  // no block exits while its sums are read
+}
+
+// ---- choice --------------------------------------------------------------------------------------
+
+struct ChooseArgs {
+  RoutingRule rule;
+  const float* logits;  // [T, E]
+  int num_tokens;
+  Choices out;
+};
+
+__global__ void __launch_bounds__(kChooseWarps * 32) choose_kernel(const ChooseArgs a) {
+  extern __shared__ uint32_t memory[];
+  const int warp = threadIdx.x / 32, t = blockIdx.x * kChooseWarps + warp;
+  wait_for_earlier_kernels();
+  if (t >= a.num_tokens) return;
+  choose_by_warp(a.rule, a.logits + t * a.rule.num_experts, memory + warp * choice_words(a.rule.num_experts),
+                 a.out, t);
+}
+
+// ---- host ----------------------------------------------------------------------------------------
+
+unsigned blocks_of(int64_t n, int64_t size) { return static_cast<unsigned>(ceil_div(n, size)); }
+bool has_clusters() { return device_limits().compute_major >= 9; }
+
+// How the gate is split: for few tokens, splitting the columns fills the machine.
+struct GatePlan {
+  bool few = false;
+  int expert_warps = 1;
+  dim3 grid;
+};
+GatePlan gate_plan(int64_t num_tokens, int64_t num_experts, bool batch_invariant) {
+  constexpr unsigned kCtas = 256;  // wanted: about two for each SM
+  constexpr unsigned kInvariantSplits = 4;
+  GatePlan p;
+  p.few = batch_invariant || num_tokens <= 64;
+  const int experts = p.few ? 16 : 32, tokens = p.few ? 8 : 32;
+  if (!p.few)
+    while (p.expert_warps < kGateWarps && p.expert_warps * experts < num_experts) p.expert_warps *= 2;
+  p.grid = dim3(blocks_of(num_experts, p.expert_warps * experts), blocks_of(num_tokens, tokens));
+  if (batch_invariant) {
+    p.grid.z = has_clusters() ? kInvariantSplits : 1;
+    return p;
+  }
+  while (has_clusters() && p.grid.z < kMaxSplits && p.grid.x * p.grid.y * p.grid.z * 2 <= kCtas)
+    p.grid.z *= 2;
+  return p;
+}
+
+template <class Args>
+void launch_clusters(const char* name, void (*kernel)(Args), cudaLaunchConfig_t config, unsigned cluster,
+                     const Args& args) {
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {1, 1, cluster};
+  config.attrs = attributes;
+  config.numAttrs = has_clusters() ? 2 : 0;
+  config.stream = current_stream().handle();
+  cudaLaunchKernelEx(&config, kernel, args);
+  current_stream().check_launch(name);
+}
+
+void launch_gate(const DeviceRouterArgs& args) {
+  const GatePlan plan = gate_plan(args.num_tokens, args.rule.num_experts, args.batch_invariant);
+  const GateArgs a = {.x = args.x,
+                      .weight = args.weight,
+                      .bias = args.bias,
+                      .logits = args.logits,
+                      .num_tokens = static_cast<int>(args.num_tokens),
+                      .num_experts = static_cast<int>(args.rule.num_experts),
+                      .hidden_size = static_cast<int>(args.hidden_size),
+                      .expert_warps = plan.expert_warps};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = plan.grid;
+  config.blockDim = dim3(kGateWarps * 32);
+  launch_clusters("router_gate", plan.few ? gate_kernel<1, 1> : gate_kernel<2, 4>, config, plan.grid.z, a);
+}
+
+void launch_choose(const DeviceRouterArgs& args) {
+  ChooseArgs a = {.rule = args.rule,
+                  .logits = args.logits,
+                  .num_tokens = static_cast<int>(args.num_tokens),
+                  .out = {args.ids, args.weights, args.count}};
+  a.rule.correction_bias = args.correction_bias;
+  const auto shared_bytes = [](int64_t experts) {
+    return static_cast<int>(kChooseWarps * 4 * choice_words(experts));
+  };
+  cudaFuncSetAttribute(choose_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                       shared_bytes(kMaxDeviceExperts));
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks_of(args.num_tokens, kChooseWarps));
+  config.blockDim = dim3(kChooseWarps * 32);
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes(args.rule.num_experts));
+  launch_clusters("router_choose", choose_kernel, config, 1, a);
+}
+
+}  // namespace
+
+void cuda_route(const DeviceRouterArgs& args) {
+  if (args.num_tokens == 0) return;
+  FP4MOE_CHECK(args.hidden_size % kChunk == 0 && args.rule.num_experts <= kMaxDeviceExperts &&
+                   args.rule.top_k <= kMaxDeviceTopk,
+               "unsupported router sizes");
+  if (args.norm != nullptr) {
+    if (!args.batch_invariant && norm_route_fits(args)) return norm_route(args);
+    cuda::rms_norm_rows(*args.norm);
+  }
+  launch_gate(args);
+  launch_choose(args);
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,411 @@
+// Attention on a GPU against kernels/ref on the same bf16 queries and pages. Page slots that no sequence owns
+// hold NaN, page tables end in invalid ids, and outputs start as NaN between canaries.
+#include "kernels/cuda/attention/attention.h"
+
+#include <cmath>
+#include <limits>
+#include <ostream>
+#include <thread>
+
+#include "device/graph.h"
+#include "kernels/cuda/device_array.h"
+#include "kernels/dense_case.h"
+#include "support/compare.h"
+
+namespace fp4moe {
+namespace {
+
+struct Heads {
+  int num_heads, num_kv_heads, k_dim;
+  int v_dim = 0;  // 0: k_dim; else values are the first columns of the keys (MLA)
+};
+
+// New rows of one sequence after `context` tokens.
+struct Rows {
+  int64_t context, rows;
+};
+
+struct Case {
+  Heads heads;
+  std::vector<Rows> sequences;
+  int page_size = 16;
+  int64_t window = 0;
+  bool sinks = false;
+  DType out = DType::kBF16;
+  int64_t padding_rows = 0;  // and as many padding sequences
+  int nan_sequence = -1;     // whose newest key and value are NaN
+  int64_t extra_pages = 0;   // columns of the page table past the longest sequence's
+
+  int v_dim() const { return heads.v_dim == 0 ? heads.k_dim : heads.v_dim; }
+  bool mla() const { return heads.v_dim != 0; }
+  int64_t out_cols() const { return int64_t{heads.num_heads} * v_dim(); }
+};
+
+std::ostream& operator<<(std::ostream& out, const Case& c) {
+  out << c.heads.num_heads << "/" << c.heads.num_kv_heads << " heads of " << c.heads.k_dim << "/" << c.v_dim()
+      << ", page_size " << c.page_size << ", window " << c.window << (c.sinks ? ", sinks" : "")
+      << ", sequences";
+  for (const Rows& s : c.sequences) out << " " << s.context << "+" << s.rows;
+  return out;
+}
+
+struct HostCase {
+  const Case& c;
+  int64_t rows = 0, q_stride = 0, max_pages = 0;
+  int row_stride = 0;
+  std::vector<float> q, sinks;
+  std::vector<bf16> k, v;
+  std::vector<int32_t> page_table, row_sequence, first_row, first_position;
+  std::vector<int64_t> positions;
+
+  explicit HostCase(const Case& of) : c(of) {
+    Random random(17);
+    q_stride = int64_t{c.heads.num_heads} * c.heads.k_dim + 6;
+    row_stride = c.mla() ? c.heads.k_dim + 8 : c.heads.k_dim;
+    make_batch();
+    q = random.normal(positions.size() * q_stride, 2);
+    for (float& x : q) x = bf16_to_float(float_to_bf16(x));
+    sinks = random.normal(c.heads.num_heads);
+    fill_pages(random);
+  }
+
+  std::vector<float> reference() {
+    std::vector<SequenceRows> sequences;
+    for (size_t s = 0; s < c.sequences.size(); ++s)
+      sequences.push_back({first_row[s], c.sequences[s].rows, c.sequences[s].context,
+                           std::span(page_table).subspan(s * max_pages, max_pages)});
+    std::vector<float> out(positions.size() * c.out_cols(), 0.0f);
+    ThreadPool pool(std::max(2, static_cast<int>(std::thread::hardware_concurrency())));
+    ref_dense_ops().attention(
+        {.q = q.data(),
+         .q_stride = q_stride,
+         .k_pages = pages(k.data(), c.heads.k_dim),
+         .v_pages = pages(c.mla() ? k.data() : v.data(), c.v_dim()),
+         .sequences = sequences,
+         .num_heads = c.heads.num_heads,
+         .scale = scale(),
+         .window = c.window,
+         .sinks = c.sinks ? sinks.data() : nullptr,
+         .out = {out.data(), DType::kF32, static_cast<int64_t>(positions.size()), c.out_cols()}},
+        pool);
+    return out;
+  }
+  float scale() const { return 1 / std::sqrt(static_cast<float>(c.heads.k_dim)); }
+  KvPages pages(void* data, int dim) const {
+    return {data, DType::kBF16, c.heads.num_kv_heads, c.page_size, dim, row_stride};
+  }
+
+ private:
+  void make_batch() {
+    int32_t s = 0;
+    for (const Rows& r : c.sequences) {
+      first_row.push_back(static_cast<int32_t>(rows));
+      first_position.push_back(static_cast<int32_t>(r.context));
+      for (int64_t i = 0; i < r.rows; ++i) positions.push_back(r.context + i), row_sequence.push_back(s);
+      rows += r.rows, ++s;
+      max_pages = std::max(max_pages, (r.context + r.rows + c.page_size - 1) / c.page_size);
+    }
+    max_pages += c.extra_pages;
+    for (int64_t i = 0; i < c.padding_rows; ++i) {
+      positions.push_back(0), row_sequence.push_back(-1);
+      first_row.push_back(static_cast<int32_t>(rows)), first_position.push_back(0);
+    }
+    first_row.push_back(static_cast<int32_t>(rows));
+  }
+
+  void fill_pages(Random& random) {
+    const size_t columns = first_position.size();
+    page_table.assign(columns * max_pages, std::numeric_limits<int32_t>::max());
+    int32_t next = 1;  // no sequence owns page 0
+    for (int64_t i = 0; i < max_pages; ++i)
+      for (size_t s = 0; s < c.sequences.size(); ++s)
+        if (i * c.page_size < c.sequences[s].context + c.sequences[s].rows)
+          page_table[s * max_pages + i] = next++;
+    const size_t elements = size_t(next) * c.heads.num_kv_heads * c.page_size * row_stride;
+    k.assign(elements, float_to_bf16(NAN)), v.assign(c.mla() ? 0 : elements, float_to_bf16(NAN));
+    for (size_t s = 0; s < c.sequences.size(); ++s)
+      for (int64_t position = 0; position < c.sequences[s].context + c.sequences[s].rows; ++position)
+        for (int head = 0; head < c.heads.num_kv_heads; ++head) fill_row(random, s, position, head);
+  }
+  void fill_row(Random& random, size_t s, int64_t position, int head) {
+    const bool newest = position + 1 == c.sequences[s].context + c.sequences[s].rows;
+    const int64_t at = pages(k.data(), c.heads.k_dim).offset(&page_table[s * max_pages], head, position);
+    for (auto* to : {&k, &v}) {
+      if (to->empty()) continue;
+      const auto row = random.normal(c.heads.k_dim);
+      for (size_t d = 0; d < row.size(); ++d)
+        (*to)[at + d] = float_to_bf16(newest && static_cast<int>(s) == c.nan_sequence ? NAN : row[d]);
+    }
+  }
+};
+
+class CudaAttention : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto stream = Stream::make();
+    if (!stream.ok()) GTEST_SKIP() << "no GPU: " << stream.status().message();
+    stream_ = std::move(*stream);
+  }
+
+  // The output as float of `times` eager launches or replays, which must all give the same bits.
+  std::vector<float> run(const HostCase& h, int times = 1, bool graph = false) {
+    const Case& c = h.c;
+    const int64_t rows = static_cast<int64_t>(h.positions.size()), count = rows * c.out_cols();
+    const DeviceArray<float> q(h.q), sinks(h.sinks);
+    const DeviceArray<bf16> k(h.k), v(h.v);
+    const DeviceArray<int64_t> positions(h.positions);
+    const DeviceArray<int32_t> table(h.page_table), row_sequence(h.row_sequence), first_row(h.first_row),
+        first_position(h.first_position);
+    DeviceBatch batch;
+    batch.num_rows = rows, batch.num_sequences = static_cast<int64_t>(h.first_position.size());
+    batch.max_pages = h.max_pages;
+    for (const Rows& r : c.sequences) batch.max_rows = std::max(batch.max_rows, r.rows);
+    batch.positions = positions.data(), batch.row_sequence = row_sequence.data();
+    batch.first_row = first_row.data(), batch.first_position = first_position.data();
+    batch.page_table = table.data();
+    const int64_t elem = c.out == DType::kF32 ? 4 : 2;
+    std::vector<uint8_t> first;
+    for (int i = 0; i < times; ++i) {
+      const DeviceArray<uint8_t> out(count * elem);
+      const AttentionArgs args = {.q = q.data(),
+                                  .q_stride = h.q_stride,
+                                  .k_pages = h.pages(k.data(), c.heads.k_dim),
+                                  .v_pages = h.pages(c.mla() ? k.data() : v.data(), c.v_dim()),
+                                  .num_heads = c.heads.num_heads,
+                                  .scale = h.scale(),
+                                  .window = c.window,
+                                  .sinks = c.sinks ? sinks.data() : nullptr,
+                                  .out = {out.data(), c.out, rows, c.out_cols()},
+                                  .device_batch = &batch};
+      launch(args, graph);
+      const std::vector<uint8_t> bytes = out.values();
+      if (i == 0) first = bytes;
+      EXPECT_EQ(first, bytes) << "launch " << i;
+    }
+    return to_floats(first.data(), count, c.out);
+  }
+
+  void expect_matches_ref(const Case& c) {
+    HostCase h(c);
+    const auto actual = run(h), expected = h.reference();
+    ASSERT_TRUE(within_relative_l2(actual, expected, 3e-3)) << c;
+    // A weight is off by half a bf16 unit and by its logit's f32 error, an output by half a unit once more.
+    constexpr double kLargest = 5;
+    const double logit = 2 * kLargest * kLargest * c.heads.k_dim * h.scale() / 2;
+    const double limit = kLargest * (2 * kBf16Eps + 2 * (c.heads.k_dim + 2) * kF32Eps * logit);
+    const float limits[] = {static_cast<float>(limit)};
+    ASSERT_TRUE(within_budget(actual, expected, limits)) << c;
+    for (size_t i = h.rows * c.out_cols(); i < actual.size(); ++i) ASSERT_EQ(actual[i], 0) << c;
+  }
+
+  // The same for rows [first, first + rows) of the only sequence alone.
+  std::vector<float> run_chunk(const HostCase& whole, int64_t first, int64_t rows) {
+    Case c = whole.c;
+    c.sequences = {{first, rows}};
+    HostCase h(c);
+    h.k = whole.k, h.v = whole.v, h.sinks = whole.sinks;
+    h.page_table = whole.page_table, h.max_pages = whole.max_pages;
+    const auto begin = whole.q.begin() + first * whole.q_stride;
+    h.q.assign(begin, begin + rows * whole.q_stride);
+    return run(h);
+  }
+
+  Stream stream_;
+  void (*attention_)(const AttentionArgs&, ThreadPool&) = cuda::attention;
+
+ private:
+  void launch(const AttentionArgs& args, bool graph) {
+    ThreadPool pool(1);
+    StreamScope scope(stream_);
+    if (graph) {
+      auto recorded = Graph::capture(stream_, [&] { return attention_(args, pool), Status(); });
+      ASSERT_TRUE(recorded.ok()) << recorded.status().message();
+      recorded->launch(stream_);
+      ASSERT_TRUE(stream_.synchronize().ok());
+    } else {
+      attention_(args, pool);
+      const Status status = stream_.synchronize();
+      ASSERT_TRUE(status.ok()) << status.message();
+    }
+  }
+  static std::vector<float> to_floats(const uint8_t* bytes, int64_t count, DType dtype) {
+    if (dtype == DType::kF32)
+      return {reinterpret_cast<const float*>(bytes), reinterpret_cast<const float*>(bytes) + count};
+    const bf16* values = reinterpret_cast<const bf16*>(bytes);
+    return to_float({values, values + count});
+  }
+};
+
+constexpr Heads kGptOss = {16, 2, 64}, kQwen = {8, 1, 128};
+
+TEST_F(CudaAttention, DecodeEveryShortContext) {
+  Case c{kGptOss, {}};
+  for (int64_t n = 0; n < 70; ++n) c.sequences.push_back({n, 1});
+  for (int padding : {0, 3}) {
+    c.padding_rows = padding;
+    expect_matches_ref(c);
+  }
+}
+
+TEST_F(CudaAttention, DecodeHeadShapes) {
+  for (int dim : {16, 32, 48, 64, 80, 96, 112, 128, 144, 192, 256})
+    for (int group : {1, 2, 3, 5, 8, 12, 16})
+      expect_matches_ref({{2 * group, 2, dim}, {{0, 1}, {20, 1}, {133, 1}}});
+}
+
+TEST_F(CudaAttention, DecodeWindowsAndSinks) {
+  for (int64_t window : {0, 1, 2, 15, 16, 17, 100, 128, 1000})
+    for (bool sinks : {false, true})
+      expect_matches_ref({kGptOss, {{0, 1}, {127, 1}, {128, 1}, {500, 1}}, 16, window, sinks});
+}
+
+TEST_F(CudaAttention, DecodePageSizes) {
+  for (int page_size : {1, 2, 4, 8, 16, 32, 64, 128})
+    for (const Heads& heads : {kGptOss, kQwen})
+      expect_matches_ref({heads, {{5, 1}, {200, 1}, {127, 1}}, page_size});
+}
+
+TEST_F(CudaAttention, DecodeLongContexts) {
+  Case c{kGptOss, {{8191, 1}}};
+  c.sinks = true;
+  expect_matches_ref(c);
+  c.sequences = {{3000, 1}, {1, 1}, {700, 1}, {4095, 1}};
+  c.extra_pages = 4096;
+  expect_matches_ref(c);
+  c.heads = kQwen;
+  expect_matches_ref(c);
+}
+
+TEST_F(CudaAttention, DecodeOfLargeBatches) {
+  Case c{kGptOss, {}};
+  for (int64_t n = 0; n < 200; ++n) c.sequences.push_back({n * 7 % 300, 1});
+  c.padding_rows = 56;
+  expect_matches_ref(c);
+}
+
+TEST_F(CudaAttention, PrefillEveryShortLength) {
+  for (int64_t n = 1; n < 40; ++n) expect_matches_ref({kGptOss, {{0, n}}});
+}
+
+TEST_F(CudaAttention, PrefillHeadShapes) {
+  for (int dim : {16, 32, 48, 64, 80, 96, 112, 128, 144, 192, 256})
+    for (int group : {1, 2, 3, 5, 8, 12, 16}) expect_matches_ref({{group, 1, dim}, {{0, 150}, {70, 9}}});
+}
+
+TEST_F(CudaAttention, PrefillWindowsAndSinks) {
+  for (int64_t window : {0, 1, 2, 31, 63, 64, 65, 127, 128, 129, 1000})
+    for (bool sinks : {false, true})
+      for (const Heads& heads : {kGptOss, kQwen})
+        expect_matches_ref({heads, {{0, 300}, {290, 70}}, 16, window, sinks});
+}
+
+TEST_F(CudaAttention, PrefillPageSizes) {
+  for (int page_size : {1, 2, 4, 8, 16, 32, 64, 128})
+    for (const Heads& heads : {kGptOss, kQwen}) expect_matches_ref({heads, {{5, 40}, {200, 100}}, page_size});
+}
+
+TEST_F(CudaAttention, RaggedAndMixedBatches) {
+  Case c{kGptOss, {{0, 7}, {513, 1}, {0, 0}, {64, 300}, {31, 1}, {0, 1}, {1000, 25}}};
+  for (int i = 0; i < 40; ++i) c.sequences.push_back({i * 13, 1 + i % 3});
+  for (int64_t padding : {0, 5, 100}) {
+    c.padding_rows = padding;
+    expect_matches_ref(c);
+  }
+  c.heads = {4, 4, 32};
+  expect_matches_ref(c);
+}
+
+TEST_F(CudaAttention, PrefillOfLongPrompts) {
+  expect_matches_ref({{8, 1, 64}, {{0, 1500}}, 16, 0, true});
+  expect_matches_ref({{2, 1, 128}, {{4000, 500}}});
+  expect_matches_ref({{8, 1, 64}, {{3000, 600}}, 16, 128, true});
+}
+
+TEST_F(CudaAttention, NothingToDo) {
+  Case c{kGptOss, {}};
+  EXPECT_TRUE(run(HostCase(c)).empty());
+  c.padding_rows = 4;
+  expect_matches_ref(c);
+  c.sequences = {{5, 0}};
+  expect_matches_ref(c);
+}
+
+TEST_F(CudaAttention, NanStaysInItsSequence) {
+  for (int64_t rows : {1, 20}) {
+    Case c{kGptOss, {{40, rows}, {50, rows}, {0, rows}}};
+    const auto clean = run(HostCase(c));
+    c.nan_sequence = 1;
+    const auto actual = run(HostCase(c));
+    const size_t part = rows * c.out_cols();
+    EXPECT_TRUE(std::equal(clean.begin(), clean.begin() + part, actual.begin()));
+    EXPECT_TRUE(std::equal(clean.begin() + 2 * part, clean.end(), actual.begin() + 2 * part));
+    for (size_t i = 2 * part - c.out_cols(); i < 2 * part; ++i) ASSERT_TRUE(std::isnan(actual[i])) << i;
+  }
+}
+
+constexpr Heads kDeepSeek = {128, 1, 576, 512}, kSmallMla = {4, 1, 96, 64};
+
+TEST_F(CudaAttention, MlaDecode) {
+  for (int64_t context : {0, 1, 15, 63, 64, 65, 700})
+    expect_matches_ref({kDeepSeek, {{context, 1}}, 16, 0, false, DType::kF32});
+  Case c{kSmallMla, {}};
+  c.out = DType::kF32;
+  for (int64_t n = 0; n < 70; ++n) c.sequences.push_back({n * 3, 1});
+  c.padding_rows = 3;
+  expect_matches_ref(c);
+}
+
+TEST_F(CudaAttention, MlaPrefill) {
+  for (DType out : {DType::kF32, DType::kBF16}) {
+    expect_matches_ref({{16, 1, 576, 512}, {{0, 40}, {100, 3}}, 16, 0, false, out});
+    expect_matches_ref({kSmallMla, {{0, 300}, {130, 17}, {5, 1}}, 16, 0, false, out, 5});
+  }
+}
+
+TEST_F(CudaAttention, MlaHeadShapes) {
+  for (const Heads& heads : {Heads{5, 1, 48, 32},
+                             {1, 1, 32, 16},
+                             {40, 1, 80, 64},
+                             {64, 1, 320, 256},
+                             {3, 1, 288, 272},
+                             {2, 1, 576, 512},
+                             {7, 1, 144, 128}})
+    for (int page_size : {1, 16, 128})
+      expect_matches_ref({heads, {{0, 30}, {77, 2}}, page_size, 0, false, DType::kF32});
+}
+
+TEST_F(CudaAttention, MlaWindowsAndSinks) {
+  for (int64_t window : {0, 1, 63, 64, 65, 100})
+    for (int64_t rows : {1, 20})
+      expect_matches_ref({kSmallMla, {{0, rows}, {200, rows}}, 16, window, true, DType::kF32});
+}
+
+// However a sequence is split into steps.
+TEST_F(CudaAttention, TheOneForAnyBatchGivesARowTheSameBits) {
+  attention_ = cuda::invariant_attention;
+  for (const Heads& heads : {kGptOss, kQwen, Heads{4, 2, 256}, kSmallMla, kDeepSeek})
+    for (const int64_t window : {0, 100}) {
+      const Case c{heads, {{0, 333}}, 16, window, true, DType::kF32};
+      HostCase h(c);
+      const std::vector<float> whole = run(h);
+      ASSERT_TRUE(within_relative_l2(whole, h.reference(), 3e-3)) << c;
+      for (const Rows& chunk : {Rows{0, 1}, {5, 1}, {63, 1}, {64, 2}, {130, 70}, {200, 133}, {332, 1}}) {
+        const auto from = whole.begin() + chunk.context * c.out_cols();
+        const std::vector<float> expected(from, from + chunk.rows * c.out_cols());
+        ASSERT_EQ(run_chunk(h, chunk.context, chunk.rows), expected)
+            << c << ", rows " << chunk.context << "+" << chunk.rows;
+      }
+    }
+}
+
+TEST_F(CudaAttention, RepeatsAndReplaysTheSameBits) {
+  for (const Heads& heads : {kGptOss, kQwen, kSmallMla, kDeepSeek})
+    for (int64_t rows : {1, 30}) {
+      const Case c{heads, {{400, rows}, {0, rows}, {90, rows}}, 16, 0, true};
+      const HostCase h(c);
+      EXPECT_EQ(run(h, 20), run(h, 3, /*graph=*/true)) << c;
+    }
+}
+
+}  // namespace
+}  // namespace fp4moe
