@@ -1,4 +1,4 @@
-#include "doctor_checks.h"
+#include "inspect/doctor_checks.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "eval_questions.h"
+#include "eval/eval_questions.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "event_reader.h"
+#include "bench/event_reader.h"
 
 #include <gtest/gtest.h>
 

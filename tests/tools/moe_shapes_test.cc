@@ -1,4 +1,4 @@
-#include "moe_shapes.h"
+#include "bench/moe_shapes.h"
 
 #include <gtest/gtest.h>
 

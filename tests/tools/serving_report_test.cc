@@ -1,4 +1,4 @@
-#include "serving_report.h"
+#include "bench/serving_report.h"
 
 #include <gtest/gtest.h>
 

@@ -1,0 +1,366 @@
+// fp4moe bench latency: prefill and decode speed of the engine, in llama-bench's format.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <condition_variable>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <thread>
+
+#include "bench/bench_limit.h"
+#include "bench/bench_spread.h"
+#include "bench/bench_verbs.h"
+#include "bench/busy_processes.h"
+#include "fp4moe/config.h"
+#include "fp4moe/engine.h"
+#include "verb.h"
+
+namespace fp4moe {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using json = nlohmann::ordered_json;
+
+struct BenchOptions {
+  EngineConfig engine{.disable_radix_cache = true};  // every prompt must be computed
+  std::vector<int64_t> prompt = {512}, generate = {128}, depth = {0}, batch = {1};
+  std::vector<int> threads = {0};
+  int repeat = 5;
+  int busy = 0;
+  int64_t cold_mib = 0;
+  bool no_warmup = false;
+  std::string output = "md";
+};
+
+// One row of the table. Each request of a batch either has n_prompt prompt ids, or generates n_gen tokens
+// after max(n_depth, 1) ids.
+struct Case {
+  int threads;
+  int64_t batch, n_prompt, n_gen, n_depth = 0;
+  int busy = 0;  // number of busy processes beside it
+
+  int64_t num_ids() const { return std::max<int64_t>(n_gen > 0 ? n_depth : n_prompt, 1); }
+
+  std::string name() const {
+    std::string test = n_gen > 0 ? "tg" + std::to_string(n_gen) : "pp" + std::to_string(n_prompt);
+    if (batch > 1) test += " x" + std::to_string(batch);
+    if (n_depth > 0) test += " @ d" + std::to_string(n_depth);
+    return busy > 0 ? test + " beside " + std::to_string(busy) + " busy" : test;
+  }
+};
+
+struct Measured {
+  Case what;
+  std::vector<double> rates;  // tokens per second, one per repeat
+  int64_t num_together = 0;   // requests that ran for the whole measured time of the last repeat
+  int64_t num_ahead = 0;      // extra tokens per request, see Batch
+  // CPU only, 0 if no limit is known: the faster of the read tests before and after, in GB/s, and the tokens
+  // per second that it and the dot products allow.
+  double read_gbps = 0, limit = 0;
+  double of_alone = 1;  // median rate relative to the same test without busy processes
+
+  double median_rate() const { return spread_of(rates).median; }
+  double mean() const {
+    double sum = 0;
+    for (const double rate : rates) sum += rate;
+    return sum / static_cast<double>(rates.size());
+  }
+  double stddev() const {
+    if (rates.size() < 2) return 0;
+    double sum = 0;
+    for (const double rate : rates) sum += (rate - mean()) * (rate - mean());
+    return std::sqrt(sum / static_cast<double>(rates.size() - 1));
+  }
+};
+
+// Runs a batch of equal requests. Prefill is timed from submission to the last request's first token; decode
+// from there until each request has n_gen more tokens. Since a step mixes prefill and decode, the first
+// requests are already ahead at that point: every request generates `num_ahead` extra tokens, so that all
+// timed steps have the whole batch. If that is too few, or the KV pool does not hold all requests at once,
+// decode is timed until the last request ends or batch x n_gen tokens are generated, and num_together() is
+// less than the batch.
+class Batch {
+ public:
+  Batch(Engine& engine, const Case& c, int64_t num_ahead)
+      : engine_(engine), case_(c), num_ahead_(num_ahead) {}
+
+  Result<double> run(uint64_t seed) {
+    std::mt19937_64 random(seed);
+    const Clock::time_point start = Clock::now();
+    int64_t submitted = 0;
+    Status refused;
+    for (int64_t b = 0; b < case_.batch; ++b) {
+      Request request;
+      request.input_ids.resize(static_cast<size_t>(case_.num_ids()));
+      for (int32_t& id : request.input_ids) id = static_cast<int32_t>(random() % vocabulary());
+      request.sampling.temperature = 0;
+      request.sampling.ignore_eos = true;
+      request.sampling.max_new_tokens = num_new_tokens();
+      auto id = engine_.submit(std::move(request), [this](const Delta& delta) { on_delta(delta); });
+      if (id.ok()) ++submitted;
+      if (!id.ok()) refused = id.status();
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    news_.wait(lock, [&] { return ended_ == submitted; });
+    if (!refused.ok()) return refused;
+    if (!status_.ok()) return status_;
+    const Clock::time_point from = case_.n_gen > 0 ? all_started_at_ : start;
+    const Clock::time_point to = case_.n_gen > 0 ? timed_until_ : all_started_at_;
+    return std::chrono::duration<double>(to - from).count();
+  }
+
+  // Tokens generated in the time that run() returns.
+  int64_t num_timed() const { return case_.n_gen == 0 ? case_.batch * case_.n_prompt : num_timed_; }
+  // Requests that were still running at the end of that time.
+  int64_t num_together() const { return case_.n_gen == 0 ? case_.batch : num_together_; }
+  // The most tokens after its first one that a request had when the last request got its first token.
+  int64_t most_ahead() const { return most_ahead_; }
+
+ private:
+  uint64_t vocabulary() const { return static_cast<uint64_t>(engine_.info().vocab_size); }
+
+  int64_t num_new_tokens() const {
+    const int64_t room = engine_.info().context_length - case_.num_ids() - case_.n_gen - 1;
+    return case_.n_gen + 1 + std::clamp<int64_t>(room, 0, num_ahead_);
+  }
+
+  void on_delta(const Delta& delta) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto made = static_cast<int64_t>(delta.token_ids.size());
+    tokens_ += made;
+    if (started_ < case_.batch) most_ahead_ = std::max(most_ahead_, delta.completion_tokens - 1);
+    if (made > 0 && delta.completion_tokens == made && ++started_ == case_.batch) {
+      all_started_at_ = Clock::now();
+      tokens_at_start_ = tokens_;
+    }
+    if (started_ == case_.batch && num_timed_ < case_.batch * case_.n_gen) {
+      timed_until_ = Clock::now();
+      num_timed_ = tokens_ - tokens_at_start_;
+      num_together_ = case_.batch - ended_;
+    }
+    if (delta.finish_reason == FinishReason::kNone) return;
+    if (delta.finish_reason != FinishReason::kLength && status_.ok())
+      status_ = internal_error("a request ended early: " + delta.error);
+    ++ended_;
+    news_.notify_all();
+  }
+
+  Engine& engine_;
+  const Case case_;
+  const int64_t num_ahead_;
+  std::mutex mutex_;
+  std::condition_variable news_;
+  int64_t started_ = 0, ended_ = 0, tokens_ = 0, tokens_at_start_ = 0, num_timed_ = 0, num_together_ = 0,
+          most_ahead_ = 0;
+  Clock::time_point all_started_at_, timed_until_;
+  Status status_;
+};
+
+// The upper limit in tokens per second. Counts a whole prefill as one step, which reads the weights once.
+double limit_of(const Case& c, const LatencyLimit& limit, double read_gbps) {
+  const auto batch = static_cast<double>(c.batch);
+  const double tokens = c.n_gen > 0 ? batch : batch * static_cast<double>(c.n_prompt);
+  return tokens / limit.step_seconds(tokens, batch, read_gbps);
+}
+
+Status run_once(Engine& engine, Measured& m, int repeat) {
+  BusyProcesses neighbours;
+  Status status = neighbours.start(m.what.busy);
+  if (!status.ok()) return status;
+  Batch batch(engine, m.what, m.num_ahead);
+  const auto seconds = batch.run(static_cast<uint64_t>(repeat + 1));
+  if (!seconds.ok()) return seconds.status().with_context(m.what.name());
+  m.num_together = batch.num_together();
+  constexpr int64_t kSpare = 2;  // requests don't join at the same step in every run
+  if (m.what.n_gen > 0 && m.what.batch > 1) m.num_ahead = std::max(m.num_ahead, batch.most_ahead() + kSpare);
+  if (repeat >= 0) m.rates.push_back(static_cast<double>(batch.num_timed()) / *seconds);
+  return {};
+}
+
+// Alternates the case alone and, with --busy, beside busy processes.
+Result<std::vector<Measured>> measure(Engine& engine, const Case& c, const BenchOptions& options,
+                                      LatencyLimit* limit) {
+  std::vector<Measured> rows = {{.what = c}};
+  if (options.busy > 0) {
+    rows.push_back(rows[0]);
+    rows[1].what.busy = options.busy;
+  }
+  double read_gbps = limit != nullptr ? limit->read_gbps() : 0;
+  for (int r = options.no_warmup ? 0 : -1; r < options.repeat; ++r)
+    for (Measured& m : rows)
+      if (Status status = run_once(engine, m, r); !status.ok()) return status;
+  if (limit != nullptr) read_gbps = std::max(read_gbps, limit->read_gbps());
+  for (Measured& m : rows) {
+    m.read_gbps = read_gbps;
+    if (limit != nullptr) m.limit = limit_of(c, *limit, read_gbps);
+    if (m.what.busy > 0) m.of_alone = m.median_rate() / rows[0].median_rate();
+  }
+  return rows;
+}
+
+std::string size_text(int64_t bytes) {
+  return bytes >= int64_t{1} << 30 ? fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1 << 30))
+                                   : fmt::format("{:.2f} MiB", static_cast<double>(bytes) / (1 << 20));
+}
+
+json to_json(const Measured& m, const ModelInfo& info) {
+  json samples = json::array();
+  for (const double rate : m.rates) samples.push_back(rate);
+  json row = {{"model", info.name},
+              {"quantization", info.quantization},
+              {"model_size", info.weight_bytes},
+              {"backend", info.backend},
+              {"n_threads", m.what.threads},
+              {"n_batch", m.what.batch},
+              {"n_prompt", m.what.n_prompt},
+              {"n_gen", m.what.n_gen},
+              {"n_depth", m.what.n_depth},
+              {"n_busy", m.what.busy},
+              {"n_together", m.num_together},
+              {"of_alone", m.of_alone},
+              {"test", m.what.name()},
+              {"avg_ts", m.mean()},
+              {"stddev_ts", m.stddev()},
+              {"samples_ts", std::move(samples)}};
+  if (m.limit > 0) {
+    row["read_gbps"] = m.read_gbps;
+    row["limit_ts"] = m.limit;
+    row["fraction"] = m.mean() / m.limit;
+  }
+  return row;
+}
+
+std::string limit_cells(const Measured& m) {
+  return fmt::format(" {:.1f} | {:.1f} | {:.0f} % |", m.read_gbps, m.limit, 100 * m.mean() / m.limit);
+}
+
+// Prints rows as they arrive; for JSON also the enclosing brackets.
+class Table {
+ public:
+  explicit Table(std::string form) : form_(std::move(form)) {
+    if (form_ == "json") fmt::print("[");
+  }
+
+  void add(const Measured& m, const ModelInfo& info) {
+    const json row = to_json(m, info);
+    if (form_ == "md") {
+      const bool limited = m.limit > 0;
+      if (rows_ == 0)
+        fmt::print(
+            "| model | size | quant | backend | threads | test | t/s |{}\n"
+            "| --- | ---: | --- | --- | ---: | ---: | ---: |{}\n",
+            limited ? " read GB/s | limit t/s | of the limit |" : "", limited ? " ---: | ---: | ---: |" : "");
+      const std::string of_alone =
+          m.what.busy > 0 ? fmt::format(", {:.0f} % of alone", 100 * m.of_alone) : "";
+      fmt::print("| {} | {} | {} | {} | {} | {} | {:.2f} ± {:.2f}{} |{}\n", info.name,
+                 size_text(info.weight_bytes), info.quantization, info.backend, m.what.threads, m.what.name(),
+                 m.mean(), m.stddev(), of_alone, limited ? limit_cells(m) : "");
+    } else if (form_ == "csv") {
+      std::string names, values;
+      for (const auto& [key, value] : row.items()) {
+        if (value.is_array()) continue;
+        names += (names.empty() ? "" : ",") + key;
+        values += (values.empty() ? "" : ",") + value.dump();
+      }
+      if (rows_ == 0) fmt::print("{}\n", names);
+      fmt::print("{}\n", values);
+    } else {
+      fmt::print("{}{}{}", form_ == "json" && rows_ > 0 ? ",\n" : "", row.dump(),
+                 form_ == "jsonl" ? "\n" : "");
+    }
+    ++rows_;
+    std::fflush(stdout);
+  }
+
+  void finish() {
+    if (form_ == "json") fmt::print("]\n");
+  }
+
+ private:
+  const std::string form_;
+  int rows_ = 0;
+};
+
+std::vector<Case> cases(const BenchOptions& options, int threads) {
+  std::vector<Case> list;
+  for (const int64_t batch : options.batch) {
+    for (const int64_t n : options.prompt) {
+      if (n > 0) list.push_back({threads, batch, n, 0});
+    }
+    for (const int64_t depth : options.depth) {
+      for (const int64_t n : options.generate) {
+        if (n > 0) list.push_back({threads, batch, 0, n, depth});
+      }
+    }
+  }
+  return list;
+}
+
+// With a list of --threads, each process of a job loads one engine after the other.
+int bench_latency(const BenchOptions& options) {
+  const bool follows = Engine::is_follower(options.engine);
+  Table table(follows ? "none" : options.output);
+  for (const int threads : options.threads) {
+    EngineConfig config = options.engine;
+    config.threads = threads;
+    const int64_t most = *std::max_element(options.batch.begin(), options.batch.end());
+    config.max_running_requests = std::max(config.max_running_requests, static_cast<int>(most));
+    config.max_queued_requests = std::max(config.max_queued_requests, static_cast<int>(most));
+    if (follows) {
+      if (const int code = follow(config); code != kExitOk) return code;
+      continue;
+    }
+    auto engine = Engine::make(config);
+    if (!engine.ok()) return report_error(engine.status());
+    const int used = threads > 0 ? threads : static_cast<int>(std::thread::hardware_concurrency());
+    const auto limit = LatencyLimit::make(config, used, options.cold_mib);
+    if (!limit.ok()) return report_error(limit.status());
+    for (const Case& c : cases(options, used)) {
+      const auto measured = measure(**engine, c, options, limit->get());
+      if (!measured.ok()) return report_error(measured.status());
+      for (const Measured& row : *measured) table.add(row, (*engine)->info());
+    }
+  }
+  table.finish();
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_bench_latency(CLI::App& bench, int& exit_code) {
+  CLI::App* verb =
+      bench.add_subcommand("latency", "Prompt (pp) and decode (tg) tokens per second of the engine");
+  auto options = std::make_shared<BenchOptions>();
+  add_engine_flags(*verb, options->engine);
+  // Replaced by a --threads that takes a list.
+  verb->remove_option(verb->get_option("--threads"));
+  const auto list = [verb](const char* names, auto& values, const char* help) {
+    return verb->add_option(names, values, help)->delimiter(',')->capture_default_str();
+  };
+  list("-t,--threads", options->threads, "CPU threads; 0: all")->check(CLI::NonNegativeNumber);
+  list("-p,--n-prompt", options->prompt, "prompt lengths; 0: none")->check(CLI::NonNegativeNumber);
+  list("-n,--n-gen", options->generate, "decode lengths; 0: none")->check(CLI::NonNegativeNumber);
+  list("-d,--n-depth", options->depth, "context tokens before decoding; their prefill is not timed")
+      ->check(CLI::NonNegativeNumber);
+  list("-b,--batch", options->batch, "concurrent requests")->check(CLI::Range(1, 4096));
+  verb->add_option("-r,--repetitions", options->repeat, "repeats of each test")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  verb->add_option("--cold-mib", options->cold_mib, kColdMibHelp)->check(CLI::Range(1, 1 << 24));
+  verb->add_option("--beside-busy", options->busy,
+                   "also run each test beside this many busy processes, alternating with runs alone")
+      ->check(CLI::Range(0, 1024));
+  verb->add_flag("--no-warmup", options->no_warmup, "time the first run of each test too");
+  verb->add_option("-o,--output", options->output, "md, csv, json or jsonl")
+      ->check(CLI::IsMember({"md", "csv", "json", "jsonl"}))
+      ->capture_default_str();
+  verb->add_flag_callback(
+      "--json", [options] { options->output = "json"; }, "the same as -o json");
+  verb->callback([options, &exit_code] { exit_code = bench_latency(*options); });
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,295 @@
+// fp4moe bench serving: load generator for OpenAI-compatible servers, with the flags, labels and JSON keys of
+// SGLang's bench_serving.
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <memory>
+
+#include "bench/bench_verbs.h"
+#include "bench/serving_dataset.h"
+#include "bench/serving_report.h"
+#include "eval/json_client.h"
+#include "verb.h"
+
+namespace fp4moe {
+
+namespace {
+
+using json = nlohmann::ordered_json;
+
+constexpr double kLeastRate = 0.01;  // requests per second
+
+struct ServingOptions {
+  DatasetOptions dataset;
+  LoadOptions load;
+  std::string backend = "sglang-oai";
+  std::string base_url, host = "127.0.0.1", model, extra_body, output_file, tag;
+  int port = 30000;
+  int64_t warmup_requests = 1;
+  bool disable_stream = false, disable_ignore_eos = false, output_details = false, json_to_stdout = false;
+
+  // The stream for human-readable output.
+  FILE* prints() const { return json_to_stdout ? stderr : stdout; }
+};
+
+std::string to_text(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
+
+// A field of a GET response, or null: servers need not have the route.
+json ask_for(JsonClient& client, const std::string& path, const char* pointer) {
+  const auto reply = client.get(path);
+  if (!reply.ok()) return {};
+  const json answer = json::parse(*reply, nullptr, false);
+  const json::json_pointer place(pointer);
+  return answer.is_object() && answer.contains(place) ? answer[place] : json();
+}
+
+// Fills in the model's name and vocabulary size from the server unless given.
+Status ask_server(ServingOptions& options) {
+  auto client = JsonClient::make(options.base_url, options.load.api_key);
+  if (!client.ok()) return client.status();
+  if (const auto models = client->get("/v1/models"); !models.ok())
+    return unavailable(models.status().message());
+  if (options.model.empty()) {
+    const json model = ask_for(*client, "/v1/models", "/data/0/id");
+    if (!model.is_string()) return data_loss(options.base_url + "/v1/models lists no model; pass --model");
+    options.model = model;
+  }
+  if (options.dataset.name != "random" || options.dataset.chat || options.dataset.vocab_size > 0) return {};
+  json vocab_size = ask_for(*client, "/server_info", "/vocab_size");
+  if (!vocab_size.is_number_unsigned()) vocab_size = ask_for(*client, "/v1/models", "/data/0/meta/n_vocab");
+  if (!vocab_size.is_number_unsigned() || vocab_size == 0)
+    return unsupported(
+        options.base_url +
+        " reports its vocabulary size neither at /server_info nor at /v1/models; pass --vocab-size");
+  options.dataset.vocab_size = vocab_size;
+  return {};
+}
+
+// The request's body; keys of --extra-request-body override others.
+std::string make_body(const ServingOptions& options, const ServingPrompt& prompt, const json& extra) {
+  json body = {{"model", options.model}};
+  if (options.dataset.chat) {
+    body["messages"] = json::array({{{"role", "user"}, {"content", prompt.content}}});
+  } else {
+    body["prompt"] = prompt.content;
+  }
+  body.update({{"temperature", 0.0},
+               {"max_tokens", prompt.max_tokens},
+               {"ignore_eos", !options.disable_ignore_eos},
+               {"stream", !options.disable_stream}});
+  if (!options.disable_stream) body["stream_options"] = {{"include_usage", true}};
+  body.update(extra);
+  return to_text(body);
+}
+
+// Warm-up: sends the first request several times at once, so that one-time costs are not measured.
+Status warm_up(const ServingOptions& options, const std::string& body) {
+  LoadOptions load = options.load;
+  load.request_rate = std::numeric_limits<double>::infinity();
+  load.max_concurrency = 0;
+  const auto run =
+      run_load(load, std::vector<std::string>(static_cast<size_t>(options.warmup_requests), body));
+  if (!run.ok()) return run.status();
+  for (const ServingAnswer& answer : run->answers) {
+    if (!answer.error.ok()) return unavailable("warm-up: " + answer.error.message());
+  }
+  return {};
+}
+
+json describe(const ServingOptions& options, const ServingReport& report) {
+  const DatasetOptions& d = options.dataset;
+  json result = {{"tag", options.tag},
+                 {"backend", options.backend},
+                 {"model", options.model},
+                 {"dataset_name", d.name},
+                 {"num_prompts", report.completed + report.failed},
+                 {"request_rate", nullptr},
+                 {"max_concurrency", nullptr},
+                 {"random_input_len", d.random_input_len},
+                 {"random_output_len", d.random_output_len},
+                 {"random_range_ratio", d.random_range_ratio},
+                 {"seed", d.seed}};
+  if (std::isfinite(options.load.request_rate)) result["request_rate"] = options.load.request_rate;
+  if (options.load.max_concurrency > 0) result["max_concurrency"] = options.load.max_concurrency;
+  result.update(to_json(report));
+  return result;
+}
+
+void add_details(json& result, const LoadRun& run, const std::vector<AskedTokens>& asked) {
+  for (const char* key : {"input_lens", "output_lens", "ttfts", "itls", "generated_texts", "errors"})
+    result[key] = json::array();
+  for (size_t i = 0; i < run.answers.size(); ++i) {
+    const ServingAnswer& answer = run.answers[i];
+    result["input_lens"].push_back(answer.has_usage ? answer.prompt_tokens : asked[i].prompt);
+    result["output_lens"].push_back(answer.output_tokens);
+    result["ttfts"].push_back(answer.first_text_s < 0 ? json() : json(answer.first_text_s));
+    result["itls"].push_back(answer.gaps_s);
+    result["generated_texts"].push_back(answer.text);
+    result["errors"].push_back(answer.error.message());
+  }
+}
+
+Status append_line(const std::string& path, const std::string& line) {
+  if (path.empty()) return {};
+  std::ofstream file(path, std::ios::binary | std::ios::app);
+  file << line << "\n";
+  file.close();
+  return file ? Status() : not_found("cannot write " + path);
+}
+
+void print_head(const ServingOptions& options) {
+  const LoadOptions& load = options.load;
+  fmt::print(options.prints(), "\n{:=^50}\n{:<40} {:<10}\n{:<40} {:<10}\n{:<40} {:<10}\n",
+             " Serving Benchmark Result ", "Backend:", options.backend,
+             "Traffic request rate:", load.request_rate, "Max request concurrency:",
+             load.max_concurrency > 0 ? std::to_string(load.max_concurrency) : "not set");
+}
+
+// Prints each distinct error with its count.
+Status name_failures(const LoadRun& run) {
+  std::map<std::string, int64_t> counts;
+  int64_t failed = 0;
+  for (const ServingAnswer& answer : run.answers) {
+    if (answer.error.ok()) continue;
+    ++counts[answer.error.message()];
+    ++failed;
+  }
+  for (const auto& [message, count] : counts) fmt::print(stderr, "failed, {} x: {}\n", count, message);
+  if (failed == 0) return {};
+  return unavailable(fmt::format("{} of {} requests failed", failed, run.answers.size()));
+}
+
+// Raises the file limit to allow as many connections as possible.
+void raise_file_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+Result<json> parse_extra(const std::string& text) {
+  if (text.empty()) return json(json::object());
+  json extra = json::parse(text, nullptr, false);
+  if (!extra.is_object()) return invalid_argument("extra-request-body=" + text + " must be a JSON object");
+  return extra;
+}
+
+Status prepare(ServingOptions& options) {
+  if (options.base_url.empty()) options.base_url = fmt::format("http://{}:{}", options.host, options.port);
+  if (options.load.api_key.empty()) {
+    const char* key = std::getenv("OPENAI_API_KEY");
+    options.load.api_key = key == nullptr ? "" : key;
+  }
+  const auto url = parse_server_url(options.base_url);
+  if (!url.ok()) return url.status();
+  options.load.url = *url;
+  options.load.stream = !options.disable_stream;
+  options.load.seed = options.dataset.seed;
+  options.dataset.chat = options.backend.ends_with("-chat");
+  options.load.path = options.dataset.chat ? "/v1/chat/completions" : "/v1/completions";
+  if ((options.dataset.name == "file") != !options.dataset.path.empty())
+    return invalid_argument("--dataset-name file and --dataset-path go together");
+  raise_file_limit();
+  return ask_server(options);
+}
+
+Status bench_serving(ServingOptions& options) {
+  if (Status status = prepare(options); !status.ok()) return status;
+  const auto extra = parse_extra(options.extra_body);
+  if (!extra.ok()) return extra.status();
+  const auto prompts = make_prompts(options.dataset);
+  if (!prompts.ok()) return prompts.status();
+  std::vector<std::string> bodies;
+  std::vector<AskedTokens> asked;
+  for (const ServingPrompt& prompt : *prompts) {
+    bodies.push_back(make_body(options, prompt, *extra));
+    asked.push_back({prompt.num_ids, options.disable_ignore_eos ? 0 : prompt.max_tokens});
+  }
+  if (Status status = warm_up(options, bodies[0]); !status.ok()) return status;
+  const auto run = run_load(options.load, bodies);
+  if (!run.ok()) return run.status();
+
+  const ServingReport report = make_serving_report(*run, asked);
+  print_head(options);
+  print_report(options.prints(), report);
+  fmt::print(options.prints(), "{:=^50}\n", "");
+  json result = describe(options, report);
+  if (options.output_details) add_details(result, *run, asked);
+  if (options.json_to_stdout) fmt::print("{}\n", to_text(result));
+  if (Status status = append_line(options.output_file, to_text(result)); !status.ok()) return status;
+  return name_failures(*run);
+}
+
+void add_dataset_flags(CLI::App& verb, DatasetOptions& d) {
+  const auto flag = [&verb](const char* names, auto& value, const char* help) {
+    return verb.add_option(names, value, help)->group("Requests")->capture_default_str();
+  };
+  flag("--dataset-name", d.name, "random, or file")->check(CLI::IsMember({"random", "file"}));
+  flag("--dataset-path", d.path,
+       R"(JSON lines with "prompt", a text or token ids, and optionally "max_tokens")");
+  flag("--num-prompts", d.num_prompts, "requests; with a file at most its number of lines")
+      ->check(CLI::Range(1, 1 << 24));
+  flag("--random-input-len", d.random_input_len, "tokens per prompt; for a chat, words")
+      ->check(CLI::Range(1, 1 << 24));
+  flag("--random-output-len", d.random_output_len, "tokens per output")->check(CLI::Range(1, 1 << 24));
+  flag("--random-range-ratio", d.random_range_ratio, "lengths are uniform in [ratio * length, length]")
+      ->check(CLI::Range(0.0, 1.0));
+  flag("--vocab-size", d.vocab_size,
+       "exclusive upper bound of random token ids; 0: as reported by the server")
+      ->check(CLI::NonNegativeNumber);
+  flag("--seed", d.seed, "seed of prompts, lengths and arrival times");
+}
+
+}  // namespace
+
+void add_bench_serving(CLI::App& bench, int& exit_code) {
+  CLI::App* verb =
+      bench.add_subcommand("serving", "Send requests to any OpenAI-compatible server and measure it");
+  auto options = std::make_shared<ServingOptions>();
+  ServingOptions& o = *options;
+  const auto flag = [verb](const char* names, auto& value, const char* help) {
+    return verb->add_option(names, value, help)->capture_default_str();
+  };
+  flag("--backend", o.backend, "sglang-oai and vllm: /v1/completions; with -chat: /v1/chat/completions")
+      ->check(CLI::IsMember({"sglang-oai", "sglang-oai-chat", "vllm", "vllm-chat"}));
+  flag("--base-url", o.base_url, "server URL, such as http://127.0.0.1:30000; overrides --host and --port");
+  flag("--host", o.host, "of the server");
+  flag("--port", o.port, "of the server");
+  flag("--api-key", o.load.api_key, "the server's API key; default: environment variable OPENAI_API_KEY");
+  flag("--model", o.model, "model name; default: the server's first model");
+  add_dataset_flags(*verb, o.dataset);
+  flag("--request-rate", o.load.request_rate, "requests per second, at random times; inf: all at once")
+      ->check([](const std::string& text) {
+        double rate = 0;
+        const bool is_number = CLI::detail::lexical_cast(text, rate);
+        return is_number && rate >= kLeastRate
+                   ? std::string()
+                   : fmt::format("{} must be inf or at least {}", text, kLeastRate);
+      });
+  flag("--max-concurrency", o.load.max_concurrency, "maximum requests in flight; 0: no limit")
+      ->check(CLI::NonNegativeNumber);
+  flag("--warmup-requests", o.warmup_requests, "copies of the first request sent beforehand, not measured")
+      ->check(CLI::Range(0, 4096));
+  flag("--timeout", o.load.timeout_s, "seconds without any byte after which a request fails")
+      ->check(CLI::Range(0.001, 1e6));
+  verb->add_flag("--disable-stream", o.disable_stream,
+                 "request whole responses: no time to first token, no time between tokens");
+  verb->add_flag("--disable-ignore-eos", o.disable_ignore_eos,
+                 "outputs may end before their requested length");
+  flag("--extra-request-body", o.extra_body, "JSON object whose fields are added to each request");
+  flag("--output-file", o.output_file, "file that the result is appended to as a line of JSON");
+  verb->add_flag("--output-details", o.output_details,
+                 "add lengths, times and texts of each request to the result");
+  flag("--tag", o.tag, "text stored with the result");
+  verb->add_flag("--json", o.json_to_stdout, "print the result to stdout; other output goes to stderr");
+  verb->callback([options, &exit_code] {
+    const Status status = bench_serving(*options);
+    exit_code = status.ok() ? kExitOk : report_error(status);
+  });
+}
+
+}  // namespace fp4moe

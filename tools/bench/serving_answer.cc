@@ -1,0 +1,111 @@
+#include "bench/serving_answer.h"
+
+#include <nlohmann/json.hpp>
+
+#include "server/http/excerpt.h"
+
+namespace fp4moe {
+
+namespace {
+
+using json = nlohmann::json;
+
+constexpr size_t kMaxShownBytes = 300;  // of an unexpected event or body, in the error
+
+Status unexpected(const std::string& what, const std::string& bytes) {
+  return data_loss(what + ": " + excerpt(bytes, kMaxShownBytes));
+}
+
+// The text of a choice of a completion, chat message or chat delta, including reasoning.
+std::string text_of(const json& choice) {
+  const auto string_at = [](const json& object, const char* name) {
+    const auto found = object.find(name);
+    return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
+  };
+  for (const char* name : {"delta", "message"}) {
+    const auto found = choice.find(name);
+    if (found != choice.end() && found->is_object())
+      return string_at(*found, "reasoning_content") + string_at(*found, "content");
+  }
+  return string_at(choice, "text");
+}
+
+// Adds the text and usage of a response or event to `answer`; returns the text.
+std::string take(const json& reply, ServingAnswer& answer) {
+  const auto usage = reply.find("usage");
+  if (usage != reply.end() && usage->is_object()) {
+    answer.prompt_tokens = usage->at("prompt_tokens").get<int64_t>();
+    answer.output_tokens = usage->at("completion_tokens").get<int64_t>();
+    answer.has_usage = true;
+  }
+  const json& choices = reply.at("choices");
+  std::string text = choices.empty() ? "" : text_of(choices.at(0));
+  answer.text += text;
+  return text;
+}
+
+}  // namespace
+
+void AnswerReader::read(std::string_view bytes, double seconds) {
+  for (const std::string& data : events_.read(bytes)) {
+    if (!is_over()) on_event(data, seconds);
+  }
+}
+
+void AnswerReader::on_event(const std::string& data, double seconds) {
+  is_done_ = data == "[DONE]";
+  if (is_done_) return;
+  const json event = json::parse(data, nullptr, false);
+  if (!event.is_object()) {
+    answer_.error = unexpected("an event is not a JSON object", data);
+    return;
+  }
+  if (event.contains("error")) {
+    answer_.error = internal_error("the stream ended with an error: " + excerpt(data, kMaxShownBytes));
+    return;
+  }
+  try {
+    if (take(event, answer_).empty()) return;
+  } catch (const json::exception& error) {
+    answer_.error = unexpected(std::string("unexpected event (") + error.what() + ")", data);
+    return;
+  }
+  if (!answer_.has_usage) ++answer_.output_tokens;
+  if (answer_.first_text_s < 0) {
+    answer_.first_text_s = seconds;
+  } else {
+    answer_.gaps_s.push_back(seconds - latest_text_s_);
+  }
+  latest_text_s_ = seconds;
+}
+
+ServingAnswer AnswerReader::finish(const Status& closed, double seconds) {
+  answer_.latency_s = seconds;
+  if (answer_.error.ok() && !is_done_) {
+    answer_.error = closed.ok() ? data_loss("the stream ended without [DONE]") : closed;
+    answer_.error = answer_.error.with_context("after " + std::to_string(answer_.output_tokens) +
+                                               (answer_.has_usage ? " tokens" : " pieces of text"));
+  }
+  return std::move(answer_);
+}
+
+ServingAnswer read_whole_answer(const std::string& body, double seconds) {
+  ServingAnswer answer;
+  answer.latency_s = seconds;
+  const json reply = json::parse(body, nullptr, false);
+  if (!reply.is_object()) {
+    answer.error = unexpected("the response is not a JSON object", body);
+    return answer;
+  }
+  try {
+    take(reply, answer);
+    if (!answer.has_usage)
+      answer.error =
+          unexpected("the response has no usage, and only a stream can be counted without it", body);
+  } catch (const json::exception& error) {
+    answer.error = unexpected(std::string("unexpected response (") + error.what() + ")", body);
+  }
+  return answer;
+}
+
+}  // namespace fp4moe

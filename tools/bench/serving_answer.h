@@ -1,0 +1,47 @@
+// One response of an OpenAI-compatible server as a load client sees it: when text arrived, the number of
+// tokens, and any error.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bench/event_reader.h"
+#include "fp4moe/status.h"
+
+namespace fp4moe {
+
+struct ServingAnswer {
+  Status error;                // why the response is incomplete, else ok
+  double first_text_s = -1;    // from sending to the first text; -1: not streamed, or no text
+  double latency_s = 0;        // from sending to the end
+  std::vector<double> gaps_s;  // times between consecutive pieces of text
+  std::string text;
+  bool has_usage = false;      // the token counts are the server's own
+  int64_t prompt_tokens = -1;  // -1: unknown
+  int64_t output_tokens = 0;   // without usage: pieces of text, each of several tokens or part of one
+};
+
+// Reads an event stream. A stream is complete when it ends with [DONE].
+class AnswerReader {
+ public:
+  // `seconds`: time since the request was sent.
+  void read(std::string_view bytes, double seconds);
+  bool is_over() const { return is_done_ || !answer_.error.ok(); }
+  // `closed`: why the connection ended; ok if the HTTP message is complete.
+  ServingAnswer finish(const Status& closed, double seconds);
+
+ private:
+  void on_event(const std::string& data, double seconds);
+
+  EventReader events_;
+  ServingAnswer answer_;
+  double latest_text_s_ = 0;
+  bool is_done_ = false;
+};
+
+// Reads a response that is one JSON object; it must have usage.
+ServingAnswer read_whole_answer(const std::string& body, double seconds);
+
+}  // namespace fp4moe

@@ -1,0 +1,96 @@
+// fp4moe backends: for every runner x a2a x ranks, the numerics and runner, or the refusal.
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "base/check.h"
+#include "inspect/backend_matrix.h"
+#include "io/config/model_config.h"
+#include "io/file.h"
+#include "model/plan_model.h"
+#include "moe/plan/plan.h"
+#include "verb.h"
+
+namespace fp4moe {
+namespace {
+
+struct BackendsFlags {
+  EngineConfig engine;
+  std::string scores;
+  bool json = false, markdown = false;
+};
+
+// The problems to plan: the model's MoE layers, or gpt-oss-sized layers in both formats.
+Result<std::vector<MoeProblem>> problems(const EngineConfig& engine) {
+  if (!engine.model_path.empty()) {
+    FP4MOE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(engine.model_path));
+    FP4MOE_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(config, engine));
+    return std::vector<MoeProblem>{plan.moe.problem()};
+  }
+  return std::vector<MoeProblem>{gpt_oss_problem(Fp4Format::kMxfp4), gpt_oss_problem(Fp4Format::kNvfp4)};
+}
+
+void print_text(const MoeProblem& problem) {
+  const Result<MoePlan> plan = plan_moe(problem, {});
+  std::printf("%s\n", plan.ok() ? describe(*plan).c_str() : plan.status().message().c_str());
+  std::printf("%s\n", matrix_text(backend_matrix(problem), /*markdown=*/false).c_str());
+}
+
+nlohmann::json to_json(const MoeProblem& problem) {
+  return {{"format", fp4_format_name(problem.format)},
+          {"hidden_size", problem.hidden_size},
+          {"intermediate_size", problem.intermediate_size},
+          {"num_experts", problem.num_experts},
+          {"top_k", problem.top_k},
+          {"device", device_kind_name(problem.device)},
+          {"isa", isa_name(problem.isa)},
+          {"backends", matrix_json(backend_matrix(problem))}};
+}
+
+// Null if the file does not exist.
+Result<nlohmann::json> read_scores(const std::string& path) {
+  constexpr int64_t kMaxBytes = 16 << 20;
+  if (path.empty()) return nlohmann::json();
+  FP4MOE_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kMaxBytes));
+  nlohmann::json scores = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!scores.is_object() || !scores.contains("rows") || !scores["rows"].is_array())
+    return data_loss(path + ": expected a JSON object with an array \"rows\"");
+  return scores;
+}
+
+Status run_backends(const BackendsFlags& flags) {
+  if (flags.markdown) {
+    FP4MOE_ASSIGN_OR_RETURN(const nlohmann::json scores, read_scores(flags.scores));
+    std::printf("%s", backends_document(scores).c_str());
+    return {};
+  }
+  FP4MOE_ASSIGN_OR_RETURN(const std::vector<MoeProblem> asked, problems(flags.engine));
+  nlohmann::json all = nlohmann::json::array();
+  for (const MoeProblem& problem : asked) {
+    if (flags.json)
+      all.push_back(to_json(problem));
+    else
+      print_text(problem);
+  }
+  if (flags.json) std::printf("%s\n", all.dump(2).c_str());
+  return {};
+}
+
+}  // namespace
+
+void add_backends(CLI::App& app, int& exit_code) {
+  CLI::App* verb =
+      app.add_subcommand("backends", "which backends run on this machine, and why others do not");
+  auto flags = std::make_shared<BackendsFlags>();
+  verb->add_option("--model,--model-path", flags->engine.model_path, "plan this checkpoint's MoE layers");
+  verb->add_option("--dtype", flags->engine.dtype, "activations: auto, bfloat16 or float32");
+  verb->add_option("--device", flags->engine.device, "auto, cpu or cuda");
+  CLI::Option* json = verb->add_flag("--json", flags->json, "print JSON");
+  verb->add_flag("--markdown", flags->markdown, "print docs/backends.md")->excludes(json);
+  verb->add_option("--scores", flags->scores, "--markdown: file written by accuracy_matrix.py");
+  verb->callback([flags, &exit_code] {
+    if (const Status status = run_backends(*flags); !status.ok()) exit_code = report_error(status);
+  });
+}
+
+}  // namespace fp4moe

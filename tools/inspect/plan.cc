@@ -1,0 +1,147 @@
+// fp4moe plan: what would run, and each rank's memory, computed from the configuration and tensor headers.
+#include <cinttypes>
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "base/check.h"
+#include "bench/model_costs.h"
+#include "engine/ranks/comm_memory.h"
+#include "engine/ranks/rank_config.h"
+#include "engine/schedule/dp_scheduler.h"
+#include "engine/startup/memory_plan.h"
+#include "io/checkpoint/unused_tensors.h"
+#include "io/write/dummy_checkpoint.h"
+#include "moe/transport/a2a.h"
+#include "verb.h"
+
+namespace fp4moe {
+namespace {
+
+using Report = nlohmann::ordered_json;
+
+struct PlanFlags {
+  EngineConfig engine;
+  bool json = false;
+};
+
+Report flags_report(const EngineConfig& f) {
+  return {{"moe_runner_backend", f.moe_runner_backend},
+          {"moe_a2a_backend", f.moe_a2a_backend},
+          {"fp4_compute", f.fp4_compute},
+          {"fp4_act_scales", f.fp4_act_scales},
+          {"dense_quant", f.dense_quant},
+          {"deepep_mode", f.deepep_mode},
+          {"deepep_dispatcher_output_dtype", f.deepep_dispatcher_output_dtype},
+          {"flashinfer_dispatcher_output_dtype", f.flashinfer_dispatcher_output_dtype},
+          {"tp_size", f.tp_size},
+          {"ep_size", f.ep_size},
+          {"dp_size", f.dp_size},
+          {"enable_dp_attention", f.enable_dp_attention},
+          {"a2a_memory_budget", f.a2a_memory_budget}};
+}
+
+// In bytes, per rank.
+Result<Report> ranks_report(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan,
+                            const CommMemory& comm, int64_t num_kv_pages) {
+  Report ranks = Report::array();
+  for (int rank = 0; rank < plan.moe.problem().layout.tp; ++rank) {
+    ModelPlan at = plan;
+    at.moe = plan.moe.at_rank(rank);
+    ranks.push_back(
+        {{"rank", rank},
+         {"weight_bytes", plan.device() == DeviceKind::kCuda ? device_weight_bytes(checkpoint, config, at)
+                                                             : rank_weight_bytes(checkpoint, config, at)},
+         {"kv_bytes", num_kv_pages * KvCache::bytes_per_page(config, plan.act_dtype, plan.flags.page_size,
+                                                             at.moe.problem().layout)},
+         {"comm_heap_bytes", comm.heap_bytes},
+         {"a2a_bytes", comm.a2a_bytes}});
+  }
+  return ranks;
+}
+
+Result<Report> make_report(const EngineConfig& given) {
+  FP4MOE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(given.model_path));
+  FP4MOE_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(config, given));
+  const EngineConfig& flags = plan.flags;
+  const int dp = plan.moe.problem().layout.dp;
+  const SchedulerLimits limits =
+      group_limits({flags.max_running_requests, flags.chunked_prefill_size, flags.max_prefill_tokens}, dp);
+  const RankGroupOptions options{
+      .max_batch_tokens = limits.max_prefill_tokens + limits.max_running_requests,
+      .max_logit_rows = dp * limits.max_running_requests,
+  };
+  FP4MOE_ASSIGN_OR_RETURN(const CommMemory comm,
+                          comm_memory(plan.moe, step_limits(config, plan, flags, options)));
+  FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
+                          open_weights(flags.model_path, flags.load_format, config));
+  FP4MOE_RETURN_IF_ERROR(check_unused_tensors(checkpoint, config, flags.allow_unused_tensors));
+  FP4MOE_ASSIGN_OR_RETURN(MemoryProblem problem, memory_problem(checkpoint, config, plan, flags));
+  problem.comm_bytes = comm.heap_bytes * local_ranks(plan);
+  FP4MOE_ASSIGN_OR_RETURN(const MemoryPlan memory, plan_memory(problem, flags));
+  FP4MOE_ASSIGN_OR_RETURN(Report ranks, ranks_report(checkpoint, config, plan, comm, memory.num_kv_pages));
+  const UnusedTensors unused = find_unused_tensors(checkpoint, config);
+  return Report{{"model", flags.model_path},
+                {"architecture", config.architecture},
+                {"quantization", quantization_name(config.quant)},
+                {"unused_tensors", unused.in_model.size() + unused.elsewhere.size()},
+                {"moe", summary(plan.moe)},
+                {"flags", flags_report(flags)},
+                {"device", device_kind_name(plan.device())},
+                {"ranks", ranks},
+                {"work_bytes", problem.work_bytes},
+                {"available_bytes", memory.available_bytes},
+                {"budget_bytes", memory.budget_bytes},
+                {"kv_tokens", memory.num_kv_pages * flags.page_size * dp},
+                {"context_length", memory.context_length},
+                {"weight_bytes_per_token",
+                 std::llround(model_costs(checkpoint, config, plan.dense_quant).step_bytes(1))},
+                {"kv_bytes_per_token",
+                 KvCache::bytes_per_page(config, plan.act_dtype, flags.page_size) / flags.page_size}};
+}
+
+void print_text(const Report& r) {
+  const auto size = [](const Report& bytes) { return size_string(bytes.get<int64_t>()); };
+  std::printf("%s: %s, %s\nMoE   %s\n", r["model"].get<std::string>().c_str(),
+              r["architecture"].get<std::string>().c_str(), r["quantization"].get<std::string>().c_str(),
+              r["moe"].get<std::string>().c_str());
+  if (r["unused_tensors"] != 0)
+    std::printf("%s tensors of the checkpoint are not used; `fp4moe inspect` names them\n",
+                r["unused_tensors"].dump().c_str());
+  for (const Report& rank : r["ranks"])
+    std::printf("rank %" PRId64 ": weights %s, KV pool %s, comm heap %s (a2a %s)\n",
+                rank["rank"].get<int64_t>(), size(rank["weight_bytes"]).c_str(),
+                size(rank["kv_bytes"]).c_str(), size(rank["comm_heap_bytes"]).c_str(),
+                size(rank["a2a_bytes"]).c_str());
+  if (r["device"] == "cuda")
+    std::printf("GPU: %s free, activations and workspaces %s\n", size(r["available_bytes"]).c_str(),
+                size(r["work_bytes"]).c_str());
+  std::printf("available %s, for weights, heaps and KV pool %s\nKV pool %" PRId64 " tokens, context %" PRId64
+              "\n",
+              size(r["available_bytes"]).c_str(), size(r["budget_bytes"]).c_str(),
+              r["kv_tokens"].get<int64_t>(), r["context_length"].get<int64_t>());
+  std::printf("a decoded token reads %s of weights, and %" PRId64
+              " bytes of KV cache for each token before it\n",
+              size(r["weight_bytes_per_token"]).c_str(), r["kv_bytes_per_token"].get<int64_t>());
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app, int& exit_code) {
+  CLI::App* verb =
+      app.add_subcommand("plan", "show each rank's memory and the chosen backends without loading the model");
+  auto flags = std::make_shared<PlanFlags>();
+  add_engine_flags(*verb, flags->engine);
+  verb->add_flag("--json", flags->json, "print JSON");
+  verb->callback([flags, &exit_code] {
+    const Result<Report> report = make_report(flags->engine);
+    if (!report.ok())
+      exit_code = report_error(report.status());
+    else if (flags->json)
+      std::printf("%s\n", report->dump(1, ' ', false, Report::error_handler_t::replace).c_str());
+    else
+      print_text(*report);
+  });
+}
+
+}  // namespace fp4moe

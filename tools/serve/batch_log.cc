@@ -1,0 +1,51 @@
+#include "serve/batch_log.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+namespace fp4moe {
+
+void BatchLog::tick(const EngineStats& now) {
+  using json = nlohmann::ordered_json;
+  const EngineStats last = std::exchange(last_, now);
+  if (interval_ <= 0) return;
+  const double usage = static_cast<double>(now.num_used_tokens) /
+                       static_cast<double>(std::max<int64_t>(now.max_total_num_tokens, 1));
+  if (now.num_prompts_total > last.num_prompts_total) {
+    const int64_t prompts = now.num_prompts_total - last.num_prompts_total;
+    const int64_t cached = now.cached_tokens_total - last.cached_tokens_total;
+    const int64_t tokens = now.prompt_tokens_total - last.prompt_tokens_total - cached;
+    log_.event("batch.prefill",
+               fmt::format("Prefill batch, #new-seq: {}, #new-token: {}, #cached-token: {}, token usage: "
+                           "{:.2f}, #running-req: {}, #queue-req: {}",
+                           prompts, tokens, cached, usage, now.num_running_reqs, now.num_queue_reqs),
+               json{{"num_new_seq", prompts},
+                    {"num_new_tokens", tokens},
+                    {"num_cached_tokens", cached},
+                    {"token_usage", usage},
+                    {"num_running_reqs", now.num_running_reqs},
+                    {"num_queue_reqs", now.num_queue_reqs}}
+                   .dump());
+  }
+  if (now.num_running_reqs == 0) return;
+  steps_ += static_cast<double>(now.generation_tokens_total - last.generation_tokens_total) /
+            static_cast<double>(now.num_running_reqs);
+  if (steps_ < static_cast<double>(interval_)) return;
+  steps_ = 0;
+  log_.event(
+      "batch.decode",
+      fmt::format("Decode batch, #running-req: {}, #token: {}, token usage: {:.2f}, gen throughput "
+                  "(token/s): {:.2f}, #queue-req: {}",
+                  now.num_running_reqs, now.num_used_tokens, usage, now.gen_throughput, now.num_queue_reqs),
+      json{{"num_running_reqs", now.num_running_reqs},
+           {"num_used_tokens", now.num_used_tokens},
+           {"token_usage", usage},
+           {"gen_throughput", now.gen_throughput},
+           {"num_queue_reqs", now.num_queue_reqs}}
+          .dump());
+}
+
+}  // namespace fp4moe

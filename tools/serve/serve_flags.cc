@@ -1,0 +1,158 @@
+#include "serve/serve_flags.h"
+
+#include <fstream>
+
+#include "config_file.h"
+
+namespace fp4moe {
+
+namespace {
+
+Status read_key_file(const std::string& flag, const std::string& path, std::vector<std::string>& keys) {
+  std::ifstream file(path);
+  if (!file) return not_found(flag + " " + path + ": cannot be read");
+  const size_t before = keys.size();
+  for (std::string line; std::getline(file, line);) {
+    line.erase(line.find_last_not_of(" \t\r") + 1);
+    line.erase(0, line.find_first_not_of(" \t"));
+    if (!line.empty() && line[0] != '#') keys.push_back(line);
+  }
+  if (keys.size() == before)
+    return invalid_argument(flag + " " + path + ": has no key; expected one per line");
+  return {};
+}
+
+void add_http_flags(CLI::App& verb, ServeOptions& options) {
+  ServerConfig& s = options.server;
+  add_listener_flags(verb, s);
+  const auto flag = [&verb](const std::string& name, auto& value, const std::string& help) {
+    return verb.add_option(name, value, help)->capture_default_str()->group("HTTP");
+  };
+  flag("--unix-socket-mode", options.unix_socket_mode, "permissions of unix:/path, in octal");
+  flag("--http-threads", s.http_threads,
+       "threads that parse requests, 2 to 256; 0: a quarter of the cores, 2 to 8");
+  flag("--max-body-bytes", s.max_body_bytes, "maximum bytes of the body of one HTTP request");
+  flag("--max-buffered-bytes", s.max_buffered_bytes,
+       "maximum bytes of all requests being received or parsed, at least --max-body-bytes; beyond it the "
+       "largest request gets 503");
+  flag("--stream-keep-alive", s.keep_alive_seconds,
+       "seconds after which an idle stream gets a comment; 0: never")
+      ->check(CLI::Range(0.0, 1e6));
+  verb.add_flag("--strict-requests", s.strict_requests, "refuse requests with unknown fields")->group("HTTP");
+  flag("--drain-timeout", options.drain_timeout, "seconds that running requests get after SIGTERM")
+      ->check(CLI::Range(0.0, 1e6));
+}
+
+void add_disaggregation_flags(CLI::App& verb, ServeOptions& options) {
+  EngineConfig& e = options.engine;
+  const auto flag = [&verb](const std::string& name, auto& value, const std::string& help) {
+    return verb.add_option(name, value, help)->capture_default_str()->group("Disaggregation");
+  };
+  flag("--disaggregation-mode", e.disaggregation_mode,
+       "null; prefill: compute prompts for decode nodes; decode: continue from there. See `fp4moe router`");
+  flag("--disaggregation-bootstrap-port", e.disaggregation_bootstrap_port,
+       "prefill: port of --host where decode nodes fetch KV pages; 0: any free port")
+      ->check(CLI::Range(0, 65535));
+  flag("--disaggregation-timeout", e.disaggregation_timeout,
+       "prefill: seconds that KV pages are held for a decode node that does not fetch them")
+      ->check(CLI::Range(0.1, 1e6));
+  verb.add_option("--disaggregation-secret-file", e.disaggregation_secret_file,
+                  "file with the secret that all nodes share; required beyond loopback addresses")
+      ->group("Disaggregation");
+  flag("--disaggregation-allowed-hosts", e.disaggregation_allowed_hosts,
+       "decode: prefill nodes that requests may name, HOST, HOST:PORT or *; default: loopback addresses")
+      ->delimiter(',')
+      ->allow_extra_args(false);  // the next word may be the model
+  flag("--disaggregation-max-connections", e.disaggregation_max_connections,
+       "prefill: maximum connected decode nodes; decode: maximum remembered prefill nodes")
+      ->check(CLI::Range(1, 65536));
+  flag("--disaggregation-io-timeout", e.disaggregation_io_timeout,
+       "seconds that another node's hello or frame may take; a frame gets 1 s more per 256 KiB")
+      ->check(CLI::Range(0.1, 1e6));
+}
+
+void add_key_flags(CLI::App& verb, ServeOptions& options) {
+  const auto flag = [&verb](const std::string& name, std::string& value, const std::string& help) {
+    return verb.add_option(name, value, help)->group("Keys");
+  };
+  flag("--api-key", options.api_key,
+       "key that clients must send; other users of the machine can see it, so prefer --api-key-file");
+  flag("--api-key-file", options.api_key_file, "file with such keys, one per line");
+  flag("--admin-api-key", options.admin_api_key, "key for administrative routes, such as /abort_request");
+  flag("--admin-api-key-file", options.admin_api_key_file, "file with such keys, one per line");
+}
+
+void add_log_flags(CLI::App& verb, ServeOptions& options) {
+  const auto flag = [&verb](const std::string& name, auto& value, const std::string& help) {
+    return verb.add_option(name, value, help)->capture_default_str()->group("Logs and metrics");
+  };
+  flag("--log-level", options.log_level, "debug, info, warning or error; debug logs a line for each response")
+      ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
+  flag("--log-format", options.log_format, "text, or json: one object per line")
+      ->check(CLI::IsMember({"text", "json"}));
+  verb.add_flag("--log-requests", options.log_requests, "log the start and end of each request")
+      ->group("Logs and metrics");
+  flag("--log-requests-level", options.server.log_requests_level,
+       "0: ids and sizes, 1: plus sampling parameters, 2: plus texts up to 2048 bytes, 3: plus full texts")
+      ->check(CLI::Range(0, 3));
+  flag("--decode-log-interval", options.decode_log_interval,
+       "decode steps between two log lines; 0: no batch log lines")
+      ->check(CLI::NonNegativeNumber);
+  flag("--metrics-prefix", options.server.metrics_prefix, "prefix of the names in /metrics");
+}
+
+}  // namespace
+
+void add_listener_flags(CLI::App& verb, ServerConfig& http) {
+  const auto flag = [&verb](const std::string& name, auto& value, const std::string& help) {
+    return verb.add_option(name, value, help)->capture_default_str()->group("HTTP");
+  };
+  flag("--host", http.host, "address to listen on, or unix:/path for a socket in the file system");
+  flag("--port", http.port, "port to listen on; 0: any free port");
+  flag(
+      "--cors-allow-origins,--allowed-origins", http.cors_allow_origins,
+      "origins of web pages that may send requests, such as https://chat.example.org; others get 403; *: all")
+      ->delimiter(',')
+      ->allow_extra_args(false);  // the next word may be the model
+  flag("--allowed-hosts", http.allowed_hosts,
+       "names that the Host header may contain besides localhost and loopback addresses, such as "
+       "chat.example.org; checked if given or if --host is a loopback address; *: any")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  flag("--max-connections", http.max_connections, "maximum connected clients; further clients get 503");
+}
+
+Status read_mode(ServeOptions& options) {
+  const std::string& text = options.unix_socket_mode;
+  const bool is_octal =
+      !text.empty() && text.size() <= 4 && text.find_first_not_of("01234567") == std::string::npos;
+  if (!is_octal || std::stoi(text, nullptr, 8) > 0777)
+    return invalid_argument("--unix-socket-mode " + text + " is not in 000 to 777");
+  options.server.unix_socket_mode = std::stoi(text, nullptr, 8);
+  return {};
+}
+
+Status read_keys(ServeOptions& options) {
+  ServerConfig& s = options.server;
+  if (!options.api_key.empty()) s.api_keys.push_back(options.api_key);
+  if (!options.admin_api_key.empty()) s.admin_api_keys.push_back(options.admin_api_key);
+  if (!options.api_key_file.empty()) {
+    if (Status status = read_key_file("--api-key-file", options.api_key_file, s.api_keys); !status.ok())
+      return status;
+  }
+  if (options.admin_api_key_file.empty()) return {};
+  return read_key_file("--admin-api-key-file", options.admin_api_key_file, s.admin_api_keys);
+}
+
+void add_serve_flags(CLI::App& verb, ServeOptions& options) {
+  verb.add_option("--config", options.config,
+                  "file of flags without their \"--\": TOML or INI, or flat YAML if named *.yaml");
+  add_engine_flags(verb, options.engine);
+  add_http_flags(verb, options);
+  add_disaggregation_flags(verb, options);
+  add_key_flags(verb, options);
+  add_log_flags(verb, options);
+  add_environment_names(verb);
+}
+
+}  // namespace fp4moe
