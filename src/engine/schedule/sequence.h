@@ -15,8 +15,8 @@
 #include "engine/grammar/answer_grammar.h"
 #include "engine/grammar/grammar_store.h"
 #include "engine/output/answer_text.h"
+#include "engine/output/delta_sink.h"
 #include "engine/output/logit_edits.h"
-#include "engine/output/outlet.h"
 #include "fp4moe/request.h"
 
 namespace fp4moe {
@@ -31,7 +31,7 @@ struct Sequence {
   std::string id;
   std::string client;  // as in Request
   SamplingParams sampling;
-  std::shared_ptr<Outlet> outlet;
+  std::shared_ptr<DeltaSink> sink;
   uint64_t seed = 0;
   AnswerText text;
   LogitEdits edits;

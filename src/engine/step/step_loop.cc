@@ -411,7 +411,7 @@ void StepLoop::deliver(const Sequence& sequence, Delta& delta) {
   delta.prompt_tokens = sequence.num_prompt_tokens;
   delta.cached_tokens = std::max<int64_t>(sequence.num_reused, 0);
   delta.completion_tokens = sequence.num_answer_tokens();
-  sequence.outlet->send(delta);
+  sequence.sink->send(delta);
 }
 
 Delta StepLoop::put_token(Sequence& sequence, SampledToken& token) const {

@@ -198,7 +198,7 @@ class StepLoop {
   std::vector<std::unique_ptr<Sequence>> inbox_;
   std::vector<std::string> cancelled_ids_, released_ids_;
   std::vector<KvNews> news_;
-  std::unordered_map<std::string, std::shared_ptr<Outlet>> active_;  // by id; ids in here are taken
+  std::unordered_map<std::string, std::shared_ptr<DeltaSink>> active_;  // by id; ids in here are taken
   int64_t num_ending_ = 0;  // left active_ since the last publish(); their last delta may not be delivered
                             // yet
   Status failure_;          // not OK: no further step will run

@@ -40,7 +40,7 @@ std::unique_ptr<Sequence> StepLoop::make_sequence(Request request, StopPatterns 
       .id = std::move(request.id),
       .client = std::move(request.client),
       .sampling = sampling,
-      .outlet = std::make_shared<Outlet>(std::move(on_delta)),
+      .sink = std::make_shared<DeltaSink>(std::move(on_delta)),
       .seed = sampling.seed.value_or(derived_seed(options_.random_seed, ordinal)),
       .text = std::move(text),
       .edits = std::move(edits),
@@ -109,7 +109,7 @@ Result<std::string> StepLoop::submit(Request request, DeltaCallback on_delta,
   inbox_.back()->grammar = std::move(grammar);
   if (on_held) inbox_.back()->max_tokens = inbox_.back()->num_prompt_tokens + 1;
   inbox_.back()->on_held = std::move(on_held);
-  active_.emplace(id, inbox_.back()->outlet);
+  active_.emplace(id, inbox_.back()->sink);
   ++stats_.num_queue_reqs;
   mail_.notify_one();
   return id;
@@ -233,15 +233,15 @@ void StepLoop::on_stuck(const std::string& place) {
   const Status failure = internal_error("the engine has been stuck in " + place + after);
   log_error(failure.message());
   for (const std::string& line : note_.lines()) log_error("  " + line);
-  std::vector<std::shared_ptr<Outlet>> outlets;
+  std::vector<std::shared_ptr<DeltaSink>> sinks;
   {
     std::lock_guard lock(mutex_);
     failure_ = failure;
     stuck_ = true;
-    for (const auto& [id, outlet] : active_) outlets.push_back(outlet);
+    for (const auto& [id, sink] : active_) sinks.push_back(sink);
   }
-  for (const auto& outlet : outlets)
-    static_cast<void>(outlet->try_send({.finish_reason = FinishReason::kError, .error = failure.message()}));
+  for (const auto& sink : sinks)
+    static_cast<void>(sink->try_send({.finish_reason = FinishReason::kError, .error = failure.message()}));
   idle_.notify_all();
 }
 

@@ -1,5 +1,5 @@
-// Outlet: delivers a request's deltas to its callback. Nothing is delivered after the last delta, whichever
-// thread sends it.
+// DeltaSink: delivers a request's deltas to its callback. Nothing is delivered after the last delta,
+// whichever thread sends it.
 #pragma once
 
 #include <mutex>
@@ -9,9 +9,9 @@
 
 namespace fp4moe {
 
-class Outlet {
+class DeltaSink {
  public:
-  explicit Outlet(DeltaCallback on_delta) : on_delta_(std::move(on_delta)) {}
+  explicit DeltaSink(DeltaCallback on_delta) : on_delta_(std::move(on_delta)) {}
 
   void send(const Delta& delta) {
     std::lock_guard lock(mutex_);
