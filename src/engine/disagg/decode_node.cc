@@ -20,8 +20,10 @@ std::string name_of(const NodeAddress& address) {
 
 }  // namespace
 
-DecodeNode::DecodeNode(DecodeNodeOptions options, std::function<void(KvNews)> on_news)
-    : options_(std::move(options)), on_news_(std::move(on_news)), budget_(ByteBudget::make(kMessageBytes)) {}
+DecodeNode::DecodeNode(DecodeNodeOptions options, std::function<void(KvEvent)> on_event)
+    : options_(std::move(options)),
+      on_event_(std::move(on_event)),
+      budget_(ByteBudget::make(kMessageBytes)) {}
 
 DecodeNode::~DecodeNode() = default;
 

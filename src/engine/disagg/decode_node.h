@@ -18,7 +18,7 @@
 namespace fp4moe {
 
 // An event of a request that was sent to a prefill node.
-struct KvNews {
+struct KvEvent {
   enum class Kind { kFirstToken, kArrived, kFailed };
   Kind kind = Kind::kFailed;
   uint64_t room = 0;
@@ -42,15 +42,15 @@ class DecodeNode {
  public:
   static constexpr double kIdleSeconds = 600;
 
-  // on_news is called on this object's threads, until its destructor returns.
-  DecodeNode(DecodeNodeOptions options, std::function<void(KvNews)> on_news);
+  // on_event is called on this object's threads, until its destructor returns.
+  DecodeNode(DecodeNodeOptions options, std::function<void(KvEvent)> on_event);
   ~DecodeNode();
 
   // Whether a request may name this prefill node. kInvalidArgument if it is not an address or not in
   // --disaggregation-allowed-hosts. Host names are not resolved.
   Status check(const std::string& prefill_node) const;
   // Sends the request, which must have a seed, to its prefill node. Returns the room in which it is computed;
-  // what happens there is reported as KvNews. Errors as check(); kDoesNotFit: the request is too large for a
+  // what happens there is reported as KvEvent. Errors as check(); kDoesNotFit: the request is too large for a
   // message; kUnavailable: too many prefill nodes, too much data queued for this one, or no thread.
   Result<uint64_t> ask(const Request& request);
   // After the first token: fills the lease's pages from page `first` (which must exist) on. Reports kArrived
@@ -72,7 +72,7 @@ class DecodeNode {
   Result<std::unique_ptr<Peer>> make_peer(const std::string& name, const NodeAddress& address);
 
   const DecodeNodeOptions options_;
-  const std::function<void(KvNews)> on_news_;
+  const std::function<void(KvEvent)> on_event_;
   LogLimit log_limit_;
   std::atomic<int64_t> page_bytes_{0};
   const std::shared_ptr<ByteBudget> budget_;

@@ -91,7 +91,7 @@ void DecodeNode::Peer::end(const Status& status) noexcept {
   }
   for (const auto& [room, r] : rooms)
     static_cast<void>(guarded([&, room = room, id = &r.id]() -> Status {
-      node_.on_news_({.room = room, .id = *id, .status = error});
+      node_.on_event_({.room = room, .id = *id, .status = error});
       return {};
     }));
 }
@@ -139,8 +139,8 @@ Status DecodeNode::Peer::take_in(const KvFrame& frame) {
   if (frame.header.type == KvFrameType::kPage) return take_page(room, found, frame.payload);
   if (frame.header.type == KvFrameType::kFirstToken) {
     FP4MOE_ASSIGN_OR_RETURN(FirstToken first, decode_first_token(frame.payload));
-    node_.on_news_(
-        {.kind = KvNews::Kind::kFirstToken, .room = room, .id = found.id, .first = std::move(first)});
+    node_.on_event_(
+        {.kind = KvEvent::Kind::kFirstToken, .room = room, .id = found.id, .first = std::move(first)});
     return {};
   }
   {
@@ -148,7 +148,7 @@ Status DecodeNode::Peer::take_in(const KvFrame& frame) {
     rooms_.erase(room);
     if (rooms_.empty()) idle_since_ = Clock::now();
   }
-  node_.on_news_({.room = room, .id = found.id, .status = at_peer(decode_failure(frame.payload))});
+  node_.on_event_({.room = room, .id = found.id, .status = at_peer(decode_failure(frame.payload))});
   return {};
 }
 
@@ -163,7 +163,7 @@ Status DecodeNode::Peer::take_page(uint64_t room, const Room& found, std::span<c
   if (const Status status = found.pages->write(page.index, payload.subspan(sizeof page)); !status.ok()) {
     release(room);
     if (status.code() != StatusCode::kCancelled)
-      node_.on_news_({.room = room, .id = found.id, .status = status});
+      node_.on_event_({.room = room, .id = found.id, .status = status});
     return {};
   }
   const bool is_last = page.index + 1 == shape.num_pages();
@@ -173,7 +173,7 @@ Status DecodeNode::Peer::take_page(uint64_t room, const Room& found, std::span<c
   }
   if (!is_last) return {};
   release(room);
-  node_.on_news_({.kind = KvNews::Kind::kArrived, .room = room, .id = found.id});
+  node_.on_event_({.kind = KvEvent::Kind::kArrived, .room = room, .id = found.id});
   return {};
 }
 

@@ -86,7 +86,7 @@ void StepLoop::run() {
 bool StepLoop::take_mail() {
   std::vector<std::unique_ptr<Sequence>> inbox;
   std::vector<std::string> cancelled_ids, released_ids;
-  std::vector<KvNews> all_news;
+  std::vector<KvEvent> events;
   bool aborting, stopping;
   Status failure;
   {
@@ -98,7 +98,7 @@ bool StepLoop::take_mail() {
     inbox.swap(inbox_);
     cancelled_ids.swap(cancelled_ids_);
     released_ids.swap(released_ids_);
-    all_news.swap(news_);
+    events.swap(events_);
     aborting = aborting_;
     stopping = stopping_;
     failure = failure_;
@@ -108,7 +108,7 @@ bool StepLoop::take_mail() {
     compiling_.push_back(std::move(mail));
     if (!compiling_.back()->prefill_node.empty()) ask_prefill_node(*compiling_.back());
   }
-  for (KvNews& news : all_news) take_news(std::move(news));
+  for (KvEvent& event : events) take_event(std::move(event));
   enqueue_compiled(/*all=*/aborting || !failure.ok());
   for (const std::string& id : cancelled_ids)
     if (Sequence* sequence = find(id)) end(*sequence, {.finish_reason = FinishReason::kAbort});
@@ -129,7 +129,7 @@ void StepLoop::wait_for_mail(std::unique_lock<std::mutex>& lock) {
   constexpr std::chrono::milliseconds kLookAgain(20);
   const auto has_work = [this] {
     return (scheduler_.first() && !is_stalled_) || !rows_.empty() || !inbox_.empty() ||
-           !cancelled_ids_.empty() || !released_ids_.empty() || !news_.empty() || has_grammars_ ||
+           !cancelled_ids_.empty() || !released_ids_.empty() || !events_.empty() || has_grammars_ ||
            (aborting_ && !(compiling_.empty() && scheduler_.first() == nullptr)) || flush_wanted_ ||
            stopping_;
   };

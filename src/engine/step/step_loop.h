@@ -125,7 +125,7 @@ class StepLoop {
   void leave_grammar(Sequence& sequence);
   void make_decode_node();
   void ask_prefill_node(Sequence& sequence);
-  void take_news(KvNews news);
+  void take_event(KvEvent event);
   void take_first_token(Sequence& sequence);
   void take_pages(Sequence& sequence);
   void take_all_pages();
@@ -197,7 +197,7 @@ class StepLoop {
   std::condition_variable idle_;
   std::vector<std::unique_ptr<Sequence>> inbox_;
   std::vector<std::string> cancelled_ids_, released_ids_;
-  std::vector<KvNews> news_;
+  std::vector<KvEvent> events_;
   std::unordered_map<std::string, std::shared_ptr<DeltaSink>> active_;  // by id; ids in here are taken
   int64_t num_ending_ = 0;  // left active_ since the last publish(); their last delta may not be delivered
                             // yet

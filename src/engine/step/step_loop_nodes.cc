@@ -17,9 +17,9 @@ void StepLoop::make_decode_node() {
   const int64_t max_page_bytes =
       int64_t{sizeof(KvPageHeader)} + executor_.page_size() * executor_.kv_token_bytes();
   DecodeNodeOptions options{.hello = options_.hello, .max_page_bytes = max_page_bytes, .link = options_.link};
-  decode_node_ = std::make_unique<DecodeNode>(std::move(options), [this](KvNews news) {
+  decode_node_ = std::make_unique<DecodeNode>(std::move(options), [this](KvEvent event) {
     std::lock_guard lock(mutex_);
-    news_.push_back(std::move(news));
+    events_.push_back(std::move(event));
     mail_.notify_one();
   });
 }
@@ -66,31 +66,31 @@ void StepLoop::ask_prefill_node(Sequence& sequence) {
   if (room.ok())
     sequence.room = *room;
   else
-    take_news({.id = sequence.id, .status = room.status()});
+    take_event({.id = sequence.id, .status = room.status()});
 }
 
 // Ignore events for finished requests and abandoned rooms.
-void StepLoop::take_news(KvNews news) {
-  const auto is_meant = [&](const Sequence& s) { return s.id == news.id && s.room == news.room; };
+void StepLoop::take_event(KvEvent event) {
+  const auto is_meant = [&](const Sequence& s) { return s.id == event.id && s.room == event.room; };
   const auto waiting = std::ranges::find_if(compiling_, [&](const auto& s) { return is_meant(*s); });
   const bool is_waiting = waiting != compiling_.end();
-  Sequence* sequence = is_waiting ? waiting->get() : scheduler_.find(news.id);
+  Sequence* sequence = is_waiting ? waiting->get() : scheduler_.find(event.id);
   if (sequence == nullptr || !is_meant(*sequence)) return;
-  if (news.kind == KvNews::Kind::kFirstToken) {
+  if (event.kind == KvEvent::Kind::kFirstToken) {
     if (!is_waiting || sequence->first_token) return;
-    const int32_t id = news.first.token.token_id;
+    const int32_t id = event.first.token.token_id;
     if (id >= 0 && id < request_limits_.vocab_size) {
-      sequence->first_token = std::move(news.first);
+      sequence->first_token = std::move(event.first);
       return;
     }
-    news.status = data_loss("prefill node " + sequence->prefill_node + ": token " + std::to_string(id) +
-                            " is outside the vocabulary of " + std::to_string(request_limits_.vocab_size));
+    event.status = data_loss("prefill node " + sequence->prefill_node + ": token " + std::to_string(id) +
+                             " is outside the vocabulary of " + std::to_string(request_limits_.vocab_size));
   }
   if (!is_waiting && !sequence->awaits_pages) return;
-  if (news.kind == KvNews::Kind::kArrived) return start_decoding(*sequence);
-  end(*find(news.id), {.finish_reason = FinishReason::kError,
-                       .error = news.status.message(),
-                       .error_code = news.status.code()});
+  if (event.kind == KvEvent::Kind::kArrived) return start_decoding(*sequence);
+  end(*find(event.id), {.finish_reason = FinishReason::kError,
+                        .error = event.status.message(),
+                        .error_code = event.status.code()});
 }
 
 void StepLoop::take_first_token(Sequence& sequence) {

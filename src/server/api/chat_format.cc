@@ -37,7 +37,7 @@ bool ChatFormat::is_told(const AnswerPart& part, int64_t& num_calls) const {
   return !is_call || parallel_calls || num_calls == 1;
 }
 
-std::vector<json> ChatFormat::news(const Choice& choice, const Delta& delta) {
+std::vector<json> ChatFormat::events(const Choice& choice, const Delta& delta) {
   if (streams_.size() <= static_cast<size_t>(choice.index))
     streams_.resize(static_cast<size_t>(choice.index) + 1);
   Stream& stream = streams_[static_cast<size_t>(choice.index)];

@@ -19,7 +19,7 @@ class ChatFormat final : public OpenAiFormat {
   explicit ChatFormat(const Engine& engine)
       : OpenAiFormat(engine, "chatcmpl-", "chat.completion", "chat.completion.chunk") {}
 
-  std::vector<json> news(const Choice& choice, const Delta& delta) override;
+  std::vector<json> events(const Choice& choice, const Delta& delta) override;
 
  private:
   // One choice's stream.

@@ -33,7 +33,7 @@ class CompletionFormat final : public OpenAiFormat {
   explicit CompletionFormat(const Engine& engine)
       : OpenAiFormat(engine, "cmpl-", "text_completion", "text_completion"), engine_(engine) {}
 
-  std::vector<json> news(const Choice& choice, const Delta& delta) override {
+  std::vector<json> events(const Choice& choice, const Delta& delta) override {
     const bool has_ids = returns_token_ids() && !delta.token_ids.empty();
     if (delta.text.empty() && delta.logprobs.empty() && !has_ids &&
         delta.finish_reason == FinishReason::kNone)

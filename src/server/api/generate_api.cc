@@ -24,7 +24,7 @@ class GenerateFormat final : public AnswerFormat {
   explicit GenerateFormat(const Engine& engine) : engine_(engine) {}
 
   // SGLang's events repeat the whole output so far.
-  std::vector<json> news(const Choice& choice, const Delta& delta) override {
+  std::vector<json> events(const Choice& choice, const Delta& delta) override {
     if (delta.text.empty() && delta.token_ids.empty() && delta.finish_reason == FinishReason::kNone)
       return {};
     json event = answer(choice);

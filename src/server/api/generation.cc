@@ -116,7 +116,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     choice.completion_tokens = delta.completion_tokens;
     choice.seconds = seconds(now - start_);
     if (stream_) {
-      const std::vector<json> events = format_->news(choice, delta);
+      const std::vector<json> events = format_->events(choice, delta);
       send(events);
       choice.started |= !events.empty();
     }

@@ -46,7 +46,7 @@ class AnswerFormat {
  public:
   virtual ~AnswerFormat() = default;
   // The events for `delta`, which is already merged into `choice`.
-  virtual std::vector<json> news(const Choice& choice, const Delta& delta) = 0;
+  virtual std::vector<json> events(const Choice& choice, const Delta& delta) = 0;
   // The events after the last choice has ended, before [DONE].
   virtual std::vector<json> closing(const std::vector<Choice>& choices) = 0;
   virtual json whole(const std::vector<Choice>& choices) = 0;

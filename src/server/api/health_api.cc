@@ -6,7 +6,7 @@ namespace {
 
 class HealthFormat final : public AnswerFormat {
  public:
-  std::vector<json> news(const Choice&, const Delta&) override { return {}; }
+  std::vector<json> events(const Choice&, const Delta&) override { return {}; }
   std::vector<json> closing(const std::vector<Choice>&) override { return {}; }
   json whole(const std::vector<Choice>&) override { return {{"status", "ok"}}; }
 };

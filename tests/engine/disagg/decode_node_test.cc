@@ -21,9 +21,9 @@ class DecodeNodeTest : public testing::Test {
  protected:
   void start(NodeLinkOptions link = {}) {
     DecodeNodeOptions options{.hello = kHello, .max_page_bytes = 4096, .link = std::move(link)};
-    node_ = std::make_unique<DecodeNode>(std::move(options), [this](KvNews news) {
+    node_ = std::make_unique<DecodeNode>(std::move(options), [this](KvEvent event) {
       std::lock_guard lock(mutex_);
-      news_.push_back(std::move(news));
+      events_.push_back(std::move(event));
       changed_.notify_all();
     });
   }
@@ -43,13 +43,13 @@ class DecodeNodeTest : public testing::Test {
     return request;
   }
   Result<uint64_t> ask(const std::string& prefill_node) { return node_->ask(request_to(prefill_node)); }
-  KvNews next_news() {
+  KvEvent next_event() {
     std::unique_lock lock(mutex_);
-    EXPECT_TRUE(changed_.wait_for(lock, std::chrono::seconds(20), [&] { return !news_.empty(); }));
-    if (news_.empty()) return {};
-    KvNews news = std::move(news_.front());
-    news_.pop_front();
-    return news;
+    EXPECT_TRUE(changed_.wait_for(lock, std::chrono::seconds(20), [&] { return !events_.empty(); }));
+    if (events_.empty()) return {};
+    KvEvent event = std::move(events_.front());
+    events_.pop_front();
+    return event;
   }
   std::vector<std::string> lines() {
     std::lock_guard lock(mutex_);
@@ -63,7 +63,7 @@ class DecodeNodeTest : public testing::Test {
   std::unique_ptr<DecodeNode> node_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<KvNews> news_;
+  std::deque<KvEvent> events_;
   std::vector<std::string> lines_;
 };
 
@@ -105,9 +105,9 @@ TEST_F(DecodeNodeTest, FailedNodesAreForgottenAndLoggedAtABoundedRate) {
     const int port = TestPort().port();  // nothing listens there any more
     const auto room = ask("127.0.0.1:" + std::to_string(port));
     ASSERT_TRUE(room.ok()) << room.status().to_string();
-    const KvNews news = next_news();
-    EXPECT_EQ(news.room, *room);
-    EXPECT_EQ(news.status.code(), StatusCode::kUnavailable) << news.status.to_string();
+    const KvEvent event = next_event();
+    EXPECT_EQ(event.room, *room);
+    EXPECT_EQ(event.status.code(), StatusCode::kUnavailable) << event.status.to_string();
     node_->release(*room);
     EXPECT_LE(node_->num_peers(), 4);
   }
@@ -159,12 +159,12 @@ TEST_F(DecodeNodeTest, AHostilePrefillNodeFailsItsOwnRequests) {
     ASSERT_TRUE(room.ok());
     const auto socket = port.accept();
     attack(*socket);
-    const KvNews news = next_news();
-    EXPECT_EQ(news.room, *room);
-    EXPECT_EQ(news.status.code(), StatusCode::kUnavailable);
-    EXPECT_NE(news.status.message().find(port.address()), std::string::npos);
-    EXPECT_LT(news.status.message().size(), 1300u);
-    EXPECT_EQ(news.status.message().find_first_of("\n\x1b"), std::string::npos) << news.status.message();
+    const KvEvent event = next_event();
+    EXPECT_EQ(event.room, *room);
+    EXPECT_EQ(event.status.code(), StatusCode::kUnavailable);
+    EXPECT_NE(event.status.message().find(port.address()), std::string::npos);
+    EXPECT_LT(event.status.message().size(), 1300u);
+    EXPECT_EQ(event.status.message().find_first_of("\n\x1b"), std::string::npos) << event.status.message();
   }
   for (const std::string& line : lines()) EXPECT_EQ(line.find_first_of("\n\x1b"), std::string::npos) << line;
 }
@@ -179,9 +179,10 @@ TEST_F(DecodeNodeTest, DeepFirstTokensEndTheConnection) {
       greet_decode_node(*socket, {7, kHello.facts}, {}, in_seconds(20), [] { return Status(); }).ok());
   const std::string deep = std::string(1 << 20, '[') + std::string(1 << 20, ']');
   ASSERT_TRUE(send(*socket, KvFrameType::kFirstToken, 7, *room, "{\"token\": " + deep + "}").ok());
-  const KvNews news = next_news();
-  EXPECT_EQ(news.kind, KvNews::Kind::kFailed);
-  EXPECT_NE(news.status.message().find("malformed first token"), std::string::npos) << news.status.message();
+  const KvEvent event = next_event();
+  EXPECT_EQ(event.kind, KvEvent::Kind::kFailed);
+  EXPECT_NE(event.status.message().find("malformed first token"), std::string::npos)
+      << event.status.message();
 }
 
 // Both nodes prove the secret, or the request fails.
@@ -193,9 +194,9 @@ TEST_F(DecodeNodeTest, APrefillNodeWithoutTheSecretIsRefused) {
     const auto socket = port.accept();
     EXPECT_FALSE(
         greet_decode_node(*socket, {7, kHello.facts}, *theirs, in_seconds(20), [] { return Status(); }).ok());
-    const KvNews news = next_news();
-    EXPECT_NE(news.status.message().find("--disaggregation-secret-file"), std::string::npos)
-        << news.status.message();
+    const KvEvent event = next_event();
+    EXPECT_NE(event.status.message().find("--disaggregation-secret-file"), std::string::npos)
+        << event.status.message();
   }
 }
 
