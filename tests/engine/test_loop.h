@@ -67,7 +67,7 @@ struct LoopShape {
   int64_t max_queued_requests = 1000;
   int num_groups = 1;
   bool samples = false;  // whether the executor samples
-  bool tells_experts = true;
+  bool supports_routed_experts = true;
   std::function<std::unique_ptr<GrammarCompiler>()> grammars = {};  // empty: no grammars
   bool reuses_prefixes = true;
   double conservativeness = 0;  // pages run out wherever possible
@@ -85,7 +85,7 @@ class FakeExecutor : public Executor {
   FakeExecutor(FakeModel& model, const LoopShape& shape)
       : model_(model),
         samples_(shape.samples),
-        tells_experts_(shape.tells_experts),
+        supports_routed_experts_(shape.supports_routed_experts),
         logits_(static_cast<size_t>((shape.scheduler.max_running_requests + shape.num_groups) *
                                     model.config().vocab_size)) {
     for (int group = 0; group < shape.num_groups; ++group)
@@ -113,7 +113,9 @@ class FakeExecutor : public Executor {
     return {};
   }
   float* logits() override { return logits_.data(); }
-  Status tells_experts() const override { return tells_experts_ ? Status() : Executor::tells_experts(); }
+  Status supports_routed_experts() const override {
+    return supports_routed_experts_ ? Status() : Executor::supports_routed_experts();
+  }
   Status failure() const override {
     std::lock_guard lock(mutex_);
     return failure_;
@@ -196,7 +198,7 @@ class FakeExecutor : public Executor {
 
  private:
   FakeModel& model_;
-  const bool samples_, tells_experts_;
+  const bool samples_, supports_routed_experts_;
   std::optional<Sampler> sampler_;
   std::vector<std::vector<SampledRow>> sampled_;  // results of every start_sample()
   int num_waiting_ = 0;                           // the last ones, not yet taken

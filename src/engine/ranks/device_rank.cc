@@ -36,7 +36,7 @@ class DeviceRank final : public OneRank {
     FP4MOE_CHECK(wants_logits_, "these logits stay on the GPU");
     return host_logits_.as<float>();
   }
-  Status tells_experts() const override { return {}; }
+  Status supports_routed_experts() const override { return {}; }
   bool samples() const override { return true; }
   Status set_masked_ids(std::span<const int32_t> ids) override;
   Status start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
@@ -73,14 +73,14 @@ class DeviceRank final : public OneRank {
   Buffer edits_;        // device: LogitEdits
   Buffer allowed_;      // device: SampleRowsArgs::allowed
   // Host buffers of one step; two steps may be in flight.
-  struct Side {
+  struct HostBuffers {
     Event staged;           // the batch has been copied
     Event sampled;          // the tokens have arrived
     std::string step;       // description of the step that sampled them
     Buffer samples;         // pinned: params, then rows
     Buffer edits, allowed;  // pinned
   };
-  Side sides_[2];
+  HostBuffers host_buffers_[2];
   uint64_t num_steps_ = 0, num_sampled_ = 0, num_taken_ = 0;
   Buffer masked_;                  // device: SampleRowsArgs::masked, or empty
   Buffer experts_, host_experts_;  // Batch::routed_experts of the last step, with padding; the second is
@@ -140,12 +140,12 @@ Status DeviceRank::allocate(const RankSetup& setup) {
   FP4MOE_ASSIGN_OR_RETURN(host_experts_, Buffer::make(experts_.num_bytes(), pinned_memory()));
   FP4MOE_ASSIGN_OR_RETURN(page_stream_, Stream::make());
   FP4MOE_ASSIGN_OR_RETURN(page_, Buffer::make(page_size() * kv_token_bytes(), pinned_memory()));
-  for (Side& side : sides_) {
-    FP4MOE_ASSIGN_OR_RETURN(side.allowed, Buffer::make(max_logit_rows_ * mask_bytes, pinned_memory()));
-    FP4MOE_ASSIGN_OR_RETURN(side.edits, Buffer::make(edit_bytes, pinned_memory()));
-    FP4MOE_ASSIGN_OR_RETURN(side.samples, Buffer::make(sample_bytes, pinned_memory()));
-    FP4MOE_ASSIGN_OR_RETURN(side.staged, Event::make());
-    FP4MOE_ASSIGN_OR_RETURN(side.sampled, Event::make());
+  for (HostBuffers& buffers : host_buffers_) {
+    FP4MOE_ASSIGN_OR_RETURN(buffers.allowed, Buffer::make(max_logit_rows_ * mask_bytes, pinned_memory()));
+    FP4MOE_ASSIGN_OR_RETURN(buffers.edits, Buffer::make(edit_bytes, pinned_memory()));
+    FP4MOE_ASSIGN_OR_RETURN(buffers.samples, Buffer::make(sample_bytes, pinned_memory()));
+    FP4MOE_ASSIGN_OR_RETURN(buffers.staged, Event::make());
+    FP4MOE_ASSIGN_OR_RETURN(buffers.sampled, Event::make());
   }
   buckets_ = decode_buckets(max_logit_rows_, setup.flags.cuda_graph_bs);
   return {};
@@ -186,12 +186,12 @@ Status DeviceRank::forward(std::span<const Batch> groups) {
   FP4MOE_RETURN_IF_ERROR(failure());
   const Batch& batch = groups[0];
   const StreamScope scope(stream_);
-  const Event& staged = sides_[num_steps_ % 2].staged;
+  const Event& staged = host_buffers_[num_steps_ % 2].staged;
   if (const Status status = staged.synchronize(); !status.ok()) return wait(step_);
   const int64_t rows = std::ssize(batch.token_ids);
   const int64_t padded = is_decode(batch) ? bucket_for(buckets_, rows) : rows;
   const DeviceBatch on_device = put(batch, padded);
-  sides_[num_steps_++ % 2].staged.record(stream_);
+  host_buffers_[num_steps_++ % 2].staged.record(stream_);
   const auto graph = is_decode(batch) ? graphs_.find(padded) : graphs_.end();
   if (graph != graphs_.end()) {
     step_ = "the graph of " + std::to_string(padded) + " decode rows";
@@ -292,19 +292,19 @@ Status DeviceRank::start_sample(std::span<const SampleRowParams> rows, std::span
           static_cast<int64_t>(allowed.size_bytes()) <= allowed_.num_bytes() && num_sampled_ - num_taken_ < 2,
       std::to_string(rows.size()) + " rows to sample, with " + std::to_string(edits.size()) + " edits");
   const StreamScope scope(stream_);
-  Side& side = sides_[num_sampled_++ % 2];
+  HostBuffers& buffers = host_buffers_[num_sampled_++ % 2];
   const bool all_greedy = std::all_of(rows.begin(), rows.end(), is_plain_greedy);
   if (!all_greedy) {
-    std::copy(rows.begin(), rows.end(), side.samples.as<SampleRowParams>());
-    copy_async(sampled_.data(), side.samples.data(), std::ssize(rows) * int64_t{sizeof(SampleRowParams)});
+    std::copy(rows.begin(), rows.end(), buffers.samples.as<SampleRowParams>());
+    copy_async(sampled_.data(), buffers.samples.data(), std::ssize(rows) * int64_t{sizeof(SampleRowParams)});
   }
   if (!edits.empty()) {
-    std::copy(edits.begin(), edits.end(), side.edits.as<LogitEdit>());
-    copy_async(edits_.data(), side.edits.data(), edit_bytes);
+    std::copy(edits.begin(), edits.end(), buffers.edits.as<LogitEdit>());
+    copy_async(edits_.data(), buffers.edits.data(), edit_bytes);
   }
   if (!allowed.empty()) {
-    std::copy(allowed.begin(), allowed.end(), side.allowed.as<uint32_t>());
-    copy_async(allowed_.data(), side.allowed.data(), static_cast<int64_t>(allowed.size_bytes()));
+    std::copy(allowed.begin(), allowed.end(), buffers.allowed.as<uint32_t>());
+    copy_async(allowed_.data(), buffers.allowed.data(), static_cast<int64_t>(allowed.size_bytes()));
   }
   cuda_sample_rows()({.logits = logits_.as<float>(),
                       .num_rows = std::ssize(rows),
@@ -316,20 +316,20 @@ Status DeviceRank::start_sample(std::span<const SampleRowParams> rows, std::span
                       .allowed = allowed_.as<uint32_t>(),
                       .all_greedy = all_greedy,
                       .out = sampled_rows(),
-                      .copy = reinterpret_cast<SampledRow*>(side.samples.data() + params_bytes())});
-  side.step = step_;
-  side.sampled.record(stream_);
+                      .copy = reinterpret_cast<SampledRow*>(buffers.samples.data() + params_bytes())});
+  buffers.step = step_;
+  buffers.sampled.record(stream_);
   return {};
 }
 
 Status DeviceRank::take_sampled(std::span<SampledRow> out) {
   FP4MOE_CHECK(num_taken_ < num_sampled_, "no rows were sampled");
-  const Side& side = sides_[num_taken_++ % 2];
-  const Status status = side.sampled.synchronize();
+  const HostBuffers& buffers = host_buffers_[num_taken_++ % 2];
+  const Status status = buffers.sampled.synchronize();
   if (const Status asked = stream_.take_failure(); status.ok() && !asked.ok())
-    return keep_failure(asked.with_context("GPU, in " + side.step));
-  if (!status.ok()) return wait(side.step + " or its sampling");
-  const auto* rows = reinterpret_cast<const SampledRow*>(side.samples.data() + params_bytes());
+    return keep_failure(asked.with_context("GPU, in " + buffers.step));
+  if (!status.ok()) return wait(buffers.step + " or its sampling");
+  const auto* rows = reinterpret_cast<const SampledRow*>(buffers.samples.data() + params_bytes());
   std::copy_n(rows, out.size(), out.begin());
   return {};
 }

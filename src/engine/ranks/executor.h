@@ -25,7 +25,9 @@ class Executor {
   virtual Status forward(std::span<const Batch> groups) = 0;
   virtual float* logits() = 0;
   // OK if forward() fills Batch::routed_experts, otherwise the reason why it does not.
-  virtual Status tells_experts() const { return unsupported("this executor does not report routed experts"); }
+  virtual Status supports_routed_experts() const {
+    return unsupported("this executor does not report routed experts");
+  }
 
   // An executor that samples keeps the logits on the device and accepts a step before the tokens of the
   // previous step are known: an id ~r (negative) in a batch means the token of row r of the last

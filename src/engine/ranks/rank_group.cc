@@ -42,7 +42,7 @@ class HostRank final : public OneRank {
     return rank_.forward(groups[0], logits());
   }
   float* logits() override { return logits_.as<float>(); }
-  Status tells_experts() const override { return {}; }
+  Status supports_routed_experts() const override { return {}; }
   Status failure() const override { return {}; }
 
  private:
@@ -122,7 +122,7 @@ class JobRanks final : public RankGroup {
   }
   Status forward(std::span<const Batch> groups) override { return runner_->run(groups, logits()); }
   float* logits() override { return logits_.as<float>(); }
-  Status tells_experts() const override {
+  Status supports_routed_experts() const override {
     if (job_->num_processes() == 1) return {};
     return unsupported("ranks of other processes (--fabric mpi) do not report routed experts");
   }

@@ -34,17 +34,17 @@ void PagePool::refer(int32_t page) {
   ++num_references_;
   if (references_[static_cast<size_t>(page)]++ > 0) return;
   ++num_used_;
-  if (tree_.contains(page)) tree_.hold(page);
+  if (tree_.contains(page)) tree_.pin(page);
 }
 
-void PagePool::let_go(int32_t page) {
+void PagePool::release_page(int32_t page) {
   FP4MOE_CHECK(page >= 0 && page < num_pages() && references_[static_cast<size_t>(page)] > 0,
                "KV page " + std::to_string(page) + " of " + std::to_string(num_pages()) + " is not in use");
   --num_references_;
   if (--references_[static_cast<size_t>(page)] > 0) return;
   --num_used_;
   if (tree_.contains(page)) {
-    tree_.let_go(page, time_);
+    tree_.unpin(page, time_);
   } else {
     free_.push_back(page);
   }
@@ -67,7 +67,7 @@ bool PagePool::grow(std::vector<int32_t>& page_table, int64_t num_tokens) {
 
 void PagePool::release(std::vector<int32_t>& page_table) {
   ++time_;
-  for (const int32_t page : page_table) let_go(page);
+  for (const int32_t page : page_table) release_page(page);
   page_table.clear();
 }
 
@@ -98,23 +98,23 @@ void PagePool::take_prefix(std::span<const int32_t> token_ids, std::vector<int32
   }
 }
 
-int64_t PagePool::make_known(std::span<const int32_t> token_ids, std::vector<int32_t>& page_table,
-                             int64_t num_known) {
-  for (const int64_t whole = std::ssize(token_ids) / page_size_; num_known < whole; ++num_known) {
-    int32_t& page = page_table[static_cast<size_t>(num_known)];
+int64_t PagePool::publish_prefix(std::span<const int32_t> token_ids, std::vector<int32_t>& page_table,
+                                 int64_t num_published) {
+  for (const int64_t whole = std::ssize(token_ids) / page_size_; num_published < whole; ++num_published) {
+    int32_t& page = page_table[static_cast<size_t>(num_published)];
     const int32_t parent =
-        num_known == 0 ? PrefixTree::kRoot : page_table[static_cast<size_t>(num_known) - 1];
-    const std::span<const int32_t> tokens = tokens_of(token_ids, num_known);
+        num_published == 0 ? PrefixTree::kRoot : page_table[static_cast<size_t>(num_published) - 1];
+    const std::span<const int32_t> tokens = tokens_of(token_ids, num_published);
     const int32_t same = tree_.find(parent, tokens);
     if (same == PrefixTree::kNone) {
       tree_.insert(page, parent, tokens);
     } else {
       refer(same);
-      let_go(page);
+      release_page(page);
       page = same;
     }
   }
-  return num_known;
+  return num_published;
 }
 
 void PagePool::forget(std::span<const int32_t> page_table) {

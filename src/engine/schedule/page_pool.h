@@ -34,10 +34,11 @@ class PagePool {
   Prefix find_prefix(std::span<const int32_t> token_ids) const;
   // Appends these pages to `page_table`, which must be empty.
   void take_prefix(std::span<const int32_t> token_ids, std::vector<int32_t>& page_table);
-  // Publishes the pages of `page_table` that `token_ids` fills completely; the first num_known are published
-  // already. Where another page already holds the same tokens, the table gets that page instead. Returns the
-  // number of published pages.
-  int64_t make_known(std::span<const int32_t> token_ids, std::vector<int32_t>& page_table, int64_t num_known);
+  // Publishes the pages of `page_table` that `token_ids` fills completely; the first num_published are
+  // published already. Where another page already holds the same tokens, the table gets that page instead.
+  // Returns the number of published pages.
+  int64_t publish_prefix(std::span<const int32_t> token_ids, std::vector<int32_t>& page_table,
+                         int64_t num_published);
   // Unpublishes the pages at the end of this table that no other table has and no published page follows.
   void forget(std::span<const int32_t> page_table);
   // Frees all cached pages.
@@ -54,7 +55,7 @@ class PagePool {
 
  private:
   void refer(int32_t page);
-  void let_go(int32_t page);
+  void release_page(int32_t page);
   std::span<const int32_t> tokens_of(std::span<const int32_t> token_ids, int64_t page) const;
 
   int page_size_;

@@ -34,10 +34,11 @@ void PrefixTree::insert(int32_t page, int32_t parent, std::span<const int32_t> t
   const uint64_t key = key_of(parent, tokens);
   by_key_.emplace(key, page);
   std::ranges::copy(tokens, tokens_.begin() + static_cast<std::ptrdiff_t>(page) * std::ssize(tokens));
-  nodes_[static_cast<size_t>(page)] = {.parent = parent, .is_held = true, .key = key};
+  nodes_[static_cast<size_t>(page)] = {.parent = parent, .is_pinned = true, .key = key};
   if (parent == kRoot) return;
   Node& above = nodes_[static_cast<size_t>(parent)];
-  FP4MOE_CHECK(contains(parent) && above.is_held, "page " + std::to_string(parent) + " is not a held node");
+  FP4MOE_CHECK(contains(parent) && above.is_pinned,
+               "page " + std::to_string(parent) + " is not a pinned node");
   ++above.num_children;
 }
 
@@ -46,7 +47,7 @@ void PrefixTree::erase(int32_t page) {
   FP4MOE_CHECK(contains(page) && is_leaf(page), "page " + std::to_string(page) + " is not a leaf");
   const auto [first, last] = by_key_.equal_range(node.key);
   by_key_.erase(std::find_if(first, last, [page](const auto& entry) { return entry.second == page; }));
-  if (!node.is_held) {
+  if (!node.is_pinned) {
     evictable_.erase({node.time, page});
     --num_idle_;
   }
@@ -58,16 +59,16 @@ void PrefixTree::erase(int32_t page) {
   if (is_evictable(above)) evictable_.emplace(above.time, parent);
 }
 
-void PrefixTree::hold(int32_t page) {
+void PrefixTree::pin(int32_t page) {
   Node& node = nodes_[static_cast<size_t>(page)];
   if (is_evictable(node)) evictable_.erase({node.time, page});
-  node.is_held = true;
+  node.is_pinned = true;
   --num_idle_;
 }
 
-void PrefixTree::let_go(int32_t page, int64_t time) {
+void PrefixTree::unpin(int32_t page, int64_t time) {
   Node& node = nodes_[static_cast<size_t>(page)];
-  node.is_held = false;
+  node.is_pinned = false;
   node.time = time;
   ++num_idle_;
   if (is_evictable(node)) evictable_.emplace(time, page);

@@ -11,8 +11,8 @@
 namespace fp4moe {
 
 // A node is a page and is identified by its page number; it holds the page_size tokens that follow its
-// parent's path. No two children of a node hold the same tokens. Nodes used by a sequence are held. Holding a
-// node holds its whole path, so an idle node has no held descendants.
+// parent's path. No two children of a node hold the same tokens. Nodes used by a sequence are pinned. Pinning
+// a node pins its whole path, so an idle node has no pinned descendants.
 //
 // Single-threaded.
 class PrefixTree {
@@ -24,30 +24,30 @@ class PrefixTree {
   bool contains(int32_t page) const { return nodes_[static_cast<size_t>(page)].parent != kNone; }
   // The child of `parent` with these page_size tokens, or kNone.
   int32_t find(int32_t parent, std::span<const int32_t> tokens) const;
-  // Inserts a held node. Requires find(parent, tokens) == kNone.
+  // Inserts a pinned node. Requires find(parent, tokens) == kNone.
   void insert(int32_t page, int32_t parent, std::span<const int32_t> tokens);
   // Requires a node without children.
   void erase(int32_t page);
   bool is_leaf(int32_t page) const { return nodes_[static_cast<size_t>(page)].num_children == 0; }
 
-  void hold(int32_t page);
+  void pin(int32_t page);
   // Among idle nodes, those with a smaller `time` are evicted first.
-  void let_go(int32_t page, int64_t time);
-  int64_t num_idle() const { return num_idle_; }  // nodes that are not held
-  // Erases and returns the childless idle node that was let go first. Requires an idle node.
+  void unpin(int32_t page, int64_t time);
+  int64_t num_idle() const { return num_idle_; }  // nodes that are not pinned
+  // Erases and returns the childless idle node that was unpinned first. Requires an idle node.
   int32_t evict();
 
  private:
   struct Node {
     int32_t parent = kNone;  // kNone: this page is not in the tree
     int32_t num_children = 0;
-    bool is_held = false;
-    int64_t time = 0;  // when it was let go
+    bool is_pinned = false;
+    int64_t time = 0;  // when it was unpinned
     uint64_t key = 0;
   };
   uint64_t key_of(int32_t parent, std::span<const int32_t> tokens) const;
   std::span<const int32_t> tokens_of(int32_t page) const;
-  bool is_evictable(const Node& node) const { return !node.is_held && node.num_children == 0; }
+  bool is_evictable(const Node& node) const { return !node.is_pinned && node.num_children == 0; }
 
   size_t page_size_;
   std::vector<Node> nodes_;                            // [num_pages]

@@ -201,7 +201,7 @@ bool Scheduler::is_being_computed(size_t index) const {
 // the num_behind sequences still to come keep theirs.
 int64_t Scheduler::add_rows(Sequence& sequence, int64_t most, int64_t num_behind) {
   if (most > 0 && sequence.num_rows == 0 && !sequence.has_started() &&
-      num_reusable_pages(sequence) > sequence.num_known_pages) {
+      num_reusable_pages(sequence) > sequence.num_published_pages) {
     give_back_pages(sequence);
     take_prefix(sequence);
   }
@@ -218,7 +218,7 @@ int64_t Scheduler::add_rows(Sequence& sequence, int64_t most, int64_t num_behind
 void Scheduler::commit_step() {
   for (const ScheduledRows& rows : step_) {
     rows.sequence->num_cached += rows.num_rows;
-    make_known(*rows.sequence);
+    publish_prefix(*rows.sequence);
   }
   step_.clear();
 }
@@ -259,25 +259,25 @@ int64_t Scheduler::num_reusable_pages(const Sequence& sequence) const {
 // Allocates pages for all tokens, published ones first; admission has counted that they suffice.
 void Scheduler::take_prefix(Sequence& sequence) {
   pages_.take_prefix(reusable_tokens(sequence), sequence.page_table);
-  sequence.num_known_pages = std::ssize(sequence.page_table);
-  sequence.num_cached = sequence.num_known_pages * pages_.page_size();
+  sequence.num_published_pages = std::ssize(sequence.page_table);
+  sequence.num_cached = sequence.num_published_pages * pages_.page_size();
   FP4MOE_CHECK(pages_.grow(sequence.page_table, sequence.num_tokens()), "available pages were miscounted");
 }
 
 // Tokens that a step in flight chooses are not known yet, although their keys and values will be written.
-void Scheduler::make_known(Sequence& sequence) {
+void Scheduler::publish_prefix(Sequence& sequence) {
   if (!limits_.reuses_prefixes) return;
   const int64_t num_tokens = std::min(sequence.num_cached, sequence.num_known_tokens());
-  if (num_tokens / pages_.page_size() == sequence.num_known_pages) return;
-  sequence.num_known_pages =
-      pages_.make_known(std::span(sequence.token_ids).first(static_cast<size_t>(num_tokens)),
-                        sequence.page_table, sequence.num_known_pages);
+  if (num_tokens / pages_.page_size() == sequence.num_published_pages) return;
+  sequence.num_published_pages =
+      pages_.publish_prefix(std::span(sequence.token_ids).first(static_cast<size_t>(num_tokens)),
+                            sequence.page_table, sequence.num_published_pages);
 }
 
 void Scheduler::give_back_pages(Sequence& sequence) {
   if (sequence.lease != nullptr) std::exchange(sequence.lease, nullptr)->end();
   pages_.release(sequence.page_table);
-  sequence.num_cached = sequence.num_known_pages = 0;
+  sequence.num_cached = sequence.num_published_pages = 0;
 }
 
 int64_t Scheduler::num_leaked_pages() const {
@@ -313,7 +313,7 @@ std::unique_ptr<Sequence> Scheduler::remove(std::string_view id, bool failed) {
   if (failed)
     pages_.forget(sequence->page_table);
   else
-    make_known(*sequence);
+    publish_prefix(*sequence);
   give_back_pages(*sequence);
   return sequence;
 }

@@ -122,7 +122,7 @@ class Scheduler {
   int64_t add_rows(Sequence& sequence, int64_t most, int64_t num_behind);
   std::span<const int32_t> reusable_tokens(const Sequence& sequence) const;
   void take_prefix(Sequence& sequence);
-  void make_known(Sequence& sequence);
+  void publish_prefix(Sequence& sequence);
   void give_back_pages(Sequence& sequence);
 
   SchedulerLimits limits_;

@@ -57,7 +57,7 @@ struct Sequence {
   // Owned by the scheduler.
   int64_t num_cached = 0;           // leading token_ids whose keys and values are in the pages
   std::vector<int32_t> page_table;  // covers num_cached and the rows of the current step
-  int64_t num_known_pages = 0;      // leading pages of page_table that the pool has published
+  int64_t num_published_pages = 0;  // leading pages of page_table that the pool has published
   int64_t num_reused = -1;          // tokens found in cached pages when its first rows were scheduled; -1:
                                     // not yet scheduled
   int64_t num_rows = 0;             // in the step being planned

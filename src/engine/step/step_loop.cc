@@ -65,7 +65,7 @@ StepLoop::~StepLoop() {
     std::lock_guard lock(mutex_);
     draining_ = aborting_ = stopping_ = true;
   }
-  mail_.notify_one();
+  inbox_changed_.notify_one();
   if (thread_.joinable()) thread_.join();
   masks_.reset();  // their threads call this object
   grammars_.reset();
@@ -73,8 +73,8 @@ StepLoop::~StepLoop() {
 }
 
 void StepLoop::run() {
-  while (take_mail()) {
-    end_late_ones();
+  while (drain_inbox()) {
+    expire_requests();
     run_step();
     publish();
     watchdog_.leave();
@@ -82,8 +82,8 @@ void StepLoop::run() {
   publish();
 }
 
-// Waits for something to do and handles the mailbox. False at the end, after everything was aborted.
-bool StepLoop::take_mail() {
+// Waits for something to do and handles the inbox. False at the end, after everything was aborted.
+bool StepLoop::drain_inbox() {
   std::vector<std::unique_ptr<Sequence>> inbox;
   std::vector<std::string> cancelled_ids, released_ids;
   std::vector<KvEvent> events;
@@ -91,7 +91,7 @@ bool StepLoop::take_mail() {
   Status failure;
   {
     std::unique_lock lock(mutex_);
-    wait_for_mail(lock);
+    wait_for_input(lock);
     has_grammars_ = false;
     has_flushed_ = flush_wanted_;
     if (has_flushed_) scheduler_.flush();
@@ -103,9 +103,9 @@ bool StepLoop::take_mail() {
     stopping = stopping_;
     failure = failure_;
   }
-  for (auto& mail : inbox) {
-    has_timeouts_ = has_timeouts_ || mail->timeout_seconds > 0;
-    compiling_.push_back(std::move(mail));
+  for (auto& sequence : inbox) {
+    has_timeouts_ = has_timeouts_ || sequence->timeout_seconds > 0;
+    compiling_.push_back(std::move(sequence));
     if (!compiling_.back()->prefill_node.empty()) ask_prefill_node(*compiling_.back());
   }
   for (KvEvent& event : events) take_event(std::move(event));
@@ -125,7 +125,7 @@ bool StepLoop::take_mail() {
 
 // Requests that wait for another node, a grammar or a held prompt's release are checked for their time limits
 // every kLookAgain.
-void StepLoop::wait_for_mail(std::unique_lock<std::mutex>& lock) {
+void StepLoop::wait_for_input(std::unique_lock<std::mutex>& lock) {
   constexpr std::chrono::milliseconds kLookAgain(20);
   const auto has_work = [this] {
     return (scheduler_.first() && !is_stalled_) || !rows_.empty() || !inbox_.empty() ||
@@ -134,13 +134,13 @@ void StepLoop::wait_for_mail(std::unique_lock<std::mutex>& lock) {
            stopping_;
   };
   if (scheduler_.first() == nullptr && compiling_.empty())
-    mail_.wait(lock, has_work);
+    inbox_changed_.wait(lock, has_work);
   else
-    mail_.wait_for(lock, kLookAgain, has_work);
+    inbox_changed_.wait_for(lock, kLookAgain, has_work);
 }
 
 // Reads the clock only from time to time: the queue may be long.
-void StepLoop::end_late_ones() {
+void StepLoop::expire_requests() {
   constexpr std::chrono::milliseconds kInterval(20);
   const TimeLimits& limits = options_.time_limits;
   const auto now = Clock::now();
@@ -201,7 +201,7 @@ void StepLoop::ask_for_step() {
   is_stalled_ = !has_rows && rows_.empty();
   if (decode_node_ != nullptr) take_all_pages();
   if (!has_rows) return;
-  note_.take(scheduler_);
+  snapshot_.take(scheduler_);
   watchdog_.enter("the forward pass");
   if (const Status status = forward(); !status.ok()) throw std::runtime_error(status.message());
   watchdog_.enter("sampling");

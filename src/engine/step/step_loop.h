@@ -1,4 +1,4 @@
-// StepLoop: the engine's thread. Takes requests from a mailbox and runs one step after another: schedule,
+// StepLoop: the engine's thread. Takes requests from a inbox and runs one step after another: schedule,
 // forward, sample, deliver. With an executor that samples it runs one step ahead: the next step is planned as
 // if no sequence ended, and enqueued before the host looks at the tokens; rows of sequences that did end are
 // dropped.
@@ -22,7 +22,7 @@
 #include "engine/ranks/executor.h"
 #include "engine/request_check.h"
 #include "engine/schedule/dp_scheduler.h"
-#include "engine/step/step_note.h"
+#include "engine/step/step_snapshot.h"
 #include "engine/step/time_limits.h"
 #include "engine/step/watchdog.h"
 #include "fp4moe/engine.h"
@@ -113,7 +113,7 @@ class StepLoop {
 
   // Called on the loop's thread.
   void run();
-  bool take_mail();
+  bool drain_inbox();
   void enqueue(std::unique_ptr<Sequence> sequence);
   void enqueue_compiled(bool all);
   void fail(Sequence& sequence, const Status& status);
@@ -135,8 +135,8 @@ class StepLoop {
   void leave_room(Sequence& sequence);
   void count_prompt(const Sequence& sequence);
   Sequence* find(const std::string& id);
-  void wait_for_mail(std::unique_lock<std::mutex>& lock);
-  void end_late_ones();
+  void wait_for_input(std::unique_lock<std::mutex>& lock);
+  void expire_requests();
   void run_step();
   void ask_for_step();
   Status forward();
@@ -184,15 +184,15 @@ class StepLoop {
   std::vector<Sequence*> listed_;
   bool has_timeouts_ = false;  // some request has had its own timeout
   bool has_flushed_ = false;   // flushed as flush_wanted_ requested; publish() resets both
-  bool is_stalled_ = false;    // no sequence has rows until there is mail
+  bool is_stalled_ = false;    // no sequence has rows until there is input
   Clock::time_point last_check_;
-  Clock::duration step_duration_{0};  // of the last iteration, without waiting for mail
+  Clock::duration step_duration_{0};  // of the last iteration, without waiting for input
   EngineStats totals_;
-  StepNote note_;
+  StepSnapshot snapshot_;
 
-  // The mailbox and state shared with other threads.
+  // The inbox and state shared with other threads.
   mutable std::mutex mutex_;
-  std::condition_variable mail_;  // there is mail, or the loop is to end
+  std::condition_variable inbox_changed_;  // there is input, or the loop is to end
   // Nothing is active or ending, the loop is stuck, or flush_wanted_ became false.
   std::condition_variable idle_;
   std::vector<std::unique_ptr<Sequence>> inbox_;

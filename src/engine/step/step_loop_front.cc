@@ -88,7 +88,7 @@ Result<std::string> StepLoop::submit(Request request, DeltaCallback on_delta,
                                                       // copy
   }
   if (request.routed_experts_from >= 0)
-    FP4MOE_RETURN_IF_ERROR(executor_.tells_experts().with_context("return_routed_experts"));
+    FP4MOE_RETURN_IF_ERROR(executor_.supports_routed_experts().with_context("return_routed_experts"));
   if (request.priority && !options_.priorities.are_used) FP4MOE_RETURN_IF_ERROR(ignore_priority());
   FP4MOE_ASSIGN_OR_RETURN(StopPatterns patterns, StopPatterns::compile(request.sampling.stop_regex));
   if (const Status failed = failure(); !failed.ok())
@@ -111,7 +111,7 @@ Result<std::string> StepLoop::submit(Request request, DeltaCallback on_delta,
   inbox_.back()->on_held = std::move(on_held);
   active_.emplace(id, inbox_.back()->sink);
   ++stats_.num_queue_reqs;
-  mail_.notify_one();
+  inbox_changed_.notify_one();
   return id;
 }
 
@@ -128,14 +128,14 @@ void StepLoop::cancel(const std::string& id) {
   std::lock_guard lock(mutex_);
   if (!active_.contains(id)) return;
   cancelled_ids_.push_back(id);
-  mail_.notify_one();
+  inbox_changed_.notify_one();
 }
 
 void StepLoop::release_prompt(const std::string& id) {
   std::lock_guard lock(mutex_);
   if (!active_.contains(id)) return;
   released_ids_.push_back(id);
-  mail_.notify_one();
+  inbox_changed_.notify_one();
 }
 
 Status StepLoop::flush_cache() {
@@ -145,7 +145,7 @@ Status StepLoop::flush_cache() {
                        " requests are running or waiting");
   if (stopping_) return {};
   flush_wanted_ = true;
-  mail_.notify_one();
+  inbox_changed_.notify_one();
   idle_.wait(lock, [this] { return !flush_wanted_; });
   return {};
 }
@@ -158,7 +158,7 @@ void StepLoop::drain(double timeout_seconds) {
   const auto is_idle = [this] { return (active_.empty() && num_ending_ == 0) || stuck_; };
   if (idle_.wait_for(lock, timeout, is_idle)) return;
   aborting_ = true;
-  mail_.notify_one();
+  inbox_changed_.notify_one();
   idle_.wait(lock, is_idle);
 }
 
@@ -232,7 +232,7 @@ void StepLoop::on_stuck(const std::string& place) {
   std::snprintf(after, sizeof after, " for %g s (--watchdog-timeout)", options_.watchdog_timeout);
   const Status failure = internal_error("the engine has been stuck in " + place + after);
   log_error(failure.message());
-  for (const std::string& line : note_.lines()) log_error("  " + line);
+  for (const std::string& line : snapshot_.lines()) log_error("  " + line);
   std::vector<std::shared_ptr<DeltaSink>> sinks;
   {
     std::lock_guard lock(mutex_);

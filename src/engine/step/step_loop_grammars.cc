@@ -24,7 +24,7 @@ void StepLoop::start_grammars(std::unique_ptr<GrammarCompiler> compiler) {
 void StepLoop::wake() {
   std::lock_guard lock(mutex_);
   has_grammars_ = true;
-  mail_.notify_one();
+  inbox_changed_.notify_one();
 }
 
 // Schedules sequences whose grammar and first token are ready or not needed; or all of them, to be ended.

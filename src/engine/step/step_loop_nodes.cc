@@ -20,7 +20,7 @@ void StepLoop::make_decode_node() {
   decode_node_ = std::make_unique<DecodeNode>(std::move(options), [this](KvEvent event) {
     std::lock_guard lock(mutex_);
     events_.push_back(std::move(event));
-    mail_.notify_one();
+    inbox_changed_.notify_one();
   });
 }
 
@@ -137,7 +137,7 @@ void StepLoop::take_pages(Sequence& sequence) {
     throw std::runtime_error(status.message());
   sequence.lease =
       std::make_shared<KvLease>(executor_, sequence.group, sequence.page_table, sequence.num_prompt_tokens);
-  decode_node_->take(sequence.room, sequence.lease, sequence.num_known_pages);
+  decode_node_->take(sequence.room, sequence.lease, sequence.num_published_pages);
 }
 
 void StepLoop::start_decoding(Sequence& sequence) {

@@ -132,7 +132,7 @@ class ExchangeTransport : public Transport {
 constexpr int64_t kStagedRows = 16;
 
 // Capacities that a protocol requests.
-struct RoomRequest {
+struct CapacityRequest {
   const char* protocol = "";    // for messages
   int64_t slots_per_row = 1;    // slot capacity of a unit per row of its capacity
   int64_t returns_per_row = 1;  // capacity of the return area per row of all units of a rank
@@ -141,7 +141,7 @@ struct RoomRequest {
 // Completes `setup` from its shape (num_ranks, num_units, top_k, group_ranks, unit_name, slots_return),
 // formats and flags: wire sizes, capacities within the budget, offsets, and scratch bytes without the
 // protocol's own. kDoesNotFit with the formula.
-Status fit_exchange(const TransportOptions& options, const RoomRequest& request, ExchangeSetup& setup);
+Status fit_exchange(const TransportOptions& options, const CapacityRequest& request, ExchangeSetup& setup);
 
 // The protocols' setups, also for sizes in plans and tests. kUnsupported, kDoesNotFit.
 Result<ExchangeSetup> deepep_setup(const TransportOptions& options);

@@ -23,7 +23,7 @@ Rows run_step(DpScheduler& scheduler) {
     for (const ScheduledRows& scheduled : scheduler.step(group)) {
       rows.emplace_back(group, scheduled.sequence->id, scheduled.num_rows);
       const Sequence& sequence = *scheduled.sequence;
-      for (auto i = static_cast<size_t>(sequence.num_known_pages); i < sequence.page_table.size(); ++i)
+      for (auto i = static_cast<size_t>(sequence.num_published_pages); i < sequence.page_table.size(); ++i)
         EXPECT_TRUE(pages.insert(sequence.page_table[i]).second)
             << "page " << sequence.page_table[i] << " twice in group " << group;
       if (scheduled.reaches_end()) at_end.push_back(scheduled.sequence);

@@ -59,7 +59,7 @@ TEST(PagePool, APrefixIsFoundByWholePagesAndSharedWhileItIsUsed) {
   PagePool pool(6, 2);
   Tokens a, b;
   pool.grow(a, 6);
-  EXPECT_EQ(pool.make_known(Tokens{1, 2, 3, 4, 5}, a, 0), 2);
+  EXPECT_EQ(pool.publish_prefix(Tokens{1, 2, 3, 4, 5}, a, 0), 2);
   EXPECT_EQ(pool.find_prefix(Tokens{1, 2, 3, 4, 5, 6}).num_pages, 2);
   EXPECT_EQ(pool.find_prefix(Tokens{1, 2, 3, 9}).num_pages, 1);
   EXPECT_EQ(pool.find_prefix(Tokens{1}).num_pages, 0);
@@ -85,8 +85,8 @@ TEST(PagePool, APageWithTheSameTokensIsGivenBackForTheKnownOne) {
   pool.grow(a, 4);
   pool.grow(b, 4);
   const Tokens tokens = {1, 2, 3, 4};
-  pool.make_known(tokens, a, 0);
-  pool.make_known(tokens, b, 0);
+  pool.publish_prefix(tokens, a, 0);
+  pool.publish_prefix(tokens, b, 0);
   EXPECT_EQ(a, b);
   EXPECT_EQ(pool.num_free(), 2);
   EXPECT_EQ(pool.num_references(), 4);
@@ -98,9 +98,9 @@ TEST(PagePool, WhatWasLetGoFirstIsEvictedFirstAndLeavesBeforeTheirParents) {
   PagePool pool(4, 1);
   Tokens a, b, c;
   pool.grow(a, 2);
-  pool.make_known(Tokens{1, 2}, a, 0);
+  pool.publish_prefix(Tokens{1, 2}, a, 0);
   pool.grow(b, 2);
-  pool.make_known(Tokens{3, 4}, b, 0);
+  pool.publish_prefix(Tokens{3, 4}, b, 0);
   pool.release(b);
   pool.release(a);
   EXPECT_TRUE(pool.grow(c, 1));
@@ -119,7 +119,7 @@ TEST(PagePool, ForgettingKeepsWhatOthersUse) {
   PagePool pool(4, 1);
   Tokens a, b;
   pool.grow(a, 3);
-  pool.make_known(Tokens{1, 2, 3}, a, 0);
+  pool.publish_prefix(Tokens{1, 2, 3}, a, 0);
   pool.take_prefix(Tokens{1}, b);
   pool.forget(a);
   pool.release(a);
@@ -136,7 +136,7 @@ class SimpleModel {
 
   struct User {
     Tokens tokens, table;
-    int64_t num_known = 0;
+    int64_t num_published = 0;
   };
   std::map<int, User> users;
   std::map<Tokens, int32_t> known;  // prefixes of whole pages
@@ -159,7 +159,7 @@ class SimpleModel {
         const int32_t page = user.table[static_cast<size_t>(i)];
         ASSERT_TRUE(page >= 0 && page < num_pages_);
         const bool first = used.insert(page).second;
-        const Tokens held = i < user.num_known ? prefix(user.tokens, i + 1) : Tokens{-id - 1};
+        const Tokens held = i < user.num_published ? prefix(user.tokens, i + 1) : Tokens{-id - 1};
         if (first) holds[page] = held;
         ASSERT_EQ(holds[page], held) << "page " << page;
         ++num_references;
@@ -205,11 +205,11 @@ TEST(PagePool, EveryPageIsFreeUsedOrCachedWhateverHappens) {
         SimpleModel::User user;
         for (int64_t n = 1 + below(6 * page_size); n > 0; --n)
           user.tokens.push_back(static_cast<int32_t>(below(2)));
-        user.num_known = model.longest_known(user.tokens);
-        ASSERT_EQ(pool.find_prefix(user.tokens).num_pages, user.num_known);
+        user.num_published = model.longest_known(user.tokens);
+        ASSERT_EQ(pool.find_prefix(user.tokens).num_pages, user.num_published);
         pool.take_prefix(user.tokens, user.table);
-        ASSERT_EQ(std::ssize(user.table), user.num_known);
-        for (int64_t i = 0; i < user.num_known; ++i)
+        ASSERT_EQ(std::ssize(user.table), user.num_published);
+        for (int64_t i = 0; i < user.num_published; ++i)
           ASSERT_EQ(user.table[static_cast<size_t>(i)], model.known.at(model.prefix(user.tokens, i + 1)));
         model.users[next_id++] = user;
       } else if (what < 99) {
@@ -228,14 +228,14 @@ TEST(PagePool, EveryPageIsFreeUsedOrCachedWhateverHappens) {
         } else if (what < 80) {
           Tokens covered = user.tokens;
           covered.resize(std::min(covered.size(), user.table.size() * static_cast<size_t>(page_size)));
-          user.num_known = pool.make_known(covered, user.table, user.num_known);
-          ASSERT_EQ(user.num_known, std::ssize(covered) / page_size);
-          for (int64_t i = 0; i < user.num_known; ++i)
+          user.num_published = pool.publish_prefix(covered, user.table, user.num_published);
+          ASSERT_EQ(user.num_published, std::ssize(covered) / page_size);
+          for (int64_t i = 0; i < user.num_published; ++i)
             model.known[model.prefix(covered, i + 1)] = user.table[static_cast<size_t>(i)];
         } else {
           if (what < 84) {
             pool.forget(user.table);
-            user.num_known = 0;
+            user.num_published = 0;
             std::map<Tokens, int32_t> left;
             for (const auto& [prefix, page] : model.known)
               if (pool.find_prefix(prefix).num_pages * page_size == std::ssize(prefix)) left[prefix] = page;

@@ -24,7 +24,7 @@ std::map<std::string, int64_t> run_step(Scheduler& scheduler, const SchedulerLim
     if (s.num_tokens() - s.num_cached > 1) num_prefill_rows += scheduled.num_rows;
     EXPECT_GE(static_cast<int64_t>(s.page_table.size()) * scheduler.pages().page_size(),
               s.num_cached + scheduled.num_rows);
-    for (size_t i = static_cast<size_t>(s.num_known_pages); i < s.page_table.size(); ++i)
+    for (size_t i = static_cast<size_t>(s.num_published_pages); i < s.page_table.size(); ++i)
       EXPECT_TRUE(owner.emplace(s.page_table[i], s.id).second) << "page " << s.page_table[i];
     EXPECT_TRUE(rows.emplace(s.id, scheduled.num_rows).second);
     if (scheduled.reaches_end()) at_end.push_back(&s);

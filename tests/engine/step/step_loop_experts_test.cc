@@ -97,7 +97,7 @@ TEST(StepLoopExperts, PagesOfOthersServeOnlyWhatIsNotAsked) {
 }
 
 TEST(StepLoopExperts, AnExecutorThatDoesNotTellThemRefuses) {
-  TestLoop loop(hashed_logits, {.tells_experts = false});
+  TestLoop loop(hashed_logits, {.supports_routed_experts = false});
   const auto refused =
       loop->submit({.input_ids = {1}, .routed_experts_from = 0}, [](const Delta&) { ADD_FAILURE(); });
   EXPECT_EQ(refused.status().code(), StatusCode::kUnsupported);

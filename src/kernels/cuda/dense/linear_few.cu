@@ -386,7 +386,7 @@ TokenClass class_of(int64_t num_tokens) {
 }
 
 // Blocks per SM, and the shared memory of a block, which may exceed it only for a ring of kGoodStages.
-struct Room {
+struct SmemBudget {
   int num_blocks, shared_bytes;
 };
 
@@ -400,18 +400,18 @@ int stages_within(int64_t num_tokens, int64_t k, int bytes) {
 // blocks run on the same SM. With the norm it leaves room for a block of attention, which comes next. Without
 // it two blocks share an SM: if a block of attention takes the room of one, the other can still load its
 // weights.
-Room room_of(int64_t num_tokens, int64_t k, bool norm) {
+SmemBudget smem_budget(int64_t num_tokens, int64_t k, bool norm) {
   constexpr int kKiB = 1024;
   if (class_of(num_tokens) != TokenClass::kLone) return {1, 150 * kKiB};
   if (norm) return {1, 169 * kKiB};
-  constexpr Room kTwo{2, 111 * kKiB};
-  return stages_within(num_tokens, k, kTwo.shared_bytes) >= kGoodStages ? kTwo : Room{1, 200 * kKiB};
+  constexpr SmemBudget kTwo{2, 111 * kKiB};
+  return stages_within(num_tokens, k, kTwo.shared_bytes) >= kGoodStages ? kTwo : SmemBudget{1, 200 * kKiB};
 }
 
 // Stages of the ring, at most `wanted`; fewer than kMinStages: it does not fit.
 int num_stages(int64_t num_tokens, int64_t k, bool norm, int64_t wanted) {
   const int most = stages_within(num_tokens, k, device_limits().shared_bytes_per_block);
-  const int good = stages_within(num_tokens, k, room_of(num_tokens, k, norm).shared_bytes);
+  const int good = stages_within(num_tokens, k, smem_budget(num_tokens, k, norm).shared_bytes);
   const int stages = std::min(std::min(most, std::max(good, kGoodStages)), kMaxStages);
   return static_cast<int>(std::min<int64_t>(stages, std::max<int64_t>(wanted, kMinStages)));
 }
@@ -444,7 +444,7 @@ FewKernel kernel_of(TokenClass tokens, bool norm) {
 }
 
 void launch_few(FewArgs a, bool norm) {
-  const int blocks = std::min(a.n, device_limits().num_sms * room_of(a.num_tokens, a.k, norm).num_blocks);
+  const int blocks = std::min(a.n, device_limits().num_sms * smem_budget(a.num_tokens, a.k, norm).num_blocks);
   if (blocks == 0 || a.num_tokens == 0) return;
   const int64_t stages = ceil_div(ceil_div(a.n, blocks), kStageRows) * ceil_div(a.k, chunk_of(a.k));
   const int ring = num_stages(a.num_tokens, a.k, norm, stages);

@@ -1,10 +1,10 @@
-#include "engine/step/step_note.h"
+#include "engine/step/step_snapshot.h"
 
 #include <algorithm>
 
 namespace fp4moe {
 
-void StepNote::take(const DpScheduler& scheduler) {
+void StepSnapshot::take(const DpScheduler& scheduler) {
   std::lock_guard lock(mutex_);
   ++step_;
   size_t n = 0;  // entries are reused so that the strings keep their memory
@@ -31,7 +31,7 @@ void StepNote::take(const DpScheduler& scheduler) {
   num_free_pages_ = scheduler.num_free_pages();
 }
 
-std::vector<std::string> StepNote::lines() const {
+std::vector<std::string> StepSnapshot::lines() const {
   constexpr size_t kMostShown = 32;
   const auto text = [](int64_t n) { return std::to_string(n); };
   std::lock_guard lock(mutex_);

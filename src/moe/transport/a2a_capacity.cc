@@ -14,8 +14,8 @@ constexpr int64_t kMaxBlocks = 16;  // per chunk
 
 int64_t align(int64_t bytes) { return Arena::padded(bytes); }
 
-Status no_room(const TransportOptions& o, const RoomRequest& request, const ExchangeSetup& s, int64_t fixed,
-               int64_t least) {
+Status budget_too_small(const TransportOptions& o, const CapacityRequest& request, const ExchangeSetup& s,
+                        int64_t fixed, int64_t least) {
   const int64_t units = s.shape.units_per_rank();
   const std::string k = std::to_string(std::max(s.shape.top_k, s.parts));
   return does_not_fit(std::string("--a2a-memory-budget ") + std::to_string(o.memory_budget) + ": a2a " +
@@ -28,7 +28,7 @@ Status no_room(const TransportOptions& o, const RoomRequest& request, const Exch
 }
 
 // Capacity for as many rows and their results as the budget allows.
-Status take_room(const TransportOptions& o, const RoomRequest& request, ExchangeSetup& s) {
+Status set_capacities(const TransportOptions& o, const CapacityRequest& request, ExchangeSetup& s) {
   ExchangeShape& shape = s.shape;
   const int64_t units = shape.units_per_rank(), K = shape.top_k;
   s.record_bytes = exchange_record_bytes(shape);
@@ -38,7 +38,7 @@ Status take_room(const TransportOptions& o, const RoomRequest& request, Exchange
   const int64_t each = units * (s.row_bytes + request.returns_per_row * s.return_bytes);
   const int64_t rows = (o.memory_budget - fixed) / each;
   const int64_t token = std::max(K, s.parts);  // most rows of one token
-  if (rows < token) return no_room(o, request, s, fixed, fixed + token * each);
+  if (rows < token) return budget_too_small(o, request, s, fixed, fixed + token * each);
   const int64_t most = std::numeric_limits<int32_t>::max() / std::max<int64_t>(1, K * units);
   shape.unit_rows = std::min({rows, std::max(token, request.most_unit_rows), most});
   shape.unit_slots = std::max(K, shape.unit_rows * request.slots_per_row);
@@ -51,7 +51,7 @@ Status take_room(const TransportOptions& o, const RoomRequest& request, Exchange
 
 }  // namespace
 
-Status fit_exchange(const TransportOptions& o, const RoomRequest& request, ExchangeSetup& s) {
+Status fit_exchange(const TransportOptions& o, const CapacityRequest& request, ExchangeSetup& s) {
   const MoeProblem& p = o.problem;
   s.max_own_rows = shard_blocks(o.max_group_rows, 1, p.layout.attention_tp(), 0).count;
   s.shape.max_group_rows = o.max_group_rows;
@@ -65,7 +65,7 @@ Status fit_exchange(const TransportOptions& o, const RoomRequest& request, Excha
     return unsupported("a2a " + std::string(request.protocol) + ": " + std::to_string(p.num_experts) +
                        " experts over ep=" + std::to_string(p.layout.ep) +
                        " ranks; E must be divisible by ep");
-  FP4MOE_RETURN_IF_ERROR(take_room(o, request, s));
+  FP4MOE_RETURN_IF_ERROR(set_capacities(o, request, s));
   s.sums_bytes = align(s.max_own_rows * p.hidden_size * 4);
   s.scratch_bytes = s.sums_bytes + align(s.max_own_rows * s.parts * 4) + align(s.record_bytes) +
                     align(s.record_bytes * s.shape.num_ranks) +

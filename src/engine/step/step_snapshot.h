@@ -1,4 +1,4 @@
-// StepNote: a snapshot of the current step, for diagnosing a step that does not end.
+// StepSnapshot: a snapshot of the current step, for diagnosing a step that does not end.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace fp4moe {
 
-class StepNote {
+class StepSnapshot {
  public:
   // Called by the engine's thread once the step is planned.
   void take(const DpScheduler& scheduler);
