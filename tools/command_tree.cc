@@ -35,25 +35,25 @@ FlagInfo flag_info(const CLI::Option& option) {
   return flag;
 }
 
-void add_verb(const CLI::App& app, const std::string& path, std::vector<VerbInfo>& tree) {
-  VerbInfo verb;
-  verb.path = path;
-  verb.help = app.get_description();
+void add_subcommand_info(const CLI::App& app, const std::string& path, std::vector<SubcommandInfo>& tree) {
+  SubcommandInfo subcommand;
+  subcommand.path = path;
+  subcommand.help = app.get_description();
   for (const CLI::Option* option : app.get_options())
-    if (!option->get_group().empty()) verb.flags.push_back(flag_info(*option));
+    if (!option->get_group().empty()) subcommand.flags.push_back(flag_info(*option));
   const auto shown = [](const CLI::App* sub) { return !sub->get_group().empty(); };
   const auto subs = app.get_subcommands(shown);
-  for (const CLI::App* sub : subs) verb.verbs.push_back(sub->get_name());
-  tree.push_back(std::move(verb));
+  for (const CLI::App* sub : subs) subcommand.subcommands.push_back(sub->get_name());
+  tree.push_back(std::move(subcommand));
   for (const CLI::App* sub : subs)
-    add_verb(*sub, path.empty() ? sub->get_name() : path + " " + sub->get_name(), tree);
+    add_subcommand_info(*sub, path.empty() ? sub->get_name() : path + " " + sub->get_name(), tree);
 }
 
 }  // namespace
 
-std::vector<VerbInfo> command_tree(const CLI::App& app) {
-  std::vector<VerbInfo> tree;
-  add_verb(app, "", tree);
+std::vector<SubcommandInfo> command_tree(const CLI::App& app) {
+  std::vector<SubcommandInfo> tree;
+  add_subcommand_info(app, "", tree);
   return tree;
 }
 

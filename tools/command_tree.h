@@ -16,19 +16,19 @@ struct FlagInfo {
   bool required = false;
 };
 
-struct VerbInfo {
+struct SubcommandInfo {
   std::string path;  // "serve", "bench latency"; empty: the binary itself
   std::string help;
   std::vector<FlagInfo> flags;
-  std::vector<std::string> verbs;  // names of its subcommands
+  std::vector<std::string> subcommands;  // names of its subcommands
 };
 
 // The binary, its subcommands and theirs, without hidden ones.
-std::vector<VerbInfo> command_tree(const CLI::App& app);
+std::vector<SubcommandInfo> command_tree(const CLI::App& app);
 
-std::string man_page(const std::vector<VerbInfo>& tree, const VerbInfo& verb);
-std::string bash_completion(const std::vector<VerbInfo>& tree);
-std::string zsh_completion(const std::vector<VerbInfo>& tree);
-std::string fish_completion(const std::vector<VerbInfo>& tree);
+std::string man_page(const std::vector<SubcommandInfo>& tree, const SubcommandInfo& subcommand);
+std::string bash_completion(const std::vector<SubcommandInfo>& tree);
+std::string zsh_completion(const std::vector<SubcommandInfo>& tree);
+std::string fish_completion(const std::vector<SubcommandInfo>& tree);
 
 }  // namespace fp4moe

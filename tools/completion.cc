@@ -6,13 +6,13 @@
 #include <memory>
 
 #include "command_tree.h"
-#include "verb.h"
+#include "subcommand.h"
 
 namespace fp4moe {
 
 namespace {
 
-std::string script(const std::string& shell, const std::vector<VerbInfo>& tree) {
+std::string script(const std::string& shell, const std::vector<SubcommandInfo>& tree) {
   return shell == "bash"  ? bash_completion(tree)
          : shell == "zsh" ? zsh_completion(tree)
                           : fish_completion(tree);
@@ -27,15 +27,15 @@ Status write_file(const std::filesystem::path& path, const std::string& text) {
 }
 
 // Writes man pages and completions into subfolders as under /usr/share.
-Status write_all(const std::filesystem::path& folder, const std::vector<VerbInfo>& tree) {
+Status write_all(const std::filesystem::path& folder, const std::vector<SubcommandInfo>& tree) {
   std::vector<std::pair<std::string, std::string>> files = {
       {"bash-completion/completions/fp4moe", bash_completion(tree)},
       {"zsh/site-functions/_fp4moe", zsh_completion(tree)},
       {"fish/vendor_completions.d/fp4moe.fish", fish_completion(tree)}};
-  for (const VerbInfo& verb : tree) {
-    std::string name = verb.path.empty() ? "fp4moe" : "fp4moe-" + verb.path;
+  for (const SubcommandInfo& subcommand : tree) {
+    std::string name = subcommand.path.empty() ? "fp4moe" : "fp4moe-" + subcommand.path;
     std::replace(name.begin(), name.end(), ' ', '-');
-    files.emplace_back("man/man1/" + name + ".1", man_page(tree, verb));
+    files.emplace_back("man/man1/" + name + ".1", man_page(tree, subcommand));
   }
   for (const auto& [name, text] : files) {
     if (Status status = write_file(folder / name, text); !status.ok()) return status;
@@ -47,11 +47,12 @@ Status write_all(const std::filesystem::path& folder, const std::vector<VerbInfo
 
 void add_completion(CLI::App& app, int& exit_code) {
   auto argument = std::make_shared<std::string>();
-  CLI::App* verb = app.add_subcommand("completion", "Print a shell's completion script");
-  verb->add_option("shell", *argument, "bash: source <(fp4moe completion bash)")
+  CLI::App* subcommand = app.add_subcommand("completion", "Print a shell's completion script");
+  subcommand->add_option("shell", *argument, "bash: source <(fp4moe completion bash)")
       ->required()
       ->check(CLI::IsMember({"bash", "zsh", "fish"}));
-  verb->callback([&app, argument] { std::fputs(script(*argument, command_tree(app)).c_str(), stdout); });
+  subcommand->callback(
+      [&app, argument] { std::fputs(script(*argument, command_tree(app)).c_str(), stdout); });
   CLI::App* manual = app.add_subcommand("manual", "Write man pages and completion scripts")->group("");
   manual->add_option("folder", *argument, "folder to write, laid out like /usr/share")->required();
   manual->callback([&app, argument, &exit_code] {

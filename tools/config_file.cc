@@ -45,21 +45,23 @@ std::string one_string(const CLI::Option& flag, const std::vector<std::string>& 
   return values.size() < 2 || delimiter != '\0' ? text : "[" + text + "]";
 }
 
-CLI::App* find_verb(CLI::App& app, const std::string& name) {
-  for (CLI::App* verb : app.get_subcommands([&](CLI::App* v) { return v->get_name() == name; })) return verb;
+CLI::App* find_subcommand(CLI::App& app, const std::string& name) {
+  for (CLI::App* subcommand : app.get_subcommands([&](CLI::App* v) { return v->get_name() == name; }))
+    return subcommand;
   return nullptr;
 }
 
 // The subcommand's flag for a key, or nullptr.
-CLI::Option* find_flag(const CLI::App& verb, const CLI::ConfigItem& item) {
+CLI::Option* find_flag(const CLI::App& subcommand, const CLI::ConfigItem& item) {
   std::string name = item.name;
   std::replace(name.begin(), name.end(), '_', '-');
-  const bool nested = !item.parents.empty() && item.parents != std::vector<std::string>{verb.get_name()};
+  const bool nested =
+      !item.parents.empty() && item.parents != std::vector<std::string>{subcommand.get_name()};
   if (nested || name == "config" || name == "help") return nullptr;
-  for (const CLI::Option* option : verb.get_options()) {
+  for (const CLI::Option* option : subcommand.get_options()) {
     const std::vector<std::string>& names = option->get_lnames();
     if (std::find(names.begin(), names.end(), name) != names.end())
-      return const_cast<CLI::App&>(verb).get_option_no_throw("--" + name);
+      return const_cast<CLI::App&>(subcommand).get_option_no_throw("--" + name);
   }
   return nullptr;
 }
@@ -74,9 +76,10 @@ std::string environment_name(const std::string& names) {
   return env;
 }
 
-void add_environment_names(CLI::App& verb) {
-  for (CLI::Option* option : verb.get_options([](CLI::Option* o) { return o->get_envname().empty(); })) {
-    if (option->get_lnames().empty() || option == verb.get_help_ptr()) continue;
+void add_environment_names(CLI::App& subcommand) {
+  for (CLI::Option* option :
+       subcommand.get_options([](CLI::Option* o) { return o->get_envname().empty(); })) {
+    if (option->get_lnames().empty() || option == subcommand.get_help_ptr()) continue;
     option->envname(environment_name("--" + option->get_lnames().front()));
   }
 }
@@ -84,18 +87,19 @@ void add_environment_names(CLI::App& verb) {
 // Sets the flag's environment variable for each key unless it is set, so the environment and the command line
 // take precedence.
 Status apply_config_file(CLI::App& app, int argc, char** argv) {
-  CLI::App* verb = find_verb(app, argc < 2 ? "" : argv[1]);
-  if (verb == nullptr || verb->get_option_no_throw("--config") == nullptr) return {};
+  CLI::App* subcommand = find_subcommand(app, argc < 2 ? "" : argv[1]);
+  if (subcommand == nullptr || subcommand->get_option_no_throw("--config") == nullptr) return {};
   const std::string path = config_path(argc, argv);
   if (path.empty()) return {};
   const auto items = read_items(path);
   if (!items.ok()) return items.status();
   for (const CLI::ConfigItem& item : *items) {
     if (item.name == "++" || item.name == "--") continue;  // CLI11's section markers
-    const CLI::Option* flag = find_flag(*verb, item);
+    const CLI::Option* flag = find_flag(*subcommand, item);
     if (flag == nullptr)
       return invalid_argument("--config " + path + ": '" + item.fullname() + "' is not a flag of fp4moe " +
-                              verb->get_name() + "; see `fp4moe " + verb->get_name() + " --help`");
+                              subcommand->get_name() + "; see `fp4moe " + subcommand->get_name() +
+                              " --help`");
     setenv(flag->get_envname().c_str(), one_string(*flag, item.inputs).c_str(), /*overwrite=*/0);
   }
   return {};

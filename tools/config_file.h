@@ -1,7 +1,7 @@
 // --config FILE: flags from a file.
 #pragma once
 
-#include "verb.h"
+#include "subcommand.h"
 
 namespace fp4moe {
 
@@ -14,6 +14,6 @@ Status apply_config_file(CLI::App& app, int argc, char** argv);
 // The environment variable of the first "--" name in `names` (CLI11's format): FP4MOE_ and upper case.
 std::string environment_name(const std::string& names);
 // Gives an environment variable to each of the subcommand's flags that has none yet.
-void add_environment_names(CLI::App& verb);
+void add_environment_names(CLI::App& subcommand);
 
 }  // namespace fp4moe

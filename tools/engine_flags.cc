@@ -10,7 +10,7 @@
 #include "fp4moe/config.h"
 #include "fp4moe/engine.h"
 #include "model/sglang_names.h"
-#include "verb.h"
+#include "subcommand.h"
 
 namespace fp4moe {
 
@@ -38,26 +38,26 @@ namespace {
 // Adds the options of one group, each with an environment variable.
 class Group {
  public:
-  Group(CLI::App& verb, const char* name) : verb_(verb), name_(name) {}
+  Group(CLI::App& subcommand, const char* name) : subcommand_(subcommand), name_(name) {}
 
   template <class T>
   CLI::Option* value(const std::string& names, T& field, const std::string& help) {
-    return verb_.add_option(names, field, help)
+    return subcommand_.add_option(names, field, help)
         ->capture_default_str()
         ->envname(environment_name(names))
         ->group(name_);
   }
   void on(const std::string& names, bool& field, const std::string& help) {
-    verb_.add_flag(names, field, help)->envname(environment_name(names))->group(name_);
+    subcommand_.add_flag(names, field, help)->envname(environment_name(names))->group(name_);
   }
 
  private:
-  CLI::App& verb_;
+  CLI::App& subcommand_;
   const char* name_;
 };
 
-void add_model_flags(CLI::App& verb, EngineConfig& c) {
-  Group model(verb, "Model");
+void add_model_flags(CLI::App& subcommand, EngineConfig& c) {
+  Group model(subcommand, "Model");
   model.value("model,--model-path,--model", c.model_path, "folder of the checkpoint")->required();
   model.value("--load-format", c.load_format,
               "auto, safetensors, or dummy: random weights of the configuration's shapes");
@@ -91,8 +91,8 @@ void add_model_flags(CLI::App& verb, EngineConfig& c) {
               "maximum tokens of a request; 0: the model's limit");
 }
 
-void add_moe_flags(CLI::App& verb, EngineConfig& c) {
-  Group moe(verb, "Experts");
+void add_moe_flags(CLI::App& subcommand, EngineConfig& c) {
+  Group moe(subcommand, "Experts");
   moe.value("--moe-runner-backend", c.moe_runner_backend, "see `fp4moe backends`");
   moe.value("--moe-a2a-backend", c.moe_a2a_backend, "none, deepep or flashinfer");
   moe.value("--fp4-compute", c.fp4_compute,
@@ -111,8 +111,8 @@ void add_moe_flags(CLI::App& verb, EngineConfig& c) {
          "batch; slower");
 }
 
-void add_rank_flags(CLI::App& verb, EngineConfig& c) {
-  Group ranks(verb, "Ranks");
+void add_rank_flags(CLI::App& subcommand, EngineConfig& c) {
+  Group ranks(subcommand, "Ranks");
   ranks.value("--fabric", c.fabric, "auto, local, threads or mpi");
   ranks.value("--tp-size,--tp,--tensor-parallel-size", c.tp_size, "total number of ranks");
   ranks.value("--ep-size,--ep,--expert-parallel-size", c.ep_size,
@@ -126,8 +126,8 @@ void add_rank_flags(CLI::App& verb, EngineConfig& c) {
   ranks.value("--comm-timeout", c.comm_timeout, "seconds that a rank waits for another");
 }
 
-void add_execution_flags(CLI::App& verb, EngineConfig& c) {
-  Group run(verb, "Execution");
+void add_execution_flags(CLI::App& subcommand, EngineConfig& c) {
+  Group run(subcommand, "Execution");
   run.value("--device", c.device, "auto, cpu or cuda");
   run.value("--threads", c.threads, "CPU threads; 0: all cores");
   run.value("--self-test", c.self_test, "before serving: fast (one layer), full (all layers) or off");
@@ -135,7 +135,7 @@ void add_execution_flags(CLI::App& verb, EngineConfig& c) {
   run.value("--autotune-budget", c.autotune_budget, "seconds of timing at start");
   run.value("--autotune-cache", c.autotune_cache,
             "file with timed tactics; default: in the user's cache folder");
-  Group memory(verb, "Memory and scheduling");
+  Group memory(subcommand, "Memory and scheduling");
   memory.value("--max-total-tokens", c.max_total_tokens,
                "tokens in the KV pool; 0: by --mem-fraction-static");
   memory.value("--mem-fraction-static", c.mem_fraction_static,
@@ -175,24 +175,25 @@ void add_execution_flags(CLI::App& verb, EngineConfig& c) {
 }
 
 // SGLang's flags without a config field: recorded as given, and checked when the model is planned.
-void add_sglang_flags(CLI::App& verb, EngineConfig& c) {
+void add_sglang_flags(CLI::App& subcommand, EngineConfig& c) {
   for (const SglangFlag& flag : sglang_flags()) {
     const std::string names = flag.names;
     const std::string name = names.substr(0, names.find(','));
     const std::string help = flag.fate == SglangFlag::Fate::kMoot ? "accepted, no effect" : "refused";
     const auto note = [&c, name](const std::string& value) { c.sglang_flags.push_back({name, value}); };
-    CLI::Option* option = flag.num_values == 0 ? verb.add_flag_callback(
+    CLI::Option* option = flag.num_values == 0 ? subcommand.add_flag_callback(
                                                      names, [note] { note(""); }, help)
-                          : flag.num_values == 1 ? verb.add_option_function<std::string>(names, note, help)
-                                                 : verb.add_option_function<std::vector<std::string>>(
-                                                       names,
-                                                       [note](const std::vector<std::string>& values) {
-                                                         std::string joined;
-                                                         for (const std::string& value : values)
-                                                           joined += (joined.empty() ? "" : " ") + value;
-                                                         note(joined);
-                                                       },
-                                                       help);
+                          : flag.num_values == 1
+                              ? subcommand.add_option_function<std::string>(names, note, help)
+                              : subcommand.add_option_function<std::vector<std::string>>(
+                                    names,
+                                    [note](const std::vector<std::string>& values) {
+                                      std::string joined;
+                                      for (const std::string& value : values)
+                                        joined += (joined.empty() ? "" : " ") + value;
+                                      note(joined);
+                                    },
+                                    help);
     option->group("SGLang compatibility");
   }
 }
@@ -212,12 +213,12 @@ int follow(EngineConfig config) {
   return status.ok() ? kExitOk : report_error(status.with_context(process));
 }
 
-void add_engine_flags(CLI::App& verb, EngineConfig& config) {
-  add_model_flags(verb, config);
-  add_moe_flags(verb, config);
-  add_rank_flags(verb, config);
-  add_execution_flags(verb, config);
-  add_sglang_flags(verb, config);
+void add_engine_flags(CLI::App& subcommand, EngineConfig& config) {
+  add_model_flags(subcommand, config);
+  add_moe_flags(subcommand, config);
+  add_rank_flags(subcommand, config);
+  add_execution_flags(subcommand, config);
+  add_sglang_flags(subcommand, config);
   for (const char* name : sglang_environment())
     if (const char* value = std::getenv(name)) config.environment.push_back({name, value});
 }

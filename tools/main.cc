@@ -6,7 +6,7 @@
 
 #include "config_file.h"
 #include "engine/startup/kernels_id.h"
-#include "verb.h"
+#include "subcommand.h"
 
 namespace {
 
@@ -19,9 +19,9 @@ std::string usage_error(const CLI::App* app, const CLI::Error& error) {
   std::string text =
       rest.empty() ? "error: no subcommand given" : "error: '" + rest[0] + "' is not a subcommand";
   const char* separator = "; legal: ";
-  for (const CLI::App* verb :
+  for (const CLI::App* subcommand :
        app->get_subcommands([](const CLI::App* v) { return !v->get_group().empty(); })) {
-    text += separator + verb->get_name();
+    text += separator + subcommand->get_name();
     separator = ", ";
   }
   return text + "\n";
@@ -36,11 +36,11 @@ int run(int argc, char** argv) {
   // Like argparse: the last value of a repeated flag wins; values of a list are appended.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   int exit_code = fp4moe::kExitOk;
-  for (const auto add_verb :
+  for (const auto add_subcommand :
        {fp4moe::add_serve, fp4moe::add_router, fp4moe::add_run, fp4moe::add_logits, fp4moe::add_eval,
         fp4moe::add_bench, fp4moe::add_inspect, fp4moe::add_backends, fp4moe::add_plan, fp4moe::add_make_tiny,
         fp4moe::add_quantize, fp4moe::add_doctor, fp4moe::add_completion})
-    add_verb(app, exit_code);
+    add_subcommand(app, exit_code);
   if (const fp4moe::Status status = fp4moe::apply_config_file(app, argc, argv); !status.ok())
     return fp4moe::report_error(status);
   try {

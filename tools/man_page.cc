@@ -45,40 +45,40 @@ std::string entry(const FlagInfo& flag) {
   return text + "\n";
 }
 
-std::string synopsis(const VerbInfo& verb) {
-  std::string text = bold("fp4moe" + (verb.path.empty() ? "" : " " + verb.path));
-  if (!verb.verbs.empty()) text += " \\fIVERB\\fR";
+std::string synopsis(const SubcommandInfo& subcommand) {
+  std::string text = bold("fp4moe" + (subcommand.path.empty() ? "" : " " + subcommand.path));
+  if (!subcommand.subcommands.empty()) text += " \\fIVERB\\fR";
   text += " [\\fIOPTIONS\\fR]";
-  for (const FlagInfo& flag : verb.flags)
+  for (const FlagInfo& flag : subcommand.flags)
     if (!flag.positional.empty()) text += " \\fI" + plain(flag.positional) + "\\fR";
   return text;
 }
 
 }  // namespace
 
-std::string man_page(const std::vector<VerbInfo>& tree, const VerbInfo& verb) {
-  const std::string name = page_name(verb.path);
+std::string man_page(const std::vector<SubcommandInfo>& tree, const SubcommandInfo& subcommand) {
+  const std::string name = page_name(subcommand.path);
   std::string text = ".TH " + name + " 1 \"\" \"fp4moe " FP4MOE_VERSION "\"\n.SH NAME\n" + plain(name) +
-                     " \\- " + plain(verb.help) + "\n.SH SYNOPSIS\n" + synopsis(verb) + "\n";
-  if (!verb.verbs.empty()) {
+                     " \\- " + plain(subcommand.help) + "\n.SH SYNOPSIS\n" + synopsis(subcommand) + "\n";
+  if (!subcommand.subcommands.empty()) {
     text += ".SH VERBS\n";
-    for (const VerbInfo& other : tree) {
+    for (const SubcommandInfo& other : tree) {
       const bool is_below =
           !other.path.empty() &&
-          other.path.rfind(' ') == (verb.path.empty() ? std::string::npos : verb.path.size());
-      if (is_below && other.path.rfind(verb.path, 0) == 0)
+          other.path.rfind(' ') == (subcommand.path.empty() ? std::string::npos : subcommand.path.size());
+      if (is_below && other.path.rfind(subcommand.path, 0) == 0)
         text += ".TP\n" + bold(page_name(other.path)) + "(1)\n" + plain(other.help) + "\n";
     }
   }
   std::string group;
-  for (const FlagInfo& flag : verb.flags) {
+  for (const FlagInfo& flag : subcommand.flags) {
     if (flag.group != group) text += ".SH " + plain(group = flag.group) + "\n";
     text += entry(flag);
   }
   return text +
          ".SH EXIT STATUS\n0: success. 2: invalid usage. 3: an unsupported model or combination. 4: does not "
          "fit in memory. 5: the self\\-test failed. 130: interrupted. 1: any other error.\n.SH SEE ALSO\n" +
-         (verb.path.empty() ? "Each subcommand has its own page.\n" : bold("fp4moe") + "(1)\n");
+         (subcommand.path.empty() ? "Each subcommand has its own page.\n" : bold("fp4moe") + "(1)\n");
 }
 
 }  // namespace fp4moe

@@ -29,35 +29,37 @@ std::string zsh_text(const std::string& text) {
 
 }  // namespace
 
-std::string bash_completion(const std::vector<VerbInfo>& tree) {
+std::string bash_completion(const std::vector<SubcommandInfo>& tree) {
   std::string cases, values;
-  for (const VerbInfo& verb : tree) {
-    std::vector<std::string> words = verb.verbs;
-    for (const FlagInfo& flag : verb.flags) {
+  for (const SubcommandInfo& subcommand : tree) {
+    std::vector<std::string> words = subcommand.subcommands;
+    for (const FlagInfo& flag : subcommand.flags) {
       words.insert(words.end(), flag.names.begin(), flag.names.end());
       if (flag.choices.empty() || flag.names.empty()) continue;
       for (const std::string& name : flag.names)
-        values += "    '" + verb.path + " " + name + "') words='" + join(flag.choices) + "' ;;\n";
+        values += "    '" + subcommand.path + " " + name + "') words='" + join(flag.choices) + "' ;;\n";
     }
-    cases += "    '" + verb.path + "') words='" + join(words) + "' ;;\n";
+    cases += "    '" + subcommand.path + "') words='" + join(words) + "' ;;\n";
   }
   std::string parents;
-  for (const VerbInfo& verb : tree)
-    if (!verb.verbs.empty() && !verb.path.empty()) parents += (parents.empty() ? "" : "|") + verb.path;
+  for (const SubcommandInfo& subcommand : tree)
+    if (!subcommand.subcommands.empty() && !subcommand.path.empty())
+      parents += (parents.empty() ? "" : "|") + subcommand.path;
   return "# bash completion of fp4moe\n"
          "_fp4moe() {\n"
-         "  local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} verb='' words=''\n"
-         "  [ \"$COMP_CWORD\" -gt 1 ] && verb=${COMP_WORDS[1]}\n"
-         "  case \"$verb\" in\n"
+         "  local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} subcommand='' "
+         "words=''\n"
+         "  [ \"$COMP_CWORD\" -gt 1 ] && subcommand=${COMP_WORDS[1]}\n"
+         "  case \"$subcommand\" in\n"
          "    " +
          parents +
-         ") [ \"$COMP_CWORD\" -gt 2 ] && verb=\"$verb ${COMP_WORDS[2]}\" ;;\n"
+         ") [ \"$COMP_CWORD\" -gt 2 ] && subcommand=\"$subcommand ${COMP_WORDS[2]}\" ;;\n"
          "  esac\n"
-         "  case \"$verb $previous\" in\n" +
+         "  case \"$subcommand $previous\" in\n" +
          values +
          "  esac\n"
          "  if [ -n \"$words\" ]; then COMPREPLY=($(compgen -W \"$words\" -- \"$current\")); return; fi\n"
-         "  case \"$verb\" in\n" +
+         "  case \"$subcommand\" in\n" +
          cases +
          "  esac\n"
          "  COMPREPLY=($(compgen -W \"$words\" -- \"$current\"))\n"
@@ -65,20 +67,23 @@ std::string bash_completion(const std::vector<VerbInfo>& tree) {
          "complete -o default -F _fp4moe fp4moe\n";
 }
 
-std::string zsh_completion(const std::vector<VerbInfo>& tree) {
-  std::string text = "#compdef fp4moe\nlocal verb=''\n(( CURRENT > 2 )) && verb=$words[2]\ncase $verb in\n";
-  for (const VerbInfo& verb : tree)
-    if (!verb.verbs.empty() && !verb.path.empty())
-      text += "  " + verb.path + ") (( CURRENT > 3 )) && verb=\"$verb $words[3]\" ;;\n";
-  text += "esac\ncase $verb in\n";
-  for (const VerbInfo& verb : tree) {
-    text += "  " + quoted(verb.path, "'\\''") + ")\n";
-    if (!verb.verbs.empty()) {
-      text += "    local -a verbs=(" + join(verb.verbs) + ")\n    _describe verb verbs\n    ;;\n";
+std::string zsh_completion(const std::vector<SubcommandInfo>& tree) {
+  std::string text =
+      "#compdef fp4moe\nlocal subcommand=''\n(( CURRENT > 2 )) && subcommand=$words[2]\ncase $subcommand "
+      "in\n";
+  for (const SubcommandInfo& subcommand : tree)
+    if (!subcommand.subcommands.empty() && !subcommand.path.empty())
+      text += "  " + subcommand.path + ") (( CURRENT > 3 )) && subcommand=\"$subcommand $words[3]\" ;;\n";
+  text += "esac\ncase $subcommand in\n";
+  for (const SubcommandInfo& subcommand : tree) {
+    text += "  " + quoted(subcommand.path, "'\\''") + ")\n";
+    if (!subcommand.subcommands.empty()) {
+      text += "    local -a subcommands=(" + join(subcommand.subcommands) +
+              ")\n    _describe subcommand subcommands\n    ;;\n";
       continue;
     }
     text += "    _arguments";
-    for (const FlagInfo& flag : verb.flags) {
+    for (const FlagInfo& flag : subcommand.flags) {
       std::string value = flag.type.empty() ? "" : ":" + zsh_text(flag.type) + ":";
       if (!value.empty()) value += flag.choices.empty() ? "_files" : "(" + join(flag.choices) + ")";
       for (const std::string& name : flag.names)
@@ -89,15 +94,16 @@ std::string zsh_completion(const std::vector<VerbInfo>& tree) {
   return text + "esac\n";
 }
 
-std::string fish_completion(const std::vector<VerbInfo>& tree) {
+std::string fish_completion(const std::vector<SubcommandInfo>& tree) {
   std::string text = "# fish completion of fp4moe\n";
-  for (const VerbInfo& verb : tree) {
-    const std::string last = verb.path.substr(verb.path.rfind(' ') + 1);
+  for (const SubcommandInfo& subcommand : tree) {
+    const std::string last = subcommand.path.substr(subcommand.path.rfind(' ') + 1);
     const std::string when =
-        verb.path.empty() ? "__fish_use_subcommand" : "__fish_seen_subcommand_from " + last;
+        subcommand.path.empty() ? "__fish_use_subcommand" : "__fish_seen_subcommand_from " + last;
     const std::string head = "complete -c fp4moe -n " + quoted(when, "\\'");
-    if (!verb.verbs.empty()) text += head + " -f -a " + quoted(join(verb.verbs), "\\'") + "\n";
-    for (const FlagInfo& flag : verb.flags) {
+    if (!subcommand.subcommands.empty())
+      text += head + " -f -a " + quoted(join(subcommand.subcommands), "\\'") + "\n";
+    for (const FlagInfo& flag : subcommand.flags) {
       if (flag.names.empty()) continue;
       text += head;
       for (const std::string& name : flag.names)

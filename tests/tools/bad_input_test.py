@@ -225,7 +225,7 @@ class StartUp(unittest.TestCase):
         put(self.base.name, "ids.json", ids)
         return ["logits", folder, "--input-ids", self.ids, "--output", os.path.join(self.base.name, "logits.safetensors")]
 
-    def verbs(self, folder):
+    def subcommands(self, folder):
         """Every subcommand that loads a model."""
         return [self.logits(folder), ["run", folder, "--prompt", "Hi"], ["serve", folder, "--port", "0"]]
 
@@ -236,9 +236,9 @@ class StartUp(unittest.TestCase):
         for word in words:
             self.assertIn(word, ended.stderr, command)
 
-    def all_refused(self, name, breaks, flags, code, *words, verbs=slice(None)):
+    def all_refused(self, name, breaks, flags, code, *words, subcommands=slice(None)):
         with self.subTest(name), self.copy(*breaks) as folder:
-            for command in self.verbs(folder)[verbs]:
+            for command in self.subcommands(folder)[subcommands]:
                 self.refused(command + flags.format(folder=folder).split(), code, *words)
 
     def test_weights(self):
@@ -259,10 +259,10 @@ class StartUp(unittest.TestCase):
 
     def test_tokenizer_and_template(self):
         for name, broken, flags, code, *words in TEXT_CASES:
-            self.all_refused(name, [broken], flags, code, *words, verbs=slice(1, None))
+            self.all_refused(name, [broken], flags, code, *words, subcommands=slice(1, None))
 
     def test_folder_that_does_not_exist(self):
-        for command in [*self.verbs("/none/such"), ["inspect", "/none/such"]]:
+        for command in [*self.subcommands("/none/such"), ["inspect", "/none/such"]]:
             self.refused(command, USAGE, "'/none/such'", "does not exist")
 
     def test_command_line(self):

@@ -14,27 +14,27 @@ def output(*command):
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-def flags(verb):
-    help_text = output(BINARY, *verb.split(), "--help")
+def flags(subcommand):
+    help_text = output(BINARY, *subcommand.split(), "--help")
     return {name for line in help_text.splitlines() if line.startswith("  -")
             for name in line.split()[0].split(",")}
 
 
-VERBS = re.findall(r"(?m)^  (\w[\w-]*) ", output(BINARY, "--help").split("Subcommands:")[1])
+SUBCOMMANDS = re.findall(r"(?m)^  (\w[\w-]*) ", output(BINARY, "--help").split("Subcommands:")[1])
 
 
 class Manual(unittest.TestCase):
     def test_verbs(self):
-        self.assertIn("serve", VERBS)
-        self.assertIn("completion", VERBS)
-        self.assertNotIn("manual", VERBS)
+        self.assertIn("serve", SUBCOMMANDS)
+        self.assertIn("completion", SUBCOMMANDS)
+        self.assertNotIn("manual", SUBCOMMANDS)
 
     def test_pages(self):
         with tempfile.TemporaryDirectory() as folder:
             output(BINARY, "manual", folder)
             pages = os.listdir(folder + "/man/man1")
-            for verb in VERBS:
-                self.assertIn(f"fp4moe-{verb}.1", pages)
+            for subcommand in SUBCOMMANDS:
+                self.assertIn(f"fp4moe-{subcommand}.1", pages)
             self.assertIn("fp4moe-bench-latency.1", pages)
             with open(folder + "/man/man1/fp4moe-serve.1") as file:
                 page = file.read()
@@ -42,7 +42,7 @@ class Manual(unittest.TestCase):
                 self.assertIn("\\fB" + flag.replace("-", "\\-") + "\\fR", page)
             self.assertIn("FP4MOE_MAX_RUNNING_REQUESTS", page)
             with open(folder + "/man/man1/fp4moe.1") as file:
-                self.assertEqual(re.findall(r"\\fBfp4moe\\-([\w-]+)\\fR\(1\)", file.read().replace("make\\-", "make-")), VERBS)
+                self.assertEqual(re.findall(r"\\fBfp4moe\\-([\w-]+)\\fR\(1\)", file.read().replace("make\\-", "make-")), SUBCOMMANDS)
             if shutil.which("groff"):
                 for name in pages:
                     done = subprocess.run(["groff", "-man", "-Tutf8", "-ww", f"{folder}/man/man1/{name}"],
@@ -61,7 +61,7 @@ class Manual(unittest.TestCase):
 
     def test_bash(self):
         self.assertEqual(self.complete("fp4moe", "ser"), ["serve"])
-        self.assertEqual(set(self.complete("fp4moe", "")) & set(VERBS), set(VERBS))
+        self.assertEqual(set(self.complete("fp4moe", "")) & set(SUBCOMMANDS), set(VERBS))
         self.assertEqual(self.complete("fp4moe", "serve", "--log-fo"), ["--log-format"])
         self.assertEqual(self.complete("fp4moe", "serve", "--log-format", ""), ["text", "json"])
         self.assertEqual(self.complete("fp4moe", "completion", "x"), [])
@@ -72,10 +72,10 @@ class Manual(unittest.TestCase):
     def test_zsh_and_fish(self):
         for shell, form in (("zsh", "'{}["), ("fish", " -l {} ")):
             script = output(BINARY, "completion", shell)
-            for verb in ("serve", "run", "bench latency"):
-                for flag in flags(verb):
+            for subcommand in ("serve", "run", "bench latency"):
+                for flag in flags(subcommand):
                     if flag.startswith("--"):
-                        self.assertIn(form.format(flag if shell == "zsh" else flag[2:]), script, verb)
+                        self.assertIn(form.format(flag if shell == "zsh" else flag[2:]), script, subcommand)
             if shutil.which(shell):
                 subprocess.run([shell, "-n"], input=script, text=True, check=True)
 

@@ -1,6 +1,6 @@
 // fp4moe bench SUBCOMMAND: performance measurements.
-#include "bench/bench_verbs.h"
-#include "verb.h"
+#include "bench/bench_subcommands.h"
+#include "subcommand.h"
 
 namespace fp4moe {
 

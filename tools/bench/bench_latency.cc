@@ -12,11 +12,11 @@
 
 #include "bench/bench_limit.h"
 #include "bench/bench_spread.h"
-#include "bench/bench_verbs.h"
+#include "bench/bench_subcommands.h"
 #include "bench/busy_processes.h"
 #include "fp4moe/config.h"
 #include "fp4moe/engine.h"
-#include "verb.h"
+#include "subcommand.h"
 
 namespace fp4moe {
 
@@ -332,14 +332,14 @@ int bench_latency(const BenchOptions& options) {
 }  // namespace
 
 void add_bench_latency(CLI::App& bench, int& exit_code) {
-  CLI::App* verb =
+  CLI::App* subcommand =
       bench.add_subcommand("latency", "Prompt (pp) and decode (tg) tokens per second of the engine");
   auto options = std::make_shared<BenchOptions>();
-  add_engine_flags(*verb, options->engine);
+  add_engine_flags(*subcommand, options->engine);
   // Replaced by a --threads that takes a list.
-  verb->remove_option(verb->get_option("--threads"));
-  const auto list = [verb](const char* names, auto& values, const char* help) {
-    return verb->add_option(names, values, help)->delimiter(',')->capture_default_str();
+  subcommand->remove_option(subcommand->get_option("--threads"));
+  const auto list = [subcommand](const char* names, auto& values, const char* help) {
+    return subcommand->add_option(names, values, help)->delimiter(',')->capture_default_str();
   };
   list("-t,--threads", options->threads, "CPU threads; 0: all")->check(CLI::NonNegativeNumber);
   list("-p,--n-prompt", options->prompt, "prompt lengths; 0: none")->check(CLI::NonNegativeNumber);
@@ -347,20 +347,21 @@ void add_bench_latency(CLI::App& bench, int& exit_code) {
   list("-d,--n-depth", options->depth, "context tokens before decoding; their prefill is not timed")
       ->check(CLI::NonNegativeNumber);
   list("-b,--batch", options->batch, "concurrent requests")->check(CLI::Range(1, 4096));
-  verb->add_option("-r,--repetitions", options->repeat, "repeats of each test")
+  subcommand->add_option("-r,--repetitions", options->repeat, "repeats of each test")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  verb->add_option("--cold-mib", options->cold_mib, kColdMibHelp)->check(CLI::Range(1, 1 << 24));
-  verb->add_option("--beside-busy", options->busy,
+  subcommand->add_option("--cold-mib", options->cold_mib, kColdMibHelp)->check(CLI::Range(1, 1 << 24));
+  subcommand
+      ->add_option("--beside-busy", options->busy,
                    "also run each test beside this many busy processes, alternating with runs alone")
       ->check(CLI::Range(0, 1024));
-  verb->add_flag("--no-warmup", options->no_warmup, "time the first run of each test too");
-  verb->add_option("-o,--output", options->output, "md, csv, json or jsonl")
+  subcommand->add_flag("--no-warmup", options->no_warmup, "time the first run of each test too");
+  subcommand->add_option("-o,--output", options->output, "md, csv, json or jsonl")
       ->check(CLI::IsMember({"md", "csv", "json", "jsonl"}))
       ->capture_default_str();
-  verb->add_flag_callback(
+  subcommand->add_flag_callback(
       "--json", [options] { options->output = "json"; }, "the same as -o json");
-  verb->callback([options, &exit_code] { exit_code = bench_latency(*options); });
+  subcommand->callback([options, &exit_code] { exit_code = bench_latency(*options); });
 }
 
 }  // namespace fp4moe

@@ -10,8 +10,8 @@
 
 #include "base/check.h"
 #include "bench/bench_cpu.h"
-#include "bench/bench_verbs.h"
-#include "verb.h"
+#include "bench/bench_subcommands.h"
+#include "subcommand.h"
 
 namespace fp4moe {
 namespace {
@@ -113,39 +113,43 @@ nlohmann::ordered_json moe_row(const MoeBench& bench, const MoePoint& p) {
 }
 
 void add_bench_moe(CLI::App& bench, int& exit_code) {
-  CLI::App* verb = bench.add_subcommand("moe", "Compare MoE layers with the roofline of this GPU or CPU");
+  CLI::App* subcommand =
+      bench.add_subcommand("moe", "Compare MoE layers with the roofline of this GPU or CPU");
   auto options = std::make_shared<MoeBenchOptions>();
-  verb->add_option("--device", options->device, "cuda or cpu")
+  subcommand->add_option("--device", options->device, "cuda or cpu")
       ->check(CLI::IsMember({"cuda", "cpu"}))
       ->capture_default_str();
-  verb->add_option("--shape", options->shapes, "all, or names separated by commas")
+  subcommand->add_option("--shape", options->shapes, "all, or names separated by commas")
       ->delimiter(',')
       ->capture_default_str();
-  verb->add_option("--tokens", options->tokens,
+  subcommand
+      ->add_option("--tokens", options->tokens,
                    "numbers of input rows to measure; default: powers of two to 8192, on a CPU to 512")
       ->delimiter(',')
       ->check(CLI::Range(1, 65536));
-  verb->add_option("--routing", options->routing, "uniform, zipf or onehot")->capture_default_str();
-  verb->add_option("--format", options->format, "weights: mxfp4 or nvfp4")
+  subcommand->add_option("--routing", options->routing, "uniform, zipf or onehot")->capture_default_str();
+  subcommand->add_option("--format", options->format, "weights: mxfp4 or nvfp4")
       ->check(CLI::IsMember({"mxfp4", "nvfp4"}))
       ->capture_default_str();
-  verb->add_option("--fp4-compute", options->scheme, "w4a16 or w4a8")
+  subcommand->add_option("--fp4-compute", options->scheme, "w4a16 or w4a8")
       ->check(CLI::IsMember({"w4a16", "w4a8"}))
       ->capture_default_str();
-  verb->add_option("--tactic", options->tactic, "cuda: auto (by number of tokens), or a tactic of the scheme")
+  subcommand
+      ->add_option("--tactic", options->tactic, "cuda: auto (by number of tokens), or a tactic of the scheme")
       ->capture_default_str();
-  verb->add_option("--peers", options->peers,
-                   "cuda: file of peers' results to compare with, such as bench/peers_h200.json");
-  verb->add_option("-t,--threads", options->threads, "cpu: threads; 0: all cores")
+  subcommand->add_option("--peers", options->peers,
+                         "cuda: file of peers' results to compare with, such as bench/peers_h200.json");
+  subcommand->add_option("-t,--threads", options->threads, "cpu: threads; 0: all cores")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
-  verb->add_option("--cold-mib", options->cold_mib, kColdMibHelp)->check(CLI::Range(1, 1 << 24));
-  verb->add_option("-r,--repeats", options->repeats,
+  subcommand->add_option("--cold-mib", options->cold_mib, kColdMibHelp)->check(CLI::Range(1, 1 << 24));
+  subcommand
+      ->add_option("-r,--repeats", options->repeats,
                    "repeats of each point's calls; on a GPU replays of their graph")
       ->check(CLI::Range(5, 1000))
       ->capture_default_str();
-  verb->add_flag("--json", options->json, "print JSON");
-  verb->callback([options, &exit_code] {
+  subcommand->add_flag("--json", options->json, "print JSON");
+  subcommand->callback([options, &exit_code] {
     const Status status = bench_moe(*options);
     exit_code = status.ok() ? kExitOk : report_error(status);
   });

@@ -13,12 +13,12 @@
 #include "base/check.h"
 #include "bench/bench_cpu.h"
 #include "bench/bench_device.h"
-#include "bench/bench_verbs.h"
+#include "bench/bench_subcommands.h"
 #include "device/cuda_probe.h"
 #include "device/device_memory.h"
 #include "device/pinned_memory.h"
 #include "kernels/device_peak.h"
-#include "verb.h"
+#include "subcommand.h"
 
 namespace fp4moe {
 namespace {
@@ -197,7 +197,7 @@ double short_read_us(const PeakFigures& peak, double num_bytes) {
 }
 
 void add_bench_peak(CLI::App& bench, int& exit_code) {
-  CLI::App* verb = bench.add_subcommand(
+  CLI::App* subcommand = bench.add_subcommand(
       "peak",
       "Limits of the GPU (memory reads, bf16 matmul, an empty kernel, copies) or of the CPU (reads, dots)");
   struct Options {
@@ -205,19 +205,20 @@ void add_bench_peak(CLI::App& bench, int& exit_code) {
     PeakOptions flags;
   };
   auto options = std::make_shared<Options>();
-  verb->add_option("--device", options->device, "cuda or cpu")
+  subcommand->add_option("--device", options->device, "cuda or cpu")
       ->check(CLI::IsMember({"cuda", "cpu"}))
       ->capture_default_str();
-  verb->add_option("-t,--threads", options->flags.threads,
+  subcommand
+      ->add_option("-t,--threads", options->flags.threads,
                    "cpu: threads, measured besides a single thread; 0: all cores")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
-  verb->add_option("--cold-mib", options->flags.cold_mib, kColdMibHelp)->check(CLI::Range(1, 1 << 24));
-  verb->add_option("-r,--repeats", options->flags.repeats, "repeats; on a GPU replays of each graph")
+  subcommand->add_option("--cold-mib", options->flags.cold_mib, kColdMibHelp)->check(CLI::Range(1, 1 << 24));
+  subcommand->add_option("-r,--repeats", options->flags.repeats, "repeats; on a GPU replays of each graph")
       ->check(CLI::Range(5, 1000))
       ->capture_default_str();
-  verb->add_flag("--json", options->flags.json, "print JSON");
-  verb->callback([options, &exit_code] {
+  subcommand->add_flag("--json", options->flags.json, "print JSON");
+  subcommand->callback([options, &exit_code] {
     const Status status =
         options->device == "cpu" ? bench_cpu_peak(options->flags) : bench_gpu_peak(options->flags);
     exit_code = status.ok() ? kExitOk : report_error(status);

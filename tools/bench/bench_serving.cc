@@ -9,11 +9,11 @@
 #include <map>
 #include <memory>
 
-#include "bench/bench_verbs.h"
+#include "bench/bench_subcommands.h"
 #include "bench/serving_dataset.h"
 #include "bench/serving_report.h"
 #include "eval/json_client.h"
-#include "verb.h"
+#include "subcommand.h"
 
 namespace fp4moe {
 
@@ -224,9 +224,9 @@ Status bench_serving(ServingOptions& options) {
   return name_failures(*run);
 }
 
-void add_dataset_flags(CLI::App& verb, DatasetOptions& d) {
-  const auto flag = [&verb](const char* names, auto& value, const char* help) {
-    return verb.add_option(names, value, help)->group("Requests")->capture_default_str();
+void add_dataset_flags(CLI::App& subcommand, DatasetOptions& d) {
+  const auto flag = [&subcommand](const char* names, auto& value, const char* help) {
+    return subcommand.add_option(names, value, help)->group("Requests")->capture_default_str();
   };
   flag("--dataset-name", d.name, "random, or file")->check(CLI::IsMember({"random", "file"}));
   flag("--dataset-path", d.path,
@@ -247,12 +247,12 @@ void add_dataset_flags(CLI::App& verb, DatasetOptions& d) {
 }  // namespace
 
 void add_bench_serving(CLI::App& bench, int& exit_code) {
-  CLI::App* verb =
+  CLI::App* subcommand =
       bench.add_subcommand("serving", "Send requests to any OpenAI-compatible server and measure it");
   auto options = std::make_shared<ServingOptions>();
   ServingOptions& o = *options;
-  const auto flag = [verb](const char* names, auto& value, const char* help) {
-    return verb->add_option(names, value, help)->capture_default_str();
+  const auto flag = [subcommand](const char* names, auto& value, const char* help) {
+    return subcommand->add_option(names, value, help)->capture_default_str();
   };
   flag("--backend", o.backend, "sglang-oai and vllm: /v1/completions; with -chat: /v1/chat/completions")
       ->check(CLI::IsMember({"sglang-oai", "sglang-oai-chat", "vllm", "vllm-chat"}));
@@ -261,7 +261,7 @@ void add_bench_serving(CLI::App& bench, int& exit_code) {
   flag("--port", o.port, "of the server");
   flag("--api-key", o.load.api_key, "the server's API key; default: environment variable OPENAI_API_KEY");
   flag("--model", o.model, "model name; default: the server's first model");
-  add_dataset_flags(*verb, o.dataset);
+  add_dataset_flags(*subcommand, o.dataset);
   flag("--request-rate", o.load.request_rate, "requests per second, at random times; inf: all at once")
       ->check([](const std::string& text) {
         double rate = 0;
@@ -276,17 +276,17 @@ void add_bench_serving(CLI::App& bench, int& exit_code) {
       ->check(CLI::Range(0, 4096));
   flag("--timeout", o.load.timeout_s, "seconds without any byte after which a request fails")
       ->check(CLI::Range(0.001, 1e6));
-  verb->add_flag("--disable-stream", o.disable_stream,
-                 "request whole responses: no time to first token, no time between tokens");
-  verb->add_flag("--disable-ignore-eos", o.disable_ignore_eos,
-                 "outputs may end before their requested length");
+  subcommand->add_flag("--disable-stream", o.disable_stream,
+                       "request whole responses: no time to first token, no time between tokens");
+  subcommand->add_flag("--disable-ignore-eos", o.disable_ignore_eos,
+                       "outputs may end before their requested length");
   flag("--extra-request-body", o.extra_body, "JSON object whose fields are added to each request");
   flag("--output-file", o.output_file, "file that the result is appended to as a line of JSON");
-  verb->add_flag("--output-details", o.output_details,
-                 "add lengths, times and texts of each request to the result");
+  subcommand->add_flag("--output-details", o.output_details,
+                       "add lengths, times and texts of each request to the result");
   flag("--tag", o.tag, "text stored with the result");
-  verb->add_flag("--json", o.json_to_stdout, "print the result to stdout; other output goes to stderr");
-  verb->callback([options, &exit_code] {
+  subcommand->add_flag("--json", o.json_to_stdout, "print the result to stdout; other output goes to stderr");
+  subcommand->callback([options, &exit_code] {
     const Status status = bench_serving(*options);
     exit_code = status.ok() ? kExitOk : report_error(status);
   });

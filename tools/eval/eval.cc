@@ -15,7 +15,7 @@
 #include "eval/eval_score.h"
 #include "eval/json_client.h"
 #include "inspect/html_page.h"
-#include "verb.h"
+#include "subcommand.h"
 
 namespace fp4moe {
 
@@ -253,11 +253,11 @@ Result<double> score_server(const std::string& base_url, const QuestionOptions& 
 }
 
 void add_eval(CLI::App& app, int& exit_code) {
-  CLI::App* verb = app.add_subcommand("eval", "Ask a server a set of questions and score the answers");
+  CLI::App* subcommand = app.add_subcommand("eval", "Ask a server a set of questions and score the answers");
   auto options = std::make_shared<EvalOptions>();
   EvalOptions& o = *options;
-  const auto flag = [verb](const char* names, auto& value, const char* help) {
-    return verb->add_option(names, value, help)->capture_default_str();
+  const auto flag = [subcommand](const char* names, auto& value, const char* help) {
+    return subcommand->add_option(names, value, help)->capture_default_str();
   };
   flag("--eval-name", o.questions.eval_name, "gsm8k, gpqa or mmlu")
       ->required()
@@ -280,12 +280,12 @@ void add_eval(CLI::App& app, int& exit_code) {
   flag("--max-tokens", o.max_tokens, "maximum tokens per answer");
   flag("--temperature", o.temperature, "0: greedy");
   flag("--top-p", o.top_p, "");
-  verb->add_option("--top-k", o.top_k, "");
+  subcommand->add_option("--top-k", o.top_k, "");
   flag("--seed", o.questions.seed, "seed of the order of gpqa's choices");
   flag("--output-json", o.output_json, "file to write all answers to");
-  verb->add_flag("--json", o.json_to_stdout, "print the same to stdout; other output goes to stderr");
+  subcommand->add_flag("--json", o.json_to_stdout, "print the same to stdout; other output goes to stderr");
   flag("--output-html", o.output_html, "file to write a readable report to");
-  verb->callback([options, &exit_code] { exit_code = eval(*options); });
+  subcommand->callback([options, &exit_code] { exit_code = eval(*options); });
 }
 
 }  // namespace fp4moe

@@ -9,7 +9,7 @@
 #include "io/file.h"
 #include "model/plan_model.h"
 #include "moe/plan/plan.h"
-#include "verb.h"
+#include "subcommand.h"
 
 namespace fp4moe {
 namespace {
@@ -79,16 +79,17 @@ Status run_backends(const BackendsFlags& flags) {
 }  // namespace
 
 void add_backends(CLI::App& app, int& exit_code) {
-  CLI::App* verb =
+  CLI::App* subcommand =
       app.add_subcommand("backends", "which backends run on this machine, and why others do not");
   auto flags = std::make_shared<BackendsFlags>();
-  verb->add_option("--model,--model-path", flags->engine.model_path, "plan this checkpoint's MoE layers");
-  verb->add_option("--dtype", flags->engine.dtype, "activations: auto, bfloat16 or float32");
-  verb->add_option("--device", flags->engine.device, "auto, cpu or cuda");
-  CLI::Option* json = verb->add_flag("--json", flags->json, "print JSON");
-  verb->add_flag("--markdown", flags->markdown, "print docs/backends.md")->excludes(json);
-  verb->add_option("--scores", flags->scores, "--markdown: file written by accuracy_matrix.py");
-  verb->callback([flags, &exit_code] {
+  subcommand->add_option("--model,--model-path", flags->engine.model_path,
+                         "plan this checkpoint's MoE layers");
+  subcommand->add_option("--dtype", flags->engine.dtype, "activations: auto, bfloat16 or float32");
+  subcommand->add_option("--device", flags->engine.device, "auto, cpu or cuda");
+  CLI::Option* json = subcommand->add_flag("--json", flags->json, "print JSON");
+  subcommand->add_flag("--markdown", flags->markdown, "print docs/backends.md")->excludes(json);
+  subcommand->add_option("--scores", flags->scores, "--markdown: file written by accuracy_matrix.py");
+  subcommand->callback([flags, &exit_code] {
     if (const Status status = run_backends(*flags); !status.ok()) exit_code = report_error(status);
   });
 }

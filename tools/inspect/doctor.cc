@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "inspect/doctor_checks.h"
-#include "verb.h"
+#include "subcommand.h"
 
 namespace fp4moe {
 namespace {
@@ -46,14 +46,15 @@ int run_doctor(const DoctorFlags& flags) {
 }  // namespace
 
 void add_doctor(CLI::App& app, int& exit_code) {
-  CLI::App& verb = *app.add_subcommand("doctor", "Check this machine, and a model on it, and suggest fixes");
+  CLI::App& subcommand =
+      *app.add_subcommand("doctor", "Check this machine, and a model on it, and suggest fixes");
   const auto flags = std::make_shared<DoctorFlags>();
-  verb.add_option("--model", flags->model, "folder of a checkpoint to serve");
-  verb.add_option("--port", flags->port, "port to listen on")
+  subcommand.add_option("--model", flags->model, "folder of a checkpoint to serve");
+  subcommand.add_option("--port", flags->port, "port to listen on")
       ->check(CLI::Range(1, 65535))
       ->capture_default_str();
-  verb.add_flag("--json", flags->json, "print JSON, for programs and bug reports");
-  verb.callback([flags, &exit_code] { exit_code = run_doctor(*flags); });
+  subcommand.add_flag("--json", flags->json, "print JSON, for programs and bug reports");
+  subcommand.callback([flags, &exit_code] { exit_code = run_doctor(*flags); });
 }
 
 }  // namespace fp4moe

@@ -12,7 +12,7 @@
 #include "io/checkpoint/mtp_layers.h"
 #include "io/checkpoint/unused_tensors.h"
 #include "io/write/expert_statistics.h"
-#include "verb.h"
+#include "subcommand.h"
 
 namespace fp4moe {
 namespace {
@@ -254,17 +254,18 @@ void print_text(const Report& report) {
 }  // namespace
 
 void add_inspect(CLI::App& app, int& exit_code) {
-  CLI::App& verb =
+  CLI::App& subcommand =
       *app.add_subcommand("inspect", "show a checkpoint's configuration, tensors and FP4 statistics");
   const auto flags = std::make_shared<InspectFlags>();
-  verb.add_option("model,--model-path", flags->folder, "folder of the checkpoint")->required();
-  verb.add_option("--tensor", flags->tensor, "only this tensor, with the range of its values");
-  verb.add_flag("--experts", flags->experts, "read all experts: scales, codes, zero blocks, by layer");
-  verb.add_flag("--numerics", flags->numerics,
-                "run all experts: error of each scheme, saturation, odd scales, by layer and expert");
-  verb.add_option("--layer", flags->layer, "--numerics: only this layer")->check(CLI::NonNegativeNumber);
-  verb.add_flag("--json", flags->json, "one JSON object instead of text");
-  verb.callback([flags, &exit_code] {
+  subcommand.add_option("model,--model-path", flags->folder, "folder of the checkpoint")->required();
+  subcommand.add_option("--tensor", flags->tensor, "only this tensor, with the range of its values");
+  subcommand.add_flag("--experts", flags->experts, "read all experts: scales, codes, zero blocks, by layer");
+  subcommand.add_flag("--numerics", flags->numerics,
+                      "run all experts: error of each scheme, saturation, odd scales, by layer and expert");
+  subcommand.add_option("--layer", flags->layer, "--numerics: only this layer")
+      ->check(CLI::NonNegativeNumber);
+  subcommand.add_flag("--json", flags->json, "one JSON object instead of text");
+  subcommand.callback([flags, &exit_code] {
     const Result<Report> report = make_report(*flags);
     if (!report.ok())
       exit_code = report_error(report.status());

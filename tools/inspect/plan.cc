@@ -13,7 +13,7 @@
 #include "io/checkpoint/unused_tensors.h"
 #include "io/write/dummy_checkpoint.h"
 #include "moe/transport/a2a.h"
-#include "verb.h"
+#include "subcommand.h"
 
 namespace fp4moe {
 namespace {
@@ -128,12 +128,12 @@ void print_text(const Report& r) {
 }  // namespace
 
 void add_plan(CLI::App& app, int& exit_code) {
-  CLI::App* verb =
+  CLI::App* subcommand =
       app.add_subcommand("plan", "show each rank's memory and the chosen backends without loading the model");
   auto flags = std::make_shared<PlanFlags>();
-  add_engine_flags(*verb, flags->engine);
-  verb->add_flag("--json", flags->json, "print JSON");
-  verb->callback([flags, &exit_code] {
+  add_engine_flags(*subcommand, flags->engine);
+  subcommand->add_flag("--json", flags->json, "print JSON");
+  subcommand->callback([flags, &exit_code] {
     const Result<Report> report = make_report(flags->engine);
     if (!report.ok())
       exit_code = report_error(report.status());

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <memory>
 
-#include "verb.h"
+#include "subcommand.h"
 
 namespace fp4moe {
 
@@ -13,23 +13,24 @@ void add_make_tiny(CLI::App& app, int& exit_code) {
     std::string folder;
     MakeTinyOptions options;
   };
-  CLI::App& verb = *app.add_subcommand("make-tiny", "write a random checkpoint of a model's shape");
+  CLI::App& subcommand = *app.add_subcommand("make-tiny", "write a random checkpoint of a model's shape");
   const auto flags = std::make_shared<Flags>();
   MakeTinyOptions& o = flags->options;
-  verb.add_option("out", flags->folder, "folder to write; must be absent or empty")->required();
-  verb.add_option("--like", o.like, "shape to start from")
+  subcommand.add_option("out", flags->folder, "folder to write; must be absent or empty")->required();
+  subcommand.add_option("--like", o.like, "shape to start from")
       ->check(CLI::IsMember(make_tiny_shapes()))
       ->capture_default_str();
-  verb.add_option("--dialect", o.dialect,
+  subcommand
+      .add_option("--dialect", o.dialect,
                   "auto, gpt-oss (MXFP4), modelopt (NVFP4), compressed-nvfp4, compressed-mxfp4 or bf16")
       ->capture_default_str();
-  verb.add_option("--rope-style", o.rope_style, "new (rope_parameters) or old (rope_scaling)")
+  subcommand.add_option("--rope-style", o.rope_style, "new (rope_parameters) or old (rope_scaling)")
       ->capture_default_str();
-  verb.add_option("--seed", o.seed, "seed of the random weights")->capture_default_str();
-  verb.add_option("--shards", o.num_shards, "number of safetensors files")->capture_default_str();
+  subcommand.add_option("--seed", o.seed, "seed of the random weights")->capture_default_str();
+  subcommand.add_option("--shards", o.num_shards, "number of safetensors files")->capture_default_str();
 
-  const auto size = [&verb](const char* name, std::optional<int64_t>& value, const char* help) {
-    verb.add_option(name, value, help)->group("Sizes (default: as --like)");
+  const auto size = [&subcommand](const char* name, std::optional<int64_t>& value, const char* help) {
+    subcommand.add_option(name, value, help)->group("Sizes (default: as --like)");
   };
   size("--num-hidden-layers", o.num_hidden_layers, "layers");
   size("--hidden-size", o.hidden_size, "H");
@@ -47,7 +48,7 @@ void add_make_tiny(CLI::App& app, int& exit_code) {
   size("--num-dense-layers", o.num_dense_layers, "layers without experts (deepseek)");
   size("--num-groups", o.num_groups, "groups of experts (deepseek)");
   size("--top-k-groups", o.top_k_groups, "groups per token (deepseek)");
-  verb.callback([flags, &exit_code] {
+  subcommand.callback([flags, &exit_code] {
     const Status status = make_tiny(flags->folder, flags->options);
     if (!status.ok()) {
       exit_code = report_error(status);

@@ -15,7 +15,7 @@
 #include "io/write/quantize_checkpoint.h"
 #include "moe/calibration.h"
 #include "quantize/quantize_report.h"
-#include "verb.h"
+#include "subcommand.h"
 
 namespace fp4moe {
 namespace {
@@ -178,38 +178,42 @@ Status run_quantize(QuantizeFlags flags) {
 }  // namespace
 
 void add_quantize(CLI::App& app, int& exit_code) {
-  CLI::App& verb = *app.add_subcommand("quantize", "Rewrite a bf16 checkpoint with its experts in FP4");
+  CLI::App& subcommand = *app.add_subcommand("quantize", "Rewrite a bf16 checkpoint with its experts in FP4");
   const auto flags = std::make_shared<QuantizeFlags>();
   QuantizeFlags& f = *flags;
-  verb.add_option("model", f.model, "folder of a bf16 checkpoint")->required();
-  verb.add_option("out", f.out, "folder to write; must be absent or empty")->required();
-  verb.add_option("--format", f.format, "mxfp4 or nvfp4")
+  subcommand.add_option("model", f.model, "folder of a bf16 checkpoint")->required();
+  subcommand.add_option("out", f.out, "folder to write; must be absent or empty")->required();
+  subcommand.add_option("--format", f.format, "mxfp4 or nvfp4")
       ->check(CLI::IsMember({"mxfp4", "nvfp4"}))
       ->capture_default_str();
-  verb.add_option("--dialect", f.options.dialect,
+  subcommand
+      .add_option("--dialect", f.options.dialect,
                   "auto, gpt-oss, modelopt or compressed-tensors: naming of the tensors and of the "
                   "quantization in the configuration")
       ->capture_default_str();
-  verb.add_option("--scale-search", f.search, "absmax, or mse: the best of several block scales")
+  subcommand.add_option("--scale-search", f.search, "absmax, or mse: the best of several block scales")
       ->check(CLI::IsMember({"absmax", "mse"}))
       ->capture_default_str();
-  verb.add_option("--exclude", f.options.exclude,
-                  "pattern of MLPs and shared experts that stay bf16: a name with * and ?, or re:EXPRESSION");
-  verb.add_option("--shards", f.options.num_shards, "number of safetensors files")->capture_default_str();
-  verb.add_option("--calib", f.calib,
-                  "text, or .jsonl with \"text\" or \"question\" and \"answer\": NVFP4's input scales are "
-                  "calibrated on it, and predictions are compared on it; without it NVFP4 is written for "
-                  "bf16 activations (W4A16)");
-  verb.add_option("--calib-tokens", f.calib_tokens, "maximum tokens read from --calib")
+  subcommand.add_option(
+      "--exclude", f.options.exclude,
+      "pattern of MLPs and shared experts that stay bf16: a name with * and ?, or re:EXPRESSION");
+  subcommand.add_option("--shards", f.options.num_shards, "number of safetensors files")
+      ->capture_default_str();
+  subcommand.add_option(
+      "--calib", f.calib,
+      "text, or .jsonl with \"text\" or \"question\" and \"answer\": NVFP4's input scales are "
+      "calibrated on it, and predictions are compared on it; without it NVFP4 is written for "
+      "bf16 activations (W4A16)");
+  subcommand.add_option("--calib-tokens", f.calib_tokens, "maximum tokens read from --calib")
       ->check(CLI::Range(int64_t{2}, int64_t{1} << 30))
       ->capture_default_str();
-  verb.add_option("--eval", f.evals, "gsm8k=FILE, gpqa=FILE or mmlu=FILE: score before and after");
-  verb.add_flag("--allow-unused-tensors", f.allow_unused_tensors,
-                "quantize a checkpoint with tensors of the model that nothing reads; they are copied");
-  verb.add_option("--report", f.report, "HTML file: errors by layer, predictions, scores");
-  verb.add_option("--report-json", f.report_json, "the same as JSON");
-  verb.add_option("--threads", f.threads, "default: all cores")->check(CLI::NonNegativeNumber);
-  verb.callback([flags, &exit_code] {
+  subcommand.add_option("--eval", f.evals, "gsm8k=FILE, gpqa=FILE or mmlu=FILE: score before and after");
+  subcommand.add_flag("--allow-unused-tensors", f.allow_unused_tensors,
+                      "quantize a checkpoint with tensors of the model that nothing reads; they are copied");
+  subcommand.add_option("--report", f.report, "HTML file: errors by layer, predictions, scores");
+  subcommand.add_option("--report-json", f.report_json, "the same as JSON");
+  subcommand.add_option("--threads", f.threads, "default: all cores")->check(CLI::NonNegativeNumber);
+  subcommand.callback([flags, &exit_code] {
     if (const Status status = run_quantize(*flags); !status.ok()) exit_code = report_error(status);
   });
 }

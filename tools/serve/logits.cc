@@ -11,7 +11,7 @@
 #include "io/file.h"
 #include "io/write/dummy_checkpoint.h"
 #include "model/plan_model.h"
-#include "verb.h"
+#include "subcommand.h"
 
 namespace fp4moe {
 namespace {
@@ -83,12 +83,12 @@ Status run_logits(const LogitsFlags& flags) {
 }  // namespace
 
 void add_logits(CLI::App& app, int& exit_code) {
-  CLI::App* verb = app.add_subcommand("logits", "logits of one forward pass over given token ids");
+  CLI::App* subcommand = app.add_subcommand("logits", "logits of one forward pass over given token ids");
   auto flags = std::make_shared<LogitsFlags>();
-  add_engine_flags(*verb, flags->engine);
-  verb->add_option("--input-ids", flags->input_ids, "JSON array of token ids")->required();
-  verb->add_option("--output", flags->output, "safetensors file: `logits` [T, V] float32")->required();
-  verb->callback([flags, &exit_code] {
+  add_engine_flags(*subcommand, flags->engine);
+  subcommand->add_option("--input-ids", flags->input_ids, "JSON array of token ids")->required();
+  subcommand->add_option("--output", flags->output, "safetensors file: `logits` [T, V] float32")->required();
+  subcommand->callback([flags, &exit_code] {
     if (const Status status = run_logits(*flags); !status.ok()) exit_code = report_error(status);
   });
 }

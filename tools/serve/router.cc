@@ -5,7 +5,7 @@
 #include "serve/log_writer.h"
 #include "serve/serve_flags.h"
 #include "serve/signals.h"
-#include "verb.h"
+#include "subcommand.h"
 
 namespace fp4moe {
 
@@ -64,24 +64,25 @@ int route(RouterOptions options) {
 }  // namespace
 
 void add_router(CLI::App& app, int& exit_code) {
-  CLI::App* verb = app.add_subcommand("router", "Route requests to prefill nodes and decode nodes");
+  CLI::App* subcommand = app.add_subcommand("router", "Route requests to prefill nodes and decode nodes");
   auto options = std::make_shared<RouterOptions>();
   RouterConfig& r = options->router;
-  verb->add_flag("--pd-disaggregation", options->pd_disaggregation,
-                 "accepted without effect: a router has no other mode");
-  verb->add_option("--prefill", options->prefill,
+  subcommand->add_flag("--pd-disaggregation", options->pd_disaggregation,
+                       "accepted without effect: a router has no other mode");
+  subcommand
+      ->add_option("--prefill", options->prefill,
                    "URL of a prefill node, and optionally its bootstrap port, instead of asking the node; "
                    "may be given several times")
       ->required()
       ->type_name("URL [PORT]")
       ->expected(1, -1);
-  verb->add_option("--decode", r.decode, "URL of a decode node; may be given several times")
+  subcommand->add_option("--decode", r.decode, "URL of a decode node; may be given several times")
       ->required()
       ->type_name("URL");
   const auto flag = [&](const std::string& name, auto& value, const std::string& help) {
-    return verb->add_option(name, value, help)->capture_default_str();
+    return subcommand->add_option(name, value, help)->capture_default_str();
   };
-  add_listener_flags(*verb, r.http);
+  add_listener_flags(*subcommand, r.http);
   flag("--api-key", r.api_key,
        "key for the router's own requests to nodes; client keys are checked by the nodes");
   flag("--health-check-interval-secs", r.health_check_seconds, "seconds between two health checks of a node")
@@ -105,7 +106,7 @@ void add_router(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
   flag("--log-format", options->log_format, "text, or json: one object per line")
       ->check(CLI::IsMember({"text", "json"}));
-  verb->callback([options, &exit_code] { exit_code = route(*options); });
+  subcommand->callback([options, &exit_code] { exit_code = route(*options); });
 }
 
 }  // namespace fp4moe

@@ -6,7 +6,7 @@
 
 #include "fp4moe/config.h"
 #include "fp4moe/engine.h"
-#include "verb.h"
+#include "subcommand.h"
 
 namespace fp4moe {
 
@@ -80,20 +80,21 @@ int run(const RunOptions& options) {
 }  // namespace
 
 void add_run(CLI::App& app, int& exit_code) {
-  CLI::App* verb = app.add_subcommand("run", "Print one response as it is generated");
+  CLI::App* subcommand = app.add_subcommand("run", "Print one response as it is generated");
   auto options = std::make_shared<RunOptions>();
-  add_engine_flags(*verb, options->engine);
-  verb->add_option("-p,--prompt", options->prompt, "prompt")->required();
-  verb->add_option("--system", options->system, "system message");
-  verb->add_flag("--raw", options->raw, "use the prompt as it is, without the chat template");
-  verb->add_option("-n,--max-tokens", options->max_tokens, "maximum output tokens")->capture_default_str();
-  verb->add_option("--temperature", options->temperature, "0: greedy; default: the model's");
-  verb->add_option("--top-p", options->top_p, "default: the model's");
-  verb->add_option("--top-k", options->top_k, "default: the model's");
-  verb->add_option("--seed", options->seed, "seed of the sampler");
-  verb->add_option("--stop", options->stop, "stop before this text; may be given several times");
-  verb->add_flag("--stats", options->stats, "token counts on stderr at the end");
-  verb->callback([options, &exit_code] { exit_code = run(*options); });
+  add_engine_flags(*subcommand, options->engine);
+  subcommand->add_option("-p,--prompt", options->prompt, "prompt")->required();
+  subcommand->add_option("--system", options->system, "system message");
+  subcommand->add_flag("--raw", options->raw, "use the prompt as it is, without the chat template");
+  subcommand->add_option("-n,--max-tokens", options->max_tokens, "maximum output tokens")
+      ->capture_default_str();
+  subcommand->add_option("--temperature", options->temperature, "0: greedy; default: the model's");
+  subcommand->add_option("--top-p", options->top_p, "default: the model's");
+  subcommand->add_option("--top-k", options->top_k, "default: the model's");
+  subcommand->add_option("--seed", options->seed, "seed of the sampler");
+  subcommand->add_option("--stop", options->stop, "stop before this text; may be given several times");
+  subcommand->add_flag("--stats", options->stats, "token counts on stderr at the end");
+  subcommand->callback([options, &exit_code] { exit_code = run(*options); });
 }
 
 }  // namespace fp4moe

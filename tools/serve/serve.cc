@@ -136,11 +136,12 @@ int serve(ServeOptions options) {
 }  // namespace
 
 void add_serve(CLI::App& app, int& exit_code) {
-  CLI::App* verb = app.add_subcommand("serve", "Serve a model over HTTP (OpenAI's and SGLang's routes)");
+  CLI::App* subcommand =
+      app.add_subcommand("serve", "Serve a model over HTTP (OpenAI's and SGLang's routes)");
   auto options = std::make_shared<ServeOptions>();
   options->engine.self_test = "fast";  // cheap compared with loading, and catches wrong output
-  add_serve_flags(*verb, *options);
-  verb->callback([options, &exit_code] { exit_code = serve(*options); });
+  add_serve_flags(*subcommand, *options);
+  subcommand->callback([options, &exit_code] { exit_code = serve(*options); });
 }
 
 }  // namespace fp4moe

@@ -22,11 +22,11 @@ Status read_key_file(const std::string& flag, const std::string& path, std::vect
   return {};
 }
 
-void add_http_flags(CLI::App& verb, ServeOptions& options) {
+void add_http_flags(CLI::App& subcommand, ServeOptions& options) {
   ServerConfig& s = options.server;
-  add_listener_flags(verb, s);
-  const auto flag = [&verb](const std::string& name, auto& value, const std::string& help) {
-    return verb.add_option(name, value, help)->capture_default_str()->group("HTTP");
+  add_listener_flags(subcommand, s);
+  const auto flag = [&subcommand](const std::string& name, auto& value, const std::string& help) {
+    return subcommand.add_option(name, value, help)->capture_default_str()->group("HTTP");
   };
   flag("--unix-socket-mode", options.unix_socket_mode, "permissions of unix:/path, in octal");
   flag("--http-threads", s.http_threads,
@@ -38,15 +38,16 @@ void add_http_flags(CLI::App& verb, ServeOptions& options) {
   flag("--stream-keep-alive", s.keep_alive_seconds,
        "seconds after which an idle stream gets a comment; 0: never")
       ->check(CLI::Range(0.0, 1e6));
-  verb.add_flag("--strict-requests", s.strict_requests, "refuse requests with unknown fields")->group("HTTP");
+  subcommand.add_flag("--strict-requests", s.strict_requests, "refuse requests with unknown fields")
+      ->group("HTTP");
   flag("--drain-timeout", options.drain_timeout, "seconds that running requests get after SIGTERM")
       ->check(CLI::Range(0.0, 1e6));
 }
 
-void add_disaggregation_flags(CLI::App& verb, ServeOptions& options) {
+void add_disaggregation_flags(CLI::App& subcommand, ServeOptions& options) {
   EngineConfig& e = options.engine;
-  const auto flag = [&verb](const std::string& name, auto& value, const std::string& help) {
-    return verb.add_option(name, value, help)->capture_default_str()->group("Disaggregation");
+  const auto flag = [&subcommand](const std::string& name, auto& value, const std::string& help) {
+    return subcommand.add_option(name, value, help)->capture_default_str()->group("Disaggregation");
   };
   flag("--disaggregation-mode", e.disaggregation_mode,
        "null; prefill: compute prompts for decode nodes; decode: continue from there. See `fp4moe router`");
@@ -56,7 +57,8 @@ void add_disaggregation_flags(CLI::App& verb, ServeOptions& options) {
   flag("--disaggregation-timeout", e.disaggregation_timeout,
        "prefill: seconds that KV pages are held for a decode node that does not fetch them")
       ->check(CLI::Range(0.1, 1e6));
-  verb.add_option("--disaggregation-secret-file", e.disaggregation_secret_file,
+  subcommand
+      .add_option("--disaggregation-secret-file", e.disaggregation_secret_file,
                   "file with the secret that all nodes share; required beyond loopback addresses")
       ->group("Disaggregation");
   flag("--disaggregation-allowed-hosts", e.disaggregation_allowed_hosts,
@@ -71,9 +73,9 @@ void add_disaggregation_flags(CLI::App& verb, ServeOptions& options) {
       ->check(CLI::Range(0.1, 1e6));
 }
 
-void add_key_flags(CLI::App& verb, ServeOptions& options) {
-  const auto flag = [&verb](const std::string& name, std::string& value, const std::string& help) {
-    return verb.add_option(name, value, help)->group("Keys");
+void add_key_flags(CLI::App& subcommand, ServeOptions& options) {
+  const auto flag = [&subcommand](const std::string& name, std::string& value, const std::string& help) {
+    return subcommand.add_option(name, value, help)->group("Keys");
   };
   flag("--api-key", options.api_key,
        "key that clients must send; other users of the machine can see it, so prefer --api-key-file");
@@ -82,15 +84,15 @@ void add_key_flags(CLI::App& verb, ServeOptions& options) {
   flag("--admin-api-key-file", options.admin_api_key_file, "file with such keys, one per line");
 }
 
-void add_log_flags(CLI::App& verb, ServeOptions& options) {
-  const auto flag = [&verb](const std::string& name, auto& value, const std::string& help) {
-    return verb.add_option(name, value, help)->capture_default_str()->group("Logs and metrics");
+void add_log_flags(CLI::App& subcommand, ServeOptions& options) {
+  const auto flag = [&subcommand](const std::string& name, auto& value, const std::string& help) {
+    return subcommand.add_option(name, value, help)->capture_default_str()->group("Logs and metrics");
   };
   flag("--log-level", options.log_level, "debug, info, warning or error; debug logs a line for each response")
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
   flag("--log-format", options.log_format, "text, or json: one object per line")
       ->check(CLI::IsMember({"text", "json"}));
-  verb.add_flag("--log-requests", options.log_requests, "log the start and end of each request")
+  subcommand.add_flag("--log-requests", options.log_requests, "log the start and end of each request")
       ->group("Logs and metrics");
   flag("--log-requests-level", options.server.log_requests_level,
        "0: ids and sizes, 1: plus sampling parameters, 2: plus texts up to 2048 bytes, 3: plus full texts")
@@ -103,9 +105,9 @@ void add_log_flags(CLI::App& verb, ServeOptions& options) {
 
 }  // namespace
 
-void add_listener_flags(CLI::App& verb, ServerConfig& http) {
-  const auto flag = [&verb](const std::string& name, auto& value, const std::string& help) {
-    return verb.add_option(name, value, help)->capture_default_str()->group("HTTP");
+void add_listener_flags(CLI::App& subcommand, ServerConfig& http) {
+  const auto flag = [&subcommand](const std::string& name, auto& value, const std::string& help) {
+    return subcommand.add_option(name, value, help)->capture_default_str()->group("HTTP");
   };
   flag("--host", http.host, "address to listen on, or unix:/path for a socket in the file system");
   flag("--port", http.port, "port to listen on; 0: any free port");
@@ -144,15 +146,15 @@ Status read_keys(ServeOptions& options) {
   return read_key_file("--admin-api-key-file", options.admin_api_key_file, s.admin_api_keys);
 }
 
-void add_serve_flags(CLI::App& verb, ServeOptions& options) {
-  verb.add_option("--config", options.config,
-                  "file of flags without their \"--\": TOML or INI, or flat YAML if named *.yaml");
-  add_engine_flags(verb, options.engine);
-  add_http_flags(verb, options);
-  add_disaggregation_flags(verb, options);
-  add_key_flags(verb, options);
-  add_log_flags(verb, options);
-  add_environment_names(verb);
+void add_serve_flags(CLI::App& subcommand, ServeOptions& options) {
+  subcommand.add_option("--config", options.config,
+                        "file of flags without their \"--\": TOML or INI, or flat YAML if named *.yaml");
+  add_engine_flags(subcommand, options.engine);
+  add_http_flags(subcommand, options);
+  add_disaggregation_flags(subcommand, options);
+  add_key_flags(subcommand, options);
+  add_log_flags(subcommand, options);
+  add_environment_names(subcommand);
 }
 
 }  // namespace fp4moe

@@ -3,7 +3,7 @@
 
 #include "fp4moe/config.h"
 #include "fp4moe/server.h"
-#include "verb.h"
+#include "subcommand.h"
 
 namespace fp4moe {
 
@@ -20,8 +20,8 @@ struct ServeOptions {
 };
 
 // The flags of every HTTP listener, also used by the router.
-void add_listener_flags(CLI::App& verb, ServerConfig& http);
-void add_serve_flags(CLI::App& verb, ServeOptions& options);
+void add_listener_flags(CLI::App& subcommand, ServerConfig& http);
+void add_serve_flags(CLI::App& subcommand, ServeOptions& options);
 
 // Parses the socket's mode into options.server.
 Status read_mode(ServeOptions& options);

@@ -20,7 +20,7 @@ int report_error(const Status& status);
 int follow(EngineConfig config);
 
 // The flags of every subcommand that loads a model, with SGLang's names; MODEL is positional or --model-path.
-void add_engine_flags(CLI::App& verb, EngineConfig& config);
+void add_engine_flags(CLI::App& subcommand, EngineConfig& config);
 
 // Registers `fp4moe NAME ...`; after parsing, the subcommand runs and stores its exit code.
 void add_serve(CLI::App& app, int& exit_code);
