@@ -16,7 +16,7 @@ class WeightLoader;
 
 struct AttentionInput {
   const Batch& batch;        // T >= 1 rows
-  RmsNormArgs norm;          // forward() runs it to compute its input rows in norm.out_act [T, H]
+  RmsNormArgs norm;          // forward_attention() runs it to compute its input rows in norm.out_act [T, H]
   KvPages k_pages, v_pages;  // the layer's pages
   ActRows out;               // [T, out_cols()]: the heads' outputs, before the output projection
 };
@@ -27,10 +27,10 @@ class Attention {
   virtual ~Attention() = default;
   virtual int64_t out_cols() const = 0;
   virtual int64_t weight_bytes() const = 0;
-  // Most bytes that forward() takes from its arena for up to max_tokens rows.
+  // Most bytes that forward_attention() takes from its arena for up to max_tokens rows.
   virtual int64_t scratch_bytes(int64_t max_tokens) const = 0;
   // Appends the rows' keys and values to the pages and attends. `out` must not be in the arena's free part.
-  virtual void forward(const AttentionInput& in, Arena& scratch, ThreadPool& pool) const = 0;
+  virtual void forward_attention(const AttentionInput& in, Arena& scratch, ThreadPool& pool) const = 0;
 };
 
 // Scratch bytes of an attention op for up to max_tokens rows; of args only head and page sizes are used.

@@ -44,7 +44,7 @@ class GqaAttention final : public Attention {
                      w_.v.scratch_bytes(max_tokens), attention_workspace(ops_, shape(), max_tokens)});
   }
 
-  void forward(const AttentionInput& in, Arena& scratch, ThreadPool& pool) const override {
+  void forward_attention(const AttentionInput& in, Arena& scratch, ThreadPool& pool) const override {
     const int64_t t = in.norm.out_act.rows;
     const int num_q = static_cast<int>(w_.heads.query.count), num_kv = static_cast<int>(w_.heads.kv.count);
     const Qkv s = project(in.norm, scratch, pool);
@@ -95,9 +95,9 @@ class GqaAttention final : public Attention {
     ops_.rms_norm(norm, pool);
     float* k = out + x.rows * q_cols();
     float* v = k + x.rows * kv_cols();
-    w_.q.forward(x, out, false, scratch, pool);
-    w_.k.forward(x, k, false, scratch, pool);
-    w_.v.forward(x, v, false, scratch, pool);
+    w_.q.forward_linear(x, out, false, scratch, pool);
+    w_.k.forward_linear(x, k, false, scratch, pool);
+    w_.v.forward_linear(x, v, false, scratch, pool);
     return {out, k, v, q_cols(), kv_cols()};
   }
 

@@ -64,12 +64,12 @@ class MlaAttention final : public Attention {
            2 * Arena::padded(max_tokens * s_.q_lora * 4) + std::max(linears, latents);
   }
 
-  void forward(const AttentionInput& in, Arena& scratch, ThreadPool& pool) const override {
+  void forward_attention(const AttentionInput& in, Arena& scratch, ThreadPool& pool) const override {
     const ActRows& x = in.norm.out_act;
     const int64_t t = x.rows;
     ops_.rms_norm(in.norm, pool);
     float* keys = scratch.take<float>(t * s_.key());
-    w_.kv_a.forward(x, keys, /*accumulate=*/false, scratch, pool);
+    w_.kv_a.forward_linear(x, keys, /*accumulate=*/false, scratch, pool);
     ops_.head_norm(
         {keys, w_.kv_norm.as<float>(), kLatentNormEps, t, s_.key(), 1, static_cast<int>(s_.latent)}, pool);
     turn(keys + s_.latent, s_.key(), {1, s_.rope}, in.batch, pool);
@@ -103,14 +103,14 @@ class MlaAttention final : public Attention {
   float* queries(const ActRows& x, Arena& scratch, ThreadPool& pool) const {
     float* q = scratch.take<float>(x.rows * s_.heads * s_.query());
     if (s_.q_lora == 0) {
-      w_.q_b.forward(x, q, /*accumulate=*/false, scratch, pool);
+      w_.q_b.forward_linear(x, q, /*accumulate=*/false, scratch, pool);
       return q;
     }
     float* compressed = scratch.take<float>(x.rows * s_.q_lora);
     const ActRows normed = {scratch.take<float>(x.rows * s_.q_lora), x.dtype, x.rows, s_.q_lora};
-    w_.q_a.forward(x, compressed, false, scratch, pool);
+    w_.q_a.forward_linear(x, compressed, false, scratch, pool);
     ops_.rms_norm({compressed, w_.q_norm.as<float>(), kLatentNormEps, normed, nullptr}, pool);
-    w_.q_b.forward(normed, q, false, scratch, pool);
+    w_.q_b.forward_linear(normed, q, false, scratch, pool);
     return q;
   }
 

@@ -36,7 +36,7 @@ class Decoder final : public Model {
   const ModelConfig& config() const override { return config_; }
   int64_t weight_bytes() const override { return weight_bytes_; }
   const ExpertCounters& expert_counters() const override { return *counters_; }
-  Status forward(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool) override;
+  Status forward_model(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool) override;
 
  private:
   Status load_lm_head(WeightLoader& loader);
@@ -178,7 +178,7 @@ Rows Decoder::take_rows(int64_t num_rows, int64_t attention_cols) {
 // ---- forward --------------------------------------------------------------------------------------
 
 // A group without rows skips its own work but takes part in the collective operations of all ranks.
-Status Decoder::forward(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool) {
+Status Decoder::forward_model(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool) {
   const int64_t t = batch.num_rows(), h = config_.hidden_size;
   FP4MOE_CHECK(t <= options_.max_batch_tokens,
                std::to_string(t) + " rows, at most " + std::to_string(options_.max_batch_tokens));
@@ -203,7 +203,7 @@ Status Decoder::forward(const Batch& batch, KvCache& kv, float* logits, ThreadPo
     FP4MOE_RETURN_IF_ERROR(feed_forward(i, num_rows, batch.device, experts, pool));
   }
   scratch_.reset();
-  return lm_head_.forward(norm_args(final_norm_, num_rows, nullptr), logits, scratch_, pool);
+  return lm_head_.forward_lm_head(norm_args(final_norm_, num_rows, nullptr), logits, scratch_, pool);
 }
 
 // Norms the residual into act_.normed and, unless null, out_f32.
@@ -218,7 +218,7 @@ void Decoder::norm(const Buffer& weight, int64_t num_rows, float* out_f32, Threa
 
 void Decoder::attention(const DecoderLayer& w, const AttentionInput& in, ThreadPool& pool) {
   scratch_.reset();
-  w.attention->forward(in, scratch_, pool);
+  w.attention->forward_attention(in, scratch_, pool);
 }
 
 Status Decoder::attention_output(int64_t layer, int64_t num_rows, ThreadPool& pool) {
@@ -226,12 +226,12 @@ Status Decoder::attention_output(int64_t layer, int64_t num_rows, ThreadPool& po
   const ActRows heads = act(rows_.attention, num_rows, w.attention->out_cols());
   scratch_.reset();
   if (options_.rank.attention == nullptr) {
-    w.attention_out.forward(heads, rows_.residual, /*accumulate=*/true, scratch_, pool);
+    w.attention_out.forward_linear(heads, rows_.residual, /*accumulate=*/true, scratch_, pool);
     return {};
   }
   if (gathers()) return gathered_attention_output(layer, heads, pool);
   float* partial = scratch_.take<float>(num_rows * config_.hidden_size);
-  w.attention_out.forward(heads, partial, /*accumulate=*/false, scratch_, pool);
+  w.attention_out.forward_linear(heads, partial, /*accumulate=*/false, scratch_, pool);
   return add_partial({"attention_out", static_cast<int>(layer), 0}, partial, num_rows, pool);
 }
 
@@ -250,8 +250,8 @@ Status Decoder::gathered_attention_output(int64_t layer, const ActRows& heads, T
   for (int64_t t = 0; t < rows; ++t)
     std::copy_n(rows_.residual + t * h + mine.first, mine.count, columns + t * mine.count);
   if (mine.count > 0)
-    layers_[static_cast<size_t>(layer)].attention_out.forward(all, columns, /*accumulate=*/true, scratch_,
-                                                              pool);
+    layers_[static_cast<size_t>(layer)].attention_out.forward_linear(all, columns, /*accumulate=*/true,
+                                                                     scratch_, pool);
   return outputs.run({"attention_out", index}, {rows, columns, rows_.residual}, scratch_, pool);
 }
 
@@ -276,7 +276,7 @@ Status Decoder::feed_forward(int64_t layer, int64_t num_rows, const DeviceBatch*
   scratch_.reset();
   if (w.moe) {
     const RmsNormArgs norm = norm_args(w.ffn_norm, num_rows, act_.normed_f32);
-    return w.moe->forward(
+    return w.moe->forward_moe(
         {static_cast<int>(layer), x, act_.normed_f32, rows_.residual, &norm, counters_.get(),
          device != nullptr ? device->num_filled_rows() : nullptr, expert_ids},
         *transport_, scratch_, pool);
@@ -292,7 +292,7 @@ Status Decoder::dense_mlp(int64_t layer, const ActRows& x, ThreadPool& pool) {
   const OpName op = {"mlp", static_cast<int>(layer), 0};
   float* out = scratch_.take<float>(x.rows * h);
   if (!gathers()) {
-    mlp.forward(x, out, scratch_, pool);
+    mlp.forward_mlp(x, out, scratch_, pool);
     return add_partial(op, out, x.rows, pool);
   }
   // Each rank has the whole MLP and runs it for some of the rows.
@@ -302,8 +302,8 @@ Status Decoder::dense_mlp(int64_t layer, const ActRows& x, ThreadPool& pool) {
     counts.push_back(shard_blocks(x.rows, 1, layout.attention_tp(), r).count * h * int64_t{sizeof(float)});
   const Shard own = shard_blocks(x.rows, 1, layout.attention_tp(), layout.attention_rank());
   if (own.count > 0)
-    mlp.forward(act(static_cast<uint8_t*>(x.data) + own.first * h * act_bytes(), own.count, h),
-                out + own.first * h, scratch_, pool);
+    mlp.forward_mlp(act(static_cast<uint8_t*>(x.data) + own.first * h * act_bytes(), own.count, h),
+                    out + own.first * h, scratch_, pool);
   const int64_t sizes[] = {x.rows, h};
   FP4MOE_RETURN_IF_ERROR(options_.rank.attention->all_gather({op.op, op.layer, geometry_hash(sizes)},
                                                              out + own.first * h, counts, out));

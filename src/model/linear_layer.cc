@@ -102,11 +102,11 @@ Result<LinearLayer> LinearLayer::make(const MoePlan& plan, const DenseOps& ops,
   return layer;
 }
 
-void LinearLayer::forward(const ActRows& x, float* out, bool accumulate, Arena& scratch,
-                          ThreadPool& pool) const {
+void LinearLayer::forward_linear(const ActRows& x, float* out, bool accumulate, Arena& scratch,
+                                 ThreadPool& pool) const {
   if (!fp4_) return ops_->linear({x, weight_.as<bf16>(), bias_.as<float>(), out, n_, accumulate}, pool);
   const int64_t mark = scratch.used_bytes();
-  fp4_->forward(x, out, n_, accumulate, scratch, pool);
+  fp4_->forward_fp4_linear(x, out, n_, accumulate, scratch, pool);
   scratch.rewind(mark);
 }
 
@@ -116,7 +116,7 @@ void LinearLayer::forward_normed(const RmsNormArgs& norm, float* out, Arena& scr
     return ops_->norm_linear({norm, {norm.out_act, weight_.as<bf16>(), bias_.as<float>(), out, n_, false}},
                              pool);
   ops_->rms_norm(norm, pool);
-  forward(norm.out_act, out, /*accumulate=*/false, scratch, pool);
+  forward_linear(norm.out_act, out, /*accumulate=*/false, scratch, pool);
 }
 
 }  // namespace fp4moe

@@ -37,7 +37,7 @@ class LinearLayer {
   int64_t weight_bytes() const { return fp4_ ? fp4_->weight_bytes() : weight_.num_bytes(); }
   int64_t scratch_bytes(int64_t max_tokens) const { return fp4_ ? fp4_->scratch_bytes(max_tokens) : 0; }
   // out [T, N] f32 (+)= x W^T + b. T = 0 is legal.
-  void forward(const ActRows& x, float* out, bool accumulate, Arena& scratch, ThreadPool& pool) const;
+  void forward_linear(const ActRows& x, float* out, bool accumulate, Arena& scratch, ThreadPool& pool) const;
   // out = normed rows W^T + b; runs the norm. norm.out_act is unspecified afterwards.
   void forward_normed(const RmsNormArgs& norm, float* out, Arena& scratch, ThreadPool& pool) const;
 

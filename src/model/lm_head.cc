@@ -52,7 +52,8 @@ int64_t LmHead::scratch_bytes() const {
          Arena::padded(kRowsPerPass * options_.vocab_size * 4);
 }
 
-Status LmHead::forward(const RmsNormArgs& norm, float* logits, Arena& scratch, ThreadPool& pool) const {
+Status LmHead::forward_lm_head(const RmsNormArgs& norm, float* logits, Arena& scratch,
+                               ThreadPool& pool) const {
   if (num_sharers() == 1) {
     if (logits != nullptr) linear_.forward_normed(norm, logits, scratch, pool);
     return {};
@@ -99,7 +100,7 @@ Status LmHead::shared_logits(const JobRows& rows, float* logits, Arena& scratch,
     const int64_t n = std::min(kRowsPerPass, rows.all.rows - first);
     const ActRows x = {static_cast<uint8_t*>(rows.all.data) + first * row_bytes, rows.all.dtype, n,
                        rows.all.cols};
-    if (linear_.n() > 0) linear_.forward(x, part, /*accumulate=*/false, scratch, pool);
+    if (linear_.n() > 0) linear_.forward_linear(x, part, /*accumulate=*/false, scratch, pool);
     for (int64_t r = 0; r < parts; ++r)
       counts[static_cast<size_t>(r)] = n * vocab_shard(v, parts, r).count * int64_t{sizeof(float)};
     const int64_t sizes[] = {n, v};

@@ -36,7 +36,7 @@ class LmHead {
   // logits [rows, V] f32 = x W^T, where x [rows, H] are the group's normed rows; null: this rank needs no
   // logits. norm.out_act is unspecified afterwards. All ranks that share the head must call it, also with 0
   // rows.
-  Status forward(const RmsNormArgs& norm, float* logits, Arena& scratch, ThreadPool& pool) const;
+  Status forward_lm_head(const RmsNormArgs& norm, float* logits, Arena& scratch, ThreadPool& pool) const;
 
  private:
   // The rows of all groups, and the range of this rank's.

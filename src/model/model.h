@@ -23,8 +23,8 @@ struct ModelOptions {
   DType act_dtype = DType::kBF16;  // kBF16, or kF32: the reference ops, which sum in double
   Isa isa = Isa::kScalar;          // CPU with kBF16: of the dense ops
   MoePlan moe_plan;                // for all MoE layers; its problem names the device
-  int64_t max_batch_tokens = 0;    // most rows of one forward()
-  // Most logit rows of one forward(), over all groups; 0: max_batch_tokens of each group
+  int64_t max_batch_tokens = 0;    // most rows of one forward_model()
+  // Most logit rows of one forward_model(), over all groups; 0: max_batch_tokens of each group
   int64_t max_logit_rows = 0;
   // dp > 1: each group has its own LM head; false: all ranks share one.
   bool dp_lm_head = false;
@@ -68,11 +68,11 @@ class Model {
   virtual int64_t weight_bytes() const = 0;
   // Counts of the tokens that this rank has routed.
   virtual const ExpertCounters& expert_counters() const = 0;
-  // Appends the rows' keys and values to `kv` and writes logits [logit_rows.size(), V] f32. One forward() at
-  // a time, because it uses the model's scratch memory. Every rank of a group passes the same batch; logits
-  // may be null on all but the group's first rank. With several ranks an error fails the whole job: a rank
-  // failed or timed out.
-  virtual Status forward(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool) = 0;
+  // Appends the rows' keys and values to `kv` and writes logits [logit_rows.size(), V] f32. One
+  // forward_model() at a time, because it uses the model's scratch memory. Every rank of a group passes the
+  // same batch; logits may be null on all but the group's first rank. With several ranks an error fails the
+  // whole job: a rank failed or timed out.
+  virtual Status forward_model(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool) = 0;
 };
 
 }  // namespace fp4moe

@@ -16,7 +16,7 @@ class EmptyMlp final : public DenseMlp {
   explicit EmptyMlp(int64_t hidden_size) : hidden_size_(hidden_size) {}
   int64_t scratch_bytes(int64_t) const override { return 0; }
   int64_t weight_bytes() const override { return 0; }
-  void forward(const ActRows& x, float* out, Arena&, ThreadPool&) const override {
+  void forward_mlp(const ActRows& x, float* out, Arena&, ThreadPool&) const override {
     std::fill_n(out, x.rows * hidden_size_, 0.0f);
   }
 
@@ -34,7 +34,7 @@ class Fp4Mlp final : public DenseMlp {
     return Arena::padded(2 * 8) + runner_.scratch_bytes(problem_, experts_.numerics, max_tokens);
   }
   int64_t weight_bytes() const override { return experts_.num_bytes(); }
-  void forward(const ActRows& x, float* out, Arena& scratch, ThreadPool& pool) const override {
+  void forward_mlp(const ActRows& x, float* out, Arena& scratch, ThreadPool& pool) const override {
     int64_t* offsets = scratch.take<int64_t>(2);
     offsets[0] = 0;
     offsets[1] = x.rows;
@@ -78,7 +78,7 @@ class Bf16Mlp final : public DenseMlp {
            Arena::padded(max_tokens * intermediate_ * dtype_bits(act_dtype_) / 8);
   }
   int64_t weight_bytes() const override { return gate_up_.num_bytes() + down_.num_bytes(); }
-  void forward(const ActRows& x, float* out, Arena& scratch, ThreadPool& pool) const override {
+  void forward_mlp(const ActRows& x, float* out, Arena& scratch, ThreadPool& pool) const override {
     float* gate_up = scratch.take<float>(x.rows * 2 * intermediate_);
     const ActRows h = {scratch.take<uint8_t>(x.rows * intermediate_ * dtype_bits(act_dtype_) / 8), act_dtype_,
                        x.rows, intermediate_};

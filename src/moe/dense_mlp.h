@@ -28,7 +28,7 @@ class DenseMlp {
   virtual int64_t scratch_bytes(int64_t max_tokens) const = 0;
   virtual int64_t weight_bytes() const = 0;
   // out [T, H] f32 = this shard's part of the MLP's output for x [T, H]. T = 0 is legal.
-  virtual void forward(const ActRows& x, float* out, Arena& scratch, ThreadPool& pool) const = 0;
+  virtual void forward_mlp(const ActRows& x, float* out, Arena& scratch, ThreadPool& pool) const = 0;
 };
 
 }  // namespace fp4moe

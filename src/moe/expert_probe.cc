@@ -80,8 +80,9 @@ Status ExpertProbe::run_on_device(int64_t rows) {
   FP4MOE_RETURN_IF_ERROR(device_memory().upload(d.x.data(), x_.data(), elems * int64_t{sizeof(bf16)}));
   FP4MOE_RETURN_IF_ERROR(device_memory().upload(d.ids.data(), ids.data(), tokens * int64_t{sizeof(int32_t)}));
   d.scratch.reset();
-  d.experts.run({d.x.data(), DType::kBF16, tokens, problem_.hidden_size}, {d.ids.as<int32_t>(), tokens},
-                nullptr, d.y.as<float>(), /*accumulate=*/false, d.scratch);
+  d.experts.run_device_experts({d.x.data(), DType::kBF16, tokens, problem_.hidden_size},
+                               {d.ids.as<int32_t>(), tokens}, nullptr, d.y.as<float>(), /*accumulate=*/false,
+                               d.scratch);
   FP4MOE_RETURN_IF_ERROR(d.stream.synchronize());
   return device_memory().download(y_.data(), d.y.data(), elems * int64_t{sizeof(float)});
 }

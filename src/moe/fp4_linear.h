@@ -23,8 +23,8 @@ class Fp4Linear {
   virtual int64_t weight_bytes() const = 0;
   // The first N columns of out [T, out_stride] f32 (+)= x [T, K] W^T + bias. T = 0 is legal. out_stride in
   // elements; N on a GPU.
-  virtual void forward(const ActRows& x, float* out, int64_t out_stride, bool accumulate, Arena& scratch,
-                       ThreadPool& pool) const = 0;
+  virtual void forward_fp4_linear(const ActRows& x, float* out, int64_t out_stride, bool accumulate,
+                                  Arena& scratch, ThreadPool& pool) const = 0;
 };
 
 }  // namespace fp4moe

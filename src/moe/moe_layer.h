@@ -42,12 +42,12 @@ class MoeLayer {
                                                 const SharedExpertWeights* shared, ThreadPool& pool);
   virtual ~MoeLayer() = default;
 
-  // Most bytes that forward() takes from the arena for up to max_tokens rows of the group.
+  // Most bytes that forward_moe() takes from the arena for up to max_tokens rows of the group.
   virtual int64_t scratch_bytes(int64_t max_tokens, const Transport& transport) const = 0;
   virtual int64_t weight_bytes() const = 0;
   // An error fails the whole job: a peer failed, disagreed or timed out.
-  virtual Status forward(const MoeForwardArgs& args, Transport& transport, Arena& scratch,
-                         ThreadPool& pool) const = 0;
+  virtual Status forward_moe(const MoeForwardArgs& args, Transport& transport, Arena& scratch,
+                             ThreadPool& pool) const = 0;
 };
 
 }  // namespace fp4moe

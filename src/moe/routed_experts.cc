@@ -21,7 +21,7 @@ int64_t RoutedExperts::round_bytes(const Transport& transport) const {
   return runner_->scratch_bytes(problem_, experts_.numerics, transport.max_batch_rows());
 }
 
-Status RoutedExperts::run(float* out, Transport& transport, Arena& scratch, ThreadPool& pool) const {
+Status RoutedExperts::run_experts(float* out, Transport& transport, Arena& scratch, ThreadPool& pool) const {
   const int64_t before_rounds = scratch.used_bytes();
   for (;;) {
     ExpertBatch batch;

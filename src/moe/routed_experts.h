@@ -22,7 +22,7 @@ class RoutedExperts {
   int64_t round_bytes(const Transport& transport) const;
   // Called after transport.begin(): runs the experts on each round's rows and sends the results back. `out`
   // is passed to Transport::finish().
-  Status run(float* out, Transport& transport, Arena& scratch, ThreadPool& pool) const;
+  Status run_experts(float* out, Transport& transport, Arena& scratch, ThreadPool& pool) const;
 
  private:
   MoeProblem problem_;

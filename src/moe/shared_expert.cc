@@ -28,10 +28,10 @@ Result<SharedExpert> SharedExpert::make(const MoePlan& plan, const DenseOps& ops
   return shared;
 }
 
-void SharedExpert::forward(const ActRows& x, const float* router_x, float* out, Arena& scratch,
-                           ThreadPool& pool) const {
+void SharedExpert::forward_shared_expert(const ActRows& x, const float* router_x, float* out, Arena& scratch,
+                                         ThreadPool& pool) const {
   const int64_t mark = scratch.used_bytes();
-  mlp_->forward(x, out, scratch, pool);
+  mlp_->forward_mlp(x, out, scratch, pool);
   scratch.rewind(mark);
   if (gate_.num_bytes() > 0) ops_->sigmoid_gate({router_x, gate_.as<float>(), out, x.rows, x.cols}, pool);
 }

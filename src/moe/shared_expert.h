@@ -27,7 +27,8 @@ class SharedExpert {
   int64_t scratch_bytes(int64_t max_tokens) const { return exists() ? mlp_->scratch_bytes(max_tokens) : 0; }
   int64_t weight_bytes() const { return exists() ? mlp_->weight_bytes() : 0; }
   // out [T, H] f32 = the output for x [T, H]; router_x [T, H] f32: the gate's input. Only if exists().
-  void forward(const ActRows& x, const float* router_x, float* out, Arena& scratch, ThreadPool& pool) const;
+  void forward_shared_expert(const ActRows& x, const float* router_x, float* out, Arena& scratch,
+                             ThreadPool& pool) const;
 
  private:
   const DenseOps* ops_ = nullptr;

@@ -66,7 +66,7 @@ class FakeModel : public Model {
   int64_t weight_bytes() const override { return 0; }
   const ExpertCounters& expert_counters() const override { return *counters_; }
 
-  Status forward(const Batch& batch, KvCache& kv, float* logits, ThreadPool&) override {
+  Status forward_model(const Batch& batch, KvCache& kv, float* logits, ThreadPool&) override {
     run(batch, kv, logits);
     return {};
   }

@@ -96,7 +96,7 @@ class FakeExecutor : public Executor {
   int num_groups() const override { return static_cast<int>(kv_.size()); }
   int64_t num_kv_pages() const override { return kv_[0].num_pages(); }
   int page_size() const override { return kv_[0].page_size(); }
-  Status forward(std::span<const Batch> groups) override {
+  Status execute_step(std::span<const Batch> groups) override {
     EXPECT_EQ(groups.size(), kv_.size());
     if (!failure().ok()) return failure();
     float* logits = logits_.data();
@@ -106,7 +106,7 @@ class FakeExecutor : public Executor {
       for (int32_t& id : ids)
         if (id < 0) id = sampled_.back().at(static_cast<size_t>(~id)).token_id;
       batch.token_ids = ids;
-      EXPECT_TRUE(model_.forward(batch, kv_[group], logits, pool_).ok());
+      EXPECT_TRUE(model_.forward_model(batch, kv_[group], logits, pool_).ok());
       logits += groups[group].logit_rows.size() * static_cast<size_t>(model_.config().vocab_size);
     }
     if (on_step) on_step(groups);
@@ -293,7 +293,7 @@ inline FakeLogits says(std::vector<int32_t> ids) {
 }
 inline FakeLogits says(std::string_view text) { return says(byte_ids(text)); }
 
-// Holds the engine's thread inside forward() until opened.
+// Holds the engine's thread inside execute_step() until opened.
 class Gate {
  public:
   std::function<void(const Batch&)> hook() {

@@ -43,7 +43,7 @@ class ScalingFactor : public testing::TestWithParam<Case> {
     std::vector<float> x(static_cast<size_t>(kRows * config.hidden_size)), out(x.size(), 0.0f);
     for (float& value : x) value = normal(random);
     const ActRows rows = {x.data(), DType::kF32, kRows, config.hidden_size};
-    FP4MOE_RETURN_IF_ERROR(layer->forward({0, rows, x.data(), out.data()}, *transport, scratch, pool));
+    FP4MOE_RETURN_IF_ERROR(layer->forward_moe({0, rows, x.data(), out.data()}, *transport, scratch, pool));
     return out;
   }
 

@@ -61,7 +61,7 @@ class LinearLayers : public testing::TestWithParam<bool> {
     const bool accumulate = !out.empty();
     out.resize(static_cast<size_t>(kT * layer.n()));
     Arena scratch = std::move(*Arena::make(layer.scratch_bytes(kT)));
-    layer.forward({x.data(), DType::kF32, kT, cols.count}, out.data(), accumulate, scratch, pool_);
+    layer.forward_linear({x.data(), DType::kF32, kT, cols.count}, out.data(), accumulate, scratch, pool_);
     return out;
   }
 

@@ -106,8 +106,8 @@ class Rank {
     const size_t at = logits.size();
     const bool wanted = !s_.run.first_rank_only || context_.layout.attention_rank() == 0;
     if (wanted) logits.resize(at + logit_rows.size() * static_cast<size_t>(s_.config.vocab_size));
-    return model_->forward({ids, positions, {&sequence, static_cast<size_t>(rows > 0)}, logit_rows}, kv_,
-                           wanted ? logits.data() + at : nullptr, pool_);
+    return model_->forward_model({ids, positions, {&sequence, static_cast<size_t>(rows > 0)}, logit_rows},
+                                 kv_, wanted ? logits.data() + at : nullptr, pool_);
   }
 
   const Shared& s_;

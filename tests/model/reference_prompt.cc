@@ -60,8 +60,8 @@ Result<std::vector<float>> compute_logits(const LogitsRun& run, const std::vecto
     std::iota(logit_rows.begin(), logit_rows.end(), 0);
     const SequenceRows sequence{0, rows, first, pages};
     const std::span<const int32_t> chunk_ids(ids.data() + first, static_cast<size_t>(rows));
-    FP4MOE_RETURN_IF_ERROR(model->forward({chunk_ids, positions, {&sequence, 1}, logit_rows}, kv,
-                                          logits.data() + first * config.vocab_size, pool));
+    FP4MOE_RETURN_IF_ERROR(model->forward_model({chunk_ids, positions, {&sequence, 1}, logit_rows}, kv,
+                                                logits.data() + first * config.vocab_size, pool));
   }
   return logits;
 }
@@ -100,7 +100,8 @@ Result<std::vector<float>> compute_batch_logits(const LogitsRun& run,
                           Model::load(checkpoint, config, options, pool, {}));
   FP4MOE_ASSIGN_OR_RETURN(KvCache kv, KvCache::make(config, plan.act_dtype, num_pages, run.page_size));
   std::vector<float> logits(static_cast<size_t>(t * config.vocab_size));
-  FP4MOE_RETURN_IF_ERROR(model->forward({ids, positions, sequences, logit_rows}, kv, logits.data(), pool));
+  FP4MOE_RETURN_IF_ERROR(
+      model->forward_model({ids, positions, sequences, logit_rows}, kv, logits.data(), pool));
   return logits;
 }
 

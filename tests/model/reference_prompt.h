@@ -23,14 +23,14 @@ Result<ReferencePrompt> read_reference(const std::string& file, const std::strin
 struct LogitsRun {
   std::string folder;  // checkpoint
   EngineConfig flags;  // dtype, runner, threads
-  int64_t chunk = 0;   // prompt tokens in one forward(); 0: all
+  int64_t chunk = 0;   // prompt tokens in one forward_model(); 0: all
   int page_size = 16;
 };
 
 // Logits [T, V] of the prompt, computed chunk by chunk with logits for every row.
 Result<std::vector<float>> compute_logits(const LogitsRun& run, const std::vector<int32_t>& ids);
 
-// Logits [rows, V] of several prompts in one forward(), one prompt after another.
+// Logits [rows, V] of several prompts in one forward_model(), one prompt after another.
 Result<std::vector<float>> compute_batch_logits(const LogitsRun& run,
                                                 const std::vector<std::vector<int32_t>>& prompts);
 

@@ -89,7 +89,7 @@ std::vector<float> run(const DenseMlp& mlp, const std::vector<float>& x) {
   ActBuffer act(DType::kBF16, tokens, kHidden, x);
   Arena scratch = std::move(*Arena::make(mlp.scratch_bytes(tokens)));
   std::vector<float> out(x.size(), NAN);
-  mlp.forward(act.view(), out.data(), scratch, pool);
+  mlp.forward_mlp(act.view(), out.data(), scratch, pool);
   return out;
 }
 
@@ -161,7 +161,8 @@ std::vector<float> run_layer(const MoePlan& plan, const ExpertsCase& c, const Sh
   Arena scratch = std::move(*Arena::make((*layer)->scratch_bytes(tokens, *transport)));
   ActBuffer act(DType::kBF16, tokens, kHidden, x);
   std::vector<float> residual(x.size());
-  EXPECT_TRUE((*layer)->forward({0, act.view(), x.data(), residual.data()}, *transport, scratch, pool).ok());
+  EXPECT_TRUE(
+      (*layer)->forward_moe({0, act.view(), x.data(), residual.data()}, *transport, scratch, pool).ok());
   return residual;
 }
 
@@ -212,7 +213,7 @@ TEST(Fp4LinearTest, AgreesWithTheOracleForAnyNumberOfRows) {
         Arena scratch = std::move(*Arena::make(linear->scratch_bytes(5)));
         const int64_t stride = n + 2;  // columns from N on belong to others
         std::vector<float> out(static_cast<size_t>(5 * stride), 0.5f);
-        linear->forward(act.view(), out.data(), stride, accumulate, scratch, pool);
+        linear->forward_fp4_linear(act.view(), out.data(), stride, accumulate, scratch, pool);
 
         MoeWeightsView weights{
             .format = Fp4Format::kNvfp4, .hidden_size = kHidden, .intermediate_size = 0, .experts = {}};
@@ -230,7 +231,8 @@ TEST(Fp4LinearTest, AgreesWithTheOracleForAnyNumberOfRows) {
           }
         }
         EXPECT_TRUE(within_relative_l2(out, expected, 1e-5)) << compute << " N=" << n << " " << accumulate;
-        linear->forward({nullptr, DType::kBF16, 0, kHidden}, nullptr, stride, accumulate, scratch, pool);
+        linear->forward_fp4_linear({nullptr, DType::kBF16, 0, kHidden}, nullptr, stride, accumulate, scratch,
+                                   pool);
       }
 }
 

@@ -127,8 +127,8 @@ class LayerCase : public ExpertsCase {
     Arena scratch = std::move(*Arena::make(layer.scratch_bytes(tokens, *transport)));
     EXPECT_TRUE(
         layer
-            .forward({0, act.view(), x.data(), residual.data(), nullptr, counters, nullptr, expert_ids},
-                     *transport, scratch, pool)
+            .forward_moe({0, act.view(), x.data(), residual.data(), nullptr, counters, nullptr, expert_ids},
+                         *transport, scratch, pool)
             .ok());
     return residual;
   }

@@ -58,7 +58,7 @@ Status run_rank(const RanksCase& c, const MoePlan& whole, const Rows& x, int ran
   ActBuffer act(plan.problem().act_dtype, T, H, x);
   out.assign(x.size(), 0.5f);
   Arena scratch = std::move(*Arena::make((*layer)->scratch_bytes(site.max_group_rows, **transport)));
-  return (*layer)->forward({0, act.view(), x.data(), out.data()}, **transport, scratch, pool);
+  return (*layer)->forward_moe({0, act.view(), x.data(), out.data()}, **transport, scratch, pool);
 }
 
 // Runs the layer on choice.tp ranks with each group's x. Every rank of a group must have the same bits.

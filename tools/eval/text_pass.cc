@@ -119,7 +119,8 @@ Result<std::span<const float>> TextModel::forward(std::span<const int32_t> ids) 
   std::iota(pages.begin(), pages.end(), 0);
   const SequenceRows sequence{0, t, 0, pages};
   logits_.resize(static_cast<size_t>(t * config_.vocab_size));
-  FP4MOE_RETURN_IF_ERROR(model_->forward({ids, rows, {&sequence, 1}, rows}, kv_, logits_.data(), *pool_));
+  FP4MOE_RETURN_IF_ERROR(
+      model_->forward_model({ids, rows, {&sequence, 1}, rows}, kv_, logits_.data(), *pool_));
   return std::span<const float>(logits_);
 }
 

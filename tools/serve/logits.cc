@@ -73,7 +73,7 @@ Status run_logits(const LogitsFlags& flags) {
   const SequenceRows sequence{0, t, 0, pages};
   std::vector<Batch> groups(static_cast<size_t>(ranks->num_groups()));  // all but the first are idle
   groups[0] = {ids, rows, {&sequence, 1}, rows};
-  FP4MOE_RETURN_IF_ERROR(ranks->forward(groups));
+  FP4MOE_RETURN_IF_ERROR(ranks->execute_step(groups));
   const std::span<const uint8_t> bytes{reinterpret_cast<const uint8_t*>(ranks->logits()),
                                        static_cast<size_t>(t * config.vocab_size * 4)};
   return write_safetensors(flags.output, {{"logits", DType::kF32, {t, config.vocab_size}}},

@@ -31,7 +31,7 @@ class DeviceRank final : public OneRank {
 
   Status load(const RankSetup& setup);
 
-  Status forward(std::span<const Batch> groups) override;
+  Status execute_step(std::span<const Batch> groups) override;
   float* logits() override {
     FP4MOE_CHECK(wants_logits_, "these logits stay on the GPU");
     return host_logits_.as<float>();
@@ -54,7 +54,7 @@ class DeviceRank final : public OneRank {
   Status allocate(const RankSetup& setup);
   Status record_graphs(const EngineConfig& flags);
   DeviceBatch put(const Batch& batch, int64_t num_rows);
-  Status run(const DeviceBatch& batch);
+  Status run_batch(const DeviceBatch& batch);
   int64_t expert_bytes(int64_t num_rows) const {
     return config().num_layers * num_rows * config().top_k * int64_t{sizeof(int32_t)};
   }
@@ -161,9 +161,9 @@ Status DeviceRank::record_graphs(const EngineConfig& flags) {
   for (auto size = buckets_.rbegin(); size != buckets_.rend(); ++size) {
     if (*size > largest) continue;
     const DeviceBatch batch = put({}, *size);
-    FP4MOE_RETURN_IF_ERROR(run(batch));
+    FP4MOE_RETURN_IF_ERROR(run_batch(batch));
     FP4MOE_RETURN_IF_ERROR(wait("the first decode step of " + std::to_string(*size) + " rows"));
-    Result<Graph> graph = Graph::capture(stream_, [&] { return run(batch); });
+    Result<Graph> graph = Graph::capture(stream_, [&] { return run_batch(batch); });
     if (!graph.ok())
       return graph.status().with_context("CUDA graph of " + std::to_string(*size) +
                                          " decode rows (--disable-cuda-graph skips it)");
@@ -181,7 +181,7 @@ Status DeviceRank::record_graphs(const EngineConfig& flags) {
 
 // ---- steps ----------------------------------------------------------------------------------------
 
-Status DeviceRank::forward(std::span<const Batch> groups) {
+Status DeviceRank::execute_step(std::span<const Batch> groups) {
   FP4MOE_CHECK(groups.size() == 1, std::to_string(groups.size()) + " groups, 1 rank");
   FP4MOE_RETURN_IF_ERROR(failure());
   const Batch& batch = groups[0];
@@ -198,7 +198,7 @@ Status DeviceRank::forward(std::span<const Batch> groups) {
     graph->second.launch(stream_);
   } else {
     step_ = "a step of " + std::to_string(padded) + " rows";
-    FP4MOE_RETURN_IF_ERROR(run(on_device));
+    FP4MOE_RETURN_IF_ERROR(run_batch(on_device));
   }
   if (batch.routed_experts != nullptr) FP4MOE_RETURN_IF_ERROR(take_experts(batch, padded));
   if (!wants_logits_) return {};
@@ -226,16 +226,16 @@ DeviceBatch DeviceRank::put(const Batch& batch, int64_t num_rows) {
   return on_device;
 }
 
-Status DeviceRank::run(const DeviceBatch& on_device) {
+Status DeviceRank::run_batch(const DeviceBatch& on_device) {
   Batch batch;
   batch.device = &on_device;
   batch.routed_experts = experts_.as<int32_t>();
-  const Status status = rank_.forward(batch, logits_.as<float>());
+  const Status status = rank_.forward_on_rank(batch, logits_.as<float>());
   stream_.end_layers();
   return status;
 }
 
-// Waits for all enqueued work. Keeps a device error; forward() then refuses further steps.
+// Waits for all enqueued work. Keeps a device error; execute_step() then refuses further steps.
 Status DeviceRank::wait(const std::string& what) {
   const Status status = stream_.synchronize();
   return status.ok() ? status : keep_failure(status.with_context("GPU, in " + what));

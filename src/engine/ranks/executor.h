@@ -22,9 +22,9 @@ class Executor {
   // Runs one step over num_groups() batches, some of which may be empty; not re-entrant. logits() then holds
   // the groups one after another, each with its logit_rows in order: [rows, V] f32. The caller may modify it
   // until the next step.
-  virtual Status forward(std::span<const Batch> groups) = 0;
+  virtual Status execute_step(std::span<const Batch> groups) = 0;
   virtual float* logits() = 0;
-  // OK if forward() fills Batch::routed_experts, otherwise the reason why it does not.
+  // OK if execute_step() fills Batch::routed_experts, otherwise the reason why it does not.
   virtual Status supports_routed_experts() const {
     return unsupported("this executor does not report routed experts");
   }
@@ -34,8 +34,8 @@ class Executor {
   // start_sample().
   virtual bool samples() const { return false; }
   virtual Status set_masked_ids(std::span<const int32_t>) { return {}; }
-  // Starts sampling a token for each logit row of the last forward(), in that order, as Sampler would choose
-  // it; ids of set_masked_ids() are never chosen. The rows' first_edit indexes `edits` (at most
+  // Starts sampling a token for each logit row of the last execute_step(), in that order, as Sampler would
+  // choose it; ids of set_masked_ids() are never chosen. The rows' first_edit indexes `edits` (at most
   // max_logit_edits() in all), their `allowed` indexes the masks in `allowed` (at most one per row).
   virtual Status start_sample(std::span<const SampleRowParams>, std::span<const LogitEdit> /*edits*/,
                               std::span<const uint32_t> /*allowed*/) {
@@ -60,7 +60,7 @@ class Executor {
     return unsupported("this executor cannot import KV pages");
   }
   // Waits for the steps in flight, so that none of them writes to a page any more. Called on the thread of
-  // forward().
+  // execute_step().
   virtual Status finish_steps() { return {}; }
 
   virtual ThreadPool& pool() = 0;  // for sampling between steps

@@ -80,6 +80,8 @@ Result<int64_t> Rank::agree_on_pages(int64_t num_kv_pages) {
   return *std::min_element(all.begin(), all.end());
 }
 
-Status Rank::forward(const Batch& batch, float* logits) { return model_->forward(batch, kv_, logits, pool_); }
+Status Rank::forward_on_rank(const Batch& batch, float* logits) {
+  return model_->forward_model(batch, kv_, logits, pool_);
+}
 
 }  // namespace fp4moe

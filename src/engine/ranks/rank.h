@@ -33,7 +33,7 @@ class Rank {
 
   // With several ranks, all of them must call it: they first agree on the smallest num_kv_pages.
   Status load(const RankSetup& setup, const ProgressSink& progress);
-  Status forward(const Batch& batch, float* logits);
+  Status forward_on_rank(const Batch& batch, float* logits);
 
   ThreadPool& pool() { return pool_; }
   const Model& model() const { return *model_; }

@@ -37,9 +37,9 @@ class HostRank final : public OneRank {
     return {};
   }
 
-  Status forward(std::span<const Batch> groups) override {
+  Status execute_step(std::span<const Batch> groups) override {
     FP4MOE_CHECK(groups.size() == 1, std::to_string(groups.size()) + " groups, 1 rank");
-    return rank_.forward(groups[0], logits());
+    return rank_.forward_on_rank(groups[0], logits());
   }
   float* logits() override { return logits_.as<float>(); }
   Status supports_routed_experts() const override { return {}; }
@@ -101,7 +101,7 @@ class JobRanks final : public RankGroup {
                                     .timeout = comm_timeout(setup.flags)};
     runner_ =
         std::make_unique<StepRunner>(*job_, options, [this](int rank, const Batch& batch, float* logits) {
-          return ranks_[static_cast<size_t>(rank - job_->first_rank())]->forward(batch, logits);
+          return ranks_[static_cast<size_t>(rank - job_->first_rank())]->forward_on_rank(batch, logits);
         });
     return job_->process() == 0 ? runner_->start() : Status();
   }
@@ -120,7 +120,9 @@ class JobRanks final : public RankGroup {
     for (const auto& rank : ranks_of(group)) rank->kv().write_page(page, num_tokens, canonical);
     return {};
   }
-  Status forward(std::span<const Batch> groups) override { return runner_->run(groups, logits()); }
+  Status execute_step(std::span<const Batch> groups) override {
+    return runner_->run_on_ranks(groups, logits());
+  }
   float* logits() override { return logits_.as<float>(); }
   Status supports_routed_experts() const override {
     if (job_->num_processes() == 1) return {};

@@ -1,5 +1,5 @@
 // RankGroup: all ranks of a model behind one interface. Each rank has its own thread, pool, model shard and
-// KV pages; the caller of forward() is rank 0's thread. With mpi the other processes follow process 0.
+// KV pages; the caller of execute_step() is rank 0's thread. With mpi the other processes follow process 0.
 #pragma once
 
 #include <cstdint>
@@ -32,9 +32,9 @@ class RankGroup : public Executor {
                                                  const ModelPlan& plan, const EngineConfig& flags,
                                                  const RankGroupOptions& options);
 
-  // forward() may only be called in process 0. With several ranks an error ends the job: it names the rank
-  // and the operation, and every later call returns it. With one rank there is no job, and an error concerns
-  // its step only (a GPU's device error is permanent).
+  // execute_step() may only be called in process 0. With several ranks an error ends the job: it names the
+  // rank and the operation, and every later call returns it. With one rank there is no job, and an error
+  // concerns its step only (a GPU's device error is permanent).
 
   // Other processes: runs the steps of process 0 until it ends the job; OK after an orderly end.
   virtual Status follow() = 0;

@@ -93,8 +93,8 @@ Status StepRunner::failure() const {
   return step_failure_.ok() ? job_failure() : step_failure_;
 }
 
-Status StepRunner::run(std::span<const Batch> groups, float* logits) {
-  FP4MOE_CHECK(started_, "run() before start()");
+Status StepRunner::run_on_ranks(std::span<const Batch> groups, float* logits) {
+  FP4MOE_CHECK(started_, "run_on_ranks() before start()");
   if (const Status failed = failure(); !failed.ok()) return failed;
   const Status status = run_step(groups, logits);
   if (status.ok()) return status;

@@ -57,11 +57,11 @@ class StepRunner {
   Status start();
   // Process 0, after start(): runs one step; logits [rows, V] f32 as in Executor. Errors are the job's and
   // final. After an error, a late rank may still write to `logits` until the destructor has returned.
-  Status run(std::span<const Batch> groups, float* logits);
+  Status run_on_ranks(std::span<const Batch> groups, float* logits);
   // Other processes: runs this process's ranks until process 0 ends them (OK) or the job fails.
   Status follow();
 
-  // The job's failure; with the step's number once run() has returned it. Thread-safe.
+  // The job's failure; with the step's number once run_on_ranks() has returned it. Thread-safe.
   Status failure() const;
 
  private:

@@ -203,7 +203,7 @@ void StepLoop::ask_for_step() {
   if (!has_rows) return;
   snapshot_.take(scheduler_);
   watchdog_.enter("the forward pass");
-  if (const Status status = forward(); !status.ok()) throw std::runtime_error(status.message());
+  if (const Status status = forward_rows(); !status.ok()) throw std::runtime_error(status.message());
   watchdog_.enter("sampling");
   take_masks();
   scheduler_.commit_step();
@@ -236,7 +236,7 @@ void StepLoop::fail_step(const std::string& error) {
 }
 
 // Runs the model over the step's rows. gather() has put the rows with logits into next_rows_.
-Status StepLoop::forward() {
+Status StepLoop::forward_rows() {
   std::vector<Batch> batches;
   for (int group = 0; group < scheduler_.num_groups(); ++group) {
     GroupRows& rows = groups_[static_cast<size_t>(group)];
@@ -245,7 +245,7 @@ Status StepLoop::forward() {
     batches.push_back({rows.token_ids, rows.positions, rows.sequences, rows.logit_rows,
                        rows.experts.empty() ? nullptr : rows.experts.data()});
   }
-  FP4MOE_RETURN_IF_ERROR(executor_.forward(batches));
+  FP4MOE_RETURN_IF_ERROR(executor_.execute_step(batches));
   for (int group = 0; group < scheduler_.num_groups(); ++group)
     keep_experts(groups_[static_cast<size_t>(group)], scheduler_.step(group));
   return {};

@@ -139,7 +139,7 @@ class StepLoop {
   void expire_requests();
   void run_step();
   void ask_for_step();
-  Status forward();
+  Status forward_rows();
   void gather(GroupRows& rows, std::span<const ScheduledRows> step);
   void make_room_for_experts(GroupRows& rows, std::span<const ScheduledRows> step) const;
   void keep_experts(const GroupRows& rows, std::span<const ScheduledRows> step) const;

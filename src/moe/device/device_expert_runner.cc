@@ -25,8 +25,8 @@ int64_t DeviceExpertRunner::scratch_bytes(int64_t max_tokens, int64_t topk) cons
          quantised_pass_bytes(experts_, max_tokens, topk);
 }
 
-void DeviceExpertRunner::run(const ActRows& x, const DeviceSlots& slots, const float* weights, float* out,
-                             bool accumulate, Arena& scratch) const {
+void DeviceExpertRunner::run_device_experts(const ActRows& x, const DeviceSlots& slots, const float* weights,
+                                            float* out, bool accumulate, Arena& scratch) const {
   const TiledExperts& t = experts_.tiles();
   const int64_t mark = scratch.used_bytes();
   if (!is_w4a4()) {

@@ -22,8 +22,8 @@ class DeviceExpertRunner {
   int64_t scratch_bytes(int64_t max_tokens, int64_t topk) const;
   // out [T, H] f32 (+)= the experts' weighted sums for x [T, H] bf16; weights [T, topk], null: all 1. All in
   // device memory; enqueued on the current stream.
-  void run(const ActRows& x, const DeviceSlots& slots, const float* weights, float* out, bool accumulate,
-           Arena& scratch) const;
+  void run_device_experts(const ActRows& x, const DeviceSlots& slots, const float* weights, float* out,
+                          bool accumulate, Arena& scratch) const;
 
  private:
   // w4a4 runs kernel by kernel (device_pass.h); in other schemes a tactic runs the whole layer.

@@ -92,14 +92,15 @@ class DeviceLayer final : public MoeLayer {
     return router_.weight.num_bytes() + experts_.weight_bytes() + shared_.weight_bytes();
   }
 
-  Status forward(const MoeForwardArgs& args, Transport&, Arena& scratch, ThreadPool& pool) const override {
+  Status forward_moe(const MoeForwardArgs& args, Transport&, Arena& scratch,
+                     ThreadPool& pool) const override {
     const int64_t t = args.x.rows;
     const Routes routes = router_.route(ops_, args, scratch);
-    experts_.run(args.x, {routes.ids, t, router_.rule.top_k}, routes.weights, args.residual,
-                 /*accumulate=*/true, scratch);
+    experts_.run_device_experts(args.x, {routes.ids, t, router_.rule.top_k}, routes.weights, args.residual,
+                                /*accumulate=*/true, scratch);
     if (!shared_.exists()) return {};
     float* out = scratch.take<float>(t * args.x.cols);
-    shared_.forward(args.x, args.router_x, out, scratch, pool);
+    shared_.forward_shared_expert(args.x, args.router_x, out, scratch, pool);
     dense_.add({out, args.residual, t * args.x.cols}, pool);
     return {};
   }
@@ -117,8 +118,8 @@ class DeviceMlp final : public DenseMlp {
   explicit DeviceMlp(DeviceExpertRunner expert) : expert_(std::move(expert)) {}
   int64_t scratch_bytes(int64_t max_tokens) const override { return expert_.scratch_bytes(max_tokens, 1); }
   int64_t weight_bytes() const override { return expert_.weight_bytes(); }
-  void forward(const ActRows& x, float* out, Arena& scratch, ThreadPool&) const override {
-    expert_.run(x, {nullptr, x.rows}, nullptr, out, /*accumulate=*/false, scratch);
+  void forward_mlp(const ActRows& x, float* out, Arena& scratch, ThreadPool&) const override {
+    expert_.run_device_experts(x, {nullptr, x.rows}, nullptr, out, /*accumulate=*/false, scratch);
   }
 
  private:
@@ -135,8 +136,8 @@ class DeviceLinear final : public Fp4Linear {
            Arena::padded(max_tokens * weights_.tiles().hidden_size * 4);
   }
   int64_t weight_bytes() const override { return weights_.num_bytes(); }
-  void forward(const ActRows& x, float* out, int64_t out_stride, bool accumulate, Arena& scratch,
-               ThreadPool& pool) const override {
+  void forward_fp4_linear(const ActRows& x, float* out, int64_t out_stride, bool accumulate, Arena& scratch,
+                          ThreadPool& pool) const override {
     const int64_t n = weights_.tiles().hidden_size;
     FP4MOE_CHECK(out_stride == n, "rows of a GPU linear layer are contiguous");
     float* y = accumulate ? scratch.take<float>(x.rows * n) : out;

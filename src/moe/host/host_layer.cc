@@ -41,8 +41,8 @@ class HostLayer final : public MoeLayer {
     return router_.weight_bytes() + routed_.experts().num_bytes() + shared_.weight_bytes();
   }
 
-  Status forward(const MoeForwardArgs& args, Transport& transport, Arena& scratch,
-                 ThreadPool& pool) const override {
+  Status forward_moe(const MoeForwardArgs& args, Transport& transport, Arena& scratch,
+                     ThreadPool& pool) const override {
     check_rows(args);
     if (args.norm != nullptr) ops_.rms_norm(*args.norm, pool);
     const int64_t h = problem_.hidden_size;
@@ -52,7 +52,7 @@ class HostLayer final : public MoeLayer {
     if (counts(own, args.x.rows)) tell(args, own, routes);
     FP4MOE_RETURN_IF_ERROR(transport.begin(exchange_input(args, own, routes), scratch, pool));
     run_shared(args, own, out + own.first * h, scratch, pool);
-    FP4MOE_RETURN_IF_ERROR(routed_.run(out, transport, scratch, pool));
+    FP4MOE_RETURN_IF_ERROR(routed_.run_experts(out, transport, scratch, pool));
     ops_.add({out, args.residual, args.x.rows * h}, pool);
     return {};
   }
@@ -103,7 +103,8 @@ class HostLayer final : public MoeLayer {
     clear(rows.first + rows.count, own.count);
     if (rows.count == 0) return;
     const Shard at = {own.first + rows.first, rows.count};
-    shared_.forward(row_range(args.x, at), args.router_x + at.first * h, out + rows.first * h, scratch, pool);
+    shared_.forward_shared_expert(row_range(args.x, at), args.router_x + at.first * h, out + rows.first * h,
+                                  scratch, pool);
   }
 
   // The part of this rank's rows for which it runs the shared expert.

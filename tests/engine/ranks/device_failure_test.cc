@@ -43,7 +43,7 @@ constexpr int32_t kNowhere =
     const std::vector<int64_t> positions = {0}, logit_rows = {0};
     const std::vector<SequenceRows> sequences = {{0, 1, 0, pages}};
     const Batch batch{ids, positions, sequences, logit_rows};
-    said += "[" + ranks->forward({&batch, 1}).to_string() + "]";
+    said += "[" + ranks->execute_step({&batch, 1}).to_string() + "]";
   }
   std::fprintf(stderr, "%s failure [%s]\n", said.c_str(), ranks->failure().to_string().c_str());
   std::_Exit(0);

@@ -76,7 +76,7 @@ class DeviceInvariance : public testing::TestWithParam<Case> {
       logit_rows.push_back(std::ssize(ids) - 1);
     }
     const Batch batch{ids, positions, sequences, logit_rows};
-    const Status status = ranks_->forward({&batch, 1});
+    const Status status = ranks_->execute_step({&batch, 1});
     EXPECT_TRUE(status.ok()) << status.to_string();
     const float* row = ranks_->logits() + static_cast<int64_t>(rows.size() / 2) * config_.vocab_size;
     return std::vector<float>(row, row + config_.vocab_size);

@@ -116,7 +116,7 @@ class Growing {
     }
     experts_.assign(ids.size() * static_cast<size_t>(config_.num_layers * config_.top_k), -1);
     const Batch batch{ids, positions, sequences, logit_rows, wants_experts ? experts_.data() : nullptr};
-    const Status status = ranks_->forward({&batch, 1});
+    const Status status = ranks_->execute_step({&batch, 1});
     EXPECT_TRUE(status.ok()) << status.to_string();
     Logits logits;
     for (int64_t s = 0; s < 3; ++s) {

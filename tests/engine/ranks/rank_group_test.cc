@@ -70,7 +70,7 @@ std::vector<float> logits_of(Loaded& loaded, uint32_t mask) {
     groups[g] = {ids, rows, {&sequence, 1}, rows};
     ++num_busy;
   }
-  const Status status = loaded.ranks->forward(groups);
+  const Status status = loaded.ranks->execute_step(groups);
   EXPECT_TRUE(status.ok()) << status.to_string();
   const float* logits = loaded.ranks->logits();
   return {logits, logits + num_busy * ids.size() * static_cast<size_t>(loaded.config.vocab_size)};

@@ -111,13 +111,13 @@ class Ranks {
 
   std::vector<float> run(const Step& step) {
     logits.assign(step.want().size(), -1);
-    const Status status = runner->run(step.batches, logits.data());
+    const Status status = runner->run_on_ranks(step.batches, logits.data());
     EXPECT_TRUE(status.ok()) << status.to_string();
     return logits;
   }
   Status try_run(const Step& step) {
     logits.assign(step.want().size(), -1);
-    return runner->run(step.batches, logits.data());
+    return runner->run_on_ranks(step.batches, logits.data());
   }
 
  private:

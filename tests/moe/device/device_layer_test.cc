@@ -119,8 +119,9 @@ class DeviceLayerTest
       const DeviceArray<float> residual(c.ramp(tokens));
       scratch.reset();
       const ActRows rows = {act.data(), DType::kBF16, tokens, c.problem.hidden_size};
-      EXPECT_TRUE(
-          (*layer)->forward({0, rows, router_x.data(), residual.data()}, *transport, scratch, pool_).ok());
+      EXPECT_TRUE((*layer)
+                      ->forward_moe({0, rows, router_x.data(), residual.data()}, *transport, scratch, pool_)
+                      .ok());
       EXPECT_TRUE(stream_.synchronize().ok());
       const std::vector<float> out = residual.values();
       if (repeat == 0) first = out;

@@ -116,8 +116,8 @@ struct SlabSums {
 
   // first, count: the part's tokens in the unit.
   template <class Shared>
-  __device__ __forceinline__ void run(Shared& shared, RingPlace<C::kStages>& ring, int slabs, int first,
-                                      int count) {
+  __device__ __forceinline__ void multiply_tiles(Shared& shared, RingPlace<C::kStages>& ring, int slabs,
+                                                 int first, int count) {
     const int n16 = __shfl_sync(~0u, (count + 15) / 16, 0);
     uint32_t a[2][4][4];
 #pragma unroll

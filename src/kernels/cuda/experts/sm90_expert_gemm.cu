@@ -61,7 +61,7 @@ __device__ __forceinline__ void run_blocks(const GemmArgs& args, GemmShared<C>& 
                                            const ItemScales<C>& scales, RingPlace<C::kStages>& stage,
                                            int group) {
   MmaSums<C, kBlocks> sums;
-  sums.run(shared, stage, (args.phases[item.phase].k + 63) / 64, group);
+  sums.multiply_tiles(shared, stage, (args.phases[item.phase].k + 63) / 64, group);
   finish_item(args, shared, item, scales, group, sums);
 }
 
@@ -82,7 +82,7 @@ __device__ __forceinline__ void run_item(const GemmArgs& args, GemmShared<C>& sh
     }
   } else {
     WgmmaSums<C> sums;
-    sums.run(shared, stage, (args.phases[item.phase].k + 63) / 64, group, item.count);
+    sums.multiply_tiles(shared, stage, (args.phases[item.phase].k + 63) / 64, group, item.count);
     finish_item(args, shared, item, scales, group, sums);
   }
 }
@@ -228,7 +228,7 @@ void set_common(const DeviceExpertArgs& a, GemmArgs& args) {
   if (args.num_phases == 1) args.rows.progress = nullptr;
 }
 
-void run(const DeviceExpertArgs& a, GemmArgs args) {
+void launch_gemm(const DeviceExpertArgs& a, GemmArgs args) {
   if (a.rows.max_rows == 0) return;
   set_common(a, args);
   const int64_t rows = a.expected_rows > 0 ? a.expected_rows : a.rows.max_rows / args.num_experts;
@@ -253,13 +253,13 @@ void put_in_fp8_tiles(Fp4Format format, GemmPhase& phase) {
 void sm90_gate_up(const DeviceExpertArgs& a) {
   sm90::GemmArgs args;
   args.phases[0] = sm90::gate_up_phase(a);
-  sm90::run(a, args);
+  sm90::launch_gemm(a, args);
 }
 
 void sm90_down(const DeviceExpertArgs& a) {
   sm90::GemmArgs args;
   args.phases[0] = sm90::down_phase(a);
-  sm90::run(a, args);
+  sm90::launch_gemm(a, args);
 }
 
 void sm90_gate_up_down(const DeviceExpertArgs& a) {
@@ -269,7 +269,7 @@ void sm90_gate_up_down(const DeviceExpertArgs& a) {
   args.phases[1] = sm90::down_phase(a);
   args.phases[1].waits = true;
   args.num_phases = 2;
-  sm90::run(a, args);
+  sm90::launch_gemm(a, args);
 }
 
 void sm90_fp8_few_gate_up_down(const DeviceExpertArgs& a, float* h_row_scales) {

@@ -116,7 +116,7 @@ __device__ void consume(const Args& a, Shared<C>& shared) {
       skip_stages(shared, ring, a.slabs);
     } else {
       RowFactors rows(a, work.expert, part.tile);
-      sums.run(shared, ring, a.slabs, part.first, part.count);
+      sums.multiply_tiles(shared, ring, a.slabs, part.first, part.count);
       const float* token_scales = shared.token_scales[place.slot];
       uint8_t* staged = shared.out[threadIdx.x / 32];
       if (a.epilogue == Epilogue::kGated)

@@ -73,8 +73,8 @@ struct MmaSums {
     }
   }
 
-  __device__ __forceinline__ void run(GemmShared<C>& shared, RingPlace<C::kStages>& stage, int chunks,
-                                      int group) {
+  __device__ __forceinline__ void multiply_tiles(GemmShared<C>& shared, RingPlace<C::kStages>& stage,
+                                                 int chunks, int group) {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
 #pragma unroll
     for (int t = 0; t < C::kGroupTiles; ++t)

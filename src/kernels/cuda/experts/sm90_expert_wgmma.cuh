@@ -47,8 +47,8 @@ template <class C>
 struct WgmmaSums {
   float d[1][C::kMaxN / 2];
 
-  __device__ __forceinline__ void run(GemmShared<C>& shared, RingPlace<C::kStages>& stage, int chunks,
-                                      int group, int count) {
+  __device__ __forceinline__ void multiply_tiles(GemmShared<C>& shared, RingPlace<C::kStages>& stage,
+                                                 int chunks, int group, int count) {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     const int n16 = __shfl_sync(~0u, (count + 15) / 16, 0);
     uint32_t a[2][kSteps][4];

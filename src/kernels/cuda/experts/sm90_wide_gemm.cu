@@ -239,7 +239,7 @@ __device__ void consume(const Args& a, Shared<C>& shared, int num_units) {
       skip_stages(shared, ring, a.slabs);
       continue;
     }
-    sums.run(shared, ring, a.slabs, part.first, part.count);
+    sums.multiply_tiles(shared, ring, a.slabs, part.first, part.count);
     if (a.epilogue == Epilogue::kGated)
       finish<true>(a, unit, part, shared, sums.d);
     else
