@@ -53,9 +53,9 @@ class Rank {
 };
 
 // A group of one rank, without a job. Subclasses implement how a step runs.
-class OneRank : public RankGroup {
+class SingleRankGroup : public RankGroup {
  public:
-  explicit OneRank(const RankSetup& setup) : rank_(setup, 0, nullptr) {}
+  explicit SingleRankGroup(const RankSetup& setup) : rank_(setup, 0, nullptr) {}
 
   const ModelConfig& config() const override { return rank_.model().config(); }
   int num_groups() const override { return 1; }

@@ -10,9 +10,9 @@
 
 #include "base/check.h"
 #include "base/cpu_info.h"
-#include "engine/ranks/device_rank.h"
 #include "engine/ranks/rank.h"
 #include "engine/ranks/rank_config.h"
+#include "engine/ranks/single_gpu_group.h"
 #include "engine/ranks/step_runner.h"
 
 namespace fp4moe {
@@ -27,9 +27,9 @@ Result<Buffer> make_logits(const ModelConfig& config, const RankGroupOptions& op
 }
 
 // One rank without a job: a step is a function call.
-class HostRank final : public OneRank {
+class SingleCpuGroup final : public SingleRankGroup {
  public:
-  using OneRank::OneRank;
+  using SingleRankGroup::SingleRankGroup;
 
   Status load(const RankSetup& setup) {
     FP4MOE_RETURN_IF_ERROR(rank_.load(setup, setup.flags.progress_sink));
@@ -75,10 +75,10 @@ class SummedProgress {
 };
 
 // This process's ranks in a job of several ranks.
-class JobRanks final : public RankGroup {
+class MultiRankGroup final : public RankGroup {
  public:
-  explicit JobRanks(std::unique_ptr<Job> job) : job_(std::move(job)) {}
-  ~JobRanks() override {
+  explicit MultiRankGroup(std::unique_ptr<Job> job) : job_(std::move(job)) {}
+  ~MultiRankGroup() override {
     const bool failed = runner_ != nullptr && !runner_->failure().ok();
     if (failed && job_->num_processes() > 1) {
       if (job_->process() != 0) std::this_thread::sleep_for(kGrace);
@@ -168,7 +168,7 @@ class JobRanks final : public RankGroup {
 };
 
 // All ranks load in parallel, each on its own thread. A rank that fails ends the job.
-Status JobRanks::load(const RankSetup& setup) {
+Status MultiRankGroup::load(const RankSetup& setup) {
   const int first = job_->first_rank(), count = job_->num_local_ranks();
   SummedProgress progress(setup.flags.progress_sink, static_cast<size_t>(count));
   for (int rank = first; rank < first + count; ++rank)
@@ -209,10 +209,10 @@ Result<std::unique_ptr<RankGroup>> make_group(const Checkpoint& checkpoint, cons
   RankSetup setup{checkpoint, config, plan, flags, options, memory, num_threads};
   if (plan.device() == DeviceKind::kCuda) {
     FP4MOE_CHECK(layout.tp == 1, "several ranks on GPUs");
-    return make_device_rank(setup);
+    return make_single_gpu_group(setup);
   }
   if (layout.tp == 1) {
-    auto single = std::make_unique<HostRank>(setup);
+    auto single = std::make_unique<SingleCpuGroup>(setup);
     FP4MOE_RETURN_IF_ERROR(single->load(setup));
     return std::unique_ptr<RankGroup>(std::move(single));
   }
@@ -225,7 +225,7 @@ Result<std::unique_ptr<RankGroup>> make_group(const Checkpoint& checkpoint, cons
   };
   FP4MOE_ASSIGN_OR_RETURN(std::unique_ptr<Job> job, Job::open(job_options));
   setup.num_threads = std::max(1, num_threads / job->num_local_ranks());
-  auto ranks = std::make_unique<JobRanks>(std::move(job));
+  auto ranks = std::make_unique<MultiRankGroup>(std::move(job));
   FP4MOE_RETURN_IF_ERROR(ranks->start(setup, limits));
   return std::unique_ptr<RankGroup>(std::move(ranks));
 }

@@ -11,6 +11,6 @@ namespace fp4moe {
 
 // Loads the model, then records a graph for each decode size, largest first: all graphs share the model's
 // scratch memory. kDoesNotFit if the GPU refuses memory.
-Result<std::unique_ptr<RankGroup>> make_device_rank(const RankSetup& setup);
+Result<std::unique_ptr<RankGroup>> make_single_gpu_group(const RankSetup& setup);
 
 }  // namespace fp4moe

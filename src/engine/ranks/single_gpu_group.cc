@@ -1,4 +1,4 @@
-#include "engine/ranks/device_rank.h"
+#include "engine/ranks/single_gpu_group.h"
 
 #include <algorithm>
 #include <chrono>
@@ -24,10 +24,11 @@ namespace {
 // A device error is permanent: every later CUDA call of the process returns it too.
 bool is_sticky(const Status& status) { return status.code() == StatusCode::kInternal; }
 
-class DeviceRank final : public OneRank {
+class SingleGpuGroup final : public SingleRankGroup {
  public:
-  explicit DeviceRank(const RankSetup& setup) : OneRank(setup), wants_logits_(setup.options.wants_logits) {}
-  ~DeviceRank() override { static_cast<void>(wait(step_)); }  // enqueued work uses this object's memory
+  explicit SingleGpuGroup(const RankSetup& setup)
+      : SingleRankGroup(setup), wants_logits_(setup.options.wants_logits) {}
+  ~SingleGpuGroup() override { static_cast<void>(wait(step_)); }  // enqueued work uses this object's memory
 
   Status load(const RankSetup& setup);
 
@@ -100,7 +101,7 @@ class DeviceRank final : public OneRank {
 
 // ---- loading --------------------------------------------------------------------------------------
 
-Status DeviceRank::load(const RankSetup& setup) {
+Status SingleGpuGroup::load(const RankSetup& setup) {
   FP4MOE_ASSIGN_OR_RETURN(stream_, Stream::make());
   {
     const UploadScope uploads(rank_.pool());
@@ -114,7 +115,7 @@ Status DeviceRank::load(const RankSetup& setup) {
   return record_graphs(setup.flags);
 }
 
-Status DeviceRank::allocate(const RankSetup& setup) {
+Status SingleGpuGroup::allocate(const RankSetup& setup) {
   const RankGroupOptions& options = setup.options;
   max_logit_rows_ = options.max_logit_rows;
   const int64_t context = options.context_length > 0 ? options.context_length : num_kv_pages() * page_size();
@@ -153,7 +154,7 @@ Status DeviceRank::allocate(const RankSetup& setup) {
 
 // A step that consists of padding only represents all steps of its size. It runs once, so that kernels and
 // libraries make their first-use allocations, and is then recorded.
-Status DeviceRank::record_graphs(const EngineConfig& flags) {
+Status SingleGpuGroup::record_graphs(const EngineConfig& flags) {
   const auto started = std::chrono::steady_clock::now();
   FP4MOE_ASSIGN_OR_RETURN(const DeviceMemoryInfo before, device_memory_info());
   const int64_t largest = flags.cuda_graph_max_bs > 0 ? flags.cuda_graph_max_bs : buckets_.back();
@@ -181,7 +182,7 @@ Status DeviceRank::record_graphs(const EngineConfig& flags) {
 
 // ---- steps ----------------------------------------------------------------------------------------
 
-Status DeviceRank::execute_step(std::span<const Batch> groups) {
+Status SingleGpuGroup::execute_step(std::span<const Batch> groups) {
   FP4MOE_CHECK(groups.size() == 1, std::to_string(groups.size()) + " groups, 1 rank");
   FP4MOE_RETURN_IF_ERROR(failure());
   const Batch& batch = groups[0];
@@ -208,7 +209,7 @@ Status DeviceRank::execute_step(std::span<const Batch> groups) {
 }
 
 // Waits for the step; num_rows includes padding.
-Status DeviceRank::take_experts(const Batch& batch, int64_t num_rows) {
+Status SingleGpuGroup::take_experts(const Batch& batch, int64_t num_rows) {
   copy_async(host_experts_.data(), experts_.data(), expert_bytes(num_rows));
   FP4MOE_RETURN_IF_ERROR(wait(step_));
   const int64_t t = std::ssize(batch.token_ids), k = config().top_k;
@@ -220,13 +221,13 @@ Status DeviceRank::take_experts(const Batch& batch, int64_t num_rows) {
   return {};
 }
 
-DeviceBatch DeviceRank::put(const Batch& batch, int64_t num_rows) {
+DeviceBatch SingleGpuGroup::put(const Batch& batch, int64_t num_rows) {
   DeviceBatch on_device = stage_.put(batch, num_rows);
   on_device.chosen = {&sampled_rows()->token_id, int64_t{sizeof(SampledRow) / sizeof(int32_t)}};
   return on_device;
 }
 
-Status DeviceRank::run_batch(const DeviceBatch& on_device) {
+Status SingleGpuGroup::run_batch(const DeviceBatch& on_device) {
   Batch batch;
   batch.device = &on_device;
   batch.routed_experts = experts_.as<int32_t>();
@@ -236,12 +237,12 @@ Status DeviceRank::run_batch(const DeviceBatch& on_device) {
 }
 
 // Waits for all enqueued work. Keeps a device error; execute_step() then refuses further steps.
-Status DeviceRank::wait(const std::string& what) {
+Status SingleGpuGroup::wait(const std::string& what) {
   const Status status = stream_.synchronize();
   return status.ok() ? status : keep_failure(status.with_context("GPU, in " + what));
 }
 
-Status DeviceRank::keep_failure(const Status& status) {
+Status SingleGpuGroup::keep_failure(const Status& status) {
   if (!is_sticky(status)) return status;
   std::lock_guard lock(mutex_);
   failure_ = status;
@@ -250,7 +251,7 @@ Status DeviceRank::keep_failure(const Status& status) {
 
 // ---- KV pages exchanged with other engines --------------------------------------------------------
 
-Status DeviceRank::read_page(int, int32_t page, int64_t num_tokens, uint8_t* canonical) {
+Status SingleGpuGroup::read_page(int, int32_t page, int64_t num_tokens, uint8_t* canonical) {
   std::lock_guard lock(page_mutex_);
   FP4MOE_RETURN_IF_ERROR(
       copy_page(rank_.kv().page_copy(page, num_tokens, page_.data()), "reading a KV page"));
@@ -258,7 +259,7 @@ Status DeviceRank::read_page(int, int32_t page, int64_t num_tokens, uint8_t* can
   return {};
 }
 
-Status DeviceRank::write_page(int, int32_t page, int64_t num_tokens, const uint8_t* canonical) {
+Status SingleGpuGroup::write_page(int, int32_t page, int64_t num_tokens, const uint8_t* canonical) {
   std::lock_guard lock(page_mutex_);
   std::copy_n(canonical, num_tokens * kv_token_bytes(), page_.data());
   KvPageCopyArgs args = rank_.kv().page_copy(page, num_tokens, page_.data());
@@ -266,7 +267,7 @@ Status DeviceRank::write_page(int, int32_t page, int64_t num_tokens, const uint8
   return copy_page(args, "writing a KV page");
 }
 
-Status DeviceRank::copy_page(KvPageCopyArgs args, const char* what) {
+Status SingleGpuGroup::copy_page(KvPageCopyArgs args, const char* what) {
   FP4MOE_RETURN_IF_ERROR(failure());
   const StreamScope scope(page_stream_);
   cuda_copy_kv_page()(args);
@@ -276,7 +277,7 @@ Status DeviceRank::copy_page(KvPageCopyArgs args, const char* what) {
 
 // ---- sampling -------------------------------------------------------------------------------------
 
-Status DeviceRank::set_masked_ids(std::span<const int32_t> ids) {
+Status SingleGpuGroup::set_masked_ids(std::span<const int32_t> ids) {
   std::vector<uint32_t> bits(ids.empty() ? 0 : static_cast<size_t>(config().vocab_size / 32 + 1));
   for (const int32_t id : ids) bits[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
   const auto num_bytes = static_cast<int64_t>(bits.size() * sizeof(uint32_t));
@@ -284,8 +285,8 @@ Status DeviceRank::set_masked_ids(std::span<const int32_t> ids) {
   return {};
 }
 
-Status DeviceRank::start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
-                                std::span<const uint32_t> allowed) {
+Status SingleGpuGroup::start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
+                                    std::span<const uint32_t> allowed) {
   const auto edit_bytes = static_cast<int64_t>(edits.size_bytes());
   FP4MOE_CHECK(
       std::ssize(rows) <= max_logit_rows_ && edit_bytes <= edits_.num_bytes() &&
@@ -322,7 +323,7 @@ Status DeviceRank::start_sample(std::span<const SampleRowParams> rows, std::span
   return {};
 }
 
-Status DeviceRank::take_sampled(std::span<SampledRow> out) {
+Status SingleGpuGroup::take_sampled(std::span<SampledRow> out) {
   FP4MOE_CHECK(num_taken_ < num_sampled_, "no rows were sampled");
   const HostBuffers& buffers = host_buffers_[num_taken_++ % 2];
   const Status status = buffers.sampled.synchronize();
@@ -336,8 +337,8 @@ Status DeviceRank::take_sampled(std::span<SampledRow> out) {
 
 }  // namespace
 
-Result<std::unique_ptr<RankGroup>> make_device_rank(const RankSetup& setup) {
-  auto rank = std::make_unique<DeviceRank>(setup);
+Result<std::unique_ptr<RankGroup>> make_single_gpu_group(const RankSetup& setup) {
+  auto rank = std::make_unique<SingleGpuGroup>(setup);
   const Status loaded = rank->load(setup);
   if (loaded.code() == StatusCode::kDoesNotFit)
     return does_not_fit(loaded.message() + "; --mem-fraction-static below " +

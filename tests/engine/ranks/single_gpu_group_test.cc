@@ -166,11 +166,11 @@ const std::vector<std::vector<int32_t>> kPrompts = {{5, 17, 300, 42, 7},
                                                     {9, 8, 7, 6, 5, 4, 3, 30, 31},
                                                     {100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110}};
 
-class DeviceRanks : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Demos, DeviceRanks, testing::Values("demo-gptoss-mxfp4", "demo-dsv3-nvfp4"),
+class SingleGpuGroups : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Demos, SingleGpuGroups, testing::Values("demo-gptoss-mxfp4", "demo-dsv3-nvfp4"),
                          demo_name);
 
-TEST_P(DeviceRanks, ARecordedStepGivesTheBitsOfALaunchedOne) {
+TEST_P(SingleGpuGroups, ARecordedStepGivesTheBitsOfALaunchedOne) {
   Growing recorded(GetParam(), true), launched(GetParam(), false);
   Logits a = recorded.step(kPrompts), b = launched.step(kPrompts);
   for (int i = 0; i < 12; ++i) {
@@ -183,7 +183,7 @@ TEST_P(DeviceRanks, ARecordedStepGivesTheBitsOfALaunchedOne) {
   }
 }
 
-TEST_P(DeviceRanks, EveryTacticGivesTheSameBitsRecordedAndLaunchedAndAgreesWithTheFirst) {
+TEST_P(SingleGpuGroups, EveryTacticGivesTheSameBitsRecordedAndLaunchedAndAgreesWithTheFirst) {
   Growing first(GetParam(), false, uint8_t{0});
   const auto next = best_of(first.step(kPrompts));
   const Logits expected = first.step(next);
@@ -196,7 +196,7 @@ TEST_P(DeviceRanks, EveryTacticGivesTheSameBitsRecordedAndLaunchedAndAgreesWithT
   }
 }
 
-TEST_P(DeviceRanks, DecodeContinuesWhatPrefillWouldSay) {
+TEST_P(SingleGpuGroups, DecodeContinuesWhatPrefillWouldSay) {
   Growing decoded(GetParam(), true);
   Logits last = decoded.step(kPrompts);
   for (int i = 0; i < 6; ++i) last = decoded.step(best_of(last));
@@ -207,13 +207,13 @@ TEST_P(DeviceRanks, DecodeContinuesWhatPrefillWouldSay) {
   EXPECT_LT(errors[2], 1.0);
 }
 
-TEST_P(DeviceRanks, TheSameStepAgainGivesTheSameBits) {
+TEST_P(SingleGpuGroups, TheSameStepAgainGivesTheSameBits) {
   Growing first(GetParam(), true), second(GetParam(), true);
   EXPECT_EQ(first.step(kPrompts), second.step(kPrompts));
 }
 
 // Decode steps of three rows run padded to four. The last layer only has the rows with logits.
-TEST_P(DeviceRanks, EveryTokenIsCountedOnceForEachOfItsExperts) {
+TEST_P(SingleGpuGroups, EveryTokenIsCountedOnceForEachOfItsExperts) {
   for (const bool graphs : {true, false}) {
     Growing growing(GetParam(), graphs);
     Logits logits = growing.step(kPrompts);
@@ -233,7 +233,7 @@ TEST_P(DeviceRanks, EveryTokenIsCountedOnceForEachOfItsExperts) {
 
 // Prompts and decode steps of three rows, which run padded to four: the experts reported per row must match
 // the routers' counters.
-TEST_P(DeviceRanks, EveryTokensExpertsAreToldAsTheyAreCounted) {
+TEST_P(SingleGpuGroups, EveryTokensExpertsAreToldAsTheyAreCounted) {
   std::vector<std::vector<int32_t>> told[2];
   for (const bool graphs : {true, false}) {
     Growing growing(GetParam(), graphs);
@@ -272,7 +272,7 @@ TEST_P(DeviceRanks, EveryTokensExpertsAreToldAsTheyAreCounted) {
 }
 
 // A rank that receives the pages continues with the same bits, without having seen the prompts.
-TEST_P(DeviceRanks, PagesThatAreHandedOverAreWorthThePrompt) {
+TEST_P(SingleGpuGroups, PagesThatAreHandedOverAreWorthThePrompt) {
   Growing prefill(GetParam(), true), decode(GetParam(), true);
   Logits logits = prefill.step(kPrompts);
   decode.take_over(prefill);
@@ -285,7 +285,7 @@ TEST_P(DeviceRanks, PagesThatAreHandedOverAreWorthThePrompt) {
 }
 
 // A CPU's pages have the same layout; in the first layer they differ by rounding only.
-TEST_P(DeviceRanks, PagesOfACpuAreLaidOutAlike) {
+TEST_P(SingleGpuGroups, PagesOfACpuAreLaidOutAlike) {
   Growing gpu(GetParam(), false), cpu(GetParam(), false, {}, "cpu");
   gpu.step(kPrompts), cpu.step(kPrompts);
   const auto on_gpu = gpu.pages(), on_cpu = cpu.pages();
@@ -306,7 +306,7 @@ TEST_P(DeviceRanks, PagesOfACpuAreLaidOutAlike) {
 }
 
 // A page with any number of tokens is read back as written, and no other page changes.
-TEST_P(DeviceRanks, AHandedOverPageChangesNoOther) {
+TEST_P(SingleGpuGroups, AHandedOverPageChangesNoOther) {
   Growing growing(GetParam(), false);
   RankGroup& ranks = growing.ranks();
   const int64_t size = ranks.page_size(), token_bytes = ranks.kv_token_bytes();
@@ -345,7 +345,7 @@ TEST_P(DeviceRanks, AHandedOverPageChangesNoOther) {
   }
 }
 
-TEST_P(DeviceRanks, AnIdBelowZeroIsTheTokenThatWasChosen) {
+TEST_P(SingleGpuGroups, AnIdBelowZeroIsTheTokenThatWasChosen) {
   Growing told(GetParam(), true), ahead(GetParam(), true);
   ASSERT_TRUE(ahead.ranks().set_masked_ids({}).ok());
   Logits a = told.step(kPrompts), b = ahead.step(kPrompts);
@@ -362,7 +362,7 @@ TEST_P(DeviceRanks, AnIdBelowZeroIsTheTokenThatWasChosen) {
   }
 }
 
-TEST_P(DeviceRanks, TokensAreChosenAsTheHostChoosesThem) {
+TEST_P(SingleGpuGroups, TokensAreChosenAsTheHostChoosesThem) {
   Growing model(GetParam(), true);
   const std::vector<int32_t> masked = {1, 2, 3};
   ASSERT_TRUE(model.ranks().set_masked_ids(masked).ok());
@@ -407,7 +407,7 @@ TEST_P(DeviceRanks, TokensAreChosenAsTheHostChoosesThem) {
   }
 }
 
-TEST_P(DeviceRanks, MemoryThatOthersTookIsAnErrorThatNamesTheFlag) {
+TEST_P(SingleGpuGroups, MemoryThatOthersTookIsAnErrorThatNamesTheFlag) {
   const int64_t free_bytes = device_memory_info()->free_bytes;
   const Result<Buffer> taken = Buffer::make(free_bytes - (int64_t{256} << 20), device_memory());
   ASSERT_TRUE(taken.ok()) << taken.status().to_string();
@@ -425,7 +425,7 @@ TEST_P(DeviceRanks, MemoryThatOthersTookIsAnErrorThatNamesTheFlag) {
   EXPECT_NE(status.message().find("--mem-fraction-static below 0."), std::string::npos) << status.message();
 }
 
-TEST_P(DeviceRanks, TacticsAreTimedOnceAndThenRead) {
+TEST_P(SingleGpuGroups, TacticsAreTimedOnceAndThenRead) {
   const TempFolder folder;
   EngineConfig flags;
   flags.model_path = models() + "/" + GetParam();
