@@ -26,6 +26,7 @@ void raise_descriptor_limit() {
 void return_freed_memory() {
   mallopt(M_MMAP_THRESHOLD, 1 << 20);
   mallopt(M_TRIM_THRESHOLD, 1 << 20);
+  mallopt(M_ARENA_MAX, 4);
 }
 
 sigset_t block_signals() {
