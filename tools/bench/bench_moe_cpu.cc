@@ -201,7 +201,7 @@ Result<double> time_call(const CpuRun& run, const MoeShape& shape, ColdLayers& l
   float* const out = memory.out.as<float>();
   run_ranges(run.pool, tokens, kRowsPerChunk,
              [&](int64_t first, int64_t last) { std::fill(out + first * h, out + last * h, 0.0f); });
-  FP4MOE_RETURN_IF_ERROR(experts.run(out, *memory.transport, memory.scratch, run.pool));
+  FP4MOE_RETURN_IF_ERROR(experts.run_experts(out, *memory.transport, memory.scratch, run.pool));
   const auto end = std::chrono::steady_clock::now();
   double sum = 0;
   for (int64_t i = 0; i < tokens * h; ++i) sum += std::abs(static_cast<double>(out[i]));
