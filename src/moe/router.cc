@@ -48,9 +48,10 @@ RoutingRule routing_rule(const RouterWeights& weights, const RouterShape& shape)
           weights.top_k_groups, weights.norm_top_k, weights.scaling_factor};
 }
 
-Result<Router> Router::make(const RouterWeights& weights, const RouterShape& shape, const ExpertOps& ops) {
+Result<ExpertRouter> ExpertRouter::make(const RouterWeights& weights, const RouterShape& shape,
+                                        const ExpertOps& ops) {
   FP4MOE_RETURN_IF_ERROR(check_router(weights, shape));
-  Router router;
+  ExpertRouter router;
   router.shape_ = shape;
   router.rule_ = routing_rule(weights, shape);
   router.correction_bias_ = weights.correction_bias;
@@ -71,12 +72,12 @@ Result<Router> Router::make(const RouterWeights& weights, const RouterShape& sha
   return router;
 }
 
-int64_t Router::scratch_bytes(int64_t max_tokens) const {
+int64_t ExpertRouter::scratch_bytes(int64_t max_tokens) const {
   return Arena::padded(max_tokens * num_panels() * kPanelRows * 4) +
          2 * Arena::padded(max_tokens * shape_.top_k * 4);
 }
 
-Routes Router::route(const float* x, int64_t num_tokens, Arena& scratch, ThreadPool& pool) const {
+Routes ExpertRouter::route(const float* x, int64_t num_tokens, Arena& scratch, ThreadPool& pool) const {
   const int64_t stride = num_panels() * kPanelRows, top_k = shape_.top_k;
   float* logits = scratch.take<float>(num_tokens * stride);
   const Routes routes = {scratch.take<int32_t>(num_tokens * top_k), scratch.take<float>(num_tokens * top_k)};

@@ -52,11 +52,12 @@ struct Routes {
   float* weights = nullptr;  // [T, K]
 };
 
-class Router {
+class ExpertRouter {
  public:
   // Copies the weights. kInvalidArgument for a bias of the wrong length, or groups that do not divide the
   // experts evenly or have fewer than top_k experts; kDoesNotFit if memory allocation fails.
-  static Result<Router> make(const RouterWeights& weights, const RouterShape& shape, const ExpertOps& ops);
+  static Result<ExpertRouter> make(const RouterWeights& weights, const RouterShape& shape,
+                                   const ExpertOps& ops);
 
   // Most bytes that route() takes from its arena for up to max_tokens rows.
   int64_t scratch_bytes(int64_t max_tokens) const;

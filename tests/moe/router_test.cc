@@ -261,7 +261,7 @@ struct RouterCase {
   }
   TopK route(const ExpertOps& ops, const std::vector<float>& x, int threads) const {
     ThreadPool pool(threads);
-    const Router router = std::move(*Router::make(weights, shape, ops));
+    const ExpertRouter router = std::move(*ExpertRouter::make(weights, shape, ops));
     const int64_t tokens = static_cast<int64_t>(x.size()) / shape.hidden_size;
     Arena scratch = std::move(*Arena::make(router.scratch_bytes(tokens)));
     const Routes r = router.route(x.data(), tokens, scratch, pool);
@@ -319,7 +319,7 @@ TEST_P(RouterTest, SameBitsAloneInABatchAndOnAnyNumberOfThreads) {
 TEST(RouterMakeTest, RefusesABiasOfAnotherLength) {
   RouterCase c(8, 16, 2);
   c.weights.bias.resize(7);
-  EXPECT_EQ(Router::make(c.weights, c.shape, ref_expert_ops()).status().message(),
+  EXPECT_EQ(ExpertRouter::make(c.weights, c.shape, ref_expert_ops()).status().message(),
             "router bias has 7 elements, num_experts is 8");
 }
 
@@ -328,7 +328,7 @@ TEST(RouterMakeTest, RefusesGroupsThatDoNotFit) {
     RouterCase c(8, 16, 4);
     c.weights.num_groups = groups;
     c.weights.top_k_groups = top_groups;
-    return Router::make(c.weights, c.shape, ref_expert_ops()).status().message();
+    return ExpertRouter::make(c.weights, c.shape, ref_expert_ops()).status().message();
   };
   EXPECT_EQ(refusal(3, 1), "n_group=3 does not divide num_experts=8 evenly (at most 256 groups)");
   EXPECT_EQ(refusal(4, 5), "topk_group=5 is not in 1 to n_group=4");

@@ -134,7 +134,7 @@ class Load {
 
   http::request<http::string_body> make_request(const std::string& body) const {
     const ServerUrl& url = options_.url;
-    http::request<http::string_body> request(http::subcommand::post, url.prefix + options_.path, 11);
+    http::request<http::string_body> request(http::verb::post, url.prefix + options_.path, 11);
     request.set(http::field::host, url.authority());
     request.set(http::field::content_type, "application/json");
     if (!options_.api_key.empty()) request.set(http::field::authorization, "Bearer " + options_.api_key);

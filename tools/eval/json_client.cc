@@ -38,7 +38,7 @@ struct JsonClient::State {
     if (!error) socket.set_option(tcp::no_delay(true), error);
   }
 
-  Result<std::string> call(http::subcommand subcommand, const std::string& path, const std::string& body) {
+  Result<std::string> call(http::verb subcommand, const std::string& path, const std::string& body) {
     http::request<http::string_body> request(subcommand, url.prefix + path, 11);
     request.set(http::field::host, url.authority());
     request.set(http::field::content_type, "application/json");
@@ -86,10 +86,10 @@ Result<JsonClient> JsonClient::make(const std::string& base_url, const std::stri
 }
 
 Result<std::string> JsonClient::get(const std::string& path) {
-  return state_->call(http::subcommand::get, path, "");
+  return state_->call(http::verb::get, path, "");
 }
 Result<std::string> JsonClient::post(const std::string& path, const std::string& body) {
-  return state_->call(http::subcommand::post, path, body);
+  return state_->call(http::verb::post, path, body);
 }
 
 }  // namespace fp4moe

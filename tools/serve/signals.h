@@ -14,8 +14,8 @@ namespace fp4moe {
 LogLevel least_level(const std::string& name);
 
 // Makes freed memory return to the system. By default glibc keeps large blocks once a few have been freed, so
-// that a burst of large requests would stay resident, and has eight arenas per core, each of which keeps up to
-// 12 MiB of fragments after hostile connections; this limits it to four arenas.
+// that a burst of large requests would stay resident, and has eight arenas per core, each of which keeps up
+// to 12 MiB of fragments after hostile connections; this limits it to four arenas.
 void return_freed_memory();
 
 // Raises the limit of open files to its maximum: each connection needs a descriptor.

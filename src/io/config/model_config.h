@@ -58,7 +58,7 @@ struct RopeConfig {
 };
 
 // How the chosen experts' weights are computed (DeepSeek, Qwen3); gpt-oss softmaxes the chosen logits.
-struct RouterConfig {
+struct RoutingConfig {
   int64_t num_groups = 1, top_k_groups = 1;  // group-limited choice; 1 of 1: not limited
   bool norm_top_k = false;                   // chosen weights are divided by their sum
   double scaling_factor = 1;                 // routed_scaling_factor
@@ -96,7 +96,7 @@ struct ModelConfig {
   RopeConfig rope;
   std::vector<int64_t> layer_windows;  // [num_layers]: 0 full attention, else the sliding window
   float swiglu_alpha = 1.702f, swiglu_limit = 7.0f;  // gpt-oss
-  RouterConfig router;                               // DeepSeek, Qwen3
+  RoutingConfig router;                              // DeepSeek, Qwen3
   MlaConfig mla;                                     // DeepSeek
   QuantConfig quant;
   std::vector<int32_t> eos_token_ids;  // from generation_config.json, else from config.json

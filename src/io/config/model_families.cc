@@ -48,7 +48,7 @@ void read_gpt_oss(JsonFields& fields, ModelConfig& config) {
 }
 
 void read_deepseek_router(JsonFields& fields, ModelConfig& config) {
-  RouterConfig& router = config.router;
+  RoutingConfig& router = config.router;
   std::string scoring = "sigmoid";
   fields.read_string("scoring_func", scoring);
   fields.require(scoring == "sigmoid", "scoring_func = '" + scoring + "'; legal: sigmoid");

@@ -22,7 +22,7 @@ ActRows row_range(const ActRows& x, Shard rows) {
 
 class HostLayer final : public MoeLayer {
  public:
-  HostLayer(const MoePlan& plan, const DenseOps& ops, Router router, RoutedExperts routed,
+  HostLayer(const MoePlan& plan, const DenseOps& ops, ExpertRouter router, RoutedExperts routed,
             SharedExpert shared)
       : ops_(ops),
         problem_(plan.problem()),
@@ -118,7 +118,7 @@ class HostLayer final : public MoeLayer {
   const DenseOps& ops_;
   MoeProblem problem_;
   bool splits_shared_rows_;
-  Router router_;
+  ExpertRouter router_;
   RoutedExperts routed_;
   SharedExpert shared_;
 };
@@ -130,7 +130,8 @@ Result<std::unique_ptr<MoeLayer>> make_host_layer(const MoePlan& plan, const Den
                                                   const SharedExpertWeights* shared, ThreadPool& pool) {
   const MoeProblem& p = plan.problem();
   FP4MOE_ASSIGN_OR_RETURN(
-      Router gate, Router::make(router, {p.num_experts, p.hidden_size, p.top_k}, plan.runner()->ops()));
+      ExpertRouter gate,
+      ExpertRouter::make(router, {p.num_experts, p.hidden_size, p.top_k}, plan.runner()->ops()));
   FP4MOE_ASSIGN_OR_RETURN(RoutedExperts routed, RoutedExperts::make(plan, weights, pool));
   SharedExpert shared_expert;
   if (shared != nullptr) {
