@@ -144,6 +144,7 @@ TEST(Memory, OfABodyIsFreedWhenItIsHandled) {
   kept->post([&] { kept->respond({.body = "{}"}); });
   EXPECT_EQ(client.receive().status, 200);
   s.server->close_all();
+  kept.reset();  // an exchange may not outlive its server
 }
 
 struct Holder final : RequestMemory::Holder {
