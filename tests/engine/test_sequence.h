@@ -15,10 +15,10 @@ inline std::unique_ptr<Sequence> sequence(const std::string& id, int64_t num_pro
   static const Tokenizer tokenizer = fake_tokenizer();
   return std::make_unique<Sequence>(
       Sequence{.id = id,
-               .text = AnswerText(tokenizer, true, {}),
                .num_prompt_tokens = num_prompt_tokens,
                .max_tokens = num_prompt_tokens + num_answer_tokens,
-               .token_ids = std::vector<int32_t>(static_cast<size_t>(num_prompt_tokens), 1)});
+               .token_ids = std::vector<int32_t>(static_cast<size_t>(num_prompt_tokens), 1),
+               .output = {.text = AnswerText(tokenizer, true, {})}});
 }
 
 }  // namespace fp4moe

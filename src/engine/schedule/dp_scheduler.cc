@@ -25,21 +25,21 @@ DpScheduler::DpScheduler(int num_groups, const SchedulerLimits& limits, int64_t 
 }
 
 void DpScheduler::enqueue(std::unique_ptr<Sequence> sequence) {
-  const auto place =
-      std::upper_bound(waiting_.begin(), waiting_.end(), sequence->priority,
-                       [](int64_t priority, const auto& other) { return priority > other->priority; });
+  const auto place = std::upper_bound(
+      waiting_.begin(), waiting_.end(), sequence->request.priority,
+      [](int64_t priority, const auto& other) { return priority > other->request.priority; });
   waiting_.insert(place, std::move(sequence));
 }
 
 bool DpScheduler::plan_step() {
   for (const auto& group : groups_) group->begin_step();
   for (;;) {
-    const auto next = std::ranges::find_if(waiting_, [](const auto& s) { return !s->awaits_mask; });
+    const auto next = std::ranges::find_if(waiting_, [](const auto& s) { return !s->grammar.awaits_mask; });
     if (next == waiting_.end()) break;
     Scheduler* group = choose_group(**next);
     if (group == nullptr && yield_place()) continue;
     if (group == nullptr) break;  // later sequences do not overtake the head of the queue
-    (*next)->group = index_of(*group);
+    (*next)->kv.group = index_of(*group);
     group->admit(*next);
     waiting_.erase(next);
   }
@@ -48,7 +48,7 @@ bool DpScheduler::plan_step() {
       std::any_of(groups_.begin(), groups_.end(), [](const auto& g) { return !g->step().empty(); });
   const bool is_waiting =
       std::any_of(groups_.begin(), groups_.end(), [](const auto& g) { return g->is_waiting(); }) ||
-      std::any_of(waiting_.begin(), waiting_.end(), [](const auto& s) { return s->awaits_mask; });
+      std::any_of(waiting_.begin(), waiting_.end(), [](const auto& s) { return s->grammar.awaits_mask; });
   FP4MOE_CHECK(has_rows || is_waiting || first() == nullptr,
                "no rows for " + std::to_string(num_running()) + " running and " +
                    std::to_string(num_waiting()) + " waiting sequences");
@@ -83,7 +83,7 @@ int DpScheduler::index_of(const Scheduler& group) const {
 }
 
 bool DpScheduler::hold(const Sequence& sequence) {
-  return groups_[static_cast<size_t>(sequence.group)]->hold(sequence);
+  return groups_[static_cast<size_t>(sequence.kv.group)]->hold(sequence);
 }
 
 void DpScheduler::commit_step() {
@@ -91,7 +91,7 @@ void DpScheduler::commit_step() {
 }
 
 void DpScheduler::drop_last_row(const Sequence& sequence) {
-  groups_[static_cast<size_t>(sequence.group)]->drop_last_row(sequence);
+  groups_[static_cast<size_t>(sequence.kv.group)]->drop_last_row(sequence);
 }
 
 void DpScheduler::flush() {

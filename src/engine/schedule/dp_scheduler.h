@@ -22,6 +22,8 @@ SchedulerLimits group_limits(const SchedulerLimits& limits, int num_groups);
 // request more than the others. The request stays in its group, also when it is retracted. With one group
 // this is the scheduler itself.
 //
+// Large because it has the interface of Scheduler over all groups; most methods are one-line sums.
+//
 // Single-threaded.
 class DpScheduler {
  public:

@@ -12,11 +12,11 @@ namespace {
 
 // A complete sequence needs no more rows; others have to wait for a token, pages or a mask.
 bool wants_rows(const Sequence& sequence) {
-  return !sequence.is_over() && !sequence.waits_for_token() && !sequence.awaits_pages &&
-         !sequence.awaits_mask;
+  return !sequence.is_over() && !sequence.waits_for_token() && !sequence.disagg.awaits_pages &&
+         !sequence.grammar.awaits_mask;
 }
 
-bool may_start(const std::unique_ptr<Sequence>& waiting) { return !waiting->awaits_mask; }
+bool may_start(const std::unique_ptr<Sequence>& waiting) { return !waiting->grammar.awaits_mask; }
 
 }  // namespace
 
@@ -46,7 +46,7 @@ const std::vector<ScheduledRows>& Scheduler::plan_step() {
 void Scheduler::begin_step() {
   step_.clear();
   const int64_t retracted_before = num_retracted_;
-  for (auto& sequence : running_) sequence->num_rows = 0;
+  for (auto& sequence : running_) sequence->kv.num_rows = 0;
   logit_rows_left_ = limits_.max_running_requests;
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& sequence = *running_[i];
@@ -56,7 +56,7 @@ void Scheduler::begin_step() {
     if (num_retracted_ != before)
       i = static_cast<size_t>(std::ranges::find(running_, &sequence, &std::unique_ptr<Sequence>::get) -
                               running_.begin());
-    sequence.num_rows = 1;
+    sequence.kv.num_rows = 1;
     --logit_rows_left_;
   }
   admits_ = num_retracted_ == retracted_before;
@@ -85,7 +85,8 @@ bool Scheduler::has_room(const Sequence& sequence) const {
   const int64_t num_left = pages_.num_available() - prefix.num_cached - (num_pages - prefix.num_pages);
   if (running_.empty()) return num_left >= 0;
   int64_t num_expected = expected_growth(sequence, num_pages);
-  for (const auto& other : running_) num_expected += expected_growth(*other, std::ssize(other->page_table));
+  for (const auto& other : running_)
+    num_expected += expected_growth(*other, std::ssize(other->kv.page_table));
   return num_left >= std::max(num_expected, num_running());
 }
 
@@ -97,8 +98,8 @@ int64_t Scheduler::expected_growth(const Sequence& sequence, int64_t num_pages) 
 
 void Scheduler::admit(std::unique_ptr<Sequence>& sequence) {
   take_prefix(*sequence);
-  sequence->num_rows = sequence->num_pending() == 1 && wants_rows(*sequence) ? 1 : 0;
-  logit_rows_left_ -= sequence->num_rows;
+  sequence->kv.num_rows = sequence->num_pending() == 1 && wants_rows(*sequence) ? 1 : 0;
+  logit_rows_left_ -= sequence->kv.num_rows;
   running_.push_back(std::move(sequence));
 }
 
@@ -107,7 +108,7 @@ void Scheduler::admit(std::unique_ptr<Sequence>& sequence) {
 // Makes room for num_tokens tokens of `sequence` by retracting yielding sequences, then the most recently
 // admitted. Returns false if that retracted `sequence` itself.
 bool Scheduler::grow_or_retract(Sequence& sequence, int64_t num_tokens) {
-  while (!pages_.grow(sequence.page_table, num_tokens)) {
+  while (!pages_.grow(sequence.kv.page_table, num_tokens)) {
     if (retract_yielding()) continue;
     const bool was_itself = running_.back().get() == &sequence;
     retract_last();
@@ -118,7 +119,7 @@ bool Scheduler::grow_or_retract(Sequence& sequence, int64_t num_tokens) {
 
 void Scheduler::retract_last() {
   FP4MOE_CHECK(running_.size() > 1, "the oldest sequence has " +
-                                        std::to_string(running_.front()->page_table.size()) + " of " +
+                                        std::to_string(running_.front()->kv.page_table.size()) + " of " +
                                         std::to_string(pages_.num_pages()) + " pages and needs more");
   int64_t num_tokens = 0, num_at_most = 0;
   for (const auto& sequence : running_) {
@@ -140,7 +141,7 @@ bool Scheduler::retract_yielding() {
 void Scheduler::retract(size_t index) {
   waiting_.push_front(std::move(running_[index]));
   running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(index));
-  waiting_.front()->awaits_pages = false;
+  waiting_.front()->disagg.awaits_pages = false;
   give_back_pages(*waiting_.front());
   ++num_retracted_;
 }
@@ -161,10 +162,10 @@ void Scheduler::finish_step() {
   }
   bool decodes = false;
   for (const auto& sequence : running_) {
-    if (sequence->num_rows == 0) continue;
+    if (sequence->kv.num_rows == 0) continue;
     decodes = decodes || sequence->num_pending() == 1;
-    if (!sequence->has_started()) sequence->num_reused = sequence->num_cached;
-    step_.push_back({sequence.get(), sequence->num_rows});
+    if (!sequence->has_started()) sequence->kv.num_reused = sequence->kv.num_cached;
+    step_.push_back({sequence.get(), sequence->kv.num_rows});
   }
   if (decodes) new_token_ratio_.decay();
 }
@@ -173,7 +174,7 @@ void Scheduler::finish_step() {
 std::vector<Sequence*> Scheduler::prompts() const {
   std::vector<Sequence*> found;
   for (size_t i = 0; i < running_.size(); ++i)
-    if (running_[i]->num_rows == 0 && wants_rows(*running_[i]) && !is_being_computed(i))
+    if (running_[i]->kv.num_rows == 0 && wants_rows(*running_[i]) && !is_being_computed(i))
       found.push_back(running_[i].get());
   return found;
 }
@@ -185,10 +186,10 @@ bool Scheduler::is_being_computed(size_t index) const {
   const std::span<const int32_t> tokens = reusable_tokens(sequence);
   const int64_t page_size = pages_.page_size();
   const auto has_it_coming = [&](const std::unique_ptr<Sequence>& other) {
-    if (other->num_cached >= other->num_prompt_tokens || other->awaits_mask) return false;
+    if (other->kv.num_cached >= other->num_prompt_tokens || other->grammar.awaits_mask) return false;
     const auto prompt = std::span(other->token_ids).first(static_cast<size_t>(other->num_prompt_tokens));
     const int64_t num_common = std::ranges::mismatch(tokens, prompt).in1 - tokens.begin();
-    const int64_t num_there = std::max(sequence.num_cached, other->num_cached / page_size * page_size);
+    const int64_t num_there = std::max(sequence.kv.num_cached, other->kv.num_cached / page_size * page_size);
     const int64_t num_coming = num_common / page_size * page_size - num_there;
     return 2 * num_coming > sequence.num_tokens() - num_there;
   };
@@ -196,28 +197,39 @@ bool Scheduler::is_being_computed(size_t index) const {
   return std::any_of(running_.begin(), end, has_it_coming);
 }
 
-// Adds at most `most` rows to the sequence's rows in this step; returns how many. A sequence that starts
-// first looks for pages published since its admission. The step has one logit row for each running sequence:
-// the num_behind sequences still to come keep theirs.
+// Adds at most `most` rows to the sequence's rows in this step; returns how many:
+//
+//   token_ids  | cached | in this step | added here | later steps |
+//              0        kv.num_cached  + kv.num_rows               num_tokens()
+//
+// A step has logit rows for limits_.max_running_requests sequences. Each of the num_behind prompts that come
+// later in this step keeps one, so a prompt whose tokens are scored gets fewer rows if it needs more of them.
 int64_t Scheduler::add_rows(Sequence& sequence, int64_t most, int64_t num_behind) {
-  if (most > 0 && sequence.num_rows == 0 && !sequence.has_started() &&
-      num_reusable_pages(sequence) > sequence.num_published_pages) {
-    give_back_pages(sequence);
-    take_prefix(sequence);
-  }
-  int64_t num_rows = std::min(
-      {sequence.num_pending() - sequence.num_rows, limits_.chunked_prefill_size - sequence.num_rows, most});
-  const int64_t most_with_logits = sequence.num_logit_rows(sequence.num_rows) + logit_rows_left_ - num_behind;
-  while (num_rows > 0 && sequence.num_logit_rows(sequence.num_rows + num_rows) > most_with_logits) --num_rows;
-  logit_rows_left_ += sequence.num_logit_rows(sequence.num_rows);
-  sequence.num_rows += num_rows;
-  logit_rows_left_ -= sequence.num_logit_rows(sequence.num_rows);
-  return num_rows;
+  if (most > 0) take_newer_prefix(sequence);
+  const int64_t num_before = sequence.kv.num_rows;
+  const auto num_logit_rows_of = [&](int64_t num_added) {
+    return sequence.num_logit_rows(num_before + num_added) - sequence.num_logit_rows(num_before);
+  };
+  int64_t num_added =
+      std::min({sequence.num_pending() - num_before, limits_.chunked_prefill_size - num_before, most});
+  while (num_added > 0 && num_logit_rows_of(num_added) > logit_rows_left_ - num_behind) --num_added;
+  logit_rows_left_ -= num_logit_rows_of(num_added);
+  sequence.kv.num_rows += num_added;
+  return num_added;
+}
+
+// A sequence without rows so far starts over with pages that were published since its admission.
+void Scheduler::take_newer_prefix(Sequence& sequence) {
+  if (sequence.kv.num_rows > 0 || sequence.has_started() ||
+      num_reusable_pages(sequence) <= sequence.kv.num_published_pages)
+    return;
+  give_back_pages(sequence);
+  take_prefix(sequence);
 }
 
 void Scheduler::commit_step() {
   for (const ScheduledRows& rows : step_) {
-    rows.sequence->num_cached += rows.num_rows;
+    rows.sequence->kv.num_cached += rows.num_rows;
     publish_prefix(*rows.sequence);
   }
   step_.clear();
@@ -247,8 +259,8 @@ bool Scheduler::hold(const Sequence& sequence) {
 // All tokens before the first one whose row needs logits; the last token's row always does.
 std::span<const int32_t> Scheduler::reusable_tokens(const Sequence& sequence) const {
   if (!limits_.reuses_prefixes) return {};
-  const bool scores = sequence.next_scored < sequence.num_prompt_tokens;
-  const int64_t num_tokens = scores ? sequence.next_scored - 1 : sequence.num_tokens() - 1;
+  const bool scores = sequence.scores.next < sequence.num_prompt_tokens;
+  const int64_t num_tokens = scores ? sequence.scores.next - 1 : sequence.num_tokens() - 1;
   return std::span(sequence.token_ids).first(static_cast<size_t>(num_tokens));
 }
 
@@ -258,32 +270,32 @@ int64_t Scheduler::num_reusable_pages(const Sequence& sequence) const {
 
 // Allocates pages for all tokens, published ones first; admission has counted that they suffice.
 void Scheduler::take_prefix(Sequence& sequence) {
-  pages_.take_prefix(reusable_tokens(sequence), sequence.page_table);
-  sequence.num_published_pages = std::ssize(sequence.page_table);
-  sequence.num_cached = sequence.num_published_pages * pages_.page_size();
-  FP4MOE_CHECK(pages_.grow(sequence.page_table, sequence.num_tokens()), "available pages were miscounted");
+  pages_.take_prefix(reusable_tokens(sequence), sequence.kv.page_table);
+  sequence.kv.num_published_pages = std::ssize(sequence.kv.page_table);
+  sequence.kv.num_cached = sequence.kv.num_published_pages * pages_.page_size();
+  FP4MOE_CHECK(pages_.grow(sequence.kv.page_table, sequence.num_tokens()), "available pages were miscounted");
 }
 
 // Tokens that a step in flight chooses are not known yet, although their keys and values will be written.
 void Scheduler::publish_prefix(Sequence& sequence) {
   if (!limits_.reuses_prefixes) return;
-  const int64_t num_tokens = std::min(sequence.num_cached, sequence.num_known_tokens());
-  if (num_tokens / pages_.page_size() == sequence.num_published_pages) return;
-  sequence.num_published_pages =
+  const int64_t num_tokens = std::min(sequence.kv.num_cached, sequence.num_known_tokens());
+  if (num_tokens / pages_.page_size() == sequence.kv.num_published_pages) return;
+  sequence.kv.num_published_pages =
       pages_.publish_prefix(std::span(sequence.token_ids).first(static_cast<size_t>(num_tokens)),
-                            sequence.page_table, sequence.num_published_pages);
+                            sequence.kv.page_table, sequence.kv.num_published_pages);
 }
 
 void Scheduler::give_back_pages(Sequence& sequence) {
-  if (sequence.lease != nullptr) std::exchange(sequence.lease, nullptr)->end();
-  pages_.release(sequence.page_table);
-  sequence.num_cached = sequence.num_published_pages = 0;
+  if (sequence.disagg.lease != nullptr) std::exchange(sequence.disagg.lease, nullptr)->end();
+  pages_.release(sequence.kv.page_table);
+  sequence.kv.num_cached = sequence.kv.num_published_pages = 0;
 }
 
 int64_t Scheduler::num_leaked_pages() const {
   int64_t num_references = pages_.num_references();
   for (const auto* sequences : {&running_, &held_})
-    for (const auto& sequence : *sequences) num_references -= std::ssize(sequence->page_table);
+    for (const auto& sequence : *sequences) num_references -= std::ssize(sequence->kv.page_table);
   const int64_t num_stateless = pages_.num_pages() - pages_.num_available() - pages_.num_used();
   return std::abs(num_references) + std::abs(num_stateless);
 }
@@ -311,7 +323,7 @@ std::unique_ptr<Sequence> Scheduler::remove(std::string_view id, bool failed) {
   if (!sequence) sequence = take_from(held_, id);
   if (!sequence) return take_from(waiting_, id);
   if (failed)
-    pages_.forget(sequence->page_table);
+    pages_.forget(sequence->kv.page_table);
   else
     publish_prefix(*sequence);
   give_back_pages(*sequence);

@@ -27,7 +27,7 @@ struct SchedulerLimits {
 struct ScheduledRows {
   Sequence* sequence = nullptr;
   int64_t num_rows = 0;
-  bool reaches_end() const { return sequence->num_cached + num_rows == sequence->num_tokens(); }
+  bool reaches_end() const { return sequence->kv.num_cached + num_rows == sequence->num_tokens(); }
 };
 
 // A waiting sequence has no pages; a running one has pages for all its tokens. Prefill and decode are the
@@ -55,6 +55,9 @@ struct ScheduledRows {
 // for its grammar's mask (awaits_mask) keeps its place and its pages without rows. If its masks are slow, it
 // yields both to a sequence that needs them; while it waits for its mask it is neither admitted nor blocks
 // the queue behind it.
+//
+// Large because admission, retraction, the rows of prompts and prefix reuse change the same queues and page
+// tables within one step; half of the methods are one-line queries.
 //
 // Single-threaded.
 class Scheduler {
@@ -120,6 +123,7 @@ class Scheduler {
   std::vector<Sequence*> prompts() const;
   bool is_being_computed(size_t index) const;
   int64_t add_rows(Sequence& sequence, int64_t most, int64_t num_behind);
+  void take_newer_prefix(Sequence& sequence);
   std::span<const int32_t> reusable_tokens(const Sequence& sequence) const;
   void take_prefix(Sequence& sequence);
   void publish_prefix(Sequence& sequence);

@@ -104,9 +104,9 @@ bool StepLoop::drain_inbox() {
     failure = failure_;
   }
   for (auto& sequence : inbox) {
-    has_timeouts_ = has_timeouts_ || sequence->timeout_seconds > 0;
+    has_timeouts_ = has_timeouts_ || sequence->request.timeout_seconds > 0;
     compiling_.push_back(std::move(sequence));
-    if (!compiling_.back()->prefill_node.empty()) ask_prefill_node(*compiling_.back());
+    if (!compiling_.back()->disagg.prefill_node.empty()) ask_prefill_node(*compiling_.back());
   }
   for (KvEvent& event : events) take_event(std::move(event));
   enqueue_compiled(/*all=*/aborting || !failure.ok());
@@ -114,7 +114,8 @@ bool StepLoop::drain_inbox() {
     if (Sequence* sequence = find(id)) end(*sequence, {.finish_reason = FinishReason::kAbort});
   for (const std::string& id : released_ids)
     if (Sequence* sequence = find(id))
-      end(*sequence, {.finish_reason = sequence->lease ? FinishReason::kLength : FinishReason::kAbort});
+      end(*sequence,
+          {.finish_reason = sequence->disagg.lease ? FinishReason::kLength : FinishReason::kAbort});
   if (!failure.ok())  // submitted before the failure was visible
     while (Sequence* sequence = scheduler_.first())
       end(*sequence, {.finish_reason = FinishReason::kError, .error = failure.message()});
@@ -258,9 +259,9 @@ void StepLoop::gather(GroupRows& rows, std::span<const ScheduledRows> step) {
   rows.sequences.clear();
   for (const ScheduledRows& scheduled : step) {
     Sequence& sequence = *scheduled.sequence;
-    if (sequence.started == Clock::time_point()) sequence.started = Clock::now();
-    const int64_t first_row = static_cast<int64_t>(rows.token_ids.size()), first = sequence.num_cached;
-    rows.sequences.push_back({first_row, scheduled.num_rows, first, sequence.page_table});
+    if (sequence.times.started == Clock::time_point()) sequence.times.started = Clock::now();
+    const int64_t first_row = static_cast<int64_t>(rows.token_ids.size()), first = sequence.kv.num_cached;
+    rows.sequences.push_back({first_row, scheduled.num_rows, first, sequence.kv.page_table});
     for (int64_t position = first; position < first + scheduled.num_rows; ++position) {
       rows.token_ids.push_back(sequence.token_ids[static_cast<size_t>(position)]);
       rows.positions.push_back(position);
@@ -268,7 +269,7 @@ void StepLoop::gather(GroupRows& rows, std::span<const ScheduledRows> step) {
       rows.logit_rows.push_back(first_row + position - first);
       const int32_t scored_id = sequence.token_ids[static_cast<size_t>(position) + 1];
       next_rows_.push_back({&sequence, {.token_id = scored_id}, {}, /*is_scored=*/true});
-      sequence.next_scored = position + 2;
+      sequence.scores.next = position + 2;
     }
     if (!scheduled.reaches_end() || sequence.is_complete()) continue;
     rows.logit_rows.push_back(first_row + scheduled.num_rows - 1);
@@ -284,12 +285,13 @@ void StepLoop::sample_rows() {
     const std::span<float> logits(executor_.logits() + i * vocab_size, static_cast<size_t>(vocab_size));
     const Sequence& sequence = *row.sequence;
     try {
-      const double random = token_random(sequence.seed, sequence.num_tokens());
+      const double random = token_random(sequence.request.seed, sequence.num_tokens());
       std::vector<LogitEdit> edits;
-      if (!row.is_scored) sequence.edits.append(sequence.num_tokens() - sequence.num_prompt_tokens, edits);
+      if (!row.is_scored)
+        sequence.output.edits.append(sequence.num_tokens() - sequence.num_prompt_tokens, edits);
       Result<SampledToken> token =
-          row.is_scored ? sampler_.score(logits, row.token.token_id, sequence.sampling.top_logprobs)
-                        : sampler_.sample(logits, sequence.sampling, random, edits, row.allowed);
+          row.is_scored ? sampler_.score(logits, row.token.token_id, sequence.request.sampling.top_logprobs)
+                        : sampler_.sample(logits, sequence.request.sampling, random, edits, row.allowed);
       row.status = token.status();
       if (token.ok()) row.token = std::move(*token);
     } catch (const std::exception& error) {  // out of memory; must not leave the worker
@@ -309,11 +311,11 @@ void StepLoop::start_sample() {
       continue;
     }
     const Sequence& sequence = *row.sequence;
-    const SamplingParams& sampling = sequence.sampling;
+    const SamplingParams& sampling = sequence.request.sampling;
     const size_t first_edit = device_edits_.size();
     if (!row.is_scored)
-      sequence.edits.append(sequence.num_tokens() - sequence.num_prompt_tokens, device_edits_);
-    device_params_.push_back({.random = token_random(sequence.seed, sequence.num_tokens()),
+      sequence.output.edits.append(sequence.num_tokens() - sequence.num_prompt_tokens, device_edits_);
+    device_params_.push_back({.random = token_random(sequence.request.seed, sequence.num_tokens()),
                               .temperature = sampling.temperature,
                               .top_p = sampling.top_p,
                               .top_k = sampling.top_k,
@@ -358,17 +360,17 @@ void StepLoop::take_scores(std::span<SampledRow> rows) {
   Delta delta;
   Status status;
   try {
-    int64_t index = sequence.num_prompt_tokens - sequence.num_scores_due;  // of the scored token
+    int64_t index = sequence.num_prompt_tokens - sequence.scores.num_due;  // of the scored token
     for (SampledRow& row : rows) {
       if (status.ok()) status = row.status;
-      if (index++ >= sequence.first_told_score) delta.prompt_logprobs.push_back(logprobs_of(row.token));
+      if (index++ >= sequence.scores.first_reported) delta.prompt_logprobs.push_back(logprobs_of(row.token));
     }
   } catch (const std::exception& error) {  // out of memory
     status = internal_error(error.what());
   }
   if (!status.ok()) return end(sequence, {.finish_reason = FinishReason::kError, .error = status.message()});
-  sequence.num_scores_due -= std::ssize(rows);
-  if (sequence.num_scores_due > 0 || sequence.max_tokens > sequence.num_prompt_tokens) {
+  sequence.scores.num_due -= std::ssize(rows);
+  if (sequence.scores.num_due > 0 || sequence.max_tokens > sequence.num_prompt_tokens) {
     if (!delta.prompt_logprobs.empty()) deliver(sequence, delta);
     return;
   }
@@ -384,9 +386,9 @@ void StepLoop::accept(SampledRow& row) {
   Delta delta;
   try {
     if (sequence.num_answer_tokens() == 0) count_prompt(sequence);
-    if (sequence.on_held && row.status.ok()) return hold(row);
+    if (sequence.disagg.on_held && row.status.ok()) return hold(row);
     if (row.status.ok()) delta = put_token(sequence, row.token);
-    if (row.status.ok()) row.status = sequence.text.failure();
+    if (row.status.ok()) row.status = sequence.output.text.failure();
   } catch (const std::exception& error) {
     row.status = internal_error(error.what());
   }
@@ -397,40 +399,42 @@ void StepLoop::accept(SampledRow& row) {
     delta.error_code = row.status.code();
   }
   if (delta.finish_reason != FinishReason::kNone) return end(sequence, std::move(delta));
-  if (sequence.matcher != nullptr) advance_grammar(sequence, row.token.token_id);
+  if (sequence.grammar.matcher != nullptr) advance_grammar(sequence, row.token.token_id);
   deliver(sequence, delta);
 }
 
 void StepLoop::count_prompt(const Sequence& sequence) {
   ++totals_.num_prompts_total;
   totals_.prompt_tokens_total += sequence.num_prompt_tokens;
-  totals_.cached_tokens_total += sequence.num_reused;
+  totals_.cached_tokens_total += sequence.kv.num_reused;
 }
 
 void StepLoop::deliver(const Sequence& sequence, Delta& delta) {
   delta.prompt_tokens = sequence.num_prompt_tokens;
-  delta.cached_tokens = std::max<int64_t>(sequence.num_reused, 0);
+  delta.cached_tokens = std::max<int64_t>(sequence.kv.num_reused, 0);
   delta.completion_tokens = sequence.num_answer_tokens();
-  sequence.sink->send(delta);
+  sequence.output.sink->send(delta);
 }
 
 Delta StepLoop::put_token(Sequence& sequence, SampledToken& token) const {
-  const SamplingParams& sampling = sequence.sampling;
+  const SamplingParams& sampling = sequence.request.sampling;
   const int32_t id = token.token_id;
   sequence.token_ids[static_cast<size_t>(sequence.num_known_tokens())] = id;
   --sequence.num_unknown;
-  sequence.edits.count(id);
+  sequence.output.edits.count(id);
 
   Delta delta{.token_ids = {id}};
   if (sampling.top_logprobs >= 0) delta.logprobs.push_back(logprobs_of(token));
-  const bool may_end = !sampling.ignore_eos || sequence.matcher != nullptr;
+  const bool may_end = !sampling.ignore_eos || sequence.grammar.matcher != nullptr;
   const bool is_end = may_end && contains(executor_.config().eos_token_ids, id);
   if (is_end || contains(sampling.stop_token_ids, id)) delta.matched_stop_token = id;
   const bool may_stop = sequence.num_answer_tokens() >= sampling.min_new_tokens;
-  if (delta.matched_stop_token < 0 || sampling.no_stop_trim) delta.text = sequence.text.push(id, may_stop);
+  if (delta.matched_stop_token < 0 || sampling.no_stop_trim)
+    delta.text = sequence.output.text.push(id, may_stop);
   // Without end tokens only the grammar knows whether the text ends here: look_at_masks() decides later.
-  const bool grammar_decides = sequence.matcher != nullptr && executor_.config().eos_token_ids.empty();
-  if (delta.matched_stop_token >= 0 || sequence.text.is_stopped())
+  const bool grammar_decides =
+      sequence.grammar.matcher != nullptr && executor_.config().eos_token_ids.empty();
+  if (delta.matched_stop_token >= 0 || sequence.output.text.is_stopped())
     delta.finish_reason = FinishReason::kStop;
   else if (sequence.num_known_tokens() == sequence.max_tokens && !grammar_decides)
     delta.finish_reason = FinishReason::kLength;
@@ -445,14 +449,14 @@ void StepLoop::end(Sequence& sequence, Delta delta) {
   leave_grammar(sequence);
   const std::unique_ptr<Sequence> owned = scheduler_.remove(sequence.id, failed);
   FP4MOE_CHECK(owned != nullptr, "sequence " + sequence.id + " is not scheduled");
-  delta.text += sequence.text.finish();
+  delta.text += sequence.output.text.finish();
   if (delta.finish_reason == FinishReason::kAbort) ++totals_.num_aborted_requests_total;
   if (delta.finish_reason == FinishReason::kError) ++totals_.num_failed_requests_total;
   ++totals_.num_requests_total;
-  if (const std::string& stop = sequence.text.matched_stop(); sequence.text.is_stopped()) {
+  if (const std::string& stop = sequence.output.text.matched_stop(); sequence.output.text.is_stopped()) {
     delta.finish_reason = FinishReason::kStop;
     delta.matched_stop = stop;
-    if (sequence.sampling.no_stop_trim) delta.text += stop;
+    if (sequence.request.sampling.no_stop_trim) delta.text += stop;
   }
   release_id(sequence.id);
   leave_room(sequence);

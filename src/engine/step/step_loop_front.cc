@@ -38,24 +38,24 @@ std::unique_ptr<Sequence> StepLoop::make_sequence(Request request, StopPatterns 
   const int64_t next_scored = std::min(first_told_score, after(request.routed_experts_from));
   return std::make_unique<Sequence>(Sequence{
       .id = std::move(request.id),
-      .client = std::move(request.client),
-      .sampling = sampling,
-      .sink = std::make_shared<DeltaSink>(std::move(on_delta)),
-      .seed = sampling.seed.value_or(derived_seed(options_.random_seed, ordinal)),
-      .text = std::move(text),
-      .edits = std::move(edits),
       .num_prompt_tokens = num_prompt_tokens,
       .max_tokens =
           num_prompt_tokens + std::min(sampling.max_new_tokens, options_.context_length - num_prompt_tokens),
-      .priority = queue_priority(request.priority, options_.priorities),
       .token_ids = std::move(request.input_ids),
-      .next_scored = next_scored,
-      .num_scores_due = num_prompt_tokens - next_scored,
-      .first_told_score = first_told_score,
-      .experts_from = request.routed_experts_from,
-      .prefill_node = std::move(request.prefill_node),
-      .timeout_seconds = request.timeout_seconds,
-      .submitted = Clock::now(),
+      .request = {.client = std::move(request.client),
+                  .sampling = sampling,
+                  .seed = sampling.seed.value_or(derived_seed(options_.random_seed, ordinal)),
+                  .priority = queue_priority(request.priority, options_.priorities),
+                  .timeout_seconds = request.timeout_seconds},
+      .output = {.sink = std::make_shared<DeltaSink>(std::move(on_delta)),
+                 .text = std::move(text),
+                 .edits = std::move(edits)},
+      .scores = {.next = next_scored,
+                 .num_due = num_prompt_tokens - next_scored,
+                 .first_reported = first_told_score},
+      .experts = {.from = request.routed_experts_from},
+      .disagg = {.prefill_node = std::move(request.prefill_node)},
+      .times = {.submitted = Clock::now()},
   });
 }
 
@@ -106,10 +106,10 @@ Result<std::string> StepLoop::submit(Request request, DeltaCallback on_delta,
     request.id = "req-" + std::to_string(num_named_++);
   std::string id = request.id;
   inbox_.push_back(make_sequence(std::move(request), std::move(patterns), std::move(on_delta), ordinal));
-  inbox_.back()->grammar = std::move(grammar);
+  inbox_.back()->grammar.ticket = std::move(grammar);
   if (on_held) inbox_.back()->max_tokens = inbox_.back()->num_prompt_tokens + 1;
-  inbox_.back()->on_held = std::move(on_held);
-  active_.emplace(id, inbox_.back()->sink);
+  inbox_.back()->disagg.on_held = std::move(on_held);
+  active_.emplace(id, inbox_.back()->output.sink);
   ++stats_.num_queue_reqs;
   inbox_changed_.notify_one();
   return id;
@@ -188,9 +188,10 @@ void StepLoop::publish() {
   totals_.num_queue_reqs = scheduler_.num_waiting() + std::ssize(compiling_);
   totals_.num_held_reqs = scheduler_.num_held();
   totals_.num_grammar_queue_reqs =
-      std::ranges::count_if(compiling_,
-                            [](const auto& s) { return s->grammar.valid() && !s->grammar.is_ready(); }) +
-      std::ranges::count_if(constrained_, [](const Sequence* s) { return s->awaits_mask; });
+      std::ranges::count_if(
+          compiling_,
+          [](const auto& s) { return s->grammar.ticket.valid() && !s->grammar.ticket.is_ready(); }) +
+      std::ranges::count_if(constrained_, [](const Sequence* s) { return s->grammar.awaits_mask; });
   count_awaited();
   totals_.num_retracted_reqs = scheduler_.num_retracted();
   totals_.new_token_ratio = scheduler_.new_token_ratio();

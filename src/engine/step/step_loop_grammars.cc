@@ -30,8 +30,9 @@ void StepLoop::wake() {
 // Schedules sequences whose grammar and first token are ready or not needed; or all of them, to be ended.
 void StepLoop::enqueue_compiled(bool all) {
   for (auto& sequence : compiling_) {
-    const bool has_grammar = !sequence->grammar.valid() || sequence->grammar.is_ready();
-    const bool has_first_token = sequence->prefill_node.empty() || sequence->first_token.has_value();
+    const bool has_grammar = !sequence->grammar.ticket.valid() || sequence->grammar.ticket.is_ready();
+    const bool has_first_token =
+        sequence->disagg.prefill_node.empty() || sequence->disagg.first_token.has_value();
     if (all)
       scheduler_.enqueue(std::move(sequence));
     else if (has_grammar && has_first_token)
@@ -43,20 +44,21 @@ void StepLoop::enqueue_compiled(bool all) {
 void StepLoop::enqueue(std::unique_ptr<Sequence> owned) {
   Sequence& sequence = *owned;
   scheduler_.enqueue(std::move(owned));
-  if (sequence.is_over() && !sequence.first_token)  // max_new_tokens = 0 and no prompt output requested
+  if (sequence.is_over() &&
+      !sequence.disagg.first_token)  // max_new_tokens = 0 and no prompt output requested
     return end(sequence, {.finish_reason = FinishReason::kLength});
-  if (const GrammarTicket ticket = std::exchange(sequence.grammar, {}); ticket.valid()) {
+  if (const GrammarTicket ticket = std::exchange(sequence.grammar.ticket, {}); ticket.valid()) {
     const GrammarResult& grammar = ticket.get();
     if (!grammar.ok()) return fail(sequence, grammar.status());
     if (sequence.max_tokens > sequence.num_prompt_tokens) {  // otherwise no token is chosen
-      sequence.matcher = std::make_shared<AnswerGrammar>(*grammar, request_limits_.vocab_size);
+      sequence.grammar.matcher = std::make_shared<AnswerGrammar>(*grammar, request_limits_.vocab_size);
       constrained_.push_back(&sequence);
     }
   }
-  if (sequence.first_token)
+  if (sequence.disagg.first_token)
     take_first_token(sequence);
-  else if (sequence.matcher != nullptr)
-    masks_->start(sequence.matcher);
+  else if (sequence.grammar.matcher != nullptr)
+    masks_->start(sequence.grammar.matcher);
 }
 
 void StepLoop::fail(Sequence& sequence, const Status& status) {
@@ -81,13 +83,13 @@ Sequence* StepLoop::find(const std::string& id) {
 void StepLoop::look_at_masks() {
   const std::vector<Sequence*> constrained = constrained_;  // end() removes sequences
   for (Sequence* sequence : constrained) {
-    const AnswerGrammar& matcher = *sequence->matcher;
+    const AnswerGrammar& matcher = *sequence->grammar.matcher;
     switch (matcher.state()) {
       case AnswerGrammar::State::kWorking:
-        sequence->awaits_mask = sequence->awaits_mask || !expects_in_time(matcher);
+        sequence->grammar.awaits_mask = sequence->grammar.awaits_mask || !expects_in_time(matcher);
         break;
       case AnswerGrammar::State::kReady:
-        sequence->awaits_mask = false;
+        sequence->grammar.awaits_mask = false;
         if (sequence->num_known_tokens() == sequence->max_tokens)
           end(*sequence, {.finish_reason = FinishReason::kLength});
         break;
@@ -116,37 +118,37 @@ StepLoop::Clock::duration StepLoop::mask_wait() const {
 void StepLoop::take_masks() {
   std::vector<AnswerGrammar*> working;
   const auto needs_mask = [](const SampledRow& row) {
-    return !row.is_scored && row.sequence->matcher != nullptr;
+    return !row.is_scored && row.sequence->grammar.matcher != nullptr;
   };
   for (const SampledRow& row : next_rows_)
-    if (needs_mask(row) && row.sequence->matcher->state() == AnswerGrammar::State::kWorking)
-      working.push_back(row.sequence->matcher.get());
+    if (needs_mask(row) && row.sequence->grammar.matcher->state() == AnswerGrammar::State::kWorking)
+      working.push_back(row.sequence->grammar.matcher.get());
   if (!working.empty()) masks_->wait_for(working, Clock::now() + mask_wait());
   for (SampledRow& row : next_rows_) {
     if (!needs_mask(row)) continue;
-    if (row.sequence->matcher->state() == AnswerGrammar::State::kReady) {
-      row.allowed = row.sequence->matcher->allowed();
+    if (row.sequence->grammar.matcher->state() == AnswerGrammar::State::kReady) {
+      row.allowed = row.sequence->grammar.matcher->allowed();
       continue;
     }
     scheduler_.drop_last_row(*row.sequence);
-    std::exchange(row.sequence, nullptr)->awaits_mask = true;
+    std::exchange(row.sequence, nullptr)->grammar.awaits_mask = true;
   }
 }
 
 // A mask thread accepts the chosen token; until it is done the sequence has no mask and gets no further
 // token.
 void StepLoop::advance_grammar(Sequence& sequence, int32_t id) {
-  if (sequence.num_answer_tokens() == 1 && sequence.first_token)
-    masks_->start(sequence.matcher, id);
+  if (sequence.num_answer_tokens() == 1 && sequence.disagg.first_token)
+    masks_->start(sequence.grammar.matcher, id);
   else
-    masks_->advance(sequence.matcher, id);
+    masks_->advance(sequence.grammar.matcher, id);
 }
 
 void StepLoop::leave_grammar(Sequence& sequence) {
-  if (sequence.matcher == nullptr) return;
+  if (sequence.grammar.matcher == nullptr) return;
   std::erase(constrained_, &sequence);
-  sequence.awaits_mask = false;
-  masks_->retire(std::exchange(sequence.matcher, nullptr));
+  sequence.grammar.awaits_mask = false;
+  masks_->retire(std::exchange(sequence.grammar.matcher, nullptr));
 }
 
 // Appends the row's mask to device_allowed_ and returns its index; -1 if all ids are allowed.

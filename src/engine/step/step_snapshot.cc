@@ -18,7 +18,7 @@ void StepSnapshot::take(const DpScheduler& scheduler) {
       request.group = group;
       request.num_prompt_tokens = s.num_prompt_tokens;
       request.num_tokens = s.num_tokens();
-      request.num_cached = s.num_cached;
+      request.num_cached = s.kv.num_cached;
       request.num_rows = rows.num_rows;
       num_rows_ += rows.num_rows;
     }

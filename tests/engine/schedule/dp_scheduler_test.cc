@@ -23,9 +23,10 @@ Rows run_step(DpScheduler& scheduler) {
     for (const ScheduledRows& scheduled : scheduler.step(group)) {
       rows.emplace_back(group, scheduled.sequence->id, scheduled.num_rows);
       const Sequence& sequence = *scheduled.sequence;
-      for (auto i = static_cast<size_t>(sequence.num_published_pages); i < sequence.page_table.size(); ++i)
-        EXPECT_TRUE(pages.insert(sequence.page_table[i]).second)
-            << "page " << sequence.page_table[i] << " twice in group " << group;
+      for (auto i = static_cast<size_t>(sequence.kv.num_published_pages); i < sequence.kv.page_table.size();
+           ++i)
+        EXPECT_TRUE(pages.insert(sequence.kv.page_table[i]).second)
+            << "page " << sequence.kv.page_table[i] << " twice in group " << group;
       if (scheduled.reaches_end()) at_end.push_back(scheduled.sequence);
     }
   }
@@ -119,7 +120,7 @@ TEST(DpScheduler, AGroupThatHasTheBeginningMayRunOneRequestMore) {
   EXPECT_EQ(group_of("a"), 0);
   add("like a", 5);
   EXPECT_EQ(group_of("like a"), 0);
-  EXPECT_EQ(scheduler.find("like a")->num_reused, 8);
+  EXPECT_EQ(scheduler.find("like a")->kv.num_reused, 8);
   add("like a too", 5);  // has two requests more than the other group
   EXPECT_EQ(group_of("like a too"), 1);
   add("other", 6);

@@ -21,11 +21,11 @@ std::map<std::string, int64_t> run_step(Scheduler& scheduler, const SchedulerLim
     Sequence& s = *scheduled.sequence;
     EXPECT_GE(scheduled.num_rows, 1);
     EXPECT_LE(scheduled.num_rows, limits.chunked_prefill_size);
-    if (s.num_tokens() - s.num_cached > 1) num_prefill_rows += scheduled.num_rows;
-    EXPECT_GE(static_cast<int64_t>(s.page_table.size()) * scheduler.pages().page_size(),
-              s.num_cached + scheduled.num_rows);
-    for (size_t i = static_cast<size_t>(s.num_published_pages); i < s.page_table.size(); ++i)
-      EXPECT_TRUE(owner.emplace(s.page_table[i], s.id).second) << "page " << s.page_table[i];
+    if (s.num_tokens() - s.kv.num_cached > 1) num_prefill_rows += scheduled.num_rows;
+    EXPECT_GE(static_cast<int64_t>(s.kv.page_table.size()) * scheduler.pages().page_size(),
+              s.kv.num_cached + scheduled.num_rows);
+    for (size_t i = static_cast<size_t>(s.kv.num_published_pages); i < s.kv.page_table.size(); ++i)
+      EXPECT_TRUE(owner.emplace(s.kv.page_table[i], s.id).second) << "page " << s.kv.page_table[i];
     EXPECT_TRUE(rows.emplace(s.id, scheduled.num_rows).second);
     if (scheduled.reaches_end()) at_end.push_back(&s);
   }
@@ -209,7 +209,7 @@ TEST(Scheduler, AnAnswerIsPartOfTheNextPrompt) {
   while (scheduler.first()) run_step(scheduler, kReusing);
   scheduler.enqueue(sequence_of("turn 2", {5, 5, 5, 1, 1, 1, 1, 1, 1, 7}, 1));
   EXPECT_EQ(scheduler.plan_step().front().num_rows, 2);
-  EXPECT_EQ(scheduler.first()->num_reused, 8);
+  EXPECT_EQ(scheduler.first()->kv.num_reused, 8);
   run_step(scheduler, kReusing);
 }
 

@@ -1,0 +1,98 @@
+// The parts of a Sequence, one struct for each owner.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/disagg/kv_lease.h"
+#include "engine/grammar/answer_grammar.h"
+#include "engine/grammar/grammar_store.h"
+#include "engine/output/answer_text.h"
+#include "engine/output/delta_sink.h"
+#include "engine/output/logit_edits.h"
+#include "fp4moe/request.h"
+
+namespace fp4moe {
+
+// A prefill engine's computed prompt; its pages are held until they are released.
+struct HeldPrompt {
+  FirstToken first;
+  std::shared_ptr<KvLease> pages;
+};
+
+// Set at submission and constant afterwards.
+struct SequenceRequest {
+  std::string client;  // as in Request
+  SamplingParams sampling;
+  uint64_t seed = 0;
+  int64_t priority = 0;        // larger ones are admitted earlier
+  double timeout_seconds = 0;  // from submission; 0: none
+};
+
+// Owned by the scheduler.
+struct SequenceKv {
+  int64_t num_cached = 0;           // leading token_ids whose keys and values are in the pages
+  std::vector<int32_t> page_table;  // covers num_cached and the rows of the current step
+  int64_t num_published_pages = 0;  // leading pages of page_table that the pool has published
+  int64_t num_reused = -1;          // tokens found in cached pages when its first rows were scheduled; -1:
+                                    // not yet scheduled
+  int64_t num_rows = 0;             // in the step being planned
+  int group = 0;                    // the data-parallel group that owns the pages
+};
+
+// The way from token ids to the client.
+struct SequenceOutput {
+  std::shared_ptr<DeltaSink> sink;
+  AnswerText text;
+  LogitEdits edits;
+};
+
+// Log-probabilities of prompt tokens. Tokens from `next` on still need a row that scores them; num_due scores
+// are still to be taken.
+struct SequenceScores {
+  int64_t next = std::numeric_limits<int64_t>::max();
+  int64_t num_due = 0;
+  int64_t first_reported = 0;  // first prompt token whose logprob is reported; earlier rows are computed only
+                               // for routed experts
+};
+
+// Routed experts of the tokens from `from` on; -1: not requested.
+struct SequenceExperts {
+  int64_t from = -1;
+  std::vector<int32_t> ids;  // [tokens, layers, top_k]
+};
+
+// Owned by GrammarManager once the sequence is scheduled.
+struct SequenceGrammar {
+  GrammarTicket ticket;                    // valid while its grammar is being waited for
+  std::shared_ptr<AnswerGrammar> matcher;  // of the output so far, once the grammar is compiled; null: any
+                                           // text
+  bool awaits_mask = false;                // no rows until its next token's mask is ready
+};
+
+// Disaggregation. Prefill engine: on_held is called when the prompt is held. Decode engine: the node that
+// computes the prompt, the room, and the first token once received; from then on it awaits the prompt's
+// pages.
+struct SequenceDisagg {
+  std::function<void(HeldPrompt)> on_held;
+  std::string prefill_node;
+  uint64_t room = 0;  // 0: not or no longer in a room
+  std::optional<FirstToken> first_token;
+  bool awaits_pages = false;
+  std::shared_ptr<KvLease> lease;  // on the pages while they are read or filled; the scheduler ends it
+};
+
+// Owned by the step loop, for its time limits.
+struct SequenceTimes {
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point submitted, started;  // started: when its first rows ran
+  Clock::time_point held;                // when its pages were held; default: they are not
+};
+
+}  // namespace fp4moe
