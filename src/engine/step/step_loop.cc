@@ -1,9 +1,9 @@
 #include "engine/step/step_loop.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <exception>
-#include <span>
-#include <stdexcept>
+#include <optional>
 #include <utility>
 
 #include "base/check.h"
@@ -19,11 +19,19 @@ std::vector<int32_t> ids_without_token(const Tokenizer& tokenizer, int64_t vocab
   return ids;
 }
 
-bool contains(const std::vector<int32_t>& ids, int32_t id) {
-  return std::find(ids.begin(), ids.end(), id) != ids.end();
+// The status that `part` returns, or its exception's message.
+template <typename Part>
+Status status_of(const Part& part) {
+  try {
+    return part();
+  } catch (const std::exception& error) {
+    return internal_error(error.what());
+  }
 }
 
 }  // namespace
+
+// ---- start and end --------------------------------------------------------------------------------
 
 Result<std::unique_ptr<StepLoop>> StepLoop::make(Executor& executor, const Tokenizer& tokenizer,
                                                  const StepLoopOptions& options,
@@ -32,8 +40,7 @@ Result<std::unique_ptr<StepLoop>> StepLoop::make(Executor& executor, const Token
     FP4MOE_RETURN_IF_ERROR(
         executor.set_masked_ids(ids_without_token(tokenizer, executor.config().vocab_size)));
   try {
-    std::unique_ptr<StepLoop> loop(new StepLoop(executor, tokenizer, options));
-    if (compiler != nullptr) loop->start_grammars(std::move(compiler));
+    std::unique_ptr<StepLoop> loop(new StepLoop(executor, tokenizer, options, std::move(compiler)));
     loop->thread_ = std::thread([raw = loop.get()] { raw->run(); });
     return loop;
   } catch (const std::exception& error) {
@@ -41,17 +48,26 @@ Result<std::unique_ptr<StepLoop>> StepLoop::make(Executor& executor, const Token
   }
 }
 
-StepLoop::StepLoop(Executor& executor, const Tokenizer& tokenizer, const StepLoopOptions& options)
+StepLoop::StepLoop(Executor& executor, const Tokenizer& tokenizer, const StepLoopOptions& options,
+                   std::unique_ptr<GrammarCompiler> compiler)
     : executor_(executor),
-      tokenizer_(tokenizer),
       options_(options),
-      request_limits_{executor.config().vocab_size, options.context_length},
+      inbox_(executor, options.max_queued_requests),
+      grammars_(compiler == nullptr ? nullptr
+                                    : std::make_unique<GrammarManager>(std::move(compiler), options_,
+                                                                       executor, [this] { inbox_.wake(); })),
+      remote_prefill_(
+          options.hello.facts.empty()
+              ? nullptr
+              : std::make_unique<RemotePrefill>(
+                    executor, options_, [this](KvEvent event) { inbox_.add_event(std::move(event)); })),
+      intake_(executor, tokenizer, options_, inbox_, grammars_.get(), remote_prefill_.get()),
       scheduler_(executor.num_groups(), group_limits(options.scheduler, executor.num_groups()),
                  executor.num_kv_pages(), executor.page_size()),
-      sampler_(executor.config().vocab_size, ids_without_token(tokenizer, executor.config().vocab_size)),
-      groups_(static_cast<size_t>(executor.num_groups())),
+      rows_(executor, ids_without_token(tokenizer, executor.config().vocab_size)),
+      delivery_(
+          {executor, tokenizer, scheduler_, rows_, inbox_, totals_, grammars_.get(), remote_prefill_.get()}),
       watchdog_(options.watchdog_timeout, [this](const std::string& place) { on_stuck(place); }) {
-  if (!options.hello.facts.empty()) make_decode_node();
   totals_.max_total_num_tokens = scheduler_.num_pages() * executor.page_size();
   const int64_t group_tokens = executor.num_kv_pages() * executor.page_size();
   FP4MOE_CHECK(options.context_length <= group_tokens,
@@ -61,16 +77,13 @@ StepLoop::StepLoop(Executor& executor, const Tokenizer& tokenizer, const StepLoo
 }
 
 StepLoop::~StepLoop() {
-  {
-    std::lock_guard lock(mutex_);
-    draining_ = aborting_ = stopping_ = true;
-  }
-  inbox_changed_.notify_one();
+  inbox_.stop();
   if (thread_.joinable()) thread_.join();
-  masks_.reset();  // their threads call this object
-  grammars_.reset();
-  decode_node_.reset();
+  grammars_.reset();  // their threads call inbox_
+  remote_prefill_.reset();
 }
+
+// ---- the loop -------------------------------------------------------------------------------------
 
 void StepLoop::run() {
   while (drain_inbox()) {
@@ -82,62 +95,27 @@ void StepLoop::run() {
   publish();
 }
 
-// Waits for something to do and handles the inbox. False at the end, after everything was aborted.
+// Waits for something to do and handles the input. False at the end, after everything was aborted.
 bool StepLoop::drain_inbox() {
-  std::vector<std::unique_ptr<Sequence>> inbox;
-  std::vector<std::string> cancelled_ids, released_ids;
-  std::vector<KvEvent> events;
-  bool aborting, stopping;
-  Status failure;
-  {
-    std::unique_lock lock(mutex_);
-    wait_for_input(lock);
-    has_grammars_ = false;
-    has_flushed_ = flush_wanted_;
-    if (has_flushed_) scheduler_.flush();
-    inbox.swap(inbox_);
-    cancelled_ids.swap(cancelled_ids_);
-    released_ids.swap(released_ids_);
-    events.swap(events_);
-    aborting = aborting_;
-    stopping = stopping_;
-    failure = failure_;
-  }
-  for (auto& sequence : inbox) {
-    has_timeouts_ = has_timeouts_ || sequence->request.timeout_seconds > 0;
-    compiling_.push_back(std::move(sequence));
-    if (!compiling_.back()->disagg.prefill_node.empty()) ask_prefill_node(*compiling_.back());
-  }
-  for (KvEvent& event : events) take_event(std::move(event));
-  enqueue_compiled(/*all=*/aborting || !failure.ok());
-  for (const std::string& id : cancelled_ids)
-    if (Sequence* sequence = find(id)) end(*sequence, {.finish_reason = FinishReason::kAbort});
-  for (const std::string& id : released_ids)
-    if (Sequence* sequence = find(id))
-      end(*sequence,
-          {.finish_reason = sequence->disagg.lease ? FinishReason::kLength : FinishReason::kAbort});
-  if (!failure.ok())  // submitted before the failure was visible
-    while (Sequence* sequence = scheduler_.first())
-      end(*sequence, {.finish_reason = FinishReason::kError, .error = failure.message()});
-  if (aborting)
-    while (Sequence* sequence = scheduler_.first()) end(*sequence, {.finish_reason = FinishReason::kAbort});
-  return !stopping;
-}
+  const bool has_scheduled = scheduler_.first() != nullptr;
+  const bool can_step = (has_scheduled && !is_stalled_) || !rows_.current().empty();
+  LoopInput input = inbox_.wait(can_step, /*has_requests=*/has_scheduled || !pending_.empty());
 
-// Requests that wait for another node, a grammar or a held prompt's release are checked for their time limits
-// every kLookAgain.
-void StepLoop::wait_for_input(std::unique_lock<std::mutex>& lock) {
-  constexpr std::chrono::milliseconds kLookAgain(20);
-  const auto has_work = [this] {
-    return (scheduler_.first() && !is_stalled_) || !rows_.empty() || !inbox_.empty() ||
-           !cancelled_ids_.empty() || !released_ids_.empty() || !events_.empty() || has_grammars_ ||
-           (aborting_ && !(compiling_.empty() && scheduler_.first() == nullptr)) || flush_wanted_ ||
-           stopping_;
-  };
-  if (scheduler_.first() == nullptr && compiling_.empty())
-    inbox_changed_.wait(lock, has_work);
-  else
-    inbox_changed_.wait_for(lock, kLookAgain, has_work);
+  if (input.flushes) scheduler_.flush();
+  for (auto& sequence : input.sequences) add_pending(std::move(sequence));
+  for (KvEvent& event : input.events) take_event(std::move(event));
+  schedule_ready(/*all=*/input.aborts || !input.failure.ok());
+  for (const std::string& id : input.cancelled_ids)
+    if (Sequence* sequence = find(id)) delivery_.end(*sequence, {.finish_reason = FinishReason::kAbort});
+  for (const std::string& id : input.released_ids)
+    if (Sequence* sequence = find(id)) {
+      const bool was_held = sequence->disagg.lease != nullptr;
+      delivery_.end(*sequence, {.finish_reason = was_held ? FinishReason::kLength : FinishReason::kAbort});
+    }
+  if (!input.failure.ok())  // submitted before the failure was visible
+    end_all({.finish_reason = FinishReason::kError, .error = input.failure.message()});
+  if (input.aborts) end_all({.finish_reason = FinishReason::kAbort});
+  return !input.stops;
 }
 
 // Reads the clock only from time to time: the queue may be long.
@@ -151,319 +129,180 @@ void StepLoop::expire_requests() {
   last_check_ = now;
   listed_.clear();
   scheduler_.list(listed_);
-  for (const auto& sequence : compiling_) listed_.push_back(sequence.get());
+  for (const auto& sequence : pending_) listed_.push_back(sequence.get());
   for (Sequence* sequence : listed_) {
     const Status status = check_time(*sequence, limits, now);
     if (status.ok()) continue;
     ++totals_.num_timed_out_requests_total;
-    fail(*find(sequence->id), status);
+    delivery_.fail(*find(sequence->id), status);
   }
 }
 
-// If the executor samples, the next step is enqueued before the tokens of the current one are taken.
+// Starts the next step and delivers the tokens of the current one. These are two steps if the executor
+// samples: it computes the next one meanwhile. Otherwise they are the same step (StepRows has a table).
 void StepLoop::run_step() {
   const auto started = Clock::now();
-  std::string error;
-  try {
-    ask_for_step();
-  } catch (const std::exception& failure) {
-    next_rows_.clear();
-    error = failure.what();
-  }
-  if (!executor_.samples()) rows_.swap(next_rows_);
-  try {
-    watchdog_.enter("waiting for the sampled tokens");
-    if (executor_.samples()) take_sampled();
-  } catch (const std::exception& failure) {
-    rows_.clear();
-    error = failure.what();
+  Status status = status_of([this] { return plan_and_start_step(); });
+  if (!status.ok()) rows_.discard_next();
+  watchdog_.enter("waiting for the sampled tokens");
+  if (Status taken = status_of([this] { return rows_.take_sampled(); }); !taken.ok()) {
+    rows_.discard_current();
+    status = std::move(taken);
   }
   watchdog_.enter("delivering the tokens");
-  for (size_t r = 0; r < rows_.size();) {
-    size_t end = r;  // of the rows that score one sequence
-    while (end < rows_.size() && rows_[end].is_scored && rows_[end].sequence == rows_[r].sequence) ++end;
-    if (end == r)
-      accept(rows_[r++]);
-    else
-      take_scores(std::span(rows_).subspan(r, end - r));
-    r = std::max(r, end);
-  }
-  rows_.clear();
-  rows_.swap(next_rows_);
-  if (!error.empty()) fail_step(error);
-  step_duration_ = Clock::now() - started;
+  delivery_.take_rows(rows_.current());
+  rows_.advance();
+  if (!status.ok()) fail_step(status.message());
+  if (grammars_ != nullptr) grammars_->set_step_duration(Clock::now() - started);
 }
 
-// Plans and starts the next step, if there is one; next_rows_ are its rows that score or choose a token.
-void StepLoop::ask_for_step() {
+// Plans, computes and samples the next step, if any sequence has rows. An executor that samples only enqueues
+// that.
+Status StepLoop::plan_and_start_step() {
   watchdog_.enter("planning");
-  look_at_masks();
+  if (grammars_ != nullptr) {
+    const std::vector<Sequence*> constrained = grammars_->sequences();  // end() removes sequences
+    for (Sequence* sequence : constrained)
+      if (std::optional<Delta> last = grammars_->check(*sequence)) delivery_.end(*sequence, std::move(*last));
+  }
   const bool has_rows = scheduler_.plan_step();
-  is_stalled_ = !has_rows && rows_.empty();
-  if (decode_node_ != nullptr) take_all_pages();
-  if (!has_rows) return;
+  is_stalled_ = !has_rows && rows_.current().empty();
+  if (remote_prefill_ != nullptr) {
+    listed_.clear();
+    scheduler_.list(listed_);
+    for (Sequence* sequence : listed_) {
+      FP4MOE_ASSIGN_OR_RETURN(const bool can_decode, remote_prefill_->fetch_pages(*sequence));
+      if (can_decode) is_stalled_ = false;
+    }
+  }
+  if (!has_rows) return {};
   snapshot_.take(scheduler_);
   watchdog_.enter("the forward pass");
-  if (const Status status = forward_rows(); !status.ok()) throw std::runtime_error(status.message());
+  FP4MOE_RETURN_IF_ERROR(rows_.forward(scheduler_));
   watchdog_.enter("sampling");
-  take_masks();
+  if (grammars_ != nullptr) grammars_->attach_masks(rows_.next(), scheduler_);
   scheduler_.commit_step();
-  if (executor_.samples())
-    start_sample();
-  else
-    sample_rows();
-  for (size_t r = 0; r < next_rows_.size(); ++r) {
-    if (next_rows_[r].is_scored || next_rows_[r].sequence == nullptr) continue;
-    next_rows_[r].sequence->token_ids.push_back(~static_cast<int32_t>(r));
-    ++next_rows_[r].sequence->num_unknown;
-  }
+  return rows_.sample();
 }
 
 // Ends all running requests with the error; if no further step can run, waiting ones too.
 void StepLoop::fail_step(const std::string& error) {
   const Status failure = executor_.failure();
-  if (failure.ok()) {
-    log_error("a step failed and ended all running requests: " + error);
-    while (scheduler_.num_running() > 0)
-      end(*scheduler_.first(), {.finish_reason = FinishReason::kError, .error = error});
-    return;
+  if (!failure.ok()) {
+    inbox_.fail(failure);
+    return end_all({.finish_reason = FinishReason::kError, .error = failure.message()});
   }
-  {
-    std::lock_guard lock(mutex_);
-    failure_ = failure;
+  log_error("a step failed and ended all running requests: " + error);
+  while (scheduler_.num_running() > 0)
+    delivery_.end(*scheduler_.first(), {.finish_reason = FinishReason::kError, .error = error});
+}
+
+// ---- sequences ------------------------------------------------------------------------------------
+
+void StepLoop::add_pending(std::unique_ptr<Sequence> owned) {
+  Sequence& sequence = *pending_.emplace_back(std::move(owned));
+  has_timeouts_ = has_timeouts_ || sequence.request.timeout_seconds > 0;
+  if (sequence.disagg.prefill_node.empty()) return;
+  if (const Status status = remote_prefill_->request(sequence); !status.ok())
+    delivery_.fail(*find(sequence.id), status);
+}
+
+// Ignores events for finished requests and abandoned rooms.
+void StepLoop::take_event(KvEvent event) {
+  const auto pending = std::ranges::find_if(pending_, [&](const auto& s) { return s->id == event.id; });
+  const bool is_pending = pending != pending_.end();
+  Sequence* sequence = is_pending ? pending->get() : scheduler_.find(event.id);
+  if (sequence == nullptr || sequence->disagg.room != event.room) return;
+  const Status status = remote_prefill_->take_event(*sequence, std::move(event), is_pending);
+  if (!status.ok()) delivery_.fail(*find(sequence->id), status);
+}
+
+// Schedules sequences whose grammar and first token are ready or not needed; or all of them, to be ended.
+void StepLoop::schedule_ready(bool all) {
+  for (auto& sequence : pending_) {
+    const GrammarTicket& ticket = sequence->grammar.ticket;
+    const bool has_grammar = !ticket.valid() || ticket.is_ready();
+    const bool has_first_token =
+        sequence->disagg.prefill_node.empty() || sequence->disagg.first_token.has_value();
+    if (all)
+      scheduler_.enqueue(std::move(sequence));
+    else if (has_grammar && has_first_token)
+      schedule(std::move(sequence));
   }
-  while (Sequence* sequence = scheduler_.first())
-    end(*sequence, {.finish_reason = FinishReason::kError, .error = failure.message()});
+  std::erase(pending_, nullptr);
 }
 
-// Runs the model over the step's rows. gather() has put the rows with logits into next_rows_.
-Status StepLoop::forward_rows() {
-  std::vector<Batch> batches;
-  for (int group = 0; group < scheduler_.num_groups(); ++group) {
-    GroupRows& rows = groups_[static_cast<size_t>(group)];
-    gather(rows, scheduler_.step(group));
-    make_room_for_experts(rows, scheduler_.step(group));
-    batches.push_back({rows.token_ids, rows.positions, rows.sequences, rows.logit_rows,
-                       rows.experts.empty() ? nullptr : rows.experts.data()});
+// Queues a sequence, or ends it if it has nothing to compute.
+void StepLoop::schedule(std::unique_ptr<Sequence> owned) {
+  Sequence& sequence = *owned;
+  const bool has_first_token = sequence.disagg.first_token.has_value();
+  scheduler_.enqueue(std::move(owned));
+  if (sequence.is_over() && !has_first_token)  // max_new_tokens = 0 and no prompt output requested
+    return delivery_.end(sequence, {.finish_reason = FinishReason::kLength});
+  if (const GrammarTicket ticket = std::exchange(sequence.grammar.ticket, {}); ticket.valid()) {
+    const GrammarResult& grammar = ticket.get();
+    if (!grammar.ok()) return delivery_.fail(sequence, grammar.status());
+    const bool chooses_tokens = sequence.max_tokens > sequence.num_prompt_tokens;
+    if (chooses_tokens) grammars_->add(sequence, *grammar);
   }
-  FP4MOE_RETURN_IF_ERROR(executor_.execute_step(batches));
-  for (int group = 0; group < scheduler_.num_groups(); ++group)
-    keep_experts(groups_[static_cast<size_t>(group)], scheduler_.step(group));
-  return {};
+  if (has_first_token)
+    delivery_.take_first_token(sequence);
+  else if (sequence.grammar.matcher != nullptr)
+    grammars_->start(sequence);
 }
 
-void StepLoop::gather(GroupRows& rows, std::span<const ScheduledRows> step) {
-  rows.token_ids.clear();
-  rows.positions.clear();
-  rows.logit_rows.clear();
-  rows.sequences.clear();
-  for (const ScheduledRows& scheduled : step) {
-    Sequence& sequence = *scheduled.sequence;
-    if (sequence.times.started == Clock::time_point()) sequence.times.started = Clock::now();
-    const int64_t first_row = static_cast<int64_t>(rows.token_ids.size()), first = sequence.kv.num_cached;
-    rows.sequences.push_back({first_row, scheduled.num_rows, first, sequence.kv.page_table});
-    for (int64_t position = first; position < first + scheduled.num_rows; ++position) {
-      rows.token_ids.push_back(sequence.token_ids[static_cast<size_t>(position)]);
-      rows.positions.push_back(position);
-      if (!sequence.is_scored(position)) continue;
-      rows.logit_rows.push_back(first_row + position - first);
-      const int32_t scored_id = sequence.token_ids[static_cast<size_t>(position) + 1];
-      next_rows_.push_back({&sequence, {.token_id = scored_id}, {}, /*is_scored=*/true});
-      sequence.scores.next = position + 2;
-    }
-    if (!scheduled.reaches_end() || sequence.is_complete()) continue;
-    rows.logit_rows.push_back(first_row + scheduled.num_rows - 1);
-    next_rows_.push_back({&sequence, {}, {}, /*is_scored=*/false});
+// Null if not found. A pending sequence is moved to the scheduler, so that it can be ended.
+Sequence* StepLoop::find(const std::string& id) {
+  const auto found = std::ranges::find_if(pending_, [&](const auto& s) { return s->id == id; });
+  if (found == pending_.end()) return scheduler_.find(id);
+  scheduler_.enqueue(std::move(*found));
+  pending_.erase(found);
+  return scheduler_.find(id);
+}
+
+// Ends all scheduled sequences.
+void StepLoop::end_all(const Delta& last) {
+  while (Sequence* sequence = scheduler_.first()) delivery_.end(*sequence, last);
+}
+
+// ---- other threads --------------------------------------------------------------------------------
+
+// Makes the iteration's changes visible to other threads.
+void StepLoop::publish() {
+  totals_.num_running_reqs = scheduler_.num_running();
+  totals_.num_queue_reqs = scheduler_.num_waiting() + std::ssize(pending_);
+  totals_.num_held_reqs = scheduler_.num_held();
+  totals_.num_grammar_queue_reqs = std::ranges::count_if(
+      pending_, [](const auto& s) { return s->grammar.ticket.valid() && !s->grammar.ticket.is_ready(); });
+  if (grammars_ != nullptr) totals_.num_grammar_queue_reqs += grammars_->num_awaiting_masks();
+  if (remote_prefill_ != nullptr) {
+    totals_.kv_transfer_bytes_total = remote_prefill_->page_bytes_received();
+    totals_.num_awaited_reqs = std::ranges::count_if(
+        pending_, [](const auto& s) { return !s->disagg.prefill_node.empty() && !s->disagg.first_token; });
+    listed_.clear();
+    scheduler_.list(listed_);
+    totals_.num_transferring_reqs =
+        std::ranges::count_if(listed_, [](const Sequence* s) { return s->disagg.awaits_pages; });
   }
+  totals_.num_retracted_reqs = scheduler_.num_retracted();
+  totals_.new_token_ratio = scheduler_.new_token_ratio();
+  totals_.num_pages = scheduler_.num_pages();
+  totals_.num_free_pages = scheduler_.num_free_pages();
+  totals_.num_cached_pages = scheduler_.num_cached_pages();
+  totals_.num_used_pages = scheduler_.num_used_pages();
+  totals_.num_leaked_pages = scheduler_.num_leaked_pages();
+  totals_.num_used_tokens = totals_.num_used_pages * executor_.page_size();
+  inbox_.publish(totals_);
 }
 
-void StepLoop::sample_rows() {
-  const int64_t vocab_size = request_limits_.vocab_size;
-  executor_.pool().run(static_cast<int64_t>(next_rows_.size()), [&](int64_t i, int) {
-    SampledRow& row = next_rows_[static_cast<size_t>(i)];
-    if (row.sequence == nullptr) return;
-    const std::span<float> logits(executor_.logits() + i * vocab_size, static_cast<size_t>(vocab_size));
-    const Sequence& sequence = *row.sequence;
-    try {
-      const double random = token_random(sequence.request.seed, sequence.num_tokens());
-      std::vector<LogitEdit> edits;
-      if (!row.is_scored)
-        sequence.output.edits.append(sequence.num_tokens() - sequence.num_prompt_tokens, edits);
-      Result<SampledToken> token =
-          row.is_scored ? sampler_.score(logits, row.token.token_id, sequence.request.sampling.top_logprobs)
-                        : sampler_.sample(logits, sequence.request.sampling, random, edits, row.allowed);
-      row.status = token.status();
-      if (token.ok()) row.token = std::move(*token);
-    } catch (const std::exception& error) {  // out of memory; must not leave the worker
-      row.status = internal_error(error.what());
-    }
-  });
-}
-
-void StepLoop::start_sample() {
-  if (next_rows_.empty()) return;
-  device_params_.clear();
-  device_edits_.clear();
-  device_allowed_.clear();
-  for (const SampledRow& row : next_rows_) {
-    if (row.sequence == nullptr) {  // the executor expects one entry per logit row of the step
-      device_params_.push_back({});
-      continue;
-    }
-    const Sequence& sequence = *row.sequence;
-    const SamplingParams& sampling = sequence.request.sampling;
-    const size_t first_edit = device_edits_.size();
-    if (!row.is_scored)
-      sequence.output.edits.append(sequence.num_tokens() - sequence.num_prompt_tokens, device_edits_);
-    device_params_.push_back({.random = token_random(sequence.request.seed, sequence.num_tokens()),
-                              .temperature = sampling.temperature,
-                              .top_p = sampling.top_p,
-                              .top_k = sampling.top_k,
-                              .top_logprobs = sampling.top_logprobs,
-                              .min_p = sampling.min_p,
-                              .given_id = row.is_scored ? row.token.token_id : -1,
-                              .first_edit = static_cast<int32_t>(first_edit),
-                              .num_edits = static_cast<int32_t>(device_edits_.size() - first_edit),
-                              .allowed = gather_allowed(row)});
-  }
-  if (const Status status = executor_.start_sample(device_params_, device_edits_, device_allowed_);
-      !status.ok())
-    throw std::runtime_error(status.message());
-}
-
-void StepLoop::take_sampled() {
-  if (rows_.empty()) return;
-  device_rows_.resize(rows_.size());
-  if (const Status status = executor_.take_sampled(device_rows_); !status.ok())
-    throw std::runtime_error(status.message());
-  for (size_t i = 0; i < rows_.size(); ++i) {
-    const fp4moe::SampledRow& sampled = device_rows_[i];
-    if (sampled.status == SampleStatus::kBadLogits) rows_[i].status = bad_logits();
-    if (sampled.status == SampleStatus::kNoToken) rows_[i].status = no_token();
-    SampledToken& token = rows_[i].token;
-    token = {.token_id = sampled.token_id, .logprob = sampled.logprob, .top = {}};
-    for (int32_t k = 0; k < sampled.num_top; ++k)
-      token.top.push_back({sampled.top_ids[k], sampled.top_logprobs[k], {}});
-  }
-}
-
-PositionLogprobs StepLoop::logprobs_of(SampledToken& token) const {
-  const auto bytes_of = [&](int32_t id) { return std::string(tokenizer_.token_bytes(id)); };
-  for (TokenLogprob& top : token.top) top.bytes = bytes_of(top.token_id);
-  return {{token.token_id, token.logprob, bytes_of(token.token_id)}, std::move(token.top)};
-}
-
-// Delivers the log-probabilities of a sequence's prompt tokens, and ends it if no output is requested.
-void StepLoop::take_scores(std::span<SampledRow> rows) {
-  if (rows[0].sequence == nullptr) return;
-  Sequence& sequence = *rows[0].sequence;
-  Delta delta;
-  Status status;
-  try {
-    int64_t index = sequence.num_prompt_tokens - sequence.scores.num_due;  // of the scored token
-    for (SampledRow& row : rows) {
-      if (status.ok()) status = row.status;
-      if (index++ >= sequence.scores.first_reported) delta.prompt_logprobs.push_back(logprobs_of(row.token));
-    }
-  } catch (const std::exception& error) {  // out of memory
-    status = internal_error(error.what());
-  }
-  if (!status.ok()) return end(sequence, {.finish_reason = FinishReason::kError, .error = status.message()});
-  sequence.scores.num_due -= std::ssize(rows);
-  if (sequence.scores.num_due > 0 || sequence.max_tokens > sequence.num_prompt_tokens) {
-    if (!delta.prompt_logprobs.empty()) deliver(sequence, delta);
-    return;
-  }
-  count_prompt(sequence);
-  delta.finish_reason = FinishReason::kLength;
-  end(sequence, std::move(delta));
-}
-
-// Appends a row's token to its sequence and delivers the delta.
-void StepLoop::accept(SampledRow& row) {
-  if (row.sequence == nullptr) return;  // it ended while the step was in flight
-  Sequence& sequence = *row.sequence;
-  Delta delta;
-  try {
-    if (sequence.num_answer_tokens() == 0) count_prompt(sequence);
-    if (sequence.disagg.on_held && row.status.ok()) return hold(row);
-    if (row.status.ok()) delta = put_token(sequence, row.token);
-    if (row.status.ok()) row.status = sequence.output.text.failure();
-  } catch (const std::exception& error) {
-    row.status = internal_error(error.what());
-  }
-  totals_.generation_tokens_total += std::ssize(delta.token_ids);
-  if (!row.status.ok()) {
-    delta.finish_reason = FinishReason::kError;
-    delta.error = row.status.message();
-    delta.error_code = row.status.code();
-  }
-  if (delta.finish_reason != FinishReason::kNone) return end(sequence, std::move(delta));
-  if (sequence.grammar.matcher != nullptr) advance_grammar(sequence, row.token.token_id);
-  deliver(sequence, delta);
-}
-
-void StepLoop::count_prompt(const Sequence& sequence) {
-  ++totals_.num_prompts_total;
-  totals_.prompt_tokens_total += sequence.num_prompt_tokens;
-  totals_.cached_tokens_total += sequence.kv.num_reused;
-}
-
-void StepLoop::deliver(const Sequence& sequence, Delta& delta) {
-  delta.prompt_tokens = sequence.num_prompt_tokens;
-  delta.cached_tokens = std::max<int64_t>(sequence.kv.num_reused, 0);
-  delta.completion_tokens = sequence.num_answer_tokens();
-  sequence.output.sink->send(delta);
-}
-
-Delta StepLoop::put_token(Sequence& sequence, SampledToken& token) const {
-  const SamplingParams& sampling = sequence.request.sampling;
-  const int32_t id = token.token_id;
-  sequence.token_ids[static_cast<size_t>(sequence.num_known_tokens())] = id;
-  --sequence.num_unknown;
-  sequence.output.edits.count(id);
-
-  Delta delta{.token_ids = {id}};
-  if (sampling.top_logprobs >= 0) delta.logprobs.push_back(logprobs_of(token));
-  const bool may_end = !sampling.ignore_eos || sequence.grammar.matcher != nullptr;
-  const bool is_end = may_end && contains(executor_.config().eos_token_ids, id);
-  if (is_end || contains(sampling.stop_token_ids, id)) delta.matched_stop_token = id;
-  const bool may_stop = sequence.num_answer_tokens() >= sampling.min_new_tokens;
-  if (delta.matched_stop_token < 0 || sampling.no_stop_trim)
-    delta.text = sequence.output.text.push(id, may_stop);
-  // Without end tokens only the grammar knows whether the text ends here: look_at_masks() decides later.
-  const bool grammar_decides =
-      sequence.grammar.matcher != nullptr && executor_.config().eos_token_ids.empty();
-  if (delta.matched_stop_token >= 0 || sequence.output.text.is_stopped())
-    delta.finish_reason = FinishReason::kStop;
-  else if (sequence.num_known_tokens() == sequence.max_tokens && !grammar_decides)
-    delta.finish_reason = FinishReason::kLength;
-  return delta;
-}
-
-// Delivers the last delta with the remaining text, and deletes the sequence.
-void StepLoop::end(Sequence& sequence, Delta delta) {
-  const bool failed =
-      delta.finish_reason == FinishReason::kError && delta.error_code == StatusCode::kInternal;
-  delta.routed_experts = take_experts(sequence);
-  leave_grammar(sequence);
-  const std::unique_ptr<Sequence> owned = scheduler_.remove(sequence.id, failed);
-  FP4MOE_CHECK(owned != nullptr, "sequence " + sequence.id + " is not scheduled");
-  delta.text += sequence.output.text.finish();
-  if (delta.finish_reason == FinishReason::kAbort) ++totals_.num_aborted_requests_total;
-  if (delta.finish_reason == FinishReason::kError) ++totals_.num_failed_requests_total;
-  ++totals_.num_requests_total;
-  if (const std::string& stop = sequence.output.text.matched_stop(); sequence.output.text.is_stopped()) {
-    delta.finish_reason = FinishReason::kStop;
-    delta.matched_stop = stop;
-    if (sequence.request.sampling.no_stop_trim) delta.text += stop;
-  }
-  release_id(sequence.id);
-  leave_room(sequence);
-  deliver(sequence, delta);
-  for (std::vector<SampledRow>* rows : {&rows_, &next_rows_})
-    for (SampledRow& row : *rows)
-      if (row.sequence == &sequence) row.sequence = nullptr;
+// The loop's thread is stuck in a call: this thread ends its requests instead.
+void StepLoop::on_stuck(const std::string& place) {
+  char after[48];
+  std::snprintf(after, sizeof after, " for %g s (--watchdog-timeout)", options_.watchdog_timeout);
+  const Status failure = internal_error("the engine has been stuck in " + place + after);
+  log_error(failure.message());
+  for (const std::string& line : snapshot_.lines()) log_error("  " + line);
+  inbox_.abandon(failure);
 }
 
 }  // namespace fp4moe

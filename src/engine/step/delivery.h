@@ -1,0 +1,58 @@
+// Delivery: what happens once a row's token or score is known: text, stop conditions, a delta to the client,
+// and the end of a sequence.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "engine/ranks/executor.h"
+#include "engine/schedule/dp_scheduler.h"
+#include "engine/step/grammar_manager.h"
+#include "engine/step/inbox.h"
+#include "engine/step/remote_prefill.h"
+#include "engine/step/step_rows.h"
+#include "fp4moe/engine.h"
+#include "io/tokenizer/tokenizer.h"
+
+namespace fp4moe {
+
+// The parts of the step loop that Delivery uses, borrowed.
+struct DeliveryParts {
+  Executor& executor;
+  const Tokenizer& tokenizer;
+  DpScheduler& scheduler;
+  StepRows& rows;
+  Inbox& inbox;
+  EngineStats& totals;
+  GrammarManager* grammars = nullptr;       // null without a grammar compiler
+  RemotePrefill* remote_prefill = nullptr;  // null unless this is a decode engine
+};
+
+// Used by the loop's thread only.
+class Delivery {
+ public:
+  explicit Delivery(const DeliveryParts& parts) : parts_(parts) {}
+
+  // Accepts the rows' tokens and scores in order. Rows without a sequence are skipped.
+  void take_rows(std::span<LogitRow> rows);
+  // A decode engine's scheduled sequence gets the token that the prefill node chose; then it awaits its
+  // prompt's pages.
+  void take_first_token(Sequence& sequence);
+  // Delivers the last delta with the remaining text, and deletes the sequence, which must be scheduled.
+  void end(Sequence& sequence, Delta delta);
+  void fail(Sequence& sequence, const Status& status);
+
+ private:
+  void accept(LogitRow& row);
+  void take_scores(std::span<LogitRow> rows);
+  void hold(LogitRow& row);
+  Delta put_token(Sequence& sequence, SampledToken& token) const;
+  PositionLogprobs logprobs_of(SampledToken& token) const;
+  void deliver(const Sequence& sequence, Delta& delta);
+  void count_prompt(const Sequence& sequence);
+  void count_end(const Delta& delta);
+
+  const DeliveryParts parts_;
+};
+
+}  // namespace fp4moe

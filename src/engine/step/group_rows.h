@@ -1,0 +1,32 @@
+// GroupRows: the rows of one data-parallel group in a step, and the experts that they were routed to.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/schedule/scheduler.h"
+#include "model/model.h"
+
+namespace fp4moe {
+
+struct GroupRows {
+  std::vector<int32_t> token_ids;
+  std::vector<int64_t> positions, logit_rows;
+  std::vector<SequenceRows> sequences;
+  std::vector<int32_t> experts;  // as Batch::routed_experts; empty: no sequence requests them
+
+  void clear();  // keeps the memory
+  Batch batch();
+  // Before the forward pass: sizes `experts` if a sequence of the step requests them.
+  void allocate_experts(std::span<const ScheduledRows> step, const ModelConfig& config);
+  // After it: appends the experts of new tokens to their sequences.
+  void record_experts(std::span<const ScheduledRows> step, const ModelConfig& config) const;
+};
+
+// The experts of all tokens but the last of a sequence that ends; they leave the sequence. Null if not
+// requested, or if some were never computed.
+std::shared_ptr<const std::vector<int32_t>> take_experts(Sequence& sequence, const ModelConfig& config);
+
+}  // namespace fp4moe

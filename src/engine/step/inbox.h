@@ -1,0 +1,105 @@
+// Inbox: the state that the step loop shares with other threads, under one mutex.
+//
+//   thread            calls
+//   any               submit, cancel, release, flush_cache, drain, stats, failure
+//   a decode node's   add_event
+//   grammar threads   wake
+//   the loop's        wait, fail, release_id, publish
+//   the watchdog's    abandon
+//   the destructor's  stop
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/disagg/decode_node.h"
+#include "engine/output/delta_sink.h"
+#include "engine/ranks/executor.h"
+#include "engine/schedule/sequence.h"
+#include "engine/step/throughput_window.h"
+#include "fp4moe/engine.h"
+
+namespace fp4moe {
+
+// Input of one iteration of the step loop, in the order in which the loop handles it.
+struct LoopInput {
+  bool flushes = false;  // free the cached pages
+  std::vector<std::unique_ptr<Sequence>> sequences;
+  std::vector<KvEvent> events;
+  bool has_grammar = false;  // a grammar or mask has become ready
+  std::vector<std::string> cancelled_ids, released_ids;
+  Status failure;       // not OK: no further step will run
+  bool aborts = false;  // end all requests
+  bool stops = false;   // then end the loop
+};
+
+class Inbox {
+ public:
+  // `ordinal` counts the submitted requests from 0.
+  using MakeSequence = std::function<std::unique_ptr<Sequence>(Request request, uint64_t ordinal)>;
+
+  // The executor is borrowed, for its failure().
+  Inbox(const Executor& executor, int64_t max_queued_requests);
+
+  // Names the request if it has no id, and queues the sequence that `make` makes of it, with the mutex held.
+  // Returns the id. The sequence gets the ticket; if there is an error, the caller keeps it.
+  // kUnavailable: draining, or the queue is full; kInvalidArgument: the id is in use.
+  Result<std::string> submit(Request request, GrammarTicket& ticket, const MakeSequence& make);
+  // Both ignore ids that are not active.
+  void cancel(const std::string& id);
+  void release(const std::string& id);
+  // As in Engine.
+  Status flush_cache();
+  void drain(double timeout_seconds);
+  EngineStats stats() const;
+  Status failure() const;
+  void add_event(KvEvent event);
+  void wake();  // a grammar or a mask has become ready
+  // Aborts all requests and ends the loop.
+  void stop();
+
+  // Waits for input, not at all if a step can run; if some request has not ended, at most 20 ms, so that
+  // requests that wait for another node, a grammar or a held prompt's release are checked for their time
+  // limits.
+  LoopInput wait(bool can_step, bool has_requests);
+  // No further step will run.
+  void fail(const Status& failure);
+  // The id is reusable as soon as the final delta is delivered; a pending cancel must not hit its new owner.
+  void release_id(const std::string& id);
+  // Makes the iteration's changes visible to other threads; wakes drain() and flush_cache().
+  void publish(const EngineStats& totals);
+
+  // The loop's thread is stuck in a call: fails, and ends the active requests on this thread instead. Ends
+  // drain().
+  void abandon(const Status& failure);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  bool has_input(bool has_requests) const;
+
+  const Executor& executor_;
+  const int64_t max_queued_requests_;
+  const Clock::time_point started_ = Clock::now();
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;  // there is input, or the loop is to end
+  // Nothing is active or ending, the loop is stuck, or input_.flushes became false.
+  std::condition_variable idle_;
+  LoopInput input_;                                                     // not yet taken
+  std::unordered_map<std::string, std::shared_ptr<DeltaSink>> active_;  // by id; ids in here are taken
+  int64_t num_ending_ = 0;    // left active_ since the last publish(); their last delta may not be delivered
+                              // yet
+  bool is_flushing_ = false;  // wait() has returned input_.flushes; publish() resets both
+  bool is_draining_ = false, is_stuck_ = false;
+  uint64_t num_submitted_ = 0, num_named_ = 0;
+  EngineStats stats_;  // as last published, and num_queue_reqs of requests submitted since
+  ThroughputWindow throughput_;
+};
+
+}  // namespace fp4moe

@@ -1,0 +1,100 @@
+#include "engine/step/remote_prefill.h"
+
+#include <limits>
+#include <memory>
+#include <utility>
+
+#include "base/check.h"
+
+namespace fp4moe {
+namespace {
+
+DecodeNodeOptions node_options(const Executor& executor, const StepLoopOptions& options) {
+  const int64_t max_page_bytes =
+      int64_t{sizeof(KvPageHeader)} + executor.page_size() * executor.kv_token_bytes();
+  return {.hello = options.hello, .max_page_bytes = max_page_bytes, .link = options.link};
+}
+
+}  // namespace
+
+RemotePrefill::RemotePrefill(Executor& executor, const StepLoopOptions& options,
+                             std::function<void(KvEvent)> on_event)
+    : executor_(executor),
+      priorities_(options.priorities),
+      node_(node_options(executor, options), std::move(on_event)) {}
+
+// Sends the seed, so that the tokens are chosen as if by one engine. Scores of the prompt arrive with the
+// first token.
+Status RemotePrefill::request(Sequence& sequence) {
+  if (sequence.is_over()) {
+    sequence.disagg.prefill_node.clear();
+    return {};
+  }
+  Request request{.id = sequence.id,
+                  .input_ids = sequence.token_ids,
+                  .sampling = sequence.request.sampling,
+                  .client = sequence.request.client,
+                  .routed_experts_from = sequence.experts.from,
+                  .prefill_node = sequence.disagg.prefill_node};
+  request.sampling.seed = sequence.request.seed;
+  if (sequence.scores.first_reported < sequence.num_prompt_tokens)
+    request.prompt_logprobs_from = sequence.scores.first_reported - 1;
+  const int64_t priority = sequence.request.priority;
+  if (priorities_.are_used && priority != std::numeric_limits<int64_t>::min())
+    request.priority = priorities_.low_first ? -priority : priority;
+  sequence.scores.next = sequence.num_prompt_tokens;
+  sequence.scores.num_due = 0;
+  FP4MOE_ASSIGN_OR_RETURN(sequence.disagg.room, node_.ask(request));
+  return {};
+}
+
+Status RemotePrefill::take_event(Sequence& sequence, KvEvent event, bool is_pending) {
+  if (event.kind == KvEvent::Kind::kFirstToken) {
+    if (!is_pending || sequence.disagg.first_token) return {};
+    const int32_t id = event.first.token.token_id;
+    const int64_t vocab_size = executor_.config().vocab_size;
+    if (id < 0 || id >= vocab_size)
+      return data_loss("prefill node " + sequence.disagg.prefill_node + ": token " + std::to_string(id) +
+                       " is outside the vocabulary of " + std::to_string(vocab_size));
+    sequence.disagg.first_token = std::move(event.first);
+    return {};
+  }
+  if (!is_pending && !sequence.disagg.awaits_pages) return {};
+  if (event.kind == KvEvent::Kind::kFailed) return event.status;
+  start_decoding(sequence);
+  return {};
+}
+
+// Requests the pages after the published ones, which this engine has already. A step in flight may still
+// write to pages that belonged to a request that has ended and now belong to this one.
+Result<bool> RemotePrefill::fetch_pages(Sequence& sequence) {
+  SequenceDisagg& disagg = sequence.disagg;
+  if (disagg.room == 0) return false;
+  if (!disagg.awaits_pages) {  // retracted
+    leave_room(sequence);
+    return false;
+  }
+  const SequenceKv& kv = sequence.kv;
+  if (disagg.lease != nullptr || kv.page_table.empty()) return false;
+  if (kv.num_cached >= sequence.num_prompt_tokens) {
+    start_decoding(sequence);
+    return true;
+  }
+  FP4MOE_RETURN_IF_ERROR(executor_.finish_steps());
+  disagg.lease = std::make_shared<KvLease>(executor_, kv.group, kv.page_table, sequence.num_prompt_tokens);
+  node_.take(disagg.room, disagg.lease, kv.num_published_pages);
+  return false;
+}
+
+void RemotePrefill::start_decoding(Sequence& sequence) {
+  if (sequence.disagg.lease != nullptr) std::exchange(sequence.disagg.lease, nullptr)->end();
+  sequence.kv.num_cached = sequence.num_prompt_tokens;
+  sequence.disagg.awaits_pages = false;
+  leave_room(sequence);
+}
+
+void RemotePrefill::leave_room(Sequence& sequence) {
+  if (sequence.disagg.room != 0) node_.release(std::exchange(sequence.disagg.room, 0));
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,50 @@
+// RemotePrefill: the step loop's part on a decode engine (docs/disaggregation.md): sequences whose prompt a
+// prefill node computes.
+//
+//   request()       sends the prompt; the sequence has a room and stays outside the scheduler
+//   take_event()    the first token has arrived; the sequence is then admitted like any other, and awaits its
+//                   prompt's pages
+//   fetch_pages()   once it has pages: a thread of the decode node fills them under a lease
+//   take_event()    the pages have arrived; the sequence decodes and leaves its room
+//
+// A retracted sequence leaves its room, as this engine computes its prompt now.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "engine/disagg/decode_node.h"
+#include "engine/ranks/executor.h"
+#include "engine/schedule/sequence.h"
+#include "engine/step/step_loop_options.h"
+
+namespace fp4moe {
+
+// Used by the loop's thread only, except check().
+class RemotePrefill {
+ public:
+  // The executor and the options are borrowed. on_event is called on the decode node's threads.
+  RemotePrefill(Executor& executor, const StepLoopOptions& options, std::function<void(KvEvent)> on_event);
+
+  // From any thread; as DecodeNode::check().
+  Status check(const std::string& prefill_node) const { return node_.check(prefill_node); }
+  // Errors as DecodeNode::ask(). Clears disagg.prefill_node if there is nothing to compute.
+  Status request(Sequence& sequence);
+  // Takes an event of the sequence's room; is_pending: the sequence is not yet scheduled. Returns the error
+  // that ends the request.
+  Status take_event(Sequence& sequence, KvEvent event, bool is_pending);
+  // After planning, for every scheduled sequence. True if the sequence can decode now.
+  Result<bool> fetch_pages(Sequence& sequence);
+  void leave_room(Sequence& sequence);
+  int64_t page_bytes_received() const { return node_.page_bytes_received(); }
+
+ private:
+  void start_decoding(Sequence& sequence);
+
+  Executor& executor_;
+  const PriorityRules& priorities_;
+  DecodeNode node_;
+};
+
+}  // namespace fp4moe

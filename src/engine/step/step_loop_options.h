@@ -1,0 +1,37 @@
+// StepLoopOptions: what StepLoop::make needs besides the model.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/disagg/kv_wire.h"
+#include "engine/disagg/node_link.h"
+#include "engine/grammar/answer_grammar.h"
+#include "engine/grammar/grammar_store.h"
+#include "engine/schedule/scheduler.h"
+#include "engine/step/time_limits.h"
+
+namespace fp4moe {
+
+struct PriorityRules {
+  bool are_used = false;       // otherwise requests are served in order of arrival
+  bool low_first = false;      // smaller values first
+  bool refuse_unused = false;  // if priorities are not used, refuse requests that have one
+};
+
+struct StepLoopOptions {
+  SchedulerLimits scheduler;   // over all data-parallel groups
+  int64_t context_length = 0;  // maximum tokens of one request, prompt and output; must fit in a group's KV
+                               // pool
+  int64_t max_queued_requests = 0;
+  uint64_t random_seed = 0;  // for requests without a seed
+  GrammarLimits grammars;
+  MaskLimits masks;
+  TimeLimits time_limits;
+  PriorityRules priorities;
+  double watchdog_timeout = 0;  // seconds that one step may take; 0: no watchdog
+  // Disaggregation: facts that a prefill node must match; empty: not a decode engine.
+  KvHello hello;
+  NodeLinkOptions link;
+};
+
+}  // namespace fp4moe

@@ -1,0 +1,155 @@
+#include "engine/step/step_rows.h"
+
+#include <exception>
+#include <utility>
+
+#include "base/check.h"
+
+namespace fp4moe {
+
+StepRows::StepRows(Executor& executor, std::vector<int32_t> masked_ids)
+    : executor_(executor),
+      sampler_(executor.config().vocab_size, std::move(masked_ids)),
+      groups_(static_cast<size_t>(executor.num_groups())) {}
+
+// ---- forward pass ---------------------------------------------------------------------------------
+
+Status StepRows::forward(const DpScheduler& scheduler) {
+  std::vector<Batch> batches;
+  for (int group = 0; group < scheduler.num_groups(); ++group) {
+    GroupRows& rows = groups_[static_cast<size_t>(group)];
+    gather(rows, scheduler.step(group));
+    rows.allocate_experts(scheduler.step(group), executor_.config());
+    batches.push_back(rows.batch());
+  }
+  FP4MOE_RETURN_IF_ERROR(executor_.execute_step(batches));
+  for (int group = 0; group < scheduler.num_groups(); ++group)
+    groups_[static_cast<size_t>(group)].record_experts(scheduler.step(group), executor_.config());
+  return {};
+}
+
+void StepRows::gather(GroupRows& rows, std::span<const ScheduledRows> step) {
+  rows.clear();
+  for (const ScheduledRows& scheduled : step) {
+    Sequence& sequence = *scheduled.sequence;
+    if (sequence.times.started == Sequence::Clock::time_point())
+      sequence.times.started = Sequence::Clock::now();
+    const int64_t first_row = static_cast<int64_t>(rows.token_ids.size()), first = sequence.kv.num_cached;
+    rows.sequences.push_back({first_row, scheduled.num_rows, first, sequence.kv.page_table});
+    for (int64_t position = first; position < first + scheduled.num_rows; ++position) {
+      rows.token_ids.push_back(sequence.token_ids[static_cast<size_t>(position)]);
+      rows.positions.push_back(position);
+      if (!sequence.is_scored(position)) continue;
+      rows.logit_rows.push_back(first_row + position - first);
+      const int32_t scored_id = sequence.token_ids[static_cast<size_t>(position) + 1];
+      next_.push_back({&sequence, {.token_id = scored_id}, {}, /*is_scored=*/true});
+      sequence.scores.next = position + 2;
+    }
+    if (!scheduled.reaches_end() || sequence.is_complete()) continue;
+    rows.logit_rows.push_back(first_row + scheduled.num_rows - 1);
+    next_.push_back({&sequence, {}, {}, /*is_scored=*/false});
+  }
+}
+
+// ---- sampling -------------------------------------------------------------------------------------
+
+Status StepRows::sample() {
+  if (executor_.samples())
+    FP4MOE_RETURN_IF_ERROR(start_on_executor());
+  else
+    sample_on_host();
+  for (size_t r = 0; r < next_.size(); ++r) {
+    if (next_[r].is_scored || next_[r].sequence == nullptr) continue;
+    next_[r].sequence->token_ids.push_back(~static_cast<int32_t>(r));
+    ++next_[r].sequence->num_unknown;
+  }
+  return {};
+}
+
+void StepRows::sample_on_host() {
+  const int64_t vocab_size = executor_.config().vocab_size;
+  executor_.pool().run(static_cast<int64_t>(next_.size()), [&](int64_t i, int) {
+    LogitRow& row = next_[static_cast<size_t>(i)];
+    if (row.sequence == nullptr) return;
+    const std::span<float> logits(executor_.logits() + i * vocab_size, static_cast<size_t>(vocab_size));
+    const Sequence& sequence = *row.sequence;
+    const SamplingParams& sampling = sequence.request.sampling;
+    try {
+      const double random = token_random(sequence.request.seed, sequence.num_tokens());
+      std::vector<LogitEdit> edits;
+      if (!row.is_scored)
+        sequence.output.edits.append(sequence.num_tokens() - sequence.num_prompt_tokens, edits);
+      Result<SampledToken> token = row.is_scored
+                                       ? sampler_.score(logits, row.token.token_id, sampling.top_logprobs)
+                                       : sampler_.sample(logits, sampling, random, edits, row.allowed);
+      row.status = token.status();
+      if (token.ok()) row.token = std::move(*token);
+    } catch (const std::exception& error) {  // out of memory; must not leave the worker
+      row.status = internal_error(error.what());
+    }
+  });
+}
+
+Status StepRows::start_on_executor() {
+  if (next_.empty()) return {};
+  params_.clear();
+  edits_.clear();
+  allowed_.clear();
+  for (const LogitRow& row : next_) params_.push_back(params_of(row));
+  return executor_.start_sample(params_, edits_, allowed_);
+}
+
+// Appends the row's edits and mask to edits_ and allowed_.
+SampleRowParams StepRows::params_of(const LogitRow& row) {
+  if (row.sequence == nullptr) return {};  // the executor expects one entry per logit row of the step
+  const Sequence& sequence = *row.sequence;
+  const SamplingParams& sampling = sequence.request.sampling;
+  const size_t first_edit = edits_.size();
+  if (!row.is_scored)
+    sequence.output.edits.append(sequence.num_tokens() - sequence.num_prompt_tokens, edits_);
+  int32_t mask = -1;
+  if (!row.allowed.empty()) {
+    mask = static_cast<int32_t>(allowed_.size() / row.allowed.size());
+    allowed_.insert(allowed_.end(), row.allowed.begin(), row.allowed.end());
+  }
+  return {.random = token_random(sequence.request.seed, sequence.num_tokens()),
+          .temperature = sampling.temperature,
+          .top_p = sampling.top_p,
+          .top_k = sampling.top_k,
+          .top_logprobs = sampling.top_logprobs,
+          .min_p = sampling.min_p,
+          .given_id = row.is_scored ? row.token.token_id : -1,
+          .first_edit = static_cast<int32_t>(first_edit),
+          .num_edits = static_cast<int32_t>(edits_.size() - first_edit),
+          .allowed = mask};
+}
+
+Status StepRows::take_sampled() {
+  if (!executor_.samples()) advance();
+  if (!executor_.samples() || current_.empty()) return {};
+  sampled_.resize(current_.size());
+  FP4MOE_RETURN_IF_ERROR(executor_.take_sampled(sampled_));
+  for (size_t i = 0; i < current_.size(); ++i) {
+    const SampledRow& sampled = sampled_[i];
+    LogitRow& row = current_[i];
+    if (sampled.status == SampleStatus::kBadLogits) row.status = bad_logits();
+    if (sampled.status == SampleStatus::kNoToken) row.status = no_token();
+    row.token = {.token_id = sampled.token_id, .logprob = sampled.logprob, .top = {}};
+    for (int32_t k = 0; k < sampled.num_top; ++k)
+      row.token.top.push_back({sampled.top_ids[k], sampled.top_logprobs[k], {}});
+  }
+  return {};
+}
+
+void StepRows::advance() {
+  current_.clear();
+  current_.swap(next_);
+}
+
+void StepRows::forget(const Sequence& sequence) {
+  for (std::vector<LogitRow>* rows : {&current_, &next_})
+    for (LogitRow& row : *rows)
+      if (row.sequence == &sequence) row.sequence = nullptr;
+}
+
+}  // namespace fp4moe

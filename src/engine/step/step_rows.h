@@ -1,0 +1,72 @@
+// StepRows: the rows of logits of the step in flight (current) and of the step enqueued after it (next):
+// forward pass and sampling.
+//
+//              an executor that samples (GPU)       sampling on the host
+//              next              current            next              current
+//   forward    step n + 1        step n             step n            empty
+//   sample     enqueued          enqueued           tokens chosen
+//   take       enqueued          tokens known       empty             step n
+//   (the loop delivers the tokens of current)
+//   advance    empty             step n + 1         empty             empty
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/output/sampler.h"
+#include "engine/ranks/executor.h"
+#include "engine/schedule/dp_scheduler.h"
+#include "engine/step/group_rows.h"
+
+namespace fp4moe {
+
+// A row of logits. It chooses the next token of its sequence, or scores a prompt token.
+struct LogitRow {
+  Sequence* sequence = nullptr;  // null: it has ended, or its mask was late
+  SampledToken token;
+  Status status;
+  bool is_scored = false;             // token.token_id is a prompt token to score
+  std::span<const uint32_t> allowed;  // mask from the sequence's grammar; empty: all ids
+};
+
+// Used by the loop's thread only. The executor is borrowed.
+class StepRows {
+ public:
+  // masked_ids: as in Sampler.
+  StepRows(Executor& executor, std::vector<int32_t> masked_ids);
+
+  // Runs the model over the planned step's rows; next() are those with logits.
+  Status forward(const DpScheduler& scheduler);
+  // Chooses the tokens of next(), or enqueues that if the executor samples. Appends an unknown token ~r to
+  // the sequence of each row r that chooses one.
+  Status sample();
+  // current() are now the rows whose tokens are to be delivered. Waits for the executor if it samples.
+  Status take_sampled();
+  void advance();
+
+  std::span<LogitRow> current() { return current_; }
+  std::span<LogitRow> next() { return next_; }
+  void discard_current() { current_.clear(); }
+  void discard_next() { next_.clear(); }
+  // Rows of a sequence that has ended are dropped.
+  void forget(const Sequence& sequence);
+
+ private:
+  void gather(GroupRows& rows, std::span<const ScheduledRows> step);
+  void sample_on_host();
+  Status start_on_executor();
+  SampleRowParams params_of(const LogitRow& row);
+
+  Executor& executor_;
+  Sampler sampler_;
+  std::vector<GroupRows> groups_;  // [dp]
+  std::vector<LogitRow> current_, next_;
+  // Arguments of the executor's sampling.
+  std::vector<SampleRowParams> params_;
+  std::vector<LogitEdit> edits_;
+  std::vector<uint32_t> allowed_;
+  std::vector<SampledRow> sampled_;
+};
+
+}  // namespace fp4moe
