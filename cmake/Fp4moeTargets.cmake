@@ -17,6 +17,23 @@ if(FP4MOE_FUZZ)
   target_link_options(fp4moe_flags INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 
+# fp4moe_unity(TARGET SOURCES...): with FP4MOE_UNITY, one translation unit per room (sub-folder), because most of
+# a small file's compile time is its headers. Names in anonymous namespaces must then be unique in a room.
+function(fp4moe_unity target)
+  if(NOT FP4MOE_UNITY)
+    return()
+  endif()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
+  foreach(source ${ARGN})
+    cmake_path(GET source PARENT_PATH room)
+    string(MAKE_C_IDENTIFIER "room_${room}" group)
+    if(NOT IS_ABSOLUTE "${source}")
+      set_source_files_properties("${source}" PROPERTIES UNITY_GROUP ${group})
+    endif()
+  endforeach()
+endfunction()
+
 # fp4moe_library(FOLDER SOURCES ... LINKS folders... PRIVATE libs...)
 # The static library fp4moe_FOLDER of src/FOLDER. Its headers are reachable as "FOLDER/x.h" only for targets
 # that link it, so an include against the dependency order does not compile.
@@ -32,6 +49,9 @@ function(fp4moe_library folder)
                                               "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>")
   target_compile_features(${target} PUBLIC cxx_std_20)
   target_link_libraries(${target} PRIVATE "$<BUILD_INTERFACE:fp4moe_flags>" ${ARG_PRIVATE})
+  if(NOT folder STREQUAL kernels)  # its files are compiled with different flags
+    fp4moe_unity(${target} ${ARG_SOURCES})
+  endif()
   foreach(link ${ARG_LINKS})
     target_link_libraries(${target} PUBLIC fp4moe_${link})
   endforeach()
