@@ -11,7 +11,7 @@
 namespace fp4moe {
 namespace {
 
-constexpr int64_t kRowsPerPass = 64;  // logit rows gathered at a time; bounds the memory
+constexpr int64_t kLogitRowsPerPass = 64;  // logit rows gathered at a time; bounds the memory
 
 }  // namespace
 
@@ -44,12 +44,12 @@ Result<LmHead> LmHead::load(WeightLoader& loader, const std::string& name, const
 }
 
 int64_t LmHead::scratch_bytes() const {
-  const int64_t linear = linear_.scratch_bytes(std::max(kRowsPerPass, options_.max_rows));
+  const int64_t linear = linear_.scratch_bytes(std::max(kLogitRowsPerPass, options_.max_rows));
   if (num_sharers() == 1) return linear;
   const int64_t hidden_bytes = options_.hidden_size * dtype_bits(options_.act_dtype) / 8;
   return linear + (options_.whole_job ? Arena::padded(options_.max_rows * hidden_bytes) : 0) +
-         Arena::padded(kRowsPerPass * linear_.n() * 4) +
-         Arena::padded(kRowsPerPass * options_.vocab_size * 4);
+         Arena::padded(kLogitRowsPerPass * linear_.n() * 4) +
+         Arena::padded(kLogitRowsPerPass * options_.vocab_size * 4);
 }
 
 Status LmHead::forward_lm_head(const RmsNormArgs& norm, float* logits, Arena& scratch,
@@ -93,11 +93,11 @@ Result<LmHead::JobRows> LmHead::gather_rows(const ActRows& x, Arena& scratch) co
 Status LmHead::shared_logits(const JobRows& rows, float* logits, Arena& scratch, ThreadPool& pool) const {
   const int64_t v = options_.vocab_size, parts = num_sharers();
   const int64_t row_bytes = rows.all.cols * dtype_bits(rows.all.dtype) / 8;
-  float* part = scratch.take<float>(kRowsPerPass * linear_.n());
-  float* gathered = scratch.take<float>(kRowsPerPass * v);
+  float* part = scratch.take<float>(kLogitRowsPerPass * linear_.n());
+  float* gathered = scratch.take<float>(kLogitRowsPerPass * v);
   std::vector<int64_t> counts(static_cast<size_t>(parts));
-  for (int64_t first = 0; first < rows.all.rows; first += kRowsPerPass) {
-    const int64_t n = std::min(kRowsPerPass, rows.all.rows - first);
+  for (int64_t first = 0; first < rows.all.rows; first += kLogitRowsPerPass) {
+    const int64_t n = std::min(kLogitRowsPerPass, rows.all.rows - first);
     const ActRows x = {static_cast<uint8_t*>(rows.all.data) + first * row_bytes, rows.all.dtype, n,
                        rows.all.cols};
     if (linear_.n() > 0) linear_.forward_linear(x, part, /*accumulate=*/false, scratch, pool);

@@ -23,8 +23,8 @@
 namespace fp4moe {
 namespace {
 
-constexpr int64_t kMiB = int64_t{1} << 20, kGiB = int64_t{1} << 30;
-constexpr int64_t kReadBytes = 8 * kGiB, kMatmulSize = 8192, kCopyBytes = 256 * kMiB;
+constexpr int64_t kMebibyte = int64_t{1} << 20, kGibibyte = int64_t{1} << 30;
+constexpr int64_t kReadBytes = 8 * kGibibyte, kMatmulSize = 8192, kCopyBytes = 256 * kMebibyte;
 constexpr int64_t kShortReads[] = {1, 2, 4, 8, 16, 25, 50, 100, 200, 400, 800};  // MiB
 
 struct Measurement {
@@ -52,9 +52,9 @@ Status measure_reads(const Measurement& m) {
   if (!whole.ok()) return whole.status();
   m.figures.hbm_gbps = gbps(2 * kReadBytes, whole->median);
   for (const int64_t mib : kShortReads) {
-    const int64_t num_bytes = mib * kMiB;
-    const int64_t calls = std::clamp<int64_t>(2 * kGiB / num_bytes, 2, 64);
-    const int64_t apart = 2 * kReadBytes / calls / kMiB * kMiB;
+    const int64_t num_bytes = mib * kMebibyte;
+    const int64_t calls = std::clamp<int64_t>(2 * kGibibyte / num_bytes, 2, 64);
+    const int64_t apart = 2 * kReadBytes / calls / kMebibyte * kMebibyte;
     const auto time = time_graph(
         m.stream,
         [&] {
@@ -150,7 +150,8 @@ void print(const PeakFigures& figures) {
   fmt::print("| device to host, page-locked | {:.1f} GB/s |\n", figures.d2h_gbps);
   fmt::print("\n| short cold read, MiB | us | GB/s |\n| ---: | ---: | ---: |\n");
   for (const ShortRead& read : figures.short_reads)
-    fmt::print("| {} | {:.1f} | {:.0f} |\n", read.num_bytes / kMiB, read.us, gbps(read.num_bytes, read.us));
+    fmt::print("| {} | {:.1f} | {:.0f} |\n", read.num_bytes / kMebibyte, read.us,
+               gbps(read.num_bytes, read.us));
 }
 
 Status bench_gpu_peak(const PeakOptions& options) {

@@ -8,8 +8,6 @@ namespace fp4moe {
 
 namespace {
 
-using json = nlohmann::json;
-
 constexpr size_t kMaxShownBytes = 300;  // of an unexpected event or body, in the error
 
 Status unexpected(const std::string& what, const std::string& bytes) {
@@ -17,8 +15,8 @@ Status unexpected(const std::string& what, const std::string& bytes) {
 }
 
 // The text of a choice of a completion, chat message or chat delta, including reasoning.
-std::string text_of(const json& choice) {
-  const auto string_at = [](const json& object, const char* name) {
+std::string text_of(const nlohmann::json& choice) {
+  const auto string_at = [](const nlohmann::json& object, const char* name) {
     const auto found = object.find(name);
     return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
   };
@@ -31,14 +29,14 @@ std::string text_of(const json& choice) {
 }
 
 // Adds the text and usage of a response or event to `answer`; returns the text.
-std::string take(const json& reply, ServingAnswer& answer) {
+std::string take(const nlohmann::json& reply, ServingAnswer& answer) {
   const auto usage = reply.find("usage");
   if (usage != reply.end() && usage->is_object()) {
     answer.prompt_tokens = usage->at("prompt_tokens").get<int64_t>();
     answer.output_tokens = usage->at("completion_tokens").get<int64_t>();
     answer.has_usage = true;
   }
-  const json& choices = reply.at("choices");
+  const nlohmann::json& choices = reply.at("choices");
   std::string text = choices.empty() ? "" : text_of(choices.at(0));
   answer.text += text;
   return text;
@@ -55,7 +53,7 @@ void AnswerReader::read(std::string_view bytes, double seconds) {
 void AnswerReader::on_event(const std::string& data, double seconds) {
   is_done_ = data == "[DONE]";
   if (is_done_) return;
-  const json event = json::parse(data, nullptr, false);
+  const nlohmann::json event = nlohmann::json::parse(data, nullptr, false);
   if (!event.is_object()) {
     answer_.error = unexpected("an event is not a JSON object", data);
     return;
@@ -66,7 +64,7 @@ void AnswerReader::on_event(const std::string& data, double seconds) {
   }
   try {
     if (take(event, answer_).empty()) return;
-  } catch (const json::exception& error) {
+  } catch (const nlohmann::json::exception& error) {
     answer_.error = unexpected(std::string("unexpected event (") + error.what() + ")", data);
     return;
   }
@@ -92,7 +90,7 @@ ServingAnswer AnswerReader::finish(const Status& closed, double seconds) {
 ServingAnswer read_whole_answer(const std::string& body, double seconds) {
   ServingAnswer answer;
   answer.latency_s = seconds;
-  const json reply = json::parse(body, nullptr, false);
+  const nlohmann::json reply = nlohmann::json::parse(body, nullptr, false);
   if (!reply.is_object()) {
     answer.error = unexpected("the response is not a JSON object", body);
     return answer;
@@ -102,7 +100,7 @@ ServingAnswer read_whole_answer(const std::string& body, double seconds) {
     if (!answer.has_usage)
       answer.error =
           unexpected("the response has no usage, and only a stream can be counted without it", body);
-  } catch (const json::exception& error) {
+  } catch (const nlohmann::json::exception& error) {
     answer.error = unexpected(std::string("unexpected response (") + error.what() + ")", body);
   }
   return answer;

@@ -33,7 +33,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kNoThrow = asio::as_tuple(asio::use_awaitable);
 constexpr uint64_t kMaxAnswerBytes = uint64_t{1} << 30;
-constexpr size_t kMaxShownBytes = 300;  // of a failed response's body, in the error
+constexpr size_t kMaxShownErrorBytes = 300;  // of a failed response's body, in the error
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -106,7 +106,7 @@ class Load {
         co_return read_whole_answer(response.body(), seconds_since(sent));
       failed.error = error ? broken(error)
                            : internal_error("HTTP " + std::to_string(response.result_int()) + ": " +
-                                            excerpt(response.body(), kMaxShownBytes));
+                                            excerpt(response.body(), kMaxShownErrorBytes));
     }
     failed.latency_s = seconds_since(sent);
     co_return failed;

@@ -18,13 +18,13 @@ constexpr int64_t kMaxTextBytes = int64_t{1} << 30;
 constexpr int kPageSize = 16;
 
 Result<std::string> text_of_line(const std::string& line, const std::string& where) {
-  const nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json parsed = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
   const auto has = [&](const char* key) {
-    return json.is_object() && json.contains(key) && json[key].is_string();
+    return parsed.is_object() && parsed.contains(key) && parsed[key].is_string();
   };
-  if (has("text")) return json["text"].get<std::string>();
+  if (has("text")) return parsed["text"].get<std::string>();
   if (has("question") && has("answer"))
-    return json["question"].get<std::string>() + "\n" + json["answer"].get<std::string>();
+    return parsed["question"].get<std::string>() + "\n" + parsed["answer"].get<std::string>();
   return invalid_argument(where + ": expected an object with \"text\", or with \"question\" and \"answer\"");
 }
 

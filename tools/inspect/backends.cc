@@ -30,7 +30,7 @@ Result<std::vector<MoeProblem>> problems(const EngineConfig& engine) {
   return std::vector<MoeProblem>{gpt_oss_problem(Fp4Format::kMxfp4), gpt_oss_problem(Fp4Format::kNvfp4)};
 }
 
-void print_text(const MoeProblem& problem) {
+void print_backends(const MoeProblem& problem) {
   const Result<MoePlan> plan = plan_moe(problem, {});
   std::printf("%s\n", plan.ok() ? describe(*plan).c_str() : plan.status().message().c_str());
   std::printf("%s\n", matrix_text(backend_matrix(problem), /*markdown=*/false).c_str());
@@ -70,7 +70,7 @@ Status run_backends(const BackendsFlags& flags) {
     if (flags.json)
       all.push_back(to_json(problem));
     else
-      print_text(problem);
+      print_backends(problem);
   }
   if (flags.json) std::printf("%s\n", all.dump(2).c_str());
   return {};

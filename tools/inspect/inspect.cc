@@ -219,7 +219,7 @@ void print_projection(const char* name, const Report& p) {
   std::printf(" %%\n");
 }
 
-void print_text(const Report& report) {
+void print_inspect(const Report& report) {
   std::printf("%s\n", text_of(report["model"]).c_str());
   for (const char* key : {"tensor", "config"})
     if (report.contains(key)) print_fields(report[key]);
@@ -272,7 +272,7 @@ void add_inspect(CLI::App& app, int& exit_code) {
     else if (flags->json)
       std::printf("%s\n", report->dump(1, ' ', false, Report::error_handler_t::replace).c_str());
     else
-      print_text(*report);
+      print_inspect(*report);
   });
 }
 

@@ -100,7 +100,7 @@ Result<Report> make_report(const EngineConfig& given) {
                  KvCache::bytes_per_page(config, plan.act_dtype, flags.page_size) / flags.page_size}};
 }
 
-void print_text(const Report& r) {
+void print_plan(const Report& r) {
   const auto size = [](const Report& bytes) { return size_string(bytes.get<int64_t>()); };
   std::printf("%s: %s, %s\nMoE   %s\n", r["model"].get<std::string>().c_str(),
               r["architecture"].get<std::string>().c_str(), r["quantization"].get<std::string>().c_str(),
@@ -140,7 +140,7 @@ void add_plan(CLI::App& app, int& exit_code) {
     else if (flags->json)
       std::printf("%s\n", report->dump(1, ' ', false, Report::error_handler_t::replace).c_str());
     else
-      print_text(*report);
+      print_plan(*report);
   });
 }
 

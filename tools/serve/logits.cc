@@ -25,11 +25,11 @@ struct LogitsFlags {
 
 Result<std::vector<int32_t>> read_ids(const std::string& path, int64_t vocab_size) {
   FP4MOE_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kMaxIdsFileBytes));
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_array() || json.empty())
+  const nlohmann::json parsed = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!parsed.is_array() || parsed.empty())
     return invalid_argument(path + ": expected a non-empty JSON array of token ids");
   std::vector<int32_t> ids;
-  for (const nlohmann::json& id : json) {
+  for (const nlohmann::json& id : parsed) {
     if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= vocab_size)
       return invalid_argument(path + ": id " + id.dump() + " at index " + std::to_string(ids.size()) +
                               "; legal ids are 0 to " + std::to_string(vocab_size - 1));

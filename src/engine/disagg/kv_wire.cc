@@ -16,7 +16,7 @@ uint64_t checksum_of(KvFrameHeader header, std::span<const uint8_t> payload) {
   return hash64(payload.data(), static_cast<int64_t>(payload.size()), seed);
 }
 
-constexpr size_t kShownBytes = 80;  // of a fact
+constexpr size_t kShownFactBytes = 80;  // of a fact
 
 struct Legality {
   KvFrameType type;
@@ -139,8 +139,8 @@ Status compare_hello(const KvHello& prefill_node, const KvHello& decode_node) {
     for (const auto& [name, value] : side->facts) {
       const std::string prefill = value_of(prefill_node, name), decode = value_of(decode_node, name);
       if (prefill != decode)
-        return unsupported(printable(name, kShownBytes) + " is " + printable(prefill, kShownBytes) +
-                           " on the prefill node and " + printable(decode, kShownBytes) +
+        return unsupported(printable(name, kShownFactBytes) + " is " + printable(prefill, kShownFactBytes) +
+                           " on the prefill node and " + printable(decode, kShownFactBytes) +
                            " on the decode node; they must be the same");
     }
   return {};

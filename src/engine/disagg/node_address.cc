@@ -13,10 +13,11 @@
 namespace fp4moe {
 namespace {
 
-constexpr size_t kShownBytes = 80;
+constexpr size_t kShownAddressBytes = 80;
 
 Status not_an_address(std::string_view text, const char* legal) {
-  return invalid_argument("\"" + printable(text, kShownBytes) + "\" is not an address; legal: " + legal);
+  return invalid_argument("\"" + printable(text, kShownAddressBytes) +
+                          "\" is not an address; legal: " + legal);
 }
 
 // Letters, digits and "-._" of names, ":" of IPv6 addresses, "%" of their scope ids.

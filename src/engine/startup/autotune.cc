@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/cpu_info.h"
 #include "base/log.h"
+#include "base/seconds.h"
 #include "comm/job.h"
 #include "device/device_info.h"
 #include "engine/startup/device_autotune.h"
@@ -24,10 +25,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kExperts = 8;  // experts timed; enough that weights come from memory, as in a step
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 int rank_threads(const EngineConfig& flags) {
   const int all = flags.threads > 0 ? flags.threads : available_cores();

@@ -54,10 +54,10 @@ std::vector<bf16> draw_tokens(int64_t num_tokens, int64_t hidden_size) {
 }
 
 // One layer's experts and their input tokens in GPU memory.
-class LayerTimer {
+class DeviceLayerTimer {
  public:
-  static Result<LayerTimer> make(const MoePlan& plan, const MoeWeightsView& weights, int64_t max_tokens,
-                                 ThreadPool& pool);
+  static Result<DeviceLayerTimer> make(const MoePlan& plan, const MoeWeightsView& weights, int64_t max_tokens,
+                                       ThreadPool& pool);
   // A DeviceTacticTimer. After the first error, which is kept, it launches nothing more.
   double operator()(size_t tactic, int64_t num_tokens) {
     const StreamScope scope(stream_);
@@ -98,11 +98,11 @@ class LayerTimer {
   Status failure_;
 };
 
-Result<LayerTimer> LayerTimer::make(const MoePlan& plan, const MoeWeightsView& weights, int64_t max_tokens,
-                                    ThreadPool& pool) {
+Result<DeviceLayerTimer> DeviceLayerTimer::make(const MoePlan& plan, const MoeWeightsView& weights,
+                                                int64_t max_tokens, ThreadPool& pool) {
   MemoryResource& memory = device_memory();
   const MoeProblem& p = plan.problem();
-  LayerTimer timer;
+  DeviceLayerTimer timer;
   timer.ops_ = &plan.device_ops();
   timer.max_tokens_ = max_tokens;
   timer.topk_ = p.top_k;
@@ -125,7 +125,7 @@ Result<LayerTimer> LayerTimer::make(const MoePlan& plan, const MoeWeightsView& w
   return timer;
 }
 
-Result<double> LayerTimer::measure(size_t tactic, int64_t num_tokens) {
+Result<double> DeviceLayerTimer::measure(size_t tactic, int64_t num_tokens) {
   FP4MOE_ASSIGN_OR_RETURN(const bool right, is_right(tactic, num_tokens));
   if (!right) return -1.0;
   start_.record(stream_);
@@ -136,7 +136,7 @@ Result<double> LayerTimer::measure(size_t tactic, int64_t num_tokens) {
   return us * 1e-6 / kDraws;
 }
 
-Result<bool> LayerTimer::is_right(size_t tactic, int64_t num_tokens) {
+Result<bool> DeviceLayerTimer::is_right(size_t tactic, int64_t num_tokens) {
   if (num_tokens != compared_tokens_) {
     FP4MOE_ASSIGN_OR_RETURN(expected_, output(ops_->default_tactic(args(num_tokens, 0)), num_tokens));
     compared_tokens_ = num_tokens;
@@ -156,7 +156,7 @@ Result<bool> LayerTimer::is_right(size_t tactic, int64_t num_tokens) {
 }
 
 // Output of the last tokens; elements that the tactic does not write are NaN.
-Result<std::vector<float>> LayerTimer::output(size_t tactic, int64_t num_tokens) {
+Result<std::vector<float>> DeviceLayerTimer::output(size_t tactic, int64_t num_tokens) {
   const int64_t h = experts_.tiles().hidden_size, rows = std::min(num_tokens, kComparedTokens);
   float* from = out_.as<float>() + (num_tokens - rows) * h;
   std::vector<float> y(static_cast<size_t>(rows * h), std::numeric_limits<float>::quiet_NaN());
@@ -211,7 +211,8 @@ std::string tactics_text(const DeviceMoeOps& ops, const DeviceTactics& tactics) 
 
 Result<DeviceTactics> time_tactics(const MoePlan& plan, const MoeWeightsView& weights,
                                    const std::vector<int64_t>& buckets, double budget, ThreadPool& pool) {
-  FP4MOE_ASSIGN_OR_RETURN(LayerTimer timer, LayerTimer::make(plan, weights, buckets.back(), pool));
+  FP4MOE_ASSIGN_OR_RETURN(DeviceLayerTimer timer,
+                          DeviceLayerTimer::make(plan, weights, buckets.back(), pool));
   const auto start = std::chrono::steady_clock::now();
   const auto has_time = [&] {
     const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "base/seconds.h"
 #include "engine/startup/kernels_id.h"
 #include "engine/startup/memory_plan.h"
 #include "engine/startup/user_cache.h"
@@ -21,19 +22,9 @@ using Clock = std::chrono::steady_clock;
 // Packing smaller checkpoints takes no noticeable time; an explicit --weight-cache-dir is used for any size.
 constexpr int64_t kWorthKeeping = int64_t{256} << 20;
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 std::string seconds_text(double seconds) {
   char text[32];
   std::snprintf(text, sizeof text, "%.2f s", seconds);
-  return text;
-}
-
-std::string hex(uint64_t value) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
   return text;
 }
 
@@ -85,10 +76,10 @@ WeightCachePlace weight_cache_place(const Checkpoint& checkpoint, const ModelPla
   const std::string packing = packing_text(plan, layout);
   WeightCachePlace place;
   place.path = folder + "/" + model.filename().string() + "-" +
-               hex(hash_text(packing, hash_text(model.string()))) + ".weights";
+               hash_text_of(hash_text(packing, hash_text(model.string()))) + ".weights";
   place.key = "fp4moe " FP4MOE_VERSION " packing " + std::string(packing_id()) + "\ncheckpoint " +
-              std::to_string(num_bytes) + " bytes " + hex(checkpoint.identity()) + " configuration " +
-              hex(config_hash(checkpoint.folder())) + "\n" + packing;
+              std::to_string(num_bytes) + " bytes " + hash_text_of(checkpoint.identity()) +
+              " configuration " + hash_text_of(config_hash(checkpoint.folder())) + "\n" + packing;
   return place;
 }
 

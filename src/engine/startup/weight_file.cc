@@ -15,12 +15,6 @@ constexpr int64_t kBlockBytes = int64_t{1} << 20;  // unit of a checksum that on
 
 std::string count(uint64_t n) { return std::to_string(n); }
 
-std::string hex(uint64_t value) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
-  return text;
-}
-
 uint64_t hash_header(const WeightFileHeader& header) {
   return hash64(&header, offsetof(WeightFileHeader, header_hash));
 }
@@ -50,8 +44,8 @@ Result<WeightFileHeader> read_header(std::span<const uint8_t> file) {
   if (file.size() < sizeof header) return data_loss("it ends after " + count(file.size()) + " bytes");
   std::memcpy(&header, file.data(), sizeof header);
   if (const uint64_t hash = hash_header(header); hash != header.header_hash)
-    return data_loss("its header is damaged: checksum " + hex(hash) + ", expected " +
-                     hex(header.header_hash));
+    return data_loss("its header is damaged: checksum " + hash_text_of(hash) + ", expected " +
+                     hash_text_of(header.header_hash));
   if (header.file_bytes != file.size())
     return data_loss("it has " + count(file.size()) + " bytes, " + count(header.file_bytes) +
                      " were written");
@@ -85,6 +79,12 @@ Status check_places(const WeightFileHeader& header, const WeightFileIndex& index
 
 }  // namespace
 
+std::string hash_text_of(uint64_t hash) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
+  return text;
+}
+
 uint64_t weight_checksum(std::span<const uint8_t> weight, ThreadPool& pool) {
   const int64_t num_bytes = std::ssize(weight);
   std::vector<uint64_t> blocks(static_cast<size_t>((num_bytes + kBlockBytes - 1) / kBlockBytes));
@@ -110,7 +110,8 @@ Result<WeightFileIndex> read_weight_index(std::span<const uint8_t> file, std::st
     return wrong_end;
   const uint8_t* at = file.data() + header.index_offset;
   if (const uint64_t hash = hash64(at, static_cast<int64_t>(index_bytes)); hash != header.index_hash)
-    return data_loss("its index is damaged: checksum " + hex(hash) + ", expected " + hex(header.index_hash));
+    return data_loss("its index is damaged: checksum " + hash_text_of(hash) + ", expected " +
+                     hash_text_of(header.index_hash));
   WeightFileIndex index;
   index.key.assign(reinterpret_cast<const char*>(at), header.key_bytes);
   if (index.key != key) return other_key(index.key, key);
@@ -133,7 +134,8 @@ Status check_weights(std::span<const uint8_t> file, const WeightFileIndex& index
     const size_t room = static_cast<size_t>(weight_room(static_cast<int64_t>(weight.num_bytes)));
     if (const uint64_t found = weight_checksum(file.subspan(at, weight.num_bytes), pool);
         found != weight.checksum)
-      return data_loss(name + "checksum " + hex(found) + ", expected " + hex(weight.checksum));
+      return data_loss(name + "checksum " + hash_text_of(found) + ", expected " +
+                       hash_text_of(weight.checksum));
     const std::span<const uint8_t> padding = file.subspan(at + weight.num_bytes, room - weight.num_bytes);
     if (std::any_of(padding.begin(), padding.end(), [](uint8_t byte) { return byte != 0; }))
       return data_loss(name + "its padding is not zero");

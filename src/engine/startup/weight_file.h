@@ -23,6 +23,9 @@ namespace fp4moe {
 inline constexpr int64_t kWeightAlign = 4096;
 inline constexpr uint32_t kWeightFileVersion = 2;
 
+// 16 hexadecimal digits.
+std::string hash_text_of(uint64_t hash);
+
 struct WeightFileHeader {
   char magic[8];
   uint32_t version;

@@ -10,7 +10,7 @@
 namespace fp4moe {
 namespace {
 
-constexpr int64_t kChunk = int64_t{1} << 16;  // elements
+constexpr int64_t kElementsPerChunk = int64_t{1} << 16;  // elements
 
 // Index of the first of n elements whose exponent bits are all ones, or -1. The loop over a chunk has no
 // exit, so that it is vectorised; signed elements, because SSE2 has only a signed 16-bit maximum.
@@ -68,7 +68,7 @@ Status check_finite(const TensorPart& part, ThreadPool& pool) {
                    part.first_col >= 0 && num_cols >= 0 && part.first_col + num_cols <= row,
                "a part outside of tensor '" + part.tensor->name + "'");
   std::atomic<int64_t> first_bad = total;
-  run_ranges(pool, num_rows, std::max<int64_t>(1, kChunk / row), [&](int64_t from, int64_t to) {
+  run_ranges(pool, num_rows, std::max<int64_t>(1, kElementsPerChunk / row), [&](int64_t from, int64_t to) {
     for (int64_t r = part.first_row + from; r < part.first_row + to; ++r) {
       const int64_t begin = r * row + part.first_col, found = find_not_finite(view, begin, num_cols);
       if (found < 0) continue;

@@ -39,7 +39,7 @@ std::string shown(const Token& token) {
     case TokenType::kData:
       return "template text";
     case TokenType::kString:
-      return "string " + quoted(token.text);
+      return "string " + jinja::quoted(token.text);
     default:
       return "'" + token.text + "'";
   }

@@ -158,7 +158,7 @@ Value attr(Call& call) {
   return is_key ? missing_member(call.heap, call.self, call.arg(0)) : value;
 }
 
-constexpr Builtin kFilters[] = {
+constexpr Builtin kNumberFilters[] = {
     {"int", "default base", 0, to_int},
     {"float", "default", 0, to_float},
     {"abs", "", 0, absolute},
@@ -170,6 +170,6 @@ constexpr Builtin kFilters[] = {
 
 }  // namespace
 
-std::span<const Builtin> number_filters() { return kFilters; }
+std::span<const Builtin> number_filters() { return kNumberFilters; }
 
 }  // namespace fp4moe::jinja

@@ -96,7 +96,7 @@ Value select(Call& call) {
   return generator_value(call.heap, kept);
 }
 
-constexpr Builtin kFilters[] = {
+constexpr Builtin kSelectionFilters[] = {
     {"map", "*", 0, map},
     {"select", "*", 0, select<true, false>},
     {"reject", "*", 0, select<false, false>},
@@ -106,6 +106,6 @@ constexpr Builtin kFilters[] = {
 
 }  // namespace
 
-std::span<const Builtin> selection_filters() { return kFilters; }
+std::span<const Builtin> selection_filters() { return kSelectionFilters; }
 
 }  // namespace fp4moe::jinja

@@ -215,7 +215,7 @@ Value slice_filter(Call& call) {
 
 Value length_filter(Call& call) { return Value(length(call.heap, call.self)); }
 
-constexpr Builtin kFilters[] = {
+constexpr Builtin kSequenceFilters[] = {
     {"length", "", 0, length_filter},
     {"count", "", 0, length_filter},
     {"list", "", 0, [](Call& c) { return list_value(c.heap, items_of(c)); }},
@@ -237,6 +237,6 @@ constexpr Builtin kFilters[] = {
 
 }  // namespace
 
-std::span<const Builtin> sequence_filters() { return kFilters; }
+std::span<const Builtin> sequence_filters() { return kSequenceFilters; }
 
 }  // namespace fp4moe::jinja

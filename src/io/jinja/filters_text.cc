@@ -149,7 +149,7 @@ Value to_json_filter(Call& call) {
   return heap_text(call.heap, to_json(call.heap, call.self, style));
 }
 
-constexpr Builtin kFilters[] = {
+constexpr Builtin kTextFilters[] = {
     {"upper", "", 0, change<to_upper>},
     {"lower", "", 0, change<to_lower>},
     {"capitalize", "", 0, change<capitalize>},
@@ -172,6 +172,6 @@ constexpr Builtin kFilters[] = {
 
 }  // namespace
 
-std::span<const Builtin> text_filters() { return kFilters; }
+std::span<const Builtin> text_filters() { return kTextFilters; }
 
 }  // namespace fp4moe::jinja

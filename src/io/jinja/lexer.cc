@@ -202,7 +202,7 @@ class Lexer {
     }
     std::string shown;
     append_utf8(shown, first_point());
-    fail_here("unexpected character " + quoted(shown));
+    fail_here("unexpected character " + jinja::quoted(shown));
   }
 
   // End of a run of digits with single underscores between them.

@@ -71,9 +71,9 @@ struct Piece {
   int64_t expert, first_row, num_rows;
 };
 
-class Pass {
+class ExpertPass {
  public:
-  Pass(const RunnerArgs& args, Arena& scratch, ThreadPool& pool)
+  ExpertPass(const RunnerArgs& args, Arena& scratch, ThreadPool& pool)
       : args_(args), p_(args.problem), ops_(ops_of(p_)), pool_(pool), cols_(p_.local_intermediate().count) {
     gate_up_ = scratch.take<float>(kRowsAtATime * matrices(p_) * cols_);
     h_ = scratch.take<uint8_t>(kRowsAtATime * cols_ * dtype_bits(p_.act_dtype) / 8);
@@ -178,7 +178,7 @@ int64_t bf16_scratch_bytes(const MoeProblem& p, const Numerics&, int64_t) {
 }
 
 void bf16_run(const RunnerRow&, const RunnerArgs& args, Arena& scratch, ThreadPool& pool) {
-  const Pass pass(args, scratch, pool);
+  const ExpertPass pass(args, scratch, pool);
   const ExpertBatch& batch = args.batch;
   for (int64_t e = 0; e < batch.num_experts; ++e)
     for (int64_t row = 0; row < batch.num_rows(e); row += kRowsAtATime)

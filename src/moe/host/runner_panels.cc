@@ -52,7 +52,7 @@ struct Operand {
 };
 
 // The arguments of panels_run() and values derived from them.
-struct Pass {
+struct PanelPass {
   const MoeProblem& p;
   const PackedExperts& experts;
   const ExpertBatch& batch;
@@ -89,7 +89,7 @@ ActRows take_rows(Arena& scratch, int64_t rows, int64_t cols, DType dtype) {
 }
 
 // The GEMM's view of one expert's rows.
-ExpertGemmArgs gemm_args(const Pass& pass, const Operand& x, int64_t expert) {
+ExpertGemmArgs gemm_args(const PanelPass& pass, const Operand& x, int64_t expert) {
   const int64_t first = pass.batch.first_row(expert), blocks = x.rows.cols / fp4_block(pass.p.format);
   return {.format = pass.p.format,
           .x = rows_of(x.rows, pass.batch, expert),
@@ -100,7 +100,7 @@ ExpertGemmArgs gemm_args(const Pass& pass, const Operand& x, int64_t expert) {
 
 // Calls body(expert, first row in the batch, number of rows) in parallel for pieces of the active experts.
 template <class Body>
-void for_row_pieces(const Pass& pass, const Body& body) {
+void for_row_pieces(const PanelPass& pass, const Body& body) {
   constexpr int64_t kRows = 8;
   int64_t most = 0;
   for (int64_t e : pass.active) most = std::max(most, pass.batch.num_rows(e));
@@ -114,7 +114,7 @@ void for_row_pieces(const Pass& pass, const Body& body) {
 
 // Quantises all rows of `x` into `out` (which may be x). scale_of(expert) is the static tensor scale.
 template <class ScaleOf>
-Operand quantize(const Pass& pass, const ActRows& x, const ActRows& out, ActQuantKind kind,
+Operand quantize(const PanelPass& pass, const ActRows& x, const ActRows& out, ActQuantKind kind,
                  const ScaleOf& scale_of) {
   const bool int8 = kind == ActQuantKind::kInt8Block;
   const int block = int8 ? fp4_block(pass.p.format) : 16;
@@ -141,13 +141,13 @@ DType quantised_dtype(const MoeProblem& p, const Numerics& n) {
   return n.scheme == Scheme::kW4A8 && !n.is_fp8() ? DType::kI8 : p.act_dtype;
 }
 
-ActQuantKind quant_kind(const Pass& pass, ActScaleChoice choice) {
+ActQuantKind quant_kind(const PanelPass& pass, ActScaleChoice choice) {
   if (pass.numerics().is_fp8()) return ActQuantKind::kFp8PerToken;
   if (pass.is(Scheme::kW4A8)) return ActQuantKind::kInt8Block;
   return choice == ActScaleChoice::kPerToken ? ActQuantKind::kNvfp4PerToken : ActQuantKind::kNvfp4Static;
 }
 
-Operand input_operand(const Pass& pass) {
+Operand input_operand(const PanelPass& pass) {
   const ExpertBatch& batch = pass.batch;
   const bool quantised = pass.is(Scheme::kW4A4);
   if (pass.is(Scheme::kW4A16) || (quantised && batch.x_is_nvfp4)) {
@@ -181,7 +181,7 @@ DType intermediate_dtype(const MoeProblem& p, const Numerics& n) {
   return through_bf16 ? DType::kBF16 : DType::kF32;
 }
 
-Operand intermediate_operand(const Pass& pass, const ActRows& h) {
+Operand intermediate_operand(const PanelPass& pass, const ActRows& h) {
   if (pass.is(Scheme::kW4A16)) return {h};
   const DType dtype = quantised_dtype(pass.p, pass.numerics());
   const ActRows out = h.dtype == dtype ? h : take_rows(pass.scratch, h.rows, h.cols, dtype);
@@ -189,7 +189,7 @@ Operand intermediate_operand(const Pass& pass, const ActRows& h) {
                   [&](int64_t e) { return pass.scales(e).a2; });
 }
 
-void run_gate_up(const Pass& pass, const Operand& x, const ActRows& h) {
+void run_gate_up(const PanelPass& pass, const Operand& x, const ActRows& h) {
   const PanelGrid grid = gate_up_grid(pass.ops, pass.p);
   for_chunks(grid, pass.chunk_bytes(TacticOp::kGateUp), pass.active, pass.pool, [&](const Chunk& c) {
     const int64_t group = c.expert * grid.num_groups + c.first_group;
@@ -209,7 +209,7 @@ void run_gate_up(const Pass& pass, const Operand& x, const ActRows& h) {
   });
 }
 
-void run_down(const Pass& pass, const Operand& h) {
+void run_down(const PanelPass& pass, const Operand& h) {
   const PanelGrid grid = down_grid(pass.ops, pass.p);
   for_chunks(grid, pass.chunk_bytes(TacticOp::kDown), pass.active, pass.pool, [&](const Chunk& c) {
     const int64_t panel = c.expert * grid.num_groups + c.first_group;
@@ -244,14 +244,14 @@ int64_t panels_scratch_bytes(const MoeProblem& p, const Numerics& n, int64_t max
 
 void panels_run(const RunnerRow& row, const RunnerArgs& args, Arena& scratch, ThreadPool& pool) {
   const MoeProblem& p = args.problem;
-  const Pass pass = {p,
-                     args.experts,
-                     args.batch,
-                     row.ops(),
-                     scratch,
-                     pool,
-                     p.local_intermediate().count,
-                     active_experts(args.batch, scratch)};
+  const PanelPass pass = {p,
+                          args.experts,
+                          args.batch,
+                          row.ops(),
+                          scratch,
+                          pool,
+                          p.local_intermediate().count,
+                          active_experts(args.batch, scratch)};
   const ActRows h =
       take_rows(scratch, args.batch.x.rows, pass.intermediate, intermediate_dtype(p, pass.numerics()));
   run_gate_up(pass, input_operand(pass), h);

@@ -5,8 +5,6 @@
 namespace fp4moe {
 namespace {
 
-std::string number(int64_t n) { return std::to_string(n); }
-
 // The protocol and every setting that is not the default: "deepep, nvfp4 rows, fp8 back, deterministic".
 std::string a2a_text(const MoePlan& plan) {
   const A2aSettings& a2a = plan.a2a_settings();
@@ -23,14 +21,16 @@ std::string numerics_text(const MoePlan& plan) {
   return plan.problem().format == Fp4Format::kNone ? "bf16" : numerics_text(plan.numerics());
 }
 
-std::string range(Shard s) { return "[" + number(s.first) + ", " + number(s.first + s.count) + ")"; }
+std::string range(Shard s) {
+  return "[" + std::to_string(s.first) + ", " + std::to_string(s.first + s.count) + ")";
+}
 
 // A rank's part of every layer's experts, and its data-parallel group.
 std::string rank_text(const MoePlan& plan, int rank) {
   const MoePlan mine = plan.at_rank(rank);
   const MoeProblem& p = mine.problem();
   return "experts " + range(p.local_experts()) + ", I " + range(p.local_intermediate()) + ", group " +
-         number(p.layout.dp_rank()) + " of " + number(p.layout.dp);
+         std::to_string(p.layout.dp_rank()) + " of " + std::to_string(p.layout.dp);
 }
 
 }  // namespace
@@ -58,7 +58,8 @@ std::string summary(const MoePlan& plan) {
   std::string text = numerics_text(plan) + " by " + plan.runner()->name + " over a2a " + a2a_text(plan) +
                      ", fabric " + plan.fabric().name;
   if (layout.tp > 1)
-    text += ", tp=" + number(layout.tp) + " ep=" + number(layout.ep) + " dp=" + number(layout.dp);
+    text += ", tp=" + std::to_string(layout.tp) + " ep=" + std::to_string(layout.ep) +
+            " dp=" + std::to_string(layout.dp);
   if (!plan.note().empty()) text += " (" + plan.note() + ")";
   for (const RowVerdict& v : plan.verdicts()) {
     if (v.kind != "runner" || is_far_off(v.name, plan)) continue;
@@ -71,13 +72,14 @@ std::string summary(const MoePlan& plan) {
 std::string describe(const MoePlan& plan) {
   if (plan.runner() == nullptr) return "MoE plan: empty";
   const MoeProblem& p = plan.problem();
-  std::string text =
-      std::string("MoE plan: ") + fp4_format_name(p.format) + " " + numerics_text(plan) + ", activations " +
-      dtype_name(p.act_dtype) + ", H=" + number(p.hidden_size) + " I=" + number(p.intermediate_size) +
-      " E=" + number(p.num_experts) + " K=" + number(p.top_k) + ", " + device_kind_name(p.device) + " " +
-      (p.device == DeviceKind::kCpu ? std::string(isa_name(p.isa))
-                                    : compute_capability_text(p.compute_capability)) +
-      ", fabric " + plan.fabric().name + ", " + number(p.layout.tp) + (p.layout.tp == 1 ? " rank" : " ranks");
+  std::string text = std::string("MoE plan: ") + fp4_format_name(p.format) + " " + numerics_text(plan) +
+                     ", activations " + dtype_name(p.act_dtype) + ", H=" + std::to_string(p.hidden_size) +
+                     " I=" + std::to_string(p.intermediate_size) + " E=" + std::to_string(p.num_experts) +
+                     " K=" + std::to_string(p.top_k) + ", " + device_kind_name(p.device) + " " +
+                     (p.device == DeviceKind::kCpu ? std::string(isa_name(p.isa))
+                                                   : compute_capability_text(p.compute_capability)) +
+                     ", fabric " + plan.fabric().name + ", " + std::to_string(p.layout.tp) +
+                     (p.layout.tp == 1 ? " rank" : " ranks");
   const auto line = [&](const std::string& head, const std::string& kind, const std::string& name) {
     text += "\n  " + head + std::string(8 - head.size(), ' ') + " " + kind +
             std::string(6 - kind.size(), ' ') + " " + name;
@@ -93,7 +95,7 @@ std::string describe(const MoePlan& plan) {
     text += v.reason.empty() ? ": fits" : ": " + v.reason;
   }
   for (int rank = 0; p.layout.tp > 1 && rank < p.layout.tp; ++rank)
-    line("layout", "rank", number(rank) + ": " + rank_text(plan, rank));
+    line("layout", "rank", std::to_string(rank) + ": " + rank_text(plan, rank));
   return text;
 }
 

@@ -8,18 +8,18 @@ namespace fp4moe {
 
 namespace {
 
-constexpr std::string_view kSpace = " \t\r\n";
+constexpr std::string_view kCallSpace = " \t\r\n";
 using Kind = AnswerPart::Kind;
 
 // The content around calls; white space before and after a call is dropped.
 class ContentBesideCalls {
  public:
   void push(std::string_view text, AnswerParts& parts) {
-    if (skips_space_) text.remove_prefix(std::min(text.find_first_not_of(kSpace), text.size()));
+    if (skips_space_) text.remove_prefix(std::min(text.find_first_not_of(kCallSpace), text.size()));
     if (text.empty()) return;
     skips_space_ = false;
     held_ += text;
-    const size_t end = held_.find_last_not_of(kSpace);
+    const size_t end = held_.find_last_not_of(kCallSpace);
     if (end == std::string::npos) return;
     parts.push_back({Kind::kContent, held_.substr(0, end + 1)});
     held_.erase(0, end + 1);

@@ -6,8 +6,6 @@ namespace fp4moe {
 
 namespace {
 
-using Kind = GrammarSpec::Kind;
-
 // The text of a JSON schema given as an object or as its text, checked to be well-formed and not too deep.
 std::string schema_text(Fields& fields, const std::string& name, const json& given) {
   json schema = given;
@@ -21,12 +19,12 @@ std::string schema_text(Fields& fields, const std::string& name, const json& giv
   return to_text(schema);
 }
 
-void set(const Engine& engine, Fields& fields, const std::string& name, GrammarSpec& grammar, Kind kind,
-         std::string text) {
+void set(const Engine& engine, Fields& fields, const std::string& name, GrammarSpec& grammar,
+         GrammarSpec::Kind kind, std::string text) {
   if (!engine.info().has_grammars)
     fields.fail(name, unsupported("needs a grammar backend, and this server has none (--grammar-backend, or "
                                   "a build without xgrammar)"));
-  if (grammar.kind != Kind::kNone)
+  if (grammar.kind != GrammarSpec::Kind::kNone)
     fields.fail(name, "cannot be combined with another constraint on the output text");
   grammar = {kind, std::move(text)};
 }
@@ -36,15 +34,16 @@ void set(const Engine& engine, Fields& fields, const std::string& name, GrammarS
 GrammarSpec read_grammar(const Engine& engine, Fields& fields) {
   GrammarSpec grammar;
   if (const json* schema = fields.find("json_schema"))
-    set(engine, fields, "json_schema", grammar, Kind::kJsonSchema,
+    set(engine, fields, "json_schema", grammar, GrammarSpec::Kind::kJsonSchema,
         schema_text(fields, "json_schema", *schema));
-  for (const auto& [name, kind] : {std::pair{"regex", Kind::kRegex}, {"ebnf", Kind::kEbnf}}) {
+  for (const auto& [name, kind] :
+       {std::pair{"regex", GrammarSpec::Kind::kRegex}, {"ebnf", GrammarSpec::Kind::kEbnf}}) {
     if (fields.find(name) == nullptr) continue;
     set(engine, fields, name, grammar, kind, fields.string(name, ""));
     if (grammar.text.empty()) fields.fail(name, "is empty");
   }
   if (const json* tag = fields.find("structural_tag"))
-    set(engine, fields, "structural_tag", grammar, Kind::kStructuralTag,
+    set(engine, fields, "structural_tag", grammar, GrammarSpec::Kind::kStructuralTag,
         schema_text(fields, "structural_tag", *tag));
   return grammar;
 }
@@ -56,7 +55,7 @@ void read_response_format(const Engine& engine, Fields& fields, GrammarSpec& gra
   Fields inner(*format, name + ".");
   const std::string type = inner.string("type", "");
   if (type == "json_object") {
-    set(engine, fields, name, grammar, Kind::kJsonSchema, R"({"type":"object"})");
+    set(engine, fields, name, grammar, GrammarSpec::Kind::kJsonSchema, R"({"type":"object"})");
   } else if (type == "json_schema") {
     const json* wrapper = inner.find("json_schema");
     const json none = json::object();
@@ -67,11 +66,12 @@ void read_response_format(const Engine& engine, Fields& fields, GrammarSpec& gra
     if (schema == nullptr)
       named.fail("schema", "is missing");
     else
-      set(engine, fields, name, grammar, Kind::kJsonSchema, schema_text(named, "schema", *schema));
+      set(engine, fields, name, grammar, GrammarSpec::Kind::kJsonSchema,
+          schema_text(named, "schema", *schema));
     inner.merge(named);
   } else if (type == "structural_tag") {
     for (const char* part : {"format", "structures", "triggers"}) inner.find(part);
-    set(engine, fields, name, grammar, Kind::kStructuralTag, to_text(*format));
+    set(engine, fields, name, grammar, GrammarSpec::Kind::kStructuralTag, to_text(*format));
   } else if (type != "text") {
     inner.fail("type", "must be \"text\", \"json_object\", \"json_schema\" or \"structural_tag\", got " +
                            to_text(type).substr(0, 80));
@@ -82,13 +82,14 @@ void read_response_format(const Engine& engine, Fields& fields, GrammarSpec& gra
 json json_schema_format(json schema) { return {{"type", "json_schema"}, {"json_schema", std::move(schema)}}; }
 
 json structural_format(const GrammarSpec& grammar) {
-  if (grammar.kind == Kind::kRegex) return {{"type", "regex"}, {"pattern", grammar.text}};
-  if (grammar.kind == Kind::kEbnf) return {{"type", "grammar"}, {"grammar", grammar.text}};
+  if (grammar.kind == GrammarSpec::Kind::kRegex) return {{"type", "regex"}, {"pattern", grammar.text}};
+  if (grammar.kind == GrammarSpec::Kind::kEbnf) return {{"type", "grammar"}, {"grammar", grammar.text}};
   return json_schema_format(json::parse(grammar.text));
 }
 
 GrammarSpec structural_tag(json format) {
-  return {Kind::kStructuralTag, to_text({{"type", "structural_tag"}, {"format", std::move(format)}})};
+  return {GrammarSpec::Kind::kStructuralTag,
+          to_text({{"type", "structural_tag"}, {"format", std::move(format)}})};
 }
 
 }  // namespace fp4moe

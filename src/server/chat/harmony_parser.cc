@@ -20,12 +20,12 @@ const std::vector<std::string_view> kMarkers = {"<|start|>", "<|channel|>", "<|c
                                                 "<|end|>",   "<|return|>",  "<|call|>"};
 enum Marker { kStart, kChannel, kConstrain, kMessage, kEnd, kReturn, kCallMarker };
 
-bool is_space(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
+bool is_header_space(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
 
 // The first word of a text, delimited by white space.
 std::string first_word(std::string_view text) {
-  const auto begin = std::find_if_not(text.begin(), text.end(), is_space);
-  return {begin, std::find_if(begin, text.end(), is_space)};
+  const auto begin = std::find_if_not(text.begin(), text.end(), is_header_space);
+  return {begin, std::find_if(begin, text.end(), is_header_space)};
 }
 
 class HarmonyParser final : public AnswerParser {
@@ -68,9 +68,9 @@ class HarmonyParser final : public AnswerParser {
   // Whether header_ can still be the text between "assistant" and the first marker: a recipient.
   bool may_be_header() const {
     constexpr std::string_view kTo = "to=";
-    const auto begin = std::find_if_not(header_.begin(), header_.end(), is_space);
+    const auto begin = std::find_if_not(header_.begin(), header_.end(), is_header_space);
     const std::string_view rest(begin, header_.end());
-    return rest.starts_with(kTo) ? std::none_of(rest.begin(), rest.end(), is_space) || rest.size() < 80
+    return rest.starts_with(kTo) ? std::none_of(rest.begin(), rest.end(), is_header_space) || rest.size() < 80
                                  : kTo.starts_with(rest);
   }
 

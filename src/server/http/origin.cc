@@ -13,13 +13,13 @@ namespace fp4moe {
 
 namespace {
 
-constexpr const char* kAny = "*";
+constexpr const char* kAnyHost = "*";
 
 bool equal(std::string_view a, std::string_view b) {
   return boost::beast::iequals({a.data(), a.size()}, {b.data(), b.size()});
 }
 
-bool has(const std::vector<std::string>& list, std::string_view value) {
+bool is_listed(const std::vector<std::string>& list, std::string_view value) {
   return std::any_of(list.begin(), list.end(), [&](const std::string& s) { return equal(s, value); });
 }
 
@@ -31,7 +31,7 @@ bool is_loopback_address(std::string_view host) {
 
 bool is_own_host(const ServerConfig& config, std::string_view host) {
   return is_loopback_address(host) || equal(host, config.host) || equal(host, "[" + config.host + "]") ||
-         has(config.allowed_hosts, host) || has(config.allowed_hosts, kAny);
+         is_listed(config.allowed_hosts, host) || is_listed(config.allowed_hosts, kAnyHost);
 }
 
 // "host:port" of "scheme://host:port".
@@ -46,7 +46,7 @@ Status check_hosts(const ServerConfig& config) {
   for (const std::string& host : config.allowed_hosts) {
     const bool is_host =
         !host.empty() && host.find_first_of(" \t,/@?#*") == std::string::npos && without_port(host) == host;
-    if (host != kAny && !is_host)
+    if (host != kAnyHost && !is_host)
       return invalid_argument("allowed_hosts: '" + host.substr(0, 80) +
                               "' is not a host; legal: a name or an address without a port, *");
   }
@@ -73,7 +73,8 @@ std::optional<HttpResponse> refuse_foreign(const ServerConfig& config, bool is_l
   const std::vector<std::string>& allowed = config.cors_allow_origins;
   const std::string_view authority = authority_of(origin);
   const bool is_own = !authority.empty() && equal(authority, request.host);
-  if (origin.empty() || is_own || has(allowed, origin) || has(allowed, kAny)) return std::nullopt;
+  if (origin.empty() || is_own || is_listed(allowed, origin) || is_listed(allowed, kAnyHost))
+    return std::nullopt;
   return http_error(
       403,
       "pages of \"" + origin.substr(0, 80) + "\" may not use this server; --cors-allow-origins allows them",

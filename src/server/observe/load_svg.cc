@@ -39,7 +39,7 @@ int colour_index(double over_mean) {
   return static_cast<int>(std::lround(level * (kColours - 1)));
 }
 
-std::string escape(const std::string& text) {
+std::string escape_xml(const std::string& text) {
   std::string out;
   for (const char c : text) {
     switch (c) {
@@ -59,14 +59,15 @@ std::string escape(const std::string& text) {
   return out;
 }
 
-std::string number(double value) {
+std::string svg_number(double value) {
   char text[32];
   std::snprintf(text, sizeof text, "%.2f", value);
   return text;
 }
 
 std::string text_at(double x, double y, const std::string& text, const char* more = "") {
-  return "<text x=\"" + number(x) + "\" y=\"" + number(y) + "\"" + more + ">" + escape(text) + "</text>\n";
+  return "<text x=\"" + svg_number(x) + "\" y=\"" + svg_number(y) + "\"" + more + ">" + escape_xml(text) +
+         "</text>\n";
 }
 
 // Cells of unit size; the enclosing group scales them.
@@ -91,7 +92,7 @@ std::string cells(const ExpertLoad& load, const std::vector<LayerBalance>& balan
 std::string legend(double y) {
   std::string out;
   for (int c = 0; c < kColours; ++c)
-    out += "<rect x=\"" + std::to_string(kLeft + 8 * c) + "\" y=\"" + number(y) +
+    out += "<rect x=\"" + std::to_string(kLeft + 8 * c) + "\" y=\"" + svg_number(y) +
            "\" width=\"8\" height=\"10\" fill=\"" + colour(c / (kColours - 1.0)) + "\"/>\n";
   for (const int times : {0, 1, 2, 4, 8}) {
     const double x = kLeft + 4 + 8.0 * colour_index(times);
@@ -124,11 +125,11 @@ std::string load_svg(const LoadReport& report) {
                      "; rows are layers; " + std::to_string(load.counted_ranks) + " of " +
                      std::to_string(load.num_ranks) + " ranks");
   svg += text_at(kBarLeft, 52, "busiest expert / mean");
-  svg +=
-      "<g transform=\"translate(" + std::to_string(kLeft) + " " + std::to_string(kMapTop) + ") scale(" +
-      number(static_cast<double>(kMapWidth) / static_cast<double>(std::max<int64_t>(1, load.num_experts))) +
-      " " + std::to_string(row_height) + ")\" shape-rendering=\"crispEdges\">\n" + cells(load, balance) +
-      "</g>\n";
+  svg += "<g transform=\"translate(" + std::to_string(kLeft) + " " + std::to_string(kMapTop) + ") scale(" +
+         svg_number(static_cast<double>(kMapWidth) /
+                    static_cast<double>(std::max<int64_t>(1, load.num_experts))) +
+         " " + std::to_string(row_height) + ")\" shape-rendering=\"crispEdges\">\n" + cells(load, balance) +
+         "</g>\n";
   double most = 1;
   for (const LayerBalance& layer : balance) most = std::max(most, layer.max_over_mean);
   for (int row = 0; row < rows; ++row) {
@@ -138,10 +139,10 @@ std::string load_svg(const LoadReport& report) {
       svg += text_at(kLeft - 8, base, std::to_string(load.layers[static_cast<size_t>(row)]),
                      " text-anchor=\"end\"");
     const double width = kBarWidth * layer.max_over_mean / most;
-    svg += "<rect x=\"" + std::to_string(kBarLeft) + "\" y=\"" + number(top + 1) + "\" width=\"" +
-           number(width) + "\" height=\"" + std::to_string(row_height - 2) + "\" fill=\"#8aa0c0\"/>\n";
+    svg += "<rect x=\"" + std::to_string(kBarLeft) + "\" y=\"" + svg_number(top + 1) + "\" width=\"" +
+           svg_number(width) + "\" height=\"" + std::to_string(row_height - 2) + "\" fill=\"#8aa0c0\"/>\n";
     if (row % label_step == 0 && layer.tokens > 0)
-      svg += text_at(kBarLeft + width + 4, base, number(layer.max_over_mean));
+      svg += text_at(kBarLeft + width + 4, base, svg_number(layer.max_over_mean));
   }
   return svg + legend(kMapTop + map_height + 16) + "</svg>\n";
 }

@@ -1,0 +1,12 @@
+// Seconds as double, the unit of every flag and report of time.
+#pragma once
+
+#include <chrono>
+
+namespace fp4moe {
+
+inline double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace fp4moe
