@@ -14,6 +14,7 @@ struct NamedValue {
   std::string name, value;
 };
 
+// Large because each engine flag is a field.
 struct EngineConfig {
   // Model.
   std::string model_path;  // folder with config.json and safetensors

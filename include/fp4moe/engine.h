@@ -15,6 +15,7 @@ namespace fp4moe {
 struct EngineConfig;  // fp4moe/config.h
 
 // Facts of the loaded model, constant after Engine::make.
+// Large because each fact that the server reports is a field.
 struct ModelInfo {
   std::string name;          // served model name
   std::string path;          // EngineConfig::model_path
@@ -38,6 +39,7 @@ struct ModelInfo {
 };
 
 // Snapshot of counters (*_total, since Engine::make) and gauges.
+// Large because each metric is a field.
 struct EngineStats {
   int64_t num_running_reqs = 0, num_queue_reqs = 0;
   int64_t num_grammar_queue_reqs = 0;  // running and queued requests that wait for a grammar or its next mask

@@ -13,6 +13,7 @@
 
 namespace fp4moe {
 
+// Large because each server flag is a field.
 struct ServerConfig {
   std::string host = "127.0.0.1";  // or "unix:/path": a Unix socket, and no port
   int port = 30000;                // 0: any free port

@@ -26,6 +26,7 @@ struct Activations {
   void* normed;       // [T, H] act: GEMM input
 };
 
+// Large because the parts of a layer share the rows of a batch.
 class Decoder final : public Model {
  public:
   Decoder(const ModelConfig& config, const ModelOptions& options, const DenseOps& ops)

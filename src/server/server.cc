@@ -32,6 +32,7 @@ HttpResponse json_response(const json& value) {
   return response;
 }
 
+// Large because each group of routes is a method.
 class ServerImpl final : public Server {
  public:
   explicit ServerImpl(ServerConfig config) : config_(std::move(config)) {}

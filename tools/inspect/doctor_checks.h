@@ -25,6 +25,7 @@ struct LibraryFact {
   std::string error;       // why it was not found
 };
 
+// Large because each fact that a check reads is a field.
 struct MachineFacts {
   std::string cpu;
   Isa isa = Isa::kScalar;

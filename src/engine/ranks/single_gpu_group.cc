@@ -24,6 +24,7 @@ namespace {
 // A device error is permanent: every later CUDA call of the process returns it too.
 bool is_sticky(const Status& status) { return status.code() == StatusCode::kInternal; }
 
+// Large because a step's inputs, outputs and graphs each have a buffer of their own.
 class SingleGpuGroup final : public SingleRankGroup {
  public:
   explicit SingleGpuGroup(const RankSetup& setup)

@@ -72,6 +72,7 @@ struct MlaConfig {
   bool rope_interleave = true;  // rotated pairs are (2i, 2i+1), else (i, i + dim/2)
 };
 
+// Large because it holds the hyper-parameters of every family.
 struct ModelConfig {
   ModelFamily family = ModelFamily::kGptOss;
   std::string architecture, model_type;

@@ -12,6 +12,7 @@
 
 namespace fp4moe::jinja {
 
+// Recursive descent. Large because each level of precedence and each kind of literal is a method.
 class ExpressionParser {
  protected:
   explicit ExpressionParser(std::vector<Token> tokens) : tokens_(std::move(tokens)) {}

@@ -23,6 +23,7 @@ struct Scope {
   std::pmr::vector<std::pair<std::string_view, Value>> variables;
 };
 
+// Large because each kind of statement and expression is a method.
 class Interpreter {
  public:
   explicit Interpreter(Heap& heap);

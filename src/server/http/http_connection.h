@@ -55,6 +55,8 @@ struct ConnectionShared {
 // A handler or task on a worker has exclusive use of the connection: the connection is lent, and everything
 // that happens on the strand meanwhile (bytes, timers, posted tasks) waits in `deferred_` until the worker
 // returns it.
+//
+// Large because head, body, response and deadlines are one state machine on one strand.
 class Connection final : public HttpExchange,
                          public RequestMemory::Holder,
                          public std::enable_shared_from_this<Connection> {

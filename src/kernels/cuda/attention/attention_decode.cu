@@ -256,12 +256,26 @@ __device__ __forceinline__ void multiply_values(const Shared<D, S, W>& shared, i
   }
 }
 
-// Processes this warp's blocks of the row's keys: block `worker`, then every stride-th. Waits for the
-// preceding kernels.
+// A warp's share of a row: of the key blocks that cover [keys.x, keys.y], the first plus `worker`, then every
+// stride-th.
+struct Share {
+  int row, kv_head;
+  int2 keys;
+  int worker, stride;
+};
+
+// Processes the warp's share. S blocks are in flight, each in its own stage of shared memory; the page rows of
+// the next are looked up one block ahead:
+//
+//   before the preceding kernels end   rows_of(b0 .. bS)   load b0 .. bS-1   (cached keys only)
+//   after grid_dependency_wait()       queries; the newest key, which a preceding kernel computed
+//   block b, in stage b % S            wait for b | keys, weights, values | load b + S | rows_of(b + S + 1)
+//
+// The newest key is added to its block in shared memory once that block has landed, and stored in its page.
 template <int D, int S, int W>
-__device__ __forceinline__ void attend(const AttentionParams& p, int row, int kv_head, int worker, int stride,
-                                       int2 keys, const Prepared<D>& prepared, Shared<D, S, W>& shared,
-                                       Warp<D>& w) {
+__device__ __forceinline__ void attend(const AttentionParams& p, const Share& share,
+                                       const Prepared<D>& prepared, Shared<D, S, W>& shared, Warp<D>& w) {
+  const auto [row, kv_head, keys, worker, stride] = share;
   const int lane = threadIdx.x % 32, sequence = p.row_sequence[row];
   const int end = keys.y / kBlockKeys + 1;
   auto rows_of = [&](int block) {  // keys outside the row's range are clamped to it, and masked
@@ -408,7 +422,7 @@ __global__ void __launch_bounds__(W * 32, W == 8    ? 2
   w.largest[0] = w.largest[1] = -INFINITY;
   w.denominator[0] = w.denominator[1] = 0;
   const int worker = static_cast<int>(threadIdx.x / 32 * splits + blockIdx.x);
-  attend(p, row, kv_head, worker, splits * W, keys, prepared, shared, w);
+  attend(p, Share{row, kv_head, keys, worker, splits * W}, prepared, shared, w);
   ptx::cluster_wait();  // all blocks have started: their shared memory can be written
   send_parts(p, worker, splits, w, shared);
   ptx::cluster_arrive();

@@ -19,6 +19,7 @@ struct RopeParams {
 };
 
 // One launch. G query heads share a kv head; positions and row numbers of pages fit 32 bits.
+// Large because a kernel takes all of its arguments in one struct.
 struct AttentionParams {
   const float* q;
   int64_t q_stride, out_cols;

@@ -73,6 +73,7 @@ __device__ float logit_of(uint32_t key) {
 }
 
 // One block's part of a row.
+// Large because the steps of sampling share the block's registers and shared memory.
 class RowPart {
  public:
   __device__ RowPart(const SampleRowsArgs& a, Shared& shared, float* logits)
