@@ -175,6 +175,7 @@ bool is_chosen(const Heads& heads, std::span<char*> names) {
 
 int run(std::span<char*> names) {
   FP4MOE_CHECK(cuda_dense_ops() != nullptr, "built without CUDA");
+  const DeviceScope gpu(*must(DeviceContext::of(0)));
   Stream stream = must(Stream::make());
   const StreamScope scope(stream);
   must(prepare_cuda_dense_ops());

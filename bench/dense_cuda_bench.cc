@@ -77,6 +77,7 @@ void bench_sampling(Stream& stream, int64_t rows, int64_t vocab_size, const Samp
 
 void run() {
   FP4MOE_CHECK(cuda_dense_ops() != nullptr, "built without CUDA");
+  const DeviceScope gpu(*must(DeviceContext::of(0)));
   Stream stream = must(Stream::make());
   const StreamScope scope(stream);
   must(prepare_cuda_dense_ops());

@@ -6,8 +6,8 @@
 
 namespace fp4moe {
 
-std::string describe_cuda() {
-  const auto info = device_info();
+std::string describe_cuda(int ordinal) {
+  const auto info = device_info(ordinal);
   if (!info.ok()) return info.status().message();
   char line[400];
   std::snprintf(line, sizeof line, "%s, sm_%d, %d SMs, %.1f GiB, driver for CUDA %s, built with %s",

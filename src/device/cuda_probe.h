@@ -1,12 +1,12 @@
-// The machine's GPU in one line.
+// A GPU in one line.
 #pragma once
 
 #include <string>
 
 namespace fp4moe {
 
-// "NVIDIA H200, sm_90, 132 SMs, 139.8 GiB, driver for CUDA 13.0, built with 13.0" of device 0, or why it
-// cannot be used (device_info()), or "built without CUDA".
-std::string describe_cuda();
+// "NVIDIA H200, sm_90, 132 SMs, 139.8 GiB, driver for CUDA 13.0, built with 13.0" of GPU `ordinal`, or why
+// it cannot be used (device_info()), or "built without CUDA".
+std::string describe_cuda(int ordinal);
 
 }  // namespace fp4moe

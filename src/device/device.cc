@@ -10,11 +10,11 @@ std::string compute_capability_text(int compute_capability) {
   return std::to_string(compute_capability / 10) + "." + std::to_string(compute_capability % 10);
 }
 
-Result<DeviceChoice> resolve_device(std::string_view name) {
+Result<DeviceChoice> resolve_device(std::string_view name, int ordinal) {
   if (name == "cpu") return DeviceChoice{};
   if (name != "auto" && name != "cuda")
     return invalid_argument("unknown device '" + std::string(name) + "': auto, cpu or cuda");
-  const Result<DeviceInfo> info = device_info();
+  const Result<DeviceInfo> info = device_info(ordinal);
   if (info.ok()) return DeviceChoice{DeviceKind::kCuda, info->compute_capability};
   if (name == "auto") return DeviceChoice{};
   return unsupported("device=cuda: " + info.status().message() + "; nearest legal choice: --device cpu");

@@ -19,8 +19,11 @@ struct DeviceChoice {
 };
 std::string compute_capability_text(int compute_capability);  // "9.0" for 90
 
-// name: auto | cpu | cuda; auto is a GPU if this build can use it, else the CPU. kUnsupported for cuda
-// without a usable GPU, with the reason; kInvalidArgument for any other name.
-Result<DeviceChoice> resolve_device(std::string_view name);
+// The ordinal of the GPU of a rank: the ranks of a process have one GPU each, in order.
+constexpr int gpu_of_rank(int rank) { return rank; }
+
+// name: auto | cpu | cuda; auto is GPU `ordinal` if this build can use it, else the CPU. kUnsupported for
+// cuda if the GPU is not usable, with the reason; kInvalidArgument for any other name.
+Result<DeviceChoice> resolve_device(std::string_view name, int ordinal);
 
 }  // namespace fp4moe

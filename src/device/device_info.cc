@@ -22,6 +22,10 @@ Status check_device(const DeviceFacts& facts) {
   if (!facts.error.empty()) return unsupported("no usable CUDA device: " + facts.error);
   if (facts.num_devices == 0)
     return unsupported("the NVIDIA driver reports no device (is CUDA_VISIBLE_DEVICES set?)");
+  if (facts.ordinal < 0 || facts.ordinal >= facts.num_devices)
+    return unsupported("no GPU " + std::to_string(facts.ordinal) + ": the NVIDIA driver reports " +
+                       std::to_string(facts.num_devices) + "; legal ordinals: 0 to " +
+                       std::to_string(facts.num_devices - 1));
   const DeviceInfo& device = facts.device;
   if (device.compute_capability < 80)
     return unsupported(device.name + " has compute capability " +
@@ -34,8 +38,9 @@ Status check_device(const DeviceFacts& facts) {
 
 namespace {
 
-DeviceFacts read_facts() {
+DeviceFacts read_facts(int ordinal) {
   DeviceFacts facts;
+  facts.ordinal = ordinal;
   cudaDriverGetVersion(&facts.driver_version);
   cudaRuntimeGetVersion(&facts.runtime_version);
   const cudaError_t error = cudaGetDeviceCount(&facts.num_devices);
@@ -46,8 +51,9 @@ DeviceFacts read_facts() {
     if (error != cudaErrorNoDevice) facts.error = cudaGetErrorString(error);
     return facts;
   }
+  if (ordinal < 0 || ordinal >= facts.num_devices) return facts;
   cudaDeviceProp properties{};
-  if (const cudaError_t e = cudaGetDeviceProperties(&properties, 0); e != cudaSuccess) {
+  if (const cudaError_t e = cudaGetDeviceProperties(&properties, ordinal); e != cudaSuccess) {
     cudaGetLastError();
     facts.error = cudaGetErrorString(e);
     return facts;
@@ -55,6 +61,7 @@ DeviceFacts read_facts() {
   facts.device = {.name = properties.name,
                   .compute_capability = 10 * properties.major + properties.minor,
                   .num_sms = properties.multiProcessorCount,
+                  .shared_bytes_per_block = static_cast<int>(properties.sharedMemPerBlockOptin),
                   .l2_bytes = properties.l2CacheSize,
                   .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem),
                   .driver_version = facts.driver_version,
@@ -64,15 +71,15 @@ DeviceFacts read_facts() {
 
 }  // namespace
 
-Result<DeviceInfo> device_info() {
-  const DeviceFacts facts = read_facts();
+Result<DeviceInfo> device_info(int ordinal) {
+  const DeviceFacts facts = read_facts(ordinal);
   if (Status usable = check_device(facts); !usable.ok()) return usable;
   return facts.device;
 }
 
 #else
 
-Result<DeviceInfo> device_info() { return unsupported("built without CUDA"); }
+Result<DeviceInfo> device_info(int) { return unsupported("built without CUDA"); }
 
 #endif
 

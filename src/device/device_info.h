@@ -1,4 +1,4 @@
-// This machine's GPU, and whether this build can use it.
+// This machine's GPUs, and whether this build can use them.
 #pragma once
 
 #include <cstdint>
@@ -12,27 +12,31 @@ struct DeviceInfo {
   std::string name;            // "NVIDIA H200"
   int compute_capability = 0;  // 10 major + minor
   int num_sms = 0;
+  int shared_bytes_per_block = 0;  // with opt-in
   int64_t l2_bytes = 0, memory_bytes = 0;
   // CUDA versions, 1000 major + 10 minor: the latest that the driver supports, and the one built with.
   int driver_version = 0, runtime_version = 0;
+
+  int compute_major() const { return compute_capability / 10; }
 };
 
 // Raw results of CUDA runtime queries.
 struct DeviceFacts {
+  int ordinal = 0;  // of the GPU in question
   int num_devices = 0;
   int driver_version = 0;   // 0: no driver
   int runtime_version = 0;  // the one built with
   bool driver_too_old = false;
   std::string error;  // of querying the devices; empty: none
-  DeviceInfo device;  // device 0, if there is one
+  DeviceInfo device;  // GPU `ordinal`, if it exists
 };
 
 // "13.0" for 13000.
 std::string cuda_version_text(int version);
-// kUnsupported with the reason: no driver, a driver older than the runtime (both versions), no device, or a
-// GPU below compute capability 8.0. Pure.
+// kUnsupported with the reason: no driver, a driver older than the runtime (both versions), no device, no
+// such ordinal (with the number of devices), or a GPU below compute capability 8.0. Pure.
 Status check_device(const DeviceFacts& facts);
-// Device 0; fails as check_device(), and with kUnsupported in a build without CUDA.
-Result<DeviceInfo> device_info();
+// GPU `ordinal`; fails as check_device(), and with kUnsupported in a build without CUDA.
+Result<DeviceInfo> device_info(int ordinal);
 
 }  // namespace fp4moe

@@ -2,18 +2,26 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "base/memory.h"
 
 namespace fp4moe {
 
-// cudaMalloc on device 0, 256-byte aligned. upload() and download() do not wait for work on other streams:
-// synchronise these first. In a build without CUDA everything fails with kUnsupported.
+class DeviceContext;
+
+// cudaMalloc on the thread's current GPU, 256-byte aligned. The result stays a resource of that GPU, usable
+// in any thread. upload() and download() do not wait for work on other streams: synchronise these first. In a
+// thread without a DeviceScope and in a build without CUDA everything fails with kUnsupported.
 MemoryResource& device_memory();
 
 struct DeviceMemoryInfo {
   int64_t free_bytes = 0, total_bytes = 0;
 };
-Result<DeviceMemoryInfo> device_memory_info();
+// Free and total memory of GPU `ordinal`.
+Result<DeviceMemoryInfo> device_memory_info(int ordinal);
+
+// For DeviceContext, which owns it.
+std::unique_ptr<MemoryResource> make_device_memory(DeviceContext& device);
 
 }  // namespace fp4moe

@@ -19,6 +19,7 @@ Event& Event::operator=(Event&& other) noexcept {
 #ifdef FP4MOE_HAS_CUDA
 
 Result<Event> Event::make() {
+  if (DeviceContext::current() == nullptr) return no_current_device();
   Event event;
   const cudaError_t error = cudaEventCreate(&event.handle_);
   if (error != cudaSuccess)

@@ -10,7 +10,7 @@ namespace fp4moe {
 
 class Event {
  public:
-  // kUnsupported without a device, or in a build without CUDA.
+  // On the current GPU. kUnsupported in a thread without one, or in a build without CUDA.
   static Result<Event> make();
   Event() = default;
   Event(Event&& other) noexcept;

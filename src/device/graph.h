@@ -13,10 +13,10 @@ namespace fp4moe {
 
 class Graph {
  public:
-  // Runs `work` with `stream` as this thread's current stream and captures what it enqueues; nothing runs on
-  // the device. Every replay uses the same pointers and sizes. Other threads may use the device meanwhile
-  // (thread-local capture). `work` must not allocate or free device memory or wait for the device. Returns
-  // work's error, the first launch error, or kDoesNotFit if there is no memory for the graph.
+  // Runs `work` with `stream` as this thread's current stream (and its GPU) and captures what it enqueues;
+  // nothing runs on the device. Every replay uses the same pointers and sizes. Other threads may use the
+  // device meanwhile (thread-local capture). `work` must not allocate or free device memory or wait for the
+  // device. Returns work's error, the first launch error, or kDoesNotFit if there is no memory for the graph.
   static Result<Graph> capture(Stream& stream, const std::function<Status()>& work);
   Graph() = default;
   Graph(Graph&& other) noexcept;

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <string>
 
+#include "device/device_context.h"
 #include "device/stream.h"
 
 #ifdef FP4MOE_HAS_CUDA
@@ -16,6 +17,7 @@ class PinnedMemory final : public MemoryResource {
  public:
 #ifdef FP4MOE_HAS_CUDA
   Result<uint8_t*> allocate(int64_t num_bytes) override {
+    if (DeviceContext::current() == nullptr) return no_current_device();
     void* data = nullptr;
     const cudaError_t error = cudaHostAlloc(&data, static_cast<size_t>(num_bytes), cudaHostAllocPortable);
     if (error == cudaSuccess) return static_cast<uint8_t*>(data);

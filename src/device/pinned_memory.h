@@ -7,7 +7,7 @@
 
 namespace fp4moe {
 
-// Usable with every device. kUnsupported without a device, or in a build without CUDA.
+// Usable with every GPU. kUnsupported in a thread without a current GPU, or in a build without CUDA.
 MemoryResource& pinned_memory();
 
 // Enqueues a copy between pinned or device memory on the thread's current stream, which keeps errors.

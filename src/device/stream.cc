@@ -9,7 +9,6 @@
 
 #ifdef FP4MOE_HAS_CUDA
 #include "device/cuda_error.h"
-#include "device/device_info.h"
 #endif
 
 namespace fp4moe {
@@ -55,12 +54,14 @@ bool is_recording(StreamHandle stream) {
 }  // namespace
 
 Stream::Stream(Stream&& other) noexcept
-    : handle_(std::exchange(other.handle_, nullptr)),
+    : device_(std::exchange(other.device_, nullptr)),
+      handle_(std::exchange(other.handle_, nullptr)),
       failure_(std::exchange(other.failure_, {})),
       layer_(std::exchange(other.layer_, -1)),
       reached_(std::exchange(other.reached_, nullptr)) {}
 
 Stream& Stream::operator=(Stream&& other) noexcept {
+  std::swap(device_, other.device_);
   std::swap(handle_, other.handle_);
   std::swap(failure_, other.failure_);
   std::swap(layer_, other.layer_);
@@ -71,7 +72,9 @@ Stream& Stream::operator=(Stream&& other) noexcept {
 #ifdef FP4MOE_HAS_CUDA
 
 Result<Stream> Stream::make() {
+  if (DeviceContext::current() == nullptr) return no_current_device();
   Stream stream;
+  stream.device_ = DeviceContext::current();
   cudaError_t error = cudaStreamCreateWithFlags(&stream.handle_, cudaStreamNonBlocking);
   void* reached = nullptr;
   if (error == cudaSuccess) error = cudaHostAlloc(&reached, sizeof(uint64_t), cudaHostAllocMapped);
@@ -81,11 +84,12 @@ Result<Stream> Stream::make() {
     return stream;
   }
   cudaGetLastError();
-  const auto info = device_info();
-  return info.ok() ? cuda_failure("CUDA stream", error) : info.status();
+  return cuda_failure("CUDA stream", error);
 }
 
 Stream::~Stream() {
+  if (device_ == nullptr) return;
+  const DeviceScope scope(*device_);
   if (handle_ != nullptr) cudaStreamDestroy(handle_);
   if (reached_ != nullptr) cudaFreeHost(reached_);
 }
@@ -137,6 +141,11 @@ bool cuda_sync_is_on() {
   return is_on;
 }
 
+DeviceContext& Stream::device() const {
+  FP4MOE_CHECK(device_ != nullptr, "an empty stream");
+  return *device_;
+}
+
 void Stream::keep(Status failure) {
   if (failure_.ok()) failure_ = std::move(failure);
 }
@@ -148,7 +157,8 @@ Stream& current_stream() {
   return *t_current;
 }
 
-StreamScope::StreamScope(Stream& stream) : outer_(std::exchange(t_current, &stream)) {}
+StreamScope::StreamScope(Stream& stream)
+    : device_(stream.device()), outer_(std::exchange(t_current, &stream)) {}
 StreamScope::~StreamScope() { t_current = outer_; }
 
 }  // namespace fp4moe

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "device/device_context.h"
 #include "fp4moe/status.h"
 
 struct CUstream_st;
@@ -21,7 +22,7 @@ struct KernelMark {
 
 class Stream {
  public:
-  // On device 0. kUnsupported without a device, or in a build without CUDA.
+  // On the current GPU. kUnsupported in a thread without one, or in a build without CUDA.
   static Result<Stream> make();
   Stream() = default;
   Stream(Stream&& other) noexcept;
@@ -29,6 +30,8 @@ class Stream {
   ~Stream();
 
   StreamHandle handle() const { return handle_; }
+  // The GPU on which make() made it.
+  DeviceContext& device() const;
   // Waits for all enqueued work. Returns the first error since the last call: a launch error, with the
   // kernel's name, or a device error (kInternal; sticky: every later call returns it).
   Status synchronize();
@@ -49,6 +52,7 @@ class Stream {
 
  private:
   std::string place(int error) const;
+  DeviceContext* device_ = nullptr;
   StreamHandle handle_ = nullptr;
   Status failure_;
   int layer_ = -1;
@@ -61,7 +65,8 @@ bool cuda_sync_is_on();
 // The stream on which this thread's kernels are enqueued. Precondition: this thread has a StreamScope.
 Stream& current_stream();
 
-// Thread-local: makes `stream` the calling thread's current stream during the scope's lifetime.
+// Thread-local: makes `stream` the calling thread's current stream, and the stream's GPU its current GPU,
+// during the scope's lifetime. Precondition: make() made the stream.
 class StreamScope {
  public:
   explicit StreamScope(Stream& stream);
@@ -70,6 +75,7 @@ class StreamScope {
   StreamScope& operator=(const StreamScope&) = delete;
 
  private:
+  const DeviceScope device_;
   Stream* const outer_;
 };
 

@@ -106,7 +106,8 @@ constexpr int64_t kMoeCounterBytes = 8192;  // grid barriers and arrival counter
 // differ in speed and in the last bits of sums.
 struct DeviceMoeTactic {
   const char* name;
-  // Depends only on sizes: the experts', num_tokens, topk. A tactic that fits T tokens fits fewer.
+  // Depends only on the current GPU and on sizes: the experts', num_tokens, topk. A tactic that fits T tokens
+  // fits fewer.
   bool (*fits)(const DeviceMoeArgs&);
   void (*layer)(const DeviceMoeArgs&);  // precondition: it fits
   int64_t (*workspace_bytes)(const TiledExperts& experts, int64_t max_tokens, int64_t topk);
@@ -125,7 +126,7 @@ struct DeviceMoeOps {
   void (*down)(const DeviceExpertArgs&);
   void (*combine)(const MoeCombineArgs&);
   std::span<const DeviceMoeTactic> tactics;  // the first always fits
-  // Index of a fitting tactic, chosen by sizes alone; for sizes that were not timed.
+  // Index of a fitting tactic, chosen by the current GPU and sizes alone; for sizes that were not timed.
   size_t (*default_tactic)(const DeviceMoeArgs&);
   void (*route)(const DeviceRouterArgs&);
   void (*quantize)(const DeviceActQuantArgs&);

@@ -237,9 +237,9 @@ const DenseOps* cuda_dense_ops();
 // The same ops with one algorithm for any batch: a row's bits depend neither on the other rows nor on how its
 // sequence was split into steps. Slower; norm_linear is a norm, then a linear.
 const DenseOps* cuda_invariant_dense_ops();
-// Opens the libraries that the GPU's ops call and creates their handles and workspaces. Call it before the
-// first op and not during graph capture. kUnsupported: a library is missing; kDoesNotFit: no memory for a
-// workspace. Later calls return the same status.
+// Opens the libraries that the current GPU's ops call and creates their handles and workspaces. Call it
+// before the first op on each GPU and not during graph capture. kUnsupported: a library is missing;
+// kDoesNotFit: no memory for a workspace. Later calls on the same GPU return the same status.
 Status prepare_cuda_dense_ops();
 
 }  // namespace fp4moe

@@ -169,7 +169,7 @@ const char* quantization_name(const QuantConfig& quant) {
 
 Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given) {
   ModelPlan plan;
-  FP4MOE_ASSIGN_OR_RETURN(const DeviceChoice device, resolve_device(given.device));
+  FP4MOE_ASSIGN_OR_RETURN(const DeviceChoice device, resolve_device(given.device, gpu_of_rank(0)));
   EngineConfig all_given = given;
   take_device_defaults(given, device.kind, all_given);
   FP4MOE_RETURN_IF_ERROR(check_ranges(all_given));

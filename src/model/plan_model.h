@@ -21,6 +21,7 @@ struct ModelPlan {
   EngineConfig flags;  // resolved by resolve_flags(), with the device's defaults
 
   DeviceKind device() const { return moe.problem().device; }
+  int gpu() const { return moe.problem().gpu(); }  // ordinal of the rank's GPU
 };
 
 // Resolves the flags, logs automatic choices, and plans. kInvalidArgument: a flag's value is unknown or out

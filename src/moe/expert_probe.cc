@@ -57,6 +57,8 @@ Status ExpertProbe::make_on_device(const Numerics& numerics, const MoeWeightsVie
                                    ThreadPool& pool) {
   on_device_ = std::make_unique<OnDevice>();
   OnDevice& d = *on_device_;
+  FP4MOE_ASSIGN_OR_RETURN(auto* const gpu, DeviceContext::of(problem_.gpu()));
+  const DeviceScope on_gpu(*gpu);
   FP4MOE_ASSIGN_OR_RETURN(d.stream, Stream::make());
   const StreamScope scope(d.stream);
   FP4MOE_ASSIGN_OR_RETURN(DeviceExperts experts, DeviceExperts::make(problem_, numerics, weights, pool));

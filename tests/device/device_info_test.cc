@@ -4,6 +4,7 @@
 
 #include "base/buffer.h"
 #include "device/cuda_probe.h"
+#include "device/device_context.h"
 #include "device/device_memory.h"
 #include "device/event.h"
 #include "device/graph.h"
@@ -57,6 +58,17 @@ TEST(DeviceInfoTest, SaysWhatIsMissing) {
   EXPECT_EQ(check_device(facts).message(), "no usable CUDA device: system not yet initialized");
 
   facts = good_machine();
+  facts.num_devices = 2;
+  for (const int ordinal : {-1, 2, 7}) {
+    facts.ordinal = ordinal;
+    EXPECT_EQ(check_device(facts).code(), StatusCode::kUnsupported);
+    EXPECT_EQ(check_device(facts).message(),
+              "no GPU " + std::to_string(ordinal) + ": the NVIDIA driver reports 2; legal ordinals: 0 to 1");
+  }
+  facts.ordinal = 1;
+  EXPECT_TRUE(check_device(facts).ok());
+
+  facts = good_machine();
   facts.device = {.name = "Tesla V100", .compute_capability = 70};
   EXPECT_EQ(check_device(facts).message(),
             "Tesla V100 has compute capability 7.0, 8.0 (Ampere) or newer is supported");
@@ -64,8 +76,8 @@ TEST(DeviceInfoTest, SaysWhatIsMissing) {
 }
 
 TEST(DeviceInfoTest, DescriptionIsTheDeviceOrTheReason) {
-  const auto info = device_info();
-  const std::string text = describe_cuda();
+  const auto info = device_info(0);
+  const std::string text = describe_cuda(0);
   if (info.ok()) {
     EXPECT_EQ(text.rfind(info->name + ", sm_", 0), 0u) << text;
   } else {
@@ -75,10 +87,15 @@ TEST(DeviceInfoTest, DescriptionIsTheDeviceOrTheReason) {
 
 // On a machine without a GPU every device function returns an error with the reason.
 TEST(DeviceInfoTest, WithoutADeviceEverythingIsRefused) {
-  if (device_info().ok()) GTEST_SKIP() << "this machine has a GPU";
+  if (device_info(0).ok()) GTEST_SKIP() << "this machine has a GPU";
+  const Status context = DeviceContext::of(0).status();
+  EXPECT_EQ(context.code(), StatusCode::kUnsupported);
+  EXPECT_EQ(context.message(), device_info(0).status().message());
+  EXPECT_EQ(DeviceContext::current(), nullptr);
   const Status stream = Stream::make().status();
   EXPECT_EQ(stream.code(), StatusCode::kUnsupported);
-  EXPECT_EQ(stream.message(), device_info().status().message());
+  EXPECT_EQ(stream.message(), no_current_device().message());
+  EXPECT_EQ(device_memory_info(0).status().code(), StatusCode::kUnsupported);
   EXPECT_EQ(Event::make().status().code(), StatusCode::kUnsupported);
   EXPECT_FALSE(Buffer::make(64, device_memory()).ok());
   EXPECT_EQ(Buffer::make(64, pinned_memory()).status().code(), StatusCode::kUnsupported);

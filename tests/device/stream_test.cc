@@ -41,12 +41,12 @@ struct Memories {
 };
 
 TEST(StreamTest, TheDeviceIsKnown) {
-  const auto info = device_info();
+  const auto info = device_info(0);
   ASSERT_TRUE(info.ok());
   EXPECT_GE(info->compute_capability, 80);
   EXPECT_GT(info->num_sms, 0);
   EXPECT_GT(info->l2_bytes, 0);
-  const auto memory = device_memory_info();
+  const auto memory = device_memory_info(0);
   ASSERT_TRUE(memory.ok());
   EXPECT_EQ(memory->total_bytes, info->memory_bytes);
   EXPECT_LE(memory->free_bytes, memory->total_bytes);
@@ -87,7 +87,7 @@ TEST(StreamTest, TheFirstFailureIsKeptUntilItIsTaken) {
 }
 
 TEST(StreamTest, MemoryThatDoesNotFitIsAnError) {
-  const auto memory = device_memory_info();
+  const auto memory = device_memory_info(0);
   const auto buffer = Buffer::make(memory->total_bytes * 2, device_memory());
   EXPECT_EQ(buffer.status().code(), StatusCode::kDoesNotFit);
   EXPECT_TRUE(Buffer::make(64, device_memory()).ok());  // the error is not sticky
@@ -135,7 +135,10 @@ TEST(GraphTest, OtherThreadsMayAllocateWhileOneRecords) {
   Stream stream = Stream::make().value();
   const auto graph = Graph::capture(stream, [&] {
     Status other;
-    std::thread thread([&] { other = Buffer::make(kBytes, device_memory()).status(); });
+    std::thread thread([&] {
+      const DeviceScope scope(stream.device());
+      other = Buffer::make(kBytes, device_memory()).status();
+    });
     thread.join();
     return other.ok() ? m.round_trip() : other;
   });

@@ -7,13 +7,13 @@ namespace fp4moe {
 namespace {
 
 TEST(DeviceTest, Resolves) {
-  EXPECT_EQ(resolve_device("cpu")->kind, DeviceKind::kCpu);
-  EXPECT_EQ(resolve_device("auto")->kind, device_info().ok() ? DeviceKind::kCuda : DeviceKind::kCpu);
-  if (!device_info().ok()) {
-    EXPECT_EQ(resolve_device("cuda").status().message(),
-              "device=cuda: " + device_info().status().message() + "; nearest legal choice: --device cpu");
+  EXPECT_EQ(resolve_device("cpu", 0)->kind, DeviceKind::kCpu);
+  EXPECT_EQ(resolve_device("auto", 0)->kind, device_info(0).ok() ? DeviceKind::kCuda : DeviceKind::kCpu);
+  if (!device_info(0).ok()) {
+    EXPECT_EQ(resolve_device("cuda", 0).status().message(),
+              "device=cuda: " + device_info(0).status().message() + "; nearest legal choice: --device cpu");
   }
-  EXPECT_EQ(resolve_device("tpu").status().message(), "unknown device 'tpu': auto, cpu or cuda");
+  EXPECT_EQ(resolve_device("tpu", 0).status().message(), "unknown device 'tpu': auto, cpu or cuda");
 }
 
 TEST(DeviceTest, CapabilitiesAreMajorAndMinor) {

@@ -1,21 +1,24 @@
-// main() of tests labelled cuda: without a usable GPU they are skipped, with the reason.
-// FP4MOE_REQUIRE_CUDA=1 in the environment turns that into a failure.
+// main() of tests labelled cuda, which run with GPU 0 as the current GPU: without it they are skipped, with
+// the reason. FP4MOE_REQUIRE_CUDA=1 in the environment turns that into a failure.
 #include <gtest/gtest.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
 
-#include "device/device_info.h"
+#include "device/device_context.h"
 
 int main(int argc, char** argv) {
   constexpr int kSkipped = 77;  // SKIP_RETURN_CODE
   testing::InitGoogleTest(&argc, argv);
-  const auto info = fp4moe::device_info();
-  if (info.ok()) return RUN_ALL_TESTS();
+  const auto gpu = fp4moe::DeviceContext::of(0);
+  if (gpu.ok()) {
+    const fp4moe::DeviceScope scope(**gpu);
+    return RUN_ALL_TESTS();
+  }
   const char* required = std::getenv("FP4MOE_REQUIRE_CUDA");
   const bool fails = required != nullptr && std::string_view(required) == "1";
   std::printf("%s: this test needs a GPU: %s\n", fails ? "FAILED" : "SKIPPED",
-              info.status().message().c_str());
+              gpu.status().message().c_str());
   return fails ? 1 : kSkipped;
 }

@@ -38,13 +38,14 @@ Result<Spread> time_graph(Stream& stream, const std::function<Status()>& work, i
   return spread_of(std::move(times));
 }
 
-Result<DeviceInfo> bench_gpu() {
-  auto info = device_info();
-  if (!info.ok()) return info.status().with_context("device=cuda (--device cpu measures the CPU)");
-  if (info->compute_capability / 10 != 9)
-    return unsupported("device=cuda: " + info->name + " is sm_" + std::to_string(info->compute_capability) +
+Result<DeviceContext*> bench_gpu() {
+  const Result<DeviceContext*> gpu = DeviceContext::of(kBenchGpu);
+  if (!gpu.ok()) return gpu.status().with_context("device=cuda (--device cpu measures the CPU)");
+  const DeviceInfo& info = (*gpu)->info();
+  if (info.compute_major() != 9)
+    return unsupported("device=cuda: " + info.name + " is sm_" + std::to_string(info.compute_capability) +
                        "; this bench is for Hopper (sm_90) and, with --device cpu, the CPU");
-  return info;
+  return gpu;
 }
 
 }  // namespace fp4moe

@@ -4,7 +4,8 @@
 #include <functional>
 
 #include "bench/bench_spread.h"
-#include "device/device_info.h"
+#include "device/device.h"
+#include "device/device_context.h"
 #include "device/stream.h"
 #include "fp4moe/status.h"
 
@@ -13,8 +14,9 @@ namespace fp4moe {
 // Microseconds of one replay of a graph of `work`: `repeats` replays after three warm-up replays.
 Result<Spread> time_graph(Stream& stream, const std::function<Status()>& work, int repeats);
 
-// The GPU for CUDA benches: kUnsupported without a GPU or if it is not a Hopper; the message names the
-// device.
-Result<DeviceInfo> bench_gpu();
+// The ordinal of the GPU for CUDA benches.
+constexpr int kBenchGpu = gpu_of_rank(0);
+// That GPU: kUnsupported if there is none or if it is not a Hopper; the message names the device.
+Result<DeviceContext*> bench_gpu();
 
 }  // namespace fp4moe

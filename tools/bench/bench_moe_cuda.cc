@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "base/buffer.h"
+#include "base/check.h"
 #include "bench/bench_cpu.h"
 #include "bench/bench_device.h"
 #include "bench/bench_moe.h"
@@ -200,7 +201,7 @@ nlohmann::ordered_json to_json(const MoeRun& run, const GpuPoint& p) {
 
 void print_header(const MoeRun& run) {
   fmt::print("machine: {}\nlimits of this run: {:.0f} GB/s, {:.0f} TFLOP/s bf16, {:.2f} us a kernel\n",
-             describe_cuda(), run.peak.hbm_gbps, run.peak.bf16_tflops, run.peak.empty_us);
+             describe_cuda(kBenchGpu), run.peak.hbm_gbps, run.peak.bf16_tflops, run.peak.empty_us);
   fmt::print("layer: {} {}, {} routing, kernels {}, tactic {}\n\n", fp4_format_name(run.bench.format),
              run.bench.options.scheme, run.bench.options.routing, run.kernels.name, run.kernels.tactic.name);
   fmt::print("{}", moe_header(" reads us | peer | peer's multiple | lead |", 4));
@@ -263,7 +264,8 @@ Status bench_moe_cuda(const MoeBench& bench) {
   }
   const auto kernels = moe_kernels_of(options.scheme, options.tactic);
   if (!kernels.ok()) return kernels.status();
-  if (const auto gpu = bench_gpu(); !gpu.ok()) return gpu.status();
+  FP4MOE_ASSIGN_OR_RETURN(auto* const gpu, bench_gpu());
+  const DeviceScope on_gpu(*gpu);
   auto stream = Stream::make();
   if (!stream.ok()) return stream.status();
   auto peak = measure_peak(*stream, options.repeats, false);

@@ -135,14 +135,14 @@ nlohmann::ordered_json to_json(const PeakFigures& figures) {
   nlohmann::ordered_json reads = nlohmann::ordered_json::array();
   for (const ShortRead& read : figures.short_reads)
     reads.push_back({{"bytes", read.num_bytes}, {"us", read.us}, {"gbps", gbps(read.num_bytes, read.us)}});
-  return {{"machine", describe_cuda()},         {"hbm_gbps", figures.hbm_gbps},
-          {"bf16_tflops", figures.bf16_tflops}, {"empty_kernel_us", figures.empty_us},
-          {"h2d_gbps", figures.h2d_gbps},       {"d2h_gbps", figures.d2h_gbps},
+  return {{"machine", describe_cuda(kBenchGpu)}, {"hbm_gbps", figures.hbm_gbps},
+          {"bf16_tflops", figures.bf16_tflops},  {"empty_kernel_us", figures.empty_us},
+          {"h2d_gbps", figures.h2d_gbps},        {"d2h_gbps", figures.d2h_gbps},
           {"short_reads", std::move(reads)}};
 }
 
 void print(const PeakFigures& figures) {
-  fmt::print("machine: {}\n\n| limit | result |\n| --- | ---: |\n", describe_cuda());
+  fmt::print("machine: {}\n\n| limit | result |\n| --- | ---: |\n", describe_cuda(kBenchGpu));
   fmt::print("| HBM read, 8 GiB per call over 16 GiB | {:.0f} GB/s |\n", figures.hbm_gbps);
   fmt::print("| bf16 8192^3 matmul (cuBLASLt) | {:.0f} TFLOP/s |\n", figures.bf16_tflops);
   fmt::print("| empty kernel in a graph | {:.2f} us |\n", figures.empty_us);
@@ -156,7 +156,8 @@ void print(const PeakFigures& figures) {
 
 Status bench_gpu_peak(const PeakOptions& options) {
   FP4MOE_RETURN_IF_ERROR(refuse_cpu_flags(options.threads, options.cold_mib));
-  if (const auto gpu = bench_gpu(); !gpu.ok()) return gpu.status();
+  FP4MOE_ASSIGN_OR_RETURN(auto* const gpu, bench_gpu());
+  const DeviceScope on_gpu(*gpu);
   FP4MOE_ASSIGN_OR_RETURN(Stream stream, Stream::make());
   FP4MOE_ASSIGN_OR_RETURN(const PeakFigures figures, measure_peak(stream, options.repeats, true));
   if (options.json) {

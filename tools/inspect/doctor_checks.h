@@ -38,7 +38,7 @@ struct MachineFacts {
   std::string cache_folder;                   // for packed weights and tactics; empty: none
   std::string cache_error;                    // why the folder is not writable
   int64_t cache_free_bytes = 0;
-  bool has_gpu_file = false;  // /dev/nvidia0
+  bool has_gpu_file = false;  // /dev/nvidia<number>
   std::string gpu;            // name, memory, driver; empty: no usable GPU
   std::string gpu_error;      // why there is no usable GPU
   std::vector<LibraryFact> libraries;

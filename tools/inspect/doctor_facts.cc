@@ -15,6 +15,7 @@
 #include <sstream>
 
 #include "base/buffer.h"
+#include "device/device.h"
 #include "device/device_info.h"
 #include "device/library.h"
 #include "engine/startup/memory_plan.h"
@@ -103,9 +104,19 @@ std::string listen_error(int port) {
   return error;
 }
 
+// Containers may see only some of a machine's GPUs.
+bool has_gpu_file() {
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator("/dev", error)) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with("nvidia") && name.find_first_of("0123456789") == 6) return true;
+  }
+  return false;
+}
+
 void look_at_gpu(MachineFacts& facts) {
-  facts.has_gpu_file = fs::exists("/dev/nvidia0");
-  const Result<DeviceInfo> gpu = device_info();
+  facts.has_gpu_file = has_gpu_file();
+  const Result<DeviceInfo> gpu = device_info(gpu_of_rank(0));
   if (gpu.ok())
     facts.gpu = fmt::format("{}, compute capability {}, {:.0f} GiB, driver for CUDA {}", gpu->name,
                             static_cast<double>(gpu->compute_capability) / 10,

@@ -29,7 +29,11 @@ class SingleGpuGroup final : public SingleRankGroup {
  public:
   explicit SingleGpuGroup(const RankSetup& setup)
       : SingleRankGroup(setup), wants_logits_(setup.options.wants_logits) {}
-  ~SingleGpuGroup() override { static_cast<void>(wait(step_)); }  // enqueued work uses this object's memory
+  ~SingleGpuGroup() override {
+    if (stream_.handle() == nullptr) return;
+    const StreamScope scope(stream_);
+    static_cast<void>(wait(step_));  // enqueued work uses this object's memory
+  }
 
   Status load(const RankSetup& setup);
 
@@ -103,6 +107,8 @@ class SingleGpuGroup final : public SingleRankGroup {
 // ---- loading --------------------------------------------------------------------------------------
 
 Status SingleGpuGroup::load(const RankSetup& setup) {
+  FP4MOE_ASSIGN_OR_RETURN(auto* const gpu, DeviceContext::of(setup.plan.gpu()));
+  const DeviceScope on_gpu(*gpu);
   FP4MOE_ASSIGN_OR_RETURN(stream_, Stream::make());
   {
     const UploadScope uploads(rank_.pool());
@@ -157,7 +163,7 @@ Status SingleGpuGroup::allocate(const RankSetup& setup) {
 // libraries make their first-use allocations, and is then recorded.
 Status SingleGpuGroup::record_graphs(const EngineConfig& flags) {
   const auto started = std::chrono::steady_clock::now();
-  FP4MOE_ASSIGN_OR_RETURN(const DeviceMemoryInfo before, device_memory_info());
+  FP4MOE_ASSIGN_OR_RETURN(const DeviceMemoryInfo before, device_memory_info(stream_.device().ordinal()));
   const int64_t largest = flags.cuda_graph_max_bs > 0 ? flags.cuda_graph_max_bs : buckets_.back();
   const StreamScope scope(stream_);
   for (auto size = buckets_.rbegin(); size != buckets_.rend(); ++size) {
@@ -171,7 +177,7 @@ Status SingleGpuGroup::record_graphs(const EngineConfig& flags) {
                                          " decode rows (--disable-cuda-graph skips it)");
     graphs_.emplace(*size, std::move(*graph));
   }
-  FP4MOE_ASSIGN_OR_RETURN(const DeviceMemoryInfo after, device_memory_info());
+  FP4MOE_ASSIGN_OR_RETURN(const DeviceMemoryInfo after, device_memory_info(stream_.device().ordinal()));
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
   char took[32];
   std::snprintf(took, sizeof took, "%.2f s", seconds.count());
@@ -282,7 +288,7 @@ Status SingleGpuGroup::set_masked_ids(std::span<const int32_t> ids) {
   std::vector<uint32_t> bits(ids.empty() ? 0 : static_cast<size_t>(config().vocab_size / 32 + 1));
   for (const int32_t id : ids) bits[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
   const auto num_bytes = static_cast<int64_t>(bits.size() * sizeof(uint32_t));
-  FP4MOE_ASSIGN_OR_RETURN(masked_, Buffer::copy_of(bits.data(), num_bytes, device_memory()));
+  FP4MOE_ASSIGN_OR_RETURN(masked_, Buffer::copy_of(bits.data(), num_bytes, stream_.device().memory()));
   return {};
 }
 

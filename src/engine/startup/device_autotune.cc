@@ -211,6 +211,8 @@ std::string tactics_text(const DeviceMoeOps& ops, const DeviceTactics& tactics) 
 
 Result<DeviceTactics> time_tactics(const MoePlan& plan, const MoeWeightsView& weights,
                                    const std::vector<int64_t>& buckets, double budget, ThreadPool& pool) {
+  FP4MOE_ASSIGN_OR_RETURN(auto* const gpu, DeviceContext::of(plan.problem().gpu()));
+  const DeviceScope on_gpu(*gpu);
   FP4MOE_ASSIGN_OR_RETURN(DeviceLayerTimer timer,
                           DeviceLayerTimer::make(plan, weights, buckets.back(), pool));
   const auto start = std::chrono::steady_clock::now();

@@ -30,9 +30,9 @@ DeviceTactics choose_tactics(const DeviceMoeOps& ops, DeviceMoeArgs sizes,
 // "few_tokens up to 4 tokens, sorted up to 8448".
 std::string tactics_text(const DeviceMoeOps& ops, const DeviceTactics& tactics);
 
-// The same, timed on the GPU within `budget` seconds: one layer's experts, with tokens routed to random
-// experts that change with every call, so that weights come from memory. Every tactic's output is compared
-// with that of the table's default before it is timed. Schemes w4a16 and w4a8, one rank.
+// The same, timed on the GPU of the plan's rank within `budget` seconds: one layer's experts, with tokens
+// routed to random experts that change with every call, so that weights come from memory. Every tactic's
+// output is compared with that of the table's default before it is timed. Schemes w4a16 and w4a8, one rank.
 Result<DeviceTactics> time_tactics(const MoePlan& plan, const MoeWeightsView& weights,
                                    const std::vector<int64_t>& buckets, double budget, ThreadPool& pool);
 

@@ -186,7 +186,7 @@ Result<MemoryProblem> memory_problem(const Checkpoint& checkpoint, const ModelCo
         .kv_bytes_per_page = KvCache::bytes_per_page(config, plan.act_dtype, flags.page_size),
         .max_position_embeddings = config.max_position_embeddings,
     };
-    FP4MOE_ASSIGN_OR_RETURN(const DeviceMemoryInfo memory, device_memory_info());
+    FP4MOE_ASSIGN_OR_RETURN(const DeviceMemoryInfo memory, device_memory_info(plan.gpu()));
     problem.available_bytes = memory.free_bytes;
     add_work(config, flags, problem);
     return problem;

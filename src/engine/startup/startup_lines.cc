@@ -103,7 +103,7 @@ std::vector<std::string> startup_lines(const StartupFacts& facts) {
   std::vector<std::string> lines = {
       "fp4moe " FP4MOE_VERSION " on " + cpu_model_name() + ", " + isa_name(facts.plan.isa) + ", " +
           std::to_string(facts.ranks.pool().num_threads()) + " threads" +
-          (is_gpu ? "; " + describe_cuda() : ""),
+          (is_gpu ? "; " + describe_cuda(facts.plan.gpu()) : ""),
       model_line(facts),
       experts_line(facts),
       numerics_line(facts.plan),

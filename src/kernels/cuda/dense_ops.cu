@@ -4,7 +4,6 @@
 #include "kernels/cuda/dense/linear_few.h"
 #include "kernels/cuda/dense/linear_lt.h"
 #include "kernels/cuda/dense_kernels.h"
-#include "kernels/cuda/ptx/launch.h"
 
 namespace fp4moe {
 namespace {
@@ -67,9 +66,6 @@ constexpr DenseOps kInvariantOps = invariant_ops();
 const DenseOps* cuda_dense_ops() { return &kOps; }
 const DenseOps* cuda_invariant_dense_ops() { return &kInvariantOps; }
 
-Status prepare_cuda_dense_ops() {
-  device_limits();  // cached now, while the device responds
-  return prepare_linear_lt();
-}
+Status prepare_cuda_dense_ops() { return prepare_linear_lt(); }
 
 }  // namespace fp4moe

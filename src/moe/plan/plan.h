@@ -34,6 +34,8 @@ struct MoeProblem {
   int compute_capability = 0;  // GPU: 10 major + minor; CPU: 0
   RankLayout layout;           // this rank; the sizes above are the whole model's
 
+  int gpu() const { return gpu_of_rank(layout.rank); }  // ordinal of this rank's GPU
+
   // This rank's experts, and its part of each expert's I (in whole scale blocks).
   Shard local_experts() const { return shard_blocks(num_experts, 1, layout.ep, layout.ep_rank()); }
   Shard local_intermediate() const {

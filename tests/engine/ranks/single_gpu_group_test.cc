@@ -408,7 +408,7 @@ TEST_P(SingleGpuGroups, TokensAreChosenAsTheHostChoosesThem) {
 }
 
 TEST_P(SingleGpuGroups, MemoryThatOthersTookIsAnErrorThatNamesTheFlag) {
-  const int64_t free_bytes = device_memory_info()->free_bytes;
+  const int64_t free_bytes = device_memory_info(0)->free_bytes;
   const Result<Buffer> taken = Buffer::make(free_bytes - (int64_t{256} << 20), device_memory());
   ASSERT_TRUE(taken.ok()) << taken.status().to_string();
   EngineConfig flags;

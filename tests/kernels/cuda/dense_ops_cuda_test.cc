@@ -23,7 +23,7 @@ class DenseOpsCuda : public testing::Test {
     ASSERT_TRUE(prepared.ok()) << prepared.message();
   }
   void wait() {
-    const Status status = stream_.synchronize();
+    const Status status = current_stream().synchronize();
     ASSERT_TRUE(status.ok()) << status.message();
   }
   const DenseOps& ops_ = *cuda_dense_ops();
@@ -100,6 +100,22 @@ TEST_F(LinearCuda, ModelShapes) {
 }
 TEST_F(LinearCuda, GivesTheSameBitsAlways) {
   for (int64_t t : {1, 16, 40}) EXPECT_EQ(run({t, 1000, 2880, true, true}), run({t, 1000, 2880, true, true}));
+}
+
+// The driver keeps kernels' attributes for each GPU, and cuBLASLt its handle and workspace.
+TEST_F(LinearCuda, EveryGpuGivesTheSameBits) {
+  const LinearCase few{1, 1000, 2880, true, true}, many{40, 1000, 2880, true, true};
+  const std::vector<float> few_out = run(few), many_out = run(many);
+  int gpu = 1;
+  for (; DeviceContext::of(gpu).ok(); ++gpu) {
+    const DeviceScope scope(*DeviceContext::of(gpu).value());
+    Stream stream = Stream::make().value();
+    const StreamScope on_stream(stream);
+    ASSERT_TRUE(prepare_cuda_dense_ops().ok());
+    EXPECT_EQ(run(few), few_out) << "GPU " << gpu;
+    EXPECT_EQ(run(many), many_out) << "GPU " << gpu;
+  }
+  if (gpu == 1) GTEST_SKIP() << "this machine has one GPU";
 }
 
 TEST_F(LinearCuda, ATokenGivesTheSameBitsAmongFew) {

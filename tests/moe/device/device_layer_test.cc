@@ -72,7 +72,7 @@ class DeviceLayerTest
   const NamedNumerics& numerics() const { return std::get<2>(GetParam()); }
 
   void SetUp() override {
-    const DeviceChoice device = *resolve_device("cuda");
+    const DeviceChoice device = *resolve_device("cuda", 0);
     if (device.compute_capability < row().min_compute || device.compute_capability > row().max_compute)
       GTEST_SKIP() << "this GPU does not run " << row().name;
     compute_capability_ = device.compute_capability;

@@ -435,11 +435,7 @@ __global__ void __launch_bounds__(W * 32, W == 8    ? 2
 template <int D, int S, int W>
 void launch(const AttentionParams& p, int splits) {
   constexpr int kMaxBytes = 227 * 1024;
-  [[maybe_unused]] static const cudaError_t allowed = [] {
-    if (S == 1) share_sm(attention_decode<D, S, W>);
-    return cudaFuncSetAttribute(attention_decode<D, S, W>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                kMaxBytes);
-  }();
+  prepare_kernel(attention_decode<D, S, W>, {.shared_bytes = kMaxBytes, .shares_sm = S == 1});
   const int parts = shared_parts(p.group * Config<D>::kUnits, splits, W);
   const int bytes = static_cast<int>(sizeof(Shared<D, S, W>) + (parts - 1) * sizeof(Part));
   const dim3 grid(static_cast<unsigned>(splits), static_cast<unsigned>(p.num_kv_heads),

@@ -18,6 +18,7 @@
 #include "device/stream.h"
 #include "kernels/cuda/attention/attention_params.h"
 #include "kernels/cuda/ptx/attention_ptx.cuh"
+#include "kernels/cuda/ptx/launch.h"
 
 namespace fp4moe::cuda {
 namespace {
@@ -308,11 +309,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_mla(const __grid_consta
 
 template <int kSteps>
 void launch(const AttentionParams& p, int splits) {
-  [[maybe_unused]] static const cudaError_t allowed = [] {
-    cudaFuncSetAttribute(attention_mla<kSteps>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    return cudaFuncSetAttribute(attention_mla<kSteps>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                kSharedBytes);
-  }();
+  prepare_kernel(attention_mla<kSteps>, {.shared_bytes = kSharedBytes, .has_large_clusters = true});
   const dim3 grid(static_cast<unsigned>(max_row_tiles(p, kRows) * splits),
                   static_cast<unsigned>(p.num_kv_heads));
   launch_attention_kernel(attention_mla<kSteps>, p, grid, kThreads, kSharedBytes, splits,

@@ -17,6 +17,7 @@
 #include "device/stream.h"
 #include "kernels/cuda/attention/attention_params.h"
 #include "kernels/cuda/ptx/attention_ptx.cuh"
+#include "kernels/cuda/ptx/launch.h"
 
 namespace fp4moe::cuda {
 namespace {
@@ -347,8 +348,7 @@ __global__ void __launch_bounds__(Config<D>::kThreads, 1)
 template <int D>
 void launch(const AttentionParams& p) {
   constexpr int kBytes = sizeof(Shared<D>) + 1024;
-  [[maybe_unused]] static const cudaError_t allowed =
-      cudaFuncSetAttribute(attention_prefill<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  prepare_kernel(attention_prefill<D>, {.shared_bytes = kBytes});
   const dim3 grid(static_cast<unsigned>(p.num_kv_heads),
                   static_cast<unsigned>(max_row_tiles(p, Config<D>::kRows)));
   launch_attention_kernel(attention_prefill<D>, p, grid, Config<D>::kThreads, kBytes, 1,

@@ -418,28 +418,15 @@ int num_stages(int64_t num_tokens, int64_t k, bool norm, int64_t wanted) {
 
 using FewKernel = void (*)(FewArgs);
 
-// Allows the kernel to use all shared memory, once.
-template <TokenClass kClass, bool kNorm>
-FewKernel allowed_kernel() {
-  static const FewKernel allowed = [] {
-    const FewKernel kernel = linear_few_kernel<kClass, kNorm>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         device_limits().shared_bytes_per_block);
-    if (kClass == TokenClass::kLone) share_sm(kernel);
-    return kernel;
-  }();
-  return allowed;
-}
-
 FewKernel kernel_of(TokenClass tokens, bool norm) {
-  if (norm) return allowed_kernel<TokenClass::kLone, true>();
+  if (norm) return linear_few_kernel<TokenClass::kLone, true>;
   switch (tokens) {
     case TokenClass::kLone:
-      return allowed_kernel<TokenClass::kLone, false>();
+      return linear_few_kernel<TokenClass::kLone, false>;
     case TokenClass::kUpTo8:
-      return allowed_kernel<TokenClass::kUpTo8, false>();
+      return linear_few_kernel<TokenClass::kUpTo8, false>;
     default:
-      return allowed_kernel<TokenClass::kUpTo16, false>();
+      return linear_few_kernel<TokenClass::kUpTo16, false>;
   }
 }
 
@@ -451,7 +438,11 @@ void launch_few(FewArgs a, bool norm) {
   FP4MOE_CHECK(ring >= kMinStages, "linear_few of T=" + std::to_string(a.num_tokens) +
                                        " K=" + std::to_string(a.k) + " does not fit");
   a.layout = few_layout(a.num_tokens, a.k, ring);
-  launch("linear_few", kernel_of(class_of(a.num_tokens), norm),
+  const TokenClass tokens = class_of(a.num_tokens);
+  const FewKernel kernel = kernel_of(tokens, norm);
+  prepare_kernel(kernel, {.shared_bytes = device_limits().shared_bytes_per_block,
+                          .shares_sm = tokens == TokenClass::kLone});
+  launch("linear_few", kernel,
          {dim3(static_cast<unsigned>(blocks)), dim3(kThreads + 32), static_cast<size_t>(a.layout.end)}, a);
 }
 

@@ -19,6 +19,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "device/device_context.h"
 #include "device/stream.h"
 #include "kernels/cuda/dense/cublas_lt.h"
 
@@ -71,13 +72,21 @@ class Problem {
   cublasStatus_t status_ = CUBLAS_STATUS_SUCCESS;
 };
 
+// cuBLASLt on one GPU.
 class LinearLt {
  public:
   static Result<LinearLt*> instance() {
-    static LinearLt lt;
-    static const Status made = lt.make();
-    if (!made.ok()) return made;
-    return &lt;
+    return current_device().open_library<LinearLt>(DeviceLibrary::kLinear);
+  }
+
+  Status open() {
+    FP4MOE_ASSIGN_OR_RETURN(lt_, CublasLt::load());
+    if (const cublasStatus_t status = lt_.create(&handle_); status != CUBLAS_STATUS_SUCCESS)
+      return unsupported("cuBLASLt cannot start: status " + std::to_string(status));
+    if (const cudaError_t error = cudaMalloc(&workspace_, kWorkspaceBytes); error != cudaSuccess)
+      return does_not_fit("cuBLASLt's workspace of " + std::to_string(kWorkspaceBytes) +
+                          " bytes: " + cudaGetErrorString(error));
+    return {};
   }
 
   cublasStatus_t run(const LinearArgs& a, LtAlgorithm which, cudaStream_t stream) {
@@ -104,16 +113,6 @@ class LinearLt {
  private:
   using Key = std::array<int64_t, 5>;
   static constexpr uint32_t kOrderedSplitK = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // f32
-
-  Status make() {
-    FP4MOE_ASSIGN_OR_RETURN(lt_, CublasLt::load());
-    if (const cublasStatus_t status = lt_.create(&handle_); status != CUBLAS_STATUS_SUCCESS)
-      return unsupported("cuBLASLt cannot start: status " + std::to_string(status));
-    if (const cudaError_t error = cudaMalloc(&workspace_, kWorkspaceBytes); error != cudaSuccess)
-      return does_not_fit("cuBLASLt's workspace of " + std::to_string(kWorkspaceBytes) +
-                          " bytes: " + cudaGetErrorString(error));
-    return {};
-  }
 
   // Without split K the choice for few tokens may leave most SMs idle.
   cublasStatus_t choose_one_for_all(const LinearArgs& a, cublasLtMatmulAlgo_t& algorithm) {

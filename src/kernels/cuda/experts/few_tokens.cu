@@ -144,28 +144,10 @@ const Kernel* kernels_of(Fp4Format format, FewWeights weights) {
   return format == kMx ? kKernels<kMx, false> : kKernels<kNv, false>;
 }
 
-// CTAs and bytes of shared memory; 0 on a GPU that is not Hopper.
-struct Machine {
-  int num_ctas = 0, shared_bytes = 0;
-};
-Machine machine() {
-  static const Machine m = [] {
-    const DeviceLimits& limits = device_limits();
-    if (limits.compute_major != 9) return Machine{};
-    for (const FewWeights weights : {FewWeights::kBf16, FewWeights::kFp8})
-      for (const Fp4Format format : {Fp4Format::kMxfp4, Fp4Format::kNvfp4})
-        for (size_t i = 0; i < std::size(kDepths); ++i)
-          cudaFuncSetAttribute(kernels_of(format, weights)[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               limits.shared_bytes_per_block);
-    return Machine{limits.num_sms, limits.shared_bytes_per_block};
-  }();
-  return m;
-}
-
 FewPlan plan_of(const DeviceMoeArgs& args, FewWeights weights) {
-  const Machine m = machine();
-  return few_plan(args.experts, args.num_tokens, args.topk, m.num_ctas,
-                  m.shared_bytes - few::shared_bytes(weights == FewWeights::kFp8));
+  const DeviceInfo& gpu = device_limits();
+  return few_plan(args.experts, args.num_tokens, args.topk, gpu.num_sms,
+                  gpu.shared_bytes_per_block - few::shared_bytes(weights == FewWeights::kFp8));
 }
 
 int64_t h_bytes(const TiledExperts& e) {
@@ -180,7 +162,9 @@ few::Fp8Matrix fp8_matrix(Fp4Format format, int64_t n, int64_t k) {
 
 bool few_tokens_fits(const DeviceMoeArgs& args, FewWeights weights) {
   const int64_t pairs = args.num_tokens * args.topk;
-  if (machine().num_ctas < kFewMaxPairs || args.num_tokens > kFewMaxTokens || pairs > kFewMaxPairs)
+  const DeviceInfo& gpu = device_limits();
+  if (gpu.compute_major() != 9 || gpu.num_sms < kFewMaxPairs || args.num_tokens > kFewMaxTokens ||
+      pairs > kFewMaxPairs)
     return false;
   return plan_of(args, weights).depth >= kDepths[std::size(kDepths) - 1];
 }
@@ -205,6 +189,8 @@ void few_tokens_layer(const DeviceMoeArgs& args, FewWeights weights) {
   a.mark = current_stream().mark("few_tokens");
   size_t choice = 0;
   while (kDepths[choice] > a.plan.depth) ++choice;
+  const Kernel kernel = kernels_of(e.format, weights)[choice];
+  prepare_kernel(kernel, {.shared_bytes = device_limits().shared_bytes_per_block});
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -219,7 +205,7 @@ void few_tokens_layer(const DeviceMoeArgs& args, FewWeights weights) {
   config.stream = current_stream().handle();
   config.attrs = attributes;
   config.numAttrs = 2;
-  cudaLaunchKernelEx(&config, kernels_of(e.format, weights)[choice], a);
+  cudaLaunchKernelEx(&config, kernel, a);
   current_stream().check_launch("few_tokens");
 }
 

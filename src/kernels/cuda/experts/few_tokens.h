@@ -11,7 +11,7 @@ enum class FewWeights : uint8_t {
 };
 
 // Whether few_tokens_layer() supports args: few tokens and pairs, and H and I for which everything fits into
-// shared memory. Depends only on sizes.
+// shared memory. Depends only on the current GPU and on sizes.
 bool few_tokens_fits(const DeviceMoeArgs& args, FewWeights weights = FewWeights::kBf16);
 // Bytes of DeviceMoeArgs::workspace.
 int64_t few_tokens_workspace_bytes(const TiledExperts& experts, int64_t topk);

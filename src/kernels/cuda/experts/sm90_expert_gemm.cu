@@ -178,11 +178,7 @@ void launch(GemmArgs args) {
   const size_t bytes = sizeof(GemmShared<C>) + sizeof(int) * args.num_experts;
   FP4MOE_CHECK(bytes <= static_cast<size_t>(device_limits().shared_bytes_per_block),
                "no room for the work list of " + std::to_string(args.num_experts) + " experts");
-  static const bool once =
-      (cudaFuncSetAttribute(expert_gemm_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                            device_limits().shared_bytes_per_block),
-       true);
-  static_cast<void>(once);
+  prepare_kernel(expert_gemm_kernel<C>, {.shared_bytes = device_limits().shared_bytes_per_block});
   const auto sms = static_cast<unsigned>(device_limits().num_sms);
   fp4moe::launch("expert_gemm_sm90", expert_gemm_kernel<C>, {sms, C::kThreads, bytes}, args);
 }

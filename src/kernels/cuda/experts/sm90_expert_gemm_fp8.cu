@@ -167,10 +167,7 @@ template <class C>
 void launch_gemm(const Args& a) {
   const size_t bytes = sizeof(Shared<C>) + sizeof(int) * a.num_experts;
   static_assert(sizeof(Shared<C>) + sizeof(int) * kFp8MaxExperts <= 232448);
-  static const cudaError_t allowed =
-      cudaFuncSetAttribute(expert_gemm_fp8<C>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           device_limits().shared_bytes_per_block);
-  static_cast<void>(allowed);  // if it was refused, every launch fails
+  prepare_kernel(expert_gemm_fp8<C>, {.shared_bytes = device_limits().shared_bytes_per_block});
   const auto blocks = static_cast<unsigned>(device_limits().num_sms / kCluster * kCluster);
   launch("expert_gemm_fp8", expert_gemm_fp8<C>, {blocks, C::kThreads, bytes, kCluster}, a);
 }

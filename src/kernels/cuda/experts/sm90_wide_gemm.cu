@@ -278,11 +278,7 @@ void launch_wide(const Args& a) {
   const size_t bytes = sizeof(Shared<C>) + sizeof(int) * a.num_experts;
   FP4MOE_CHECK(bytes <= static_cast<size_t>(device_limits().shared_bytes_per_block),
                "no room for the work list of " + std::to_string(a.num_experts) + " experts");
-  static const bool once =
-      (cudaFuncSetAttribute(wide_gemm_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                            device_limits().shared_bytes_per_block),
-       true);
-  static_cast<void>(once);
+  prepare_kernel(wide_gemm_kernel<C>, {.shared_bytes = device_limits().shared_bytes_per_block});
   const auto blocks = static_cast<unsigned>(device_limits().num_sms / kCluster * kCluster);
   launch("wide_gemm", wide_gemm_kernel<C>, {blocks, kThreads, bytes, kCluster}, a);
 }

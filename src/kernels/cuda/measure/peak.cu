@@ -65,7 +65,7 @@ void peak_read(const uint8_t* data, int64_t num_bytes) {
   args.num_stages = kRingBytes / args.chunk_bytes;
   args.num_chunks = num_bytes / args.chunk_bytes;
   const auto blocks = static_cast<unsigned>(std::min(grid, args.num_chunks));
-  cudaFuncSetAttribute(peak_read_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kRingBytes);
+  prepare_kernel(peak_read_kernel, {.shared_bytes = kRingBytes});
   Stream& stream = current_stream();
   peak_read_kernel<<<blocks, 32, kRingBytes, stream.handle()>>>(args);
   stream.check_launch("peak_read");

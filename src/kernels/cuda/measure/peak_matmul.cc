@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "device/device_context.h"
 #include "device/stream.h"
 #include "kernels/cuda/dense/cublas_lt.h"
 #include "kernels/cuda/measure/peak.h"
@@ -11,7 +12,7 @@
 namespace fp4moe {
 namespace {
 
-// The plan for one n. Made once, kept until the process ends.
+// cuBLASLt on one GPU, with the plan for one n.
 struct Matmul {
   CublasLt lt{};
   cublasLtHandle_t handle = nullptr;
@@ -20,6 +21,7 @@ struct Matmul {
   cublasLtMatmulHeuristicResult_t choice{};
   int64_t n = 0;
 
+  Status open();
   Status plan(int64_t size);
 };
 
@@ -28,17 +30,19 @@ Status failed(const char* what, cublasStatus_t status) {
                         std::to_string(static_cast<int>(status)));
 }
 
+Status Matmul::open() {
+  FP4MOE_ASSIGN_OR_RETURN(lt, CublasLt::load());
+  if (const cublasStatus_t s = lt.create(&handle); s != CUBLAS_STATUS_SUCCESS) return failed("create", s);
+  if (const cublasStatus_t s = lt.desc_create(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+      s != CUBLAS_STATUS_SUCCESS)
+    return failed("matmul description", s);
+  const cublasOperation_t transpose = CUBLAS_OP_T;
+  lt.desc_set(desc, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof transpose);
+  return {};
+}
+
 Status Matmul::plan(int64_t size) {
   if (n == size) return {};
-  if (handle == nullptr) {
-    FP4MOE_ASSIGN_OR_RETURN(lt, CublasLt::load());
-    if (const cublasStatus_t s = lt.create(&handle); s != CUBLAS_STATUS_SUCCESS) return failed("create", s);
-    if (const cublasStatus_t s = lt.desc_create(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
-        s != CUBLAS_STATUS_SUCCESS)
-      return failed("matmul description", s);
-    const cublasOperation_t transpose = CUBLAS_OP_T;
-    lt.desc_set(desc, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof transpose);
-  }
   const auto rows = static_cast<uint64_t>(size);
   if (const cublasStatus_t s = lt.layout_create(&layout, CUDA_R_16BF, rows, rows, size);
       s != CUBLAS_STATUS_SUCCESS)
@@ -59,8 +63,10 @@ Status Matmul::plan(int64_t size) {
 }  // namespace
 
 Status peak_matmul(const bf16* a, const bf16* b, bf16* out, int64_t n, uint8_t* workspace) {
-  static Matmul matmul;
-  if (Status status = matmul.plan(n); !status.ok()) return status;
+  FP4MOE_ASSIGN_OR_RETURN(Matmul* const on_gpu,
+                          current_device().open_library<Matmul>(DeviceLibrary::kPeakMatmul));
+  Matmul& matmul = *on_gpu;
+  FP4MOE_RETURN_IF_ERROR(matmul.plan(n));
   const float one = 1, zero = 0;
   Stream& stream = current_stream();
   const cublasStatus_t s = matmul.lt.matmul(

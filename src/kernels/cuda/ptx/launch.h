@@ -5,17 +5,13 @@
 
 #include <cuda_runtime.h>
 
+#include "device/device_context.h"
 #include "device/stream.h"
 
 namespace fp4moe {
 
-// Limits of device 0.
-struct DeviceLimits {
-  int num_sms = 0;
-  int shared_bytes_per_block = 0;  // with opt-in
-  int compute_major = 0;
-};
-const DeviceLimits& device_limits();
+// The current GPU's.
+inline const DeviceInfo& device_limits() { return current_device().info(); }
 
 struct LaunchShape {
   dim3 grid, block;
@@ -23,13 +19,29 @@ struct LaunchShape {
   unsigned cluster = 1;  // blocks of a cluster
 };
 
-// Makes shared memory as large as possible on SMs that run `kernel`, so that the next kernel's blocks can
-// start beside it if there is room for both: an SM that runs anything keeps its split of L1 and shared
-// memory. By default a kernel gets about what its own blocks need.
-template <class Kernel>
-void share_sm(Kernel kernel) {
-  cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                       cudaSharedmemCarveoutMaxShared);
+// Attributes of a kernel, which the driver keeps for each GPU.
+struct KernelAttributes {
+  int shared_bytes = 0;  // most dynamic shared memory of a block
+  // Makes shared memory as large as possible on SMs that run the kernel, so that the next kernel's blocks can
+  // start beside it if there is room for both: an SM that runs anything keeps its split of L1 and shared
+  // memory. By default a kernel gets about what its own blocks need.
+  bool shares_sm = false;
+  bool has_large_clusters = false;  // of more than 8 blocks
+};
+
+// Sets the attributes at the first call for `kernel` on the current GPU. Call it before each launch, always
+// with the same attributes. The next launch reports an error.
+template <class Args>
+void prepare_kernel(void (*kernel)(Args), const KernelAttributes& attributes) {
+  const void* const function = reinterpret_cast<const void*>(kernel);
+  current_device().prepared_kernels().once(function, [&] {
+    if (attributes.shares_sm)
+      cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout,
+                           cudaSharedmemCarveoutMaxShared);
+    if (attributes.has_large_clusters)
+      cudaFuncSetAttribute(function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, attributes.shared_bytes);
+  });
 }
 
 // Errors are kept by the stream. An empty grid is not launched. If Args has a `mark`, it is set.
@@ -50,7 +62,7 @@ void launch(const char* name, void (*kernel)(Args), const LaunchShape& shape, Ar
   config.stream = stream.handle();
   config.attrs = attributes;
   // Older GPUs have neither attribute: kernels run one after the other.
-  config.numAttrs = device_limits().compute_major < 9 ? 0 : shape.cluster == 1 ? 1 : 2;
+  config.numAttrs = device_limits().compute_major() < 9 ? 0 : shape.cluster == 1 ? 1 : 2;
   cudaLaunchKernelEx(&config, kernel, args);
   stream.check_launch(name);
 }

@@ -329,9 +329,7 @@ void norm_route(const DeviceRouterArgs& args) {
                   {dim3(static_cast<unsigned>(args.num_tokens)), dim3(kBlockThreads),
                    static_cast<size_t>(block_shared_bytes(a.num_experts))},
                   a);
-  static const cudaError_t allowed = cudaFuncSetAttribute(
-      norm_route_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device_limits().shared_bytes_per_block);
-  if (allowed != cudaSuccess) current_stream().check_launch("norm_route");
+  prepare_kernel(norm_route_kernel, {.shared_bytes = device_limits().shared_bytes_per_block});
   launch("norm_route", norm_route_kernel,
          {dim3(kBlocks, static_cast<unsigned>(args.num_tokens)), dim3(kThreads),
           static_cast<size_t>(shared_bytes(a.num_experts, a.hidden_size / kVector))},

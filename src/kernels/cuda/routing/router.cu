@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(kChooseWarps * 32) choose_kernel(const ChooseA
 // ---- host ----------------------------------------------------------------------------------------
 
 unsigned blocks_of(int64_t n, int64_t size) { return static_cast<unsigned>(ceil_div(n, size)); }
-bool has_clusters() { return device_limits().compute_major >= 9; }
+bool has_clusters() { return device_limits().compute_major() >= 9; }
 
 // How the gate is split: for few tokens, splitting the columns fills the machine.
 struct GatePlan {
@@ -267,8 +267,7 @@ void launch_choose(const DeviceRouterArgs& args) {
   const auto shared_bytes = [](int64_t experts) {
     return static_cast<int>(kChooseWarps * 4 * choice_words(experts));
   };
-  cudaFuncSetAttribute(choose_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                       shared_bytes(kMaxDeviceExperts));
+  prepare_kernel(choose_kernel, {.shared_bytes = shared_bytes(kMaxDeviceExperts)});
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(blocks_of(args.num_tokens, kChooseWarps));
   config.blockDim = dim3(kChooseWarps * 32);

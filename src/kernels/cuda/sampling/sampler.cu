@@ -483,7 +483,7 @@ void sample_rows(const SampleRowsArgs& args) {
   const int64_t room = device_limits().shared_bytes_per_block - static_cast<int64_t>(sizeof(Shared));
   FP4MOE_CHECK(part_bytes <= room, "vocab_size=" + std::to_string(args.vocab_size) + "; legal: at most " +
                                        std::to_string(room / 4 * kBlocks));
-  cudaFuncSetAttribute(sample_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(room));
+  prepare_kernel(sample_kernel, {.shared_bytes = static_cast<int>(room)});
   launch("sample_rows", sample_kernel, {dim3(blocks), dim3(kThreads), static_cast<size_t>(part_bytes)}, args);
 }
 
