@@ -19,7 +19,8 @@
 
 namespace fp4moe {
 
-// Large because one lock guards all that arrives from the other processes: rounds, data, failures and the end.
+// Large because one lock guards all that arrives from the other processes: rounds, data, failures and the
+// end.
 class MpiLink : public FrameSink {
  public:
   // `hello` has this process's number and the number of processes. The plug-in must outlive the link.

@@ -13,7 +13,7 @@
 namespace fp4moe {
 namespace {
 
-thread_local DeviceContext* t_current = nullptr;
+thread_local DeviceContext* t_device = nullptr;
 
 #ifdef FP4MOE_HAS_CUDA
 
@@ -56,11 +56,11 @@ Result<DeviceContext*> DeviceContext::of(int ordinal) {
   return contexts.made.emplace_back(std::move(context)).get();
 }
 
-DeviceContext* DeviceContext::current() { return t_current; }
+DeviceContext* DeviceContext::current() { return t_device; }
 
 DeviceContext& current_device() {
-  FP4MOE_CHECK(t_current != nullptr, no_current_device().message());
-  return *t_current;
+  FP4MOE_CHECK(t_device != nullptr, no_current_device().message());
+  return *t_device;
 }
 
 Status no_current_device() {
@@ -73,13 +73,13 @@ Status no_current_device() {
 
 // of() has selected this GPU once. A later failure comes from a device error, which every call that uses the
 // GPU returns too.
-DeviceScope::DeviceScope(DeviceContext& device) : outer_(std::exchange(t_current, &device)) {
+DeviceScope::DeviceScope(DeviceContext& device) : outer_(std::exchange(t_device, &device)) {
   static_cast<void>(select_device(device.ordinal()));
 }
 
 // Without an outer scope the thread stays on this GPU, so that the next scope need not select it again.
 DeviceScope::~DeviceScope() {
-  t_current = outer_;
+  t_device = outer_;
   if (outer_ != nullptr) static_cast<void>(select_device(outer_->ordinal()));
 }
 

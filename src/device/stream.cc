@@ -14,7 +14,7 @@
 namespace fp4moe {
 namespace {
 
-thread_local Stream* t_current = nullptr;
+thread_local Stream* t_stream = nullptr;
 
 #ifdef FP4MOE_HAS_CUDA
 // Whether `error` comes from a kernel's execution. Any later call may be the first to return it.
@@ -153,12 +153,12 @@ void Stream::keep(Status failure) {
 Status Stream::take_failure() { return std::exchange(failure_, {}); }
 
 Stream& current_stream() {
-  FP4MOE_CHECK(t_current != nullptr, "no current stream");
-  return *t_current;
+  FP4MOE_CHECK(t_stream != nullptr, "no current stream");
+  return *t_stream;
 }
 
 StreamScope::StreamScope(Stream& stream)
-    : device_(stream.device()), outer_(std::exchange(t_current, &stream)) {}
-StreamScope::~StreamScope() { t_current = outer_; }
+    : device_(stream.device()), outer_(std::exchange(t_stream, &stream)) {}
+StreamScope::~StreamScope() { t_stream = outer_; }
 
 }  // namespace fp4moe

@@ -228,7 +228,7 @@ Result<CpuPoint> measure_point(const CpuRun& run, const MoeShape& shape, ColdLay
     means.push_back(us);
   }
   const double after = run.read.gbps(), faster = std::max(before, after);
-  return CpuPoint{make_point(run.bench, shape, num_tokens, draws, spread_of(means), faster, run.dot_gflops),
+  return CpuPoint{make_point(run.bench, shape, num_tokens, draws, spread_of(means), {faster, run.dot_gflops}),
                   faster, std::min(before, after), run.dot_gflops};
 }
 

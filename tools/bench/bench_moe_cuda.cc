@@ -177,7 +177,7 @@ Result<GpuPoint> measure_point(const MoeRun& run, const MoeShape& shape, const L
 
   const auto n = static_cast<double>(calls);
   GpuPoint p{make_point(run.bench, shape, num_tokens, point, {time->median / n, time->p10 / n, time->p90 / n},
-                        run.peak.hbm_gbps, run.peak.bf16_tflops * 1e3)};
+                        {run.peak.hbm_gbps, run.peak.bf16_tflops * 1e3})};
   p.reads_us = short_read_us(run.peak, p.weight_bytes * 2 / 3) + short_read_us(run.peak, p.weight_bytes / 3);
   const bool compares = run.peers.has_value() && run.bench.routing == MoeRouting::kUniform;
   p.peer = compares ? run.peers->find(shape.name, num_tokens) : nullptr;

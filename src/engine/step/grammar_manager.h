@@ -54,7 +54,7 @@ class GrammarManager {
   // After the forward pass: attaches masks to the rows that choose tokens. A row whose mask is late loses its
   // sequence.
   void attach_masks(std::span<LogitRow> rows, DpScheduler& scheduler);
-  // Of the last iteration, without waiting for input.
+  // The duration of the last iteration, without waiting for input.
   void set_step_duration(std::chrono::steady_clock::duration duration) { step_duration_ = duration; }
   int64_t num_awaiting_masks() const;
 

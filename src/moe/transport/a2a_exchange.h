@@ -55,7 +55,8 @@ class ExchangePort {
   uint8_t* region_ = nullptr;
 };
 
-// What the exchanging protocols share. Large because a round's buffers and positions belong to all its phases.
+// What the exchanging protocols share. Large because a round's buffers and positions belong to all its
+// phases.
 class ExchangeTransport : public Transport {
  public:
   ExchangeTransport(const TransportOptions& options, const ExchangeSetup& setup, ExchangePort port,

@@ -264,8 +264,8 @@ struct Share {
   int worker, stride;
 };
 
-// Processes the warp's share. S blocks are in flight, each in its own stage of shared memory; the page rows of
-// the next are looked up one block ahead:
+// Processes the warp's share. S blocks are in flight, each in its own stage of shared memory; the page rows
+// of the next are looked up one block ahead:
 //
 //   before the preceding kernels end   rows_of(b0 .. bS)   load b0 .. bS-1   (cached keys only)
 //   after grid_dependency_wait()       queries; the newest key, which a preceding kernel computed

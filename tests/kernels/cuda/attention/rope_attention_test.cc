@@ -59,8 +59,17 @@ struct Data {
   KvPages pages(const Case& c, void* data) const {
     return {data, DType::kBF16, c.num_kv, kPageSize, c.head_dim, 0};
   }
-  RopeAttentionArgs args(const Case& c, float* x, const int64_t* at, const float* freq, void* keys,
-                         void* values, void* out, DType dtype, int64_t rows, const float* sink) const {
+  struct Operands {
+    float* x;
+    const int64_t* at;
+    const float* freq;
+    void *keys, *values, *out;
+    DType dtype;  // of out
+    int64_t rows;
+    const float* sink;
+  };
+  RopeAttentionArgs args(const Case& c, const Operands& operands) const {
+    const auto [x, at, freq, keys, values, out, dtype, rows, sink] = operands;
     const RopeArgs q{x, at, freq, 1.25f, rows, c.stride(), c.num_q, c.head_dim, c.rotary_dim};
     RopeArgs key = q;
     key.x = x + c.num_q * c.head_dim, key.num_heads = c.num_kv;
@@ -108,8 +117,8 @@ class RopeAttention : public testing::Test {
       sequences.push_back({s * c.new_tokens, c.new_tokens, c.contexts[static_cast<size_t>(s)],
                            std::span(in.page_table).subspan(static_cast<size_t>(s * c.max_pages()))});
     RopeAttentionArgs args =
-        in.args(c, x.data(), in.positions.data(), in.inv_freq.data(), k.data(), v.data(), expected.data(),
-                DType::kF32, c.rows(), c.sinks ? in.sinks.data() : nullptr);
+        in.args(c, {x.data(), in.positions.data(), in.inv_freq.data(), k.data(), v.data(), expected.data(),
+                    DType::kF32, c.rows(), c.sinks ? in.sinks.data() : nullptr});
     args.rope.kv.sequences = args.attention.sequences = sequences;
     ref_dense_ops().rope_attention(args, pool_);
 
@@ -127,8 +136,8 @@ class RopeAttention : public testing::Test {
                             .first_row = first_row.data(),
                             .first_position = first_position.data(),
                             .page_table = table.data()};
-    args = in.args(c, qkv.data(), positions.data(), freq.data(), device_k.data(), device_v.data(), out.data(),
-                   DType::kBF16, padded, c.sinks ? sinks.data() : nullptr);
+    args = in.args(c, {qkv.data(), positions.data(), freq.data(), device_k.data(), device_v.data(),
+                       out.data(), DType::kBF16, padded, c.sinks ? sinks.data() : nullptr});
     args.rope.kv.device_batch = args.attention.device_batch = &batch;
     {
       const StreamScope scope(stream_);
