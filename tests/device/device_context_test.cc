@@ -31,7 +31,7 @@ int attribute(cudaDeviceAttr name, int ordinal) {
   return value;
 }
 
-// Of the calling thread, as the CUDA runtime knows it.
+// The calling thread's GPU, as the CUDA runtime knows it.
 int selected_gpu() {
   int ordinal = -1;
   EXPECT_EQ(cudaGetDevice(&ordinal), cudaSuccess);
