@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "formats/bf16.h"
-#include "status_matchers.h"
+#include "io/status_matchers.h"
 
 namespace fp4moe {
 namespace {

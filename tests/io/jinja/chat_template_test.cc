@@ -7,7 +7,7 @@
 #include <sstream>
 #include <thread>
 
-#include "temp_folder.h"
+#include "io/temp_folder.h"
 
 namespace fp4moe {
 namespace {

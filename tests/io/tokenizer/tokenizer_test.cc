@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "io/status_matchers.h"
+#include "io/temp_folder.h"
 #include "io/tokenizer/split_pattern.h"
 #include "io/tokenizer/unicode_text.h"
-#include "status_matchers.h"
-#include "temp_folder.h"
 
 namespace fp4moe {
 namespace {
