@@ -24,7 +24,7 @@ SUBCOMMANDS = re.findall(r"(?m)^  (\w[\w-]*) ", output(BINARY, "--help").split("
 
 
 class Manual(unittest.TestCase):
-    def test_verbs(self):
+    def test_subcommands(self):
         self.assertIn("serve", SUBCOMMANDS)
         self.assertIn("completion", SUBCOMMANDS)
         self.assertNotIn("manual", SUBCOMMANDS)
@@ -61,7 +61,7 @@ class Manual(unittest.TestCase):
 
     def test_bash(self):
         self.assertEqual(self.complete("fp4moe", "ser"), ["serve"])
-        self.assertEqual(set(self.complete("fp4moe", "")) & set(SUBCOMMANDS), set(VERBS))
+        self.assertEqual(set(self.complete("fp4moe", "")) & set(SUBCOMMANDS), set(SUBCOMMANDS))
         self.assertEqual(self.complete("fp4moe", "serve", "--log-fo"), ["--log-format"])
         self.assertEqual(self.complete("fp4moe", "serve", "--log-format", ""), ["text", "json"])
         self.assertEqual(self.complete("fp4moe", "completion", "x"), [])
