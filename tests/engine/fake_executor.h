@@ -1,0 +1,170 @@
+// An executor of a fake model, and the shape of the step loop over it.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "engine/fake_model.h"
+#include "engine/fake_tokenizer.h"
+#include "engine/step/step_loop.h"
+
+namespace fp4moe {
+
+struct LoopShape {
+  int64_t num_pages = 256;
+  int page_size = 4;
+  SchedulerLimits scheduler{.max_running_requests = 8, .chunked_prefill_size = 16, .max_prefill_tokens = 32};
+  int64_t context_length = 128;
+  int64_t max_queued_requests = 1000;
+  int num_groups = 1;
+  bool samples = false;  // whether the executor samples
+  bool supports_routed_experts = true;
+  std::function<std::unique_ptr<GrammarCompiler>()> grammars = {};  // empty: no grammars
+  bool reuses_prefixes = true;
+  double conservativeness = 0;  // pages run out wherever possible
+  TimeLimits time_limits = {};
+  PriorityRules priorities = {.are_used = true};
+  double watchdog_timeout = 0;
+  KvHello hello = {};  // not empty: a decode engine
+  MaskLimits masks = {};
+  std::vector<int32_t> eos_token_ids = {kEosId};
+};
+
+// One fake model with separate KV pages per group. If `fail` is set, the next step fails permanently.
+class FakeExecutor : public Executor {
+ public:
+  FakeExecutor(FakeModel& model, const LoopShape& shape)
+      : model_(model),
+        samples_(shape.samples),
+        supports_routed_experts_(shape.supports_routed_experts),
+        logits_(static_cast<size_t>((shape.scheduler.max_running_requests + shape.num_groups) *
+                                    model.config().vocab_size)) {
+    for (int group = 0; group < shape.num_groups; ++group)
+      kv_.push_back(fake_kv(shape.num_pages, shape.page_size));
+  }
+
+  const ModelConfig& config() const override { return model_.config(); }
+  int num_groups() const override { return static_cast<int>(kv_.size()); }
+  int64_t num_kv_pages() const override { return kv_[0].num_pages(); }
+  int page_size() const override { return kv_[0].page_size(); }
+  Status execute_step(std::span<const Batch> groups) override {
+    EXPECT_EQ(groups.size(), kv_.size());
+    if (!failure().ok()) return failure();
+    float* logits = logits_.data();
+    for (size_t group = 0; group < groups.size(); ++group) {
+      Batch batch = groups[group];
+      std::vector<int32_t> ids(batch.token_ids.begin(), batch.token_ids.end());
+      for (int32_t& id : ids)
+        if (id < 0) id = sampled_.back().at(static_cast<size_t>(~id)).token_id;
+      batch.token_ids = ids;
+      EXPECT_TRUE(model_.forward_model(batch, kv_[group], logits, pool_).ok());
+      logits += groups[group].logit_rows.size() * static_cast<size_t>(model_.config().vocab_size);
+    }
+    if (on_step) on_step(groups);
+    return {};
+  }
+  float* logits() override { return logits_.data(); }
+  Status supports_routed_experts() const override {
+    return supports_routed_experts_ ? Status() : Executor::supports_routed_experts();
+  }
+  Status failure() const override {
+    std::lock_guard lock(mutex_);
+    return failure_;
+  }
+  ThreadPool& pool() override { return pool_; }
+  int64_t kv_token_bytes() const override { return kv_[0].token_bytes(); }
+  Status read_page(int group, int32_t page, int64_t num_tokens, uint8_t* canonical) override {
+    if (!page_failure.ok()) return page_failure;
+    kv_[static_cast<size_t>(group)].read_page(page, num_tokens, canonical);
+    return {};
+  }
+  Status write_page(int group, int32_t page, int64_t num_tokens, const uint8_t* canonical) override {
+    if (!page_failure.ok()) return page_failure;
+    kv_[static_cast<size_t>(group)].write_page(page, num_tokens, canonical);
+    return {};
+  }
+  Status page_failure;  // set before the first request
+  Status finish_steps() override {
+    ++num_finishes;
+    return {};
+  }
+  std::atomic<int> num_finishes = 0;
+
+  void fail(const Status& status) {
+    std::lock_guard lock(mutex_);
+    failure_ = status;
+  }
+  std::function<void(std::span<const Batch>)> on_step;  // set before the first request
+
+  bool samples() const override { return samples_; }
+  Status set_masked_ids(std::span<const int32_t> ids) override {
+    sampler_.emplace(config().vocab_size, std::vector<int32_t>(ids.begin(), ids.end()));
+    return {};
+  }
+  // Samples with the host's Sampler through a device executor's interface.
+  Status start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
+                      std::span<const uint32_t> allowed) override {
+    if (!sample_failure.ok()) return sample_failure;
+    EXPECT_LT(num_waiting_, 2);
+    ++num_waiting_;
+    std::vector<SampledRow> out(rows.size());
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const SamplingParams params{.temperature = rows[i].temperature,
+                                  .top_p = rows[i].top_p,
+                                  .top_k = rows[i].top_k,
+                                  .min_p = rows[i].min_p,
+                                  .top_logprobs = rows[i].top_logprobs};
+      const auto v = static_cast<size_t>(config().vocab_size);
+      const std::span<float> logits(logits_.data() + i * v, v);
+      const auto own_edits =
+          edits.subspan(static_cast<size_t>(rows[i].first_edit), static_cast<size_t>(rows[i].num_edits));
+      const size_t words = (v + 31) / 32;
+      const auto own_allowed = rows[i].allowed < 0
+                                   ? allowed.first(0)
+                                   : allowed.subspan(static_cast<size_t>(rows[i].allowed) * words, words);
+      const Result<SampledToken> token =
+          rows[i].given_id >= 0 ? sampler_->score(logits, rows[i].given_id, params.top_logprobs)
+                                : sampler_->sample(logits, params, rows[i].random, own_edits, own_allowed);
+      out[i].status = token.ok() ? SampleStatus::kOk : SampleStatus::kBadLogits;
+      if (!token.ok()) continue;
+      out[i].token_id = token->token_id;
+      out[i].logprob = token->logprob;
+      out[i].num_top = static_cast<int32_t>(token->top.size());
+      for (size_t k = 0; k < token->top.size(); ++k) {
+        out[i].top_ids[k] = token->top[k].token_id;
+        out[i].top_logprobs[k] = token->top[k].logprob;
+      }
+    }
+    sampled_.push_back(std::move(out));
+    return {};
+  }
+  Status take_sampled(std::span<SampledRow> out) override {
+    const std::vector<SampledRow>& oldest =
+        sampled_.at(sampled_.size() - static_cast<size_t>(num_waiting_--));
+    EXPECT_EQ(oldest.size(), out.size());
+    std::copy(oldest.begin(), oldest.end(), out.begin());
+    return {};
+  }
+  Status sample_failure;  // set before the first request
+
+ private:
+  FakeModel& model_;
+  const bool samples_, supports_routed_experts_;
+  std::optional<Sampler> sampler_;
+  std::vector<std::vector<SampledRow>> sampled_;  // results of every start_sample()
+  int num_waiting_ = 0;                           // the last ones, not yet taken
+  std::vector<KvCache> kv_;
+  std::vector<float> logits_;
+  ThreadPool pool_{2};
+  mutable std::mutex mutex_;
+  Status failure_;
+};
+
+}  // namespace fp4moe
