@@ -2,57 +2,13 @@
 
 #include <gtest/gtest.h>
 
-#include <sstream>
 #include <string>
 
-#include "io/json_document.h"
+#include "io/config/model_config_text.h"
 #include "io/status_matchers.h"
 
 namespace fp4moe {
 namespace {
-
-// A valid gpt-oss config without its braces; tests replace or append keys.
-const std::string kGptOss = R"(
-  "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "vocab_size": 1024, "hidden_size": 256,
-  "num_hidden_layers": 4, "num_local_experts": 16, "num_experts_per_tok": 4, "intermediate_size": 128,
-  "head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 128,
-  "max_position_embeddings": 131072, "rms_norm_eps": 1e-05, "eos_token_id": [0, 2])";
-const std::string kMxfp4 =
-    R"(, "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})";
-
-const std::string kDeepseek = R"(
-  "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 1024, "hidden_size": 256,
-  "num_hidden_layers": 4, "n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 128,
-  "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 4096,
-  "kv_lora_rank": 64, "q_lora_rank": 128, "qk_rope_head_dim": 32, "v_head_dim": 64, "qk_nope_head_dim": 32,
-  "n_group": 4, "topk_group": 2, "n_shared_experts": 1, "first_k_dense_replace": 1, "norm_topk_prob": true,
-  "routed_scaling_factor": 2.5, "rope_theta": 10000, "eos_token_id": 1)";
-
-const std::string kQwen = R"(
-  "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 1024, "hidden_size": 256,
-  "num_hidden_layers": 4, "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 128,
-  "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128,
-  "max_position_embeddings": 4096, "norm_topk_prob": true, "rope_theta": 1000000, "rope_scaling": null)";
-const std::string kNvfp4 = R"({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4",
-  "kv_cache_quant_algo": null, "group_size": 16, "exclude_modules": ["lm_head"]}})";
-
-Result<ModelConfig> parse(const std::string& keys, const std::string& generation = "",
-                          const std::string& quant = "") {
-  return parse_model_config("{" + keys + "}", generation, quant);
-}
-
-// `keys` with the value of `key` (up to the next comma at top level, or the end) replaced.
-std::string with(std::string keys, const std::string& key, const std::string& value) {
-  const size_t at = keys.find("\"" + key + "\":");
-  if (at == std::string::npos) return keys + ", \"" + key + "\": " + value;
-  const size_t begin = keys.find(':', at) + 1;
-  size_t end = begin;
-  for (int depth = 0; end < keys.size() && (depth > 0 || keys[end] != ','); ++end)
-    depth += (keys[end] == '[' || keys[end] == '{') - (keys[end] == ']' || keys[end] == '}');
-  return keys.replace(begin, end - begin, value);
-}
-
-std::string without(const std::string& keys, const std::string& key) { return with(keys, key, "null"); }
 
 TEST(ModelConfig, ReadsGptOss) {
   const auto config = parse(kGptOss + kMxfp4);
@@ -254,10 +210,6 @@ TEST(ModelConfig, ReadsQwen3Moe) {
   EXPECT_EQ(renamed->num_experts, 8);
 }
 
-const std::string kQwen2 =
-    with(with(with(kQwen, "architectures", R"(["Qwen2MoeForCausalLM"])"), "model_type", R"("qwen2_moe")"),
-         "shared_expert_intermediate_size", "192");
-
 TEST(ModelConfig, ReadsQwen2Moe) {
   const auto config = parse(without(kQwen2, "norm_topk_prob"), "", kNvfp4);
   ASSERT_TRUE(is_ok(config));
@@ -389,119 +341,6 @@ TEST(ModelConfig, RefusesMissingKeys) {
        {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_experts_per_tok",
         "max_position_embeddings", "num_local_experts", "intermediate_size"})
     EXPECT_TRUE(fails_with(parse(without(kGptOss, key)), StatusCode::kInvalidArgument, {key, "missing"}));
-}
-
-// All configuration values that the forward pass and the sampler use.
-std::string text_of(const ModelConfig& c) {
-  std::ostringstream text;
-  const auto add = [&text](const auto&... values) { ((text << values << ' '), ...); };
-  const auto add_all = [&](const auto& values) {
-    for (const auto& value : values) add(value);
-    add('|');
-  };
-  add(c.num_kv_heads, c.head_dim, c.dense_intermediate_size, c.num_shared_experts, c.shared_intermediate_size,
-      c.shared_expert_gate, c.qk_norm, c.rms_norm_eps, c.attention_bias, c.tie_word_embeddings);
-  add(static_cast<int>(c.rope.type), c.rope.theta, c.rope.factor, c.rope.beta_fast, c.rope.beta_slow,
-      c.rope.original_max_position_embeddings, c.rope.truncate, c.rope.attention_factor.value_or(-1),
-      c.rope.mscale.value_or(-1), c.rope.mscale_all_dim.value_or(-1));
-  add(c.swiglu_alpha, c.swiglu_limit, c.router.num_groups, c.router.top_k_groups, c.router.norm_top_k,
-      c.router.scaling_factor, c.router.has_correction_bias, c.mla.q_lora_rank, c.mla.rope_interleave);
-  add_all(c.layer_windows);
-  add_all(c.layer_has_experts);
-  add_all(c.eos_token_ids);
-  return text.str();
-}
-
-std::string erased(const std::string& keys, const std::string& key) {
-  Json json = Json::parse("{" + keys + "}");
-  json.erase(key);
-  const std::string text = json.dump();
-  return text.substr(1, text.size() - 2);
-}
-
-// The defaults of transformers 5.17.0's GptOssConfig, DeepseekV3Config, Qwen3MoeConfig and Qwen2MoeConfig. A
-// second value must change the result, which proves that the key is read.
-TEST(ModelConfig, MissingKeysAreTheStockClassesDefaults) {
-  struct Row {
-    const std::string& family;
-    const char *key, *stock, *other;
-  };
-  const std::string gpt_oss = with(kGptOss, "num_attention_heads", "16");
-  const std::string deepseek = with(with(kDeepseek, "n_routed_experts", "64"), "num_hidden_layers", "6");
-  const std::string qwen3 = with(kQwen, "num_attention_heads", "16");
-  const std::string qwen2 = with(with(kQwen2, "num_attention_heads", "16"), "head_dim", "16");
-  const std::string slides3 = with(qwen3, "use_sliding_window", "true");
-  const std::string slides2 = with(with(qwen2, "use_sliding_window", "true"), "num_hidden_layers", "32");
-  const char* yarn =
-      R"({"rope_type": "yarn", "rope_theta": 150000, "factor": 32, "beta_fast": 32, "beta_slow": 1,
-                         "truncate": false, "original_max_position_embeddings": 4096})";
-  for (const Row& row : {
-           Row{gpt_oss, "rope_parameters", yarn, R"({"rope_type": "default", "rope_theta": 150000})"},
-           Row{gpt_oss, "rope_theta", "150000", "10000"},
-           Row{gpt_oss, "head_dim", "64", "32"},
-           Row{gpt_oss, "num_key_value_heads", "8", "16"},
-           Row{gpt_oss, "sliding_window", "128", "64"},
-           Row{gpt_oss, "layer_types", R"(["sliding_attention", "full_attention", "sliding_attention",
-                                           "full_attention"])",
-               R"(["full_attention", "full_attention", "full_attention", "full_attention"])"},
-           Row{gpt_oss, "rms_norm_eps", "1e-5", "1e-6"},
-           Row{gpt_oss, "attention_bias", "true", "false"},
-           Row{gpt_oss, "tie_word_embeddings", "false", "true"},
-           Row{gpt_oss, "swiglu_limit", "7", "6"},
-           Row{gpt_oss, "swiglu_alpha", "1.702", "1.5"},
-           Row{deepseek, "n_shared_experts", "1", "2"},
-           Row{deepseek, "q_lora_rank", "1536", "null"},
-           Row{deepseek, "n_group", "8", "4"},
-           Row{deepseek, "topk_group", "4", "2"},
-           Row{deepseek, "routed_scaling_factor", "2.5", "1"},
-           Row{deepseek, "first_k_dense_replace", "3", "0"},
-           Row{deepseek, "norm_topk_prob", "true", "false"},
-           Row{deepseek, "rope_interleave", "true", "false"},
-           Row{deepseek, "rope_theta", "10000", "5000"},
-           Row{deepseek, "rms_norm_eps", "1e-6", "1e-5"},
-           Row{deepseek, "attention_bias", "false", "true"},
-           Row{deepseek, "eos_token_id", "1", "null"},
-           Row{qwen3, "num_key_value_heads", "4", "2"},
-           Row{qwen3, "head_dim", "16", "32"},
-           Row{qwen3, "intermediate_size", "6144", "512"},
-           Row{qwen3, "norm_topk_prob", "false", "true"},
-           Row{qwen3, "decoder_sparse_step", "1", "2"},
-           Row{qwen3, "mlp_only_layers", "[]", "[1]"},
-           Row{qwen3, "attention_bias", "false", "true"},
-           Row{qwen3, "use_sliding_window", "false", "true"},
-           Row{slides3, "sliding_window", "4096", "null"},
-           Row{qwen3, "rope_theta", "10000", "1000000"},
-           Row{qwen3, "eos_token_id", "null", "7"},
-           Row{qwen2, "num_key_value_heads", "16", "4"},
-           Row{qwen2, "intermediate_size", "5632", "512"},
-           Row{qwen2, "qkv_bias", "true", "false"},
-           Row{slides2, "max_window_layers", "28", "32"},
-       }) {
-    SCOPED_TRACE(row.key);
-    const std::string present = with(row.family, row.key, row.stock);
-    const auto missing = parse(erased(present, row.key)), stock = parse(present),
-               other = parse(with(row.family, row.key, row.other));
-    ASSERT_TRUE(is_ok(missing) && is_ok(stock) && is_ok(other))
-        << missing.status().to_string() << stock.status().to_string() << other.status().to_string();
-    EXPECT_EQ(text_of(*missing), text_of(*stock));
-    EXPECT_NE(text_of(*other), text_of(*stock));
-  }
-}
-
-TEST(ModelConfig, NullIsNotAMissingKey) {
-  const auto plain = parse(without(kGptOss, "num_key_value_heads"));
-  ASSERT_TRUE(is_ok(plain));
-  EXPECT_EQ(plain->num_kv_heads, 4) << "null: as many as query heads";
-  // The stock class replaces either by YaRN.
-  for (const char* key : {"rope_parameters", "rope_scaling"}) {
-    const auto rope = parse(with(kGptOss, key, "null"));
-    ASSERT_TRUE(is_ok(rope));
-    EXPECT_EQ(rope->rope.type, RopeConfig::Type::kYarn);
-    EXPECT_EQ(rope->rope.original_max_position_embeddings, 4096);
-  }
-  const auto ungrouped = parse(without(without(kDeepseek, "n_group"), "topk_group"));
-  ASSERT_TRUE(is_ok(ungrouped));
-  EXPECT_EQ(ungrouped->router.num_groups, 1);
 }
 
 TEST(ModelConfig, RefusesRopeThatItDoesNotApply) {
