@@ -1,14 +1,9 @@
-// A router in front of nodes with arbitrary responses: it reports why a node is down, and survives.
-#include <gtest/gtest.h>
-
+// A router whose nodes answer its own requests with arbitrary bytes: it reports why a node is down. Its
+// routes, limits and shutdown.
 #include <algorithm>
 #include <chrono>
-#include <nlohmann/json.hpp>
 
-#include "fp4moe/router.h"
-#include "server/fake_node.h"
-#include "server/http_client.h"
-#include "support/eventually.h"
+#include "server/router/router_fixture.h"
 
 namespace fp4moe {
 namespace {
@@ -16,64 +11,7 @@ namespace {
 using nlohmann::json;
 using std::string_literals::operator""s;
 
-const std::string kRequest = R"({"text":"a","sampling_params":{"max_new_tokens":4}})";
-const std::string kStreamHead =
-    "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
-
-std::string chunk(const std::string& bytes) {
-  char size[32];
-  std::snprintf(size, sizeof size, "%zx\r\n", bytes.size());
-  return size + bytes + "\r\n";
-}
-
-// A prefill node, a decode node and the router in front of them.
-class RouterWithFakeNodes : public testing::Test {
- protected:
-  static RouterConfig limits() {
-    RouterConfig config;
-    config.health_check_seconds = 0.02;
-    config.health_timeout_seconds = 0.4;
-    config.request_timeout_seconds = 1;
-    config.quiet_timeout_seconds = 0.5;
-    config.max_answer_bytes = 100000;
-    config.max_held_bytes = 150000;
-    return config;
-  }
-
-  void start(RouterConfig config = limits()) {
-    config.http.port = 0;
-    config.http.log_sink = [this](LogLevel, const std::string& line) {
-      const std::lock_guard lock(mutex_);
-      log_.push_back(line);
-    };
-    config.prefill = {{prefill_.url()}};
-    config.decode = {decode_.url()};
-    auto router = Router::make(config);
-    ASSERT_TRUE(router.ok()) << router.status().to_string();
-    router_ = std::move(router).value();
-  }
-  bool is_healthy() const { return http_get(router_->port(), "/health").status == 200; }
-  json worker(const std::string& role) const {
-    const json answer = json::parse(http_get(router_->port(), "/workers").body);
-    for (const json& node : answer.at("workers"))
-      if (node.at("role") == role) return node;
-    return {};
-  }
-  HttpAnswer generate() const { return http_post(router_->port(), "/generate", kRequest); }
-  std::string log() const {
-    const std::lock_guard lock(mutex_);
-    std::string text;
-    for (const std::string& line : log_) text += line + "\n";
-    return text;
-  }
-
-  mutable std::mutex mutex_;
-  std::vector<std::string> log_;
-  FakeNode prefill_{"prefill"}, decode_{"decode"};
-  std::unique_ptr<Router> router_;
-};
-
-// ---- /server_info ---------------------------------------------------------------------------------
+// ---- /server_info and /health ---------------------------------------------------------------------
 
 struct BadAnswer {
   const char* name;
@@ -81,22 +19,15 @@ struct BadAnswer {
   const char* reason;  // part of it
 };
 
-FakeNode::Script bytes(const std::string& text) {
-  return [text](FakePeer& peer) { peer.send(text); };
-}
 FakeNode::Script body(const std::string& text) { return bytes(http_answer(text)); }
 
 std::string info_with(const std::string& fields) { return "{" + fields + "}"; }
 
-// Bad responses to /server_info.
+// Responses that are malformed as /server_info only: with status 200, any body of /health is valid.
 std::vector<BadAnswer> bad_infos() {
   const std::string mode = R"("disaggregation_mode":"prefill",)";
   const char* const not_an_object = "its /server_info is not a JSON object";
-  const char* const not_http = "its response is not HTTP/1.1";
-  const char* const cut = "the connection was closed before the end of the response";
-  const char* const late = "its response is incomplete after 0.4 s";
-  const char* const long_head = "a header of its response has more than 16384 bytes";
-  std::vector<BadAnswer> cases = {
+  return {
       {"mode null", body(info_with(R"("disaggregation_mode":null)")),
        "--disaggregation-mode null but is configured as --prefill"},
       {"mode number", body(info_with(R"("disaggregation_mode":7)")),
@@ -138,6 +69,16 @@ std::vector<BadAnswer> bad_infos() {
        not_an_object},
       {"status 500", bytes(http_answer("{}", 500)), "/server_info returned status 500"},
       {"status 302", bytes(http_answer("{}", 302)), "/server_info returned status 302"},
+  };
+}
+
+// Responses that are malformed on any route.
+std::vector<BadAnswer> bad_responses() {
+  const char* const not_http = "its response is not HTTP/1.1";
+  const char* const cut = "the connection was closed before the end of the response";
+  const char* const late = "its response is incomplete after 0.4 s";
+  const char* const long_head = "a header of its response has more than 16384 bytes";
+  return {
       {"status 100", bytes("HTTP/1.1 100 Continue\r\n\r\n"),
        "its response has status 100; legal: 200 to 599"},
       {"status 999", bytes(http_answer("{}", 999)), "its response has status 999; legal: 200 to 599"},
@@ -178,13 +119,14 @@ std::vector<BadAnswer> bad_infos() {
        },
        "its response has more than 1048576 bytes"},
   };
-  return cases;
 }
 
 TEST_F(RouterWithFakeNodes, ANodeWhoseAnswerIsMalformedIsDownAndSaysWhy) {
   start();
   ASSERT_TRUE(eventually([&] { return is_healthy(); }));
-  for (const BadAnswer& bad : bad_infos()) {
+  std::vector<BadAnswer> cases = bad_infos();
+  for (BadAnswer& bad : bad_responses()) cases.push_back(std::move(bad));
+  for (const BadAnswer& bad : cases) {
     SCOPED_TRACE(bad.name);
     // Take the node down, so that the router reads its /server_info again.
     prefill_.set_bytes("/health", http_answer("{}", 503));
@@ -211,13 +153,7 @@ TEST_F(RouterWithFakeNodes, ANodeWhoseAnswerIsMalformedIsDownAndSaysWhy) {
 
 TEST_F(RouterWithFakeNodes, ANodeWhoseHealthIsMalformedIsDownAndSaysWhy) {
   start();
-  for (const BadAnswer& bad : bad_infos()) {
-    if (std::string(bad.reason).find("/server_info") != std::string::npos ||
-        std::string(bad.reason).find("JSON") != std::string::npos ||
-        std::string(bad.reason).find("bootstrap_port") != std::string::npos ||
-        std::string(bad.reason).find("mode") != std::string::npos ||
-        bad.reason == std::string("xxx... but is configured"))
-      continue;  // any body of a 200 counts as healthy
+  for (const BadAnswer& bad : bad_responses()) {
     SCOPED_TRACE(bad.name);
     decode_.set_bytes("/health", http_answer("{}", 503));
     ASSERT_TRUE(eventually([&] { return worker("decode").at("problem") == "/health returned status 503"; }));
@@ -231,190 +167,6 @@ TEST_F(RouterWithFakeNodes, ANodeWhoseHealthIsMalformedIsDownAndSaysWhy) {
   }
   decode_.set_body("/health", "{}");
   EXPECT_TRUE(eventually([&] { return is_healthy(); }));
-}
-
-// ---- responses to clients -------------------------------------------------------------------------
-
-struct BadGeneration {
-  const char* name;
-  FakeNode::Script script;
-  int status;
-  const char* reason;
-};
-
-std::vector<BadGeneration> bad_generations() {
-  const std::string length = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: ";
-  return {
-      {"over the limit", bytes(http_answer(std::string(100001, 'x'))), 502,
-       "has more than 100000 bytes (--max-answer-bytes)"},
-      {"endless",
-       [length](FakePeer& peer) {
-         peer.send(length + "1000000000000\r\n\r\n") && peer.send_forever(std::string(65536, 'x'));
-       },
-       502, "has more than 100000 bytes"},
-      {"endless, no length",
-       [](FakePeer& peer) {
-         peer.send("HTTP/1.1 200 OK\r\n\r\n") && peer.send_forever(std::string(65536, 'x'));
-       },
-       502, "has more than 100000 bytes"},
-      {"a long header", bytes("HTTP/1.1 200 OK\r\nX: " + std::string(100000, 'y')), 502,
-       "a header of its response has more than 16384 bytes"},
-      {"a banner", bytes("SSH-2.0-OpenSSH_9.2\x1b[31m\r\n"), 502, "its response is not HTTP/1.1"},
-      {"status 100", bytes("HTTP/1.1 100 Continue\r\n\r\n"), 502,
-       "its response has status 100; legal: 200 to 599"},
-      {"status 999", bytes(http_answer("{}", 999)), 502, "its response has status 999; legal: 200 to 599"},
-      {"closed at once", bytes(""), 502, "the connection was closed before the end of the response"},
-      {"half a body", bytes(length + "100\r\n\r\n{"), 502,
-       "the connection was closed before the end of the response"},
-      {"reset at once", [](FakePeer& peer) { peer.reset(); }, 502, "reset"},
-      {"nothing", [](FakePeer& peer) { peer.wait_until_closed(); }, 504,
-       "its response is incomplete after 1 s"},
-      {"a dripping head",
-       [](FakePeer& peer) {
-         peer.drip("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nX-Padding: 0123456789\r\n"s);
-       },
-       504, "its response is incomplete after 1 s"},
-      {"a dripping body",
-       [length](FakePeer& peer) { peer.send(length + "1000\r\n\r\n") && peer.drip(std::string(1000, ' ')); },
-       504, "its response is incomplete after 1 s"},
-      {"quiet in the middle",
-       [length](FakePeer& peer) {
-         peer.send(length + "1000\r\n\r\n{");
-         peer.wait_until_closed();
-       },
-       504, "sent nothing for 0.5 s"},
-  };
-}
-
-TEST_F(RouterWithFakeNodes, AnAnswerThatCannotBePassedOnIsAnErrorWithItsReason) {
-  start();
-  for (const BadGeneration& bad : bad_generations()) {
-    SCOPED_TRACE(bad.name);
-    ASSERT_TRUE(eventually([&] { return is_healthy(); }));
-    decode_.set("/generate", bad.script);
-    const HttpAnswer answer = generate();
-    EXPECT_EQ(answer.status, bad.status);
-    const std::string message = json::parse(answer.body).at("error").at("message").get<std::string>();
-    EXPECT_NE(message.find("decode node " + decode_.url() + ": "), std::string::npos) << message;
-    EXPECT_NE(message.find(bad.reason), std::string::npos) << message;
-    EXPECT_TRUE(eventually([&] { return worker("decode").at("num_running_reqs") == 0; }));
-    EXPECT_TRUE(eventually([&] { return worker("prefill").at("num_running_reqs") == 0; }));
-  }
-  decode_.set_body("/generate", R"({"text":"b"})");
-  ASSERT_TRUE(eventually([&] { return is_healthy(); }));
-  EXPECT_EQ(generate().body, R"({"text":"b"})");
-}
-
-TEST_F(RouterWithFakeNodes, AllUnfinishedAnswersHaveOneBudget) {
-  start();
-  ASSERT_TRUE(eventually([&] { return is_healthy(); }));
-  decode_.set("/generate", [](FakePeer& peer) {
-    peer.send("HTTP/1.1 200 OK\r\nContent-Length: 90001\r\n\r\n" + std::string(90000, 'x'));
-    peer.wait_until_closed();
-  });
-  std::vector<HttpAnswer> answers(3);
-  std::vector<std::thread> clients;
-  for (HttpAnswer& answer : answers) clients.emplace_back([&] { answer = generate(); });
-  for (std::thread& client : clients) client.join();
-  const auto over = std::count_if(answers.begin(), answers.end(), [](const HttpAnswer& a) {
-    return a.status == 503 &&
-           a.body.find("holds more than 150000 bytes of unfinished responses") != std::string::npos;
-  });
-  EXPECT_GE(over, 1);
-  for (const HttpAnswer& answer : answers)
-    EXPECT_TRUE(answer.status == 503 || answer.status == 504) << answer.status;
-  decode_.set_body("/generate", std::string(99999, 'y'));
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(generate().status, 200) << "the budget is free again";
-}
-
-TEST_F(RouterWithFakeNodes, AStreamThatBreaksEndsWithWholeEventsAndAnErrorEvent) {
-  start();
-  const std::string whole = "data: {\"text\":\"a\"}\n\n", half = "data: {\"te";
-  const std::pair<FakeNode::Script, const char*> ends[] = {
-      {[&](FakePeer& peer) { peer.send(kStreamHead + chunk(whole) + chunk(half)); }, "closed before the end"},
-      {[&](FakePeer& peer) {
-         peer.send(kStreamHead + chunk(whole + half));
-         peer.send("zz\r\n");
-       },
-       "is not HTTP/1.1"},
-      {[&](FakePeer& peer) {
-         peer.send(kStreamHead + chunk(whole + half));
-         peer.wait_until_closed();
-       },
-       "sent nothing for 0.5 s"}};
-  for (const auto& [script, reason] : ends) {
-    ASSERT_TRUE(eventually([&] { return is_healthy(); }));
-    decode_.set("/generate", script);
-    const HttpAnswer answer = generate();
-    EXPECT_EQ(answer.status, 200);
-    EXPECT_EQ(answer.body.rfind(whole + "data: {\"error\":", 0), 0u) << answer.body;
-    EXPECT_NE(answer.body.find(reason), std::string::npos) << answer.body;
-    EXPECT_EQ(answer.body.find(half + "data"), std::string::npos) << answer.body;
-    EXPECT_EQ(answer.body.substr(answer.body.size() - 14), "data: [DONE]\n\n");
-  }
-}
-
-TEST_F(RouterWithFakeNodes, AStreamHasNoTotalLimitOfTimeOrBytes) {
-  start();
-  ASSERT_TRUE(eventually([&] { return is_healthy(); }));
-  const std::string event = "data: " + std::string(20000, 'x') + "\n\n";
-  constexpr int kEvents = 20;  // 400 KB in 1.2 s: both exceed the limits of a non-streamed response
-  decode_.set("/generate", [&](FakePeer& peer) {
-    peer.send(kStreamHead);
-    for (int i = 0; i < kEvents; ++i) {
-      peer.send(chunk(event));
-      std::this_thread::sleep_for(std::chrono::milliseconds(60));
-    }
-    peer.send("0\r\n\r\n");
-  });
-  const HttpAnswer answer = generate();
-  EXPECT_EQ(answer.status, 200);
-  EXPECT_EQ(answer.body.size(), kEvents * event.size());
-}
-
-// Otherwise a node could fill the router's memory through a client that reads slowly.
-TEST_F(RouterWithFakeNodes, AStreamThatNobodyReadsIsDropped) {
-  RouterConfig config = limits();
-  config.http.max_unsent_bytes = 256 << 10;
-  start(config);
-  ASSERT_TRUE(eventually([&] { return is_healthy(); }));
-  std::atomic<int64_t> num_sent{0};
-  decode_.set("/generate", [&](FakePeer& peer) {
-    const std::string event = chunk("data: " + std::string(60000, 'x') + "\n\n");
-    peer.send(kStreamHead);
-    while (peer.send(event)) num_sent += std::ssize(event);
-  });
-  HttpClient client(router_->port());
-  client.send(post_request("/generate", kRequest));
-  const auto is_dropped = [&] {
-    return worker("decode").at("num_requests") == 1 && worker("decode").at("num_running_reqs") == 0;
-  };
-  // Socket buffers of some MiB are filled first, which takes a while with a sanitizer.
-  EXPECT_TRUE(eventually(is_dropped) || eventually(is_dropped) || eventually(is_dropped));
-  EXPECT_LT(num_sent.load(), 32 << 20);
-  EXPECT_NE(log().find("the client is behind by more than max_unsent_bytes=262144"), std::string::npos)
-      << log();
-}
-
-TEST_F(RouterWithFakeNodes, HeadersOfAnswersArePassedOnOnlyWhereTheyArePlain) {
-  start();
-  ASSERT_TRUE(eventually([&] { return is_healthy(); }));
-  decode_.set_bytes(
-      "/generate",
-      http_answer("{}", 503, "Content-Type: text/x\r\nRetry-After: 7\r\nAllow: GET\r\nSet-Cookie: a=b\r\n"));
-  HttpAnswer answer = generate();
-  EXPECT_EQ(answer.status, 503);
-  EXPECT_EQ(answer.headers["content-type"], "text/x");
-  EXPECT_EQ(answer.headers["retry-after"], "7");
-  EXPECT_EQ(answer.headers["allow"], "GET");
-  EXPECT_EQ(answer.headers.count("set-cookie"), 0u);
-  decode_.set_bytes(
-      "/generate",
-      http_answer("{}", 200, "Content-Type: a\x80z\r\nRetry-After: " + std::string(300, '1') + "\r\n"));
-  answer = generate();
-  EXPECT_EQ(answer.status, 200);
-  EXPECT_EQ(answer.headers["content-type"], "application/octet-stream");
-  EXPECT_EQ(answer.headers.count("retry-after"), 0u);
 }
 
 // ---- routes ---------------------------------------------------------------------------------------
