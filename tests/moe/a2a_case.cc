@@ -304,8 +304,17 @@ struct OwnRows {
   TransportInput input;
 };
 
-Status exchange(Transport& transport, const A2aCase& c, int rank, const TransportInput& input, Arena& scratch,
-                ThreadPool& pool, RankOutcome& outcome) {
+// What a rank's exchanges use.
+struct RankRun {
+  const A2aCase& c;
+  int rank;
+  Arena& scratch;
+  ThreadPool& pool;
+};
+
+Status exchange(const RankRun& run, Transport& transport, const TransportInput& input, RankOutcome& outcome) {
+  Arena& scratch = run.scratch;
+  ThreadPool& pool = run.pool;
   scratch.reset();
   outcome.rounds = 0;
   if (Status s = transport.begin(input, scratch, pool); !s.ok()) return s;
@@ -318,7 +327,7 @@ Status exchange(Transport& transport, const A2aCase& c, int rank, const Transpor
     ++outcome.rounds;
     outcome.batch_rows = std::max(outcome.batch_rows, batch.x.rows);
     outcome.expected_m = batch.expected_m;
-    run_experts(c, rank, batch);
+    run_experts(run.c, run.rank, batch);
     if (Status s = transport.combine(batch, scratch, pool); !s.ok()) return s;
     outcome.arena_used = std::max(outcome.arena_used, scratch.used_bytes());
     scratch.rewind(used);
@@ -351,7 +360,7 @@ void A2aWorld::run_rank(int rank, const A2aCase& c, int repeats, RankOutcome& ou
     outcome.out.assign(g.addend.size(), kNaN);
     for (int64_t at = own.first * c.H; at < (own.first + own.count) * c.H; ++at)
       outcome.out[static_cast<size_t>(at)] = mine ? g.addend[static_cast<size_t>(at)] : 0.0f;
-    outcome.status = exchange(**transport, c, rank, rows.input, *scratch, *self.pool, outcome);
+    outcome.status = exchange({c, rank, *scratch, *self.pool}, **transport, rows.input, outcome);
     if (!outcome.status.ok()) return;
   }
 }

@@ -149,6 +149,13 @@ class SimpleModel {
     while ((n + 1) * page_size_ <= std::ssize(tokens) && known.contains(prefix(tokens, n + 1))) ++n;
     return n;
   }
+  // Removes the prefixes that the pool no longer finds.
+  void drop_forgotten(const PagePool& pool) {
+    std::map<Tokens, int32_t> left;
+    for (const auto& [prefix, page] : known)
+      if (pool.find_prefix(prefix).num_pages * page_size_ == std::ssize(prefix)) left[prefix] = page;
+    known = left;
+  }
   // Every page is used, published and unused, or free, never two of these; tables only share published pages.
   void check(const PagePool& pool) {
     std::set<int32_t> used, known_pages;
@@ -236,10 +243,7 @@ TEST(PagePool, EveryPageIsFreeUsedOrCachedWhateverHappens) {
           if (what < 84) {
             pool.forget(user.table);
             user.num_published = 0;
-            std::map<Tokens, int32_t> left;
-            for (const auto& [prefix, page] : model.known)
-              if (pool.find_prefix(prefix).num_pages * page_size == std::ssize(prefix)) left[prefix] = page;
-            model.known = left;
+            model.drop_forgotten(pool);
           }
           pool.release(user.table);
           model.users.erase(at);

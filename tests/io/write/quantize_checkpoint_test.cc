@@ -66,18 +66,24 @@ INSTANTIATE_TEST_SUITE_P(Quantize, EveryDialect, testing::ValuesIn(kCases), [](c
   return name;
 });
 
-// Weight (r, c) of the source, read directly from its tensors.
-float source_weight(const Checkpoint& source, bool gpt_oss, int64_t layer, int64_t e, const char* projection,
-                    int64_t r, int64_t c) {
-  const std::string experts = "model.layers." + std::to_string(layer) + ".mlp.experts.";
+struct WeightPlace {
+  int64_t layer, expert;
+  const char* projection;
+  int64_t row, col;
+};
+
+// A weight of the source, read directly from its tensors.
+float source_weight(const Checkpoint& source, bool gpt_oss, const WeightPlace& at) {
+  const std::string experts = "model.layers." + std::to_string(at.layer) + ".mlp.experts.";
   if (!gpt_oss) {
-    const TensorEntry& t = *source.find(experts + std::to_string(e) + "." + projection + "_proj.weight");
-    return bf16_to_float(t.view.as<bf16>()[r * t.view.shape[1] + c]);
+    const TensorEntry& t =
+        *source.find(experts + std::to_string(at.expert) + "." + at.projection + "_proj.weight");
+    return bf16_to_float(t.view.as<bf16>()[at.row * t.view.shape[1] + at.col]);
   }
-  const bool down = std::strcmp(projection, "down") == 0;
+  const bool down = std::strcmp(at.projection, "down") == 0;
   const TensorEntry& t = *source.find(experts + (down ? "down_proj" : "gate_up_proj"));
-  const int64_t column = down ? r : 2 * r + (std::strcmp(projection, "up") == 0);
-  return bf16_to_float(t.view.as<bf16>()[(e * t.view.shape[1] + c) * t.view.shape[2] + column]);
+  const int64_t column = down ? at.row : 2 * at.row + (std::strcmp(at.projection, "up") == 0);
+  return bf16_to_float(t.view.as<bf16>()[(at.expert * t.view.shape[1] + at.col) * t.view.shape[2] + column]);
 }
 
 TEST_P(EveryDialect, LoadsAsPublishedOnesDoAndIsNearTheSource) {
@@ -107,7 +113,7 @@ TEST_P(EveryDialect, LoadsAsPublishedOnesDoAndIsNearTheSource) {
       for (const auto& [name, m] : {std::pair{"gate", &w.gate}, {"up", &w.up}, {"down", &w.down}})
         for (int64_t r = 0; r < m->rows; ++r)
           for (int64_t c = 0; c < m->cols; ++c) {
-            const double x = source_weight(*from, gpt_oss, layer, static_cast<int64_t>(e), name, r, c);
+            const double x = source_weight(*from, gpt_oss, {layer, static_cast<int64_t>(e), name, r, c});
             error += (fp4_at(*m, r, c) - x) * (fp4_at(*m, r, c) - x);
             energy += x * x;
           }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "formats/bf16.h"
@@ -30,16 +31,16 @@ class TiledExpertsCase {
   TiledExpertsCase(Fp4Format format, const ExpertShape& shape, uint32_t seed)
       : shape_(shape), format_(format), rng_(seed), gated_(is_gated(shape.kind)) {
     const int64_t n = shape.num_experts, h = shape.hidden, i = shape.intermediate;
-    gate_up_ = random_tiles(gated_ ? 2 * i : i, h);
-    down_ = random_tiles(h, i);
+    gate_up_ = random_matrices(gated_ ? 2 * i : i, h);
+    down_ = random_matrices(h, i);
     for (int64_t e = 0; e < n; ++e)
       for (const int64_t k : {h, h, i}) scales_.push_back(weight_scale(k) * (0.8f + 0.1f * (e % 5)));
     if (shape.bias) {
       gate_up_bias_ = random_floats((gated_ ? 2 : 1) * n * i);
       down_bias_ = random_floats(n * h);
     }
-    device_gate_up_ = std::make_unique<DeviceArray<uint8_t>>(gate_up_);
-    device_down_ = std::make_unique<DeviceArray<uint8_t>>(down_);
+    device_gate_up_ = std::make_unique<DeviceArray<uint8_t>>(gate_up_.tiles);
+    device_down_ = std::make_unique<DeviceArray<uint8_t>>(down_.tiles);
     device_scales_ = std::make_unique<DeviceArray<float>>(scales_);
     device_gate_up_bias_ = std::make_unique<DeviceArray<float>>(gate_up_bias_);
     device_down_bias_ = std::make_unique<DeviceArray<float>>(down_bias_);
@@ -68,14 +69,13 @@ class TiledExpertsCase {
   };
   // The activation's output for one row, and its magnitude.
   void gate_up(int64_t expert, const float* x, float row_scale, std::vector<Sum>* out) const {
-    const int64_t i_size = shape_.intermediate, h = shape_.hidden;
+    const int64_t i_size = shape_.intermediate;
     for (int64_t i = 0; i < i_size; ++i) {
       const int64_t row = gated_ ? i / 32 * 64 + i % 32 / 8 * 16 + i % 8 : i;
       const float* scales = scales_.data() + 3 * expert;
       Sum gate, up;
-      if (gated_) gate = sum(gate_up_, (gated_ ? 2 : 1) * i_size, h, expert, row, x, scales[0] * row_scale);
-      up = sum(gate_up_, (gated_ ? 2 : 1) * i_size, h, expert, row + (gated_ ? 8 : 0), x,
-               scales[1] * row_scale);
+      if (gated_) gate = sum(gate_up_, expert, row, x, scales[0] * row_scale);
+      up = sum(gate_up_, expert, row + (gated_ ? 8 : 0), x, scales[1] * row_scale);
       if (shape_.bias) {
         const float* bias = gate_up_bias_.data() + expert * (gated_ ? 2 : 1) * i_size;
         if (gated_) gate.value += bias[i];
@@ -86,7 +86,7 @@ class TiledExpertsCase {
   }
   void down(int64_t expert, const float* h, std::vector<Sum>* out) const {
     for (int64_t r = 0; r < shape_.hidden; ++r) {
-      Sum s = sum(down_, shape_.hidden, shape_.intermediate, expert, r, h, scales_[size_t(3 * expert + 2)]);
+      Sum s = sum(down_, expert, r, h, scales_[size_t(3 * expert + 2)]);
       if (shape_.bias) s.value += down_bias_[size_t(expert * shape_.hidden + r)];
       s.magnitude += std::abs(s.value) * 1e-6;
       out->push_back(s);
@@ -107,7 +107,12 @@ class TiledExpertsCase {
   std::mt19937& rng() { return rng_; }
 
  private:
-  std::vector<uint8_t> random_tiles(int64_t n, int64_t k) {
+  // One [n, k] matrix per expert.
+  struct Matrices {
+    int64_t n = 0, k = 0;
+    std::vector<uint8_t> tiles;
+  };
+  Matrices random_matrices(int64_t n, int64_t k) {
     const bool mx = format_ == Fp4Format::kMxfp4;
     std::vector<uint8_t> tiles(static_cast<size_t>(shape_.num_experts * tiled_bytes(format_, n, k)));
     const auto bytes = static_cast<size_t>(tile_bytes(format_));
@@ -118,23 +123,22 @@ class TiledExpertsCase {
       else
         tiles[b] = static_cast<uint8_t>(mx ? 250 + r % 4 : 0x78 + r % 16);
     }
-    return tiles;
+    return {n, k, std::move(tiles)};
   }
   float weight_scale(int64_t k) const {
     const int exponent = format_ == Fp4Format::kMxfp4 ? -126 + 251 - 127 : -126 + (0x7a80 >> 7) - 127;
     return std::ldexp(0.4f / std::sqrt(static_cast<float>(k)), -exponent);
   }
-  Sum sum(const std::vector<uint8_t>& tiles, int64_t n, int64_t k, int64_t expert, int64_t row,
-          const float* x, float scale) const {
-    const uint8_t* matrix = tiles.data() + expert * tiled_bytes(format_, n, k);
+  Sum sum(const Matrices& m, int64_t expert, int64_t row, const float* x, float scale) const {
+    const uint8_t* matrix = m.tiles.data() + expert * tiled_bytes(format_, m.n, m.k);
     Sum s;
-    for (int64_t c = 0; c < k; ++c) {
-      const double term = static_cast<double>(tiled_at(format_, matrix, n, k, row, c)) * x[c];
+    for (int64_t c = 0; c < m.k; ++c) {
+      const double term = static_cast<double>(tiled_at(format_, matrix, m.n, m.k, row, c)) * x[c];
       s.value += term;
       s.magnitude += std::abs(term);
     }
     // f32 sums of 16 terms at a time, which are not rounded to nearest.
-    const double epsilon = (static_cast<double>(k) / 16 + 8) * 0x1p-23;
+    const double epsilon = (static_cast<double>(m.k) / 16 + 8) * 0x1p-23;
     return {s.value * scale, s.magnitude * std::abs(scale) * epsilon};
   }
   Sum activate(const Sum& gate, const Sum& up) const {
@@ -157,7 +161,7 @@ class TiledExpertsCase {
   Fp4Format format_;
   std::mt19937 rng_;
   bool gated_;
-  std::vector<uint8_t> gate_up_, down_;
+  Matrices gate_up_, down_;
   std::vector<float> scales_, gate_up_bias_, down_bias_;
   std::unique_ptr<DeviceArray<uint8_t>> device_gate_up_, device_down_;
   std::unique_ptr<DeviceArray<float>> device_scales_, device_gate_up_bias_, device_down_bias_;

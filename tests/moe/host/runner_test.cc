@@ -128,9 +128,9 @@ void run(const RunnerRow& row, const MoeProblem& p, const PackedExperts& experts
 }
 
 // [T * K, H]
-std::vector<float> run_slots(const RunnerRow& row, const MoeProblem& p, const Numerics& n,
-                             const ExpertsCase& c, const Routed& r, BatchLayout layout = BatchLayout::kPacked,
-                             int threads = 2) {
+std::vector<float> run_slots(const RunnerRow& row, const Numerics& n, const ExpertsCase& c, const Routed& r,
+                             BatchLayout layout = BatchLayout::kPacked, int threads = 2) {
+  const MoeProblem& p = c.problem;
   ThreadPool pool(threads);
   OwnedBatch owned(p, r, layout);
   run(row, p, pack(row, p, n, c.weights, pool), owned.batch, pool);
@@ -205,8 +205,7 @@ TEST_P(RunnerTest, AgreesWithTheOracle) {
           ExpertsCase c(size, format(), kind);
           c.problem.act_dtype = dtype;
           const Routed r = routed_tokens(c, 11);
-          const std::vector<float> y =
-              combine(c.problem, r, run_slots(row(), c.problem, numerics(), c, r, layout));
+          const std::vector<float> y = combine(c.problem, r, run_slots(row(), numerics(), c, r, layout));
           EXPECT_TRUE(within_relative_l2(y, oracle(oracle_of(c, numerics(), dtype), r), 1e-3))
               << "H=" << size.hidden << " activation " << int(kind) << " layout " << int(layout) << " "
               << dtype_name(dtype);
@@ -216,41 +215,40 @@ TEST_P(RunnerTest, AgreesWithTheOracle) {
 TEST_P(RunnerTest, MaskedBatchesGiveTheBitsOfPackedOnes) {
   ExpertsCase c = small_case();
   const Routed r = routed_tokens(c, 23);
-  EXPECT_EQ(run_slots(row(), c.problem, numerics(), c, r, BatchLayout::kMasked),
-            run_slots(row(), c.problem, numerics(), c, r, BatchLayout::kPacked));
+  EXPECT_EQ(run_slots(row(), numerics(), c, r, BatchLayout::kMasked),
+            run_slots(row(), numerics(), c, r, BatchLayout::kPacked));
 }
 
 TEST_P(RunnerTest, SameBitsAloneInABatchAndOnAnyNumberOfThreads) {
   ExpertsCase c = small_case();
   const Routed r = routed_tokens(c, 19);
-  const std::vector<float> batch = run_slots(row(), c.problem, numerics(), c, r, BatchLayout::kPacked, 1);
-  EXPECT_EQ(run_slots(row(), c.problem, numerics(), c, r, BatchLayout::kPacked, 5), batch);
+  const std::vector<float> batch = run_slots(row(), numerics(), c, r, BatchLayout::kPacked, 1);
+  EXPECT_EQ(run_slots(row(), numerics(), c, r, BatchLayout::kPacked, 5), batch);
   for (int64_t t = 0; t < 19; t += 6) {
     const Routed alone = {{r.x.begin() + t * 64, r.x.begin() + (t + 1) * 64},
                           {r.ids.begin() + 2 * t, r.ids.begin() + 2 * t + 2},
                           {0, 0}};
-    EXPECT_EQ(run_slots(row(), c.problem, numerics(), c, alone),
+    EXPECT_EQ(run_slots(row(), numerics(), c, alone),
               std::vector<float>(batch.begin() + 2 * t * 64, batch.begin() + (2 * t + 2) * 64));
   }
 }
 
 TEST_P(RunnerTest, NoRows) {
   ExpertsCase c = small_case();
-  EXPECT_TRUE(run_slots(row(), c.problem, numerics(), c, {}).empty());
+  EXPECT_TRUE(run_slots(row(), numerics(), c, {}).empty());
   const Routed nobodys = {c.tokens(2), {-1, 5, 99, -7}, {1, 1, 1, 1}};
-  EXPECT_EQ(run_slots(row(), c.problem, numerics(), c, nobodys, BatchLayout::kMasked),
-            std::vector<float>(4 * 64, 0.0f));
+  EXPECT_EQ(run_slots(row(), numerics(), c, nobodys, BatchLayout::kMasked), std::vector<float>(4 * 64, 0.0f));
 }
 
 // Whole experts give the same bits on any rank. Scalar scales are computed over all E experts on every rank.
 TEST_P(RunnerTest, ExpertShardsGiveTheBitsOfTheWhole) {
   ExpertsCase c({64, 64, 6, 2}, format(), ActivationKind::kSilu);
   const Routed r = routed_tokens(c, 17);
-  const std::vector<float> whole = run_slots(row(), c.problem, numerics(), c, r);
+  const std::vector<float> whole = run_slots(row(), numerics(), c, r);
   std::vector<float> gathered(whole.size());
   for (int rank = 0; rank < 3; ++rank) {
     c.problem.layout = {3, 3, 1, rank};
-    const std::vector<float> part = run_slots(row(), c.problem, numerics(), c, r);
+    const std::vector<float> part = run_slots(row(), numerics(), c, r);
     for (size_t i = 0; i < part.size(); ++i) gathered[i] += part[i];
   }
   EXPECT_EQ(gathered, whole);
@@ -266,7 +264,7 @@ TEST_P(RunnerTest, TensorShardsAddUpToTheWhole) {
   std::vector<float> expected(r.x.size());
   for (int rank = 0; rank < 4; ++rank) {
     c.problem.layout = {4, 1, 1, rank};
-    const std::vector<float> part = combine(c.problem, r, run_slots(row(), c.problem, numerics(), c, r));
+    const std::vector<float> part = combine(c.problem, r, run_slots(row(), numerics(), c, r));
     for (size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
 
     const Shard shard = c.problem.local_intermediate();
@@ -312,7 +310,7 @@ TEST_P(RunnerTest, RowsThatAreNvfp4AlreadyGiveTheSameBits) {
   owned.batch.x_is_nvfp4 = true;
   owned.batch.x_row_scales = row_scales.data();
   run(row(), c.problem, experts, owned.batch, pool);
-  EXPECT_EQ(owned.slot_rows(64), run_slots(row(), c.problem, numerics(), c, r));
+  EXPECT_EQ(owned.slot_rows(64), run_slots(row(), numerics(), c, r));
 }
 
 // Without w4a4 a row of NVFP4 values represents its product with the row's scale.
@@ -345,7 +343,7 @@ TEST_P(RunnerTest, WrongOrderOfGateAndUpFails) {
     std::swap(w.gate, w.up);
     std::swap(w.gate_bias, w.up_bias);
   }
-  const std::vector<float> y = combine(c.problem, r, run_slots(row(), c.problem, numerics(), c, r));
+  const std::vector<float> y = combine(c.problem, r, run_slots(row(), numerics(), c, r));
   EXPECT_GT(relative_l2(y, expected), 0.1);
 }
 
@@ -353,7 +351,7 @@ TEST_P(RunnerTest, MissingActivationQuantisationFails) {
   if (scheme_is(Scheme::kW4A16)) GTEST_SKIP() << "activations are not quantised";
   ExpertsCase c = small_case();
   const Routed r = routed_tokens(c, 8);
-  const std::vector<float> y = combine(c.problem, r, run_slots(row(), c.problem, numerics(), c, r));
+  const std::vector<float> y = combine(c.problem, r, run_slots(row(), numerics(), c, r));
   OracleLayer layer = oracle_of(c, numerics(), DType::kBF16);
   layer.skip_input_quantisation = true;
   EXPECT_GT(relative_l2(y, oracle(layer, r)), 3e-3);
@@ -375,7 +373,7 @@ TEST_P(RunnerTest, WrongScaleDirectionFails) {
       w.down.tensor_scale = 1 / w.down.tensor_scale;
     }
   }
-  const std::vector<float> y = combine(c.problem, r, run_slots(row(), c.problem, numerics(), c, r));
+  const std::vector<float> y = combine(c.problem, r, run_slots(row(), numerics(), c, r));
   EXPECT_GT(relative_l2(y, expected), 0.1);
 }
 
@@ -385,7 +383,7 @@ TEST(RunnerNumericsTest, EveryNumericsIsItsOwn) {
   const Routed r = routed_tokens(c, 64);
   std::vector<std::vector<float>> outputs;
   for (const NamedNumerics& n : kNumerics)
-    outputs.push_back(run_slots(oracle_row(n.numerics), c.problem, n.numerics, c, r));
+    outputs.push_back(run_slots(oracle_row(n.numerics), n.numerics, c, r));
   for (size_t i = 0; i < outputs.size(); ++i)
     for (size_t j = 0; j < i; ++j)
       EXPECT_NE(outputs[i], outputs[j]) << kNumerics[i].name << " and " << kNumerics[j].name;
@@ -429,9 +427,8 @@ TEST(RunnerPeerShapesTest, AgreeWithTheOracleRow) {
       ExpertsCase c(shape.size, shape.format, shape.kind);
       const Routed r = routed_tokens(c, shape.tokens);
       const BatchLayout layout = n.numerics.a2 == kPerExpert ? BatchLayout::kMasked : BatchLayout::kPacked;
-      EXPECT_TRUE(within_relative_l2(run_slots(best_row(n.numerics), c.problem, n.numerics, c, r, layout),
-                                     run_slots(oracle_row(n.numerics), c.problem, n.numerics, c, r, layout),
-                                     3e-3))
+      EXPECT_TRUE(within_relative_l2(run_slots(best_row(n.numerics), n.numerics, c, r, layout),
+                                     run_slots(oracle_row(n.numerics), n.numerics, c, r, layout), 3e-3))
           << n.name << " H=" << shape.size.hidden << " I=" << shape.size.intermediate
           << " E=" << shape.size.num_experts;
     }
@@ -444,8 +441,8 @@ TEST(RunnerScaleTest, ThousandsOfRowsPerExpert) {
     ExpertsCase c({32, 32, 3, 1}, Fp4Format::kNvfp4, ActivationKind::kSilu);
     Routed r = routed_tokens(c, 8192 + 77);
     std::fill(r.ids.begin(), r.ids.end() - 100, 1);  // one expert gets nearly all rows
-    const std::vector<float> y = run_slots(best_row(n.numerics), c.problem, n.numerics, c, r);
-    const std::vector<float> ref = run_slots(oracle_row(n.numerics), c.problem, n.numerics, c, r);
+    const std::vector<float> y = run_slots(best_row(n.numerics), n.numerics, c, r);
+    const std::vector<float> ref = run_slots(oracle_row(n.numerics), n.numerics, c, r);
     EXPECT_TRUE(within_relative_l2(y, ref, 3e-3)) << n.name;
   }
 }

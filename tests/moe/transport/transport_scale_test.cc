@@ -188,22 +188,33 @@ TransportOptions options_for(const Scale& s, int rank, int64_t region_offset) {
   return o;
 }
 
-void run_rank(const Scale& s, const char* protocol, Job& job, const A2aBytes& bytes, Tokens& tokens, int rank,
-              Outcome& outcome) {
+// What all ranks of one run share.
+struct ScaleRun {
+  const Scale& scale;
+  const char* protocol;
+  Job& job;
+  const A2aBytes& bytes;
+  Tokens& tokens;
+  Outcome& outcome;
+};
+
+void run_rank(const ScaleRun& run, int rank) {
+  const Scale& s = run.scale;
+  const A2aBytes& bytes = run.bytes;
   const int64_t records = Communicator::heap_bytes(s.ranks, bytes.record, 0);
   CommOptions comm;
   comm.timeout = std::chrono::minutes(5);
-  Communicator world(job.endpoint(rank), 0, s.ranks, {0, bytes.record, 0, 8}, comm);
-  const auto make = std::strcmp(protocol, "deepep") == 0 ? make_deepep : make_flashinfer;
+  Communicator world(run.job.endpoint(rank), 0, s.ranks, {0, bytes.record, 0, 8}, comm);
+  const auto make = std::strcmp(run.protocol, "deepep") == 0 ? make_deepep : make_flashinfer;
   auto transport = make(options_for(s, rank, Arena::padded(records)), &world, nullptr);
   auto scratch = Arena::make(bytes.scratch - bytes.sums);
   Status status = !transport.ok() ? transport.status()
                   : !scratch.ok() ? scratch.status()
-                                  : RankRun(s, tokens, rank, outcome).run(**transport, *scratch);
+                                  : RankRun(s, run.tokens, rank, run.outcome).run(**transport, *scratch);
   if (status.ok()) return;
-  outcome.failed = true;
+  run.outcome.failed = true;
   std::printf("rank %d: %s\n", rank, status.to_string().c_str());
-  job.endpoint(rank).fail(status);
+  run.job.endpoint(rank).fail(status);
 }
 
 bool run(const Scale& s, const char* protocol) {
@@ -227,7 +238,7 @@ bool run(const Scale& s, const char* protocol) {
   const auto start = std::chrono::steady_clock::now();
   std::vector<std::thread> threads;
   for (int r = 0; r < s.ranks; ++r)
-    threads.emplace_back([&, r] { run_rank(s, protocol, **job, *bytes, tokens, r, outcome); });
+    threads.emplace_back([&, r] { run_rank({s, protocol, **job, *bytes, tokens, outcome}, r); });
   for (std::thread& thread : threads) thread.join();
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 

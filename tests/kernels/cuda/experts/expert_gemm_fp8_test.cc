@@ -61,7 +61,7 @@ class Layer {
     if (c.masked_capacity > 0) {
       for (int64_t e = 0; e < c.experts; ++e)
         counts_.push_back(static_cast<int32_t>(e == 1 ? 0 : random_.integer(1, c.masked_capacity)));
-      device_counts_.emplace(counts_);
+      device_.counts.emplace(counts_);
     }
     x_ = to_bf16(random_.normal(x_rows() * c.hidden));
     allocate();
@@ -89,10 +89,10 @@ class Layer {
   }
 
   void run() const {
-    cuda_quantize_act(quant(x_view(), x_slabs_, x_scales_, c_.masked_capacity == 0));
+    cuda_quantize_act(quant(x_view(), device_.x_slabs, device_.x_scales, c_.masked_capacity == 0));
     const DeviceExpertArgs a = args();
     sm90_fp8_gate_up(a);
-    cuda_quantize_act(quant(a.intermediate, h_slabs_, h_scales_, false));
+    cuda_quantize_act(quant(a.intermediate, device_.h_slabs, device_.h_scales, false));
     sm90_fp8_down(a);
   }
   void set_x(int64_t token, int64_t col, float v) {
@@ -100,8 +100,8 @@ class Layer {
     allocate();
   }
 
-  std::vector<float> intermediate() const { return to_float(intermediate_->values()); }
-  std::vector<float> y() const { return to_float(y_->values()); }
+  std::vector<float> intermediate() const { return to_float(device_.intermediate->values()); }
+  std::vector<float> y() const { return to_float(device_.y->values()); }
   // Slab row `row` as numbers.
   static std::vector<double> slab_row(const DeviceArray<uint8_t>& slabs, const DeviceArray<float>& scales,
                                       int64_t slab_rows, int64_t row, int64_t cols) {
@@ -115,10 +115,10 @@ class Layer {
     return values;
   }
   std::vector<double> x_of(int64_t slab) const {
-    return slab_row(*x_slabs_, *x_scales_, slab_rows(), slab, c_.hidden);
+    return slab_row(*device_.x_slabs, *device_.x_scales, slab_rows(), slab, c_.hidden);
   }
   std::vector<double> h_of(int64_t slab) const {
-    return slab_row(*h_slabs_, *h_scales_, slab_rows(), slab, c_.intermediate);
+    return slab_row(*device_.h_slabs, *device_.h_scales, slab_rows(), slab, c_.intermediate);
   }
   double exact_x(int64_t row, int64_t k) const {
     return bf16_to_float(x_[static_cast<size_t>(row * c_.hidden + k)]);
@@ -132,7 +132,7 @@ class Layer {
   void pack();
   void allocate();
   int64_t slab_rows() const { return num_slab_rows(rows(), c_.masked_capacity, c_.experts); }
-  ActRows x_view() const { return {device_x_->data(), DType::kBF16, x_rows(), c_.hidden}; }
+  ActRows x_view() const { return {device_.x->data(), DType::kBF16, x_rows(), c_.hidden}; }
   DeviceRows device_rows() const {
     DeviceRows rows = sorted_.device_rows();
     rows.max_rows = this->rows();
@@ -140,7 +140,7 @@ class Layer {
       rows = {};
       rows.max_rows = this->rows();
       rows.capacity = c_.masked_capacity;
-      rows.counts = device_counts_->data();
+      rows.counts = device_.counts->data();
     }
     return rows;
   }
@@ -160,24 +160,29 @@ class Layer {
   DeviceExpertArgs args() const {
     DeviceExpertArgs a;
     a.experts = {c_.format, c_.experts, c_.hidden, c_.intermediate, activation()};
-    a.experts.gate_up = gate_up_->data();
-    a.experts.down = down_->data();
-    if (c_.bias) a.experts.gate_up_bias = device_bias1_->data(), a.experts.down_bias = device_bias2_->data();
-    a.experts.scales = device_scales_->data();
+    a.experts.gate_up = device_.gate_up->data();
+    a.experts.down = device_.down->data();
+    if (c_.bias) a.experts.gate_up_bias = device_.bias1->data(), a.experts.down_bias = device_.bias2->data();
+    a.experts.scales = device_.scales->data();
     a.rows = device_rows();
     a.num_tokens = c_.tokens, a.topk = c_.topk;
     a.gather = false;
-    a.x = {x_slabs_->data(), DType::kF8E4M3, slab_rows(), c_.hidden};
-    a.x_row_scales = x_scales_->data();
-    a.intermediate = {intermediate_->data(), DType::kBF16, rows(), c_.intermediate};
-    a.h = {h_slabs_->data(), DType::kF8E4M3, slab_rows(), c_.intermediate};
-    a.h_row_scales = h_scales_->data();
-    a.y_bf16 = y_->data();
+    a.x = {device_.x_slabs->data(), DType::kF8E4M3, slab_rows(), c_.hidden};
+    a.x_row_scales = device_.x_scales->data();
+    a.intermediate = {device_.intermediate->data(), DType::kBF16, rows(), c_.intermediate};
+    a.h = {device_.h_slabs->data(), DType::kF8E4M3, slab_rows(), c_.intermediate};
+    a.h_row_scales = device_.h_scales->data();
+    a.y_bf16 = device_.y->data();
     return a;
   }
   Activation activation() const { return {c_.activation, 1.702f, 1.0f, 2.0f}; }
-  std::vector<double> sums(const uint8_t* tiles, const Fp4Matrix& w, int64_t n, int64_t k, const double* x,
-                           bool folded, int64_t (*tile_row)(int64_t)) const;
+  // The tiles of one expert's matrix, [n, k].
+  struct Tiles {
+    const uint8_t* data;
+    int64_t n, k;
+  };
+  std::vector<double> sums(const Tiles& tiles, const Fp4Matrix& w, const double* x, bool folded,
+                           int64_t (*tile_row)(int64_t)) const;
 
   Case c_;
   Random random_;
@@ -189,10 +194,13 @@ class Layer {
   std::vector<uint8_t> gate_up_tiles_, down_tiles_;
   std::vector<float> bias1_, bias2_, scales_;
   std::vector<bf16> x_;
-  std::optional<DeviceArray<int32_t>> device_counts_;
-  std::optional<DeviceArray<uint8_t>> gate_up_, down_, x_slabs_, h_slabs_;
-  std::optional<DeviceArray<float>> device_bias1_, device_bias2_, device_scales_, x_scales_, h_scales_;
-  std::optional<DeviceArray<bf16>> device_x_, intermediate_, y_;
+  struct DeviceBuffers {
+    std::optional<DeviceArray<int32_t>> counts;
+    std::optional<DeviceArray<uint8_t>> gate_up, down, x_slabs, h_slabs;
+    std::optional<DeviceArray<float>> bias1, bias2, scales, x_scales, h_scales;
+    std::optional<DeviceArray<bf16>> x, intermediate, y;
+  };
+  DeviceBuffers device_;
 };
 
 void Layer::pack() {
@@ -212,25 +220,26 @@ void Layer::pack() {
   }
   bias1_ = random_.normal(c_.experts * (gated_ ? 2 : 1) * c_.intermediate, 0.2f);
   bias2_ = random_.normal(c_.experts * c_.hidden, 0.2f);
-  gate_up_.emplace(gate_up_tiles_), down_.emplace(down_tiles_);
-  device_bias1_.emplace(bias1_), device_bias2_.emplace(bias2_), device_scales_.emplace(scales_);
+  device_.gate_up.emplace(gate_up_tiles_), device_.down.emplace(down_tiles_);
+  device_.bias1.emplace(bias1_), device_.bias2.emplace(bias2_), device_.scales.emplace(scales_);
 }
 
 void Layer::allocate() {
-  device_x_.emplace(x_);
-  x_slabs_.emplace(slabs_bytes(slab_rows(), c_.hidden)), x_scales_.emplace(slab_rows());
-  h_slabs_.emplace(slabs_bytes(slab_rows(), c_.intermediate)), h_scales_.emplace(slab_rows());
-  intermediate_.emplace(rows() * c_.intermediate), y_.emplace(rows() * c_.hidden);
+  device_.x.emplace(x_);
+  device_.x_slabs.emplace(slabs_bytes(slab_rows(), c_.hidden)), device_.x_scales.emplace(slab_rows());
+  device_.h_slabs.emplace(slabs_bytes(slab_rows(), c_.intermediate)), device_.h_scales.emplace(slab_rows());
+  device_.intermediate.emplace(rows() * c_.intermediate), device_.y.emplace(rows() * c_.hidden);
 }
 
-std::vector<double> Layer::sums(const uint8_t* tiles, const Fp4Matrix& w, int64_t n, int64_t k,
-                                const double* x, bool folded, int64_t (*tile_row)(int64_t)) const {
+std::vector<double> Layer::sums(const Tiles& tiles, const Fp4Matrix& w, const double* x, bool folded,
+                                int64_t (*tile_row)(int64_t)) const {
   const Fp4MatrixView view = w.view();
   std::vector<double> out;
   for (int64_t r = 0; r < view.rows; ++r) {
     double sum = 0;
-    for (int64_t i = 0; i < k; ++i)
-      sum += x[i] * (folded ? static_cast<double>(fp8_tiled_at(c_.format, tiles, n, k, tile_row(r), i)) *
+    for (int64_t i = 0; i < tiles.k; ++i)
+      sum += x[i] * (folded ? static_cast<double>(
+                                  fp8_tiled_at(c_.format, tiles.data, tiles.n, tiles.k, tile_row(r), i)) *
                                   view.tensor_scale
                             : static_cast<double>(fp4_at(view, r, i)));
     out.push_back(sum);
@@ -240,14 +249,14 @@ std::vector<double> Layer::sums(const uint8_t* tiles, const Fp4Matrix& w, int64_
 
 std::vector<double> Layer::gate_up(int64_t e, const std::vector<double>& x, bool folded) const {
   const Expert& w = experts_[static_cast<size_t>(e)];
-  const uint8_t* tiles = gate_up_tiles_.data() + gate_up_bytes_ * e;
   const int64_t n = (gated_ ? 2 : 1) * c_.intermediate;
+  const Tiles tiles{gate_up_tiles_.data() + gate_up_bytes_ * e, n, c_.hidden};
   const auto gate_row = [](int64_t i) { return i / 32 * 64 + i % 32 / 8 * 16 + i % 8; };
   const auto up_row = [](int64_t i) { return i / 32 * 64 + i % 32 / 8 * 16 + i % 8 + 8; };
   const auto plain = [](int64_t i) { return i; };
   std::vector<double> gate(static_cast<size_t>(c_.intermediate));
-  if (gated_) gate = sums(tiles, w.gate, n, c_.hidden, x.data(), folded, gate_row);
-  std::vector<double> up = sums(tiles, w.up, n, c_.hidden, x.data(), folded, gated_ ? +up_row : +plain);
+  if (gated_) gate = sums(tiles, w.gate, x.data(), folded, gate_row);
+  std::vector<double> up = sums(tiles, w.up, x.data(), folded, gated_ ? +up_row : +plain);
   const float* bias = bias1_.data() + e * n;
   for (int64_t i = 0; i < c_.intermediate; ++i) {
     double& u = up[static_cast<size_t>(i)];
@@ -259,8 +268,9 @@ std::vector<double> Layer::gate_up(int64_t e, const std::vector<double>& x, bool
 }
 
 std::vector<double> Layer::down(int64_t e, const std::vector<double>& h, bool folded) const {
-  std::vector<double> out = sums(down_tiles_.data() + down_bytes_ * e, experts_[static_cast<size_t>(e)].down,
-                                 c_.hidden, c_.intermediate, h.data(), folded, [](int64_t i) { return i; });
+  const Tiles tiles{down_tiles_.data() + down_bytes_ * e, c_.hidden, c_.intermediate};
+  std::vector<double> out =
+      sums(tiles, experts_[static_cast<size_t>(e)].down, h.data(), folded, [](int64_t i) { return i; });
   if (c_.bias)
     for (int64_t i = 0; i < c_.hidden; ++i)
       out[static_cast<size_t>(i)] += bias2_[static_cast<size_t>(e * c_.hidden + i)];
