@@ -1,0 +1,297 @@
+#include "server/api/routes.h"
+
+#include "server/api/apis.h"
+#include "server/api/chat_page.h"
+#include "server/api/load_api.h"
+#include "server/api/openapi.h"
+#include "server/http/cors.h"
+#include "server/http/errors.h"
+
+namespace fp4moe {
+
+namespace {
+
+constexpr size_t kMaxWarnings = 256;  // distinct unknown fields that are logged
+constexpr size_t kMaxShown = 80;      // bytes of a client's name or path in a message
+
+HttpResponse json_response(const json& value) {
+  HttpResponse response;
+  response.body = to_text(value);
+  return response;
+}
+
+HttpResponse wrong_method(const HttpRequest& request, const std::string& allowed) {
+  HttpResponse response =
+      error_response(invalid_argument(request.path.substr(0, kMaxShown) + " takes " + allowed + ", not " +
+                                      request.method.substr(0, kMaxShown)));
+  response.status = 405;
+  response.extra_headers = "Allow: " + allowed + "\r\n";
+  return response;
+}
+
+bool is_page(const HttpRequest& request) { return request.path == "/" || request.path == "/chat"; }
+
+// Served without a key; the page's own API requests need one.
+HttpResponse page(const HttpRequest& request) {
+  return request.method == "GET" || request.method == "HEAD" ? chat_page() : wrong_method(request, "GET");
+}
+
+json model_card(const ModelInfo& info) {
+  return {{"id", info.name},      {"object", "model"}, {"created", 0},
+          {"owned_by", "fp4moe"}, {"root", info.path}, {"max_model_len", info.context_length}};
+}
+
+void check_model(const Engine& engine, Fields& fields) {
+  const std::string model = fields.string("model", "");
+  const ModelInfo& info = engine.info();
+  if (model.empty() || model == info.name || model == info.path || model == "default") return;
+  fields.fail("model", not_found("\"" + model.substr(0, kMaxShown) + "\" is not served here; \"" + info.name +
+                                 "\" is"));
+}
+
+}  // namespace
+
+// A path that ends in '/' matches everything below it.
+const Routes::Route Routes::kRoutes[16] = {
+    {"POST", "/v1/chat/completions", Access::kClient, nullptr, parse_chat},
+    {"POST", "/v1/completions", Access::kClient, nullptr, parse_completion},
+    {"POST", "/generate", Access::kClient, nullptr, parse_generate},
+    {"GET", "/v1/models", Access::kClient, &Routes::models, nullptr},
+    {"GET", "/v1/models/", Access::kClient, &Routes::model, nullptr},
+    {"POST", "/tokenize", Access::kClient, &Routes::tokenize, nullptr},
+    {"POST", "/detokenize", Access::kClient, &Routes::detokenize, nullptr},
+    {"GET", "/server_info", Access::kClient, &Routes::server_info, nullptr},
+    {"GET", "/get_server_info", Access::kClient, &Routes::server_info, nullptr},
+    {"POST", "/abort_request", Access::kAdmin, &Routes::abort_request, nullptr},
+    {"GET", "/openapi.json", Access::kClient, &Routes::openapi, nullptr},
+    {"GET", "/health_generate", Access::kClient, nullptr, nullptr},
+    {"POST", "/flush_cache", Access::kAdmin, &Routes::flush_cache, nullptr},
+    {"GET", "/metrics", Access::kOpen, &Routes::metrics, nullptr},
+    {"GET", "/expert_load", Access::kClient, &Routes::expert_load, nullptr},
+    {"GET", "/expert_load.svg", Access::kClient, &Routes::expert_load_svg, nullptr},
+};
+
+void Routes::set_engine(Engine& engine) {
+  metrics_.startup_seconds.store(
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - made_).count());
+  load_watch_.emplace([&engine] { return engine.expert_load(); });
+  engine_.store(&engine);
+}
+
+void Routes::count_answer(const HttpRequest& request, int status) {
+  metrics_.responses[static_cast<size_t>(status) % Metrics::kStatuses].fetch_add(1);
+  log(LogLevel::kDebug,
+      (request.method.empty() ? "unreadable request"
+                              : request.method.substr(0, 20) + " " + request.path.substr(0, 200)) +
+          " " + std::to_string(status));
+}
+
+Routes::Match Routes::find_route(const HttpRequest& request) {
+  Match match;
+  for (const Route& r : kRoutes) {
+    const std::string path = r.path;
+    const bool tail =
+        path.back() == '/' && request.path.size() > path.size() && request.path.rfind(path, 0) == 0;
+    if (request.path != path && !tail) continue;
+    match.allowed += (match.allowed.empty() ? "" : ", ") + std::string(r.method);
+    match.access = r.access;
+    if (request.method == r.method || (request.method == "HEAD" && r.method == std::string("GET")))
+      match.route = &r;
+  }
+  return match;
+}
+
+std::optional<HttpResponse> Routes::answer_head(const HttpRequest& request) const {
+  if (auto preflight = answer_preflight(config_, request)) return preflight;
+  if (request.path == "/health") return health(request);
+  if (is_page(request)) return page(request);
+  const Match match = find_route(request);
+  if (auto refusal = refuse_access(config_, match.access, request)) return refusal;
+  if (match.allowed.empty())
+    return error_response(not_found("no route " + request.path.substr(0, kMaxShown)));
+  if (match.route == nullptr) return wrong_method(request, match.allowed);
+  if (engine_.load() == nullptr) return error_response(unavailable("the model is still loading"));
+  if (match.route->plain == nullptr && draining_.load())
+    return error_response(unavailable("the server is shutting down"));
+  return std::nullopt;
+}
+
+void Routes::handle(const std::shared_ptr<HttpExchange>& exchange) {
+  const HttpRequest& request = exchange->request();
+  const Route& found = *find_route(request).route;
+  Engine& engine = *engine_.load();
+  if (!request.body.empty()) {
+    const Result<int64_t> bytes = parsed_json_bytes(request.body);
+    if (!bytes.ok()) return exchange->respond(error_response(bytes.status()));
+    if (!exchange->hold(*bytes))
+      return exchange->respond(
+          error_response(unavailable("the JSON of incoming requests needs more than max_buffered_bytes=" +
+                                     std::to_string(config_.max_buffered_bytes) + " of memory")));
+  }
+  if (found.plain != nullptr) return exchange->respond((this->*found.plain)(engine, request));
+  if (found.generate == nullptr) return run(engine, exchange, make_health_probe());
+  generate(engine, found, exchange);
+}
+
+void Routes::generate(Engine& engine, const Route& r, const std::shared_ptr<HttpExchange>& exchange) {
+  const Result<json> body = parse_json(exchange->request().body);
+  if (!body.ok()) return exchange->respond(error_response(body.status()));
+  Fields fields(*body);
+  check_model(engine, fields);
+  GenerationCall call;
+  if (fields.ok()) call = r.generate(engine, fields);
+  read_prefill_node(engine, fields, call);
+  if (const auto unknown = fields.unknown(); fields.ok() && config_.strict_requests && !unknown.empty())
+    fields.fail(unknown.front().substr(0, kMaxShown),
+                "is not a field of " + std::string(r.path) +
+                    " (--strict-requests is on; without it such fields are ignored)");
+  if (!fields.ok()) return exchange->respond(error_response(fields.error(), fields.param()));
+  warn_unknown(r.path, fields);
+  run(engine, exchange, std::move(call));
+}
+
+void Routes::run(Engine& engine, const std::shared_ptr<HttpExchange>& exchange, GenerationCall call) {
+  run_generation({&engine, &metrics_, &config_, live_}, exchange, std::move(call));
+}
+
+void Routes::warn_unknown(const std::string& path, const Fields& fields) {
+  for (const std::string& name : fields.unknown()) {
+    std::lock_guard<std::mutex> lock(warned_mutex_);
+    if (warned_.size() < kMaxWarnings && warned_.insert(path + " " + name.substr(0, kMaxShown)).second)
+      log(LogLevel::kWarning, path + ": unknown field " + name.substr(0, kMaxShown) + " is ignored");
+  }
+}
+
+HttpResponse Routes::health(const HttpRequest& request) const {
+  if (request.method != "GET" && request.method != "HEAD") return wrong_method(request, "GET");
+  if (draining_.load()) return error_response(unavailable("the server is shutting down"));
+  if (engine_.load() == nullptr) return error_response(unavailable("the model is still loading"));
+  return json_response({{"status", "ok"}});
+}
+
+HttpResponse Routes::models(Engine& engine, const HttpRequest&) {
+  return json_response({{"object", "list"}, {"data", json::array({model_card(engine.info())})}});
+}
+
+HttpResponse Routes::model(Engine& engine, const HttpRequest& request) {
+  const std::string id = request.path.substr(std::string("/v1/models/").size());
+  if (id == engine.info().name) return json_response(model_card(engine.info()));
+  return error_response(not_found("model \"" + id.substr(0, kMaxShown) + "\" does not exist; \"" +
+                                  engine.info().name + "\" does"),
+                        "model");
+}
+
+HttpResponse Routes::tokenize(Engine& engine, const HttpRequest& request) {
+  const Result<json> body = parse_json(request.body);
+  if (!body.ok()) return error_response(body.status());
+  Fields fields(*body);
+  check_model(engine, fields);
+  const bool special = fields.boolean("add_special_tokens", true);
+  const json* prompt = fields.find("prompt");
+  if (prompt == nullptr) fields.fail("prompt", "is missing");
+  json tokens = json::array(), counts = json::array();
+  for (const std::string& text : fields.strings("prompt")) {
+    const auto ids = engine.tokenize(text, special);
+    if (!ids.ok()) {
+      fields.fail("prompt", ids.status());
+      break;
+    }
+    tokens.push_back(*ids);
+    counts.push_back(ids->size());
+  }
+  if (!fields.ok()) return error_response(fields.error(), fields.param());
+  const bool single = prompt->is_string();
+  return json_response({{"tokens", single ? tokens.front() : tokens},
+                        {"count", single ? counts.front() : counts},
+                        {"max_model_len", engine.info().context_length}});
+}
+
+HttpResponse Routes::detokenize(Engine& engine, const HttpRequest& request) {
+  const Result<json> body = parse_json(request.body);
+  if (!body.ok()) return error_response(body.status());
+  Fields fields(*body);
+  check_model(engine, fields);
+  const bool skip = fields.boolean("skip_special_tokens", true);
+  if (fields.find("tokens") == nullptr) fields.fail("tokens", "is missing");
+  const auto ids = fields.ids("tokens");
+  if (!fields.ok()) return error_response(fields.error(), fields.param());
+  const Result<std::string> text = engine.detokenize(ids, skip);
+  if (!text.ok()) return error_response(text.status(), "tokens");
+  return json_response({{"text", *text}});
+}
+
+HttpResponse Routes::abort_request(Engine& engine, const HttpRequest& request) {
+  const Result<json> body = parse_json(request.body);
+  if (!body.ok()) return error_response(body.status());
+  Fields fields(*body);
+  const std::string id = fields.string("rid", "");
+  const bool all = fields.boolean("abort_all", false);
+  if (id.empty() && !all) fields.fail("rid", "is missing: the id of a request, or abort_all: true");
+  if (!fields.ok()) return error_response(fields.error(), fields.param());
+  const std::vector<std::string> ids = all ? live_->all() : live_->of(id);
+  for (const std::string& live : ids) engine.cancel(live);
+  return json_response({{"num_aborted", ids.size()}});
+}
+
+HttpResponse Routes::openapi(Engine& engine, const HttpRequest&) {
+  return json_response(openapi_document(engine));
+}
+
+HttpResponse Routes::metrics(Engine& engine, const HttpRequest&) {
+  HttpResponse response;
+  response.content_type = "text/plain; version=0.0.4; charset=utf-8";
+  response.body = print_metrics(metrics_, engine.info(), engine.stats(), gauges_(), config_.metrics_prefix);
+  return response;
+}
+
+// SGLang's responses: plain text, and 400 while requests run.
+HttpResponse Routes::flush_cache(Engine& engine, const HttpRequest&) {
+  const Status status = engine.flush_cache();
+  HttpResponse response{.body = "Cache flushed.\n", .content_type = "text/plain; charset=utf-8"};
+  if (status.ok()) return response;
+  response = error_response(status);
+  response.status = 400;
+  return response;
+}
+
+HttpResponse Routes::server_info(Engine& engine, const HttpRequest&) {
+  const ModelInfo& info = engine.info();
+  const EngineStats stats = engine.stats();
+  return json_response({{"model_path", info.path},
+                        {"served_model_name", info.name},
+                        {"architecture", info.architecture},
+                        {"quantization", info.quantization},
+                        {"backend", info.backend},
+                        {"vocab_size", info.vocab_size},
+                        {"num_layers", info.num_layers},
+                        {"hidden_size", info.hidden_size},
+                        {"num_experts", info.num_experts},
+                        {"top_k", info.top_k},
+                        {"context_length", info.context_length},
+                        {"disaggregation_mode", info.disaggregation_mode},
+                        {"disaggregation_bootstrap_port", info.disaggregation_bootstrap_port},
+                        {"max_total_num_tokens", info.max_total_tokens},
+                        {"weight_bytes", info.weight_bytes},
+                        {"kv_bytes", info.kv_bytes},
+                        {"plan", info.startup_lines},
+                        {"num_running_reqs", stats.num_running_reqs},
+                        {"num_queue_reqs", stats.num_queue_reqs},
+                        {"num_used_tokens", stats.num_used_tokens},
+                        {"last_gen_throughput", stats.gen_throughput},
+                        {"uptime_seconds", stats.uptime_seconds},
+                        {"version", FP4MOE_VERSION}});
+}
+
+HttpResponse Routes::expert_load(Engine& engine, const HttpRequest& request) {
+  return answer_expert_load(*load_watch_, engine.info(), request, LoadForm::kJson);
+}
+
+HttpResponse Routes::expert_load_svg(Engine& engine, const HttpRequest& request) {
+  return answer_expert_load(*load_watch_, engine.info(), request, LoadForm::kSvg);
+}
+
+void Routes::log(LogLevel level, const std::string& line) const {
+  if (config_.log_sink) config_.log_sink(level, line);
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,93 @@
+// The routes of a server: who may use them, and what each responds.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "fp4moe/engine.h"
+#include "fp4moe/server.h"
+#include "server/api/generation.h"
+#include "server/http/auth.h"
+#include "server/http/http.h"
+#include "server/json.h"
+#include "server/observe/load_history.h"
+#include "server/observe/metrics.h"
+
+namespace fp4moe {
+
+// Thread-safe.
+class Routes {
+ public:
+  // `gauges` reads the HTTP server's. It is called only after set_engine().
+  Routes(const ServerConfig& config, std::function<HttpGauges()> gauges)
+      : config_(config), gauges_(std::move(gauges)) {}
+
+  // Until then, every route but the chat page returns 503.
+  void set_engine(Engine& engine);
+  Engine* engine() const { return engine_.load(); }  // null before set_engine()
+  // From now on, generation requests get 503.
+  void start_draining() { draining_.store(true); }
+  void wait_for_live_requests() { live_->wait_for_none(); }
+
+  // Responses that need no body, including all refusals, so that clients don't upload a body in vain.
+  std::optional<HttpResponse> answer_head(const HttpRequest& request) const;
+  // Handles a request that answer_head() let through.
+  void handle(const std::shared_ptr<HttpExchange>& exchange);
+  void count_answer(const HttpRequest& request, int status);
+
+ private:
+  using Plain = HttpResponse (Routes::*)(Engine&, const HttpRequest&);
+  using Generate = GenerationCall (*)(const Engine&, Fields&);
+  struct Route {
+    const char* method;
+    const char* path;
+    Access access;
+    Plain plain;        // responds at once, or
+    Generate generate;  // parses a generation request; both null: the one-token probe
+  };
+  static const Route kRoutes[16];
+  struct Match {
+    const Route* route = nullptr;  // null: the path does not support this method
+    std::string allowed;           // the path's methods; empty: no such path
+    Access access = Access::kClient;
+  };
+  static Match find_route(const HttpRequest& request);
+
+  void generate(Engine& engine, const Route& r, const std::shared_ptr<HttpExchange>& exchange);
+  void run(Engine& engine, const std::shared_ptr<HttpExchange>& exchange, GenerationCall call);
+  void warn_unknown(const std::string& path, const Fields& fields);
+
+  HttpResponse health(const HttpRequest& request) const;
+  HttpResponse models(Engine& engine, const HttpRequest& request);
+  HttpResponse model(Engine& engine, const HttpRequest& request);
+  HttpResponse tokenize(Engine& engine, const HttpRequest& request);
+  HttpResponse detokenize(Engine& engine, const HttpRequest& request);
+  HttpResponse abort_request(Engine& engine, const HttpRequest& request);
+  HttpResponse openapi(Engine& engine, const HttpRequest& request);
+  HttpResponse metrics(Engine& engine, const HttpRequest& request);
+  HttpResponse flush_cache(Engine& engine, const HttpRequest& request);
+  HttpResponse server_info(Engine& engine, const HttpRequest& request);
+  HttpResponse expert_load(Engine& engine, const HttpRequest& request);
+  HttpResponse expert_load_svg(Engine& engine, const HttpRequest& request);
+
+  void log(LogLevel level, const std::string& line) const;
+
+  const ServerConfig& config_;
+  const std::function<HttpGauges()> gauges_;
+  std::atomic<Engine*> engine_{nullptr};
+  std::atomic<bool> draining_{false};
+  const std::chrono::steady_clock::time_point made_ = std::chrono::steady_clock::now();
+  Metrics metrics_;
+  std::shared_ptr<LiveRequests> live_ = std::make_shared<LiveRequests>();
+  std::mutex warned_mutex_;
+  std::set<std::string> warned_;
+  std::optional<LoadWatch> load_watch_;  // constructed before engine_ is set
+};
+
+}  // namespace fp4moe
