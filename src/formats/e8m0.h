@@ -13,11 +13,6 @@ constexpr float e8m0_decode(uint8_t byte) {
   return std::bit_cast<float>(static_cast<uint32_t>(byte) << 23);
 }
 
-// As SM90 kernels decode it, the byte being a float's exponent field: 0 gives 0.0, 255 +infinity.
-constexpr float e8m0_decode_sm90(uint8_t byte) {
-  return std::bit_cast<float>(static_cast<uint32_t>(byte) << 23);
-}
-
 // The byte of the smallest power of two >= t: 127 + ceil(log2 t), saturated to [0, 254]. Precondition: t >= 0
 // or NaN. 0 gives 0, +infinity 254, NaN 255.
 constexpr uint8_t e8m0_encode_round_up(float t) {

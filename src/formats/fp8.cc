@@ -49,16 +49,4 @@ void fp8_quantize_row(const bf16* x, int64_t cols, uint8_t* codes, float* scales
   quantize_row(x, cols, codes, scales);
 }
 
-void fp8_dequantize_row(const uint8_t* codes, const float* scales, int64_t cols, float* out) {
-  for (int64_t i = 0; i < cols; ++i) out[i] = e4m3_decode(codes[i]) * scales[i / kFp8Group];
-}
-
-void fp8_cast_row(const float* x, int64_t cols, uint8_t* codes) {
-  for (int64_t i = 0; i < cols; ++i) codes[i] = e4m3_encode(x[i]);
-}
-
-void fp8_uncast_row(const uint8_t* codes, int64_t cols, float* out) {
-  for (int64_t i = 0; i < cols; ++i) out[i] = e4m3_decode(codes[i]);
-}
-
 }  // namespace fp4moe

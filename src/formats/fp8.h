@@ -1,5 +1,5 @@
-// Activation rows in E4M3: with one f32 scale (decode direction) per 128 columns, with one scale per token,
-// or without scales. For a group, in IEEE f32 without contraction:
+// Activation rows in E4M3: with one f32 scale (decode direction) per 128 columns, or with one per token. For
+// a group, in IEEE f32 without contraction:
 //   A = min(max |x|, FLT_MAX);   scale = A / 448;   code = e4m3(x / scale)
 //   value = code * scale
 // A group whose scale is zero (all zeros, or underflow) has zero codes with the signs kept. NaN elements are
@@ -22,12 +22,5 @@ void fp8_quantize_row(const bf16* x, int64_t cols, uint8_t* codes, float* scales
 // below 2^-126; code = e4m3(x * r) with r = 1 / s, or 0 if s = 0. NaN as above; an infinity becomes 448 s.
 float fp8_quantize_token(const float* x, int64_t n, uint8_t* codes);
 float fp8_quantize_token(const bf16* x, int64_t n, uint8_t* codes);
-// out[i] = code * scale, rounded once.
-void fp8_dequantize_row(const uint8_t* codes, const float* scales, int64_t cols, float* out);
-
-// codes[i] = e4m3_encode(x[i]): saturates to +-448.
-void fp8_cast_row(const float* x, int64_t cols, uint8_t* codes);
-// out[i] = e4m3_decode(codes[i]).
-void fp8_uncast_row(const uint8_t* codes, int64_t cols, float* out);
 
 }  // namespace fp4moe
