@@ -60,25 +60,4 @@ struct ExpertSortArgs {
 };
 void moe_sort(const ExpertSortArgs& args);
 
-// The same order for runners that process whole tiles: each expert's rows start at a tile boundary
-// ("permuted" rows) and are followed by padding. Experts without rows have no tile.
-struct MoeTileArgs {
-  int64_t num_slots = 0, num_experts = 0;  // as in ExpertSortArgs
-  int64_t tile = 128;                      // rows of a tile
-  const int64_t* offsets = nullptr;        // from moe_sort(), as the next
-  const int32_t* slot_of_row = nullptr;
-  int32_t* expert_of_tile = nullptr;     // [max_tiles] out: local expert
-  int32_t* row_limit_of_tile = nullptr;  // [max_tiles] out: end of the tile's permuted rows, padding excluded
-  int32_t* permuted_of_slot = nullptr;   // [num_slots] out; -1 if the slot's expert is not local
-  int32_t* slot_of_permuted = nullptr;   // [max_tiles * tile] out; padding is not written
-};
-struct MoeTiles {
-  int64_t num_tiles = 0, num_padded_rows = 0;  // num_padded_rows = num_tiles * tile, padding included
-};
-MoeTiles moe_sort_tiles(const MoeTileArgs& args);
-// Upper bound of the tiles for num_slots rows of num_experts experts.
-constexpr int64_t max_moe_tiles(int64_t num_slots, int64_t num_experts, int64_t tile) {
-  return num_slots <= num_experts ? num_slots : (num_slots + (tile - 1) * num_experts) / tile;
-}
-
 }  // namespace fp4moe

@@ -99,7 +99,6 @@ struct RunnerRow {
   Isa isa;                       // CPU: the lowest ISA level that it needs
   int min_compute, max_compute;  // GPU: supported compute capabilities, 10 major + minor; CPU: 0
   EnumSet<BatchLayout> layouts;  // that it accepts
-  int64_t row_align;             // granularity of an expert's rows; above 1: needs moe_sort_tiles()
   EnumSet<Fp4Format> formats;
   EnumSet<Scheme> schemes;
   Act8 act8;  // the activations' type under w4a8

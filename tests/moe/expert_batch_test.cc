@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -72,69 +71,6 @@ RC_GTEST_PROP(MoeSortTest, EverySlotOfALocalExpertHasItsRow, ()) {
     RC_ASSERT(s.slot_of_row[static_cast<size_t>(row)] == static_cast<int32_t>(slot));
   }
   RC_ASSERT(s.offsets.back() == local);
-}
-
-struct Tiled {
-  MoeTiles tiles;
-  std::vector<int32_t> expert, limit, permuted_of_slot, slot_of_permuted;
-};
-
-Tiled sort_tiles(const std::vector<int32_t>& ids, int64_t num_experts, int64_t tile) {
-  const Sorted s = sort(ids, num_experts);
-  const auto slots = static_cast<int64_t>(ids.size());
-  const auto most = static_cast<size_t>(max_moe_tiles(slots, num_experts, tile));
-  Tiled t{{},
-          std::vector<int32_t>(most, -7),
-          std::vector<int32_t>(most, -7),
-          std::vector<int32_t>(ids.size(), -7),
-          std::vector<int32_t>(most * static_cast<size_t>(tile), -7)};
-  t.tiles = moe_sort_tiles({slots, num_experts, tile, s.offsets.data(), s.slot_of_row.data(), t.expert.data(),
-                            t.limit.data(), t.permuted_of_slot.data(), t.slot_of_permuted.data()});
-  return t;
-}
-
-TEST(MoeSortTilesTest, PublishedExample) {
-  std::vector<int32_t> ids(130, 0);
-  ids.insert(ids.end(), 5, 2);
-  const Tiled t = sort_tiles(ids, 3, 128);
-  EXPECT_EQ(t.tiles.num_tiles, 3);
-  EXPECT_EQ(t.tiles.num_padded_rows, 384);
-  EXPECT_EQ(std::vector<int32_t>(t.expert.begin(), t.expert.begin() + 3), (std::vector<int32_t>{0, 0, 2}));
-  EXPECT_EQ(std::vector<int32_t>(t.limit.begin(), t.limit.begin() + 3),
-            (std::vector<int32_t>{128, 130, 261}));
-  EXPECT_EQ(max_moe_tiles(16384 * 8, 32, 128), 1055);
-}
-
-TEST(MoeSortTilesTest, NoTokensAndNobodysTokens) {
-  EXPECT_EQ(sort_tiles({}, 3, 8).tiles.num_tiles, 0);
-  const Tiled t = sort_tiles({-1, 3, 99}, 3, 8);
-  EXPECT_EQ(t.tiles.num_padded_rows, 0);
-  EXPECT_EQ(t.permuted_of_slot, (std::vector<int32_t>{-1, -1, -1}));
-}
-
-RC_GTEST_PROP(MoeSortTilesTest, MapsAreInverseTilesAreOfOneExpertAndPaddingIsUntouched, ()) {
-  const auto ids = *rc::gen::container<std::vector<int32_t>>(rc::gen::inRange(-1, 7));
-  const auto tile = *rc::gen::inRange<int64_t>(1, 9);
-  const Tiled t = sort_tiles(ids, 6, tile);
-  RC_ASSERT(t.tiles.num_tiles <= max_moe_tiles(static_cast<int64_t>(ids.size()), 6, tile));
-  size_t local = 0;
-  for (size_t slot = 0; slot < ids.size(); ++slot) {
-    const int32_t row = t.permuted_of_slot[slot];
-    if (ids[slot] < 0 || ids[slot] >= 6) {
-      RC_ASSERT(row == -1);
-      continue;
-    }
-    ++local;
-    const auto i = static_cast<size_t>(row / tile);
-    RC_ASSERT(t.expert[i] == ids[slot]);
-    RC_ASSERT(row < t.limit[i]);
-    RC_ASSERT(t.slot_of_permuted[static_cast<size_t>(row)] == static_cast<int32_t>(slot));
-  }
-  int64_t rows = 0;
-  for (int64_t i = 0; i < t.tiles.num_tiles; ++i) rows += t.limit[static_cast<size_t>(i)] - i * tile;
-  RC_ASSERT(rows == static_cast<int64_t>(local));
-  RC_ASSERT(static_cast<size_t>(std::count(t.slot_of_permuted.begin(), t.slot_of_permuted.end(), -7)) ==
-            t.slot_of_permuted.size() - local);
 }
 
 }  // namespace

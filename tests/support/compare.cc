@@ -7,20 +7,6 @@
 
 namespace fp4moe {
 
-double relative_l2(std::span<const float> actual, std::span<const float> expected) {
-  constexpr double kBad = std::numeric_limits<double>::infinity();
-  if (actual.size() != expected.size()) return kBad;
-  double error = 0, norm = 0;
-  for (size_t i = 0; i < actual.size(); ++i) {
-    if (!std::isfinite(actual[i]) || !std::isfinite(expected[i])) return kBad;
-    const double d = static_cast<double>(actual[i]) - expected[i];
-    error += d * d;
-    norm += static_cast<double>(expected[i]) * expected[i];
-  }
-  if (norm == 0) return error == 0 ? 0 : kBad;
-  return std::sqrt(error / norm);
-}
-
 testing::AssertionResult within_budget(std::span<const float> actual, std::span<const float> expected,
                                        std::span<const float> budget) {
   if (actual.size() != expected.size())

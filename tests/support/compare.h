@@ -6,11 +6,9 @@
 #include <cstdint>
 #include <span>
 
-namespace fp4moe {
+#include "base/relative_l2.h"
 
-// || actual - expected || / || expected ||, in double; infinity if either holds a NaN or an infinity, or the
-// lengths differ. Two all-zero inputs give 0.
-double relative_l2(std::span<const float> actual, std::span<const float> expected);
+namespace fp4moe {
 
 // Passes if |actual[i] - expected[i]| <= budget[i] for all i (budget has the same length, or length 1).
 // Any NaN or infinity fails unless both sides hold the same infinity. On failure reports the worst index,

@@ -7,11 +7,11 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/relative_l2.h"
 #include "device/device_memory.h"
 #include "device/event.h"
 #include "engine/ranks/batch_stage.h"
 #include "engine/startup/fastest.h"
-#include "engine/startup/relative_error.h"
 #include "moe/device/device_experts.h"
 #include "moe/table.h"
 
@@ -144,7 +144,7 @@ Result<bool> DeviceLayerTimer::is_right(size_t tactic, int64_t num_tokens) {
   }
   if (std::find(right_.begin(), right_.end(), tactic) != right_.end()) return true;
   FP4MOE_ASSIGN_OR_RETURN(const std::vector<float> actual, output(tactic, num_tokens));
-  const double error = relative_error(actual, expected_);
+  const double error = relative_l2(actual, expected_);
   if (error <= (experts_.numerics().is_fp8() ? kFp8Tolerance : kTolerance)) {
     right_.push_back(tactic);
     return true;

@@ -9,7 +9,7 @@
 #include "base/check.h"
 #include "base/cpu_info.h"
 #include "base/log.h"
-#include "engine/startup/relative_error.h"
+#include "base/relative_l2.h"
 #include "moe/expert_probe.h"
 
 namespace fp4moe {
@@ -63,7 +63,7 @@ Status compare_experts(std::span<const float> y, std::span<const float> referenc
   const double budget = self_test_budget(numerics);
   const size_t each = y.size() / names.size();
   for (size_t i = 0; i < names.size(); ++i) {
-    const double error = relative_error(y.subspan(i * each, each), reference.subspan(i * each, each));
+    const double error = relative_l2(y.subspan(i * each, each), reference.subspan(i * each, each));
     if (!(error <= budget))
       return {StatusCode::kInternal, "expert " + std::to_string(names[i]) + " by " + runner.name + " (" +
                                          numerics_text(numerics) + ") differs from the oracle by " +

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "base/relative_l2.h"
 #include "engine/ranks/comm_memory.h"
 #include "engine/ranks/rank_config.h"
 #include "engine/startup/memory_plan.h"
@@ -76,15 +77,6 @@ std::vector<float> logits_of(Loaded& loaded, uint32_t mask) {
   return {logits, logits + num_busy * ids.size() * static_cast<size_t>(loaded.config.vocab_size)};
 }
 
-double relative_error(const std::vector<float>& x, const std::vector<float>& want) {
-  double error = 0, norm = 0;
-  for (size_t i = 0; i < want.size(); ++i) {
-    error += (x[i] - want[i]) * static_cast<double>(x[i] - want[i]);
-    norm += want[i] * static_cast<double>(want[i]);
-  }
-  return std::sqrt(error / norm);
-}
-
 class RankGroups : public testing::TestWithParam<const char*> {};
 
 TEST_P(RankGroups, AgreeWithOneRank) {
@@ -99,7 +91,7 @@ TEST_P(RankGroups, AgreeWithOneRank) {
     ASSERT_NE(many.ranks, nullptr);
     EXPECT_EQ(many.ranks->num_groups(), layout.dp);
     const std::vector<float> first = logits_of(many, 1);
-    EXPECT_LT(relative_error(first, want), 2e-2);
+    EXPECT_LT(relative_l2(first, want), 2e-2);
     EXPECT_EQ(logits_of(many, 1), first) << "not the same bits again";
     const uint32_t last = 1u << (layout.dp - 1);  // the other groups idle
     EXPECT_EQ(logits_of(many, last), first) << "the group matters";

@@ -12,12 +12,12 @@
 #include <vector>
 
 #include "base/log.h"
+#include "base/relative_l2.h"
 #include "device/device_memory.h"
 #include "engine/demo_engine.h"
 #include "engine/output/sampler.h"
 #include "engine/ranks/rank_group.h"
 #include "engine/startup/autotune.h"
-#include "engine/startup/relative_error.h"
 #include "io/checkpoint/checkpoint.h"
 #include "io/file.h"
 #include "io/temp_folder.h"
@@ -157,7 +157,7 @@ std::vector<std::vector<int32_t>> best_of(const Logits& logits) {
 // larger error, so tests check the median.
 std::vector<double> sorted_errors(const Logits& actual, const Logits& expected) {
   std::vector<double> errors;
-  for (size_t s = 0; s < expected.size(); ++s) errors.push_back(relative_error(actual[s], expected[s]));
+  for (size_t s = 0; s < expected.size(); ++s) errors.push_back(relative_l2(actual[s], expected[s]));
   std::sort(errors.begin(), errors.end());
   return errors;
 }
@@ -301,7 +301,7 @@ TEST_P(SingleGpuGroups, PagesOfACpuAreLaidOutAlike) {
       a.push_back(bf16_to_float(x));
       b.push_back(bf16_to_float(y));
     }
-    EXPECT_LT(relative_error(a, b), 1e-2) << "page " << page;
+    EXPECT_LT(relative_l2(a, b), 1e-2) << "page " << page;
   }
 }
 
