@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/cuda/layout/fp8_tile_layout.h"
+#include "kernels/cuda/layout/host_tiles.h"
 #include "kernels/expert_ops.h"
 
 namespace fp4moe {

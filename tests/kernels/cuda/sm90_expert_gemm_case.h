@@ -12,6 +12,7 @@
 
 #include "formats/bf16.h"
 #include "kernels/cuda/device_array.h"
+#include "kernels/cuda/layout/host_tiles.h"
 #include "kernels/cuda/layout/tile_layout.h"
 #include "kernels/device_moe.h"
 

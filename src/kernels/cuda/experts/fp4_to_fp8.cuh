@@ -11,7 +11,7 @@
 
 namespace fp4moe {
 
-// fp8_operand() on the device.
+// The operand: e4m3 byte of a magnitude (code & 7) under a scale index (MXFP4: byte / 8).
 template <Fp4Format kFormat>
 __device__ uint8_t fp8_operand_byte(int index, int magnitude) {
   const float value = magnitude < 4   ? 0.5f * magnitude

@@ -94,16 +94,8 @@ struct Fp8Place {
 
 // kUnsupported if a row of an MXFP4 matrix cannot have scales `span` octaves apart.
 Status check_fp8_scale_span(int span);
-// Whether pack_fp8_tiles() accepts the scales of all rows of w.
+// The same for all rows of w.
 Status check_fp8_scales(const Fp4MatrixView& w);
-// w -> dst, fp8_tiled_bytes() long. kUnsupported if e8m0 scales in one row span more than e4m3 holds.
-Status pack_fp8_tiles(const Fp4MatrixView& w, uint8_t* dst);
-// Two matrices of equal shape [I, K], I % 32 == 0, interleaved as described above: [2 I, K].
-Status pack_fp8_gate_up_tiles(const Fp4MatrixView& gate, const Fp4MatrixView& up, uint8_t* dst);
-// Element (r, c) without the tensor scale, as the kernels make it. For tests.
-float fp8_tiled_at(Fp4Format format, const uint8_t* tiles, int64_t n, int64_t k, int64_t r, int64_t c);
-// The operand: e4m3 byte of a magnitude (code & 7) under a scale index (MXFP4: byte / 8).
-uint8_t fp8_operand(Fp4Format format, int scale_index, int magnitude);
 
 // Byte offset of element (row, k) of activations.
 constexpr int64_t fp8_slab_offset(int64_t slab_rows, int64_t row, int64_t k) {

@@ -1,7 +1,8 @@
 // FP4 matrices from a checkpoint's layout into w4a8's tiles.
 //
-// Computes  what pack_fp8_tiles() and pack_fp8_gate_up_tiles() do, bit for bit: each row's range of scales,
-//           its factor, then the tiles
+// Computes  the tiles of fp8_tile_layout.h, the same bits as tests/kernels/cuda/layout/host_tiles.h: each
+// row's
+//           range of scales, its factor, then the tiles
 // Shapes    jobs of any sizes; a block makes all tiles of 64 rows, each in shared memory by Fp8Place
 // Bytes     reads each weight twice (the second time from the L2), writes it once
 // Flops     none

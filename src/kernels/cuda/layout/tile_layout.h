@@ -1,5 +1,6 @@
 // The layout of FP4 weights in device memory for the tensor cores of SM80 to SM90: tiles of 64 rows x 64
-// columns, each one contiguous block of codes, then scales. Exact and invertible; plain C++.
+// columns, each one contiguous block of codes, then scales. Exact and invertible; plain C++. tile_pack.cu
+// packs them, the host in tests/kernels/cuda/layout/host_tiles.h.
 //
 // A matrix [N, K] is ceil(N / 64) x ceil(K / 64) tiles, padded with zero codes. Eight row tiles are
 // contiguous, [ceil(N / 512)][ceil(K / 64)][tiles of the group: 8, fewer in the last] (tile_index()): a GEMM
@@ -22,8 +23,7 @@
 //   MXFP4: byte << 7, the e8m0 byte moved so that the matrix's largest is 253
 //   NVFP4: (byte << 4) + 0x7280, byte = (e + 16) << 3 | m for the scale (1 + m / 8) 2^e; a scale of zero
 //          has zero codes
-// The product with the codes is exact in bf16; pack_tiles() returns the power of two that turns it into the
-// weight.
+// The product with the codes is exact in bf16; the matrix's factor, a power of two, turns it into the weight.
 //
 // Gate and up share tiles: matrix row 64 j + 16 w + g is gate row 32 j + 8 w + g, and row 8 further is the
 // same row of up; one thread of either instruction has both. I must be a multiple of 32.
@@ -104,17 +104,5 @@ constexpr uint32_t tile_code_pair(uint32_t first, uint32_t second, int s, int r)
                                     : rotate_left(rest, 12);
   return rotated & kTileCodeMask;
 }
-
-// w -> dst, tiled_bytes() long. Returns f: a weight is f * tensor_scale * what the tiles hold. kUnsupported
-// if e8m0 scales of w (of nonzero blocks) span more than kMaxScaleSpan octaves.
-Result<float> pack_tiles(const Fp4MatrixView& w, uint8_t* dst);
-// Two matrices of equal shape [I, K], I % 32 == 0, interleaved as described above: [2 I, K]. One f for each.
-struct GateUpFactors {
-  float gate = 1, up = 1;
-};
-Result<GateUpFactors> pack_gate_up_tiles(const Fp4MatrixView& gate, const Fp4MatrixView& up, uint8_t* dst);
-
-// Element (r, c) as the kernels make it: the code times 2^-126 times its scale's bf16. For tests.
-float tiled_at(Fp4Format format, const uint8_t* tiles, int64_t n, int64_t k, int64_t r, int64_t c);
 
 }  // namespace fp4moe

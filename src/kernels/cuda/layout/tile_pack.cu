@@ -1,7 +1,8 @@
 // FP4 matrices from a checkpoint's layout into tiles.
 //
-// Computes  what pack_tiles() and pack_gate_up_tiles() do, bit for bit: MXFP4 first finds the range of the
-//           nonzero groups' scales, then moves them; NVFP4 widens e4m3 to e5m3
+// Computes  the tiles of tile_layout.h, the same bits as tests/kernels/cuda/layout/host_tiles.h: MXFP4 first
+// finds
+//           the range of the nonzero groups' scales, then moves them; NVFP4 widens e4m3 to e5m3
 // Shapes    jobs of any sizes, one per y of the grid; a thread makes 16 bytes of codes and 2 of scales
 // Bytes     reads and writes each weight once (MXFP4: reads it twice)
 // Flops     none

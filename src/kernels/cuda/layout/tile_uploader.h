@@ -24,7 +24,7 @@ class TileUploader {
   // kUnsupported in a build without CUDA or without a device; kDoesNotFit if memory is refused.
   static Result<TileUploader> make(TileKind kind, ThreadPool& pool);
 
-  // `tiles`, tiled_bytes() or fp8_tiled_bytes() long, and *scale, the factor of pack_tiles() (FP8: 1) times
+  // `tiles`, tiled_bytes() or fp8_tiled_bytes() long, and *scale, the factor of the tiles (FP8: 1) times
   // w.tensor_scale, are device memory, written by finish() at the latest; until then w's bytes must stay
   // valid. kInvalidArgument if gate and up have different shapes or rows that are not a multiple of 32.
   Status plain(const Fp4MatrixView& w, uint8_t* tiles, float* scale);

@@ -7,6 +7,7 @@
 #include "device/graph.h"
 #include "formats/e4m3.h"
 #include "kernels/cuda/layout/fp8_tile_layout.h"
+#include "kernels/cuda/layout/host_tiles.h"
 #include "kernels/cuda/moe_device_case.h"
 #include "kernels/device_act_quant.h"
 #include "kernels/device_moe_fp8.h"

@@ -7,6 +7,7 @@
 #include <ostream>
 
 #include "kernels/act_quant.h"
+#include "kernels/cuda/layout/host_tiles.h"
 #include "kernels/cuda/layout/tile_layout.h"
 #include "kernels/cuda/moe_device_case.h"
 #include "kernels/expert_case.h"

@@ -10,6 +10,7 @@
 #include "device/graph.h"
 #include "device/stream.h"
 #include "kernels/cuda/guarded_memory.h"
+#include "kernels/cuda/layout/host_tiles.h"
 #include "kernels/cuda/layout/tile_layout.h"
 #include "kernels/expert_case.h"
 #include "support/compare.h"

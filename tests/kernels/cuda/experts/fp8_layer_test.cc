@@ -8,6 +8,7 @@
 #include "formats/e4m3.h"
 #include "formats/fp8.h"
 #include "kernels/cuda/layout/fp8_tile_layout.h"
+#include "kernels/cuda/layout/host_tiles.h"
 #include "kernels/cuda/moe_device_case.h"
 #include "kernels/device_moe_fp8.h"
 #include "kernels/device_peak.h"

@@ -12,6 +12,7 @@
 #include "formats/e2m1.h"
 #include "formats/e4m3.h"
 #include "formats/nvfp4.h"
+#include "kernels/cuda/layout/host_tiles.h"
 #include "kernels/dense_case.h"
 
 namespace fp4moe {

@@ -8,6 +8,8 @@
 #include <set>
 #include <vector>
 
+#include "kernels/cuda/layout/host_tiles.h"
+
 namespace fp4moe {
 namespace {
 

@@ -10,6 +10,7 @@
 
 #include "device/device_memory.h"
 #include "kernels/cuda/layout/fp8_tile_layout.h"
+#include "kernels/cuda/layout/host_tiles.h"
 #include "kernels/cuda/layout/tile_layout.h"
 
 namespace fp4moe {

@@ -9,6 +9,7 @@
 #include "base/buffer.h"
 #include "device/device_memory.h"
 #include "device/stream.h"
+#include "kernels/cuda/layout/host_tiles.h"
 #include "kernels/cuda/layout/tile_layout.h"
 #include "kernels/device_peak.h"
 
