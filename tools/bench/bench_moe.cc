@@ -59,7 +59,7 @@ PointDraws draw_point(const MoeBench& bench, const MoeShape& shape, int64_t num_
 }
 
 MoePoint make_point(const MoeBench& bench, const MoeShape& shape, int64_t num_tokens, const PointDraws& draws,
-                    const Spread& us, const DevicePeak& peak) {
+                    const Spread& us, const MoeLimits& limits) {
   MoePoint p{.shape = &shape,
              .num_tokens = num_tokens,
              .calls = static_cast<int64_t>(draws.draws.size()),
@@ -68,7 +68,7 @@ MoePoint make_point(const MoeBench& bench, const MoeShape& shape, int64_t num_to
              .weight_bytes = moe_weight_bytes(shape, bench.format, draws.active_experts),
              .flops = moe_flops(shape, draws.local_pairs),
              .roofline_us = 0};
-  p.roofline_us = std::max(p.weight_bytes / peak.read_gbps, p.flops / peak.gflops) * 1e-3;
+  p.roofline_us = std::max(p.weight_bytes / limits.read_gbps, p.flops / limits.gflops) * 1e-3;
   return p;
 }
 

@@ -52,13 +52,13 @@ struct MoePoint {
 
   double multiple() const { return us.median / roofline_us; }
 };
-struct DevicePeak {
+struct MoeLimits {  // the machine's
   double read_gbps, gflops;
 };
 // Computes the roofline: the active experts' weights at read_gbps, or the flops at gflops, whichever takes
 // longer.
 MoePoint make_point(const MoeBench& bench, const MoeShape& shape, int64_t num_tokens, const PointDraws& draws,
-                    const Spread& us, const DevicePeak& peak);
+                    const Spread& us, const MoeLimits& limits);
 
 // Guards against kernels that do nothing: the sum of magnitudes over some of a call's outputs must be finite,
 // and not zero if its tokens had local experts.

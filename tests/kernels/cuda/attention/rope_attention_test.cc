@@ -30,19 +30,6 @@ struct Case {
   }
 };
 
-// What the op reads and writes, in the memory of either side; sinks may be null.
-struct Pointers {
-  float* x;
-  const int64_t* positions;
-  const float* inv_freq;
-  void* k;
-  void* v;
-  void* out;
-  DType out_dtype;
-  int64_t rows;
-  const float* sinks;
-};
-
 struct Data {
   std::vector<float> qkv, inv_freq, sinks;
   std::vector<bf16> k, v;
@@ -72,21 +59,30 @@ struct Data {
   KvPages pages(const Case& c, void* data) const {
     return {data, DType::kBF16, c.num_kv, kPageSize, c.head_dim, 0};
   }
-  RopeAttentionArgs args(const Case& c, const Pointers& p) const {
-    const RopeArgs q{p.x,        p.positions, p.inv_freq, 1.25f,       p.rows,
-                     c.stride(), c.num_q,     c.head_dim, c.rotary_dim};
+  struct Operands {
+    float* x;
+    const int64_t* at;
+    const float* freq;
+    void *keys, *values, *out;
+    DType dtype;  // of out
+    int64_t rows;
+    const float* sink;
+  };
+  RopeAttentionArgs args(const Case& c, const Operands& operands) const {
+    const auto [x, at, freq, keys, values, out, dtype, rows, sink] = operands;
+    const RopeArgs q{x, at, freq, 1.25f, rows, c.stride(), c.num_q, c.head_dim, c.rotary_dim};
     RopeArgs key = q;
-    key.x = p.x + c.num_q * c.head_dim, key.num_heads = c.num_kv;
+    key.x = x + c.num_q * c.head_dim, key.num_heads = c.num_kv;
     RopeAttentionArgs args{
         {q,
          key,
-         {key.x, key.x + c.num_kv * c.head_dim, c.stride(), pages(c, p.k), pages(c, p.v), {}, nullptr}},
+         {key.x, key.x + c.num_kv * c.head_dim, c.stride(), pages(c, keys), pages(c, values), {}, nullptr}},
         {}};
-    args.attention.q = p.x, args.attention.q_stride = c.stride(), args.attention.num_heads = c.num_q;
-    args.attention.k_pages = pages(c, p.k), args.attention.v_pages = pages(c, p.v);
+    args.attention.q = x, args.attention.q_stride = c.stride(), args.attention.num_heads = c.num_q;
+    args.attention.k_pages = pages(c, keys), args.attention.v_pages = pages(c, values);
     args.attention.scale = 1 / std::sqrt(static_cast<float>(c.head_dim));
-    args.attention.window = c.window, args.attention.sinks = p.sinks;
-    args.attention.out = {p.out, p.out_dtype, p.rows, int64_t{c.num_q} * c.head_dim};
+    args.attention.window = c.window, args.attention.sinks = sink;
+    args.attention.out = {out, dtype, rows, int64_t{c.num_q} * c.head_dim};
     return args;
   }
 
