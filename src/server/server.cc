@@ -51,7 +51,9 @@ class ServerImpl final : public Server {
  private:
   const ServerConfig config_;
   std::atomic<bool> stopped_{false};
-  Routes routes_{config_, [this] { return HttpGauges{http_->open_connections(), http_->buffered_bytes()}; }};
+  ServerRoutes routes_{config_, [this] {
+                         return HttpGauges{http_->open_connections(), http_->buffered_bytes()};
+                       }};
   std::unique_ptr<HttpServer> http_;  // last: its threads use the members above
 };
 

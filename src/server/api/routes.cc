@@ -52,33 +52,33 @@ void check_model(const Engine& engine, Fields& fields) {
 }  // namespace
 
 // A path that ends in '/' matches everything below it.
-const Routes::Route Routes::kRoutes[16] = {
+const ServerRoutes::Route ServerRoutes::kRoutes[16] = {
     {"POST", "/v1/chat/completions", Access::kClient, nullptr, parse_chat},
     {"POST", "/v1/completions", Access::kClient, nullptr, parse_completion},
     {"POST", "/generate", Access::kClient, nullptr, parse_generate},
-    {"GET", "/v1/models", Access::kClient, &Routes::models, nullptr},
-    {"GET", "/v1/models/", Access::kClient, &Routes::model, nullptr},
-    {"POST", "/tokenize", Access::kClient, &Routes::tokenize, nullptr},
-    {"POST", "/detokenize", Access::kClient, &Routes::detokenize, nullptr},
-    {"GET", "/server_info", Access::kClient, &Routes::server_info, nullptr},
-    {"GET", "/get_server_info", Access::kClient, &Routes::server_info, nullptr},
-    {"POST", "/abort_request", Access::kAdmin, &Routes::abort_request, nullptr},
-    {"GET", "/openapi.json", Access::kClient, &Routes::openapi, nullptr},
+    {"GET", "/v1/models", Access::kClient, &ServerRoutes::models, nullptr},
+    {"GET", "/v1/models/", Access::kClient, &ServerRoutes::model, nullptr},
+    {"POST", "/tokenize", Access::kClient, &ServerRoutes::tokenize, nullptr},
+    {"POST", "/detokenize", Access::kClient, &ServerRoutes::detokenize, nullptr},
+    {"GET", "/server_info", Access::kClient, &ServerRoutes::server_info, nullptr},
+    {"GET", "/get_server_info", Access::kClient, &ServerRoutes::server_info, nullptr},
+    {"POST", "/abort_request", Access::kAdmin, &ServerRoutes::abort_request, nullptr},
+    {"GET", "/openapi.json", Access::kClient, &ServerRoutes::openapi, nullptr},
     {"GET", "/health_generate", Access::kClient, nullptr, nullptr},
-    {"POST", "/flush_cache", Access::kAdmin, &Routes::flush_cache, nullptr},
-    {"GET", "/metrics", Access::kOpen, &Routes::metrics, nullptr},
-    {"GET", "/expert_load", Access::kClient, &Routes::expert_load, nullptr},
-    {"GET", "/expert_load.svg", Access::kClient, &Routes::expert_load_svg, nullptr},
+    {"POST", "/flush_cache", Access::kAdmin, &ServerRoutes::flush_cache, nullptr},
+    {"GET", "/metrics", Access::kOpen, &ServerRoutes::metrics, nullptr},
+    {"GET", "/expert_load", Access::kClient, &ServerRoutes::expert_load, nullptr},
+    {"GET", "/expert_load.svg", Access::kClient, &ServerRoutes::expert_load_svg, nullptr},
 };
 
-void Routes::set_engine(Engine& engine) {
+void ServerRoutes::set_engine(Engine& engine) {
   metrics_.startup_seconds.store(
       std::chrono::duration<double>(std::chrono::steady_clock::now() - made_).count());
   load_watch_.emplace([&engine] { return engine.expert_load(); });
   engine_.store(&engine);
 }
 
-void Routes::count_answer(const HttpRequest& request, int status) {
+void ServerRoutes::count_answer(const HttpRequest& request, int status) {
   metrics_.responses[static_cast<size_t>(status) % Metrics::kStatuses].fetch_add(1);
   log(LogLevel::kDebug,
       (request.method.empty() ? "unreadable request"
@@ -86,7 +86,7 @@ void Routes::count_answer(const HttpRequest& request, int status) {
           " " + std::to_string(status));
 }
 
-Routes::Match Routes::find_route(const HttpRequest& request) {
+ServerRoutes::Match ServerRoutes::find_route(const HttpRequest& request) {
   Match match;
   for (const Route& r : kRoutes) {
     const std::string path = r.path;
@@ -101,7 +101,7 @@ Routes::Match Routes::find_route(const HttpRequest& request) {
   return match;
 }
 
-std::optional<HttpResponse> Routes::answer_head(const HttpRequest& request) const {
+std::optional<HttpResponse> ServerRoutes::answer_head(const HttpRequest& request) const {
   if (auto preflight = answer_preflight(config_, request)) return preflight;
   if (request.path == "/health") return health(request);
   if (is_page(request)) return page(request);
@@ -116,7 +116,7 @@ std::optional<HttpResponse> Routes::answer_head(const HttpRequest& request) cons
   return std::nullopt;
 }
 
-void Routes::handle(const std::shared_ptr<HttpExchange>& exchange) {
+void ServerRoutes::handle(const std::shared_ptr<HttpExchange>& exchange) {
   const HttpRequest& request = exchange->request();
   const Route& found = *find_route(request).route;
   Engine& engine = *engine_.load();
@@ -133,7 +133,7 @@ void Routes::handle(const std::shared_ptr<HttpExchange>& exchange) {
   generate(engine, found, exchange);
 }
 
-void Routes::generate(Engine& engine, const Route& r, const std::shared_ptr<HttpExchange>& exchange) {
+void ServerRoutes::generate(Engine& engine, const Route& r, const std::shared_ptr<HttpExchange>& exchange) {
   const Result<json> body = parse_json(exchange->request().body);
   if (!body.ok()) return exchange->respond(error_response(body.status()));
   Fields fields(*body);
@@ -150,11 +150,11 @@ void Routes::generate(Engine& engine, const Route& r, const std::shared_ptr<Http
   run(engine, exchange, std::move(call));
 }
 
-void Routes::run(Engine& engine, const std::shared_ptr<HttpExchange>& exchange, GenerationCall call) {
+void ServerRoutes::run(Engine& engine, const std::shared_ptr<HttpExchange>& exchange, GenerationCall call) {
   run_generation({&engine, &metrics_, &config_, live_}, exchange, std::move(call));
 }
 
-void Routes::warn_unknown(const std::string& path, const Fields& fields) {
+void ServerRoutes::warn_unknown(const std::string& path, const Fields& fields) {
   for (const std::string& name : fields.unknown()) {
     std::lock_guard<std::mutex> lock(warned_mutex_);
     if (warned_.size() < kMaxWarnings && warned_.insert(path + " " + name.substr(0, kMaxShown)).second)
@@ -162,18 +162,18 @@ void Routes::warn_unknown(const std::string& path, const Fields& fields) {
   }
 }
 
-HttpResponse Routes::health(const HttpRequest& request) const {
+HttpResponse ServerRoutes::health(const HttpRequest& request) const {
   if (request.method != "GET" && request.method != "HEAD") return wrong_method(request, "GET");
   if (draining_.load()) return error_response(unavailable("the server is shutting down"));
   if (engine_.load() == nullptr) return error_response(unavailable("the model is still loading"));
   return json_response({{"status", "ok"}});
 }
 
-HttpResponse Routes::models(Engine& engine, const HttpRequest&) {
+HttpResponse ServerRoutes::models(Engine& engine, const HttpRequest&) {
   return json_response({{"object", "list"}, {"data", json::array({model_card(engine.info())})}});
 }
 
-HttpResponse Routes::model(Engine& engine, const HttpRequest& request) {
+HttpResponse ServerRoutes::model(Engine& engine, const HttpRequest& request) {
   const std::string id = request.path.substr(std::string("/v1/models/").size());
   if (id == engine.info().name) return json_response(model_card(engine.info()));
   return error_response(not_found("model \"" + id.substr(0, kMaxShown) + "\" does not exist; \"" +
@@ -181,7 +181,7 @@ HttpResponse Routes::model(Engine& engine, const HttpRequest& request) {
                         "model");
 }
 
-HttpResponse Routes::tokenize(Engine& engine, const HttpRequest& request) {
+HttpResponse ServerRoutes::tokenize(Engine& engine, const HttpRequest& request) {
   const Result<json> body = parse_json(request.body);
   if (!body.ok()) return error_response(body.status());
   Fields fields(*body);
@@ -206,7 +206,7 @@ HttpResponse Routes::tokenize(Engine& engine, const HttpRequest& request) {
                         {"max_model_len", engine.info().context_length}});
 }
 
-HttpResponse Routes::detokenize(Engine& engine, const HttpRequest& request) {
+HttpResponse ServerRoutes::detokenize(Engine& engine, const HttpRequest& request) {
   const Result<json> body = parse_json(request.body);
   if (!body.ok()) return error_response(body.status());
   Fields fields(*body);
@@ -220,7 +220,7 @@ HttpResponse Routes::detokenize(Engine& engine, const HttpRequest& request) {
   return json_response({{"text", *text}});
 }
 
-HttpResponse Routes::abort_request(Engine& engine, const HttpRequest& request) {
+HttpResponse ServerRoutes::abort_request(Engine& engine, const HttpRequest& request) {
   const Result<json> body = parse_json(request.body);
   if (!body.ok()) return error_response(body.status());
   Fields fields(*body);
@@ -233,11 +233,11 @@ HttpResponse Routes::abort_request(Engine& engine, const HttpRequest& request) {
   return json_response({{"num_aborted", ids.size()}});
 }
 
-HttpResponse Routes::openapi(Engine& engine, const HttpRequest&) {
+HttpResponse ServerRoutes::openapi(Engine& engine, const HttpRequest&) {
   return json_response(openapi_document(engine));
 }
 
-HttpResponse Routes::metrics(Engine& engine, const HttpRequest&) {
+HttpResponse ServerRoutes::metrics(Engine& engine, const HttpRequest&) {
   HttpResponse response;
   response.content_type = "text/plain; version=0.0.4; charset=utf-8";
   response.body = print_metrics(metrics_, engine.info(), engine.stats(), gauges_(), config_.metrics_prefix);
@@ -245,7 +245,7 @@ HttpResponse Routes::metrics(Engine& engine, const HttpRequest&) {
 }
 
 // SGLang's responses: plain text, and 400 while requests run.
-HttpResponse Routes::flush_cache(Engine& engine, const HttpRequest&) {
+HttpResponse ServerRoutes::flush_cache(Engine& engine, const HttpRequest&) {
   const Status status = engine.flush_cache();
   HttpResponse response{.body = "Cache flushed.\n", .content_type = "text/plain; charset=utf-8"};
   if (status.ok()) return response;
@@ -254,7 +254,7 @@ HttpResponse Routes::flush_cache(Engine& engine, const HttpRequest&) {
   return response;
 }
 
-HttpResponse Routes::server_info(Engine& engine, const HttpRequest&) {
+HttpResponse ServerRoutes::server_info(Engine& engine, const HttpRequest&) {
   const ModelInfo& info = engine.info();
   const EngineStats stats = engine.stats();
   return json_response({{"model_path", info.path},
@@ -282,15 +282,15 @@ HttpResponse Routes::server_info(Engine& engine, const HttpRequest&) {
                         {"version", FP4MOE_VERSION}});
 }
 
-HttpResponse Routes::expert_load(Engine& engine, const HttpRequest& request) {
+HttpResponse ServerRoutes::expert_load(Engine& engine, const HttpRequest& request) {
   return answer_expert_load(*load_watch_, engine.info(), request, LoadForm::kJson);
 }
 
-HttpResponse Routes::expert_load_svg(Engine& engine, const HttpRequest& request) {
+HttpResponse ServerRoutes::expert_load_svg(Engine& engine, const HttpRequest& request) {
   return answer_expert_load(*load_watch_, engine.info(), request, LoadForm::kSvg);
 }
 
-void Routes::log(LogLevel level, const std::string& line) const {
+void ServerRoutes::log(LogLevel level, const std::string& line) const {
   if (config_.log_sink) config_.log_sink(level, line);
 }
 

@@ -22,10 +22,10 @@
 namespace fp4moe {
 
 // Thread-safe.
-class Routes {
+class ServerRoutes {
  public:
   // `gauges` reads the HTTP server's. It is called only after set_engine().
-  Routes(const ServerConfig& config, std::function<HttpGauges()> gauges)
+  ServerRoutes(const ServerConfig& config, std::function<HttpGauges()> gauges)
       : config_(config), gauges_(std::move(gauges)) {}
 
   // Until then, every route but the chat page returns 503.
@@ -42,7 +42,7 @@ class Routes {
   void count_answer(const HttpRequest& request, int status);
 
  private:
-  using Plain = HttpResponse (Routes::*)(Engine&, const HttpRequest&);
+  using Plain = HttpResponse (ServerRoutes::*)(Engine&, const HttpRequest&);
   using Generate = GenerationCall (*)(const Engine&, Fields&);
   struct Route {
     const char* method;
