@@ -37,4 +37,10 @@ void add_quantize(CLI::App& app, int& exit_code);
 void add_doctor(CLI::App& app, int& exit_code);
 void add_completion(CLI::App& app, int& exit_code);
 
+// The same for `fp4moe bench NAME ...`.
+void add_bench_latency(CLI::App& bench, int& exit_code);
+void add_bench_moe(CLI::App& bench, int& exit_code);
+void add_bench_peak(CLI::App& bench, int& exit_code);
+void add_bench_serving(CLI::App& bench, int& exit_code);
+
 }  // namespace fp4moe

@@ -4,8 +4,6 @@
 #include <string_view>
 
 #include "base/check.h"
-#include "comm/mpi_job.h"
-#include "comm/threads_job.h"
 
 namespace fp4moe {
 

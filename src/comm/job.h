@@ -51,4 +51,10 @@ struct LauncherInfo {
 };
 LauncherInfo launcher_info();
 
+// Called by Job::open(). The fabrics local and threads: all ranks in one address space.
+Result<std::unique_ptr<Job>> open_threads_job(const JobOptions& options, const Fabric& fabric);
+// The fabric mpi: ranks in several processes, on one machine or many. kUnsupported if the plug-in cannot be
+// loaded; other errors as Job::open().
+Result<std::unique_ptr<Job>> open_mpi_job(const JobOptions& options, const Fabric& fabric);
+
 }  // namespace fp4moe

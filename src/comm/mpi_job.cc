@@ -1,5 +1,3 @@
-#include "comm/mpi_job.h"
-
 #include <dlfcn.h>
 #include <sched.h>
 #include <unistd.h>
@@ -11,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "comm/job.h"
 #include "comm/mpi_endpoint.h"
 
 namespace fp4moe {

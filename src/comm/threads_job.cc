@@ -1,11 +1,10 @@
-#include "comm/threads_job.h"
-
 #include <atomic>
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
 #include "base/log.h"
+#include "comm/job.h"
 #include "comm/local_endpoint.h"
 
 namespace fp4moe {

@@ -1,6 +1,5 @@
-#include "model/gpt_oss.h"
-
 #include "base/check.h"
+#include "model/families.h"
 #include "model/feed_forward.h"
 #include "model/weight_loader.h"
 

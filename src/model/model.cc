@@ -1,8 +1,6 @@
 #include "model/model.h"
 
-#include "model/deepseek_v3.h"
-#include "model/gpt_oss.h"
-#include "model/qwen_moe.h"
+#include "model/families.h"
 
 namespace fp4moe {
 namespace {

@@ -1,6 +1,5 @@
-#include "model/qwen_moe.h"
-
 #include "base/check.h"
+#include "model/families.h"
 #include "model/feed_forward.h"
 #include "model/weight_loader.h"
 

@@ -1,5 +1,4 @@
 // fp4moe bench SUBCOMMAND: performance measurements.
-#include "bench/bench_subcommands.h"
 #include "subcommand.h"
 
 namespace fp4moe {

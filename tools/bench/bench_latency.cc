@@ -12,7 +12,6 @@
 
 #include "bench/bench_limit.h"
 #include "bench/bench_spread.h"
-#include "bench/bench_subcommands.h"
 #include "bench/busy_processes.h"
 #include "fp4moe/config.h"
 #include "fp4moe/engine.h"

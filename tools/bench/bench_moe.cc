@@ -10,7 +10,6 @@
 
 #include "base/check.h"
 #include "bench/bench_cpu.h"
-#include "bench/bench_subcommands.h"
 #include "subcommand.h"
 
 namespace fp4moe {

@@ -13,7 +13,6 @@
 #include "base/check.h"
 #include "bench/bench_cpu.h"
 #include "bench/bench_device.h"
-#include "bench/bench_subcommands.h"
 #include "device/cuda_probe.h"
 #include "device/device_memory.h"
 #include "device/pinned_memory.h"

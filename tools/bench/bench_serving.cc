@@ -9,7 +9,6 @@
 #include <map>
 #include <memory>
 
-#include "bench/bench_subcommands.h"
 #include "bench/serving_dataset.h"
 #include "bench/serving_report.h"
 #include "eval/json_client.h"

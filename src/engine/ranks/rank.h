@@ -3,12 +3,12 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 
 #include "base/thread_pool.h"
 #include "base/weight_store.h"
 #include "comm/communicator.h"
 #include "engine/ranks/comm_memory.h"
-#include "engine/ranks/expert_load.h"
 #include "engine/ranks/rank_config.h"
 #include "engine/ranks/rank_group.h"
 #include "model/kv_cache.h"
@@ -25,6 +25,10 @@ struct RankSetup {
   const CommMemory& memory;
   int num_threads = 1;  // per rank
 };
+
+// Engine::expert_load(), computed from the ranks' counters. `ranks`: models of this process's ranks, at least
+// one; num_ranks: ranks of the whole job.
+ExpertLoad sum_expert_load(std::span<const Model* const> ranks, int num_ranks);
 
 class Rank {
  public:

@@ -4,10 +4,9 @@
 #include <string>
 
 #include "base/check.h"
-#include "io/checkpoint/bf16_experts.h"
 #include "io/checkpoint/finite_check.h"
 #include "io/checkpoint/fp4_tensors.h"
-#include "io/checkpoint/fused_experts.h"
+#include "io/checkpoint/stored_experts.h"
 #include "io/config/quant_config.h"
 
 namespace fp4moe {

@@ -1,7 +1,6 @@
-#include "io/checkpoint/fused_experts.h"
-
 #include "base/check.h"
 #include "io/checkpoint/fp4_tensors.h"
+#include "io/checkpoint/stored_experts.h"
 
 namespace fp4moe {
 namespace {

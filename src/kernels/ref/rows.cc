@@ -1,4 +1,4 @@
-// The ops that copy, add or gate rows; the CPU tables use them too.
+// The ops that copy, add or gate rows; the CPU tables use them too, except silu_mul().
 #include <cmath>
 #include <cstring>
 
@@ -12,6 +12,25 @@ constexpr int64_t kAddElems = 1 << 15;  // per chunk
 constexpr int64_t kRowsPerChunk = 16;
 
 }  // namespace
+
+void embed(const EmbedArgs& a, ThreadPool& pool) {
+  pool.run(a.num_tokens, [&](int64_t t, int) {
+    const bf16* row = a.table + a.ids[t] * a.hidden_size;
+    for (int64_t i = 0; i < a.hidden_size; ++i) a.out[t * a.hidden_size + i] = bf16_to_float(row[i]);
+  });
+}
+
+void silu_mul(const SiluMulArgs& a, ThreadPool& pool) {
+  const int64_t cols = a.out.cols;
+  pool.run(a.out.rows, [&](int64_t t, int) {
+    const float* gate = a.gate_up + 2 * t * cols;
+    const float* up = gate + cols;
+    for (int64_t i = 0; i < cols; ++i) {
+      const double y = gate[i] / (1 + std::exp(-static_cast<double>(gate[i]))) * up[i];
+      store_elem(a.out.data, a.out.dtype, t * cols + i, static_cast<float>(y));
+    }
+  });
+}
 
 void add(const AddArgs& a, ThreadPool& pool) {
   run_ranges(pool, a.count, kAddElems, [&](int64_t first, int64_t last) {

@@ -3,8 +3,6 @@
 #include <random>
 #include <span>
 
-#include "server/http/base64.h"
-
 namespace fp4moe {
 
 namespace {
@@ -57,6 +55,21 @@ std::vector<LogitBias> read_logit_bias(Fields& fields) {
 int64_t read_min_tokens(Fields& fields) {
   const int64_t least = fields.integer("min_tokens", 0, 0, kInt32Max);
   return fields.integer("min_new_tokens", least, 0, kInt32Max);
+}
+
+// RFC 4648, with padding.
+std::string to_base64(std::string_view bytes) {
+  static constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string text;
+  text.reserve((bytes.size() + 2) / 3 * 4);
+  for (size_t i = 0; i < bytes.size(); i += 3) {
+    uint32_t bits = 0;
+    for (size_t k = i; k < i + 3; ++k)
+      bits = bits << 8 | (k < bytes.size() ? static_cast<unsigned char>(bytes[k]) : 0u);
+    for (size_t digit = 0; digit < 4; ++digit)
+      text += i + digit > bytes.size() ? '=' : kDigits[bits >> (18 - 6 * digit) & 63];
+  }
+  return text;
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Experts stored in one tensor per projection. Only for the .cc files of this folder.
+// Experts stored in one tensor per projection, and unquantised ones. Only for the .cc files of this folder.
 #pragma once
 
 #include <string>
@@ -16,5 +16,11 @@ Result<MoeWeightsView> load_gpt_oss_experts(const Checkpoint& checkpoint, const 
 // "<prefix>down_proj.*" likewise.
 Result<MoeWeightsView> load_fused_modelopt_experts(const Checkpoint& checkpoint, const ModelConfig& config,
                                                    const std::string& prefix, ExpertRange local);
+
+// Unquantised. gpt-oss: "<prefix>gate_up_proj" [E, H, 2 I] (gate and up columns alternate) and
+// "<prefix>down_proj" [E, I, H], each with a "_bias"; other families: "<prefix><e>.gate_proj.weight" and
+// "up_proj" [I, H], "down_proj" [H, I]. All are bf16. Errors as Checkpoint::get().
+Result<MoeWeightsView> load_bf16_experts(const Checkpoint& checkpoint, const ModelConfig& config,
+                                         const std::string& prefix);
 
 }  // namespace fp4moe

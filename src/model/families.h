@@ -1,0 +1,20 @@
+// The loader of a layer, for each family.
+#pragma once
+
+#include "model/decoder.h"
+
+namespace fp4moe {
+
+// gpt_oss: grouped-query attention with sinks and alternating windows, then a top-k softmax MoE, per layer.
+Result<DecoderLayer> load_gpt_oss_layer(WeightLoader& loader, int64_t layer);
+
+// deepseek_v3: latent attention; the first layers have a dense MLP, the others a MoE with a shared expert and
+// group-limited sigmoid routing.
+Result<DecoderLayer> load_deepseek_v3_layer(WeightLoader& loader, int64_t layer);
+
+// qwen2_moe and qwen3_moe: grouped-query attention (Qwen2: biases of q, k and v; Qwen3: QK norms); MoE layers
+// (Qwen2: with a gated shared expert), and dense MLPs in the layers without experts.
+Result<DecoderLayer> load_qwen2_moe_layer(WeightLoader& loader, int64_t layer);
+Result<DecoderLayer> load_qwen3_moe_layer(WeightLoader& loader, int64_t layer);
+
+}  // namespace fp4moe
