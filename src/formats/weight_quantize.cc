@@ -38,53 +38,59 @@ Quantised quantise(const float* x, int n, float scale) {
   return q;
 }
 
-// Replaces codes and byte by those of the best scale byte in [first, last], if it is better. scale_of(byte):
-// the value of code 1.
-template <class ScaleOf>
-void search(const float* x, int n, int first, int last, const ScaleOf& scale_of, uint8_t* codes,
-            uint8_t& byte) {
-  double least = squared_error(x, n, codes, scale_of(byte));
+// A block's elements with its codes and its scale byte.
+struct Block {
+  const float* x;
+  uint8_t* codes;
+  uint8_t& byte;
+};
+
+// Replaces codes and byte of a block of N elements by those of the best scale byte in [first, last], if it is
+// better. scale_of(byte): the value of code 1.
+template <int N, class ScaleOf>
+void search(const Block& block, int first, int last, const ScaleOf& scale_of) {
+  double least = squared_error(block.x, N, block.codes, scale_of(block.byte));
   for (int candidate = first; candidate <= last; ++candidate) {
     const float scale = scale_of(static_cast<uint8_t>(candidate));
-    const Quantised q = quantise(x, n, scale);
+    const Quantised q = quantise(block.x, N, scale);
     if (!(q.error < least)) continue;
     least = q.error;
-    byte = static_cast<uint8_t>(candidate);
-    std::memcpy(codes, q.codes, static_cast<size_t>(n / 2));
+    block.byte = static_cast<uint8_t>(candidate);
+    std::memcpy(block.codes, q.codes, N / 2);
   }
 }
 
 // Tries the next lower scale: the largest elements saturate, all others get a grid twice as fine.
-void search_mxfp4(const float* x, uint8_t* codes, uint8_t& byte) {
-  const int finer = std::max(1, byte - 1);
-  search(x, kMxfp4Block, finer, finer, e8m0_decode, codes, byte);
+void search_mxfp4(const Block& block) {
+  const int finer = std::max(1, block.byte - 1);
+  search<kMxfp4Block>(block, finer, finer, e8m0_decode);
 }
 
 // Tries the scales that map the largest element to 3.5 (a coarse but even grid below it) to 8 (saturated).
-void search_nvfp4(const float* x, float tensor_scale, uint8_t* codes, uint8_t& byte) {
-  const float amax = block_quantize::amax(x, kNvfp4Block);
+void search_nvfp4(const Block& block, float tensor_scale) {
+  const float amax = block_quantize::amax(block.x, kNvfp4Block);
   const int first = std::max(kE4m3Least, e4m3_encode(amax / tensor_scale / 8.0f));
   const int last = std::min(kE4m3Most, e4m3_encode(amax / tensor_scale / 3.5f));
   const auto scale_of = [tensor_scale](uint8_t b) { return e4m3_decode(b) * tensor_scale; };
-  search(x, kNvfp4Block, first, last, scale_of, codes, byte);
+  search<kNvfp4Block>(block, first, last, scale_of);
 }
 
 }  // namespace
 
-void quantize_weight_row(Fp4Format format, const float* x, int64_t cols, DecodeScale tensor_scale,
+void quantize_weight_row(Fp4Format format, std::span<const float> x, DecodeScale tensor_scale,
                          ScaleSearch how, uint8_t* codes, uint8_t* scales) {
   const bool mxfp4 = format == Fp4Format::kMxfp4;
+  const int64_t cols = std::ssize(x);
   if (mxfp4)
-    mxfp4_quantize_row(x, cols, Mxfp4ScaleRule::kRoundUp, codes, scales);
+    mxfp4_quantize_row(x.data(), cols, Mxfp4ScaleRule::kRoundUp, codes, scales);
   else
-    nvfp4_quantize_row(x, cols, to_encode(tensor_scale), codes, scales);
+    nvfp4_quantize_row(x.data(), cols, to_encode(tensor_scale), codes, scales);
   if (how == ScaleSearch::kAbsmax) return;
-  const int block = fp4_block(format);
-  for (int64_t b = 0; b < cols / block; ++b) {
-    const float* from = x + b * block;
-    if (block_quantize::amax(from, block) == 0) continue;
-    uint8_t* to = codes + b * (block / 2);
-    mxfp4 ? search_mxfp4(from, to, scales[b]) : search_nvfp4(from, tensor_scale.value, to, scales[b]);
+  const int n = fp4_block(format);
+  for (int64_t b = 0; b < cols / n; ++b) {
+    const Block block{x.data() + b * n, codes + b * (n / 2), scales[b]};
+    if (block_quantize::amax(block.x, n) == 0) continue;
+    mxfp4 ? search_mxfp4(block) : search_nvfp4(block, tensor_scale.value);
   }
 }
 

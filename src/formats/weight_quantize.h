@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "formats/fp4_matrix.h"
 #include "formats/tensor_scale.h"
@@ -13,9 +14,9 @@ enum class ScaleSearch : uint8_t {
   kMse,     // that scale or one near it, whichever has the least squared error; ties go to kAbsmax's
 };
 
-// One row of `cols` elements (whole blocks) in the linear layout: codes [cols / 2], scales [cols / block].
-// tensor_scale: finite and positive for NVFP4, 1 for MXFP4. format must not be kNone.
-void quantize_weight_row(Fp4Format format, const float* x, int64_t cols, DecodeScale tensor_scale,
+// One row of `cols` = x.size() elements (whole blocks) in the linear layout: codes [cols / 2], scales [cols /
+// block]. tensor_scale: finite and positive for NVFP4, 1 for MXFP4. format must not be kNone.
+void quantize_weight_row(Fp4Format format, std::span<const float> x, DecodeScale tensor_scale,
                          ScaleSearch search, uint8_t* codes, uint8_t* scales);
 
 }  // namespace fp4moe

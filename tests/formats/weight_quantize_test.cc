@@ -29,8 +29,7 @@ DecodeScale tensor_scale(Fp4Format format, const std::vector<float>& x) {
 
 Row quantize(Fp4Format format, const std::vector<float>& x, ScaleSearch search) {
   Row row{std::vector<uint8_t>(x.size() / 2), std::vector<uint8_t>(x.size() / fp4_block(format))};
-  quantize_weight_row(format, x.data(), std::ssize(x), tensor_scale(format, x), search, row.codes.data(),
-                      row.scales.data());
+  quantize_weight_row(format, x, tensor_scale(format, x), search, row.codes.data(), row.scales.data());
   return row;
 }
 
@@ -122,8 +121,7 @@ TEST_P(EveryFormat, ValuesOfTheFormatComeBack) {
     const DecodeScale scale = tensor_scale(GetParam(), x);
     dequantize(row, scale, y);
     Row second{std::vector<uint8_t>(row.codes.size()), std::vector<uint8_t>(row.scales.size())};
-    quantize_weight_row(GetParam(), y.data(), std::ssize(y), scale, ScaleSearch::kMse, second.codes.data(),
-                        second.scales.data());
+    quantize_weight_row(GetParam(), y, scale, ScaleSearch::kMse, second.codes.data(), second.scales.data());
     dequantize(second, scale, again);
     for (size_t i = 0; i < y.size(); ++i) EXPECT_NEAR(again[i], y[i], 1e-6 * std::fabs(y[i])) << i;
   }

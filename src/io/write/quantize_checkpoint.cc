@@ -292,7 +292,7 @@ class Quantizer {
       std::vector<WeightError> errors(static_cast<size_t>(last - first));
       FP4MOE_RETURN_IF_ERROR(for_rows(m, first, last, pool_, [&](int64_t i, const float* x) {
         uint8_t* row = codes.data() + (i - first) * row_codes;
-        quantize_weight_row(options_.format, x, m.cols, m.scale, options_.search, row,
+        quantize_weight_row(options_.format, {x, static_cast<size_t>(m.cols)}, m.scale, options_.search, row,
                             scales.data() + i * row_scales);
         errors[static_cast<size_t>(i - first)] = error_of(m, x, row, scales.data() + i * row_scales);
       }));

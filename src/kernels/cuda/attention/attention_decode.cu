@@ -440,7 +440,7 @@ void launch(const AttentionParams& p, int splits) {
   const int bytes = static_cast<int>(sizeof(Shared<D, S, W>) + (parts - 1) * sizeof(Part));
   const dim3 grid(static_cast<unsigned>(splits), static_cast<unsigned>(p.num_kv_heads),
                   static_cast<unsigned>(p.num_rows));
-  launch_attention_kernel(attention_decode<D, S, W>, p, grid, W * 32, bytes, splits,
+  launch_attention_kernel(attention_decode<D, S, W>, p, {grid, W * 32, bytes, splits},
                           current_stream().handle());
   current_stream().check_launch("attention_decode");
 }

@@ -48,15 +48,25 @@ __device__ __forceinline__ int chunk_at(int row, int c) {
   return c / 8 * kBlockBytes + row * 128 + ((c % 8 ^ row % 8) << 4);
 }
 
-__device__ __forceinline__ void produce(const AttentionParams& p, const RowTile& tile, int kv_head,
-                                        KeyRange keys, int split, int splits, Shared& shared) {
+// What a block computes: the sums of a tile of rows over every splits-th tile of its keys.
+struct Work {
+  RowTile tile;
+  KeyRange keys;
+  int kv_head, split, splits;  // split: the block's number among the `splits` of its cluster
+
+  __device__ __forceinline__ int first_key() const { return keys.begin + split * kKeys; }
+  __device__ __forceinline__ int key_stride() const { return splits * kKeys; }
+};
+
+__device__ __forceinline__ void produce(const AttentionParams& p, const Work& work, Shared& shared) {
+  const KeyRange keys = work.keys;
   const int c = threadIdx.x % 8, r0 = threadIdx.x / 8;
   int stage = 0, parity = 1;
-  for (int first = keys.begin + split * kKeys; first < keys.end; first += splits * kKeys) {
+  for (int first = work.first_key(); first < keys.end; first += work.key_stride()) {
     int64_t rows[kKeys / 16];
 #pragma unroll
     for (int i = 0; i < kKeys / 16; ++i)
-      rows[i] = page_row(p, tile.sequence, kv_head, min(first + r0 + 16 * i, keys.end - 1));
+      rows[i] = page_row(p, work.tile.sequence, work.kv_head, min(first + r0 + 16 * i, keys.end - 1));
     ptx::mbarrier_wait(&shared.empty[stage], parity);
     const uint32_t to = ptx::shared_address(shared.keys[stage]);
     for (int block = 0; block * 64 + c * 8 < p.k_dim; ++block)
@@ -208,8 +218,8 @@ __device__ __forceinline__ void put_sums(const AttentionParams& p, int half, Row
 }
 
 template <int kSteps>
-__device__ __forceinline__ void consume(const AttentionParams& p, const RowTile& tile, int kv_head,
-                                        KeyRange keys, int split, int splits, Shared& shared) {
+__device__ __forceinline__ void consume(const AttentionParams& p, const Work& work, Shared& shared) {
+  const RowTile& tile = work.tile;
   const int thread = static_cast<int>(threadIdx.x) - 128, half = thread / 128;
   Rows r;
 #pragma unroll
@@ -221,11 +231,11 @@ __device__ __forceinline__ void consume(const AttentionParams& p, const RowTile&
 #pragma unroll
     for (float& x : r.out[i]) x = 0;
   }
-  load_queries(p, tile, kv_head, thread, shared);
+  load_queries(p, tile, work.kv_head, thread, shared);
   ptx::fence_proxy_async_all();
   ptx::named_barrier(1, kConsumerThreads);
   int stage = 0, parity = 0;
-  for (int first = keys.begin + split * kKeys; first < keys.end; first += splits * kKeys) {
+  for (int first = work.first_key(); first < work.keys.end; first += work.key_stride()) {
     float s[16];
     const uint32_t tile_keys = ptx::shared_address(shared.keys[stage]);
     ptx::mbarrier_wait(&shared.full[stage], parity);
@@ -240,14 +250,15 @@ __device__ __forceinline__ void consume(const AttentionParams& p, const RowTile&
 }
 
 // Computes this block's share of the tile's outputs from the sums of all blocks of the cluster.
-__device__ __forceinline__ void merge_cluster(const AttentionParams& p, const RowTile& tile, int kv_head,
-                                              int split, int splits, Shared& shared) {
+__device__ __forceinline__ void merge_cluster(const AttentionParams& p, const Work& work, Shared& shared) {
+  const RowTile& tile = work.tile;
+  const int splits = work.splits;
   const int rows = min(kRows, tile.num_tokens * p.group - tile.first);
   const int stride = splits * kConsumerThreads;
-  for (int i = split * kConsumerThreads + static_cast<int>(threadIdx.x) - 128; i < rows * p.v_dim;
+  for (int i = work.split * kConsumerThreads + static_cast<int>(threadIdx.x) - 128; i < rows * p.v_dim;
        i += stride) {
     const int row = i / p.v_dim, d = i % p.v_dim;
-    const int head = kv_head * p.group + (tile.first + row) % p.group;
+    const int head = work.kv_head * p.group + (tile.first + row) % p.group;
     const float sink = p.sinks != nullptr ? p.sinks[head] * kLog2e : -INFINITY;
     float largest = sink, sum = 0;
     for (int j = 0; j < splits; ++j)
@@ -293,16 +304,16 @@ __global__ void __launch_bounds__(kThreads, 1) attention_mla(const __grid_consta
   if (kv_head == 0) clear_padding_rows(p, blockIdx.x, gridDim.x);
   const RowTile tile = find_row_tile(p, kRows, static_cast<int>(blockIdx.x) / splits);
   if (tile.sequence < 0) return;
-  const KeyRange keys = keys_of_tile(p, tile, kRows, kKeys);
+  const Work work{tile, keys_of_tile(p, tile, kRows, kKeys), kv_head, split, splits};
   if (threadIdx.x < 128) {
     ptx::lower_registers<kProducerRegisters>();
-    produce(p, tile, kv_head, keys, split, splits, shared);
+    produce(p, work, shared);
     ptx::cluster_sync();
   } else {
     ptx::raise_registers<kConsumerRegisters>();
-    consume<kSteps>(p, tile, kv_head, keys, split, splits, shared);
+    consume<kSteps>(p, work, shared);
     ptx::cluster_sync();
-    merge_cluster(p, tile, kv_head, split, splits, shared);
+    merge_cluster(p, work, shared);
   }
   ptx::cluster_sync();  // the other blocks have read this block's sums
 }
@@ -312,7 +323,7 @@ void launch(const AttentionParams& p, int splits) {
   prepare_kernel(attention_mla<kSteps>, {.shared_bytes = kSharedBytes, .has_large_clusters = true});
   const dim3 grid(static_cast<unsigned>(max_row_tiles(p, kRows) * splits),
                   static_cast<unsigned>(p.num_kv_heads));
-  launch_attention_kernel(attention_mla<kSteps>, p, grid, kThreads, kSharedBytes, splits,
+  launch_attention_kernel(attention_mla<kSteps>, p, {grid, kThreads, kSharedBytes, splits},
                           current_stream().handle());
   current_stream().check_launch("attention_mla");
 }

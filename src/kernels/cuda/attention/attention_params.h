@@ -19,7 +19,8 @@ struct RopeParams {
 };
 
 // One launch. G query heads share a kv head; positions and row numbers of pages fit 32 bits.
-// Large because a kernel takes all of its arguments in one struct.
+// Large because it is the only argument of three kernels: one struct is copied into the constant bank, and
+// each kernel reads the fields that it needs from there.
 struct AttentionParams {
   const float* q;
   int64_t q_stride, out_cols;
@@ -121,23 +122,29 @@ __device__ __forceinline__ void clear_padding_rows(const AttentionParams& p, int
     }
 }
 
-// Launches a programmatic dependent of the stream's previous kernel, in clusters of cluster_x blocks.
+// cluster_x: blocks per cluster.
+struct AttentionGrid {
+  dim3 blocks;
+  int threads, smem_bytes, cluster_x;
+};
+
+// Launches a programmatic dependent of the stream's previous kernel.
 template <typename Kernel>
-cudaError_t launch_attention_kernel(Kernel kernel, const AttentionParams& p, dim3 grid, int threads,
-                                    int smem_bytes, int cluster_x, cudaStream_t stream) {
+cudaError_t launch_attention_kernel(Kernel kernel, const AttentionParams& p, const AttentionGrid& grid,
+                                    cudaStream_t stream) {
   cudaLaunchAttribute attributes[2];
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = static_cast<unsigned>(cluster_x);
+  attributes[1].val.clusterDim.x = static_cast<unsigned>(grid.cluster_x);
   attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = static_cast<size_t>(smem_bytes);
+  config.gridDim = grid.blocks;
+  config.blockDim = dim3(static_cast<unsigned>(grid.threads));
+  config.dynamicSmemBytes = static_cast<size_t>(grid.smem_bytes);
   config.stream = stream;
   config.attrs = attributes;
-  config.numAttrs = cluster_x > 1 ? 2 : 1;
+  config.numAttrs = grid.cluster_x > 1 ? 2 : 1;
   return cudaLaunchKernelEx(&config, kernel, p);
 }
 

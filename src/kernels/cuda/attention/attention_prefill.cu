@@ -43,16 +43,17 @@ struct alignas(1024) Shared {
 
 // ---- the producer ----
 
-// Rows r0 + 16 i of a tile of keys; column chunk c of each block of 64.
+// Rows r0 + 16 i of the tile that starts at keys.begin, zeros from keys.end on; column chunk c of each block
+// of 64.
 template <int D>
-__device__ __forceinline__ void load_tile(const uint16_t* pages, int stride, int dim, int first_key, int end,
+__device__ __forceinline__ void load_tile(const uint16_t* pages, int stride, int dim, KeyRange keys,
                                           const int (&rows)[Config<D>::kKeys / 16], uint32_t to) {
   const int c = threadIdx.x % 8, r0 = threadIdx.x / 8;
   to += r0 * 128 + ((c ^ (r0 % 8)) << 4);
 #pragma unroll
   for (int i = 0; i < Config<D>::kKeys / 16; ++i) {
     const uint16_t* row = pages + static_cast<int64_t>(rows[i]) * stride + c * 8;
-    const bool valid = first_key + r0 + 16 * i < end;
+    const bool valid = keys.begin + r0 + 16 * i < keys.end;
 #pragma unroll
     for (int block = 0; block < Config<D>::kBlocks; ++block) {
       const bool inside = valid && block * 64 + c * 8 < dim;
@@ -74,9 +75,9 @@ __device__ __forceinline__ void produce(const AttentionParams& p, const RowTile&
     for (int i = 0; i < C::kKeys / 16; ++i)
       rows[i] = page_row(p, tile.sequence, kv_head, min(first + r0 + 16 * i, keys.end - 1));
     ptx::mbarrier_wait(&shared.empty[stage], parity);
-    load_tile<D>(p.k, p.k_stride, p.k_dim, first, keys.end, rows, ptx::shared_address(shared.k[stage]));
+    load_tile<D>(p.k, p.k_stride, p.k_dim, {first, keys.end}, rows, ptx::shared_address(shared.k[stage]));
     ptx::cp_async_arrive(&shared.k_full[stage]);
-    load_tile<D>(p.v, p.v_stride, p.v_dim, first, keys.end, rows, ptx::shared_address(shared.v[stage]));
+    load_tile<D>(p.v, p.v_stride, p.v_dim, {first, keys.end}, rows, ptx::shared_address(shared.v[stage]));
     ptx::cp_async_arrive(&shared.v_full[stage]);
     if (++stage == C::kStages) stage = 0, parity ^= 1;
   }
@@ -238,13 +239,19 @@ struct Place {
   }
 };
 
+// A tile of keys, and the tile before it, whose values are multiplied meanwhile.
+struct KeyTile {
+  int first_key;
+  Place now, before;
+};
+
 // One tile of keys: its logits, the values' product of the previous tile, then its weights. kMasked is a
 // template argument because a branch between a wgmma and its wait would make the compiler wait at the branch.
 template <int D, bool kMasked>
-__device__ __forceinline__ void consume_tile(const AttentionParams& p, int first_key, Place now, Place before,
-                                             Shared<D>& shared, Rows<D>& r,
-                                             uint32_t (&weights)[Config<D>::kKeys / 16][4]) {
+__device__ __forceinline__ void consume_tile(const AttentionParams& p, const KeyTile& tile, Shared<D>& shared,
+                                             Rows<D>& r, uint32_t (&weights)[Config<D>::kKeys / 16][4]) {
   constexpr int kKeys = Config<D>::kKeys;
+  const Place now = tile.now, before = tile.before;
   float s[kKeys / 2], rescale[2];
   ptx::mbarrier_wait(&shared.k_full[now.stage], now.parity);
   ptx::mbarrier_wait(&shared.v_full[before.stage], before.parity);
@@ -256,7 +263,7 @@ __device__ __forceinline__ void consume_tile(const AttentionParams& p, int first
   wgmma_commit();
   wgmma_wait<1>();
   keep_registers(s);
-  if constexpr (kMasked) mask<kKeys>(p, r.position, first_key, s);
+  if constexpr (kMasked) mask<kKeys>(p, r.position, tile.first_key, s);
   weigh<kKeys>(p.scale_log2, s, r.largest, r.denominator, rescale);
   compute_before(r.denominator[0] + r.denominator[1], ptx::shared_address(&shared.k_full[0]));
   wgmma_wait<0>();
@@ -298,9 +305,9 @@ __device__ __forceinline__ void consume(const AttentionParams& p, const RowTile&
     before = now;
     now.advance<C::kStages>();
     if (first >= seen_begin && first + C::kKeys <= seen_end)
-      consume_tile<D, false>(p, first, now, before, shared, r, weights);
+      consume_tile<D, false>(p, {first, now, before}, shared, r, weights);
     else
-      consume_tile<D, true>(p, first, now, before, shared, r, weights);
+      consume_tile<D, true>(p, {first, now, before}, shared, r, weights);
   }
   ptx::mbarrier_wait(&shared.v_full[now.stage], now.parity);
   ptx::fence_proxy_async_all();
@@ -351,7 +358,7 @@ void launch(const AttentionParams& p) {
   prepare_kernel(attention_prefill<D>, {.shared_bytes = kBytes});
   const dim3 grid(static_cast<unsigned>(p.num_kv_heads),
                   static_cast<unsigned>(max_row_tiles(p, Config<D>::kRows)));
-  launch_attention_kernel(attention_prefill<D>, p, grid, Config<D>::kThreads, kBytes, 1,
+  launch_attention_kernel(attention_prefill<D>, p, {grid, Config<D>::kThreads, kBytes, 1},
                           current_stream().handle());
   current_stream().check_launch("attention_prefill");
 }

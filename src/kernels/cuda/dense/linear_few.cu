@@ -237,12 +237,12 @@ __device__ __forceinline__ void multiply_chunk(Operands o, int num_pairs, float 
       constexpr int kStepBytes = kStepK * 2;
       const uint4 low = load(o.low + i * kStepBytes), high = load(o.high + i * kStepBytes);
       const uint4 x = load(o.x + i * kStepBytes);
-      ptx::mma_bf16(c[0][0], low.x, high.x, low.y, high.y, x.x, x.y);
-      ptx::mma_bf16(c[0][1], low.z, high.z, low.w, high.w, x.z, x.w);
+      ptx::mma_bf16(c[0][0], {low.x, high.x, low.y, high.y}, x.x, x.y);
+      ptx::mma_bf16(c[0][1], {low.z, high.z, low.w, high.w}, x.z, x.w);
       if (!kTwoHalves) continue;
       const uint4 y = load(o.x_high + i * kStepBytes);
-      ptx::mma_bf16(c[1][0], low.x, high.x, low.y, high.y, y.x, y.y);
-      ptx::mma_bf16(c[1][1], low.z, high.z, low.w, high.w, y.z, y.w);
+      ptx::mma_bf16(c[1][0], {low.x, high.x, low.y, high.y}, y.x, y.y);
+      ptx::mma_bf16(c[1][1], {low.z, high.z, low.w, high.w}, y.z, y.w);
     }
     o.low += kPairK * 2, o.high += kPairK * 2, o.x += kPairK * 2, o.x_high += kPairK * 2;
   }

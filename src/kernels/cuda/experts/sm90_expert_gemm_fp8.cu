@@ -73,25 +73,32 @@ __device__ __forceinline__ void store_out(bf16* out, int cols, int room, int cou
   }
 }
 
+// The tokens of a unit, and the warp's buffer for their outputs.
+struct UnitTokens {
+  int64_t out_row;
+  const float* scales;
+  uint8_t* staged;
+};
+
 // Each warp works by itself.
 template <bool kGated, class C>
-__device__ __forceinline__ void finish(const Args& a, int64_t out_row, const typename C::Part& part,
-                                       RowFactors& rows, const float* token_scales, uint8_t* staged,
-                                       const float (&d)[C::kMaxTokens / 2]) {
+__device__ __forceinline__ void finish(const Args& a, const UnitTokens& tokens, const typename C::Part& part,
+                                       RowFactors& rows, const float (&d)[C::kMaxTokens / 2]) {
   const int column = (part.tile * 4 + static_cast<int>(threadIdx.x) / 32 % 4) * (kGated ? 8 : 16);
-  bf16* out = a.out + (out_row + part.first) * a.cols + column;
+  bf16* out = a.out + (tokens.out_row + part.first) * a.cols + column;
   constexpr int kPitch = kGated ? 16 : C::kOutPitch;
   rows.multiply();
 #pragma unroll
   for (int first = 0; first < C::kMaxTokens; first += kOutTokens) {
     if (first >= part.count) break;
     const auto scaled = [&](const float* sums, int token, float(&v)[4]) {
-      rows.scale(sums, *reinterpret_cast<const float2*>(token_scales + part.first + first + token), v);
+      rows.scale(sums, *reinterpret_cast<const float2*>(tokens.scales + part.first + first + token), v);
     };
-    stage_out<kGated, kPitch>(a.activation, a.epilogue == Epilogue::kRelu2, scaled, d + first / 2, staged);
+    stage_out<kGated, kPitch>(a.activation, a.epilogue == Epilogue::kRelu2, scaled, d + first / 2,
+                              tokens.staged);
     __syncwarp();
     store_out<kGated, kPitch>(out + int64_t{first} * a.cols, a.cols, a.cols - column, part.count - first,
-                              staged);
+                              tokens.staged);
     __syncwarp();
   }
 }
@@ -117,12 +124,11 @@ __device__ void consume(const Args& a, Shared<C>& shared) {
     } else {
       RowFactors rows(a, work.expert, part.tile);
       sums.multiply_tiles(shared, ring, a.slabs, part.first, part.count);
-      const float* token_scales = shared.token_scales[place.slot];
-      uint8_t* staged = shared.out[threadIdx.x / 32];
+      const UnitTokens tokens{work.out_row, shared.token_scales[place.slot], shared.out[threadIdx.x / 32]};
       if (a.epilogue == Epilogue::kGated)
-        finish<true, C>(a, work.out_row, part, rows, token_scales, staged, sums.d);
+        finish<true, C>(a, tokens, part, rows, sums.d);
       else
-        finish<false, C>(a, work.out_row, part, rows, token_scales, staged, sums.d);
+        finish<false, C>(a, tokens, part, rows, sums.d);
     }
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.work_empty[place.slot]);

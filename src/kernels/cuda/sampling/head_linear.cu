@@ -60,10 +60,10 @@ __device__ __forceinline__ SplitX load_x(const float* row, int64_t k, int64_t en
 }
 
 __device__ __forceinline__ void multiply(float (&c)[4], const SplitX& a, const SplitX& b, const uint4& w) {
-  ptx::mma_bf16(c, a.high[0], b.high[0], a.high[1], b.high[1], w.x, w.y);
-  ptx::mma_bf16(c, a.high[2], b.high[2], a.high[3], b.high[3], w.z, w.w);
-  ptx::mma_bf16(c, a.low[0], b.low[0], a.low[1], b.low[1], w.x, w.y);
-  ptx::mma_bf16(c, a.low[2], b.low[2], a.low[3], b.low[3], w.z, w.w);
+  ptx::mma_bf16(c, {a.high[0], b.high[0], a.high[1], b.high[1]}, w.x, w.y);
+  ptx::mma_bf16(c, {a.high[2], b.high[2], a.high[3], b.high[3]}, w.z, w.w);
+  ptx::mma_bf16(c, {a.low[0], b.low[0], a.low[1], b.low[1]}, w.x, w.y);
+  ptx::mma_bf16(c, {a.low[2], b.low[2], a.low[3], b.low[3]}, w.z, w.w);
 }
 
 __device__ __forceinline__ void store(const HeadLinearArgs& a, int64_t t, int64_t head, int64_t n,
