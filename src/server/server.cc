@@ -14,7 +14,6 @@ namespace {
 
 constexpr auto kLastWords = std::chrono::seconds(1);  // to send the ends of responses that drain() cut off
 
-// Large because each group of routes is a method.
 class ServerImpl final : public Server {
  public:
   explicit ServerImpl(ServerConfig config) : config_(std::move(config)) {}

@@ -272,7 +272,6 @@ TEST_F(DenseOpsCuda, HeadNorm) {
 }
 
 // Queries, keys and values in one row; pages of two sequences; one row of padding.
-// Large because each operand is a buffer.
 struct AttentionInputs {
   int64_t tokens = 6, stride;
   int num_q, num_kv, head_dim, rotary;

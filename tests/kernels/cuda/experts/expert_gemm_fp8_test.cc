@@ -48,7 +48,6 @@ double activated(const Activation& a, double gate, double up) {
 }
 
 // A case on the host and on the device, with the workspace of one layer.
-// Large because each operand is a buffer.
 class Layer {
  public:
   explicit Layer(const Case& c)
