@@ -147,14 +147,19 @@ __device__ inline void stage_h(const Args& a, const Shared& s, const Part& down,
 
 // Copies a warp's weights of both phases into its ring, one cp.async group per step. A step is two halves of
 // 64 columns: two tiles, or the halves of a w4a8 tile. A run is a sequence of steps that differ by `stride`
-// only.
+// only. A warp has its steps of `up`, then those of `down`, then zeros; here with 5 and 4 k tiles, so that
+// the last step of a strip of `up` has one half (h):
+//
+//   phase   up                            down
+//   strip   4         5          6        0     1
+//   step    1  h      0  1  h    0        1     0  1    zeros without end
+//   runs    |--||--|  |----||--| |--|     |--|  |----|  |-----------------
 template <class W>
 struct WeightStream {
   static constexpr int kTile =
       static_cast<int>(W::kFp8 ? fp8_tile_bytes(W::kFormat) : tile_bytes(W::kFormat));
-  static constexpr int kScaleBytes = static_cast<int>(tile_scale_bytes(W::kFormat)) / 4;  // of a strip, per
-                                                                                          // 64 columns
-  static constexpr int kScaleLanes = kScaleBytes / 16;
+  static constexpr int kScaleBytes = kStripScaleBytes<W::kFormat>;  // per 64 columns
+  static constexpr int kScaleLanes = kScaleBytes / kLaneBytes;
 
   const Args& a;
   const Routing& routing;
@@ -189,12 +194,15 @@ struct WeightStream {
     stride = static_cast<uint32_t>(tile_group_size(row_tiles, row_tile)) * kTile;
     const int64_t index = W::kFp8 ? tile_index(row_tiles, phase.steps(), row_tile, k)
                                   : tile_index(row_tiles, phase.k_tiles, row_tile, 2 * k);
-    codes = expert + index * kTile + in_expert % 4 * 512 + lane * 16;
+    codes = expert + index * kTile + in_expert % 4 * kStripCodeBytes + lane * kLaneBytes;
+    // A tile's memory: codes of its 4 strips, then their scales. Lanes of w4a8 fetch both halves' scales from
+    // there; in w4a16 the lanes from kScaleLanes on fetch those of the next columns' tile.
     if constexpr (W::kFp8)
-      scales_from_codes = static_cast<uint32_t>(kFp8CodeBytes) - in_expert % 4 * (512 - 2 * kScaleBytes);
+      scales_from_codes =
+          static_cast<uint32_t>(kFp8CodeBytes) - in_expert % 4 * (kStripCodeBytes - 2 * kScaleBytes);
     else
-      scales_from_codes = kTileCodeBytes - in_expert % 4 * (512 - kScaleBytes) - lane * 16 +
-                          lane % kScaleLanes * 16 + lane / kScaleLanes * stride;
+      scales_from_codes = kTileCodeBytes - in_expert % 4 * (kStripCodeBytes - kScaleBytes) -
+                          lane * kLaneBytes + lane % kScaleLanes * kLaneBytes + lane / kScaleLanes * stride;
     has_second = has_scales = true;
     if (has_half && --steps == 0) begin_half();
   }
@@ -216,24 +224,34 @@ struct WeightStream {
     find_expert();
     begin_strip(k);
   }
-  // Starts the next run of steps; called by the whole warp. After the last step, runs only load zeros.
-  __device__ void next_run() {
-    if (has_half) {
-      begin_half();
-    } else if (left > 0) {
-      if (++in_expert == (down ? a.plan.down : a.plan.up).strips) {
-        in_expert = 0;
-        ++rank;
-        find_expert();
-      }
-      begin_strip(0);
-    } else {
-      if (!down) {
-        down = true;
-        begin_phase();
-      }
-      if (steps == 0) steps = 1 << 30, has_first = has_second = has_scales = false;
+  // Starts strip in_expert + 1, of the next expert after an expert's last strip.
+  __device__ void begin_next_strip() {
+    if (++in_expert == (down ? a.plan.down : a.plan.up).strips) {
+      in_expert = 0;
+      ++rank;
+      find_expert();
     }
+    begin_strip(0);
+  }
+  __device__ void begin_zeros() {
+    steps = 1 << 30;
+    has_first = has_second = has_scales = false;
+  }
+  // Starts the next run of steps; called by the whole warp.
+  //
+  //   has_half  left  down    next run
+  //   true      any   any     the strip's last step, of one half
+  //   false     > 0   any     the next strip
+  //   false     0     false   the warp's first strip of `down`; zeros if it has none there
+  //   false     0     true    zeros
+  __device__ void next_run() {
+    if (has_half) return begin_half();
+    if (left > 0) return begin_next_strip();
+    if (!down) {
+      down = true;
+      begin_phase();
+    }
+    if (steps == 0) begin_zeros();
   }
 
   // Copies a step of the run to slot, a shared address plus 16 times the lane.
@@ -241,9 +259,10 @@ struct WeightStream {
     const uint8_t* scales = codes + scales_from_codes;
     ptx::cp_async16(slot, codes, has_first ? 16 : 0);
     if constexpr (!W::kFp8) codes += stride;
-    ptx::cp_async16(slot + 512, codes + (W::kFp8 ? kFp8HalfCodeBytes : 0), has_second ? 16 : 0);
+    ptx::cp_async16(slot + kStripCodeBytes, codes + (W::kFp8 ? kFp8HalfCodeBytes : 0), has_second ? 16 : 0);
     codes += stride;
-    if (threadIdx.x % 32 < 2 * kScaleLanes) ptx::cp_async16(slot + 1024, scales, has_scales ? 16 : 0);
+    if (threadIdx.x % 32 < 2 * kScaleLanes)
+      ptx::cp_async16(slot + kStepCodeBytes, scales, has_scales ? 16 : 0);
     ptx::cp_async_commit();
   }
 };

@@ -26,6 +26,12 @@ struct Weights {
   static constexpr bool kFp8 = kFp8T;
 };
 
+// A step of a strip in a warp's ring: codes [2 tiles][32 lanes][16 bytes], then scales [2 tiles][bytes].
+constexpr int kLaneBytes = 16, kStripCodeBytes = 32 * kLaneBytes;  // of one tile
+constexpr int kStepCodeBytes = kFewStepTiles * kStripCodeBytes;
+template <Fp4Format kFormat>
+constexpr int kStripScaleBytes = static_cast<int>(tile_scale_bytes(kFormat)) / 4;  // of one tile
+
 // Layout of each expert's matrix in FP8 tiles.
 struct Fp8Matrix {
   int64_t bytes = 0, factors_offset = 0;
