@@ -31,7 +31,8 @@ struct Ring {
   WeightStream<W> stream;
 
   __device__ Ring(const Args& a, const Routing& routing, const uint8_t* rings)
-      : first(ptx::shared_address(rings) + threadIdx.x / 32 * (kDepth * kSlot) + threadIdx.x % 32 * 16),
+      : first(ptx::shared_address(rings) + threadIdx.x / 32 * (kDepth * kSlot) +
+              threadIdx.x % 32 * kLaneBytes),
         slot(first),
         stream(a, routing) {}
 
@@ -58,7 +59,8 @@ struct Ring {
   }
 };
 
-// The scales of rows g and g + 8 of a block, its two bytes in memory, as f32.
+// The scales of rows g and g + 8 of a block, its two bytes in memory, as f32: the bf16 bits of tile_layout.h
+// in the upper half.
 template <Fp4Format kFormat>
 __device__ __forceinline__ float2 block_scales(uint32_t bytes) {
   if constexpr (kFormat == Fp4Format::kMxfp4)
@@ -74,35 +76,49 @@ __device__ __forceinline__ void add_scaled(const float (&blocks)[4], float2 scal
   sum[3] = fmaf(blocks[3], scales.y, sum[3]);
 }
 
+// B words of one block, for the lane's column pair: MXFP4: a block's two k steps; NVFP4: one k step of both
+// tiles.
+template <Fp4Format kFormat>
+__device__ __forceinline__ uint4 load_b_words(uint32_t b_at) {
+  if constexpr (kFormat == Fp4Format::kMxfp4) return ptx::load_shared16(b_at);
+  const uint2 low = ptx::load_shared8(b_at), high = ptx::load_shared8(b_at + kFewRowStepBytes / 2);
+  return {low.x, low.y, high.x, high.y};
+}
+
 // Multiplies `steps` steps of one run of the stream, in a strip whose expert has one or two tokens.
-// Afterwards add_lanes() must add up the lanes' blocks.
+// Afterwards add_lanes() must add up the lanes' blocks. The blocks of a step, j as in the picture above:
+//
+//   tile t               0           1                    0           1
+//   k step k             0  1  2  3  0  1  2  3           0  1  2  3  0  1  2  3
+//   MXFP4: block j       0     1     2     3     NVFP4:   0  1  2  3  0  1  2  3
+//   words of b[j]        xy zw xy zw xy zw xy zw          xy xy xy xy zw zw zw zw
+//   sums are scaled                            ^                    ^           ^
+//
+// b_at, which includes the block of the lane's column pair, g / 2, is loaded into b[g / 2]; the lane's other
+// b[j] stay zero. The lane's sums are those of block q.
 template <class RingT>
 __device__ __forceinline__ void add_pairs_of_columns(RingT& ring, uint32_t b_at, bool has_b, int steps,
                                                      float (&sum)[4]) {
   constexpr bool kMx = RingT::kFormat == Fp4Format::kMxfp4;
+  constexpr int kTileScales = kStripScaleBytes<RingT::kFormat>;
   const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-  const int scales_at = 1024 - lane * 16 + (kMx ? q / 2 * 32 + g * 4 + q % 2 * 2 : g * 8 + q * 2);
+  // Of block q, relative to the lane's codes.
+  const int scales_at =
+      kStepCodeBytes - lane * kLaneBytes + (kMx ? q / 2 * kTileScales + g * 4 + q % 2 * 2 : g * 8 + q * 2);
   bool mine[4];
   for (int j = 0; j < 4; ++j) mine[j] = has_b && g / 2 == j;
-  uint4 b[4] = {};  // MXFP4: 2 k steps each; NVFP4: one k step of both tiles each
+  uint4 b[4] = {};
 #pragma unroll 1
   for (int i = 0; i < steps; ++i, b_at += kFewRowStepBytes) {
     ring.wait();
-    const uint4 codes[2] = {ptx::load_shared16(ring.slot), ptx::load_shared16(ring.slot + 512)};
-    uint32_t bytes[2];
-    bytes[0] = ptx::load_shared2(ring.slot + scales_at);
-    if (!kMx) bytes[1] = ptx::load_shared2(ring.slot + scales_at + 64);
+    const uint4 codes[2] = {ptx::load_shared16(ring.slot), ptx::load_shared16(ring.slot + kStripCodeBytes)};
+    uint32_t scales[2];  // MXFP4: only one
+    scales[0] = ptx::load_shared2(ring.slot + scales_at);
+    if (!kMx) scales[1] = ptx::load_shared2(ring.slot + scales_at + kTileScales);
     ring.next();
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (!mine[j]) continue;
-      if constexpr (kMx) {
-        b[j] = ptx::load_shared16(b_at);
-      } else {
-        const uint2 low = ptx::load_shared8(b_at), high = ptx::load_shared8(b_at + 128);
-        b[j] = {low.x, low.y, high.x, high.y};
-      }
-    }
+    for (int j = 0; j < 4; ++j)
+      if (mine[j]) b[j] = load_b_words<RingT::kFormat>(b_at);
     float blocks[4] = {};
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
@@ -112,11 +128,11 @@ __device__ __forceinline__ void add_pairs_of_columns(RingT& ring, uint32_t b_at,
         uint32_t w[4];
         decode_codes(words[k & ~1], words[k | 1], k % 2, w);
         const uint4& v = b[kMx ? 2 * t + k / 2 : k];
-        const bool is_high = kMx ? k % 2 != 0 : t != 0;
-        ptx::mma_bf16(blocks, w, is_high ? v.z : v.x, is_high ? v.w : v.y);
+        const bool is_zw = kMx ? k % 2 != 0 : t != 0;
+        ptx::mma_bf16(blocks, w, is_zw ? v.z : v.x, is_zw ? v.w : v.y);
       }
       if (kMx && t == 0) continue;
-      add_scaled(blocks, block_scales<RingT::kFormat>(bytes[kMx ? 0 : t]), sum);
+      add_scaled(blocks, block_scales<RingT::kFormat>(scales[kMx ? 0 : t]), sum);
       for (float& block : blocks) block = 0;
     }
   }
@@ -132,9 +148,9 @@ __device__ __forceinline__ void add_lanes(float (&sum)[4]) {
 template <class RingT>
 __device__ __forceinline__ void add_columns(RingT& ring, uint32_t b_at, int swap, int steps,
                                             float (&sum)[4]) {
-  constexpr bool kMx = RingT::kFormat == Fp4Format::kMxfp4;
+  constexpr int kTileScales = kStripScaleBytes<RingT::kFormat>;
   const int lane = threadIdx.x % 32;
-  const int scales_at = 1024 - lane * 16 + lane / 4 * (kMx ? 4 : 8);
+  const int scales_at = kStepCodeBytes - lane * kLaneBytes + lane / 4 * (kTileScales / 8);
   float second[4] = {};  // sums of the second tile
 #pragma unroll 1
   for (int i = 0; i < steps; ++i, b_at += kFewRowStepBytes) {
@@ -142,11 +158,11 @@ __device__ __forceinline__ void add_columns(RingT& ring, uint32_t b_at, int swap
     TileWords<RingT::kFormat> words[2];
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
-      words[t].codes = ptx::load_shared16(ring.slot + t * 512);
-      if constexpr (kMx) {
-        words[t].scales[0] = ptx::load_shared4(ring.slot + scales_at + t * 32);
+      words[t].codes = ptx::load_shared16(ring.slot + t * kStripCodeBytes);
+      if constexpr (RingT::kFormat == Fp4Format::kMxfp4) {
+        words[t].scales[0] = ptx::load_shared4(ring.slot + scales_at + t * kTileScales);
       } else {
-        const uint2 both = ptx::load_shared8(ring.slot + scales_at + t * 64);
+        const uint2 both = ptx::load_shared8(ring.slot + scales_at + t * kTileScales);
         words[t].scales[0] = both.x, words[t].scales[1] = both.y;
       }
     }
@@ -175,8 +191,8 @@ __device__ __forceinline__ void add_fp8_columns(RingT& ring, const uint2* table,
                                                 int steps, float (&sum)[4]) {
   using Words = Fp8TileWords<RingT::kFormat>;
   const int lane = threadIdx.x % 32, q = lane % 4;
-  const int codes_at = q / 2 * 512 + fp8_piece(lane / 4, q) * 16 - lane * 16;
-  const int scales_at = 1024 - lane * 16 + lane * 2 * Words::kScales;
+  const int codes_at = q / 2 * kStripCodeBytes + fp8_piece(lane / 4, q) * kLaneBytes - lane * kLaneBytes;
+  const int scales_at = kStepCodeBytes - lane * kLaneBytes + lane * 2 * Words::kScales;
   float second[4] = {};  // sums of every second step of the tensor cores
 #pragma unroll 1
   for (int i = 0; i < steps; ++i, b_at += kFewRowStepBytes) {
