@@ -44,25 +44,45 @@ __device__ inline void add_pieces(const Shared& s, const Part& part, int strip_e
   }
 }
 
-// The warp's steps of a phase. A warp that enters a strip after its first step leaves its sums in s.pieces;
-// the warp with the first step adds them up. Every warp passes the one __syncthreads() exactly once: before
-// it finishes a strip that later warps continue (its last one), or when it has no steps left. The helper warp
-// has none.
+template <class W>
+__device__ inline void finish_strip(const Args& a, const few::Strip<W>& strip, bool down,
+                                    const float (&sum)[4]) {
+  if (down)
+    finish_down(a, strip, sum);
+  else
+    finish_up(a, strip, sum);
+}
+
+// The warp's steps of a phase. A strip is finished by the warp that has its first step; warps with later
+// steps leave their sums in s.pieces. Here 3 strips of 6 steps, cut evenly over 4 warps:
+//
+//   strip   0            1            2
+//   step    0 1 2 3 4 5  0 1 2 3 4 5  0 1 2 3 4 5
+//   warp    0 0 0 0 1 1  1 1 1 2 2 2  2 3 3 3 3 3
+//
+//   warp 0                 multiplies strip 0       barrier  adds piece 1, finishes strip 0
+//   warp 1  leaves piece 1 multiplies strip 1       barrier  adds piece 2, finishes strip 1
+//   warp 2  leaves piece 2 multiplies strip 2       barrier  adds piece 3, finishes strip 2
+//   warp 3  leaves piece 3                          barrier
+//
+// A warp with several whole strips finishes those before its last one at once. Every warp passes the barrier
+// exactly once: before it finishes a strip that later warps continue, which is its last, or when it has no
+// steps left. The helper warp has no steps.
 template <class W, int kDepth>
 __device__ inline void run_phase(const Args& a, Shared& s, const uint8_t* act, bool down, bool is_helper,
                                  Ring<W, kDepth>& ring) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const Part part(a, s.num_experts, down, warp);
   const int per_strip = part.phase.steps(), end = is_helper ? part.begin : part.end;
-  bool waits = true;  // has yet to pass the barrier
+  bool must_pass = true;  // the barrier
   for (int at = part.begin;;) {
-    const bool none = at >= end;
-    const int first = at % per_strip, begin = at - first, steps = min(per_strip - first, end - at);
-    if (none && !waits) break;
+    const bool is_done = at >= end;
+    const int first = at % per_strip, strip_begin = at - first, steps = min(per_strip - first, end - at);
+    if (is_done && !must_pass) break;
     few::Strip<W> strip;
     float sum[4] = {};
-    if (!none) {
-      strip = few::Strip<W>(a, s, part, down, part.first_strip + begin / per_strip, act);
+    if (!is_done) {
+      strip = few::Strip<W>(a, s, part, down, part.first_strip + strip_begin / per_strip, act);
       add_steps(s, ring, strip, first, steps, sum);
       at += steps;
       if (first != 0) {
@@ -70,17 +90,14 @@ __device__ inline void run_phase(const Args& a, Shared& s, const uint8_t* act, b
         continue;
       }
     }
-    if (steps < per_strip) {  // the warp's last strip, or none is left
+    if (steps < per_strip) {  // later warps continue the strip, or is_done: then steps <= 0
       __syncthreads();
-      waits = false;
-      if (none) break;
-      add_pieces(s, part, begin + per_strip, sum);
+      must_pass = false;
+      if (is_done) break;
+      add_pieces(s, part, strip_begin + per_strip, sum);
     }
     ptx::mbarrier_wait(&s.cleared, 0);
-    if (down)
-      finish_down(a, strip, sum);
-    else
-      finish_up(a, strip, sum);
+    finish_strip(a, strip, down, sum);
   }
 }
 
