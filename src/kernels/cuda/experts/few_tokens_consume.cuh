@@ -102,7 +102,7 @@ __device__ __forceinline__ void add_pairs_of_columns(RingT& ring, uint32_t b_at,
   constexpr bool kMx = RingT::kFormat == Fp4Format::kMxfp4;
   constexpr int kTileScales = kStripScaleBytes<RingT::kFormat>;
   const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-  // Of block q, relative to the lane's codes.
+  // Where block q's scales are, relative to the lane's codes.
   const int scales_at =
       kStepCodeBytes - lane * kLaneBytes + (kMx ? q / 2 * kTileScales + g * 4 + q % 2 * 2 : g * 8 + q * 2);
   bool mine[4];
