@@ -103,6 +103,7 @@ ExchangePlan::ExchangePlan(const ExchangeShape& shape)
     : shape_(shape),
       used_(static_cast<size_t>(shape.num_units)),
       returned_(static_cast<size_t>(shape.num_ranks)),
+      next_block_(returned_.size()),
       count_(static_cast<size_t>(shape.num_ranks * shape.num_units)),
       first_row_(count_.size()),
       first_return_(count_.size()) {}
@@ -180,39 +181,52 @@ bool ExchangePlan::add_block(int source, int64_t block) {
   return true;
 }
 
+// Fills one round: adds the next block of each rank in turn, until no rank's next block fits. A rank whose
+// block does not fit is out for this round, since its blocks are sent in order. R = 3, round 1:
+//
+//   turn            0              1              2
+//   rank            1   2   0      1   2   0      2   0
+//   its next block  4   7   3      5   8   4      9   5
+//   fits            yes yes yes    no  yes yes    no  no
+//   next_block_ ends at 4 + 1, 7 + 2, 3 + 2 for ranks 1, 2, 0
+//
+// The first rank rotates from round to round, so that none is always the first to find a full unit.
+int64_t ExchangePlan::fill_round() {
+  const auto R = static_cast<size_t>(shape_.num_ranks);
+  std::fill(used_.begin(), used_.end(), BlockCount{});
+  std::fill(returned_.begin(), returned_.end(), 0);
+  std::vector<char> is_open(R, 1);
+  int64_t num_added = 0;
+  for (bool added = true; added;) {
+    added = false;
+    for (size_t i = 0; i < R; ++i) {
+      const size_t s = (i + static_cast<size_t>(num_rounds_)) % R;
+      if (!is_open[s]) continue;
+      const int source = static_cast<int>(s);
+      is_open[s] = next_block_[s] < record(source).num_blocks && add_block(source, next_block_[s]);
+      if (!is_open[s]) continue;
+      ++next_block_[s], ++num_added;
+      added = true;
+    }
+  }
+  return num_added;
+}
+
 Status ExchangePlan::make(const uint8_t* records) {
   records_ = records;
   num_rounds_ = 0;
   more_chunks_ = false;
   block_ends_.clear();
+  std::fill(next_block_.begin(), next_block_.end(), 0);
   int64_t blocks_left = 0;
   for (int r = 0; r < shape_.num_ranks; ++r) {
     FP4MOE_RETURN_IF_ERROR(check(r));
     more_chunks_ |= record(r).rows_left > 0;
     blocks_left += record(r).num_blocks;
   }
-  // Add one block of each rank in turn until none fits; the first rank rotates from round to round. A checked
-  // block always fits an empty round, so each round has at least one block.
-  const auto R = static_cast<size_t>(shape_.num_ranks);
-  std::vector<int64_t> next(R);
-  std::vector<char> open(R);
   for (; blocks_left > 0; ++num_rounds_) {
-    std::fill(used_.begin(), used_.end(), BlockCount{});
-    std::fill(returned_.begin(), returned_.end(), 0);
-    std::fill(open.begin(), open.end(), char{1});
-    for (bool added = true; added;) {
-      added = false;
-      for (size_t i = 0; i < R; ++i) {
-        const size_t s = (i + static_cast<size_t>(num_rounds_)) % R;
-        if (!open[s]) continue;
-        const int source = static_cast<int>(s);
-        open[s] = next[s] < record(source).num_blocks && add_block(source, next[s]);
-        if (!open[s]) continue;
-        ++next[s], --blocks_left;
-        added = true;
-      }
-    }
-    block_ends_.insert(block_ends_.end(), next.begin(), next.end());
+    blocks_left -= fill_round();  // at least one block: a checked block fits an empty round
+    block_ends_.insert(block_ends_.end(), next_block_.begin(), next_block_.end());
   }
   return {};
 }
@@ -224,30 +238,42 @@ Shard ExchangePlan::blocks(int source) const {
   return {first, end - first};
 }
 
+// The source's rows of the round for each unit: sums over its blocks.
+void ExchangePlan::count_rows(int source) {
+  BlockCount* sum = &count_[index(source, 0)];
+  const Shard range = blocks(source);
+  for (int64_t b = range.first; b < range.first + range.count; ++b) {
+    const BlockCount* counts = record(source).counts() + b * shape_.num_units;
+    for (int64_t u = 0; u < shape_.num_units; ++u) {
+      sum[u].rows += counts[u].rows;
+      sum[u].slots += counts[u].slots;
+    }
+  }
+}
+
+// Places the rows. A unit's area has its rows by source, a source's return area has its results by unit;
+// first_row_ and first_return_ are the running sums down a column and along a row of the counts:
+//
+//   rows       unit 0  1  2      first_row_  unit 0  1  2      first_return_  unit 0  1  2
+//   source 0        3  0  2                       0  0  0                          0  3  3
+//   source 1        1  4  2                       3  0  2                          0  1  5
+//   used_.rows      4  4  4
 void ExchangePlan::enter(int64_t round) {
   FP4MOE_CHECK(round >= 0 && round < num_rounds_,
                "round " + std::to_string(round) + " of " + std::to_string(num_rounds_));
   round_ = round;
-  const auto U = static_cast<size_t>(shape_.num_units);
   std::fill(count_.begin(), count_.end(), BlockCount{});
   std::fill(used_.begin(), used_.end(), BlockCount{});
-  for (int s = 0; s < shape_.num_ranks; ++s) {
-    BlockCount* sum = count_.data() + static_cast<size_t>(s) * U;
-    const Shard range = blocks(s);
-    for (int64_t b = range.first; b < range.first + range.count; ++b) {
-      const BlockCount* counts = record(s).counts() + b * shape_.num_units;
-      for (size_t u = 0; u < U; ++u) {
-        sum[u].rows += counts[u].rows;
-        sum[u].slots += counts[u].slots;
-      }
-    }
+  for (int source = 0; source < shape_.num_ranks; ++source) {
+    count_rows(source);
     int64_t returned = 0;
-    for (size_t u = 0; u < U; ++u) {
-      first_row_[static_cast<size_t>(s) * U + u] = used_[u].rows;
-      first_return_[static_cast<size_t>(s) * U + u] = returned;
-      used_[u].rows += sum[u].rows;
-      used_[u].slots += sum[u].slots;
-      returned += shape_.slots_return ? sum[u].slots : sum[u].rows;
+    for (int64_t u = 0; u < shape_.num_units; ++u) {
+      BlockCount& used = used_[static_cast<size_t>(u)];
+      first_row_[index(source, u)] = used.rows;
+      first_return_[index(source, u)] = returned;
+      used.rows += static_cast<int32_t>(rows(source, u));
+      used.slots += static_cast<int32_t>(slots(source, u));
+      returned += returns(source, u);
     }
   }
 }

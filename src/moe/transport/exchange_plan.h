@@ -112,12 +112,17 @@ class ExchangePlan {
  private:
   template <class T>
   const T& at(const std::vector<T>& table, int source, int64_t unit) const {
-    return table[static_cast<size_t>(source * shape_.num_units + unit)];
+    return table[index(source, unit)];
+  }
+  size_t index(int source, int64_t unit) const {
+    return static_cast<size_t>(source * shape_.num_units + unit);
   }
   const RankRecord& record(int source) const;
   Status check(int source) const;
   Status check_block(int source, int64_t block, RankRecord& sums) const;
   bool add_block(int source, int64_t block);
+  int64_t fill_round();
+  void count_rows(int source);
 
   ExchangeShape shape_;
   const uint8_t* records_ = nullptr;
@@ -126,6 +131,7 @@ class ExchangePlan {
   std::vector<int64_t> block_ends_;  // [round][R]
   std::vector<BlockCount> used_;     // [U]
   std::vector<int64_t> returned_;    // [R]
+  std::vector<int64_t> next_block_;  // [R]: the first block that is in no round yet
   std::vector<BlockCount> count_;    // [R][U]
   std::vector<int64_t> first_row_, first_return_;
   int64_t round_ = 0;
