@@ -16,6 +16,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "kernels/cuda/dense/linear_few_layout.h"
 #include "kernels/cuda/ptx/launch.h"
 #include "kernels/cuda/ptx/ptx_mma.cuh"
 #include "kernels/cuda/ptx/ptx_sm90.cuh"
@@ -23,58 +24,13 @@
 namespace fp4moe {
 namespace {
 
-constexpr int kWarps = 8;  // that multiply; one more warp copies
-constexpr int kThreads = kWarps * 32;
-constexpr int kStageRows = 8;  // weight rows per stage; two stages are the 16 rows of a tile
-constexpr int kTileRows = 2 * kStageRows;
-constexpr int kGroupTiles = 3;  // whose sums are kept until they are added over the warps
-constexpr int kGroupRows = kGroupTiles * kTileRows;
-constexpr int kMaxChunk = 1536;  // k's per stage
-constexpr int kMaxStages = 16, kGoodStages = 4, kMinStages = 2;
-constexpr int kMaxTokens = 16;
+using namespace few_linear;
 
-enum class TokenClass { kLone, kUpTo8, kUpTo16 };         // kLone: T <= kFewLoneTokens
-constexpr int kStepK = kWarps * 32, kPairK = 2 * kStepK;  // k's of all warps at once, and of two such steps
+// Named barriers.
+constexpr int kMultiplyBarrier = 1;  // of the warps that multiply
+constexpr int kClearedBarrier = 2;   // of all warps
 
-constexpr int padded_to(int k, int multiple) { return (k + multiple - 1) / multiple * multiple; }
-// Bytes     of a row of `k` elements, a multiple of 64, in shared memory; adjacent rows start in different
-//           banks.
-constexpr int pitch_of(int k) { return k * 2 + 64; }
-// K is cut into equal chunks, multiples of 32; a stage holds one, padded with zeros to whole steps.
-constexpr int chunk_of(int k) {
-  int best = 0, best_padded = 0;
-  const int least = (k + kMaxChunk - 1) / kMaxChunk;
-  for (int chunks = least; chunks <= least + 1; ++chunks) {
-    const int chunk = (k / 32 + chunks - 1) / chunks * 32, all = chunks * padded_to(chunk, kPairK);
-    if (best == 0 || all < best_padded) best = chunk, best_padded = all;
-  }
-  return best;
-}
-
-// Bytes from the start of a block's shared memory.
-struct FewLayout {
-  int num_stages, num_chunks, chunk, last_chunk, padded_chunk, padded_k, stage_pitch, stage_bytes, x, x_pitch,
-      sums, squares, barriers, end;
-};
-
-constexpr FewLayout few_layout(int num_tokens, int k, int num_stages) {
-  FewLayout layout{};
-  layout.chunk = chunk_of(k);
-  layout.num_stages = num_stages;
-  layout.num_chunks = (k + layout.chunk - 1) / layout.chunk;
-  layout.last_chunk = k - (layout.num_chunks - 1) * layout.chunk;
-  layout.padded_chunk = padded_to(layout.chunk, kPairK);
-  layout.padded_k = (layout.num_chunks - 1) * layout.chunk + layout.padded_chunk;
-  layout.stage_pitch = pitch_of(layout.padded_chunk);
-  layout.stage_bytes = kStageRows * layout.stage_pitch;
-  layout.x = num_stages * layout.stage_bytes;
-  layout.x_pitch = pitch_of(padded_to(layout.padded_k, 64));
-  layout.sums = layout.x + num_tokens * layout.x_pitch;
-  layout.squares = layout.sums + kWarps * num_tokens * kGroupRows * 4;
-  layout.barriers = layout.squares + kWarps * kMaxTokens * 4;
-  layout.end = layout.barriers + (2 * kMaxStages + 1) * 8;
-  return layout;
-}
+enum class TokenClass { kLone, kUpTo8, kUpTo16 };  // kLone: T <= kFewLoneTokens
 
 struct FewArgs {
   const bf16* weight;        // [n, k]
@@ -163,7 +119,8 @@ __device__ void prefetch_bias(const FewArgs& a, const Share& share) {
     ptx::prefetch_l2(a.bias + i);
 }
 
-constexpr int kLoads = 4, kTokensAtOnce = 2;  // of load_normed: in flight per thread
+// Of load_normed: vectors that a thread loads per token in a pass, and tokens of a pass.
+constexpr int kLoads = 4, kTokensAtOnce = 2;
 
 // The norm's weights that a thread needs first: loaded before the grid dependency wait.
 struct NormWeights {
@@ -178,7 +135,24 @@ struct NormWeights {
   }
 };
 
-// x = bf16(residual * weight), and each warp's part of the sum of squares.
+__device__ __forceinline__ float square_of(const float4& v) {
+  return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+}
+__device__ __forceinline__ uint2 bf16_products(const float4& v, const float4& w) {
+  return {ptx::bf16_pair(v.x * w.x, v.y * w.y), ptx::bf16_pair(v.z * w.z, v.w * w.w)};
+}
+
+// x = bf16(residual * weight) in shared memory, and each warp's part of the sum of squares. A row is K / 4
+// vectors of four floats, which the kThreads threads process in passes of kLoads vectors each, for
+// kTokensAtOnce tokens that share the weights:
+//
+//   vector   0 ... 255   256 ... 511   512 ... 767   768 ... 1023   1024 ... 1279
+//   thread   0 ... 255   0 ... 255     0 ... 255     0 ... 255      0 ... 255
+//   load j   0           1             2             3              0
+//   pass     0           0             0             0              1
+//
+// All loads of a pass are issued before the first is used: 2 x 4 of the residual and 4 of the weights, which
+// for pass 0 are in `weights`.
 __device__ void load_normed(const FewArgs& a, const NormWeights& weights, uint8_t* shared) {
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, vectors = a.k / 4;
   float* squares = reinterpret_cast<float*>(shared + a.layout.squares);
@@ -201,13 +175,11 @@ __device__ void load_normed(const FewArgs& a, const NormWeights& weights, uint8_
 #pragma unroll
       for (int t = 0; t < kTokensAtOnce; ++t) {
         if (first + t >= a.num_tokens) break;
-        uint2* to = reinterpret_cast<uint2*>(shared + a.layout.x + (first + t) * a.layout.x_pitch);
+        uint2* x = reinterpret_cast<uint2*>(shared + a.layout.x + (first + t) * a.layout.x_pitch);
 #pragma unroll
         for (int j = 0; j < kLoads; ++j) {
-          const float4 e = v[t][j];
-          sums[t] += e.x * e.x + e.y * e.y + e.z * e.z + e.w * e.w;
-          if (const int i = begin + j * kThreads; i < vectors)
-            to[i] = {ptx::bf16_pair(e.x * w[j].x, e.y * w[j].y), ptx::bf16_pair(e.z * w[j].z, e.w * w[j].w)};
+          sums[t] += square_of(v[t][j]);
+          if (const int i = begin + j * kThreads; i < vectors) x[i] = bf16_products(v[t][j], w[j]);
         }
       }
     }
@@ -217,7 +189,7 @@ __device__ void load_normed(const FewArgs& a, const NormWeights& weights, uint8_
       if (lane == 0 && first + t < a.num_tokens) squares[warp * kMaxTokens + first + t] = sums[t];
     }
   }
-  ptx::named_barrier(1, kThreads);
+  ptx::named_barrier(kMultiplyBarrier, kThreads);
 }
 
 // Addresses of a lane's operands of one step: weights of rows g and g + 8, and x of tokens g and g + 8.
@@ -330,14 +302,32 @@ __device__ void multiply(const FewArgs& a, uint8_t* shared, const Share& share, 
       }
       keep_sums<kTwoHalves>(c, a.num_tokens, row, sums);
     }
-    ptx::named_barrier(1, kThreads);
+    ptx::named_barrier(kMultiplyBarrier, kThreads);
     write_outputs<kNorm>(a, shared, first, rows, addend);
-    ptx::named_barrier(1, kThreads);
+    ptx::named_barrier(kMultiplyBarrier, kThreads);
   }
 }
 
+__device__ void init_barriers(const FewArgs& a, const Ring& ring, uint64_t* x_barrier) {
+  for (int i = 0; i < a.layout.num_stages; ++i) {
+    ptx::mbarrier_init(&ring.full[i], 1);
+    ptx::mbarrier_init(&ring.empty[i], kWarps);
+  }
+  ptx::mbarrier_init(x_barrier, 1);
+  ptx::mbarrier_init_fence();
+}
+
+// A block's warps over time; === is the wait for the kernel whose output is x:
+//
+//   warps 0 ... 7                             warp 8
+//   clear the padding                         initialise the barriers
+//   --------------------- kClearedBarrier ---------------------------
+//   prefetch the bias, load norm weights      stream the weights through the ring: wait for an empty stage,
+//   =============================             copy 8 rows of a chunk into it, which marks it full
+//   load what is added to the sums, then x      |
+//   multiply full stages, mark them empty       |
 template <TokenClass kClass, bool kNorm>
-__global__ void __launch_bounds__(kThreads + 32, 2) linear_few_kernel(const __grid_constant__ FewArgs a) {
+__global__ void __launch_bounds__(kBlockThreads, 2) linear_few_kernel(const __grid_constant__ FewArgs a) {
   constexpr bool kTwoHalves = kClass == TokenClass::kUpTo16;
   extern __shared__ __align__(128) uint8_t shared[];
   uint64_t* barriers = reinterpret_cast<uint64_t*>(shared + a.layout.barriers);
@@ -346,24 +336,19 @@ __global__ void __launch_bounds__(kThreads + 32, 2) linear_few_kernel(const __gr
   const Share share(a.n);
   ptx::grid_dependents_launch();
   const bool copies = threadIdx.x >= kThreads;
-  if (!copies) {
+  if (!copies)
     clear_padding(a, shared);
-  } else if (threadIdx.x == kThreads) {
-    for (int i = 0; i < a.layout.num_stages; ++i) {
-      ptx::mbarrier_init(&ring.full[i], 1);
-      ptx::mbarrier_init(&ring.empty[i], kWarps);
-    }
-    ptx::mbarrier_init(x_barrier, 1);
-    ptx::mbarrier_init_fence();
-  }
+  else if (threadIdx.x == kThreads)
+    init_barriers(a, ring, x_barrier);
   __syncwarp();
   // Copies overlap the cleared bytes only if the last chunk is shorter than the others; otherwise the copying
   // warp does not wait for the clearing.
   if (copies && a.layout.last_chunk == a.layout.chunk)
-    ptx::named_barrier_arrive(2, kThreads + 32);
+    ptx::named_barrier_arrive(kClearedBarrier, kBlockThreads);
   else
-    ptx::named_barrier(2, kThreads + 32);
+    ptx::named_barrier(kClearedBarrier, kBlockThreads);
   if (copies) return copy_weights(a, shared, share, ring);
+
   prefetch_bias(a, share);
   const int rows = min(kGroupRows, share.end - share.begin);
   if constexpr (kNorm) {
@@ -443,7 +428,7 @@ void launch_few(FewArgs a, bool norm) {
   prepare_kernel(kernel, {.shared_bytes = device_limits().shared_bytes_per_block,
                           .shares_sm = tokens == TokenClass::kLone});
   launch("linear_few", kernel,
-         {dim3(static_cast<unsigned>(blocks)), dim3(kThreads + 32), static_cast<size_t>(a.layout.end)}, a);
+         {dim3(static_cast<unsigned>(blocks)), dim3(kBlockThreads), static_cast<size_t>(a.layout.end)}, a);
 }
 
 FewArgs few_args(const LinearArgs& l) {

@@ -1,0 +1,64 @@
+// How linear_few.cu cuts K into chunks, and the layout of its shared memory: plain arithmetic for host and
+// device.
+#pragma once
+
+namespace fp4moe::few_linear {
+
+constexpr int kWarps = 8;  // that multiply; one more warp copies
+constexpr int kThreads = kWarps * 32;
+constexpr int kBlockThreads = kThreads + 32;
+constexpr int kStageRows = 8;  // weight rows per stage; two stages are the 16 rows of a tile
+constexpr int kTileRows = 2 * kStageRows;
+constexpr int kGroupTiles = 3;  // whose sums are kept until they are added over the warps
+constexpr int kGroupRows = kGroupTiles * kTileRows;
+constexpr int kMaxChunk = 1536;  // k's per stage
+constexpr int kMaxStages = 16, kGoodStages = 4, kMinStages = 2;
+constexpr int kMaxTokens = 16;
+constexpr int kStepK = kWarps * 32, kPairK = 2 * kStepK;  // k's of all warps at once, and of two such steps
+
+constexpr int padded_to(int k, int multiple) { return (k + multiple - 1) / multiple * multiple; }
+// Bytes of a row of `k` elements, a multiple of 64, in shared memory; adjacent rows start in different banks.
+constexpr int pitch_of(int k) { return k * 2 + 64; }
+// K is cut into equal chunks, multiples of 32; a stage holds one, padded with zeros to whole steps.
+constexpr int chunk_of(int k) {
+  int best = 0, best_padded = 0;
+  const int least = (k + kMaxChunk - 1) / kMaxChunk;
+  for (int chunks = least; chunks <= least + 1; ++chunks) {
+    const int chunk = (k / 32 + chunks - 1) / chunks * 32, all = chunks * padded_to(chunk, kPairK);
+    if (best == 0 || all < best_padded) best = chunk, best_padded = all;
+  }
+  return best;
+}
+
+// Bytes from the start of a block's shared memory:
+//
+//   0         weights, [num_stages][kStageRows][stage_pitch]: a chunk of each row
+//   x         tokens, [T][x_pitch], bf16
+//   sums      [kWarps][T][kGroupRows], f32
+//   squares   [kWarps][kMaxTokens], f32: with the norm
+//   barriers  full and empty [kMaxStages] each, and the one of x
+struct FewLayout {
+  int num_stages, num_chunks, chunk, last_chunk, padded_chunk, padded_k, stage_pitch, stage_bytes, x, x_pitch,
+      sums, squares, barriers, end;
+};
+
+constexpr FewLayout few_layout(int num_tokens, int k, int num_stages) {
+  FewLayout layout{};
+  layout.chunk = chunk_of(k);
+  layout.num_stages = num_stages;
+  layout.num_chunks = (k + layout.chunk - 1) / layout.chunk;
+  layout.last_chunk = k - (layout.num_chunks - 1) * layout.chunk;
+  layout.padded_chunk = padded_to(layout.chunk, kPairK);
+  layout.padded_k = (layout.num_chunks - 1) * layout.chunk + layout.padded_chunk;
+  layout.stage_pitch = pitch_of(layout.padded_chunk);
+  layout.stage_bytes = kStageRows * layout.stage_pitch;
+  layout.x = num_stages * layout.stage_bytes;
+  layout.x_pitch = pitch_of(padded_to(layout.padded_k, 64));
+  layout.sums = layout.x + num_tokens * layout.x_pitch;
+  layout.squares = layout.sums + kWarps * num_tokens * kGroupRows * 4;
+  layout.barriers = layout.squares + kWarps * kMaxTokens * 4;
+  layout.end = layout.barriers + (2 * kMaxStages + 1) * 8;
+  return layout;
+}
+
+}  // namespace fp4moe::few_linear
