@@ -25,9 +25,9 @@ struct RouterConfig {
   double health_timeout_seconds = 5;  // for the response to a health check
   // Seconds until the response is complete, or until a stream begins; 0: no limit
   double request_timeout_seconds = 1800;
-  double quiet_timeout_seconds = 60;     // between two pieces of a response that has begun; 0: no limit
-  int64_t max_answer_bytes = 256 << 20;  // bytes of one response that is not a stream
-  int64_t max_held_bytes = 1 << 30;      // bytes of all responses that the router has not forwarded yet
+  double quiet_timeout_seconds = 60;       // between two pieces of a response that has begun; 0: no limit
+  int64_t max_response_bytes = 256 << 20;  // bytes of one response that is not a stream
+  int64_t max_held_bytes = 1 << 30;        // bytes of all responses that the router has not forwarded yet
 };
 
 // Serves from make() until stop(). A generation request goes to the decode node with the fewest active

@@ -22,8 +22,8 @@ class ServerImpl final : public Server {
   Status listen() {
     auto http = HttpServer::make(
         config_, [this](const std::shared_ptr<HttpExchange>& e) { routes_.handle(e); },
-        [this](const HttpRequest& request, int status) { routes_.count_answer(request, status); },
-        [this](const HttpRequest& head) { return routes_.answer_head(head); });
+        [this](const HttpRequest& request, int status) { routes_.count_response(request, status); },
+        [this](const HttpRequest& head) { return routes_.respond_to_head(head); });
     if (!http.ok()) return http.status();
     http_ = std::move(http).value();
     return {};
@@ -37,7 +37,7 @@ class ServerImpl final : public Server {
     const auto end = Clock::now() + std::chrono::milliseconds(static_cast<int64_t>(1000 * timeout_seconds));
     routes_.start_draining();
     if (Engine* engine = routes_.engine()) engine->drain(timeout_seconds);
-    http_->wait_for_answers(std::max(end, Clock::now() + kLastWords));
+    http_->wait_for_responses(std::max(end, Clock::now() + kLastWords));
   }
 
   void stop() override {

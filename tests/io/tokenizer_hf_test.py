@@ -106,10 +106,11 @@ def main():
     count = int(sys.argv[3]) if len(sys.argv) > 3 else 100
     print(f"seed {seed}, {count} texts per tokenizer")
     rng = random.Random(seed)
+    characters = list(all_characters())
     for number, (name, config) in enumerate(configs(rng)):
         texts = tokenizer_texts.FIXED + tokenizer_texts.random_texts(seed + number, count)
         shares = 1 if count >= 1000 else 24
-        texts += list(all_characters())[number % shares::shares]
+        texts += characters[number % shares::shares]
         compare(name, config, texts, rng, binary)
     print(f"{number + 1} tokenizers agree")
 

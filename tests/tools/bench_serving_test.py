@@ -291,7 +291,7 @@ class AgainstServe(unittest.TestCase):
             self.assertEqual(ended.returncode, 0, ended.stderr)
             result = json.loads(ended.stdout)
             self.assertEqual((result["completed"], result["total_input_tokens"], result["total_output_tokens"]), (40, 680, 360))
-            self.assertEqual((result["counted_by_usage"], result["short_answers"]), (40, 0))
+            self.assertEqual((result["counted_by_usage"], result["short_outputs"]), (40, 0))
             for label in ("Successful requests:", "Output token throughput (tok/s):", "Median TTFT (ms):", "P99 ITL (ms):"):
                 self.assertIn(label, ended.stderr)
             ended = bench(serve.url, *"--backend vllm-chat --num-prompts 8 --random-input-len 5 --random-output-len 7 "

@@ -21,8 +21,8 @@ TEST(Summarise, LinearBetweenValues) {
   EXPECT_DOUBLE_EQ(summarise({}).mean, 0);
 }
 
-ServingAnswer streamed(double first_text_s, double latency_s, int64_t output_tokens) {
-  ServingAnswer answer;
+ServingResponse streamed(double first_text_s, double latency_s, int64_t output_tokens) {
+  ServingResponse answer;
   answer.first_text_s = first_text_s;
   answer.latency_s = latency_s;
   answer.output_tokens = output_tokens;
@@ -46,7 +46,7 @@ TEST(ServingReport, ByHand) {
   EXPECT_EQ(report.total_output, 15);
   EXPECT_EQ(report.counted_pieces, 2);
   EXPECT_EQ(report.unknown_inputs, 1);
-  EXPECT_EQ(report.short_answers, 1);  // only responses with usage count as short
+  EXPECT_EQ(report.short_outputs, 1);  // only responses with usage count as short
   EXPECT_DOUBLE_EQ(report.concurrency, (1.5 + 0.3 + 1.0) / 2);
   EXPECT_DOUBLE_EQ(report.ttft_ms.median, 200);
   EXPECT_DOUBLE_EQ(report.tpot_ms.mean, (100.0 + 400) / 2);  // undefined for a response of one token

@@ -41,9 +41,9 @@ std::string to_text(const json& value) { return value.dump(-1, ' ', false, json:
 json ask_for(JsonClient& client, const std::string& path, const char* pointer) {
   const auto reply = client.get(path);
   if (!reply.ok()) return {};
-  const json answer = json::parse(*reply, nullptr, false);
+  const json response = json::parse(*reply, nullptr, false);
   const json::json_pointer place(pointer);
-  return answer.is_object() && answer.contains(place) ? answer[place] : json();
+  return response.is_object() && response.contains(place) ? response[place] : json();
 }
 
 // Fills in the model's name and vocabulary size from the server unless given.
@@ -93,8 +93,8 @@ Status warm_up(const ServingOptions& options, const std::string& body) {
   const auto run =
       run_load(load, std::vector<std::string>(static_cast<size_t>(options.warmup_requests), body));
   if (!run.ok()) return run.status();
-  for (const ServingAnswer& answer : run->answers) {
-    if (!answer.error.ok()) return unavailable("warm-up: " + answer.error.message());
+  for (const ServingResponse& response : run->responses) {
+    if (!response.error.ok()) return unavailable("warm-up: " + response.error.message());
   }
   return {};
 }
@@ -121,14 +121,14 @@ json describe(const ServingOptions& options, const ServingReport& report) {
 void add_details(json& result, const LoadRun& run, const std::vector<AskedTokens>& asked) {
   for (const char* key : {"input_lens", "output_lens", "ttfts", "itls", "generated_texts", "errors"})
     result[key] = json::array();
-  for (size_t i = 0; i < run.answers.size(); ++i) {
-    const ServingAnswer& answer = run.answers[i];
-    result["input_lens"].push_back(answer.has_usage ? answer.prompt_tokens : asked[i].prompt);
-    result["output_lens"].push_back(answer.output_tokens);
-    result["ttfts"].push_back(answer.first_text_s < 0 ? json() : json(answer.first_text_s));
-    result["itls"].push_back(answer.gaps_s);
-    result["generated_texts"].push_back(answer.text);
-    result["errors"].push_back(answer.error.message());
+  for (size_t i = 0; i < run.responses.size(); ++i) {
+    const ServingResponse& response = run.responses[i];
+    result["input_lens"].push_back(response.has_usage ? response.prompt_tokens : asked[i].prompt);
+    result["output_lens"].push_back(response.output_tokens);
+    result["ttfts"].push_back(response.first_text_s < 0 ? json() : json(response.first_text_s));
+    result["itls"].push_back(response.gaps_s);
+    result["generated_texts"].push_back(response.text);
+    result["errors"].push_back(response.error.message());
   }
 }
 
@@ -152,14 +152,14 @@ void print_head(const ServingOptions& options) {
 Status name_failures(const LoadRun& run) {
   std::map<std::string, int64_t> counts;
   int64_t failed = 0;
-  for (const ServingAnswer& answer : run.answers) {
-    if (answer.error.ok()) continue;
-    ++counts[answer.error.message()];
+  for (const ServingResponse& response : run.responses) {
+    if (response.error.ok()) continue;
+    ++counts[response.error.message()];
     ++failed;
   }
   for (const auto& [message, count] : counts) fmt::print(stderr, "failed, {} x: {}\n", count, message);
   if (failed == 0) return {};
-  return unavailable(fmt::format("{} of {} requests failed", failed, run.answers.size()));
+  return unavailable(fmt::format("{} of {} requests failed", failed, run.responses.size()));
 }
 
 // Raises the file limit to allow as many connections as possible.

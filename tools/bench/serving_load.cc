@@ -32,7 +32,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kNoThrow = asio::as_tuple(asio::use_awaitable);
-constexpr uint64_t kMaxAnswerBytes = uint64_t{1} << 30;
+constexpr uint64_t kMaxResponseBytes = uint64_t{1} << 30;
 constexpr size_t kMaxShownErrorBytes = 300;  // of a failed response's body, in the error
 
 double seconds_since(Clock::time_point start) {
@@ -43,7 +43,7 @@ double seconds_since(Clock::time_point start) {
 class Load {
  public:
   Load(const LoadOptions& options, const std::vector<std::string>& bodies)
-      : options_(options), bodies_(bodies), answers_(bodies.size()), sent_at_s_(bodies.size()) {
+      : options_(options), bodies_(bodies), responses_(bodies.size()), sent_at_s_(bodies.size()) {
     std::mt19937_64 random(options.seed);
     double at = 0;
     for (double& sent_at : sent_at_s_) {
@@ -62,7 +62,7 @@ class Load {
     start_ = Clock::now();
     for (int64_t i = 0; i < at_once; ++i) asio::co_spawn(io_, ask_on(), asio::detached);
     io_.run();
-    return LoadRun{std::move(answers_), seconds_since(start_)};
+    return LoadRun{std::move(responses_), seconds_since(start_)};
   }
 
  private:
@@ -74,17 +74,17 @@ class Load {
       timer.expires_at(
           start_ + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(sent_at_s_[i])));
       co_await timer.async_wait(kNoThrow);
-      answers_[i] = co_await ask(bodies_[i]);
+      responses_[i] = co_await ask(bodies_[i]);
     }
   }
 
-  asio::awaitable<ServingAnswer> ask(const std::string& body) {
+  asio::awaitable<ServingResponse> ask(const std::string& body) {
     const Clock::time_point sent = Clock::now();
-    ServingAnswer failed;
+    ServingResponse failed;
     beast::tcp_stream stream(io_);
     beast::flat_buffer buffer;
     http::response_parser<http::string_body> parser;
-    parser.body_limit(kMaxAnswerBytes);
+    parser.body_limit(kMaxResponseBytes);
     expect_news(stream);
     auto error = std::get<0>(co_await stream.async_connect(endpoints_, kNoThrow));
     if (!error) {
@@ -103,7 +103,7 @@ class Load {
       error = std::get<0>(co_await http::async_read(stream, buffer, parser, kNoThrow));
       const http::response<http::string_body>& response = parser.get();
       if (!error && response.result() == http::status::ok)
-        co_return read_whole_answer(response.body(), seconds_since(sent));
+        co_return read_whole_response(response.body(), seconds_since(sent));
       failed.error = error ? broken(error)
                            : internal_error("HTTP " + std::to_string(response.result_int()) + ": " +
                                             excerpt(response.body(), kMaxShownErrorBytes));
@@ -112,10 +112,10 @@ class Load {
     co_return failed;
   }
 
-  asio::awaitable<ServingAnswer> read_stream(beast::tcp_stream& stream, beast::flat_buffer& buffer,
-                                             http::response_parser<http::string_body>& parser,
-                                             Clock::time_point sent) {
-    AnswerReader reader;
+  asio::awaitable<ServingResponse> read_stream(beast::tcp_stream& stream, beast::flat_buffer& buffer,
+                                               http::response_parser<http::string_body>& parser,
+                                               Clock::time_point sent) {
+    ResponseReader reader;
     parser.eager(false);  // return the body bytes that have arrived, don't wait for all of them
     beast::error_code error;
     while (!error && !parser.is_done() && !reader.is_over()) {
@@ -154,7 +154,7 @@ class Load {
   tcp::resolver::results_type endpoints_;
   Clock::time_point start_;
   size_t next_ = 0;
-  std::vector<ServingAnswer> answers_;
+  std::vector<ServingResponse> responses_;
   std::vector<double> sent_at_s_;  // relative to the start
 };
 

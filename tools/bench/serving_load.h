@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/serving_answer.h"
+#include "bench/serving_response.h"
 #include "server/http/server_url.h"
 
 namespace fp4moe {
@@ -23,8 +23,8 @@ struct LoadOptions {
 };
 
 struct LoadRun {
-  std::vector<ServingAnswer> answers;  // in the order of the requests
-  double seconds = 0;                  // from the start to the end of the last response
+  std::vector<ServingResponse> responses;  // in the order of the requests
+  double seconds = 0;                      // from the start to the end of the last response
 };
 
 // Each request, a JSON body, has its own connection. kUnavailable: the host name does not resolve.

@@ -68,26 +68,26 @@ ServingReport make_serving_report(const LoadRun& run, const std::vector<AskedTok
   ServingReport report;
   report.duration = run.seconds;
   std::vector<double> e2e, ttft, tpot, itl;
-  for (size_t i = 0; i < run.answers.size(); ++i) {
-    const ServingAnswer& answer = run.answers[i];
-    if (!answer.error.ok()) {
+  for (size_t i = 0; i < run.responses.size(); ++i) {
+    const ServingResponse& response = run.responses[i];
+    if (!response.error.ok()) {
       ++report.failed;
       continue;
     }
     ++report.completed;
-    const int64_t prompt = answer.has_usage ? answer.prompt_tokens : asked[i].prompt;
+    const int64_t prompt = response.has_usage ? response.prompt_tokens : asked[i].prompt;
     report.total_input += std::max<int64_t>(prompt, 0);
-    report.total_output += answer.output_tokens;
+    report.total_output += response.output_tokens;
     report.unknown_inputs += prompt < 0;
-    report.counted_pieces += !answer.has_usage;
-    report.short_answers += answer.has_usage && answer.output_tokens < asked[i].answer;
-    e2e.push_back(1e3 * answer.latency_s);
-    if (answer.first_text_s < 0) continue;
-    ttft.push_back(1e3 * answer.first_text_s);
-    if (answer.output_tokens > 1)
-      tpot.push_back(1e3 * (answer.latency_s - answer.first_text_s) /
-                     static_cast<double>(answer.output_tokens - 1));
-    for (const double gap : answer.gaps_s) itl.push_back(1e3 * gap);
+    report.counted_pieces += !response.has_usage;
+    report.short_outputs += response.has_usage && response.output_tokens < asked[i].output;
+    e2e.push_back(1e3 * response.latency_s);
+    if (response.first_text_s < 0) continue;
+    ttft.push_back(1e3 * response.first_text_s);
+    if (response.output_tokens > 1)
+      tpot.push_back(1e3 * (response.latency_s - response.first_text_s) /
+                     static_cast<double>(response.output_tokens - 1));
+    for (const double gap : response.gaps_s) itl.push_back(1e3 * gap);
   }
   report.has_first_text = !ttft.empty();
   if (run.seconds > 0) report.concurrency = std::accumulate(e2e.begin(), e2e.end(), 0.0) / 1e3 / run.seconds;
@@ -107,7 +107,7 @@ nlohmann::ordered_json to_json(const ServingReport& r) {
                                    {"counted_by_usage", r.completed - r.counted_pieces},
                                    {"counted_by_pieces", r.counted_pieces},
                                    {"unknown_inputs", r.unknown_inputs},
-                                   {"short_answers", r.short_answers},
+                                   {"short_outputs", r.short_outputs},
                                    {"request_throughput", per_second(r.completed, r)},
                                    {"input_throughput", per_second(r.total_input, r)},
                                    {"output_throughput", per_second(r.total_output, r)},
@@ -131,7 +131,7 @@ void print_report(FILE* file, const ServingReport& r) {
                              : fmt::format("pieces of text in {} of {} responses, which had no usage",
                                            r.counted_pieces, r.completed));
   if (r.unknown_inputs > 0) line(file, "Prompts of unknown length, counted as 0:", r.unknown_inputs);
-  if (r.short_answers > 0) line(file, "Outputs shorter than requested:", r.short_answers);
+  if (r.short_outputs > 0) line(file, "Outputs shorter than requested:", r.short_outputs);
   line(file, "Request throughput (req/s):", per_second(r.completed, r));
   line(file, "Input token throughput (tok/s):", per_second(r.total_input, r));
   line(file, "Output token throughput (tok/s):", per_second(r.total_output, r));

@@ -22,7 +22,7 @@ struct ServingReport {
   int64_t total_input = 0, total_output = 0;  // tokens of completed requests
   int64_t counted_pieces = 0;                 // completed without usage: text pieces were counted
   int64_t unknown_inputs = 0;                 // completed with unknown prompt length, counted as 0
-  int64_t short_answers = 0;                  // completed with fewer output tokens (by usage) than requested
+  int64_t short_outputs = 0;                  // completed with fewer output tokens (by usage) than requested
   double concurrency = 0;                     // requests in flight on average
   bool has_first_text = false;                // at least one response was streamed
   Summary e2e_ms, ttft_ms, tpot_ms, itl_ms;
@@ -30,7 +30,7 @@ struct ServingReport {
 
 // The tokens of a prompt (-1: unknown), and the requested output tokens (0: any number).
 struct AskedTokens {
-  int64_t prompt = -1, answer = 0;
+  int64_t prompt = -1, output = 0;
 };
 ServingReport make_serving_report(const LoadRun& run, const std::vector<AskedTokens>& asked);
 

@@ -95,9 +95,10 @@ void add_router(CLI::App& app, int& exit_code) {
   flag("--quiet-timeout-secs", r.quiet_timeout_seconds,
        "seconds without a byte of a response that has begun; 0: no limit")
       ->check(CLI::Range(0.0, 1e9));
-  flag("--max-answer-bytes", r.max_answer_bytes, "maximum bytes of a node's response that is not a stream")
+  flag("--max-response-bytes", r.max_response_bytes,
+       "maximum bytes of a node's response that is not a stream")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
-  flag("--max-held-answer-bytes", r.max_held_bytes,
+  flag("--max-held-response-bytes", r.max_held_bytes,
        "maximum bytes of all responses that are not yet forwarded")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   flag("--drain-timeout", options->drain_timeout, "seconds that running requests get after SIGTERM")

@@ -72,7 +72,7 @@ int run(const RunOptions& options) {
   std::fputc('\n', stdout);
   if (last.finish_reason == FinishReason::kError) return report_error(internal_error(last.error));
   if (options.stats)
-    std::fprintf(stderr, "%lld prompt tokens, %lld answer tokens\n",
+    std::fprintf(stderr, "%lld prompt tokens, %lld output tokens\n",
                  static_cast<long long>(last.prompt_tokens), static_cast<long long>(last.completion_tokens));
   return kExitOk;
 }

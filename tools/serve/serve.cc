@@ -72,15 +72,15 @@ int drain(const ServeOptions& options, Server& server, ServiceManager& manager, 
 // A rank failed or a step is stuck: ends open requests with the error, then the process, even if ranks or
 // threads hang.
 [[noreturn]] void fail(const ServeOptions& options, Server& server, Engine& engine) {
-  constexpr double kSecondsToAnswer = 0.5;
+  constexpr double kSecondsToRespond = 0.5;
   constexpr auto kMostPatience = std::chrono::seconds(5);
   options.server.log_sink(LogLevel::kError,
                           "the engine has failed, shutting down: " + engine.failure().message());
-  auto answered = std::async(std::launch::async, [&] {
-    server.drain(kSecondsToAnswer);
+  auto drained = std::async(std::launch::async, [&] {
+    server.drain(kSecondsToRespond);
     server.stop();
   });
-  answered.wait_for(kMostPatience);
+  drained.wait_for(kMostPatience);
   engine.abort();
   _exit(1);
 }

@@ -44,8 +44,8 @@ Status compare_challenges(const KvChallenge& ours, const KvChallenge& theirs, No
           : "the " + name + " has a secret, this node has none: both need the same " + kSecretFile);
 }
 
-Status answer_decode_node(KvSocket& socket, const KvHello& ours, const NodeSecret& secret,
-                          KvSocket::Clock::time_point end_by, const std::function<Status()>& admit) {
+Status respond_to_decode_node(KvSocket& socket, const KvHello& ours, const NodeSecret& secret,
+                              KvSocket::Clock::time_point end_by, const std::function<Status()>& admit) {
   FP4MOE_ASSIGN_OR_RETURN(const KvFrame first, receive(socket, KvStage::kChallenge, end_by));
   FP4MOE_ASSIGN_OR_RETURN(const KvChallenge theirs, decode_challenge(first.payload));
   const KvChallenge challenge = challenge_of(secret);
@@ -101,7 +101,7 @@ Result<KvHello> greet_prefill_node(KvSocket& socket, const KvHello& ours, const 
 
 Status greet_decode_node(KvSocket& socket, const KvHello& ours, const NodeSecret& secret,
                          KvSocket::Clock::time_point end_by, const std::function<Status()>& admit) {
-  const Status status = answer_decode_node(socket, ours, secret, end_by, admit);
+  const Status status = respond_to_decode_node(socket, ours, secret, end_by, admit);
   if (!status.ok()) static_cast<void>(send_text(socket, KvFrameType::kFailed, encode_failure(status)));
   return status;
 }

@@ -38,7 +38,7 @@ struct Job {
   std::promise<GrammarResult> promise;
   std::shared_future<GrammarResult> result = promise.get_future().share();
   std::atomic<bool> is_cancelled{false};
-  bool is_answered = false;
+  bool is_delivered = false;
   // Set while it runs.
   std::string client;  // the client whose turn it used
   Clock::time_point deadline;
@@ -184,7 +184,7 @@ struct GrammarStore::State {
   void start(const JobPtr& job, Clock::time_point now);
   void compile(const JobPtr& job);
   void take(const JobPtr& job, GrammarResult result);
-  void answer(Job& job, GrammarResult result);
+  void deliver(Job& job, GrammarResult result);
   void abandon(const JobPtr& job);
   void stop();
 
@@ -195,7 +195,7 @@ struct GrammarStore::State {
   std::function<void()> on_ready;
   GrammarCache cache;
   GrammarFailures failures;
-  std::map<std::string, JobPtr> jobs;  // by key; not yet answered
+  std::map<std::string, JobPtr> jobs;  // by key; not yet deliver
   JobQueue waiting;
   std::vector<JobPtr> compiling;
   std::vector<std::thread> ended;  // threads of ended jobs, to be joined
@@ -234,14 +234,14 @@ void GrammarStore::State::manage() {
 Clock::time_point GrammarStore::State::watch(Clock::time_point now) {
   auto next = Clock::time_point::max();
   for (const JobPtr& job : compiling) {
-    if (job->is_answered) continue;  // it was cancelled and will end
+    if (job->is_delivered) continue;  // it was cancelled and will end
     if (now >= job->deadline) {
       char text[64];
       std::snprintf(text, sizeof text, "the grammar was not compiled within %g s",
                     Seconds(limits.timeout).count());
       const Status late(StatusCode::kDeadline, text);
       failures.add(job->key, late, now);
-      answer(*job, late);
+      deliver(*job, late);
       job->is_cancelled.store(true);
       continue;
     }
@@ -258,7 +258,7 @@ void GrammarStore::State::start(const JobPtr& job, Clock::time_point now) {
   } catch (const std::exception& error) {
     std::erase(compiling, job);
     waiting.end(*job);
-    answer(*job, unavailable(std::string("no thread to compile a grammar: ") + error.what()));
+    deliver(*job, unavailable(std::string("no thread to compile a grammar: ") + error.what()));
   }
 }
 
@@ -289,14 +289,14 @@ void GrammarStore::State::take(const JobPtr& job, GrammarResult result) {
   std::erase(compiling, job);
   waiting.end(*job);
   ended.push_back(std::move(job->thread));
-  answer(*job, std::move(result));
+  deliver(*job, std::move(result));
   changed.notify_all();
 }
 
 // ---- any thread, with the lock --------------------------------------------------------------------
 
-void GrammarStore::State::answer(Job& job, GrammarResult result) {
-  if (std::exchange(job.is_answered, true)) return;
+void GrammarStore::State::deliver(Job& job, GrammarResult result) {
+  if (std::exchange(job.is_delivered, true)) return;
   if (const auto own = jobs.find(job.key); own != jobs.end() && own->second.get() == &job) jobs.erase(own);
   job.promise.set_value(std::move(result));
   if (on_ready) on_ready();
@@ -307,7 +307,7 @@ void GrammarStore::State::answer(Job& job, GrammarResult result) {
 // The last ticket of the job was destroyed.
 void GrammarStore::State::abandon(const JobPtr& job) {
   std::lock_guard lock(mutex);
-  if (std::exchange(job->is_answered, true)) return;
+  if (std::exchange(job->is_delivered, true)) return;
   if (const auto own = jobs.find(job->key); own != jobs.end() && own->second == job) jobs.erase(own);
   waiting.remove(job);
   job->is_cancelled.store(true);
@@ -321,7 +321,7 @@ void GrammarStore::State::stop() {
     for (const JobPtr& job : compiling) job->is_cancelled.store(true);
     for (const JobPtr& job : waiting.all()) {
       waiting.remove(job);
-      answer(*job, unavailable("the engine is stopping"));
+      deliver(*job, unavailable("the engine is stopping"));
     }
     changed.notify_all();
   }

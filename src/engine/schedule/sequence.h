@@ -53,7 +53,7 @@ struct Sequence {
 
   int64_t num_tokens() const { return static_cast<int64_t>(token_ids.size()); }
   int64_t num_known_tokens() const { return num_tokens() - num_unknown; }
-  int64_t num_answer_tokens() const { return num_known_tokens() - num_prompt_tokens; }
+  int64_t num_output_tokens() const { return num_known_tokens() - num_prompt_tokens; }
   int64_t num_pending() const { return num_tokens() - kv.num_cached; }
   bool is_complete() const { return num_tokens() == max_tokens; }
   // Whether the row at `position` scores the next prompt token.

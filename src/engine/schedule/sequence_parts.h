@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "engine/disagg/kv_lease.h"
-#include "engine/grammar/answer_grammar.h"
 #include "engine/grammar/grammar_store.h"
-#include "engine/output/answer_text.h"
+#include "engine/grammar/output_grammar.h"
 #include "engine/output/delta_sink.h"
 #include "engine/output/logit_edits.h"
+#include "engine/output/output_text.h"
 #include "fp4moe/request.h"
 
 namespace fp4moe {
@@ -49,7 +49,7 @@ struct SequenceKv {
 // The way from token ids to the client.
 struct SequenceOutput {
   std::shared_ptr<DeltaSink> sink;
-  AnswerText text;
+  OutputText text;
   LogitEdits edits;
 };
 
@@ -71,7 +71,7 @@ struct SequenceExperts {
 // Owned by GrammarManager once the sequence is scheduled.
 struct SequenceGrammar {
   GrammarTicket ticket;                    // valid while its grammar is being waited for
-  std::shared_ptr<AnswerGrammar> matcher;  // of the output so far, once the grammar is compiled; null: any
+  std::shared_ptr<OutputGrammar> matcher;  // of the output so far, once the grammar is compiled; null: any
                                            // text
   bool awaits_mask = false;                // no rows until its next token's mask is ready
 };

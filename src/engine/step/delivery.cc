@@ -70,7 +70,7 @@ void Delivery::accept(LogitRow& row) {
   Sequence& sequence = *row.sequence;
   Delta delta;
   try {
-    if (sequence.num_answer_tokens() == 0) count_prompt(sequence);
+    if (sequence.num_output_tokens() == 0) count_prompt(sequence);
     if (sequence.disagg.on_held && row.status.ok()) return hold(row);
     if (row.status.ok()) delta = put_token(sequence, row.token);
     if (row.status.ok()) row.status = sequence.output.text.failure();
@@ -102,7 +102,7 @@ Delta Delivery::put_token(Sequence& sequence, SampledToken& token) const {
   const bool may_end = !sampling.ignore_eos || has_grammar;
   const bool is_end = may_end && contains(eos_token_ids, id);
   if (is_end || contains(sampling.stop_token_ids, id)) delta.matched_stop_token = id;
-  const bool may_stop = sequence.num_answer_tokens() >= sampling.min_new_tokens;
+  const bool may_stop = sequence.num_output_tokens() >= sampling.min_new_tokens;
   if (delta.matched_stop_token < 0 || sampling.no_stop_trim)
     delta.text = sequence.output.text.push(id, may_stop);
   // Without end tokens only the grammar knows whether the text ends here: GrammarManager::check() decides
@@ -118,7 +118,7 @@ Delta Delivery::put_token(Sequence& sequence, SampledToken& token) const {
 void Delivery::deliver(const Sequence& sequence, Delta& delta) {
   delta.prompt_tokens = sequence.num_prompt_tokens;
   delta.cached_tokens = std::max<int64_t>(sequence.kv.num_reused, 0);
-  delta.completion_tokens = sequence.num_answer_tokens();
+  delta.completion_tokens = sequence.num_output_tokens();
   sequence.output.sink->send(delta);
 }
 

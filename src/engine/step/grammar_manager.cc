@@ -20,12 +20,12 @@ GrammarManager::GrammarManager(std::unique_ptr<GrammarCompiler> compiler, const 
       masks_(options.masks, on_ready) {}
 
 void GrammarManager::add(Sequence& sequence, std::shared_ptr<const Grammar> grammar) {
-  sequence.grammar.matcher = std::make_shared<AnswerGrammar>(std::move(grammar), vocab_size_);
+  sequence.grammar.matcher = std::make_shared<OutputGrammar>(std::move(grammar), vocab_size_);
   sequences_.push_back(&sequence);
 }
 
 void GrammarManager::advance(Sequence& sequence, int32_t id) {
-  if (sequence.num_answer_tokens() == 1 && sequence.disagg.first_token)
+  if (sequence.num_output_tokens() == 1 && sequence.disagg.first_token)
     masks_.start(sequence.grammar.matcher, id);
   else
     masks_.advance(sequence.grammar.matcher, id);
@@ -39,20 +39,20 @@ void GrammarManager::remove(Sequence& sequence) {
 }
 
 std::optional<Delta> GrammarManager::check(Sequence& sequence) const {
-  const AnswerGrammar& matcher = *sequence.grammar.matcher;
+  const OutputGrammar& matcher = *sequence.grammar.matcher;
   bool& awaits_mask = sequence.grammar.awaits_mask;
   switch (matcher.state()) {
-    case AnswerGrammar::State::kWorking:
+    case OutputGrammar::State::kWorking:
       awaits_mask = awaits_mask || !expects_in_time(matcher);
       break;
-    case AnswerGrammar::State::kReady:
+    case OutputGrammar::State::kReady:
       awaits_mask = false;
       if (sequence.num_known_tokens() == sequence.max_tokens)
         return Delta{.finish_reason = FinishReason::kLength};
       break;
-    case AnswerGrammar::State::kEnded:
+    case OutputGrammar::State::kEnded:
       return Delta{.finish_reason = FinishReason::kStop};
-    case AnswerGrammar::State::kFailed:
+    case OutputGrammar::State::kFailed:
       return Delta{.finish_reason = FinishReason::kError,
                    .error = matcher.status().message(),
                    .error_code = matcher.status().code()};
@@ -61,7 +61,7 @@ std::optional<Delta> GrammarManager::check(Sequence& sequence) const {
 }
 
 // Estimated from its last mask. If the executor samples, masks are needed as soon as the step is enqueued.
-bool GrammarManager::expects_in_time(const AnswerGrammar& matcher) const {
+bool GrammarManager::expects_in_time(const OutputGrammar& matcher) const {
   const Clock::duration time = executor_samples_ ? mask_wait() : step_duration_ + mask_wait();
   return !matcher.is_slow() && matcher.last_duration() <= time;
 }
@@ -71,17 +71,17 @@ GrammarManager::Clock::duration GrammarManager::mask_wait() const {
 }
 
 void GrammarManager::attach_masks(std::span<LogitRow> rows, DpScheduler& scheduler) {
-  std::vector<AnswerGrammar*> working;
+  std::vector<OutputGrammar*> working;
   const auto needs_mask = [](const LogitRow& row) {
     return !row.is_scored && row.sequence->grammar.matcher != nullptr;
   };
   for (const LogitRow& row : rows)
-    if (needs_mask(row) && row.sequence->grammar.matcher->state() == AnswerGrammar::State::kWorking)
+    if (needs_mask(row) && row.sequence->grammar.matcher->state() == OutputGrammar::State::kWorking)
       working.push_back(row.sequence->grammar.matcher.get());
   if (!working.empty()) masks_.wait_for(working, Clock::now() + mask_wait());
   for (LogitRow& row : rows) {
     if (!needs_mask(row)) continue;
-    if (row.sequence->grammar.matcher->state() == AnswerGrammar::State::kReady) {
+    if (row.sequence->grammar.matcher->state() == OutputGrammar::State::kReady) {
       row.allowed = row.sequence->grammar.matcher->allowed();
       continue;
     }

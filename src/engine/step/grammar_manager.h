@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/grammar/answer_grammar.h"
 #include "engine/grammar/grammar_store.h"
+#include "engine/grammar/output_grammar.h"
 #include "engine/ranks/executor.h"
 #include "engine/schedule/dp_scheduler.h"
 #include "engine/step/step_loop_options.h"
@@ -60,7 +60,7 @@ class GrammarManager {
 
  private:
   using Clock = std::chrono::steady_clock;
-  bool expects_in_time(const AnswerGrammar& matcher) const;
+  bool expects_in_time(const OutputGrammar& matcher) const;
   Clock::duration mask_wait() const;
 
   const int64_t vocab_size_;

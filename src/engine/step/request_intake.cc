@@ -88,7 +88,7 @@ std::unique_ptr<Sequence> RequestIntake::make_sequence(Request request, uint64_t
   const int64_t num_prompt_tokens = static_cast<int64_t>(request.input_ids.size());
   const int64_t max_new_tokens =
       parts.on_held ? 1 : std::min(sampling.max_new_tokens, options_.context_length - num_prompt_tokens);
-  AnswerText text(tokenizer_, sampling.skip_special_tokens, sampling.stop, std::move(parts.patterns));
+  OutputText text(tokenizer_, sampling.skip_special_tokens, sampling.stop, std::move(parts.patterns));
   LogitEdits edits(sampling, executor_.config().eos_token_ids);
   const auto after = [&](int64_t from) {
     return from >= 0 ? std::min(from + 1, num_prompt_tokens) : num_prompt_tokens;

@@ -5,8 +5,8 @@
 
 #include "engine/disagg/kv_wire.h"
 #include "engine/disagg/node_link.h"
-#include "engine/grammar/answer_grammar.h"
 #include "engine/grammar/grammar_store.h"
+#include "engine/grammar/output_grammar.h"
 #include "engine/schedule/scheduler.h"
 #include "engine/step/time_limits.h"
 

@@ -27,14 +27,14 @@ Status check_time(const Sequence& sequence, const TimeLimits& limits, Sequence::
   if (is_over(sequence.times.submitted, sequence.request.timeout_seconds))
     return {StatusCode::kDeadline,
             "the request's timeout of " + seconds_text(sequence.request.timeout_seconds) +
-                " has expired; it has " + std::to_string(sequence.num_answer_tokens()) + " output tokens"};
+                " has expired; it has " + std::to_string(sequence.num_output_tokens()) + " output tokens"};
   if (!has_started && is_over(sequence.times.submitted, limits.waiting))
     return unavailable("the request has waited longer than --req-waiting-timeout " +
                        seconds_text(limits.waiting));
   if (has_started && is_over(sequence.times.started, limits.running))
     return {StatusCode::kDeadline, "the request has run longer than --req-running-timeout " +
                                        seconds_text(limits.running) + "; it has " +
-                                       std::to_string(sequence.num_answer_tokens()) + " output tokens"};
+                                       std::to_string(sequence.num_output_tokens()) + " output tokens"};
   return {};
 }
 

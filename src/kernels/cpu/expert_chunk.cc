@@ -70,8 +70,17 @@ DotFn pair_of(Fp4Format format, int64_t num_rows) {
                                      : dot_of<Fp4Format::kNvfp4, true, 2, kMaxPairTokens>(num_rows);
 }
 
-// Multiplies a tile of x's rows by one or two consecutive panels: both at once by `pair` (few kI8 rows), one
-// at a time by `dot`, or, if `dot` is null, by AMX tiles, which stay configured during the object's lifetime.
+// Multiplies a tile of x's rows by one or two consecutive panels. The constructor chooses how:
+//
+//   x      rows of the tile             one panel               two panels
+//   bf16   any, without AMX             dot                     dot, dot
+//   bf16   any, with AMX                expert_dot_tiles        expert_dot_tiles
+//   kI8    up to kMaxPairTokens         dot                     pair, which reads x once
+//   kI8    more                         dot                     dot, dot
+//   kI8    kMinInt8TileRows or more,    expert_dot_int8_tiles   expert_dot_int8_tiles
+//          with AMX and MXFP4
+//
+// dot is null if AMX tiles do the work; they stay configured during the object's lifetime.
 struct TileDot {
   DotFn dot = nullptr, pair = nullptr;
   int64_t k, panel_bytes, num_rows;
@@ -101,24 +110,28 @@ struct TileDot {
   TileDot& operator=(const TileDot&) = delete;
 
   // out[p] = sums of panel `panel + p`.
-  void run(const ExpertGemmArgs& g, int64_t panel, int64_t num_panels, PanelSums* out) const {
+  void multiply(const ExpertGemmArgs& g, int64_t panel, int64_t num_panels, PanelSums* out) const {
     const uint8_t* panels = g.panels + panel * panel_bytes;
 #if defined(__AMX_TILE__)
-    if (dot == nullptr && x_blocks.scales != nullptr) {
-      const auto* codes = reinterpret_cast<const int8_t*>(x);
-      return expert_dot_int8_tiles({panels, panel_bytes, k, codes, x_blocks, RowTiles(num_rows)}, num_panels,
-                                   out);
-    }
-    if (dot == nullptr) {
-      const PanelRows rows{panels, panel_bytes, k, reinterpret_cast<const bf16*>(x), RowTiles(num_rows)};
-      return g.format == Fp4Format::kMxfp4 ? expert_dot_tiles<Fp4Format::kMxfp4>(rows, num_panels, out)
-                                           : expert_dot_tiles<Fp4Format::kNvfp4>(rows, num_panels, out);
-    }
+    if (dot == nullptr) return multiply_tiles(g.format, panels, num_panels, out);
 #endif
     Lanes* const to[2] = {out[0], out[num_panels - 1]};
     if (pair != nullptr && num_panels == 2) return pair(panels, k, x, x_blocks, to);
     for (int64_t p = 0; p < num_panels; ++p) dot(panels + p * panel_bytes, k, x, x_blocks, to + p);
   }
+
+#if defined(__AMX_TILE__)
+  void multiply_tiles(Fp4Format format, const uint8_t* panels, int64_t num_panels, PanelSums* out) const {
+    const RowTiles tiles(num_rows);
+    if (x_blocks.scales != nullptr) {
+      const auto* codes = reinterpret_cast<const int8_t*>(x);
+      return expert_dot_int8_tiles({panels, panel_bytes, k, codes, x_blocks, tiles}, num_panels, out);
+    }
+    const PanelRows rows{panels, panel_bytes, k, reinterpret_cast<const bf16*>(x), tiles};
+    format == Fp4Format::kMxfp4 ? expert_dot_tiles<Fp4Format::kMxfp4>(rows, num_panels, out)
+                                : expert_dot_tiles<Fp4Format::kNvfp4>(rows, num_panels, out);
+  }
+#endif
 };
 
 // Calls tile(first, num) for tiles of at most max_rows() rows and nearly equal size: with a maximum of 12, 13
@@ -168,7 +181,7 @@ void gate_up(const ExpertGateUpArgs& a) {
     for (int64_t p = 0; p < g.num_panels; p += group) {
       const int64_t up_panel = p + group - 1;
       alignas(64) PanelSums sums[2];
-      tile.run(g, p, group, sums);
+      tile.multiply(g, p, group, sums);
       for (int64_t t = 0; t < num; ++t) {
         const Vec gate = group == 2 ? scale_and_bias(g, sums[0][t], a.gate_scale, first + t, p) : zero();
         const Vec up = scale_and_bias(g, sums[group - 1][t], a.up_scale, first + t, up_panel);
@@ -190,7 +203,7 @@ void down(const ExpertDownArgs& a) {
     for (int64_t panel = 0; panel < g.num_panels; panel += 2) {
       const int64_t num_panels = g.num_panels - panel < 2 ? 1 : 2;
       alignas(64) PanelSums sums[2];
-      tile.run(g, panel, num_panels, sums);
+      tile.multiply(g, panel, num_panels, sums);
       for (int64_t p = 0; p < num_panels; ++p)
         for (int64_t t = 0; t < num; ++t)
           store(a.out + (first + t) * g.out_stride + (panel + p) * kPanelRows,

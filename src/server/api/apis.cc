@@ -184,7 +184,7 @@ void add_requests(const Engine& engine, GenerationCall& call, Fields& fields, co
     if (std::ssize(ids) + (common.sampling.max_new_tokens > 0 ? 1 : 0) > context)
       return fields.fail(
           "", does_not_fit("the prompt has " + std::to_string(ids.size()) + " tokens, the context holds " +
-                           std::to_string(context) + " of prompt and answer together"));
+                           std::to_string(context) + " of prompt and output together"));
   int64_t num_tokens = 0;
   for (const std::vector<int32_t>& ids : prompts) num_tokens += n * std::ssize(ids);
   if (num_tokens > kMaxSubmittedTokens)

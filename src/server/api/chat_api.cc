@@ -9,7 +9,7 @@ namespace fp4moe {
 GenerationCall parse_chat(const Engine& engine, Fields& fields) {
   GenerationCall call;
   auto format = std::make_unique<ChatFormat>(engine);
-  const AnswerDialect dialect = detect_dialect(engine);
+  const OutputDialect dialect = detect_dialect(engine);
   const ChatMessages messages = read_messages(engine, fields, dialect);
   ChatTemplateOptions options = read_template_options(fields);
   const ToolUse tools = read_tools(engine, dialect, fields, options);
@@ -35,7 +35,7 @@ GenerationCall parse_chat(const Engine& engine, Fields& fields) {
     fail_text(fields, "messages", prompt.status());
     return call;
   }
-  format->plan = plan_answer(dialect, *prompt, tools, separate_reasoning);
+  format->plan = plan_output(dialect, *prompt, tools, separate_reasoning);
   format->parallel_calls = tools.parallel;
   if (dialect.needs_special_tokens) sampling.skip_special_tokens = false;
   sampling.grammar = tools.is_forced ? constrain_calls(engine, dialect, *prompt, tools)

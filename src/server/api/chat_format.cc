@@ -6,7 +6,7 @@ namespace fp4moe {
 
 namespace {
 
-using Kind = AnswerPart::Kind;
+using Kind = OutputPart::Kind;
 
 json token_logprob(const TokenLogprob& t) {
   json bytes = json::array();
@@ -31,7 +31,7 @@ json new_call(const std::string& name) {
 
 }  // namespace
 
-bool ChatFormat::is_told(const AnswerPart& part, int64_t& num_calls) const {
+bool ChatFormat::is_returned(const OutputPart& part, int64_t& num_calls) const {
   if (part.kind == Kind::kCall) ++num_calls;
   const bool is_call = part.kind == Kind::kCall || part.kind == Kind::kArguments;
   return !is_call || parallel_calls || num_calls == 1;
@@ -42,7 +42,7 @@ std::vector<json> ChatFormat::events(const Choice& choice, const Delta& delta) {
     streams_.resize(static_cast<size_t>(choice.index) + 1);
   Stream& stream = streams_[static_cast<size_t>(choice.index)];
   if (stream.parser == nullptr) stream.parser = make_parser(plan);
-  AnswerParts parts;
+  OutputParts parts;
   stream.parser->push(delta.text, parts);
   const bool is_end = delta.finish_reason != FinishReason::kNone;
   if (is_end) stream.parser->finish(parts);
@@ -54,8 +54,8 @@ std::vector<json> ChatFormat::events(const Choice& choice, const Delta& delta) {
   }
   const size_t num_before = events.size();
   json positions = logprobs && !delta.logprobs.empty() ? logprobs_object(delta.logprobs) : json(nullptr);
-  for (const AnswerPart& part : parts)
-    if (is_told(part, stream.num_calls))
+  for (const OutputPart& part : parts)
+    if (is_returned(part, stream.num_calls))
       events.push_back(chunk(choice, part_delta(part, stream), std::exchange(positions, nullptr)));
   if (!positions.is_null())  // tokens whose text is held back or empty
     events.push_back(chunk(choice, {{"content", ""}}, std::move(positions)));
@@ -67,7 +67,7 @@ std::vector<json> ChatFormat::events(const Choice& choice, const Delta& delta) {
   return events;
 }
 
-json ChatFormat::part_delta(const AnswerPart& part, Stream& stream) const {
+json ChatFormat::part_delta(const OutputPart& part, Stream& stream) const {
   if (part.kind == Kind::kContent) return {{"content", part.text}};
   if (part.kind == Kind::kReasoning)
     return {{plan.separates_reasoning ? "reasoning_content" : "content", part.text}};
@@ -78,15 +78,15 @@ json ChatFormat::part_delta(const AnswerPart& part, Stream& stream) const {
 }
 
 json ChatFormat::whole_choice(const Choice& choice) const {
-  const std::unique_ptr<AnswerParser> parser = make_parser(plan);
-  AnswerParts parts;
+  const std::unique_ptr<OutputParser> parser = make_parser(plan);
+  OutputParts parts;
   parser->push(choice.text, parts);
   parser->finish(parts);
   std::string content, reasoning;
   json calls = json::array();
   int64_t num_calls = 0;
-  for (const AnswerPart& part : parts) {
-    if (!is_told(part, num_calls)) continue;
+  for (const OutputPart& part : parts) {
+    if (!is_returned(part, num_calls)) continue;
     if (part.kind == Kind::kReasoning && plan.separates_reasoning)
       reasoning += part.text;
     else if (part.kind == Kind::kContent || part.kind == Kind::kReasoning)
@@ -108,8 +108,8 @@ json ChatFormat::whole_choice(const Choice& choice) const {
   return entry;
 }
 
-void ChatFormat::add_to_whole(json& answer, const std::vector<Choice>& choices) const {
-  if (returns_token_ids()) answer["prompt_token_ids"] = *choices.front().prompt_ids;
+void ChatFormat::add_to_whole(json& response, const std::vector<Choice>& choices) const {
+  if (returns_token_ids()) response["prompt_token_ids"] = *choices.front().prompt_ids;
 }
 
 std::string ChatFormat::finish_reason(const Choice& choice, int64_t num_calls) const {

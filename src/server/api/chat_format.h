@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "server/api/openai_format.h"
-#include "server/chat/answer_dialect.h"
+#include "server/chat/output_dialect.h"
 
 namespace fp4moe {
 
@@ -14,7 +14,7 @@ class ChatFormat final : public OpenAiFormat {
  public:
   bool logprobs = false;
   bool parallel_calls = true;  // else only the first call is reported
-  AnswerPlan plan;
+  OutputPlan plan;
 
   explicit ChatFormat(const Engine& engine)
       : OpenAiFormat(engine, "chatcmpl-", "chat.completion", "chat.completion.chunk") {}
@@ -24,18 +24,18 @@ class ChatFormat final : public OpenAiFormat {
  private:
   // One choice's stream.
   struct Stream {
-    std::unique_ptr<AnswerParser> parser;
+    std::unique_ptr<OutputParser> parser;
     int64_t num_calls = 0;
   };
 
   json whole_choice(const Choice& choice) const override;
-  void add_to_whole(json& answer, const std::vector<Choice>& choices) const override;
+  void add_to_whole(json& response, const std::vector<Choice>& choices) const override;
   json chunk(const Choice& choice, json delta, json positions) const;
   json last_chunk(const Choice& choice, int64_t num_calls) const;
-  json part_delta(const AnswerPart& part, Stream& stream) const;
+  json part_delta(const OutputPart& part, Stream& stream) const;
   std::string finish_reason(const Choice& choice, int64_t num_calls) const;
   // Whether the part is reported; counts calls in num_calls.
-  bool is_told(const AnswerPart& part, int64_t& num_calls) const;
+  bool is_returned(const OutputPart& part, int64_t& num_calls) const;
 
   std::vector<Stream> streams_;  // by choice
 };

@@ -54,7 +54,7 @@ void normalise_calls(json& calls, bool as_text, Fields& fields, const std::strin
   }
 }
 
-void normalise_message(json& message, const AnswerDialect& dialect, Fields& fields, const std::string& name) {
+void normalise_message(json& message, const OutputDialect& dialect, Fields& fields, const std::string& name) {
   if (!message.is_object())
     return fields.fail(name, std::string("must be an object, not ") + message.type_name());
   if (!message.contains("role") || !message["role"].is_string())
@@ -223,7 +223,7 @@ bool break_up_specials(const Engine& engine, const std::string& mark, std::strin
 
 }  // namespace
 
-ChatMessages read_messages(const Engine& engine, Fields& fields, const AnswerDialect& dialect) {
+ChatMessages read_messages(const Engine& engine, Fields& fields, const OutputDialect& dialect) {
   const json* messages = fields.find("messages");
   if (messages == nullptr || !messages->is_array() || messages->empty()) {
     fields.fail("messages", "must be a non-empty array");
@@ -287,7 +287,7 @@ ChatTemplateOptions read_template_options(Fields& fields) {
   return options;
 }
 
-ToolUse read_tools(const Engine& engine, const AnswerDialect& dialect, Fields& fields,
+ToolUse read_tools(const Engine& engine, const OutputDialect& dialect, Fields& fields,
                    ChatTemplateOptions& options) {
   ToolUse use;
   if (const json* tools = fields.find("tools")) {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "fp4moe/engine.h"
-#include "server/chat/answer_dialect.h"
+#include "server/chat/output_dialect.h"
 #include "server/json.h"
 
 namespace fp4moe {
@@ -19,13 +19,13 @@ struct ChatMessages {
   // cannot end a message or begin another one. Empty if there are none.
   std::string mark;
 };
-ChatMessages read_messages(const Engine& engine, Fields& fields, const AnswerDialect& dialect);
+ChatMessages read_messages(const Engine& engine, Fields& fields, const OutputDialect& dialect);
 // Tokenizes a prompt rendered from ChatMessages, without the marks.
 std::vector<int32_t> encode_rendered(const Engine& engine, Fields& fields, const std::string& prompt,
                                      const std::string& mark);
 ChatTemplateOptions read_template_options(Fields& fields);
 // Reads "tools", "tool_choice" and "parallel_tool_calls"; also stores the tools in `options`.
-ToolUse read_tools(const Engine& engine, const AnswerDialect& dialect, Fields& fields,
+ToolUse read_tools(const Engine& engine, const OutputDialect& dialect, Fields& fields,
                    ChatTemplateOptions& options);
 
 }  // namespace fp4moe

@@ -86,9 +86,9 @@ class CompletionFormat final : public OpenAiFormat {
   json logprobs_object(const Choice& choice, size_t first, bool with_prompt) const {
     Lists lists;
     size_t offset = 0;
-    const auto tell = [&](const PositionLogprobs& position, bool is_told) {
+    const auto add = [&](const PositionLogprobs& position, bool is_reported) {
       const std::string& bytes = position.chosen.bytes;
-      if (is_told) {
+      if (is_reported) {
         json top = json::object();
         for (const TokenLogprob& t : position.top) top.emplace(token_text(t.bytes), t.logprob);
         if (!position.top.empty()) top.emplace(token_text(bytes), position.chosen.logprob);
@@ -100,9 +100,9 @@ class CompletionFormat final : public OpenAiFormat {
       const std::string bytes = engine_.token_bytes(choice.prompt_ids->front());  // has no logprob
       if (with_prompt) lists.add(bytes, nullptr, nullptr, offset);
       offset += bytes.size();
-      for (const PositionLogprobs& position : choice.prompt_logprobs) tell(position, with_prompt);
+      for (const PositionLogprobs& position : choice.prompt_logprobs) add(position, with_prompt);
     }
-    for (size_t i = 0; i < choice.logprobs.size(); ++i) tell(choice.logprobs[i], i >= first);
+    for (size_t i = 0; i < choice.logprobs.size(); ++i) add(choice.logprobs[i], i >= first);
     return {{"tokens", std::move(lists.tokens)},
             {"token_logprobs", std::move(lists.values)},
             {"top_logprobs", std::move(lists.tops)},

@@ -14,7 +14,7 @@ json triple(const TokenLogprob& t, bool with_text) {
   return json::array({t.logprob, t.token_id, with_text ? json(t.bytes) : json(nullptr)});
 }
 
-class GenerateFormat final : public AnswerFormat {
+class GenerateFormat final : public ApiFormat {
  public:
   bool is_list = false;  // the response is an array
   bool logprobs = false, text_in_logprobs = false;
@@ -27,7 +27,7 @@ class GenerateFormat final : public AnswerFormat {
   std::vector<json> events(const Choice& choice, const Delta& delta) override {
     if (delta.text.empty() && delta.token_ids.empty() && delta.finish_reason == FinishReason::kNone)
       return {};
-    json event = answer(choice);
+    json event = response(choice);
     if (is_list) event["index"] = choice.index;
     return {std::move(event)};
   }
@@ -35,10 +35,10 @@ class GenerateFormat final : public AnswerFormat {
   std::vector<json> closing(const std::vector<Choice>&) override { return {}; }
 
   json whole(const std::vector<Choice>& choices) override {
-    if (!is_list) return answer(choices.front());
-    json answers = json::array();
-    for (const Choice& choice : choices) answers.push_back(answer(choice));
-    return answers;
+    if (!is_list) return response(choices.front());
+    json responses = json::array();
+    for (const Choice& choice : choices) responses.push_back(response(choice));
+    return responses;
   }
 
  private:
@@ -75,7 +75,7 @@ class GenerateFormat final : public AnswerFormat {
     add_logprobs(meta, "input", choice.prompt_logprobs, std::move(chosen), std::move(tops));
   }
 
-  json answer(const Choice& choice) const {
+  json response(const Choice& choice) const {
     json meta = {{"id", choice.request_id},
                  {"finish_reason", finish_reason(choice)},
                  {"prompt_tokens", choice.prompt_tokens},

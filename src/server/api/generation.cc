@@ -12,7 +12,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kShortAnswer = 16384;  // in JSON values: printed in a few milliseconds
+constexpr size_t kShortResponse = 16384;  // in JSON values: printed in a few milliseconds
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
@@ -153,7 +153,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     over_ = true;
     log_finished(*context_.config, choices_, "");
     if (!stream_) {
-      if (printed_values() <= kShortAnswer) return respond();
+      if (printed_values() <= kShortResponse) return respond();
       return exchange_->run_long([self = shared_from_this()] { self->respond(); });
     }
     send(format_->closing(choices_));
@@ -197,7 +197,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   const std::shared_ptr<HttpExchange> exchange_;
   const std::string name_;  // the HTTP request's id
   const bool stream_;
-  const std::unique_ptr<AnswerFormat> format_;
+  const std::unique_ptr<ApiFormat> format_;
   const Clock::time_point start_ = Clock::now();
   std::vector<std::string> ids_;  // of the submissions; constant once the first is submitted
   size_t num_submitted_ = 0;      // a refused submission's id may belong to another request

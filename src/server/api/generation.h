@@ -42,9 +42,9 @@ struct Choice {
 };
 
 // How one API formats its responses.
-class AnswerFormat {
+class ApiFormat {
  public:
-  virtual ~AnswerFormat() = default;
+  virtual ~ApiFormat() = default;
   // The events for `delta`, which is already merged into `choice`.
   virtual std::vector<json> events(const Choice& choice, const Delta& delta) = 0;
   // The events after the last choice has ended, before [DONE].
@@ -57,7 +57,7 @@ struct GenerationCall {
   std::vector<Request> requests;   // one per choice (prompts x n); input_ids are set at submission
   std::vector<PromptIds> prompts;  // of each element of requests
   bool stream = false;
-  std::unique_ptr<AnswerFormat> format;
+  std::unique_ptr<ApiFormat> format;
 };
 
 // Submissions that await their final delta; until then the engine holds callbacks into the server.

@@ -4,7 +4,7 @@ namespace fp4moe {
 
 namespace {
 
-class HealthFormat final : public AnswerFormat {
+class HealthFormat final : public ApiFormat {
  public:
   std::vector<json> events(const Choice&, const Delta&) override { return {}; }
   std::vector<json> closing(const std::vector<Choice>&) override { return {}; }

@@ -31,8 +31,8 @@ Result<double> read_window(std::string_view query) {
 
 }  // namespace
 
-HttpResponse answer_expert_load(const LoadWatch& watch, const ModelInfo& info, const HttpRequest& request,
-                                LoadForm form) {
+HttpResponse expert_load_response(const LoadWatch& watch, const ModelInfo& info, const HttpRequest& request,
+                                  LoadForm form) {
   const Result<double> asked = read_window(request.query);
   if (!asked.ok()) return error_response(asked.status(), "window");
   const LoadWatch::Window window = watch.last(*asked);

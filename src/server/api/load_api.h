@@ -7,7 +7,7 @@
 namespace fp4moe {
 
 enum class LoadForm { kJson, kSvg };
-HttpResponse answer_expert_load(const LoadWatch& watch, const ModelInfo& info, const HttpRequest& request,
-                                LoadForm form);
+HttpResponse expert_load_response(const LoadWatch& watch, const ModelInfo& info, const HttpRequest& request,
+                                  LoadForm form);
 
 }  // namespace fp4moe

@@ -62,9 +62,9 @@ std::vector<json> OpenAiFormat::closing(const std::vector<Choice>& choices) {
   return events;
 }
 
-void OpenAiFormat::add_experts(json& answer, const std::vector<Choice>& choices) {
+void OpenAiFormat::add_experts(json& response, const std::vector<Choice>& choices) {
   if (choices.front().routed_experts != nullptr)
-    answer["sglext"] = {{"routed_experts", routed_experts_text(choices.front())}};
+    response["sglext"] = {{"routed_experts", routed_experts_text(choices.front())}};
 }
 
 void OpenAiFormat::check_experts(Fields& fields, const GenerationCall& call) {
@@ -77,11 +77,11 @@ void OpenAiFormat::check_experts(Fields& fields, const GenerationCall& call) {
 json OpenAiFormat::whole(const std::vector<Choice>& choices) {
   json list = json::array();
   for (const Choice& choice : choices) list.push_back(whole_choice(choice));
-  json answer = head(object_, std::move(list));
-  answer["usage"] = usage(choices, n_);
-  add_experts(answer, choices);
-  add_to_whole(answer, choices);
-  return answer;
+  json response = head(object_, std::move(list));
+  response["usage"] = usage(choices, n_);
+  add_experts(response, choices);
+  add_to_whole(response, choices);
+  return response;
 }
 
 }  // namespace fp4moe

@@ -9,7 +9,7 @@
 
 namespace fp4moe {
 
-class OpenAiFormat : public AnswerFormat {
+class OpenAiFormat : public ApiFormat {
  public:
   // Reads the two APIs' common fields, except the sampling parameters, into itself, `call` and `request`.
   void read(GenerationCall& call, Fields& fields, Request& request);
@@ -26,13 +26,13 @@ class OpenAiFormat : public AnswerFormat {
       : id_prefix_(id_prefix), model_(engine.info().name), object_(object), event_object_(event_object) {}
 
   virtual json whole_choice(const Choice& choice) const = 0;
-  virtual void add_to_whole(json& /*answer*/, const std::vector<Choice>&) const {}
+  virtual void add_to_whole(json& /*response*/, const std::vector<Choice>&) const {}
   json event(json choice) const;
   bool returns_token_ids() const { return returns_token_ids_; }
 
  private:
   json head(const char* object, json choices) const;
-  static void add_experts(json& answer, const std::vector<Choice>& choices);
+  static void add_experts(json& response, const std::vector<Choice>& choices);
 
   const std::string id_prefix_;
   std::string id_;

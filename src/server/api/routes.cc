@@ -78,7 +78,7 @@ void ServerRoutes::set_engine(Engine& engine) {
   engine_.store(&engine);
 }
 
-void ServerRoutes::count_answer(const HttpRequest& request, int status) {
+void ServerRoutes::count_response(const HttpRequest& request, int status) {
   metrics_.responses[static_cast<size_t>(status) % Metrics::kStatuses].fetch_add(1);
   log(LogLevel::kDebug,
       (request.method.empty() ? "unreadable request"
@@ -101,8 +101,8 @@ ServerRoutes::Match ServerRoutes::find_route(const HttpRequest& request) {
   return match;
 }
 
-std::optional<HttpResponse> ServerRoutes::answer_head(const HttpRequest& request) const {
-  if (auto preflight = answer_preflight(config_, request)) return preflight;
+std::optional<HttpResponse> ServerRoutes::respond_to_head(const HttpRequest& request) const {
+  if (auto preflight = respond_to_preflight(config_, request)) return preflight;
   if (request.path == "/health") return health(request);
   if (is_page(request)) return page(request);
   const Match match = find_route(request);
@@ -283,11 +283,11 @@ HttpResponse ServerRoutes::server_info(Engine& engine, const HttpRequest&) {
 }
 
 HttpResponse ServerRoutes::expert_load(Engine& engine, const HttpRequest& request) {
-  return answer_expert_load(*load_watch_, engine.info(), request, LoadForm::kJson);
+  return expert_load_response(*load_watch_, engine.info(), request, LoadForm::kJson);
 }
 
 HttpResponse ServerRoutes::expert_load_svg(Engine& engine, const HttpRequest& request) {
-  return answer_expert_load(*load_watch_, engine.info(), request, LoadForm::kSvg);
+  return expert_load_response(*load_watch_, engine.info(), request, LoadForm::kSvg);
 }
 
 void ServerRoutes::log(LogLevel level, const std::string& line) const {

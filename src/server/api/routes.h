@@ -36,10 +36,10 @@ class ServerRoutes {
   void wait_for_live_requests() { live_->wait_for_none(); }
 
   // Responses that need no body, including all refusals, so that clients don't upload a body in vain.
-  std::optional<HttpResponse> answer_head(const HttpRequest& request) const;
-  // Handles a request that answer_head() let through.
+  std::optional<HttpResponse> respond_to_head(const HttpRequest& request) const;
+  // Handles a request that respond_to_head() let through.
   void handle(const std::shared_ptr<HttpExchange>& exchange);
-  void count_answer(const HttpRequest& request, int status);
+  void count_response(const HttpRequest& request, int status);
 
  private:
   using Plain = HttpResponse (ServerRoutes::*)(Engine&, const HttpRequest&);

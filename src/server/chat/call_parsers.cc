@@ -1,20 +1,20 @@
 #include <algorithm>
 #include <utility>
 
-#include "server/chat/answer_parser.h"
 #include "server/chat/call_scanner.h"
+#include "server/chat/output_parser.h"
 
 namespace fp4moe {
 
 namespace {
 
 constexpr std::string_view kCallSpace = " \t\r\n";
-using Kind = AnswerPart::Kind;
+using Kind = OutputPart::Kind;
 
 // The content around calls; white space before and after a call is dropped.
 class ContentBesideCalls {
  public:
-  void push(std::string_view text, AnswerParts& parts) {
+  void push(std::string_view text, OutputParts& parts) {
     if (skips_space_) text.remove_prefix(std::min(text.find_first_not_of(kCallSpace), text.size()));
     if (text.empty()) return;
     skips_space_ = false;
@@ -28,7 +28,7 @@ class ContentBesideCalls {
     held_.clear();
     skips_space_ = true;
   }
-  void finish(AnswerParts& parts) {
+  void finish(OutputParts& parts) {
     if (!held_.empty()) parts.push_back({Kind::kContent, std::exchange(held_, {})});
   }
 
@@ -37,15 +37,15 @@ class ContentBesideCalls {
   bool skips_space_ = false;
 };
 
-class HermesParser final : public AnswerParser {
+class HermesParser final : public OutputParser {
  public:
-  void push(std::string_view text, AnswerParts& parts) override {
+  void push(std::string_view text, OutputParts& parts) override {
     held_ += text;
     while (in_call_ ? take_call(parts) : take_content(parts)) {
     }
   }
 
-  void finish(AnswerParts& parts) override {
+  void finish(OutputParts& parts) override {
     if (in_call_) {
       scanner_.push(held_, parts);
       give_up_call("", parts);
@@ -60,7 +60,7 @@ class HermesParser final : public AnswerParser {
   static constexpr std::string_view kBegin = "<tool_call>", kEnd = "</tool_call>";
 
   // Each returns whether there may be more to parse.
-  bool take_content(AnswerParts& parts) {
+  bool take_content(OutputParts& parts) {
     const FoundMarker found = find_marker(held_, {kBegin});
     content_.push(std::string_view(held_).substr(0, found.at), parts);
     held_.erase(0, found.at);
@@ -71,7 +71,7 @@ class HermesParser final : public AnswerParser {
     return in_call_ = true;
   }
 
-  bool take_call(AnswerParts& parts) {
+  bool take_call(OutputParts& parts) {
     const FoundMarker found = find_marker(held_, {kEnd});
     scanner_.push(std::string_view(held_).substr(0, found.at), parts);
     held_.erase(0, found.at);
@@ -88,7 +88,7 @@ class HermesParser final : public AnswerParser {
   }
 
   // Text that did not parse as a call is content.
-  void give_up_call(std::string_view end, AnswerParts& parts) {
+  void give_up_call(std::string_view end, OutputParts& parts) {
     if (scanner_.has_begun()) return;
     content_.push(std::string(kBegin) + scanner_.raw() + std::string(end), parts);
   }
@@ -124,15 +124,15 @@ class FencedArguments {
 
 // V3 and R1: CALL_BEGIN function SEPARATOR name \n ```json \n arguments \n ``` CALL_END;
 // V3.1:      CALL_BEGIN name SEPARATOR arguments CALL_END.
-class DeepSeekParser final : public AnswerParser {
+class DeepSeekParser final : public OutputParser {
  public:
-  void push(std::string_view text, AnswerParts& parts) override {
+  void push(std::string_view text, OutputParts& parts) override {
     held_ += text;
     while (take(parts)) {
     }
   }
 
-  void finish(AnswerParts& parts) override {
+  void finish(OutputParts& parts) override {
     if (state_ == State::kContent) content_.push(held_, parts);
     if (state_ == State::kArguments) put_arguments(held_, parts);
     held_.clear();
@@ -152,7 +152,7 @@ class DeepSeekParser final : public AnswerParser {
     return found.marker;
   }
 
-  bool take(AnswerParts& parts) {
+  bool take(OutputParts& parts) {
     std::string text;
     int marker = -1;
     switch (state_) {
@@ -193,21 +193,21 @@ class DeepSeekParser final : public AnswerParser {
     head_.clear();
     state_ = State::kHead;
   }
-  void end_head(AnswerParts& parts) {
+  void end_head(OutputParts& parts) {
     if (head_ != "function") return begin_call(parts);
     head_.clear();
     state_ = State::kName;
   }
-  void begin_call(AnswerParts& parts) {
+  void begin_call(OutputParts& parts) {
     parts.push_back({Kind::kCall, head_});
     arguments_ = {};
     state_ = State::kArguments;
   }
-  void put_arguments(std::string_view text, AnswerParts& parts) {
+  void put_arguments(std::string_view text, OutputParts& parts) {
     std::string certain = arguments_.push(text);
     if (!certain.empty()) parts.push_back({Kind::kArguments, std::move(certain)});
   }
-  void end_call(AnswerParts& parts) {
+  void end_call(OutputParts& parts) {
     if (!arguments_.has_begun()) parts.push_back({Kind::kArguments, "{}"});
     state_ = State::kBetween;
   }
@@ -218,9 +218,9 @@ class DeepSeekParser final : public AnswerParser {
   ContentBesideCalls content_;
 };
 
-class JsonArrayParser final : public AnswerParser {
+class JsonArrayParser final : public OutputParser {
  public:
-  void push(std::string_view text, AnswerParts& parts) override {
+  void push(std::string_view text, OutputParts& parts) override {
     while (!text.empty()) {
       if (state_ == State::kContent) {
         parts.push_back({Kind::kContent, std::string(text)});
@@ -244,7 +244,7 @@ class JsonArrayParser final : public AnswerParser {
       text.remove_prefix(1);
     }
   }
-  void finish(AnswerParts& parts) override {
+  void finish(OutputParts& parts) override {
     if (state_ == State::kCall && !scanner_.has_begun()) parts.push_back({Kind::kContent, scanner_.raw()});
   }
 
@@ -256,7 +256,7 @@ class JsonArrayParser final : public AnswerParser {
 
 }  // namespace
 
-std::unique_ptr<AnswerParser> make_call_parser(CallSyntax syntax) {
+std::unique_ptr<OutputParser> make_call_parser(CallSyntax syntax) {
   switch (syntax) {
     case CallSyntax::kHermes:
       return std::make_unique<HermesParser>();

@@ -20,7 +20,7 @@ bool decode(const std::string& literal, std::string& value) {
 
 }  // namespace
 
-size_t CallScanner::push(std::string_view text, AnswerParts& parts) {
+size_t CallScanner::push(std::string_view text, OutputParts& parts) {
   size_t taken = 0;
   while (taken < text.size() && !is_complete()) take(text[taken++]);
   if (!has_begun_) raw_ += text.substr(0, taken);
@@ -28,11 +28,11 @@ size_t CallScanner::push(std::string_view text, AnswerParts& parts) {
   return taken;
 }
 
-void CallScanner::pass_on(AnswerParts& parts) {
+void CallScanner::pass_on(OutputParts& parts) {
   if (is_complete() && !std::exchange(has_arguments_, true)) arguments_ = "{}";
   if (!has_name_ || !has_arguments_) return;
-  if (!std::exchange(has_begun_, true)) parts.push_back({AnswerPart::Kind::kCall, name_});
-  if (!arguments_.empty()) parts.push_back({AnswerPart::Kind::kArguments, std::exchange(arguments_, {})});
+  if (!std::exchange(has_begun_, true)) parts.push_back({OutputPart::Kind::kCall, name_});
+  if (!arguments_.empty()) parts.push_back({OutputPart::Kind::kArguments, std::exchange(arguments_, {})});
 }
 
 void CallScanner::take(char c) {

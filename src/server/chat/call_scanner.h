@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "server/chat/answer_parser.h"
+#include "server/chat/output_parser.h"
 
 namespace fp4moe {
 
@@ -12,7 +12,7 @@ class CallScanner {
  public:
   // Consumes text up to the object's end and returns the number of bytes consumed. Once the name is known,
   // appends the text of "arguments" (or "parameters") to `parts` as it arrives.
-  size_t push(std::string_view text, AnswerParts& parts);
+  size_t push(std::string_view text, OutputParts& parts);
 
   bool is_complete() const { return state_ == State::kComplete; }
   bool is_inside_string() const { return in_string_; }
@@ -27,7 +27,7 @@ class CallScanner {
   void take_value(char c);
   void end_value();
   bool is_end_of_string(char c);
-  void pass_on(AnswerParts& parts);
+  void pass_on(OutputParts& parts);
   bool is_arguments() const { return key_ == "arguments" || key_ == "parameters"; }
 
   State state_ = State::kStart;

@@ -8,13 +8,13 @@
 #include <algorithm>
 #include <utility>
 
-#include "server/chat/answer_parser.h"
+#include "server/chat/output_parser.h"
 
 namespace fp4moe {
 
 namespace {
 
-using Kind = AnswerPart::Kind;
+using Kind = OutputPart::Kind;
 
 const std::vector<std::string_view> kMarkers = {"<|start|>", "<|channel|>", "<|constrain|>", "<|message|>",
                                                 "<|end|>",   "<|return|>",  "<|call|>"};
@@ -28,9 +28,9 @@ std::string first_word(std::string_view text) {
   return {begin, std::find_if(begin, text.end(), is_header_space)};
 }
 
-class HarmonyParser final : public AnswerParser {
+class HarmonyParser final : public OutputParser {
  public:
-  void push(std::string_view text, AnswerParts& parts) override {
+  void push(std::string_view text, OutputParts& parts) override {
     held_ += text;
     for (;;) {
       const FoundMarker found = find_marker(held_, kMarkers);
@@ -42,7 +42,7 @@ class HarmonyParser final : public AnswerParser {
     }
   }
 
-  void finish(AnswerParts& parts) override {
+  void finish(OutputParts& parts) override {
     take_text(std::exchange(held_, {}), parts);
     if (state_ == State::kFirst) put(Kind::kContent, header_, parts);
     end_message(parts);
@@ -57,7 +57,7 @@ class HarmonyParser final : public AnswerParser {
     kText,
   };
 
-  void take_text(std::string_view text, AnswerParts& parts) {
+  void take_text(std::string_view text, OutputParts& parts) {
     if (state_ == State::kText) return put(kind_, text, parts);
     header_ += text;
     if (state_ != State::kFirst || may_be_header()) return;
@@ -74,7 +74,7 @@ class HarmonyParser final : public AnswerParser {
                                  : kTo.starts_with(rest);
   }
 
-  void take_marker(Marker marker, AnswerParts& parts) {
+  void take_marker(Marker marker, OutputParts& parts) {
     switch (marker) {
       case kStart:
       case kChannel:
@@ -130,11 +130,11 @@ class HarmonyParser final : public AnswerParser {
     state_ = State::kText;
     is_empty_ = true;
   }
-  void end_message(AnswerParts& parts) {
+  void end_message(OutputParts& parts) {
     if (state_ == State::kText && kind_ == Kind::kArguments && is_empty_)
       parts.push_back({Kind::kArguments, "{}"});
   }
-  void put(Kind kind, std::string_view text, AnswerParts& parts) {
+  void put(Kind kind, std::string_view text, OutputParts& parts) {
     if (text.empty()) return;
     is_empty_ = false;
     parts.push_back({kind, std::string(text)});
@@ -148,6 +148,6 @@ class HarmonyParser final : public AnswerParser {
 
 }  // namespace
 
-std::unique_ptr<AnswerParser> make_harmony_parser() { return std::make_unique<HarmonyParser>(); }
+std::unique_ptr<OutputParser> make_harmony_parser() { return std::make_unique<HarmonyParser>(); }
 
 }  // namespace fp4moe

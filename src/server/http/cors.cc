@@ -37,7 +37,7 @@ std::string cors_headers(const ServerConfig& config, const HttpRequest& request)
          "\r\nAccess-Control-Expose-Headers: Retry-After\r\n" + vary;
 }
 
-std::optional<HttpResponse> answer_preflight(const ServerConfig& config, const HttpRequest& request) {
+std::optional<HttpResponse> respond_to_preflight(const ServerConfig& config, const HttpRequest& request) {
   if (config.cors_allow_origins.empty() || request.method != "OPTIONS" || request.origin.empty())
     return std::nullopt;
   HttpResponse response;

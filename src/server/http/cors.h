@@ -15,6 +15,6 @@ Status check_origins(const ServerConfig& config);
 std::string cors_headers(const ServerConfig& config, const HttpRequest& request);
 
 // The response to a CORS preflight request; nothing for any other request.
-std::optional<HttpResponse> answer_preflight(const ServerConfig& config, const HttpRequest& request);
+std::optional<HttpResponse> respond_to_preflight(const ServerConfig& config, const HttpRequest& request);
 
 }  // namespace fp4moe

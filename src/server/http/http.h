@@ -73,7 +73,7 @@ using HttpHandler = std::function<void(std::shared_ptr<HttpExchange>)>;
 // called.
 using HttpGate = std::function<std::optional<HttpResponse>(const HttpRequest& head)>;
 // Called with each response's status when the response starts; `request` is empty if it could not be parsed.
-using AnswerHook = std::function<void(const HttpRequest& request, int status)>;
+using ResponseHook = std::function<void(const HttpRequest& request, int status)>;
 
 // Listens, parses and enforces timeouts; refuses requests from foreign pages (server/http/origin.h), passes
 // each head to `gate`, and calls `handler` for each complete request, one at a time per connection.
@@ -81,13 +81,13 @@ using AnswerHook = std::function<void(const HttpRequest& request, int status)>;
 class HttpServer {
  public:
   static Result<std::unique_ptr<HttpServer>> make(const ServerConfig& config, HttpHandler handler,
-                                                  AnswerHook on_answer = {}, HttpGate gate = {});
+                                                  ResponseHook on_response = {}, HttpGate gate = {});
   virtual ~HttpServer() = default;  // joins the threads; nothing may post() any more
   virtual int port() const = 0;
   virtual int64_t open_connections() const = 0;
   virtual int64_t busy_exchanges() const = 0;  // requests whose response is not completely sent
   // Waits until busy_exchanges() is 0 or the deadline has passed.
-  void wait_for_answers(std::chrono::steady_clock::time_point deadline) const;
+  void wait_for_responses(std::chrono::steady_clock::time_point deadline) const;
   virtual int64_t buffered_bytes() const = 0;  // memory of requests that have not been handled yet
   // Closes the listener and every connection; returns once no handler runs on a worker.
   virtual void close_all() = 0;

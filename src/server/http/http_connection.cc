@@ -127,7 +127,7 @@ bool Connection::is_abandoned() {
 }
 
 void Connection::count_busy() {
-  const bool now = !closed_ && is_answering();
+  const bool now = !closed_ && is_responding();
   if (now != counted_busy_) shared_.busy.fetch_add(now ? 1 : -1);
   counted_busy_ = now;
 }
@@ -139,13 +139,13 @@ std::string Connection::header(int status, const std::string& content_type) cons
          cors_headers(shared_.config, request_);
 }
 
-void Connection::tell_answer(int status) {
-  if (shared_.on_answer) shared_.on_answer(request_, status);
+void Connection::report_response(int status) {
+  if (shared_.on_response) shared_.on_response(request_, status);
 }
 
 void Connection::respond(HttpResponse response) {
   if (closed_ || !busy_) return;
-  tell_answer(response.status);
+  report_response(response.status);
   send(header(response.status, response.content_type) + response.extra_headers + "Content-Length: " +
        std::to_string(response.body.size()) + "\r\n\r\n" + (request_.method == "HEAD" ? "" : response.body));
   finish();
@@ -153,7 +153,7 @@ void Connection::respond(HttpResponse response) {
 
 void Connection::start_stream(const std::string& content_type) {
   if (closed_ || !busy_) return;
-  tell_answer(200);
+  report_response(200);
   streaming_ = true;
   chunked_ = http11_;
   if (!chunked_) keep_alive_ = false;
@@ -190,7 +190,7 @@ void Connection::finish() {
 
 // Continues with the next request once the response is complete and sent.
 void Connection::proceed() {
-  if (is_answering()) return;
+  if (is_responding()) return;
   if (close_when_sent_) return linger();
   parse();
   read();

@@ -32,7 +32,7 @@ struct ConnectionShared {
   const ServerConfig config;
   const HttpHandler handler;
   HttpGate gate;
-  AnswerHook on_answer;
+  ResponseHook on_response;
   bool is_loopback = false;      // of the listener's address
   std::atomic<int64_t> open{0};  // connections
   std::atomic<int64_t> busy{0};  // connections with a response not yet completely sent
@@ -98,12 +98,12 @@ class Connection final : public HttpExchange,
   bool parse_some();
   bool take_head();
   bool make_room_for_body();
-  void answer_head(HttpResponse response);
-  void answer_and_close(HttpResponse response);
+  void respond_to_head(HttpResponse response);
+  void respond_and_close(HttpResponse response);
   void refuse(int status, const std::string& problem);
   void refuse_parse(boost::system::error_code error);
   void refuse_for_memory();
-  void begin_answer();
+  void begin_response();
   void dispatch();
   void handle();
   void forget_body();
@@ -119,9 +119,9 @@ class Connection final : public HttpExchange,
   void flush();
   void on_written(boost::system::error_code error);
   void proceed();
-  bool is_answering() const { return busy_ || unsent_bytes_ > 0; }
+  bool is_responding() const { return busy_ || unsent_bytes_ > 0; }
   void count_busy();
-  void tell_answer(int status);
+  void report_response(int status);
   void tick();
   void look_in(double seconds);
   double looks_apart() const;

@@ -43,7 +43,7 @@ std::string too_large(int64_t limit) { return "the body has more than " + std::t
 }  // namespace
 
 void Connection::read() {
-  if (lent_ || reading_ || closed_ || (is_answering() && in_.size() >= kPipelineBytes)) return;
+  if (lent_ || reading_ || closed_ || (is_responding() && in_.size() >= kPipelineBytes)) return;
   reading_ = true;
   if (waits_for_pace()) return;
   // Wait for readability first, so that an idle connection holds no buffer.
@@ -94,7 +94,7 @@ void Connection::on_readable(boost::system::error_code error) {
 }
 
 void Connection::parse() {
-  while (!lent_ && !is_answering() && !closed_ && !close_when_sent_ && in_.size() > 0 && parse_some()) {
+  while (!lent_ && !is_responding() && !closed_ && !close_when_sent_ && in_.size() > 0 && parse_some()) {
   }
   if (lent_ || closed_) return;
   if (in_.size() == 0) in_.shrink_to_fit();
@@ -145,13 +145,13 @@ bool Connection::take_head() {
            false;
   request_ = std::move(head->request);
   content_length_ = head->content_length;
-  std::optional<HttpResponse> answer = refuse_foreign(shared_.config, shared_.is_loopback, request_);
-  if (!answer && shared_.gate) answer = shared_.gate(request_);
-  if (!answer && content_length_.value_or(0) > static_cast<uint64_t>(shared_.config.max_body_bytes)) {
-    answer = error_response(invalid_argument(too_large(shared_.config.max_body_bytes)));
-    answer->status = 413;
+  std::optional<HttpResponse> response = refuse_foreign(shared_.config, shared_.is_loopback, request_);
+  if (!response && shared_.gate) response = shared_.gate(request_);
+  if (!response && content_length_.value_or(0) > static_cast<uint64_t>(shared_.config.max_body_bytes)) {
+    response = error_response(invalid_argument(too_large(shared_.config.max_body_bytes)));
+    response->status = 413;
   }
-  if (answer) return answer_head(std::move(*answer)), false;
+  if (response) return respond_to_head(std::move(*response)), false;
   parser_->body_limit(static_cast<uint64_t>(shared_.config.max_body_bytes));
   parser_->eager(true);
   if (head->expects_continue && head->has_body() && in_.size() == 0) send("HTTP/1.1 100 Continue\r\n\r\n");
@@ -176,20 +176,20 @@ bool Connection::make_room_for_body() {
 
 // Responds from the head alone. Keeps the connection open if there is no body or if all of it can be skipped
 // in in_.
-void Connection::answer_head(HttpResponse response) {
+void Connection::respond_to_head(HttpResponse response) {
   bool is_whole = parser_->is_done();
   if (!is_whole && content_length_.value_or(UINT64_MAX) <= in_.size()) {
     in_.consume(*content_length_);
     is_whole = true;
   }
   if (!is_whole) keep_alive_ = false;
-  begin_answer();
+  begin_response();
   respond(std::move(response));
 }
 
-void Connection::answer_and_close(HttpResponse response) {
+void Connection::respond_and_close(HttpResponse response) {
   keep_alive_ = false;
-  begin_answer();
+  begin_response();
   respond(std::move(response));
 }
 
@@ -197,7 +197,7 @@ void Connection::refuse(int status, const std::string& problem) {
   request_ = {};
   HttpResponse response = error_response(invalid_argument(problem));
   response.status = status;
-  answer_and_close(std::move(response));
+  respond_and_close(std::move(response));
 }
 
 void Connection::refuse_parse(boost::system::error_code error) {
@@ -212,7 +212,7 @@ void Connection::refuse_for_memory() {
   if (closed_ || busy_) return;
   in_.clear();
   in_.shrink_to_fit();
-  answer_and_close(error_response(unavailable(
+  respond_and_close(error_response(unavailable(
       "incoming requests hold more than max_buffered_bytes=" + std::to_string(shared_.memory.limit()) +
       " in memory, and this one is the largest")));
 }
@@ -229,7 +229,7 @@ void Connection::give_way() {
   });
 }
 
-void Connection::begin_answer() {
+void Connection::begin_response() {
   parser_.reset();
   streaming_ = false;
   on_disconnect_ = on_quiet_ = nullptr;
@@ -241,7 +241,7 @@ void Connection::begin_answer() {
 
 void Connection::dispatch() {
   request_.body = std::move(parser_->get().body());
-  begin_answer();
+  begin_response();
   if (is_short(request_)) return handle();
   const bool is_small = request_.body.size() <= kSmallBodyBytes;
   if (!is_small && shared_.queued_bytes.load() > shared_.memory.limit() / 4) {

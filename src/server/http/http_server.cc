@@ -52,12 +52,12 @@ Status check_limits(const ServerConfig& c) {
 
 class AsioHttpServer final : public HttpServer {
  public:
-  AsioHttpServer(const ServerConfig& config, HttpHandler handler, AnswerHook on_answer, HttpGate gate)
+  AsioHttpServer(const ServerConfig& config, HttpHandler handler, ResponseHook on_response, HttpGate gate)
       : shared_(config, std::move(handler)),
         acceptor_(asio::make_strand(io_)),
         retry_timer_(acceptor_.get_executor()),
         work_(io_.get_executor()) {
-    shared_.on_answer = std::move(on_answer);
+    shared_.on_response = std::move(on_response);
     shared_.gate = std::move(gate);
   }
 
@@ -194,15 +194,15 @@ class AsioHttpServer final : public HttpServer {
 }  // namespace
 
 Result<std::unique_ptr<HttpServer>> HttpServer::make(const ServerConfig& config, HttpHandler handler,
-                                                     AnswerHook on_answer, HttpGate gate) {
+                                                     ResponseHook on_response, HttpGate gate) {
   if (Status status = check_limits(config); !status.ok()) return status;
   auto server =
-      std::make_unique<AsioHttpServer>(config, std::move(handler), std::move(on_answer), std::move(gate));
+      std::make_unique<AsioHttpServer>(config, std::move(handler), std::move(on_response), std::move(gate));
   if (Status status = server->listen(); !status.ok()) return status;
   return std::unique_ptr<HttpServer>(std::move(server));
 }
 
-void HttpServer::wait_for_answers(std::chrono::steady_clock::time_point deadline) const {
+void HttpServer::wait_for_responses(std::chrono::steady_clock::time_point deadline) const {
   while (busy_exchanges() > 0 && std::chrono::steady_clock::now() < deadline)
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
 }

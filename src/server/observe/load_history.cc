@@ -57,16 +57,16 @@ void LoadWatch::watch() {
 
 LoadWatch::Window LoadWatch::last(double window) const {
   std::lock_guard lock(mutex_);
-  Window answer{0, read_()};
+  Window latest{0, read_()};
   const double now = seconds_now();
   if (window == 0) {
-    answer.seconds = now - history_.start();
-    return answer;
+    latest.seconds = now - history_.start();
+    return latest;
   }
   const LoadHistory::Since since = history_.before(now, window);
-  answer.seconds = since.seconds;
-  for (size_t i = 0; i < since.counts.size(); ++i) answer.load.tokens[i] -= since.counts[i];
-  return answer;
+  latest.seconds = since.seconds;
+  for (size_t i = 0; i < since.counts.size(); ++i) latest.load.tokens[i] -= since.counts[i];
+  return latest;
 }
 
 }  // namespace fp4moe

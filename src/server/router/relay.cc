@@ -102,13 +102,13 @@ class Relay : public std::enable_shared_from_this<Relay> {
     num_held_ += std::ssize(bytes);
     if (head_.is_event_stream()) {
       pass_on(collected_.size() > kMaxEventBytes ? collected_.size() : events_end(collected_, bytes.size()));
-    } else if (std::ssize(collected_) > context_.config.max_answer_bytes) {
-      return give_up(502, "its response has more than " + std::to_string(context_.config.max_answer_bytes) +
-                              " bytes (--max-answer-bytes)");
+    } else if (std::ssize(collected_) > context_.config.max_response_bytes) {
+      return give_up(502, "its response has more than " + std::to_string(context_.config.max_response_bytes) +
+                              " bytes (--max-response-bytes)");
     }
     if (context_.held_bytes.load() > context_.config.max_held_bytes)
       return give_up(503, "the router holds more than " + std::to_string(context_.config.max_held_bytes) +
-                              " bytes of unfinished responses (--max-held-answer-bytes)");
+                              " bytes of unfinished responses (--max-held-response-bytes)");
     if (!over_ && call_) call_->read_on();
   }
 

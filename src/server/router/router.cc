@@ -14,7 +14,7 @@
 #include "server/http/errors.h"
 #include "server/http/excerpt.h"
 #include "server/json.h"
-#include "server/router/node_answer.h"
+#include "server/router/node_response.h"
 #include "server/router/node_table.h"
 #include "server/router/relay.h"
 #include "server/router/upstream.h"
@@ -72,7 +72,7 @@ Status check_limits(const RouterConfig& c) {
                 {"health_timeout_seconds", c.health_timeout_seconds, 0.001},
                 {"request_timeout_seconds", c.request_timeout_seconds, 0},
                 {"quiet_timeout_seconds", c.quiet_timeout_seconds, 0},
-                {"max_answer_bytes", static_cast<double>(c.max_answer_bytes), 1},
+                {"max_response_bytes", static_cast<double>(c.max_response_bytes), 1},
                 {"max_held_bytes", static_cast<double>(c.max_held_bytes), 1}};
   for (const auto& limit : limits)
     if (!(limit.value >= limit.least && limit.value <= 1e15))
@@ -110,8 +110,8 @@ class RouterImpl final : public Router {
 
   void drain(double timeout_seconds) override {
     draining_.store(true);
-    http_->wait_for_answers(std::chrono::steady_clock::now() +
-                            std::chrono::milliseconds(static_cast<int64_t>(1000 * timeout_seconds)));
+    http_->wait_for_responses(std::chrono::steady_clock::now() +
+                              std::chrono::milliseconds(static_cast<int64_t>(1000 * timeout_seconds)));
   }
 
   void stop() override {
@@ -126,7 +126,7 @@ class RouterImpl final : public Router {
  private:
   void route(const std::shared_ptr<HttpExchange>& exchange) {
     const HttpRequest& request = exchange->request();
-    if (auto preflight = answer_preflight(config_.http, request)) return exchange->respond(*preflight);
+    if (auto preflight = respond_to_preflight(config_.http, request)) return exchange->respond(*preflight);
     const Route* found = nullptr;
     std::string allowed;
     for (const Route& r : kRoutes) {
@@ -144,14 +144,14 @@ class RouterImpl final : public Router {
       response.extra_headers = "Allow: " + allowed + "\r\n";
       return exchange->respond(std::move(response));
     }
-    if (found->target == Target::kRouter) return exchange->respond(own_answer(request.path));
+    if (found->target == Target::kRouter) return exchange->respond(own_response(request.path));
     if (draining_.load())
       return exchange->respond(error_response(unavailable("the router is shutting down")));
     if (found->target == Target::kGeneration) return relay_generation(relays_, exchange);
     relay_plain(relays_, exchange);
   }
 
-  HttpResponse own_answer(const std::string& path) const {
+  HttpResponse own_response(const std::string& path) const {
     if (path == "/health") return health();
     if (path == "/workers") return {.body = to_text({{"workers", nodes_.list()}})};
     return {.body = nodes_.print_metrics(), .content_type = "text/plain; version=0.0.4; charset=utf-8"};
@@ -179,8 +179,8 @@ class RouterImpl final : public Router {
 
   // Checks /health, and for a node that was down also /server_info.
   void look_at(size_t index) {
-    ask(index, "/health", [this, index](const Status& answered, const std::string&) {
-      if (!answered.ok()) return settle(index, answered);
+    ask(index, "/health", [this, index](const Status& status, const std::string&) {
+      if (!status.ok()) return settle(index, status);
       if (nodes_.node(index).is_up) return settle(index, {});
       ask(index, "/server_info", [this, index](const Status& known, const std::string& body) {
         settle(index, known.ok() ? learn(index, body) : known);
@@ -213,18 +213,18 @@ class RouterImpl final : public Router {
   // Calls `then` with the body of a 200 response, or with an error.
   void ask(size_t index, const std::string& path,
            std::function<void(const Status&, const std::string&)> then) {
-    struct Answer {
+    struct Response {
       int status = 0;
       std::string body;
     };
-    const auto answer = std::make_shared<Answer>();
+    const auto response = std::make_shared<Response>();
     UpstreamEvents events;
-    events.on_head = [answer](const UpstreamHead& head) { answer->status = head.status; };
-    events.on_bytes = [answer](const std::string& bytes) { answer->body += bytes; };
-    events.on_end = [answer, path, then = std::move(then)](const Status& status) {
+    events.on_head = [response](const UpstreamHead& head) { response->status = head.status; };
+    events.on_bytes = [response](const std::string& bytes) { response->body += bytes; };
+    events.on_end = [response, path, then = std::move(then)](const Status& status) {
       if (!status.ok()) return then({status.code(), path + ": " + status.message()}, "");
-      if (answer->status == 200) return then({}, answer->body);
-      then(unavailable(path + " returned status " + std::to_string(answer->status)), "");
+      if (response->status == 200) return then({}, response->body);
+      then(unavailable(path + " returned status " + std::to_string(response->status)), "");
     };
     UpstreamRequest request{.url = nodes_.node(index).url,
                             .method = "GET",

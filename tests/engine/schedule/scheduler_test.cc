@@ -183,8 +183,8 @@ constexpr SchedulerLimits kReusing{.max_running_requests = 4,
                                    .conservativeness = 0};
 
 std::unique_ptr<Sequence> sequence_of(const std::string& id, std::vector<int32_t> prompt,
-                                      int64_t num_answer_tokens) {
-  auto made = sequence(id, std::ssize(prompt), num_answer_tokens);
+                                      int64_t num_output_tokens) {
+  auto made = sequence(id, std::ssize(prompt), num_output_tokens);
   made->token_ids = std::move(prompt);
   return made;
 }

@@ -186,17 +186,17 @@ TEST(StepLoop, GreedyTextIsIndependentOfTheCrowd) {
     constexpr size_t kRequests = 20;
     std::vector<Collector> collectors(kRequests);
     std::vector<std::vector<int32_t>> prompts(kRequests);
-    std::vector<int> num_answer_tokens(kRequests);
+    std::vector<int> num_output_tokens(kRequests);
     for (size_t i = 0; i < kRequests; ++i) {
       for (int n = uniform(1, 30); n > 0; --n) prompts[i].push_back(uniform(0, kVocab - 1));
-      num_answer_tokens[i] = uniform(1, 30);
-      SamplingParams sampling = greedy(num_answer_tokens[i]);
+      num_output_tokens[i] = uniform(1, 30);
+      SamplingParams sampling = greedy(num_output_tokens[i]);
       sampling.ignore_eos = true;
       ASSERT_TRUE(loop->submit({"", prompts[i], sampling}, collectors[i].callback()).ok());
       if (uniform(0, 3) == 0) collectors[static_cast<size_t>(uniform(0, static_cast<int>(i)))].wait();
     }
     for (size_t i = 0; i < kRequests; ++i)
-      EXPECT_EQ(collectors[i].wait().token_ids, expected_greedy(prompts[i], num_answer_tokens[i]))
+      EXPECT_EQ(collectors[i].wait().token_ids, expected_greedy(prompts[i], num_output_tokens[i]))
           << "round " << round << " request " << i;
     num_retracted += loop.finish().num_retracted_reqs;
   }

@@ -2,7 +2,7 @@
 // messages' contents, concatenated.
 #include <gtest/gtest.h>
 
-#include "server/chat/answer_parser.h"
+#include "server/chat/output_parser.h"
 #include "server/server_fixture.h"
 
 namespace fp4moe {

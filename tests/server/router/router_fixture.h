@@ -39,7 +39,7 @@ class RouterWithFakeNodes : public testing::Test {
     config.health_timeout_seconds = 0.4;
     config.request_timeout_seconds = 1;
     config.quiet_timeout_seconds = 0.5;
-    config.max_answer_bytes = 100000;
+    config.max_response_bytes = 100000;
     config.max_held_bytes = 150000;
     return config;
   }

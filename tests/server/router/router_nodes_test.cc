@@ -233,8 +233,8 @@ TEST_F(RouterWithFakeNodes, LimitsThatCannotBeAreRefused) {
   RouterConfig config = limits();
   config.prefill = {{prefill_.url()}};
   config.decode = {decode_.url()};
-  config.max_answer_bytes = 0;
-  EXPECT_NE(Router::make(config).status().message().find("max_answer_bytes="), std::string::npos);
+  config.max_response_bytes = 0;
+  EXPECT_NE(Router::make(config).status().message().find("max_response_bytes="), std::string::npos);
   config = limits();
   config.request_timeout_seconds = -1;
   EXPECT_NE(Router::make(config).status().message().find("request_timeout_seconds=-1"), std::string::npos);

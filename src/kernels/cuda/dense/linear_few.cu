@@ -119,7 +119,7 @@ __device__ void prefetch_bias(const FewArgs& a, const Share& share) {
     ptx::prefetch_l2(a.bias + i);
 }
 
-// Of load_normed: vectors that a thread loads per token in a pass, and tokens of a pass.
+// In a pass of load_normed: vectors that a thread loads per token, and tokens.
 constexpr int kLoads = 4, kTokensAtOnce = 2;
 
 // The norm's weights that a thread needs first: loaded before the grid dependency wait.

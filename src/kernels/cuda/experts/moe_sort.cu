@@ -204,9 +204,7 @@ void moe_sort_and_quantize(const MoeSortArgs& a, const TokenQuantArgs& tokens) {
   const auto blocks = static_cast<unsigned>(plan.num_blocks), threads = static_cast<unsigned>(plan.threads);
   if (blocks > 1) launch("moe_sort_count", count_slots_kernel, {blocks, kMaxThreads, n * sizeof(int)}, plan);
   const size_t bytes = ((plan.threads / 32 + 1) * n + 1) * sizeof(int);
-  if (bytes > 48 * 1024)
-    cudaFuncSetAttribute(place_slots_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         static_cast<int>(bytes));
+  prepare_kernel(place_slots_kernel, {.shared_bytes = device_limits().shared_bytes_per_block});
   const auto token_blocks = static_cast<unsigned>(tokens.num_tokens);
   launch("moe_sort", place_slots_kernel, {blocks + token_blocks, threads, bytes}, plan);
 }

@@ -1,5 +1,5 @@
 // Nodes' responses in pieces of any size: HTTP bytes, and the content of /server_info.
-#include "server/router/node_answer.h"
+#include "server/router/node_response.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// AnswerText: the text of one output as it grows, with stop strings detected and held back.
+// OutputText: the text of one output as it grows, with stop strings detected and held back.
 #pragma once
 
 #include <string>
@@ -39,9 +39,9 @@ class StopMatcher {
 };
 
 // Stop strings are matched first; expressions see the text that they leave.
-class AnswerText {
+class OutputText {
  public:
-  AnswerText(const Tokenizer& tokenizer, bool skip_special_tokens, const std::vector<std::string>& stops,
+  OutputText(const Tokenizer& tokenizer, bool skip_special_tokens, const std::vector<std::string>& stops,
              StopPatterns patterns = {})
       : detokenizer_(tokenizer, skip_special_tokens),
         stop_matcher_(stops),

@@ -1,4 +1,4 @@
-#include "engine/grammar/answer_grammar.h"
+#include "engine/grammar/output_grammar.h"
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ namespace fp4moe {
 namespace {
 
 using namespace std::chrono_literals;
-using State = AnswerGrammar::State;
+using State = OutputGrammar::State;
 
 constexpr int64_t kVocab = 300;
 constexpr FakeCost kSlow{.steps = 5'000'000};
@@ -25,7 +25,7 @@ class MaskThreadsTest : public ::testing::Test {
   void make(const MaskLimits& limits = {}) {
     threads_ = std::make_unique<MaskThreads>(limits, [this] { ++num_done_; });
   }
-  std::shared_ptr<AnswerGrammar> answer(const std::string& text = "hashed") {
+  std::shared_ptr<OutputGrammar> answer(const std::string& text = "hashed") {
     std::shared_ptr<const Grammar>& grammar = grammars_[text];
     if (grammar == nullptr)
       grammar = std::make_shared<CostlyGrammar>(text, [this](const std::string& of, int64_t n, bool is_mask) {
@@ -33,15 +33,15 @@ class MaskThreadsTest : public ::testing::Test {
         if (is_mask) ++num_begun_;
         return costs_ ? costs_(of, n, is_mask) : FakeCost();
       });
-    return std::make_shared<AnswerGrammar>(grammar, kVocab);
+    return std::make_shared<OutputGrammar>(grammar, kVocab);
   }
-  std::shared_ptr<AnswerGrammar> start(const std::string& text = "hashed") {
+  std::shared_ptr<OutputGrammar> start(const std::string& text = "hashed") {
     auto made = answer(text);
     threads_->start(made);
     return made;
   }
-  void wait(AnswerGrammar& answer) {
-    AnswerGrammar* one = &answer;
+  void wait(OutputGrammar& answer) {
+    OutputGrammar* one = &answer;
     threads_->wait_for({&one, 1}, std::chrono::steady_clock::now() + 60s);
     EXPECT_NE(answer.state(), State::kWorking);
   }
@@ -67,7 +67,7 @@ TEST_F(MaskThreadsTest, MasksAreThoseOfOneMatcher) {
         return one_in > 0 && ++calls % static_cast<uint32_t>(one_in) == 0 ? kSlow : FakeCost();
       };
       make({.num_fast_threads = num_threads, .num_slow_threads = num_threads});
-      std::vector<std::shared_ptr<AnswerGrammar>> answers;
+      std::vector<std::shared_ptr<OutputGrammar>> answers;
       for (int i = 0; i < 5; ++i) answers.push_back(start("hashed" + std::to_string(i)));
       HashedMatcher expected;
       std::vector<uint32_t> mask((kVocab + 31) / 32);
@@ -124,7 +124,7 @@ TEST_F(MaskThreadsTest, ExpensiveAnswersLeaveTheFastLaneAndComeBack) {
 TEST_F(MaskThreadsTest, EndlessCallsHoldNoCheapOneUp) {
   costs_ = [](const std::string& text, int64_t, bool) { return text == "endless" ? kEndless : FakeCost(); };
   make({.num_fast_threads = 1, .num_slow_threads = 1});
-  std::vector<std::shared_ptr<AnswerGrammar>> endless;
+  std::vector<std::shared_ptr<OutputGrammar>> endless;
   for (int i = 0; i < 5; ++i) endless.push_back(start("endless"));
   const auto cheap = start();
   for (int n = 0; n < 50; ++n) {
@@ -138,7 +138,7 @@ TEST_F(MaskThreadsTest, EndlessCallsHoldNoCheapOneUp) {
 TEST_F(MaskThreadsTest, RetiredAnswersAreCancelledAndFreed) {
   costs_ = [](const std::string& text, int64_t, bool) { return text == "endless" ? kEndless : FakeCost(); };
   make({.num_fast_threads = 1, .num_slow_threads = 1});
-  std::vector<std::weak_ptr<AnswerGrammar>> gone;
+  std::vector<std::weak_ptr<OutputGrammar>> gone;
   for (int i = 0; i < 5; ++i) {
     auto one = start(i % 2 == 0 ? "endless" : "hashed");
     gone.push_back(one);
@@ -152,7 +152,7 @@ TEST_F(MaskThreadsTest, RetiredAnswersAreCancelledAndFreed) {
 TEST_F(MaskThreadsTest, EndsWhileCallsAreUnderWay) {
   costs_ = [](const std::string&, int64_t, bool) { return kEndless; };
   make({.num_fast_threads = 1, .num_slow_threads = 2});
-  std::vector<std::shared_ptr<AnswerGrammar>> answers;
+  std::vector<std::shared_ptr<OutputGrammar>> answers;
   for (int i = 0; i < 5; ++i) answers.push_back(start("hashed" + std::to_string(i)));
   EXPECT_TRUE(eventually([&] { return num_begun() >= 7; }));  // two of them are in the slow lane
   threads_.reset();

@@ -26,7 +26,7 @@ std::vector<BadGeneration> bad_generations() {
   const std::string length = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: ";
   return {
       {"over the limit", bytes(http_answer(std::string(100001, 'x'))), 502,
-       "has more than 100000 bytes (--max-answer-bytes)"},
+       "has more than 100000 bytes (--max-response-bytes)"},
       {"endless",
        [length](FakePeer& peer) {
          peer.send(length + "1000000000000\r\n\r\n") && peer.send_forever(std::string(65536, 'x'));

@@ -1,7 +1,7 @@
 // A node's bytes to a router: as an HTTP response, in pieces of any size, and as its /server_info.
 #include <algorithm>
 
-#include "server/router/node_answer.h"
+#include "server/router/node_response.h"
 #include "server/router/upstream_parser.h"
 
 namespace {

@@ -1,4 +1,4 @@
-#include "engine/output/answer_text.h"
+#include "engine/output/output_text.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
@@ -81,9 +81,9 @@ RC_GTEST_PROP(StopMatcher, IsTheDefinitionWhateverTheCuts, ()) {
   RC_ASSERT(match(stops, text, cuts) == match_naively(stops, text));
 }
 
-TEST(AnswerText, PiecesAreWholeCharacters) {
+TEST(OutputText, PiecesAreWholeCharacters) {
   const Tokenizer tokenizer = fake_tokenizer();
-  AnswerText text(tokenizer, true, {"é!"});
+  OutputText text(tokenizer, true, {"é!"});
   EXPECT_EQ(text.push(0xc3), "");
   EXPECT_EQ(text.push(0xa9), "");  // may be the start of the stop string
   EXPECT_EQ(text.push('x'), "éx");

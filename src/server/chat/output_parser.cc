@@ -1,4 +1,4 @@
-#include "server/chat/answer_parser.h"
+#include "server/chat/output_parser.h"
 
 #include <algorithm>
 #include <utility>
@@ -9,27 +9,27 @@ namespace {
 
 constexpr std::string_view kSpace = " \t\r\n";
 
-class ContentParser final : public AnswerParser {
+class ContentParser final : public OutputParser {
  public:
-  void push(std::string_view text, AnswerParts& parts) override {
-    if (!text.empty()) parts.push_back({AnswerPart::Kind::kContent, std::string(text)});
+  void push(std::string_view text, OutputParts& parts) override {
+    if (!text.empty()) parts.push_back({OutputPart::Kind::kContent, std::string(text)});
   }
-  void finish(AnswerParts&) override {}
+  void finish(OutputParts&) override {}
 };
 
-class ThinkParser final : public AnswerParser {
+class ThinkParser final : public OutputParser {
  public:
-  ThinkParser(bool inside, std::unique_ptr<AnswerParser> rest)
+  ThinkParser(bool inside, std::unique_ptr<OutputParser> rest)
       : state_(inside ? State::kInside : State::kBefore), rest_(std::move(rest)) {}
 
-  void push(std::string_view text, AnswerParts& parts) override {
+  void push(std::string_view text, OutputParts& parts) override {
     if (state_ == State::kAfter) return push_rest(text, parts);
     held_ += text;
     if (state_ == State::kBefore) look_for_begin(parts);
     if (state_ == State::kInside) look_for_end(parts);
   }
 
-  void finish(AnswerParts& parts) override {
+  void finish(OutputParts& parts) override {
     if (state_ == State::kInside) {
       add_reasoning(std::exchange(held_, {}), parts);
     } else if (state_ == State::kBefore) {
@@ -43,7 +43,7 @@ class ThinkParser final : public AnswerParser {
   enum class State { kBefore, kInside, kAfter };
 
   // Only the first word of a response can open reasoning.
-  void look_for_begin(AnswerParts& parts) {
+  void look_for_begin(OutputParts& parts) {
     const size_t first = std::min(held_.find_first_not_of(kSpace), held_.size());
     const std::string_view text = std::string_view(held_).substr(first);
     if (text.starts_with(kBegin)) {
@@ -55,7 +55,7 @@ class ThinkParser final : public AnswerParser {
     }
   }
 
-  void look_for_end(AnswerParts& parts) {
+  void look_for_end(OutputParts& parts) {
     const FoundMarker found = find_marker(held_, {kEnd});
     add_reasoning(held_.substr(0, found.at), parts);
     held_.erase(0, found.at);
@@ -66,7 +66,7 @@ class ThinkParser final : public AnswerParser {
     push_rest(std::exchange(held_, {}), parts);
   }
 
-  void push_rest(std::string_view text, AnswerParts& parts) {
+  void push_rest(std::string_view text, OutputParts& parts) {
     if (skips_space_) {
       text.remove_prefix(std::min(text.find_first_not_of(kSpace), text.size()));
       if (text.empty()) return;
@@ -75,16 +75,16 @@ class ThinkParser final : public AnswerParser {
     rest_->push(text, parts);
   }
 
-  void add_reasoning(std::string_view text, AnswerParts& parts) {
+  void add_reasoning(std::string_view text, OutputParts& parts) {
     std::string certain = reasoning_.push(text);
-    if (!certain.empty()) parts.push_back({AnswerPart::Kind::kReasoning, std::move(certain)});
+    if (!certain.empty()) parts.push_back({OutputPart::Kind::kReasoning, std::move(certain)});
   }
 
   State state_;
   bool skips_space_ = false;
   std::string held_;
   TrimmedText reasoning_;
-  const std::unique_ptr<AnswerParser> rest_;
+  const std::unique_ptr<OutputParser> rest_;
 };
 
 }  // namespace
@@ -123,9 +123,9 @@ std::string TrimmedText::push(std::string_view text) {
 
 std::string TrimmedText::take_space() { return std::exchange(space_, {}); }
 
-std::unique_ptr<AnswerParser> make_content_parser() { return std::make_unique<ContentParser>(); }
+std::unique_ptr<OutputParser> make_content_parser() { return std::make_unique<ContentParser>(); }
 
-std::unique_ptr<AnswerParser> make_think_parser(bool inside, std::unique_ptr<AnswerParser> rest) {
+std::unique_ptr<OutputParser> make_think_parser(bool inside, std::unique_ptr<OutputParser> rest) {
   return std::make_unique<ThinkParser>(inside, std::move(rest));
 }
 

@@ -2,21 +2,21 @@
 #include <cstdint>
 #include <string_view>
 
-#include "server/chat/answer_parser.h"
+#include "server/chat/output_parser.h"
 
 namespace {
 
 using namespace fp4moe;
 
-std::unique_ptr<AnswerParser> make(unsigned dialect) {
+std::unique_ptr<OutputParser> make(unsigned dialect) {
   if (dialect % 8 == 0) return make_harmony_parser();
   auto calls = make_call_parser(static_cast<CallSyntax>(dialect % 5));
   return dialect % 3 == 0 ? std::move(calls) : make_think_parser(dialect % 3 == 1, std::move(calls));
 }
 
-void add_joined(AnswerParts& joined, const AnswerParts& parts) {
-  for (const AnswerPart& part : parts) {
-    if (!joined.empty() && part.kind != AnswerPart::Kind::kCall && joined.back().kind == part.kind)
+void add_joined(OutputParts& joined, const OutputParts& parts) {
+  for (const OutputPart& part : parts) {
+    if (!joined.empty() && part.kind != OutputPart::Kind::kCall && joined.back().kind == part.kind)
       joined.back().text += part.text;
     else
       joined.push_back(part);
@@ -29,7 +29,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
   const auto whole = make(data[0]), cut = make(data[0]);
-  AnswerParts parts, joined, cut_parts, cut_joined;
+  OutputParts parts, joined, cut_parts, cut_joined;
   whole->push(text, parts);
   whole->finish(parts);
   add_joined(joined, parts);

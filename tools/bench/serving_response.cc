@@ -1,4 +1,4 @@
-#include "bench/serving_answer.h"
+#include "bench/serving_response.h"
 
 #include <nlohmann/json.hpp>
 
@@ -28,82 +28,82 @@ std::string text_of(const nlohmann::json& choice) {
   return string_at(choice, "text");
 }
 
-// Adds the text and usage of a response or event to `answer`; returns the text.
-std::string take(const nlohmann::json& reply, ServingAnswer& answer) {
+// Adds the text and usage of a response or event to `response`; returns the text.
+std::string take(const nlohmann::json& reply, ServingResponse& response) {
   const auto usage = reply.find("usage");
   if (usage != reply.end() && usage->is_object()) {
-    answer.prompt_tokens = usage->at("prompt_tokens").get<int64_t>();
-    answer.output_tokens = usage->at("completion_tokens").get<int64_t>();
-    answer.has_usage = true;
+    response.prompt_tokens = usage->at("prompt_tokens").get<int64_t>();
+    response.output_tokens = usage->at("completion_tokens").get<int64_t>();
+    response.has_usage = true;
   }
   const nlohmann::json& choices = reply.at("choices");
   std::string text = choices.empty() ? "" : text_of(choices.at(0));
-  answer.text += text;
+  response.text += text;
   return text;
 }
 
 }  // namespace
 
-void AnswerReader::read(std::string_view bytes, double seconds) {
+void ResponseReader::read(std::string_view bytes, double seconds) {
   for (const std::string& data : events_.read(bytes)) {
     if (!is_over()) on_event(data, seconds);
   }
 }
 
-void AnswerReader::on_event(const std::string& data, double seconds) {
+void ResponseReader::on_event(const std::string& data, double seconds) {
   is_done_ = data == "[DONE]";
   if (is_done_) return;
   const nlohmann::json event = nlohmann::json::parse(data, nullptr, false);
   if (!event.is_object()) {
-    answer_.error = unexpected("an event is not a JSON object", data);
+    response_.error = unexpected("an event is not a JSON object", data);
     return;
   }
   if (event.contains("error")) {
-    answer_.error = internal_error("the stream ended with an error: " + excerpt(data, kMaxShownBytes));
+    response_.error = internal_error("the stream ended with an error: " + excerpt(data, kMaxShownBytes));
     return;
   }
   try {
-    if (take(event, answer_).empty()) return;
+    if (take(event, response_).empty()) return;
   } catch (const nlohmann::json::exception& error) {
-    answer_.error = unexpected(std::string("unexpected event (") + error.what() + ")", data);
+    response_.error = unexpected(std::string("unexpected event (") + error.what() + ")", data);
     return;
   }
-  if (!answer_.has_usage) ++answer_.output_tokens;
-  if (answer_.first_text_s < 0) {
-    answer_.first_text_s = seconds;
+  if (!response_.has_usage) ++response_.output_tokens;
+  if (response_.first_text_s < 0) {
+    response_.first_text_s = seconds;
   } else {
-    answer_.gaps_s.push_back(seconds - latest_text_s_);
+    response_.gaps_s.push_back(seconds - latest_text_s_);
   }
   latest_text_s_ = seconds;
 }
 
-ServingAnswer AnswerReader::finish(const Status& closed, double seconds) {
-  answer_.latency_s = seconds;
-  if (answer_.error.ok() && !is_done_) {
-    answer_.error = closed.ok() ? data_loss("the stream ended without [DONE]") : closed;
-    answer_.error = answer_.error.with_context("after " + std::to_string(answer_.output_tokens) +
-                                               (answer_.has_usage ? " tokens" : " pieces of text"));
+ServingResponse ResponseReader::finish(const Status& closed, double seconds) {
+  response_.latency_s = seconds;
+  if (response_.error.ok() && !is_done_) {
+    response_.error = closed.ok() ? data_loss("the stream ended without [DONE]") : closed;
+    response_.error = response_.error.with_context("after " + std::to_string(response_.output_tokens) +
+                                                   (response_.has_usage ? " tokens" : " pieces of text"));
   }
-  return std::move(answer_);
+  return std::move(response_);
 }
 
-ServingAnswer read_whole_answer(const std::string& body, double seconds) {
-  ServingAnswer answer;
-  answer.latency_s = seconds;
+ServingResponse read_whole_response(const std::string& body, double seconds) {
+  ServingResponse response;
+  response.latency_s = seconds;
   const nlohmann::json reply = nlohmann::json::parse(body, nullptr, false);
   if (!reply.is_object()) {
-    answer.error = unexpected("the response is not a JSON object", body);
-    return answer;
+    response.error = unexpected("the response is not a JSON object", body);
+    return response;
   }
   try {
-    take(reply, answer);
-    if (!answer.has_usage)
-      answer.error =
+    take(reply, response);
+    if (!response.has_usage)
+      response.error =
           unexpected("the response has no usage, and only a stream can be counted without it", body);
   } catch (const nlohmann::json::exception& error) {
-    answer.error = unexpected(std::string("unexpected response (") + error.what() + ")", body);
+    response.error = unexpected(std::string("unexpected response (") + error.what() + ")", body);
   }
-  return answer;
+  return response;
 }
 
 }  // namespace fp4moe

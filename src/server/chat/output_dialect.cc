@@ -1,4 +1,4 @@
-#include "server/chat/answer_dialect.h"
+#include "server/chat/output_dialect.h"
 
 #include <algorithm>
 #include <utility>
@@ -82,12 +82,12 @@ json harmony_analysis(const Engine& engine) {
                                         marker("<|start|>"), text_format("assistant")})));
 }
 
-bool is_inside_reasoning(const AnswerDialect& dialect, const std::string& prompt) {
+bool is_inside_reasoning(const OutputDialect& dialect, const std::string& prompt) {
   return dialect.thinks && without_space_behind(prompt).ends_with(kThinkBegin);
 }
 
 // The grammar parts in front of the actual response; empty if the prompt itself closes the reasoning.
-json parts_before(const Engine& engine, const AnswerDialect& dialect, const std::string& prompt) {
+json parts_before(const Engine& engine, const OutputDialect& dialect, const std::string& prompt) {
   json parts = json::array();
   if (dialect.thinks && !without_space_behind(prompt).ends_with(kThinkEnd))
     parts.push_back(think_format(engine, is_inside_reasoning(dialect, prompt)));
@@ -111,7 +111,7 @@ json hermes_calls(const ToolUse& tools) {
           {"stop_after_first", !tools.parallel}};
 }
 
-json deepseek_calls(const Engine& engine, const AnswerDialect& dialect, const ToolUse& tools) {
+json deepseek_calls(const Engine& engine, const OutputDialect& dialect, const ToolUse& tools) {
   json calls = json::array();
   for (const ToolUse::Function& f : tools.functions) {
     json parts = json::array({marker_format(engine, kCallBegin)});
@@ -157,9 +157,9 @@ json array_of_calls(const ToolUse& tools) {
 
 }  // namespace
 
-AnswerDialect detect_dialect(const Engine& engine) {
+OutputDialect detect_dialect(const Engine& engine) {
   const std::string& source = engine.info().chat_template;
-  AnswerDialect dialect;
+  OutputDialect dialect;
   const auto has = [&](std::string_view marker) { return contains(source, marker); };
   std::string_view marker;
   if (has("<|channel|>") && token_of(engine, "<|channel|>") >= 0 && token_of(engine, "<|message|>") >= 0) {
@@ -184,9 +184,9 @@ AnswerDialect detect_dialect(const Engine& engine) {
   return dialect;
 }
 
-AnswerPlan plan_answer(const AnswerDialect& dialect, const std::string& prompt, const ToolUse& tools,
+OutputPlan plan_output(const OutputDialect& dialect, const std::string& prompt, const ToolUse& tools,
                        bool separate_reasoning) {
-  AnswerPlan plan;
+  OutputPlan plan;
   const bool is_harmony = dialect.calls == CallSyntax::kHarmony;
   if (is_harmony || !tools.functions.empty()) plan.calls = dialect.calls;
   if (tools.is_forced && plan.calls == CallSyntax::kNone) plan.calls = CallSyntax::kJsonArray;
@@ -196,14 +196,14 @@ AnswerPlan plan_answer(const AnswerDialect& dialect, const std::string& prompt, 
   return plan;
 }
 
-std::unique_ptr<AnswerParser> make_parser(const AnswerPlan& plan) {
+std::unique_ptr<OutputParser> make_parser(const OutputPlan& plan) {
   if (plan.calls == CallSyntax::kHarmony) return make_harmony_parser();
-  std::unique_ptr<AnswerParser> calls = make_call_parser(plan.calls);
+  std::unique_ptr<OutputParser> calls = make_call_parser(plan.calls);
   if (!plan.thinks) return calls;
   return make_think_parser(plan.starts_inside_reasoning, std::move(calls));
 }
 
-GrammarSpec constrain_content(const Engine& engine, const AnswerDialect& dialect, const std::string& prompt,
+GrammarSpec constrain_content(const Engine& engine, const OutputDialect& dialect, const std::string& prompt,
                               const GrammarSpec& content) {
   if (content.kind == GrammarSpec::Kind::kNone || content.kind == GrammarSpec::Kind::kStructuralTag)
     return content;
@@ -217,7 +217,7 @@ GrammarSpec constrain_content(const Engine& engine, const AnswerDialect& dialect
   return structural_tag(sequence(std::move(parts)));
 }
 
-GrammarSpec constrain_calls(const Engine& engine, const AnswerDialect& dialect, const std::string& prompt,
+GrammarSpec constrain_calls(const Engine& engine, const OutputDialect& dialect, const std::string& prompt,
                             const ToolUse& tools) {
   json parts = parts_before(engine, dialect, prompt);
   switch (dialect.calls) {

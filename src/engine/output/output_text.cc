@@ -1,4 +1,4 @@
-#include "engine/output/answer_text.h"
+#include "engine/output/output_text.h"
 
 #include <algorithm>
 #include <utility>
@@ -45,14 +45,14 @@ std::string StopMatcher::push(std::string_view piece) {
 
 std::string StopMatcher::finish() { return std::exchange(held_, {}); }
 
-std::string AnswerText::push(int32_t token_id, bool may_stop) {
+std::string OutputText::push(int32_t token_id, bool may_stop) {
   std::string text = detokenizer_.push(token_id);
   if (may_stop) return stop_regex_.push(stop_matcher_.push(text));
   stop_regex_.pass(text);
   return text;
 }
 
-std::string AnswerText::finish() {
+std::string OutputText::finish() {
   std::string rest = stop_matcher_.push(detokenizer_.finish());
   rest = stop_regex_.push(rest + stop_matcher_.finish());
   return rest + stop_regex_.finish();

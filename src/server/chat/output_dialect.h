@@ -7,12 +7,12 @@
 #include <vector>
 
 #include "fp4moe/engine.h"
-#include "server/chat/answer_parser.h"
+#include "server/chat/output_parser.h"
 #include "server/json.h"
 
 namespace fp4moe {
 
-struct AnswerDialect {
+struct OutputDialect {
   CallSyntax calls = CallSyntax::kNone;
   bool thinks = false;                // <think>...</think> before the response
   bool fences_arguments = false;      // kDeepSeek: "function", name and ```json (V3, R1), not the name alone
@@ -21,7 +21,7 @@ struct AnswerDialect {
   bool has_developer_role = false;    // else developer messages become system messages
   bool names_thinking = false;        // the template reads reasoning from a message's "thinking" field
 };
-AnswerDialect detect_dialect(const Engine& engine);
+OutputDialect detect_dialect(const Engine& engine);
 bool is_special(const Engine& engine, int32_t id);
 
 // The tools of one request, with tool_choice applied.
@@ -36,23 +36,23 @@ struct ToolUse {
 };
 
 // How to parse the response to the rendered `prompt`.
-struct AnswerPlan {
+struct OutputPlan {
   CallSyntax calls = CallSyntax::kNone;  // the syntax of the response's calls
   bool separates_reasoning = true;
   bool starts_inside_reasoning = false;
   bool thinks = false;
 };
-AnswerPlan plan_answer(const AnswerDialect& dialect, const std::string& prompt, const ToolUse& tools,
+OutputPlan plan_output(const OutputDialect& dialect, const std::string& prompt, const ToolUse& tools,
                        bool separate_reasoning);
-std::unique_ptr<AnswerParser> make_parser(const AnswerPlan& plan);
+std::unique_ptr<OutputParser> make_parser(const OutputPlan& plan);
 
 // A grammar for the dialect's optional prefix (reasoning, channels) followed by `content`. kNone and
 // kStructuralTag are returned unchanged.
-GrammarSpec constrain_content(const Engine& engine, const AnswerDialect& dialect, const std::string& prompt,
+GrammarSpec constrain_content(const Engine& engine, const OutputDialect& dialect, const std::string& prompt,
                               const GrammarSpec& content);
 // The same prefix followed by at least one call of tools.functions, in the model's own syntax, or as a JSON
 // array if the template defines none.
-GrammarSpec constrain_calls(const Engine& engine, const AnswerDialect& dialect, const std::string& prompt,
+GrammarSpec constrain_calls(const Engine& engine, const OutputDialect& dialect, const std::string& prompt,
                             const ToolUse& tools);
 
 }  // namespace fp4moe

@@ -9,7 +9,7 @@
 
 namespace fp4moe {
 
-struct AnswerPart {
+struct OutputPart {
   enum class Kind {
     kReasoning,
     kContent,
@@ -18,18 +18,18 @@ struct AnswerPart {
   };
   Kind kind = Kind::kContent;
   std::string text;
-  bool operator==(const AnswerPart&) const = default;
+  bool operator==(const OutputPart&) const = default;
 };
-using AnswerParts = std::vector<AnswerPart>;
+using OutputParts = std::vector<OutputPart>;
 
-class AnswerParser {
+class OutputParser {
  public:
-  virtual ~AnswerParser() = default;
+  virtual ~OutputParser() = default;
   // Appends the parts that are certain; holds back text that may be the beginning of a marker.
-  virtual void push(std::string_view text, AnswerParts& parts) = 0;
+  virtual void push(std::string_view text, OutputParts& parts) = 0;
   // At the end of the output: appends the held-back text. A truncated call stays as far as it was reported;
   // text that only looked like a call becomes content.
-  virtual void finish(AnswerParts& parts) = 0;
+  virtual void finish(OutputParts& parts) = 0;
 };
 
 // The syntax of tool calls.
@@ -42,14 +42,14 @@ enum class CallSyntax {
 };
 
 // All text is content.
-std::unique_ptr<AnswerParser> make_content_parser();
+std::unique_ptr<OutputParser> make_content_parser();
 // Content and calls in any syntax except kHarmony.
-std::unique_ptr<AnswerParser> make_call_parser(CallSyntax syntax);
+std::unique_ptr<OutputParser> make_call_parser(CallSyntax syntax);
 // <think>reasoning</think>, then text for `rest`. `inside`: the prompt already contains <think>. White space
 // around the reasoning is dropped.
-std::unique_ptr<AnswerParser> make_think_parser(bool inside, std::unique_ptr<AnswerParser> rest);
+std::unique_ptr<OutputParser> make_think_parser(bool inside, std::unique_ptr<OutputParser> rest);
 // Expects that the prompt ends in <|start|>assistant and that the text includes special tokens.
-std::unique_ptr<AnswerParser> make_harmony_parser();
+std::unique_ptr<OutputParser> make_harmony_parser();
 
 // The first marker in a text that may continue.
 struct FoundMarker {

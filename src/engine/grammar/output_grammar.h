@@ -1,4 +1,4 @@
-// AnswerGrammar: the position of one request's output in its grammar. Only MaskThreads work on it: a call
+// OutputGrammar: the position of one request's output in its grammar. Only MaskThreads work on it: a call
 // into a grammar backend can take seconds, so the engine's thread never makes one and only waits for one with
 // a deadline.
 #pragma once
@@ -23,7 +23,7 @@
 namespace fp4moe {
 
 // start() -> kWorking -> kReady -> advance() -> kWorking ... until kEnded or kFailed.
-class AnswerGrammar {
+class OutputGrammar {
  public:
   enum class State {
     kWorking,  // a mask thread owns it; nothing else is known
@@ -32,7 +32,7 @@ class AnswerGrammar {
     kFailed,   // status() has the reason
   };
 
-  AnswerGrammar(std::shared_ptr<const Grammar> grammar, int64_t vocab_size);
+  OutputGrammar(std::shared_ptr<const Grammar> grammar, int64_t vocab_size);
 
   State state() const { return state_.load(std::memory_order_acquire); }
   // Mask of the next token, [ceil(V / 32)] as in GrammarMatcher. Requires kReady; valid until advance().
@@ -95,39 +95,39 @@ class MaskThreads {
 
   // Creates the matcher, accepts first_id if given, and fills the mask of the next token. Call once per
   // output.
-  void start(const std::shared_ptr<AnswerGrammar>& answer, std::optional<int32_t> first_id = std::nullopt);
+  void start(const std::shared_ptr<OutputGrammar>& output, std::optional<int32_t> first_id = std::nullopt);
   // Accepts `id` and fills the mask of the following token. Requires kReady.
-  void advance(const std::shared_ptr<AnswerGrammar>& answer, int32_t id);
+  void advance(const std::shared_ptr<OutputGrammar>& output, int32_t id);
   // Cancels the call in progress, if any, without waiting for it. A mask thread frees the object: a parser
   // can have many states.
-  void retire(std::shared_ptr<AnswerGrammar> answer);
-  // Waits until none of `answers` is in kWorking, at most until the deadline.
-  void wait_for(std::span<AnswerGrammar* const> answers, std::chrono::steady_clock::time_point deadline);
+  void retire(std::shared_ptr<OutputGrammar> output);
+  // Waits until none of `outputs` is in kWorking, at most until the deadline.
+  void wait_for(std::span<OutputGrammar* const> outputs, std::chrono::steady_clock::time_point deadline);
 
  private:
-  using AnswerPtr = std::shared_ptr<AnswerGrammar>;
+  using OutputPtr = std::shared_ptr<OutputGrammar>;
   struct Lane {
     bool is_slow = false;
-    std::deque<AnswerPtr> waiting;
+    std::deque<OutputPtr> waiting;
     std::condition_variable changed;
   };
 
   void add_thread(Lane& lane);
   void stop();
-  void enqueue(const AnswerPtr& answer);
+  void enqueue(const OutputPtr& output);
   void run(Lane& lane);
-  void work(Lane& lane, AnswerPtr answer);
-  bool is_known_slow(const AnswerGrammar& answer) const;
-  void demote(AnswerGrammar& answer);
-  void count_cheap(AnswerGrammar& answer, int64_t num_steps) const;
-  void finish(AnswerGrammar& answer, Status status);
+  void work(Lane& lane, OutputPtr output);
+  bool is_known_slow(const OutputGrammar& output) const;
+  void demote(OutputGrammar& output);
+  void count_cheap(OutputGrammar& output, int64_t num_steps) const;
+  void finish(OutputGrammar& output, Status status);
 
   const MaskLimits limits_;
   const std::function<void()> on_done_;
   mutable std::mutex mutex_;
   Lane fast_, slow_;
   std::condition_variable done_;
-  std::vector<AnswerGrammar*> running_;  // being worked on now
+  std::vector<OutputGrammar*> running_;  // being worked on now
   // Grammars that caused a demotion; expired ones are removed when one is added.
   std::map<std::weak_ptr<const Grammar>, bool, std::owner_less<>> slow_grammars_;
   bool stopping_ = false;

@@ -1,4 +1,4 @@
-#include "server/router/node_answer.h"
+#include "server/router/node_response.h"
 
 #include "server/http/excerpt.h"
 #include "server/json.h"

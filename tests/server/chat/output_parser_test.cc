@@ -1,4 +1,4 @@
-#include "server/chat/answer_parser.h"
+#include "server/chat/output_parser.h"
 
 #include <gtest/gtest.h>
 
@@ -10,13 +10,13 @@
 namespace fp4moe {
 namespace {
 
-using Kind = AnswerPart::Kind;
-using Make = std::function<std::unique_ptr<AnswerParser>()>;
+using Kind = OutputPart::Kind;
+using Make = std::function<std::unique_ptr<OutputParser>()>;
 
 // Joins consecutive parts of one kind; calls stay separate.
-AnswerParts joined(const AnswerParts& parts) {
-  AnswerParts result;
-  for (const AnswerPart& part : parts) {
+OutputParts joined(const OutputParts& parts) {
+  OutputParts result;
+  for (const OutputPart& part : parts) {
     EXPECT_TRUE(!part.text.empty()) << "an empty part";
     if (!result.empty() && part.kind != Kind::kCall && result.back().kind == part.kind)
       result.back().text += part.text;
@@ -26,18 +26,18 @@ AnswerParts joined(const AnswerParts& parts) {
   return result;
 }
 
-AnswerParts parse(const Make& make, const std::vector<std::string>& pieces) {
+OutputParts parse(const Make& make, const std::vector<std::string>& pieces) {
   const auto parser = make();
-  AnswerParts parts;
+  OutputParts parts;
   for (const std::string& piece : pieces) parser->push(piece, parts);
   parser->finish(parts);
   return joined(parts);
 }
 
-std::string to_string(const AnswerParts& parts) {
+std::string to_string(const OutputParts& parts) {
   const char* const names[] = {"reasoning", "content", "call", "arguments"};
   std::string text;
-  for (const AnswerPart& part : parts)
+  for (const OutputPart& part : parts)
     text += std::string(names[static_cast<int>(part.kind)]) + "[" + part.text + "]";
   return text;
 }
@@ -61,12 +61,12 @@ Make thinks(bool inside, CallSyntax syntax = CallSyntax::kNone) {
   return [=] { return make_think_parser(inside, make_call_parser(syntax)); };
 }
 
-TEST(AnswerParser, ContentIsContent) {
+TEST(OutputParser, ContentIsContent) {
   expect_parts(calls(CallSyntax::kNone), " a <tool_call> b\n", "content[ a <tool_call> b\n]");
   expect_parts(calls(CallSyntax::kNone), "", "");
 }
 
-TEST(AnswerParser, Reasoning) {
+TEST(OutputParser, Reasoning) {
   expect_parts(thinks(false), "<think>\nwell\n\n so\n</think>\n\nYes. \n",
                "reasoning[well\n\n so]content[Yes. \n]");
   expect_parts(thinks(true), "well</think>Yes", "reasoning[well]content[Yes]");
@@ -77,7 +77,7 @@ TEST(AnswerParser, Reasoning) {
   expect_parts(thinks(true), "a</think> \n", "reasoning[a]");
 }
 
-TEST(AnswerParser, HermesCalls) {
+TEST(OutputParser, HermesCalls) {
   const Make make = calls(CallSyntax::kHermes);
   expect_parts(make, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": [1, \"}\"]}}\n</tool_call>",
                "call[f]arguments[{\"x\": [1, \"}\"]}]");
@@ -90,7 +90,7 @@ TEST(AnswerParser, HermesCalls) {
   expect_parts(make, "a < b <tool", "content[a < b <tool]");
 }
 
-TEST(AnswerParser, HermesCallsThatAreNotAsTheyShould) {
+TEST(OutputParser, HermesCallsThatAreNotAsTheyShould) {
   const Make make = calls(CallSyntax::kHermes);
   expect_parts(make, "<tool_call>nothing</tool_call> x", "content[<tool_call>nothing</tool_call> x]");
   expect_parts(make, "<tool_call>{\"name\": 1, \"arguments\": {}}</tool_call>",
@@ -107,13 +107,13 @@ TEST(AnswerParser, HermesCallsThatAreNotAsTheyShould) {
                "call[f]arguments[{\"t\": \"</tool_call>\\\"\"}]");
 }
 
-TEST(AnswerParser, ReasoningThenCalls) {
+TEST(OutputParser, ReasoningThenCalls) {
   expect_parts(thinks(false, CallSyntax::kHermes),
                "<think>\n<tool_call>?\n</think>\n\n<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>",
                "reasoning[<tool_call>?]call[f]arguments[{}]");
 }
 
-TEST(AnswerParser, DeepSeekCalls) {
+TEST(OutputParser, DeepSeekCalls) {
   const Make make = calls(CallSyntax::kDeepSeek);
   const std::string begin = std::string(kCallsBegin), call = std::string(kCallBegin),
                     sep = std::string(kCallSeparator), end = std::string(kCallEnd),
@@ -127,7 +127,7 @@ TEST(AnswerParser, DeepSeekCalls) {
   expect_parts(make, begin + call + "f" + sep + "{\"a\":", "call[f]arguments[{\"a\":]");
 }
 
-TEST(AnswerParser, AJsonArrayOfCalls) {
+TEST(OutputParser, AJsonArrayOfCalls) {
   const Make make = calls(CallSyntax::kJsonArray);
   expect_parts(make, R"([{"name":"f","parameters":{"a":[1]}}, {"name":"g","parameters":{}}])",
                R"(call[f]arguments[{"a":[1]}]call[g]arguments[{}])");
@@ -136,7 +136,7 @@ TEST(AnswerParser, AJsonArrayOfCalls) {
   expect_parts(make, "Sorry [x]", "content[Sorry [x]]");
 }
 
-TEST(AnswerParser, Harmony) {
+TEST(OutputParser, Harmony) {
   const Make make = make_harmony_parser;
   expect_parts(make,
                "<|channel|>analysis<|message|>Hm <b><|end|><|start|>assistant<|channel|>final<|message|>Yes",
@@ -154,7 +154,7 @@ TEST(AnswerParser, Harmony) {
       "content[I look.]call[browser.open]arguments[{}]");
 }
 
-TEST(AnswerParser, HarmonyWithMarkersOutOfPlace) {
+TEST(OutputParser, HarmonyWithMarkersOutOfPlace) {
   const Make make = make_harmony_parser;
   expect_parts(make, "Hello", "content[Hello]");
   expect_parts(make, "<|message|>Hello<|message|> you<|constrain|>", "content[Hello you]");

@@ -12,7 +12,7 @@
 
 namespace fp4moe {
 
-struct ServingAnswer {
+struct ServingResponse {
   Status error;                // why the response is incomplete, else ok
   double first_text_s = -1;    // from sending to the first text; -1: not streamed, or no text
   double latency_s = 0;        // from sending to the end
@@ -24,24 +24,24 @@ struct ServingAnswer {
 };
 
 // Reads an event stream. A stream is complete when it ends with [DONE].
-class AnswerReader {
+class ResponseReader {
  public:
   // `seconds`: time since the request was sent.
   void read(std::string_view bytes, double seconds);
-  bool is_over() const { return is_done_ || !answer_.error.ok(); }
+  bool is_over() const { return is_done_ || !response_.error.ok(); }
   // `closed`: why the connection ended; ok if the HTTP message is complete.
-  ServingAnswer finish(const Status& closed, double seconds);
+  ServingResponse finish(const Status& closed, double seconds);
 
  private:
   void on_event(const std::string& data, double seconds);
 
   EventReader events_;
-  ServingAnswer answer_;
+  ServingResponse response_;
   double latest_text_s_ = 0;
   bool is_done_ = false;
 };
 
 // Reads a response that is one JSON object; it must have usage.
-ServingAnswer read_whole_answer(const std::string& body, double seconds);
+ServingResponse read_whole_response(const std::string& body, double seconds);
 
 }  // namespace fp4moe

@@ -1,4 +1,4 @@
-#include "engine/grammar/answer_grammar.h"
+#include "engine/grammar/output_grammar.h"
 
 #include <algorithm>
 #include <exception>
@@ -16,24 +16,24 @@ constexpr int kSlowLaneNice = 10;
 
 }  // namespace
 
-// ---- AnswerGrammar --------------------------------------------------------------------------------
+// ---- OutputGrammar --------------------------------------------------------------------------------
 
-AnswerGrammar::AnswerGrammar(std::shared_ptr<const Grammar> grammar, int64_t vocab_size)
+OutputGrammar::OutputGrammar(std::shared_ptr<const Grammar> grammar, int64_t vocab_size)
     : grammar_(std::move(grammar)), allowed_(static_cast<size_t>((vocab_size + 31) / 32)) {}
 
-std::span<const uint32_t> AnswerGrammar::allowed() const {
+std::span<const uint32_t> OutputGrammar::allowed() const {
   FP4MOE_CHECK(state() == State::kReady, "the mask is not ready");
   return allowed_;
 }
 
-void AnswerGrammar::hand_over(std::optional<int32_t> id) {
+void OutputGrammar::hand_over(std::optional<int32_t> id) {
   next_id_ = id;
   handed_over_ = Clock::now();
   state_.store(State::kWorking, std::memory_order_release);
 }
 
 // A matcher cannot be used after an error: the next call creates another, which accepts the same tokens.
-Status AnswerGrammar::work(GrammarBudget budget) {
+Status OutputGrammar::work(GrammarBudget budget) {
   budget.is_cancelled = &is_cancelled_;
   if (matcher_ == nullptr) {
     matcher_ = grammar_->make_matcher();
@@ -72,55 +72,55 @@ void MaskThreads::stop() {
   {
     std::lock_guard lock(mutex_);
     stopping_ = true;
-    for (AnswerGrammar* answer : running_) answer->is_cancelled_.store(true, std::memory_order_relaxed);
+    for (OutputGrammar* output : running_) output->is_cancelled_.store(true, std::memory_order_relaxed);
   }
   for (Lane* lane : {&fast_, &slow_}) lane->changed.notify_all();
   for (std::thread& thread : threads_) thread.join();
 }
 
-void MaskThreads::start(const AnswerPtr& answer, std::optional<int32_t> first_id) {
-  answer->hand_over(first_id);
-  if (is_known_slow(*answer)) answer->is_slow_.store(true, std::memory_order_relaxed);
-  enqueue(answer);
+void MaskThreads::start(const OutputPtr& output, std::optional<int32_t> first_id) {
+  output->hand_over(first_id);
+  if (is_known_slow(*output)) output->is_slow_.store(true, std::memory_order_relaxed);
+  enqueue(output);
 }
 
-void MaskThreads::advance(const AnswerPtr& answer, int32_t id) {
-  FP4MOE_CHECK(answer->state() == AnswerGrammar::State::kReady, "a token arrived before its mask was ready");
-  answer->hand_over(id);
-  enqueue(answer);
+void MaskThreads::advance(const OutputPtr& output, int32_t id) {
+  FP4MOE_CHECK(output->state() == OutputGrammar::State::kReady, "a token arrived before its mask was ready");
+  output->hand_over(id);
+  enqueue(output);
 }
 
-void MaskThreads::retire(AnswerPtr answer) {
-  answer->is_cancelled_.store(true, std::memory_order_relaxed);
+void MaskThreads::retire(OutputPtr output) {
+  output->is_cancelled_.store(true, std::memory_order_relaxed);
   {
     std::lock_guard lock(mutex_);
-    std::erase(slow_.waiting, answer);
-    fast_.waiting.push_back(std::move(answer));
+    std::erase(slow_.waiting, output);
+    fast_.waiting.push_back(std::move(output));
   }
   fast_.changed.notify_one();
 }
 
-void MaskThreads::wait_for(std::span<AnswerGrammar* const> answers,
+void MaskThreads::wait_for(std::span<OutputGrammar* const> outputs,
                            std::chrono::steady_clock::time_point deadline) {
   std::unique_lock lock(mutex_);
   done_.wait_until(lock, deadline, [&] {
-    return std::ranges::none_of(answers,
-                                [](const auto* a) { return a->state() == AnswerGrammar::State::kWorking; });
+    return std::ranges::none_of(outputs,
+                                [](const auto* a) { return a->state() == OutputGrammar::State::kWorking; });
   });
 }
 
-void MaskThreads::enqueue(const AnswerPtr& answer) {
-  Lane& lane = answer->is_slow() ? slow_ : fast_;
+void MaskThreads::enqueue(const OutputPtr& output) {
+  Lane& lane = output->is_slow() ? slow_ : fast_;
   {
     std::lock_guard lock(mutex_);
-    lane.waiting.push_back(answer);
+    lane.waiting.push_back(output);
   }
   lane.changed.notify_one();
 }
 
-bool MaskThreads::is_known_slow(const AnswerGrammar& answer) const {
+bool MaskThreads::is_known_slow(const OutputGrammar& output) const {
   std::lock_guard lock(mutex_);
-  return slow_grammars_.contains(answer.grammar_);
+  return slow_grammars_.contains(output.grammar_);
 }
 
 // ---- the threads' side ----------------------------------------------------------------------------
@@ -131,65 +131,65 @@ void MaskThreads::run(Lane& lane) {
     std::unique_lock lock(mutex_);
     lane.changed.wait(lock, [&] { return stopping_ || !lane.waiting.empty(); });
     if (stopping_) return;
-    AnswerPtr answer = std::move(lane.waiting.front());
+    OutputPtr output = std::move(lane.waiting.front());
     lane.waiting.pop_front();
-    const bool is_wanted = !answer->is_cancelled();
-    if (is_wanted) running_.push_back(answer.get());
+    const bool is_wanted = !output->is_cancelled();
+    if (is_wanted) running_.push_back(output.get());
     lock.unlock();
     if (is_wanted)
-      work(lane, std::move(answer));
+      work(lane, std::move(output));
     else
-      answer.reset();
+      output.reset();
   }
 }
 
-void MaskThreads::work(Lane& lane, AnswerPtr answer) {
-  const int64_t steps_before = answer->matcher_ != nullptr ? answer->matcher_->num_steps() : 0;
+void MaskThreads::work(Lane& lane, OutputPtr output) {
+  const int64_t steps_before = output->matcher_ != nullptr ? output->matcher_->num_steps() : 0;
   const int64_t max_steps =
       lane.is_slow ? limits_.max_steps : std::min(limits_.max_fast_steps, limits_.max_steps);
   Status status;
   try {
-    status = answer->work({.max_steps = max_steps, .max_bytes = limits_.max_bytes});
+    status = output->work({.max_steps = max_steps, .max_bytes = limits_.max_bytes});
   } catch (const std::exception& error) {
     status = unavailable(std::string("the grammar: ") + error.what());  // out of memory
   }
   const bool over_budget = status.code() == StatusCode::kInvalidArgument;
-  if (lane.is_slow && status.ok()) count_cheap(*answer, answer->matcher_->num_steps() - steps_before);
-  if (!status.ok()) answer->restart();
+  if (lane.is_slow && status.ok()) count_cheap(*output, output->matcher_->num_steps() - steps_before);
+  if (!status.ok()) output->restart();
   {
     std::lock_guard lock(mutex_);
-    std::erase(running_, answer.get());
+    std::erase(running_, output.get());
   }
-  if (answer->is_cancelled()) return;
-  if (!over_budget || lane.is_slow) return finish(*answer, std::move(status));
-  demote(*answer);
-  enqueue(answer);
+  if (output->is_cancelled()) return;
+  if (!over_budget || lane.is_slow) return finish(*output, std::move(status));
+  demote(*output);
+  enqueue(output);
 }
 
-void MaskThreads::demote(AnswerGrammar& answer) {
+void MaskThreads::demote(OutputGrammar& output) {
   std::lock_guard lock(mutex_);
   std::erase_if(slow_grammars_, [](const auto& entry) { return entry.first.expired(); });
-  slow_grammars_[answer.grammar_] = true;
-  answer.num_cheap_ = 0;
-  answer.is_slow_.store(true, std::memory_order_relaxed);
+  slow_grammars_[output.grammar_] = true;
+  output.num_cheap_ = 0;
+  output.is_slow_.store(true, std::memory_order_relaxed);
 }
 
-void MaskThreads::count_cheap(AnswerGrammar& answer, int64_t num_steps) const {
-  answer.num_cheap_ = num_steps <= limits_.max_fast_steps ? answer.num_cheap_ + 1 : 0;
-  if (answer.num_cheap_ < kPromoteAfter) return;
-  answer.num_cheap_ = 0;
-  answer.is_slow_.store(false, std::memory_order_relaxed);
+void MaskThreads::count_cheap(OutputGrammar& output, int64_t num_steps) const {
+  output.num_cheap_ = num_steps <= limits_.max_fast_steps ? output.num_cheap_ + 1 : 0;
+  if (output.num_cheap_ < kPromoteAfter) return;
+  output.num_cheap_ = 0;
+  output.is_slow_.store(false, std::memory_order_relaxed);
 }
 
-void MaskThreads::finish(AnswerGrammar& answer, Status status) {
-  using State = AnswerGrammar::State;
-  answer.last_duration_.store(AnswerGrammar::Clock::now() - answer.handed_over_, std::memory_order_relaxed);
+void MaskThreads::finish(OutputGrammar& output, Status status) {
+  using State = OutputGrammar::State;
+  output.last_duration_.store(OutputGrammar::Clock::now() - output.handed_over_, std::memory_order_relaxed);
   const bool failed = !status.ok();
-  answer.status_ = std::move(status);
-  const State state = failed ? State::kFailed : answer.matcher_->has_ended() ? State::kEnded : State::kReady;
+  output.status_ = std::move(status);
+  const State state = failed ? State::kFailed : output.matcher_->has_ended() ? State::kEnded : State::kReady;
   {
     std::lock_guard lock(mutex_);
-    answer.state_.store(state, std::memory_order_release);
+    output.state_.store(state, std::memory_order_release);
   }
   done_.notify_all();
   on_done_();
