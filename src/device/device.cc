@@ -10,6 +10,8 @@ std::string compute_capability_text(int compute_capability) {
   return std::to_string(compute_capability / 10) + "." + std::to_string(compute_capability % 10);
 }
 
+int gpu_of_rank(int rank) { return rank / ranks_per_gpu(); }
+
 Result<DeviceChoice> resolve_device(std::string_view name, int ordinal) {
   if (name == "cpu") return DeviceChoice{};
   if (name != "auto" && name != "cuda")

@@ -19,8 +19,8 @@ struct DeviceChoice {
 };
 std::string compute_capability_text(int compute_capability);  // "9.0" for 90
 
-// The ordinal of the GPU of a rank: the ranks of a process have one GPU each, in order.
-constexpr int gpu_of_rank(int rank) { return rank; }
+// The ordinal of the GPU of a rank: the ranks of a process have one GPU each, in order (ranks_per_gpu()).
+int gpu_of_rank(int rank);
 
 // name: auto | cpu | cuda; auto is GPU `ordinal` if this build can use it, else the CPU. kUnsupported for
 // cuda if the GPU is not usable, with the reason; kInvalidArgument for any other name.

@@ -1,5 +1,10 @@
 #include "device/device_info.h"
 
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/check.h"
 #include "device/device.h"
 
 #ifdef FP4MOE_HAS_CUDA
@@ -10,6 +15,20 @@ namespace fp4moe {
 
 std::string cuda_version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+int ranks_per_gpu() {
+  static const int ranks = [] {
+    const char* const text = std::getenv("FP4MOE_RANKS_PER_GPU");
+    if (text == nullptr || *text == '\0') return 1;
+    int value = 0;
+    const char* const end = text + std::strlen(text);
+    const auto [rest, error] = std::from_chars(text, end, value);
+    FP4MOE_CHECK(error == std::errc() && rest == end && value >= 1 && value <= 16,
+                 "FP4MOE_RANKS_PER_GPU='" + std::string(text) + "'; legal: 1 to 16");
+    return value;
+  }();
+  return ranks;
 }
 
 Status check_device(const DeviceFacts& facts) {
@@ -60,7 +79,7 @@ DeviceFacts read_facts(int ordinal) {
   }
   facts.device = {.name = properties.name,
                   .compute_capability = 10 * properties.major + properties.minor,
-                  .num_sms = properties.multiProcessorCount,
+                  .num_sms = properties.multiProcessorCount / ranks_per_gpu(),
                   .shared_bytes_per_block = static_cast<int>(properties.sharedMemPerBlockOptin),
                   .l2_bytes = properties.l2CacheSize,
                   .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem),

@@ -1,4 +1,5 @@
 // Stubs of the GPU's ops for a build without CUDA.
+#include "kernels/device_comm.h"
 #include "kernels/device_copy.h"
 #include "kernels/device_moe.h"
 #include "kernels/device_moe_fp8.h"
@@ -17,6 +18,7 @@ const DeviceMoeOps* fallback_moe_ops() { return nullptr; }
 const DeviceMoeOps* sm90_moe_ops() { return nullptr; }
 const DeviceMoeOps* sm90_fp8_moe_ops() { return nullptr; }
 const DevicePeakOps* sm90_peak_ops() { return nullptr; }
+const DeviceCommOps* cuda_comm_ops() { return nullptr; }
 CopyFromHost cuda_copy_from_host() { return nullptr; }
 CopyKvPage cuda_copy_kv_page() { return nullptr; }
 SampleRows cuda_sample_rows() { return nullptr; }

@@ -15,7 +15,7 @@ namespace fp4moe {
 Result<Spread> time_graph(Stream& stream, const std::function<Status()>& work, int repeats);
 
 // The ordinal of the GPU for CUDA benches.
-constexpr int kBenchGpu = gpu_of_rank(0);
+inline const int kBenchGpu = gpu_of_rank(0);
 // That GPU: kUnsupported if there is none or if it is not a Hopper; the message names the device.
 Result<DeviceContext*> bench_gpu();
 

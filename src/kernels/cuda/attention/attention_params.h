@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/ptx/launch.h"
 #include "kernels/ops.h"
 
 namespace fp4moe::cuda {
@@ -134,7 +135,7 @@ cudaError_t launch_attention_kernel(Kernel kernel, const AttentionParams& p, con
                                     cudaStream_t stream) {
   cudaLaunchAttribute attributes[2];
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[0].val.programmaticStreamSerializationAllowed = may_start_early();
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim.x = static_cast<unsigned>(grid.cluster_x);
   attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;

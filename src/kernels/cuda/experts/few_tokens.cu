@@ -210,7 +210,7 @@ void few_tokens_layer(const DeviceMoeArgs& args, FewWeights weights) {
   prepare_kernel(kernel, {.shared_bytes = device_limits().shared_bytes_per_block});
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[0].val.programmaticStreamSerializationAllowed = may_start_early();
   attributes[1].id = cudaLaunchAttributeCooperative;  // the CTAs wait for each other
   attributes[1].val.cooperative = 1;
   cudaLaunchConfig_t config = {};

@@ -13,6 +13,10 @@ namespace fp4moe {
 // The current GPU's.
 inline const DeviceInfo& device_limits() { return current_device().info(); }
 
+// Whether a kernel may start while those before it still run. Not if ranks share a GPU: blocks that wait for
+// one rank's kernels could keep another rank's from starting.
+inline bool may_start_early() { return ranks_per_gpu() == 1; }
+
 struct LaunchShape {
   dim3 grid, block;
   size_t shared_bytes = 0;
@@ -52,7 +56,7 @@ void launch(const char* name, void (*kernel)(Args), const LaunchShape& shape, Ar
   if constexpr (requires { args.mark; }) args.mark = stream.mark(name);
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[0].val.programmaticStreamSerializationAllowed = may_start_early();
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim = {shape.cluster, 1, 1};
   cudaLaunchConfig_t config{};

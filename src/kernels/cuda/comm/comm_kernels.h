@@ -1,0 +1,15 @@
+// The kernels behind DeviceCommOps (kernels/device_comm.h).
+#pragma once
+
+#include "kernels/device_comm.h"
+
+namespace fp4moe::cuda {
+
+void arm_group(const CommGroup& group);
+void all_reduce(const AllReduceArgs& args);
+void gather_columns(const GatherArgs& args);
+// Blocks of the kernels that fit on an SM of the current GPU.
+int all_reduce_blocks_per_sm();
+int gather_blocks_per_sm();
+
+}  // namespace fp4moe::cuda

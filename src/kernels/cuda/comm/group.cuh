@@ -1,0 +1,151 @@
+// The protocol of kernels that exchange data between the GPUs of a group (kernels/device_comm.h). Device code
+// only.
+//
+// Two ways to say that data has arrived:
+//   marked words   f32 words that are kUnsent until they arrive. Each word speaks for itself, so the sender
+//                  needs neither flag nor fence. The reader marks a word as unsent again once it has read it.
+//   flags          plain stores, a barrier of the block, then one release store of the epoch for each (block,
+//                  peer); readers poll with acquire.
+//
+// Both use two buffers by the parity of the epoch. A buffer is not overwritten too early: a rank that
+// finishes operation n has heard from every peer in n, and each had finished n - 1.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/ptx/ptx_sm90.cuh"
+#include "kernels/device_comm.h"
+
+namespace fp4moe::cuda {
+
+__device__ __forceinline__ uint64_t nanoseconds() {
+  uint64_t t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+  return t;
+}
+__device__ __forceinline__ void store_release(uint32_t* to, uint32_t value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+__device__ __forceinline__ uint32_t load_acquire(const uint32_t* from) {
+  uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_words(void* to, const uint4& v) {
+  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z),
+               "r"(v.w)
+               : "memory");
+}
+__device__ __forceinline__ uint4 load_words(const void* from) {
+  uint4 v;
+  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from)
+               : "memory");
+  return v;
+}
+
+__device__ __forceinline__ CommState* state_of(const CommGroup& group, int rank) {
+  return reinterpret_cast<CommState*>(group.regions[rank]);
+}
+
+// One operation, as a block runs it.
+struct Operation {
+  const CommGroup& group;
+  const CommOp& op;
+  uint32_t epoch;  // that the operation ends with
+  bool failed;     // the group had failed before
+
+  // All threads of all blocks call it, once, after they have waited for preceding kernels.
+  __device__ __forceinline__ Operation(const CommGroup& g, const CommOp& o) : group(g), op(o) {
+    CommState* const state = state_of(g, g.rank);
+    uint32_t poison;
+    asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];" : "=r"(epoch), "=r"(poison) : "l"(state));
+    ++epoch;
+    failed = poison != 0;
+    __syncthreads();  // all threads of the block have the epoch
+    if (threadIdx.x == 0 && atomicAdd(&state->num_entered, 1u) == gridDim.x - 1) {
+      state->num_entered = 0;
+      *reinterpret_cast<volatile uint32_t*>(&state->epoch) = epoch;
+    }
+  }
+
+  __device__ __forceinline__ uint32_t parity() const { return epoch & 1; }
+
+  // Polls `arrived` until it returns true or the deadline has passed. `seen` is for the verdict.
+  template <class Arrived>
+  __device__ __forceinline__ void wait(int peer, const Arrived& arrived) const {
+    uint32_t seen = 0;
+    if (arrived(seen)) return;
+    const uint64_t end = nanoseconds() + group.deadline_ns;
+    const volatile uint32_t* const poison = &state_of(group, group.rank)->poison;
+    for (uint32_t polls = 1; !arrived(seen); ++polls) {
+      if (polls % 256 != 0) continue;
+      if (*poison != 0) return;
+      if (nanoseconds() >= end) return fail(peer, seen);
+    }
+  }
+
+  // The first failure is the verdict; all ranks of the group fail.
+  __device__ __noinline__ void fail(int peer, uint32_t seen) const {
+    CommVerdict* const v = group.verdict;
+    if (atomicCAS_system(&v->is_set, 0u, 1u) == 0) {
+      v->peer = static_cast<uint32_t>(peer);
+      v->op = reinterpret_cast<uint64_t>(op.name);
+      v->layer = op.layer;
+      v->expected = epoch;
+      v->seen = seen;
+      v->block = blockIdx.x;
+      __threadfence_system();
+      atomicExch_system(&v->is_set, 2u);
+    }
+    for (int r = 0; r < group.size; ++r)
+      *reinterpret_cast<volatile uint32_t*>(&state_of(group, r)->poison) = 1;
+  }
+};
+
+__device__ __forceinline__ uint4 sendable(uint4 v) {
+  v.x = v.x == kUnsent ? 0 : v.x;
+  v.y = v.y == kUnsent ? 0 : v.y;
+  v.z = v.z == kUnsent ? 0 : v.z;
+  v.w = v.w == kUnsent ? 0 : v.w;
+  return v;
+}
+
+// Waits for the 16 bytes of words at `from`, which `peer` stores, and marks them as unsent again.
+__device__ __forceinline__ uint4 take_words(const Operation& operation, int peer, uint8_t* from) {
+  uint4 v;
+  operation.wait(peer, [&](uint32_t&) {
+    v = load_words(from);
+    return v.x != kUnsent && v.y != kUnsent && v.z != kUnsent && v.w != kUnsent;
+  });
+  *reinterpret_cast<uint4*>(from) = make_uint4(kUnsent, kUnsent, kUnsent, kUnsent);
+  return v;
+}
+
+// This block's flag at every peer: all threads' stores so far have been made. Call it after a barrier.
+__device__ __forceinline__ void raise_flags(const Operation& operation) {
+  const CommGroup& g = operation.group;
+  const int peer = static_cast<int>(threadIdx.x);
+  if (peer >= g.size || peer == g.rank) return;
+  auto* const flags = reinterpret_cast<uint32_t*>(g.regions[peer] + g.layout.flags);
+  store_release(flags + g.rank * kMaxCommBlocks + blockIdx.x, operation.epoch);
+}
+
+// Waits for the flags of all blocks of all peers. Ends with a barrier.
+__device__ __forceinline__ void wait_for_flags(const Operation& operation) {
+  const CommGroup& g = operation.group;
+  const auto* const flags = reinterpret_cast<const uint32_t*>(g.regions[g.rank] + g.layout.flags);
+  const int blocks = static_cast<int>(gridDim.x);
+  for (int i = static_cast<int>(threadIdx.x); i < g.size * blocks; i += static_cast<int>(blockDim.x)) {
+    const int peer = i / blocks;
+    if (peer == g.rank) continue;
+    operation.wait(peer, [&](uint32_t& seen) {
+      seen = load_acquire(flags + peer * kMaxCommBlocks + i % blocks);
+      return static_cast<int32_t>(seen - operation.epoch) >= 0;
+    });
+  }
+  __syncthreads();
+}
+
+}  // namespace fp4moe::cuda

@@ -1,0 +1,108 @@
+// Kernels by which the ranks of a group, each on a GPU, exchange data through their heaps
+// (device/peer_heap.h): they store into the peers' memory and wait for what the peers store into theirs.
+// Nothing returns to the host.
+//
+// An operation is one launch on every rank of the group, with the same sizes, in the same order. Its number,
+// the epoch, is in device memory, so that a graph can be replayed.
+#pragma once
+
+#include <cstdint>
+
+namespace fp4moe {
+
+constexpr int kMaxGroupRanks = 16;
+constexpr int kMaxCommBlocks = 512;  // of one launch
+
+// Why a group failed: the first wait that passed its deadline. In page-locked memory, written by a kernel.
+struct CommVerdict {
+  uint32_t is_set = 0;
+  uint32_t peer = 0;                // rank of the group that was waited for
+  uint64_t op = 0;                  // CommOp::name
+  int32_t layer = -1;               // CommOp::layer
+  uint32_t expected = 0, seen = 0;  // epochs; seen is 0 for a sum's words, which have no epoch
+  uint32_t block = 0;               // of the waiting kernel
+};
+
+// At the start of a rank's region. Zeros at the start; peers write `poison` only.
+struct CommState {
+  uint32_t epoch;        // operations so far; an operation's parity is that of the value it finds
+  uint32_t poison;       // not 0: the group has failed, and operations do nothing
+  uint32_t num_entered;  // blocks of the current operation that have read `epoch`
+};
+
+// Byte offsets in a rank's region, the same on all ranks; multiples of 128.
+struct CommLayout {
+  int64_t flags = 0;  // [R][kMaxCommBlocks] u32: epochs, by source and its block
+  int64_t words =
+      0;             // [2][R][word_bytes]: f32 of other ranks, by parity and source; kUnsent: not yet arrived
+  int64_t sums = 0;  // [2][R * word_bytes]: f32 sums of other ranks, by parity; as `words`
+  int64_t gather = 0;  // [2][gather_bytes]: by parity
+  int64_t word_bytes = 0, gather_bytes = 0;
+  int64_t num_bytes = 0;  // of the whole region
+};
+// word_bytes and gather_bytes: multiples of 128. The region has no `sums` if num_ranks is 2: a sum of two
+// ranks takes one exchange.
+constexpr CommLayout comm_layout(int num_ranks, int64_t word_bytes, int64_t gather_bytes) {
+  CommLayout layout{.word_bytes = word_bytes, .gather_bytes = gather_bytes};
+  layout.flags = 128;  // after the CommState
+  layout.words = layout.flags + int64_t{num_ranks} * kMaxCommBlocks * int64_t{sizeof(uint32_t)};
+  layout.sums = layout.words + 2 * num_ranks * word_bytes;
+  layout.gather = layout.sums + (num_ranks > 2 ? 2 * num_ranks * word_bytes : 0);
+  layout.num_bytes = layout.gather + 2 * gather_bytes;
+  return layout;
+}
+// A word of a sum that has not arrived: -0.0, which senders replace by +0.0.
+constexpr uint32_t kUnsent = 0x80000000u;
+
+// A group as a kernel of one rank sees it.
+struct CommGroup {
+  int rank = 0, size = 1;            // within the group
+  uint8_t* regions[kMaxGroupRanks];  // by rank
+  CommLayout layout;
+  CommVerdict* verdict = nullptr;
+  uint64_t deadline_ns = 0;  // longest wait
+  int max_blocks = 1;        // blocks that are resident at once; at most kMaxCommBlocks
+};
+
+// Names an operation in verdicts.
+struct CommOp {
+  const char* name = "";  // a literal
+  int layer = -1;
+};
+
+struct AllReduceArgs {
+  const CommGroup& group;
+  CommOp op;
+  const float* partial = nullptr;  // [n]; 16-byte aligned, as is out
+  float* out = nullptr;            // [n]; must not overlap partial
+  int64_t n = 0;                   // a multiple of 4
+  // Each rank sums a part and sends it to the others, instead of summing everything: fewer bytes for more
+  // than two ranks, but two exchanges. Limits: 4 n <= word_bytes, or 4 n <= R * word_bytes with two_shot.
+  bool two_shot = false;
+};
+
+// Columns of rows are distributed over the ranks: rank r has the bytes [first[r], first[r + 1]) of each row.
+struct GatherArgs {
+  const CommGroup& group;
+  CommOp op;
+  const void* mine = nullptr;              // [rows][first[rank + 1] - first[rank]]
+  void* out = nullptr;                     // [rows][row_bytes]; may overlap nothing
+  int64_t rows = 0;                        // rows * row_bytes <= gather_bytes
+  int64_t first[kMaxGroupRanks + 1] = {};  // multiples of 4; first[R] is row_bytes
+};
+
+// All pointers are device memory, all work is enqueued on the current stream.
+struct DeviceCommOps {
+  // Marks the words of this rank's region as unsent. Before the first operation, on all ranks.
+  void (*arm)(const CommGroup& group);
+  // out += the sum over ranks, in rank order, of partial, f32: the same bits on every rank and for both
+  // algorithms. A sum of -0.0 counts as +0.0.
+  void (*all_reduce)(const AllReduceArgs& args);
+  void (*gather)(const GatherArgs& args);
+  // Blocks of these kernels that are resident at once on the current GPU.
+  int (*max_blocks)();
+};
+// Null in a build without CUDA.
+const DeviceCommOps* cuda_comm_ops();
+
+}  // namespace fp4moe

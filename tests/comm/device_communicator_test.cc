@@ -1,0 +1,324 @@
+// Ranks on GPUs: their sums and gathers against loops on the host, bit for bit. All ranks run on the GPUs
+// that the machine has, several on each if it has fewer.
+#include "comm/device_communicator.h"
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/buffer.h"
+#include "device/device_memory.h"
+#include "device/graph.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr int kMostRanks = 8;
+
+// Read when the first GPU is used.
+const bool environment_is_set = [] {
+  setenv("FP4MOE_RANKS_PER_GPU", std::to_string(kMostRanks).c_str(), 1);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+  return true;
+}();
+
+std::vector<int> gpus_of(int num_ranks) {
+  int count = 0;
+  EXPECT_EQ(cudaGetDeviceCount(&count), cudaSuccess);
+  std::vector<int> ordinals;
+  for (int r = 0; r < num_ranks; ++r) ordinals.push_back(r * std::min(count, num_ranks) / num_ranks);
+  return ordinals;
+}
+
+struct TestRank {
+  Stream stream;
+  std::unique_ptr<DeviceCommunicator> group;
+};
+
+// The ranks of one group; the test's thread enqueues for all of them.
+struct TestGroup {
+  std::unique_ptr<PeerHeap> heap;
+  std::vector<std::unique_ptr<TestRank>> ranks;
+
+  explicit TestGroup(int num_ranks, DeviceRegion region = {0, 64 << 10, 64 << 10},
+                     std::chrono::nanoseconds timeout = std::chrono::seconds(20)) {
+    const std::vector<int> gpus = gpus_of(num_ranks);
+    heap = PeerHeap::make(gpus, region.offset + region.num_bytes(num_ranks)).value();
+    for (int r = 0; r < num_ranks; ++r) {
+      const DeviceScope scope(*DeviceContext::of(gpus[static_cast<size_t>(r)]).value());
+      ranks.push_back(std::make_unique<TestRank>());
+      ranks.back()->stream = Stream::make().value();
+      const StreamScope stream(ranks.back()->stream);
+      ranks.back()->group = DeviceCommunicator::make(*heap, 0, num_ranks, r, region, timeout).value();
+    }
+    synchronize();
+  }
+  int size() const { return static_cast<int>(ranks.size()); }
+  template <class Function>
+  void for_each(const Function& function) {
+    for (int r = 0; r < size(); ++r) {
+      const StreamScope scope(ranks[static_cast<size_t>(r)]->stream);
+      function(r, *ranks[static_cast<size_t>(r)]->group);
+    }
+  }
+  void synchronize() {
+    for (const auto& rank : ranks) EXPECT_TRUE(rank->stream.synchronize().ok());
+  }
+  void expect_ok() {
+    synchronize();
+    for (const auto& rank : ranks)
+      EXPECT_TRUE(rank->group->failure().ok()) << rank->group->failure().to_string();
+  }
+};
+
+template <class T>
+Buffer on_device(const std::vector<T>& values) {
+  return Buffer::copy_of(values.data(), static_cast<int64_t>(values.size() * sizeof(T)), device_memory())
+      .value();
+}
+template <class T>
+std::vector<T> from_device(const Buffer& buffer) {
+  std::vector<T> values(static_cast<size_t>(buffer.num_bytes()) / sizeof(T));
+  EXPECT_TRUE(device_memory().download(values.data(), buffer.data(), buffer.num_bytes()).ok());
+  return values;
+}
+
+std::vector<float> random_floats(int64_t n, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(static_cast<size_t>(n));
+  for (float& v : values) v = normal(random);
+  return values;
+}
+
+// out += the sum over ranks, as the header of all_reduce.cu says.
+std::vector<float> expected_sum(const std::vector<std::vector<float>>& partials, std::vector<float> out) {
+  const auto positive = [](float v) { return v == 0 ? 0.0f : v; };
+  for (size_t i = 0; i < out.size(); ++i) {
+    float sum = 0;
+    for (const auto& partial : partials) sum += positive(partial[i]);
+    out[i] += positive(sum);
+  }
+  return out;
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// Operands of one sum on all ranks.
+struct Sum {
+  std::vector<std::vector<float>> partials;
+  std::vector<float> before;
+  std::vector<Buffer> partial, out;
+
+  Sum(TestGroup& group, int64_t n, uint64_t seed) : before(random_floats(n, seed)) {
+    for (int r = 0; r < group.size(); ++r)
+      partials.push_back(random_floats(n, seed + 1 + static_cast<uint64_t>(r)));
+  }
+  void upload(TestGroup& group) {
+    partial.clear(), out.clear();
+    group.for_each([&](int r, DeviceCommunicator&) {
+      partial.push_back(on_device(partials[static_cast<size_t>(r)]));
+      out.push_back(on_device(before));
+    });
+  }
+  int64_t n() const { return std::ssize(before); }
+  void enqueue(TestGroup& group) {
+    group.for_each([&](int r, DeviceCommunicator& rank) {
+      const auto i = static_cast<size_t>(r);
+      rank.add_all_reduced({"sum", 7}, partial[i].as<float>(), out[i].as<float>(), n());
+    });
+  }
+  void check(TestGroup& group, const std::string& what) {
+    const std::vector<float> expected = expected_sum(partials, before);
+    group.for_each([&](int r, DeviceCommunicator&) {
+      EXPECT_TRUE(same_bits(from_device<float>(out[static_cast<size_t>(r)]), expected))
+          << what << ", rank " << r;
+    });
+  }
+};
+
+class DeviceRanks : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, DeviceRanks, testing::Values(1, 2, 3, 4, 8));
+
+TEST_P(DeviceRanks, SumsHaveTheHostsBits) {
+  TestGroup group(GetParam(), {256, 48 << 10, 128});
+  uint64_t seed = 1;
+  // One vector; a row; a remainder; the most of one exchange; several pieces; two exchanges from R = 3 on.
+  for (const int64_t n : {4, 2880, 4 * 1021, 12 << 10, 40000, 64 * 2880, 300 * 2880}) {
+    Sum sum(group, n, seed++ * 100);
+    sum.upload(group);
+    sum.enqueue(group);
+    group.expect_ok();
+    sum.check(group, std::to_string(n) + " elements");
+  }
+}
+
+TEST_P(DeviceRanks, SumsOfSpecialValues) {
+  TestGroup group(GetParam());
+  Sum sum(group, 16, 5);
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  sum.before = {-0.0f, -0.0f, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  for (int r = 0; r < group.size(); ++r)
+    sum.partials[static_cast<size_t>(r)] = {
+        -0.0f, 0, -0.0f, r == 0 ? kInf : 1, r == 0 ? 1e-45f : 0, 3e38f, 0, 0, 0, 0, 0, 0, 0, 0, 0, -0.0f};
+  sum.upload(group);
+  sum.enqueue(group);
+  group.expect_ok();
+  sum.check(group, "zeros, infinities, subnormals");
+  sum.partials.back()[3] = std::numeric_limits<float>::quiet_NaN();
+  sum.upload(group);
+  sum.enqueue(group);
+  group.expect_ok();
+  group.for_each([&](int r, DeviceCommunicator&) {
+    EXPECT_TRUE(std::isnan(from_device<float>(sum.out[static_cast<size_t>(r)])[3]));
+  });
+}
+
+// Parts of random widths, some empty, of one word or of 16-byte vectors.
+std::vector<int64_t> random_parts(int num_ranks, int64_t unit, std::mt19937_64& random) {
+  std::vector<int64_t> first = {0};
+  for (int r = 0; r < num_ranks; ++r)
+    first.push_back(first.back() + unit * static_cast<int64_t>(random() % 40));
+  if (first.back() == 0) first.back() = unit;
+  return first;
+}
+
+TEST_P(DeviceRanks, GathersColumns) {
+  TestGroup group(GetParam(), {0, 128, 8 << 10});
+  std::mt19937_64 random(11);
+  for (int round = 0; round < 40; ++round) {
+    const std::vector<int64_t> first = random_parts(group.size(), round % 2 == 0 ? 16 : 4, random);
+    const int64_t rows = 1 + static_cast<int64_t>(random() % 60), width = first.back();
+    std::vector<uint8_t> whole(static_cast<size_t>(rows * width));
+    for (uint8_t& byte : whole) byte = static_cast<uint8_t>(random());
+    std::vector<Buffer> mine, out;
+    group.for_each([&](int r, DeviceCommunicator& rank) {
+      const int64_t begin = first[static_cast<size_t>(r)], cols = first[static_cast<size_t>(r) + 1] - begin;
+      std::vector<uint8_t> part(static_cast<size_t>(std::max<int64_t>(rows * cols, 4)));
+      for (int64_t row = 0; row < rows; ++row)
+        std::copy_n(whole.begin() + row * width + begin, cols, part.begin() + row * cols);
+      mine.push_back(on_device(part));
+      out.push_back(on_device(std::vector<uint8_t>(whole.size(), 0xaa)));
+      rank.gather_columns({"gather"}, mine.back().data(), rows, first, out.back().data());
+    });
+    group.expect_ok();
+    group.for_each([&](int r, DeviceCommunicator&) {
+      EXPECT_EQ(from_device<uint8_t>(out[static_cast<size_t>(r)]), whole)
+          << "round " << round << ", rank " << r;
+    });
+  }
+}
+
+// Many operations without waiting in between, so that ranks are up to two operations apart: both buffers are
+// in use.
+TEST_P(DeviceRanks, ManyOperationsInARow) {
+  TestGroup group(GetParam(), {0, 32 << 10, 32 << 10});
+  std::mt19937_64 random(3);
+  std::vector<std::unique_ptr<Sum>> sums;
+  for (int i = 0; i < 60; ++i) {
+    sums.push_back(std::make_unique<Sum>(group, 4 * (1 + static_cast<int64_t>(random() % 20000)), random()));
+    sums.back()->upload(group);
+  }
+  group.synchronize();
+  for (const auto& sum : sums) sum->enqueue(group);
+  group.expect_ok();
+  for (const auto& sum : sums) sum->check(group, "a sum among many");
+}
+
+TEST_P(DeviceRanks, GraphsReplayOperations) {
+  TestGroup group(GetParam());
+  Sum small(group, 2880, 1), large(group, 40000, 2);
+  small.upload(group), large.upload(group);
+  std::vector<Graph> graphs;
+  group.for_each([&](int r, DeviceCommunicator& rank) {
+    const auto i = static_cast<size_t>(r);
+    graphs.push_back(
+        Graph::capture(group.ranks[i]->stream, [&]() -> Status {
+          rank.add_all_reduced({"small", 0}, small.partial[i].as<float>(), small.out[i].as<float>(), 2880);
+          rank.add_all_reduced({"large", 1}, large.partial[i].as<float>(), large.out[i].as<float>(), 40000);
+          return {};
+        }).value());
+  });
+  constexpr int kReplays = 25;
+  for (int i = 0; i < kReplays; ++i)
+    group.for_each([&](int r, DeviceCommunicator&) {
+      graphs[static_cast<size_t>(r)].launch(group.ranks[static_cast<size_t>(r)]->stream);
+    });
+  group.expect_ok();
+  for (Sum* sum : {&small, &large}) {
+    std::vector<float> expected = sum->before;
+    for (int i = 0; i < kReplays; ++i) expected = expected_sum(sum->partials, expected);
+    sum->before = expected;
+    for (auto& partial : sum->partials) std::fill(partial.begin(), partial.end(), -0.0f);
+    sum->check(group, "replays");
+  }
+}
+
+// A rank that leaves out an operation: the others name it within the deadline, and what follows does nothing.
+TEST_P(DeviceRanks, AMissingRankFailsTheGroupInTime) {
+  if (GetParam() == 1) GTEST_SKIP() << "one rank waits for nobody";
+  TestGroup group(GetParam(), {0, 64 << 10, 64 << 10}, std::chrono::milliseconds(300));
+  Sum sum(group, 2880, 9);
+  sum.upload(group);
+  group.synchronize();
+  const int missing = group.size() - 1;
+  const auto start = std::chrono::steady_clock::now();
+  group.for_each([&](int r, DeviceCommunicator& rank) {
+    const auto i = static_cast<size_t>(r);
+    if (r != missing)
+      rank.add_all_reduced({"mlp", 3}, sum.partial[i].as<float>(), sum.out[i].as<float>(), 2880);
+    for (int more = 0; more < 20; ++more)
+      rank.add_all_reduced({"later", 4}, sum.partial[i].as<float>(), sum.out[i].as<float>(), 2880);
+  });
+  group.synchronize();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+  int num_named = 0;
+  for (const auto& rank : group.ranks) {
+    const Status status = rank->group->failure();
+    if (status.ok()) continue;
+    EXPECT_EQ(status.code(), StatusCode::kDeadline);
+    num_named += status.message().find("for rank " + std::to_string(missing)) != std::string::npos;
+  }
+  EXPECT_GE(num_named, 1);
+  // Poisoned: a new operation returns at once.
+  const auto again = std::chrono::steady_clock::now();
+  sum.enqueue(group);
+  group.synchronize();
+  EXPECT_LT(std::chrono::steady_clock::now() - again, std::chrono::milliseconds(200));
+}
+
+TEST(PeerHeap, IsOneAddressForAllRanksAndStartsWithZeros) {
+  const auto heap = PeerHeap::make(gpus_of(3), 1000).value();
+  EXPECT_EQ(heap->num_ranks(), 3);
+  EXPECT_GE(heap->num_bytes(), 1000);
+  for (int r = 0; r < 3; ++r) {
+    const DeviceScope scope(*DeviceContext::of(gpus_of(3).front()).value());
+    std::vector<uint8_t> bytes(static_cast<size_t>(heap->num_bytes()), 1);
+    ASSERT_TRUE(device_memory().download(bytes.data(), heap->base(r), heap->num_bytes()).ok());
+    EXPECT_TRUE(std::all_of(bytes.begin(), bytes.end(), [](uint8_t b) { return b == 0; }));
+  }
+}
+
+TEST(PeerHeap, NamesAGpuThatDoesNotExistAndOneThatIsTooSmall) {
+  const auto missing = PeerHeap::make(std::vector<int>{0, 99}, 1000);
+  EXPECT_EQ(missing.status().code(), StatusCode::kUnsupported);
+  EXPECT_NE(missing.status().message().find("GPU 99"), std::string::npos);
+  const auto large = PeerHeap::make(std::vector<int>{0}, int64_t{1} << 45);
+  EXPECT_EQ(large.status().code(), StatusCode::kDoesNotFit);
+  EXPECT_NE(large.status().message().find("heap of rank 0"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace fp4moe
