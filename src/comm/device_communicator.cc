@@ -56,6 +56,20 @@ Result<std::unique_ptr<DeviceCommunicator>> DeviceCommunicator::make(const PeerH
   return made;
 }
 
+void DeviceCommunicator::rehearse(bool on) {
+  rehearses_ = on;
+  if (!on) ops_->arm(group_);
+}
+
+CommGroup DeviceCommunicator::view() const {
+  if (!rehearses_) return group_;
+  CommGroup alone = group_;
+  alone.rank = 0;
+  alone.size = 1;
+  alone.regions[0] = group_.regions[group_.rank];
+  return alone;
+}
+
 void DeviceCommunicator::check_stream() const {
   FP4MOE_CHECK(current_stream().handle() == stream_,
                "an operation on another stream than the communicator's");
@@ -64,10 +78,11 @@ void DeviceCommunicator::check_stream() const {
 void DeviceCommunicator::add_all_reduced(const CommOp& op, const float* partial, float* out,
                                          int64_t n) const {
   check_stream();
-  const bool two_shot = 4 * n >= two_shot_bytes(size());
-  const int64_t most = group_.layout.word_bytes / 4 * (two_shot ? size() : 1);
+  const CommGroup group = view();
+  const bool two_shot = 4 * n >= two_shot_bytes(group.size);
+  const int64_t most = group.layout.word_bytes / 4 * (two_shot ? group.size : 1);
   for (int64_t first = 0; first < n; first += most)
-    ops_->all_reduce({.group = group_,
+    ops_->all_reduce({.group = group,
                       .op = op,
                       .partial = partial + first,
                       .out = out + first,
@@ -79,19 +94,23 @@ void DeviceCommunicator::gather_columns(const CommOp& op, const void* mine, int6
                                         std::span<const int64_t> first, void* out) const {
   check_stream();
   FP4MOE_CHECK(std::ssize(first) == size() + 1, "a part for each rank");
-  const int64_t row_bytes = first.back();
+  const int64_t my_bytes = first[static_cast<size_t>(rank() + 1)] - first[static_cast<size_t>(rank())];
+  const int64_t row_bytes = rehearses_ ? my_bytes : first.back();
   if (row_bytes == 0) return;
+  const CommGroup group = view();
   const int64_t most = group_.layout.gather_bytes / row_bytes;
   FP4MOE_CHECK(most > 0, "rows of " + std::to_string(row_bytes) + " bytes; the heap has " +
                              std::to_string(group_.layout.gather_bytes));
-  const int64_t my_bytes = first[static_cast<size_t>(rank() + 1)] - first[static_cast<size_t>(rank())];
   for (int64_t row = 0; row < rows; row += most) {
-    GatherArgs args{.group = group_,
+    GatherArgs args{.group = group,
                     .op = op,
                     .mine = static_cast<const uint8_t*>(mine) + row * my_bytes,
                     .out = static_cast<uint8_t*>(out) + row * row_bytes,
                     .rows = std::min(most, rows - row)};
-    std::copy(first.begin(), first.end(), args.first);
+    if (rehearses_)
+      args.first[1] = my_bytes;
+    else
+      std::copy(first.begin(), first.end(), args.first);
     ops_->gather(args);
   }
 }

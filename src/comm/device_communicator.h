@@ -25,8 +25,7 @@ struct DeviceRegion {
   int64_t num_bytes(int num_ranks) const;
 };
 
-// Where a two-exchange sum becomes faster than one exchange, in bytes of f32 on NVLink; see
-// docs/perf_log/comm.md.
+// Where a two-exchange sum becomes faster than one exchange, in bytes of f32, by a model of NVLink.
 int64_t two_shot_bytes(int num_ranks);
 
 class DeviceCommunicator {
@@ -50,6 +49,12 @@ class DeviceCommunicator {
   void gather_columns(const CommOp& op, const void* mine, int64_t rows, std::span<const int64_t> first,
                       void* out) const;
 
+  // While `on`, operations act on this rank's operands alone, as in a group of one: a rehearsal by which a
+  // step's kernels and libraries make their first-use allocations. These wait for the GPU, and would never
+  // return while another rank's kernel waits on the same GPU. Turning it off starts the group anew, as make()
+  // does; all ranks must have rehearsed and synchronized before the next operation.
+  void rehearse(bool on);
+
   // OK, or why the group has failed: this rank waited in vain (kDeadline, with the peer, operation and
   // layer), or a peer did. May be called at any time; complete once the stream is synchronized.
   Status failure() const;
@@ -57,10 +62,12 @@ class DeviceCommunicator {
  private:
   DeviceCommunicator() = default;
   void check_stream() const;
+  CommGroup view() const;  // for an operation
 
   const DeviceCommOps* ops_ = nullptr;
   int first_rank_ = 0;
   CommGroup group_;
+  bool rehearses_ = false;
   StreamHandle stream_ = nullptr;
   Buffer verdict_;  // pinned
 };

@@ -26,6 +26,12 @@ int ranks_per_gpu() {
     const auto [rest, error] = std::from_chars(text, end, value);
     FP4MOE_CHECK(error == std::errc() && rest == end && value >= 1 && value <= 16,
                  "FP4MOE_RANKS_PER_GPU='" + std::string(text) + "'; legal: 1 to 16");
+    // A kernel that is loaded when it is first used would wait for another rank's kernels, which may wait for
+    // it; streams that share a hardware queue would too.
+    if (value > 1) {
+      setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+      setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    }
     return value;
   }();
   return ranks;
@@ -91,6 +97,7 @@ DeviceFacts read_facts(int ordinal) {
 }  // namespace
 
 Result<DeviceInfo> device_info(int ordinal) {
+  ranks_per_gpu();  // before the driver reads the environment
   const DeviceFacts facts = read_facts(ordinal);
   if (Status usable = check_device(facts); !usable.ok()) return usable;
   return facts.device;

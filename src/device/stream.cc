@@ -58,6 +58,7 @@ Stream::Stream(Stream&& other) noexcept
       handle_(std::exchange(other.handle_, nullptr)),
       failure_(std::exchange(other.failure_, {})),
       layer_(std::exchange(other.layer_, -1)),
+      has_peers_(std::exchange(other.has_peers_, false)),
       reached_(std::exchange(other.reached_, nullptr)) {}
 
 Stream& Stream::operator=(Stream&& other) noexcept {
@@ -65,6 +66,7 @@ Stream& Stream::operator=(Stream&& other) noexcept {
   std::swap(handle_, other.handle_);
   std::swap(failure_, other.failure_);
   std::swap(layer_, other.layer_);
+  std::swap(has_peers_, other.has_peers_);
   std::swap(reached_, other.reached_);
   return *this;
 }

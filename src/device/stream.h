@@ -38,6 +38,10 @@ class Stream {
   // Called after each launch: keeps the launch error, if any. With FP4MOE_CUDA_SYNC=1 in the environment it
   // waits for the kernel, so that a device error names its kernel too.
   void check_launch(const char* kernel);
+  // Other ranks' kernels wait for this stream's, so that nothing may be loaded or allocated for a kernel
+  // after the rehearsal (DeviceCommunicator::rehearse()).
+  void set_has_peers() { has_peers_ = true; }
+  bool has_peers() const { return has_peers_; }
   // Work enqueued from now on belongs to model layer `layer`, which error messages name.
   void begin_layer(int layer) { layer_ = layer; }
   void end_layers() { layer_ = -1; }
@@ -56,6 +60,7 @@ class Stream {
   StreamHandle handle_ = nullptr;
   Status failure_;
   int layer_ = -1;
+  bool has_peers_ = false;
   uint64_t* reached_ = nullptr;  // pinned; the last KernelMark::kernel that the device wrote; 0: none
 };
 

@@ -179,7 +179,7 @@ Result<Prepared> prepare(const EngineConfig& given) {
   FP4MOE_ASSIGN_OR_RETURN(Checkpoint checkpoint, open_weights(flags.model_path, flags.load_format, config));
   FP4MOE_RETURN_IF_ERROR(check_unused_tensors(checkpoint, config, flags.allow_unused_tensors));
   FP4MOE_ASSIGN_OR_RETURN(MemoryProblem problem, memory_problem(checkpoint, config, plan, flags));
-  problem.comm_bytes = comm.heap_bytes * local_ranks(plan);
+  problem.comm_bytes = comm.heap_bytes * (plan.device() == DeviceKind::kCuda ? 1 : local_ranks(plan));
   FP4MOE_ASSIGN_OR_RETURN(MemoryPlan memory, plan_memory(problem, flags));
   options.num_kv_pages = memory.num_kv_pages;
   options.context_length = memory.context_length;
@@ -190,6 +190,9 @@ Result<Prepared> prepare(const EngineConfig& given) {
 Status check_disaggregation(const ModelPlan& plan) {
   const std::string& mode = plan.flags.disaggregation_mode;
   if (mode == "null") return {};
+  if (plan.device() == DeviceKind::kCuda && plan.moe.problem().layout.tp > 1)
+    return unsupported("--disaggregation-mode " + mode +
+                       ": several ranks on GPUs; nearest legal choice: --tp 1");
   if (local_ranks(plan) < plan.moe.problem().layout.tp)
     return unsupported("--disaggregation-mode " + mode +
                        ": ranks in several processes; nearest legal choice: --fabric threads");

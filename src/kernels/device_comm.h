@@ -93,7 +93,8 @@ struct GatherArgs {
 
 // All pointers are device memory, all work is enqueued on the current stream.
 struct DeviceCommOps {
-  // Marks the words of this rank's region as unsent. Before the first operation, on all ranks.
+  // Marks the words of this rank's region as unsent, and clears its state and flags. Before the first
+  // operation, on all ranks.
   void (*arm)(const CommGroup& group);
   // out += the sum over ranks, in rank order, of partial, f32: the same bits on every rank and for both
   // algorithms. A sum of -0.0 counts as +0.0.

@@ -61,6 +61,10 @@ class Decoder final : public Model {
   RmsNormArgs norm_args(const Buffer& weight, int64_t num_rows, float* out_f32) const;
   void norm(const Buffer& weight, int64_t num_rows, float* out_f32, ThreadPool& pool);
 
+  // Whether this rank's layers are parts of the group's.
+  bool shares_layers() const {
+    return options_.rank.attention != nullptr || options_.rank.device_group != nullptr;
+  }
   // Whether the ranks of a group gather their layers' inputs instead of adding partial sums of the outputs.
   bool gathers() const {
     return options_.rank.attention != nullptr && options_.moe_plan.a2a_settings().deterministic;
@@ -148,7 +152,8 @@ int64_t Decoder::layer_scratch_bytes(const DecoderLayer& layer) const {
           std::max(heads.scratch_bytes(t), outputs.scratch_bytes(t));
   }
   const int64_t ffn =
-      layer.moe ? layer.moe->scratch_bytes(t, *transport_) : partial + layer.mlp->scratch_bytes(t);
+      layer.moe ? layer.moe->scratch_bytes(t, *transport_) + (options_.rank.device_group ? partial : 0)
+                : partial + layer.mlp->scratch_bytes(t);
   return std::max({layer.attention->scratch_bytes(t), out + layer.attention_out.scratch_bytes(t), ffn});
 }
 
@@ -226,7 +231,7 @@ Status Decoder::attention_output(int64_t layer, int64_t num_rows, ThreadPool& po
   const DecoderLayer& w = layers_[static_cast<size_t>(layer)];
   const ActRows heads = act(rows_.attention, num_rows, w.attention->out_cols());
   scratch_.reset();
-  if (options_.rank.attention == nullptr) {
+  if (!shares_layers()) {
     w.attention_out.forward_linear(heads, rows_.residual, /*accumulate=*/true, scratch_, pool);
     return {};
   }
@@ -277,10 +282,18 @@ Status Decoder::feed_forward(int64_t layer, int64_t num_rows, const DeviceBatch*
   scratch_.reset();
   if (w.moe) {
     const RmsNormArgs norm = norm_args(w.ffn_norm, num_rows, act_.normed_f32);
-    return w.moe->forward_moe(
-        {static_cast<int>(layer), x, act_.normed_f32, rows_.residual, &norm, counters_.get(),
-         device != nullptr ? device->num_filled_rows() : nullptr, expert_ids},
-        *transport_, scratch_, pool);
+    MoeForwardArgs args{static_cast<int>(layer),
+                        x,
+                        act_.normed_f32,
+                        rows_.residual,
+                        &norm,
+                        counters_.get(),
+                        device != nullptr ? device->num_filled_rows() : nullptr,
+                        expert_ids};
+    if (options_.rank.device_group == nullptr) return w.moe->forward_moe(args, *transport_, scratch_, pool);
+    args.partial = scratch_.take<float>(num_rows * config_.hidden_size);
+    FP4MOE_RETURN_IF_ERROR(w.moe->forward_moe(args, *transport_, scratch_, pool));
+    return add_partial({"experts", static_cast<int>(layer), 0}, args.partial, num_rows, pool);
   }
   if (num_rows == 0) return {};
   norm(w.ffn_norm, num_rows, nullptr, pool);
@@ -315,6 +328,10 @@ Status Decoder::dense_mlp(int64_t layer, const ActRows& x, ThreadPool& pool) {
 // residual += partial [num_rows, H] summed over the group; bit-identical on all its ranks.
 Status Decoder::add_partial(const OpName& op, float* partial, int64_t num_rows, ThreadPool& pool) {
   const int64_t h = config_.hidden_size;
+  if (const DeviceCommunicator* group = options_.rank.device_group; group != nullptr) {
+    group->add_all_reduced({op.op, op.layer}, partial, rows_.residual, num_rows * h);
+    return {};
+  }
   if (options_.rank.attention != nullptr) {
     const int64_t sizes[] = {num_rows, h};
     FP4MOE_RETURN_IF_ERROR(

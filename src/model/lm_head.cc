@@ -58,11 +58,34 @@ Status LmHead::forward_lm_head(const RmsNormArgs& norm, float* logits, Arena& sc
     if (logits != nullptr) linear_.forward_normed(norm, logits, scratch, pool);
     return {};
   }
+  if (options_.rank.device_group != nullptr) return device_logits(norm, logits, scratch, pool);
   const ActRows& x = norm.out_act;
   ops_->rms_norm(norm, pool);
   if (!options_.whole_job) return shared_logits({x, {0, x.rows}}, logits, scratch, pool);
   FP4MOE_ASSIGN_OR_RETURN(const JobRows rows, gather_rows(x, scratch));
   return shared_logits(rows, logits, scratch, pool);
+}
+
+// Every rank gets all logits, so that each chooses the tokens without asking the others.
+Status LmHead::device_logits(const RmsNormArgs& norm, float* logits, Arena& scratch, ThreadPool& pool) const {
+  const int64_t v = options_.vocab_size, parts = num_sharers();
+  const ActRows& x = norm.out_act;
+  const int64_t row_bytes = x.cols * dtype_bits(x.dtype) / 8;
+  std::vector<int64_t> first;  // of each rank's columns, in bytes
+  for (int64_t r = 0; r < parts; ++r)
+    first.push_back(vocab_shard(v, parts, r).first * int64_t{sizeof(float)});
+  first.push_back(v * int64_t{sizeof(float)});
+  float* part = scratch.take<float>(kLogitRowsPerPass * linear_.n());
+  const bool one_pass = x.rows <= kLogitRowsPerPass;
+  if (!one_pass) ops_->rms_norm(norm, pool);
+  for (int64_t row = 0; row < x.rows; row += kLogitRowsPerPass) {
+    const int64_t n = std::min(kLogitRowsPerPass, x.rows - row);
+    const ActRows rows = {static_cast<uint8_t*>(x.data) + row * row_bytes, x.dtype, n, x.cols};
+    if (linear_.n() > 0 && one_pass) linear_.forward_normed(norm, part, scratch, pool);
+    if (linear_.n() > 0 && !one_pass) linear_.forward_linear(rows, part, /*accumulate=*/false, scratch, pool);
+    options_.rank.device_group->gather_columns({"logits"}, part, n, first, logits + row * v);
+  }
+  return {};
 }
 
 // Every rank of a group has the group's rows; the first one sends them.

@@ -45,6 +45,7 @@ class LmHead {
     Shard own;
   };
   Result<JobRows> gather_rows(const ActRows& x, Arena& scratch) const;
+  Status device_logits(const RmsNormArgs& norm, float* logits, Arena& scratch, ThreadPool& pool) const;
   Status shared_logits(const JobRows& rows, float* logits, Arena& scratch, ThreadPool& pool) const;
   Communicator* sharers() const { return options_.whole_job ? options_.rank.world : options_.rank.attention; }
   int num_sharers() const;

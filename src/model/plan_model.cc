@@ -1,7 +1,10 @@
 #include "model/plan_model.h"
 
+#include <vector>
+
 #include "base/check.h"
 #include "base/log.h"
+#include "device/peer_heap.h"
 #include "kernels/ops.h"
 #include "model/resolve_flags.h"
 
@@ -120,6 +123,17 @@ Activation activation_of(const ModelConfig& model) {
   return {.kind = ActivationKind::kSwigluOai, .alpha = model.swiglu_alpha, .limit = model.swiglu_limit};
 }
 
+// plan_moe(), if there is a GPU for each rank and they can share memory.
+Result<MoePlan> plan_on_gpus(const MoeProblem& problem, const MoeChoice& choice) {
+  Result<MoePlan> plan = plan_moe(problem, choice);
+  if (!plan.ok() || problem.device != DeviceKind::kCuda || choice.tp == 1) return plan;
+  std::vector<int> gpus;
+  for (int rank = 0; rank < choice.tp; ++rank) gpus.push_back(gpu_of_rank(rank));
+  const Status peers = check_peers(gpus);
+  if (!peers.ok()) return peers.with_context("tp=" + std::to_string(choice.tp) + " on device=cuda");
+  return plan;
+}
+
 // Checks the length of a key; with latent attention a key is a latent and a rotary key.
 Status check_head_dim(const ModelConfig& model) {
   const bool latent = model.mla.kv_lora_rank > 0;
@@ -214,7 +228,7 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
       .a2a_checksum = flags.a2a_checksum,
       .a2a_memory_budget = flags.a2a_memory_budget,
   };
-  Result<MoePlan> moe = plan_moe(problem, choice);
+  Result<MoePlan> moe = plan_on_gpus(problem, choice);
   if (!moe.ok() && flags.device == "auto" && device.kind == DeviceKind::kCuda) {
     log_info("device auto: cpu, as the GPU does not run this (" + moe.status().message() + ")");
     problem.device = DeviceKind::kCpu;

@@ -1,16 +1,19 @@
-// RankContext: a rank's place in the job, and its communicators. With one rank both communicators are null.
+// RankContext: a rank's place in the job, and its communicators. With one rank all communicators are null;
+// ranks on GPUs have device_group instead of the other two.
 #pragma once
 
 #include "comm/communicator.h"
+#include "comm/device_communicator.h"
 #include "moe/plan/rank_layout.h"
 
 namespace fp4moe {
 
 struct RankContext {
   RankLayout layout;
-  Communicator* world = nullptr;      // all tp ranks
-  Communicator* attention = nullptr;  // this rank's group; null if the group is one rank
-  int64_t a2a_region_offset = 0;      // offset of the transport's memory in the symmetric heap, in bytes
+  Communicator* world = nullptr;                     // all tp ranks
+  Communicator* attention = nullptr;                 // this rank's group; null if the group is one rank
+  const DeviceCommunicator* device_group = nullptr;  // GPU: this rank's group; null if the group is one rank
+  int64_t a2a_region_offset = 0;  // offset of the transport's memory in the symmetric heap, in bytes
 };
 
 }  // namespace fp4moe

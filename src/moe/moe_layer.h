@@ -25,6 +25,9 @@ struct MoeForwardArgs {
   ExpertCounters* counters = nullptr;    // null, or counts the routed tokens of each expert
   const int32_t* num_counted = nullptr;  // GPU: [1] in device memory: rows from this index on are padding
   int32_t* expert_ids = nullptr;         // null, or out [T, K]: the experts of the rows that this rank routes
+  // GPU, one of several ranks: [T, H] f32, gets this rank's part of the output, which is not added to the
+  // residual.
+  float* partial = nullptr;
 };
 
 // A shared expert and, if the model has one, the gate vector: sigmoid(gate . x) scales its output.

@@ -64,7 +64,7 @@ class GpuDemo(unittest.TestCase):
                            check=True)
             return tensors(outputs)["logits"]
 
-    def check_logits(self, demo, scheme, least, oracle=None):
+    def check_logits(self, demo, scheme, least, oracle=None, flags=()):
         """least: (maximum median error, maximum error over all, minimum share of equal argmax), as promised
         for a CPU. The reference is the stock class's logits, or those of the runner `oracle` on the CPU."""
         reference = tensors(os.path.join(MODELS, demo, "reference_logits.safetensors"))
@@ -74,7 +74,7 @@ class GpuDemo(unittest.TestCase):
                 want = reference[f"{prompt}.logits_{scheme}"]
             else:
                 want = self.logits(demo, ids, "--device", "cpu", "--moe-runner-backend", oracle, "--fp4-compute", scheme)
-            got = values(self.logits(demo, ids, "--device", "cuda", "--fp4-compute", scheme))
+            got = values(self.logits(demo, ids, "--device", "cuda", "--fp4-compute", scheme, *flags))
             vocab_size, want = want[1][-1], values(want)
             self.assertEqual(len(got), len(want))
             rows = [slice(i, i + vocab_size) for i in range(0, len(want), vocab_size)]
@@ -137,6 +137,15 @@ class GpuDemo(unittest.TestCase):
                 self.assertTrue(all(0 <= i < num_experts for i in chosen), chosen)
         self.assertGreater(len(set(ids)), k)
 
+    def check_ranks(self, demo, *flags):
+        """Several ranks, four on each GPU that the test needs."""
+        os.environ["FP4MOE_RANKS_PER_GPU"] = "4"
+        try:
+            self.check_logits(demo, "w4a16", W4A16, flags=flags)
+            self.check_accuracy(demo, *flags)
+        finally:
+            del os.environ["FP4MOE_RANKS_PER_GPU"]
+
     def check_accuracy(self, demo, *flags):
         with Serve(BINARY, os.path.join(MODELS, demo), "--device", "cuda", *flags) as serve:
             for name, data in FORMS.items():
@@ -158,6 +167,9 @@ for demo_name in DEMOS:
     setattr(GpuDemo, f"test_{label}_accuracy", lambda self, d=demo_name: self.check_accuracy(d))
     setattr(GpuDemo, f"test_{label}_w4a8_logits", lambda self, d=demo_name: self.check_logits(d, "w4a8", W4A8, "ref_fp8"))
     setattr(GpuDemo, f"test_{label}_w4a8_accuracy", lambda self, d=demo_name: self.check_accuracy(d, "--fp4-compute", "w4a8"))
+    for tp, ep in ((2, 1), (2, 2), (4, 1), (4, 4)):
+        setattr(GpuDemo, f"test_{label}_tp{tp}_ep{ep}",
+                lambda self, d=demo_name, tp=tp, ep=ep: self.check_ranks(d, "--tp", str(tp), "--ep", str(ep)))
 GpuDemo.test_quantised_activations_logits = lambda self: self.check_logits("demo-dsv3-nvfp4", "w4a4", W4A4)
 
 

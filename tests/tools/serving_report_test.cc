@@ -32,13 +32,13 @@ ServingResponse streamed(double first_text_s, double latency_s, int64_t output_t
 TEST(ServingReport, ByHand) {
   LoadRun run;
   run.seconds = 2;
-  run.answers = {streamed(0.5, 1.5, 11), streamed(0.1, 0.3, 1), {}, streamed(0.2, 1.0, 3)};
-  run.answers[0].has_usage = true;
-  run.answers[0].prompt_tokens = 8;
-  run.answers[0].gaps_s = {0.1, 0.3};
-  run.answers[2].error = unavailable("gone");
-  run.answers[2].latency_s = 9;
-  run.answers[2].output_tokens = 100;
+  run.responses = {streamed(0.5, 1.5, 11), streamed(0.1, 0.3, 1), {}, streamed(0.2, 1.0, 3)};
+  run.responses[0].has_usage = true;
+  run.responses[0].prompt_tokens = 8;
+  run.responses[0].gaps_s = {0.1, 0.3};
+  run.responses[2].error = unavailable("gone");
+  run.responses[2].latency_s = 9;
+  run.responses[2].output_tokens = 100;
   const ServingReport report = make_serving_report(run, {{7, 12}, {5, 1}, {5, 100}, {-1, 4}});
   EXPECT_EQ(report.completed, 3);
   EXPECT_EQ(report.failed, 1);
@@ -60,7 +60,7 @@ TEST(ServingReport, ByHand) {
 TEST(ServingReport, WithoutStreamsTimesAreNull) {
   LoadRun run;
   run.seconds = 1;
-  run.answers = {streamed(-1, 0.5, 4)};
+  run.responses = {streamed(-1, 0.5, 4)};
   const auto result = to_json(make_serving_report(run, {{3, 4}}));
   EXPECT_TRUE(result["mean_ttft_ms"].is_null());
   EXPECT_TRUE(result["p99_itl_ms"].is_null());

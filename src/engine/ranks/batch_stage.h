@@ -29,6 +29,7 @@ class BatchStage {
   DeviceBatch put(const Batch& batch, int64_t num_rows);
   // The same without the copies: the data stays in host memory. For tests.
   DeviceBatch write(const Batch& batch, int64_t num_rows);
+  const StageLimits& limits() const { return limits_; }
 
  private:
   template <class T>

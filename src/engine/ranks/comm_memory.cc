@@ -17,12 +17,25 @@ int64_t staging_bytes(int num_ranks) { return std::max<int64_t>((int64_t{4} << 2
 constexpr int64_t kLeastRecordBytes = 256;  // operations other than the transport's
 constexpr int64_t kLogitPieceBytes = 256 << 10;
 
+// On GPUs. A sum of two ranks takes one exchange up to 5 MB; with more ranks a larger one takes two.
+DeviceRegion device_region(int num_ranks, const StepLimits& limits) {
+  constexpr int64_t kTwoRanks = 5 << 20, kGatheredRows = 64;
+  return {.offset = 0,
+          .word_bytes = num_ranks <= 2 ? kTwoRanks : two_shot_bytes(num_ranks),
+          .gather_bytes = std::min(kGatheredRows, limits.max_logit_rows) * limits.vocab_size * int64_t{4}};
+}
+
 }  // namespace
 
 Result<CommMemory> comm_memory(const MoePlan& plan, const StepLimits& limits) {
   const RankLayout& layout = plan.problem().layout;
   CommMemory memory;
   if (layout.tp == 1) return memory;
+  if (plan.problem().device == DeviceKind::kCuda) {
+    memory.device = device_region(layout.tp, limits);
+    memory.heap_bytes = memory.communicator_bytes = memory.device.num_bytes(layout.tp);
+    return memory;
+  }
   FP4MOE_ASSIGN_OR_RETURN(const A2aBytes a2a, a2a_bytes(plan, limits.max_batch_tokens));
   int64_t used = 0;
   const auto take = [&used](int64_t num_bytes) {

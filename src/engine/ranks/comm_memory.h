@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "comm/communicator.h"
+#include "comm/device_communicator.h"
 #include "engine/ranks/step_runner.h"
 #include "moe/plan/plan.h"
 
@@ -18,6 +19,7 @@ struct CommMemory {
   StepRegion step;
   int64_t communicator_bytes = 0;  // of both regions
   int64_t step_bytes = 0;          // steps and logits; 0 if all ranks are in one process
+  DeviceRegion device;             // ranks on GPUs: the only member that is not 0, besides the sum
   int64_t heap_bytes = 0;          // per rank, the sum
 };
 

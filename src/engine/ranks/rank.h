@@ -39,6 +39,10 @@ class Rank {
   Status load(const RankSetup& setup, const ProgressSink& progress);
   Status forward_on_rank(const Batch& batch, float* logits);
 
+  // GPU: the ranks with which this one shares its layers. Before load().
+  void set_device_group(const DeviceCommunicator& group) { context_.device_group = &group; }
+
+  const RankLayout& layout() const { return layout_; }
   ThreadPool& pool() { return pool_; }
   const Model& model() const { return *model_; }
   const KvCache& kv() const { return kv_; }

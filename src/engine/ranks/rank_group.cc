@@ -10,10 +10,11 @@
 
 #include "base/check.h"
 #include "base/cpu_info.h"
+#include "engine/ranks/gpu_group.h"
 #include "engine/ranks/rank.h"
 #include "engine/ranks/rank_config.h"
-#include "engine/ranks/single_gpu_group.h"
 #include "engine/ranks/step_runner.h"
+#include "engine/ranks/summed_progress.h"
 
 namespace fp4moe {
 namespace {
@@ -47,31 +48,6 @@ class SingleCpuGroup final : public SingleRankGroup {
 
  private:
   Buffer logits_;  // [max_logit_rows, V] f32
-};
-
-// Sums the ranks' progress; each reports its own processed and total bytes.
-class SummedProgress {
- public:
-  SummedProgress(const ProgressSink& sink, size_t num_ranks) : sink_(sink), ranks_(num_ranks) {}
-  ProgressSink of(size_t rank) {
-    if (!sink_) return {};
-    return [this, rank](int64_t done, int64_t total) {
-      std::lock_guard lock(mutex_);
-      ranks_[rank] = {done, total};
-      int64_t all_done = 0, all_total = 0;
-      for (const auto& [rank_done, rank_total] : ranks_) {
-        all_done += rank_done;
-        all_total += rank_total > 0 ? rank_total : total;  // a rank that has not reported yet has about as
-                                                           // much to load
-      }
-      sink_(all_done, all_total);
-    };
-  }
-
- private:
-  const ProgressSink& sink_;
-  std::mutex mutex_;
-  std::vector<std::pair<int64_t, int64_t>> ranks_;
 };
 
 // This process's ranks in a job of several ranks.
@@ -208,8 +184,8 @@ Result<std::unique_ptr<RankGroup>> make_group(const Checkpoint& checkpoint, cons
   const int num_threads = flags.threads > 0 ? flags.threads : available_cores();
   RankSetup setup{checkpoint, config, plan, flags, options, memory, num_threads};
   if (plan.device() == DeviceKind::kCuda) {
-    FP4MOE_CHECK(layout.tp == 1, "several ranks on GPUs");
-    return make_single_gpu_group(setup);
+    setup.num_threads = std::max(1, num_threads / layout.tp);
+    return make_gpu_group(setup);
   }
   if (layout.tp == 1) {
     auto single = std::make_unique<SingleCpuGroup>(setup);

@@ -47,8 +47,10 @@ std::string cpu_cache_key(const ModelPlan& plan) {
 Result<std::string> gpu_cache_key(const ModelPlan& plan, const DeviceMoeOps& ops,
                                   const std::vector<int64_t>& buckets) {
   FP4MOE_ASSIGN_OR_RETURN(const DeviceInfo gpu, device_info(plan.gpu()));
-  std::string key = cache_key(gpu.name + "; driver for CUDA " + cuda_version_text(gpu.driver_version), plan) +
-                    ", top-k " + std::to_string(plan.moe.problem().top_k) + "; tactics";
+  const std::string machine = gpu.name + ", " + std::to_string(gpu.num_sms) + " SMs; driver for CUDA " +
+                              cuda_version_text(gpu.driver_version);
+  std::string key =
+      cache_key(machine, plan) + ", top-k " + std::to_string(plan.moe.problem().top_k) + "; tactics";
   for (const DeviceMoeTactic& tactic : ops.tactics) key += std::string(" ") + tactic.name;
   key += "; tokens";
   for (const int64_t tokens : buckets) key += " " + std::to_string(tokens);

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/cpu_info.h"
 #include "comm/job.h"
+#include "device/device_info.h"
 #include "device/device_memory.h"
 #include "engine/ranks/rank_config.h"
 #include "kernels/cuda/layout/tile_layout.h"
@@ -114,7 +115,12 @@ int64_t held_bytes(const TensorEntry& tensor, DenseQuant quant) {
   return is_dense ? head_bytes(tensor, quant) : tensor.view.num_bytes();
 }
 
-int64_t rank_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan) {
+namespace {
+
+// Bytes of a rank's part of the tensors that `is_counted` selects, stored as `quant` demands.
+template <class Counted>
+int64_t shard_bytes(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan,
+                    DenseQuant quant, const Counted& is_counted) {
   const RankLayout& layout = plan.moe.problem().layout;
   const int64_t head_parts =
       layout.dp > 1 && !plan.flags.enable_dp_lm_head ? layout.tp : layout.attention_tp();
@@ -122,8 +128,9 @@ int64_t rank_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& confi
   int64_t sum = 0;
   for (const TensorEntry& tensor : checkpoint.tensors()) {
     const std::string_view name = tensor.name;
+    if (!is_counted(name)) continue;
     const auto has = [&name](std::string_view part) { return name.find(part) != name.npos; };
-    const int64_t num_bytes = held_bytes(tensor, plan.dense_quant);
+    const int64_t num_bytes = held_bytes(tensor, quant);
     if (has(".experts.")) {
       sum += num_bytes / layout.tp;
     } else if (has("shared_expert")) {
@@ -131,7 +138,7 @@ int64_t rank_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& confi
     } else if (has("lm_head")) {
       sum += num_bytes / head_parts;
     } else if (has("embed_tokens")) {
-      sum += num_bytes + (config.tie_word_embeddings ? head_bytes(tensor, plan.dense_quant) / head_parts : 0);
+      sum += num_bytes + (config.tie_word_embeddings ? head_bytes(tensor, quant) / head_parts : 0);
     } else if (plan.moe.a2a_settings().deterministic && has(".mlp.")) {  // stored whole, applied to some of
                                                                          // the rows
       sum += num_bytes;
@@ -144,18 +151,24 @@ int64_t rank_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& confi
   return sum;
 }
 
+}  // namespace
+
+int64_t rank_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan) {
+  return shard_bytes(checkpoint, config, plan, plan.dense_quant, [](std::string_view) { return true; });
+}
+
 int64_t device_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan) {
-  int64_t dense = 0;
-  for (const TensorEntry& tensor : checkpoint.tensors())
-    if (tensor.name.find(".experts.") == std::string::npos) dense += tensor.view.num_bytes();
+  const int64_t dense = shard_bytes(checkpoint, config, plan, DenseQuant::kNone, [](std::string_view name) {
+    return name.find(".experts.") == name.npos;
+  });
   const MoeProblem& moe = plan.moe.problem();
-  const int64_t h = config.hidden_size, i = config.intermediate_size;
+  const int64_t h = config.hidden_size, i = moe.local_intermediate().count;
   const auto with_experts = [](const ModelConfig& c) {
     return c.layer_has_experts.empty() ? c.num_layers : std::ranges::count(c.layer_has_experts, true);
   };
   const int64_t expert = tiled_bytes(moe.format, 2 * i, h) + tiled_bytes(moe.format, h, i) +
                          (2 * i + h) * int64_t{sizeof(float)};
-  return dense + with_experts(config) * config.num_experts * expert;
+  return dense + with_experts(config) * moe.local_experts().count * expert;
 }
 
 namespace {
@@ -183,11 +196,15 @@ Result<MemoryProblem> memory_problem(const Checkpoint& checkpoint, const ModelCo
     MemoryProblem problem{
         .device = plan.device(),
         .weight_bytes = device_weight_bytes(checkpoint, config, plan),
-        .kv_bytes_per_page = KvCache::bytes_per_page(config, plan.act_dtype, flags.page_size),
+        .kv_bytes_per_page =
+            KvCache::bytes_per_page(config, plan.act_dtype, flags.page_size, plan.moe.problem().layout),
         .max_position_embeddings = config.max_position_embeddings,
     };
-    FP4MOE_ASSIGN_OR_RETURN(const DeviceMemoryInfo memory, device_memory_info(plan.gpu()));
-    problem.available_bytes = memory.free_bytes;
+    for (int rank = 0; rank < plan.moe.problem().layout.tp; ++rank) {
+      FP4MOE_ASSIGN_OR_RETURN(const DeviceMemoryInfo memory, device_memory_info(gpu_of_rank(rank)));
+      const int64_t free_bytes = memory.free_bytes / ranks_per_gpu();
+      problem.available_bytes = rank == 0 ? free_bytes : std::min(problem.available_bytes, free_bytes);
+    }
     add_work(config, flags, problem);
     return problem;
   }

@@ -11,7 +11,8 @@
 
 namespace fp4moe {
 
-// For one process: if it has several ranks, for all of them together.
+// For one process: if it has several ranks on the CPU, for all of them together; on GPUs, for one rank and
+// the GPU that has the least free memory.
 struct MemoryProblem {
   DeviceKind device = DeviceKind::kCpu;
   int64_t available_bytes = 0;          // free now: this process's share of the machine, or the GPU

@@ -1,5 +1,5 @@
-// GPU layers: a single-rank MoE layer, enqueued on the current stream without transport or readback; a gated
-// MLP, run as a layer with one expert; an FP4 linear layer.
+// GPU layers: a rank's part of a MoE layer, enqueued on the current stream without transport or readback; a
+// gated MLP, run as a layer with one expert; an FP4 linear layer.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -74,11 +74,12 @@ Result<DeviceRouter> make_router(const RouterWeights& weights, const RouterShape
 class DeviceLayer final : public MoeLayer {
  public:
   DeviceLayer(const DenseOps& dense, const DeviceMoeOps& ops, DeviceRouter router, DeviceExpertRunner experts,
-              SharedExpert shared)
+              int64_t first_expert, SharedExpert shared)
       : dense_(dense),
         ops_(ops),
         router_(std::move(router)),
         experts_(std::move(experts)),
+        first_expert_(first_expert),
         shared_(std::move(shared)) {}
 
   int64_t scratch_bytes(int64_t max_tokens, const Transport&) const override {
@@ -96,12 +97,14 @@ class DeviceLayer final : public MoeLayer {
                      ThreadPool& pool) const override {
     const int64_t t = args.x.rows;
     const Routes routes = router_.route(ops_, args, scratch);
-    experts_.run_device_experts(args.x, {routes.ids, t, router_.rule.top_k}, routes.weights, args.residual,
-                                /*accumulate=*/true, scratch);
+    float* const sum = args.partial != nullptr ? args.partial : args.residual;
+    experts_.run_device_experts(args.x, {routes.ids, t, router_.rule.top_k, first_expert_}, routes.weights,
+                                sum,
+                                /*accumulate=*/args.partial == nullptr, scratch);
     if (!shared_.exists()) return {};
     float* out = scratch.take<float>(t * args.x.cols);
     shared_.forward_shared_expert(args.x, args.router_x, out, scratch, pool);
-    dense_.add({out, args.residual, t * args.x.cols}, pool);
+    dense_.add({out, sum, t * args.x.cols}, pool);
     return {};
   }
 
@@ -110,6 +113,7 @@ class DeviceLayer final : public MoeLayer {
   const DeviceMoeOps& ops_;
   DeviceRouter router_;
   DeviceExpertRunner experts_;
+  int64_t first_expert_;  // of this rank's
   SharedExpert shared_;
 };
 
@@ -175,8 +179,9 @@ Result<std::unique_ptr<MoeLayer>> make_device_layer(const MoePlan& plan, const D
   if (shared != nullptr) {
     FP4MOE_ASSIGN_OR_RETURN(shared_expert, SharedExpert::make(plan, ops, *shared, pool));
   }
-  return std::unique_ptr<MoeLayer>(std::make_unique<DeviceLayer>(
-      ops, plan.device_ops(), std::move(gate), std::move(runner), std::move(shared_expert)));
+  return std::unique_ptr<MoeLayer>(std::make_unique<DeviceLayer>(ops, plan.device_ops(), std::move(gate),
+                                                                 std::move(runner), p.local_experts().first,
+                                                                 std::move(shared_expert)));
 }
 
 Result<std::unique_ptr<DenseMlp>> make_device_mlp(const MoePlan& plan, const MoeProblem& problem,

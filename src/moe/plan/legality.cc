@@ -73,12 +73,23 @@ Status check_deepep_mode(const MoeProblem&, const MoeChoice& c) {
                 "--deepep-mode low_latency");
 }
 
-Status check_one_gpu(const MoeProblem& p, const MoeChoice& c) {
+// Ranks on GPUs share their layers (tensor and expert parallelism), but exchange no rows yet.
+Status check_gpu_ranks(const MoeProblem& p, const MoeChoice& c) {
   if (p.device != DeviceKind::kCuda) return {};
-  if (c.tp != 1) return refuse(value("tp", c.tp), "on device=cuda: this version runs one GPU", "--tp 1");
-  if (c.a2a == "none") return {};
-  return refuse("a2a=" + c.a2a, "on device=cuda: this version moves no rows between GPUs",
-                "--moe-a2a-backend none");
+  if (c.dp != 1)
+    return refuse(value("dp", c.dp), "on device=cuda: this version has no DP attention between GPUs",
+                  "--dp 1");
+  if (c.a2a != "none")
+    return refuse("a2a=" + c.a2a, "on device=cuda: this version moves no rows between GPUs",
+                  "--moe-a2a-backend none");
+  if (c.tp == 1) return {};
+  if (c.deterministic)
+    return refuse("enable_deterministic_inference", "with " + value("tp", c.tp) + " on device=cuda",
+                  "--tp 1");
+  if (c.fabric == "mpi")
+    return refuse("fabric=mpi", "on device=cuda: this version's GPUs belong to one process",
+                  "--fabric threads");
+  return {};
 }
 
 Status check_dense_quant(const MoeProblem& p, const MoeChoice& c) {
@@ -95,7 +106,7 @@ constexpr LegalityRule kRules[] = {
     {"ep_size", "ep that is neither 1 nor tp", check_ep_size},
     {"ep_divides_experts", "experts that are not a multiple of ep", check_ep_divides_experts},
     {"shard_blocks", "tensor-parallel experts with fewer scale blocks of I than ranks", check_shard_blocks},
-    {"one_gpu", "several ranks, or an a2a, on a GPU", check_one_gpu},
+    {"gpu_ranks", "DP attention, an a2a, several deterministic ranks or MPI on GPUs", check_gpu_ranks},
     {"dense_quant", "8-bit dense layers on a GPU", check_dense_quant},
     {"deepep_mode", "deepep_mode normal", check_deepep_mode},
 };

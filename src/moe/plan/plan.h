@@ -36,10 +36,17 @@ struct MoeProblem {
 
   int gpu() const { return gpu_of_rank(layout.rank); }  // ordinal of this rank's GPU
 
-  // This rank's experts, and its part of each expert's I (in whole scale blocks).
+  // Columns of I that stay together: 64, the unit of GPU tiles, if that divides I into enough parts, else a
+  // scale block. The same on every device.
+  int64_t shard_block() const {
+    constexpr int64_t kTile = 64;
+    const bool is_tiled = intermediate_size % kTile == 0 && intermediate_size / kTile >= layout.moe_tp();
+    return is_tiled ? kTile : fp4_block(format);
+  }
+  // This rank's experts, and its part of each expert's I.
   Shard local_experts() const { return shard_blocks(num_experts, 1, layout.ep, layout.ep_rank()); }
   Shard local_intermediate() const {
-    return shard_blocks(intermediate_size, fp4_block(format), layout.moe_tp(), layout.moe_tp_rank());
+    return shard_blocks(intermediate_size, shard_block(), layout.moe_tp(), layout.moe_tp_rank());
   }
 };
 

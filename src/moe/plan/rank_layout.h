@@ -11,7 +11,7 @@ struct Shard {
 };
 
 // Part `index` of `total` split into `parts`, in whole blocks and as evenly as possible: the first parts may
-// have one block more. 2880 in blocks of 32 over 4: 736, 736, 704, 704.
+// have one block more. 2880 in blocks of 64 over 4: 768, 704, 704, 704.
 constexpr Shard shard_blocks(int64_t total, int64_t block, int64_t parts, int64_t index) {
   const int64_t blocks = total / block, each = blocks / parts, more = blocks % parts;
   const int64_t first = index * each + (index < more ? index : more);

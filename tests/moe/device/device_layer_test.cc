@@ -79,11 +79,14 @@ class DeviceLayerTest
     stream_ = std::move(*Stream::make());
   }
 
-  MoePlan plan(MoeProblem p) const {
+  MoeProblem on_device(MoeProblem p) const {
     p.device = DeviceKind::kCuda;
     p.compute_capability = compute_capability_;
+    return p;
+  }
+  MoePlan plan(const MoeProblem& p) const {
     Result<MoePlan> made = plan_moe(
-        p,
+        on_device(p),
         {.runner = row().name, .fp4_compute = numerics().fp4_compute, .act_scales = numerics().act_scales});
     EXPECT_TRUE(made.ok()) << made.status().to_string();
     return std::move(*made);
@@ -128,6 +131,43 @@ class DeviceLayerTest
       EXPECT_TRUE(same_bits(out, first));
     }
     return first;
+  }
+
+  // Scales that are chosen for a row are chosen for a rank's part of it, so that each rank rounds
+  // differently.
+  double group_budget() const {
+    if (std::string_view(numerics().name) == "w4a4_per_token") return 8e-2;
+    return std::string_view(numerics().name) == "w4a8" ? 5e-2 : numerics().budget;
+  }
+  // What the ranks of a group add up to: the layer's output without the residual.
+  std::vector<float> sum_of_ranks(LayerCase& c, const std::vector<float>& x,
+                                  const SharedExpertWeights* shared, int num_ranks, int ep) {
+    const MoePlan whole = *plan_moe(on_device(c.problem), {.runner = row().name,
+                                                           .fp4_compute = numerics().fp4_compute,
+                                                           .act_scales = numerics().act_scales,
+                                                           .tp = num_ranks,
+                                                           .ep = ep});
+    StreamScope scope(stream_);
+    const int64_t tokens = std::ssize(x) / c.problem.hidden_size;
+    const DeviceArray<bf16> act(to_bf16(x));
+    const DeviceArray<float> router_x(x);
+    std::vector<float> sum(x.size());
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      const MoePlan p = whole.at_rank(rank);
+      auto layer = std::move(*MoeLayer::make(p, *cuda_dense_ops(), c.router, c.weights, shared, pool_));
+      const auto transport = std::move(*make_transport(p, {.max_group_rows = tokens}));
+      Arena scratch = std::move(*Arena::make(layer->scratch_bytes(tokens, *transport), device_memory()));
+      const DeviceArray<float> partial(std::vector<float>(x.size(), kNaN)), residual(c.ramp(tokens));
+      MoeForwardArgs args{
+          0, {act.data(), DType::kBF16, tokens, c.problem.hidden_size}, router_x.data(), residual.data()};
+      args.partial = partial.data();
+      EXPECT_TRUE(layer->forward_moe(args, *transport, scratch, pool_).ok());
+      EXPECT_TRUE(stream_.synchronize().ok());
+      EXPECT_TRUE(same_bits(residual.values(), c.ramp(tokens))) << "the residual";
+      const std::vector<float> part = partial.values();
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
+    }
+    return sum;
   }
 
   std::vector<float> on_cpu(LayerCase& c, const std::vector<float>& x, const SharedExpertWeights* shared) {
@@ -212,6 +252,25 @@ TEST_P(DeviceLayerTest, NaNStaysInItsToken) {
 TEST_P(DeviceLayerTest, NoTokensAreLegal) {
   LayerCase c({64, 64, 4, 2}, format(), ActivationKind::kSilu);
   EXPECT_TRUE(on_gpu(c, {}, nullptr).empty());
+}
+
+// gpt-oss's sizes are cut into shards of 1472 and 1408, 768 and 704, 384 and 320 columns.
+TEST_P(DeviceLayerTest, TheRanksOfAGroupAddUpToTheWholeLayer) {
+  for (const LayerSize size : {LayerSize{2880, 2880, 8, 2}, LayerSize{160, 256, 16, 4}})
+    for (const int64_t tokens : {1, 40}) {
+      LayerCase c(size, format(), ActivationKind::kSwigluOai);
+      const std::vector<float> x = c.tokens(tokens);
+      const MlpCase mlp(format(), /*is_fp4=*/true, size.hidden, 256);
+      const SharedExpertWeights shared{mlp.view, nullptr};
+      std::vector<float> expected = on_gpu(c, x, &shared);
+      const std::vector<float> residual = c.ramp(tokens);
+      for (size_t i = 0; i < expected.size(); ++i) expected[i] -= residual[i];
+      for (const int ranks : {2, 4, 8})
+        for (const int ep : {1, ranks})
+          EXPECT_TRUE(within_relative_l2(sum_of_ranks(c, x, &shared, ranks, ep), expected, group_budget()))
+              << size.hidden << " x " << size.intermediate << ", " << tokens << " tokens, " << ranks
+              << " ranks, ep " << ep;
+    }
 }
 
 bool computes(const RunnerRow& row, const NamedNumerics& n) {

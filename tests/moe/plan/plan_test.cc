@@ -132,9 +132,14 @@ TEST(PlanTest, DescribesWhatEachRankHas) {
     EXPECT_NE(text.find(part), std::string::npos) << part << "\nin\n" << text;
 }
 
-TEST(PlanTest, TensorShardsAreWholeBlocks) {
+// Whole tiles of 64 columns if there are enough, else whole scale blocks.
+TEST(PlanTest, TensorShardsAreWholeTiles) {
+  MoeProblem narrow = problem();
+  narrow.intermediate_size = 160;
+  EXPECT_EQ(plan(narrow, {.tp = 4}).at_rank(0).problem().local_intermediate().count, 64);
+  EXPECT_EQ(plan(narrow, {.tp = 4}).at_rank(3).problem().local_intermediate().count, 32);
   const MoePlan made = plan(problem(), {.tp = 4});
-  const int64_t expected[] = {736, 736, 704, 704};
+  const int64_t expected[] = {768, 704, 704, 704};
   for (int rank = 0; rank < 4; ++rank) {
     const MoeProblem p = made.at_rank(rank).problem();
     EXPECT_EQ(p.local_intermediate().count, expected[rank]);

@@ -110,22 +110,24 @@ __global__ void __launch_bounds__(kThreads) two_shot_kernel(const __grid_constan
 }
 
 struct ArmArgs {
-  uint4* words;
-  int64_t num_vectors;
+  uint4* region;
+  int64_t num_zeros, num_vectors;  // state and flags; with the words
 };
 
 __global__ void __launch_bounds__(kThreads) arm_kernel(const __grid_constant__ ArmArgs a) {
   ptx::grid_dependency_wait();
-  for (int64_t i = first_vector(); i < a.num_vectors; i += num_threads())
-    a.words[i] = make_uint4(kUnsent, kUnsent, kUnsent, kUnsent);
+  for (int64_t i = first_vector(); i < a.num_vectors; i += num_threads()) {
+    const uint32_t word = i < a.num_zeros ? 0 : kUnsent;
+    a.region[i] = make_uint4(word, word, word, word);
+  }
 }
 
 }  // namespace
 
 void arm_group(const CommGroup& g) {
-  auto* const words = reinterpret_cast<uint4*>(g.regions[g.rank] + g.layout.words);
+  auto* const region = reinterpret_cast<uint4*>(g.regions[g.rank]);
   launch("comm_arm", arm_kernel, {dim3(static_cast<unsigned>(g.max_blocks)), dim3(kThreads)},
-         ArmArgs{words, (g.layout.gather - g.layout.words) / 16});
+         ArmArgs{region, g.layout.words / 16, g.layout.gather / 16});
 }
 
 void all_reduce(const AllReduceArgs& a) {

@@ -1,12 +1,14 @@
 #include <algorithm>
 
+#include "device/device_info.h"
 #include "kernels/cuda/comm/comm_kernels.h"
 #include "kernels/cuda/ptx/launch.h"
 
 namespace fp4moe {
 
-// At most one waiting block per SM: if ranks share a GPU, each has its part of the SMs (DeviceInfo::num_sms),
-// so that the others' waiting blocks leave SMs free for kernels of one large block per SM.
+// At most one waiting block per SM. If ranks share a GPU, the waiting blocks of all but one must leave room
+// for any kernel of the last, also for clusters of large blocks, which need many free SMs of one GPC: they
+// take an eighth of the SMs.
 const DeviceCommOps* cuda_comm_ops() {
   static constexpr DeviceCommOps ops{
       .arm = cuda::arm_group,
@@ -15,7 +17,8 @@ const DeviceCommOps* cuda_comm_ops() {
       .max_blocks =
           [] {
             const int per_sm = std::min(cuda::all_reduce_blocks_per_sm(), cuda::gather_blocks_per_sm());
-            return std::clamp(device_limits().num_sms * std::min(per_sm, 1), 1, kMaxCommBlocks);
+            const int num_sms = device_limits().num_sms / (ranks_per_gpu() > 1 ? 8 : 1);
+            return std::clamp(num_sms * std::min(per_sm, 1), 1, kMaxCommBlocks);
           },
   };
   return &ops;

@@ -2,6 +2,8 @@
 //
 // Computes:  out [T, N] f32 (+)= x [T, K] W^T + bias; x and W [N, K] bf16 row-major.
 // Shapes:    any. The algorithm is the heuristic's first for (T, N, K, bias, accumulate), queried once.
+//            On a stream that peers wait for: for T rounded up to a power of two, so that a rehearsal of few
+//            sizes makes the library load all kernels that it will use.
 //            kOneForAll: the first without split K for the smallest T of kInvariantTokens, twice that, ...
 //            that fills a quarter of the SMs.
 // Bytes:     2 N K + T (2 K + 4 N).
@@ -14,9 +16,11 @@
 #include <cuda_runtime.h>
 
 #include <array>
+#include <bit>
 #include <map>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "base/check.h"
 #include "device/device_context.h"
@@ -83,17 +87,21 @@ class LinearLt {
     FP4MOE_ASSIGN_OR_RETURN(lt_, CublasLt::load());
     if (const cublasStatus_t status = lt_.create(&handle_); status != CUBLAS_STATUS_SUCCESS)
       return unsupported("cuBLASLt cannot start: status " + std::to_string(status));
-    if (const cudaError_t error = cudaMalloc(&workspace_, kWorkspaceBytes); error != cudaSuccess)
+    if (const cudaError_t error = cudaMalloc(&spare_, kWorkspaceBytes); error != cudaSuccess)
       return does_not_fit("cuBLASLt's workspace of " + std::to_string(kWorkspaceBytes) +
                           " bytes: " + cudaGetErrorString(error));
     return {};
   }
 
-  cublasStatus_t run(const LinearArgs& a, LtAlgorithm which, cudaStream_t stream) {
+  cublasStatus_t run(const LinearArgs& a, LtAlgorithm which, const Stream& stream) {
     const std::lock_guard lock(mutex_);
     const Problem problem(lt_, a, a.x.rows);
     if (problem.status() != CUBLAS_STATUS_SUCCESS) return problem.status();
-    const int64_t tokens = which == LtAlgorithm::kOneForAll ? 0 : a.x.rows;
+    void* const workspace = workspace_of(stream.handle());
+    if (workspace == nullptr) return CUBLAS_STATUS_ALLOC_FAILED;
+    const auto rows = static_cast<uint64_t>(a.x.rows);
+    const auto chosen_for = static_cast<int64_t>(stream.has_peers() ? std::bit_ceil(rows) : rows);
+    const int64_t tokens = which == LtAlgorithm::kOneForAll ? 0 : chosen_for;
     const Key key = {tokens, a.n, a.x.cols, a.bias != nullptr, a.accumulate};
     auto found = algorithms_.find(key);
     if (found == algorithms_.end()) {
@@ -101,18 +109,31 @@ class LinearLt {
       cublasLtMatmulAlgo_t algorithm{};
       const cublasStatus_t status = which == LtAlgorithm::kOneForAll
                                         ? choose_one_for_all(a, algorithm)
-                                        : choose(problem, kOrderedSplitK, algorithm);
+                                        : choose(Problem(lt_, a, tokens), kOrderedSplitK, algorithm);
       if (status != CUBLAS_STATUS_SUCCESS) return status;
       found = algorithms_.emplace(key, algorithm).first;
     }
     const float one = 1, beta = a.accumulate ? 1 : 0;
     return lt_.matmul(handle_, problem.desc, &one, a.weight, problem.w, a.x.data, problem.x, &beta, a.out,
-                      problem.out, a.out, problem.out, &found->second, workspace_, kWorkspaceBytes, stream);
+                      problem.out, a.out, problem.out, &found->second, workspace, kWorkspaceBytes,
+                      stream.handle());
   }
 
  private:
   using Key = std::array<int64_t, 5>;
   static constexpr uint32_t kOrderedSplitK = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // f32
+
+  // Each stream has its own, because products of several streams may run at once; the first stream gets
+  // spare_. Null: no memory. Freed with the process.
+  void* workspace_of(cudaStream_t stream) {
+    if (const auto found = workspaces_.find(stream); found != workspaces_.end()) return found->second;
+    void* workspace = std::exchange(spare_, nullptr);
+    if (workspace == nullptr && cudaMalloc(&workspace, kWorkspaceBytes) != cudaSuccess) {
+      cudaGetLastError();
+      return nullptr;
+    }
+    return workspaces_.emplace(stream, workspace).first->second;
+  }
 
   // Without split K the choice for few tokens may leave most SMs idle.
   cublasStatus_t choose_one_for_all(const LinearArgs& a, cublasLtMatmulAlgo_t& algorithm) {
@@ -157,7 +178,8 @@ class LinearLt {
   std::mutex mutex_;
   CublasLt lt_{};
   cublasLtHandle_t handle_ = nullptr;
-  void* workspace_ = nullptr;
+  std::map<cudaStream_t, void*> workspaces_;
+  void* spare_ = nullptr;
   std::map<Key, cublasLtMatmulAlgo_t> algorithms_;
 };
 
@@ -173,7 +195,7 @@ void linear_lt(const LinearArgs& args, LtAlgorithm which) {
   Stream& stream = current_stream();
   const Result<LinearLt*> lt = LinearLt::instance();
   if (!lt.ok()) return stream.keep(lt.status());
-  const cublasStatus_t status = (*lt)->run(args, which, stream.handle());
+  const cublasStatus_t status = (*lt)->run(args, which, stream);
   if (status != CUBLAS_STATUS_SUCCESS)
     stream.keep(internal_error("cuBLASLt: status " + std::to_string(status) +
                                " for T=" + std::to_string(args.x.rows) + " N=" + std::to_string(args.n) +

@@ -5,6 +5,8 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "device/device_context.h"
 #include "device/stream.h"
 
@@ -25,7 +27,7 @@ struct LaunchShape {
 
 // Attributes of a kernel, which the driver keeps for each GPU.
 struct KernelAttributes {
-  int shared_bytes = 0;  // most dynamic shared memory of a block
+  int shared_bytes = 0;  // most dynamic shared memory of a block; less if static shared memory needs a part
   // Makes shared memory as large as possible on SMs that run the kernel, so that the next kernel's blocks can
   // start beside it if there is room for both: an SM that runs anything keeps its split of L1 and shared
   // memory. By default a kernel gets about what its own blocks need.
@@ -44,7 +46,11 @@ void prepare_kernel(void (*kernel)(Args), const KernelAttributes& attributes) {
                            cudaSharedmemCarveoutMaxShared);
     if (attributes.has_large_clusters)
       cudaFuncSetAttribute(function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, attributes.shared_bytes);
+    cudaFuncAttributes facts{};
+    cudaFuncGetAttributes(&facts, function);
+    const int most = device_limits().shared_bytes_per_block - static_cast<int>(facts.sharedSizeBytes);
+    cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         std::min(attributes.shared_bytes, most));
   });
 }
 

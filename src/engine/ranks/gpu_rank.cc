@@ -1,131 +1,75 @@
-#include "engine/ranks/single_gpu_group.h"
+#include "engine/ranks/gpu_rank.h"
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <map>
-#include <mutex>
+#include <numeric>
+#include <utility>
 
 #include "base/check.h"
 #include "base/log.h"
 #include "device/device_memory.h"
-#include "device/event.h"
-#include "device/graph.h"
 #include "device/pinned_memory.h"
 #include "device/upload_ring.h"
 #include "engine/output/logit_edits.h"
-#include "engine/ranks/batch_stage.h"
 #include "engine/startup/memory_plan.h"
 #include "kernels/device_copy.h"
 
 namespace fp4moe {
 namespace {
 
-// A device error is permanent: every later CUDA call of the process returns it too.
-bool is_sticky(const Status& status) { return status.code() == StatusCode::kInternal; }
+// A device error is permanent: every later CUDA call of the process returns it too. So is a failed group.
+bool is_permanent(const Status& status) {
+  return status.code() == StatusCode::kInternal || status.code() == StatusCode::kDeadline;
+}
 
-// Large because a step's inputs, outputs and graphs each have a buffer of their own.
-class SingleGpuGroup final : public SingleRankGroup {
- public:
-  explicit SingleGpuGroup(const RankSetup& setup)
-      : SingleRankGroup(setup), wants_logits_(setup.options.wants_logits) {}
-  ~SingleGpuGroup() override {
-    if (stream_.handle() == nullptr) return;
-    const StreamScope scope(stream_);
-    static_cast<void>(wait(step_));  // enqueued work uses this object's memory
-  }
+}  // namespace
 
-  Status load(const RankSetup& setup);
+GpuRank::GpuRank(const RankSetup& setup, int rank)
+    : rank_(setup, rank, nullptr), wants_logits_(setup.options.wants_logits && rank == 0) {}
 
-  Status execute_step(std::span<const Batch> groups) override;
-  float* logits() override {
-    FP4MOE_CHECK(wants_logits_, "these logits stay on the GPU");
-    return host_logits_.as<float>();
-  }
-  Status supports_routed_experts() const override { return {}; }
-  bool samples() const override { return true; }
-  Status set_masked_ids(std::span<const int32_t> ids) override;
-  Status start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
-                      std::span<const uint32_t> allowed) override;
-  Status take_sampled(std::span<SampledRow> out) override;
-  Status failure() const override {
-    std::lock_guard lock(mutex_);
-    return failure_;
-  }
-  Status read_page(int group, int32_t page, int64_t num_tokens, uint8_t* canonical) override;
-  Status write_page(int group, int32_t page, int64_t num_tokens, const uint8_t* canonical) override;
-  Status finish_steps() override { return wait(step_); }
+GpuRank::~GpuRank() {
+  if (stream_.handle() == nullptr) return;
+  const StreamScope scope(stream_);
+  static_cast<void>(wait(step_));  // enqueued work uses this object's memory
+}
 
- private:
-  Status allocate(const RankSetup& setup);
-  Status record_graphs(const EngineConfig& flags);
-  DeviceBatch put(const Batch& batch, int64_t num_rows);
-  Status run_batch(const DeviceBatch& batch);
-  int64_t expert_bytes(int64_t num_rows) const {
-    return config().num_layers * num_rows * config().top_k * int64_t{sizeof(int32_t)};
-  }
-  Status take_experts(const Batch& batch, int64_t num_rows);
-  Status copy_page(KvPageCopyArgs args, const char* what);
-  int64_t params_bytes() const { return max_logit_rows_ * int64_t{sizeof(SampleRowParams)}; }
-  SampledRow* sampled_rows() { return reinterpret_cast<SampledRow*>(sampled_.data() + params_bytes()); }
-  Status wait(const std::string& what);
-  Status keep_failure(const Status& status);
-
-  Stream stream_;
-  BatchStage stage_;
-  Buffer logits_;       // device: [max_logit_rows, V] f32
-  Buffer host_logits_;  // the same, pinned, if wants_logits_
-  Buffer sampled_;      // device: params, then rows
-  Buffer edits_;        // device: LogitEdits
-  Buffer allowed_;      // device: SampleRowsArgs::allowed
-  // Host buffers of one step; two steps may be in flight.
-  struct HostBuffers {
-    Event staged;           // the batch has been copied
-    Event sampled;          // the tokens have arrived
-    std::string step;       // description of the step that sampled them
-    Buffer samples;         // pinned: params, then rows
-    Buffer edits, allowed;  // pinned
-  };
-  HostBuffers host_buffers_[2];
-  uint64_t num_steps_ = 0, num_sampled_ = 0, num_taken_ = 0;
-  Buffer masked_;                  // device: SampleRowsArgs::masked, or empty
-  Buffer experts_, host_experts_;  // Batch::routed_experts of the last step, with padding; the second is
-                                   // pinned
-  int64_t max_logit_rows_ = 0;
-  std::vector<int64_t> buckets_;  // of decode steps
-  std::map<int64_t, Graph> graphs_;
-  std::string step_ = "loading";  // description of the last step, for errors
-  const bool wants_logits_;
-  // For KV pages that other threads read and write.
-  std::mutex page_mutex_;
-  Stream page_stream_;
-  Buffer page_;  // pinned, in canonical form
-  mutable std::mutex mutex_;
-  Status failure_;
-};
+float* GpuRank::logits() {
+  FP4MOE_CHECK(wants_logits_, "these logits stay on the GPU");
+  return host_logits_.as<float>();
+}
 
 // ---- loading --------------------------------------------------------------------------------------
 
-Status SingleGpuGroup::load(const RankSetup& setup) {
-  FP4MOE_ASSIGN_OR_RETURN(auto* const gpu, DeviceContext::of(setup.plan.gpu()));
+Status GpuRank::load(const RankSetup& setup, const PeerHeap* heap, const ProgressSink& progress) {
+  FP4MOE_ASSIGN_OR_RETURN(auto* const gpu, DeviceContext::of(gpu_of_rank(rank_.layout().rank)));
   const DeviceScope on_gpu(*gpu);
   FP4MOE_ASSIGN_OR_RETURN(stream_, Stream::make());
   {
     const UploadScope uploads(rank_.pool());
     const StreamScope scope(stream_);
     FP4MOE_RETURN_IF_ERROR(prepare_cuda_dense_ops());
-    FP4MOE_RETURN_IF_ERROR(rank_.load(setup, setup.flags.progress_sink));
+    if (heap != nullptr) FP4MOE_RETURN_IF_ERROR(make_group(setup, *heap));
+    FP4MOE_RETURN_IF_ERROR(rank_.load(setup, progress));
     FP4MOE_RETURN_IF_ERROR(wait("loading"));
   }
-  FP4MOE_RETURN_IF_ERROR(allocate(setup));
-  if (setup.flags.disable_cuda_graph || cuda_sync_is_on()) return {};
-  return record_graphs(setup.flags);
+  return allocate(setup);
 }
 
-Status SingleGpuGroup::allocate(const RankSetup& setup) {
+Status GpuRank::make_group(const RankSetup& setup, const PeerHeap& heap) {
+  const RankLayout& layout = rank_.layout();
+  FP4MOE_ASSIGN_OR_RETURN(group_, DeviceCommunicator::make(heap, 0, layout.tp, layout.rank,
+                                                           setup.memory.device, comm_timeout(setup.flags)));
+  rank_.set_device_group(*group_);
+  stream_.set_has_peers();
+  return {};
+}
+
+Status GpuRank::allocate(const RankSetup& setup) {
   const RankGroupOptions& options = setup.options;
   max_logit_rows_ = options.max_logit_rows;
-  const int64_t context = options.context_length > 0 ? options.context_length : num_kv_pages() * page_size();
+  const int64_t pool_tokens = rank_.kv().num_pages() * page_size();
+  const int64_t context = options.context_length > 0 ? options.context_length : pool_tokens;
   const StageLimits limits{.max_rows = options.max_batch_tokens,
                            .max_sequences = std::max<int64_t>(options.max_logit_rows, 1),
                            .max_logit_rows = options.max_logit_rows,
@@ -139,7 +83,7 @@ Status SingleGpuGroup::allocate(const RankSetup& setup) {
   const int64_t sample_bytes = max_logit_rows_ * int64_t{sizeof(SampleRowParams) + sizeof(SampledRow)};
   FP4MOE_ASSIGN_OR_RETURN(sampled_, Buffer::make(sample_bytes, device_memory()));
   const int64_t edit_bytes =
-      max_logit_edits(max_logit_rows_, num_kv_pages() * page_size(), std::ssize(config().eos_token_ids)) *
+      max_logit_edits(max_logit_rows_, pool_tokens, std::ssize(config().eos_token_ids)) *
       int64_t{sizeof(LogitEdit)};
   FP4MOE_ASSIGN_OR_RETURN(edits_, Buffer::make(edit_bytes, device_memory()));
   const int64_t mask_bytes = (config().vocab_size + 31) / 32 * int64_t{sizeof(uint32_t)};
@@ -159,9 +103,52 @@ Status SingleGpuGroup::allocate(const RankSetup& setup) {
   return {};
 }
 
+// Steps of doubling sizes: each kernel and each tactic of a layer runs for one of them. The KV pages that
+// they write hold no request's tokens yet.
+Status GpuRank::rehearse() {
+  if (group_ == nullptr) return {};
+  group_->rehearse(true);
+  const int64_t num_pages = std::min(stage_.limits().max_pages, rank_.kv().num_pages());
+  const int64_t most = std::min(stage_.limits().max_rows, num_pages * page_size());
+  std::vector<int32_t> pages(static_cast<size_t>(num_pages));
+  std::iota(pages.begin(), pages.end(), 0);
+  for (int64_t rows = 1;; rows = std::min(2 * rows, most)) {
+    const std::vector<int32_t> ids(static_cast<size_t>(rows));
+    std::vector<int64_t> positions(ids.size()),
+        logit_rows(static_cast<size_t>(std::min(rows, max_logit_rows_)));
+    std::iota(positions.begin(), positions.end(), 0);
+    std::iota(logit_rows.begin(), logit_rows.end(), 0);
+    const SequenceRows sequence{
+        0, rows, 0, std::span(pages).first(static_cast<size_t>((rows + page_size() - 1) / page_size()))};
+    FP4MOE_RETURN_IF_ERROR(execute_step(Batch{ids, positions, {&sequence, 1}, logit_rows}));
+    FP4MOE_RETURN_IF_ERROR(rehearse_sampling(std::ssize(logit_rows)));
+    if (rows == most) break;
+  }
+  const StreamScope scope(stream_);
+  for (const int64_t rows : buckets_) {
+    FP4MOE_RETURN_IF_ERROR(run_batch(put({}, rows)));
+    FP4MOE_RETURN_IF_ERROR(wait("the rehearsal of " + std::to_string(rows) + " decode rows"));
+  }
+  group_->rehearse(false);
+  return wait("the rehearsal");
+}
+
+Status GpuRank::rehearse_sampling(int64_t num_rows) {
+  for (const bool greedy : {true, false}) {
+    SampleRowParams params;
+    params.temperature = greedy ? 0 : 1;
+    const std::vector<SampleRowParams> rows(static_cast<size_t>(num_rows), params);
+    std::vector<SampledRow> sampled(rows.size());
+    FP4MOE_RETURN_IF_ERROR(start_sample(rows, {}, {}));
+    FP4MOE_RETURN_IF_ERROR(take_sampled(sampled));
+  }
+  return {};
+}
+
 // A step that consists of padding only represents all steps of its size. It runs once, so that kernels and
 // libraries make their first-use allocations, and is then recorded.
-Status SingleGpuGroup::record_graphs(const EngineConfig& flags) {
+Status GpuRank::record_graphs(const EngineConfig& flags) {
+  if (flags.disable_cuda_graph || cuda_sync_is_on()) return {};
   const auto started = std::chrono::steady_clock::now();
   FP4MOE_ASSIGN_OR_RETURN(const DeviceMemoryInfo before, device_memory_info(stream_.device().ordinal()));
   const int64_t largest = flags.cuda_graph_max_bs > 0 ? flags.cuda_graph_max_bs : buckets_.back();
@@ -169,7 +156,7 @@ Status SingleGpuGroup::record_graphs(const EngineConfig& flags) {
   for (auto size = buckets_.rbegin(); size != buckets_.rend(); ++size) {
     if (*size > largest) continue;
     const DeviceBatch batch = put({}, *size);
-    FP4MOE_RETURN_IF_ERROR(run_batch(batch));
+    if (group_ == nullptr) FP4MOE_RETURN_IF_ERROR(run_batch(batch));  // a rehearsal has run it
     FP4MOE_RETURN_IF_ERROR(wait("the first decode step of " + std::to_string(*size) + " rows"));
     Result<Graph> graph = Graph::capture(stream_, [&] { return run_batch(batch); });
     if (!graph.ok())
@@ -181,6 +168,8 @@ Status SingleGpuGroup::record_graphs(const EngineConfig& flags) {
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
   char took[32];
   std::snprintf(took, sizeof took, "%.2f s", seconds.count());
+  FP4MOE_RETURN_IF_ERROR(wait("recording graphs"));
+  if (rank_.layout().rank != 0) return {};  // as rank 0
   log_info("graphs     " + std::to_string(graphs_.size()) + " decode sizes up to " + std::to_string(largest) +
            " rows in " + took + ", " +
            size_string(std::max<int64_t>(0, before.free_bytes - after.free_bytes)));
@@ -189,10 +178,8 @@ Status SingleGpuGroup::record_graphs(const EngineConfig& flags) {
 
 // ---- steps ----------------------------------------------------------------------------------------
 
-Status SingleGpuGroup::execute_step(std::span<const Batch> groups) {
-  FP4MOE_CHECK(groups.size() == 1, std::to_string(groups.size()) + " groups, 1 rank");
+Status GpuRank::execute_step(const Batch& batch) {
   FP4MOE_RETURN_IF_ERROR(failure());
-  const Batch& batch = groups[0];
   const StreamScope scope(stream_);
   const Event& staged = host_buffers_[num_steps_ % 2].staged;
   if (const Status status = staged.synchronize(); !status.ok()) return wait(step_);
@@ -216,7 +203,7 @@ Status SingleGpuGroup::execute_step(std::span<const Batch> groups) {
 }
 
 // Waits for the step; num_rows includes padding.
-Status SingleGpuGroup::take_experts(const Batch& batch, int64_t num_rows) {
+Status GpuRank::take_experts(const Batch& batch, int64_t num_rows) {
   copy_async(host_experts_.data(), experts_.data(), expert_bytes(num_rows));
   FP4MOE_RETURN_IF_ERROR(wait(step_));
   const int64_t t = std::ssize(batch.token_ids), k = config().top_k;
@@ -228,13 +215,13 @@ Status SingleGpuGroup::take_experts(const Batch& batch, int64_t num_rows) {
   return {};
 }
 
-DeviceBatch SingleGpuGroup::put(const Batch& batch, int64_t num_rows) {
+DeviceBatch GpuRank::put(const Batch& batch, int64_t num_rows) {
   DeviceBatch on_device = stage_.put(batch, num_rows);
   on_device.chosen = {&sampled_rows()->token_id, int64_t{sizeof(SampledRow) / sizeof(int32_t)}};
   return on_device;
 }
 
-Status SingleGpuGroup::run_batch(const DeviceBatch& on_device) {
+Status GpuRank::run_batch(const DeviceBatch& on_device) {
   Batch batch;
   batch.device = &on_device;
   batch.routed_experts = experts_.as<int32_t>();
@@ -244,13 +231,14 @@ Status SingleGpuGroup::run_batch(const DeviceBatch& on_device) {
 }
 
 // Waits for all enqueued work. Keeps a device error; execute_step() then refuses further steps.
-Status SingleGpuGroup::wait(const std::string& what) {
-  const Status status = stream_.synchronize();
+Status GpuRank::wait(const std::string& what) {
+  Status status = stream_.synchronize();
+  if (status.ok()) status = group_failure();
   return status.ok() ? status : keep_failure(status.with_context("GPU, in " + what));
 }
 
-Status SingleGpuGroup::keep_failure(const Status& status) {
-  if (!is_sticky(status)) return status;
+Status GpuRank::keep_failure(const Status& status) {
+  if (!is_permanent(status)) return status;
   std::lock_guard lock(mutex_);
   failure_ = status;
   return status;
@@ -258,7 +246,7 @@ Status SingleGpuGroup::keep_failure(const Status& status) {
 
 // ---- KV pages exchanged with other engines --------------------------------------------------------
 
-Status SingleGpuGroup::read_page(int, int32_t page, int64_t num_tokens, uint8_t* canonical) {
+Status GpuRank::read_page(int32_t page, int64_t num_tokens, uint8_t* canonical) {
   std::lock_guard lock(page_mutex_);
   FP4MOE_RETURN_IF_ERROR(
       copy_page(rank_.kv().page_copy(page, num_tokens, page_.data()), "reading a KV page"));
@@ -266,7 +254,7 @@ Status SingleGpuGroup::read_page(int, int32_t page, int64_t num_tokens, uint8_t*
   return {};
 }
 
-Status SingleGpuGroup::write_page(int, int32_t page, int64_t num_tokens, const uint8_t* canonical) {
+Status GpuRank::write_page(int32_t page, int64_t num_tokens, const uint8_t* canonical) {
   std::lock_guard lock(page_mutex_);
   std::copy_n(canonical, num_tokens * kv_token_bytes(), page_.data());
   KvPageCopyArgs args = rank_.kv().page_copy(page, num_tokens, page_.data());
@@ -274,7 +262,7 @@ Status SingleGpuGroup::write_page(int, int32_t page, int64_t num_tokens, const u
   return copy_page(args, "writing a KV page");
 }
 
-Status SingleGpuGroup::copy_page(KvPageCopyArgs args, const char* what) {
+Status GpuRank::copy_page(KvPageCopyArgs args, const char* what) {
   FP4MOE_RETURN_IF_ERROR(failure());
   const StreamScope scope(page_stream_);
   cuda_copy_kv_page()(args);
@@ -284,7 +272,7 @@ Status SingleGpuGroup::copy_page(KvPageCopyArgs args, const char* what) {
 
 // ---- sampling -------------------------------------------------------------------------------------
 
-Status SingleGpuGroup::set_masked_ids(std::span<const int32_t> ids) {
+Status GpuRank::set_masked_ids(std::span<const int32_t> ids) {
   std::vector<uint32_t> bits(ids.empty() ? 0 : static_cast<size_t>(config().vocab_size / 32 + 1));
   for (const int32_t id : ids) bits[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
   const auto num_bytes = static_cast<int64_t>(bits.size() * sizeof(uint32_t));
@@ -292,8 +280,8 @@ Status SingleGpuGroup::set_masked_ids(std::span<const int32_t> ids) {
   return {};
 }
 
-Status SingleGpuGroup::start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
-                                    std::span<const uint32_t> allowed) {
+Status GpuRank::start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
+                             std::span<const uint32_t> allowed) {
   const auto edit_bytes = static_cast<int64_t>(edits.size_bytes());
   FP4MOE_CHECK(
       std::ssize(rows) <= max_logit_rows_ && edit_bytes <= edits_.num_bytes() &&
@@ -330,7 +318,7 @@ Status SingleGpuGroup::start_sample(std::span<const SampleRowParams> rows, std::
   return {};
 }
 
-Status SingleGpuGroup::take_sampled(std::span<SampledRow> out) {
+Status GpuRank::take_sampled(std::span<SampledRow> out) {
   FP4MOE_CHECK(num_taken_ < num_sampled_, "no rows were sampled");
   const HostBuffers& buffers = host_buffers_[num_taken_++ % 2];
   const Status status = buffers.sampled.synchronize();
@@ -340,19 +328,6 @@ Status SingleGpuGroup::take_sampled(std::span<SampledRow> out) {
   const auto* rows = reinterpret_cast<const SampledRow*>(buffers.samples.data() + params_bytes());
   std::copy_n(rows, out.size(), out.begin());
   return {};
-}
-
-}  // namespace
-
-Result<std::unique_ptr<RankGroup>> make_single_gpu_group(const RankSetup& setup) {
-  auto rank = std::make_unique<SingleGpuGroup>(setup);
-  const Status loaded = rank->load(setup);
-  if (loaded.code() == StatusCode::kDoesNotFit)
-    return does_not_fit(loaded.message() + "; --mem-fraction-static below " +
-                        std::to_string(setup.flags.mem_fraction_static).substr(0, 4) +
-                        " leaves more GPU memory for other processes and unplanned allocations");
-  FP4MOE_RETURN_IF_ERROR(loaded);
-  return std::unique_ptr<RankGroup>(std::move(rank));
 }
 
 }  // namespace fp4moe

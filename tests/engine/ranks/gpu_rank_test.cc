@@ -16,7 +16,7 @@
 #include "device/device_memory.h"
 #include "engine/demo_engine.h"
 #include "engine/output/sampler.h"
-#include "engine/ranks/rank_group.h"
+#include "engine/ranks/growing.h"
 #include "engine/startup/autotune.h"
 #include "io/checkpoint/checkpoint.h"
 #include "io/file.h"
@@ -27,150 +27,10 @@
 namespace fp4moe {
 namespace {
 
-constexpr RankGroupOptions kOptions{
-    .max_batch_tokens = 64, .max_logit_rows = 8, .num_kv_pages = 24, .wants_logits = true};
-constexpr int64_t kPagesEach = 6;
+class GpuRanks : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Demos, GpuRanks, testing::Values("demo-gptoss-mxfp4", "demo-dsv3-nvfp4"), demo_name);
 
-// A binary built on another machine runs in the root of the repository.
-std::string models() { return file_exists(FP4MOE_MODELS) ? FP4MOE_MODELS : "models"; }
-
-using Logits = std::vector<std::vector<float>>;  // [sequences, V]
-
-// Three sequences that grow together, each with its own pages.
-class Growing {
- public:
-  // If `tactic` is given, uses that tactic of the kernels' table wherever it fits.
-  Growing(const std::string& model, bool graphs, std::optional<uint8_t> tactic = {},
-          const char* device = "cuda") {
-    EngineConfig flags;
-    flags.model_path = models() + "/" + model;
-    flags.device = device;
-    flags.disable_cuda_graph = !graphs;
-    config_ = load_model_config(flags.model_path).value();
-    ModelPlan plan = plan_model(config_, flags).value();
-    if (tactic) plan.moe = plan.moe.with_tactics(fitting(plan.moe, *tactic));
-    const Checkpoint checkpoint = Checkpoint::open(flags.model_path).value();
-    if (plan.moe.runner()->device_ops != nullptr) num_tactics_ = plan.moe.device_ops().tactics.size();
-    ranks_ = RankGroup::make(checkpoint, config_, plan, plan.flags, kOptions).value();
-    for (int32_t s = 0; s < 3; ++s)
-      for (int32_t i = 0; i < kPagesEach; ++i) pages_[s].push_back(s + 3 * (kPagesEach - 1 - i));
-  }
-
-  // Uses tactic 0 where `tactic` does not fit.
-  static DeviceTactics fitting(const MoePlan& plan, uint8_t tactic) {
-    const MoeProblem& p = plan.problem();
-    DeviceMoeArgs sizes{.experts = {.format = p.format,
-                                    .num_experts = p.num_experts,
-                                    .hidden_size = p.hidden_size,
-                                    .intermediate_size = p.intermediate_size,
-                                    .activation = p.activation},
-                        .topk = p.top_k};
-    DeviceTactics tactics;
-    for (sizes.num_tokens = 1; sizes.num_tokens <= kOptions.max_batch_tokens; ++sizes.num_tokens) {
-      tactics.buckets.push_back(sizes.num_tokens);
-      tactics.chosen.push_back(plan.device_ops().tactics[tactic].fits(sizes) ? tactic : 0);
-    }
-    return tactics;
-  }
-  RankGroup& ranks() { return *ranks_; }
-  size_t num_tactics() const { return num_tactics_; }
-  int64_t vocab_size() const { return config_.vocab_size; }
-  const std::vector<int32_t>& tokens(size_t s) const { return tokens_[s]; }
-  const ModelConfig& config() const { return config_; }
-  bool wants_experts = false;
-  const std::vector<int32_t>& experts() const { return experts_; }  // as Batch::routed_experts
-
-  // The contents of all pages in canonical form, sequence by sequence.
-  std::vector<std::vector<uint8_t>> pages() {
-    std::vector<std::vector<uint8_t>> all;
-    each_page([&](int32_t page, int64_t num_tokens) {
-      all.emplace_back(static_cast<size_t>(num_tokens * ranks_->kv_token_bytes()));
-      EXPECT_TRUE(ranks_->read_page(0, page, num_tokens, all.back().data()).ok());
-    });
-    return all;
-  }
-  // Continues from `other`'s state by copying its pages instead of computing rows.
-  void take_over(Growing& other) {
-    for (size_t s = 0; s < 3; ++s) tokens_[s] = other.tokens_[s];
-    const auto all = other.pages();
-    auto next = all.begin();
-    each_page([&](int32_t page, int64_t num_tokens) {
-      EXPECT_TRUE(ranks_->write_page(0, page, num_tokens, (next++)->data()).ok());
-    });
-  }
-
-  // Appends the tokens and runs everything not cached; experts() then belong to this step.
-  Logits step(const std::vector<std::vector<int32_t>>& more) {
-    std::vector<int32_t> ids;
-    std::vector<int64_t> positions, logit_rows;
-    std::vector<SequenceRows> sequences;
-    for (size_t s = 0; s < 3; ++s) {
-      const auto first_row = std::ssize(ids), first = std::ssize(tokens_[s]);
-      for (const int32_t id : more[s]) {
-        positions.push_back(std::ssize(tokens_[s]));
-        tokens_[s].push_back(id);
-        ids.push_back(id);
-      }
-      sequences.push_back({first_row, std::ssize(more[s]), first, pages_[s]});
-      logit_rows.push_back(std::ssize(ids) - 1);
-    }
-    experts_.assign(ids.size() * static_cast<size_t>(config_.num_layers * config_.top_k), -1);
-    const Batch batch{ids, positions, sequences, logit_rows, wants_experts ? experts_.data() : nullptr};
-    const Status status = ranks_->execute_step({&batch, 1});
-    EXPECT_TRUE(status.ok()) << status.to_string();
-    Logits logits;
-    for (int64_t s = 0; s < 3; ++s) {
-      const float* row = ranks_->logits() + s * vocab_size();
-      logits.emplace_back(row, row + vocab_size());
-    }
-    return logits;
-  }
-
- private:
-  // function(page, number of tokens in it)
-  template <class Function>
-  void each_page(const Function& function) const {
-    const int64_t size = ranks_->page_size();
-    for (size_t s = 0; s < 3; ++s)
-      for (int64_t first = 0; first < std::ssize(tokens_[s]); first += size)
-        function(pages_[s][static_cast<size_t>(first / size)],
-                 std::min(size, std::ssize(tokens_[s]) - first));
-  }
-
-  ModelConfig config_;
-  size_t num_tactics_ = 0;
-  std::unique_ptr<RankGroup> ranks_;
-  std::vector<int32_t> tokens_[3], pages_[3], experts_;
-};
-
-int32_t best(const std::vector<float>& logits) {
-  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
-}
-
-std::vector<std::vector<int32_t>> best_of(const Logits& logits) {
-  std::vector<std::vector<int32_t>> next;
-  for (const auto& row : logits) next.push_back({best(row)});
-  return next;
-}
-
-// Relative L2 per sequence, ascending. If rounding routes a token to another expert, its sequence has a
-// larger error, so tests check the median.
-std::vector<double> sorted_errors(const Logits& actual, const Logits& expected) {
-  std::vector<double> errors;
-  for (size_t s = 0; s < expected.size(); ++s) errors.push_back(relative_l2(actual[s], expected[s]));
-  std::sort(errors.begin(), errors.end());
-  return errors;
-}
-
-const std::vector<std::vector<int32_t>> kPrompts = {{5, 17, 300, 42, 7},
-                                                    {9, 8, 7, 6, 5, 4, 3, 30, 31},
-                                                    {100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110}};
-
-class SingleGpuGroups : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Demos, SingleGpuGroups, testing::Values("demo-gptoss-mxfp4", "demo-dsv3-nvfp4"),
-                         demo_name);
-
-TEST_P(SingleGpuGroups, ARecordedStepGivesTheBitsOfALaunchedOne) {
+TEST_P(GpuRanks, ARecordedStepGivesTheBitsOfALaunchedOne) {
   Growing recorded(GetParam(), true), launched(GetParam(), false);
   Logits a = recorded.step(kPrompts), b = launched.step(kPrompts);
   for (int i = 0; i < 12; ++i) {
@@ -183,7 +43,7 @@ TEST_P(SingleGpuGroups, ARecordedStepGivesTheBitsOfALaunchedOne) {
   }
 }
 
-TEST_P(SingleGpuGroups, EveryTacticGivesTheSameBitsRecordedAndLaunchedAndAgreesWithTheFirst) {
+TEST_P(GpuRanks, EveryTacticGivesTheSameBitsRecordedAndLaunchedAndAgreesWithTheFirst) {
   Growing first(GetParam(), false, uint8_t{0});
   const auto next = best_of(first.step(kPrompts));
   const Logits expected = first.step(next);
@@ -196,7 +56,7 @@ TEST_P(SingleGpuGroups, EveryTacticGivesTheSameBitsRecordedAndLaunchedAndAgreesW
   }
 }
 
-TEST_P(SingleGpuGroups, DecodeContinuesWhatPrefillWouldSay) {
+TEST_P(GpuRanks, DecodeContinuesWhatPrefillWouldSay) {
   Growing decoded(GetParam(), true);
   Logits last = decoded.step(kPrompts);
   for (int i = 0; i < 6; ++i) last = decoded.step(best_of(last));
@@ -207,13 +67,13 @@ TEST_P(SingleGpuGroups, DecodeContinuesWhatPrefillWouldSay) {
   EXPECT_LT(errors[2], 1.0);
 }
 
-TEST_P(SingleGpuGroups, TheSameStepAgainGivesTheSameBits) {
+TEST_P(GpuRanks, TheSameStepAgainGivesTheSameBits) {
   Growing first(GetParam(), true), second(GetParam(), true);
   EXPECT_EQ(first.step(kPrompts), second.step(kPrompts));
 }
 
 // Decode steps of three rows run padded to four. The last layer only has the rows with logits.
-TEST_P(SingleGpuGroups, EveryTokenIsCountedOnceForEachOfItsExperts) {
+TEST_P(GpuRanks, EveryTokenIsCountedOnceForEachOfItsExperts) {
   for (const bool graphs : {true, false}) {
     Growing growing(GetParam(), graphs);
     Logits logits = growing.step(kPrompts);
@@ -233,7 +93,7 @@ TEST_P(SingleGpuGroups, EveryTokenIsCountedOnceForEachOfItsExperts) {
 
 // Prompts and decode steps of three rows, which run padded to four: the experts reported per row must match
 // the routers' counters.
-TEST_P(SingleGpuGroups, EveryTokensExpertsAreToldAsTheyAreCounted) {
+TEST_P(GpuRanks, EveryTokensExpertsAreToldAsTheyAreCounted) {
   std::vector<std::vector<int32_t>> told[2];
   for (const bool graphs : {true, false}) {
     Growing growing(GetParam(), graphs);
@@ -272,7 +132,7 @@ TEST_P(SingleGpuGroups, EveryTokensExpertsAreToldAsTheyAreCounted) {
 }
 
 // A rank that receives the pages continues with the same bits, without having seen the prompts.
-TEST_P(SingleGpuGroups, PagesThatAreHandedOverAreWorthThePrompt) {
+TEST_P(GpuRanks, PagesThatAreHandedOverAreWorthThePrompt) {
   Growing prefill(GetParam(), true), decode(GetParam(), true);
   Logits logits = prefill.step(kPrompts);
   decode.take_over(prefill);
@@ -285,7 +145,7 @@ TEST_P(SingleGpuGroups, PagesThatAreHandedOverAreWorthThePrompt) {
 }
 
 // A CPU's pages have the same layout; in the first layer they differ by rounding only.
-TEST_P(SingleGpuGroups, PagesOfACpuAreLaidOutAlike) {
+TEST_P(GpuRanks, PagesOfACpuAreLaidOutAlike) {
   Growing gpu(GetParam(), false), cpu(GetParam(), false, {}, "cpu");
   gpu.step(kPrompts), cpu.step(kPrompts);
   const auto on_gpu = gpu.pages(), on_cpu = cpu.pages();
@@ -306,7 +166,7 @@ TEST_P(SingleGpuGroups, PagesOfACpuAreLaidOutAlike) {
 }
 
 // A page with any number of tokens is read back as written, and no other page changes.
-TEST_P(SingleGpuGroups, AHandedOverPageChangesNoOther) {
+TEST_P(GpuRanks, AHandedOverPageChangesNoOther) {
   Growing growing(GetParam(), false);
   RankGroup& ranks = growing.ranks();
   const int64_t size = ranks.page_size(), token_bytes = ranks.kv_token_bytes();
@@ -345,7 +205,7 @@ TEST_P(SingleGpuGroups, AHandedOverPageChangesNoOther) {
   }
 }
 
-TEST_P(SingleGpuGroups, AnIdBelowZeroIsTheTokenThatWasChosen) {
+TEST_P(GpuRanks, AnIdBelowZeroIsTheTokenThatWasChosen) {
   Growing told(GetParam(), true), ahead(GetParam(), true);
   ASSERT_TRUE(ahead.ranks().set_masked_ids({}).ok());
   Logits a = told.step(kPrompts), b = ahead.step(kPrompts);
@@ -362,7 +222,7 @@ TEST_P(SingleGpuGroups, AnIdBelowZeroIsTheTokenThatWasChosen) {
   }
 }
 
-TEST_P(SingleGpuGroups, TokensAreChosenAsTheHostChoosesThem) {
+TEST_P(GpuRanks, TokensAreChosenAsTheHostChoosesThem) {
   Growing model(GetParam(), true);
   const std::vector<int32_t> masked = {1, 2, 3};
   ASSERT_TRUE(model.ranks().set_masked_ids(masked).ok());
@@ -407,7 +267,7 @@ TEST_P(SingleGpuGroups, TokensAreChosenAsTheHostChoosesThem) {
   }
 }
 
-TEST_P(SingleGpuGroups, MemoryThatOthersTookIsAnErrorThatNamesTheFlag) {
+TEST_P(GpuRanks, MemoryThatOthersTookIsAnErrorThatNamesTheFlag) {
   const int64_t free_bytes = device_memory_info(0)->free_bytes;
   const Result<Buffer> taken = Buffer::make(free_bytes - (int64_t{256} << 20), device_memory());
   ASSERT_TRUE(taken.ok()) << taken.status().to_string();
@@ -425,7 +285,7 @@ TEST_P(SingleGpuGroups, MemoryThatOthersTookIsAnErrorThatNamesTheFlag) {
   EXPECT_NE(status.message().find("--mem-fraction-static below 0."), std::string::npos) << status.message();
 }
 
-TEST_P(SingleGpuGroups, TacticsAreTimedOnceAndThenRead) {
+TEST_P(GpuRanks, TacticsAreTimedOnceAndThenRead) {
   const TempFolder folder;
   EngineConfig flags;
   flags.model_path = models() + "/" + GetParam();

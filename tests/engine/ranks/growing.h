@@ -1,0 +1,170 @@
+// Three sequences that grow together, run by the ranks of a demo checkpoint.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/relative_l2.h"
+#include "engine/ranks/rank_group.h"
+#include "io/checkpoint/checkpoint.h"
+#include "io/file.h"
+#include "model/plan_model.h"
+#include "moe/table.h"
+
+namespace fp4moe {
+
+inline constexpr RankGroupOptions kOptions{
+    .max_batch_tokens = 64, .max_logit_rows = 8, .num_kv_pages = 24, .wants_logits = true};
+inline constexpr int64_t kPagesEach = 6;
+
+// A binary built on another machine runs in the root of the repository.
+inline std::string models() { return file_exists(FP4MOE_MODELS) ? FP4MOE_MODELS : "models"; }
+
+using Logits = std::vector<std::vector<float>>;  // [sequences, V]
+
+// Three sequences that grow together, each with its own pages.
+class Growing {
+ public:
+  // If `tactic` is given, uses that tactic of the kernels' table wherever it fits.
+  Growing(const std::string& model, bool graphs, std::optional<uint8_t> tactic = {},
+          const char* device = "cuda") {
+    EngineConfig flags;
+    flags.device = device;
+    flags.disable_cuda_graph = !graphs;
+    make(model, flags, tactic);
+  }
+  Growing(const std::string& model, const EngineConfig& flags) { make(model, flags, {}); }
+
+  // Uses tactic 0 where `tactic` does not fit.
+  static DeviceTactics fitting(const MoePlan& plan, uint8_t tactic) {
+    const MoeProblem& p = plan.problem();
+    DeviceMoeArgs sizes{.experts = {.format = p.format,
+                                    .num_experts = p.num_experts,
+                                    .hidden_size = p.hidden_size,
+                                    .intermediate_size = p.intermediate_size,
+                                    .activation = p.activation},
+                        .topk = p.top_k};
+    DeviceTactics tactics;
+    for (sizes.num_tokens = 1; sizes.num_tokens <= kOptions.max_batch_tokens; ++sizes.num_tokens) {
+      tactics.buckets.push_back(sizes.num_tokens);
+      tactics.chosen.push_back(plan.device_ops().tactics[tactic].fits(sizes) ? tactic : 0);
+    }
+    return tactics;
+  }
+  RankGroup& ranks() { return *ranks_; }
+  size_t num_tactics() const { return num_tactics_; }
+  int64_t vocab_size() const { return config_.vocab_size; }
+  const std::vector<int32_t>& tokens(size_t s) const { return tokens_[s]; }
+  const ModelConfig& config() const { return config_; }
+  bool wants_experts = false;
+  const std::vector<int32_t>& experts() const { return experts_; }  // as Batch::routed_experts
+
+  // The contents of all pages in canonical form, sequence by sequence.
+  std::vector<std::vector<uint8_t>> pages() {
+    std::vector<std::vector<uint8_t>> all;
+    each_page([&](int32_t page, int64_t num_tokens) {
+      all.emplace_back(static_cast<size_t>(num_tokens * ranks_->kv_token_bytes()));
+      EXPECT_TRUE(ranks_->read_page(0, page, num_tokens, all.back().data()).ok());
+    });
+    return all;
+  }
+  // Continues from `other`'s state by copying its pages instead of computing rows.
+  void take_over(Growing& other) {
+    for (size_t s = 0; s < 3; ++s) tokens_[s] = other.tokens_[s];
+    const auto all = other.pages();
+    auto next = all.begin();
+    each_page([&](int32_t page, int64_t num_tokens) {
+      EXPECT_TRUE(ranks_->write_page(0, page, num_tokens, (next++)->data()).ok());
+    });
+  }
+
+  // Appends the tokens and runs everything not cached; experts() then belong to this step.
+  Logits step(const std::vector<std::vector<int32_t>>& more) {
+    std::vector<int32_t> ids;
+    std::vector<int64_t> positions, logit_rows;
+    std::vector<SequenceRows> sequences;
+    for (size_t s = 0; s < 3; ++s) {
+      const auto first_row = std::ssize(ids), first = std::ssize(tokens_[s]);
+      for (const int32_t id : more[s]) {
+        positions.push_back(std::ssize(tokens_[s]));
+        tokens_[s].push_back(id);
+        ids.push_back(id);
+      }
+      sequences.push_back({first_row, std::ssize(more[s]), first, pages_[s]});
+      logit_rows.push_back(std::ssize(ids) - 1);
+    }
+    experts_.assign(ids.size() * static_cast<size_t>(config_.num_layers * config_.top_k), -1);
+    const Batch batch{ids, positions, sequences, logit_rows, wants_experts ? experts_.data() : nullptr};
+    const Status status = ranks_->execute_step({&batch, 1});
+    EXPECT_TRUE(status.ok()) << status.to_string();
+    Logits logits;
+    for (int64_t s = 0; s < 3; ++s) {
+      const float* row = ranks_->logits() + s * vocab_size();
+      logits.emplace_back(row, row + vocab_size());
+    }
+    return logits;
+  }
+
+ private:
+  void make(const std::string& model, EngineConfig flags, std::optional<uint8_t> tactic) {
+    flags.model_path = models() + "/" + model;
+    config_ = load_model_config(flags.model_path).value();
+    ModelPlan plan = plan_model(config_, flags).value();
+    if (tactic) plan.moe = plan.moe.with_tactics(fitting(plan.moe, *tactic));
+    const Checkpoint checkpoint = Checkpoint::open(flags.model_path).value();
+    if (plan.moe.runner()->device_ops != nullptr) num_tactics_ = plan.moe.device_ops().tactics.size();
+    auto made = RankGroup::make(checkpoint, config_, plan, plan.flags, kOptions);
+    if (!made.ok()) throw std::runtime_error(made.status().to_string());
+    ranks_ = std::move(*made);
+    for (int32_t s = 0; s < 3; ++s)
+      for (int32_t i = 0; i < kPagesEach; ++i) pages_[s].push_back(s + 3 * (kPagesEach - 1 - i));
+  }
+
+  // function(page, number of tokens in it)
+  template <class Function>
+  void each_page(const Function& function) const {
+    const int64_t size = ranks_->page_size();
+    for (size_t s = 0; s < 3; ++s)
+      for (int64_t first = 0; first < std::ssize(tokens_[s]); first += size)
+        function(pages_[s][static_cast<size_t>(first / size)],
+                 std::min(size, std::ssize(tokens_[s]) - first));
+  }
+
+  ModelConfig config_;
+  size_t num_tactics_ = 0;
+  std::unique_ptr<RankGroup> ranks_;
+  std::vector<int32_t> tokens_[3], pages_[3], experts_;
+};
+
+inline int32_t best(const std::vector<float>& logits) {
+  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+inline std::vector<std::vector<int32_t>> best_of(const Logits& logits) {
+  std::vector<std::vector<int32_t>> next;
+  for (const auto& row : logits) next.push_back({best(row)});
+  return next;
+}
+
+// Relative L2 per sequence, ascending. If rounding routes a token to another expert, its sequence has a
+// larger error, so tests check the median.
+inline std::vector<double> sorted_errors(const Logits& actual, const Logits& expected) {
+  std::vector<double> errors;
+  for (size_t s = 0; s < expected.size(); ++s) errors.push_back(relative_l2(actual[s], expected[s]));
+  std::sort(errors.begin(), errors.end());
+  return errors;
+}
+
+inline const std::vector<std::vector<int32_t>> kPrompts = {
+    {5, 17, 300, 42, 7},
+    {9, 8, 7, 6, 5, 4, 3, 30, 31},
+    {100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110}};
+
+}  // namespace fp4moe
