@@ -123,6 +123,29 @@ Activation activation_of(const ModelConfig& model) {
   return {.kind = ActivationKind::kSwigluOai, .alpha = model.swiglu_alpha, .limit = model.swiglu_limit};
 }
 
+MoeChoice moe_choice(const EngineConfig& flags) {
+  return {
+      .runner = flags.moe_runner_backend,
+      .a2a = flags.moe_a2a_backend,
+      .fp4_compute = flags.fp4_compute,
+      .act_scales = flags.fp4_act_scales,
+      .dense_quant = flags.dense_quant,
+      .fabric = flags.fabric,
+      .tp = flags.tp_size,
+      .ep = flags.ep_size,
+      .dp = flags.dp_size,
+      .enable_dp_attention = flags.enable_dp_attention,
+      .deepep_mode = flags.deepep_mode,
+      .deepep_payload = flags.deepep_dispatcher_output_dtype,
+      .flashinfer_payload = flags.flashinfer_dispatcher_output_dtype,
+      .flashinfer_combine = flags.flashinfer_combine_dtype,
+      .disable_fp4_allgather = flags.disable_fp4_allgather,
+      .deterministic = flags.enable_deterministic_inference,
+      .a2a_checksum = flags.a2a_checksum,
+      .a2a_memory_budget = flags.a2a_memory_budget,
+  };
+}
+
 // plan_moe(), if there is a GPU for each rank and they can share memory.
 Result<MoePlan> plan_on_gpus(const MoeProblem& problem, const MoeChoice& choice) {
   Result<MoePlan> plan = plan_moe(problem, choice);
@@ -181,9 +204,11 @@ const char* quantization_name(const QuantConfig& quant) {
   return "unknown";
 }
 
-Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given) {
+Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given,
+                             const std::optional<AbsentGpu>& absent_gpu) {
   ModelPlan plan;
-  FP4MOE_ASSIGN_OR_RETURN(const DeviceChoice device, resolve_device(given.device, gpu_of_rank(0)));
+  plan.absent_gpu = absent_gpu;
+  FP4MOE_ASSIGN_OR_RETURN(const DeviceChoice device, choose_device(given.device, absent_gpu));
   EngineConfig all_given = given;
   take_device_defaults(given, device.kind, all_given);
   FP4MOE_RETURN_IF_ERROR(check_ranges(all_given));
@@ -208,28 +233,9 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
       .isa = plan.isa,
       .compute_capability = device.compute_capability,
   };
-  const MoeChoice choice{
-      .runner = flags.moe_runner_backend,
-      .a2a = flags.moe_a2a_backend,
-      .fp4_compute = flags.fp4_compute,
-      .act_scales = flags.fp4_act_scales,
-      .dense_quant = flags.dense_quant,
-      .fabric = flags.fabric,
-      .tp = flags.tp_size,
-      .ep = flags.ep_size,
-      .dp = flags.dp_size,
-      .enable_dp_attention = flags.enable_dp_attention,
-      .deepep_mode = flags.deepep_mode,
-      .deepep_payload = flags.deepep_dispatcher_output_dtype,
-      .flashinfer_payload = flags.flashinfer_dispatcher_output_dtype,
-      .flashinfer_combine = flags.flashinfer_combine_dtype,
-      .disable_fp4_allgather = flags.disable_fp4_allgather,
-      .deterministic = flags.enable_deterministic_inference,
-      .a2a_checksum = flags.a2a_checksum,
-      .a2a_memory_budget = flags.a2a_memory_budget,
-  };
-  Result<MoePlan> moe = plan_on_gpus(problem, choice);
-  if (!moe.ok() && flags.device == "auto" && device.kind == DeviceKind::kCuda) {
+  const MoeChoice choice = moe_choice(flags);
+  Result<MoePlan> moe = absent_gpu ? plan_moe(problem, choice) : plan_on_gpus(problem, choice);
+  if (!moe.ok() && !absent_gpu && flags.device == "auto" && device.kind == DeviceKind::kCuda) {
     log_info("device auto: cpu, as the GPU does not run this (" + moe.status().message() + ")");
     problem.device = DeviceKind::kCpu;
     problem.compute_capability = 0;

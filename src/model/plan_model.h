@@ -1,10 +1,12 @@
 // ModelPlan: how a checkpoint runs with the given flags, decided and checked before any weight is read.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "base/cpu_info.h"
 #include "base/dtype.h"
+#include "device/absent_gpu.h"
 #include "device/device.h"
 #include "fp4moe/config.h"
 #include "io/config/model_config.h"
@@ -17,8 +19,9 @@ struct ModelPlan {
   DType act_dtype = DType::kBF16;
   Isa isa = Isa::kScalar;  // CPU: of the dense ops
   DenseQuant dense_quant = DenseQuant::kNone;
-  MoePlan moe;         // its problem names the device
-  EngineConfig flags;  // resolved by resolve_flags(), with the device's defaults
+  MoePlan moe;                          // its problem names the device
+  std::optional<AbsentGpu> absent_gpu;  // planned for, in place of this machine's GPUs
+  EngineConfig flags;                   // resolved by resolve_flags(), with the device's defaults
 
   DeviceKind device() const { return moe.problem().device; }
   int gpu() const { return moe.problem().gpu(); }  // ordinal of the rank's GPU
@@ -26,7 +29,9 @@ struct ModelPlan {
 
 // Resolves the flags, logs automatic choices, and plans. kInvalidArgument: a flag's value is unknown or out
 // of range; kUnsupported: --quantization contradicts the checkpoint, or no row supports the combination.
-Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given);
+// absent_gpu: plans for as many such GPUs as there are ranks, whatever this machine has.
+Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given,
+                             const std::optional<AbsentGpu>& absent_gpu = {});
 
 // The checkpoint's scheme for --quantization: "mxfp4", "modelopt_fp4", "compressed-tensors" or "none".
 const char* quantization_name(const QuantConfig& quant);

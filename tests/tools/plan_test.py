@@ -2,8 +2,10 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import unittest
 
 from serve_process import Serve
@@ -85,6 +87,54 @@ class Plan(unittest.TestCase):
             ended = subprocess.run([BINARY, "plan", NVFP4, *flags.split()], capture_output=True, text=True, timeout=60)
             self.assertEqual(ended.returncode, code, ended.stderr)
             self.assertRegex(ended.stderr, r"\Aerror: [^\n]*\n\Z")
+
+    def test_gpus_that_this_machine_lacks(self):
+        # DeepSeek-R1's dims with the demo's other fields, and no weights.
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(NVFP4, "config.json"), encoding="utf-8") as file:
+                config = json.load(file)
+            config.update(hidden_size=7168, num_hidden_layers=61, num_attention_heads=128, num_key_value_heads=128,
+                          q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64,
+                          v_head_dim=128, n_routed_experts=256, num_experts_per_tok=8, moe_intermediate_size=2048,
+                          intermediate_size=18432, first_k_dense_replace=3, n_group=8, topk_group=4,
+                          vocab_size=129280, max_position_embeddings=163840)
+            with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
+                json.dump(config, file)
+            shutil.copy(os.path.join(NVFP4, "hf_quant_config.json"), folder)
+            report = plan(folder, *"--device cuda --gpu h200 --tp 8".split())
+            self.assertEqual((report["device"], report["gpu"], report["has_weights"]), ("cuda", "h200", False))
+            self.assertEqual(report["available_bytes"], 143771 * 2**20)
+            experts = 58 * 256 * 3 * 7168 * 2048 * 9 // 16  # 4 bits, and 8 of scale for every 16 weights
+            for rank in report["ranks"]:
+                self.assertGreater(rank["weight_bytes"], experts / 8)
+                self.assertLess(rank["weight_bytes"], experts / 8 * 1.2)  # attention and dense layers in bf16
+            by_experts = plan(folder, *"--gpu h200 --tp 8 --ep 8".split())
+            self.assertEqual(by_experts["flags"]["ep_size"], 8)
+            ended = subprocess.run([BINARY, "plan", folder, *"--gpu h100 --tp 4".split()], capture_output=True,
+                                   text=True, timeout=60)
+            self.assertEqual(ended.returncode, 4, ended.stderr)
+            self.assertIn("this needs a GPU with about", ended.stderr)
+
+    def test_refuses_unknown_gpus(self):
+        for flags, code, text in [("--gpu b200", 2, "error: --gpu b200; legal: a100-40gb, "),
+                                  ("--gpu h200 --device cpu", 2, "--device cpu contradicts --gpu"),
+                                  ("--gpu sm_90", 2, "needs --gpu-memory"),
+                                  ("--gpu h200 --tp 2 --moe-a2a-backend deepep", 3, "a2a=deepep"),
+                                  ("--gpu-memory 80", 2, "--gpu-memory requires --gpu")]:
+            ended = subprocess.run([BINARY, "plan", MODEL, *flags.split()], capture_output=True, text=True, timeout=60)
+            self.assertEqual(ended.returncode, code, flags + ended.stderr)
+            self.assertIn(text, ended.stderr)
+
+    def test_backends_of_a_gpu_that_this_machine_lacks(self):
+        for given in ([], ["--model", MODEL]):
+            ended = subprocess.run([BINARY, "backends", "--gpu", "h200", "--json", *given], capture_output=True, text=True,
+                                   timeout=60)
+            self.assertEqual(ended.returncode, 0, ended.stderr)
+            for problem in json.loads(ended.stdout):
+                self.assertEqual(problem["device"], "cuda")
+                auto = [row for row in problem["backends"]
+                        if row["runner"] == "auto" and row["a2a"] == "none" and row["tp"] == 4 and row["dp"] == 1]
+                self.assertEqual([row.get("runs_as") for row in auto], ["w4a16 by sm90"] * 2, "ep 1 and ep 4")
 
     def test_text(self):
         ended = subprocess.run([BINARY, "plan", MODEL, "--tp", "2", *FEW], capture_output=True, text=True, timeout=60)

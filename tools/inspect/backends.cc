@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "inspect/backend_matrix.h"
+#include "inspect/gpu_flags.h"
 #include "io/config/model_config.h"
 #include "io/file.h"
 #include "model/plan_model.h"
@@ -16,18 +17,28 @@ namespace {
 
 struct BackendsFlags {
   EngineConfig engine;
+  GpuFlags gpu;
   std::string scores;
   bool json = false, markdown = false;
 };
 
 // The problems to plan: the model's MoE layers, or gpt-oss-sized layers in both formats.
-Result<std::vector<MoeProblem>> problems(const EngineConfig& engine) {
+Result<std::vector<MoeProblem>> problems(const EngineConfig& engine, const GpuFlags& gpu) {
+  FP4MOE_ASSIGN_OR_RETURN(const std::optional<AbsentGpu> absent_gpu, gpu.absent());
   if (!engine.model_path.empty()) {
     FP4MOE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(engine.model_path));
-    FP4MOE_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(config, engine));
+    FP4MOE_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(config, engine, absent_gpu));
     return std::vector<MoeProblem>{plan.moe.problem()};
   }
-  return std::vector<MoeProblem>{gpt_oss_problem(Fp4Format::kMxfp4), gpt_oss_problem(Fp4Format::kNvfp4)};
+  FP4MOE_ASSIGN_OR_RETURN(const DeviceChoice device, choose_device(engine.device, absent_gpu));
+  std::vector<MoeProblem> asked;
+  for (const Fp4Format format : {Fp4Format::kMxfp4, Fp4Format::kNvfp4}) {
+    asked.push_back(gpt_oss_problem(format));
+    asked.back().device = device.kind;
+    asked.back().compute_capability = device.compute_capability;
+    asked.back().isa = best_isa();
+  }
+  return asked;
 }
 
 void print_backends(const MoeProblem& problem) {
@@ -64,7 +75,7 @@ Status run_backends(const BackendsFlags& flags) {
     std::printf("%s", backends_document(scores).c_str());
     return {};
   }
-  FP4MOE_ASSIGN_OR_RETURN(const std::vector<MoeProblem> asked, problems(flags.engine));
+  FP4MOE_ASSIGN_OR_RETURN(const std::vector<MoeProblem> asked, problems(flags.engine, flags.gpu));
   nlohmann::json all = nlohmann::json::array();
   for (const MoeProblem& problem : asked) {
     if (flags.json)
@@ -86,6 +97,7 @@ void add_backends(CLI::App& app, int& exit_code) {
                          "plan this checkpoint's MoE layers");
   subcommand->add_option("--dtype", flags->engine.dtype, "activations: auto, bfloat16 or float32");
   subcommand->add_option("--device", flags->engine.device, "auto, cpu or cuda");
+  add_gpu_flags(*subcommand, flags->gpu);
   CLI::Option* json = subcommand->add_flag("--json", flags->json, "print JSON");
   subcommand->add_flag("--markdown", flags->markdown, "print docs/backends.md")->excludes(json);
   subcommand->add_option("--scores", flags->scores, "--markdown: file written by accuracy_matrix.py");

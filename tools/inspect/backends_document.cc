@@ -17,6 +17,20 @@ MoeProblem documented_problem(Fp4Format format) {
   return p;
 }
 
+MoeProblem gpu_problem(Fp4Format format) {
+  MoeProblem p = gpt_oss_problem(format);
+  p.device = DeviceKind::kCuda;
+  p.compute_capability = 90;
+  return p;
+}
+
+std::string runners_section(const MoeProblem& p, const char* device) {
+  return std::string("## Runners x a2a x ranks, ") + fp4_format_name(p.format) + ", " +
+         device_kind_name(p.device) + "\n\nLayers of gpt-oss-20b (H=" + std::to_string(p.hidden_size) +
+         ", I=" + std::to_string(p.intermediate_size) + ", E=" + std::to_string(p.num_experts) + "), " +
+         device + ", ranks 1, 2, 4.\n\n" + matrix_text(backend_matrix(p), /*markdown=*/true) + "\n";
+}
+
 std::string schemes_section() {
   std::string text =
       "## Schemes\n\n`--fp4-compute` with `--moe-runner-backend auto`, by `--dtype`; `docs/numerics.md` "
@@ -99,14 +113,9 @@ std::string backends_document(const nlohmann::json& scores) {
       "test fails if this page is stale. `fp4moe backends --model M` plans one checkpoint on one "
       "machine.\n\nA cell is `yes`, or lists the legal numbers of ranks (`dp`: with as many groups of "
       "data-parallel attention) and the reasons why other numbers are refused. Over an a2a, ep is tp.\n\n";
-  for (const Fp4Format format : kFormats) {
-    const MoeProblem p = documented_problem(format);
-    text += std::string("## Runners x a2a x ranks, ") + fp4_format_name(format) +
-            "\n\nLayers of gpt-oss-20b (H=" + std::to_string(p.hidden_size) +
-            ", I=" + std::to_string(p.intermediate_size) + ", E=" + std::to_string(p.num_experts) +
-            "), CPU with AVX-512, ranks 1, 2, 4.\n\n" + matrix_text(backend_matrix(p), /*markdown=*/true) +
-            "\n";
-  }
+  for (const Fp4Format format : kFormats)
+    text += runners_section(documented_problem(format), "CPU with AVX-512");
+  for (const Fp4Format format : kFormats) text += runners_section(gpu_problem(format), "H100 or H200");
   text += schemes_section() + "\n" + rules_section() + "\n";
   text += "## SGLang names that are not supported\n\n" +
           names_section("--moe-runner-backend", sglang_runners()) + "\n" +

@@ -10,6 +10,7 @@
 #include "engine/ranks/rank_config.h"
 #include "engine/schedule/dp_scheduler.h"
 #include "engine/startup/memory_plan.h"
+#include "inspect/gpu_flags.h"
 #include "io/checkpoint/unused_tensors.h"
 #include "io/write/dummy_checkpoint.h"
 #include "moe/transport/a2a.h"
@@ -22,6 +23,7 @@ using Report = nlohmann::ordered_json;
 
 struct PlanFlags {
   EngineConfig engine;
+  GpuFlags gpu;
   bool json = false;
 };
 
@@ -60,9 +62,10 @@ Result<Report> ranks_report(const Checkpoint& checkpoint, const ModelConfig& con
   return ranks;
 }
 
-Result<Report> make_report(const EngineConfig& given) {
+Result<Report> make_report(const EngineConfig& given, const GpuFlags& gpu) {
+  FP4MOE_ASSIGN_OR_RETURN(const std::optional<AbsentGpu> absent_gpu, gpu.absent());
   FP4MOE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(given.model_path));
-  FP4MOE_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(config, given));
+  FP4MOE_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(config, given, absent_gpu));
   const EngineConfig& flags = plan.flags;
   const int dp = plan.moe.problem().layout.dp;
   const SchedulerLimits limits =
@@ -73,8 +76,9 @@ Result<Report> make_report(const EngineConfig& given) {
   };
   FP4MOE_ASSIGN_OR_RETURN(const CommMemory comm,
                           comm_memory(plan.moe, step_limits(config, plan, flags, options)));
-  FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
-                          open_weights(flags.model_path, flags.load_format, config));
+  const bool has_weights = Checkpoint::has_weights(flags.model_path);
+  const std::string load_format = flags.load_format == "auto" && !has_weights ? "dummy" : flags.load_format;
+  FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, open_weights(flags.model_path, load_format, config));
   FP4MOE_RETURN_IF_ERROR(check_unused_tensors(checkpoint, config, flags.allow_unused_tensors));
   FP4MOE_ASSIGN_OR_RETURN(MemoryProblem problem, memory_problem(checkpoint, config, plan, flags));
   problem.comm_bytes = comm.heap_bytes * (plan.device() == DeviceKind::kCuda ? 1 : local_ranks(plan));
@@ -84,10 +88,12 @@ Result<Report> make_report(const EngineConfig& given) {
   return Report{{"model", flags.model_path},
                 {"architecture", config.architecture},
                 {"quantization", quantization_name(config.quant)},
+                {"has_weights", has_weights},
                 {"unused_tensors", unused.in_model.size() + unused.elsewhere.size()},
                 {"moe", summary(plan.moe)},
                 {"flags", flags_report(flags)},
                 {"device", device_kind_name(plan.device())},
+                {"gpu", gpu.gpu},
                 {"ranks", ranks},
                 {"work_bytes", problem.work_bytes},
                 {"available_bytes", memory.available_bytes},
@@ -105,6 +111,8 @@ void print_plan(const Report& r) {
   std::printf("%s: %s, %s\nMoE   %s\n", r["model"].get<std::string>().c_str(),
               r["architecture"].get<std::string>().c_str(), r["quantization"].get<std::string>().c_str(),
               r["moe"].get<std::string>().c_str());
+  if (r["has_weights"] == false)
+    std::printf("the folder has no weights; their sizes follow from config.json\n");
   if (r["unused_tensors"] != 0)
     std::printf("%s tensors of the checkpoint are not used; `fp4moe inspect` names them\n",
                 r["unused_tensors"].dump().c_str());
@@ -114,8 +122,8 @@ void print_plan(const Report& r) {
                 size(rank["kv_bytes"]).c_str(), size(rank["comm_heap_bytes"]).c_str(),
                 size(rank["a2a_bytes"]).c_str());
   if (r["device"] == "cuda")
-    std::printf("GPU: %s free, activations and workspaces %s\n", size(r["available_bytes"]).c_str(),
-                size(r["work_bytes"]).c_str());
+    std::printf("GPU %s: %s free, activations and workspaces %s\n", r["gpu"].get<std::string>().c_str(),
+                size(r["available_bytes"]).c_str(), size(r["work_bytes"]).c_str());
   std::printf("available %s, for weights, heaps and KV pool %s\nKV pool %" PRId64 " tokens, context %" PRId64
               "\n",
               size(r["available_bytes"]).c_str(), size(r["budget_bytes"]).c_str(),
@@ -132,9 +140,10 @@ void add_plan(CLI::App& app, int& exit_code) {
       app.add_subcommand("plan", "show each rank's memory and the chosen backends without loading the model");
   auto flags = std::make_shared<PlanFlags>();
   add_engine_flags(*subcommand, flags->engine);
+  add_gpu_flags(*subcommand, flags->gpu);
   subcommand->add_flag("--json", flags->json, "print JSON");
   subcommand->callback([flags, &exit_code] {
-    const Result<Report> report = make_report(flags->engine);
+    const Result<Report> report = make_report(flags->engine, flags->gpu);
     if (!report.ok())
       exit_code = report_error(report.status());
     else if (flags->json)

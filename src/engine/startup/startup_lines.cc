@@ -72,22 +72,32 @@ std::string rank_line(const StartupFacts& facts, int rank) {
                         : shard_text("rows", problem.local_intermediate()) + " of every expert");
 }
 
+std::string in_processes(const Job& job) {
+  return " in " + std::to_string(job.num_processes()) + " process" + (job.num_processes() == 1 ? "" : "es") +
+         ", fabric " + job.fabric().name;
+}
+
+std::string on_gpus(int num_ranks) {
+  const int last = gpu_of_rank(num_ranks - 1);
+  return last == 0 ? " on GPU 0" : " on GPUs 0 to " + std::to_string(last);
+}
+
 // Adds nothing for one rank.
 void add_rank_lines(const StartupFacts& facts, std::vector<std::string>& lines) {
-  const Job* job = facts.ranks.job();
-  if (job == nullptr) return;
   const RankLayout& layout = facts.plan.moe.problem().layout;
+  const Job* job = facts.ranks.job();
+  if (job == nullptr && layout.tp == 1) return;
   std::ostringstream line;
-  line << "ranks      " << layout.tp << " in " << job->num_processes() << " process"
-       << (job->num_processes() == 1 ? "" : "es") << ", fabric " << job->fabric().name << "; " << layout.dp
-       << " data-parallel group" << (layout.dp == 1 ? "" : "s") << " of " << layout.attention_tp() << ", ep "
-       << layout.ep << "; " << facts.ranks.pool().num_threads() << " thread(s) each";
+  line << "ranks      " << layout.tp << (job == nullptr ? on_gpus(layout.tp) : in_processes(*job)) << "; "
+       << layout.dp << " data-parallel group" << (layout.dp == 1 ? "" : "s") << " of "
+       << layout.attention_tp() << ", ep " << layout.ep << "; " << facts.ranks.pool().num_threads()
+       << " thread(s) each";
   lines.push_back(line.str());
   constexpr int kMostShown = 8;
   for (int rank = 0; rank < layout.tp; ++rank)
     if (layout.tp <= kMostShown || rank == 0 || rank == layout.tp - 1)
       lines.push_back(rank_line(facts, rank));
-  const int local = job->num_local_ranks();
+  const int local = job == nullptr ? layout.tp : job->num_local_ranks();
   const CommMemory& comm = facts.comm;
   lines.push_back("           memory of a rank: weights " + size_string(facts.info.weight_bytes / local) +
                   ", KV " + size_string(facts.info.kv_bytes / local) + ", communication heap " +

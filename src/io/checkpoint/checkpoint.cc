@@ -52,13 +52,16 @@ uint64_t shard_identity(const Shard& shard, uint64_t hash) {
   return hash;
 }
 
+bool has_index(const std::string& folder) { return file_exists(folder + "/" + kIndexFile); }
+bool has_single_file(const std::string& folder) { return file_exists(folder + "/" + kSingleFile); }
+
 // Lists the folder's shard files and, if it has an index, the file of every tensor.
 Result<CheckpointIndex> read_index(const std::string& folder) {
   if (!file_exists(folder)) return not_found("checkpoint folder '" + folder + "' does not exist");
-  if (file_exists(folder + "/" + kSingleFile)) return CheckpointIndex{.files = {kSingleFile}, .tensors = {}};
-  const std::string path = folder + "/" + kIndexFile;
-  if (!file_exists(path))
+  if (has_single_file(folder)) return CheckpointIndex{.files = {kSingleFile}, .tensors = {}};
+  if (!has_index(folder))
     return not_found("checkpoint folder '" + folder + "' has neither " + kSingleFile + " nor " + kIndexFile);
+  const std::string path = folder + "/" + kIndexFile;
   FP4MOE_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kMaxIndexBytes));
   Result<CheckpointIndex> index = parse_checkpoint_index(text);
   if (!index.ok()) return index.status().with_context(path);
@@ -141,6 +144,10 @@ Checkpoint::Checkpoint(std::unique_ptr<State> state) : state_(std::move(state)) 
 Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
 Checkpoint::~Checkpoint() = default;
+
+bool Checkpoint::has_weights(const std::string& folder) {
+  return has_single_file(folder) || has_index(folder);
+}
 
 Result<Checkpoint> Checkpoint::open(const std::string& folder) {
   FP4MOE_ASSIGN_OR_RETURN(const CheckpointIndex index, read_index(folder));

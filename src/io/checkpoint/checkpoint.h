@@ -27,6 +27,8 @@ class Checkpoint {
   // inconsistent header, overlap, hole, wrong size), kInvalidArgument (the index names a file outside the
   // folder).
   static Result<Checkpoint> open(const std::string& folder);
+  // The folder has model.safetensors or an index of shards.
+  static bool has_weights(const std::string& folder);
   // A checkpoint of tensors with distinct names whose data is in `storage`, which it keeps alive.
   static Checkpoint in_memory(const std::string& folder, std::vector<TensorEntry> tensors,
                               std::shared_ptr<const void> storage);

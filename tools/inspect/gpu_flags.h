@@ -1,0 +1,34 @@
+// --gpu and --gpu-memory: plan for GPUs that this machine need not have.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "device/absent_gpu.h"
+
+namespace fp4moe {
+
+struct GpuFlags {
+  std::string gpu;
+  double gpu_memory = 0;  // in GiB
+
+  // Nothing without --gpu.
+  Result<std::optional<AbsentGpu>> absent() const {
+    if (gpu.empty()) return std::optional<AbsentGpu>();
+    Result<AbsentGpu> found = absent_gpu(gpu, gpu_memory);
+    if (!found.ok()) return found.status();
+    return std::optional<AbsentGpu>(*found);
+  }
+};
+
+inline void add_gpu_flags(CLI::App& subcommand, GpuFlags& flags) {
+  CLI::Option* gpu = subcommand.add_option(
+      "--gpu", flags.gpu,
+      "plan for this GPU, one for each rank, instead of this machine's: " + absent_gpu_names() +
+          ", or sm_90 with --gpu-memory");
+  subcommand.add_option("--gpu-memory", flags.gpu_memory, "memory of that GPU in GiB")->needs(gpu);
+}
+
+}  // namespace fp4moe
