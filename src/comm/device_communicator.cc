@@ -15,9 +15,11 @@ constexpr int64_t align128(int64_t bytes) { return (bytes + 127) / 128 * 128; }
 
 }  // namespace
 
-int64_t DeviceRegion::num_bytes(int num_ranks) const {
-  return comm_layout(num_ranks, align128(word_bytes), align128(gather_bytes)).num_bytes;
+CommLayout DeviceRegion::layout(int num_ranks) const {
+  return comm_layout(num_ranks, align128(word_bytes), align128(gather_bytes), align128(exchange_bytes));
 }
+
+int64_t DeviceRegion::num_bytes(int num_ranks) const { return layout(num_ranks).num_bytes; }
 
 // Models of one and two exchanges at 325 GB/s, fitted to two H200 for two ranks.
 int64_t two_shot_bytes(int num_ranks) {
@@ -48,7 +50,7 @@ Result<std::unique_ptr<DeviceCommunicator>> DeviceCommunicator::make(const PeerH
   group.rank = rank;
   group.size = num_ranks;
   for (int r = 0; r < num_ranks; ++r) group.regions[r] = heap.base(first_rank + r) + region.offset;
-  group.layout = comm_layout(num_ranks, align128(region.word_bytes), align128(region.gather_bytes));
+  group.layout = region.layout(num_ranks);
   group.verdict = made->verdict_.as<CommVerdict>();
   group.deadline_ns = static_cast<uint64_t>(timeout.count());
   group.max_blocks = ops->max_blocks();
@@ -68,6 +70,11 @@ CommGroup DeviceCommunicator::view() const {
   alone.size = 1;
   alone.regions[0] = group_.regions[group_.rank];
   return alone;
+}
+
+CommGroup DeviceCommunicator::exchange_group() const {
+  check_stream();
+  return view();
 }
 
 void DeviceCommunicator::check_stream() const {

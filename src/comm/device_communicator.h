@@ -21,7 +21,9 @@ struct DeviceRegion {
   int64_t offset = 0;        // bytes, in the heap; a multiple of 128
   int64_t word_bytes = 0;    // largest operand of one exchange of a sum
   int64_t gather_bytes = 0;  // largest output of one gather; larger outputs are gathered some rows at a time
+  int64_t exchange_bytes = 0;  // a2a rounds
 
+  CommLayout layout(int num_ranks) const;
   int64_t num_bytes(int num_ranks) const;
 };
 
@@ -48,6 +50,9 @@ class DeviceCommunicator {
   // is [rows, first[rank + 1] - first[rank]], `out` [rows, first[size]], in device memory.
   void gather_columns(const CommOp& op, const void* mine, int64_t rows, std::span<const int64_t> first,
                       void* out) const;
+
+  // The group for an a2a operation (kernels/device_a2a.h), to be enqueued on the current stream.
+  CommGroup exchange_group() const;
 
   // While `on`, operations act on this rank's operands alone, as in a group of one: a rehearsal by which a
   // step's kernels and libraries make their first-use allocations. These wait for the GPU, and would never

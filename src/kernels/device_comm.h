@@ -36,19 +36,22 @@ struct CommLayout {
   int64_t words =
       0;             // [2][R][word_bytes]: f32 of other ranks, by parity and source; kUnsent: not yet arrived
   int64_t sums = 0;  // [2][R * word_bytes]: f32 sums of other ranks, by parity; as `words`
-  int64_t gather = 0;  // [2][gather_bytes]: by parity
-  int64_t word_bytes = 0, gather_bytes = 0;
+  int64_t gather = 0;    // [2][gather_bytes]: by parity
+  int64_t exchange = 0;  // rows and results of a2a rounds (kernels/device_a2a.h)
+  int64_t word_bytes = 0, gather_bytes = 0, exchange_bytes = 0;
   int64_t num_bytes = 0;  // of the whole region
 };
-// word_bytes and gather_bytes: multiples of 128. The region has no `sums` if num_ranks is 2: a sum of two
+// The byte counts are multiples of 128. The region has no `sums` if num_ranks is 2: a sum of two
 // ranks takes one exchange.
-constexpr CommLayout comm_layout(int num_ranks, int64_t word_bytes, int64_t gather_bytes) {
-  CommLayout layout{.word_bytes = word_bytes, .gather_bytes = gather_bytes};
+constexpr CommLayout comm_layout(int num_ranks, int64_t word_bytes, int64_t gather_bytes,
+                                 int64_t exchange_bytes) {
+  CommLayout layout{.word_bytes = word_bytes, .gather_bytes = gather_bytes, .exchange_bytes = exchange_bytes};
   layout.flags = 128;  // after the CommState
   layout.words = layout.flags + int64_t{num_ranks} * kMaxCommBlocks * int64_t{sizeof(uint32_t)};
   layout.sums = layout.words + 2 * num_ranks * word_bytes;
   layout.gather = layout.sums + (num_ranks > 2 ? 2 * num_ranks * word_bytes : 0);
-  layout.num_bytes = layout.gather + 2 * gather_bytes;
+  layout.exchange = layout.gather + 2 * gather_bytes;
+  layout.num_bytes = layout.exchange + exchange_bytes;
   return layout;
 }
 // A word of a sum that has not arrived: -0.0, which senders replace by +0.0.

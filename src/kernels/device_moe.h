@@ -83,6 +83,8 @@ struct MoeCombineArgs {  // out[t] (+)= sum over k, in top-k order, of weight[t,
   bf16* out_bf16 = nullptr;  // [T, H], or null
 };
 
+struct A2aRound;  // kernels/device_a2a.h
+
 // A whole layer after the router: sort, gate/up with the activation, down, combine; w4a16 or w4a8.
 struct DeviceMoeArgs {
   TiledExperts experts;
@@ -95,6 +97,8 @@ struct DeviceMoeArgs {
   float* out = nullptr;            // [T, H] f32, or null
   bool accumulate = false;
   bf16* out_bf16 = nullptr;  // [T, H], or null
+  // Instead of the outputs: the tokens are the lanes of this exchange, and results go back to their ranks.
+  const A2aRound* give_back = nullptr;
   // kMoeCounterBytes bytes: zeroed before the first call and not touched between calls; all calls use one
   // stream.
   uint8_t* counters = nullptr;

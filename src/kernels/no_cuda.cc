@@ -1,4 +1,5 @@
 // Stubs of the GPU's ops for a build without CUDA.
+#include "kernels/device_a2a.h"
 #include "kernels/device_comm.h"
 #include "kernels/device_copy.h"
 #include "kernels/device_moe.h"
@@ -19,6 +20,7 @@ const DeviceMoeOps* sm90_moe_ops() { return nullptr; }
 const DeviceMoeOps* sm90_fp8_moe_ops() { return nullptr; }
 const DevicePeakOps* sm90_peak_ops() { return nullptr; }
 const DeviceCommOps* cuda_comm_ops() { return nullptr; }
+const DeviceA2aOps* cuda_a2a_ops() { return nullptr; }
 CopyFromHost cuda_copy_from_host() { return nullptr; }
 CopyKvPage cuda_copy_kv_page() { return nullptr; }
 SampleRows cuda_sample_rows() { return nullptr; }

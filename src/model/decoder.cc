@@ -1,6 +1,7 @@
 #include "model/decoder.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "base/check.h"
 #include "base/weight_store.h"
@@ -8,6 +9,7 @@
 #include "model/column_gather.h"
 #include "model/lm_head.h"
 #include "model/weight_loader.h"
+#include "moe/device/device_exchange.h"
 #include "moe/transport/transport.h"
 
 namespace fp4moe {
@@ -83,6 +85,7 @@ class Decoder final : public Model {
   LmHead lm_head_;
   int64_t weight_bytes_ = 0;
   std::unique_ptr<Transport> transport_;
+  std::optional<DeviceExchange> exchange_;  // GPUs that exchange rows
   std::unique_ptr<ExpertCounters> counters_;
   Activations act_{};
   Rows rows_{};  // of the current forward pass: act_.all, or act_.kept from the last layer's attention on
@@ -113,6 +116,11 @@ Status Decoder::load(WeightLoader& loader, LayerLoader load_layer) {
                                                              .attention = options_.rank.attention,
                                                              .region_offset = options_.rank.a2a_region_offset,
                                                              .max_group_rows = options_.max_batch_tokens}));
+  if (const DeviceCommunicator* world = options_.rank.device_world; world != nullptr) {
+    FP4MOE_ASSIGN_OR_RETURN(const DeviceExchangeSize size,
+                            device_exchange_size(loader.moe_plan(), options_.max_batch_tokens));
+    exchange_.emplace(size, *world);
+  }
   FP4MOE_RETURN_IF_ERROR(make_counters());
   return allocate_scratch();
 }
@@ -290,6 +298,10 @@ Status Decoder::feed_forward(int64_t layer, int64_t num_rows, const DeviceBatch*
                         counters_.get(),
                         device != nullptr ? device->num_filled_rows() : nullptr,
                         expert_ids};
+    if (exchange_) {
+      args.exchange = &*exchange_;
+      args.largest_group_rows = num_rows;
+    }
     if (options_.rank.device_group == nullptr) return w.moe->forward_moe(args, *transport_, scratch_, pool);
     args.partial = scratch_.take<float>(num_rows * config_.hidden_size);
     FP4MOE_RETURN_IF_ERROR(w.moe->forward_moe(args, *transport_, scratch_, pool));

@@ -30,6 +30,8 @@ void take_device_defaults(const EngineConfig& given, DeviceKind device, EngineCo
   if (given.mem_fraction_static == -1) flags.mem_fraction_static = is_gpu ? 0.9 : 0.6;
   if (given.chunked_prefill_size == 0) flags.chunked_prefill_size = is_gpu ? 8192 : 512;
   if (given.max_prefill_tokens == 0) flags.max_prefill_tokens = is_gpu ? 8192 : 512;
+  if (is_gpu && given.flashinfer_dispatcher_output_dtype == "auto")
+    flags.flashinfer_dispatcher_output_dtype = "bf16";  // the only rows between GPUs
 }
 
 void note_graph_flags(const EngineConfig& flags) {

@@ -15,6 +15,8 @@
 
 namespace fp4moe {
 
+class DeviceExchange;  // moe/device/device_exchange.h
+
 struct MoeForwardArgs {
   int layer = 0;
   ActRows x;                        // [T, H]: the experts' input, in the plan's activation type
@@ -28,6 +30,10 @@ struct MoeForwardArgs {
   // GPU, one of several ranks: [T, H] f32, gets this rank's part of the output, which is not added to the
   // residual.
   float* partial = nullptr;
+  // GPU, with an a2a or several groups: where tokens meet their experts. Then `partial` gets the output of
+  // the rows that this rank dispatched, and zeros for the rest.
+  const DeviceExchange* exchange = nullptr;
+  int64_t largest_group_rows = 0;  // T of the group that has most, on all ranks the same; with `exchange`
 };
 
 // A shared expert and, if the model has one, the gate vector: sigmoid(gate . x) scales its output.

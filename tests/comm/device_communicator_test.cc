@@ -2,7 +2,6 @@
 // that the machine has, several on each if it has fewer.
 #include "comm/device_communicator.h"
 
-#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,89 +15,12 @@
 #include <string>
 #include <vector>
 
-#include "base/buffer.h"
-#include "device/device_memory.h"
+#include "comm/gpu_ranks.h"
 #include "device/graph.h"
+#include "support/compare.h"
 
 namespace fp4moe {
 namespace {
-
-constexpr int kMostRanks = 8;
-
-// Read when the first GPU is used.
-const bool environment_is_set = [] {
-  setenv("FP4MOE_RANKS_PER_GPU", std::to_string(kMostRanks).c_str(), 1);
-  return true;
-}();
-
-std::vector<int> gpus_of(int num_ranks) {
-  int count = 0;
-  EXPECT_EQ(cudaGetDeviceCount(&count), cudaSuccess);
-  std::vector<int> ordinals;
-  for (int r = 0; r < num_ranks; ++r) ordinals.push_back(r * std::min(count, num_ranks) / num_ranks);
-  return ordinals;
-}
-
-struct TestRank {
-  Stream stream;
-  std::unique_ptr<DeviceCommunicator> group;
-};
-
-// The ranks of one group; the test's thread enqueues for all of them.
-struct TestGroup {
-  std::unique_ptr<PeerHeap> heap;
-  std::vector<std::unique_ptr<TestRank>> ranks;
-
-  explicit TestGroup(int num_ranks, DeviceRegion region = {0, 64 << 10, 64 << 10},
-                     std::chrono::nanoseconds timeout = std::chrono::seconds(20)) {
-    const std::vector<int> gpus = gpus_of(num_ranks);
-    heap = PeerHeap::make(gpus, region.offset + region.num_bytes(num_ranks)).value();
-    for (int r = 0; r < num_ranks; ++r) {
-      const DeviceScope scope(*DeviceContext::of(gpus[static_cast<size_t>(r)]).value());
-      ranks.push_back(std::make_unique<TestRank>());
-      ranks.back()->stream = Stream::make().value();
-      const StreamScope stream(ranks.back()->stream);
-      ranks.back()->group = DeviceCommunicator::make(*heap, 0, num_ranks, r, region, timeout).value();
-    }
-    synchronize();
-  }
-  int size() const { return static_cast<int>(ranks.size()); }
-  template <class Function>
-  void for_each(const Function& function) {
-    for (int r = 0; r < size(); ++r) {
-      const StreamScope scope(ranks[static_cast<size_t>(r)]->stream);
-      function(r, *ranks[static_cast<size_t>(r)]->group);
-    }
-  }
-  void synchronize() {
-    for (const auto& rank : ranks) EXPECT_TRUE(rank->stream.synchronize().ok());
-  }
-  void expect_ok() {
-    synchronize();
-    for (const auto& rank : ranks)
-      EXPECT_TRUE(rank->group->failure().ok()) << rank->group->failure().to_string();
-  }
-};
-
-template <class T>
-Buffer on_device(const std::vector<T>& values) {
-  return Buffer::copy_of(values.data(), static_cast<int64_t>(values.size() * sizeof(T)), device_memory())
-      .value();
-}
-template <class T>
-std::vector<T> from_device(const Buffer& buffer) {
-  std::vector<T> values(static_cast<size_t>(buffer.num_bytes()) / sizeof(T));
-  EXPECT_TRUE(device_memory().download(values.data(), buffer.data(), buffer.num_bytes()).ok());
-  return values;
-}
-
-std::vector<float> random_floats(int64_t n, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(static_cast<size_t>(n));
-  for (float& v : values) v = normal(random);
-  return values;
-}
 
 // out += the sum over ranks, as the header of all_reduce.cu says.
 std::vector<float> expected_sum(const std::vector<std::vector<float>>& partials, std::vector<float> out) {
@@ -109,10 +31,6 @@ std::vector<float> expected_sum(const std::vector<std::vector<float>>& partials,
     out[i] += positive(sum);
   }
   return out;
-}
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 // Operands of one sum on all ranks.

@@ -170,6 +170,9 @@ for demo_name in DEMOS:
     for tp, ep in ((2, 1), (2, 2), (4, 1), (4, 4)):
         setattr(GpuDemo, f"test_{label}_tp{tp}_ep{ep}",
                 lambda self, d=demo_name, tp=tp, ep=ep: self.check_ranks(d, "--tp", str(tp), "--ep", str(ep)))
+    for tp, a2a in ((2, "deepep"), (4, "deepep"), (2, "flashinfer"), (4, "flashinfer")):
+        setattr(GpuDemo, f"test_{label}_tp{tp}_{a2a}",
+                lambda self, d=demo_name, tp=tp, a2a=a2a: self.check_ranks(d, "--tp", str(tp), "--moe-a2a-backend", a2a))
 GpuDemo.test_quantised_activations_logits = lambda self: self.check_logits("demo-dsv3-nvfp4", "w4a4", W4A4)
 
 

@@ -119,7 +119,7 @@ class Plan(unittest.TestCase):
         for flags, code, text in [("--gpu b200", 2, "error: --gpu b200; legal: a100-40gb, "),
                                   ("--gpu h200 --device cpu", 2, "--device cpu contradicts --gpu"),
                                   ("--gpu sm_90", 2, "needs --gpu-memory"),
-                                  ("--gpu h200 --tp 2 --moe-a2a-backend deepep", 3, "a2a=deepep"),
+                                  ("--gpu h200 --tp 2 --fabric mpi", 3, "fabric=mpi"),
                                   ("--gpu-memory 80", 2, "--gpu-memory requires --gpu")]:
             ended = subprocess.run([BINARY, "plan", MODEL, *flags.split()], capture_output=True, text=True, timeout=60)
             self.assertEqual(ended.returncode, code, flags + ended.stderr)

@@ -5,6 +5,7 @@
 
 #include "base/buffer.h"
 #include "base/check.h"
+#include "moe/device/device_exchange.h"
 #include "moe/transport/a2a.h"
 
 namespace fp4moe {
@@ -18,11 +19,30 @@ constexpr int64_t kLeastRecordBytes = 256;  // operations other than the transpo
 constexpr int64_t kLogitPieceBytes = 256 << 10;
 
 // On GPUs. A sum of two ranks takes one exchange up to 5 MB; with more ranks a larger one takes two.
-DeviceRegion device_region(int num_ranks, const StepLimits& limits) {
+DeviceRegion attention_region(int num_ranks, const StepLimits& limits) {
   constexpr int64_t kTwoRanks = 5 << 20, kGatheredRows = 64;
   return {.offset = 0,
           .word_bytes = num_ranks <= 2 ? kTwoRanks : two_shot_bytes(num_ranks),
           .gather_bytes = std::min(kGatheredRows, limits.max_logit_rows) * limits.vocab_size * int64_t{4}};
+}
+
+Result<CommMemory> device_memory_of(const MoePlan& plan, const StepLimits& limits) {
+  const RankLayout& layout = plan.problem().layout;
+  CommMemory memory;
+  if (layout.attention_tp() > 1) {
+    memory.device_attention = attention_region(layout.attention_tp(), limits);
+    memory.heap_bytes = memory.device_attention.num_bytes(layout.attention_tp());
+  }
+  if (exchanges_rows(plan)) {
+    FP4MOE_ASSIGN_OR_RETURN(const DeviceExchangeSize size,
+                            device_exchange_size(plan, limits.max_batch_tokens));
+    memory.a2a_bytes = size.area.num_bytes;
+    memory.device_world = {.offset = memory.heap_bytes, .exchange_bytes = memory.a2a_bytes};
+    memory.a2a_offset = memory.heap_bytes + memory.device_world.layout(layout.tp).exchange;
+    memory.heap_bytes += memory.device_world.num_bytes(layout.tp);
+  }
+  memory.communicator_bytes = memory.heap_bytes - memory.a2a_bytes;
+  return memory;
 }
 
 }  // namespace
@@ -31,11 +51,7 @@ Result<CommMemory> comm_memory(const MoePlan& plan, const StepLimits& limits) {
   const RankLayout& layout = plan.problem().layout;
   CommMemory memory;
   if (layout.tp == 1) return memory;
-  if (plan.problem().device == DeviceKind::kCuda) {
-    memory.device = device_region(layout.tp, limits);
-    memory.heap_bytes = memory.communicator_bytes = memory.device.num_bytes(layout.tp);
-    return memory;
-  }
+  if (plan.problem().device == DeviceKind::kCuda) return device_memory_of(plan, limits);
   FP4MOE_ASSIGN_OR_RETURN(const A2aBytes a2a, a2a_bytes(plan, limits.max_batch_tokens));
   int64_t used = 0;
   const auto take = [&used](int64_t num_bytes) {

@@ -19,8 +19,9 @@ struct CommMemory {
   StepRegion step;
   int64_t communicator_bytes = 0;  // of both regions
   int64_t step_bytes = 0;          // steps and logits; 0 if all ranks are in one process
-  DeviceRegion device;             // ranks on GPUs: the only member that is not 0, besides the sum
-  int64_t heap_bytes = 0;          // per rank, the sum
+  // Ranks on GPUs: of a group, and of all ranks. Either is empty if not needed; unused members are 0.
+  DeviceRegion device_attention, device_world;
+  int64_t heap_bytes = 0;  // per rank, the sum
 };
 
 // One rank needs nothing. kDoesNotFit: --a2a-memory-budget is too small for the plan's transport.

@@ -49,19 +49,39 @@ Status GpuRank::load(const RankSetup& setup, const PeerHeap* heap, const Progres
     const UploadScope uploads(rank_.pool());
     const StreamScope scope(stream_);
     FP4MOE_RETURN_IF_ERROR(prepare_cuda_dense_ops());
-    if (heap != nullptr) FP4MOE_RETURN_IF_ERROR(make_group(setup, *heap));
+    if (heap != nullptr) FP4MOE_RETURN_IF_ERROR(make_groups(setup, *heap));
     FP4MOE_RETURN_IF_ERROR(rank_.load(setup, progress));
     FP4MOE_RETURN_IF_ERROR(wait("loading"));
   }
   return allocate(setup);
 }
 
-Status GpuRank::make_group(const RankSetup& setup, const PeerHeap& heap) {
+Status GpuRank::make_groups(const RankSetup& setup, const PeerHeap& heap) {
   const RankLayout& layout = rank_.layout();
-  FP4MOE_ASSIGN_OR_RETURN(group_, DeviceCommunicator::make(heap, 0, layout.tp, layout.rank,
-                                                           setup.memory.device, comm_timeout(setup.flags)));
-  rank_.set_device_group(*group_);
+  const CommMemory& memory = setup.memory;
+  const auto timeout = comm_timeout(setup.flags);
+  if (const int size = layout.attention_tp(); size > 1) {
+    FP4MOE_ASSIGN_OR_RETURN(
+        group_, DeviceCommunicator::make(heap, layout.dp_rank() * size, size, layout.attention_rank(),
+                                         memory.device_attention, timeout));
+  }
+  if (memory.a2a_bytes > 0) {
+    FP4MOE_ASSIGN_OR_RETURN(
+        world_, DeviceCommunicator::make(heap, 0, layout.tp, layout.rank, memory.device_world, timeout));
+  }
+  rank_.set_device_groups(group_.get(), world_.get());
   stream_.set_has_peers();
+  return {};
+}
+
+void GpuRank::rehearse_groups(bool on) {
+  for (DeviceCommunicator* group : {group_.get(), world_.get()})
+    if (group != nullptr) group->rehearse(on);
+}
+
+Status GpuRank::group_failure() const {
+  for (const DeviceCommunicator* group : {group_.get(), world_.get()})
+    if (group != nullptr) FP4MOE_RETURN_IF_ERROR(group->failure());
   return {};
 }
 
@@ -106,8 +126,8 @@ Status GpuRank::allocate(const RankSetup& setup) {
 // Steps of doubling sizes: each kernel and each tactic of a layer runs for one of them. The KV pages that
 // they write hold no request's tokens yet.
 Status GpuRank::rehearse() {
-  if (group_ == nullptr) return {};
-  group_->rehearse(true);
+  if (!has_peers()) return {};
+  rehearse_groups(true);
   const int64_t num_pages = std::min(stage_.limits().max_pages, rank_.kv().num_pages());
   const int64_t most = std::min(stage_.limits().max_rows, num_pages * page_size());
   std::vector<int32_t> pages(static_cast<size_t>(num_pages));
@@ -129,7 +149,7 @@ Status GpuRank::rehearse() {
     FP4MOE_RETURN_IF_ERROR(run_batch(put({}, rows)));
     FP4MOE_RETURN_IF_ERROR(wait("the rehearsal of " + std::to_string(rows) + " decode rows"));
   }
-  group_->rehearse(false);
+  rehearse_groups(false);
   return wait("the rehearsal");
 }
 
@@ -156,7 +176,7 @@ Status GpuRank::record_graphs(const EngineConfig& flags) {
   for (auto size = buckets_.rbegin(); size != buckets_.rend(); ++size) {
     if (*size > largest) continue;
     const DeviceBatch batch = put({}, *size);
-    if (group_ == nullptr) FP4MOE_RETURN_IF_ERROR(run_batch(batch));  // a rehearsal has run it
+    if (!has_peers()) FP4MOE_RETURN_IF_ERROR(run_batch(batch));  // a rehearsal has run it
     FP4MOE_RETURN_IF_ERROR(wait("the first decode step of " + std::to_string(*size) + " rows"));
     Result<Graph> graph = Graph::capture(stream_, [&] { return run_batch(batch); });
     if (!graph.ok())

@@ -50,7 +50,7 @@ class GpuRank {
     return failure_;
   }
   // Whether this rank has waited in vain for another one.
-  Status group_failure() const { return group_ == nullptr ? Status() : group_->failure(); }
+  Status group_failure() const;
   Status read_page(int32_t page, int64_t num_tokens, uint8_t* canonical);
   Status write_page(int32_t page, int64_t num_tokens, const uint8_t* canonical);
   Status finish_steps() { return wait(step_); }
@@ -61,7 +61,9 @@ class GpuRank {
  private:
   Status allocate(const RankSetup& setup);
   Status rehearse_sampling(int64_t num_rows);
-  Status make_group(const RankSetup& setup, const PeerHeap& heap);
+  Status make_groups(const RankSetup& setup, const PeerHeap& heap);
+  bool has_peers() const { return group_ != nullptr || world_ != nullptr; }
+  void rehearse_groups(bool on);
   DeviceBatch put(const Batch& batch, int64_t num_rows);
   Status run_batch(const DeviceBatch& batch);
   const ModelConfig& config() const { return rank_.model().config(); }
@@ -79,7 +81,7 @@ class GpuRank {
 
   Rank rank_;
   Stream stream_;
-  std::unique_ptr<DeviceCommunicator> group_;  // null with one rank
+  std::unique_ptr<DeviceCommunicator> group_, world_;  // RankContext::device_group, device_world
   BatchStage stage_;
   Buffer logits_;       // device: [max_logit_rows, V] f32
   Buffer host_logits_;  // the same, pinned, if wants_logits_

@@ -39,8 +39,11 @@ class Rank {
   Status load(const RankSetup& setup, const ProgressSink& progress);
   Status forward_on_rank(const Batch& batch, float* logits);
 
-  // GPU: the ranks with which this one shares its layers. Before load().
-  void set_device_group(const DeviceCommunicator& group) { context_.device_group = &group; }
+  // GPU: RankContext's members of these names. Before load().
+  void set_device_groups(const DeviceCommunicator* group, const DeviceCommunicator* world) {
+    context_.device_group = group;
+    context_.device_world = world;
+  }
 
   const RankLayout& layout() const { return layout_; }
   ThreadPool& pool() { return pool_; }

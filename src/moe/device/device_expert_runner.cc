@@ -1,11 +1,17 @@
 #include "moe/device/device_expert_runner.h"
 
+#include <optional>
 #include <vector>
 
 #include "base/check.h"
 #include "device/device_memory.h"
 
 namespace fp4moe {
+namespace {
+
+constexpr int64_t kMostSummedTokens = 16;  // few_tokens takes up to 8
+
+}  // namespace
 
 Result<DeviceExpertRunner> DeviceExpertRunner::make(const DeviceMoeOps& ops, DeviceExperts experts,
                                                     DeviceTactics tactics) {
@@ -25,23 +31,37 @@ int64_t DeviceExpertRunner::scratch_bytes(int64_t max_tokens, int64_t topk) cons
          quantised_pass_bytes(experts_, max_tokens, topk);
 }
 
+DeviceMoeArgs DeviceExpertRunner::layer_args(const ActRows& x, const DeviceSlots& slots, const float* weights,
+                                             Arena& scratch) const {
+  const TiledExperts& t = experts_.tiles();
+  return {.experts = t,
+          .x = static_cast<const bf16*>(x.data),
+          .ids = slots.ids,
+          .weights = weights,
+          .num_tokens = slots.num_tokens,
+          .topk = slots.topk,
+          .first_expert = slots.first_expert,
+          .num_routed_experts = slots.num_routed_experts,
+          .counters = counters_.data(),
+          .workspace = scratch.take<uint8_t>(layer_workspace_bytes(*ops_, t, slots.num_tokens, slots.topk))};
+}
+
+// The one timed as fastest, unless it does not fit these arguments.
+const DeviceMoeTactic& DeviceExpertRunner::tactic(const DeviceMoeArgs& args) const {
+  if (const std::optional<size_t> timed = tactics_.of(args.num_tokens); timed.has_value())
+    if (const DeviceMoeTactic& found = ops_->tactics[*timed]; found.fits(args)) return found;
+  return ops_->tactics[ops_->default_tactic(args)];
+}
+
 void DeviceExpertRunner::run_device_experts(const ActRows& x, const DeviceSlots& slots, const float* weights,
                                             float* out, bool accumulate, Arena& scratch) const {
   const TiledExperts& t = experts_.tiles();
   const int64_t mark = scratch.used_bytes();
   if (!is_w4a4()) {
-    DeviceMoeArgs args{.experts = t,
-                       .x = static_cast<const bf16*>(x.data),
-                       .ids = slots.ids,
-                       .weights = weights,
-                       .num_tokens = slots.num_tokens,
-                       .topk = slots.topk,
-                       .first_expert = slots.first_expert,
-                       .out = out,
-                       .accumulate = accumulate,
-                       .counters = counters_.data()};
-    args.workspace = scratch.take<uint8_t>(layer_workspace_bytes(*ops_, t, slots.num_tokens, slots.topk));
-    ops_->tactics[tactics_.of(slots.num_tokens).value_or(ops_->default_tactic(args))].layer(args);
+    DeviceMoeArgs args = layer_args(x, slots, weights, scratch);
+    args.out = out;
+    args.accumulate = accumulate;
+    tactic(args).layer(args);
   } else {
     const DeviceRows rows = sort_rows(*ops_, slots, t.num_experts, scratch);
     ops_->combine({.y = quantised_pass(*ops_, experts_, slots, rows, x, scratch),
@@ -52,6 +72,40 @@ void DeviceExpertRunner::run_device_experts(const ActRows& x, const DeviceSlots&
                    .hidden_size = t.hidden_size,
                    .out = out,
                    .accumulate = accumulate});
+  }
+  scratch.rewind(mark);
+}
+
+int64_t DeviceExpertRunner::returned_sums_bytes() const {
+  return Arena::padded(kMostSummedTokens * experts_.tiles().hidden_size * 4);
+}
+
+void DeviceExpertRunner::run_on_lanes(const DeviceExchange& exchange, const A2aRound& round,
+                                      DeviceSlots slots, Arena& scratch) const {
+  const DeviceExchange::Batch batch = exchange.batch(round);
+  const int64_t mark = scratch.used_bytes();
+  slots.ids = batch.ids;
+  slots.num_tokens = batch.x.rows;
+  if (is_w4a4()) {
+    const DeviceRows rows = sort_rows(*ops_, slots, experts_.tiles().num_experts, scratch);
+    const float* y = quantised_pass(*ops_, experts_, slots, rows, batch.x, scratch);
+    exchange.give_back(round, {.y = y, .row_of_slot = rows.row_of_slot});
+  } else {
+    DeviceMoeArgs args = layer_args(batch.x, slots, batch.weights, scratch);
+    const A2aRound back = exchange.returning(round);
+    const DeviceMoeTactic* chosen = &tactic(args);
+    args.give_back = &back;
+    // A tactic that cannot send its rows back makes the weighted sums of its few tokens first.
+    const bool sums_first =
+        !chosen->fits(args) && !exchange.shape().slots_return && slots.num_tokens <= kMostSummedTokens;
+    if (sums_first) {
+      args.give_back = nullptr;
+      args.out = scratch.take<float>(slots.num_tokens * batch.x.cols);
+      chosen->layer(args);
+      exchange.give_back(round, {.sums = args.out});
+    } else {
+      tactic(args).layer(args);
+    }
   }
   scratch.rewind(mark);
 }

@@ -5,6 +5,7 @@
 
 #include "base/buffer.h"
 #include "kernels/device_moe.h"
+#include "moe/device/device_exchange.h"
 #include "moe/device/device_experts.h"
 #include "moe/device/device_pass.h"
 #include "moe/plan/tactics.h"
@@ -24,10 +25,19 @@ class DeviceExpertRunner {
   // device memory; enqueued on the current stream.
   void run_device_experts(const ActRows& x, const DeviceSlots& slots, const float* weights, float* out,
                           bool accumulate, Arena& scratch) const;
+  // For a batch of lanes (slots.ids and num_tokens are taken from it): the results go back to the tokens'
+  // ranks. It needs scratch_bytes() of the batch, and returned_sums_bytes().
+  void run_on_lanes(const DeviceExchange& exchange, const A2aRound& round, DeviceSlots slots,
+                    Arena& scratch) const;
+  int64_t returned_sums_bytes() const;
 
  private:
   // w4a4 runs kernel by kernel (device_pass.h); in other schemes a tactic runs the whole layer.
   bool is_w4a4() const { return experts_.numerics().scheme == Scheme::kW4A4; }
+  DeviceMoeArgs layer_args(const ActRows& x, const DeviceSlots& slots, const float* weights,
+                           Arena& scratch) const;
+  const DeviceMoeTactic& tactic(const DeviceMoeArgs& args) const;
+
   const DeviceMoeOps* ops_ = nullptr;
   DeviceExperts experts_;
   DeviceTactics tactics_;

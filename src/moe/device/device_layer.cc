@@ -6,7 +6,9 @@
 
 #include "base/check.h"
 #include "device/device_memory.h"
+#include "kernels/device_a2a.h"
 #include "kernels/device_router.h"
+#include "moe/device/device_exchange.h"
 #include "moe/device/device_expert_runner.h"
 #include "moe/device/device_pass.h"
 #include "moe/shared_expert.h"
@@ -73,21 +75,22 @@ Result<DeviceRouter> make_router(const RouterWeights& weights, const RouterShape
 
 class DeviceLayer final : public MoeLayer {
  public:
-  DeviceLayer(const DenseOps& dense, const DeviceMoeOps& ops, DeviceRouter router, DeviceExpertRunner experts,
-              int64_t first_expert, SharedExpert shared)
-      : dense_(dense),
-        ops_(ops),
+  DeviceLayer(const MoePlan& plan, const DenseOps& dense, DeviceRouter router, DeviceExpertRunner experts,
+              SharedExpert shared)
+      : plan_(plan),
+        dense_(dense),
+        ops_(plan_.device_ops()),
         router_(std::move(router)),
         experts_(std::move(experts)),
-        first_expert_(first_expert),
         shared_(std::move(shared)) {}
 
   int64_t scratch_bytes(int64_t max_tokens, const Transport&) const override {
     const int64_t shared = shared_.exists() ? Arena::padded(max_tokens * router_.hidden_size * 4) +
                                                   shared_.scratch_bytes(max_tokens)
                                             : 0;
+    const int64_t sums = exchanges_rows(plan_) ? experts_.returned_sums_bytes() : 0;
     return router_.scratch_bytes(max_tokens) +
-           std::max(experts_.scratch_bytes(max_tokens, router_.rule.top_k), shared);
+           std::max(experts_.scratch_bytes(max_tokens, router_.rule.top_k) + sums, shared);
   }
   int64_t weight_bytes() const override {
     return router_.weight.num_bytes() + experts_.weight_bytes() + shared_.weight_bytes();
@@ -95,25 +98,73 @@ class DeviceLayer final : public MoeLayer {
 
   Status forward_moe(const MoeForwardArgs& args, Transport&, Arena& scratch,
                      ThreadPool& pool) const override {
-    const int64_t t = args.x.rows;
     const Routes routes = router_.route(ops_, args, scratch);
+    if (args.exchange != nullptr) {
+      run_exchanged(args, routes, scratch, pool);
+      return {};
+    }
     float* const sum = args.partial != nullptr ? args.partial : args.residual;
-    experts_.run_device_experts(args.x, {routes.ids, t, router_.rule.top_k, first_expert_}, routes.weights,
-                                sum,
-                                /*accumulate=*/args.partial == nullptr, scratch);
-    if (!shared_.exists()) return {};
-    float* out = scratch.take<float>(t * args.x.cols);
-    shared_.forward_shared_expert(args.x, args.router_x, out, scratch, pool);
-    dense_.add({out, sum, t * args.x.cols}, pool);
+    DeviceSlots slots = local_slots();
+    slots.ids = routes.ids;
+    slots.num_tokens = args.x.rows;
+    experts_.run_device_experts(args.x, slots, routes.weights, sum, /*accumulate=*/args.partial == nullptr,
+                                scratch);
+    add_shared(args, {0, args.x.rows}, sum, scratch, pool);
     return {};
   }
 
  private:
+  DeviceSlots local_slots() const {
+    return {.topk = router_.rule.top_k,
+            .first_expert = plan_.problem().local_experts().first,
+            .num_routed_experts = plan_.problem().num_experts};
+  }
+
+  // Each rank of a group dispatches a share of its rows.
+  void run_exchanged(const MoeForwardArgs& args, const Routes& routes, Arena& scratch,
+                     ThreadPool& pool) const {
+    const RankLayout& layout = plan_.problem().layout;
+    const int ranks = layout.attention_tp();
+    const int64_t h = args.x.cols, k = router_.rule.top_k;
+    const Shard own = shard_blocks(args.x.rows, 1, ranks, layout.attention_rank());
+    FP4MOE_CHECK(ranks == 1 || args.partial != nullptr, "a group of several ranks without a partial sum");
+    if (args.partial != nullptr) cuda_a2a_ops()->clear(args.partial, args.x.rows * h);
+    float* const sum = (args.partial != nullptr ? args.partial : args.residual) + own.first * h;
+    const ExchangeTokens tokens{.layer = args.layer,
+                                .num_lane_tokens = shard_blocks(args.largest_group_rows, 1, ranks, 0).count,
+                                .num_own = own.count,
+                                .first = own.first,
+                                .num_filled = args.num_counted,
+                                .x = static_cast<const bf16*>(args.x.data) + own.first * h,
+                                .ids = routes.ids + own.first * k,
+                                .weights = routes.weights + own.first * k};
+    const int64_t rounds = args.exchange->num_rounds(tokens);
+    for (int64_t i = 0; i < rounds; ++i) {
+      const A2aRound round = args.exchange->send(tokens, i);
+      if (i == 0) add_shared(args, own, sum, scratch, pool);  // while rows are on their way
+      args.exchange->wait(round);
+      experts_.run_on_lanes(*args.exchange, round, local_slots(), scratch);
+      args.exchange->add(round, sum);
+    }
+  }
+
+  // sum [rows.count, H] += the shared expert's output for these rows of x.
+  void add_shared(const MoeForwardArgs& args, Shard rows, float* sum, Arena& scratch,
+                  ThreadPool& pool) const {
+    if (!shared_.exists() || rows.count == 0) return;
+    const int64_t h = args.x.cols, mark = scratch.used_bytes();
+    const ActRows x = {static_cast<bf16*>(args.x.data) + rows.first * h, args.x.dtype, rows.count, h};
+    float* const out = scratch.take<float>(rows.count * h);
+    shared_.forward_shared_expert(x, args.router_x + rows.first * h, out, scratch, pool);
+    dense_.add({out, sum, rows.count * h}, pool);
+    scratch.rewind(mark);
+  }
+
+  const MoePlan plan_;
   const DenseOps& dense_;
   const DeviceMoeOps& ops_;
   DeviceRouter router_;
   DeviceExpertRunner experts_;
-  int64_t first_expert_;  // of this rank's
   SharedExpert shared_;
 };
 
@@ -179,9 +230,8 @@ Result<std::unique_ptr<MoeLayer>> make_device_layer(const MoePlan& plan, const D
   if (shared != nullptr) {
     FP4MOE_ASSIGN_OR_RETURN(shared_expert, SharedExpert::make(plan, ops, *shared, pool));
   }
-  return std::unique_ptr<MoeLayer>(std::make_unique<DeviceLayer>(ops, plan.device_ops(), std::move(gate),
-                                                                 std::move(runner), p.local_experts().first,
-                                                                 std::move(shared_expert)));
+  return std::unique_ptr<MoeLayer>(
+      std::make_unique<DeviceLayer>(plan, ops, std::move(gate), std::move(runner), std::move(shared_expert)));
 }
 
 Result<std::unique_ptr<DenseMlp>> make_device_mlp(const MoePlan& plan, const MoeProblem& problem,

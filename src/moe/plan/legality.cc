@@ -73,22 +73,36 @@ Status check_deepep_mode(const MoeProblem&, const MoeChoice& c) {
                 "--deepep-mode low_latency");
 }
 
-// Ranks on GPUs share their layers (tensor and expert parallelism), but exchange no rows yet.
+// What ranks on GPUs do not do yet.
 Status check_gpu_ranks(const MoeProblem& p, const MoeChoice& c) {
-  if (p.device != DeviceKind::kCuda) return {};
+  if (p.device != DeviceKind::kCuda || c.tp == 1) return {};
   if (c.dp != 1)
     return refuse(value("dp", c.dp), "on device=cuda: this version has no DP attention between GPUs",
                   "--dp 1");
-  if (c.a2a != "none")
-    return refuse("a2a=" + c.a2a, "on device=cuda: this version moves no rows between GPUs",
-                  "--moe-a2a-backend none");
-  if (c.tp == 1) return {};
+  if (p.compute_capability / 10 != 9)
+    return refuse(value("tp", c.tp), "needs GPUs of compute capability 9.0", "--tp 1");
   if (c.deterministic)
     return refuse("enable_deterministic_inference", "with " + value("tp", c.tp) + " on device=cuda",
                   "--tp 1");
   if (c.fabric == "mpi")
     return refuse("fabric=mpi", "on device=cuda: this version's GPUs belong to one process",
                   "--fabric threads");
+  return {};
+}
+
+// Rows between GPUs are bf16.
+Status check_gpu_rows(const MoeProblem& p, const MoeChoice& c) {
+  if (p.device != DeviceKind::kCuda || c.a2a == "none") return {};
+  const auto is_bf16 = [](const std::string& name) { return name == "auto" || name == "bf16"; };
+  const std::string& payload = c.a2a == "deepep" ? c.deepep_payload : c.flashinfer_payload;
+  if (!is_bf16(payload))
+    return refuse("payload " + payload, "on device=cuda: this version's GPUs send bf16 rows",
+                  "--" + c.a2a + "-dispatcher-output-dtype bf16");
+  if (c.a2a == "flashinfer" && !is_bf16(c.flashinfer_combine))
+    return refuse("flashinfer_combine=" + c.flashinfer_combine,
+                  "on device=cuda: this version's GPUs return bf16 rows", "--flashinfer-combine-dtype bf16");
+  if (c.a2a_checksum)
+    return refuse("a2a_checksum", "on device=cuda: the links check what they carry", "no --a2a-checksum");
   return {};
 }
 
@@ -106,7 +120,8 @@ constexpr LegalityRule kRules[] = {
     {"ep_size", "ep that is neither 1 nor tp", check_ep_size},
     {"ep_divides_experts", "experts that are not a multiple of ep", check_ep_divides_experts},
     {"shard_blocks", "tensor-parallel experts with fewer scale blocks of I than ranks", check_shard_blocks},
-    {"gpu_ranks", "DP attention, an a2a, several deterministic ranks or MPI on GPUs", check_gpu_ranks},
+    {"gpu_ranks", "DP attention, several deterministic ranks, or MPI on GPUs", check_gpu_ranks},
+    {"gpu_rows", "a2a rows on GPUs in fp8 or nvfp4, or with checksums", check_gpu_rows},
     {"dense_quant", "8-bit dense layers on a GPU", check_dense_quant},
     {"deepep_mode", "deepep_mode normal", check_deepep_mode},
 };

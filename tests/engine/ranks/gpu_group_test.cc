@@ -17,13 +17,20 @@ const bool environment_is_set = [] {
   return true;
 }();
 
+constexpr const char* kGptOss = "demo-gptoss-mxfp4";
+constexpr const char* kDeepSeek = "demo-dsv3-nvfp4";
+
 struct Case {
   const char* model;
-  int tp, ep;
+  int tp = 1, ep = 1;
+  const char* a2a = "none";
+  const char* scheme = "auto";
+  int64_t a2a_budget = 0;  // bytes; 0: the default
 };
 std::string case_name(const testing::TestParamInfo<Case>& info) {
-  std::string name = std::string(info.param.model) + "_tp" + std::to_string(info.param.tp) + "_ep" +
-                     std::to_string(info.param.ep);
+  const Case& c = info.param;
+  std::string name = std::string(c.model) + "_tp" + std::to_string(c.tp) + "_ep" + std::to_string(c.ep) +
+                     "_" + c.a2a + "_" + c.scheme + (c.a2a_budget > 0 ? "_rounds" : "");
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 }
@@ -33,26 +40,47 @@ EngineConfig flags_of(const Case& c, bool graphs) {
   flags.device = "cuda";
   flags.tp_size = c.tp;
   flags.ep_size = c.ep;
+  flags.moe_a2a_backend = c.a2a;
+  flags.fp4_compute = c.scheme;
+  if (c.a2a_budget > 0) flags.a2a_memory_budget = c.a2a_budget;
   flags.disable_cuda_graph = !graphs;
   flags.comm_timeout = 20;
   return flags;
 }
 
+constexpr Case kCases[] = {
+    {kGptOss, 2, 1},
+    {kGptOss, 2, 2},
+    {kGptOss, 4, 1},
+    {kGptOss, 4, 4},
+    {kDeepSeek, 2, 1},
+    {kDeepSeek, 2, 2},
+    {kDeepSeek, 4, 1},
+    {kDeepSeek, 4, 4},
+    {kGptOss, 2, 2, "deepep"},
+    {kGptOss, 4, 4, "flashinfer"},
+    {kGptOss, 4, 4, "deepep", "w4a8"},
+    {kGptOss, 2, 2, "flashinfer", "w4a8"},
+    {kDeepSeek, 4, 4, "deepep"},
+    {kDeepSeek, 2, 2, "flashinfer"},
+    {kDeepSeek, 2, 2, "deepep", "w4a4"},
+    {kDeepSeek, 4, 4, "flashinfer", "w4a4"},
+    {kDeepSeek, 4, 4, "flashinfer", "w4a8"},
+    {kDeepSeek, 4, 4, "deepep", "auto", 64 << 10},
+    {kGptOss, 2, 2, "flashinfer", "auto", 64 << 10},
+};
 class GpuGroups : public testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(Layouts, GpuGroups,
-                         testing::Values(Case{"demo-gptoss-mxfp4", 2, 1}, Case{"demo-gptoss-mxfp4", 2, 2},
-                                         Case{"demo-gptoss-mxfp4", 4, 1}, Case{"demo-gptoss-mxfp4", 4, 4},
-                                         Case{"demo-dsv3-nvfp4", 2, 1}, Case{"demo-dsv3-nvfp4", 2, 2},
-                                         Case{"demo-dsv3-nvfp4", 4, 1}, Case{"demo-dsv3-nvfp4", 4, 4}),
-                         case_name);
+INSTANTIATE_TEST_SUITE_P(Layouts, GpuGroups, testing::ValuesIn(kCases), case_name);
 
 TEST_P(GpuGroups, ComputeWhatOneRankComputes) {
-  Growing one(GetParam().model, flags_of({GetParam().model, 1, 1}, true)),
+  // Quantised activations change codes where sums differ in the last bits.
+  const double most = std::string(GetParam().scheme) == "auto" ? 2e-2 : 8e-2;
+  Growing one(GetParam().model, flags_of({.model = GetParam().model, .scheme = GetParam().scheme}, true)),
       group(GetParam().model, flags_of(GetParam(), true));
   Logits expected = one.step(kPrompts), actual = group.step(kPrompts);
   for (int i = 0; i < 8; ++i) {
     const std::vector<double> errors = sorted_errors(actual, expected);
-    EXPECT_LT(errors[1], 2e-2) << "step " << i;
+    EXPECT_LT(errors[1], most) << "step " << i;
     EXPECT_LT(errors[2], 1.0) << "step " << i;
     const auto next = best_of(expected);
     expected = one.step(next);
@@ -74,7 +102,7 @@ TEST_P(GpuGroups, RecordedStepsHaveTheBitsOfLaunchedOnes) {
 
 TEST(GpuGroups, RefuseWhatTheyCannotDo) {
   const auto refused = [](const char* what, const auto& change) {
-    EngineConfig flags = flags_of({"demo-gptoss-mxfp4", 2, 1}, true);
+    EngineConfig flags = flags_of({kGptOss, 2, 1}, true);
     flags.model_path = models() + "/demo-gptoss-mxfp4";
     change(flags);
     const auto plan = plan_model(load_model_config(flags.model_path).value(), flags);
@@ -82,7 +110,14 @@ TEST(GpuGroups, RefuseWhatTheyCannotDo) {
     EXPECT_NE(plan.status().message().find(what), std::string::npos) << plan.status().message();
   };
   refused("dp=2", [](EngineConfig& f) { f.dp_size = 2, f.enable_dp_attention = true; });
-  refused("a2a=deepep", [](EngineConfig& f) { f.moe_a2a_backend = "deepep"; });
+  refused("payload fp8",
+          [](EngineConfig& f) { f.moe_a2a_backend = "deepep", f.deepep_dispatcher_output_dtype = "fp8"; });
+  refused("payload nvfp4", [](EngineConfig& f) {
+    f.moe_a2a_backend = "flashinfer", f.flashinfer_dispatcher_output_dtype = "nvfp4";
+  });
+  refused("flashinfer_combine=fp8",
+          [](EngineConfig& f) { f.moe_a2a_backend = "flashinfer", f.flashinfer_combine_dtype = "fp8"; });
+  refused("a2a_checksum", [](EngineConfig& f) { f.moe_a2a_backend = "deepep", f.a2a_checksum = true; });
   refused("enable_deterministic_inference", [](EngineConfig& f) { f.enable_deterministic_inference = true; });
   refused("fabric=mpi", [](EngineConfig& f) { f.fabric = "mpi"; });
   // More ranks than the GPUs of most machines have room for.

@@ -116,7 +116,9 @@ class Growing {
   void make(const std::string& model, EngineConfig flags, std::optional<uint8_t> tactic) {
     flags.model_path = models() + "/" + model;
     config_ = load_model_config(flags.model_path).value();
-    ModelPlan plan = plan_model(config_, flags).value();
+    Result<ModelPlan> planned = plan_model(config_, flags);
+    if (!planned.ok()) throw std::runtime_error(planned.status().to_string());
+    ModelPlan plan = std::move(*planned);
     if (tactic) plan.moe = plan.moe.with_tactics(fitting(plan.moe, *tactic));
     const Checkpoint checkpoint = Checkpoint::open(flags.model_path).value();
     if (plan.moe.runner()->device_ops != nullptr) num_tactics_ = plan.moe.device_ops().tactics.size();

@@ -11,5 +11,6 @@ void gather_columns(const GatherArgs& args);
 // Blocks of the kernels that fit on an SM of the current GPU.
 int all_reduce_blocks_per_sm();
 int gather_blocks_per_sm();
+int a2a_blocks_per_sm();
 
 }  // namespace fp4moe::cuda

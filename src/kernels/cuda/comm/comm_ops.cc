@@ -16,7 +16,8 @@ const DeviceCommOps* cuda_comm_ops() {
       .gather = cuda::gather_columns,
       .max_blocks =
           [] {
-            const int per_sm = std::min(cuda::all_reduce_blocks_per_sm(), cuda::gather_blocks_per_sm());
+            const int per_sm = std::min(
+                {cuda::all_reduce_blocks_per_sm(), cuda::gather_blocks_per_sm(), cuda::a2a_blocks_per_sm()});
             const int num_sms = device_limits().num_sms / (ranks_per_gpu() > 1 ? 8 : 1);
             return std::clamp(num_sms * std::min(per_sm, 1), 1, kMaxCommBlocks);
           },

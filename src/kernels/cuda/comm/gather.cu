@@ -1,9 +1,11 @@
 // Gathers rows whose columns are distributed over the GPUs of a group.
 //
-// Computes:  out [rows, W]: rank r has the bytes [first_r, first_{r+1}) of each row; all ranks get whole
-// rows. Shapes:    any widths that are multiples of 4 bytes. Bytes:     each rank sends its part to R - 1
-// peers, and copies what arrives from its heap to out. Flops:     none. Bound:     the links for many bytes;
-// for few the latency of a flag, about 1.3 us one way on NVLink. Numerics:  copies bits.
+// Computes:  out [rows, W]: rank r has the bytes [first_r, first_{r+1}) of each row; all get whole rows.
+// Shapes:    any widths that are multiples of 4 bytes.
+// Bytes:     each rank sends its part to R - 1 peers, and copies what arrives from its heap to out.
+// Flops:     none.
+// Bound:     the links for many bytes; for few the latency of a flag, about 1.3 us one way on NVLink.
+// Numerics:  copies bits.
 #include <algorithm>
 
 #include "base/check.h"
@@ -47,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
   }
   __syncthreads();
   raise_flags(o);
-  wait_for_flags(o);
+  wait_for_flags(o, static_cast<int>(gridDim.x));
   const auto* const arrived = reinterpret_cast<const Word*>(a.group.regions[me] + staging);
   const int64_t others = width - cols;
   for (int64_t i = thread; i < a.rows * others; i += threads) {

@@ -49,6 +49,9 @@ __device__ __forceinline__ CommState* state_of(const CommGroup& group, int rank)
   return reinterpret_cast<CommState*>(group.regions[rank]);
 }
 
+// Says that an operation's first kernel has entered it, and that this one waits for the peers' stores.
+struct Entered {};
+
 // One operation, as a block runs it.
 struct Operation {
   const CommGroup& group;
@@ -56,13 +59,17 @@ struct Operation {
   uint32_t epoch;  // that the operation ends with
   bool failed;     // the group had failed before
 
-  // All threads of all blocks call it, once, after they have waited for preceding kernels.
-  __device__ __forceinline__ Operation(const CommGroup& g, const CommOp& o) : group(g), op(o) {
-    CommState* const state = state_of(g, g.rank);
+  __device__ __forceinline__ Operation(const CommGroup& g, const CommOp& o, Entered) : group(g), op(o) {
     uint32_t poison;
-    asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];" : "=r"(epoch), "=r"(poison) : "l"(state));
-    ++epoch;
+    asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(epoch), "=r"(poison)
+                 : "l"(state_of(g, g.rank)));
     failed = poison != 0;
+  }
+  // All threads of all blocks call it, once, after they have waited for preceding kernels.
+  __device__ __forceinline__ Operation(const CommGroup& g, const CommOp& o) : Operation(g, o, Entered{}) {
+    CommState* const state = state_of(g, g.rank);
+    ++epoch;
     __syncthreads();  // all threads of the block have the epoch
     if (threadIdx.x == 0 && atomicAdd(&state->num_entered, 1u) == gridDim.x - 1) {
       state->num_entered = 0;
@@ -132,11 +139,10 @@ __device__ __forceinline__ void raise_flags(const Operation& operation) {
   store_release(flags + g.rank * kMaxCommBlocks + blockIdx.x, operation.epoch);
 }
 
-// Waits for the flags of all blocks of all peers. Ends with a barrier.
-__device__ __forceinline__ void wait_for_flags(const Operation& operation) {
+// Waits for the flags of the peers' blocks, `blocks` of each. Ends with a barrier.
+__device__ __forceinline__ void wait_for_flags(const Operation& operation, int blocks) {
   const CommGroup& g = operation.group;
   const auto* const flags = reinterpret_cast<const uint32_t*>(g.regions[g.rank] + g.layout.flags);
-  const int blocks = static_cast<int>(gridDim.x);
   for (int i = static_cast<int>(threadIdx.x); i < g.size * blocks; i += static_cast<int>(blockDim.x)) {
     const int peer = i / blocks;
     if (peer == g.rank) continue;

@@ -5,6 +5,7 @@
 #include "kernels/cuda/experts/moe_sort.h"
 #include "kernels/cuda/experts/sm90_wide_gemm.h"
 #include "kernels/cuda/layout/token_slabs.h"
+#include "kernels/device_a2a.h"
 
 namespace fp4moe {
 namespace {
@@ -73,6 +74,8 @@ DeviceExpertArgs layer_gemm_args(const DeviceMoeArgs& args, const DeviceRows& ro
 }
 
 void combine_layer(const DeviceMoeArgs& args, const DeviceRows& rows, const bf16* y) {
+  if (args.give_back != nullptr)
+    return cuda_a2a_ops()->give_back(*args.give_back, {.y_bf16 = y, .row_of_slot = rows.row_of_slot});
   moe_combine({.y_bf16 = y,
                .row_of_slot = rows.row_of_slot,
                .weights = args.weights,

@@ -1,0 +1,107 @@
+// Kernels by which token rows go to the GPUs of their experts, and results come back (docs/a2a.md).
+//
+// In a round every rank has T tokens, the last ones possibly padding. Rank s stores token t's row in lane
+// (s, t) of each rank that has one of its experts, and its expert ids and weights in lane (s, t) of all
+// ranks. The lanes of a rank are then a batch of R x T tokens, in which ids of other ranks' experts are
+// dropped: a layer runs on it as on any batch. Results return to places that both sides compute from the ids.
+// No count is exchanged, nothing can overflow, and nothing depends on the host.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "formats/bf16.h"
+#include "kernels/device_comm.h"
+
+namespace fp4moe {
+
+// The same on all ranks.
+struct A2aShape {
+  int64_t hidden_size = 0;  // H; a multiple of 8
+  int64_t top_k = 0;        // K
+  int64_t num_experts = 0;  // E
+  // Rank r has the experts [r n, (r + 1) n). 0: every rank has a part of every expert.
+  int64_t experts_per_rank = 0;
+  // What returns: each slot's row in bf16, before the router's weights (deepep); or each rank's weighted sum,
+  // in f32 if f32_sums, else in bf16.
+  bool slots_return = false;
+  bool f32_sums = false;
+
+  // Most results of a token.
+  constexpr int64_t parts(int num_ranks) const {
+    if (slots_return) return top_k;
+    return experts_per_rank == 0 ? num_ranks : std::min<int64_t>(num_ranks, top_k);
+  }
+  constexpr int64_t result_bytes() const { return hidden_size * (f32_sums && !slots_return ? 4 : 2); }
+};
+
+// Byte offsets in a rank's exchange memory (CommLayout::exchange), for rounds of up to max_tokens tokens.
+struct A2aArea {
+  int64_t rows = 0;     // [R][T][H] bf16
+  int64_t ids = 0;      // [R][T][K] i32: global; -1: padding, or no expert
+  int64_t weights = 0;  // [R][T][K] f32
+  int64_t returns = 0;  // [T][parts][H]
+  int64_t num_bytes = 0;
+};
+constexpr A2aArea a2a_area(const A2aShape& shape, int num_ranks, int64_t max_tokens) {
+  const int64_t lanes = num_ranks * max_tokens;
+  int64_t used = 0;
+  const auto take = [&used](int64_t num_bytes) {
+    const int64_t offset = used;
+    used += (num_bytes + 127) / 128 * 128;
+    return offset;
+  };
+  A2aArea area;
+  area.rows = take(lanes * shape.hidden_size * 2);
+  area.ids = take(lanes * shape.top_k * 4);
+  area.weights = take(lanes * shape.top_k * 4);
+  area.returns = take(max_tokens * shape.parts(num_ranks) * shape.result_bytes());
+  area.num_bytes = used;
+  return area;
+}
+
+// One round, as a rank sees it. `group`, `shape`, `area` and num_tokens are the same on all ranks.
+struct A2aRound {
+  CommGroup group;
+  CommOp op;
+  A2aShape shape;
+  A2aArea area;
+  int64_t num_tokens = 0;  // T
+  int64_t num_own = 0;     // of the T tokens, this rank's; the rest is padding
+  int64_t first_own = 0;   // index of the first of them among the layer's own
+  // Tokens from *num_filled on (device memory; null: none) are padding too; the round's first has the number
+  // first_token.
+  const int32_t* num_filled = nullptr;
+  int64_t first_token = 0;
+  const int32_t* ids = nullptr;    // [num_own, K]
+  const float* weights = nullptr;  // [num_own, K]
+};
+
+// The experts' results for a batch of lanes: sums [R T, H] f32, already weighted (not with slots_return), or
+// rows by expert.
+struct A2aResults {
+  const float* sums = nullptr;
+  const bf16* y_bf16 = nullptr;          // [rows, H]
+  const float* y = nullptr;              // instead of y_bf16
+  const int32_t* row_of_slot = nullptr;  // [R T, K]; -1: not a local expert
+};
+
+// Each is one launch on the current stream; all ranks make the same calls in the same order. The order of a
+// round is send, wait, give_back, add; between them the stream may do other work.
+struct DeviceA2aOps {
+  // Stores x [num_own, H] bf16, ids and weights in the lanes of the ranks.
+  void (*send)(const A2aRound& round, const bf16* x);
+  // Waits until all ranks' rows are in this rank's lanes.
+  void (*wait)(const A2aRound& round);
+  // Stores the lanes' results at the tokens' ranks.
+  void (*give_back)(const A2aRound& round, const A2aResults& results);
+  // Waits for all results, then out [num_own, H] f32 += the sum of each token's: of slots in top-k order with
+  // the weights, in f32 with one rounding for each product and sum; else of ranks in ascending order.
+  void (*add)(const A2aRound& round, float* out);
+  // out [n] = 0.
+  void (*clear)(float* out, int64_t n);
+};
+// Null in a build without CUDA.
+const DeviceA2aOps* cuda_a2a_ops();
+
+}  // namespace fp4moe

@@ -1,0 +1,94 @@
+#include "moe/device/device_exchange.h"
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+
+#include "base/check.h"
+#include "moe/table.h"
+
+namespace fp4moe {
+
+bool exchanges_rows(const MoePlan& plan) {
+  return plan.problem().layout.tp > 1 &&
+         (plan.problem().layout.dp > 1 || plan.a2a()->name != std::string_view("none"));
+}
+
+// A batch of lanes is at most as large as a group's batch, so that it fits in the workspace of a layer.
+Result<DeviceExchangeSize> device_exchange_size(const MoePlan& plan, int64_t max_group_rows) {
+  const MoeProblem& p = plan.problem();
+  const RankLayout& layout = p.layout;
+  const std::string_view protocol = plan.a2a()->name;
+  DeviceExchangeSize size;
+  size.shape = {.hidden_size = p.hidden_size,
+                .top_k = p.top_k,
+                .num_experts = p.num_experts,
+                .experts_per_rank = layout.ep == 1 ? 0 : p.num_experts / layout.ep,
+                .slots_return = protocol == "deepep",
+                .f32_sums = protocol == "none"};
+  const int64_t budget = plan.a2a_settings().memory_budget;
+  const auto bytes = [&](int64_t tokens) { return a2a_area(size.shape, layout.tp, tokens).num_bytes; };
+  if (bytes(1) > budget)
+    return does_not_fit("--a2a-memory-budget " + std::to_string(budget) + ": a2a " + std::string(protocol) +
+                        " needs at least " + std::to_string(bytes(1)) +
+                        " bytes per rank for one token at a time");
+  const int64_t largest_share = shard_blocks(max_group_rows, 1, layout.attention_tp(), 0).count;
+  int64_t least = 1, most = std::clamp<int64_t>(max_group_rows / layout.tp, 1, largest_share);
+  while (least < most) {  // the largest number of tokens that fits
+    const int64_t middle = (least + most + 1) / 2;
+    (bytes(middle) <= budget ? least : most) = bytes(middle) <= budget ? middle : middle - 1;
+  }
+  size.max_tokens = least;
+  size.area = a2a_area(size.shape, layout.tp, least);
+  return size;
+}
+
+int64_t DeviceExchange::num_rounds(const ExchangeTokens& tokens) const {
+  return (tokens.num_lane_tokens + size_.max_tokens - 1) / size_.max_tokens;
+}
+
+A2aRound DeviceExchange::send(const ExchangeTokens& tokens, int64_t round) const {
+  const int64_t first = round * size_.max_tokens, own = std::min(first, tokens.num_own);
+  FP4MOE_CHECK(first < tokens.num_lane_tokens && tokens.num_own <= tokens.num_lane_tokens, "no such round");
+  const int64_t h = size_.shape.hidden_size, k = size_.shape.top_k;
+  const int64_t num_tokens = std::min(size_.max_tokens, tokens.num_lane_tokens - first);
+  const A2aRound made{.group = world_->exchange_group(),
+                      .op = {"dispatch", tokens.layer},
+                      .shape = size_.shape,
+                      .area = size_.area,
+                      .num_tokens = num_tokens,
+                      .num_own = std::min(num_tokens, tokens.num_own - own),
+                      .first_own = own,
+                      .num_filled = tokens.num_filled,
+                      .first_token = tokens.first + own,
+                      .ids = tokens.ids + own * k,
+                      .weights = tokens.weights + own * k};
+  cuda_a2a_ops()->send(made, tokens.x + own * h);
+  return made;
+}
+
+void DeviceExchange::wait(const A2aRound& round) const { cuda_a2a_ops()->wait(round); }
+
+DeviceExchange::Batch DeviceExchange::batch(const A2aRound& round) const {
+  uint8_t* const memory = round.group.regions[round.group.rank] + round.group.layout.exchange;
+  const int64_t lanes = world_->size() * round.num_tokens;
+  return {{memory + size_.area.rows, DType::kBF16, lanes, size_.shape.hidden_size},
+          reinterpret_cast<const int32_t*>(memory + size_.area.ids),
+          reinterpret_cast<const float*>(memory + size_.area.weights)};
+}
+
+A2aRound DeviceExchange::returning(const A2aRound& round) const {
+  A2aRound back = round;
+  back.op.name = "combine";
+  return back;
+}
+
+void DeviceExchange::give_back(const A2aRound& round, const A2aResults& results) const {
+  cuda_a2a_ops()->give_back(returning(round), results);
+}
+
+void DeviceExchange::add(const A2aRound& round, float* out) const {
+  cuda_a2a_ops()->add(returning(round), out + round.first_own * size_.shape.hidden_size);
+}
+
+}  // namespace fp4moe

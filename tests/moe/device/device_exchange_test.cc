@@ -1,0 +1,294 @@
+// Rows to the ranks of their experts and results back, bit for bit against loops on the host.
+#include "moe/device/device_exchange.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <optional>
+#include <random>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "comm/gpu_ranks.h"
+#include "kernels/dense_case.h"
+#include "support/compare.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr int64_t kExperts = 24, kTopk = 5;
+
+// What the experts' kernels hand to give_back().
+enum class From { kRowsBf16, kRowsF32, kSums };
+
+struct Protocol {
+  const char* name;
+  bool slots_return, f32_sums, whole_experts;
+  From from;
+};
+constexpr Protocol kProtocols[] = {
+    {"deepep", true, false, true, From::kRowsBf16},      {"deepep_w4a4", true, false, true, From::kRowsF32},
+    {"flashinfer", false, false, true, From::kRowsBf16}, {"flashinfer_sums", false, false, true, From::kSums},
+    {"none_ep", false, true, true, From::kRowsF32},      {"none_tp", false, true, false, From::kRowsBf16},
+    {"none_tp_sums", false, true, false, From::kSums},
+};
+
+// One rank's tokens and, per round, its lanes' results.
+struct RankTokens {
+  int64_t num_own = 0, num_filled = 0;
+  std::vector<bf16> x;
+  std::vector<int32_t> ids;
+  std::vector<float> weights, before, expected;
+  Buffer on_gpu_x, on_gpu_ids, on_gpu_weights, on_gpu_filled, out;
+};
+
+class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol>> {
+ protected:
+  int num_ranks() const { return std::get<0>(GetParam()); }
+  const Protocol& protocol() const { return std::get<1>(GetParam()); }
+
+  void make(int64_t hidden, int64_t max_tokens) {
+    const A2aShape shape{.hidden_size = hidden,
+                         .top_k = kTopk,
+                         .num_experts = kExperts,
+                         .experts_per_rank = protocol().whole_experts ? kExperts / num_ranks() : 0,
+                         .slots_return = protocol().slots_return,
+                         .f32_sums = protocol().f32_sums};
+    size_ = {shape, max_tokens, a2a_area(shape, num_ranks(), max_tokens)};
+    group_.emplace(num_ranks(), DeviceRegion{.offset = 256, .exchange_bytes = size_.area.num_bytes});
+    exchanges_.clear();
+    for (const auto& rank : group_->ranks) exchanges_.emplace_back(size_, *rank->group);
+  }
+
+  // Numbers of tokens that differ between ranks, one of them idle; ids that are no expert; padding.
+  void draw_tokens(int64_t most) {
+    tokens_.clear();
+    for (int r = 0; r < num_ranks(); ++r) {
+      RankTokens& t = tokens_.emplace_back();
+      t.num_own = r == 1   ? 0
+                  : r == 0 ? most
+                           : static_cast<int64_t>(random_() % static_cast<uint64_t>(most + 1));
+      t.num_filled = r == 0 ? most - most / 4 : t.num_own;
+      for (int64_t i = 0; i < t.num_own * kTopk; ++i) {
+        const auto id = static_cast<int32_t>(random_() % (kExperts + 4)) - 2;  // -2, -1, E and E + 1: none
+        const auto token = t.ids.end() - i % kTopk;
+        t.ids.push_back(std::find(token, t.ids.end(), id) == t.ids.end() ? id : -1);
+        t.weights.push_back(static_cast<float>(random_() % 1000) / 1000);
+      }
+      t.x = to_bf16(random_floats(t.num_own * size_.shape.hidden_size, random_()));
+      t.before = random_floats(t.num_own * size_.shape.hidden_size, random_());
+      t.expected = t.before;
+    }
+    group_->for_each([&](int r, DeviceCommunicator&) {
+      RankTokens& t = tokens_[static_cast<size_t>(r)];
+      const auto some = [](auto values) {  // device buffers are not empty
+        values.resize(std::max<size_t>(values.size(), 1));
+        return values;
+      };
+      t.on_gpu_x = on_device(some(t.x));
+      t.on_gpu_ids = on_device(some(t.ids));
+      t.on_gpu_weights = on_device(some(t.weights));
+      t.on_gpu_filled = on_device(std::vector<int32_t>{static_cast<int32_t>(t.num_filled)});
+      t.out = on_device(some(t.before));
+    });
+  }
+
+  void run(int64_t most) {
+    const int64_t rounds = (most + size_.max_tokens - 1) / size_.max_tokens;
+    for (int64_t round = 0; round < rounds; ++round) {
+      std::vector<A2aRound> sent;
+      group_->for_each([&](int r, DeviceCommunicator&) {
+        const DeviceExchange& exchange = exchanges_[static_cast<size_t>(r)];
+        EXPECT_EQ(exchange.num_rounds(inputs(r, most)), rounds);
+        sent.push_back(exchange.send(inputs(r, most), round));
+        exchange.wait(sent.back());
+      });
+      group_->expect_ok();
+      check_lanes(sent, round);
+      std::vector<std::vector<float>> results;
+      std::vector<Buffer> alive;
+      group_->for_each(
+          [&](int r, DeviceCommunicator&) { give_back(r, sent[static_cast<size_t>(r)], alive); });
+      group_->for_each([&](int r, DeviceCommunicator&) {
+        exchanges_[static_cast<size_t>(r)].add(sent[static_cast<size_t>(r)],
+                                               tokens_[static_cast<size_t>(r)].out.as<float>());
+      });
+      group_->expect_ok();
+      for (int r = 0; r < num_ranks(); ++r) add_expected(r, round);
+    }
+    for (int r = 0; r < num_ranks(); ++r) {
+      const RankTokens& t = tokens_[static_cast<size_t>(r)];
+      if (t.num_own == 0) continue;
+      EXPECT_TRUE(same_bits(from_device<float>(t.out), t.expected)) << protocol().name << ", rank " << r;
+    }
+  }
+
+ private:
+  ExchangeTokens inputs(int rank, int64_t most) {
+    RankTokens& t = tokens_[static_cast<size_t>(rank)];
+    return {.layer = 3,
+            .num_lane_tokens = most,
+            .num_own = t.num_own,
+            .num_filled = t.on_gpu_filled.as<int32_t>(),
+            .x = t.on_gpu_x.as<bf16>(),
+            .ids = t.on_gpu_ids.as<int32_t>(),
+            .weights = t.on_gpu_weights.as<float>()};
+  }
+  // The id of a token's slot, -1 if it is not an expert or padding.
+  int32_t id_of(int rank, int64_t token, int64_t k) const {
+    const RankTokens& t = tokens_[static_cast<size_t>(rank)];
+    if (token >= std::min(t.num_own, t.num_filled)) return -1;
+    const int32_t id = t.ids[static_cast<size_t>(token * kTopk + k)];
+    return id >= 0 && id < kExperts ? id : -1;
+  }
+  bool is_local(int32_t id, int rank) const {
+    if (id < 0) return false;
+    return !protocol().whole_experts || id / size_.shape.experts_per_rank == rank;
+  }
+  bool goes_to(int source, int64_t token, int rank) const {
+    for (int64_t k = 0; k < kTopk; ++k)
+      if (is_local(id_of(source, token, k), rank)) return true;
+    return false;
+  }
+
+  void check_lanes(const std::vector<A2aRound>& sent, int64_t round) {
+    const int64_t h = size_.shape.hidden_size;
+    for (int r = 0; r < num_ranks(); ++r) {
+      const A2aRound& a = sent[static_cast<size_t>(r)];
+      const DeviceExchange::Batch batch = exchanges_[static_cast<size_t>(r)].batch(a);
+      ASSERT_EQ(batch.x.rows, num_ranks() * a.num_tokens);
+      std::vector<bf16> x(static_cast<size_t>(batch.x.rows * h));
+      std::vector<int32_t> ids(static_cast<size_t>(batch.x.rows * kTopk));
+      ASSERT_TRUE(device_memory().download(x.data(), batch.x.data, std::ssize(x) * 2).ok());
+      ASSERT_TRUE(device_memory().download(ids.data(), batch.ids, std::ssize(ids) * 4).ok());
+      for (int64_t lane = 0; lane < batch.x.rows; ++lane) {
+        const int source = static_cast<int>(lane / a.num_tokens);
+        const int64_t token = round * size_.max_tokens + lane % a.num_tokens;
+        for (int64_t k = 0; k < kTopk; ++k)
+          ASSERT_EQ(ids[static_cast<size_t>(lane * kTopk + k)], id_of(source, token, k)) << lane;
+        if (!goes_to(source, token, r)) continue;
+        const auto* const row = tokens_[static_cast<size_t>(source)].x.data() + token * h;
+        ASSERT_TRUE(std::equal(row, row + h, x.data() + lane * h)) << "rank " << r << ", lane " << lane;
+      }
+    }
+  }
+
+  // Draws results for a rank's lanes, keeps them for add_expected(), and gives them back.
+  void give_back(int rank, const A2aRound& a, std::vector<Buffer>& alive) {
+    const int64_t h = size_.shape.hidden_size, lanes = num_ranks() * a.num_tokens;
+    const DeviceExchange& exchange = exchanges_[static_cast<size_t>(rank)];
+    std::vector<int32_t> ids(static_cast<size_t>(lanes * kTopk));
+    ASSERT_TRUE(device_memory().download(ids.data(), exchange.batch(a).ids, std::ssize(ids) * 4).ok());
+    Results& results = results_[rank];
+    results = {.num_tokens = a.num_tokens};
+    if (protocol().from == From::kSums) {
+      results.y = random_floats(lanes * h, random_());
+      alive.push_back(on_device(results.y));
+      return exchange.give_back(a, {.sums = alive.back().as<float>()});
+    }
+    int32_t rows = 0;
+    for (const int32_t id : ids) results.row_of_slot.push_back(is_local(id, rank) ? rows++ : -1);
+    std::vector<int32_t> order;  // any permutation of the rows is legal
+    for (int32_t i = 0; i < rows; ++i) order.push_back(i);
+    std::shuffle(order.begin(), order.end(), random_);
+    for (int32_t& row : results.row_of_slot) row = row < 0 ? -1 : order[static_cast<size_t>(row)];
+    results.y = random_floats(std::max(rows, 1) * h, random_());
+    alive.push_back(on_device(results.row_of_slot));
+    const int32_t* const row_of_slot = alive.back().as<int32_t>();
+    if (protocol().from == From::kRowsF32) {
+      alive.push_back(on_device(results.y));
+      return exchange.give_back(a, {.y = alive.back().as<float>(), .row_of_slot = row_of_slot});
+    }
+    const std::vector<bf16> rounded = to_bf16(results.y);
+    results.y = bf16_to_floats(rounded);
+    alive.push_back(on_device(rounded));
+    exchange.give_back(a, {.y_bf16 = alive.back().as<bf16>(), .row_of_slot = row_of_slot});
+  }
+
+  // expected += what returns for the round's tokens.
+  void add_expected(int rank, int64_t round) {
+    RankTokens& t = tokens_[static_cast<size_t>(rank)];
+    const int64_t first = round * size_.max_tokens, h = size_.shape.hidden_size;
+    for (int64_t token = first; token < std::min(first + size_.max_tokens, t.num_own); ++token)
+      for (int64_t c = 0; c < h; ++c) {
+        if (token >= t.num_filled) continue;
+        t.expected[static_cast<size_t>(token * h + c)] += protocol().slots_return
+                                                              ? sum_of_slots(rank, token, token - first, c)
+                                                              : sum_of_ranks(rank, token, token - first, c);
+      }
+  }
+  float weight_of(int rank, int64_t token, int64_t k) const {
+    return tokens_[static_cast<size_t>(rank)].weights[static_cast<size_t>(token * kTopk + k)];
+  }
+  float sum_of_slots(int rank, int64_t token, int64_t at, int64_t column) const {
+    float sum = 0;
+    for (int64_t k = 0; k < kTopk; ++k)
+      for (int r = 0; r < num_ranks(); ++r)
+        if (is_local(id_of(rank, token, k), r))
+          sum = std::fma(weight_of(rank, token, k), rounded(results_.at(r).slot(rank, at, k, column, h())),
+                         sum);
+    return sum;
+  }
+  float sum_of_ranks(int rank, int64_t token, int64_t at, int64_t column) const {
+    float sum = 0;
+    for (int r = 0; r < num_ranks(); ++r) {
+      if (!goes_to(rank, token, r)) continue;
+      const Results& from = results_.at(r);
+      float part = 0;
+      if (protocol().from == From::kSums) {
+        part = from.y[static_cast<size_t>((rank * from.num_tokens + at) * h() + column)];
+      } else {
+        for (int64_t k = 0; k < kTopk; ++k)
+          if (is_local(id_of(rank, token, k), r))
+            part = std::fma(weight_of(rank, token, k), from.slot(rank, at, k, column, h()), part);
+      }
+      sum += protocol().f32_sums ? part : rounded(part);
+    }
+    return sum;
+  }
+  static float rounded(float v) { return bf16_to_float(float_to_bf16(v)); }
+  int64_t h() const { return size_.shape.hidden_size; }
+
+  struct Results {
+    int64_t num_tokens = 0;
+    std::vector<float> y;  // rows, or sums by lane
+    std::vector<int32_t> row_of_slot;
+    float slot(int source, int64_t token, int64_t k, int64_t column, int64_t hidden) const {
+      const int64_t lane = source * num_tokens + token;
+      const int64_t row = row_of_slot[static_cast<size_t>(lane * kTopk + k)];
+      return y[static_cast<size_t>(row * hidden + column)];
+    }
+  };
+  std::map<int, Results> results_;
+
+ protected:
+  DeviceExchangeSize size_;
+  std::optional<TestGroup> group_;
+  std::vector<DeviceExchange> exchanges_;
+  std::vector<RankTokens> tokens_;
+  std::mt19937_64 random_{7};
+};
+
+TEST_P(DeviceExchanges, EveryRowAndResultArrives) {
+  for (const auto& [hidden, max_tokens, most] :
+       {std::tuple{64, 7, 20}, std::tuple{2880, 16, 16}, std::tuple{8, 300, 290}, std::tuple{7168, 4, 1}}) {
+    make(hidden, max_tokens);
+    for (int repeat = 0; repeat < 3; ++repeat) {  // the memory of earlier rounds is used again
+      draw_tokens(most);
+      run(most);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, DeviceExchanges,
+                         testing::Combine(testing::Values(1, 2, 3, 4, 8), testing::ValuesIn(kProtocols)),
+                         [](const auto& p) {
+                           return std::string(std::get<1>(p.param).name) + "_" +
+                                  std::to_string(std::get<0>(p.param));
+                         });
+
+}  // namespace
+}  // namespace fp4moe
