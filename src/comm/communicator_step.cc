@@ -206,7 +206,7 @@ Status Communicator::State::end_job(int from, StatusCode code, const std::string
 }
 
 std::string Communicator::State::waiting_text(const Operation& op, int from, nanoseconds waited) const {
-  // The late rank may itself wait for another rank: the last one of the chain blocks all of them.
+  // The late rank may itself be waiting for another one: the last rank in the chain blocks all of them.
   std::string chain;
   int last = first_rank + from;
   for (int links = 0; links < endpoint.size(); ++links) {

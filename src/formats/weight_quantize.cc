@@ -60,7 +60,7 @@ void search(const Block& block, int first, int last, const ScaleOf& scale_of) {
   }
 }
 
-// Tries the next lower scale: the largest elements saturate, all others get a grid twice as fine.
+// Tries the next lower scale: the largest elements saturate, but all others get a grid twice as fine.
 void search_mxfp4(const Block& block) {
   const int finer = std::max(1, block.byte - 1);
   search<kMxfp4Block>(block, finer, finer, e8m0_decode);

@@ -56,7 +56,7 @@ Status check_private(const struct stat& info, const std::string& path) {
   std::snprintf(mode, sizeof mode, "%04o", static_cast<unsigned>(info.st_mode & 07777));
   if ((info.st_mode & (S_IWGRP | S_IWOTH)) != 0)
     return unsupported("'" + path + "' has mode " + mode +
-                       ": users other than its owner can write to it; legal: none (chmod go-w)");
+                       ": users other than its owner can write to it; only its owner may (chmod go-w)");
   return {};
 }
 

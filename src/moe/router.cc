@@ -27,7 +27,7 @@ Status check_groups(const RouterWeights& w, const RouterShape& shape) {
                             text("num_experts", shape.num_experts) + " evenly (at most " +
                             std::to_string(kMaxRouterGroups) + " groups)");
   if (w.top_k_groups < 1 || w.top_k_groups > w.num_groups)
-    return invalid_argument(text("topk_group", w.top_k_groups) + " is not in 1 to " +
+    return invalid_argument(text("topk_group", w.top_k_groups) + " is not in the range 1 to " +
                             text("n_group", w.num_groups));
   const int64_t eligible = shape.num_experts / w.num_groups * w.top_k_groups;
   if (shape.top_k <= eligible) return {};

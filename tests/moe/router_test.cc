@@ -331,7 +331,7 @@ TEST(RouterMakeTest, RefusesGroupsThatDoNotFit) {
     return ExpertRouter::make(c.weights, c.shape, ref_expert_ops()).status().message();
   };
   EXPECT_EQ(refusal(3, 1), "n_group=3 does not divide num_experts=8 evenly (at most 256 groups)");
-  EXPECT_EQ(refusal(4, 5), "topk_group=5 is not in 1 to n_group=4");
+  EXPECT_EQ(refusal(4, 5), "topk_group=5 is not in the range 1 to n_group=4");
   EXPECT_EQ(refusal(4, 1), "top_k=4 is more than the 2 experts of topk_group=1 groups");
 }
 

@@ -46,8 +46,9 @@ class GrammarTicket {
   std::shared_ptr<Wait> wait_;
 };
 
-// Clients take turns: however many grammars a client queues, it delays another client's next one only by the
-// compilations that are running, at most max_compiling_of_client of each client. All methods are thread-safe.
+// Clients take turns: however many grammars a client queues, it delays another client's next grammar only by
+// the compilations that are already running, at most max_compiling_of_client per client. All methods are
+// thread-safe.
 class GrammarStore {
  public:
   // on_ready is called, with the store's lock held, whenever a pending ticket becomes ready.

@@ -39,7 +39,8 @@ class PagePool {
   // Returns the number of published pages.
   int64_t publish_prefix(std::span<const int32_t> token_ids, std::vector<int32_t>& page_table,
                          int64_t num_published);
-  // Unpublishes the pages at the end of this table that no other table has and no published page follows.
+  // Unpublishes the last pages of this table that are in no other table and are followed by no published
+  // page.
   void forget(std::span<const int32_t> page_table);
   // Frees all cached pages.
   void flush();

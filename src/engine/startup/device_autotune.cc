@@ -20,8 +20,8 @@ namespace {
 
 constexpr int64_t kDraws = 8;              // random expert assignments for all tokens; one per call
 constexpr int64_t kComparedTokens = 1024;  // at most; the last tokens
-// Relative L2 between two tactics' outputs. w4a16: its budget. w4a8: tactics sum with 14 or 24 bits, which
-// flips some codes of the intermediate.
+// Largest relative L2 error between the outputs of two tactics. w4a16: the scheme's budget. w4a8: more,
+// because tactics that sum with 14 and with 24 bits quantise some values of the intermediate differently.
 constexpr double kTolerance = 3e-3, kFp8Tolerance = 2e-2;
 
 // ids [kDraws, T, topk], distinct within a row.

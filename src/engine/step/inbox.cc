@@ -17,7 +17,8 @@ Result<std::string> Inbox::submit(Request request, GrammarTicket& ticket, const 
   if (is_draining_) return unavailable("the engine is draining and takes no new requests");
   if (stats_.num_queue_reqs >= max_queued_requests_)
     return unavailable("the queue is full: " + std::to_string(stats_.num_queue_reqs) +
-                       " requests wait, --max-queued-requests is " + std::to_string(max_queued_requests_));
+                       " requests are waiting; --max-queued-requests is " +
+                       std::to_string(max_queued_requests_));
   const uint64_t ordinal = num_submitted_++;
   if (active_.contains(request.id))
     return invalid_argument("request id \"" + request.id + "\" is in use by a request that has not ended");

@@ -9,7 +9,7 @@
 
 namespace fp4moe {
 
-// Ids of all known tokenizers are below 2^19; the bound keeps a malformed file from exhausting memory.
+// Token ids in all known tokenizers are below 2^19; the bound keeps a malformed file from exhausting memory.
 inline constexpr int32_t kMaxTokenIds = 1 << 22;
 
 // A value of the document and its path. Absent values read as null.

@@ -43,7 +43,7 @@ void for_chunks(const PanelGrid& grid, int64_t chunk_bytes, std::span<const int6
   });
 }
 
-// The input of one of the two GEMMs: rows at the batch's positions, and the factors of their sums.
+// The input of one of the two GEMMs: rows at the batch's positions, and the scale factors for their sums.
 struct Operand {
   ActRows rows;
   const float* row_scales = nullptr;    // [rows]

@@ -13,7 +13,7 @@ Status check_counts(const MoeProblem&, const MoeChoice& c) {
   constexpr int kMax = 1024;
   for (const auto& [name, n] : {std::pair{"tp", c.tp}, {"ep", c.ep}, {"dp", c.dp}})
     if (n < 1 || n > kMax)
-      return invalid_argument(value(name, n) + " is not in 1 to " + std::to_string(kMax));
+      return invalid_argument(value(name, n) + " is not in the range 1 to " + std::to_string(kMax));
   return {};
 }
 

@@ -49,10 +49,10 @@ Status check_problem(const MoeProblem& p) {
   FP4MOE_RETURN_IF_ERROR(check_dim("hidden_size", p.hidden_size));
   FP4MOE_RETURN_IF_ERROR(check_dim("intermediate_size", p.intermediate_size));
   if (p.num_experts < 1 || p.num_experts > 65536)
-    return invalid_argument("num_experts=" + number(p.num_experts) + " is not in 1 to 65536");
+    return invalid_argument("num_experts=" + number(p.num_experts) + " is not in the range 1 to 65536");
   if (p.top_k < 1 || p.top_k > p.num_experts)
     return invalid_argument("top_k=" + number(p.top_k) +
-                            " is not in 1 to num_experts=" + number(p.num_experts));
+                            " is not in the range 1 to num_experts=" + number(p.num_experts));
   if (p.act_dtype != DType::kBF16 && p.act_dtype != DType::kF32)
     return invalid_argument(std::string("activations of ") + dtype_name(p.act_dtype) + ": BF16 or F32");
   return {};

@@ -17,7 +17,7 @@ class ListenSocket {
   ListenSocket(const ListenSocket&) = delete;
   ListenSocket& operator=(const ListenSocket&) = delete;
 
-  // Binds and listens at config.host: "unix:/path", or an address or name with config.port. Replaces the
+  // Binds to and listens on config.host: "unix:/path", or an address or name with config.port. Replaces the
   // stale socket of a server that was killed. kInvalidArgument for an invalid address or path, kUnavailable
   // if it is in use.
   Status open(const ServerConfig& config);

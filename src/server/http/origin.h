@@ -1,4 +1,5 @@
-// Which web pages may use this server, and under which host names: a browser sends requests for any page.
+// Which web pages may use this server, and under which host names: a browser sends requests on behalf of
+// any page.
 #pragma once
 
 #include <optional>

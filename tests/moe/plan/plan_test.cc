@@ -294,7 +294,8 @@ TEST(PlanRefusalTest, FabricsThatCannotBe) {
 }
 
 TEST(PlanRefusalTest, Parallelism) {
-  EXPECT_EQ(refusal(problem(), {.tp = 0}, StatusCode::kInvalidArgument), "tp=0 is not in 1 to 1024");
+  EXPECT_EQ(refusal(problem(), {.tp = 0}, StatusCode::kInvalidArgument),
+            "tp=0 is not in the range 1 to 1024");
   EXPECT_EQ(refusal(problem(), {.tp = 4, .dp = 3}),
             "dp=3 does not divide tp=4; nearest legal choice: --dp 2");
   EXPECT_EQ(refusal(problem(), {.tp = 4, .ep = 2}),
@@ -342,8 +343,8 @@ TEST(PlanRefusalTest, SizesThatMakeNoSense) {
             "intermediate_size=8 is not a multiple of nvfp4's block of 16 from 16 to 1048576");
   EXPECT_EQ(with(&MoeProblem::hidden_size, int64_t{1} << 40),
             "hidden_size=1099511627776 is not a multiple of mxfp4's block of 32 from 32 to 1048576");
-  EXPECT_EQ(with(&MoeProblem::num_experts, 0), "num_experts=0 is not in 1 to 65536");
-  EXPECT_EQ(with(&MoeProblem::top_k, 33), "top_k=33 is not in 1 to num_experts=32");
+  EXPECT_EQ(with(&MoeProblem::num_experts, 0), "num_experts=0 is not in the range 1 to 65536");
+  EXPECT_EQ(with(&MoeProblem::top_k, 33), "top_k=33 is not in the range 1 to num_experts=32");
   MoeProblem p = problem();
   p.act_dtype = DType::kF16;
   EXPECT_EQ(refusal(p, {}, StatusCode::kInvalidArgument), "activations of F16: BF16 or F32");

@@ -63,7 +63,7 @@ __device__ __forceinline__ int value_slot(int key, int c) { return c ^ key / 2 %
 // Parts in a block's shared memory, for up to `splits` blocks.
 int shared_parts(int units, int splits, int warps) { return (units + splits - 1) * warps; }
 
-// A warp's state of its row: lane (g, q) = (lane / 4, lane % 4).
+// The state that a warp keeps for its row: lane (g, q) = (lane / 4, lane % 4).
 template <int D>
 struct Warp {
   uint32_t q[D / 16][4];  // A fragments: heads g and g + 8

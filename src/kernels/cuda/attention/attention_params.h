@@ -19,7 +19,7 @@ struct RopeParams {
   float factor;
 };
 
-// One launch. G query heads share a kv head; positions and row numbers of pages fit 32 bits.
+// One launch. G query heads share a kv head; positions, and row numbers within pages, fit in 32 bits.
 // Large because it is the only argument of three kernels: one struct is copied into the constant bank, and
 // each kernel reads the fields that it needs from there.
 struct AttentionParams {

@@ -130,7 +130,8 @@ __device__ __forceinline__ uint4 take_words(const Operation& operation, int peer
   return v;
 }
 
-// This block's flag at every peer: all threads' stores so far have been made. Call it after a barrier.
+// Raises this block's flag at every peer, which says that all stores of its threads before have been
+// performed. Call it after a barrier.
 __device__ __forceinline__ void raise_flags(const Operation& operation) {
   const CommGroup& g = operation.group;
   const int peer = static_cast<int>(threadIdx.x);

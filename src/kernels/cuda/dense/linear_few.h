@@ -1,4 +1,4 @@
-// Dense linears of few tokens, bound by reading the weights.
+// Dense linear layers for few tokens, bound by reading the weights.
 #pragma once
 
 #include "kernels/ops.h"

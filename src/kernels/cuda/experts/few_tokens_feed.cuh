@@ -168,7 +168,7 @@ struct WeightStream {
   int rank, in_expert;    // of the current strip
   int steps = 0;          // left in the current run
   bool has_half = false;  // after the run: a step with one half
-  // The parts that the run's steps have; others are filled with zeros. Scales: this lane's.
+  // Which parts the run's steps have; the other parts are filled with zeros. has_scales concerns this lane.
   bool has_first = true, has_second = true, has_scales = true;
   const uint8_t* expert = nullptr;  // its tiles
   const uint8_t* codes = nullptr;   // of the step's first half

@@ -21,8 +21,8 @@ __device__ __forceinline__ uint32_t bf16x2_mul(uint32_t a, uint32_t b) {
   return d;
 }
 
-// A register r of step `step` (0 or 1 of the two that share the words): codes * 2^-126. As tile_code_pair(),
-// with one instruction for the word of rests.
+// A register r of step `step` (0 or 1 of the two that share the words): codes * 2^-126. Like
+// tile_code_pair(), but the word of remaining bits takes one instruction.
 __device__ __forceinline__ void decode_codes(uint32_t first, uint32_t second, int step, uint32_t (&a)[4]) {
   uint32_t rest;
   asm("lop3.b32 %0, %1, %2, %3, 0xe2;" : "=r"(rest) : "r"(first), "r"(kTileRestMask), "r"(second * 4));

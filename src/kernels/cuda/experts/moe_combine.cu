@@ -1,4 +1,4 @@
-// Rows by expert back to tokens.
+// Combines the rows of experts into tokens.
 //
 // Computes  out[t] (+)= sum over k, in top-k order, of weight[t, k] * y[row_of_slot[t, k]]; on any GPU.
 // Bytes     T topk H of y (2 or 4 bytes each) read, T H written.

@@ -91,7 +91,7 @@ __device__ __forceinline__ void keep_best_groups(const RoutingRule& rule, const 
   all.open = kept;
 }
 
-// Lane k has the weight of the k-th chosen.
+// Lane k has the weight of the k-th chosen expert.
 __device__ __forceinline__ float weight_of(const RoutingRule& rule, const float* logits, int id, float top) {
   const int lane = threadIdx.x % 32, experts = static_cast<int>(rule.num_experts);
   const bool chosen = lane < rule.top_k;
