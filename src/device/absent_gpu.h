@@ -16,12 +16,12 @@ struct AbsentGpu {
   int64_t memory_bytes = 0;    // free for the engine
 };
 
-// "a100-80gb, h100, ...".
+// "h100, h200, ...".
 std::string absent_gpu_names();
 
 // name: one of absent_gpu_names(), or sm_90 for any GPU of compute capability 9.0. memory_gib replaces the
 // memory of a GPU with a name, and is required with sm_*; 0: not given. kInvalidArgument for an unknown name,
-// a compute capability below 8.0, and a size outside (0, 4096].
+// a GPU other than Hopper, and a size outside (0, 4096].
 Result<AbsentGpu> absent_gpu(std::string_view name, double memory_gib);
 
 // The device named `device` (resolve_device(), for rank 0), or the absent GPU. kInvalidArgument for cpu with

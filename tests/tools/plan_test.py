@@ -116,7 +116,7 @@ class Plan(unittest.TestCase):
             self.assertIn("this needs a GPU with about", ended.stderr)
 
     def test_refuses_unknown_gpus(self):
-        for flags, code, text in [("--gpu b200", 2, "error: --gpu b200; legal: a100-40gb, "),
+        for flags, code, text in [("--gpu b200", 2, "error: --gpu b200; legal: h100, "),
                                   ("--gpu h200 --device cpu", 2, "--device cpu contradicts --gpu"),
                                   ("--gpu sm_90", 2, "needs --gpu-memory"),
                                   ("--gpu h200 --tp 2 --fabric mpi", 3, "fabric=mpi"),
