@@ -300,7 +300,8 @@ Status Decoder::feed_forward(int64_t layer, int64_t num_rows, const DeviceBatch*
                         expert_ids};
     if (exchange_) {
       args.exchange = &*exchange_;
-      args.largest_group_rows = num_rows;
+      args.largest_group_rows =
+          layer + 1 < config_.num_layers ? device->largest_rows : device->largest_logit_rows;
     }
     if (options_.rank.device_group == nullptr) return w.moe->forward_moe(args, *transport_, scratch_, pool);
     args.partial = scratch_.take<float>(num_rows * config_.hidden_size);

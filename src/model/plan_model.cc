@@ -246,6 +246,10 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
   }
   if (!moe.ok()) return moe.status();
   plan.moe = std::move(*moe);
+  if (problem.device == DeviceKind::kCuda && flags.dp_size > 1 && !flags.enable_dp_lm_head) {
+    plan.flags.enable_dp_lm_head = true;
+    log_info("--enable-dp-lm-head is implied: on GPUs each data-parallel group has its own LM head");
+  }
   (problem.device == DeviceKind::kCpu ? note_graph_flags : note_determinism)(flags);
   FP4MOE_RETURN_IF_ERROR(check_head_dim(model));
   FP4MOE_RETURN_IF_ERROR(check_heads(model, plan.moe.problem().layout));

@@ -173,6 +173,10 @@ for demo_name in DEMOS:
     for tp, a2a in ((2, "deepep"), (4, "deepep"), (2, "flashinfer"), (4, "flashinfer")):
         setattr(GpuDemo, f"test_{label}_tp{tp}_{a2a}",
                 lambda self, d=demo_name, tp=tp, a2a=a2a: self.check_ranks(d, "--tp", str(tp), "--moe-a2a-backend", a2a))
+    for tp, dp, a2a in ((2, 2, "none"), (4, 2, "deepep"), (4, 4, "deepep"), (2, 2, "flashinfer"), (4, 4, "flashinfer")):
+        setattr(GpuDemo, f"test_{label}_tp{tp}_dp{dp}_{a2a}",
+                lambda self, d=demo_name, tp=tp, dp=dp, a2a=a2a: self.check_ranks(
+                    d, "--tp", str(tp), "--dp", str(dp), "--enable-dp-attention", "--moe-a2a-backend", a2a))
 GpuDemo.test_quantised_activations_logits = lambda self: self.check_logits("demo-dsv3-nvfp4", "w4a4", W4A4)
 
 

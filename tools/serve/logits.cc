@@ -59,7 +59,7 @@ Status run_logits(const LogitsFlags& flags) {
 
   const RankGroupOptions options{
       .max_batch_tokens = t,
-      .max_logit_rows = t,
+      .max_logit_rows = plan.device() == DeviceKind::kCuda ? t * engine.dp_size : t,  // GPUs have shares
       .num_kv_pages = (t + engine.page_size - 1) / engine.page_size,
       .wants_logits = true,
   };

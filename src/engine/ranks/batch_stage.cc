@@ -47,6 +47,8 @@ DeviceBatch BatchStage::write(const Batch& batch, int64_t num_rows) {
   out.num_rows = num_rows;
   out.num_sequences = decode ? num_rows : std::ssize(batch.sequences);
   out.num_logit_rows = decode ? num_rows : std::ssize(batch.logit_rows);
+  out.largest_rows = out.num_rows;
+  out.largest_logit_rows = out.num_logit_rows;
   out.max_pages = limits_.max_pages;
   FP4MOE_CHECK(t <= num_rows && num_rows <= limits_.max_rows && out.num_sequences <= limits_.max_sequences &&
                    out.num_logit_rows <= limits_.max_logit_rows,

@@ -1,5 +1,7 @@
 #include "engine/ranks/gpu_group.h"
 
+#include <algorithm>
+#include <deque>
 #include <exception>
 #include <mutex>
 #include <new>
@@ -27,40 +29,32 @@ Status first_cause(const std::vector<Status>& statuses) {
 // Large because it implements RankGroup.
 class GpuGroup final : public RankGroup {
  public:
-  explicit GpuGroup(const RankSetup& setup) : threads_(setup.plan.moe.problem().layout.tp) {
-    const int num_ranks = setup.plan.moe.problem().layout.tp;
-    for (int r = 0; r < num_ranks; ++r) ranks_.push_back(std::make_unique<GpuRank>(setup, r));
+  explicit GpuGroup(const RankSetup& setup)
+      : layout_(setup.plan.moe.problem().layout),
+        threads_(layout_.tp),
+        groups_(static_cast<size_t>(layout_.dp)) {
+    for (int r = 0; r < layout_.tp; ++r) ranks_.push_back(std::make_unique<GpuRank>(setup, r));
   }
 
   Status load(const RankSetup& setup);
 
   const ModelConfig& config() const override { return leader().model().config(); }
-  int num_groups() const override { return 1; }
+  int num_groups() const override { return layout_.dp; }
   int64_t num_kv_pages() const override { return leader().kv().num_pages(); }
   int page_size() const override { return leader().kv().page_size(); }
   int64_t kv_token_bytes() const override { return leader().kv().token_bytes(); }
   ThreadPool& pool() override { return ranks_[0]->rank().pool(); }
-  float* logits() override { return ranks_[0]->logits(); }
+  float* logits() override { return layout_.dp == 1 ? ranks_[0]->logits() : logits_.data(); }
   Status supports_routed_experts() const override { return {}; }
   bool samples() const override { return true; }
 
-  Status execute_step(std::span<const Batch> groups) override {
-    FP4MOE_CHECK(groups.size() == 1, std::to_string(groups.size()) + " groups, 1 expected");
-    Batch others = groups[0];  // all ranks route alike; rank 0 reports
-    others.routed_experts = nullptr;
-    FP4MOE_RETURN_IF_ERROR(failure());
-    const Status status =
-        on_all([&](int r) { return ranks_[rank_index(r)]->execute_step(r == 0 ? groups[0] : others); });
-    return status.ok() ? failure() : status;
-  }
+  Status execute_step(std::span<const Batch> groups) override;
   Status set_masked_ids(std::span<const int32_t> ids) override {
     return on_all([&](int r) { return ranks_[rank_index(r)]->set_masked_ids(ids); });
   }
-  // Every rank has the same logits, bit for bit, and chooses the same tokens.
+  // The ranks of a group have the same logits, bit for bit, and choose the same tokens.
   Status start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
-                      std::span<const uint32_t> allowed) override {
-    return on_all([&](int r) { return ranks_[rank_index(r)]->start_sample(rows, edits, allowed); });
-  }
+                      std::span<const uint32_t> allowed) override;
   Status take_sampled(std::span<SampledRow> out) override;
   Status finish_steps() override {
     return on_all([&](int r) { return ranks_[rank_index(r)]->finish_steps(); });
@@ -98,11 +92,26 @@ class GpuGroup final : public RankGroup {
   }
   int64_t comm_bytes() const override { return heap_ ? heap_->num_ranks() * heap_->num_bytes() : 0; }
   ExpertLoad expert_load() const override {
-    const Model* model = &leader().model();  // every rank counts all tokens
-    return sum_expert_load({&model, 1}, 1);
+    std::vector<const Model*> models;  // every rank of a group counts all its tokens
+    for (int g = 0; g < layout_.dp; ++g)
+      models.push_back(&std::as_const(*ranks_[leader_of(g)]).rank().model());
+    return sum_expert_load(models, layout_.dp);
   }
 
  private:
+  // One group's part of a step.
+  struct Group {
+    Batch batch;                     // with ids of chosen tokens as its ranks count them
+    std::vector<int32_t> token_ids;  // of `batch`
+    int64_t num_logit_rows = 0;      // of the last step
+    int64_t first_chosen = 0;        // index of its first row in the last start_sample()
+    std::vector<SampleRowParams> params;
+  };
+  size_t leader_of(int group) const { return rank_index(group * layout_.attention_tp()); }
+  Group& group_of(int rank) { return groups_[static_cast<size_t>(rank / layout_.attention_tp())]; }
+  void take_batches(std::span<const Batch> batches);
+  void gather_logits();
+
   const Rank& leader() const { return std::as_const(*ranks_[0]).rank(); }
   static size_t rank_index(int rank) { return static_cast<size_t>(rank); }
   // Calls function(rank) -> Status on every rank's thread.
@@ -111,7 +120,11 @@ class GpuGroup final : public RankGroup {
 
   std::unique_ptr<PeerHeap> heap_;  // null with one rank
   std::vector<std::unique_ptr<GpuRank>> ranks_;
+  const RankLayout layout_;
   RankThreads threads_;
+  std::vector<Group> groups_;
+  std::deque<std::vector<int64_t>> sampled_;  // rows of each group, for each start_sample() not yet taken
+  std::vector<float> logits_;                 // of several groups
 };
 
 template <class Function>
@@ -147,10 +160,104 @@ Status GpuGroup::load(const RankSetup& setup) {
   return failure();
 }
 
+// Copies the batches, with ids ~r of chosen tokens counted from the group's first row.
+void GpuGroup::take_batches(std::span<const Batch> batches) {
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    Group& group = groups_[g];
+    group.batch = batches[g];
+    group.num_logit_rows = std::ssize(batches[g].logit_rows);
+    if (group.first_chosen == 0) continue;
+    group.token_ids.assign(batches[g].token_ids.begin(), batches[g].token_ids.end());
+    for (int32_t& id : group.token_ids)
+      if (id < 0) id = ~(~id - static_cast<int32_t>(group.first_chosen));
+    group.batch.token_ids = group.token_ids;
+  }
+}
+
+Status GpuGroup::execute_step(std::span<const Batch> batches) {
+  FP4MOE_CHECK(batches.size() == groups_.size(),
+               std::to_string(batches.size()) + " batches for " + std::to_string(groups_.size()) + " groups");
+  FP4MOE_RETURN_IF_ERROR(failure());
+  take_batches(batches);
+  GpuStep step;
+  for (const Group& group : groups_) {
+    const GpuStep own = ranks_[0]->step_of(group.batch);
+    step.decodes &= own.decodes;
+    step.rows = std::max(step.rows, own.rows);
+    step.logit_rows = std::max(step.logit_rows, own.logit_rows);
+  }
+  const Status status = on_all([&](int r) {
+    Batch batch = group_of(r).batch;
+    if (r % layout_.attention_tp() != 0) batch.routed_experts = nullptr;  // a group's ranks route alike
+    return ranks_[rank_index(r)]->execute_step(batch, step);
+  });
+  FP4MOE_RETURN_IF_ERROR(status);
+  if (layout_.dp > 1) gather_logits();
+  return failure();
+}
+
+void GpuGroup::gather_logits() {
+  if (!ranks_[0]->wants_logits()) return;
+  logits_.clear();
+  for (int g = 0; g < layout_.dp; ++g) {
+    const float* const rows = ranks_[leader_of(g)]->logits();
+    logits_.insert(logits_.end(), rows,
+                   rows + groups_[static_cast<size_t>(g)].num_logit_rows * config().vocab_size);
+  }
+}
+
+// A group's rows, edits and masks follow those of the group before.
+Status GpuGroup::start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
+                              std::span<const uint32_t> allowed) {
+  if (layout_.dp == 1)
+    return on_all([&](int r) { return ranks_[rank_index(r)]->start_sample(rows, edits, allowed); });
+  struct Part {
+    std::span<const LogitEdit> edits;
+    std::span<const uint32_t> allowed;
+  };
+  std::vector<Part> parts;
+  const size_t mask_words = static_cast<size_t>((config().vocab_size + 31) / 32);
+  size_t first_row = 0, first_edit = 0, first_mask = 0;
+  sampled_.emplace_back();
+  for (Group& group : groups_) {
+    group.first_chosen = static_cast<int64_t>(first_row);
+    const auto mine = rows.subspan(first_row, static_cast<size_t>(group.num_logit_rows));
+    group.params.assign(mine.begin(), mine.end());
+    size_t num_edits = 0, num_masks = 0;
+    for (SampleRowParams& row : group.params) {
+      num_edits += static_cast<size_t>(row.num_edits);
+      row.first_edit -= row.num_edits > 0 ? static_cast<int32_t>(first_edit) : row.first_edit;
+      num_masks += row.allowed >= 0;
+      if (row.allowed >= 0) row.allowed -= static_cast<int32_t>(first_mask);
+    }
+    parts.push_back({edits.subspan(first_edit, num_edits),
+                     allowed.subspan(first_mask * mask_words, num_masks * mask_words)});
+    sampled_.back().push_back(group.num_logit_rows);
+    first_row += mine.size(), first_edit += num_edits, first_mask += num_masks;
+  }
+  return on_all([&](int r) {
+    const Part& part = parts[static_cast<size_t>(r / layout_.attention_tp())];
+    return ranks_[rank_index(r)]->start_sample(group_of(r).params, part.edits, part.allowed);
+  });
+}
+
 Status GpuGroup::take_sampled(std::span<SampledRow> out) {
-  std::vector<SampledRow> others(ranks_.size() == 1 ? 0 : out.size());
-  for (size_t r = ranks_.size(); r-- > 0;)
-    FP4MOE_RETURN_IF_ERROR(ranks_[r]->take_sampled(r == 0 ? out : std::span(others)));
+  std::vector<int64_t> counts = {std::ssize(out)};
+  if (layout_.dp > 1) {
+    FP4MOE_CHECK(!sampled_.empty(), "no rows were sampled");
+    counts = std::move(sampled_.front());
+    sampled_.pop_front();
+  }
+  std::vector<SampledRow> others;  // of a group's other ranks: the same
+  size_t first = 0;
+  for (int g = 0; g < layout_.dp; ++g) {
+    const auto count = static_cast<size_t>(counts[static_cast<size_t>(g)]);
+    others.resize(count);
+    for (int r = 0; r < layout_.attention_tp(); ++r)
+      FP4MOE_RETURN_IF_ERROR(ranks_[leader_of(g) + static_cast<size_t>(r)]->take_sampled(
+          r == 0 ? out.subspan(first, count) : std::span(others)));
+    first += count;
+  }
   return failure();
 }
 

@@ -26,7 +26,8 @@ bool is_permanent(const Status& status) {
 }  // namespace
 
 GpuRank::GpuRank(const RankSetup& setup, int rank)
-    : rank_(setup, rank, nullptr), wants_logits_(setup.options.wants_logits && rank == 0) {}
+    : rank_(setup, rank, nullptr),
+      wants_logits_(setup.options.wants_logits && rank_.layout().attention_rank() == 0) {}
 
 GpuRank::~GpuRank() {
   if (stream_.handle() == nullptr) return;
@@ -87,12 +88,12 @@ Status GpuRank::group_failure() const {
 
 Status GpuRank::allocate(const RankSetup& setup) {
   const RankGroupOptions& options = setup.options;
-  max_logit_rows_ = options.max_logit_rows;
+  max_logit_rows_ = options.max_logit_rows / rank_.layout().dp;
   const int64_t pool_tokens = rank_.kv().num_pages() * page_size();
   const int64_t context = options.context_length > 0 ? options.context_length : pool_tokens;
   const StageLimits limits{.max_rows = options.max_batch_tokens,
-                           .max_sequences = std::max<int64_t>(options.max_logit_rows, 1),
-                           .max_logit_rows = options.max_logit_rows,
+                           .max_sequences = std::max<int64_t>(max_logit_rows_, 1),
+                           .max_logit_rows = max_logit_rows_,
                            .max_pages = (context + page_size() - 1) / page_size()};
   FP4MOE_ASSIGN_OR_RETURN(stage_, BatchStage::make(limits, pinned_memory(), device_memory()));
   const int64_t logit_bytes = max_logit_rows_ * config().vocab_size * int64_t{sizeof(float)};
@@ -140,7 +141,8 @@ Status GpuRank::rehearse() {
     std::iota(logit_rows.begin(), logit_rows.end(), 0);
     const SequenceRows sequence{
         0, rows, 0, std::span(pages).first(static_cast<size_t>((rows + page_size() - 1) / page_size()))};
-    FP4MOE_RETURN_IF_ERROR(execute_step(Batch{ids, positions, {&sequence, 1}, logit_rows}));
+    const Batch batch{ids, positions, {&sequence, 1}, logit_rows};
+    FP4MOE_RETURN_IF_ERROR(execute_step(batch, step_of(batch)));
     FP4MOE_RETURN_IF_ERROR(rehearse_sampling(std::ssize(logit_rows)));
     if (rows == most) break;
   }
@@ -198,16 +200,27 @@ Status GpuRank::record_graphs(const EngineConfig& flags) {
 
 // ---- steps ----------------------------------------------------------------------------------------
 
-Status GpuRank::execute_step(const Batch& batch) {
+int64_t GpuRank::padded_rows(const Batch& batch) const {
+  const int64_t rows = std::ssize(batch.token_ids);
+  return is_decode(batch) ? bucket_for(buckets_, rows) : rows;
+}
+
+GpuStep GpuRank::step_of(const Batch& batch) const {
+  const int64_t rows = padded_rows(batch);
+  return {is_decode(batch), rows, is_decode(batch) ? rows : std::ssize(batch.logit_rows)};
+}
+
+Status GpuRank::execute_step(const Batch& batch, const GpuStep& step) {
   FP4MOE_RETURN_IF_ERROR(failure());
   const StreamScope scope(stream_);
   const Event& staged = host_buffers_[num_steps_ % 2].staged;
   if (const Status status = staged.synchronize(); !status.ok()) return wait(step_);
-  const int64_t rows = std::ssize(batch.token_ids);
-  const int64_t padded = is_decode(batch) ? bucket_for(buckets_, rows) : rows;
-  const DeviceBatch on_device = put(batch, padded);
+  const int64_t padded = step.decodes ? step.rows : padded_rows(batch);
+  DeviceBatch on_device = put(batch, padded);
+  on_device.largest_rows = step.rows;
+  on_device.largest_logit_rows = step.logit_rows;
   host_buffers_[num_steps_++ % 2].staged.record(stream_);
-  const auto graph = is_decode(batch) ? graphs_.find(padded) : graphs_.end();
+  const auto graph = step.decodes ? graphs_.find(padded) : graphs_.end();
   if (graph != graphs_.end()) {
     step_ = "the graph of " + std::to_string(padded) + " decode rows";
     graph->second.launch(stream_);

@@ -22,6 +22,12 @@
 
 namespace fp4moe {
 
+// What all ranks of a step know about the groups' batches.
+struct GpuStep {
+  bool decodes = true;               // all groups: the ranks run the graphs of the same size
+  int64_t rows = 0, logit_rows = 0;  // of the group that has most, padded
+};
+
 // Large because a step's inputs, outputs and graphs each have a buffer of their own. Calls are as those of
 // Executor (executor.h) with the same names.
 class GpuRank {
@@ -39,7 +45,10 @@ class GpuRank {
   // load() on all ranks; all of them must call it, in parallel.
   Status record_graphs(const EngineConfig& flags);
 
-  Status execute_step(const Batch& batch);
+  Status execute_step(const Batch& batch, const GpuStep& step);
+  // The rows that a batch has on the device, padded to a decode size if it decodes.
+  GpuStep step_of(const Batch& batch) const;
+  bool wants_logits() const { return wants_logits_; }
   float* logits();
   Status set_masked_ids(std::span<const int32_t> ids);
   Status start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
@@ -65,6 +74,7 @@ class GpuRank {
   bool has_peers() const { return group_ != nullptr || world_ != nullptr; }
   void rehearse_groups(bool on);
   DeviceBatch put(const Batch& batch, int64_t num_rows);
+  int64_t padded_rows(const Batch& batch) const;
   Status run_batch(const DeviceBatch& batch);
   const ModelConfig& config() const { return rank_.model().config(); }
   int64_t page_size() const { return rank_.kv().page_size(); }

@@ -76,9 +76,6 @@ Status check_deepep_mode(const MoeProblem&, const MoeChoice& c) {
 // What ranks on GPUs do not do yet.
 Status check_gpu_ranks(const MoeProblem& p, const MoeChoice& c) {
   if (p.device != DeviceKind::kCuda || c.tp == 1) return {};
-  if (c.dp != 1)
-    return refuse(value("dp", c.dp), "on device=cuda: this version has no DP attention between GPUs",
-                  "--dp 1");
   if (p.compute_capability / 10 != 9)
     return refuse(value("tp", c.tp), "needs GPUs of compute capability 9.0", "--tp 1");
   if (c.deterministic)
@@ -120,7 +117,7 @@ constexpr LegalityRule kRules[] = {
     {"ep_size", "ep that is neither 1 nor tp", check_ep_size},
     {"ep_divides_experts", "experts that are not a multiple of ep", check_ep_divides_experts},
     {"shard_blocks", "tensor-parallel experts with fewer scale blocks of I than ranks", check_shard_blocks},
-    {"gpu_ranks", "DP attention, several deterministic ranks, or MPI on GPUs", check_gpu_ranks},
+    {"gpu_ranks", "several deterministic ranks, or MPI, on GPUs", check_gpu_ranks},
     {"gpu_rows", "a2a rows on GPUs in fp8 or nvfp4, or with checksums", check_gpu_rows},
     {"dense_quant", "8-bit dense layers on a GPU", check_dense_quant},
     {"deepep_mode", "deepep_mode normal", check_deepep_mode},

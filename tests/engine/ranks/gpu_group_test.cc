@@ -26,11 +26,13 @@ struct Case {
   const char* a2a = "none";
   const char* scheme = "auto";
   int64_t a2a_budget = 0;  // bytes; 0: the default
+  int dp = 1;
 };
 std::string case_name(const testing::TestParamInfo<Case>& info) {
   const Case& c = info.param;
   std::string name = std::string(c.model) + "_tp" + std::to_string(c.tp) + "_ep" + std::to_string(c.ep) +
-                     "_" + c.a2a + "_" + c.scheme + (c.a2a_budget > 0 ? "_rounds" : "");
+                     "_" + c.a2a + "_" + c.scheme + (c.a2a_budget > 0 ? "_rounds" : "") +
+                     (c.dp > 1 ? "_dp" + std::to_string(c.dp) : "");
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 }
@@ -40,6 +42,8 @@ EngineConfig flags_of(const Case& c, bool graphs) {
   flags.device = "cuda";
   flags.tp_size = c.tp;
   flags.ep_size = c.ep;
+  flags.dp_size = c.dp;
+  flags.enable_dp_attention = c.dp > 1;
   flags.moe_a2a_backend = c.a2a;
   flags.fp4_compute = c.scheme;
   if (c.a2a_budget > 0) flags.a2a_memory_budget = c.a2a_budget;
@@ -68,6 +72,14 @@ constexpr Case kCases[] = {
     {kDeepSeek, 4, 4, "flashinfer", "w4a8"},
     {kDeepSeek, 4, 4, "deepep", "auto", 64 << 10},
     {kGptOss, 2, 2, "flashinfer", "auto", 64 << 10},
+    {kGptOss, 2, 1, "none", "auto", 0, 2},
+    {kGptOss, 4, 4, "none", "auto", 0, 2},
+    {kGptOss, 4, 4, "deepep", "auto", 0, 4},
+    {kGptOss, 4, 4, "flashinfer", "w4a8", 0, 4},
+    {kDeepSeek, 2, 2, "deepep", "auto", 0, 2},
+    {kDeepSeek, 4, 4, "deepep", "auto", 64 << 10, 2},
+    {kDeepSeek, 4, 1, "none", "auto", 0, 4},
+    {kDeepSeek, 4, 4, "flashinfer", "w4a4", 0, 4},
 };
 class GpuGroups : public testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(Layouts, GpuGroups, testing::ValuesIn(kCases), case_name);
@@ -109,7 +121,6 @@ TEST(GpuGroups, RefuseWhatTheyCannotDo) {
     EXPECT_EQ(plan.status().code(), StatusCode::kUnsupported) << what;
     EXPECT_NE(plan.status().message().find(what), std::string::npos) << plan.status().message();
   };
-  refused("dp=2", [](EngineConfig& f) { f.dp_size = 2, f.enable_dp_attention = true; });
   refused("payload fp8",
           [](EngineConfig& f) { f.moe_a2a_backend = "deepep", f.deepep_dispatcher_output_dtype = "fp8"; });
   refused("payload nvfp4", [](EngineConfig& f) {

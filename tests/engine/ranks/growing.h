@@ -86,33 +86,48 @@ class Growing {
   }
 
   // Appends the tokens and runs everything not cached; experts() then belong to this step.
+  // Data-parallel group g of n has the sequences g, g + n, ...
   Logits step(const std::vector<std::vector<int32_t>>& more) {
-    std::vector<int32_t> ids;
-    std::vector<int64_t> positions, logit_rows;
-    std::vector<SequenceRows> sequences;
-    for (size_t s = 0; s < 3; ++s) {
-      const auto first_row = std::ssize(ids), first = std::ssize(tokens_[s]);
-      for (const int32_t id : more[s]) {
-        positions.push_back(std::ssize(tokens_[s]));
-        tokens_[s].push_back(id);
-        ids.push_back(id);
+    const auto num_groups = static_cast<size_t>(ranks_->num_groups());
+    std::vector<Rows> groups(num_groups);
+    std::vector<size_t> order;  // of the sequences' logits
+    for (size_t g = 0; g < num_groups; ++g)
+      for (size_t s = g; s < 3; s += num_groups) {
+        append(groups[g], s, more[s]);
+        order.push_back(s);
       }
-      sequences.push_back({first_row, std::ssize(more[s]), first, pages_[s]});
-      logit_rows.push_back(std::ssize(ids) - 1);
-    }
-    experts_.assign(ids.size() * static_cast<size_t>(config_.num_layers * config_.top_k), -1);
-    const Batch batch{ids, positions, sequences, logit_rows, wants_experts ? experts_.data() : nullptr};
-    const Status status = ranks_->execute_step({&batch, 1});
+    experts_.assign(groups[0].ids.size() * static_cast<size_t>(config_.num_layers * config_.top_k), -1);
+    std::vector<Batch> batches;
+    for (const Rows& rows : groups)
+      batches.push_back({rows.ids, rows.positions, rows.sequences, rows.logit_rows,
+                         wants_experts && batches.empty() ? experts_.data() : nullptr});
+    const Status status = ranks_->execute_step(batches);
     EXPECT_TRUE(status.ok()) << status.to_string();
-    Logits logits;
-    for (int64_t s = 0; s < 3; ++s) {
-      const float* row = ranks_->logits() + s * vocab_size();
-      logits.emplace_back(row, row + vocab_size());
+    Logits logits(3);
+    for (size_t i = 0; i < order.size(); ++i) {
+      const float* row = ranks_->logits() + static_cast<int64_t>(i) * vocab_size();
+      logits[order[i]].assign(row, row + vocab_size());
     }
     return logits;
   }
 
  private:
+  struct Rows {  // one group's batch
+    std::vector<int32_t> ids;
+    std::vector<int64_t> positions, logit_rows;
+    std::vector<SequenceRows> sequences;
+  };
+  void append(Rows& rows, size_t s, const std::vector<int32_t>& more) {
+    const auto first_row = std::ssize(rows.ids), first = std::ssize(tokens_[s]);
+    for (const int32_t id : more) {
+      rows.positions.push_back(std::ssize(tokens_[s]));
+      tokens_[s].push_back(id);
+      rows.ids.push_back(id);
+    }
+    rows.sequences.push_back({first_row, std::ssize(more), first, pages_[s]});
+    rows.logit_rows.push_back(std::ssize(rows.ids) - 1);
+  }
+
   void make(const std::string& model, EngineConfig flags, std::optional<uint8_t> tactic) {
     flags.model_path = models() + "/" + model;
     config_ = load_model_config(flags.model_path).value();
