@@ -43,7 +43,7 @@ struct DeviceBatch {
   // [num_logit_rows], ascending, padded with 0. If num_logit_rows is num_rows: all rows in order.
   const int64_t* logit_rows = nullptr;
   int64_t num_logit_rows = 0;
-  // Of the data-parallel group that has most, this one included; the same on all ranks.
+  // Rows of the data-parallel group that has the most of them in this step; the same on all ranks.
   int64_t largest_rows = 0, largest_logit_rows = 0;
 
   // [1]: number of rows that are not padding.

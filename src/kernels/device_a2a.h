@@ -11,9 +11,24 @@
 #include <cstdint>
 
 #include "formats/bf16.h"
+#include "formats/fp8.h"
+#include "formats/nvfp4.h"
 #include "kernels/device_comm.h"
 
 namespace fp4moe {
+
+// How a row is stored in its lane.
+enum class A2aRowFormat : uint8_t {
+  kBf16,   // [H] bf16
+  kFp8,    // [H] e4m3, then the f32 scale of each group of 128 columns (formats/fp8.h)
+  kNvfp4,  // [H / 2] codes, [H / 16] e4m3 block scales, padding to 4 bytes, then the f32 tensor scale
+};
+// How a result returns.
+enum class A2aResultFormat : uint8_t {
+  kF32,
+  kBf16,
+  kFp8,  // e4m3, saturating, without a scale
+};
 
 // The same on all ranks.
 struct A2aShape {
@@ -22,25 +37,44 @@ struct A2aShape {
   int64_t num_experts = 0;  // E
   // Rank r has the experts [r n, (r + 1) n). 0: every rank has a part of every expert.
   int64_t experts_per_rank = 0;
-  // What returns: each slot's row in bf16, before the router's weights (deepep); or each rank's weighted sum,
-  // in f32 if f32_sums, else in bf16.
+  A2aRowFormat row_format = A2aRowFormat::kBf16;  // kNvfp4: H must be a multiple of 16
+  A2aResultFormat result_format = A2aResultFormat::kBf16;
+  // Each slot's row returns, before the router's weights; otherwise each rank's weighted sum returns.
   bool slots_return = false;
-  bool f32_sums = false;
 
   // Most results of a token.
   constexpr int64_t parts(int num_ranks) const {
     if (slots_return) return top_k;
     return experts_per_rank == 0 ? num_ranks : std::min<int64_t>(num_ranks, top_k);
   }
-  constexpr int64_t result_bytes() const { return hidden_size * (f32_sums && !slots_return ? 4 : 2); }
+  // Offset of a row's group or block scales, and of its tensor scale, in bytes.
+  constexpr int64_t scales_offset() const {
+    return row_format == A2aRowFormat::kNvfp4 ? hidden_size / 2 : hidden_size;
+  }
+  constexpr int64_t tensor_scale_offset() const {
+    return (hidden_size / 2 + hidden_size / kNvfp4Block + 3) / 4 * 4;
+  }
+  // A row in its lane; a multiple of 16.
+  constexpr int64_t row_bytes() const {
+    const int64_t bytes = row_format == A2aRowFormat::kBf16 ? hidden_size * 2
+                          : row_format == A2aRowFormat::kFp8
+                              ? scales_offset() + (hidden_size + kFp8Group - 1) / kFp8Group * 4
+                              : tensor_scale_offset() + 4;
+    return (bytes + 15) / 16 * 16;
+  }
+  constexpr int64_t result_bytes() const {
+    return hidden_size * (result_format == A2aResultFormat::kF32    ? 4
+                          : result_format == A2aResultFormat::kBf16 ? 2
+                                                                    : 1);
+  }
 };
 
 // Byte offsets in a rank's exchange memory (CommLayout::exchange), for rounds of up to max_tokens tokens.
 struct A2aArea {
-  int64_t rows = 0;     // [R][T][H] bf16
+  int64_t rows = 0;     // [R][T][row_bytes]
   int64_t ids = 0;      // [R][T][K] i32: global; -1: padding, or no expert
   int64_t weights = 0;  // [R][T][K] f32
-  int64_t returns = 0;  // [T][parts][H]
+  int64_t returns = 0;  // [T][parts][result_bytes]
   int64_t num_bytes = 0;
 };
 constexpr A2aArea a2a_area(const A2aShape& shape, int num_ranks, int64_t max_tokens) {
@@ -52,7 +86,7 @@ constexpr A2aArea a2a_area(const A2aShape& shape, int num_ranks, int64_t max_tok
     return offset;
   };
   A2aArea area;
-  area.rows = take(lanes * shape.hidden_size * 2);
+  area.rows = take(lanes * shape.row_bytes());
   area.ids = take(lanes * shape.top_k * 4);
   area.weights = take(lanes * shape.top_k * 4);
   area.returns = take(max_tokens * shape.parts(num_ranks) * shape.result_bytes());
@@ -75,6 +109,17 @@ struct A2aRound {
   int64_t first_token = 0;
   const int32_t* ids = nullptr;    // [num_own, K]
   const float* weights = nullptr;  // [num_own, K]
+  // NVFP4 rows: the encode scale of all of them ([1], device memory), or null for a scale per row.
+  const float* nvfp4_scale = nullptr;
+};
+
+// The lanes' rows in bf16, for a round with another row format; rows without a local expert are not written.
+struct A2aDecoded {
+  bf16* rows = nullptr;  // [R T, H]
+  // NVFP4 rows stay code * block scale, which is exact in bf16; otherwise they are multiplied by their tensor
+  // scales too.
+  bool keeps_nvfp4 = false;
+  float* tensor_scales = nullptr;  // [R T], or null; only with keeps_nvfp4
 };
 
 // The experts' results for a batch of lanes: sums [R T, H] f32, already weighted (not with slots_return), or
@@ -91,8 +136,8 @@ struct A2aResults {
 struct DeviceA2aOps {
   // Stores x [num_own, H] bf16, ids and weights in the lanes of the ranks.
   void (*send)(const A2aRound& round, const bf16* x);
-  // Waits until all ranks' rows are in this rank's lanes.
-  void (*wait)(const A2aRound& round);
+  // Waits until all ranks' rows are in this rank's lanes, and decodes them unless they are bf16.
+  void (*wait)(const A2aRound& round, const A2aDecoded& decoded);
   // Stores the lanes' results at the tokens' ranks.
   void (*give_back)(const A2aRound& round, const A2aResults& results);
   // Waits for all results, then out [num_own, H] f32 += the sum of each token's: of slots in top-k order with

@@ -6,6 +6,7 @@ the accuracy of serve + eval.
 Exit status 77: no usable GPU.
 """
 import base64
+import contextlib
 import json
 import math
 import os
@@ -52,6 +53,15 @@ def relative_error(got, want):
 
 def argmax(row):
     return max(range(len(row)), key=row.__getitem__)
+
+
+@contextlib.contextmanager
+def ranks_share_gpus():
+    os.environ["FP4MOE_RANKS_PER_GPU"] = "4"
+    try:
+        yield
+    finally:
+        del os.environ["FP4MOE_RANKS_PER_GPU"]
 
 
 class GpuDemo(unittest.TestCase):
@@ -138,13 +148,14 @@ class GpuDemo(unittest.TestCase):
         self.assertGreater(len(set(ids)), k)
 
     def check_ranks(self, demo, *flags):
-        """Several ranks, four on each GPU that the test needs."""
-        os.environ["FP4MOE_RANKS_PER_GPU"] = "4"
-        try:
+        """Several ranks, up to four on each GPU."""
+        with ranks_share_gpus():
             self.check_logits(demo, "w4a16", W4A16, flags=flags)
             self.check_accuracy(demo, *flags)
-        finally:
-            del os.environ["FP4MOE_RANKS_PER_GPU"]
+
+    def check_accuracy_of_ranks(self, demo, *flags):
+        with ranks_share_gpus():
+            self.check_accuracy(demo, *flags)
 
     def check_accuracy(self, demo, *flags):
         with Serve(BINARY, os.path.join(MODELS, demo), "--device", "cuda", *flags) as serve:
@@ -177,6 +188,11 @@ for demo_name in DEMOS:
         setattr(GpuDemo, f"test_{label}_tp{tp}_dp{dp}_{a2a}",
                 lambda self, d=demo_name, tp=tp, dp=dp, a2a=a2a: self.check_ranks(
                     d, "--tp", str(tp), "--dp", str(dp), "--enable-dp-attention", "--moe-a2a-backend", a2a))
+    for a2a, rows, more in (("deepep", "fp8", ()), ("flashinfer", "nvfp4", ("--flashinfer-combine-dtype", "fp8"))):
+        setattr(GpuDemo, f"test_{label}_tp2_dp2_{a2a}_{rows}",
+                lambda self, d=demo_name, a2a=a2a, rows=rows, more=more: self.check_accuracy_of_ranks(
+                    d, "--tp", "2", "--dp", "2", "--enable-dp-attention", "--moe-a2a-backend", a2a,
+                    f"--{a2a}-dispatcher-output-dtype", rows, *more))
 GpuDemo.test_quantised_activations_logits = lambda self: self.check_logits("demo-dsv3-nvfp4", "w4a4", W4A4)
 
 

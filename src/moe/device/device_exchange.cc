@@ -14,6 +14,27 @@ bool exchanges_rows(const MoePlan& plan) {
          (plan.problem().layout.dp > 1 || plan.a2a()->name != std::string_view("none"));
 }
 
+namespace {
+
+A2aRowFormat row_format(Payload payload) {
+  switch (payload) {
+    case Payload::kAct:
+      return A2aRowFormat::kBf16;
+    case Payload::kFp8:
+      return A2aRowFormat::kFp8;
+    case Payload::kNvfp4:
+      return A2aRowFormat::kNvfp4;
+  }
+  return A2aRowFormat::kBf16;
+}
+
+}  // namespace
+
+int64_t lane_batch_bytes(const MoePlan& plan, int64_t max_tokens) {
+  if (!exchanges_rows(plan) || plan.a2a_settings().payload == Payload::kAct) return 0;
+  return Arena::padded(max_tokens * plan.problem().hidden_size * 2) + Arena::padded(max_tokens * 4);
+}
+
 // A batch of lanes is at most as large as a group's batch, so that it fits in the workspace of a layer.
 Result<DeviceExchangeSize> device_exchange_size(const MoePlan& plan, int64_t max_group_rows) {
   const MoeProblem& p = plan.problem();
@@ -24,8 +45,12 @@ Result<DeviceExchangeSize> device_exchange_size(const MoePlan& plan, int64_t max
                 .top_k = p.top_k,
                 .num_experts = p.num_experts,
                 .experts_per_rank = layout.ep == 1 ? 0 : p.num_experts / layout.ep,
-                .slots_return = protocol == "deepep",
-                .f32_sums = protocol == "none"};
+                .row_format = row_format(plan.a2a_settings().payload),
+                .result_format = protocol == "none" ? A2aResultFormat::kF32
+                                 : plan.a2a_settings().combine_payload == CombinePayload::kFp8
+                                     ? A2aResultFormat::kFp8
+                                     : A2aResultFormat::kBf16,
+                .slots_return = protocol == "deepep"};
   const int64_t budget = plan.a2a_settings().memory_budget;
   const auto bytes = [&](int64_t tokens) { return a2a_area(size.shape, layout.tp, tokens).num_bytes; };
   if (bytes(1) > budget)
@@ -62,19 +87,27 @@ A2aRound DeviceExchange::send(const ExchangeTokens& tokens, int64_t round) const
                       .num_filled = tokens.num_filled,
                       .first_token = tokens.first + own,
                       .ids = tokens.ids + own * k,
-                      .weights = tokens.weights + own * k};
+                      .weights = tokens.weights + own * k,
+                      .nvfp4_scale = tokens.nvfp4_scale};
   cuda_a2a_ops()->send(made, tokens.x + own * h);
   return made;
 }
 
-void DeviceExchange::wait(const A2aRound& round) const { cuda_a2a_ops()->wait(round); }
-
-DeviceExchange::Batch DeviceExchange::batch(const A2aRound& round) const {
+LaneBatch DeviceExchange::wait(const A2aRound& round, bool takes_nvfp4, Arena& scratch) const {
   uint8_t* const memory = round.group.regions[round.group.rank] + round.group.layout.exchange;
-  const int64_t lanes = world_->size() * round.num_tokens;
-  return {{memory + size_.area.rows, DType::kBF16, lanes, size_.shape.hidden_size},
-          reinterpret_cast<const int32_t*>(memory + size_.area.ids),
-          reinterpret_cast<const float*>(memory + size_.area.weights)};
+  const int64_t lanes = world_->size() * round.num_tokens, h = size_.shape.hidden_size;
+  LaneBatch batch{.x = {memory + size_.area.rows, DType::kBF16, lanes, h},
+                  .ids = reinterpret_cast<const int32_t*>(memory + size_.area.ids),
+                  .weights = reinterpret_cast<const float*>(memory + size_.area.weights)};
+  A2aDecoded decoded;
+  if (size_.shape.row_format != A2aRowFormat::kBf16) {
+    batch.x.data = decoded.rows = scratch.take<bf16>(lanes * h);
+    batch.x_is_nvfp4 = decoded.keeps_nvfp4 = takes_nvfp4 && size_.shape.row_format == A2aRowFormat::kNvfp4;
+    if (batch.x_is_nvfp4 && round.nvfp4_scale == nullptr)
+      batch.x_row_scales = decoded.tensor_scales = scratch.take<float>(lanes);
+  }
+  cuda_a2a_ops()->wait(round, decoded);
+  return batch;
 }
 
 A2aRound DeviceExchange::returning(const A2aRound& round) const {

@@ -33,7 +33,20 @@ struct ExchangeTokens {
   const bf16* x = nullptr;              // [num_own, H]
   const int32_t* ids = nullptr;         // [num_own, K]
   const float* weights = nullptr;       // [num_own, K]
+  const float* nvfp4_scale = nullptr;   // A2aRound::nvfp4_scale
 };
+
+// The rows that arrived, as the batch of a layer.
+struct LaneBatch {
+  ActRows x;                            // [R T, H] bf16
+  bool x_is_nvfp4 = false;              // x holds NVFP4 values: code * block scale
+  const float* x_row_scales = nullptr;  // [R T] or null: row r has the value x[r] * x_row_scales[r]
+  const int32_t* ids = nullptr;         // [R T, K]: global
+  const float* weights = nullptr;       // [R T, K]
+};
+
+// Scratch bytes of DeviceExchange::wait() for batches of up to max_tokens tokens.
+int64_t lane_batch_bytes(const MoePlan& plan, int64_t max_tokens);
 
 class DeviceExchange {
  public:
@@ -46,16 +59,12 @@ class DeviceExchange {
   int64_t max_batch_tokens() const { return world_->size() * size_.max_tokens; }
 
   int64_t num_rounds(const ExchangeTokens& tokens) const;
-  // Sends the tokens of round `round`; then, in this order: wait(), the experts on batch(), give_back() and
+  // Sends the tokens of round `round`; then, in this order: wait(), the experts on the batch, give_back() and
   // add(). All only enqueue.
   A2aRound send(const ExchangeTokens& tokens, int64_t round) const;
-  void wait(const A2aRound& round) const;
-  struct Batch {
-    ActRows x;                       // [R T, H] bf16
-    const int32_t* ids = nullptr;    // [R T, K]: global
-    const float* weights = nullptr;  // [R T, K]
-  };
-  Batch batch(const A2aRound& round) const;
+  // Rows that arrive as NVFP4 become bf16 values; with `takes_nvfp4`, their tensor scales are not applied but
+  // returned (if each row has one). The batch is in the lanes and in scratch memory.
+  LaneBatch wait(const A2aRound& round, bool takes_nvfp4, Arena& scratch) const;
   void give_back(const A2aRound& round, const A2aResults& results) const;
   // The round for a layer that gives its rows back itself (DeviceMoeArgs::give_back).
   A2aRound returning(const A2aRound& round) const;

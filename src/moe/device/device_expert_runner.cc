@@ -64,7 +64,7 @@ void DeviceExpertRunner::run_device_experts(const ActRows& x, const DeviceSlots&
     tactic(args).layer(args);
   } else {
     const DeviceRows rows = sort_rows(*ops_, slots, t.num_experts, scratch);
-    ops_->combine({.y = quantised_pass(*ops_, experts_, slots, rows, x, scratch),
+    ops_->combine({.y = quantised_pass(*ops_, experts_, slots, rows, {.x = x}, scratch),
                    .row_of_slot = rows.row_of_slot,
                    .weights = weights,
                    .num_tokens = slots.num_tokens,
@@ -80,15 +80,20 @@ int64_t DeviceExpertRunner::returned_sums_bytes() const {
   return Arena::padded(kMostSummedTokens * experts_.tiles().hidden_size * 4);
 }
 
+const float* DeviceExpertRunner::nvfp4_scale() const {
+  return is_w4a4() && experts_.numerics().a1 == ActScaleChoice::kScalar ? experts_.a1() : nullptr;
+}
+
 void DeviceExpertRunner::run_on_lanes(const DeviceExchange& exchange, const A2aRound& round,
                                       DeviceSlots slots, Arena& scratch) const {
-  const DeviceExchange::Batch batch = exchange.batch(round);
   const int64_t mark = scratch.used_bytes();
+  const LaneBatch batch = exchange.wait(round, is_w4a4(), scratch);
   slots.ids = batch.ids;
   slots.num_tokens = batch.x.rows;
   if (is_w4a4()) {
     const DeviceRows rows = sort_rows(*ops_, slots, experts_.tiles().num_experts, scratch);
-    const float* y = quantised_pass(*ops_, experts_, slots, rows, batch.x, scratch);
+    const float* y = quantised_pass(*ops_, experts_, slots, rows,
+                                    {batch.x, batch.x_is_nvfp4, batch.x_row_scales}, scratch);
     exchange.give_back(round, {.y = y, .row_of_slot = rows.row_of_slot});
   } else {
     DeviceMoeArgs args = layer_args(batch.x, slots, batch.weights, scratch);

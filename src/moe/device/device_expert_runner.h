@@ -25,11 +25,15 @@ class DeviceExpertRunner {
   // device memory; enqueued on the current stream.
   void run_device_experts(const ActRows& x, const DeviceSlots& slots, const float* weights, float* out,
                           bool accumulate, Arena& scratch) const;
-  // For a batch of lanes (slots.ids and num_tokens are taken from it): the results go back to the tokens'
-  // ranks. It needs scratch_bytes() of the batch, and returned_sums_bytes().
+  // Waits for a round's rows, runs the experts on them (slots.ids and num_tokens are taken from the round),
+  // and gives the results back to the tokens' ranks. It needs scratch_bytes() and lane_batch_bytes() of the
+  // batch, and returned_sums_bytes().
   void run_on_lanes(const DeviceExchange& exchange, const A2aRound& round, DeviceSlots slots,
                     Arena& scratch) const;
   int64_t returned_sums_bytes() const;
+  // The scale with which w4a4 quantises x, [1] in device memory; null if each row has one, and in other
+  // schemes.
+  const float* nvfp4_scale() const;
 
  private:
   // w4a4 runs kernel by kernel (device_pass.h); in other schemes a tactic runs the whole layer.

@@ -88,9 +88,10 @@ class DeviceLayer final : public MoeLayer {
     const int64_t shared = shared_.exists() ? Arena::padded(max_tokens * router_.hidden_size * 4) +
                                                   shared_.scratch_bytes(max_tokens)
                                             : 0;
-    const int64_t sums = exchanges_rows(plan_) ? experts_.returned_sums_bytes() : 0;
+    const int64_t lanes =
+        exchanges_rows(plan_) ? experts_.returned_sums_bytes() + lane_batch_bytes(plan_, max_tokens) : 0;
     return router_.scratch_bytes(max_tokens) +
-           std::max(experts_.scratch_bytes(max_tokens, router_.rule.top_k) + sums, shared);
+           std::max(experts_.scratch_bytes(max_tokens, router_.rule.top_k) + lanes, shared);
   }
   int64_t weight_bytes() const override {
     return router_.weight.num_bytes() + experts_.weight_bytes() + shared_.weight_bytes();
@@ -137,12 +138,12 @@ class DeviceLayer final : public MoeLayer {
                                 .num_filled = args.num_counted,
                                 .x = static_cast<const bf16*>(args.x.data) + own.first * h,
                                 .ids = routes.ids + own.first * k,
-                                .weights = routes.weights + own.first * k};
+                                .weights = routes.weights + own.first * k,
+                                .nvfp4_scale = experts_.nvfp4_scale()};
     const int64_t rounds = args.exchange->num_rounds(tokens);
     for (int64_t i = 0; i < rounds; ++i) {
       const A2aRound round = args.exchange->send(tokens, i);
       if (i == 0) add_shared(args, own, sum, scratch, pool);  // while rows are on their way
-      args.exchange->wait(round);
       experts_.run_on_lanes(*args.exchange, round, local_slots(), scratch);
       args.exchange->add(round, sum);
     }

@@ -98,19 +98,23 @@ int64_t quantised_pass_bytes(const DeviceExperts& experts, int64_t max_tokens, i
 }
 
 const float* quantised_pass(const DeviceMoeOps& ops, const DeviceExperts& experts, const DeviceSlots& slots,
-                            const DeviceRows& rows, const ActRows& x, Arena& scratch) {
+                            const DeviceRows& rows, const QuantisedPassInput& input, Arena& scratch) {
   const TiledExperts& t = experts.tiles();
   const int64_t num_slots = slots.num_slots();
   const QuantScale a1 = {experts.numerics().a1, experts.a1()}, a2 = {experts.numerics().a2, experts.a2()};
   // Each token is quantised once; the GEMM gathers the rows.
-  const Operand in = take_operand(experts, a1, x.rows, x.cols, scratch);
-  ops.quantize(quant_args(experts, a1, x, in));
   DeviceExpertArgs args{.experts = t,
                         .rows = rows,
                         .num_tokens = slots.num_tokens,
                         .topk = slots.topk,
-                        .x = in.rows,
-                        .x_row_scales = in.scales};
+                        .x = input.x,
+                        .x_row_scales = input.row_scales};
+  if (!input.x_is_nvfp4) {
+    const Operand in = take_operand(experts, a1, input.x.rows, input.x.cols, scratch);
+    ops.quantize(quant_args(experts, a1, input.x, in));
+    args.x = in.rows;
+    args.x_row_scales = in.scales;
+  }
   args.intermediate = take_rows(scratch, num_slots, t.intermediate_size, intermediate_dtype(experts));
   ops.gate_up(args);
   const Operand h = take_operand(experts, a2, num_slots, t.intermediate_size, scratch);

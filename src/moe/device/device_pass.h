@@ -23,11 +23,19 @@ int64_t device_rows_bytes(int64_t num_slots, int64_t num_experts);
 // Sorts the slots by expert; the result is in scratch memory.
 DeviceRows sort_rows(const DeviceMoeOps& ops, const DeviceSlots& slots, int64_t num_experts, Arena& scratch);
 
-// Both GEMMs of w4a4 over sorted rows of x [T, H] bf16. Returns the rows' outputs [num_slots, H] f32, without
+// The input of w4a4's layers: rows of bf16, or of NVFP4 values with the scales that multiply their sums.
+struct QuantisedPassInput {
+  ActRows x;                // [T, H] bf16
+  bool x_is_nvfp4 = false;  // code * block scale
+  const float* row_scales =
+      nullptr;  // [T], only with x_is_nvfp4; null: the layer's scalar a1, as part of alpha
+};
+
+// Both GEMMs of w4a4 over sorted rows of `input`. Returns the rows' outputs [num_slots, H] f32, without
 // router weights, in scratch memory.
 int64_t quantised_pass_bytes(const DeviceExperts& experts, int64_t max_tokens, int64_t topk);
 const float* quantised_pass(const DeviceMoeOps& ops, const DeviceExperts& experts, const DeviceSlots& slots,
-                            const DeviceRows& rows, const ActRows& x, Arena& scratch);
+                            const DeviceRows& rows, const QuantisedPassInput& input, Arena& scratch);
 
 // The down GEMM of one matrix on the tokens in order, in any scheme: out [T, N] f32 = x W^T + bias.
 int64_t linear_pass_bytes(const DeviceExperts& matrix, int64_t max_tokens);

@@ -88,19 +88,9 @@ Status check_gpu_ranks(const MoeProblem& p, const MoeChoice& c) {
 }
 
 // Rows between GPUs are bf16.
-Status check_gpu_rows(const MoeProblem& p, const MoeChoice& c) {
-  if (p.device != DeviceKind::kCuda || c.a2a == "none") return {};
-  const auto is_bf16 = [](const std::string& name) { return name == "auto" || name == "bf16"; };
-  const std::string& payload = c.a2a == "deepep" ? c.deepep_payload : c.flashinfer_payload;
-  if (!is_bf16(payload))
-    return refuse("payload " + payload, "on device=cuda: this version's GPUs send bf16 rows",
-                  "--" + c.a2a + "-dispatcher-output-dtype bf16");
-  if (c.a2a == "flashinfer" && !is_bf16(c.flashinfer_combine))
-    return refuse("flashinfer_combine=" + c.flashinfer_combine,
-                  "on device=cuda: this version's GPUs return bf16 rows", "--flashinfer-combine-dtype bf16");
-  if (c.a2a_checksum)
-    return refuse("a2a_checksum", "on device=cuda: the links check what they carry", "no --a2a-checksum");
-  return {};
+Status check_gpu_checksum(const MoeProblem& p, const MoeChoice& c) {
+  if (p.device != DeviceKind::kCuda || !c.a2a_checksum) return {};
+  return refuse("a2a_checksum", "on device=cuda: the links check what they carry", "no --a2a-checksum");
 }
 
 Status check_dense_quant(const MoeProblem& p, const MoeChoice& c) {
@@ -118,7 +108,7 @@ constexpr LegalityRule kRules[] = {
     {"ep_divides_experts", "experts that are not a multiple of ep", check_ep_divides_experts},
     {"shard_blocks", "tensor-parallel experts with fewer scale blocks of I than ranks", check_shard_blocks},
     {"gpu_ranks", "several deterministic ranks, or MPI, on GPUs", check_gpu_ranks},
-    {"gpu_rows", "a2a rows on GPUs in fp8 or nvfp4, or with checksums", check_gpu_rows},
+    {"gpu_checksum", "checksums of a2a rows on GPUs", check_gpu_checksum},
     {"dense_quant", "8-bit dense layers on a GPU", check_dense_quant},
     {"deepep_mode", "deepep_mode normal", check_deepep_mode},
 };

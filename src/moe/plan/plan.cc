@@ -126,8 +126,7 @@ Status check_alias_format(const MoeProblem& p, const MoeChoice& c) {
 
 // Encoding of dispatched rows. By default, rows that every runner would quantise to NVFP4 with one scale are
 // sent as NVFP4 where SGLang does so; this loses nothing.
-Payload choose_payload(const MoeProblem& p, const MoeChoice& c, const Numerics& n, const A2aRow& a2a) {
-  if (p.device == DeviceKind::kCuda) return Payload::kAct;
+Payload choose_payload(const MoeChoice& c, const Numerics& n, const A2aRow& a2a) {
   const bool quantised = n.scheme == Scheme::kW4A4 && n.a1 == ActScaleChoice::kScalar;
   const Payload implied = quantised && a2a.payloads.has(Payload::kNvfp4) ? Payload::kNvfp4 : Payload::kAct;
   if (c.a2a == "none") return c.dp > 1 && !c.disable_fp4_allgather ? implied : Payload::kAct;
@@ -136,9 +135,8 @@ Payload choose_payload(const MoeProblem& p, const MoeChoice& c, const Numerics& 
   return name == "fp8" ? Payload::kFp8 : name == "nvfp4" ? Payload::kNvfp4 : Payload::kAct;
 }
 
-Result<A2aSettings> choose_a2a_settings(const MoeProblem& p, const MoeChoice& c, const Numerics& n,
-                                        const A2aRow& a2a) {
-  A2aSettings settings{.payload = choose_payload(p, c, n, a2a),
+Result<A2aSettings> choose_a2a_settings(const MoeChoice& c, const Numerics& n, const A2aRow& a2a) {
+  A2aSettings settings{.payload = choose_payload(c, n, a2a),
                        .deterministic = c.deterministic,
                        .checksum = c.a2a_checksum,
                        .memory_budget = c.a2a_memory_budget};
@@ -242,7 +240,7 @@ Result<MoePlan> plan_moe(const MoeProblem& problem, const MoeChoice& choice) {
   FP4MOE_RETURN_IF_ERROR(check_numerics(problem, choice, plan.numerics_));
   FP4MOE_RETURN_IF_ERROR(check_alias_format(problem, choice));
   FP4MOE_ASSIGN_OR_RETURN(plan.a2a_settings_,
-                          choose_a2a_settings(plan.problem_, choice, plan.numerics_, *plan.a2a_));
+                          choose_a2a_settings(choice, plan.numerics_, *plan.a2a_));
   for (const A2aRow& row : a2a_rows())
     if (&row != plan.a2a_) plan.verdicts_.push_back({"a2a", row.name, why_not_a2a(row, choice)});
   FP4MOE_RETURN_IF_ERROR(plan.choose_runner(choice));

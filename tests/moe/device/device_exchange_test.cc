@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <limits>
 #include <map>
 #include <optional>
 #include <random>
@@ -13,6 +15,9 @@
 #include <vector>
 
 #include "comm/gpu_ranks.h"
+#include "formats/e4m3.h"
+#include "formats/fp8.h"
+#include "formats/nvfp4.h"
 #include "kernels/dense_case.h"
 #include "support/compare.h"
 
@@ -24,17 +29,69 @@ constexpr int64_t kExperts = 24, kTopk = 5;
 // What the experts' kernels hand to give_back().
 enum class From { kRowsBf16, kRowsF32, kSums };
 
+// How the NVFP4 rows of a protocol are scaled, and what the layer takes.
+enum class Nvfp4 { kOff, kPerRow, kPerRowKept, kScalar, kScalarKept };
+
 struct Protocol {
   const char* name;
-  bool slots_return, f32_sums, whole_experts;
+  bool slots_return, whole_experts;
+  A2aResultFormat result_format;
   From from;
+  A2aRowFormat row_format = A2aRowFormat::kBf16;
+  Nvfp4 nvfp4 = Nvfp4::kOff;
 };
+constexpr auto kResultF32 = A2aResultFormat::kF32;
+constexpr auto kResultBf16 = A2aResultFormat::kBf16;
+constexpr auto kResultFp8 = A2aResultFormat::kFp8;
 constexpr Protocol kProtocols[] = {
-    {"deepep", true, false, true, From::kRowsBf16},      {"deepep_w4a4", true, false, true, From::kRowsF32},
-    {"flashinfer", false, false, true, From::kRowsBf16}, {"flashinfer_sums", false, false, true, From::kSums},
-    {"none_ep", false, true, true, From::kRowsF32},      {"none_tp", false, true, false, From::kRowsBf16},
-    {"none_tp_sums", false, true, false, From::kSums},
+    {"deepep", true, true, kResultBf16, From::kRowsBf16},
+    {"deepep_w4a4", true, true, kResultBf16, From::kRowsF32},
+    {"flashinfer", false, true, kResultBf16, From::kRowsBf16},
+    {"flashinfer_sums", false, true, kResultBf16, From::kSums},
+    {"none_ep", false, true, kResultF32, From::kRowsF32},
+    {"none_tp", false, false, kResultF32, From::kRowsBf16},
+    {"none_tp_sums", false, false, kResultF32, From::kSums},
+    {"none_slots", true, true, kResultF32, From::kRowsF32},
+    {"fp8_rows", true, true, kResultBf16, From::kRowsBf16, A2aRowFormat::kFp8},
+    {"fp8_results", false, true, kResultFp8, From::kRowsBf16},
+    {"nvfp4_per_row", true, true, kResultBf16, From::kRowsBf16, A2aRowFormat::kNvfp4, Nvfp4::kPerRow},
+    {"nvfp4_per_row_kept", false, true, kResultFp8, From::kSums, A2aRowFormat::kNvfp4, Nvfp4::kPerRowKept},
+    {"nvfp4_scalar", false, true, kResultBf16, From::kRowsF32, A2aRowFormat::kNvfp4, Nvfp4::kScalar},
+    {"nvfp4_scalar_kept", false, false, kResultF32, From::kRowsF32, A2aRowFormat::kNvfp4, Nvfp4::kScalarKept},
 };
+constexpr float kEncodeScale = 300.5f;
+
+// A row as it arrives, by the functions of formats/: bf16 values, and the scale by which the layer
+// multiplies.
+struct ArrivedRow {
+  std::vector<bf16> x;
+  float scale = 1;
+};
+ArrivedRow arrived(const Protocol& protocol, const bf16* x, int64_t cols) {
+  const auto n = static_cast<size_t>(cols);
+  ArrivedRow row{std::vector<bf16>(x, x + cols)};
+  if (protocol.row_format == A2aRowFormat::kFp8) {
+    std::vector<uint8_t> codes(n);
+    std::vector<float> scales(static_cast<size_t>(fp8_num_groups(cols)));
+    fp8_quantize_row(x, cols, codes.data(), scales.data());
+    for (size_t i = 0; i < n; ++i)
+      row.x[i] = float_to_bf16(e4m3_decode(codes[i]) * scales[i / static_cast<size_t>(kFp8Group)]);
+  } else if (protocol.row_format == A2aRowFormat::kNvfp4) {
+    const bool per_row = protocol.nvfp4 == Nvfp4::kPerRow || protocol.nvfp4 == Nvfp4::kPerRowKept;
+    const bool kept = protocol.nvfp4 == Nvfp4::kPerRowKept || protocol.nvfp4 == Nvfp4::kScalarKept;
+    std::vector<uint8_t> codes(n / 2), scales(n / kNvfp4Block);
+    DecodeScale scale = to_decode(EncodeScale{kEncodeScale});
+    if (per_row)
+      scale = nvfp4_quantize_row_per_token(x, cols, codes.data(), scales.data());
+    else
+      nvfp4_quantize_row(x, cols, EncodeScale{kEncodeScale}, codes.data(), scales.data());
+    std::vector<float> values(n);
+    nvfp4_dequantize_row(codes.data(), scales.data(), cols, kept ? DecodeScale{1} : scale, values.data());
+    row.x = to_bf16(values);
+    row.scale = scale.value;
+  }
+  return row;
+}
 
 // One rank's tokens and, per round, its lanes' results.
 struct RankTokens {
@@ -55,12 +112,17 @@ class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol>>
                          .top_k = kTopk,
                          .num_experts = kExperts,
                          .experts_per_rank = protocol().whole_experts ? kExperts / num_ranks() : 0,
-                         .slots_return = protocol().slots_return,
-                         .f32_sums = protocol().f32_sums};
+                         .row_format = protocol().row_format,
+                         .result_format = protocol().result_format,
+                         .slots_return = protocol().slots_return};
     size_ = {shape, max_tokens, a2a_area(shape, num_ranks(), max_tokens)};
     group_.emplace(num_ranks(), DeviceRegion{.offset = 256, .exchange_bytes = size_.area.num_bytes});
     exchanges_.clear();
     for (const auto& rank : group_->ranks) exchanges_.emplace_back(size_, *rank->group);
+    scratch_.clear();
+    nvfp4_scale_ = on_device(std::vector<float>{kEncodeScale});
+    const int64_t bytes = num_ranks() * max_tokens * (hidden * 2 + 4) + 512;
+    for (int r = 0; r < num_ranks(); ++r) scratch_.push_back(Arena::make(bytes, device_memory()).value());
   }
 
   // Numbers of tokens that differ between ranks, one of them idle; ids that are no expert; padding.
@@ -79,6 +141,7 @@ class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol>>
         t.weights.push_back(static_cast<float>(random_() % 1000) / 1000);
       }
       t.x = to_bf16(random_floats(t.num_own * size_.shape.hidden_size, random_()));
+      add_special_rows(t);
       t.before = random_floats(t.num_own * size_.shape.hidden_size, random_());
       t.expected = t.before;
     }
@@ -96,15 +159,29 @@ class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol>>
     });
   }
 
+  // Zeros, NaN, infinity, a block without magnitude: what the formats define.
+  void add_special_rows(RankTokens& t) const {
+    if (t.num_own < 4 || protocol().row_format == A2aRowFormat::kBf16) return;
+    const auto row = [&](int64_t i) { return t.x.begin() + i * size_.shape.hidden_size; };
+    std::fill(row(0), row(1), float_to_bf16(0.0f));
+    *row(1) = float_to_bf16(std::numeric_limits<float>::quiet_NaN());
+    *(row(2) + 5) = float_to_bf16(-std::numeric_limits<float>::infinity());
+    std::fill(row(3), row(3) + 16, float_to_bf16(-0.0f));
+  }
+
   void run(int64_t most) {
     const int64_t rounds = (most + size_.max_tokens - 1) / size_.max_tokens;
     for (int64_t round = 0; round < rounds; ++round) {
       std::vector<A2aRound> sent;
+      batches_.clear();
       group_->for_each([&](int r, DeviceCommunicator&) {
         const DeviceExchange& exchange = exchanges_[static_cast<size_t>(r)];
         EXPECT_EQ(exchange.num_rounds(inputs(r, most)), rounds);
         sent.push_back(exchange.send(inputs(r, most), round));
-        exchange.wait(sent.back());
+        Arena& arena = scratch_[static_cast<size_t>(r)];
+        arena.reset();
+        const bool kept = protocol().nvfp4 == Nvfp4::kPerRowKept || protocol().nvfp4 == Nvfp4::kScalarKept;
+        batches_.push_back(exchange.wait(sent.back(), kept, arena));
       });
       group_->expect_ok();
       check_lanes(sent, round);
@@ -135,7 +212,10 @@ class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol>>
             .num_filled = t.on_gpu_filled.as<int32_t>(),
             .x = t.on_gpu_x.as<bf16>(),
             .ids = t.on_gpu_ids.as<int32_t>(),
-            .weights = t.on_gpu_weights.as<float>()};
+            .weights = t.on_gpu_weights.as<float>(),
+            .nvfp4_scale = protocol().nvfp4 == Nvfp4::kScalar || protocol().nvfp4 == Nvfp4::kScalarKept
+                               ? nvfp4_scale_.as<float>()
+                               : nullptr};
   }
   // The id of a token's slot, -1 if it is not an expert or padding.
   int32_t id_of(int rank, int64_t token, int64_t k) const {
@@ -158,10 +238,15 @@ class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol>>
     const int64_t h = size_.shape.hidden_size;
     for (int r = 0; r < num_ranks(); ++r) {
       const A2aRound& a = sent[static_cast<size_t>(r)];
-      const DeviceExchange::Batch batch = exchanges_[static_cast<size_t>(r)].batch(a);
+      const LaneBatch& batch = batches_[static_cast<size_t>(r)];
       ASSERT_EQ(batch.x.rows, num_ranks() * a.num_tokens);
       std::vector<bf16> x(static_cast<size_t>(batch.x.rows * h));
       std::vector<int32_t> ids(static_cast<size_t>(batch.x.rows * kTopk));
+      std::vector<float> scales(static_cast<size_t>(batch.x.rows));
+      EXPECT_EQ(batch.x_row_scales != nullptr, protocol().nvfp4 == Nvfp4::kPerRowKept);
+      if (batch.x_row_scales != nullptr) {
+        ASSERT_TRUE(device_memory().download(scales.data(), batch.x_row_scales, std::ssize(scales) * 4).ok());
+      }
       ASSERT_TRUE(device_memory().download(x.data(), batch.x.data, std::ssize(x) * 2).ok());
       ASSERT_TRUE(device_memory().download(ids.data(), batch.ids, std::ssize(ids) * 4).ok());
       for (int64_t lane = 0; lane < batch.x.rows; ++lane) {
@@ -170,8 +255,14 @@ class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol>>
         for (int64_t k = 0; k < kTopk; ++k)
           ASSERT_EQ(ids[static_cast<size_t>(lane * kTopk + k)], id_of(source, token, k)) << lane;
         if (!goes_to(source, token, r)) continue;
-        const auto* const row = tokens_[static_cast<size_t>(source)].x.data() + token * h;
-        ASSERT_TRUE(std::equal(row, row + h, x.data() + lane * h)) << "rank " << r << ", lane " << lane;
+        const ArrivedRow row =
+            arrived(protocol(), tokens_[static_cast<size_t>(source)].x.data() + token * h, h);
+        for (int64_t c = 0; c < h; ++c)
+          ASSERT_TRUE(same_value(x[static_cast<size_t>(lane * h + c)], row.x[static_cast<size_t>(c)]))
+              << "rank " << r << ", lane " << lane << ", column " << c;
+        if (batch.x_row_scales != nullptr) {
+          ASSERT_EQ(scales[static_cast<size_t>(lane)], row.scale) << "rank " << r << ", lane " << lane;
+        }
       }
     }
   }
@@ -181,7 +272,9 @@ class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol>>
     const int64_t h = size_.shape.hidden_size, lanes = num_ranks() * a.num_tokens;
     const DeviceExchange& exchange = exchanges_[static_cast<size_t>(rank)];
     std::vector<int32_t> ids(static_cast<size_t>(lanes * kTopk));
-    ASSERT_TRUE(device_memory().download(ids.data(), exchange.batch(a).ids, std::ssize(ids) * 4).ok());
+    ASSERT_TRUE(device_memory()
+                    .download(ids.data(), batches_[static_cast<size_t>(rank)].ids, std::ssize(ids) * 4)
+                    .ok());
     Results& results = results_[rank];
     results = {.num_tokens = a.num_tokens};
     if (protocol().from == From::kSums) {
@@ -245,11 +338,26 @@ class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol>>
           if (is_local(id_of(rank, token, k), r))
             part = std::fma(weight_of(rank, token, k), from.slot(rank, at, k, column, h()), part);
       }
-      sum += protocol().f32_sums ? part : rounded(part);
+      sum += rounded(part);
     }
     return sum;
   }
-  static float rounded(float v) { return bf16_to_float(float_to_bf16(v)); }
+  // Bits, except that the sign and payload of a NaN are free.
+  static bool same_value(bf16 a, bf16 b) {
+    const float x = bf16_to_float(a), y = bf16_to_float(b);
+    return std::isnan(x) ? std::isnan(y) : std::memcmp(&a, &b, sizeof a) == 0;
+  }
+  float rounded(float v) const {
+    switch (protocol().result_format) {
+      case A2aResultFormat::kF32:
+        return v;
+      case A2aResultFormat::kBf16:
+        return bf16_to_float(float_to_bf16(v));
+      case A2aResultFormat::kFp8:
+        return e4m3_decode(e4m3_encode(v));
+    }
+    return v;
+  }
   int64_t h() const { return size_.shape.hidden_size; }
 
   struct Results {
@@ -269,12 +377,17 @@ class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol>>
   std::optional<TestGroup> group_;
   std::vector<DeviceExchange> exchanges_;
   std::vector<RankTokens> tokens_;
+  std::vector<Arena> scratch_;      // of each rank
+  std::vector<LaneBatch> batches_;  // of the round
+  Buffer nvfp4_scale_;
   std::mt19937_64 random_{7};
 };
 
 TEST_P(DeviceExchanges, EveryRowAndResultArrives) {
   for (const auto& [hidden, max_tokens, most] :
-       {std::tuple{64, 7, 20}, std::tuple{2880, 16, 16}, std::tuple{8, 300, 290}, std::tuple{7168, 4, 1}}) {
+       {std::tuple{64, 7, 20}, std::tuple{2880, 16, 16}, std::tuple{8, 300, 290}, std::tuple{7168, 4, 1},
+        std::tuple{208, 33, 33}}) {
+    if (protocol().row_format == A2aRowFormat::kNvfp4 && hidden % kNvfp4Block != 0) continue;
     make(hidden, max_tokens);
     for (int repeat = 0; repeat < 3; ++repeat) {  // the memory of earlier rounds is used again
       draw_tokens(most);

@@ -10,9 +10,9 @@
 
 #include "base/check.h"
 #include "formats/e2m1.h"
-#include "formats/e4m3.h"
 #include "kernels/cuda/experts/act_quant_fp8.h"
 #include "kernels/cuda/ptx/launch.h"
+#include "kernels/cuda/ptx/nvfp4_block.cuh"
 #include "kernels/cuda/ptx/ptx_sm90.cuh"
 #include "kernels/device_act_quant.h"
 
@@ -21,7 +21,6 @@ namespace {
 
 constexpr int kMaxThreads = 256;
 constexpr int kPiece = 16;  // elements that a thread has at once: a block
-constexpr float kFltMax = 3.402823466e38f;
 
 // The source row of x that a thread block processes, and its expert.
 struct RowIds {
@@ -104,15 +103,12 @@ __device__ float row_amax(const ActRows& x, int64_t source, float (&v)[kPiece]) 
 
 // formats/nvfp4.h: 16 elements -> code * block scale. encode is the tensor scale, decode its reciprocal.
 __device__ void store_nvfp4(const float (&v)[kPiece], float encode, float decode, bf16* out) {
-  const float amax = piece_amax(v);
-  const float scale =
-      amax == 0 ? 0.0f : e4m3_decode(e4m3_encode(__fmul_rn(amax, __fmul_rn(encode, 1.0f / 6.0f))));
-  const float multiplier = amax == 0 ? 0.0f : fminf(__fdiv_rn(1.0f, __fmul_rn(scale, decode)), kFltMax);
+  const cuda::Nvfp4BlockScale scale = cuda::nvfp4_block_scale(piece_amax(v), encode, decode);
   uint32_t words[kPiece / 2];
 #pragma unroll
   for (int i = 0; i < kPiece; i += 2) {
-    const float low = e2m1_decode(e2m1_encode(__fmul_rn(v[i], multiplier))) * scale;
-    const float high = e2m1_decode(e2m1_encode(__fmul_rn(v[i + 1], multiplier))) * scale;
+    const float low = e2m1_decode(e2m1_encode(__fmul_rn(v[i], scale.multiplier))) * scale.value;
+    const float high = e2m1_decode(e2m1_encode(__fmul_rn(v[i + 1], scale.multiplier))) * scale.value;
     words[i / 2] = __float_as_uint(low) >> 16 | (__float_as_uint(high) & 0xffff0000u);
   }
   auto* to = reinterpret_cast<uint4*>(out);
@@ -132,8 +128,7 @@ __global__ void __launch_bounds__(kMaxThreads) act_quant_nvfp4(const DeviceActQu
   float encode, decode;
   if (a.kind == DeviceActQuantKind::kNvfp4PerToken) {
     const float amax = row_amax(a.x, ids.source, v);
-    encode = fminf(__fdiv_rn(2688.0f, amax), kFltMax);
-    if (encode == 0) encode = 1;
+    encode = cuda::nvfp4_row_encode_scale(amax);
     decode = __fdiv_rn(1.0f, encode);
     if (threadIdx.x == 0) a.row_scales[row] = amax == 0 ? 0 : decode;
   } else {

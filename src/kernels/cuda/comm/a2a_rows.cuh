@@ -1,0 +1,254 @@
+// The rows and results of an exchange in the ranks' memory (kernels/device_a2a.h): where they are, and their
+// formats. Device code only.
+#pragma once
+
+#include "formats/e2m1.h"
+#include "formats/e4m3.h"
+#include "kernels/cuda/comm/group.cuh"
+#include "kernels/cuda/ptx/nvfp4_block.cuh"
+#include "kernels/cuda/ptx/row_piece.cuh"
+#include "kernels/device_a2a.h"
+
+namespace fp4moe::cuda {
+
+constexpr int kThreads = 256, kColumns = kPieceColumns;
+constexpr int kGroupVectors = kFp8Group / kColumns, kBlockVectors = kNvfp4Block / kColumns;
+
+// A part of a row.
+struct Part {
+  int64_t row;
+  int piece;
+  int64_t begin, end;  // vectors of kColumns columns
+};
+template <class T>
+__device__ __forceinline__ T* exchange_memory(const CommGroup& group, int rank, int64_t offset) {
+  return reinterpret_cast<T*>(group.regions[rank] + group.layout.exchange + offset);
+}
+__device__ __forceinline__ uint8_t* lane_row(const A2aRound& a, int rank, int64_t lane) {
+  return exchange_memory<uint8_t>(a.group, rank, a.area.rows) + lane * a.shape.row_bytes();
+}
+__device__ __forceinline__ int32_t* lane_ids(const A2aRound& a, int rank, int64_t lane) {
+  return exchange_memory<int32_t>(a.group, rank, a.area.ids) + lane * a.shape.top_k;
+}
+__device__ __forceinline__ float* lane_weights(const A2aRound& a, int rank, int64_t lane) {
+  return exchange_memory<float>(a.group, rank, a.area.weights) + lane * a.shape.top_k;
+}
+
+__device__ __forceinline__ bool is_expert(const A2aShape& shape, int32_t id) {
+  return id >= 0 && id < shape.num_experts;
+}
+__device__ __forceinline__ bool is_filled(const A2aRound& a, int64_t token) {
+  return token < a.num_own && (a.num_filled == nullptr || a.first_token + token < *a.num_filled);
+}
+// The rank of an expert, which may be outside the group while it rehearses.
+__device__ __forceinline__ int rank_of(const A2aShape& shape, int32_t id) {
+  return id / static_cast<int32_t>(shape.experts_per_rank);
+}
+// The ranks that get the row of a token with these experts, as bits.
+__device__ __forceinline__ uint32_t ranks_of(const A2aRound& a, const int32_t* ids) {
+  const uint32_t all = (1u << a.group.size) - 1;
+  uint32_t ranks = 0;
+  for (int k = 0; k < static_cast<int>(a.shape.top_k); ++k)
+    if (is_expert(a.shape, ids[k]))
+      ranks |= a.shape.experts_per_rank == 0 ? all : 1u << rank_of(a.shape, ids[k]);
+  return ranks & all;
+}
+
+// Result `part` of a token, at its rank.
+template <class T>
+__device__ __forceinline__ T* result_of(const A2aRound& a, int rank, int64_t token, int64_t part) {
+  const int64_t place = token * a.shape.parts(a.group.size) + part;
+  return exchange_memory<T>(a.group, rank, a.area.returns) + place * a.shape.hidden_size;
+}
+
+// ---- results ---------------------------------------------------------------------------------------
+
+// A result that returns as FP8.
+struct E4m3 {
+  uint8_t code;
+};
+
+// The memory is written by other GPUs, so L1 is bypassed.
+__device__ __forceinline__ RowPiece load_piece(const float* p, int64_t vector) {
+  const auto* const v = reinterpret_cast<const float4*>(p) + 2 * vector;
+  return unpack_piece(__ldcg(v), __ldcg(v + 1));
+}
+__device__ __forceinline__ RowPiece load_piece(const bf16* p, int64_t vector) {
+  return unpack_piece(__ldcg(reinterpret_cast<const uint4*>(p) + vector));
+}
+__device__ __forceinline__ uint32_t e4m3_pair(float low, float high) {
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+__device__ __forceinline__ uint32_t byte_of(const uint2& bytes, int i) {
+  return (i < 4 ? bytes.x >> 8 * i : bytes.y >> 8 * (i - 4)) & 0xff;
+}
+__device__ __forceinline__ RowPiece load_piece(const E4m3* p, int64_t vector) {
+  const uint2 codes = __ldcg(reinterpret_cast<const uint2*>(p) + vector);
+  RowPiece piece;
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) piece.v[i] = e4m3_decode(static_cast<uint8_t>(byte_of(codes, i)));
+  return piece;
+}
+__device__ __forceinline__ void store_piece(E4m3* p, const RowPiece& s) {
+  *reinterpret_cast<uint2*>(p) = {e4m3_pair(s.v[0], s.v[1]) | e4m3_pair(s.v[2], s.v[3]) << 16,
+                                  e4m3_pair(s.v[4], s.v[5]) | e4m3_pair(s.v[6], s.v[7]) << 16};
+}
+
+// ---- rows ------------------------------------------------------------------------------------------
+
+// Calls store(lane's row) for each rank in the bits `ranks`.
+template <class Store>
+__device__ __forceinline__ void for_each_rank(const A2aRound& a, uint32_t ranks, int64_t lane,
+                                              const Store& store) {
+  for (; ranks != 0; ranks &= ranks - 1) store(lane_row(a, __ffs(ranks) - 1, lane));
+}
+
+__device__ __forceinline__ void copy_row(const A2aRound& a, const Part& part, const bf16* from,
+                                         uint32_t ranks, int64_t lane) {
+  for (int64_t v = part.begin + threadIdx.x; v < part.end; v += kThreads) {
+    const uint4 words = __ldcg(reinterpret_cast<const uint4*>(from) + v);
+    for_each_rank(a, ranks, lane, [&](uint8_t* row) { reinterpret_cast<uint4*>(row)[v] = words; });
+  }
+}
+
+// NaN elements are ignored.
+__device__ __forceinline__ float largest(const RowPiece& piece) {
+  float most = 0;
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) most = fmaxf(most, fabsf(piece.v[i]));
+  return most;
+}
+// Maximum over each kLanes neighbouring threads.
+template <int kLanes>
+__device__ __forceinline__ float largest_of_lanes(float most) {
+#pragma unroll
+  for (int i = kLanes / 2; i > 0; i /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, i));
+  return most;
+}
+
+// The largest magnitude in the row, found by the whole block.
+__device__ inline float largest_of_row(const bf16* row, int64_t vectors) {
+  __shared__ float warps[kThreads / 32];
+  float most = 0;
+  for (int64_t v = threadIdx.x; v < vectors; v += kThreads) most = fmaxf(most, largest(load_piece(row, v)));
+  most = largest_of_lanes<32>(most);
+  __syncthreads();  // the row before has been read
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = most;
+  __syncthreads();
+  most = warps[0];
+#pragma unroll
+  for (int i = 1; i < kThreads / 32; ++i) most = fmaxf(most, warps[i]);
+  return most;
+}
+
+// Eight columns as E4M3 codes of their group of 128, which half a warp has; `scale` is then the group's.
+__device__ __forceinline__ uint2 fp8_codes(const RowPiece& piece, float& scale) {
+  scale = __fdiv_rn(fminf(largest_of_lanes<kGroupVectors>(largest(piece)), kMaxFloat), kE4m3Max);
+  uint32_t pairs[4];
+#pragma unroll
+  for (int i = 0; i < kColumns; i += 2) {
+    const float low = scale == 0 ? __fmul_rn(piece.v[i], 0.0f) : __fdiv_rn(piece.v[i], scale);
+    const float high = scale == 0 ? __fmul_rn(piece.v[i + 1], 0.0f) : __fdiv_rn(piece.v[i + 1], scale);
+    pairs[i / 2] = e4m3_pair(low, high);
+  }
+  return {pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16};
+}
+
+// Eight columns as E2M1 codes of their block of 16, which two threads have.
+__device__ __forceinline__ uint32_t nvfp4_codes(const RowPiece& piece, float encode, float decode,
+                                                uint8_t& block_scale) {
+  const Nvfp4BlockScale scale =
+      nvfp4_block_scale(largest_of_lanes<kBlockVectors>(largest(piece)), encode, decode);
+  block_scale = scale.code;
+  uint32_t codes = 0;
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i)
+    codes |= uint32_t{e2m1_encode(__fmul_rn(piece.v[i], scale.multiplier))} << 4 * i;
+  return codes;
+}
+
+// Stores a part of a row, encoded once, in its lane at each of the ranks. Called by whole blocks.
+template <A2aRowFormat kFormat>
+__device__ void encode_row(const A2aRound& a, const Part& part, const bf16* from, uint32_t ranks,
+                           int64_t lane) {
+  const A2aShape& shape = a.shape;
+  float encode = 1, decode = 1;
+  if constexpr (kFormat == A2aRowFormat::kNvfp4) {
+    float tensor_scale;
+    if (a.nvfp4_scale != nullptr) {
+      encode = __ldg(a.nvfp4_scale);
+      tensor_scale = decode = __fdiv_rn(1.0f, encode);
+    } else {
+      const float most = largest_of_row(from, shape.hidden_size / kColumns);
+      encode = nvfp4_row_encode_scale(most);
+      decode = __fdiv_rn(1.0f, encode);
+      tensor_scale = most == 0 ? 0.0f : decode;
+    }
+    if (part.piece == 0 && threadIdx.x == 0)
+      for_each_rank(a, ranks, lane, [&](uint8_t* row) {
+        *reinterpret_cast<float*>(row + shape.tensor_scale_offset()) = tensor_scale;
+      });
+  }
+  // Whole warps take part in the exchange of maxima; a piece past the end has zeros.
+  for (int64_t first = part.begin; first < part.end; first += kThreads) {
+    const int64_t v = first + threadIdx.x;
+    const bool inside = v < part.end;
+    const RowPiece piece = inside ? load_piece(from, v) : RowPiece{};
+    if constexpr (kFormat == A2aRowFormat::kFp8) {
+      float scale;
+      const uint2 codes = fp8_codes(piece, scale);
+      if (!inside) continue;
+      for_each_rank(a, ranks, lane, [&](uint8_t* row) {
+        reinterpret_cast<uint2*>(row)[v] = codes;
+        if (v % kGroupVectors == 0)
+          reinterpret_cast<float*>(row + shape.scales_offset())[v / kGroupVectors] = scale;
+      });
+    } else {
+      uint8_t block_scale;
+      const uint32_t codes = nvfp4_codes(piece, encode, decode, block_scale);
+      if (!inside) continue;
+      for_each_rank(a, ranks, lane, [&](uint8_t* row) {
+        reinterpret_cast<uint32_t*>(row)[v] = codes;
+        if (v % kBlockVectors == 0) row[shape.scales_offset() + v / kBlockVectors] = block_scale;
+      });
+    }
+  }
+}
+
+// A part of a lane's row in bf16, if the row has a local expert.
+template <A2aRowFormat kFormat>
+__device__ void decode_row(const A2aRound& a, const Part& part, const A2aDecoded& to) {
+  const A2aShape& shape = a.shape;
+  const int me = a.group.rank;
+  if ((ranks_of(a, lane_ids(a, me, part.row)) >> me & 1) == 0) return;
+  const uint8_t* const row = lane_row(a, me, part.row);
+  const uint8_t* const scales = row + shape.scales_offset();
+  float tensor_scale = 1;
+  if constexpr (kFormat == A2aRowFormat::kNvfp4) {
+    tensor_scale = __ldcg(reinterpret_cast<const float*>(row + shape.tensor_scale_offset()));
+    if (to.tensor_scales != nullptr && part.piece == 0 && threadIdx.x == 0)
+      to.tensor_scales[part.row] = tensor_scale;
+    if (to.keeps_nvfp4) tensor_scale = 1;
+  }
+  bf16* const out = to.rows + part.row * shape.hidden_size;
+  for (int64_t v = part.begin + threadIdx.x; v < part.end; v += kThreads) {
+    RowPiece piece;
+    if constexpr (kFormat == A2aRowFormat::kFp8) {
+      piece = load_piece(reinterpret_cast<const E4m3*>(row), v);
+      const float scale = __ldcg(reinterpret_cast<const float*>(scales) + v / kGroupVectors);
+#pragma unroll
+      for (float& x : piece.v) x = __fmul_rn(x, scale);
+    } else {
+      const uint32_t codes = __ldcg(reinterpret_cast<const uint32_t*>(row) + v);
+      const float scale = e4m3_decode(__ldcg(scales + v / kBlockVectors));
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i)
+        piece.v[i] = __fmul_rn(__fmul_rn(e2m1_decode(codes >> 4 * i & 0xf), scale), tensor_scale);
+    }
+    store_piece(out + v * kColumns, piece);
+  }
+}
+
+}  // namespace fp4moe::cuda
