@@ -15,6 +15,12 @@ target_compile_options(fp4moe_flags INTERFACE -ffp-contract=off)
 # g++ collects its own garbage less often: 8 % less time for up to 0.5 GB a process.
 target_compile_options(fp4moe_flags INTERFACE
   $<$<COMPILE_LANG_AND_ID:CXX,GNU>:--param=ggc-min-heapsize=524288 --param=ggc-min-expand=200>)
+# The tests are 190 binaries: mold links them in a third of the time.
+find_program(FP4MOE_MOLD mold)
+mark_as_advanced(FP4MOE_MOLD)
+if(FP4MOE_MOLD AND PROJECT_IS_TOP_LEVEL)
+  add_link_options(-fuse-ld=mold)
+endif()
 if(FP4MOE_FUZZ)
   target_compile_options(fp4moe_flags INTERFACE -fsanitize=fuzzer-no-link)
   target_link_options(fp4moe_flags INTERFACE -fsanitize=fuzzer-no-link)

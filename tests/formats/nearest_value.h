@@ -29,7 +29,8 @@ inline int nearest_code(const std::vector<double>& magnitudes, double x, int sig
   int best = 0;
   for (int code = 1; code < static_cast<int>(magnitudes.size()); ++code) {
     const double closer = std::abs(magnitudes[best] - a) - std::abs(magnitudes[code] - a);
-    if (closer > 0 || (closer == 0 && code % 2 == 0)) best = code;
+    if (closer < 0) break;  // the magnitudes ascend
+    if (closer > 0 || code % 2 == 0) best = code;
   }
   return (std::signbit(x) ? sign_bit : 0) | best;
 }

@@ -4,6 +4,9 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <vector>
+
+#include "formats/nearest_value.h"
 
 namespace fp4moe {
 namespace {
@@ -13,20 +16,9 @@ constexpr double kE2m1[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
 double e2m1_value(int code) { return (code & 8) != 0 ? -kE2m1[code & 7] : kE2m1[code & 7]; }
 
 double e4m3_value(int byte) {
-  const int exponent = byte >> 3 & 15, mantissa = byte & 7;
-  const double magnitude = exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
+  static const std::vector<double> kMagnitudes = oracle::e4m3_magnitudes();
+  const double magnitude = kMagnitudes[static_cast<size_t>(byte & 0x7f)];
   return (byte & 0x80) != 0 ? -magnitude : magnitude;
-}
-
-// The nearest of the format's non-negative values; ties go to the even code; saturates.
-template <class Value>
-int nearest_code(double x, int last, const Value& value) {
-  int best = 0;
-  for (int code = 1; code <= last; ++code) {
-    const double d = std::abs(value(code) - x), least = std::abs(value(best) - x);
-    if (d < least || (d == least && code % 2 == 0)) best = code;
-  }
-  return best;
 }
 
 double block_scale(const Fp4MatrixView& m, int64_t row, int64_t block) {
@@ -64,8 +56,7 @@ double fp8_dot(const Fp4MatrixView& m, int64_t row, const std::vector<double>& x
   double sum = 0;
   for (int64_t c = 0; c < m.cols; ++c) {
     const double value = code_at(c) * block_scale(m, row, c / 16) * p / 8;
-    const double operand = e4m3_value(nearest_code(std::abs(value), 0x7e, e4m3_value));
-    sum += std::copysign(operand, value) * x[static_cast<size_t>(c)];
+    sum += e4m3_value(oracle::e4m3(value)) * x[static_cast<size_t>(c)];
   }
   return sum * 8 / p * m.tensor_scale;
 }
@@ -92,12 +83,11 @@ void nvfp4_block(const float* x, float encode, double decode, double* out) {
   float amax = 0;
   for (int i = 0; i < 16; ++i) amax = std::max(amax, std::abs(x[i]));
   const float scale = amax * (encode * (1.0f / 6.0f));
-  const auto sf = static_cast<float>(e4m3_value(nearest_code(scale, 0x7e, e4m3_value)));
+  const auto sf = static_cast<float>(e4m3_value(oracle::e4m3(scale)));
   const float factor = std::min(1.0f / (sf * (1.0f / encode)), std::numeric_limits<float>::max());
   for (int i = 0; i < 16; ++i) {
     const float scaled = x[i] * factor;
-    const double magnitude = kE2m1[nearest_code(std::abs(scaled), 7, [](int c) { return kE2m1[c]; })];
-    out[i] = std::copysign(magnitude, scaled) * sf * decode;
+    out[i] = e2m1_value(oracle::e2m1(scaled)) * sf * decode;
   }
 }
 
@@ -116,8 +106,7 @@ void fp8_row(const std::vector<float>& x, std::vector<double>& out) {
   const float scale = amax / 448;
   for (size_t i = 0; i < x.size(); ++i) {
     const float scaled = scale == 0 ? 0 : x[i] * (1 / scale);
-    const double code = e4m3_value(nearest_code(std::abs(scaled), 0x7e, e4m3_value));
-    out[i] = std::copysign(code, scaled) * scale;
+    out[i] = e4m3_value(oracle::e4m3(scaled)) * scale;
   }
 }
 
