@@ -18,7 +18,7 @@ struct RowPiece {
 __device__ __forceinline__ RowPiece unpack_piece(const float4& a, const float4& b) {
   return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
 }
-// Of bf16.
+// `bits`: eight bf16.
 __device__ __forceinline__ RowPiece unpack_piece(const uint4& bits) {
   const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
   RowPiece piece;
