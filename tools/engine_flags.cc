@@ -106,9 +106,10 @@ void add_moe_flags(CLI::App& subcommand, EngineConfig& c) {
   moe.value("--flashinfer-combine-dtype", c.flashinfer_combine_dtype, "auto (bf16), bf16 or fp8");
   moe.on("--disable-fp4-allgather,--disable-flashinfer-cutlass-moe-fp4-allgather", c.disable_fp4_allgather,
          "a2a none under data-parallel attention: gather unquantised rows");
-  moe.on("--enable-deterministic-inference", c.enable_deterministic_inference,
-         "CPU ranks: results bit-identical to those of one rank; GPU: results that do not depend on the "
-         "batch; slower");
+  moe.on(
+      "--enable-deterministic-inference", c.enable_deterministic_inference,
+      "results bit-identical to those of one rank on any number of ranks; on GPUs they do not depend on the "
+      "batch either; slower");
 }
 
 void add_rank_flags(CLI::App& subcommand, EngineConfig& c) {

@@ -53,7 +53,7 @@ struct EngineConfig {
   std::string flashinfer_dispatcher_output_dtype = "auto";  // auto | bf16 | nvfp4
   std::string flashinfer_combine_dtype = "auto";            // auto (= bf16) | bf16 | fp8
   bool disable_fp4_allgather = false;  // a2a none with DP attention: gather unquantised rows
-  // CPU: the same bits on any number of ranks; GPU: bits that do not depend on the batch. Slower.
+  // The same bits on any number of ranks; on GPUs they do not depend on the batch either. Slower.
   bool enable_deterministic_inference = false;
 
   // Ranks.

@@ -122,6 +122,24 @@ void DeviceCommunicator::gather_columns(const CommOp& op, const void* mine, int6
   }
 }
 
+// As columns of one row, as many rows at a time as fit in the heap.
+void DeviceCommunicator::gather_rows(const CommOp& op, const void* mine, int64_t row_bytes,
+                                     std::span<const int64_t> first, void* out) const {
+  FP4MOE_CHECK(std::ssize(first) == size() + 1, "a part for each rank");
+  const int64_t most = group_.layout.gather_bytes / row_bytes;
+  FP4MOE_CHECK(most > 0, "rows of " + std::to_string(row_bytes) + " bytes; the heap has " +
+                             std::to_string(group_.layout.gather_bytes));
+  const int64_t own = first[static_cast<size_t>(rank())];
+  std::vector<int64_t> parts(first.size());
+  for (int64_t begin = 0; begin < first.back(); begin += most) {
+    const int64_t end = std::min(begin + most, first.back());
+    for (size_t r = 0; r < first.size(); ++r)
+      parts[r] = (std::clamp(first[r], begin, end) - begin) * row_bytes;
+    gather_columns(op, static_cast<const uint8_t*>(mine) + (std::clamp(own, begin, end) - own) * row_bytes, 1,
+                   parts, static_cast<uint8_t*>(out) + begin * row_bytes);
+  }
+}
+
 Status DeviceCommunicator::failure() const {
   auto* const verdict = const_cast<CommVerdict*>(verdict_.as<CommVerdict>());
   if (std::atomic_ref(verdict->is_set).load(std::memory_order_acquire) != 2) return {};

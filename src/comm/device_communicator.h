@@ -51,6 +51,12 @@ class DeviceCommunicator {
   void gather_columns(const CommOp& op, const void* mine, int64_t rows, std::span<const int64_t> first,
                       void* out) const;
 
+  // Rank r has the rows [first[r], first[r + 1]), of row_bytes bytes that are a multiple of 4. `mine` is
+  // [first[rank + 1] - first[rank], row_bytes], `out` [first[size], row_bytes], in device memory; `mine` may
+  // be its own place in `out`.
+  void gather_rows(const CommOp& op, const void* mine, int64_t row_bytes, std::span<const int64_t> first,
+                   void* out) const;
+
   // The group for an a2a operation (kernels/device_a2a.h), to be enqueued on the current stream.
   CommGroup exchange_group() const;
 

@@ -89,7 +89,7 @@ struct GatherArgs {
   const CommGroup& group;
   CommOp op;
   const void* mine = nullptr;              // [rows][first[rank + 1] - first[rank]]
-  void* out = nullptr;                     // [rows][row_bytes]; may overlap nothing
+  void* out = nullptr;                     // [rows][row_bytes]; one row: `mine` may be its own place in it
   int64_t rows = 0;                        // rows * row_bytes <= gather_bytes
   int64_t first[kMaxGroupRanks + 1] = {};  // multiples of 4; first[R] is row_bytes
 };

@@ -8,14 +8,15 @@
 #include "base/buffer.h"
 #include "base/thread_pool.h"
 #include "comm/communicator.h"
+#include "comm/device_communicator.h"
 #include "moe/plan/rank_layout.h"
 
 namespace fp4moe {
 
 struct GatherRows {
   int64_t rows = 0;
-  const void* mine = nullptr;  // [rows, mine().count], in host memory
-  void* out = nullptr;         // [rows, columns], in host memory; must not overlap mine
+  const void* mine = nullptr;  // [rows, mine().count], in the group's memory: the host's or a GPU's
+  void* out = nullptr;         // [rows, columns], likewise; must not overlap mine
 };
 
 class ColumnGather {
@@ -23,16 +24,18 @@ class ColumnGather {
   // parts: each rank's columns; consecutive, covering all columns; a part may be empty. The communicator must
   // outlive this object.
   ColumnGather(Communicator& group, std::vector<Shard> parts, int64_t element_bytes);
+  ColumnGather(const DeviceCommunicator& group, std::vector<Shard> parts, int64_t element_bytes);
 
   Shard mine() const;
   int64_t row_bytes() const;  // of `out`
   int64_t scratch_bytes(int64_t max_rows) const;
   // All ranks of the group must call it with the same number of rows. An error fails the whole job. The
-  // scratch is free again afterwards.
+  // scratch is free again afterwards. On GPUs it only enqueues.
   Status run(const OpName& op, const GatherRows& rows, Arena& scratch, ThreadPool& pool) const;
 
  private:
-  Communicator& group_;
+  Communicator* host_group_ = nullptr;  // or device_group_
+  const DeviceCommunicator* device_group_ = nullptr;
   std::vector<Shard> parts_;
   int64_t element_bytes_;
 };

@@ -58,6 +58,7 @@ class Decoder final : public Model {
   Status dense_mlp(int64_t layer, const ActRows& x, ThreadPool& pool);
   Status feed_forward(int64_t layer, int64_t num_rows, const DeviceBatch* device, int32_t* expert_ids,
                       ThreadPool& pool);
+  void gather_rows(const CommOp& op, const DeviceCommunicator& group, float* rows, int64_t num_rows);
   Status add_partial(const OpName& op, float* partial, int64_t num_rows, ThreadPool& pool);
   void keep_logit_rows(const Batch& batch, ThreadPool& pool);
   RmsNormArgs norm_args(const Buffer& weight, int64_t num_rows, float* out_f32) const;
@@ -68,9 +69,8 @@ class Decoder final : public Model {
     return options_.rank.attention != nullptr || options_.rank.device_group != nullptr;
   }
   // Whether the ranks of a group gather their layers' inputs instead of adding partial sums of the outputs.
-  bool gathers() const {
-    return options_.rank.attention != nullptr && options_.moe_plan.a2a_settings().deterministic;
-  }
+  bool gathers() const { return shares_layers() && options_.moe_plan.a2a_settings().deterministic; }
+  ColumnGather column_gather(std::vector<Shard> parts, int64_t element_bytes) const;
   ColumnGather heads_gather(int64_t cols_of_rank) const;
   ColumnGather outputs_gather() const;
   ActRows act(void* data, int64_t rows, int64_t cols) const { return {data, options_.act_dtype, rows, cols}; }
@@ -261,26 +261,38 @@ Status Decoder::gathered_attention_output(int64_t layer, const ActRows& heads, T
   FP4MOE_RETURN_IF_ERROR(
       heads_of_group.run({"attention_heads", index}, {rows, heads.data, all.data}, scratch_, pool));
   float* columns = scratch_.take<float>(rows * mine.count);
-  for (int64_t t = 0; t < rows; ++t)
-    std::copy_n(rows_.residual + t * h + mine.first, mine.count, columns + t * mine.count);
+  ops_.copy_heads({.x = rows_.residual + mine.first,
+                   .x_stride = h,
+                   .out = columns,
+                   .out_stride = mine.count,
+                   .num_tokens = rows,
+                   .n = mine.count,
+                   .num_heads = 1},
+                  pool);
   if (mine.count > 0)
     layers_[static_cast<size_t>(layer)].attention_out.forward_linear(all, columns, /*accumulate=*/true,
                                                                      scratch_, pool);
   return outputs.run({"attention_out", index}, {rows, columns, rows_.residual}, scratch_, pool);
 }
 
+ColumnGather Decoder::column_gather(std::vector<Shard> parts, int64_t element_bytes) const {
+  if (const DeviceCommunicator* group = options_.rank.device_group; group != nullptr)
+    return {*group, std::move(parts), element_bytes};
+  return {*options_.rank.attention, std::move(parts), element_bytes};
+}
+
 ColumnGather Decoder::heads_gather(int64_t cols_of_rank) const {
   const int ranks = options_.rank.layout.attention_tp();
   std::vector<Shard> parts;
   for (int r = 0; r < ranks; ++r) parts.push_back({r * cols_of_rank, cols_of_rank});
-  return {*options_.rank.attention, std::move(parts), act_bytes()};
+  return column_gather(std::move(parts), act_bytes());
 }
 
 ColumnGather Decoder::outputs_gather() const {
   const int ranks = options_.rank.layout.attention_tp();
   std::vector<Shard> parts;
   for (int r = 0; r < ranks; ++r) parts.push_back(output_shard(config_.hidden_size, ranks, r));
-  return {*options_.rank.attention, std::move(parts), int64_t{sizeof(float)}};
+  return column_gather(std::move(parts), int64_t{sizeof(float)});
 }
 
 Status Decoder::feed_forward(int64_t layer, int64_t num_rows, const DeviceBatch* device, int32_t* expert_ids,
@@ -303,7 +315,13 @@ Status Decoder::feed_forward(int64_t layer, int64_t num_rows, const DeviceBatch*
       args.largest_group_rows =
           layer + 1 < config_.num_layers ? device->largest_rows : device->largest_logit_rows;
     }
-    if (options_.rank.device_group == nullptr) return w.moe->forward_moe(args, *transport_, scratch_, pool);
+    const DeviceCommunicator* group = options_.rank.device_group;
+    if (group == nullptr) return w.moe->forward_moe(args, *transport_, scratch_, pool);
+    if (gathers()) {  // each rank completes some rows
+      FP4MOE_RETURN_IF_ERROR(w.moe->forward_moe(args, *transport_, scratch_, pool));
+      gather_rows({"experts", args.layer}, *group, rows_.residual, num_rows);
+      return {};
+    }
     args.partial = scratch_.take<float>(num_rows * config_.hidden_size);
     FP4MOE_RETURN_IF_ERROR(w.moe->forward_moe(args, *transport_, scratch_, pool));
     return add_partial({"experts", static_cast<int>(layer), 0}, args.partial, num_rows, pool);
@@ -324,18 +342,33 @@ Status Decoder::dense_mlp(int64_t layer, const ActRows& x, ThreadPool& pool) {
   }
   // Each rank has the whole MLP and runs it for some of the rows.
   const RankLayout& layout = options_.rank.layout;
-  std::vector<int64_t> counts;
-  for (int r = 0; r < layout.attention_tp(); ++r)
-    counts.push_back(shard_blocks(x.rows, 1, layout.attention_tp(), r).count * h * int64_t{sizeof(float)});
   const Shard own = shard_blocks(x.rows, 1, layout.attention_tp(), layout.attention_rank());
   if (own.count > 0)
     mlp.forward_mlp(act(static_cast<uint8_t*>(x.data) + own.first * h * act_bytes(), own.count, h),
                     out + own.first * h, scratch_, pool);
+  if (const DeviceCommunicator* group = options_.rank.device_group; group != nullptr) {
+    gather_rows({op.op, op.layer}, *group, out, x.rows);
+    ops_.add({out, rows_.residual, x.rows * h}, pool);
+    return {};
+  }
+  std::vector<int64_t> counts;
+  for (int r = 0; r < layout.attention_tp(); ++r)
+    counts.push_back(shard_blocks(x.rows, 1, layout.attention_tp(), r).count * h * int64_t{sizeof(float)});
   const int64_t sizes[] = {x.rows, h};
   FP4MOE_RETURN_IF_ERROR(options_.rank.attention->all_gather({op.op, op.layer, geometry_hash(sizes)},
                                                              out + own.first * h, counts, out));
   ops_.add({out, rows_.residual, x.rows * h}, pool);
   return {};
+}
+
+// Gathers rows [num_rows, H] of which each rank of the group has its share.
+void Decoder::gather_rows(const CommOp& op, const DeviceCommunicator& group, float* rows, int64_t num_rows) {
+  std::vector<int64_t> first;
+  for (int r = 0; r < group.size(); ++r) first.push_back(shard_blocks(num_rows, 1, group.size(), r).first);
+  first.push_back(num_rows);
+  const int64_t h = config_.hidden_size;
+  group.gather_rows(op, rows + first[static_cast<size_t>(group.rank())] * h, h * int64_t{sizeof(float)},
+                    first, rows);
 }
 
 // residual += partial [num_rows, H] summed over the group; bit-identical on all its ranks.

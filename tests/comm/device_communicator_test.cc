@@ -138,6 +138,32 @@ TEST_P(DeviceRanks, GathersColumns) {
   }
 }
 
+// Rows in pieces of the heap's size, also of ranks without a row, and in place.
+TEST_P(DeviceRanks, GatheredRowsAreWhole) {
+  TestGroup group(GetParam(), {0, 64 << 10, 4096});
+  std::mt19937_64 random(7);
+  for (const int64_t num_rows : {1, 3, 64, 301}) {
+    const int64_t width = 48;
+    std::vector<int64_t> first;
+    for (int r = 0; r <= group.size(); ++r) first.push_back(num_rows * r / group.size());
+    std::vector<uint8_t> whole(static_cast<size_t>(num_rows * width));
+    for (uint8_t& byte : whole) byte = static_cast<uint8_t>(random());
+    std::vector<Buffer> out;
+    group.for_each([&](int r, DeviceCommunicator& rank) {
+      const auto begin = first[static_cast<size_t>(r)] * width,
+                 end = first[static_cast<size_t>(r) + 1] * width;
+      std::vector<uint8_t> rows(whole.size(), 0xaa);
+      std::copy(whole.begin() + begin, whole.begin() + end, rows.begin() + begin);
+      out.push_back(on_device(rows));
+      rank.gather_rows({"gather"}, out.back().as<uint8_t>() + begin, width, first, out.back().data());
+    });
+    group.expect_ok();
+    group.for_each([&](int r, DeviceCommunicator&) {
+      EXPECT_EQ(from_device<uint8_t>(out[static_cast<size_t>(r)]), whole) << num_rows << " rows, rank " << r;
+    });
+  }
+}
+
 // Many operations without waiting in between, so that ranks are up to two operations apart: both buffers are
 // in use.
 TEST_P(DeviceRanks, ManyOperationsInARow) {

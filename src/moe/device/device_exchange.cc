@@ -11,7 +11,8 @@ namespace fp4moe {
 
 bool exchanges_rows(const MoePlan& plan) {
   return plan.problem().layout.tp > 1 &&
-         (plan.problem().layout.dp > 1 || plan.a2a()->name != std::string_view("none"));
+         (plan.problem().layout.dp > 1 || plan.a2a()->name != std::string_view("none") ||
+          plan.a2a_settings().deterministic);
 }
 
 namespace {
@@ -26,6 +27,15 @@ A2aRowFormat row_format(Payload payload) {
       return A2aRowFormat::kNvfp4;
   }
   return A2aRowFormat::kBf16;
+}
+
+// A deterministic sum rounds as a single rank does: to the type of the experts' outputs.
+A2aResultFormat result_format(const MoePlan& plan) {
+  const A2aSettings& settings = plan.a2a_settings();
+  if (settings.combine_payload == CombinePayload::kFp8) return A2aResultFormat::kFp8;
+  const bool is_f32 = settings.deterministic ? plan.numerics().scheme == Scheme::kW4A4
+                                             : plan.a2a()->name == std::string_view("none");
+  return is_f32 ? A2aResultFormat::kF32 : A2aResultFormat::kBf16;
 }
 
 }  // namespace
@@ -46,11 +56,8 @@ Result<DeviceExchangeSize> device_exchange_size(const MoePlan& plan, int64_t max
                 .num_experts = p.num_experts,
                 .experts_per_rank = layout.ep == 1 ? 0 : p.num_experts / layout.ep,
                 .row_format = row_format(plan.a2a_settings().payload),
-                .result_format = protocol == "none" ? A2aResultFormat::kF32
-                                 : plan.a2a_settings().combine_payload == CombinePayload::kFp8
-                                     ? A2aResultFormat::kFp8
-                                     : A2aResultFormat::kBf16,
-                .slots_return = protocol == "deepep"};
+                .result_format = result_format(plan),
+                .slots_return = protocol == "deepep" || plan.a2a_settings().deterministic};
   const int64_t budget = plan.a2a_settings().memory_budget;
   const auto bytes = [&](int64_t tokens) { return a2a_area(size.shape, layout.tp, tokens).num_bytes; };
   if (bytes(1) > budget)

@@ -11,7 +11,8 @@
 
 namespace fp4moe {
 
-// Whether the plan's layers exchange rows: an a2a, or several data-parallel groups.
+// Whether the plan's layers exchange rows: an a2a, several data-parallel groups, or deterministic ranks,
+// which sum a token's results at its source.
 bool exchanges_rows(const MoePlan& plan);
 
 // Sizes for batches of up to max_group_rows tokens of a group. kDoesNotFit: --a2a-memory-budget is too small

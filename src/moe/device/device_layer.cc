@@ -105,12 +105,15 @@ class DeviceLayer final : public MoeLayer {
       return {};
     }
     float* const sum = args.partial != nullptr ? args.partial : args.residual;
+    // The shared expert's output is added first, as by ranks that exchange rows.
+    const Shard rows = {0, args.x.rows};
+    if (args.partial == nullptr) add_shared(args, rows, sum, scratch, pool);
     DeviceSlots slots = local_slots();
     slots.ids = routes.ids;
     slots.num_tokens = args.x.rows;
     experts_.run_device_experts(args.x, slots, routes.weights, sum, /*accumulate=*/args.partial == nullptr,
                                 scratch);
-    add_shared(args, {0, args.x.rows}, sum, scratch, pool);
+    if (args.partial != nullptr) add_shared(args, rows, sum, scratch, pool);
     return {};
   }
 
@@ -121,14 +124,16 @@ class DeviceLayer final : public MoeLayer {
             .num_routed_experts = plan_.problem().num_experts};
   }
 
-  // Each rank of a group dispatches a share of its rows.
+  // Each rank of a group dispatches a share of its rows. Without args.partial, only this share of the
+  // residual is then complete.
   void run_exchanged(const MoeForwardArgs& args, const Routes& routes, Arena& scratch,
                      ThreadPool& pool) const {
     const RankLayout& layout = plan_.problem().layout;
     const int ranks = layout.attention_tp();
     const int64_t h = args.x.cols, k = router_.rule.top_k;
     const Shard own = shard_blocks(args.x.rows, 1, ranks, layout.attention_rank());
-    FP4MOE_CHECK(ranks == 1 || args.partial != nullptr, "a group of several ranks without a partial sum");
+    FP4MOE_CHECK(ranks == 1 || args.partial != nullptr || plan_.a2a_settings().deterministic,
+                 "a group of several ranks without a partial sum");
     if (args.partial != nullptr) cuda_a2a_ops()->clear(args.partial, args.x.rows * h);
     float* const sum = (args.partial != nullptr ? args.partial : args.residual) + own.first * h;
     const ExchangeTokens tokens{.layer = args.layer,

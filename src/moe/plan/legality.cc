@@ -78,16 +78,12 @@ Status check_gpu_ranks(const MoeProblem& p, const MoeChoice& c) {
   if (p.device != DeviceKind::kCuda || c.tp == 1) return {};
   if (p.compute_capability / 10 != 9)
     return refuse(value("tp", c.tp), "needs GPUs of compute capability 9.0", "--tp 1");
-  if (c.deterministic)
-    return refuse("enable_deterministic_inference", "with " + value("tp", c.tp) + " on device=cuda",
-                  "--tp 1");
   if (c.fabric == "mpi")
     return refuse("fabric=mpi", "on device=cuda: this version's GPUs belong to one process",
                   "--fabric threads");
   return {};
 }
 
-// Rows between GPUs are bf16.
 Status check_gpu_checksum(const MoeProblem& p, const MoeChoice& c) {
   if (p.device != DeviceKind::kCuda || !c.a2a_checksum) return {};
   return refuse("a2a_checksum", "on device=cuda: the links check what they carry", "no --a2a-checksum");
@@ -107,7 +103,7 @@ constexpr LegalityRule kRules[] = {
     {"ep_size", "ep that is neither 1 nor tp", check_ep_size},
     {"ep_divides_experts", "experts that are not a multiple of ep", check_ep_divides_experts},
     {"shard_blocks", "tensor-parallel experts with fewer scale blocks of I than ranks", check_shard_blocks},
-    {"gpu_ranks", "several deterministic ranks, or MPI, on GPUs", check_gpu_ranks},
+    {"gpu_ranks", "MPI on GPUs, and several ranks on GPUs other than Hopper", check_gpu_ranks},
     {"gpu_checksum", "checksums of a2a rows on GPUs", check_gpu_checksum},
     {"dense_quant", "8-bit dense layers on a GPU", check_dense_quant},
     {"deepep_mode", "deepep_mode normal", check_deepep_mode},

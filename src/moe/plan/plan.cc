@@ -239,8 +239,7 @@ Result<MoePlan> plan_moe(const MoeProblem& problem, const MoeChoice& choice) {
   plan.numerics_ = asked_numerics(choice, *plan.a2a_);
   FP4MOE_RETURN_IF_ERROR(check_numerics(problem, choice, plan.numerics_));
   FP4MOE_RETURN_IF_ERROR(check_alias_format(problem, choice));
-  FP4MOE_ASSIGN_OR_RETURN(plan.a2a_settings_,
-                          choose_a2a_settings(choice, plan.numerics_, *plan.a2a_));
+  FP4MOE_ASSIGN_OR_RETURN(plan.a2a_settings_, choose_a2a_settings(choice, plan.numerics_, *plan.a2a_));
   for (const A2aRow& row : a2a_rows())
     if (&row != plan.a2a_) plan.verdicts_.push_back({"a2a", row.name, why_not_a2a(row, choice)});
   FP4MOE_RETURN_IF_ERROR(plan.choose_runner(choice));

@@ -29,6 +29,7 @@ struct Case {
   int dp = 1;
   const char* rows = "auto";     // as the a2a sends them
   const char* results = "auto";  // of flashinfer
+  bool deterministic = false;
 };
 std::string case_name(const testing::TestParamInfo<Case>& info) {
   const Case& c = info.param;
@@ -53,6 +54,7 @@ EngineConfig flags_of(const Case& c, bool graphs) {
   (std::string(c.a2a) == "deepep" ? flags.deepep_dispatcher_output_dtype
                                   : flags.flashinfer_dispatcher_output_dtype) = c.rows;
   flags.flashinfer_combine_dtype = c.results;
+  flags.enable_deterministic_inference = c.deterministic;
   if (c.a2a_budget > 0) flags.a2a_memory_budget = c.a2a_budget;
   flags.disable_cuda_graph = !graphs;
   flags.comm_timeout = 20;
@@ -102,9 +104,9 @@ INSTANTIATE_TEST_SUITE_P(Layouts, GpuGroups, testing::ValuesIn(kCases), case_nam
 
 TEST_P(GpuGroups, ComputeWhatOneRankComputes) {
   // Quantised activations change codes where sums differ in the last bits.
-  const double most = rows_lose_bits(GetParam())                   ? 0.25
+  const double most = rows_lose_bits(GetParam())                 ? 0.25
                       : std::string(GetParam().scheme) == "auto" ? 2e-2
-                                                                  : 8e-2;
+                                                                 : 8e-2;
   Growing one(GetParam().model, flags_of({.model = GetParam().model, .scheme = GetParam().scheme}, true)),
       group(GetParam().model, flags_of(GetParam(), true));
   Logits expected = one.step(kPrompts), actual = group.step(kPrompts);
@@ -144,6 +146,34 @@ TEST(GpuGroups, Nvfp4RowsLoseNothingInW4a4) {
   }
 }
 
+constexpr Case kDeterministicCases[] = {
+    {kGptOss, 2, 1},
+    {kGptOss, 4, 4, "none", "w4a8"},
+    {kGptOss, 4, 4, "deepep", "auto", 0, 2},
+    {kGptOss, 2, 2, "flashinfer", "auto", 0, 2},
+    {kDeepSeek, 4, 1},
+    {kDeepSeek, 2, 2, "none", "w4a4"},
+    {kDeepSeek, 4, 4, "deepep", "w4a8", 0, 4},
+    {kDeepSeek, 4, 4, "deepep", "w4a4", 64 << 10, 2},
+    {kDeepSeek, 4, 4, "flashinfer", "w4a4", 0, 4},
+    {kDeepSeek, 4, 4, "none", "auto", 0, 2},
+};
+class DeterministicGpuGroups : public testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(Layouts, DeterministicGpuGroups, testing::ValuesIn(kDeterministicCases), case_name);
+
+TEST_P(DeterministicGpuGroups, HaveTheBitsOfOneRank) {
+  Case layout = GetParam(), alone{.model = layout.model, .scheme = layout.scheme};
+  layout.deterministic = alone.deterministic = true;
+  Growing one(alone.model, flags_of(alone, true)), group(layout.model, flags_of(layout, true));
+  Logits expected = one.step(kPrompts), actual = group.step(kPrompts);
+  for (int i = 0; i < 8; ++i) {
+    ASSERT_EQ(actual, expected) << "step " << i;
+    const auto next = best_of(expected);
+    expected = one.step(next);
+    actual = group.step(next);
+  }
+}
+
 TEST(GpuGroups, RefuseWhatTheyCannotDo) {
   const auto refused = [](const char* what, const auto& change) {
     EngineConfig flags = flags_of({kGptOss, 2, 1}, true);
@@ -154,7 +184,6 @@ TEST(GpuGroups, RefuseWhatTheyCannotDo) {
     EXPECT_NE(plan.status().message().find(what), std::string::npos) << plan.status().message();
   };
   refused("a2a_checksum", [](EngineConfig& f) { f.moe_a2a_backend = "deepep", f.a2a_checksum = true; });
-  refused("enable_deterministic_inference", [](EngineConfig& f) { f.enable_deterministic_inference = true; });
   refused("fabric=mpi", [](EngineConfig& f) { f.fabric = "mpi"; });
   // More ranks than the GPUs of most machines have room for.
   refused("no GPU 1", [](EngineConfig& f) { f.tp_size = 8; });
