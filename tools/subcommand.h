@@ -38,6 +38,7 @@ void add_doctor(CLI::App& app, int& exit_code);
 void add_completion(CLI::App& app, int& exit_code);
 
 // The same for `fp4moe bench NAME ...`.
+void add_bench_comm(CLI::App& bench, int& exit_code);
 void add_bench_latency(CLI::App& bench, int& exit_code);
 void add_bench_moe(CLI::App& bench, int& exit_code);
 void add_bench_peak(CLI::App& bench, int& exit_code);

@@ -27,6 +27,11 @@ int64_t two_shot_bytes(int num_ranks) {
   return num_ranks <= 4 ? int64_t{550} << 10 : int64_t{175} << 10;
 }
 
+int64_t sum_word_bytes(int num_ranks) {
+  constexpr int64_t kTwoRanks = 5 << 20;
+  return num_ranks <= 2 ? kTwoRanks : two_shot_bytes(num_ranks);
+}
+
 Result<std::unique_ptr<DeviceCommunicator>> DeviceCommunicator::make(const PeerHeap& heap, int first_rank,
                                                                      int num_ranks, int rank,
                                                                      const DeviceRegion& region,

@@ -29,6 +29,9 @@ struct DeviceRegion {
 
 // Where a two-exchange sum becomes faster than one exchange, in bytes of f32, by a model of NVLink.
 int64_t two_shot_bytes(int num_ranks);
+// DeviceRegion::word_bytes for sums of any size: what one exchange takes below two_shot_bytes(), or 5 MB for
+// two ranks, whose sums are cut there.
+int64_t sum_word_bytes(int num_ranks);
 
 class DeviceCommunicator {
  public:

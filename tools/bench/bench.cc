@@ -10,11 +10,7 @@ void add_bench(CLI::App& app, int& exit_code) {
   add_bench_moe(*bench, exit_code);
   add_bench_peak(*bench, exit_code);
   add_bench_serving(*bench, exit_code);
-  CLI::App* absent = bench->add_subcommand("comm", "not in this version")->group("")->allow_extras();
-  absent->callback([&exit_code] {
-    exit_code = report_error(
-        unsupported("bench comm is not in this version; bench latency, moe, peak and serving are"));
-  });
+  add_bench_comm(*bench, exit_code);
 }
 
 }  // namespace fp4moe

@@ -18,11 +18,11 @@ int64_t staging_bytes(int num_ranks) { return std::max<int64_t>((int64_t{4} << 2
 constexpr int64_t kLeastRecordBytes = 256;  // operations other than the transport's
 constexpr int64_t kLogitPieceBytes = 256 << 10;
 
-// On GPUs. A sum of two ranks takes one exchange up to 5 MB; with more ranks a larger one takes two.
+// On GPUs.
 DeviceRegion attention_region(int num_ranks, const StepLimits& limits) {
-  constexpr int64_t kTwoRanks = 5 << 20, kGatheredRows = 64;
+  constexpr int64_t kGatheredRows = 64;
   return {.offset = 0,
-          .word_bytes = num_ranks <= 2 ? kTwoRanks : two_shot_bytes(num_ranks),
+          .word_bytes = sum_word_bytes(num_ranks),
           .gather_bytes = std::min(kGatheredRows, limits.max_logit_rows) * limits.vocab_size * int64_t{4}};
 }
 

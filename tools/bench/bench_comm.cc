@@ -1,0 +1,499 @@
+// fp4moe bench comm: sums, gathers and row exchanges between the GPUs of one host, beside NCCL's.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/check.h"
+#include "bench/nccl_peer.h"
+#include "comm/device_communicator.h"
+#include "device/cuda_probe.h"
+#include "device/device.h"
+#include "device/device_info.h"
+#include "device/device_memory.h"
+#include "device/event.h"
+#include "device/graph.h"
+#include "moe/device/device_exchange.h"
+#include "subcommand.h"
+
+namespace fp4moe {
+namespace {
+
+using json = nlohmann::ordered_json;
+
+constexpr int kCallsInGraph = 40;  // of an operation, in a graph
+constexpr int kWarmupReplays = 3;
+
+struct CommBenchOptions {
+  int ranks = 0;  // 0: one on each GPU
+  int64_t hidden_size = 7168, top_k = 8, num_experts = 256;
+  std::vector<int64_t> tokens = {1, 8, 32, 64, 128, 512};
+  std::vector<std::string> ops = {"all-reduce", "all-gather", "dispatch", "combine"};
+  std::vector<std::string> rows = {"bf16", "fp8", "nvfp4"};
+  std::string a2a = "deepep";
+  int repeats = 100;
+  bool as_json = false;
+};
+
+struct Rank {
+  DeviceContext* gpu = nullptr;
+  Stream stream;
+  std::unique_ptr<DeviceCommunicator> group;
+  Buffer x, sum, gathered, ids, weights, y, row_of_slot, out, scratch_memory;
+  Arena scratch;
+};
+
+// The ranks, all of which this thread enqueues for.
+struct Ranks {
+  std::vector<int> gpus;
+  std::unique_ptr<PeerHeap> heap;
+  std::vector<std::unique_ptr<Rank>> ranks;
+  std::unique_ptr<NcclPeer> nccl;  // or null
+  std::string no_nccl;             // why
+
+  int size() const { return static_cast<int>(ranks.size()); }
+  Status for_each(const std::function<Status(int, Rank&)>& function) const {
+    for (int r = 0; r < size(); ++r) {
+      Rank& rank = *ranks[static_cast<size_t>(r)];
+      const DeviceScope on_gpu(*rank.gpu);
+      const StreamScope scope(rank.stream);
+      FP4MOE_RETURN_IF_ERROR(function(r, rank));
+    }
+    return {};
+  }
+  Status synchronize() const {
+    return for_each([](int, Rank& rank) {
+      const Status status = rank.stream.synchronize();
+      return status.ok() ? rank.group->failure() : status;
+    });
+  }
+};
+
+struct Row {
+  std::string op;
+  int64_t tokens = 0;
+  double p50 = 0, p99 = 0;  // us of the slowest rank
+  double bytes = 0;         // that a rank sends to others, on average
+  double nccl = 0;          // us; 0: not measured
+};
+
+A2aShape shape_of(const CommBenchOptions& o, int num_ranks, A2aRowFormat format) {
+  return {.hidden_size = o.hidden_size,
+          .top_k = o.top_k,
+          .num_experts = o.num_experts,
+          .experts_per_rank = o.num_experts / num_ranks,
+          .row_format = format,
+          .slots_return = o.a2a == "deepep"};
+}
+
+A2aRowFormat format_of(const std::string& name) {
+  return name == "fp8" ? A2aRowFormat::kFp8 : name == "nvfp4" ? A2aRowFormat::kNvfp4 : A2aRowFormat::kBf16;
+}
+
+template <class T>
+Result<Buffer> upload(const std::vector<T>& values) {
+  return Buffer::copy_of(values.data(), std::ssize(values) * int64_t{sizeof(T)}, device_memory());
+}
+
+Status allocate(const CommBenchOptions& o, int r, Rank& rank, int num_ranks, int64_t most) {
+  const int64_t h = o.hidden_size, k = o.top_k;
+  const auto make = [](Buffer& out, int64_t num_bytes) -> Status {
+    FP4MOE_ASSIGN_OR_RETURN(out, Buffer::make(num_bytes, device_memory()));
+    cuda_a2a_ops()->clear(out.as<float>(), num_bytes / 4);
+    return current_stream().synchronize();
+  };
+  FP4MOE_RETURN_IF_ERROR(make(rank.x, most * h * 4));
+  FP4MOE_RETURN_IF_ERROR(make(rank.sum, most * h * 4));
+  FP4MOE_RETURN_IF_ERROR(make(rank.gathered, num_ranks * most * h * 4));
+  FP4MOE_RETURN_IF_ERROR(make(rank.out, most * h * 4));
+  FP4MOE_RETURN_IF_ERROR(make(rank.y, num_ranks * most * k * h * 2));
+  std::mt19937_64 random(static_cast<uint64_t>(r) + 1);
+  std::vector<int32_t> experts(static_cast<size_t>(o.num_experts)), ids;
+  std::iota(experts.begin(), experts.end(), 0);
+  for (int64_t t = 0; t < most; ++t) {
+    std::shuffle(experts.begin(), experts.end(), random);
+    ids.insert(ids.end(), experts.begin(), experts.begin() + k);
+  }
+  std::vector<bf16> x(static_cast<size_t>(most * h));
+  std::normal_distribution<float> normal;
+  for (bf16& v : x) v = float_to_bf16(normal(random));
+  FP4MOE_RETURN_IF_ERROR(device_memory().upload(rank.x.data(), x.data(), std::ssize(x) * 2));
+  FP4MOE_ASSIGN_OR_RETURN(rank.ids, upload(ids));
+  FP4MOE_ASSIGN_OR_RETURN(rank.weights, upload(std::vector<float>(ids.size(), 0.125f)));
+  FP4MOE_ASSIGN_OR_RETURN(rank.row_of_slot,
+                          Buffer::make(num_ranks * most * k * int64_t{sizeof(int32_t)}, device_memory()));
+  FP4MOE_ASSIGN_OR_RETURN(rank.scratch, Arena::make(num_ranks * most * (h * 2 + 4) + 512, device_memory()));
+  return {};
+}
+
+int num_gpus() {
+  int count = 0;
+  while (count < kMaxGroupRanks && DeviceContext::of(count).ok()) ++count;
+  return count;
+}
+
+Result<Ranks> make_ranks(const CommBenchOptions& o) {
+  Ranks all;
+  const int on_all = std::clamp(num_gpus() * ranks_per_gpu(), 1, kMaxGroupRanks);
+  const int num_ranks = o.ranks > 0 ? o.ranks : on_all;
+  if (o.num_experts % num_ranks != 0)
+    return unsupported("--num-experts " + std::to_string(o.num_experts) + " over " +
+                       std::to_string(num_ranks) + " ranks; legal: a multiple");
+  for (int r = 0; r < num_ranks; ++r) {
+    all.gpus.push_back(gpu_of_rank(r));
+    all.ranks.push_back(std::make_unique<Rank>());
+    FP4MOE_ASSIGN_OR_RETURN(all.ranks.back()->gpu, DeviceContext::of(all.gpus.back()));
+  }
+  const int64_t most = *std::max_element(o.tokens.begin(), o.tokens.end());
+  const int64_t exchange = a2a_area(shape_of(o, num_ranks, A2aRowFormat::kBf16), num_ranks, most).num_bytes;
+  const DeviceRegion region{.offset = 0,
+                            .word_bytes = sum_word_bytes(num_ranks),
+                            .gather_bytes = int64_t{32} << 20,
+                            .exchange_bytes = exchange};
+  FP4MOE_ASSIGN_OR_RETURN(all.heap, PeerHeap::make(all.gpus, region.num_bytes(num_ranks)));
+  for (int r = 0; r < num_ranks; ++r) {
+    Rank& rank = *all.ranks[static_cast<size_t>(r)];
+    const DeviceScope on_gpu(*rank.gpu);
+    FP4MOE_ASSIGN_OR_RETURN(rank.stream, Stream::make());
+    const StreamScope scope(rank.stream);
+    FP4MOE_ASSIGN_OR_RETURN(
+        rank.group, DeviceCommunicator::make(*all.heap, 0, num_ranks, r, region, std::chrono::seconds(20)));
+    FP4MOE_RETURN_IF_ERROR(allocate(o, r, rank, num_ranks, most));
+  }
+  auto nccl = NcclPeer::make(all.gpus);
+  if (nccl.ok())
+    all.nccl = std::move(nccl).value();
+  else
+    all.no_nccl = nccl.status().message();
+  FP4MOE_RETURN_IF_ERROR(all.synchronize());
+  return all;
+}
+
+// Microseconds of one `call`: p50 and p99 over the replays of a graph of kCallsInGraph, each of the slowest
+// rank.
+struct Times {
+  double p50 = 0, p99 = 0;
+};
+Result<Times> time_calls(const Ranks& all, int repeats, const std::function<Status(int, Rank&)>& call) {
+  std::vector<Graph> graphs;
+  const Status captured = all.for_each([&](int r, Rank& rank) -> Status {
+    auto graph = Graph::capture(rank.stream, [&]() -> Status {
+      for (int i = 0; i < kCallsInGraph; ++i) FP4MOE_RETURN_IF_ERROR(call(r, rank));
+      return {};
+    });
+    FP4MOE_RETURN_IF_ERROR(graph.status());
+    graphs.push_back(std::move(graph).value());
+    return {};
+  });
+  FP4MOE_RETURN_IF_ERROR(captured);
+  std::vector<double> times;
+  for (int i = -kWarmupReplays; i < repeats; ++i) {
+    std::vector<Event> starts(graphs.size()), ends(graphs.size());
+    FP4MOE_RETURN_IF_ERROR(all.for_each([&](int r, Rank& rank) -> Status {
+      const auto at = static_cast<size_t>(r);
+      FP4MOE_ASSIGN_OR_RETURN(starts[at], Event::make());
+      FP4MOE_ASSIGN_OR_RETURN(ends[at], Event::make());
+      rank.group->add_all_reduced({"start"}, rank.sum.as<float>(), rank.out.as<float>(), 4);
+      starts[at].record(rank.stream);
+      graphs[at].launch(rank.stream);
+      ends[at].record(rank.stream);
+      return {};
+    }));
+    FP4MOE_RETURN_IF_ERROR(all.synchronize());
+    double slowest = 0;
+    for (size_t r = 0; r < graphs.size(); ++r) {
+      FP4MOE_ASSIGN_OR_RETURN(const double us, ends[r].microseconds_since(starts[r]));
+      slowest = std::max(slowest, us / kCallsInGraph);
+    }
+    if (i >= 0) times.push_back(slowest);
+  }
+  std::sort(times.begin(), times.end());
+  return Times{times[times.size() / 2], times[times.size() * 99 / 100]};
+}
+
+// The same for a collective of NCCL, whose first call connects the ranks; 0 without NCCL.
+Result<double> time_nccl(const Ranks& all, int repeats, const std::function<Status(int, Rank&)>& call) {
+  if (all.nccl == nullptr) return 0.0;
+  FP4MOE_RETURN_IF_ERROR(all.nccl->begin());
+  FP4MOE_RETURN_IF_ERROR(all.for_each(call));
+  FP4MOE_RETURN_IF_ERROR(all.nccl->end());
+  FP4MOE_RETURN_IF_ERROR(all.synchronize());
+  FP4MOE_ASSIGN_OR_RETURN(const Times times, time_calls(all, repeats, call));
+  return times.p50;
+}
+
+Result<Row> bench_all_reduce(const Ranks& all, const CommBenchOptions& o, int64_t tokens) {
+  const int64_t n = tokens * o.hidden_size;
+  Row row{.op = "all-reduce f32", .tokens = tokens};
+  FP4MOE_ASSIGN_OR_RETURN(const Times times, time_calls(all, o.repeats, [&](int, Rank& rank) {
+                            rank.group->add_all_reduced({"all_reduce"}, rank.sum.as<float>(),
+                                                        rank.out.as<float>(), n);
+                            return Status();
+                          }));
+  FP4MOE_ASSIGN_OR_RETURN(row.nccl, time_nccl(all, o.repeats, [&](int r, Rank& rank) {
+                            return all.nccl->all_reduce(r, rank.sum.as<float>(), n, rank.stream.handle());
+                          }));
+  const double ranks = all.size(), bytes = static_cast<double>(n) * 4;
+  row.p50 = times.p50, row.p99 = times.p99;
+  row.bytes = static_cast<int64_t>(bytes) >= two_shot_bytes(all.size()) ? 2 * bytes * (ranks - 1) / ranks
+                                                                        : bytes * (ranks - 1);
+  return row;
+}
+
+Result<Row> bench_all_gather(const Ranks& all, const CommBenchOptions& o, int64_t tokens) {
+  std::vector<int64_t> first;
+  for (int r = 0; r <= all.size(); ++r) first.push_back(r * o.hidden_size * 4);
+  Row row{.op = "all-gather f32", .tokens = tokens};
+  FP4MOE_ASSIGN_OR_RETURN(const Times times, time_calls(all, o.repeats, [&](int, Rank& rank) {
+                            rank.group->gather_columns({"gather"}, rank.sum.data(), tokens, first,
+                                                       rank.gathered.data());
+                            return Status();
+                          }));
+  const int64_t bytes = tokens * o.hidden_size * 4;
+  FP4MOE_ASSIGN_OR_RETURN(row.nccl, time_nccl(all, o.repeats, [&](int r, Rank& rank) {
+                            return all.nccl->all_gather(r, rank.sum.data(), bytes, rank.gathered.data(),
+                                                        rank.stream.handle());
+                          }));
+  row.p50 = times.p50, row.p99 = times.p99;
+  row.bytes = static_cast<double>(bytes * (all.size() - 1));
+  return row;
+}
+
+// The numbers of rows and of slots that go from a rank to others, on average.
+struct Remote {
+  double rows = 0, slots = 0;
+};
+Result<Remote> remote_of(const Ranks& all, const CommBenchOptions& o, int64_t tokens) {
+  Remote remote;
+  const Status status = all.for_each([&](int r, Rank& rank) -> Status {
+    std::vector<int32_t> ids(static_cast<size_t>(tokens * o.top_k));
+    FP4MOE_RETURN_IF_ERROR(device_memory().download(ids.data(), rank.ids.data(), std::ssize(ids) * 4));
+    for (int64_t t = 0; t < tokens; ++t) {
+      uint32_t ranks = 0;
+      for (int64_t k = 0; k < o.top_k; ++k) {
+        const auto to =
+            static_cast<int>(ids[static_cast<size_t>(t * o.top_k + k)] / (o.num_experts / all.size()));
+        if (to == r) continue;
+        remote.slots += 1.0 / all.size();
+        ranks |= 1u << to;
+      }
+      remote.rows += static_cast<double>(std::popcount(ranks)) / all.size();
+    }
+    return {};
+  });
+  FP4MOE_RETURN_IF_ERROR(status);
+  return remote;
+}
+
+// A round of each rank: its tokens are sent before the operations that are measured.
+class Exchange {
+ public:
+  Exchange(const Ranks& all, const CommBenchOptions& o, A2aRowFormat format, int64_t tokens)
+      : all_(all), tokens_(tokens) {
+    size_.shape = shape_of(o, all.size(), format);
+    size_.max_tokens = tokens;
+    size_.area = a2a_area(size_.shape, all.size(), tokens);
+    for (const auto& rank : all.ranks) exchanges_.emplace_back(size_, *rank->group);
+  }
+
+  A2aRound dispatch(int r, Rank& rank) const {
+    const DeviceExchange& exchange = exchanges_[static_cast<size_t>(r)];
+    const A2aRound round = exchange.send({.num_lane_tokens = tokens_,
+                                          .num_own = tokens_,
+                                          .x = rank.x.as<bf16>(),
+                                          .ids = rank.ids.as<int32_t>(),
+                                          .weights = rank.weights.as<float>()},
+                                         0);
+    rank.scratch.reset();
+    exchange.wait(round, false, rank.scratch);
+    return round;
+  }
+  // Rows in the order of the slots, which any order of the experts' rows costs too.
+  Status prepare_combine() {
+    rounds_.clear();
+    return all_.for_each([&](int r, Rank& rank) -> Status {
+      rounds_.push_back(dispatch(r, rank));
+      return {};
+    });
+  }
+  Status prepare_rows() {
+    FP4MOE_RETURN_IF_ERROR(all_.synchronize());
+    return all_.for_each([&](int r, Rank& rank) -> Status {
+      const A2aRound& round = rounds_[static_cast<size_t>(r)];
+      std::vector<int32_t> ids(static_cast<size_t>(all_.size() * tokens_ * size_.shape.top_k));
+      const uint8_t* const lanes =
+          round.group.regions[round.group.rank] + round.group.layout.exchange + size_.area.ids;
+      FP4MOE_RETURN_IF_ERROR(device_memory().download(ids.data(), lanes, std::ssize(ids) * 4));
+      int32_t rows = 0;
+      for (int32_t& id : ids)
+        id = id >= 0 && id / static_cast<int32_t>(size_.shape.experts_per_rank) == r ? rows++ : -1;
+      return device_memory().upload(rank.row_of_slot.data(), ids.data(), std::ssize(ids) * 4);
+    });
+  }
+  void combine(int r, Rank& rank) const {
+    const DeviceExchange& exchange = exchanges_[static_cast<size_t>(r)];
+    const A2aRound& round = rounds_[static_cast<size_t>(r)];
+    exchange.give_back(round, {.y_bf16 = rank.y.as<bf16>(), .row_of_slot = rank.row_of_slot.as<int32_t>()});
+    exchange.add(round, rank.out.as<float>());
+  }
+  const A2aShape& shape() const { return size_.shape; }
+
+ private:
+  const Ranks& all_;
+  int64_t tokens_;
+  DeviceExchangeSize size_;
+  std::vector<DeviceExchange> exchanges_;
+  std::vector<A2aRound> rounds_;
+};
+
+Result<Row> bench_dispatch(const Ranks& all, const CommBenchOptions& o, const std::string& rows,
+                           int64_t tokens) {
+  const Exchange exchange(all, o, format_of(rows), tokens);
+  Row row{.op = "dispatch " + rows, .tokens = tokens};
+  FP4MOE_ASSIGN_OR_RETURN(const Times times, time_calls(all, o.repeats, [&](int r, Rank& rank) {
+                            exchange.dispatch(r, rank);
+                            return Status();
+                          }));
+  FP4MOE_ASSIGN_OR_RETURN(const Remote remote, remote_of(all, o, tokens));
+  row.p50 = times.p50, row.p99 = times.p99;
+  row.bytes = remote.rows * static_cast<double>(exchange.shape().row_bytes()) +
+              static_cast<double>(8 * o.top_k * tokens * (all.size() - 1));
+  return row;
+}
+
+Result<Row> bench_combine(const Ranks& all, const CommBenchOptions& o, int64_t tokens) {
+  Exchange exchange(all, o, A2aRowFormat::kBf16, tokens);
+  FP4MOE_RETURN_IF_ERROR(exchange.prepare_combine());
+  FP4MOE_RETURN_IF_ERROR(exchange.prepare_rows());
+  Row row{.op = "combine " + o.a2a, .tokens = tokens};
+  FP4MOE_ASSIGN_OR_RETURN(const Times times, time_calls(all, o.repeats, [&](int r, Rank& rank) {
+                            exchange.combine(r, rank);
+                            return Status();
+                          }));
+  FP4MOE_ASSIGN_OR_RETURN(const Remote remote, remote_of(all, o, tokens));
+  row.p50 = times.p50, row.p99 = times.p99;
+  row.bytes = (o.a2a == "deepep" ? remote.slots : remote.rows) * static_cast<double>(o.hidden_size) * 2;
+  return row;
+}
+
+Status measure(const Ranks& all, const CommBenchOptions& o, std::vector<Row>& rows) {
+  const auto wants = [&](const char* op) { return std::find(o.ops.begin(), o.ops.end(), op) != o.ops.end(); };
+  Status status;
+  const auto keep = [&](Result<Row> row) {
+    if (row.ok())
+      rows.push_back(std::move(row).value());
+    else if (status.ok())
+      status = row.status();
+  };
+  for (const int64_t tokens : o.tokens) {
+    if (wants("all-reduce")) keep(bench_all_reduce(all, o, tokens));
+    if (wants("all-gather")) keep(bench_all_gather(all, o, tokens));
+    if (wants("dispatch"))
+      for (const std::string& format : o.rows) keep(bench_dispatch(all, o, format, tokens));
+    if (wants("combine")) keep(bench_combine(all, o, tokens));
+    FP4MOE_RETURN_IF_ERROR(status);
+  }
+  return {};
+}
+
+void print(const Ranks& all, const CommBenchOptions& o, const std::vector<Row>& rows) {
+  fmt::print("machine: {}; {} ranks, {} on a GPU\n", describe_cuda(all.gpus[0]), all.size(), ranks_per_gpu());
+  fmt::print("H {}, top_k {}, {} experts; us per operation in a graph of {}, the slowest rank; NCCL: {}\n\n",
+             o.hidden_size, o.top_k, o.num_experts, kCallsInGraph,
+             all.nccl != nullptr ? "its kernel of the same bytes" : "not measured, " + all.no_nccl);
+  fmt::print(
+      "| operation | T | p50 us | p99 us | sent KB | GB/s | NCCL us |\n"
+      "| --- | ---: | ---: | ---: | ---: | ---: | ---: |\n");
+  for (const Row& row : rows)
+    fmt::print("| {} | {} | {:.2f} | {:.2f} | {:.0f} | {:.0f} | {} |\n", row.op, row.tokens, row.p50, row.p99,
+               row.bytes / 1e3, row.bytes / row.p50 / 1e3,
+               row.nccl > 0 ? fmt::format("{:.2f}", row.nccl) : "-");
+}
+
+json to_json(const Ranks& all, const CommBenchOptions& o, const std::vector<Row>& rows) {
+  json list = json::array();
+  for (const Row& row : rows) {
+    json entry = {{"op", row.op},      {"tokens", row.tokens}, {"p50_us", row.p50},
+                  {"p99_us", row.p99}, {"bytes", row.bytes},   {"gbps", row.bytes / row.p50 / 1e3}};
+    if (row.nccl > 0) entry["nccl_us"] = row.nccl;
+    list.push_back(std::move(entry));
+  }
+  return {{"machine", describe_cuda(all.gpus[0])},
+          {"ranks", all.size()},
+          {"ranks_per_gpu", ranks_per_gpu()},
+          {"hidden_size", o.hidden_size},
+          {"top_k", o.top_k},
+          {"num_experts", o.num_experts},
+          {"rows", std::move(list)}};
+}
+
+Status bench_comm(const CommBenchOptions& options) {
+  if (cuda_a2a_ops() == nullptr) return unsupported("device=cuda: built without CUDA");
+  if (options.hidden_size % 16 != 0)
+    return unsupported("--hidden-size " + std::to_string(options.hidden_size) + "; legal: multiples of 16");
+  if (options.top_k > options.num_experts)
+    return unsupported("--top-k " + std::to_string(options.top_k) + "; legal: at most --num-experts " +
+                       std::to_string(options.num_experts));
+  FP4MOE_ASSIGN_OR_RETURN(const Ranks all, make_ranks(options));
+  std::vector<Row> rows;
+  FP4MOE_RETURN_IF_ERROR(measure(all, options, rows));
+  if (options.as_json)
+    fmt::print("{}\n", to_json(all, options, rows).dump(1));
+  else
+    print(all, options, rows);
+  return {};
+}
+
+}  // namespace
+
+void add_bench_comm(CLI::App& bench, int& exit_code) {
+  CLI::App* subcommand = bench.add_subcommand(
+      "comm", "Sums, gathers and row exchanges between the GPUs of this host, beside NCCL");
+  auto options = std::make_shared<CommBenchOptions>();
+  subcommand->add_option("--ranks,--tp", options->ranks, "ranks; 0: one on each GPU")
+      ->check(CLI::Range(0, kMaxGroupRanks))
+      ->capture_default_str();
+  subcommand
+      ->add_option("--ops", options->ops, "all-reduce, all-gather, dispatch, combine; separated by commas")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"all-reduce", "all-gather", "dispatch", "combine"}))
+      ->capture_default_str();
+  subcommand->add_option("--tokens", options->tokens, "tokens of each rank")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 8192))
+      ->capture_default_str();
+  subcommand->add_option("--dispatcher-output-dtype", options->rows, "rows of dispatch: bf16, fp8, nvfp4")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"bf16", "fp8", "nvfp4"}))
+      ->capture_default_str();
+  subcommand->add_option("--moe-a2a-backend", options->a2a, "what combine returns: deepep or flashinfer")
+      ->check(CLI::IsMember({"deepep", "flashinfer"}))
+      ->capture_default_str();
+  subcommand->add_option("--hidden-size", options->hidden_size, "columns of a row, a multiple of 16")
+      ->check(CLI::Range(16, 1 << 16))
+      ->capture_default_str();
+  subcommand->add_option("--top-k", options->top_k, "experts of a token")
+      ->check(CLI::Range(1, 32))
+      ->capture_default_str();
+  subcommand->add_option("--num-experts", options->num_experts, "experts, a multiple of the ranks")
+      ->check(CLI::Range(1, 1 << 14))
+      ->capture_default_str();
+  subcommand->add_option("-r,--repeats", options->repeats, "replays of each graph")
+      ->check(CLI::Range(5, 1000))
+      ->capture_default_str();
+  subcommand->add_flag("--json", options->as_json, "print JSON");
+  subcommand->callback([options, &exit_code] {
+    const Status status = bench_comm(*options);
+    exit_code = status.ok() ? kExitOk : report_error(status);
+  });
+}
+
+}  // namespace fp4moe

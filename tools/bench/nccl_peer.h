@@ -1,0 +1,30 @@
+// NCCL's all-reduce and all-gather between the GPUs of this process, to compare our own with.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "device/stream.h"
+#include "fp4moe/status.h"
+
+namespace fp4moe {
+
+class NcclPeer {
+ public:
+  // One rank on each of these GPUs. kUnsupported: the library is missing or older than 2.18, or two ranks
+  // share a GPU, which NCCL refuses.
+  static Result<std::unique_ptr<NcclPeer>> make(std::span<const int> ordinals);
+  virtual ~NcclPeer() = default;
+
+  // Each enqueues rank `rank`'s part on its stream; all pointers are device memory of its GPU. The first
+  // calls of a kind must be between begin() and end(), for all ranks. data [n] f32 = the sum over ranks.
+  virtual Status all_reduce(int rank, float* data, int64_t n, StreamHandle stream) const = 0;
+  // out [ranks, num_bytes] = each rank's `mine`.
+  virtual Status all_gather(int rank, const void* mine, int64_t num_bytes, void* out,
+                            StreamHandle stream) const = 0;
+  virtual Status begin() const = 0;
+  virtual Status end() const = 0;
+};
+
+}  // namespace fp4moe
