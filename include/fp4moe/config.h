@@ -20,7 +20,7 @@ struct EngineConfig {
   std::string model_path;  // folder with config.json and safetensors
   // auto (= safetensors) | safetensors | dummy (random weights in config.json's shapes; needs no other file)
   std::string load_format = "auto";
-  bool allow_unused_tensors = false;  // false: a model tensor that nothing reads is an error
+  bool allow_unused_tensors = false;  // false: a model tensor that is not read is an error
   std::string tokenizer_path;         // folder or tokenizer.json; empty: model_path
   std::string chat_template;          // path of a Jinja template; empty: the checkpoint's template
   std::string served_model_name;      // empty: the last component of model_path
@@ -34,11 +34,11 @@ struct EngineConfig {
   // Structured output: auto (xgrammar if the build has it) | xgrammar | none
   std::string grammar_backend = "auto";
   double grammar_compile_timeout = 60;  // seconds for one compilation
-  // Work budget of a grammar for one token, in steps (2 to 9 ns each). A request whose grammar exceeds it or
-  // grammar_max_bytes fails.
+  // Work budget of a grammar per token, in steps (2 to 9 ns each). A request fails if its grammar exceeds
+  // this budget or grammar_max_bytes.
   int64_t grammar_max_steps = 20'000'000;
-  int64_t grammar_max_bytes = 64 << 20;     // bytes of one compiled grammar
-  int64_t grammar_cache_bytes = 128 << 20;  // bytes of all cached compiled grammars; LRU eviction
+  int64_t grammar_max_bytes = 64 << 20;     // limit in bytes for one compiled grammar
+  int64_t grammar_cache_bytes = 128 << 20;  // limit in bytes for all cached grammars; LRU eviction
   int64_t context_length = 0;  // tokens; 0: max_position_embeddings, or less if the KV pool is smaller
 
   // Device and backends.
@@ -52,7 +52,7 @@ struct EngineConfig {
   std::string deepep_dispatcher_output_dtype = "auto";      // auto | bf16 | fp8 | nvfp4
   std::string flashinfer_dispatcher_output_dtype = "auto";  // auto | bf16 | nvfp4
   std::string flashinfer_combine_dtype = "auto";            // auto (= bf16) | bf16 | fp8
-  bool disable_fp4_allgather = false;  // a2a none with DP attention: gather unquantised rows
+  bool disable_fp4_allgather = false;  // DP attention with a2a none: gather unquantised rows
   // The same bits on any number of ranks; on GPUs they do not depend on the batch either. Slower.
   bool enable_deterministic_inference = false;
 
@@ -63,7 +63,7 @@ struct EngineConfig {
   int dp_size = 1;              // data-parallel groups; each has tp_size / dp_size ranks and its own requests
   bool enable_dp_attention = false;  // required if dp_size > 1
   bool enable_dp_lm_head = false;    // shard the LM head within a group instead of over all ranks
-  int64_t a2a_memory_budget = int64_t{64} << 20;  // bytes of heap for each rank's transport
+  int64_t a2a_memory_budget = int64_t{64} << 20;  // heap bytes for each rank's transport
   bool a2a_checksum = false;                      // verify every transported row
   double comm_timeout = 10;                       // seconds a rank waits for a peer before the job fails
 
@@ -79,41 +79,41 @@ struct EngineConfig {
   double mem_fraction_static = -1;
   int page_size = 16;                // tokens per KV page
   bool disable_radix_cache = false;  // do not reuse the KV pages of earlier requests with a common prefix
-  int max_running_requests = 64;     // most requests in one batch
-  int max_queued_requests = 4096;    // waiting requests; beyond it submit() returns kUnavailable
-  // Most prompt tokens in one step, of one request and of all; 0: 512 on a CPU, 8192 on a GPU.
+  int max_running_requests = 64;     // maximum in one batch
+  int max_queued_requests = 4096;    // maximum waiting; beyond it, submit() returns kUnavailable
+  // Maximum prompt tokens in one step, per request and for all requests; 0: 512 on a CPU, 8192 on a GPU.
   int64_t chunked_prefill_size = 0;
   int64_t max_prefill_tokens = 0;
-  // Fraction of outstanding output tokens for which admission reserves KV pages; 1 starts at 0.7 of the worst
-  // case and adapts. Larger values retract fewer requests, smaller ones run more at once.
+  // Scales the fraction of outstanding output tokens for which admission reserves KV pages; at 1, that
+  // fraction starts at 0.7 and adapts. Larger: fewer retractions; smaller: more requests run at once.
   double schedule_conservativeness = 1;
   // Admit waiting requests by descending priority, then by arrival.
   bool enable_priority_scheduling = false;
   bool schedule_low_priority_values_first = false;  // ascending priority instead
-  // Without enable_priority_scheduling: refuse requests with a priority; false: ignore it and log one warning
+  // Without enable_priority_scheduling: refuse requests with a priority; false: ignore priorities, warn once
   bool abort_on_priority_when_disabled = false;
   uint64_t random_seed = 0;  // seeds requests that have no seed
 
-  // Seconds; 0: no limit. A queued request over time ends with kUnavailable, a running one with kDeadline.
+  // Seconds; 0: no limit. A request past its limit ends with kUnavailable if queued, kDeadline if running.
   double req_waiting_timeout = 0;  // from submission to the first computed token
   double req_running_timeout = 0;  // from the first computed token to the end
-  double watchdog_timeout = 300;   // of one step; then the engine logs its state and fails
+  double watchdog_timeout = 300;   // for one step; after it, the engine logs its state and fails
 
-  // Prefill-decode disaggregation: a prefill node computes prompts and first tokens, a decode node the rest
-  // (docs/disaggregation.md).
+  // Prefill-decode disaggregation: a prefill node computes prompts and first tokens, and a decode node
+  // computes the rest (docs/disaggregation.md).
   std::string disaggregation_mode = "null";  // null (one engine does both) | prefill | decode
-  // A prefill node listens here for decode nodes. Any address other than loopback needs a secret.
+  // A prefill node listens here for decode nodes. Any address other than loopback requires a secret.
   std::string disaggregation_bootstrap_host = "127.0.0.1";
   int disaggregation_bootstrap_port = 8998;  // 0: any free port
   double disaggregation_timeout = 300;       // seconds a prefill node holds KV pages that are not fetched
   // File with the secret that all prefill and decode nodes share; empty: loopback connections only, without
   // authentication.
   std::string disaggregation_secret_file;
-  // Prefill nodes that a decode node's requests may name, each HOST, HOST:PORT or *; empty: loopback only.
+  // Prefill nodes that a decode node's requests may name, as HOST, HOST:PORT or *; empty: loopback only.
   std::vector<std::string> disaggregation_allowed_hosts;
-  // Prefill node: authenticated connections at a time. Decode node: prefill nodes that it remembers.
+  // Prefill node: maximum authenticated connections. Decode node: maximum prefill nodes that it remembers.
   int disaggregation_max_connections = 64;
-  // Seconds for a hello, and for a frame in addition to 1 s per 256 KiB transferred.
+  // Time limit in seconds for a hello, and for a frame, which gets 1 s more per 256 KiB transferred.
   double disaggregation_io_timeout = 10;
 
   // GPU: decode batch sizes that are captured as CUDA graphs.

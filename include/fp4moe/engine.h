@@ -14,60 +14,60 @@ namespace fp4moe {
 
 struct EngineConfig;  // fp4moe/config.h
 
-// Facts of the loaded model, constant after Engine::make.
+// Facts about the loaded model, constant after Engine::make.
 // Large because each fact that the server reports is a field.
 struct ModelInfo {
   std::string name;          // served model name
   std::string path;          // EngineConfig::model_path
   std::string architecture;  // such as "GptOssForCausalLM"
   std::string quantization;  // such as "mxfp4"
-  std::string backend;       // runner of the experts, such as "cpu_avx512"
+  std::string backend;       // runner for the experts, such as "cpu_avx512"
   int64_t vocab_size = 0;    // V, the width of the logits
   int64_t num_layers = 0, hidden_size = 0, num_experts = 0, top_k = 0;
-  int64_t context_length = 0;  // most tokens of prompt and output together
-  // A text of n bytes has at least n / max_bytes_per_token tokens; 0: unknown, the tokenizer may drop text.
+  int64_t context_length = 0;  // maximum tokens in prompt and output together
+  // A text of n bytes has at least n / max_bytes_per_token tokens; 0: unknown (the tokenizer may drop text).
   int64_t max_bytes_per_token = 0;
   int64_t max_total_tokens = 0;            // capacity of the KV pools of all data-parallel groups
-  int64_t weight_bytes = 0, kv_bytes = 0;  // of this process's ranks
+  int64_t weight_bytes = 0, kv_bytes = 0;  // for this process's ranks
   std::vector<int32_t> eos_token_ids;
   std::string chat_template;               // Jinja source; empty: the model has none
   bool has_grammars = false;               // requests may set SamplingParams::grammar
   std::string disaggregation_mode;         // as in EngineConfig
-  int disaggregation_bootstrap_port = 0;   // prefill engine: the port it listens on; else 0
-  SamplingParams default_sampling;         // generation_config.json's values where present
-  std::vector<std::string> startup_lines;  // device, plan and memory, as shown at start
+  int disaggregation_bootstrap_port = 0;   // prefill engine: its listening port; otherwise 0
+  SamplingParams default_sampling;         // from generation_config.json, if present there
+  std::vector<std::string> startup_lines;  // device, plan and memory, as logged at startup
 };
 
 // Snapshot of counters (*_total, since Engine::make) and gauges.
 // Large because each metric is a field.
 struct EngineStats {
   int64_t num_running_reqs = 0, num_queue_reqs = 0;
-  int64_t num_grammar_queue_reqs = 0;  // running and queued requests that wait for a grammar or its next mask
-  // Capacity in tokens of the used KV pages, and of all.
+  int64_t num_grammar_queue_reqs = 0;  // running and queued requests waiting for a grammar or its mask
+  // Capacity, in tokens, of the KV pages in use, and of all KV pages.
   int64_t num_used_tokens = 0, max_total_num_tokens = 0;
   // KV pages; each is used by a request, cached (its prefix may be reused) or free.
   int64_t num_used_pages = 0, num_cached_pages = 0, num_free_pages = 0, num_pages = 0;
   int64_t num_leaked_pages = 0;  // not 0: the page accounting is inconsistent (a bug)
-  // Disaggregation. Prefill engine: requests whose pages are held until fetched. Decode engine: requests that
-  // wait for the prefill engine's first token, and for its pages.
+  // Disaggregation. Prefill engine: requests whose pages are held until fetched. Decode engine: requests
+  // waiting for the prefill engine's first token, and requests waiting for its pages.
   int64_t num_held_reqs = 0, num_awaited_reqs = 0, num_transferring_reqs = 0;
   int64_t kv_transfer_bytes_total = 0;  // bytes of KV pages sent (prefill) or received (decode)
   int64_t num_prompts_total = 0;        // prompts prefilled
-  // Tokens of these prompts, cached ones included; output tokens.
+  // Tokens in these prompts, including cached ones; output tokens.
   int64_t prompt_tokens_total = 0, generation_tokens_total = 0;
   int64_t cached_tokens_total = 0;  // prompt tokens served from cached KV pages
-  double cache_hit_rate = 0;        // cached fraction of the prompt tokens that were prefilled last
+  double cache_hit_rate = 0;        // cached fraction of the most recently prefilled prompt tokens
   // Ended requests: all, those that ended with kAbort, those that ended with kError.
   int64_t num_requests_total = 0, num_aborted_requests_total = 0, num_failed_requests_total = 0;
-  int64_t num_timed_out_requests_total = 0;  // failed by a time limit
-  double new_token_ratio = 0;      // fraction of outstanding output tokens that admission reserves pages for
-  int64_t num_retracted_reqs = 0;  // total retractions: a running request gave up its KV pages and requeued
+  int64_t num_timed_out_requests_total = 0;  // failed because of a time limit
+  double new_token_ratio = 0;                // fraction of outstanding output tokens with reserved pages
+  int64_t num_retracted_reqs = 0;  // total retractions: running requests requeued without their pages
   double gen_throughput = 0;       // output tokens/s over the last 5 s
   double load_seconds = 0, uptime_seconds = 0;
 };
 
-// How many tokens the routers sent to each expert since Engine::make. A token counts once in each layer for
-// each of its top_k experts; the last layer computes only rows whose logits are needed.
+// The number of tokens that the routers have sent to each expert since Engine::make. A token counts once in
+// each layer for each of its top_k experts; the last layer computes only rows whose logits are needed.
 struct ExpertLoad {
   std::string failure;          // why the GPU's counters could not be read; empty: no error
   std::vector<int64_t> layers;  // layers with a router, ascending
@@ -89,15 +89,15 @@ class Engine {
   // Loads the model and starts the engine's thread. Unsupported combinations are refused before any weight
   // is read. Errors: kInvalidArgument, kUnsupported, kDoesNotFit, kDataLoss, kNotFound.
   static Result<std::unique_ptr<Engine>> make(EngineConfig config);
-  // Ranks in several processes (mpirun, srun): process 0 calls make(), every other process (is_follower())
-  // calls follow() with the same flags. follow() loads the process's ranks and runs them in the engine's
-  // steps; it returns OK when the engine is destroyed, or the error if the job fails.
+  // Ranks in several processes (mpirun, srun): process 0 calls make(), and every other process
+  // (is_follower()) calls follow() with the same flags. follow() loads the process's ranks and runs them in
+  // each step; it returns OK when the engine is destroyed, or the error if the job fails.
   static bool is_follower(const EngineConfig& config);
   static Status follow(EngineConfig config);
 
   virtual ~Engine() = default;  // aborts all requests
 
-  // Queues a request; returns its id at once. kInvalidArgument (ids out of range, bad parameters),
+  // Queues a request and returns its id at once. kInvalidArgument (ids out of range, bad parameters),
   // kDoesNotFit (longer than the context), kUnsupported (the request needs a feature that is off or missing),
   // kUnavailable (queue full, draining, failed).
   virtual Result<std::string> submit(Request request, DeltaCallback on_delta) = 0;
@@ -118,16 +118,16 @@ class Engine {
   virtual EngineStats stats() const = 0;
   virtual ExpertLoad expert_load() const = 0;
 
-  // Text to ids and back. add_special_tokens runs the tokenizer's post-processor. detokenize:
+  // Convert text to ids and back. add_special_tokens runs the tokenizer's post-processor. detokenize:
   // kInvalidArgument for an id outside 0 to vocab_size - 1.
   virtual Result<std::vector<int32_t>> tokenize(std::string_view text, bool add_special_tokens) const = 0;
   virtual Result<std::string> detokenize(const std::vector<int32_t>& ids, bool skip_special_tokens) const = 0;
-  // Ids of the special tokens that tokenize() would find in `text`, distinct and ascending; much cheaper.
+  // Returns the distinct ids, ascending, of the special tokens in `text`; much cheaper than tokenize().
   virtual std::vector<int32_t> find_special_tokens(std::string_view text) const = 0;
-  // The bytes of one token; empty for an id without a token.
+  // Returns the bytes of one token; empty for an id without a token.
   virtual std::string token_bytes(int32_t id) const = 0;
-  // Renders the chat template over a JSON array of messages. kUnsupported if the model has none,
-  // kInvalidArgument with the template's line for an error inside it.
+  // Renders the chat template over a JSON array of messages. kUnsupported if the model has no
+  // template; kInvalidArgument, with the line number, for an error in the template.
   virtual Result<std::string> apply_chat_template(std::string_view messages_json,
                                                   const ChatTemplateOptions& options) const = 0;
 };

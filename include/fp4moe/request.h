@@ -22,7 +22,7 @@ struct GrammarSpec {
   bool operator==(const GrammarSpec&) const = default;
 };
 
-// Added to the logit of one token.
+// A value added to the logit of one token.
 struct LogitBias {
   int32_t token_id = 0;
   float bias = 0;  // -100 to 100
@@ -30,22 +30,22 @@ struct LogitBias {
 
 // How a token is sampled. The f32 logits are changed in this order: frequency and presence penalty,
 // repetition penalty, logit_bias; then temperature, top_k, top_p, min_p. Penalties count output tokens only,
-// not the prompt's. Log-probabilities are the model's own, before all of these.
+// not prompt tokens. Log-probabilities are computed from the logits before all of these changes.
 struct SamplingParams {
   float temperature = 1.0f;           // 0: greedy; else in (0, 100]
   float top_p = 1.0f;                 // in (0, 1]
   int32_t top_k = -1;                 // -1: all tokens; else >= 1
-  float min_p = 0;                    // 0 to 1: least probability, relative to the likeliest token's
+  float min_p = 0;                    // 0 to 1: minimum probability, relative to the likeliest token's
   float frequency_penalty = 0;        // -2 to 2: subtracted from a token's logit for each earlier occurrence
   float presence_penalty = 0;         // -2 to 2: subtracted once if the token has occurred
   float repetition_penalty = 1;       // (0, 2]: divides positive logits of tokens that have occurred and
                                       // multiplies negative ones
   std::vector<LogitBias> logit_bias;  // at most 1024, each token at most once
-  // The same seed and prompt give the same text, whatever else runs; unset: derived from config.random_seed.
+  // The same seed and prompt give the same text, whatever the other requests; unset: from config.random_seed.
   std::optional<uint64_t> seed;
-  int64_t max_new_tokens = 128;  // >= 0; capped by the rest of the context
-  int64_t min_new_tokens = 0;    // nothing ends the output earlier; 0 to max_new_tokens, 0 with a grammar
-  // At most 64, 1 to 1024 bytes each: generation ends before the first that occurs.
+  int64_t max_new_tokens = 128;  // >= 0; capped by the remaining context
+  int64_t min_new_tokens = 0;    // the output does not end earlier; 0 to max_new_tokens; 0 with a grammar
+  // At most 64, 1 to 1024 bytes each: generation ends before the first one that occurs.
   std::vector<std::string> stop;
   // At most 16 PCRE2 patterns, 1 to 1024 bytes each: generation ends before the first match.
   std::vector<std::string> stop_regex;
@@ -61,15 +61,15 @@ struct Request {
   std::string id;                  // unique among active requests; empty: the engine generates one
   std::vector<int32_t> input_ids;  // the prompt, at least one id
   SamplingParams sampling;
-  // Fairness key: clients take turns at limited work (grammar compilation). Any text, also empty.
+  // Fairness key: clients take turns at limited work (grammar compilation). Any text; may be empty.
   std::string client;
   double timeout_seconds = 0;  // from submission to the end; 0: only the engine's own limits apply
-  // Return log-probabilities of the prompt tokens after this position, with sampling.top_logprobs (must then
-  // be >= 0); -1: none.
+  // Return log-probabilities of the prompt tokens after this position, with sampling.top_logprobs (which must
+  // then be >= 0); -1: none.
   int64_t prompt_logprobs_from = -1;
   // Return the experts to which each token from this position on was routed; -1: none.
   int64_t routed_experts_from = -1;
-  // Used with enable_priority_scheduling; unset: after all requests that have one.
+  // Used with enable_priority_scheduling; unset: scheduled after all requests with a priority.
   std::optional<int64_t> priority;
   // Decode engine: "host:port" of the prefill engine that computes the prompt; empty: this engine does.
   std::string prefill_node;
@@ -78,7 +78,7 @@ struct Request {
 struct TokenLogprob {
   int32_t token_id = 0;
   float logprob = 0;  // natural log, at temperature 1
-  std::string bytes;  // the token's own bytes, not always valid UTF-8
+  std::string bytes;  // the token's bytes, not always valid UTF-8
 };
 
 struct PositionLogprobs {
@@ -108,8 +108,8 @@ struct Delta {
   int64_t completion_tokens = 0;                  // output tokens so far
 };
 
-// Called in order, normally on the engine's thread (when a stuck engine fails, on its watchdog's); the last
-// call has finish_reason set. It must be quick and may call back only Engine::cancel.
+// Receives a request's deltas in order, normally on the engine's thread (on the watchdog's thread if a stuck
+// engine fails); the last delta has finish_reason set. Must be quick, and may call only Engine::cancel.
 using DeltaCallback = std::function<void(const Delta&)>;
 
 }  // namespace fp4moe

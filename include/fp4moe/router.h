@@ -14,11 +14,11 @@ namespace fp4moe {
 struct RouterConfig {
   struct PrefillNode {
     std::string url;         // "http://host:port"
-    int bootstrap_port = 0;  // 0: from the node's /server_info
+    int bootstrap_port = 0;  // 0: taken from the node's /server_info
   };
   std::vector<PrefillNode> prefill;
-  std::vector<std::string> decode;  // URLs, as PrefillNode::url
-  ServerConfig http;                // where and how to listen; API keys are unused, as the nodes check them
+  std::vector<std::string> decode;  // URLs like PrefillNode::url
+  ServerConfig http;                // where and how to listen; API keys are unused: the nodes check them
   std::string api_key;              // sent with the router's own requests to nodes; empty: none
   double health_check_seconds = 1;  // interval between health checks of a node
   // Limits for a node's responses. A request that exceeds one fails; other requests are not affected.
@@ -27,7 +27,7 @@ struct RouterConfig {
   double request_timeout_seconds = 1800;
   double quiet_timeout_seconds = 60;       // between two pieces of a response that has begun; 0: no limit
   int64_t max_response_bytes = 256 << 20;  // bytes of one response that is not a stream
-  int64_t max_held_bytes = 1 << 30;        // bytes of all responses that the router has not forwarded yet
+  int64_t max_held_bytes = 1 << 30;        // total response bytes that the router has not forwarded yet
 };
 
 // Serves from make() until stop(). A generation request goes to the decode node with the fewest active
@@ -35,8 +35,8 @@ struct RouterConfig {
 // arrives. An unreachable node gets no requests until it responds again.
 class Router {
  public:
-  // kInvalidArgument: the node list is empty, a URL is malformed, or a limit is out of range; other errors as
-  // Server::make().
+  // kInvalidArgument: the node list is empty, a URL is malformed, or a limit is out of range; other errors
+  // are those of Server::make().
   static Result<std::unique_ptr<Router>> make(RouterConfig config);
   virtual ~Router() = default;  // stops
 

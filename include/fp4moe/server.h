@@ -15,7 +15,7 @@ namespace fp4moe {
 
 // Large because each server flag is a field.
 struct ServerConfig {
-  std::string host = "127.0.0.1";  // or "unix:/path": a Unix socket, and no port
+  std::string host = "127.0.0.1";  // or "unix:/path": a Unix socket without a port
   int port = 30000;                // 0: any free port
   int unix_socket_mode = 0660;     // file mode of the Unix socket; default: owner and group may connect
   // Origins whose pages may send requests ("https://chat.example.org"; "*": all); default: same-origin only.
@@ -34,14 +34,14 @@ struct ServerConfig {
   int http_threads = 0;
   int64_t max_body_bytes = 32 << 20;    // of one request
   int64_t max_header_bytes = 64 << 10;  // of one request
-  // Received bytes and parsed JSON of all requests that have not reached the engine yet, in bytes. Beyond it
-  // the largest request that is still arriving gets 503. At least max_body_bytes.
+  // Limit in bytes on the received data and parsed JSON of all requests that have not reached the engine yet.
+  // Beyond it, the largest request that is still arriving gets 503. At least max_body_bytes.
   int64_t max_buffered_bytes = 192 << 20;
-  int64_t max_unsent_bytes = 8 << 20;   // per connection; a client further behind is dropped
-  int max_connections = 16384;          // open at a time
-  double idle_timeout_seconds = 75;     // between two requests of one connection
+  int64_t max_unsent_bytes = 8 << 20;   // per connection; a client that falls further behind is dropped
+  int max_connections = 16384;          // open at the same time
+  double idle_timeout_seconds = 75;     // between two requests on one connection
   double request_timeout_seconds = 30;  // from a request's first byte to its last
-  double write_timeout_seconds = 30;    // without the client accepting any bytes
+  double write_timeout_seconds = 30;    // during which the client accepts no bytes
   double keep_alive_seconds = 15;       // an idle stream gets an SSE comment after this time; 0: never
   bool strict_requests = false;         // refuse requests with unknown fields
   LogSink log_sink;                     // empty: log lines are dropped
@@ -55,18 +55,18 @@ struct ServerConfig {
 // ServerConfig::http_threads workers. Probes (/health, /metrics) are served even if all workers are busy.
 class Server {
  public:
-  // Binds and listens. Until set_engine() every route but the chat page returns 503. kInvalidArgument (host,
-  // port, keys, origins, limits), kUnavailable (the port is in use).
+  // Binds the address and listens on it. Until set_engine(), every route but the chat page returns 503.
+  // kInvalidArgument (host, port, keys, origins, limits), kUnavailable (the port is in use).
   static Result<std::unique_ptr<Server>> make(ServerConfig config);
   virtual ~Server() = default;  // stops
 
   virtual int port() const = 0;
   // Called once. `engine` must outlive the server.
   virtual void set_engine(Engine& engine) = 0;
-  // Returns 503 for new generation requests and for /health; returns when the running ones have finished, or
-  // at the deadline, when the rest is aborted.
+  // Answers new generation requests and /health with 503; returns when the running requests have finished, or
+  // at the deadline, after aborting the rest.
   virtual void drain(double timeout_seconds) = 0;
-  // Closes every connection, aborts their requests, and returns when the engine has ended them all.
+  // Closes all connections, aborts their requests, and returns when the engine has ended all these requests.
   virtual void stop() = 0;
 };
 

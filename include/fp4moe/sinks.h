@@ -1,4 +1,4 @@
-// Callbacks to the host program: log lines and progress.
+// Callbacks that pass log lines and loading progress to the host program.
 #pragma once
 
 #include <cstdint>

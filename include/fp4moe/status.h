@@ -16,11 +16,11 @@ enum class StatusCode {
   kDoesNotFit,       // memory, context or capacity is exhausted; the message has both numbers
   kCancelled,        // the caller cancelled the operation
   kUnavailable,      // not ready yet, draining, or the queue is full: try again later
-  kDeadline,         // a wait passed its deadline
+  kDeadline,         // an operation exceeded its deadline
   kInternal,         // a bug in fp4moe, or an unexpected failure
 };
 
-// Stable lower-case name, such as "invalid_argument".
+// Returns a stable lower-case name, such as "invalid_argument".
 const char* status_code_name(StatusCode code);
 
 class [[nodiscard]] Status {
@@ -31,9 +31,9 @@ class [[nodiscard]] Status {
   bool ok() const { return code_ == StatusCode::kOk; }
   StatusCode code() const { return code_; }
   const std::string& message() const { return message_; }
-  // "invalid_argument: top_k=9 exceeds num_experts=8", or "ok".
+  // Returns "invalid_argument: top_k=9 exceeds num_experts=8", or "ok".
   std::string to_string() const;
-  // The same error with `context` and ": " prepended to its message; OK stays OK.
+  // Returns the same error with `context` and ": " prepended to its message; OK stays OK.
   Status with_context(const std::string& context) const;
 
  private:
@@ -59,7 +59,7 @@ class [[nodiscard]] Result {
 
   bool ok() const { return value_.has_value(); }
   const Status& status() const { return status_; }
-  // Precondition of all below: ok().
+  // Precondition of all functions below: ok().
   T& value() & { return *value_; }
   const T& value() const& { return *value_; }
   T&& value() && { return std::move(*value_); }

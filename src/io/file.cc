@@ -47,16 +47,16 @@ bool has_name(int fd, const std::string& path) {
          open_file.st_dev == named.st_dev && open_file.st_ino == named.st_ino;
 }
 
-// Checks that only this process's user and root can write to it.
+// Checks that only this process's user and root can write to `path`.
 Status check_private(const struct stat& info, const std::string& path) {
   if (info.st_uid != ::geteuid() && info.st_uid != 0)
     return unsupported("'" + path + "' belongs to user " + std::to_string(info.st_uid) +
-                       "; legal: " + std::to_string(::geteuid()) + " (this process's) or 0");
+                       "; legal: " + std::to_string(::geteuid()) + " (this process's user) or 0");
   char mode[8];
   std::snprintf(mode, sizeof mode, "%04o", static_cast<unsigned>(info.st_mode & 07777));
   if ((info.st_mode & (S_IWGRP | S_IWOTH)) != 0)
     return unsupported("'" + path + "' has mode " + mode +
-                       ": users other than its owner can write to it; only its owner may (chmod go-w)");
+                       ": users other than its owner can write to it; only the owner may (run chmod go-w)");
   return {};
 }
 
@@ -67,8 +67,8 @@ Status check_size_limit(const std::string& path, int64_t end) {
       static_cast<uint64_t>(end) <= limit.rlim_cur)
     return {};
   return does_not_fit("cannot write '" + path + "': it would have at least " + std::to_string(end) +
-                      " bytes; " + std::to_string(limit.rlim_cur) +
-                      " are legal for this process (ulimit -f)");
+                      " bytes; the limit for this process is " + std::to_string(limit.rlim_cur) +
+                      " (ulimit -f)");
 }
 
 }  // namespace
@@ -144,7 +144,7 @@ Result<std::string> read_text_file(const std::string& path, int64_t max_bytes) {
   const std::span<const uint8_t> bytes = file.bytes();
   if (static_cast<int64_t>(bytes.size()) > max_bytes)
     return data_loss("'" + path + "' has " + std::to_string(bytes.size()) + " bytes; at most " +
-                     std::to_string(max_bytes) + " are legal");
+                     std::to_string(max_bytes) + " are allowed");
   return std::string(bytes.begin(), bytes.end());
 }
 
@@ -159,9 +159,9 @@ Result<NewFile> NewFile::create(const std::string& path) {
     if (::flock(file.fd_, LOCK_EX | LOCK_NB) != 0)
       return errno == EWOULDBLOCK ? unavailable("'" + name + "' is locked by another writer")
                                   : system_error("cannot lock", name);
-    if (!has_name(file.fd_, name)) continue;  // its previous writer renamed or removed it just now
+    if (!has_name(file.fd_, name)) continue;  // its previous writer has just renamed or removed it
     file.path_ = path;
-    if (::ftruncate(file.fd_, 0) != 0) return system_error("cannot empty", name);
+    if (::ftruncate(file.fd_, 0) != 0) return system_error("cannot truncate", name);
     return file;
   }
 }
@@ -244,7 +244,7 @@ Status NewFile::commit(Access access) {
   FP4MOE_RETURN_IF_ERROR(write_tail());
   if (::fsync(fd_) != 0) return system_error("cannot sync", partial(path_));
   if (::rename(partial(path_).c_str(), path_.c_str()) != 0) return system_error("cannot create", path_);
-  // Only now: the partial file of a killed process must stay writable for the next one.
+  // Not earlier: the partial file that a killed process leaves must stay writable for the next process.
   if (access == Access::kReadOnly) ::fchmod(fd_, S_IRUSR);
   path_.clear();
   return {};

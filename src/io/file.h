@@ -1,5 +1,5 @@
-// Files: mapped read-only, read whole, or replaced atomically, so that a reader sees either the old content
-// or the new one.
+// Maps files read-only, reads them whole, or replaces them atomically, so that a reader sees either the old
+// content or the new content.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,8 @@ class MappedFile {
   MappedFile& operator=(MappedFile&& other) noexcept;
 
   std::span<const uint8_t> bytes() const { return bytes_; }
-  // Prefetches the whole file and locks pages in memory once they are read. False if the lock is refused
-  // (RLIMIT_MEMLOCK).
+  // Prefetches the whole file and locks pages in memory once they are read. Returns false if the lock is
+  // refused (RLIMIT_MEMLOCK).
   bool keep_in_memory() const;
   // Modification time of the content in nanoseconds since 1970.
   int64_t modified_at() const { return modified_at_; }
@@ -42,9 +42,9 @@ class MappedFile {
 
 bool file_exists(const std::string& path);
 // Creates the folder, with mode 700, and its parents if they are absent. kUnsupported, naming the problem, if
-// a user other than this process's and root can add or remove files. kDataLoss: it cannot be created.
+// a user other than this process's user and root can add or remove files. kDataLoss: it cannot be created.
 Status make_private_folder(const std::string& folder);
-// The whole file; kNotFound, or kDataLoss if it is longer than max_bytes.
+// Reads the whole file; kNotFound, or kDataLoss if it is longer than max_bytes.
 Result<std::string> read_text_file(const std::string& path, int64_t max_bytes);
 
 // A file written beside `path` that replaces it on commit(). Movable, not copyable.
@@ -57,13 +57,13 @@ class NewFile {
   NewFile(NewFile&& other) noexcept;
   NewFile& operator=(NewFile&& other) noexcept;
 
-  // Appends. kDoesNotFit if the disk is full, which may be reported by a later call, or beyond RLIMIT_FSIZE.
+  // Appends the bytes. kDoesNotFit if the disk is full (a later call may report it) or past RLIMIT_FSIZE.
   Status append(std::span<const uint8_t> bytes);
   // Replaces bytes that were appended before.
   Status overwrite(int64_t offset, std::span<const uint8_t> bytes);
   int64_t num_bytes() const { return num_bytes_; }
-  // Syncs the file and renames it to `path`; call nothing afterwards. kReadOnly: mode 400, so that the file,
-  // which others may have mapped, can be replaced but not opened for writing and truncated.
+  // Syncs the file and renames it to `path`; call no other function afterwards. kReadOnly: mode 400, so
+  // that the file, which others may have mapped, can be replaced but not opened for writing and truncated.
   enum class Access { kDefault, kReadOnly };
   Status commit(Access access = Access::kDefault);
 
@@ -76,7 +76,7 @@ class NewFile {
   std::string path_;
   int fd_ = -1;  // the locked partial file
   int64_t num_bytes_ = 0;
-  std::vector<uint8_t> tail_;  // the last bytes, not written yet: less than a huge page
+  std::vector<uint8_t> tail_;  // the last bytes, not written yet; fewer than a huge page
 };
 
 // Consumes the next bytes of a file being written.

@@ -1,4 +1,4 @@
-// Typed, checked access to the keys of one JSON object. Only for the .cc files of this folder.
+// Typed, checked access to the keys of one JSON object. Only for the .cc files in this folder.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace fp4moe {
 // value and the legal values.
 class JsonFields {
  public:
-  // `object` must outlive this; `where` names it in messages, such as "config.json: rope_scaling".
+  // `object` must outlive this reader; `where` names it in messages, such as "config.json: rope_scaling".
   JsonFields(const Json& object, std::string where);
 
   struct IntRange {
@@ -29,12 +29,12 @@ class JsonFields {
   void read_bool(const char* key, bool& value);
   void read_string(const char* key, std::string& value);
   void read_strings(const char* key, std::vector<std::string>& values);
-  // A number or an array of numbers.
+  // Accepts a number or an array of numbers.
   void read_ints(const char* key, std::vector<int64_t>& values, IntRange legal);
 
   bool has(const char* key) const { return find(key) != nullptr; }        // present and not null
   bool contains(const char* key) const { return object_.contains(key); }  // present, possibly null
-  // Null if absent, null or not an object (which is an error).
+  // Returns null if the key is absent, null or not an object (which is an error).
   const Json* object(const char* key);
   // Records kInvalidArgument "`where`: `problem`" if `condition` is false.
   void require(bool condition, const std::string& problem);

@@ -23,7 +23,8 @@ const void* row_of(const ActRows& rows, int64_t t) {
   return static_cast<const uint8_t*>(rows.data) + t * rows.cols * (rows.dtype == DType::kF32 ? 4 : 2);
 }
 
-// Used only by the oracle (a GPU has its own), so one implementation serves every ISA.
+// Quantises row t to FP8. Used only by the oracle (a GPU has its own kernel), so one implementation serves
+// every ISA.
 void fp8_row(const ActQuantArgs& a, int64_t t) {
   std::vector<uint8_t> codes(static_cast<size_t>(a.x.cols));
   a.row_scales[t] =

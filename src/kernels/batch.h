@@ -13,8 +13,8 @@ namespace fp4moe {
 struct SequenceRows {
   int64_t first_row = 0;                // in the batch
   int64_t num_rows = 0;                 // new tokens
-  int64_t first_position = 0;           // of the first new token = tokens already in the cache
-  std::span<const int32_t> page_table;  // page ids, page_size tokens each; covers first_position + num_rows
+  int64_t first_position = 0;           // of the first new token: the number of cached tokens
+  std::span<const int32_t> page_table;  // ids of pages of page_size tokens; covers first_position + num_rows
 };
 
 // Token ids in device memory that an earlier step sampled: a negative token id ~r stands for ids[r * stride].
@@ -23,15 +23,15 @@ struct ChosenTokens {
   int64_t stride = 0;
 };
 
-// A whole batch in device memory, for kernels that find a row's sequence by themselves. Sizes are those that
-// a graph was recorded with: rows after the last sequence's (row_sequence -1) are padding, for which kernels
-// write only zeros in outputs. The batch is complete before the step's first kernel lets the next one start,
-// so kernels may read it (and, in decode, the K/V rows of earlier steps) before the preceding kernels are
-// done.
+// A whole batch in device memory, for kernels that find a row's sequence by themselves. Sizes are those with
+// which a graph was recorded: rows after those of the last sequence (row_sequence -1) are padding, for which
+// kernels write only zeros to their outputs. The batch is complete before the step's first kernel lets the
+// next kernel start, so kernels may read it (and, in decode, the K/V rows of earlier steps) before the
+// preceding kernels are done.
 struct DeviceBatch {
   int64_t num_rows = 0;                     // T, padded
   int64_t num_sequences = 0;                // padded: sequences past the last have no rows
-  int64_t max_rows = 0;                     // of one sequence; 1: decode
+  int64_t max_rows = 0;                     // the most of any sequence; 1: decode
   int64_t max_pages = 0;                    // columns of page_table
   const int32_t* token_ids = nullptr;       // [T]
   ChosenTokens chosen;                      // the only data here that another kernel writes
@@ -46,7 +46,7 @@ struct DeviceBatch {
   // Rows of the data-parallel group that has the most of them in this step; the same on all ranks.
   int64_t largest_rows = 0, largest_logit_rows = 0;
 
-  // [1]: number of rows that are not padding.
+  // [1]: the number of rows that are not padding.
   const int32_t* num_filled_rows() const { return first_row + num_sequences; }
 };
 

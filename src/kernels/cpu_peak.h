@@ -1,5 +1,5 @@
-// Loops that measure a CPU's peak: memory reads, and dot products on registers. Implementation: kernels/cpu,
-// per ISA.
+// Loops that measure a CPU's peak rates of memory reads and of dot products on registers. Implementation:
+// kernels/cpu, per ISA.
 #pragma once
 
 #include <cstdint>
@@ -21,10 +21,11 @@ struct CpuPeakOps {
   CpuDot bf16, int8;
 };
 
-// Precondition: isa_available(isa). ISA levels without bf16 dot instructions report f32 multiply-adds as
-// bf16, since they compute such products that way; the scalar level reports them as int8 too.
+// Returns the loops of one ISA level. Precondition: isa_available(isa). Levels without bf16 dot instructions
+// report f32 multiply-adds as bf16, since they compute bf16 products that way; the scalar level reports them
+// as int8 too.
 const CpuPeakOps& cpu_peak_ops(Isa isa);
-// AMX tile products; cpu_peak_ops(Isa::kAmx) returns AVX-512's dots. Null if Isa::kAmx is not available.
+// Returns AMX tile products (cpu_peak_ops(Isa::kAmx) returns AVX-512's dots), or null without Isa::kAmx.
 const CpuPeakOps* amx_peak_ops();
 // Reads num_bytes (a multiple of 1024) once; data is 64-byte aligned. Precondition: isa_available(isa).
 void cpu_read(Isa isa, const uint8_t* data, int64_t num_bytes);

@@ -1,10 +1,10 @@
-// Kernels by which token rows go to the GPUs of their experts, and results come back (docs/a2a.md).
+// Kernels that send token rows to the GPUs of their experts and return the results (docs/a2a.md).
 //
-// In a round every rank has T tokens, the last ones possibly padding. Rank s stores token t's row in lane
-// (s, t) of each rank that has one of its experts, and its expert ids and weights in lane (s, t) of all
-// ranks. The lanes of a rank are then a batch of R x T tokens, in which ids of other ranks' experts are
-// dropped: a layer runs on it as on any batch. Results return to places that both sides compute from the ids.
-// No count is exchanged, nothing can overflow, and nothing depends on the host.
+// In a round every rank has T tokens, of which the last may be padding. Rank s stores token t's row in lane
+// (s, t) of each rank that has one of the token's experts, and the token's expert ids and weights in lane
+// (s, t) of all ranks. The lanes of a rank are then a batch of R x T tokens, in which ids of other ranks'
+// experts are dropped: a layer runs on it as on any batch. Results return to places that both sides compute
+// from the ids. No count is exchanged, nothing can overflow, and nothing depends on the host.
 #pragma once
 
 #include <algorithm>
@@ -17,32 +17,33 @@
 
 namespace fp4moe {
 
-// How a row is stored in its lane.
+// The encoding of a row in its lane.
 enum class A2aRowFormat : uint8_t {
   kBf16,   // [H] bf16
   kFp8,    // [H] e4m3, then the f32 scale of each group of 128 columns (formats/fp8.h)
   kNvfp4,  // [H / 2] codes, [H / 16] e4m3 block scales, padding to 4 bytes, then the f32 tensor scale
 };
-// How a result returns.
+// The encoding of a result.
 enum class A2aResultFormat : uint8_t {
   kF32,
   kBf16,
   kFp8,  // e4m3, saturating, without a scale
 };
 
-// The same on all ranks.
+// The sizes of an exchange; the same on all ranks.
 struct A2aShape {
   int64_t hidden_size = 0;  // H; a multiple of 8
   int64_t top_k = 0;        // K
   int64_t num_experts = 0;  // E
-  // Rank r has the experts [r n, (r + 1) n). 0: every rank has a part of every expert.
+  // n: rank r has the experts [r n, (r + 1) n). 0: every rank has a part of every expert.
   int64_t experts_per_rank = 0;
   A2aRowFormat row_format = A2aRowFormat::kBf16;  // kNvfp4: H must be a multiple of 16
   A2aResultFormat result_format = A2aResultFormat::kBf16;
-  // Each slot's row returns, before the router's weights; otherwise each rank's weighted sum returns.
+  // True: each slot's row returns, before the router's weights are applied. False: each rank's weighted sum
+  // returns.
   bool slots_return = false;
 
-  // Most results of a token.
+  // Returns the largest number of results per token.
   constexpr int64_t parts(int num_ranks) const {
     if (slots_return) return top_k;
     return experts_per_rank == 0 ? num_ranks : std::min<int64_t>(num_ranks, top_k);
@@ -72,7 +73,7 @@ struct A2aShape {
 // Byte offsets in a rank's exchange memory (CommLayout::exchange), for rounds of up to max_tokens tokens.
 struct A2aArea {
   int64_t rows = 0;     // [R][T][row_bytes]
-  int64_t ids = 0;      // [R][T][K] i32: global; -1: padding, or no expert
+  int64_t ids = 0;      // [R][T][K] i32: global ids; -1: padding, or not an expert
   int64_t weights = 0;  // [R][T][K] f32
   int64_t returns = 0;  // [T][parts][result_bytes]
   int64_t num_bytes = 0;
@@ -101,15 +102,15 @@ struct A2aRound {
   A2aShape shape;
   A2aArea area;
   int64_t num_tokens = 0;  // T
-  int64_t num_own = 0;     // of the T tokens, this rank's; the rest is padding
-  int64_t first_own = 0;   // index of the first of them among the layer's own
-  // Tokens from *num_filled on (device memory; null: none) are padding too; the round's first has the number
-  // first_token.
+  int64_t num_own = 0;     // how many of the T tokens are this rank's; the rest are padding
+  int64_t first_own = 0;   // index of the first of these among the rank's tokens of the layer
+  // Tokens numbered *num_filled and higher (device memory; null: no tokens) are padding too; the round's
+  // first token has the number first_token.
   const int32_t* num_filled = nullptr;
   int64_t first_token = 0;
   const int32_t* ids = nullptr;    // [num_own, K]
   const float* weights = nullptr;  // [num_own, K]
-  // NVFP4 rows: the encode scale of all of them ([1], device memory), or null for a scale per row.
+  // NVFP4 rows: the encode scale of all rows ([1], device memory); null: each row has one.
   const float* nvfp4_scale = nullptr;
 };
 
@@ -122,8 +123,8 @@ struct A2aDecoded {
   float* tensor_scales = nullptr;  // [R T], or null; only with keeps_nvfp4
 };
 
-// The experts' results for a batch of lanes: sums [R T, H] f32, already weighted (not with slots_return), or
-// rows by expert.
+// The experts' results for a batch of lanes: either sums [R T, H] f32, already weighted (not with
+// slots_return), or rows grouped by expert.
 struct A2aResults {
   const float* sums = nullptr;
   const bf16* y_bf16 = nullptr;          // [rows, H]
@@ -131,22 +132,23 @@ struct A2aResults {
   const int32_t* row_of_slot = nullptr;  // [R T, K]; -1: not a local expert
 };
 
-// Each is one launch on the current stream; all ranks make the same calls in the same order. The order of a
-// round is send, wait, give_back, add; between them the stream may do other work.
+// Each op is one launch on the current stream; all ranks make the same calls in the same order. A round calls
+// send, wait, give_back and add, in this order; the stream may do other work between them.
 struct DeviceA2aOps {
-  // Stores x [num_own, H] bf16, ids and weights in the lanes of the ranks.
+  // Stores x [num_own, H] bf16, the ids and the weights in the ranks' lanes.
   void (*send)(const A2aRound& round, const bf16* x);
   // Waits until all ranks' rows are in this rank's lanes, and decodes them unless they are bf16.
   void (*wait)(const A2aRound& round, const A2aDecoded& decoded);
-  // Stores the lanes' results at the tokens' ranks.
+  // Stores the lanes' results on the tokens' ranks.
   void (*give_back)(const A2aRound& round, const A2aResults& results);
-  // Waits for all results, then out [num_own, H] f32 += the sum of each token's: of slots in top-k order with
-  // the weights, in f32 with one rounding for each product and sum; else of ranks in ascending order.
+  // Waits for all results, then adds the sum of each token's results to out [num_own, H] f32. With
+  // slots_return it sums weighted slots in top-k order, with one f32 fma per slot; otherwise it sums ranks in
+  // ascending order.
   void (*add)(const A2aRound& round, float* out);
-  // out [n] = 0.
+  // Sets out [n] to 0.
   void (*clear)(float* out, int64_t n);
 };
-// Null in a build without CUDA.
+// Returns null in a build without CUDA.
 const DeviceA2aOps* cuda_a2a_ops();
 
 }  // namespace fp4moe

@@ -1,9 +1,10 @@
-// Kernels by which the ranks of a group, each on a GPU, exchange data through their heaps
-// (device/peer_heap.h): they store into the peers' memory and wait for what the peers store into theirs.
-// Nothing returns to the host.
+// Kernels with which the ranks of a group, each on a GPU, exchange data through their heaps
+// (device/peer_heap.h): each rank stores into its peers' memory and waits for their stores into its own
+// memory. No data is returned to the host.
 //
-// An operation is one launch on every rank of the group, with the same sizes, in the same order. Its number,
-// the epoch, is in device memory, so that a graph can be replayed.
+// An operation is one launch on every rank of the group; all ranks launch the same operations, with the same
+// sizes, in the same order. An operation's number, the epoch, is in device memory, so that a graph can be
+// replayed.
 #pragma once
 
 #include <cstdint>
@@ -13,36 +14,35 @@ namespace fp4moe {
 constexpr int kMaxGroupRanks = 16;
 constexpr int kMaxCommBlocks = 512;  // of one launch
 
-// Why a group failed: the first wait that passed its deadline. In page-locked memory, written by a kernel.
+// Why a group failed: the first wait that passed its deadline. A kernel writes it to page-locked memory.
 struct CommVerdict {
   uint32_t is_set = 0;
-  uint32_t peer = 0;                // rank of the group that was waited for
+  uint32_t peer = 0;                // rank, within the group, for which the kernel waited
   uint64_t op = 0;                  // CommOp::name
   int32_t layer = -1;               // CommOp::layer
   uint32_t expected = 0, seen = 0;  // epochs; seen is 0 for a sum's words, which have no epoch
-  uint32_t block = 0;               // of the waiting kernel
+  uint32_t block = 0;               // index of the waiting block
 };
 
-// At the start of a rank's region. Zeros at the start; peers write `poison` only.
+// Stored at the start of a rank's region. Initially zeros; peers write only `poison`.
 struct CommState {
-  uint32_t epoch;        // operations so far; an operation's parity is that of the value it finds
+  uint32_t epoch;        // number of operations so far; an operation's own number gives its parity
   uint32_t poison;       // not 0: the group has failed, and operations do nothing
   uint32_t num_entered;  // blocks of the current operation that have read `epoch`
 };
 
 // Byte offsets in a rank's region, the same on all ranks; multiples of 128.
 struct CommLayout {
-  int64_t flags = 0;  // [R][kMaxCommBlocks] u32: epochs, by source and its block
-  int64_t words =
-      0;             // [2][R][word_bytes]: f32 of other ranks, by parity and source; kUnsent: not yet arrived
-  int64_t sums = 0;  // [2][R * word_bytes]: f32 sums of other ranks, by parity; as `words`
-  int64_t gather = 0;    // [2][gather_bytes]: by parity
+  int64_t flags = 0;   // [R][kMaxCommBlocks] u32: epochs, by source rank and block
+  int64_t words = 0;   // [2][R][word_bytes]: other ranks' f32, by parity and source; kUnsent: not yet arrived
+  int64_t sums = 0;    // [2][R * word_bytes]: f32 sums from other ranks, by parity; kUnsent as in `words`
+  int64_t gather = 0;  // [2][gather_bytes]: by parity
   int64_t exchange = 0;  // rows and results of a2a rounds (kernels/device_a2a.h)
   int64_t word_bytes = 0, gather_bytes = 0, exchange_bytes = 0;
   int64_t num_bytes = 0;  // of the whole region
 };
-// The byte counts are multiples of 128. The region has no `sums` if num_ranks is 2: a sum of two
-// ranks takes one exchange.
+// Returns the layout of a region. The byte counts are multiples of 128. The region has no `sums` if num_ranks
+// is 2: a sum over two ranks takes one exchange.
 constexpr CommLayout comm_layout(int num_ranks, int64_t word_bytes, int64_t gather_bytes,
                                  int64_t exchange_bytes) {
   CommLayout layout{.word_bytes = word_bytes, .gather_bytes = gather_bytes, .exchange_bytes = exchange_bytes};
@@ -54,7 +54,7 @@ constexpr CommLayout comm_layout(int num_ranks, int64_t word_bytes, int64_t gath
   layout.num_bytes = layout.exchange + exchange_bytes;
   return layout;
 }
-// A word of a sum that has not arrived: -0.0, which senders replace by +0.0.
+// The value of a word that has not arrived: -0.0, which senders replace with +0.0.
 constexpr uint32_t kUnsent = 0x80000000u;
 
 // A group as a kernel of one rank sees it.
@@ -69,7 +69,7 @@ struct CommGroup {
 
 // Names an operation in verdicts.
 struct CommOp {
-  const char* name = "";  // a literal
+  const char* name = "";  // a string literal
   int layer = -1;
 };
 
@@ -79,8 +79,9 @@ struct AllReduceArgs {
   const float* partial = nullptr;  // [n]; 16-byte aligned, as is out
   float* out = nullptr;            // [n]; must not overlap partial
   int64_t n = 0;                   // a multiple of 4
-  // Each rank sums a part and sends it to the others, instead of summing everything: fewer bytes for more
-  // than two ranks, but two exchanges. Limits: 4 n <= word_bytes, or 4 n <= R * word_bytes with two_shot.
+  // Each rank sums one part and sends the sums to its peers, instead of summing everything: with more than
+  // two ranks this moves fewer bytes, but it takes two exchanges. Limits: 4 n <= word_bytes, or 4 n <= R *
+  // word_bytes with two_shot.
   bool two_shot = false;
 };
 
@@ -94,19 +95,19 @@ struct GatherArgs {
   int64_t first[kMaxGroupRanks + 1] = {};  // multiples of 4; first[R] is row_bytes
 };
 
-// All pointers are device memory, all work is enqueued on the current stream.
+// All pointers are device memory; all work is enqueued on the current stream.
 struct DeviceCommOps {
-  // Marks the words of this rank's region as unsent, and clears its state and flags. Before the first
-  // operation, on all ranks.
+  // Marks the words of this rank's region as unsent, and clears its state and flags. All ranks call it before
+  // the first operation.
   void (*arm)(const CommGroup& group);
-  // out += the sum over ranks, in rank order, of partial, f32: the same bits on every rank and for both
+  // Adds to out the f32 sum of all ranks' partial, in rank order: the same bits on every rank and with both
   // algorithms. A sum of -0.0 counts as +0.0.
   void (*all_reduce)(const AllReduceArgs& args);
   void (*gather)(const GatherArgs& args);
-  // Blocks of these kernels that are resident at once on the current GPU.
+  // Returns how many blocks of these kernels can be resident at once on the current GPU.
   int (*max_blocks)();
 };
-// Null in a build without CUDA.
+// Returns null in a build without CUDA.
 const DeviceCommOps* cuda_comm_ops();
 
 }  // namespace fp4moe

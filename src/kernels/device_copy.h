@@ -1,12 +1,12 @@
-// Copies between page-locked host memory and the device, each by one kernel, so that none waits for a copy
-// engine.
+// Copies between page-locked host memory and the device. Each copy is one kernel, so that it does not wait
+// for a copy engine.
 #pragma once
 
 #include <cstdint>
 
 namespace fp4moe {
 
-// Rows stride_bytes apart on both sides, copied in 4-byte words.
+// Rows to copy in 4-byte words; they are stride_bytes apart on both sides.
 struct HostRows {
   void* to = nullptr;          // device memory
   const void* from = nullptr;  // page-locked
@@ -16,8 +16,8 @@ struct CopyFromHostArgs {
   HostRows parts[2];
 };
 
-// The first num_tokens rows of one page in every layer's keys and values (num_tensors of them), in either
-// direction.
+// A copy, in either direction, of the first num_tokens rows of one page in every layer's keys and values
+// (num_tensors tensors).
 struct KvPageCopyArgs {
   uint8_t* pages = nullptr;      // device: [num_tensors, num_pages, num_heads, page_size, row_bytes]
   uint8_t* canonical = nullptr;  // page-locked: [num_tensors, num_tokens, num_heads, row_bytes]; both 16-byte
@@ -27,11 +27,11 @@ struct KvPageCopyArgs {
   bool to_device = false;
 };
 
-// One launch on the current stream. CopyFromHost starts to read host memory while preceding kernels still
-// run.
+// Each is one launch on the current stream. CopyFromHost starts to read host memory while preceding kernels
+// are still running.
 using CopyFromHost = void (*)(const CopyFromHostArgs&);
 using CopyKvPage = void (*)(const KvPageCopyArgs&);
-// Null in a build without CUDA.
+// Both return null in a build without CUDA.
 CopyFromHost cuda_copy_from_host();
 CopyKvPage cuda_copy_kv_page();
 

@@ -2,8 +2,8 @@
 //
 // The conventions of kernels/ops.h hold; all pointers are device memory unless noted otherwise, and work is
 // enqueued on the calling thread's current stream (device/stream.h). Nothing allocates, waits for the device
-// or reads back from it, so everything can be captured into a graph. Counts live on the device: launches
-// depend only on the sizes in the arguments, and T = 0 is legal.
+// or reads back from it, so everything can be captured into a graph. Counts stay on the device: launches
+// depend only on the sizes in the arguments, and T = 0 is allowed.
 #pragma once
 
 #include <algorithm>
@@ -25,9 +25,9 @@ struct TiledExperts {
   Activation activation;
   const uint8_t* gate_up = nullptr;     // [L] matrices [gated ? 2 I : I, H], gate and up rows interleaved
   const uint8_t* down = nullptr;        // [L] matrices [H, I]
-  const float* gate_up_bias = nullptr;  // [L, 2, I]: gate, then up; not gated: [L, I]; null: none
+  const float* gate_up_bias = nullptr;  // [L, 2, I]: gate, then up; not gated: [L, I]; null: no bias
   const float* down_bias = nullptr;     // [L, H] or null
-  const float* scales = nullptr;        // [L, 3]: factors of the gate, up and down sums
+  const float* scales = nullptr;        // [L, 3]: scale factors for the gate, up and down sums
 };
 
 // Which rows each local expert has: packed (row r of expert e is offsets[e] + r) or masked (e * capacity +
@@ -37,17 +37,17 @@ struct DeviceRows {
   int64_t capacity = 0;            // 0: packed
   int32_t* offsets = nullptr;      // packed: [L + 1]
   int32_t* counts = nullptr;       // [L]; masked_m of a masked batch
-  int32_t* slot_of_row = nullptr;  // [max_rows]: t * topk + k; rows past an expert's are not written
+  int32_t* slot_of_row = nullptr;  // [max_rows]: t * topk + k; rows past an expert's last are not written
   int32_t* row_of_slot = nullptr;  // [T * topk]; -1: not a local expert, invalid id, or past the capacity
-  int32_t* progress = nullptr;     // [1 + L] or null: zeroed by sort(); counters of a launch that runs both
+  int32_t* progress = nullptr;     // [1 + L] or null: counters, zeroed by sort(), for a launch that runs both
                                    // GEMMs
 };
 
-struct MoeSortArgs {  // rows of an expert in ascending slot order; counts go on past a capacity
-  // [T, topk] global; others than [first_expert, first_expert + L) are dropped. Null: all are first_expert.
+struct MoeSortArgs {  // sorts each expert's rows by ascending slot; counts continue past a capacity
+  // [T, topk] global ids; ids outside [first_expert, first_expert + L) are dropped. Null: all first_expert.
   const int32_t* ids = nullptr;
   int64_t num_tokens = 0, topk = 0;
-  int64_t first_expert = 0, num_experts = 0;  // L local ones
+  int64_t first_expert = 0, num_experts = 0;  // L local experts
   DeviceRows rows;
   // [kSortBlocks, L], or null: one block sorts all slots, which is slow if there are many.
   int32_t* scratch = nullptr;
@@ -62,14 +62,14 @@ struct DeviceExpertArgs {
   // Expected rows of an active expert: a hint for the choice of tiles (deepep's expected_m) that never
   // changes bits; 0: max_rows / L.
   int64_t expected_rows = 0;
-  ActRows x;  // bf16. gather: [T, H], an expert's row reads row slot / topk; else [max_rows, H]
+  ActRows x;  // bf16. gather: [T, H], an expert's row is row slot / topk of it; else [max_rows, H]
   bool gather = true;
-  const float* x_row_scales = nullptr;  // per row of x, or null: multiplies gate and up sums
+  const float* x_row_scales = nullptr;  // per row of x, or null: multiplies the gate and up sums
   ActRows intermediate;                 // [max_rows, I], bf16 or f32, written by gate_up
   ActRows h;                            // down's input: `intermediate` or its quantised copy; bf16
   const float* h_row_scales = nullptr;  // [max_rows] or null
-  float* y = nullptr;                   // [max_rows, H], written by down: before the router's weights
-  bf16* y_bf16 = nullptr;               // the same rounded, instead of y
+  float* y = nullptr;                   // [max_rows, H], written by down: not yet weighted by the router
+  bf16* y_bf16 = nullptr;               // written instead of y: the same values, rounded
 };
 
 struct MoeCombineArgs {  // out[t] (+)= sum over k, in top-k order, of weight[t, k] * y[row_of_slot[t, k]]
@@ -79,7 +79,7 @@ struct MoeCombineArgs {  // out[t] (+)= sum over k, in top-k order, of weight[t,
   const float* weights = nullptr;        // [T, topk]; null: 1
   int64_t num_tokens = 0, topk = 0, hidden_size = 0;
   float* out = nullptr;      // [T, H] f32, or null
-  bool accumulate = false;   // of out
+  bool accumulate = false;   // add to out
   bf16* out_bf16 = nullptr;  // [T, H], or null
 };
 
@@ -89,15 +89,15 @@ struct A2aRound;  // kernels/device_a2a.h
 struct DeviceMoeArgs {
   TiledExperts experts;
   const bf16* x = nullptr;  // [T, H]
-  // [T, topk] global; others than [first_expert, first_expert + L) are dropped. Null: all are first_expert.
+  // [T, topk] global ids; ids outside [first_expert, first_expert + L) are dropped. Null: all first_expert.
   const int32_t* ids = nullptr;
   const float* weights = nullptr;  // [T, topk]; null: 1
   int64_t num_tokens = 0, topk = 0, first_expert = 0;
-  int64_t num_routed_experts = 0;  // E, from which ids are chosen; used only by size rules; 0: L
+  int64_t num_routed_experts = 0;  // E, the experts that ids can name; used only by size rules; 0: L
   float* out = nullptr;            // [T, H] f32, or null
   bool accumulate = false;
   bf16* out_bf16 = nullptr;  // [T, H], or null
-  // Instead of the outputs: the tokens are the lanes of this exchange, and results go back to their ranks.
+  // Set instead of the outputs: the tokens are this exchange's lanes, and results return to the lanes' ranks.
   const A2aRound* give_back = nullptr;
   // kMoeCounterBytes bytes: zeroed before the first call and not touched between calls; all calls use one
   // stream.
@@ -106,31 +106,32 @@ struct DeviceMoeArgs {
 };
 constexpr int64_t kMoeCounterBytes = 8192;  // grid barriers and arrival counters
 
-// One way to run such a layer. All tactics of a table read the same tiles and compute the same function; they
+// One way to run a MoE layer. All tactics of a table read the same tiles and compute the same function; they
 // differ in speed and in the last bits of sums.
 struct DeviceMoeTactic {
   const char* name;
-  // Depends only on the current GPU and on sizes: the experts', num_tokens, topk. A tactic that fits T tokens
-  // fits fewer.
+  // Returns whether the tactic can run a layer. Depends only on the current GPU and on sizes: the experts',
+  // num_tokens and topk. A tactic that fits T tokens also fits fewer tokens.
   bool (*fits)(const DeviceMoeArgs&);
-  void (*layer)(const DeviceMoeArgs&);  // precondition: it fits
+  void (*layer)(const DeviceMoeArgs&);  // precondition: fits()
   int64_t (*workspace_bytes)(const TiledExperts& experts, int64_t max_tokens, int64_t topk);
 };
 
 struct DeviceRouterArgs;    // kernels/device_router.h
 struct DeviceActQuantArgs;  // kernels/device_act_quant.h
 
-// The ops for one kind of GPU and one tile format: w4a16's, also used by w4a4, or w4a8's. Preconditions are
-// in the arguments' comments.
+// The ops for one kind of GPU and one tile format: that of w4a16, which w4a4 also uses, or that of w4a8.
+// Preconditions are in the arguments' comments.
 struct DeviceMoeOps {
   const char* name;         // "sm90", "sm90_fp8", "cuda_mma"
-  int tile_rows_alignment;  // rows of an expert are padded to this in the GEMMs, in registers only
+  int tile_rows_alignment;  // the GEMMs pad an expert's rows to a multiple of this, only in registers
   void (*sort)(const MoeSortArgs&);
   void (*gate_up)(const DeviceExpertArgs&);
   void (*down)(const DeviceExpertArgs&);
   void (*combine)(const MoeCombineArgs&);
   std::span<const DeviceMoeTactic> tactics;  // the first always fits
-  // Index of a fitting tactic, chosen by the current GPU and sizes alone; for sizes that were not timed.
+  // Returns the index of a fitting tactic, by the current GPU and the sizes alone. For sizes that were not
+  // timed.
   size_t (*default_tactic)(const DeviceMoeArgs&);
   void (*route)(const DeviceRouterArgs&);
   void (*quantize)(const DeviceActQuantArgs&);
@@ -139,7 +140,7 @@ struct DeviceMoeOps {
 inline void run_layer(const DeviceMoeOps& ops, const DeviceMoeArgs& args) {
   ops.tactics[ops.default_tactic(args)].layer(args);
 }
-// Enough for every tactic.
+// Returns a workspace size that is enough for every tactic.
 inline int64_t layer_workspace_bytes(const DeviceMoeOps& ops, const TiledExperts& experts, int64_t max_tokens,
                                      int64_t topk) {
   int64_t most = 0;
@@ -148,9 +149,10 @@ inline int64_t layer_workspace_bytes(const DeviceMoeOps& ops, const TiledExperts
   return most;
 }
 
-// Hopper: wgmma. Null in a build without CUDA.
+// Returns the ops for Hopper (wgmma), or null in a build without CUDA.
 const DeviceMoeOps* sm90_moe_ops();
-// Every GPU since Ampere: mma.sync in PTX that the driver compiles. Correct on all of them, tuned for none.
+// Returns the ops for every GPU since Ampere: mma.sync, in PTX that the driver compiles. They are correct on
+// all of these GPUs and tuned for none; null in a build without CUDA.
 const DeviceMoeOps* fallback_moe_ops();
 
 }  // namespace fp4moe

@@ -1,5 +1,5 @@
-// What GPU benchmarks run besides the ops that they time: reads at full memory speed, an empty kernel, random
-// data. Implementation: kernels/cuda.
+// The GPU work that benchmarks run besides the ops that they time: reads at full memory speed, a matmul, an
+// empty kernel, filling buffers with random data. Implementation: kernels/cuda.
 //
 // All pointers are device memory; work is enqueued on the calling thread's current stream and can be
 // captured.
@@ -26,22 +26,23 @@ struct DevicePeakOps {
   // Reads num_bytes once into shared memory; num_bytes is a multiple of 16 KiB, data 16-byte aligned.
   void (*read)(const uint8_t* data, int64_t num_bytes);
   void (*empty)();
-  // out = b a^T (all [n, n], n % 8 == 0) by cuBLASLt's first choice, f32 sums; `workspace` has
+  // Computes out = b a^T (all [n, n], n % 8 == 0) with cuBLASLt's first choice and f32 sums; `workspace` has
   // kPeakMatmulWorkspace bytes. The first call for an n creates the plan: make it outside graph capture, and
-  // always call from one thread. kUnsupported if the library is missing.
+  // always call from one thread. Returns kUnsupported if the library is missing.
   Status (*matmul)(const bf16* a, const bf16* b, bf16* out, int64_t n, uint8_t* workspace);
-  // dst [n] random bits; the same seed gives the same bits.
+  // Fills dst [n] with random bits; the same seed gives the same bits.
   void (*fill_random)(uint64_t* dst, int64_t n, uint64_t seed);
-  // dst [n] of roughly normal values with deviation 1.
+  // Fills dst [n] with roughly normal values of standard deviation 1.
   void (*fill_normal)(bf16* dst, int64_t n, uint64_t seed);
-  // Tiles of kernels/cuda/layout/tile_layout.h with random codes; with a factor of 1 their block scales are
-  // 2^-8 to 2^-5 (MXFP4) or below 2^-4 (NVFP4).
+  // Fills tiles (kernels/cuda/layout/tile_layout.h) with random codes; with a tensor scale of 1 their block
+  // scales are 2^-8 to 2^-5 (MXFP4) or below 2^-4 (NVFP4).
   void (*fill_tiles)(Fp4Format format, uint8_t* tiles, int64_t num_tiles, uint64_t seed);
-  // num_matrices matrices [n, k] of kernels/cuda/layout/fp8_tile_layout.h: weights of the same magnitude.
+  // Fills num_matrices matrices [n, k] in the layout of kernels/cuda/layout/fp8_tile_layout.h with weights of
+  // the same magnitude.
   void (*fill_fp8_tiles)(const Fp8FillArgs&);
 };
 
-// Hopper. Null in a build without CUDA.
+// Returns the ops for Hopper, or null in a build without CUDA.
 const DevicePeakOps* sm90_peak_ops();
 
 }  // namespace fp4moe

@@ -7,8 +7,8 @@ namespace fp4moe {
 
 constexpr int kMaxTopLogprobs = 20;
 
-// How one id's logit x changes before a token is chosen: x + add; then divided by `scale`, or multiplied if
-// negative; then + bias. f32 operations, capped at the largest f32.
+// How one id's logit x changes before a token is chosen: `add` is added; the sum is divided by `scale`, or
+// multiplied by it if the sum is negative; then `bias` is added. In f32, capped at the largest f32.
 struct LogitEdit {
   int32_t token_id = 0;
   float add = 0;
@@ -16,7 +16,7 @@ struct LogitEdit {
   float bias = 0;
 };
 
-// How one row is sampled; fields have the meaning of those in SamplingParams.
+// How one row is sampled; fields mean the same as in SamplingParams.
 struct SampleRowParams {
   double random = 0;      // uniform in [0, 1)
   float temperature = 1;  // 0: greedy
@@ -25,37 +25,37 @@ struct SampleRowParams {
   int32_t top_logprobs = -1;  // -1: no log-probabilities; n <= kMaxTopLogprobs
   float min_p = 0;
   int32_t given_id = -1;                  // >= 0: the token is given; only log-probabilities are computed
-  int32_t first_edit = 0, num_edits = 0;  // range of SampleRowsArgs::edits; an id at most once per row
+  int32_t first_edit = 0, num_edits = 0;  // range in SampleRowsArgs::edits; each id at most once per row
   int32_t allowed = -1;                   // index into SampleRowsArgs::allowed; -1: all ids are allowed
 };
 
 enum class SampleStatus : int32_t {
   kOk,
-  kBadLogits,  // the row holds NaN or +infinity, or nothing but -infinity
+  kBadLogits,  // the row contains NaN or +infinity, or only -infinity
   kNoToken,    // the logits of all allowed ids are -infinity
 };
 
 struct SampledRow {
-  SampleStatus status = SampleStatus::kOk;  // otherwise token_id is 0 and the rest unspecified
+  SampleStatus status = SampleStatus::kOk;  // otherwise token_id is 0 and the other fields are unspecified
   int32_t token_id = 0;
-  float logprob = 0;    // with top_logprobs >= 0
+  float logprob = 0;    // only if top_logprobs >= 0
   int32_t num_top = 0;  // less than top_logprobs if there are fewer ids
   int32_t top_ids[kMaxTopLogprobs];
   float top_logprobs[kMaxTopLogprobs];  // best first
 };
 
 struct SampleRowsArgs {
-  const float* logits = nullptr;  // [num_rows, row_stride]; vocab_size of each row are read
+  const float* logits = nullptr;  // [num_rows, row_stride]; the first vocab_size of each row are read
   int64_t num_rows = 0, vocab_size = 0, row_stride = 0;
   // [ceil(V / 32)] or null: ids (bit id % 32 of word id / 32) that are never sampled or listed; they still
   // count in the softmax's denominator.
   const uint32_t* masked = nullptr;
-  const SampleRowParams* params = nullptr;  // [num_rows]; all_greedy: not read
+  const SampleRowParams* params = nullptr;  // [num_rows]; not read if all_greedy
   const LogitEdit* edits = nullptr;         // indexed by SampleRowParams::first_edit
   // [masks, ceil(V / 32)], indexed by SampleRowParams::allowed: only ids whose bit (as in `masked`) is set
   // can be chosen. Masks do not change log-probabilities.
   const uint32_t* allowed = nullptr;
-  bool all_greedy = false;     // every row is_plain_greedy()
+  bool all_greedy = false;     // is_plain_greedy() holds for every row
   SampledRow* out = nullptr;   // [num_rows]
   SampledRow* copy = nullptr;  // a second copy of `out`, for instance in pinned memory; or null
 };
@@ -67,11 +67,10 @@ inline bool is_plain_greedy(const SampleRowParams& row) {
 
 // Samples all rows at once, as engine/output/sampler.h's Sampler does; logits are not modified. All pointers
 // are device memory; work is enqueued on the current stream and can be captured. A choice differs from
-// Sampler's only where `random`, top_p or min_p falls within 1e-6 of the edge between two ids. Precondition:
-// vocab_size
-// <= 400000.
+// Sampler's only if `random`, top_p or min_p falls within 1e-6 of the edge between two ids. Precondition:
+// vocab_size <= 400000.
 using SampleRows = void (*)(const SampleRowsArgs&);
-// Null in a build without CUDA.
+// Returns null in a build without CUDA.
 SampleRows cuda_sample_rows();
 
 }  // namespace fp4moe

@@ -1,4 +1,4 @@
-// Stubs of the GPU's ops for a build without CUDA.
+// Stubs for the GPU's ops in a build without CUDA.
 #include "kernels/device_a2a.h"
 #include "kernels/device_comm.h"
 #include "kernels/device_copy.h"

@@ -2,10 +2,11 @@
 // accumulation: the oracle and the float32 mode) and kernels/cpu (one file per op, compiled per ISA).
 //
 // Conventions. Matrices are row-major and contiguous unless a stride is named. Dims: T tokens (rows of a
-// batch), H hidden_size, V vocab_size; heads and head_dim as named. "act" rows are the inputs of GEMMs:
-// bf16 in the default mode, f32 with --dtype float32; everything else (residual, GEMM outputs, logits) is
-// f32. No op allocates, keeps state or throws; T = 0 is legal everywhere. Every output element is computed
-// in one fixed order whatever T, chunking, thread count or neighbours in the batch ("batch invariant").
+// batch), H hidden_size, V vocab_size; heads and head_dim as named. "act" rows are the inputs of GEMMs: bf16
+// in the default mode, f32 with --dtype float32; everything else (residual, GEMM outputs, logits) is f32. No
+// op allocates, keeps state or throws; T = 0 is allowed everywhere. Every output element is computed in one
+// fixed order, which does not depend on T, the chunking, the thread count or the batch's other rows ("batch
+// invariant").
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,7 @@
 
 namespace fp4moe {
 
-// Rows of a matrix of either activation type; null data with rows == 0 is legal.
+// Rows of a matrix of either activation type; data may be null if rows == 0.
 struct ActRows {
   void* data = nullptr;        // [rows, cols] of dtype
   DType dtype = DType::kBF16;  // kBF16 or kF32
@@ -34,25 +35,25 @@ enum class DenseQuant : uint8_t { kNone, kQ8 };  // bf16, or the 8-bit blocks of
 
 // Memory layout of a dense [N, K] weight.
 enum class LinearLayout : uint8_t {
-  kRowMajor,    // [N, K]: as in the checkpoint; kernels/ref
+  kRowMajor,    // [N, K], as in the checkpoint; kernels/ref
   kPanel16,     // [ceil(N/16)][ceil(K/2)][16][2]: 16 output rows side by side, pairs of k together (the
-                // operand order of vdpbf16ps); rows past N and the k past an odd K are zero
+                // operand order of vdpbf16ps); rows past N and the column past an odd K are zero
   kRowMajorQ8,  // [N][ceil(K/32)] Q8Block; kernels/ref
-  kPanel16Q8,   // [ceil(N/16)] panels of kernels/cpu/q8_panel.h; rows past N and k past K are zero
+  kPanel16Q8,   // [ceil(N/16)] panels of kernels/cpu/q8_panel.h; rows past N and columns past K are zero
 };
 
-// Bytes of an [N, K] weight in `layout`.
+// Returns the size in bytes of an [N, K] weight in `layout`.
 int64_t linear_weight_bytes(int64_t n, int64_t k, LinearLayout layout);
-// src [N, K] row-major -> dst, linear_weight_bytes() long, 64-byte aligned, not overlapping. Exact for bf16
-// layouts; blocks of 8-bit layouts begin at column 0.
+// Packs src [N, K], row-major, into dst, which is linear_weight_bytes() long, 64-byte aligned and does not
+// overlap src. Exact for bf16 layouts; blocks of 8-bit layouts begin at column 0.
 void pack_linear_weight(const bf16* src, int64_t n, int64_t k, LinearLayout layout, void* dst,
                         ThreadPool& pool);
 
 struct DenseOps;
-// Returns a row-major [N, K] weight; if it is newly made, `storage` owns its memory.
+// Returns a row-major [N, K] weight; if the call created the weight, `storage` owns its memory.
 using LinearSource = std::function<Result<const bf16*>(Buffer& storage)>;
-// The weight in the memory and layout of `ops`; on a host it may come from a WeightStore without a call of
-// `source`.
+// Returns the weight in the memory and layout of `ops`; on a host, it may be loaded from a WeightStore
+// without a call to `source`.
 Result<Buffer> put_linear_weight(const LinearSource& source, int64_t n, int64_t k, const DenseOps& ops,
                                  ThreadPool& pool);
 
@@ -65,7 +66,7 @@ struct LinearArgs {              // out = x W^T + bias (+ out)
   bool accumulate = false;  // add the finished sum to out (residual)
 };
 
-struct EmbedArgs {               // out[t] = table[id]; ids were checked against num_rows by the caller
+struct EmbedArgs {               // out[t] = table[id]; the caller has checked the ids against num_rows
   const bf16* table = nullptr;   // [num_rows, H]
   const int32_t* ids = nullptr;  // [T]
   float* out = nullptr;          // [T, H]
@@ -79,11 +80,11 @@ struct RmsNormArgs {              // y = x / sqrt(mean(x^2) + eps) * weight, in 
   const float* weight = nullptr;  // [H]
   float eps = 0;
   ActRows out_act;           // [T, H]: the GEMM input (rounded if bf16); null data: not written
-  float* out_f32 = nullptr;  // [T, H] or null: the same before rounding (the router's input)
+  float* out_f32 = nullptr;  // [T, H] or null: the same values before rounding (the router's input)
 };
 
-// A norm and the linear of its output: linear.x is norm.out_act, whose contents are unspecified afterwards (a
-// GPU normalises a few tokens inside the linear). norm.out_f32 is null.
+// A norm and the linear layer applied to its output: linear.x is norm.out_act, whose contents are unspecified
+// afterwards (a GPU normalises batches of a few tokens inside the linear layer). norm.out_f32 is null.
 struct NormLinearArgs {
   RmsNormArgs norm;
   LinearArgs linear;
@@ -92,7 +93,7 @@ struct NormLinearArgs {
 // Rotary embedding with the two-halves layout: pairs (i, i + rotary_dim/2). YaRN and other scalings are
 // already in make_rope_table()'s inv_freq and attention_factor; elements past rotary_dim are unchanged.
 struct RopeArgs {
-  float* x = nullptr;                  // [T, row_stride], heads contiguous from its start; in place
+  float* x = nullptr;                  // [T, row_stride]: heads, contiguous from each row's start; in place
   const int64_t* positions = nullptr;  // [T]
   const float* inv_freq = nullptr;     // [rotary_dim / 2]
   float attention_factor = 1;          // multiplies cos and sin (YaRN's concentration)
@@ -101,7 +102,7 @@ struct RopeArgs {
 };
 
 struct KvWriteArgs {         // stores the new tokens' rows into their pages (rounded if the pages are bf16)
-  const float* k = nullptr;  // [T, row_stride]: num_kv_heads * k_pages.head_dim from its start
+  const float* k = nullptr;  // [T, row_stride]: num_kv_heads * k_pages.head_dim from each row's start
   const float* v = nullptr;  // the same with v_pages.head_dim; null: values are part of the keys
   int64_t row_stride = 0;
   KvPages k_pages, v_pages;
@@ -117,21 +118,21 @@ struct RopeKvArgs {
 };
 
 struct AttentionArgs {  // causal, grouped-query; the new tokens' keys and values are already in the pages
-  const float* q = nullptr;  // [T, q_stride]: num_heads * k_pages.head_dim from its start
+  const float* q = nullptr;  // [T, q_stride]: num_heads * k_pages.head_dim from each row's start
   int64_t q_stride = 0;
   KvPages k_pages, v_pages;
   std::span<const SequenceRows> sequences;
   int num_heads = 0;             // a multiple of num_kv_heads
   float scale = 0;               // multiplies q . k
   int64_t window = 0;            // 0: all; w: positions p - w < j <= p
-  const float* sinks = nullptr;  // [num_heads] or null: logit that joins the softmax's denominator only
+  const float* sinks = nullptr;  // [num_heads] or null: logit added only to the softmax's denominator
   ActRows out;                   // [T, num_heads * v_pages.head_dim]
   const DeviceBatch* device_batch = nullptr;  // on a GPU, instead of sequences
-  uint8_t* workspace = nullptr;               // on a GPU: attention_workspace_bytes() of the table
+  uint8_t* workspace = nullptr;               // on a GPU: attention_workspace_bytes() bytes
 };
 
-// RopeKvArgs, then the attention of rope.q.x over the pages that were written. q's rows are unspecified
-// afterwards (a GPU may rotate q inside the attention).
+// RopeKvArgs, then attention with the queries rope.q.x over the pages that were written. q's rows are
+// unspecified afterwards (a GPU may rotate q inside the attention).
 struct RopeAttentionArgs {
   RopeKvArgs rope;
   AttentionArgs attention;
@@ -139,7 +140,7 @@ struct RopeAttentionArgs {
 
 // RMS norm of each head's slice of a row, in place, f32 (QK norms; with one head: MLA's latent).
 struct HeadNormArgs {
-  float* x = nullptr;             // [T, row_stride], heads contiguous from its start
+  float* x = nullptr;             // [T, row_stride]: heads, contiguous from each row's start
   const float* weight = nullptr;  // [head_dim]
   float eps = 0;
   int64_t num_tokens = 0, row_stride = 0;
@@ -152,7 +153,7 @@ struct HeadLinearArgs {
   const float* x = nullptr;  // row t, head h starts at x + t * x_stride + h * x_head_stride
   int64_t x_stride = 0, x_head_stride = 0;
   const bf16* weight = nullptr;  // [num_heads] matrices [N, K], each in the table's head_linear_layout
-  void* out = nullptr;           // of out_dtype, kF32 or kBF16; addressed as x; must not overlap it
+  void* out = nullptr;           // out_dtype, kF32 or kBF16; addressed like x; must not overlap x
   DType out_dtype = DType::kF32;
   int64_t out_stride = 0, out_head_stride = 0;
   int64_t num_tokens = 0, n = 0, k = 0;
@@ -174,7 +175,7 @@ struct GatherRowsArgs {
   int64_t num_rows = 0, row_bytes = 0;
 };
 
-// out[t, h] = x[t, h], n f32 elements of each head (MLA: the rotary part of queries, next to the latent
+// out[t, h] = x[t, h], n f32 elements per head (MLA: the rotary part of the queries, next to the latent
 // part).
 struct CopyHeadsArgs {
   const float* x = nullptr;  // row t, head h starts at x + t * x_stride + h * x_head_stride
@@ -185,7 +186,8 @@ struct CopyHeadsArgs {
   int num_heads = 0;
 };
 
-// out[t] *= sigmoid(x[t] . weight), sums in double on a CPU, in f32 on a GPU (a shared expert's gate).
+// out[t] *= sigmoid(x[t] . weight), with sums in double on a CPU and in f32 on a GPU (a shared expert's
+// gate).
 struct SigmoidGateArgs {
   const float* x = nullptr;       // [T, H]
   const float* weight = nullptr;  // [H]
@@ -199,9 +201,9 @@ struct SiluMulArgs {
   ActRows out;                     // [T, I]
 };
 
-// The dense ops at one ISA level or on a GPU. All functions are thread-compatible; on a CPU, pool is the only
-// parallelism. GPU ops read and write device memory only, are enqueued on the calling thread's current stream
-// (device/stream.h), ignore the pool, and can be captured into a graph.
+// The dense ops at one ISA level or on a GPU. All functions are thread-compatible; on a CPU, only the pool
+// runs work in parallel. GPU ops read and write device memory only, are enqueued on the calling thread's
+// current stream (device/stream.h), ignore the pool, and can be captured into a graph.
 struct DenseOps {
   // "ref", "cpu_scalar", "cpu_avx2", "cpu_avx512", "cpu_amx", "cuda"; with 8-bit weights "..._q8"
   const char* name;
@@ -222,24 +224,25 @@ struct DenseOps {
   void (*gather_rows)(const GatherRowsArgs&, ThreadPool&);
   void (*copy_heads)(const CopyHeadsArgs&, ThreadPool&);
   void (*sigmoid_gate)(const SigmoidGateArgs&, ThreadPool&);
-  // Bytes     of AttentionArgs::workspace for batches of up to max_tokens rows and heads as in args; null: no
-  //           workspace is needed.
+  // Returns the size in bytes of AttentionArgs::workspace for batches of up to max_tokens rows with heads as
+  // in args. Null: no workspace is needed.
   int64_t (*attention_workspace_bytes)(const AttentionArgs& args, int64_t max_tokens);
-  MemoryResource& (*memory)() = host_memory;  // holds all that the ops read and write
+  MemoryResource& (*memory)() = host_memory;  // for all data that the ops read and write
 };
 
-// The oracle; accepts both activation types.
+// Returns the oracle, which accepts both activation types.
 const DenseOps& ref_dense_ops(DenseQuant quant = DenseQuant::kNone);
-// Precondition: isa_available(isa). Both activation types are accepted; bf16 is the fast one.
+// Returns the ops of one ISA level, which accept both activation types; bf16 is faster. Precondition:
+// isa_available(isa).
 const DenseOps& cpu_dense_ops(Isa isa, DenseQuant quant = DenseQuant::kNone);
-// The GPU's ops; bf16 activations only. Null in a build without CUDA.
+// Returns the GPU's ops, which take only bf16 activations, or null in a build without CUDA.
 const DenseOps* cuda_dense_ops();
-// The same ops with one algorithm for any batch: a row's bits depend neither on the other rows nor on how its
-// sequence was split into steps. Slower; norm_linear is a norm, then a linear.
+// Returns the same ops with one algorithm for any batch: a row's bits depend neither on the other rows nor on
+// how its sequence was split into steps. Slower; norm_linear runs a norm, then a linear op.
 const DenseOps* cuda_invariant_dense_ops();
 // Opens the libraries that the current GPU's ops call and creates their handles and workspaces. Call it
-// before the first op on each GPU and not during graph capture. kUnsupported: a library is missing;
-// kDoesNotFit: no memory for a workspace. Later calls on the same GPU return the same status.
+// before the first op on each GPU and not during graph capture. Returns kUnsupported if a library is missing
+// and kDoesNotFit if there is no memory for a workspace. Later calls on the same GPU return the same status.
 Status prepare_cuda_dense_ops();
 
 }  // namespace fp4moe

@@ -101,7 +101,7 @@ class Quantize(unittest.TestCase):
     def test_refusals(self):
         out = self.path("none")
         for flags, code, text in [
-                ([GPT_OSS, out], 3, "quantised already"),
+                ([GPT_OSS, out], 3, "already quantised"),
                 ([self.bf16[GPT_OSS], out, "--format", "nvfp4"], 3, "--format mxfp4"),
                 ([self.bf16[DSV3], out, "--eval", "mmlu"], 2, "gsm8k=FILE, gpqa=FILE or mmlu=FILE"),
                 ([self.bf16[DSV3], out, "--calib", self.path("absent.txt")], 2, "absent.txt"),

@@ -67,12 +67,12 @@ Result<CheckpointIndex> read_index(const std::string& folder) {
   if (!index.ok()) return index.status().with_context(path);
   for (const auto& [tensor, file] : index->tensors)
     if (!file_exists(folder + "/" + file))
-      return not_found("shard '" + file + "' is missing in '" + folder + "'; " + kIndexFile +
-                       " puts tensor '" + tensor + "' there");
+      return not_found("shard '" + file + "' is missing from '" + folder + "'; " + kIndexFile +
+                       " puts tensor '" + tensor + "' in it");
   return index;
 }
 
-// Page-aligned madvise. inner: only pages that lie completely inside the view.
+// Calls madvise for the pages of the view. inner: only for pages completely inside the view.
 void advise(const TensorView& view, int advice, bool inner) {
   const uintptr_t page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
   uintptr_t begin = reinterpret_cast<uintptr_t>(view.data);
@@ -198,7 +198,7 @@ Result<TensorView> Checkpoint::get(std::string_view name, DType dtype, std::vect
 void Checkpoint::will_need(const TensorView& view) const { advise(view, MADV_WILLNEED, /*inner=*/false); }
 
 void Checkpoint::release(const TensorView& view) const {
-  if (state_->storage == nullptr) advise(view, MADV_DONTNEED, /*inner=*/true);  // still in the file
+  if (state_->storage == nullptr) advise(view, MADV_DONTNEED, /*inner=*/true);  // the file still has the data
 }
 
 void Checkpoint::release_all(std::string_view prefix) const {

@@ -1,5 +1,5 @@
-// Checkpoint: the tensors of a checkpoint folder, memory-mapped. A single model.safetensors or the shards
-// of model.safetensors.index.json.
+// Checkpoint: the memory-mapped tensors of a checkpoint folder, from a single model.safetensors or from the
+// shards listed in model.safetensors.index.json.
 #pragma once
 
 #include <cstdint>
@@ -27,9 +27,9 @@ class Checkpoint {
   // inconsistent header, overlap, hole, wrong size), kInvalidArgument (the index names a file outside the
   // folder).
   static Result<Checkpoint> open(const std::string& folder);
-  // The folder has model.safetensors or an index of shards.
+  // Whether the folder has model.safetensors or an index of shards.
   static bool has_weights(const std::string& folder);
-  // A checkpoint of tensors with distinct names whose data is in `storage`, which it keeps alive.
+  // Makes a checkpoint from tensors with distinct names; it keeps `storage`, which holds their data, alive.
   static Checkpoint in_memory(const std::string& folder, std::vector<TensorEntry> tensors,
                               std::shared_ptr<const void> storage);
   Checkpoint(Checkpoint&&) noexcept;
@@ -37,19 +37,19 @@ class Checkpoint {
   ~Checkpoint();
 
   const std::string& folder() const;
-  // In file order, shard by shard. Views stay valid as long as the Checkpoint lives.
+  // All tensors in file order, shard by shard. Views stay valid as long as the Checkpoint lives.
   const std::vector<TensorEntry>& tensors() const;
   int64_t total_bytes() const;
-  // Null if there is no such tensor.
+  // Returns null if there is no such tensor.
   const TensorEntry* find(std::string_view name) const;
-  // kNotFound, or kInvalidArgument naming both shapes or dtypes.
+  // Returns the view if dtype and shape match. kNotFound, or kInvalidArgument with both dtypes and shapes.
   Result<TensorView> get(std::string_view name, DType dtype, std::vector<int64_t> shape) const;
-  // Hint to the kernel: these bytes will be read soon / are no longer needed.
+  // Hint to the kernel that these bytes will be read soon (will_need) or are no longer needed (release).
   void will_need(const TensorView& view) const;
   void release(const TensorView& view) const;
-  // release() for all tensors whose names begin with `prefix`.
+  // Calls release() for all tensors whose names begin with `prefix`.
   void release_all(std::string_view prefix) const;
-  // A hash of every file's name, size, modification time, header and data samples; 0 for in_memory().
+  // Returns a hash of every file's name, size, modification time, header and data samples; 0 for in_memory().
   uint64_t identity() const;
 
  private:

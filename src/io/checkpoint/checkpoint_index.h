@@ -15,8 +15,8 @@ struct CheckpointIndex {
   std::map<std::string, std::string> tensors;  // name -> file
 };
 
-// kDataLoss: malformed or without tensors; kInvalidArgument: a file name that is not a plain .safetensors
-// name in the folder itself ("../x", "/x", "a/b").
+// kDataLoss: malformed or without tensors; kInvalidArgument: a file name that is not the plain name of a
+// .safetensors file in the same folder ("../x", "/x", "a/b").
 Result<CheckpointIndex> parse_checkpoint_index(std::string_view json);
 
 }  // namespace fp4moe

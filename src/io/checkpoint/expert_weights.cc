@@ -16,7 +16,7 @@ std::string experts_prefix(int64_t layer) {
   return "model.layers." + std::to_string(layer) + ".mlp.experts.";
 }
 
-// gpt-oss has one tensor for all experts: [E, ...].
+// Checks a gpt-oss tensor [E, ...], which holds the values of all experts.
 Status check_fused_finite(const Checkpoint& checkpoint, const std::string& name, ExpertRange local,
                           ThreadPool& pool) {
   const TensorEntry* tensor = checkpoint.find(name);
@@ -27,7 +27,7 @@ Status check_fused_finite(const Checkpoint& checkpoint, const std::string& name,
   return check_finite({tensor, first * rows, count * rows}, pool);
 }
 
-// Dialects in which every projection of every expert is a separate module.
+// Loads dialects in which every projection of every expert is a separate module.
 Result<MoeWeightsView> load_per_expert(const Checkpoint& checkpoint, const ModelConfig& config,
                                        const std::string& prefix, ExpertRange local) {
   const int64_t hidden = config.hidden_size, inter = config.intermediate_size;
@@ -62,7 +62,7 @@ Result<MoeWeightsView> load_expert_weights(const Checkpoint& checkpoint, const M
   FP4MOE_CHECK(layer >= 0 && layer < config.num_layers,
                "layer " + std::to_string(layer) + " of " + std::to_string(config.num_layers));
   if (!config.layer_has_experts.empty() && !config.layer_has_experts[static_cast<size_t>(layer)])
-    return invalid_argument("layer " + std::to_string(layer) + " has a dense MLP, no experts");
+    return invalid_argument("layer " + std::to_string(layer) + " has a dense MLP and no experts");
   const QuantMethod method = config.quant.method;
   const std::string prefix = experts_prefix(layer);
   if (method == QuantMethod::kNone) return load_bf16_experts(checkpoint, config, prefix);

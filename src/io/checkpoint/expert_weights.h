@@ -13,8 +13,8 @@
 
 namespace fp4moe {
 
-// gate and up [I, H], down [H, I]. Biases are null if the model has none. Bias element i is at bias[i *
-// stride] (gpt-oss interleaves gate and up: stride 2).
+// gate and up are [I, H], down is [H, I]. Biases are null if the model has none. Bias element i is at
+// bias[i * stride] (gpt-oss interleaves gate and up: stride 2).
 struct ExpertWeightsView {
   Fp4MatrixView gate, up, down;
   const bf16* gate_bias = nullptr;
@@ -69,25 +69,25 @@ struct MlpWeightsView {
 };
 
 // Loads "<name>.weight" and its scales: FP4 if the checkpoint has FP4 tensors of that name and the
-// quantization declaration does not exclude the module (kInvalidArgument if the two contradict). Checks as
-// load_expert_weights(). has_bias: requires "<name>.bias".
+// quantization declaration does not exclude the module (kInvalidArgument if the two contradict). Makes the
+// same checks as load_expert_weights(). has_bias: requires "<name>.bias".
 Result<LinearWeightsView> load_linear_weights(const Checkpoint& checkpoint, const ModelConfig& config,
                                               const std::string& name, int64_t n, int64_t k,
                                               bool has_bias = false);
-// "<prefix>.gate_proj", "<prefix>.up_proj", "<prefix>.down_proj".
+// Loads "<prefix>.gate_proj", "<prefix>.up_proj" and "<prefix>.down_proj".
 Result<MlpWeightsView> load_mlp_weights(const Checkpoint& checkpoint, const ModelConfig& config,
                                         const std::string& prefix, int64_t intermediate_size);
 
-// Experts [first, first + count), clipped to the existing ones.
+// Experts [first, first + count), clipped to the experts that exist.
 struct ExpertRange {
   int64_t first = 0, count = INT64_MAX;
   constexpr bool contains(int64_t expert) const { return expert >= first && expert - first < count; }
 };
 
 // Finds, checks (names, dtypes, shapes, finite positive scales, no 0xFF e8m0 byte) and types all experts of
-// layer `layer`. Errors name the tensor and both values, and for scales the expert and position. Block
-// scales, a ninth of the bytes, are read only for `local` experts, so a rank does not touch the other ranks'
-// pages. A checkpoint without a quantization declaration has bf16 experts.
+// layer `layer`. Errors name the tensor, the found and the required values and, for scales, the expert and
+// position. Block scales, at most a ninth of the bytes, are read only for `local` experts, so a rank does not
+// touch the other ranks' pages. A checkpoint without a quantization declaration has bf16 experts.
 Result<MoeWeightsView> load_expert_weights(const Checkpoint& checkpoint, const ModelConfig& config,
                                            int64_t layer, ExpertRange local = {});
 

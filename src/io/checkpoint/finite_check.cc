@@ -10,10 +10,10 @@
 namespace fp4moe {
 namespace {
 
-constexpr int64_t kElementsPerChunk = int64_t{1} << 16;  // elements
+constexpr int64_t kElementsPerChunk = int64_t{1} << 16;
 
-// Index of the first of n elements whose exponent bits are all ones, or -1. The loop over a chunk has no
-// exit, so that it is vectorised; signed elements, because SSE2 has only a signed 16-bit maximum.
+// Returns the index of the first of n elements whose exponent bits are all ones, or -1. The first loop has no
+// early exit, so that it is vectorised; elements are signed because SSE2 has only a signed 16-bit maximum.
 template <class Int>
 int64_t find_not_finite(const Int* x, int64_t n, Int magnitude, Int infinity) {
   Int largest = 0;
@@ -39,7 +39,7 @@ bool has_not_finite(DType dtype) {
   return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32;
 }
 
-// Whether the element is an infinity (its fraction is 0), else NaN.
+// Whether the element, which is not finite, is an infinity (its fraction is 0) and not a NaN.
 bool is_infinite(const TensorView& view, int64_t at) {
   if (view.dtype == DType::kF32) return std::isinf(view.as<float>()[at]);
   return (view.as<int16_t>()[at] & (view.dtype == DType::kBF16 ? 0x7F : 0x3FF)) == 0;

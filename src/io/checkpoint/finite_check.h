@@ -8,7 +8,7 @@
 
 namespace fp4moe {
 
-// A rectangular part of a tensor: a range of rows (the last dimension is a row) and a range of columns.
+// A rectangular part of a tensor: a range of rows (a row spans the last dimension) and of columns.
 struct TensorPart {
   const TensorEntry* tensor = nullptr;
   int64_t first_row = 0, num_rows = -1;  // -1: all remaining

@@ -11,8 +11,8 @@
 namespace fp4moe {
 namespace {
 
-// Index of the first invalid scale byte, or -1. Valid: e8m0 bytes other than 0xFF (NaN), and e4m3 bytes
-// without sign bit other than 0x7F (NaN).
+// Returns the index of the first invalid scale byte, or -1. Valid: e8m0 bytes other than 0xFF (NaN), and e4m3
+// bytes other than 0x7F (NaN) whose sign bit is clear.
 int64_t find_bad_scale(Fp4Format format, const uint8_t* bytes, int64_t num_bytes) {
   if (format == Fp4Format::kMxfp4) {
     const void* at = std::memchr(bytes, 0xFF, static_cast<size_t>(num_bytes));
@@ -30,7 +30,7 @@ int64_t find_bad_scale(Fp4Format format, const uint8_t* bytes, int64_t num_bytes
   return -1;
 }
 
-// A tensor-wide scale, which exporters write as [] or [1].
+// Loads a tensor-wide scale, which exporters write with shape [] or [1].
 Result<float> load_tensor_scale(const Checkpoint& checkpoint, const std::string& name) {
   const TensorEntry* entry = checkpoint.find(name);
   const bool one_element = entry != nullptr && entry->view.shape == std::vector<int64_t>{1};

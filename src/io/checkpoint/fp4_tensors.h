@@ -1,4 +1,4 @@
-// The tensors of one FP4 matrix in the various dialects, checked and typed. Only for the .cc files of this
+// Loads the tensors of one FP4 matrix in any of the dialects and checks them. Only for the .cc files in this
 // folder.
 #pragma once
 
@@ -16,17 +16,18 @@ struct Fp4Projection {
   float input_scale = 1;
 };
 
-// The name of module `name`'s codes: "<name>.weight", in compressed-tensors "<name>.weight_packed".
+// Returns the name of the tensor with module `name`'s codes: "<name>.weight", or "<name>.weight_packed" in
+// compressed-tensors.
 std::string fp4_codes_name(QuantMethod method, const std::string& name);
 // Whether the checkpoint holds FP4 tensors for the module.
 bool has_fp4_tensors(const Checkpoint& checkpoint, QuantMethod method, const std::string& name);
 
-// The error for a checkpoint that has this tensor of an FP4 dialect but no declaration.
+// Returns the error for a checkpoint that has this tensor of an FP4 dialect but declares no quantization.
 Status undeclared_fp4(const std::string& tensor);
 
 struct Fp4Shape {
-  int64_t rows, cols;        // cols must be whole blocks
-  bool reads_scales = true;  // check the block scales' bytes
+  int64_t rows, cols;        // cols must be a multiple of the block size
+  bool reads_scales = true;  // read and check the block scales' bytes
 };
 
 // Loads module `name` in the per-module form of `method` (not kNone, not kMxfp4GptOss). Checks names, dtypes,
@@ -35,10 +36,10 @@ Result<Fp4Projection> load_fp4_projection(const Checkpoint& checkpoint, QuantMet
                                           const std::string& name, const Fp4Shape& shape);
 
 // kDataLoss, with expert (if the tensor is [E, rows, blocks]), row, block and byte, for a block scale that is
-// NaN or negative: e8m0 byte 0xFF, e4m3 bytes from 0x7F. In a tensor of all experts, checks only `local`
-// ones.
+// NaN or negative: e8m0 byte 0xFF, e4m3 bytes from 0x7F on. In a tensor of all experts, checks only the
+// `local` ones.
 Status check_block_scales(Fp4Format format, const TensorEntry& scales, ExpertRange local = {});
-// kDataLoss, naming the tensor and the value, unless it is finite and positive. `position`: "", or "[3]".
+// kDataLoss, naming the tensor and the value, unless `scale` is finite and positive. `position`: "" or "[3]".
 Status check_tensor_scale(const std::string& name, const std::string& position, float scale);
 
 }  // namespace fp4moe

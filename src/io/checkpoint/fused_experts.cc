@@ -12,7 +12,7 @@ struct FusedProjection {
   const uint8_t* scales = nullptr;  // [E, rows, cols / block]
   int64_t rows = 0, cols = 0;
 
-  // `count` rows of one expert: first, first + step, ...
+  // Returns `count` rows of one expert: first, first + step, ...
   Fp4MatrixView expert(int64_t expert, int64_t first, int64_t step, int64_t count) const {
     const int64_t row = expert * rows + first, blocks = cols / fp4_block(format);
     return {.format = format,

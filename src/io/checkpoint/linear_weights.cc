@@ -1,4 +1,4 @@
-// Linear layers outside the routed experts.
+// Loads linear layers outside the routed experts.
 #include "base/check.h"
 #include "io/checkpoint/expert_weights.h"
 #include "io/checkpoint/fp4_tensors.h"
@@ -7,7 +7,7 @@
 namespace fp4moe {
 namespace {
 
-// A clearer error than a wrong dtype for weights in an unsupported format.
+// Gives a clearer error than a dtype mismatch for weights in an unsupported format.
 Status check_dense_dtype(const Checkpoint& checkpoint, const std::string& name) {
   const TensorEntry* entry = checkpoint.find(name + ".weight");
   if (entry == nullptr || entry->view.dtype == DType::kBF16) return {};

@@ -17,7 +17,7 @@ bool is_below_mtp(std::string_view name) {
   return name.starts_with("mtp.");
 }
 
-// N of "model.layers.N" or "layers.N", alone or before a dot; -1: not a layer's name.
+// Returns N if `name` is "model.layers.N" or "layers.N", or begins with either and a dot; otherwise -1.
 int64_t layer_number(std::string_view name) {
   remove_prefix(name, "model.");
   if (!remove_prefix(name, "layers.")) return -1;
@@ -52,7 +52,7 @@ std::string describe_skipped_mtp(const ModelConfig& config, const Checkpoint& ch
   }
   if (first == nullptr) return {};
   return "skipping " + std::to_string(num_tensors) + " tensors (" + std::to_string(num_bytes) +
-         " bytes) of multi-token prediction, the first is '" + *first + "'";
+         " bytes) for multi-token prediction; the first is '" + *first + "'";
 }
 
 }  // namespace fp4moe

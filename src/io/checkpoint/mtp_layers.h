@@ -19,8 +19,8 @@ bool is_mtp_name(const ModelConfig& config, std::string_view name);
 // count.
 bool is_mtp_tensor(const ModelConfig& config, const Checkpoint& checkpoint, std::string_view name);
 
-// A log line about the skipped tensors: "skipping 9 tensors (1234 bytes) of multi-token prediction, the
-// first is 'model.layers.61.eh_proj.weight'"; empty if the checkpoint has none.
+// Returns a log line about the skipped tensors: "skipping 9 tensors (1234 bytes) for multi-token prediction;
+// the first is 'model.layers.61.eh_proj.weight'"; empty if the checkpoint has none.
 std::string describe_skipped_mtp(const ModelConfig& config, const Checkpoint& checkpoint);
 
 }  // namespace fp4moe

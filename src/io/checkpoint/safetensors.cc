@@ -23,7 +23,7 @@ constexpr int64_t kMaxTensorBits = int64_t{1} << 62;
 
 std::string label(const std::string& name) { return "tensor '" + name + "'"; }
 
-// The array of unsigned numbers under `key` in a tensor's object.
+// Reads the array of unsigned numbers under `key` in a tensor's object.
 Result<std::vector<int64_t>> read_sizes(const Json& object, const char* key, const std::string& name) {
   const auto at = object.find(key);
   if (at == object.end() || !at->is_array()) return data_loss(label(name) + " has no array '" + key + "'");
@@ -52,8 +52,8 @@ Result<SafetensorsEntry> read_entry(const std::string& name, const Json& object,
   FP4MOE_ASSIGN_OR_RETURN(const std::vector<int64_t> offsets, read_sizes(object, "data_offsets", name));
   FP4MOE_ASSIGN_OR_RETURN(const int64_t needed, tensor_bytes(entry.spec));
   if (offsets.size() != 2 || offsets[0] > offsets[1])
-    return data_loss(label(name) + ": data_offsets " + shape_string(offsets) +
-                     " are not [begin, end >= begin]");
+    return data_loss(label(name) + ": data_offsets = " + shape_string(offsets) +
+                     "; legal: [begin, end] with begin <= end");
   if (offsets[1] > file_bytes - data_begin)
     return data_loss(label(name) + " ends at data byte " + std::to_string(offsets[1]) +
                      ", but the file has " + std::to_string(file_bytes - data_begin) +
@@ -90,7 +90,7 @@ Status check_coverage(const std::vector<SafetensorsEntry>& entries, int64_t data
 }
 
 std::string header_json(const std::vector<SafetensorsEntry>& entries) {
-  nlohmann::ordered_json header;  // ordered as the data, for human readers
+  nlohmann::ordered_json header;  // in the order of the data, for human readers
   header["__metadata__"] = {{"format", "pt"}};
   for (const SafetensorsEntry& entry : entries)
     header[entry.spec.name] = {{"dtype", dtype_name(entry.spec.dtype)},
@@ -127,7 +127,7 @@ std::string shard_name(int shard, int num_shards) {
 Result<int64_t> tensor_bytes(const TensorSpec& spec) {
   if (spec.shape.size() > kMaxDims)
     return data_loss(label(spec.name) + " has " + std::to_string(spec.shape.size()) +
-                     " dimensions; at most " + std::to_string(kMaxDims) + " are legal");
+                     " dimensions; at most " + std::to_string(kMaxDims) + " are allowed");
   int64_t bits = dtype_bits(spec.dtype);
   bool overflow = false, empty = false;
   for (const int64_t dim : spec.shape) {

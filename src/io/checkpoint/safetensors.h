@@ -1,5 +1,5 @@
-// The safetensors container: u64 header length, JSON header, tensor data. The reader checks every claim of
-// the header against the file; the writer streams.
+// The safetensors container: u64 header length, JSON header, tensor data. The reader checks every claim in
+// the header against the file; the writer streams the data.
 // Layout: https://github.com/huggingface/safetensors (format).
 #pragma once
 
@@ -22,8 +22,8 @@ struct TensorSpec {
   std::vector<int64_t> shape;  // row-major; empty for a scalar
 };
 
-// Data bytes of a tensor. kDataLoss, naming it: a negative dimension, more than 8 dimensions, a size over
-// 2^62 bytes, or 4-bit elements that do not fill whole bytes.
+// Returns the size of a tensor's data in bytes. kDataLoss, naming the tensor: a negative dimension, more than
+// 8 dimensions, a size over 2^62 bits, or 4-bit elements that do not fill whole bytes.
 Result<int64_t> tensor_bytes(const TensorSpec& spec);
 
 struct SafetensorsEntry {
@@ -31,8 +31,8 @@ struct SafetensorsEntry {
   int64_t begin = 0, end = 0;  // bytes from the start of the file
 };
 
-// The tensors of a file in the order of their data, which they cover without hole or overlap. `file` is all
-// of the file's bytes; only the header is read. kDataLoss, with the name and both numbers, for any
+// Returns the tensors of a file in the order of their data, which they cover without holes or overlaps.
+// `file` is the whole file; only its header is read. kDataLoss, with the name and both numbers, for any
 // inconsistency; kUnsupported for an unknown dtype or data that is not aligned to its elements.
 Result<std::vector<SafetensorsEntry>> parse_safetensors(std::span<const uint8_t> file);
 
@@ -44,7 +44,7 @@ using TensorSource = std::function<Status(const TensorSpec&, const ByteSink&)>;
 // names or a source that pushes a wrong number of bytes.
 Status write_safetensors(const std::string& path, std::vector<TensorSpec> specs, const TensorSource& source);
 
-// A checkpoint folder's tensors: model.safetensors, or num_shards files of about equal bytes with
+// Writes a checkpoint folder's tensors: model.safetensors, or num_shards files of about equal size and
 // model.safetensors.index.json, which is written last.
 Status write_safetensors_shards(const std::string& folder, const std::vector<TensorSpec>& specs,
                                 int num_shards, const TensorSource& source);

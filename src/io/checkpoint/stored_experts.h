@@ -1,4 +1,4 @@
-// Experts stored in one tensor per projection, and unquantised ones. Only for the .cc files of this folder.
+// Loads experts stored in one tensor per projection, and unquantised ones. Only for .cc files in this folder.
 #pragma once
 
 #include <string>
@@ -7,19 +7,20 @@
 
 namespace fp4moe {
 
-// gpt-oss: "<prefix>gate_up_proj_blocks" [E, 2I, H / 32, 16], _scales, _bias, gate and up rows alternating,
-// and "<prefix>down_proj_*". `prefix` ends in "experts.".
+// Loads gpt-oss experts: "<prefix>gate_up_proj_blocks" [E, 2I, H / 32, 16], _scales and _bias, with gate and
+// up rows alternating, and "<prefix>down_proj_*". `prefix` ends in "experts.".
 Result<MoeWeightsView> load_gpt_oss_experts(const Checkpoint& checkpoint, const ModelConfig& config,
                                             const std::string& prefix, ExpertRange local);
-// ModelOpt: "<prefix>gate_up_proj.weight" [E, 2I, H / 2], gate rows first, .weight_scale [E, 2I, H / 16],
-// .weight_scale_2 and optionally .input_scale of shape [], [1], [E], [E, 1] or [E, 2] (gate, up);
-// "<prefix>down_proj.*" likewise.
+// Loads ModelOpt experts: "<prefix>gate_up_proj.weight" [E, 2I, H / 2], gate rows first, .weight_scale
+// [E, 2I, H / 16], .weight_scale_2 and optionally .input_scale with shape [], [1], [E], [E, 1] or [E, 2]
+// (gate, up); "<prefix>down_proj.*" likewise.
 Result<MoeWeightsView> load_fused_modelopt_experts(const Checkpoint& checkpoint, const ModelConfig& config,
                                                    const std::string& prefix, ExpertRange local);
 
-// Unquantised. gpt-oss: "<prefix>gate_up_proj" [E, H, 2 I] (gate and up columns alternate) and
-// "<prefix>down_proj" [E, I, H], each with a "_bias"; other families: "<prefix><e>.gate_proj.weight" and
-// "up_proj" [I, H], "down_proj" [H, I]. All are bf16. Errors as Checkpoint::get().
+// Loads unquantised experts. gpt-oss: "<prefix>gate_up_proj" [E, H, 2 I] (gate and up columns
+// alternate) and "<prefix>down_proj" [E, I, H], each with a "_bias"; other families: "<prefix><e>." with
+// "gate_proj.weight" and "up_proj.weight" [I, H] and "down_proj.weight" [H, I]. All are bf16. Errors are
+// those of Checkpoint::get().
 Result<MoeWeightsView> load_bf16_experts(const Checkpoint& checkpoint, const ModelConfig& config,
                                          const std::string& prefix);
 

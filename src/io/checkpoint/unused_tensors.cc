@@ -48,8 +48,8 @@ class UsedNames {
     }
   }
 
-  // "model.layers.3.mlp.experts." if `name` belongs to a routed expert and the checkpoint stores all experts
-  // of a projection in one tensor (ModelOpt).
+  // Returns "model.layers.3.mlp.experts." if `name` belongs to a routed expert and the checkpoint stores a
+  // projection of all experts in one tensor (ModelOpt).
   std::string fused_experts(const std::string& name) const {
     const size_t at = name.find(kExperts);
     if (method_ != QuantMethod::kModelOptNvfp4 || at == name.npos) return {};
@@ -57,7 +57,7 @@ class UsedNames {
     return checkpoint_.find(prefix + "gate_up_proj.weight") != nullptr ? prefix : std::string();
   }
 
-  // The linear layer that a listed tensor belongs to, in FP4 or bf16; empty if it is not a linear layer.
+  // Returns the linear layer, FP4 or bf16, to which a listed tensor belongs; empty if it belongs to none.
   static std::string linear_module(const std::string& name) {
     for (const std::string_view suffix : {"_proj.weight", "_proj.weight_packed", "_mqa.weight"})
       if (name.ends_with(suffix)) return name.substr(0, name.rfind('.'));
@@ -110,7 +110,7 @@ bool is_known(const Checkpoint& checkpoint, const ModelConfig& config, const Ten
          is_mtp_tensor(config, checkpoint, tensor.name) || is_copy_of_embedding(checkpoint, config, tensor);
 }
 
-// A tensor name from a file for a log line: escaped and cut.
+// Returns a tensor name from a file, escaped and cut for a log line.
 std::string quoted(const std::string& name) {
   constexpr size_t kMostBytes = 160;
   std::string text = Json(name.substr(0, kMostBytes)).dump(-1, ' ', true, Json::error_handler_t::replace);
@@ -118,7 +118,7 @@ std::string quoted(const std::string& name) {
   return text;
 }
 
-// The key of config.json that makes the model skip a tensor of this name; empty: unknown.
+// Returns the key of config.json, with its value, because of which a tensor is not read; empty: unknown.
 std::string key_against(const std::string& name, const ModelConfig& config) {
   const auto text = [](bool value) { return value ? std::string("true") : std::string("false"); };
   if (is_mtp_name(config, name)) return "num_hidden_layers = " + std::to_string(config.num_layers);
@@ -132,7 +132,7 @@ std::string key_against(const std::string& name, const ModelConfig& config) {
   return {};
 }
 
-// An unused tensor that only an FP4 dialect has, if no dialect is declared.
+// Returns an unused tensor that exists only in FP4 dialects, if no dialect is declared.
 const TensorEntry* find_undeclared_fp4(const UnusedTensors& unused, const ModelConfig& config) {
   if (config.quant.method != QuantMethod::kNone) return nullptr;
   for (const TensorEntry* tensor : unused.in_model)

@@ -23,7 +23,7 @@ struct FamilyRow {
   const char* expert_width_key;  // I of one expert
   // The defaults of the stock transformers class for keys that the file lacks.
   double rms_norm_eps;
-  int64_t num_kv_heads;  // 0: as num_attention_heads (latent attention has no KV heads)
+  int64_t num_kv_heads;  // 0: same as num_attention_heads (latent attention has no KV heads)
   double rope_theta;
   int32_t eos_token_id;  // -1: none
 };
@@ -52,7 +52,7 @@ Result<const FamilyRow*> find_family(JsonFields& fields, ModelConfig& config) {
     supported += std::string(supported.empty() ? "" : ", ") + row.architecture + " (model_type " +
                  row.model_type + ")";
   }
-  return unsupported("config.json: architecture '" + config.architecture + "' of model_type '" +
+  return unsupported("config.json: architecture '" + config.architecture + "' with model_type '" +
                      config.model_type + "' is not supported; supported: " + supported);
 }
 
@@ -148,11 +148,11 @@ Status read_generation_config(std::string_view text, ModelConfig& config) {
 Status check_width(const QuantConfig& quant, const char* key, int64_t value) {
   if (value % quant.group_size == 0) return {};
   return invalid_argument("config.json: " + equals(key, value) + "; legal: multiples of " +
-                          std::to_string(quant.group_size) + ", the scale block of " + quant.declared_by);
+                          std::to_string(quant.group_size) + ", the block size of " + quant.declared_by);
 }
 
-// The experts' format must be one in which this family is published and must divide H and I into whole
-// blocks. The widths of other linear layers are checked when they turn out to be FP4.
+// Checks that this family is published in the experts' format, and that H and I are multiples of its block
+// size. The widths of other linear layers are checked when these layers turn out to be FP4.
 Status check_quant(const FamilyRow& row, const ModelConfig& config) {
   const QuantConfig& quant = config.quant;
   if (quant.method == QuantMethod::kNone) return {};

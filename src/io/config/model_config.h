@@ -38,7 +38,7 @@ struct QuantConfig {
   QuantMethod method = QuantMethod::kNone;
   int group_size = 0;       // 32 for MXFP4, 16 for NVFP4
   std::string declared_by;  // the declaring file and key, for messages
-  // Patterns for names_module() of quant_config.h; callers use is_excluded() there.
+  // Patterns for names_module() in quant_config.h; callers use is_excluded() instead.
   std::vector<std::string> exclude_modules;    // kept in bf16
   std::vector<std::string> include_modules;    // in FP4; empty: all linear layers that are not excluded
   std::vector<ModuleAlgorithm> other_modules;  // refused, unless they belong to MTP layers
@@ -60,7 +60,7 @@ struct RopeConfig {
 // How the chosen experts' weights are computed (DeepSeek, Qwen3); gpt-oss softmaxes the chosen logits.
 struct RoutingConfig {
   int64_t num_groups = 1, top_k_groups = 1;  // group-limited choice; 1 of 1: not limited
-  bool norm_top_k = false;                   // chosen weights are divided by their sum
+  bool norm_top_k = false;                   // the chosen experts' weights are divided by their sum
   double scaling_factor = 1;                 // routed_scaling_factor
   bool has_correction_bias = false;          // DeepSeek: e_score_correction_bias affects the choice only
 };
@@ -69,7 +69,7 @@ struct RoutingConfig {
 struct MlaConfig {
   int64_t q_lora_rank = 0;  // 0: queries are not compressed
   int64_t kv_lora_rank = 0, qk_nope_head_dim = 0, qk_rope_head_dim = 0, v_head_dim = 0;
-  bool rope_interleave = true;  // rotated pairs are (2i, 2i+1), else (i, i + dim/2)
+  bool rope_interleave = true;  // true: rotated pairs are (2i, 2i+1); false: (i, i + dim/2)
 };
 
 // Large because it holds the hyper-parameters of every family.
@@ -86,7 +86,7 @@ struct ModelConfig {
   int64_t shared_intermediate_size = 0;  // of all shared experts together
   bool shared_expert_gate = false;       // Qwen2: the shared expert's output is scaled by sigmoid(x . gate)
   bool qk_norm = false;                  // Qwen3: RMS norm on every query and key head
-  int64_t num_mtp_layers = 0;            // declared layers after num_layers, skipped by name (mtp_layers.h)
+  int64_t num_mtp_layers = 0;            // declared layers after num_layers; skipped by name (mtp_layers.h)
   std::vector<bool> layer_has_experts;   // [num_layers]; empty: all layers have experts
   int64_t max_position_embeddings = 0;
   double rms_norm_eps = 1e-5;
@@ -95,22 +95,22 @@ struct ModelConfig {
   bool tie_word_embeddings = false;
   DType dense_dtype = DType::kBF16;  // of unquantised tensors
   RopeConfig rope;
-  std::vector<int64_t> layer_windows;  // [num_layers]: 0 full attention, else the sliding window
+  std::vector<int64_t> layer_windows;  // [num_layers]; 0: full attention; otherwise the sliding window
   float swiglu_alpha = 1.702f, swiglu_limit = 7.0f;  // gpt-oss
   RoutingConfig router;                              // DeepSeek, Qwen3
   MlaConfig mla;                                     // DeepSeek
   QuantConfig quant;
-  std::vector<int32_t> eos_token_ids;  // from generation_config.json, else from config.json
+  std::vector<int32_t> eos_token_ids;  // from generation_config.json, otherwise from config.json
   SamplingParams default_sampling;     // values set in generation_config.json
 };
 
-// Parses and checks; `config_json` etc. are file contents, empty if the file is absent. kInvalidArgument
-// names the key, the value and the legal values; kUnsupported names the architecture or feature; kDataLoss
-// gives the position where a file is not JSON. Counts are checked for consistency, and their legal ranges
-// guarantee that no product of a model's sizes overflows 63 bits.
+// Parses and checks the files. `config_json` etc. are their contents, empty for an absent file.
+// kInvalidArgument names the key, the value and the legal values; kUnsupported names the architecture or
+// feature; kDataLoss, with the position: a file is not JSON. Counts are checked for consistency, and their
+// legal ranges guarantee that no product of a model's sizes overflows 63 bits.
 Result<ModelConfig> parse_model_config(std::string_view config_json, std::string_view generation_config_json,
                                        std::string_view hf_quant_config_json);
-// The same, from a checkpoint folder.
+// Reads the files from a checkpoint folder and does the same.
 Result<ModelConfig> load_model_config(const std::string& folder);
 
 }  // namespace fp4moe

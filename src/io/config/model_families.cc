@@ -75,7 +75,7 @@ void read_deepseek_router(JsonFields& fields, ModelConfig& config) {
       equals("topk_group", router.top_k_groups) + " exceeds " + equals("n_group", router.num_groups));
   const int64_t choosable = config.num_experts / router.num_groups * router.top_k_groups;
   fields.require(config.top_k <= choosable, equals("num_experts_per_tok", config.top_k) + " exceeds the " +
-                                                std::to_string(choosable) + " experts of topk_group groups");
+                                                std::to_string(choosable) + " experts in topk_group groups");
 }
 
 void read_deepseek_v3(JsonFields& fields, ModelConfig& config) {
@@ -109,7 +109,7 @@ void read_deepseek_v3(JsonFields& fields, ModelConfig& config) {
 }
 
 // With use_sliding_window, the stock classes apply the window to all layers of qwen3_moe, and to the layers
-// of qwen2_moe that layer_types selects, by default every even one below max_window_layers.
+// of qwen2_moe that layer_types selects; the default is every even layer below max_window_layers.
 void read_qwen_windows(JsonFields& fields, ModelConfig& config) {
   config.layer_windows.assign(static_cast<size_t>(config.num_layers), 0);
   bool sliding = false;
@@ -133,7 +133,7 @@ void read_qwen_windows(JsonFields& fields, ModelConfig& config) {
   }
 }
 
-// Qwen's rule for which layers have experts.
+// Applies Qwen's rule for which layers have experts.
 void read_sparse_layers(JsonFields& fields, ModelConfig& config) {
   int64_t step = 1;
   std::vector<int64_t> dense_layers;

@@ -1,5 +1,5 @@
 // The keys of config.json that differ between families, and the legal ranges of all keys. Only for the .cc
-// files of this folder.
+// files in this folder.
 #pragma once
 
 #include <string>
@@ -20,15 +20,15 @@ inline constexpr JsonFields::IntRange kVocab = {1, 1 << 24};
 inline constexpr JsonFields::IntRange kPositions = {1, 1 << 27};
 inline constexpr double kHuge = 1e9;
 
-// "key = value", for messages.
+// Returns "key = value", for messages.
 std::string equals(const char* key, int64_t value);
 
 // Reads the keys specific to config.family. `fields` is config.json; `config` already has the sizes common to
 // all families.
 void read_family(JsonFields& fields, ModelConfig& config);
 
-// rope_parameters {rope_type, rope_theta, ...}, or the older rope_theta plus rope_scaling {rope_type or type,
-// ...}.
+// Reads rope_parameters {rope_type, rope_theta, ...}, or the older rope_theta plus rope_scaling {rope_type or
+// type, ...}.
 void read_rope(JsonFields& fields, ModelConfig& config);
 
 }  // namespace fp4moe

@@ -11,7 +11,7 @@ namespace {
 constexpr std::array<std::string_view, 4> kFusedParts = {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa",
                                                          "kv_b_proj"};
 
-// fnmatch's `*` (which also matches dots) and `?`.
+// Matches like fnmatch, but supports only `*` (which also matches dots) and `?`.
 bool glob(std::string_view pattern, std::string_view text) {
   size_t p = 0, t = 0, star = std::string_view::npos, star_text = 0;
   while (t < text.size()) {
@@ -45,7 +45,7 @@ bool regex_matches(const std::string& regex, const std::string& module) {
   return pattern.ok() && pattern->find_all(module, &matches).ok() && !matches.empty();
 }
 
-// The name up to its last dot (empty if it has none), and the rest.
+// Returns the name up to its last dot (empty if it has no dot), and the rest.
 std::pair<std::string_view, std::string_view> split_last(std::string_view name) {
   const size_t dot = name.rfind('.');
   if (dot == std::string_view::npos) return {{}, name};

@@ -22,7 +22,7 @@ bool is_modelopt_nvfp4(const std::string& algorithm) {
   return algorithm == "NVFP4" || algorithm == "W4A16_NVFP4";
 }
 
-// Appends the patterns of `key`; checks that regular expressions compile.
+// Appends the patterns under `key` and checks that the regular expressions among them compile.
 void append_patterns(JsonFields& fields, const char* key, std::vector<std::string>& patterns) {
   std::vector<std::string> more;
   fields.read_strings(key, more);
@@ -40,7 +40,7 @@ void require_group_size(JsonFields& fields, int64_t size, const QuantConfig& qua
                      (is_mxfp4(quant.method) ? "MXFP4: " : "NVFP4: ") + std::to_string(quant.group_size));
 }
 
-// kv_cache_quant_algo "FP8", kv_cache_scheme "FP8", or kv_cache_scheme {"type": "float", "num_bits": 8}.
+// Reads kv_cache_quant_algo "FP8", kv_cache_scheme "FP8" or kv_cache_scheme {"type": "float", "num_bits": 8}.
 void read_kv_cache(JsonFields& fields, const Json& object, QuantConfig& quant) {
   std::string declared;
   if (const auto at = object.find("kv_cache_scheme"); at != object.end() && at->is_object()) {
@@ -138,7 +138,7 @@ Result<QuantConfig> parse_compressed(const Json& object, const std::string& wher
 
 // ---- ModelOpt
 
-// quantized_layers {module: {quant_algo, group_size}}: FP4 modules and those in other formats.
+// Reads quantized_layers {module: {quant_algo, group_size}}: FP4 modules and modules in other formats.
 void read_quantized_layers(JsonFields& fields, const Json& layers, QuantConfig& quant) {
   for (const auto& [module, object] : layers.items()) {
     JsonFields layer(object, fields.where() + ": quantized_layers." + module);
@@ -209,7 +209,7 @@ Result<QuantConfig> parse_modelopt(const Json& object, const std::string& where)
 
 // ---- the two locations
 
-// config.json's quantization_config.
+// Parses config.json's quantization_config.
 Result<QuantConfig> parse_flat(const Json& object) {
   const std::string where = "config.json: quantization_config";
   JsonFields fields(object, where);

@@ -10,9 +10,10 @@
 
 namespace fp4moe {
 
-// `config` is config.json, whose quantization_config is read; `hf_quant` is hf_quant_config.json, null if the
-// file is absent. kUnsupported names the method or algorithm and the supported ones; kInvalidArgument: the
-// two locations contradict each other or one contradicts itself, or a pattern does not compile.
+// Parses the declaration. `config` is config.json, whose quantization_config is read; `hf_quant` is
+// hf_quant_config.json, null if the file is absent. kUnsupported names the method or algorithm and the
+// supported ones; kInvalidArgument: the two locations contradict each other, one of them contradicts itself,
+// or a pattern does not compile.
 Result<QuantConfig> parse_quant_config(const Json& config, const Json& hf_quant);
 
 // Whether the declaration's pattern matches `module` ("model.layers.3.self_attn.q_proj"); a "language_model."

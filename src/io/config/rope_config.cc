@@ -18,7 +18,7 @@ void read_yarn(JsonFields& scaling, ModelConfig& config) {
   const auto read_optional = [&](const char* key, std::optional<double>& value) {
     double number = 0;
     scaling.read_real(key, number, {0, kHuge});
-    if (number > 0) value = number;  // 0 means not given
+    if (number > 0) value = number;  // 0: not given
   };
   read_optional("attention_factor", rope.attention_factor);
   read_optional("mscale", rope.mscale);
@@ -26,7 +26,7 @@ void read_yarn(JsonFields& scaling, ModelConfig& config) {
   scaling.require(rope.beta_fast >= rope.beta_slow, "beta_fast is below beta_slow");
 }
 
-// The stock gpt-oss class's default if rope_parameters is absent or null.
+// Returns the stock gpt-oss class's default, which applies if rope_parameters is absent or null.
 RopeConfig stock_gpt_oss_rope(double theta) {
   return {.type = RopeConfig::Type::kYarn,
           .theta = theta,
@@ -40,8 +40,8 @@ RopeConfig stock_gpt_oss_rope(double theta) {
           .mscale_all_dim = {}};
 }
 
-// Files for both transformers generations have both objects; they must agree. Only one of them has
-// rope_theta.
+// Files for both transformers generations have both objects, which must agree, except that only one of them
+// has rope_theta.
 void check_both_spellings(JsonFields& fields) {
   const Json *newer = fields.object("rope_parameters"), *older = fields.object("rope_scaling");
   if (newer == nullptr || older == nullptr) return;
@@ -51,10 +51,11 @@ void check_both_spellings(JsonFields& fields) {
     if (object.contains("type") && !object.contains("rope_type")) object["rope_type"] = object["type"];
     object.erase("type");
   }
-  fields.require(objects[0] == objects[1], "rope_parameters and rope_scaling differ; legal: one of them");
+  fields.require(objects[0] == objects[1],
+                 "rope_parameters and rope_scaling differ; legal: one of them, or both with equal values");
 }
 
-// The engine rotates whole heads; the stock classes rotate this fraction.
+// Refuses partial rotation: the stock classes rotate this fraction of a head; the engine rotates all of it.
 void check_partial_rotary(JsonFields& fields) {
   double factor = 1;
   fields.read_real("partial_rotary_factor", factor, {0, 1});

@@ -58,7 +58,7 @@ using Body = std::vector<Stmt>;
 struct Macro {
   std::string name;  // empty: the body of a call block
   std::vector<std::string> params;
-  std::vector<ExprPtr> defaults;  // of the last params
+  std::vector<ExprPtr> defaults;  // for the last params
   bool uses_varargs = false, uses_kwargs = false, uses_caller = false;
   Body body;
 };
@@ -66,14 +66,14 @@ struct Macro {
 enum class StmtKind {
   kText,      // text
   kPrint,     // value (printed)
-  kIf,        // if tests[i] then bodies[i]; an additional body is the else
-  kFor,       // target in value, filtered by tests[0]; bodies: the loop's, the else's
+  kIf,        // if tests[i] then bodies[i]; an additional body is the else body
+  kFor,       // target in value, filtered by tests[0]; bodies: that of the loop, that of else
   kSet,       // target = value
   kSetBlock,  // target = output of bodies[0], through the filters of value if not null
   kMacro,     // macro
   kCall,      // value(caller=macro)
   kFilter,    // bodies[0] through the filters of value
-  kScope,     // bodies[0] in its own scope, with targets[i] = values[i]
+  kScope,     // bodies[0] in a new scope, with targets[i] = values[i]
   kBreak,
   kContinue,
 };
@@ -82,7 +82,7 @@ struct Stmt {
   StmtKind kind;
   int line;
   std::string text;
-  bool recursive = false;  // of a for loop
+  bool recursive = false;  // of kFor
   ExprPtr target, value;
   std::vector<ExprPtr> tests, targets, values;
   std::vector<Body> bodies;

@@ -1,4 +1,4 @@
-// Look-up of builtins; the built-in tests and functions.
+// Looks up builtins, and defines the built-in tests and functions.
 #include "io/jinja/builtins.h"
 
 #include <algorithm>
@@ -133,8 +133,8 @@ Value make_range(Call& call) {
       call.heap.make<Sequence>(SequenceType::kRange, call.heap.items(items), false, start, stop, step)));
 }
 
-// Sets the pairs given to dict() and namespace(): those of a mapping or an iterable of pairs, then the
-// keywords.
+// Sets the pairs given to dict() and namespace(): first those of a mapping or an iterable of pairs, then the
+// keyword arguments.
 template <class Set>
 void collect_members(Call& call, Set set) {
   if (call.given.positional.size() > 1) fail("expected at most 1 argument");

@@ -11,7 +11,7 @@ namespace fp4moe::jinja {
 const Builtin* find_filter(std::string_view name);
 const Builtin* find_test(std::string_view name);
 const Builtin* find_function(std::string_view name);
-// The method `name` of `object`'s type, or null.
+// Returns the method `name` of `object`'s type, or null.
 const Builtin* find_method(const Value& object, std::string_view name);
 // True for attributes that Python has but the immutable sandbox refuses.
 bool is_forbidden_attribute(const Value& object, std::string_view name);
@@ -26,17 +26,17 @@ std::span<const Builtin> sequence_methods();
 std::span<const Builtin> dict_methods();
 std::span<const Builtin> loop_methods();
 
-// printf-style formatting: format % argument.
+// Formats in printf style: format % argument.
 Value format_percent(Heap& heap, const Text& format, const Value& argument);
-// str.format.
+// Formats like str.format().
 Value format_braces(Call& call, const Text& format);
-// Python's json.dumps.
+// The arguments of Python's json.dumps(), which to_json() implements.
 struct JsonStyle {
   bool ensure_ascii = false, sort_keys = false, pretty = false;
   std::string indent, item_separator = ", ", key_separator = ": ";
 };
 std::string to_json(Heap& heap, const Value& value, const JsonStyle& style);
-// JSON text to a value; `what` names it in errors.
+// Converts JSON text to a value; `what` names the text in errors.
 Value from_json(Heap& heap, std::string_view json, std::string_view what);
 
 }  // namespace fp4moe::jinja

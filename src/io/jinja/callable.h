@@ -18,7 +18,7 @@ struct Arguments {
   std::vector<std::pair<std::string_view, Value>> named;
 };
 
-// One call of a builtin: its arguments bound to the builtin's parameters.
+// One call to a builtin, with its arguments bound to the builtin's parameters.
 struct Call {
   Interpreter& interpreter;
   Heap& heap;
@@ -43,7 +43,7 @@ struct Builtin {
 };
 
 struct Callable {
-  const Builtin* builtin = nullptr;  // or
+  const Builtin* builtin = nullptr;  // either this or `macro` is set
   const Macro* macro = nullptr;
   Value self = {};           // of a method
   Scope* closure = nullptr;  // of a macro: the scope it was defined in

@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kMaxTemplateBytes = int64_t{jinja::kMaxSourceBytes};
 constexpr int64_t kMaxConfigBytes = int64_t{64} << 20;
 
-// Hugging Face appends this text to a final message that is to be continued, to find its end in the output.
+// Hugging Face appends this text to a final message to be continued, to find the message's end in the output.
 constexpr std::string_view kContinueTag = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 struct SpecialToken {
@@ -54,7 +54,7 @@ auto guarded(Work work) -> Result<decltype(work())> {
   }
 }
 
-// The text of a special token, given as a string or as an AddedToken object.
+// Returns the text of a special token, given as a string or as an AddedToken object.
 std::optional<std::string> token_text(const Json& token) {
   if (token.is_string()) return token.get<std::string>();
   if (token.is_object() && token.contains("content") && token["content"].is_string())
@@ -82,7 +82,7 @@ Result<std::vector<SpecialToken>> read_special_tokens(const Json& config, const 
   return tokens;
 }
 
-// tokenizer_config.json's chat_template: a string, or a list of {"name", "template"}.
+// Reads tokenizer_config.json's chat_template: a string, or a list of {"name", "template"}.
 Result<std::optional<Sources>> sources_in_config(const Json& config, const std::string& path) {
   const auto found = config.find("chat_template");
   if (found == config.end() || found->is_null()) return std::optional<Sources>();
@@ -93,7 +93,7 @@ Result<std::optional<Sources>> sources_in_config(const Json& config, const std::
   for (const Json& entry : *found) {
     const bool is_named = entry.is_object() && entry.contains("name") && entry["name"].is_string() &&
                           entry.contains("template") && entry["template"].is_string();
-    if (!is_named) return data_loss(path + ": chat_template has an entry without name and template");
+    if (!is_named) return data_loss(path + ": chat_template has an entry without a name or template");
     if (entry["name"] == "tool_use") sources.tool_use = entry["template"].get<std::string>();
     if (entry["name"] != "default") continue;
     sources.standard = entry["template"].get<std::string>();
@@ -103,7 +103,7 @@ Result<std::optional<Sources>> sources_in_config(const Json& config, const std::
   return std::optional<Sources>(std::move(sources));
 }
 
-// A copy of a final message's content with the tag appended to its text, or to its last text block.
+// Returns a copy of a final message's content with the tag appended to its text, or to its last text block.
 jinja::Value tagged_content(jinja::Heap& heap, const jinja::Value& content) {
   if (const jinja::Text* text = content.as<jinja::Text>())
     return jinja::heap_text(heap, std::string(text->bytes) + std::string(kContinueTag));
@@ -137,8 +137,8 @@ jinja::Value tagged_messages(jinja::Heap& heap, const jinja::Value& messages) {
   return jinja::list_value(heap, copy);
 }
 
-// The text up to the end of the final message. If the template trimmed the tag's trailing space, it also
-// trims contents, so the white space before the tag is removed as well.
+// Returns the text up to the end of the final message. If the template has trimmed the tag's trailing space,
+// it also trims contents, so the white space before the tag is removed as well.
 std::string cut_at_tag(std::string text) {
   const std::string_view bare = jinja::strip(kContinueTag, jinja::Sides::kBoth);
   const size_t at = text.rfind(bare);
@@ -242,7 +242,7 @@ std::string ChatTemplate::State::render(std::string_view messages_json,
 Result<std::string> ChatTemplate::render(std::string_view messages_json,
                                          const ChatTemplateOptions& options) const {
   if (options.continue_final_message && options.add_generation_prompt)
-    return invalid_argument("continue_final_message and add_generation_prompt exclude each other");
+    return invalid_argument("continue_final_message and add_generation_prompt are mutually exclusive");
   return guarded([&] { return state_->render(messages_json, options); });
 }
 

@@ -9,7 +9,7 @@ namespace fp4moe::jinja {
 enum class ErrorKind {
   kSyntax,   // the template cannot be parsed
   kRuntime,  // an error that Jinja2 would report while rendering, including raise_exception
-  kLimit,    // steps, depth, memory or output exhausted
+  kLimit,    // a limit on steps, depth, memory or output is exceeded
 };
 
 struct Error {

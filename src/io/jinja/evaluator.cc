@@ -1,4 +1,4 @@
-// The expression half of Interpreter.
+// The expression half of Interpreter: evaluates expressions.
 #include "io/jinja/builtins.h"
 #include "io/jinja/interpreter.h"
 #include "io/jinja/text.h"

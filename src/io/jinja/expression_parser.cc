@@ -49,7 +49,7 @@ std::string shown(const Token& token) {
 
 ExpressionParser::Nesting::Nesting(ExpressionParser& p) : parser(p) {
   if (++p.nesting_ > kMaxNesting)
-    throw Error{ErrorKind::kLimit, "nested more than " + std::to_string(kMaxNesting) + " deep",
+    throw Error{ErrorKind::kLimit, "nested more than " + std::to_string(kMaxNesting) + " levels deep",
                 p.token().line};
 }
 
@@ -250,7 +250,7 @@ ExprPtr ExpressionParser::parse_primary() {
   return parse_literal();
 }
 
-// The names that make a macro accept surplus arguments.
+// Records the use of names that make a macro accept surplus arguments.
 void ExpressionParser::note_name(const std::string& name) {
   for (Macro* macro : open_macros_) {
     if (name == "varargs") macro->uses_varargs = true;
@@ -379,7 +379,7 @@ ExprPtr ExpressionParser::parse_subscript(ExprPtr node) {
   return make(ExprKind::kAttr, line, expect_any_name(), list_of(std::move(node)));
 }
 
-// The contents of a subscript: an index, a slice, or several indices, which form a tuple.
+// Parses the contents of a subscript: an index, a slice, or several indices, which form a tuple.
 ExprPtr ExpressionParser::parse_subscript_part(ExprPtr node) {
   const int line = token().line;
   ExprPtr key = is_op(":") ? nullptr : parse_expression();

@@ -20,7 +20,7 @@ class ExpressionParser {
   struct TupleRule {
     bool targets = false;            // only assignment targets, such as names
     bool conditionals = true;        // "a if b else c" is allowed without parentheses
-    bool parenthesised = false;      // in parentheses: an empty tuple is legal
+    bool parenthesised = false;      // in parentheses: an empty tuple is allowed
     std::string_view end_name = {};  // a name that ends the tuple
   };
   ExprPtr parse_expression(bool conditionals = true);
@@ -28,7 +28,7 @@ class ExpressionParser {
   ExprPtr parse_target(std::string_view end_name = {}, bool tuples = true);
   ExprPtr parse_primary();
   ExprPtr parse_postfix(ExprPtr node);
-  // `| a | b(c)` applied to `node`; with is_first the first filter has no bar in front.
+  // Parses `| a | b(c)`, applied to `node`; with is_first, no bar precedes the first filter.
   ExprPtr parse_filters(ExprPtr node, bool is_first);
   std::vector<Argument> parse_call_arguments();
 
@@ -57,7 +57,7 @@ class ExpressionParser {
     ExpressionParser& parser;
   };
 
-  int conditional_ = 0;              // > 0: unknown filters and tests are errors only when reached
+  int conditional_ = 0;              // > 0: unknown filters and tests are errors only if evaluated
   std::vector<Macro*> open_macros_;  // the macros being parsed
 
  private:

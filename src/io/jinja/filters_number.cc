@@ -27,7 +27,7 @@ std::optional<std::string> without_underscores(std::string_view text) {
   return out;
 }
 
-// int(text, base); nothing if it is not an integer.
+// Python's int(text, base); returns nothing if the text is not an integer.
 std::optional<int64_t> parse_int(std::string_view text, int base) {
   std::optional<std::string> digits = without_underscores(strip(text, Sides::kBoth));
   if (!digits || digits->empty()) return std::nullopt;
@@ -52,7 +52,7 @@ std::optional<int64_t> parse_int(std::string_view text, int base) {
   return value;
 }
 
-// float(text); nothing if it is not a number.
+// Python's float(text); returns nothing if the text is not a number.
 std::optional<double> parse_float(std::string_view text) {
   std::optional<std::string> digits = without_underscores(strip(text, Sides::kBoth));
   if (!digits || digits->empty()) return std::nullopt;

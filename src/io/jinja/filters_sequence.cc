@@ -48,7 +48,7 @@ Value join(Call& call) {
   return heap_text(call.heap, out);
 }
 
-// Key for Python's sort order; case-insensitive for text unless case_sensitive.
+// Returns the key for Python's sort order; for text, it is case-insensitive unless case_sensitive is true.
 Value sort_key(Call& call, const Value& value, bool case_sensitive) {
   if (case_sensitive || !value.is<Text>()) return value;
   return heap_text(call.heap, to_lower(value.as<Text>()->bytes));
@@ -59,7 +59,7 @@ struct Keyed {
 };
 
 void sort_keyed(Call& call, std::vector<Keyed>& keyed, bool is_reverse) {
-  // Python keeps the order of equal items, also when reversed.
+  // Python keeps the order of equal items, even when it sorts in reverse.
   std::stable_sort(keyed.begin(), keyed.end(), [&](const Keyed& a, const Keyed& b) {
     return is_reverse ? compare(call.heap, b.key, a.key) < 0 : compare(call.heap, a.key, b.key) < 0;
   });
@@ -71,7 +71,7 @@ std::vector<Value> items_in_order(const std::vector<Keyed>& keyed) {
   return items;
 }
 
-// sort(reverse, case_sensitive, attribute); attribute may be several, joined by commas.
+// sort(reverse, case_sensitive, attribute); attribute may list several, separated by commas.
 Value sort(Call& call) {
   std::vector<AttributePath> paths;
   if (call.has(2) && call.arg(2).is<Text>()) {
@@ -129,7 +129,7 @@ Value unique(Call& call) {
   return generator_value(call.heap, kept);
 }
 
-// min and max(case_sensitive, attribute): the first of equal items.
+// min and max(case_sensitive, attribute); return the first of equal items.
 template <int kWanted>
 Value extreme(Call& call) {
   const AttributePath path(call, 1);

@@ -9,7 +9,7 @@ namespace fp4moe::jinja {
 
 namespace {
 
-// The filtered value as text: any type is converted, like Jinja's soft_str.
+// The filtered value as text; any type is converted, as in Jinja's soft_str.
 struct Subject {
   std::string bytes;
   bool safe;

@@ -66,7 +66,7 @@ std::string integer_digits(uint64_t magnitude, const Spec& spec) {
   return (spec.alternate ? prefix : "") + digits;
 }
 
-// The sign and digits, padded to the width.
+// Returns the sign and digits, padded to the width.
 std::string padded_number(bool is_negative, std::string digits, const Spec& spec) {
   if (spec.thousands) digits = with_thousands(std::move(digits));
   const std::string sign = is_negative ? "-" : spec.sign == '-' ? "" : std::string(1, spec.sign);
@@ -111,7 +111,7 @@ std::string format_number(const Value& value, const Spec& spec) {
   return padded_number(std::signbit(d) && !std::isnan(d), float_digits(std::fabs(d), spec), spec);
 }
 
-// Conversions such as %-5.2f of a % format.
+// Applies the conversions, such as %-5.2f, in a % format.
 class PercentFormat {
  public:
   PercentFormat(Heap& heap, const Text& format, const Value& argument)
@@ -282,7 +282,7 @@ std::string format_value(Heap& heap, const Value& value, std::string_view spec_t
   return padded_text(to_text(heap, value), spec);
 }
 
-// The value of a replacement field such as "0.name[key]".
+// Returns the value of a replacement field such as "0.name[key]".
 Value field_value(Call& call, std::string_view field, size_t& next) {
   const size_t end = std::min(field.find_first_of(".["), field.size());
   const std::string_view first = field.substr(0, end);

@@ -8,8 +8,8 @@ namespace fp4moe::jinja {
 namespace {
 
 [[noreturn]] void out_of_memory(size_t bytes, size_t left) {
-  limit("the template needs " + std::to_string(bytes) + " more bytes of memory; " + std::to_string(left) +
-        " are left");
+  limit("the template needs " + std::to_string(bytes) + " more bytes of memory, but only " +
+        std::to_string(left) + " are left");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Heap: owns all values of one rendering, freed together, and enforces budgets that stop runaway templates.
+// Heap: owns all values of one rendering, frees them together, and enforces budgets on runaway templates.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ class Heap {
   const Limits& limits() const { return limits_; }
   std::pmr::memory_resource* memory() { return &arena_; }
 
-  // A copy that lives as long as the heap.
+  // Returns a copy that lives as long as the heap.
   std::string_view text(std::string_view value);
   template <class T>
   std::span<const T> items(const std::vector<T>& values) {
@@ -49,7 +49,7 @@ class Heap {
     std::uninitialized_copy(values.begin(), values.end(), block);
     return {block, values.size()};
   }
-  // An object that lives as long as the heap; its destructor never runs.
+  // Makes an object that lives as long as the heap; its destructor never runs.
   template <class T, class... Args>
   T* make(Args&&... args) {
     return new (arena_.allocate(sizeof(T), alignof(T))) T{std::forward<Args>(args)...};
@@ -60,7 +60,7 @@ class Heap {
     steps_left_ -= count;
   }
   void scan(size_t bytes) { step(bytes / 64); }
-  // count * size; throws if that many bytes don't fit the budget. Call it before building something large.
+  // Returns count * size; throws if that many bytes exceed the budget. Call it before building a large value.
   size_t checked_bytes(size_t count, size_t size) const;
 
   // RAII nesting level.

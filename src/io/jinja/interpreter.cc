@@ -108,7 +108,7 @@ Interpreter::Flow Interpreter::run_for(const Stmt& stmt) {
   return flow;
 }
 
-// The items that pass the loop's `if` filter, which sees the target but not `loop`.
+// Returns the items that pass the loop's `if` filter, which sees the target but not `loop`.
 std::span<const Value> Interpreter::loop_items(const Stmt& stmt, const Value& iterable, Scope* outer) {
   line_ = stmt.line;
   const Sequence* s = iterable.sequence();

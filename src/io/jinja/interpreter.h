@@ -28,12 +28,12 @@ class Interpreter {
  public:
   explicit Interpreter(Heap& heap);
 
-  // A variable of the template; `name` must outlive the interpreter.
+  // Sets a variable of the template; `name` must outlive the interpreter.
   void set(std::string_view name, const Value& value) { scope_->set(name, value); }
-  // Throws Error with the template's line.
+  // Returns the rendered text. Throws Error with the template's line.
   std::string render(const Body& body);
 
-  // For builtins.
+  // The following functions are for builtins.
   Value attribute(const Value& object, std::string_view name);  // object.name
   Value item(const Value& object, const Value& key);            // object[key]
   Value apply_filter(std::string_view name, const Value& subject, const Arguments& arguments);
@@ -51,7 +51,7 @@ class Interpreter {
   std::span<const Value> loop_items(const Stmt& stmt, const Value& iterable, Scope* outer);
   void run_call_block(const Stmt& stmt);
   void write(std::string_view text);
-  // The text that `body` writes when run in its own scope.
+  // Returns the text that `body` writes when it runs in a new scope.
   std::string_view capture(const Body& body);
   std::string_view capture_loop(const Loop& loop, const Value& iterable);
   void assign(const Expr& target, const Value& value);

@@ -1,4 +1,4 @@
-// JSON in (messages, tools) and out (the tojson filter).
+// Reads JSON (messages, tools) and writes it (the tojson filter).
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace fp4moe::jinja {
 
 namespace {
 
-// Builds values from nlohmann's SAX events; keeps key order, and the last of duplicate keys.
+// Builds values from nlohmann's SAX events; keeps the order of keys, and the last of duplicate keys.
 class ValueBuilder {
  public:
   ValueBuilder(Heap& heap, std::string_view what) : heap_(heap), what_(what) {}

@@ -56,8 +56,8 @@ class Lexer {
     skip(text.size());
     return true;
   }
-  // Accepts the end of a block or comment. "-" also skips the white space after it; without a sign one line
-  // end is skipped.
+  // Accepts the end of a block or comment. "-" also skips the white space after it; without a sign, one
+  // line end is skipped.
   bool accept_end(std::string_view end) {
     const char sign = rest_.starts_with('-') || rest_.starts_with('+') ? rest_[0] : '\0';
     if (!rest_.substr(sign ? 1 : 0).starts_with(end)) return false;
@@ -205,7 +205,7 @@ class Lexer {
     fail_here("unexpected character " + jinja::quoted(shown));
   }
 
-  // End of a run of digits with single underscores between them.
+  // Returns the end of a run of digits with single underscores between them.
   size_t digits_end(size_t at, bool (*is_wanted)(char)) const {
     while (at < rest_.size() &&
            (is_wanted(rest_[at]) || (rest_[at] == '_' && at + 1 < rest_.size() && at > 0 &&
@@ -294,7 +294,7 @@ class Lexer {
       point = point * static_cast<uint32_t>(base) +
               static_cast<uint32_t>(is_digit(text[at]) ? c - '0' : (c | 32) - 'a' + 10);
     }
-    if (point > 0x10FFFF || (point >= 0xD800 && point < 0xE000)) fail_here("illegal code point in a string");
+    if (point > 0x10FFFF || (point >= 0xD800 && point < 0xE000)) fail_here("invalid code point in a string");
     append_utf8(out, point);
   }
 

@@ -1,4 +1,4 @@
-// Lexer: template text to tokens, with Jinja's white space rules for trim_blocks and lstrip_blocks.
+// Lexer: converts template text to tokens, with Jinja's white space rules for trim_blocks and lstrip_blocks.
 #pragma once
 
 #include <string>
@@ -27,7 +27,7 @@ struct Token {
   int line;          // 1-based
 };
 
-// The last token is kEnd. Throws Error{kSyntax} with the line.
+// Returns the tokens, of which the last is kEnd. Throws Error{kSyntax} with the line.
 std::vector<Token> tokenize(std::string_view source);
 
 }  // namespace fp4moe::jinja

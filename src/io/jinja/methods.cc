@@ -14,7 +14,7 @@ const Text& self_text(const Call& call) { return *call.self.as<Text>(); }
 Value like_self(Call& call, std::string_view bytes) {
   return heap_text(call.heap, bytes, self_text(call).safe);
 }
-// A substring of self, which needs no copy.
+// Returns a substring of self, without a copy.
 Value part_of_self(Call& call, std::string_view bytes) { return text_value(bytes, self_text(call).safe); }
 
 Value parts_of_self(Call& call, const std::vector<std::string_view>& parts,
@@ -28,7 +28,7 @@ bool is_given(const Call& call, size_t i) { return call.has(i) && !call.arg(i).i
 
 std::string_view text_arg(const Call& call, size_t i) { return require_text(call.arg(i), "argument"); }
 
-// An argument to be joined with self: escaped if self is markup and the argument is not.
+// Returns an argument to be joined with self, escaped if self is markup and the argument is not.
 std::string joined_arg(const Call& call, size_t i) {
   const std::string_view bytes = text_arg(call, i);
   return self_text(call).safe && !call.arg(i).as<Text>()->safe ? escape_html(bytes) : std::string(bytes);
@@ -69,7 +69,7 @@ Value partition_method(Call& call) {
       SequenceType::kTuple);
 }
 
-// self[start:stop] for methods with these bounds as arguments 1 and 2; null data if start > size.
+// Returns self[start:stop] for methods with these bounds as arguments 1 and 2; null data if start > size.
 std::string_view bounded_self(Call& call, int64_t& start) {
   const Value self = text_value(scanned(call));
   const int64_t size = length(call.heap, self);
@@ -152,7 +152,7 @@ Value class_method(Call& call) {
   return Value(all_of(scanned(call), kClass));
 }
 
-// Pads to a width with a fill character; kLeftHalves / 2 of the padding goes left (0, 1, 2).
+// Pads to a width with a fill character; kLeftHalves (0, 1 or 2) halves of the padding go to the left.
 template <int kLeftHalves>
 Value pad_method(Call& call) {
   const std::string_view text = scanned(call), fill = call.has(1) ? text_arg(call, 1) : std::string_view(" ");

@@ -52,7 +52,7 @@ class Parser : ExpressionParser {
     return body;
   }
 
-  // Parses from the end of the opening tag through the name of the closing one.
+  // Parses from the end of the opening tag through the name of the closing tag.
   Body parse_block(std::string_view end) {
     expect(TokenType::kBlockEnd);
     Body body = parse_body({end});
@@ -197,7 +197,7 @@ class Parser : ExpressionParser {
     return stmt;
   }
 
-  int loops_ = 0;  // for loops that break can leave
+  int loops_ = 0;  // enclosing for loops that break can leave
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Parser: tokens to the syntax tree.
+// Parser: converts tokens to the syntax tree.
 #pragma once
 
 #include <string_view>

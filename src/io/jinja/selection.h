@@ -9,8 +9,8 @@ namespace fp4moe::jinja {
 
 class AttributePath {
  public:
-  // The call's argument `parameter`; if that is absent or None, the path selects the item itself. `fallback`
-  // (not owned) replaces undefined values along the path.
+  // Takes the call's argument `parameter`; if that is absent or None, the path selects the item itself.
+  // `fallback` (not owned) replaces undefined values along the path.
   AttributePath(Call& call, size_t parameter, const Value* fallback = nullptr);
   AttributePath(Call& call, const Value& attribute, const Value* fallback = nullptr);
   Value of(const Value& item) const;

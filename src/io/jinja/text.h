@@ -10,10 +10,10 @@ namespace fp4moe::jinja {
 
 bool is_valid_utf8(std::string_view bytes);
 void append_utf8(std::string& out, char32_t point);
-// The code point at bytes[at]; advances `at` past it.
+// Returns the code point at bytes[at] and advances `at` past it.
 char32_t next_point(std::string_view bytes, size_t& at);
 size_t num_points(std::string_view bytes);
-// Byte offset of the code point with index `points`, or the size if there are fewer.
+// Returns the byte offset of the code point with index `points`, or the size if there are fewer.
 size_t byte_position(std::string_view bytes, size_t points);
 std::vector<std::string_view> points(std::string_view bytes);
 
@@ -22,8 +22,8 @@ enum class Sides { kBoth, kLeft, kRight };
 std::string_view strip(std::string_view bytes, Sides sides);                          // strips white space
 std::string_view strip(std::string_view bytes, Sides sides, std::string_view chars);  // strips code points
 
-// Splits at runs of white space, or at `separator` (not empty); at most max_splits times unless it is
-// negative.
+// Splits at runs of white space, or at `separator` (not empty); at most max_splits times unless that
+// is negative.
 std::vector<std::string_view> split(std::string_view bytes, int64_t max_splits, bool from_right);
 std::vector<std::string_view> split(std::string_view bytes, std::string_view separator, int64_t max_splits,
                                     bool from_right);

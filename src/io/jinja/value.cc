@@ -10,7 +10,7 @@ namespace fp4moe::jinja {
 
 namespace {
 
-constexpr size_t kLinearDict = 8;  // smaller dicts are searched linearly
+constexpr size_t kLinearDict = 8;  // dicts up to this size are searched linearly
 
 bool same_text(const Value& a, const Value& b) {
   const Text *x = a.as<Text>(), *y = b.as<Text>();

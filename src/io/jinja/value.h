@@ -23,7 +23,7 @@ struct Callable;
 struct Loop;
 
 struct MissingName {
-  std::string_view owner;  // type of the searched object, such as "dict object"; empty: a variable
+  std::string_view owner;  // type of the searched object, such as "dict"; empty: a variable
   std::string_view name;   // as printed after "has no attribute" or "has no element"
   bool element = false;
   bool forbidden = false;  // exists in Python, but the sandbox hides it
@@ -65,7 +65,7 @@ enum class SequenceType { kList, kTuple, kGroup, kRange, kGenerator, kKeys, kVal
 struct Sequence {
   SequenceType type = SequenceType::kList;
   std::span<const Value> items;
-  mutable bool consumed = false;          // generators can be iterated once
+  mutable bool consumed = false;          // generators can be iterated only once
   int64_t start = 0, stop = 0, step = 1;  // of a range
 };
 
@@ -81,11 +81,11 @@ class DictBuilder {
  public:
   explicit DictBuilder(Heap& heap) : heap_(heap) {}
   void set(const Value& key, const Value& value);  // the last value wins; the key keeps its first position
-  bool add(const Value& key);                      // without a value; false if the key exists
+  bool add(const Value& key);                      // adds a key without a value; false if it exists
   const Dict* finish();
 
  private:
-  // The entry of `key`, inserted if absent; true if inserted.
+  // Returns the entry for `key`, inserted if absent, and whether it was inserted.
   std::pair<Dict::Entry*, bool> place(const Value& key);
 
   Heap& heap_;
@@ -114,21 +114,21 @@ Value missing_variable(Heap& heap, std::string_view name);
 Value missing_member(Heap& heap, const Value& owner, const Value& name);
 Value forbidden_member(Heap& heap, const Value& owner, std::string_view name);
 
-// Python's type name ("str", "dict", ...); Jinja's name of an object in messages ("dict object").
+// Returns Python's type name ("str", "dict", ...), or Jinja's for its own types ("Markup", "Undefined", ...).
 std::string_view type_name(const Value& value);
-// Throws Jinja's UndefinedError message.
+// Throws an Error with the message of Jinja's UndefinedError.
 [[noreturn]] void fail_undefined(const Undefined& value);
 // Throws if `value` is undefined: for operations that Undefined does not support.
 void require_defined(const Value& value);
 
 bool truth(const Value& value);
 bool equal(Heap& heap, const Value& a, const Value& b);
-// -1, 0 or 1; throws the TypeError message if Python cannot order them.
+// Returns -1, 0 or 1; throws an Error with Python's TypeError message if Python cannot order the values.
 int compare(Heap& heap, const Value& a, const Value& b, std::string_view op = "<");
 bool contains(Heap& heap, const Value& container, const Value& item);
 const Value* find(Heap& heap, const Dict& dict, const Value& key);
 
-// The items of a value; throws for values that Python cannot iterate. Consumes a generator.
+// Returns the items of a value; throws for values that Python cannot iterate. Consumes a generator.
 std::vector<Value> iterate(Heap& heap, const Value& value);
 int64_t length(Heap& heap, const Value& value);
 
@@ -136,8 +136,8 @@ std::string to_text(Heap& heap, const Value& value);  // str()
 std::string to_repr(Heap& heap, const Value& value);  // repr()
 std::string float_repr(double value);
 double to_double(const Value& number);                        // for a bool, int or float
-int64_t to_index(const Value& value, std::string_view what);  // an int, or an error naming `what`
-// The text of a str argument, or an error naming `what`.
+int64_t to_index(const Value& value, std::string_view what);  // throws an error naming `what` if not int
+// Returns the text of a str argument; for other types, throws an error naming `what`.
 std::string_view require_text(const Value& value, std::string_view what);
 
 }  // namespace fp4moe::jinja

@@ -107,7 +107,7 @@ Result<std::vector<AddedToken>> parse_added_tokens(const JsonCursor& added_token
                                (known != vocab.end() ? ", its id in the vocabulary" : ", the next free id"));
     if (known == vocab.end() && vocab_ids.count(token.id) > 0)
       return entry["id"].error("an id that the vocabulary does not use");
-    // "n" and "r": per pass (normalized, raw), each pattern may occur once.
+    // Keys with "n" or "r": each pattern may occur once per pass (normalized or raw); "c": each content once.
     if (!seen.insert((token.normalized ? "n" : "r") + token.pattern).second ||
         !seen.insert("c" + token.content).second)
       return entry["content"].error("content that no other added token has");

@@ -31,20 +31,20 @@ class AddedTokenMatcher {
   AddedTokenMatcher() = default;
   explicit AddedTokenMatcher(std::vector<AddedToken> tokens);
   // Appends the segments of `text`, which is valid UTF-8. Scans left to right and takes the longest token at
-  // each position, including the white space that it strips. Text segments are never empty.
+  // each position, including the white space that the token strips. Text segments are never empty.
   void split(std::string_view text, std::vector<Segment>* segments) const;
   const std::vector<AddedToken>& tokens() const { return tokens_; }
 
  private:
-  // The longest token that `text` starts with, or null.
+  // Returns the longest token with which `text` starts, or null.
   const AddedToken* longest_prefix(std::string_view text) const;
 
   std::vector<AddedToken> tokens_;       // sorted by pattern
   std::vector<uint32_t> first_of_byte_;  // [257]: tokens_[[b]] to tokens_[[b + 1] - 1] start with byte b
 };
 
-// kInvalidArgument: as Tokenizer::parse, and for an id that is neither the vocabulary's id of that content
-// nor, for new content, the next free id: Hugging Face would silently use those ids instead of the file's.
+// kInvalidArgument: as in Tokenizer::parse, and for an id that is neither the vocabulary's id for the content
+// nor, for new content, the next free id: Hugging Face would silently use that id instead of the file's.
 Result<std::vector<AddedToken>> parse_added_tokens(const JsonCursor& added_tokens,
                                                    const BpeModel::Vocab& vocab, bool normalize);
 

@@ -9,7 +9,7 @@
 namespace fp4moe {
 namespace {
 
-// Printable Latin-1 characters map to themselves, the other 68 bytes to U+0100 and up.
+// Printable Latin-1 characters map to themselves, and the other 68 bytes map to U+0100 and up.
 struct ByteLevelMap {
   std::array<char32_t, 256> to_character;
   std::array<int16_t, 256 + 68> to_byte;  // -1: outside the mapping
@@ -88,7 +88,7 @@ MergeTable::MergeTable(size_t count) : slots_(std::bit_ceil(2 * count + 2)) {}
 
 size_t MergeTable::slot_of(uint64_t key) const {
   const size_t mask = slots_.size() - 1;
-  uint64_t hash = key * 0x9E3779B97F4A7C15u;  // 2^64 over the golden ratio
+  uint64_t hash = key * 0x9E3779B97F4A7C15u;  // 2^64 divided by the golden ratio
   hash ^= hash >> 32;
   size_t slot = hash & mask;
   while (slots_[slot].key != key && slots_[slot].key != kEmpty) slot = (slot + 1) & mask;
@@ -192,7 +192,7 @@ Status BpeModel::parse_options(const JsonCursor& model) {
   if (found != vocab_.end())
     unknown_id_ = found->second;
   else if (lacks_bytes)
-    return unknown.error("a token of the vocabulary, because some bytes have no token");
+    return unknown.error("a token in the vocabulary, because some bytes have no token");
   return {};
 }
 
@@ -227,7 +227,7 @@ Status BpeModel::insert_merge(const JsonCursor& where, std::string_view left, st
                                  std::string(left) + std::string(right)};
   for (int i = 0; i < 3; ++i) {
     const auto found = vocab_.find(tokens[i]);
-    if (found == vocab_.end()) return where.error("tokens of the vocabulary, not " + json_brief(tokens[i]));
+    if (found == vocab_.end()) return where.error("tokens in the vocabulary, not " + json_brief(tokens[i]));
     ids[i] = found->second;
   }
   merges_.insert(ids[0], ids[1], {static_cast<uint32_t>(rank), ids[2]});

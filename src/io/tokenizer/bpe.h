@@ -14,10 +14,10 @@
 
 namespace fp4moe {
 
-// GPT-2's byte-level mapping of bytes to printable characters, in which token strings are written. Returns
-// the bytes of `token`, or nothing if it contains a character outside the mapping.
+// Reverses GPT-2's mapping of bytes to printable characters, in which token strings are written.
+// Returns the bytes of `token`, or nothing if it contains a character outside the mapping.
 std::optional<std::string> bytes_of_byte_level(std::string_view token);
-// The UTF-8 character that stands for one byte.
+// Returns the UTF-8 character that represents one byte.
 std::string byte_level_of(uint8_t byte);
 
 // Rank and result of merging two adjacent tokens, looked up by their ids.
@@ -27,7 +27,7 @@ class MergeTable {
     uint32_t rank;  // lower ranks merge first
     int32_t merged;
   };
-  // Fixed capacity for `count` merges.
+  // The capacity is fixed at `count` merges.
   explicit MergeTable(size_t count = 0);
   // Overwrites the rank and result of an existing pair.
   void insert(int32_t left, int32_t right, Merge merge);
@@ -48,7 +48,7 @@ class BpeModel {
  public:
   using Vocab = std::unordered_map<std::string, int32_t>;
 
-  // From tokenizer.json's "model". kInvalidArgument, kUnsupported: as Tokenizer::parse.
+  // Parses tokenizer.json's "model". kInvalidArgument, kUnsupported: as in Tokenizer::parse.
   static Result<BpeModel> parse(const JsonCursor& model);
 
   // Whether some bytes have no token, or are fused into one unknown token with their neighbours.
@@ -70,7 +70,7 @@ class BpeModel {
       return rank != other.rank ? rank > other.rank : position > other.position;
     }
   };
-  // Scratch memory reused between calls of encode.
+  // Scratch memory reused between calls to encode().
   struct Scratch {
     std::vector<Symbol> symbols;
     std::vector<Candidate> heap;

@@ -14,11 +14,11 @@ namespace {
 constexpr const char* kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// PCRE2 patterns for rules that Hugging Face implements in Rust with other Unicode versions. Numbers of
-// Unicode 17.
+// PCRE2 patterns for rules that Hugging Face implements in Rust with other Unicode versions. This one
+// matches numbers as of Unicode 17.
 constexpr const char* kNumber = R"([\p{N}\x{11DE0}-\x{11DE9}\x{16FF4}-\x{16FF6}])";
-// Punctuation of Unicode 8 and ASCII symbols: newer punctuation is excluded. replace_newer_characters maps
-// the newest characters, which PCRE2 does not know, to characters listed here.
+// Matches Unicode 8 punctuation (newer punctuation is excluded) and ASCII symbols. replace_newer_characters
+// maps the newest characters, which PCRE2 does not know, to characters listed here.
 constexpr const char* kPunctuation =
     R"((?![\x{61D}\x{9FD}\x{A76}\x{C77}\x{C84}\x{1B7D}\x{1B7E}\x{2E43}-\x{2E5D}\x{10EAD})"
     R"(\x{10F55}-\x{10F59}\x{10F86}-\x{10F89}\x{1144B}-\x{1144F}\x{1145A}-\x{1145D}\x{11660}-\x{1166C})"
@@ -40,7 +40,7 @@ Result<SplitBehavior> parse_behavior(const JsonCursor& behavior) {
   return behavior.error("Removed, Isolated, MergedWithPrevious, MergedWithNext or Contiguous");
 }
 
-// A stretch of a piece: a match, or text between matches. Together they cover the piece.
+// A stretch of a piece: a match, or text between matches. All stretches together cover the piece.
 struct Stretch {
   uint32_t begin, end;
   bool is_match;
@@ -70,7 +70,7 @@ class Joiner {
         return false;
       case SplitBehavior::kMergedWithPrevious:
         return is_match && !previous_match_;
-      // A match joins the following non-match; of consecutive matches only the last one does.
+      // A match joins the following non-match; if matches are consecutive, only the last one does.
       case SplitBehavior::kMergedWithNext:
         return previous_match_ && !is_match;
       case SplitBehavior::kContiguous:
@@ -110,7 +110,7 @@ Status PreTokenizer::add_step(const JsonCursor& config) {
   }
   if (has_byte_level_)
     return unsupported("tokenizer.json: " + config.path() + " is " + std::string(type) +
-                       " after ByteLevel; supported: ByteLevel last");
+                       " after ByteLevel; supported: ByteLevel as the last step");
   if (type == "Split") return add_split(config);
   if (type == "ByteLevel") return add_byte_level(config);
   if (type == "Digits") {

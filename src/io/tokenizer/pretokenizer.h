@@ -1,5 +1,5 @@
-// Splits text into words, which byte-pair encoding never crosses, according to tokenizer.json's
-// "pre_tokenizer".
+// Splits text into words according to tokenizer.json's "pre_tokenizer". Byte-pair encoding never crosses
+// word boundaries.
 #pragma once
 
 #include <deque>
@@ -19,16 +19,16 @@ enum class SplitBehavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWith
 
 class PreTokenizer {
  public:
-  // kInvalidArgument, kUnsupported: as Tokenizer::parse. The configuration must end in ByteLevel.
+  // kInvalidArgument, kUnsupported: as in Tokenizer::parse. The configuration must end with ByteLevel.
   static Result<PreTokenizer> parse(const JsonCursor& pre_tokenizer);
 
   // Whether a step removes text.
   bool drops_text() const;
 
   using Visit = std::function<Status(std::string_view word)>;
-  // Calls `visit` for the words of `text` (non-empty valid UTF-8) as raw bytes; stops at its first error.
+  // Calls `visit` for the words of `text` (non-empty valid UTF-8) as raw bytes; stops at the first error.
   // Words point into `text` or into strings appended to `storage`. Words are not collected: a text can have
-  // as many words as bytes. kDoesNotFit: as SplitPattern::for_each.
+  // as many words as bytes. kDoesNotFit: as in SplitPattern::for_each.
   Status split(std::string_view text, std::deque<std::string>* storage, const Visit& visit) const;
 
  private:

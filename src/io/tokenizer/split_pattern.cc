@@ -10,7 +10,7 @@ namespace fp4moe {
 namespace {
 
 // Limits on the steps of one match, and on its memory without JIT. Backtracking over a run of n characters
-// takes about n steps, so the limits allow any text that encode() accepts, and stop patterns that explode.
+// takes about n steps, so the limits allow any text that encode() accepts, but stop runaway backtracking.
 constexpr uint32_t kMaxMatchSteps = 1 << 26;
 constexpr uint32_t kMaxHeapKib = 64 * 1024;
 
@@ -55,7 +55,7 @@ Result<SplitPattern> SplitPattern::compile(const std::string& pcre_pattern) {
   if (!result->code)
     return invalid_argument("regular expression does not compile: " + pcre_message(error) + " at byte " +
                             std::to_string(offset) + " of " + pcre_pattern);
-  // Without JIT (if the system forbids it) matching is slower but otherwise equal.
+  // Without JIT (if the system forbids it), matching is slower, but its results are the same.
   pcre2_jit_compile(result->code.get(), PCRE2_JIT_COMPLETE);
   result->context.reset(pcre2_match_context_create(nullptr));
   pcre2_set_match_limit(result->context.get(), kMaxMatchSteps);
@@ -85,7 +85,7 @@ Status SplitPattern::for_each(std::string_view text, const std::function<Status(
                          code_->context.get());
     if (rc == PCRE2_ERROR_NOMATCH) break;
     if (rc < 0)
-      return does_not_fit("splitting " + std::to_string(text.size()) + " bytes of text at byte " +
+      return does_not_fit("splitting " + std::to_string(text.size()) + " bytes of text failed at byte " +
                           std::to_string(start) + ": " + pcre_message(rc));
     const PCRE2_SIZE* range = pcre2_get_ovector_pointer(data.get());
     const auto [begin, end] = Range{static_cast<uint32_t>(range[0]), static_cast<uint32_t>(range[1])};

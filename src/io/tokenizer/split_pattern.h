@@ -1,4 +1,4 @@
-// Regular expressions of tokenizer.json: written for Oniguruma, executed by PCRE2 with equal results.
+// Regular expressions in tokenizer.json: written for Oniguruma, executed by PCRE2 with the same results.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@
 
 namespace fp4moe {
 
-// Translates `pattern` from Oniguruma's default syntax to PCRE2. kUnsupported, naming it, for a construct
-// that the two interpret differently and no known tokenizer uses; syntax errors are left to PCRE2.
+// Translates `pattern` from Oniguruma's default syntax to PCRE2. kUnsupported, naming the construct, if
+// the two interpret it differently and no known tokenizer uses it; PCRE2 reports syntax errors.
 Result<std::string> translate_pattern(std::string_view pattern);
-// A pattern that matches `text` literally.
+// Returns a pattern that matches `text` literally.
 std::string escape_pattern(std::string_view text);
 
 // A compiled pattern. Immutable; for_each and find_all may run on many threads at once.
@@ -31,8 +31,8 @@ class SplitPattern {
   ~SplitPattern();
 
   // Calls `visit` for each match from left to right, skipping an empty match directly after another match.
-  // Stops at the first error of `visit`. `text` is valid UTF-8 below 2 GiB. kDoesNotFit if a match takes too
-  // many steps.
+  // Stops at the first error that `visit` returns. `text` is valid UTF-8 below 2 GiB. kDoesNotFit if a match
+  // takes too many steps.
   Status for_each(std::string_view text, const std::function<Status(Range)>& visit) const;
   // Replaces the contents of *matches.
   Status find_all(std::string_view text, std::vector<Range>* matches) const;

@@ -8,8 +8,8 @@
 namespace fp4moe {
 namespace {
 
-// Oniguruma's \w as the inside of a class. Besides letters, marks, decimal digits and connectors it contains
-// the superscript digits and fractions of Latin-1.
+// The members of Oniguruma's \w, for use in a class. Besides letters, marks, decimal digits and connectors,
+// \w contains the superscript digits and fractions of Latin-1.
 constexpr std::string_view kWord = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}";
 
 // Scripts whose newer characters replace_newer_characters maps to characters of the same script.
@@ -74,7 +74,7 @@ class Translator {
   }
 
   Status literal() {
-    // Case-insensitively, Oniguruma can match one character to two ("ss" and a sharp s); PCRE2 cannot.
+    // Ignoring case, Oniguruma can match one character with two ("ss" and a sharp s); PCRE2 cannot.
     if (is_caseless()) {
       const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; };
       const std::string pair = {lower(pattern_[next_]),

@@ -13,16 +13,16 @@ namespace {
 constexpr size_t kMaxTextBytes = size_t{16} << 20;
 constexpr size_t kMaxCachedWordBytes = 64, kMaxCachedWords = 65536;
 // Form C is at least a third as long as the text: U+212A (3 bytes) becomes "K", three jamo (9 bytes) become
-// one syllable of 3.
+// one syllable (3 bytes).
 constexpr int64_t kMaxCompositionRatio = 3;
 
 }  // namespace
 
-// The state of one call of encode.
+// The state of one call to encode().
 struct Tokenizer::State::EncodeCall {
   std::vector<int32_t> ids;
   std::deque<std::string> storage;  // temporary strings that words point into
-  // Word -> range of ids where it was first encoded.
+  // Word -> the range of `ids` that holds its first encoding.
   std::unordered_map<std::string_view, std::pair<size_t, size_t>> cache;
   BpeModel::Scratch scratch;
 };

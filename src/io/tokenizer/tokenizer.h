@@ -1,4 +1,4 @@
-// Tokenizer: tokenizer.json (byte-level BPE), with the same ids as Hugging Face tokenizers.
+// Tokenizer: byte-level BPE as configured by tokenizer.json, with the same ids as Hugging Face tokenizers.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ class Tokenizer {
   // kUnsupported (an unimplemented model, normalizer, pre-tokenizer or decoder that would change ids or text;
   // names it).
   static Result<Tokenizer> parse(std::string_view json);
-  // From a file, or from a folder's tokenizer.json.
+  // Parses a file, or a folder's tokenizer.json.
   static Result<Tokenizer> load(const std::string& path);
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
@@ -27,15 +27,15 @@ class Tokenizer {
   // text. add_special_tokens applies the post-processor's template. kInvalidArgument for text over the size
   // limit, kDoesNotFit if the pattern's match limit is reached.
   Result<std::vector<int32_t>> encode(std::string_view text, bool add_special_tokens) const;
-  // The special tokens that encode() finds in `text`, unique and ascending.
+  // Returns the special tokens that encode() finds in `text`, unique and ascending.
   std::vector<int32_t> find_special_tokens(std::string_view text) const;
-  // A text of n bytes has at least n / this tokens. 0: no bound exists, because some text produces no token.
+  // Returns m if every text of n bytes has at least n / m tokens; 0 if some text produces no token.
   int64_t max_bytes_per_token() const;
   std::string decode(const std::vector<int32_t>& ids, bool skip_special_tokens) const;
-  // Appends the bytes that one id contributes before decode converts them to text. *is_first starts as true
-  // and is kept between calls.
+  // Appends the bytes that one id contributes, before decode() would convert them to text. The caller keeps
+  // *is_first, initially true, between calls.
   void append_bytes(int32_t id, bool skip_special_tokens, bool* is_first, std::string* bytes) const;
-  // The bytes of one token; empty for an id without a token.
+  // Returns the bytes of one token; empty for an id without a token.
   std::string_view token_bytes(int32_t id) const;
   bool is_special(int32_t id) const;
   bool has_token(int32_t id) const;

@@ -20,7 +20,7 @@ class JsonCursor {
   const Json& value() const { return *value_; }
   const std::string& path() const { return path_; }
   bool is_null() const { return value_->is_null(); }
-  // Null if this is not an object or has no such key.
+  // Returns null if this is not an object or has no such key.
   JsonCursor operator[](std::string_view key) const;
   // Precondition: this is an array with more than `index` elements.
   JsonCursor element(size_t index) const;
@@ -32,7 +32,7 @@ class JsonCursor {
   Result<bool> boolean_or(bool fallback) const;  // fallback if null or absent
   Result<int32_t> token_id() const;              // below kMaxTokenIds
   Result<size_t> array_size() const;
-  // The "type" of an object.
+  // Returns the "type" of an object.
   Result<std::string_view> type() const { return (*this)["type"].string(); }
 
  private:

@@ -121,7 +121,7 @@ void Tokenizer::State::index_tokens(std::vector<AddedToken> added) {
     if (token.special) specials.insert(token.content);
   }
   tokens.resize(static_cast<size_t>(max_id) + 1);
-  // Use the text that decoding starts from: for normalized added tokens the pattern, not the content.
+  // Decoding starts from this text: for normalized added tokens, the pattern and not the content.
   const auto set = [&](int32_t id, const std::string& text) {
     auto bytes = decode_byte_level ? bytes_of_byte_level(text) : std::nullopt;
     tokens[id] = {bytes ? std::move(*bytes) : text, true, specials.count(text) > 0};

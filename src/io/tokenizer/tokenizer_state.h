@@ -29,12 +29,12 @@ struct Tokenizer::State {
   AddedTokenMatcher raw_tokens, normalized_tokens;  // matched before and after normalization
   BpeModel::Vocab added_ids;
   std::vector<int32_t> prefix, suffix;  // the post-processor's special tokens
-  bool decode_byte_level = false;       // else token strings are plain text
+  bool decode_byte_level = false;       // false: token strings are plain text
   bool join_with_space = false;         // Hugging Face's behavior without a decoder
   bool drops_text = false;              // some text produces no token
   std::vector<Token> tokens;            // [vocab_size]
 
-  // Steps of Tokenizer::parse, after the model and the pre-tokenizer.
+  // Steps of Tokenizer::parse, after those for the model and the pre-tokenizer.
   Status parse_normalizer(const JsonCursor& normalizer);
   Status parse_post_processor(const JsonCursor& post_processor);
   Status parse_template(const JsonCursor& config);

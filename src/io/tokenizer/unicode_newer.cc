@@ -6,7 +6,7 @@
 namespace fp4moe {
 namespace {
 
-// Characters new in Unicode 15 to 16, and one whose category changed, with their replacements.
+// Characters new in Unicode 15 or 16, and one whose category has changed, with their replacements.
 struct Replacement {
   char32_t first, last, older;
 };

@@ -13,8 +13,8 @@ constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
 uint8_t byte_at(std::string_view text, size_t index) { return static_cast<uint8_t>(text[index]); }
 
-// Code points that got a combining class or composition after Unicode 9: in its tables they are starters that
-// neither reorder nor compose.
+// Code points that got a combining class or composition after Unicode 9: in the Unicode 9 tables, they are
+// starters that neither reorder nor compose.
 struct CodePointRange {
   char32_t first, last;
 };

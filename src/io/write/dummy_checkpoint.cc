@@ -40,7 +40,7 @@ class RandomPool {
     if (begin_ != nullptr) ::munmap(begin_, static_cast<size_t>(range_bytes_));
   }
 
-  // Allocates for tensors like `kind` of at most `largest` bytes.
+  // Allocates a pool for tensors like `kind` with at most `largest` bytes each.
   Status make(const TinyTensor& kind, int64_t largest) {
     pool_bytes_ = std::min(whole_pages(4 * largest), kLargestPool);
     range_bytes_ = (largest + 2 * pool_bytes_ - 1) / pool_bytes_ * pool_bytes_;

@@ -10,18 +10,18 @@
 
 namespace fp4moe {
 
-// The tensors that make_tiny would write for this configuration: same names, types and distributions. Tensors
-// of one kind share a pool of random bytes, each at its own offset, so memory is limited to a few pools of at
-// most 16 MiB, whatever the model's size. kDoesNotFit if the system refuses the memory or address space.
-// `folder` is used in messages.
+// Makes the tensors that make_tiny would write for this configuration: same names, types and distributions.
+// Tensors of one kind share a pool of random bytes, in which a tensor's name determines its offset, so memory
+// is limited to a few pools of at most 16 MiB, whatever the model's size. kDoesNotFit if the system refuses
+// the memory or address space. `folder` is used in messages.
 Result<Checkpoint> dummy_checkpoint(const ModelConfig& config, const std::string& folder);
 
-// load_format "dummy": dummy_checkpoint(); else the folder's safetensors.
+// Returns dummy_checkpoint() if load_format is "dummy", otherwise the folder's safetensors.
 Result<Checkpoint> open_weights(const std::string& folder, const std::string& load_format,
                                 const ModelConfig& config);
 
-// Loads `path`, a file or folder. With load_format "dummy" and no tokenizer.json in the folder: a byte-level
-// tokenizer (3 special tokens and the 256 bytes).
+// Loads `path`, a file or folder. With load_format "dummy" and no tokenizer.json in the folder, returns a
+// byte-level tokenizer (3 special tokens and the 256 bytes).
 Result<Tokenizer> open_tokenizer(const std::string& path, const std::string& load_format);
 
 }  // namespace fp4moe

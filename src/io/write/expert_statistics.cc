@@ -19,7 +19,7 @@ void Fp4Statistics::add(const Fp4MatrixView& matrix) {
       for (int64_t i = 0; i < block_bytes; ++i) {
         const uint8_t byte = codes[block * block_bytes + i];
         ++byte_counts[byte];
-        magnitudes |= byte & 0x77;  // both codes of the byte without their signs
+        magnitudes |= byte & 0x77;  // both codes in the byte without their signs
       }
       const bool zero_scale = matrix.format == Fp4Format::kNvfp4 && scales[block] == 0;
       num_zero_blocks += magnitudes == 0 || zero_scale;

@@ -1,5 +1,5 @@
-// Random checkpoints in the published dialects, with the published shapes or smaller ones: for tests and
-// benchmarks that need a model's structure but not its output.
+// Writes random checkpoints in the published dialects, with the published shapes or smaller ones, for tests
+// and benchmarks that need a model's structure but not its output.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,9 @@ struct MakeTinyOptions {
   // the family supports.
   std::string dialect = "auto";
   std::string rope_style = "new";  // new: rope_parameters; old: rope_theta and rope_scaling
-  uint64_t seed = 0;               // a tensor's data depends only on this, its name and its shape
+  uint64_t seed = 0;               // a tensor's data depends only on the seed, its name and its shape
   int num_shards = 1;
-  // Overrides of the sizes of `like`.
+  // These override the sizes of `like`.
   std::optional<int64_t> num_hidden_layers, hidden_size, intermediate_size /* of one expert */, num_experts,
       top_k;
   std::optional<int64_t> num_heads, num_kv_heads, head_dim, vocab_size, sliding_window,
@@ -31,8 +31,8 @@ std::vector<std::string> make_tiny_shapes();
 
 // Writes config.json, generation_config.json, tokenizer.json, tokenizer_config.json, hf_quant_config.json
 // (modelopt) and the tensors into `folder`, which must be absent or empty; config.json is written last.
-// Memory: one piece of 1 MiB. The tokenizer has 259 tokens (3 special tokens, then the 256 bytes),
-// independent of vocab_size. kInvalidArgument or kUnsupported: parse_model_config rejects the sizes;
+// Memory use: one piece of 1 MiB. The tokenizer has 259 tokens (3 special tokens, then the 256 bytes),
+// whatever vocab_size is. kInvalidArgument or kUnsupported: parse_model_config rejects the sizes;
 // kDoesNotFit: the disk is too small.
 Status make_tiny(const std::string& folder, const MakeTinyOptions& options);
 

@@ -96,7 +96,7 @@ Result<const Shape*> find_shape(const std::string& name) {
   return invalid_argument("like = '" + name + "'; legal: " + known);
 }
 
-// Sets the first of `keys` that the config has; an error if it has none of them.
+// Sets the first of `keys` that the config has; returns an error if it has none of them.
 Status override_size(Json& config, const char* option, std::initializer_list<const char*> keys,
                      const std::optional<int64_t>& value) {
   if (!value.has_value()) return {};
@@ -148,8 +148,8 @@ void set_old_rope(Json& config) {
   config["rope_scaling"] = scaling["rope_type"] == "default" ? Json() : scaling;
 }
 
-// GPT-2's printable stand-in for a byte, in UTF-8: the byte itself if printable, else the next character from
-// U+0100 on.
+// Returns GPT-2's printable stand-in for a byte, in UTF-8: the byte itself if it is printable, otherwise the
+// next character from U+0100 on.
 std::string byte_symbol(int byte) {
   const auto printable = [](int b) { return (b > 32 && b < 127) || (b > 160 && b != 173); };
   int code_point = byte;
@@ -219,7 +219,7 @@ Result<MakeTinyFiles> make_tiny_files(const MakeTinyOptions& options) {
   config = Json::parse(shape->config);
   FP4MOE_RETURN_IF_ERROR(override_sizes(config, options));
   if (config["vocab_size"] < kNumTokens)
-    return invalid_argument("vocab_size = " + config["vocab_size"].dump() + "; legal: from " +
+    return invalid_argument("vocab_size = " + config["vocab_size"].dump() + "; legal: at least " +
                             std::to_string(kNumTokens) + ", the tokenizer's size");
   const Json eos = {0, 2};  // <|endoftext|>, <|im_end|>
   config.update({{"eos_token_id", eos},

@@ -1,4 +1,4 @@
-// The JSON files of a make_tiny checkpoint.
+// Makes the JSON files of a make_tiny checkpoint.
 #pragma once
 
 #include "fp4moe/status.h"

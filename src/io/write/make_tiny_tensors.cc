@@ -21,14 +21,14 @@ uint64_t random_at(uint64_t key, uint64_t position) {
   return x ^ x >> 31;
 }
 
-// FNV-1a.
+// Hashes the name with FNV-1a and mixes in the seed.
 uint64_t key_of(const std::string& name, uint64_t seed) {
   uint64_t key = 0xCBF29CE484222325u;
   for (const char c : name) key = (key ^ static_cast<uint8_t>(c)) * 0x100000001B3u;
   return random_at(key, seed);
 }
 
-// The sum of four uniform 16-bit numbers, centred, of variance 1.
+// Returns the sum of four uniform 16-bit numbers, centred and scaled to variance 1.
 float about_normal(uint64_t bits) {
   const int64_t sum =
       static_cast<int64_t>((bits & 0xFFFF) + (bits >> 16 & 0xFFFF) + (bits >> 32 & 0xFFFF) + (bits >> 48));
@@ -47,7 +47,7 @@ float number(const TinyTensor& tensor, uint64_t bits) {
   }
 }
 
-// Eight random bytes of a tensor of codes or scales.
+// Returns eight random bytes for a tensor of codes or scales.
 uint64_t eight_bytes(TinyContent content, uint64_t bits) {
   if (content == TinyContent::kE8m0)
     return (bits & 0x0303030303030303u) + 0x7777777777777777u;  // 0x77 = 2^-8
@@ -61,7 +61,7 @@ class TensorList {
 
   std::vector<TinyTensor> list() {
     const int64_t hidden = config_.hidden_size;
-    // Embeddings of standard deviation 1; the next layer normalises them anyway.
+    // Embeddings have standard deviation 1; the next layer normalises them anyway.
     add("model.embed_tokens.weight", {config_.vocab_size, hidden}, TinyContent::kNormal, 1);
     for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
       prefix_ = "model.layers." + std::to_string(layer) + ".";
@@ -147,7 +147,7 @@ class TensorList {
     if (config_.shared_expert_gate) add("mlp.shared_expert_gate.weight", {1, hidden});
   }
 
-  // One projection of all experts.
+  // Adds one projection of all experts.
   void add_gpt_oss(const std::string& name, int64_t rows, int64_t cols) {
     const int64_t experts = config_.num_experts;
     add(name + "_bias", {experts, rows});
@@ -176,7 +176,7 @@ class TensorList {
     }
   }
 
-  // bf16 if the declaration excludes the module.
+  // Adds the module in FP4, or in bf16 if the declaration excludes it.
   void add_linear(const std::string& name, int64_t rows, int64_t cols, float input_amax) {
     if (config_.quant.method == QuantMethod::kNone || is_excluded(config_.quant, prefix_ + name))
       return add(name + ".weight", {rows, cols});
@@ -195,12 +195,12 @@ class TensorList {
   std::vector<TinyTensor> tensors_;
 };
 
-// Bytes of the tensor generated from one 64-bit random number.
+// Returns how many bytes of a tensor are generated from one 64-bit random number.
 int64_t bytes_per_value(DType dtype) {
   return dtype == DType::kBF16 || dtype == DType::kF32 ? dtype_bits(dtype) / 8 : int64_t{8};
 }
 
-// Writes the elements of the random numbers [begin, end) of the tensor's sequence to `out`.
+// Writes to `out` the elements generated from random numbers [begin, end) of the tensor's sequence.
 void generate(const TinyTensor& tensor, uint64_t key, int64_t begin, int64_t end, uint8_t* out) {
   const auto push = [&](auto value) {
     std::memcpy(out, &value, sizeof value);

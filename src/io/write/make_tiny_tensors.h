@@ -1,4 +1,4 @@
-// The tensors of a make_tiny checkpoint.
+// Lists the tensors of a make_tiny checkpoint and generates their data.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ enum class TinyContent {
   kNearOne,  // 1 + `level` * approximately N(0, 1)
   kLevel,    // `level` * (1 +- 1/8)
   kCodes,    // e2m1 codes, uniformly distributed
-  kE8m0,     // 2^-8 to 2^-5: weights of standard deviation about 0.05
-  kE4m3,     // 128 to 240: with the tensor scale, weights of standard deviation about 0.02
+  kE8m0,     // 2^-8 to 2^-5: weights with a standard deviation of about 0.05
+  kE4m3,     // 128 to 240: with the tensor scale, weights with a standard deviation of about 0.02
 };
 
 struct TinyTensor {
@@ -25,7 +25,7 @@ struct TinyTensor {
   float level = 1;
 };
 
-// All tensors of the model in layer order, with the dialect's names.
+// Returns all tensors of the model in layer order, with the dialect's names.
 std::vector<TinyTensor> list_tiny_tensors(const ModelConfig& config);
 // Pushes the tensor's data, which depends only on `tensor` and `seed`.
 Status fill_tiny_tensor(const TinyTensor& tensor, uint64_t seed, const ByteSink& sink);

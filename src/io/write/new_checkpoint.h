@@ -1,4 +1,4 @@
-// Helpers shared by the checkpoint writers. Only for the .cc files of this folder.
+// Helpers shared by the checkpoint writers. Only for the .cc files in this folder.
 #pragma once
 
 #include <string>

@@ -19,7 +19,7 @@ namespace {
 
 constexpr int64_t kRowsAtATime = 4096;
 
-// A projection to be quantised: of one expert or MLP, or for gpt-oss of all experts.
+// A projection to be quantised: that of one expert or MLP or, for gpt-oss, that of all experts.
 struct Module {
   std::string name;
   const TensorEntry* source = nullptr;
@@ -41,7 +41,7 @@ bool ends_with_projection(std::string_view module) {
   return false;
 }
 
-// "experts.gate_up_proj" for "model.layers.3.mlp.experts.7.up_proj": the key under which errors are summed.
+// Returns the key for summing errors: "experts.up_proj" for "model.layers.3.mlp.experts.7.up_proj".
 std::string projection_of(const std::string& module) {
   constexpr std::string_view kMlp = ".mlp.";
   std::string name = module.substr(module.find(kMlp) + kMlp.size());
@@ -51,7 +51,7 @@ std::string projection_of(const std::string& module) {
   return name;
 }
 
-// The number in "model.layers.<n>."; -1 if the name is not in a layer.
+// Returns n for a name that begins with "model.layers.<n>.", otherwise -1.
 int64_t layer_of(std::string_view name) {
   constexpr std::string_view kLayers = "model.layers.";
   if (!name.starts_with(kLayers)) return -1;
@@ -92,7 +92,7 @@ class Quantizer {
     return {};
   }
 
-  // Sets NVFP4's tensor scales and the known input amaxes.
+  // Sets NVFP4's tensor scales; the gate and up projections of an expert or MLP share one.
   Status scale() {
     if (options_.format != Fp4Format::kNvfp4) return {};
     std::map<std::string, float> of_gate_and_up;
@@ -136,7 +136,7 @@ class Quantizer {
   }
 
  private:
-  // The module that `tensor` belongs to; null: the tensor is copied unchanged.
+  // Returns the module to which `tensor` belongs; null: the tensor is copied unchanged.
   Result<Module*> module_of(const TensorEntry& tensor) {
     const int64_t layer = layer_of(tensor.name);
     if (layer < 0 || layer >= config_.num_layers || tensor.name.find(".mlp.") == std::string::npos)
@@ -170,7 +170,7 @@ class Quantizer {
     return modules_.emplace_back(std::make_unique<Module>(std::move(module))).get();
   }
 
-  // --exclude must cover all or none of an MLP's three projections.
+  // Checks that --exclude covers all or none of an MLP's three projections.
   Status check_whole_mlps() const {
     if (config_.family == ModelFamily::kGptOss) return {};
     std::map<std::string, int> projections;
@@ -207,7 +207,7 @@ class Quantizer {
     return {};
   }
 
-  // Row i as floats; false, with the column, at a value that is not finite.
+  // Converts row i to floats; returns false, with the column, at a value that is not finite.
   static bool read_row(const Module& m, int64_t i, float* out, int64_t& bad_column) {
     const bf16* row = m.row(i);
     for (int64_t c = 0; c < m.cols; ++c) {

@@ -17,19 +17,19 @@ namespace fp4moe {
 struct QuantizeOptions {
   Fp4Format format = Fp4Format::kMxfp4;  // kMxfp4 or kNvfp4
   // auto | gpt-oss (MXFP4) | modelopt (NVFP4) | compressed-tensors (either). auto: gpt-oss for that family,
-  // else modelopt for NVFP4 and compressed-tensors for MXFP4.
+  // otherwise modelopt for NVFP4 and compressed-tensors for MXFP4.
   std::string dialect = "auto";
   ScaleSearch search = ScaleSearch::kAbsmax;
-  // Patterns (quant_config.h) of modules that stay bf16, besides attention, router, embedding and head.
+  // Patterns (quant_config.h) of modules that stay bf16, as attention, router, embedding and head always do.
   std::vector<std::string> exclude;
   int num_shards = 1;
-  // The largest |x| (above 0) that reaches a module such as "model.layers.3.mlp.experts.0.down_proj". Null:
-  // unknown; the checkpoint then declares its activations as not quantised. NVFP4 only.
+  // Returns the largest |x| (above 0) that reaches a module such as "model.layers.3.mlp.experts.0.down_proj".
+  // Null: unknown; the checkpoint then declares its activations as not quantised. NVFP4 only.
   std::function<float(const std::string& module)> input_amax;
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;  // in source bytes; may be null
 };
 
-// The quantisation error of some weights.
+// The quantisation error of a set of weights.
 struct WeightError {
   double error = 0, energy = 0;  // sums of squares of the differences and of the weights
 
@@ -55,9 +55,10 @@ struct QuantizeResult {
 Result<std::string> check_quantize(const ModelConfig& config, const QuantizeOptions& options);
 
 // Quantises every gate, up and down projection below a layer's mlp into `folder`, which must be absent or
-// empty; copies the other tensors and the tokenizer's files; writes config.json last. Gate and up of an
-// expert share NVFP4's tensor scale, as engines that fuse them require. Memory: one projection. kDataLoss
-// names the tensor and the position of a weight that is not finite; kDoesNotFit: the disk is too small.
+// empty; copies the other tensors and files; writes config.json last. The gate and up
+// projections of an expert share NVFP4's tensor scale, as engines that fuse them require. Memory use: one
+// projection. kDataLoss names the tensor and the position of a weight that is not finite; kDoesNotFit: the
+// disk is too small.
 Result<QuantizeResult> quantize_checkpoint(const Checkpoint& source, const ModelConfig& config,
                                            const std::string& folder, const QuantizeOptions& options,
                                            ThreadPool& pool);

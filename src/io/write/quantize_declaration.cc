@@ -29,7 +29,7 @@ Result<std::string> choose_dialect(const ModelConfig& config, const QuantizeOpti
                      " for model type " + config.model_type + "; nearest legal choice: --dialect " + fitting);
 }
 
-// A routed expert that the pattern matches; "" if none. All routed experts must have the same format.
+// Returns a routed expert that the pattern matches, or "". All routed experts must have the same format.
 std::string excluded_expert(const ModelConfig& config, const std::string& pattern) {
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
     if (!config.layer_has_experts.empty() && !config.layer_has_experts[static_cast<size_t>(layer)]) continue;
@@ -45,7 +45,7 @@ std::string excluded_expert(const ModelConfig& config, const std::string& patter
   return {};
 }
 
-// Patterns of the MTP layers, which stay unquantised because the engine skips them.
+// Returns patterns for the MTP layers, which stay unquantised because the engine skips them.
 Patterns left_layers(const ModelConfig& config) {
   Patterns patterns;
   for (int64_t i = 0; i < config.num_mtp_layers; ++i)
@@ -101,7 +101,7 @@ Json declare_compressed(bool is_mx, const Patterns& exclude, bool has_inputs) {
 
 Result<Declaration> declare(const ModelConfig& config, const QuantizeOptions& options) {
   if (config.quant.method != QuantMethod::kNone)
-    return unsupported("the checkpoint is quantised already (" + config.quant.declared_by +
+    return unsupported("the checkpoint is already quantised (" + config.quant.declared_by +
                        "); fp4moe quantize reads bf16 checkpoints");
   FP4MOE_CHECK(options.format != Fp4Format::kNone, "a format to quantise to");
   Declaration out;

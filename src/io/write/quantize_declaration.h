@@ -1,4 +1,4 @@
-// How a quantised checkpoint declares its format and names its tensors. Only for the .cc files of this
+// How a quantised checkpoint declares its format and names its tensors. Only for the .cc files in this
 // folder.
 #pragma once
 
@@ -29,13 +29,13 @@ struct Declaration {
   bool leaves(std::string_view module) const;
 };
 
-// kUnsupported: as check_quantize().
+// kUnsupported: the same as in check_quantize().
 Result<Declaration> declare(const ModelConfig& config, const QuantizeOptions& options);
 
-// The declarations. `exclude`: patterns besides those that the dialect's writers always leave in bf16.
+// Make the declarations. `exclude`: patterns in addition to those that the dialect always leaves in bf16.
 using Patterns = std::vector<std::string>;
 Json declare_gpt_oss();
-// hf_quant_config.json. has_inputs: the checkpoint holds calibrated input scales.
+// Makes hf_quant_config.json. has_inputs: the checkpoint holds calibrated input scales.
 Json declare_modelopt(const Patterns& exclude, bool has_inputs);
 Json declare_compressed(bool is_mx, const Patterns& exclude, bool has_inputs);
 

@@ -1,9 +1,9 @@
-// Computes  rows of activations as codes and scales, see kernels/act_quant.h.
+// Computes  the codes and scales of activation rows; see kernels/act_quant.h.
 // Bytes     2 or 4 read, 1 to 4 written per element.
 // Bound     the arithmetic: about 20 operations per 16 elements.
-// Numerics  the f32 operations of formats/nvfp4.h one by one, so the bits are its quantiser's. Rounding to
-//           e2m1 and e4m3 adds and subtracts 1.5 * 2^23 steps of the value's binade: to nearest, ties to the
-//           even fraction. The scales of 16 blocks are computed side by side.
+// Numerics  the f32 operations of formats/nvfp4.h one by one, so the bits are those of its quantiser.
+//           Rounding to e2m1 and e4m3 adds and subtracts 1.5 * 2^23 steps of the value's binade, which rounds
+//           to nearest, ties to the even fraction. The scales of 16 blocks are computed side by side.
 #include "kernels/cpu/act_quant_chunk.h"
 
 #include "kernels/cpu/vec.h"
@@ -28,17 +28,17 @@ inline void store_elems(const ActRows& out, int64_t i, Vec v) {
 
 inline Vec abs(Vec x) { return and_bits(x, ~kSign); }
 
-// x >= 0, rounded to a multiple of `fraction` times its binade's start, or times `low` if that is larger.
+// Rounds x >= 0 to a multiple of `fraction` times its binade's start, or times `low` if that is larger.
 inline Vec round_in_binade(Vec x, float low, float fraction) {
   const Vec binade = max(and_bits(x, kExponent), broadcast(low));
   const Vec shift = mul(binade, broadcast(fraction * 12582912.0f));  // 1.5 * 2^23
   return sub(add(x, shift), shift);
 }
 
-// e4m3 of x >= 0, as a value; a NaN stays NaN.
+// Rounds x >= 0 to an e4m3 value; a NaN stays NaN.
 inline Vec round_to_e4m3(Vec x) { return round_in_binade(min(broadcast(448.0f), x), 0x1p-6f, 0x1p-3f); }
 
-// e2m1 as a value; a NaN of either sign gives 6.
+// Rounds x to an e2m1 value; a NaN of either sign gives 6.
 inline Vec round_to_e2m1(Vec x) {
   const Vec low = min(x, broadcast(6.0f)), magnitude = min(abs(low), broadcast(6.0f));
   return or_bits(round_in_binade(magnitude, 1.0f, 0.5f), and_bits(low, kSign));
@@ -52,7 +52,7 @@ float amax(const void* x, DType dtype, int64_t n) {
 
 enum class Nan { kIgnored, kInfinite };
 
-// max |x| of each of up to kGroup blocks, beginning at element `first`.
+// Returns max |x| of each of up to kGroup blocks, beginning at element `first`.
 template <Nan nan>
 inline Vec block_amax(const ActQuantArgs& a, int64_t first, int64_t blocks) {
   alignas(64) float amaxes[kGroup] = {};
@@ -68,14 +68,14 @@ inline Vec block_amax(const ActQuantArgs& a, int64_t first, int64_t blocks) {
   return load(amaxes);
 }
 
-// Calls body(first block, blocks) for groups of the row's blocks.
+// Calls body(first block, number of blocks) for groups of the row's blocks.
 template <class Body>
 inline void for_groups(const ActQuantArgs& a, const Body& body) {
   const int64_t blocks = a.x.cols / a.block;
   for (int64_t b = 0; b < blocks; b += kGroup) body(b, blocks - b < kGroup ? blocks - b : kGroup);
 }
 
-// The formula of formats/nvfp4.h. A block of zeros is no special case: its scale rounds to 0.
+// Quantises by the formula of formats/nvfp4.h. A block of zeros is not a special case: its scale rounds to 0.
 void nvfp4_row(const ActQuantArgs& a, int64_t row, float encode, float decode) {
   const Vec scale_multiplier = broadcast(encode * (1.0f / 6.0f));
   for_groups(a, [&](int64_t first, int64_t blocks) {

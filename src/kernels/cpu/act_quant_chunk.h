@@ -7,9 +7,9 @@
 namespace fp4moe {
 
 struct ActQuantChunk {
-  // max |x| of n elements (a multiple of 16); NaN elements are ignored.
+  // Returns max |x| of n elements (a multiple of 16); NaN elements are ignored.
   float (*amax)(const void* x, DType dtype, int64_t n);
-  // One row of NVFP4 with the given tensor scale and its reciprocal.
+  // Quantises one row to NVFP4 with the given tensor scale and its reciprocal.
   void (*nvfp4_row)(const ActQuantArgs&, int64_t row, float encode, float decode);
   void (*int8_row)(const ActQuantArgs&, int64_t row);
 };

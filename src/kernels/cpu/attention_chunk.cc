@@ -3,9 +3,9 @@
 // Flops     2 rows keys (Dk + Dv).
 // Bound     decode: memory (the pages) once a group has several heads; prefill: f32 FMA.
 // Numerics  online softmax in f32 over blocks of kKeyBlock positions that start at multiples of kKeyBlock,
-//           whatever the page size, the chunk or the batch. A logit is summed over d in order, an output over
-//           keys in order, so a row's bits do not depend on the batch. A row touches no key outside its own
-//           range, so not even a NaN there reaches it.
+//           for every page size, chunk and batch. A logit is summed over d in order, an output over keys in
+//           order, so a row's bits do not depend on the batch. A row uses no key outside its own range, so
+//           not even a NaN there affects it.
 #include "kernels/cpu/dense_chunks.h"
 #include "kernels/cpu/vec.h"
 
@@ -32,8 +32,8 @@ inline T smaller(T a, T b) {
 
 struct Row {
   const float* q = nullptr;
-  int64_t first_key = 0, end_key = 0;  // keys it attends to
-  int begin = 0, end = 0;              // those of the current block, relative to its start
+  int64_t first_key = 0, end_key = 0;  // keys to which the row attends
+  int begin = 0, end = 0;              // keys in the current block, relative to the block's start
   float largest = 0, denominator = 0;  // so far; the sums are relative to exp(largest)
 };
 
@@ -41,8 +41,8 @@ struct Scratch {
   Row rows[kAttentionRows];
   alignas(64) float slice[kKeyBlock * kDimSlice];        // keys transposed [d][key], then values [key][d]
   alignas(64) float scores[kAttentionRows][kKeyBlock];   // logits, then probabilities
-  alignas(64) float sums[kAttentionRows * kMaxHeadDim];  // of p v: [row][sums_stride]
-  int sums_stride = 0;                                   // v's head_dim, rounded up to kLanes
+  alignas(64) float sums[kAttentionRows * kMaxHeadDim];  // of p * v: [row][sums_stride]
+  int sums_stride = 0;                                   // v's head_dim, rounded up to a multiple of kLanes
 };
 
 inline float exp_of(float x) {
@@ -56,14 +56,15 @@ inline Vec load_elems(const KvPages& pages, int64_t offset, int64_t n) {
                                     : load_partial(static_cast<const bf16*>(pages.data) + offset, n);
 }
 
-// One block of keys: `start` its first position; [begin, end): the keys that some row attends to.
+// One block of keys: `start` is its first position; [begin, end) are the keys to which some row attends.
 struct Block {
   const AttentionChunk& chunk;
   int64_t start = 0;
   int begin = 0, end = 0;
 };
 
-// slice[d][key] = K[key][first_dim + d] for keys in [begin, end); other keys of the same vectors are 0.
+// Sets slice[d][key] = K[key][first_dim + d] for keys in [begin, end) and 0 for the other keys of the same
+// vectors.
 void load_keys(const Block& b, const KvPages& k, int first_dim, int dims, float* slice) {
   for (int key = b.begin / kLanes * kLanes; key < b.end; key += kLanes) {
     int64_t offsets[kLanes];
@@ -80,7 +81,7 @@ void load_keys(const Block& b, const KvPages& k, int first_dim, int dims, float*
   }
 }
 
-// slice[key][d] = V[key][first_dim + d]; columns up to the next multiple of kLanes are 0.
+// Sets slice[key][d] = V[key][first_dim + d], and columns up to the next multiple of kLanes to 0.
 void load_values(const Block& b, const KvPages& v, int first_dim, int dims, float* slice) {
   for (int key = b.begin; key < b.end; ++key) {
     const int64_t offset = v.offset(b.chunk.page_table, b.chunk.kv_head, b.start + key) + first_dim;
@@ -89,7 +90,7 @@ void load_values(const Block& b, const KvPages& v, int first_dim, int dims, floa
   }
 }
 
-// scores[r][0..kKeyBlock) += q[r][first_dim ..] . slice, for R rows that attend to the same keys.
+// Adds q[r][first_dim ..] . slice to scores[r][0..kKeyBlock), for R rows that attend to the same keys.
 template <int R>
 void add_logits(const Row* rows, float (*scores)[kKeyBlock], const float* slice, int first_dim, int dims) {
   constexpr int kStep = kTileVecs * kLanes;
@@ -110,7 +111,7 @@ void add_logits(const Row* rows, float (*scores)[kKeyBlock], const float* slice,
   }
 }
 
-// sums[r][0..V * 16) += p[r] . slice columns, over the keys that the R rows attend to.
+// Adds p[r] . slice columns to sums[r][0..V * 16), over the keys to which the R rows attend.
 template <int R, int V>
 void add_value_columns(const Row* rows, const float (*p)[kKeyBlock], const float* slice, float* sums,
                        int stride) {
@@ -164,7 +165,7 @@ void for_each_run(const Row* rows, int num_rows, F f) {
   }
 }
 
-// Logits to probabilities within the row's part of the block; rescales the row's previous sums.
+// Turns logits into probabilities within the row's part of the block, and rescales the row's previous sums.
 void softmax_block(Row& row, float* scores, float* sums, int stride, float scale) {
   for (int key = 0; key < kKeyBlock; ++key)
     if (key < row.begin || key >= row.end) scores[key] = -__builtin_inff();
@@ -208,7 +209,7 @@ void attend_block(const AttentionArgs& a, const Block& b, Scratch& s, int num_ro
   }
 }
 
-// The row's part of the block, and the union of all rows' parts.
+// Computes each row's part of the block, and the union of all rows' parts.
 void clip_to_block(Block& b, Row* rows, int num_rows) {
   b.begin = kKeyBlock;
   b.end = 0;

@@ -1,6 +1,6 @@
 // The interface between the parallel drivers (compiled once) and the kernels that are compiled per ISA: each
-// kernel does one chunk of an op on one thread. A kernel source includes this header and vec.h only and calls
-// no inline function that another ISA's source could share.
+// kernel computes one chunk of an op on one thread. A kernel source includes only headers of this folder and
+// calls no inline function that another ISA's source could share.
 #pragma once
 
 #include "kernels/ops.h"

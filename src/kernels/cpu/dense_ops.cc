@@ -1,5 +1,5 @@
-// The parallel drivers of the CPU ops: they cut an op into chunks, which the sources compiled per ISA
-// compute. No result depends on the chunk sizes.
+// The parallel drivers of the CPU ops: they cut an op into chunks, which are computed by kernels compiled per
+// ISA. No result depends on the chunk sizes.
 #include <algorithm>
 #include <string>
 

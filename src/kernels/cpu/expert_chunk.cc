@@ -1,20 +1,20 @@
-// The expert and router ops of one ISA; compiled once for each, in its own namespace and with its flags.
+// The expert and router ops of one ISA; compiled once for each ISA, in its own namespace and with its flags.
 // Nothing here may call inline functions of other headers: the linker could keep this ISA's copy for
 // every ISA.
 //
 // Computes  gate_up: out[t, n] = activation(gate_n . x_t, up_n . x_t); down: out[t, n] = w_n . x_t + bias_n;
-//           router_logits: out[t, e] = w_e . x_t + bias_e. Rows of x are cut into tiles of at most
-//           max_rows(); expert_dot (expert_dot_*.h) makes a tile's sums with one or two panels.
+//           router_logits: out[t, e] = w_e . x_t + bias_e. x is cut into tiles of at most max_rows() rows;
+//           expert_dot (expert_dot_*.h) makes a tile's sums with one or two panels.
 // Shapes    x [T, K] of one expert: bf16, or kI8 codes with scales per block; some panels of 16 weight rows
-//           (expert_panel.h), N = 16 panels in all; out [T, N] bf16 or f32 of gate_up (N / 2 columns if
-//           gated), f32 of down. Router: x [T, H] f32, one panel of 16 experts in bf16.
+//           (expert_panel.h), N = 16 * number of panels; out [T, N], bf16 or f32 from gate_up (N / 2 columns
+//           if gated), f32 from down. Router: x [T, H] f32, one panel of 16 experts in bf16.
 // Bytes     the panels once per tile of rows, N K (1/2 + 1/G); x, from the cache, once per step of one or
 //           two panels; out once. Router: 32 H of weights, read again from the cache for each token.
-// Flops     2 T N K; activation, scales and bias are small compared to them. Router: 32 T H.
+// Flops     2 T N K; activation, scales and bias cost little in comparison. Router: 32 T H.
 // Bound     that of the ISA's expert_dot: memory for few rows, then the multipliers or the decoding.
 // Numerics  y = sum * tensor scale (* row scale) + bias, each operation rounded to f32; then the activation
-//           in f32, exp within 2.5e-7 (vec.h). A sum has one order whatever T, the tile or the chunk.
-//           Router: four f32 sums (h mod 4) by fma, (0 + 1) + (2 + 3), then the bias.
+//           in f32, exp within 2.5e-7 (vec.h). A sum has the same order for every T, tile and chunk. Router:
+//           four f32 sums (h mod 4) by fma, (0 + 1) + (2 + 3), then the bias.
 #include "kernels/expert_ops.h"
 
 #include "kernels/cpu/vec.h"
@@ -38,7 +38,7 @@ using Lanes = float[kPanelRows];  // one value for each row of a panel
 // Sums of one panel, or of two side by side.
 using DotFn = void (*)(const uint8_t* panels, int64_t k, const void* x, const Int8Blocks&, Lanes* const* out);
 
-// expert_dot<num_rows>; null if num_rows > NT.
+// Returns expert_dot for num_rows rows, or null if num_rows > NT.
 template <Fp4Format F, bool kInt8, int P, int NT>
 DotFn dot_of(int64_t num_rows) {
   if constexpr (NT == 0)
@@ -80,7 +80,7 @@ DotFn pair_of(Fp4Format format, int64_t num_rows) {
 //   kI8    kMinInt8TileRows or more,    expert_dot_int8_tiles   expert_dot_int8_tiles
 //          with AMX and MXFP4
 //
-// dot is null if AMX tiles do the work; they stay configured during the object's lifetime.
+// dot is null if AMX tiles do the work; the tiles stay configured during the object's lifetime.
 struct TileDot {
   DotFn dot = nullptr, pair = nullptr;
   int64_t k, panel_bytes, num_rows;
@@ -109,7 +109,7 @@ struct TileDot {
   TileDot(const TileDot&) = delete;
   TileDot& operator=(const TileDot&) = delete;
 
-  // out[p] = sums of panel `panel + p`.
+  // Computes out[p], the sums of panel `panel + p`.
   void multiply(const ExpertGemmArgs& g, int64_t panel, int64_t num_panels, PanelSums* out) const {
     const uint8_t* panels = g.panels + panel * panel_bytes;
 #if defined(__AMX_TILE__)
@@ -146,7 +146,7 @@ void for_each_tile(const ExpertGemmArgs& g, const Tile& tile) {
   }
 }
 
-// The bound is the first operand: min and max propagate a NaN of their second.
+// The bound is the first operand, because min and max propagate a NaN in their second operand.
 Vec activate(const Activation& act, Vec gate, Vec up) {
   switch (act.kind) {
     case ActivationKind::kSwigluOai: {

@@ -9,7 +9,7 @@
 namespace fp4moe::FP4MOE_ISA {
 namespace {
 
-constexpr int kMaxTokens = 6;  // 12 of 16 registers are sums
+constexpr int kMaxTokens = 6;  // 12 of 16 registers hold sums
 
 template <Fp4Format F>
 inline __m256 half_block_scales(const uint8_t* scales) {
@@ -19,7 +19,7 @@ inline __m256 half_block_scales(const uint8_t* scales) {
     const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), 23);
     return _mm256_castsi256_ps(_mm256_max_epu32(bits, _mm256_set1_epi32(0x00400000)));
   } else {
-    // An e4m3 byte in a half's sign, low exponent and high fraction bits is its value times 2^-8.
+    // An e4m3 byte, placed in a half's sign, low exponent and high fraction bits, is its value times 2^-8.
     const __m128i halves = _mm_srai_epi16(_mm_slli_epi16(_mm_cvtepu8_epi16(bytes), 8), 1);
     const __m256 small = _mm256_cvtph_ps(_mm_and_si128(halves, _mm_set1_epi16(int16_t(0xbfff))));
     return _mm256_mul_ps(small, _mm256_set1_ps(256.0f));
@@ -31,8 +31,8 @@ inline Vec block_scales(const uint8_t* scales) {
   return {half_block_scales<F>(scales), half_block_scales<F>(scales + 8)};
 }
 
-// Columns 8 j .. 8 j + 7 of 16 rows: w[c][r]. Three bits of a code pick the magnitude, the fourth is the
-// sign.
+// Decodes columns 8 j .. 8 j + 7 of 16 rows to w[c][r]. Three bits of a code select the magnitude; the fourth
+// is the sign.
 inline void decode_words(const uint8_t* codes, float (*w)[kPanelRows]) {
   const __m256 magnitudes = _mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6);
   const __m256i sign_bit = _mm256_set1_epi32(INT32_MIN);

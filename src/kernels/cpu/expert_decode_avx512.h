@@ -1,4 +1,4 @@
-// Shared by the bf16 and int8 expert_dot in AVX-512.
+// Decoding shared by the bf16 and int8 expert_dot in AVX-512.
 #pragma once
 
 #include <immintrin.h>
@@ -9,7 +9,7 @@ namespace fp4moe::FP4MOE_ISA {
 namespace {
 
 constexpr int kMaxTokens = 12;           // 12 sums and 12 totals leave 8 of 32 registers
-constexpr int kPrefetchBytes = 8 << 10;  // 2 KiB is too short, 16 KiB no better
+constexpr int kPrefetchBytes = 8 << 10;  // 2 KiB is too short, 16 KiB is no better
 
 template <Fp4Format F>
 inline __m512 block_scales(const uint8_t* scales) {
@@ -19,7 +19,7 @@ inline __m512 block_scales(const uint8_t* scales) {
     const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu8_epi32(bytes), 23);
     return _mm512_castsi512_ps(_mm512_max_epu32(bits, _mm512_set1_epi32(0x00400000)));
   } else {
-    // An e4m3 byte in a half's sign, low exponent and high fraction bits is its value times 2^-8.
+    // An e4m3 byte, placed in a half's sign, low exponent and high fraction bits, is its value times 2^-8.
     const __m256i halves = _mm256_srai_epi16(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8), 1);
     const __m512 small = _mm512_cvtph_ps(_mm256_and_si256(halves, _mm256_set1_epi16(int16_t(0xbfff))));
     return _mm512_mul_ps(small, _mm512_set1_ps(256.0f));

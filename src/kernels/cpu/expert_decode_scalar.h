@@ -18,7 +18,7 @@ inline Vec block_scales(const uint8_t* scales) {
       [&](int r) { return F == Fp4Format::kMxfp4 ? e8m0_decode(scales[r]) : e4m3_decode(scales[r]); });
 }
 
-// Columns 8 j .. 8 j + 7 of 16 rows: w[c][r].
+// Decodes columns 8 j .. 8 j + 7 of 16 rows to w[c][r].
 inline void decode_words(const uint8_t* codes, float (*w)[kPanelRows]) {
   for (int64_t r = 0; r < kPanelRows; ++r) {
     uint32_t word;

@@ -1,13 +1,14 @@
-// Computes  out[t, r] = sum over k of x[t, k] * w[r, k] for the 16 rows r of one or two panels, x bf16, by
+// Computes  out[t, r] = sum over k of x[t, k] * w[r, k] for the 16 rows r of one or two panels, x bf16, with
 //           AMX tiles: 32 columns are decoded to bf16, scale included, while the previous 32 are multiplied.
-// Bytes     the panels once for up to 32 rows of x, again from the cache for each 32 more; x once for two
-//           panels.
-// Flops     2 T N K; decoding costs 3 operations for 32 weights of MXFP4, 8 of NVFP4.
+// Bytes     the panels once for up to 32 rows of x, again from the cache for every 32 more rows; x once for
+//           two panels.
+// Flops     2 T N K; decoding 32 weights costs 3 operations with MXFP4 and 8 with NVFP4.
 // Bound     memory up to about 50 rows; then the tiles (MXFP4), or decoding (NVFP4).
-// Numerics  A weight times its block scale is exact in bf16: a power of two, or 4 significant bits times 2.
-//           One tdpbf16ps sums 32 columns, even and odd ones each from 0 in ascending order, adds the two
-//           sums, then adds the result to the total: the same for every number of rows. An MXFP4 panel with
-//           scales whose products are not normal bf16 numbers is computed by AVX-512's dots instead.
+// Numerics  A weight times its block scale is exact in bf16: the scale is a power of two, or has 4
+//           significant bits that multiply the code's 2. One tdpbf16ps sums the even and the odd columns of a
+//           step, each from 0 in ascending order, adds the two sums, then adds the result to the total, in
+//           the same way for every number of rows. An MXFP4 panel with scales whose products are not normal
+//           bf16 numbers is computed by AVX-512's dots instead.
 #pragma once
 
 #include "kernels/cpu/expert_dot_avx512.h"
@@ -25,8 +26,8 @@ constexpr int64_t kTilePrefetchBytes = 2 << 10;  // ahead in each panel; 8 KiB i
 // MXFP4 scale bytes whose products with all codes are normal bf16 numbers.
 constexpr int kMinScaleByte = 2, kMaxScaleByte = 252;
 
-// The codes' values times 2^(kMaxScaleByte - 127) as bf16, twice; -0 is 0. Smaller scales subtract from the
-// exponent with saturation, which keeps 0.
+// The codes' values times 2^(kMaxScaleByte - 127) as bf16, twice; -0 is 0. For smaller scales, the difference
+// is subtracted from the exponent with saturation, which keeps 0.
 struct LargestCodes {
   alignas(64) uint16_t bits[32];
 };
@@ -41,7 +42,7 @@ constexpr LargestCodes kLargestCodes = make_largest_codes();
 alignas(64) constexpr float kCodeFloat[16] = {0,     0.5f,  1,     1.5f,  2,     3,     4,     6,
                                               -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
-// 16-bit words >> 4 i by a multiplication, since the shift unit is busy.
+// Shifts 16-bit words right by 4 i with a multiplication, since the shift unit is busy.
 inline __m512i shift_right_by_nibbles(__m512i words, int i) {
   return i == 0 ? words : _mm512_mulhi_epu16(words, _mm512_set1_epi16(int16_t(1 << (16 - 4 * i))));
 }
@@ -94,7 +95,7 @@ struct PanelRows {
   const uint8_t* panel(int64_t p) const { return panels + p * panel_bytes; }
 };
 
-// Row tiles i .. i + R - 1 times panels p .. p + P - 1.
+// Multiplies row tiles i .. i + R - 1 by panels p .. p + P - 1.
 template <Fp4Format F, int R, int P>
 class PanelTiles {
  public:
@@ -134,7 +135,7 @@ class PanelTiles {
     tile_memory_written(weights_);
   }
 
-  // The last block of 16 columns, padded with zeros to a step.
+  // Multiplies the last block of 16 columns, padded with zeros to a whole step.
   void multiply_tail(int64_t step) const {
     TailTiles tail;
     for (int r = 0; r < R; ++r)
@@ -147,10 +148,10 @@ class PanelTiles {
   const uint8_t* panel_;
   int64_t scale_bytes_;
   const bf16* x_[R];
-  alignas(64) WeightTile weights_[2][P];  // of even and odd steps
+  alignas(64) WeightTile weights_[2][P];  // for even and odd steps
 };
 
-// out[p][row] = sums of panel p, for panels p .. p + P - 1.
+// Computes out[p][row], the sums of panel p, for panels p .. p + P - 1.
 template <Fp4Format F, int P>
 void expert_dot_panels(const PanelRows& a, int64_t p, TokenSums* out) {
   const auto multiply = [&]<int R>(int64_t i) {
@@ -165,13 +166,13 @@ void expert_dot_panels(const PanelRows& a, int64_t p, TokenSums* out) {
   if (i < a.rows.count) multiply.template operator()<1>(i);
 }
 
-// The bytes outside kMinScaleByte .. kMaxScaleByte, among 64 scale bytes.
+// Returns which of 64 scale bytes are outside kMinScaleByte .. kMaxScaleByte.
 inline __mmask64 unfit_scales(__m512i bytes) {
   return _mm512_cmpgt_epu8_mask(_mm512_sub_epi8(bytes, _mm512_set1_epi8(kMinScaleByte)),
                                 _mm512_set1_epi8(int8_t(kMaxScaleByte - kMinScaleByte)));
 }
 
-// Whether all products of scales and codes are normal bf16 numbers, or 0.
+// Returns whether all products of scales and codes are normal bf16 numbers or 0.
 inline bool mxfp4_panel_fits(const uint8_t* panel, int64_t k) {
   const int64_t num_scales = k / kTileColumns * kPanelRows;
   __mmask64 unfit = 0, valid = ~__mmask64{0};
@@ -193,9 +194,9 @@ inline bool mxfp4_panel_fits(const uint8_t* panel, int64_t k) {
   return true;
 }
 
-// out[p][t][r] = sum over k of x[t, k] * w[r, k] for num_panels <= 2 panels p. Whether tiles or AVX-512
-// compute a panel's sums depends on the panel alone; its scales are checked afterwards, when they are in the
-// cache. The caller has configured the tiles.
+// Computes out[p][t][r] = sum over k of x[t, k] * w[r, k] for num_panels <= 2 panels p. Whether tiles or
+// AVX-512 compute a panel's sums depends on the panel alone; the panel's scales are checked afterwards, when
+// they are in the cache. The caller has configured the tiles.
 template <Fp4Format F>
 void expert_dot_tiles(const PanelRows& a, int64_t num_panels, TokenSums* out) {
   if (num_panels == 2)

@@ -23,7 +23,7 @@ alignas(64) constexpr uint16_t kCodeBf16[32] = {
     0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0, 0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040,
     0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0};
 
-// out[t][r] = sum over k of x[t, k] * w[r, k], t < NT.
+// Computes out[t][r] = sum over k of x[t, k] * w[r, k], t < NT.
 template <Fp4Format F, int NT>
 void expert_dot_bf16(const uint8_t* panel, int64_t k, const bf16* x, float (*out)[kPanelRows]) {
   constexpr int kBlock = fp4_block(F), kWords = kBlock / 8;
@@ -52,7 +52,8 @@ void expert_dot_bf16(const uint8_t* panel, int64_t k, const bf16* x, float (*out
   for (int t = 0; t < NT; ++t) _mm512_storeu_ps(out[t], total[t]);
 }
 
-// kInt8: rows are int8 codes with x_blocks. Otherwise rows are bf16, and P is 1.
+// Multiplies NT rows by P panels. With kInt8, rows are int8 codes with x_blocks; otherwise they are bf16, and
+// P is 1.
 template <Fp4Format F, bool kInt8, int NT, int P>
 void expert_dot(const uint8_t* panels, int64_t k, const void* rows, const Int8Blocks& x_blocks,
                 float (*const* out)[kPanelRows]) {

@@ -3,12 +3,12 @@
 //           rows.
 // Shapes    x [NT, K] bf16 or kI8 codes, NT <= kMaxTokens; one panel (expert_panel.h); out [NT, 16] f32.
 // Bytes     the panel once, K (8 + 16 / G); x, from the cache.
-// Flops     32 NT K; on AVX2 decoding 16 weights costs about 12 operations, once for all rows, and each row
-//           two fma.
+// Flops     32 NT K; on AVX2, decoding 16 weights costs about 12 operations, once for all rows, and each row
+//           costs two fma.
 // Bound     the arithmetic: decoding for one row, the fma for several.
 // Numerics  code values and x are exact in f32; a block is summed from zero in ascending k by fma (a rounded
-//           product and a rounded sum on scalar). A kI8 row's block sum is exact, then multiplied by x's
-//           block scale. total = fma(block's scale, sum, total), in ascending blocks, for every NT.
+//           product and a rounded sum on scalar). A kI8 row's block sum is exact and is then multiplied by
+//           x's block scale. total = fma(block's scale, sum, total), in ascending blocks, for every NT.
 #pragma once
 
 #include "kernels/cpu/expert_panel.h"
@@ -23,7 +23,7 @@
 namespace fp4moe::FP4MOE_ISA {
 namespace {
 
-// One block of a row, in f32. Several rows are converted ahead; a single bf16 row is 5 % faster converted
+// Converts one block of a row to f32. Not used for a single bf16 row, which is 5 % faster if it is converted
 // element by element.
 template <bool kInt8, int kBlock>
 inline void load_row(const void* rows, int64_t first, float* x) {
@@ -39,8 +39,8 @@ inline void load_row(const void* rows, int64_t first, float* x) {
 
 constexpr int kMaxPairTokens = 0;  // panels are processed one at a time
 
-// out[t][r] = sum over k of x[t, k] * w[r, k], t < NT. Rows are bf16 or, with kInt8, codes whose block sums
-// are multiplied by x_blocks.scales[t, block].
+// Computes out[t][r] = sum over k of x[t, k] * w[r, k], t < NT. Rows are bf16 or, with kInt8, codes whose
+// block sums are multiplied by x_blocks.scales[t, block].
 template <Fp4Format F, bool kInt8, int NT, int P>
 void expert_dot(const uint8_t* panel, int64_t k, const void* rows, const Int8Blocks& x_blocks,
                 float (*const* outs)[kPanelRows]) {

@@ -1,11 +1,11 @@
-// Computes  expert_dot_int8 of MXFP4 for 8 to 128 rows by AMX tiles: one tdpbssd makes the sums of a block of
-//           32 columns for 16 rows and one panel, which are stored from the tile and then scaled. Eight
-//           blocks of one or two panels are decoded to bytes at a time and used for all rows.
+// Computes  expert_dot_int8 for MXFP4 and 8 to 128 rows, by AMX tiles: one tdpbssd makes the sums over a
+//           block of 32 columns for 16 rows and one panel; the sums are stored from the tile and then scaled.
+//           Eight blocks of one or two panels are decoded to bytes at a time and used for all rows.
 // Bytes     the panels once; x from the L2 cache, once for two panels.
 // Flops     2 T N K; per 16 rows and block, a product of 16 cycles, 16 cycles to store the sums, 5 to 20 for
 //           loads, and 48 vector operations.
-// Bound     memory up to 12 rows; then the sum of all of these, which do not overlap.
-// Numerics  as expert_dot_int8_avx512.h, bit for bit.
+// Bound     memory up to 12 rows; then the sum of all these costs, which do not overlap.
+// Numerics  bit for bit like expert_dot_int8_avx512.h.
 #pragma once
 
 #include "kernels/cpu/expert_dot_amx.h"
@@ -14,8 +14,8 @@
 namespace fp4moe::FP4MOE_ISA {
 namespace {
 
-constexpr int64_t kMinInt8TileRows = 8;  // fewer are faster with byte dots
-constexpr int kBlocksAtOnce = 8;         // 4 are as fast, 16 exceed the L1 cache
+constexpr int64_t kMinInt8TileRows = 8;  // fewer rows are faster with byte dots
+constexpr int kBlocksAtOnce = 8;         // 4 are as fast, but 16 exceed the L1 cache
 constexpr int64_t kInt8TilePrefetchBytes = 3 << 10;
 constexpr int kBlockColumns = 32, kBlockTileBytes = kBlockColumns * kPanelRows;
 
@@ -24,7 +24,7 @@ struct Int8Weights {
   alignas(64) int8_t tiles[kBlocksAtOnce][kBlockTileBytes];
   __m512 scales[kBlocksAtOnce];
 
-  // Values are doubled, scales halved.
+  // Decodes num_blocks blocks. Values are doubled; scales are halved.
   void decode(const uint8_t* block_scales_at, const uint8_t* codes, int64_t num_blocks) {
     const __m512i twelve = _mm512_set1_epi8(12);
     const __m512i doubled = _mm512_sub_epi8(_mm512_load_si512(kCodeDoubled), twelve);
@@ -48,7 +48,7 @@ struct Int8Sums {
   alignas(64) int32_t blocks[kBlocksAtOnce][kTileRows][kPanelRows];
 };
 
-// A block of x, rows k bytes apart, times P panels' weights.
+// Multiplies block b of x, whose rows are k bytes apart, by P panels' weights.
 template <int P>
 inline void multiply_block(int b, const int8_t* x, int64_t k, const Int8Weights* weights, Int8Sums* sums) {
   _tile_loadd(4, x, k);
@@ -73,7 +73,7 @@ struct Int8PanelRows {
   RowTiles rows;
 };
 
-// Adds the scaled sums of row tile i in N blocks, beginning with block `first`, to the rows' totals.
+// Adds row tile i's scaled sums over N blocks, beginning with block `first`, to the rows' totals.
 template <int N>
 void add_scaled(const Int8PanelRows& a, int64_t i, int64_t first, const Int8Weights& weights,
                 const Int8Sums& sums, float (*totals)[kPanelRows]) {
@@ -100,8 +100,8 @@ constexpr auto add_scaled_of(int blocks) {
     return blocks == N ? add_scaled<N> : add_scaled_of<N - 1>(blocks);
 }
 
-// Prefetches the bytes kInt8TilePrefetchBytes past `place` in each of P panels; near their ends, the first
-// bytes of the next P panels.
+// Prefetches the bytes kInt8TilePrefetchBytes past `place` in each of P panels; near the panels' ends,
+// prefetches the first bytes of the next P panels.
 template <int P>
 inline void prefetch_panels(const Int8PanelRows& a, int64_t place, int64_t bytes) {
   int64_t ahead = place + kInt8TilePrefetchBytes;
@@ -111,7 +111,7 @@ inline void prefetch_panels(const Int8PanelRows& a, int64_t place, int64_t bytes
       _mm_prefetch(reinterpret_cast<const char*>(a.panels + p * a.panel_bytes + ahead + at), _MM_HINT_T0);
 }
 
-// out[p][t][r] of P panels.
+// Computes out[p][t][r] for P panels.
 template <int P>
 void expert_dot_int8_panels(const Int8PanelRows& a, TokenSums* out) {
   const int64_t num_blocks = a.k / kBlockColumns,
@@ -142,7 +142,7 @@ void expert_dot_int8_panels(const Int8PanelRows& a, TokenSums* out) {
   }
 }
 
-// out[p][t][r] of num_panels <= 2 panels p. The caller has configured the tiles.
+// Computes out[p][t][r] for num_panels <= 2 panels p. The caller has configured the tiles.
 inline void expert_dot_int8_tiles(const Int8PanelRows& a, int64_t num_panels, TokenSums* out) {
   num_panels == 2 ? expert_dot_int8_panels<2>(a, out) : expert_dot_int8_panels<1>(a, out);
 }

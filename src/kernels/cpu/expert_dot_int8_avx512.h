@@ -1,11 +1,13 @@
 // Computes  expert_dot_int8 for AVX-512 with VNNI: rows of int8 codes (see kernels/act_quant.h) times the
-//           panels' codes, looked up by a byte permute as unsigned bytes: doubled e2m1 values + 12.
+//           panels' codes, which a byte permute maps to unsigned bytes: doubled e2m1 values + 12.
 // Bytes     the panels once for up to 12 rows; x from the cache. Two panels side by side keep more reads in
 //           flight.
-// Flops     2 T N K; a block of 32 costs a row 8 dots and 3 operations, all rows together 15.
-// Bound     memory up to 4 rows, the dots from 6 on.
+// Flops     2 T N K; a block of 32 costs 8 dots and 3 operations per row, and 15 operations for all rows
+//           together.
+// Bound     memory up to 4 rows, the dots from 6 rows on.
 // Numerics  A sum starts at the value that cancels the 12, so a block's sum is exact in int32 and in f32; the
-//           half in the scale undoes the doubling exactly: the bits are those of the same codes in f32.
+//           factor 1/2 in the scale undoes the doubling exactly, so the bits are those of the same codes in
+//           f32.
 #pragma once
 
 #include "kernels/cpu/expert_decode_avx512.h"
@@ -13,13 +15,13 @@
 namespace fp4moe::FP4MOE_ISA {
 namespace {
 
-// Twice the codes' values, + 12, four times: a byte permute reads six index bits.
+// Twice the codes' values, + 12. The table is repeated four times, since a byte permute reads six index bits.
 alignas(64) constexpr uint8_t kCodeDoubled[64] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0,
                                                   12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0,
                                                   12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0,
                                                   12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
-// Rows of two panels side by side: two panels' sums and totals leave 8 of 32 registers.
+// The most rows for two panels side by side: their sums and totals leave 8 of 32 registers.
 constexpr int kMaxPairTokens = 6;
 
 #if defined(__AMX_TILE__)
@@ -28,8 +30,8 @@ constexpr int64_t kInt8PrefetchBytes = 2 << 10;  // ahead in each panel
 constexpr int64_t kInt8PrefetchBytes = kPrefetchBytes;
 #endif
 
-// out[p][t][r] = sum over blocks of (x[t] . w[r] in the block) * x's block scale * w's, t < NT, for P panels
-// p side by side.
+// Computes out[p][t][r] = sum over blocks of (x[t] . w[r] in the block) * x's block scale * w's block scale,
+// t < NT, for P panels p side by side.
 template <Fp4Format F, int NT, int P>
 void expert_dot_int8(const uint8_t* panels, int64_t k, const int8_t* x, const Int8Blocks& x_blocks,
                      float (*const* out)[kPanelRows]) {
@@ -37,7 +39,7 @@ void expert_dot_int8(const uint8_t* panels, int64_t k, const int8_t* x, const In
   const int64_t num_blocks = k / kBlock, panel_bytes = expert_panel_bytes(F, k);
   const __m512i doubled = _mm512_load_si512(kCodeDoubled);
   const uint8_t* codes = panels + expert_panel_scale_bytes(F, k);
-  for (int p = 0; p < P; ++p)  // the previous panels' prefetches end before these
+  for (int p = 0; p < P; ++p)  // starts where the previous panels' prefetches end
     for (const uint8_t* at = panels; at < codes; at += 64)
       _mm_prefetch(reinterpret_cast<const char*>(at + p * panel_bytes + kInt8PrefetchBytes), _MM_HINT_T0);
   __m512 total[P][NT];

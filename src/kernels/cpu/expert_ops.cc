@@ -34,7 +34,7 @@ const ExpertOps& cpu_expert_ops(Isa isa) {
 
 namespace {
 
-// Nibbles 0, 2, 4, 6 of x in the low half, nibbles 1, 3, 5, 7 in the high half.
+// Returns nibbles 0, 2, 4, 6 of x in the low half and nibbles 1, 3, 5, 7 in the high half.
 uint32_t separate_pairs(uint32_t x) {
   const auto gather_low_nibbles = [](uint32_t v) {
     v &= 0x0f0f0f0fu;

@@ -1,13 +1,13 @@
-// The panel layout of the CPU expert kernels, the same for every ISA. 16 weight rows r side by side, K
-// columns in blocks of G = fp4_block(format):
+// The panel layout of the CPU expert kernels, the same for every ISA. A panel has 16 weight rows r side by
+// side, with K columns in blocks of G = fp4_block(format):
 //
 //   scales  [K / G][16] bytes, padded to a multiple of 64
 //   codes   [K / 8][16] words of 32 bits: word (j, r) holds columns 8 j .. 8 j + 7 of row r
 //
 //   word (j, r), four bits each, low to high:   8j+0  8j+2  8j+4  8j+6 | 8j+1  8j+3  8j+5  8j+7
 //
-// Shifted right by 4 i, the two halves of each word have columns 8 j + 2 i and 8 j + 2 i + 1 in their lowest
-// four bits: the pair that one bf16 dot instruction needs, ready for a table look-up by 16-bit index.
+// After a right shift by 4 i, the two halves of each word have columns 8 j + 2 i and 8 j + 2 i + 1 in their
+// lowest four bits: the pair that one bf16 dot instruction needs, ready for a table look-up by 16-bit index.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@
 
 namespace fp4moe {
 
-// Byte i of each eight of kI8 rows is column kInt8Columns[i] of the eight: the order of the bytes' low
-// nibbles, then high nibbles, of a word above.
+// Byte i of each group of eight in a kI8 row is column kInt8Columns[i] of the group: the order of the low
+// nibbles, then of the high nibbles, of the bytes of a word above.
 static constexpr int kInt8Columns[8] = {0, 4, 1, 5, 2, 6, 3, 7};
 
 // Block scales and starts of kI8 rows [rows, K] (kernels/act_quant.h); null for other rows.

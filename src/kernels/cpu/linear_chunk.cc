@@ -1,16 +1,16 @@
 // Computes  out[T, N] = x[T, K] W^T (+ bias) (+ out), W in panels of 16 outputs (LinearLayout::kPanel16);
-//           head_linear: the same for each head's slice of f32 rows; linear_q8: see linear_q8_tile.h,
-//           on AMX linear_q8_amx.h.
+//           head_linear: the same for each head's slice of f32 rows; linear_q8: see linear_q8_tile.h and, for
+//           AMX, linear_q8_amx.h.
 // Bytes     2 N K of weights, once for all rows of a chunk (TileShape::large_rows at a time, then again from
-//           the cache); x and out are small compared to them.
+//           the cache); x and out are small in comparison.
 // Flops     2 T N K.
-// Bound     memory for T <= 4 (weights stream from DRAM, prefetched); from T = 12 the multiply units:
+// Bound     memory for T <= 4 (weights stream from DRAM, prefetched); from T = 12 on, the multiply units:
 //           tiles on AMX, bf16 dots on AVX-512, f32 FMA elsewhere.
 // Numerics  one f32 accumulator per output, over k in ascending pairs, for every T, tile and chunk.
-//           AMX on bf16 rows: tdpbf16ps makes an even and an odd sum of each 32 k, adds them, then adds that
-//           to the accumulator (subnormals count as zero).
-//           AVX-512 on bf16 rows: vdpbf16ps (subnormals count as zero). Otherwise bf16 is decoded exactly and
-//           even k, then odd k are added by fma (a rounded product and a rounded sum on scalar).
+//           AMX on bf16 rows: tdpbf16ps makes an even and an odd sum over each 32 k, adds the two, then adds
+//           the result to the accumulator (subnormals count as zero).
+//           AVX-512 on bf16 rows: vdpbf16ps (subnormals count as zero). Otherwise bf16 is decoded exactly,
+//           and even k, then odd k, are added by fma (a rounded product and a rounded sum on scalar).
 #include "kernels/cpu/dense_chunks.h"
 #include "kernels/cpu/linear_q8_tile.h"
 #include "kernels/cpu/linear_step.h"
@@ -23,7 +23,7 @@
 namespace fp4moe::FP4MOE_ISA {
 namespace {
 
-// A tile of P panels x R rows is in registers: P R accumulators of 16 outputs.
+// A tile of P panels x R rows is kept in registers: P R accumulators of 16 outputs.
 struct TileShape {
   int small_rows, small_panels, large_rows, large_panels;
 };
@@ -115,14 +115,15 @@ void tile(const Q8Tiles& a, int64_t row, int64_t panel) {
   q8_tile<Step, P, R>(a, row, panel);
 }
 
-// The tile of `rows` <= R rows.
+// Computes the tile of `rows` <= R rows.
 template <class Step, int P, int R, class Tiles>
 void tile_of_rows(const Tiles& a, int64_t row, int64_t rows, int64_t panel) {
   if (rows == R) return tile<Step, P, R>(a, row, panel);
   if constexpr (R > 1) tile_of_rows<Step, P, R - 1>(a, row, rows, panel);
 }
 
-// P panels at a time, then one; all rows of the chunk pass over them while they are in the cache.
+// Computes P panels at a time, then the rest one by one; all rows of the chunk use a panel while it is in the
+// cache.
 template <class Step, int P, int R, class Tiles>
 void tiles(const Tiles& a, const LinearChunk& c) {
   int64_t panel = c.panel_begin;

@@ -1,11 +1,13 @@
-// linear_chunk of bf16 rows and 8-bit weights for CPUs with AMX.
-// Computes  as linear_q8_tile.h. A slab, some blocks of a panel, is decoded exactly to bf16, then multiplied
-//           by all rows of x, 16 at a time. A block's sums are stored from their tile to be scaled.
+// linear_chunk for bf16 rows and 8-bit weights on CPUs with AMX.
+// Computes  the same as linear_q8_tile.h. A slab (some blocks of a panel) is decoded exactly to bf16, then
+//           multiplied by all rows of x, 16 at a time. A block's sums are stored from their tile and then
+//           scaled.
 // Bytes     1.0625 N K of weights, once for all rows of a chunk.
 // Flops     2 T N K.
 // Bound     memory for a few rows; then loading x from the L2 cache and storing the tiles.
-// Numerics  one tdpbf16ps makes a block's sum: even and odd k each from 0 in ascending order, the two added;
-//           total = fma(block's scale, sum, total), in ascending blocks, for every number of rows.
+// Numerics  one tdpbf16ps makes a block's sum: even and odd k are each summed from 0 in ascending order, then
+//           the two sums are added; total = fma(block's scale, sum, total), in ascending blocks, for every
+//           number of rows.
 #pragma once
 
 #include "kernels/cpu/linear_rows_amx.h"
@@ -15,7 +17,7 @@
 namespace fp4moe::FP4MOE_ISA {
 namespace {
 
-constexpr int kSlabBlocks = 8;  // of kTileColumns columns; half as many for up to two tiles of rows
+constexpr int kSlabBlocks = 8;  // of kTileColumns columns; half as many for up to two row tiles
 constexpr int kInFlight = 4;    // blocks whose sums are in tiles or being stored
 constexpr int64_t kMaxSlabRows = 128;
 
@@ -27,7 +29,7 @@ struct Q8Slab {
 
   Q8Slab(const uint8_t* q8_panel, int64_t k) : panel(q8_panel), codes(panel + q8_panel_scale_bytes(k)) {}
 
-  // Blocks first_block .. first_block + blocks - 1.
+  // Decodes blocks first_block .. first_block + blocks - 1.
   void decode(int64_t first_block, int64_t blocks) {
     first = first_block;
     num_blocks = blocks;
@@ -53,7 +55,8 @@ class SlabRows {
   SlabRows(const Q8Slab& slab, const bf16* x, const bf16* next, int64_t stride)
       : slab_(slab), x_(x), next_(next), stride_(stride) {}
 
-  // Adds to the rows' totals, except to the first `done` rows, which the previous tile has updated.
+  // Adds the slab's products to the rows' totals, except for the first `done` rows, which the previous tile
+  // has updated.
   void add_to(float (*out)[kLanes], int64_t done) {
     Vec totals[NT];
 #pragma GCC unroll 16
@@ -132,7 +135,7 @@ class SlabRows {
 using AddSlab = void (*)(const Q8Slab&, const bf16* x, const bf16* next, int64_t stride, int64_t done,
                          float (*out)[kLanes]);
 
-// SlabRows<num_rows>, 1 <= num_rows <= NT.
+// Returns a function that runs SlabRows<num_rows>, 1 <= num_rows <= NT.
 template <int NT = kTileRows>
 AddSlab add_slab_of(int64_t num_rows) {
   if constexpr (NT > 1)
@@ -141,7 +144,7 @@ AddSlab add_slab_of(int64_t num_rows) {
             float(*out)[kLanes]) { SlabRows<NT>(slab, x, next, stride).add_to(out, done); };
 }
 
-// out[t] += x[t] times the panel's outputs over blocks first .. last - 1; x begins at block `first`.
+// Adds x[t] times the panel to out[t], over blocks first .. last - 1; x begins at block `first`.
 inline void add_blocks(Q8Slab& slab, int64_t first, int64_t last, const bf16* x, int64_t stride,
                        const RowTiles& rows, float (*out)[kLanes]) {
   const AddSlab add = add_slab_of(rows.height);
@@ -157,7 +160,7 @@ inline void add_blocks(Q8Slab& slab, int64_t first, int64_t last, const bf16* x,
   }
 }
 
-// Up to kMaxSlabRows rows of the chunk times one panel.
+// Multiplies up to kMaxSlabRows rows of the chunk by one panel.
 template <class Tiles>
 void q8_panel_tiles(const Tiles& a, int64_t row, int64_t num_rows, int64_t panel) {
   const int64_t whole = a.k / kTileColumns, rest = a.k % kTileColumns;

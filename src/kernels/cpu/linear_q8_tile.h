@@ -1,8 +1,8 @@
 // Computes  the tile of linear_chunk.cc for 8-bit weights in the panels of q8_panel.h.
 // Bytes     1.0625 N K of weights, once for up to 12 rows.
-// Flops     2 T N K; decoding costs 5 instructions for 64 weights on AVX-512, once for a tile.
-// Bound     as with bf16 weights. On AMX only f32 rows come here (bf16 rows: linear_q8_amx.h).
-// Numerics  codes are exact in bf16 and f32. A block's products are summed in f32 from zero, by ascending
+// Flops     2 T N K; decoding costs 5 instructions per 64 weights on AVX-512, once per tile.
+// Bound     as with bf16 weights. On AMX, this file handles only f32 rows (bf16 rows: linear_q8_amx.h).
+// Numerics  codes are exact in bf16 and f32. A block's products are summed in f32 from zero, in ascending
 //           pairs; total = fma(block's scale, sum, total), in ascending blocks, for every T, tile and chunk.
 #pragma once
 
@@ -22,7 +22,7 @@ struct Q8Tile {
   bool prefetch;
   Vec totals[P][R];
 
-  // x: the block's columns of R rows.
+  // Adds a block to the totals. x points to the block's columns of R rows.
   void add_block(int64_t block, const typename Step::X* x, int64_t stride) {
     const uint8_t* codes = panel + scale_bytes + block * (kQ8Columns * kLanes);
     Vec sums[P][R];

@@ -1,5 +1,5 @@
-// linear_chunk of up to four bf16 rows for CPUs with AMX: computes the sums of tdpbf16ps by FMA, which keeps
-// more reads in flight than tile loads do. As in tiles, subnormals count as zero.
+// linear_chunk for up to four bf16 rows on CPUs with AMX: computes the sums of tdpbf16ps with FMA, which
+// keeps more reads in flight than tile loads do. As with tiles, subnormals count as zero.
 #pragma once
 
 #include "kernels/cpu/linear_step.h"
@@ -20,8 +20,8 @@ class FlushSubnormals {
   unsigned saved_;
 };
 
-// Panels of either layout: each 64 bytes are kColumns columns of 16 outputs. Above kFewRows rows, tiles are
-// faster.
+// Panels in either layout: every 64 bytes are kColumns columns of 16 outputs. For more than kFewRows rows,
+// tiles are faster.
 struct Bf16Panels {
   static constexpr int kColumns = 2, kFewRows = 4;
   static constexpr int64_t kPrefetchBytes = 2048;
@@ -51,7 +51,7 @@ struct Q8Panels {
   }
 };
 
-// R rows times P panels.
+// The sums of R rows times P panels.
 template <class Panels, int R, int P>
 struct RowSums {
   const Panels& panels;
@@ -93,8 +93,8 @@ struct RowSums {
   }
 };
 
-// Rows row .. row + R - 1, panels panel .. panel + P - 1. Not inlined, so that its arithmetic cannot move
-// before FlushSubnormals.
+// Multiplies rows row .. row + R - 1 by panels panel .. panel + P - 1. Not inlined, so that its arithmetic
+// cannot move before FlushSubnormals.
 template <class Panels, int R, int P, class Tiles>
 [[gnu::noinline]] void linear_rows(const Tiles& a, int64_t row, int64_t panel) {
   const int64_t whole = a.k / kTileColumns, rest = a.k % kTileColumns;
@@ -115,7 +115,7 @@ template <class Panels, int R, int P, class Tiles>
     for (int r = 0; r < R; ++r) a.store(row + r, panel + p, sums.totals[p][r]);
 }
 
-// All rows of a chunk of at most R rows.
+// Computes a whole chunk, which has at most R rows.
 template <class Panels, int R = Panels::kFewRows, class Tiles>
 void run_rows(const Tiles& a, const LinearChunk& c) {
   if constexpr (R > 1)

@@ -1,8 +1,8 @@
-// The innermost step of a linear, for rows of either dtype and weights of either layout: two adjacent k of x
-// (broadcast) times the same k of 16 outputs.
+// The innermost step of a linear op, for rows of either dtype and weights in either layout: multiplies two
+// adjacent k of x (broadcast) by the same k of 16 outputs.
 //
 //   load_weights(w)        32 bf16 of LinearLayout::kPanel16
-//   q8_pair(quad, i)       k = 4 j + 2 i and the next of load_q8_quad()'s codes, unscaled
+//   q8_pair(quad, i)       k = 4 j + 2 i and the next k, from load_q8_quad()'s codes, unscaled
 #pragma once
 
 #include "kernels/cpu/vec.h"

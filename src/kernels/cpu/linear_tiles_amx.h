@@ -1,5 +1,5 @@
-// linear_chunk of bf16 rows for CPUs with AMX: 16 or 32 rows times one or two panels, sums in tiles. 32
-// columns of a panel are a weight tile just as they are stored.
+// linear_chunk for bf16 rows on CPUs with AMX: multiplies 16 or 32 rows by one or two panels, with sums in
+// tiles. 32 columns of a panel, as stored, form a weight tile.
 #pragma once
 
 #include "kernels/cpu/linear_rows_amx.h"
@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kTileElems = kTileColumns * kLanes;   // of a weight tile
 constexpr int64_t kTilePrefetchElems = 4 * kTileElems;  // ahead in each panel's stream
 
-// Tiles i .. i + R - 1 of the chunk's rows times panels panel .. panel + P - 1.
+// Multiplies tiles i .. i + R - 1 of the chunk's rows by panels panel .. panel + P - 1.
 template <int R, int P, class Tiles>
 void linear_tiles(const Tiles& a, int64_t row_begin, const RowTiles& rows, int64_t i, int64_t panel) {
   const int64_t whole = a.k / kTileColumns, tail = a.k % kTileColumns, stride = a.x_stride;

@@ -40,7 +40,7 @@ void pack_q8_panel(const bf16* src, int64_t rows, int64_t k, uint8_t* dst) {
     }
 }
 
-// Bytes of `rows` <= kPanelRows rows: the offset of the next group.
+// Returns the size in bytes of `rows` <= kPanelRows rows: the offset of the next group.
 int64_t group_bytes(int64_t rows, int64_t k, LinearLayout layout) {
   constexpr int64_t kElem = sizeof(bf16);
   switch (layout) {

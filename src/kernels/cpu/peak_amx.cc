@@ -1,9 +1,9 @@
-// Dot products of AMX tiles, for `fp4moe bench peak`. Compiled only with AMX's flags.
+// Dot products of AMX tiles, for `fp4moe bench peak`. Compiled with AMX's flags and no other ISA's.
 //
 // Computes: results are discarded.
 // Bytes:    none.
-// Flops:    per round, 6 products of tiles of 16 rows of 64 bytes: 16 x 16 sums of 32 bf16 or 64 int8
-//           products.
+// Flops:    per round, 6 products of tiles with 16 rows of 64 bytes; each makes 16 x 16 sums over 32 bf16 or
+//           64 int8 products.
 // Bound:    the tile multiplier: a product occupies it for 16 cycles and has a latency of about 52, so four
 //           independent sums keep it busy.
 // Numerics: sums of ones.
@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kSums = 6, kRowBytes = 64;
 
-// Tiles 0 to 5 are sums, 6 and 7 operands filled with `pair`.
+// Runs products() `rounds` times. Tiles 0 to 5 hold sums; 6 and 7 hold operands filled with `pair`.
 template <class Products>
 void run_tiles(int64_t rounds, uint16_t pair, const Products& products) {
   alignas(64) uint16_t operand[kTileRows * kRowBytes / 2];

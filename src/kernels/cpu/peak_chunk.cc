@@ -4,7 +4,7 @@
 // Bytes:    read: num_bytes; dots: none.
 // Flops:    read: none; dots: CpuDot::flops per round.
 // Bound:    read: the memory (or the cache) that holds the data; dots: the multipliers.
-// Numerics: values stay finite and normal, so that no assist slows an instruction down.
+// Numerics: values stay finite and normal, so that no microcode assist slows an instruction.
 #include "kernels/cpu/peak_chunk.h"
 
 #include "kernels/cpu/vec.h"
@@ -35,7 +35,7 @@ void read(const uint8_t* data, int64_t num_bytes) {
   asm volatile("" : : "r"(word));
 }
 
-// x = x * b + c, which stays near 1.
+// Computes x = x * b + c, which stays near 1.
 constexpr int kFmaChains = 12 * kRegisterBytes / 64;
 void fma_dots(int64_t rounds) {
   const Vec b = broadcast(0.5f), c = broadcast(0.5f);
@@ -75,7 +75,7 @@ void int8_dots(int64_t rounds) {
 constexpr CpuDot kBf16 = {"vdpbf16ps, 512 bits", 2 * 32 * kChains, bf16_dots};
 constexpr CpuDot kInt8 = {"vpdpbusd, 512 bits", 2 * 64 * kChains, int8_dots};
 #elif defined(__AVX2__)
-// 16-bit sums of two products, 32-bit sums of two of those, then the running sum.
+// Each step makes 16-bit sums of two products, then 32-bit sums of two such sums, and adds those to a total.
 constexpr int kInt8Chains = 8;
 void int8_dots(int64_t rounds) {
   const __m256i b = _mm256_set1_epi8(-5), ones = _mm256_set1_epi16(1);

@@ -1,4 +1,4 @@
-// Codes of a 64-byte quad of q8_panel.h as f32, in AVX2.
+// Decodes the codes of a 64-byte quad (q8_panel.h) to f32, in AVX2.
 #pragma once
 
 #include <immintrin.h>
@@ -16,7 +16,7 @@ inline Q8Quad load_q8_quad(const uint8_t* codes) {
   return {{_mm256_load_si256(halves), _mm256_load_si256(halves + 1)}};
 }
 
-// Values of the codes in the lanes' upper bytes.
+// Returns the values of the codes in the lanes' upper bytes.
 inline __m256 q8_values(__m256i lanes) {
   const __m256i magnitude = _mm256_and_si256(_mm256_srli_epi32(lanes, 24), _mm256_set1_epi32(0x7f));
   const __m256i sign = _mm256_and_si256(lanes, _mm256_set1_epi32(INT32_MIN));

@@ -1,4 +1,4 @@
-// Codes of a 64-byte quad of q8_panel.h as f32, in plain C++.
+// Decodes the codes of a 64-byte quad (q8_panel.h) to f32, in plain C++.
 #pragma once
 
 #include "kernels/cpu/q8_panel.h"

@@ -1,13 +1,13 @@
-// The panel of 8-bit dense weights (LinearLayout::kPanel16Q8), the same for every ISA. 16 output rows r side
-// by side, B = ceil(K / 32) blocks (formats/q8.h):
+// The panel layout of 8-bit dense weights (LinearLayout::kPanel16Q8), the same for every ISA. A panel has 16
+// output rows r side by side, in B = ceil(K / 32) blocks (formats/q8.h):
 //
 //   scales  [B][16] bf16, padded to a multiple of 64 bytes
 //   codes   [8 B][64] bytes: four neighbouring k of 16 rows; sign and magnitude (bit 7, bits 6-0)
 //
 //   byte of row r, k = 4 j + c, within 64:   16 (r / 4) + 8 (c / 2) + 2 (r % 4) + c % 2
 //
-// Interleaving low with high bytes of each 16-byte lane (vpunpcklbw, vpunpckhbw) makes pairs of k of 16 rows
-// in order: the operands of vdpbf16ps.
+// Interleaving the decoded low and high bytes within each 16-byte lane (vpunpcklbw, vpunpckhbw) gives pairs
+// of k for 16 rows in order: the operands of vdpbf16ps.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Computes  y = (x * 1/sqrt(mean(x^2) + eps)) * weight, row by row, or head by head in place.
-// Bytes     4 H read, 2 or 4 H written per row; memory-bound from L2 or beyond.
+// Bytes     4 H read, 2 or 4 H written per row; bound by the L2 cache or by memory.
 // Numerics  the squares are summed in f32 in sixteen lanes (lane i takes columns i mod 16), then in a fixed
 //           tree; relative error of the mean <= (H/16 + 5) eps.
 #include "kernels/cpu/dense_chunks.h"

@@ -2,15 +2,15 @@
 //           angle = position * inv_freq_i.
 // Bytes     8 per element; the sines cost about 30 operations per pair of columns, once for all heads.
 // Numerics  the angle is rounded to f32 (as the models were trained), then sine and cosine are computed in
-//           double: the argument minus n pi/2 (|r| <= pi/4), Taylor to r^11 and r^12, remainder < 7e-12. The
-//           same bits on every ISA.
+//           double: r = argument - n pi/2 (|r| <= pi/4), Taylor series to r^11 and r^12, remainder < 7e-12.
+//           Every ISA gives the same bits.
 #include "kernels/cpu/dense_chunks.h"
 #include "kernels/cpu/vec.h"
 
 namespace fp4moe::FP4MOE_ISA {
 namespace {
 
-// sine[i], cosine[i] of angle[i], sixteen at once; plain loops that the compiler turns into vector code.
+// Computes sine[i] and cosine[i] of angle[i] for all lanes in a plain loop, which the compiler vectorises.
 inline void sin_cos(const float* angle, float* sine, float* cosine) {
   constexpr double kTwoOverPi = 0.63661977236758134308, kShift = 6755399441055744.0;  // 1.5 * 2^52
   constexpr double kHalfPiHigh = 1.57079632679489655800, kHalfPiLow = 6.12323399573676603587e-17;

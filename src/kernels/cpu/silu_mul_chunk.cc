@@ -1,6 +1,6 @@
 // Computes  out = gate * sigmoid(gate) * up for some columns of one row.
-// Bytes     8 read, 2 or 4 written per element; memory-bound from L2 or beyond.
-// Numerics  f32; exp within 2.5e-7, four more roundings, then out's own.
+// Bytes     8 read, 2 or 4 written per element; bound by the L2 cache or by memory.
+// Numerics  f32; exp within 2.5e-7, four more roundings, then the rounding to out's type.
 #include "kernels/cpu/dense_chunks.h"
 #include "kernels/cpu/vec.h"
 

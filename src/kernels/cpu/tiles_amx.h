@@ -1,6 +1,6 @@
-// Shared by the AMX kernels. The eight tiles have up to 16 rows of 64 bytes: 0 to 3 hold sums [rows, 16
-// outputs], 4 and 5 rows of x, 6 and 7 weights, whose rows are 4 bytes (a pair of bf16 columns) of each of 16
-// outputs. A step is 32 bf16 columns of R tiles of rows times P of weights.
+// Helpers shared by the AMX kernels. The eight tiles have up to 16 rows of 64 bytes: tiles 0 to 3 hold sums
+// [rows, 16 outputs], 4 and 5 hold rows of x, and 6 and 7 hold weights, with 4 bytes (a pair of bf16 columns)
+// for each of 16 outputs in a row. A step multiplies 32 bf16 columns of R row tiles by P weight tiles.
 #pragma once
 
 #include <immintrin.h>
@@ -14,7 +14,7 @@ namespace {
 constexpr int kTileRows = 16, kTileColumns = 32;
 using WeightTile = uint16_t[kTileColumns / 2][2 * kTileRows];
 
-// num_rows rows cut into tiles of one height: the last tile overlaps the one before by done(i) rows.
+// num_rows rows cut into tiles of one height: the last tile overlaps the tile before it by done(i) rows.
 struct RowTiles {
   int64_t num_rows, height, count;
 
@@ -26,7 +26,7 @@ struct RowTiles {
   int64_t done(int64_t i) const { return i * kTileRows - first(i); }
 };
 
-// As ldtilecfg reads it.
+// The tile configuration in the format that ldtilecfg reads.
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {};
@@ -37,7 +37,7 @@ struct alignas(64) TileConfig {
 // not see.
 inline void tile_memory_written(const void* memory) { asm volatile("" ::"r"(memory) : "memory"); }
 
-// Configures tiles of `height` rows of x, x_bytes of each at a time.
+// Configures the tiles for `height` rows of x, each of which is loaded x_bytes at a time.
 inline void configure_tiles(int64_t height, int x_bytes) {
   TileConfig config;
   for (int i = 0; i < 8; ++i) {
@@ -55,7 +55,7 @@ inline void zero_tiles() {
   _tile_zero(3);
 }
 
-// If R or P is 1, the second pointer is not read.
+// Adds R row tiles times P weight tiles to the sums. If R or P is 1, its second pointer is not read.
 template <int R, int P>
 inline void multiply_tiles(const void* x0, const void* x1, int64_t x_stride_bytes, const void* w0,
                            const void* w1) {

@@ -33,7 +33,7 @@ inline void store(float* p, Vec v) {
   _mm256_storeu_ps(p, v.lo);
   _mm256_storeu_ps(p + 8, v.hi);
 }
-// Eight f32 rounded to nearest, ties to even, as the upper halves of 32-bit lanes; NaN stays NaN.
+// Rounds eight f32 to nearest, ties to even, and returns their bf16 bits in 32-bit lanes; NaN stays NaN.
 inline __m256i round_to_bf16_bits(__m256 x) {
   const __m256i bits = _mm256_castps_si256(x), upper = _mm256_srli_epi32(bits, 16);
   const __m256i odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
@@ -47,7 +47,7 @@ inline void store(bf16* p, Vec v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
 }
 
-// Partial vectors, rare (the last columns of a row), go through a buffer.
+// Partial vectors are rare (the last columns of a row), so they are copied through a buffer.
 template <class T>
 inline Vec load_partial(const T* p, int64_t n) {
   if (n >= 16) return load(p);
@@ -80,14 +80,15 @@ inline Vec and_bits(Vec v, uint32_t mask) {
 }
 inline Vec or_bits(Vec a, Vec b) { return {_mm256_or_ps(a.lo, b.lo), _mm256_or_ps(a.hi, b.hi)}; }
 inline void store_int8_eights(int8_t* p, Vec v) {
-  // Within a 128-bit lane: halves 0-3 of lo, 0-3 of hi; bytes then stand as lo 0-3, hi 0-3 | lo 4-7, hi 4-7.
+  // Each 128-bit lane of halves has four of lo, then four of hi; so the bytes are lo 0-3, hi 0-3, lo 4-7, hi
+  // 4-7.
   const __m256i halves = _mm256_packs_epi32(_mm256_cvtps_epi32(v.lo), _mm256_cvtps_epi32(v.hi));
   const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
   const __m128i order = _mm_setr_epi8(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_shuffle_epi8(bytes, order));
 }
 
-// Eight rows of eight: pairs of rows, then pairs of pairs, then halves.
+// Transposes eight rows of eight: interleaves pairs of rows, then pairs of pairs, then exchanges halves.
 inline void transpose8(__m256* r) {
   __m256 t[8];
   for (int i = 0; i < 8; i += 2) {
@@ -134,7 +135,7 @@ inline float largest(Vec v) {
   return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
 }
 
-// To the nearest integer, ties to even.
+// Rounds to the nearest integer, ties to even.
 inline Vec round(Vec x) {
   constexpr int kMode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   return {_mm256_round_ps(x.lo, kMode), _mm256_round_ps(x.hi, kMode)};
@@ -144,11 +145,11 @@ inline __m256 scale_by_power_of_2(__m256 x, __m256 n) {
       _mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23));
   return _mm256_blendv_ps(_mm256_castsi256_ps(scaled), x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
 }
-// x * 2^n for integral n that keeps x normal; a NaN x stays NaN.
+// Returns x * 2^n for integral n that keeps x normal; a NaN x stays NaN.
 inline Vec scale_by_power_of_2(Vec x, Vec n) {
   return {scale_by_power_of_2(x.lo, n.lo), scale_by_power_of_2(x.hi, n.hi)};
 }
-// y where x >= limit or x is NaN, else 0.
+// Returns y where x >= limit or x is NaN, and 0 elsewhere.
 inline Vec zero_below(Vec x, float limit, Vec y) {
   const __m256 l = _mm256_set1_ps(limit);
   return {_mm256_andnot_ps(_mm256_cmp_ps(x.lo, l, _CMP_LT_OQ), y.lo),

@@ -13,7 +13,7 @@ inline __mmask16 first_lanes(int64_t n) { return static_cast<__mmask16>(n >= 16 
 inline __m512 widen(__m256i bf16_bits) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16_bits), 16));
 }
-// Rounded to nearest, ties to even; NaN stays NaN. (vcvtneps2bf16 would flush subnormals.)
+// Rounds to nearest, ties to even; NaN stays NaN. (vcvtneps2bf16 would flush subnormals.)
 inline __m256i narrow(__m512 x) {
   const __m512i bits = _mm512_castps_si512(x), upper = _mm512_srli_epi32(bits, 16);
   const __m512i odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
@@ -93,11 +93,11 @@ inline void transpose(Vec* rows) {
 inline float sum(Vec x) { return _mm512_reduce_add_ps(x.v); }
 inline float largest(Vec x) { return _mm512_reduce_max_ps(x.v); }
 
-// To the nearest integer, ties to even.
+// Rounds to the nearest integer, ties to even.
 inline Vec round(Vec x) { return {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
-// x * 2^n for integral n; a NaN x stays NaN.
+// Returns x * 2^n for integral n; a NaN x stays NaN.
 inline Vec scale_by_power_of_2(Vec x, Vec n) { return {_mm512_scalef_ps(x.v, n.v)}; }
-// y where x >= limit or x is NaN, else 0.
+// Returns y where x >= limit or x is NaN, and 0 elsewhere.
 inline Vec zero_below(Vec x, float limit, Vec y) {
   const __mmask16 keep = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(limit), _CMP_NLT_UQ);
   return {_mm512_maskz_mov_ps(keep, y.v)};

@@ -1,4 +1,4 @@
-// Vec in plain C++: the baseline of any CPU. Fixed-length loops that a compiler can vectorise.
+// Vec in plain C++: the baseline for any CPU, with fixed-length loops that a compiler can vectorise.
 #pragma once
 
 namespace fp4moe::FP4MOE_ISA {
@@ -107,12 +107,12 @@ inline float largest(Vec v) {
   return reduce(v, [](float a, float b) { return a > b ? a : b; });
 }
 
-// To the nearest integer, ties to even, for |x| < 2^22.
+// Rounds to the nearest integer, ties to even, for |x| < 2^22.
 inline Vec round(Vec x) {
   constexpr float kShift = 12582912;  // 1.5 * 2^23
   return make([&](int i) { return (x.lane[i] + kShift) - kShift; });
 }
-// x * 2^n for integral n that keeps x normal; a NaN x stays NaN.
+// Returns x * 2^n for integral n that keeps x normal; a NaN x stays NaN.
 inline Vec scale_by_power_of_2(Vec x, Vec n) {
   return make([&](int i) {
     const float bound = n.lane[i] >= -127 && n.lane[i] <= 128 ? n.lane[i] : 0;
@@ -121,7 +121,7 @@ inline Vec scale_by_power_of_2(Vec x, Vec n) {
     return x.lane[i] == x.lane[i] ? scaled : x.lane[i];
   });
 }
-// y where x >= limit or x is NaN, else 0.
+// Returns y where x >= limit or x is NaN, and 0 elsewhere.
 inline Vec zero_below(Vec x, float limit, Vec y) {
   return make([&](int i) { return x.lane[i] < limit ? 0.0f : y.lane[i]; });
 }

@@ -7,7 +7,7 @@
 namespace fp4moe::ref {
 namespace {
 
-// One query row of one head: two passes over the keys, the first for the largest logit.
+// Computes one query row of one head, in two passes over the keys: the first finds the largest logit.
 void attend(const AttentionArgs& a, const SequenceRows& s, int64_t r, int head) {
   const KvPages &k = a.k_pages, &v = a.v_pages;
   const int kv_head = head / (a.num_heads / k.num_kv_heads);

@@ -1,5 +1,5 @@
-// The oracle of every dense op: plain loops, double accumulation, weights as in the checkpoint. Also what
-// --dtype float32 runs, so rows or outputs are spread over the pool.
+// The oracle for every dense op: plain loops, double accumulation, weights as in the checkpoint. --dtype
+// float32 also runs these ops, so they distribute rows or outputs over the pool.
 #pragma once
 
 #include "kernels/ops.h"
@@ -24,7 +24,7 @@ void gather_rows(const GatherRowsArgs& args, ThreadPool& pool);
 void copy_heads(const CopyHeadsArgs& args, ThreadPool& pool);
 void sigmoid_gate(const SigmoidGateArgs& args, ThreadPool& pool);
 
-// Element i of `data`, bf16 or f32.
+// Returns element i of `data`, bf16 or f32.
 inline float load_elem(const void* data, DType dtype, int64_t i) {
   return dtype == DType::kF32 ? static_cast<const float*>(data)[i]
                               : bf16_to_float(static_cast<const bf16*>(data)[i]);

@@ -1,4 +1,4 @@
-// The oracle of the expert ops: every sum in double over dequantised weights, one element after the other.
+// The oracle for the expert ops: every sum is in double, over dequantised weights, one element after another.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -51,7 +51,7 @@ double act_at(const ActRows& x, int64_t row, int64_t col) {
                                 : bf16_to_float(static_cast<const bf16*>(x.data)[i]);
 }
 
-// out[t] = x[t] . weight + bias for all rows t of a.x, times the scales of quantised activations.
+// Computes out[t] = x[t] . weight * the scales of quantised activations + bias, for all rows t of a.x.
 void dot_rows(const ExpertGemmArgs& a, const std::vector<float>& weight, double bias, double* out) {
   const int64_t block = fp4_block(a.format), blocks = a.x.cols / block;
   for (int64_t t = 0; t < a.x.rows; ++t) {
@@ -90,7 +90,7 @@ void store_act(const ExpertGateUpArgs& a, int64_t row, int64_t col, double value
     static_cast<bf16*>(a.out)[i] = float_to_bf16(rounded);
 }
 
-// Row `row` of a matrix as a GEMM multiplies it, in f32.
+// Writes row `row` of a matrix, as a GEMM multiplies it, in f32.
 using WeightRow = void (*)(const Fp4MatrixView&, int64_t row, float* out);
 
 template <WeightRow kWeightRow>
@@ -144,7 +144,8 @@ bool is_zero_block(const uint8_t* codes, int64_t bytes) {
   return std::all_of(codes, codes + bytes, [](uint8_t pair) { return (pair & 0x77) == 0; });
 }
 
-// Exponent of the power of two that scales the largest scale of the row's nonzero blocks into (224, 448].
+// Returns the exponent of the power of two that scales the largest scale of the row's nonzero blocks into
+// (224, 448].
 int nvfp4_scale_move(const Fp4MatrixView& w, int64_t row) {
   float most = 0;
   for (int64_t b = 0; b < w.cols / 16; ++b)

@@ -7,7 +7,7 @@ namespace fp4moe::ref {
 namespace {
 
 constexpr int64_t kOutputsPerChunk = 16;
-constexpr int kLanes = 8;  // partial sums, so that the compiler may keep them in vector registers
+constexpr int kLanes = 8;  // partial sums, so that the compiler can keep them in vector registers
 
 double to_double(float x) { return x; }
 double to_double(bf16 x) { return bf16_to_float(x); }

@@ -326,7 +326,7 @@ TEST_F(WeightCacheFile, AnotherUsersFileIsRefused) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can give files away";
   start();
   ASSERT_EQ(::chown(path_.c_str(), 65534, 65534), 0);
-  expect_refused("belongs to user 65534; legal: 0 (this process's) or 0");
+  expect_refused("belongs to user 65534; legal: 0 (this process's user) or 0");
 }
 
 TEST_F(WeightCacheFile, AFolderThatOthersCanWriteToIsNotUsed) {
@@ -425,7 +425,7 @@ TEST_F(WeightCacheFile, AFileSizeLimitIsAWarning) {
     const bool packed = start();
     const bool warned =
         lines.have("warning: packed weights are not kept: cannot write '" + path_ + "': it would have ") &&
-        lines.have("8192 are legal for this process (ulimit -f)");
+        lines.have("the limit for this process is 8192 (ulimit -f)");
     _exit(packed && warned && !HasFailure() && !file_exists(path_) && !file_exists(path_ + ".partial") ? 0
                                                                                                        : 1);
   }

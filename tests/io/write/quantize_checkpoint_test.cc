@@ -213,7 +213,7 @@ TEST(Quantize, RefusesByName) {
   expect_refused(gpt_oss, {.format = kMx, .dialect = "modelopt"}, kUnsupported, "--dialect gpt-oss");
   expect_refused(qwen, {.format = kMx, .dialect = "modelopt"}, kUnsupported, "--dialect compressed-tensors");
   expect_refused(qwen, {.format = kMx, .dialect = "gguf"}, StatusCode::kInvalidArgument, "legal: auto");
-  expect_refused(done, {.format = kMx}, kUnsupported, "quantised already");
+  expect_refused(done, {.format = kMx}, kUnsupported, "already quantised");
   expect_refused(qwen, {.format = kMx, .exclude = {"*.experts.2.*"}}, kUnsupported,
                  "mlp.experts.2.gate_proj");
   expect_refused(Source("deepseek-v3-tiny"), {.format = kMx, .exclude = {"*shared_experts.up_proj"}},

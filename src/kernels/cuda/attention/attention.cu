@@ -12,16 +12,16 @@ namespace fp4moe::cuda {
 namespace {
 
 constexpr int kMaxCluster = 16;
-constexpr int64_t kDecodeBlocks = 528;  // four of decode's blocks to each SM of an H200
+constexpr int64_t kDecodeBlocks = 528;  // four of decode's blocks per SM of an H200
 constexpr int64_t kMlaBlocks = 132;
-constexpr int kInvariantSplits = 8;  // of MLA
+constexpr int kInvariantSplits = 8;  // for MLA
 
 AttentionParams make_params(const AttentionArgs& args) {
   const KvPages &k = args.k_pages, &v = args.v_pages;
   const DeviceBatch& batch = *args.device_batch;
   FP4MOE_CHECK(k.dtype == DType::kBF16 && v.dtype == DType::kBF16, "pages must be bf16");
   FP4MOE_CHECK(k.head_dim % 16 == 0 && k.page_size <= 128 && std::has_single_bit(unsigned(k.page_size)),
-               "head_dim must be a multiple of 16, page_size a power of two up to 128");
+               "head_dim must be a multiple of 16, and page_size a power of two up to 128");
   AttentionParams p = {};
   p.q = args.q, p.q_stride = args.q_stride, p.out_cols = args.out.cols;
   p.k = static_cast<uint16_t*>(k.data), p.v = static_cast<uint16_t*>(v.data);
@@ -40,8 +40,8 @@ AttentionParams make_params(const AttentionArgs& args) {
   return p;
 }
 
-// Blocks per cluster: the largest power of two for which `units` clusters have at most `blocks` blocks and
-// each block gets at least `min_keys` of the longest context.
+// Returns the blocks per cluster: the largest power of two for which `units` clusters have at most `blocks`
+// blocks and each block gets at least `min_keys` keys of the longest context.
 int cluster_size(int64_t units, int64_t blocks, int64_t max_keys, int64_t min_keys) {
   int splits = 1;
   while (splits < kMaxCluster && units * splits * 2 <= blocks && max_keys >= min_keys * splits * 2)
@@ -49,7 +49,7 @@ int cluster_size(int64_t units, int64_t blocks, int64_t max_keys, int64_t min_ke
   return splits;
 }
 
-// The longest context of a row, and how many (row, kv head) there are.
+// max_keys: the longest context of a row; units: the number of (row, kv head) pairs.
 struct Work {
   int64_t units, max_keys;
 };

@@ -1,26 +1,26 @@
-// Decode: few rows, each against all its keys.
+// Attention for decode: few rows, each against all of its keys.
 //
 // Computes   out[t, h] = sum_j softmax_j(scale q[t, h] k[j], sinks[h]) v[j], j in row t's window; if p.rope
-//            is set, first rope of q and of the new key, whose key and value are stored in their pages.
+//            is set, q and the new key are rotated first, and the new key and value stored in their pages.
 // Shapes     q f32 [T, q_stride]; pages bf16 [pages, kv_heads, page_size, row]; out bf16 or f32
-//            [T, heads * v_dim]. Head dims up to 128 (multiples of 16), G <= 16 query heads to a kv head.
+//            [T, heads * v_dim]. Head dims up to 128 (multiples of 16), G <= 16 query heads per kv head.
 // Bytes      2 * (k_dim + v_dim) per row, kv head and key, each read once.
-// Flops      2 * G * (k_dim + v_dim) of the same.
-// Bound      HBM; with short contexts the latency of queries, exchange and outputs.
-// Design     A cluster of up to 8 blocks of W warps serves one row and kv head, as many blocks as leave each
-//            warp a block of 16 keys; warp w of n takes blocks w, w + n, ... A warp gathers keys and values
-//            into its own part of shared memory by cp.async, S blocks ahead, and warps never wait for each
-//            other. Eight lanes fetch 128 bytes of a row, so that a cache line costs the L2 one request: with
-//            two requests, of half a line each, the L2 is the bottleneck and not HBM. The 16-byte chunks are
-//            mma.sync's fragments as they are: the order of a contraction is free, so 8 contiguous elements
-//            serve two k steps (keys), or eight columns (values, paired with the next key's by prmt). Finally
-//            each worker's sums go to the block of the cluster that adds up their columns, in the order of
-//            the workers. With rope, loads of the pages that earlier steps wrote are in flight before the
-//            kernel waits for the projections; the new key and value go from f32 to their pages and into
-//            shared memory.
-// Numerics   q and the weights are rounded to bf16, sums are f32, the softmax is of base 2. Same bits for the
-//            same number of warps, which depends on the padded batch and the row's context alone. Rope: as
-//            rope.cu.
+// Flops      2 * G * (k_dim + v_dim) per row, kv head and key.
+// Bound      HBM; with short contexts, the latency of queries, exchange and outputs.
+// Design     A cluster of up to 8 thread blocks of W warps serves one row and kv head; it has no more thread
+//            blocks than the row's blocks of 16 keys keep busy. Warp w of n takes the key blocks w, w + n,
+//            ... A warp gathers keys and values into its own part of shared memory with cp.async, S blocks
+//            ahead, and warps never wait for each other. Eight lanes fetch 128 bytes of a row, so that a
+//            cache line costs the L2 one request: with two requests, of half a line each, the L2, not HBM, is
+//            the bottleneck. The 16-byte chunks serve as mma.sync's fragments unchanged: the order of a
+//            contraction is free, so 8 contiguous elements serve two k steps (keys) or eight columns (values,
+//            paired with the next key's values by prmt). Finally, the warps (workers) send their sums to the
+//            thread blocks that add up the columns, in worker order. With rope, loads of the pages that
+//            earlier steps wrote are in flight before the kernel waits for the projections; the new key and
+//            value are rounded from f32 and stored in their pages and in shared memory.
+// Numerics   q and the weights are rounded to bf16, sums are f32, and the softmax has base 2. A row's bits
+//            are the same for the same number of warps, which depends only on the padded batch and the row's
+//            context. Rope: as in rope.cu.
 #include <algorithm>
 
 #include "device/stream.h"
@@ -36,10 +36,10 @@ constexpr int kBlockKeys = 16, kMaxGroup = 16;
 
 template <int D>
 struct Config {
-  static constexpr int kUnits = D / 16;  // of 16 output columns, to a head
+  static constexpr int kUnits = D / 16;  // of 16 output columns, per head
 };
 
-// A worker's contribution to 16 columns of a head.
+// The contribution of a worker (a warp) to 16 columns of a head.
 struct alignas(16) Part {
   float sums[16];
   float largest, denominator;
@@ -47,20 +47,20 @@ struct alignas(16) Part {
 
 template <int D, int S, int W>
 struct Shared {
-  Turn turns[D / 2];       // of the row's position
+  Turn turns[D / 2];       // for the row's position
   float sinks[kMaxGroup];  // of the kv head's query heads
-  // A warp's blocks of 16 keys: chunk c of a row's 128 bytes at [key_slot(key, c)] or [value_slot(key, c)].
+  // A warp's blocks of 16 keys. Chunk c of a row's 128 bytes is in key_slot(key, c) or value_slot(key, c).
   uint4 keys[S][W][D / 64][kBlockKeys][8];
   uint4 values[S][W][D / 64][kBlockKeys][8];
   Part parts[1];  // [units of this block][workers]
 };
 
-// Slots that avoid bank conflicts among eight lanes that read at once: they read four chunks of two adjacent
-// keys, or two chunks of the values of every other key.
+// Return slots that avoid bank conflicts among eight lanes that read at once: the lanes read four chunks of
+// two adjacent keys, or two chunks of the values of every other key.
 __device__ __forceinline__ int key_slot(int key, int c) { return c ^ key % 2 * 4; }
 __device__ __forceinline__ int value_slot(int key, int c) { return c ^ key / 2 % 4 * 2; }
 
-// Parts in a block's shared memory, for up to `splits` blocks.
+// Returns the number of parts in a block's shared memory, for up to `splits` blocks.
 int shared_parts(int units, int splits, int warps) { return (units + splits - 1) * warps; }
 
 // The state that a warp keeps for its row: lane (g, q) = (lane / 4, lane % 4).
@@ -75,7 +75,8 @@ __device__ __forceinline__ uint32_t word(const uint4& x, int i) {
   return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
 }
 
-// rows_of_block: lane i has the page row of the block's key i % 16.
+// Starts to load a block of keys and values. rows_of_block: in lane i, the page row of the block's key i %
+// 16.
 template <int D, int S, int W>
 __device__ __forceinline__ void load_block(const AttentionParams& p, int rows_of_block, int stage,
                                            Shared<D, S, W>& shared) {
@@ -96,8 +97,8 @@ __device__ __forceinline__ void load_block(const AttentionParams& p, int rows_of
   }
 }
 
-// A thread's part of the rotations of the row's position, and of the sinks. These are weights, which no
-// kernel writes, so they are loaded at once and used while the first keys are in flight.
+// A thread's part of the rotations for the row's position, and of the sinks. inv_freq and sink are weights,
+// which no kernel writes, so they are loaded at once and used while the first keys are in flight.
 template <int D>
 struct Prepared {
   float inv_freq = 0, sink = 0;
@@ -107,7 +108,7 @@ struct Prepared {
     if (p.rope.k != nullptr && i < D / 2) inv_freq = __ldg(p.rope.inv_freq + i);
     if (p.sinks != nullptr && i < p.group) sink = __ldg(p.sinks + kv_head * p.group + i);
   }
-  // Called by all threads; ends with a block barrier.
+  // Puts both into shared memory. Called by all threads; ends with a block barrier.
   template <int S, int W>
   __device__ __forceinline__ void put(const AttentionParams& p, int position, Shared<D, S, W>& shared) const {
     const int i = static_cast<int>(threadIdx.x);
@@ -142,7 +143,7 @@ struct Queries {
               p.q + row * p.q_stride + static_cast<int64_t>(kv_head * p.group + head) * p.k_dim + d));
       }
   }
-  // Makes q's fragments. turns: null, or the D / 2 rotations of the position.
+  // Makes q's fragments. turns: null, or the D / 2 rotations for the position.
   __device__ __forceinline__ void put(const Turn* turns, Warp<D>& w) {
     if (turns != nullptr)
 #pragma unroll
@@ -160,8 +161,8 @@ struct Queries {
   }
 };
 
-// Puts the new token into the last block, which has landed, and zeros for keys outside the row's range, whose
-// pages may hold anything.
+// Puts the new token into the last block, which has landed, and zeros in place of keys outside the row's
+// range, whose pages can contain arbitrary data.
 template <int D, int S, int W>
 __device__ __forceinline__ void put_new_token(const NewToken<D>& token, int stage, int first_key, int2 keys,
                                               Shared<D, S, W>& shared) {
@@ -187,7 +188,8 @@ __device__ __forceinline__ void put_new_token(const NewToken<D>& token, int stag
   __syncwarp();
 }
 
-// Logits of 16 keys: [0] keys 2 q, 2 q + 1 (heads g, g + 8), [1] those + 8.
+// Computes the logits of 16 keys: s[0] for keys 2 q and 2 q + 1 (heads g and g + 8), s[1] for the keys 8
+// further.
 template <int D, int S, int W>
 __device__ __forceinline__ void multiply_keys(const Shared<D, S, W>& shared, int stage, const Warp<D>& w,
                                               float (&s)[2][4]) {
@@ -203,7 +205,7 @@ __device__ __forceinline__ void multiply_keys(const Shared<D, S, W>& shared, int
     }
 }
 
-// Logits -> weights, the A fragment of the values' product; rescales the sums so far.
+// Turns logits into weights, the A fragment for the product with the values, and rescales the sums so far.
 template <int D>
 __device__ __forceinline__ void weigh(const AttentionParams& p, float (&s)[2][4], int first_key, int2 keys,
                                       Warp<D>& w, uint32_t (&weights)[4]) {
@@ -256,8 +258,8 @@ __device__ __forceinline__ void multiply_values(const Shared<D, S, W>& shared, i
   }
 }
 
-// A warp's share of a row: of the key blocks that cover [keys.x, keys.y], the first plus `worker`, then every
-// stride-th.
+// A warp's share of a row: among the key blocks that cover [keys.x, keys.y], block number `worker` and every
+// stride-th block after it.
 struct Share {
   int row, kv_head;
   int2 keys;
@@ -265,20 +267,20 @@ struct Share {
 };
 
 // Processes the warp's share. S blocks are in flight, each in its own stage of shared memory; the page rows
-// of the next are looked up one block ahead:
+// of the next block are looked up one block ahead:
 //
 //   before the preceding kernels end   rows_of(b0 .. bS)   load b0 .. bS-1   (cached keys only)
 //   after grid_dependency_wait()       queries; the newest key, which a preceding kernel computed
 //   block b, in stage b % S            wait for b | keys, weights, values | load b + S | rows_of(b + S + 1)
 //
-// The newest key is added to its block in shared memory once that block has landed, and stored in its page.
+// The newest key is stored in its page, and put into its block in shared memory once that block has landed.
 template <int D, int S, int W>
 __device__ __forceinline__ void attend(const AttentionParams& p, const Share& share,
                                        const Prepared<D>& prepared, Shared<D, S, W>& shared, Warp<D>& w) {
   const auto [row, kv_head, keys, worker, stride] = share;
   const int lane = threadIdx.x % 32, sequence = p.row_sequence[row];
   const int end = keys.y / kBlockKeys + 1;
-  auto rows_of = [&](int block) {  // keys outside the row's range are clamped to it, and masked
+  auto rows_of = [&](int block) {  // keys outside the row's range are clamped to it and masked
     const int key = min(max(block * kBlockKeys + lane % kBlockKeys, keys.x), keys.y);
     return page_row(p, sequence, kv_head, key);
   };
@@ -322,7 +324,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const Share& sh
   }
 }
 
-// Sends the warp's sums to the blocks that add up their columns: unit u (of 16 columns) goes to block u %
+// Sends the warp's sums to the blocks that add up their columns: unit u (of 16 columns) is sent to block u %
 // splits.
 template <int D, int S, int W>
 __device__ __forceinline__ void send_parts(const AttentionParams& p, int worker, int splits, Warp<D>& w,
@@ -430,8 +432,8 @@ __global__ void __launch_bounds__(W * 32, W == 8    ? 2
   add_parts(p, row, kv_head, splits, min(num_blocks, splits * W), shared);
 }
 
-// S: blocks of keys that a warp has in shared memory, including the one being processed. W: warps per block.
-// splits: blocks per cluster.
+// S: blocks of keys that a warp has in shared memory, including the block being processed. W: warps per
+// block. splits: blocks per cluster.
 template <int D, int S, int W>
 void launch(const AttentionParams& p, int splits) {
   constexpr int kMaxBytes = 227 * 1024;
@@ -445,16 +447,17 @@ void launch(const AttentionParams& p, int splits) {
   current_stream().check_launch("attention_decode");
 }
 
-constexpr int kMostSplits = 8;  // 16 blocks start only where a GPC has room for all of them
+constexpr int kMostSplits = 8;  // 16 blocks start only if a GPC has room for all of them
 
 int64_t num_blocks(const AttentionParams& p, int splits) {
   return int64_t{p.num_rows} * p.num_kv_heads * splits;
 }
 
-// Heads of up to 64. With one block of keys per warp in shared memory, the linears before and after have room
-// to load their weights sooner: used if a warp gets only one block, or if every block has an SM to itself (it
-// then fits beside QKV's with up to 120 registers per thread). Otherwise two blocks of keys if four thread
-// blocks can then share an SM and three per SM would need a second wave; else three.
+// Launches decode for heads of up to 64 elements. With one block of keys per warp in shared memory, the
+// linear layers before and after decode have room to load their weights sooner; this is done if a warp gets
+// only one block of keys, or if every thread block has an SM to itself (it then fits beside QKV's block with
+// up to 120 registers per thread). Otherwise a warp has two blocks of keys if three thread blocks per SM
+// would need a second wave (with two blocks of keys, four share an SM), and three if not.
 void launch_small_heads(const AttentionParams& p, int splits, int64_t max_keys) {
   const int64_t num_sms = device_limits().num_sms;
   if (splits > kMostSplits && num_blocks(p, kMostSplits) <= num_sms) return launch<64, 1, 8>(p, kMostSplits);
@@ -463,7 +466,8 @@ void launch_small_heads(const AttentionParams& p, int splits, int64_t max_keys) 
   num_blocks(p, splits) > 3 * num_sms ? launch<64, 2, 4>(p, splits) : launch<64, 3, 4>(p, splits);
 }
 
-// Heads of up to 128: two thread blocks of four warps share an SM, one of eight has it alone.
+// Launches decode for heads of up to 128 elements: two thread blocks of four warps share an SM; one of eight
+// warps has an SM to itself.
 void launch_large_heads(const AttentionParams& p, int splits) {
   if (splits > kMostSplits && num_blocks(p, kMostSplits) <= device_limits().num_sms)
     return launch<128, 2, 8>(p, kMostSplits);

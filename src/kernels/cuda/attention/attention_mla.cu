@@ -2,19 +2,19 @@
 //
 // Computes   out[t, h] = sum_j softmax_j(scale q[t, h] k[j], sinks[h]) k[j][: v_dim], j in row t's window.
 // Shapes     q f32 [T, q_stride]; pages bf16 [pages, kv_heads, page_size, row]; out bf16 or f32
-//            [T, heads * v_dim]. k_dim up to 576 and v_dim up to 512, multiples of 16; any G query heads to a
-//            kv head.
-// Bytes      2 * k_dim per kv head and key for each tile of 64 rows, from L2; from HBM once.
+//            [T, heads * v_dim]. k_dim up to 576 and v_dim up to 512, multiples of 16; any number G of query
+//            heads per kv head.
+// Bytes      2 * k_dim per kv head and key for each tile of 64 rows, from L2; once from HBM.
 // Flops      2 * (k_dim + v_dim) per row, head and key seen.
-// Bound      With 128 heads the tensor cores, with few the gather of keys.
+// Bound      With 128 heads, the tensor cores; with few heads, the gather of keys.
 // Design     A cluster of S blocks serves a tile of 64 rows (tokens x G heads) of a sequence; block s takes
-//            the tiles of 64 keys s, s + S, ... One warp group gathers keys with 16-byte cp.async into two
-//            stages. Two other warp groups each compute the logits of half of a tile's keys, exchange the
-//            rows' maxima, put the weights into shared memory, and multiply all of them by half of the
-//            columns of the same tile, read transposed. The blocks' sums are merged through shared memory,
-//            in order of s.
-// Numerics   q and the weights are rounded to bf16, sums are f32, the softmax is of base 2. A row's bits
-//            depend on its keys and on S alone.
+//            the key tiles s, s + S, ... of 64 keys each. One warp group gathers keys with 16-byte cp.async
+//            into two stages. Two other warp groups each compute the logits of half of a tile's keys,
+//            exchange the rows' maxima, put the weights into shared memory, and multiply all weights by half
+//            of the columns of the same tile, which is read transposed. The blocks' sums are merged through
+//            shared memory, in order of s.
+// Numerics   q and the weights are rounded to bf16, sums are f32, and the softmax has base 2. A row's bits
+//            depend only on its keys and on S.
 #include "device/stream.h"
 #include "kernels/cuda/attention/attention_params.h"
 #include "kernels/cuda/ptx/attention_ptx.cuh"
@@ -43,12 +43,12 @@ struct alignas(1024) Shared {
 constexpr int kSharedBytes = sizeof(Shared) + 1024;
 static_assert(kSharedBytes <= 232448);
 
-// Byte offset of 16-byte chunk c of a row.
+// Returns the byte offset of 16-byte chunk c of a row.
 __device__ __forceinline__ int chunk_at(int row, int c) {
   return c / 8 * kBlockBytes + row * 128 + ((c % 8 ^ row % 8) << 4);
 }
 
-// What a block computes: the sums of a tile of rows over every splits-th tile of its keys.
+// A block's work: the sums for a tile of rows over every splits-th tile of the rows' keys.
 struct Work {
   RowTile tile;
   KeyRange keys;
@@ -80,7 +80,7 @@ __device__ __forceinline__ void produce(const AttentionParams& p, const Work& wo
   }
 }
 
-// The tile's queries as bf16; zeros past its rows.
+// Loads the tile's queries as bf16, with zeros past the tile's rows.
 __device__ __forceinline__ void load_queries(const AttentionParams& p, const RowTile& tile, int kv_head,
                                              int thread, Shared& shared) {
   const int chunks = p.k_dim / 8;
@@ -98,14 +98,14 @@ __device__ __forceinline__ void load_queries(const AttentionParams& p, const Row
   }
 }
 
-// Rows g and g + 8 of the warp's 16, lane (g, q) = (lane / 4, lane % 4): a consumer's state.
+// A consumer thread's state: rows g and g + 8 of its warp's 16 rows; (g, q) = (lane / 4, lane % 4).
 struct Rows {
   float out[2][64];  // columns 256 half + 128 part + 8 n + 2 q + i of row g + 8 r at [part][4 n + 2 r + i]
   float largest[2], denominator[2];
-  int position[2], row[2];  // position -1: not a row; row: in the tile
+  int position[2], row[2];  // position -1: not a row; row: index in the tile
 };
 
-// kSteps: steps of 16 columns; 0: k_dim / 16.
+// kSteps: number of steps of 16 columns; 0: k_dim / 16 steps.
 template <int kSteps>
 __device__ __forceinline__ void multiply_keys(int k_dim, uint32_t q, uint32_t keys, float (&s)[16]) {
   const uint64_t a = wgmma_b_descriptor(q, 0), b = wgmma_b_descriptor(keys, 0);
@@ -129,7 +129,8 @@ __device__ __forceinline__ void multiply_keys(int k_dim, uint32_t q, uint32_t ke
   keep_registers(s);
 }
 
-// Logits of this half's 32 keys -> weights in shared memory; the halves exchange each row's largest logit.
+// Turns the logits of this half's 32 keys into weights in shared memory; the halves exchange each row's
+// largest logit.
 __device__ __forceinline__ void weigh(const AttentionParams& p, int half, int first_key, Rows& r,
                                       float (&s)[16], Shared& shared) {
   const int q2 = threadIdx.x % 4 * 2;
@@ -154,9 +155,9 @@ __device__ __forceinline__ void weigh(const AttentionParams& p, int half, int fi
   for (int i = 0; i < 2; ++i) {
     const int row = r.row[i];
     const float most = fmaxf(r.largest[i], fmaxf(shared.half_largest[0][row], shared.half_largest[1][row]));
-    const float base = most == -INFINITY ? 0 : most;  // no key of the row yet: all weights 0
+    const float base = most == -INFINITY ? 0 : most;  // no key of the row yet: all weights are 0
     const float origin = base * p.scale_log2;
-    const float rescale = ex2((r.largest[i] - base) * p.scale_log2);  // exactly 1 if no key is larger
+    const float rescale = ex2((r.largest[i] - base) * p.scale_log2);  // exactly 1 if no logit is larger
     r.largest[i] = most;
     float sum = 0;
 #pragma unroll

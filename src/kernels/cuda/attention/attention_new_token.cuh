@@ -1,5 +1,5 @@
-// Rope inside decode's attention: the rotations of a position, and a row's own key and value, which go to
-// their page.
+// Rope inside decode's attention: the rotations for a position, and a row's own key and value, which are
+// stored in their page.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,7 +15,7 @@ struct Turn {
   float cosine, sine;
 };
 
-// Rotates an element and its partner half a head further.
+// Rotates an element and its partner, which is half a head further.
 __device__ __forceinline__ void turn(float& low, float& high, const Turn& by) {
   const float x = low;
   low = x * by.cosine - high * by.sine;
@@ -27,8 +27,8 @@ __device__ __forceinline__ uint4 pack_8(const float (&x)[8]) {
           ptx::bf16_pair(x[6], x[7])};
 }
 
-// The row's own key and value, of heads of D: each lane has the chunks that it would multiply if the key were
-// one of its fragment's.
+// The row's own key and value, for heads of D elements: each lane has the chunks that it would multiply if
+// the key were in its fragment.
 template <int D>
 struct NewToken {
   float k[D / 32][8], v[D / 64][8];
@@ -55,7 +55,8 @@ struct NewToken {
 #pragma unroll
     for (int c = 0; c < D / 64; ++c) load_8(of_v + value_dim(c), v[c]);
   }
-  // Rotates the key; the lanes that multiply key `place` of a block store key and value in their page.
+  // Rotates the key; the lanes that multiply key `place` of a block store the key and the value in their
+  // page.
   __device__ __forceinline__ void put(const AttentionParams& p, int place, int page_row, const Turn* turns) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll

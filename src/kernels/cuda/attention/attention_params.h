@@ -13,15 +13,16 @@ namespace fp4moe::cuda {
 // If k is not null, a launch for decode first applies rope to queries and keys and writes the new keys and
 // values into their pages.
 struct RopeParams {
-  const float *k, *v;  // [T, stride] the new tokens'
+  const float *k, *v;  // [T, stride]: the new tokens' rows
   int64_t stride;
   const float* inv_freq;
   float factor;
 };
 
-// One launch. G query heads share a kv head; positions, and row numbers within pages, fit in 32 bits.
-// Large because it is the only argument of three kernels: one struct is copied into the constant bank, and
-// each kernel reads the fields that it needs from there.
+// The arguments of one launch. G query heads share a kv head; positions, and row numbers within pages, fit in
+// 32 bits.
+// Large because it is the only argument of three kernels: one struct is copied into the constant
+// bank, and each kernel reads the fields that it needs from there.
 struct AttentionParams {
   const float* q;
   int64_t q_stride, out_cols;
@@ -41,22 +42,22 @@ struct AttentionParams {
 
 constexpr float kLog2e = 1.44269504f;
 
-// splits: blocks per cluster, for blocks of 4 warps; max_keys: upper bound of a row's keys.
+// splits: blocks per cluster, for blocks of 4 warps; max_keys: upper bound on the number of a row's keys.
 void launch_attention_decode(const AttentionParams& p, int splits, int64_t max_keys);
 void launch_attention_prefill(const AttentionParams& p);
 void launch_attention_mla(const AttentionParams& p, int splits);
 
 // A tile of query rows: rows [first, first + tile rows) of a sequence's tokens x G heads, token-major.
 struct RowTile {
-  int sequence = -1;  // -1: none
+  int sequence = -1;  // -1: no tile
   int first = 0;
   int num_tokens = 0, first_row = 0, first_position = 0;  // the sequence's
 };
 
 #ifdef __CUDACC__
 
-// Tile `index` of the batch in order of decreasing work: the last sequence first, each from its end. Called
-// by whole warps; all lanes get the result.
+// Returns tile `index` of the batch, in order of decreasing work: the last sequence first, each sequence from
+// its end. Called by whole warps; all lanes get the result.
 __device__ __forceinline__ RowTile find_row_tile(const AttentionParams& p, int tile_rows, int index) {
   const int lane = threadIdx.x % 32;
   RowTile tile;
@@ -86,14 +87,14 @@ __device__ __forceinline__ RowTile find_row_tile(const AttentionParams& p, int t
   return tile;
 }
 
-// How many tiles a batch can have at most, whatever its sequences.
+// Returns the most tiles that a batch can have, whatever its sequences are.
 inline int max_row_tiles(const AttentionParams& p, int tile_rows) {
   const int64_t rows = static_cast<int64_t>(p.num_rows) * p.group;
   return static_cast<int>(rows / tile_rows + (p.num_sequences < p.num_rows ? p.num_sequences : p.num_rows));
 }
 
 // The keys that a tile's rows see: [begin, end), with begin rounded down to a whole tile of keys, so that a
-// row's sums are the same whatever else is in its tile of rows.
+// row's sums do not depend on the other rows in its tile.
 struct KeyRange {
   int begin, end;
 };
@@ -105,13 +106,13 @@ __device__ __forceinline__ KeyRange keys_of_tile(const AttentionParams& p, const
   return {begin / tile_keys * tile_keys, t.first_position + last_row / p.group + 1};
 }
 
-// Which row of the pages holds a key of a kv head.
+// Returns the row of the pages that holds a key of a kv head.
 __device__ __forceinline__ int page_row(const AttentionParams& p, int sequence, int kv_head, int key) {
   const int page = p.page_table[static_cast<int64_t>(sequence) * p.max_pages + (key >> p.page_shift)];
   return ((page * p.num_kv_heads + kv_head) << p.page_shift) + (key & ((1 << p.page_shift) - 1));
 }
 
-// Writes this block's share of zeros in the rows past the last sequence's.
+// Writes this block's share of the zeros to the rows past those of the last sequence.
 __device__ __forceinline__ void clear_padding_rows(const AttentionParams& p, int block, int num_blocks) {
   for (int64_t row = p.first_row[p.num_sequences] + block; row < p.num_rows; row += num_blocks)
     for (int64_t c = threadIdx.x; c < p.out_cols; c += blockDim.x) {
@@ -129,7 +130,7 @@ struct AttentionGrid {
   int threads, smem_bytes, cluster_x;
 };
 
-// Launches a programmatic dependent of the stream's previous kernel.
+// Launches the kernel as a programmatic dependent of the stream's previous kernel.
 template <typename Kernel>
 cudaError_t launch_attention_kernel(Kernel kernel, const AttentionParams& p, const AttentionGrid& grid,
                                     cudaStream_t stream) {

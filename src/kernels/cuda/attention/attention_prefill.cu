@@ -1,19 +1,20 @@
-// Prefill: sequences with many new rows, or some with many and some with few.
+// Attention for prefill: sequences with many new rows, or some sequences with many and some with few.
 //
 // Computes   out[t, h] = sum_j softmax_j(scale q[t, h] k[j], sinks[h]) v[j], j in row t's window.
 // Shapes     q f32 [T, q_stride]; pages bf16 [pages, kv_heads, page_size, row]; out bf16 or f32
 //            [T, heads * v_dim]. Head dims up to 256 (multiples of 16), padded to D = 64, 128 or 256 in
-//            shared memory; any G query heads to a kv head.
+//            shared memory; any number G of query heads per kv head.
 // Bytes      2 * (k_dim + v_dim) per kv head and key for each tile of rows, from L2.
 // Flops      4 * D per row, head and key seen.
-// Bound      Tensor cores and exponentials (D = 64: as many cycles each); the row tile determines L2's share.
+// Bound      Tensor cores and exponentials (D = 64: the same number of cycles each); the row tile determines
+//            L2's share.
 // Design     A block serves one tile of rows of one sequence and kv head, tokens x G heads, so that a tile
 //            spans few positions and masks cost little. One warp group gathers key tiles from the pages with
-//            16-byte cp.async (zeros past the last key), C others own 64 rows each: logits by wgmma with q in
-//            registers, softmax in base 2, weights back as the register operand of the values' product. The
-//            next tile's logits are issued before the values' product of the previous tile, which overlaps
-//            the softmax.
-// Numerics   q and the weights are rounded to bf16, sums are f32. A row's bits depend on its keys alone.
+//            16-byte cp.async (zeros past the last key), and C other warp groups own 64 rows each: logits by
+//            wgmma with q in registers, softmax in base 2, then the weights are the register operand of the
+//            product with the values. A tile's logits are issued before the previous tile's product with the
+//            values, which overlaps the softmax.
+// Numerics   q and the weights are rounded to bf16, sums are f32. A row's bits depend only on its keys.
 #include "device/stream.h"
 #include "kernels/cuda/attention/attention_params.h"
 #include "kernels/cuda/ptx/attention_ptx.cuh"
@@ -43,8 +44,8 @@ struct alignas(1024) Shared {
 
 // ---- the producer ----
 
-// Rows r0 + 16 i of the tile that starts at keys.begin, zeros from keys.end on; column chunk c of each block
-// of 64.
+// Loads rows r0 + 16 i of the tile that starts at keys.begin, with zeros from keys.end on; of each row,
+// column chunk c of each block of 64 columns.
 template <int D>
 __device__ __forceinline__ void load_tile(const uint16_t* pages, int stride, int dim, KeyRange keys,
                                           const int (&rows)[Config<D>::kKeys / 16], uint32_t to) {
@@ -85,10 +86,10 @@ __device__ __forceinline__ void produce(const AttentionParams& p, const RowTile&
 
 // ---- the consumers ----
 
-// A thread's state: rows g and g + 8 of its warp's 16, lane (g, q) = (lane / 4, lane % 4).
+// A thread's state: rows g and g + 8 of its warp's 16 rows; (g, q) = (lane / 4, lane % 4).
 template <int D>
 struct Rows {
-  static constexpr int kParts = D > 128 ? D / 128 : 1;  // of the columns, to a wgmma each
+  static constexpr int kParts = D > 128 ? D / 128 : 1;  // parts of the columns, one wgmma each
   uint32_t q[D / 16][4];
   float out[kParts][D / kParts / 2];  // columns 8 n + 2 q + i of row g + 8 r at [4 n + 2 r + i]
   float largest[2], denominator[2];
@@ -144,7 +145,7 @@ __device__ __forceinline__ void multiply_values(const uint32_t (&weights)[Config
       wgmma<1>(r.out[part], weights[step], matrix + (part * 2 * kBlockBytes + step * 2048) / 16, true);
 }
 
-// Logits of a row outside its keys become -infinity.
+// Sets the logits of keys outside a row's range to -infinity.
 template <int kKeys>
 __device__ __forceinline__ void mask(const AttentionParams& p, const int (&position)[2], int first_key,
                                      float (&s)[kKeys / 2]) {
@@ -160,13 +161,13 @@ __device__ __forceinline__ void mask(const AttentionParams& p, const int (&posit
   }
 }
 
-// Logits -> weights in place; rescale: factors of the sums so far.
+// Turns logits into weights in place. rescale: the factors for the sums so far.
 template <int kKeys>
 __device__ __forceinline__ void weigh(float scale_log2, float (&s)[kKeys / 2], float (&largest)[2],
                                       float (&denominator)[2], float (&rescale)[2]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    float part[4];  // short chains of dependent operations
+    float part[4];  // keeps chains of dependent operations short
 #pragma unroll
     for (int j = 0; j < 4; ++j) part[j] = largest[i];
 #pragma unroll
@@ -176,9 +177,9 @@ __device__ __forceinline__ void weigh(float scale_log2, float (&s)[kKeys / 2], f
     float most = fmaxf(fmaxf(part[0], part[1]), fmaxf(part[2], part[3]));
     most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
     most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-    const float base = most == -INFINITY ? 0 : most;  // no key of the row yet: all weights 0
+    const float base = most == -INFINITY ? 0 : most;  // no key of the row yet: all weights are 0
     const float origin = base * scale_log2;
-    rescale[i] = ex2((largest[i] - base) * scale_log2);  // exactly 1 if no key is larger
+    rescale[i] = ex2((largest[i] - base) * scale_log2);  // exactly 1 if no logit is larger
     largest[i] = most;
 #pragma unroll
     for (int j = 0; j < 4; ++j) part[j] = 0;
@@ -230,7 +231,7 @@ __device__ __forceinline__ void store_rows(const AttentionParams& p, Rows<D>& r)
   }
 }
 
-// Where a consumer is in the ring of stages.
+// A consumer's place in the ring of stages.
 struct Place {
   int stage = 0, parity = 0;
   template <int kStages>
@@ -245,8 +246,9 @@ struct KeyTile {
   Place now, before;
 };
 
-// One tile of keys: its logits, the values' product of the previous tile, then its weights. kMasked is a
-// template argument because a branch between a wgmma and its wait would make the compiler wait at the branch.
+// Processes one tile of keys: its logits, the previous tile's product with the values, then the tile's
+// weights. kMasked is a template argument because a branch between a wgmma and its wait would make the
+// compiler wait at the branch.
 template <int D, bool kMasked>
 __device__ __forceinline__ void consume_tile(const AttentionParams& p, const KeyTile& tile, Shared<D>& shared,
                                              Rows<D>& r, uint32_t (&weights)[Config<D>::kKeys / 16][4]) {
@@ -283,7 +285,7 @@ __device__ __forceinline__ void consume(const AttentionParams& p, const RowTile&
   using C = Config<D>;
   Rows<D> r;
   load_rows(p, tile, kv_head, r);
-  // Keys up to the first row's own position are seen by all rows, except those before the last row's window.
+  // Keys up to the first row's own position are seen by all rows, except keys before the last row's window.
   const int seen_end = tile.first_position + tile.first / p.group + 1;
   const int seen_begin = p.window > 0 ? keys.end - p.window : 0;
   uint32_t weights[C::kKeys / 16][4];

@@ -1,12 +1,13 @@
 // Rotary embedding, and storing new tokens' keys and values in their pages; both in one launch, or
 // separately.
 //
-// Computes:  pairs (i, i + rotary_dim / 2) of each head rotated by position * inv_freq[i]; queries in place,
-//            keys in place or into their page, values into their page (rounded if the pages are bf16).
+// Computes:  rotates pairs (i, i + rotary_dim / 2) of each head by position * inv_freq[i]; writes queries in
+//            place, keys in place or to their page, values to their page (rounded if the pages are bf16).
 // Shapes:    rows [T, row_stride] f32, heads contiguous.
 // Bytes:     8 per rotated element; 4 + 2 per stored element.
-// Bound:     HBM; at T = 1 latency.
-// Numerics:  the angle is rounded to f32, as in the models' training code; sincosf; products and sums in f32.
+// Bound:     HBM; at T = 1, latency.
+// Numerics:  the angle is rounded to f32, as in the models' training code, before sincosf; products and sums
+//            in f32.
 #include "kernels/cuda/dense_kernels.h"
 #include "kernels/cuda/ptx/launch.h"
 #include "kernels/cuda/ptx/ptx_mma.cuh"
@@ -20,17 +21,17 @@ struct Heads {
   float* x = nullptr;
   int64_t row_stride = 0;
   int num_heads = 0, head_dim = 0;
-  bool is_turned = false, is_stored = false;  // is_stored: into `pages` instead of in place
+  bool is_turned = false, is_stored = false;  // is_stored: written to `pages` instead of in place
   KvPages pages;
 };
 
 struct RopeKernelArgs {
-  Heads parts[3];  // queries, keys, values; num_heads 0: none
+  Heads parts[3];  // queries, keys, values; num_heads 0: unused
   const int64_t* positions;
   const float* inv_freq;
   float attention_factor;
   int half;  // rotary_dim / 2
-  // Where stored rows go; keys' and values' pages have the same page_size:
+  // Where rows are stored; the pages of keys and of values have the same page_size:
   const int32_t* row_sequence;
   const int32_t* page_table;
   int64_t max_pages;
@@ -61,11 +62,12 @@ __device__ void store(const KvPages& pages, int64_t at, float value) {
 // A row's position, page and rotation, computed before its values are ready.
 struct Row {
   int64_t t, position;
-  int32_t page;  // where it is stored; -1: padding, or nothing is stored
-  Turn turn;     // of pair threadIdx.x
+  int32_t page;  // where the row is stored; -1: padding, or nothing is stored
+  Turn turn;     // for pair threadIdx.x
 };
 
-// One head of one row: pairs threadIdx.x, + 32, ..., then the elements that are not rotated.
+// Processes one head of one row: pairs threadIdx.x, threadIdx.x + 32, ..., then the elements that are not
+// rotated.
 __device__ void do_head(const RopeKernelArgs& a, const Heads& heads, int head, const Row& row) {
   float* x = heads.x + row.t * heads.row_stride + static_cast<int64_t>(head) * heads.head_dim;
   if (heads.is_stored && row.page < 0) return;

@@ -1,11 +1,11 @@
-// Token rows to the ranks of their experts, and results back, for the GPUs of a group.
+// Sends token rows to the ranks of their experts and results back, between the GPUs of a group.
 //
-// Computes:  send: rows, ids and weights into the lanes of the ranks. give_back: the lanes' results into
-//            places at the tokens' ranks. add: out [t] += a token's results.
+// Computes:  send: stores rows, ids and weights in the ranks' lanes. give_back: stores the lanes' results in
+//            places on the tokens' ranks. add: out [t] += the token's results.
 // Shapes:    H a multiple of 8, K up to 32; any T, any number of ranks up to kMaxGroupRanks.
-// Bytes:     send: 2 H to each rank with one of the token's experts, 8 K to all. give_back: as much, or K
-//            rows a token. add: reads what returned, reads and writes 4 H.
-// Bound:     the links for many tokens; for few the latency of a store and of a flag's poll.
+// Bytes:     per token. send: 2 H to each rank with one of the token's experts, 8 K to all ranks. give_back:
+//            one result from each such rank, or K rows. add: reads the results, reads and writes 4 H.
+// Bound:     the links for many tokens; for few tokens, the latency of a store and of polling a flag.
 // Numerics:  rows are copied. A sum over slots uses fma in top-k order; a sum over ranks adds in rank order.
 #include <algorithm>
 
@@ -26,7 +26,8 @@ struct Work {
   int pieces = 1, blocks = 1, unit = 1;
 };
 
-// Few rows are cut, so that more blocks share them. The same on all ranks, which wait for every block's flag.
+// Cuts rows into pieces if there are few rows, so that more blocks share them. The result is the same on all
+// ranks, which wait for every block's flag.
 Work work_of(const A2aRound& round, int64_t rows) {
   const int64_t vectors = round.shape.hidden_size / kColumns, most = round.group.max_blocks;
   Work work{.rows = rows};
@@ -53,7 +54,7 @@ __device__ __forceinline__ Part part_of(const Work& work, const A2aShape& shape,
 struct Args {
   A2aRound round;
   Work work;
-  int num_senders = 0;  // blocks of each peer's launch that this one waits for
+  int num_senders = 0;  // blocks of each peer's launch for which this launch waits
   const bf16* x = nullptr;
   A2aDecoded decoded;
   A2aResults results;
@@ -112,7 +113,7 @@ __device__ __forceinline__ RowPiece load_result(const A2aResults& from, int64_t 
                                 : load_piece(from.y + row * hidden, vector);
 }
 
-// A lane's results of its slots, each to its place.
+// Stores the results of a lane's slots, each in its place.
 template <class T>
 __device__ void return_slots(const A2aRound& a, const A2aResults& from, const Part& part, int source,
                              int64_t token) {
@@ -126,7 +127,7 @@ __device__ void return_slots(const A2aRound& a, const A2aResults& from, const Pa
   }
 }
 
-// A lane's weighted sum, to this rank's place among the token's ranks.
+// Stores a lane's weighted sum in this rank's place among the token's ranks.
 template <class T>
 __device__ void return_sum(const A2aRound& a, const A2aResults& from, const Part& part, int source,
                            int64_t token) {
@@ -222,9 +223,9 @@ LaunchShape shape_of(const Work& work) { return {dim3(static_cast<unsigned>(work
 
 void check(const A2aRound& a) {
   FP4MOE_CHECK(a.shape.hidden_size % kColumns == 0 && a.shape.top_k <= 32 && a.num_own <= a.num_tokens,
-               "an exchange of " + std::to_string(a.num_own) + " of " + std::to_string(a.num_tokens) +
-                   " tokens, H=" + std::to_string(a.shape.hidden_size) +
-                   ", K=" + std::to_string(a.shape.top_k));
+               "an exchange with num_own=" + std::to_string(a.num_own) +
+                   ", num_tokens=" + std::to_string(a.num_tokens) +
+                   ", H=" + std::to_string(a.shape.hidden_size) + ", K=" + std::to_string(a.shape.top_k));
 }
 
 void send(const A2aRound& a, const bf16* x) {
@@ -271,7 +272,7 @@ void with_result_type(const A2aShape& shape, const Function& function) {
 
 void give_back(const A2aRound& a, const A2aResults& results) {
   check(a);
-  FP4MOE_CHECK(!a.shape.slots_return || results.sums == nullptr, "sums where slots return");
+  FP4MOE_CHECK(!a.shape.slots_return || results.sums == nullptr, "slots_return takes rows, not sums");
   const Work work = return_work(a);
   with_result_type(a.shape, [&](auto type) {
     launch("a2a_return", return_kernel<decltype(type)>, shape_of(work),

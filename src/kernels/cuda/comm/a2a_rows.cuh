@@ -40,11 +40,11 @@ __device__ __forceinline__ bool is_expert(const A2aShape& shape, int32_t id) {
 __device__ __forceinline__ bool is_filled(const A2aRound& a, int64_t token) {
   return token < a.num_own && (a.num_filled == nullptr || a.first_token + token < *a.num_filled);
 }
-// The rank of an expert, which may be outside the group while it rehearses.
+// Returns the rank of an expert, which may be outside the group while the group rehearses.
 __device__ __forceinline__ int rank_of(const A2aShape& shape, int32_t id) {
   return id / static_cast<int32_t>(shape.experts_per_rank);
 }
-// The ranks that get the row of a token with these experts, as bits.
+// Returns, as bits, the ranks that get the row of a token with these experts.
 __device__ __forceinline__ uint32_t ranks_of(const A2aRound& a, const int32_t* ids) {
   const uint32_t all = (1u << a.group.size) - 1;
   uint32_t ranks = 0;
@@ -54,7 +54,7 @@ __device__ __forceinline__ uint32_t ranks_of(const A2aRound& a, const int32_t* i
   return ranks & all;
 }
 
-// Result `part` of a token, at its rank.
+// Returns the place of a token's result `part` on the token's rank.
 template <class T>
 __device__ __forceinline__ T* result_of(const A2aRound& a, int rank, int64_t token, int64_t part) {
   const int64_t place = token * a.shape.parts(a.group.size) + part;
@@ -63,12 +63,12 @@ __device__ __forceinline__ T* result_of(const A2aRound& a, int rank, int64_t tok
 
 // ---- results ---------------------------------------------------------------------------------------
 
-// A result that returns as FP8.
+// Type of results that return as FP8.
 struct E4m3 {
   uint8_t code;
 };
 
-// The memory is written by other GPUs, so L1 is bypassed.
+// Other GPUs write this memory, so the loads bypass L1.
 __device__ __forceinline__ RowPiece load_piece(const float* p, int64_t vector) {
   const auto* const v = reinterpret_cast<const float4*>(p) + 2 * vector;
   return unpack_piece(__ldcg(v), __ldcg(v + 1));
@@ -120,7 +120,7 @@ __device__ __forceinline__ float largest(const RowPiece& piece) {
   for (int i = 0; i < kColumns; ++i) most = fmaxf(most, fabsf(piece.v[i]));
   return most;
 }
-// Maximum over each kLanes neighbouring threads.
+// Returns the maximum over each kLanes neighbouring threads.
 template <int kLanes>
 __device__ __forceinline__ float largest_of_lanes(float most) {
 #pragma unroll
@@ -128,7 +128,7 @@ __device__ __forceinline__ float largest_of_lanes(float most) {
   return most;
 }
 
-// The largest magnitude in the row, found by the whole block.
+// Returns the largest magnitude in the row; called by the whole block.
 __device__ inline float largest_of_row(const bf16* row, int64_t vectors) {
   __shared__ float warps[kThreads / 32];
   float most = 0;
@@ -143,7 +143,7 @@ __device__ inline float largest_of_row(const bf16* row, int64_t vectors) {
   return most;
 }
 
-// Eight columns as E4M3 codes of their group of 128, which half a warp has; `scale` is then the group's.
+// Returns eight columns as E4M3 codes and sets the scale of their group of 128, which half a warp holds.
 __device__ __forceinline__ uint2 fp8_codes(const RowPiece& piece, float& scale) {
   scale = __fdiv_rn(fminf(largest_of_lanes<kGroupVectors>(largest(piece)), kMaxFloat), kE4m3Max);
   uint32_t pairs[4];
@@ -156,7 +156,7 @@ __device__ __forceinline__ uint2 fp8_codes(const RowPiece& piece, float& scale) 
   return {pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16};
 }
 
-// Eight columns as E2M1 codes of their block of 16, which two threads have.
+// Returns eight columns as E2M1 codes and sets the scale of their block of 16, which two threads hold.
 __device__ __forceinline__ uint32_t nvfp4_codes(const RowPiece& piece, float encode, float decode,
                                                 uint8_t& block_scale) {
   const Nvfp4BlockScale scale =
@@ -169,7 +169,7 @@ __device__ __forceinline__ uint32_t nvfp4_codes(const RowPiece& piece, float enc
   return codes;
 }
 
-// Stores a part of a row, encoded once, in its lane at each of the ranks. Called by whole blocks.
+// Encodes a part of a row and stores it in its lane on each of the ranks. Called by whole blocks.
 template <A2aRowFormat kFormat>
 __device__ void encode_row(const A2aRound& a, const Part& part, const bf16* from, uint32_t ranks,
                            int64_t lane) {
@@ -191,7 +191,7 @@ __device__ void encode_row(const A2aRound& a, const Part& part, const bf16* from
         *reinterpret_cast<float*>(row + shape.tensor_scale_offset()) = tensor_scale;
       });
   }
-  // Whole warps take part in the exchange of maxima; a piece past the end has zeros.
+  // Whole warps exchange maxima, so a piece past the end is zeros.
   for (int64_t first = part.begin; first < part.end; first += kThreads) {
     const int64_t v = first + threadIdx.x;
     const bool inside = v < part.end;
@@ -217,7 +217,7 @@ __device__ void encode_row(const A2aRound& a, const Part& part, const bf16* from
   }
 }
 
-// A part of a lane's row in bf16, if the row has a local expert.
+// Decodes a part of a lane's row to bf16, if the row has a local expert.
 template <A2aRowFormat kFormat>
 __device__ void decode_row(const A2aRound& a, const Part& part, const A2aDecoded& to) {
   const A2aShape& shape = a.shape;

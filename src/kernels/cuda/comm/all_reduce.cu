@@ -1,12 +1,14 @@
-// All-reduce over the GPUs of a group, added to the residual.
+// All-reduce over the GPUs of a group; the sum is added to the residual.
 //
 // Computes:  out [n] += sum over ranks r, in order, of partial_r [n], f32.
 // Shapes:    n a multiple of 4; any number of ranks up to kMaxGroupRanks.
-// Bytes:     one-shot: 4 n to each of R - 1 peers. Two-shot: 4 n (R - 1) / R out, and as much back.
+// Bytes:     one-shot: 4 n to each of R - 1 peers. Two-shot: 4 n (R - 1) / R of partials, and as many of
+//            sums.
 // Flops:     R n.
-// Bound:     the links for large n; for small n the latency of a store, and of a poll at the receiver.
-// Numerics:  every rank adds the same f32 words in the same order, so all ranks have the same bits, whichever
-//            algorithm runs. -0.0 marks a word that has not arrived; a partial or a sum of -0.0 becomes +0.0.
+// Bound:     the links for large n; for small n, the latency of a store and of a poll at the receiver.
+// Numerics:  every rank adds the same f32 words in the same order, so all ranks get the same bits, with
+//            either algorithm. -0.0 marks a word that has not arrived; a partial or a sum of -0.0 becomes
+//            +0.0.
 #include <algorithm>
 
 #include "base/check.h"
@@ -37,14 +39,14 @@ __device__ __forceinline__ uint4 words_of(const float4& v) {
   return {__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w)};
 }
 
-// words[parity][source] of `rank`.
+// Returns the address of words[parity][source] of `rank`.
 __device__ __forceinline__ uint8_t* words_at(const Operation& o, int rank, int source) {
   const CommLayout& layout = o.group.layout;
   return o.group.regions[rank] + layout.words +
          (int64_t{o.parity()} * o.group.size + source) * layout.word_bytes;
 }
 
-// The sum over ranks of vector i, whose words are at index `word` of each source's.
+// Returns the sum over ranks of vector i, which is at index `word` among each source's words.
 __device__ __forceinline__ uint4 sum_of(const Operation& o, const ReduceArgs& a, int64_t i, int64_t word) {
   float4 sum{};
   for (int r = 0; r < a.group.size; ++r) {
@@ -65,7 +67,7 @@ __device__ __forceinline__ void add_to(float4* out, const uint4& sum) {
 __device__ __forceinline__ int64_t first_vector() { return blockIdx.x * int64_t{kThreads} + threadIdx.x; }
 __device__ __forceinline__ int64_t num_threads() { return gridDim.x * int64_t{kThreads}; }
 
-// Every rank sends its whole partial to every peer, and sums.
+// Every rank sends its whole partial to every peer, and sums all partials.
 __global__ void __launch_bounds__(kThreads) one_shot_kernel(const __grid_constant__ ReduceArgs a) {
   ptx::grid_dependents_launch();
   ptx::grid_dependency_wait();
@@ -80,7 +82,7 @@ __global__ void __launch_bounds__(kThreads) one_shot_kernel(const __grid_constan
     add_to(a.out + i, sum_of(o, a, i, i));
 }
 
-// Rank r sums the vectors [begin(r), begin(r + 1)) and sends the sums to all.
+// Rank r sums the vectors [begin(r), begin(r + 1)) and sends the sums to all ranks.
 __global__ void __launch_bounds__(kThreads) two_shot_kernel(const __grid_constant__ ReduceArgs a) {
   ptx::grid_dependents_launch();
   ptx::grid_dependency_wait();
@@ -111,7 +113,7 @@ __global__ void __launch_bounds__(kThreads) two_shot_kernel(const __grid_constan
 
 struct ArmArgs {
   uint4* region;
-  int64_t num_zeros, num_vectors;  // state and flags; with the words
+  int64_t num_zeros, num_vectors;  // of the state and flags; of these and the words
 };
 
 __global__ void __launch_bounds__(kThreads) arm_kernel(const __grid_constant__ ArmArgs a) {
@@ -134,7 +136,7 @@ void all_reduce(const AllReduceArgs& a) {
   const int64_t most = a.group.layout.word_bytes * (a.two_shot ? a.group.size : 1);
   FP4MOE_CHECK(a.n % 4 == 0 && 4 * a.n <= most && (!a.two_shot || a.group.size > 2),
                "all_reduce of " + std::to_string(a.n) + " elements over " + std::to_string(a.group.size) +
-                   " ranks; words for " + std::to_string(most / 4));
+                   " ranks; elements that fit in the heap: " + std::to_string(most / 4));
   const int64_t vectors = a.n / 4;
   const auto blocks = std::clamp<int64_t>(ceil_div(vectors, kThreads), 1, a.group.max_blocks);
   launch(a.two_shot ? "all_reduce_two_shot" : "all_reduce", a.two_shot ? two_shot_kernel : one_shot_kernel,

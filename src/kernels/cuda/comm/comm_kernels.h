@@ -8,7 +8,7 @@ namespace fp4moe::cuda {
 void arm_group(const CommGroup& group);
 void all_reduce(const AllReduceArgs& args);
 void gather_columns(const GatherArgs& args);
-// Blocks of the kernels that fit on an SM of the current GPU.
+// Return how many blocks of a kernel fit on an SM of the current GPU.
 int all_reduce_blocks_per_sm();
 int gather_blocks_per_sm();
 int a2a_blocks_per_sm();

@@ -6,9 +6,9 @@
 
 namespace fp4moe {
 
-// At most one waiting block per SM. If ranks share a GPU, the waiting blocks of all but one must leave room
-// for any kernel of the last, also for clusters of large blocks, which need many free SMs of one GPC: they
-// take an eighth of the SMs.
+// max_blocks() allows at most one waiting block per SM. If ranks share a GPU, the waiting blocks of all ranks
+// but one must leave room for any kernel of the last rank, including clusters of large blocks, which need
+// many free SMs in one GPC: each rank's blocks take at most an eighth of the SMs.
 const DeviceCommOps* cuda_comm_ops() {
   static constexpr DeviceCommOps ops{
       .arm = cuda::arm_group,

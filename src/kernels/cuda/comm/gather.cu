@@ -1,10 +1,11 @@
 // Gathers rows whose columns are distributed over the GPUs of a group.
 //
-// Computes:  out [rows, W]: rank r has the bytes [first_r, first_{r+1}) of each row; all get whole rows.
+// Computes:  out [rows, W]: rank r has the bytes [first_r, first_{r+1}) of each row; all ranks get whole
+//            rows.
 // Shapes:    any widths that are multiples of 4 bytes.
 // Bytes:     each rank sends its part to R - 1 peers, and copies what arrives from its heap to out.
 // Flops:     none.
-// Bound:     the links for many bytes; for few the latency of a flag, about 1.3 us one way on NVLink.
+// Bound:     the links for many bytes; for few bytes, the latency of a flag, about 1.3 us one way on NVLink.
 // Numerics:  copies bits.
 #include <algorithm>
 
@@ -65,18 +66,18 @@ void gather_columns(const GatherArgs& a) {
   const int64_t row_bytes = a.first[size];
   FP4MOE_CHECK(a.rows * row_bytes <= a.group.layout.gather_bytes,
                "a gather of " + std::to_string(a.rows) + " rows of " + std::to_string(row_bytes) +
-                   " bytes; the heap has " + std::to_string(a.group.layout.gather_bytes));
+                   " bytes; bytes that fit in the heap: " + std::to_string(a.group.layout.gather_bytes));
   int64_t word = 16;
   for (int r = 0; r <= size; ++r)
     while (a.first[r] % word != 0) word /= 2;
-  FP4MOE_CHECK(word >= 4, "parts of rows that are not whole 4-byte words");
+  FP4MOE_CHECK(word >= 4, "each rank's part of a row must be whole 4-byte words");
   if (word == 8) word = 4;
   ColumnsArgs args{a.group, a.op, static_cast<const uint8_t*>(a.mine), static_cast<uint8_t*>(a.out),
                    a.rows,  {}};
   int64_t widest = 0;
   for (int r = 0; r <= size; ++r) args.first[r] = a.first[r] / word;
   for (int r = 0; r < size; ++r) widest = std::max(widest, args.first[r + 1] - args.first[r]);
-  // The same on every rank: each waits for all blocks of the others.
+  // The number is the same on every rank, since each rank waits for all blocks of its peers.
   const auto blocks = std::clamp<int64_t>(ceil_div(a.rows * widest, kThreads), 1, a.group.max_blocks);
   launch("gather", word == 16 ? gather_kernel<uint4> : gather_kernel<uint32_t>,
          {dim3(static_cast<unsigned>(blocks)), dim3(kThreads)}, args);

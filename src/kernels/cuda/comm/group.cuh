@@ -1,14 +1,15 @@
 // The protocol of kernels that exchange data between the GPUs of a group (kernels/device_comm.h). Device code
 // only.
 //
-// Two ways to say that data has arrived:
-//   marked words   f32 words that are kUnsent until they arrive. Each word speaks for itself, so the sender
-//                  needs neither flag nor fence. The reader marks a word as unsent again once it has read it.
-//   flags          plain stores, a barrier of the block, then one release store of the epoch for each (block,
-//                  peer); readers poll with acquire.
+// There are two ways to signal that data has arrived:
+//   marked words   f32 words that are kUnsent until they arrive. Each word shows its own arrival, so the
+//                  sender needs neither flag nor fence. The reader marks a word as unsent again once it has
+//                  read the word.
+//   flags          plain stores, a block barrier, then one release store of the epoch for each (block, peer);
+//                  readers poll with acquire loads.
 //
-// Both use two buffers by the parity of the epoch. A buffer is not overwritten too early: a rank that
-// finishes operation n has heard from every peer in n, and each had finished n - 1.
+// Both use two buffers, selected by the parity of the epoch. A buffer is not overwritten too early: a rank
+// that finishes operation n has received data from every peer in n, and each peer had finished n - 1 before.
 #pragma once
 
 #include <cstdint>
@@ -49,15 +50,16 @@ __device__ __forceinline__ CommState* state_of(const CommGroup& group, int rank)
   return reinterpret_cast<CommState*>(group.regions[rank]);
 }
 
-// Says that an operation's first kernel has entered it, and that this one waits for the peers' stores.
+// Selects the constructor for a kernel that waits for the peers' stores in an operation that an earlier
+// kernel of this rank has entered.
 struct Entered {};
 
-// One operation, as a block runs it.
+// One operation, as seen by one block.
 struct Operation {
   const CommGroup& group;
   const CommOp& op;
-  uint32_t epoch;  // that the operation ends with
-  bool failed;     // the group had failed before
+  uint32_t epoch;  // the value with which the operation ends
+  bool failed;     // the group had failed before the operation
 
   __device__ __forceinline__ Operation(const CommGroup& g, const CommOp& o, Entered) : group(g), op(o) {
     uint32_t poison;
@@ -66,11 +68,12 @@ struct Operation {
                  : "l"(state_of(g, g.rank)));
     failed = poison != 0;
   }
-  // All threads of all blocks call it, once, after they have waited for preceding kernels.
+  // Enters the operation. All threads of all blocks call it once, after they have waited for preceding
+  // kernels.
   __device__ __forceinline__ Operation(const CommGroup& g, const CommOp& o) : Operation(g, o, Entered{}) {
     CommState* const state = state_of(g, g.rank);
     ++epoch;
-    __syncthreads();  // all threads of the block have the epoch
+    __syncthreads();  // all threads of the block have read the epoch
     if (threadIdx.x == 0 && atomicAdd(&state->num_entered, 1u) == gridDim.x - 1) {
       state->num_entered = 0;
       *reinterpret_cast<volatile uint32_t*>(&state->epoch) = epoch;
@@ -79,7 +82,7 @@ struct Operation {
 
   __device__ __forceinline__ uint32_t parity() const { return epoch & 1; }
 
-  // Polls `arrived` until it returns true or the deadline has passed. `seen` is for the verdict.
+  // Polls `arrived` until it returns true, the deadline passes or the group fails. `seen` is for the verdict.
   template <class Arrived>
   __device__ __forceinline__ void wait(int peer, const Arrived& arrived) const {
     uint32_t seen = 0;
@@ -93,7 +96,7 @@ struct Operation {
     }
   }
 
-  // The first failure is the verdict; all ranks of the group fail.
+  // Makes all ranks of the group fail. The group's first failure becomes the verdict.
   __device__ __noinline__ void fail(int peer, uint32_t seen) const {
     CommVerdict* const v = group.verdict;
     if (atomicCAS_system(&v->is_set, 0u, 1u) == 0) {
@@ -130,8 +133,8 @@ __device__ __forceinline__ uint4 take_words(const Operation& operation, int peer
   return v;
 }
 
-// Raises this block's flag at every peer, which says that all stores of its threads before have been
-// performed. Call it after a barrier.
+// Sets this block's flag at every peer, to signal that all earlier stores of the block's threads have been
+// performed. Call it after a block barrier.
 __device__ __forceinline__ void raise_flags(const Operation& operation) {
   const CommGroup& g = operation.group;
   const int peer = static_cast<int>(threadIdx.x);
@@ -140,7 +143,7 @@ __device__ __forceinline__ void raise_flags(const Operation& operation) {
   store_release(flags + g.rank * kMaxCommBlocks + blockIdx.x, operation.epoch);
 }
 
-// Waits for the flags of the peers' blocks, `blocks` of each. Ends with a barrier.
+// Waits for the flags of `blocks` blocks of each peer. Ends with a block barrier.
 __device__ __forceinline__ void wait_for_flags(const Operation& operation, int blocks) {
   const CommGroup& g = operation.group;
   const auto* const flags = reinterpret_cast<const uint32_t*>(g.regions[g.rank] + g.layout.flags);

@@ -3,8 +3,9 @@
 // Computes:  out = silu(gate) * up; out[t] *= sigmoid(x[t] . weight).
 // Shapes:    gate_up [T, 2 I], out [T, I] bf16 or f32; x and out [T, H].
 // Bytes:     T I (8 + 2 or 4); 12 T H.
-// Bound:     HBM; at T = 1 the launch.
-// Numerics:  f32 with expf; a dot product is summed by thread, by halves of a warp, then warps in order.
+// Bound:     HBM; at T = 1, the launch.
+// Numerics:  f32 with expf; a dot product is summed per thread, then by halves of a warp, then over the warps
+//            in order.
 #include "kernels/cuda/dense_kernels.h"
 #include "kernels/cuda/ptx/launch.h"
 #include "kernels/cuda/ptx/ptx_mma.cuh"

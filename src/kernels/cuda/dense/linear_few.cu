@@ -1,16 +1,15 @@
-// Dense linear of few tokens, optionally with the RMS norm of its input inside.
+// Dense linear layers for few tokens, optionally with the RMS norm of the input inside.
 //
 // Computes:  out [T, N] f32 (+)= x [T, K] W^T + bias, W [N, K] bf16 row-major; x is bf16, or norm(residual).
 // Shapes:    T <= 16 (with the norm <= 4), K a multiple of 32, any N; all of x in shared memory.
 // Bytes:     2 N K, once from HBM; plus T (2 K + 4 N).
-// Flops:     2 T N K, on mma.sync with weights as its 16 rows and the tokens as its 8 columns.
+// Flops:     2 T N K, on mma.sync with the weights as its 16 rows and the tokens as its 8 columns.
 // Bound:     HBM. Each block streams its share of the rows through a ring of bulk copies, and starts before
 //            it waits for the kernel whose output it reads. A bulk copy costs the SM 44 ns whatever its size
-//            (512 B: 1.5 TB/s in all, 1 KiB: 3.1), so a copy is up to 3 KB of a row.
+//            (512 B: 1.5 TB/s in all, 1 KiB: 3.1 TB/s), so a copy is up to 3 KB of a row.
 // Numerics:  exact products, f32 sums: two chains over a warp's k's (32 of every 256 of a chunk), the sum of
-//            both, then the 8 warps in order, then bias, then out's old value. The same bits for a token
-//            whatever T is. With the norm inside, x = bf16(residual * weight), and 1 / rms multiplies the
-//            sum.
+//            both, then the 8 warps in order, then bias, then out's old value. A token has the same bits for
+//            every T. With the norm inside, x = bf16(residual * weight), and 1 / rms multiplies the sum.
 #include "kernels/cuda/dense/linear_few.h"
 
 #include <algorithm>
@@ -27,8 +26,8 @@ namespace {
 using namespace few_linear;
 
 // Named barriers.
-constexpr int kMultiplyBarrier = 1;  // of the warps that multiply
-constexpr int kClearedBarrier = 2;   // of all warps
+constexpr int kMultiplyBarrier = 1;  // for the warps that multiply
+constexpr int kClearedBarrier = 2;   // for all warps
 
 enum class TokenClass { kLone, kUpTo8, kUpTo16 };  // kLone: T <= kFewLoneTokens
 
@@ -86,8 +85,8 @@ __device__ void copy_weights(const FewArgs& a, uint8_t* shared, const Share& sha
   }
 }
 
-// Clears the bytes after the last chunk in every stage, which longer chunks may overwrite, and after every x,
-// so that the products of the padding are zeros.
+// Clears the bytes after the last chunk in every stage, which longer chunks may overwrite, and the bytes
+// after every row of x, so that the products of the padding are zeros.
 __device__ void clear_padding(const FewArgs& a, uint8_t* shared) {
   const auto clear = [&](uint8_t* rows, int num_rows, int pitch, int from, int to) {
     const int words = (to - from) / 4;
@@ -101,7 +100,7 @@ __device__ void clear_padding(const FewArgs& a, uint8_t* shared) {
   ptx::fence_proxy_async();
 }
 
-// One bulk copy per token.
+// Loads x, with one bulk copy per token.
 __device__ void load_x(const FewArgs& a, uint8_t* shared, uint64_t* barrier) {
   const int t = static_cast<int>(threadIdx.x);
   if (t == 0) ptx::mbarrier_arrive_expect_tx(barrier, static_cast<uint32_t>(a.num_tokens * a.k * 2));
@@ -119,7 +118,7 @@ __device__ void prefetch_bias(const FewArgs& a, const Share& share) {
     ptx::prefetch_l2(a.bias + i);
 }
 
-// In a pass of load_normed: vectors that a thread loads per token, and tokens.
+// In a pass of load_normed: the vectors that a thread loads per token, and the number of tokens.
 constexpr int kLoads = 4, kTokensAtOnce = 2;
 
 // The norm's weights that a thread needs first: loaded before the grid dependency wait.
@@ -142,8 +141,8 @@ __device__ __forceinline__ uint2 bf16_products(const float4& v, const float4& w)
   return {ptx::bf16_pair(v.x * w.x, v.y * w.y), ptx::bf16_pair(v.z * w.z, v.w * w.w)};
 }
 
-// x = bf16(residual * weight) in shared memory, and each warp's part of the sum of squares. A row is K / 4
-// vectors of four floats, which the kThreads threads process in passes of kLoads vectors each, for
+// Computes x = bf16(residual * weight) in shared memory and each warp's part of the sum of squares. A row is
+// K / 4 vectors of four floats, which the kThreads threads process in passes of kLoads vectors each, for
 // kTokensAtOnce tokens that share the weights:
 //
 //   vector   0 ... 255   256 ... 511   512 ... 767   768 ... 1023   1024 ... 1279
@@ -152,7 +151,7 @@ __device__ __forceinline__ uint2 bf16_products(const float4& v, const float4& w)
 //   pass     0           0             0             0              1
 //
 // All loads of a pass are issued before the first is used: 2 x 4 of the residual and 4 of the weights, which
-// for pass 0 are in `weights`.
+// are already in `weights` for pass 0.
 __device__ void load_normed(const FewArgs& a, const NormWeights& weights, uint8_t* shared) {
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, vectors = a.k / 4;
   float* squares = reinterpret_cast<float*>(shared + a.layout.squares);
@@ -192,13 +191,14 @@ __device__ void load_normed(const FewArgs& a, const NormWeights& weights, uint8_
   ptx::named_barrier(kMultiplyBarrier, kThreads);
 }
 
-// Addresses of a lane's operands of one step: weights of rows g and g + 8, and x of tokens g and g + 8.
+// Addresses of a lane's operands in one step: weights of rows g and g + 8, and x of tokens g and g + 8.
 // Tokens past the last read an existing token; their columns are ignored.
 struct Operands {
   const uint8_t *low, *high, *x, *x_high;
 };
 
-// c [tokens' half][chain] += two stages' rows times the tokens, over this warp's k's: 32 of every kStepK.
+// Adds to c [half of the tokens][chain] two stages' rows times the tokens, over this warp's k's: 32 of every
+// kStepK.
 template <bool kTwoHalves>
 __device__ __forceinline__ void multiply_chunk(Operands o, int num_pairs, float (&c)[2][2][4]) {
   const auto load = [](const uint8_t* p) { return *reinterpret_cast<const uint4*>(p); };
@@ -220,8 +220,8 @@ __device__ __forceinline__ void multiply_chunk(Operands o, int num_pairs, float 
   }
 }
 
-// Added to a sum. Loaded before the sum is ready: at the end of the kernel each load would cost as much as 2
-// MB of weights.
+// The values added to a sum. They are loaded before the sum is ready: at the end of the kernel, each load
+// would cost as much as 2 MB of weights.
 struct Addend {
   float bias = 0, before = 0;  // before: out's old value
 };
@@ -235,7 +235,7 @@ __device__ Addend addend_of(const FewArgs& a, int first, int rows, int i) {
   return addend;
 }
 
-// Adds the warps' sums of a group in their order, and writes the outputs. `addend` belongs to this thread's
+// Adds the warps' sums for a group in warp order, and writes the outputs. `addend` belongs to this thread's
 // first output.
 template <bool kNorm>
 __device__ void write_outputs(const FewArgs& a, const uint8_t* shared, int first, int rows, Addend addend) {
@@ -256,7 +256,7 @@ __device__ void write_outputs(const FewArgs& a, const uint8_t* shared, int first
   }
 }
 
-// Puts a warp's sums of a tile into `sums` [T][kGroupRows], beginning at row `row` of the group.
+// Puts a warp's sums for a tile into `sums` [T][kGroupRows], beginning at row `row` of the group.
 template <bool kTwoHalves>
 __device__ __forceinline__ void keep_sums(const float (&c)[2][2][4], int num_tokens, int row, float* sums) {
   const int g = static_cast<int>(threadIdx.x) % 32 / 4, q = static_cast<int>(threadIdx.x) % 4;
@@ -370,21 +370,22 @@ TokenClass class_of(int64_t num_tokens) {
   return num_tokens <= 8 ? TokenClass::kUpTo8 : TokenClass::kUpTo16;
 }
 
-// Blocks per SM, and the shared memory of a block, which may exceed it only for a ring of kGoodStages.
+// Blocks per SM, and the shared memory of each block, which a ring may exceed only to have kGoodStages
+// stages.
 struct SmemBudget {
   int num_blocks, shared_bytes;
 };
 
-// Stages that fit into `bytes`; negative: x does not fit.
+// Returns the number of stages that fit into `bytes`; negative: x does not fit.
 int stages_within(int64_t num_tokens, int64_t k, int bytes) {
   const FewLayout layout = few_layout(static_cast<int>(num_tokens), static_cast<int>(k), 0);
   return (bytes - layout.end) / layout.stage_bytes;
 }
 
-// With lone tokens a block's weights should be loaded before its tokens are ready, while other kernels'
-// blocks run on the same SM. With the norm it leaves room for a block of attention, which comes next. Without
-// it two blocks share an SM: if a block of attention takes the room of one, the other can still load its
-// weights.
+// For TokenClass::kLone, a block's weights should be loaded before its tokens are ready, while other kernels'
+// blocks run on the same SM. With the norm, the budget leaves room for a block of attention, the next kernel.
+// Without the norm, two blocks share an SM: if a block of attention takes the room of one, the other can
+// still load its weights.
 SmemBudget smem_budget(int64_t num_tokens, int64_t k, bool norm) {
   constexpr int kKiB = 1024;
   if (class_of(num_tokens) != TokenClass::kLone) return {1, 150 * kKiB};
@@ -393,7 +394,8 @@ SmemBudget smem_budget(int64_t num_tokens, int64_t k, bool norm) {
   return stages_within(num_tokens, k, kTwo.shared_bytes) >= kGoodStages ? kTwo : SmemBudget{1, 200 * kKiB};
 }
 
-// Stages of the ring, at most `wanted`; fewer than kMinStages: it does not fit.
+// Returns the number of stages in the ring, no more than `wanted` needs; less than kMinStages: the ring does
+// not fit.
 int num_stages(int64_t num_tokens, int64_t k, bool norm, int64_t wanted) {
   const int most = stages_within(num_tokens, k, device_limits().shared_bytes_per_block);
   const int good = stages_within(num_tokens, k, smem_budget(num_tokens, k, norm).shared_bytes);
@@ -420,8 +422,8 @@ void launch_few(FewArgs a, bool norm) {
   if (blocks == 0 || a.num_tokens == 0) return;
   const int64_t stages = ceil_div(ceil_div(a.n, blocks), kStageRows) * ceil_div(a.k, chunk_of(a.k));
   const int ring = num_stages(a.num_tokens, a.k, norm, stages);
-  FP4MOE_CHECK(ring >= kMinStages, "linear_few of T=" + std::to_string(a.num_tokens) +
-                                       " K=" + std::to_string(a.k) + " does not fit");
+  FP4MOE_CHECK(ring >= kMinStages, "linear_few with T=" + std::to_string(a.num_tokens) +
+                                       " K=" + std::to_string(a.k) + " does not fit in shared memory");
   a.layout = few_layout(a.num_tokens, a.k, ring);
   const TokenClass tokens = class_of(a.num_tokens);
   const FewKernel kernel = kernel_of(tokens, norm);

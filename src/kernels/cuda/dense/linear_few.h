@@ -5,12 +5,12 @@
 
 namespace fp4moe {
 
-// Up to this many tokens a step's kernels are bound by latency, and normalising the tokens in every block
+// Up to this many tokens, a step's kernels are bound by latency, and normalising the tokens in every block
 // costs less than a separate launch.
 constexpr int64_t kFewLoneTokens = 4;
 
-// Whether linear_few supports T rows of K: T <= 16, K a multiple of 32, and x and a ring of weights fit in
-// shared memory.
+// Returns whether linear_few supports T rows of K columns: T <= 16, K is a multiple of 32, and x and a ring
+// of weights fit in shared memory.
 bool linear_few_fits(int64_t num_tokens, int64_t k);
 
 // DenseOps::linear. Precondition: linear_few_fits.

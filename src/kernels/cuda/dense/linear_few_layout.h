@@ -4,22 +4,24 @@
 
 namespace fp4moe::few_linear {
 
-constexpr int kWarps = 8;  // that multiply; one more warp copies
+constexpr int kWarps = 8;  // warps that multiply; one more warp copies
 constexpr int kThreads = kWarps * 32;
 constexpr int kBlockThreads = kThreads + 32;
 constexpr int kStageRows = 8;  // weight rows per stage; two stages are the 16 rows of a tile
 constexpr int kTileRows = 2 * kStageRows;
-constexpr int kGroupTiles = 3;  // whose sums are kept until they are added over the warps
+constexpr int kGroupTiles = 3;  // tiles whose sums are kept until they are added over the warps
 constexpr int kGroupRows = kGroupTiles * kTileRows;
 constexpr int kMaxChunk = 1536;  // k's per stage
 constexpr int kMaxStages = 16, kGoodStages = 4, kMinStages = 2;
 constexpr int kMaxTokens = 16;
-constexpr int kStepK = kWarps * 32, kPairK = 2 * kStepK;  // k's of all warps at once, and of two such steps
+constexpr int kStepK = kWarps * 32, kPairK = 2 * kStepK;  // k's for all warps at once, and for two such steps
 
 constexpr int padded_to(int k, int multiple) { return (k + multiple - 1) / multiple * multiple; }
-// Bytes of a row of `k` elements, a multiple of 64, in shared memory; adjacent rows start in different banks.
+// Returns the bytes for a row of `k` elements, a multiple of 64, in shared memory; adjacent rows start in
+// different banks.
 constexpr int pitch_of(int k) { return k * 2 + 64; }
-// K is cut into equal chunks, multiples of 32; a stage holds one, padded with zeros to whole steps.
+// Returns the length of the chunks into which K is cut, a multiple of 32 (the last chunk may be shorter). A
+// stage holds one chunk, padded with zeros to whole steps.
 constexpr int chunk_of(int k) {
   int best = 0, best_padded = 0;
   const int least = (k + kMaxChunk - 1) / kMaxChunk;
@@ -36,7 +38,7 @@ constexpr int chunk_of(int k) {
 //   x         tokens, [T][x_pitch], bf16
 //   sums      [kWarps][T][kGroupRows], f32
 //   squares   [kWarps][kMaxTokens], f32: with the norm
-//   barriers  full and empty [kMaxStages] each, and the one of x
+//   barriers  full and empty, [kMaxStages] each, and the barrier for x
 struct FewLayout {
   int num_stages, num_chunks, chunk, last_chunk, padded_chunk, padded_k, stage_pitch, stage_bytes, x, x_pitch,
       sums, squares, barriers, end;

@@ -1,16 +1,16 @@
-// Dense linear by cuBLASLt.
+// Dense linear layers with cuBLASLt.
 //
 // Computes:  out [T, N] f32 (+)= x [T, K] W^T + bias; x and W [N, K] bf16 row-major.
-// Shapes:    any. The algorithm is the heuristic's first for (T, N, K, bias, accumulate), queried once.
-//            On a stream that peers wait for: for T rounded up to a power of two, so that a rehearsal of few
-//            sizes makes the library load all kernels that it will use.
-//            kOneForAll: the first without split K for the smallest T of kInvariantTokens, twice that, ...
-//            that fills a quarter of the SMs.
+// Shapes:    any. The algorithm is the heuristic's choice for (T, N, K, bias, accumulate), queried once.
+//            On a stream with peers, it is the choice for T rounded up to a power of two, so that a rehearsal
+//            with few sizes makes the library load all kernels that it will use.
+//            kOneForAll: the first choice without split K, for the smallest T among kInvariantTokens, twice
+//            that, ... with which the product fills a quarter of the SMs.
 // Bytes:     2 N K + T (2 K + 4 N).
 // Flops:     2 T N K.
-// Bound:     the larger of the two.
+// Bound:     HBM or the tensor cores, whichever takes longer.
 // Numerics:  f32 sums; split-K partial sums are f32 and added in a fixed order. kOneForAll: a token's bits
-//            are the same whatever T is (verified by a test for the cuBLASLt version that it runs with).
+//            are the same for every T (a test verifies this for the cuBLASLt version with which it runs).
 #include "kernels/cuda/dense/linear_lt.h"
 
 #include <cuda_runtime.h>
@@ -31,7 +31,7 @@ namespace fp4moe {
 
 namespace {
 
-constexpr size_t kMaxAlgorithms = 4096;       // remembered; a new query gives the same
+constexpr size_t kMaxAlgorithms = 4096;       // remembered; a new query gives the same result
 constexpr size_t kWorkspaceBytes = 32 << 20;  // as cuBLAS itself uses on Hopper
 constexpr int64_t kInvariantTokens = 64, kMostInvariantTokens = 1024;
 constexpr float kEnoughWaves = 0.25f;
@@ -88,7 +88,7 @@ class LinearLt {
     if (const cublasStatus_t status = lt_.create(&handle_); status != CUBLAS_STATUS_SUCCESS)
       return unsupported("cuBLASLt cannot start: status " + std::to_string(status));
     if (const cudaError_t error = cudaMalloc(&spare_, kWorkspaceBytes); error != cudaSuccess)
-      return does_not_fit("cuBLASLt's workspace of " + std::to_string(kWorkspaceBytes) +
+      return does_not_fit("cannot allocate cuBLASLt's workspace of " + std::to_string(kWorkspaceBytes) +
                           " bytes: " + cudaGetErrorString(error));
     return {};
   }
@@ -123,8 +123,9 @@ class LinearLt {
   using Key = std::array<int64_t, 5>;
   static constexpr uint32_t kOrderedSplitK = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // f32
 
-  // Each stream has its own, because products of several streams may run at once; the first stream gets
-  // spare_. Null: no memory. Freed with the process.
+  // Returns the stream's workspace, or null without enough memory. Each stream has a separate workspace,
+  // because products on several streams may run at once; the first stream gets spare_. Workspaces are never
+  // freed.
   void* workspace_of(cudaStream_t stream) {
     if (const auto found = workspaces_.find(stream); found != workspaces_.end()) return found->second;
     void* workspace = std::exchange(spare_, nullptr);
@@ -135,7 +136,8 @@ class LinearLt {
     return workspaces_.emplace(stream, workspace).first->second;
   }
 
-  // Without split K the choice for few tokens may leave most SMs idle.
+  // Tries several token counts: without split K, the heuristic's choice for few tokens can leave most SMs
+  // idle.
   cublasStatus_t choose_one_for_all(const LinearArgs& a, cublasLtMatmulAlgo_t& algorithm) {
     for (int64_t tokens = kInvariantTokens;; tokens *= 2) {
       float waves = 0;

@@ -1,12 +1,12 @@
-// RMS norms: of rows, and of the heads of a row in place.
+// RMS norms of rows, and of the heads of a row, in place.
 //
-// Computes:  y = x / sqrt(mean(x^2) + eps) * weight; rows give bf16 and/or f32, heads are updated in place.
+// Computes:  y = x / sqrt(mean(x^2) + eps) * weight; rows are written as bf16 and/or f32, heads in place.
 // Shapes:    x [T, H] f32, any H; heads [T, num_heads, head_dim] with a row stride.
 // Bytes:     T H (4 + 2 and/or 4).
 // Flops:     4 T H.
-// Bound:     HBM; at T = 1 the two passes' latency.
-// Numerics:  f32. A thread sums every num_threads-th square, a warp by halves, then the warps in order: the
-//            same bits whatever T is.
+// Bound:     HBM; at T = 1, the two passes' latency.
+// Numerics:  f32. A thread sums every num_threads-th square, a warp its threads' sums by halves, then the
+//            block its warps' sums in order: the same bits for every T.
 #include "kernels/cuda/dense_kernels.h"
 #include "kernels/cuda/ptx/launch.h"
 #include "kernels/cuda/ptx/ptx_mma.cuh"
@@ -16,7 +16,7 @@ namespace fp4moe::cuda {
 namespace {
 
 constexpr int kMaxThreads = 1024;
-constexpr int kHeldPerThread = 4;  // elements that a thread keeps between the passes; the rest is read again
+constexpr int kHeldPerThread = 4;  // elements that a thread keeps between the passes; others are read again
 
 __device__ float warp_sum(float sum) {
   for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
@@ -78,7 +78,7 @@ struct HeadsArgs {
   float eps;
 };
 
-// One warp per head.
+// Each warp normalises one head.
 __global__ void __launch_bounds__(256) head_norm_kernel(const __grid_constant__ HeadsArgs a) {
   ptx::grid_dependents_launch();
   ptx::grid_dependency_wait();

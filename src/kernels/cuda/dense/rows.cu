@@ -1,10 +1,10 @@
-// Ops that move rows: embed, add, gather_rows, copy_heads, copies from the host, KV pages to and from the
-// host.
+// Ops that move rows: embed, add, gather_rows, copy_heads, copies from the host, and copies of KV pages to
+// and from the host.
 //
-// Computes:  as documented in kernels/ops.h, element by element.
-// Bytes:     what they read and write.
-// Bound:     HBM; at T = 1 the launch; for copies from and to the host PCIe.
-// Numerics:  exact, except for add's one rounding.
+// Computes:  as documented in kernels/ops.h and kernels/device_copy.h, element by element.
+// Bytes:     the rows read and written.
+// Bound:     HBM; at T = 1, the launch; for copies from and to the host, PCIe.
+// Numerics:  exact, except that add rounds once.
 #include "base/check.h"
 #include "kernels/cuda/dense_kernels.h"
 #include "kernels/cuda/ptx/kernel_mark.cuh"
@@ -16,13 +16,13 @@ namespace fp4moe::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kPerThread = 4;  // elements; few, so that few rows still make enough blocks
+constexpr int64_t kPerThread = 4;  // elements; few, so that even few rows make enough blocks
 
 dim3 blocks_of(int64_t rows, int64_t cols) {
   return dim3(static_cast<unsigned>(rows), static_cast<unsigned>(ceil_div(cols, kThreads * kPerThread)));
 }
 
-// Calls function(column) for this thread's columns of a row of `cols`.
+// Calls function(column) for this thread's columns in a row of `cols` columns.
 template <class Function>
 __device__ void each_column(int64_t cols, Function function) {
   const int64_t first = blockIdx.y * kThreads * kPerThread + threadIdx.x;
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A thread moves 16 bytes; threads are in canonical order.
+// Each thread moves 16 bytes; threads are numbered in canonical order.
 __global__ void __launch_bounds__(kThreads) copy_kv_page_kernel(const __grid_constant__ KvPageCopyArgs a) {
   ptx::grid_dependency_wait();
   const int64_t pieces = a.row_bytes / int64_t{sizeof(uint4)},

@@ -1,9 +1,9 @@
-// Computes  rows of activations as NVFP4 values, see kernels/device_act_quant.h; FP8 ones: act_quant_fp8.cu.
+// Computes  rows of activations as NVFP4 values (see kernels/device_act_quant.h); for FP8: act_quant_fp8.cu.
 // Shapes    x [T, K] bf16 or f32 -> bf16 [rows, K].
-// Bytes     2 or 4 read per element (twice with scales per token, the second time from L1), 2 written.
+// Bytes     2 or 4 read per element (twice with one scale per token, the second time from L1), 2 written.
 // Bound     memory. One block per row; a thread processes 16 elements at a time.
 // Launch    a programmatic dependent (launch.h).
-// Numerics  the functions of formats/ themselves, so the bits are theirs: IEEE division, no contraction.
+// Numerics  bit-identical to formats/, whose functions it uses: IEEE division, no contraction.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace fp4moe {
 namespace {
 
 constexpr int kMaxThreads = 256;
-constexpr int kPiece = 16;  // elements that a thread has at once: a block
+constexpr int kPiece = 16;  // elements that a thread handles at a time: an NVFP4 block
 
 // The source row of x that a thread block processes, and its expert.
 struct RowIds {
@@ -28,14 +28,15 @@ struct RowIds {
   int64_t expert = 0;
 };
 
-// The expert whose packed rows hold `row`, found by a whole warp: how many experts start at or before it.
+// Returns the expert whose packed rows contain `row`: the number of experts, without the first, that start at
+// or before it. Called by a whole warp.
 __device__ int64_t expert_of(const DeviceRows& rows, int64_t num_experts, int64_t row) {
   int before = 0;
   for (int64_t e = 1 + threadIdx.x % 32; e < num_experts; e += 32) before += rows.offsets[e] <= row;
   return __reduce_add_sync(~0u, before);
 }
 
-// The source of row `row` of out. Called by whole warps.
+// Returns the source of row `row` of out. Called by whole warps.
 __device__ RowIds find_row(const DeviceActQuantArgs& a, int64_t row) {
   if (a.rows.counts == nullptr) return {row, 0};
   if (a.rows.capacity > 0) {
@@ -69,7 +70,7 @@ __device__ void load_piece(const ActRows& x, int64_t i, float (&v)[kPiece]) {
   }
 }
 
-// NaN elements are ignored.
+// Returns max |x|; NaN elements are ignored.
 __device__ float piece_amax(const float (&v)[kPiece]) {
   float most = 0;
 #pragma unroll
@@ -77,7 +78,7 @@ __device__ float piece_amax(const float (&v)[kPiece]) {
   return most;
 }
 
-// Maximum over the block's threads; every thread gets it.
+// Returns, to every thread, the maximum over the block's threads.
 __device__ float block_max(float most) {
   __shared__ float warps[kMaxThreads / 32];
 #pragma unroll
@@ -89,7 +90,7 @@ __device__ float block_max(float most) {
   return most;
 }
 
-// max |x| of row `source`; v holds the thread's first piece.
+// Returns max |x| of row `source`; v holds the thread's first piece.
 __device__ float row_amax(const ActRows& x, int64_t source, float (&v)[kPiece]) {
   const int64_t first = threadIdx.x * kPiece;
   float most = piece_amax(v);
@@ -101,7 +102,8 @@ __device__ float row_amax(const ActRows& x, int64_t source, float (&v)[kPiece]) 
   return block_max(most);
 }
 
-// formats/nvfp4.h: 16 elements -> code * block scale. encode is the tensor scale, decode its reciprocal.
+// Stores 16 elements as code * block scale (formats/nvfp4.h). encode is the tensor scale, decode its
+// reciprocal.
 __device__ void store_nvfp4(const float (&v)[kPiece], float encode, float decode, bf16* out) {
   const cuda::Nvfp4BlockScale scale = cuda::nvfp4_block_scale(piece_amax(v), encode, decode);
   uint32_t words[kPiece / 2];

@@ -1,10 +1,11 @@
-// Computes  rows of activations as FP8 codes in slabs and scales: kFp8PerToken of kernels/device_act_quant.h.
+// Computes  rows of activations as FP8 codes in slabs, and their scales: kFp8PerToken of
+//           kernels/device_act_quant.h.
 // Shapes    x [T, K] bf16 or f32 -> slabs of 128 columns (fp8_tile_layout.h), [slab rows] f32 scales.
-// Bytes     2 or 4 read per element (again from L2 past 3072 columns of bf16, 1536 of f32), 1 written; a
-//           token of several experts is quantised once and written topk times.
+// Bytes     2 or 4 read per element (a second time, from L2, past 3072 columns of bf16 or 1536 of f32), 1
+//           written; a token with several experts is quantised once and written topk times.
 // Bound     memory. One warp per row; a lane takes every 32nd piece of 16 elements.
 // Launch    a programmatic dependent (launch.h).
-// Numerics  fp8_quantize_token() of formats/fp8.h, bit for bit.
+// Numerics  bit-identical to fp8_quantize_token() of formats/fp8.h.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -24,7 +25,7 @@ constexpr int kPiece = 16;  // elements: 16 bytes of a slab
 template <class T>
 constexpr int kHeld = 12 / sizeof(T);  // pieces of a row that a lane keeps
 
-// Four elements as they are in memory.
+// Four elements as stored in memory.
 template <class T>
 struct Four;
 template <>
@@ -58,7 +59,7 @@ struct Piece {
 #pragma unroll
     for (int q = 0; q < 4; ++q) fours[q].unpack(v + 4 * q);
   }
-  // NaN elements are ignored.
+  // Returns max |x|; NaN elements are ignored.
   __device__ float amax() const {
     float v[kPiece], most = 0;
     unpack(v);
@@ -77,7 +78,7 @@ __device__ uint4 fp8_codes(const float (&v)[kPiece], float inverse) {
   return {words[0], words[1], words[2], words[3]};
 }
 
-// The slab row of copy `place` of row `row` (its only one, or one of a token's topk), or -1.
+// Returns the slab row of copy `place` of row `row` (its only copy, or one of a token's topk copies), or -1.
 __device__ int64_t slab_row_of(const DeviceActQuantArgs& a, const int* offsets, int64_t row, int place) {
   const DeviceRows& rows = a.rows;
   if (rows.counts == nullptr) return row;
@@ -92,7 +93,7 @@ __device__ int64_t slab_row_of(const DeviceActQuantArgs& a, const int* offsets, 
   return slab_first_row(expert, offsets[expert], 0) + packed - offsets[expert];
 }
 
-// Quantises a row and stores it in up to 32 slab rows: lane i has the i-th, or -1.
+// Quantises a row and stores it in up to 32 slab rows. slab_row: in lane i the i-th one, or -1.
 template <class T>
 __device__ void quantize_row(const DeviceActQuantArgs& a, const T* row, int64_t slab_row) {
   const uint32_t wanted = __ballot_sync(~0u, slab_row >= 0);
@@ -138,7 +139,7 @@ __device__ void quantize_row(const DeviceActQuantArgs& a, const T* row, int64_t 
 
 template <class T>
 __global__ void __launch_bounds__(kThreads, 3) act_quant_fp8(const DeviceActQuantArgs a) {
-  extern __shared__ int offsets[];  // [L + 1] of packed rows
+  extern __shared__ int offsets[];  // [L + 1]: offsets of packed rows
   ptx::grid_dependency_wait();
   ptx::grid_dependents_launch();
   if (a.rows.counts != nullptr && a.rows.capacity == 0) {

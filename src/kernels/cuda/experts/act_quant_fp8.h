@@ -1,4 +1,4 @@
-// FP8 rows of cuda_quantize_act(). Hopper only.
+// The FP8 part of cuda_quantize_act(). Hopper only.
 #pragma once
 
 #include "kernels/device_act_quant.h"

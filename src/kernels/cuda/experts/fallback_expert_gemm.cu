@@ -1,4 +1,4 @@
-// Computes  the expert GEMMs of w4a16 on GPUs without a kernel of their own, see kernels/device_moe.h.
+// Computes  the expert GEMMs of w4a16 (see kernels/device_moe.h) on GPUs that have no specialised kernel.
 // Shapes    weights in tiles (tile_layout.h), tokens [T, K] or [max_rows, K] bf16; a block has one tile of 64
 //           weight rows and every eighth group of 32 tokens of an expert.
 // Bytes     weights once for each 32 tokens, from L2 after the first time; tokens once for each weight tile.
@@ -40,7 +40,7 @@ struct GemmArgs {
 __device__ float activate(const Activation& activation, float gate, float up) {
   if (activation.kind == ActivationKind::kSilu) return gate / (1 + expf(-gate)) * up;
   const float limit = activation.limit;
-  gate = gate > limit ? limit : gate;  // a NaN stays
+  gate = gate > limit ? limit : gate;  // NaN stays NaN
   up = up > limit ? limit : up < -limit ? -limit : up;
   return gate / (1 + expf(-activation.alpha * gate)) * (up + activation.beta);
 }
@@ -49,8 +49,9 @@ __device__ int64_t source_row(const GemmArgs& a, int64_t row) {
   return a.gather ? a.rows.slot_of_row[row] / a.topk : row;
 }
 
-// Sums of the warp's 16 weight rows and 32 tokens: d[n][i] is token 8 n + 2 q + i % 2, row g + 8 (i / 2). x:
-// this lane's tokens 8 n + g; a null row counts as zeros. stride: bytes to the next columns' tile.
+// Computes the sums of the warp's 16 weight rows for 32 tokens: d[n][i] is token 8 n + 2 q + i % 2, row
+// g + 8 (i / 2). x: the rows of this lane's tokens 8 n + g; a null row stands for zeros. stride: bytes to the
+// tile of the next columns.
 template <Fp4Format format>
 __device__ void multiply(const GemmArgs& a, const uint8_t* tiles, int64_t stride, const bf16* const (&x)[4],
                          float (&d)[4][4]) {
@@ -84,7 +85,7 @@ __device__ void store(const GemmArgs& a, int64_t row, int64_t col, float v) {
     static_cast<__nv_bfloat16*>(a.out)[row * a.cols + col] = __float2bfloat16_rn(v);
 }
 
-// Rows r and r + 8 of the expert's weights, one token: sums -> out.
+// Finishes the sums of rows r and r + 8 of the expert's weights for one token, and stores the results in out.
 template <Epilogue epilogue>
 __device__ void finish(const GemmArgs& a, int64_t row, int64_t r, float sum0, float sum1) {
   const int expert = blockIdx.y;

@@ -1,4 +1,4 @@
-// The table of MoE ops for GPUs that have no kernels of their own.
+// The table of MoE ops for GPUs that have no specialised kernels.
 #include "kernels/cuda/experts/fallback_expert_gemm.h"
 #include "kernels/cuda/experts/moe_sort.h"
 #include "kernels/cuda/experts/sorted_layer.h"

@@ -1,23 +1,25 @@
-// The whole MoE layer after the router for few tokens: one persistent kernel, one CTA per SM.
+// Runs the whole MoE layer after the router for few tokens: one persistent kernel, one CTA per SM.
 //
 // Computes  out[t] (+)= sum over k of weight[t, k] * (act(x W13_e^T + b13_e) W2_e^T + b2_e), e = ids[t, k].
-// Shapes    as DeviceMoeArgs; T <= 8, T * topk <= 64. Plan: kernels/cuda/few_tokens_plan.h.
-// Bytes     the tiles of U active experts once, (gated ? 3 : 2) H I / 2 bytes each and their scales.
-// Flops     2 * 8 columns per weight on the tensor cores; about 2.2 instructions per weight to decode it.
+// Shapes    as in DeviceMoeArgs; T <= 8, T * topk <= 64. Plan: kernels/cuda/experts/few_tokens_plan.h.
+// Bytes     the tiles of U active experts once: (gated ? 3 : 2) H I / 2 bytes of codes each, and their
+//           scales.
+// Flops     2 * 8 per weight on the tensor cores (8 columns); about 2.2 instructions per weight to decode it.
 // Bound     HBM; at T = 1 the latency of two dependent reads. The stream of weights does not pause between
 //           the phases: each warp's ring fills with `down` while h is in flight.
-// Numerics  products of bf16 pairs in f32 (mma.sync), x and h times 2^64: |x| and |h| below 2^60. If an
-//           expert has one or two tokens, scales multiply the f32 sums of blocks, otherwise the weights,
-//           exactly in bf16. A row's sum is split over warps depending on the number of active experts, and
-//           its pieces are added in the order of columns. Activation in f32, h rounded to bf16; the router's
-//           weights are applied in f32 in top-k order. Same input and number of SMs, same bits.
-//           w4a8: x and h are e4m3 codes with one scale per row, weights e4m3 operands; both are exact in
-//           f16, products and sums are f32. Every CTA quantises the rows that it reads.
+// Numerics  products of bf16 pairs in f32 (mma.sync). x and h are multiplied by 2^64, so |x| and |h| must be
+//           below 2^60. If an expert has one or two tokens, the scales multiply the f32 sums of blocks;
+//           otherwise they multiply the weights, which is exact in bf16. A row's sum is split over warps
+//           depending on the number of active experts, and its pieces are added in column order. Activation
+//           in f32, h rounded to bf16; the router's weights are applied in f32 in top-k order. The same input
+//           and number of SMs give the same bits.
+//           w4a8: x and h are e4m3 codes with one scale per row, and weights are e4m3 operands; both are
+//           exact in f16, and products and sums are f32. Every CTA quantises the rows that it reads.
 //
 // Synchronisation: CTAs exchange h and y as 64-bit words whose upper half marks the lower half as valid, so a
-// value takes one trip through the L2 and no grid barrier. Each CTA's helper warp first clears its share of
+// value needs one trip through the L2 but no grid barrier. Each CTA's helper warp first clears its share of
 // the words, then waits until all CTAs have cleared theirs; no warp stores h or y before that
-// (Shared::cleared). It is normally over by the time the first sums are ready.
+// (Shared::cleared). The wait has normally ended by the time the first sums are ready.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -34,7 +36,7 @@ namespace {
 
 using few::Args, few::Part, few::Ring, few::Shared;
 
-// Adds the pieces that later warps have of a strip whose first steps this warp has.
+// Adds the pieces that later warps computed for a strip whose first step belongs to this warp.
 __device__ inline void add_pieces(const Shared& s, const Part& part, int strip_end, float (&sum)[4]) {
   const int lane = threadIdx.x % 32;
   for (int w = threadIdx.x / 32 + 1; w < few::kWarps && part.start(w) < strip_end; ++w) {
@@ -53,8 +55,8 @@ __device__ inline void finish_strip(const Args& a, const few::Strip<W>& strip, b
     finish_up(a, strip, sum);
 }
 
-// The warp's steps of a phase. A strip is finished by the warp that has its first step; warps with later
-// steps leave their sums in s.pieces. Here 3 strips of 6 steps, cut evenly over 4 warps:
+// Runs the warp's steps of a phase. The warp that has a strip's first step finishes the strip; warps with
+// later steps leave their sums in s.pieces. Example: 3 strips of 6 steps, cut evenly over 4 warps:
 //
 //   strip   0            1            2
 //   step    0 1 2 3 4 5  0 1 2 3 4 5  0 1 2 3 4 5
@@ -65,16 +67,16 @@ __device__ inline void finish_strip(const Args& a, const few::Strip<W>& strip, b
 //   warp 2  leaves piece 2 multiplies strip 2       barrier  adds piece 3, finishes strip 2
 //   warp 3  leaves piece 3                          barrier
 //
-// A warp with several whole strips finishes those before its last one at once. Every warp passes the barrier
-// exactly once: before it finishes a strip that later warps continue, which is its last, or when it has no
-// steps left. The helper warp has no steps.
+// A warp with several strips finishes each one before its last immediately. Every warp passes the barrier
+// exactly once: before it finishes a strip that later warps continue, which is always its last strip, or when
+// it has no steps left. The helper warp has no steps.
 template <class W, int kDepth>
 __device__ inline void run_phase(const Args& a, Shared& s, const uint8_t* act, bool down, bool is_helper,
                                  Ring<W, kDepth>& ring) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const Part part(a, s.num_experts, down, warp);
   const int per_strip = part.phase.steps(), end = is_helper ? part.begin : part.end;
-  bool must_pass = true;  // the barrier
+  bool must_pass = true;  // this warp has not passed the barrier yet
   for (int at = part.begin;;) {
     const bool is_done = at >= end;
     const int first = at % per_strip, strip_begin = at - first, steps = min(per_strip - first, end - at);
@@ -90,7 +92,7 @@ __device__ inline void run_phase(const Args& a, Shared& s, const uint8_t* act, b
         continue;
       }
     }
-    if (steps < per_strip) {  // later warps continue the strip, or is_done: then steps <= 0
+    if (steps < per_strip) {  // later warps continue the strip, or is_done: then steps is <= 0
       __syncthreads();
       must_pass = false;
       if (is_done) break;
@@ -136,7 +138,7 @@ __global__ void __launch_bounds__(few::kThreads, 1) few_tokens_kernel(const __gr
     if (is_helper && phase == 0) few::clear_words(a, s);
     run_phase(a, s, act, phase != 0, is_helper, ring);
     if (phase != 0) break;
-    ptx::grid_dependents_launch();  // triggered at the start, a model's step would take 2.5 % longer
+    ptx::grid_dependents_launch();  // if triggered at the start, a model's step would take 2.5 % longer
     const Part down(a, s.num_experts, true, 0);
     if constexpr (W::kFp8)
       few::stage_fp8_h(a, s, down, act);

@@ -1,4 +1,4 @@
-// The whole MoE layer after the router for few tokens, as one launch.
+// Runs the whole MoE layer after the router for few tokens, as one launch.
 #pragma once
 
 #include "kernels/device_moe.h"
@@ -10,12 +10,13 @@ enum class FewWeights : uint8_t {
   kFp8,   // tiles of w4a8 (fp8_tile_layout.h)
 };
 
-// Whether few_tokens_layer() supports args: few tokens and pairs, and H and I for which everything fits into
-// shared memory. Depends only on the current GPU and on sizes.
+// Returns whether few_tokens_layer() supports args: few tokens and pairs, a null give_back, and H and I
+// with which everything fits in shared memory. The result depends only on these and on the current GPU.
 bool few_tokens_fits(const DeviceMoeArgs& args, FewWeights weights = FewWeights::kBf16);
-// Bytes of DeviceMoeArgs::workspace.
+// Bytes needed for DeviceMoeArgs::workspace.
 int64_t few_tokens_workspace_bytes(const TiledExperts& experts, int64_t topk);
-// Precondition: few_tokens_fits(). On the current stream; one cooperative launch, none for T = 0.
+// Enqueues the layer on the current stream: one cooperative launch, none if T = 0. Precondition:
+// few_tokens_fits().
 void few_tokens_layer(const DeviceMoeArgs& args, FewWeights weights = FewWeights::kBf16);
 
 }  // namespace fp4moe

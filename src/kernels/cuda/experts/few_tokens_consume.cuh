@@ -1,8 +1,8 @@
-// A warp's steps in few_tokens.cu: weights from its ring times x or h. Device code only.
+// How a warp of few_tokens.cu computes its steps: weights from its ring times x or h. Device code only.
 //
 // If an expert has one or two tokens, the scales of blocks of weights multiply the sums of the blocks'
-// products instead of the weights. Each column pair of the tensor cores' B operand then has the tokens in one
-// of 4 consecutive blocks (of 32 or 16 columns of the matrix) and zeros in the others:
+// products instead of the weights. Each column pair of the tensor cores' B operand then has the tokens'
+// values for one of 4 consecutive blocks (of 32 or 16 columns of the matrix) and zeros for the other blocks:
 //
 //   columns of B   0 1      2 3      4 5      6 7
 //   block 0        tokens   0        0        0
@@ -27,7 +27,7 @@ template <class W, int kDepth>
 struct Ring {
   static constexpr Fp4Format kFormat = W::kFormat;
   static constexpr int kSlot = few_slot_bytes(kFormat);
-  uint32_t first, slot;  // plus 16 times the lane
+  uint32_t first, slot;  // shared addresses, plus 16 times the lane
   WeightStream<W> stream;
 
   __device__ Ring(const Args& a, const Routing& routing, const uint8_t* rings)
@@ -51,7 +51,7 @@ struct Ring {
     ptx::cp_async_wait<kDepth - 1>();
     __syncwarp();
   }
-  // The step has been read: fetches the step kDepth further into its slot.
+  // Frees the slot of the step that has been read, and fetches the step kDepth later into that slot.
   __device__ __forceinline__ void next() {
     __syncwarp();
     stream.issue(slot);
@@ -59,8 +59,8 @@ struct Ring {
   }
 };
 
-// The scales of rows g and g + 8 of a block, its two bytes in memory, as f32: the bf16 bits of tile_layout.h
-// in the upper half.
+// Returns the scales of rows g and g + 8 of a block as f32. bytes: the block's two scale bytes in memory. The
+// upper half of each f32 has the bf16 bits of tile_layout.h.
 template <Fp4Format kFormat>
 __device__ __forceinline__ float2 block_scales(uint32_t bytes) {
   if constexpr (kFormat == Fp4Format::kMxfp4)
@@ -76,8 +76,8 @@ __device__ __forceinline__ void add_scaled(const float (&blocks)[4], float2 scal
   sum[3] = fmaf(blocks[3], scales.y, sum[3]);
 }
 
-// B words of one block, for the lane's column pair: MXFP4: a block's two k steps; NVFP4: one k step of both
-// tiles.
+// Returns the B words for the lane's column pair: with MXFP4 those of one block's two k steps, with NVFP4
+// those of one k step in both tiles.
 template <Fp4Format kFormat>
 __device__ __forceinline__ uint4 load_b_words(uint32_t b_at) {
   if constexpr (kFormat == Fp4Format::kMxfp4) return ptx::load_shared16(b_at);
@@ -86,7 +86,8 @@ __device__ __forceinline__ uint4 load_b_words(uint32_t b_at) {
 }
 
 // Multiplies `steps` steps of one run of the stream, in a strip whose expert has one or two tokens.
-// Afterwards add_lanes() must add up the lanes' blocks. The blocks of a step, j as in the picture above:
+// add_lanes() must then add up the lanes' blocks. The blocks of a step, with j as in the table at the top of
+// this file:
 //
 //   tile t               0           1                    0           1
 //   k step k             0  1  2  3  0  1  2  3           0  1  2  3  0  1  2  3
@@ -94,15 +95,15 @@ __device__ __forceinline__ uint4 load_b_words(uint32_t b_at) {
 //   words of b[j]        xy zw xy zw xy zw xy zw          xy xy xy xy zw zw zw zw
 //   sums are scaled                            ^                    ^           ^
 //
-// b_at, which includes the block of the lane's column pair, g / 2, is loaded into b[g / 2]; the lane's other
-// b[j] stay zero. The lane's sums are those of block q.
+// b_at includes the offset of block g / 2, the block of the lane's column pair; the words there are loaded
+// into b[g / 2], and the lane's other b[j] stay zero. The lane's sums are those of block q.
 template <class RingT>
 __device__ __forceinline__ void add_pairs_of_columns(RingT& ring, uint32_t b_at, bool has_b, int steps,
                                                      float (&sum)[4]) {
   constexpr bool kMx = RingT::kFormat == Fp4Format::kMxfp4;
   constexpr int kTileScales = kStripScaleBytes<RingT::kFormat>;
   const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-  // Where block q's scales are, relative to the lane's codes.
+  // Offset of block q's scales from the lane's codes.
   const int scales_at =
       kStepCodeBytes - lane * kLaneBytes + (kMx ? q / 2 * kTileScales + g * 4 + q % 2 * 2 : g * 8 + q * 2);
   bool mine[4];
@@ -112,7 +113,7 @@ __device__ __forceinline__ void add_pairs_of_columns(RingT& ring, uint32_t b_at,
   for (int i = 0; i < steps; ++i, b_at += kFewRowStepBytes) {
     ring.wait();
     const uint4 codes[2] = {ptx::load_shared16(ring.slot), ptx::load_shared16(ring.slot + kStripCodeBytes)};
-    uint32_t scales[2];  // MXFP4: only one
+    uint32_t scales[2];  // MXFP4 uses only the first
     scales[0] = ptx::load_shared2(ring.slot + scales_at);
     if (!kMx) scales[1] = ptx::load_shared2(ring.slot + scales_at + kTileScales);
     ring.next();
@@ -144,14 +145,14 @@ __device__ __forceinline__ void add_lanes(float (&sum)[4]) {
   }
 }
 
-// The same with up to 8 tokens; no add_lanes().
+// Like add_pairs_of_columns(), but for up to 8 tokens; add_lanes() is not needed.
 template <class RingT>
 __device__ __forceinline__ void add_columns(RingT& ring, uint32_t b_at, int swap, int steps,
                                             float (&sum)[4]) {
   constexpr int kTileScales = kStripScaleBytes<RingT::kFormat>;
   const int lane = threadIdx.x % 32;
   const int scales_at = kStepCodeBytes - lane * kLaneBytes + lane / 4 * (kTileScales / 8);
-  float second[4] = {};  // sums of the second tile
+  float second[4] = {};  // the second tile's sums
 #pragma unroll 1
   for (int i = 0; i < steps; ++i, b_at += kFewRowStepBytes) {
     ring.wait();
@@ -185,7 +186,8 @@ __device__ __forceinline__ void add_columns(RingT& ring, uint32_t b_at, int swap
   for (int i = 0; i < 4; ++i) sum[i] += second[i];
 }
 
-// The same for w4a8, for any number of tokens: the table in which codes are looked up includes their scale.
+// Like add_columns(), but for w4a8 and 1 to 8 tokens: the table in which codes are looked up includes their
+// scale.
 template <class RingT>
 __device__ __forceinline__ void add_fp8_columns(RingT& ring, const uint2* table, uint32_t b_at, int swap,
                                                 int steps, float (&sum)[4]) {
@@ -193,7 +195,7 @@ __device__ __forceinline__ void add_fp8_columns(RingT& ring, const uint2* table,
   const int lane = threadIdx.x % 32, q = lane % 4;
   const int codes_at = q / 2 * kStripCodeBytes + fp8_piece(lane / 4, q) * kLaneBytes - lane * kLaneBytes;
   const int scales_at = kStepCodeBytes - lane * kLaneBytes + lane * 2 * Words::kScales;
-  float second[4] = {};  // sums of every second step of the tensor cores
+  float second[4] = {};  // sums of the odd steps of the tensor cores
 #pragma unroll 1
   for (int i = 0; i < steps; ++i, b_at += kFewRowStepBytes) {
     ring.wait();
@@ -215,7 +217,7 @@ __device__ __forceinline__ void add_fp8_columns(RingT& ring, const uint2* table,
   for (int i = 0; i < 4; ++i) sum[i] += second[i];
 }
 
-// A strip's next `steps` steps.
+// Adds the products of a strip's next `steps` steps to sum.
 template <class W, int kDepth>
 __device__ __forceinline__ void add_steps(const Shared& s, Ring<W, kDepth>& ring, const Strip<W>& strip,
                                           int first, int steps, float (&sum)[4]) {

@@ -1,5 +1,5 @@
-// How data reaches the warps of few_tokens.cu: tables of rows, x and h into shared memory, the stream of
-// weights. Device code only.
+// How data reaches the warps of few_tokens.cu: the tables of rows, the copies of x and h in shared memory,
+// and the stream of weights. Device code only.
 #pragma once
 
 #include "kernels/cuda/experts/few_tokens_shared.cuh"
@@ -10,7 +10,7 @@
 
 namespace fp4moe::few {
 
-// The helper warp fills Shared's tables of experts and rows. weights: those of the lane's slots.
+// Fills Shared's tables of experts and rows. Called by the helper warp. weights: those of the lane's slots.
 __device__ inline void find_rows(const DeviceMoeArgs& m, const Routing& routing, const float (&weights)[2],
                                  Shared& s) {
   const int lane = threadIdx.x % 32, topk = static_cast<int>(m.topk);
@@ -46,8 +46,8 @@ __device__ inline void find_rows(const DeviceMoeArgs& m, const Routing& routing,
   }
 }
 
-// w4a16: x -> shared memory, times 2^64: decoded codes have a factor of 2^-126, too small for f32 sums. Zeros
-// past H. All warps but the helper.
+// w4a16: copies x to shared memory, multiplied by 2^64: decoded codes have a factor of 2^-126, which is too
+// small for f32 sums. Columns past H are zeros. Called by all warps but the helper.
 __device__ inline void stage_x(const Args& a, uint8_t* act) {
   const int row_bytes = a.plan.up.steps() * kFewRowStepBytes, h = static_cast<int>(a.moe.experts.hidden_size);
   const int pieces = row_bytes / 16, total = pieces * static_cast<int>(a.moe.num_tokens);  // of 8 columns
@@ -88,11 +88,11 @@ __device__ __forceinline__ void store_word(Word* p, uint32_t value) {
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(kThere | value) : "memory");
 }
 
-// Words of a row of h.
+// Number of words in a row of h.
 __device__ inline int h_words(const Args& a) { return a.plan.down.row_words(); }
 
-// The helper warp clears this CTA's share of h and y, waits until all CTAs have done so, and completes
-// s.cleared.
+// Clears this CTA's share of h and y, waits until all CTAs have cleared theirs, and completes s.cleared.
+// Called by the helper warp.
 __device__ inline void clear_words(const Args& a, Shared& s) {
   const int lane = threadIdx.x % 32, rows = s.first_row[s.num_experts];
   const int num_h = rows * h_words(a), num_y = rows * static_cast<int>(a.moe.experts.hidden_size);
@@ -125,7 +125,7 @@ struct RowsOfH {
   }
 };
 
-// w4a16: those rows -> shared memory, as they become valid. All threads.
+// w4a16: copies the rows of h (RowsOfH) to shared memory as they become valid. Called by all threads.
 __device__ inline void stage_h(const Args& a, const Shared& s, const Part& down, uint8_t* act) {
   const auto [first, last] = RowsOfH(s, down);
   const int row_bytes = down.phase.steps() * kFewRowStepBytes, pairs = row_bytes / 8;
@@ -133,7 +133,7 @@ __device__ inline void stage_h(const Args& a, const Shared& s, const Part& down,
   for (int i = threadIdx.x; i < (last - first) * pairs; i += kThreads) {
     const int row = i / pairs, pair = i % pairs;
     uint2 v = {0, 0};
-    // 16 pairs of words are 64 columns.
+    // Every 8 pairs of words are 32 adjacent columns.
     if (pair / 8 * 32 < static_cast<int>(a.moe.experts.intermediate_size)) {
       const Word* p = a.h + (static_cast<int64_t>(first + row) * h_pairs + pair) * 2;
       TwoWords w = load_words(p);
@@ -146,9 +146,9 @@ __device__ inline void stage_h(const Args& a, const Shared& s, const Part& down,
 }
 
 // Copies a warp's weights of both phases into its ring, one cp.async group per step. A step is two halves of
-// 64 columns: two tiles, or the halves of a w4a8 tile. A run is a sequence of steps that differ by `stride`
-// only. A warp has its steps of `up`, then those of `down`, then zeros; here with 5 and 4 k tiles, so that
-// the last step of a strip of `up` has one half (h):
+// 64 columns: two tiles, or the halves of a w4a8 tile. A run is a sequence of steps whose addresses differ
+// only by multiples of `stride`. A warp copies its steps of `up`, then its steps of `down`, then zeros.
+// Example: with 5 and 4 k tiles, the last step of a strip of `up` has only one half (h):
 //
 //   phase   up                            down
 //   strip   4         5          6        0     1
@@ -167,13 +167,14 @@ struct WeightStream {
   int left = 0;           // steps of the phase after the current strip
   int rank, in_expert;    // of the current strip
   int steps = 0;          // left in the current run
-  bool has_half = false;  // after the run: a step with one half
-  // Which parts the run's steps have; the other parts are filled with zeros. has_scales concerns this lane.
+  bool has_half = false;  // the run is followed by a step with one half
+  // Which parts the run's steps contain; the other parts are filled with zeros. has_scales is for this lane
+  // only.
   bool has_first = true, has_second = true, has_scales = true;
-  const uint8_t* expert = nullptr;  // its tiles
-  const uint8_t* codes = nullptr;   // of the step's first half
-  uint32_t scales_from_codes = 0;   // bytes
-  uint32_t stride = 0;              // bytes to the next columns' tile
+  const uint8_t* expert = nullptr;  // the current expert's tiles
+  const uint8_t* codes = nullptr;   // address of the codes of the next step's first half
+  uint32_t scales_from_codes = 0;   // offset of the scales from the codes, in bytes
+  uint32_t stride = 0;              // bytes to the tile of the next columns
 
   __device__ WeightStream(const Args& args, const Routing& r) : a(args), routing(r) {}
 
@@ -195,8 +196,8 @@ struct WeightStream {
     const int64_t index = W::kFp8 ? tile_index(row_tiles, phase.steps(), row_tile, k)
                                   : tile_index(row_tiles, phase.k_tiles, row_tile, 2 * k);
     codes = expert + index * kTile + in_expert % 4 * kStripCodeBytes + lane * kLaneBytes;
-    // A tile's memory: codes of its 4 strips, then their scales. Lanes of w4a8 fetch both halves' scales from
-    // there; in w4a16 the lanes from kScaleLanes on fetch those of the next columns' tile.
+    // A tile's memory: codes of its 4 strips, then their scales. In w4a8 the lanes fetch both halves' scales
+    // from there; in w4a16 the lanes from kScaleLanes on fetch the scales of the tile with the next columns.
     if constexpr (W::kFp8)
       scales_from_codes =
           static_cast<uint32_t>(kFp8CodeBytes) - in_expert % 4 * (kStripCodeBytes - 2 * kScaleBytes);
@@ -206,7 +207,7 @@ struct WeightStream {
     has_second = has_scales = true;
     if (has_half && --steps == 0) begin_half();
   }
-  // The strip's last step, of one half.
+  // Starts the strip's last step, which has one half.
   __device__ void begin_half() {
     has_half = false;
     steps = 1;
@@ -224,7 +225,7 @@ struct WeightStream {
     find_expert();
     begin_strip(k);
   }
-  // Starts strip in_expert + 1, of the next expert after an expert's last strip.
+  // Starts the next strip of the same expert, or the next expert's first strip after an expert's last one.
   __device__ void begin_next_strip() {
     if (++in_expert == (down ? a.plan.down : a.plan.up).strips) {
       in_expert = 0;
@@ -240,9 +241,9 @@ struct WeightStream {
   // Starts the next run of steps; called by the whole warp.
   //
   //   has_half  left  down    next run
-  //   true      any   any     the strip's last step, of one half
+  //   true      any   any     the strip's last step, which has one half
   //   false     > 0   any     the next strip
-  //   false     0     false   the warp's first strip of `down`; zeros if it has none there
+  //   false     0     false   the warp's first strip of `down`, or zeros if it has no strip there
   //   false     0     true    zeros
   __device__ void next_run() {
     if (has_half) return begin_half();
@@ -254,7 +255,7 @@ struct WeightStream {
     if (steps == 0) begin_zeros();
   }
 
-  // Copies a step of the run to slot, a shared address plus 16 times the lane.
+  // Copies the run's next step to `slot`, a shared address plus 16 times the lane.
   __device__ __forceinline__ void issue(uint32_t slot) {
     const uint8_t* scales = codes + scales_from_codes;
     ptx::cp_async16(slot, codes, has_first ? 16 : 0);

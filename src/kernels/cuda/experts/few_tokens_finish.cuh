@@ -1,4 +1,5 @@
-// The epilogue of few_tokens.cu's strips: activation, h, y, the sum over a token's experts. Device code only.
+// The epilogue of few_tokens.cu's strips: activation, stores of h and y, and the sum over a token's experts.
+// Device code only.
 #pragma once
 
 #include "formats/bf16.h"
@@ -7,14 +8,15 @@
 
 namespace fp4moe::few {
 
-// A strip as a lane sees it. Its sums: rows g and g + 8, columns 2 q and 2 q + 1 of the expert's tokens.
+// A strip as seen by one lane, which has the sums of rows g and g + 8 for columns 2 q and 2 q + 1, where a
+// column is a token of the expert.
 template <class W>
 struct Strip {
   int in_expert;  // the strip's index within its expert
   int first_row, columns;
   float scales[2], bias[2];               // of rows g and g + 8
   float row_factors[2], token_scales[2];  // w4a8: of those rows, and of columns 2 q and 2 q + 1
-  uint32_t b, pairs_b;  // shared addresses of k tile 0's B fragments: all columns; column pairs
+  uint32_t b, pairs_b;  // shared addresses of k tile 0's B fragments: for all columns; for column pairs
   bool has_pairs_b;     // pairs_b's column exists
   int swap;             // bytes from one half of a tile in b to the other
 
@@ -61,7 +63,8 @@ struct Strip {
   }
 
  private:
-  // w4a8: the weights' row factors and the tokens' scales. place_of(column): its row in shared memory.
+  // w4a8: loads the weights' row factors and the tokens' scales. place_of(column): the column's row in shared
+  // memory.
   template <class PlaceOf>
   __device__ __forceinline__ void take_factors(const Args& a, const Shared& s, bool down, int64_t expert,
                                                const PlaceOf& place_of) {
@@ -71,7 +74,7 @@ struct Strip {
     const auto* factors =
         reinterpret_cast<const float*>(weights + expert * matrix.bytes + matrix.factors_offset) +
         in_expert * 16 + lane / 4;
-    row_factors[0] = factors[0], row_factors[1] = factors[8];  // used after the sums
+    row_factors[0] = factors[0], row_factors[1] = factors[8];  // not used until the sums are complete
     const Fp8Shared& fp8 = fp8_of(s);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -81,7 +84,7 @@ struct Strip {
   }
 };
 
-// The strip's sum i times all its scales, with the bias.
+// Returns the strip's sum i times all its scales, plus the bias.
 template <class W>
 __device__ __forceinline__ float scaled(const Strip<W>& strip, const float (&sum)[4], int i) {
   float scale = strip.scales[i / 2];
@@ -103,8 +106,9 @@ __device__ inline float activate(const Activation& act, float gate, float up) {
   }
 }
 
-// Stores h of elements i and i + 1, which adjacent lanes (g even and odd) have for columns 2 q and 2 q + 1,
-// as pairs: the even lane writes column 2 q, the odd one 2 q + 1. Called by the whole warp.
+// Stores h as pairs of elements. Lanes whose g differ only in the lowest bit have adjacent elements, both for
+// columns 2 q and 2 q + 1: the lane with even g writes the pair of column 2 q, the lane with odd g that of
+// column 2 q + 1. i: this lane's element. Called by the whole warp.
 template <class W>
 __device__ inline void put_h(const Args& a, const Strip<W>& strip, int i, float left, float right) {
   const int lane = threadIdx.x % 32, odd = lane / 4 % 2, column = lane % 4 * 2 + odd;
@@ -142,7 +146,8 @@ __device__ inline void finish_down(const Args& a, const Strip<W>& strip, const f
   }
 }
 
-// Writes out, two columns of a token per thread, as soon as their y is valid. All threads.
+// Writes `out`, two columns of a token per thread, as soon as the y words of these columns are valid. Called
+// by all threads.
 __device__ inline void combine(const Args& a, const Shared& s) {
   const DeviceMoeArgs& m = a.moe;
   const auto h = static_cast<int>(m.experts.hidden_size), topk = static_cast<int>(m.topk);

@@ -2,7 +2,7 @@
 // codes, and the table in which FP4 codes are looked up. Device code only.
 //
 // A row is staged as bf16 while warps find its largest element, and is quantised in place after a barrier.
-// For x this overlaps the loads of the first weights; for h it takes about 0.1 us of a layer.
+// For x this overlaps the loads of the first weights; for h it takes about 0.1 us per layer.
 #pragma once
 
 #include "kernels/cuda/experts/few_tokens_feed.cuh"
@@ -13,25 +13,25 @@ namespace fp4moe::few {
 
 constexpr int kWeightThreads = kWarps * 32;  // all but the helper warp
 
-// Address in shared memory of 16 bytes of a row: columns 8 * piece to 8 * piece + 7.
+// Address in shared memory of a 16-byte piece of a row: columns 8 * piece to 8 * piece + 7.
 __device__ __forceinline__ uint4* fp8_piece_at(uint8_t* act, int row, int row_bytes, int piece) {
   return reinterpret_cast<uint4*>(act + few_act_offset(row, row_bytes, few_fp8_act_word(piece * 8)));
 }
 
-// Clears the warp's maxima.
+// Clears the warp's maxima and returns their address.
 __device__ __forceinline__ float* clear_most(Fp8Shared& fp8) {
   float* most = fp8.most[threadIdx.x / 32];
   if (threadIdx.x % 32 < 2 * kFewMaxTokens) most[threadIdx.x % 32] = 0;
   __syncwarp();
   return most;
 }
-// Records a maximum of one row; called by the whole warp.
+// Raises a row's maximum to the largest of the lanes' values. Called by the whole warp.
 __device__ __forceinline__ void note_most(float* of_warp, int row, float most) {
   most = most_of_lanes(~0u, most);
   if (threadIdx.x % 32 == 0) of_warp[row] = fmaxf(of_warp[row], most);
 }
 
-// Stages x as bf16, 32 pieces of a row per warp. All warps but the helper.
+// Stages x as bf16, 32 pieces of a row per warp at a time. Called by all warps but the helper.
 __device__ inline void stage_raw_x(const Args& a, Fp8Shared& fp8, uint8_t* act) {
   const int row_bytes = a.plan.up.steps() * kFewRowStepBytes, h = static_cast<int>(a.moe.experts.hidden_size);
   const int pieces = row_bytes / 16, chunks = (pieces + 31) / 32;
@@ -57,8 +57,8 @@ __device__ inline void stage_raw_x(const Args& a, Fp8Shared& fp8, uint8_t* act) 
   }
 }
 
-// Stages the rows of h that a CTA's part of `down` reads as they become valid, with kAtOnce loads in flight.
-// All threads.
+// Stages the rows of h that the CTA's part of `down` reads. Each thread has kAtOnce loads in flight and
+// stores the values as they become valid. Called by all threads.
 __device__ inline void stage_raw_h(const Args& a, Fp8Shared& fp8, const RowsOfH& rows, uint8_t* act) {
   const int row_bytes = a.plan.down.steps() * kFewRowStepBytes, pairs = row_bytes / 8;  // of words
   const auto i_size = static_cast<int>(a.moe.experts.intermediate_size);
@@ -68,7 +68,7 @@ __device__ inline void stage_raw_h(const Args& a, Fp8Shared& fp8, const RowsOfH&
   float* most = clear_most(fp8);
   for (int begin = threadIdx.x; begin < total; begin += kAtOnce * kThreads) {
     TwoWords w[kAtOnce];
-    const auto is_word = [&](int i) {  // its group of 32 columns begins before I
+    const auto is_word = [&](int i) {  // the pair's group of 32 columns begins before I
       return i < total && i % pairs / 32 * 128 + i % 8 / 2 * 32 < i_size;
     };
 #pragma unroll
@@ -88,8 +88,8 @@ __device__ inline void stage_raw_h(const Args& a, Fp8Shared& fp8, const RowsOfH&
   }
 }
 
-// Quantises the staged rows. By threads 0 ... num_threads - 1, after a barrier of the threads that staged
-// them. Each warp takes pieces of one row at a time.
+// Quantises the staged rows. Called by threads 0 ... num_threads - 1, after a barrier with the threads that
+// staged the rows. Each warp takes pieces of one row at a time.
 __device__ inline void quantise_rows(Fp8Shared& fp8, int num_rows, int row_bytes, int num_threads,
                                      float* scales, uint8_t* act) {
   const int lane = threadIdx.x % 32, warps = num_threads / 32, pieces = row_bytes / 16,
@@ -102,7 +102,7 @@ __device__ inline void quantise_rows(Fp8Shared& fp8, int num_rows, int row_bytes
       row = of_row;
       const Fp8Scale scale(most_of_lanes(~0u, lane < warps ? fp8.most[lane][row] : 0));
       inverse = scale.inverse;
-      if (lane == 0) scales[row] = scale.scale;  // the same by every warp that has a part of the row
+      if (lane == 0) scales[row] = scale.scale;  // every warp with a part of the row writes the same scale
     }
     if (piece >= pieces) continue;
     uint4* at = fp8_piece_at(act, row, row_bytes, piece);
@@ -110,7 +110,8 @@ __device__ inline void quantise_rows(Fp8Shared& fp8, int num_rows, int row_bytes
   }
 }
 
-// Fills the table and, after a barrier, quantises what stage_raw_x() staged. All warps but the helper.
+// Fills the table and, after a barrier, quantises the rows that stage_raw_x() staged. Called by all warps but
+// the helper.
 template <Fp4Format kFormat>
 __device__ inline void quantise_x(const Args& a, Fp8Shared& fp8, uint8_t* act) {
   auto* table = reinterpret_cast<uint8_t*>(fp8.table);
@@ -121,7 +122,7 @@ __device__ inline void quantise_x(const Args& a, Fp8Shared& fp8, uint8_t* act) {
                 fp8.x_scales, act);
 }
 
-// Stages and quantises h. All threads.
+// Stages and quantises h. Called by all threads.
 __device__ inline void stage_fp8_h(const Args& a, const Shared& s, const Part& down, uint8_t* act) {
   Fp8Shared& fp8 = fp8_of(s);
   const RowsOfH rows(s, down);

@@ -1,9 +1,9 @@
 // How few_tokens.cu divides its work: plain arithmetic for host and device.
 //
-// A phase is one of the two GEMMs. Its work is cut into strips: 16 rows of an active expert's matrix with all
-// columns, which one m16n8k16 accumulator holds; 4 strips share the tiles of a row block. Each CTA takes
-// whole strips, so that no sum spans two CTAs; in a CTA the strips' steps (2 k tiles) are cut evenly over the
-// warps.
+// A phase is one of the two GEMMs. Its work is cut into strips. A strip is 16 rows of an active expert's
+// matrix with all columns; one m16n8k16 accumulator holds its sums. 4 strips share the tiles of a row block.
+// Each CTA takes whole strips, so that no sum spans two CTAs; within a CTA, the strips' steps (of 2 k tiles)
+// are cut evenly over the warps.
 #pragma once
 
 #include <cstdint>
@@ -13,53 +13,57 @@
 
 namespace fp4moe {
 
-constexpr int kFewMaxTokens = 8;  // columns of the instruction
-constexpr int kFewMaxPairs = 64;  // and the least CTAs, so that a CTA's strips are of at most two experts
-constexpr int kFewWarps = 15;     // per CTA that stream weights
+constexpr int kFewMaxTokens = 8;  // columns of the instruction's B operand
+constexpr int kFewMaxPairs = 64;  // also the minimum number of CTAs: at most two experts per CTA
+constexpr int kFewWarps = 15;     // warps per CTA that stream weights
 constexpr int kFewStepTiles = 2;
-constexpr int kFewRowStepBytes = kFewStepTiles * 128;  // per row of x or h
-constexpr int kFewMaxDepth = 4;                        // steps of a warp in flight
+constexpr int kFewRowStepBytes = kFewStepTiles * 128;  // of a step, per row of x or h
+constexpr int kFewMaxDepth = 4;                        // steps in flight per warp, at most
 
-// Counters of few_tokens.cu: the second half of DeviceMoeArgs.counters.
+// Counters of few_tokens.cu, in the second half of DeviceMoeArgs.counters.
 constexpr int64_t kFewCountersOffset = kMoeCounterBytes / 2;
 struct FewCounters {
-  uint64_t arrivals;  // of CTAs, in all calls so far
+  uint64_t arrivals;  // number of CTA arrivals in all calls so far
 };
 
-// Start of part `part` of `total` items cut evenly into `parts`; it ends at the next part's start.
+// Start of part `part` of `total` items that are cut evenly into `parts`; a part ends where the next one
+// starts.
 constexpr int few_cut(int total, int part, int parts) {
   return static_cast<int>(static_cast<uint32_t>(total) * static_cast<uint32_t>(part) /
                           static_cast<uint32_t>(parts));
 }
 
 struct FewPhase {
-  int strips = 0;  // of one expert's matrix
+  int strips = 0;  // in one expert's matrix
   int k_tiles = 0;
 
   constexpr int steps() const { return (k_tiles + kFewStepTiles - 1) / kFewStepTiles; }
-  constexpr int row_words() const { return steps() * (kFewRowStepBytes / 4); }  // of h in memory
+  constexpr int row_words() const { return steps() * (kFewRowStepBytes / 4); }  // of a row of h in memory
 };
 
 struct FewPlan {
   FewPhase up, down;
   int num_ctas = 0;
-  int depth = 0;      // of each warp's ring
-  int act_bytes = 0;  // of shared memory: x, then h
+  int depth = 0;      // of each warp's ring, in steps
+  int act_bytes = 0;  // shared memory for x, then for h
 };
 
-// Bytes of a step of a strip in shared memory: codes of both tiles, then scales.
+// Bytes of one step of a strip in shared memory: the codes of both tiles, then their scales.
 constexpr int few_slot_bytes(Fp4Format format) {
   return kFewStepTiles * static_cast<int>(tile_bytes(format)) / 4;
 }
 
-// Word of columns c and c + 1 in a row of x or h, as the B operand reads them: k tiles of 32 words, in each
-// two halves of 2 k steps, [4 q][step % 2][8 columns' half].
+// Index of the word with columns c and c + 1 in a row of x or h, in the order in which the words are read
+// as the B operand: k tiles of 32 words, each with two halves of 2 k steps, [4 q][step % 2][half of the
+// step's 16 columns].
 constexpr int few_act_word(int c) { return c / 64 * 32 + c / 32 % 2 * 16 + c % 8 / 2 * 4 + c / 8 % 4; }
-// The same for w4a8: slabs of 128 columns, [4 words' steps][4 q][8 columns], like the codes of its tiles.
+// Like few_act_word(), for w4a8: slabs of 128 columns, [4 steps][4 q][4 words], in the order of the codes in
+// w4a8's tiles.
 constexpr int few_fp8_act_word(int c) {
   return c / 128 * 64 + c % 32 / 8 * 16 + c % 128 / 32 * 4 + c % 8 / 2;
 }
-// In shared memory odd rows have the halves swapped to avoid bank conflicts.
+// Byte offset of a word in shared memory, in which odd rows have their halves swapped to avoid bank
+// conflicts.
 constexpr int few_act_offset(int row, int row_bytes, int word) {
   return row * row_bytes + ((word * 4) ^ (row % 2 * 64));
 }

@@ -1,4 +1,4 @@
-// Shared by the warps of few_tokens.cu: arguments, shared memory, the active experts. Device code only.
+// Data shared by the warps of few_tokens.cu: arguments, shared memory, the active experts. Device code only.
 #pragma once
 
 #include "kernels/cuda/experts/few_tokens_plan.h"
@@ -10,16 +10,17 @@ namespace fp4moe::few {
 constexpr int kWarps = kFewWarps, kHelperWarp = kWarps;
 constexpr int kThreads = (kWarps + 1) * 32;
 
-// Factor of x and h in shared memory (2^64 as a pair of bf16), and its inverse for the sums.
+// Factor by which x and h in shared memory are multiplied (2^64 as a pair of bf16), and its inverse for the
+// sums.
 constexpr uint32_t kActFactor = 0x5f805f80;
 constexpr float kSumFactor = 0x1p-64f;
 
-// A 32-bit value, valid once the upper half is not 0.
+// A 32-bit value in the lower half, valid once the upper half is not 0.
 using Word = unsigned long long;
 constexpr Word kThere = 1ull << 32;
 
 // The weights of a layer: tiles of w4a16 (tile_layout.h), or of w4a8 (fp8_tile_layout.h). A step of a strip
-// has the same number of bytes in both.
+// takes the same number of bytes in both.
 template <Fp4Format kFormatT, bool kFp8T>
 struct Weights {
   static constexpr Fp4Format kFormat = kFormatT;
@@ -42,25 +43,25 @@ struct Args {
   FewPlan plan;
   Fp8Matrix fp8_up, fp8_down;
   FewCounters* counters;
-  Word* h;  // [64 rows][words of a row]: pairs of bf16 at few_act_word(), w4a8 at few_fp8_act_word()
-  Word* y;  // [64 rows][H]: f32, times the tensor scale, with the bias
+  Word* h;  // [64 rows][words of a row]: pairs of bf16 at few_act_word() (w4a8: few_fp8_act_word())
+  Word* y;  // [64 rows][H]: f32, multiplied by the tensor scale, plus the bias
   KernelMark mark;
 };
 
 struct Shared {
-  uint64_t cleared;                 // barrier: all CTAs have cleared h and y
+  uint64_t cleared;                 // barrier: completes when all CTAs have cleared h and y
   int num_experts;                  // U
-  int expert[kFewMaxPairs];         // [U] active ones' local ids, in the order of their first slots
-  uint32_t tokens[kFewMaxPairs];    // [U] bit t: token t uses it
-  int first_row[kFewMaxPairs + 1];  // [U + 1] of h and y: a row for each token of an expert, ascending
-  int token_of_row[kFewMaxPairs], row_of_slot[kFewMaxPairs];  // row -1: not local
+  int expert[kFewMaxPairs];         // [U] local ids of the active experts, in the order of their first slots
+  uint32_t tokens[kFewMaxPairs];    // [U] bit t: token t uses the expert
+  int first_row[kFewMaxPairs + 1];  // [U + 1] in h and y: one row for each token of an expert, ascending
+  int token_of_row[kFewMaxPairs], row_of_slot[kFewMaxPairs];  // row_of_slot -1: not local
   float weight_of_slot[kFewMaxPairs];
-  float4 pieces[kWarps][32];  // a warp's sums of a strip whose first step another warp has
+  float4 pieces[kWarps][32];  // a warp's sums for a strip whose first step belongs to another warp
 };
 // Follows Shared in memory, for w4a8.
 struct Fp8Shared {
-  uint2 table[128];                           // by scale index: the e4m3 bytes of the eight magnitudes
-  float most[kWarps + 1][2 * kFewMaxTokens];  // max |x| of a row, per warp
+  uint2 table[128];                           // the e4m3 bytes of the eight magnitudes, for each scale index
+  float most[kWarps + 1][2 * kFewMaxTokens];  // max |x| of each row, per warp
   float x_scales[kFewMaxTokens], h_scales[2 * kFewMaxTokens];  // of the rows in shared memory
 };
 constexpr int padded(size_t bytes) { return (static_cast<int>(bytes) + 127) / 128 * 128; }
@@ -72,7 +73,7 @@ __device__ __forceinline__ Fp8Shared& fp8_of(const Shared& s) {
   return *reinterpret_cast<Fp8Shared*>(memory + padded(sizeof(Shared)));
 }
 
-// Ids and weights of the lane's slots, loaded before anything waits for them.
+// Ids and weights of the lane's slots, loaded early, before any code needs them.
 struct Slots {
   int32_t id[2];
   float weight[2];
@@ -88,11 +89,11 @@ struct Slots {
   }
 };
 
-// Which experts are active, in the registers of a warp: lane l has slots l and l + 32.
+// The active experts, held in the registers of a warp: lane l has slots l and l + 32.
 struct Routing {
   int id[2];          // local, or -1
   int first[2];       // the first slot with the same id
-  uint32_t leads[2];  // lanes whose slot is its expert's first
+  uint32_t leads[2];  // lanes whose slot is the first one of its expert
 
   __device__ Routing(const DeviceMoeArgs& m, const Slots& slots) {
     const int lane = threadIdx.x % 32, n = static_cast<int>(m.num_tokens * m.topk);
@@ -114,13 +115,13 @@ struct Routing {
   }
 
   __device__ int num_experts() const { return __popc(leads[0]) + __popc(leads[1]); }
-  // Index among the active experts of the expert of the lane's slot i.
+  // Returns the index, among the active experts, of the expert in the lane's slot i.
   __device__ int rank(int i) const {
     const int lead = first[i];
     return lead < 32 ? __popc(leads[0] & ((1u << lead) - 1))
                      : __popc(leads[0]) + __popc(leads[1] & ((1u << (lead - 32)) - 1));
   }
-  // The local id of active expert `rank`; called by the whole warp.
+  // Returns the local id of active expert `rank`. Called by the whole warp.
   __device__ int expert(int rank) const {
     const int low = __popc(leads[0]), lane = threadIdx.x % 32;
     const bool is_high = rank >= low;
@@ -135,7 +136,7 @@ struct Routing {
 // A warp's part of a phase: steps [begin, end) of the CTA's strips.
 struct Part {
   FewPhase phase;
-  int first_strip, last_strip;  // of the CTA, numbered through the active experts
+  int first_strip, last_strip;  // of the CTA, numbered through all active experts
   int begin, end;
 
   __device__ Part(const Args& a, int num_experts, bool down, int warp)
@@ -144,7 +145,7 @@ struct Part {
         last_strip(few_cut(num_experts * phase.strips, blockIdx.x + 1, a.plan.num_ctas)),
         begin(start(warp)),
         end(start(warp + 1)) {}
-  // Where a warp's steps start.
+  // Returns the index of a warp's first step.
   __device__ int start(int warp) const {
     return few_cut((last_strip - first_strip) * phase.steps(), warp, kWarps);
   }

@@ -1,5 +1,5 @@
-// FP4 tile codes (kernels/cuda/layout/tile_layout.h) to bf16 A fragments of m64nNk16 or m16n8k16 steps.
-// Device code only.
+// Converts FP4 tile codes (kernels/cuda/layout/tile_layout.h) to bf16 A fragments for m64nNk16 or m16n8k16
+// steps. Device code only.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -21,8 +21,8 @@ __device__ __forceinline__ uint32_t bf16x2_mul(uint32_t a, uint32_t b) {
   return d;
 }
 
-// A register r of step `step` (0 or 1 of the two that share the words): codes * 2^-126. Like
-// tile_code_pair(), but the word of remaining bits takes one instruction.
+// Sets a[r] to A register r of step `step` (0 or 1, of the two steps that share the words): codes * 2^-126.
+// Like tile_code_pair(), but with one instruction for the word of remaining bits.
 __device__ __forceinline__ void decode_codes(uint32_t first, uint32_t second, int step, uint32_t (&a)[4]) {
   uint32_t rest;
   asm("lop3.b32 %0, %1, %2, %3, 0xe2;" : "=r"(rest) : "r"(first), "r"(kTileRestMask), "r"(second * 4));
@@ -39,7 +39,7 @@ struct TileWords {
   uint4 codes;
   uint32_t scales[kFormat == Fp4Format::kMxfp4 ? 1 : 2];
 
-  // tile: in shared memory; warp: 0 ... 3.
+  // tile: in shared or global memory; warp: 0 ... 3.
   __device__ __forceinline__ void load(const uint8_t* tile, int warp, int lane) {
     codes = reinterpret_cast<const uint4*>(tile)[warp * 32 + lane];
     const uint8_t* s = tile + kTileCodeBytes + (warp * 8 + lane / 4) * static_cast<int>(sizeof(scales));
@@ -51,7 +51,7 @@ struct TileWords {
     }
   }
 
-  // The pair of bf16 that multiplies row g + 8 `half_row` in k step `step`.
+  // Returns the pair of bf16 by which row g + 8 * half_row is multiplied in k step `step`.
   __device__ __forceinline__ uint32_t scale(int step, int half_row) const {
     const int byte = kFormat == Fp4Format::kMxfp4 ? step / 2 * 2 + half_row : step % 2 * 2 + half_row;
     const uint32_t word = scales[kFormat == Fp4Format::kMxfp4 ? 0 : step / 2];
@@ -59,7 +59,7 @@ struct TileWords {
     return kFormat == Fp4Format::kMxfp4 ? both * 128 : both * 16 + 0x72807280;
   }
 
-  // A registers of k step `step`. Steps 0 and 1 share work, as do 2 and 3.
+  // Sets a to the A registers of k step `step`. Steps 0 and 1 share work, as do steps 2 and 3.
   __device__ __forceinline__ void decode(int step, uint32_t (&a)[4]) const {
     decode_codes(step < 2 ? codes.x : codes.z, step < 2 ? codes.y : codes.w, step % 2, a);
     const uint32_t low = scale(step, 0), high = scale(step, 1);

@@ -1,5 +1,5 @@
-// FP4 tile codes (kernels/cuda/layout/fp8_tile_layout.h) to e4m3 A fragments of m64nNk32 steps, or to f16
-// ones of m16n8k16 steps, which hold the same values. Device code only.
+// Converts FP4 tile codes (kernels/cuda/layout/fp8_tile_layout.h) to e4m3 A fragments for m64nNk32 steps, or
+// to f16 A fragments for m16n8k16 steps, which hold the same values. Device code only.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,7 +11,7 @@
 
 namespace fp4moe {
 
-// The operand: e4m3 byte of a magnitude (code & 7) under a scale index (MXFP4: byte / 8).
+// Returns the operand: the e4m3 byte of a magnitude (code & 7) with a scale index (MXFP4: scale byte / 8).
 template <Fp4Format kFormat>
 __device__ uint8_t fp8_operand_byte(int index, int magnitude) {
   const float value = magnitude < 4   ? 0.5f * magnitude
@@ -22,21 +22,23 @@ __device__ uint8_t fp8_operand_byte(int index, int magnitude) {
   return index <= kFp8MxTop - kFp8MxBottom ? e4m3_encode(ldexpf(value, kFp8MxBottom + index)) : uint8_t{0};
 }
 
-// The bytes of `table` that four nibbles of at most 7 select. __byte_perm() would mask the nibbles.
+// Returns the bytes of `table` that four nibbles, each at most 7, select. __byte_perm() would mask the
+// nibbles.
 __device__ __forceinline__ uint32_t pick_bytes(uint2 table, uint32_t nibbles) {
   uint32_t bytes;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(table.x), "r"(table.y), "r"(nibbles));
   return bytes;
 }
 
-// Eight codes of one word under one scale: the e4m3 bytes of the first and the last four.
+// Unpacks the eight codes of a word, which have one scale, into the e4m3 bytes of the first four and the last
+// four.
 __device__ __forceinline__ void unpack(uint32_t word, uint2 table, uint32_t& first, uint32_t& last) {
   const uint32_t magnitudes = word & 0x77777777u;
   first = pick_bytes(table, magnitudes) | (word & 0x80808080u);
   last = pick_bytes(table, magnitudes >> 16) | (word * 16 & 0x80808080u);
 }
 
-// Four e4m3 bytes as f16, exactly: the first two, the last two.
+// Converts four e4m3 bytes to f16, exactly: the first two to `first` and the last two to `last`.
 __device__ __forceinline__ void widen(uint32_t bytes, uint32_t& first, uint32_t& last) {
   asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; "
       "cvt.rn.f16x2.e4m3x2 %1, high;}"
@@ -44,7 +46,7 @@ __device__ __forceinline__ void widen(uint32_t bytes, uint32_t& first, uint32_t&
       : "r"(bytes));
 }
 
-// c [16, 8] += a [16, 16] b [16, 8] of f16 into f32, as ptx::mma_bf16().
+// c [16, 8] += a [16, 16] b [16, 8] for f16 operands with f32 sums; otherwise like ptx::mma_bf16().
 __device__ __forceinline__ void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
@@ -52,10 +54,10 @@ __device__ __forceinline__ void mma_f16(float (&c)[4], const uint32_t (&a)[4], u
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// A lane's share of its warp's 16 rows of a tile: of rows g and g + 8.
+// A lane's share of its warp's 16 rows of a tile: the codes and scales of rows g and g + 8.
 template <Fp4Format kFormat>
 struct Fp8TileWords {
-  static constexpr int kScales = kFormat == Fp4Format::kMxfp4 ? 1 : 2;  // of a row
+  static constexpr int kScales = kFormat == Fp4Format::kMxfp4 ? 1 : 2;  // per row
   uint4 codes[2];
   uint2 tables[2][kScales];
 
@@ -68,8 +70,8 @@ struct Fp8TileWords {
     find_tables(table, kScales == 1 ? *reinterpret_cast<const uint16_t*>(scales)
                                     : *reinterpret_cast<const uint32_t*>(scales));
   }
-  // scales: the lane's bytes of the tile. Any byte selects a valid entry, since a tile past the matrix's end
-  // is not loaded.
+  // scales: the lane's scale bytes in the tile. Any byte must select a valid entry, because a tile past the
+  // matrix's end is not loaded and has arbitrary bytes.
   __device__ __forceinline__ void find_tables(const uint2* table, uint32_t scales) {
     const auto* bytes = reinterpret_cast<const uint8_t*>(table);
     const auto entry = [&](uint32_t at) { return *reinterpret_cast<const uint2*>(bytes + at); };
@@ -85,7 +87,7 @@ struct Fp8TileWords {
     const uint4& c = codes[half_row];
     return step == 0 ? c.x : step == 1 ? c.y : step == 2 ? c.z : c.w;
   }
-  // A registers of the two m16n8k16 steps of f16 that share words `step`.
+  // Makes the A registers of the two m16n8k16 steps of f16 that share word `step` of each row.
   __device__ __forceinline__ void make_f16(int step, uint32_t (&a)[2][4]) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -95,7 +97,7 @@ struct Fp8TileWords {
       widen(bytes[1], a[1][h], a[1][2 + h]);
     }
   }
-  // A registers of k step `step` of m64nNk32.
+  // Makes the A registers of k step `step` of m64nNk32.
   __device__ __forceinline__ void make(int step, uint32_t (&a)[4]) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

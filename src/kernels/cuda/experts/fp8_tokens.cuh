@@ -11,7 +11,7 @@ namespace fp4moe {
 struct Fp8Scale {
   float scale, inverse;
 
-  // most: max |x| of the row, NaN elements not counted.
+  // most: max |x| of the row, ignoring NaN elements.
   __device__ __forceinline__ explicit Fp8Scale(float most) {
     scale = __fdiv_rn(fminf(most, 3.402823466e38f), 448.0f);
     if (scale < 0x1p-126f) scale = 0;
@@ -25,7 +25,7 @@ __device__ __forceinline__ uint32_t e4m3_pair(float low, float high) {
   return pair;
 }
 
-// The e4m3 values of a pair of bf16 times `inverse`, as a pair of f16.
+// Returns the e4m3 values of a pair of bf16 times `inverse`, as a pair of f16.
 __device__ __forceinline__ uint32_t fp8_pair_as_f16(uint32_t bf16_pair, float inverse) {
   const uint32_t codes = e4m3_pair(__uint_as_float(bf16_pair << 16) * inverse,
                                    __uint_as_float(bf16_pair & 0xffff0000u) * inverse);
@@ -38,7 +38,7 @@ __device__ __forceinline__ uint4 fp8_piece_as_f16(const uint4& v, float inverse)
           fp8_pair_as_f16(v.w, inverse)};
 }
 
-// max |x| over pairs of bf16, NaN elements not counted.
+// Returns the maximum of `most` and |x| of a pair of bf16; NaN elements are ignored.
 __device__ __forceinline__ float most_of_pair(uint32_t bf16_pair, float most) {
   return fmaxf(fmaxf(most, fabsf(__uint_as_float(bf16_pair << 16))),
                fabsf(__uint_as_float(bf16_pair & 0xffff0000u)));
@@ -46,13 +46,13 @@ __device__ __forceinline__ float most_of_pair(uint32_t bf16_pair, float most) {
 __device__ __forceinline__ float most_of_piece(const uint4& v, float most) {
   return most_of_pair(v.w, most_of_pair(v.z, most_of_pair(v.y, most_of_pair(v.x, most))));
 }
-// Over the lanes of `mask`; v is not negative.
+// Returns the maximum of v over the lanes of `mask`; v must not be negative.
 __device__ __forceinline__ float most_of_lanes(uint32_t mask, float v) {
   return __uint_as_float(__reduce_max_sync(mask, __float_as_uint(v)));
 }
 
-// A row of bf16 -> the f16 values of its codes, and its scale; `to` may be `from`. A whole warp; cols is a
-// multiple of 8, and both rows are 16-byte aligned.
+// Converts a row of bf16 to the f16 values of its codes, and sets its scale; `to` may be `from`. Called by a
+// whole warp; cols is a multiple of 8, and both rows are 16-byte aligned.
 __device__ inline void fp8_row_as_f16(const uint4* from, int cols, uint4* to, float* scale) {
   constexpr int kHeld = 12;  // pieces that a lane keeps: 3072 columns
   const int lane = threadIdx.x % 32, pieces = cols / 8;
@@ -75,7 +75,7 @@ __device__ inline void fp8_row_as_f16(const uint4* from, int cols, uint4* to, fl
     to[piece] = fp8_piece_as_f16(from[piece], row.inverse);
 }
 
-// The same by a whole block of at most 1024 threads.
+// Like fp8_row_as_f16(), but called by a whole block of at most 1024 threads.
 __device__ inline void fp8_row_as_f16_by_block(const uint4* from, int cols, uint4* to, float* scale) {
   constexpr int kHeld = 4;  // pieces that a thread keeps
   __shared__ float most_of_warp[32];

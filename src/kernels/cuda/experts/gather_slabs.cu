@@ -1,7 +1,7 @@
 // Gathers token rows by expert into slabs (token_slabs.h).
 //
-// Computes  slabs[row r] = x[slot_of_row[r] / topk], zeros past K.
-// Bytes     rows K * 2 read (from L2 after the first of a token's topk) and written.
+// Computes  slabs[row r] = x[slot_of_row[r] / topk], with zeros past K.
+// Bytes     rows * K * 2 read (from L2 after the first of a token's topk reads) and written.
 // Bound     HBM.
 #include "kernels/cuda/experts/sm90_wide_gemm.h"
 #include "kernels/cuda/experts/work_list.cuh"

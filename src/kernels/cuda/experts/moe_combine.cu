@@ -1,9 +1,9 @@
 // Combines the rows of experts into tokens.
 //
 // Computes  out[t] (+)= sum over k, in top-k order, of weight[t, k] * y[row_of_slot[t, k]]; on any GPU.
-// Bytes     T topk H of y (2 or 4 bytes each) read, T H written.
+// Bytes     T topk H elements of y (2 or 4 bytes each) read, T H elements of out written.
 // Bound     HBM or L2.
-// Numerics  f32, one chain per column.
+// Numerics  f32, one chain of multiply-adds per column.
 #include "kernels/cuda/experts/moe_sort.h"
 #include "kernels/cuda/ptx/launch.h"
 #include "kernels/cuda/ptx/ptx_sm90.cuh"

@@ -1,13 +1,14 @@
-// Slots of a batch to rows by expert: a counting sort, stable, on any GPU.
+// Sorts the slots of a batch into rows by expert: a stable counting sort, on any GPU.
 //
-// Computes  offsets (packed), counts, slot_of_row, row_of_slot of DeviceRows from ids [T, topk]: an expert's
-//           rows in ascending slot order; slots without a local expert get row -1.
-// Bytes     ids read twice or three times, 8 bytes written per slot.
-// Bound     latency: one block for up to kOneBlockSlots, else two kernels of up to kSortBlocks blocks.
+// Computes  offsets (packed), counts, slot_of_row and row_of_slot of DeviceRows from ids [T, topk]: an
+//           expert's rows are in ascending slot order; slots without a local expert get row -1.
+// Bytes     ids read two or three times, 8 bytes written per slot.
+// Bound     latency: one block for up to kOneBlockSlots slots, otherwise two kernels of up to kSortBlocks
+//           blocks.
 // Numerics  integers; the order is fixed by construction and does not depend on races.
 //
-// w4a8's tokens are quantised by other blocks of the same launch (fp8_tokens.cuh): for a layer of 16 tokens a
-// separate launch would cost more than the work.
+// w4a8's tokens are quantised by other blocks of the same launch (fp8_tokens.cuh): for a layer with 16
+// tokens, a separate launch would take longer than the quantisation itself.
 #include <algorithm>
 
 #include "kernels/cuda/experts/fp8_tokens.cuh"
@@ -23,7 +24,7 @@ constexpr int kOneBlockSlots = 4096, kMaxThreads = 1024;
 
 struct SortPlan {
   MoeSortArgs a;
-  TokenQuantArgs tokens;  // blocks num_blocks and up quantise one each
+  TokenQuantArgs tokens;  // blocks num_blocks and up quantise one token each
   int num_slots = 0, num_blocks = 1, slots_per_block = 0, slots_per_warp = 0, threads = 0;
   KernelMark mark;
 };
@@ -48,7 +49,7 @@ __device__ __forceinline__ int local_expert(const MoeSortArgs& a, int slot, int 
   return e >= 0 && e < a.num_experts ? static_cast<int>(e) : -1;
 }
 
-// scratch[block][e]: slots of expert e in the block's range.
+// Sets scratch[block][e] to the number of slots of expert e in the block's range.
 __global__ void count_slots_kernel(const SortPlan plan) {
   extern __shared__ int counts[];
   const MoeSortArgs& a = plan.a;
@@ -69,8 +70,8 @@ __global__ void count_slots_kernel(const SortPlan plan) {
     a.scratch[blockIdx.x * num_experts + e] = counts[e];
 }
 
-// Exclusive sums of v[0 ... n) in place, and v[n] = their total. Called by all threads; scan: one int per
-// warp.
+// Replaces v[0 ... n) with its exclusive prefix sums and sets v[n] to the total. Called by all threads; scan:
+// one int per warp.
 __device__ void scan_in_block(int* v, int n, int* scan) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, each = (n + blockDim.x - 1) / blockDim.x;
   const int first = min(n, static_cast<int>(threadIdx.x) * each), last = min(n, first + each);
@@ -105,7 +106,8 @@ __device__ void count_by_warp(const MoeSortArgs& a, const SortPlan& plan, int fi
   }
 }
 
-// hist[warp][e] becomes the first row of the warp's slots of e.
+// Sets hist[warp][e] to the index, among expert e's rows, of the warp's first slot, and starts[e] to the
+// expert's first row. Block 0 also writes counts, offsets and progress.
 __device__ void place_counts(const MoeSortArgs& a, const SortPlan& plan, int* hist, int* starts, int* scan) {
   const int n = static_cast<int>(a.num_experts), warps = blockDim.x / 32;
   for (int e = threadIdx.x; e < n; e += blockDim.x) {

@@ -1,6 +1,7 @@
-// Shared by the expert GEMMs for many rows (sm90_wide_gemm.cu, sm90_expert_gemm_fp8.cu): persistent clusters
-// of two blocks take units of up to kUnitTiles row tiles times some tokens of one expert; each warpgroup of
-// the cluster computes a part and writes its results through shared memory. Device code only.
+// Code shared by the expert GEMMs for many rows (sm90_wide_gemm.cu, sm90_expert_gemm_fp8.cu): persistent
+// clusters of two blocks take units of up to kUnitTiles row tiles times some tokens of one expert; each
+// warpgroup of a cluster computes a part of the unit and writes its results through shared memory. Device
+// code only.
 #pragma once
 
 #include <cstdint>
@@ -17,18 +18,19 @@
 namespace fp4moe::sm90 {
 
 constexpr int kCluster = 2;
-constexpr int kOutTokens = 32;  // written out at once
+constexpr int kOutTokens = 32;  // tokens written out at a time
 
 struct Unit {
-  int expert = 0, first_tile = 0, tiles = 0;  // row tiles: kUnitTiles, fewer at the end
+  int expert = 0, first_tile = 0, tiles = 0;  // tiles: kUnitTiles row tiles, fewer at the end
   int first = 0, count = 0;                   // tokens of the expert
 };
 
-// A warpgroup's part of a unit. If a unit has few row tiles, warpgroups share one and split the tokens.
+// A warpgroup's part of a unit. If a unit has few row tiles, several warpgroups share a row tile and split
+// the tokens.
 template <int kUnitTiles>
 struct UnitPart {
-  int tile = -1;             // -1: none
-  int first = 0, count = 0;  // tokens of the unit
+  int tile = -1;             // -1: no part
+  int first = 0, count = 0;  // tokens in the unit
 
   UnitPart() = default;
   __device__ UnitPart(const Unit& unit, int place) {
@@ -41,8 +43,8 @@ struct UnitPart {
   }
 };
 
-// Unit `index` of the list: expert by expert; within one, row tiles, then token tiles. tile_start: token
-// tiles before each expert (count_tiles()).
+// Returns unit `index` of the list, which is in the order of experts and, within an expert, of groups of row
+// tiles, then of token tiles. tile_start: number of token tiles before each expert (count_tiles()).
 template <int kUnitTiles>
 __device__ Unit find_unit(const DeviceRows& rows, int row_tiles, int num_experts, const int* tile_start,
                           int index) {
@@ -60,7 +62,7 @@ __device__ Unit find_unit(const DeviceRows& rows, int row_tiles, int num_experts
   return unit;
 }
 
-// A warp's arrival at the slot's empty barrier in both blocks of the cluster.
+// Makes the warp arrive at the slot's empty barrier in both blocks of the cluster.
 template <class Shared>
 __device__ __forceinline__ void release_in_cluster(Shared& shared, int slot) {
   const int lane = threadIdx.x % 32;
@@ -90,19 +92,19 @@ __device__ __forceinline__ void start_next_group() {
   if (group + 1 < kGroups) ptx::named_barrier_arrive(1 + kGroups + group, 256);
 }
 
-// A warpgroup's sums over all of K. While the matrix unit works on a slab of columns, the next one is
-// unpacked. C::unpack(shared, slot, a): a slab of the group's row tile as A operands. C::add(n16, d, a,
-// tokens): d += a tokens, by the instruction for 16 n16 tokens.
+// A warpgroup's sums over all of K. While the matrix unit works on a slab of columns, the next slab is
+// unpacked. C::unpack(shared, slot, a) makes A operands from a slab of the group's row tile.
+// C::add(n16, d, a, tokens): d += a * tokens, with the instruction for 16 * n16 tokens.
 template <class C>
 struct SlabSums {
   float d[C::kMaxTokens / 2];
   int before = -1;  // the slot whose tokens may still be read
-  int lag = 0;      // stages after which the next group may begin; the block's first unit only
+  int lag = 0;      // stages after which the next group may begin; only for the block's first unit
 
   template <class Shared>
   __device__ __forceinline__ void step(Shared& shared, RingPlace<C::kStages>& ring, int n16, int first,
                                        uint32_t (&a)[4][4]) {
-    const int slot = __shfl_sync(~0u, ring.slot, 0);  // so that the compiler knows it is warp-uniform
+    const int slot = __shfl_sync(~0u, ring.slot, 0);  // lets the compiler know that slot is warp-uniform
     ptx::mbarrier_wait(&shared.full[slot], ring.parity);
     C::unpack(shared, slot, a);
     const uint32_t tokens = ptx::shared_address(shared.tokens[slot]) + first * static_cast<int>(kSlabBytes);
@@ -139,7 +141,7 @@ struct SlabSums {
 struct TileRows {
   float scale[2], bias[2] = {0, 0};
 
-  // scales: [L, 3]; biases: [L, cols], gated [L, 2, cols], or null.
+  // scales: [L, 3]; biases: [L, cols] (gated: [L, 2, cols]) or null.
   __device__ TileRows(Epilogue epilogue, const float* scales, const float* biases, int cols, int expert,
                       int tile) {
     const int warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4;
@@ -155,7 +157,7 @@ struct TileRows {
   }
 };
 
-// For results that are rounded to bf16: the approximations' errors of 1e-6 do not matter. NaN stays NaN.
+// For results that will be rounded to bf16: the approximations' errors of 1e-6 do not matter. NaN stays NaN.
 __device__ __forceinline__ float swiglu_fast(const SwigluShape& shape, float gate, float up) {
   float g, u;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(g) : "f"(gate), "f"(shape.limit));
@@ -164,15 +166,15 @@ __device__ __forceinline__ float swiglu_fast(const SwigluShape& shape, float gat
   return __fdividef(g, 1 + __expf(-shape.alpha * g)) * (u + shape.beta);
 }
 
-// Finishes a warp's 16 rows of kOutTokens tokens (d: their sums, as wgmma leaves them) and stores them as
-// bf16 in `out`: 32 bytes per token, gated 16, in rows of kPitch bytes. scaled(sums, token, v): the four sums
-// of a thread's two rows and two tokens, with scales and bias.
+// Finishes a warp's 16 rows for kOutTokens tokens (d: their sums, as wgmma leaves them) and stores the
+// results as bf16 in `out`: 32 bytes per token (gated: 16), in rows of kPitch bytes. scaled(sums, token, v)
+// sets v to the four sums of a thread's two rows and two tokens, with scales and bias applied.
 template <bool kGated, int kPitch, class Scaled>
 __device__ __forceinline__ void stage_out(const Activation& activation, bool relu2, const Scaled& scaled,
                                           const float* d, uint8_t* out) {
   const int lane = threadIdx.x % 32;
   const SwigluShape shape = swiglu_shape(activation);
-  constexpr int kBlocks = kGated ? 4 : 2;  // of eight tokens at once
+  constexpr int kBlocks = kGated ? 4 : 2;  // blocks of eight tokens at a time
   uint8_t* to = kGated ? out + lane * kPitch : out + (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16;
 #pragma unroll
   for (int first = 0; first < kOutTokens / 8; first += kBlocks) {

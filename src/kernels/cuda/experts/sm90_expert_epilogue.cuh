@@ -10,7 +10,7 @@
 
 namespace fp4moe::sm90 {
 
-// Parameters of the activation: silu is swiglu with alpha 1, beta 0 and no limit.
+// Parameters of the activation; silu is swiglu with alpha 1, beta 0 and no limit.
 struct SwigluShape {
   float alpha, beta, limit;
 };
@@ -19,11 +19,11 @@ __device__ __forceinline__ SwigluShape swiglu_shape(const Activation& a) {
   return {a.alpha, a.beta, a.limit};
 }
 
-// 1 / (1 + exp(-x)) to 1e-6 of its value: the part of x log2(e) that f32 rounds off is added back, because
-// ex2's relative error would grow with x. Below -85 it is 0.
+// Returns 1 / (1 + exp(-x)) with a relative error of 1e-6: the part of x log2(e) that f32 rounds off is added
+// back, because otherwise ex2's relative error would grow with |x|. Returns 0 if x is below -85.
 __device__ __forceinline__ float sigmoid(float x) {
   constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
-  const float t = x < -85 ? 85 : -x;  // a NaN stays
+  const float t = x < -85 ? 85 : -x;  // NaN stays NaN
   const float high = t * kLog2e, low = fmaf(t, kLog2e, -high);
   float e;
   asm("ex2.approx.f32 %0, %1;" : "=f"(e) : "f"(high));
@@ -37,8 +37,8 @@ __device__ __forceinline__ float swiglu(const SwigluShape& shape, float gate, fl
   return g * sigmoid(shape.alpha * g) * (u + shape.beta);
 }
 
-// Puts tokens 16 `part` ... 16 `part` + 15 of a warpgroup's sums into shared memory, [token][row]. d: as
-// wgmma leaves them.
+// Copies a warpgroup's sums for tokens 16 * part ... 16 * part + 15 to shared memory, [token][row]. d: the
+// sums, as wgmma leaves them.
 template <class C, int kSums>
 __device__ __forceinline__ void put_sums(int part, const float (&d)[kSums], float* out) {
   const int warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
@@ -52,10 +52,11 @@ __device__ __forceinline__ void put_sums(int part, const float (&d)[kSums], floa
   }
 }
 
-// Where a thread's eight sums of a part belong: token thread / 8, columns by thread % 8.
+// The place in `out` of a thread's eight sums of a part: the token is thread / 8, and thread % 8 gives the
+// columns.
 struct PartOut {
-  int row;     // of out
-  int column;  // first of four (gated) or eight
+  int row;     // row of out
+  int column;  // first of four (gated) or eight columns
   float row_scale;
 };
 
@@ -64,7 +65,8 @@ __device__ __forceinline__ float row_scale(const GemmArgs& args, const GemmPhase
   return phase.b_row_scales[phase.gather ? args.rows.slot_of_row[row] / args.topk : row];
 }
 
-// w4a8: eight sums of tile rows first ... + 3 and second ... + 3 times their weights' row factors.
+// w4a8: multiplies the eight sums of tile rows first ... first + 3 and second ... second + 3 by the row
+// factors of their weights.
 __device__ __forceinline__ void multiply_factors(const float* factors, int first, int second, float (&v)[8]) {
   const float4 low = *reinterpret_cast<const float4*>(factors + first);
   const float4 high = *reinterpret_cast<const float4*>(factors + second);
@@ -72,7 +74,8 @@ __device__ __forceinline__ void multiply_factors(const float* factors, int first
   v[4] *= high.x, v[5] *= high.y, v[6] *= high.z, v[7] *= high.w;
 }
 
-// v -> results in v[0 ... 3] (gated: v holds four gates, then their ups) or in all of v.
+// Replaces the sums in v with results. Gated: v holds the sums of four gates, then of their ups, and the
+// results are v[0 ... 3]. Otherwise, the results are all of v.
 __device__ __forceinline__ void finish(const GemmArgs& args, const GemmPhase& phase, int expert,
                                        const PartOut& at, float (&v)[8]) {
   const bool gated = phase.epilogue == Epilogue::kGated;
@@ -115,8 +118,8 @@ __device__ __forceinline__ void store(const GemmPhase& phase, const PartOut& at,
     *reinterpret_cast<uint4*>(out) = {low.x, low.y, ptx::bf16_pair(v[4], v[5]), ptx::bf16_pair(v[6], v[7])};
 }
 
-// Finishes one warpgroup's sums of `tile`, 16 tokens at a time, through shared memory: a small loop that fits
-// the instruction cache, and stores of whole sectors.
+// Finishes one warpgroup's sums of `tile`, 16 tokens at a time, through shared memory: the loop is small
+// enough for the instruction cache, and the stores write whole sectors.
 template <class C, int kSums>
 __device__ __forceinline__ void finish_tile(const GemmArgs& args, GemmShared<C>& shared, const WorkItem& item,
                                             int tile, const ItemScales<C>& scales, const float (&d)[kSums]) {
@@ -125,7 +128,7 @@ __device__ __forceinline__ void finish_tile(const GemmArgs& args, GemmShared<C>&
   const GemmPhase& phase = args.phases[item.phase];
   const int thread = threadIdx.x % 128, token = thread / 8, eighth = thread % 8;
   const bool gated = phase.epilogue == Epilogue::kGated;
-  // Gated: rows 16 w + 0 ... 7 are gates and the next eight their ups; an eighth is half of those.
+  // Gated: rows 16 w + 0 ... 7 are gates and the next eight are their ups; an eighth has half of them.
   const int first = gated ? eighth / 2 * 16 + eighth % 2 * 4 : eighth * 8, second = first + (gated ? 8 : 4);
   PartOut at;
   at.column = gated ? tile * 32 + eighth * 4 : tile * 64 + eighth * 8;

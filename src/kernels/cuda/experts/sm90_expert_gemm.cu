@@ -1,21 +1,22 @@
 // The expert GEMMs of w4a16 on Hopper.
 //
-// Computes  gate_up: out[r] = activation(gate x, up x) of the expert that row r belongs to;
+// Computes  gate_up: out[r] = activation(gate x, up x) with the weights of row r's expert;
 //           down: out[r] = W h + bias.
-//           In a layer both are one launch: a down item waits only for its expert's gate/up items.
+//           In a layer both run in one launch: a down item waits only for its expert's gate/up items.
 // Shapes    weights in tiles (tile_layout.h); tokens [rows, K] bf16, gathered by slot for gate/up.
 // Bytes     every active expert's weights once, if L2 holds a slab of weights and an expert's tokens.
-// Flops     2 rows K N, an expert's rows padded to 8 (few) or 16 (many).
+// Flops     2 rows K N, with an expert's rows padded to a multiple of 8 (few) or 16 (many).
 // Bound     few rows: HBM, closely followed by the instructions that unpack (2.2 to 2.8 per weight); many
-//           rows: those and the tensor cores together. From about 80 rows per expert on sm90_wide_gemm.cu is
-//           faster.
-// Numerics  f32 sums in ascending k, one chain for each output, whatever the counts; weights exact in bf16.
+//           rows: these instructions and the tensor cores together. From about 80 rows per expert on,
+//           sm90_wide_gemm.cu is faster.
+// Numerics  f32 sums in ascending k, one chain for each output, for any counts; weights exact in bf16.
 //           w4a8, few rows: e4m3 codes of tokens and e4m3 operands of weights, both exact in f16.
 //
-// A block is four consumer warpgroups and a producer: one warp takes work and loads weight tiles by bulk
-// copies, three load tokens. Few rows per expert use mma.sync (sm90_expert_mma.cuh), whose warps do not wait
-// for each other as those of a warpgroup do at each wgmma; with wgmma 128 tokens of gpt-oss-120b's layer take
-// 595 us instead of 470, of which the reads are 350. Many rows use wgmma (sm90_expert_wgmma.cuh).
+// A block has four consumer warpgroups and a producer warpgroup: one producer warp takes work and loads
+// weight tiles with bulk copies, the other three load tokens. Few rows per expert use mma.sync
+// (sm90_expert_mma.cuh), with which warps do not wait for each other as the warps of a warpgroup do at each
+// wgmma: with 128 tokens, gpt-oss-120b's layer takes 470 us (350 us for the reads) instead of 595 us with
+// wgmma. Many rows use wgmma (sm90_expert_wgmma.cuh).
 #include "kernels/cuda/experts/sm90_expert_gemm.h"
 
 #include <cuda_runtime.h>
@@ -35,9 +36,9 @@ namespace fp4moe {
 namespace sm90 {
 namespace {
 
-constexpr int64_t kFewRows = 28;  // per expert: measured on an H200
+constexpr int64_t kFewRows = 28;  // per expert; measured on an H200
 
-// Passes an item's stages without multiplying: the slab ends before this warpgroup's rows.
+// Passes an item's stages without multiplying, because the slab ends before this warpgroup's rows.
 template <class C>
 __device__ void skip_item(GemmShared<C>& shared, RingPlace<C::kStages>& stage, int chunks) {
   for (int first = 0; first < chunks; first += C::kChunks, stage.next()) {
@@ -87,7 +88,7 @@ __device__ __forceinline__ void run_item(const GemmArgs& args, GemmShared<C>& sh
   }
 }
 
-// w4a8: the warpgroup that writes the last of an expert's rows quantises all of them. The expert's other
+// w4a8: quantises all of an expert's rows if this warpgroup wrote the last of them. The expert's other
 // warpgroups have gone on to other items.
 template <class C>
 __device__ __forceinline__ void quantise_if_last(const GemmArgs& args, GemmShared<C>& shared,

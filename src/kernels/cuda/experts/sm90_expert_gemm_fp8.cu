@@ -1,24 +1,24 @@
-// Computes  the expert GEMMs of w4a8, see kernels/device_moe_fp8.h: out[row, n] = sum over k of
-//           x[row, k] w[expert, n, k], then gate/up's activation or down's bias.
-// Shapes    weights in tiles, tokens in slabs (fp8_tile_layout.h); out bf16 [max_rows, I] or [max_rows, H].
-//           A unit is 4 row tiles (256 weight rows) x up to 256 tokens of one expert x all of K, 6 x 160, or
-//           8 x 96.
-// Bytes     weights once from HBM (the token tiles of an expert are neighbours in the work list), tokens
-//           once for each 256 to 512 weight rows, from L2.
-// Flops     2 rows N K, a unit's tokens padded to 16.
-// Bound     the FP8 rate; below about 100 tokens per expert the weight bytes.
+// Computes  the expert GEMMs of w4a8 (see kernels/device_moe_fp8.h): out[row, n] = sum over k of x[row, k]
+//           w[expert, n, k], plus the bias, then gate/up's activation.
+// Shapes    weights in tiles, tokens in slabs (fp8_tile_layout.h); out bf16 [max_rows, I] or [max_rows, H]. A
+//           unit is 4 row tiles (256 weight rows) x up to 256 tokens of one expert x all of K; or 6 row tiles
+//           x 160 tokens, or 8 x 96.
+// Bytes     weights once from HBM (the token tiles of an expert are neighbours in the work list), tokens once
+//           for each 256 to 512 weight rows, from L2.
+// Flops     2 rows N K, with a unit's tokens padded to a multiple of 16.
+// Bound     the FP8 rate; below about 100 tokens per expert, the weight bytes.
 // Launch    persistent clusters of two blocks, which share a unit's tokens: each fetches half of them for
-//           both. A block is two to four warpgroups that multiply, a row tile each, a thread that loads and
-//           one that finds units ahead. Units are dealt in turns.
+//           both. A block has two to four warpgroups that multiply, each with one row tile, a thread that
+//           loads and a thread that finds units ahead. Units are assigned round-robin.
 // Numerics  weights are the A operand, made in registers: a byte permute picks a magnitude's e4m3 byte from
-//           the eight of its scale (a table in shared memory), about 0.9 instructions per weight. The matrix
-//           unit adds in ascending K with about 14 bits: relative L2 1.4e-3 at K = 2880, compared to 4e-2 of
-//           the FP8 tokens; adding sums of 128 columns in f32 instead made that 5e-4 and cost 7 to 10 %. Same
-//           bits on every run.
+//           the eight bytes of its scale (a table in shared memory), with about 0.9 instructions per weight.
+//           The matrix unit adds in ascending K with about 14 bits: relative L2 error 1.4e-3 at K = 2880,
+//           compared with 4e-2 from the FP8 tokens; adding sums of 128 columns in f32 instead reduced it to
+//           5e-4 and cost 7 to 10 % of the speed. Same bits on every run.
 // Measured  H200, MXFP4, gate/up: 1384 TFLOP/s on 65536 rows of 32 experts (H 7168, I 2048), 1018 on 32768
-//           rows of 128 (2880, 2880), 925 on 16384 and 569 on 8192. Even at 16 rows per expert a slab takes
-//           two warpgroups 780 cycles and three 925, 1.8 and 1.4 times what its bytes take: a warpgroup
-//           waits, reads shared memory, unpacks and issues one after the other.
+//           rows of 128 experts (2880, 2880), 925 on 16384 rows and 569 on 8192. Even at 16 rows per expert,
+//           a slab takes 780 cycles with two warpgroups and 925 with three, 1.8 and 1.4 times as long as its
+//           bytes take: a warpgroup waits, reads shared memory, unpacks and issues in sequence.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -34,8 +34,8 @@ namespace fp4moe {
 namespace fp8 {
 namespace {
 
-// Factors and biases of the sums of a thread's rows g and g + 8. Loaded before the sums are computed,
-// multiplied after.
+// Factors and biases for the sums of a thread's rows g and g + 8. They are loaded before the sums are
+// computed, and multiplied together afterwards.
 struct RowFactors {
   float row[2];
   TileRows rows;
@@ -43,7 +43,7 @@ struct RowFactors {
   __device__ RowFactors(const Args& a, int expert, int tile)
       : row{factors_of(a, expert, tile)[0], factors_of(a, expert, tile)[8]},
         rows(a.epilogue, a.scales, a.bias, a.cols, expert, tile) {}
-  // Row factors of the tile, beginning at the thread's row g.
+  // Returns the row factors of the tile, beginning at the thread's row g.
   static __device__ const float* factors_of(const Args& a, int expert, int tile) {
     const int warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4;
     return reinterpret_cast<const float*>(a.weights + expert * a.matrix_bytes + a.factors_offset) +
@@ -57,11 +57,11 @@ struct RowFactors {
   }
 };
 
-// Staged tokens -> out, which points at the warp's first column of the first token; room: columns left from
-// there.
+// Copies staged tokens to out, which points to the warp's first column of the first token. room: number of
+// columns of out from there on.
 template <bool kGated, int kPitch>
 __device__ __forceinline__ void store_out(bf16* out, int cols, int room, int count, const uint8_t* staged) {
-  constexpr int kPieces = kGated ? 1 : 2;  // of 16 bytes per token
+  constexpr int kPieces = kGated ? 1 : 2;  // 16-byte pieces per token
   const int lane = threadIdx.x % 32, piece = lane % kPieces;
   if (piece * 8 >= room) return;
 #pragma unroll
@@ -80,7 +80,7 @@ struct UnitTokens {
   uint8_t* staged;
 };
 
-// Each warp works by itself.
+// Finishes a part's sums and stores the results. Each warp works independently.
 template <bool kGated, class C>
 __device__ __forceinline__ void finish(const Args& a, const UnitTokens& tokens, const typename C::Part& part,
                                        RowFactors& rows, const float (&d)[C::kMaxTokens / 2]) {
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) expert_gemm_fp8(const __grid_c
     ptx::raise_registers<C::kConsumerRegs>();
     consume(a, shared);
   }
-  ptx::cluster_sync();  // no block may signal one that has exited
+  ptx::cluster_sync();  // no block may signal a block that has exited
 }
 
 template <class C>
@@ -178,8 +178,8 @@ void launch_gemm(const Args& a) {
   launch("expert_gemm_fp8", expert_gemm_fp8<C>, {blocks, C::kThreads, bytes, kCluster}, a);
 }
 
-// Rows per expert up to which four warpgroups with 96 tokens, or three with 160, are the fastest on an H200.
-// For down three are the fastest with any more rows, too.
+// Numbers of rows per expert up to which four warpgroups with 96 tokens, and three with 160, are the fastest
+// on an H200. For down, three are the fastest with any larger number, too.
 constexpr int64_t kFewestRows = 72, kFewRows = 140;
 
 template <Fp4Format kFormat>
@@ -192,7 +192,7 @@ void launch_gemm(const Args& a, int64_t expected_rows) {
     launch_gemm<Config<kFormat, 2>>(a);
 }
 
-// The GEMM of x with the matrices [weight_rows, x.cols] of every expert.
+// Launches the GEMM of x with the matrices [weight_rows, x.cols] of every expert.
 void gemm(const DeviceExpertArgs& args, const ActRows& x, int64_t weight_rows, Args a) {
   const TiledExperts& e = args.experts;
   FP4MOE_CHECK(e.num_experts <= kFp8MaxExperts && x.dtype == DType::kF8E4M3 && !args.gather,

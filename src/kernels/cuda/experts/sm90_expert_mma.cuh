@@ -1,5 +1,5 @@
-// An item's sums for few tokens by mma.sync: a warp has 16 rows of each of its group's tiles. Device code
-// only.
+// Computes an item's sums for few tokens with mma.sync; a warp has 16 rows of each of its group's tiles.
+// Device code only.
 #pragma once
 
 #include "kernels/cuda/experts/fp4_dequant.cuh"
@@ -9,7 +9,8 @@
 
 namespace fp4moe::sm90 {
 
-// 8 tokens x 32 columns as the B fragments of two k steps: {step 0: k 0 ... 7, 8 ... 15; step 1: likewise}.
+// Loads 8 tokens x 32 columns as the B fragments of two k steps: {step 0: k 0 ... 7, 8 ... 15; step 1:
+// likewise}.
 __device__ __forceinline__ void load_tokens8(uint32_t shared_address, uint32_t (&b)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
@@ -21,7 +22,8 @@ template <class C, int kBlocks>
 struct MmaSums {
   float d[C::kGroupTiles][kBlocks * 4];
 
-  // w4a8: 128 columns. tokens: the lane's row and q of a stage's first token block.
+  // w4a8: adds the products of 128 columns. tokens: shared address for the lane's row and q, in a stage's
+  // first token block.
   __device__ __forceinline__ void add_fp8(const uint8_t* tiles, const uint2* table, uint32_t tokens, int warp,
                                           int lane) {
     Fp8TileWords<C::kFormat> words[C::kGroupTiles];
@@ -48,7 +50,7 @@ struct MmaSums {
     }
   }
 
-  // 64 columns. tokens: the lane's row of the first matrix.
+  // Adds the products of 64 columns. tokens: shared address of the lane's row, in the first token block.
   __device__ __forceinline__ void add(const uint8_t* tiles, uint32_t tokens, int warp, int lane) {
     TileWords<C::kFormat> words[C::kGroupTiles];
 #pragma unroll

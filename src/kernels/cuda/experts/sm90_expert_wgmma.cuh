@@ -1,5 +1,5 @@
-// An item's sums for many tokens by wgmma, weights as the register operand: while one group of wgmma runs, a
-// warpgroup dequantises the next. Device code only.
+// Computes an item's sums for many tokens with wgmma, which takes the weights as its register operand: while
+// one group of wgmma runs, a warpgroup dequantises the weights of the next group. Device code only.
 #pragma once
 
 #include "kernels/cuda/experts/fp4_dequant.cuh"
@@ -8,7 +8,7 @@
 
 namespace fp4moe::sm90 {
 
-constexpr int kSteps = 2;  // of 16 columns in a group of wgmma
+constexpr int kSteps = 2;  // steps of 16 columns in a group of wgmma
 
 template <int N, int kCount>
 __device__ __forceinline__ void add(float (&d)[kCount], const uint32_t (&a)[kSteps][4], uint64_t tokens) {
@@ -18,8 +18,8 @@ __device__ __forceinline__ void add(float (&d)[kCount], const uint32_t (&a)[kSte
   wgmma_commit();
 }
 
-// d += a tokens, by the instruction for 16 `n16` tokens. Every N works on the same registers: with a loop for
-// each, ptxas runs out of them and serialises wgmma.
+// d += a * tokens, with the instruction for 16 * n16 tokens. Every N works on the same registers: with a loop
+// for each N, ptxas runs out of registers and serialises wgmma.
 template <int kCount>
 __device__ __forceinline__ void add_any(int n16, float (&d)[kCount], const uint32_t (&a)[kSteps][4],
                                         uint64_t tokens) {
@@ -57,7 +57,7 @@ struct WgmmaSums {
     for (int i = 0; i < C::kMaxN / 2; ++i) d[0][i] = 0;
 #pragma unroll 1
     for (int first = 0; first < chunks; first += C::kChunks, stage.next()) {
-      const int slot = __shfl_sync(~0u, stage.slot, 0);  // so that the compiler knows it is warp-uniform
+      const int slot = __shfl_sync(~0u, stage.slot, 0);  // lets the compiler know that slot is warp-uniform
       ptx::mbarrier_wait(&shared.full[slot], stage.parity);
       const uint8_t* weights = shared.weights[slot] + group * C::kTileBytes;
       const uint64_t tokens = wgmma_b_descriptor(ptx::shared_address(shared.tokens[slot]));
@@ -70,7 +70,7 @@ struct WgmmaSums {
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) {
           words.decode(step + s, a[i % 2][s]);
-          keep_registers(a[i % 2][s]);  // ready before the fence, or wgmma would be serialised
+          keep_registers(a[i % 2][s]);  // ready before the fence; otherwise, wgmma would be serialised
         }
         add_any(n16, d[0], a[i % 2], wgmma_b_advance(tokens, chunk * C::kChunkBytes + 32 * step));
         wgmma_wait<1>();

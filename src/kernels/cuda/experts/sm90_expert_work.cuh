@@ -20,18 +20,18 @@ struct GemmPhase {
   int cols = 0;       // N of out: I or H
   int row_tiles = 0;  // of the weights: tiles of 64 rows
   int k = 0;          // K
-  int slabs = 0;      // ceil(row_tiles / tiles of a block)
+  int slabs = 0;      // ceil(row_tiles / tiles of a block's slab)
   const uint8_t* w = nullptr;
   const bf16* b = nullptr;  // [rows, K]
   bool gather = false;      // row r of b is slot_of_row[r] / topk
   bool waits = false;       // for the previous phase, expert by expert
   const float* b_row_scales = nullptr;
-  const float* bias = nullptr;  // [L, cols], gated [L, 2, cols], or null
+  const float* bias = nullptr;  // [L, cols] (gated: [L, 2, cols]) or null
   void* out = nullptr;          // [rows, cols]
   bool out_is_f32 = false;
   // w4a8: layout of each expert's matrix in FP8 tiles; b then has the f16 values of e4m3 codes.
-  // quantised_out: once all of an expert's rows of out are written, they are quantised to such values in
-  // place, with these scales [rows].
+  // quantised_out: if not null, the scales [rows] with which all of an expert's rows of out, once written,
+  // are quantised in place to such values.
   int64_t matrix_bytes = 0, factors_offset = 0;
   float* quantised_out = nullptr;
 };
@@ -52,14 +52,14 @@ struct WorkItem {
   int tiles = 0;                                                   // token tiles of the expert
 };
 
-// By rows of an expert: few are multiplied by mma.sync, whose warps do not wait for each other, many by
-// wgmma, where one dequantisation serves more tokens. kFewFp8: few rows of w4a8, with FP8 tiles
-// (fp8_tile_layout.h).
+// The GEMM's class by the number of rows of an expert: few rows use mma.sync, with which warps do not wait
+// for each other; many rows use wgmma, with which one dequantisation serves more tokens. kFewFp8: few rows of
+// w4a8, with FP8 tiles (fp8_tile_layout.h).
 enum class RowClass : uint8_t { kFew, kMany, kFewFp8 };
 
-// A block's slab is kGroups times kGroupTiles tiles of 64 rows, kGroupTiles for each consumer warpgroup,
-// times kMaxN tokens at most; a stage holds kChunks times 64 columns: weights [kChunks][kTiles] tiles, or
-// [kTiles] FP8 tiles.
+// A block's slab has kGroups * kGroupTiles tiles of 64 rows, kGroupTiles for each consumer warpgroup, and is
+// multiplied by at most kMaxN tokens. A stage holds kChunks * 64 columns; its weights are [kChunks][kTiles]
+// tiles, or [kTiles] FP8 tiles.
 template <Fp4Format kFormatT, RowClass kRowsT>
 struct GemmConfig {
   static constexpr Fp4Format kFormat = kFormatT;
@@ -68,16 +68,16 @@ struct GemmConfig {
   static constexpr int kMaxN = kFew ? 32 : 96, kChunks = 2, kItems = 4;
   static constexpr int kTileBytes = static_cast<int>(kFp8 ? fp8_tile_bytes(kFormat) : tile_bytes(kFormat));
   static constexpr int kWeightBytes = kTiles * (kFp8 ? 1 : kChunks) * kTileBytes;  // of a stage
-  static constexpr int kChunkBytes = kMaxN * 128;                                  // of tokens
+  static constexpr int kChunkBytes = kMaxN * 128;                                  // of tokens, per chunk
   static constexpr int kThreads = (kGroups + 1) * 128, kLoaderWarps = 3;
-  static constexpr int kProducerRegs = 32, kConsumerRegs = 112;  // together a launched block's
+  static constexpr int kProducerRegs = 32, kConsumerRegs = 112;  // together: a launched block's registers
   static constexpr int kOutTokens = 16, kOutPitch = 68;          // of the staged sums: [tokens][pitch] f32
   static constexpr int kOutBytes = kGroups * kOutTokens * kOutPitch * 4;
   static constexpr int kStages = (220 * 1024 - kOutBytes) / (kWeightBytes + kChunks * kChunkBytes);
   static_assert(kTileGroup % kTiles == 0);  // a slab's tiles are contiguous
 };
 
-// w4a8: factors of an item's sums, loaded with its first stage.
+// w4a8: factors of an item's sums, loaded with the item's first stage.
 template <class C>
 struct ItemScales {
   alignas(16) float rows[C::kFp8 ? C::kTiles * 64 : 4];  // of the weights
@@ -91,15 +91,15 @@ struct GemmShared {
   alignas(16) float out[C::kGroups][C::kOutTokens * C::kOutPitch];
   uint64_t full[C::kStages], empty[C::kStages], item_full[C::kItems], item_empty[C::kItems];
   WorkItem items[C::kItems];
-  // One per item: at most this many items are between the first one being loaded and the last one being
-  // stored.
+  // One per item in progress: at most this many items are between the item being stored and the item being
+  // loaded.
   ItemScales<C> scales[C::kFp8 ? C::kItems + 1 : 1];
-  uint2 table[C::kFp8 ? 128 : 1];  // by scale index: the e4m3 bytes of the eight magnitudes
+  uint2 table[C::kFp8 ? 128 : 1];  // the e4m3 bytes of the eight magnitudes, for each scale index
   bool is_last[C::kGroups];        // the group wrote the last of an expert's rows
   int tile_start[1];               // [L + 1]: token tiles before each expert
 };
 
-// A warp's arrival at a barrier of consumers: it has read what the barrier guards.
+// Makes the warp arrive at a barrier of consumers: the warp has read the data that the barrier guards.
 __device__ __forceinline__ void release(uint64_t* empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
@@ -136,8 +136,8 @@ __device__ inline void count_tiles(const DeviceRows& rows, int num_experts, int 
   __syncwarp();
 }
 
-// Item `index` of the list: phase by phase, expert by expert, slab by slab, so that the token tiles that
-// share a slab of weights are adjacent.
+// Returns item `index` of the list, which is in the order of phases, then experts, then slabs, so that the
+// token tiles that share a slab of weights are adjacent.
 template <class C>
 __device__ WorkItem find_item(const GemmArgs& args, const int* tile_start, int index) {
   WorkItem item;
@@ -165,7 +165,8 @@ __device__ WorkItem find_item(const GemmArgs& args, const int* tile_start, int i
   return item;
 }
 
-// The next index of the work list: from the counter that all blocks share or, without one, in turns.
+// Returns the next index of the work list: from the counter that all blocks share or, without a counter,
+// round-robin.
 __device__ __forceinline__ int claim_item(const GemmArgs& args, int turn) {
   if (args.rows.progress == nullptr) return static_cast<int>(blockIdx.x + turn * gridDim.x);
   return atomicAdd(args.rows.progress, 1);
@@ -176,7 +177,7 @@ template <class C>
 struct ItemWeights {
   const uint8_t* first;
   const uint8_t* row_factors;  // w4a8
-  int64_t stride;              // bytes from a tile to that of the next columns
+  int64_t stride;              // bytes from a tile to the tile of the next columns
   int tiles;
 
   __device__ ItemWeights(const GemmPhase& phase, const WorkItem& item) {
@@ -215,7 +216,7 @@ struct ItemWeights {
     if (factor_bytes > 0) ptx::bulk_load(factors, row_factors, factor_bytes, full);
     const uint8_t* from = first + chunk / 2 * stride;
     if (is_whole) return ptx::bulk_load(to, from, tiles * C::kTileBytes, full);
-    // The last 64 columns: skips the codes of the other half, which are multiplied by the tokens' zeros.
+    // The last 64 columns: the codes of the other half are not loaded, because the tokens are zeros there.
     for (int t = 0; t < tiles; ++t, from += C::kTileBytes, to += C::kTileBytes) {
       ptx::bulk_load(to, from, kFp8HalfCodeBytes, full);
       ptx::bulk_load(to + 2 * kFp8HalfCodeBytes, from + 2 * kFp8HalfCodeBytes, kScaleBytes, full);
@@ -223,7 +224,7 @@ struct ItemWeights {
   }
 };
 
-// The warp that takes work and loads its weights. All lanes make tile_start; the rest is lane 0's.
+// Takes work and loads its weights, in one warp. All lanes compute tile_start; lane 0 does the rest.
 template <class C>
 __device__ void schedule_and_load_weights(const GemmArgs& args, GemmShared<C>& shared) {
   count_tiles(args.rows, args.num_experts, C::kMaxN, shared.tile_start);
@@ -243,7 +244,7 @@ __device__ void schedule_and_load_weights(const GemmArgs& args, GemmShared<C>& s
     const int chunks = (phase.k + 63) / 64;
     const int last_claim = max(0, chunks - 3 * C::kChunks);
     for (int chunk = 0; chunk < chunks; chunk += C::kChunks, stage.next()) {
-      // Late, so that a block does not take work that another could start sooner.
+      // Claims late, so that a block does not take work that another block could start sooner.
       if (chunk <= last_claim && chunk + C::kChunks > last_claim) index = claim_item(args, turn);
       ptx::mbarrier_wait(&shared.empty[stage.slot], stage.parity ^ 1);
       weights.load(chunk, min(C::kChunks, chunks - chunk), shared.weights[stage.slot],
@@ -252,14 +253,14 @@ __device__ void schedule_and_load_weights(const GemmArgs& args, GemmShared<C>& s
   }
 }
 
-// Waits until the item's expert has all its rows of the previous phase.
+// Waits until all rows of the item's expert have been written by the previous phase (w4a8: and quantised).
 template <class C>
 __device__ void wait_for_rows(const GemmArgs& args, const WorkItem& item) {
-  const int expected = args.phases[0].slabs * item.tiles * C::kGroups + (C::kFp8 ? 1 : 0);  // quantised, too
+  const int expected = args.phases[0].slabs * item.tiles * C::kGroups + (C::kFp8 ? 1 : 0);  // 1: quantised
   while (ptx::load_acquire(args.rows.progress + 1 + item.expert) < expected) __nanosleep(64);
 }
 
-// The stages whose token copies a warp has begun and not yet announced: at most kAhead, none after
+// The stages whose token copies a warp has begun but not yet announced: at most kAhead, and none after
 // announce<0>().
 template <class C>
 struct TokenCopies {
@@ -281,16 +282,16 @@ struct TokenCopies {
   }
 };
 
-// w4a8: shared address of the 16 bytes of columns 8 `piece` ... of a slab's token r. A lane reads, of its 32
-// columns, the eight that two steps of the tensor cores share: those of steps s are at place 4 s + q. Odd
-// rows have halves swapped to avoid bank conflicts.
+// w4a8: returns the shared address of the 16 bytes of columns 8 * piece ... 8 * piece + 7 of a slab's token
+// r. Two steps of the tensor cores share eight of the 32 columns that a lane reads; the eight columns of the
+// s-th pair of steps are at place 4 s + q. Odd rows have their halves swapped to avoid bank conflicts.
 template <class C>
 __device__ __forceinline__ uint32_t fp8_token_piece(const uint8_t* tokens, int r, int piece) {
   const int place = piece % 4 * 4 + piece / 4;
   return ptx::shared_address(tokens) + place / 8 * C::kChunkBytes + r * 128 + (place % 8 ^ r % 2 * 4) * 16;
 }
 
-// The warps that load tokens, four rows of 64 columns per instruction.
+// Loads tokens, four rows of 64 columns per instruction. Called by the loader warps.
 template <class C>
 __device__ void load_tokens(const GemmArgs& args, GemmShared<C>& shared, int warp) {
   constexpr int kRounds = (C::kMaxN / 4 + C::kLoaderWarps - 1) / C::kLoaderWarps;
@@ -300,7 +301,7 @@ __device__ void load_tokens(const GemmArgs& args, GemmShared<C>& shared, int war
   RingPlace<C::kItems + 1> scales;
   TokenCopies<C> copies;
   for (;; place.next(), scales.next()) {
-    copies.template announce<0>(shared);  // no stage is held back while this waits for other warps
+    copies.template announce<0>(shared);  // no stage is held back while this warp waits for others
     ptx::mbarrier_wait(&shared.item_full[place.slot], place.parity);
     const WorkItem item = shared.items[place.slot];
     __syncwarp();
@@ -308,7 +309,7 @@ __device__ void load_tokens(const GemmArgs& args, GemmShared<C>& shared, int war
     if (item.expert < 0) return;
     const GemmPhase& phase = args.phases[item.phase];
     if (phase.waits) wait_for_rows<C>(args, item);
-    uint32_t source[kRounds];  // of this lane's rows, in units of 16 bytes
+    uint32_t source[kRounds];  // offsets of this lane's rows, in units of 16 bytes
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
       const int r = (i * C::kLoaderWarps + warp) * 4 + lane / 8;

@@ -16,8 +16,8 @@ using namespace sm90;
 
 constexpr int kWorks = 4;  // units found ahead
 
-// d += a tokens of a slab, by the instruction for 16 `n16` tokens, n16 in kLow ... kHigh. All instructions
-// work on the same registers.
+// d += a * tokens for one slab, with the instruction for 16 * n16 tokens; n16 is in the range kLow ... kHigh.
+// All instructions work on the same registers.
 template <int kLow, int kHigh, int kCount>
 __device__ __forceinline__ void add_slab(int n16, float (&d)[kCount], const uint32_t (&a)[4][4],
                                          uint64_t tokens) {
@@ -41,18 +41,18 @@ struct Config {
   static constexpr int kGroups = kGroupsT, kUnitTiles = kGroups * kCluster;
   using Part = UnitPart<kUnitTiles>;
   static constexpr int kThreads = (kGroups + 1) * 128;
-  // Together the registers that a block is launched with.
+  // Together, these are the registers that a block is launched with.
   static constexpr int kConsumerRegs = kGroups == 2 ? 232 : kGroups == 3 ? 160 : 112;
   static constexpr int kProducerRegs = kGroups == 2 ? 40 : 32;
   static constexpr int kMaxTokens = kGroups == 2 ? 256 : kGroups == 3 ? 160 : 96;
   static constexpr int kTileBytes = static_cast<int>(fp8_tile_bytes(kFormat));
   static constexpr int kTokenBytes = kMaxTokens * static_cast<int>(kSlabBytes);
-  static constexpr int kOutPitch = 48;  // bytes of a staged token of a warp: no bank conflicts
+  static constexpr int kOutPitch = 48;  // bytes of a staged token of a warp; avoids bank conflicts
   static constexpr int kOutBytes = kOutTokens * kOutPitch;
   static constexpr int kStages =
       (217 * 1024 - kGroups * 4 * kOutBytes) / (kTokenBytes + kGroups * kTileBytes);
-  // Stages by which a group starts after the previous one, so that they do not all write out their results at
-  // once.
+  // Number of stages by which a group starts after the previous one, so that the groups do not all write out
+  // their results at once.
   static constexpr int kLag = kGroups == 2 ? 3 : 2;
 
   template <class Shared>
@@ -62,7 +62,7 @@ struct Config {
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
       words.make(s, a[s]);
-      keep_registers(a[s]);  // ready before the fence, or wgmma would be serialised
+      keep_registers(a[s]);  // ready before the fence; otherwise, wgmma would be serialised
     }
   }
   static __device__ __forceinline__ void add(int n16, float (&d)[kMaxTokens / 2], const uint32_t (&a)[4][4],
@@ -73,20 +73,20 @@ struct Config {
 
 struct Args {
   Epilogue epilogue;
-  int cols, row_tiles, slabs, num_experts;  // N of out; of the weights; of tokens and weights
+  int cols, row_tiles, slabs, num_experts;  // cols: N of out; slabs: of tokens and weights
   const uint8_t* weights;                   // [L] matrices
   int64_t matrix_bytes, factors_offset;
   const uint8_t* tokens;
-  int64_t token_rows;  // of the slabs
+  int64_t token_rows;  // of the token slabs
   const float* token_scales;
   const float* scales;  // [L, 3]
-  const float* bias;    // [L, cols], gated [L, 2, cols], or null
+  const float* bias;    // [L, cols] (gated: [L, 2, cols]) or null
   Activation activation;
   DeviceRows rows;
   bf16* out;  // [max_rows, cols]
 };
 
-// A unit as one block of a cluster sees it.
+// A unit as seen by one block of a cluster.
 template <class C>
 struct Work {
   int expert = -1;  // -1: no more work
@@ -100,14 +100,14 @@ struct Shared {
   alignas(1024) uint8_t tokens[C::kStages][C::kTokenBytes];
   alignas(128) uint8_t weights[C::kStages][C::kGroups][C::kTileBytes];
   alignas(128) uint8_t out[C::kGroups * 4][C::kOutBytes];
-  uint2 table[128];  // by scale index: the e4m3 bytes of the eight magnitudes
+  uint2 table[128];  // the e4m3 bytes of the eight magnitudes, for each scale index
   alignas(128) float token_scales[kWorks][C::kMaxTokens];
   Work<C> works[kWorks];
   uint64_t full[C::kStages], empty[C::kStages], work_full[kWorks], work_empty[kWorks];
   int tile_start[1];  // [L + 1]: token tiles before each expert
 };
 
-// Unit `index` of the list, for this block.
+// Returns unit `index` of the list as seen by this block.
 template <class C>
 __device__ inline Work<C> find_work(const Args& a, const int* tile_start, int index) {
   const Unit unit = find_unit<C::kUnitTiles>(a.rows, a.row_tiles, a.num_experts, tile_start, index);
@@ -123,7 +123,7 @@ __device__ inline Work<C> find_work(const Args& a, const int* tile_start, int in
   return work;
 }
 
-// The thread that finds the block's next units.
+// Finds the block's next units. Called by one thread.
 template <class C>
 __device__ inline void schedule(const Args& a, Shared<C>& shared) {
   const int groups = (a.row_tiles + C::kUnitTiles - 1) / C::kUnitTiles;
@@ -138,7 +138,7 @@ __device__ inline void schedule(const Args& a, Shared<C>& shared) {
   }
 }
 
-// The thread that loads weights, tokens and the tokens' scales.
+// Loads weights, tokens and the tokens' scales. Called by one thread.
 template <class C>
 __device__ inline void load_stages(const Args& a, Shared<C>& shared) {
   constexpr int kTileBytes = C::kTileBytes, kRowBytes = static_cast<int>(kSlabBytes);

@@ -1,8 +1,10 @@
-// The table of Hopper's MoE ops for w4a8, and its tactics for whole layers. All read FP8 tiles and compute
-// the same function; "wide" sums with the FP8 matrix unit's 14 bits or so, the others in f32.
-//   wide        sort, tokens to FP8 slabs by expert, gate/up, the intermediate to FP8, down, combine
+// The table of Hopper's MoE ops for w4a8, and its tactics for whole layers. All tactics read FP8 tiles and
+// compute the same function; "wide" sums with the FP8 matrix unit's 14 bits or so, the other tactics in f32.
+//   wide        sort, quantise tokens to FP8 slabs by expert, gate/up, quantise the intermediate to FP8,
+//               down, combine
 //   few_tokens  everything in one launch, up to 8 tokens
-//   sorted sort and tokens to FP8 values, both GEMMs in one launch, combine: for few rows per expert
+//   sorted      for few rows per expert: sort and quantise tokens to FP8 values, both GEMMs in one launch,
+//               combine
 #include "base/buffer.h"
 #include "kernels/cuda/experts/few_tokens.h"
 #include "kernels/cuda/experts/moe_sort.h"
@@ -16,7 +18,7 @@
 namespace fp4moe {
 namespace {
 
-// The pieces of a workspace; with base null, only its size.
+// The pieces of a workspace. If base is null, only the size is computed.
 class Space {
  public:
   Space(const TiledExperts& t, int64_t num_slots, uint8_t* base) : base_(base) {
@@ -132,7 +134,7 @@ void sorted_layer(const DeviceMoeArgs& a) {
 
 // ---- the table -----------------------------------------------------------------------------------
 
-// "wide" is first: it is the one that --enable-deterministic-inference uses for batches of all sizes.
+// "wide" is first because --enable-deterministic-inference uses the first tactic for batches of all sizes.
 constexpr DeviceMoeTactic kTactics[] = {
     {.name = "wide",
      .fits = sorted_layer_fits,
@@ -154,7 +156,7 @@ constexpr DeviceMoeTactic kTactics[] = {
      }}};
 enum : size_t { kWide, kFewTokens, kSorted };
 
-// Measured on an H200: the FP8 matrix unit takes over with fewer rows than w4a16's wide tiles.
+// Measured on an H200: the FP8 matrix unit becomes the fastest at fewer rows than w4a16's wide tiles do.
 size_t default_tactic(const DeviceMoeArgs& args) {
   return tactic_by_size(args, {FewWeights::kFp8, /*wide_rows=*/20, kFewTokens, kWide, kSorted});
 }

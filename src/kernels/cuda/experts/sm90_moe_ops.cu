@@ -1,7 +1,8 @@
 // The table of Hopper's MoE ops, and its tactics for whole layers.
 //   sorted      sort, both GEMMs in one launch, combine
 //   few_tokens  everything in one launch, up to 8 tokens
-//   wide sort, rows gathered by expert, a launch for each GEMM with up to 256 tokens per tile, combine
+//   wide        sort, gather of rows by expert, one launch for each GEMM with up to 256 tokens per tile,
+//               combine
 #include "kernels/cuda/experts/few_tokens.h"
 #include "kernels/cuda/experts/moe_sort.h"
 #include "kernels/cuda/experts/sm90_expert_gemm.h"
@@ -28,7 +29,7 @@ constexpr DeviceMoeTactic kTactics[] = {
      .workspace_bytes = wide_layer_workspace_bytes}};
 enum : size_t { kSorted, kFewTokens, kWide };
 
-// Measured on an H200.
+// The limit on rows was measured on an H200.
 size_t default_tactic(const DeviceMoeArgs& args) {
   return tactic_by_size(args, {FewWeights::kBf16, /*wide_rows=*/80, kFewTokens, kWide, kSorted});
 }

@@ -1,18 +1,20 @@
 // The expert GEMMs of w4a16 on Hopper for many rows per expert.
 //
-// Computes  gate_up: h[r] = activation(gate x, up x); down: y[r] = W h + bias; of the expert of row r.
+// Computes  gate_up: h[r] = activation(gate x, up x); down: y[r] = W h + bias; with the weights of row r's
+//           expert.
 // Shapes    weights in tiles (tile_layout.h), tokens in slabs (token_slabs.h); y [rows, H] bf16.
 //           A unit is 4 row tiles (256 weight rows) x up to 256 tokens of one expert x all of K.
 // Bytes     weights once from HBM, tokens once for each 256 weight rows, from L2.
-// Flops     2 rows N K, a unit's tokens padded to 16.
-// Bound     the tensor cores; below about 60 rows per expert the instructions that unpack.
+// Flops     2 rows N K, with a unit's tokens padded to a multiple of 16.
+// Bound     the tensor cores; below about 60 rows per expert, the instructions that unpack.
 // Launch    persistent clusters of two blocks, which share a unit's tokens: each fetches half of them for
-//           both. A block is two warpgroups that multiply, one row tile each, and a thread that loads.
-// Numerics  f32 sums in ascending k, one chain for each output; weights exact in bf16. Same bits always.
+//           both. A block has two warpgroups that multiply, each with one row tile, and a thread that loads.
+// Numerics  f32 sums in ascending k, one chain for each output; weights exact in bf16. Same bits on every
+//           run.
 //
 // Weights are the register operand of wgmma: a dequantised tile serves 256 tokens. While the tensor cores
-// work on 64 columns, the next ones are dequantised. Measured and worse on an H200: three warpgroups with 128
-// tokens from 128 rows per expert on (7 to 17 %), four with 64 tokens everywhere.
+// work on 64 columns, the next 64 are dequantised. Two alternatives were slower on an H200: three warpgroups
+// with 128 tokens, from 128 rows per expert on (7 to 17 %), and four warpgroups with 64 tokens, always.
 #include "kernels/cuda/experts/sm90_wide_gemm.h"
 
 #include <cuda_runtime.h>
@@ -36,9 +38,9 @@ using namespace sm90;
 constexpr int kGroups = 2, kUnitTiles = kGroups * kCluster;
 using Part = UnitPart<kUnitTiles>;
 constexpr int kThreads = (kGroups + 1) * 128;
-constexpr int kConsumerRegs = 232, kProducerRegs = 40;  // together a launched block's
+constexpr int kConsumerRegs = 232, kProducerRegs = 40;  // together: a launched block's registers
 constexpr int kMaxTokens = 256, kTokenBytes = kMaxTokens * static_cast<int>(kSlabBytes);
-constexpr int kOutPitch = 144;  // bytes of a staged token: no bank conflicts
+constexpr int kOutPitch = 144;  // bytes of a staged token; avoids bank conflicts
 
 template <int N>
 __device__ __forceinline__ void add(float (&d)[kMaxTokens / 2], const uint32_t (&a)[4][4], uint64_t tokens) {
@@ -48,7 +50,7 @@ __device__ __forceinline__ void add(float (&d)[kMaxTokens / 2], const uint32_t (
   wgmma_commit();
 }
 
-// d += a tokens, by the instruction for 16 `n16` tokens. Every N works on the same registers.
+// d += a * tokens, with the instruction for 16 * n16 tokens. Every N works on the same registers.
 __device__ __forceinline__ void add_any(int n16, float (&d)[kMaxTokens / 2], const uint32_t (&a)[4][4],
                                         uint64_t tokens) {
   // clang-format off
@@ -86,7 +88,7 @@ struct Config {
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
       words.decode(s, a[s]);
-      keep_registers(a[s]);  // ready before the fence, or wgmma would be serialised
+      keep_registers(a[s]);  // ready before the fence; otherwise, wgmma would be serialised
     }
   }
   static __device__ __forceinline__ void add(int n16, float (&d)[kMaxTokens / 2], const uint32_t (&a)[4][4],
@@ -94,21 +96,21 @@ struct Config {
     add_any(n16, d, a, tokens);
   }
 };
-// Stages by which the second group starts after the first, so that they do not write out their results at
-// once.
+// Number of stages by which the second group starts after the first, so that the two do not write out their
+// results at once.
 constexpr int kLag = 3;
 
 struct Args {
   Epilogue epilogue;
-  int cols, row_tiles, slabs, num_experts;  // N of out; of the weights; of tokens and weights
+  int cols, row_tiles, slabs, num_experts;  // cols: N of out; slabs: of tokens and weights
   const uint8_t* weights;
   const uint8_t* tokens;
-  int64_t token_rows;  // of the slabs
-  const float* bias;   // [L, cols], gated [L, 2, cols], or null
+  int64_t token_rows;  // of the token slabs
+  const float* bias;   // [L, cols] (gated: [L, 2, cols]) or null
   const float* scales;
   Activation activation;
   DeviceRows rows;
-  uint8_t* out_slabs;  // or
+  uint8_t* out_slabs;  // if not null, used instead of `out`
   bf16* out;           // [rows, cols]
 };
 
@@ -118,7 +120,7 @@ struct Shared {
   alignas(128) uint8_t weights[C::kStages][kGroups][C::kTileBytes];
   alignas(128) uint8_t out[kGroups][kOutTokens * kOutPitch];
   uint64_t full[C::kStages], empty[C::kStages];
-  int unit_start[1];  // [L + 1]
+  int unit_start[1];  // [L + 1]: token tiles before each expert
 };
 
 __device__ int64_t first_slab_row(const Args& a, const Unit& unit) {
@@ -165,7 +167,7 @@ __device__ void load_stages(const Args& a, Shared<C>& shared, int num_units) {
   }
 }
 
-// Scales and biases of a thread's sums.
+// Applies the scales and biases to a thread's sums.
 struct Scaled {
   TileRows rows;
 
@@ -175,13 +177,14 @@ struct Scaled {
   }
 };
 
-// Staged tokens -> out: 16-byte pieces, kPieces per token. first: token of the unit.
+// Copies staged tokens to the output in 16-byte pieces, kPieces per token. first: index of the first token in
+// the unit.
 template <bool kGated>
 __device__ __forceinline__ void store_out(const Args& a, const Unit& unit, int tile, int first, int count,
                                           const uint8_t* staged) {
   constexpr int kPieces = kGated ? 4 : 8;
   const int thread = threadIdx.x % 128, piece = thread % kPieces, column_piece = tile * kPieces + piece;
-  // Slabs are filled up with zeros: half of the last one may have no tile.
+  // Slabs are padded with zeros: half of the last slab may have no tile.
   const int num_pieces = a.cols / 8;
   const bool in_slabs = a.out_slabs != nullptr;
   const bool fills = in_slabs && kGated && tile + 1 == a.row_tiles && tile % 2 == 0;
@@ -270,7 +273,7 @@ __global__ void __launch_bounds__(kThreads, 1) wide_gemm_kernel(const __grid_con
     ptx::raise_registers<kConsumerRegs>();
     consume(a, shared, num_units);
   }
-  ptx::cluster_sync();  // no block may signal one that has exited
+  ptx::cluster_sync();  // no block may signal a block that has exited
 }
 
 template <class C>

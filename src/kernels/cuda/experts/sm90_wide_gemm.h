@@ -5,17 +5,18 @@
 
 namespace fp4moe {
 
-// As DeviceMoeOps::gate_up and down of packed rows, but with slabs (token_slabs.h) of num_slab_rows(max_rows,
-// 0, L) rows: x.data, already grouped by expert (gather is ignored), and h.data, which gate_up writes and
-// down reads. No row scales; down writes y_bf16.
+// Like DeviceMoeOps::gate_up and down for packed rows, but x.data and h.data are slabs (token_slabs.h) of
+// num_slab_rows(max_rows, 0, L) rows. x.data is already grouped by expert (gather is ignored); gate_up writes
+// h.data and down reads it. Row scales are not supported; down writes y_bf16.
 void sm90_wide_gate_up(const DeviceExpertArgs& args);
 void sm90_wide_down(const DeviceExpertArgs& args);
 
-// x [T, K] bf16, row slot_of_row[r] / topk -> row r's place in slabs, zeros past K. rows: packed.
+// Arguments of gather_token_slabs(), which copies, for each packed row r, row slot_of_row[r] / topk of
+// x [T, K] bf16 to row r's place in slabs. Columns past K are filled with zeros.
 struct TokenSlabArgs {
   const bf16* x = nullptr;
   DeviceRows rows;
-  int64_t num_experts = 0, topk = 1, cols = 0;  // K
+  int64_t num_experts = 0, topk = 1, cols = 0;  // cols: K
   uint8_t* slabs = nullptr;
 };
 void gather_token_slabs(const TokenSlabArgs& args);

@@ -1,4 +1,4 @@
-// A whole layer on a GPU: sort, both GEMMs, combine. Implements the tactics "sorted" and "wide" of a table.
+// Runs a whole layer on a GPU: sort, both GEMMs, combine. Implements the w4a16 tactics "sorted" and "wide".
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,9 @@
 
 namespace fp4moe {
 
-// Hopper's rule of sizes, for tables whose tactics have these indices. Few tokens use one launch as long as
-// they read few bytes of experts; otherwise more than `wide_rows` rows per expert on average use "wide".
+// Hopper's rule for choosing a tactic by size, for tables whose tactics have these indices. Few tokens use
+// one launch if they read few bytes of expert weights; otherwise, more than `wide_rows` rows per expert on
+// average use "wide", and fewer use "sorted".
 struct TacticRule {
   FewWeights weights;
   int64_t wide_rows;
@@ -18,18 +19,18 @@ struct TacticRule {
 };
 size_t tactic_by_size(const DeviceMoeArgs& args, const TacticRule& rule);
 
-// The arguments of a layer's steps, as far as the layer's own arguments determine them. `rows`: in the
-// workspace.
+// layer_sort_args() and layer_gemm_args() return the arguments for a layer's steps, as far as the layer's own
+// arguments determine them; combine_layer() runs the last step. `rows` is in the workspace.
 MoeSortArgs layer_sort_args(const DeviceMoeArgs& args, const DeviceRows& rows, int32_t* scratch);
-DeviceExpertArgs layer_gemm_args(const DeviceMoeArgs& args, const DeviceRows& rows);  // without activations
+DeviceExpertArgs layer_gemm_args(const DeviceMoeArgs& args, const DeviceRows& rows);  // activations not set
 void combine_layer(const DeviceMoeArgs& args, const DeviceRows& rows, const bf16* y);
 
-// `gemms` runs gate_up and down, with the intermediate as h and rows.progress for its counters.
+// Runs the layer. `gemms` runs gate_up and down, with the intermediate as h and rows.progress as counters.
 void run_sorted_layer(const DeviceMoeArgs& args, void (*gemms)(const DeviceExpertArgs&));
 constexpr bool sorted_layer_fits(const DeviceMoeArgs&) { return true; }
 int64_t sorted_layer_workspace_bytes(const TiledExperts& experts, int64_t max_tokens, int64_t topk);
 
-// The same with rows gathered into slabs. Hopper only.
+// Like run_sorted_layer(), but with rows gathered into slabs. Hopper only.
 void run_wide_layer(const DeviceMoeArgs& args);
 int64_t wide_layer_workspace_bytes(const TiledExperts& experts, int64_t max_tokens, int64_t topk);
 

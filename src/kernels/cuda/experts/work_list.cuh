@@ -1,13 +1,13 @@
-// Building blocks of persistent kernels' work lists: the expert that a place in the list belongs to, and the
-// ring of stages through which a block's warps pass data. Device code only.
+// Building blocks for the work lists of persistent kernels: the search for the expert to which a place in the
+// list belongs, and a place in the ring of stages through which a block's warps pass data. Device code only.
 #pragma once
 
 #include <cstdint>
 
 namespace fp4moe {
 
-// The last e in 0 ... num_experts - 1 with start[e] <= index: the expert of that place, if start[num_experts]
-// > index. start: [num_experts + 1], ascending.
+// Returns the last e in 0 ... num_experts - 1 with start[e] <= index: the expert to which place `index`
+// belongs, if start[num_experts] > index. start: [num_experts + 1], ascending.
 __device__ __forceinline__ int expert_at(const int* start, int num_experts, int index) {
   int low = 0, high = num_experts;  // start[low] <= index < start[high]
   while (high - low > 1) {

@@ -14,7 +14,7 @@ constexpr int kMxIndices = kFp8MxTop - kFp8MxBottom + 1;
 Status check_fp8_scale_span(int span) {
   if (span < kMxIndices) return {};
   return unsupported("e8m0 scales of one row span " + std::to_string(span) +
-                     " octaves; exact FP8 operands hold " + std::to_string(kMxIndices - 1));
+                     " octaves; exact FP8 operands allow at most " + std::to_string(kMxIndices - 1));
 }
 
 Status check_fp8_scales(const Fp4MatrixView& w) {

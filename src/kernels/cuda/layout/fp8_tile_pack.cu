@@ -1,13 +1,12 @@
-// FP4 matrices from a checkpoint's layout into w4a8's tiles.
+// Packs FP4 matrices from a checkpoint's layout into w4a8's tiles.
 //
-// Computes  the tiles of fp8_tile_layout.h, the same bits as tests/kernels/cuda/layout/host_tiles.h: each
-// row's
-//           range of scales, its factor, then the tiles
-// Shapes    jobs of any sizes; a block makes all tiles of 64 rows, each in shared memory by Fp8Place
-// Bytes     reads each weight twice (the second time from the L2), writes it once
+// Computes  the tiles of fp8_tile_layout.h, bit-identical to tests/kernels/cuda/layout/host_tiles.h: for each
+//           row the range of its scales and its factor, then the tiles
+// Shapes    jobs of any size; a block makes all tiles of 64 rows, each in shared memory at Fp8Place's offsets
+// Bytes     reads each weight twice (the second time from the L2) and writes it once
 // Flops     none
 // Bound     memory; takes an order of magnitude less time than the PCIe copy that feeds it
-// Numerics  powers of two, and e4m3's rounding of moved scales, which is exact
+// Numerics  multiplications by powers of two; the moved scales are exact in e4m3
 #include <cuda_runtime.h>
 
 #include "device/stream.h"
@@ -22,14 +21,14 @@ constexpr int kThreads = 256;
 constexpr int kRows = kFp8TileRows, kCols = kFp8TileCols;
 constexpr int kMxIndices = kFp8MxTop - kFp8MxBottom + 1;
 
-// A row of the tiles in the checkpoint's layout, and how its scales are moved.
+// The source of one row of the tiles in the checkpoint's layout, and the exponent offset for its scales.
 struct SourceRow {
   const uint8_t *codes, *scales;
   bool exists;
-  int move;  // MXFP4: added to the byte; NVFP4: to the exponent
+  int move;  // MXFP4: added to the scale byte; NVFP4: added to the scale's exponent
 };
 
-// Gate and up rows are interleaved as by tile_row().
+// Returns the source of tile row `row`; gate and up rows are interleaved as in tile_row().
 template <Fp4Format kFormat>
 __device__ SourceRow source_row(const TilePackJob& job, int64_t row) {
   const int64_t within = row % 16;
@@ -48,7 +47,8 @@ __device__ bool has_codes(const uint8_t* group) {
   return (any & 0x77777777u) != 0;
 }
 
-// Sets the row's move and returns its factor. Called by a whole warp. worst_span: of e8m0 scales.
+// Sets the row's move, returns its factor and raises *worst_span to at least the row's span of e8m0 scales.
+// Called by a whole warp.
 template <Fp4Format kFormat>
 __device__ float find_move(const TilePackJob& job, SourceRow& row, int32_t* worst_span) {
   constexpr int kBlock = fp4_block(kFormat);
@@ -81,7 +81,7 @@ __device__ uint8_t scale_index(uint8_t scale, int move) {
   return e4m3_encode(scalbnf(e4m3_decode(scale), move));
 }
 
-// Grid (row tiles of the largest job, jobs).
+// Grid: (row tiles of the largest job, number of jobs).
 template <Fp4Format kFormat>
 __global__ void __launch_bounds__(kThreads) pack_fp8_jobs(const TilePackJob* jobs, int32_t* worst_span) {
   constexpr int kBlock = fp4_block(kFormat), kTileBytes = static_cast<int>(fp8_tile_bytes(kFormat));
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kThreads) pack_fp8_jobs(const TilePackJob* job
   for (int slab = 0; slab < num_slabs(job.cols); ++slab) {
     for (int i = thread; i < kTileBytes / 16; i += kThreads) reinterpret_cast<uint4*>(tile)[i] = {};
     __syncthreads();
-    for (int i = thread; i < kRows * kCols / 8; i += kThreads) {  // eight codes
+    for (int i = thread; i < kRows * kCols / 8; i += kThreads) {  // eight codes at a time
       const int r = i / (kCols / 8), c = i % (kCols / 8) * 8, column = slab * kCols + c;
       const SourceRow& row = rows[r];
       if (!row.exists || column >= job.cols) continue;

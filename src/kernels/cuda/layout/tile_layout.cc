@@ -17,13 +17,13 @@ Status check_gate_up(const Fp4MatrixView& gate, const Fp4MatrixView& up) {
     return {};
   return invalid_argument("gate [" + std::to_string(gate.rows) + ", " + std::to_string(gate.cols) +
                           "] and up [" + std::to_string(up.rows) + ", " + std::to_string(up.cols) +
-                          "] must have the same shape, with rows a multiple of 32");
+                          "] must have the same shape and format, with a multiple of 32 rows");
 }
 
 Status check_scale_span(int span) {
   if (span <= kMaxScaleSpan) return {};
-  return unsupported("e8m0 scales of one matrix span " + std::to_string(span) + " octaves; the tiles hold " +
-                     std::to_string(kMaxScaleSpan));
+  return unsupported("e8m0 scales of one matrix span " + std::to_string(span) +
+                     " octaves; the tiles allow at most " + std::to_string(kMaxScaleSpan));
 }
 
 void ScaleRange::add_row(const Fp4MatrixView& w, int64_t row) {

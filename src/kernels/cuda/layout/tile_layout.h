@@ -1,32 +1,35 @@
 // The layout of FP4 weights in device memory for the tensor cores of SM80 to SM90: tiles of 64 rows x 64
-// columns, each one contiguous block of codes, then scales. Exact and invertible; plain C++. tile_pack.cu
-// packs them, the host in tests/kernels/cuda/layout/host_tiles.h.
+// columns, each a contiguous block of codes followed by scales. Exact and invertible; plain C++. tile_pack.cu
+// packs the tiles on the GPU, tests/kernels/cuda/layout/host_tiles.h on the host.
 //
-// A matrix [N, K] is ceil(N / 64) x ceil(K / 64) tiles, padded with zero codes. Eight row tiles are
-// contiguous, [ceil(N / 512)][ceil(K / 64)][tiles of the group: 8, fewer in the last] (tile_index()): a GEMM
-// block fetches its tiles of 64 columns by one copy. A tile serves 4 warps, warp w its rows 16 w ... 16 w +
-// 15, as the A operand of four m16n8k16 (mma.sync) or m64nNk16 (wgmma) steps.
+// A matrix [N, K] is stored as ceil(N / 64) x ceil(K / 64) tiles, padded with zero codes. Eight row tiles are
+// contiguous, [ceil(N / 512)][ceil(K / 64)][tiles of the group: 8, fewer in the last] (tile_index()), so that
+// a GEMM block fetches its tiles of 64 columns with one copy. A tile serves 4 warps, warp w with rows
+// 16 w ... 16 w + 15, as the A operand of four m16n8k16 (mma.sync) or m64nNk16 (wgmma) steps.
 //
 // Codes: [4 warps][32 lanes][4 words]; words 2 p and 2 p + 1 belong to k steps 2 p and 2 p + 1 (step s:
-// columns 16 s ... 16 s + 15). With g = lane / 4 and q = lane % 4 they hold the lane's 8 codes of each step,
-// by A register r and half h (0: the low 16 bits):
+// columns 16 s ... 16 s + 15). With g = lane / 4 and q = lane % 4, these words hold the lane's 8 codes of
+// each step. The code for half h (0: the low 16 bits) of A register r is the one in
 //   row 16 w + g + 8 (r % 2), column 16 s + 2 q + 8 (r / 2) + h
-// A pair of codes in a register, a pair of bf16 of value code * 2^-126, has in each half the sign at bit 15
-// and the other bits at 8 ... 6 (kTileCodeMask). Registers 0, 1 and 2 are in their step's word, rotated right
-// by 0, 4 and 10 bits. Bits 0, 1, 9 and 10 of each half are left over; those of both words, the second's
-// shifted up by 2, make a word with both steps' register 3, rotated right by 6 (first step) and 12 (second).
+// A register holds a pair of codes as two bf16 of value code * 2^-126: in each half, the sign is bit 15 and
+// the other bits are bits 8 ... 6 (kTileCodeMask). Registers 0, 1 and 2 are in their step's word, rotated
+// right by 0, 4 and 10 bits. Bits 0, 1, 9 and 10 of each half are left over; those of the first word and
+// those of the second, shifted left by 2, form a word that holds register 3 of both steps, rotated right by 6
+// bits (first step) and 12 bits (second).
 //
 // Scales: [4 warps][8 g][bytes], one byte for each row and group of columns:
 //   MXFP4: 4 bytes: (g, group 0), (g + 8, group 0), (g, group 1), (g + 8, group 1); groups of 32 columns
 //   NVFP4: 8 bytes: (g, step s), (g + 8, step s) for s = 0 ... 3; groups of 16 columns
-// A byte gives the bf16 bits that multiply the pair:
-//   MXFP4: byte << 7, the e8m0 byte moved so that the matrix's largest is 253
-//   NVFP4: (byte << 4) + 0x7280, byte = (e + 16) << 3 | m for the scale (1 + m / 8) 2^e; a scale of zero
-//          has zero codes
-// The product with the codes is exact in bf16; the matrix's factor, a power of two, turns it into the weight.
+// A byte determines the bits of the bf16 by which the codes are multiplied:
+//   MXFP4: byte << 7; the byte is the e8m0 byte plus an offset that makes the matrix's largest byte 253
+//   NVFP4: (byte << 4) + 0x7280, byte = (e + 16) << 3 | m for the scale (1 + m / 8) 2^e; in a group whose
+//          scale is zero, all codes are zero
+// The product with the codes is exact in bf16; multiplied by the matrix's factor, a power of two, it is the
+// weight without its tensor scale.
 //
-// Gate and up share tiles: matrix row 64 j + 16 w + g is gate row 32 j + 8 w + g, and row 8 further is the
-// same row of up; one thread of either instruction has both. I must be a multiple of 32.
+// Gate and up share tiles: matrix row 64 j + 16 w + g is gate row 32 j + 8 w + g, and matrix row
+// 64 j + 16 w + g + 8 is the same row of up; with either instruction, one thread has both. I, the number of
+// gate rows, must be a multiple of 32.
 #pragma once
 
 #include <cstdint>
@@ -41,49 +44,50 @@ constexpr int64_t kTileCodeBytes = kTileRows * kTileCols / 2;
 
 constexpr int64_t tile_scale_bytes(Fp4Format format) { return kTileRows * kTileCols / fp4_block(format); }
 constexpr int64_t tile_bytes(Fp4Format format) { return kTileCodeBytes + tile_scale_bytes(format); }
-// Range of the e8m0 bytes in tiles, for which every product is a normal bf16; it limits a matrix's scales.
+// Range of the e8m0 bytes in tiles. In this range every product is a normal bf16; its width limits the span
+// of a matrix's scales.
 constexpr int kLargestTileScale = 253, kSmallestTileScale = 129;
 constexpr int kMaxScaleSpan = kLargestTileScale - kSmallestTileScale;
 constexpr int64_t num_tiles(int64_t n) { return (n + 63) / 64; }
 constexpr int64_t kTileGroup = 8;
-// Number of row tiles in the contiguous group of tile `row_tile` of `row_tiles`.
+// Number of row tiles in the contiguous group that contains row tile `row_tile`, if there are `row_tiles`.
 constexpr int64_t tile_group_size(int64_t row_tiles, int64_t row_tile) {
   const int64_t left = row_tiles - row_tile / kTileGroup * kTileGroup;
   return left < kTileGroup ? left : kTileGroup;
 }
-// Index in memory of tile (row_tile, k_tile) of a matrix of row_tiles x k_tiles.
+// Index in memory of tile (row_tile, k_tile) in a matrix of row_tiles x k_tiles tiles.
 constexpr int64_t tile_index(int64_t row_tiles, int64_t k_tiles, int64_t row_tile, int64_t k_tile) {
   const int64_t first = row_tile / kTileGroup * kTileGroup;
   return first * k_tiles + k_tile * tile_group_size(row_tiles, row_tile) + row_tile - first;
 }
-// Bytes of an [N, K] matrix.
+// Size in bytes of the tiles of an [N, K] matrix.
 constexpr int64_t tiled_bytes(Fp4Format format, int64_t n, int64_t k) {
   return num_tiles(n) * num_tiles(k) * tile_bytes(format);
 }
 
-// Where a matrix's rows go: row i is row tile_row(order, i) of the tiles.
+// The order of a matrix's rows in the tiles: row i is row tile_row(order, i) of the tiles.
 enum class RowOrder : uint8_t { kPlain, kGate, kUp };
 constexpr int64_t tile_row(RowOrder order, int64_t i) {
   if (order == RowOrder::kPlain) return i;
   return i / 32 * 64 + i % 32 / 8 * 16 + i % 8 + (order == RowOrder::kUp ? 8 : 0);
 }
-// kInvalidArgument unless both have the same shape and format, and rows are a multiple of 32.
+// Returns kInvalidArgument unless both have the same shape and format and a multiple of 32 rows.
 Status check_gate_up(const Fp4MatrixView& gate, const Fp4MatrixView& up);
 
-// Range of the scale bytes of groups with a nonzero code.
+// Range of the scale bytes of the groups that contain a nonzero code.
 struct ScaleRange {
   int least = 255, most = 0;
   void add_row(const Fp4MatrixView& w, int64_t row);
 };
-// kUnsupported if an MXFP4 matrix cannot have scales `span` octaves apart.
+// Returns kUnsupported if scales `span` octaves apart are not allowed in an MXFP4 matrix.
 Status check_scale_span(int span);
 
 constexpr uint32_t kTileCodeMask = 0x81c081c0;
-constexpr uint32_t kTileRestMask = 0x06030603;  // the bits of a word outside registers 0 to 2
+constexpr uint32_t kTileRestMask = 0x06030603;  // the bits of a word that registers 0 to 2 do not use
 
 constexpr uint32_t rotate_left(uint32_t v, int bits) { return bits == 0 ? v : v << bits | v >> (32 - bits); }
 
-// Packs both steps' pairs of codes, in register position (kTileCodeMask), into a step's word.
+// Packs the pairs of codes of two steps, in register position (kTileCodeMask), into each step's word.
 struct TileCodePairs {
   uint32_t step[2][4] = {};
 
@@ -93,7 +97,7 @@ struct TileCodePairs {
            (s == 0 ? rest & kTileRestMask : (rest & ~kTileRestMask) >> 2);
   }
 };
-// The inverse: register r of step s from both words.
+// The inverse: returns register r of step s from both words.
 constexpr uint32_t tile_code_pair(uint32_t first, uint32_t second, int s, int r) {
   const uint32_t word = s == 0 ? first : second;
   const uint32_t rest = (first & kTileRestMask) | (second * 4 & ~kTileRestMask);

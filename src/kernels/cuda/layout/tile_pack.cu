@@ -1,9 +1,9 @@
-// FP4 matrices from a checkpoint's layout into tiles.
+// Packs FP4 matrices from a checkpoint's layout into tiles.
 //
-// Computes  the tiles of tile_layout.h, the same bits as tests/kernels/cuda/layout/host_tiles.h: MXFP4 first
-// finds
-//           the range of the nonzero groups' scales, then moves them; NVFP4 widens e4m3 to e5m3
-// Shapes    jobs of any sizes, one per y of the grid; a thread makes 16 bytes of codes and 2 of scales
+// Computes  the tiles of tile_layout.h, bit-identical to tests/kernels/cuda/layout/host_tiles.h: MXFP4 first
+//           finds the range of the nonzero groups' scales, then moves the scales; NVFP4 widens e4m3 to e5m3
+// Shapes    jobs of any size, one per y index of the grid; a thread makes 16 bytes of codes and at most 2 of
+//           scales
 // Bytes     reads and writes each weight once (MXFP4: reads it twice)
 // Flops     none
 // Bound     memory; takes an order of magnitude less time than the PCIe copy that feeds it
@@ -44,7 +44,7 @@ __global__ void find_scale_ranges(TilePackJob* jobs) {
   }
 }
 
-// Two codes (a byte of the checkpoint) in a register's places.
+// Moves two codes (a byte of the checkpoint) to their places in a register.
 __device__ uint32_t in_register(uint32_t pair) {
   return (pair & 7) << 6 | (pair & 8) << 12 | (pair & 0x70) << 18 | (pair & 0x80) << 24;
 }
@@ -52,7 +52,7 @@ __device__ uint32_t in_register(uint32_t pair) {
 __device__ uint32_t e5m3(uint32_t e4m3) {
   const int e = static_cast<int>(e4m3 >> 3);
   if (e > 0) return (e4m3 + (9 << 3)) & 0xff;
-  const int shift = __clz(e4m3 & 7) - 28;  // leading one of a subnormal to bit 3
+  const int shift = __clz(e4m3 & 7) - 28;  // moves the leading one of a subnormal to bit 3
   return static_cast<uint32_t>(10 - shift) << 3 | ((e4m3 << shift) & 7);
 }
 
@@ -72,7 +72,7 @@ struct RowReader {
     if (kFormat == Fp4Format::kNvfp4) return scale_byte == 0;
     return static_cast<int>(scale_byte) + move < kSmallestTileScale;
   }
-  // Codes of columns 2 i and 2 i + 1.
+  // Returns the codes of columns 2 i and 2 i + 1.
   __device__ uint32_t pair(int i) const {
     if (!exists || 2 * i >= cols) return 0;
     const uint32_t codes = side.codes[row * (cols / 2) + i];
@@ -87,7 +87,7 @@ struct RowReader {
   }
 };
 
-// The offset that makes a side's largest scale kLargestTileScale.
+// Returns the offset that makes a side's largest scale equal to kLargestTileScale.
 template <Fp4Format kFormat>
 __device__ int scale_move(const TilePackSide& side) {
   return kFormat == Fp4Format::kMxfp4 && side.most > 0 ? kLargestTileScale - side.most : 0;
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kThreads) pack_jobs(const TilePackJob* jobs, i
   }
   uint8_t* tile = job.tiles + tile_index(row_tiles, tiles_k, tile_row, tile_col) * tile_bytes(kFormat);
   reinterpret_cast<uint4*>(tile)[threadIdx.x] = make_uint4(words[0], words[1], words[2], words[3]);
-  constexpr int kGroups = 64 / fp4_block(kFormat);  // of a tile's columns
+  constexpr int kGroups = 64 / fp4_block(kFormat);  // in a tile's columns
   if (q < kGroups) {
     const int group = tile_col * kGroups + q;
     auto* scales = reinterpret_cast<uint16_t*>(tile + kTileCodeBytes + (warp * 8 + g) * kGroups * 2);

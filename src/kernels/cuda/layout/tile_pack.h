@@ -1,4 +1,4 @@
-// Packing of FP4 matrices into tiles (tile_layout.h, fp8_tile_layout.h) on the GPU.
+// Packs FP4 matrices into tiles (tile_layout.h, fp8_tile_layout.h) on the GPU.
 #pragma once
 
 #include <cstdint>
@@ -7,26 +7,26 @@
 
 namespace fp4moe {
 
-// One side of a tile's rows: with a pair gate is side 0 and up is side 1; else both sides are one matrix.
-// Everything points to device memory; rows are contiguous, codes 16-byte aligned.
+// A source matrix of a tile's rows. In a pair, side 0 is gate and side 1 is up; otherwise, all rows come from
+// side 0. All pointers are device pointers; rows are contiguous, and codes are 16-byte aligned.
 struct TilePackSide {
   const uint8_t* codes = nullptr;   // [rows, cols / 2]
   const uint8_t* scales = nullptr;  // [rows, cols / block]
-  float* scale = nullptr;           // written: the tiles' factor * tensor_scale; FP8: tensor_scale
+  float* scale = nullptr;           // output: the tiles' factor * tensor_scale; FP8: tensor_scale
   float tensor_scale = 1;
-  int32_t least = 255, most = 0;  // MXFP4: range of e8m0 bytes of nonzero groups; set by the kernel
+  int32_t least = 255, most = 0;  // MXFP4: range of the nonzero groups' e8m0 bytes; set by the kernel
 };
 
 struct TilePackJob {
   TilePackSide side[2];  // side 1 is not used unless is_pair
   uint8_t* tiles = nullptr;
-  int32_t rows = 0, cols = 0;  // of a side
+  int32_t rows = 0, cols = 0;  // of each side
   bool is_pair = false;
 };
 
-// `jobs` [num_jobs] on the device, of one format; the tiles of each have at most max_rows rows and max_cols
-// columns. worst_span: a device counter that becomes the widest span of e8m0 scales of any matrix (FP8: of
-// any row) so far. Enqueued on the current stream.
+// `jobs` [num_jobs] is in device memory; all jobs have the same format, and the tiles of each have at most
+// max_rows rows and max_cols columns. worst_span: a counter on the device, raised to the widest span of e8m0
+// scales in any matrix (FP8: in any row) so far. The kernels are enqueued on the current stream.
 struct TilePackArgs {
   Fp4Format format = Fp4Format::kMxfp4;
   TilePackJob* jobs = nullptr;

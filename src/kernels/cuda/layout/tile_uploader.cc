@@ -15,9 +15,9 @@ namespace {
 
 constexpr int64_t kSlotBytes = int64_t{32} << 20;
 constexpr size_t kMaxJobs = 256;
-// At the start of each slot.
+// Bytes for the jobs, at the start of each slot.
 constexpr int64_t kJobBytes = static_cast<int64_t>(kMaxJobs * sizeof(TilePackJob) + 255) / 256 * 256;
-constexpr int64_t kGatherBytes = int64_t{512} << 10;  // of one thread at a time
+constexpr int64_t kGatherBytes = int64_t{512} << 10;  // gathered by one thread at a time
 
 constexpr int64_t padded(int64_t num_bytes) { return (num_bytes + 255) / 256 * 256; }
 
@@ -69,7 +69,7 @@ TilePackSide TileUploader::place(const Fp4MatrixView& w, float* scale) {
           .tensor_scale = w.tensor_scale};
 }
 
-// Returns the rows' offset in the slot.
+// Adds the rows to the gathers and returns their offset in the slot.
 int64_t TileUploader::place_rows(const uint8_t* from, int64_t stride_bytes, int64_t row_bytes,
                                  int64_t num_rows) {
   const int64_t at = used_,
@@ -102,7 +102,7 @@ Status TileUploader::open_slot() {
   return {};
 }
 
-// Gathers, sends and packs the open slot.
+// Gathers the rows of the open slot, sends the slot to the GPU and launches the kernel that packs it.
 void TileUploader::flush() {
   if (slot_.host == nullptr) return;
   pool_->run(static_cast<int64_t>(gathers_.size()), [&](int64_t i, int) {

@@ -1,5 +1,6 @@
 // TileUploader: turns FP4 matrices of a checkpoint into tiles on the GPU, at the speed of the bus: threads
-// gather rows into pinned slots, the copy engine moves them, and a kernel packs them there.
+// gather rows into pinned slots, the copy engine moves the slots to the GPU, and a kernel packs the rows
+// there.
 #pragma once
 
 #include <cstdint>
@@ -16,21 +17,22 @@ namespace fp4moe {
 
 enum class TileKind : uint8_t { kBf16, kFp8 };  // tile_layout.h; fp8_tile_layout.h
 
-// Host memory: UploadRing::kNumSlots pinned slots, whatever the model's size, and as much on the GPU while
-// the uploader lives. Inside an UploadScope they belong to the scope, and nothing else may use them until
-// finish(). One thread at a time; the pool is borrowed.
+// Uses UploadRing::kNumSlots pinned slots of host memory, whatever the model's size, and the same amount of
+// GPU memory, for as long as it exists. Inside an UploadScope the slots belong to the scope, and no
+// other code may use them until finish(). For one thread at a time; the pool is borrowed.
 class TileUploader {
  public:
-  // kUnsupported in a build without CUDA or without a device; kDoesNotFit if memory is refused.
+  // Returns kUnsupported without a device or in a build without CUDA, kDoesNotFit if an allocation fails.
   static Result<TileUploader> make(TileKind kind, ThreadPool& pool);
 
-  // `tiles`, tiled_bytes() or fp8_tiled_bytes() long, and *scale, the factor of the tiles (FP8: 1) times
-  // w.tensor_scale, are device memory, written by finish() at the latest; until then w's bytes must stay
-  // valid. kInvalidArgument if gate and up have different shapes or rows that are not a multiple of 32.
+  // Fills `tiles`, which is tiled_bytes() or fp8_tiled_bytes() long, and sets *scale to the factor of the
+  // tiles (FP8: 1) times w.tensor_scale. Both are in device memory and are written by the time finish()
+  // returns; until then, w's bytes must stay valid. gate_up() returns kInvalidArgument unless gate and up
+  // have the same shape and format, with a multiple of 32 rows.
   Status plain(const Fp4MatrixView& w, uint8_t* tiles, float* scale);
   Status gate_up(const Fp4MatrixView& gate, const Fp4MatrixView& up, uint8_t* tiles, float* scales /* [2] */);
-  // Waits for the device. kUnsupported if any matrix since the last finish() has e8m0 scales too far apart
-  // for the tiles.
+  // Waits for the device. Returns kUnsupported if any matrix added since the last finish() has e8m0 scales
+  // that are too far apart for the tiles.
   Status finish();
 
  private:
@@ -52,9 +54,9 @@ class TileUploader {
   TileKind kind_;
   ThreadPool* pool_;
   std::shared_ptr<UploadRing> ring_;
-  UploadRing::Slot slot_;                // host null: none is open
-  int64_t used_ = 0;                     // of the open slot
-  int64_t max_rows_ = 0, max_cols_ = 0;  // of its jobs' tiles
+  UploadRing::Slot slot_;                // host is null if no slot is open
+  int64_t used_ = 0;                     // bytes used in the open slot
+  int64_t max_rows_ = 0, max_cols_ = 0;  // of the open slot's jobs
   Fp4Format format_ = Fp4Format::kMxfp4;
   std::vector<TilePackJob> jobs_;
   std::vector<Gather> gathers_;

@@ -1,10 +1,11 @@
-// Kernels that measure a GPU: read, empty.
+// Kernels that measure a GPU: read and empty.
 //
-// Computes: nothing. read copies a range into shared memory by bulk copies and drops it.
-// Shapes: a range of num_bytes, cut into chunks of 16 KiB (4 KiB where 16 would leave SMs idle); block b has
-//   the chunks b, b + grid, ...; 96 KiB of them in flight for each of two blocks of an SM.
+// Computes: nothing. read copies a range into shared memory with bulk copies and discards it.
+// Shapes: a range of num_bytes, cut into chunks of 16 KiB (4 KiB if 16 KiB would leave SMs idle); block b
+//   reads the chunks b, b + grid, ...; each of the two blocks on an SM has 96 KiB in flight.
 // Bytes: num_bytes read. Flops: none.
-// Bound: memory. One thread of a block issues all its copies; a stage is refilled as soon as it is full.
+// Bound: memory. One thread of a block issues all of the block's copies; a stage is refilled as soon as it is
+//        full.
 // Numerics: none.
 #include <cuda_runtime.h>
 

@@ -1,11 +1,11 @@
-// Random data made where it is needed: bits, normal bf16 values, weight tiles.
+// Fills device memory with random data: bits, normal bf16 values, weight tiles.
 //
-// Computes: element i is a hash of (seed, i), so that it does not depend on the launch.
-// Shapes: dst [n] of 64-bit words, bf16, or tiles of kernels/cuda/tile_layout.h.
-// Bytes: those written. Flops: none.
+// Computes: element i is a hash of (seed, i), so it does not depend on the launch.
+// Shapes: dst [n] of 64-bit words, bf16, or tiles of kernels/cuda/layout.
+// Bytes: the bytes written. Flops: none.
 // Bound: memory.
-// Numerics: fill_normal adds four uniform 16-bit pieces (deviation 1, at most 3.5). Every code word of a tile
-//   is legal; scale bytes stay in the range documented in device_peak.h.
+// Numerics: fill_normal adds four uniform 16-bit pieces (standard deviation 1, magnitude at most 3.5). Every
+//   code word of a tile is valid; scale bytes stay in the range documented in device_peak.h.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -45,7 +45,7 @@ __global__ void fill_normal_kernel(__nv_bfloat16* dst, int64_t n, uint64_t seed)
   }
 }
 
-// Eight scale bytes from eight random ones.
+// Makes eight scale bytes from eight random bytes.
 template <Fp4Format kFormat>
 __device__ uint64_t scale_bytes(uint64_t bits) {
   constexpr uint64_t kEach = 0x0101010101010101ull;
@@ -70,7 +70,8 @@ struct Fp8Fill {
   uint64_t seed;
 };
 
-// Scale indices of 2^0 ... 2^3 (MXFP4), e4m3 bytes of 2 ... 30 over 8 (NVFP4); row factors 2^-8.
+// Scales are indices of 2^0 ... 2^3 (MXFP4) or e4m3 bytes of 2 ... 30, which count as 1/8 of that (NVFP4);
+// row factors are 2^-8.
 template <Fp4Format kFormat>
 __global__ void fill_fp8_tiles_kernel(const __grid_constant__ Fp8Fill fill) {
   constexpr int64_t kCodeWords = kFp8CodeBytes / 8, kTileWords = fp8_tile_bytes(kFormat) / 8;

@@ -1,5 +1,5 @@
-// Used only by the attention kernels: wgmma with either operand in shared memory. Names are those of the PTX
-// manual.
+// PTX that only the attention kernels use: wgmma with one or both operands in shared memory. Names are those
+// of the PTX manual.
 #pragma once
 
 #include "kernels/cuda/ptx/ptx_cluster.cuh"
@@ -18,8 +18,9 @@ __device__ __forceinline__ float ex2(float x) {
 }
 
 // ---- lanes ----
-// The thread's lane, read at each call: the compiler cannot compute addresses from it in advance. For code
-// that runs once in a loop, whose addresses would occupy registers in all of it.
+// Returns the thread's lane, read at each call, so that the compiler cannot compute addresses from it in
+// advance. For code that runs in only one pass of a loop: its addresses would occupy registers during the
+// whole loop.
 __device__ __forceinline__ int lane_read_here() {
   int lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -35,7 +36,8 @@ __device__ __forceinline__ void compute_before(float x, uint32_t address) {
                : "memory");
 }
 
-// c [64, N] (+)= a [64, 16] b, N = 2 * registers of c; kTransposed: b is [16, N] in memory, else [N, 16].
+// Computes c [64, N] (+)= a [64, 16] b, N = 2 * registers of c. kTransposed: b is [16, N] in memory,
+// otherwise [N, 16].
 template <int kTransposed>
 __device__ __forceinline__ void wgmma(float (&c)[16], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
   asm volatile(

@@ -5,7 +5,8 @@
 
 namespace fp4moe {
 
-// Call it after ptx::grid_dependency_wait(). Only the grid's first thread stores; others may call it too.
+// Call it after ptx::grid_dependency_wait(). Only the grid's first thread stores; other threads may call it
+// too.
 __device__ __forceinline__ void note_reached(const KernelMark& mark) {
   if ((threadIdx.x | blockIdx.x | blockIdx.y | blockIdx.z) != 0) return;
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(mark.reached), "l"(mark.kernel) : "memory");

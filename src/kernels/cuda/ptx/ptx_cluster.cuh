@@ -23,7 +23,7 @@ __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 __device__ __forceinline__ void cluster_sync() { cluster_arrive(), cluster_wait(); }
 
-// The same place in the shared memory of another block.
+// Returns the address of the same place in the shared memory of another block.
 __device__ __forceinline__ uint32_t map_cluster(uint32_t address, uint32_t rank) {
   uint32_t there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
@@ -43,15 +43,15 @@ __device__ __forceinline__ float ld_cluster(uint32_t from) {
   return value;
 }
 
-// Arrives at `bar` of block `rank` of the cluster. Orders nothing with the other block's generic accesses:
-// for rings whose slots only bulk copies fill.
+// Arrives at `bar` of block `rank` of the cluster. Does not order the other block's generic accesses: only
+// for rings whose slots are filled by bulk copies.
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint64_t* bar, uint32_t rank) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(map_cluster(shared_address(bar), rank))
                : "memory");
 }
 
-// Bulk load into every block of the cluster in `mask`, at the same offset; in each it completes on the
-// barrier at the same offset.
+// Bulk-loads into every block of the cluster that is in `mask`, at the same offset; in each block, the load
+// completes on the barrier at the same offset.
 __device__ __forceinline__ void bulk_load_multicast(void* dst, const void* src, uint32_t bytes, uint64_t* bar,
                                                     uint16_t mask) {
   asm volatile(

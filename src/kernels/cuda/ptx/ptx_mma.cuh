@@ -9,9 +9,10 @@
 
 namespace fp4moe::ptx {
 
-// c [16, 8] += a [16, 16] b [16, 8]. With lane = 4 g + t: a holds rows g, g+8 (0, 1) and again (2, 3), of
-// which (0, 1) are one pair of k and (2, 3) another; b holds the same two pairs of k, column g; c holds row g
-// (0, 1) and g+8 (2, 3), columns 2t and 2t+1. Which k a pair stands for is free, as long as a and b agree.
+// Computes c [16, 8] += a [16, 16] b [16, 8]. With lane = 4 g + t: a holds rows g, g+8 (0, 1) and again (2,
+// 3), of which (0, 1) are one pair of k and (2, 3) another; b holds the same two pairs of k, column g; c
+// holds row g (0, 1) and g+8 (2, 3), columns 2t and 2t+1. Which k a pair stands for is free, as long as a and
+// b agree.
 __device__ __forceinline__ void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
@@ -19,7 +20,7 @@ __device__ __forceinline__ void mma_bf16(float (&c)[4], const uint32_t (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Both rounded to nearest even; low half first.
+// Rounds both to nearest even; `low` is in the lower half.
 __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
   uint32_t pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));

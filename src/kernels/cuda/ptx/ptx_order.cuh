@@ -35,7 +35,7 @@ __device__ __forceinline__ uint32_t fetch_add(uint32_t* p, uint32_t v) {  // acq
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
   return old;
 }
-// Orders generic accesses, global and shared, with asynchronous ones (bulk copies, wgmma).
+// Orders generic accesses, global and shared, with asynchronous accesses (bulk copies, wgmma).
 __device__ __forceinline__ void fence_proxy_async_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 }  // namespace fp4moe::ptx

@@ -39,7 +39,7 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* bar, uint32_t parity) {
       : "memory");
 }
 
-// bytes: a multiple of 16, as are both addresses.
+// Starts a bulk copy. `bytes` and both addresses are multiples of 16.
 __device__ __forceinline__ void bulk_load(void* dst, const void* src, uint32_t bytes, uint64_t* bar) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -53,28 +53,29 @@ __device__ __forceinline__ void prefetch_l2(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 }
 
-// 16 bytes, bypassing L1; the last 16 - src_bytes are zeros.
+// Copies 16 bytes, bypassing L1; the last 16 - src_bytes are zeros.
 __device__ __forceinline__ void cp_async16(uint32_t dst, const void* src, uint32_t src_bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(src_bytes)
                : "memory");
 }
-// 4 bytes, or zeros if src_bytes is 0.
+// Copies 4 bytes, or zeros if src_bytes is 0.
 __device__ __forceinline__ void cp_async4(uint32_t dst, const void* src, uint32_t src_bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(dst), "l"(src), "r"(src_bytes)
                : "memory");
 }
-// This thread's copies since the last commit are a group; waits until all but the last kPending have landed.
+// A commit makes this thread's copies since the last commit a group; the wait ends when all but the last
+// kPending groups have landed.
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
-// Arrives once this thread's copies so far have landed.
+// Arrives at `bar` once this thread's copies so far have landed.
 __device__ __forceinline__ void cp_async_arrive(uint64_t* bar) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(bar)) : "memory");
 }
 
-// Loads by shared address.
+// Loads from addresses in shared memory.
 __device__ __forceinline__ uint4 load_shared16(uint32_t address) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -132,8 +133,8 @@ __device__ __forceinline__ void lower_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// Programmatic dependent launch: waits until the kernels before this one are done and their writes visible.
-// Older GPUs do not have it: there a kernel starts when those before it are done.
+// Programmatic dependent launch: waits until the kernels before this one are done and their writes are
+// visible. Older GPUs do not support it: there, a kernel starts when the kernels before it are done.
 __device__ __forceinline__ void grid_dependency_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

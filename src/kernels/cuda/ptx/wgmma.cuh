@@ -5,13 +5,14 @@
 
 namespace fp4moe {
 
-// Makes the compiler compute a's values before what follows.
+// Makes the compiler compute a's values before the code that follows.
 __device__ __forceinline__ void keep_registers(uint32_t (&a)[4]) {
   asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])::"memory");
 }
 
-// d += A B: A [64, 16] as m16n8k16 fragments by warp, B [N, 16] in shared memory. d[4 j + i] is row 16 warp +
-// lane / 4 + 8 (i / 2), column 8 j + 2 (lane % 4) + i % 2. add_e4m3: A [64, 32] of bytes, B [N, 32].
+// Computes d += A B: A [64, 16] as m16n8k16 fragments per warp, B [N, 16] in shared memory. d[4 j + i] is row
+// 16 warp + lane / 4 + 8 (i / 2), column 8 j + 2 (lane % 4) + i % 2. add_e4m3: A and B are of bytes, A [64,
+// 32] and B [N, 32].
 template <int N>
 struct Wgmma;
 
@@ -21,7 +22,7 @@ struct Wgmma;
 #define FP4MOE_WGMMA(n, regs, a_and_b, ...)                                                                   \
   template <>                                                                                                 \
   struct Wgmma<n> {                                                                                           \
-    template <int kCount> /* at least n / 2; the rest of d is left alone */                                   \
+    template <int kCount> /* at least n / 2; other elements of d are kept */                                  \
     static __device__ __forceinline__ void add(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b) {      \
       asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" regs "}, " a_and_b            \
                    ", 1, 1, 1, 0;"                                                                            \

@@ -1,17 +1,19 @@
-// Norm and route in one launch: a cluster of 8 blocks per token for few tokens, a block per token for more.
+// Normalises and routes tokens in one launch: a cluster of 8 blocks per token for few tokens, one block per
+// token for more.
 //
-// Computes:  y = x / sqrt(mean(x^2) + eps) * weight as bf16 and f32; logits = y W^T (+ bias); their
-//            choose_experts().
-// Shapes:    x [T, H] f32, H a multiple of 8; W [E, H] bf16. Up to 16 tokens: H up to 8192, a block of a
+// Computes:  y = x / sqrt(mean(x^2) + eps) * weight as bf16 and f32; logits = y W^T (+ bias); then
+//            choose_experts() for each token.
+// Shapes:    x [T, H] f32, H a multiple of 8; W [E, H] bf16. Up to 16 tokens: H up to 8192, each block of a
 //            cluster holds E rows of an eighth of H in shared memory. More tokens: H up to 4096.
-// Bytes:     2 E H for each token (from the L2 after the first), T H (4 + 2 + 4).
+// Bytes:     2 E H of weights for each token (from the L2 after the first), T H (4 + 2 + 4) of x and y.
 // Flops:     2 T E H as f32 multiply-adds.
-// Bound:     latency: the weights are loaded before the wait (with a block per token those of 16 experts);
-//            then reading x, one exchange, the choice.
-// Numerics:  f32 sums of x weight W: a lane's columns in order, a warp by halves, the eighths in order; then
-//            times 1 / rms. The same bits whatever T is.
+// Bound:     latency: the weights are loaded before the wait (with one block per token, those of 16 experts);
+//            then x is read, the sums are exchanged once, and the experts are chosen.
+// Numerics:  f32 sums of x * weight * W, added over a lane's columns in order, over a warp's lanes by halving
+//            and over the eighths in order; then multiplied by 1 / rms. The same bits for every T.
 // Measured:  H200, E = 32, H = 2880: 4.1 us for 1 token, 4.7 for 8, 6.1 for 16, 6.9 for 32, 7.1 for 64, 8.1
-//            for 128; norm, gate and choice as separate kernels 8.2 for 32, 10.1 for 64, 14.3 for 128.
+//            for 128; separate kernels for norm, gate and choice take 8.2 us for 32, 10.1 for 64, 14.3 for
+//            128.
 #include "kernels/cuda/routing/norm_route.h"
 
 #include <algorithm>
@@ -25,17 +27,17 @@
 namespace fp4moe {
 namespace {
 
-constexpr int kBlocks = 8;  // of a cluster
+constexpr int kBlocks = 8;  // blocks in a cluster
 constexpr int kWarps = 8, kThreads = kWarps * 32;
 constexpr int kVector = 8;                            // columns that a lane reads at once
-constexpr int kVectors = 4;                           // per lane at most
-constexpr int64_t kMaxClusters = 16;                  // more tokens: a block per token
-constexpr int kBlockThreads = 2 * kBlocks * 32;       // of that block
-constexpr int kBlockVectors = 2, kExpertsAhead = 8;   // per lane of that block
-constexpr int64_t kMaxBlockExperts = 512;             // whose sums fit into that block
-constexpr int64_t kMaxBlockBytes = 24 * 1024 * 1024;  // of weights, read again by each such block
-constexpr int64_t kMaxWeightBytes = 128 * 1024;       // of weights in a cluster's block
-constexpr int64_t kMaxBytesInAll = 3 * 1024 * 1024;   // of weights, read again for each token
+constexpr int kVectors = 4;                           // vectors per lane, at most
+constexpr int64_t kMaxClusters = 16;                  // with more tokens, one block per token
+constexpr int kBlockThreads = 2 * kBlocks * 32;       // threads, with one block per token
+constexpr int kBlockVectors = 2, kExpertsAhead = 8;   // per lane, with one block per token
+constexpr int64_t kMaxBlockExperts = 512;             // with one block per token: experts that fit
+constexpr int64_t kMaxBlockBytes = 24 * 1024 * 1024;  // with one block per token: weights read in all
+constexpr int64_t kMaxWeightBytes = 128 * 1024;       // weights in one block of a cluster
+constexpr int64_t kMaxBytesInAll = 3 * 1024 * 1024;   // with clusters: weights read in all
 constexpr int kExpertsAtOnce = 4;
 
 struct NormRouteArgs {
@@ -51,7 +53,7 @@ struct NormRouteArgs {
   int hidden_size, num_experts;
 };
 
-// A block's vectors of a row: [begin, end).
+// The vectors [begin, end) of a row that a block processes.
 struct Part {
   int begin, end;
   __host__ __device__ Part(int num_vectors, int block)
@@ -59,8 +61,8 @@ struct Part {
 };
 __host__ __device__ constexpr int max_part(int num_vectors) { return (num_vectors + kBlocks - 1) / kBlocks; }
 
-// A block's shared memory, in order: weights [E][max_part] vectors; what all blocks send here: squares
-// [kBlocks], sums [kBlocks][E] (to block 0); logits [E]; the choice's.
+// A block's shared memory, in order: weights [E][max_part] vectors; the values that all blocks send to this
+// one: squares [kBlocks] and, in block 0, sums [kBlocks][E]; logits [E]; the memory for the choice.
 __host__ __device__ constexpr int weight_bytes(int num_experts, int num_vectors) {
   return num_experts * max_part(num_vectors) * 16;
 }
@@ -78,7 +80,7 @@ __device__ __forceinline__ void send(const float* to, int block, float value) {
   ptx::st_cluster(ptx::map_cluster(ptx::shared_address(to), static_cast<uint32_t>(block)), value);
 }
 
-// A lane's columns: vectors lane, lane + 32, ... of the block's part. Every warp has all of them.
+// A lane's columns: vectors lane, lane + 32, ... of the part. Every warp has all columns of the part.
 template <int kCount>
 struct Columns {
   float values[kCount][kVector] = {};
@@ -100,7 +102,7 @@ struct Columns {
   }
 };
 
-// Each lane copies the weights that it multiplies itself, so that no barrier is needed.
+// Copies the weights. Each lane copies those that it will multiply itself, so that no barrier is needed.
 __device__ __forceinline__ void copy_weights(const NormRouteArgs& a, const Part& part, uint4* weights) {
   const int pitch = max_part(a.hidden_size / kVector);
   for (int e = static_cast<int>(threadIdx.x) / 32; e < a.num_experts; e += kWarps)
@@ -119,7 +121,7 @@ __device__ __forceinline__ float dot(const float (&x)[kVector], const uint4& w, 
   return sum;
 }
 
-// Sends this block's part of every expert's sum to block 0.
+// Computes this block's part of every expert's sum and sends it to block 0.
 __device__ __forceinline__ void multiply(const NormRouteArgs& a, const Part& part, const Columns<kVectors>& x,
                                          const uint4* weights, const float* sums) {
   const int warp = static_cast<int>(threadIdx.x) / 32, pitch = max_part(a.hidden_size / kVector);
@@ -127,7 +129,7 @@ __device__ __forceinline__ void multiply(const NormRouteArgs& a, const Part& par
     float sum[kExpertsAtOnce] = {};
 #pragma unroll
     for (int j = 0; j < kExpertsAtOnce; ++j) {
-      const int e = first + j * kWarps < a.num_experts ? first + j * kWarps : first;  // any valid one
+      const int e = first + j * kWarps < a.num_experts ? first + j * kWarps : first;  // any valid expert
       Columns<kVectors>::each(part, [&](int i, int v) {
         sum[j] = dot(x.values[i], weights[e * pitch + v - part.begin], sum[j]);
       });
@@ -189,12 +191,12 @@ __device__ __forceinline__ void put_logits(const NormRouteArgs& a, int64_t t, co
   }
 }
 
-// Called by one warp. The choice's memory follows the logits.
+// Chooses the experts of token t. Called by one warp. The memory for the choice follows the logits.
 __device__ __forceinline__ void choose(const NormRouteArgs& a, int64_t t, float* logits) {
   choose_by_warp(a.rule, logits, reinterpret_cast<uint32_t*>(logits + a.num_experts), a.out, t);
 }
 
-// Grid (kBlocks, T).
+// Grid: (kBlocks, T).
 __global__ void __cluster_dims__(kBlocks) __launch_bounds__(kThreads)
     norm_route_kernel(const __grid_constant__ NormRouteArgs a) {
   extern __shared__ __align__(16) uint8_t memory[];
@@ -210,7 +212,7 @@ __global__ void __cluster_dims__(kBlocks) __launch_bounds__(kThreads)
   norm_weight.load(a.norm_weight, part);
   ptx::cluster_wait();  // all blocks have started: their shared memory can be written
   ptx::grid_dependency_wait();
-  // Not sooner: the experts' blocks, which wait for whole SMs, would run 15 % longer.
+  // Not launched sooner: the experts' blocks, which wait for whole SMs, would then run 15 % longer.
   ptx::grid_dependents_launch();
   x.load(a.x + int64_t{blockIdx.y} * a.hidden_size, part);
   const float square = square_and_weigh(norm_weight, x);
@@ -232,10 +234,10 @@ __global__ void __cluster_dims__(kBlocks) __launch_bounds__(kThreads)
 
 // ---- a block for each token ------------------------------------------------------------------------------
 //
-// Each of its warps has the columns of one block of a cluster; two warps have the same columns and split the
-// experts. So the sums are the same, in the same order.
+// Each warp of the block has the columns that one block of a cluster would have; two warps have the same
+// columns and split the experts. So the sums are the same, and are added in the same order.
 
-// A lane's weights of every second expert, beginning with `first`, in the warp's columns.
+// A lane's weights in the warp's columns, for every second expert beginning with `first`.
 struct ExpertWeights {
   uint4 values[kExpertsAhead][kBlockVectors];
 
@@ -250,7 +252,7 @@ struct ExpertWeights {
   }
 };
 
-// Shared memory: the parts' squares [kBlocks] and sums [kBlocks][E]; logits [E]; the choice's.
+// Shared memory: the parts' squares [kBlocks] and sums [kBlocks][E]; logits [E]; the memory for the choice.
 __global__ void __launch_bounds__(kBlockThreads, 1)
     norm_route_block_kernel(const __grid_constant__ NormRouteArgs a) {
   extern __shared__ __align__(16) uint8_t memory[];

@@ -1,15 +1,16 @@
-// The router: gate GEMM on the tensor cores, then scoring and choice, a warp for each token.
+// The router: a gate GEMM on the tensor cores, then scoring and choice with one warp per token.
 //
-// Computes:  logits = x W^T (+ bias), x f32 [T, H], W bf16 [E, H]; then choose_experts() of each row.
+// Computes:  logits = x W^T (+ bias), x f32 [T, H], W bf16 [E, H]; then choose_experts() for each row.
 // Shapes:    H % 32 == 0, E <= 1024, top-k <= 32, any T.
 // Bytes:     2 E H of weights for every 8 or 32 tokens (from L2 after the first), 4 T H of x for every 16 or
-//            256 experts; logits 4 T E.
+//            256 experts, 4 T E of logits.
 // Flops:     3 * 2 T E H on the tensor cores: x is split into three bf16 parts, whose products with W are
 //            exact.
-// Bound:     T <= 8: the read of W, 1 to 4 MB; prefill: splitting x, 8 instructions per element and 256
-//            experts.
+// Bound:     T <= 8: the read of W, 1 to 4 MB; prefill: splitting x, which takes 8 instructions per element
+//            for every 256 experts.
 // Numerics:  sums in f32 in a fixed order that depends on T, E and H (batch_invariant: on E and H only). The
-//            choice's scores, exponentials and sums are in double as on the CPU: equal logits give equal ids.
+//            choice computes scores, exponentials and sums in double, as on the CPU: equal logits give equal
+//            ids.
 #include <cooperative_groups.h>
 #include <cuda_runtime.h>
 
@@ -27,8 +28,8 @@
 namespace fp4moe {
 namespace {
 
-constexpr int kGateWarps = 8, kChunk = 32;  // columns of a step
-constexpr int kMaxSplits = 8;               // CTAs of a cluster
+constexpr int kGateWarps = 8, kChunk = 32;  // columns in one step
+constexpr int kMaxSplits = 8;               // CTAs in a cluster
 constexpr int kChooseWarps = 4;
 
 // ---- gate ----------------------------------------------------------------------------------------
@@ -39,11 +40,11 @@ struct GateArgs {
   const float* bias;  // or null
   float* logits;      // [T, E]
   int num_tokens, num_experts, hidden_size;
-  int expert_warps;  // of a CTA with different experts; the rest split the columns
+  int expert_warps;  // warps of a CTA with different experts; the other warps split the columns
 };
 
-// Two f32 as three pairs of bf16 that add up to them: the bits of an f32's fraction in three pieces.
-// Infinities and NaN are only in the first part.
+// Two f32 as three pairs of bf16 that add up to them: each pair holds one piece of the two f32's fractions.
+// Infinities and NaN are only in the first pair.
 struct Parts {
   uint32_t v[3];
 };
@@ -55,7 +56,7 @@ __device__ __forceinline__ Parts cut(float a, float b) {
     parts.v[i] = __byte_perm(u, w, 0x7632);
     a -= __uint_as_float(u & 0xffff0000u);
     b -= __uint_as_float(w & 0xffff0000u);
-    if (i == 0) {  // infinity - infinity
+    if (i == 0) {  // infinity - infinity is NaN
       a = a == a ? a : 0;
       b = b == b ? b : 0;
     }
@@ -63,11 +64,11 @@ __device__ __forceinline__ Parts cut(float a, float b) {
   return parts;
 }
 
-// A NaN whose bits are all in the lower half would become an infinity.
+// Makes NaN quiet: a NaN whose fraction bits are all in the lower half would become an infinity.
 __device__ __forceinline__ float quiet(float v) { return v == v ? v : __uint_as_float(0x7fc00000u); }
 
-// kExperts tiles of 16 experts, kTokens tiles of 8 tokens for each warp. The columns of a chunk go to the
-// fragments in any order, as long as it is the same for both operands: lane q has 8 q ... 8 q + 7.
+// kExperts tiles of 16 experts and kTokens tiles of 8 tokens for each warp. The columns of a chunk can be in
+// any order in the fragments if it is the same for both operands: lane q of four has columns 8 q ... 8 q + 7.
 template <int kExperts, int kTokens>
 struct GateTile {
   float sum[kExperts][kTokens][4] = {};
@@ -112,8 +113,8 @@ struct GateTile {
   }
 };
 
-// Cluster barriers, another block's shared memory and dependent launches, on Hopper; other GPUs have no
-// clusters and run one kernel after the other.
+// Cluster barriers, reads of another block's shared memory and dependent launches, on SM90 and later. Older
+// GPUs have no clusters and run one kernel after another.
 __device__ void wait_for_cluster(int blocks) {
 #if __CUDA_ARCH__ >= 900
   if (blocks > 1) return cooperative_groups::this_cluster().sync();
@@ -131,7 +132,7 @@ __device__ void wait_for_earlier_kernels() {
   ptx::grid_dependency_wait();
 }
 
-// grid: (tiles of experts, tiles of tokens, splits of the columns: one cluster).
+// Grid: (tiles of experts, tiles of tokens, splits of the columns, which form one cluster).
 template <int kExperts, int kTokens>
 __global__ void __launch_bounds__(kGateWarps * 32) gate_kernel(const GateArgs a) {
   constexpr int kValues = kExperts * kTokens * 4;
@@ -153,7 +154,8 @@ __global__ void __launch_bounds__(kGateWarps * 32) gate_kernel(const GateArgs a)
   for (int i = 0; i < kValues; ++i)
     shared[warp][i * 32 + lane] = tile.sum[i / 4 / kTokens][i / 4 % kTokens][i % 4];
   __syncthreads();
-  // Adds up the block's slices in the place of the first one; then the first block adds up the cluster's.
+  // Adds up the block's slices in place of the first slice; the cluster's first block then adds up the
+  // sums of all blocks.
   const int num_sums = a.expert_warps * kValues * 32;
   for (int v = threadIdx.x; v < num_sums; v += kGateWarps * 32) {
     float* first = &shared[v / (kValues * 32)][v % (kValues * 32)];
@@ -177,7 +179,7 @@ __global__ void __launch_bounds__(kGateWarps * 32) gate_kernel(const GateArgs a)
     if (e >= a.num_experts || t >= a.num_tokens) continue;
     a.logits[static_cast<int64_t>(t) * a.num_experts + e] = a.bias != nullptr ? sum + a.bias[e] : sum;
   }
-  wait_for_cluster(splits);  // no block exits while its sums are read
+  wait_for_cluster(splits);  // no block exits while its sums are being read
 }
 
 // ---- choice --------------------------------------------------------------------------------------
@@ -203,14 +205,14 @@ __global__ void __launch_bounds__(kChooseWarps * 32) choose_kernel(const ChooseA
 unsigned blocks_of(int64_t n, int64_t size) { return static_cast<unsigned>(ceil_div(n, size)); }
 bool has_clusters() { return device_limits().compute_major() >= 9; }
 
-// How the gate is split: for few tokens, splitting the columns fills the machine.
+// How the gate is split. With few tokens, splitting the columns gives work to all SMs.
 struct GatePlan {
   bool few = false;
   int expert_warps = 1;
   dim3 grid;
 };
 GatePlan gate_plan(int64_t num_tokens, int64_t num_experts, bool batch_invariant) {
-  constexpr unsigned kCtas = 256;  // wanted: about two for each SM
+  constexpr unsigned kCtas = 256;  // target: about two per SM
   constexpr unsigned kInvariantSplits = 4;
   GatePlan p;
   p.few = batch_invariant || num_tokens <= 64;

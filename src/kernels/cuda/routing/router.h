@@ -5,8 +5,8 @@
 
 namespace fp4moe {
 
-// Enqueued on the current stream: two launches, with a norm one (norm_route.h) or three; none for T = 0. The
-// logits are f32 sums, the bias added last.
+// Enqueues the router on the current stream: two launches; with a norm, one (norm_route.h) or three; none if
+// T = 0. The logits are f32 sums, to which the bias is added last.
 void cuda_route(const DeviceRouterArgs& args);
 
 }  // namespace fp4moe

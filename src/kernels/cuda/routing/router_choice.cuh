@@ -11,7 +11,7 @@
 
 namespace fp4moe {
 
-// Orders floats as the choice does: NaN last, zeros of either sign equal.
+// Returns a key that orders floats as the choice does: NaN last, zeros of either sign equal.
 __device__ __forceinline__ uint32_t key_of(float score) {
   if (score != score) return 0;
   const uint32_t u = __float_as_uint(score + 0.0f);
@@ -22,13 +22,13 @@ __device__ __forceinline__ uint32_t key_of(float score) {
 struct Candidates {
   const uint32_t* keys;  // [n], shared memory
   int n;
-  uint32_t open = 0;  // this lane's candidates that may still be chosen: bit i / 32
+  uint32_t open = 0;  // bit i / 32 is set if this lane's candidate i can still be chosen
 
   __device__ void take_all() {
     const int lane = threadIdx.x % 32, mine = (n - lane + 31) / 32;
     open = mine >= 32 ? ~0u : (1u << max(mine, 0)) - 1;
   }
-  // Returns and closes the best open candidate, the first among equals; -1: none is open.
+  // Returns and closes the best open candidate, the first among equals; returns -1 if none is open.
   __device__ int take_best() {
     const int lane = threadIdx.x % 32;
     uint32_t best = 0;
@@ -44,7 +44,7 @@ struct Candidates {
   }
 };
 
-// A grouped rule's score of a logit, rounded to f32.
+// Returns a grouped rule's score for a logit, rounded to f32.
 __device__ __forceinline__ float score_of(const RoutingRule& rule, float logit) {
   const double x = logit;
   if (rule.scoring == RouterScoring::kSigmoidGrouped) return static_cast<float>(1 / (1 + exp(-x)));
@@ -56,8 +56,8 @@ __device__ __forceinline__ double warp_sum(double v) {
   return v;
 }
 
-// The sum of a group's two best scores, NaN unless it has two scores that are numbers (in a group of one:
-// one).
+// Returns the sum of a group's two best scores, or NaN if fewer than two of its scores are numbers. For a
+// group of size one, returns its score.
 __device__ __forceinline__ float group_score(const float* scores, int size, int rotation) {
   float best = nanf(""), second = best;
   for (int i = 0; i < size; ++i) {
@@ -71,8 +71,8 @@ __device__ __forceinline__ float group_score(const float* scores, int size, int 
   return size == 1 ? best : best + second;
 }
 
-// Closes the candidates of all groups but the best; the candidates' scores and keys are set, `room` is for
-// the groups' keys.
+// Closes the candidates of all groups but the best ones. The candidates' scores and keys must be set; `room`
+// is memory for the groups' keys.
 __device__ __forceinline__ void keep_best_groups(const RoutingRule& rule, const float* scores, uint32_t* room,
                                                  Candidates& all) {
   const int groups = static_cast<int>(rule.num_groups), size = all.n / groups, lane = threadIdx.x % 32;
@@ -91,7 +91,7 @@ __device__ __forceinline__ void keep_best_groups(const RoutingRule& rule, const 
   all.open = kept;
 }
 
-// Lane k has the weight of the k-th chosen expert.
+// Returns in lane k the weight of the k-th chosen expert. Called by all lanes.
 __device__ __forceinline__ float weight_of(const RoutingRule& rule, const float* logits, int id, float top) {
   const int lane = threadIdx.x % 32, experts = static_cast<int>(rule.num_experts);
   const bool chosen = lane < rule.top_k;
@@ -121,8 +121,8 @@ struct Choices {
   ExpertCountArgs count;
 };
 
-// Row t: logits [E] -> ids and weights [K], best first; called by all lanes. The logits may be in shared
-// memory.
+// Chooses the experts for row t: logits [E] -> ids and weights [K], best first. Called by all lanes. The
+// logits can be in shared memory.
 __device__ __forceinline__ void choose_by_warp(const RoutingRule& rule, const float* logits_in,
                                                uint32_t* memory, const Choices& out, int64_t t) {
   const int lane = threadIdx.x % 32, experts = static_cast<int>(rule.num_experts);

@@ -1,12 +1,13 @@
-// Small linears, one per head (MLA's absorbed projections).
+// Small linear layers, one per head (MLA's absorbed projections).
 //
 // Computes:  out[t, h] = scale * x[t, h] W_h^T, x f32 [T, heads, K], W bf16 [heads][N, K], out f32 or bf16.
 // Shapes:    any; rows and heads of x and out are strided.
 // Bytes:     2 heads N K, once per 64 tokens; plus T heads (4 K + 4 N).
 // Flops:     4 T heads N K on mma.sync: x is split into two bf16.
 // Bound:     HBM for few tokens; the tensor cores' synchronous rate for many.
-// Numerics:  x = high + low, both bf16: 16 bits of it count (2^-17 relative); exact products, f32 sums over K
-//            in order, high and low parts in the same sum. The same bits for a token whatever T is.
+// Numerics:  x = high + low, both bf16: 16 significant bits of x are used (2^-17 relative); exact products,
+//            f32 sums over K in order, high and low parts in the same sum. A token has the same bits for
+//            every T.
 #include "kernels/cuda/dense_kernels.h"
 #include "kernels/cuda/ptx/launch.h"
 #include "kernels/cuda/ptx/ptx_mma.cuh"
@@ -19,7 +20,8 @@ constexpr int kWarps = 4;
 constexpr int kRowsPerWarp = 16;  // of W: two columns of mma tiles
 constexpr int kBlockRows = kWarps * kRowsPerWarp;
 
-// 8 of a row's elements, beginning at k; zeros past the end. Vector loads if the rows are aligned.
+// Loads 8 of a row's elements, beginning at k, with zeros past the end; uses vector loads if the rows are
+// aligned.
 template <bool kAligned>
 __device__ __forceinline__ uint4 load_weights(const bf16* row, int64_t k, int64_t end) {
   if (kAligned && k + 8 <= end) return __ldg(reinterpret_cast<const uint4*>(row + k));
@@ -33,7 +35,7 @@ __device__ __forceinline__ uint4 load_weights(const bf16* row, int64_t k, int64_
   return {pairs[0], pairs[1], pairs[2], pairs[3]};
 }
 
-// 8 of a token's elements as bf16 pairs: rounded, and the rounded-off rest.
+// 8 of a token's elements as bf16 pairs: the rounded values, and the remainders of that rounding.
 struct SplitX {
   uint32_t high[4] = {}, low[4] = {};
 };
@@ -76,7 +78,8 @@ __device__ __forceinline__ void store(const HeadLinearArgs& a, int64_t t, int64_
     static_cast<bf16*>(a.out)[at].bits = __bfloat16_as_ushort(__float2bfloat16_rn(sum * a.scale));
 }
 
-// Block (rows of W, head, tokens): kTokenTiles times 16 tokens.
+// A block multiplies kBlockRows rows of W, for one head, by kTokenTiles times 16 tokens. The grid is (rows of
+// W, heads, tokens).
 template <int kTokenTiles, bool kAligned>
 __global__ void __launch_bounds__(kWarps * 32) head_linear_kernel(const __grid_constant__ HeadLinearArgs a) {
   ptx::grid_dependents_launch();
@@ -86,7 +89,7 @@ __global__ void __launch_bounds__(kWarps * 32) head_linear_kernel(const __grid_c
   const int64_t head = blockIdx.y, first_token = blockIdx.z * int64_t{kTokenTiles} * 16;
   const int64_t first_row = blockIdx.x * int64_t{kBlockRows} + warp * kRowsPerWarp;
   if (first_row >= a.n) return;
-  // Rows past the end read the last one, and are not stored.
+  // Rows past the end read the last row and are not stored.
   const bf16* matrix = a.weight + head * a.n * a.k;
   const bf16 *row_0 = matrix + min(first_row + g, a.n - 1) * a.k,
              *row_1 = matrix + min(first_row + 8 + g, a.n - 1) * a.k;

@@ -1,18 +1,18 @@
-// Sampling: a cluster of 8 blocks per row, which holds the row in its shared memory.
+// Sampling with a cluster of 8 blocks per row, which holds the row in its shared memory.
 //
-// Computes:  kernels/device_sampler.h: greedy; plain temperature; top_k, top_p and min_p; edited logits and
-//            masks; log-probabilities, also of a given id.
+// Computes:  SampleRows of kernels/device_sampler.h: greedy; plain temperature; top_k, top_p and min_p;
+//            edited logits and masks; log-probabilities, also of a given id.
 // Shapes:    logits [rows, V] f32, V <= 400000: each block holds an eighth of a row in shared memory.
 // Bytes:     4 rows V, once; V / 8 per mask; 16 per edit for each block.
 // Flops:     at most three double-precision exp per element.
-// Bound:     latency of the cluster's exchanges for a few rows; the exps for many.
-// Numerics:  weights exp((x - max) / temperature) are computed in double, as on the CPU, and then are
-//            integers in units of 2^-44 of the largest: sums are exact in any order, so every run has the
-//            same bits. An id that weighs less than 2^-45 of the best is never drawn. top_k, top_p and the
-//            draw in rank order are the same search: the id at which a running count or weight over the
-//            ranked ids passes a target, found digit by digit of the logits' bits (radix select). Edits match
-//            the CPU's bit for bit; they are applied after the log-probabilities, which use the model's
-//            logits.
+// Bound:     the latency of the cluster's exchanges for a few rows; the exps for many rows.
+// Numerics:  weights exp((x - max) / temperature) are computed in double, as on the CPU, and are then rounded
+//            to integers in units of 2^-44 of the largest weight: sums are exact in any order, so every run
+//            has the same bits. An id whose weight is below 2^-45 of the largest is never drawn. top_k, top_p
+//            and the draw in rank order all search for the id at which a running count or weight over the
+//            ranked ids passes a target, one digit of the logits' bits at a time (radix select). Edits match
+//            the CPU's bit for bit; they are applied after the log-probabilities are computed, which use the
+//            model's logits.
 #include <cooperative_groups.h>
 
 #include "base/check.h"
@@ -31,7 +31,7 @@ constexpr int kBlocks = 8, kThreads = 512, kWarps = kThreads / 32;
 constexpr int kDigitBits = 9, kBins = 1 << kDigitBits;
 constexpr int kShare = kBins / kBlocks;  // bins that a block adds up for the cluster
 constexpr double kOne = 0x1p44;          // the largest weight
-static_assert(kBins == kThreads, "one thread a bin");
+static_assert(kBins == kThreads, "one thread per bin");
 
 struct BinTotals {
   uint64_t weights[kShare];
@@ -42,9 +42,9 @@ struct BinTotals {
 struct Cut {
   uint32_t prefix = 0;  // key >> shift
   int shift = 32;
-  uint32_t count = 0;          // ids here: one, or all with the same logit
-  uint64_t weight = 0;         // of all of them
-  uint64_t count_before = 0;   // ids ranked before
+  uint32_t count = 0;          // number of ids here: one, or all with the same logit
+  uint64_t weight = 0;         // of all ids here
+  uint64_t count_before = 0;   // number of ids ranked before
   uint64_t weight_before = 0;  // their weight
 
   __device__ bool is_here(uint32_t key) const { return shift == 32 || key >> shift == prefix; }
@@ -59,7 +59,7 @@ struct Ranked {
 };
 
 struct Shared {
-  BinTotals first, later;  // of the first digit, and of the current digit
+  BinTotals first, later;  // for the first digit and for the current digit
   uint64_t published[2][2];
   uint64_t warp_sums[2][kWarps];
   uint32_t counts[kBins], weights_low[kBins], weights_high[kBins];
@@ -88,7 +88,7 @@ class RowPart {
 
  private:
   template <class Function>
-  __device__ void each(Function function) const {  // element indices, adjacent in a warp
+  __device__ void each(Function function) const {  // passes element indices, adjacent within a warp
     for (int i = static_cast<int>(threadIdx.x); i < size_; i += kThreads) function(i);
   }
   __device__ int segment_begin() const { return min(size_, static_cast<int>(threadIdx.x) * segment_); }
@@ -96,12 +96,12 @@ class RowPart {
 
   // ---- sums and maxima over the cluster, the same in all its threads ----
   struct Scan {
-    uint64_t before, total;  // before: of lower blocks and threads
+    uint64_t before, total;  // before: the sum of lower blocks and threads
   };
   __device__ uint64_t block_scan(uint64_t value, uint64_t (&warp_sums)[kWarps], uint64_t& total);
   __device__ Scan cluster_scan(uint64_t value);
   __device__ uint64_t cluster_max(uint64_t value);
-  __device__ void publish(uint64_t value);  // thread 0's value, for remote(); ends with a cluster barrier
+  __device__ void publish(uint64_t value);  // sets remote() to thread 0's value; ends with a cluster barrier
   __device__ uint64_t remote(int block) {
     return *cluster_.map_shared_rank(&s_.published[parity_][0], block);
   }
@@ -109,30 +109,31 @@ class RowPart {
   // ---- the parts of sample() ----
   __device__ bool load(const SampleRowsArgs& a, int64_t row);
   __device__ void mask(const SampleRowsArgs& a);
-  __device__ bool find_best();  // false if there is no id to choose
+  __device__ bool find_best();  // returns false if there is no id to choose
   __device__ void edit(const LogitEdit* edits, int32_t num_edits);
   __device__ void keep_allowed(const uint32_t* allowed);
   __device__ void choose(const SampleRowParams& params);
   __device__ uint64_t weight_of(float x) const {
     return static_cast<uint64_t>(exp((static_cast<double>(x) - max_) / temperature_) * kOne + 0.5);
   }
-  // Weight of all ids that weigh at least `at_least`.
+  // Returns the weight of all ids that weigh at least `at_least`.
   __device__ uint64_t total_weight(uint64_t at_least = 0);
   __device__ void draw_in_id_order(double random);
   __device__ void draw_ranked(const SampleRowParams& params);
-  // Called by one thread of the cluster. The model's logit is read again, since x_ may be edited.
+  // Called by one thread of the cluster. The model's logit is read again, since x_ may have been edited.
   __device__ void put_token(int32_t id) {
     out_->token_id = id;
     if (wants_logprobs_) out_->logprob = static_cast<float>(__ldcg(logits_ + id) - log_total_);
   }
-  // Puts the nth (from 0) of the ids of `cut`, in order of ids.
+  // Puts the nth (from 0) id in `cut`, in order of ids.
   __device__ void put_nth(const Cut& cut, uint64_t nth);
   __device__ void list_top(int32_t num_top);
 
   // ---- radix select ----
   __device__ void count_digit(const Cut& so_far, int bits, bool weighted, BinTotals& totals);
   __device__ Cut find_bin(BinTotals& totals, const Cut& so_far, int bits, bool by_count, uint64_t target);
-  // Precondition: target < the count or weight of all ids; count_digit() of the first digit is done.
+  // Returns the place where the running count or weight passes `target`. Preconditions: target is less than
+  // the count or weight of all ids; count_digit() is done for the first digit.
   __device__ Cut select(bool by_count, uint64_t target);
 
   Shared& s_;
@@ -142,8 +143,8 @@ class RowPart {
   int rank_, parity_ = 0;
   int32_t first_id_, size_, segment_;
   double max_ = 0, temperature_ = 1, log_total_ = 0;
-  int32_t best_id_ = 0;     // of the largest logit
-  uint64_t num_valid_ = 0;  // ids not at -infinity
+  int32_t best_id_ = 0;     // the id of the largest logit
+  uint64_t num_valid_ = 0;  // ids whose logit is not -infinity
   bool wants_logprobs_ = false, is_weighted_ = false;
   SampledRow* out_ = nullptr;
 };
@@ -170,7 +171,7 @@ __device__ uint64_t RowPart::block_scan(uint64_t value, uint64_t (&warp_sums)[kW
 }
 
 __device__ void RowPart::publish(uint64_t value) {
-  parity_ ^= 1;  // the other slot may still be read
+  parity_ ^= 1;  // other blocks may still be reading the other slot
   if (threadIdx.x == 0) s_.published[parity_][0] = value;
   cluster_.sync();
 }
@@ -191,15 +192,15 @@ __device__ uint64_t RowPart::cluster_max(uint64_t value) {
   if (threadIdx.x % 32 == 0) s_.warp_sums[0][threadIdx.x / 32] = value;
   __syncthreads();
   for (const uint64_t other : s_.warp_sums[0]) value = max(value, other);
-  publish(value);  // its barrier also ends the reads of warp_sums
+  publish(value);  // ends with a barrier, after which warp_sums can be reused
   for (int i = 0; i < kBlocks; ++i) value = max(value, remote(i));
   return value;
 }
 
 // ---- radix select -----------------------------------------------------------------------------------
 
-// Sets totals, for this block's share of bins: counts and weights of the cluster's ids in `so_far`, by their
-// next digit.
+// Sets totals for this block's share of the bins: counts and weights of the cluster's ids in `so_far`, by the
+// next digit of their keys.
 __device__ void RowPart::count_digit(const Cut& so_far, int bits, bool weighted, BinTotals& totals) {
   s_.counts[threadIdx.x] = s_.weights_low[threadIdx.x] = s_.weights_high[threadIdx.x] = 0;
   __syncthreads();
@@ -233,7 +234,7 @@ __device__ void RowPart::count_digit(const Cut& so_far, int bits, bool weighted,
 
 __device__ Cut RowPart::find_bin(BinTotals& totals, const Cut& so_far, int bits, bool by_count,
                                  uint64_t target) {
-  const unsigned bin = kBins - 1 - threadIdx.x;  // the best first
+  const unsigned bin = kBins - 1 - threadIdx.x;  // the best bin first
   const BinTotals& share = *cluster_.map_shared_rank(&totals, bin / kShare);
   const uint32_t count = share.counts[bin % kShare];
   const uint64_t weight = share.weights[bin % kShare];
@@ -264,11 +265,11 @@ __device__ Cut RowPart::select(bool by_count, uint64_t target) {
 
 // ---- the parts of sample() --------------------------------------------------------------------------
 
-// False if the row contains NaN or +infinity, or only -infinity. max_ is the row's maximum.
+// Returns false if the row contains NaN or +infinity, or only -infinity. Sets max_ to the row's maximum.
 __device__ bool RowPart::load(const SampleRowsArgs& a, int64_t row) {
   logits_ = a.logits + row * a.row_stride;
   const float* logits = logits_ + first_id_;
-  uint32_t best = 0;  // key; NaN and +infinity are above all
+  uint32_t best = 0;  // a key; NaN and +infinity are above all others
 #pragma unroll 8
   for (int i = static_cast<int>(threadIdx.x); i < size_; i += kThreads) {
     const float x = __ldcg(logits + i);
@@ -303,13 +304,13 @@ __device__ bool RowPart::find_best() {
   return true;
 }
 
-// Only one thread edits an id: it is in the list once.
+// Only one thread edits an id, since no id is in the list twice.
 __device__ void RowPart::edit(const LogitEdit* edits, int32_t num_edits) {
   for (int32_t j = static_cast<int32_t>(threadIdx.x); j < num_edits; j += kThreads) {
     const LogitEdit e = edits[j];
     const int32_t i = e.token_id - first_id_;
     if (i < 0 || i >= size_) continue;
-    float x = __fadd_rn(x_[i], e.add);  // the intrinsics keep the compiler from fusing
+    float x = __fadd_rn(x_[i], e.add);  // the intrinsics keep the compiler from fusing operations
     x = x < 0 ? __fmul_rn(x, e.scale) : __fdiv_rn(x, e.scale);
     x_[i] = fminf(__fadd_rn(x, e.bias), 3.402823466e38f);
   }
@@ -319,7 +320,7 @@ __device__ void RowPart::edit(const LogitEdit* edits, int32_t num_edits) {
 __device__ uint64_t RowPart::total_weight(uint64_t at_least) {
   uint64_t sum = 0;
   each([&](int i) {
-    const uint64_t weight = weight_of(x_[i]);  // -infinity weighs nothing
+    const uint64_t weight = weight_of(x_[i]);  // 0 for -infinity
     if (weight >= at_least) sum += weight;
   });
   return cluster_scan(sum).total;
@@ -340,7 +341,7 @@ __device__ void RowPart::draw_in_id_order(double random) {
   }
 }
 
-// kept: the weight of the ranked ids that may be drawn, cut by top_k, then by top_p, then by min_p.
+// kept: the weight of the ranked ids that can be drawn, cut by top_k, then by top_p, then by min_p.
 __device__ void RowPart::draw_ranked(const SampleRowParams& params) {
   uint64_t kept;
   if (params.top_k > 0 && static_cast<uint64_t>(params.top_k) < num_valid_) {
@@ -374,7 +375,8 @@ __device__ void RowPart::put_nth(const Cut& cut, uint64_t nth) {
     if (is_here(i) && index++ == nth) put_token(first_id_ + i);
 }
 
-// Lists the first `num_top` ids in rank order: gathered in the first block in any order, and sorted there.
+// Lists the first `num_top` ids in rank order. They are gathered in the first block, in any order, and sorted
+// there.
 __device__ void RowPart::list_top(int32_t num_top) {
   const uint64_t wanted = min(static_cast<uint64_t>(num_top), num_valid_);
   const Cut last = select(/*by_count=*/true, wanted - 1);
@@ -408,8 +410,8 @@ __device__ void RowPart::keep_allowed(const uint32_t* allowed) {
   __syncthreads();
 }
 
-// Chooses among the ids that are left, after find_best() and, if is_weighted_, count_digit() of the first
-// digit.
+// Chooses among the ids that are left. Called after find_best() and, if is_weighted_, after count_digit() for
+// the first digit.
 __device__ void RowPart::choose(const SampleRowParams& params) {
   if (params.temperature == 0) {
     if (rank_ == 0 && threadIdx.x == 0) put_token(best_id_);
@@ -471,8 +473,8 @@ __global__ void __cluster_dims__(kBlocks) __launch_bounds__(kThreads, 2)
   const int64_t row = blockIdx.x / kBlocks;
   RowPart part(a, shared, reinterpret_cast<float*>(memory));
   part.sample(a, row);
-  __threadfence();            // another block than the first may have put the token
-  cg::this_cluster().sync();  // others may still read this block's shared memory
+  __threadfence();            // a block other than the first may have put the token
+  cg::this_cluster().sync();  // other blocks may still read this block's shared memory
   if (blockIdx.x % kBlocks == 0) copy_result(a, row);
 }
 

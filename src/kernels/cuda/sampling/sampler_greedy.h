@@ -1,11 +1,11 @@
-// Greedy rows without log-probabilities.
+// Sampling of greedy rows without log-probabilities.
 #pragma once
 
 #include "kernels/device_sampler.h"
 
 namespace fp4moe {
 
-// SampleRows of rows that are all_greedy.
+// Samples rows that are all_greedy, as SampleRows specifies.
 void sample_greedy(const SampleRowsArgs& args);
 
 }  // namespace fp4moe

@@ -1,4 +1,4 @@
-// Logits as keys that sort as integers, and the ids that are never chosen.
+// Keys that sort logits as integers, and the mask of ids that are never chosen.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,7 +11,7 @@ namespace fp4moe {
 
 constexpr float kInfinity = __builtin_huge_valf();
 
-// Larger for larger logits; zeros of either sign are equal.
+// Returns a key that is larger for larger logits; zeros of either sign have the same key.
 __device__ __forceinline__ uint32_t key_of(float x) {
   const uint32_t bits = __float_as_uint(x + 0.0f);
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
