@@ -28,20 +28,30 @@ struct Work {
 
 // Cuts rows into pieces if there are few rows, so that more blocks share them. The result is the same on all
 // ranks, which wait for every block's flag.
-Work work_of(const A2aRound& round, int64_t rows) {
-  const int64_t vectors = round.shape.hidden_size / kColumns, most = round.group.max_blocks;
+Work work_of(const A2aShape& shape, int64_t rows, int most_blocks) {
+  const int64_t vectors = shape.hidden_size / kColumns;
   Work work{.rows = rows};
   work.pieces = static_cast<int>(
-      std::clamp<int64_t>(most / std::max<int64_t>(rows, 1), 1, (vectors + kThreads - 1) / kThreads));
-  work.blocks = static_cast<int>(std::clamp<int64_t>(rows * work.pieces, 1, most));
+      std::clamp<int64_t>(most_blocks / std::max<int64_t>(rows, 1), 1, (vectors + kThreads - 1) / kThreads));
+  work.blocks = static_cast<int>(std::clamp<int64_t>(rows * work.pieces, 1, most_blocks));
   return work;
 }
+// Blocks that do not wait need not be resident at once.
 Work send_work(const A2aRound& round) {
-  Work work = work_of(round, round.num_tokens);
+  Work work = work_of(round.shape, round.num_tokens, kMaxCommBlocks);
   if (round.shape.row_format != A2aRowFormat::kBf16) work.unit = kGroupVectors;
   return work;
 }
-Work return_work(const A2aRound& round) { return work_of(round, round.group.size * round.num_tokens); }
+Work return_work(const A2aRound& round) {
+  const int64_t slots = round.shape.slots_return ? round.shape.top_k : 1;
+  return work_of(round.shape, round.group.size * round.num_tokens * slots, kMaxCommBlocks);
+}
+Work decode_work(const A2aRound& round) {
+  return work_of(round.shape, round.group.size * round.num_tokens, round.group.max_blocks);
+}
+Work add_work(const A2aRound& round) {
+  return work_of(round.shape, round.num_tokens, round.group.max_blocks);
+}
 
 __device__ __forceinline__ Part part_of(const Work& work, const A2aShape& shape, int64_t item) {
   const int64_t vectors = shape.hidden_size / kColumns, units = (vectors + work.unit - 1) / work.unit;
@@ -113,84 +123,82 @@ __device__ __forceinline__ RowPiece load_result(const A2aResults& from, int64_t 
                                 : load_piece(from.y + row * hidden, vector);
 }
 
-// Stores the results of a lane's slots, each in its place.
+// Stores the result of a slot, whose index among the lanes' is part.row, in its place.
 template <class T>
-__device__ void return_slots(const A2aRound& a, const A2aResults& from, const Part& part, int source,
-                             int64_t token) {
-  const int topk = static_cast<int>(a.shape.top_k);
-  for (int k = 0; k < topk; ++k) {
-    const int64_t row = from.row_of_slot[part.row * topk + k];
-    if (row < 0) continue;
-    T* const to = result_of<T>(a, source, token, k);
-    for (int64_t v = part.begin + threadIdx.x; v < part.end; v += kThreads)
-      store_piece(to + v * kColumns, load_result(from, row, a.shape.hidden_size, v));
-  }
+__device__ void return_slot(const A2aRound& a, const A2aResults& from, const Part& part) {
+  const int64_t row = __ldcg(from.row_of_slot + part.row);
+  if (row < 0) return;
+  const int64_t lane = part.row / a.shape.top_k, slot = part.row - lane * a.shape.top_k;
+  const int source = static_cast<int>(lane / a.num_tokens);
+  T* const to = result_of<T>(a, source, lane - source * a.num_tokens, slot);
+  for (int64_t v = part.begin + threadIdx.x; v < part.end; v += kThreads)
+    store_piece(to + v * kColumns, load_result(from, row, a.shape.hidden_size, v));
 }
 
-// Stores a lane's weighted sum in this rank's place among the token's ranks.
+// Stores the weighted sum of lane part.row in this rank's place among the token's ranks.
 template <class T>
-__device__ void return_sum(const A2aRound& a, const A2aResults& from, const Part& part, int source,
-                           int64_t token) {
-  const int topk = static_cast<int>(a.shape.top_k), me = a.group.rank;
+__device__ void return_sum(const A2aRound& a, const A2aResults& from, const Part& part, Slots& slots) {
+  const int topk = static_cast<int>(a.shape.top_k), me = a.group.rank, k = static_cast<int>(threadIdx.x);
+  const int64_t hidden = a.shape.hidden_size;
   const uint32_t ranks = ranks_of(a, lane_ids(a, me, part.row));
   if ((ranks >> me & 1) == 0) return;
   const int index = a.shape.experts_per_rank == 0 ? me : __popc(ranks & ((1u << me) - 1));
-  T* const to = result_of<T>(a, source, token, index);
-  const float* const weights = lane_weights(a, me, part.row);
-  for (int64_t v = part.begin + threadIdx.x; v < part.end; v += kThreads) {
-    RowPiece sum{};
-    if (from.sums != nullptr) {
-      sum = load_piece(from.sums + part.row * a.shape.hidden_size, v);
-    } else {
-      for (int k = 0; k < topk; ++k)
-        if (const int64_t row = from.row_of_slot[part.row * topk + k]; row >= 0)
-          add_scaled(sum, weights[k], load_result(from, row, a.shape.hidden_size, v));
-    }
-    store_piece(to + v * kColumns, sum);
+  const int source = static_cast<int>(part.row / a.num_tokens);
+  T* const to = result_of<T>(a, source, part.row - source * a.num_tokens, index);
+  __syncthreads();  // all threads have read the slots of the row before
+  if (from.sums == nullptr && k < topk) {
+    slots.rows[k] = __ldcg(from.row_of_slot + part.row * topk + k);
+    slots.weights[k] = __ldcg(lane_weights(a, me, part.row) + k);
   }
+  __syncthreads();
+  for (int64_t v = part.begin + threadIdx.x; v < part.end; v += kThreads)
+    store_piece(to + v * kColumns, from.sums != nullptr ? load_piece(from.sums + part.row * hidden, v)
+                                                        : weighted_sum(slots, topk, [&](int64_t row) {
+                                                            return load_result(from, row, hidden, v);
+                                                          }));
 }
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) return_kernel(const __grid_constant__ Args args) {
   const A2aRound& a = args.round;
   const Work& work = args.work;
-  const A2aResults& from = args.results;
+  __shared__ Slots slots;
   ptx::grid_dependents_launch();
   ptx::grid_dependency_wait();
   const Operation o(a.group, a.op);
   if (o.failed) return;
   for (int64_t item = blockIdx.x; item < work.rows * work.pieces; item += gridDim.x) {
     const Part part = part_of(work, a.shape, item);
-    const int source = static_cast<int>(part.row / a.num_tokens);
-    const int64_t token = part.row - source * a.num_tokens;
     if (a.shape.slots_return)
-      return_slots<T>(a, from, part, source, token);
+      return_slot<T>(a, args.results, part);
     else
-      return_sum<T>(a, from, part, source, token);
+      return_sum<T>(a, args.results, part, slots);
   }
   __syncthreads();
   raise_flags(o);
 }
 
-template <class T>
-__device__ RowPiece sum_of_ranks(const A2aRound& a, int64_t token, uint32_t ranks, int64_t vector) {
-  RowPiece sum{};
-  int index = 0;
-  for (int r = 0; r < a.group.size; ++r)
-    if (ranks >> r & 1) add_scaled(sum, 1, load_piece(result_of<T>(a, a.group.rank, token, index++), vector));
-  return sum;
+// The slots of a token of this rank whose experts are on ranks of the group.
+__device__ __forceinline__ void load_slots(const A2aRound& a, int64_t token, Slots& slots) {
+  const int topk = static_cast<int>(a.shape.top_k), k = static_cast<int>(threadIdx.x);
+  if (k >= topk) return;
+  const int32_t id = __ldcg(a.ids + token * topk + k);
+  slots.rows[k] = is_expert(a.shape, id) && rank_of(a.shape, id) < a.group.size ? k : -1;
+  slots.weights[k] = __ldcg(a.weights + token * topk + k);
 }
 
+// The sum of a token's results. With slots_return, `slots` has its slots; otherwise `num_results` ranks have
+// returned one each.
 template <class T>
-__device__ RowPiece sum_of_slots(const A2aRound& a, int64_t token, int64_t vector) {
-  const int topk = static_cast<int>(a.shape.top_k);
+__device__ RowPiece sum_of_results(const A2aRound& a, int64_t token, const Slots& slots, int num_results,
+                                   int64_t vector) {
+  const auto load = [&](int64_t part) {
+    return load_piece(result_of<T>(a, a.group.rank, token, part), vector);
+  };
+  if (a.shape.slots_return) return weighted_sum(slots, static_cast<int>(a.shape.top_k), load);
   RowPiece sum{};
-  for (int k = 0; k < topk; ++k) {
-    const int32_t id = a.ids[token * topk + k];
-    if (is_expert(a.shape, id) && rank_of(a.shape, id) < a.group.size)
-      add_scaled(sum, a.weights[token * topk + k],
-                 load_piece(result_of<T>(a, a.group.rank, token, k), vector));
-  }
+#pragma unroll 4
+  for (int i = 0; i < num_results; ++i) add_scaled(sum, 1, load(i));
   return sum;
 }
 
@@ -198,6 +206,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads) add_kernel(const __grid_constant__ Args args) {
   const A2aRound& a = args.round;
   const Work& work = args.work;
+  __shared__ Slots slots;
   ptx::grid_dependents_launch();
   ptx::grid_dependency_wait();
   const Operation o(a.group, a.op, Entered{});
@@ -207,13 +216,14 @@ __global__ void __launch_bounds__(kThreads) add_kernel(const __grid_constant__ A
     const Part part = part_of(work, a.shape, item);
     const int64_t token = part.row;
     if (!is_filled(a, token)) continue;
-    const uint32_t ranks = ranks_of(a, a.ids + token * a.shape.top_k);
+    __syncthreads();  // all threads have read the slots of the token before
+    if (a.shape.slots_return) load_slots(a, token, slots);
+    const int num_results = __popc(ranks_of(a, a.ids + token * a.shape.top_k));
+    __syncthreads();
     float* const to = args.out + token * a.shape.hidden_size;
     for (int64_t v = part.begin + threadIdx.x; v < part.end; v += kThreads) {
-      const RowPiece sum =
-          a.shape.slots_return ? sum_of_slots<T>(a, token, v) : sum_of_ranks<T>(a, token, ranks, v);
       RowPiece result = load_piece(to, v);
-      add_scaled(result, 1, sum);
+      add_scaled(result, 1, sum_of_results<T>(a, token, slots, num_results, v));
       store_piece(to + v * kColumns, result);
     }
   }
@@ -222,7 +232,7 @@ __global__ void __launch_bounds__(kThreads) add_kernel(const __grid_constant__ A
 LaunchShape shape_of(const Work& work) { return {dim3(static_cast<unsigned>(work.blocks)), dim3(kThreads)}; }
 
 void check(const A2aRound& a) {
-  FP4MOE_CHECK(a.shape.hidden_size % kColumns == 0 && a.shape.top_k <= 32 && a.num_own <= a.num_tokens,
+  FP4MOE_CHECK(a.shape.hidden_size % kColumns == 0 && a.shape.top_k <= kMaxSlots && a.num_own <= a.num_tokens,
                "an exchange with num_own=" + std::to_string(a.num_own) +
                    ", num_tokens=" + std::to_string(a.num_tokens) +
                    ", H=" + std::to_string(a.shape.hidden_size) + ", K=" + std::to_string(a.shape.top_k));
@@ -245,7 +255,7 @@ void send(const A2aRound& a, const bf16* x) {
 void wait(const A2aRound& a, const A2aDecoded& decoded) {
   const bool decodes = a.shape.row_format != A2aRowFormat::kBf16;
   FP4MOE_CHECK(decodes == (decoded.rows != nullptr), "rows are decoded unless they are bf16");
-  const Work work = decodes ? return_work(a) : Work{.rows = 0};
+  const Work work = decodes ? decode_work(a) : Work{.rows = 0};
   const Args args{.round = a, .work = work, .num_senders = send_work(a).blocks, .decoded = decoded};
   switch (a.shape.row_format) {
     case A2aRowFormat::kBf16:
@@ -281,7 +291,7 @@ void give_back(const A2aRound& a, const A2aResults& results) {
 }
 
 void add(const A2aRound& a, float* out) {
-  const Work work = send_work(a);
+  const Work work = add_work(a);
   with_result_type(a.shape, [&](auto type) {
     launch("a2a_add", add_kernel<decltype(type)>, shape_of(work),
            Args{.round = a, .work = work, .num_senders = return_work(a).blocks, .out = out});

@@ -2,6 +2,8 @@
 // formats. Device code only.
 #pragma once
 
+#include <cuda_fp16.h>
+
 #include "formats/e2m1.h"
 #include "formats/e4m3.h"
 #include "kernels/cuda/comm/group.cuh"
@@ -12,6 +14,7 @@
 namespace fp4moe::cuda {
 
 constexpr int kThreads = 256, kColumns = kPieceColumns;
+constexpr int kMaxSlots = 32;  // of a token
 constexpr int kGroupVectors = kFp8Group / kColumns, kBlockVectors = kNvfp4Block / kColumns;
 
 // A part of a row.
@@ -44,14 +47,15 @@ __device__ __forceinline__ bool is_filled(const A2aRound& a, int64_t token) {
 __device__ __forceinline__ int rank_of(const A2aShape& shape, int32_t id) {
   return id / static_cast<int32_t>(shape.experts_per_rank);
 }
-// Returns, as bits, the ranks that get the row of a token with these experts.
+// Returns, as bits, the ranks that get the row of a token with these experts. Called by whole warps.
 __device__ __forceinline__ uint32_t ranks_of(const A2aRound& a, const int32_t* ids) {
+  const int k = static_cast<int>(threadIdx.x) % 32;
+  const int32_t id = k < static_cast<int>(a.shape.top_k) ? __ldcg(ids + k) : -1;
   const uint32_t all = (1u << a.group.size) - 1;
-  uint32_t ranks = 0;
-  for (int k = 0; k < static_cast<int>(a.shape.top_k); ++k)
-    if (is_expert(a.shape, ids[k]))
-      ranks |= a.shape.experts_per_rank == 0 ? all : 1u << rank_of(a.shape, ids[k]);
-  return ranks & all;
+  const uint32_t bits = !is_expert(a.shape, id)         ? 0
+                        : a.shape.experts_per_rank == 0 ? all
+                                                        : 1u << rank_of(a.shape, id);
+  return __reduce_or_sync(~0u, bits) & all;
 }
 
 // Returns the place of a token's result `part` on the token's rank.
@@ -81,19 +85,44 @@ __device__ __forceinline__ uint32_t e4m3_pair(float low, float high) {
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
   return pair;
 }
-__device__ __forceinline__ uint32_t byte_of(const uint2& bytes, int i) {
-  return (i < 4 ? bytes.x >> 8 * i : bytes.y >> 8 * (i - 4)) & 0xff;
+// The values of two codes; exact, because f16 has all of E4M3's.
+__device__ __forceinline__ float2 e4m3_values(uint16_t codes) {
+  uint32_t halves;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(codes));
+  return __half22float2(*reinterpret_cast<const __half2*>(&halves));
 }
 __device__ __forceinline__ RowPiece load_piece(const E4m3* p, int64_t vector) {
   const uint2 codes = __ldcg(reinterpret_cast<const uint2*>(p) + vector);
   RowPiece piece;
 #pragma unroll
-  for (int i = 0; i < kColumns; ++i) piece.v[i] = e4m3_decode(static_cast<uint8_t>(byte_of(codes, i)));
+  for (int i = 0; i < kColumns; i += 2) {
+    const float2 pair = e4m3_values(static_cast<uint16_t>(i < 4 ? codes.x >> 8 * i : codes.y >> 8 * (i - 4)));
+    piece.v[i] = pair.x, piece.v[i + 1] = pair.y;
+  }
   return piece;
 }
 __device__ __forceinline__ void store_piece(E4m3* p, const RowPiece& s) {
   *reinterpret_cast<uint2*>(p) = {e4m3_pair(s.v[0], s.v[1]) | e4m3_pair(s.v[2], s.v[3]) << 16,
                                   e4m3_pair(s.v[4], s.v[5]) | e4m3_pair(s.v[6], s.v[7]) << 16};
+}
+
+// The slots of a token, in shared memory.
+struct Slots {
+  int32_t rows[kMaxSlots];  // of the slots' results; -1: none
+  float weights[kMaxSlots];
+};
+
+// sum over the slots, in top-k order, of weight * load(row).
+template <class Load>
+__device__ __forceinline__ RowPiece weighted_sum(const Slots& slots, int topk, const Load& load) {
+  RowPiece sum{};
+#pragma unroll 4
+  for (int k = 0; k < topk; ++k) {
+    const int32_t row = slots.rows[k];
+    const RowPiece piece = row >= 0 ? load(row) : RowPiece{};
+    add_scaled(sum, row >= 0 ? slots.weights[k] : 0, piece);
+  }
+  return sum;
 }
 
 // ---- rows ------------------------------------------------------------------------------------------
@@ -242,7 +271,7 @@ __device__ void decode_row(const A2aRound& a, const Part& part, const A2aDecoded
       for (float& x : piece.v) x = __fmul_rn(x, scale);
     } else {
       const uint32_t codes = __ldcg(reinterpret_cast<const uint32_t*>(row) + v);
-      const float scale = e4m3_decode(__ldcg(scales + v / kBlockVectors));
+      const float scale = e4m3_values(__ldcg(scales + v / kBlockVectors)).x;
 #pragma unroll
       for (int i = 0; i < kColumns; ++i)
         piece.v[i] = __fmul_rn(__fmul_rn(e2m1_decode(codes >> 4 * i & 0xf), scale), tensor_scale);

@@ -6,9 +6,9 @@
 
 namespace fp4moe {
 
-// max_blocks() allows at most one waiting block per SM. If ranks share a GPU, the waiting blocks of all ranks
-// but one must leave room for any kernel of the last rank, including clusters of large blocks, which need
-// many free SMs in one GPC: each rank's blocks take at most an eighth of the SMs.
+// max_blocks() allows at most two waiting blocks per SM. If ranks share a GPU, the waiting blocks of all
+// ranks but one must leave room for any kernel of the last rank, including clusters of large blocks, which
+// need many free SMs in one GPC: each rank's blocks take at most an eighth of the SMs.
 const DeviceCommOps* cuda_comm_ops() {
   static constexpr DeviceCommOps ops{
       .arm = cuda::arm_group,
@@ -18,8 +18,9 @@ const DeviceCommOps* cuda_comm_ops() {
           [] {
             const int per_sm = std::min(
                 {cuda::all_reduce_blocks_per_sm(), cuda::gather_blocks_per_sm(), cuda::a2a_blocks_per_sm()});
-            const int num_sms = device_limits().num_sms / (ranks_per_gpu() > 1 ? 8 : 1);
-            return std::clamp(num_sms * std::min(per_sm, 1), 1, kMaxCommBlocks);
+            const bool shares_gpu = ranks_per_gpu() > 1;
+            const int num_sms = device_limits().num_sms / (shares_gpu ? 8 : 1);
+            return std::clamp(num_sms * std::min(per_sm, shares_gpu ? 1 : 2), 1, kMaxCommBlocks);
           },
   };
   return &ops;
