@@ -61,12 +61,11 @@ class GpuGroup final : public RankGroup {
   }
   // If a rank has waited in vain, the others' steps end too, with wrong results.
   Status failure() const override {
-    std::vector<Status> statuses;
-    for (const auto& rank : ranks_) {
-      statuses.push_back(rank->failure());
-      statuses.push_back(rank->group_failure());
-    }
-    return first_cause(statuses);
+    std::vector<Status> failures;
+    for (const auto& rank : ranks_)
+      for (Status status : {rank->failure(), rank->group_failure()})
+        if (!status.ok()) failures.push_back(std::move(status));
+    return failures.empty() ? Status() : first_cause(failures);
   }
   Status read_page(int, int32_t page, int64_t num_tokens, uint8_t* canonical) override {
     FP4MOE_CHECK(ranks_.size() == 1, "KV pages of several ranks");
