@@ -16,7 +16,7 @@ constexpr struct {
     {"gh200", 90, 97'871},
 };
 
-// 90 for "sm_90"; 0 if `name` is something else.
+// Returns 90 for "sm_90", and 0 if `name` does not have this form.
 int parse_sm(std::string_view name) {
   if (!name.starts_with("sm_")) return 0;
   int value = 0;
@@ -34,7 +34,7 @@ std::string absent_gpu_names() {
 
 Result<AbsentGpu> absent_gpu(std::string_view name, double memory_gib) {
   constexpr double kMostGib = 4096;
-  if (memory_gib != 0 && !(memory_gib > 0 && memory_gib <= kMostGib))  // true for NaN
+  if (memory_gib != 0 && !(memory_gib > 0 && memory_gib <= kMostGib))  // also true for NaN
     return invalid_argument("--gpu-memory " + std::to_string(memory_gib) +
                             "; legal: above 0, at most 4096 GiB");
   AbsentGpu found{.compute_capability = parse_sm(name)};

@@ -9,7 +9,7 @@
 
 namespace fp4moe {
 
-// "what: <CUDA's error string>"; kDoesNotFit if out of memory, else kInternal.
+// Returns "what: <CUDA's error string>"; kDoesNotFit if out of memory, otherwise kInternal.
 inline Status cuda_failure(const std::string& what, cudaError_t error) {
   const std::string text = what + ": " + cudaGetErrorString(error);
   return error == cudaErrorMemoryAllocation ? does_not_fit(text) : internal_error(text);

@@ -15,7 +15,7 @@ int gpu_of_rank(int rank) { return rank / ranks_per_gpu(); }
 Result<DeviceChoice> resolve_device(std::string_view name, int ordinal) {
   if (name == "cpu") return DeviceChoice{};
   if (name != "auto" && name != "cuda")
-    return invalid_argument("unknown device '" + std::string(name) + "': auto, cpu or cuda");
+    return invalid_argument("unknown device '" + std::string(name) + "'; legal: auto, cpu, cuda");
   const Result<DeviceInfo> info = device_info(ordinal);
   if (info.ok()) return DeviceChoice{DeviceKind::kCuda, info->compute_capability};
   if (name == "auto") return DeviceChoice{};

@@ -19,11 +19,13 @@ struct DeviceChoice {
 };
 std::string compute_capability_text(int compute_capability);  // "9.0" for 90
 
-// The ordinal of the GPU of a rank: the ranks of a process have one GPU each, in order (ranks_per_gpu()).
+// Returns the ordinal of a rank's GPU. The ranks of a process are assigned to GPUs in order, ranks_per_gpu()
+// of them to each GPU.
 int gpu_of_rank(int rank);
 
-// name: auto | cpu | cuda; auto is GPU `ordinal` if this build can use it, else the CPU. kUnsupported for
-// cuda if the GPU is not usable, with the reason; kInvalidArgument for any other name.
+// Returns the device called `name`: auto | cpu | cuda; auto is GPU `ordinal` if this build can use it,
+// otherwise the CPU. kUnsupported, with the reason, for cuda if the GPU is not usable; kInvalidArgument for
+// any other name.
 Result<DeviceChoice> resolve_device(std::string_view name, int ordinal);
 
 }  // namespace fp4moe

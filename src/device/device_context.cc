@@ -71,13 +71,13 @@ Status no_current_device() {
 #endif
 }
 
-// of() has selected this GPU once. A later failure comes from a device error, which every call that uses the
-// GPU returns too.
+// of() has already selected this GPU once. A later failure is due to a device error, which every call that
+// uses the GPU returns too.
 DeviceScope::DeviceScope(DeviceContext& device) : outer_(std::exchange(t_device, &device)) {
   static_cast<void>(select_device(device.ordinal()));
 }
 
-// Without an outer scope the thread stays on this GPU, so that the next scope need not select it again.
+// Without an outer scope, the thread stays on this GPU, so that the next scope need not select it again.
 DeviceScope::~DeviceScope() {
   t_device = outer_;
   if (outer_ != nullptr) static_cast<void>(select_device(outer_->ordinal()));

@@ -1,5 +1,5 @@
-// DeviceContext: this process's state of one GPU. DeviceScope: the calling thread's current GPU, to which the
-// streams, events and memory that the thread makes belong.
+// DeviceContext: this process's state for one GPU. DeviceScope: sets the calling thread's current GPU, on
+// which the thread makes its streams, events and memory.
 #pragma once
 
 #include <array>
@@ -15,15 +15,15 @@
 
 namespace fp4moe {
 
-// Uses of cuBLASLt, each with its handle: DenseOps::linear and DevicePeakOps::matmul.
+// Uses of cuBLASLt, each with its own handle: DenseOps::linear and DevicePeakOps::matmul.
 enum class DeviceLibrary : uint8_t { kLinear, kPeakMatmul };
 
 class DeviceContext {
  public:
-  // The context of GPU `ordinal`: made by the first call, kept until the process ends. Thread-safe. Fails as
-  // device_info() does, or with the driver's error if the GPU cannot be selected.
+  // Returns the context of GPU `ordinal`, which the first call makes and which exists until the process ends.
+  // Thread-safe. Fails as device_info() does, or with the driver's error if the GPU cannot be selected.
   static Result<DeviceContext*> of(int ordinal);
-  // The context of the thread's innermost DeviceScope; null without one.
+  // Returns the context of the thread's innermost DeviceScope, or null if there is none.
   static DeviceContext* current();
 
   int ordinal() const { return ordinal_; }
@@ -31,14 +31,15 @@ class DeviceContext {
   MemoryResource& memory() { return *memory_; }  // device_memory() of this GPU
   KernelSet& prepared_kernels() { return prepared_kernels_; }
 
-  // The state that `library` keeps for this GPU, a default-constructed T on which the first call calls
-  // `Status open()`; its error if that fails. Thread-safe. Precondition: this GPU is current.
+  // Returns the state that `library` keeps for this GPU. The first call default-constructs a T and calls its
+  // `Status open()`; if that fails, every call returns the error. Thread-safe. Precondition: this GPU is
+  // current.
   template <class T>
   Result<T*> open_library(DeviceLibrary library) {
     OpenLibrary& slot = libraries_[static_cast<size_t>(library)];
     std::call_once(slot.once, [&] {
       const auto state = std::make_shared<T>();
-      static_cast<void>(slot.status = state->open());  // void: nvcc warns of the assignment's unused result
+      static_cast<void>(slot.status = state->open());  // void: nvcc warns that the result is unused
       slot.state = state;
     });
     if (!slot.status.ok()) return slot.status;
@@ -60,9 +61,9 @@ class DeviceContext {
   std::array<OpenLibrary, 2> libraries_;
 };
 
-// The thread's current GPU. Precondition: this thread has a DeviceScope or a StreamScope.
+// Returns the thread's current GPU. Precondition: this thread has a DeviceScope or a StreamScope.
 DeviceContext& current_device();
-// The error of calls that need a current GPU in a thread without one (kUnsupported).
+// Returns the error (kUnsupported) for calls that need a current GPU in a thread without one.
 Status no_current_device();
 
 // Thread-local: makes `device` the calling thread's current GPU during the scope's lifetime.

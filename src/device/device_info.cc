@@ -26,8 +26,8 @@ int ranks_per_gpu() {
     const auto [rest, error] = std::from_chars(text, end, value);
     FP4MOE_CHECK(error == std::errc() && rest == end && value >= 1 && value <= 16,
                  "FP4MOE_RANKS_PER_GPU='" + std::string(text) + "'; legal: 1 to 16");
-    // A kernel that is loaded when it is first used would wait for another rank's kernels, which may wait for
-    // it; streams that share a hardware queue would too.
+    // Loading a kernel on its first use would wait for another rank's kernels, which may be waiting for that
+    // kernel. Streams that share a hardware queue would wait for each other in the same way.
     if (value > 1) {
       setenv("CUDA_MODULE_LOADING", "EAGER", 0);
       setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
@@ -42,7 +42,7 @@ Status check_device(const DeviceFacts& facts) {
     return unsupported("no NVIDIA driver on this machine (libcuda.so.1 was not found)");
   if (facts.driver_too_old)
     return unsupported("the NVIDIA driver supports CUDA " + cuda_version_text(facts.driver_version) +
-                       ", this build was made with CUDA " + cuda_version_text(facts.runtime_version) +
+                       ", but this build was made with CUDA " + cuda_version_text(facts.runtime_version) +
                        ": update the driver, or build with an older toolkit (12.4 or newer)");
   if (!facts.error.empty()) return unsupported("no usable CUDA device: " + facts.error);
   if (facts.num_devices == 0)
@@ -55,7 +55,7 @@ Status check_device(const DeviceFacts& facts) {
   if (device.compute_capability < 80)
     return unsupported(device.name + " has compute capability " +
                        compute_capability_text(device.compute_capability) +
-                       ", 8.0 (Ampere) or newer is supported");
+                       ", but only 8.0 (Ampere) or newer is supported");
   return {};
 }
 
@@ -97,7 +97,7 @@ DeviceFacts read_facts(int ordinal) {
 }  // namespace
 
 Result<DeviceInfo> device_info(int ordinal) {
-  ranks_per_gpu();  // before the driver reads the environment
+  ranks_per_gpu();  // called before the driver reads the environment
   const DeviceFacts facts = read_facts(ordinal);
   if (Status usable = check_device(facts); !usable.ok()) return usable;
   return facts.device;

@@ -43,7 +43,7 @@ class DeviceMemory final : public MemoryResource {
     if (UploadScope* uploads = UploadScope::current(); uploads != nullptr && num_bytes >= kLargeUpload)
       return uploads->upload(to, from_host, num_bytes);
     cudaError_t error = cudaMemcpy(to, from_host, static_cast<size_t>(num_bytes), cudaMemcpyHostToDevice);
-    // For pageable memory cudaMemcpy returns once the bytes are staged. Kernels of other streams could run
+    // For pageable memory, cudaMemcpy returns once the bytes are staged. Kernels on other streams could run
     // before the transfer completes.
     if (error == cudaSuccess) error = cudaStreamSynchronize(cudaStreamLegacy);
     return error == cudaSuccess ? Status() : cuda_failure("copy to the GPU", error);

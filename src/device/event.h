@@ -10,20 +10,21 @@ namespace fp4moe {
 
 class Event {
  public:
-  // On the current GPU. kUnsupported in a thread without one, or in a build without CUDA.
+  // Makes an event on the current GPU. kUnsupported in a thread without one, or in a build without CUDA.
   static Result<Event> make();
   Event() = default;
   Event(Event&& other) noexcept;
   Event& operator=(Event&& other) noexcept;
   ~Event();
 
-  // Records the event behind all work enqueued on `stream` so far. Errors are kept by the stream.
+  // Records the event after all work enqueued on `stream` so far. The stream keeps any error.
   void record(Stream& stream);
-  // Work enqueued on `stream` from now on waits for the last record(). Errors are kept by the stream.
+  // Makes work enqueued on `stream` from now on wait for the last record(). The stream keeps any error.
   void hold(Stream& stream) const;
   // Blocks the calling thread until the event has completed.
   Status synchronize() const;
-  // Microseconds from `start` to this event; both must be completed, and recorded outside graphs.
+  // Returns the microseconds from `start` to this event. Both must have been recorded outside graphs and have
+  // completed.
   Result<double> microseconds_since(const Event& start) const;
 
  private:

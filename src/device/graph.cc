@@ -24,7 +24,7 @@ namespace {
 // Captures `work` into `graph`, which may be null after an error.
 Status record(Stream& stream, const std::function<Status()>& work, cudaGraph_t& graph) {
   cudaError_t error = cudaStreamBeginCapture(stream.handle(), cudaStreamCaptureModeThreadLocal);
-  if (error != cudaSuccess) return cuda_failure("begin of a graph capture", error);
+  if (error != cudaSuccess) return cuda_failure("beginning a graph capture", error);
   Status failure;
   {
     StreamScope scope(stream);
@@ -33,7 +33,7 @@ Status record(Stream& stream, const std::function<Status()>& work, cudaGraph_t& 
   error = cudaStreamEndCapture(stream.handle(), &graph);
   const Status launch_failure = stream.take_failure();
   if (failure.ok()) failure = launch_failure;
-  if (failure.ok() && error != cudaSuccess) failure = cuda_failure("end of a graph capture", error);
+  if (failure.ok() && error != cudaSuccess) failure = cuda_failure("ending a graph capture", error);
   if (!failure.ok()) cudaGetLastError();
   return failure;
 }

@@ -1,5 +1,5 @@
-// KernelSet: the kernels that were prepared on one GPU. The driver keeps a kernel's attributes per device,
-// and setting them before each launch would take several microseconds of host time.
+// KernelSet: the kernels that have been prepared on one GPU. The driver keeps a kernel's attributes per
+// device, and setting them before each launch would take several microseconds of host time.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@ class KernelSet {
  public:
   static constexpr size_t kMaxKernels = 255;
 
-  // Calls prepare() unless a call for `kernel` has returned before. Thread-safe; later calls take no lock.
+  // Calls prepare() unless an earlier call for `kernel` has returned. Thread-safe; later calls take no lock.
   template <class Prepare>
   void once(const void* kernel, const Prepare& prepare) {
     if (slot_of(kernel).load(std::memory_order_acquire) == kernel) return;
@@ -30,9 +30,10 @@ class KernelSet {
   }
 
  private:
-  // A hash table: the slot that has `kernel`, or the empty one that it would take. One slot stays empty.
+  // Returns the slot of the hash table that holds `kernel`, or else the empty slot that it would take. One
+  // slot always stays empty.
   std::atomic<const void*>& slot_of(const void* kernel) {
-    constexpr uintptr_t kAlignment = 16;  // of functions
+    constexpr uintptr_t kAlignment = 16;  // of function addresses
     for (size_t i = reinterpret_cast<uintptr_t>(kernel) / kAlignment % slots_.size();;
          i = (i + 1) % slots_.size()) {
       const void* const found = slots_[i].load(std::memory_order_acquire);
@@ -42,7 +43,7 @@ class KernelSet {
 
   std::array<std::atomic<const void*>, kMaxKernels + 1> slots_{};
   std::mutex mutex_;
-  size_t num_kernels_ = 0;  // under mutex_
+  size_t num_kernels_ = 0;  // guarded by mutex_
 };
 
 }  // namespace fp4moe

@@ -13,7 +13,7 @@ namespace {
 
 struct LibraryNames {
   const char* name;
-  const char* sonames[2];  // for CUDA 13 and for CUDA 12; null: the same
+  const char* sonames[2];  // for CUDA 13 and for CUDA 12; null: as for CUDA 13
   const char* package;     // Python package
 };
 
@@ -26,7 +26,7 @@ const LibraryNames& names_of(LibraryId id) {
   return kNames[static_cast<size_t>(id)];
 }
 
-// Directories that match `pattern`, sorted.
+// Returns the directories that match `pattern`, sorted.
 std::vector<std::string> matching_directories(const std::string& pattern) {
   std::vector<std::string> found;
   glob_t result{};
@@ -101,7 +101,7 @@ Result<Library> Library::open(LibraryId id) {
     if (void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL); handle != nullptr)
       return Library(id, path, handle);
     const char* reason = dlerror();
-    tried.push_back(reason != nullptr && std::filesystem::exists(path) ? reason : path);  // it names the path
+    tried.push_back(reason != nullptr && std::filesystem::exists(path) ? reason : path);  // `reason` names it
   }
   return unsupported(library_missing(id, tried));
 }

@@ -15,8 +15,8 @@ enum class LibraryId : uint8_t { kCublasLt, kCudnn, kNccl };
 // An open library. It is never closed, so its functions stay valid until the process ends.
 class Library {
  public:
-  // The first of library_candidates() that can be loaded. kUnsupported if there is none: the message has the
-  // library's name, the paths tried, and how to install it.
+  // Opens the first of library_candidates() that can be loaded. kUnsupported if there is none: the message
+  // gives the library's name, the paths tried, and how to install the library.
   static Result<Library> open(LibraryId id);
 
   const std::string& path() const { return path_; }  // as passed to dlopen()
@@ -38,18 +38,20 @@ class Library {
   void* handle_;
 };
 
-// Where libraries are searched for, in addition to the loader's path.
+// The places where libraries are searched for, in addition to the loader's path.
 struct LibrarySearch {
   std::string directories;            // FP4MOE_CUDA_LIBS: separated by ':', tried first
   std::string toolkit;                // "/usr/local/cuda"
   std::vector<std::string> prefixes;  // may contain cuda-toolkit/ and Python's site-packages
 };
-// For this process: from the environment, the build folder (scripts/setup --cuda) and Python's prefixes.
+// Returns the places for this process, from the environment, the build folder (scripts/setup --cuda) and
+// Python's prefixes.
 LibrarySearch library_search();
 
-// File names to try, in order: in every directory the name for CUDA 13, then for CUDA 12. Reads directories.
+// Returns the file names to try, in order: in every directory, the name for CUDA 13 and then the one for
+// CUDA 12. Reads directories.
 std::vector<std::string> library_candidates(LibraryId id, const LibrarySearch& search);
-// open()'s error message if no candidate could be loaded.
+// Returns open()'s error message for the case that no candidate could be loaded.
 std::string library_missing(LibraryId id, const std::vector<std::string>& tried);
 
 }  // namespace fp4moe

@@ -18,7 +18,8 @@ namespace fp4moe {
 
 namespace {
 
-// The driver's functions for virtual memory. The driver is opened when first used, as the runtime does.
+// The driver's functions for virtual memory. The driver library is opened on first use, as in the
+// CUDA runtime.
 struct Driver {
   decltype(&cuDeviceGet) device_get = nullptr;
   decltype(&cuGetErrorString) error_string = nullptr;
@@ -76,7 +77,7 @@ Status check_pair(int a, int b) {
   FP4MOE_ASSIGN_OR_RETURN(auto* const first, DeviceContext::of(a));
   FP4MOE_ASSIGN_OR_RETURN(auto* const second, DeviceContext::of(b));
   if (first->info().name != second->info().name)
-    return unsupported("ranks on different GPUs: " + gpu_text(a) + " is " + first->info().name + ", " +
+    return unsupported("ranks on different GPUs: " + gpu_text(a) + " is " + first->info().name + " but " +
                        gpu_text(b) + " is " + second->info().name + "; legal: GPUs of one model");
   int can_access = 0;
   if (const cudaError_t error = cudaDeviceCanAccessPeer(&can_access, a, b); error != cudaSuccess)

@@ -1,4 +1,4 @@
-// PeerHeap: one allocation for each rank of this process, which the GPUs of all its ranks read and write.
+// PeerHeap: one allocation for each rank of this process, which the GPUs of all these ranks read and write.
 // Only these allocations are mapped for peers; all other memory stays private to its GPU.
 #pragma once
 
@@ -11,8 +11,8 @@
 
 namespace fp4moe {
 
-// Whether ranks on these GPUs can share a heap: GPUs of one model, each with access to all others' memory.
-// kUnsupported names the first pair that differs or has no access.
+// Checks whether ranks on these GPUs can share a heap: all GPUs must be of the same model, and each must have
+// access to the memory of all the others. kUnsupported names the first pair that differs or has no access.
 Status check_peers(std::span<const int> ordinals);
 
 class PeerHeap {
@@ -26,8 +26,8 @@ class PeerHeap {
   PeerHeap& operator=(const PeerHeap&) = delete;
 
   int num_ranks() const { return static_cast<int>(parts_.size()); }
-  int64_t num_bytes() const { return num_bytes_; }  // of each rank
-  // Device memory; the same address on every GPU of the heap. Aligned to at least 64 KiB.
+  int64_t num_bytes() const { return num_bytes_; }  // per rank
+  // Returns a rank's device memory: the same address on every GPU of the heap, aligned to at least 64 KiB.
   uint8_t* base(int rank) const { return parts_[static_cast<size_t>(rank)].base; }
 
  private:

@@ -7,12 +7,13 @@
 
 namespace fp4moe {
 
-// Usable with every GPU. kUnsupported in a thread without a current GPU, or in a build without CUDA.
+// Returns the pinned memory, which is usable with every GPU. Allocations fail with kUnsupported in a thread
+// without a current GPU, or in a build without CUDA.
 MemoryResource& pinned_memory();
 
-// Enqueues a copy between pinned or device memory on the thread's current stream, which keeps errors.
+// Enqueues a copy from and to pinned or device memory on the thread's current stream, which keeps any error.
 void copy_async(void* to, const void* from, int64_t num_bytes);
-// The same for rows with stride_bytes between their starts on both sides.
+// The same for rows whose starts are stride_bytes apart on both sides.
 struct RowCopy {
   void* to = nullptr;
   const void* from = nullptr;

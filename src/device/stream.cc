@@ -17,7 +17,7 @@ namespace {
 thread_local Stream* t_stream = nullptr;
 
 #ifdef FP4MOE_HAS_CUDA
-// Whether `error` comes from a kernel's execution. Any later call may be the first to return it.
+// Returns whether `error` was caused by a kernel's execution. Any later call may be the first to return it.
 bool is_of_device(cudaError_t error) {
   switch (error) {
     case cudaErrorIllegalAddress:
@@ -38,7 +38,7 @@ bool is_of_device(cudaError_t error) {
 
 constexpr int kNameBits = 48;  // of KernelMark::kernel
 
-// "layer 7, kernel rms_norm"
+// Returns text such as "layer 7, kernel rms_norm".
 std::string marked_kernel(uint64_t mark) {
   const auto layer = static_cast<int64_t>(mark >> kNameBits) - 1;
   const auto* name = reinterpret_cast<const char*>(mark & ((uint64_t{1} << kNameBits) - 1));
@@ -102,7 +102,7 @@ Status Stream::synchronize() {
   return take_failure();
 }
 
-// Where the error happened; for asynchronous errors, the last marked kernel that the device reached.
+// Returns where the error happened: for asynchronous errors, the last marked kernel that the device reached.
 std::string Stream::place(int error) const {
   const bool found_later = is_of_device(static_cast<cudaError_t>(error)) && !cuda_sync_is_on();
   if (!found_later) return layer_ < 0 ? "" : ", layer " + std::to_string(layer_);
@@ -144,7 +144,7 @@ bool cuda_sync_is_on() {
 }
 
 DeviceContext& Stream::device() const {
-  FP4MOE_CHECK(device_ != nullptr, "an empty stream");
+  FP4MOE_CHECK(device_ != nullptr, "the stream is empty");
   return *device_;
 }
 
@@ -155,7 +155,7 @@ void Stream::keep(Status failure) {
 Status Stream::take_failure() { return std::exchange(failure_, {}); }
 
 Stream& current_stream() {
-  FP4MOE_CHECK(t_stream != nullptr, "no current stream");
+  FP4MOE_CHECK(t_stream != nullptr, "this thread has no current stream");
   return *t_stream;
 }
 

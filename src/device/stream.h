@@ -1,5 +1,5 @@
-// Stream: a CUDA stream. Kernels are enqueued on the calling thread's current stream. Errors are kept by the
-// stream and returned by synchronize(), with the kernel's name.
+// Stream: a CUDA stream. Kernels are enqueued on the calling thread's current stream. The stream keeps errors
+// until synchronize() returns them, with the kernel's name.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct KernelMark {
 
 class Stream {
  public:
-  // On the current GPU. kUnsupported in a thread without one, or in a build without CUDA.
+  // Makes a stream on the current GPU. kUnsupported in a thread without one, or in a build without CUDA.
   static Result<Stream> make();
   Stream() = default;
   Stream(Stream&& other) noexcept;
@@ -30,26 +30,26 @@ class Stream {
   ~Stream();
 
   StreamHandle handle() const { return handle_; }
-  // The GPU on which make() made it.
+  // Returns the GPU on which make() made the stream.
   DeviceContext& device() const;
   // Waits for all enqueued work. Returns the first error since the last call: a launch error, with the
   // kernel's name, or a device error (kInternal; sticky: every later call returns it).
   Status synchronize();
-  // Called after each launch: keeps the launch error, if any. With FP4MOE_CUDA_SYNC=1 in the environment it
+  // Call after each launch: keeps the launch error, if any. With FP4MOE_CUDA_SYNC=1 in the environment, also
   // waits for the kernel, so that a device error names its kernel too.
   void check_launch(const char* kernel);
-  // Other ranks' kernels wait for this stream's, so that nothing may be loaded or allocated for a kernel
-  // after the rehearsal (DeviceCommunicator::rehearse()).
+  // Declares that other ranks' kernels wait for this stream's kernels, so that nothing may be loaded or
+  // allocated for a kernel after the rehearsal (DeviceCommunicator::rehearse()).
   void set_has_peers() { has_peers_ = true; }
   bool has_peers() const { return has_peers_; }
-  // Work enqueued from now on belongs to model layer `layer`, which error messages name.
+  // Assigns work enqueued from now on to model layer `layer`, which error messages name.
   void begin_layer(int layer) { layer_ = layer; }
   void end_layers() { layer_ = -1; }
-  // A mark for the next kernel, in a graph or not. For asynchronous errors, messages name the last marked
-  // kernel that the device reached: the error is in it or after it. `kernel` must be a literal, and the
-  // stream must outlive graphs captured on it.
+  // Returns a mark for the next kernel, in a graph or not. For asynchronous errors, messages name the last
+  // marked kernel that the device reached: the error occurred in or after that kernel. `kernel` must be a
+  // string literal, and the stream must outlive graphs captured on it.
   KernelMark mark(const char* kernel) const;
-  // Keeps `failure` unless an earlier one is kept.
+  // Keeps `failure` unless an earlier failure is kept.
   void keep(Status failure);
   // Returns and clears the kept error, without waiting.
   Status take_failure();
@@ -64,10 +64,10 @@ class Stream {
   uint64_t* reached_ = nullptr;  // pinned; the last KernelMark::kernel that the device wrote; 0: none
 };
 
-// Whether FP4MOE_CUDA_SYNC=1 is set: wait after each kernel, and use no graphs.
+// Returns whether FP4MOE_CUDA_SYNC=1 is set, that is, whether to wait after each kernel and use no graphs.
 bool cuda_sync_is_on();
 
-// The stream on which this thread's kernels are enqueued. Precondition: this thread has a StreamScope.
+// Returns the stream on which this thread enqueues kernels. Precondition: this thread has a StreamScope.
 Stream& current_stream();
 
 // Thread-local: makes `stream` the calling thread's current stream, and the stream's GPU its current GPU,

@@ -12,7 +12,7 @@ namespace fp4moe {
 namespace {
 
 constexpr int64_t kScopeSlotBytes = int64_t{32} << 20;
-constexpr int64_t kBytesPerChunk = int64_t{1} << 20;  // copied by one thread at a time
+constexpr int64_t kBytesPerChunk = int64_t{1} << 20;  // bytes that one thread copies at a time
 
 thread_local UploadScope* t_scope = nullptr;
 

@@ -14,7 +14,7 @@
 
 namespace fp4moe {
 
-// For one thread at a time.
+// Usable by one thread at a time.
 class UploadRing {
  public:
   static constexpr int kNumSlots = 3;
@@ -23,7 +23,7 @@ class UploadRing {
     uint8_t* device = nullptr;  // slot_bytes(), 256-byte aligned
   };
 
-  // kDoesNotFit if host or GPU memory is too small; kUnsupported without a device.
+  // Makes a ring. kDoesNotFit if host or GPU memory is too small; kUnsupported without a device.
   static Result<UploadRing> make(int64_t slot_bytes);
 
   int64_t slot_bytes() const { return slot_bytes_; }
@@ -31,7 +31,7 @@ class UploadRing {
   Result<Slot> next();
   // Enqueues the copy of the open slot's first num_bytes to the device on stream().
   void send(int64_t num_bytes);
-  // Closes the slot: all work that uses it has been enqueued on stream().
+  // Closes the slot. Call once all work that uses the slot has been enqueued on stream().
   void advance();
   // Waits for all work; returns the first error.
   Status finish() { return stream_.synchronize(); }
@@ -52,8 +52,8 @@ class UploadRing {
 };
 
 // Thread-local: during the scope's lifetime this thread's uploads share one ring, because pinning memory is
-// expensive. Uploads of 4 MiB or more to device_memory() use it too, and the pool's threads fill its slots:
-// so they must not be started from inside a loop of the pool.
+// expensive. Uploads of 4 MiB or more to device_memory() use it too, and the pool's threads fill its slots,
+// so such uploads must not be started from inside a loop of the pool.
 class UploadScope {
  public:
   explicit UploadScope(ThreadPool& pool);
@@ -61,7 +61,7 @@ class UploadScope {
   UploadScope(const UploadScope&) = delete;
   UploadScope& operator=(const UploadScope&) = delete;
 
-  // The innermost scope of this thread, or null.
+  // Returns the innermost scope of this thread, or null.
   static UploadScope* current();
   // Copies `from` in host memory to `to` on the device; complete on return.
   Status upload(void* to, const void* from, int64_t num_bytes);
@@ -73,7 +73,8 @@ class UploadScope {
   UploadScope* const outer_;
 };
 
-// A ring with slots of at least slot_bytes: the thread's UploadScope's, or a new one without a scope.
+// Returns a ring with slots of at least slot_bytes: that of the thread's UploadScope or, without a scope, a
+// new one.
 Result<std::shared_ptr<UploadRing>> upload_ring(int64_t slot_bytes);
 
 }  // namespace fp4moe

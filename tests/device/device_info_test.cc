@@ -45,8 +45,8 @@ TEST(DeviceInfoTest, SaysWhatIsMissing) {
 
   facts.driver_version = 11080;
   EXPECT_EQ(check_device(facts).message(),
-            "the NVIDIA driver supports CUDA 11.8, this build was made with CUDA 13.0: update the driver, or "
-            "build with an older toolkit (12.4 or newer)");
+            "the NVIDIA driver supports CUDA 11.8, but this build was made with CUDA 13.0: update the "
+            "driver, or build with an older toolkit (12.4 or newer)");
 
   facts = good_machine();
   facts.num_devices = 0;
@@ -71,7 +71,7 @@ TEST(DeviceInfoTest, SaysWhatIsMissing) {
   facts = good_machine();
   facts.device = {.name = "Tesla V100", .compute_capability = 70};
   EXPECT_EQ(check_device(facts).message(),
-            "Tesla V100 has compute capability 7.0, 8.0 (Ampere) or newer is supported");
+            "Tesla V100 has compute capability 7.0, but only 8.0 (Ampere) or newer is supported");
   EXPECT_EQ(check_device(facts).code(), StatusCode::kUnsupported);
 }
 

@@ -13,7 +13,7 @@ TEST(DeviceTest, Resolves) {
     EXPECT_EQ(resolve_device("cuda", 0).status().message(),
               "device=cuda: " + device_info(0).status().message() + "; nearest legal choice: --device cpu");
   }
-  EXPECT_EQ(resolve_device("tpu", 0).status().message(), "unknown device 'tpu': auto, cpu or cuda");
+  EXPECT_EQ(resolve_device("tpu", 0).status().message(), "unknown device 'tpu'; legal: auto, cpu, cuda");
 }
 
 TEST(DeviceTest, CapabilitiesAreMajorAndMinor) {

@@ -138,7 +138,7 @@ class Flags(unittest.TestCase):
             with serve(folder, "--port", "0", "--self-test", "full") as process:
                 _, error = process.communicate(timeout=20)
         self.assertEqual(process.returncode, SELF_TEST, error)
-        self.assertRegex(error, r"\Aerror: self-test failed: layer 1: expert 3 by \S+ \(w4a16\) differs from the oracle by "
+        self.assertRegex(error, r"\Aerror: self-test failed: layer 1: expert 3 run by \S+ \(w4a16\) differs from the oracle by "
                                 r"values that are not finite; budget 3.00e-03 relative L2\n\Z")
 
     def test_moot_flags_are_said_and_served(self):

@@ -37,7 +37,7 @@ class Plan(unittest.TestCase):
                 expected = plan(model, *flags.split(), *FEW)
                 with Serve(BINARY, model, *flags.split(), *FEW) as server:
                     log = "".join(server.lines)
-                found = re.search(r"memory of a rank: weights (.*?), KV (.*?), communication heap (.*?) \(collectives .*?, a2a "
+                found = re.search(r"memory per rank: weights (.*?), KV (.*?), communication heap (.*?) \(collectives .*?, a2a "
                                   r"(.*?), steps", log)
                 self.assertTrue(found, log)
                 rank = expected["ranks"][0]

@@ -53,7 +53,7 @@ DeviceBatch BatchStage::write(const Batch& batch, int64_t num_rows) {
   FP4MOE_CHECK(t <= num_rows && num_rows <= limits_.max_rows && out.num_sequences <= limits_.max_sequences &&
                    out.num_logit_rows <= limits_.max_logit_rows,
                "a step of " + std::to_string(num_rows) + " rows, " + std::to_string(out.num_sequences) +
-                   " sequences and " + std::to_string(out.num_logit_rows) + " logit rows");
+                   " sequences and " + std::to_string(out.num_logit_rows) + " logit rows does not fit");
   used_ = 0;
   int32_t* ids = take(num_rows, &out.token_ids);
   int32_t* row_sequence = take(num_rows, &out.row_sequence);
@@ -79,7 +79,7 @@ DeviceBatch BatchStage::write(const Batch& batch, int64_t num_rows) {
     first_row[s] = static_cast<int32_t>(rows.first_row);
     first_position[s] = static_cast<int32_t>(rows.first_position);
     out.max_rows = std::max(out.max_rows, rows.num_rows);
-    FP4MOE_CHECK(std::ssize(rows.page_table) <= limits_.max_pages, "a sequence with too many pages");
+    FP4MOE_CHECK(std::ssize(rows.page_table) <= limits_.max_pages, "a sequence has too many pages");
     std::copy(rows.page_table.begin(), rows.page_table.end(), pages + s * limits_.max_pages);
     used_pages_ = std::max(used_pages_, std::ssize(rows.page_table));
   }

@@ -11,14 +11,14 @@
 namespace fp4moe {
 namespace {
 
-// Collectives move larger operands in pieces of this size. The more ranks, the smaller: each rank has a
-// buffer for every other rank.
+// Collectives move larger operands in pieces of this size. The more ranks there are, the smaller the pieces,
+// because each rank has a buffer for every other rank.
 int64_t staging_bytes(int num_ranks) { return std::max<int64_t>((int64_t{4} << 20) / num_ranks, 64 << 10); }
 
-constexpr int64_t kLeastRecordBytes = 256;  // operations other than the transport's
+constexpr int64_t kLeastRecordBytes = 256;  // for operations other than the transport's
 constexpr int64_t kLogitPieceBytes = 256 << 10;
 
-// On GPUs.
+// For ranks on GPUs.
 DeviceRegion attention_region(int num_ranks, const StepLimits& limits) {
   constexpr int64_t kGatheredRows = 64;
   return {.offset = 0,

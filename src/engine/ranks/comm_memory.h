@@ -1,4 +1,4 @@
-// CommMemory: layout of each rank's symmetric heap, exact to the byte.
+// CommMemory: the layout of each rank's symmetric heap, exact to the byte.
 #pragma once
 
 #include <cstdint>
@@ -14,17 +14,19 @@ namespace fp4moe {
 constexpr int kWorldSlot = 0, kAttentionSlot = 4;
 
 struct CommMemory {
-  CommRegion world, attention;  // attention: all zero if a group has one rank or there is one group
+  CommRegion world, attention;  // attention: all zero if each group has one rank or there is only one group
   int64_t a2a_offset = 0, a2a_bytes = 0;
   StepRegion step;
-  int64_t communicator_bytes = 0;  // of both regions
-  int64_t step_bytes = 0;          // steps and logits; 0 if all ranks are in one process
-  // Ranks on GPUs: of a group, and of all ranks. Either is empty if not needed; unused members are 0.
+  int64_t communicator_bytes = 0;  // for both regions
+  int64_t step_bytes = 0;          // for steps and logits; 0 if all ranks are in one process
+  // For ranks on GPUs: one group's region, and the region of all ranks. A region that is not needed is empty,
+  // and unused members are 0.
   DeviceRegion device_attention, device_world;
-  int64_t heap_bytes = 0;  // per rank, the sum
+  int64_t heap_bytes = 0;  // the sum, per rank
 };
 
-// One rank needs nothing. kDoesNotFit: --a2a-memory-budget is too small for the plan's transport.
+// Returns an empty layout if there is only one rank. kDoesNotFit: --a2a-memory-budget is too small for the
+// plan's transport.
 Result<CommMemory> comm_memory(const MoePlan& plan, const StepLimits& limits);
 
 }  // namespace fp4moe

@@ -16,15 +16,15 @@ class Executor {
 
   virtual const ModelConfig& config() const = 0;
   virtual int num_groups() const = 0;        // data-parallel groups, each with its own KV pages
-  virtual int64_t num_kv_pages() const = 0;  // of each group
+  virtual int64_t num_kv_pages() const = 0;  // per group
   virtual int page_size() const = 0;
 
   // Runs one step over num_groups() batches, some of which may be empty; not re-entrant. logits() then holds
-  // the groups one after another, each with its logit_rows in order: [rows, V] f32. The caller may modify it
-  // until the next step.
+  // the logits of one group after another, each group's in the order of its logit_rows: [rows, V] f32. The
+  // caller may modify them until the next step.
   virtual Status execute_step(std::span<const Batch> groups) = 0;
   virtual float* logits() = 0;
-  // OK if execute_step() fills Batch::routed_experts, otherwise the reason why it does not.
+  // Returns OK if execute_step() fills Batch::routed_experts, otherwise the reason why it does not.
   virtual Status supports_routed_experts() const {
     return unsupported("this executor does not report routed experts");
   }
@@ -34,24 +34,26 @@ class Executor {
   // start_sample().
   virtual bool samples() const { return false; }
   virtual Status set_masked_ids(std::span<const int32_t>) { return {}; }
-  // Starts sampling a token for each logit row of the last execute_step(), in that order, as Sampler would
-  // choose it; ids of set_masked_ids() are never chosen. The rows' first_edit indexes `edits` (at most
-  // max_logit_edits() in all), their `allowed` indexes the masks in `allowed` (at most one per row).
+  // Starts sampling a token for each logit row of the last execute_step(), in that order. Chooses the tokens
+  // that Sampler would choose, and never an id passed to set_masked_ids(). Each row's first_edit indexes
+  // `edits` (at most max_logit_edits() in all), and its `allowed` indexes the masks in `allowed` (at most one
+  // per row).
   virtual Status start_sample(std::span<const SampleRowParams>, std::span<const LogitEdit> /*edits*/,
                               std::span<const uint32_t> /*allowed*/) {
     return internal_error("this executor does not sample");
   }
-  // Waits for the tokens of the earliest start_sample() not yet taken; at most two may be pending.
+  // Waits for the tokens of the earliest start_sample() whose tokens have not been taken; at most two such
+  // calls may be pending.
   virtual Status take_sampled(std::span<SampledRow>) {
     return internal_error("this executor does not sample");
   }
-  // Not OK once no further step can run. A step may also fail because of its batch only.
+  // Returns an error once no further step can run. A step can also fail because of its batch alone.
   virtual Status failure() const = 0;
 
   // Reads or writes one KV page of a group in canonical form (KvCache::read_page). Callable from any thread
-  // while steps run, if these do not write to the page being read or use the page being written. Errors as
-  // failure().
-  virtual int64_t kv_token_bytes() const { return 0; }  // bytes; 0 if unsupported
+  // while steps run, provided that these steps neither write to the page being read nor use the page being
+  // written. Errors are those of failure().
+  virtual int64_t kv_token_bytes() const { return 0; }  // bytes per token; 0 if unsupported
   virtual Status read_page(int /*group*/, int32_t /*page*/, int64_t /*num_tokens*/, uint8_t* /*canonical*/) {
     return unsupported("this executor cannot export KV pages");
   }
@@ -59,8 +61,8 @@ class Executor {
                             const uint8_t* /*canonical*/) {
     return unsupported("this executor cannot import KV pages");
   }
-  // Waits for the steps in flight, so that none of them writes to a page any more. Called on the thread of
-  // execute_step().
+  // Waits for the steps in flight, so that none of them writes to a page any more. Called on the thread that
+  // calls execute_step().
   virtual Status finish_steps() { return {}; }
 
   virtual ThreadPool& pool() = 0;  // for sampling between steps

@@ -18,7 +18,8 @@
 namespace fp4moe {
 namespace {
 
-// The status that explains the failure: a rank that fails keeps the others waiting until their deadline.
+// Returns the status that explains the failure. A failed rank keeps the other ranks waiting until their
+// deadline, so any other error takes precedence over kDeadline.
 Status first_cause(const std::vector<Status>& statuses) {
   const Status* cause = nullptr;
   for (const Status& status : statuses)
@@ -59,7 +60,7 @@ class GpuGroup final : public RankGroup {
   Status finish_steps() override {
     return on_all([&](int r) { return ranks_[rank_index(r)]->finish_steps(); });
   }
-  // If a rank has waited in vain, the others' steps end too, with wrong results.
+  // If a rank's wait has timed out, the other ranks' steps end too, but with wrong results.
   Status failure() const override {
     std::vector<Status> failures;
     for (const auto& rank : ranks_)
@@ -68,11 +69,11 @@ class GpuGroup final : public RankGroup {
     return failures.empty() ? Status() : first_cause(failures);
   }
   Status read_page(int, int32_t page, int64_t num_tokens, uint8_t* canonical) override {
-    FP4MOE_CHECK(ranks_.size() == 1, "KV pages of several ranks");
+    FP4MOE_CHECK(ranks_.size() == 1, "cannot read KV pages of several ranks");
     return ranks_[0]->read_page(page, num_tokens, canonical);
   }
   Status write_page(int, int32_t page, int64_t num_tokens, const uint8_t* canonical) override {
-    FP4MOE_CHECK(ranks_.size() == 1, "KV pages of several ranks");
+    FP4MOE_CHECK(ranks_.size() == 1, "cannot write KV pages of several ranks");
     return ranks_[0]->write_page(page, num_tokens, canonical);
   }
 
@@ -113,7 +114,7 @@ class GpuGroup final : public RankGroup {
 
   const Rank& leader() const { return std::as_const(*ranks_[0]).rank(); }
   static size_t rank_index(int rank) { return static_cast<size_t>(rank); }
-  // Calls function(rank) -> Status on every rank's thread.
+  // Calls function(rank) -> Status on every rank's thread and returns first_cause() of the statuses.
   template <class Function>
   Status on_all(const Function& function);
 

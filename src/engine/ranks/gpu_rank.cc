@@ -18,7 +18,8 @@
 namespace fp4moe {
 namespace {
 
-// A device error is permanent: every later CUDA call of the process returns it too. So is a failed group.
+// Returns whether the error is permanent. A device error is, because every later CUDA call in the process
+// returns it too; so is the failure of a group.
 bool is_permanent(const Status& status) {
   return status.code() == StatusCode::kInternal || status.code() == StatusCode::kDeadline;
 }
@@ -124,8 +125,8 @@ Status GpuRank::allocate(const RankSetup& setup) {
   return {};
 }
 
-// Steps of doubling sizes: each kernel and each tactic of a layer runs for one of them. The KV pages that
-// they write hold no request's tokens yet.
+// Runs steps of doubling sizes, so that each kernel and each tactic of a layer runs for at least one of them.
+// The KV pages that these steps write to do not hold any request's tokens yet.
 Status GpuRank::rehearse() {
   if (!has_peers()) return {};
   rehearse_groups(true);
@@ -167,8 +168,8 @@ Status GpuRank::rehearse_sampling(int64_t num_rows) {
   return {};
 }
 
-// A step that consists of padding only represents all steps of its size. It runs once, so that kernels and
-// libraries make their first-use allocations, and is then recorded.
+// For each size, records a step that consists only of padding; its graph serves all steps of that size. The
+// step first runs once, so that kernels and libraries make their first-use allocations.
 Status GpuRank::record_graphs(const EngineConfig& flags) {
   if (flags.disable_cuda_graph || cuda_sync_is_on()) return {};
   const auto started = std::chrono::steady_clock::now();
@@ -178,12 +179,12 @@ Status GpuRank::record_graphs(const EngineConfig& flags) {
   for (auto size = buckets_.rbegin(); size != buckets_.rend(); ++size) {
     if (*size > largest) continue;
     const DeviceBatch batch = put({}, *size);
-    if (!has_peers()) FP4MOE_RETURN_IF_ERROR(run_batch(batch));  // a rehearsal has run it
+    if (!has_peers()) FP4MOE_RETURN_IF_ERROR(run_batch(batch));  // otherwise rehearse() has run it
     FP4MOE_RETURN_IF_ERROR(wait("the first decode step of " + std::to_string(*size) + " rows"));
     Result<Graph> graph = Graph::capture(stream_, [&] { return run_batch(batch); });
     if (!graph.ok())
       return graph.status().with_context("CUDA graph of " + std::to_string(*size) +
-                                         " decode rows (--disable-cuda-graph skips it)");
+                                         " decode rows (--disable-cuda-graph skips recording graphs)");
     graphs_.emplace(*size, std::move(*graph));
   }
   FP4MOE_ASSIGN_OR_RETURN(const DeviceMemoryInfo after, device_memory_info(stream_.device().ordinal()));
@@ -191,7 +192,7 @@ Status GpuRank::record_graphs(const EngineConfig& flags) {
   char took[32];
   std::snprintf(took, sizeof took, "%.2f s", seconds.count());
   FP4MOE_RETURN_IF_ERROR(wait("recording graphs"));
-  if (rank_.layout().rank != 0) return {};  // as rank 0
+  if (rank_.layout().rank != 0) return {};  // rank 0 logs this line for all
   log_info("graphs     " + std::to_string(graphs_.size()) + " decode sizes up to " + std::to_string(largest) +
            " rows in " + took + ", " +
            size_string(std::max<int64_t>(0, before.free_bytes - after.free_bytes)));
@@ -235,7 +236,7 @@ Status GpuRank::execute_step(const Batch& batch, const GpuStep& step) {
   return wait(step_);
 }
 
-// Waits for the step; num_rows includes padding.
+// Waits for the step, then copies its routed experts to the batch; num_rows includes padding.
 Status GpuRank::take_experts(const Batch& batch, int64_t num_rows) {
   copy_async(host_experts_.data(), experts_.data(), expert_bytes(num_rows));
   FP4MOE_RETURN_IF_ERROR(wait(step_));
@@ -263,7 +264,7 @@ Status GpuRank::run_batch(const DeviceBatch& on_device) {
   return status;
 }
 
-// Waits for all enqueued work. Keeps a device error; execute_step() then refuses further steps.
+// Waits for all enqueued work. Keeps a permanent error, after which execute_step() refuses further steps.
 Status GpuRank::wait(const std::string& what) {
   Status status = stream_.synchronize();
   if (status.ok()) status = group_failure();
@@ -316,10 +317,11 @@ Status GpuRank::set_masked_ids(std::span<const int32_t> ids) {
 Status GpuRank::start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
                              std::span<const uint32_t> allowed) {
   const auto edit_bytes = static_cast<int64_t>(edits.size_bytes());
-  FP4MOE_CHECK(
-      std::ssize(rows) <= max_logit_rows_ && edit_bytes <= edits_.num_bytes() &&
-          static_cast<int64_t>(allowed.size_bytes()) <= allowed_.num_bytes() && num_sampled_ - num_taken_ < 2,
-      std::to_string(rows.size()) + " rows to sample, with " + std::to_string(edits.size()) + " edits");
+  FP4MOE_CHECK(std::ssize(rows) <= max_logit_rows_ && edit_bytes <= edits_.num_bytes() &&
+                   static_cast<int64_t>(allowed.size_bytes()) <= allowed_.num_bytes() &&
+                   num_sampled_ - num_taken_ < 2,
+               std::to_string(rows.size()) + " rows cannot be sampled with " + std::to_string(edits.size()) +
+                   " edits");
   const StreamScope scope(stream_);
   HostBuffers& buffers = host_buffers_[num_sampled_++ % 2];
   const bool all_greedy = std::all_of(rows.begin(), rows.end(), is_plain_greedy);

@@ -1,6 +1,6 @@
-// GpuRank: one rank of a model on a GPU. Steps are enqueued on one stream, decode steps of a recorded size as
-// one graph launch, and tokens are sampled on the device. With several ranks each has a thread
-// (gpu_group.cc), and all enqueue the same steps.
+// GpuRank: one rank of a model, on a GPU. It enqueues all steps on one stream, a decode step of a recorded
+// size as one graph launch, and samples tokens on the device. If there are several ranks, each runs on a
+// separate thread (gpu_group.cc), and all of them enqueue the same steps.
 #pragma once
 
 #include <map>
@@ -22,27 +22,27 @@
 
 namespace fp4moe {
 
-// What all ranks of a step know about the groups' batches.
+// The sizes of a step, which all ranks know.
 struct GpuStep {
-  bool decodes = true;               // all groups: the ranks run the graphs of the same size
-  int64_t rows = 0, logit_rows = 0;  // of the group that has most, padded
+  bool decodes = true;               // all groups decode, so all ranks run the graph of the same size
+  int64_t rows = 0, logit_rows = 0;  // of the group with the most rows, padded
 };
 
-// Large because a step's inputs, outputs and graphs each have a buffer of their own. Calls are as those of
+// Large because a step's inputs, outputs and graphs each have a separate buffer. Methods behave like those of
 // Executor (executor.h) with the same names.
 class GpuRank {
  public:
   GpuRank(const RankSetup& setup, int rank);
   ~GpuRank();
 
-  // Loads this rank's shard and allocates what steps need. `heap`: of all ranks, null if there is one; it
-  // must outlive this object.
+  // Loads this rank's shard and allocates the memory that steps need. `heap`: shared by all ranks, null if
+  // there is only one rank; it must outlive this object.
   Status load(const RankSetup& setup, const PeerHeap* heap, const ProgressSink& progress);
-  // Runs steps of all sizes and ways to sample once, without the other ranks
-  // (DeviceCommunicator::rehearse()). After load(); nothing with one rank.
+  // Runs steps of doubling sizes and of every decode size, and samples in every way, without the other ranks
+  // (DeviceCommunicator::rehearse()). Call after load(). Does nothing if there is only one rank.
   Status rehearse();
-  // Records a graph for each decode size, largest first: all graphs share the model's scratch memory. After
-  // load() on all ranks; all of them must call it, in parallel.
+  // Records a graph for each decode size, largest first because all graphs share the model's scratch memory.
+  // Call after load() has returned on all ranks; all of them must call it, in parallel.
   Status record_graphs(const EngineConfig& flags);
 
   Status execute_step(const Batch& batch, const GpuStep& step);
@@ -58,7 +58,7 @@ class GpuRank {
     std::lock_guard lock(mutex_);
     return failure_;
   }
-  // Whether this rank has waited in vain for another one.
+  // Returns OK, or why one of this rank's groups has failed (DeviceCommunicator::failure()).
   Status group_failure() const;
   Status read_page(int32_t page, int64_t num_tokens, uint8_t* canonical);
   Status write_page(int32_t page, int64_t num_tokens, const uint8_t* canonical);
@@ -94,7 +94,7 @@ class GpuRank {
   std::unique_ptr<DeviceCommunicator> group_, world_;  // RankContext::device_group, device_world
   BatchStage stage_;
   Buffer logits_;       // device: [max_logit_rows, V] f32
-  Buffer host_logits_;  // the same, pinned, if wants_logits_
+  Buffer host_logits_;  // a pinned copy of logits_; only if wants_logits_
   Buffer sampled_;      // device: params, then rows
   Buffer edits_;        // device: LogitEdits
   Buffer allowed_;      // device: SampleRowsArgs::allowed
@@ -102,17 +102,17 @@ class GpuRank {
   struct HostBuffers {
     Event staged;           // the batch has been copied
     Event sampled;          // the tokens have arrived
-    std::string step;       // description of the step that sampled them
+    std::string step;       // description of the step whose logits were sampled
     Buffer samples;         // pinned: params, then rows
     Buffer edits, allowed;  // pinned
   };
   HostBuffers host_buffers_[2];
   uint64_t num_steps_ = 0, num_sampled_ = 0, num_taken_ = 0;
   Buffer masked_;                  // device: SampleRowsArgs::masked, or empty
-  Buffer experts_, host_experts_;  // Batch::routed_experts of the last step, with padding; the second is
-                                   // pinned
+  Buffer experts_, host_experts_;  // Batch::routed_experts of the last step, with padding; host_experts_
+                                   // is pinned
   int64_t max_logit_rows_ = 0;
-  std::vector<int64_t> buckets_;  // of decode steps
+  std::vector<int64_t> buckets_;  // decode_buckets()
   std::map<int64_t, Graph> graphs_;
   std::string step_ = "loading";  // description of the last step, for errors
   const bool wants_logits_;

@@ -15,7 +15,7 @@
 
 namespace fp4moe {
 
-// What all ranks of a process are loaded from.
+// The inputs from which all ranks of a process are loaded.
 struct RankSetup {
   const Checkpoint& checkpoint;
   const ModelConfig& config;
@@ -26,8 +26,8 @@ struct RankSetup {
   int num_threads = 1;  // per rank
 };
 
-// Engine::expert_load(), computed from the ranks' counters. `ranks`: models of this process's ranks, at least
-// one; num_ranks: ranks of the whole job.
+// Computes Engine::expert_load() from the ranks' counters. `ranks`: the models of this process's ranks, at
+// least one; num_ranks: the number of ranks in the whole job.
 ExpertLoad sum_expert_load(std::span<const Model* const> ranks, int num_ranks);
 
 class Rank {
@@ -35,11 +35,12 @@ class Rank {
   // `endpoint` is borrowed; null if there is only one rank.
   Rank(const RankSetup& setup, int rank, Endpoint* endpoint);
 
-  // With several ranks, all of them must call it: they first agree on the smallest num_kv_pages.
+  // With several ranks, all of them must call load(), which first makes them agree on the smallest
+  // num_kv_pages.
   Status load(const RankSetup& setup, const ProgressSink& progress);
   Status forward_on_rank(const Batch& batch, float* logits);
 
-  // GPU: RankContext's members of these names. Before load().
+  // GPU: sets RankContext's device_group and device_world. Call before load().
   void set_device_groups(const DeviceCommunicator* group, const DeviceCommunicator* world) {
     context_.device_group = group;
     context_.device_world = world;

@@ -9,7 +9,7 @@
 namespace fp4moe {
 namespace {
 
-// Hashes names, file offsets and types of all tensors, but not their bytes.
+// Hashes the names, file offsets and types of all tensors, but not their bytes.
 uint64_t checkpoint_hash(const Checkpoint& checkpoint) {
   uint64_t hash = 0;
   const auto add = [&hash](const void* data, size_t num_bytes) {

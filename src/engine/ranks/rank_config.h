@@ -9,18 +9,19 @@
 
 namespace fp4moe {
 
-// Number of ranks of this process according to the launcher, before the fabric is opened.
+// Returns the number of ranks in this process according to the launcher. Works before the fabric is opened.
 int local_ranks(const ModelPlan& plan);
 
-// --comm-timeout.
+// Returns --comm-timeout.
 std::chrono::nanoseconds comm_timeout(const EngineConfig& flags);
 
-// num_kv_pages is an upper bound that does not depend on this process's memory.
+// Returns the limits for one step. num_kv_pages is an upper bound that does not depend on this process's
+// memory.
 StepLimits step_limits(const ModelConfig& config, const ModelPlan& plan, const EngineConfig& flags,
                        const RankGroupOptions& options);
 
-// Everything that must be identical in all processes, as text: the checkpoint's identity, sizes, layout and
-// numerics. Paths, threads and available memory may differ.
+// Returns, as text, everything that must be identical in all processes: the checkpoint's identity, sizes,
+// layout and numerics. Paths, threads and available memory may differ.
 std::string rank_config_text(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan,
                              const EngineConfig& flags, const RankGroupOptions& options);
 

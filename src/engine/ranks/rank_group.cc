@@ -19,8 +19,8 @@
 namespace fp4moe {
 namespace {
 
-// After a failure, process 0 first ends its clients' requests and then the job; if it does not, the other
-// processes do.
+// After a failure, process 0 first ends its clients' requests and then the job. If it has not ended the job
+// after this time, the other processes do.
 constexpr std::chrono::seconds kGrace{1};
 
 Result<Buffer> make_logits(const ModelConfig& config, const RankGroupOptions& options) {
@@ -39,7 +39,7 @@ class SingleCpuGroup final : public SingleRankGroup {
   }
 
   Status execute_step(std::span<const Batch> groups) override {
-    FP4MOE_CHECK(groups.size() == 1, std::to_string(groups.size()) + " groups, 1 rank");
+    FP4MOE_CHECK(groups.size() == 1, std::to_string(groups.size()) + " groups, but only 1 rank");
     return rank_.forward_on_rank(groups[0], logits());
   }
   float* logits() override { return logits_.as<float>(); }
@@ -102,7 +102,7 @@ class MultiRankGroup final : public RankGroup {
   float* logits() override { return logits_.as<float>(); }
   Status supports_routed_experts() const override {
     if (job_->num_processes() == 1) return {};
-    return unsupported("ranks of other processes (--fabric mpi) do not report routed experts");
+    return unsupported("ranks in other processes (--fabric mpi) do not report routed experts");
   }
   Status failure() const override { return runner_->failure(); }
   ThreadPool& pool() override { return ranks_[0]->pool(); }
@@ -143,7 +143,7 @@ class MultiRankGroup final : public RankGroup {
   std::unique_ptr<StepRunner> runner_;  // last: its threads use the members above
 };
 
-// All ranks load in parallel, each on its own thread. A rank that fails ends the job.
+// Loads all ranks in parallel, each on its own thread. A rank that fails ends the job.
 Status MultiRankGroup::load(const RankSetup& setup) {
   const int first = job_->first_rank(), count = job_->num_local_ranks();
   SummedProgress progress(setup.flags.progress_sink, static_cast<size_t>(count));
@@ -167,7 +167,7 @@ Status MultiRankGroup::load(const RankSetup& setup) {
   try {
     for (int i = 0; i < count; ++i) threads.emplace_back(load_rank, i);
   } catch (const std::exception& error) {  // ranks already started see the job's failure
-    job_->endpoint(first).fail(does_not_fit("no thread for rank " +
+    job_->endpoint(first).fail(does_not_fit("cannot start a thread for rank " +
                                             std::to_string(first + static_cast<int>(threads.size())) + ": " +
                                             error.what()));
   }
@@ -214,7 +214,7 @@ Result<std::unique_ptr<RankGroup>> RankGroup::make(const Checkpoint& checkpoint,
   try {
     return make_group(checkpoint, config, plan, flags, options);
   } catch (const std::exception& error) {  // no memory or no threads
-    return does_not_fit(std::string("the system refused memory or threads to the ranks: ") + error.what());
+    return does_not_fit(std::string("the system has no memory or threads for the ranks: ") + error.what());
   }
 }
 

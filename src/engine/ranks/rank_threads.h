@@ -1,5 +1,5 @@
-// RankThreads: one thread for each rank but the first, which is the caller's, to run the same function on
-// all.
+// RankThreads: runs the same function for all ranks at once. Each rank has its own thread, except rank 0,
+// which uses the caller's.
 #pragma once
 
 #include <atomic>
@@ -12,13 +12,13 @@ namespace fp4moe {
 
 class RankThreads {
  public:
-  // Throws std::system_error if the system refuses a thread.
+  // Throws std::system_error if the system cannot create a thread.
   explicit RankThreads(int num_ranks);
   ~RankThreads();
   RankThreads(const RankThreads&) = delete;
   RankThreads& operator=(const RankThreads&) = delete;
 
-  // Calls function(rank) for all ranks at once, rank 0 on the calling thread, and returns when all have
+  // Calls function(rank) for all ranks at once, rank 0 on the calling thread, and returns when all calls have
   // returned. The function must not throw. Not re-entrant.
   void run(const std::function<void(int rank)>& function);
 
@@ -28,7 +28,7 @@ class RankThreads {
 
   const std::function<void(int)>* function_ = nullptr;
   std::atomic<uint32_t> round_{
-      0};  // of run(); odd wake-ups are never lost: a thread compares with its own count
+      0};  // counts the calls of run(); a thread compares it with its own count, so it misses no round
   std::atomic<uint32_t> running_{0};  // threads that have not finished the round
   std::atomic<bool> ends_{false};
   std::vector<std::thread> threads_;

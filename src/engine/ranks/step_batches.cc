@@ -14,14 +14,14 @@ constexpr int64_t kHeaderWords = 3, kGroupWords = 4, kSequenceWords = 4;
 
 uint32_t word(int64_t n) {
   FP4MOE_CHECK(n >= 0 && n <= std::numeric_limits<uint32_t>::max(),
-               "a step's field does not fit a word: " + std::to_string(n));
+               "a step's field does not fit in a word: " + std::to_string(n));
   return static_cast<uint32_t>(n);
 }
 
 Status bad(const std::string& what) { return data_loss("a step's message: " + what); }
 
 Status beyond(const char* what, int64_t value, int64_t limit) {
-  return bad(std::string(what) + " " + std::to_string(value) + ", at most " + std::to_string(limit));
+  return bad(std::string(what) + " " + std::to_string(value) + "; legal: at most " + std::to_string(limit));
 }
 
 }  // namespace
@@ -81,7 +81,7 @@ Status StepBatches::decode(std::span<const uint8_t> bytes, const StepLimits& lim
   if (all[1] < kHeaderWords || all[1] > all.size())
     return beyond("length", all[1], static_cast<int64_t>(all.size()));
   if (all[2] != static_cast<uint32_t>(limits.num_groups))
-    return bad(std::to_string(all[2]) + " groups, expected " + std::to_string(limits.num_groups));
+    return bad(std::to_string(all[2]) + " groups instead of " + std::to_string(limits.num_groups));
   std::span<const uint32_t> words(all.data() + kHeaderWords, all[1] - kHeaderWords);
   groups_.assign(all[2], {});
   int64_t num_logit_rows = 0;
@@ -95,9 +95,9 @@ Status StepBatches::decode(std::span<const uint8_t> bytes, const StepLimits& lim
   return {};
 }
 
-// Consumes the group's words from the front.
+// Decodes one group and removes its words from the front of `words`.
 Status StepBatches::decode_group(std::span<const uint32_t>& words, const StepLimits& limits, Group& group) {
-  if (words.size() < kGroupWords) return bad("ends within a group");
+  if (words.size() < kGroupWords) return bad("it ends within a group");
   const uint64_t rows = words[0], sequences = words[1], logit_rows = words[2], pages = words[3];
   if (rows > static_cast<uint64_t>(limits.max_batch_tokens))
     return beyond("rows", words[0], limits.max_batch_tokens);
@@ -107,7 +107,7 @@ Status StepBatches::decode_group(std::span<const uint32_t>& words, const StepLim
     return beyond("pages", words[3], limits.max_table_pages);
   words = words.subspan(kGroupWords);
   if (words.size() < rows + sequences * kSequenceWords + logit_rows + pages)
-    return bad("ends within a group");
+    return bad("it ends within a group");
   const auto take = [&words](uint64_t n) {
     const std::span<const uint32_t> taken = words.first(n);
     words = words.subspan(n);
@@ -120,7 +120,7 @@ Status StepBatches::decode_group(std::span<const uint32_t>& words, const StepLim
   const std::span<const uint32_t> of_sequences = take(sequences * kSequenceWords);
   int64_t before = -1;
   for (const uint32_t row : take(logit_rows)) {
-    if (row >= rows || row <= before) return bad("logits of row " + std::to_string(row));
+    if (row >= rows || row <= before) return bad("invalid logit row " + std::to_string(row));
     group.logit_rows.push_back(before = row);
   }
   for (const uint32_t page : take(pages)) {
@@ -152,7 +152,7 @@ Status StepBatches::decode_sequences(std::span<const uint32_t> words, const Step
   }
   if (first_row != num_rows || !pages.empty())
     return bad("sequences cover " + std::to_string(first_row) + " of " + std::to_string(num_rows) +
-               " rows and leave " + std::to_string(pages.size()) + " pages");
+               " rows and leave " + std::to_string(pages.size()) + " pages unused");
   return {};
 }
 

@@ -10,29 +10,29 @@
 
 namespace fp4moe {
 
-// Upper limits of one step.
+// Upper limits for one step.
 struct StepLimits {
   int num_groups = 1;            // data-parallel groups, each with one batch per step
   int64_t max_batch_tokens = 0;  // rows of one batch
-  int64_t max_logit_rows = 0;    // of all batches together
+  int64_t max_logit_rows = 0;    // over all batches
   int64_t num_kv_pages = 0;      // per group
-  int64_t max_table_pages = 0;   // over the page tables of one batch; sequences may share pages
+  int64_t max_table_pages = 0;   // entries in the page tables of one batch; sequences may share pages
   int page_size = 0;
   int64_t vocab_size = 0;
 };
 
 class StepBatches {
  public:
-  // Copies the batches. Positions of a sequence's rows are consecutive.
+  // Copies the batches. The positions of a sequence's rows must be consecutive.
   void assign(std::span<const Batch> groups);
 
-  // The format is 32-bit words in host byte order: a header, then each group's numbers. decode() accepts
+  // The format is 32-bit words in host byte order: a header, then each group's data. decode() accepts
   // untrusted bytes: kDataLoss names a value that exceeds the limits or is inconsistent.
   void encode(std::vector<uint8_t>& bytes) const;
   Status decode(std::span<const uint8_t> bytes, const StepLimits& limits);
   static int64_t max_bytes(const StepLimits& limits);
 
-  // Valid until the next assign() or decode().
+  // Returns a view of the group's batch, valid until the next assign() or decode().
   Batch batch(int group) const;
   int64_t num_logit_rows(int group) const;
   int64_t first_logit_row(int group) const;  // index within the step
@@ -42,7 +42,7 @@ class StepBatches {
     std::vector<int32_t> token_ids, page_tables;
     std::vector<int64_t> positions, logit_rows;
     std::vector<SequenceRows> sequences;
-    int32_t* routed_experts = nullptr;  // only in this process
+    int32_t* routed_experts = nullptr;  // not sent to other processes
   };
   Status decode_group(std::span<const uint32_t>& words, const StepLimits& limits, Group& group);
   static Status decode_sequences(std::span<const uint32_t> words, const StepLimits& limits, Group& group);

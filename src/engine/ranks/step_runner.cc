@@ -14,7 +14,7 @@ namespace fp4moe {
 namespace {
 
 constexpr int kStep = 12, kDone = 13, kLogits = 14, kTaken = 15;  // signal slots
-constexpr int64_t kLengthBytes = 64;  // precedes an encoded step; a length of 0 ends the ranks
+constexpr int64_t kLengthBytes = 64;  // for the length of the encoded step that follows; 0 ends the ranks
 
 std::string rank_name(int rank) { return "rank " + std::to_string(rank); }
 
@@ -30,16 +30,16 @@ StepRunner::StepRunner(Job& job, const StepRunnerOptions& options, RankForward f
       forward_(std::move(forward)),
       last_step_(options.first_signal),
       pieces_(static_cast<size_t>(options.limits.num_groups), options.first_signal) {
-  FP4MOE_CHECK(
-      options.layout.dp == options.limits.num_groups,
-      std::to_string(options.layout.dp) + " and " + std::to_string(options.limits.num_groups) + " groups");
+  FP4MOE_CHECK(options.layout.dp == options.limits.num_groups,
+               std::to_string(options.layout.dp) + " groups, but the limits are for " +
+                   std::to_string(options.limits.num_groups) + " groups");
 }
 
 StepRunner::~StepRunner() {
   if (started_ && job_failure().ok()) {
     ends_ = true;
     encoded_.clear();
-    // A rank that cannot be signalled has failed, and ends for that reason.
+    // A rank that cannot be signalled has failed and therefore ends anyway.
     if (!announce(last_step_ + 1).ok()) log_warning("could not signal the ranks to stop");
   }
   for (std::thread& thread : threads_) thread.join();
@@ -53,7 +53,7 @@ int64_t StepRunner::piece_offset(int group, uint32_t piece) const {
   return options_.region.logits_offset + (2 * group + piece % 2) * options_.region.piece_bytes;
 }
 
-// Returns the job's first failure, which may be a different one.
+// Fails the job and returns its first failure, which may differ from `status`.
 Status StepRunner::fail(const Status& status) {
   Endpoint& endpoint = job_.endpoint(job_.first_rank());
   endpoint.fail(status);
@@ -63,7 +63,7 @@ Status StepRunner::fail(const Status& status) {
 // ---- process 0 ------------------------------------------------------------------------------------
 
 Status StepRunner::start() {
-  FP4MOE_CHECK(job_.process() == 0, "process " + std::to_string(job_.process()) + " follows");
+  FP4MOE_CHECK(job_.process() == 0, "process " + std::to_string(job_.process()) + " cannot lead");
   FP4MOE_RETURN_IF_ERROR(start_threads());
   started_ = true;
   Endpoint& endpoint = job_.endpoint(0);
@@ -74,7 +74,7 @@ Status StepRunner::start() {
   return {};
 }
 
-// One for each rank of this process except the first.
+// Starts a thread for each rank of this process except the first.
 Status StepRunner::start_threads() {
   const int first = job_.first_rank(), end = first + job_.num_local_ranks();
   threads_.reserve(static_cast<size_t>(end - first));
@@ -82,7 +82,7 @@ Status StepRunner::start_threads() {
     try {
       threads_.emplace_back([this, rank] { rank_loop(rank); });
     } catch (const std::exception& error) {
-      return fail(does_not_fit("no thread for " + rank_name(rank) + ": " + error.what()));
+      return fail(does_not_fit("cannot start a thread for " + rank_name(rank) + ": " + error.what()));
     }
   }
   return {};
@@ -94,7 +94,7 @@ Status StepRunner::failure() const {
 }
 
 Status StepRunner::run_on_ranks(std::span<const Batch> groups, float* logits) {
-  FP4MOE_CHECK(started_, "run_on_ranks() before start()");
+  FP4MOE_CHECK(started_, "run_on_ranks() was called before start()");
   if (const Status failed = failure(); !failed.ok()) return failed;
   const Status status = run_step(groups, logits);
   if (status.ok()) return status;
@@ -151,7 +151,7 @@ Status StepRunner::wait_done(int rank, uint32_t step) {
 
 // ---- all ranks ------------------------------------------------------------------------------------
 
-// An exception also fails the rank and with it the job.
+// Runs one rank's part of the step. An error or exception fails the rank and therefore the job.
 Status StepRunner::forward_guarded(int rank, const Batch& batch, float* logits) {
   Status status;
   try {
@@ -165,7 +165,7 @@ Status StepRunner::forward_guarded(int rank, const Batch& batch, float* logits) 
 }
 
 Status StepRunner::follow() {
-  FP4MOE_CHECK(job_.process() != 0, "process 0 leads");
+  FP4MOE_CHECK(job_.process() != 0, "process 0 cannot follow");
   FP4MOE_RETURN_IF_ERROR(start_threads());
   rank_loop(job_.first_rank());
   for (std::thread& thread : threads_) thread.join();
@@ -173,10 +173,10 @@ Status StepRunner::follow() {
   return job_failure();
 }
 
-// Runs steps until the end or a failure of the job.
+// Runs steps until the job ends or fails.
 void StepRunner::rank_loop(int rank) {
   Endpoint& endpoint = job_.endpoint(rank);
-  StepBatches received;  // used in other processes only
+  StepBatches received;  // not used in process 0
   if (!endpoint.signal(0, kDone, options_.first_signal + 1).ok()) return;
   for (uint32_t step = options_.first_signal + 1;; ++step) {
     uint32_t seen = 0;

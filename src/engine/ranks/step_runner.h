@@ -1,13 +1,13 @@
-// StepRunner: runs steps on all ranks of a job together. The caller's thread is rank 0's; other ranks of this
-// process have their own threads, and those of other processes follow process 0.
+// StepRunner: runs steps on all ranks of a job together. The caller's thread is rank 0's; each other rank of
+// this process has its own thread, and ranks in other processes follow process 0.
 //
 // A step uses the signal slots 12 to 15 (comm/endpoint.h); n counts from first_signal + 1:
 //   0 -> r  kStep   n      the batches are ready: in memory for ranks of process 0, otherwise in r's heap
-//   r -> 0  kDone   n + 1  r has finished the step (the first signal: r is ready)
+//   r -> 0  kDone   n + 1  r has finished the step (the first such signal: r is ready)
 //   g -> 0  kLogits i      piece i of the logits of g, the first rank of a group in another process, is in
 //                          rank 0's heap; g's pieces alternate between two buffers
-//   0 -> g  kTaken  i      piece i was copied out
-// Rank 0 returns when all ranks are done, so the next step may overwrite what this one wrote.
+//   0 -> g  kTaken  i      rank 0 has copied piece i
+// Rank 0 returns when all ranks are done, so the next step may overwrite this step's data.
 #pragma once
 
 #include <chrono>
@@ -28,7 +28,7 @@ namespace fp4moe {
 struct StepRegion {
   int64_t step_offset = 0;    // 64-byte aligned; an encoded step
   int64_t logits_offset = 0;  // 64-byte aligned; two pieces of logits per group
-  int64_t piece_bytes = 0;    // of one piece
+  int64_t piece_bytes = 0;    // size of one piece
 
   static int64_t step_bytes(const StepLimits& limits);
   int64_t logits_bytes(const StepLimits& limits) const { return limits.num_groups * 2 * piece_bytes; }
@@ -50,18 +50,18 @@ class StepRunner {
  public:
   // The job is borrowed. `forward` is called on one thread per rank, only after start() or follow().
   StepRunner(Job& job, const StepRunnerOptions& options, RankForward forward);
-  // Process 0: tells the other ranks to end, and joins this process's threads.
+  // Process 0: signals the other ranks to end, and joins this process's threads.
   ~StepRunner();
 
   // Process 0: starts this process's ranks and waits, without a time limit, until all ranks are ready.
   Status start();
-  // Process 0, after start(): runs one step; logits [rows, V] f32 as in Executor. Errors are the job's and
-  // final. After an error, a late rank may still write to `logits` until the destructor has returned.
+  // Process 0, after start(): runs one step; logits [rows, V] f32 as in Executor. An error fails the job
+  // permanently. After an error, a late rank may still write to `logits` until the destructor has returned.
   Status run_on_ranks(std::span<const Batch> groups, float* logits);
   // Other processes: runs this process's ranks until process 0 ends them (OK) or the job fails.
   Status follow();
 
-  // The job's failure; with the step's number once run_on_ranks() has returned it. Thread-safe.
+  // Returns the job's failure, with the step's number once run_on_ranks() has returned it. Thread-safe.
   Status failure() const;
 
  private:
@@ -94,7 +94,7 @@ class StepRunner {
   mutable std::mutex mutex_;
   Status step_failure_;
 
-  std::vector<uint32_t> pieces_;  // [dp]: number of pieces sent or received so far
+  std::vector<uint32_t> pieces_;  // [dp]: first_signal plus the number of pieces sent or received so far
 };
 
 }  // namespace fp4moe

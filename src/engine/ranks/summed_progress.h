@@ -10,7 +10,7 @@
 
 namespace fp4moe {
 
-// Sums the ranks' progress; each reports its own processed and total bytes.
+// Sums the ranks' progress; each rank reports its own processed and total bytes.
 class SummedProgress {
  public:
   SummedProgress(const ProgressSink& sink, size_t num_ranks) : sink_(sink), ranks_(num_ranks) {}
@@ -22,8 +22,8 @@ class SummedProgress {
       int64_t all_done = 0, all_total = 0;
       for (const auto& [rank_done, rank_total] : ranks_) {
         all_done += rank_done;
-        all_total += rank_total > 0 ? rank_total : total;  // a rank that has not reported yet has about as
-                                                           // much to load
+        all_total += rank_total > 0 ? rank_total : total;  // a rank that has not reported yet is
+                                                           // assumed to have as much to load
       }
       sink_(all_done, all_total);
     };

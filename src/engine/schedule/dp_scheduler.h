@@ -12,15 +12,15 @@
 
 namespace fp4moe {
 
-// Limits of each of `num_groups` groups: an equal share of every number, rounded up, so that a step over all
-// groups is about as large as a step of a single group would be.
+// Returns the limits for each of `num_groups` groups: an equal share of every number, rounded up, so that a
+// step over all groups is about as large as a step of a single group would be.
 SchedulerLimits group_limits(const SchedulerLimits& limits, int num_groups);
 
-// Ordered by priority, then first come, first served over all groups. The request at the head of the queue
-// goes to the group with room that runs the fewest requests; among equals to the one with the fewest used KV
-// pages, then to the lowest-numbered. A group that has more of the prompt's prefix in its pages may run one
-// request more than the others. The request stays in its group, also when it is retracted. With one group
-// this is the scheduler itself.
+// The queue is ordered by priority, then by arrival, over all groups. The request at its head is admitted to
+// the group that has room and runs the fewest requests; in a tie, to the group with the fewest used KV pages,
+// then to the lowest-numbered group. A group whose pages hold more of the prompt's prefix is preferred if it
+// runs at most one request more than the other group. A request stays in its group even if it is retracted.
+// With one group, this class works like Scheduler, but with priorities.
 //
 // Large because it has the interface of Scheduler over all groups; most methods are one-line sums.
 //
@@ -31,18 +31,18 @@ class DpScheduler {
   DpScheduler(int num_groups, const SchedulerLimits& limits, int64_t num_pages, int page_size);
 
   void enqueue(std::unique_ptr<Sequence> sequence);
-  // Plans the next step: per group its rows, oldest sequence first. False if no group has rows, as in
-  // Scheduler. Groups without work have no rows.
+  // Plans the next step: each group's rows, oldest sequence first. Returns false if no group has rows (see
+  // Scheduler::plan_step()). Groups without work have no rows.
   bool plan_step();
   std::span<const ScheduledRows> step(int group) const { return groups_[static_cast<size_t>(group)]->step(); }
-  // As in Scheduler.
+  // The same as in Scheduler.
   void commit_step();
   void drop_last_row(const Sequence& sequence);
   std::unique_ptr<Sequence> remove(std::string_view id, bool failed = false);
   void flush();
   Sequence* find(std::string_view id) const;
   bool hold(const Sequence& sequence);
-  // A running sequence if there is one, otherwise any other, otherwise null.
+  // Returns a running sequence if there is one, otherwise any other sequence, otherwise null.
   Sequence* first() const;
   void list(std::vector<Sequence*>& sequences) const;
 

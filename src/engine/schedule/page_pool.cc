@@ -25,7 +25,7 @@ PagePool::PagePool(int64_t num_pages, int page_size)
 }
 
 PagePool::~PagePool() {
-  FP4MOE_CHECK(num_available() == num_pages(), "leaked KV pages: " + std::to_string(num_available()) +
+  FP4MOE_CHECK(num_available() == num_pages(), "leaked KV pages: only " + std::to_string(num_available()) +
                                                    " of " + std::to_string(num_pages()) +
                                                    " are free or cached");
 }
@@ -88,7 +88,7 @@ PagePool::Prefix PagePool::find_prefix(std::span<const int32_t> token_ids) const
 }
 
 void PagePool::take_prefix(std::span<const int32_t> token_ids, std::vector<int32_t>& page_table) {
-  FP4MOE_CHECK(page_table.empty(), "the table has " + std::to_string(page_table.size()) + " pages");
+  FP4MOE_CHECK(page_table.empty(), "the table already has " + std::to_string(page_table.size()) + " pages");
   int32_t page = PrefixTree::kRoot;
   for (int64_t i = 0; i < std::ssize(token_ids) / page_size_; ++i) {
     page = tree_.find(page, tokens_of(token_ids, i));

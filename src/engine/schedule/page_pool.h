@@ -1,4 +1,4 @@
-// PagePool: tracks which KV pages are free, used by sequences' page tables, or cached prefixes of past
+// PagePool: tracks which KV pages are free, used by sequences' page tables, or cached as prefixes of past
 // requests.
 #pragma once
 
@@ -10,9 +10,9 @@
 
 namespace fp4moe {
 
-// Single-threaded. Every page is exactly one of free, used (in one or more tables) and cached (in no table,
-// but published with its tokens). Only published pages can be in more than one table. Double frees, foreign
-// pages and leaks (used pages at destruction) are CHECKed.
+// Single-threaded. Every page is in exactly one state: free, used (in one or more tables) or cached (in no
+// table, but published with its tokens). Only published pages can be in more than one table. A double free, a
+// foreign page or a leak (a page that is still used at destruction) fails a CHECK.
 class PagePool {
  public:
   PagePool(int64_t num_pages, int page_size);
@@ -21,9 +21,10 @@ class PagePool {
   PagePool& operator=(const PagePool&) = delete;
 
   // Grows `page_table` until it covers num_tokens, from free pages first, then by evicting the least recently
-  // released cached pages. Returns false and changes nothing if there are too few.
+  // released cached pages. Returns false and changes nothing if there are too few of both.
   bool grow(std::vector<int32_t>& page_table, int64_t num_tokens);
-  // Empties `page_table`; its pages become cached if published and no longer used, free otherwise.
+  // Empties `page_table`. Those of its pages that are in no other table become cached if they are published,
+  // otherwise free.
   void release(std::vector<int32_t>& page_table);
 
   // The published pages that hold a prefix of `token_ids`.
@@ -34,13 +35,13 @@ class PagePool {
   Prefix find_prefix(std::span<const int32_t> token_ids) const;
   // Appends these pages to `page_table`, which must be empty.
   void take_prefix(std::span<const int32_t> token_ids, std::vector<int32_t>& page_table);
-  // Publishes the pages of `page_table` that `token_ids` fills completely; the first num_published are
-  // published already. Where another page already holds the same tokens, the table gets that page instead.
-  // Returns the number of published pages.
+  // Publishes the pages of `page_table` that `token_ids` fills completely; the first num_published pages are
+  // already published. If another page already holds the same tokens, the table gets that page instead.
+  // Returns the new number of published pages.
   int64_t publish_prefix(std::span<const int32_t> token_ids, std::vector<int32_t>& page_table,
                          int64_t num_published);
-  // Unpublishes the last pages of this table that are in no other table and are followed by no published
-  // page.
+  // Unpublishes the trailing pages of this table that are in no other table and are not followed by a
+  // published page.
   void forget(std::span<const int32_t> page_table);
   // Frees all cached pages.
   void flush();
@@ -60,9 +61,9 @@ class PagePool {
   std::span<const int32_t> tokens_of(std::span<const int32_t> token_ids, int64_t page) const;
 
   int page_size_;
-  std::vector<int32_t> free_;        // a stack: the page released last is reused first, while it is in the
+  std::vector<int32_t> free_;        // a stack: the page released last is reused first, while still in the
                                      // CPU's caches
-  std::vector<int32_t> references_;  // [num_pages]: number of tables with this page
+  std::vector<int32_t> references_;  // [num_pages]: number of tables that contain the page
   PrefixTree tree_;                  // the published pages
   int64_t num_used_ = 0, num_references_ = 0;
   int64_t time_ = 0;  // counts releases

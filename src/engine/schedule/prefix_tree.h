@@ -1,4 +1,4 @@
-// PrefixTree: which KV pages hold which tokens, after which other pages.
+// PrefixTree: records which KV pages hold which tokens, and after which other pages.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 namespace fp4moe {
 
 // A node is a page and is identified by its page number; it holds the page_size tokens that follow its
-// parent's path. No two children of a node hold the same tokens. Nodes used by a sequence are pinned. Pinning
-// a node pins its whole path, so an idle node has no pinned descendants.
+// parent's path. No two children of a node hold the same tokens. The nodes that sequences use are pinned. The
+// caller pins all nodes of a sequence's path, so an idle node has no pinned descendants.
 //
 // Single-threaded.
 class PrefixTree {
@@ -22,19 +22,19 @@ class PrefixTree {
   PrefixTree(int64_t num_pages, int page_size);
 
   bool contains(int32_t page) const { return nodes_[static_cast<size_t>(page)].parent != kNone; }
-  // The child of `parent` with these page_size tokens, or kNone.
+  // Returns the child of `parent` with these page_size tokens, or kNone.
   int32_t find(int32_t parent, std::span<const int32_t> tokens) const;
   // Inserts a pinned node. Requires find(parent, tokens) == kNone.
   void insert(int32_t page, int32_t parent, std::span<const int32_t> tokens);
-  // Requires a node without children.
+  // Erases a node, which must not have children.
   void erase(int32_t page);
   bool is_leaf(int32_t page) const { return nodes_[static_cast<size_t>(page)].num_children == 0; }
 
   void pin(int32_t page);
-  // Among idle nodes, those with a smaller `time` are evicted first.
+  // Makes a node idle. Idle nodes with a smaller `time` are evicted first.
   void unpin(int32_t page, int64_t time);
   int64_t num_idle() const { return num_idle_; }  // nodes that are not pinned
-  // Erases and returns the childless idle node that was unpinned first. Requires an idle node.
+  // Erases and returns the childless idle node that was unpinned earliest. Requires an idle node.
   int32_t evict();
 
  private:

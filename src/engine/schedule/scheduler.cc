@@ -10,7 +10,8 @@
 namespace fp4moe {
 namespace {
 
-// A complete sequence needs no more rows; others have to wait for a token, pages or a mask.
+// Returns whether the sequence can get rows now: it needs more and does not wait for a token, pages or a
+// mask.
 bool wants_rows(const Sequence& sequence) {
   return !sequence.is_over() && !sequence.waits_for_token() && !sequence.disagg.awaits_pages &&
          !sequence.grammar.awaits_mask;
@@ -90,7 +91,7 @@ bool Scheduler::has_room(const Sequence& sequence) const {
   return num_left >= std::max(num_expected, num_running());
 }
 
-// Pages that a sequence with num_pages pages is expected to need in addition.
+// Returns the number of additional pages that a sequence with num_pages pages is expected to need.
 int64_t Scheduler::expected_growth(const Sequence& sequence, int64_t num_pages) const {
   const int64_t more = new_token_ratio_.expected_tokens(sequence.max_tokens - sequence.num_tokens());
   return std::max<int64_t>(0, pages_.pages_for(sequence.num_tokens() + more) - num_pages);
@@ -105,8 +106,8 @@ void Scheduler::admit(std::unique_ptr<Sequence>& sequence) {
 
 // ---- retraction -----------------------------------------------------------------------------------
 
-// Makes room for num_tokens tokens of `sequence` by retracting yielding sequences, then the most recently
-// admitted. Returns false if that retracted `sequence` itself.
+// Makes room for num_tokens tokens of `sequence` by retracting first yielding sequences, then the most
+// recently admitted ones. Returns false if it had to retract `sequence` itself.
 bool Scheduler::grow_or_retract(Sequence& sequence, int64_t num_tokens) {
   while (!pages_.grow(sequence.kv.page_table, num_tokens)) {
     if (retract_yielding()) continue;
@@ -170,7 +171,8 @@ void Scheduler::finish_step() {
   if (decodes) new_token_ratio_.decay();
 }
 
-// Running sequences with several tokens to compute that should not wait for an older sequence's pages.
+// Returns the running sequences that have several tokens to compute and should not wait for an older
+// sequence's pages.
 std::vector<Sequence*> Scheduler::prompts() const {
   std::vector<Sequence*> found;
   for (size_t i = 0; i < running_.size(); ++i)
@@ -179,7 +181,7 @@ std::vector<Sequence*> Scheduler::prompts() const {
   return found;
 }
 
-// Whether an older sequence is about to compute most of what this one still has to compute.
+// Returns whether an older sequence is about to compute most of what this one still has to compute.
 bool Scheduler::is_being_computed(size_t index) const {
   const Sequence& sequence = *running_[index];
   if (!limits_.reuses_prefixes || sequence.has_started()) return false;
@@ -202,8 +204,9 @@ bool Scheduler::is_being_computed(size_t index) const {
 //   token_ids  | cached | in this step | added here | later steps |
 //              0        kv.num_cached  + kv.num_rows               num_tokens()
 //
-// A step has logit rows for limits_.max_running_requests sequences. Each of the num_behind prompts that come
-// later in this step keeps one, so a prompt whose tokens are scored gets fewer rows if it needs more of them.
+// A step has at most limits_.max_running_requests logit rows. One is reserved for each of the num_behind
+// prompts that come later in this step, so a prompt whose tokens are scored gets fewer rows if it would need
+// more logit rows than are left.
 int64_t Scheduler::add_rows(Sequence& sequence, int64_t most, int64_t num_behind) {
   if (most > 0) take_newer_prefix(sequence);
   const int64_t num_before = sequence.kv.num_rows;
@@ -218,7 +221,7 @@ int64_t Scheduler::add_rows(Sequence& sequence, int64_t most, int64_t num_behind
   return num_added;
 }
 
-// A sequence without rows so far starts over with pages that were published since its admission.
+// If the sequence has had no rows so far, starts it over with the pages published since its admission.
 void Scheduler::take_newer_prefix(Sequence& sequence) {
   if (sequence.kv.num_rows > 0 || sequence.has_started() ||
       num_reusable_pages(sequence) <= sequence.kv.num_published_pages)
@@ -256,7 +259,7 @@ bool Scheduler::hold(const Sequence& sequence) {
 
 // ---- pages ----------------------------------------------------------------------------------------
 
-// All tokens before the first one whose row needs logits; the last token's row always does.
+// Returns all tokens before the first token whose row needs logits; the last token's row always needs them.
 std::span<const int32_t> Scheduler::reusable_tokens(const Sequence& sequence) const {
   if (!limits_.reuses_prefixes) return {};
   const bool scores = sequence.scores.next < sequence.num_prompt_tokens;
@@ -268,7 +271,8 @@ int64_t Scheduler::num_reusable_pages(const Sequence& sequence) const {
   return pages_.find_prefix(reusable_tokens(sequence)).num_pages;
 }
 
-// Allocates pages for all tokens, published ones first; admission has counted that they suffice.
+// Allocates pages for all tokens of the sequence, using published pages first. Admission has checked that
+// enough pages are available.
 void Scheduler::take_prefix(Sequence& sequence) {
   pages_.take_prefix(reusable_tokens(sequence), sequence.kv.page_table);
   sequence.kv.num_published_pages = std::ssize(sequence.kv.page_table);
@@ -276,7 +280,8 @@ void Scheduler::take_prefix(Sequence& sequence) {
   FP4MOE_CHECK(pages_.grow(sequence.kv.page_table, sequence.num_tokens()), "available pages were miscounted");
 }
 
-// Tokens that a step in flight chooses are not known yet, although their keys and values will be written.
+// Publishes pages of known tokens only: a token that a step in flight chooses is not known yet, even if its
+// key and value are about to be written.
 void Scheduler::publish_prefix(Sequence& sequence) {
   if (!limits_.reuses_prefixes) return;
   const int64_t num_tokens = std::min(sequence.kv.num_cached, sequence.num_known_tokens());

@@ -1,4 +1,4 @@
-// Scheduler: continuous batching. Chooses the sequences and rows of the next step.
+// Scheduler: implements continuous batching. Chooses the sequences and rows for the next step.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,15 @@
 namespace fp4moe {
 
 struct SchedulerLimits {
-  int64_t max_running_requests = 0;  // also the maximum logit rows of a step
-  int64_t chunked_prefill_size = 0;  // maximum rows of one sequence in a step
-  int64_t max_prefill_tokens = 0;    // maximum rows of a step, in addition to one per decoding sequence
+  int64_t max_running_requests = 0;  // also the maximum number of logit rows in a step
+  int64_t chunked_prefill_size = 0;  // maximum number of rows per sequence and step
+  int64_t max_prefill_tokens = 0;    // maximum number of rows per step, besides one per decoding sequence
   bool reuses_prefixes = false;      // whether requests reuse cached pages of an equal prefix
   double conservativeness = 1;       // of admission; see NewTokenRatio
 };
 
-// The sequence's next num_rows tokens after num_cached. If they include its last token, its logits are
-// computed.
+// The sequence's next num_rows tokens after num_cached. If they include the sequence's last token, the logits
+// of that token are computed.
 struct ScheduledRows {
   Sequence* sequence = nullptr;
   int64_t num_rows = 0;
@@ -33,28 +33,29 @@ struct ScheduledRows {
 // A waiting sequence has no pages; a running one has pages for all its tokens. Prefill and decode are the
 // same thing: rows from num_cached to the end of token_ids.
 //
-// Admission is first come, first served: the pages for all present tokens must be available, and leave as
-// many as the running sequences are expected to need (NewTokenRatio), at least one page for each. A sequence
-// grows page by page. When the pool is exhausted, the sequence admitted last is retracted: it gives its pages
-// back and waits at the head of the queue, to be recomputed from its tokens (with the same bits, as every op
-// is batch-invariant). The oldest sequence is never retracted in favour of another and fits in the pool
-// alone, which was checked at submission: so it always ends, and there is no deadlock.
+// Admission is first come, first served. It requires available pages for all present tokens of the sequence
+// and for the growth expected of it and the running sequences (NewTokenRatio), at least one page for each
+// running sequence. A sequence grows page by page. When the pool is exhausted, the sequence admitted last is
+// retracted: it gives its pages back and waits at the head of the queue to be recomputed from its tokens
+// (with identical bits, because every op is batch-invariant). The oldest sequence is never retracted in
+// favour of another and fits in the pool alone, which is checked at submission, so it always ends and there
+// is no deadlock.
 //
-// Every step contains the next row of each decoding sequence. The oldest prompt gets half of the prompt rows,
-// the other half goes to the shortest prompts first: a long prompt neither waits for short ones nor delays
-// them.
+// Every step contains the next row of each decoding sequence. The oldest prompt gets half of the prompt rows;
+// the other half goes to the shortest prompts first. So a long prompt neither waits for short prompts nor
+// delays them.
 //
 // With prefix reuse, a sequence starts with the pages that hold a prefix of its tokens, whichever sequence
 // computed them; full pages are published when their step is committed. If an older sequence is still
-// computing a prompt that shares a prefix, and that prefix is most of what a new sequence has to compute, the
-// new one gets no rows until those pages are published.
+// computing a prompt that shares a prefix with a new sequence, and that prefix is most of what the new
+// sequence has to compute, the new sequence gets no rows until the prefix's pages are published.
 //
-// A sequence whose prompt another engine computes (awaits_pages) is admitted like any other, and has no rows
-// until the prompt's pages are filled; if it is retracted, this engine computes it. A held sequence has no
-// rows, counts as neither running nor waiting, and keeps its pages until it is removed. A sequence that waits
-// for its grammar's mask (awaits_mask) keeps its place and its pages without rows. If its masks are slow, it
-// yields both to a sequence that needs them; while it waits for its mask it is neither admitted nor blocks
-// the queue behind it.
+// A sequence whose prompt another engine computes (awaits_pages) is admitted like any other, but has no rows
+// until the prompt's pages are filled; if it is retracted, this engine computes the prompt. A held sequence
+// has no rows, counts as neither running nor waiting, and keeps its pages until it is removed. A sequence
+// that waits for its grammar's mask (awaits_mask) keeps its place and its pages but has no rows. If its masks
+// are slow to compute, it yields both to a sequence that needs them; in the queue, it is not admitted before
+// its mask is ready, but does not block the sequences behind it.
 //
 // Large because admission, retraction, the rows of prompts and prefix reuse change the same queues and page
 // tables within one step; half of the methods are one-line queries.
@@ -66,8 +67,8 @@ class Scheduler {
   ~Scheduler();
 
   void enqueue(std::unique_ptr<Sequence> sequence);
-  // Plans the next step, oldest sequence first; empty only if nothing waits or runs, or is_waiting(). Valid
-  // until the next call.
+  // Plans the next step and returns its rows, oldest sequence first. They are empty only if no sequence waits
+  // or runs, or if is_waiting(). Valid until the next call.
   const std::vector<ScheduledRows>& plan_step();
   // plan_step() in pieces, for a caller with its own queue: begin_step() adds rows of decoding sequences and
   // admits sequences waiting here; can_admit() and admit() add sequences from the caller's queue (admit takes
@@ -75,31 +76,32 @@ class Scheduler {
   void begin_step();
   bool can_admit(const Sequence& sequence) const;
   void admit(std::unique_ptr<Sequence>& sequence);
-  // Makes room for another admission by retracting the most recently admitted sequence that yields. False if
-  // no sequence yields or this step admits nothing.
+  // Makes room for another admission by retracting the most recently admitted sequence that yields. Returns
+  // false if no sequence yields or this step admits nothing.
   bool yield_place() { return admits_ && retract_yielding(); }
   void finish_step();
-  // Number of published pages that it would start with.
+  // Returns the number of published pages that the sequence would start with.
   int64_t num_reusable_pages(const Sequence& sequence) const;
   const std::vector<ScheduledRows>& step() const { return step_; }
   // Marks the step's rows as cached. Call after the forward pass and before tokens are appended.
   void commit_step();
-  // Call before commit_step(): no token is chosen from the sequence's last row in this step; a later step
-  // recomputes the row.
+  // Removes the sequence's last row from the step, so that no token is chosen from it; a later step computes
+  // the row again. Call before commit_step().
   void drop_last_row(const Sequence& sequence);
-  // Whether a sequence has no rows until an event: its last token becomes known, its pages are filled, its
-  // mask is ready or, for a held one, it is removed.
+  // Returns whether any sequence gets no rows until an event: its last token becomes known, its pages are
+  // filled, its mask is ready or, if it is held, it is removed.
   bool is_waiting() const;
-  // Returns false and does nothing if the sequence is not running.
+  // Holds a running sequence. Returns false and does nothing if the sequence is not running.
   bool hold(const Sequence& sequence);
-  // Removes a sequence from wherever it is and releases its pages; pages of a failed sequence are not kept
-  // for reuse. Null if it is not found.
+  // Removes a sequence in any state, releases its pages and returns it; the pages of a failed sequence are
+  // not kept for reuse. Returns null if there is no such sequence.
   std::unique_ptr<Sequence> remove(std::string_view id, bool failed = false);
   // Frees all cached pages.
   void flush() { pages_.flush(); }
-  // Null if it is not found.
+  // Returns null if there is no such sequence.
   Sequence* find(std::string_view id) const;
-  // The oldest running sequence, otherwise the first waiting, otherwise the first held one, otherwise null.
+  // Returns the oldest running sequence, otherwise the first waiting one, otherwise the first held one,
+  // otherwise null.
   Sequence* first() const;
   // Appends all sequences, running ones first.
   void list(std::vector<Sequence*>& sequences) const;
@@ -110,7 +112,8 @@ class Scheduler {
   int64_t num_retracted() const { return num_retracted_; }
   double new_token_ratio() const { return new_token_ratio_.value(); }
   const PagePool& pages() const { return pages_; }
-  // Page references that belong to no sequence, plus pages in no state. Not 0 means a bug.
+  // Returns the number of page references that belong to no sequence, plus the number of pages in no state.
+  // Anything but 0 is a bug.
   int64_t num_leaked_pages() const;
 
  private:
@@ -136,8 +139,8 @@ class Scheduler {
   std::vector<std::unique_ptr<Sequence>> running_;  // in order of admission
   std::vector<std::unique_ptr<Sequence>> held_;
   std::vector<ScheduledRows> step_;
-  int64_t logit_rows_left_ = 0;  // logit rows that the step can still have; limits_.max_running_requests in
-                                 // all
+  int64_t logit_rows_left_ = 0;  // number of logit rows that the step can still have, out of
+                                 // limits_.max_running_requests
   bool admits_ = false;          // nothing was retracted in this step
   int64_t num_retracted_ = 0;
 };

@@ -12,15 +12,15 @@
 //      | Scheduler::hold: a prefill node has computed the prompt
 //   held: keeps its pages until the decode node releases them
 //
-// Delivery::end takes it from any state but the inbox, gives its pages back, delivers its last delta and
-// deletes it; StepLoop::find first queues a pending sequence, so that the scheduler has it.
+// Delivery::end removes a sequence in any state except the inbox, gives its pages back, delivers its last
+// delta and deletes it; StepLoop::find first queues a pending sequence, so that the scheduler has it.
 //
-// A running sequence gets rows in a step unless it waits for one of
+// A running sequence gets rows in a step unless it waits for one of these:
 //
 //   a token in flight      waits_for_token()    until Delivery::accept knows the token
 //   the prompt's pages     disagg.awaits_pages  until RemotePrefill::start_decoding
 //   its next token's mask  grammar.awaits_mask  until GrammarManager::check finds it ready (parked)
-//   more rows to compute   is_over()            until its last token is known
+//   its last token         is_over()            until that token is known
 #pragma once
 
 #include <algorithm>
@@ -40,7 +40,7 @@ struct Sequence {
   int64_t num_prompt_tokens = 0;
   int64_t max_tokens = 0;          // prompt and output together
   std::vector<int32_t> token_ids;  // the prompt, then the output so far
-  int64_t num_unknown = 0;         // tokens at the end that steps in flight will choose
+  int64_t num_unknown = 0;         // number of tokens at the end that steps in flight will choose
 
   SequenceRequest request;
   SequenceKv kv;
@@ -56,24 +56,24 @@ struct Sequence {
   int64_t num_output_tokens() const { return num_known_tokens() - num_prompt_tokens; }
   int64_t num_pending() const { return num_tokens() - kv.num_cached; }
   bool is_complete() const { return num_tokens() == max_tokens; }
-  // Whether the row at `position` scores the next prompt token.
+  // Returns whether the row at `position` scores the next prompt token.
   bool is_scored(int64_t position) const {
     return position + 1 >= scores.next && position + 1 < num_prompt_tokens;
   }
-  // Logit rows among the next `count` rows.
+  // Returns the number of logit rows among the next `count` rows.
   int64_t num_logit_rows(int64_t count) const {
     const int64_t end = kv.num_cached + count, scored_end = std::min(end, num_prompt_tokens - 1);
     const int64_t scored = std::max<int64_t>(0, scored_end - std::max(kv.num_cached, scores.next - 1));
     return scored + (end == num_tokens() && !is_complete() ? 1 : 0);
   }
-  // Whether it needs no more rows.
+  // Returns whether the sequence needs no more rows.
   bool is_over() const { return is_complete() && scores.next >= num_prompt_tokens; }
-  // Whether choosing its next token requires the tokens still in flight.
+  // Returns whether choosing the next token requires the tokens still in flight.
   bool waits_for_token() const {
     return num_unknown > 0 && (output.edits.has_penalties() || grammar.matcher != nullptr);
   }
   bool has_started() const { return kv.num_reused >= 0; }
-  // Whether its mask may take long, so that other sequences may take its pages and its place.
+  // Returns whether the mask may take long, so that other sequences may take this one's pages and place.
   bool yields() const {
     return grammar.awaits_mask && grammar.matcher != nullptr && grammar.matcher->is_slow();
   }

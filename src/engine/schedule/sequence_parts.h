@@ -31,30 +31,30 @@ struct SequenceRequest {
   std::string client;  // as in Request
   SamplingParams sampling;
   uint64_t seed = 0;
-  int64_t priority = 0;        // larger ones are admitted earlier
+  int64_t priority = 0;        // larger values are admitted earlier
   double timeout_seconds = 0;  // from submission; 0: none
 };
 
 // Owned by the scheduler.
 struct SequenceKv {
-  int64_t num_cached = 0;           // leading token_ids whose keys and values are in the pages
+  int64_t num_cached = 0;           // number of leading token_ids whose keys and values are in the pages
   std::vector<int32_t> page_table;  // covers num_cached and the rows of the current step
-  int64_t num_published_pages = 0;  // leading pages of page_table that the pool has published
+  int64_t num_published_pages = 0;  // number of leading pages of page_table that the pool has published
   int64_t num_reused = -1;          // tokens found in cached pages when its first rows were scheduled; -1:
                                     // not yet scheduled
-  int64_t num_rows = 0;             // in the step being planned
+  int64_t num_rows = 0;             // number of rows in the step being planned
   int group = 0;                    // the data-parallel group that owns the pages
 };
 
-// The way from token ids to the client.
+// The path from token ids to the client.
 struct SequenceOutput {
   std::shared_ptr<DeltaSink> sink;
   OutputText text;
   LogitEdits edits;
 };
 
-// Log-probabilities of prompt tokens. Tokens from `next` on still need a row that scores them; num_due scores
-// are still to be taken.
+// Log-probabilities of prompt tokens. Tokens from index `next` on still need a row that scores them; num_due
+// scores have not been taken yet.
 struct SequenceScores {
   int64_t next = std::numeric_limits<int64_t>::max();
   int64_t num_due = 0;
@@ -62,7 +62,7 @@ struct SequenceScores {
                                // for routed experts
 };
 
-// Routed experts of the tokens from `from` on; -1: not requested.
+// Routed experts of the tokens from index `from` on; -1: not requested.
 struct SequenceExperts {
   int64_t from = -1;
   std::vector<int32_t> ids;  // [tokens, layers, top_k]
@@ -70,29 +70,29 @@ struct SequenceExperts {
 
 // Owned by GrammarManager once the sequence is scheduled.
 struct SequenceGrammar {
-  GrammarTicket ticket;                    // valid while its grammar is being waited for
-  std::shared_ptr<OutputGrammar> matcher;  // of the output so far, once the grammar is compiled; null: any
-                                           // text
+  GrammarTicket ticket;                    // valid while the sequence waits for its grammar
+  std::shared_ptr<OutputGrammar> matcher;  // for the output so far, once the grammar is compiled; null: any
+                                           // text is allowed
   bool awaits_mask = false;                // no rows until its next token's mask is ready
 };
 
 // Disaggregation. Prefill engine: on_held is called when the prompt is held. Decode engine: the node that
-// computes the prompt, the room, and the first token once received; from then on it awaits the prompt's
-// pages.
+// computes the prompt, the room, and the first token once received; from then on the sequence awaits the
+// prompt's pages.
 struct SequenceDisagg {
   std::function<void(HeldPrompt)> on_held;
   std::string prefill_node;
   uint64_t room = 0;  // 0: not or no longer in a room
   std::optional<FirstToken> first_token;
   bool awaits_pages = false;
-  std::shared_ptr<KvLease> lease;  // on the pages while they are read or filled; the scheduler ends it
+  std::shared_ptr<KvLease> lease;  // held on the pages while they are read or filled; the scheduler ends it
 };
 
 // Owned by the step loop, for its time limits.
 struct SequenceTimes {
   using Clock = std::chrono::steady_clock;
   Clock::time_point submitted, started;  // started: when its first rows ran
-  Clock::time_point held;                // when its pages were held; default: they are not
+  Clock::time_point held;                // when holding its pages began; default: they are not held
 };
 
 }  // namespace fp4moe

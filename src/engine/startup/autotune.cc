@@ -24,14 +24,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t kExperts = 8;  // experts timed; enough that weights come from memory, as in a step
+constexpr int64_t kExperts = 8;  // experts timed; enough for weights to be read from memory, as in a step
 
 int rank_threads(const EngineConfig& flags) {
   const int all = flags.threads > 0 ? flags.threads : available_cores();
   return std::max(1, all / std::max(1, flags.tp_size));
 }
 
-// Everything that timings depend on.
+// Returns a text with everything that the timings depend on.
 std::string cache_key(const std::string& machine, const ModelPlan& plan) {
   const MoeProblem& p = plan.moe.problem();
   const auto n = [](int64_t x) { return std::to_string(x); };
@@ -64,7 +64,7 @@ std::string tactics_text(const Tactics& tactics) {
     for (const int64_t rows : kTacticRows)
       text += (rows == kTacticRows[0] ? " " : "/") + std::to_string(tactics.chunk_bytes(op, rows) >> 10);
   }
-  return text + " KiB a chunk at 1/4/32/more rows an expert";
+  return text + " KiB per chunk at 1/4/32/more rows per expert";
 }
 
 int64_t first_expert_layer(const ModelConfig& config) {
@@ -113,11 +113,11 @@ class LayerTimer {
   ThreadPool* pool_;
   ExpertProbe probe_;
   int64_t rows_ = 0;
-  std::vector<float> right_;  // the default's output
+  std::vector<float> right_;  // output of the default tactics
 };
 
-// Reads `tactics` from the cache; otherwise runs `time` and caches its result. Returns how they were
-// obtained.
+// Reads `tactics` from the cache or, if they are not in it, runs `time` and caches its result. Returns how
+// the tactics were obtained.
 template <class T>
 Result<std::string> cached_or_timed(const EngineConfig& flags, const std::string& key, T& tactics,
                                     const std::function<Result<bool>(const std::string& path)>& read,
@@ -176,13 +176,13 @@ Result<TuneResult> autotune_gpu(const Checkpoint& checkpoint, const ModelConfig&
   return TuneResult{plan.moe.with_tactics(tactics), tactics_text(ops, tactics) + " (" + *how + ")"};
 }
 
-// Why nothing is timed; empty if tactics are timed.
+// Returns why nothing is timed, or an empty string if tactics are timed.
 std::string why_shipped(const ModelPlan& plan) {
   const MoePlan& moe = plan.moe;
   if (plan.flags.disable_autotune || plan.flags.autotune_budget <= 0) return "off";
   if (moe.problem().act_dtype == DType::kF32) return "the oracle is not tuned";
   if (moe.problem().format == Fp4Format::kNone) return "bf16 experts are not tuned";
-  if (launcher_info().num_processes > 1) return "jobs of several processes are not tuned";
+  if (launcher_info().num_processes > 1) return "jobs with several processes are not tuned";
   if (moe.problem().device == DeviceKind::kCpu) return "";
   if (moe.scheme() == Scheme::kW4A4) return std::string(scheme_name(moe.scheme())) + " is not tuned on a GPU";
   if (moe.a2a_settings().deterministic) return "deterministic inference uses one tactic for all batches";

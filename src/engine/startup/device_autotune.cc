@@ -18,13 +18,14 @@
 namespace fp4moe {
 namespace {
 
-constexpr int64_t kDraws = 8;              // random expert assignments for all tokens; one per call
-constexpr int64_t kComparedTokens = 1024;  // at most; the last tokens
-// Largest relative L2 error between the outputs of two tactics. w4a16: the scheme's budget. w4a8: more,
-// because tactics that sum with 14 and with 24 bits quantise some values of the intermediate differently.
+constexpr int64_t kDraws = 8;              // number of random expert assignments for all tokens; one per call
+constexpr int64_t kComparedTokens = 1024;  // maximum; the last tokens are compared
+// Largest relative L2 error allowed between the outputs of two tactics. w4a16: the scheme's budget. w4a8:
+// larger, because tactics that accumulate in 14 and in 24 bits quantise some values of the intermediate
+// differently.
 constexpr double kTolerance = 3e-3, kFp8Tolerance = 2e-2;
 
-// ids [kDraws, T, topk], distinct within a row.
+// Returns ids [kDraws, T, topk], distinct within a row.
 std::vector<int32_t> draw_ids(int64_t num_tokens, int64_t topk, int64_t num_experts) {
   std::mt19937 random(1);
   std::vector<int32_t> ids;
@@ -38,7 +39,7 @@ std::vector<int32_t> draw_ids(int64_t num_tokens, int64_t topk, int64_t num_expe
   return ids;
 }
 
-// [T, H] with variance 1; 64 distinct rows, repeated.
+// Returns tokens [T, H] with variance 1: 64 distinct rows, repeated.
 std::vector<bf16> draw_tokens(int64_t num_tokens, int64_t hidden_size) {
   constexpr int64_t kRows = 64;
   std::mt19937 random(2);
@@ -58,7 +59,7 @@ class DeviceLayerTimer {
  public:
   static Result<DeviceLayerTimer> make(const MoePlan& plan, const MoeWeightsView& weights, int64_t max_tokens,
                                        ThreadPool& pool);
-  // A DeviceTacticTimer. After the first error, which is kept, it launches nothing more.
+  // Times a tactic like a DeviceTacticTimer. Keeps the first error and then launches nothing more.
   double operator()(size_t tactic, int64_t num_tokens) {
     const StreamScope scope(stream_);
     const Result<double> seconds = failure_.ok() ? measure(tactic, num_tokens) : failure_;
@@ -155,7 +156,7 @@ Result<bool> DeviceLayerTimer::is_right(size_t tactic, int64_t num_tokens) {
   return false;
 }
 
-// Output of the last tokens; elements that the tactic does not write are NaN.
+// Returns the output for the last tokens; elements that the tactic does not write are NaN.
 Result<std::vector<float>> DeviceLayerTimer::output(size_t tactic, int64_t num_tokens) {
   const int64_t h = experts_.tiles().hidden_size, rows = std::min(num_tokens, kComparedTokens);
   float* from = out_.as<float>() + (num_tokens - rows) * h;

@@ -26,7 +26,8 @@ std::string decimal(double x) {
 
 bool is_gpu(const MemoryProblem& problem) { return problem.device == DeviceKind::kCuda; }
 
-// Suggests the next hundredth of --mem-fraction-static that makes num_bytes fit, or the memory required.
+// Suggests the smallest --mem-fraction-static, in hundredths, with which num_bytes fit, or else names the
+// memory required.
 std::string fraction_advice(int64_t num_bytes, const MemoryProblem& problem) {
   constexpr double kLargestSensible = 0.95;  // activations, the process and other programs need the rest
   const double needed =
@@ -51,11 +52,11 @@ Status check_fixed(const MemoryProblem& problem, const EngineConfig& flags, cons
   const int64_t fixed = fixed_bytes(problem), rest = plan.budget_bytes - (fixed - problem.work_bytes);
   if (fixed <= plan.budget_bytes) return {};
   std::string what = "the weights take " + size_string(problem.weight_bytes);
-  if (problem.comm_bytes > 0) what += " and the ranks' heaps " + size_string(problem.comm_bytes);
+  if (problem.comm_bytes > 0) what += " and the ranks' heaps take " + size_string(problem.comm_bytes);
   if (problem.work_bytes > 0)
-    what += " and the activations of " + std::to_string(flags.max_prefill_tokens) + " prompt tokens a step " +
-            size_string(problem.work_bytes);
-  what += ", " + size_string(fixed - plan.budget_bytes) + " more than " +
+    what += " and the activations for " + std::to_string(flags.max_prefill_tokens) +
+            " prompt tokens per step take " + size_string(problem.work_bytes);
+  what += ", which is " + size_string(fixed - plan.budget_bytes) + " more than " +
           budget_string(plan, problem, flags) + "; ";
   const int64_t per_token = std::max<int64_t>(problem.work_bytes_per_token, 1);
   const int64_t tokens = flags.max_prefill_tokens - (problem.work_bytes - rest + per_token - 1) / per_token;
@@ -64,7 +65,8 @@ Status check_fixed(const MemoryProblem& problem, const EngineConfig& flags, cons
   return does_not_fit(what + fraction_advice(fixed, problem));
 }
 
-// Pages of the pool: the most that fit, or as --max-total-tokens demands.
+// Returns the number of pages in the pool: as --max-total-tokens requires or, if that is 0, as many as fit,
+// but at most a full context for every running request.
 Result<int64_t> plan_pages(const MemoryProblem& problem, const EngineConfig& flags, const MemoryPlan& plan,
                            int64_t wanted_context) {
   const int64_t page_size = flags.page_size;
@@ -117,7 +119,7 @@ int64_t held_bytes(const TensorEntry& tensor, DenseQuant quant) {
 
 namespace {
 
-// Bytes of a rank's part of the tensors that `is_counted` selects, stored as `quant` demands.
+// Returns the bytes of a rank's part of the tensors that `is_counted` selects, stored as `quant` requires.
 template <class Counted>
 int64_t shard_bytes(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan,
                     DenseQuant quant, const Counted& is_counted) {
@@ -139,8 +141,8 @@ int64_t shard_bytes(const Checkpoint& checkpoint, const ModelConfig& config, con
       sum += num_bytes / head_parts;
     } else if (has("embed_tokens")) {
       sum += num_bytes + (config.tie_word_embeddings ? head_bytes(tensor, quant) / head_parts : 0);
-    } else if (plan.moe.a2a_settings().deterministic && has(".mlp.")) {  // stored whole, applied to some of
-                                                                         // the rows
+    } else if (plan.moe.a2a_settings().deterministic && has(".mlp.")) {  // stored whole, but applied to only
+                                                                         // some of the rows
       sum += num_bytes;
     } else if (has("_proj") && !has("_a_proj")) {  // MLA's down-projections are replicated
       sum += num_bytes / layout.attention_tp();
@@ -173,7 +175,7 @@ int64_t device_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& con
 
 namespace {
 
-// Upper bound of what a forward pass takes on the GPU.
+// Sets upper bounds on the memory that a forward pass needs on the GPU.
 void add_work(const ModelConfig& c, const EngineConfig& flags, MemoryProblem& problem) {
   constexpr int64_t kFixed = int64_t{512} << 20;  // context, libraries' workspaces, graphs, upload slots
   const bool latent = c.mla.kv_lora_rank > 0;
@@ -223,7 +225,8 @@ Result<MemoryProblem> memory_problem(const Checkpoint& checkpoint, const ModelCo
 Result<MemoryPlan> plan_memory(const MemoryProblem& problem, const EngineConfig& flags) {
   if (flags.context_length > problem.max_position_embeddings)
     return does_not_fit("--context-length " + std::to_string(flags.context_length) +
-                        "; the model supports at most " + std::to_string(problem.max_position_embeddings) +
+                        " is too long; the model supports at most " +
+                        std::to_string(problem.max_position_embeddings) +
                         " tokens (max_position_embeddings)");
   MemoryPlan plan;
   plan.available_bytes = problem.available_bytes;

@@ -16,8 +16,8 @@ namespace fp4moe {
 namespace {
 
 constexpr int64_t kRows = 2;         // per expert
-constexpr int64_t kFastExperts = 4;  // experts of the one layer that the fast test uses; also the number
-                                     // tested at a time
+constexpr int64_t kFastExperts = 4;  // number of experts that the fast test uses, all in one layer; also the
+                                     // number tested at a time
 
 std::string text(double x) {
   char digits[32];
@@ -25,7 +25,7 @@ std::string text(double x) {
   return digits;
 }
 
-// A problem with one rank that holds `num_experts` experts, and tokens routed to one expert each.
+// Returns a problem with one rank that holds `num_experts` experts, and with one expert per token.
 MoeProblem alone(const MoePlan& plan, size_t num_experts) {
   MoeProblem problem = plan.problem();
   problem.layout = {};
@@ -65,7 +65,7 @@ Status compare_experts(std::span<const float> y, std::span<const float> referenc
   for (size_t i = 0; i < names.size(); ++i) {
     const double error = relative_l2(y.subspan(i * each, each), reference.subspan(i * each, each));
     if (!(error <= budget))
-      return {StatusCode::kInternal, "expert " + std::to_string(names[i]) + " by " + runner.name + " (" +
+      return {StatusCode::kInternal, "expert " + std::to_string(names[i]) + " run by " + runner.name + " (" +
                                          numerics_text(numerics) + ") differs from the oracle by " +
                                          (std::isinf(error) ? "values that are not finite" : text(error)) +
                                          "; budget " + text(budget) + " relative L2"};
@@ -100,7 +100,7 @@ Result<SelfTestReport> self_test(const Checkpoint& checkpoint, const ModelConfig
     FP4MOE_ASSIGN_OR_RETURN(const MoeWeightsView all, load_expert_weights(checkpoint, config, layer));
     FP4MOE_RETURN_IF_ERROR(check_experts_finite(checkpoint, config, layer, {}, true, pool));
     const std::vector<int64_t> chosen = experts_to_test(static_cast<int64_t>(all.experts.size()), full);
-    // Testing a few experts at a time limits memory to part of a layer.
+    // Testing a few experts at a time limits the memory needed to part of a layer.
     for (size_t first = 0; first < chosen.size(); first += kFastExperts) {
       const size_t last = std::min(chosen.size(), first + kFastExperts);
       const std::vector<int64_t> names(chosen.begin() + static_cast<std::ptrdiff_t>(first),
@@ -127,7 +127,7 @@ Status run_self_test(const Checkpoint& checkpoint, const ModelConfig& config, co
   char time[32];
   std::snprintf(time, sizeof time, "%.2f s", seconds.count());
   log_info("self-test " + plan.flags.self_test + ": " + std::to_string(report.num_experts) + " experts of " +
-           std::to_string(report.num_layers) + " layers by " + runner_name(plan.moe) +
+           std::to_string(report.num_layers) + " layers run by " + runner_name(plan.moe) +
            " against the oracle, largest error " + text(report.worst_error) + ", budget " +
            text(self_test_budget(plan.moe.numerics())) + ", " + time);
   return {};

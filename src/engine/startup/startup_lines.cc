@@ -31,8 +31,7 @@ std::string numerics_line(const ModelPlan& plan) {
   const std::string activations = plan.act_dtype == DType::kF32 ? "float32" : "bfloat16";
   const bool q8 = plan.dense_quant == DenseQuant::kQ8;
   return "numerics   activations " + activations + ", dense layers " +
-         (q8 ? "q8: 8 bits and a bfloat16 scale per block of 32 (--dense-quant none: the checkpoint's)"
-             : "bfloat16");
+         (q8 ? "q8: 8 bits and a bfloat16 scale per block of 32 (--dense-quant none: bfloat16)" : "bfloat16");
 }
 
 std::string context_line(const StartupFacts& facts) {
@@ -58,7 +57,7 @@ std::string shard_text(const char* what, const Shard& shard) {
          std::to_string(shard.first + shard.count - 1);
 }
 
-// "           rank 2: group 1, query heads 0 to 7, experts 32 to 47".
+// Returns a line such as "           rank 2: group 1, query heads 0 to 7, experts 32 to 47".
 std::string rank_line(const StartupFacts& facts, int rank) {
   RankLayout layout = facts.plan.moe.problem().layout;
   layout.rank = rank;
@@ -82,7 +81,7 @@ std::string on_gpus(int num_ranks) {
   return last == 0 ? " on GPU 0" : " on GPUs 0 to " + std::to_string(last);
 }
 
-// Adds nothing for one rank.
+// Adds the lines about ranks; adds none for a single CPU or GPU rank.
 void add_rank_lines(const StartupFacts& facts, std::vector<std::string>& lines) {
   const RankLayout& layout = facts.plan.moe.problem().layout;
   const Job* job = facts.ranks.job();
@@ -99,7 +98,7 @@ void add_rank_lines(const StartupFacts& facts, std::vector<std::string>& lines) 
       lines.push_back(rank_line(facts, rank));
   const int local = job == nullptr ? layout.tp : job->num_local_ranks();
   const CommMemory& comm = facts.comm;
-  lines.push_back("           memory of a rank: weights " + size_string(facts.info.weight_bytes / local) +
+  lines.push_back("           memory per rank: weights " + size_string(facts.info.weight_bytes / local) +
                   ", KV " + size_string(facts.info.kv_bytes / local) + ", communication heap " +
                   size_string(comm.heap_bytes) + " (collectives " + size_string(comm.communicator_bytes) +
                   ", a2a " + size_string(comm.a2a_bytes) + ", steps " + size_string(comm.step_bytes) + ")");

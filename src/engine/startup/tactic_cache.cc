@@ -15,17 +15,17 @@ Result<nlohmann::json> read_cache(const std::string& path) {
   constexpr int64_t kMaxBytes = 1 << 20;
   if (!file_exists(path)) return nlohmann::json::object();
   FP4MOE_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kMaxBytes));
-  // parse_json limits the nesting: nlohmann's dump() and copies, which write_entry() needs, recurse.
+  // parse_json limits the nesting, because nlohmann's dump() and copying, which write_entry() needs, recurse.
   FP4MOE_ASSIGN_OR_RETURN(nlohmann::json root, parse_json(text, "'" + path + "'"));
   if (!root.is_object()) return data_loss("'" + path + "' is not a JSON object");
   return root;
 }
 
 Status broken(const std::string& path, const std::string& key) {
-  return data_loss("'" + path + "' holds no tactics under \"" + key + "\"");
+  return data_loss("'" + path + "' holds no valid tactics under \"" + key + "\"");
 }
 
-// The key's entry as rows of `columns` numbers each; no rows if the key is missing.
+// Returns the key's entry as rows of `columns` numbers each; no rows if the key is missing.
 Result<std::vector<std::vector<int64_t>>> read_entry(const std::string& path, const std::string& key,
                                                      size_t rows, size_t columns) {
   FP4MOE_ASSIGN_OR_RETURN(const nlohmann::json root, read_cache(path));
@@ -44,7 +44,7 @@ Result<std::vector<std::vector<int64_t>>> read_entry(const std::string& path, co
   return read;
 }
 
-// False if a number is not an index below `count`.
+// Returns false if a number is not an index below `count`.
 bool take_indices(const std::vector<int64_t>& numbers, size_t count, uint8_t* out) {
   for (const int64_t number : numbers) {
     if (number < 0 || number >= static_cast<int64_t>(count)) return false;

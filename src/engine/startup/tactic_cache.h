@@ -10,12 +10,14 @@
 
 namespace fp4moe {
 
-// --autotune-cache, or a file in the user's cache folder; empty if neither exists.
+// Returns --autotune-cache or, by default, a file in the user's cache folder; empty if there is no such
+// folder.
 std::string tactic_cache_path(const EngineConfig& flags);
 
-// Returns whether the file has the key. A missing file counts as empty; kDataLoss: it is not a valid cache.
+// Reads `tactics`. Returns whether the file has the key; a missing file counts as empty. kDataLoss: the file
+// is not a valid cache.
 Result<bool> read_tactics(const std::string& path, const std::string& key, Tactics& tactics);
-// The same for a GPU whose table has `num_tactics` tactics; the buckets must be those of `tactics`.
+// The same for a GPU whose table has `num_tactics` tactics; the file's buckets must be those of `tactics`.
 Result<bool> read_tactics(const std::string& path, const std::string& key, size_t num_tactics,
                           DeviceTactics& tactics);
 Status write_tactics(const std::string& path, const std::string& key, const Tactics& tactics);

@@ -6,7 +6,7 @@
 
 namespace fp4moe {
 
-// $XDG_CACHE_HOME/fp4moe or ~/.cache/fp4moe; empty if neither variable is set.
+// Returns $XDG_CACHE_HOME/fp4moe or $HOME/.cache/fp4moe; empty if neither variable is set.
 inline std::string user_cache_folder() {
   const char* cache = std::getenv("XDG_CACHE_HOME");
   const char* home = std::getenv("HOME");

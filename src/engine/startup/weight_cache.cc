@@ -43,7 +43,7 @@ uint64_t config_hash(const std::string& folder) {
   return hash;
 }
 
-// Which weights are packed and how; a folder can hold one file for each combination.
+// Describes which weights are packed and how; a folder can hold one file for each combination.
 std::string packing_text(const ModelPlan& plan, const RankLayout& layout) {
   std::ostringstream text;
   text << "runner " << plan.moe.runner()->name << ", " << numerics_text(plan.moe.numerics()) << "\n"
@@ -67,7 +67,7 @@ WeightCachePlace weight_cache_place(const Checkpoint& checkpoint, const ModelPla
   if (dir.empty() && num_bytes < kWorthKeeping)
     return nowhere("less than " + size_string(kWorthKeeping) + " (--weight-cache-dir DIR keeps them)");
   const std::string folder = dir.empty() ? user_cache_folder() : dir;
-  if (folder.empty()) return nowhere("neither XDG_CACHE_HOME nor HOME is set (--weight-cache-dir DIR)");
+  if (folder.empty()) return nowhere("neither XDG_CACHE_HOME nor HOME is set (set --weight-cache-dir DIR)");
 
   namespace fs = std::filesystem;
   std::error_code error;
@@ -105,7 +105,7 @@ WeightCache::WeightCache(WeightCachePlace place, ThreadPool& pool)
   Status status = file.status();
   if (file.ok()) {
     new_file_ = std::move(*file);
-    const std::vector<uint8_t> room(kWeightAlign);  // the header's place; it is written last
+    const std::vector<uint8_t> room(kWeightAlign);  // space for the header, which is written last
     status = new_file_->append(room);
   }
   if (!status.ok()) give_up(status);
@@ -179,7 +179,7 @@ Status WeightCache::finish() {
     return {};
   }
   new_file_.reset();
-  log_info(packed + ", kept in '" + place_.path + "' in " + seconds_text(write_seconds_));
+  log_info(packed + ", written to '" + place_.path + "' in " + seconds_text(write_seconds_));
   return {};
 }
 

@@ -1,5 +1,5 @@
 // WeightCache: a file with a rank's packed weights, so that only the first start packs them. Later starts map
-// it, and processes share its pages.
+// the file, and processes share its pages.
 //
 // weight_file.h describes the format. The key contains everything that the weights depend on. A file is
 // refused with a reason and rewritten if its key differs, it is incomplete or its bytes are not those that
@@ -41,7 +41,7 @@ class WeightCache final : public WeightStore {
   Result<Buffer> next(int64_t num_bytes, const PackFn& pack) override;
   void enter_part(const std::string& name) override;
   bool packs() const override { return !is_mapped_; }
-  // Call after all weights were taken: a new file is completed and put in place. Logs the outcome.
+  // Call after all weights have been taken. Completes a new file and moves it into place. Logs the outcome.
   Status finish();
 
  private:

@@ -11,7 +11,7 @@ namespace fp4moe {
 namespace {
 
 constexpr char kMagic[8] = {'f', 'p', '4', 'm', 'o', 'e', 'W', 'C'};
-constexpr int64_t kBlockBytes = int64_t{1} << 20;  // unit of a checksum that one thread hashes at a time
+constexpr int64_t kBlockBytes = int64_t{1} << 20;  // the part of a weight that one thread hashes at a time
 
 std::string count(uint64_t n) { return std::to_string(n); }
 
@@ -27,7 +27,8 @@ Status other_key(std::string_view kept, std::string_view wanted) {
     kept.remove_prefix(std::min(kept.size(), first_line(kept).size() + 1));
     wanted.remove_prefix(std::min(wanted.size(), first_line(wanted).size() + 1));
   }
-  return data_loss("it was made for '" + first_line(kept) + "', this run needs '" + first_line(wanted) + "'");
+  return data_loss("it was made for '" + first_line(kept) + "', but this run needs '" + first_line(wanted) +
+                   "'");
 }
 
 Result<WeightFileHeader> read_header(std::span<const uint8_t> file) {
@@ -39,7 +40,7 @@ Result<WeightFileHeader> read_header(std::span<const uint8_t> file) {
   uint32_t version;
   std::memcpy(&version, file.data() + sizeof kMagic, sizeof version);
   if (version != kWeightFileVersion)
-    return data_loss("its format has version " + count(version) + ", this binary writes " +
+    return data_loss("its format has version " + count(version) + ", but this binary writes " +
                      count(kWeightFileVersion));
   if (file.size() < sizeof header) return data_loss("it ends after " + count(file.size()) + " bytes");
   std::memcpy(&header, file.data(), sizeof header);
@@ -47,7 +48,7 @@ Result<WeightFileHeader> read_header(std::span<const uint8_t> file) {
     return data_loss("its header is damaged: checksum " + hash_text_of(hash) + ", expected " +
                      hash_text_of(header.header_hash));
   if (header.file_bytes != file.size())
-    return data_loss("it has " + count(file.size()) + " bytes, " + count(header.file_bytes) +
+    return data_loss("it has " + count(file.size()) + " bytes, but " + count(header.file_bytes) +
                      " were written");
   return header;
 }

@@ -1,4 +1,4 @@
-// The file format of packed weights that WeightCache uses, with the checks made before any of it is used.
+// The file format for packed weights that WeightCache uses, and the checks made before a file is used.
 //
 //   0      WeightFileHeader, one page; its last field is the hash of everything before it
 //   4096   the weights in loading order, each padded with zeros to a multiple of 4096 bytes
@@ -23,7 +23,7 @@ namespace fp4moe {
 inline constexpr int64_t kWeightAlign = 4096;
 inline constexpr uint32_t kWeightFileVersion = 2;
 
-// 16 hexadecimal digits.
+// Returns the hash as 16 hexadecimal digits.
 std::string hash_text_of(uint64_t hash);
 
 struct WeightFileHeader {
@@ -50,23 +50,23 @@ struct WeightFileIndex {
   std::vector<std::string> parts;  // "embedding", "layer 0", ...
 };
 
-// `num_bytes` rounded up to a multiple of kWeightAlign.
+// Returns `num_bytes` rounded up to a multiple of kWeightAlign.
 constexpr int64_t weight_room(int64_t num_bytes) {
   return (num_bytes + kWeightAlign - 1) / kWeightAlign * kWeightAlign;
 }
 
-// 64-bit checksum of a weight without its padding; computed in parallel, the result does not depend on the
-// number of threads. It detects damage only: an adversary who can write the file can also write its
-// checksums.
+// Returns the 64-bit checksum of a weight without its padding. It is computed in parallel, but does not
+// depend on the number of threads. It detects only damage: an adversary who can write the file can also write
+// its checksums.
 uint64_t weight_checksum(std::span<const uint8_t> weight, ThreadPool& pool);
 
 // Reads the index of a complete file with the key `key`. kDataLoss, with the reason: another format or
-// version, a size other than the written one, a damaged header or index, offsets outside the file, another
+// version, a size other than the recorded one, a damaged header or index, offsets outside the file, another
 // key.
 Result<WeightFileIndex> read_weight_index(std::span<const uint8_t> file, std::string_view key);
 
 // Compares each weight with its checksum and its padding with zeros; reads the whole file. kDataLoss names
-// the part, the weight and both checksums. `index` must be the file's.
+// the part, the weight and both checksums. `index` must be that of `file`.
 Status check_weights(std::span<const uint8_t> file, const WeightFileIndex& index, ThreadPool& pool);
 
 // The index and the header of a file whose weights end at `index_offset`.

@@ -18,7 +18,7 @@ bool contains(const std::vector<int32_t>& ids, int32_t id) {
 
 void Delivery::take_rows(std::span<LogitRow> rows) {
   for (size_t r = 0; r < rows.size();) {
-    size_t end = r;  // of the rows that score one sequence
+    size_t end = r;  // end of the rows that score one sequence
     while (end < rows.size() && rows[end].is_scored && rows[end].sequence == rows[r].sequence) ++end;
     if (end > r)
       take_scores(rows.subspan(r, end - r));
@@ -37,7 +37,7 @@ void Delivery::take_scores(std::span<LogitRow> rows) {
   Delta delta;
   Status status;
   try {
-    int64_t index = sequence.num_prompt_tokens - sequence.scores.num_due;  // of the scored token
+    int64_t index = sequence.num_prompt_tokens - sequence.scores.num_due;  // index of the scored token
     for (LogitRow& row : rows) {
       if (status.ok()) status = row.status;
       if (index++ >= sequence.scores.first_reported) delta.prompt_logprobs.push_back(logprobs_of(row.token));
@@ -105,8 +105,8 @@ Delta Delivery::put_token(Sequence& sequence, SampledToken& token) const {
   const bool may_stop = sequence.num_output_tokens() >= sampling.min_new_tokens;
   if (delta.matched_stop_token < 0 || sampling.no_stop_trim)
     delta.text = sequence.output.text.push(id, may_stop);
-  // Without end tokens only the grammar knows whether the text ends here: GrammarManager::check() decides
-  // later.
+  // If the model has no end tokens, only the grammar knows whether the text ends here:
+  // GrammarManager::check() decides later.
   const bool grammar_decides = has_grammar && eos_token_ids.empty();
   if (delta.matched_stop_token >= 0 || sequence.output.text.is_stopped())
     delta.finish_reason = FinishReason::kStop;
@@ -148,7 +148,7 @@ void Delivery::take_first_token(Sequence& sequence) {
   Delta scores;
   sequence.experts.ids = std::move(first.experts);
   for (SampledToken& token : first.scored) scores.prompt_logprobs.push_back(logprobs_of(token));
-  if (sequence.is_over()) {  // no output is requested: experts of the last row are not reported
+  if (sequence.is_over()) {  // no output is requested: the last row's experts are not reported
     const ModelConfig& config = parts_.executor.config();
     const int64_t num_rows = std::max<int64_t>(0, sequence.num_prompt_tokens - 1 - sequence.experts.from);
     const int64_t num_experts = num_rows * config.num_layers * config.top_k;
@@ -167,9 +167,9 @@ void Delivery::take_first_token(Sequence& sequence) {
 
 // ---- the end --------------------------------------------------------------------------------------
 
-// In this order: the sequence leaves the mask threads and the scheduler, so that its pages are free; its last
-// text is known; its id is free before the client gets the last delta; rows in flight forget it, and it is
-// deleted.
+// Works in this order: removes the sequence from the mask threads and the scheduler, which frees its pages;
+// determines its last text; releases its id before the client gets the last delta; makes rows in flight
+// forget the sequence, and deletes it.
 void Delivery::end(Sequence& sequence, Delta delta) {
   const bool failed =
       delta.finish_reason == FinishReason::kError && delta.error_code == StatusCode::kInternal;

@@ -1,5 +1,5 @@
-// Delivery: what happens once a row's token or score is known: text, stop conditions, a delta to the client,
-// and the end of a sequence.
+// Delivery: handles a row's token or score once it is known: extends the text, checks the stop conditions,
+// sends a delta to the client, and ends sequences.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace fp4moe {
 
-// The parts of the step loop that Delivery uses, borrowed.
+// The parts of the step loop that Delivery uses; all are borrowed.
 struct DeliveryParts {
   Executor& executor;
   const Tokenizer& tokenizer;
@@ -35,8 +35,8 @@ class Delivery {
 
   // Accepts the rows' tokens and scores in order. Rows without a sequence are skipped.
   void take_rows(std::span<LogitRow> rows);
-  // A decode engine's scheduled sequence gets the token that the prefill node chose; then it awaits its
-  // prompt's pages.
+  // Gives a decode engine's scheduled sequence the token that the prefill node chose; the sequence then
+  // awaits its prompt's pages.
   void take_first_token(Sequence& sequence);
   // Delivers the last delta with the remaining text, and deletes the sequence, which must be scheduled.
   void end(Sequence& sequence, Delta delta);

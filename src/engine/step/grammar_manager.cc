@@ -6,8 +6,8 @@
 namespace fp4moe {
 namespace {
 
-// Longest time that a step waits for its rows' masks after the forward pass, or a quarter of the previous
-// iteration's time if that is less.
+// Longest time for which a step waits for its rows' masks after the forward pass. A step waits only a quarter
+// of the previous iteration's time if that is less.
 constexpr std::chrono::milliseconds kMaxMaskWait(2);
 
 }  // namespace
@@ -60,7 +60,8 @@ std::optional<Delta> GrammarManager::check(Sequence& sequence) const {
   return std::nullopt;
 }
 
-// Estimated from its last mask. If the executor samples, masks are needed as soon as the step is enqueued.
+// Estimates this from the time that the last mask took. If the executor samples, masks are needed as soon as
+// the step is enqueued.
 bool GrammarManager::expects_in_time(const OutputGrammar& matcher) const {
   const Clock::duration time = executor_samples_ ? mask_wait() : step_duration_ + mask_wait();
   return !matcher.is_slow() && matcher.last_duration() <= time;

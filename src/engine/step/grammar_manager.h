@@ -2,9 +2,9 @@
 // fills masks on other threads, and decides which sequences get rows meanwhile.
 //
 // A mask is filled while the model computes. Before a step is planned, check() parks a sequence (awaits_mask)
-// whose mask is not expected in time; after the forward pass, attach_masks() waits shortly for the others. A
-// row whose mask is late then chooses no token: its sequence is parked until the mask is ready, computes the
-// same row again, and so chooses the same token.
+// whose mask is not expected in time; after the forward pass, attach_masks() waits briefly for the masks of
+// the other sequences. If a row's mask is late even then, the row chooses no token: its sequence is parked
+// until the mask is ready, computes the same row again, and so chooses the same token.
 #pragma once
 
 #include <chrono>
@@ -29,21 +29,21 @@ namespace fp4moe {
 class GrammarManager {
  public:
   // on_ready is called on other threads whenever a grammar or a mask becomes ready. Throws std::system_error
-  // if the system refuses to create a thread.
+  // if the system cannot create a thread.
   GrammarManager(std::unique_ptr<GrammarCompiler> compiler, const StepLoopOptions& options,
                  const Executor& executor, const std::function<void()>& on_ready);
 
-  // From any thread; as GrammarStore::ask().
+  // Callable from any thread; works like GrammarStore::ask().
   GrammarTicket compile(const GrammarSpec& spec, const std::string& client) {
     return store_.ask(spec, client);
   }
 
-  // Constrains the sequence's text. start(), or advance() with a token chosen elsewhere, fills the first
-  // mask.
+  // Constrains the sequence's text. Call start() next, or advance() with a token chosen elsewhere, to fill
+  // the first mask.
   void add(Sequence& sequence, std::shared_ptr<const Grammar> grammar);
   void start(Sequence& sequence) { masks_.start(sequence.grammar.matcher); }
-  // A mask thread accepts the chosen token; until it is done the sequence has no mask and gets no further
-  // token.
+  // Lets a mask thread accept the chosen token; until the thread is done, the sequence has no mask and gets
+  // no further token.
   void advance(Sequence& sequence, int32_t id);
   void remove(Sequence& sequence);  // ignores a sequence without a grammar
   const std::vector<Sequence*>& sequences() const { return sequences_; }
@@ -54,7 +54,7 @@ class GrammarManager {
   // After the forward pass: attaches masks to the rows that choose tokens. A row whose mask is late loses its
   // sequence.
   void attach_masks(std::span<LogitRow> rows, DpScheduler& scheduler);
-  // The duration of the last iteration, without waiting for input.
+  // Sets the duration of the last iteration, not counting the wait for input.
   void set_step_duration(std::chrono::steady_clock::duration duration) { step_duration_ = duration; }
   int64_t num_awaiting_masks() const;
 

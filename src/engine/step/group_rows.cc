@@ -24,7 +24,7 @@ void GroupRows::allocate_experts(std::span<const ScheduledRows> step, const Mode
 }
 
 // Records each token's experts once: a retracted sequence recomputes its rows, with the same experts. The
-// last layer only has the rows whose logits are computed, which include every new row.
+// last layer has only the rows whose logits are computed, which include every row not yet recorded.
 void GroupRows::record_experts(std::span<const ScheduledRows> step, const ModelConfig& config) const {
   if (experts.empty()) return;
   const int64_t num_layers = config.num_layers, k = config.top_k;
@@ -48,7 +48,7 @@ void GroupRows::record_experts(std::span<const ScheduledRows> step, const ModelC
   }
 }
 
-// A step enqueued before the last token was known adds surplus rows, which are cut off.
+// Cuts off the surplus rows that a step has added if it was enqueued before the last token was known.
 std::shared_ptr<const std::vector<int32_t>> take_experts(Sequence& sequence, const ModelConfig& config) {
   SequenceExperts& recorded = sequence.experts;
   if (recorded.from < 0) return nullptr;

@@ -15,17 +15,17 @@ struct GroupRows {
   std::vector<int32_t> token_ids;
   std::vector<int64_t> positions, logit_rows;
   std::vector<SequenceRows> sequences;
-  std::vector<int32_t> experts;  // as Batch::routed_experts; empty: no sequence requests them
+  std::vector<int32_t> experts;  // laid out like Batch::routed_experts; empty: no sequence requests them
 
   void clear();  // keeps the memory
   Batch batch();
-  // Before the forward pass: sizes `experts` if a sequence of the step requests them.
+  // Before the forward pass: sizes `experts` if a sequence in the step requests them.
   void allocate_experts(std::span<const ScheduledRows> step, const ModelConfig& config);
-  // After it: appends the experts of new tokens to their sequences.
+  // After the forward pass: appends the experts of new tokens to their sequences.
   void record_experts(std::span<const ScheduledRows> step, const ModelConfig& config) const;
 };
 
-// The experts of all tokens but the last of a sequence that ends; they leave the sequence. Null if not
+// Moves the experts of all tokens except the last out of a sequence that ends. Returns null if they were not
 // requested, or if some were never computed.
 std::shared_ptr<const std::vector<int32_t>> take_experts(Sequence& sequence, const ModelConfig& config);
 

@@ -10,11 +10,11 @@ Inbox::Inbox(const Executor& executor, int64_t max_queued_requests)
 
 // ---- any thread -----------------------------------------------------------------------------------
 
-// No ticket may be destroyed with the mutex held: that locks the grammar store, whose threads call wake()
-// with its lock held. So the queued sequence gets it last.
+// No ticket may be destroyed while the mutex is held, because that locks the grammar store, whose threads
+// call wake() with the store's lock held. So the queued sequence gets the ticket last.
 Result<std::string> Inbox::submit(Request request, GrammarTicket& ticket, const MakeSequence& make) {
   std::lock_guard lock(mutex_);
-  if (is_draining_) return unavailable("the engine is draining and takes no new requests");
+  if (is_draining_) return unavailable("the engine is draining and accepts no new requests");
   if (stats_.num_queue_reqs >= max_queued_requests_)
     return unavailable("the queue is full: " + std::to_string(stats_.num_queue_reqs) +
                        " requests are waiting; --max-queued-requests is " +
@@ -118,7 +118,7 @@ LoopInput Inbox::wait(bool can_step, bool has_requests) {
   is_flushing_ = input_.flushes;
   LoopInput taken = std::exchange(input_, {});
   input_.flushes = taken.flushes;  // until publish()
-  input_.failure = taken.failure;  // the rest is for good
+  input_.failure = taken.failure;  // this and the rest are permanent
   input_.aborts = taken.aborts;
   input_.stops = taken.stops;
   return taken;

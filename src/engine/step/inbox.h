@@ -1,4 +1,4 @@
-// Inbox: the state that the step loop shares with other threads, under one mutex.
+// Inbox: the state that the step loop shares with other threads, protected by one mutex.
 //
 //   thread            calls
 //   any               submit, cancel, release, flush_cache, drain, stats, failure
@@ -28,7 +28,7 @@
 
 namespace fp4moe {
 
-// Input of one iteration of the step loop, in the order in which the loop handles it.
+// Input for one iteration of the step loop, in the order in which the loop handles it.
 struct LoopInput {
   bool flushes = false;  // free the cached pages
   std::vector<std::unique_ptr<Sequence>> sequences;
@@ -48,14 +48,14 @@ class Inbox {
   // The executor is borrowed, for its failure().
   Inbox(const Executor& executor, int64_t max_queued_requests);
 
-  // Names the request if it has no id, and queues the sequence that `make` makes of it, with the mutex held.
-  // Returns the id. The sequence gets the ticket; if there is an error, the caller keeps it.
-  // kUnavailable: draining, or the queue is full; kInvalidArgument: the id is in use.
+  // Names the request if it has no id, and queues the sequence that `make` creates for it; `make` is called
+  // with the mutex held. Returns the id. The sequence gets the ticket; if there is an error, the caller keeps
+  // it. kUnavailable: draining, or the queue is full; kInvalidArgument: the id is in use.
   Result<std::string> submit(Request request, GrammarTicket& ticket, const MakeSequence& make);
   // Both ignore ids that are not active.
   void cancel(const std::string& id);
   void release(const std::string& id);
-  // As in Engine.
+  // These work as in Engine.
   Status flush_cache();
   void drain(double timeout_seconds);
   EngineStats stats() const;
@@ -65,19 +65,20 @@ class Inbox {
   // Aborts all requests and ends the loop.
   void stop();
 
-  // Waits for input, not at all if a step can run; if some request has not ended, at most 20 ms, so that
-  // requests that wait for another node, a grammar or a held prompt's release are checked for their time
-  // limits.
+  // Waits for input and returns it. Does not wait if a step can run, and waits at most 20 ms if some request
+  // has not ended, so that the time limits of requests waiting for another node, a grammar or a held prompt's
+  // release are checked.
   LoopInput wait(bool can_step, bool has_requests);
-  // No further step will run.
+  // Records that no further step will run.
   void fail(const Status& failure);
-  // The id is reusable as soon as the final delta is delivered; a pending cancel must not hit its new owner.
+  // Makes the id reusable; call before the final delta is delivered. Drops a pending cancel, which must not
+  // hit the id's new owner.
   void release_id(const std::string& id);
   // Makes the iteration's changes visible to other threads; wakes drain() and flush_cache().
   void publish(const EngineStats& totals);
 
-  // The loop's thread is stuck in a call: fails, and ends the active requests on this thread instead. Ends
-  // drain().
+  // Call if the loop's thread is stuck in a call. Records the failure, ends the active requests on the
+  // calling thread instead, and ends drain().
   void abandon(const Status& failure);
 
  private:
@@ -89,16 +90,16 @@ class Inbox {
   const Clock::time_point started_ = Clock::now();
   mutable std::mutex mutex_;
   std::condition_variable changed_;  // there is input, or the loop is to end
-  // Nothing is active or ending, the loop is stuck, or input_.flushes became false.
+  // Nothing is active or ending, the loop is stuck, or input_.flushes has become false.
   std::condition_variable idle_;
   LoopInput input_;                                                     // not yet taken
-  std::unordered_map<std::string, std::shared_ptr<DeltaSink>> active_;  // by id; ids in here are taken
-  int64_t num_ending_ = 0;    // left active_ since the last publish(); their last delta may not be delivered
-                              // yet
+  std::unordered_map<std::string, std::shared_ptr<DeltaSink>> active_;  // by id; these ids are in use
+  int64_t num_ending_ = 0;    // requests that left active_ since the last publish(); their last delta may
+                              // not have been delivered yet
   bool is_flushing_ = false;  // wait() has returned input_.flushes; publish() resets both
   bool is_draining_ = false, is_stuck_ = false;
   uint64_t num_submitted_ = 0, num_named_ = 0;
-  EngineStats stats_;  // as last published, and num_queue_reqs of requests submitted since
+  EngineStats stats_;  // as last published, but num_queue_reqs also counts requests submitted since
   ThroughputWindow throughput_;
 };
 

@@ -23,8 +23,8 @@ RemotePrefill::RemotePrefill(Executor& executor, const StepLoopOptions& options,
       priorities_(options.priorities),
       node_(node_options(executor, options), std::move(on_event)) {}
 
-// Sends the seed, so that the tokens are chosen as if by one engine. Scores of the prompt arrive with the
-// first token.
+// Sends the seed, so that both engines together choose the tokens that one engine would choose. Scores of the
+// prompt arrive with the first token.
 Status RemotePrefill::request(Sequence& sequence) {
   if (sequence.is_over()) {
     sequence.disagg.prefill_node.clear();
@@ -65,8 +65,8 @@ Status RemotePrefill::take_event(Sequence& sequence, KvEvent event, bool is_pend
   return {};
 }
 
-// Requests the pages after the published ones, which this engine has already. A step in flight may still
-// write to pages that belonged to a request that has ended and now belong to this one.
+// Requests the pages after the published ones, which this engine already has. Finishes the steps in flight
+// first, because they may still write to pages that belonged to an ended request and now belong to this one.
 Result<bool> RemotePrefill::fetch_pages(Sequence& sequence) {
   SequenceDisagg& disagg = sequence.disagg;
   if (disagg.room == 0) return false;

@@ -1,13 +1,13 @@
-// RemotePrefill: the step loop's part on a decode engine (docs/disaggregation.md): sequences whose prompt a
-// prefill node computes.
+// RemotePrefill: the step loop's part for decode engines (docs/disaggregation.md). Handles sequences whose
+// prompt a prefill node computes.
 //
 //   request()       sends the prompt; the sequence has a room and stays outside the scheduler
 //   take_event()    the first token has arrived; the sequence is then admitted like any other, and awaits its
 //                   prompt's pages
-//   fetch_pages()   once it has pages: a thread of the decode node fills them under a lease
+//   fetch_pages()   the sequence has pages; a thread of the decode node fills them under a lease
 //   take_event()    the pages have arrived; the sequence decodes and leaves its room
 //
-// A retracted sequence leaves its room, as this engine computes its prompt now.
+// A retracted sequence leaves its room, because this engine then computes its prompt.
 #pragma once
 
 #include <cstdint>
@@ -27,14 +27,15 @@ class RemotePrefill {
   // The executor and the options are borrowed. on_event is called on the decode node's threads.
   RemotePrefill(Executor& executor, const StepLoopOptions& options, std::function<void(KvEvent)> on_event);
 
-  // From any thread; as DecodeNode::check().
+  // Callable from any thread; works like DecodeNode::check().
   Status check(const std::string& prefill_node) const { return node_.check(prefill_node); }
-  // Errors as DecodeNode::ask(). Clears disagg.prefill_node if there is nothing to compute.
+  // Sends the prompt to the prefill node; errors are those of DecodeNode::ask(). If there is nothing to
+  // compute, only clears disagg.prefill_node.
   Status request(Sequence& sequence);
-  // Takes an event of the sequence's room; is_pending: the sequence is not yet scheduled. Returns the error
-  // that ends the request.
+  // Handles an event of the sequence's room; is_pending: the sequence is not yet scheduled. Returns an error
+  // if the request has to end.
   Status take_event(Sequence& sequence, KvEvent event, bool is_pending);
-  // After planning, for every scheduled sequence. True if the sequence can decode now.
+  // Call after planning, for every scheduled sequence. Returns true if the sequence can decode now.
   Result<bool> fetch_pages(Sequence& sequence);
   void leave_room(Sequence& sequence);
   int64_t page_bytes_received() const { return node_.page_bytes_received(); }

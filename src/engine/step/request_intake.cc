@@ -13,7 +13,7 @@
 namespace fp4moe {
 namespace {
 
-// Key by which the queue is ordered, largest first.
+// Returns the key by which the queue is ordered, largest first.
 int64_t queue_priority(std::optional<int64_t> requested, const PriorityRules& rules) {
   if (!rules.are_used) return 0;
   if (!requested) return std::numeric_limits<int64_t>::min();
@@ -58,7 +58,7 @@ Status RequestIntake::check_prefill_node(const Request& request) const {
   return remote_prefill_->check(request.prefill_node);
 }
 
-// An invalid ticket if the request has no grammar.
+// Starts the compilation of the request's grammar. Returns an invalid ticket if it has none.
 Result<GrammarTicket> RequestIntake::compile_grammar(Request& request) const {
   const GrammarSpec& spec = request.sampling.grammar;
   if (spec.kind == GrammarSpec::Kind::kNone) return GrammarTicket();
@@ -73,10 +73,10 @@ Result<GrammarTicket> RequestIntake::compile_grammar(Request& request) const {
   return ticket;
 }
 
-// Warns once.
+// Warns once, or refuses the request if refuse_unused is set.
 Status RequestIntake::ignore_priority() {
   constexpr const char* kOff =
-      "priority: requests are served in order of arrival, --enable-priority-scheduling is off";
+      "priority: requests are served in order of arrival because --enable-priority-scheduling is off";
   if (options_.priorities.refuse_unused) return unsupported(kOff);
   if (!warned_of_priority_.exchange(true)) log_warning(std::string(kOff) + "; the field is ignored");
   return {};

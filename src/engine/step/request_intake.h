@@ -1,5 +1,5 @@
-// RequestIntake: what the submitting thread does for a request: checks it, starts the compilation of its
-// grammar, makes its sequence and puts that into the inbox.
+// RequestIntake: the part of the step loop that runs on the submitting thread. Checks a request, starts the
+// compilation of its grammar, makes its sequence and puts the sequence into the inbox.
 #pragma once
 
 #include <atomic>
@@ -22,8 +22,8 @@ namespace fp4moe {
 // Thread-safe.
 class RequestIntake {
  public:
-  // Everything is borrowed. grammars is null without a grammar compiler, remote_prefill unless this is a
-  // decode engine.
+  // All arguments are borrowed. grammars is null without a grammar compiler; remote_prefill is null unless
+  // this is a decode engine.
   RequestIntake(const Executor& executor, const Tokenizer& tokenizer, const StepLoopOptions& options,
                 Inbox& inbox, GrammarManager* grammars, RemotePrefill* remote_prefill);
 
@@ -32,7 +32,7 @@ class RequestIntake {
                              std::function<void(HeldPrompt)> on_held);
 
  private:
-  // What a sequence needs besides its request.
+  // The parts that a sequence needs besides its request.
   struct Parts {
     DeltaCallback on_delta;
     std::function<void(HeldPrompt)> on_held;

@@ -19,7 +19,7 @@ std::vector<int32_t> ids_without_token(const Tokenizer& tokenizer, int64_t vocab
   return ids;
 }
 
-// The status that `part` returns, or its exception's message.
+// Returns the status that `part` returns, or an error with the message of the exception that it throws.
 template <typename Part>
 Status status_of(const Part& part) {
   try {
@@ -44,7 +44,7 @@ Result<std::unique_ptr<StepLoop>> StepLoop::make(Executor& executor, const Token
     loop->thread_ = std::thread([raw = loop.get()] { raw->run(); });
     return loop;
   } catch (const std::exception& error) {
-    return does_not_fit(std::string("no thread for the engine: ") + error.what());
+    return does_not_fit(std::string("cannot start the engine's thread: ") + error.what());
   }
 }
 
@@ -71,15 +71,15 @@ StepLoop::StepLoop(Executor& executor, const Tokenizer& tokenizer, const StepLoo
   totals_.max_total_num_tokens = scheduler_.num_pages() * executor.page_size();
   const int64_t group_tokens = executor.num_kv_pages() * executor.page_size();
   FP4MOE_CHECK(options.context_length <= group_tokens,
-               "a context of " + std::to_string(options.context_length) + " tokens in a KV pool of " +
-                   std::to_string(group_tokens));
+               "a context of " + std::to_string(options.context_length) +
+                   " tokens does not fit in a KV pool of " + std::to_string(group_tokens));
   publish();
 }
 
 StepLoop::~StepLoop() {
   inbox_.stop();
   if (thread_.joinable()) thread_.join();
-  grammars_.reset();  // their threads call inbox_
+  grammars_.reset();  // the threads of both call inbox_
   remote_prefill_.reset();
 }
 
@@ -95,7 +95,7 @@ void StepLoop::run() {
   publish();
 }
 
-// Waits for something to do and handles the input. False at the end, after everything was aborted.
+// Waits for something to do and handles the input. Returns false at the end, after ending all requests.
 bool StepLoop::drain_inbox() {
   const bool has_scheduled = scheduler_.first() != nullptr;
   const bool can_step = (has_scheduled && !is_stalled_) || !rows_.current().empty();
@@ -112,13 +112,13 @@ bool StepLoop::drain_inbox() {
       const bool was_held = sequence->disagg.lease != nullptr;
       delivery_.end(*sequence, {.finish_reason = was_held ? FinishReason::kLength : FinishReason::kAbort});
     }
-  if (!input.failure.ok())  // submitted before the failure was visible
+  if (!input.failure.ok())  // requests submitted before the failure was visible
     end_all({.finish_reason = FinishReason::kError, .error = input.failure.message()});
   if (input.aborts) end_all({.finish_reason = FinishReason::kAbort});
   return !input.stops;
 }
 
-// Reads the clock only from time to time: the queue may be long.
+// Checks the requests only once per kInterval, because the queue may be long.
 void StepLoop::expire_requests() {
   constexpr std::chrono::milliseconds kInterval(20);
   const TimeLimits& limits = options_.time_limits;
@@ -138,8 +138,9 @@ void StepLoop::expire_requests() {
   }
 }
 
-// Starts the next step and delivers the tokens of the current one. These are two steps if the executor
-// samples: it computes the next one meanwhile. Otherwise they are the same step (StepRows has a table).
+// Starts the next step and delivers the tokens of the current one. If the executor samples, these are two
+// different steps: the executor computes the next one meanwhile. Otherwise they are the same step (see the
+// table in step_rows.h).
 void StepLoop::run_step() {
   const auto started = Clock::now();
   Status status = status_of([this] { return plan_and_start_step(); });
@@ -156,12 +157,12 @@ void StepLoop::run_step() {
   if (grammars_ != nullptr) grammars_->set_step_duration(Clock::now() - started);
 }
 
-// Plans, computes and samples the next step, if any sequence has rows. An executor that samples only enqueues
-// that.
+// Plans, computes and samples the next step, if any sequence has rows. If the executor samples, it only
+// enqueues the computation and the sampling.
 Status StepLoop::plan_and_start_step() {
   watchdog_.enter("planning");
   if (grammars_ != nullptr) {
-    const std::vector<Sequence*> constrained = grammars_->sequences();  // end() removes sequences
+    const std::vector<Sequence*> constrained = grammars_->sequences();  // end() removes some
     for (Sequence* sequence : constrained)
       if (std::optional<Delta> last = grammars_->check(*sequence)) delivery_.end(*sequence, std::move(*last));
   }
@@ -185,7 +186,8 @@ Status StepLoop::plan_and_start_step() {
   return rows_.sample();
 }
 
-// Ends all running requests with the error; if no further step can run, waiting ones too.
+// Ends all running requests with the error. If no further step can run, ends all scheduled requests with the
+// executor's failure instead.
 void StepLoop::fail_step(const std::string& error) {
   const Status failure = executor_.failure();
   if (!failure.ok()) {
@@ -207,7 +209,7 @@ void StepLoop::add_pending(std::unique_ptr<Sequence> owned) {
     delivery_.fail(*find(sequence.id), status);
 }
 
-// Ignores events for finished requests and abandoned rooms.
+// Handles an event; ignores events for finished requests and abandoned rooms.
 void StepLoop::take_event(KvEvent event) {
   const auto pending = std::ranges::find_if(pending_, [&](const auto& s) { return s->id == event.id; });
   const bool is_pending = pending != pending_.end();
@@ -217,7 +219,8 @@ void StepLoop::take_event(KvEvent event) {
   if (!status.ok()) delivery_.fail(*find(sequence->id), status);
 }
 
-// Schedules sequences whose grammar and first token are ready or not needed; or all of them, to be ended.
+// Schedules the sequences whose grammar and first token are ready or not needed; with `all`, schedules all
+// sequences, so that they can be ended.
 void StepLoop::schedule_ready(bool all) {
   for (auto& sequence : pending_) {
     const GrammarTicket& ticket = sequence->grammar.ticket;
@@ -251,7 +254,8 @@ void StepLoop::schedule(std::unique_ptr<Sequence> owned) {
     grammars_->start(sequence);
 }
 
-// Null if not found. A pending sequence is moved to the scheduler, so that it can be ended.
+// Returns null if there is no such sequence. Moves a pending sequence to the scheduler, so that it can be
+// ended.
 Sequence* StepLoop::find(const std::string& id) {
   const auto found = std::ranges::find_if(pending_, [&](const auto& s) { return s->id == id; });
   if (found == pending_.end()) return scheduler_.find(id);
@@ -295,7 +299,7 @@ void StepLoop::publish() {
   inbox_.publish(totals_);
 }
 
-// The loop's thread is stuck in a call: this thread ends its requests instead.
+// Ends the requests on this thread, because the loop's thread is stuck in a call.
 void StepLoop::on_stuck(const std::string& place) {
   char after[48];
   std::snprintf(after, sizeof after, " for %g s (--watchdog-timeout)", options_.watchdog_timeout);

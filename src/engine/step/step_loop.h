@@ -1,17 +1,17 @@
 // StepLoop: the engine's thread. Takes input from the inbox and runs one step after another: schedule,
-// forward, sample, deliver. With an executor that samples it runs one step ahead: the next step is planned as
-// if no sequence ended, and enqueued before the host looks at the tokens; rows of sequences that did end are
-// dropped.
+// forward, sample, deliver. If the executor samples, the loop runs one step ahead: it plans the next step as
+// if no sequence had ended, and enqueues it before the host reads the tokens; rows of sequences that did end
+// are dropped.
 //
 //   part             does                                                        threads
 //   RequestIntake    Request -> Sequence                                         any
-//   Inbox            what the loop shares with other threads                     any
+//   Inbox            state that the loop shares with other threads               any
 //   DpScheduler      sequences and rows of the next step, KV pages               the loop's
 //   StepRows         forward pass and sampling                                   the loop's
 //   Delivery         tokens -> text, deltas, ends of sequences                   the loop's
 //   GrammarManager   masks of sequences whose text must match a grammar          the loop's
 //   RemotePrefill    decode engine: prompts that a prefill node computes         the loop's
-//   StepSnapshot     the step in words, for the watchdog                         any
+//   StepSnapshot     a description of the step, for the watchdog                 any
 #pragma once
 
 #include <functional>
@@ -29,11 +29,11 @@
 
 namespace fp4moe {
 
-// The executor and the tokenizer are borrowed; only this thread and the grammar threads use them until
-// destruction. submit, cancel, flush_cache, drain, stats and failure are as in Engine. A failed step (out of
-// memory) fails all running requests; if the executor has failed for good, all requests. A row of logits with
-// NaN fails its own request only. If the watchdog finds a step stuck, all requests fail at once and the
-// engine for good; destruction still waits for the step.
+// The executor and the tokenizer are borrowed; only the loop's and the grammar threads use them until
+// destruction. submit, cancel, flush_cache, drain, stats and failure work as in Engine. A failed step (for
+// example, out of memory) fails all running requests, or all requests if the executor has failed permanently.
+// A row of logits with NaN fails only its own request. If the watchdog finds that a step is stuck, all
+// requests fail at once and the engine fails permanently; destruction still waits for the step.
 class StepLoop {
  public:
   // Without a compiler, requests with a grammar are refused.
@@ -45,13 +45,14 @@ class StepLoop {
   Result<std::string> submit(Request request, DeltaCallback on_delta) {
     return intake_.submit(std::move(request), std::move(on_delta), {});
   }
-  // A prefill engine's request. on_held is called on the loop's thread when its first token is chosen; its
-  // pages are then held. on_end is called as in submit() if the request ends before it is released.
+  // Submits a prefill engine's request. on_held is called on the loop's thread when the first token is
+  // chosen; the request's pages are then held. on_end is called like submit()'s on_delta if the request ends
+  // before it is released.
   Result<std::string> submit_prompt(Request request, std::function<void(HeldPrompt)> on_held,
                                     DeltaCallback on_end) {
     return intake_.submit(std::move(request), std::move(on_end), std::move(on_held));
   }
-  // Ends the request in whatever state it is.
+  // Ends the request, whatever its state.
   void release_prompt(const std::string& id) { inbox_.release(id); }
   void cancel(const std::string& id) { inbox_.cancel(id); }
   Status flush_cache() { return inbox_.flush_cache(); }

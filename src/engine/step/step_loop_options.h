@@ -1,4 +1,4 @@
-// StepLoopOptions: what StepLoop::make needs besides the model.
+// StepLoopOptions: the settings that StepLoop::make needs besides the model.
 #pragma once
 
 #include <cstdint>

@@ -84,7 +84,7 @@ void StepRows::sample_on_host() {
                                        : sampler_.sample(logits, sampling, random, edits, row.allowed);
       row.status = token.status();
       if (token.ok()) row.token = std::move(*token);
-    } catch (const std::exception& error) {  // out of memory; must not leave the worker
+    } catch (const std::exception& error) {  // out of memory: the exception must not leave the worker
       row.status = internal_error(error.what());
     }
   });
@@ -99,7 +99,7 @@ Status StepRows::start_on_executor() {
   return executor_.start_sample(params_, edits_, allowed_);
 }
 
-// Appends the row's edits and mask to edits_ and allowed_.
+// Returns the row's parameters and appends its edits and mask to edits_ and allowed_.
 SampleRowParams StepRows::params_of(const LogitRow& row) {
   if (row.sequence == nullptr) return {};  // the executor expects one entry per logit row of the step
   const Sequence& sequence = *row.sequence;

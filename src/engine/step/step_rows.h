@@ -1,5 +1,5 @@
-// StepRows: the rows of logits of the step in flight (current) and of the step enqueued after it (next):
-// forward pass and sampling.
+// StepRows: holds the rows of logits of the step in flight (current) and of the step enqueued after it
+// (next), and runs their forward pass and sampling.
 //
 //              an executor that samples (GPU)       sampling on the host
 //              next              current            next              current
@@ -23,7 +23,7 @@ namespace fp4moe {
 
 // A row of logits. It chooses the next token of its sequence, or scores a prompt token.
 struct LogitRow {
-  Sequence* sequence = nullptr;  // null: it has ended, or its mask was late
+  Sequence* sequence = nullptr;  // null: the sequence has ended, or its mask was late
   SampledToken token;
   Status status;
   bool is_scored = false;             // token.token_id is a prompt token to score
@@ -36,12 +36,12 @@ class StepRows {
   // masked_ids: as in Sampler.
   StepRows(Executor& executor, std::vector<int32_t> masked_ids);
 
-  // Runs the model over the planned step's rows; next() are those with logits.
+  // Runs the model on the planned step's rows; next() then holds those with logits.
   Status forward(const DpScheduler& scheduler);
-  // Chooses the tokens of next(), or enqueues that if the executor samples. Appends an unknown token ~r to
-  // the sequence of each row r that chooses one.
+  // Chooses the tokens of next(), or enqueues their sampling if the executor samples. Appends an unknown
+  // token ~r to the sequence of each row r that chooses a token.
   Status sample();
-  // current() are now the rows whose tokens are to be delivered. Waits for the executor if it samples.
+  // Makes current() the rows whose tokens are to be delivered. Waits for the executor if it samples.
   Status take_sampled();
   void advance();
 
@@ -49,7 +49,7 @@ class StepRows {
   std::span<LogitRow> next() { return next_; }
   void discard_current() { current_.clear(); }
   void discard_next() { next_.clear(); }
-  // Rows of a sequence that has ended are dropped.
+  // Drops the rows of a sequence that has ended.
   void forget(const Sequence& sequence);
 
  private:

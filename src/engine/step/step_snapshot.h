@@ -14,7 +14,7 @@ class StepSnapshot {
  public:
   // Called by the engine's thread once the step is planned.
   void take(const DpScheduler& scheduler);
-  // Thread-safe. Lines about the latest step: its requests, the queue and the pages.
+  // Returns lines that describe the latest step: its requests, the queue and the pages. Thread-safe.
   std::vector<std::string> lines() const;
 
  private:

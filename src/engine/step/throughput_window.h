@@ -1,4 +1,4 @@
-// ThroughputWindow: output tokens per second over the last seconds.
+// ThroughputWindow: output tokens per second over the last few seconds.
 #pragma once
 
 #include <algorithm>
@@ -13,13 +13,13 @@ class ThroughputWindow {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // num_tokens: generated since startup.
+  // num_tokens: the number of tokens generated since startup.
   void add(Clock::time_point now, int64_t num_tokens) {
     while (samples_.size() > 1 && now - samples_[1].time > kWindow) samples_.pop_front();
     samples_.push_back({now, num_tokens});
   }
 
-  // Counts tokens since the last sample before the window, or since startup.
+  // Returns tokens per second. Counts tokens since the last sample before the window, or since startup.
   double rate(Clock::time_point now, double uptime_seconds, int64_t num_tokens) const {
     const auto first =
         std::ranges::find_if(samples_, [&](const Sample& s) { return now - s.time <= kWindow; });

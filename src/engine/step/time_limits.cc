@@ -21,7 +21,7 @@ Status check_time(const Sequence& sequence, const TimeLimits& limits, Sequence::
   if (sequence.times.held != Sequence::Clock::time_point())
     return is_over(sequence.times.held, limits.held)
                ? unavailable("its KV pages were held for --disaggregation-timeout " +
-                             seconds_text(limits.held) + " and not fetched")
+                             seconds_text(limits.held) + " but not fetched")
                : Status();
   const bool has_started = sequence.has_started();
   if (is_over(sequence.times.submitted, sequence.request.timeout_seconds))

@@ -13,7 +13,7 @@ struct TimeLimits {
   double held = 0;     // prefill engine: until its pages are released
 };
 
-// OK, or why the request has to end. kDeadline: its own timeout or limits.running; kUnavailable:
+// Returns OK, or why the request has to end. kDeadline: its own timeout or limits.running; kUnavailable:
 // limits.waiting or limits.held.
 Status check_time(const Sequence& sequence, const TimeLimits& limits, Sequence::Clock::time_point now);
 

@@ -18,7 +18,7 @@ Watchdog::~Watchdog() {
   if (thread_.joinable()) thread_.join();
 }
 
-// Polls at intervals of `tick` and adds at most twice that per poll without progress.
+// Polls every `tick`. Each poll without progress adds at most 2 * tick to the time without progress.
 void Watchdog::watch() {
   using Seconds = std::chrono::duration<double>;
   const Seconds tick = std::min(timeout_ / 8, Seconds(1));

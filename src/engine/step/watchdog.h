@@ -14,8 +14,8 @@ namespace fp4moe {
 class Watchdog {
  public:
   // `on_stuck` is called once, on the watchdog's thread, with the place that was entered timeout_seconds ago
-  // and not left. Time in which this process did not run (stopped, suspended) does not count. With 0 seconds
-  // it does nothing and has no thread.
+  // and has not been left. Time in which this process did not run (stopped, suspended) does not count. With
+  // 0 seconds, the watchdog does nothing and has no thread.
   Watchdog(double timeout_seconds, std::function<void(const std::string& place)> on_stuck);
   ~Watchdog();
 

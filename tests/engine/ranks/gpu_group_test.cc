@@ -13,7 +13,7 @@ namespace {
 
 // Read when the first GPU is used.
 const bool environment_is_set = [] {
-  setenv("FP4MOE_RANKS_PER_GPU", "4", 1);
+  setenv("FP4MOE_RANKS_PER_GPU", "8", 1);
   return true;
 }();
 
@@ -95,6 +95,8 @@ constexpr Case kCases[] = {
     {kDeepSeek, 4, 4, "deepep", "w4a4", 0, 1, "nvfp4"},
     {kGptOss, 4, 4, "flashinfer", "auto", 0, 4, "nvfp4", "fp8"},
     {kDeepSeek, 2, 1, "none", "w4a4", 0, 2},
+    {kGptOss, 8, 8, "flashinfer", "auto", 0, 8},
+    {kDeepSeek, 8, 8, "deepep", "auto", 0, 4},
 };
 bool rows_lose_bits(const Case& c) {
   return std::string(c.rows) != "auto" && std::string(c.scheme) != "w4a4";
@@ -157,6 +159,10 @@ constexpr Case kDeterministicCases[] = {
     {kDeepSeek, 4, 4, "deepep", "w4a4", 64 << 10, 2},
     {kDeepSeek, 4, 4, "flashinfer", "w4a4", 0, 4},
     {kDeepSeek, 4, 4, "none", "auto", 0, 2},
+    {kGptOss, 8, 8, "none", "auto", 0, 2},
+    {kGptOss, 8, 8, "deepep", "w4a8", 0, 8},
+    {kDeepSeek, 8, 8, "flashinfer", "auto", 0, 8},
+    {kDeepSeek, 8, 8, "deepep", "w4a4", 0, 4},
 };
 class DeterministicGpuGroups : public testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(Layouts, DeterministicGpuGroups, testing::ValuesIn(kDeterministicCases), case_name);
@@ -186,7 +192,7 @@ TEST(GpuGroups, RefuseWhatTheyCannotDo) {
   refused("a2a_checksum", [](EngineConfig& f) { f.moe_a2a_backend = "deepep", f.a2a_checksum = true; });
   refused("fabric=mpi", [](EngineConfig& f) { f.fabric = "mpi"; });
   // More ranks than the GPUs of most machines have room for.
-  refused("no GPU 1", [](EngineConfig& f) { f.tp_size = 8; });
+  refused("no GPU 1", [](EngineConfig& f) { f.tp_size = 16; });
 }
 
 }  // namespace

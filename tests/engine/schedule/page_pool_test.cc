@@ -52,7 +52,7 @@ TEST(PagePoolDeathTest, DoubleFreeForeignPageAndLeakAreCaught) {
         std::vector<int32_t> table;
         pool.grow(table, 4);
       },
-      "leaked KV pages: 2 of 3");
+      "leaked KV pages: only 2 of 3");
 }
 
 TEST(PagePool, APrefixIsFoundByWholePagesAndSharedWhileItIsUsed) {

@@ -62,8 +62,8 @@ TEST(MemoryPlan, WeightsThatDoNotFitNameTheFractionThatWouldDo) {
   EXPECT_EQ(status.code(), StatusCode::kDoesNotFit);
   EXPECT_EQ(
       status.message(),
-      "the weights take 12.00 GiB, 2.00 GiB more than 10.00 GiB (--mem-fraction-static 0.50 of 20.00 GiB "
-      "available); "
+      "the weights take 12.00 GiB, which is 2.00 GiB more than 10.00 GiB (--mem-fraction-static 0.50 of "
+      "20.00 GiB available); "
       "--mem-fraction-static 0.60 would do");
   big.weight_bytes = 38 * kGiB;
   EXPECT_NE(plan_memory(big, flags()).status().message().find("a machine with about 40.00 GiB"),
@@ -147,8 +147,9 @@ TEST(MemoryPlanOnAGpu, WorkThatDoesNotFitNamesTheTokensThatWould) {
   const Status status = plan_memory(tight, gpu_flags()).status();
   EXPECT_EQ(status.code(), StatusCode::kDoesNotFit);
   EXPECT_EQ(status.message(),
-            "the weights take 86.00 GiB and the activations of 8192 prompt tokens a step 8.50 GiB, 4.50 GiB "
-            "more than 90.00 GiB (--mem-fraction-static 0.90 of 100.00 GiB free on the GPU); "
+            "the weights take 86.00 GiB and the activations for 8192 prompt tokens per step take 8.50 GiB, "
+            "which is 4.50 GiB more than 90.00 GiB (--mem-fraction-static 0.90 of 100.00 GiB free on the "
+            "GPU); "
             "--max-prefill-tokens 3584 would do");
 }
 

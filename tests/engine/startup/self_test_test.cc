@@ -96,12 +96,12 @@ TEST_F(Faults, NoFaultNoFailure) { EXPECT_EQ(verdict(), ""); }
 
 TEST_F(Faults, GateAndUpSwapped) {
   std::swap(bad_.experts[3].gate, bad_.experts[3].up);
-  EXPECT_EQ(verdict().find("expert 103 by "), 0u) << verdict();
+  EXPECT_EQ(verdict().find("expert 103 run by "), 0u) << verdict();
 }
 
 TEST_F(Faults, AnotherExpertsWeights) {
   bad_.experts[7].down = bad_.experts[8].down;
-  EXPECT_EQ(verdict().find("expert 107 by "), 0u) << verdict();
+  EXPECT_EQ(verdict().find("expert 107 run by "), 0u) << verdict();
 }
 
 TEST_F(Faults, OneScaleByteOff) {
@@ -109,7 +109,7 @@ TEST_F(Faults, OneScaleByteOff) {
   std::vector<uint8_t> scales(down.scales, down.scales + down.rows * (down.cols / 32));
   for (size_t i = 0; i < scales.size(); i += 8) ++scales[i];  // doubles one block in eight
   bad_.experts[5].down.scales = scales.data();
-  EXPECT_EQ(verdict().find("expert 105 by "), 0u) << verdict();
+  EXPECT_EQ(verdict().find("expert 105 run by "), 0u) << verdict();
 }
 
 TEST_F(Faults, ValuesThatAreNotFiniteNeverPass) {
@@ -166,7 +166,7 @@ TEST_P(Fp8Outputs, TheOracleRowPasses) {
 TEST_P(Fp8Outputs, OutputsOfOtherNumericsFail) {
   for (const Scheme scheme : {Scheme::kW4A16, Scheme::kW4A8}) {
     const std::string said = verdict("cpu_scalar", {.scheme = scheme});
-    EXPECT_EQ(said.find("expert 0 by cpu_scalar (w4a8 (FP8 tokens)) differs from the oracle by"), 0u)
+    EXPECT_EQ(said.find("expert 0 run by cpu_scalar (w4a8 (FP8 tokens)) differs from the oracle by"), 0u)
         << scheme_name(scheme) << ": " << said;
   }
 }

@@ -179,7 +179,7 @@ TEST_P(EngineWithWeightCache, AnswersTheSameFromPackedAndMappedWeights) {
   flags.weight_cache_dir = folder.path();
   const Answer first = answer(flags), second = answer(flags);
   EXPECT_NE(none.lines.find("not kept: --weight-cache-dir none"), std::string::npos) << none.lines;
-  EXPECT_NE(first.lines.find("kept in '" + folder.path()), std::string::npos) << first.lines;
+  EXPECT_NE(first.lines.find("written to '" + folder.path()), std::string::npos) << first.lines;
   EXPECT_NE(second.lines.find("mapped from '" + folder.path()), std::string::npos) << second.lines;
   EXPECT_EQ(second.lines.find("packed"), std::string::npos) << second.lines;
   EXPECT_EQ(none.tokens.size(), 16u);
@@ -214,7 +214,7 @@ TEST_P(EngineWithWeightCache, ADamagedFileIsRefusedAndAnswersAreTheSame) {
   EXPECT_EQ(damaged.tokens, first.tokens);
   EXPECT_NE(damaged.lines.find(" bytes) is damaged: checksum "), std::string::npos) << damaged.lines;
   EXPECT_NE(damaged.lines.find("; it will be rewritten"), std::string::npos) << damaged.lines;
-  EXPECT_NE(damaged.lines.find("kept in '" + folder.path()), std::string::npos) << damaged.lines;
+  EXPECT_NE(damaged.lines.find("written to '" + folder.path()), std::string::npos) << damaged.lines;
   EXPECT_EQ(after.tokens, first.tokens);
   EXPECT_NE(after.lines.find("mapped from '" + folder.path()), std::string::npos) << after.lines;
 }

@@ -121,7 +121,7 @@ class WeightCacheFile : public testing::Test {
 TEST_F(WeightCacheFile, IsPackedOnceAndMappedThen) {
   const Lines lines;
   EXPECT_TRUE(start());
-  EXPECT_TRUE(lines.have("kept in '" + path_ + "'")) << lines.text();
+  EXPECT_TRUE(lines.have("written to '" + path_ + "'")) << lines.text();
   EXPECT_FALSE(start());
   EXPECT_FALSE(start());
   EXPECT_TRUE(lines.have("mapped from '" + path_ + "'")) << lines.text();
@@ -141,7 +141,7 @@ TEST_F(WeightCacheFile, AnotherKeyIsRefused) {
   start();
   const Lines lines;
   EXPECT_TRUE(start("model A\nrank 1\n", 3));
-  EXPECT_TRUE(lines.have("it was made for 'rank 0', this run needs 'rank 1'")) << lines.text();
+  EXPECT_TRUE(lines.have("it was made for 'rank 0', but this run needs 'rank 1'")) << lines.text();
   EXPECT_FALSE(start("model A\nrank 1\n", 3));
   EXPECT_TRUE(start("model A\nrank 1\nmore\n", 4)) << "a key that goes on is another one";
 }
@@ -222,15 +222,15 @@ TEST_F(WeightCacheFile, AnotherVersionIsRefused) {
   std::string other = bytes();
   other[8] = 1;
   put(other);
-  expect_refused("its format has version 1, this binary writes 2");
+  expect_refused("its format has version 1, but this binary writes 2");
 }
 
 TEST_F(WeightCacheFile, AnotherSizeIsRefused) {
   start();
   const std::string whole = bytes();
   put(whole + "x");
-  expect_refused("it has " + std::to_string(whole.size() + 1) + " bytes, " + std::to_string(whole.size()) +
-                 " were written");
+  expect_refused("it has " + std::to_string(whole.size() + 1) + " bytes, but " +
+                 std::to_string(whole.size()) + " were written");
 }
 
 // With valid hashes, which only a program could write.

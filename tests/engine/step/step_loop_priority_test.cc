@@ -61,7 +61,7 @@ TEST(StepLoopPriority, UnusedOnesAreRefusedIfAskedFor) {
   const auto refused = loop->submit({.input_ids = {1}, .priority = 3}, [](const Delta&) { ADD_FAILURE(); });
   EXPECT_EQ(refused.status().code(), StatusCode::kUnsupported);
   EXPECT_EQ(refused.status().message(),
-            "priority: requests are served in order of arrival, --enable-priority-scheduling is off");
+            "priority: requests are served in order of arrival because --enable-priority-scheduling is off");
   EXPECT_EQ(loop.run({1}, {.max_new_tokens = 2}).token_ids.size(), 2u);
 }
 
