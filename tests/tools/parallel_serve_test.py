@@ -106,11 +106,11 @@ class Parallel(unittest.TestCase):
         self.check(2)
 
     @needs_mpi
-    def test_ranks_in_several_processes_do_not_tell_experts(self):
+    def test_ranks_in_several_processes_do_not_report_experts(self):
         with Ranks(2, *DP) as serve:
             status, answer = generate(serve.url, "a", return_routed_experts=True)
             self.assertEqual(status, 400)
-            self.assertIn("return_routed_experts: ranks of other processes (--fabric mpi)", answer["error"]["message"])
+            self.assertIn("return_routed_experts: ranks in other processes (--fabric mpi)", answer["error"]["message"])
             self.assertEqual(generate(serve.url, "a")[0], 200)
 
     @needs_mpi
