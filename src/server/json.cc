@@ -60,10 +60,10 @@ Result<int64_t> parsed_json_bytes(std::string_view text) {
     return invalid_argument(
         "the JSON has too many objects with many keys: the squares of their key counts add "
         "up to " +
-        std::to_string(squared_keys) + "; legal: at most " + std::to_string(kMaxSquaredKeys));
+        std::to_string(squared_keys) + "; the limit is " + std::to_string(kMaxSquaredKeys));
   if (bytes > kMaxJsonBytes)
     return invalid_argument("the JSON takes up to " + std::to_string(bytes) +
-                            " bytes of memory; legal: at most " + std::to_string(kMaxJsonBytes));
+                            " bytes of memory; the limit is " + std::to_string(kMaxJsonBytes));
   return bytes;
 }
 

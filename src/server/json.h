@@ -15,17 +15,17 @@ namespace fp4moe {
 using json = nlohmann::ordered_json;
 
 // An upper bound on the bytes of memory that parse_json(text) uses, from one scan of the text.
-// kInvalidArgument for nesting deeper than 64, more than 4096 keys in an object, so many keys in all that
-// parsing takes too long, and more than 128 MiB.
+// kInvalidArgument if the text nests deeper than 64, an object has more than 4096 keys, the objects together
+// have too many keys to parse quickly, or more than 128 MiB would be used.
 Result<int64_t> parsed_json_bytes(std::string_view text);
 
-// kInvalidArgument as parsed_json_bytes(), and for malformed JSON (or UTF-8).
+// kInvalidArgument in the same cases as parsed_json_bytes(), and for malformed JSON or UTF-8.
 Result<json> parse_json(std::string_view text);
 
 // Compact; invalid UTF-8 in strings becomes U+FFFD.
 std::string to_text(const json& value);
 
-// A field that was read, and its legal values.
+// A field that was read, and its allowed values.
 struct FieldNote {
   enum class Kind { kAny, kBoolean, kInteger, kNumber, kString, kStrings, kIds };
   std::string name;  // including the prefix
@@ -50,7 +50,7 @@ class Fields {
   std::string string(const std::string& name, const std::string& otherwise);
   std::vector<std::string> strings(const std::string& name);  // a string, or an array of them
   std::vector<int32_t> ids(const std::string& name);          // an integer, or an array of them
-  // For a field that this server does not support: accepts only absent, null or `neutral`.
+  // For a field that this server does not support: fails unless it is absent, null or equal to `neutral`.
   void refuse(const std::string& name, const json& neutral);
 
   void fail(const std::string& name, std::string message);

@@ -12,7 +12,7 @@ namespace fp4moe {
 
 namespace {
 
-constexpr auto kLastWords = std::chrono::seconds(1);  // to send the ends of responses that drain() cut off
+constexpr auto kLastWords = std::chrono::seconds(1);  // for sending the ends of responses cut off by drain()
 
 class ServerImpl final : public Server {
  public:

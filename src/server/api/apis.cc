@@ -23,7 +23,7 @@ void skip_moot(Fields& fields) {
     fields.find(name);
 }
 
-// {"token id": bias}.
+// Reads {"token id": bias, ...}.
 std::vector<LogitBias> read_logit_bias(Fields& fields) {
   std::vector<LogitBias> biases;
   const json* given = fields.find("logit_bias");
@@ -34,7 +34,7 @@ std::vector<LogitBias> read_logit_bias(Fields& fields) {
     return biases;
   }
   if (given->size() > kMaxLogitBiases) {
-    fields.fail("logit_bias", "has " + std::to_string(given->size()) + " tokens; legal: at most " +
+    fields.fail("logit_bias", "has " + std::to_string(given->size()) + " tokens; the limit is " +
                                   std::to_string(kMaxLogitBiases));
     return biases;
   }
@@ -51,7 +51,7 @@ std::vector<LogitBias> read_logit_bias(Fields& fields) {
   return biases;
 }
 
-// One field under vLLM's and SGLang's names; min_new_tokens (SGLang) wins.
+// Reads one field under two names: vLLM's min_tokens, and SGLang's min_new_tokens, which takes precedence.
 int64_t read_min_tokens(Fields& fields) {
   const int64_t least = fields.integer("min_tokens", 0, 0, kInt32Max);
   return fields.integer("min_new_tokens", least, 0, kInt32Max);
@@ -104,12 +104,12 @@ SamplingParams read_sampling(Fields& fields, const SamplingParams& defaults) {
   if (seed != kNoSeed) s.seed = static_cast<uint64_t>(seed);
   s.stop = fields.strings("stop");
   if (s.stop.size() > kMaxStops)
-    fields.fail("stop", "has " + std::to_string(s.stop.size()) + " strings; legal: at most " +
+    fields.fail("stop", "has " + std::to_string(s.stop.size()) + " strings; the limit is " +
                             std::to_string(kMaxStops));
   for (const std::string& stop : s.stop) {
     if (stop.empty() || stop.size() > kMaxStopBytes)
-      fields.fail("stop", "has a string of " + std::to_string(stop.size()) + " bytes; legal: 1.." +
-                              std::to_string(kMaxStopBytes));
+      fields.fail("stop", "has a string of " + std::to_string(stop.size()) +
+                              " bytes; the allowed length is 1 to " + std::to_string(kMaxStopBytes));
   }
   s.stop_regex = fields.strings("stop_regex");
   s.stop_token_ids = fields.ids("stop_token_ids");
@@ -125,8 +125,8 @@ void read_identity(Fields& fields, const std::string& id_prefix, Request& reques
   for (const char* name : {"request_id", "rid"}) {
     const std::string id = fields.string(name, request.id);
     if (fields.find(name) != nullptr && (id.empty() || id.size() > kMaxIdBytes))
-      fields.fail(name,
-                  "has " + std::to_string(id.size()) + " bytes; legal: 1.." + std::to_string(kMaxIdBytes));
+      fields.fail(name, "has " + std::to_string(id.size()) + " bytes; the allowed length is 1 to " +
+                            std::to_string(kMaxIdBytes));
     request.id = id;
   }
   if (request.id.empty()) request.id = make_id(id_prefix);
@@ -141,7 +141,7 @@ void read_routed_experts(Fields& fields, Request& request) {
 int64_t read_n(Fields& fields) { return fields.integer("n", 1, 1, kMaxChoices); }
 
 void fail_text(Fields& fields, const std::string& name, const Status& status) {
-  const bool is_limit = status.code() == StatusCode::kDoesNotFit;  // its HTTP code blames the context
+  const bool is_limit = status.code() == StatusCode::kDoesNotFit;  // HTTP: context_length_exceeded
   fields.fail(name, is_limit ? invalid_argument(status.message()) : status);
 }
 
@@ -189,12 +189,12 @@ void add_requests(const Engine& engine, GenerationCall& call, Fields& fields, co
   for (const std::vector<int32_t>& ids : prompts) num_tokens += n * std::ssize(ids);
   if (num_tokens > kMaxSubmittedTokens)
     return fields.fail("n", "n=" + std::to_string(n) + " times the number of prompt tokens is " +
-                                std::to_string(num_tokens) + "; legal: at most " +
+                                std::to_string(num_tokens) + "; the limit is " +
                                 std::to_string(kMaxSubmittedTokens) + " per request");
   for (std::vector<int32_t>& ids : prompts) {
     const auto prompt = std::make_shared<const std::vector<int32_t>>(std::move(ids));
     if (common.routed_experts_from > std::ssize(*prompt))
-      fields.fail("routed_experts_start_len", "must be at most the prompt's " +
+      fields.fail("routed_experts_start_len", "must not exceed the prompt's length of " +
                                                   std::to_string(prompt->size()) + " tokens, got " +
                                                   std::to_string(common.routed_experts_from));
     for (int64_t k = 0; k < n; ++k) {
@@ -218,14 +218,14 @@ void read_prefill_node(const Engine& engine, Fields& fields, GenerationCall& cal
   constexpr int64_t kDefaultPort = 8998;  // SGLang's
   std::string host = fields.string("bootstrap_host", "");
   const int64_t port = fields.integer("bootstrap_port", kDefaultPort, 1, 65535);
-  fields.find("bootstrap_room");  // sent by SGLang's routers; here the nodes choose the room
+  fields.find("bootstrap_room");  // ignored: SGLang's routers send it, but here the nodes choose the room
   if (host.empty())
     return fields.fail("bootstrap_host",
-                       "is missing: this is a decode node, which takes requests only from a "
+                       "is missing: this is a decode node, which accepts requests only from a "
                        "router (fp4moe router)");
   constexpr size_t kMaxHostBytes = 253;  // longest host name (RFC 1035)
   if (host.size() > kMaxHostBytes)
-    return fields.fail("bootstrap_host", "has " + std::to_string(host.size()) + " bytes; legal: at most " +
+    return fields.fail("bootstrap_host", "has " + std::to_string(host.size()) + " bytes; the limit is " +
                                              std::to_string(kMaxHostBytes));
   if (host.find(':') != std::string::npos && host.front() != '[') host = "[" + host + "]";
   for (Request& request : call.requests) request.prefill_node = host + ":" + std::to_string(port);
@@ -248,7 +248,7 @@ Prompts read_prompts(const Engine& engine, Fields& fields, const std::string& na
                                                      : "a string, token ids";
     fields.fail(name, std::string("must be ") + wanted + " or a list of them");
   } else if (prompts.is_list && value->size() > kMaxSubmissions) {
-    fields.fail(name, "has " + std::to_string(value->size()) + " prompts; legal: at most " +
+    fields.fail(name, "has " + std::to_string(value->size()) + " prompts; the limit is " +
                           std::to_string(kMaxSubmissions));
   } else if (is_text) {
     prompts.texts = fields.strings(name);

@@ -24,7 +24,7 @@ GenerationCall parse_chat(const Engine& engine, Fields& fields) {
   sampling.max_new_tokens = fields.integer("max_completion_tokens", max_tokens, 0, INT32_MAX);
   format->logprobs = fields.boolean("logprobs", false);
   const int64_t top = fields.integer("top_logprobs", 0, 0, kMaxTopLogprobs);
-  if (top > 0 && !format->logprobs) fields.fail("top_logprobs", "needs logprobs: true");
+  if (top > 0 && !format->logprobs) fields.fail("top_logprobs", "requires \"logprobs\": true");
   if (format->logprobs) sampling.top_logprobs = static_cast<int32_t>(top);
   Request request;
   format->read(call, fields, request);

@@ -37,7 +37,7 @@ class ChatFormat final : public OpenAiFormat {
   // Whether the part is reported; counts calls in num_calls.
   bool is_returned(const OutputPart& part, int64_t& num_calls) const;
 
-  std::vector<Stream> streams_;  // by choice
+  std::vector<Stream> streams_;  // indexed by choice
 };
 
 }  // namespace fp4moe

@@ -77,12 +77,12 @@ ToolUse::Function read_function(Fields& fields, const json& tool, const std::str
   Fields inner(given == nullptr ? none : *given, name + ".function.");
   ToolUse::Function function{inner.string("name", ""), json::object()};
   if (inner.ok() && (function.name.empty() || function.name.size() > kMaxNameBytes))
-    inner.fail("name", "has " + std::to_string(function.name.size()) + " bytes; legal: 1.." +
+    inner.fail("name", "has " + std::to_string(function.name.size()) + " bytes; the allowed length is 1 to " +
                            std::to_string(kMaxNameBytes));
   const bool is_word = std::all_of(function.name.begin(), function.name.end(), [](unsigned char c) {
     return c == '_' || c == '-' || c == '.' || (c < 128 && std::isalnum(c) != 0);
   });
-  if (!is_word) inner.fail("name", "may hold letters, digits, '_', '-' and '.' only");
+  if (!is_word) inner.fail("name", "must contain only letters, digits, '_', '-' and '.'");
   for (const char* moot : {"description", "strict"}) inner.find(moot);
   if (const json* parameters = inner.find("parameters")) {
     if (!parameters->is_object())
@@ -96,7 +96,7 @@ ToolUse::Function read_function(Fields& fields, const json& tool, const std::str
   return function;
 }
 
-// The function that tool_choice names.
+// Reads the name of the function that tool_choice requires.
 std::string named_function(Fields& fields, const json& choice) {
   const json none = json::object();
   Fields outer(choice, "tool_choice.");
@@ -206,8 +206,8 @@ std::string with_marks_around_others(const std::string& text, const std::string&
   return broken;
 }
 
-// Inserts marks into the texts of special tokens; returns whether there were any. Repeats for tokens that
-// were hidden by an overlapping one, which hardly any vocabulary has.
+// Inserts marks into the texts of special tokens; returns whether there were any. Repeats because a special
+// token can hide another one that overlaps it, although hardly any vocabulary has such tokens.
 bool break_up_specials(const Engine& engine, const std::string& mark, std::string& text) {
   bool has_any = false;
   for (auto specials = specials_in(engine, text); !specials.empty(); specials = specials_in(engine, text)) {
@@ -245,7 +245,7 @@ ChatMessages read_messages(const Engine& engine, Fields& fields, const OutputDia
     if (message["role"] == "user" || message["role"] == "tool")
       has_marks |= break_up_specials(engine, mark, message["content"].get_ref<std::string&>());
   if (has_marks && mark.empty())
-    fields.fail("messages", "contain special-token texts and all noncharacters from U+FDD0 to U+FDEF");
+    fields.fail("messages", "must not contain special-token texts and all noncharacters U+FDD0 to U+FDEF");
   return {to_text(copy), has_marks ? mark : ""};
 }
 
@@ -293,7 +293,7 @@ ToolUse read_tools(const Engine& engine, const OutputDialect& dialect, Fields& f
   if (const json* tools = fields.find("tools")) {
     if (!tools->is_array()) fields.fail("tools", std::string("must be an array, not ") + tools->type_name());
     if (tools->size() > kMaxTools)
-      fields.fail("tools", "has " + std::to_string(tools->size()) + " entries; legal: at most " +
+      fields.fail("tools", "has " + std::to_string(tools->size()) + " entries; the limit is " +
                                std::to_string(kMaxTools));
     for (size_t i = 0; fields.ok() && i < tools->size(); ++i)
       use.functions.push_back(read_function(fields, (*tools)[i], "tools[" + std::to_string(i) + "]"));

@@ -2,7 +2,7 @@
 
 namespace fp4moe {
 
-// The CSP allows only the page's own script, requests to this server, and no framing.
+// The CSP allows the page's own script and style and requests to this server, and forbids framing.
 HttpResponse chat_page() {
   HttpResponse response;
   response.content_type = "text/html; charset=utf-8";

@@ -52,7 +52,7 @@ class CompletionFormat final : public OpenAiFormat {
     return e;
   }
 
-  // The echoed prompt, in front of the first text of a choice.
+  // The prompt to prepend to a choice's first text; empty for later texts and without echo.
   std::string echo(const Choice& choice, bool is_first) const {
     return is_first && !echoes.empty() ? echoes[static_cast<size_t>(choice.index / n())] : "";
   }
@@ -81,8 +81,8 @@ class CompletionFormat final : public OpenAiFormat {
     }
   };
 
-  // For the prompt, if echoed, and the output positions from `first` on. Offsets count the bytes of all
-  // reported tokens. The chosen token is included in top_logprobs whatever its rank.
+  // Covers the prompt, if it is echoed, and the output positions from `first` on. Offsets count the bytes of
+  // all reported tokens. The chosen token is included in top_logprobs whatever its rank.
   json logprobs_object(const Choice& choice, size_t first, bool with_prompt) const {
     Lists lists;
     size_t offset = 0;

@@ -64,7 +64,7 @@ class GenerateFormat final : public ApiFormat {
     if (top_logprobs > 0) meta[what + "_top_logprobs"] = std::move(tops);
   }
 
-  // From logprob_start on; like SGLang, with a null logprob for the first of these tokens.
+  // Adds the prompt tokens from logprob_start on; like SGLang, with a null logprob for the first one.
   void add_prompt_logprobs(json& meta, const Choice& choice) const {
     json chosen = json::array(), tops = json::array();
     if (logprob_start >= 0 && logprob_start < choice.prompt_tokens) {
@@ -118,7 +118,7 @@ GenerationCall parse_generate(const Engine& engine, Fields& fields) {
   const json empty = json::object();
   const json* given = fields.find("sampling_params");
   if (given != nullptr && given->is_array())
-    fields.fail("sampling_params", unsupported("one object for all prompts is supported, not a list"));
+    fields.fail("sampling_params", unsupported("must be one object for all prompts, not a list"));
   Fields inner(given == nullptr || given->is_array() ? empty : *given, "sampling_params.");
   SamplingParams sampling = read_sampling(inner, engine.info().default_sampling);
   sampling.grammar = read_grammar(engine, inner);
@@ -148,12 +148,13 @@ GenerationCall parse_generate(const Engine& engine, Fields& fields) {
                              : read_prompts(engine, fields, "input_ids", PromptKind::kIds);
   for (const std::vector<int32_t>& prompt : prompts.ids)
     if (format->logprobs && start > std::ssize(prompt))
-      fields.fail("logprob_start_len", "must be at most the prompt's " + std::to_string(prompt.size()) +
-                                           " tokens, got " + std::to_string(start));
+      fields.fail("logprob_start_len", "must not exceed the prompt's length of " +
+                                           std::to_string(prompt.size()) + " tokens, got " +
+                                           std::to_string(start));
   format->is_list = prompts.is_list || n > 1;
   add_requests(engine, call, fields, request, std::move(prompts.ids), n);
   if (ids && fields.ok() && ids->size() != call.requests.size())
-    fields.fail("rid", "has " + std::to_string(ids->size()) + " ids for " +
+    fields.fail("rid", "has " + std::to_string(ids->size()) + " ids, but the request has " +
                            std::to_string(call.requests.size()) + " outputs");
   for (size_t i = 0; ids && fields.ok() && i < ids->size(); ++i) call.requests[i].id = (*ids)[i];
   if (ids) call.name.clear();  // each response has its own id

@@ -16,7 +16,7 @@ constexpr size_t kShortResponse = 16384;  // in JSON values: printed in a few mi
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
-// Bytes held by a copy of the delta; the texts of one or two tokens fit in their objects (SSO).
+// Bytes held by a copy of the delta. Texts of one or two tokens are stored inside their string objects (SSO).
 int64_t held_bytes(const Delta& delta) {
   size_t bytes = sizeof(Delta) + delta.text.size() + delta.token_ids.size() * sizeof(int32_t);
   for (const auto* positions : {&delta.logprobs, &delta.prompt_logprobs})
@@ -199,7 +199,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   const bool stream_;
   const std::unique_ptr<ApiFormat> format_;
   const Clock::time_point start_ = Clock::now();
-  std::vector<std::string> ids_;  // of the submissions; constant once the first is submitted
+  std::vector<std::string> ids_;  // of the submissions; constant from the first submission on
   size_t num_submitted_ = 0;      // a refused submission's id may belong to another request
   std::vector<Choice> choices_;
   std::vector<Clock::time_point> latest_;  // time of each choice's latest tokens

@@ -41,7 +41,7 @@ struct Choice {
   double seconds = 0;    // from the request's arrival to the latest delta
 };
 
-// How one API formats its responses.
+// Formats the responses of one API.
 class ApiFormat {
  public:
   virtual ~ApiFormat() = default;
@@ -55,7 +55,7 @@ class ApiFormat {
 struct GenerationCall {
   std::string name;  // the HTTP request's id, for /abort_request; empty: only the submissions have ids
   std::vector<Request> requests;   // one per choice (prompts x n); input_ids are set at submission
-  std::vector<PromptIds> prompts;  // of each element of requests
+  std::vector<PromptIds> prompts;  // one per element of requests
   bool stream = false;
   std::unique_ptr<ApiFormat> format;
 };
@@ -67,7 +67,7 @@ class LiveRequests {
   void add(const std::string& id, const std::string& name);
   void done(const std::string& id, const std::string& name);
   void wait_for_none();
-  // The submission with this id, and all submissions of the HTTP request with this id.
+  // The ids of the live submission with this id and of all live submissions of the HTTP request with this id.
   std::vector<std::string> of(const std::string& id) const;
   std::vector<std::string> all() const;
 

@@ -22,7 +22,7 @@ Result<double> read_window(std::string_view query) {
     const auto parsed = std::from_chars(value.data(), value.data() + value.size(), seconds);
     const bool is_number = parsed.ec == std::errc() && parsed.ptr == value.data() + value.size();
     if (value != "all" && !(is_number && seconds > 0 && seconds <= LoadWatch::kLongestWindow))
-      return invalid_argument("window must be a number of seconds above 0 and up to 60, or all; got \"" +
+      return invalid_argument("window must be \"all\" or a number of seconds above 0 and at most 60, got \"" +
                               std::string(value.substr(0, 80)) + "\"");
     window = value == "all" ? 0 : seconds;
   }

@@ -11,10 +11,10 @@ namespace fp4moe {
 
 class OpenAiFormat : public ApiFormat {
  public:
-  // Reads the two APIs' common fields, except the sampling parameters, into itself, `call` and `request`.
+  // Reads the two APIs' common fields, except the sampling parameters, into *this, `call` and `request`.
   void read(GenerationCall& call, Fields& fields, Request& request);
   int64_t n() const { return n_; }
-  // Refuses routed experts for several choices: SGLang's response has one place for them.
+  // Refuses routed experts for several choices: SGLang's response format has room for those of one choice.
   static void check_experts(Fields& fields, const GenerationCall& call);
 
   std::vector<json> closing(const std::vector<Choice>& choices) final;
@@ -37,8 +37,8 @@ class OpenAiFormat : public ApiFormat {
   const std::string id_prefix_;
   std::string id_;
   const std::string model_;
-  const char* const object_;        // the "object" of a whole response
-  const char* const event_object_;  // and of an event
+  const char* const object_;        // "object" in a whole response
+  const char* const event_object_;  // "object" in an event
   const int64_t created_ = std::time(nullptr);
   int64_t n_ = 1;
   bool include_usage_ = false, returns_token_ids_ = false;

@@ -11,8 +11,8 @@ namespace fp4moe {
 
 namespace {
 
-constexpr size_t kMaxWarnings = 256;  // distinct unknown fields that are logged
-constexpr size_t kMaxShown = 80;      // bytes of a client's name or path in a message
+constexpr size_t kMaxWarnings = 256;  // number of distinct unknown fields that are logged
+constexpr size_t kMaxShown = 80;      // bytes shown of a name or path that a client sent
 
 HttpResponse json_response(const json& value) {
   HttpResponse response;
@@ -22,8 +22,8 @@ HttpResponse json_response(const json& value) {
 
 HttpResponse wrong_method(const HttpRequest& request, const std::string& allowed) {
   HttpResponse response =
-      error_response(invalid_argument(request.path.substr(0, kMaxShown) + " takes " + allowed + ", not " +
-                                      request.method.substr(0, kMaxShown)));
+      error_response(invalid_argument(request.path.substr(0, kMaxShown) + " supports only " + allowed +
+                                      ", got " + request.method.substr(0, kMaxShown)));
   response.status = 405;
   response.extra_headers = "Allow: " + allowed + "\r\n";
   return response;
@@ -45,8 +45,8 @@ void check_model(const Engine& engine, Fields& fields) {
   const std::string model = fields.string("model", "");
   const ModelInfo& info = engine.info();
   if (model.empty() || model == info.name || model == info.path || model == "default") return;
-  fields.fail("model", not_found("\"" + model.substr(0, kMaxShown) + "\" is not served here; \"" + info.name +
-                                 "\" is"));
+  fields.fail("model", not_found("\"" + model.substr(0, kMaxShown) +
+                                 "\" is not served here; the served model is \"" + info.name + "\""));
 }
 
 }  // namespace
@@ -124,9 +124,9 @@ void ServerRoutes::handle(const std::shared_ptr<HttpExchange>& exchange) {
     const Result<int64_t> bytes = parsed_json_bytes(request.body);
     if (!bytes.ok()) return exchange->respond(error_response(bytes.status()));
     if (!exchange->hold(*bytes))
-      return exchange->respond(
-          error_response(unavailable("the JSON of incoming requests needs more than max_buffered_bytes=" +
-                                     std::to_string(config_.max_buffered_bytes) + " of memory")));
+      return exchange->respond(error_response(
+          unavailable("the parsed JSON of incoming requests needs more than max_buffered_bytes=" +
+                      std::to_string(config_.max_buffered_bytes) + " bytes of memory")));
   }
   if (found.plain != nullptr) return exchange->respond((this->*found.plain)(engine, request));
   if (found.generate == nullptr) return run(engine, exchange, make_health_probe());
@@ -176,8 +176,8 @@ HttpResponse ServerRoutes::models(Engine& engine, const HttpRequest&) {
 HttpResponse ServerRoutes::model(Engine& engine, const HttpRequest& request) {
   const std::string id = request.path.substr(std::string("/v1/models/").size());
   if (id == engine.info().name) return json_response(model_card(engine.info()));
-  return error_response(not_found("model \"" + id.substr(0, kMaxShown) + "\" does not exist; \"" +
-                                  engine.info().name + "\" does"),
+  return error_response(not_found("model \"" + id.substr(0, kMaxShown) +
+                                  "\" does not exist; the served model is \"" + engine.info().name + "\""),
                         "model");
 }
 
@@ -226,7 +226,7 @@ HttpResponse ServerRoutes::abort_request(Engine& engine, const HttpRequest& requ
   Fields fields(*body);
   const std::string id = fields.string("rid", "");
   const bool all = fields.boolean("abort_all", false);
-  if (id.empty() && !all) fields.fail("rid", "is missing: the id of a request, or abort_all: true");
+  if (id.empty() && !all) fields.fail("rid", "is missing: send the id of a request, or \"abort_all\": true");
   if (!fields.ok()) return error_response(fields.error(), fields.param());
   const std::vector<std::string> ids = all ? live_->all() : live_->of(id);
   for (const std::string& live : ids) engine.cancel(live);

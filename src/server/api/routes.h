@@ -1,4 +1,4 @@
-// The routes of a server: who may use them, and what each responds.
+// The server's routes, their access rules and their handlers.
 #pragma once
 
 #include <atomic>
@@ -24,14 +24,14 @@ namespace fp4moe {
 // Thread-safe.
 class ServerRoutes {
  public:
-  // `gauges` reads the HTTP server's. It is called only after set_engine().
+  // `gauges` reads the gauges of the HTTP server. It is called only after set_engine().
   ServerRoutes(const ServerConfig& config, std::function<HttpGauges()> gauges)
       : config_(config), gauges_(std::move(gauges)) {}
 
-  // Until then, every route but the chat page returns 503.
+  // Until this call, every route except the chat page returns 503.
   void set_engine(Engine& engine);
   Engine* engine() const { return engine_.load(); }  // null before set_engine()
-  // From now on, generation requests get 503.
+  // After this call, generation requests get 503.
   void start_draining() { draining_.store(true); }
   void wait_for_live_requests() { live_->wait_for_none(); }
 
@@ -48,8 +48,8 @@ class ServerRoutes {
     const char* method;
     const char* path;
     Access access;
-    Plain plain;        // responds at once, or
-    Generate generate;  // parses a generation request; both null: the one-token probe
+    Plain plain;        // responds immediately; null: a generation route
+    Generate generate;  // parses a generation request; null if `plain` is set, and for the one-token probe
   };
   static const Route kRoutes[16];
   struct Match {

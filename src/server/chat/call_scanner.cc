@@ -65,7 +65,7 @@ bool CallScanner::is_end_of_string(char c) {
   return is_end;
 }
 
-// Takes a character of a key with its quotes, of the white space before it, or the '}' of an empty object.
+// Takes one character of a quoted key or of the white space before it, or the '}' of an empty object.
 void CallScanner::take_key(char c) {
   if (!in_string_) {
     if (is_space(c)) return;

@@ -33,7 +33,7 @@ class CallScanner {
   State state_ = State::kStart;
   int depth_ = 0;  // bracket depth inside the value
   bool in_string_ = false, escaped_ = false;
-  std::string raw_, key_, value_;  // value_: the current value, except arguments that are an object
+  std::string raw_, key_, value_;  // value_: the current value; only the first byte of non-string arguments
   std::string name_, arguments_;   // arguments_: not emitted yet
   bool has_name_ = false, has_arguments_ = false, has_begun_ = false;
 };

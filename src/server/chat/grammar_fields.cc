@@ -6,7 +6,7 @@ namespace fp4moe {
 
 namespace {
 
-// The text of a JSON schema given as an object or as its text, checked to be well-formed and not too deep.
+// Returns the text of a JSON schema, given as an object or as text. Fails if it is malformed or too deep.
 std::string schema_text(Fields& fields, const std::string& name, const json& given) {
   json schema = given;
   if (given.is_string()) {
@@ -22,8 +22,8 @@ std::string schema_text(Fields& fields, const std::string& name, const json& giv
 void set(const Engine& engine, Fields& fields, const std::string& name, GrammarSpec& grammar,
          GrammarSpec::Kind kind, std::string text) {
   if (!engine.info().has_grammars)
-    fields.fail(name, unsupported("needs a grammar backend, and this server has none (--grammar-backend, or "
-                                  "a build without xgrammar)"));
+    fields.fail(name, unsupported("needs a grammar backend, but this server has none (see --grammar-backend; "
+                                  "a build without xgrammar has none)"));
   if (grammar.kind != GrammarSpec::Kind::kNone)
     fields.fail(name, "cannot be combined with another constraint on the output text");
   grammar = {kind, std::move(text)};

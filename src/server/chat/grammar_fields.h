@@ -6,10 +6,10 @@
 
 namespace fp4moe {
 
-// SGLang's json_schema (text or object), regex, ebnf and structural_tag: at most one of them. An engine
-// without grammars refuses them.
+// Reads SGLang's json_schema (text or object), regex, ebnf and structural_tag. Fails if more than one is
+// given, or if one is given and the engine has no grammar backend.
 GrammarSpec read_grammar(const Engine& engine, Fields& fields);
-// OpenAI's response_format; an error if `grammar` already has a constraint.
+// Reads OpenAI's response_format into `grammar`; fails if `grammar` already has a constraint.
 void read_response_format(const Engine& engine, Fields& fields, GrammarSpec& grammar);
 
 // The grammar as the "format" of a structural tag. Precondition: its kind is neither kStructuralTag nor

@@ -30,7 +30,7 @@ std::string_view without_space_behind(std::string_view text) {
   return text.substr(0, end == std::string_view::npos ? 0 : end + 1);
 }
 
-// ---- formats of structural tags -------------------------------------------------------------------
+// ---- structural-tag formats -----------------------------------------------------------------------
 
 json text_format(std::string_view text) { return {{"type", "const_string"}, {"value", std::string(text)}}; }
 
@@ -71,7 +71,7 @@ json think_format(const Engine& engine, bool inside) {
   return inside ? sequence(std::move(parts)) : optional(sequence(std::move(parts)));
 }
 
-// Harmony's optional analysis message in front of the final message or the call.
+// Harmony's optional analysis message before the final message or the call.
 json harmony_analysis(const Engine& engine) {
   std::vector<int32_t> markers;
   for (const char* text : {"<|start|>", "<|end|>", "<|channel|>", "<|message|>", "<|constrain|>"})
@@ -86,7 +86,7 @@ bool is_inside_reasoning(const OutputDialect& dialect, const std::string& prompt
   return dialect.thinks && without_space_behind(prompt).ends_with(kThinkBegin);
 }
 
-// The grammar parts in front of the actual response; empty if the prompt itself closes the reasoning.
+// The grammar parts before the actual response; no reasoning part if the prompt itself closes the reasoning.
 json parts_before(const Engine& engine, const OutputDialect& dialect, const std::string& prompt) {
   json parts = json::array();
   if (dialect.thinks && !without_space_behind(prompt).ends_with(kThinkEnd))

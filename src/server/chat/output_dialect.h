@@ -15,7 +15,7 @@ namespace fp4moe {
 struct OutputDialect {
   CallSyntax calls = CallSyntax::kNone;
   bool thinks = false;                // <think>...</think> before the response
-  bool fences_arguments = false;      // kDeepSeek: "function", name and ```json (V3, R1), not the name alone
+  bool fences_arguments = false;      // kDeepSeek: "function", name and ```json (V3, R1); else only the name
   bool needs_special_tokens = false;  // markers are visible only with skip_special_tokens off
   bool shows_tools = false;           // the template renders tools
   bool has_developer_role = false;    // else developer messages become system messages

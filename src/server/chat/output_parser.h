@@ -27,7 +27,7 @@ class OutputParser {
   virtual ~OutputParser() = default;
   // Appends the parts that are certain; holds back text that may be the beginning of a marker.
   virtual void push(std::string_view text, OutputParts& parts) = 0;
-  // At the end of the output: appends the held-back text. A truncated call stays as far as it was reported;
+  // Call at the end of the output: appends the held-back text. The reported part of a truncated call remains;
   // text that only looked like a call becomes content.
   virtual void finish(OutputParts& parts) = 0;
 };
@@ -45,15 +45,15 @@ enum class CallSyntax {
 std::unique_ptr<OutputParser> make_content_parser();
 // Content and calls in any syntax except kHarmony.
 std::unique_ptr<OutputParser> make_call_parser(CallSyntax syntax);
-// <think>reasoning</think>, then text for `rest`. `inside`: the prompt already contains <think>. White space
-// around the reasoning is dropped.
+// Parses <think>reasoning</think>, followed by text for `rest`. `inside`: the prompt already ends in <think>.
+// White space around the reasoning is dropped.
 std::unique_ptr<OutputParser> make_think_parser(bool inside, std::unique_ptr<OutputParser> rest);
 // Expects that the prompt ends in <|start|>assistant and that the text includes special tokens.
 std::unique_ptr<OutputParser> make_harmony_parser();
 
 // The first marker in a text that may continue.
 struct FoundMarker {
-  size_t at = 0;    // the marker's offset; if none: the length of the prefix that cannot be part of a marker
+  size_t at = 0;    // the marker's offset, or the length of the prefix that cannot be part of a marker
   int marker = -1;  // the index of the longest marker at that offset; -1: none
 };
 FoundMarker find_marker(std::string_view text, const std::vector<std::string_view>& markers);

@@ -46,8 +46,9 @@ Status check_keys(const ServerConfig& config) {
       const bool legal = std::all_of(key.begin(), key.end(), [](char c) { return c > ' ' && c < '\x7f'; });
       if (!legal || key.empty() || key.size() > kMaxKeyBytes)
         return invalid_argument(std::string(keys == &config.api_keys ? "an API key" : "an admin API key") +
-                                " of " + std::to_string(key.size()) + " bytes is not valid; legal: 1 to " +
-                                std::to_string(kMaxKeyBytes) + " printable ASCII characters without spaces");
+                                " of " + std::to_string(key.size()) +
+                                " bytes is invalid; a key must have 1 to " + std::to_string(kMaxKeyBytes) +
+                                " printable ASCII characters without spaces");
     }
   }
   return {};
@@ -60,7 +61,7 @@ std::optional<HttpResponse> refuse_access(const ServerConfig& config, Access acc
   if (access == Access::kOpen || keys.empty() || sent_key(keys, request) >= 0) return std::nullopt;
   HttpResponse response = http_error(401,
                                      std::string(admin ? "a valid admin key" : "a valid key") +
-                                         " is needed: Authorization: Bearer KEY, or x-api-key: KEY",
+                                         " is required: send Authorization: Bearer KEY, or x-api-key: KEY",
                                      "invalid_api_key");
   response.extra_headers = "WWW-Authenticate: Bearer\r\n";
   return response;

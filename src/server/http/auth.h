@@ -21,7 +21,7 @@ Status check_keys(const ServerConfig& config);
 std::optional<HttpResponse> refuse_access(const ServerConfig& config, Access access,
                                           const HttpRequest& request);
 
-// Identifies the client for Request::client: by its key if that is a configured one, else by its address. The
+// Identifies the client for Request::client: by its key if the key is configured, else by its address. The
 // result does not contain the key.
 std::string client_of(const ServerConfig& config, const HttpExchange& exchange);
 

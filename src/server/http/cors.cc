@@ -22,7 +22,7 @@ Status check_origins(const ServerConfig& config) {
                            origin.find(' ') > scheme;
     if (origin != kAny && !is_origin)
       return invalid_argument("cors_allow_origins: '" + origin.substr(0, 80) +
-                              "' is not an origin; legal: scheme://host, scheme://host:port, *");
+                              "' is not an origin; use scheme://host, scheme://host:port or *");
   }
   return {};
 }

@@ -33,7 +33,7 @@ struct HttpResponse {
 };
 
 // One request and its response: respond(), or start_stream(), any number of write()s and finish(). After the
-// client has disconnected they all do nothing.
+// client has disconnected, all of these do nothing.
 class HttpExchange {
  public:
   virtual ~HttpExchange() = default;
@@ -69,8 +69,7 @@ class HttpExchange {
 // Handles a complete request: GET, HEAD and OPTIONS on the I/O threads, where it must return quickly, other
 // methods on a worker. The request's body is freed when it returns.
 using HttpHandler = std::function<void(std::shared_ptr<HttpExchange>)>;
-// Responds to a request from its head alone, or returns nothing: then the body is read and the handler
-// called.
+// Responds to a request from its head alone, or returns nothing to have the body read and the handler called.
 using HttpGate = std::function<std::optional<HttpResponse>(const HttpRequest& head)>;
 // Called with each response's status when the response starts; `request` is empty if it could not be parsed.
 using ResponseHook = std::function<void(const HttpRequest& request, int status)>;

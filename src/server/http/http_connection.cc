@@ -118,7 +118,8 @@ void Connection::take_back() {
   read();
 }
 
-// Whether the client has disconnected: reads, which would detect it, wait for the worker.
+// Whether the client has disconnected. Reads, which would detect this, are deferred while a worker has the
+// connection.
 bool Connection::is_abandoned() {
   char byte;
   const ssize_t received = closed_ ? 0 : ::recv(socket_.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);

@@ -33,7 +33,7 @@ struct ConnectionShared {
   const HttpHandler handler;
   HttpGate gate;
   ResponseHook on_response;
-  bool is_loopback = false;      // of the listener's address
+  bool is_loopback = false;      // whether the listener's address is a loopback address
   std::atomic<int64_t> open{0};  // connections
   std::atomic<int64_t> busy{0};  // connections with a response not yet completely sent
   std::atomic<bool> stopping{false};
@@ -49,8 +49,8 @@ struct ConnectionShared {
 };
 
 // A read is pending even while a response is produced, so that a disconnect is noticed at once. Pipelined
-// requests read meanwhile wait in `in_`, up to a bound, until the response is sent: a client that does not
-// read its responses gets no further ones.
+// requests read meanwhile wait in `in_`, up to a bound, until the response is sent; a client that does not
+// read a response gets no further responses.
 //
 // A handler or task on a worker has exclusive use of the connection: the connection is lent, and everything
 // that happens on the strand meanwhile (bytes, timers, posted tasks) waits in `deferred_` until the worker
@@ -133,7 +133,7 @@ class Connection final : public HttpExchange,
   ConnectionShared& shared_;
   boost::asio::steady_timer timer_, pace_timer_;
   Clock::time_point read_deadline_, write_deadline_;
-  Clock::time_point next_read_;  // no sooner, while a large body arrives
+  Clock::time_point next_read_;  // earliest time of the next read while a large body arrives
 
   boost::beast::flat_buffer in_;
   std::optional<Parser> parser_;

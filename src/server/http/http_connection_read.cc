@@ -26,7 +26,7 @@ constexpr size_t kHeadReadBytes = 16 << 10, kBodyReadBytes = 256 << 10;  // at a
 constexpr size_t kPipelineBytes = 64 << 10;   // read ahead while a response is pending
 constexpr size_t kSmallBodyBytes = 64 << 10;  // small tasks don't wait for larger ones
 constexpr size_t kMaxHeadLines = 256;
-constexpr size_t kHeadLineBytes = 96;     // memory per header line beside its text
+constexpr size_t kHeadLineBytes = 96;     // memory per header line in addition to its text
 constexpr size_t kUncountedBytes = 4096;  // per connection: small requests always fit
 
 size_t count_lines(std::string_view head) {
@@ -71,11 +71,11 @@ void Connection::on_readable(boost::system::error_code error) {
   thread_local std::vector<char> arriving(kBodyReadBytes);
   const bool in_body = lingering_ || (parser_ && parser_->is_header_done());
   const auto buffer = asio::buffer(arriving, in_body ? kBodyReadBytes : kHeadReadBytes);
-  // MSG_TRUNC discards input without copying it (TCP; elsewhere it changes nothing).
+  // On TCP, MSG_TRUNC discards input without copying it; on other sockets it has no effect.
   const size_t bytes = error ? 0 : socket_.receive(buffer, lingering_ ? MSG_TRUNC : 0, error);
   if (error == asio::error::would_block || error == asio::error::try_again) return read();
-  // End of input counts as a disconnect even if the client only shut down its send side: nothing else shows
-  // that the client is gone. Data already on its way to the client is still sent.
+  // End of input counts as a disconnect even if the client only shut down its send side, because nothing else
+  // shows that the client is gone. Data already on its way to the client is still sent.
   if (error && (busy_ || unsent_bytes_ == 0)) return close();
   if (error) {
     close_when_sent_ = true;

@@ -26,7 +26,7 @@ namespace asio = boost::asio;
 namespace {
 
 constexpr int kIoThreads = 2;                // they run only short handlers
-constexpr double kAcceptRetrySeconds = 0.1;  // after accept() failed, e.g. without free descriptors
+constexpr double kAcceptRetrySeconds = 0.1;  // after accept() failed, e.g. for lack of descriptors
 
 Status check_limits(const ServerConfig& c) {
   const struct {
@@ -40,12 +40,13 @@ Status check_limits(const ServerConfig& c) {
                 {"max_buffered_bytes", c.max_buffered_bytes, c.max_body_bytes, INT64_MAX}};
   for (const auto& limit : limits)
     if (limit.value < limit.least || limit.value > limit.most)
-      return invalid_argument(std::string(limit.name) + "=" + std::to_string(limit.value) + " is not in " +
-                              std::to_string(limit.least) + ".." + std::to_string(limit.most));
+      return invalid_argument(std::string(limit.name) + "=" + std::to_string(limit.value) +
+                              " is outside the range " + std::to_string(limit.least) + " to " +
+                              std::to_string(limit.most));
   if (c.http_threads != 0 &&
       (c.http_threads < WorkerPool::kMinThreads || c.http_threads > WorkerPool::kMaxThreads))
-    return invalid_argument("http_threads=" + std::to_string(c.http_threads) + " is neither 0 nor in " +
-                            std::to_string(WorkerPool::kMinThreads) + ".." +
+    return invalid_argument("http_threads=" + std::to_string(c.http_threads) + " is neither 0 nor between " +
+                            std::to_string(WorkerPool::kMinThreads) + " and " +
                             std::to_string(WorkerPool::kMaxThreads));
   return check_hosts(c);
 }

@@ -56,11 +56,12 @@ Status ListenSocket::open_unix(const std::string& path, int mode) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof address.sun_path)
-    return invalid_argument("host=unix:" + path + ": a path has 1 to " +
-                            std::to_string(sizeof address.sun_path - 1) + " bytes, this one has " +
+    return invalid_argument("host=unix:" + path + ": the path must have 1 to " +
+                            std::to_string(sizeof address.sun_path - 1) + " bytes, got " +
                             std::to_string(path.size()));
   if (mode < 0 || mode > 0777)
-    return invalid_argument("unix_socket_mode=" + std::to_string(mode) + " is not in 0..0777 (octal)");
+    return invalid_argument("unix_socket_mode=" + std::to_string(mode) +
+                            " is outside the range 0 to 511 (octal 777)");
   std::memcpy(address.sun_path, path.data(), path.size());
   struct stat old {};
   if (lstat(path.c_str(), &old) == 0) {

@@ -34,7 +34,7 @@ bool is_own_host(const ServerConfig& config, std::string_view host) {
          is_listed(config.allowed_hosts, host) || is_listed(config.allowed_hosts, kAnyHost);
 }
 
-// "host:port" of "scheme://host:port".
+// "scheme://host:port" -> "host:port".
 std::string_view authority_of(std::string_view origin) {
   const size_t scheme = origin.find("://");
   return scheme == origin.npos ? std::string_view() : origin.substr(scheme + 3);
@@ -48,7 +48,7 @@ Status check_hosts(const ServerConfig& config) {
         !host.empty() && host.find_first_of(" \t,/@?#*") == std::string::npos && without_port(host) == host;
     if (host != kAnyHost && !is_host)
       return invalid_argument("allowed_hosts: '" + host.substr(0, 80) +
-                              "' is not a host; legal: a name or an address without a port, *");
+                              "' is not a host; use a name or an address without a port, or *");
   }
   return {};
 }
@@ -66,8 +66,8 @@ std::optional<HttpResponse> refuse_foreign(const ServerConfig& config, bool is_l
   if (checks_host && !request.host.empty() && !is_own_host(config, without_port(request.host)))
     return http_error(403,
                       "Host \"" + request.host.substr(0, 80) +
-                          "\" is not a name of this server; legal: localhost, loopback addresses and the "
-                          "hosts of --allowed-hosts",
+                          "\" is not a name of this server; use localhost, a loopback address or a host in "
+                          "--allowed-hosts",
                       "host_not_allowed");
   const std::string& origin = request.origin;
   const std::vector<std::string>& allowed = config.cors_allow_origins;
@@ -75,10 +75,10 @@ std::optional<HttpResponse> refuse_foreign(const ServerConfig& config, bool is_l
   const bool is_own = !authority.empty() && equal(authority, request.host);
   if (origin.empty() || is_own || is_listed(allowed, origin) || is_listed(allowed, kAnyHost))
     return std::nullopt;
-  return http_error(
-      403,
-      "pages of \"" + origin.substr(0, 80) + "\" may not use this server; --cors-allow-origins allows them",
-      "origin_not_allowed");
+  return http_error(403,
+                    "pages from \"" + origin.substr(0, 80) +
+                        "\" may not use this server; allow them with --cors-allow-origins",
+                    "origin_not_allowed");
 }
 
 }  // namespace fp4moe

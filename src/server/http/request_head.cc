@@ -46,7 +46,8 @@ Status read_target(std::string_view target, HttpRequest& request) {
 Status read_host(const Header& header, HttpRequest& request) {
   const size_t count = header.count(http::field::host);
   if (count > 1)
-    return invalid_argument("the request has " + std::to_string(count) + " Host headers; legal: one");
+    return invalid_argument("the request has " + std::to_string(count) +
+                            " Host headers; exactly one is allowed");
   if (count == 0 && header.version() >= 11)
     return invalid_argument("an HTTP/1.1 request needs a Host header");
   const std::string host = value_of(header, http::field::host);
@@ -62,9 +63,10 @@ Status read_length(const Header& header, RequestHead& head) {
   const size_t encodings = header.count(http::field::transfer_encoding);
   if (encodings > 0) {
     if (lengths > 0) return invalid_argument("the request has both Transfer-Encoding and Content-Length");
-    if (header.version() < 11) return invalid_argument("HTTP/1.0 has no Transfer-Encoding");
+    if (header.version() < 11) return invalid_argument("an HTTP/1.0 request must not have Transfer-Encoding");
     if (encodings > 1 || !beast::iequals(header[http::field::transfer_encoding], "chunked"))
-      return invalid_argument("Transfer-Encoding must be exactly \"chunked\", once");
+      return invalid_argument(
+          "there must be exactly one Transfer-Encoding header, with the value \"chunked\"");
     head.is_chunked = true;
   }
   if (lengths == 0) return {};
@@ -72,7 +74,8 @@ Status read_length(const Header& header, RequestHead& head) {
   uint64_t length = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), length);
   if (lengths > 1 || error != std::errc() || end != text.data() + text.size())
-    return invalid_argument("Content-Length must be one decimal number below 2^64, once");
+    return invalid_argument(
+        "there must be exactly one Content-Length header, with a decimal number below 2^64");
   head.content_length = length;
   return {};
 }

@@ -16,8 +16,8 @@ class RequestMemory {
   class Holder {
    public:
     virtual ~Holder() = default;
-    // The holder was evicted: refuse the request and free its memory. Called once, from any thread, while the
-    // RequestMemory's lock is held: post the work elsewhere.
+    // The holder was evicted and must refuse the request and free its memory. Called once, from any thread,
+    // while the RequestMemory's lock is held, so the work must be posted, not done here.
     virtual void give_way() = 0;
   };
 

@@ -1,4 +1,4 @@
-// WorkerPool: threads for a request's long work: parsing, templates, tokenizing, printing large responses.
+// WorkerPool: threads for long work on requests: parsing, templates, tokenizing, printing large responses.
 #pragma once
 
 #include <condition_variable>

@@ -21,7 +21,7 @@ class LoadHistory {
   void add(double now, const std::vector<int64_t>& counts);
 
   struct Since {
-    double seconds = 0;           // covered: the window plus at most one add() interval, or less at the start
+    double seconds = 0;           // covered time: the window plus at most one add() interval; initially less
     std::vector<int64_t> counts;  // cumulative counts at its beginning; empty: zeros
   };
   // Precondition: 0 < window <= longest.

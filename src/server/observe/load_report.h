@@ -25,9 +25,10 @@ struct LoadReport {
   double asked_seconds;  // requested window; 0: since the start
   const LoadWatch::Window& window;
 };
-// balance: mean and maximum over the layers of max/mean; hottest: experts by tokens over their layer's mean.
+// "balance": mean and maximum of max_over_mean over the layers; "hottest": the experts with the most tokens
+// relative to their layer's mean.
 json load_json(const LoadReport& report);
-// An SVG heat map: a row per layer, a column per expert, and each row's balance beside it.
+// An SVG heat map: a row per layer, a column per expert, and each row's balance next to it.
 std::string load_svg(const LoadReport& report);
 
 }  // namespace fp4moe

@@ -19,7 +19,7 @@ constexpr int kMapTop = 64;
 struct Rgb {
   double r, g, b;
 };
-// Cold to hot; the docs and the chat page use the same.
+// Cold to hot; the docs and the chat page use the same colours.
 constexpr std::array<Rgb, 5> kRamp = {
     {{240, 242, 246}, {253, 205, 130}, {240, 110, 60}, {165, 20, 70}, {60, 10, 60}}};
 

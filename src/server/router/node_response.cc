@@ -15,10 +15,10 @@ Status wrong_field(const std::string& name, const json& value, const std::string
   return data_loss(
       "its /server_info has " + name + " " +
       (is_short ? excerpt(to_text(value), kMaxShown) : "of type " + std::string(value.type_name())) +
-      "; legal: " + legal);
+      "; it must be " + legal);
 }
 
-// nullptr if it is absent or null.
+// The named member; nullptr if it is absent or null.
 const json* find(const json& object, const std::string& name) {
   const auto at = object.find(name);
   return at == object.end() || at->is_null() ? nullptr : &*at;
@@ -33,7 +33,7 @@ Result<NodeInfo> read_node_info(std::string_view body) {
   NodeInfo read{"null", 0};
   if (const json* mode = find(*info, "disaggregation_mode")) {
     if (!mode->is_string())
-      return wrong_field("disaggregation_mode", *mode, "\"null\", \"prefill\", \"decode\"");
+      return wrong_field("disaggregation_mode", *mode, "\"null\", \"prefill\" or \"decode\"");
     read.mode = excerpt(mode->get_ref<const std::string&>(), kMaxShown);
   }
   if (const json* port = find(*info, "disaggregation_bootstrap_port")) {
@@ -49,8 +49,8 @@ Status check_node_info(const NodeInfo& info, const std::string& role, bool knows
     return unsupported("it runs with --disaggregation-mode " + info.mode + " but is configured as --" + role);
   if (role == "prefill" && !knows_port && info.bootstrap_port == 0)
     return unsupported(
-        "its /server_info has no disaggregation_bootstrap_port; legal: --prefill URL BOOTSTRAP_PORT, or a "
-        "node that has one");
+        "its /server_info has no disaggregation_bootstrap_port; configure the port with "
+        "--prefill URL BOOTSTRAP_PORT");
   return {};
 }
 

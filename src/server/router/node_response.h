@@ -1,4 +1,4 @@
-// Parses what a router reads from its nodes' responses. The peer may be any process that listens on the port.
+// Parses a node's /server_info response for a router. The peer may be any process that listens on the port.
 #pragma once
 
 #include <string>
@@ -14,12 +14,12 @@ struct NodeInfo {
   int bootstrap_port = 0;  // 0: none
 };
 
-// kDataLoss if the body is not a JSON object or a field has the wrong type; the message has the field, its
-// value (escaped and cut) and the legal values.
+// kDataLoss if the body is not a JSON object or a field has an invalid value; the message has the field, its
+// value (escaped and cut) and the allowed values.
 Result<NodeInfo> read_node_info(std::string_view body);
 
 // Checks that the node can have this role. `knows_port`: the router's configuration has the node's bootstrap
-// port. kUnsupported, with the reason.
+// port. Returns kUnsupported and the reason if it cannot.
 Status check_node_info(const NodeInfo& info, const std::string& role, bool knows_port);
 
 }  // namespace fp4moe

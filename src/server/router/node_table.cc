@@ -23,9 +23,9 @@ Status NodeTable::add(const RouterConfig& config) {
   for (const std::string& url : config.decode)
     if (Status status = add_node("decode", url, 0); !status.ok()) return status;
   if (config.prefill.empty() || config.decode.empty())
-    return invalid_argument(std::to_string(config.prefill.size()) + " prefill nodes and " +
-                            std::to_string(config.decode.size()) +
-                            " decode nodes; legal: at least one of each (--prefill URL --decode URL)");
+    return invalid_argument(
+        std::to_string(config.prefill.size()) + " prefill nodes and " + std::to_string(config.decode.size()) +
+        " decode nodes; a router needs at least one of each (--prefill URL --decode URL)");
   return {};
 }
 
@@ -34,7 +34,7 @@ Status NodeTable::add_node(const std::string& role, const std::string& url, int 
   if (!parsed.ok()) return parsed.status().with_context("--" + role);
   if (bootstrap_port < 0 || bootstrap_port > 65535)
     return invalid_argument("--prefill " + url + ": bootstrap port " + std::to_string(bootstrap_port) +
-                            " is not in 1..65535");
+                            " is outside the range 1 to 65535");
   nodes_.push_back({.name = parsed->text(),
                     .url = *parsed,
                     .role = role,

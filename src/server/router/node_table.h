@@ -1,4 +1,4 @@
-// NodeTable: the nodes behind a router, their health, and which of them gets the next request.
+// NodeTable: the nodes behind a router and their health; selects the node for the next request.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct RouterNode {
 
   bool is_up = false;
   std::string problem = "not checked yet";  // why the node is down
-  int64_t num_running = 0;                  // requests leased to it now
+  int64_t num_running = 0;                  // current number of leases
   int64_t num_requests = 0, num_failed = 0;
 };
 

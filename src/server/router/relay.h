@@ -16,7 +16,7 @@ struct RelayContext {
   NodeTable& nodes;
   const RouterConfig& config;  // its limits
   std::function<void(LogLevel, const std::string&)> log;
-  std::atomic<int64_t>& num_live;    // relays that are not destroyed yet
+  std::atomic<int64_t>& num_live;    // relays not yet destroyed
   std::atomic<int64_t>& held_bytes;  // bytes of responses collected and not yet forwarded
 };
 

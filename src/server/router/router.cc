@@ -76,8 +76,8 @@ Status check_limits(const RouterConfig& c) {
                 {"max_held_bytes", static_cast<double>(c.max_held_bytes), 1}};
   for (const auto& limit : limits)
     if (!(limit.value >= limit.least && limit.value <= 1e15))
-      return invalid_argument(std::string(limit.name) + "=" + std::to_string(limit.value) + " is not in " +
-                              std::to_string(limit.least) + "..1e15");
+      return invalid_argument(std::string(limit.name) + "=" + std::to_string(limit.value) +
+                              " is outside the range " + std::to_string(limit.least) + " to 1e15");
   return {};
 }
 

@@ -18,7 +18,7 @@ struct UpstreamRequest {
   std::string authorization, api_key;  // header values; empty: not sent
   std::string body;
   double seconds = 0;        // until the response is complete, or for an event stream its head; 0: no limit
-  double quiet_seconds = 0;  // between two pieces of the request or of the begun response; 0: no limit
+  double quiet_seconds = 0;  // between two pieces of the request or of a started response; 0: no limit
   uint64_t max_body_bytes = 0;  // of the response; 0: no limit
   // After each on_bytes, reads nothing until read_on(), so that bytes wait in the network and not in memory.
   bool is_paced = false;

@@ -63,7 +63,7 @@ Status UpstreamParser::take_head() {
   const auto& message = parser_.get();
   head_.status = static_cast<int>(message.result_int());
   if (head_.status < 200 || head_.status > 599)
-    return data_loss("its response has status " + std::to_string(head_.status) + "; legal: 200 to 599");
+    return data_loss("its response has status " + std::to_string(head_.status) + "; it must be 200 to 599");
   head_.content_type = field_value(message[http::field::content_type]);
   if (head_.content_type.empty()) head_.content_type = "application/octet-stream";
   head_.retry_after = field_value(message[http::field::retry_after]);

@@ -75,7 +75,7 @@ TEST(UpstreamParser, LimitsHoldInAnyPieces) {
       {chunked + "0\r\nX: " + many, "a header of its response has more than 16384 bytes"},
       {chunked + "4e20\r\n" + many, "its response has more than 1000 bytes"},
       {"HTTP/1.1 200 OK\r\n\r\n" + many, "its response has more than 1000 bytes"},
-      {"HTTP/1.1 101 Switching\r\n\r\n", "its response has status 101; legal: 200 to 599"}};
+      {"HTTP/1.1 101 Switching\r\n\r\n", "its response has status 101; it must be 200 to 599"}};
   for (const auto& [bytes, reason] : answers)
     for (const size_t piece : kPieces) {
       const Parsed parsed = parse(bytes, piece, false, 1000);

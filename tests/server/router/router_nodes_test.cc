@@ -31,7 +31,7 @@ std::vector<BadAnswer> bad_infos() {
       {"mode null", body(info_with(R"("disaggregation_mode":null)")),
        "--disaggregation-mode null but is configured as --prefill"},
       {"mode number", body(info_with(R"("disaggregation_mode":7)")),
-       R"(has disaggregation_mode 7; legal: "null", "prefill", "decode")"},
+       R"(has disaggregation_mode 7; it must be "null", "prefill" or "decode")"},
       {"mode true", body(info_with(R"("disaggregation_mode":true)")), "has disaggregation_mode true;"},
       {"mode array", body(info_with(R"("disaggregation_mode":["prefill"])")),
        "has disaggregation_mode of type array;"},
@@ -43,7 +43,7 @@ std::vector<BadAnswer> bad_infos() {
        "xxx... but is configured"},
       {"no fields", body("{}"), "--disaggregation-mode null"},
       {"port as text", body(info_with(mode + R"("disaggregation_bootstrap_port":"8998")")),
-       R"(has disaggregation_bootstrap_port "8998"; legal: an integer in 0..65535)"},
+       R"(has disaggregation_bootstrap_port "8998"; it must be an integer in 0..65535)"},
       {"port of 65536", body(info_with(mode + R"("disaggregation_bootstrap_port":65536)")),
        "has disaggregation_bootstrap_port 65536;"},
       {"port below 0", body(info_with(mode + R"("disaggregation_bootstrap_port":-1)")),
@@ -80,8 +80,8 @@ std::vector<BadAnswer> bad_responses() {
   const char* const long_head = "a header of its response has more than 16384 bytes";
   return {
       {"status 100", bytes("HTTP/1.1 100 Continue\r\n\r\n"),
-       "its response has status 100; legal: 200 to 599"},
-      {"status 999", bytes(http_answer("{}", 999)), "its response has status 999; legal: 200 to 599"},
+       "its response has status 100; it must be 200 to 599"},
+      {"status 999", bytes(http_answer("{}", 999)), "its response has status 999; it must be 200 to 599"},
       {"a banner", bytes("SSH-2.0-OpenSSH_9.2\x1b[31m\r\n"), not_http},
       {"zeros", bytes(std::string(4096, '\0')), not_http},
       {"a long line", bytes(std::string(1 << 20, 'x')), not_http},
