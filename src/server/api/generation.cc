@@ -54,7 +54,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
       if (!id.ok()) {
         context_.live->done(ids_[i], name_);
         abandon(id.status().message());
-        return exchange_->respond(error_response(id.status()));
+        return exchange_->respond(format_->refusal(id.status()));
       }
       ++num_submitted_;
     }
@@ -139,7 +139,11 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void send(const std::vector<json>& events) {
     if (events.empty()) return;
     std::string text;
-    for (const json& event : events) text += "data: " + to_text(event) + "\n\n";
+    for (const json& event : events) {
+      if (format_->style() == StreamStyle::kNamed)
+        text += "event: " + event["type"].get_ref<const std::string&>() + "\n";
+      text += "data: " + to_text(event) + "\n\n";
+    }
     send_text(std::move(text));
   }
 
@@ -156,8 +160,12 @@ class Generation : public std::enable_shared_from_this<Generation> {
       if (printed_values() <= kShortResponse) return respond();
       return exchange_->run_long([self = shared_from_this()] { self->respond(); });
     }
-    send(format_->closing(choices_));
-    send_text("data: [DONE]\n\n");
+    finish_stream(format_->closing(choices_));
+  }
+
+  void finish_stream(const std::vector<json>& last_events) {
+    send(last_events);
+    if (format_->style() == StreamStyle::kData) send_text("data: [DONE]\n\n");
     exchange_->finish();
   }
 
@@ -180,9 +188,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   void fail(const Status& status) {
     abandon(status.message());
-    if (!stream_started_) return exchange_->respond(error_response(status));
-    send_text("data: " + error_body(status, "") + "\n\ndata: [DONE]\n\n");
-    exchange_->finish();
+    if (!stream_started_) return exchange_->respond(format_->refusal(status));
+    finish_stream(format_->failure(status));
   }
 
   // Cancels the submissions that still run; their later deltas are ignored.
@@ -211,6 +218,10 @@ class Generation : public std::enable_shared_from_this<Generation> {
 };
 
 }  // namespace
+
+HttpResponse ApiFormat::refusal(const Status& status) const { return error_response(status); }
+
+std::vector<json> ApiFormat::failure(const Status& status) { return {json::parse(error_body(status, ""))}; }
 
 void LiveRequests::add(const std::string& id, const std::string& name) {
   std::lock_guard<std::mutex> lock(mutex_);

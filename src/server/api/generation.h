@@ -41,10 +41,21 @@ struct Choice {
   double seconds = 0;    // from the request's arrival to the latest delta
 };
 
+// How a stream's events are framed.
+enum class StreamStyle {
+  kData,   // "data: JSON" per event, then "data: [DONE]"
+  kNamed,  // "event: TYPE" before each "data: JSON", where TYPE is the JSON's "type"; no [DONE]
+};
+
 // Formats the responses of one API.
 class ApiFormat {
  public:
   virtual ~ApiFormat() = default;
+  virtual StreamStyle style() const { return StreamStyle::kData; }
+  // The response to an error before anything was sent.
+  virtual HttpResponse refusal(const Status& status) const;
+  // The events for an error within a stream, before [DONE].
+  virtual std::vector<json> failure(const Status& status);
   // The events for `delta`, which is already merged into `choice`.
   virtual std::vector<json> events(const Choice& choice, const Delta& delta) = 0;
   // The events after the last choice has ended, before [DONE].

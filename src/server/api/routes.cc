@@ -52,7 +52,7 @@ void check_model(const Engine& engine, Fields& fields) {
 }  // namespace
 
 // A path that ends in '/' matches everything below it.
-const ServerRoutes::Route ServerRoutes::kRoutes[16] = {
+const std::vector<ServerRoutes::Route> ServerRoutes::kRoutes = {
     {"POST", "/v1/chat/completions", Access::kClient, nullptr, parse_chat},
     {"POST", "/v1/completions", Access::kClient, nullptr, parse_completion},
     {"POST", "/generate", Access::kClient, nullptr, parse_generate},
@@ -95,6 +95,7 @@ ServerRoutes::Match ServerRoutes::find_route(const HttpRequest& request) {
     if (request.path != path && !tail) continue;
     match.allowed += (match.allowed.empty() ? "" : ", ") + std::string(r.method);
     match.access = r.access;
+    match.errors = r.errors;
     if (request.method == r.method || (request.method == "HEAD" && r.method == std::string("GET")))
       match.route = &r;
   }
@@ -106,6 +107,16 @@ std::optional<HttpResponse> ServerRoutes::respond_to_head(const HttpRequest& req
   if (request.path == "/health") return health(request);
   if (is_page(request)) return page(request);
   const Match match = find_route(request);
+  std::optional<HttpResponse> refusal = refuse(request, match);
+  if (refusal) refusal = shaped(match.errors, std::move(*refusal));
+  return refusal;
+}
+
+HttpResponse ServerRoutes::shaped(ErrorShape errors, HttpResponse response) {
+  return errors == ErrorShape::kAnthropic ? to_anthropic_error(std::move(response)) : response;
+}
+
+std::optional<HttpResponse> ServerRoutes::refuse(const HttpRequest& request, const Match& match) const {
   if (auto refusal = refuse_access(config_, match.access, request)) return refusal;
   if (match.allowed.empty())
     return error_response(not_found("no route " + request.path.substr(0, kMaxShown)));
@@ -122,20 +133,21 @@ void ServerRoutes::handle(const std::shared_ptr<HttpExchange>& exchange) {
   Engine& engine = *engine_.load();
   if (!request.body.empty()) {
     const Result<int64_t> bytes = parsed_json_bytes(request.body);
-    if (!bytes.ok()) return exchange->respond(error_response(bytes.status()));
+    if (!bytes.ok()) return exchange->respond(shaped(found.errors, error_response(bytes.status())));
     if (!exchange->hold(*bytes))
       return exchange->respond(error_response(
           unavailable("the parsed JSON of incoming requests needs more than max_buffered_bytes=" +
                       std::to_string(config_.max_buffered_bytes) + " bytes of memory")));
   }
-  if (found.plain != nullptr) return exchange->respond((this->*found.plain)(engine, request));
+  if (found.plain != nullptr)
+    return exchange->respond(shaped(found.errors, (this->*found.plain)(engine, request)));
   if (found.generate == nullptr) return run(engine, exchange, make_health_probe());
   generate(engine, found, exchange);
 }
 
 void ServerRoutes::generate(Engine& engine, const Route& r, const std::shared_ptr<HttpExchange>& exchange) {
   const Result<json> body = parse_json(exchange->request().body);
-  if (!body.ok()) return exchange->respond(error_response(body.status()));
+  if (!body.ok()) return exchange->respond(shaped(r.errors, error_response(body.status())));
   Fields fields(*body);
   check_model(engine, fields);
   GenerationCall call;
@@ -145,7 +157,8 @@ void ServerRoutes::generate(Engine& engine, const Route& r, const std::shared_pt
     fields.fail(unknown.front().substr(0, kMaxShown),
                 "is not a field of " + std::string(r.path) +
                     " (--strict-requests is on; without it such fields are ignored)");
-  if (!fields.ok()) return exchange->respond(error_response(fields.error(), fields.param()));
+  if (!fields.ok())
+    return exchange->respond(shaped(r.errors, error_response(fields.error(), fields.param())));
   warn_unknown(r.path, fields);
   run(engine, exchange, std::move(call));
 }

@@ -21,6 +21,8 @@
 
 namespace fp4moe {
 
+enum class ErrorShape { kOpenAi, kAnthropic };
+
 // Thread-safe.
 class ServerRoutes {
  public:
@@ -50,15 +52,19 @@ class ServerRoutes {
     Access access;
     Plain plain;        // responds immediately; null: a generation route
     Generate generate;  // parses a generation request; null if `plain` is set, and for the one-token probe
+    ErrorShape errors = ErrorShape::kOpenAi;
   };
-  static const Route kRoutes[16];
+  static const std::vector<Route> kRoutes;
   struct Match {
     const Route* route = nullptr;  // null: the path does not support this method
     std::string allowed;           // the path's methods; empty: no such path
     Access access = Access::kClient;
+    ErrorShape errors = ErrorShape::kOpenAi;
   };
   static Match find_route(const HttpRequest& request);
+  static HttpResponse shaped(ErrorShape errors, HttpResponse response);
 
+  std::optional<HttpResponse> refuse(const HttpRequest& request, const Match& match) const;
   void generate(Engine& engine, const Route& r, const std::shared_ptr<HttpExchange>& exchange);
   void run(Engine& engine, const std::shared_ptr<HttpExchange>& exchange, GenerationCall call);
   void warn_unknown(const std::string& path, const Fields& fields);

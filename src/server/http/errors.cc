@@ -1,7 +1,5 @@
 #include "server/http/errors.h"
 
-#include "server/json.h"
-
 namespace fp4moe {
 
 namespace {
@@ -50,6 +48,28 @@ HttpResponse http_error(int status, const std::string& message, const std::strin
   response.body = to_text(
       {{"error",
         {{"message", message}, {"type", "invalid_request_error"}, {"param", nullptr}, {"code", code}}}});
+  return response;
+}
+
+json anthropic_error_object(int http_status, const std::string& message) {
+  const char* type = http_status == 401   ? "authentication_error"
+                     : http_status == 403 ? "permission_error"
+                     : http_status == 404 ? "not_found_error"
+                     : http_status == 413 ? "request_too_large"
+                     : http_status == 429 ? "rate_limit_error"
+                     : http_status == 503 ? "overloaded_error"
+                     : http_status == 504 ? "timeout_error"
+                     : http_status < 500  ? "invalid_request_error"
+                                          : "api_error";
+  return {{"type", "error"}, {"error", {{"type", type}, {"message", message}}}};
+}
+
+HttpResponse to_anthropic_error(HttpResponse response) {
+  if (response.status < 400) return response;
+  const Result<json> body = parse_json(response.body);
+  if (!body.ok() || !body->contains("error")) return response;
+  response.body =
+      to_text(anthropic_error_object(response.status, (*body)["error"].value("message", std::string())));
   return response;
 }
 

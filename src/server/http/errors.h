@@ -5,6 +5,7 @@
 
 #include "fp4moe/status.h"
 #include "server/http/http.h"
+#include "server/json.h"
 
 namespace fp4moe {
 
@@ -16,5 +17,10 @@ std::string error_body(const Status& status, const std::string& param);
 HttpResponse http_error(int status, const std::string& message, const std::string& code);
 // The whole response, with Retry-After for errors that are transient.
 HttpResponse error_response(const Status& status, const std::string& param = "");
+
+// Anthropic's error object: {"type":"error","error":{"type","message"}}, with its type for an HTTP status.
+json anthropic_error_object(int http_status, const std::string& message);
+// An OpenAI error response in Anthropic's shape; other responses are returned unchanged.
+HttpResponse to_anthropic_error(HttpResponse response);
 
 }  // namespace fp4moe

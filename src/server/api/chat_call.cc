@@ -1,0 +1,48 @@
+#include "server/api/chat_call.h"
+
+#include <utility>
+
+#include "server/api/apis.h"
+#include "server/chat/grammar_fields.h"
+
+namespace fp4moe {
+
+ChatInput read_chat_input(const Engine& engine, Fields& fields) {
+  ChatInput input{.dialect = detect_dialect(engine)};
+  input.messages = read_messages(engine, fields, input.dialect);
+  input.options = read_template_options(fields);
+  input.tools = read_tools(engine, input.dialect, fields, input.options);
+  input.separate_reasoning = fields.boolean("separate_reasoning", true);
+
+  SamplingParams& sampling = input.sampling = read_sampling(fields, engine.info().default_sampling);
+  sampling.grammar = read_grammar(engine, fields);
+  read_response_format(engine, fields, sampling.grammar);
+  if (input.tools.is_forced && sampling.grammar.kind != GrammarSpec::Kind::kNone)
+    fields.fail("tool_choice", "requires a tool call, but another field constrains the output text");
+  const int64_t max_tokens = fields.integer("max_tokens", engine.info().context_length, 0, INT32_MAX);
+  sampling.max_new_tokens = fields.integer("max_completion_tokens", max_tokens, 0, INT32_MAX);
+  const bool logprobs = fields.boolean("logprobs", false);
+  const int64_t top = fields.integer("top_logprobs", 0, 0, kMaxTopLogprobs);
+  if (top > 0 && !logprobs) fields.fail("top_logprobs", "requires \"logprobs\": true");
+  if (logprobs) sampling.top_logprobs = static_cast<int32_t>(top);
+  return input;
+}
+
+OutputPlan add_chat(const Engine& engine, Fields& fields, ChatInput input, Request request, int64_t n,
+                    GenerationCall& call) {
+  const Result<std::string> prompt = engine.apply_chat_template(input.messages.text, input.options);
+  if (!prompt.ok()) {
+    fail_text(fields, "messages", prompt.status());
+    return {};
+  }
+  request.sampling = std::move(input.sampling);
+  if (input.dialect.needs_special_tokens) request.sampling.skip_special_tokens = false;
+  request.sampling.grammar =
+      input.tools.is_forced ? constrain_calls(engine, input.dialect, *prompt, input.tools)
+                            : constrain_content(engine, input.dialect, *prompt, request.sampling.grammar);
+  auto ids = encode_rendered(engine, fields, *prompt, input.messages.mark);
+  add_requests(engine, call, fields, request, {std::move(ids)}, n);
+  return plan_output(input.dialect, *prompt, input.tools, input.separate_reasoning);
+}
+
+}  // namespace fp4moe
