@@ -6,7 +6,7 @@ namespace fp4moe {
 
 namespace {
 
-// CLI11 prints a set of legal values as "TEXT:{a,b}".
+// CLI11 prints a set of allowed values as "TEXT:{a,b}".
 std::vector<std::string> choices_of(const std::string& type) {
   const size_t begin = type.find('{'), end = type.find('}');
   std::vector<std::string> choices;

@@ -1,4 +1,4 @@
-// The binary's subcommands and flags as registered with CLI11: the source of man pages and completions.
+// The binary's subcommands and flags as registered with CLI11, from which man pages and completions are made.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -8,10 +8,10 @@
 namespace fp4moe {
 
 struct FlagInfo {
-  std::vector<std::string> names;    // "--port", "-n"; empty for a positional
-  std::string positional;            // the name of a positional, else empty
-  std::string type, initial;         // type and default of the value; empty: takes no value, has no default
-  std::vector<std::string> choices;  // all legal values, if they form a small set
+  std::vector<std::string> names;    // "--port", "-n"; empty for a positional argument
+  std::string positional;            // name of a positional argument, otherwise empty
+  std::string type, initial;         // type of the value (empty: no value) and default (empty: no default)
+  std::vector<std::string> choices;  // all allowed values, if the flag has a fixed set
   std::string environment, help, group;
   bool required = false;
 };
@@ -20,10 +20,10 @@ struct SubcommandInfo {
   std::string path;  // "serve", "bench latency"; empty: the binary itself
   std::string help;
   std::vector<FlagInfo> flags;
-  std::vector<std::string> subcommands;  // names of its subcommands
+  std::vector<std::string> subcommands;  // names of nested subcommands
 };
 
-// The binary, its subcommands and theirs, without hidden ones.
+// Lists the binary and all its subcommands, including nested ones, except hidden ones.
 std::vector<SubcommandInfo> command_tree(const CLI::App& app);
 
 std::string man_page(const std::vector<SubcommandInfo>& tree, const SubcommandInfo& subcommand);

@@ -1,4 +1,5 @@
-// fp4moe completion SHELL, and the hidden fp4moe manual FOLDER, which writes the files of an installation.
+// fp4moe completion SHELL, and the hidden fp4moe manual FOLDER, which writes the man pages and completion
+// scripts that an installation contains.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -23,10 +24,10 @@ Status write_file(const std::filesystem::path& path, const std::string& text) {
   std::filesystem::create_directories(path.parent_path(), error);
   std::ofstream file(path);
   file << text << std::flush;
-  return file ? Status() : unavailable(path.string() + ": cannot be written");
+  return file ? Status() : unavailable(path.string() + " cannot be written");
 }
 
-// Writes man pages and completions into subfolders as under /usr/share.
+// Writes man pages and completion scripts into subfolders laid out as in /usr/share.
 Status write_all(const std::filesystem::path& folder, const std::vector<SubcommandInfo>& tree) {
   std::vector<std::pair<std::string, std::string>> files = {
       {"bash-completion/completions/fp4moe", bash_completion(tree)},
@@ -48,13 +49,15 @@ Status write_all(const std::filesystem::path& folder, const std::vector<Subcomma
 void add_completion(CLI::App& app, int& exit_code) {
   auto argument = std::make_shared<std::string>();
   CLI::App* subcommand = app.add_subcommand("completion", "Print a shell's completion script");
-  subcommand->add_option("shell", *argument, "bash: source <(fp4moe completion bash)")
+  subcommand
+      ->add_option("shell", *argument,
+                   "the shell; to use the script in bash: source <(fp4moe completion bash)")
       ->required()
       ->check(CLI::IsMember({"bash", "zsh", "fish"}));
   subcommand->callback(
       [&app, argument] { std::fputs(script(*argument, command_tree(app)).c_str(), stdout); });
   CLI::App* manual = app.add_subcommand("manual", "Write man pages and completion scripts")->group("");
-  manual->add_option("folder", *argument, "folder to write, laid out like /usr/share")->required();
+  manual->add_option("folder", *argument, "folder to write to, laid out like /usr/share")->required();
   manual->callback([&app, argument, &exit_code] {
     const Status status = write_all(*argument, command_tree(app));
     if (!status.ok()) exit_code = report_error(status);

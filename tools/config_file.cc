@@ -18,7 +18,7 @@ std::string config_path(int argc, char** argv) {
   const std::string flag = "--config";
   const char* const variable = std::getenv("FP4MOE_CONFIG");
   std::string path = variable == nullptr ? "" : variable;
-  for (int i = 2; i < argc; ++i) {  // the last one wins, as for every flag
+  for (int i = 2; i < argc; ++i) {  // the last value wins, as for every flag
     const std::string arg = argv[i];
     if (arg == flag && i + 1 < argc) path = argv[i + 1];
     if (arg.rfind(flag + "=", 0) == 0) path = arg.substr(flag.size() + 1);
@@ -36,7 +36,7 @@ Result<std::vector<CLI::ConfigItem>> read_items(const std::string& path) {
   }
 }
 
-// Joins values as CLI11 parses them from one string: with the flag's delimiter, or as "[a,b]".
+// Joins values into one string that CLI11 splits again: with the flag's delimiter, or as "[a,b]".
 std::string one_string(const CLI::Option& flag, const std::vector<std::string>& values) {
   const char delimiter = flag.get_delimiter();
   std::string text;
@@ -51,7 +51,7 @@ CLI::App* find_subcommand(CLI::App& app, const std::string& name) {
   return nullptr;
 }
 
-// The subcommand's flag for a key, or nullptr.
+// Returns the subcommand's flag for a key, or nullptr.
 CLI::Option* find_flag(const CLI::App& subcommand, const CLI::ConfigItem& item) {
   std::string name = item.name;
   std::replace(name.begin(), name.end(), '_', '-');
@@ -84,8 +84,8 @@ void add_environment_names(CLI::App& subcommand) {
   }
 }
 
-// Sets the flag's environment variable for each key unless it is set, so the environment and the command line
-// take precedence.
+// For each key, sets the flag's environment variable unless it is already set, so that the environment and
+// the command line take precedence.
 Status apply_config_file(CLI::App& app, int argc, char** argv) {
   CLI::App* subcommand = find_subcommand(app, argc < 2 ? "" : argv[1]);
   if (subcommand == nullptr || subcommand->get_option_no_throw("--config") == nullptr) return {};

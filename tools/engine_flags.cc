@@ -35,7 +35,7 @@ int report_error(const Status& status) {
 
 namespace {
 
-// Adds the options of one group, each with an environment variable.
+// Adds the options of one help group and gives each an environment variable.
 class Group {
  public:
   Group(CLI::App& subcommand, const char* name) : subcommand_(subcommand), name_(name) {}
@@ -58,58 +58,64 @@ class Group {
 
 void add_model_flags(CLI::App& subcommand, EngineConfig& c) {
   Group model(subcommand, "Model");
-  model.value("model,--model-path,--model", c.model_path, "folder of the checkpoint")->required();
+  model.value("model,--model-path,--model", c.model_path, "checkpoint folder")->required();
   model.value("--load-format", c.load_format,
-              "auto, safetensors, or dummy: random weights of the configuration's shapes");
+              "auto (safetensors), safetensors, or dummy (random weights with the shapes in config.json)");
   model.on(
       "--allow-unused-tensors", c.allow_unused_tensors,
-      "load a checkpoint with tensors of the model that nothing reads, with a warning; default: refuse it");
-  model.value("--weight-cache-dir", c.weight_cache_dir,
-              "CPU: folder of packed weights for the next start; default: in the user's cache folder; none: "
-              "no cache");
-  model.value("--tokenizer-path", c.tokenizer_path, "folder or tokenizer.json, if not the checkpoint's");
-  model.value("--chat-template", c.chat_template, "file with a Jinja chat template, if not the checkpoint's");
-  model.value("--served-model-name", c.served_model_name, "name in /v1/models; default: the folder's name");
+      "if the checkpoint contains model tensors that the engine does not use, warn instead of refusing it");
+  model.value(
+      "--weight-cache-dir", c.weight_cache_dir,
+      "CPU: folder that caches packed weights for the next start; default: in the user's cache folder; "
+      "none: no cache");
+  model.value("--tokenizer-path", c.tokenizer_path,
+              "folder or tokenizer.json file; default: the checkpoint's");
+  model.value("--chat-template", c.chat_template,
+              "file with a Jinja chat template; default: the checkpoint's");
+  model.value("--served-model-name", c.served_model_name,
+              "model name in /v1/models; default: the checkpoint folder's name");
   model.value("--quantization", c.quantization,
               "auto, mxfp4, modelopt_fp4 or compressed-tensors; must agree with the checkpoint");
-  model.value("--dtype", c.dtype, "activations: auto (bfloat16), bfloat16 or float32");
-  model.value("--dense-quant", c.dense_quant,
-              "weights of dense layers that are bf16 in the checkpoint: none, or q8 (8 bits; on a CPU)");
+  model.value("--dtype", c.dtype, "activation type: auto (bfloat16), bfloat16 or float32");
+  model.value(
+      "--dense-quant", c.dense_quant,
+      "format for dense weights that are bf16 in the checkpoint: none (bf16) or q8 (8 bits; CPU only)");
   model.value("--kv-cache-dtype", c.kv_cache_dtype,
-              "auto or bfloat16; a declared FP8 cache runs as bfloat16");
+              "auto or bfloat16; if the checkpoint declares an FP8 cache, bfloat16 is used");
   model.value("--grammar-backend", c.grammar_backend,
-              "structured output: auto (xgrammar where the build has it), xgrammar or none");
+              "structured output: auto (xgrammar if the build has it), xgrammar or none");
   model.value("--grammar-compile-timeout", c.grammar_compile_timeout,
-              "seconds that one grammar may compile, then its requests get 504");
+              "maximum seconds for compiling one grammar before its requests get 504");
   model.value("--grammar-max-steps", c.grammar_max_steps,
-              "steps of work that a grammar may take for one token; a request that needs more gets 400");
+              "maximum grammar steps for one token, 2 to 9 ns each; a request that needs more gets 400");
   model.value("--grammar-max-bytes", c.grammar_max_bytes,
-              "bytes of one compiled grammar; a request with a larger one gets 400");
+              "maximum bytes of one compiled grammar; a request with a larger one gets 400");
   model.value("--grammar-cache-bytes", c.grammar_cache_bytes,
-              "bytes of compiled grammars cached for later requests");
+              "maximum bytes of compiled grammars cached for later requests");
   model.value("--context-length,--max-model-len", c.context_length,
-              "maximum tokens of a request; 0: the model's limit");
+              "maximum tokens per request, prompt and output together; 0: the model's limit");
 }
 
 void add_moe_flags(CLI::App& subcommand, EngineConfig& c) {
   Group moe(subcommand, "Experts");
-  moe.value("--moe-runner-backend", c.moe_runner_backend, "see `fp4moe backends`");
-  moe.value("--moe-a2a-backend", c.moe_a2a_backend, "none, deepep or flashinfer");
+  moe.value("--moe-runner-backend", c.moe_runner_backend,
+            "runner for the experts; `fp4moe backends` lists the choices");
+  moe.value("--moe-a2a-backend", c.moe_a2a_backend, "all-to-all protocol: none, deepep or flashinfer");
   moe.value("--fp4-compute", c.fp4_compute,
-            "auto, w4a16, w4a4 or w4a8; auto: what the runner's name implies");
+            "scheme: auto (implied by the runner's name), w4a16, w4a4 or w4a8");
   moe.value("--fp4-act-scales", c.fp4_act_scales,
-            "w4a4's scales: auto, static (the checkpoint's) or per_token");
+            "activation scales for w4a4: auto, static (from the checkpoint) or per_token");
   moe.value("--deepep-mode", c.deepep_mode, "auto or low_latency");
-  moe.value("--deepep-dispatcher-output-dtype", c.deepep_dispatcher_output_dtype, "auto, bf16, fp8 or nvfp4");
+  moe.value("--deepep-dispatcher-output-dtype", c.deepep_dispatcher_output_dtype,
+            "format of dispatched rows: auto, bf16, fp8 or nvfp4");
   moe.value("--flashinfer-dispatcher-output-dtype", c.flashinfer_dispatcher_output_dtype,
-            "auto, bf16 or nvfp4");
-  moe.value("--flashinfer-combine-dtype", c.flashinfer_combine_dtype, "auto (bf16), bf16 or fp8");
+            "format of dispatched rows: auto, bf16 or nvfp4");
+  moe.value("--flashinfer-combine-dtype", c.flashinfer_combine_dtype,
+            "format of combined results: auto (bf16), bf16 or fp8");
   moe.on("--disable-fp4-allgather,--disable-flashinfer-cutlass-moe-fp4-allgather", c.disable_fp4_allgather,
-         "a2a none under data-parallel attention: gather unquantised rows");
-  moe.on(
-      "--enable-deterministic-inference", c.enable_deterministic_inference,
-      "results bit-identical to those of one rank on any number of ranks; on GPUs they do not depend on the "
-      "batch either; slower");
+         "gather unquantised rows if data-parallel attention is used with --moe-a2a-backend none");
+  moe.on("--enable-deterministic-inference", c.enable_deterministic_inference,
+         "produce the same bits on any number of ranks and, on GPUs, in any batch; slower");
 }
 
 void add_rank_flags(CLI::App& subcommand, EngineConfig& c) {
@@ -117,70 +123,73 @@ void add_rank_flags(CLI::App& subcommand, EngineConfig& c) {
   ranks.value("--fabric", c.fabric, "auto, local, threads or mpi");
   ranks.value("--tp-size,--tp,--tensor-parallel-size", c.tp_size, "total number of ranks");
   ranks.value("--ep-size,--ep,--expert-parallel-size", c.ep_size,
-              "1: every rank has a shard of each expert; --tp-size: whole experts");
+              "1: each rank has a shard of every expert; equal to --tp-size: each rank has whole experts");
   ranks.value("--dp-size,--dp,--data-parallel-size", c.dp_size,
-              "groups of ranks, each with its own requests");
-  ranks.on("--enable-dp-attention", c.enable_dp_attention, "data-parallel attention");
+              "number of data-parallel groups of ranks; each group runs separate requests");
+  ranks.on("--enable-dp-attention", c.enable_dp_attention, "use data-parallel attention");
   ranks.on("--enable-dp-lm-head", c.enable_dp_lm_head, "each data-parallel group computes its own logits");
-  ranks.value("--a2a-memory-budget", c.a2a_memory_budget, "bytes that a rank's transport may use");
+  ranks.value("--a2a-memory-budget", c.a2a_memory_budget, "maximum bytes for each rank's transport");
   ranks.on("--a2a-checksum", c.a2a_checksum, "verify every transported row");
-  ranks.value("--comm-timeout", c.comm_timeout, "seconds that a rank waits for another");
+  ranks.value("--comm-timeout", c.comm_timeout, "maximum seconds that a rank waits for another rank");
 }
 
 void add_execution_flags(CLI::App& subcommand, EngineConfig& c) {
   Group run(subcommand, "Execution");
   run.value("--device", c.device, "auto, cpu or cuda");
   run.value("--threads", c.threads, "CPU threads; 0: all cores");
-  run.value("--self-test", c.self_test, "before serving: fast (one layer), full (all layers) or off");
-  run.on("--disable-autotune,--disable-flashinfer-autotune", c.disable_autotune, "use the shipped tactics");
-  run.value("--autotune-budget", c.autotune_budget, "seconds of timing at start");
+  run.value("--self-test", c.self_test,
+            "self-test before serving: fast (one layer), full (all layers) or off");
+  run.on("--disable-autotune,--disable-flashinfer-autotune", c.disable_autotune,
+         "use the default tactics instead of timing candidates");
+  run.value("--autotune-budget", c.autotune_budget,
+            "maximum seconds for timing tactics at startup; 0: no autotuning");
   run.value("--autotune-cache", c.autotune_cache,
-            "file with timed tactics; default: in the user's cache folder");
+            "file that caches timed tactics; default: in the user's cache folder");
   Group memory(subcommand, "Memory and scheduling");
   memory.value("--max-total-tokens", c.max_total_tokens,
-               "tokens in the KV pool; 0: by --mem-fraction-static");
+               "tokens in the KV pool of each data-parallel group; 0: from --mem-fraction-static");
   memory.value("--mem-fraction-static", c.mem_fraction_static,
                "fraction of free memory for weights, KV pool and workspaces; -1: 0.6 on a CPU, 0.9 on a GPU");
-  memory.value("--page-size", c.page_size, "tokens in a KV page");
+  memory.value("--page-size", c.page_size, "tokens per KV page");
   memory.on("--disable-radix-cache", c.disable_radix_cache,
             "compute every prompt in full; do not reuse prefixes of earlier requests");
   memory.value("--max-running-requests", c.max_running_requests, "maximum requests in one batch");
   memory.value("--max-queued-requests", c.max_queued_requests,
                "maximum waiting requests; further requests get 503");
-  memory.value(
-      "--schedule-conservativeness", c.schedule_conservativeness,
-      "room reserved for outputs at admission; higher: fewer retractions, lower: more running requests");
+  memory.value("--schedule-conservativeness", c.schedule_conservativeness,
+               "scales the KV space reserved for outputs at admission; higher: fewer retractions; lower: "
+               "more running requests");
   memory.on("--enable-priority-scheduling", c.enable_priority_scheduling,
-            "admit requests by their field priority, larger values first");
+            "admit requests in order of their `priority` field, larger values first");
   memory.on("--schedule-low-priority-values-first", c.schedule_low_priority_values_first,
-            "with priority scheduling, smaller values first");
+            "with --enable-priority-scheduling, admit smaller values first");
   memory.on("--abort-on-priority-when-disabled", c.abort_on_priority_when_disabled,
-            "without --enable-priority-scheduling refuse requests that have a priority; default: warn once");
+            "without --enable-priority-scheduling, refuse requests that have a priority; default: warn once");
   memory.value("--req-waiting-timeout", c.req_waiting_timeout,
-               "seconds that a request may wait, then it gets 503; 0: no limit");
+               "maximum seconds that a request waits before it gets 503; 0: no limit");
   memory.value("--req-running-timeout", c.req_running_timeout,
-               "seconds that a request may run, then it gets 504; 0: no limit");
+               "maximum seconds that a request runs before it gets 504; 0: no limit");
   memory.value("--watchdog-timeout", c.watchdog_timeout,
-               "seconds that a step may take, then the server logs its state and exits; 0: no limit");
+               "maximum seconds for a step before the server logs its state and exits; 0: no limit");
   memory.value("--chunked-prefill-size", c.chunked_prefill_size,
-               "maximum prompt tokens of one request per step; 0: 512 on a CPU, 8192 on a GPU");
+               "maximum prompt tokens per request and step; 0: 512 on a CPU, 8192 on a GPU");
   memory.value("--max-prefill-tokens", c.max_prefill_tokens,
                "maximum prompt tokens per step; 0: 512 on a CPU, 8192 on a GPU");
   memory.value("--cuda-graph-max-bs,--cuda-graph-max-bs-decode", c.cuda_graph_max_bs,
-               "GPU: maximum rows of a decode step that is captured as a graph; 0: all");
+               "GPU: largest decode batch size to capture as a CUDA graph; 0: no limit");
   memory.value("--cuda-graph-bs,--cuda-graph-bs-decode", c.cuda_graph_bs,
-               "GPU: rows of the decode steps that are captured");
+               "GPU: decode batch sizes to capture as CUDA graphs");
   memory.on("--disable-cuda-graph", c.disable_cuda_graph,
-            "GPU: launch each kernel separately, without graphs");
-  memory.value("--random-seed", c.random_seed, "seed of requests without one");
+            "GPU: launch each kernel separately, without CUDA graphs");
+  memory.value("--random-seed", c.random_seed, "seed for requests that do not specify one");
 }
 
-// SGLang's flags without a config field: recorded as given, and checked when the model is planned.
+// Adds SGLang's flags that have no config field. They are recorded as given; plan_model() checks them.
 void add_sglang_flags(CLI::App& subcommand, EngineConfig& c) {
   for (const SglangFlag& flag : sglang_flags()) {
     const std::string names = flag.names;
     const std::string name = names.substr(0, names.find(','));
-    const std::string help = flag.fate == SglangFlag::Fate::kMoot ? "accepted, no effect" : "refused";
+    const std::string help = flag.fate == SglangFlag::Fate::kMoot ? "accepted without effect" : "refused";
     const auto note = [&c, name](const std::string& value) { c.sglang_flags.push_back({name, value}); };
     CLI::Option* option = flag.num_values == 0 ? subcommand.add_flag_callback(
                                                      names, [note] { note(""); }, help)
@@ -202,8 +211,8 @@ void add_sglang_flags(CLI::App& subcommand, EngineConfig& c) {
 }  // namespace
 
 int follow(EngineConfig config) {
-  // mpirun forwards signals to every process, but only process 0 handles them: it decides about running
-  // requests.
+  // mpirun forwards signals to every process, but only process 0 handles them, because it decides how running
+  // requests end.
   signal(SIGTERM, SIG_IGN);
   signal(SIGINT, SIG_IGN);
   const std::string process = "process " + std::to_string(launcher_info().process);

@@ -10,7 +10,7 @@
 
 namespace {
 
-// One line: the error, and the legal choices or where to find them.
+// Returns one line with the error and either the valid choices or the command that lists them.
 std::string usage_error(const CLI::App* app, const CLI::Error& error) {
   const auto chosen = app->get_subcommands();
   if (!chosen.empty())
@@ -18,7 +18,7 @@ std::string usage_error(const CLI::App* app, const CLI::Error& error) {
   const std::vector<std::string> rest = app->remaining();
   std::string text =
       rest.empty() ? "error: no subcommand given" : "error: '" + rest[0] + "' is not a subcommand";
-  const char* separator = "; legal: ";
+  const char* separator = "; use one of: ";
   for (const CLI::App* subcommand :
        app->get_subcommands([](const CLI::App* v) { return !v->get_group().empty(); })) {
     text += separator + subcommand->get_name();

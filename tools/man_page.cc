@@ -47,7 +47,7 @@ std::string entry(const FlagInfo& flag) {
 
 std::string synopsis(const SubcommandInfo& subcommand) {
   std::string text = bold("fp4moe" + (subcommand.path.empty() ? "" : " " + subcommand.path));
-  if (!subcommand.subcommands.empty()) text += " \\fIVERB\\fR";
+  if (!subcommand.subcommands.empty()) text += " \\fISUBCOMMAND\\fR";
   text += " [\\fIOPTIONS\\fR]";
   for (const FlagInfo& flag : subcommand.flags)
     if (!flag.positional.empty()) text += " \\fI" + plain(flag.positional) + "\\fR";
@@ -61,7 +61,7 @@ std::string man_page(const std::vector<SubcommandInfo>& tree, const SubcommandIn
   std::string text = ".TH " + name + " 1 \"\" \"fp4moe " FP4MOE_VERSION "\"\n.SH NAME\n" + plain(name) +
                      " \\- " + plain(subcommand.help) + "\n.SH SYNOPSIS\n" + synopsis(subcommand) + "\n";
   if (!subcommand.subcommands.empty()) {
-    text += ".SH VERBS\n";
+    text += ".SH SUBCOMMANDS\n";
     for (const SubcommandInfo& other : tree) {
       const bool is_below =
           !other.path.empty() &&
@@ -78,7 +78,7 @@ std::string man_page(const std::vector<SubcommandInfo>& tree, const SubcommandIn
   return text +
          ".SH EXIT STATUS\n0: success. 2: invalid usage. 3: an unsupported model or combination. 4: does not "
          "fit in memory. 5: the self\\-test failed. 130: interrupted. 1: any other error.\n.SH SEE ALSO\n" +
-         (subcommand.path.empty() ? "Each subcommand has its own page.\n" : bold("fp4moe") + "(1)\n");
+         (subcommand.path.empty() ? "Each subcommand has a separate page.\n" : bold("fp4moe") + "(1)\n");
 }
 
 }  // namespace fp4moe

@@ -1,4 +1,4 @@
-// The subcommands of the fp4moe binary: each file tools/<name>.cc registers one.
+// The subcommands of the fp4moe binary, each of which is registered by one add_...() function.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -15,14 +15,15 @@ enum ExitCode { kExitOk = 0, kExitUsage = 2, kExitUnsupported = 3, kExitDoesNotF
 // Prints "error: ..." to stderr and returns the status' exit code (1 for statuses without a code above).
 int report_error(const Status& status);
 
-// Runs a non-leading process of a job (Engine::is_follower): holds this process's ranks until the job ends;
-// returns the exit code. Prints only errors.
+// Runs this process's ranks as a follower of a job (Engine::is_follower()) until the job ends. Prints only
+// errors; returns the exit code.
 int follow(EngineConfig config);
 
-// The flags of every subcommand that loads a model, with SGLang's names; MODEL is positional or --model-path.
+// Adds the flags of every subcommand that loads a model, under SGLang's names. The model is a positional
+// argument or --model-path.
 void add_engine_flags(CLI::App& subcommand, EngineConfig& config);
 
-// Registers `fp4moe NAME ...`; after parsing, the subcommand runs and stores its exit code.
+// Each registers `fp4moe NAME ...`. A chosen subcommand runs at the end of parsing and stores its exit code.
 void add_serve(CLI::App& app, int& exit_code);
 void add_router(CLI::App& app, int& exit_code);
 void add_run(CLI::App& app, int& exit_code);
@@ -37,7 +38,7 @@ void add_quantize(CLI::App& app, int& exit_code);
 void add_doctor(CLI::App& app, int& exit_code);
 void add_completion(CLI::App& app, int& exit_code);
 
-// The same for `fp4moe bench NAME ...`.
+// Each registers `fp4moe bench NAME ...` in the same way.
 void add_bench_comm(CLI::App& bench, int& exit_code);
 void add_bench_latency(CLI::App& bench, int& exit_code);
 void add_bench_moe(CLI::App& bench, int& exit_code);

@@ -180,7 +180,7 @@ class AgainstFake(unittest.TestCase):
         self.assertIsNone(result["median_ttft_ms"])
         self.assertNotIn("TTFT", self.said)
         self.run_fake("no_usage", "--disable-stream", failed=6)
-        self.assertIn("failed, 6 x: the response has no usage, and only a stream can be counted without it", self.said)
+        self.assertIn("failed, 6 x: the response has no usage; without usage, only the text of a stream can be counted", self.said)
 
     def test_failures_are_counted_and_named(self):
         for mode, message in (("hang_up", "after 1 pieces of text: the connection broke: "),
@@ -262,23 +262,23 @@ class AgainstFake(unittest.TestCase):
             self.assertEqual(lines[1], result)
             ended = bench(self.url + "/good", *flags, "--backend", "vllm-chat")
             self.assertEqual(ended.returncode, 2)
-            self.assertIn("line 3: has token ids, which /v1/chat/completions does not take", ended.stderr)
+            self.assertIn('line 3: "prompt" has token ids, which /v1/chat/completions does not accept', ended.stderr)
 
     def test_refusals(self):
         ended = bench(self.url + "/nameless")
         self.assertEqual(ended.returncode, 3)
-        self.assertIn("reports its vocabulary size neither at /server_info nor at /v1/models; pass --vocab-size", ended.stderr)
+        self.assertIn("does not report its vocabulary size at /server_info or /v1/models; set --vocab-size", ended.stderr)
         ended = bench("http://127.0.0.1:1")
         self.assertEqual(ended.returncode, 1)
         self.assertIn("http://127.0.0.1:1/v1/models: Connection refused", ended.stderr)
         for code, message, flags in (
-                (2, "--dataset-name file and --dataset-path go together", ("--dataset-name", "file")),
-                (2, "extra-request-body=7 must be a JSON object", ("--extra-request-body", "7")),
+                (2, "--dataset-name file requires --dataset-path", ("--dataset-name", "file")),
+                (2, "--extra-request-body 7 must be a JSON object", ("--extra-request-body", "7")),
                 (2, "--backend: sglang not in", ("--backend", "sglang")),
                 (2, "--request-rate: 0 must be inf or at least 0.01", ("--request-rate", "0")),
                 (2, "--request-rate: nan must be inf or at least 0.01", ("--request-rate", "nan")),
                 (2, "--timeout: Value inf not in range", ("--timeout", "inf")),
-                (2, "dataset-path=/nowhere cannot be read", ("--dataset-name", "file", "--dataset-path", "/nowhere"))):
+                (2, "--dataset-path /nowhere cannot be read", ("--dataset-name", "file", "--dataset-path", "/nowhere"))):
             ended = bench(self.url + "/good", *flags)
             self.assertEqual((ended.returncode, message in ended.stderr), (code, True), ended.stderr)
 

@@ -107,7 +107,7 @@ class Keys(Files):
             self.assertNotIn(key, log)
 
     def test_bad_files(self):
-        self.assertIn("has no key", self.refusal("--api-key-file", self.write("empty", "# none\n")))
+        self.assertIn("contains no key", self.refusal("--api-key-file", self.write("empty", "# none\n")))
         self.assertIn("/none", self.refusal("--admin-api-key-file", "/none"))
         error = self.refusal("--api-key-file", self.write("spaces", "two words\n"))
         self.assertIn("9 bytes", error)

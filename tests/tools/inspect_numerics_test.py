@@ -34,7 +34,7 @@ class Numerics(unittest.TestCase):
         self.assertEqual([layer["layer"] for layer in layers(NVFP4)], [1, 2, 3])  # layer 0 has no experts
         self.assertEqual(layers(NVFP4, "--layer", "2"), [layers(NVFP4)[1]])
         ended = subprocess.run([BINARY, "inspect", NVFP4, "--numerics", "--layer", "4"], capture_output=True, text=True)
-        self.assertEqual((ended.returncode, ended.stderr), (2, "error: --layer 4; the model has layers 0 to 3\n"))
+        self.assertEqual((ended.returncode, ended.stderr), (2, "error: --layer 4 must be between 0 and 3\n"))
 
     def test_a_sound_checkpoint_has_nothing_odd(self):
         for layer in layers(NVFP4):

@@ -23,8 +23,11 @@ TEST(MoeShapesTest, AreChosenByName) {
   const auto two = moe_shapes_of({"qwen3_30b", "gptoss20b"});
   ASSERT_EQ(two->size(), 2u);
   EXPECT_EQ((*two)[1].hidden_size, 2880);
-  EXPECT_EQ(moe_shapes_of({"qwen"}).status().message().rfind("unknown shape 'qwen': all, gptoss120b", 0), 0u);
-  EXPECT_EQ(moe_routing_of("random").status().message(), "unknown routing 'random': uniform, zipf or onehot");
+  EXPECT_EQ(moe_shapes_of({"qwen"}).status().message().rfind(
+                "unknown shape 'qwen'; use one of: all, gptoss120b", 0),
+            0u);
+  EXPECT_EQ(moe_routing_of("random").status().message(),
+            "unknown routing 'random'; use uniform, zipf or onehot");
 }
 
 // The lower bounds match those used for the peers' measurements: 11.2 us at 4708 GB/s for four experts of

@@ -4,7 +4,7 @@
 namespace fp4moe {
 
 void add_bench(CLI::App& app, int& exit_code) {
-  CLI::App* bench = app.add_subcommand("bench", "Measure speed");
+  CLI::App* bench = app.add_subcommand("bench", "Measure performance");
   bench->require_subcommand(1);
   add_bench_latency(*bench, exit_code);
   add_bench_moe(*bench, exit_code);

@@ -1,4 +1,5 @@
-// fp4moe bench comm: sums, gathers and row exchanges between the GPUs of one host, beside NCCL's.
+// fp4moe bench comm: measures sums, gathers and row exchanges between the GPUs of one host, compared with
+// NCCL.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -29,11 +30,11 @@ namespace {
 
 using json = nlohmann::ordered_json;
 
-constexpr int kCallsInGraph = 40;  // of an operation, in a graph
+constexpr int kCallsInGraph = 40;  // calls of an operation per graph
 constexpr int kWarmupReplays = 3;
 
 struct CommBenchOptions {
-  int ranks = 0;  // 0: one on each GPU
+  int ranks = 0;  // 0: one per GPU
   int64_t hidden_size = 7168, top_k = 8, num_experts = 256;
   std::vector<int64_t> tokens = {1, 8, 32, 64, 128, 512};
   std::vector<std::string> ops = {"all-reduce", "all-gather", "dispatch", "combine"};
@@ -51,13 +52,13 @@ struct Rank {
   Arena scratch;
 };
 
-// The ranks, all of which this thread enqueues for.
+// All ranks; this thread enqueues the work of each.
 struct Ranks {
   std::vector<int> gpus;
   std::unique_ptr<PeerHeap> heap;
   std::vector<std::unique_ptr<Rank>> ranks;
-  std::unique_ptr<NcclPeer> nccl;  // or null
-  std::string no_nccl;             // why
+  std::unique_ptr<NcclPeer> nccl;  // null if NCCL cannot be used
+  std::string no_nccl;             // why it cannot be used
 
   int size() const { return static_cast<int>(ranks.size()); }
   Status for_each(const std::function<Status(int, Rank&)>& function) const {
@@ -80,9 +81,9 @@ struct Ranks {
 struct Row {
   std::string op;
   int64_t tokens = 0;
-  double p50 = 0, p99 = 0;  // us of the slowest rank
-  double bytes = 0;         // that a rank sends to others, on average
-  double nccl = 0;          // us; 0: not measured
+  double p50 = 0, p99 = 0;  // microseconds on the slowest rank
+  double bytes = 0;         // that a rank sends to other ranks, on average
+  double nccl = 0;          // microseconds; 0: not measured
 };
 
 A2aShape shape_of(const CommBenchOptions& o, int num_ranks, A2aRowFormat format) {
@@ -145,8 +146,8 @@ Result<Ranks> make_ranks(const CommBenchOptions& o) {
   const int on_all = std::clamp(num_gpus() * ranks_per_gpu(), 1, kMaxGroupRanks);
   const int num_ranks = o.ranks > 0 ? o.ranks : on_all;
   if (o.num_experts % num_ranks != 0)
-    return unsupported("--num-experts " + std::to_string(o.num_experts) + " over " +
-                       std::to_string(num_ranks) + " ranks; legal: a multiple");
+    return unsupported("--num-experts " + std::to_string(o.num_experts) + " must be a multiple of the " +
+                       std::to_string(num_ranks) + " ranks");
   for (int r = 0; r < num_ranks; ++r) {
     all.gpus.push_back(gpu_of_rank(r));
     all.ranks.push_back(std::make_unique<Rank>());
@@ -177,8 +178,8 @@ Result<Ranks> make_ranks(const CommBenchOptions& o) {
   return all;
 }
 
-// Microseconds of one `call`: p50 and p99 over the replays of a graph of kCallsInGraph, each of the slowest
-// rank.
+// Measures the microseconds per `call` on the slowest rank: p50 and p99 over the replays of a graph of
+// kCallsInGraph calls.
 struct Times {
   double p50 = 0, p99 = 0;
 };
@@ -219,7 +220,8 @@ Result<Times> time_calls(const Ranks& all, int repeats, const std::function<Stat
   return Times{times[times.size() / 2], times[times.size() * 99 / 100]};
 }
 
-// The same for a collective of NCCL, whose first call connects the ranks; 0 without NCCL.
+// Measures an NCCL collective in the same way, after a first call that connects the ranks. Returns 0 without
+// NCCL.
 Result<double> time_nccl(const Ranks& all, int repeats, const std::function<Status(int, Rank&)>& call) {
   if (all.nccl == nullptr) return 0.0;
   FP4MOE_RETURN_IF_ERROR(all.nccl->begin());
@@ -267,7 +269,7 @@ Result<Row> bench_all_gather(const Ranks& all, const CommBenchOptions& o, int64_
   return row;
 }
 
-// The numbers of rows and of slots that go from a rank to others, on average.
+// Numbers of rows and slots that a rank sends to other ranks, on average.
 struct Remote {
   double rows = 0, slots = 0;
 };
@@ -293,7 +295,7 @@ Result<Remote> remote_of(const Ranks& all, const CommBenchOptions& o, int64_t to
   return remote;
 }
 
-// A round of each rank: its tokens are sent before the operations that are measured.
+// The exchange of one step between all ranks: one round per rank.
 class Exchange {
  public:
   Exchange(const Ranks& all, const CommBenchOptions& o, A2aRowFormat format, int64_t tokens)
@@ -316,7 +318,7 @@ class Exchange {
     exchange.wait(round, false, rank.scratch);
     return round;
   }
-  // Rows in the order of the slots, which any order of the experts' rows costs too.
+  // Sends the tokens of every rank, outside the measured time.
   Status prepare_combine() {
     rounds_.clear();
     return all_.for_each([&](int r, Rank& rank) -> Status {
@@ -324,6 +326,7 @@ class Exchange {
       return {};
     });
   }
+  // Assigns rows in the order of the slots; any other order costs the same.
   Status prepare_rows() {
     FP4MOE_RETURN_IF_ERROR(all_.synchronize());
     return all_.for_each([&](int r, Rank& rank) -> Status {
@@ -405,10 +408,11 @@ Status measure(const Ranks& all, const CommBenchOptions& o, std::vector<Row>& ro
 }
 
 void print(const Ranks& all, const CommBenchOptions& o, const std::vector<Row>& rows) {
-  fmt::print("machine: {}; {} ranks, {} on a GPU\n", describe_cuda(all.gpus[0]), all.size(), ranks_per_gpu());
-  fmt::print("H {}, top_k {}, {} experts; us per operation in a graph of {}, the slowest rank; NCCL: {}\n\n",
-             o.hidden_size, o.top_k, o.num_experts, kCallsInGraph,
-             all.nccl != nullptr ? "its kernel of the same bytes" : "not measured, " + all.no_nccl);
+  fmt::print("machine: {}; {} ranks, {} per GPU\n", describe_cuda(all.gpus[0]), all.size(), ranks_per_gpu());
+  fmt::print(
+      "H {}, top_k {}, {} experts; us per operation on the slowest rank, in a graph of {}; NCCL: {}\n\n",
+      o.hidden_size, o.top_k, o.num_experts, kCallsInGraph,
+      all.nccl != nullptr ? "its kernel for the same bytes" : "not measured: " + all.no_nccl);
   fmt::print(
       "| operation | T | p50 us | p99 us | sent KB | GB/s | NCCL us |\n"
       "| --- | ---: | ---: | ---: | ---: | ---: | ---: |\n");
@@ -438,9 +442,9 @@ json to_json(const Ranks& all, const CommBenchOptions& o, const std::vector<Row>
 Status bench_comm(const CommBenchOptions& options) {
   if (cuda_a2a_ops() == nullptr) return unsupported("device=cuda: built without CUDA");
   if (options.hidden_size % 16 != 0)
-    return unsupported("--hidden-size " + std::to_string(options.hidden_size) + "; legal: multiples of 16");
+    return unsupported("--hidden-size " + std::to_string(options.hidden_size) + " must be a multiple of 16");
   if (options.top_k > options.num_experts)
-    return unsupported("--top-k " + std::to_string(options.top_k) + "; legal: at most --num-experts " +
+    return unsupported("--top-k " + std::to_string(options.top_k) + " must be at most --num-experts " +
                        std::to_string(options.num_experts));
   FP4MOE_ASSIGN_OR_RETURN(const Ranks all, make_ranks(options));
   std::vector<Row> rows;
@@ -456,34 +460,41 @@ Status bench_comm(const CommBenchOptions& options) {
 
 void add_bench_comm(CLI::App& bench, int& exit_code) {
   CLI::App* subcommand = bench.add_subcommand(
-      "comm", "Sums, gathers and row exchanges between the GPUs of this host, beside NCCL");
+      "comm", "Measure sums, gathers and row exchanges between the GPUs of this host, compared with NCCL");
   auto options = std::make_shared<CommBenchOptions>();
-  subcommand->add_option("--ranks,--tp", options->ranks, "ranks; 0: one on each GPU")
+  subcommand->add_option("--ranks,--tp", options->ranks, "number of ranks; 0: one per GPU")
       ->check(CLI::Range(0, kMaxGroupRanks))
       ->capture_default_str();
   subcommand
-      ->add_option("--ops", options->ops, "all-reduce, all-gather, dispatch, combine; separated by commas")
+      ->add_option("--ops", options->ops,
+                   "operations, separated by commas: all-reduce, all-gather, dispatch, combine")
       ->delimiter(',')
       ->check(CLI::IsMember({"all-reduce", "all-gather", "dispatch", "combine"}))
       ->capture_default_str();
-  subcommand->add_option("--tokens", options->tokens, "tokens of each rank")
+  subcommand->add_option("--tokens", options->tokens, "tokens per rank, separated by commas")
       ->delimiter(',')
       ->check(CLI::Range(1, 8192))
       ->capture_default_str();
-  subcommand->add_option("--dispatcher-output-dtype", options->rows, "rows of dispatch: bf16, fp8, nvfp4")
+  subcommand
+      ->add_option("--dispatcher-output-dtype", options->rows,
+                   "row formats for dispatch, separated by commas: bf16, fp8, nvfp4")
       ->delimiter(',')
       ->check(CLI::IsMember({"bf16", "fp8", "nvfp4"}))
       ->capture_default_str();
-  subcommand->add_option("--moe-a2a-backend", options->a2a, "what combine returns: deepep or flashinfer")
+  subcommand
+      ->add_option("--moe-a2a-backend", options->a2a,
+                   "protocol whose combine is measured: deepep or flashinfer")
       ->check(CLI::IsMember({"deepep", "flashinfer"}))
       ->capture_default_str();
-  subcommand->add_option("--hidden-size", options->hidden_size, "columns of a row, a multiple of 16")
+  subcommand->add_option("--hidden-size", options->hidden_size, "columns per row, a multiple of 16")
       ->check(CLI::Range(16, 1 << 16))
       ->capture_default_str();
-  subcommand->add_option("--top-k", options->top_k, "experts of a token")
+  subcommand->add_option("--top-k", options->top_k, "experts per token")
       ->check(CLI::Range(1, 32))
       ->capture_default_str();
-  subcommand->add_option("--num-experts", options->num_experts, "experts, a multiple of the ranks")
+  subcommand
+      ->add_option("--num-experts", options->num_experts,
+                   "number of experts, a multiple of the number of ranks")
       ->check(CLI::Range(1, 1 << 14))
       ->capture_default_str();
   subcommand->add_option("-r,--repeats", options->repeats, "replays of each graph")

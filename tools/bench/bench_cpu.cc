@@ -43,7 +43,7 @@ int64_t huge_page_bytes() {
 }
 
 struct DotRates {
-  Rate f32, bf16, int8;  // GFLOP/s; 0 if the ISA does not have it
+  Rate f32, bf16, int8;  // GFLOP/s; 0 if the ISA lacks the instruction
 };
 
 // All limits for one number of threads.
@@ -114,7 +114,7 @@ void print_row(const std::string& what, const PeakRow& row, const Rate& rate) {
 
 void print(const PeakOptions& options, const std::vector<PeakRow>& rows, int64_t huge_pages) {
   const int64_t read_mib = cold_bytes(options.cold_mib) / kMiB;
-  fmt::print("machine: {}\n{} repeats; {} MiB are read, {} of this process's memory in huge pages\n\n",
+  fmt::print("machine: {}\n{} repeats; {} MiB are read; {} of this process's memory is in huge pages\n\n",
              describe_cpu(rows.back().threads), options.repeats, read_mib,
              huge_pages < 0 ? "an unknown amount" : fmt::format("{} MiB", huge_pages / kMiB));
   fmt::print("| limit | threads | best | median |\n| --- | ---: | ---: | ---: |\n");
@@ -148,20 +148,18 @@ int64_t cold_bytes(int64_t mib) {
 
 Status refuse_cpu_flags(int threads, int64_t cold_mib) {
   if (threads > 0)
-    return unsupported(
-        fmt::format("--threads {} with --device cuda; legal: only with --device cpu", threads));
+    return unsupported(fmt::format("--threads {} is supported only with --device cpu", threads));
   if (cold_mib > 0)
-    return unsupported(
-        fmt::format("--cold-mib {} with --device cuda; legal: only with --device cpu", cold_mib));
+    return unsupported(fmt::format("--cold-mib {} is supported only with --device cpu", cold_mib));
   return {};
 }
 
 Result<ReadTest> ReadTest::make(int64_t num_bytes, ThreadPool& pool) {
   const int64_t available = available_memory_bytes();
   const auto refusal = [&] {
-    return does_not_fit(
-        fmt::format("the read test needs {} MiB, {} MiB are available; reduce it with --cold-mib",
-                    num_bytes / kMiB, available / kMiB));
+    return does_not_fit(fmt::format(
+        "the read test needs {} MiB, but only {} MiB are available; reduce the size with --cold-mib",
+        num_bytes / kMiB, available / kMiB));
   };
   if (num_bytes > available) return refusal();
   auto buffer = Buffer::make(num_bytes);

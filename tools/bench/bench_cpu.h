@@ -1,4 +1,4 @@
-// The CPU limits that benches compare with: memory read bandwidth and dot products.
+// The CPU limits that benchmarks compare with: memory read bandwidth and dot products.
 #pragma once
 
 #include <cstdint>
@@ -10,25 +10,26 @@
 
 namespace fp4moe {
 
-// "AMD EPYC 9B45, avx512, widest dots cpu_avx512, 2 of 2 cores, last-level cache 32 MiB".
+// Returns a description, such as "AMD EPYC 9B45, avx512, widest dots cpu_avx512, 2 of 2 cores, last-level
+// cache 32 MiB".
 std::string describe_cpu(int num_threads);
 
-// Bytes to read between two uses of the same data, so that no cache holds it: `mib` MiB; 0 selects four times
-// the last-level cache (256 MiB if the system does not report its size).
+// Returns the bytes to read between two uses of the same data so that no cache holds it: `mib` MiB, or if
+// that is 0, four times the last-level cache (256 MiB if the system does not report its size).
 int64_t cold_bytes(int64_t mib);
 constexpr const char* kColdMibHelp =
     "cpu: MiB read between two reads of the same data; default: four times the last-level cache";
 
-// With --device cuda: kUnsupported if flags of the CPU benches were given.
+// For --device cuda: returns kUnsupported if flags for CPUs were given.
 Status refuse_cpu_flags(int threads, int64_t cold_mib);
 
-// Measures memory read bandwidth: consecutive calls walk through `num_bytes` of memory, in huge pages if
+// Measures memory read bandwidth. Consecutive calls walk through `num_bytes` of memory, in huge pages if
 // available.
 class ReadTest {
  public:
-  // kDoesNotFit names the size and --cold-mib. The pool must outlive the object.
+  // kDoesNotFit: the memory is not available. The pool must outlive the object.
   static Result<ReadTest> make(int64_t num_bytes, ThreadPool& pool);
-  // GB/s of reading the next quarter of the memory.
+  // Reads the next quarter of the memory; returns GB/s.
   double gbps();
   int64_t num_bytes() const { return buffer_.num_bytes(); }
 
@@ -42,7 +43,7 @@ struct Rate {
   double best = 0, median = 0;
 };
 
-// AMX if available, else the best ISA.
+// Returns the ops of AMX if available, otherwise those of the best ISA.
 const CpuPeakOps& widest_ops();
 Rate measure_dots(const CpuDot& dot, int repeats, ThreadPool& pool);
 
@@ -53,7 +54,7 @@ struct PeakOptions {
   int64_t cold_mib = 0;  // cpu; 0: from the last-level cache
   bool json = false;
 };
-// --device cpu: measures with one thread and with options.threads.
+// `bench peak --device cpu`: measures with one thread and with options.threads.
 Status bench_cpu_peak(const PeakOptions& options);
 
 }  // namespace fp4moe

@@ -44,7 +44,7 @@ Result<DeviceContext*> bench_gpu() {
   const DeviceInfo& info = (*gpu)->info();
   if (info.compute_major() != 9)
     return unsupported("device=cuda: " + info.name + " is sm_" + std::to_string(info.compute_capability) +
-                       "; this bench is for Hopper (sm_90) and, with --device cpu, the CPU");
+                       "; this benchmark requires a Hopper GPU (sm_90), or --device cpu");
   return gpu;
 }
 

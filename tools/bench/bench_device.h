@@ -1,4 +1,4 @@
-// GPU timing: work recorded as a graph, with events around each replay.
+// GPU timing: records work as a graph, with events around each replay.
 #pragma once
 
 #include <functional>
@@ -11,12 +11,13 @@
 
 namespace fp4moe {
 
-// Microseconds of one replay of a graph of `work`: `repeats` replays after three warm-up replays.
+// Returns the microseconds per replay of a graph of `work`, over `repeats` replays after three warm-up
+// replays.
 Result<Spread> time_graph(Stream& stream, const std::function<Status()>& work, int repeats);
 
-// The ordinal of the GPU for CUDA benches.
+// The ordinal of the GPU that CUDA benchmarks use.
 inline const int kBenchGpu = gpu_of_rank(0);
-// That GPU: kUnsupported if there is none or if it is not a Hopper; the message names the device.
+// Returns that GPU. kUnsupported: there is no GPU, or it is not a Hopper GPU.
 Result<DeviceContext*> bench_gpu();
 
 }  // namespace fp4moe

@@ -40,7 +40,7 @@ struct BenchOptions {
 struct Case {
   int threads;
   int64_t batch, n_prompt, n_gen, n_depth = 0;
-  int busy = 0;  // number of busy processes beside it
+  int busy = 0;  // number of busy processes that run at the same time
 
   int64_t num_ids() const { return std::max<int64_t>(n_gen > 0 ? n_depth : n_prompt, 1); }
 
@@ -56,9 +56,9 @@ struct Measured {
   Case what;
   std::vector<double> rates;  // tokens per second, one per repeat
   int64_t num_together = 0;   // requests that ran for the whole measured time of the last repeat
-  int64_t num_ahead = 0;      // extra tokens per request, see Batch
-  // CPU only, 0 if no limit is known: the faster of the read tests before and after, in GB/s, and the tokens
-  // per second that it and the dot products allow.
+  int64_t num_ahead = 0;      // extra tokens per request; see Batch
+  // CPU only; 0 if no limit is known. read_gbps: the faster of the read tests before and after; limit: the
+  // tokens per second that this rate and the dot products allow.
   double read_gbps = 0, limit = 0;
   double of_alone = 1;  // median rate relative to the same test without busy processes
 
@@ -77,11 +77,11 @@ struct Measured {
 };
 
 // Runs a batch of equal requests. Prefill is timed from submission to the last request's first token; decode
-// from there until each request has n_gen more tokens. Since a step mixes prefill and decode, the first
-// requests are already ahead at that point: every request generates `num_ahead` extra tokens, so that all
-// timed steps have the whole batch. If that is too few, or the KV pool does not hold all requests at once,
-// decode is timed until the last request ends or batch x n_gen tokens are generated, and num_together() is
-// less than the batch.
+// from there until batch x n_gen more tokens are generated. Because a step mixes prefill and decode, the
+// first requests are already ahead when the timing starts. Every request therefore generates `num_ahead`
+// extra tokens, so that all timed steps have the whole batch. If that is too few, or the KV pool does not
+// hold all requests at once, decode is timed until the last request ends or batch x n_gen tokens are
+// generated, and num_together() is less than the batch.
 class Batch {
  public:
   Batch(Engine& engine, const Case& c, int64_t num_ahead)
@@ -112,11 +112,11 @@ class Batch {
     return std::chrono::duration<double>(to - from).count();
   }
 
-  // Tokens generated in the time that run() returns.
+  // Prompt tokens or generated tokens in the time that run() returns.
   int64_t num_timed() const { return case_.n_gen == 0 ? case_.batch * case_.n_prompt : num_timed_; }
   // Requests that were still running at the end of that time.
   int64_t num_together() const { return case_.n_gen == 0 ? case_.batch : num_together_; }
-  // The most tokens after its first one that a request had when the last request got its first token.
+  // Maximum, over all requests, of the tokens after the first one when the last request got its first token.
   int64_t most_ahead() const { return most_ahead_; }
 
  private:
@@ -159,7 +159,8 @@ class Batch {
   Status status_;
 };
 
-// The upper limit in tokens per second. Counts a whole prefill as one step, which reads the weights once.
+// Returns the upper limit in tokens per second. Counts a whole prefill as one step, which reads the weights
+// once.
 double limit_of(const Case& c, const LatencyLimit& limit, double read_gbps) {
   const auto batch = static_cast<double>(c.batch);
   const double tokens = c.n_gen > 0 ? batch : batch * static_cast<double>(c.n_prompt);
@@ -174,13 +175,13 @@ Status run_once(Engine& engine, Measured& m, int repeat) {
   const auto seconds = batch.run(static_cast<uint64_t>(repeat + 1));
   if (!seconds.ok()) return seconds.status().with_context(m.what.name());
   m.num_together = batch.num_together();
-  constexpr int64_t kSpare = 2;  // requests don't join at the same step in every run
+  constexpr int64_t kSpare = 2;  // requests do not join at the same step in every run
   if (m.what.n_gen > 0 && m.what.batch > 1) m.num_ahead = std::max(m.num_ahead, batch.most_ahead() + kSpare);
   if (repeat >= 0) m.rates.push_back(static_cast<double>(batch.num_timed()) / *seconds);
   return {};
 }
 
-// Alternates the case alone and, with --busy, beside busy processes.
+// Runs the case alone and, with --beside-busy, alternates it with runs next to busy processes.
 Result<std::vector<Measured>> measure(Engine& engine, const Case& c, const BenchOptions& options,
                                       LatencyLimit* limit) {
   std::vector<Measured> rows = {{.what = c}};
@@ -237,7 +238,7 @@ std::string limit_cells(const Measured& m) {
   return fmt::format(" {:.1f} | {:.1f} | {:.0f} % |", m.read_gbps, m.limit, 100 * m.mean() / m.limit);
 }
 
-// Prints rows as they arrive; for JSON also the enclosing brackets.
+// Prints each row as soon as it is measured and, for JSON, the enclosing brackets.
 class Table {
  public:
   explicit Table(std::string form) : form_(std::move(form)) {
@@ -254,7 +255,7 @@ class Table {
             "| --- | ---: | --- | --- | ---: | ---: | ---: |{}\n",
             limited ? " read GB/s | limit t/s | of the limit |" : "", limited ? " ---: | ---: | ---: |" : "");
       const std::string of_alone =
-          m.what.busy > 0 ? fmt::format(", {:.0f} % of alone", 100 * m.of_alone) : "";
+          m.what.busy > 0 ? fmt::format(", {:.0f} % of the rate alone", 100 * m.of_alone) : "";
       fmt::print("| {} | {} | {} | {} | {} | {} | {:.2f} ± {:.2f}{} |{}\n", info.name,
                  size_text(info.weight_bytes), info.quantization, info.backend, m.what.threads, m.what.name(),
                  m.mean(), m.stddev(), of_alone, limited ? limit_cells(m) : "");
@@ -299,7 +300,7 @@ std::vector<Case> cases(const BenchOptions& options, int threads) {
   return list;
 }
 
-// With a list of --threads, each process of a job loads one engine after the other.
+// For a list of --threads, each process of a job loads one engine after another.
 int bench_latency(const BenchOptions& options) {
   const bool follows = Engine::is_follower(options.engine);
   Table table(follows ? "none" : options.output);
@@ -331,31 +332,34 @@ int bench_latency(const BenchOptions& options) {
 }  // namespace
 
 void add_bench_latency(CLI::App& bench, int& exit_code) {
-  CLI::App* subcommand =
-      bench.add_subcommand("latency", "Prompt (pp) and decode (tg) tokens per second of the engine");
+  CLI::App* subcommand = bench.add_subcommand(
+      "latency", "Measure the prefill (pp) and decode (tg) speed of the engine in tokens per second");
   auto options = std::make_shared<BenchOptions>();
   add_engine_flags(*subcommand, options->engine);
-  // Replaced by a --threads that takes a list.
+  // A --threads flag that takes a list replaces this one.
   subcommand->remove_option(subcommand->get_option("--threads"));
   const auto list = [subcommand](const char* names, auto& values, const char* help) {
     return subcommand->add_option(names, values, help)->delimiter(',')->capture_default_str();
   };
-  list("-t,--threads", options->threads, "CPU threads; 0: all")->check(CLI::NonNegativeNumber);
-  list("-p,--n-prompt", options->prompt, "prompt lengths; 0: none")->check(CLI::NonNegativeNumber);
-  list("-n,--n-gen", options->generate, "decode lengths; 0: none")->check(CLI::NonNegativeNumber);
+  list("-t,--threads", options->threads, "numbers of CPU threads; 0: all cores")
+      ->check(CLI::NonNegativeNumber);
+  list("-p,--n-prompt", options->prompt, "prompt lengths in tokens; 0: no prefill test")
+      ->check(CLI::NonNegativeNumber);
+  list("-n,--n-gen", options->generate, "decode lengths in tokens; 0: no decode test")
+      ->check(CLI::NonNegativeNumber);
   list("-d,--n-depth", options->depth, "context tokens before decoding; their prefill is not timed")
       ->check(CLI::NonNegativeNumber);
-  list("-b,--batch", options->batch, "concurrent requests")->check(CLI::Range(1, 4096));
+  list("-b,--batch", options->batch, "numbers of concurrent requests")->check(CLI::Range(1, 4096));
   subcommand->add_option("-r,--repetitions", options->repeat, "repeats of each test")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   subcommand->add_option("--cold-mib", options->cold_mib, kColdMibHelp)->check(CLI::Range(1, 1 << 24));
   subcommand
       ->add_option("--beside-busy", options->busy,
-                   "also run each test beside this many busy processes, alternating with runs alone")
+                   "also run each test next to this many busy processes, alternating with runs alone")
       ->check(CLI::Range(0, 1024));
   subcommand->add_flag("--no-warmup", options->no_warmup, "time the first run of each test too");
-  subcommand->add_option("-o,--output", options->output, "md, csv, json or jsonl")
+  subcommand->add_option("-o,--output", options->output, "output format: md, csv, json or jsonl")
       ->check(CLI::IsMember({"md", "csv", "json", "jsonl"}))
       ->capture_default_str();
   subcommand->add_flag_callback(

@@ -1,4 +1,4 @@
-// The CPU roofline that `bench latency` prints beside a row.
+// The CPU roofline that `bench latency` prints in each row.
 #pragma once
 
 #include <memory>
@@ -13,14 +13,15 @@ struct EngineConfig;
 
 class LatencyLimit {
  public:
-  // Null if there is no limit to report: on a GPU, and if several processes share the model. `threads` > 0.
+  // Returns null if no limit is known: on a GPU, or if several processes share the model. `threads` > 0.
   static Result<std::unique_ptr<LatencyLimit>> make(const EngineConfig& config, int threads,
                                                     int64_t cold_mib);
 
   // Measures memory read bandwidth now, in GB/s.
   double read_gbps() { return read_.gbps(); }
-  // Minimum seconds of one step of `num_tokens` tokens, `num_logits` of which go through the LM head: reading
-  // the weights once at read_gbps, or the multiplies at this CPU's dot-product rate, whichever takes longer.
+  // Returns the minimum seconds for one step of `num_tokens` tokens, `num_logits` of which go through the LM
+  // head: the time to read the weights once at read_gbps, or to multiply at this CPU's dot-product rate,
+  // whichever is longer.
   double step_seconds(double num_tokens, double num_logits, double read_gbps) const;
 
  private:

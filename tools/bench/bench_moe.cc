@@ -1,5 +1,5 @@
-// fp4moe bench moe: whole MoE layers after the router, over token counts, compared with this machine's
-// roofline.
+// fp4moe bench moe: measures whole MoE layers after the router, for several token counts, and compares them
+// with this machine's roofline.
 #include "bench/bench_moe.h"
 
 #include <fmt/format.h>
@@ -113,38 +113,41 @@ nlohmann::ordered_json moe_row(const MoeBench& bench, const MoePoint& p) {
 
 void add_bench_moe(CLI::App& bench, int& exit_code) {
   CLI::App* subcommand =
-      bench.add_subcommand("moe", "Compare MoE layers with the roofline of this GPU or CPU");
+      bench.add_subcommand("moe", "Measure MoE layers and compare them with the roofline of this GPU or CPU");
   auto options = std::make_shared<MoeBenchOptions>();
   subcommand->add_option("--device", options->device, "cuda or cpu")
       ->check(CLI::IsMember({"cuda", "cpu"}))
       ->capture_default_str();
-  subcommand->add_option("--shape", options->shapes, "all, or names separated by commas")
+  subcommand->add_option("--shape", options->shapes, "shapes: all, or names separated by commas")
       ->delimiter(',')
       ->capture_default_str();
   subcommand
       ->add_option("--tokens", options->tokens,
-                   "numbers of input rows to measure; default: powers of two to 8192, on a CPU to 512")
+                   "token counts, separated by commas; default: powers of two up to 8192, on a CPU up to 512")
       ->delimiter(',')
       ->check(CLI::Range(1, 65536));
-  subcommand->add_option("--routing", options->routing, "uniform, zipf or onehot")->capture_default_str();
-  subcommand->add_option("--format", options->format, "weights: mxfp4 or nvfp4")
+  subcommand
+      ->add_option("--routing", options->routing,
+                   "distribution of tokens over experts: uniform, zipf or onehot")
+      ->capture_default_str();
+  subcommand->add_option("--format", options->format, "format of the weights: mxfp4 or nvfp4")
       ->check(CLI::IsMember({"mxfp4", "nvfp4"}))
       ->capture_default_str();
-  subcommand->add_option("--fp4-compute", options->scheme, "w4a16 or w4a8")
+  subcommand->add_option("--fp4-compute", options->scheme, "scheme: w4a16 or w4a8")
       ->check(CLI::IsMember({"w4a16", "w4a8"}))
       ->capture_default_str();
   subcommand
-      ->add_option("--tactic", options->tactic, "cuda: auto (by number of tokens), or a tactic of the scheme")
+      ->add_option("--tactic", options->tactic, "cuda: auto (chosen by token count), or the name of a tactic")
       ->capture_default_str();
   subcommand->add_option("--peers", options->peers,
-                         "cuda: file of peers' results to compare with, such as bench/peers_h200.json");
+                         "cuda: file with results of peers to compare with, such as bench/peers_h200.json");
   subcommand->add_option("-t,--threads", options->threads, "cpu: threads; 0: all cores")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
   subcommand->add_option("--cold-mib", options->cold_mib, kColdMibHelp)->check(CLI::Range(1, 1 << 24));
   subcommand
       ->add_option("-r,--repeats", options->repeats,
-                   "repeats of each point's calls; on a GPU replays of their graph")
+                   "repeats of each point's calls; on a GPU, replays of their graph")
       ->check(CLI::Range(5, 1000))
       ->capture_default_str();
   subcommand->add_flag("--json", options->json, "print JSON");

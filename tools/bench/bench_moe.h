@@ -32,8 +32,8 @@ struct MoeBench {
   Fp4Format format;
 };
 
-// Calls per timed sequence, 2 to 16: enough that 240 MB are read before the first call's weights are used
-// again, estimated from the expected number of active experts of uniform draws.
+// Returns the calls per timed sequence, 2 to 16: enough that 240 MB are read before the first call's weights
+// are used again, if possible. The bytes are estimated from the expected number of active experts.
 int64_t calls_of(const MoeBench& bench, const MoeShape& shape, int64_t num_tokens);
 
 // The routing draws of the calls of one point.
@@ -52,19 +52,20 @@ struct MoePoint {
 
   double multiple() const { return us.median / roofline_us; }
 };
-struct MoeLimits {  // the machine's
+struct MoeLimits {  // of the machine
   double read_gbps, gflops;
 };
-// Computes the roofline: the active experts' weights at read_gbps, or the flops at gflops, whichever takes
-// longer.
+// Computes the roofline: the time to read the active experts' weights at read_gbps, or for the flops at
+// gflops, whichever is longer.
 MoePoint make_point(const MoeBench& bench, const MoeShape& shape, int64_t num_tokens, const PointDraws& draws,
                     const Spread& us, const MoeLimits& limits);
 
-// Guards against kernels that do nothing: the sum of magnitudes over some of a call's outputs must be finite,
-// and not zero if its tokens had local experts.
+// Detects kernels that do nothing: `sum`, the sum of magnitudes over some of a call's outputs, must be
+// finite, and must not be 0 if the call's tokens had local experts.
 Status check_magnitude(double sum, const RoutingDraw& draw);
 
-// A row's first columns, common to all devices, as text and as JSON; each device appends its own.
+// Return a row's first columns, which are the same on all devices, as text and as JSON; each device appends
+// more.
 std::string moe_header(const std::string& more_columns, int num_more);
 std::string moe_cells(const MoePoint& point);
 nlohmann::ordered_json moe_row(const MoeBench& bench, const MoePoint& point);

@@ -1,11 +1,13 @@
-// fp4moe bench moe on a CPU: the runner and transport that a decoder layer calls on one rank.
+// fp4moe bench moe on a CPU: measures the runner and transport that a decoder layer calls on one rank.
 //
-// A point is 2 to 16 calls of a layer, each with its own routing draw, run once as warm-up and then `repeats`
-// times; a row has the median, p10 and p90 of a call. Copies of the layer's weights fill the cold bytes, and
-// each call uses the least recently used experts: all copies are read before any weight is read again, so
-// weights come from memory. The read test runs right before and right after a point's calls; roofline =
-// max(weight bytes of the active experts / the faster of the two, flops / this run's measured dot-product
-// rate), because memory has fast and slow states that change within seconds.
+// A point is 2 to 16 calls of a layer, each with a different routing draw, run once as warm-up and then
+// `repeats` times; a row has the median, p10 and p90 of a call. The copies of the layer's weights fill the
+// cold bytes (by default four times the last-level cache), and each call uses the least recently used
+// experts. All copies are therefore read before any weight is read again, so weights come from memory.
+//
+// roofline = max(weight bytes of the active experts / read rate, flops / this run's measured dot-product
+// rate). The read rate is the faster of two read tests, right before and right after a point's calls, because
+// memory has fast and slow states that change within seconds.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -67,7 +69,7 @@ int64_t copies_of(const MoeBench& bench, const MoeShape& shape, int64_t cold_byt
   return static_cast<int64_t>(std::ceil(static_cast<double>(cold_bytes) / layer_bytes(bench, shape)));
 }
 
-// Checks weights, scratch and the read test's memory against the available memory; call it before allocating.
+// Checks that weights, scratch and the read test fit in the available memory; call it before allocating.
 Status check_memory(const MoeBench& bench, const MoeShape& shape, int64_t cold_bytes) {
   const int64_t copies = copies_of(bench, shape, cold_bytes);
   const double weights = static_cast<double>(copies) * layer_bytes(bench, shape);
@@ -79,18 +81,18 @@ Status check_memory(const MoeBench& bench, const MoeShape& shape, int64_t cold_b
   const int64_t needed = static_cast<int64_t>(1.01 * weights) + scratch + cold_bytes;
   const int64_t available = available_memory_bytes();
   if (needed <= available) return {};
-  const std::string advice = copies > 1 ? "; --cold-mib below " + std::to_string(cold_bytes >> 20) +
-                                              ", or another --shape, needs less"
-                                        : "; another --shape or smaller --tokens need less";
+  const std::string advice =
+      copies > 1 ? "; use --cold-mib below " + std::to_string(cold_bytes >> 20) + " or another --shape"
+                 : "; use another --shape or smaller --tokens";
   return does_not_fit(fmt::format(
-      "{} copies of the layer's weights ({}), scratch for T={} ({}) and the read test ({}) need {}, {} are "
-      "available{}",
+      "{} copies of the layer's weights ({}), scratch for T={} ({}) and the read test ({}) need {}, but only "
+      "{} are available{}",
       copies, size_string(static_cast<int64_t>(weights)), most_tokens(bench), size_string(scratch),
       size_string(cold_bytes), size_string(needed), size_string(available), advice));
 }
 
 // One expert of random codes with scales of 2^-8 to 2^-5 (MXFP4) or below 2^-4 (NVFP4). All experts are
-// copies of it; times don't depend on the values.
+// copies of it, because times do not depend on the values.
 class RandomExpert {
  public:
   RandomExpert(const MoeShape& shape, Fp4Format format) : random_(1) {
@@ -122,7 +124,7 @@ class RandomExpert {
   MoeWeightsView layer_;
 };
 
-// Copies of a layer whose experts are used in rotation.
+// Copies of one layer, whose experts are used in rotation.
 class ColdLayers {
  public:
   static Result<ColdLayers> make(const CpuRun& run, const MoeShape& shape, const MoePlan& plan) {
@@ -135,7 +137,7 @@ class ColdLayers {
     return layers;
   }
 
-  // Returns the next call's layer and renames the draw's experts to the least recently used ones.
+  // Returns the layer for the next call and renames the draw's experts to the least recently used ones.
   const RoutedExperts& take(const MoeShape& shape, RoutingDraw& draw) {
     Copy& copy = copies_[next_++ % copies_.size()];
     rename_experts(shape, copy.first_expert, draw);
@@ -153,7 +155,7 @@ class ColdLayers {
   size_t next_ = 0;
 };
 
-// The memory for calls of one shape besides weights.
+// The memory for calls of one shape, except weights.
 struct LayerMemory {
   std::unique_ptr<Transport> transport;
   Arena scratch;
@@ -174,7 +176,7 @@ struct LayerMemory {
   }
 };
 
-// The draw's ids relative to the shape's first expert; -1 for experts that are not local.
+// Returns the draw's ids relative to the shape's first expert; -1 for experts that are not local.
 std::vector<int32_t> local_ids(const MoeShape& shape, const RoutingDraw& draw) {
   std::vector<int32_t> ids;
   for (const int32_t id : draw.ids) {
@@ -184,7 +186,7 @@ std::vector<int32_t> local_ids(const MoeShape& shape, const RoutingDraw& draw) {
   return ids;
 }
 
-// Microseconds of one call.
+// Runs one call; returns its microseconds.
 Result<double> time_call(const CpuRun& run, const MoeShape& shape, ColdLayers& layers, LayerMemory& memory,
                          RoutingDraw draw) {
   constexpr int64_t kRowsPerChunk = 32;
@@ -267,12 +269,12 @@ Status measure_shape(const CpuRun& run, const MoeShape& shape, nlohmann::ordered
   return {};
 }
 
-// Refuses flags of the GPU bench.
+// Refuses flags that apply only to GPUs.
 Status check_options(const MoeBenchOptions& options) {
   if (options.tactic != "auto")
-    return unsupported("--tactic " + options.tactic + " with --device cpu: only GPU kernels have tactics");
+    return unsupported("--tactic " + options.tactic + " is supported only with --device cuda");
   if (!options.peers.empty())
-    return unsupported("--peers " + options.peers + " with --device cpu: the results are for a GPU");
+    return unsupported("--peers " + options.peers + " is supported only with --device cuda");
   return {};
 }
 
@@ -280,7 +282,7 @@ void print_header(const CpuRun& run, const CpuDot& dot, const MoePlan& plan) {
   const MoeBenchOptions& options = run.bench.options;
   fmt::print("machine: {}\n", describe_cpu(run.pool.num_threads()));
   fmt::print(
-      "limits: memory reads measured beside each row; {:.0f} GFLOP/s ({}); {} between reads of the same "
+      "limits: memory read rate measured for each row; {:.0f} GFLOP/s ({}); {} between reads of the same "
       "weights\n",
       run.dot_gflops, dot.name, size_string(run.cold_bytes));
   fmt::print("layer: {} {}, {} routing, kernels {}\n\n", fp4_format_name(run.bench.format), options.scheme,

@@ -1,11 +1,12 @@
 // fp4moe bench moe on a GPU.
 //
-// One point is one CUDA graph of several calls of a layer. Each call has its own weights and its own routing
-// draw; enough calls that 240 MB are read before weights are used again, so the L2 never holds a call's
-// weights. Events surround each replay; a row has the median, p10 and p90 of a call. roofline = max(weight
-// bytes of the active experts / measured read rate, flops / measured bf16 matmul rate), both of this run;
-// "reads" is the time of the layer's two dependent reads (gate and up, then down) by this run's short-read
-// measurements.
+// One point is one CUDA graph of several calls of a layer, each with different weights and a different
+// routing draw. There are enough calls that 240 MB are read before weights are used again, so the L2 never
+// holds a call's weights. Events surround each replay; a row has the median, p10 and p90 of a call.
+//
+// roofline = max(weight bytes of the active experts / read rate, flops / bf16 matmul rate), with both rates
+// measured in this run. "reads" is the time for the layer's two dependent reads (gate and up, then down),
+// according to this run's short-read measurements.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -28,8 +29,8 @@
 namespace fp4moe {
 namespace {
 
-constexpr double kEqual = 1.03;  // within 3 % counts as equal
-// After matmuls at the power limit an H200 runs at 1.5 instead of 1.98 GHz for about 300 ms.
+constexpr double kEqual = 1.03;  // results within 3 % count as equal
+// After matmuls at the power limit, an H200 runs at 1.5 instead of 1.98 GHz for about 300 ms.
 constexpr std::chrono::milliseconds kSettle{500};
 
 // State shared by all points of one run.
@@ -46,7 +47,7 @@ struct GpuPoint : MoePoint {
   double reads_us;
   const MoePeer* peer;
 
-  double lead() const { return peer->multiple / multiple(); }  // over the peer, which must not be null
+  double lead() const { return peer->multiple / multiple(); }  // precondition: peer is not null
 };
 
 // `copies` layers of random weights, stored consecutively.
@@ -130,7 +131,7 @@ Result<PointBuffers> make_buffers(const MoeRun& run, const MoeShape& shape, cons
   return buffers;
 }
 
-// Checks the output of the point's last call.
+// Checks the output of a point's last call.
 Status check_output(const MoeShape& shape, const RoutingDraw& draw, const Buffer& out, int64_t num_tokens) {
   const int64_t rows = std::min<int64_t>(num_tokens, 1024);
   std::vector<bf16> host(static_cast<size_t>(rows * shape.hidden_size));
@@ -168,7 +169,7 @@ Result<GpuPoint> measure_point(const MoeRun& run, const MoeShape& shape, const L
     }
     return Status();
   };
-  // Run once outside a graph: one-time setup at a kernel's first launch cannot be captured.
+  // Run once outside a graph, because one-time setup at a kernel's first launch cannot be captured.
   if (Status s = work(); !s.ok()) return s;
   if (Status s = run.stream.synchronize(); !s.ok()) return s;
   const auto time = time_graph(run.stream, work, run.bench.options.repeats);
@@ -200,7 +201,7 @@ nlohmann::ordered_json to_json(const MoeRun& run, const GpuPoint& p) {
 }
 
 void print_header(const MoeRun& run) {
-  fmt::print("machine: {}\nlimits of this run: {:.0f} GB/s, {:.0f} TFLOP/s bf16, {:.2f} us a kernel\n",
+  fmt::print("machine: {}\nlimits of this run: {:.0f} GB/s, {:.0f} TFLOP/s bf16, {:.2f} us per kernel\n",
              describe_cuda(kBenchGpu), run.peak.hbm_gbps, run.peak.bf16_tflops, run.peak.empty_us);
   fmt::print("layer: {} {}, {} routing, kernels {}, tactic {}\n\n", fp4_format_name(run.bench.format),
              run.bench.options.scheme, run.bench.options.routing, run.kernels.name, run.kernels.tactic.name);

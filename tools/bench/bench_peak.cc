@@ -1,5 +1,5 @@
-// fp4moe bench peak: the achievable limits of this machine's GPU, measured with the access patterns of the
-// kernels. With --device cpu: bench_cpu.cc.
+// fp4moe bench peak: measures the achievable limits of this machine's GPU with the access patterns of the
+// kernels. bench_cpu.cc implements --device cpu.
 #include "bench/bench_peak.h"
 
 #include <fmt/format.h>
@@ -200,7 +200,8 @@ double short_read_us(const PeakFigures& peak, double num_bytes) {
 void add_bench_peak(CLI::App& bench, int& exit_code) {
   CLI::App* subcommand = bench.add_subcommand(
       "peak",
-      "Limits of the GPU (memory reads, bf16 matmul, an empty kernel, copies) or of the CPU (reads, dots)");
+      "Measure the limits of the GPU (memory reads, bf16 matmul, empty kernel, copies) or of the CPU (memory "
+      "reads, dot products)");
   struct Options {
     std::string device = "cuda";
     PeakOptions flags;
@@ -211,11 +212,11 @@ void add_bench_peak(CLI::App& bench, int& exit_code) {
       ->capture_default_str();
   subcommand
       ->add_option("-t,--threads", options->flags.threads,
-                   "cpu: threads, measured besides a single thread; 0: all cores")
+                   "cpu: threads, measured in addition to a single thread; 0: all cores")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
   subcommand->add_option("--cold-mib", options->flags.cold_mib, kColdMibHelp)->check(CLI::Range(1, 1 << 24));
-  subcommand->add_option("-r,--repeats", options->flags.repeats, "repeats; on a GPU replays of each graph")
+  subcommand->add_option("-r,--repeats", options->flags.repeats, "repeats; on a GPU, replays of each graph")
       ->check(CLI::Range(5, 1000))
       ->capture_default_str();
   subcommand->add_flag("--json", options->flags.json, "print JSON");

@@ -1,4 +1,4 @@
-// The GPU limits that benches compare with.
+// The GPU limits that benchmarks compare with.
 #pragma once
 
 #include <cstdint>
@@ -17,16 +17,16 @@ struct ShortRead {
 struct PeakFigures {
   double hbm_gbps = 0;                 // reads of 8 GiB each, over 16 GiB
   double bf16_tflops = 0;              // 8192^3 matmuls, four per graph
-  double empty_us = 0;                 // per kernel of a graph of empty kernels
+  double empty_us = 0;                 // per kernel in a graph of empty kernels
   double h2d_gbps = 0, d2h_gbps = 0;   // page-locked memory, 256 MiB
   std::vector<ShortRead> short_reads;  // cold ranges, one kernel per read, ascending sizes
 };
 
-// Measures the limits that `bench moe` needs; with `all`, also the host links.
+// Measures the limits that `bench moe` needs and, with `all`, also copies to and from the host.
 Result<PeakFigures> measure_peak(Stream& stream, int repeats, bool all);
 
-// Microseconds to read num_bytes of uncached memory with one kernel: interpolated linearly between the
-// measured sizes, at the full rate beyond them. Precondition: short_reads is not empty.
+// Returns the microseconds that one kernel needs to read num_bytes of uncached memory: interpolated linearly
+// between the measured sizes, and at the full rate beyond them. Precondition: short_reads is not empty.
 double short_read_us(const PeakFigures& peak, double num_bytes);
 
 }  // namespace fp4moe

@@ -1,5 +1,5 @@
-// fp4moe bench serving: load generator for OpenAI-compatible servers, with the flags, labels and JSON keys of
-// SGLang's bench_serving.
+// fp4moe bench serving: a load generator for OpenAI-compatible servers with the flags, labels and JSON keys
+// of SGLang's bench_serving.
 #include <fmt/format.h>
 #include <sys/resource.h>
 
@@ -37,7 +37,7 @@ struct ServingOptions {
 
 std::string to_text(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 
-// A field of a GET response, or null: servers need not have the route.
+// Returns a field of a GET response, or null if the server does not have the route or the field.
 json ask_for(JsonClient& client, const std::string& path, const char* pointer) {
   const auto reply = client.get(path);
   if (!reply.ok()) return {};
@@ -46,7 +46,7 @@ json ask_for(JsonClient& client, const std::string& path, const char* pointer) {
   return response.is_object() && response.contains(place) ? response[place] : json();
 }
 
-// Fills in the model's name and vocabulary size from the server unless given.
+// Gets the model's name and vocabulary size from the server unless they were given.
 Status ask_server(ServingOptions& options) {
   auto client = JsonClient::make(options.base_url, options.load.api_key);
   if (!client.ok()) return client.status();
@@ -54,7 +54,7 @@ Status ask_server(ServingOptions& options) {
     return unavailable(models.status().message());
   if (options.model.empty()) {
     const json model = ask_for(*client, "/v1/models", "/data/0/id");
-    if (!model.is_string()) return data_loss(options.base_url + "/v1/models lists no model; pass --model");
+    if (!model.is_string()) return data_loss(options.base_url + "/v1/models lists no models; set --model");
     options.model = model;
   }
   if (options.dataset.name != "random" || options.dataset.chat || options.dataset.vocab_size > 0) return {};
@@ -63,12 +63,12 @@ Status ask_server(ServingOptions& options) {
   if (!vocab_size.is_number_unsigned() || vocab_size == 0)
     return unsupported(
         options.base_url +
-        " reports its vocabulary size neither at /server_info nor at /v1/models; pass --vocab-size");
+        " does not report its vocabulary size at /server_info or /v1/models; set --vocab-size");
   options.dataset.vocab_size = vocab_size;
   return {};
 }
 
-// The request's body; keys of --extra-request-body override others.
+// Returns a request's body; keys of --extra-request-body override other keys.
 std::string make_body(const ServingOptions& options, const ServingPrompt& prompt, const json& extra) {
   json body = {{"model", options.model}};
   if (options.dataset.chat) {
@@ -85,7 +85,8 @@ std::string make_body(const ServingOptions& options, const ServingPrompt& prompt
   return to_text(body);
 }
 
-// Warm-up: sends the first request several times at once, so that one-time costs are not measured.
+// Warms the server up: sends the first request several times at once, so that one-time costs are not
+// measured.
 Status warm_up(const ServingOptions& options, const std::string& body) {
   LoadOptions load = options.load;
   load.request_rate = std::numeric_limits<double>::infinity();
@@ -162,7 +163,7 @@ Status name_failures(const LoadRun& run) {
   return unavailable(fmt::format("{} of {} requests failed", failed, run.responses.size()));
 }
 
-// Raises the file limit to allow as many connections as possible.
+// Raises the limit on open files, to allow as many connections as possible.
 void raise_file_limit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -173,7 +174,7 @@ void raise_file_limit() {
 Result<json> parse_extra(const std::string& text) {
   if (text.empty()) return json(json::object());
   json extra = json::parse(text, nullptr, false);
-  if (!extra.is_object()) return invalid_argument("extra-request-body=" + text + " must be a JSON object");
+  if (!extra.is_object()) return invalid_argument("--extra-request-body " + text + " must be a JSON object");
   return extra;
 }
 
@@ -191,7 +192,8 @@ Status prepare(ServingOptions& options) {
   options.dataset.chat = options.backend.ends_with("-chat");
   options.load.path = options.dataset.chat ? "/v1/chat/completions" : "/v1/completions";
   if ((options.dataset.name == "file") != !options.dataset.path.empty())
-    return invalid_argument("--dataset-name file and --dataset-path go together");
+    return invalid_argument(
+        "--dataset-name file requires --dataset-path, and --dataset-path requires --dataset-name file");
   raise_file_limit();
   return ask_server(options);
 }
@@ -227,12 +229,13 @@ void add_dataset_flags(CLI::App& subcommand, DatasetOptions& d) {
   const auto flag = [&subcommand](const char* names, auto& value, const char* help) {
     return subcommand.add_option(names, value, help)->group("Requests")->capture_default_str();
   };
-  flag("--dataset-name", d.name, "random, or file")->check(CLI::IsMember({"random", "file"}));
+  flag("--dataset-name", d.name, "source of the prompts: random or file")
+      ->check(CLI::IsMember({"random", "file"}));
   flag("--dataset-path", d.path,
-       R"(JSON lines with "prompt", a text or token ids, and optionally "max_tokens")");
-  flag("--num-prompts", d.num_prompts, "requests; with a file at most its number of lines")
+       R"(file of JSON lines with "prompt" (text or token ids) and optionally "max_tokens")");
+  flag("--num-prompts", d.num_prompts, "number of requests; with a file, at most its number of lines")
       ->check(CLI::Range(1, 1 << 24));
-  flag("--random-input-len", d.random_input_len, "tokens per prompt; for a chat, words")
+  flag("--random-input-len", d.random_input_len, "tokens per prompt, or words for a chat backend")
       ->check(CLI::Range(1, 1 << 24));
   flag("--random-output-len", d.random_output_len, "tokens per output")->check(CLI::Range(1, 1 << 24));
   flag("--random-range-ratio", d.random_range_ratio, "lengths are uniform in [ratio * length, length]")
@@ -240,14 +243,14 @@ void add_dataset_flags(CLI::App& subcommand, DatasetOptions& d) {
   flag("--vocab-size", d.vocab_size,
        "exclusive upper bound of random token ids; 0: as reported by the server")
       ->check(CLI::NonNegativeNumber);
-  flag("--seed", d.seed, "seed of prompts, lengths and arrival times");
+  flag("--seed", d.seed, "seed for prompts, lengths and send times");
 }
 
 }  // namespace
 
 void add_bench_serving(CLI::App& bench, int& exit_code) {
-  CLI::App* subcommand =
-      bench.add_subcommand("serving", "Send requests to any OpenAI-compatible server and measure it");
+  CLI::App* subcommand = bench.add_subcommand(
+      "serving", "Send requests to any OpenAI-compatible server and measure its performance");
   auto options = std::make_shared<ServingOptions>();
   ServingOptions& o = *options;
   const auto flag = [subcommand](const char* names, auto& value, const char* help) {
@@ -256,8 +259,8 @@ void add_bench_serving(CLI::App& bench, int& exit_code) {
   flag("--backend", o.backend, "sglang-oai and vllm: /v1/completions; with -chat: /v1/chat/completions")
       ->check(CLI::IsMember({"sglang-oai", "sglang-oai-chat", "vllm", "vllm-chat"}));
   flag("--base-url", o.base_url, "server URL, such as http://127.0.0.1:30000; overrides --host and --port");
-  flag("--host", o.host, "of the server");
-  flag("--port", o.port, "of the server");
+  flag("--host", o.host, "server host");
+  flag("--port", o.port, "server port");
   flag("--api-key", o.load.api_key, "the server's API key; default: environment variable OPENAI_API_KEY");
   flag("--model", o.model, "model name; default: the server's first model");
   add_dataset_flags(*subcommand, o.dataset);
@@ -271,18 +274,20 @@ void add_bench_serving(CLI::App& bench, int& exit_code) {
       });
   flag("--max-concurrency", o.load.max_concurrency, "maximum requests in flight; 0: no limit")
       ->check(CLI::NonNegativeNumber);
-  flag("--warmup-requests", o.warmup_requests, "copies of the first request sent beforehand, not measured")
+  flag("--warmup-requests", o.warmup_requests,
+       "copies of the first request to send first, without measuring them")
       ->check(CLI::Range(0, 4096));
-  flag("--timeout", o.load.timeout_s, "seconds without any byte after which a request fails")
+  flag("--timeout", o.load.timeout_s, "seconds without received bytes after which a request fails")
       ->check(CLI::Range(0.001, 1e6));
-  subcommand->add_flag("--disable-stream", o.disable_stream,
-                       "request whole responses: no time to first token, no time between tokens");
+  subcommand->add_flag(
+      "--disable-stream", o.disable_stream,
+      "request whole responses; the report then has no time to first token or between tokens");
   subcommand->add_flag("--disable-ignore-eos", o.disable_ignore_eos,
-                       "outputs may end before their requested length");
+                       "let outputs end before their requested length");
   flag("--extra-request-body", o.extra_body, "JSON object whose fields are added to each request");
-  flag("--output-file", o.output_file, "file that the result is appended to as a line of JSON");
+  flag("--output-file", o.output_file, "file to append the result to, as one line of JSON");
   subcommand->add_flag("--output-details", o.output_details,
-                       "add lengths, times and texts of each request to the result");
+                       "add the lengths, times and text of each request to the result");
   flag("--tag", o.tag, "text stored with the result");
   subcommand->add_flag("--json", o.json_to_stdout, "print the result to stdout; other output goes to stderr");
   subcommand->callback([options, &exit_code] {

@@ -10,7 +10,7 @@ namespace fp4moe {
 struct Spread {
   double median = 0, p10 = 0, p90 = 0;
 };
-// values must not be empty
+// Precondition: values is not empty.
 inline Spread spread_of(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const auto at = [&](double part) {

@@ -16,7 +16,7 @@ Status BusyProcesses::start(int count) {
   for (int i = 0; i < count; ++i) {
     const pid_t child = ::fork();
     if (child == 0) {
-      ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // end with the parent, however it ends
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // the child ends when the parent ends, for any reason
       for (volatile bool busy = ::getppid() == parent; busy;) continue;
       ::_exit(0);
     }

@@ -1,4 +1,4 @@
-// Processes that only burn CPU time: they simulate a machine shared with other users.
+// Processes that only use CPU time, to simulate a machine shared with other users.
 #pragma once
 
 #include <sys/types.h>
@@ -16,7 +16,7 @@ class BusyProcesses {
   BusyProcesses(const BusyProcesses&) = delete;
   BusyProcesses& operator=(const BusyProcesses&) = delete;
 
-  // Starts `count` more, with this process's priority. kDoesNotFit: fork failed.
+  // Starts `count` more processes with this process's priority. kDoesNotFit: fork failed.
   Status start(int count);
 
  private:

@@ -9,8 +9,8 @@ namespace fp4moe {
 
 class EventReader {
  public:
-  // Returns the data of each event that these bytes complete; an empty line ends an event. Lines end with LF,
-  // CR or CRLF; fields other than data, and comments, are ignored.
+  // Returns the data of each event that these bytes complete. An empty line ends an event; lines end with LF,
+  // CR or CRLF. Comments and fields other than data are ignored.
   std::vector<std::string> read(std::string_view bytes);
 
  private:
@@ -18,7 +18,7 @@ class EventReader {
 
   std::string line_, data_;
   bool has_data_ = false;
-  bool after_cr_ = false;  // an LF that follows belongs to the CR
+  bool after_cr_ = false;  // an LF that follows is part of the same line end
 };
 
 }  // namespace fp4moe

@@ -10,7 +10,8 @@ namespace {
 
 bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
-// A multiply and an add per weight; a byte of codes holds two weights, scales none.
+// Returns two flops (a multiply and an add) per weight. A byte of codes holds two weights; scales are not
+// weights.
 double flops_of(const TensorEntry& tensor) {
   if (has(tensor.name, "scale")) return 0;
   const bool is_codes = tensor.view.dtype == DType::kU8;

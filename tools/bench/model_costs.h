@@ -1,4 +1,4 @@
-// Lower bounds on the cost of a model's tokens: weights read and multiplies done.
+// Lower bounds on the cost of a model's tokens: bytes of weights and flops.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,15 @@ namespace fp4moe {
 
 // Excludes the KV cache, activations and attention's own products.
 struct ModelCosts {
-  // dense: all weights except experts and embedding, used by every token. experts: all of them; a token uses
-  // top_k per layer.
+  // dense: all weights except experts and embedding; every token uses them. expert: all experts; a token uses
+  // top_k of them per layer.
   double dense_bytes = 0, expert_bytes = 0;
-  double dense_flops = 0, head_flops = 0;  // per token; per token with logits
+  double dense_flops = 0, head_flops = 0;  // per token, and per token with logits
   double expert_flops = 0;                 // per token: top_k experts in each layer
   double num_experts = 1, top_k = 1;
 
-  // Expected weight bytes that one step of num_tokens reads, each once; experts are chosen uniformly.
+  // Returns the expected weight bytes for a step of num_tokens that reads each weight once; assumes that
+  // experts are chosen uniformly.
   double step_bytes(double num_tokens) const;
 };
 ModelCosts model_costs(const Checkpoint& checkpoint, const ModelConfig& config, DenseQuant quant);

@@ -21,7 +21,7 @@ void fill_fp8_matrices(Fp4Format format, uint8_t* weights, int64_t n, int64_t k,
 
 bool any_sizes(const DeviceMoeArgs&) { return true; }
 
-// The engine's choice for a layer when nothing was timed.
+// The engine's choice for a layer if no tactics were timed.
 template <const DeviceMoeOps* (*kOps)()>
 constexpr DeviceMoeTactic kAuto = {.name = "auto",
                                    .fits = any_sizes,
@@ -39,7 +39,7 @@ Result<DeviceMoeTactic> tactic_of(const DeviceMoeOps& ops, const DeviceMoeTactic
     if (name == tactic.name) return tactic;
     names += std::string(", ") + tactic.name;
   }
-  return invalid_argument("unknown tactic '" + name + "': " + names);
+  return invalid_argument("unknown tactic '" + name + "'; use one of: " + names);
 }
 
 }  // namespace
@@ -47,7 +47,7 @@ Result<DeviceMoeTactic> tactic_of(const DeviceMoeOps& ops, const DeviceMoeTactic
 Result<MoeKernels> moe_kernels_of(const std::string& scheme, const std::string& tactic) {
   const DeviceMoeOps* ops = scheme == "w4a8" ? sm90_fp8_moe_ops() : sm90_moe_ops();
   if (ops == nullptr || sm90_peak_ops() == nullptr)
-    return unsupported("this build has no MoE kernels for Hopper: configure with -DFP4MOE_CUDA=ON");
+    return unsupported("this build has no MoE kernels for Hopper; configure it with -DFP4MOE_CUDA=ON");
   if (scheme == "w4a16") {
     FP4MOE_ASSIGN_OR_RETURN(const DeviceMoeTactic chosen, tactic_of(*ops, kAuto<sm90_moe_ops>, tactic));
     return MoeKernels{"w4a16", ops->name, tiled_bytes, fill_tile_matrices, chosen};
@@ -56,7 +56,7 @@ Result<MoeKernels> moe_kernels_of(const std::string& scheme, const std::string& 
     FP4MOE_ASSIGN_OR_RETURN(const DeviceMoeTactic chosen, tactic_of(*ops, kAuto<sm90_fp8_moe_ops>, tactic));
     return MoeKernels{"w4a8", ops->name, fp8_tiled_bytes, fill_fp8_matrices, chosen};
   }
-  return unsupported("fp4-compute=" + scheme + ": bench moe measures w4a16 and w4a8");
+  return unsupported("bench moe does not measure --fp4-compute " + scheme + "; use w4a16 or w4a8");
 }
 
 }  // namespace fp4moe

@@ -1,5 +1,5 @@
-// The kernels that `bench moe` times, per scheme: the weights' memory size, filling them at random, and
-// running a whole layer.
+// The kernels that `bench moe` times for each scheme, with the size of the weights and a function that fills
+// them with random values.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct MoeKernels {
   DeviceMoeTactic tactic;
 };
 
-// `tactic`: one of the scheme's tactics, or "auto". kUnsupported in a build without CUDA.
+// `tactic`: one of the scheme's tactics, or "auto". kUnsupported: the build has no CUDA kernels.
 Result<MoeKernels> moe_kernels_of(const std::string& scheme, const std::string& tactic);
 
 }  // namespace fp4moe

@@ -14,7 +14,8 @@ constexpr Activation kOai{ActivationKind::kSwigluOai, 1.702f, 1.0f, 7.0f};
 constexpr Activation kSilu{ActivationKind::kSilu, 0, 0, 0};
 constexpr Activation kClampedSilu{ActivationKind::kSwigluOai, 1.0f, 0.0f, 10.0f};
 
-// Experts in the draw's popularity order, with weight 1 / (rank + 1), or 1 if uniform.
+// Samples experts by popularity. zipf: the expert at index r of a random order has weight 1 / (r + 1);
+// otherwise all have weight 1.
 class ExpertSampler {
  public:
   ExpertSampler(int64_t num_experts, bool zipf, std::mt19937_64& random)
@@ -78,7 +79,7 @@ Result<std::vector<MoeShape>> moe_shapes_of(const std::vector<std::string>& name
     if (found == moe_shapes().end()) {
       std::string known = "all";
       for (const MoeShape& shape : moe_shapes()) known += std::string(", ") + shape.name;
-      return invalid_argument("unknown shape '" + name + "': " + known);
+      return invalid_argument("unknown shape '" + name + "'; use one of: " + known);
     }
     chosen.push_back(*found);
   }
@@ -89,7 +90,7 @@ Result<MoeRouting> moe_routing_of(const std::string& name) {
   if (name == "uniform") return MoeRouting::kUniform;
   if (name == "zipf") return MoeRouting::kZipf;
   if (name == "onehot") return MoeRouting::kOneHot;
-  return invalid_argument("unknown routing '" + name + "': uniform, zipf or onehot");
+  return invalid_argument("unknown routing '" + name + "'; use uniform, zipf or onehot");
 }
 
 RoutingDraw draw_routing(const MoeShape& shape, MoeRouting routing, int64_t num_tokens, uint64_t seed) {
@@ -155,7 +156,7 @@ Result<MoePeers> MoePeers::read(const std::string& path) {
   if (!file) return not_found("cannot read " + path);
   const auto json = nlohmann::json::parse(file, nullptr, false);
   if (!json.is_object() || !json.contains("shapes") || !json["shapes"].is_object())
-    return data_loss(path + ": not a JSON object with 'shapes', as in bench/peers_h200.json");
+    return data_loss(path + ": expected a JSON object with \"shapes\", as in bench/peers_h200.json");
   MoePeers peers;
   try {
     for (const auto& [shape, rows] : json["shapes"].items()) {

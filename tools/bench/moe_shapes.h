@@ -1,4 +1,4 @@
-// The layers that `bench moe` measures, the cost of a call, and the routing distributions.
+// The layers that `bench moe` measures, the costs of a call, and the routing distributions.
 #pragma once
 
 #include <cstdint>
@@ -19,19 +19,19 @@ struct MoeShape {
 };
 
 const std::vector<MoeShape>& moe_shapes();
-// `names`: shape names or "all". kInvalidArgument names an unknown one and lists all.
+// `names`: shape names or "all". kInvalidArgument: a name is unknown; the message lists all names.
 Result<std::vector<MoeShape>> moe_shapes_of(const std::vector<std::string>& names);
 
 enum class MoeRouting : uint8_t {
   kUniform,  // topk distinct experts, uniformly distributed
-  kZipf,     // likewise, but the expert of rank r has weight 1 / r; ranks are redrawn for each call
+  kZipf,     // topk distinct experts; the r-th most popular has weight 1 / r, and each call draws a new order
   kOneHot,   // every token chooses the same topk local experts
 };
 Result<MoeRouting> moe_routing_of(const std::string& name);
 
 struct RoutingDraw {
   std::vector<int32_t> ids;    // [T, topk], distinct within a token
-  std::vector<float> weights;  // [T, topk], each token's sum is 1
+  std::vector<float> weights;  // [T, topk], the weights of a token sum to 1
   int64_t active_experts = 0;  // local experts with at least one token
   int64_t local_pairs = 0;     // (token, local expert) pairs
 };
@@ -39,23 +39,24 @@ struct RoutingDraw {
 RoutingDraw draw_routing(const MoeShape& shape, MoeRouting routing, int64_t num_tokens, uint64_t seed);
 
 // Renames the draw's local experts, in the order of their ids, to the layer's experts first_local,
-// first_local + 1, and so on, wrapping around after the last: the same draw of other experts.
+// first_local + 1 and so on, wrapping around after the last. The result is the same draw with other experts.
 void rename_experts(const MoeShape& shape, int64_t first_local, RoutingDraw& draw);
 
-// Lower bounds for a call: reads each active expert's weights once; two flops per weight and row.
+// Return lower bounds for a call: it reads each active expert's weights once, and does two flops per weight
+// and row.
 double moe_weight_bytes(const MoeShape& shape, Fp4Format format, double active_experts);
 double moe_flops(const MoeShape& shape, double local_pairs);
 
 // The best known peer at one point.
 struct MoePeer {
   std::string name;
-  double us = 0, multiple = 0;  // time in microseconds, and as a multiple of its own run's roofline
+  double us = 0, multiple = 0;  // time in microseconds, and as a multiple of the roofline of the peer's run
 };
-// The figures in bench/peers_h200.json.
+// Results of peers, read from a file such as bench/peers_h200.json.
 class MoePeers {
  public:
   static Result<MoePeers> read(const std::string& path);
-  // Null if there is none. dsv4_flash has seedbench's dims and uses its figures.
+  // Returns null if the file has no such point. dsv4_flash has seedbench's dims and uses its results.
   const MoePeer* find(const std::string& shape, int64_t num_tokens) const;
 
  private:

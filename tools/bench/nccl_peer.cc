@@ -84,12 +84,13 @@ class NcclRanks final : public NcclPeer {
 
 Result<std::unique_ptr<NcclPeer>> NcclPeer::make(std::span<const int> ordinals) {
   if (std::set<int>(ordinals.begin(), ordinals.end()).size() != ordinals.size())
-    return unsupported("NCCL refuses two ranks on one GPU");
+    return unsupported("NCCL does not support two ranks on one GPU");
   FP4MOE_ASSIGN_OR_RETURN(const Nccl nccl, Nccl::load());
   int version = 0;
   if (nccl.version(&version) != kSuccess || version < kLeastVersion)
-    return unsupported("NCCL " + std::to_string(version) + " is older than " + std::to_string(kLeastVersion));
-  setenv("NCCL_NVLS_ENABLE", "0", /*overwrite=*/0);  // no multicast
+    return unsupported("NCCL version " + std::to_string(version) + " is too old; it must be at least " +
+                       std::to_string(kLeastVersion));
+  setenv("NCCL_NVLS_ENABLE", "0", /*overwrite=*/0);  // do not use multicast
   auto ranks = std::make_unique<NcclRanks>(nccl);
   FP4MOE_RETURN_IF_ERROR(ranks->open(ordinals));
   return std::unique_ptr<NcclPeer>(std::move(ranks));

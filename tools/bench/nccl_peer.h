@@ -1,4 +1,4 @@
-// NCCL's all-reduce and all-gather between the GPUs of this process, to compare our own with.
+// NCCL's all-reduce and all-gather between the GPUs of this process, to compare our kernels with.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,14 @@ namespace fp4moe {
 
 class NcclPeer {
  public:
-  // One rank on each of these GPUs. kUnsupported: the library is missing or older than 2.18, or two ranks
-  // share a GPU, which NCCL refuses.
+  // Creates one rank on each of these GPUs. kUnsupported: the library is missing or older than 2.18, or two
+  // ranks share a GPU, which NCCL does not support.
   static Result<std::unique_ptr<NcclPeer>> make(std::span<const int> ordinals);
   virtual ~NcclPeer() = default;
 
-  // Each enqueues rank `rank`'s part on its stream; all pointers are device memory of its GPU. The first
-  // calls of a kind must be between begin() and end(), for all ranks. data [n] f32 = the sum over ranks.
+  // Each enqueues the part of rank `rank` on `stream`; all pointers are to memory of that rank's GPU. The
+  // first calls of each kind must be made for all ranks between begin() and end(). data [n] f32 = the sum
+  // over ranks.
   virtual Status all_reduce(int rank, float* data, int64_t n, StreamHandle stream) const = 0;
   // out [ranks, num_bytes] = each rank's `mine`.
   virtual Status all_gather(int rank, const void* mine, int64_t num_bytes, void* out,

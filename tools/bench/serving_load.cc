@@ -33,7 +33,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kNoThrow = asio::as_tuple(asio::use_awaitable);
 constexpr uint64_t kMaxResponseBytes = uint64_t{1} << 30;
-constexpr size_t kMaxShownErrorBytes = 300;  // of a failed response's body, in the error
+constexpr size_t kMaxShownErrorBytes = 300;  // of a failed response's body, shown in the error
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -66,7 +66,7 @@ class Load {
   }
 
  private:
-  // A worker coroutine: sends the next unsent request until none is left.
+  // A worker coroutine: sends one request after another until all are sent.
   asio::awaitable<void> ask_on() {
     asio::steady_timer timer(io_);
     while (next_ < bodies_.size()) {
@@ -116,7 +116,7 @@ class Load {
                                                http::response_parser<http::string_body>& parser,
                                                Clock::time_point sent) {
     ResponseReader reader;
-    parser.eager(false);  // return the body bytes that have arrived, don't wait for all of them
+    parser.eager(false);  // return the bytes that have arrived instead of waiting for the whole body
     beast::error_code error;
     while (!error && !parser.is_done() && !reader.is_over()) {
       expect_news(stream);

@@ -8,13 +8,13 @@ namespace fp4moe {
 
 namespace {
 
-constexpr size_t kMaxShownBytes = 300;  // of an unexpected event or body, in the error
+constexpr size_t kMaxShownBytes = 300;  // of an unexpected event or body, shown in the error
 
 Status unexpected(const std::string& what, const std::string& bytes) {
   return data_loss(what + ": " + excerpt(bytes, kMaxShownBytes));
 }
 
-// The text of a choice of a completion, chat message or chat delta, including reasoning.
+// Returns the text of a choice (completion, chat message or chat delta), including reasoning.
 std::string text_of(const nlohmann::json& choice) {
   const auto string_at = [](const nlohmann::json& object, const char* name) {
     const auto found = object.find(name);
@@ -98,8 +98,8 @@ ServingResponse read_whole_response(const std::string& body, double seconds) {
   try {
     take(reply, response);
     if (!response.has_usage)
-      response.error =
-          unexpected("the response has no usage, and only a stream can be counted without it", body);
+      response.error = unexpected(
+          "the response has no usage; without usage, only the text of a stream can be counted", body);
   } catch (const nlohmann::json::exception& error) {
     response.error = unexpected(std::string("unexpected response (") + error.what() + ")", body);
   }

@@ -1,5 +1,5 @@
-// One response of an OpenAI-compatible server as a load client sees it: when text arrived, the number of
-// tokens, and any error.
+// A response from an OpenAI-compatible server as a load client sees it: the times at which text arrived, the
+// number of tokens, and any error.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,14 @@
 namespace fp4moe {
 
 struct ServingResponse {
-  Status error;                // why the response is incomplete, else ok
+  Status error;                // why the response is incomplete; ok if it is complete
   double first_text_s = -1;    // from sending to the first text; -1: not streamed, or no text
   double latency_s = 0;        // from sending to the end
   std::vector<double> gaps_s;  // times between consecutive pieces of text
   std::string text;
-  bool has_usage = false;      // the token counts are the server's own
+  bool has_usage = false;      // the token counts are from the server
   int64_t prompt_tokens = -1;  // -1: unknown
-  int64_t output_tokens = 0;   // without usage: pieces of text, each of several tokens or part of one
+  int64_t output_tokens = 0;   // without usage: pieces of text, which can be several tokens or part of one
 };
 
 // Reads an event stream. A stream is complete when it ends with [DONE].
@@ -29,7 +29,7 @@ class ResponseReader {
   // `seconds`: time since the request was sent.
   void read(std::string_view bytes, double seconds);
   bool is_over() const { return is_done_ || !response_.error.ok(); }
-  // `closed`: why the connection ended; ok if the HTTP message is complete.
+  // `closed`: the error that ended the connection; ok if the HTTP message is complete.
   ServingResponse finish(const Status& closed, double seconds);
 
  private:
@@ -41,7 +41,7 @@ class ResponseReader {
   bool is_done_ = false;
 };
 
-// Reads a response that is one JSON object; it must have usage.
+// Reads a response that is not streamed: one JSON object, which must have usage.
 ServingResponse read_whole_response(const std::string& body, double seconds);
 
 }  // namespace fp4moe

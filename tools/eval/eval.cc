@@ -1,4 +1,5 @@
-// fp4moe eval: sends a question set to a server and scores the responses, with run_eval's flags and output.
+// fp4moe eval: sends a question set to a server and scores the responses, with the flags and output of
+// SGLang's run_eval.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -43,7 +44,7 @@ struct Answer {
   std::string text, finish_reason, extracted;
   int64_t completion_tokens = 0;
   bool right = false;
-  Status error;  // why there is no response
+  Status error;  // why there is no usable response, otherwise ok
 };
 
 struct Round {
@@ -65,7 +66,7 @@ std::string to_text(const json& value, int indent = -1) {
   return value.dump(indent, ' ', false, json::error_handler_t::replace);
 }
 
-// The request's path and body for the chosen API.
+// Returns the path and body of a request for the chosen API.
 std::pair<std::string, json> make_request(const EvalOptions& options, const QuestionSet& set,
                                           const Question& q) {
   json sampling = {{"temperature", options.temperature}, {"top_p", options.top_p}};
@@ -141,7 +142,7 @@ Status find_model(EvalOptions& options) {
   const json models = json::parse(*reply, nullptr, false);
   if (!options.model.empty()) return {};
   if (!models.is_object() || !models.contains("data") || !models["data"].is_array() || models["data"].empty())
-    return data_loss(options.base_url + "/v1/models lists no model");
+    return data_loss(options.base_url + "/v1/models lists no models");
   options.model = models["data"][0].value("id", "");
   return {};
 }
@@ -253,38 +254,41 @@ Result<double> score_server(const std::string& base_url, const QuestionOptions& 
 }
 
 void add_eval(CLI::App& app, int& exit_code) {
-  CLI::App* subcommand = app.add_subcommand("eval", "Ask a server a set of questions and score the answers");
+  CLI::App* subcommand = app.add_subcommand("eval", "Send a question set to a server and score the answers");
   auto options = std::make_shared<EvalOptions>();
   EvalOptions& o = *options;
   const auto flag = [subcommand](const char* names, auto& value, const char* help) {
     return subcommand->add_option(names, value, help)->capture_default_str();
   };
-  flag("--eval-name", o.questions.eval_name, "gsm8k, gpqa or mmlu")
+  flag("--eval-name", o.questions.eval_name, "question set: gsm8k, gpqa or mmlu")
       ->required()
       ->check(CLI::IsMember({"gsm8k", "gpqa", "mmlu"}));
-  flag("--data-path,--gsm8k-data-path", o.questions.data_path, "gsm8k: JSON lines; gpqa, mmlu: CSV")
+  flag("--data-path,--gsm8k-data-path", o.questions.data_path,
+       "file with the questions; gsm8k: JSON lines; gpqa, mmlu: CSV")
       ->required();
   flag("--base-url", o.base_url, "server URL, such as http://127.0.0.1:30000; overrides --host and --port");
-  flag("--host", o.host, "of the server");
-  flag("--port", o.port, "of the server");
+  flag("--host", o.host, "server host");
+  flag("--port", o.port, "server port");
   flag("--api-key", o.api_key, "the server's API key");
   flag("--model", o.model, "model name; default: the server's first model");
-  flag("--api", o.api, "chat, completion or generate; default: chat, with shots completion")
+  flag("--api", o.api, "chat, completion or generate; default: chat, or completion if --num-shots is above 0")
       ->check(CLI::IsMember({"chat", "completion", "generate"}));
-  flag("--num-shots", o.questions.num_shots, "worked examples in the prompt, from the start of the data")
+  flag("--num-shots", o.questions.num_shots,
+       "number of worked examples in the prompt, taken from the start of the data")
       ->check(CLI::NonNegativeNumber);
   flag("--num-examples", o.questions.num_examples, "number of questions; 0: all")
       ->check(CLI::NonNegativeNumber);
-  flag("--num-threads", o.num_threads, "concurrent requests")->check(CLI::Range(1, 4096));
-  flag("--repeat", o.repeat, "rounds")->check(CLI::Range(1, 1000));
+  flag("--num-threads", o.num_threads, "maximum concurrent requests")->check(CLI::Range(1, 4096));
+  flag("--repeat", o.repeat, "number of rounds")->check(CLI::Range(1, 1000));
   flag("--max-tokens", o.max_tokens, "maximum tokens per answer");
-  flag("--temperature", o.temperature, "0: greedy");
-  flag("--top-p", o.top_p, "");
-  subcommand->add_option("--top-k", o.top_k, "");
-  flag("--seed", o.questions.seed, "seed of the order of gpqa's choices");
-  flag("--output-json", o.output_json, "file to write all answers to");
-  subcommand->add_flag("--json", o.json_to_stdout, "print the same to stdout; other output goes to stderr");
-  flag("--output-html", o.output_html, "file to write a readable report to");
+  flag("--temperature", o.temperature, "sampling temperature; 0: greedy");
+  flag("--top-p", o.top_p, "nucleus sampling probability");
+  subcommand->add_option("--top-k", o.top_k, "number of candidate tokens");
+  flag("--seed", o.questions.seed, "seed for shuffling gpqa's choices");
+  flag("--output-json", o.output_json, "JSON file to write all answers to");
+  subcommand->add_flag("--json", o.json_to_stdout,
+                       "print the JSON report to stdout; other output goes to stderr");
+  flag("--output-html", o.output_html, "HTML file to write a report to");
   subcommand->callback([options, &exit_code] { exit_code = eval(*options); });
 }
 

@@ -16,14 +16,14 @@ using Rows = std::vector<std::vector<std::string>>;
 
 // One parsed row of the data.
 struct Item {
-  std::string question;  // including the choices, if any
+  std::string question;  // includes the choices, if any
   std::string worked;    // the answer as shown in a few-shot example
   std::string expected;
 };
 
 Result<std::string> read_text(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) return not_found("data-path=" + path + " cannot be read");
+  if (!file) return not_found("--data-path " + path + " cannot be read");
   std::ostringstream text;
   text << file.rdbuf();
   return text.str();
@@ -38,10 +38,10 @@ Result<std::vector<Item>> gsm8k_items(const std::string& text) {
     const std::string place = "line " + std::to_string(items.size() + 1);
     if (!row.is_object() || !row.value("question", nlohmann::json()).is_string() ||
         !row.value("answer", nlohmann::json()).is_string())
-      return data_loss(place + " is not a JSON object with the strings question and answer");
+      return data_loss(place + " must be a JSON object with the strings \"question\" and \"answer\"");
     Item item{row["question"], row["answer"], ""};
     item.expected = extract_answer("gsm8k", item.worked);
-    if (item.expected.empty()) return data_loss(place + " has an answer without a number");
+    if (item.expected.empty()) return data_loss(place + ": the answer contains no number");
     items.push_back(std::move(item));
   }
   return items;
@@ -87,8 +87,8 @@ Result<std::vector<Item>> mmlu_items(const Rows& rows) {
     const size_t right = std::string("ABCD").find(rows[r][5]);
     if (rows[r][5].size() != 1 || right == std::string::npos) {
       if (r == 0) continue;  // the header
-      return data_loss("row " + std::to_string(r + 1) + " has the answer " + rows[r][5] +
-                       ", not one of ABCD");
+      return data_loss("row " + std::to_string(r + 1) + ": the answer must be A, B, C or D; got '" +
+                       rows[r][5] + "'");
     }
     items.push_back(choice_item(rows[r][0], {rows[r][1], rows[r][2], rows[r][3], rows[r][4]}, right));
   }
@@ -124,7 +124,7 @@ Result<std::vector<std::vector<std::string>>> parse_csv(const std::string& text)
   Rows rows;
   std::vector<std::string> row;
   std::string field;
-  bool quoted = false, any = false;  // inside quotes; the current row is not empty
+  bool quoted = false, any = false;  // whether inside quotes; whether the current row is not empty
   const auto end_row = [&] {
     row.push_back(std::move(field));
     field.clear();
@@ -188,8 +188,8 @@ Result<QuestionSet> load_questions(const QuestionOptions& options) {
   const std::vector<Item>& items = *loaded;
   const auto shots = static_cast<size_t>(options.num_shots);
   if (items.size() <= shots)
-    return invalid_argument("num-shots=" + std::to_string(shots) + " leaves no question of the " +
-                            std::to_string(items.size()) + " in " + options.data_path);
+    return invalid_argument("--num-shots " + std::to_string(shots) + " must be less than the " +
+                            std::to_string(items.size()) + " questions in " + options.data_path);
   QuestionSet set;
   set.few_shot = shots > 0;
   std::string examples;

@@ -1,4 +1,4 @@
-// `fp4moe eval`'s score, for other subcommands.
+// The score of `fp4moe eval`, for other subcommands.
 #pragma once
 
 #include <string>
@@ -7,8 +7,9 @@
 
 namespace fp4moe {
 
-// The fraction of correct answers of the server at base_url: greedy, through the chat API (with shots, the
-// completion API). kUnavailable: a request failed.
+// Returns the fraction of questions that the server at base_url answers correctly with greedy decoding
+// through the chat API (the completion API if there are shots). If requests fail, returns the error of the
+// first of them.
 Result<double> score_server(const std::string& base_url, const QuestionOptions& questions);
 
 }  // namespace fp4moe

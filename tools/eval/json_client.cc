@@ -20,7 +20,7 @@ using asio::ip::tcp;
 
 namespace {
 constexpr uint64_t kMaxAnswerBytes = uint64_t{64} << 20;
-constexpr size_t kMaxShownBytes = 500;  // of a failed response's body, in the error
+constexpr size_t kMaxShownBytes = 500;  // of a failed response's body, shown in the error
 }  // namespace
 
 struct JsonClient::State {

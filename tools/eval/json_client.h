@@ -16,8 +16,9 @@ class JsonClient {
   JsonClient& operator=(JsonClient&&) noexcept;
   ~JsonClient();
 
-  // Return the body of a 200 response. kUnavailable: connecting failed or the connection broke; kInternal:
-  // another status. If the server has closed the kept connection, the call is retried once on a new one.
+  // Each returns the body of a 200 response. kUnavailable: connecting failed or the connection broke;
+  // kInternal: another status. If the call fails on the kept connection, it is retried once on a new
+  // connection.
   Result<std::string> get(const std::string& path);
   Result<std::string> post(const std::string& path, const std::string& body);
 

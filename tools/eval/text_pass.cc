@@ -87,7 +87,7 @@ Result<std::vector<std::vector<int32_t>>> read_texts(const std::string& path, co
       left -= static_cast<int64_t>(n);
     }
   }
-  if (sequences.empty()) return invalid_argument(path + ": no text of at least 2 tokens");
+  if (sequences.empty()) return invalid_argument(path + " contains no text of at least 2 tokens");
   return sequences;
 }
 

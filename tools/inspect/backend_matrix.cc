@@ -26,7 +26,7 @@ BackendCell judge(const MoeProblem& problem, BackendCell cell) {
   return cell;
 }
 
-// The column of a cell in the text: its a2a, and without an a2a the kind of ep.
+// Returns the title of a cell's column: its a2a or, without an a2a on several ranks, "none" and the ep.
 std::string column_of(const BackendCell& cell) {
   if (cell.a2a != "none" || cell.tp == 1) return cell.a2a;
   return cell.ep == 1 ? "none, ep 1" : "none, ep = tp";
@@ -49,7 +49,8 @@ class Footnotes {
 
 using Row = std::vector<std::string>;
 
-// "yes", or the supported tp ("4dp": with dp = tp) or "no", and the footnotes of the refusals.
+// Returns "yes", or otherwise the supported tp sizes ("4dp": with dp = tp) or "no", followed by the footnote
+// numbers of the refusals.
 std::string cell_text(const std::vector<const BackendCell*>& cells, Footnotes& notes) {
   std::string legal, refused;
   size_t num_legal = 0;

@@ -1,4 +1,4 @@
-// The matrix of backends, computed by asking plan_moe() for every combination.
+// The matrix of backends, computed by calling plan_moe() for every combination.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -17,18 +17,20 @@ struct BackendCell {
   std::string refusal;
 };
 
-// Every runner x a2a x ranks 1, 2, 4 x ep (1, tp; with an a2a only tp, which it implies) x dp (1, tp).
+// Returns every runner x a2a x ranks 1, 2, 4 x ep (1, tp; with an a2a only tp, which the a2a implies) x dp
+// (1, tp).
 std::vector<BackendCell> backend_matrix(const MoeProblem& problem);
 
-// The matrix with one line per runner and the refusals as footnotes. markdown: a table with pipes.
+// Formats the matrix with one line per runner and the refusals as footnotes. markdown: a table with pipes.
 std::string matrix_text(const std::vector<BackendCell>& cells, bool markdown);
 nlohmann::json matrix_json(const std::vector<BackendCell>& cells);
 
 // gpt-oss-20b's MoE layers in `format`.
 MoeProblem gpt_oss_problem(Fp4Format format);
 
-// The text of docs/backends.md: the matrix of both formats for a CPU with AVX-512, the schemes, SGLang's
-// names, and the accuracy in `scores` (written by tests/tools/accuracy_matrix.py; null: not measured yet).
+// Returns the text of docs/backends.md: the matrices of both formats for a CPU with AVX-512 and for a Hopper
+// GPU, the schemes, the refused combinations, SGLang's names and flags, and the accuracy from `scores`
+// (written by tests/tools/accuracy_matrix.py; null: not measured yet).
 std::string backends_document(const nlohmann::json& scores);
 
 }  // namespace fp4moe

@@ -1,4 +1,5 @@
-// fp4moe backends: for every runner x a2a x ranks, the numerics and runner, or the refusal.
+// fp4moe backends: prints, for every runner x a2a x ranks, the scheme and runner that it runs as, or why it
+// is refused.
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -22,7 +23,7 @@ struct BackendsFlags {
   bool json = false, markdown = false;
 };
 
-// The problems to plan: the model's MoE layers, or gpt-oss-sized layers in both formats.
+// Returns the problems to plan: the model's MoE layers, or else gpt-oss-20b's layers in both formats.
 Result<std::vector<MoeProblem>> problems(const EngineConfig& engine, const GpuFlags& gpu) {
   FP4MOE_ASSIGN_OR_RETURN(const std::optional<AbsentGpu> absent_gpu, gpu.absent());
   if (!engine.model_path.empty()) {
@@ -58,7 +59,7 @@ nlohmann::json to_json(const MoeProblem& problem) {
           {"backends", matrix_json(backend_matrix(problem))}};
 }
 
-// Null if the file does not exist.
+// Returns null if no path is given.
 Result<nlohmann::json> read_scores(const std::string& path) {
   constexpr int64_t kMaxBytes = 16 << 20;
   if (path.empty()) return nlohmann::json();
@@ -91,16 +92,16 @@ Status run_backends(const BackendsFlags& flags) {
 
 void add_backends(CLI::App& app, int& exit_code) {
   CLI::App* subcommand =
-      app.add_subcommand("backends", "which backends run on this machine, and why others do not");
+      app.add_subcommand("backends", "Show which backends run on this machine and why others do not");
   auto flags = std::make_shared<BackendsFlags>();
   subcommand->add_option("--model,--model-path", flags->engine.model_path,
-                         "plan this checkpoint's MoE layers");
-  subcommand->add_option("--dtype", flags->engine.dtype, "activations: auto, bfloat16 or float32");
+                         "checkpoint folder whose MoE layers to plan; default: gpt-oss-20b's layers");
+  subcommand->add_option("--dtype", flags->engine.dtype, "activation type: auto, bfloat16 or float32");
   subcommand->add_option("--device", flags->engine.device, "auto, cpu or cuda");
   add_gpu_flags(*subcommand, flags->gpu);
   CLI::Option* json = subcommand->add_flag("--json", flags->json, "print JSON");
   subcommand->add_flag("--markdown", flags->markdown, "print docs/backends.md")->excludes(json);
-  subcommand->add_option("--scores", flags->scores, "--markdown: file written by accuracy_matrix.py");
+  subcommand->add_option("--scores", flags->scores, "with --markdown: file written by accuracy_matrix.py");
   subcommand->callback([flags, &exit_code] {
     if (const Status status = run_backends(*flags); !status.ok()) exit_code = report_error(status);
   });

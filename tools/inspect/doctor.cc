@@ -1,4 +1,4 @@
-// fp4moe doctor: problems of this machine, and of serving a model on it, with fixes.
+// fp4moe doctor: reports problems with this machine, and with serving a model on it, and suggests fixes.
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -47,10 +47,10 @@ int run_doctor(const DoctorFlags& flags) {
 
 void add_doctor(CLI::App& app, int& exit_code) {
   CLI::App& subcommand =
-      *app.add_subcommand("doctor", "Check this machine, and a model on it, and suggest fixes");
+      *app.add_subcommand("doctor", "Check this machine, and optionally a model on it, and suggest fixes");
   const auto flags = std::make_shared<DoctorFlags>();
-  subcommand.add_option("--model", flags->model, "folder of a checkpoint to serve");
-  subcommand.add_option("--port", flags->port, "port to listen on")
+  subcommand.add_option("--model", flags->model, "checkpoint folder to check");
+  subcommand.add_option("--port", flags->port, "port that the server would listen on")
       ->check(CLI::Range(1, 65535))
       ->capture_default_str();
   subcommand.add_flag("--json", flags->json, "print JSON, for programs and bug reports");

@@ -1,4 +1,4 @@
-// Facts about the machine, and checks that judge them. Gathering and judging are separate, so that every
+// Facts about the machine, and checks of these facts. Gathering and checking are separate, so that every
 // check can be tested on any machine.
 #pragma once
 
@@ -16,7 +16,7 @@ enum class CheckLevel { kOk, kWarn, kFail };
 struct Check {
   CheckLevel level = CheckLevel::kOk;
   std::string name;    // "cpu", "memlock"
-  std::string detail;  // the finding
+  std::string detail;  // the result of the check
   std::string fix;     // a command or a sentence; empty if nothing needs fixing
 };
 
@@ -25,7 +25,7 @@ struct LibraryFact {
   std::string error;       // why it was not found
 };
 
-// Large because each fact that a check reads is a field.
+// Large because every fact that a check reads is a field.
 struct MachineFacts {
   std::string cpu;
   Isa isa = Isa::kScalar;
@@ -34,7 +34,7 @@ struct MachineFacts {
   std::string governor;        // cpu0's frequency governor; empty: unknown
   std::string huge_pages;      // transparent huge pages: always, madvise or never; empty: unknown
   int64_t memory_bytes = 0, available_bytes = 0;
-  int64_t memlock_bytes = 0, open_files = 0;  // limits of this process; -1: unlimited
+  int64_t memlock_bytes = 0, open_files = 0;  // limits for this process; -1: unlimited
   std::string cache_folder;                   // for packed weights and tactics; empty: none
   std::string cache_error;                    // why the folder is not writable
   int64_t cache_free_bytes = 0;
@@ -42,9 +42,9 @@ struct MachineFacts {
   std::string gpu;            // name, memory, driver; empty: no usable GPU
   std::string gpu_error;      // why there is no usable GPU
   std::vector<LibraryFact> libraries;
-  std::string mpirun;  // its path; empty: not found
+  std::string mpirun;  // path of mpirun; empty: not found
   int port = 0;
-  std::string port_error;  // why the port cannot be listened on
+  std::string port_error;  // why the server cannot listen on the port
 };
 
 MachineFacts gather_facts(int port);

@@ -39,7 +39,7 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-// The word in brackets of "always [madvise] never".
+// Returns the word in brackets, such as "madvise" in "always [madvise] never".
 std::string chosen_word(const std::string& line) {
   const size_t begin = line.find('['), end = line.find(']');
   return begin == line.npos || end == line.npos ? "" : line.substr(begin + 1, end - begin - 1);
@@ -104,7 +104,7 @@ std::string listen_error(int port) {
   return error;
 }
 
-// Containers may see only some of a machine's GPUs.
+// Accepts any number, because a container can have only some of a machine's GPUs.
 bool has_gpu_file() {
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator("/dev", error)) {
@@ -150,20 +150,22 @@ Check check_tensors(const Checkpoint& checkpoint, const ModelConfig& config) {
   const UnusedTensors unused = find_unused_tensors(checkpoint, config);
   if (!unused.in_model.empty())
     return {CheckLevel::kFail, "tensors", describe_unused_tensors(unused.in_model, config),
-            "the config.json that the weights were saved with; --allow-unused-tensors serves them anyway"};
+            "use the config.json that the weights were saved with, or --allow-unused-tensors to serve them "
+            "anyway"};
   if (!unused.elsewhere.empty())
     return {CheckLevel::kWarn, "tensors", describe_unused_tensors(unused.elsewhere, config),
-            "nothing, if only the language model is needed"};
-  return {CheckLevel::kOk, "tensors", "all are used", {}};
+            "no action is needed if only the language model is used"};
+  return {CheckLevel::kOk, "tensors", "all tensors are used", {}};
 }
 
-// Measures a cold read from the start of the file, in bytes per second; first drops it from the page cache.
+// Measures how fast the start of the file can be read, after dropping it from the page cache.
 Check check_disk(const std::string& path, int64_t checkpoint_bytes) {
   constexpr int64_t kMost = int64_t{256} << 20, kPiece = int64_t{8} << 20;
   constexpr double kSlow = 500e6;
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0)
-    return {CheckLevel::kFail, "disk", path + ": " + errno_text(), "let this user read the folder"};
+    return {CheckLevel::kFail, "disk", path + ": " + errno_text(),
+            "give this user read access to the folder"};
   posix_fadvise(file, 0, kMost, POSIX_FADV_DONTNEED);
   std::vector<char> piece(static_cast<size_t>(kPiece));
   const auto start = std::chrono::steady_clock::now();
@@ -179,7 +181,7 @@ Check check_disk(const std::string& path, int64_t checkpoint_bytes) {
   const std::string detail = fmt::format("{:.2f} GB/s: {:.1f} s for all weights", rate / 1e9,
                                          static_cast<double>(checkpoint_bytes) / rate);
   if (rate<kSlow&& static_cast<double>(checkpoint_bytes) / rate> 10)
-    return {CheckLevel::kWarn, "disk", detail, "a local NVMe disk reads several GB/s"};
+    return {CheckLevel::kWarn, "disk", detail, "use a local NVMe disk, which reads several GB/s"};
   return {CheckLevel::kOk, "disk", detail, {}};
 }
 
@@ -218,8 +220,8 @@ std::vector<Check> check_model(const std::string& model_path) {
                              "use a folder with the published config.json"));
   if (!config.ok()) return checks;
   const Result<ModelPlan> plan = plan_model(*config, flags);
-  checks.push_back(
-      of_status("plan", plan.status(), plan.ok() ? summary(plan->moe) : "", "fp4moe backends --model"));
+  checks.push_back(of_status("plan", plan.status(), plan.ok() ? summary(plan->moe) : "",
+                             "fp4moe backends --model MODEL shows the supported combinations"));
   const Result<Tokenizer> tokenizer = Tokenizer::load(model_path);
   checks.push_back(of_status("tokenizer", tokenizer.status(),
                              tokenizer.ok() ? fmt::format("{} ids", tokenizer->vocab_size()) : "",
@@ -228,7 +230,7 @@ std::vector<Check> check_model(const std::string& model_path) {
   const Result<std::string> rendered =
       chat.ok() ? chat->render(R"([{"role": "user", "content": "Hello"}])", {}) : chat.status();
   checks.push_back(of_status("chat_template", rendered.status(), "renders a message",
-                             "--chat-template FILE, or /v1/completions, which needs none"));
+                             "set --chat-template FILE, or use /v1/completions, which needs no template"));
   const Result<Checkpoint> checkpoint = open_weights(model_path, flags.load_format, *config);
   checks.push_back(of_status("weights", checkpoint.status(),
                              checkpoint.ok()
@@ -242,8 +244,9 @@ std::vector<Check> check_model(const std::string& model_path) {
   const Result<MemoryPlan> memory = problem.ok() ? plan_memory(*problem, plan->flags) : problem.status();
   checks.push_back(of_status(
       "fits", memory.status(),
-      memory.ok() ? fmt::format("with {} KV tokens", memory->num_kv_pages * plan->flags.page_size) : "",
-      "fp4moe plan MODEL shows what takes the memory"));
+      memory.ok() ? fmt::format("with a KV pool of {} tokens", memory->num_kv_pages * plan->flags.page_size)
+                  : "",
+      "fp4moe plan MODEL shows how the memory is used"));
   const TensorEntry* largest = &checkpoint->tensors().front();
   for (const TensorEntry& tensor : checkpoint->tensors())
     if (tensor.view.num_bytes() > largest->view.num_bytes()) largest = &tensor;

@@ -14,14 +14,14 @@ class HtmlPage {
   void paragraph(const std::string& text);
   // Each row has one cell per column.
   void table(const std::vector<std::string>& columns, const std::vector<std::vector<std::string>>& rows);
-  // Plots one line per series over x = 0, 1, ... (labelled `x_labels`), with y from 0.
+  // Plots one line per series over x = 0, 1, ... (labelled `x_labels`); the y axis starts at 0.
   struct Series {
     std::string name;
     std::vector<double> values;
   };
   void line_plot(const std::string& title, const std::vector<std::string>& x_labels,
                  const std::vector<Series>& series);
-  // The whole page.
+  // Returns the whole page.
   std::string text() const { return body_ + "</main>\n"; }
 
  private:

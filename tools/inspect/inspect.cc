@@ -1,4 +1,4 @@
-// fp4moe inspect: the contents of a checkpoint, as text or JSON.
+// fp4moe inspect: prints the contents of a checkpoint as text or JSON.
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
@@ -81,7 +81,7 @@ Report totals_report(const Checkpoint& checkpoint) {
   return totals;
 }
 
-// tensor_report plus the extremes of a floating-point tensor.
+// Returns tensor_report() plus the file offset and, for a floating-point tensor, the range of its values.
 Report values_report(const TensorEntry& tensor) {
   Report report = tensor_report(tensor);
   report["file_offset"] = tensor.file_offset;
@@ -139,7 +139,8 @@ Result<Report> experts_report(const Checkpoint& checkpoint, const ModelConfig& c
   return layers;
 }
 
-// Names of tensors that a server would refuse ("in_model") or only warn about ("elsewhere"); empty if none.
+// Returns the names of unused tensors: those in the model ("in_model"), for which a server refuses the
+// checkpoint, and others ("elsewhere"), for which it only logs a warning. Empty if all tensors are used.
 Report unused_report(const UnusedTensors& unused) {
   Report report = Report::object();
   for (const TensorEntry* tensor : unused.in_model) report["in_model"].push_back(tensor->name);
@@ -147,7 +148,7 @@ Report unused_report(const UnusedTensors& unused) {
   return report;
 }
 
-// Also reports on a folder that has only a configuration or an unsupported one: the error is reported under
+// If only the configuration or only the tensors can be read, the report contains the other error as
 // "config_error" or "tensors_error".
 Result<Report> make_report(const InspectFlags& flags) {
   Report report = {{"model", flags.folder}};
@@ -166,7 +167,7 @@ Result<Report> make_report(const InspectFlags& flags) {
   else
     report["config_error"] = config.status().to_string();
   if (checkpoint.ok()) {
-    if (!flags.numerics) {  // the numerics report is long enough
+    if (!flags.numerics) {  // omitted there because the numerics report is long
       report["tensors"] = Report::array();
       for (const TensorEntry& tensor : checkpoint->tensors())
         report["tensors"].push_back(tensor_report(tensor));
@@ -237,7 +238,7 @@ void print_inspect(const Report& report) {
   if (report.contains("unused_tensors"))
     for (const auto& [where, names] : report["unused_tensors"].items())
       for (const Report& name : names)
-        std::printf("not used (%s): %s\n", where == "in_model" ? "refused" : "counted",
+        std::printf("not used (%s): %s\n", where == "in_model" ? "refused" : "warning only",
                     text_of(name).c_str());
   if (report.contains("numerics")) print_numerics(report["numerics"]);
   if (!report.contains("experts")) return;
@@ -246,7 +247,7 @@ void print_inspect(const Report& report) {
                 layer["layer"].get<int64_t>(), text_of(layer["format"]).c_str());
     for (const char* name : {"gate", "up", "down"}) print_projection(name, layer[name]);
     if (const int64_t mismatches = layer["gate_up_scale_mismatches"].get<int64_t>(); mismatches > 0)
-      std::printf("  gate and up tensor scales differ in %" PRId64 " experts, at most by a factor of %.3f\n",
+      std::printf("  gate and up tensor scales differ in %" PRId64 " experts, by a factor of up to %.3f\n",
                   mismatches, layer["max_gate_up_scale_ratio"].get<double>());
   }
 }
@@ -255,16 +256,18 @@ void print_inspect(const Report& report) {
 
 void add_inspect(CLI::App& app, int& exit_code) {
   CLI::App& subcommand =
-      *app.add_subcommand("inspect", "show a checkpoint's configuration, tensors and FP4 statistics");
+      *app.add_subcommand("inspect", "Show a checkpoint's configuration, tensors and FP4 statistics");
   const auto flags = std::make_shared<InspectFlags>();
-  subcommand.add_option("model,--model-path", flags->folder, "folder of the checkpoint")->required();
-  subcommand.add_option("--tensor", flags->tensor, "only this tensor, with the range of its values");
-  subcommand.add_flag("--experts", flags->experts, "read all experts: scales, codes, zero blocks, by layer");
-  subcommand.add_flag("--numerics", flags->numerics,
-                      "run all experts: error of each scheme, saturation, odd scales, by layer and expert");
-  subcommand.add_option("--layer", flags->layer, "--numerics: only this layer")
+  subcommand.add_option("model,--model-path", flags->folder, "checkpoint folder")->required();
+  subcommand.add_option("--tensor", flags->tensor, "show only this tensor and the range of its values");
+  subcommand.add_flag("--experts", flags->experts,
+                      "read all experts; show scales, codes and zero blocks by layer");
+  subcommand.add_flag(
+      "--numerics", flags->numerics,
+      "run all experts; show the error of each scheme, saturation and unusual scales by layer and expert");
+  subcommand.add_option("--layer", flags->layer, "with --numerics: only this layer")
       ->check(CLI::NonNegativeNumber);
-  subcommand.add_flag("--json", flags->json, "one JSON object instead of text");
+  subcommand.add_flag("--json", flags->json, "print JSON");
   subcommand.callback([flags, &exit_code] {
     const Result<Report> report = make_report(*flags);
     if (!report.ok())

@@ -19,7 +19,7 @@ namespace {
 using Report = nlohmann::ordered_json;
 
 constexpr int64_t kRows = 4;    // per expert
-constexpr int64_t kGroup = 8;   // experts packed at a time
+constexpr int64_t kGroup = 8;   // number of experts packed at a time
 constexpr double kFarOff = 64;  // factor from the layer's median beyond which an input scale is reported
 constexpr uint8_t kE4m3Max = 0x7e, kE8m0Max = 0xfe;
 
@@ -44,7 +44,7 @@ std::vector<Variant> variants(const ModelConfig& config) {
   return found;
 }
 
-// Sums of squares of one expert's outputs.
+// Sums of squares over one expert's outputs: of the difference from w4a16, and of w4a16's outputs.
 struct Energy {
   double difference = 0, norm = 0;
 
@@ -68,7 +68,7 @@ Result<std::vector<float>> outputs(const MoePlan& plan, const MoeWeightsView& al
   return std::vector<float>(y.begin(), y.end());
 }
 
-// [variant][expert]: the outputs' distance from those of the first variant (w4a16).
+// Returns [variant][expert]: the distance of the outputs from those of the first variant (w4a16).
 Result<std::vector<std::vector<Energy>>> measure(const std::vector<Variant>& ways, const MoeWeightsView& all,
                                                  ThreadPool& pool) {
   const auto num_experts = static_cast<int64_t>(all.experts.size());
@@ -121,7 +121,7 @@ std::string scales_text(const char* what, float a, float b) {
   return text;
 }
 
-// Descriptions of an expert's unusual scales.
+// Describes an expert's unusual scales.
 Report odd_scales(const ExpertWeightsView& e, float median) {
   Report odd = Report::array();
   if (e.gate.rows > 0 && e.gate.tensor_scale != e.up.tensor_scale)
@@ -141,7 +141,7 @@ float median_input_scale(const MoeWeightsView& moe) {
   return scales[scales.size() / 2];
 }
 
-// The number of missing input scales; the loader sets these to 1.
+// Returns the number of missing input scales, which the loader sets to 1.
 int64_t missing_input_scales(const MoeWeightsView& moe) {
   int64_t missing = 0;
   for (const ExpertWeightsView& e : moe.experts)
@@ -187,7 +187,7 @@ Result<Report> numerics_report(const Checkpoint& checkpoint, const ModelConfig& 
   const std::vector<Variant> ways = variants(config);
   if (ways.empty()) return plan_model(config, {}).status();
   if (layer >= config.num_layers)
-    return invalid_argument("--layer " + std::to_string(layer) + "; the model has layers 0 to " +
+    return invalid_argument("--layer " + std::to_string(layer) + " must be between 0 and " +
                             std::to_string(config.num_layers - 1));
   ThreadPool pool(available_cores());
   Report layers = Report::array();
@@ -222,8 +222,8 @@ void print_numerics(const Report& layers) {
       errors.push_back(largest);
       if (largest > errors[worst]) worst = errors.size() - 1;
     }
-    std::printf(" (relative L2 to w4a16); largest %.3g in expert %zu\n", errors.empty() ? 0.0 : errors[worst],
-                worst);
+    std::printf(" (relative L2 error against w4a16); largest %.3g in expert %zu\n",
+                errors.empty() ? 0.0 : errors[worst], worst);
     std::printf("  saturated codes up to %.2f%%, block scales up to %.3f%%; %" PRId64
                 " input scales missing (1.0 is used); gate and up scales differ in %" PRId64 " experts\n",
                 100 * codes, 100 * scales, layer["missing_input_scales"].get<int64_t>(),

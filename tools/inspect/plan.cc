@@ -1,4 +1,5 @@
-// fp4moe plan: what would run, and each rank's memory, computed from the configuration and tensor headers.
+// fp4moe plan: prints the backends that a start would choose and each rank's memory, computed from the
+// configuration and the tensor headers.
 #include <cinttypes>
 #include <cmath>
 #include <cstdio>
@@ -43,7 +44,7 @@ Report flags_report(const EngineConfig& f) {
           {"a2a_memory_budget", f.a2a_memory_budget}};
 }
 
-// In bytes, per rank.
+// Returns the memory of each rank in bytes.
 Result<Report> ranks_report(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan,
                             const CommMemory& comm, int64_t num_kv_pages) {
   Report ranks = Report::array();
@@ -112,7 +113,7 @@ void print_plan(const Report& r) {
               r["architecture"].get<std::string>().c_str(), r["quantization"].get<std::string>().c_str(),
               r["moe"].get<std::string>().c_str());
   if (r["has_weights"] == false)
-    std::printf("the folder has no weights; their sizes follow from config.json\n");
+    std::printf("the folder has no weights; their sizes are computed from config.json\n");
   if (r["unused_tensors"] != 0)
     std::printf("%s tensors of the checkpoint are not used; `fp4moe inspect` names them\n",
                 r["unused_tensors"].dump().c_str());
@@ -124,12 +125,12 @@ void print_plan(const Report& r) {
   if (r["device"] == "cuda")
     std::printf("GPU %s: %s free, activations and workspaces %s\n", r["gpu"].get<std::string>().c_str(),
                 size(r["available_bytes"]).c_str(), size(r["work_bytes"]).c_str());
-  std::printf("available %s, for weights, heaps and KV pool %s\nKV pool %" PRId64 " tokens, context %" PRId64
-              "\n",
+  std::printf("available %s, budget for weights, heaps and KV pool %s\nKV pool %" PRId64
+              " tokens, context %" PRId64 "\n",
               size(r["available_bytes"]).c_str(), size(r["budget_bytes"]).c_str(),
               r["kv_tokens"].get<int64_t>(), r["context_length"].get<int64_t>());
   std::printf("a decoded token reads %s of weights, and %" PRId64
-              " bytes of KV cache for each token before it\n",
+              " bytes of KV cache for each preceding token\n",
               size(r["weight_bytes_per_token"]).c_str(), r["kv_bytes_per_token"].get<int64_t>());
 }
 
@@ -137,7 +138,7 @@ void print_plan(const Report& r) {
 
 void add_plan(CLI::App& app, int& exit_code) {
   CLI::App* subcommand =
-      app.add_subcommand("plan", "show each rank's memory and the chosen backends without loading the model");
+      app.add_subcommand("plan", "Show each rank's memory and the chosen backends without loading the model");
   auto flags = std::make_shared<PlanFlags>();
   add_engine_flags(*subcommand, flags->engine);
   add_gpu_flags(*subcommand, flags->gpu);

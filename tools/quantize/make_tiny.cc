@@ -1,4 +1,4 @@
-// fp4moe make-tiny: writes a random checkpoint of a published shape or a smaller one.
+// fp4moe make-tiny: writes a random checkpoint with a published model's dims or smaller ones.
 #include "io/write/make_tiny.h"
 
 #include <cstdio>
@@ -13,41 +13,45 @@ void add_make_tiny(CLI::App& app, int& exit_code) {
     std::string folder;
     MakeTinyOptions options;
   };
-  CLI::App& subcommand = *app.add_subcommand("make-tiny", "write a random checkpoint of a model's shape");
+  CLI::App& subcommand =
+      *app.add_subcommand("make-tiny", "Write a random checkpoint with the dims of a published model");
   const auto flags = std::make_shared<Flags>();
   MakeTinyOptions& o = flags->options;
-  subcommand.add_option("out", flags->folder, "folder to write; must be absent or empty")->required();
-  subcommand.add_option("--like", o.like, "shape to start from")
+  subcommand.add_option("out", flags->folder, "output folder; must be absent or empty")->required();
+  subcommand.add_option("--like", o.like, "published model that sets the default dims")
       ->check(CLI::IsMember(make_tiny_shapes()))
       ->capture_default_str();
   subcommand
       .add_option("--dialect", o.dialect,
-                  "auto, gpt-oss (MXFP4), modelopt (NVFP4), compressed-nvfp4, compressed-mxfp4 or bf16")
+                  "checkpoint format: auto, gpt-oss (MXFP4), modelopt (NVFP4), compressed-nvfp4, "
+                  "compressed-mxfp4 or bf16")
       ->capture_default_str();
-  subcommand.add_option("--rope-style", o.rope_style, "new (rope_parameters) or old (rope_scaling)")
+  subcommand
+      .add_option("--rope-style", o.rope_style,
+                  "RoPE field in config.json: new (rope_parameters) or old (rope_scaling)")
       ->capture_default_str();
-  subcommand.add_option("--seed", o.seed, "seed of the random weights")->capture_default_str();
+  subcommand.add_option("--seed", o.seed, "seed for the random weights")->capture_default_str();
   subcommand.add_option("--shards", o.num_shards, "number of safetensors files")->capture_default_str();
 
   const auto size = [&subcommand](const char* name, std::optional<int64_t>& value, const char* help) {
-    subcommand.add_option(name, value, help)->group("Sizes (default: as --like)");
+    subcommand.add_option(name, value, help)->group("Sizes (default: those of --like)");
   };
-  size("--num-hidden-layers", o.num_hidden_layers, "layers");
-  size("--hidden-size", o.hidden_size, "H");
-  size("--intermediate-size", o.intermediate_size, "I of one expert");
-  size("--num-experts", o.num_experts, "experts");
+  size("--num-hidden-layers", o.num_hidden_layers, "number of layers");
+  size("--hidden-size", o.hidden_size, "hidden size (H)");
+  size("--intermediate-size", o.intermediate_size, "intermediate size (I) of one expert");
+  size("--num-experts", o.num_experts, "number of experts");
   size("--top-k", o.top_k, "experts per token");
-  size("--num-heads", o.num_heads, "query heads");
-  size("--num-kv-heads", o.num_kv_heads, "key and value heads");
+  size("--num-heads", o.num_heads, "number of query heads");
+  size("--num-kv-heads", o.num_kv_heads, "number of key and value heads");
   size("--head-dim", o.head_dim, "size of a head");
-  size("--vocab-size", o.vocab_size, "rows of the embedding");
-  size("--sliding-window", o.sliding_window, "tokens (gpt-oss)");
-  size("--max-position-embeddings", o.max_position_embeddings, "tokens of context");
+  size("--vocab-size", o.vocab_size, "vocabulary size");
+  size("--sliding-window", o.sliding_window, "sliding window in tokens (gpt-oss)");
+  size("--max-position-embeddings", o.max_position_embeddings, "maximum context in tokens");
   size("--dense-intermediate-size", o.dense_intermediate_size,
-       "I of layers without experts (deepseek, qwen3)");
-  size("--num-dense-layers", o.num_dense_layers, "layers without experts (deepseek)");
-  size("--num-groups", o.num_groups, "groups of experts (deepseek)");
-  size("--top-k-groups", o.top_k_groups, "groups per token (deepseek)");
+       "intermediate size (I) of layers without experts (deepseek, qwen3)");
+  size("--num-dense-layers", o.num_dense_layers, "number of layers without experts (deepseek)");
+  size("--num-groups", o.num_groups, "number of expert groups (deepseek)");
+  size("--top-k-groups", o.top_k_groups, "expert groups per token (deepseek)");
   subcommand.callback([flags, &exit_code] {
     const Status status = make_tiny(flags->folder, flags->options);
     if (!status.ok()) {

@@ -1,4 +1,4 @@
-// fp4moe quantize: writes a bf16 checkpoint with FP4 experts and reports the loss of accuracy.
+// fp4moe quantize: writes a bf16 checkpoint with FP4 experts and reports the accuracy loss.
 #include <unistd.h>
 
 #include <cstdio>
@@ -44,7 +44,7 @@ Result<std::vector<QuestionOptions>> parse_evals(const std::vector<std::string>&
     const size_t at = text.find('=');
     const std::string name = text.substr(0, at);
     if (at == text.npos || (name != "gsm8k" && name != "gpqa" && name != "mmlu"))
-      return invalid_argument("--eval '" + text + "'; legal: gsm8k=FILE, gpqa=FILE or mmlu=FILE");
+      return invalid_argument("invalid --eval value '" + text + "'; use gsm8k=FILE, gpqa=FILE or mmlu=FILE");
     QuestionOptions options;
     options.eval_name = name;
     options.data_path = text.substr(at + 1);
@@ -56,15 +56,15 @@ Result<std::vector<QuestionOptions>> parse_evals(const std::vector<std::string>&
 
 using Texts = std::vector<std::vector<int32_t>>;
 
-// The activation amax of every module, recorded by the layers during forward passes of the bf16 model over
-// the texts.
+// Runs the bf16 model over the texts and returns the activation amax of every module, which the layers
+// record.
 Result<std::map<std::string, float>> calibrate(TextModel& model, const Calibration& calibration,
                                                const ModelConfig& config, const Texts& texts) {
   for (size_t i = 0; i < texts.size(); ++i) {
     FP4MOE_RETURN_IF_ERROR(model.forward(texts[i]).status());
     progress("calibrating", static_cast<int64_t>(i) + 1, std::ssize(texts));
   }
-  // Records are in loading order: a layer's experts, then its shared expert; or its MLP.
+  // Records are in loading order: for each layer, its experts and then its shared expert, or its MLP.
   std::map<std::string, float> amax;
   size_t next = 0;
   const auto add = [&](const std::string& mlp, const ExpertAmax& record, size_t e) {
@@ -87,7 +87,8 @@ Result<std::map<std::string, float>> calibrate(TextModel& model, const Calibrati
   return amax;
 }
 
-// An expert without tokens gets the maximum over its layer's other experts (1 if they have none either).
+// Returns a module's amax. An expert without tokens gets the maximum over its layer's experts, or 1 if none
+// of them had tokens.
 float amax_of(const std::map<std::string, float>& amax, const std::string& module) {
   if (const auto found = amax.find(module); found != amax.end() && found->second > 0) return found->second;
   const size_t experts = module.find(".experts."), projection = module.rfind('.');
@@ -99,8 +100,8 @@ float amax_of(const std::map<std::string, float>& amax, const std::string& modul
   return most > 0 ? most : 1;
 }
 
-// Writes the checkpoint. With texts, first loads the source model once, for both the calibration and the
-// comparison of predictions.
+// Writes the checkpoint. If there are texts, first loads the source model, which both the calibration and the
+// comparison of predictions use.
 Status write_and_compare(const QuantizeFlags& flags, bool calibrates, const ModelConfig& config,
                          const Texts& texts, QuantizeReport& report) {
   Calibration calibration;
@@ -178,41 +179,46 @@ Status run_quantize(QuantizeFlags flags) {
 }  // namespace
 
 void add_quantize(CLI::App& app, int& exit_code) {
-  CLI::App& subcommand = *app.add_subcommand("quantize", "Rewrite a bf16 checkpoint with its experts in FP4");
+  CLI::App& subcommand =
+      *app.add_subcommand("quantize", "Write a copy of a bf16 checkpoint with FP4 experts");
   const auto flags = std::make_shared<QuantizeFlags>();
   QuantizeFlags& f = *flags;
-  subcommand.add_option("model", f.model, "folder of a bf16 checkpoint")->required();
-  subcommand.add_option("out", f.out, "folder to write; must be absent or empty")->required();
-  subcommand.add_option("--format", f.format, "mxfp4 or nvfp4")
+  subcommand.add_option("model", f.model, "bf16 checkpoint folder")->required();
+  subcommand.add_option("out", f.out, "output folder; must be absent or empty")->required();
+  subcommand.add_option("--format", f.format, "format of the experts: mxfp4 or nvfp4")
       ->check(CLI::IsMember({"mxfp4", "nvfp4"}))
       ->capture_default_str();
   subcommand
       .add_option("--dialect", f.options.dialect,
-                  "auto, gpt-oss, modelopt or compressed-tensors: naming of the tensors and of the "
-                  "quantization in the configuration")
+                  "how tensors and the quantization config are named: auto, gpt-oss, modelopt or "
+                  "compressed-tensors")
       ->capture_default_str();
-  subcommand.add_option("--scale-search", f.search, "absmax, or mse: the best of several block scales")
+  subcommand
+      .add_option("--scale-search", f.search,
+                  "block scales: absmax, or mse (the scale with the smallest squared error)")
       ->check(CLI::IsMember({"absmax", "mse"}))
       ->capture_default_str();
   subcommand.add_option(
       "--exclude", f.options.exclude,
-      "pattern of MLPs and shared experts that stay bf16: a name with * and ?, or re:EXPRESSION");
+      "pattern of MLPs and shared experts to keep in bf16: a name with * and ?, or re:EXPRESSION");
   subcommand.add_option("--shards", f.options.num_shards, "number of safetensors files")
       ->capture_default_str();
   subcommand.add_option(
       "--calib", f.calib,
-      "text, or .jsonl with \"text\" or \"question\" and \"answer\": NVFP4's input scales are "
-      "calibrated on it, and predictions are compared on it; without it NVFP4 is written for "
-      "bf16 activations (W4A16)");
+      "text file, or .jsonl file with \"text\" or \"question\" and \"answer\", for calibrating NVFP4's input "
+      "scales and comparing predictions; without it, NVFP4 is written for bf16 activations (W4A16)");
   subcommand.add_option("--calib-tokens", f.calib_tokens, "maximum tokens read from --calib")
       ->check(CLI::Range(int64_t{2}, int64_t{1} << 30))
       ->capture_default_str();
-  subcommand.add_option("--eval", f.evals, "gsm8k=FILE, gpqa=FILE or mmlu=FILE: score before and after");
+  subcommand.add_option("--eval", f.evals,
+                        "question set for scoring both checkpoints: gsm8k=FILE, gpqa=FILE or mmlu=FILE");
   subcommand.add_flag("--allow-unused-tensors", f.allow_unused_tensors,
-                      "quantize a checkpoint with tensors of the model that nothing reads; they are copied");
-  subcommand.add_option("--report", f.report, "HTML file: errors by layer, predictions, scores");
-  subcommand.add_option("--report-json", f.report_json, "the same as JSON");
-  subcommand.add_option("--threads", f.threads, "default: all cores")->check(CLI::NonNegativeNumber);
+                      "if the checkpoint contains model tensors that the engine does not use, copy them "
+                      "instead of refusing it");
+  subcommand.add_option("--report", f.report, "HTML report file: errors by layer, predictions, scores");
+  subcommand.add_option("--report-json", f.report_json, "JSON file with the same report");
+  subcommand.add_option("--threads", f.threads, "CPU threads; default: all cores")
+      ->check(CLI::NonNegativeNumber);
   subcommand.callback([flags, &exit_code] {
     if (const Status status = run_quantize(*flags); !status.ok()) exit_code = report_error(status);
   });

@@ -17,7 +17,7 @@ namespace {
 
 using Report = nlohmann::ordered_json;
 
-// Relative L2 error over all weights.
+// Returns the relative L2 error over all quantised weights.
 double whole_error(const QuantizeResult& result) {
   WeightError sum;
   for (const ProjectionError& e : result.errors) sum.error += e.weights.error, sum.energy += e.weights.energy;
@@ -69,14 +69,14 @@ Report to_json(const QuantizeReport& r) {
 
 std::string to_html(const QuantizeReport& r) {
   HtmlPage page("fp4moe quantize: " + r.folder);
-  page.table({"what", "value"},
+  page.table({"property", "value"},
              {{"source", r.source},
               {"format, dialect", r.format + ", " + r.result.dialect},
               {"block scales", r.search},
-              {"calibration", r.calibration.empty() ? "none: weights only" : r.calibration},
+              {"calibration", r.calibration.empty() ? "none (weights only)" : r.calibration},
               {"modules quantised", std::to_string(r.result.num_modules)},
-              {"bytes of tensors", fmt::format("{} -> {}", r.result.source_bytes, r.result.written_bytes)},
-              {"relative L2 of quantised weights", number(whole_error(r.result))}});
+              {"tensor bytes", fmt::format("{} -> {}", r.result.source_bytes, r.result.written_bytes)},
+              {"relative L2 error of quantised weights", number(whole_error(r.result))}});
   if (!r.scores.empty()) {
     page.heading("Task scores");
     std::vector<std::vector<std::string>> rows;
@@ -116,7 +116,7 @@ std::string to_html(const QuantizeReport& r) {
 }
 
 void print(const QuantizeReport& r) {
-  fmt::print("wrote {}: {} ({}), {} modules, {} -> {} bytes, relative L2 of quantised weights {:.4g}\n",
+  fmt::print("wrote {}: {} ({}), {} modules, {} -> {} bytes, relative L2 error of quantised weights {:.4g}\n",
              r.folder, r.format, r.result.dialect, r.result.num_modules, r.result.source_bytes,
              r.result.written_bytes, whole_error(r.result));
   if (r.predictions)
@@ -133,7 +133,7 @@ Result<std::vector<double>> score_model(const std::string& model_path, int threa
   config.threads = threads;
   config.weight_cache_dir = "none";
   config.disable_autotune = true;
-  config.allow_unused_tensors = true;  // quantize already checked them and copied those that its flag allows
+  config.allow_unused_tensors = true;  // `fp4moe quantize` has already checked these tensors
   FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::make(config));
   FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<Server> server, Server::make({.port = 0}));
   server->set_engine(*engine);

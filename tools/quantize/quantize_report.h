@@ -13,7 +13,7 @@
 namespace fp4moe {
 
 struct QuantizeReport {
-  std::string source, folder, format, search, calibration;  // calibration: "" or the source of the texts
+  std::string source, folder, format, search, calibration;  // calibration: path of the texts, or empty
   QuantizeResult result;
   std::optional<PredictionReport> predictions;
   struct Scores {
@@ -27,7 +27,8 @@ nlohmann::ordered_json to_json(const QuantizeReport& report);
 std::string to_html(const QuantizeReport& report);
 void print(const QuantizeReport& report);
 
-// The model's score on each question set, served by an engine in this process on a free loopback port.
+// Scores the model on each question set, through an engine and server in this process on a free loopback
+// port.
 Result<std::vector<double>> score_model(const std::string& model_path, int threads,
                                         const std::vector<QuestionOptions>& sets);
 

@@ -8,7 +8,7 @@
 
 namespace fp4moe {
 
-// Logs prefills with one line per tick, decodes with one line every `interval` steps (0: no lines at all).
+// Logs one line per tick that has prefills, and one decode line every `interval` steps (0: no lines at all).
 // The number of steps is estimated from token counts: a step gives each running request one token.
 class BatchLog {
  public:

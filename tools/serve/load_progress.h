@@ -1,4 +1,4 @@
-// Progress of loading weights on stderr: a bar on a terminal, else a line every few seconds.
+// Shows the progress of loading weights on stderr: a bar on a terminal, otherwise a line every few seconds.
 #pragma once
 
 #include <fmt/format.h>

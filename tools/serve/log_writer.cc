@@ -41,7 +41,7 @@ json json_head(LogLevel level) {
           {"level", name_of(level)}};
 }
 
-// Length of the first UTF-8 character of `text`; 0 if it is invalid.
+// Returns the length in bytes of the first UTF-8 character of `text`, or 0 if it is invalid.
 size_t character_bytes(std::string_view text) {
   const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0; };
   const unsigned lead = byte(0);
@@ -56,8 +56,8 @@ size_t character_bytes(std::string_view text) {
   return size;
 }
 
-// Whether a terminal or a line reader may interpret the character: controls (C0 except tab, DEL, C1), line
-// and paragraph separators, and characters that change the writing direction.
+// Returns whether a terminal or a line reader could interpret the character: controls (C0 except tab, DEL,
+// C1), line and paragraph separators, and characters that change the writing direction.
 bool is_control(std::string_view character) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(character[i]); };
   if (character.size() == 1) return (byte(0) < 0x20 && character != "\t") || byte(0) == 0x7F;
@@ -67,8 +67,8 @@ bool is_control(std::string_view character) {
          (byte(1) == 0x81 && byte(2) >= 0xA6 && byte(2) <= 0xA9);    // U+2066 to U+2069
 }
 
-// Escapes controls: lines can contain client-supplied names, which must not start new lines or send terminal
-// escapes.
+// Escapes control characters: a line can contain names that clients supply, which must not start new lines or
+// send escape sequences to a terminal.
 std::string without_controls(std::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size();) {
@@ -84,7 +84,7 @@ std::string without_controls(std::string_view text) {
   return out;
 }
 
-// Prints JSON, also escaping controls beyond C0, which JSON strings may contain.
+// Serializes JSON and also escapes the control characters beyond C0, which JSON allows unescaped in strings.
 std::string print(const json& object) {
   const std::string text = object.dump(-1, ' ', false, json::error_handler_t::replace);
   std::string out;

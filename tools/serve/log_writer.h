@@ -1,4 +1,4 @@
-// The server's log on stdout: one line of text or of JSON per message.
+// The server's log on stdout: one line of text or JSON per message.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace fp4moe {
 
-// Thread-safe. Control characters and invalid UTF-8 are escaped, so a message stays one line. If stdout
+// Thread-safe. Control characters and invalid UTF-8 are escaped, so that each message is one line. If stdout
 // cannot be written (a full disk, a closed pipe), lines are dropped and counted; the count is logged once
 // stdout accepts lines again.
 class LogWriter {
@@ -19,8 +19,8 @@ class LogWriter {
 
   // Text: "[2026-11-22 16:46:33] warning: line"; JSON: {"timestamp", "level", "message"}.
   void line(LogLevel level, const std::string& line);
-  // An event with fields, at level info. Text: "[time] `text`"; JSON: {"timestamp", "level", "event"} plus
-  // `fields`, which is the text of a JSON object.
+  // Logs an event at level info. Text: "[time] `text`"; JSON: {"timestamp", "level", "event"} plus the
+  // members of `fields`, a serialized JSON object.
   void event(const std::string& name, const std::string& text, const std::string& fields);
 
  private:

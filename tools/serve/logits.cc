@@ -1,4 +1,5 @@
-// fp4moe logits: one forward pass over given token ids, every position's logits as a safetensors file.
+// fp4moe logits: runs one forward pass over given token ids and writes every position's logits to a
+// safetensors file.
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <vector>
@@ -31,8 +32,8 @@ Result<std::vector<int32_t>> read_ids(const std::string& path, int64_t vocab_siz
   std::vector<int32_t> ids;
   for (const nlohmann::json& id : parsed) {
     if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= vocab_size)
-      return invalid_argument(path + ": id " + id.dump() + " at index " + std::to_string(ids.size()) +
-                              "; legal ids are 0 to " + std::to_string(vocab_size - 1));
+      return invalid_argument(path + ": token id " + id.dump() + " at index " + std::to_string(ids.size()) +
+                              " must be an integer from 0 to " + std::to_string(vocab_size - 1));
     ids.push_back(id.get<int32_t>());
   }
   return ids;
@@ -54,12 +55,12 @@ Status run_logits(const LogitsFlags& flags) {
                           memory_problem(checkpoint, config, plan, flags_of_pass));
   FP4MOE_ASSIGN_OR_RETURN(const MemoryPlan memory, plan_memory(problem, flags_of_pass));
   if (t > memory.context_length)
-    return does_not_fit(flags.input_ids + ": " + std::to_string(t) + " tokens; the context holds " +
+    return does_not_fit(flags.input_ids + ": " + std::to_string(t) + " tokens exceed the context length of " +
                         std::to_string(memory.context_length));
 
   const RankGroupOptions options{
       .max_batch_tokens = t,
-      .max_logit_rows = plan.device() == DeviceKind::kCuda ? t * engine.dp_size : t,  // GPUs have shares
+      .max_logit_rows = plan.device() == DeviceKind::kCuda ? t * engine.dp_size : t,  // GPUs divide it by dp
       .num_kv_pages = (t + engine.page_size - 1) / engine.page_size,
       .wants_logits = true,
   };
@@ -83,11 +84,14 @@ Status run_logits(const LogitsFlags& flags) {
 }  // namespace
 
 void add_logits(CLI::App& app, int& exit_code) {
-  CLI::App* subcommand = app.add_subcommand("logits", "logits of one forward pass over given token ids");
+  CLI::App* subcommand =
+      app.add_subcommand("logits", "Write the logits of one forward pass over given token ids");
   auto flags = std::make_shared<LogitsFlags>();
   add_engine_flags(*subcommand, flags->engine);
-  subcommand->add_option("--input-ids", flags->input_ids, "JSON array of token ids")->required();
-  subcommand->add_option("--output", flags->output, "safetensors file: `logits` [T, V] float32")->required();
+  subcommand->add_option("--input-ids", flags->input_ids, "file with a JSON array of token ids")->required();
+  subcommand
+      ->add_option("--output", flags->output, "safetensors file to write: tensor `logits` [T, V], float32")
+      ->required();
   subcommand->callback([flags, &exit_code] {
     if (const Status status = run_logits(*flags); !status.ok()) exit_code = report_error(status);
   });

@@ -1,4 +1,4 @@
-// fp4moe router: one address in front of prefill and decode nodes; runs until a signal.
+// fp4moe router: serves one address in front of prefill and decode nodes until a signal arrives.
 #include "fp4moe/router.h"
 
 #include "config_file.h"
@@ -27,7 +27,7 @@ Status read_prefill(RouterOptions& options) {
     if (!is_port) {
       nodes.push_back({.url = word});
     } else if (nodes.empty() || nodes.back().bootstrap_port != 0 || word.size() > 5 || std::stoi(word) == 0) {
-      return invalid_argument("--prefill " + word + "; legal: --prefill URL [BOOTSTRAP_PORT]");
+      return invalid_argument("invalid --prefill value '" + word + "'; use --prefill URL [BOOTSTRAP_PORT]");
     } else {
       nodes.back().bootstrap_port = std::stoi(word);
     }
@@ -68,11 +68,12 @@ void add_router(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<RouterOptions>();
   RouterConfig& r = options->router;
   subcommand->add_flag("--pd-disaggregation", options->pd_disaggregation,
-                       "accepted without effect: a router has no other mode");
+                       "accepted without effect, because a router has no other mode");
   subcommand
-      ->add_option("--prefill", options->prefill,
-                   "URL of a prefill node, and optionally its bootstrap port, instead of asking the node; "
-                   "may be given several times")
+      ->add_option(
+          "--prefill", options->prefill,
+          "URL of a prefill node, optionally followed by its bootstrap port (default: the port that the "
+          "node reports); may be given several times")
       ->required()
       ->type_name("URL [PORT]")
       ->expected(1, -1);
@@ -84,24 +85,25 @@ void add_router(CLI::App& app, int& exit_code) {
   };
   add_listener_flags(*subcommand, r.http);
   flag("--api-key", r.api_key,
-       "key for the router's own requests to nodes; client keys are checked by the nodes");
+       "key for the router's own requests to nodes; the nodes check the keys of clients");
   flag("--health-check-interval-secs", r.health_check_seconds, "seconds between two health checks of a node")
       ->check(CLI::Range(0.05, 3600.0));
-  flag("--health-check-timeout-secs", r.health_timeout_seconds, "seconds that a health check may take")
+  flag("--health-check-timeout-secs", r.health_timeout_seconds, "maximum seconds for a health check")
       ->check(CLI::Range(0.05, 3600.0));
   flag("--request-timeout-secs", r.request_timeout_seconds,
-       "seconds until a node's response is complete, or its stream begins; 0: no limit")
+       "maximum seconds until a node's response is complete or its stream begins; 0: no limit")
       ->check(CLI::Range(0.0, 1e9));
   flag("--quiet-timeout-secs", r.quiet_timeout_seconds,
-       "seconds without a byte of a response that has begun; 0: no limit")
+       "maximum seconds between two pieces of a node's response that has begun; 0: no limit")
       ->check(CLI::Range(0.0, 1e9));
   flag("--max-response-bytes", r.max_response_bytes,
-       "maximum bytes of a node's response that is not a stream")
+       "maximum bytes of one response that a node does not stream")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   flag("--max-held-response-bytes", r.max_held_bytes,
-       "maximum bytes of all responses that are not yet forwarded")
+       "maximum total bytes of responses that the router has not forwarded yet")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
-  flag("--drain-timeout", options->drain_timeout, "seconds that running requests get after SIGTERM")
+  flag("--drain-timeout", options->drain_timeout,
+       "maximum seconds to wait for running requests after SIGTERM")
       ->check(CLI::Range(0.0, 1e6));
   flag("--log-level", options->log_level, "debug, info, warning or error")
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}));

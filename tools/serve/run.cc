@@ -83,17 +83,19 @@ void add_run(CLI::App& app, int& exit_code) {
   CLI::App* subcommand = app.add_subcommand("run", "Print one response as it is generated");
   auto options = std::make_shared<RunOptions>();
   add_engine_flags(*subcommand, options->engine);
-  subcommand->add_option("-p,--prompt", options->prompt, "prompt")->required();
+  subcommand->add_option("-p,--prompt", options->prompt, "text of the prompt")->required();
   subcommand->add_option("--system", options->system, "system message");
-  subcommand->add_flag("--raw", options->raw, "use the prompt as it is, without the chat template");
+  subcommand->add_flag("--raw", options->raw, "use the prompt as is, without the chat template");
   subcommand->add_option("-n,--max-tokens", options->max_tokens, "maximum output tokens")
       ->capture_default_str();
-  subcommand->add_option("--temperature", options->temperature, "0: greedy; default: the model's");
-  subcommand->add_option("--top-p", options->top_p, "default: the model's");
-  subcommand->add_option("--top-k", options->top_k, "default: the model's");
-  subcommand->add_option("--seed", options->seed, "seed of the sampler");
-  subcommand->add_option("--stop", options->stop, "stop before this text; may be given several times");
-  subcommand->add_flag("--stats", options->stats, "token counts on stderr at the end");
+  subcommand->add_option("--temperature", options->temperature,
+                         "sampling temperature; 0: greedy; default: the model's");
+  subcommand->add_option("--top-p", options->top_p, "nucleus sampling probability; default: the model's");
+  subcommand->add_option("--top-k", options->top_k, "number of candidate tokens; default: the model's");
+  subcommand->add_option("--seed", options->seed, "sampler seed");
+  subcommand->add_option("--stop", options->stop,
+                         "end the output before this text; may be given several times");
+  subcommand->add_flag("--stats", options->stats, "print token counts to stderr at the end");
   subcommand->callback([options, &exit_code] { exit_code = run(*options); });
 }
 

@@ -1,4 +1,4 @@
-// fp4moe serve: loads a model and serves HTTP until a signal.
+// fp4moe serve: loads a model and serves HTTP until a signal arrives.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -37,7 +37,7 @@ void print_ready(const ServeOptions& options, const Server& server, const ModelI
         fmt::format("prefill node: decode nodes fetch KV pages at {}:{}",
                     options.engine.disaggregation_bootstrap_host, info.disaggregation_bootstrap_port));
   if (info.disaggregation_mode == "decode")
-    log(LogLevel::kInfo, "decode node: requests come through `fp4moe router`");
+    log(LogLevel::kInfo, "decode node: send requests through `fp4moe router`");
   log(LogLevel::kInfo, "chat page: " + url + "/");
   const std::string key = options.server.api_keys.empty() ? "" : "-H 'Authorization: Bearer KEY' ";
   log(LogLevel::kInfo,
@@ -49,7 +49,8 @@ void print_ready(const ServeOptions& options, const Server& server, const ModelI
   log(LogLevel::kInfo, "The server is fired up and ready to roll!");
 }
 
-// Loads on another thread, so that this one can draw progress and handle signals. Empty if interrupted.
+// Loads on another thread, so that this thread can draw progress and handle signals. Returns nullopt if a
+// signal arrives.
 std::optional<Result<std::unique_ptr<Engine>>> load(EngineConfig config, const sigset_t& signals) {
   LoadProgress progress;
   config.progress_sink = progress.sink();
@@ -69,8 +70,8 @@ int drain(const ServeOptions& options, Server& server, ServiceManager& manager, 
   return kExitOk;
 }
 
-// A rank failed or a step is stuck: ends open requests with the error, then the process, even if ranks or
-// threads hang.
+// Called after a rank has failed or a step is stuck: ends open requests with the error and then ends the
+// process, even if ranks or threads hang.
 [[noreturn]] void fail(const ServeOptions& options, Server& server, Engine& engine) {
   constexpr double kSecondsToRespond = 0.5;
   constexpr auto kMostPatience = std::chrono::seconds(5);
@@ -111,7 +112,7 @@ int serve(ServeOptions options) {
   if (!server.ok()) return report_error(server.status());
   auto engine = load(options.engine, signals);
   if (!engine) {
-    log(LogLevel::kInfo, "shutting down: nothing was loaded yet");
+    log(LogLevel::kInfo, "shutting down before the model was loaded");
     _exit(kExitOk);  // loading cannot be interrupted
   }
   if (!engine->ok()) return report_error(engine->status());
@@ -128,7 +129,7 @@ int serve(ServeOptions options) {
     if (!loaded.failure().ok()) fail(options, **server, loaded);
   }
   const int code = drain(options, **server, manager, signals);
-  batches.tick(loaded.stats());                                    // what happened since the last tick
+  batches.tick(loaded.stats());                                    // logs the activity since the last tick
   server = Result<std::unique_ptr<Server>>(cancelled("stopped"));  // destroyed before the engine that it uses
   return code;
 }
@@ -137,9 +138,9 @@ int serve(ServeOptions options) {
 
 void add_serve(CLI::App& app, int& exit_code) {
   CLI::App* subcommand =
-      app.add_subcommand("serve", "Serve a model over HTTP (OpenAI's and SGLang's routes)");
+      app.add_subcommand("serve", "Serve a model over HTTP with OpenAI's and SGLang's routes");
   auto options = std::make_shared<ServeOptions>();
-  options->engine.self_test = "fast";  // cheap compared with loading, and catches wrong output
+  options->engine.self_test = "fast";  // is cheap compared with loading and detects wrong output
   add_serve_flags(*subcommand, *options);
   subcommand->callback([options, &exit_code] { exit_code = serve(*options); });
 }

@@ -10,7 +10,7 @@ namespace {
 
 Status read_key_file(const std::string& flag, const std::string& path, std::vector<std::string>& keys) {
   std::ifstream file(path);
-  if (!file) return not_found(flag + " " + path + ": cannot be read");
+  if (!file) return not_found(flag + " " + path + " cannot be read");
   const size_t before = keys.size();
   for (std::string line; std::getline(file, line);) {
     line.erase(line.find_last_not_of(" \t\r") + 1);
@@ -18,7 +18,7 @@ Status read_key_file(const std::string& flag, const std::string& path, std::vect
     if (!line.empty() && line[0] != '#') keys.push_back(line);
   }
   if (keys.size() == before)
-    return invalid_argument(flag + " " + path + ": has no key; expected one per line");
+    return invalid_argument(flag + " " + path + " contains no key; it must contain one key per line");
   return {};
 }
 
@@ -28,19 +28,19 @@ void add_http_flags(CLI::App& subcommand, ServeOptions& options) {
   const auto flag = [&subcommand](const std::string& name, auto& value, const std::string& help) {
     return subcommand.add_option(name, value, help)->capture_default_str()->group("HTTP");
   };
-  flag("--unix-socket-mode", options.unix_socket_mode, "permissions of unix:/path, in octal");
+  flag("--unix-socket-mode", options.unix_socket_mode, "octal permissions of a unix:/path socket");
   flag("--http-threads", s.http_threads,
        "threads that parse requests, 2 to 256; 0: a quarter of the cores, 2 to 8");
-  flag("--max-body-bytes", s.max_body_bytes, "maximum bytes of the body of one HTTP request");
+  flag("--max-body-bytes", s.max_body_bytes, "maximum bytes of one HTTP request body");
   flag("--max-buffered-bytes", s.max_buffered_bytes,
-       "maximum bytes of all requests being received or parsed, at least --max-body-bytes; beyond it the "
-       "largest request gets 503");
+       "maximum total bytes of requests being received or parsed, at least "
+       "--max-body-bytes; beyond this limit, the largest request gets 503");
   flag("--stream-keep-alive", s.keep_alive_seconds,
-       "seconds after which an idle stream gets a comment; 0: never")
+       "seconds after which an idle stream gets an SSE comment; 0: never")
       ->check(CLI::Range(0.0, 1e6));
   subcommand.add_flag("--strict-requests", s.strict_requests, "refuse requests with unknown fields")
       ->group("HTTP");
-  flag("--drain-timeout", options.drain_timeout, "seconds that running requests get after SIGTERM")
+  flag("--drain-timeout", options.drain_timeout, "maximum seconds to wait for running requests after SIGTERM")
       ->check(CLI::Range(0.0, 1e6));
 }
 
@@ -50,26 +50,27 @@ void add_disaggregation_flags(CLI::App& subcommand, ServeOptions& options) {
     return subcommand.add_option(name, value, help)->capture_default_str()->group("Disaggregation");
   };
   flag("--disaggregation-mode", e.disaggregation_mode,
-       "null; prefill: compute prompts for decode nodes; decode: continue from there. See `fp4moe router`");
+       "null (no disaggregation), prefill (compute prompts for decode nodes) or decode (generate from those "
+       "prompts); see `fp4moe router`");
   flag("--disaggregation-bootstrap-port", e.disaggregation_bootstrap_port,
-       "prefill: port of --host where decode nodes fetch KV pages; 0: any free port")
+       "prefill: port on --host from which decode nodes fetch KV pages; 0: any free port")
       ->check(CLI::Range(0, 65535));
   flag("--disaggregation-timeout", e.disaggregation_timeout,
-       "prefill: seconds that KV pages are held for a decode node that does not fetch them")
+       "prefill: seconds to hold KV pages that no decode node fetches")
       ->check(CLI::Range(0.1, 1e6));
   subcommand
       .add_option("--disaggregation-secret-file", e.disaggregation_secret_file,
-                  "file with the secret that all nodes share; required beyond loopback addresses")
+                  "file with the secret that all nodes share; required for addresses other than loopback")
       ->group("Disaggregation");
   flag("--disaggregation-allowed-hosts", e.disaggregation_allowed_hosts,
-       "decode: prefill nodes that requests may name, HOST, HOST:PORT or *; default: loopback addresses")
+       "decode: prefill nodes that requests may name (HOST, HOST:PORT or *); default: loopback addresses")
       ->delimiter(',')
-      ->allow_extra_args(false);  // the next word may be the model
+      ->allow_extra_args(false);  // the next argument can be the model
   flag("--disaggregation-max-connections", e.disaggregation_max_connections,
        "prefill: maximum connected decode nodes; decode: maximum remembered prefill nodes")
       ->check(CLI::Range(1, 65536));
   flag("--disaggregation-io-timeout", e.disaggregation_io_timeout,
-       "seconds that another node's hello or frame may take; a frame gets 1 s more per 256 KiB")
+       "maximum seconds for the transfer of a hello or a frame, plus 1 s per 256 KiB of a frame")
       ->check(CLI::Range(0.1, 1e6));
 }
 
@@ -78,17 +79,19 @@ void add_key_flags(CLI::App& subcommand, ServeOptions& options) {
     return subcommand.add_option(name, value, help)->group("Keys");
   };
   flag("--api-key", options.api_key,
-       "key that clients must send; other users of the machine can see it, so prefer --api-key-file");
-  flag("--api-key-file", options.api_key_file, "file with such keys, one per line");
+       "key that clients must send; visible to other users of the machine, so prefer --api-key-file");
+  flag("--api-key-file", options.api_key_file, "file with keys for clients, one per line");
   flag("--admin-api-key", options.admin_api_key, "key for administrative routes, such as /abort_request");
-  flag("--admin-api-key-file", options.admin_api_key_file, "file with such keys, one per line");
+  flag("--admin-api-key-file", options.admin_api_key_file,
+       "file with keys for administrative routes, one per line");
 }
 
 void add_log_flags(CLI::App& subcommand, ServeOptions& options) {
   const auto flag = [&subcommand](const std::string& name, auto& value, const std::string& help) {
     return subcommand.add_option(name, value, help)->capture_default_str()->group("Logs and metrics");
   };
-  flag("--log-level", options.log_level, "debug, info, warning or error; debug logs a line for each response")
+  flag("--log-level", options.log_level,
+       "debug, info, warning or error; debug also logs a line for each response")
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
   flag("--log-format", options.log_format, "text, or json: one object per line")
       ->check(CLI::IsMember({"text", "json"}));
@@ -98,9 +101,9 @@ void add_log_flags(CLI::App& subcommand, ServeOptions& options) {
        "0: ids and sizes, 1: plus sampling parameters, 2: plus texts up to 2048 bytes, 3: plus full texts")
       ->check(CLI::Range(0, 3));
   flag("--decode-log-interval", options.decode_log_interval,
-       "decode steps between two log lines; 0: no batch log lines")
+       "decode steps between two decode log lines; 0: no prefill or decode log lines")
       ->check(CLI::NonNegativeNumber);
-  flag("--metrics-prefix", options.server.metrics_prefix, "prefix of the names in /metrics");
+  flag("--metrics-prefix", options.server.metrics_prefix, "prefix of metric names in /metrics");
 }
 
 }  // namespace
@@ -115,9 +118,9 @@ void add_listener_flags(CLI::App& subcommand, ServerConfig& http) {
       "--cors-allow-origins,--allowed-origins", http.cors_allow_origins,
       "origins of web pages that may send requests, such as https://chat.example.org; others get 403; *: all")
       ->delimiter(',')
-      ->allow_extra_args(false);  // the next word may be the model
+      ->allow_extra_args(false);  // the next argument can be the model
   flag("--allowed-hosts", http.allowed_hosts,
-       "names that the Host header may contain besides localhost and loopback addresses, such as "
+       "names that the Host header may contain in addition to localhost and loopback addresses, such as "
        "chat.example.org; checked if given or if --host is a loopback address; *: any")
       ->delimiter(',')
       ->allow_extra_args(false);
@@ -129,7 +132,7 @@ Status read_mode(ServeOptions& options) {
   const bool is_octal =
       !text.empty() && text.size() <= 4 && text.find_first_not_of("01234567") == std::string::npos;
   if (!is_octal || std::stoi(text, nullptr, 8) > 0777)
-    return invalid_argument("--unix-socket-mode " + text + " is not in 000 to 777");
+    return invalid_argument("--unix-socket-mode " + text + " must be an octal number from 000 to 777");
   options.server.unix_socket_mode = std::stoi(text, nullptr, 8);
   return {};
 }
@@ -147,8 +150,9 @@ Status read_keys(ServeOptions& options) {
 }
 
 void add_serve_flags(CLI::App& subcommand, ServeOptions& options) {
-  subcommand.add_option("--config", options.config,
-                        "file of flags without their \"--\": TOML or INI, or flat YAML if named *.yaml");
+  subcommand.add_option(
+      "--config", options.config,
+      "file with flags, written without \"--\", in TOML or INI, or in flat YAML if named *.yaml or *.yml");
   add_engine_flags(subcommand, options.engine);
   add_http_flags(subcommand, options);
   add_disaggregation_flags(subcommand, options);

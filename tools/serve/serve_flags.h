@@ -10,7 +10,7 @@ namespace fp4moe {
 struct ServeOptions {
   EngineConfig engine;
   ServerConfig server;
-  std::string config;  // applied before parsing: tools/config_file.h
+  std::string config;  // applied before parsing (tools/config_file.h)
   std::string api_key, api_key_file, admin_api_key, admin_api_key_file;
   std::string unix_socket_mode = "660";
   std::string log_level = "info", log_format = "text";
@@ -19,13 +19,13 @@ struct ServeOptions {
   double drain_timeout = 60;
 };
 
-// The flags of every HTTP listener, also used by the router.
+// Adds the flags of an HTTP listener, which the router has too.
 void add_listener_flags(CLI::App& subcommand, ServerConfig& http);
 void add_serve_flags(CLI::App& subcommand, ServeOptions& options);
 
-// Parses the socket's mode into options.server.
+// Parses options.unix_socket_mode into options.server.
 Status read_mode(ServeOptions& options);
-// Collects the keys given as text and in files into options.server. A file has one key per line; empty lines
+// Collects the keys from flags and files in options.server. A file has one key per line; empty lines
 // and lines that begin with '#' are ignored.
 Status read_keys(ServeOptions& options);
 

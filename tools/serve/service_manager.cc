@@ -37,7 +37,7 @@ void ServiceManager::tick(const EngineStats& stats) {
   const Clock::time_point now = Clock::now();
   const int64_t progress =
       stats.prompt_tokens_total + stats.generation_tokens_total + stats.num_requests_total;
-  // Requests that only await grammars are not the step loop's work.
+  // The step loop has no work for requests that wait for their grammars.
   const bool idle = stats.num_running_reqs + stats.num_queue_reqs <= stats.num_grammar_queue_reqs;
   if (idle || progress != progress_) progressed_ = now;
   progress_ = progress;

@@ -1,4 +1,4 @@
-// systemd's notifications (sd_notify) without its library: datagrams to the socket in $NOTIFY_SOCKET.
+// systemd notifications (sd_notify) without libsystemd: datagrams to the socket in $NOTIFY_SOCKET.
 #pragma once
 
 #include <chrono>
@@ -19,8 +19,8 @@ class ServiceManager {
 
   void ready(const std::string& status);
   void stopping();
-  // Sends WATCHDOG=1 twice per watchdog period, unless requests wait or run and none has made progress for a
-  // whole period. Call it at least twice per period.
+  // Sends WATCHDOG=1 twice per watchdog period, unless requests are waiting or running and none of them has
+  // made progress for a whole period. Call it at least twice per period.
   void tick(const EngineStats& stats);
 
  private:

@@ -49,7 +49,7 @@ bool signalled(const sigset_t& set) {
 void drain_unless_signalled(const sigset_t& set, const LogSink& log, const std::function<void()>& drain) {
   constexpr int kInterrupted = 130;
   // timeout(1) signals both the server and its process group, and wrappers forward a terminal's Ctrl-C to a
-  // child that already got it: a second signal within this time is a duplicate.
+  // child that has already received it. A second signal within this time is therefore treated as a duplicate.
   constexpr auto kSameSignal = std::chrono::milliseconds(500);
   using Clock = std::chrono::steady_clock;
   log(LogLevel::kInfo, "shutting down: finishing running requests; a second signal aborts them");
