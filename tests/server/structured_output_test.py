@@ -94,7 +94,7 @@ class StructuredOutput(unittest.TestCase):
             self.assertTrue(whole.message.content.startswith(beginning), (whole, short))
             if beginning != whole.message.content:
                 self.assertEqual(short.finish_reason, "length")
-        print(f"{NUM_SCHEMAS} schemas: {stops} answers end by themselves")
+        print(f"{NUM_SCHEMAS} schemas: {stops} responses ended with finish_reason stop")
 
     def check(self, schema, text):
         jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)
