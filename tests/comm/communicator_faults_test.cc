@@ -311,7 +311,7 @@ TEST(CommunicatorFaults, WithoutADeadlineOnlyAFailureEndsTheWait) {
   const Outcome outcome = run(-1, {}, {.timeout = 100ms}, [](Communicator& comm) -> Status {
     comm.set_timeout(kNoDeadline);
     if (comm.rank() == 0) {
-      std::this_thread::sleep_for(1200ms);  // longer than the deadline and than a slice of the warning
+      std::this_thread::sleep_for(1200ms);  // longer than the deadline and the slow-peer limit of 1 s
       comm.endpoint().fail(cancelled("shut down"));
       return comm.endpoint().failure();
     }

@@ -1,5 +1,5 @@
 // FaultyEndpoint: an Endpoint that misbehaves as configured, reproducibly for a seed. Wrap each rank's
-// endpoint in one; a rank's faults apply to its own actions (puts, signals, waits).
+// endpoint in one; a rank's faults apply to the puts, signals and waits of that rank.
 #pragma once
 
 #include <chrono>

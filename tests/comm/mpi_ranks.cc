@@ -31,7 +31,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int64_t kRecord = 256, kStaging = 64 << 10,
-                  kRow = 300'000;  // a row is more than one operation of a frame
+                  kRow = 300'000;  // a row takes more than one put operation
 
 struct Setup {
   std::string mode;
@@ -201,7 +201,7 @@ int run(const Setup& s) {
 
 int main(int argc, char** argv) {
   if (argc < 3) return 2;
-  // Ignores SIGTERM, as the server keeps running to drain.
+  // Ignores SIGTERM: the server keeps running to drain, and so must this program.
   std::signal(SIGTERM, [](int) {});
   fp4moe::set_log_sink([](fp4moe::LogLevel, std::string_view line) {
     std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
