@@ -63,7 +63,8 @@ class Explorer {
           channels(static_cast<size_t>(e.n_ * e.n_)) {}
     std::string key() const {
       std::string k = counters + places + cells;
-      for (const auto& channel : channels) k += static_cast<char>(channel.size());  // then the lengths of all parts are known
+      // The lengths of the channels make the key unambiguous.
+      for (const auto& channel : channels) k += static_cast<char>(channel.size());
       return k + pending();
     }
     std::string pending() const {

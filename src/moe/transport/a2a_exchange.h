@@ -55,8 +55,8 @@ class ExchangePort {
   uint8_t* region_ = nullptr;
 };
 
-// The common base of the exchanging protocols. The class is large because all phases of a round share its
-// buffers and positions.
+// The common base of the exchanging protocols.
+// Large because all phases of a round share its buffers and positions.
 class ExchangeTransport : public Transport {
  public:
   ExchangeTransport(const TransportOptions& options, const ExchangeSetup& setup, ExchangePort port,
