@@ -135,8 +135,9 @@ Status check_request(const Request& request, const RequestLimits& limits) {
 
   const int64_t num_needed = static_cast<int64_t>(ids.size()) + (request.sampling.max_new_tokens > 0 ? 1 : 0);
   if (num_needed > limits.context_length)
-    return does_not_fit("the prompt has " + std::to_string(ids.size()) + " tokens, the context holds " +
-                        std::to_string(limits.context_length) + " of prompt and output together");
+    return does_not_fit("This model's maximum context length is " + std::to_string(limits.context_length) +
+                        " tokens (prompt and output together), but the prompt has " +
+                        std::to_string(ids.size()) + " tokens");
   return {};
 }
 

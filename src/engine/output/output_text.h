@@ -53,6 +53,10 @@ class OutputText {
   std::string finish();
   // Whether a stop string or expression has matched, which text matched, and any error.
   bool is_stopped() const { return stop_regex_.has_matched() || !stop_matcher_.matched().empty(); }
+  // The text that ended the output, and the stop string or expression that it matched.
+  const std::string& stop_pattern() const {
+    return stop_regex_.has_matched() ? stop_regex_.expression() : stop_matcher_.matched();
+  }
   const std::string& matched_stop() const {
     return stop_regex_.has_matched() ? stop_regex_.matched() : stop_matcher_.matched();
   }

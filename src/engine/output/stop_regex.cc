@@ -40,6 +40,7 @@ bool begins_character(char c) { return (static_cast<unsigned char>(c) & 0xc0) !=
 
 struct StopPatterns::Code {
   std::string name;  // for error messages
+  std::string expression;
   std::unique_ptr<pcre2_code, Free<pcre2_code_free>> code;
 };
 
@@ -51,6 +52,7 @@ Result<StopPatterns> StopPatterns::compile(const std::vector<std::string>& expre
   for (const std::string& expression : expressions) {
     auto made = std::make_shared<Code>();
     made->name = "stop_regex[" + std::to_string(patterns.codes_.size()) + "]";
+    made->expression = expression;
     int error = 0;
     PCRE2_SIZE offset = 0;
     made->code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expression.data()), expression.size(),
@@ -104,6 +106,7 @@ void StopRegex::look() {
     }
     const size_t found = std::clamp(pcre2_get_ovector_pointer(data.get())[0], certain_, text_.size());
     if (rc >= 0 && !has_matched_) begin = text_.size();  // an earlier partial match would complete too late
+    if (rc >= 0 && (!has_matched_ || found < begin)) expression_ = code->expression;
     if (rc >= 0 || !has_matched_) begin = std::min(begin, found);
     has_matched_ |= rc >= 0;
   }

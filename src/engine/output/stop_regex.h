@@ -38,7 +38,8 @@ class StopRegex {
   // Returns the text held back; empty after a match.
   std::string finish();
 
-  const std::string& matched() const { return matched_; }  // empty: no match yet
+  const std::string& matched() const { return matched_; }        // empty: no match yet
+  const std::string& expression() const { return expression_; }  // that matched; empty: no match yet
   bool has_matched() const { return has_matched_; }
   const Status& failure() const { return failure_; }
 
@@ -49,6 +50,7 @@ class StopRegex {
   std::string text_;     // the whole text, because expressions can look behind
   size_t certain_ = 0;   // number of its bytes already returned
   std::string matched_;  // may be empty if \K moves the start of a match
+  std::string expression_;
   bool has_matched_ = false;
   Status failure_;
 };

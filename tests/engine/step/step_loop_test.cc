@@ -57,8 +57,10 @@ TEST(StepLoop, RefusesWhatIsIllegal) {
   EXPECT_EQ(code_of({300}, greedy(1)).message(), "input_ids[0]=300; must be between 0 and 299");
   const Status too_long = code_of(std::vector<int32_t>(128, 1), greedy(1));
   EXPECT_EQ(too_long.code(), StatusCode::kDoesNotFit);
-  EXPECT_EQ(too_long.message(),
-            "the prompt has 128 tokens, the context holds 128 of prompt and output together");
+  EXPECT_EQ(
+      too_long.message(),
+      "This model's maximum context length is 128 tokens (prompt and output together), but the prompt has "
+      "128 tokens");
 }
 
 TEST(StepLoop, MaxNewTokens) {

@@ -393,7 +393,10 @@ TEST(Samples, OfAPromptThatCannotFitAreNeverMade) {
       Fields fields(parsed);
       const GenerationCall call = api.parse(engine, fields);
       EXPECT_EQ(fields.error().code(), StatusCode::kDoesNotFit);
-      EXPECT_NE(fields.error().message().find(std::to_string(length) + " tokens, the context holds 4096"),
+      EXPECT_NE(fields.error().message().find(
+                    "maximum context length is 4096 tokens (prompt and output together), but the "
+                    "prompt has " +
+                    std::to_string(length)),
                 std::string::npos)
           << fields.error().message();
       EXPECT_TRUE(call.requests.empty());
@@ -439,7 +442,7 @@ TEST(Texts, ThatCannotFitAsMessagesAreRefused) {
   for (int i = 0; i < 5000; ++i) messages.push_back({{"role", "user"}, {"content", ""}});
   const HttpAnswer answer = http_post(s.port, "/v1/chat/completions", json{{"messages", messages}}.dump());
   EXPECT_EQ(answer.status, 400);
-  EXPECT_NE(answer.body.find("5000 entries"), std::string::npos) << answer.body;
+  EXPECT_NE(answer.body.find("5000 messages"), std::string::npos) << answer.body;
 }
 
 // CPU seconds for a chat whose message repeats `text` up to num_bytes bytes.
