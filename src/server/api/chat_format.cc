@@ -16,12 +16,7 @@ json token_logprob(const TokenLogprob& t) {
 
 json logprobs_object(const std::vector<PositionLogprobs>& positions) {
   json content = json::array();
-  for (const PositionLogprobs& position : positions) {
-    json entry = token_logprob(position.chosen);
-    entry["top_logprobs"] = json::array();
-    for (const TokenLogprob& t : position.top) entry["top_logprobs"].push_back(token_logprob(t));
-    content.push_back(std::move(entry));
-  }
+  for (const PositionLogprobs& position : positions) content.push_back(position_logprobs(position));
   return {{"content", std::move(content)}};
 }
 
@@ -30,6 +25,13 @@ json new_call(const std::string& name) {
 }
 
 }  // namespace
+
+json position_logprobs(const PositionLogprobs& position) {
+  json entry = token_logprob(position.chosen);
+  entry["top_logprobs"] = json::array();
+  for (const TokenLogprob& t : position.top) entry["top_logprobs"].push_back(token_logprob(t));
+  return entry;
+}
 
 bool ChatFormat::is_returned(const OutputPart& part, int64_t& num_calls) const {
   if (part.kind == Kind::kCall) ++num_calls;

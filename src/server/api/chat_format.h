@@ -10,6 +10,9 @@
 
 namespace fp4moe {
 
+// The log-probabilities of one token in the chat APIs' shape.
+json position_logprobs(const PositionLogprobs& position);
+
 class ChatFormat final : public OpenAiFormat {
  public:
   bool logprobs = false;
