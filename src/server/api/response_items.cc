@@ -170,7 +170,9 @@ std::vector<json> read_items(const ResponseAccess& access, Fields& fields) {
     items.push_back(read_item(access, item, "message"));
     return items;
   }
-  if (input == nullptr || !input->is_array() || input->empty()) {
+  const bool is_empty = input == nullptr || (input->is_array() && input->empty());
+  if (is_empty && fields.find("previous_response_id") != nullptr) return items;
+  if (is_empty || !input->is_array()) {
     fields.fail("input", "must be a string or a non-empty array of items");
     return items;
   }

@@ -12,8 +12,8 @@
 namespace fp4moe {
 
 // A token counts if a byte of its text is in a reasoning part of the parsed output. Markers, the white space
-// that parsers drop, and tokens without text do not count. If the plan does not separate reasoning from
-// content because the parser cannot tell them apart, the count is 0.
+// that parsers drop, and tokens without text do not count. The count is 0 if the plan has no syntax for
+// reasoning.
 class ReasoningTokens {
  public:
   ReasoningTokens(const Engine& engine, const OutputPlan& plan);

@@ -310,73 +310,83 @@ TEST(Responses, TakeSamplingFieldsOfChat) {
   EXPECT_EQ(response["top_p"], 0.95);
 }
 
-TEST(Responses, NameTheWrongField) {
-  TestServer s({.chat_template = kHermes.chat_template, .context_length = 200, .has_grammars = true});
-  const auto item = [](const json& one) { return input({{{"role", "user"}, {"content", "a"}}, one}); };
-  const json schema = {{"type", "json_schema"}, {"name", "n"}};
-  const std::pair<json, std::string> cases[] = {
-      {json::object(), "input"},
-      {input(7), "input"},
-      {input(json::array()), "input"},
-      {input({7}), "input[0]"},
-      {item({{"role", "robot"}, {"content", "a"}}), "input[1].role"},
-      {item({{"role", "user"}}), "input[1].content"},
-      {item({{"role", "user"}, {"content", 7}}), "input[1].content"},
-      {item({{"role", "user"}, {"content", {7}}}), "input[1].content[0]"},
-      {item({{"role", "user"}, {"content", {{{"type", "input_image"}, {"image_url", "u"}}}}}),
-       "input[1].content[0].type"},
-      {item({{"role", "user"}, {"content", {{{"type", "input_file"}}}}}), "input[1].content[0].type"},
-      {item({{"role", "user"}, {"content", {{{"type", "input_text"}}}}}), "input[1].content[0].text"},
-      {item({{"type", "computer_call"}}), "input[1].type"},
-      {item({{"type", 7}}), "input[1].type"},
-      {item({{"type", "function_call"}, {"call_id", "c"}, {"name", "f"}}), "input[1].arguments"},
-      {item({{"type", "function_call"}, {"call_id", 7}, {"name", "f"}, {"arguments", ""}}),
-       "input[1].call_id"},
-      {item({{"type", "function_call_output"}, {"call_id", "c"}, {"output", "o"}}), "input[1].call_id"},
-      {item({{"type", "reasoning"}, {"content", "a"}, {"summary", 7}}), "input[1].summary"},
-      {item({{"role", "user"}, {"content", "a"}, {"id", std::string(257, 'a')}}), "input[1].id"},
-      {input("a", {{"instructions", 7}}), "instructions"},
-      {input("a", {{"tools", 7}}), "tools"},
-      {input("a", {{"tools", {{{"type", "web_search"}}}}}), "tools[0].type"},
-      {input("a", {{"tools", {{{"type", "custom"}, {"name", "f"}}}}}), "tools[0].type"},
-      {input("a", {{"tools", {{{"type", "function"}}}}}), "tools[0].name"},
-      {input("a", {{"tools", {{{"type", "function"}, {"name", "a b"}}}}}), "tools[0].name"},
-      {input("a", {{"tools", {{{"type", "function"}, {"name", "f"}, {"parameters", 7}}}}}),
-       "tools[0].parameters"},
-      {input("a", {{"tools", kTools}, {"tool_choice", 7}}), "tool_choice"},
-      {input("a", {{"tool_choice", "required"}}), "tool_choice"},
-      {input("a", {{"tools", kTools}, {"tool_choice", {{"type", "mcp"}}}}), "tool_choice.type"},
-      {input("a", {{"tools", kTools}, {"tool_choice", {{"type", "function"}, {"name", "g"}}}}),
-       "tool_choice.name"},
-      {input("a", {{"tools", kTools}, {"tool_choice", {{"type", "allowed_tools"}}}}), "tool_choice.tools"},
-      {input("a", {{"tools", kTools},
-                   {"tool_choice",
-                    {{"type", "allowed_tools"}, {"tools", {{{"type", "function"}, {"name", "g"}}}}}}}),
-       "tool_choice.tools[0].name"},
-      {input("a", {{"text", 7}}), "text"},
-      {input("a", {{"text", {{"format", {{"type", "xml"}}}}}}), "text.format.type"},
-      {input("a", {{"text", {{"format", schema}}}}), "text.format.schema"},
-      {input("a", {{"text", {{"verbosity", "loud"}}}}), "text.verbosity"},
-      {input("a", {{"regex", "a"}, {"text", {{"format", {{"type", "json_object"}}}}}}), "text.format"},
-      {input("a", {{"reasoning", {{"effort", 7}}}}), "reasoning.effort"},
-      {input("a", {{"reasoning", {{"summary", "long"}}}}), "reasoning.summary"},
-      {input("a", {{"include", {"file_search_call.results"}}}), "include"},
-      {input("a", {{"top_logprobs", 21}}), "top_logprobs"},
-      {input("a", {{"max_output_tokens", -1}}), "max_output_tokens"},
-      {input("a", {{"max_tool_calls", 0}}), "max_tool_calls"},
-      {input("a", {{"temperature", 1000}}), "temperature"},
-      {input("a", {{"background", true}}), "background"},
-      {input("a", {{"truncation", "auto"}}), "truncation"},
-      {input("a", {{"conversation", "conv_1"}}), "conversation"},
-      {input("a", {{"prompt", {{"id", "p"}}}}), "prompt"},
-      {input("a", {{"metadata", {{"a", 7}}}}), "metadata"},
-      {input("a", {{"store", "yes"}}), "store"},
-      {input("a", {{"stream", 1}}), "stream"}};
+// Each pair is a body and the field that the error names.
+using WrongFields = std::vector<std::pair<json, std::string>>;
+void expect_named(const WrongFields& cases) {
+  TestServer s({.chat_template = kHermes.chat_template, .has_grammars = true});
   for (const auto& [body, param] : cases) {
     const json error = refused(s, body);
     EXPECT_EQ(error["param"], param) << body << error;
     EXPECT_EQ(error["message"].get<std::string>().find(param), 0u) << error;
   }
+}
+
+TEST(Responses, NameTheWrongItem) {
+  const auto item = [](const json& one) { return input({{{"role", "user"}, {"content", "a"}}, one}); };
+  expect_named(
+      {{json::object(), "input"},
+       {input(7), "input"},
+       {input(json::array()), "input"},
+       {input({7}), "input[0]"},
+       {item({{"role", "robot"}, {"content", "a"}}), "input[1].role"},
+       {item({{"role", "user"}}), "input[1].content"},
+       {item({{"role", "user"}, {"content", 7}}), "input[1].content"},
+       {item({{"role", "user"}, {"content", {7}}}), "input[1].content[0]"},
+       {item({{"role", "user"}, {"content", {{{"type", "input_image"}, {"image_url", "u"}}}}}),
+        "input[1].content[0].type"},
+       {item({{"role", "user"}, {"content", {{{"type", "input_file"}}}}}), "input[1].content[0].type"},
+       {item({{"role", "user"}, {"content", {{{"type", "input_text"}}}}}), "input[1].content[0].text"},
+       {item({{"type", "computer_call"}}), "input[1].type"},
+       {item({{"type", 7}}), "input[1].type"},
+       {item({{"type", "function_call"}, {"call_id", "c"}, {"name", "f"}}), "input[1].arguments"},
+       {item({{"type", "function_call"}, {"call_id", 7}, {"name", "f"}, {"arguments", ""}}),
+        "input[1].call_id"},
+       {item({{"type", "function_call_output"}, {"call_id", "c"}, {"output", "o"}}), "input[1].call_id"},
+       {item({{"type", "reasoning"}, {"content", "a"}, {"summary", 7}}), "input[1].summary"},
+       {item({{"role", "user"}, {"content", "a"}, {"id", std::string(257, 'a')}}), "input[1].id"}});
+}
+
+TEST(Responses, NameTheWrongField) {
+  const json schema = {{"type", "json_schema"}, {"name", "n"}};
+  expect_named(
+      {{input("a", {{"instructions", 7}}), "instructions"},
+       {input("a", {{"tools", 7}}), "tools"},
+       {input("a", {{"tools", {{{"type", "web_search"}}}}}), "tools[0].type"},
+       {input("a", {{"tools", {{{"type", "custom"}, {"name", "f"}}}}}), "tools[0].type"},
+       {input("a", {{"tools", {{{"type", "function"}}}}}), "tools[0].name"},
+       {input("a", {{"tools", {{{"type", "function"}, {"name", "a b"}}}}}), "tools[0].name"},
+       {input("a", {{"tools", {{{"type", "function"}, {"name", "f"}, {"parameters", 7}}}}}),
+        "tools[0].parameters"},
+       {input("a", {{"tools", kTools}, {"tool_choice", 7}}), "tool_choice"},
+       {input("a", {{"tool_choice", "required"}}), "tool_choice"},
+       {input("a", {{"tools", kTools}, {"tool_choice", {{"type", "mcp"}}}}), "tool_choice.type"},
+       {input("a", {{"tools", kTools}, {"tool_choice", {{"type", "function"}, {"name", "g"}}}}),
+        "tool_choice.name"},
+       {input("a", {{"tools", kTools}, {"tool_choice", {{"type", "allowed_tools"}}}}), "tool_choice.tools"},
+       {input("a", {{"tools", kTools},
+                    {"tool_choice",
+                     {{"type", "allowed_tools"}, {"tools", {{{"type", "function"}, {"name", "g"}}}}}}}),
+        "tool_choice.tools[0].name"},
+       {input("a", {{"text", 7}}), "text"},
+       {input("a", {{"text", {{"format", {{"type", "xml"}}}}}}), "text.format.type"},
+       {input("a", {{"text", {{"format", schema}}}}), "text.format.schema"},
+       {input("a", {{"text", {{"verbosity", "loud"}}}}), "text.verbosity"},
+       {input("a", {{"regex", "a"}, {"text", {{"format", {{"type", "json_object"}}}}}}), "text.format"},
+       {input("a", {{"reasoning", {{"effort", 7}}}}), "reasoning.effort"},
+       {input("a", {{"reasoning", {{"summary", "long"}}}}), "reasoning.summary"},
+       {input("a", {{"include", {"file_search_call.results"}}}), "include"},
+       {input("a", {{"top_logprobs", 21}}), "top_logprobs"},
+       {input("a", {{"max_output_tokens", -1}}), "max_output_tokens"},
+       {input("a", {{"max_tool_calls", 0}}), "max_tool_calls"},
+       {input("a", {{"temperature", 1000}}), "temperature"},
+       {input("a", {{"background", true}}), "background"},
+       {input("a", {{"truncation", "auto"}}), "truncation"},
+       {input("a", {{"conversation", "conv_1"}}), "conversation"},
+       {input("a", {{"prompt", {{"id", "p"}}}}), "prompt"},
+       {input("a", {{"metadata", {{"a", 7}}}}), "metadata"},
+       {input("a", {{"store", "yes"}}), "store"},
+       {input("a", {{"stream", 1}}), "stream"}});
+  TestServer s({.context_length = 200});
   EXPECT_EQ(refused(s, input(std::string(300, 'a')))["code"], "context_length_exceeded");
   EXPECT_EQ(refused(s, input("a", {{"model", "other"}}), 404)["param"], "model");
 }

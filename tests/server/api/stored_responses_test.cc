@@ -55,6 +55,8 @@ TEST(StoredResponses, ContinueTheWholeConversation) {
                               {"role":"assistant","content":"aIab"},{"role":"user","content":"c"}])"));
   }
   EXPECT_EQ(response["previous_response_id"], third["previous_response_id"]);
+  respond(s, {{"previous_response_id", response["id"]}});  // no new items
+  EXPECT_EQ(json::parse(s.engine.last_messages()).back()["role"], "assistant");
 }
 
 TEST(StoredResponses, KeepCallsForTheirOutputs) {
