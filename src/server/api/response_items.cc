@@ -161,7 +161,7 @@ bool ResponseAccess::hold_json(const std::string& text, Fields& fields, const st
   return false;
 }
 
-std::vector<json> read_items(const ResponseAccess& access, Fields& fields) {
+std::vector<json> read_items(const ResponseAccess& access, Fields& fields, int64_t context_length) {
   std::vector<json> items;
   const json* input = fields.find("input");
   if (input != nullptr && input->is_string()) {
@@ -176,6 +176,10 @@ std::vector<json> read_items(const ResponseAccess& access, Fields& fields) {
     fields.fail("input", "must be a string or a non-empty array of items");
     return items;
   }
+  if (std::ssize(*input) > context_length)
+    fields.fail("input", does_not_fit("has " + std::to_string(input->size()) +
+                                      " items of at least one token each; the context holds " +
+                                      std::to_string(context_length)));
   for (size_t i = 0; i < input->size() && fields.ok(); ++i) {
     Fields item((*input)[i], "input[" + std::to_string(i) + "].");
     if (item.ok()) items.push_back(read_item(access, item, type_of((*input)[i])));

@@ -1,6 +1,7 @@
 // The items of /v1/responses: reading those of a request, and translating items to chat messages.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <set>
 #include <string>
@@ -26,8 +27,8 @@ struct ResponseAccess {
 };
 
 // Reads "input" as items in the form in which they are stored and listed: complete, each with an id, and with
-// references replaced by the items that they name.
-std::vector<json> read_items(const ResponseAccess& access, Fields& fields);
+// references replaced by the items that they name. More than `context_length` items are refused.
+std::vector<json> read_items(const ResponseAccess& access, Fields& fields, int64_t context_length);
 
 // Collects items as chat messages.
 class ItemMessages {

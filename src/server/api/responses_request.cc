@@ -15,19 +15,21 @@ constexpr int64_t kMaxConversationBytes = int64_t{128} << 20;  // as parsed JSON
 
 // Fields of /v1/responses that are translated, and those of a chat completion that the translation writes.
 // All other fields have the same name in both APIs.
-constexpr std::array<std::string_view, 28> kNotCopied = {"background",
+constexpr std::array<std::string_view, 29> kNotCopied = {"background",
+                                                         "client_metadata",
                                                          "conversation",
                                                          "include",
                                                          "input",
                                                          "instructions",
                                                          "logprobs",
-                                                         "max_tokens",
-                                                         "max_output_tokens",
-                                                         "max_tool_calls",
                                                          "max_completion_tokens",
+                                                         "max_output_tokens",
+                                                         "max_tokens",
+                                                         "max_tool_calls",
                                                          "messages",
                                                          "metadata",
                                                          "model",
+                                                         "n",
                                                          "previous_response_id",
                                                          "prompt",
                                                          "reasoning",
@@ -41,8 +43,7 @@ constexpr std::array<std::string_view, 28> kNotCopied = {"background",
                                                          "tools",
                                                          "top_logprobs",
                                                          "truncation",
-                                                         "user",
-                                                         "n"};
+                                                         "user"};
 
 void check_choice(Fields& fields, const std::string& name, const std::string& value,
                   const std::vector<std::string>& legal) {
@@ -189,6 +190,7 @@ void read_rest(Fields& fields, ResponsesRequest& request) {
   fields.refuse("conversation", nullptr);
   fields.refuse("prompt", nullptr);
   const int64_t calls = fields.integer("max_tool_calls", 0, 1, INT32_MAX);  // of built-in tools: no effect
+  fields.find("client_metadata");                                           // Codex's: no effect
   if (const json* options = fields.find("stream_options")) {
     Fields inner(*options, "stream_options.");
     inner.boolean("include_obfuscation", false);  // no effect: a fp4moe stream has no padding
@@ -275,7 +277,7 @@ ResponsesRequest read_responses_request(const Engine& engine, const ResponseAcce
   read_logprobs(fields, request);
   read_rest(fields, request);
   read_previous(access, fields, request);
-  request.input = read_items(access, fields);
+  request.input = read_items(access, fields, engine.info().context_length);
   if (fields.ok()) request.chat["messages"] = conversation_messages(engine, fields, request);
   return request;
 }

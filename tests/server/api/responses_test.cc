@@ -388,6 +388,9 @@ TEST(Responses, NameTheWrongField) {
        {input("a", {{"stream", 1}}), "stream"}});
   TestServer s({.context_length = 200});
   EXPECT_EQ(refused(s, input(std::string(300, 'a')))["code"], "context_length_exceeded");
+  const json many = refused(s, input(json(201, {{"role", "user"}, {"content", "a"}})));
+  EXPECT_EQ(many["code"], "context_length_exceeded");
+  EXPECT_EQ(many["param"], "input");
   EXPECT_EQ(refused(s, input("a", {{"model", "other"}}), 404)["param"], "model");
 }
 
@@ -398,6 +401,7 @@ TEST(Responses, WarnOfUnknownFieldsOnly) {
                               {"service_tier", "auto"},
                               {"prompt_cache_key", "k"},
                               {"safety_identifier", "s"},
+                              {"client_metadata", {{"a", "b"}}},
                               {"store", false},
                               {"top_logprobs", 0},
                               {"stream_options", {{"include_obfuscation", false}}},
