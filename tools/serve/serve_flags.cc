@@ -35,6 +35,9 @@ void add_http_flags(CLI::App& subcommand, ServeOptions& options) {
   flag("--max-buffered-bytes", s.max_buffered_bytes,
        "maximum total bytes of requests being received or parsed, at least "
        "--max-body-bytes; beyond this limit, the largest request gets 503");
+  flag("--max-stored-response-bytes", s.max_stored_response_bytes,
+       "maximum bytes of responses that /v1/responses stores in memory; 0: store none")
+      ->check(CLI::NonNegativeNumber);
   flag("--stream-keep-alive", s.keep_alive_seconds,
        "seconds after which an idle stream gets an SSE comment; 0: never")
       ->check(CLI::Range(0.0, 1e6));

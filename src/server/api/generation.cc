@@ -119,6 +119,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
       const std::vector<json> events = format_->events(choice, delta);
       send(events);
       choice.started |= !events.empty();
+    } else {
+      format_->collect(choice, delta);
     }
     if (delta.finish_reason != FinishReason::kNone && --unfinished_ == 0) complete();
   }

@@ -56,6 +56,8 @@ class ApiFormat {
   virtual HttpResponse refusal(const Status& status) const;
   // The events for an error within a stream, before [DONE].
   virtual std::vector<json> failure(const Status& status);
+  // Called for each delta of a response that is not streamed, after it was merged into `choice`.
+  virtual void collect(const Choice& /*choice*/, const Delta& /*delta*/) {}
   // The events for `delta`, which is already merged into `choice`.
   virtual std::vector<json> events(const Choice& choice, const Delta& delta) = 0;
   // The events after the last choice has ended, before [DONE].

@@ -4,6 +4,7 @@
 #include "server/api/chat_page.h"
 #include "server/api/load_api.h"
 #include "server/api/openapi.h"
+#include "server/api/responses_api.h"
 #include "server/http/cors.h"
 #include "server/http/errors.h"
 
@@ -56,6 +57,10 @@ const std::vector<ServerRoutes::Route> ServerRoutes::kRoutes = {
     {"POST", "/v1/chat/completions", Access::kClient, nullptr, parse_chat},
     {"POST", "/v1/completions", Access::kClient, nullptr, parse_completion},
     {"POST", "/generate", Access::kClient, nullptr, parse_generate},
+    {"POST", "/v1/responses", Access::kClient, nullptr, nullptr, ErrorShape::kOpenAi, parse_responses},
+    {"GET", kResponsesPath, Access::kClient, &ServerRoutes::stored_responses, nullptr},
+    {"DELETE", kResponsesPath, Access::kClient, &ServerRoutes::stored_responses, nullptr},
+    {"POST", kResponsesPath, Access::kClient, &ServerRoutes::stored_responses, nullptr},
     {"GET", "/v1/models", Access::kClient, &ServerRoutes::models, nullptr},
     {"GET", "/v1/models/", Access::kClient, &ServerRoutes::model, nullptr},
     {"POST", "/tokenize", Access::kClient, &ServerRoutes::tokenize, nullptr},
@@ -141,7 +146,8 @@ void ServerRoutes::handle(const std::shared_ptr<HttpExchange>& exchange) {
   }
   if (found.plain != nullptr)
     return exchange->respond(shaped(found.errors, (this->*found.plain)(engine, request)));
-  if (found.generate == nullptr) return run(engine, exchange, make_health_probe());
+  if (found.generate == nullptr && found.generate_stored == nullptr)
+    return run(engine, exchange, make_health_probe());
   generate(engine, found, exchange);
 }
 
@@ -151,7 +157,12 @@ void ServerRoutes::generate(Engine& engine, const Route& r, const std::shared_pt
   Fields fields(*body);
   check_model(engine, fields);
   GenerationCall call;
-  if (fields.ok()) call = r.generate(engine, fields);
+  if (fields.ok() && r.generate != nullptr) call = r.generate(engine, fields);
+  if (fields.ok() && r.generate_stored != nullptr) {
+    const ResponseAccess access{responses_, client_key(config_, exchange->request()),
+                                [&exchange](int64_t bytes) { return exchange->hold(bytes); }};
+    call = r.generate_stored(engine, access, fields);
+  }
   read_prefill_node(engine, fields, call);
   if (const auto unknown = fields.unknown(); fields.ok() && config_.strict_requests && !unknown.empty())
     fields.fail(unknown.front().substr(0, kMaxShown),
@@ -192,6 +203,10 @@ HttpResponse ServerRoutes::model(Engine& engine, const HttpRequest& request) {
   return error_response(not_found("model \"" + id.substr(0, kMaxShown) +
                                   "\" does not exist; the served model is \"" + engine.info().name + "\""),
                         "model");
+}
+
+HttpResponse ServerRoutes::stored_responses(Engine&, const HttpRequest& request) {
+  return stored_response(responses_, client_key(config_, request), request);
 }
 
 HttpResponse ServerRoutes::tokenize(Engine& engine, const HttpRequest& request) {

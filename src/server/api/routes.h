@@ -13,6 +13,8 @@
 #include "fp4moe/engine.h"
 #include "fp4moe/server.h"
 #include "server/api/generation.h"
+#include "server/api/response_items.h"
+#include "server/api/response_store.h"
 #include "server/http/auth.h"
 #include "server/http/http.h"
 #include "server/json.h"
@@ -24,12 +26,12 @@ namespace fp4moe {
 enum class ErrorShape { kOpenAi, kAnthropic };
 
 // Thread-safe.
-// Large because each route that responds immediately is a method.
+// Large because each route that does not generate is a method.
 class ServerRoutes {
  public:
   // `gauges` reads the gauges of the HTTP server. It is called only after set_engine().
   ServerRoutes(const ServerConfig& config, std::function<HttpGauges()> gauges)
-      : config_(config), gauges_(std::move(gauges)) {}
+      : config_(config), gauges_(std::move(gauges)), responses_(config.max_stored_response_bytes) {}
 
   // Until this call, every route except the chat page returns 503.
   void set_engine(Engine& engine);
@@ -47,6 +49,7 @@ class ServerRoutes {
  private:
   using Plain = HttpResponse (ServerRoutes::*)(Engine&, const HttpRequest&);
   using Generate = GenerationCall (*)(const Engine&, Fields&);
+  using GenerateStored = GenerationCall (*)(const Engine&, const ResponseAccess&, Fields&);
   struct Route {
     const char* method;
     const char* path;
@@ -54,6 +57,7 @@ class ServerRoutes {
     Plain plain;        // responds immediately; null: a generation route
     Generate generate;  // parses a generation request; null if `plain` is set, and for the one-token probe
     ErrorShape errors = ErrorShape::kOpenAi;
+    GenerateStored generate_stored = nullptr;  // instead of `generate`: also uses the stored responses
   };
   static const std::vector<Route> kRoutes;
   struct Match {
@@ -73,6 +77,7 @@ class ServerRoutes {
   HttpResponse health(const HttpRequest& request) const;
   HttpResponse models(Engine& engine, const HttpRequest& request);
   HttpResponse model(Engine& engine, const HttpRequest& request);
+  HttpResponse stored_responses(Engine& engine, const HttpRequest& request);
   HttpResponse tokenize(Engine& engine, const HttpRequest& request);
   HttpResponse detokenize(Engine& engine, const HttpRequest& request);
   HttpResponse abort_request(Engine& engine, const HttpRequest& request);
@@ -92,6 +97,7 @@ class ServerRoutes {
   const std::chrono::steady_clock::time_point made_ = std::chrono::steady_clock::now();
   Metrics metrics_;
   std::shared_ptr<LiveRequests> live_ = std::make_shared<LiveRequests>();
+  ResponseStore responses_;
   std::mutex warned_mutex_;
   std::set<std::string> warned_;
   std::optional<LoadWatch> load_watch_;  // constructed before engine_ is set
