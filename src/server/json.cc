@@ -114,6 +114,19 @@ void Fields::merge(const Fields& inner) {
   param_ = inner.param_;
 }
 
+void Fields::merge_translated(const Fields& translated, std::string (*name_here)(const std::string&)) {
+  for (FieldNote note : translated.notes_) {
+    note.name = name_here(note.name);
+    if (!note.name.empty()) notes_.push_back(std::move(note));
+  }
+  if (!error_.ok() || translated.ok()) return;
+  param_ = name_here(translated.param_);
+  const std::string& message = translated.error_.message();
+  const bool is_named = !translated.param_.empty() && message.starts_with(translated.param_);
+  error_ = Status(translated.error_.code(),
+                  is_named ? param_ + message.substr(translated.param_.size()) : message);
+}
+
 void Fields::wrong_type(const std::string& name, const char* wanted, const json& value) {
   std::string shown = to_text(value).substr(0, kMaxQuoted);
   fail(name, "must be " + std::string(wanted) + ", got " + value.type_name() + " " + shown);

@@ -57,6 +57,11 @@ class Fields {
   void fail(const std::string& name, const Status& status);
   // Adopts the error and the unknown fields of `inner`, the Fields of a nested object.
   void merge(const Fields& inner);
+  // Adopts the reads and the error of `translated`, the Fields of an object whose fields were translated from
+  // those of this one. `name_here` returns the field of this object behind a field of that one; "" if there
+  // is none, in which case the read is dropped and an error names no field.
+  void merge_translated(const Fields& translated, std::string (*name_here)(const std::string& name_there));
+  const json& object() const { return object_; }
   bool ok() const { return error_.ok(); }
   const Status& error() const { return error_; }
   const std::string& param() const { return param_; }  // the field with the error

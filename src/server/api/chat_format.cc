@@ -31,12 +31,6 @@ json new_call(const std::string& name) {
 
 }  // namespace
 
-bool ChatFormat::is_returned(const OutputPart& part, int64_t& num_calls) const {
-  if (part.kind == Kind::kCall) ++num_calls;
-  const bool is_call = part.kind == Kind::kCall || part.kind == Kind::kArguments;
-  return !is_call || parallel_calls || num_calls == 1;
-}
-
 std::vector<json> ChatFormat::events(const Choice& choice, const Delta& delta) {
   if (streams_.size() <= static_cast<size_t>(choice.index))
     streams_.resize(static_cast<size_t>(choice.index) + 1);
@@ -55,7 +49,7 @@ std::vector<json> ChatFormat::events(const Choice& choice, const Delta& delta) {
   const size_t num_before = events.size();
   json positions = logprobs && !delta.logprobs.empty() ? logprobs_object(delta.logprobs) : json(nullptr);
   for (const OutputPart& part : parts)
-    if (is_returned(part, stream.num_calls))
+    if (is_reported(part, parallel_calls, stream.num_calls))
       events.push_back(chunk(choice, part_delta(part, stream), std::exchange(positions, nullptr)));
   if (!positions.is_null())  // tokens whose text is held back or empty
     events.push_back(chunk(choice, {{"content", ""}}, std::move(positions)));
@@ -86,7 +80,7 @@ json ChatFormat::whole_choice(const Choice& choice) const {
   json calls = json::array();
   int64_t num_calls = 0;
   for (const OutputPart& part : parts) {
-    if (!is_returned(part, num_calls)) continue;
+    if (!is_reported(part, parallel_calls, num_calls)) continue;
     if (part.kind == Kind::kReasoning && plan.separates_reasoning)
       reasoning += part.text;
     else if (part.kind == Kind::kContent || part.kind == Kind::kReasoning)

@@ -34,8 +34,6 @@ class ChatFormat final : public OpenAiFormat {
   json last_chunk(const Choice& choice, int64_t num_calls) const;
   json part_delta(const OutputPart& part, Stream& stream) const;
   std::string finish_reason(const Choice& choice, int64_t num_calls) const;
-  // Whether the part is reported; counts calls in num_calls.
-  bool is_returned(const OutputPart& part, int64_t& num_calls) const;
 
   std::vector<Stream> streams_;  // indexed by choice
 };

@@ -2,6 +2,7 @@
 // not depend on how the stream was cut into pieces.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -21,6 +22,10 @@ struct OutputPart {
   bool operator==(const OutputPart&) const = default;
 };
 using OutputParts = std::vector<OutputPart>;
+
+// Counts calls in `num_calls`. Returns whether the part is reported: without `parallel_calls` only the first
+// call is.
+bool is_reported(const OutputPart& part, bool parallel_calls, int64_t& num_calls);
 
 class OutputParser {
  public:
