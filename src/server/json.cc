@@ -126,7 +126,8 @@ void Fields::merge_translated(const Fields& inner, std::string (*rename)(const s
     note.name = rename(note.name);
     if (!note.name.empty()) notes_.push_back(std::move(note));
   }
-  for (const std::string& name : inner.unknown_inside_) unknown_inside_.push_back(rename(name));
+  for (const std::string& name : inner.unknown_inside_)
+    if (std::string own = rename(name); !own.empty()) unknown_inside_.push_back(std::move(own));
   if (!error_.ok() || inner.ok()) return;
   param_ = rename(inner.param_);
   cause_ = inner.cause_;

@@ -20,6 +20,8 @@ VALID = {  # a minimal body for each route that takes one
     "/v1/completions": {"prompt": "Tom", "max_tokens": 2},
     "/v1/responses": {"input": "Tom", "max_output_tokens": 2},
     "/generate": {"text": "Tom", "sampling_params": {"max_new_tokens": 2}},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "Hi"}]},
     "/tokenize": {"prompt": "Tom has"},
     "/detokenize": {"tokens": [65, 66]},
     "/abort_request": {"rid": "none"},
@@ -38,11 +40,21 @@ MORE = {  # further bodies whose responses must match the schema
                   {"return_logprob": True, "return_text_in_logprobs": True},
                   {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2, "rid": ["mine"],
                    "return_routed_experts": True, "routed_experts_start_len": 1}],
+    "/v1/messages": [{"tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "any"}, "max_tokens": 40},
+                     {"stop_sequences": ["a"], "system": [{"type": "text", "text": "Be brief."}], "thinking": {"type": "adaptive"}},
+                     {"output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"enum": [1]}}}},
+                     {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "b"}]}]}],
+    "/v1/messages/count_tokens": [{"system": "Be brief."}],
     "/tokenize": [{"prompt": ["a", "b c"]}],
     "/detokenize": [{"tokens": 65}],
     "/abort_request": [{"rid": None, "abort_all": True}],
 }
 HUGE = {"max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens"}  # valid up to 2^31-1, clamped to the context
+
+
+def named_field(answer):
+    """The field that an error names: OpenAI's in a separate member, Anthropic's at the beginning of the message."""
+    return answer["error"].get("param") or re.match(r"[\w.\[\]]*", answer["error"]["message"])[0]
 
 
 class OpenApi(unittest.TestCase):
@@ -169,7 +181,7 @@ class OpenApi(unittest.TestCase):
                         continue
                     beyond = schema[key] + sign * step
                     status, answer = self.post(path, self.with_field(path, place, beyond))
-                    self.assertEqual((status, answer["error"]["param"]), (400, ".".join(place)), answer)
+                    self.assertEqual((status, named_field(answer)), (400, ".".join(place)), answer)
                     if key != "exclusiveMinimum" and place[-1] not in HUGE:
                         status, answer = self.post(path, self.with_field(path, place, schema[key]))
                         # A bound can be refused for another reason, such as a missing field, but not because
@@ -191,7 +203,7 @@ class OpenApi(unittest.TestCase):
                         continue
                     status, answer = self.post(path, self.with_field(path, place, value))
                     self.assertIn(status, (400, 404), (path, place, value))
-                    self.assertTrue(answer["error"]["param"].startswith(place[0]), (place, answer))
+                    self.assertTrue(named_field(answer).startswith(place[0]), (place, answer))
                 if "null" in schema["type"]:
                     status, answer = self.post(path, self.with_field(path, place, None))
                     self.assertEqual(status, 200, (path, place, answer))

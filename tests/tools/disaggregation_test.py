@@ -188,7 +188,8 @@ class Disaggregation(unittest.TestCase):
 
     def check_routes(self, router, node):
         """Checks for every route of a node whether the router has it (docs/disaggregation.md)."""
-        passed = {"/v1/chat/completions", "/v1/completions", "/generate", "/tokenize", "/detokenize", "/v1/models",
+        passed = {"/v1/chat/completions", "/v1/completions", "/v1/messages",
+                  "/v1/messages/count_tokens", "/generate", "/tokenize", "/detokenize", "/v1/models",
                   "/v1/models/{model}", "/server_info", "/get_server_info", "/health_generate", "/openapi.json",
                   "/expert_load", "/expert_load.svg", "/", "/chat"}
         own, operators = {"/health", "/metrics"}, {"/abort_request", "/flush_cache"}

@@ -37,10 +37,8 @@ json ChatFormat::logprobs_object(const std::vector<PositionLogprobs>& positions)
 }
 
 bool ChatFormat::is_returned(const OutputPart& part, int64_t& num_calls) const {
-  if (part.kind == Kind::kCall) ++num_calls;
-  const bool is_call = part.kind == Kind::kCall || part.kind == Kind::kArguments;
-  if (part.kind == Kind::kReasoning && !includes_reasoning) return false;
-  return !is_call || parallel_calls || num_calls == 1;
+  const bool is_hidden = part.kind == Kind::kReasoning && !includes_reasoning;
+  return is_reported(part, parallel_calls, num_calls) && !is_hidden;
 }
 
 std::vector<json> ChatFormat::events(const Choice& choice, const Delta& delta) {

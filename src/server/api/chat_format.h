@@ -35,14 +35,14 @@ class ChatFormat final : public OpenAiFormat {
 
   json whole_choice(const Choice& choice) const override;
   int64_t reasoning_tokens(const Choice& choice) const override;
+  // Counts calls in `num_calls`. Returns whether the part belongs to the response.
+  bool is_returned(const OutputPart& part, int64_t& num_calls) const;
   json logprobs_object(const std::vector<PositionLogprobs>& positions) const;
   void add_to_whole(json& response, const std::vector<Choice>& choices) const override;
   json chunk(const Choice& choice, json delta, json positions) const;
   json last_chunk(const Choice& choice, int64_t num_calls) const;
   json part_delta(const OutputPart& part, Stream& stream) const;
   std::string finish_reason(const Choice& choice, int64_t num_calls) const;
-  // Whether the part is reported; counts calls in num_calls.
-  bool is_returned(const OutputPart& part, int64_t& num_calls) const;
 
   const Engine& engine_;
   std::vector<Stream> streams_;  // indexed by choice

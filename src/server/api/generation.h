@@ -52,6 +52,8 @@ class ApiFormat {
  public:
   virtual ~ApiFormat() = default;
   virtual StreamStyle style() const { return StreamStyle::kData; }
+  // Sent in a stream that has been quiet for a while.
+  virtual std::string keep_alive() const { return ": keep-alive\n\n"; }
   // The response to an error before anything was sent.
   virtual HttpResponse refusal(const Status& status) const;
   // The events for an error within a stream, before [DONE].

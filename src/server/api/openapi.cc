@@ -79,6 +79,13 @@ json openapi_document(const Engine& engine) {
         {"reasoning", json::object()},
         {"stream_options", json::object()}}},
       {"CompletionRequest", parse_completion, {{"prompt", "a"}, {"stream_options", json::object()}}},
+      {"MessagesRequest",
+       parse_messages,
+       {{"messages", {{{"role", "user"}, {"content", "a"}}}},
+        {"max_tokens", 1},
+        {"thinking", {{"type", "disabled"}}},
+        {"tool_choice", {{"type", "auto"}}},
+        {"output_config", json::object()}}},
       {"GenerateRequest", parse_generate, {{"text", "a"}, {"sampling_params", json::object()}}},
   };
   json document = json::parse(kOpenapiText);

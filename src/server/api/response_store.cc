@@ -55,9 +55,9 @@ std::vector<const Turn*> Turn::conversation() const {
   return turns;
 }
 
-void ResponseStore::put(StoredResponse response) {
+bool ResponseStore::put(StoredResponse response) {
   const int64_t own_bytes = bytes_of(response);
-  if (response.turn->conversation_bytes() + own_bytes > max_bytes_) return;
+  if (response.turn->conversation_bytes() + own_bytes > max_bytes_) return false;
   std::lock_guard<std::mutex> lock(mutex_);
   const auto& turn = response.turn;
   turn->total_ = turn_bytes_;
@@ -71,6 +71,7 @@ void ResponseStore::put(StoredResponse response) {
     for (const StoredItem& item : *items) items_[key(stored.owner, item.id)] = {order_.begin(), &item};
   while (order_.size() > max_responses_ || (bytes_locked() > max_bytes_ && !order_.empty()))
     remove_locked(std::prev(order_.end()));
+  return true;
 }
 
 std::shared_ptr<const StoredResponse> ResponseStore::find(const std::string& owner, const std::string& id) {

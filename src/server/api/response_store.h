@@ -65,8 +65,8 @@ class ResponseStore {
       : max_bytes_(max_bytes), max_responses_(max_responses) {}
 
   bool is_on() const { return max_bytes_ > 0; }
-  // A response whose conversation alone exceeds the limit is not stored.
-  void put(StoredResponse response);
+  // Returns false, and stores nothing, if the response's conversation alone exceeds the limit.
+  bool put(StoredResponse response);
   std::shared_ptr<const StoredResponse> find(const std::string& owner, const std::string& id);
   // The JSON of an item of a stored response.
   std::optional<std::string> find_item(const std::string& owner, const std::string& item_id);

@@ -44,12 +44,6 @@ ResponsesFormat::ResponsesFormat(const Engine& engine, const ResponseAccess& acc
       reasoning_tokens_(engine, setup.plan),
       events_(request_.stream) {}
 
-bool ResponsesFormat::is_returned(const OutputPart& part) {
-  if (part.kind == Kind::kCall) ++num_calls_;
-  const bool is_call = part.kind == Kind::kCall || part.kind == Kind::kArguments;
-  return !is_call || setup_.parallel_calls || num_calls_ == 1;
-}
-
 void ResponsesFormat::begin() {
   if (events_.has_begun()) return;
   events_.add("response.created", {{"response", response("in_progress")}});
@@ -65,7 +59,7 @@ void ResponsesFormat::parse(const Choice& choice, const Delta& delta) {
   if (is_end) parser_->finish(parts);
   for (OutputPart& part : parts) {
     if (!setup_.plan.separates_reasoning && part.kind == Kind::kReasoning) part.kind = Kind::kContent;
-    if (is_returned(part)) output_.add(part);
+    if (is_reported(part, setup_.parallel_calls, num_calls_)) output_.add(part);
   }
   if (is_end) output_.finish(choice.finish_reason == FinishReason::kStop ? "completed" : "incomplete");
 }
@@ -113,17 +107,17 @@ json ResponsesFormat::finished(const Choice& choice) {
     response["incomplete_details"] = {{"reason", "max_output_tokens"}};
   response["usage"] = response_usage(choice, reasoning_tokens_.finish());
   response["output"] = output_.items();
-  if (request_.is_stored) store(response);
+  if (request_.is_stored) response["store"] = store(response);
   return response;
 }
 
-void ResponsesFormat::store(const json& response) const {
+bool ResponsesFormat::store(const json& response) const {
   json head = response;
   head.erase("output");
   int64_t parsed_bytes = 0;
   std::vector<StoredItem> input = stored(request_.input, parsed_bytes);
   std::vector<StoredItem> output = stored(response["output"], parsed_bytes);
-  store_.put(
+  return store_.put(
       {head["id"].get<std::string>(), owner_, to_text(head),
        std::make_shared<const Turn>(request_.previous, std::move(input), std::move(output), parsed_bytes)});
 }

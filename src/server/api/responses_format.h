@@ -36,10 +36,10 @@ class ResponsesFormat final : public ApiFormat {
  private:
   void begin();
   void parse(const Choice& choice, const Delta& delta);
-  bool is_returned(const OutputPart& part);
   json response(const char* status) const;  // without a result
   json finished(const Choice& choice);
-  void store(const json& response) const;
+  // Returns false if the conversation does not fit the store.
+  bool store(const json& response) const;
 
   ResponseStore& store_;
   const std::string owner_;

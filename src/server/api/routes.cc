@@ -6,7 +6,6 @@
 #include "server/api/openapi.h"
 #include "server/api/responses_api.h"
 #include "server/http/cors.h"
-#include "server/http/errors.h"
 
 namespace fp4moe {
 
@@ -56,6 +55,9 @@ void check_model(const Engine& engine, Fields& fields) {
 const std::vector<ServerRoutes::Route> ServerRoutes::kRoutes = {
     {"POST", "/v1/chat/completions", Access::kClient, nullptr, parse_chat},
     {"POST", "/v1/completions", Access::kClient, nullptr, parse_completion},
+    {"POST", "/v1/messages", Access::kClient, nullptr, parse_messages, ErrorShape::kAnthropic},
+    {"POST", "/v1/messages/count_tokens", Access::kClient, &ServerRoutes::count_tokens, nullptr,
+     ErrorShape::kAnthropic},
     {"POST", "/generate", Access::kClient, nullptr, parse_generate},
     {"POST", "/v1/responses", Access::kClient, nullptr, nullptr, ErrorShape::kOpenAi, parse_responses},
     {"GET", kResponsesPath, Access::kClient, &ServerRoutes::stored_responses, nullptr},
@@ -117,8 +119,8 @@ std::optional<HttpResponse> ServerRoutes::respond_to_head(const HttpRequest& req
   return refusal;
 }
 
-HttpResponse ServerRoutes::shaped(ErrorShape errors, HttpResponse response) {
-  return errors == ErrorShape::kAnthropic ? to_anthropic_error(std::move(response)) : response;
+HttpResponse ServerRoutes::shape_error(const HttpRequest& request, HttpResponse error) {
+  return shaped(find_route(request).errors, std::move(error));
 }
 
 std::optional<HttpResponse> ServerRoutes::refuse(const HttpRequest& request, const Match& match) const {
@@ -140,9 +142,10 @@ void ServerRoutes::handle(const std::shared_ptr<HttpExchange>& exchange) {
     const Result<int64_t> bytes = parsed_json_bytes(request.body);
     if (!bytes.ok()) return exchange->respond(shaped(found.errors, error_response(bytes.status())));
     if (!exchange->hold(*bytes))
-      return exchange->respond(error_response(
-          unavailable("the parsed JSON of incoming requests needs more than max_buffered_bytes=" +
-                      std::to_string(config_.max_buffered_bytes) + " bytes of memory")));
+      return exchange->respond(shaped(
+          found.errors, error_response(unavailable(
+                            "the parsed JSON of incoming requests needs more than max_buffered_bytes=" +
+                            std::to_string(config_.max_buffered_bytes) + " bytes of memory"))));
   }
   if (found.plain != nullptr)
     return exchange->respond(shaped(found.errors, (this->*found.plain)(engine, request)));
@@ -246,6 +249,16 @@ HttpResponse ServerRoutes::detokenize(Engine& engine, const HttpRequest& request
   const Result<std::string> text = engine.detokenize(ids, skip);
   if (!text.ok()) return error_response(text.status(), "tokens");
   return json_response({{"text", *text}});
+}
+
+HttpResponse ServerRoutes::count_tokens(Engine& engine, const HttpRequest& request) {
+  const Result<json> body = parse_json(request.body);
+  if (!body.ok()) return error_response(body.status());
+  Fields fields(*body);
+  check_model(engine, fields);
+  const int64_t count = fields.ok() ? count_message_tokens(engine, fields) : 0;
+  if (!fields.ok()) return error_response(fields.error(), fields.param());
+  return json_response({{"input_tokens", count}});
 }
 
 HttpResponse ServerRoutes::abort_request(Engine& engine, const HttpRequest& request) {

@@ -16,6 +16,7 @@
 #include "server/api/response_items.h"
 #include "server/api/response_store.h"
 #include "server/http/auth.h"
+#include "server/http/errors.h"
 #include "server/http/http.h"
 #include "server/json.h"
 #include "server/observe/load_history.h"
@@ -23,10 +24,8 @@
 
 namespace fp4moe {
 
-enum class ErrorShape { kOpenAi, kAnthropic };
-
 // Thread-safe.
-// Large because each route that does not generate is a method.
+// Large because each route that generates nothing is a method.
 class ServerRoutes {
  public:
   // `gauges` reads the gauges of the HTTP server. It is called only after set_engine().
@@ -45,6 +44,8 @@ class ServerRoutes {
   // Handles a request that respond_to_head() let through.
   void handle(const std::shared_ptr<HttpExchange>& exchange);
   void count_response(const HttpRequest& request, int status);
+  // Returns an OpenAI error response in the shape of the request's API.
+  static HttpResponse shape_error(const HttpRequest& request, HttpResponse error);
 
  private:
   using Plain = HttpResponse (ServerRoutes::*)(Engine&, const HttpRequest&);
@@ -67,7 +68,6 @@ class ServerRoutes {
     ErrorShape errors = ErrorShape::kOpenAi;
   };
   static Match find_route(const HttpRequest& request);
-  static HttpResponse shaped(ErrorShape errors, HttpResponse response);
 
   std::optional<HttpResponse> refuse(const HttpRequest& request, const Match& match) const;
   void generate(Engine& engine, const Route& r, const std::shared_ptr<HttpExchange>& exchange);
@@ -80,6 +80,7 @@ class ServerRoutes {
   HttpResponse stored_responses(Engine& engine, const HttpRequest& request);
   HttpResponse tokenize(Engine& engine, const HttpRequest& request);
   HttpResponse detokenize(Engine& engine, const HttpRequest& request);
+  HttpResponse count_tokens(Engine& engine, const HttpRequest& request);
   HttpResponse abort_request(Engine& engine, const HttpRequest& request);
   HttpResponse openapi(Engine& engine, const HttpRequest& request);
   HttpResponse metrics(Engine& engine, const HttpRequest& request);

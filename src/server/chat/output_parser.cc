@@ -97,6 +97,12 @@ class ThinkParser final : public OutputParser {
 
 }  // namespace
 
+bool is_reported(const OutputPart& part, bool parallel_calls, int64_t& num_calls) {
+  if (part.kind == OutputPart::Kind::kCall) ++num_calls;
+  const bool is_call = part.kind == OutputPart::Kind::kCall || part.kind == OutputPart::Kind::kArguments;
+  return !is_call || parallel_calls || num_calls == 1;
+}
+
 FoundMarker find_marker(std::string_view text, const std::vector<std::string_view>& markers) {
   FoundMarker found{text.size(), -1};
   for (size_t m = 0; m < markers.size(); ++m) {

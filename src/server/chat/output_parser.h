@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -23,6 +24,10 @@ struct OutputPart {
   bool operator==(const OutputPart& other) const { return kind == other.kind && text == other.text; }
 };
 using OutputParts = std::vector<OutputPart>;
+
+// Counts calls in `num_calls`. Returns whether the part is reported: without `parallel_calls` only the first
+// call is.
+bool is_reported(const OutputPart& part, bool parallel_calls, int64_t& num_calls);
 
 class OutputParser {
  public:

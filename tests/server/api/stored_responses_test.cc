@@ -169,6 +169,18 @@ TEST(StoredResponses, BelongToAKey) {
   respond(s, next, key("one"));
 }
 
+TEST(StoredResponses, OneThatDoesNotFitSaysSo) {
+  ServerConfig config;
+  config.max_stored_response_bytes = 8192;
+  TestServer s({.context_length = 1 << 20}, config);
+  const json large = respond(s, {{"input", std::string(20000, 'a')}, {"max_output_tokens", 1}});
+  EXPECT_EQ(large["store"], false);
+  EXPECT_EQ(http_get(s.port, path_of(large)).status, 404);
+  const json small = respond(s, {{"input", "a"}, {"max_output_tokens", 1}});
+  EXPECT_EQ(small["store"], true);
+  EXPECT_EQ(http_get(s.port, path_of(small)).status, 200);
+}
+
 TEST(StoredResponses, DoNotExceedTheRequestMemory) {
   ServerConfig config;
   config.max_body_bytes = 1 << 20;
