@@ -230,7 +230,7 @@ class StartUp(unittest.TestCase):
         return [self.logits(folder), ["run", folder, "--prompt", "Hi"], ["serve", folder, "--port", "0"]]
 
     def refused(self, command, code, *words):
-        ended = subprocess.run([BINARY, *command], capture_output=True, text=True, timeout=SECONDS)
+        ended = subprocess.run([BINARY, *command], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS)
         self.assertEqual(ended.returncode, code, (command, ended.stdout, ended.stderr))
         self.assertRegex(ended.stderr, r"\Aerror: [^\n]*\n\Z", command)
         for word in words:
@@ -267,7 +267,7 @@ class StartUp(unittest.TestCase):
 
     def test_command_line(self):
         for line, *words in [("", "subcommand", "serve"), ("swerve", "'swerve'", "serve"), ("run", "--model-path"),
-                             (f"run {MODEL}", "--prompt"), (f"serve {MODEL} --port 70000", "70000", "65535"),
+                             (f"run {MODEL}", "stdin contains no prompt", "--prompt"), (f"serve {MODEL} --port 70000", "70000", "65535"),
                              (f"serve {MODEL} --port 0 --max-connections 0", "max_connections=0", "1"),
                              (f"serve {MODEL} --port 0 --max-body-bytes -1", "max_body_bytes=-1", "1"),
                              (f"serve {MODEL} --port 0 --host none.invalid", "none.invalid")]:
