@@ -95,7 +95,9 @@ void add_backends(CLI::App& app, int& exit_code) {
       app.add_subcommand("backends", "Show which backends run on this machine and why others do not");
   auto flags = std::make_shared<BackendsFlags>();
   subcommand->add_option("--model,--model-path", flags->engine.model_path,
-                         "checkpoint folder whose MoE layers to plan; default: gpt-oss-20b's layers");
+                         "checkpoint folder, or a repository id, whose MoE layers to plan; default: "
+                         "gpt-oss-20b's layers");
+  add_revision_flag(*subcommand, flags->engine.model_path, nullptr);
   subcommand->add_option("--dtype", flags->engine.dtype, "activation type: auto, bfloat16 or float32");
   subcommand->add_option("--device", flags->engine.device, "auto, cpu or cuda");
   add_gpu_flags(*subcommand, flags->gpu);
