@@ -59,8 +59,8 @@ class Group {
   const char* name_;
 };
 
-// The words after the first name are names too, as in vLLM. But if `path` is not given elsewhere, the last word
-// is the model: "--served-model-name NAME MODEL --port 1".
+// The words after the first name are names too, as in vLLM. But if `path` is not given elsewhere, the last
+// word is the model: "--served-model-name NAME MODEL --port 1".
 void add_served_names(CLI::App& subcommand, CLI::Option& path, std::vector<std::string>& names) {
   const auto read = [&path, &names](const std::vector<std::string>& words) {
     names = words;

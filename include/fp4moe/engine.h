@@ -21,10 +21,10 @@ struct ModelInfo {
   std::vector<std::string> aliases;  // further names that requests may use
   std::string path;                  // EngineConfig::model_path
   std::string tokenizer_path;        // EngineConfig::tokenizer_path, or else model_path
-  std::string architecture;  // such as "GptOssForCausalLM"
-  std::string quantization;  // such as "mxfp4"
-  std::string backend;       // runner for the experts, such as "cpu_avx512"
-  int64_t vocab_size = 0;    // V, the width of the logits
+  std::string architecture;          // such as "GptOssForCausalLM"
+  std::string quantization;          // such as "mxfp4"
+  std::string backend;               // runner for the experts, such as "cpu_avx512"
+  int64_t vocab_size = 0;            // V, the width of the logits
   int64_t num_layers = 0, hidden_size = 0, num_experts = 0, top_k = 0;
   int64_t context_length = 0;        // maximum tokens in prompt and output together
   int64_t max_running_requests = 0;  // maximum in one batch

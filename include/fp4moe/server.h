@@ -44,6 +44,7 @@ struct ServerConfig {
   double write_timeout_seconds = 30;    // during which the client accepts no bytes
   double keep_alive_seconds = 15;       // an idle stream gets an SSE comment after this time; 0: never
   bool strict_requests = false;         // refuse requests with unknown fields
+  bool accept_any_model_name = false;   // requests may name any model; responses name the served one
   LogSink log_sink;                     // empty: log lines are dropped
   // Receives "request.received" and "request.finished" events with a JSON object of fields; empty: no events.
   std::function<void(const std::string& event, const std::string& fields)> request_sink;

@@ -15,9 +15,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kFolderPrefix = "models--";
-constexpr size_t kMaxIdBytes = 96;        // the hub's limit for a repository id
+constexpr size_t kMaxIdBytes = 96;  // the hub's limit for a repository id
 constexpr size_t kMaxRevisionBytes = 256;
-constexpr int64_t kMaxRefBytes = 4096;    // of a file in refs/, which holds 40 digits
+constexpr int64_t kMaxRefBytes = 4096;  // of a file in refs/, which holds 40 digits
 
 // One component of a repository id or of a revision.
 bool is_word(std::string_view word) {

@@ -1,4 +1,5 @@
-// Models in a hub cache as huggingface_hub writes it: snapshots of links to blobs, and refs that name commits.
+// Models in a hub cache as huggingface_hub writes it: snapshots of links to blobs, and refs that name
+// commits.
 #include "io/hub_cache.h"
 
 #include <gtest/gtest.h>
@@ -115,9 +116,9 @@ TEST_F(HubCache, APathWins) {
 TEST_F(HubCache, NamesTheSearchedFoldersAndTheDownload) {
   EXPECT_TRUE(fails_with(find("acme/other"), StatusCode::kNotFound,
                          {"'acme/other'", cache() + "/models--acme--other", "`hf download acme/other`"}));
-  EXPECT_TRUE(fails_with(
-      find("acme/tiny", "v2"), StatusCode::kNotFound,
-      {repository() + "/refs/v2", snapshot("v2"), "`hf download acme/tiny --revision v2`"}));
+  EXPECT_TRUE(
+      fails_with(find("acme/tiny", "v2"), StatusCode::kNotFound,
+                 {repository() + "/refs/v2", snapshot("v2"), "`hf download acme/tiny --revision v2`"}));
   fs::remove_all(snapshot(kCommit));
   EXPECT_TRUE(
       fails_with(find("acme/tiny"), StatusCode::kNotFound, {snapshot(kCommit), "`hf download acme/tiny`"}));

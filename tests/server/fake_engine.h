@@ -21,6 +21,7 @@ struct FakeOptions {
   int64_t max_bytes_per_token = 0;          // reported in ModelInfo
   int64_t context_length = 4096;
   bool has_grammars = false;  // accepts grammars but ignores them
+  std::vector<std::string> aliases;
 };
 
 // Ids 0..255 are bytes, 256 is the end token. A prompt that contains "FAIL" fails after two tokens, "WAITED"

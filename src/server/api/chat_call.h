@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "fp4moe/engine.h"
 #include "server/api/chat_messages.h"
@@ -24,6 +25,9 @@ struct ChatInput {
 
 // Reads messages, template options, tools, sampling, constraints, token limit and logprobs.
 ChatInput read_chat_input(const Engine& engine, Fields& fields);
+
+// The prompt's text, with the marks of `input.messages`. Records errors in `fields`.
+std::string render_chat(const Engine& engine, Fields& fields, const ChatInput& input);
 
 // Renders and tokenizes the prompt, constrains the output, and adds n submissions to `call` as
 // add_requests() does; returns how to parse their outputs. Records errors in `fields`.

@@ -1,5 +1,6 @@
 #include "server/api/generation.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "server/api/request_log.h"
@@ -232,6 +233,18 @@ void LiveRequests::done(const std::string& id, const std::string& name) {
   std::lock_guard<std::mutex> lock(mutex_);
   live_.erase(live_.find({id, name}));
   if (live_.empty()) none_.notify_all();
+}
+
+bool LiveRequests::reserve(const std::string& id) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const bool is_live = std::any_of(live_.begin(), live_.end(),
+                                   [&id](const auto& live) { return live.first == id || live.second == id; });
+  return !is_live && reserved_.insert(id).second;
+}
+
+void LiveRequests::release(const std::string& id) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  reserved_.erase(id);
 }
 
 void LiveRequests::wait_for_none() {

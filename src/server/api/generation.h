@@ -78,6 +78,9 @@ class LiveRequests {
   void add(const std::string& id, const std::string& name);
   void done(const std::string& id, const std::string& name);
   void wait_for_none();
+  // Reserves `id` for an HTTP request that is about to be submitted; false if the id is reserved or live.
+  bool reserve(const std::string& id);
+  void release(const std::string& id);
   // The ids of the live submission with this id and of all live submissions of the HTTP request with this id.
   std::vector<std::string> of(const std::string& id) const;
   std::vector<std::string> all() const;
@@ -88,6 +91,7 @@ class LiveRequests {
   // (submission id, HTTP request id). A multiset: a submission about to be refused may have the id of a
   // running one.
   std::multiset<std::pair<std::string, std::string>> live_;
+  std::set<std::string> reserved_;
 };
 
 struct GenerationContext {

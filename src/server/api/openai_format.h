@@ -9,6 +9,9 @@
 
 namespace fp4moe {
 
+// OpenAI's form of a token's text. If it is not valid UTF-8: its bytes, "bytes:\\xe2\\x82".
+std::string token_text(const std::string& bytes);
+
 class OpenAiFormat : public ApiFormat {
  public:
   // Reads the two APIs' common fields, except the sampling parameters, into *this, `call` and `request`.

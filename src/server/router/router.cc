@@ -13,6 +13,7 @@
 #include "server/http/cors.h"
 #include "server/http/errors.h"
 #include "server/http/excerpt.h"
+#include "server/http/route_path.h"
 #include "server/json.h"
 #include "server/router/node_response.h"
 #include "server/router/node_table.h"
@@ -54,10 +55,7 @@ constexpr struct Route {
 };
 
 bool has_path(const Route& route, const std::string& path) {
-  const std::string_view own = route.path;
-  if (own.size() == 1 || own.back() != '/') return path == own;
-  return path.size() > own.size() && path.compare(0, own.size(), own) == 0 &&
-         path.find("..") == std::string::npos;
+  return is_route(route.path, path) && path.find("..") == std::string::npos;
 }
 
 bool has_method(const Route& route, const std::string& method) {
@@ -144,7 +142,7 @@ class RouterImpl final : public Router {
       response.extra_headers = "Allow: " + allowed + "\r\n";
       return exchange->respond(std::move(response));
     }
-    if (found->target == Target::kRouter) return exchange->respond(own_response(request.path));
+    if (found->target == Target::kRouter) return exchange->respond(own_response(found->path));
     if (draining_.load())
       return exchange->respond(error_response(unavailable("the router is shutting down")));
     if (found->target == Target::kGeneration) return relay_generation(relays_, exchange);
