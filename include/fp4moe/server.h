@@ -24,8 +24,8 @@ struct ServerConfig {
   // Host header values accepted in addition to localhost, loopback addresses and `host`; "*": any. If this
   // list is empty, the header is checked only if `host` is a loopback address.
   std::vector<std::string> allowed_hosts;
-  // Accepted keys ("Authorization: Bearer KEY" or "x-api-key: KEY") on all routes except /health, /metrics
-  // and the chat page; empty: no check.
+  // Accepted keys ("Authorization: Bearer KEY" or "x-api-key: KEY") on all routes except /health, /ping,
+  // /metrics and the chat page; empty: no check.
   std::vector<std::string> api_keys;
   // Keys for operator routes instead of api_keys; empty: api_keys are valid there too.
   std::vector<std::string> admin_api_keys;

@@ -21,6 +21,7 @@ VALID = {  # a minimal body for each route that takes one
     "/generate": {"text": "Tom", "sampling_params": {"max_new_tokens": 2}},
     "/tokenize": {"prompt": "Tom has"},
     "/detokenize": {"tokens": [65, 66]},
+    "/apply-template": {"messages": [{"role": "user", "content": "Hi"}]},
     "/abort_request": {"rid": "none"},
 }
 GENERATING = list(VALID)[:3]
@@ -34,8 +35,11 @@ MORE = {  # further bodies whose responses must match the schema
                   {"return_logprob": True, "return_text_in_logprobs": True},
                   {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2, "rid": ["mine"],
                    "return_routed_experts": True, "routed_experts_start_len": 1}],
-    "/tokenize": [{"prompt": ["a", "b c"]}],
-    "/detokenize": [{"tokens": 65}],
+    "/tokenize": [{"prompt": ["a", "b c"]}, {"prompt": None, "content": "a \u2603", "with_pieces": True},
+                  {"prompt": ["a"], "return_token_strs": True, "with_pieces": True},
+                  {"prompt": None, "messages": [{"role": "user", "content": "Hi"}], "return_token_strs": True}],
+    "/detokenize": [{"tokens": 65}, {"tokens": [[65], [66]]}, {"tokens": None, "ids": [65]}, {"tokens": None, "prompt": []}],
+    "/apply-template": [{"add_generation_prompt": False}],
     "/abort_request": [{"rid": None, "abort_all": True}],
 }
 HUGE = {"max_tokens", "max_completion_tokens", "max_new_tokens"}  # legal up to 2^31-1, clamped to the context

@@ -63,7 +63,7 @@ class HubNames(unittest.TestCase):
                         ["bench", "latency", "acme/tiny", "-p", "4", "-n", "1", "-r", "1"]):
             done = self.run_tool(*command)
             self.assertEqual(done.returncode, 0, (command, done.stderr))
-            self.assertEqual(self.run_tool(*[a.replace("acme", "nobody") for a in command]).returncode, USAGE, command)
+            self.assertEqual(self.run_tool(*[a.replace("acme", "absent") for a in command]).returncode, USAGE, command)
 
     def test_revisions_and_caches(self):
         for flags in (["acme/tiny", "--revision", COMMIT], ["acme/tiny", "--revision=main"], [self.repository],
@@ -77,10 +77,10 @@ class HubNames(unittest.TestCase):
         self.assertEqual(moved.returncode, 0, moved.stderr)
 
     def test_refusals(self):
-        for flags, words in ((["nobody/here"], ["models--nobody--here", "`hf download nobody/here`"]),
+        for flags, words in ((["absent/here"], ["models--absent--here", "`hf download absent/here`"]),
                              (["acme/tiny", "--revision", "v2"], ["refs/v2", "`hf download acme/tiny --revision v2`"]),
                              ([MODEL, "--revision", "main"], ["--revision main", MODEL]),
-                             (["acme/tiny", "--tokenizer-path", "nobody/tok"], ["`hf download nobody/tok`"])):
+                             (["acme/tiny", "--tokenizer-path", "absent/tok"], ["`hf download absent/tok`"])):
             for word in words:
                 self.assertIn(word, self.refusal("plan", *flags))
 
@@ -112,7 +112,7 @@ class HubNames(unittest.TestCase):
             self.assertIn(f'"{name}"', unknown[1]["error"]["message"])
 
     def test_the_model_after_its_name(self):
-        names, unknown = self.served("--served-model-name", "a", MODEL, "--accept-any-model-name")
+        names, unknown = self.served("--disable-autotune", "--served-model-name", "a", MODEL, "--accept-any-model-name")
         self.assertEqual(names, ["a"])
         self.assertEqual((unknown[0], unknown[1]["model"]), (200, "a"))
 

@@ -130,7 +130,7 @@ ServerRoutes::Match ServerRoutes::find_route(const HttpRequest& request) {
 std::optional<HttpResponse> ServerRoutes::respond_to_head(const HttpRequest& request) const {
   if (auto preflight = respond_to_preflight(config_, request)) return preflight;
   if (is_route("/health", request.path)) return health(request);
-  if (is_route("/ping", request.path)) return ping(request);
+  if (is_route("/ping", request.path)) return without_body(health(request));
   if (is_page(request)) return page(request);
   const Match match = find_route(request);
   std::optional<HttpResponse> refusal = refuse(request, match);
@@ -214,13 +214,6 @@ HttpResponse ServerRoutes::health(const HttpRequest& request) const {
   if (draining_.load()) return error_response(unavailable("the server is shutting down"));
   if (engine_.load() == nullptr) return error_response(unavailable("the model is still loading"));
   return json_response({{"status", "ok"}});
-}
-
-// The same as health(), without a body.
-HttpResponse ServerRoutes::ping(const HttpRequest& request) const {
-  HttpResponse response = health(request);
-  if (response.status == 200) response = {.body = "", .content_type = "text/plain"};
-  return response;
 }
 
 HttpResponse ServerRoutes::abort_request(Engine& engine, const HttpRequest& request) {

@@ -74,7 +74,6 @@ class ServerRoutes {
   void warn_unknown(const std::string& path, const std::vector<std::string>& names);
 
   HttpResponse health(const HttpRequest& request) const;
-  HttpResponse ping(const HttpRequest& request) const;
   // A handler that needs no state of this class.
   template <HttpResponse (*respond)(const RouteContext&, const HttpRequest&)>
   HttpResponse plain(Engine& engine, const HttpRequest& request) {

@@ -33,6 +33,11 @@ struct HttpResponse {
   std::string extra_headers;  // whole lines, each ending in CRLF
 };
 
+// A probe's response: a 200 loses its body; errors keep theirs.
+inline HttpResponse without_body(HttpResponse response) {
+  return response.status == 200 ? HttpResponse{.body = "", .content_type = "text/plain"} : response;
+}
+
 // One request and its response: respond(), or start_stream(), any number of write()s and finish(). After the
 // client has disconnected, all of these do nothing.
 class HttpExchange {

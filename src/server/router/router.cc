@@ -28,13 +28,14 @@ constexpr uint64_t kMaxLookBytes = 1 << 20;  // limit for responses to the route
 // The handler of a route.
 enum class Target { kRouter, kDecodeNode, kGeneration };
 
-// All routes of a router; admin routes exist only on the nodes. A path that ends in '/' matches any name
-// after it.
+// All routes of a router; admin routes exist only on the nodes. is_route() compares a request's path with
+// these.
 constexpr struct Route {
   const char *method, *path;
   Target target;
 } kRoutes[] = {
     {"GET", "/health", Target::kRouter},
+    {"GET", "/ping", Target::kRouter},
     {"GET", "/metrics", Target::kRouter},
     {"GET", "/workers", Target::kRouter},
     {"POST", "/v1/chat/completions", Target::kGeneration},
@@ -42,8 +43,13 @@ constexpr struct Route {
     {"POST", "/generate", Target::kGeneration},
     {"POST", "/tokenize", Target::kDecodeNode},
     {"POST", "/detokenize", Target::kDecodeNode},
+    {"POST", "/apply-template", Target::kDecodeNode},
     {"GET", "/v1/models", Target::kDecodeNode},
     {"GET", "/v1/models/", Target::kDecodeNode},
+    {"GET", "/model_info", Target::kDecodeNode},
+    {"GET", "/get_model_info", Target::kDecodeNode},
+    {"GET", "/version", Target::kDecodeNode},
+    {"GET", "/props", Target::kDecodeNode},
     {"GET", "/server_info", Target::kDecodeNode},
     {"GET", "/get_server_info", Target::kDecodeNode},
     {"GET", "/health_generate", Target::kDecodeNode},
@@ -151,6 +157,7 @@ class RouterImpl final : public Router {
 
   HttpResponse own_response(const std::string& path) const {
     if (path == "/health") return health();
+    if (path == "/ping") return without_body(health());
     if (path == "/workers") return {.body = to_text({{"workers", nodes_.list()}})};
     return {.body = nodes_.print_metrics(), .content_type = "text/plain; version=0.0.4; charset=utf-8"};
   }
